@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use testbed::Result;
 use testbed::broken_pools::BrokenPools;
 use testbed::engine_matrix::EngineMatrix;
-use testbed::engine_page::{Row, Shape};
-use testbed::second::Second;
+use testbed::engine_page::{MatrixRow, MatrixShape};
+use testbed::second_envoy::SecondEnvoy;
 use testbed::stack::Stack;
 
 /// Workers of each proxy, and proxies.
@@ -27,26 +27,26 @@ pub(crate) struct Args {
 pub(crate) async fn bench(args: Args) -> Result<()> {
     let mut rows = Vec::new();
     for (workers, proxies) in SHAPES.into_iter().take(args.shapes) {
-        let shape = Shape { workers, proxies, seed: args.seed };
+        let shape = MatrixShape { workers, proxies, seed: args.seed };
         let matrix = EngineMatrix::start(workers, args.seed).await?;
         let (second, addresses) = proxies_of(matrix.stack(), shape).await?;
         for found in matrix.measure(&addresses).await? {
             println!("{shape:?} {found:?}");
-            rows.push(Row::of_engine(shape, &found));
+            rows.push(MatrixRow::of_engine(shape, &found));
         }
         drop((second, matrix));
         let broken = BrokenPools::start_with(|builder| builder.concurrency(workers).quiet()).await?;
         let (_second, addresses) = proxies_of(&broken.world().stack, shape).await?;
         for sent in broken.count(&addresses).await {
             println!("{shape:?} {sent:?}");
-            rows.push(Row::of_broken(shape, &sent));
+            rows.push(MatrixRow::of_broken(shape, &sent));
         }
     }
     crate::write_result("engines", &rows)
 }
 
-async fn proxies_of(stack: &Stack, shape: Shape) -> Result<(Option<Second>, Vec<SocketAddr>)> {
-    let second = if shape.proxies == 2 { Some(Second::start(stack, "second", shape.workers).await?) } else { None };
+async fn proxies_of(stack: &Stack, shape: MatrixShape) -> Result<(Option<SecondEnvoy>, Vec<SocketAddr>)> {
+    let second = if shape.proxies == 2 { Some(SecondEnvoy::start(stack, "second", shape.workers).await?) } else { None };
     let addresses = [stack.address()].into_iter().chain(second.as_ref().map(|second| second.envoy.listener())).collect();
     Ok((second, addresses))
 }

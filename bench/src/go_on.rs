@@ -18,7 +18,7 @@ use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{Struct, Value};
 use futures::{Stream, StreamExt};
 use testbed::Result;
-use testbed::process::Process;
+use testbed::process::ChildProcess;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -27,7 +27,7 @@ const MESSAGE_BYTES_MAX: usize = 2 << 20;
 
 /// Sends every request to one endpoint.
 #[derive(Debug)]
-struct GoOn {
+struct PassThroughProcessor {
     endpoint: Arc<str>,
 }
 
@@ -35,10 +35,10 @@ struct GoOn {
 ///
 /// # Errors
 /// If this program cannot be started again.
-pub(crate) fn start(listen: SocketAddr, endpoint: &str, folder: &Path) -> Result<Process> {
+pub(crate) fn start(listen: SocketAddr, endpoint: &str, folder: &Path) -> Result<ChildProcess> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["go-on", "--listen", &listen.to_string(), "--endpoint", endpoint]);
-    Process::spawn("go-on", &mut command, folder)
+    ChildProcess::spawn("go-on", &mut command, folder)
 }
 
 /// Is it, until the process is ended.
@@ -46,12 +46,13 @@ pub(crate) fn start(listen: SocketAddr, endpoint: &str, folder: &Path) -> Result
 /// # Errors
 /// If it cannot listen.
 pub(crate) async fn serve(listen: SocketAddr, endpoint: &str) -> Result<()> {
-    let service = ExternalProcessorServer::new(GoOn { endpoint: endpoint.into() }).max_decoding_message_size(MESSAGE_BYTES_MAX);
+    let service =
+        ExternalProcessorServer::new(PassThroughProcessor { endpoint: endpoint.into() }).max_decoding_message_size(MESSAGE_BYTES_MAX);
     Ok(Server::builder().tcp_nodelay(true).add_service(service).serve(listen).await?)
 }
 
 #[tonic::async_trait]
-impl ExternalProcessor for GoOn {
+impl ExternalProcessor for PassThroughProcessor {
     type ProcessStream = Pin<Box<dyn Stream<Item = Result<ProcessingResponse, Status>> + Send>>;
 
     async fn process(&self, request: Request<Streaming<ProcessingRequest>>) -> Result<Response<Self::ProcessStream>, Status> {

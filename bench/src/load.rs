@@ -12,7 +12,7 @@ const CORE: &str = "0";
 
 /// Load on one target.
 #[derive(Clone, Debug)]
-pub(crate) struct Load {
+pub(crate) struct LoadRun {
     pub(crate) target: SocketAddr,
     pub(crate) bodies: PathBuf,
     pub(crate) connections: usize,
@@ -27,7 +27,7 @@ pub(crate) struct Load {
 
 /// What one run gave.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Measured {
+pub(crate) struct LoadFigures {
     pub(crate) requests: u64,
     pub(crate) errors: u64,
     pub(crate) p50_us: f64,
@@ -38,15 +38,15 @@ pub(crate) struct Measured {
     pub(crate) cpu_us: f64,
 }
 
-// === impl Load ===
+// === impl LoadRun ===
 
-impl Load {
+impl LoadRun {
     /// Runs `oha`, pinned with the processes to one core when there is one connection: unpinned, wake-ups across cores move the median by more than what is
     /// looked for.
     ///
     /// # Errors
     /// If `oha` is missing or fails.
-    pub(crate) async fn run(&self, folder: &Path) -> Result<Measured> {
+    pub(crate) async fn run(&self, folder: &Path) -> Result<LoadFigures> {
         let cores = if self.connections == 1 && self.rate.is_none() { CORE.to_owned() } else { all_cores() };
         for process in self.processes {
             pin(process, &cores).await?;
@@ -66,7 +66,7 @@ impl Load {
         if !output.status.success() {
             return Err(format!("oha failed: {}", String::from_utf8_lossy(&output.stderr)).into());
         }
-        Measured::read(&std::fs::read(&file)?, after.saturating_sub(before))
+        LoadFigures::read(&std::fs::read(&file)?, after.saturating_sub(before))
     }
 
     fn cpu_ns(&self) -> Result<u64> {
@@ -74,9 +74,9 @@ impl Load {
     }
 }
 
-// === impl Measured ===
+// === impl LoadFigures ===
 
-impl Measured {
+impl LoadFigures {
     #[expect(clippy::cast_precision_loss, reason = "counts of one run")]
     fn read(report: &[u8], cpu_ns: u64) -> Result<Self> {
         let report: Value = serde_json::from_slice(report)?;

@@ -2,10 +2,10 @@
 //!
 //! | part | what | file in `target/bench` |
 //! |---|---|---|
-//! | `overhead` | a request, by plain Envoy, the filter and ext_proc; tails under open load | `overhead.json` |
+//! | `overhead` | a request, by plain EnvoyProcess, the filter and ext_proc; tails under open load | `overhead.json` |
 //! | `streams` | a streamed chunk | `streams.json` |
 //! | `standing` | scraping, memory, start, changes | `standing.json` |
-//! | `steps` | where the CPU of a request and of a streamed chunk goes, from plain Envoy to the filter and to ext_proc | `steps.json`, `chunk-steps.json` |
+//! | `steps` | where the CPU of a request and of a streamed chunk goes, from plain EnvoyProcess to the filter and to ext_proc | `steps.json`, `chunk-steps.json` |
 //! | `sharing`, `relay` | what it buys that workers and proxies pick as one, and what it costs | `sharing.json` |
 //! | `engines` | how traffic is spread over engines of every kind, and broken ones | `engines.json` |
 //! | `quality` | where requests are sent, in real time: our policy, 2/2/3 and round robin | `quality-real.json` |
@@ -43,9 +43,9 @@ mod world;
 #[derive(Debug, Parser)]
 #[command(about = "What the picker adds to plain Envoy -> target/bench, docs/reference/performance.md", long_about = None)]
 #[command(args_conflicts_with_subcommands = true)]
-struct Cli {
+struct BenchArgs {
     #[command(subcommand)]
-    part: Option<Part>,
+    part: Option<BenchPart>,
     #[command(flatten)]
     args: Args,
 }
@@ -74,7 +74,7 @@ struct Args {
 }
 
 #[derive(Debug, Subcommand)]
-enum Part {
+enum BenchPart {
     /// A request: latency, CPU, requests/s, tails
     Overhead(Args),
     /// A streamed chunk
@@ -114,19 +114,19 @@ enum Part {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let Cli { part, args } = Cli::parse();
+    let BenchArgs { part, args } = BenchArgs::parse();
     let outcome = match &part {
-        Some(Part::Overhead(args)) => overhead::bench(args).await,
-        Some(Part::Streams(args)) => streams::bench(args).await,
-        Some(Part::Standing(args)) => standing::bench(args).await,
-        Some(Part::Steps(args)) => steps::bench(args).await,
-        Some(Part::Sharing(args)) => sharing::bench(*args).await,
-        Some(Part::Relay(args)) => relay::bench(*args).await,
-        Some(Part::Engines(args)) => engines::bench(*args).await,
-        Some(Part::Quality(args)) => quality::bench(*args).await,
-        Some(Part::Page) => page::write(),
-        Some(Part::GoOn { listen, endpoint }) => go_on::serve(*listen, endpoint).await,
-        Some(Part::Sink { listen }) => sink::serve(listen).await,
+        Some(BenchPart::Overhead(args)) => overhead::bench(args).await,
+        Some(BenchPart::Streams(args)) => streams::bench(args).await,
+        Some(BenchPart::Standing(args)) => standing::bench(args).await,
+        Some(BenchPart::Steps(args)) => steps::bench(args).await,
+        Some(BenchPart::Sharing(args)) => sharing::bench(*args).await,
+        Some(BenchPart::Relay(args)) => relay::bench(*args).await,
+        Some(BenchPart::Engines(args)) => engines::bench(*args).await,
+        Some(BenchPart::Quality(args)) => quality::bench(*args).await,
+        Some(BenchPart::Page) => page::write(),
+        Some(BenchPart::GoOn { listen, endpoint }) => go_on::serve(*listen, endpoint).await,
+        Some(BenchPart::Sink { listen }) => sink::serve(listen).await,
         None => all(&args).await,
     };
     match outcome {
@@ -151,7 +151,7 @@ fn write_result(part: &str, rows: &[impl Serialize]) -> Result<()> {
     let file = root().join("target/bench").join(format!("{part}.json"));
     std::fs::create_dir_all(file.parent().unwrap_or(&root()))?;
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
-    let version = std::process::Command::new(testbed::envoy::Envoy::binary()).arg("--version").output()?;
+    let version = std::process::Command::new(testbed::envoy::EnvoyProcess::binary()).arg("--version").output()?;
     let version = String::from_utf8_lossy(&version.stdout);
     let envoy = version.split_once("version: ").and_then(|(_, rest)| rest.split('/').nth(1)).unwrap_or("unknown").to_owned();
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use testbed::Result;
 
-use crate::load::{Load, Measured};
-use crate::stats::{Paired, median, quantile};
-use crate::world::{Way, World};
+use crate::load::{LoadFigures, LoadRun};
+use crate::stats::{PairedDifference, median, quantile};
+use crate::world::{BenchStack, RequestPath};
 use crate::{Args, predicting, write_result};
 
 /// Share of backslashes in the bodies that have any: one in so many bytes, as code and quoted text do.
@@ -30,7 +30,7 @@ pub(crate) const BODIES_EVERYWHERE: [usize; 2] = [10_000, 220_000];
 
 /// One row of the result file.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub(crate) struct Row {
+pub(crate) struct OverheadRow {
     pub(crate) front: String,
     pub(crate) body_bytes: usize,
     pub(crate) escapes: bool,
@@ -61,7 +61,7 @@ pub(crate) struct Row {
 
 /// One thing to measure.
 #[derive(Clone, Copy, Debug)]
-struct Case {
+struct OverheadCase {
     endpoints: usize,
     body_bytes: usize,
     escapes: bool,
@@ -73,7 +73,7 @@ struct Case {
 pub(crate) async fn bench(args: &Args) -> Result<()> {
     let mut rows = Vec::new();
     for &endpoints in &args.endpoints {
-        let mut world = World::start(endpoints, 1, &args.daemon_argument).await?;
+        let mut world = BenchStack::start(endpoints, 1, &args.daemon_argument).await?;
         for case in cases(args, endpoints) {
             let measured = measure(args, case, &mut world).await?;
             let slowest = measured.iter().map(|row| row.rps).fold(f64::MAX, f64::min);
@@ -81,7 +81,7 @@ pub(crate) async fn bench(args: &Args) -> Result<()> {
             if tails(case) {
                 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "some thousands")]
                 let rate = Some((slowest * TAIL_LOAD) as u32);
-                rows.extend(measure(args, Case { rate, connections: 64, ..case }, &mut world).await?);
+                rows.extend(measure(args, OverheadCase { rate, connections: 64, ..case }, &mut world).await?);
             }
         }
         world.stop().await?;
@@ -91,13 +91,13 @@ pub(crate) async fn bench(args: &Args) -> Result<()> {
 }
 
 /// The same with predictions on, in the pool where everything is measured.
-async fn predicting(args: &Args) -> Result<Vec<Row>> {
+async fn predicting(args: &Args) -> Result<Vec<OverheadRow>> {
     let folder = tempfile::tempdir()?;
     let mut world = predicting::world(ENDPOINTS, &args.daemon_argument, folder.path()).await?;
     let mut rows = Vec::new();
     for body_bytes in BODIES_EVERYWHERE {
         for connections in [1, 16] {
-            let case = Case { endpoints: ENDPOINTS, body_bytes, escapes: false, predicting: true, connections, rate: None };
+            let case = OverheadCase { endpoints: ENDPOINTS, body_bytes, escapes: false, predicting: true, connections, rate: None };
             rows.extend(measure(args, case, &mut world).await?);
         }
     }
@@ -106,7 +106,7 @@ async fn predicting(args: &Args) -> Result<Vec<Row>> {
 }
 
 /// Bodies of every size in one pool; two of them in pools of other sizes, and with many connections.
-fn cases(args: &Args, endpoints: usize) -> Vec<Case> {
+fn cases(args: &Args, endpoints: usize) -> Vec<OverheadCase> {
     let everything = endpoints == ENDPOINTS || args.endpoints.len() == 1;
     let mut cases = Vec::new();
     for &body_bytes in args.bodies.iter().filter(|bytes| everything || BODIES_EVERYWHERE.contains(bytes)) {
@@ -114,7 +114,7 @@ fn cases(args: &Args, endpoints: usize) -> Vec<Case> {
             for &connections in &args.connections {
                 let many = connections > 16;
                 if !many || (everything && !escapes && BODIES_EVERYWHERE.contains(&body_bytes)) {
-                    cases.push(Case { endpoints, body_bytes, escapes, predicting: false, connections, rate: None });
+                    cases.push(OverheadCase { endpoints, body_bytes, escapes, predicting: false, connections, rate: None });
                 }
             }
         }
@@ -122,36 +122,36 @@ fn cases(args: &Args, endpoints: usize) -> Vec<Case> {
     cases
 }
 
-fn tails(case: Case) -> bool {
+fn tails(case: OverheadCase) -> bool {
     case.connections == 16 && case.endpoints == ENDPOINTS && !case.escapes && BODIES_EVERYWHERE.contains(&case.body_bytes)
 }
 
-async fn measure(args: &Args, case: Case, world: &mut World) -> Result<Vec<Row>> {
+async fn measure(args: &Args, case: OverheadCase, world: &mut BenchStack) -> Result<Vec<OverheadRow>> {
     let bodies = write_bodies(case.body_bytes, case.escapes, world.folder.path())?;
-    let mut runs: [Vec<Measured>; 3] = Default::default();
+    let mut runs: [Vec<LoadFigures>; 3] = Default::default();
     for round in 0..args.rounds {
-        for turn in 0..Way::ALL.len() {
-            let at = (round + turn) % Way::ALL.len();
-            let (target, processes) = (world.address(Way::ALL[at]), world.processes(Way::ALL[at]));
+        for turn in 0..RequestPath::ALL.len() {
+            let at = (round + turn) % RequestPath::ALL.len();
+            let (target, processes) = (world.address(RequestPath::ALL[at]), world.processes(RequestPath::ALL[at]));
             let (connections, seconds, rate) = (case.connections, args.seconds, case.rate);
             let headers = if case.predicting { predicting::HEADERS } else { &[] };
-            let load = Load { target, bodies: bodies.clone(), connections, seconds, rate, processes, headers };
+            let load = LoadRun { target, bodies: bodies.clone(), connections, seconds, rate, processes, headers };
             runs[at].push(load.run(world.folder.path()).await?);
         }
     }
-    let rows: Vec<Row> = Way::ALL.iter().zip(&runs).map(|(way, ours)| row(*way, case, ours, &runs[0])).collect();
+    let rows: Vec<OverheadRow> = RequestPath::ALL.iter().zip(&runs).map(|(way, ours)| row(*way, case, ours, &runs[0])).collect();
     for row in &rows[1..] {
         println!("{}", said(row, &rows[0]));
     }
     Ok(rows)
 }
 
-fn row(way: Way, case: Case, ours: &[Measured], plain: &[Measured]) -> Row {
-    let of = |figure: fn(&Measured) -> f64, runs: &[Measured]| runs.iter().map(figure).collect::<Vec<f64>>();
-    let added = |figure| Paired::of(&of(figure, ours), &of(figure, plain));
+fn row(way: RequestPath, case: OverheadCase, ours: &[LoadFigures], plain: &[LoadFigures]) -> OverheadRow {
+    let of = |figure: fn(&LoadFigures) -> f64, runs: &[LoadFigures]| runs.iter().map(figure).collect::<Vec<f64>>();
+    let added = |figure| PairedDifference::of(&of(figure, ours), &of(figure, plain));
     let (p50, p99, cpu) = (added(|m| m.p50_us), added(|m| m.p99_us), added(|m| m.cpu_us));
     let ratios: Vec<f64> = ours.iter().zip(plain).map(|(ours, plain)| ours.rps / plain.rps).collect();
-    Row {
+    OverheadRow {
         front: way.name().to_owned(),
         body_bytes: case.body_bytes,
         escapes: case.escapes,
@@ -177,7 +177,7 @@ fn row(way: Way, case: Case, ours: &[Measured], plain: &[Measured]) -> Row {
     }
 }
 
-fn said(row: &Row, plain: &Row) -> String {
+fn said(row: &OverheadRow, plain: &OverheadRow) -> String {
     format!(
         "{:>8}{} {:>4} endpoints {:>7} B escapes {:<5} c={:<2} {:<11} p50 {:>7.1} + {:.1} ({:.1}) us  p99 + {:.0} ({:.0})  cpu {:>6.1} + {:.1} ({:.1})  req/s {:.0} %  errors {}",
         row.front,

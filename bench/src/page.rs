@@ -8,10 +8,10 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use testbed::{Result, root};
 
-use Bound::{AtLeast, AtMost};
+use FigureBound::{AtLeast, AtMost};
 
-use crate::svg::{Series, chart};
-use crate::world::Way;
+use crate::svg::{ChartSeries, chart};
+use crate::world::RequestPath;
 
 use crate::{overhead, standing, steps, streams};
 
@@ -29,106 +29,122 @@ const MARKS: [&str; 7] = [
 ];
 
 /// A figure that was promised.
-struct Target {
+struct TargetFigure {
     what: &'static str,
     reference: &'static str,
     /// In the unit of `what`.
-    bound: Bound,
-    found: fn(&Measured) -> Option<Found>,
+    bound: FigureBound,
+    found: fn(&BenchResults) -> Option<FoundFigure>,
 }
 
 /// What was promised of it.
 #[derive(Clone, Copy)]
-enum Bound {
+enum FigureBound {
     AtMost(f64),
     AtLeast(f64),
 }
 
 /// A figure, and its spread where it is a difference.
 #[derive(Clone, Copy)]
-struct Found {
+struct FoundFigure {
     value: f64,
     iqr: f64,
 }
 
-struct Measured {
-    overhead: Vec<overhead::Row>,
-    streams: Vec<streams::Row>,
-    standing: Vec<standing::Row>,
-    steps: Vec<steps::Row>,
+struct BenchResults {
+    overhead: Vec<overhead::OverheadRow>,
+    streams: Vec<streams::StreamsRow>,
+    standing: Vec<standing::StandingRow>,
+    steps: Vec<steps::StepRow>,
     chunk_steps: Vec<steps::ChunkRow>,
 }
 
-const TARGETS: [Target; 20] = [
-    Target { what: "p50 at 10 KB, 1 connection, µs", reference: "+1,020", bound: AtMost(25.0), found: |m| m.p50("filter", 10_000, 100) },
-    Target { what: "p50 at 100 KB, µs", reference: "+2,990", bound: AtMost(60.0), found: |m| m.p50("filter", 100_000, 100) },
-    Target { what: "p50 at 220 KB, µs", reference: "+5,090", bound: AtMost(120.0), found: |m| m.p50("filter", 220_000, 100) },
-    Target { what: "p50 at 400 KB, µs", reference: "+8,380", bound: AtMost(200.0), found: |m| m.p50("filter", 400_000, 100) },
-    Target { what: "p50 at 1 MB, µs", reference: "-", bound: AtMost(500.0), found: |m| m.p50("filter", 1_000_000, 100) },
-    Target {
+const TARGETS: [TargetFigure; 20] = [
+    TargetFigure {
+        what: "p50 at 10 KB, 1 connection, µs",
+        reference: "+1,020",
+        bound: AtMost(25.0),
+        found: |m| m.p50("filter", 10_000, 100),
+    },
+    TargetFigure { what: "p50 at 100 KB, µs", reference: "+2,990", bound: AtMost(60.0), found: |m| m.p50("filter", 100_000, 100) },
+    TargetFigure { what: "p50 at 220 KB, µs", reference: "+5,090", bound: AtMost(120.0), found: |m| m.p50("filter", 220_000, 100) },
+    TargetFigure { what: "p50 at 400 KB, µs", reference: "+8,380", bound: AtMost(200.0), found: |m| m.p50("filter", 400_000, 100) },
+    TargetFigure { what: "p50 at 1 MB, µs", reference: "-", bound: AtMost(500.0), found: |m| m.p50("filter", 1_000_000, 100) },
+    TargetFigure {
         what: "CPU per request at 10 KB, 16 connections, µs",
         reference: "+748",
         bound: AtMost(20.0),
         found: |m| m.cpu("filter", 10_000),
     },
-    Target {
+    TargetFigure {
         what: "CPU per request at 220 KB, 16 connections, µs",
         reference: "+5,537",
         bound: AtMost(75.0),
         found: |m| m.cpu("filter", 220_000),
     },
-    Target {
+    TargetFigure {
         what: "CPU per request at 400 KB, 16 connections, µs",
         reference: "+10,215",
         bound: AtMost(170.0),
         found: |m| m.cpu("filter", 400_000),
     },
-    Target { what: "p50, 10 -> 1,000 endpoints at 10 KB, µs", reference: "-", bound: AtMost(40.0), found: Measured::growth },
-    Target { what: "CPU per streamed chunk, µs", reference: "+85", bound: AtMost(3.0), found: |m| m.chunk("filter") },
-    Target {
+    TargetFigure { what: "p50, 10 -> 1,000 endpoints at 10 KB, µs", reference: "-", bound: AtMost(40.0), found: BenchResults::growth },
+    TargetFigure { what: "CPU per streamed chunk, µs", reference: "+85", bound: AtMost(3.0), found: |m| m.chunk("filter") },
+    TargetFigure {
         what: "scraping 100 endpoints at least once a second, cores",
         reference: "0.15",
         bound: AtMost(0.03),
         found: |m| m.stands("scraping 100 "),
     },
-    Target {
+    TargetFigure {
         what: "requests/s at 220 KB, 16 connections, relative to plain Envoy",
         reference: "0.04",
         bound: AtLeast(0.6),
-        found: Measured::rps,
+        found: BenchResults::rps,
     },
-    Target {
+    TargetFigure {
         what: "one more worker and its VM, 100 endpoints x 6,600 blocks, MiB",
         reference: "-",
         bound: AtMost(16.0),
         found: |m| m.stands("each further worker and its VM, after"),
     },
-    Target {
+    TargetFigure {
         what: "ext_proc: p50 at 10 KB, µs (a quarter of llm-d's)",
         reference: "+1,020",
         bound: AtMost(255.0),
         found: |m| m.p50("ext_proc", 10_000, 100),
     },
-    Target { what: "ext_proc: p50 at 100 KB, µs", reference: "+2,990", bound: AtMost(747.0), found: |m| m.p50("ext_proc", 100_000, 100) },
-    Target {
-        what: "ext_proc: p50 at 400 KB, µs", reference: "+8,380", bound: AtMost(2_095.0), found: |m| m.p50("ext_proc", 400_000, 100)
+    TargetFigure {
+        what: "ext_proc: p50 at 100 KB, µs",
+        reference: "+2,990",
+        bound: AtMost(747.0),
+        found: |m| m.p50("ext_proc", 100_000, 100),
     },
-    Target {
+    TargetFigure {
+        what: "ext_proc: p50 at 400 KB, µs",
+        reference: "+8,380",
+        bound: AtMost(2_095.0),
+        found: |m| m.p50("ext_proc", 400_000, 100),
+    },
+    TargetFigure {
         what: "ext_proc: CPU at 10 KB, 16 connections, µs",
         reference: "+748",
         bound: AtMost(187.0),
         found: |m| m.cpu("ext_proc", 10_000),
     },
-    Target {
+    TargetFigure {
         what: "ext_proc: CPU at 400 KB, 16 connections, µs",
         reference: "+10,215",
         bound: AtMost(2_554.0),
         found: |m| m.cpu("ext_proc", 400_000),
     },
-    Target {
-        what: "ext_proc: p50 at 220 KB, µs", reference: "+5,090", bound: AtMost(1_272.0), found: |m| m.p50("ext_proc", 220_000, 100)
+    TargetFigure {
+        what: "ext_proc: p50 at 220 KB, µs",
+        reference: "+5,090",
+        bound: AtMost(1_272.0),
+        found: |m| m.p50("ext_proc", 220_000, 100),
     },
-    Target {
+    TargetFigure {
         what: "ext_proc: CPU at 220 KB, 16 connections, µs",
         reference: "+5,537",
         bound: AtMost(1_384.0),
@@ -136,9 +152,9 @@ const TARGETS: [Target; 20] = [
     },
 ];
 
-// === impl Measured ===
+// === impl BenchResults ===
 
-impl Measured {
+impl BenchResults {
     fn read() -> Result<Self> {
         Ok(Self {
             overhead: rows("overhead")?,
@@ -149,8 +165,8 @@ impl Measured {
         })
     }
 
-    fn request(&self, front: &str, body_bytes: usize, endpoints: usize, connections: usize) -> Option<&overhead::Row> {
-        let same = |row: &&overhead::Row| row.front == front && row.body_bytes == body_bytes && row.endpoints == endpoints;
+    fn request(&self, front: &str, body_bytes: usize, endpoints: usize, connections: usize) -> Option<&overhead::OverheadRow> {
+        let same = |row: &&overhead::OverheadRow| row.front == front && row.body_bytes == body_bytes && row.endpoints == endpoints;
         self.overhead
             .iter()
             .filter(same)
@@ -158,44 +174,45 @@ impl Measured {
     }
 
     /// What plain Envoy did in the same rounds.
-    fn beside(&self, row: &overhead::Row) -> Option<&overhead::Row> {
-        let case = |row: &overhead::Row| (row.body_bytes, row.escapes, row.predicting, row.endpoints, row.connections, row.rate_rps);
-        self.overhead.iter().find(|plain| plain.front == Way::Plain.name() && case(plain) == case(row))
+    fn beside(&self, row: &overhead::OverheadRow) -> Option<&overhead::OverheadRow> {
+        let case =
+            |row: &overhead::OverheadRow| (row.body_bytes, row.escapes, row.predicting, row.endpoints, row.connections, row.rate_rps);
+        self.overhead.iter().find(|plain| plain.front == RequestPath::Plain.name() && case(plain) == case(row))
     }
 
-    fn p50(&self, front: &str, body_bytes: usize, endpoints: usize) -> Option<Found> {
-        self.request(front, body_bytes, endpoints, 1).map(|row| Found { value: row.added_p50_us, iqr: row.iqr_us })
+    fn p50(&self, front: &str, body_bytes: usize, endpoints: usize) -> Option<FoundFigure> {
+        self.request(front, body_bytes, endpoints, 1).map(|row| FoundFigure { value: row.added_p50_us, iqr: row.iqr_us })
     }
 
-    fn cpu(&self, front: &str, body_bytes: usize) -> Option<Found> {
-        self.request(front, body_bytes, 100, 16).map(|row| Found { value: row.added_cpu_us, iqr: row.iqr_cpu_us })
+    fn cpu(&self, front: &str, body_bytes: usize) -> Option<FoundFigure> {
+        self.request(front, body_bytes, 100, 16).map(|row| FoundFigure { value: row.added_cpu_us, iqr: row.iqr_cpu_us })
     }
 
     /// Not of one run, so its spread is that of both.
-    fn growth(&self) -> Option<Found> {
+    fn growth(&self) -> Option<FoundFigure> {
         let (few, many) = (self.p50("filter", 10_000, 10)?, self.p50("filter", 10_000, 1_000)?);
-        Some(Found { value: many.value - few.value, iqr: few.iqr + many.iqr })
+        Some(FoundFigure { value: many.value - few.value, iqr: few.iqr + many.iqr })
     }
 
-    fn rps(&self) -> Option<Found> {
-        self.request("filter", 220_000, 100, 16).map(|row| Found { value: row.rps_ratio, iqr: row.iqr_rps_ratio })
+    fn rps(&self) -> Option<FoundFigure> {
+        self.request("filter", 220_000, 100, 16).map(|row| FoundFigure { value: row.rps_ratio, iqr: row.iqr_rps_ratio })
     }
 
-    fn chunk(&self, front: &str) -> Option<Found> {
+    fn chunk(&self, front: &str) -> Option<FoundFigure> {
         let row = self.streams.iter().find(|row| row.front == front)?;
-        Some(Found { value: row.added_cpu_us, iqr: row.iqr_us })
+        Some(FoundFigure { value: row.added_cpu_us, iqr: row.iqr_us })
     }
 
-    fn stands(&self, what: &str) -> Option<Found> {
+    fn stands(&self, what: &str) -> Option<FoundFigure> {
         let row = self.standing.iter().find(|row| row.what.starts_with(what))?;
-        Some(Found { value: row.value, iqr: 0.0 })
+        Some(FoundFigure { value: row.value, iqr: 0.0 })
     }
 }
 
-// === impl Found ===
+// === impl FoundFigure ===
 
-impl Found {
-    fn verdict(self, bound: Bound) -> &'static str {
+impl FoundFigure {
+    fn verdict(self, bound: FigureBound) -> &'static str {
         let met = match bound {
             AtMost(_) if self.value.abs() <= self.iqr => return "inside the noise",
             AtMost(bound) => self.value <= bound,
@@ -208,7 +225,7 @@ impl Found {
 
 /// Writes the page and its plots.
 pub(crate) fn write() -> Result<()> {
-    let measured = Measured::read()?;
+    let measured = BenchResults::read()?;
     let parts = [
         machine()?,
         targets(&measured)?,
@@ -254,10 +271,10 @@ fn machine() -> Result<String> {
     ))
 }
 
-fn targets(measured: &Measured) -> Result<String> {
+fn targets(measured: &BenchResults) -> Result<String> {
     let mut text =
         String::from("| added over plain Envoy, 100 endpoints | target | measured (spread) | | llm-d v0.10 |\n|---|---|---|---|---|\n");
-    for Target { what, reference, bound, found } in &TARGETS {
+    for TargetFigure { what, reference, bound, found } in &TARGETS {
         let (sign, number) = match bound {
             AtMost(number) => ("≤", number),
             AtLeast(number) => ("≥", number),
@@ -272,7 +289,7 @@ fn targets(measured: &Measured) -> Result<String> {
     Ok(text)
 }
 
-fn requests(measured: &Measured) -> Result<String> {
+fn requests(measured: &BenchResults) -> Result<String> {
     let mut text = String::from(
         "| way | body | endpoints | connections | plain p50 µs | added p50 | added p99 | added CPU | req/s relative to plain | errors |\n\
          |---|---|---|---|---|---|---|---|---|---|\n",
@@ -281,7 +298,7 @@ fn requests(measured: &Measured) -> Result<String> {
         let note = if value.abs() <= iqr { ", noise" } else { "" };
         format!("{value:.0} ({iqr:.0}{note})")
     };
-    for row in measured.overhead.iter().filter(|row| row.front != Way::Plain.name() && !row.escapes) {
+    for row in measured.overhead.iter().filter(|row| row.front != RequestPath::Plain.name() && !row.escapes) {
         let load = row.rate_rps.map_or_else(|| row.connections.to_string(), |rate| format!("open, {rate}/s"));
         writeln!(
             text,
@@ -301,7 +318,7 @@ fn requests(measured: &Measured) -> Result<String> {
     Ok(text)
 }
 
-fn chunks(measured: &Measured) -> Result<String> {
+fn chunks(measured: &BenchResults) -> Result<String> {
     let mut text = String::from("| way | chunks/s | CPU per chunk µs | added (spread) |\n|---|---|---|---|\n");
     for row in &measured.streams {
         writeln!(text, "| {} | {:.0} | {:.2} | {:.2} ({:.2}) |", row.front, row.chunks_per_s, row.cpu_us, row.added_cpu_us, row.iqr_us)?;
@@ -309,7 +326,7 @@ fn chunks(measured: &Measured) -> Result<String> {
     Ok(text)
 }
 
-fn standing(measured: &Measured) -> Result<String> {
+fn standing(measured: &BenchResults) -> Result<String> {
     let mut text = String::from("| what | median | worst |\n|---|---|---|\n");
     for row in &measured.standing {
         let worst = row.worst.map(|worst| format!("{worst:.3} {}", row.unit)).unwrap_or_default();
@@ -318,13 +335,13 @@ fn standing(measured: &Measured) -> Result<String> {
     Ok(text)
 }
 
-fn steps(measured: &Measured) -> Result<String> {
+fn steps(measured: &BenchResults) -> Result<String> {
     let mut text = String::from(
         "| body | connections | what this listener adds to the previous one | CPU per request µs | added (spread) | p50 µs | added (spread) |\n\
          |---|---|---|---|---|---|---|\n",
     );
     for row in &measured.steps {
-        let steps::Row { step, body_bytes, connections, cpu_us, added_cpu_us, iqr_us, p50_us, added_p50_us, iqr_p50_us } = row;
+        let steps::StepRow { step, body_bytes, connections, cpu_us, added_cpu_us, iqr_us, p50_us, added_p50_us, iqr_p50_us } = row;
         let kb = body_bytes / 1000;
         let (cpu, p50) =
             (format!("{cpu_us:.0} | {added_cpu_us:.1} ({iqr_us:.1})"), format!("{p50_us:.0} | {added_p50_us:.1} ({iqr_p50_us:.1})"));
@@ -333,7 +350,7 @@ fn steps(measured: &Measured) -> Result<String> {
     Ok(text)
 }
 
-fn chunk_steps(measured: &Measured) -> Result<String> {
+fn chunk_steps(measured: &BenchResults) -> Result<String> {
     let mut text = String::from(
         "| what this listener adds to the previous one | workers, µs per chunk | added (spread) | rest of Envoy | daemon |\n\
          |---|---|---|---|---|\n",
@@ -344,9 +361,9 @@ fn chunk_steps(measured: &Measured) -> Result<String> {
     Ok(text)
 }
 
-fn plots(measured: &Measured, folder: &Path) -> Result<()> {
+fn plots(measured: &BenchResults, folder: &Path) -> Result<()> {
     std::fs::create_dir_all(folder)?;
-    let series = |connections: usize, figure: fn(&overhead::Row) -> f64| -> Vec<Series> {
+    let series = |connections: usize, figure: fn(&overhead::OverheadRow) -> f64| -> Vec<ChartSeries> {
         let line = |way: &str, colour| {
             let of = measured
                 .overhead
@@ -355,7 +372,7 @@ fn plots(measured: &Measured, folder: &Path) -> Result<()> {
             #[expect(clippy::cast_precision_loss, reason = "a size to draw")]
             let points =
                 of.filter(|row| !row.escapes && !row.predicting && row.rate_rps.is_none()).map(|row| (row.body_bytes as f64, figure(row)));
-            Series { name: way.to_owned(), colour, points: points.filter(|(_, y)| *y > 0.0).collect() }
+            ChartSeries { name: way.to_owned(), colour, points: points.filter(|(_, y)| *y > 0.0).collect() }
         };
         vec![line("filter", "#0a6"), line("ext_proc", "#c40")]
     };
@@ -372,7 +389,7 @@ mod tests {
 
     #[test]
     fn what_is_inside_the_noise_is_not_called_met() {
-        let found = |value, iqr| Found { value, iqr };
+        let found = |value, iqr| FoundFigure { value, iqr };
         assert_eq!(found(5.0, 9.0).verdict(AtMost(25.0)), "inside the noise");
         assert_eq!(found(20.0, 2.0).verdict(AtMost(25.0)), "met");
         assert_eq!(found(30.0, 2.0).verdict(AtMost(25.0)), "**not met**");

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use testbed::{Result, client, wait_for};
 use tokio::task::JoinSet;
 
-use crate::world::World;
+use crate::world::BenchStack;
 
 /// What every request of such a pool must say; nobody is late for it.
 pub(crate) const HEADERS: &[&str] = &["x-llm-d-slo-ttft-ms: 600000", "x-llm-d-slo-tpot-ms: 60000", "PredictionBasedRouting: true"];
@@ -43,12 +43,12 @@ const LIMIT: Duration = Duration::from_secs(90);
 ///
 /// # Errors
 /// If a part does not come up, or nothing is learned in time.
-pub(crate) async fn world(endpoints: usize, daemon: &[String], folder: &Path) -> Result<World> {
+pub(crate) async fn world(endpoints: usize, daemon: &[String], folder: &Path) -> Result<BenchStack> {
     let config = folder.join("predicting.yaml");
     std::fs::write(&config, CONFIG)?;
     let further = ["--latency-prediction".to_owned(), "--config".to_owned(), config.display().to_string()];
     let arguments: Vec<String> = daemon.iter().cloned().chain(further).collect();
-    let world = World::start(endpoints, 1, &arguments).await?;
+    let world = BenchStack::start(endpoints, 1, &arguments).await?;
     for (listener, admin) in world.pickers() {
         let (mut teachers, number) = (JoinSet::new(), Arc::<AtomicU64>::default());
         for _ in 0..CLIENTS {

@@ -8,9 +8,9 @@ use std::time::Duration;
 use comfy_table::Table;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use serde::Serialize;
-use testbed::front::{self, Front, More};
-use testbed::model_server::{ModelServer, Options};
-use testbed::replay::{self, Plan, Seen, quantile};
+use testbed::front::{self, DaemonAndEnvoy, ExtraArgs};
+use testbed::model_server::{ModelServer, ModelServerOptions};
+use testbed::replay::{self, ReplayPlan, ReplayResult, quantile};
 use testbed::trace::{self, Arrival};
 use testbed::{Result, root};
 
@@ -38,7 +38,7 @@ pub(crate) struct Args {
 
 /// A way to pick, the best by the simulator first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Policy {
+enum QualityPolicy {
     Ours,
     Weighted,
     RoundRobin,
@@ -46,7 +46,7 @@ enum Policy {
 
 /// One run.
 #[derive(Clone, Debug, Serialize)]
-struct Row {
+struct QualityRow {
     policy: &'static str,
     round: u64,
     requests: usize,
@@ -66,22 +66,22 @@ pub(crate) async fn bench(args: Args) -> Result<()> {
     for round in 1..=args.rounds {
         let all = trace::read(&root().join("testbed/data/mooncake_conversation_10min.jsonl.gz"), round)?;
         let arrivals: Vec<Arrival> = all.into_iter().filter(|arrival| arrival.at < end).collect();
-        for policy in Policy::ALL {
+        for policy in QualityPolicy::ALL {
             println!("round {round}: {} requests by {}, {:.0} s", arrivals.len(), policy.name(), end.as_secs_f64() / args.rate);
             rows.push(policy.run(args, &arrivals, round).await?);
         }
     }
     println!("{}", table(&rows));
-    let mut ranked = Policy::ALL.map(Policy::name);
+    let mut ranked = QualityPolicy::ALL.map(QualityPolicy::name);
     ranked.sort_by(|a, b| mean(&rows, a, |row| row.ttft_mean_ms).total_cmp(&mean(&rows, b, |row| row.ttft_mean_ms)));
-    let holds = ranked == Policy::ALL.map(Policy::name);
+    let holds = ranked == QualityPolicy::ALL.map(QualityPolicy::name);
     println!("by mean TTFT: {}; the simulator's ranking {}", ranked.join(", "), if holds { "holds" } else { "does not hold" });
     crate::write_result("quality-real", &rows)
 }
 
-// === impl Policy ===
+// === impl QualityPolicy ===
 
-impl Policy {
+impl QualityPolicy {
     const ALL: [Self; 3] = [Self::Ours, Self::Weighted, Self::RoundRobin];
 
     fn name(self) -> &'static str {
@@ -105,35 +105,35 @@ impl Policy {
         )
     }
 
-    async fn run(self, args: Args, arrivals: &[Arrival], round: u64) -> Result<Row> {
-        let options = Options { models: vec![MODEL.into()], ..Options::default() };
+    async fn run(self, args: Args, arrivals: &[Arrival], round: u64) -> Result<QualityRow> {
+        let options = ModelServerOptions { models: vec![MODEL.into()], ..ModelServerOptions::default() };
         let servers = (0..args.servers).map(|_| Ok(ModelServer::start(options.clone())?)).collect::<Result<Vec<_>>>()?;
         let addresses: Vec<String> = servers.iter().map(|server| server.addr().to_string()).collect();
         let folder = tempfile::tempdir()?;
         let config = folder.path().join("config.yaml");
         std::fs::write(&config, self.config())?;
         let daemon = ["--config".to_owned(), config.display().to_string()];
-        let more = More { daemon: &daemon, ..More::default() };
-        let mut front = Front::start(&addresses, more, |config| front::add_round_robin(config, &addresses, POLICY_HEADER)).await?;
+        let more = ExtraArgs { daemon: &daemon, ..ExtraArgs::default() };
+        let mut front = DaemonAndEnvoy::start(&addresses, more, |config| front::add_round_robin(config, &addresses, POLICY_HEADER)).await?;
         let headers = if self == Self::RoundRobin { vec![(POLICY_HEADER.into(), "round-robin".into())] } else { vec![] };
-        let plan = Plan { target: Front::address(), model: MODEL.into(), headers, rate: args.rate };
+        let plan = ReplayPlan { target: DaemonAndEnvoy::address(), model: MODEL.into(), headers, rate: args.rate };
         let seen = replay::run(&plan, arrivals).await?;
         front.check_running()?;
         front.stop().await?;
-        Ok(Row::of(self.name(), round, &seen))
+        Ok(QualityRow::of(self.name(), round, &seen))
     }
 }
 
-// === impl Row ===
+// === impl QualityRow ===
 
-impl Row {
-    fn of(policy: &'static str, round: u64, seen: &[Seen]) -> Self {
+impl QualityRow {
+    fn of(policy: &'static str, round: u64, seen: &[ReplayResult]) -> Self {
         let ms = |time: Duration| time.as_secs_f64() * 1e3;
         let served: Vec<(Duration, Duration)> = seen.iter().filter_map(|seen| Some((seen.ttft?, seen.duration))).collect();
         let mut ttft: Vec<Duration> = served.iter().map(|(ttft, _)| *ttft).collect();
         ttft.sort();
         let mean = |times: &mut dyn Iterator<Item = Duration>| ms(times.sum::<Duration>()) / served.len().max(1) as f64;
-        let tokens = |of: fn(&Seen) -> u64| seen.iter().map(of).sum::<u64>() as f64;
+        let tokens = |of: fn(&ReplayResult) -> u64| seen.iter().map(of).sum::<u64>() as f64;
         Self {
             policy,
             round,
@@ -148,16 +148,17 @@ impl Row {
     }
 }
 
-fn mean(rows: &[Row], policy: &str, of: fn(&Row) -> f64) -> f64 {
+fn mean(rows: &[QualityRow], policy: &str, of: fn(&QualityRow) -> f64) -> f64 {
     let values: Vec<f64> = rows.iter().filter(|row| row.policy == policy).map(of).collect();
     values.iter().sum::<f64>() / values.len().max(1) as f64
 }
 
-fn table(rows: &[Row]) -> Table {
+fn table(rows: &[QualityRow]) -> Table {
     let mut table = Table::new();
     table.load_style(UTF8_FULL_CONDENSED).set_header(["policy", "TTFT mean, ms", "p50", "p99", "E2E mean, ms", "cached", "failed"]);
-    for policy in Policy::ALL.map(Policy::name) {
-        let times: [fn(&Row) -> f64; 4] = [|row| row.ttft_mean_ms, |row| row.ttft_p50_ms, |row| row.ttft_p99_ms, |row| row.e2e_mean_ms];
+    for policy in QualityPolicy::ALL.map(QualityPolicy::name) {
+        let times: [fn(&QualityRow) -> f64; 4] =
+            [|row| row.ttft_mean_ms, |row| row.ttft_p50_ms, |row| row.ttft_p99_ms, |row| row.e2e_mean_ms];
         let times = times.map(|of| format!("{:.0}", mean(rows, policy, of)));
         let failed: usize = rows.iter().filter(|row| row.policy == policy).map(|row| row.failed).sum();
         let hits = format!("{:.1} %", 100.0 * mean(rows, policy, |row| row.hits));

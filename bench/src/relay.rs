@@ -6,16 +6,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use exchange::Time;
-use pool_state::{PeerRow, RowHead, Sum};
+use exchange::Timestamp;
+use pool_state::{LoadReportHead, LoadReportSum, PeerLoadReport};
 use proto::placements;
 use proto::state::state_service_client::StateServiceClient;
 use proto::state::{self, daemon_message, proxy_message};
-use scheduler::in_flight::Load;
-use scheduler::{EndpointRef, Incarnation, Slot};
+use scheduler::in_flight::EndpointLoad;
+use scheduler::{EndpointRef, Generation, Slot};
 use serde_json::json;
-use testbed::ports::Port;
-use testbed::process::Process;
+use testbed::ports::ReservedPort;
+use testbed::process::ChildProcess;
 use testbed::{Result, client, daemon, root, wait_for};
 use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
@@ -24,7 +24,7 @@ use tonic::Streaming;
 
 use crate::load::cpu_ns;
 
-/// From the first proxy to the last roster.
+/// From the first proxy to the last pool update.
 const LIMIT: Duration = Duration::from_secs(30);
 /// The longest age told apart, in tenths of a ms.
 const AGE_TENTHS_MAX: usize = 100_000;
@@ -56,33 +56,34 @@ pub(crate) struct Args {
 
 /// What all proxies together told and saw, with each thing's age as it arrived.
 #[derive(Debug, Default)]
-struct Seen {
-    told: u64,
-    told_placements: u64,
+struct RelayCounts {
+    reports_sent: u64,
+    placements_sent: u64,
     messages: u64,
-    rows: Ages,
-    placements: Ages,
+    rows: AgeHistogram,
+    placements: AgeHistogram,
 }
 
 /// How often each age was seen, by tenths of a ms.
 #[derive(Debug, Default)]
-struct Ages {
+struct AgeHistogram {
     counts: Vec<u64>,
 }
 
 /// What they share.
 #[derive(Debug)]
-struct Stage {
+struct RelayBench {
     args: Args,
     began: Instant,
     counts: AtomicBool,
     over: AtomicBool,
-    seen: Mutex<Seen>,
+    counts_seen: Mutex<RelayCounts>,
 }
 
 /// Measures, prints and writes `target/bench/relay.json`.
 pub(crate) async fn bench(args: Args) -> Result<()> {
-    let (folder, state, others) = (tempfile::tempdir()?, Port::lease()?, [Port::lease()?, Port::lease()?, Port::lease()?]);
+    let (folder, state, others) =
+        (tempfile::tempdir()?, ReservedPort::lease()?, [ReservedPort::lease()?, ReservedPort::lease()?, ReservedPort::lease()?]);
     let mut command = Command::new(daemon::binary()?);
     command.arg("serve").arg("--snapshot-file").arg(folder.path().join("snapshot"));
     command.arg("--listen-state").arg(state.address().to_string());
@@ -91,14 +92,14 @@ pub(crate) async fn bench(args: Args) -> Result<()> {
     }
     // Nobody is there; who is scraped does not matter here.
     command.args((0..args.endpoints).flat_map(|i| ["--endpoint".to_owned(), format!("127.0.0.1:{}", 1 + i)]));
-    let daemon = Process::spawn("switchpointd", &mut command, folder.path())?;
+    let daemon = ChildProcess::spawn("switchpointd", &mut command, folder.path())?;
 
     wait_for(LIMIT, "the daemon", || async { tokio::net::TcpStream::connect(state.address()).await.ok() }).await?;
-    let stage = Stage { args, began: Instant::now(), counts: false.into(), over: false.into(), seen: Mutex::default() };
+    let stage = RelayBench { args, began: Instant::now(), counts: false.into(), over: false.into(), counts_seen: Mutex::default() };
     let stage = Arc::new(stage);
     let mut proxies = Vec::new();
     for number in 0..args.proxies {
-        proxies.push(Proxy::start(&stage, number, &format!("http://{}", state.address())).await?);
+        proxies.push(RelayProxy::start(&stage, number, &format!("http://{}", state.address())).await?);
     }
     tokio::time::sleep(SETTLE).await;
     let cpu = || -> Result<[u64; 2]> { Ok([cpu_ns(daemon.id())?, cpu_ns(std::process::id())?]) };
@@ -123,21 +124,21 @@ async fn dropped(admin: std::net::SocketAddr) -> Result<f64> {
     Ok(line.and_then(|line| line.rsplit(' ').next()).ok_or("no such metric")?.parse()?)
 }
 
-// === impl Stage ===
+// === impl RelayBench ===
 
-impl Stage {
+impl RelayBench {
     fn now_us(&self) -> u64 {
         u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX)
     }
 
-    fn seen(&self) -> MutexGuard<'_, Seen> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    fn seen(&self) -> MutexGuard<'_, RelayCounts> {
+        self.counts_seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// `cores`: of the daemon, and of this process, which plays all proxies.
     fn report(&self, cores: [f64; 2], dropped: f64) -> Result<()> {
         let (seen, args) = (self.seen(), &self.args);
-        let ages = |ages: &Ages| [0.5, 0.99, 1.0].map(|share| ages.quantile_ms(share));
+        let ages = |ages: &AgeHistogram| [0.5, 0.99, 1.0].map(|share| ages.quantile_ms(share));
         let (rows, placements) = (ages(&seen.rows), ages(&seen.placements));
         let per_second = |count: u64| count as f64 / args.seconds as f64;
         println!(
@@ -145,9 +146,9 @@ impl Stage {
             args.proxies, args.picks, args.endpoints, args.blocks, args.every_ms, cores[0], cores[1]
         );
         let due = f64::from(args.proxies) * 1e3 / args.every_ms as f64;
-        println!("messages a second: {:.0} told of {due:.0}, {:.0} passed on", per_second(seen.told), per_second(seen.messages));
+        println!("messages a second: {:.0} told of {due:.0}, {:.0} passed on", per_second(seen.reports_sent), per_second(seen.messages));
         let listeners = f64::from(args.proxies) - 1.0;
-        let arrived = seen.placements.count() as f64 / (seen.told_placements as f64 * listeners);
+        let arrived = seen.placements.count() as f64 / (seen.placements_sent as f64 * listeners);
         println!("placements: {:.1} % arrived, {dropped:.0} dropped", arrived * 1e2);
         println!("load from proxy to proxy: p50 {:.1} ms, p99 {:.1}, longest {:.1}", rows[0], rows[1], rows[2]);
         println!("placements: p50 {:.1} ms, p99 {:.1}, longest {:.1}", placements[0], placements[1], placements[2]);
@@ -155,7 +156,7 @@ impl Stage {
         std::fs::create_dir_all(file.parent().ok_or("no folder")?)?;
         let row = json!({
             "proxies": args.proxies, "picks": args.picks, "endpoints": args.endpoints, "blocks": args.blocks, "every_ms": args.every_ms,
-            "daemon_cores": cores[0], "players_cores": cores[1], "told_per_second": per_second(seen.told), "due_per_second": due,
+            "daemon_cores": cores[0], "players_cores": cores[1], "told_per_second": per_second(seen.reports_sent), "due_per_second": due,
             "passed_on_per_second": per_second(seen.messages), "placements_arrived": arrived, "placements_dropped": dropped,
             "load_ms": {"p50": rows[0], "p99": rows[1]}, "placements_ms": {"p50": placements[0], "p99": placements[1]},
         });
@@ -165,9 +166,9 @@ impl Stage {
     }
 }
 
-// === impl Ages ===
+// === impl AgeHistogram ===
 
-impl Ages {
+impl AgeHistogram {
     fn add(&mut self, age_us: u64) {
         let tenths = usize::try_from(age_us / 100).unwrap_or(usize::MAX).min(AGE_TENTHS_MAX);
         if self.counts.len() <= tenths {
@@ -191,18 +192,18 @@ impl Ages {
 }
 
 /// A proxy as the daemon sees it.
-struct Proxy {
-    stage: Arc<Stage>,
+struct RelayProxy {
+    stage: Arc<RelayBench>,
     number: u16,
     present: Vec<EndpointRef>,
     /// What each proxy said of itself when last heard.
-    heard: Vec<u64>,
-    peers: (Sum, PeerRow),
+    received: Vec<u64>,
+    peers: (LoadReportSum, PeerLoadReport),
 }
 
-impl Proxy {
-    /// Connects, and tells and hears from when it has a roster until all is over.
-    async fn start(stage: &Arc<Stage>, number: u16, daemon: &str) -> Result<tokio::task::JoinHandle<Result<()>>> {
+impl RelayProxy {
+    /// Connects, and tells and hears from when it has a pool update until all is over.
+    async fn start(stage: &Arc<RelayBench>, number: u16, daemon: &str) -> Result<tokio::task::JoinHandle<Result<()>>> {
         let (out, messages) = mpsc::channel(16);
         let mut client = StateServiceClient::connect(daemon.to_owned()).await?;
         let pools = vec!["default".to_owned()];
@@ -210,10 +211,16 @@ impl Proxy {
         out.send(proxy_message::Message::Hello(hello)).await?;
         let wrapped = tokio_stream::StreamExt::map(ReceiverStream::new(messages), |message| state::ProxyMessage { message: Some(message) });
         let mut stream = client.stream(wrapped).await?.into_inner();
-        let present = tokio::time::timeout(LIMIT, roster(&mut stream, &out)).await??;
+        let present = tokio::time::timeout(LIMIT, pool_update(&mut stream, &out)).await??;
         let heard = vec![0; usize::from(stage.args.proxies)];
-        let mut proxy = Self { stage: Arc::clone(stage), number, present, heard, peers: (Sum::default(), PeerRow::default()) };
-        proxy.peers.0.start(proxy.present.clone(), []);
+        let mut proxy = Self {
+            stage: Arc::clone(stage),
+            number,
+            present,
+            received: heard,
+            peers: (LoadReportSum::default(), PeerLoadReport::default()),
+        };
+        proxy.peers.0.reset(proxy.present.clone(), []);
         Ok(tokio::spawn(proxy.run(out, stream)))
     }
 
@@ -228,11 +235,11 @@ impl Proxy {
                     let now_us = self.stage.now_us();
                     let picks = usize::try_from(now_us - told_us)? * self.stage.args.picks / 1_000_000;
                     told_us += u64::try_from(picks * 1_000_000 / self.stage.args.picks)?;
-                    let _ = out.send(proxy_message::Message::Share(self.share(round, picks, now_us))).await;
+                    let _ = out.send(proxy_message::Message::LoadReport(self.report(round, picks, now_us))).await;
                 }
                 message = stream.message() => match message?.and_then(|message| message.message) {
-                    Some(daemon_message::Message::Peers(peers)) => self.hear(peers),
-                    Some(daemon_message::Message::Roster(roster)) => out.send(ack(&roster)).await?,
+                    Some(daemon_message::Message::PeerLoad(peers)) => self.receive(peers),
+                    Some(daemon_message::Message::PoolUpdate(pool_update)) => out.send(ack(&pool_update)).await?,
                     Some(_) => {}
                     None => return Err("the daemon has left".into()),
                 },
@@ -242,17 +249,17 @@ impl Proxy {
     }
 
     /// At the endpoint of its own number it says when it told, as a number of tokens; at the others what changes all the time.
-    fn share(&self, round: u64, picks: usize, now_us: u64) -> state::Share {
-        let (mut sum, proxies) = (Sum::default(), usize::from(self.stage.args.proxies));
-        sum.start(self.present.clone(), []);
+    fn report(&self, round: u64, picks: usize, now_us: u64) -> state::LoadReport {
+        let (mut sum, proxies) = (LoadReportSum::default(), usize::from(self.stage.args.proxies));
+        sum.reset(self.present.clone(), []);
         for (at, endpoint) in self.present.iter().enumerate() {
             let own = if at == usize::from(self.number) { now_us & u64::from(u32::MAX) } else { 0 };
             let changing = (round + at as u64 * 7 + u64::from(self.number)) % 9;
             let prefill_tokens = if at < proxies { own } else { changing * 700 };
             let requests = u32::try_from(changing).unwrap_or(0);
-            sum.add(*endpoint, Load { requests, prefill_tokens, decode_tokens: changing * 300, ..Load::default() });
+            sum.add(*endpoint, EndpointLoad { requests, prefill_tokens, decode_tokens: changing * 300, ..EndpointLoad::default() });
         }
-        let head = RowHead { written: Time(now_us * 1_000), ..RowHead::default() };
+        let head = LoadReportHead { written: Timestamp(now_us * 1_000), ..LoadReportHead::default() };
         let mut told = Vec::new();
         let placement = |pick: usize| {
             let endpoint = self.present[pick % self.present.len()];
@@ -262,18 +269,18 @@ impl Proxy {
         (0..picks).for_each(placement);
         if self.stage.counts.load(Ordering::Relaxed) {
             let mut seen = self.stage.seen();
-            (seen.told, seen.told_placements) = (seen.told + 1, seen.told_placements + picks as u64);
+            (seen.reports_sent, seen.placements_sent) = (seen.reports_sent + 1, seen.placements_sent + picks as u64);
         }
-        state::Share { pool: "default".into(), row: sum.row(head, [], &[]), placements: told, stamp: now_us }
+        state::LoadReport { pool: "default".into(), row: sum.row(head, [], &[]), placements: told, stamp: now_us }
     }
 
-    fn hear(&mut self, peers: state::Peers) {
+    fn receive(&mut self, peers: state::PeerLoad) {
         let now_us = self.stage.now_us();
         let (sum, row) = &mut self.peers;
         sum.read(row, peers.row);
         let mut seen = self.stage.seen();
         let counts = self.stage.counts.load(Ordering::Relaxed);
-        for (at, heard) in self.heard.iter_mut().enumerate().filter(|(at, _)| *at != usize::from(self.number)) {
+        for (at, heard) in self.received.iter_mut().enumerate().filter(|(at, _)| *at != usize::from(self.number)) {
             let told = sum.load(self.present[at]).prefill_tokens;
             if counts && told != *heard && told > 0 {
                 seen.rows.add((now_us & u64::from(u32::MAX)).saturating_sub(told));
@@ -292,18 +299,18 @@ impl Proxy {
     }
 }
 
-async fn roster(stream: &mut Streaming<state::DaemonMessage>, out: &mpsc::Sender<proxy_message::Message>) -> Result<Vec<EndpointRef>> {
+async fn pool_update(stream: &mut Streaming<state::DaemonMessage>, out: &mpsc::Sender<proxy_message::Message>) -> Result<Vec<EndpointRef>> {
     loop {
         let message = stream.message().await?.ok_or("the daemon has left")?.message;
-        if let Some(daemon_message::Message::Roster(roster)) = message {
-            out.send(ack(&roster)).await?;
+        if let Some(daemon_message::Message::PoolUpdate(pool_update)) = message {
+            out.send(ack(&pool_update)).await?;
             let endpoint =
-                |e: &state::Endpoint| Ok(EndpointRef { slot: Slot(u16::try_from(e.slot)?), incarnation: Incarnation(e.incarnation) });
-            return roster.endpoints.iter().map(endpoint).collect();
+                |e: &state::Endpoint| Ok(EndpointRef { slot: Slot(u16::try_from(e.slot)?), generation: Generation(e.generation) });
+            return pool_update.endpoints.iter().map(endpoint).collect();
         }
     }
 }
 
-fn ack(roster: &state::Roster) -> proxy_message::Message {
-    proxy_message::Message::Ack(state::Ack { pool: roster.pool.clone(), version: roster.version, ..state::Ack::default() })
+fn ack(pool_update: &state::PoolUpdate) -> proxy_message::Message {
+    proxy_message::Message::Ack(state::Ack { pool: pool_update.pool.clone(), version: pool_update.version, ..state::Ack::default() })
 }

@@ -10,13 +10,13 @@ use comfy_table::presets::UTF8_FULL_CONDENSED;
 use http::Request;
 use serde::Serialize;
 use serde_json::{Value, json};
-use testbed::fleet::{BURST, BURST_MAX, BURST_SERVERS, Conversations, Fleet, Outcome, Shape};
-use testbed::model_server::Options;
-use testbed::ports::Port;
+use testbed::fleet::{BURST, BURST_MAX, BURST_SERVERS, ConversationPlan, Fleet, FleetOutcome, FleetShape};
+use testbed::model_server::ModelServerOptions;
+use testbed::ports::ReservedPort;
 use testbed::stack::Stack;
 use testbed::{Result, client, drill, root};
 
-use crate::load::Load;
+use crate::load::LoadRun;
 use crate::{overhead, sink, world};
 
 /// Servers that conversations go to.
@@ -55,7 +55,7 @@ pub(crate) struct Args {
 
 /// One row of the result file: a run of conversations, or a burst; what was not measured in it is null.
 #[derive(Debug, Default, Serialize)]
-struct Row {
+struct SharingRow {
     workers: u32,
     proxies: u32,
     sharing: bool,
@@ -70,7 +70,7 @@ struct Row {
 
 /// What sharing costs a pick, µs.
 #[derive(Clone, Copy, Debug)]
-struct Cost {
+struct SharingCost {
     /// To hear of others, all of whom have something new to tell.
     hear_us: f64,
     /// To tell them.
@@ -85,14 +85,14 @@ pub(crate) async fn bench(args: Args) -> Result<()> {
     println!("{}", live().await?);
     let two = cost(1, ENDPOINTS).await?;
     let mut rows = Vec::new();
-    let shapes = [Shape::ONE, Shape::FOUR_WORKERS, Shape::TWO_BY_TWO];
+    let shapes = [FleetShape::ONE, FleetShape::FOUR_WORKERS, FleetShape::TWO_BY_TWO];
     for (shape, sharing) in shapes.into_iter().flat_map(|shape| [(shape, true), (shape, false)]) {
         let pick_cost_us = match (sharing, shape.workers) {
             (true, 4) => four.sum(),
             (true, 2) => two.sum(),
             _ => 0.0,
         };
-        let row = Row { workers: shape.workers, proxies: shape.proxies, sharing, pick_cost_us, ..Row::default() };
+        let row = SharingRow { workers: shape.workers, proxies: shape.proxies, sharing, pick_cost_us, ..SharingRow::default() };
         for seed in 1..=args.runs {
             let (outcome, delays) = converse(args, shape, sharing, seed).await?;
             println!(
@@ -105,20 +105,20 @@ pub(crate) async fn bench(args: Args) -> Result<()> {
                 outcome.running_cv
             );
             let (hit_rate, running_cv, running) = (Some(outcome.hit_rate), Some(outcome.running_cv), Some(outcome.running));
-            rows.push(Row { seed, hit_rate, running_cv, running, ..row });
+            rows.push(SharingRow { seed, hit_rate, running_cv, running, ..row });
         }
         let fleet = Fleet::for_bursts(shape, sharing).await?;
         for seed in 1..=args.seeds {
-            rows.push(Row { seed: seed as u64, burst_max: Some(fleet.burst(seed).await?), ..row });
+            rows.push(SharingRow { seed: seed as u64, burst_max: Some(fleet.burst(seed).await?), ..row });
         }
     }
     report(&rows, &shapes)
 }
 
-async fn converse(args: Args, shape: Shape, sharing: bool, seed: u64) -> Result<(Outcome, String)> {
-    let fleet = Fleet::start(shape, sharing, SERVERS, &Options { speed: SPEED, ..Options::default() }).await?;
+async fn converse(args: Args, shape: FleetShape, sharing: bool, seed: u64) -> Result<(FleetOutcome, String)> {
+    let fleet = Fleet::start(shape, sharing, SERVERS, &ModelServerOptions { speed: SPEED, ..ModelServerOptions::default() }).await?;
     let begin_within = std::time::Duration::from_secs(15);
-    let outcome = fleet.converse(Conversations { count: args.conversations, turns: 8, begin_within, seed }).await?;
+    let outcome = fleet.converse(ConversationPlan { count: args.conversations, turns: 8, begin_within, seed }).await?;
     // How old load is when it reaches the other proxy, as the proxy itself measures it.
     let page = fleet.stack.envoy.admin_page("/stats?filter=switchpoint_share_delay_us&format=json&histogram_buckets=summary").await?;
     Ok((outcome, if shape.proxies > 1 && sharing { delays(&serde_json::from_str(&page)?) } else { String::new() }))
@@ -136,26 +136,26 @@ fn delays(stats: &Value) -> String {
     format!(", load is {} ms old when it reaches the other proxy (p99 {})", of(50.0), of(99.0))
 }
 
-// === impl Cost ===
+// === impl SharingCost ===
 
-impl Cost {
+impl SharingCost {
     fn sum(self) -> f64 {
         self.hear_us + self.tell_us
     }
 }
 
 /// Of a VM beside so many others, measured in a proxy of one worker, where the others are played.
-async fn cost(peers: u32, endpoints: u32) -> Result<Cost> {
+async fn cost(peers: u32, endpoints: u32) -> Result<SharingCost> {
     let stack = Stack::builder().envoy_config(drill::envoy_config()?).quiet().start().await?;
     let asked = Request::get("/health").header(drill::COST, format!("{peers}/{endpoints}")).body(client::empty())?;
     let said = client::send(stack.address(), asked).await?.json()?;
     let number = |key: &str| said[key].as_f64().ok_or_else(|| format!("no {key} in {said}"));
-    Ok(Cost { hear_us: number("hear_us")?, tell_us: number("tell_us")? })
+    Ok(SharingCost { hear_us: number("hear_us")?, tell_us: number("tell_us")? })
 }
 
 /// What sharing cost the last picks of each worker's VM while all were at work: most find that the others' rows were read a moment ago.
 async fn live() -> Result<String> {
-    let servers = Port::lease()?;
+    let servers = ReservedPort::lease()?;
     let folder = tempfile::tempdir()?;
     let _sink = sink::start(&[format!("0.0.0.0:{}", servers.number())], folder.path())?;
     let mut builder = Stack::builder().servers(0).concurrency(LIVE_WORKERS).envoy_config(drill::envoy_config()?).quiet();
@@ -166,7 +166,7 @@ async fn live() -> Result<String> {
     let processes = [stack.envoy.process().id(), stack.daemon()?.process().id()];
     let bodies = overhead::write_bodies(LIVE_BODY_BYTES, false, folder.path())?;
     let (connections, seconds) = (LIVE_CONNECTIONS, LIVE_SECONDS);
-    let load = Load { target: stack.address(), bodies, connections, seconds, rate: None, processes, headers: &[] };
+    let load = LoadRun { target: stack.address(), bodies, connections, seconds, rate: None, processes, headers: &[] };
     let measured = load.run(folder.path()).await?;
     let (mut picks, mut sum_us, mut calm_us) = (0.0, 0.0, 0.0);
     for _ in 0..LIVE_ASKED {
@@ -184,7 +184,7 @@ async fn live() -> Result<String> {
     ))
 }
 
-fn said(peers: u32, endpoints: u32, cost: Cost) -> String {
+fn said(peers: u32, endpoints: u32, cost: SharingCost) -> String {
     format!(
         "a pick of {} workers and {endpoints} endpoints, all others with news: {:.2} us to hear, {:.2} us to tell",
         peers + 1,
@@ -193,7 +193,7 @@ fn said(peers: u32, endpoints: u32, cost: Cost) -> String {
     )
 }
 
-fn report(rows: &[Row], shapes: &[Shape]) -> Result<()> {
+fn report(rows: &[SharingRow], shapes: &[FleetShape]) -> Result<()> {
     let file = root().join("target/bench/sharing.json");
     std::fs::create_dir_all(file.parent().unwrap_or(Path::new(".")))?;
     std::fs::write(&file, serde_json::to_string_pretty(&json!({ "rows": rows }))?)?;
@@ -212,26 +212,27 @@ fn report(rows: &[Row], shapes: &[Shape]) -> Result<()> {
         ]);
     }
     println!("\n{table}");
-    let many = shapes.iter().filter(|shape| **shape != Shape::ONE);
+    let many = shapes.iter().filter(|shape| **shape != FleetShape::ONE);
     many.flat_map(|shape| [(*shape, true), (*shape, false)]).for_each(|(shape, sharing)| println!("{}", verdict(rows, shape, sharing)));
     println!("written to target/bench/sharing.json");
     Ok(())
 }
 
-fn of(rows: &[Row], shape: Shape, sharing: bool) -> impl Iterator<Item = &Row> {
+fn of(rows: &[SharingRow], shape: FleetShape, sharing: bool) -> impl Iterator<Item = &SharingRow> {
     rows.iter().filter(move |row| (row.proxies, row.workers, row.sharing) == (shape.proxies, shape.workers, sharing))
 }
 
-fn mean(rows: &[Row], shape: Shape, sharing: bool, of_row: fn(&Row) -> Option<f64>) -> f64 {
+fn mean(rows: &[SharingRow], shape: FleetShape, sharing: bool, of_row: fn(&SharingRow) -> Option<f64>) -> f64 {
     let values: Vec<f64> = of(rows, shape, sharing).filter_map(of_row).collect();
     values.iter().sum::<f64>() / values.len().max(1) as f64
 }
 
 /// Is it as good as one worker? One worker has nobody to share with, so that all its runs count.
-fn verdict(rows: &[Row], shape: Shape, sharing: bool) -> String {
-    let one = |of: fn(&Row) -> Option<f64>| f64::midpoint(mean(rows, Shape::ONE, true, of), mean(rows, Shape::ONE, false, of));
-    let hits: fn(&Row) -> Option<f64> = |row| row.hit_rate;
-    let spread: fn(&Row) -> Option<f64> = |row| row.running_cv;
+fn verdict(rows: &[SharingRow], shape: FleetShape, sharing: bool) -> String {
+    let one =
+        |of: fn(&SharingRow) -> Option<f64>| f64::midpoint(mean(rows, FleetShape::ONE, true, of), mean(rows, FleetShape::ONE, false, of));
+    let hits: fn(&SharingRow) -> Option<f64> = |row| row.hit_rate;
+    let spread: fn(&SharingRow) -> Option<f64> = |row| row.running_cv;
     let missing = 1.0 - mean(rows, shape, sharing, hits) / one(hits);
     let wider = mean(rows, shape, sharing, spread) / one(spread) - 1.0;
     let word = |met| if met { "met" } else { "NOT met" };

@@ -18,7 +18,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use testbed::Result;
 use testbed::client::{self, Body};
-use testbed::process::Process;
+use testbed::process::ChildProcess;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
@@ -64,10 +64,10 @@ fn metrics() -> &'static str {
 ///
 /// # Errors
 /// If it cannot be run.
-pub(crate) fn start(addresses: &[String], folder: &Path) -> Result<Process> {
+pub(crate) fn start(addresses: &[String], folder: &Path) -> Result<ChildProcess> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["sink", "--listen", &addresses.join(",")]);
-    Process::spawn("sink", &mut command, folder)
+    ChildProcess::spawn("sink", &mut command, folder)
 }
 
 /// Serves on every address until killed.

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use http::Request;
 use serde::{Deserialize, Serialize};
-use testbed::ports::Port;
-use testbed::process::Process;
+use testbed::ports::ReservedPort;
+use testbed::process::ChildProcess;
 use testbed::{Result, client, root};
 
 use crate::load::cpu_ns;
 use crate::stats::{median, quantile};
-use crate::world::{Way, World, addresses};
+use crate::world::{BenchStack, RequestPath, addresses};
 use crate::{Args, sink, write_result};
 
 /// Scraping settles in the first seconds, and is measured over these.
@@ -37,7 +37,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// One figure.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub(crate) struct Row {
+pub(crate) struct StandingRow {
     pub(crate) what: String,
     pub(crate) unit: String,
     pub(crate) value: f64,
@@ -65,22 +65,22 @@ pub(crate) async fn bench(args: &Args) -> Result<()> {
     write_result("standing", &rows)
 }
 
-fn row(what: impl Into<String>, unit: &str, values: &[f64]) -> Row {
+fn row(what: impl Into<String>, unit: &str, values: &[f64]) -> StandingRow {
     let worst = (values.len() > 1).then(|| quantile(values, 1.0));
-    Row { what: what.into(), unit: unit.to_owned(), value: median(values), worst }
+    StandingRow { what: what.into(), unit: unit.to_owned(), value: median(values), worst }
 }
 
 /// CPU of a daemon that nobody asks, each page as long as an engine's.
 #[expect(clippy::cast_precision_loss, reason = "nanoseconds of some seconds")]
-async fn scraping(endpoints: usize) -> Result<Row> {
-    let (folder, servers) = (tempfile::tempdir()?, Port::lease()?);
+async fn scraping(endpoints: usize) -> Result<StandingRow> {
+    let (folder, servers) = (tempfile::tempdir()?, ReservedPort::lease()?);
     let _sink = sink::start(&[format!("0.0.0.0:{}", servers.number())], folder.path())?;
-    let listen = [Port::lease()?, Port::lease()?];
+    let listen = [ReservedPort::lease()?, ReservedPort::lease()?];
     let mut command = Command::new(root().join("target/release/switchpointd"));
     command.arg("serve").args(addresses(endpoints, servers.number()).iter().flat_map(|e| ["--endpoint".to_owned(), e.clone()]));
     command.args(["--listen-ext-proc", "none", "--listen-health", "none", "--scrape-interval", SCRAPE_INTERVAL]);
     command.arg("--listen-state").arg(listen[0].address().to_string()).arg("--listen-admin").arg(listen[1].address().to_string());
-    let mut daemon = Process::spawn("switchpointd", &mut command, folder.path())?;
+    let mut daemon = ChildProcess::spawn("switchpointd", &mut command, folder.path())?;
     tokio::time::sleep(SETTLE).await;
     daemon.check_running()?;
     let mut cores = Vec::new();
@@ -102,18 +102,18 @@ fn resident_mb(pid: u32) -> Result<f64> {
 }
 
 /// Of Envoy with one worker and with three, before and after prompts that fill the index.
-async fn memory(args: &Args) -> Result<Vec<Row>> {
+async fn memory(args: &Args) -> Result<Vec<StandingRow>> {
     let mut seen: [[Vec<f64>; 2]; 2] = Default::default();
     let mut daemon_mb = Vec::new();
     for (at, workers) in [1, 3].into_iter().enumerate().cycle().take(2 * MEMORY_ROUNDS) {
-        let mut world = World::start(100, workers, &args.daemon_argument).await?;
-        client::get(world.address(Way::Filter), "/v1/models").await?;
-        let [envoy, daemon] = world.processes(Way::Filter);
+        let mut world = BenchStack::start(100, workers, &args.daemon_argument).await?;
+        client::get(world.address(RequestPath::Filter), "/v1/models").await?;
+        let [envoy, daemon] = world.processes(RequestPath::Filter);
         let fresh = resident_mb(envoy)?;
         for prompt in 0..PROMPTS {
             let text: String = (0..BLOCKS).map(|block| format!("{prompt:>8} {block:>width$}", width = BLOCK_BYTES - 9)).collect();
             let body = format!(r#"{{"model":"m","messages":[{{"role":"user","content":"{text}"}}]}}"#);
-            let reply = client::post(world.address(Way::Filter), "/v1/chat/completions", body).await?;
+            let reply = client::post(world.address(RequestPath::Filter), "/v1/chat/completions", body).await?;
             if reply.status != 200 {
                 return Err(format!("{} {}", reply.status, reply.text()).into());
             }
@@ -136,13 +136,13 @@ async fn memory(args: &Args) -> Result<Vec<Row>> {
 }
 
 /// From the start of the daemon and Envoy to the first request that is picked.
-async fn starts(args: &Args) -> Result<Vec<Row>> {
+async fn starts(args: &Args) -> Result<Vec<StandingRow>> {
     let mut seconds = Vec::new();
     for _ in 0..3 {
         let began = Instant::now();
-        let world = World::start(10, 1, &args.daemon_argument).await?;
+        let world = BenchStack::start(10, 1, &args.daemon_argument).await?;
         let body = r#"{"model":"m","messages":[]}"#;
-        let reply = client::post(world.address(Way::Filter), "/v1/chat/completions", body).await?;
+        let reply = client::post(world.address(RequestPath::Filter), "/v1/chat/completions", body).await?;
         if reply.header("x-destination").is_empty() {
             return Err(format!("not picked: {} {}", reply.status, reply.text()).into());
         }
@@ -153,14 +153,14 @@ async fn starts(args: &Args) -> Result<Vec<Row>> {
 }
 
 /// From a rewritten endpoints file to a pick by it.
-async fn changes(args: &Args) -> Result<Row> {
+async fn changes(args: &Args) -> Result<StandingRow> {
     let folder = tempfile::tempdir()?;
-    let (file, servers) = (folder.path().join("endpoints.yaml"), Port::lease()?);
+    let (file, servers) = (folder.path().join("endpoints.yaml"), ReservedPort::lease()?);
     let addresses = addresses(2, servers.number());
     write_endpoints(&file, &addresses)?;
     let arguments = args.daemon_argument.iter().cloned().chain(["--endpoints-file".to_owned(), file.display().to_string()]);
-    let world = World::start_at(servers, &[], 2, 1, &arguments.collect::<Vec<_>>()).await?;
-    let target = world.address(Way::Filter);
+    let world = BenchStack::start_at(servers, &[], 2, 1, &arguments.collect::<Vec<_>>()).await?;
+    let target = world.address(RequestPath::Filter);
     let mut ms = Vec::new();
     for change in 0..CHANGES {
         let (whole, left) = (&addresses[..], &addresses[change % 2..=change % 2]);

@@ -4,16 +4,16 @@ use serde::Serialize;
 
 /// A difference between two things that were measured one right after the other, several times.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
-pub(crate) struct Paired {
+pub(crate) struct PairedDifference {
     /// Median of the differences.
     pub(crate) median: f64,
     /// Distance between their first and third quartile.
     pub(crate) iqr: f64,
 }
 
-// === impl Paired ===
+// === impl PairedDifference ===
 
-impl Paired {
+impl PairedDifference {
     /// Of `ours` over `theirs`, round by round.
     pub(crate) fn of(ours: &[f64], theirs: &[f64]) -> Self {
         let differences: Vec<f64> = ours.iter().zip(theirs).map(|(ours, theirs)| ours - theirs).collect();
@@ -41,7 +41,7 @@ mod tests {
     #[test]
     fn a_difference_is_taken_round_by_round() {
         // A machine that slows down over the rounds slows both: the difference stays.
-        let paired = Paired::of(&[11.0, 22.0, 33.0, 44.0, 55.0], &[10.0, 20.0, 30.0, 40.0, 50.0]);
+        let paired = PairedDifference::of(&[11.0, 22.0, 33.0, 44.0, 55.0], &[10.0, 20.0, 30.0, 40.0, 50.0]);
         assert!((paired.median - 3.0).abs() < 1e-9 && (paired.iqr - 2.0).abs() < 1e-9, "{paired:?}");
         assert!(median(&[]).is_nan());
     }

@@ -8,17 +8,17 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use testbed::envoy::Config;
-use testbed::front::{Front, More};
-use testbed::ports::Port;
-use testbed::process::Process;
+use testbed::envoy::EnvoyConfig;
+use testbed::front::{DaemonAndEnvoy, ExtraArgs};
+use testbed::ports::ReservedPort;
+use testbed::process::ChildProcess;
 use testbed::{Result, root};
 
-use crate::load::{Load, Measured};
+use crate::load::{LoadFigures, LoadRun};
 use crate::overhead::write_bodies;
-use crate::stats::{Paired, median};
-use crate::streams::{self, Ran};
-use crate::world::{Asked, add_ext_proc, add_plain, addresses, listeners, wait_until_asked};
+use crate::stats::{PairedDifference, median};
+use crate::streams::{self, StreamRunFigures};
+use crate::world::{ExtProcDaemon, add_ext_proc, add_plain, addresses, listeners, wait_until_asked};
 use crate::{Args, go_on, sink, write_result};
 
 /// Compiled by `make bench` from `filter/examples/steps.rs`.
@@ -33,9 +33,9 @@ const BODIES: [usize; 2] = [10_000, 220_000];
 
 /// What a listener does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
+enum FilterStep {
     Plain,
-    Told,
+    Published,
     Retries,
     Wasm(&'static str),
     Filter,
@@ -45,36 +45,36 @@ enum Step {
 }
 
 /// Each beyond the one before it.
-type Ladder = &'static [(Step, &'static str)];
+type StepLadder = &'static [(FilterStep, &'static str)];
 
-const PLAIN: (Step, &str) = (Step::Plain, "plain Envoy, round robin");
+const PLAIN: (FilterStep, &str) = (FilterStep::Plain, "plain Envoy, round robin");
 
-const FILTER: Ladder = &[
+const FILTER: StepLadder = &[
     PLAIN,
-    (Step::Told, "the endpoint in a header, copied to metadata, used by `override_host`"),
-    (Step::Retries, "retries enabled by headers: Envoy keeps the request until the response"),
-    (Step::Wasm("passes"), "a wasm filter that does nothing"),
-    (Step::Wasm("reads"), "the filter waits for the body and copies it out"),
-    (Step::Wasm("speaks"), "the filter reads all headers, sets three, and reads three properties"),
-    (Step::Filter, "the picker: parse, hash, look up, score, count, publish load, read the reply"),
+    (FilterStep::Published, "the endpoint in a header, copied to metadata, used by `override_host`"),
+    (FilterStep::Retries, "retries enabled by headers: Envoy keeps the request until the response"),
+    (FilterStep::Wasm("passes"), "a wasm filter that does nothing"),
+    (FilterStep::Wasm("reads"), "the filter waits for the body and copies it out"),
+    (FilterStep::Wasm("speaks"), "the filter reads all headers, sets three, and reads three properties"),
+    (FilterStep::Filter, "the picker: parse, hash, look up, score, count, publish load, read the reply"),
 ];
 
-const EXT_PROC: Ladder = &[
+const EXT_PROC: StepLadder = &[
     PLAIN,
-    (Step::GoesOn, "ext_proc to a server that reads nothing and always answers the same endpoint"),
-    (Step::ExtProc, "the picker: parse, hash, look up, score, count, read the reply"),
+    (FilterStep::GoesOn, "ext_proc to a server that reads nothing and always answers the same endpoint"),
+    (FilterStep::ExtProc, "the picker: parse, hash, look up, score, count, read the reply"),
 ];
 
-const CHUNKS: Ladder = &[
+const CHUNKS: StepLadder = &[
     PLAIN,
-    (Step::Wasm("passes"), "a wasm filter that does nothing"),
-    (Step::Wasm("follows"), "the filter copies out each piece of the reply"),
-    (Step::Filter, "the picker: find the events, recognise tokens and usage, count and time them"),
+    (FilterStep::Wasm("passes"), "a wasm filter that does nothing"),
+    (FilterStep::Wasm("follows"), "the filter copies out each piece of the reply"),
+    (FilterStep::Filter, "the picker: find the events, recognise tokens and usage, count and time them"),
 ];
 
 /// One row of `steps.json`.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub(crate) struct Row {
+pub(crate) struct StepRow {
     pub(crate) step: String,
     pub(crate) body_bytes: usize,
     pub(crate) connections: usize,
@@ -101,12 +101,12 @@ pub(crate) struct ChunkRow {
 }
 
 /// Every listener, and whoever stands behind.
-struct Steps {
-    front: Front,
-    asked: Asked,
-    goes_on: Process,
-    places: Vec<(Step, Port)>,
-    _servers: (Port, Process),
+struct StepListeners {
+    front: DaemonAndEnvoy,
+    ext_proc_daemon: ExtProcDaemon,
+    goes_on: ChildProcess,
+    places: Vec<(FilterStep, ReservedPort)>,
+    _servers: (ReservedPort, ChildProcess),
 }
 
 pub(crate) async fn bench(args: &Args) -> Result<()> {
@@ -114,7 +114,7 @@ pub(crate) async fn bench(args: &Args) -> Result<()> {
         return Err(format!("{MODULE} is missing: `make bench` compiles it").into());
     }
     let folder = tempfile::tempdir()?;
-    let mut steps = Steps::start(args, folder.path()).await?;
+    let mut steps = StepListeners::start(args, folder.path()).await?;
     let mut rows = Vec::new();
     for ladder in [FILTER, EXT_PROC] {
         for (body_bytes, connections) in BODIES.into_iter().flat_map(|bytes| CONNECTIONS.map(|connections| (bytes, connections))) {
@@ -122,7 +122,7 @@ pub(crate) async fn bench(args: &Args) -> Result<()> {
         }
     }
     write_result("steps", &rows)?;
-    let mut runs: Vec<Vec<Ran>> = vec![Vec::new(); CHUNKS.len()];
+    let mut runs: Vec<Vec<StreamRunFigures>> = vec![Vec::new(); CHUNKS.len()];
     for round in 0..args.rounds {
         for turn in 0..CHUNKS.len() {
             let at = (round + turn) % CHUNKS.len();
@@ -130,32 +130,32 @@ pub(crate) async fn bench(args: &Args) -> Result<()> {
         }
     }
     steps.front.stop().await?;
-    steps.asked.stop().await?;
+    steps.ext_proc_daemon.stop().await?;
     write_result("chunk-steps", &compare_chunks(&runs))
 }
 
-async fn requests(steps: &mut Steps, args: &Args, ladder: Ladder, case: (usize, usize), folder: &Path) -> Result<Vec<Row>> {
+async fn requests(steps: &mut StepListeners, args: &Args, ladder: StepLadder, case: (usize, usize), folder: &Path) -> Result<Vec<StepRow>> {
     let (body_bytes, connections) = case;
     let bodies = write_bodies(body_bytes, false, folder)?;
-    let mut runs: Vec<Vec<Measured>> = vec![Vec::new(); ladder.len()];
+    let mut runs: Vec<Vec<LoadFigures>> = vec![Vec::new(); ladder.len()];
     for round in 0..args.rounds {
         for turn in 0..ladder.len() {
             let at = (round + turn) % ladder.len();
             let (target, processes) = (steps.address(ladder[at].0), steps.processes(ladder[at].0));
             let (bodies, seconds) = (bodies.clone(), args.seconds);
-            let load = Load { target, bodies, connections, seconds, rate: None, processes, headers: &[] };
+            let load = LoadRun { target, bodies, connections, seconds, rate: None, processes, headers: &[] };
             runs[at].push(load.run(folder).await?);
         }
     }
     Ok(compare(ladder, case, &runs))
 }
 
-fn compare(ladder: Ladder, (body_bytes, connections): (usize, usize), runs: &[Vec<Measured>]) -> Vec<Row> {
-    let of = |figure: fn(&Measured) -> f64, at: usize| runs[at].iter().map(figure).collect::<Vec<f64>>();
+fn compare(ladder: StepLadder, (body_bytes, connections): (usize, usize), runs: &[Vec<LoadFigures>]) -> Vec<StepRow> {
+    let of = |figure: fn(&LoadFigures) -> f64, at: usize| runs[at].iter().map(figure).collect::<Vec<f64>>();
     let row = |at: usize| {
-        let added = |figure| Paired::of(&of(figure, at), &of(figure, at.saturating_sub(1)));
+        let added = |figure| PairedDifference::of(&of(figure, at), &of(figure, at.saturating_sub(1)));
         let (cpu, p50) = (added(|run| run.cpu_us), added(|run| run.p50_us));
-        Row {
+        StepRow {
             step: ladder[at].1.to_owned(),
             body_bytes,
             connections,
@@ -167,9 +167,9 @@ fn compare(ladder: Ladder, (body_bytes, connections): (usize, usize), runs: &[Ve
             iqr_p50_us: p50.iqr,
         }
     };
-    let rows: Vec<Row> = (0..ladder.len()).map(row).collect();
+    let rows: Vec<StepRow> = (0..ladder.len()).map(row).collect();
     for row in &rows {
-        let Row { step, cpu_us, added_cpu_us, iqr_us, p50_us, added_p50_us, iqr_p50_us, .. } = row;
+        let StepRow { step, cpu_us, added_cpu_us, iqr_us, p50_us, added_p50_us, iqr_p50_us, .. } = row;
         println!(
             "{body_bytes:>7} B c={connections:<2} cpu {cpu_us:>6.1} + {added_cpu_us:.1} ({iqr_us:.1})  p50 {p50_us:>6.1} + {added_p50_us:.1} ({iqr_p50_us:.1})  {step}"
         );
@@ -177,10 +177,10 @@ fn compare(ladder: Ladder, (body_bytes, connections): (usize, usize), runs: &[Ve
     rows
 }
 
-fn compare_chunks(runs: &[Vec<Ran>]) -> Vec<ChunkRow> {
+fn compare_chunks(runs: &[Vec<StreamRunFigures>]) -> Vec<ChunkRow> {
     let of = |part: usize, at: usize| runs[at].iter().map(|run| run.cpu_us[part]).collect::<Vec<f64>>();
-    let row = |(at, (_, step)): (usize, &(Step, &str))| {
-        let added = Paired::of(&of(0, at), &of(0, at.saturating_sub(1)));
+    let row = |(at, (_, step)): (usize, &(FilterStep, &str))| {
+        let added = PairedDifference::of(&of(0, at), &of(0, at.saturating_sub(1)));
         let cpu_us = [0, 1, 2].map(|part| median(&of(part, at)));
         println!(
             "a chunk: workers {:>5.2} + {:.2} ({:.2})  rest of Envoy {:.2}  daemon {:.2}  {step}",
@@ -191,45 +191,45 @@ fn compare_chunks(runs: &[Vec<Ran>]) -> Vec<ChunkRow> {
     CHUNKS.iter().enumerate().map(row).collect()
 }
 
-// === impl Steps ===
+// === impl StepListeners ===
 
-impl Steps {
+impl StepListeners {
     async fn start(args: &Args, folder: &Path) -> Result<Self> {
-        let servers = Port::lease()?;
+        let servers = ReservedPort::lease()?;
         let sink = sink::start(&[format!("0.0.0.0:{}", servers.number())], folder)?;
         let endpoints = addresses(ENDPOINTS, servers.number());
-        let asked = Asked::start(&endpoints, &args.daemon_argument, folder)?;
-        let silent = Port::lease()?;
+        let asked = ExtProcDaemon::start(&endpoints, &args.daemon_argument, folder)?;
+        let silent = ReservedPort::lease()?;
         let goes_on = go_on::start(silent.address(), endpoints.first().ok_or("no endpoints")?, folder)?;
-        let mut places: Vec<(Step, Port)> = Vec::new();
+        let mut places: Vec<(FilterStep, ReservedPort)> = Vec::new();
         for (step, _) in FILTER.iter().chain(EXT_PROC).chain(CHUNKS) {
-            if *step != Step::Filter && places.iter().all(|(known, _)| known != step) {
-                places.push((*step, Port::lease()?));
+            if *step != FilterStep::Filter && places.iter().all(|(known, _)| known != step) {
+                places.push((*step, ReservedPort::lease()?));
             }
         }
-        let more = More { daemon: &args.daemon_argument, envoy: &["--concurrency", "1"] };
-        let front = Front::start(&endpoints, more, |config| {
+        let more = ExtraArgs { daemon: &args.daemon_argument, envoy: &["--concurrency", "1"] };
+        let front = DaemonAndEnvoy::start(&endpoints, more, |config| {
             places.iter().try_for_each(|(step, port)| match step {
-                Step::Plain => add_plain(config, port.address(), &endpoints),
-                Step::GoesOn => add_ext_proc(config, "goes_on", port.address(), silent.number()),
-                Step::ExtProc => add_ext_proc(config, "ext_proc", port.address(), asked.port()),
+                FilterStep::Plain => add_plain(config, port.address(), &endpoints),
+                FilterStep::GoesOn => add_ext_proc(config, "goes_on", port.address(), silent.number()),
+                FilterStep::ExtProc => add_ext_proc(config, "ext_proc", port.address(), asked.port()),
                 step => add(config, *step, port, &endpoints),
             })
         });
-        let steps = Self { front: front.await?, asked, goes_on, places, _servers: (servers, sink) };
-        wait_until_asked(steps.address(Step::ExtProc)).await?;
+        let steps = Self { front: front.await?, ext_proc_daemon: asked, goes_on, places, _servers: (servers, sink) };
+        wait_until_asked(steps.address(FilterStep::ExtProc)).await?;
         Ok(steps)
     }
 
-    fn address(&self, step: Step) -> SocketAddr {
-        self.places.iter().find(|(known, _)| *known == step).map_or(Front::address(), |(_, port)| port.address())
+    fn address(&self, step: FilterStep) -> SocketAddr {
+        self.places.iter().find(|(known, _)| *known == step).map_or(DaemonAndEnvoy::address(), |(_, port)| port.address())
     }
 
     /// Envoy, and whoever has a part in it.
-    fn processes(&mut self, step: Step) -> [u32; 2] {
+    fn processes(&mut self, step: FilterStep) -> [u32; 2] {
         let other = match step {
-            Step::GoesOn => self.goes_on.id(),
-            Step::ExtProc => self.asked.id(),
+            FilterStep::GoesOn => self.goes_on.id(),
+            FilterStep::ExtProc => self.ext_proc_daemon.id(),
             _ => self.front.daemon().id(),
         };
         [self.front.envoy().id(), other]
@@ -237,12 +237,12 @@ impl Steps {
 }
 
 /// A listener for this step of those between plain and the filter.
-fn add(config: &mut Config, step: Step, port: &Port, endpoints: &[String]) -> Result<()> {
+fn add(config: &mut EnvoyConfig, step: FilterStep, port: &ReservedPort, endpoints: &[String]) -> Result<()> {
     let endpoint = endpoints.first().ok_or("no endpoints")?;
     let filters = match step {
-        Step::Told => vec![orders(endpoint, false)],
-        Step::Wasm("speaks") => vec![module("speaks", endpoint)],
-        Step::Wasm(depth) => vec![orders(endpoint, true), module(depth, endpoint)],
+        FilterStep::Published => vec![orders(endpoint, false)],
+        FilterStep::Wasm("speaks") => vec![module("speaks", endpoint)],
+        FilterStep::Wasm(depth) => vec![orders(endpoint, true), module(depth, endpoint)],
         _ => vec![orders(endpoint, true)],
     };
     let listeners = listeners(config)?;

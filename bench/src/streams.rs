@@ -10,8 +10,8 @@ use testbed::{Result, client};
 use tokio::task::JoinSet;
 
 use crate::load::{cpu_ns, cpu_ns_of};
-use crate::stats::{Paired, median};
-use crate::world::{Way, World};
+use crate::stats::{PairedDifference, median};
+use crate::world::{BenchStack, RequestPath};
 use crate::{Args, write_result};
 
 /// Streams at once, the chunks of each, and the pause between two: 5,000 chunks/s for some 3 s.
@@ -24,7 +24,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// One row of the result file.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub(crate) struct Row {
+pub(crate) struct StreamsRow {
     pub(crate) front: String,
     pub(crate) chunks: u64,
     pub(crate) chunks_per_s: f64,
@@ -35,23 +35,23 @@ pub(crate) struct Row {
 }
 
 pub(crate) async fn bench(args: &Args) -> Result<()> {
-    let mut world = World::start(10, 1, &args.daemon_argument).await?;
-    let mut runs: [Vec<Ran>; 3] = Default::default();
+    let mut world = BenchStack::start(10, 1, &args.daemon_argument).await?;
+    let mut runs: [Vec<StreamRunFigures>; 3] = Default::default();
     for round in 0..args.rounds {
-        for turn in 0..Way::ALL.len() {
-            let at = (round + turn) % Way::ALL.len();
-            runs[at].push(run(world.address(Way::ALL[at]), world.processes(Way::ALL[at])).await?);
+        for turn in 0..RequestPath::ALL.len() {
+            let at = (round + turn) % RequestPath::ALL.len();
+            runs[at].push(run(world.address(RequestPath::ALL[at]), world.processes(RequestPath::ALL[at])).await?);
         }
     }
     world.stop().await?;
-    let cpu = |runs: &[Ran]| runs.iter().map(Ran::sum_us).collect::<Vec<_>>();
-    let rows: Vec<Row> = Way::ALL
+    let cpu = |runs: &[StreamRunFigures]| runs.iter().map(StreamRunFigures::sum_us).collect::<Vec<_>>();
+    let rows: Vec<StreamsRow> = RequestPath::ALL
         .iter()
         .zip(&runs)
         .map(|(way, ours)| {
-            let added = Paired::of(&cpu(ours), &cpu(&runs[0]));
+            let added = PairedDifference::of(&cpu(ours), &cpu(&runs[0]));
             let rates: Vec<f64> = ours.iter().map(|run| run.chunks_per_s).collect();
-            Row {
+            StreamsRow {
                 front: way.name().to_owned(),
                 chunks: STREAMS * CHUNKS,
                 chunks_per_s: median(&rates),
@@ -72,13 +72,13 @@ pub(crate) async fn bench(args: &Args) -> Result<()> {
 
 /// What one run gave.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ran {
+pub(crate) struct StreamRunFigures {
     /// CPU of a chunk, µs: of Envoy's workers, of the rest of Envoy, of the daemon.
     pub(crate) cpu_us: [f64; 3],
     chunks_per_s: f64,
 }
 
-impl Ran {
+impl StreamRunFigures {
     pub(crate) fn sum_us(&self) -> f64 {
         self.cpu_us.iter().sum()
     }
@@ -86,7 +86,7 @@ impl Ran {
 
 /// Lets the streams run through `target`, by this Envoy and this daemon.
 #[expect(clippy::cast_precision_loss, reason = "counts of one run")]
-pub(crate) async fn run(target: SocketAddr, [envoy, daemon]: [u32; 2]) -> Result<Ran> {
+pub(crate) async fn run(target: SocketAddr, [envoy, daemon]: [u32; 2]) -> Result<StreamRunFigures> {
     let worker = |name: &str| name.starts_with("wrk:");
     let cpu = || -> Result<[u64; 3]> { Ok([cpu_ns_of(envoy, worker)?, cpu_ns_of(envoy, |name| !worker(name))?, cpu_ns(daemon)?]) };
     let (before, began) = (cpu()?, tokio::time::Instant::now());
@@ -111,5 +111,5 @@ pub(crate) async fn run(target: SocketAddr, [envoy, daemon]: [u32; 2]) -> Result
     }
     let (chunks, after) = ((STREAMS * CHUNKS) as f64, cpu()?);
     let cpu_us = [0, 1, 2].map(|part| (after[part] - before[part]) as f64 / 1e3 / chunks);
-    Ok(Ran { cpu_us, chunks_per_s: chunks / began.elapsed().as_secs_f64() })
+    Ok(StreamRunFigures { cpu_us, chunks_per_s: chunks / began.elapsed().as_secs_f64() })
 }

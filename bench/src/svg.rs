@@ -8,14 +8,14 @@ const MARGIN: f64 = 56.0;
 
 /// One line of a chart.
 #[derive(Clone, Debug)]
-pub(crate) struct Series {
+pub(crate) struct ChartSeries {
     pub(crate) name: String,
     pub(crate) colour: &'static str,
     pub(crate) points: Vec<(f64, f64)>,
 }
 
 /// A chart of `series`, whose points are all above 0.
-pub(crate) fn chart(title: &str, x: &str, y: &str, series: &[Series]) -> String {
+pub(crate) fn chart(title: &str, x: &str, y: &str, series: &[ChartSeries]) -> String {
     let all = || series.iter().flat_map(|series| &series.points);
     let (xs, ys) = (range(all().map(|point| point.0)), range(all().map(|point| point.1)));
     let across = |value: f64| MARGIN + (WIDTH - 1.5 * MARGIN) * share(value, xs);
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn every_point_is_inside_of_the_chart() {
-        let series = Series { name: "filter".to_owned(), colour: "#06c", points: vec![(1e3, 8.0), (1e4, 25.0), (1e6, 500.0)] };
+        let series = ChartSeries { name: "filter".to_owned(), colour: "#06c", points: vec![(1e3, 8.0), (1e4, 25.0), (1e6, 500.0)] };
         let svg = chart("added", "bytes", "us", &[series]);
         let points = svg.split("points=\"").nth(1).and_then(|rest| rest.split('"').next()).unwrap_or_default();
         for point in points.split(' ') {

@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use testbed::envoy::Config;
-use testbed::front::{DAEMON_ADMIN, Front, More};
-use testbed::ports::Port;
-use testbed::process::Process;
+use testbed::envoy::EnvoyConfig;
+use testbed::front::{DAEMON_ADMIN, DaemonAndEnvoy, ExtraArgs};
+use testbed::ports::ReservedPort;
+use testbed::process::ChildProcess;
 use testbed::{Result, client, root, wait_for};
 
 use crate::sink;
@@ -23,7 +23,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 
 /// The way a request takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Way {
+pub(crate) enum RequestPath {
     Plain,
     Filter,
     ExtProc,
@@ -31,26 +31,26 @@ pub(crate) enum Way {
 
 /// Everything that runs.
 #[derive(Debug)]
-pub(crate) struct World {
-    pub(crate) front: Front,
+pub(crate) struct BenchStack {
+    pub(crate) front: DaemonAndEnvoy,
     pub(crate) folder: TempDir,
-    asked: Asked,
-    plain: Port,
-    ext_proc: Port,
-    _servers: Port,
-    _sink: Process,
+    ext_proc_daemon: ExtProcDaemon,
+    plain: ReservedPort,
+    ext_proc: ReservedPort,
+    _servers: ReservedPort,
+    _sink: ChildProcess,
 }
 
 /// A daemon that ext_proc listeners ask, and nobody else.
 #[derive(Debug)]
-pub(crate) struct Asked {
-    daemon: Process,
-    ports: [Port; 4],
+pub(crate) struct ExtProcDaemon {
+    daemon: ChildProcess,
+    ports: [ReservedPort; 4],
 }
 
-// === impl Way ===
+// === impl RequestPath ===
 
-impl Way {
+impl RequestPath {
     pub(crate) const ALL: [Self; 3] = [Self::Plain, Self::Filter, Self::ExtProc];
 
     pub(crate) fn name(self) -> &'static str {
@@ -62,15 +62,15 @@ impl Way {
     }
 }
 
-// === impl World ===
+// === impl BenchStack ===
 
-impl World {
+impl BenchStack {
     /// Starts it all in front of so many endpoints, with these further arguments of the daemon and workers of Envoy.
     ///
     /// # Errors
     /// If a part does not come up.
     pub(crate) async fn start(endpoints: usize, workers: u32, daemon: &[String]) -> Result<Self> {
-        let servers = Port::lease()?;
+        let servers = ReservedPort::lease()?;
         let told = addresses(endpoints, servers.number());
         Self::start_at(servers, &told, endpoints, workers, daemon).await
     }
@@ -79,41 +79,47 @@ impl World {
     ///
     /// # Errors
     /// If a part does not come up.
-    pub(crate) async fn start_at(servers: Port, told: &[String], endpoints: usize, workers: u32, daemon: &[String]) -> Result<Self> {
-        let (plain, ext_proc) = (Port::lease()?, Port::lease()?);
+    pub(crate) async fn start_at(
+        servers: ReservedPort,
+        told: &[String],
+        endpoints: usize,
+        workers: u32,
+        daemon: &[String],
+    ) -> Result<Self> {
+        let (plain, ext_proc) = (ReservedPort::lease()?, ReservedPort::lease()?);
         let folder = tempfile::tempdir()?;
         // One socket for all: every address of 127.0.0.0/8 is this machine.
         let sink = sink::start(&[format!("0.0.0.0:{}", servers.number())], folder.path())?;
         let addresses = addresses(endpoints, servers.number());
-        let asked = Asked::start(told, daemon, folder.path())?;
+        let asked = ExtProcDaemon::start(told, daemon, folder.path())?;
         let concurrency = workers.to_string();
-        let more = More { daemon, envoy: &["--concurrency", &concurrency] };
-        let front = Front::start(told, more, |config| {
+        let more = ExtraArgs { daemon, envoy: &["--concurrency", &concurrency] };
+        let front = DaemonAndEnvoy::start(told, more, |config| {
             add_ext_proc(config, "ext_proc", ext_proc.address(), asked.port())?;
             add_plain(config, plain.address(), &addresses)
         });
         let front = front.await?;
         wait_until_asked(ext_proc.address()).await?;
-        Ok(Self { front, folder, asked, plain, ext_proc, _servers: servers, _sink: sink })
+        Ok(Self { front, folder, ext_proc_daemon: asked, plain, ext_proc, _servers: servers, _sink: sink })
     }
 
-    pub(crate) fn address(&self, way: Way) -> SocketAddr {
+    pub(crate) fn address(&self, way: RequestPath) -> SocketAddr {
         match way {
-            Way::Plain => self.plain.address(),
-            Way::Filter => Front::address(),
-            Way::ExtProc => self.ext_proc.address(),
+            RequestPath::Plain => self.plain.address(),
+            RequestPath::Filter => DaemonAndEnvoy::address(),
+            RequestPath::ExtProc => self.ext_proc.address(),
         }
     }
 
     /// The way, and the admin page of the daemon that decides there.
     pub(crate) fn pickers(&self) -> [(SocketAddr, SocketAddr); 2] {
         let filter = SocketAddr::from((Ipv4Addr::LOCALHOST, DAEMON_ADMIN));
-        [(self.address(Way::Filter), filter), (self.address(Way::ExtProc), self.asked.ports[3].address())]
+        [(self.address(RequestPath::Filter), filter), (self.address(RequestPath::ExtProc), self.ext_proc_daemon.ports[3].address())]
     }
 
     /// Whose CPU a request costs: Envoy's, and the daemon's that is asked, or else that of the filter.
-    pub(crate) fn processes(&mut self, way: Way) -> [u32; 2] {
-        let daemon = if way == Way::ExtProc { self.asked.id() } else { self.front.daemon().id() };
+    pub(crate) fn processes(&mut self, way: RequestPath) -> [u32; 2] {
+        let daemon = if way == RequestPath::ExtProc { self.ext_proc_daemon.id() } else { self.front.daemon().id() };
         [self.front.envoy().id(), daemon]
     }
 
@@ -123,19 +129,19 @@ impl World {
     /// If one does not end when asked.
     pub(crate) async fn stop(self) -> Result<()> {
         self.front.stop().await?;
-        self.asked.stop().await
+        self.ext_proc_daemon.stop().await
     }
 }
 
-// === impl Asked ===
+// === impl ExtProcDaemon ===
 
-impl Asked {
+impl ExtProcDaemon {
     /// Starts it with these endpoints and further arguments.
     ///
     /// # Errors
     /// If there is no release build.
     pub(crate) fn start(endpoints: &[String], arguments: &[String], folder: &Path) -> Result<Self> {
-        let ports = [Port::lease()?, Port::lease()?, Port::lease()?, Port::lease()?];
+        let ports = [ReservedPort::lease()?, ReservedPort::lease()?, ReservedPort::lease()?, ReservedPort::lease()?];
         let mut command = Command::new(root().join("target/release/switchpointd"));
         command
             .arg("serve")
@@ -145,7 +151,7 @@ impl Asked {
         for (name, port) in ["ext-proc", "health", "state", "admin"].into_iter().zip(&ports) {
             command.args([format!("--listen-{name}"), port.address().to_string()]);
         }
-        Ok(Self { daemon: Process::spawn("asked", &mut command, folder)?, ports })
+        Ok(Self { daemon: ChildProcess::spawn("asked", &mut command, folder)?, ports })
     }
 
     /// Where it is asked.
@@ -181,18 +187,18 @@ pub(crate) fn addresses(count: usize, port: u16) -> Vec<String> {
     (0..count).map(|n| format!("{}:{port}", address(n))).collect()
 }
 
-fn clusters(config: &mut Config) -> Result<&mut Vec<Value>> {
+fn clusters(config: &mut EnvoyConfig) -> Result<&mut Vec<Value>> {
     Ok(config.value().pointer_mut("/static_resources/clusters").and_then(Value::as_array_mut).ok_or("the config has no clusters")?)
 }
 
-pub(crate) fn listeners(config: &mut Config) -> Result<&mut Vec<Value>> {
+pub(crate) fn listeners(config: &mut EnvoyConfig) -> Result<&mut Vec<Value>> {
     Ok(config.value().pointer_mut("/static_resources/listeners").and_then(Value::as_array_mut).ok_or("the config has no listeners")?)
 }
 
 /// The listener of `ext_proc.yaml`, and a cluster of whom it asks. Without TLS: that is the reference's cost, and not the picker's.
-pub(crate) fn add_ext_proc(config: &mut Config, name: &str, address: SocketAddr, asked: u16) -> Result<()> {
+pub(crate) fn add_ext_proc(config: &mut EnvoyConfig, name: &str, address: SocketAddr, asked: u16) -> Result<()> {
     const SHIPPED: &str = "switchpoint-ext-proc";
-    let mut other = Config::shipped("ext_proc.yaml")?;
+    let mut other = EnvoyConfig::shipped("ext_proc.yaml")?;
     let mut listener = listeners(&mut other)?.first().cloned().ok_or("ext_proc.yaml has no listener")?;
     listener["name"] = name.into();
     listener["address"]["socket_address"]["port_value"] = address.port().into();
@@ -212,7 +218,7 @@ pub(crate) fn add_ext_proc(config: &mut Config, name: &str, address: SocketAddr,
 }
 
 /// A listener as shipped but for the picker, over the same endpoints by round robin.
-pub(crate) fn add_plain(config: &mut Config, address: SocketAddr, endpoints: &[String]) -> Result<()> {
+pub(crate) fn add_plain(config: &mut EnvoyConfig, address: SocketAddr, endpoints: &[String]) -> Result<()> {
     let hosts: Vec<Value> = endpoints
         .iter()
         .filter_map(|endpoint| {

@@ -7,56 +7,56 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use discovery::content::Follow;
+use discovery::file_watcher::FileWatcher;
 use scheduler::PipelineSpec;
 use serde::Serialize;
 
-use crate::pool::event_loop::Scraping;
+use crate::pool::event_loop::MetricsDiscovery;
 use crate::scrape::MetricsLocation;
-use crate::scrape::engine::Engines;
+use crate::scrape::engine::EngineTable;
 
-mod known;
 mod latency;
 mod page;
 mod reader;
+mod reference_items;
 mod resolved;
 mod schema;
 mod status;
 pub(crate) mod yaml;
 
-pub use latency::{Latency, STRATEGY_VARIABLE};
+pub use latency::{LatencyOptions, STRATEGY_VARIABLE};
 pub use page::reference_page;
 pub(crate) use reader::{below, unknown};
-pub use resolved::Resolved;
+pub use resolved::ResolvedConfig;
 pub use status::{ConfigError, ConfigStatus};
 
 /// What a file says, compiled.
 #[derive(Clone, Debug)]
-pub struct PoolConfig {
+pub struct CompiledConfig {
     /// How requests are scheduled.
     pub pipeline: PipelineSpec,
     /// How endpoints are scraped.
-    pub scraping: Scraping,
+    pub scraping: MetricsDiscovery,
 }
 
 /// What `check` prints, and what start-up goes by.
 #[derive(Debug, Default, Serialize)]
-pub struct Report {
+pub struct ConfigReport {
     /// What becomes of each item, in the order of the file.
-    pub items: Vec<Item>,
+    pub items: Vec<ConfigItem>,
     /// What makes the file invalid.
-    pub errors: Vec<Problem>,
+    pub errors: Vec<ConfigProblem>,
 }
 
 /// One item of a file.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-pub struct Item {
+pub struct ConfigItem {
     /// Where: `plugins[2].parameters.threshold`.
     pub path: String,
     /// Line, from 1.
     pub line: u64,
     /// What becomes of it.
-    pub status: Status,
+    pub status: ItemStatus,
     /// Why, for people.
     pub reason: String,
     /// What to use instead, when refused.
@@ -66,7 +66,7 @@ pub struct Item {
 /// What becomes of an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Status {
+pub enum ItemStatus {
     /// It does what it says.
     Implemented,
     /// It changes nothing here.
@@ -77,7 +77,7 @@ pub enum Status {
 
 /// Something that makes a file invalid.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-pub struct Problem {
+pub struct ConfigProblem {
     /// Where.
     pub path: String,
     /// Line, from 1; 0 when it concerns the whole file.
@@ -89,48 +89,48 @@ pub struct Problem {
 /// A configuration file that is followed.
 #[derive(Debug)]
 pub struct ConfigFile {
-    follow: Follow,
-    latency: Latency,
+    follow: FileWatcher,
+    latency: LatencyOptions,
 }
 
 /// Reads a file's text. The configuration is there unless the report names errors or refused items.
 #[must_use]
-pub fn read(text: &str) -> (Report, Option<PoolConfig>) {
+pub fn read(text: &str) -> (ConfigReport, Option<CompiledConfig>) {
     let (report, config) = reader::read(text);
     let good = report.errors.is_empty() && !report.refuses();
     (report, config.filter(|_| good))
 }
 
-// === impl PoolConfig ===
+// === impl CompiledConfig ===
 
-impl PoolConfig {
+impl CompiledConfig {
     /// What holds when there is no file.
     ///
     /// # Errors
     /// Never but by a mistake in the built-in table of engines.
-    pub fn default_config(latency: &Latency) -> Result<Self, String> {
-        let engines = Engines::try_new(&[], "", "").map_err(|e| e.to_string())?;
-        let scraping = Scraping { engines: Arc::new(engines), location: MetricsLocation::default() };
+    pub fn default_config(latency: &LatencyOptions) -> Result<Self, String> {
+        let engines = EngineTable::try_new(&[], "", "").map_err(|e| e.to_string())?;
+        let scraping = MetricsDiscovery { engines: Arc::new(engines), location: MetricsLocation::default() };
         let mut pipeline = PipelineSpec::default();
         latency.apply(&mut pipeline);
         Ok(Self { pipeline, scraping })
     }
 }
 
-// === impl Report ===
+// === impl ConfigReport ===
 
-impl Report {
+impl ConfigReport {
     /// Is any item refused?
     #[must_use]
     pub fn refuses(&self) -> bool {
-        self.items.iter().any(|item| item.status == Status::Refused)
+        self.items.iter().any(|item| item.status == ItemStatus::Refused)
     }
 
     /// Everything that keeps the file from being used, a line each, with the file's name.
     #[must_use]
     pub fn complaints(&self, file: &str) -> String {
         let errors = self.errors.iter().map(|p| format!("{file}:{}: {}", p.line, at(&p.path, &p.message)));
-        let refused = self.items.iter().filter(|item| item.status == Status::Refused).map(|item| {
+        let refused = self.items.iter().filter(|item| item.status == ItemStatus::Refused).map(|item| {
             let instead = item.substitute.as_deref().map(|s| format!("; instead: {s}")).unwrap_or_default();
             format!("{file}:{}: {}: refused: {}{instead}", item.line, item.path, item.reason)
         });
@@ -147,8 +147,8 @@ fn at(path: &str, message: &str) -> String {
 impl ConfigFile {
     /// Follows the file at `path`.
     #[must_use]
-    pub fn new(path: impl Into<PathBuf>, latency: Latency) -> Self {
-        Self { follow: Follow::new(path), latency }
+    pub fn new(path: impl Into<PathBuf>, latency: LatencyOptions) -> Self {
+        Self { follow: FileWatcher::new(path), latency }
     }
 
     /// The file followed.
@@ -158,11 +158,11 @@ impl ConfigFile {
     }
 
     /// Waits for the file to say something new; the first call tells what it says now. An error says why it cannot be used. Cancel-safe.
-    pub async fn changed(&mut self) -> Result<PoolConfig, String> {
+    pub async fn changed(&mut self) -> Result<CompiledConfig, String> {
         let text = self.follow.changed().await.map_err(|e| e.to_string())?;
         let (report, config) = read(&text);
         let file = self.follow.path().display().to_string();
-        for item in report.items.iter().filter(|item| item.status == Status::NoEffect) {
+        for item in report.items.iter().filter(|item| item.status == ItemStatus::NoEffect) {
             tracing::info!(file, line = item.line, item = item.path, reason = item.reason, "has no effect");
         }
         let mut config = config.ok_or_else(|| report.complaints(&file))?;
@@ -182,7 +182,7 @@ mod tests {
         format!("apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n{rest}")
     }
 
-    fn good(text: &str) -> PoolConfig {
+    fn good(text: &str) -> CompiledConfig {
         let (report, config) = read(text);
         config.unwrap_or_else(|| panic!("{}", report.complaints("f")))
     }
@@ -360,7 +360,7 @@ mod tests {
             "plugins: [{type: queue-scorer}, {type: token-load-scorer}]\nschedulingProfiles: [{name: a, plugins: [{pluginRef: queue-scorer}]}]\n",
         ));
         let status = |path: &str| report.items.iter().find(|item| item.path == path).map(|item| item.status);
-        assert_eq!((status("plugins[0]"), status("plugins[1]")), (Some(Status::Implemented), Some(Status::NoEffect)));
+        assert_eq!((status("plugins[0]"), status("plugins[1]")), (Some(ItemStatus::Implemented), Some(ItemStatus::NoEffect)));
     }
 
     #[test]
@@ -427,7 +427,7 @@ mod tests {
         }
         let (report, config) = read(&weighted("random-picker", "3"));
         let item = report.items.iter().find(|item| item.path.ends_with(".weight")).unwrap();
-        assert!(config.is_some() && item.status == Status::NoEffect && item.reason.contains("only scorers"), "{item:?}");
+        assert!(config.is_some() && item.status == ItemStatus::NoEffect && item.reason.contains("only scorers"), "{item:?}");
     }
 
     #[test]
@@ -444,15 +444,15 @@ mod tests {
     #[test]
     fn every_name_is_answered_for_once() {
         let ours: Vec<&str> = PLUGINS.iter().map(|p| p.name).collect();
-        for (i, row) in known::FOREIGN.iter().enumerate() {
+        for (i, row) in reference_items::FOREIGN.iter().enumerate() {
             let name = row.name;
             assert!(!ours.contains(&name), "{name} is implemented");
-            assert!(known::FOREIGN.iter().skip(i + 1).all(|other| other.name != name), "{name} twice");
+            assert!(reference_items::FOREIGN.iter().skip(i + 1).all(|other| other.name != name), "{name} twice");
             let (report, config) = read(&file(&format!("plugins:\n- type: {name}\n")));
             assert!(report.errors.is_empty(), "{name}: {}", report.complaints("f"));
-            assert_eq!(config.is_none(), matches!(row.fate, known::Fate::Refused(..)), "{name}");
+            assert_eq!(config.is_none(), matches!(row.support, reference_items::ItemSupport::Refused(..)), "{name}");
         }
-        for (plugin_type, way, _) in known::REFERENCES {
+        for (plugin_type, way, _) in reference_items::REFERENCES {
             let mut rows = PLUGINS.iter().filter(|row| plugin_type.is_empty() || row.name == *plugin_type);
             assert!(rows.any(|row| row.parameters.iter().any(|parameter| parameter.name == way[0])), "{plugin_type} has no {way:?}");
         }

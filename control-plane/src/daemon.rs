@@ -6,37 +6,37 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use discovery::Followed;
+use discovery::WatchedComponent;
 use envoy_types::pb::envoy::service::endpoint::v3::endpoint_discovery_service_server::EndpointDiscoveryServiceServer;
 use proto::state::state_service_server::StateServiceServer;
 use proto::{MESSAGE_BYTES_MAX, PROXY_MESSAGE_BYTES_MAX};
 use tokio::task::JoinSet;
 use tonic::service::Routes;
 
-use crate::cli::args::{EndpointTlsArgs, ObjectsArgs, ScrapeArgs, Serve, StateTls};
-use crate::config::Latency;
+use crate::cli::args::{EndpointTlsArgs, ObjectsArgs, ScrapeArgs, ServeArgs, StateTls};
+use crate::config::LatencyOptions;
 use crate::learn::latency;
 use crate::pool::backends;
-use crate::pool::endpoint_source::{self, Components, Source};
+use crate::pool::endpoint_source::{self, EndpointSource, WatchedComponents};
 use crate::pool::objects::{ObjectsSource, PoolName};
 use crate::pool::pools_file::PoolSource;
-use crate::pool::startup::{PoolTask, Scrape};
-use crate::scrape::{EndpointTls, Intervals};
-use crate::serve::admin::Admin;
+use crate::pool::startup::{PoolTask, ScrapeSettings};
+use crate::scrape::{EndpointTls, ScrapeIntervals};
+use crate::serve::admin::AdminServer;
 use crate::serve::eds::{self, EdsServer};
 use crate::serve::exposure;
 use crate::serve::ext_proc;
-use crate::serve::listen::{Incoming, Listener, TlsFiles, identify, raise_descriptors};
-use crate::serve::monitoring::{Monitoring, ended, open, server};
+use crate::serve::listen::{IncomingConnections, ListenerName, TlsFiles, identify, raise_descriptors};
+use crate::serve::monitoring::{MonitoringServer, ended, open, server};
 use crate::serve::state_stream::{self, StateServer};
 use crate::shutdown::{self, Shutdown};
-use crate::state::shared::{ScraperHandle, Shared};
-use crate::state::snapshot_file::{Saved, SnapshotFile};
+use crate::state::shared::{DaemonState, ScraperHandle};
+use crate::state::snapshot_file::{SavedState, SnapshotFile};
 
 pub mod lease;
 pub mod signals;
 
-use signals::Signals;
+use signals::SignalWatch;
 
 /// How often a silent connection is asked whether it lives, and how long it may take to answer: a proxy that vanished without a word is
 /// noticed within the sum, well before the removal of an endpoint stops waiting for it.
@@ -49,7 +49,7 @@ const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Why the daemon could not start, or had to stop.
 #[derive(Debug, thiserror::Error)]
-pub enum Fatal {
+pub enum FatalError {
     /// Somebody asked for what cannot be: whoever wrote the command line or a file it names is at fault.
     #[error("{0}")]
     Usage(String),
@@ -80,12 +80,12 @@ pub enum Fatal {
 /// Runs the daemon until a signal tells it to stop.
 ///
 /// # Errors
-/// [`Fatal`] says why it could not start, or had to stop.
-pub async fn serve(args: Serve) -> Result<(), Fatal> {
-    let mut signals = Signals::listen().map_err(Fatal::Signals)?;
+/// [`FatalError`] says why it could not start, or had to stop.
+pub async fn serve(args: ServeArgs) -> Result<(), FatalError> {
+    let mut signals = SignalWatch::listen().map_err(FatalError::Signals)?;
     raise_descriptors();
     let wanted = args.lease.clone();
-    let following = Following::begin(args).await?;
+    let following = StandbyDaemon::begin(args).await?;
     let mut lease = wanted.want().await?;
     if let Some(lease) = &mut lease {
         tokio::select! {
@@ -93,14 +93,14 @@ pub async fn serve(args: Serve) -> Result<(), Fatal> {
             _ = signals.received() => return Ok(()),
         }
     }
-    let mut daemon = following.lead().await?;
+    let mut daemon = following.start_leading().await?;
     let ended = tokio::select! {
         signal = signals.received() => {
             tracing::info!(signal, "stopping");
             Ok(())
         }
-        task = daemon.task_ended() => Err(Fatal::TaskEnded(task)),
-        () = lease::lost(&mut lease) => Err(Fatal::LeaseLost),
+        task = daemon.task_ended() => Err(FatalError::TaskEnded(task)),
+        () = lease::lost(&mut lease) => Err(FatalError::LeaseLost),
     };
     daemon.stop().await;
     if let Some(lease) = lease {
@@ -110,13 +110,13 @@ pub async fn serve(args: Serve) -> Result<(), Fatal> {
 }
 
 /// A daemon that follows its endpoints and what they say of themselves, and answers probes, but no proxy yet: when it leads, it knows them.
-pub struct Following {
-    args: Serve,
-    pools: Vec<(PoolSource, Source)>,
+pub struct StandbyDaemon {
+    args: ServeArgs,
+    pools: Vec<(PoolSource, EndpointSource)>,
     /// What is open already.
-    pub monitoring: Monitoring,
+    pub monitoring: MonitoringServer,
     tasks: JoinSet<&'static str>,
-    trigger: shutdown::Trigger,
+    trigger: shutdown::ShutdownTrigger,
     shutdown: Shutdown,
 }
 
@@ -134,21 +134,21 @@ pub struct Daemon {
     /// Where health is asked for, if anywhere.
     pub health_address: Option<SocketAddr>,
     /// What its tasks share.
-    pub shared: Arc<Shared>,
+    pub shared: Arc<DaemonState>,
     tasks: JoinSet<&'static str>,
-    trigger: shutdown::Trigger,
+    trigger: shutdown::ShutdownTrigger,
 }
 
-// === impl Following ===
+// === impl StandbyDaemon ===
 
-impl Following {
+impl StandbyDaemon {
     /// Begins to follow.
     ///
     /// # Errors
-    /// [`Fatal::Usage`] when pools or sources cannot be what they are said to be, or a listener would be exposed without protection; [`Fatal::Listen`] when one
+    /// [`FatalError::Usage`] when pools or sources cannot be what they are said to be, or a listener would be exposed without protection; [`FatalError::Listen`] when one
     /// cannot be opened.
-    pub async fn begin(args: Serve) -> Result<Self, Fatal> {
-        for warning in exposure::check(&args).map_err(Fatal::Usage)? {
+    pub async fn begin(args: ServeArgs) -> Result<Self, FatalError> {
+        for warning in exposure::check(&args).map_err(FatalError::Usage)? {
             tracing::warn!("{warning}");
         }
         let (endpoints, pool, config) = (args.endpoints.clone(), args.pool.clone(), args.config.clone());
@@ -159,20 +159,20 @@ impl Following {
         }
         let (trigger, shutdown) = shutdown::channel();
         let mut tasks = JoinSet::new();
-        let monitoring = Monitoring::open(&args, &mut tasks, &shutdown).await?;
+        let monitoring = MonitoringServer::open(&args, &mut tasks, &shutdown).await?;
         Ok(Self { args, pools, monitoring, tasks, trigger, shutdown })
     }
 
     /// What it follows, where that is discovered.
-    pub fn components(&self) -> impl Iterator<Item = &Followed> {
+    pub fn components(&self) -> impl Iterator<Item = &WatchedComponent> {
         self.pools.iter().flat_map(|(_, source)| source.components.iter().map(|(_, followed)| followed))
     }
 
     /// Starts everything else; serves before it returns. Files are read and the term begins now, not when it began to follow.
     ///
     /// # Errors
-    /// [`Fatal`] says why it cannot.
-    pub async fn lead(self) -> Result<Daemon, Fatal> {
+    /// [`FatalError`] says why it cannot.
+    pub async fn start_leading(self) -> Result<Daemon, FatalError> {
         Daemon::of(self).await
     }
 }
@@ -183,40 +183,40 @@ impl Daemon {
     /// Starts everything; serves before it returns.
     ///
     /// # Errors
-    /// [`Fatal`] says why it cannot.
-    pub async fn start(args: Serve) -> Result<Self, Fatal> {
-        Following::begin(args).await?.lead().await
+    /// [`FatalError`] says why it cannot.
+    pub async fn start(args: ServeArgs) -> Result<Self, FatalError> {
+        StandbyDaemon::begin(args).await?.start_leading().await
     }
 
-    async fn of(following: Following) -> Result<Self, Fatal> {
-        let Following { args, pools: followed, monitoring, mut tasks, trigger, shutdown } = following;
-        let Serve { snapshot_file, listen_state, ext_proc, scrape, latency, state_tls, model_servers_speak, .. } = args;
+    async fn of(following: StandbyDaemon) -> Result<Self, FatalError> {
+        let StandbyDaemon { args, pools: followed, monitoring, mut tasks, trigger, shutdown } = following;
+        let ServeArgs { snapshot_file, listen_state, ext_proc, scrape, latency, state_tls, model_servers_speak, .. } = args;
         let snapshot = snapshot_file.map(|path| Arc::new(SnapshotFile::new(path)));
         let before = snapshot.as_ref().and_then(|file| file.load());
-        let life = Life::after(before.as_ref());
+        let life = DaemonTerm::after(before.as_ref());
 
         let scrape = scraping(scrape);
         let learning = (latency.latency_prediction, latency.latency_model_file);
-        let latency = Latency::new(latency.latency_prediction, latency.headroom_selection_strategy).map_err(Fatal::Usage)?;
+        let latency = LatencyOptions::new(latency.latency_prediction, latency.headroom_selection_strategy).map_err(FatalError::Usage)?;
         let served: Arc<[PoolName]> = followed.iter().map(|(pool, _)| pool.named()).collect();
         let mut pools = Vec::new();
         for pool in followed {
             let saved = before.as_ref().and_then(|saved| saved.pools.get(&pool.0.name));
-            pools.push(PoolTask::prepare(pool, saved, (&scrape, &latency), &served, life.incarnation_first).await?);
+            pools.push(PoolTask::prepare(pool, saved, (&scrape, &latency), &served, life.generation_first).await?);
         }
         let scrapers: BTreeMap<Arc<str>, ScraperHandle> = pools.iter().map(PoolTask::scraper).collect();
-        let components: Arc<BTreeMap<Arc<str>, Components>> = Arc::new(pools.iter().map(PoolTask::components).collect());
-        let shared = Shared::new(life.term, life.hash_secret, scrapers);
+        let components: Arc<BTreeMap<Arc<str>, WatchedComponents>> = Arc::new(pools.iter().map(PoolTask::components).collect());
+        let shared = DaemonState::new(life.term, life.hash_secret, scrapers);
         let _ = shared.components.set(Arc::clone(&components)); // a daemon is started once
         backends::compare_protocols(&shared, &components, model_servers_speak);
 
-        let state = open(Listener::State, listen_state, state_files(state_tls), &shutdown).await?;
-        let ext_proc = ext_proc::Listening::open(ext_proc, &shutdown).await?;
+        let state = open(ListenerName::State, listen_state, state_files(state_tls), &shutdown).await?;
+        let ext_proc = ext_proc::ExtProcListener::open(ext_proc, &shutdown).await?;
         let state_address = state.address();
-        let ext_proc_address = ext_proc.as_ref().map(ext_proc::Listening::address);
+        let ext_proc_address = ext_proc.as_ref().map(ext_proc::ExtProcListener::address);
         if let Some(file) = &snapshot {
-            let first = Saved::of(&shared, &shared.pools.borrow(), &before.map(|saved| saved.pools).unwrap_or_default());
-            file.store(&first).map_err(Fatal::Snapshot)?;
+            let first = SavedState::of(&shared, &shared.pools.borrow(), &before.map(|saved| saved.pools).unwrap_or_default());
+            file.store(&first).map_err(FatalError::Snapshot)?;
             let keep = Arc::clone(file).keep(Arc::clone(&shared), first, shutdown.clone());
             tasks.spawn(async {
                 keep.await;
@@ -238,8 +238,8 @@ impl Daemon {
             });
         }
         tasks.spawn(serve_state(state, Arc::clone(&shared), shutdown));
-        monitoring.leads(Admin { shared: Arc::clone(&shared), snapshot, components }).await;
-        let Monitoring { admin_address, metrics_address, health_address, .. } = monitoring;
+        monitoring.leads(AdminServer { shared: Arc::clone(&shared), snapshot, components }).await;
+        let MonitoringServer { admin_address, metrics_address, health_address, .. } = monitoring;
         let shown = ext_proc_address.map(tracing::field::display);
         tracing::info!(state = %state_address, admin = %admin_address, ext_proc = shown, term = shared.term, pools = ?shared.pool_names, "serving");
         Ok(Self { state_address, admin_address, metrics_address, ext_proc_address, health_address, shared, tasks, trigger })
@@ -265,21 +265,21 @@ impl Daemon {
 }
 
 /// What tells this life of the daemon from others.
-struct Life {
+struct DaemonTerm {
     term: u64,
     hash_secret: u128,
-    incarnation_first: u32,
+    generation_first: u32,
 }
 
-impl Life {
+impl DaemonTerm {
     /// Larger than the one before by its file, and, should that be lost or old, by the clock.
-    fn after(before: Option<&Saved>) -> Self {
+    fn after(before: Option<&SavedState>) -> Self {
         let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let unix_ms = u64::try_from(unix.as_millis()).unwrap_or(u64::MAX);
         Self {
             term: before.map_or(0, |saved| saved.term.saturating_add(1)).max(unix_ms),
             hash_secret: before.map_or_else(rand::random, |saved| saved.hash_secret),
-            incarnation_first: u32::try_from(unix.as_secs()).unwrap_or(1),
+            generation_first: u32::try_from(unix.as_secs()).unwrap_or(1),
         }
     }
 }
@@ -294,7 +294,7 @@ fn state_files(args: StateTls) -> Option<TlsFiles> {
     Some(TlsFiles { cert: state_tls_cert?, key: state_tls_key?, client_ca: state_tls_client_ca })
 }
 
-fn scraping(args: ScrapeArgs) -> Scrape {
+fn scraping(args: ScrapeArgs) -> ScrapeSettings {
     let ScrapeArgs { scrape_interval, scrape_interval_busy, staleness_max, endpoint_tls } = args;
     let EndpointTlsArgs { endpoint_tls_ca, endpoint_tls_cert, endpoint_tls_key, endpoint_tls_insecure } = endpoint_tls;
     let tls = EndpointTls {
@@ -302,11 +302,11 @@ fn scraping(args: ScrapeArgs) -> Scrape {
         identity: endpoint_tls_cert.zip(endpoint_tls_key),
         insecure_skip_verify: endpoint_tls_insecure,
     };
-    Scrape { intervals: Intervals { idle: scrape_interval, busy: scrape_interval_busy }, tls, staleness_max }
+    ScrapeSettings { intervals: ScrapeIntervals { idle: scrape_interval, busy: scrape_interval_busy }, tls, staleness_max }
 }
 
 /// Serves state and EDS until `shutdown`.
-pub async fn serve_state(incoming: Incoming, shared: Arc<Shared>, mut shutdown: Shutdown) -> &'static str {
+pub async fn serve_state(incoming: IncomingConnections, shared: Arc<DaemonState>, mut shutdown: Shutdown) -> &'static str {
     let state = StateServer::new(Arc::clone(&shared), shutdown.clone());
     let calls = state_stream::calls::router(state.clone());
     let state =

@@ -6,7 +6,7 @@
 //!              ┌───────────┬───────┴──┬──────────┐
 //!            push ──┐     eds       admin     persist
 //!              │  ext_proc │
-//!           filters      Envoys   (an endpoint reaches a filter's roster only once its Envoy acknowledged it by EDS)
+//!           filters      Envoys   (an endpoint reaches a filter's pool update only once its Envoy acknowledged it by EDS)
 //! ```
 //! [`daemon`] is the wiring; [`cli::args`] the only place with defaults.
 #![forbid(unsafe_code)]

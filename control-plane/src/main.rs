@@ -4,11 +4,11 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
-use control_plane::cli::args::{Cli, Command, Explain};
-use control_plane::cli::explain::{self, Ask, Question};
+use control_plane::cli::args::{Cli, CliCommand, ExplainArgs};
+use control_plane::cli::explain::{self, ExplainCall, ExplainRequest};
 use control_plane::cli::{check, logging, register};
 use control_plane::daemon;
-use control_plane::daemon::signals::Signals;
+use control_plane::daemon::signals::SignalWatch;
 
 /// The daemon could not start or had to stop. (2 is clap's, for a command line it cannot read.)
 const EXIT_FAILED: u8 = 1;
@@ -16,7 +16,7 @@ const EXIT_FAILED: u8 = 1;
 #[tokio::main]
 async fn main() -> ExitCode {
     match Cli::parse().command {
-        Command::Serve(args) => {
+        CliCommand::Serve(args) => {
             logging::init(&args.log);
             match daemon::serve(*args).await {
                 Ok(()) => ExitCode::SUCCESS,
@@ -26,9 +26,9 @@ async fn main() -> ExitCode {
                 }
             }
         }
-        Command::Register(args) => {
+        CliCommand::Register(args) => {
             logging::init(&args.log);
-            ended(match Signals::listen() {
+            ended(match SignalWatch::listen() {
                 Ok(mut signals) => tokio::select! {
                     ended = register::register(*args) => ended,
                     _ = signals.received() => Ok(()),
@@ -36,17 +36,17 @@ async fn main() -> ExitCode {
                 Err(error) => Err(format!("cannot listen for signals: {error}")),
             })
         }
-        Command::Instances(args) => ended(register::instances(args, std::io::stdout()).await),
-        Command::Check(args) => {
+        CliCommand::Instances(args) => ended(register::instances(args, std::io::stdout()).await),
+        CliCommand::Check(args) => {
             let (printed, verdict) = check::check(args).await;
             // Whoever closed our output does not want to read it; the exit code still says how it ended.
             let _ = std::io::stdout().write_all(printed.as_bytes());
             ExitCode::from(verdict as u8)
         }
-        Command::Explain(args) => {
-            let Explain { admin, admin_token_file: token, request, pool, path, headers, subset, without, config, format } = args;
-            let question = Question { pool, path, headers, subset, without, ..Question::default() };
-            match explain::ask(Ask { admin, token, file: request, config, question, format }).await {
+        CliCommand::Explain(args) => {
+            let ExplainArgs { admin, admin_token_file: token, request, pool, path, headers, subset, without, config, format } = args;
+            let question = ExplainRequest { pool, path, headers, subset, without, ..ExplainRequest::default() };
+            match explain::ask(ExplainCall { admin, token, file: request, config, question, format }).await {
                 Ok(printed) => {
                     let _ = std::io::stdout().write_all(printed.as_bytes());
                     ExitCode::SUCCESS

@@ -31,14 +31,14 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 pub use fetch::{FailReason, PAGE_BYTES_MAX};
 pub use metric_spec::{InvalidMetricSpec, MetricSpec, SPEC_BYTES_MAX};
-pub use pace::{Intervals, SCRAPES_PER_SECOND_MAX};
+pub use pace::{SCRAPES_PER_SECOND_MAX, ScrapeIntervals};
 pub use stats::{DURATION_BUCKETS_MS, ScrapeCounts, ScrapeStats};
-pub use target::{InvalidMetricsUrl, MetricsLocation, MetricsUrl, Target};
+pub use target::{InvalidMetricsUrl, MetricsLocation, MetricsUrl, ScrapeTarget};
 pub use tls::{EndpointTls, InvalidTls};
 
 use extract::RestartWatch;
-use fetch::{Fetcher, Habit, Scraped};
-use pace::{Outcome, Pace};
+use fetch::{FetchHabit, PageFetcher, ScrapedPage};
+use pace::{ScrapeOutcome, ScrapePace};
 
 /// The most scrapes at once. Even if all of a full pool hang, each holds its place for a deadline (1 s) and then pauses for 5 s: a sixth
 /// of 1,024 at any time, so the living are still asked in time.
@@ -54,7 +54,7 @@ const DEADLINE: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug)]
 pub struct ScrapeConfig {
     /// How often.
-    pub intervals: Intervals,
+    pub intervals: ScrapeIntervals,
     /// Time for one scrape, fallback included.
     pub deadline: Duration,
     /// TLS towards endpoints.
@@ -63,7 +63,7 @@ pub struct ScrapeConfig {
 
 /// What an endpoint said of itself.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Observed {
+pub struct ScrapedMetrics {
     /// For the scheduler. At least one of queue, running and KV-cache utilisation is known.
     pub metrics: EndpointMetrics,
     /// Start of the process in Unix seconds, where the engine says so.
@@ -76,10 +76,10 @@ pub struct Observed {
 #[derive(Clone, Debug, PartialEq)]
 pub enum ScrapeEvent {
     /// An endpoint said how it is.
-    Metrics(EndpointRef, Observed),
+    Metrics(EndpointRef, ScrapedMetrics),
     /// It did not; how often in a row by now.
     Failed(EndpointRef, FailReason, u32),
-    /// Another process answers at its address than before. What it said is withheld once, since it is not of this incarnation.
+    /// Another process answers at its address than before. What it said is withheld once, since it is not of this generation.
     Restarted(EndpointRef),
 }
 
@@ -90,49 +90,49 @@ pub struct BusyHint(mpsc::Sender<EndpointRef>);
 /// Scrapes the endpoints of one pool.
 #[derive(Debug)]
 pub struct Scraper {
-    fetcher: Fetcher,
-    intervals: Intervals,
+    fetcher: PageFetcher,
+    intervals: ScrapeIntervals,
     deadline: Duration,
     hints: mpsc::Receiver<EndpointRef>,
 }
 
 /// An endpoint and what is remembered of it.
-struct Row {
-    target: Target,
+struct ScrapeEntry {
+    target: ScrapeTarget,
     /// Tells this row from an earlier one of the same id.
     ticket: u64,
     /// `None` while it is being scraped.
     due: Option<Instant>,
-    pace: Pace,
-    habit: Habit,
+    pace: ScrapePace,
+    habit: FetchHabit,
     restarts: RestartWatch,
 }
 
 /// All rows, and in which order they are due.
 #[derive(Default)]
-struct Rows {
-    by_id: HashMap<EndpointRef, Row>,
+struct ScrapeSchedule {
+    by_id: HashMap<EndpointRef, ScrapeEntry>,
     due: BTreeSet<(Instant, EndpointRef)>,
     tickets: u64,
 }
 
 /// A finished scrape.
-struct Done {
+struct FinishedScrape {
     id: EndpointRef,
     ticket: u64,
     took: Duration,
-    result: Result<Scraped, FailReason>,
+    result: Result<ScrapedPage, FailReason>,
 }
 
 impl Default for ScrapeConfig {
     fn default() -> Self {
-        Self { intervals: Intervals::default(), deadline: DEADLINE, tls: EndpointTls::default() }
+        Self { intervals: ScrapeIntervals::default(), deadline: DEADLINE, tls: EndpointTls::default() }
     }
 }
 
 impl BusyHint {
     /// The endpoint was picked.
-    pub fn picked(&self, id: EndpointRef) {
+    pub fn hint(&self, id: EndpointRef) {
         let _ = self.0.try_send(id); // full: the loop is behind and knows more than enough
     }
 }
@@ -146,13 +146,13 @@ impl Scraper {
         let ScrapeConfig { intervals, deadline, tls } = config;
         let (sender, hints) = mpsc::channel(HINTS_MAX);
         let stats = Arc::new(ScrapeStats::default());
-        let fetcher = Fetcher { client: tls::client(tls, *deadline)?, stats: Arc::clone(&stats) };
+        let fetcher = PageFetcher { client: tls::client(tls, *deadline)?, stats: Arc::clone(&stats) };
         Ok((Self { fetcher, intervals: *intervals, deadline: *deadline, hints }, BusyHint(sender), stats))
     }
 
     /// Scrapes until the targets' sender or the events' receiver is gone. A reader that does not keep up slows the scraping down.
-    pub async fn run(mut self, mut targets: watch::Receiver<Arc<[Target]>>, events: mpsc::Sender<ScrapeEvent>) {
-        let mut rows = Rows::default();
+    pub async fn run(mut self, mut targets: watch::Receiver<Arc<[ScrapeTarget]>>, events: mpsc::Sender<ScrapeEvent>) {
+        let mut rows = ScrapeSchedule::default();
         let mut in_flight = JoinSet::new();
         let first = Arc::clone(&targets.borrow_and_update());
         rows.reconcile(&first, self.intervals);
@@ -180,7 +180,7 @@ impl Scraper {
         }
     }
 
-    fn start_due(&self, rows: &mut Rows, in_flight: &mut JoinSet<Done>) {
+    fn start_due(&self, rows: &mut ScrapeSchedule, in_flight: &mut JoinSet<FinishedScrape>) {
         let now = Instant::now();
         while in_flight.len() < SCRAPES_IN_FLIGHT_MAX {
             let Some(row) = rows.take_due(now) else { return };
@@ -191,38 +191,42 @@ impl Scraper {
                 let result = timeout(deadline, fetcher.scrape(&target, habit)).await.unwrap_or(Err(FailReason::Timeout));
                 let took = begun.elapsed();
                 fetcher.stats.poll(took, result.as_ref().err());
-                Done { id, ticket, took, result }
+                FinishedScrape { id, ticket, took, result }
             });
         }
     }
 
     /// Takes in a finished scrape; `None` if its endpoint has gone meanwhile.
-    fn finish(&self, rows: &mut Rows, done: Done) -> Option<ScrapeEvent> {
-        let Done { id, ticket, took, result } = done;
+    fn finish(&self, rows: &mut ScrapeSchedule, done: FinishedScrape) -> Option<ScrapeEvent> {
+        let FinishedScrape { id, ticket, took, result } = done;
         let row = rows.by_id.get_mut(&id).filter(|row| row.ticket == ticket)?;
         let now = Instant::now();
         let event = match result {
             Err(reason) => {
-                row.pace.record(if matches!(reason, FailReason::Connect(_)) { Outcome::Away } else { Outcome::Failed }, took, now);
+                row.pace.record(
+                    if matches!(reason, FailReason::Connect(_)) { ScrapeOutcome::Away } else { ScrapeOutcome::Failed },
+                    took,
+                    now,
+                );
                 if row.pace.failures() == 1 {
                     tracing::warn!(endpoint = &*row.target.name, %reason, "scrape failed");
                 }
                 ScrapeEvent::Failed(id, reason, row.pace.failures())
             }
-            Ok(Scraped { reading, observed_at, habit }) => {
+            Ok(ScrapedPage { reading, observed_at, habit }) => {
                 if row.pace.failures() > 0 {
                     tracing::info!(endpoint = &*row.target.name, failures = row.pace.failures(), "scrape works again");
                 }
-                row.pace.record(if reading.is_busy() { Outcome::Busy } else { Outcome::Idle }, took, now);
+                row.pace.record(if reading.is_busy() { ScrapeOutcome::Busy } else { ScrapeOutcome::Idle }, took, now);
                 row.habit = habit;
                 if row.restarts.observe(&reading) {
-                    row.habit = Habit::default();
+                    row.habit = FetchHabit::default();
                     self.fetcher.stats.restart();
                     tracing::info!(endpoint = &*row.target.name, "engine restarted");
                     ScrapeEvent::Restarted(id)
                 } else {
-                    let extract::Reading { metrics, process_start, .. } = reading;
-                    ScrapeEvent::Metrics(id, Observed { metrics, process_start, observed_at })
+                    let extract::PageReading { metrics, process_start, .. } = reading;
+                    ScrapeEvent::Metrics(id, ScrapedMetrics { metrics, process_start, observed_at })
                 }
             }
         };
@@ -233,25 +237,26 @@ impl Scraper {
     }
 }
 
-impl Rows {
+impl ScrapeSchedule {
     /// Takes over the new set: rows of endpoints that stay keep what is remembered, all others start anew.
-    fn reconcile(&mut self, targets: &[Target], intervals: Intervals) {
+    fn reconcile(&mut self, targets: &[ScrapeTarget], intervals: ScrapeIntervals) {
         let mut old = std::mem::take(&mut self.by_id);
         self.due.clear();
-        let stays = |target: &Target, row: &Row| row.target.url == target.url && Arc::ptr_eq(&row.target.engine, &target.engine);
+        let stays =
+            |target: &ScrapeTarget, row: &ScrapeEntry| row.target.url == target.url && Arc::ptr_eq(&row.target.engine, &target.engine);
         let new = targets.iter().filter(|target| !old.get(&target.id).is_some_and(|row| stays(target, row))).count();
         let now = Instant::now();
         for target in targets {
             let row = match old.remove(&target.id).filter(|row| stays(target, row)) {
-                Some(row) => Row { target: target.clone(), ..row },
+                Some(row) => ScrapeEntry { target: target.clone(), ..row },
                 None => {
                     self.tickets += 1;
-                    Row {
+                    ScrapeEntry {
                         target: target.clone(),
                         ticket: self.tickets,
                         due: Some(now + pace::first_pause(intervals, new, chance())),
-                        pace: Pace::default(),
-                        habit: Habit::default(),
+                        pace: ScrapePace::default(),
+                        habit: FetchHabit::default(),
                         restarts: RestartWatch::default(),
                     }
                 }
@@ -266,7 +271,7 @@ impl Rows {
     }
 
     /// The row that is due first, if it is by now; it counts as in flight from here on.
-    fn take_due(&mut self, now: Instant) -> Option<&Row> {
+    fn take_due(&mut self, now: Instant) -> Option<&ScrapeEntry> {
         let &(due, id) = self.due.first().filter(|(due, _)| *due <= now)?;
         self.due.remove(&(due, id));
         let row = self.by_id.get_mut(&id)?;
@@ -283,7 +288,7 @@ impl Rows {
     }
 
     /// A picked endpoint is looked at soon, unless it is failing: then picks are no reason to hurry.
-    fn hint(&mut self, id: EndpointRef, intervals: Intervals) {
+    fn hint(&mut self, id: EndpointRef, intervals: ScrapeIntervals) {
         let endpoints = self.by_id.len();
         let Some(row) = self.by_id.get_mut(&id) else { return };
         let now = Instant::now();

@@ -4,7 +4,7 @@ use tokio::sync::watch;
 
 /// Tells all holders of its [`Shutdown`]s to stop, at the latest when dropped.
 #[derive(Debug)]
-pub struct Trigger(watch::Sender<bool>);
+pub struct ShutdownTrigger(watch::Sender<bool>);
 
 /// Hears of it.
 #[derive(Clone, Debug)]
@@ -12,12 +12,12 @@ pub struct Shutdown(watch::Receiver<bool>);
 
 /// A trigger and its ear.
 #[must_use]
-pub fn channel() -> (Trigger, Shutdown) {
+pub fn channel() -> (ShutdownTrigger, Shutdown) {
     let (sender, receiver) = watch::channel(false);
-    (Trigger(sender), Shutdown(receiver))
+    (ShutdownTrigger(sender), Shutdown(receiver))
 }
 
-impl Trigger {
+impl ShutdownTrigger {
     /// Now.
     pub fn pull(&self) {
         self.0.send_replace(true);

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::error::Error;
 use std::io::Write;
 
-use discovery::directory::Directory;
+use discovery::directory::DirectoryBackend;
 use discovery::{InstanceEvent, ServiceDiscovery};
 use futures::StreamExt;
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
     let folder = std::env::args().nth(1).ok_or("usage: frontend FOLDER")?;
-    let discovery = Directory::new(folder).discovery();
+    let discovery = DirectoryBackend::new(folder).discovery();
     let mut events = discovery.watch("dynamo", "decode")?;
     // Which worker serves which model: all that a router needs to start.
     let mut workers: BTreeMap<String, (String, Vec<String>)> = BTreeMap::new();

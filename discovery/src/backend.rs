@@ -26,11 +26,11 @@ pub struct Component {
 
 /// One instance as a backend reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Record {
+pub struct InstanceRecord {
     /// The instance, without metadata.
     pub instance: Instance,
     /// Whether it may get traffic.
-    pub readiness: Readiness,
+    pub readiness: InstanceReadiness,
     /// Where its metadata is.
     pub metadata: MetadataSource,
     /// When two records have the same address, the one with the greater value wins: an IP address
@@ -41,7 +41,7 @@ pub struct Record {
 
 /// Whether an instance may get traffic.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Readiness {
+pub enum InstanceReadiness {
     /// Yes.
     Ready,
     /// No, for this reason.
@@ -61,7 +61,7 @@ pub enum MetadataSource {
 
 /// What happens to a request when the gateway gets no pick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FailureMode {
+pub enum PickerFailureMode {
     /// The gateway refuses it.
     Close,
     /// The gateway sends it to any instance.
@@ -80,9 +80,9 @@ pub enum AppProtocol {
 
 /// The settings that an `InferencePool` has for gateways.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct PoolRequirements {
     /// What to do without a pick.
-    pub failure_mode: FailureMode,
+    pub failure_mode: PickerFailureMode,
     /// The protocol towards instances.
     pub protocol: AppProtocol,
     /// The endpoint picker that gateways call; `None` where the reference names no Service.
@@ -104,16 +104,16 @@ pub struct PickerService {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BackendEvent {
     /// The whole set. It replaces everything reported before.
-    Reset(Vec<Arc<Record>>),
+    Reset(Vec<Arc<InstanceRecord>>),
     /// A new record, or a new value of a known one.
-    Apply(Arc<Record>),
+    Apply(Arc<InstanceRecord>),
     /// The record of this name is gone.
     Delete(Arc<str>),
     /// The backend cannot be reached or read, for this reason. The last set stays in force.
     Failed(String),
     /// Settings for gateways from the registry (an `InferencePool` has them); `None` when they are
     /// gone.
-    Asks(Option<Asked>),
+    Requirements(Option<PoolRequirements>),
     /// The backend cannot read something optional, for this reason; `None` once it can again. The
     /// set of instances is complete without it.
     Warns(Option<String>),
@@ -129,13 +129,13 @@ pub trait Backend: Send + Sync + 'static {
 }
 
 /// A component that a backend follows.
-pub(crate) trait Following: Send + 'static {
+pub(crate) trait ComponentFollower: Send + 'static {
     /// The next events, in order; `None` ends the stream.
     fn next(&mut self) -> impl Future<Output = Option<Vec<BackendEvent>>> + Send;
 }
 
 /// The events of `following`, one by one.
-pub(crate) fn stream(following: impl Following) -> BoxStream<'static, BackendEvent> {
+pub(crate) fn stream(following: impl ComponentFollower) -> BoxStream<'static, BackendEvent> {
     futures::stream::unfold(following, |mut following| async move { Some((futures::stream::iter(following.next().await?), following)) })
         .flatten()
         .boxed()
@@ -181,9 +181,9 @@ pub fn checked_name(name: &str) -> Result<&str, InvalidName> {
     if allowed && begins && name.len() <= NAME_BYTES_MAX { Ok(name) } else { Err(InvalidName(name.to_owned())) }
 }
 
-// === impl Record ===
+// === impl InstanceRecord ===
 
-impl Record {
+impl InstanceRecord {
     /// Its name.
     #[must_use]
     pub fn name(&self) -> &str {

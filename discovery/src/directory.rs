@@ -2,7 +2,7 @@
 //! id>.json`.
 //!
 //! ```json
-//! {"incarnation": "5f1c-4242", "address": "10.0.0.1:8000", "ready": true, "heartbeat_seconds": 5,
+//! {"generation": "5f1c-4242", "address": "10.0.0.1:8000", "ready": true, "heartbeat_seconds": 5,
 //!  "labels": {"llm-d.ai/role": "decode"}, "metadata": {"model": {"name": "Qwen3-32B"}}}
 //! ```
 //! It is meant for one machine, or for a shared file system without a cluster. Writers rename whole
@@ -28,11 +28,11 @@ use notify::{RecursiveMode, Watcher};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
-use crate::backend::{Backend, BackendEvent, Component, Following, Readiness, Record, stream};
-use crate::document::{DOCUMENT_BYTES_MAX, Document};
+use crate::backend::{Backend, BackendEvent, Component, ComponentFollower, InstanceReadiness, InstanceRecord, stream};
+use crate::document::{DOCUMENT_BYTES_MAX, InstanceDocument};
 use crate::event::MetadataPolicy;
 use crate::instance::INSTANCES_MAX;
-use crate::registry::{InstanceHandle, RegisterError, Registrant, Registration, Said, ServiceRegistry, new_incarnation};
+use crate::registry::{Announcement, InstanceHandle, RegisterError, Registrant, Registration, ServiceRegistry, new_generation};
 use crate::watch::Discovery;
 
 /// How often the directory is read without a notification: changes that another host makes on a
@@ -55,7 +55,7 @@ pub const HEARTBEATS_MISSED_MAX: u32 = 3;
 
 /// A directory as a discovery backend.
 #[derive(Clone, Debug)]
-pub struct Directory {
+pub struct DirectoryBackend {
     root: PathBuf,
 }
 
@@ -68,27 +68,27 @@ pub struct DirectoryRegistry {
 
 /// Reads a directory repeatedly.
 #[derive(Debug)]
-struct Scanner {
+struct DirectoryScanner {
     folder: PathBuf,
     /// By file: its last content, and when its time stamp was seen to change.
-    files: HashMap<PathBuf, Entry>,
-    told: BTreeMap<Arc<str>, Arc<Record>>,
+    files: HashMap<PathBuf, ScannedFile>,
+    published: BTreeMap<Arc<str>, Arc<InstanceRecord>>,
     synced: bool,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct ScannedFile {
     modified: SystemTime,
     moved: Instant,
     /// Whether a heartbeat was seen; otherwise the file may be left over from a process that died
     /// earlier.
     alive: bool,
-    record: Result<(Record, Option<Duration>), String>,
+    record: Result<(InstanceRecord, Option<Duration>), String>,
 }
 
-// === impl Directory ===
+// === impl DirectoryBackend ===
 
-impl Directory {
+impl DirectoryBackend {
     /// A backend for the directory at `root`, which need not exist yet.
     #[must_use]
     pub fn new(root: impl Into<PathBuf>) -> Self {
@@ -98,26 +98,26 @@ impl Directory {
     /// Discovery with this backend.
     #[must_use]
     pub fn discovery(self) -> Discovery<Self> {
-        Discovery::new(self, MetadataPolicy::Wanted)
+        Discovery::new(self, MetadataPolicy::Preferred)
     }
 }
 
-impl Backend for Directory {
+impl Backend for DirectoryBackend {
     fn follow(&self, component: &Component, relist: Arc<Notify>) -> BoxStream<'static, BackendEvent> {
         let folder = self.root.join(component.namespace()).join(component.name());
-        let scanner = Scanner { folder: folder.clone(), files: HashMap::new(), told: BTreeMap::new(), synced: false };
-        stream(Follow { scanner: Some(scanner), looks: Looks::new(relist), folder })
+        let scanner = DirectoryScanner { folder: folder.clone(), files: HashMap::new(), published: BTreeMap::new(), synced: false };
+        stream(DirectoryFollower { scanner: Some(scanner), looks: ScanTimer::new(relist), folder })
     }
 }
 
-struct Follow {
+struct DirectoryFollower {
     /// `None` while it reads.
-    scanner: Option<Scanner>,
-    looks: Looks,
+    scanner: Option<DirectoryScanner>,
+    looks: ScanTimer,
     folder: PathBuf,
 }
 
-impl Following for Follow {
+impl ComponentFollower for DirectoryFollower {
     async fn next(&mut self) -> Option<Vec<BackendEvent>> {
         self.looks.next(&self.folder).await;
         let mut scanner = self.scanner.take()?;
@@ -131,9 +131,9 @@ impl Following for Follow {
     }
 }
 
-// === impl Scanner ===
+// === impl DirectoryScanner ===
 
-impl Scanner {
+impl DirectoryScanner {
     fn scan(&mut self) -> Vec<BackendEvent> {
         let names = match self.list() {
             Ok(names) => names,
@@ -157,27 +157,27 @@ impl Scanner {
                 }
                 Err(_) => {
                     let id = path.file_stem().and_then(|s| s.to_str()).unwrap_or_default();
-                    if let Some((id, record)) = self.told.get_key_value(id) {
+                    if let Some((id, record)) = self.published.get_key_value(id) {
                         records.insert(Arc::clone(id), Arc::clone(record));
                     }
                 }
             }
         }
-        self.tell(records)
+        self.publish(records)
     }
 
-    fn tell(&mut self, records: BTreeMap<Arc<str>, Arc<Record>>) -> Vec<BackendEvent> {
+    fn publish(&mut self, records: BTreeMap<Arc<str>, Arc<InstanceRecord>>) -> Vec<BackendEvent> {
         if !std::mem::replace(&mut self.synced, true) {
-            self.told.clone_from(&records);
+            self.published.clone_from(&records);
             return vec![BackendEvent::Reset(records.into_values().collect())];
         }
-        let gone = self.told.keys().filter(|id| !records.contains_key(*id)).map(|id| BackendEvent::Delete(Arc::clone(id)));
-        let new = records.iter().filter(|(id, record)| self.told.get(*id) != Some(*record));
+        let gone = self.published.keys().filter(|id| !records.contains_key(*id)).map(|id| BackendEvent::Delete(Arc::clone(id)));
+        let new = records.iter().filter(|(id, record)| self.published.get(*id) != Some(*record));
         let mut events: Vec<_> = gone.chain(new.map(|(_, record)| BackendEvent::Apply(Arc::clone(record)))).collect();
         if events.is_empty() {
             events.push(BackendEvent::Alive);
         }
-        self.told = records;
+        self.published = records;
         events
     }
 
@@ -219,18 +219,18 @@ impl Scanner {
                 // before it counts, a new one counts at once.
                 let age = SystemTime::now().duration_since(modified).unwrap_or_default();
                 let alive = age < HEARTBEAT * HEARTBEATS_MISSED_MAX;
-                self.files.insert(path, Entry { modified, moved: now, alive, record: read });
+                self.files.insert(path, ScannedFile { modified, moved: now, alive, record: read });
             }
         }
     }
 }
 
-fn judge(record: &mut Record, entry: &Entry, heartbeat: Duration, now: Instant) {
+fn judge(record: &mut InstanceRecord, entry: &ScannedFile, heartbeat: Duration, now: Instant) {
     let silent = now.saturating_duration_since(entry.moved);
-    if record.readiness == Readiness::Ready && silent > heartbeat * HEARTBEATS_MISSED_MAX {
-        record.readiness = Readiness::NotReady(format!("no heartbeat for more than {:?}", heartbeat * HEARTBEATS_MISSED_MAX));
-    } else if record.readiness == Readiness::Ready && !entry.alive {
-        record.readiness = Readiness::NotReady("its file is old and no heartbeat was seen yet".to_owned());
+    if record.readiness == InstanceReadiness::Ready && silent > heartbeat * HEARTBEATS_MISSED_MAX {
+        record.readiness = InstanceReadiness::NotReady(format!("no heartbeat for more than {:?}", heartbeat * HEARTBEATS_MISSED_MAX));
+    } else if record.readiness == InstanceReadiness::Ready && !entry.alive {
+        record.readiness = InstanceReadiness::NotReady("its file is old and no heartbeat was seen yet".to_owned());
     }
 }
 
@@ -238,7 +238,7 @@ fn modified(path: &Path) -> SystemTime {
     std::fs::metadata(path).and_then(|m| m.modified()).unwrap_or(SystemTime::UNIX_EPOCH)
 }
 
-fn read(path: &Path) -> Result<(Record, Option<Duration>), String> {
+fn read(path: &Path) -> Result<(InstanceRecord, Option<Duration>), String> {
     let meta = std::fs::metadata(path).map_err(|e| e.to_string())?;
     if !meta.is_file() || meta.len() > DOCUMENT_BYTES_MAX as u64 {
         return Err(format!("not a regular file of at most {DOCUMENT_BYTES_MAX} bytes"));
@@ -251,8 +251,8 @@ fn read(path: &Path) -> Result<(Record, Option<Duration>), String> {
 ///
 /// # Errors
 /// Says what is wrong with the file. Its writer has to change it.
-pub fn parse(id: &str, text: &[u8]) -> Result<(Record, Option<Duration>), String> {
-    let document = Document::parse(text)?;
+pub fn parse(id: &str, text: &[u8]) -> Result<(InstanceRecord, Option<Duration>), String> {
+    let document = InstanceDocument::parse(text)?;
     let heartbeat = document.heartbeat_seconds.map(|s| Duration::from_secs(u64::from(s.max(1))));
     Ok((document.record(id, 0)?, heartbeat))
 }
@@ -261,16 +261,16 @@ pub fn parse(id: &str, text: &[u8]) -> Result<(Record, Option<Duration>), String
 
 /// Decides when to read a folder.
 #[derive(Debug)]
-struct Looks {
+struct ScanTimer {
     relist: Arc<Notify>,
-    told: Arc<Notify>,
+    wake: Arc<Notify>,
     watcher: Option<notify::RecommendedWatcher>,
     first: bool,
 }
 
-impl Looks {
+impl ScanTimer {
     fn new(relist: Arc<Notify>) -> Self {
-        Self { relist, told: Arc::new(Notify::new()), watcher: None, first: true }
+        Self { relist, wake: Arc::new(Notify::new()), watcher: None, first: true }
     }
 
     /// Waits until it is time to read. The watch is set before the read, so no change is missed
@@ -279,7 +279,7 @@ impl Looks {
         if !std::mem::take(&mut self.first) {
             let poll = if self.watcher.is_some() { POLL_INTERVAL } else { POLL_INTERVAL_UNWATCHED };
             tokio::select! {
-                () = self.told.notified() => return tokio::time::sleep(LOOKS_APART).await,
+                () = self.wake.notified() => return tokio::time::sleep(LOOKS_APART).await,
                 () = self.relist.notified() => {}
                 () = tokio::time::sleep(poll) => {}
             }
@@ -290,7 +290,7 @@ impl Looks {
     }
 
     fn watch(&self, folder: &Path) -> Option<notify::RecommendedWatcher> {
-        let told = Arc::clone(&self.told);
+        let told = Arc::clone(&self.wake);
         let tell = move |event: notify::Result<notify::Event>| {
             use notify::event::{EventKind, ModifyKind};
             // Heartbeats touch files; the next poll sees that. Errors and overflows are a reason to
@@ -316,18 +316,18 @@ impl DirectoryRegistry {
 
     fn register(&self, namespace: &str, component: &str) -> Result<InstanceHandle, RegisterError> {
         let component = Component::try_new(namespace, component)?;
-        let incarnation = new_incarnation();
-        let id = self.registrant.id(&component, &incarnation)?;
+        let generation = new_generation();
+        let id = self.registrant.id(&component, &generation)?;
         let folder = self.root.join(component.namespace()).join(component.name());
         std::fs::create_dir_all(&folder).map_err(|e| RegisterError::Refused(format!("{}: {e}", folder.display())))?;
-        let registration = Arc::new(Registered {
+        let registration = Arc::new(DirectoryRegistration {
             path: folder.join(format!("{id}.json")),
-            temporary: folder.join(format!(".{id}.{incarnation}")),
-            incarnation: Arc::clone(&incarnation),
+            temporary: folder.join(format!(".{id}.{generation}")),
+            generation: Arc::clone(&generation),
             registrant: self.registrant.clone(),
             open: Mutex::new(true),
         });
-        Ok(InstanceHandle::new(id, incarnation, |said| {
+        Ok(InstanceHandle::new(id, generation, |said| {
             let task = tokio::spawn(Arc::clone(&registration).keep(said)).abort_handle();
             Registration { task: Some(task), withdraw: Some(Box::new(move || registration.withdraw())) }
         }))
@@ -342,20 +342,20 @@ impl ServiceRegistry for DirectoryRegistry {
 
 /// The file of a registered instance.
 #[derive(Debug)]
-struct Registered {
+struct DirectoryRegistration {
     path: PathBuf,
     temporary: PathBuf,
-    incarnation: Arc<str>,
+    generation: Arc<str>,
     registrant: Registrant,
     /// True until the registration is withdrawn. Locked while the file is written, so that no write
     /// happens after the withdrawal.
     open: Mutex<bool>,
 }
 
-impl Registered {
+impl DirectoryRegistration {
     /// Writes the file at every change, touches it in between, and creates it again if it was
     /// removed.
-    async fn keep(self: Arc<Self>, mut said: watch::Receiver<Said>) {
+    async fn keep(self: Arc<Self>, mut said: watch::Receiver<Announcement>) {
         said.mark_changed();
         loop {
             let write = tokio::select! {
@@ -376,13 +376,13 @@ impl Registered {
         }
     }
 
-    fn write(&self, said: &Said) -> io::Result<()> {
+    fn write(&self, said: &Announcement) -> io::Result<()> {
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if !*open {
             return Ok(());
         }
         let heartbeat_seconds = u32::try_from(HEARTBEAT.as_secs()).ok();
-        let file = Document { heartbeat_seconds, ..Document::of(said, &self.registrant) };
+        let file = InstanceDocument { heartbeat_seconds, ..InstanceDocument::of(said, &self.registrant) };
         if let Some(folder) = self.path.parent() {
             std::fs::create_dir_all(folder)?;
         }
@@ -390,7 +390,7 @@ impl Registered {
         std::fs::rename(&self.temporary, &self.path)
     }
 
-    fn touch(&self, said: &Said) -> io::Result<()> {
+    fn touch(&self, said: &Announcement) -> io::Result<()> {
         match self.is_ours() {
             Some(true) => std::fs::File::options().write(true).open(&self.path)?.set_modified(SystemTime::now()),
             Some(false) => Ok(()), // another process has taken over the id
@@ -410,6 +410,6 @@ impl Registered {
     /// Whether the file exists, and whether this process wrote it.
     fn is_ours(&self) -> Option<bool> {
         let (record, _) = read(&self.path).ok()?;
-        Some(record.instance.incarnation == *self.incarnation)
+        Some(record.instance.generation == *self.generation)
     }
 }

@@ -1,7 +1,7 @@
 //! An instance as a JSON document, as registries store it: a directory in files, etcd under keys.
 //!
 //! ```json
-//! {"incarnation": "5f1c-4242", "address": "10.0.0.1:8000", "ready": true, "labels": {"llm-d.ai/role": "decode"}, "metadata": {"model": {"name": "Qwen3-32B"}}}
+//! {"generation": "5f1c-4242", "address": "10.0.0.1:8000", "ready": true, "labels": {"llm-d.ai/role": "decode"}, "metadata": {"model": {"name": "Qwen3-32B"}}}
 //! ```
 
 use std::collections::BTreeMap;
@@ -11,10 +11,10 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::backend::{MetadataSource, Readiness, Record, checked_name};
+use crate::backend::{InstanceReadiness, InstanceRecord, MetadataSource, checked_name};
 use crate::instance::Instance;
 use crate::metadata::{METADATA_BYTES_MAX, Metadata};
-use crate::registry::{InstanceStatus, Registrant, Said};
+use crate::registry::{Announcement, InstanceStatus, Registrant};
 
 /// The largest document, in bytes: metadata of the largest size, and room for the rest.
 pub const DOCUMENT_BYTES_MAX: usize = METADATA_BYTES_MAX + (1 << 16);
@@ -22,9 +22,9 @@ pub const DOCUMENT_BYTES_MAX: usize = METADATA_BYTES_MAX + (1 << 16);
 /// An instance as a document.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Document {
+pub(crate) struct InstanceDocument {
     #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub(crate) incarnation: String,
+    pub(crate) generation: String,
     pub(crate) address: SocketAddr,
     #[serde(default = "yes")]
     pub(crate) ready: bool,
@@ -42,13 +42,13 @@ fn yes() -> bool {
     true
 }
 
-// === impl Document ===
+// === impl InstanceDocument ===
 
-impl Document {
+impl InstanceDocument {
     /// The document of an instance in its current state.
-    pub(crate) fn of(said: &Said, registrant: &Registrant) -> Self {
+    pub(crate) fn of(said: &Announcement, registrant: &Registrant) -> Self {
         Self {
-            incarnation: said.incarnation.to_string(),
+            generation: said.generation.to_string(),
             address: registrant.address,
             ready: said.status == InstanceStatus::Ready,
             heartbeat_seconds: None,
@@ -66,16 +66,17 @@ impl Document {
     }
 
     /// The record of the instance of that id.
-    pub(crate) fn record(self, id: &str, freshness: u64) -> Result<Record, String> {
-        let Self { incarnation, address, ready, heartbeat_seconds: _, labels, metadata } = self;
+    pub(crate) fn record(self, id: &str, freshness: u64) -> Result<InstanceRecord, String> {
+        let Self { generation, address, ready, heartbeat_seconds: _, labels, metadata } = self;
         let metadata = if metadata.is_empty() {
             MetadataSource::None
         } else {
             MetadataSource::Given(Arc::new(Metadata::try_new(metadata).map_err(|e| e.to_string())?))
         };
         let id = checked_name(id).map_err(|e| e.to_string())?;
-        let instance = Instance { incarnation, labels: labels.into_iter().collect(), ..Instance::new(id, address) };
-        let readiness = if ready { Readiness::Ready } else { Readiness::NotReady("it says that it is not ready".to_owned()) };
-        Ok(Record { instance, readiness, metadata, freshness })
+        let instance = Instance { generation, labels: labels.into_iter().collect(), ..Instance::new(id, address) };
+        let readiness =
+            if ready { InstanceReadiness::Ready } else { InstanceReadiness::NotReady("it says that it is not ready".to_owned()) };
+        Ok(InstanceRecord { instance, readiness, metadata, freshness })
     }
 }

@@ -26,11 +26,11 @@ use tonic::metadata::MetadataValue;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Request, Status, Streaming};
 
-use crate::backend::{Backend, BackendEvent, Component, Following, Record, checked_name, stream};
-use crate::document::{DOCUMENT_BYTES_MAX, Document};
+use crate::backend::{Backend, BackendEvent, Component, ComponentFollower, InstanceRecord, checked_name, stream};
+use crate::document::{DOCUMENT_BYTES_MAX, InstanceDocument};
 use crate::event::MetadataPolicy;
 use crate::instance::INSTANCES_MAX;
-use crate::registry::{InstanceHandle, RegisterError, Registrant, Registration, Said, ServiceRegistry, chance, new_incarnation};
+use crate::registry::{Announcement, InstanceHandle, RegisterError, Registrant, Registration, ServiceRegistry, chance, new_generation};
 use crate::watch::Discovery;
 
 use api::auth_client::AuthClient;
@@ -76,7 +76,7 @@ const ANSWER_BYTES_MAX: usize = 64 << 20;
 
 /// How to reach etcd.
 #[derive(Clone, Debug, Default)]
-pub struct Config {
+pub struct EtcdConfig {
     /// Members, as `http://host:port` or `https://host:port`.
     pub endpoints: Vec<String>,
     /// The prefix of the keys of instances; [`PREFIX_DEFAULT`] when empty.
@@ -92,18 +92,18 @@ pub struct Config {
 /// An etcd cluster as a discovery backend.
 #[derive(Clone, Debug)]
 pub struct Etcd {
-    connection: Connection,
+    connection: EtcdConnection,
 }
 
 /// An etcd cluster as a registry.
 #[derive(Clone, Debug)]
 pub struct EtcdRegistry {
-    connection: Connection,
+    connection: EtcdConnection,
     registrant: Registrant,
 }
 
 #[derive(Clone, Debug)]
-struct Connection {
+struct EtcdConnection {
     channel: Channel,
     prefix: Arc<str>,
     user: Option<(String, String)>,
@@ -111,11 +111,11 @@ struct Connection {
     token: Arc<Mutex<Option<MetadataValue<tonic::metadata::Ascii>>>>,
 }
 
-// === impl Connection ===
+// === impl EtcdConnection ===
 
-impl Connection {
-    fn open(config: Config) -> Result<Self, String> {
-        let Config { endpoints, prefix, user, ca, identity } = config;
+impl EtcdConnection {
+    fn open(config: EtcdConfig) -> Result<Self, String> {
+        let EtcdConfig { endpoints, prefix, user, ca, identity } = config;
         let mut tls = ClientTlsConfig::new();
         tls = ca.into_iter().fold(tls, |tls, ca| tls.ca_certificate(Certificate::from_pem(ca)));
         tls = identity.into_iter().fold(tls, |tls, (cert, key)| tls.identity(Identity::from_pem(cert, key)));
@@ -194,45 +194,45 @@ impl Etcd {
     ///
     /// # Errors
     /// Says what is wrong with the configuration.
-    pub fn new(config: Config) -> Result<Self, String> {
-        Ok(Self { connection: Connection::open(config)? })
+    pub fn new(config: EtcdConfig) -> Result<Self, String> {
+        Ok(Self { connection: EtcdConnection::open(config)? })
     }
 
     /// Discovery with this backend.
     #[must_use]
     pub fn discovery(self) -> Discovery<Self> {
-        Discovery::new(self, MetadataPolicy::Wanted)
+        Discovery::new(self, MetadataPolicy::Preferred)
     }
 }
 
 impl Backend for Etcd {
     fn follow(&self, component: &Component, relist: Arc<Notify>) -> BoxStream<'static, BackendEvent> {
         let folder = self.connection.folder(component);
-        let follow = Follow { connection: self.connection.clone(), folder, watch: None, known: BTreeMap::new(), failures: 0, relist };
+        let follow = EtcdFollower { connection: self.connection.clone(), folder, watch: None, known: BTreeMap::new(), failures: 0, relist };
         stream(follow)
     }
 }
 
-struct Follow {
-    connection: Connection,
+struct EtcdFollower {
+    connection: EtcdConnection,
     folder: String,
     /// The watch; `None` means that a list comes first.
     watch: Option<Streaming<api::WatchResponse>>,
     /// The last record by key. It stays in force where a new value cannot be read.
-    known: BTreeMap<String, Arc<Record>>,
+    known: BTreeMap<String, Arc<InstanceRecord>>,
     failures: u32,
     relist: Arc<Notify>,
 }
 
-// === impl Follow ===
+// === impl EtcdFollower ===
 
-impl Following for Follow {
+impl ComponentFollower for EtcdFollower {
     async fn next(&mut self) -> Option<Vec<BackendEvent>> {
         Some(self.step().await)
     }
 }
 
-impl Follow {
+impl EtcdFollower {
     async fn step(&mut self) -> Vec<BackendEvent> {
         let Some(watch) = &mut self.watch else {
             if self.failures > 0 {
@@ -266,7 +266,7 @@ impl Follow {
     }
 
     /// The whole set, and a watch of everything after it.
-    async fn list(&mut self) -> Result<Vec<Arc<Record>>, Status> {
+    async fn list(&mut self) -> Result<Vec<Arc<InstanceRecord>>, Status> {
         let channel = &self.connection.channel;
         let (key, range_end) = (self.folder.clone().into_bytes(), range_end(&self.folder));
         let limit = i64::try_from(INSTANCES_MAX + 1).unwrap_or(i64::MAX);
@@ -325,9 +325,9 @@ fn range_end(prefix: &str) -> Vec<u8> {
     end
 }
 
-fn record(id: &str, kv: &api::KeyValue) -> Option<Arc<Record>> {
+fn record(id: &str, kv: &api::KeyValue) -> Option<Arc<InstanceRecord>> {
     let freshness = u64::try_from(kv.create_revision).unwrap_or(0);
-    Document::parse(&kv.value).and_then(|document| document.record(id, freshness)).ok().map(Arc::new)
+    InstanceDocument::parse(&kv.value).and_then(|document| document.record(id, freshness)).ok().map(Arc::new)
 }
 
 // === impl EtcdRegistry ===
@@ -337,21 +337,21 @@ impl EtcdRegistry {
     ///
     /// # Errors
     /// Says what is wrong with the configuration.
-    pub fn new(config: Config, registrant: impl Into<Registrant>) -> Result<Self, String> {
-        Ok(Self { connection: Connection::open(config)?, registrant: registrant.into() })
+    pub fn new(config: EtcdConfig, registrant: impl Into<Registrant>) -> Result<Self, String> {
+        Ok(Self { connection: EtcdConnection::open(config)?, registrant: registrant.into() })
     }
 
     fn register(&self, namespace: &str, component: &str) -> Result<InstanceHandle, RegisterError> {
         let component = Component::try_new(namespace, component)?;
-        let incarnation = new_incarnation();
-        let id = self.registrant.id(&component, &incarnation)?;
-        let keeper = Keeper {
+        let generation = new_generation();
+        let id = self.registrant.id(&component, &generation)?;
+        let keeper = EtcdRegistration {
             connection: self.connection.clone(),
             key: format!("{}{id}", self.connection.folder(&component)).into_bytes(),
             registrant: self.registrant.clone(),
             lease: Arc::default(),
         };
-        Ok(InstanceHandle::new(id, incarnation, |said| {
+        Ok(InstanceHandle::new(id, generation, |said| {
             let (lease, connection) = (Arc::clone(&keeper.lease), keeper.connection.clone());
             let task = tokio::spawn(keeper.keep(said)).abort_handle();
             let revoke = move || {
@@ -372,15 +372,15 @@ impl ServiceRegistry for EtcdRegistry {
 }
 
 /// Keeps one instance registered while it runs.
-struct Keeper {
-    connection: Connection,
+struct EtcdRegistration {
+    connection: EtcdConnection,
     key: Vec<u8>,
     registrant: Registrant,
     lease: Arc<Mutex<Option<i64>>>,
 }
 
-impl Keeper {
-    async fn keep(self, mut said: watch::Receiver<Said>) {
+impl EtcdRegistration {
+    async fn keep(self, mut said: watch::Receiver<Announcement>) {
         let mut failures = 0;
         loop {
             let Err(status) = self.hold(&mut said, &mut failures).await;
@@ -393,7 +393,7 @@ impl Keeper {
     }
 
     /// One lease, from its grant to its loss.
-    async fn hold(&self, said: &mut watch::Receiver<Said>, failures: &mut u32) -> Result<std::convert::Infallible, Status> {
+    async fn hold(&self, said: &mut watch::Receiver<Announcement>, failures: &mut u32) -> Result<std::convert::Infallible, Status> {
         let mut client = LeaseClient::new(self.connection.channel.clone());
         revoke(&self.connection, self.lease.lock().await.take()).await; // if the old lease still exists, its key must not outlive this process
         let ask = api::LeaseGrantRequest { ttl: i64::try_from(LEASE.as_secs()).unwrap_or(i64::MAX), id: 0 };
@@ -424,8 +424,8 @@ impl Keeper {
         }
     }
 
-    async fn put(&self, lease: i64, said: &mut watch::Receiver<Said>) -> Result<(), Status> {
-        let document = Document::of(&said.borrow_and_update(), &self.registrant);
+    async fn put(&self, lease: i64, said: &mut watch::Receiver<Announcement>) -> Result<(), Status> {
+        let document = InstanceDocument::of(&said.borrow_and_update(), &self.registrant);
         let value = serde_json::to_vec(&document).map_err(|e| Status::internal(e.to_string()))?;
         let put = api::PutRequest { key: self.key.clone(), value, lease };
         let mut kv = KvClient::new(self.connection.channel.clone()).max_encoding_message_size(2 * DOCUMENT_BYTES_MAX);
@@ -433,7 +433,7 @@ impl Keeper {
     }
 }
 
-async fn revoke(connection: &Connection, lease: Option<i64>) {
+async fn revoke(connection: &EtcdConnection, lease: Option<i64>) {
     let Some(id) = lease else { return };
     if let Ok(request) = connection.request(api::LeaseRevokeRequest { id }, true).await {
         let _ = within(LeaseClient::new(connection.channel.clone()).lease_revoke(request)).await; // otherwise it expires

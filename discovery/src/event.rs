@@ -10,7 +10,7 @@ use crate::instance::Instance;
 
 /// One moment on both clocks: durations use the monotonic clock, reports the wall clock.
 #[derive(Clone, Copy, Debug)]
-pub struct Now {
+pub struct ClockReading {
     /// Monotonic.
     pub instant: Instant,
     /// Wall clock, for reports.
@@ -34,36 +34,36 @@ pub enum MetadataPolicy {
     Ignored,
     /// It is fetched; an instance that has none (404) is published without.
     #[default]
-    Wanted,
+    Preferred,
     /// It is fetched; an instance that has none is not published.
     Required,
 }
 
 /// An instance that was seen lately, for display.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Seen {
+pub struct InstanceSummary {
     /// Its id.
     pub id: Arc<str>,
     /// Its generation.
-    pub incarnation: String,
+    pub generation: String,
     /// Its current or last address.
     pub address: SocketAddr,
     /// Its state.
-    pub state: State,
+    pub state: InstanceState,
     /// Since when it has that state.
     pub since: SystemTime,
 }
 
 /// The state of an instance, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum InstanceState {
     /// It is published.
     Ready,
     /// It is published, although its metadata could not be fetched last time: the last good
     /// metadata is used.
     Stale(String),
     /// It is published, although the backend's first list after an outage does not have it.
-    Held,
+    RemovalHeld,
     /// Its backend reports it as not ready.
     NotReady(String),
     /// It is ready, but its metadata is not known.
@@ -71,12 +71,12 @@ pub enum State {
     /// It breaks a rule, or another instance has its address.
     Refused(String),
     /// The backend does not have it any more.
-    Gone,
+    Removed,
 }
 
-// === impl Now ===
+// === impl ClockReading ===
 
-impl Now {
+impl ClockReading {
     /// The current moment.
     #[must_use]
     pub fn read() -> Self {

@@ -15,7 +15,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 
 use crate::metadata::{METADATA_BYTES_MAX, Metadata};
-use crate::table::{Fetch, Fetched};
+use crate::table::{MetadataRequest, MetadataResponse};
 
 /// How long one fetch may take, from connecting to the last byte.
 pub(crate) const FETCH_DEADLINE: Duration = Duration::from_secs(2);
@@ -29,11 +29,11 @@ const ETAG_BYTES_MAX: usize = 256;
 
 /// Fetches metadata from instances.
 #[derive(Clone, Debug)]
-pub(crate) struct Fetcher(Client<HttpConnector, Empty<Bytes>>);
+pub(crate) struct MetadataFetcher(Client<HttpConnector, Empty<Bytes>>);
 
-// === impl Fetcher ===
+// === impl MetadataFetcher ===
 
-impl Fetcher {
+impl MetadataFetcher {
     pub(crate) fn new() -> Self {
         let mut connector = HttpConnector::new();
         connector.set_connect_timeout(Some(FETCH_DEADLINE));
@@ -42,14 +42,14 @@ impl Fetcher {
         Self(Client::builder(TokioExecutor::new()).timer(TokioTimer::new()).pool_max_idle_per_host(0).build(connector))
     }
 
-    pub(crate) async fn fetch(&self, fetch: &Fetch) -> Fetched {
+    pub(crate) async fn fetch(&self, fetch: &MetadataRequest) -> MetadataResponse {
         match tokio::time::timeout(FETCH_DEADLINE, self.ask(fetch)).await {
-            Ok(answer) => answer.unwrap_or_else(Fetched::Failed),
-            Err(_) => Fetched::Failed(format!("no complete answer from {} in {FETCH_DEADLINE:?}", fetch.address)),
+            Ok(answer) => answer.unwrap_or_else(MetadataResponse::Failed),
+            Err(_) => MetadataResponse::Failed(format!("no complete answer from {} in {FETCH_DEADLINE:?}", fetch.address)),
         }
     }
 
-    async fn ask(&self, fetch: &Fetch) -> Result<Fetched, String> {
+    async fn ask(&self, fetch: &MetadataRequest) -> Result<MetadataResponse, String> {
         let mut request = Request::get(format!("http://{}/metadata", fetch.address)).header(ACCEPT, "application/json");
         if let Some(etag) = &fetch.etag {
             request = request.header(IF_NONE_MATCH, etag);
@@ -58,21 +58,21 @@ impl Fetcher {
         let response = self.0.request(request).await.map_err(|e| format!("{}: {}", fetch.address, innermost(&e)))?;
         match response.status() {
             StatusCode::OK => read(response).await,
-            StatusCode::NOT_MODIFIED if fetch.etag.is_some() => Ok(Fetched::Unchanged),
-            StatusCode::NOT_FOUND => Ok(Fetched::Absent),
+            StatusCode::NOT_MODIFIED if fetch.etag.is_some() => Ok(MetadataResponse::Unchanged),
+            StatusCode::NOT_FOUND => Ok(MetadataResponse::Absent),
             status if status.is_redirection() => Err(format!("{} answered {status}, and redirects are not followed", fetch.address)),
             status => Err(format!("{} answered {status}", fetch.address)),
         }
     }
 }
 
-async fn read(response: Response<Incoming>) -> Result<Fetched, String> {
+async fn read(response: Response<Incoming>) -> Result<MetadataResponse, String> {
     let etag = entity_tag(response.headers());
     let body = Limited::new(response.into_body(), METADATA_BYTES_MAX).collect().await.map_err(|e| {
         if e.is::<LengthLimitError>() { format!("answer longer than {METADATA_BYTES_MAX} bytes") } else { format!("answer broke off: {e}") }
     })?;
     let metadata = Metadata::parse(&body.to_bytes()).map_err(|e| e.to_string())?;
-    Ok(Fetched::Is(Arc::new(metadata), etag))
+    Ok(MetadataResponse::Is(Arc::new(metadata), etag))
 }
 
 fn entity_tag(headers: &HeaderMap) -> Option<String> {

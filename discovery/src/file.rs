@@ -19,16 +19,18 @@ use futures::stream::StreamExt;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, Visitor};
 
-use crate::content::Follow;
-use crate::{Change, Changes, Instance, MetricsLocation, NAMESPACE_DEFAULT, Scheme, validate};
+use crate::file_watcher::FileWatcher;
+use crate::{Instance, InstanceMetricsLocation, MetricsScheme, NAMESPACE_DEFAULT, SetChange, SetChanges, validate};
 
 /// Follows the endpoints file at `path`, which need not exist yet.
 #[must_use]
-pub fn follow(path: impl Into<PathBuf>) -> Changes {
-    futures::stream::unfold(Follow::new(path), |mut file| async move {
+pub fn follow(path: impl Into<PathBuf>) -> SetChanges {
+    futures::stream::unfold(FileWatcher::new(path), |mut file| async move {
         let change = match file.changed().await {
-            Ok(text) => parse(&text).map_or_else(|why| Change::Unreadable(format!("{}: {why}", file.path().display())), Change::Reset),
-            Err(unreadable) => Change::Unreadable(unreadable.to_string()),
+            Ok(text) => {
+                parse(&text).map_or_else(|why| SetChange::Unreadable(format!("{}: {why}", file.path().display())), SetChange::Reset)
+            }
+            Err(unreadable) => SetChange::Unreadable(unreadable.to_string()),
         };
         Some((change, file))
     })
@@ -40,7 +42,7 @@ pub fn follow(path: impl Into<PathBuf>) -> Changes {
 /// # Errors
 /// Says what is wrong and where. The author of the file has to change it.
 pub fn parse(text: &str) -> Result<Vec<Instance>, String> {
-    let file: File = serde_saphyr::from_str(text).map_err(|e| e.without_snippet().to_string())?;
+    let file: EndpointsFile = serde_saphyr::from_str(text).map_err(|e| e.without_snippet().to_string())?;
     let instances = file.endpoints.into_iter().map(instance).collect::<Result<Vec<_>, _>>()?;
     validate(&instances)?;
     Ok(instances)
@@ -48,77 +50,77 @@ pub fn parse(text: &str) -> Result<Vec<Instance>, String> {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
-    endpoints: Vec<Row>,
+struct EndpointsFile {
+    endpoints: Vec<EndpointEntry>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Row {
+struct EndpointEntry {
     name: String,
     namespace: Option<String>,
     address: String,
-    port: Port,
+    port: PortNumber,
     #[serde(default)]
     labels: BTreeMap<String, String>,
     #[serde(default)]
-    metrics: MetricsRow,
+    metrics: MetricsEntry,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct MetricsRow {
+struct MetricsEntry {
     scheme: Option<String>,
-    port: Option<Port>,
+    port: Option<PortNumber>,
     path: Option<String>,
 }
 
 /// llm-d writes ports as strings; most users write numbers.
 #[derive(Clone, Copy)]
-struct Port(u16);
+struct PortNumber(u16);
 
-fn instance(row: Row) -> Result<Instance, String> {
-    let Row { name, namespace, address, port, labels, metrics } = row;
+fn instance(row: EndpointEntry) -> Result<Instance, String> {
+    let EndpointEntry { name, namespace, address, port, labels, metrics } = row;
     let bare = address.strip_prefix('[').and_then(|a| a.strip_suffix(']')).unwrap_or(&address);
     let ip: IpAddr =
         bare.parse().map_err(|_| format!("endpoint {name:?}: address {address:?} is not an IP address (names are not resolved)"))?;
     let scheme = match metrics.scheme.as_deref() {
         None => None,
-        Some("http") => Some(Scheme::Http),
-        Some("https") => Some(Scheme::Https),
+        Some("http") => Some(MetricsScheme::Http),
+        Some("https") => Some(MetricsScheme::Https),
         Some(other) => return Err(format!("endpoint {name:?}: metrics scheme {other:?} is neither \"http\" nor \"https\"")),
     };
-    let metrics = MetricsLocation { scheme, port: metrics.port.map(|p| p.0), path: metrics.path };
+    let metrics = InstanceMetricsLocation { scheme, port: metrics.port.map(|p| p.0), path: metrics.path };
     let namespace = namespace.unwrap_or_else(|| NAMESPACE_DEFAULT.to_owned());
     Ok(Instance { namespace, labels: labels.into_iter().collect(), metrics, ..Instance::new(name, SocketAddr::new(ip, port.0)) })
 }
 
-// === impl Port ===
+// === impl PortNumber ===
 
-impl<'de> Deserialize<'de> for Port {
+impl<'de> Deserialize<'de> for PortNumber {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct PortVisitor;
 
         impl Visitor<'_> for PortVisitor {
-            type Value = Port;
+            type Value = PortNumber;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a port, 1 to 65535, as number or string")
             }
 
-            fn visit_u64<E: Error>(self, value: u64) -> Result<Port, E> {
+            fn visit_u64<E: Error>(self, value: u64) -> Result<PortNumber, E> {
                 u16::try_from(value)
                     .ok()
                     .filter(|&p| p > 0)
-                    .map(Port)
+                    .map(PortNumber)
                     .ok_or_else(|| E::custom(format!("port {value} is not in 1 to 65535")))
             }
 
-            fn visit_i64<E: Error>(self, value: i64) -> Result<Port, E> {
+            fn visit_i64<E: Error>(self, value: i64) -> Result<PortNumber, E> {
                 self.visit_u64(u64::try_from(value).unwrap_or(0))
             }
 
-            fn visit_str<E: Error>(self, value: &str) -> Result<Port, E> {
+            fn visit_str<E: Error>(self, value: &str) -> Result<PortNumber, E> {
                 value.parse().map_err(|_| E::custom(format!("port {value:?} is not a number"))).and_then(|n| self.visit_u64(n))
             }
         }
@@ -145,7 +147,7 @@ endpoints:
         assert_eq!((a.name.as_str(), a.namespace.as_str(), a.address.to_string().as_str()), ("sim-0", "default", "127.0.0.1:8001"));
         assert_eq!((b.namespace.as_str(), b.address.to_string().as_str()), ("prod", "[fd00::2]:8002"));
         assert_eq!(b.labels, [("a".to_owned(), "x".to_owned()), ("b".to_owned(), "2".to_owned())]);
-        let metrics = MetricsLocation { scheme: Some(Scheme::Https), port: Some(9400), path: Some("/m".to_owned()) };
+        let metrics = InstanceMetricsLocation { scheme: Some(MetricsScheme::Https), port: Some(9400), path: Some("/m".to_owned()) };
         assert_eq!((c.address.to_string().as_str(), c.metrics), ("[fd00::3]:8003", metrics));
         assert_eq!(parse("endpoints: []").unwrap(), []);
     }

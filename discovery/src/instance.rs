@@ -15,22 +15,22 @@ pub struct Instance {
     /// The generation: which process has this name (in Kubernetes the pod's UID). State learned
     /// about another generation does not apply to this one. Empty when the source has no such
     /// number.
-    pub incarnation: String,
+    pub generation: String,
     /// Where requests go. Always an IP address: Envoy gets these bytes and resolves no names.
     pub address: SocketAddr,
     /// Labels, sorted by key.
     pub labels: Vec<(String, String)>,
     /// Where its metrics are, if not where the pool's settings say.
-    pub metrics: MetricsLocation,
+    pub metrics: InstanceMetricsLocation,
     /// Its metadata, if it has any; [`Self::metadata`] reads it.
     pub metadata: Option<Arc<Metadata>>,
 }
 
 /// Where the metrics of an instance are; `None` uses the setting of the pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct MetricsLocation {
+pub struct InstanceMetricsLocation {
     /// TLS or plaintext.
-    pub scheme: Option<Scheme>,
+    pub scheme: Option<MetricsScheme>,
     /// Port; the port of the address when neither the instance nor the pool has one.
     pub port: Option<u16>,
     /// Path, with its leading slash.
@@ -39,7 +39,7 @@ pub struct MetricsLocation {
 
 /// How metrics are fetched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scheme {
+pub enum MetricsScheme {
     /// Plaintext.
     Http,
     /// TLS.
@@ -71,10 +71,10 @@ impl Instance {
         Self {
             name: name.into(),
             namespace: NAMESPACE_DEFAULT.to_owned(),
-            incarnation: String::new(),
+            generation: String::new(),
             address,
             labels: Vec::new(),
-            metrics: MetricsLocation::default(),
+            metrics: InstanceMetricsLocation::default(),
             metadata: None,
         }
     }
@@ -132,14 +132,14 @@ pub fn validate(instances: &[Instance]) -> Result<(), String> {
 /// # Errors
 /// Says what is wrong with it.
 pub fn validate_instance(instance: &Instance) -> Result<(), String> {
-    let Instance { name, namespace, incarnation, address, labels, metrics, metadata: _ } = instance;
+    let Instance { name, namespace, generation, address, labels, metrics, metadata: _ } = instance;
     for (what, text) in [("name", name), ("namespace", namespace)] {
         if text.is_empty() || text.len() > NAME_BYTES_MAX || text.chars().any(|c| c.is_control() || c.is_whitespace()) {
             return Err(format!("{what} {text:?} of the endpoint at {address}: 1 to {NAME_BYTES_MAX} bytes without blanks are allowed"));
         }
     }
-    if incarnation.len() > NAME_BYTES_MAX {
-        return Err(format!("endpoint {name:?}: incarnation of {} bytes; at most {NAME_BYTES_MAX} are allowed", incarnation.len()));
+    if generation.len() > NAME_BYTES_MAX {
+        return Err(format!("endpoint {name:?}: generation of {} bytes; at most {NAME_BYTES_MAX} are allowed", generation.len()));
     }
     if address.port() == 0 {
         return Err(format!("endpoint {name:?}: port 0 cannot be connected to"));

@@ -31,7 +31,7 @@ use kube::{Api, Client, Config, ResourceExt};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::backend::{Backend, BackendEvent, Component, Following, stream};
+use crate::backend::{Backend, BackendEvent, Component, ComponentFollower, stream};
 use crate::event::MetadataPolicy;
 use crate::registry::{InstanceHandle, RegisterError, Registration, ServiceRegistry};
 use crate::watch::Discovery;
@@ -46,7 +46,7 @@ mod slices;
 
 use labels::PodLabels;
 pub use lease::KubernetesLease;
-use listing::{Listing, Told};
+use listing::{ObjectWatch, ObjectWatchEvent};
 pub use objects::{CustomKind, follow_objects};
 pub use pool::{InferencePools, PoolGroup};
 pub use slices::{PortRule, SliceIndex};
@@ -136,11 +136,11 @@ impl std::fmt::Debug for Kubernetes {
 
 impl Backend for Kubernetes {
     fn follow(&self, component: &Component, relist: Arc<Notify>) -> BoxStream<'static, BackendEvent> {
-        let services = Listing::new(Api::<Service>::namespaced(self.client.clone(), &self.kube_namespace), "");
+        let services = ObjectWatch::new(Api::<Service>::namespaced(self.client.clone(), &self.kube_namespace), "");
         let slices = Api::namespaced(self.client.clone(), &self.kube_namespace);
         let selector = format!("{NAMESPACE_LABEL}={},{COMPONENT_LABEL}={}", component.namespace(), component.name());
-        let pods = Listing::new(Api::namespaced(self.client.clone(), &self.kube_namespace), &selector);
-        stream(Follow {
+        let pods = ObjectWatch::new(Api::namespaced(self.client.clone(), &self.kube_namespace), &selector);
+        stream(KubernetesFollower {
             component: component.clone(),
             services,
             names: BTreeSet::new(),
@@ -158,16 +158,16 @@ impl Backend for Kubernetes {
 }
 
 /// Follows one component.
-struct Follow {
+struct KubernetesFollower {
     component: Component,
-    services: Listing<Service>,
+    services: ObjectWatch<Service>,
     names: BTreeSet<String>,
     listed: bool,
     slices: Api<EndpointSlice>,
     /// The slices of the Services in `names`, if there are any.
-    listing: Option<Listing<EndpointSlice>>,
+    listing: Option<ObjectWatch<EndpointSlice>>,
     index: SliceIndex,
-    pods: Listing<Pod>,
+    pods: ObjectWatch<Pod>,
     labels: PodLabels,
     /// Whether the labels of the pods are known, or known to be unavailable.
     labelled: bool,
@@ -176,15 +176,15 @@ struct Follow {
     relist: Arc<Notify>,
 }
 
-// === impl Follow ===
+// === impl KubernetesFollower ===
 
-impl Following for Follow {
+impl ComponentFollower for KubernetesFollower {
     async fn next(&mut self) -> Option<Vec<BackendEvent>> {
         Some(self.step().await)
     }
 }
 
-impl Follow {
+impl KubernetesFollower {
     async fn step(&mut self) -> Vec<BackendEvent> {
         let slices = async {
             match &mut self.listing {
@@ -216,14 +216,14 @@ impl Follow {
 
     /// Updates the Services that select the component. When they change, the slices are listed
     /// again; until then the old set stays in force.
-    fn service(&mut self, told: Told<Service>) -> Vec<BackendEvent> {
+    fn service(&mut self, told: ObjectWatchEvent<Service>) -> Vec<BackendEvent> {
         let selects = |service: &Service| selects(service, &self.component);
         let mut names = self.names.clone();
         match told {
-            Told::All(services) => names = services.iter().filter(|s| selects(s)).map(ResourceExt::name_any).collect(),
-            Told::Applied(service) if selects(&service) => drop(names.insert(service.name_any())),
-            Told::Applied(service) | Told::Deleted(service) => drop(names.remove(&service.name_any())),
-            Told::Failed(why) => return vec![BackendEvent::Failed(why)],
+            ObjectWatchEvent::All(services) => names = services.iter().filter(|s| selects(s)).map(ResourceExt::name_any).collect(),
+            ObjectWatchEvent::Applied(service) if selects(&service) => drop(names.insert(service.name_any())),
+            ObjectWatchEvent::Applied(service) | ObjectWatchEvent::Deleted(service) => drop(names.remove(&service.name_any())),
+            ObjectWatchEvent::Failed(why) => return vec![BackendEvent::Failed(why)],
         }
         let first = !std::mem::replace(&mut self.listed, true);
         if names == self.names && !first {
@@ -239,13 +239,13 @@ impl Follow {
             return vec![BackendEvent::Reset(self.index.reset(&[]))];
         }
         let names: Vec<&str> = self.names.iter().map(String::as_str).collect();
-        self.listing = Some(Listing::new(self.slices.clone(), &format!("{SERVICE_NAME_LABEL} in ({})", names.join(","))));
+        self.listing = Some(ObjectWatch::new(self.slices.clone(), &format!("{SERVICE_NAME_LABEL} in ({})", names.join(","))));
         Vec::new()
     }
 
-    fn slice(&mut self, told: Told<EndpointSlice>) -> Vec<BackendEvent> {
+    fn slice(&mut self, told: ObjectWatchEvent<EndpointSlice>) -> Vec<BackendEvent> {
         let events = match told {
-            Told::All(slices) => {
+            ObjectWatchEvent::All(slices) => {
                 self.index.reset(&slices);
                 if !self.labelled {
                     self.withheld.get_or_insert_with(|| Instant::now() + LABELS_WAIT);
@@ -253,17 +253,17 @@ impl Follow {
                 }
                 return vec![self.all()];
             }
-            Told::Applied(slice) => self.index.apply(&slice),
-            Told::Deleted(slice) => self.index.delete(&slice.name_any()),
-            Told::Failed(why) => return vec![BackendEvent::Failed(why)],
+            ObjectWatchEvent::Applied(slice) => self.index.apply(&slice),
+            ObjectWatchEvent::Deleted(slice) => self.index.delete(&slice.name_any()),
+            ObjectWatchEvent::Failed(why) => return vec![BackendEvent::Failed(why)],
         };
         // The whole set is sent later.
         if self.withheld.is_some() { Vec::new() } else { events.into_iter().map(|event| self.labels.join_event(event)).collect() }
     }
 
-    fn pod(&mut self, told: Told<Pod>) -> Vec<BackendEvent> {
+    fn pod(&mut self, told: ObjectWatchEvent<Pod>) -> Vec<BackendEvent> {
         match told {
-            Told::All(pods) => {
+            ObjectWatchEvent::All(pods) => {
                 let changed = self.labels.reset(&pods);
                 let mut events = vec![BackendEvent::Warns(None)];
                 // Never as a reset, which would mean that the slices have been read.
@@ -271,13 +271,13 @@ impl Follow {
                 events.extend(self.labelled());
                 events
             }
-            Told::Applied(pod) if self.labels.apply(&pod) => Vec::from_iter(self.relabelled(&pod.name_any())),
-            Told::Applied(_) => Vec::new(),
-            Told::Deleted(pod) => {
+            ObjectWatchEvent::Applied(pod) if self.labels.apply(&pod) => Vec::from_iter(self.relabelled(&pod.name_any())),
+            ObjectWatchEvent::Applied(_) => Vec::new(),
+            ObjectWatchEvent::Deleted(pod) => {
                 self.labels.delete(&pod.name_any());
                 Vec::new()
             }
-            Told::Failed(why) => {
+            ObjectWatchEvent::Failed(why) => {
                 let mut events = vec![BackendEvent::Warns(Some(format!("labels of pods cannot be read: {why}")))];
                 events.extend(self.labelled());
                 events
@@ -352,8 +352,8 @@ impl KubernetesRegistry {
                 self.kube_namespace, self.pod
             )));
         }
-        let incarnation = pod.uid().unwrap_or_default().into();
-        Ok(InstanceHandle::new(self.pod.as_str().into(), incarnation, |_| Registration { task: None, withdraw: None }))
+        let generation = pod.uid().unwrap_or_default().into();
+        Ok(InstanceHandle::new(self.pod.as_str().into(), generation, |_| Registration { task: None, withdraw: None }))
     }
 }
 

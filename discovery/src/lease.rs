@@ -33,7 +33,7 @@ const ATTEMPT_DEADLINE: Duration = Duration::from_secs(4);
 
 /// A lease as read from the store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
+pub struct LeaseRecord {
     /// Its holder; empty if it has none.
     pub holder: String,
     /// Changes with each write.
@@ -45,11 +45,11 @@ pub struct Seen {
 /// Where a lease is kept.
 pub trait LeaseStore: Send + Sync {
     /// The current lease; `None` if there is none yet.
-    fn read(&self) -> BoxFuture<'_, Result<Option<Seen>, String>>;
+    fn read(&self) -> BoxFuture<'_, Result<Option<LeaseRecord>, String>>;
 
     /// Writes `holder` if the lease is still as `expected`. Returns the new lease, or `None` when
     /// another process was faster.
-    fn write<'a>(&'a self, holder: &'a str, expected: Option<&'a Seen>) -> BoxFuture<'a, Result<Option<Seen>, String>>;
+    fn write<'a>(&'a self, holder: &'a str, expected: Option<&'a LeaseRecord>) -> BoxFuture<'a, Result<Option<LeaseRecord>, String>>;
 }
 
 /// The state of one candidate. Pure.
@@ -57,7 +57,7 @@ pub trait LeaseStore: Send + Sync {
 struct Election {
     me: String,
     /// The lease as last read, and since when it has not changed.
-    seen: Option<(Seen, Instant)>,
+    lease: Option<(LeaseRecord, Instant)>,
     /// When the last confirmed renewal began, if this process leads.
     renewed: Option<Instant>,
 }
@@ -66,30 +66,30 @@ struct Election {
 
 impl Election {
     fn new(me: String) -> Self {
-        Self { me, seen: None, renewed: None }
+        Self { me, lease: None, renewed: None }
     }
 
     /// Takes the lease as read and returns whether this process may write it.
-    fn read(&mut self, found: Option<&Seen>, now: Instant) -> bool {
+    fn read(&mut self, found: Option<&LeaseRecord>, now: Instant) -> bool {
         let Some(found) = found else {
-            (self.seen, self.renewed) = (None, None);
+            (self.lease, self.renewed) = (None, None);
             return true;
         };
-        if self.seen.as_ref().is_none_or(|(seen, _)| seen != found) {
-            self.seen = Some((found.clone(), now));
+        if self.lease.as_ref().is_none_or(|(seen, _)| seen != found) {
+            self.lease = Some((found.clone(), now));
         }
         let mine = found.holder == self.me;
         if !mine {
             self.renewed = None;
         }
-        let lapsed = self.seen.as_ref().is_some_and(|(_, since)| now.saturating_duration_since(*since) >= LEASE_DURATION);
+        let lapsed = self.lease.as_ref().is_some_and(|(_, since)| now.saturating_duration_since(*since) >= LEASE_DURATION);
         mine || found.holder.is_empty() || lapsed
     }
 
     /// Takes the result of a write that began at `began`.
-    fn written(&mut self, now_is: Option<Seen>, began: Instant) {
+    fn written(&mut self, now_is: Option<LeaseRecord>, began: Instant) {
         if let Some(seen) = now_is {
-            self.seen = Some((seen, began));
+            self.lease = Some((seen, began));
             self.renewed = Some(began);
         }
     }
@@ -138,7 +138,7 @@ pub async fn campaign(
         }
     }
     if leads.send_replace(false)
-        && let Some((seen, _)) = &election.seen
+        && let Some((seen, _)) = &election.lease
     {
         let _ = tokio::time::timeout(ATTEMPT_DEADLINE, store.write("", Some(seen))).await; // otherwise it lapses
     }
@@ -162,13 +162,13 @@ mod tests {
 
     /// A store that can be slow, or cut off from each of its users.
     #[derive(Clone, Default)]
-    struct Shelf {
-        lease: Arc<Mutex<(Option<Seen>, u64)>>,
+    struct FakeLeaseStore {
+        lease: Arc<Mutex<(Option<LeaseRecord>, u64)>>,
         down: Arc<Mutex<bool>>,
     }
 
-    impl LeaseStore for Shelf {
-        fn read(&self) -> BoxFuture<'_, Result<Option<Seen>, String>> {
+    impl LeaseStore for FakeLeaseStore {
+        fn read(&self) -> BoxFuture<'_, Result<Option<LeaseRecord>, String>> {
             Box::pin(async move {
                 if *self.down.lock().unwrap() {
                     std::future::pending::<()>().await;
@@ -177,7 +177,7 @@ mod tests {
             })
         }
 
-        fn write<'a>(&'a self, holder: &'a str, expected: Option<&'a Seen>) -> BoxFuture<'a, Result<Option<Seen>, String>> {
+        fn write<'a>(&'a self, holder: &'a str, expected: Option<&'a LeaseRecord>) -> BoxFuture<'a, Result<Option<LeaseRecord>, String>> {
             Box::pin(async move {
                 if *self.down.lock().unwrap() {
                     return Err("down".to_owned());
@@ -187,28 +187,28 @@ mod tests {
                     return Ok(None);
                 }
                 lease.1 += 1;
-                lease.0 = Some(Seen { holder: holder.to_owned(), version: lease.1.to_string(), transitions: 0 });
+                lease.0 = Some(LeaseRecord { holder: holder.to_owned(), version: lease.1.to_string(), transitions: 0 });
                 Ok(lease.0.clone())
             })
         }
     }
 
-    struct Candidate {
+    struct LeaseCandidate {
         leads: watch::Receiver<bool>,
         down: Arc<Mutex<bool>>,
         stop: Option<tokio::sync::oneshot::Sender<()>>,
     }
 
-    fn candidate(shelf: &Shelf, me: &str) -> Candidate {
-        let shelf = Shelf { lease: Arc::clone(&shelf.lease), down: Arc::default() };
+    fn candidate(shelf: &FakeLeaseStore, me: &str) -> LeaseCandidate {
+        let shelf = FakeLeaseStore { lease: Arc::clone(&shelf.lease), down: Arc::default() };
         let (leads, follow) = watch::channel(false);
         let (stop, stopped) = tokio::sync::oneshot::channel();
         let (me, down) = (me.to_owned(), Arc::clone(&shelf.down));
         tokio::spawn(async move { campaign(&shelf, me, &leads, async { drop(stopped.await) }, |_| {}).await });
-        Candidate { leads: follow, down, stop: Some(stop) }
+        LeaseCandidate { leads: follow, down, stop: Some(stop) }
     }
 
-    async fn after(elapsed: Duration, all: &[&Candidate]) -> Vec<bool> {
+    async fn after(elapsed: Duration, all: &[&LeaseCandidate]) -> Vec<bool> {
         let end = Instant::now() + elapsed;
         while Instant::now() < end {
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -219,7 +219,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn one_leads_and_another_when_it_is_cut_off_never_both() {
-        let shelf = Shelf::default();
+        let shelf = FakeLeaseStore::default();
         let a = candidate(&shelf, "a");
         assert_eq!(after(RETRY_PERIOD, &[&a]).await, [true]);
         let b = candidate(&shelf, "b");
@@ -234,7 +234,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn stopped_in_good_order_it_is_given_back() {
-        let shelf = Shelf::default();
+        let shelf = FakeLeaseStore::default();
         let mut a = candidate(&shelf, "a");
         after(RETRY_PERIOD, &[&a]).await;
         let b = candidate(&shelf, "b");
@@ -245,9 +245,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_outage_of_the_store_leaves_nobody_leading_and_its_end_one() {
-        let shelf = Shelf::default();
+        let shelf = FakeLeaseStore::default();
         let all = ["a", "b", "c"].map(|me| candidate(&shelf, me));
-        let all: Vec<&Candidate> = all.iter().collect();
+        let all: Vec<&LeaseCandidate> = all.iter().collect();
         after(RETRY_PERIOD * 2, &all).await;
         all.iter().for_each(|c| *c.down.lock().unwrap() = true);
         assert_eq!(after(LEASE_DURATION * 2, &all).await, [false; 3]);

@@ -42,7 +42,7 @@
 //! set again at any moment, and an error never empties a set. A subscriber that is too slow gets
 //! the current state instead of a queue of old events.
 //!
-//! The daemon uses [`Changes`]: whole sets, of which the first is complete. [`file`] (an endpoints
+//! The daemon uses [`SetChanges`]: whole sets, of which the first is complete. [`file`] (an endpoints
 //! file) and [`fixed`] (a fixed list) give it directly, [`Discovery::changes`] gives it for any
 //! backend.
 #![forbid(unsafe_code)]
@@ -62,29 +62,30 @@ mod fetch;
 pub mod table;
 pub mod watch;
 
-pub mod content;
 pub mod directory;
 #[cfg(feature = "etcd")]
 pub mod etcd;
 pub mod file;
+pub mod file_watcher;
 #[cfg(feature = "kubernetes")]
 pub mod kubernetes;
 #[cfg(any(feature = "kubernetes", feature = "etcd"))]
 pub mod lease;
 pub mod merge;
 
-pub use event::{InstanceEvent, MetadataPolicy, Seen, State};
+pub use event::{InstanceEvent, InstanceState, InstanceSummary, MetadataPolicy};
 pub use instance::{
-    INSTANCES_MAX, Instance, LABEL_BYTES_MAX, LABELS_MAX, MetricsLocation, NAME_BYTES_MAX, NAMESPACE_DEFAULT, Scheme, validate,
+    INSTANCES_MAX, Instance, InstanceMetricsLocation, LABEL_BYTES_MAX, LABELS_MAX, MetricsScheme, NAME_BYTES_MAX, NAMESPACE_DEFAULT,
+    validate,
 };
 pub use metadata::Metadata;
 pub use registry::{InstanceHandle, InstanceStatus, RegisterError, Registrant, ServiceRegistry};
-pub use watch::{Discovery, DiscoveryError, Followed, InstanceEvents, ServiceDiscovery, Status};
+pub use watch::{BackendStatus, Discovery, DiscoveryError, InstanceEvents, ServiceDiscovery, WatchedComponent};
 
-/// A change of the set. The first of a stream that is not [`Change::Unreadable`] is a
-/// [`Change::Reset`].
+/// A change of the set. The first of a stream that is not [`SetChange::Unreadable`] is a
+/// [`SetChange::Reset`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Change {
+pub enum SetChange {
     /// The whole set. It replaces everything reported before.
     Reset(Vec<Instance>),
     /// The source cannot be read or breaks a rule, for this reason. The last set stays in force.
@@ -92,10 +93,10 @@ pub enum Change {
 }
 
 /// A stream of changes that ends only with its backend.
-pub type Changes = BoxStream<'static, Change>;
+pub type SetChanges = BoxStream<'static, SetChange>;
 
 /// A set that never changes.
 #[must_use]
-pub fn fixed(instances: Vec<Instance>) -> Changes {
-    futures::stream::iter([Change::Reset(instances)]).chain(futures::stream::pending()).boxed()
+pub fn fixed(instances: Vec<Instance>) -> SetChanges {
+    futures::stream::iter([SetChange::Reset(instances)]).chain(futures::stream::pending()).boxed()
 }

@@ -10,18 +10,18 @@ use std::collections::BTreeSet;
 
 use futures::stream::{SelectAll, StreamExt};
 
-use crate::{Change, Changes, Instance};
+use crate::{Instance, SetChange, SetChanges};
 
 /// One of several sources.
-pub struct Part {
+pub struct MergeSource {
     /// Its changes.
-    pub changes: Changes,
+    pub changes: SetChanges,
     /// Labels for its instances that do not have them.
     pub labels: Vec<(String, String)>,
 }
 
-struct Merge {
-    parts: SelectAll<futures::stream::BoxStream<'static, (usize, Change)>>,
+struct MergedChanges {
+    parts: SelectAll<futures::stream::BoxStream<'static, (usize, SetChange)>>,
     labels: Vec<Vec<(String, String)>>,
     sets: Vec<Option<Vec<Instance>>>,
     errors: Vec<Option<String>>,
@@ -32,34 +32,34 @@ struct Merge {
 
 /// Merges the sources.
 #[must_use]
-pub fn merge(parts: Vec<Part>) -> Changes {
+pub fn merge(parts: Vec<MergeSource>) -> SetChanges {
     let (sets, errors) = (vec![None; parts.len()], vec![None; parts.len()]);
     let (labels, streams): (Vec<_>, Vec<_>) = parts.into_iter().map(|part| (part.labels, part.changes)).unzip();
     let numbered = streams.into_iter().enumerate().map(|(part, changes)| changes.map(move |change| (part, change)).boxed());
-    let merge = Merge { parts: futures::stream::select_all(numbered), labels, sets, errors, standing: None };
+    let merge = MergedChanges { parts: futures::stream::select_all(numbered), labels, sets, errors, standing: None };
     futures::stream::unfold(merge, |mut merge| async move { Some((merge.next().await?, merge)) }).boxed()
 }
 
-// === impl Merge ===
+// === impl MergedChanges ===
 
-impl Merge {
-    async fn next(&mut self) -> Option<Change> {
+impl MergedChanges {
+    async fn next(&mut self) -> Option<SetChange> {
         if let Some(why) = self.standing.take() {
-            return Some(Change::Unreadable(why));
+            return Some(SetChange::Unreadable(why));
         }
         loop {
             let (part, change) = self.parts.next().await?;
             match change {
-                Change::Unreadable(why) => {
+                SetChange::Unreadable(why) => {
                     self.errors[part] = Some(why.clone());
-                    return Some(Change::Unreadable(why));
+                    return Some(SetChange::Unreadable(why));
                 }
-                Change::Reset(instances) => {
+                SetChange::Reset(instances) => {
                     self.errors[part] = None;
                     self.sets[part] = Some(instances);
                     if let Some(all) = self.all() {
                         self.standing = self.errors.iter().flatten().next().cloned();
-                        return Some(Change::Reset(all));
+                        return Some(SetChange::Reset(all));
                     }
                 }
             }
@@ -95,20 +95,20 @@ mod tests {
 
     use super::*;
 
-    fn part(label: &str) -> (mpsc::UnboundedSender<Change>, Part) {
+    fn part(label: &str) -> (mpsc::UnboundedSender<SetChange>, MergeSource) {
         let (tell, told) = mpsc::unbounded_channel();
-        (tell, Part { changes: UnboundedReceiverStream::new(told).boxed(), labels: vec![("role".to_owned(), label.to_owned())] })
+        (tell, MergeSource { changes: UnboundedReceiverStream::new(told).boxed(), labels: vec![("role".to_owned(), label.to_owned())] })
     }
 
-    fn set(all: &[(&str, u16)]) -> Change {
-        Change::Reset(all.iter().map(|(name, port)| Instance::new(*name, ([10, 0, 0, 1], *port).into())).collect())
+    fn set(all: &[(&str, u16)]) -> SetChange {
+        SetChange::Reset(all.iter().map(|(name, port)| Instance::new(*name, ([10, 0, 0, 1], *port).into())).collect())
     }
 
-    fn next(changes: &mut Changes) -> Option<String> {
+    fn next(changes: &mut SetChanges) -> Option<String> {
         let text = |i: &Instance| format!("{}:{}={}", i.name, i.address.port(), i.labels[0].1);
         changes.next().now_or_never().map(|change| match change.unwrap() {
-            Change::Reset(all) => all.iter().map(text).collect::<Vec<_>>().join(" "),
-            Change::Unreadable(why) => format!("! {why}"),
+            SetChange::Reset(all) => all.iter().map(text).collect::<Vec<_>>().join(" "),
+            SetChange::Unreadable(why) => format!("! {why}"),
         })
     }
 
@@ -120,7 +120,7 @@ mod tests {
         assert_eq!(next(&mut merged), None, "decoders alone are not the truth");
         prefill.send(set(&[("p", 2), ("d", 3), ("q", 1)])).unwrap();
         assert_eq!(next(&mut merged).unwrap(), "d:1=decode p:2=prefill", "names and addresses are told once");
-        prefill.send(Change::Unreadable("gone".to_owned())).unwrap();
+        prefill.send(SetChange::Unreadable("gone".to_owned())).unwrap();
         assert_eq!(next(&mut merged).unwrap(), "! gone");
         decode.send(set(&[])).unwrap();
         assert_eq!(next(&mut merged).unwrap(), "p:2=prefill d:3=prefill q:1=prefill", "the last prefillers stay");

@@ -5,7 +5,7 @@
 //!  "Transport": {"address": "10.1.2.3:9000"},
 //!  "MDC": {}}
 //! ```
-//! Both spellings of keys that exist are read, `Model` and `model`; a model may be an array of
+//! Both spellings of keys that exist are read, `ModelCard` and `model`; a model may be an array of
 //! models. Other keys are kept and passed on.
 
 use std::net::{IpAddr, SocketAddr};
@@ -28,7 +28,7 @@ pub struct Metadata {
 
 /// A model that an instance serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Model {
+pub struct ModelCard {
     /// The name in requests.
     pub name: String,
     /// `Completions`, `Chat`, ...; as the instance writes it.
@@ -117,7 +117,7 @@ impl Metadata {
 
     /// The models it serves; empty when it names none.
     #[must_use]
-    pub fn models(&self) -> Vec<Model> {
+    pub fn models(&self) -> Vec<ModelCard> {
         self.try_models().unwrap_or_default()
     }
 
@@ -155,7 +155,7 @@ impl Metadata {
         Ok(self)
     }
 
-    fn try_models(&self) -> Result<Vec<Model>, MetadataError> {
+    fn try_models(&self) -> Result<Vec<ModelCard>, MetadataError> {
         let models = match self.either("Model", "model").or_else(|| self.get("models")) {
             None | Some(Value::Null) => return Ok(Vec::new()),
             Some(Value::Array(models)) => models.iter().map(model).collect::<Result<Vec<_>, _>>()?,
@@ -172,7 +172,7 @@ impl Metadata {
     }
 }
 
-fn model(value: &Value) -> Result<Model, MetadataError> {
+fn model(value: &Value) -> Result<ModelCard, MetadataError> {
     let invalid = |why: &str| MetadataError::Invalid(format!("model: {why}"));
     let name = match value {
         Value::String(name) => name,
@@ -193,7 +193,7 @@ fn model(value: &Value) -> Result<Model, MetadataError> {
         max_num_seqs: number("max_num_seqs"),
         max_num_batched_tokens: number("max_num_batched_tokens"),
     };
-    Ok(Model { name: name.clone(), kind: value.get("type").and_then(Value::as_str).map(str::to_owned), runtime })
+    Ok(ModelCard { name: name.clone(), kind: value.get("type").and_then(Value::as_str).map(str::to_owned), runtime })
 }
 
 /// The address that a server reports when it listens on all of its addresses.
@@ -212,7 +212,7 @@ mod tests {
     #[test]
     fn models_in_every_spelling() {
         let runtime = RuntimeConfig { total_kv_blocks: Some(24064), max_num_seqs: Some(256), ..RuntimeConfig::default() };
-        let full = Model { name: "q".to_owned(), kind: Some("Completions".to_owned()), runtime };
+        let full = ModelCard { name: "q".to_owned(), kind: Some("Completions".to_owned()), runtime };
         let config = r#"{"name":"q","type":"Completions","runtime_config":{"total_kv_blocks":24064,"max_num_seqs":256}}"#;
         for key in ["Model", "model"] {
             assert_eq!(parse(&format!(r#"{{"{key}":{config}}}"#)).unwrap().models(), std::slice::from_ref(&full));

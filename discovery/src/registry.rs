@@ -62,13 +62,13 @@ pub enum RegisterError {
 
 /// The current state of an instance.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Said {
+pub struct Announcement {
     /// Its generation.
-    pub incarnation: Arc<str>,
+    pub generation: Arc<str>,
     /// Its metadata.
     pub metadata: Arc<Metadata>,
     /// Grows with each change of `metadata`.
-    pub generation: u64,
+    pub revision: u64,
     /// Whether it may get traffic.
     pub status: InstanceStatus,
 }
@@ -76,7 +76,7 @@ pub struct Said {
 /// A registration. Dropping it removes the instance.
 pub struct InstanceHandle {
     id: Arc<str>,
-    said: watch::Sender<Said>,
+    announcement: watch::Sender<Announcement>,
     _registration: Registration,
 }
 
@@ -111,10 +111,10 @@ impl Registrant {
     }
 
     /// Its instance id in that component and generation.
-    pub(crate) fn id(&self, component: &Component, incarnation: &str) -> Result<Arc<str>, InvalidName> {
+    pub(crate) fn id(&self, component: &Component, generation: &str) -> Result<Arc<str>, InvalidName> {
         Ok(match &self.name {
             Some(name) => checked_name(name)?.into(),
-            None => format!("{}-{incarnation}", component.name()).into(),
+            None => format!("{}-{generation}", component.name()).into(),
         })
     }
 }
@@ -123,10 +123,10 @@ impl Registrant {
 
 impl InstanceHandle {
     /// A handle; its registration follows the state that the handle publishes.
-    pub(crate) fn new(id: Arc<str>, incarnation: Arc<str>, publish: impl FnOnce(watch::Receiver<Said>) -> Registration) -> Self {
-        let said = Said { incarnation, metadata: Arc::default(), generation: 0, status: InstanceStatus::NotReady };
+    pub(crate) fn new(id: Arc<str>, generation: Arc<str>, publish: impl FnOnce(watch::Receiver<Announcement>) -> Registration) -> Self {
+        let said = Announcement { generation, metadata: Arc::default(), revision: 0, status: InstanceStatus::NotReady };
         let (said, follow) = watch::channel(said);
-        Self { id, said, _registration: publish(follow) }
+        Self { id, announcement: said, _registration: publish(follow) }
     }
 
     /// The unique identifier of the instance in the registry. In Kubernetes the name of the pod.
@@ -142,11 +142,11 @@ impl InstanceHandle {
     /// The old metadata then stays.
     pub fn set_metadata(&self, metadata: Map<String, Value>) -> Result<(), MetadataError> {
         let metadata = Arc::new(Metadata::try_new(metadata)?);
-        self.said.send_if_modified(|said| {
+        self.announcement.send_if_modified(|said| {
             let changed = said.metadata != metadata;
             if changed {
                 said.metadata = metadata;
-                said.generation += 1;
+                said.revision += 1;
             }
             changed
         });
@@ -155,19 +155,19 @@ impl InstanceHandle {
 
     /// Sets whether the instance may get traffic.
     pub fn set_ready(&self, status: InstanceStatus) {
-        self.said.send_if_modified(|said| std::mem::replace(&mut said.status, status) != status);
+        self.announcement.send_if_modified(|said| std::mem::replace(&mut said.status, status) != status);
     }
 
     /// The current state, and every change of it.
     #[must_use]
-    pub fn follow(&self) -> watch::Receiver<Said> {
-        self.said.subscribe()
+    pub fn follow(&self) -> watch::Receiver<Announcement> {
+        self.announcement.subscribe()
     }
 }
 
 impl fmt::Debug for InstanceHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("InstanceHandle").field("id", &self.id).field("said", &self.said.borrow()).finish_non_exhaustive()
+        f.debug_struct("InstanceHandle").field("id", &self.id).field("said", &self.announcement.borrow()).finish_non_exhaustive()
     }
 }
 
@@ -209,7 +209,7 @@ impl fmt::Display for InstanceStatus {
 }
 
 /// A unique name for this generation of a process.
-pub(crate) fn new_incarnation() -> Arc<str> {
+pub(crate) fn new_generation() -> Arc<str> {
     format!("{:016x}-{}", random(), std::process::id()).into()
 }
 
@@ -241,7 +241,7 @@ mod tests {
         let mut follow = handle.follow();
         let map = || json!({"model": "m"}).as_object().cloned().unwrap();
         handle.set_metadata(map()).unwrap();
-        assert!(follow.has_changed().unwrap() && follow.borrow_and_update().generation == 1);
+        assert!(follow.has_changed().unwrap() && follow.borrow_and_update().revision == 1);
         handle.set_metadata(map()).unwrap();
         handle.set_ready(InstanceStatus::NotReady);
         assert!(!follow.has_changed().unwrap());
@@ -249,7 +249,7 @@ mod tests {
         assert!(!follow.has_changed().unwrap(), "what is refused changes nothing");
         handle.set_ready(InstanceStatus::Ready);
         let said = follow.borrow_and_update().clone();
-        assert_eq!((said.status, said.generation), (InstanceStatus::Ready, 1));
+        assert_eq!((said.status, said.revision), (InstanceStatus::Ready, 1));
     }
 
     #[test]
@@ -264,6 +264,6 @@ mod tests {
 
     #[test]
     fn lives_have_names_of_their_own() {
-        assert_ne!(new_incarnation(), new_incarnation());
+        assert_ne!(new_generation(), new_generation());
     }
 }

@@ -6,7 +6,7 @@
 //!
 //! | request | answer |
 //! |---|---|
-//! | `GET /metadata` | 200, the JSON object, `ETag: "<incarnation>-<generation>"`; 304 if `If-None-Match` names that |
+//! | `GET /metadata` | 200, the JSON object, `ETag: "<generation>-<generation>"`; 304 if `If-None-Match` names that |
 //! | `GET /health` | 200 `{"status":"ready"}`, or 503 `{"status":"notready"}` |
 
 use axum::Router;
@@ -17,7 +17,7 @@ use axum::routing::get;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-use crate::registry::{InstanceHandle, InstanceStatus, Said};
+use crate::registry::{Announcement, InstanceHandle, InstanceStatus};
 
 /// The routes of an instance. They stay when its handle is dropped, and then report that it is not
 /// ready.
@@ -33,9 +33,9 @@ pub async fn serve(listener: TcpListener, handle: &InstanceHandle) -> std::io::R
     axum::serve(listener, router(handle)).await
 }
 
-async fn metadata(State(said): State<watch::Receiver<Said>>, headers: HeaderMap) -> Response {
+async fn metadata(State(said): State<watch::Receiver<Announcement>>, headers: HeaderMap) -> Response {
     let said = said.borrow().clone();
-    let etag = format!("\"{}-{}\"", said.incarnation, said.generation);
+    let etag = format!("\"{}-{}\"", said.generation, said.revision);
     let asked = headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|v| v.to_str().ok()).flat_map(|v| v.split(','));
     if asked.map(str::trim).any(|tag| tag.trim_start_matches("W/") == etag || tag == "*") {
         return (StatusCode::NOT_MODIFIED, [(header::ETAG, etag)]).into_response();
@@ -46,7 +46,7 @@ async fn metadata(State(said): State<watch::Receiver<Said>>, headers: HeaderMap)
     }
 }
 
-async fn health(State(said): State<watch::Receiver<Said>>) -> Response {
+async fn health(State(said): State<watch::Receiver<Announcement>>) -> Response {
     // Without a handle the instance cannot be ready.
     let status = if said.has_changed().is_err() { InstanceStatus::NotReady } else { said.borrow().status };
     let code = if status == InstanceStatus::Ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };

@@ -24,8 +24,8 @@ use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 
-use crate::backend::{MetadataSource, Readiness, Record};
-use crate::event::{InstanceEvent, MetadataPolicy, Now, Seen, State};
+use crate::backend::{InstanceReadiness, InstanceRecord, MetadataSource};
+use crate::event::{ClockReading, InstanceEvent, InstanceState, InstanceSummary, MetadataPolicy};
 use crate::instance::{Instance, validate_instance};
 use crate::metadata::Metadata;
 
@@ -50,17 +50,17 @@ const GONE_MAX: usize = 256;
 
 /// A request for the metadata of an instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Fetch {
+pub(crate) struct MetadataRequest {
     pub(crate) id: Arc<str>,
-    pub(crate) incarnation: String,
+    pub(crate) generation: String,
     pub(crate) address: SocketAddr,
     /// The entity tag of the known metadata.
     pub(crate) etag: Option<String>,
 }
 
-/// The result of a [`Fetch`].
+/// The result of a [`MetadataRequest`].
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Fetched {
+pub(crate) enum MetadataResponse {
     /// The metadata with its entity tag.
     Is(Arc<Metadata>, Option<String>),
     /// Not modified.
@@ -73,34 +73,34 @@ pub(crate) enum Fetched {
 
 /// The instances of a component.
 #[derive(Debug)]
-pub(crate) struct Table {
+pub(crate) struct InstanceTable {
     policy: MetadataPolicy,
-    rows: BTreeMap<Arc<str>, Row>,
+    rows: BTreeMap<Arc<str>, InstanceRow>,
     /// The claims on each address; the greatest wins.
-    claims: HashMap<SocketAddr, BTreeSet<Claim>>,
+    claims: HashMap<SocketAddr, BTreeSet<AddressClaim>>,
     due: BTreeSet<(Instant, Arc<str>)>,
-    gone: VecDeque<Seen>,
-    hold: Option<Hold>,
-    told: usize,
+    removed: VecDeque<InstanceSummary>,
+    hold: Option<RemovalHold>,
+    published_count: usize,
 }
 
-type Claim = (u64, String, Arc<str>);
+type AddressClaim = (u64, String, Arc<str>);
 
 #[derive(Debug)]
-struct Row {
-    record: Arc<Record>,
-    metadata: Known,
+struct InstanceRow {
+    record: Arc<InstanceRecord>,
+    metadata: KnownMetadata,
     /// The instance as it would be published if it wins its address, or why it is not published.
-    candidate: Result<Arc<Instance>, State>,
-    claim: Option<(SocketAddr, Claim)>,
-    told: Option<Arc<Instance>>,
-    state: State,
+    candidate: Result<Arc<Instance>, InstanceState>,
+    claim: Option<(SocketAddr, AddressClaim)>,
+    published: Option<Arc<Instance>>,
+    state: InstanceState,
     since: SystemTime,
 }
 
 /// The metadata that an instance serves.
 #[derive(Debug, Default)]
-struct Known {
+struct KnownMetadata {
     /// The last good answer; `Some(None)` means that it has none.
     answer: Option<Option<Arc<Metadata>>>,
     etag: Option<String>,
@@ -113,35 +113,42 @@ struct Known {
 }
 
 #[derive(Debug)]
-struct Hold {
+struct RemovalHold {
     until: Instant,
     /// The value of each row when the hold ends: another record, or none.
-    doomed: BTreeMap<Arc<str>, Option<Arc<Record>>>,
+    doomed: BTreeMap<Arc<str>, Option<Arc<InstanceRecord>>>,
 }
 
-// === impl Table ===
+// === impl InstanceTable ===
 
-impl Table {
+impl InstanceTable {
     pub(crate) fn new(policy: MetadataPolicy) -> Self {
         let (rows, claims, due, gone) = Default::default();
-        Self { policy, rows, claims, due, gone, hold: None, told: 0 }
+        Self { policy, rows, claims, due, removed: gone, hold: None, published_count: 0 }
     }
 
     /// Takes the whole set. `after_outage`: the backend could not be reached before. Returns
     /// whether the backend should list again.
-    pub(crate) fn reset(&mut self, records: Vec<Arc<Record>>, after_outage: bool, now: Now, events: &mut Vec<InstanceEvent>) -> bool {
-        let mut new: BTreeMap<Arc<str>, Arc<Record>> = BTreeMap::new();
+    pub(crate) fn reset(
+        &mut self,
+        records: Vec<Arc<InstanceRecord>>,
+        after_outage: bool,
+        now: ClockReading,
+        events: &mut Vec<InstanceEvent>,
+    ) -> bool {
+        let mut new: BTreeMap<Arc<str>, Arc<InstanceRecord>> = BTreeMap::new();
         for record in records {
             new.insert(record.name().into(), record);
         }
-        let told = self.rows.iter().filter(|(_, row)| row.told.is_some()).map(|(id, _)| id);
-        let lost: Vec<Arc<str>> = told.filter(|id| new.get(*id).is_none_or(|r| r.readiness != Readiness::Ready)).cloned().collect();
-        let suspicious = self.told >= HOLD_INSTANCES_MIN && lost.len() * 2 > self.told && (after_outage || self.hold.is_some());
+        let told = self.rows.iter().filter(|(_, row)| row.published.is_some()).map(|(id, _)| id);
+        let lost: Vec<Arc<str>> = told.filter(|id| new.get(*id).is_none_or(|r| r.readiness != InstanceReadiness::Ready)).cloned().collect();
+        let suspicious =
+            self.published_count >= HOLD_INSTANCES_MIN && lost.len() * 2 > self.published_count && (after_outage || self.hold.is_some());
         let held = self.hold.take();
         if suspicious {
             let until = held.as_ref().map_or(now.instant + HOLD, |hold| hold.until);
             let doomed = lost.iter().map(|id| (Arc::clone(id), new.remove(id))).collect();
-            self.hold = Some(Hold { until, doomed });
+            self.hold = Some(RemovalHold { until, doomed });
         }
         let absent: Vec<Arc<str>> = self.rows.keys().filter(|id| !new.contains_key(*id) && !self.is_held(id)).cloned().collect();
         for id in absent {
@@ -152,27 +159,27 @@ impl Table {
         }
         for id in self.hold.iter().flat_map(|hold| hold.doomed.keys()) {
             if let Some(row) = self.rows.get_mut(id) {
-                row.set_state(State::Held, now);
+                row.set_state(InstanceState::RemovalHeld, now);
             }
         }
         suspicious && held.is_none()
     }
 
     /// A new record, or a new value of a known one.
-    pub(crate) fn apply(&mut self, record: Arc<Record>, now: Now, events: &mut Vec<InstanceEvent>) {
+    pub(crate) fn apply(&mut self, record: Arc<InstanceRecord>, now: ClockReading, events: &mut Vec<InstanceEvent>) {
         let id: Arc<str> = record.name().into();
         self.release(&id);
         self.put(&id, record, now, events);
     }
 
     /// Removes a record.
-    pub(crate) fn delete(&mut self, id: &str, now: Now, events: &mut Vec<InstanceEvent>) {
+    pub(crate) fn delete(&mut self, id: &str, now: ClockReading, events: &mut Vec<InstanceEvent>) {
         self.release(id);
         self.remove(id, now, events);
     }
 
     /// Ends a hold that is due.
-    pub(crate) fn tick(&mut self, now: Now, events: &mut Vec<InstanceEvent>) {
+    pub(crate) fn tick(&mut self, now: ClockReading, events: &mut Vec<InstanceEvent>) {
         let Some(hold) = self.hold.take_if(|hold| hold.until <= now.instant) else { return };
         for (id, fate) in hold.doomed {
             match fate {
@@ -184,7 +191,7 @@ impl Table {
 
     /// The next metadata fetch that is due, if any. At most one fetch for each instance runs at a
     /// time.
-    pub(crate) fn next_fetch(&mut self, now: Instant) -> Option<Fetch> {
+    pub(crate) fn next_fetch(&mut self, now: Instant) -> Option<MetadataRequest> {
         loop {
             let due = self.due.first().filter(|(at, _)| *at <= now)?.clone();
             self.due.remove(&due);
@@ -192,15 +199,15 @@ impl Table {
             let Some(row) = self.rows.get_mut(&id) else { continue };
             row.metadata.due = None;
             let MetadataSource::At(address) = row.record.metadata else { continue };
-            if row.record.readiness != Readiness::Ready {
+            if row.record.readiness != InstanceReadiness::Ready {
                 continue; // fetched when it is over
             }
             if std::mem::replace(&mut row.metadata.fetching, true) {
                 row.metadata.again = true;
                 continue;
             }
-            let (incarnation, etag) = (row.record.instance.incarnation.clone(), row.metadata.etag.clone());
-            return Some(Fetch { id, incarnation, address, etag });
+            let (generation, etag) = (row.record.instance.generation.clone(), row.metadata.etag.clone());
+            return Some(MetadataRequest { id, generation, address, etag });
         }
     }
 
@@ -211,9 +218,15 @@ impl Table {
     }
 
     /// Takes the result of a fetch. The result for an older generation is ignored.
-    pub(crate) fn fetched(&mut self, fetch: &Fetch, fetched: Fetched, now: Now, events: &mut Vec<InstanceEvent>) {
+    pub(crate) fn fetched(
+        &mut self,
+        fetch: &MetadataRequest,
+        fetched: MetadataResponse,
+        now: ClockReading,
+        events: &mut Vec<InstanceEvent>,
+    ) {
         let Some(row) = self.rows.get_mut(&fetch.id) else { return };
-        let same_life = row.record.instance.incarnation == fetch.incarnation && row.record.metadata == MetadataSource::At(fetch.address);
+        let same_life = row.record.instance.generation == fetch.generation && row.record.metadata == MetadataSource::At(fetch.address);
         if !same_life || !row.metadata.fetching {
             return;
         }
@@ -221,10 +234,10 @@ impl Table {
         known.fetching = false;
         let again = std::mem::take(&mut known.again).then_some(now.instant);
         match fetched {
-            Fetched::Is(metadata, etag) => (known.answer, known.etag) = (Some(Some(metadata)), etag),
-            Fetched::Absent => (known.answer, known.etag) = (Some(None), None),
-            Fetched::Unchanged => {}
-            Fetched::Failed(why) => {
+            MetadataResponse::Is(metadata, etag) => (known.answer, known.etag) = (Some(Some(metadata)), etag),
+            MetadataResponse::Absent => (known.answer, known.etag) = (Some(None), None),
+            MetadataResponse::Unchanged => {}
+            MetadataResponse::Failed(why) => {
                 let wait = METADATA_RETRY_FIRST.saturating_mul(1 << known.failures.min(16)).min(METADATA_POLL_INTERVAL);
                 known.failures += 1;
                 known.failure = Some(why);
@@ -238,27 +251,27 @@ impl Table {
     }
 
     /// The published instances, by id.
-    pub(crate) fn told(&self) -> impl Iterator<Item = (&Arc<str>, &Arc<Instance>)> {
-        self.rows.iter().filter_map(|(id, row)| row.told.as_ref().map(|instance| (id, instance)))
+    pub(crate) fn published_instances(&self) -> impl Iterator<Item = (&Arc<str>, &Arc<Instance>)> {
+        self.rows.iter().filter_map(|(id, row)| row.published.as_ref().map(|instance| (id, instance)))
     }
 
     /// Whether a ready instance has a first metadata fetch without a result, good or bad.
     pub(crate) fn is_asking(&self) -> bool {
         self.rows
             .values()
-            .any(|row| matches!(row.state, State::Pending(_)) && row.metadata.answer.is_none() && row.metadata.failure.is_none())
+            .any(|row| matches!(row.state, InstanceState::Pending(_)) && row.metadata.answer.is_none() && row.metadata.failure.is_none())
     }
 
     /// All instances seen lately.
-    pub(crate) fn seen(&self) -> Vec<Seen> {
-        let rows = self.rows.iter().map(|(id, row)| Seen {
+    pub(crate) fn seen(&self) -> Vec<InstanceSummary> {
+        let rows = self.rows.iter().map(|(id, row)| InstanceSummary {
             id: Arc::clone(id),
-            incarnation: row.record.instance.incarnation.clone(),
+            generation: row.record.instance.generation.clone(),
             address: row.claim.as_ref().map_or(row.record.instance.address, |(address, _)| *address),
             state: row.state.clone(),
             since: row.since,
         });
-        rows.chain(self.gone.iter().cloned()).collect()
+        rows.chain(self.removed.iter().cloned()).collect()
     }
 
     fn is_held(&self, id: &str) -> bool {
@@ -272,23 +285,31 @@ impl Table {
         }
     }
 
-    fn put(&mut self, id: &Arc<str>, record: Arc<Record>, now: Now, events: &mut Vec<InstanceEvent>) {
-        let wants_fetch = record.readiness == Readiness::Ready
+    fn put(&mut self, id: &Arc<str>, record: Arc<InstanceRecord>, now: ClockReading, events: &mut Vec<InstanceEvent>) {
+        let wants_fetch = record.readiness == InstanceReadiness::Ready
             && matches!(record.metadata, MetadataSource::At(_))
             && self.policy != MetadataPolicy::Ignored;
         let mut changed = true;
         match self.rows.get_mut(id) {
             Some(row) => {
                 changed = row.record.instance != record.instance || row.record.readiness != record.readiness;
-                let same_life = row.record.instance.incarnation == record.instance.incarnation && row.record.metadata == record.metadata;
+                let same_life = row.record.instance.generation == record.instance.generation && row.record.metadata == record.metadata;
                 if !same_life && let Some(at) = std::mem::take(&mut row.metadata).due {
                     self.due.remove(&(at, Arc::clone(id)));
                 }
                 row.record = record;
             }
             None => {
-                let (metadata, candidate) = (Known::default(), Err(State::Gone));
-                let row = Row { record, metadata, candidate, claim: None, told: None, state: State::Gone, since: now.wall };
+                let (metadata, candidate) = (KnownMetadata::default(), Err(InstanceState::Removed));
+                let row = InstanceRow {
+                    record,
+                    metadata,
+                    candidate,
+                    claim: None,
+                    published: None,
+                    state: InstanceState::Removed,
+                    since: now.wall,
+                };
                 self.rows.insert(Arc::clone(id), row);
             }
         }
@@ -298,14 +319,14 @@ impl Table {
         self.refresh(id, now, events);
     }
 
-    fn remove(&mut self, id: &str, now: Now, events: &mut Vec<InstanceEvent>) {
+    fn remove(&mut self, id: &str, now: ClockReading, events: &mut Vec<InstanceEvent>) {
         let Some(mut row) = self.rows.remove(id) else { return };
         let id: Arc<str> = id.into();
         if let Some(at) = row.metadata.due.take() {
             self.due.remove(&(at, Arc::clone(&id)));
         }
-        if row.told.take().is_some() {
-            self.told -= 1;
+        if row.published.take().is_some() {
+            self.published_count -= 1;
             events.push(InstanceEvent::Removed(Arc::clone(&id)));
         }
         if let Some((address, claim)) = row.claim.take()
@@ -313,9 +334,9 @@ impl Table {
         {
             self.settle(&heir, now, events);
         }
-        let Instance { incarnation, address, .. } = row.record.instance.clone();
-        self.gone.truncate(GONE_MAX - 1);
-        self.gone.push_front(Seen { id, incarnation, address, state: State::Gone, since: now.wall });
+        let Instance { generation, address, .. } = row.record.instance.clone();
+        self.removed.truncate(GONE_MAX - 1);
+        self.removed.push_front(InstanceSummary { id, generation, address, state: InstanceState::Removed, since: now.wall });
     }
 
     fn schedule(&mut self, id: &Arc<str>, at: Instant) {
@@ -327,7 +348,7 @@ impl Table {
     }
 
     /// Updates a row, and the rows that compete for its address.
-    fn refresh(&mut self, id: &Arc<str>, now: Now, events: &mut Vec<InstanceEvent>) {
+    fn refresh(&mut self, id: &Arc<str>, now: ClockReading, events: &mut Vec<InstanceEvent>) {
         let Some(row) = self.rows.get_mut(id) else { return };
         let candidate = row.candidate(self.policy);
         let claim = candidate.as_ref().ok().map(|c| (c.address, row.claim_of(id)));
@@ -349,7 +370,7 @@ impl Table {
     }
 
     /// Removes a claim and returns the id that now has the address.
-    fn withdraw(&mut self, address: SocketAddr, claim: &Claim) -> Option<Arc<str>> {
+    fn withdraw(&mut self, address: SocketAddr, claim: &AddressClaim) -> Option<Arc<str>> {
         let claims = self.claims.get_mut(&address)?;
         claims.remove(claim);
         let heir = claims.last().map(|(_, _, id)| Arc::clone(id));
@@ -360,66 +381,66 @@ impl Table {
     }
 
     /// Publishes the change of a row, if there is one.
-    fn settle(&mut self, id: &Arc<str>, now: Now, events: &mut Vec<InstanceEvent>) {
+    fn settle(&mut self, id: &Arc<str>, now: ClockReading, events: &mut Vec<InstanceEvent>) {
         let held = self.is_held(id);
         let Some(row) = self.rows.get_mut(id) else { return };
         let owner = row.claim.as_ref().and_then(|(address, _)| self.claims.get(address)?.last()).map(|(_, _, id)| id);
         let (tell, state) = match &row.candidate {
             Err(state) => (None, state.clone()),
             Ok(_) if owner != Some(id) => {
-                (None, State::Refused(format!("its address is that of {:?}, which is newer", owner.map_or("", |o| &**o))))
+                (None, InstanceState::Refused(format!("its address is that of {:?}, which is newer", owner.map_or("", |o| &**o))))
             }
-            Ok(candidate) => (Some(Arc::clone(candidate)), row.metadata.failure.clone().map_or(State::Ready, State::Stale)),
+            Ok(candidate) => (Some(Arc::clone(candidate)), row.metadata.failure.clone().map_or(InstanceState::Ready, InstanceState::Stale)),
         };
-        row.set_state(if held { State::Held } else { state }, now);
-        if row.told == tell {
+        row.set_state(if held { InstanceState::RemovalHeld } else { state }, now);
+        if row.published == tell {
             return;
         }
-        self.told = self.told + usize::from(tell.is_some()) - usize::from(row.told.is_some());
-        row.told = tell;
-        events.push(match &row.told {
+        self.published_count = self.published_count + usize::from(tell.is_some()) - usize::from(row.published.is_some());
+        row.published = tell;
+        events.push(match &row.published {
             Some(instance) => InstanceEvent::Added(Arc::clone(instance)),
             None => InstanceEvent::Removed(Arc::clone(id)),
         });
     }
 }
 
-// === impl Row ===
+// === impl InstanceRow ===
 
-impl Row {
-    fn claim_of(&self, id: &Arc<str>) -> Claim {
-        (self.record.freshness, self.record.instance.incarnation.clone(), Arc::clone(id))
+impl InstanceRow {
+    fn claim_of(&self, id: &Arc<str>) -> AddressClaim {
+        (self.record.freshness, self.record.instance.generation.clone(), Arc::clone(id))
     }
 
     /// The instance as it would be published if it wins its address, or why it is not published.
-    fn candidate(&self, policy: MetadataPolicy) -> Result<Arc<Instance>, State> {
-        if let Readiness::NotReady(why) = &self.record.readiness {
-            return Err(State::NotReady(why.clone()));
+    fn candidate(&self, policy: MetadataPolicy) -> Result<Arc<Instance>, InstanceState> {
+        if let InstanceReadiness::NotReady(why) = &self.record.readiness {
+            return Err(InstanceState::NotReady(why.clone()));
         }
         let metadata = match (&self.record.metadata, policy) {
             (MetadataSource::Given(metadata), _) => Some(Arc::clone(metadata)),
             (MetadataSource::None, _) | (MetadataSource::At(_), MetadataPolicy::Ignored) => None,
             (MetadataSource::At(_), _) => match (&self.metadata.answer, &self.metadata.failure) {
                 (Some(answer), _) => answer.clone(),
-                (None, Some(why)) => return Err(State::Pending(format!("its metadata cannot be had: {why}"))),
-                (None, None) => return Err(State::Pending("its metadata has been asked for".to_owned())),
+                (None, Some(why)) => return Err(InstanceState::Pending(format!("its metadata cannot be had: {why}"))),
+                (None, None) => return Err(InstanceState::Pending("its metadata has been asked for".to_owned())),
             },
         };
         if metadata.is_none() && policy == MetadataPolicy::Required {
-            return Err(State::Pending("it has no metadata, which is required here".to_owned()));
+            return Err(InstanceState::Pending("it has no metadata, which is required here".to_owned()));
         }
         let mut instance = self.record.instance.clone();
         if let Some(metadata) = &metadata {
-            let transport = metadata.transport(instance.address).map_err(|e| State::Refused(e.to_string()))?;
+            let transport = metadata.transport(instance.address).map_err(|e| InstanceState::Refused(e.to_string()))?;
             instance.address = transport.unwrap_or(instance.address);
         }
-        validate_instance(&instance).map_err(State::Refused)?;
+        validate_instance(&instance).map_err(InstanceState::Refused)?;
         let instance = instance.with_metadata(metadata);
-        Ok(self.told.as_ref().filter(|told| ***told == instance).map_or_else(|| Arc::new(instance), Arc::clone))
+        Ok(self.published.as_ref().filter(|told| ***told == instance).map_or_else(|| Arc::new(instance), Arc::clone))
     }
 
     /// [`Self::since`] changes only with the kind of state.
-    fn set_state(&mut self, state: State, now: Now) {
+    fn set_state(&mut self, state: InstanceState, now: ClockReading) {
         if std::mem::discriminant(&self.state) != std::mem::discriminant(&state) {
             self.since = now.wall;
         }

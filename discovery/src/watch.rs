@@ -1,7 +1,7 @@
 //! The reading side: list and watch, the same over every backend.
 //!
 //! Each component that is followed has one task. It feeds events of the backend and metadata of
-//! instances into the component's [`Table`] and publishes the changes. Followers subscribe under
+//! instances into the component's [`InstanceTable`] and publishes the changes. Followers subscribe under
 //! the lock under which the table changes, so no change is lost between a list and the watch that
 //! continues from it. A follower that falls behind gets the current table instead of an unbounded
 //! queue, and slows no other follower down.
@@ -20,12 +20,12 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 use tokio_stream::wrappers::BroadcastStream;
 
-use crate::backend::{Asked, Backend, BackendEvent, Component, InvalidName};
-use crate::event::{InstanceEvent, MetadataPolicy, Now, Seen};
-use crate::fetch::{FETCHES_MAX, Fetcher};
+use crate::backend::{Backend, BackendEvent, Component, InvalidName, PoolRequirements};
+use crate::event::{ClockReading, InstanceEvent, InstanceSummary, MetadataPolicy};
+use crate::fetch::{FETCHES_MAX, MetadataFetcher};
 use crate::instance::Instance;
-use crate::table::Table;
-use crate::{Change, Changes};
+use crate::table::InstanceTable;
+use crate::{SetChange, SetChanges};
 
 /// How many events a follower may lag behind before it gets the current table instead: a rollout of
 /// a full pool, in and out.
@@ -71,15 +71,15 @@ pub enum DiscoveryError {
 
 /// The status of a component's backend.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Status {
+pub struct BackendStatus {
     /// Whether it has ever sent its whole set.
     pub synced: bool,
     /// Why it cannot be reached or read now; the last known set stays in force.
     pub error: Option<String>,
     /// When its last event arrived: the age of the set.
-    pub heard: Option<SystemTime>,
+    pub last_contact: Option<SystemTime>,
     /// Settings for gateways, if the registry has them.
-    pub asked: Option<Asked>,
+    pub requirements: Option<PoolRequirements>,
     /// What optional data cannot be read, and why. The set is complete without it.
     pub warning: Option<String>,
 }
@@ -91,12 +91,12 @@ pub struct Status {
 pub struct Discovery<B> {
     backend: B,
     policy: MetadataPolicy,
-    hubs: Mutex<HashMap<Component, Arc<Hub>>>,
+    hubs: Mutex<HashMap<Component, Arc<ComponentHub>>>,
 }
 
 /// Changes of a component, as a stream that never ends. See [`ServiceDiscovery::watch`].
 pub struct InstanceEvents {
-    hub: Arc<Hub>,
+    hub: Arc<ComponentHub>,
     queue: BroadcastStream<InstanceEvent>,
     /// The instances that the reader of this stream knows.
     known: BTreeMap<Arc<str>, Arc<Instance>>,
@@ -105,16 +105,16 @@ pub struct InstanceEvents {
 
 /// A component that is followed.
 #[derive(Debug)]
-struct Hub {
-    shared: Arc<Shared>,
+struct ComponentHub {
+    shared: Arc<HubState>,
     task: AbortHandle,
 }
 
 #[derive(Debug)]
-struct Shared {
-    table: Mutex<Table>,
+struct HubState {
+    table: Mutex<InstanceTable>,
     events: broadcast::Sender<InstanceEvent>,
-    status: watch::Sender<Status>,
+    status: watch::Sender<BackendStatus>,
     relist: Arc<Notify>,
 }
 
@@ -132,8 +132,8 @@ impl<B: Backend> Discovery<B> {
     ///
     /// # Errors
     /// [`DiscoveryError::Name`].
-    pub fn changes(&self, namespace: &str, component: &str) -> Result<Changes, DiscoveryError> {
-        let feed = Feed::new(self.watch(namespace, component)?);
+    pub fn changes(&self, namespace: &str, component: &str) -> Result<SetChanges, DiscoveryError> {
+        let feed = SetFeed::new(self.watch(namespace, component)?);
         Ok(futures::stream::unfold(feed, |mut feed| async move { Some((feed.next().await, feed)) }).boxed())
     }
 
@@ -141,11 +141,11 @@ impl<B: Backend> Discovery<B> {
     ///
     /// # Errors
     /// [`DiscoveryError::Name`].
-    pub fn follow(&self, namespace: &str, component: &str) -> Result<Followed, DiscoveryError> {
-        Ok(Followed(self.hub(namespace, component)?))
+    pub fn follow(&self, namespace: &str, component: &str) -> Result<WatchedComponent, DiscoveryError> {
+        Ok(WatchedComponent(self.hub(namespace, component)?))
     }
 
-    fn hub(&self, namespace: &str, component: &str) -> Result<Arc<Hub>, DiscoveryError> {
+    fn hub(&self, namespace: &str, component: &str) -> Result<Arc<ComponentHub>, DiscoveryError> {
         let component = Component::try_new(namespace, component)?;
         let mut hubs = self.hubs.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(hub) = hubs.get(&component) {
@@ -153,14 +153,14 @@ impl<B: Backend> Discovery<B> {
         }
         let relist = Arc::new(Notify::new());
         let stream = self.backend.follow(&component, Arc::clone(&relist));
-        let shared = Arc::new(Shared {
-            table: Mutex::new(Table::new(self.policy)),
+        let shared = Arc::new(HubState {
+            table: Mutex::new(InstanceTable::new(self.policy)),
             events: broadcast::Sender::new(EVENTS_MAX),
-            status: watch::Sender::new(Status::default()),
+            status: watch::Sender::new(BackendStatus::default()),
             relist,
         });
         let task = tokio::spawn(drive(Arc::clone(&shared), stream)).abort_handle();
-        let hub = Arc::new(Hub { shared, task });
+        let hub = Arc::new(ComponentHub { shared, task });
         hubs.insert(component, Arc::clone(&hub));
         Ok(hub)
     }
@@ -175,7 +175,7 @@ impl<B: Backend> ServiceDiscovery for Discovery<B> {
             if !heard.synced {
                 return Err(DiscoveryError::Unavailable(heard.error.unwrap_or_default()));
             }
-            let listed = hub.shared.table().told().map(|(_, instance)| Arc::clone(instance)).collect();
+            let listed = hub.shared.table().published_instances().map(|(_, instance)| Arc::clone(instance)).collect();
             Ok(listed)
         })
     }
@@ -189,39 +189,39 @@ impl<B: Backend> ServiceDiscovery for Discovery<B> {
 
 /// A component that is followed, with more than its events.
 #[derive(Clone, Debug)]
-pub struct Followed(Arc<Hub>);
+pub struct WatchedComponent(Arc<ComponentHub>);
 
-impl Followed {
+impl WatchedComponent {
     /// The status of the backend, and every change of it.
     #[must_use]
-    pub fn status(&self) -> watch::Receiver<Status> {
+    pub fn status(&self) -> watch::Receiver<BackendStatus> {
         self.0.shared.status.subscribe()
     }
 
     /// All instances seen lately, published or not, and why.
     #[must_use]
-    pub fn seen(&self) -> Vec<Seen> {
+    pub fn seen(&self) -> Vec<InstanceSummary> {
         self.0.shared.table().seen()
     }
 }
 
-// === impl Hub ===
+// === impl ComponentHub ===
 
-impl Drop for Hub {
+impl Drop for ComponentHub {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-// === impl Shared ===
+// === impl HubState ===
 
-impl Shared {
-    fn table(&self) -> MutexGuard<'_, Table> {
+impl HubState {
+    fn table(&self) -> MutexGuard<'_, InstanceTable> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Changes the table and publishes the changes, under one lock.
-    fn change(&self, change: impl FnOnce(&mut Table, &mut Vec<InstanceEvent>)) {
+    fn change(&self, change: impl FnOnce(&mut InstanceTable, &mut Vec<InstanceEvent>)) {
         let mut table = self.table();
         let mut events = Vec::new();
         change(&mut table, &mut events);
@@ -230,9 +230,9 @@ impl Shared {
         }
     }
 
-    fn heard(&self, event: BackendEvent) {
+    fn apply(&self, event: BackendEvent) {
         let after_outage = self.status.borrow().error.is_some();
-        let now = Now::read();
+        let now = ClockReading::read();
         let (mut error, mut synced) = (None, false);
         match event {
             BackendEvent::Reset(records) => {
@@ -246,8 +246,8 @@ impl Shared {
             BackendEvent::Apply(record) => self.change(|table, events| table.apply(record, now, events)),
             BackendEvent::Delete(id) => self.change(|table, events| table.delete(&id, now, events)),
             BackendEvent::Failed(why) => error = Some(why),
-            BackendEvent::Asks(asked) => {
-                self.status.send_if_modified(|status| set(&mut status.asked, asked));
+            BackendEvent::Requirements(asked) => {
+                self.status.send_if_modified(|status| set(&mut status.requirements, asked));
                 return;
             }
             BackendEvent::Warns(warning) => {
@@ -258,7 +258,7 @@ impl Shared {
         }
         self.status.send_if_modified(|status| {
             if error.is_none() {
-                status.heard = Some(now.wall);
+                status.last_contact = Some(now.wall);
             }
             let changed = status.error != error || (synced && !status.synced);
             status.synced |= synced;
@@ -268,8 +268,8 @@ impl Shared {
     }
 }
 
-async fn drive(shared: Arc<Shared>, mut backend: BoxStream<'static, BackendEvent>) {
-    let fetcher = Fetcher::new();
+async fn drive(shared: Arc<HubState>, mut backend: BoxStream<'static, BackendEvent>) {
+    let fetcher = MetadataFetcher::new();
     let mut fetches = FuturesUnordered::new();
     loop {
         let due = shared.table().next_due();
@@ -281,15 +281,15 @@ async fn drive(shared: Arc<Shared>, mut backend: BoxStream<'static, BackendEvent
         };
         tokio::select! {
             event = backend.next() => match event {
-                Some(event) => shared.heard(event),
-                None => return shared.heard(BackendEvent::Failed("the backend ended".to_owned())),
+                Some(event) => shared.apply(event),
+                None => return shared.apply(BackendEvent::Failed("the backend ended".to_owned())),
             },
             Some((fetch, fetched)) = fetches.next(), if !fetches.is_empty() => {
-                shared.change(|table, events| table.fetched(&fetch, fetched, Now::read(), events));
+                shared.change(|table, events| table.fetched(&fetch, fetched, ClockReading::read(), events));
             }
             () = wait, if fetches.len() < FETCHES_MAX => {}
         }
-        shared.change(|table, events| table.tick(Now::read(), events));
+        shared.change(|table, events| table.tick(ClockReading::read(), events));
         while fetches.len() < FETCHES_MAX
             && let Some(fetch) = shared.table().next_fetch(Instant::now())
         {
@@ -312,7 +312,7 @@ fn set<T: PartialEq>(field: &mut T, value: T) -> bool {
 // === impl InstanceEvents ===
 
 impl InstanceEvents {
-    fn new(hub: Arc<Hub>) -> Self {
+    fn new(hub: Arc<ComponentHub>) -> Self {
         let queue = BroadcastStream::new(hub.shared.events.subscribe());
         let mut events = Self { hub, queue, known: BTreeMap::new(), backlog: VecDeque::new() };
         events.reconcile();
@@ -323,7 +323,7 @@ impl InstanceEvents {
     fn reconcile(&mut self) {
         let table = self.hub.shared.table();
         self.queue = BroadcastStream::new(self.hub.shared.events.subscribe());
-        let told: BTreeMap<&Arc<str>, &Arc<Instance>> = table.told().collect();
+        let told: BTreeMap<&Arc<str>, &Arc<Instance>> = table.published_instances().collect();
         self.backlog.clear();
         self.backlog.extend(self.known.keys().filter(|id| !told.contains_key(id)).map(|id| InstanceEvent::Removed(Arc::clone(id))));
         let new = told.iter().filter(|(id, instance)| self.known.get(**id) != Some(*instance));
@@ -368,10 +368,10 @@ impl fmt::Debug for InstanceEvents {
 // === Feed ===
 
 /// Turns events into whole sets.
-struct Feed {
+struct SetFeed {
     events: InstanceEvents,
-    status: watch::Receiver<Status>,
-    told_error: Option<String>,
+    status: watch::Receiver<BackendStatus>,
+    published_error: Option<String>,
     /// When the set is due to be sent.
     due: Option<Instant>,
     synced: bool,
@@ -379,14 +379,14 @@ struct Feed {
     first: Option<Instant>,
 }
 
-impl Feed {
+impl SetFeed {
     fn new(events: InstanceEvents) -> Self {
         let mut status = events.hub.shared.status.subscribe();
         status.mark_changed();
-        Self { events, status, told_error: None, due: None, synced: false, first: None }
+        Self { events, status, published_error: None, due: None, synced: false, first: None }
     }
 
-    async fn next(&mut self) -> Change {
+    async fn next(&mut self) -> SetChange {
         loop {
             let wait = async {
                 match self.due {
@@ -402,18 +402,18 @@ impl Feed {
                     InstanceEvent::Removed(_) => self.due = Some(Instant::now()),
                 },
                 Ok(()) = self.status.changed() => {
-                    let Status { synced, error, .. } = self.status.borrow_and_update().clone();
-                    if synced && (!self.synced || (error.is_none() && self.told_error.is_some())) {
+                    let BackendStatus { synced, error, .. } = self.status.borrow_and_update().clone();
+                    if synced && (!self.synced || (error.is_none() && self.published_error.is_some())) {
                         if !self.synced {
                             self.first = Some(Instant::now() + FIRST_SET_MAX);
                         }
                         self.synced = true;
                         self.due = Some(Instant::now());
                     }
-                    if self.told_error != error {
-                        self.told_error.clone_from(&error);
+                    if self.published_error != error {
+                        self.published_error.clone_from(&error);
                         if let Some(why) = error {
-                            return Change::Unreadable(why);
+                            return SetChange::Unreadable(why);
                         }
                     }
                 }
@@ -424,7 +424,7 @@ impl Feed {
                         continue;
                     }
                     (self.due, self.first) = (None, None);
-                    return Change::Reset(self.events.known.values().map(|instance| (**instance).clone()).collect());
+                    return SetChange::Reset(self.events.known.values().map(|instance| (**instance).clone()).collect());
                 }
             }
         }

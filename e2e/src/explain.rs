@@ -16,16 +16,16 @@ const POOL_LIMIT: Duration = Duration::from_secs(60);
 
 /// A decision, as the reply's header tells it.
 #[derive(Clone, Debug, Deserialize)]
-pub struct Decision {
+pub struct ExplainedDecision {
     /// The ranked list.
     pub picked: Vec<String>,
     /// Everyone in the snapshot.
-    pub candidates: Vec<Candidate>,
+    pub candidates: Vec<ExplainedCandidate>,
 }
 
 /// One endpoint of the snapshot.
 #[derive(Clone, Debug, Deserialize)]
-pub struct Candidate {
+pub struct ExplainedCandidate {
     /// Its address.
     pub endpoint: String,
     /// The filter that left it out, if one did.
@@ -34,9 +34,9 @@ pub struct Candidate {
     pub scores: BTreeMap<String, f64>,
 }
 
-// === impl Decision ===
+// === impl ExplainedDecision ===
 
-impl Decision {
+impl ExplainedDecision {
     /// Sends a chat request of its own through `proxy` and reads how it was decided. It asks for a stream: an engine tells its load with other
     /// replies, and the question would change the answer to the next.
     ///
@@ -64,7 +64,7 @@ impl Decision {
     }
 
     /// Does a scorer tell the endpoints apart? False where it knows nothing of any, or the same of all.
-    pub fn tells_apart(&self, scorer: &str) -> bool {
+    pub fn distinguishes(&self, scorer: &str) -> bool {
         let scores = self.scores(scorer);
         scores.values().any(|score| Some(score) != scores.values().next())
     }
@@ -77,6 +77,6 @@ impl Decision {
 pub async fn pool_is(stack: &Stack, indices: &[usize]) -> Result<()> {
     let addresses = indices.iter().map(|index| Some(stack.servers.get(*index)?.addr().to_string()));
     let wanted = addresses.collect::<Option<BTreeSet<_>>>().ok_or("no such server")?;
-    let look = || async { (Decision::ask(stack.address(), "who is there?").await.ok()?.endpoints() == wanted).then_some(()) };
+    let look = || async { (ExplainedDecision::ask(stack.address(), "who is there?").await.ok()?.endpoints() == wanted).then_some(()) };
     wait_for(POOL_LIMIT, &format!("a pool of {wanted:?}"), look).await
 }

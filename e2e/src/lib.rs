@@ -1,6 +1,6 @@
 //! Support that only these tests need; everything else is in `testbed`.
 
-pub mod books;
 pub mod explain;
+pub mod ledger_metrics;
 pub mod manifests;
 pub mod slo;

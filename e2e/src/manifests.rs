@@ -2,7 +2,7 @@
 //! Envoy starts with what is its own and discovers the rest, as in a gateway: to Envoy a cluster that it discovered is not one that it started with.
 //!
 //! A manifest's Envoy fragments go in as they stand, but for a listed set of [`Substitution`]s: what a laptop has not, such as the name of a
-//! Service. Each is made only where the manifest says exactly what is listed, and [`Placed::check`] undoes them in what Envoy was given and compares, so
+//! Service. Each is made only where the manifest says exactly what is listed, and [`PlacedFragment::check`] undoes them in what Envoy was given and compares, so
 //! nothing else can have changed.
 
 pub mod envoy_gateway;
@@ -30,7 +30,7 @@ const CERTIFICATES: [(&str, &str, &str); 3] = [
 /// Where the Secret with them is mounted.
 pub const MOUNTED: &str = "/etc/switchpoint-tls";
 
-/// What a control plane delivers, in the words of [`Made::config`], and the type of each.
+/// What a control plane delivers, in the words of [`AssembledConfig::config`], and the type of each.
 const DELIVERED: [(&str, &str); 3] = [
     ("clusters", "envoy.config.cluster.v3.Cluster"),
     ("listeners", "envoy.config.listener.v3.Listener"),
@@ -45,7 +45,7 @@ const MODULE: &str = "target/wasm32-wasip1/release/switchpoint.wasm";
 
 /// What a test has in place of what the manifests name.
 #[derive(Clone, Debug)]
-pub struct Local {
+pub struct LocalPorts {
     /// Envoy's for clients.
     pub listener: u16,
     /// Envoy's own.
@@ -69,18 +69,18 @@ pub struct Substitution {
 
 /// A fragment of a manifest, where it went.
 #[derive(Clone, Debug)]
-pub struct Placed {
+pub struct PlacedFragment {
     /// What the manifest says.
     pub meant: Value,
     /// What was substituted in it.
     pub substituted: Vec<Substitution>,
     /// Where it is: the pointer to a list and the `name` in it, or to a single thing that it was merged into.
-    pub at: Place,
+    pub at: FragmentPlace,
 }
 
 /// Where a fragment is.
 #[derive(Clone, Debug)]
-pub enum Place {
+pub enum FragmentPlace {
     /// The item of that name in the list at this pointer.
     Named(&'static str, String),
     /// In the thing at this pointer, among other things.
@@ -91,11 +91,11 @@ pub enum Place {
 
 /// A configuration of Envoy put together from a manifest.
 #[derive(Clone, Debug)]
-pub struct Made {
+pub struct AssembledConfig {
     /// What Envoy starts with, `bootstrap`, and what it discovers: lists of `clusters`, `listeners` and `routes`.
     pub config: Value,
     /// What of the manifest is where in it.
-    pub placed: Vec<Placed>,
+    pub placed: Vec<PlacedFragment>,
 }
 
 /// All objects of a manifest in `envoy-config/`.
@@ -123,12 +123,12 @@ pub fn only<'o>(objects: &'o [Value], kind: &str) -> Result<&'o Value> {
 ///
 /// # Errors
 /// If it is not the shipped file.
-pub fn local(shipped: &Value, folder: &Path) -> Result<Local> {
+pub fn local(shipped: &Value, folder: &Path) -> Result<LocalPorts> {
     let port = |pointer: &str| -> Result<u16> {
         let port = shipped.pointer(pointer).and_then(Value::as_u64).ok_or_else(|| format!("no port at {pointer}"))?;
         Ok(u16::try_from(port)?)
     };
-    Ok(Local {
+    Ok(LocalPorts {
         listener: port("/static_resources/listeners/0/address/socket_address/port_value")?,
         admin: port("/admin/address/socket_address/port_value")?,
         state: port(&format!("/static_resources/clusters/1{DAEMON_AT}/port_value"))?,
@@ -146,7 +146,7 @@ impl Substitution {
     }
 
     /// The daemon is on this machine, and so are the certificates.
-    fn state_cluster(local: &Local) -> Vec<Self> {
+    fn state_cluster(local: &LocalPorts) -> Vec<Self> {
         let file = |(at, meant, here): (&'static str, &str, &str)| Self {
             at,
             meant: json!(format!("{MOUNTED}/{meant}")),
@@ -188,11 +188,17 @@ fn exchange(fragment: &mut Value, at: &str, from: &Value, to: &Value) -> Result<
     Ok(())
 }
 
-// === impl Placed ===
+// === impl PlacedFragment ===
 
-impl Placed {
+impl PlacedFragment {
     /// Puts `meant` into the list at `list`, before the item named `before` or at its end.
-    fn insert(made: &mut Made, list: &'static str, before: Option<&str>, meant: &Value, substituted: Vec<Substitution>) -> Result<()> {
+    fn insert(
+        made: &mut AssembledConfig,
+        list: &'static str,
+        before: Option<&str>,
+        meant: &Value,
+        substituted: Vec<Substitution>,
+    ) -> Result<()> {
         let mut fragment = meant.clone();
         substituted.iter().try_for_each(|s| s.make(&mut fragment))?;
         let items = made.config.pointer_mut(list).and_then(Value::as_array_mut).ok_or_else(|| format!("no list at {list}"))?;
@@ -202,24 +208,24 @@ impl Placed {
         };
         let name = meant["name"].as_str().ok_or("a fragment without a name")?.to_owned();
         items.insert(at, fragment);
-        made.placed.push(Self { meant: meant.clone(), substituted, at: Place::Named(list, name) });
+        made.placed.push(Self { meant: meant.clone(), substituted, at: FragmentPlace::Named(list, name) });
         Ok(())
     }
 
     /// Writes `meant` where Envoy discovers it.
-    fn discover(made: &mut Made, file: PathBuf, meant: &Value, substituted: Vec<Substitution>) -> Result<()> {
+    fn discover(made: &mut AssembledConfig, file: PathBuf, meant: &Value, substituted: Vec<Substitution>) -> Result<()> {
         let mut resource = meant.clone();
         substituted.iter().try_for_each(|s| s.make(&mut resource))?;
         write(&file, "envoy.config.core.v3.TypedExtensionConfig", vec![resource])?;
-        made.placed.push(Self { meant: meant.clone(), substituted, at: Place::File(file) });
+        made.placed.push(Self { meant: meant.clone(), substituted, at: FragmentPlace::File(file) });
         Ok(())
     }
 
     /// Merges `meant` into what stands at `at`, as protobuf does: messages field by field, lists one after the other.
-    fn merge(made: &mut Made, at: String, meant: &Value) -> Result<()> {
+    fn merge(made: &mut AssembledConfig, at: String, meant: &Value) -> Result<()> {
         let into = made.config.pointer_mut(&at).ok_or_else(|| format!("nothing at {at}"))?;
         merge(into, meant);
-        made.placed.push(Self { meant: meant.clone(), substituted: Vec::new(), at: Place::In(at) });
+        made.placed.push(Self { meant: meant.clone(), substituted: Vec::new(), at: FragmentPlace::In(at) });
         Ok(())
     }
 
@@ -229,27 +235,27 @@ impl Placed {
     /// If not, showing both.
     pub fn check(&self, config: &Value) -> Result<()> {
         let there = match &self.at {
-            Place::Named(list, name) => {
+            FragmentPlace::Named(list, name) => {
                 let mut items = config.pointer(list).and_then(Value::as_array).into_iter().flatten();
                 items.find(|item| item["name"] == **name).cloned()
             }
-            Place::In(at) => config.pointer(at).cloned(),
-            Place::File(file) => Some(resource(file)?),
+            FragmentPlace::In(at) => config.pointer(at).cloned(),
+            FragmentPlace::File(file) => Some(resource(file)?),
         };
         let mut there = there.ok_or_else(|| format!("nothing at {:?}", self.at))?;
         self.substituted.iter().try_for_each(|s| s.undo(&mut there))?;
         let same = match self.at {
-            Place::Named(..) | Place::File(_) => there == self.meant,
-            Place::In(_) => holds(&there, &self.meant),
+            FragmentPlace::Named(..) | FragmentPlace::File(_) => there == self.meant,
+            FragmentPlace::In(_) => holds(&there, &self.meant),
         };
         if same { Ok(()) } else { Err(format!("at {:?} stands\n{there}\nand not\n{}", self.at, self.meant).into()) }
     }
 }
 
-// === impl Made ===
+// === impl AssembledConfig ===
 
-impl Made {
-    /// See [`Placed::check`]; and at least so many fragments were placed.
+impl AssembledConfig {
+    /// See [`PlacedFragment::check`]; and at least so many fragments were placed.
     ///
     /// # Errors
     /// If one is not as the manifest says.
@@ -331,8 +337,8 @@ fn holds(whole: &Value, part: &Value) -> bool {
 mod tests {
     use super::*;
 
-    fn made() -> Made {
-        Made { config: json!({"list": [{"name": "last"}], "one": {"a": 1, "l": [1]}}), placed: Vec::new() }
+    fn made() -> AssembledConfig {
+        AssembledConfig { config: json!({"list": [{"name": "last"}], "one": {"a": 1, "l": [1]}}), placed: Vec::new() }
     }
 
     #[test]
@@ -340,7 +346,7 @@ mod tests {
         let meant = json!({"name": "daemon", "load_assignment": {"endpoints": [{"lb_endpoints": [{"endpoint": {"address":
             {"socket_address": {"address": DAEMON, "port_value": 9004}}}}]}]}});
         let mut made = made();
-        Placed::insert(&mut made, "/list", Some("last"), &meant, vec![Substitution::daemon(7)])?;
+        PlacedFragment::insert(&mut made, "/list", Some("last"), &meant, vec![Substitution::daemon(7)])?;
         assert_eq!(made.config.pointer("/list/1/name"), Some(&json!("last")));
         made.check(1)?;
         assert!(made.check(2).is_err());
@@ -348,7 +354,7 @@ mod tests {
         elsewhere.config["list"][0]["connect_timeout"] = json!("1s");
         assert!(elsewhere.check(1).is_err());
         assert!(
-            Placed::insert(&mut made, "/list", None, &json!({"name": "x"}), vec![Substitution::daemon(7)]).is_err(),
+            PlacedFragment::insert(&mut made, "/list", None, &json!({"name": "x"}), vec![Substitution::daemon(7)]).is_err(),
             "nothing to substitute"
         );
         Ok(())
@@ -357,7 +363,7 @@ mod tests {
     #[test]
     fn a_merge_adds_and_what_is_lost_of_it_is_found() -> Result<()> {
         let mut made = made();
-        Placed::merge(&mut made, "/one".to_owned(), &json!({"b": {"c": 2}, "l": [2], "a": 3}))?;
+        PlacedFragment::merge(&mut made, "/one".to_owned(), &json!({"b": {"c": 2}, "l": [2], "a": 3}))?;
         assert_eq!(made.config["one"], json!({"a": 3, "b": {"c": 2}, "l": [1, 2]}));
         made.check(1)?;
         made.config["one"]["b"]["c"] = json!(4);

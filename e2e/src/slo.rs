@@ -14,10 +14,10 @@ use http::Request;
 use scheduler::Rng;
 use serde_json::{Value, json};
 
-use testbed::client::{self, Body, Events};
-use testbed::model_server::Options;
+use testbed::client::{self, Body, EventStream};
+use testbed::model_server::ModelServerOptions;
 use testbed::scorers::WEIGHED;
-use testbed::stack::{Builder, Stack};
+use testbed::stack::{Stack, StackBuilder};
 use testbed::{Result, wait_for};
 
 /// Tokens of every answer.
@@ -28,7 +28,7 @@ const WORDS: [usize; 2] = [100, 500];
 
 /// A class of requests.
 #[derive(Clone, Copy, Debug)]
-pub struct Class {
+pub struct ExperimentClass {
     /// Its objective.
     pub name: &'static str,
     /// Of that objective; 1 is critical.
@@ -43,7 +43,7 @@ pub struct Class {
 
 /// Who picks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Policy {
+pub enum ExperimentPolicy {
     /// The proposal's profiles, every request asking for it.
     Slo,
     /// As the picker is without a configuration.
@@ -56,15 +56,15 @@ pub enum Policy {
 
 /// An experiment.
 #[derive(Clone, Debug)]
-pub struct Experiment {
+pub struct SloExperiment {
     /// Servers of the fast kind, and of the slow kind.
     pub servers: [usize; 2],
     /// The fast kind.
-    pub engine: Options,
+    pub engine: ModelServerOptions,
     /// Steps of the slow kind take so many times as long.
     pub slowdown: f64,
     /// The classes.
-    pub classes: Vec<Class>,
+    pub classes: Vec<ExperimentClass>,
     /// Share of what the pool can do.
     pub load: f64,
     /// How long each seed is measured.
@@ -75,7 +75,7 @@ pub struct Experiment {
 
 /// What became of the requests of a class.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Outcome {
+pub struct ExperimentOutcome {
     /// Sent.
     pub sent: usize,
     /// Answered in time.
@@ -115,9 +115,9 @@ pub async fn predicts(stack: &Stack, limit: Duration) -> Result<()> {
     wait_for(limit, "a model that predicts", page).await.map(drop)
 }
 
-// === impl Outcome ===
+// === impl ExperimentOutcome ===
 
-impl Outcome {
+impl ExperimentOutcome {
     /// Share of those sent that were answered in time.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "some thousand requests")]
@@ -126,18 +126,18 @@ impl Outcome {
     }
 }
 
-// === impl Experiment ===
+// === impl SloExperiment ===
 
-impl Experiment {
+impl SloExperiment {
     /// Runs all seeds under one policy; what became of each class.
     ///
     /// # Errors
     /// If a part does not come up, or an answer breaks off.
-    pub async fn run(&self, policy: Policy, rate: f64) -> Result<BTreeMap<&'static str, Outcome>> {
+    pub async fn run(&self, policy: ExperimentPolicy, rate: f64) -> Result<BTreeMap<&'static str, ExperimentOutcome>> {
         let folder = tempfile::tempdir()?;
         let stack = self.builder(policy, folder.path())?.start().await?;
         let mut outcomes = BTreeMap::new();
-        if policy == Policy::Slo {
+        if policy == ExperimentPolicy::Slo {
             // Learned under the same load, of other requests; how long that takes is no part of this.
             let began = Instant::now();
             while predicts(&stack, Duration::from_millis(1)).await.is_err() {
@@ -150,8 +150,8 @@ impl Experiment {
         }
         for seed in &self.seeds {
             for (class, one) in self.play(&stack, policy, rate, *seed, self.measured).await? {
-                let all: &mut Outcome = outcomes.entry(class).or_default();
-                *all = Outcome { sent: all.sent + one.sent, in_time: all.in_time + one.in_time, shed: all.shed + one.shed };
+                let all: &mut ExperimentOutcome = outcomes.entry(class).or_default();
+                *all = ExperimentOutcome { sent: all.sent + one.sent, in_time: all.in_time + one.in_time, shed: all.shed + one.shed };
             }
         }
         Ok(outcomes)
@@ -178,44 +178,44 @@ impl Experiment {
         Ok(f64::from(done) / began.elapsed().as_secs_f64())
     }
 
-    fn pool(&self, builder: Builder) -> Builder {
+    fn pool(&self, builder: StackBuilder) -> StackBuilder {
         let [fast, slow] = self.servers;
-        let slower = Options { slowdown: self.slowdown, ..self.engine.clone() };
+        let slower = ModelServerOptions { slowdown: self.slowdown, ..self.engine.clone() };
         builder.servers_like(fast, &self.engine).more_servers_like(slow, &slower)
     }
 
-    fn builder(&self, policy: Policy, folder: &Path) -> Result<Builder> {
-        let objective = |class: &Class| {
+    fn builder(&self, policy: ExperimentPolicy, folder: &Path) -> Result<StackBuilder> {
+        let objective = |class: &ExperimentClass| {
             json!({"apiVersion": "llm-d.ai/v1alpha2", "kind": "InferenceObjective", "metadata": {"name": class.name},
                    "spec": {"priority": class.priority, "poolRef": {"name": "default"}}})
         };
         let objects: Vec<String> = self.classes.iter().map(|class| objective(class).to_string()).collect();
         std::fs::write(folder.join("objectives.yaml"), objects.join("\n---\n"))?;
         let mut arguments = vec!["--objects".to_owned(), folder.display().to_string()];
-        if policy == Policy::Slo {
+        if policy == ExperimentPolicy::Slo {
             arguments.extend(["--latency-prediction".to_owned(), "--config".to_owned(), example().display().to_string()]);
         }
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        let weighed: &[(&str, u32)] = if policy == Policy::Weighed { &WEIGHED } else { &[] };
+        let weighed: &[(&str, u32)] = if policy == ExperimentPolicy::Weighed { &WEIGHED } else { &[] };
         Ok(self.pool(Stack::builder()).picker(json!({"objective_header": "trust"})).scored_by(weighed).daemon_arguments(&arguments))
     }
 
     async fn play(
         &self,
         stack: &Stack,
-        policy: Policy,
+        policy: ExperimentPolicy,
         rate: f64,
         seed: u64,
         lasting: Duration,
-    ) -> Result<BTreeMap<&'static str, Outcome>> {
+    ) -> Result<BTreeMap<&'static str, ExperimentOutcome>> {
         let (mut rng, mut at, began) = (Rng::seeded(seed), 0.0, tokio::time::Instant::now());
         let mut sent = Vec::new();
         while at < lasting.as_secs_f64() {
             let class = self.class(rng.below(10));
             let prompt = prompt(&mut rng);
             let to = match policy {
-                Policy::RoundRobin => stack.servers[sent.len() % stack.servers.len()].addr(),
-                Policy::Slo | Policy::Default | Policy::Weighed => stack.address(),
+                ExperimentPolicy::RoundRobin => stack.servers[sent.len() % stack.servers.len()].addr(),
+                ExperimentPolicy::Slo | ExperimentPolicy::Default | ExperimentPolicy::Weighed => stack.address(),
             };
             sent.push(tokio::spawn(async move {
                 tokio::time::sleep_until(began + Duration::from_secs_f64(at)).await;
@@ -223,17 +223,18 @@ impl Experiment {
             }));
             at -= f64::from(rng.open01()).ln() / rate;
         }
-        let mut outcomes: BTreeMap<&'static str, Outcome> = BTreeMap::new();
+        let mut outcomes: BTreeMap<&'static str, ExperimentOutcome> = BTreeMap::new();
         for request in sent {
             let (class, outcome) = request.await?;
             let (in_time, shed) = outcome?;
             let all = outcomes.entry(class).or_default();
-            *all = Outcome { sent: all.sent + 1, in_time: all.in_time + usize::from(in_time), shed: all.shed + usize::from(shed) };
+            *all =
+                ExperimentOutcome { sent: all.sent + 1, in_time: all.in_time + usize::from(in_time), shed: all.shed + usize::from(shed) };
         }
         Ok(outcomes)
     }
 
-    fn class(&self, mut tenth: usize) -> Class {
+    fn class(&self, mut tenth: usize) -> ExperimentClass {
         for class in &self.classes {
             match tenth.checked_sub(class.tenths) {
                 Some(rest) => tenth = rest,
@@ -251,7 +252,7 @@ fn prompt(rng: &mut Rng) -> String {
 }
 
 /// Was it in time, was it shed?
-async fn one(to: SocketAddr, class: Class, prompt: &str) -> Result<(bool, bool)> {
+async fn one(to: SocketAddr, class: ExperimentClass, prompt: &str) -> Result<(bool, bool)> {
     let (ttft, tpot) = (class.ttft_ms.to_string(), class.tpot_ms.to_string());
     let headers = [
         ("x-llm-d-inference-objective", class.name),
@@ -264,7 +265,7 @@ async fn one(to: SocketAddr, class: Class, prompt: &str) -> Result<(bool, bool)>
     if response.status() != 200 {
         return Ok((false, response.status() == 429));
     }
-    let events = Events::new(response).rest().await?;
+    let events = EventStream::new(response).rest().await?;
     let content = |data: &str| {
         let event: Value = serde_json::from_str(data).ok()?;
         event["choices"][0]["delta"]["content"].as_str().filter(|text| !text.is_empty()).map(drop)

@@ -15,10 +15,10 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use exchange::api::Api;
+use exchange::api::RequestApi;
 use exchange::body;
-use exchange::json::Reader;
-use exchange::restore::{Names, Restorer};
+use exchange::json::JsonReader;
+use exchange::restore::{ModelNameRestorer, ModelNames};
 use exchange::sse::ResponseReader;
 
 const BATCHES: usize = 15;
@@ -30,33 +30,33 @@ fn main() {
     for size in [1_000, 10_000, 100_000, 400_000, 1_000_000] {
         for (name, word) in [("plain", "some words of a prompt "), ("escaped", ESCAPED), ("chinese", "一些提示词的文字，")] {
             let body = chat(size, word);
-            assert!(body::parse(Api::ChatCompletions, &body).is_ok());
-            let parse_us = measure(|| body::parse(Api::ChatCompletions, black_box(&body)));
-            let skip_us = measure(|| Reader::new(black_box(&body)).skip());
+            assert!(body::parse(RequestApi::ChatCompletions, &body).is_ok());
+            let parse_us = measure(|| body::parse(RequestApi::ChatCompletions, black_box(&body)));
+            let skip_us = measure(|| JsonReader::new(black_box(&body)).skip());
             println!("{:>8} {name:>8} {parse_us:>10.2} {skip_us:>10.2} {:>6.1}", body.len(), body.len() as f64 / parse_us / 1000.0);
         }
     }
     // What stalls a worker longest: a body of the filter's limit that is all names.
     for (name, member) in [("plain", r#""a":0,"#), ("escaped", r#""\n":0,"#)] {
         let body = format!(r#"{{"model":"m",{}"messages":[]}}"#, member.repeat((24 << 20) / member.len() - 8));
-        let us = measure(|| body::parse(Api::ChatCompletions, black_box(body.as_bytes())));
+        let us = measure(|| body::parse(RequestApi::ChatCompletions, black_box(body.as_bytes())));
         println!("24 MiB of {name} names: {:.0} ms", us / 1_000.0);
     }
     let tokens = format!(r#"{{"model":"m","prompt":[{}1]}}"#, "12345,".repeat(100_000));
-    let us = measure(|| body::parse(Api::Completions, black_box(tokens.as_bytes())));
+    let us = measure(|| body::parse(RequestApi::Completions, black_box(tokens.as_bytes())));
     println!("100,000 token ids: {us:.1} us");
-    let mut reader = ResponseReader::new(Api::ChatCompletions, true);
+    let mut reader = ResponseReader::new(RequestApi::ChatCompletions, true);
     let us = measure(|| reader.chunk(black_box(EVENT)));
     println!("one streamed event of {} bytes: {us:.3} us", EVENT.len());
-    let names = || Names { sent: "meta-llama/Llama-3.1-8B-Instruct".into(), asked: (*b"\"llama\"").into() };
-    let mut restorer = Restorer::new(names(), Api::ChatCompletions, true);
+    let names = || ModelNames { sent: "meta-llama/Llama-3.1-8B-Instruct".into(), requested: (*b"\"llama\"").into() };
+    let mut restorer = ModelNameRestorer::new(names(), RequestApi::ChatCompletions, true);
     let us = measure(|| restorer.chunk(black_box(EVENT), false).len());
     println!("  its model's name put back, after a rewrite: {us:.3} us more");
-    let mut reader = ResponseReader::new(Api::Embeddings, false);
+    let mut reader = ResponseReader::new(RequestApi::Embeddings, false);
     let floats = "0.0123456789,".repeat(16_384 / 13);
     let us = measure(|| reader.chunk(black_box(floats.as_bytes())));
     println!("one chunk of {} bytes of an unstreamed body: {us:.3} us", floats.len());
-    let mut restorer = Restorer::new(names(), Api::Embeddings, false);
+    let mut restorer = ModelNameRestorer::new(names(), RequestApi::Embeddings, false);
     restorer.chunk(b"{\"data\":[", false);
     let us = measure(|| restorer.chunk(black_box(floats.as_bytes()), false).len());
     println!("  searched for its model's name, after a rewrite: {us:.3} us more");

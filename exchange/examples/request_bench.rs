@@ -13,12 +13,12 @@ use std::fmt::Write as _;
 use std::hint::black_box;
 use std::time::Instant;
 
-use exchange::{Exchange, Origin, Pool, ResponseHead, Settings, Step, Time};
-use pool_state::{OwnRow, RowHead};
+use exchange::{Exchange, ExchangeSettings, ExchangeStep, ManagedPool, ResponseHead, ResponseOrigin, Timestamp};
+use pool_state::{LoadReportHead, OwnLoadReport};
 use scheduler::latency::step::StepModel;
 use scheduler::prefix::ENTRIES_DEFAULT;
 use scheduler::{
-    Endpoint, EndpointMetrics, EndpointRef, Incarnation, Pipeline, PipelineSpec, Readiness, Rng, SETTLED_MS, Slot, Snapshot, Version,
+    Endpoint, EndpointMetrics, EndpointRef, Generation, Pipeline, PipelineSpec, Readiness, Rng, SETTLED_MS, Slot, Snapshot, Version,
 };
 
 const REQUESTS: usize = 200;
@@ -30,7 +30,7 @@ const EVENT: &[u8] = b"data: {\"id\":\"chatcmpl-0123456789abcdef0123456789abcdef
 fn main() -> Result<(), String> {
     println!("{:>9} {:>6} {:>9} {:>10} {:>9} {:>9} {:>9}", "endpoints", "KB", "prompt", "headers us", "decide us", "reply us", "all us");
     for endpoints in [10, 100, 1_000] {
-        let mut world = World::new(endpoints)?;
+        let mut world = BenchWorld::new(endpoints)?;
         for kilobytes in [1, 10, 100, 220, 400] {
             let cold: Vec<String> = (0..REQUESTS).map(|at| text(&mut world.rng, kilobytes * 1_000, at)).collect();
             world.row(endpoints, kilobytes, "cold", &cold);
@@ -38,7 +38,7 @@ fn main() -> Result<(), String> {
             world.row(endpoints, kilobytes, "next turn", &next);
         }
     }
-    let mut world = World::new(100)?;
+    let mut world = BenchWorld::new(100)?;
     let mut exchange = world.sent(&body("a short prompt", true));
     world.answered(&mut exchange, b"text/event-stream");
     let start = Instant::now();
@@ -50,15 +50,15 @@ fn main() -> Result<(), String> {
     Ok(())
 }
 
-struct World {
-    pool: Pool,
-    settings: Settings,
-    row: OwnRow,
+struct BenchWorld {
+    pool: ManagedPool,
+    settings: ExchangeSettings,
+    row: OwnLoadReport,
     rng: Rng,
-    now: Time,
+    now: Timestamp,
 }
 
-impl World {
+impl BenchWorld {
     fn new(endpoints: u16) -> Result<Self, String> {
         let mut rng = Rng::seeded(1);
         let rows: Vec<Endpoint> = (0..endpoints).map(endpoint).collect();
@@ -66,18 +66,18 @@ impl World {
         let pipeline = Pipeline::build(&PipelineSpec::default()).map_err(|e| e.to_string())?;
         let refs: Vec<EndpointRef> = rows.iter().map(|e| e.id).collect();
         let snapshot = Snapshot::try_new(Version { term: 1, sequence: 1 }, rows, metrics.clone(), pipeline).map_err(|e| e.to_string())?;
-        let mut pool = Pool::new(1, ENTRIES_DEFAULT);
+        let mut pool = ManagedPool::new(1, ENTRIES_DEFAULT);
         let measured = snapshot.with_metrics(snapshot.version(), metrics).map_err(|e| e.to_string())?;
         pool.install(snapshot, 7, u32::MAX);
-        pool.refresh(measured, Time(1));
-        pool.learned(StepModel::default(), None);
-        pool.count_anew([]);
-        pool.tell_placements(true);
+        pool.refresh(measured, Timestamp(1));
+        pool.install_models(StepModel::default(), None);
+        pool.recount_load_reports([]);
+        pool.set_placement_publishing(true);
         for at in 0..6_600 {
             let blocks: Vec<u64> = (0..100).map(|_| rng.next_u64() << 1).collect();
-            pool.placed(refs[at % refs.len()], &blocks, Time(1));
+            pool.record_peer_placement(refs[at % refs.len()], &blocks, Timestamp(1));
         }
-        Ok(Self { pool, settings: Settings::default(), row: OwnRow::default(), rng, now: Time(1_000_000) })
+        Ok(Self { pool, settings: ExchangeSettings::default(), row: OwnLoadReport::default(), rng, now: Timestamp(1_000_000) })
     }
 
     fn row(&mut self, endpoints: u16, kilobytes: usize, name: &str, prompts: &[String]) {
@@ -115,13 +115,13 @@ impl World {
         self.now.0 += 1_000;
         let mut exchange = Exchange::new(self.now);
         exchange.request_headers(&self.settings, pairs, false);
-        exchange.capture(&self.pool, pairs);
+        exchange.capture_headers(&self.pool, pairs);
         exchange
     }
 
     fn decided(&mut self, exchange: &mut Exchange, body: &str) {
         let step = exchange.decide(&self.settings, &mut self.pool, None, body.as_bytes(), self.now);
-        assert!(matches!(step, Step::Forward(_)), "{step:?}");
+        assert!(matches!(step, ExchangeStep::Forward(_)), "{step:?}");
         self.told();
     }
 
@@ -133,7 +133,7 @@ impl World {
 
     fn answered(&mut self, exchange: &mut Exchange, content_type: &[u8]) {
         let head = ResponseHead {
-            origin: Origin::Upstream,
+            origin: ResponseOrigin::Upstream,
             status: 200,
             attempts: 1,
             content_type: Some(content_type),
@@ -144,7 +144,7 @@ impl World {
 
     fn told(&mut self) {
         black_box(self.pool.take_placements());
-        black_box(self.pool.write_row(&mut self.row, RowHead::default()));
+        black_box(self.pool.write_load_report(&mut self.row, LoadReportHead::default()));
     }
 }
 
@@ -164,7 +164,7 @@ fn text(rng: &mut Rng, bytes: usize, at: usize) -> String {
 
 fn endpoint(at: u16) -> Endpoint {
     Endpoint {
-        id: EndpointRef { slot: Slot(at), incarnation: Incarnation(1) },
+        id: EndpointRef { slot: Slot(at), generation: Generation(1) },
         name: format!("pod-{at}").into(),
         address: format!("10.0.{}.{}:8000", at / 250, at % 250 + 1).into(),
         readiness: Readiness::Ready,

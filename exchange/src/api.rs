@@ -1,14 +1,16 @@
-//! Which inference API a request speaks, told by its path: how its body is read, and in whose shape its errors must be.
+//! Which inference API a request uses, by its path. The API decides how the body is read and which
+//! shape errors have.
 //!
-//! Paths are known by how they end, since gateways mount these APIs below a prefix (`/myapp/v1/chat/completions`); of several endings that fit
-//! the longest counts. What no row of [`APIS`] claims passes unread. A path is compared as engines compare it, without percent-escapes: else
-//! `/v1/chat/%63ompletions` would be a chat to the engine alone.
+//! A path is matched by its end, because gateways mount these APIs below a prefix
+//! (`/myapp/v1/chat/completions`); the longest match wins. A path without a match in [`APIS`]
+//! passes unread. Percent-escapes are resolved first, as engines do: otherwise
+//! `/v1/chat/%63ompletions` would be a chat for the engine only.
 
 use std::fmt::Write as _;
 
-/// An API whose bodies we read.
+/// An API whose bodies are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Api {
+pub enum RequestApi {
     /// OpenAI `/v1/chat/completions`.
     ChatCompletions,
     /// OpenAI `/v1/completions`.
@@ -21,7 +23,8 @@ pub enum Api {
     Embeddings,
     /// OpenAI `/v1/images/generations`.
     Images,
-    /// vLLM `/invocations`, SageMaker's name for all it serves: a chat, a completion or an embedding, by what its body holds.
+    /// vLLM `/invocations`, SageMaker's name for all APIs: a chat, a completion or an embedding,
+    /// depending on the body.
     Invocations,
     /// vLLM `…/completions/render`: applies the chat template and generates nothing.
     Render,
@@ -37,16 +40,16 @@ pub enum Api {
     VertexChat,
     /// Vertex AI's gRPC methods for raw predictions: OpenAI responses inside protobuf.
     VertexPredict,
-    /// Anything else: its body is opaque to us; it is picked for all the same.
+    /// Any other path: its body is opaque, but an endpoint is picked for it.
     Other {
         /// The shape its errors must have.
-        family: Family,
+        family: ApiFamily,
     },
 }
 
-/// Whose clients read the error.
+/// The family of APIs, which decides the shape of errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Family {
+pub enum ApiFamily {
     /// `{"error":{"message","type","param","code"}}`
     OpenAi,
     /// `{"type":"error","error":{"type","message"}}`
@@ -54,44 +57,44 @@ pub enum Family {
 }
 
 /// One path we know.
-struct Row {
-    /// How it ends.
+struct ApiRow {
+    /// The end of the path.
     suffix: &'static str,
-    api: Api,
-    /// Whose API it is.
+    api: RequestApi,
+    /// The owner of the API.
     whose: &'static str,
-    /// Where the prompt stands in the body; empty where none is processed.
+    /// Where the prompt is in the body; empty where there is none.
     prompt: &'static str,
 }
 
-/// All paths we know. Which of them need a `model`: [`Api::needs_model`].
-const APIS: [Row; 16] = [
-    row("/chat/completions", Api::ChatCompletions, "OpenAI", "`tools`, `messages`"),
-    row("/completions", Api::Completions, "OpenAI", "`prompt`"),
-    row("/responses", Api::Responses, "OpenAI", "`tools`, `instructions`, `input`"),
-    row("/conversations", Api::Conversations, "OpenAI", "`items`"),
-    row("/embeddings", Api::Embeddings, "OpenAI", "`input` or `messages`"),
-    row("/images/generations", Api::Images, "OpenAI", "`prompt`"),
-    row("/chat/completions/render", Api::Render, "vLLM", ""),
-    row("/completions/render", Api::Render, "vLLM", ""),
-    row("/messages", Api::Messages, "Anthropic", "`tools`, `system`, `messages`"),
-    row("/messages/count_tokens", Api::CountTokens, "Anthropic", ""),
-    row("/inference/v1/generate", Api::VllmGenerate, "vLLM", "`features`, `token_ids`"),
-    row("/invocations", Api::Invocations, "vLLM", "`tools`, `messages` or `prompt` or `input`"),
-    row("/generate", Api::SglangGenerate, "SGLang", "`image_data`, `video_data`, `audio_data`, `text` or `input_ids`"),
-    row("PredictionService/ChatCompletions", Api::VertexChat, "Vertex AI", "as OpenAI chats, inside protobuf"),
-    row("PredictionService/RawPredict", Api::VertexPredict, "Vertex AI", "as OpenAI responses, inside protobuf"),
-    row("PredictionService/StreamRawPredict", Api::VertexPredict, "Vertex AI", "as OpenAI responses, inside protobuf"),
+/// All known paths. [`RequestApi::needs_model`] says which need a `model`.
+const APIS: [ApiRow; 16] = [
+    row("/chat/completions", RequestApi::ChatCompletions, "OpenAI", "`tools`, `messages`"),
+    row("/completions", RequestApi::Completions, "OpenAI", "`prompt`"),
+    row("/responses", RequestApi::Responses, "OpenAI", "`tools`, `instructions`, `input`"),
+    row("/conversations", RequestApi::Conversations, "OpenAI", "`items`"),
+    row("/embeddings", RequestApi::Embeddings, "OpenAI", "`input` or `messages`"),
+    row("/images/generations", RequestApi::Images, "OpenAI", "`prompt`"),
+    row("/chat/completions/render", RequestApi::Render, "vLLM", ""),
+    row("/completions/render", RequestApi::Render, "vLLM", ""),
+    row("/messages", RequestApi::Messages, "Anthropic", "`tools`, `system`, `messages`"),
+    row("/messages/count_tokens", RequestApi::CountTokens, "Anthropic", ""),
+    row("/inference/v1/generate", RequestApi::VllmGenerate, "vLLM", "`features`, `token_ids`"),
+    row("/invocations", RequestApi::Invocations, "vLLM", "`tools`, `messages` or `prompt` or `input`"),
+    row("/generate", RequestApi::SglangGenerate, "SGLang", "`image_data`, `video_data`, `audio_data`, `text` or `input_ids`"),
+    row("PredictionService/ChatCompletions", RequestApi::VertexChat, "Vertex AI", "as OpenAI chats, inside protobuf"),
+    row("PredictionService/RawPredict", RequestApi::VertexPredict, "Vertex AI", "as OpenAI responses, inside protobuf"),
+    row("PredictionService/StreamRawPredict", RequestApi::VertexPredict, "Vertex AI", "as OpenAI responses, inside protobuf"),
 ];
 
-const fn row(suffix: &'static str, api: Api, whose: &'static str, prompt: &'static str) -> Row {
-    Row { suffix, api, whose, prompt }
+const fn row(suffix: &'static str, api: RequestApi, whose: &'static str, prompt: &'static str) -> ApiRow {
+    ApiRow { suffix, api, whose, prompt }
 }
 
-/// What all paths of Anthropic's API have in common (`/v1/messages/batches`).
+/// The common part of all paths of Anthropic's API (`/v1/messages/batches`).
 const ANTHROPIC_PATH: &[u8] = b"/v1/messages";
 
-impl Api {
+impl RequestApi {
     /// The API of `method` and `path` (`:path`, with or without a query).
     #[must_use]
     pub fn of(method: &[u8], path: &[u8]) -> Self {
@@ -101,7 +104,7 @@ impl Api {
         let trimmed = path.strip_suffix(b"/").unwrap_or(path);
         let fitting = APIS.iter().filter(|row| method == b"POST" && trimmed.ends_with(row.suffix.as_bytes()));
         let longest = fitting.max_by_key(|row| row.suffix.len());
-        longest.map_or_else(|| Self::Other { family: Family::of_path(path) }, |row| row.api)
+        longest.map_or_else(|| Self::Other { family: ApiFamily::of_path(path) }, |row| row.api)
     }
 
     /// Is the body read, so that it must be valid?
@@ -110,7 +113,7 @@ impl Api {
         !matches!(self, Self::Other { .. })
     }
 
-    /// Does it generate tokens, so that a stream of it carries some and ends with a mark?
+    /// Whether it generates tokens, so that a stream has tokens and ends with a mark.
     #[must_use]
     pub fn generates(self) -> bool {
         matches!(
@@ -125,7 +128,8 @@ impl Api {
         )
     }
 
-    /// Must the body name a model? Where it need not, the engine has one only, or the model stands elsewhere.
+    /// Whether the body must name a model. Where it need not, the engine has only one, or the model
+    /// is elsewhere.
     #[must_use]
     pub fn needs_model(self) -> bool {
         self.is_inference() && !self.is_grpc() && !matches!(self, Self::CountTokens | Self::SglangGenerate | Self::Invocations)
@@ -137,7 +141,7 @@ impl Api {
         matches!(self, Self::VertexChat | Self::VertexPredict)
     }
 
-    /// Type of the plugin that has its requests read; nothing has those of [`Self::Other`].
+    /// The type of the parser plugin for its requests; `None` for [`Self::Other`].
     #[must_use]
     pub fn parser(self) -> Option<&'static str> {
         Some(match self {
@@ -150,18 +154,18 @@ impl Api {
         })
     }
 
-    /// In whose shape errors are.
+    /// The family whose error shape applies.
     #[must_use]
-    pub fn error_family(self) -> Family {
+    pub fn error_family(self) -> ApiFamily {
         match self {
-            Self::Messages | Self::CountTokens => Family::Anthropic,
+            Self::Messages | Self::CountTokens => ApiFamily::Anthropic,
             Self::Other { family } => family,
-            _ => Family::OpenAi,
+            _ => ApiFamily::OpenAi,
         }
     }
 }
 
-/// A path without its percent-escapes; what is none stays. Resolved once, as engines do.
+/// A path with its percent-escapes resolved once, as engines do; invalid escapes stay.
 #[cold]
 fn unescaped(path: &[u8]) -> Vec<u8> {
     let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
@@ -179,7 +183,7 @@ fn unescaped(path: &[u8]) -> Vec<u8> {
     plain
 }
 
-/// All paths whose bodies are read, as a table in Markdown.
+/// All paths whose bodies are read, as a Markdown table.
 #[must_use]
 pub fn reference() -> String {
     let mut out = "| path ends with | API | `model` | the prompt |\n|---|---|---|---|\n".to_owned();
@@ -191,7 +195,7 @@ pub fn reference() -> String {
     out
 }
 
-impl Family {
+impl ApiFamily {
     fn of_path(path: &[u8]) -> Self {
         if memchr::memmem::find(path, ANTHROPIC_PATH).is_some() { Self::Anthropic } else { Self::OpenAi }
     }
@@ -201,33 +205,33 @@ impl Family {
 mod tests {
     use super::*;
 
-    const OTHER: Api = Api::Other { family: Family::OpenAi };
+    const OTHER: RequestApi = RequestApi::Other { family: ApiFamily::OpenAi };
 
     #[test]
     fn a_path_names_its_api_whatever_stands_before_it_or_in_its_query() {
         for (path, api) in [
-            ("/v1/chat/completions", Api::ChatCompletions),
-            ("/v1/completions", Api::Completions),
-            ("/v1/responses", Api::Responses),
-            ("/v1/conversations", Api::Conversations),
-            ("/v1/embeddings", Api::Embeddings),
-            ("/v1/images/generations", Api::Images),
-            ("/v1/messages", Api::Messages),
-            ("/v1/messages/count_tokens", Api::CountTokens),
-            ("/v1/chat/completions/render", Api::Render),
-            ("/v1/completions/render", Api::Render),
-            ("/inference/v1/generate", Api::VllmGenerate),
-            ("/generate", Api::SglangGenerate),
-            ("/google.cloud.aiplatform.v1beta1.PredictionService/ChatCompletions", Api::VertexChat),
-            ("/google.cloud.aiplatform.v1.PredictionService/RawPredict", Api::VertexPredict),
-            ("/google.cloud.aiplatform.v1.PredictionService/StreamRawPredict", Api::VertexPredict),
+            ("/v1/chat/completions", RequestApi::ChatCompletions),
+            ("/v1/completions", RequestApi::Completions),
+            ("/v1/responses", RequestApi::Responses),
+            ("/v1/conversations", RequestApi::Conversations),
+            ("/v1/embeddings", RequestApi::Embeddings),
+            ("/v1/images/generations", RequestApi::Images),
+            ("/v1/messages", RequestApi::Messages),
+            ("/v1/messages/count_tokens", RequestApi::CountTokens),
+            ("/v1/chat/completions/render", RequestApi::Render),
+            ("/v1/completions/render", RequestApi::Render),
+            ("/inference/v1/generate", RequestApi::VllmGenerate),
+            ("/generate", RequestApi::SglangGenerate),
+            ("/google.cloud.aiplatform.v1beta1.PredictionService/ChatCompletions", RequestApi::VertexChat),
+            ("/google.cloud.aiplatform.v1.PredictionService/RawPredict", RequestApi::VertexPredict),
+            ("/google.cloud.aiplatform.v1.PredictionService/StreamRawPredict", RequestApi::VertexPredict),
             ("/google.cloud.aiplatform.v1.PredictionService/Predict", OTHER),
-            ("/v1/projects/p/locations/l/endpoints/e/chat/completions", Api::ChatCompletions),
-            ("/myapp/v1/chat/completions", Api::ChatCompletions),
-            ("/chat/completions", Api::ChatCompletions),
-            ("/v1/chat/completions?api-version=1", Api::ChatCompletions),
-            ("/v1/chat/completions/", Api::ChatCompletions),
-            ("/v1/completions?next=/v1/messages", Api::Completions),
+            ("/v1/projects/p/locations/l/endpoints/e/chat/completions", RequestApi::ChatCompletions),
+            ("/myapp/v1/chat/completions", RequestApi::ChatCompletions),
+            ("/chat/completions", RequestApi::ChatCompletions),
+            ("/v1/chat/completions?api-version=1", RequestApi::ChatCompletions),
+            ("/v1/chat/completions/", RequestApi::ChatCompletions),
+            ("/v1/completions?next=/v1/messages", RequestApi::Completions),
             ("/v1/chat/completions//", OTHER),
             ("/v1/subcompletions", OTHER),
             ("/regenerate", OTHER),
@@ -235,11 +239,11 @@ mod tests {
             ("/v1/responses/resp_1/cancel", OTHER),
             ("/v1/conversations/conv_1/items", OTHER),
             ("/V1/COMPLETIONS", OTHER),
-            ("/invocations", Api::Invocations),
-            ("/v1/chat/%63ompletions", Api::ChatCompletions),
-            ("/v1/chat%2Fcompletions", Api::ChatCompletions),
-            ("/v1/chat%2fcompletion%73?%", Api::ChatCompletions),
-            ("/%69nvocations/", Api::Invocations),
+            ("/invocations", RequestApi::Invocations),
+            ("/v1/chat/%63ompletions", RequestApi::ChatCompletions),
+            ("/v1/chat%2Fcompletions", RequestApi::ChatCompletions),
+            ("/v1/chat%2fcompletion%73?%", RequestApi::ChatCompletions),
+            ("/%69nvocations/", RequestApi::Invocations),
             ("/v1/%2563ompletions", OTHER),
             ("/v1/completions%", OTHER),
             ("/v1/completions%7", OTHER),
@@ -249,40 +253,40 @@ mod tests {
             ("/", OTHER),
             ("?/v1/completions", OTHER),
         ] {
-            assert_eq!(Api::of(b"POST", path.as_bytes()), api, "{path}");
+            assert_eq!(RequestApi::of(b"POST", path.as_bytes()), api, "{path}");
         }
     }
 
     #[test]
     fn only_post_has_a_body_we_read() {
         for method in ["GET", "HEAD", "PUT", "post", ""] {
-            assert!(!Api::of(method.as_bytes(), b"/v1/completions").is_inference(), "{method}");
+            assert!(!RequestApi::of(method.as_bytes(), b"/v1/completions").is_inference(), "{method}");
         }
     }
 
     #[test]
     fn errors_take_the_shape_the_client_of_that_path_reads() {
-        assert_eq!(Api::of(b"POST", b"/v1/messages").error_family(), Family::Anthropic);
-        assert_eq!(Api::of(b"POST", b"/v1/messages/count_tokens").error_family(), Family::Anthropic);
-        assert_eq!(Api::of(b"GET", b"/a/v1/messages/batches").error_family(), Family::Anthropic);
-        assert_eq!(Api::of(b"POST", b"/v1/completions").error_family(), Family::OpenAi);
-        assert_eq!(Api::of(b"POST", b"/generate").error_family(), Family::OpenAi);
-        assert_eq!(Api::of(b"GET", b"/health?q=/v1/messages").error_family(), Family::OpenAi);
+        assert_eq!(RequestApi::of(b"POST", b"/v1/messages").error_family(), ApiFamily::Anthropic);
+        assert_eq!(RequestApi::of(b"POST", b"/v1/messages/count_tokens").error_family(), ApiFamily::Anthropic);
+        assert_eq!(RequestApi::of(b"GET", b"/a/v1/messages/batches").error_family(), ApiFamily::Anthropic);
+        assert_eq!(RequestApi::of(b"POST", b"/v1/completions").error_family(), ApiFamily::OpenAi);
+        assert_eq!(RequestApi::of(b"POST", b"/generate").error_family(), ApiFamily::OpenAi);
+        assert_eq!(RequestApi::of(b"GET", b"/health?q=/v1/messages").error_family(), ApiFamily::OpenAi);
     }
 
     #[test]
     fn every_api_is_read_by_the_parser_of_whoever_made_it() {
         for row in &APIS {
             let expected = match row.api {
-                Api::Messages | Api::CountTokens => "anthropic-parser",
-                Api::VllmGenerate => "vllmhttp-parser",
-                Api::SglangGenerate => "sglanghttp-parser",
-                Api::VertexChat | Api::VertexPredict => "vertexai-parser",
+                RequestApi::Messages | RequestApi::CountTokens => "anthropic-parser",
+                RequestApi::VllmGenerate => "vllmhttp-parser",
+                RequestApi::SglangGenerate => "sglanghttp-parser",
+                RequestApi::VertexChat | RequestApi::VertexPredict => "vertexai-parser",
                 _ => "openai-parser",
             };
             assert_eq!(row.api.parser(), Some(expected), "{}", row.suffix);
             let kind = scheduler::registry::lookup(expected).map(|parser| parser.kind);
-            assert_eq!(kind, Some(scheduler::registry::Kind::Parser), "{expected}");
+            assert_eq!(kind, Some(scheduler::registry::PluginKind::Parser), "{expected}");
         }
         assert_eq!(OTHER.parser(), None);
     }

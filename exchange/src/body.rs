@@ -1,17 +1,22 @@
-//! What picking needs from an inference request's body, read in one pass that also proves the body is JSON.
+//! Reads what picking needs from the body of an inference request, in one pass that also checks
+//! that the body is JSON.
 //!
-//! **Lenient.** The engine judges its own fields. Only what we cannot do without is an error: JSON, an object, a model where the API has one
-//! ([`Api::needs_model`]). Any other field of an unexpected type reads as absent, unknown fields are passed over.
+//! **Lenient.** The engine checks its own fields. Errors here are only: not JSON, not an object, no
+//! model where the API needs one ([`RequestApi::needs_model`]). Any other field of an unexpected
+//! type counts as absent; unknown fields are skipped.
 //!
-//! **As engines read it.** Of duplicate top-level keys the last counts, and names may be written with escapes (`"mod\u0065l"`).
+//! **As engines read it.** Of duplicate top-level keys the last counts, and names may have escapes
+//! (`"mod\u0065l"`).
 //!
-//! **The prompt** comes out as [`Piece`]s, in the order in which the engine's template lays them out: tools, system, then the turns (within one
-//! message: as the client wrote it). Pieces are the body's own bytes, still escaped: they are only ever hashed, to find requests that
-//! begin alike, and one client escapes the same way each time. So a prefix is not recognised across clients that escape differently, which costs a
-//! cache hit and nothing else. What differs between turns without changing the prompt (`cache_control`, ids) is left out.
+//! **The prompt** becomes [`PromptPiece`]s in the order of the engine's template: tools, system,
+//! then the turns (within one message, the client's order). Pieces are the body's own bytes, still
+//! escaped: they are only hashed, to find requests with the same start, and a client escapes the
+//! same way each time. So clients that escape differently do not share a prefix, which costs a
+//! cache hit and nothing else. Fields that differ between turns without changing the prompt
+//! (`cache_control`, ids) are left out.
 
-use crate::api::Api;
-use crate::json::{DEPTH_MAX, JsonError, Kind, Reader, Str};
+use crate::api::RequestApi;
+use crate::json::{DEPTH_MAX, JsonError, JsonKind, JsonReader, JsonStr};
 use std::borrow::Cow;
 use std::fmt;
 use std::ops::Range;
@@ -19,20 +24,20 @@ use std::ops::Range;
 mod grpc;
 mod pieces;
 
-pub use pieces::{PIECES_MAX, Piece};
-use pieces::{Pieces, Section};
+pub use pieces::{PIECES_MAX, PromptPiece};
+use pieces::{PromptPieces, PromptSection};
 
 /// A request body, read.
 #[derive(Clone, Debug)]
-pub struct Parsed<'b> {
-    /// The model asked for, unescaped; empty only where the API does not need one.
+pub struct ParsedRequest<'b> {
+    /// The requested model, unescaped; empty only where the API does not need one.
     pub model: Cow<'b, str>,
-    /// Where its JSON string stands in the body, quotes included. `None` without a model, and inside of protobuf, where no string can be
-    /// replaced without all the lengths around it.
+    /// The position of its JSON string in the body, quotes included. `None` without a model, and in
+    /// protobuf, where replacing a string would change the lengths around it.
     pub model_span: Option<Range<usize>>,
-    /// The client asked for a stream of events.
+    /// Whether the client wants a stream of events.
     pub stream: bool,
-    /// The client asked for a last event with `usage` (`stream_options.include_usage`).
+    /// Whether the client wants a last event with `usage` (`stream_options.include_usage`).
     pub include_usage: bool,
     /// Most tokens the engine may generate, clamped to `u32`.
     pub max_tokens: Option<u32>,
@@ -42,9 +47,9 @@ pub struct Parsed<'b> {
     pub media_items: u32,
     /// Bytes of text in the prompt, as the body spells them; media and token ids not included.
     pub prompt_bytes: usize,
-    /// Token ids in the prompt, where the client sent those instead of text.
+    /// Token ids in the prompt, if the client sent ids instead of text.
     pub prompt_token_ids: u32,
-    pieces: Pieces<'b>,
+    pieces: PromptPieces<'b>,
 }
 
 /// Why a body is refused. The client caused each of these; sending the same again does not help.
@@ -72,28 +77,29 @@ pub enum BodyError {
     },
 }
 
-/// Reads `body` as a request to `api`. [`Api::Other`] is not to be read: its body is opaque.
+/// Reads `body` as a request to `api`. Do not call it for [`RequestApi::Other`], whose body is
+/// opaque.
 ///
 /// # Errors
-/// [`BodyError`]: invalid JSON first, wherever it stands, then a missing or unusable model.
-pub fn parse<'b>(api: Api, body: &'b [u8]) -> Result<Parsed<'b>, BodyError> {
+/// [`BodyError`]: invalid JSON first, wherever it is, then a missing or unusable model.
+pub fn parse<'b>(api: RequestApi, body: &'b [u8]) -> Result<ParsedRequest<'b>, BodyError> {
     let body = if api.is_grpc() { grpc::json(body).ok_or(BodyError::NotGrpc)? } else { body };
-    let mut reader = Reader::new(body);
-    let object = reader.peek()? == Kind::Object;
-    let mut fields = Fields::new(body);
+    let mut reader = JsonReader::new(body);
+    let object = reader.peek()? == JsonKind::Object;
+    let mut fields = BodyFields::new(body);
     reader.members(|reader, key| fields.read(api, reader, &key))?;
     reader.end()?;
     if !object {
         return Err(BodyError::NotAnObject);
     }
     let model = match fields.model {
-        Model::Named(model) if !model.raw().is_empty() => Some(model),
+        ModelField::Named(model) if !model.raw().is_empty() => Some(model),
         _ if !api.needs_model() => None,
-        Model::Named(_) => return Err(BodyError::EmptyModel),
-        Model::NotAString => return Err(BodyError::ModelNotAString),
-        Model::Missing => return Err(BodyError::MissingModel),
+        ModelField::Named(_) => return Err(BodyError::EmptyModel),
+        ModelField::NotAString => return Err(BodyError::ModelNotAString),
+        ModelField::Missing => return Err(BodyError::MissingModel),
     };
-    Ok(Parsed {
+    Ok(ParsedRequest {
         model: model.map_or_else(Cow::default, |model| model.text()),
         model_span: model.filter(|_| !api.is_grpc()).map(|model| model.literal_span()),
         stream: fields.stream,
@@ -108,50 +114,50 @@ pub fn parse<'b>(api: Api, body: &'b [u8]) -> Result<Parsed<'b>, BodyError> {
 }
 
 /// The top-level fields seen so far.
-struct Fields<'b> {
-    model: Model<'b>,
+struct BodyFields<'b> {
+    model: ModelField<'b>,
     stream: bool,
     include_usage: bool,
     max_completion_tokens: Option<u32>,
     max_tokens: Option<u32>,
     cache_salt: &'b [u8],
-    pieces: Pieces<'b>,
+    pieces: PromptPieces<'b>,
 }
 
-enum Model<'b> {
+enum ModelField<'b> {
     Missing,
     NotAString,
-    Named(Str<'b>),
+    Named(JsonStr<'b>),
 }
 
-// === impl Parsed ===
+// === impl ParsedRequest ===
 
-impl<'b> Parsed<'b> {
+impl<'b> ParsedRequest<'b> {
     /// The prompt, in the order the engine sees it. A boundary belongs behind each piece (`["ab","c"]` is not `["a","bc"]`).
-    pub fn prompt(&self) -> impl Iterator<Item = Piece<'b>> + '_ {
+    pub fn prompt(&self) -> impl Iterator<Item = PromptPiece<'b>> + '_ {
         self.pieces.iter()
     }
 }
 
-// === impl Fields ===
+// === impl BodyFields ===
 
-impl<'b> Fields<'b> {
+impl<'b> BodyFields<'b> {
     fn new(body: &'b [u8]) -> Self {
         Self {
-            model: Model::Missing,
+            model: ModelField::Missing,
             stream: false,
             include_usage: false,
             max_completion_tokens: None,
             max_tokens: None,
             cache_salt: &[],
-            pieces: Pieces::new(body),
+            pieces: PromptPieces::new(body),
         }
     }
 
-    /// Reads the value of one top-level field. A later duplicate overwrites all that an earlier one left.
-    fn read(&mut self, api: Api, reader: &mut Reader<'b>, key: &Str<'b>) -> Result<(), JsonError> {
+    /// Reads the value of one top-level field. A later duplicate replaces an earlier one.
+    fn read(&mut self, api: RequestApi, reader: &mut JsonReader<'b>, key: &JsonStr<'b>) -> Result<(), JsonError> {
         match (key.name().as_ref(), api) {
-            (b"model", _) => self.model = reader.string()?.map_or(Model::NotAString, Model::Named),
+            (b"model", _) => self.model = reader.string()?.map_or(ModelField::NotAString, ModelField::Named),
             (b"stream", _) => self.stream = reader.boolean()?.unwrap_or(false),
             (b"stream_options", _) => {
                 self.include_usage = false;
@@ -160,45 +166,62 @@ impl<'b> Fields<'b> {
                     _ => reader.skip().map(drop),
                 });
             }
-            (b"max_completion_tokens", Api::ChatCompletions | Api::VertexChat | Api::Invocations) => {
+            (b"max_completion_tokens", RequestApi::ChatCompletions | RequestApi::VertexChat | RequestApi::Invocations) => {
                 self.max_completion_tokens = reader.count()?;
             }
-            (b"max_tokens", Api::ChatCompletions | Api::VertexChat | Api::Completions | Api::Messages | Api::Invocations) => {
+            (
+                b"max_tokens",
+                RequestApi::ChatCompletions
+                | RequestApi::VertexChat
+                | RequestApi::Completions
+                | RequestApi::Messages
+                | RequestApi::Invocations,
+            ) => {
                 self.max_tokens = reader.count()?;
             }
-            (b"max_output_tokens", Api::Responses | Api::VertexPredict) => self.max_tokens = reader.count()?,
-            (b"sampling_params", Api::VllmGenerate | Api::SglangGenerate) => {
+            (b"max_output_tokens", RequestApi::Responses | RequestApi::VertexPredict) => self.max_tokens = reader.count()?,
+            (b"sampling_params", RequestApi::VllmGenerate | RequestApi::SglangGenerate) => {
                 self.max_tokens = None;
                 return reader.members(|reader, key| match (key.name().as_ref(), api) {
-                    (b"max_tokens", Api::VllmGenerate) | (b"max_new_tokens", Api::SglangGenerate) => {
+                    (b"max_tokens", RequestApi::VllmGenerate) | (b"max_new_tokens", RequestApi::SglangGenerate) => {
                         reader.count().map(|count| self.max_tokens = count)
                     }
                     _ => reader.skip().map(drop),
                 });
             }
-            (b"extra_key", Api::SglangGenerate) | (b"cache_salt", _) => self.cache_salt = reader.string()?.map_or(&[], |salt| salt.raw()),
+            (b"extra_key", RequestApi::SglangGenerate) | (b"cache_salt", _) => {
+                self.cache_salt = reader.string()?.map_or(&[], |salt| salt.raw())
+            }
             (name, _) => return self.read_prompt(name, api, reader),
         }
         Ok(())
     }
 
-    /// Reads a field if it is one of the prompt's.
-    fn read_prompt(&mut self, name: &[u8], api: Api, reader: &mut Reader<'b>) -> Result<(), JsonError> {
+    /// Reads a field if it belongs to the prompt.
+    fn read_prompt(&mut self, name: &[u8], api: RequestApi, reader: &mut JsonReader<'b>) -> Result<(), JsonError> {
         match (name, api) {
-            (_, Api::Render | Api::CountTokens) => reader.skip().map(drop), // nothing is generated, so nothing is cached
-            (b"tools", _) => self.pieces.raw(Section::Tools, reader),
-            (b"system", Api::Messages) | (b"instructions", Api::Responses | Api::VertexPredict) => {
-                self.pieces.content(Section::System, reader)
+            (_, RequestApi::Render | RequestApi::CountTokens) => reader.skip().map(drop), // nothing is generated, so nothing is cached
+            (b"tools", _) => self.pieces.raw(PromptSection::Tools, reader),
+            (b"system", RequestApi::Messages) | (b"instructions", RequestApi::Responses | RequestApi::VertexPredict) => {
+                self.pieces.content(PromptSection::System, reader)
             }
-            (b"messages", Api::ChatCompletions | Api::VertexChat | Api::Messages | Api::Embeddings | Api::Invocations)
-            | (b"prompt", Api::Completions | Api::Images | Api::Invocations)
-            | (b"input", Api::Responses | Api::VertexPredict | Api::Embeddings | Api::Invocations)
-            | (b"items", Api::Conversations)
-            | (b"token_ids", Api::VllmGenerate)
-            | (b"text" | b"input_ids", Api::SglangGenerate) => self.pieces.content(Section::Turns, reader),
-            // Their places in the prompt are marked in its tokens, which are the same for all media: what is shown goes first.
-            (b"features", Api::VllmGenerate) | (b"image_data" | b"video_data" | b"audio_data", Api::SglangGenerate) => {
-                self.pieces.media(Section::System, reader)
+            (
+                b"messages",
+                RequestApi::ChatCompletions
+                | RequestApi::VertexChat
+                | RequestApi::Messages
+                | RequestApi::Embeddings
+                | RequestApi::Invocations,
+            )
+            | (b"prompt", RequestApi::Completions | RequestApi::Images | RequestApi::Invocations)
+            | (b"input", RequestApi::Responses | RequestApi::VertexPredict | RequestApi::Embeddings | RequestApi::Invocations)
+            | (b"items", RequestApi::Conversations)
+            | (b"token_ids", RequestApi::VllmGenerate)
+            | (b"text" | b"input_ids", RequestApi::SglangGenerate) => self.pieces.content(PromptSection::Turns, reader),
+            // The tokens mark their places in the prompt, with the same marks for all media: so the
+            // media come first.
+            (b"features", RequestApi::VllmGenerate) | (b"image_data" | b"video_data" | b"audio_data", RequestApi::SglangGenerate) => {
+                self.pieces.media(PromptSection::System, reader)
             }
             _ => reader.skip().map(drop),
         }
@@ -252,7 +275,7 @@ mod tests {
         ] {
             let work = |times: usize| {
                 let body = [before, &repeated.repeat(times), after].concat();
-                let (parsed, steps) = steps::of(|| parse(Api::ChatCompletions, body.as_bytes()));
+                let (parsed, steps) = steps::of(|| parse(RequestApi::ChatCompletions, body.as_bytes()));
                 assert_eq!(parsed.map(|parsed| parsed.model.into_owned()), Ok("m".to_owned()), "{repeated}");
                 steps as f64
             };

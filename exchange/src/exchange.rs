@@ -1,4 +1,4 @@
-//! One HTTP exchange as a state machine, sans-IO: headers and bytes in, actions out.
+//! One HTTP exchange as a state machine without I/O: headers and bytes in, actions out.
 //!
 //! ```text
 //!              inference path                    last body byte
@@ -11,117 +11,138 @@
 //!                                                                  ▼
 //!           end ◄── chunks ◄── Responding ◄── response headers ── Routed
 //! ```
-//! Whatever happens, [`Exchange::end`] releases what the pick held, exactly once: the release token is taken by value.
+//! [`Exchange::end`] releases what the pick holds, exactly once, in every case: the hold is taken
+//! by value.
 //!
-//! The host (the wasm filter, an ext_proc stream) owns sockets and clocks. It must not resume a request before its last body byte, must call
-//! `decide` again for a parked one, and calls `end` when the exchange is over in any way.
+//! # The host
+//!
+//! The host (the wasm filter, an ext_proc stream, a native module) owns sockets and clocks. For
+//! each request it calls, in this order:
+//!
+//! 1. [`Exchange::request_headers`], after it removed the headers that
+//!    [`ExchangeSettings::removes`]; then [`Exchange::capture_headers`] with the pool of the
+//!    request.
+//! 2. On [`HeadersStep::Buffer`]: [`Exchange::check_body_size`] for each piece of the body, which
+//!    it holds; [`Exchange::decide`] after the last byte. On [`HeadersStep::Decide`]: `decide` at
+//!    once, with an empty body.
+//! 3. On [`ExchangeStep::Park`]: nothing until the pool has state or the deadline has passed; then
+//!    `decide` again.
+//! 4. [`Exchange::response_headers`], then [`Exchange::response_chunk`] for each piece, unless the
+//!    step says that the body is ignored.
+//! 5. [`Exchange::end`], whatever happened, also when the client leaves while the request is
+//!    parked.
+//!
+//! A host must never let a request go on before its last body byte is decided on, never block,
+//! never call back into the exchange from one of its own callbacks, and never change a body except
+//! where a step says so.
 
-mod asking;
-mod flight;
 mod forward;
+mod pending_request;
+mod routed_request;
 mod slo;
 
 use std::borrow::Cow;
 
-use scheduler::objects::Asked;
-use scheduler::{Request, Snapshot, Unavailable};
+use scheduler::objects::ModelRequest;
+use scheduler::{Request, Snapshot, UnavailableReason};
 
-use crate::api::{Api, Family};
+use crate::api::{ApiFamily, RequestApi};
 use crate::body;
-use crate::explain::{HEADER_ENDPOINTS_MAX, Why};
+use crate::explain::{DecisionReason, HEADER_ENDPOINTS_MAX};
 use crate::hint;
 use crate::prompt;
-use crate::reply::{Refusal, Reply};
-use crate::settings::{DecideAt, FailureMode, ObjectiveHeader, Settings};
+use crate::reply::{LocalReply, Refusal};
+use crate::settings::{DecideAt, ExchangeSettings, FailureMode, ObjectiveHeader};
 use crate::{headers, rewrite};
-use pool_state::Pool;
-use pool_state::Time;
+use pool_state::ManagedPool;
+use pool_state::Timestamp;
 
-pub use asking::{Asking, Read};
-pub use flight::{HELD_BYTES_MAX, Origin, Outcome, ResponseBody, ResponseHead, ResponseStep};
-pub use forward::Forward;
+pub use forward::RequestChanges;
+pub use pending_request::{ParsedBody, PendingRequest};
+pub use routed_request::{ExchangeOutcome, HELD_BYTES_MAX, ResponseBody, ResponseHead, ResponseOrigin, ResponseStep};
 
-use flight::{Flight, Prompt};
+use routed_request::{RoutedRequest, SentPrompt};
 
-/// Request headers kept for plugins, in bytes of names and values: a session and a few labels take a fraction of it.
+/// The most bytes of request headers kept for plugins, names and values together: a session and a
+/// few labels take a fraction of it.
 const CAPTURED_BYTES_MAX: usize = 16_384;
 
 /// One exchange.
 #[derive(Debug)]
 pub struct Exchange {
-    phase: Phase,
-    api: Api,
-    family: crate::api::Family,
-    started: Time,
-    why: Why,
+    phase: ExchangePhase,
+    api: RequestApi,
+    family: crate::api::ApiFamily,
+    started: Timestamp,
+    why: DecisionReason,
     /// The length of its body, where the client declared it.
     declared_bytes: Option<usize>,
     /// The model named by a header, which counts where the body is not seen.
     named: Option<Box<str>>,
-    /// The body goes by where we cannot see it.
+    /// The host cannot show the body.
     unseen: bool,
     objective: Option<Box<str>>,
     rewrite: Option<Box<str>>,
-    latency: Result<slo::Asked, slo::Unreadable>,
+    latency: Result<slo::RequestedSlo, slo::InvalidSloHeader>,
     /// The client's credentials, as a hash.
     credentials: u64,
     captured: Vec<(Box<str>, Box<str>)>,
 }
 
 #[derive(Debug)]
-enum Phase {
-    /// Nothing seen yet.
+enum ExchangePhase {
+    /// Nothing was read yet.
     Started,
     /// Waiting for the last body byte.
     Buffering,
     /// Waiting for the first state of the pool.
     Parked,
-    /// Sent on; the ledger holds it.
-    Routed(Box<Flight>),
+    /// Sent; the ledger counts it.
+    Routed(Box<RoutedRequest>),
     /// Answered by us before there was a pool to count it in.
     Refused(&'static str),
     /// Not ours to account: answered by us, passed on without a pick, or over.
     Done,
 }
 
-/// What request headers ask of the host.
+/// What the host must do after the request headers.
 #[derive(Debug, PartialEq, Eq)]
 pub enum HeadersStep {
     /// Hold the headers, buffer the body, then decide.
     Buffer,
-    /// Decide now, with an empty body; what body there is follows unread.
+    /// Decide now, with an empty body; a body that exists passes unread.
     Decide,
     /// Answer by [`crate::ready_reply`].
     Ready,
     /// Answer this.
-    Reply(Reply),
+    Reply(LocalReply),
 }
 
-/// What a decision asks of the host.
+/// What the host must do after a decision.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum ExchangeStep {
     /// Set these headers and let the request go.
-    Forward(Forward),
+    Forward(RequestChanges),
     /// Answer this.
-    Reply(Reply),
+    Reply(LocalReply),
     /// Hold the request until the pool has state, at most until `deadline`; then decide again.
     Park {
         /// When to stop waiting.
-        deadline: Time,
+        deadline: Timestamp,
     },
 }
 
-/// What of the request headers matters.
+/// The request headers that matter here.
 #[derive(Debug, Default)]
-struct Head<'h> {
+struct RequestHead<'h> {
     method: &'h [u8],
     path: &'h [u8],
     content_length: Option<usize>,
     unbuffered: bool,
     grpc: bool,
     explain: bool,
-    objective: Named<'h>,
-    rewrite: Named<'h>,
+    objective: HeaderPair<'h>,
+    rewrite: HeaderPair<'h>,
     slo: slo::SloHeaders<'h>,
     model: Option<&'h [u8]>,
     credentials: Option<&'h [u8]>,
@@ -129,34 +150,35 @@ struct Head<'h> {
 
 /// The value of a header that has two names: the first value of each.
 #[derive(Debug, Default)]
-struct Named<'h>([Option<&'h [u8]>; 2]);
+struct HeaderPair<'h>([Option<&'h [u8]>; 2]);
 
 // === impl Exchange ===
 
 impl Exchange {
     /// A new exchange.
     #[must_use]
-    pub fn new(now: Time) -> Self {
+    pub fn new(now: Timestamp) -> Self {
         Self {
-            phase: Phase::Started,
-            api: Api::Other { family: Family::OpenAi },
-            family: Family::OpenAi,
+            phase: ExchangePhase::Started,
+            api: RequestApi::Other { family: ApiFamily::OpenAi },
+            family: ApiFamily::OpenAi,
             started: now,
-            why: Why::default(),
+            why: DecisionReason::default(),
             declared_bytes: None,
             named: None,
             unseen: false,
             objective: None,
             rewrite: None,
-            latency: Ok(slo::Asked::default()),
+            latency: Ok(slo::RequestedSlo::default()),
             credentials: 0,
             captured: Vec::new(),
         }
     }
 
-    /// The same, with the reasons of its decision told of every endpoint, whatever the client asks and the settings allow.
+    /// The same, with an explanation of every endpoint, whatever the client requests and the
+    /// settings allow.
     #[must_use]
-    pub fn explaining(mut self) -> Self {
+    pub fn with_explanation(mut self) -> Self {
         self.why.endpoints_max = usize::MAX;
         self
     }
@@ -167,20 +189,21 @@ impl Exchange {
         self.why.reasons.as_deref()
     }
 
-    /// The decision record, once, when this decision was one of those to be recorded.
+    /// The decision record, once, if this decision is recorded.
     pub fn take_record(&mut self) -> Option<String> {
         self.why.record.take()
     }
 
-    /// Reads the request headers. Names are lower-case. The caller removes those that a client must not set ([`Settings::removes`]) itself.
+    /// Reads the request headers. Names are lower-case. The caller removes headers that a client
+    /// must not set ([`ExchangeSettings::removes`]).
     pub fn request_headers<'h>(
         &mut self,
-        settings: &Settings,
+        settings: &ExchangeSettings,
         pairs: impl IntoIterator<Item = (&'h [u8], &'h [u8])>,
         end_of_stream: bool,
     ) -> HeadersStep {
-        let head = Head::read(pairs, settings.model_header.as_bytes());
-        self.api = Api::of(head.method, head.path);
+        let head = RequestHead::read(pairs, settings.model_header.as_bytes());
+        self.api = RequestApi::of(head.method, head.path);
         self.family = self.api.error_family();
         if head.explain && settings.explain {
             self.why.endpoints_max = self.why.endpoints_max.max(HEADER_ENDPOINTS_MAX);
@@ -192,33 +215,34 @@ impl Exchange {
         self.declared_bytes = head.content_length;
         self.named = head.model.and_then(|name| std::str::from_utf8(name).ok()).map(Into::into);
         if head.path_is(settings.ready_path.as_bytes()) {
-            self.phase = Phase::Done;
+            self.phase = ExchangePhase::Done;
             return HeadersStep::Ready;
         }
         if self.api.is_grpc() && !head.grpc {
-            self.api = Api::Other { family: self.family };
+            self.api = RequestApi::Other { family: self.family };
         }
-        // Of gRPC, bodies of the methods that we read have an end. What has none, at the path of an API, is refused as no JSON rather than pass unread.
+        // The gRPC methods that are read have bodies with an end. A body without end on the path of
+        // an API is refused as invalid JSON instead of passing unread.
         let endless = head.unbuffered || head.grpc && !self.api.is_grpc();
         if settings.decide_at == DecideAt::Headers {
-            self.body_unseen();
+            self.set_body_unavailable();
         }
         if !self.api.is_inference() || end_of_stream || endless || self.unseen {
             return HeadersStep::Decide;
         }
-        if let Some(reply) = head.content_length.and_then(|bytes| self.body_grew(settings, bytes)) {
+        if let Some(reply) = head.content_length.and_then(|bytes| self.check_body_size(settings, bytes)) {
             return HeadersStep::Reply(reply);
         }
-        self.phase = Phase::Buffering;
+        self.phase = ExchangePhase::Buffering;
         HeadersStep::Buffer
     }
 
-    /// Keeps those of the request headers that the plugins of `pool` read; all there is room for, while nobody knows which they will be.
-    /// The body is not read where none of them reads requests of its API.
-    pub fn capture<'h>(&mut self, pool: &Pool, pairs: impl IntoIterator<Item = (&'h [u8], &'h [u8])>) {
+    /// Keeps the request headers that the plugins of `pool` read; before the first state, all that
+    /// fit. It also says that the body is not read where no parser is for its API.
+    pub fn capture_headers<'h>(&mut self, pool: &ManagedPool, pairs: impl IntoIterator<Item = (&'h [u8], &'h [u8])>) {
         let pipeline = pool.snapshot().map(Snapshot::pipeline);
         if pipeline.zip(self.api.parser()).is_some_and(|(pipeline, parser)| !pipeline.reads(parser)) {
-            self.api = Api::Other { family: self.family };
+            self.api = RequestApi::Other { family: self.family };
         }
         let wanted = pipeline.map(|pipeline| pipeline.headers());
         let mut room = CAPTURED_BYTES_MAX;
@@ -233,60 +257,73 @@ impl Exchange {
         }
     }
 
-    /// The host cannot show the request's body, or not all of it, before the decision: it is made without, by what is known of load, session
-    /// and subset, and the body passes as it is.
-    pub fn body_unseen(&mut self) {
+    /// The host cannot show the body, or not all of it, before the decision: the decision uses
+    /// load, session and subset, and the body passes unchanged.
+    pub fn set_body_unavailable(&mut self) {
         self.unseen = true;
     }
 
     /// The buffered body is `bytes` long now, or will be. A reply when that is too long.
-    pub fn body_grew(&mut self, settings: &Settings, bytes: usize) -> Option<Reply> {
-        let undecided = matches!(self.phase, Phase::Started | Phase::Buffering);
+    pub fn check_body_size(&mut self, settings: &ExchangeSettings, bytes: usize) -> Option<LocalReply> {
+        let undecided = matches!(self.phase, ExchangePhase::Started | ExchangePhase::Buffering);
         (undecided && bytes > settings.body_limit_bytes).then(|| {
             let refusal = Refusal::TooLarge(settings.body_limit_bytes);
-            self.phase = Phase::Refused(refusal.reason());
+            self.phase = ExchangePhase::Refused(refusal.reason());
             refusal.reply(self.family)
         })
     }
 
     /// Decides where the request goes. `hint` is the raw subset hint, `None` when absent; `body` is the whole body on an inference path.
-    pub fn decide(&mut self, settings: &Settings, pool: &mut Pool, hint: Option<&[u8]>, body: &[u8], now: Time) -> Step {
+    pub fn decide(
+        &mut self,
+        settings: &ExchangeSettings,
+        pool: &mut ManagedPool,
+        hint: Option<&[u8]>,
+        body: &[u8],
+        now: Timestamp,
+    ) -> ExchangeStep {
         let read = self.read(body);
         match self.resolve(settings, pool, read, now) {
-            Ok(asking) => self.pick(settings, pool, hint, asking.hashed(), now),
+            Ok(asking) => self.pick(settings, pool, hint, asking.with_hashes(), now),
             Err(step) => step,
         }
     }
 
     /// The first step of [`Self::decide`]: reads the body.
     #[must_use]
-    pub fn read<'b>(&self, body: &'b [u8]) -> Read<'b> {
-        Read { parsed: self.parse(body), body }
+    pub fn read<'b>(&self, body: &'b [u8]) -> ParsedBody<'b> {
+        ParsedBody { parsed: self.parse(body), body }
     }
 
-    /// The second: what the pool's objects make of it.
+    /// The second step of [`Self::decide`]: applies the pool's objects.
     ///
     /// # Errors
-    /// What to do where that already says it: refuse, or wait for the pool's first state.
-    pub fn resolve<'b>(&mut self, settings: &Settings, pool: &mut Pool, read: Read<'b>, now: Time) -> Result<Asking<'b>, Step> {
+    /// The step that follows at once: refuse, or wait for the pool's first state.
+    pub fn resolve<'b>(
+        &mut self,
+        settings: &ExchangeSettings,
+        pool: &mut ManagedPool,
+        read: ParsedBody<'b>,
+        now: Timestamp,
+    ) -> Result<PendingRequest<'b>, ExchangeStep> {
         let _ = self.end(pool, now); // a host that decides twice must not leak the first pick
-        let Read { parsed, body } = read;
+        let ParsedBody { parsed, body } = read;
         let mut parsed = parsed.map_err(|refusal| self.refuse(pool, &refusal))?;
         let Some((prefix, token)) = pool.prompt_settings() else {
             return Err(self.without_state(settings, pool, now));
         };
-        let latency = self.latency_asked(pool).map_err(|refusal| self.refuse(pool, &refusal))?;
+        let latency = self.requested_slo(pool).map_err(|refusal| self.refuse(pool, &refusal))?;
         let unseen = self.unseen && self.api.is_inference();
         let named = self.named.as_deref().filter(|_| unseen).map(|name| Cow::Owned(name.to_owned()));
         let model = parsed.as_mut().map(|p| std::mem::take(&mut p.model)).or(named).unwrap_or_default();
-        let asked = Asked { model: &model, objective: self.objective.as_deref(), rewrite: self.rewrite.as_deref() };
+        let asked = ModelRequest { model: &model, objective: self.objective.as_deref(), rewrite: self.rewrite.as_deref() };
         let resolved = pool.resolve(asked).map_err(|refusal| self.refuse(pool, &refusal.into()))?;
         let target = resolved.target_model;
         let (splice, names) = parsed.as_ref().zip(target.as_deref()).and_then(|(p, target)| rewrite::model(body, p, target)).unzip();
-        // A client may declare what it likes.
+        // A client may declare any length.
         let unseen_bytes = self.declared_bytes.filter(|_| unseen).unwrap_or(0).min(settings.body_limit_bytes);
-        Ok(Asking {
-            prompt_tokens: asking::tokens(parsed.as_ref(), unseen_bytes, token, pool),
+        Ok(PendingRequest {
+            prompt_tokens: pending_request::tokens(parsed.as_ref(), unseen_bytes, token, pool),
             parsed,
             body_bytes: if unseen { unseen_bytes } else { body.len() },
             model,
@@ -301,13 +338,20 @@ impl Exchange {
         })
     }
 
-    /// The last: picks an endpoint for what is asked, hashed.
-    pub fn pick(&mut self, settings: &Settings, pool: &mut Pool, hint: Option<&[u8]>, asking: Asking<'_>, now: Time) -> Step {
+    /// The last step of [`Self::decide`]: picks an endpoint for the hashed request.
+    pub fn pick(
+        &mut self,
+        settings: &ExchangeSettings,
+        pool: &mut ManagedPool,
+        hint: Option<&[u8]>,
+        asking: PendingRequest<'_>,
+        now: Timestamp,
+    ) -> ExchangeStep {
         let hint = hint.map(hint::parse);
         let headers: Vec<(&str, &str)> = self.captured.iter().map(|(name, value)| (&**name, &**value)).collect();
         let parsed = asking.parsed.as_ref();
         let request = Request {
-            model: asking.asked_for(),
+            model: asking.target_model(),
             subset: hint.as_ref(),
             priority: asking.priority,
             prompt_tokens: asking.prompt_tokens,
@@ -320,41 +364,41 @@ impl Exchange {
             prediction_based: asking.latency.prediction_based,
         };
         let kind = self.kind(request.model);
-        self.why.recorded = pool.draws_one_in(settings.decision_log_one_in).then(|| settings.decision_log_headers.as_str().into());
+        self.why.recorded = pool.sample_one_in(settings.decision_log_one_in).then(|| settings.decision_log_headers.as_str().into());
         match pool.pick(&request, &asking.model, now, &mut self.why).map_err(Refusal::from) {
-            Err(Refusal::Unavailable(Unavailable::ModelNotServed)) if asking.target.is_none() && !pool.knows_model(&asking.model) => {
+            Err(Refusal::Unavailable(UnavailableReason::ModelNotServed)) if asking.target.is_none() && !pool.knows_model(&asking.model) => {
                 self.refuse(pool, &Refusal::UnknownModel(asking.model.as_ref().into()))
             }
             Err(refusal) => self.refuse(pool, &refusal),
             Ok(picked) => {
-                let mut forward = Forward::to(settings, &picked, self.api.is_inference(), parsed.is_some_and(|p| p.stream));
-                let counted = pool.counters_mut().departed(&asking.model, request.model, request.priority, asking.body_bytes);
+                let mut forward = RequestChanges::to(settings, &picked, self.api.is_inference(), parsed.is_some_and(|p| p.stream));
+                let counted = pool.counters_mut().count_sent(&asking.model, request.model, request.priority, asking.body_bytes);
                 if let Some(splice) = asking.splice {
                     forward.rewrite(splice, self.declared_bytes.map(|_| asking.body_bytes));
                 }
-                let prompt = Prompt {
+                let prompt = SentPrompt {
                     text_bytes: parsed.map_or(0, prompt::text_bytes),
                     blocks: parsed.and_then(|parsed| prompt::even_blocks(parsed, &asking.blocks, asking.prefix)),
                     hashes: asking.blocks,
                     tokens: asking.prompt_tokens,
                 };
-                let flight = Flight::new(self.api, counted, picked, prompt, kind, now);
-                self.phase = Phase::Routed(Box::new(flight.renamed(asking.names)));
-                Step::Forward(forward)
+                let flight = RoutedRequest::new(self.api, counted, picked, prompt, kind, now);
+                self.phase = ExchangePhase::Routed(Box::new(flight.with_model_names(asking.names)));
+                ExchangeStep::Forward(forward)
             }
         }
     }
 
     /// Is this the address of the endpoint that is tried first?
     #[must_use]
-    pub fn asked_first(&self, address: &[u8]) -> bool {
-        matches!(&self.phase, Phase::Routed(flight) if flight.asked_first(address))
+    pub fn is_first_endpoint(&self, address: &[u8]) -> bool {
+        matches!(&self.phase, ExchangePhase::Routed(flight) if flight.is_first_endpoint(address))
     }
 
-    /// Reads the response headers, whoever made them.
-    pub fn response_headers(&mut self, pool: &mut Pool, head: &ResponseHead<'_>, now: Time) -> ResponseStep {
+    /// Reads the response headers, from the upstream or from the proxy.
+    pub fn response_headers(&mut self, pool: &mut ManagedPool, head: &ResponseHead<'_>, now: Timestamp) -> ResponseStep {
         match &mut self.phase {
-            Phase::Routed(flight) => {
+            ExchangePhase::Routed(flight) => {
                 let mut step = flight.response_headers(pool, head, now);
                 step.set.extend(self.why.reasons.take().map(|reasons| (headers::DECISION.into(), reasons)));
                 step
@@ -363,93 +407,97 @@ impl Exchange {
         }
     }
 
-    /// Reads a piece of the response body, the `last` or not. Returns what goes on in its place, if anything else does.
-    pub fn response_chunk(&mut self, pool: &mut Pool, bytes: &[u8], last: bool, now: Time) -> Option<&[u8]> {
-        let Phase::Routed(flight) = &mut self.phase else { return None };
+    /// Reads a piece of the response body. Returns the bytes that replace it, if it changes.
+    pub fn response_chunk(&mut self, pool: &mut ManagedPool, bytes: &[u8], last: bool, now: Timestamp) -> Option<&[u8]> {
+        let ExchangePhase::Routed(flight) = &mut self.phase else { return None };
         flight.response_chunk(pool, bytes, last, now);
-        flight.restored(bytes, last)
+        flight.restore_chunk(bytes, last)
     }
 
-    /// Has the reply to an inference request begun, and has its end not been seen? Then a host that is about to [`end`](Self::end) the exchange
-    /// tells by [`cut_off`](Self::cut_off) if it was the engine that broke it off.
+    /// Whether the reply to an inference request has begun and not ended. Then a host that is about
+    /// to [`end`](Self::end) the exchange calls [`record_cut_off`](Self::record_cut_off) if the
+    /// engine broke it off.
     #[must_use]
     pub fn is_open(&self) -> bool {
-        matches!(&self.phase, Phase::Routed(flight) if flight.is_open())
+        matches!(&self.phase, ExchangePhase::Routed(flight) if flight.is_open())
     }
 
     /// The engine broke off its reply.
-    pub fn cut_off(&mut self) {
-        if let Phase::Routed(flight) = &mut self.phase {
-            flight.cut_off();
+    pub fn record_cut_off(&mut self) {
+        if let ExchangePhase::Routed(flight) = &mut self.phase {
+            flight.record_cut_off();
         }
     }
 
-    /// The exchange is over, in whatever way. Releases what the pick held; `None` when nothing was held, or it was released before.
-    pub fn end(&mut self, pool: &mut Pool, now: Time) -> Option<Outcome> {
-        match std::mem::replace(&mut self.phase, Phase::Done) {
-            Phase::Routed(flight) => Some(flight.end(pool, now)),
-            Phase::Refused(reason) => {
-                pool.counters_mut().dropped_one(reason);
+    /// Ends the exchange. Releases what the pick holds; `None` when it held nothing, or was
+    /// released before.
+    pub fn end(&mut self, pool: &mut ManagedPool, now: Timestamp) -> Option<ExchangeOutcome> {
+        match std::mem::replace(&mut self.phase, ExchangePhase::Done) {
+            ExchangePhase::Routed(flight) => Some(flight.end(pool, now)),
+            ExchangePhase::Refused(reason) => {
+                pool.counters_mut().count_dropped(reason);
                 None
             }
             _ => None,
         }
     }
 
-    /// The host could not do what [`Step::Forward`] asked for: what the pick holds is released. Answer this.
-    pub fn abandon(&mut self, pool: &mut Pool, now: Time) -> Reply {
+    /// The host could not apply the [`RequestChanges`]: releases what the pick holds. Send this
+    /// reply.
+    pub fn abandon(&mut self, pool: &mut ManagedPool, now: Timestamp) -> LocalReply {
         let _ = self.end(pool, now);
         Refusal::Unsent.reply(self.family)
     }
 
-    /// What requests have in common that endpoints accept or refuse alike: API and model, and credentials, as hashes.
+    /// Hashes of what decides whether endpoints accept a request: API and model, and credentials.
     fn kind(&self, model: &str) -> (u64, u64) {
         let parser = self.api.parser().map_or(0, scheduler::name_hash);
         (scheduler::name_hash(model) ^ parser.rotate_left(2), self.credentials)
     }
 
-    fn parse<'b>(&self, body: &'b [u8]) -> Result<Option<body::Parsed<'b>>, Refusal> {
+    fn parse<'b>(&self, body: &'b [u8]) -> Result<Option<body::ParsedRequest<'b>>, Refusal> {
         if self.unseen || !self.api.is_inference() {
             return Ok(None);
         }
         body::parse(self.api, body).map(Some).map_err(Refusal::Body)
     }
 
-    /// What it asks of latency; nothing where the pool does not predict it, and of what is no inference.
-    fn latency_asked(&self, pool: &Pool) -> Result<slo::Asked, Refusal> {
+    /// The SLOs of the request; none where the pool does not predict latency, or for other paths
+    /// than inference.
+    fn requested_slo(&self, pool: &ManagedPool) -> Result<slo::RequestedSlo, Refusal> {
         let predicting = pool.snapshot().map(Snapshot::pipeline).filter(|pipeline| pipeline.predicts() && self.api.is_inference());
-        let Some(pipeline) = predicting else { return Ok(slo::Asked::default()) };
+        let Some(pipeline) = predicting else { return Ok(slo::RequestedSlo::default()) };
         let asked = self.latency?;
         if pipeline.demands_slo() && !asked.slo.any() { Err(Refusal::SloMissing) } else { Ok(asked) }
     }
 
-    fn refuse(&mut self, pool: &mut Pool, refusal: &Refusal) -> Step {
-        self.phase = Phase::Done;
-        pool.counters_mut().dropped_one(refusal.reason());
+    fn refuse(&mut self, pool: &mut ManagedPool, refusal: &Refusal) -> ExchangeStep {
+        self.phase = ExchangePhase::Done;
+        pool.counters_mut().count_dropped(refusal.reason());
         let mut reply = refusal.reply(self.family);
         reply.headers.extend(self.why.reasons.clone().map(|reasons| (headers::DECISION, reasons)));
-        Step::Reply(reply)
+        ExchangeStep::Reply(reply)
     }
 
-    fn without_state(&mut self, settings: &Settings, pool: &mut Pool, now: Time) -> Step {
+    fn without_state(&mut self, settings: &ExchangeSettings, pool: &mut ManagedPool, now: Timestamp) -> ExchangeStep {
         let deadline = self.started.plus_ms(settings.cold_start_wait_ms);
         if now < deadline {
-            self.phase = Phase::Parked;
-            return Step::Park { deadline };
+            self.phase = ExchangePhase::Parked;
+            return ExchangeStep::Park { deadline };
         }
         match settings.failure_mode {
             FailureMode::Close => self.refuse(pool, &Refusal::NoState),
             FailureMode::Open => {
-                self.phase = Phase::Done;
-                Step::Forward(Forward::open())
+                self.phase = ExchangePhase::Done;
+                ExchangeStep::Forward(RequestChanges::open())
             }
         }
     }
 }
 
-// === impl Head ===
+// === impl RequestHead ===
 
-impl<'h> Head<'h> {
+impl<'h> RequestHead<'h> {
     fn read(pairs: impl IntoIterator<Item = (&'h [u8], &'h [u8])>, model_header: &[u8]) -> Self {
         let mut head = Self::default();
         for (name, value) in pairs {
@@ -457,7 +505,8 @@ impl<'h> Head<'h> {
                 b":method" => head.method = value,
                 b":path" => head.path = value,
                 b"content-length" => head.content_length = std::str::from_utf8(value).ok().and_then(|v| v.parse().ok()),
-                // Headers of upgrades, and of gRPC streams, have no end of stream and no body ever comes: holding them would hang the request.
+                // Headers of upgrades and of gRPC streams have no end of stream, and no body
+                // follows: holding them would hang the request.
                 b"upgrade" => head.unbuffered = true,
                 b"authorization" | b"x-api-key" => head.credentials = Some(value),
                 b"content-type" => head.grpc |= value.starts_with(b"application/grpc"),
@@ -481,9 +530,9 @@ impl<'h> Head<'h> {
     }
 }
 
-// === impl Named ===
+// === impl HeaderPair ===
 
-impl<'h> Named<'h> {
+impl<'h> HeaderPair<'h> {
     fn offer(&mut self, names: [&str; 2], name: &[u8], value: &'h [u8]) {
         for (known, slot) in names.iter().zip(&mut self.0) {
             if known.as_bytes() == name {
@@ -492,7 +541,8 @@ impl<'h> Named<'h> {
         }
     }
 
-    /// The value under the current name, else that under the older one; an empty one, or one that is no text, says nothing.
+    /// The value under the current name, else under the older one; an empty value, or one that is
+    /// not text, counts as absent.
     fn get(&self) -> Option<&'h str> {
         self.0.iter().flatten().filter_map(|value| std::str::from_utf8(value).ok()).find(|value| !value.is_empty())
     }
@@ -513,9 +563,9 @@ mod tests {
             (&[(current, ""), (older, "a")], Some("a")),
             (&[(current, "\u{fe}"), ("x-other", "a")], Some("\u{fe}")),
         ] {
-            let head = Head::read(given.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes())), b"");
+            let head = RequestHead::read(given.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes())), b"");
             assert_eq!(head.objective.get(), read, "{given:?}");
         }
-        assert_eq!(Head::read([(current.as_bytes(), &b"\xff"[..])], b"").objective.get(), None);
+        assert_eq!(RequestHead::read([(current.as_bytes(), &b"\xff"[..])], b"").objective.get(), None);
     }
 }

@@ -1,39 +1,41 @@
 //! The reasons of a decision as JSON: one compact header, the daemon's answer, or a record to make it again by.
 
 use pool_state::DecisionObserver;
-use scheduler::latency::Abstention;
-use scheduler::{Decision, EndpointIndex, EndpointPrediction, Explanation, Local, ProfileExplanation, Request, Rng, Slo, Snapshot};
+use scheduler::latency::NoPrediction;
+use scheduler::{Decision, EndpointIndex, EndpointPrediction, Explanation, LocalState, ProfileExplanation, Request, Rng, Slo, Snapshot};
 
-use crate::json::write::Writer;
-use crate::record::Record;
+use crate::json::write::JsonWriter;
+use crate::record::DecisionRecord;
 use crate::reply::Refusal;
 
-/// The most endpoints named in a header: it must stay small; `switchpointd explain` tells all.
+/// The most endpoints in the explanation header, which must stay small; `switchpointd explain`
+/// shows all.
 pub(crate) const HEADER_ENDPOINTS_MAX: usize = 32;
 
-/// What is to be told of a decision, and what was.
+/// What to report of a decision, and the reports.
 #[derive(Debug, Default)]
-pub(crate) struct Why {
-    /// Endpoints named in the reasons; 0: nobody asked for them.
+pub(crate) struct DecisionReason {
+    /// The most endpoints in the reasons; 0: no reasons are wanted.
     pub(crate) endpoints_max: usize,
-    /// Is it to be recorded, and with which request headers?
+    /// Names of the request headers to record, if the decision is recorded.
     pub(crate) recorded: Option<Box<str>>,
     /// The reasons.
     pub(crate) reasons: Option<String>,
     /// The record.
     pub(crate) record: Option<String>,
     /// The record of a decision that is being made.
-    pending: Option<Record>,
+    pending: Option<DecisionRecord>,
 }
 
-/// `{"profile","picked":[…],"candidates":[{"endpoint","dropped_by","scores":{…},"cost":{…},"total","predicted"}]}` of at most `endpoints_max` endpoints. Candidates are
-/// those of the first profile that ran; the others follow as `"profiles":[{"name","candidates"}]`, and whom they picked as `"prefill"`,
-/// `"encode"` and `"data_parallel"`. What was not routed has the drop reason as `"refused"`.
+/// `{"profile","picked":[…],"candidates":[{"endpoint","dropped_by","scores":{…},"cost":{…},"total","predicted"}]}`
+/// with at most `endpoints_max` endpoints. Candidates are those of the first profile; the others
+/// follow as `"profiles":[{"name","candidates"}]`, with their picks as `"prefill"`, `"encode"` and
+/// `"data_parallel"`. A request that was not routed has its drop reason as `"refused"`.
 #[must_use]
 pub fn reasons(snapshot: &Snapshot, decision: &Decision, explanation: &Explanation, endpoints_max: usize) -> String {
     let none = ProfileExplanation::default();
     let (first, others) = explanation.profiles.split_first().unwrap_or((&none, &[]));
-    let mut w = Writer::default();
+    let mut w = JsonWriter::default();
     w.object(|w| {
         if !first.name.is_empty() {
             w.name("profile").string(&first.name);
@@ -56,7 +58,7 @@ pub fn reasons(snapshot: &Snapshot, decision: &Decision, explanation: &Explanati
     w.finish()
 }
 
-fn picked(w: &mut Writer, snapshot: &Snapshot, decision: &Decision) {
+fn picked(w: &mut JsonWriter, snapshot: &Snapshot, decision: &Decision) {
     let mut put = |name: &str, indices: &[EndpointIndex]| {
         let endpoints = indices.iter().filter_map(|&index| snapshot.endpoint(index));
         w.name(name).strings(endpoints.map(|endpoint| &*endpoint.address));
@@ -75,11 +77,11 @@ fn picked(w: &mut Writer, snapshot: &Snapshot, decision: &Decision) {
     }
 }
 
-// === impl Why ===
+// === impl DecisionReason ===
 
-impl DecisionObserver for Why {
-    fn before(&mut self, snapshot: &Snapshot, request: &Request<'_>, local: Local<'_>, rng: &Rng) {
-        self.pending = self.recorded.take().and_then(|headers| Record::of(snapshot, request, local, rng, &headers));
+impl DecisionObserver for DecisionReason {
+    fn before(&mut self, snapshot: &Snapshot, request: &Request<'_>, local: LocalState<'_>, rng: &Rng) {
+        self.pending = self.recorded.take().and_then(|headers| DecisionRecord::of(snapshot, request, local, rng, &headers));
     }
 
     fn explains(&self) -> bool {
@@ -101,7 +103,7 @@ impl DecisionObserver for Why {
     }
 }
 
-fn candidates(w: &mut Writer, snapshot: &Snapshot, explanation: &Explanation, profile: &ProfileExplanation, max: usize) {
+fn candidates(w: &mut JsonWriter, snapshot: &Snapshot, explanation: &Explanation, profile: &ProfileExplanation, max: usize) {
     w.array(|w| {
         for index in snapshot.indices().take(max) {
             let Some(endpoint) = snapshot.endpoint(index) else { continue };
@@ -109,7 +111,7 @@ fn candidates(w: &mut Writer, snapshot: &Snapshot, explanation: &Explanation, pr
             let total = profile.totals.iter().find(|(i, _)| *i == index).map(|(_, total)| *total);
             w.object(|w| {
                 w.name("endpoint").string(&endpoint.address);
-                w.name("dropped_by").option(dropped_by, Writer::string);
+                w.name("dropped_by").option(dropped_by, JsonWriter::string);
                 w.name("scores").object(|w| {
                     for column in &profile.scores {
                         if let Some((_, score)) = column.scores.iter().find(|(i, _)| *i == index) {
@@ -139,7 +141,7 @@ fn candidates(w: &mut Writer, snapshot: &Snapshot, explanation: &Explanation, pr
 }
 
 /// The terms of the cost that a scorer compared, in ms.
-fn cost(w: &mut Writer, terms: &[(&'static str, f32)]) {
+fn cost(w: &mut JsonWriter, terms: &[(&'static str, f32)]) {
     w.name("cost").object(|w| {
         for (name, ms) in terms {
             w.name(name).rounded(*ms);
@@ -147,8 +149,8 @@ fn cost(w: &mut Writer, terms: &[(&'static str, f32)]) {
     });
 }
 
-/// What is predicted, and for a request with an SLO what that leaves, and why it would be too late there.
-fn prospect_members(w: &mut Writer, prospect: &Result<EndpointPrediction, Abstention>, asks: Slo) {
+/// The prediction, and for a request with an SLO the headroom and why it would be late.
+fn prospect_members(w: &mut JsonWriter, prospect: &Result<EndpointPrediction, NoPrediction>, asks: Slo) {
     let prospect = match prospect {
         Ok(prospect) => prospect,
         Err(why) => return w.name("abstains").string(why.reason()),

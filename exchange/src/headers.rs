@@ -8,15 +8,15 @@ pub const DESTINATION_FALLBACK: &str = "x-gateway-destination-endpoint-fallback"
 pub const SUBSET: &str = "x-gateway-destination-endpoint-subset";
 /// Namespace of the subset hint.
 pub const SUBSET_NAMESPACE: &str = "envoy.lb.subset_hint";
-/// Tells the fallback load balancer that any host will do; only we may set it.
+/// Lets the fallback load balancer choose any host; only Switchpoint may set it.
 pub const OPEN: &str = "x-switchpoint-open";
-/// Asks for the reasons of the decision.
+/// Requests the reasons of the decision.
 pub const EXPLAIN: &str = "x-switchpoint-explain";
 /// Carries them back.
 pub const DECISION: &str = "x-switchpoint-decision";
-/// Who works through the prompt, for the sidecar of who decodes.
+/// The prefill endpoint, for the sidecar of the decode endpoint.
 pub const PREFILLER: &str = "x-prefiller-host-port";
-/// Who encodes images, videos and audio clips, for the same.
+/// The encode endpoints, for the same sidecar.
 pub const ENCODERS: &str = "x-encoder-hosts-ports";
 /// The data-parallel rank to serve a request, for the sidecar in front of all ranks.
 pub const DATA_PARALLEL: &str = "x-data-parallel-host-port";
@@ -24,7 +24,7 @@ pub const DATA_PARALLEL: &str = "x-data-parallel-host-port";
 pub const MODEL: &str = "x-gateway-model-name";
 /// Why a request was refused.
 pub const DROPPED_REASON: &str = "x-llm-d-request-dropped-reason";
-/// Asks an engine for its load in the reply (ORCA).
+/// Requests the engine's load in the reply (ORCA).
 pub const LOAD_FORMAT: &str = "endpoint-load-metrics-format";
 /// An engine's load, in its reply.
 pub const LOAD: &str = "endpoint-load-metrics";
@@ -44,17 +44,18 @@ pub const ACCEPT_ENCODING: &str = "accept-encoding";
 
 /// Names the objective of a request: the current name, then the older one that is still read.
 pub const OBJECTIVE: [&str; 2] = ["x-llm-d-inference-objective", "x-gateway-inference-objective"];
-/// Asks for another model than the body names: the current name, then the older one that is still read.
+/// Requests another model than the body's: the current name, then the older one that is still read.
 pub const MODEL_REWRITE: [&str; 2] = ["x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite"];
 
-/// How long a request wants to wait for its first token at most, ms: the current name, then the older one that is still read.
+/// The TTFT SLO, ms: the current name, then the older one that is still read.
 pub const SLO_TTFT: [&str; 2] = ["x-llm-d-slo-ttft-ms", "x-slo-ttft-ms"];
-/// How long for each further token, ms: the same.
+/// The TPOT SLO, ms: the same.
 pub const SLO_TPOT: [&str; 2] = ["x-llm-d-slo-tpot-ms", "x-slo-tpot-ms"];
-/// Asks to be scheduled by its SLO: the name, then the one that later versions gave it.
+/// Requests scheduling by SLO: the name, then that of later versions.
 pub const PREDICTION_BASED: [&str; 2] = ["predictionbasedrouting", "x-prediction-based-scheduling"];
 
-/// Headers a client must not set: they steer the proxy or the engine. Every value of each is removed before anything else.
+/// Headers that a client must not set, because they steer the proxy or the engine. Every value of
+/// each is removed first.
 pub const CONTROL: [&str; 11] = [
     DESTINATION,
     DESTINATION_FALLBACK,

@@ -1,8 +1,4 @@
-//! Reading the subset hint from the bytes a proxy hands over.
-//!
-//! Proxy-wasm serialises a list as "pairs": a count, then a pair of lengths for each, then each name and value with a NUL after it, where
-//! items are names and values are empty. A sender may also have put a plain string. The two are told apart by whether the bytes are
-//! exactly one well-formed list: no `ip:port` text can be.
+//! Reads the subset hint from the bytes of the proxy.
 
 use scheduler::SubsetHint;
 

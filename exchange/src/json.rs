@@ -1,13 +1,14 @@
-//! A reader of JSON that validates everything it passes, copies nothing and never recurses.
+//! A JSON reader that validates everything it passes, copies nothing and never recurses.
 //!
-//! Chat bodies are a few long strings in a thin frame, so nearly all the time goes into finding where strings end ([`scan`]); the frame is
-//! read byte by byte. The caller walks the parts it knows with [`Reader::members`] and [`Reader::elements`] and gets the rest skipped:
-//! a field of an unexpected type reads as absent, since the engine behind us, not we, is the judge of its own fields. Skipping is a loop with
-//! one bit for each open container, so no input can exhaust the stack.
+//! Chat bodies are a few long strings in a thin frame, so nearly all the time goes into finding the
+//! ends of strings ([`scan`]); the frame is read byte by byte. The caller walks the parts it knows
+//! with [`JsonReader::members`] and [`JsonReader::elements`] and the rest is skipped. A field of an
+//! unexpected type counts as absent, because the engine checks its own fields. Skipping is a loop
+//! with one bit for each open container, so no input can exhaust the stack.
 //!
-//! What is accepted is RFC 8259, no more (no byte order mark, no `NaN`), with one freedom that the RFC leaves and Python uses: an escaped
-//! surrogate without its other half is allowed in a string. Numbers are checked for form and never converted unless asked for, so
-//! `1e999999` costs nothing.
+//! It accepts RFC 8259 and no more (no byte order mark, no `NaN`), with one freedom that the RFC
+//! leaves and Python uses: a string may contain an escaped surrogate without its other half.
+//! Numbers are checked for form and converted only on request, so `1e999999` costs nothing.
 
 use crate::number;
 use std::borrow::Cow;
@@ -32,9 +33,9 @@ pub enum JsonError {
     TooDeep,
 }
 
-/// What the next value is, told by its first byte.
+/// The kind of the next value, by its first byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum JsonKind {
     /// `{`
     Object,
     /// `[`
@@ -49,18 +50,18 @@ pub enum Kind {
     Null,
 }
 
-/// A string as it stands in the input, valid but still escaped.
+/// A valid string of the input, still escaped.
 #[derive(Clone, Copy, Debug)]
-pub struct Str<'b> {
+pub struct JsonStr<'b> {
     raw: &'b [u8],
     start: usize,
     escaped: bool,
 }
 
-/// A cursor over JSON text. Each method that reads fails with [`JsonError`] where the text stops being JSON; what it has passed until then
-/// was.
+/// A cursor over JSON text. Each reading method fails with [`JsonError`] where the text stops being
+/// JSON.
 #[derive(Clone, Debug)]
-pub struct Reader<'b> {
+pub struct JsonReader<'b> {
     bytes: &'b [u8],
     at: usize,
     depth: u32,
@@ -68,9 +69,9 @@ pub struct Reader<'b> {
 
 type Result<T> = std::result::Result<T, JsonError>;
 
-// === impl Reader ===
+// === impl JsonReader ===
 
-impl<'b> Reader<'b> {
+impl<'b> JsonReader<'b> {
     /// Starts at the first byte.
     #[must_use]
     pub fn new(bytes: &'b [u8]) -> Self {
@@ -78,21 +79,21 @@ impl<'b> Reader<'b> {
     }
 
     /// The kind of the next value; nothing is consumed but white space.
-    pub fn peek(&mut self) -> Result<Kind> {
+    pub fn peek(&mut self) -> Result<JsonKind> {
         match self.next_byte() {
-            Some(b'{') => Ok(Kind::Object),
-            Some(b'[') => Ok(Kind::Array),
-            Some(b'"') => Ok(Kind::String),
-            Some(b'-' | b'0'..=b'9') => Ok(Kind::Number),
-            Some(b't' | b'f') => Ok(Kind::Boolean),
-            Some(b'n') => Ok(Kind::Null),
+            Some(b'{') => Ok(JsonKind::Object),
+            Some(b'[') => Ok(JsonKind::Array),
+            Some(b'"') => Ok(JsonKind::String),
+            Some(b'-' | b'0'..=b'9') => Ok(JsonKind::Number),
+            Some(b't' | b'f') => Ok(JsonKind::Boolean),
+            Some(b'n') => Ok(JsonKind::Null),
             _ => self.invalid(),
         }
     }
 
     /// Walks an object: `member` is given each key and must consume its value. Anything but an object is skipped.
-    pub fn members(&mut self, mut member: impl FnMut(&mut Self, Str<'b>) -> Result<()>) -> Result<()> {
-        if self.peek()? != Kind::Object {
+    pub fn members(&mut self, mut member: impl FnMut(&mut Self, JsonStr<'b>) -> Result<()>) -> Result<()> {
+        if self.peek()? != JsonKind::Object {
             return self.skip().map(drop);
         }
         self.open()?;
@@ -116,7 +117,7 @@ impl<'b> Reader<'b> {
 
     /// Walks an array: `element` must consume one value each time. Anything but an array is skipped.
     pub fn elements(&mut self, mut element: impl FnMut(&mut Self) -> Result<()>) -> Result<()> {
-        if self.peek()? != Kind::Array {
+        if self.peek()? != JsonKind::Array {
             return self.skip().map(drop);
         }
         self.open()?;
@@ -128,36 +129,36 @@ impl<'b> Reader<'b> {
         Ok(())
     }
 
-    /// Reads a string; `None` if the value was something else.
-    pub fn string(&mut self) -> Result<Option<Str<'b>>> {
-        if self.peek()? == Kind::String { self.read_string().map(Some) } else { self.skip().map(|_| None) }
+    /// Reads a string; `None` if the value is something else.
+    pub fn string(&mut self) -> Result<Option<JsonStr<'b>>> {
+        if self.peek()? == JsonKind::String { self.read_string().map(Some) } else { self.skip().map(|_| None) }
     }
 
-    /// Reads `true` or `false`; `None` if the value was something else.
+    /// Reads `true` or `false`; `None` if the value is something else.
     pub fn boolean(&mut self) -> Result<Option<bool>> {
         let kind = self.peek()?;
         let span = self.skip()?;
-        Ok((kind == Kind::Boolean).then(|| self.bytes.get(span) == Some(b"true")))
+        Ok((kind == JsonKind::Boolean).then(|| self.bytes.get(span) == Some(b"true")))
     }
 
     /// Reads a number of things: its whole part, clamped to `u32`. `None` if the value was no number, or negative.
     pub fn count(&mut self) -> Result<Option<u32>> {
         let kind = self.peek()?;
         let span = self.skip()?;
-        let value = self.bytes.get(span).filter(|_| kind == Kind::Number).and_then(number::parse).filter(|v| !v.is_sign_negative());
-        // `as` saturates, which is the clamp meant; an exponent that f64 cannot hold reads as infinity.
+        let value = self.bytes.get(span).filter(|_| kind == JsonKind::Number).and_then(number::parse).filter(|v| !v.is_sign_negative());
+        // `as` saturates, which is the intended clamp; an exponent beyond f64 reads as infinity.
         Ok(value.map(|v| v as u32))
     }
 
-    /// Passes one value of any kind and returns where it stands, without the white space around it.
+    /// Skips one value of any kind and returns its position, without the white space around it.
     pub fn skip(&mut self) -> Result<Range<usize>> {
         self.peek()?;
         let start = self.at;
         let depth = self.depth;
-        let mut objects: u128 = 0; // one bit for each container opened here, the innermost lowest: is it an object?
+        let mut objects: u128 = 0; // one bit for each container opened here, the innermost lowest: whether it is an object
         loop {
             match self.peek()? {
-                Kind::Object => {
+                JsonKind::Object => {
                     self.open()?;
                     if !self.close(b'}') {
                         objects = objects << 1 | 1;
@@ -165,16 +166,16 @@ impl<'b> Reader<'b> {
                         continue;
                     }
                 }
-                Kind::Array => {
+                JsonKind::Array => {
                     self.open()?;
                     if !self.close(b']') {
                         objects <<= 1;
                         continue;
                     }
                 }
-                Kind::String => self.read_string().map(drop)?,
-                Kind::Number => self.number()?,
-                Kind::Boolean | Kind::Null => self.literal()?,
+                JsonKind::String => self.read_string().map(drop)?,
+                JsonKind::Number => self.number()?,
+                JsonKind::Boolean | JsonKind::Null => self.literal()?,
             }
             // One value has ended, and with it all containers that close right behind it.
             loop {
@@ -214,7 +215,7 @@ impl<'b> Reader<'b> {
     }
 
     /// Reads a key and the colon behind it.
-    pub fn key(&mut self) -> Result<Str<'b>> {
+    pub fn key(&mut self) -> Result<JsonStr<'b>> {
         if self.next_byte() != Some(b'"') {
             return self.invalid();
         }
@@ -227,7 +228,7 @@ impl<'b> Reader<'b> {
     }
 
     /// The cursor is on the opening quote.
-    fn read_string(&mut self) -> Result<Str<'b>> {
+    fn read_string(&mut self) -> Result<JsonStr<'b>> {
         let start = self.at + 1;
         let found = scan::string(self.bytes, start).map_err(|offset| JsonError::Invalid { offset })?;
         let raw = self.bytes.get(start..found.end).unwrap_or_default();
@@ -236,7 +237,7 @@ impl<'b> Reader<'b> {
             return Err(JsonError::Invalid { offset: start + valid });
         }
         self.at = found.end + 1;
-        Ok(Str { raw, start, escaped: found.escaped })
+        Ok(JsonStr { raw, start, escaped: found.escaped })
     }
 
     fn number(&mut self) -> Result<()> {
@@ -314,28 +315,29 @@ impl<'b> Reader<'b> {
     }
 }
 
-// === impl Str ===
+// === impl JsonStr ===
 
-impl<'b> Str<'b> {
+impl<'b> JsonStr<'b> {
     /// The bytes between the quotes, still escaped.
     #[must_use]
     pub fn raw(&self) -> &'b [u8] {
         self.raw
     }
 
-    /// Where the literal stands in the input, quotes included.
+    /// The position of the literal in the input, quotes included.
     #[must_use]
     pub fn literal_span(&self) -> Range<usize> {
         self.start - 1..self.start + self.raw.len() + 1
     }
 
-    /// The text meant. An escaped surrogate without its other half, which no Rust string can hold, becomes U+FFFD.
+    /// The unescaped text. An escaped surrogate without its other half, which no Rust string can
+    /// hold, becomes U+FFFD.
     #[must_use]
     pub fn text(&self) -> Cow<'b, str> {
         if self.escaped { String::from_utf8_lossy(&unescape(self.raw)).into_owned().into() } else { String::from_utf8_lossy(self.raw) }
     }
 
-    /// The bytes of the text meant, to compare names by: borrowed, unless somebody escaped the name of a field.
+    /// The bytes of the unescaped text, to compare names: borrowed unless a field name has escapes.
     #[must_use]
     pub fn name(&self) -> Cow<'b, [u8]> {
         if self.escaped { Cow::Owned(unescape(self.raw)) } else { Cow::Borrowed(self.raw) }
@@ -357,7 +359,7 @@ fn unescape(raw: &[u8]) -> Vec<u8> {
     text
 }
 
-/// The character that an escape stands for, and the escape's length in bytes.
+/// The character of an escape, and the escape's length in bytes.
 fn decode_escape(escape: &[u8]) -> (char, usize) {
     match escape.get(1) {
         Some(b'b') => ('\u{8}', 2),

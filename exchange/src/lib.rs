@@ -1,19 +1,21 @@
-//! One HTTP exchange of an inference request, sans-IO: headers and bytes in, actions out.
+//! One HTTP exchange of an inference request without I/O: headers and bytes in, actions out.
 //!
-//! The wasm filter and the ext_proc server are two hosts of the same [`Exchange`]: no rule of the protocol is written anywhere else. Time is
-//! an argument ([`Time`]), state lives in a [`Pool`] that the host owns, and what the host must do comes back as a step.
+//! The wasm filter and the ext_proc server are two hosts of the same [`Exchange`], and the rules of
+//! the protocol are only here. Time is an argument ([`Timestamp`]), state lives in a
+//! [`ManagedPool`] that the host owns, and each call returns the step that the host must do.
 #![deny(clippy::indexing_slicing, clippy::string_slice)]
 #![forbid(unsafe_code)]
 
 mod exchange;
 pub use exchange::{
-    Asking, Exchange, Forward, HELD_BYTES_MAX, HeadersStep, Origin, Outcome, Read, ResponseBody, ResponseHead, ResponseStep, Step,
+    Exchange, ExchangeOutcome, ExchangeStep, HELD_BYTES_MAX, HeadersStep, ParsedBody, PendingRequest, RequestChanges, ResponseBody,
+    ResponseHead, ResponseOrigin, ResponseStep,
 };
 
 mod settings;
-pub use settings::{DecideAt, DestinationFormat, FailureMode, ObjectiveHeader, Settings};
+pub use settings::{DecideAt, DestinationFormat, ExchangeSettings, FailureMode, ObjectiveHeader};
 
-pub use pool_state::{Pool, Time};
+pub use pool_state::{ManagedPool, Timestamp};
 
 pub mod api;
 pub mod body;
@@ -29,7 +31,7 @@ mod hint;
 mod prompt;
 
 mod reply;
-pub use reply::{Refusal, Reply, ready as ready_reply};
+pub use reply::{LocalReply, Refusal, ready as ready_reply};
 
 pub mod explain;
 mod load;

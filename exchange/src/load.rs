@@ -7,18 +7,18 @@ use crate::number;
 /// The longest report read, in bytes. vLLM's is about 100.
 const REPORT_BYTES_MAX: usize = 4_096;
 
-/// What a report says that matters.
+/// The parts of a report that matter here.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Load {
+pub(crate) struct OrcaLoad {
     kv_cache_utilization: Option<f32>,
     queue_depth: Option<f32>,
 }
 
 /// Reads a report in TEXT form: `TEXT named_metrics.kv_cache_usage_perc=0.4, named_metrics.num_requests_waiting=2`. `None` when nothing in it
 /// is of use.
-pub(crate) fn parse(report: &[u8]) -> Option<Load> {
+pub(crate) fn parse(report: &[u8]) -> Option<OrcaLoad> {
     let text = std::str::from_utf8(report.get(..report.len().min(REPORT_BYTES_MAX))?).ok()?;
-    let mut load = Load::default();
+    let mut load = OrcaLoad::default();
     for (name, value) in text.trim_start().strip_prefix("TEXT")?.split(',').filter_map(|item| item.split_once('=')) {
         #[expect(clippy::cast_possible_truncation, reason = "what is too large becomes infinite, and is passed over")]
         let value = number::parse(value.trim().as_bytes()).map(|value| value as f32);
@@ -29,13 +29,13 @@ pub(crate) fn parse(report: &[u8]) -> Option<Load> {
             _ => {}
         }
     }
-    (load != Load::default()).then_some(load)
+    (load != OrcaLoad::default()).then_some(load)
 }
 
-// === impl Load ===
+// === impl OrcaLoad ===
 
-impl Load {
-    /// Writes what is known over `metrics`.
+impl OrcaLoad {
+    /// Writes the known values over `metrics`.
     pub(crate) fn apply(self, metrics: &mut EndpointMetrics) {
         metrics.kv_cache_utilization = self.kv_cache_utilization.or(metrics.kv_cache_utilization);
         metrics.queue_depth = self.queue_depth.or(metrics.queue_depth);
@@ -49,7 +49,7 @@ mod tests {
     #[test]
     fn as_vllm_writes_it() {
         let load = parse(b"TEXT named_metrics.kv_cache_usage_perc=0.4, named_metrics.num_requests_waiting=2").unwrap();
-        assert_eq!(load, Load { kv_cache_utilization: Some(0.4), queue_depth: Some(2.0) });
+        assert_eq!(load, OrcaLoad { kv_cache_utilization: Some(0.4), queue_depth: Some(2.0) });
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-/// Significant decimal digits that a mantissa of 64 bits always holds.
+/// Significant decimal digits that always fit into a mantissa of 64 bits.
 const DIGITS_MAX: u32 = 19;
 
 /// Beyond, any mantissa is infinity or zero; so exponents are cut there.
@@ -14,8 +14,9 @@ const POWER_EXACT_MAX: u32 = 22;
 /// Digits by which every `f32` differs from its neighbours.
 const F32_DIGITS_MAX: i32 = 9;
 
-/// Reads a number as `-12.5e3`, whole. Digits may be missing on one side of the point. At most 15 digits and a power of ten up to 22 are exact, others
-/// are off by a few units in the last place; what is too large is infinite.
+/// Reads a complete number such as `-12.5e3`. Digits may be missing on one side of the point. At
+/// most 15 digits and a power of ten up to 22 are exact, others are off by a few units in the last
+/// place; a number that is too large becomes infinite.
 #[must_use]
 pub fn parse(text: &[u8]) -> Option<f64> {
     let (negative, mut rest) = match text.split_first()? {
@@ -94,10 +95,10 @@ pub fn write(out: &mut String, value: f32) {
     }
 }
 
-/// Writes `value` rounded to that many decimal places, of which zeros at the end are left out.
+/// Writes `value` rounded to this many decimal places, without zeros at the end.
 pub fn write_rounded(out: &mut String, value: f32, places: i32) {
     let rounded = scale(f64::from(value.abs()), places).round();
-    // Above, a float has no such places.
+    // Above that, a float has no decimal places.
     if rounded >= 1e15 {
         return write(out, value);
     }

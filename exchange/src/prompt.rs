@@ -3,19 +3,19 @@
 use scheduler::prefix::{BlockHasher, DENSE_BLOCKS, STRIDE, blocks_of};
 use scheduler::{PrefixSettings, TokenSettings};
 
-use crate::body::{Parsed, Piece};
+use crate::body::{ParsedRequest, PromptPiece};
 
 /// Hashes of the prompt's blocks, first block first, each chained over all before it and over the `model` that is to read it, keyed by the
 /// deployment's secret.
-pub(crate) fn blocks(parsed: &Parsed<'_>, model: &str, secret: u128, settings: PrefixSettings) -> Vec<u64> {
+pub(crate) fn blocks(parsed: &ParsedRequest<'_>, model: &str, secret: u128, settings: PrefixSettings) -> Vec<u64> {
     let block_bytes = settings.block_bytes();
     let expected = (parsed.prompt_bytes / block_bytes.max(1)).min(settings.blocks_max);
     let mut hashes = Vec::with_capacity(expected.min(DENSE_BLOCKS) + expected.saturating_sub(DENSE_BLOCKS) / STRIDE + 2);
     let mut hasher = BlockHasher::new(secret, model.as_bytes(), b"", parsed.cache_salt, block_bytes).up_to(settings.blocks_max);
     for piece in parsed.prompt() {
         match piece {
-            Piece::Text(bytes) => hasher.update(bytes, &mut hashes),
-            Piece::Media(bytes) => hasher.opaque(bytes, &mut hashes),
+            PromptPiece::Text(bytes) => hasher.update(bytes, &mut hashes),
+            PromptPiece::Media(bytes) => hasher.opaque(bytes, &mut hashes),
         }
         hasher.separator(&mut hashes);
     }
@@ -23,21 +23,22 @@ pub(crate) fn blocks(parsed: &Parsed<'_>, model: &str, secret: u128, settings: P
     hashes
 }
 
-/// Bytes of the prompt where it is text alone, as far as they can be counted; else 0.
-pub(crate) fn text_bytes(parsed: &Parsed<'_>) -> u32 {
+/// Bytes of a prompt of text alone, as far as they can be counted; else 0.
+pub(crate) fn text_bytes(parsed: &ParsedRequest<'_>) -> u32 {
     let mixed = parsed.prompt_token_ids > 0 || parsed.media_items > 0;
     u32::try_from(parsed.prompt_bytes).ok().filter(|_| !mixed).unwrap_or(0)
 }
 
-/// Blocks of the prompt that has these hashes, where a part of its tokens is as large a part of them.
-pub(crate) fn even_blocks(parsed: &Parsed<'_>, hashes: &[u64], settings: PrefixSettings) -> Option<u32> {
+/// Blocks of the prompt with these hashes, where tokens are spread evenly over them.
+pub(crate) fn even_blocks(parsed: &ParsedRequest<'_>, hashes: &[u64], settings: PrefixSettings) -> Option<u32> {
     let blocks = blocks_of(hashes, hashes.len());
     let whole = usize::try_from(blocks).is_ok_and(|blocks| blocks < settings.blocks_max);
     (whole && parsed.media_items == 0).then_some(blocks)
 }
 
-/// Estimated tokens of the prompt: what its bytes of text are by `text`, the ids where the client sent those, and what images count for.
-pub(crate) fn tokens(parsed: &Parsed<'_>, settings: TokenSettings, text: impl Fn(usize) -> u32) -> u32 {
+/// Estimated tokens of the prompt: its text by `text`, its ids if the client sent ids, and a fixed
+/// count for images.
+pub(crate) fn tokens(parsed: &ParsedRequest<'_>, settings: TokenSettings, text: impl Fn(usize) -> u32) -> u32 {
     text(parsed.prompt_bytes)
         .saturating_add(parsed.prompt_token_ids)
         .saturating_add(parsed.media_items.saturating_mul(settings.media_tokens))
@@ -46,11 +47,11 @@ pub(crate) fn tokens(parsed: &Parsed<'_>, settings: TokenSettings, text: impl Fn
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::Api;
+    use crate::api::RequestApi;
     use crate::body;
 
-    fn four() -> Parsed<'static> {
-        body::parse(Api::of(b"POST", b"/v1/completions"), br#"{"model": "m", "prompt": "four"}"#).unwrap()
+    fn four() -> ParsedRequest<'static> {
+        body::parse(RequestApi::of(b"POST", b"/v1/completions"), br#"{"model": "m", "prompt": "four"}"#).unwrap()
     }
 
     #[test]

@@ -1,36 +1,40 @@
-//! One decision with all that it was made of, so that it can be looked at, and made again ([`Recorded::replay`]), later and elsewhere.
+//! Records one decision with all its inputs, so that it can be examined and repeated
+//! ([`ParsedRecord::replay`]) later and elsewhere.
 //!
-//! A record is what [`scheduler::schedule`] was given: the request's facts, every endpoint with its metrics, load and matched blocks, and the
-//! state of the generator. It holds no prompt and none of its hashes, and of headers only those that the operator lists: a record is a line of a
-//! log. Labels of endpoints and the pipeline are not in it: who replays it has them, and may try others.
+//! A record has the inputs of [`scheduler::schedule`]: the facts of the request, every endpoint
+//! with its metrics, load and matched blocks, and the state of the random generator. It has no
+//! prompt and no hash of one, and only the headers that the operator lists, because a record is a
+//! line in a log. Labels of endpoints and the pipeline are not in it: a replay uses the current
+//! ones and may try others.
 
 mod replay;
 
-pub use replay::{InvalidRecord, RECORD_BYTES_MAX, Recorded, Replay};
+pub use replay::{InvalidRecord, ParsedRecord, RECORD_BYTES_MAX, ReplayedDecision};
 
-use scheduler::in_flight::{Load, Running};
+use scheduler::in_flight::{EndpointLoad, RunningRequest};
 use scheduler::latency::Prediction;
-use scheduler::{AdapterRoom, Endpoint, EndpointMetrics, Local, Readiness, Request, Rng, Snapshot};
+use scheduler::{AdapterRoom, Endpoint, EndpointMetrics, LocalState, Readiness, Request, Rng, Snapshot};
 
-use crate::json::write::Writer;
-use pool_state::{EndpointCounters, Pool};
+use crate::json::write::JsonWriter;
+use pool_state::{EndpointCounters, ManagedPool};
 
-/// The most endpoints of a pool whose decisions are recorded: a record is a line of a log, some 200 bytes for each endpoint.
+/// The most endpoints of a pool whose decisions are recorded: a record is a line in a log, some 200
+/// bytes for each endpoint.
 pub const RECORDED_ENDPOINTS_MAX: usize = 256;
 
 /// The most bytes of a model's name in a record; names of models are paths at worst, and clients may send any.
 const MODEL_BYTES_MAX: usize = 256;
 
-/// Running requests told of each endpoint: the strictest, which are those that count.
+/// Running requests recorded for each endpoint: the strictest, which are those that count.
 const RUNNING_MAX: usize = 4;
 
-/// Running requests told of a pool with [`running`]: some 10 KB, once a second.
+/// Running requests of a pool that [`running`] returns: some 10 KB, once a second.
 const RUNNING_TOLD_MAX: usize = 64;
 
 /// The running requests with an SLO of each endpoint that has any, as JSON for the debug page; the strictest SLO of an endpoint comes first.
 #[must_use]
-pub fn running(pool: &Pool) -> String {
-    let (mut w, mut room) = (Writer::default(), RUNNING_TOLD_MAX);
+pub fn running(pool: &ManagedPool) -> String {
+    let (mut w, mut room) = (JsonWriter::default(), RUNNING_TOLD_MAX);
     w.array(|w| {
         for EndpointCounters { endpoint, .. } in pool.counters().endpoints() {
             let queue = pool.in_flight().running(*endpoint);
@@ -41,7 +45,7 @@ pub fn running(pool: &Pool) -> String {
             room -= told.len();
             w.object(|w| {
                 w.name("slot").plain(endpoint.slot.0);
-                w.name("incarnation").plain(endpoint.incarnation.0);
+                w.name("generation").plain(endpoint.generation.0);
                 w.name("running").array(|w| told.iter().for_each(|running| running_members(w, running)));
             });
         }
@@ -49,20 +53,21 @@ pub fn running(pool: &Pool) -> String {
     w.finish()
 }
 
-/// A decision about to be made, as JSON.
+/// The inputs of a decision, as JSON.
 #[derive(Debug)]
-pub struct Record(String);
+pub struct DecisionRecord(String);
 
-// === impl Record ===
+// === impl DecisionRecord ===
 
-impl Record {
-    /// Of what `schedule` is about to be given, with the request headers whose names `headers` lists, comma-separated; `None` where the pool is larger than is recorded.
+impl DecisionRecord {
+    /// The inputs of `schedule`, with the request headers whose names are in `headers`,
+    /// comma-separated; `None` where the pool is too large.
     #[must_use]
-    pub fn of(snapshot: &Snapshot, request: &Request<'_>, local: Local<'_>, rng: &Rng, headers: &str) -> Option<Self> {
+    pub fn of(snapshot: &Snapshot, request: &Request<'_>, local: LocalState<'_>, rng: &Rng, headers: &str) -> Option<Self> {
         if snapshot.endpoints().len() > RECORDED_ENDPOINTS_MAX {
             return None;
         }
-        let mut w = Writer::default();
+        let mut w = JsonWriter::default();
         let version = snapshot.version();
         w.object(|w| {
             w.name("version").array(|w| {
@@ -71,7 +76,7 @@ impl Record {
             });
             w.name("rng").plain(rng.state());
             w.name("metrics_stale").plain(local.metrics_stale);
-            w.name("out_of_touch").plain(local.out_of_touch);
+            w.name("out_of_touch").plain(local.peers_unreachable);
             w.name("prefix_idle").float(local.prefix_idle);
             w.name("request").object(|w| request_members(w, request, headers));
             let prospects = scheduler::predict(snapshot, request, local);
@@ -107,10 +112,10 @@ impl Record {
         Some(Self(w.finish()))
     }
 
-    /// As one line, with those who were picked.
+    /// The record with the picked endpoints, as one line.
     #[must_use]
     pub fn to_json<'a>(self, picked: impl IntoIterator<Item = &'a str>) -> String {
-        let mut list = Writer::default();
+        let mut list = JsonWriter::default();
         list.strings(picked);
         let members = self.0.strip_suffix('}').unwrap_or_default();
         [members, ",\"picked\":", &list.finish(), "}"].concat()
@@ -118,14 +123,14 @@ impl Record {
 }
 
 /// As `[ttft_ms, tpot_ms, ttft_p90_ms, tpot_p90_ms]`.
-fn prediction(w: &mut Writer, prediction: &Prediction) {
+fn prediction(w: &mut JsonWriter, prediction: &Prediction) {
     let Prediction { ttft_ms, tpot_ms, ttft_p90_ms, tpot_p90_ms } = *prediction;
     w.array(|w| [ttft_ms, tpot_ms, ttft_p90_ms, tpot_p90_ms].into_iter().for_each(|ms| w.float(ms)));
 }
 
-/// One of the requests with an SLO that this proxy has there.
+/// A request of this proxy with an SLO.
 #[inline(never)] // it is written in two places
-fn running_members(w: &mut Writer, running: &Running) {
+fn running_members(w: &mut JsonWriter, running: &RunningRequest) {
     w.object(|w| {
         w.name("id").plain(running.id);
         w.name("request").string(&running.request_id);
@@ -137,7 +142,7 @@ fn running_members(w: &mut Writer, running: &Running) {
     });
 }
 
-fn request_members(w: &mut Writer, request: &Request<'_>, headers: &str) {
+fn request_members(w: &mut JsonWriter, request: &Request<'_>, headers: &str) {
     let listed = |name: &str| headers.split(',').any(|listed| listed.eq_ignore_ascii_case(name));
     w.name("model").string(request.model.get(..request.model.floor_char_boundary(MODEL_BYTES_MAX)).unwrap_or_default());
     w.name("priority").plain(request.priority);
@@ -159,11 +164,11 @@ fn request_members(w: &mut Writer, request: &Request<'_>, headers: &str) {
     w.name("subset").option(request.subset, |w, subset| w.string(&subset.to_string()));
 }
 
-fn endpoint_members(w: &mut Writer, endpoint: &Endpoint, load: Load) {
+fn endpoint_members(w: &mut JsonWriter, endpoint: &Endpoint, load: EndpointLoad) {
     w.name("endpoint").string(&endpoint.address);
     w.name("name").string(&endpoint.name);
     w.name("slot").plain(endpoint.id.slot.0);
-    w.name("incarnation").plain(endpoint.id.incarnation.0);
+    w.name("generation").plain(endpoint.id.generation.0);
     w.name("ready").plain(endpoint.readiness == Readiness::Ready);
     w.name("age_ms").plain(endpoint.age_ms);
     w.name("requests").plain(load.requests);
@@ -183,7 +188,7 @@ fn endpoint_members(w: &mut Writer, endpoint: &Endpoint, load: Load) {
     }
 }
 
-fn metrics_members(w: &mut Writer, metrics: &EndpointMetrics) {
+fn metrics_members(w: &mut JsonWriter, metrics: &EndpointMetrics) {
     for (name, number) in [
         ("queue_depth", metrics.queue_depth),
         ("running_requests", metrics.running_requests),
@@ -207,7 +212,7 @@ fn metrics_members(w: &mut Writer, metrics: &EndpointMetrics) {
     });
 }
 
-/// What JSON can say; what is not finite counts as unknown to every plugin anyway.
+/// JSON has no infinite numbers; every plugin takes them as unknown anyway.
 fn finite(number: Option<f32>) -> Option<f32> {
     number.filter(|number| number.is_finite())
 }

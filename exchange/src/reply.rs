@@ -1,22 +1,23 @@
 //! Replies we make ourselves, in the error shape of the API that was called.
 
 use pool_state::PickRefusal;
-use scheduler::{Decision, Shed, Unavailable};
+use scheduler::{Decision, ShedReason, UnavailableReason};
 
-use crate::api::Family;
+use crate::api::ApiFamily;
 use crate::body::BodyError;
 use crate::headers;
-use crate::json::write::Writer;
+use crate::json::write::JsonWriter;
 
-/// How long a client is asked to wait after a 429, in seconds: long enough for a queue to move, short enough to be worth it.
+/// The `Retry-After` of a 429, in seconds: long enough for a queue to move, short enough to be
+/// useful.
 const RETRY_AFTER_S: u32 = 1;
 
-/// How much of a header's value an error message repeats, in bytes: enough to know it by.
+/// How much of a header's value an error message repeats, in bytes: enough to recognise it.
 const QUOTED_BYTES_MAX: usize = 64;
 
 /// A complete local reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reply {
+pub struct LocalReply {
     /// HTTP status.
     pub status: u16,
     /// Headers besides the status.
@@ -25,29 +26,30 @@ pub struct Reply {
     pub body: Vec<u8>,
 }
 
-/// Why we refuse a request. Says who caused it: the client (4xx) or the pool (5xx), and by the status whether to try again.
+/// Why a request is refused. It says who has to change something, the client (4xx) or the operator
+/// of the pool (5xx), and the status says whether to try again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// The body breaks a rule of its API.
     Body(BodyError),
     /// The body is larger than the limit, in bytes.
     TooLarge(usize),
-    /// The scheduler found nobody.
-    Unavailable(Unavailable),
+    /// The scheduler found no endpoint.
+    Unavailable(UnavailableReason),
     /// The scheduler sheds.
-    Shed(Shed),
-    /// The request asks for a scheduling profile that there is not.
+    Shed(ShedReason),
+    /// The request names a scheduling profile that does not exist.
     UnknownProfile(Box<str>),
     /// This pool does not serve the model.
     UnknownModel(Box<str>),
-    /// A header says something it cannot.
+    /// A header has an invalid value.
     Header {
         /// Its name.
         name: &'static str,
-        /// What it must be.
+        /// What the value must be.
         must_be: &'static str,
     },
-    /// The pool wants every request to say its SLO, and this one says none.
+    /// The pool requires an SLO from every request, and this one has none.
     SloMissing,
     /// The prompt cost two engines their connection within a minute, while other prompts did well there.
     CrashingPrompt,
@@ -57,8 +59,8 @@ pub enum Refusal {
     Unsent,
 }
 
-/// One row of the table of refusals.
-struct Row {
+/// One row in the table of refusals.
+struct RefusalRow {
     status: u16,
     code: &'static str,
     reason: &'static str,
@@ -89,7 +91,7 @@ impl Refusal {
         }
     }
 
-    /// The drop reason, as the dropped-reason header, logs and metrics say it.
+    /// The drop reason in the dropped-reason header, logs and metrics.
     #[must_use]
     pub fn reason(&self) -> &'static str {
         self.row().reason
@@ -97,42 +99,46 @@ impl Refusal {
 
     /// The reply in the error shape of `family`.
     #[must_use]
-    pub fn reply(&self, family: Family) -> Reply {
+    pub fn reply(&self, family: ApiFamily) -> LocalReply {
         let row = self.row();
         let mut headers = vec![("content-type", "application/json".to_owned()), (headers::DROPPED_REASON, row.reason.to_owned())];
         if row.status == 429 {
             headers.push(("retry-after", RETRY_AFTER_S.to_string()));
         }
-        Reply { status: row.status, headers, body: body(family, &row) }
+        LocalReply { status: row.status, headers, body: body(family, &row) }
     }
 
-    fn row(&self) -> Row {
-        let row = |status, code, reason, message: &str| Row { status, code, reason, message: message.to_owned() };
+    fn row(&self) -> RefusalRow {
+        let row = |status, code, reason, message: &str| RefusalRow { status, code, reason, message: message.to_owned() };
         match self {
             Self::Body(error) => row(400, code(error), "invalid-request", &error.to_string()),
             Self::TooLarge(limit) => {
                 row(413, "request_too_large", "request-too-large", &format!("request body is larger than the limit of {limit} bytes"))
             }
-            Self::Unavailable(Unavailable::NoReadyEndpoint) => {
+            Self::Unavailable(UnavailableReason::NoReadyEndpoint) => {
                 row(503, "no_ready_endpoint", "rejected-no-endpoints", "no model server is ready")
             }
-            Self::Unavailable(Unavailable::SubsetEmpty) => {
+            Self::Unavailable(UnavailableReason::SubsetEmpty) => {
                 row(503, "no_eligible_endpoint", "rejected-no-endpoints", "no ready model server is in the subset allowed for this request")
             }
-            Self::Unavailable(Unavailable::ModelNotServed) => {
+            Self::Unavailable(UnavailableReason::ModelNotServed) => {
                 row(503, "no_eligible_endpoint", "rejected-no-endpoints", "no ready model server serves this model now; try again")
             }
-            Self::Unavailable(Unavailable::Filtered) => {
+            Self::Unavailable(UnavailableReason::Filtered) => {
                 row(503, "no_eligible_endpoint", "rejected-no-endpoints", "no ready model server is eligible for this request")
             }
-            Self::Shed(Shed::Saturated) => row(429, "saturated", "rejected-saturated", "the model servers are saturated; try again later"),
-            Self::Shed(Shed::Slo) => row(
+            Self::Shed(ShedReason::Saturated) => {
+                row(429, "saturated", "rejected-saturated", "the model servers are saturated; try again later")
+            }
+            Self::Shed(ShedReason::Slo) => row(
                 429,
                 "slo_unattainable",
                 "rejected-saturated",
                 "no model server could serve the request within the SLOs now; try again later",
             ),
-            Self::Shed(Shed::Admitter) => row(429, "not_admitted", "rejected-saturated", "the request was not admitted; try again later"),
+            Self::Shed(ShedReason::Admitter) => {
+                row(429, "not_admitted", "rejected-saturated", "the request was not admitted; try again later")
+            }
             Self::UnknownProfile(name) => {
                 row(400, "unknown_profile", "invalid-request", &format!("no scheduling profile is named {:?}", shortened(name)))
             }
@@ -158,13 +164,13 @@ impl Refusal {
     }
 }
 
-/// As much of a client's own words as an error message repeats.
+/// As much of a client's text as an error message repeats.
 fn shortened(words: &str) -> &str {
     let end = (0..=words.len().min(QUOTED_BYTES_MAX)).rev().find(|&end| words.is_char_boundary(end)).unwrap_or(0);
     words.get(..end).unwrap_or_default()
 }
 
-/// A word for programs, beside the message for people.
+/// An error code for programs, beside the message.
 fn code(error: &BodyError) -> &'static str {
     match error {
         BodyError::NotGrpc => "invalid_grpc",
@@ -175,20 +181,20 @@ fn code(error: &BodyError) -> &'static str {
     }
 }
 
-fn body(family: Family, row: &Row) -> Vec<u8> {
+fn body(family: ApiFamily, row: &RefusalRow) -> Vec<u8> {
     let kind = match (family, row.status) {
-        (Family::Anthropic, 503) => "overloaded_error",
-        (Family::Anthropic, 500 | 502) => "api_error",
-        (Family::OpenAi, 500 | 502) => "server_error",
-        (Family::Anthropic, 404) => "not_found_error",
-        (Family::Anthropic, 413) => "request_too_large",
+        (ApiFamily::Anthropic, 503) => "overloaded_error",
+        (ApiFamily::Anthropic, 500 | 502) => "api_error",
+        (ApiFamily::OpenAi, 500 | 502) => "server_error",
+        (ApiFamily::Anthropic, 404) => "not_found_error",
+        (ApiFamily::Anthropic, 413) => "request_too_large",
         (_, 429) => "rate_limit_error",
-        (Family::OpenAi, 503) => "service_unavailable",
+        (ApiFamily::OpenAi, 503) => "service_unavailable",
         (_, _) => "invalid_request_error",
     };
-    let mut w = Writer::default();
+    let mut w = JsonWriter::default();
     match family {
-        Family::OpenAi => w.object(|w| {
+        ApiFamily::OpenAi => w.object(|w| {
             w.name("error").object(|w| {
                 w.name("message").string(&row.message);
                 w.name("type").string(kind);
@@ -196,7 +202,7 @@ fn body(family: Family, row: &Row) -> Vec<u8> {
                 w.name("code").string(row.code);
             });
         }),
-        Family::Anthropic => w.object(|w| {
+        ApiFamily::Anthropic => w.object(|w| {
             w.name("type").string("error");
             w.name("error").object(|w| {
                 w.name("type").string(kind);
@@ -209,36 +215,36 @@ fn body(family: Family, row: &Row) -> Vec<u8> {
 
 /// The answer of the ready path.
 #[must_use]
-pub fn ready(ready: bool) -> Reply {
+pub fn ready(ready: bool) -> LocalReply {
     let (status, body) = if ready { (200, r#"{"ready":true}"#) } else { (503, r#"{"ready":false}"#) };
-    Reply { status, headers: vec![("content-type", "application/json".to_owned())], body: body.as_bytes().to_vec() }
+    LocalReply { status, headers: vec![("content-type", "application/json".to_owned())], body: body.as_bytes().to_vec() }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn text(refusal: &Refusal, family: Family) -> String {
+    fn text(refusal: &Refusal, family: ApiFamily) -> String {
         let reply = refusal.reply(family);
         format!("{} {}", reply.status, String::from_utf8(reply.body).unwrap())
     }
 
     #[test]
     fn errors_have_the_shape_of_their_api() {
-        let refusal = Refusal::Unavailable(Unavailable::NoReadyEndpoint);
+        let refusal = Refusal::Unavailable(UnavailableReason::NoReadyEndpoint);
         assert_eq!(
-            text(&refusal, Family::OpenAi),
+            text(&refusal, ApiFamily::OpenAi),
             r#"503 {"error":{"message":"no model server is ready","type":"service_unavailable","param":null,"code":"no_ready_endpoint"}}"#
         );
         assert_eq!(
-            text(&refusal, Family::Anthropic),
+            text(&refusal, ApiFamily::Anthropic),
             r#"503 {"type":"error","error":{"type":"overloaded_error","message":"no model server is ready"}}"#
         );
     }
 
     #[test]
     fn a_shed_request_is_told_when_to_come_back() {
-        let reply = Refusal::Shed(Shed::Saturated).reply(Family::OpenAi);
+        let reply = Refusal::Shed(ShedReason::Saturated).reply(ApiFamily::OpenAi);
         assert_eq!(reply.status, 429);
         assert!(reply.headers.contains(&("retry-after", "1".to_owned())));
         assert!(reply.headers.contains(&(headers::DROPPED_REASON, "rejected-saturated".to_owned())));
@@ -248,18 +254,18 @@ mod tests {
     fn an_unknown_model_is_not_found_and_named() {
         let refusal = Refusal::UnknownModel("gpt".into());
         assert_eq!(
-            text(&refusal, Family::OpenAi),
+            text(&refusal, ApiFamily::OpenAi),
             r#"404 {"error":{"message":"the model \"gpt\" does not exist here","type":"invalid_request_error","param":null,"code":"model_not_found"}}"#
         );
         assert_eq!(
-            text(&refusal, Family::Anthropic),
+            text(&refusal, ApiFamily::Anthropic),
             r#"404 {"type":"error","error":{"type":"not_found_error","message":"the model \"gpt\" does not exist here"}}"#
         );
-        assert!(!refusal.reply(Family::OpenAi).headers.iter().any(|(name, _)| *name == "retry-after"), "the same again will not help");
+        assert!(!refusal.reply(ApiFamily::OpenAi).headers.iter().any(|(name, _)| *name == "retry-after"), "the same again will not help");
     }
 
     #[test]
     fn the_limit_is_named() {
-        assert!(text(&Refusal::TooLarge(1000), Family::OpenAi).contains("limit of 1000 bytes"));
+        assert!(text(&Refusal::TooLarge(1000), ApiFamily::OpenAi).contains("limit of 1000 bytes"));
     }
 }

@@ -1,15 +1,16 @@
-//! Puts the client's name for a model back into a response as it passes, where the request was sent under another name.
+//! Restores the client's model name in a response, where the request was sent under another name.
 //!
-//! What is replaced is the value of `model` in the outermost object of an unstreamed reply or of an event's data, and in the one object inside
-//! that wraps it in some APIs' events (`response.model`, `message.model`); and only where it is the name that was sent, however
-//! spelled. Text that contains the name is text. All other bytes pass as they are, also of what is no JSON.
+//! It replaces the value of `model` in the outermost object of an unstreamed reply or of an event's
+//! data, and in the one object that wraps it in events of some APIs (`response.model`,
+//! `message.model`); and only where the value is the name that was sent, in any spelling. Text that
+//! contains the name stays. All other bytes pass unchanged, also those that are not JSON.
 //!
-//! **Nothing is held back but the value itself**, and only while it may still become that name: an event goes on as it comes. So it does not
-//! matter where the bytes are cut.
+//! **It holds back nothing but that value**, and only while it can still become that name. An event
+//! passes as it comes, and it does not matter where the bytes are cut.
 
-use crate::api::Api;
-use crate::json::Reader;
-use crate::sse::{Lines, Part};
+use crate::api::RequestApi;
+use crate::json::JsonReader;
+use crate::sse::{LineSplitter, StreamPiece};
 
 /// Longest spelling of a field's name that is looked at: each letter of `response` as `\u0072`, and quotes.
 const KEY_BYTES_MAX: usize = "response".len() * ESCAPED_BYTES_MAX + 2;
@@ -19,44 +20,44 @@ const ESCAPED_BYTES_MAX: usize = "\\u0000".len();
 
 /// The two names of a model in one exchange.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Names {
-    /// What the engine was sent.
+pub struct ModelNames {
+    /// The name that the engine got.
     pub sent: Box<str>,
-    /// What the client wrote: a JSON string, quotes included.
-    pub asked: Box<[u8]>,
+    /// The client's JSON string, quotes included.
+    pub requested: Box<[u8]>,
 }
 
 /// Restores one response.
 #[derive(Clone, Debug)]
-pub struct Restorer {
-    names: Names,
-    lines: Option<Lines>,
-    scanner: Scanner,
+pub struct ModelNameRestorer {
+    names: ModelNames,
+    lines: Option<LineSplitter>,
+    scanner: ModelNameScanner,
     out: Vec<u8>,
 }
 
-/// Where in a JSON text we are, byte for byte, as far as that tells a model's name from everything else.
+/// The position in a JSON text, byte by byte, as far as needed to find a model's name.
 #[derive(Clone, Debug, Default)]
-struct Scanner {
+struct ModelNameScanner {
     /// The field whose object counts like the outermost; empty if there is none.
     wrapper: &'static [u8],
     /// Containers open.
     depth: u32,
-    /// Of these, the objects whose fields count: none, the outermost, or the wrapper in it too.
+    /// Of these, the objects whose fields count: none, the outermost, or also the wrapper in it.
     counted: u32,
-    /// In the innermost counted object: is a field's name next, rather than its value?
+    /// In the innermost counted object: whether a field's name is next, not its value.
     before_key: bool,
-    field: Field,
-    text: Option<Text>,
-    /// In a string, behind a backslash.
+    field: ModelNameField,
+    text: Option<StringState>,
+    /// In a string, after a backslash.
     escaped: bool,
-    /// The string so far, opening quote included; not of [`Text::Plain`].
+    /// The string so far, opening quote included; not of [`StringState::Plain`].
     literal: Vec<u8>,
 }
 
-/// The field whose value is next, in a counted object.
+/// The field of a counted object whose value is next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Field {
+enum ModelNameField {
     Model,
     Wrapper,
     #[default]
@@ -65,7 +66,7 @@ enum Field {
 
 /// The string we are in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Text {
+enum StringState {
     /// The name of a field.
     Key,
     /// The value of `model`: held back.
@@ -74,31 +75,37 @@ enum Text {
     Plain,
 }
 
-// === impl Restorer ===
+// === impl ModelNameRestorer ===
 
-impl Restorer {
+impl ModelNameRestorer {
     /// For a response of `api`; `streamed` if its content type is `text/event-stream`.
     #[must_use]
-    pub fn new(names: Names, api: Api, streamed: bool) -> Self {
+    pub fn new(names: ModelNames, api: RequestApi, streamed: bool) -> Self {
         let wrapper: &[u8] = match api {
-            Api::Responses if streamed => b"response",
-            Api::Messages if streamed => b"message",
+            RequestApi::Responses if streamed => b"response",
+            RequestApi::Messages if streamed => b"message",
             _ => b"",
         };
-        Self { names, lines: streamed.then(Lines::default), scanner: Scanner { wrapper, ..Scanner::default() }, out: Vec::new() }
+        Self {
+            names,
+            lines: streamed.then(LineSplitter::default),
+            scanner: ModelNameScanner { wrapper, ..ModelNameScanner::default() },
+            out: Vec::new(),
+        }
     }
 
-    /// Takes the next bytes, cut anywhere, and returns what goes on in their place. When they are the last, nothing is held back any more.
+    /// Takes the next bytes, cut anywhere, and returns the bytes that replace them. The last call
+    /// holds nothing back.
     pub fn chunk(&mut self, bytes: &[u8], last: bool) -> &[u8] {
         let Self { names, lines, scanner, out } = self;
         out.clear();
         match lines {
             None => scanner.feed(bytes, names, out),
             Some(lines) => lines.feed(bytes, |part| match part {
-                Part::Data(bytes) => scanner.feed(bytes, names, out),
-                Part::Other(bytes) => out.extend_from_slice(bytes),
-                Part::EndOfLine => scanner.end_of_line(out),
-                Part::EndOfEvent => scanner.restart(),
+                StreamPiece::Data(bytes) => scanner.feed(bytes, names, out),
+                StreamPiece::Other(bytes) => out.extend_from_slice(bytes),
+                StreamPiece::EndOfLine => scanner.end_of_line(out),
+                StreamPiece::EndOfEvent => scanner.restart(),
             }),
         }
         if last {
@@ -108,11 +115,11 @@ impl Restorer {
     }
 }
 
-// === impl Names ===
+// === impl ModelNames ===
 
-impl Names {
+impl ModelNames {
     fn is_sent(&self, literal: &[u8]) -> bool {
-        let text = Reader::new(literal).string().ok().flatten();
+        let text = JsonReader::new(literal).string().ok().flatten();
         text.is_some_and(|text| text.text() == *self.sent)
     }
 
@@ -122,10 +129,10 @@ impl Names {
     }
 }
 
-// === impl Scanner ===
+// === impl ModelNameScanner ===
 
-impl Scanner {
-    fn feed(&mut self, mut bytes: &[u8], names: &Names, out: &mut Vec<u8>) {
+impl ModelNameScanner {
+    fn feed(&mut self, mut bytes: &[u8], names: &ModelNames, out: &mut Vec<u8>) {
         while !bytes.is_empty() {
             let end = match self.text {
                 None => bytes.iter().position(|byte| self.structure(*byte)).map(|quote| quote + 1),
@@ -149,7 +156,7 @@ impl Scanner {
     /// A data line or the response has ended. A string that is still open was none, and what follows in the event is no JSON.
     fn end_of_line(&mut self, out: &mut Vec<u8>) {
         if let Some(text) = self.text.take() {
-            if text == Text::Model {
+            if text == StringState::Model {
                 out.append(&mut self.literal);
             }
             self.depth = u32::MAX;
@@ -162,7 +169,7 @@ impl Scanner {
     fn restart(&mut self) {
         self.depth = 0;
         self.counted = 0;
-        self.field = Field::Other;
+        self.field = ModelNameField::Other;
     }
 
     /// A byte outside of strings; true if it opens one.
@@ -172,11 +179,11 @@ impl Scanner {
             b'"' => return true,
             b'{' => {
                 self.depth = self.depth.saturating_add(1);
-                if counts && (self.depth == 1 || self.field == Field::Wrapper) {
+                if counts && (self.depth == 1 || self.field == ModelNameField::Wrapper) {
                     self.counted = self.depth;
                     self.before_key = true;
                 }
-                self.field = Field::Other;
+                self.field = ModelNameField::Other;
             }
             b'[' => self.depth = self.depth.saturating_add(1),
             b'}' | b']' => {
@@ -184,7 +191,7 @@ impl Scanner {
                 self.counted = self.counted.min(self.depth);
             }
             // Deeper than what counts no string is looked at, so these may change there.
-            b',' => (self.before_key, self.field) = (true, Field::Other),
+            b',' => (self.before_key, self.field) = (true, ModelNameField::Other),
             b':' => self.before_key = false,
             _ => {}
         }
@@ -193,15 +200,15 @@ impl Scanner {
 
     fn open_string(&mut self, out: &mut Vec<u8>) {
         let text = match self.field {
-            _ if self.depth != self.counted || self.depth == 0 => Text::Plain,
-            _ if self.before_key => Text::Key,
-            Field::Model => Text::Model,
-            Field::Wrapper | Field::Other => Text::Plain,
+            _ if self.depth != self.counted || self.depth == 0 => StringState::Plain,
+            _ if self.before_key => StringState::Key,
+            ModelNameField::Model => StringState::Model,
+            ModelNameField::Wrapper | ModelNameField::Other => StringState::Plain,
         };
         self.text = Some(text);
         self.literal.clear();
         self.literal.push(b'"');
-        if text != Text::Model {
+        if text != StringState::Model {
             out.push(b'"');
         }
     }
@@ -220,23 +227,23 @@ impl Scanner {
         }
     }
 
-    /// More of the string we are in; all of it, if it `ends`.
-    fn string(&mut self, text: Text, part: &[u8], ends: bool, names: &Names, out: &mut Vec<u8>) {
-        let max = if text == Text::Model { names.literal_max() } else { KEY_BYTES_MAX };
-        let fits = text != Text::Plain && self.literal.len() + part.len() <= max;
+    /// Continues the current string; `ends` says that this is its end.
+    fn string(&mut self, text: StringState, part: &[u8], ends: bool, names: &ModelNames, out: &mut Vec<u8>) {
+        let max = if text == StringState::Model { names.literal_max() } else { KEY_BYTES_MAX };
+        let fits = text != StringState::Plain && self.literal.len() + part.len() <= max;
         if fits {
             self.literal.extend_from_slice(part);
-        } else if text == Text::Model {
+        } else if text == StringState::Model {
             out.append(&mut self.literal);
         }
-        if !fits || text == Text::Key {
+        if !fits || text == StringState::Key {
             out.extend_from_slice(part);
         }
-        self.text = if ends { None } else { Some(if fits { text } else { Text::Plain }) };
+        self.text = if ends { None } else { Some(if fits { text } else { StringState::Plain }) };
         match text {
-            Text::Key => self.field = self.field_named(), // none, until all of the literal is in
-            Text::Model if ends && fits => {
-                let restored: &[u8] = if names.is_sent(&self.literal) { &names.asked } else { &self.literal };
+            StringState::Key => self.field = self.field_named(), // none, until all of the literal is in
+            StringState::Model if ends && fits => {
+                let restored: &[u8] = if names.is_sent(&self.literal) { &names.requested } else { &self.literal };
                 out.extend_from_slice(restored);
             }
             _ => {}
@@ -244,12 +251,12 @@ impl Scanner {
     }
 
     /// Which field the key just read names.
-    fn field_named(&self) -> Field {
-        let key = Reader::new(&self.literal).string().ok().flatten();
+    fn field_named(&self) -> ModelNameField {
+        let key = JsonReader::new(&self.literal).string().ok().flatten();
         match key.map(|key| key.name()).as_deref() {
-            Some(b"model") => Field::Model,
-            Some(name) if name == self.wrapper && !name.is_empty() && self.counted == 1 => Field::Wrapper,
-            _ => Field::Other,
+            Some(b"model") => ModelNameField::Model,
+            Some(name) if name == self.wrapper && !name.is_empty() && self.counted == 1 => ModelNameField::Wrapper,
+            _ => ModelNameField::Other,
         }
     }
 }

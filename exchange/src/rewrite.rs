@@ -4,46 +4,46 @@
 
 use std::ops::Range;
 
-use crate::body::Parsed;
-use crate::json::write::Writer;
-use crate::restore::Names;
+use crate::body::ParsedRequest;
+use crate::json::write::JsonWriter;
+use crate::restore::ModelNames;
 
 /// A change to a body.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Splice {
+pub struct BodyEdit {
     /// Bytes that go.
     pub range: Range<usize>,
-    /// What comes in their place.
+    /// The bytes that replace them.
     pub replacement: Vec<u8>,
 }
 
-/// What to change in `body`, which was read as `parsed`, so that it asks for `target`; and what to change back in the reply. `None` if its model
-/// cannot be replaced.
-pub(crate) fn model(body: &[u8], parsed: &Parsed<'_>, target: &str) -> Option<(Splice, Names)> {
+/// The change to `body`, which was read as `parsed`, so that it names `target`; and the change back
+/// in the reply. `None` if its model cannot be replaced.
+pub(crate) fn model(body: &[u8], parsed: &ParsedRequest<'_>, target: &str) -> Option<(BodyEdit, ModelNames)> {
     let range = parsed.model_span.clone()?;
     let asked = body.get(range.clone())?.into();
-    Some((Splice::string(range, target), Names { sent: target.into(), asked }))
+    Some((BodyEdit::string(range, target), ModelNames { sent: target.into(), requested: asked }))
 }
 
-// === impl Splice ===
+// === impl BodyEdit ===
 
-impl Splice {
-    /// Replaces the JSON string at `range` by one that says `text`.
+impl BodyEdit {
+    /// Replaces the JSON string at `range` by the text as a JSON string.
     #[must_use]
     pub fn string(range: Range<usize>, text: &str) -> Self {
-        let mut literal = Writer::default();
+        let mut literal = JsonWriter::default();
         literal.string(text);
         Self { range, replacement: literal.finish().into_bytes() }
     }
 
-    /// How long a body of `bytes` bytes becomes.
+    /// The new length of a body of `bytes` bytes.
     #[must_use]
     pub fn length(&self, bytes: usize) -> usize {
         bytes.saturating_sub(self.range.len()).saturating_add(self.replacement.len())
     }
 
-    /// What takes the place of a body's first `range.end` bytes. Proxies replace the beginning of a body, and nothing else of it; what is behind the
-    /// name stays where it is and is not copied.
+    /// The bytes that replace the first `range.end` bytes of a body. Proxies can replace only the
+    /// beginning of a body; what follows the name stays in place and is not copied.
     #[must_use]
     pub fn beginning(&self, mut body: Vec<u8>) -> Vec<u8> {
         body.truncate(self.range.start);
@@ -58,7 +58,7 @@ mod tests {
 
     #[test]
     fn only_the_range_changes() {
-        let splice = Splice::string(1..4, "a\"\\\n\u{e9}\u{7f}");
+        let splice = BodyEdit::string(1..4, "a\"\\\n\u{e9}\u{7f}");
         let mut body = splice.beginning(b"[old]".to_vec());
         body.extend_from_slice(b"]");
         assert_eq!(String::from_utf8_lossy(&body), "[\"a\\\"\\\\\\n\u{e9}\u{7f}\"]");

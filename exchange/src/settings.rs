@@ -1,14 +1,15 @@
-//! How exchanges are handled: what an operator may set, and the one place of each default.
+//! Settings of exchanges, with the one place of each default.
 
 use crate::headers;
 
-/// Headers that a record shows unless others are listed: what sessions go by, without which a decision cannot be made again. Neither is a secret.
+/// Headers in a record unless others are listed: those for sessions, without which a decision
+/// cannot be repeated. Neither is secret.
 pub const RECORDED_HEADERS_DEFAULT: &str = "x-session-id,x-session-token";
 
-/// How the ranked list is told to the proxy.
+/// The format of the ranked list for the proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DestinationFormat {
-    /// All of it, comma-separated, for `override_host`.
+    /// The whole list, comma-separated, for `override_host`.
     List,
     /// The first, with the second under the fallback header: for `ORIGINAL_DST` clusters and readers of the older protocol text.
     Single,
@@ -17,13 +18,14 @@ pub enum DestinationFormat {
 /// When a request is decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DecideAt {
-    /// At its last byte, when all of it is known.
+    /// At the last byte of the body.
     Body,
-    /// At its headers, by load, session, subset and a model header; its body passes unread. For proxies that cannot hold a body.
+    /// At the headers, by load, session, subset and a model header; the body passes unread. For
+    /// proxies that cannot hold a body.
     Headers,
 }
 
-/// What happens to a request while the proxy has never had state and the wait for it is over.
+/// What happens to a request when the proxy has never had state and the wait for it is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailureMode {
     /// It is refused (503).
@@ -32,23 +34,24 @@ pub enum FailureMode {
     Open,
 }
 
-/// Whose word an objective header is.
+/// Who sets the objective header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ObjectiveHeader {
-    /// The client's, who may not choose how important it is: the header is removed, and the priority is that of the model.
+    /// Clients, which may not choose their priority: the header is removed, and the model's
+    /// priority counts.
     Ignore,
-    /// That of something in front of us that sets it, and removes the client's own.
+    /// A proxy or gateway in front that sets it and removes the client's own.
     Trust,
 }
 
-/// Settings of all exchanges of one filter configuration.
+/// The settings of all exchanges of one filter configuration.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct ExchangeSettings {
     /// Header (and metadata key) of the destination.
     pub destination_header: String,
     /// Header of the second choice in [`DestinationFormat::Single`].
     pub fallback_header: String,
-    /// How the ranked list is told.
+    /// The format of the ranked list.
     pub destination_format: DestinationFormat,
     /// Namespace of the subset hint in filter metadata.
     pub subset_namespace: String,
@@ -56,15 +59,16 @@ pub struct Settings {
     pub subset_key: String,
     /// When a request on an inference path is decided.
     pub decide_at: DecideAt,
-    /// Header that names the model where the body is not seen: then nobody else says it. What sets it must have read the body, as a client could
-    /// name one model here and another there.
+    /// The header that names the model where the body is not read. Its sender must have read the
+    /// body: a client could name one model in the header and another in the body.
     pub model_header: String,
-    /// Largest request body on an inference path, in bytes after decompression. A million-token prompt is about 5 MB; Envoy's own limit
-    /// (32 MiB in the shipped files) lies above, so that the error is ours.
+    /// The largest request body on an inference path, in bytes after decompression. A million-token
+    /// prompt is about 5 MB. Envoy's own limit (32 MiB in the shipped files) is higher, so that the
+    /// error comes from here.
     pub body_limit_bytes: usize,
     /// What happens without any state.
     pub failure_mode: FailureMode,
-    /// How long a request may wait for the first state, in ms.
+    /// How long a request may wait for the first state, ms.
     pub cold_start_wait_ms: u64,
     /// Path that answers 200 once state is there.
     pub ready_path: String,
@@ -72,10 +76,11 @@ pub struct Settings {
     pub explain: bool,
     /// Does the objective header count?
     pub objective_header: ObjectiveHeader,
-    /// One of so many decisions is recorded whole, to be made again by `switchpointd explain`; 0: none. A record costs what it is long, some
-    /// 200 bytes for each endpoint.
+    /// One in this many decisions is recorded completely, for `switchpointd explain`; 0: none. A
+    /// record has some 200 bytes for each endpoint.
     pub decision_log_one_in: u32,
-    /// Request headers that such a record may show, comma-separated: a plugin may read any, credentials too.
+    /// Request headers that a record may show, comma-separated: plugins may read any header,
+    /// credentials too.
     pub decision_log_headers: String,
     /// Time one attempt of a streamed request may take to its response headers, in ms; 0 is no limit. Unstreamed replies send their
     /// headers at the end, so it never applies to them.
@@ -84,9 +89,9 @@ pub struct Settings {
     pub retry: bool,
 }
 
-// === impl Settings ===
+// === impl ExchangeSettings ===
 
-impl Settings {
+impl ExchangeSettings {
     /// Is this a header that a client must not set? `name` is lower-case.
     #[must_use]
     pub fn removes(&self, name: &[u8]) -> bool {
@@ -97,7 +102,7 @@ impl Settings {
     }
 }
 
-impl Default for Settings {
+impl Default for ExchangeSettings {
     fn default() -> Self {
         Self {
             destination_header: headers::DESTINATION.to_owned(),
@@ -127,7 +132,7 @@ mod tests {
 
     #[test]
     fn a_client_chooses_its_priority_only_where_it_is_trusted() {
-        let mut settings = Settings::default();
+        let mut settings = ExchangeSettings::default();
         assert!(headers::OBJECTIVE.iter().all(|name| settings.removes(name.as_bytes())));
         settings.objective_header = ObjectiveHeader::Trust;
         assert!(!headers::OBJECTIVE.iter().any(|name| settings.removes(name.as_bytes())));
@@ -135,7 +140,8 @@ mod tests {
 
     #[test]
     fn headers_named_by_the_operator_are_the_operators() {
-        let settings = Settings { destination_header: "x-to".to_owned(), fallback_header: "x-else".to_owned(), ..Settings::default() };
+        let settings =
+            ExchangeSettings { destination_header: "x-to".to_owned(), fallback_header: "x-else".to_owned(), ..ExchangeSettings::default() };
         assert!(settings.removes(b"x-to") && settings.removes(b"x-else") && settings.removes(headers::DESTINATION.as_bytes()));
         assert!(!settings.removes(b"authorization"));
     }

@@ -1,29 +1,32 @@
-//! Reading a response as it passes: when the first token came, how many events carried content, and what the engine says it cost. The
-//! response itself is neither held back nor altered.
+//! Reads a response as it passes: when the first token came, how many events had content, and the
+//! usage that the engine reports. The response itself is neither held back nor changed.
 //!
-//! A stream is cut into events ([`Events`]) and each event read on its own ([`event`]). An unstreamed body is read once it has ended. What must
-//! be remembered between chunks is [`Held`], which is bounded: of a longer body (embeddings, log probabilities) or event only the end is
-//! kept, which is where every engine writes `usage`. A body with more than [`HELD_BYTES_MIN`] behind its `usage` reads as one without.
+//! A stream is cut into events ([`EventSplitter`]) and each event is read on its own ([`event`]).
+//! An unstreamed body is read at its end. Between chunks only [`HeldEvent`] is kept, which is
+//! bounded: of a longer body (embeddings, log probabilities) or event only the end is kept, where
+//! every engine writes `usage`. A body with more than [`HELD_BYTES_MIN`] after its `usage` counts
+//! as one without.
 
-use crate::api::Api;
-use crate::json::{JsonError, Kind, Reader};
-pub use crate::usage::{self, Usage};
-use pool_state::verdict::BodySays;
+use crate::api::RequestApi;
+use crate::json::{JsonError, JsonKind, JsonReader};
+pub use crate::usage::{self, TokenUsage};
+use pool_state::verdict::ErrorBody;
 
 mod event;
 mod events;
-mod held;
+mod held_event;
 mod lines;
 
-use events::Events;
-use held::Held;
-pub use held::{HELD_BYTES_MAX, HELD_BYTES_MIN};
-pub(crate) use lines::{Lines, Part};
+use events::EventSplitter;
+use held_event::HeldEvent;
+pub use held_event::{HELD_BYTES_MAX, HELD_BYTES_MIN};
+pub(crate) use lines::{LineSplitter, StreamPiece};
 
-/// What one chunk brought.
+/// What one chunk contained.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Progress {
-    /// The first token of the response is in this chunk. Never for an unstreamed response, whose first token nobody sees alone.
+pub struct ChunkProgress {
+    /// Whether it has the first token of the response. Never for an unstreamed response, whose
+    /// first token cannot be seen.
     pub first_token: bool,
     /// Events in this chunk that carry generated content.
     pub events: u32,
@@ -32,16 +35,16 @@ pub struct Progress {
 /// Reads one response.
 #[derive(Clone, Debug)]
 pub struct ResponseReader {
-    api: Api,
-    source: Source,
-    seen: Seen,
+    api: RequestApi,
+    source: ResponseFormat,
+    facts: ResponseFacts,
     events: u32,
 }
 
 /// What was read so far, besides content.
 #[derive(Clone, Copy, Debug, Default)]
-struct Seen {
-    usage: Usage,
+struct ResponseFacts {
+    usage: TokenUsage,
     /// An event, or a byte of an unstreamed body.
     any: bool,
     /// The mark that its API ends streams with.
@@ -53,9 +56,9 @@ struct Seen {
 }
 
 #[derive(Clone, Debug)]
-enum Source {
-    Stream(Events),
-    Body(Held),
+enum ResponseFormat {
+    Stream(EventSplitter),
+    Buffered(HeldEvent),
 }
 
 // === impl ResponseReader ===
@@ -63,33 +66,36 @@ enum Source {
 impl ResponseReader {
     /// A reader for a response of `api`; `streamed` if its content type is `text/event-stream`. It reads no compressed responses.
     #[must_use]
-    pub fn new(api: Api, streamed: bool) -> Self {
-        let source = if streamed { Source::Stream(Events::default()) } else { Source::Body(Held::default()) };
-        Self { api, source, seen: Seen::default(), events: 0 }
+    pub fn new(api: RequestApi, streamed: bool) -> Self {
+        let source =
+            if streamed { ResponseFormat::Stream(EventSplitter::default()) } else { ResponseFormat::Buffered(HeldEvent::default()) };
+        Self { api, source, facts: ResponseFacts::default(), events: 0 }
     }
 
     /// Takes the next bytes, cut anywhere.
-    pub fn chunk(&mut self, bytes: &[u8]) -> Progress {
+    pub fn chunk(&mut self, bytes: &[u8]) -> ChunkProgress {
         let before = self.events;
         match &mut self.source {
-            Source::Stream(events) => events.feed(bytes, |data| self.events += u32::from(event::read(self.api, data, &mut self.seen))),
-            Source::Body(held) => {
-                self.seen.any |= !bytes.is_empty();
+            ResponseFormat::Stream(events) => {
+                events.feed(bytes, |data| self.events += u32::from(event::read(self.api, data, &mut self.facts)))
+            }
+            ResponseFormat::Buffered(held) => {
+                self.facts.any |= !bytes.is_empty();
                 held.push(bytes);
             }
         }
-        Progress { first_token: before == 0 && self.events > 0, events: self.events - before }
+        ChunkProgress { first_token: before == 0 && self.events > 0, events: self.events - before }
     }
 
-    /// What the whole response cost; also right for a response that was cut off.
-    pub fn finish(&mut self) -> Usage {
+    /// The usage of the whole response; also valid for a response that was cut off.
+    pub fn finish(&mut self) -> TokenUsage {
         match &mut self.source {
-            Source::Stream(events) => {
-                events.finish(|data| self.events += u32::from(event::read(self.api, data, &mut self.seen)));
+            ResponseFormat::Stream(events) => {
+                events.finish(|data| self.events += u32::from(event::read(self.api, data, &mut self.facts)));
             }
-            Source::Body(held) => read_body(self.api, held, &mut self.seen),
+            ResponseFormat::Buffered(held) => read_body(self.api, held, &mut self.facts),
         }
-        let usage = &mut self.seen.usage;
+        let usage = &mut self.facts.usage;
         if usage.completion_tokens.is_none() && self.events > 0 {
             usage.completion_tokens = Some(self.events);
             usage.estimated = true;
@@ -97,25 +103,27 @@ impl ResponseReader {
         *usage
     }
 
-    /// What the whole response says of the engine; after [`Self::finish`].
+    /// What the body of the whole response is; after [`Self::finish`].
     #[must_use]
-    pub fn says(&self) -> BodySays {
-        let streamed = matches!(self.source, Source::Stream(_));
+    pub fn says(&self) -> ErrorBody {
+        let streamed = matches!(self.source, ResponseFormat::Stream(_));
         // Some engines end with their usage and no mark.
-        let has_usage = self.seen.usage.completion_tokens.is_some() && !self.seen.usage.estimated;
-        match self.seen {
-            Seen { error: Some(status), .. } => BodySays::Error(status),
-            Seen { any: false, .. } => BodySays::Empty,
-            Seen { finished: false, .. } if streamed && !has_usage && self.api.generates() => BodySays::Unfinished,
-            Seen { explained: false, .. } if self.events == 0 && !has_usage && (!streamed || self.api.generates()) => BodySays::Strange,
-            _ => BodySays::Reply,
+        let has_usage = self.facts.usage.completion_tokens.is_some() && !self.facts.usage.estimated;
+        match self.facts {
+            ResponseFacts { error: Some(status), .. } => ErrorBody::Error(status),
+            ResponseFacts { any: false, .. } => ErrorBody::Empty,
+            ResponseFacts { finished: false, .. } if streamed && !has_usage && self.api.generates() => ErrorBody::Unfinished,
+            ResponseFacts { explained: false, .. } if self.events == 0 && !has_usage && (!streamed || self.api.generates()) => {
+                ErrorBody::Strange
+            }
+            _ => ErrorBody::Reply,
         }
     }
 }
 
-fn read_body(api: Api, held: &Held, seen: &mut Seen) {
+fn read_body(api: RequestApi, held: &HeldEvent, seen: &mut ResponseFacts) {
     if held.is_cut() {
-        seen.explained = true; // too long to be read, and so to be strange
+        seen.explained = true; // too long to be read, and so to count as strange
         held.read_usage_at_end(1, &mut seen.usage);
         return;
     }
@@ -125,7 +133,7 @@ fn read_body(api: Api, held: &Held, seen: &mut Seen) {
     }
 }
 
-/// Members by which a reply of any of the APIs is known, of which engines leave out many.
+/// Members that identify a reply of any of the APIs; engines leave out many of them.
 const REPLY: [&[u8]; 12] = [
     b"choices",
     b"data",
@@ -141,11 +149,11 @@ const REPLY: [&[u8]; 12] = [
     b"model",
 ];
 
-fn read_top_level(api: Api, body: &[u8], seen: &mut Seen) -> Result<(), JsonError> {
-    let mut reader = Reader::new(body);
+fn read_top_level(api: RequestApi, body: &[u8], seen: &mut ResponseFacts) -> Result<(), JsonError> {
+    let mut reader = JsonReader::new(body);
     let (mut is_error, mut code) = (false, None);
     reader.members(|reader, key| match (key.name().as_ref(), api) {
-        (b"usage", _) | (b"meta_info", Api::SglangGenerate) => usage::read(&mut seen.usage, reader),
+        (b"usage", _) | (b"meta_info", RequestApi::SglangGenerate) => usage::read(&mut seen.usage, reader),
         (b"error", _) => read_error(reader, &mut seen.error),
         // Engines before the present shape, and SGLang: {"object": "error", "message": ..., "code": 400}.
         (b"object", _) => {
@@ -166,9 +174,9 @@ fn read_top_level(api: Api, body: &[u8], seen: &mut Seen) -> Result<(), JsonErro
     reader.end()
 }
 
-/// The value of `error`: an object, or a text. `null` is none.
-fn read_error(reader: &mut Reader<'_>, error: &mut Option<Option<u16>>) -> Result<(), JsonError> {
-    if reader.peek()? == Kind::Null {
+/// The value of `error`: an object or a text; `null` is none.
+fn read_error(reader: &mut JsonReader<'_>, error: &mut Option<Option<u16>>) -> Result<(), JsonError> {
+    if reader.peek()? == JsonKind::Null {
         return reader.skip().map(drop);
     }
     let mut code = None;
@@ -181,7 +189,7 @@ fn read_error(reader: &mut Reader<'_>, error: &mut Option<Option<u16>>) -> Resul
 }
 
 /// A number that may be an HTTP status; codes in words are none.
-fn status(reader: &mut Reader<'_>, code: &mut Option<u16>) -> Result<(), JsonError> {
+fn status(reader: &mut JsonReader<'_>, code: &mut Option<u16>) -> Result<(), JsonError> {
     let number = reader.count()?;
     *code = number.and_then(|number| u16::try_from(number).ok()).or(*code);
     Ok(())

@@ -1,15 +1,16 @@
 //! Token counts as engines report them in `usage`, in the spelling of each API.
 
-pub use pool_state::Usage;
+pub use pool_state::TokenUsage;
 
-use crate::json::{JsonError, Reader};
+use crate::json::{JsonError, JsonReader};
 
-/// Reads a `usage` object. What it names replaces what was known, what it does not name stays.
+/// Reads a `usage` object. Members that it has replace known values, others stay.
 ///
-/// OpenAI counts cached tokens within `prompt_tokens` (`input_tokens` in Responses); Anthropic counts them beside `input_tokens`.
-pub(crate) fn read(usage: &mut Usage, reader: &mut Reader<'_>) -> Result<(), JsonError> {
+/// OpenAI counts cached tokens within `prompt_tokens` (`input_tokens` in Responses); Anthropic
+/// counts them beside `input_tokens`.
+pub(crate) fn read(usage: &mut TokenUsage, reader: &mut JsonReader<'_>) -> Result<(), JsonError> {
     let mut beside = 0_u32;
-    let mut seen = Usage::default();
+    let mut seen = TokenUsage::default();
     reader.members(|reader, key| {
         match key.name().as_ref() {
             b"prompt_tokens" | b"input_tokens" => seen.prompt_tokens = reader.count()?,

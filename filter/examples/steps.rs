@@ -14,12 +14,12 @@ use proxy_wasm::types::{Action, ContextType};
 
 mod module {
     proxy_wasm::main! {{
-        proxy_wasm::set_root_context(|_| Box::new(super::Root::default()));
+        proxy_wasm::set_root_context(|_| Box::new(super::StepsRoot::default()));
     }}
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-enum Depth {
+enum StepDepth {
     #[default]
     Passes,
     Reads,
@@ -28,29 +28,29 @@ enum Depth {
 }
 
 #[derive(Debug, Default)]
-struct Root {
-    depth: Depth,
+struct StepsRoot {
+    depth: StepDepth,
     endpoint: String,
 }
 
 #[derive(Debug)]
-struct Stream {
-    depth: Depth,
+struct StepsStream {
+    depth: StepDepth,
     endpoint: String,
 }
 
-impl Context for Root {}
+impl Context for StepsRoot {}
 
-impl RootContext for Root {
+impl RootContext for StepsRoot {
     fn on_configure(&mut self, _size: usize) -> bool {
         let bytes = self.get_plugin_configuration().unwrap_or_default();
         let text = String::from_utf8_lossy(&bytes);
         let Some((depth, endpoint)) = text.split_once(' ') else { return false };
         self.depth = match depth {
-            "passes" => Depth::Passes,
-            "reads" => Depth::Reads,
-            "speaks" => Depth::Speaks,
-            "follows" => Depth::Follows,
+            "passes" => StepDepth::Passes,
+            "reads" => StepDepth::Reads,
+            "speaks" => StepDepth::Speaks,
+            "follows" => StepDepth::Follows,
             _ => return false,
         };
         endpoint.clone_into(&mut self.endpoint);
@@ -62,29 +62,29 @@ impl RootContext for Root {
     }
 
     fn create_http_context(&self, _id: u32) -> Option<Box<dyn HttpContext>> {
-        Some(Box::new(Stream { depth: self.depth, endpoint: self.endpoint.clone() }))
+        Some(Box::new(StepsStream { depth: self.depth, endpoint: self.endpoint.clone() }))
     }
 }
 
-impl Context for Stream {}
+impl Context for StepsStream {}
 
-impl HttpContext for Stream {
+impl HttpContext for StepsStream {
     fn on_http_request_headers(&mut self, _count: usize, last: bool) -> Action {
-        if self.depth == Depth::Speaks {
+        if self.depth == StepDepth::Speaks {
             std::hint::black_box(self.get_http_request_headers_bytes());
         }
-        if matches!(self.depth, Depth::Passes | Depth::Follows) || last { Action::Continue } else { Action::Pause }
+        if matches!(self.depth, StepDepth::Passes | StepDepth::Follows) || last { Action::Continue } else { Action::Pause }
     }
 
     fn on_http_request_body(&mut self, size: usize, last: bool) -> Action {
-        if matches!(self.depth, Depth::Passes | Depth::Follows) {
+        if matches!(self.depth, StepDepth::Passes | StepDepth::Follows) {
             return Action::Continue;
         }
         if !last {
             return Action::Pause;
         }
         std::hint::black_box(self.get_http_request_body(0, size));
-        if self.depth == Depth::Speaks {
+        if self.depth == StepDepth::Speaks {
             self.set_http_request_header("x-gateway-destination-endpoint", Some(&self.endpoint));
             self.set_http_request_header("x-envoy-retry-on", Some("connect-failure,reset,retriable-status-codes"));
             self.set_http_request_header("x-envoy-max-retries", Some("2"));
@@ -93,7 +93,7 @@ impl HttpContext for Stream {
     }
 
     fn on_http_response_headers(&mut self, _count: usize, _last: bool) -> Action {
-        if self.depth == Depth::Speaks {
+        if self.depth == StepDepth::Speaks {
             std::hint::black_box(self.get_http_response_headers_bytes());
             for path in [["upstream", "address"], ["upstream", "request_attempt_count"], ["response", "code_details"]] {
                 std::hint::black_box(self.get_property(path.to_vec()));
@@ -103,7 +103,7 @@ impl HttpContext for Stream {
     }
 
     fn on_http_response_body(&mut self, size: usize, _last: bool) -> Action {
-        if self.depth == Depth::Follows {
+        if self.depth == StepDepth::Follows {
             std::hint::black_box(self.get_http_response_body(0, size));
         }
         Action::Continue

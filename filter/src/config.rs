@@ -8,10 +8,10 @@ mod value;
 use std::fmt;
 
 use exchange::json::JsonError;
-use exchange::{DecideAt, DestinationFormat, FailureMode, ObjectiveHeader, Settings};
-use scheduler::plugin::for_people;
+use exchange::{DecideAt, DestinationFormat, ExchangeSettings, FailureMode, ObjectiveHeader};
+use scheduler::plugin::readable;
 use scheduler::prefix::{ENTRIES_DEFAULT, ENTRIES_MAX};
-use value::{Fields, Value};
+use value::{ConfigFields, ConfigValue};
 
 /// The most pools one proxy routes to: each costs every worker a prefix index.
 pub const POOLS_MAX: usize = 64;
@@ -29,7 +29,7 @@ pub struct FilterConfig {
     /// The pools; at least one, names distinct.
     pub pools: Vec<PoolConfig>,
     /// How exchanges are handled.
-    pub settings: Settings,
+    pub settings: ExchangeSettings,
     /// Entries of each pool's prefix index, in each worker.
     pub prefix_entries: usize,
     /// How long a VM leads without a sign of life, in ms.
@@ -46,7 +46,7 @@ pub struct StateConfig {
     /// `:authority` of the stream; empty for the cluster's name.
     pub authority: String,
     /// How it is spoken to.
-    pub transport: Transport,
+    pub transport: StateTransport,
     /// A stream silent for this long is opened anew, in ms.
     pub silence_max_ms: u64,
     /// The longest pause between attempts to reach it, in ms.
@@ -55,7 +55,7 @@ pub struct StateConfig {
 
 /// How messages go to the daemon and come from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Transport {
+pub enum StateTransport {
     /// By one gRPC stream.
     Grpc,
     /// By HTTP calls that stand for one.
@@ -76,31 +76,31 @@ pub struct PoolConfig {
 pub struct InvalidConfig {
     /// Path of the field.
     pub field: String,
-    /// What it must be.
+    /// What the value must be.
     pub must: String,
 }
 
 /// One plain field: `path` has a dot for a nested one.
-struct Field {
+struct ConfigField {
     path: &'static str,
-    kind: Kind,
+    kind: FieldKind,
     about: &'static str,
 }
 
-type Get<T> = fn(&FilterConfig) -> T;
-type Set<T> = fn(&mut FilterConfig, T);
+type FieldGetter<T> = fn(&FilterConfig) -> T;
+type FieldSetter<T> = fn(&mut FilterConfig, T);
 
 /// What a field may be, and how it is read and written.
-enum Kind {
-    Number { min: u64, max: u64, get: Get<u64>, set: Set<u64> },
-    Text { shape: Shape, get: Get<String>, set: Set<String> },
-    Flag { get: Get<bool>, set: Set<bool> },
-    Choice { allowed: &'static [&'static str], get: Get<&'static str>, set: Set<&'static str> },
+enum FieldKind {
+    Number { min: u64, max: u64, get: FieldGetter<u64>, set: FieldSetter<u64> },
+    Text { shape: ConfigShape, get: FieldGetter<String>, set: FieldSetter<String> },
+    Flag { get: FieldGetter<bool>, set: FieldSetter<bool> },
+    Choice { allowed: &'static [&'static str], get: FieldGetter<&'static str>, set: FieldSetter<&'static str> },
 }
 
 /// What a text may be.
 #[derive(Clone, Copy)]
-enum Shape {
+enum ConfigShape {
     Name,
     OptionalName,
     Header,
@@ -110,7 +110,7 @@ enum Shape {
 
 macro_rules! number {
     ($min:expr, $max:expr, $($place:ident).+: $t:ty) => {
-        Kind::Number {
+        FieldKind::Number {
             min: $min,
             max: $max,
             get: |c| u64::try_from(c.$($place).+).unwrap_or(u64::MAX),
@@ -121,13 +121,13 @@ macro_rules! number {
 
 macro_rules! text {
     ($shape:ident, $($place:ident).+) => {
-        Kind::Text { shape: Shape::$shape, get: |c| c.$($place).+.clone(), set: |c, v| c.$($place).+ = v }
+        FieldKind::Text { shape: ConfigShape::$shape, get: |c| c.$($place).+.clone(), set: |c, v| c.$($place).+ = v }
     };
 }
 
 macro_rules! flag {
     ($($place:ident).+) => {
-        Kind::Flag { get: |c| c.$($place).+, set: |c, v| c.$($place).+ = v }
+        FieldKind::Flag { get: |c| c.$($place).+, set: |c, v| c.$($place).+ = v }
     };
 }
 
@@ -138,137 +138,145 @@ const TRANSPORTS: &[&str] = &["grpc", "http"];
 const OBJECTIVE_HEADERS: &[&str] = &["ignore", "trust"];
 
 /// Every plain field. Defaults are those of [`FilterConfig::default`].
-const FIELDS: &[Field] = &[
-    Field { path: "state.cluster", kind: text!(Name, state.cluster), about: for_people("Envoy cluster of the daemon's state port") },
-    Field {
+const FIELDS: &[ConfigField] = &[
+    ConfigField { path: "state.cluster", kind: text!(Name, state.cluster), about: readable("Envoy cluster of the daemon's state port") },
+    ConfigField {
         path: "state.authority",
         kind: text!(OptionalName, state.authority),
-        about: for_people(":authority of the stream; empty: the cluster's name"),
+        about: readable(":authority of the stream; empty: the cluster's name"),
     },
-    Field {
+    ConfigField {
         path: "state.transport",
-        kind: Kind::Choice {
+        kind: FieldKind::Choice {
             allowed: TRANSPORTS,
-            get: |c| if c.state.transport == Transport::Http { "http" } else { "grpc" },
-            set: |c, v| c.state.transport = if v == "http" { Transport::Http } else { Transport::Grpc },
+            get: |c| if c.state.transport == StateTransport::Http { "http" } else { "grpc" },
+            set: |c, v| c.state.transport = if v == "http" { StateTransport::Http } else { StateTransport::Grpc },
         },
-        about: for_people("one gRPC stream, or HTTP calls (long polls) where a proxy allows its filters nothing else"),
+        about: readable("one gRPC stream, or HTTP calls (long polls) where a proxy allows its filters nothing else"),
     },
-    Field {
+    ConfigField {
         path: "state.silence_max_ms",
         kind: number!(1_000, 600_000, state.silence_max_ms: u64),
-        about: for_people("a stream silent for this long is opened anew (the daemon speaks at least every 500 ms)"),
+        about: readable("a stream silent for this long is opened anew (the daemon speaks at least every 500 ms)"),
     },
-    Field {
+    ConfigField {
         path: "state.backoff_max_ms",
         kind: number!(100, 600_000, state.backoff_max_ms: u64),
-        about: for_people("longest pause between attempts to reach the daemon"),
+        about: readable("longest pause between attempts to reach the daemon"),
     },
-    Field {
+    ConfigField {
         path: "failure_mode",
-        kind: Kind::Choice {
+        kind: FieldKind::Choice {
             allowed: FAILURE_MODES,
             get: |c| if c.settings.failure_mode == FailureMode::Open { "open" } else { "close" },
             set: |c, v| c.settings.failure_mode = if v == "open" { FailureMode::Open } else { FailureMode::Close },
         },
-        about: for_people("what happens to a request while there has never been state: 503, or any endpoint"),
+        about: readable("what happens to a request while there has never been state: 503, or any endpoint"),
     },
-    Field {
+    ConfigField {
         path: "cold_start_wait_ms",
         kind: number!(0, 60_000, settings.cold_start_wait_ms: u64),
-        about: for_people("how long a request may wait for the first state"),
+        about: readable("how long a request may wait for the first state"),
     },
-    Field {
+    ConfigField {
         path: "decide_at",
-        kind: Kind::Choice {
+        kind: FieldKind::Choice {
             allowed: DECIDE_AT,
             get: |c| if c.settings.decide_at == DecideAt::Headers { "headers" } else { "body" },
             set: |c, v| c.settings.decide_at = if v == "headers" { DecideAt::Headers } else { DecideAt::Body },
         },
-        about: for_people("a request is decided at its last byte, or at its headers, its body unread: where the proxy cannot hold a body"),
+        about: readable("a request is decided at its last byte, or at its headers, its body unread: where the proxy cannot hold a body"),
     },
-    Field {
+    ConfigField {
         path: "model_header",
         kind: text!(Header, settings.model_header),
-        about: for_people("header that names the model where the body is not read"),
+        about: readable("header that names the model where the body is not read"),
     },
-    Field {
+    ConfigField {
         path: "body_limit_bytes",
         kind: number!(1_024, 1 << 30, settings.body_limit_bytes: usize),
-        about: for_people("largest request body on an inference path; keep Envoy's own limit above it"),
+        about: readable("largest request body on an inference path; keep Envoy's own limit above it"),
     },
-    Field {
+    ConfigField {
         path: "destination_format",
-        kind: Kind::Choice {
+        kind: FieldKind::Choice {
             allowed: DESTINATION_FORMATS,
             get: |c| if c.settings.destination_format == DestinationFormat::Single { "single" } else { "list" },
             set: |c, v| {
                 c.settings.destination_format = if v == "single" { DestinationFormat::Single } else { DestinationFormat::List };
             },
         },
-        about: for_people("all ranked endpoints in one header, or the first there and the second in the fallback header"),
+        about: readable("all ranked endpoints in one header, or the first there and the second in the fallback header"),
     },
-    Field { path: "destination_header", kind: text!(Header, settings.destination_header), about: for_people("header of the destination") },
-    Field { path: "fallback_header", kind: text!(Header, settings.fallback_header), about: for_people("header of the second choice") },
-    Field { path: "subset_namespace", kind: text!(Key, settings.subset_namespace), about: for_people("namespace of the subset hint") },
-    Field { path: "subset_key", kind: text!(Key, settings.subset_key), about: for_people("key of the subset hint in it") },
-    Field { path: "ready_path", kind: text!(Path, settings.ready_path), about: for_people("answers 200 once every pool has state") },
-    Field { path: "explain", kind: flag!(settings.explain), about: for_people("clients may ask for the reasons of a decision") },
-    Field {
+    ConfigField {
+        path: "destination_header",
+        kind: text!(Header, settings.destination_header),
+        about: readable("header of the destination"),
+    },
+    ConfigField { path: "fallback_header", kind: text!(Header, settings.fallback_header), about: readable("header of the second choice") },
+    ConfigField { path: "subset_namespace", kind: text!(Key, settings.subset_namespace), about: readable("namespace of the subset hint") },
+    ConfigField { path: "subset_key", kind: text!(Key, settings.subset_key), about: readable("key of the subset hint in it") },
+    ConfigField { path: "ready_path", kind: text!(Path, settings.ready_path), about: readable("answers 200 once every pool has state") },
+    ConfigField { path: "explain", kind: flag!(settings.explain), about: readable("clients may ask for the reasons of a decision") },
+    ConfigField {
         path: "decision_log_one_in",
         kind: number!(0, 1_000_000_000, settings.decision_log_one_in: u32),
-        about: for_people("one of so many decisions is written whole to the access log, for `switchpointd explain`; 0: none"),
+        about: readable("one of so many decisions is written whole to the access log, for `switchpointd explain`; 0: none"),
     },
-    Field {
+    ConfigField {
         path: "decision_log_headers",
         kind: text!(Key, settings.decision_log_headers),
-        about: for_people("request headers shown in it, comma-separated; no other header's value is logged"),
+        about: readable("request headers shown in it, comma-separated; no other header's value is logged"),
     },
-    Field {
+    ConfigField {
         path: "objective_header",
-        kind: Kind::Choice {
+        kind: FieldKind::Choice {
             allowed: OBJECTIVE_HEADERS,
             get: |c| if c.settings.objective_header == ObjectiveHeader::Trust { "trust" } else { "ignore" },
             set: |c, v| {
                 c.settings.objective_header = if v == "trust" { ObjectiveHeader::Trust } else { ObjectiveHeader::Ignore };
             },
         },
-        about: for_people("does x-llm-d-inference-objective give a request its priority; trust it only where clients cannot set it"),
+        about: readable("does x-llm-d-inference-objective give a request its priority; trust it only where clients cannot set it"),
     },
-    Field { path: "retry", kind: flag!(settings.retry), about: for_people("failed attempts go on to the next ranked endpoint") },
-    Field {
+    ConfigField { path: "retry", kind: flag!(settings.retry), about: readable("failed attempts go on to the next ranked endpoint") },
+    ConfigField {
         path: "per_try_timeout_ms",
         kind: number!(0, 3_600_000, settings.per_try_timeout_ms: u64),
-        about: for_people("time one attempt of a streamed request may take to its response headers; 0: no limit"),
+        about: readable("time one attempt of a streamed request may take to its response headers; 0: no limit"),
     },
-    Field {
+    ConfigField {
         path: "prefix_entries",
         kind: number!(0, ENTRIES_MAX as u64, prefix_entries: usize),
-        about: for_people("entries of each pool's prefix index, in each worker; about 8 bytes each"),
+        about: readable("entries of each pool's prefix index, in each worker; about 8 bytes each"),
     },
-    Field { path: "lease_ms", kind: number!(500, 60_000, lease_ms: u64), about: for_people("how long a VM leads without a sign of life") },
-    Field {
+    ConfigField {
+        path: "lease_ms",
+        kind: number!(500, 60_000, lease_ms: u64),
+        about: readable("how long a VM leads without a sign of life"),
+    },
+    ConfigField {
         path: "sharing",
         kind: flag!(sharing),
-        about: for_people("workers and proxies tell each other what they picked and who failed; off only to measure what that brings"),
+        about: readable("workers and proxies tell each other what they picked and who failed; off only to measure what that brings"),
     },
 ];
 
 // === impl FilterConfig ===
 
-/// The defaults beside [`Settings::default`]; `pools` has none.
+/// The defaults beside [`ExchangeSettings::default`]; `pools` has none.
 impl Default for FilterConfig {
     fn default() -> Self {
         Self {
             state: StateConfig {
                 cluster: "switchpoint-state".to_owned(),
                 authority: String::new(),
-                transport: Transport::Grpc,
+                transport: StateTransport::Grpc,
                 silence_max_ms: 5_000,
                 backoff_max_ms: 2_000,
             },
             pools: Vec::new(),
-            settings: Settings::default(),
+            settings: ExchangeSettings::default(),
             prefix_entries: ENTRIES_DEFAULT,
             lease_ms: 3_000,
             sharing: true,
@@ -285,7 +293,7 @@ impl FilterConfig {
         let value = value::parse(json).map_err(not_json)?;
         let mut root = object(value, "configuration")?;
         let mut config = Self { pools: pools(root.remove("pools"))?, ..Self::default() };
-        let mut state = root.remove("state").map_or(Ok(Fields::default()), |v| object(v, "state"))?;
+        let mut state = root.remove("state").map_or(Ok(ConfigFields::default()), |v| object(v, "state"))?;
         for field in FIELDS {
             let value = match field.path.strip_prefix("state.") {
                 Some(key) => state.remove(key),
@@ -331,40 +339,40 @@ pub fn reference() -> String {
     let defaults = FilterConfig::default();
     let mut text =
         String::from("pools (no default): one to 64 of {\"name\", \"clusters\"}: the pools, and the route clusters that mean each\n");
-    for Field { path, kind, about } in FIELDS {
+    for ConfigField { path, kind, about } in FIELDS {
         text.push_str(&format!("{path} ({}): {}: {about}\n", kind.default(&defaults), kind.must()));
     }
     text
 }
 
-// === impl Field ===
+// === impl ConfigField ===
 
-impl Field {
-    fn set(&self, config: &mut FilterConfig, value: Value) -> Result<(), InvalidConfig> {
+impl ConfigField {
+    fn set(&self, config: &mut FilterConfig, value: ConfigValue) -> Result<(), InvalidConfig> {
         self.kind.set(config, value).ok_or_else(|| invalid(self.path, self.kind.must()))
     }
 }
 
-// === impl Kind ===
+// === impl FieldKind ===
 
-impl Kind {
+impl FieldKind {
     /// `None` when the value is not allowed.
-    fn set(&self, config: &mut FilterConfig, value: Value) -> Option<()> {
+    fn set(&self, config: &mut FilterConfig, value: ConfigValue) -> Option<()> {
         match self {
             Self::Number { min, max, set, .. } => {
-                let Value::Number(number) = value else { return None };
+                let ConfigValue::Number(number) = value else { return None };
                 set(config, Some(number).filter(|n| (min..=max).contains(&n))?);
             }
             Self::Text { shape, set, .. } => {
-                let Value::Text(text) = value else { return None };
+                let ConfigValue::Text(text) = value else { return None };
                 set(config, shape.allows(&text).then_some(text)?);
             }
             Self::Flag { set, .. } => {
-                let Value::Flag(flag) = value else { return None };
+                let ConfigValue::Flag(flag) = value else { return None };
                 set(config, flag);
             }
             Self::Choice { allowed, set, .. } => {
-                let Value::Text(text) = value else { return None };
+                let ConfigValue::Text(text) = value else { return None };
                 set(config, allowed.iter().find(|a| **a == text)?);
             }
         }
@@ -390,9 +398,9 @@ impl Kind {
     }
 }
 
-// === impl Shape ===
+// === impl ConfigShape ===
 
-impl Shape {
+impl ConfigShape {
     fn allows(self, text: &str) -> bool {
         let printable = text.bytes().all(|b| b.is_ascii_graphic());
         match self {
@@ -418,9 +426,9 @@ impl Shape {
     }
 }
 
-fn pools(value: Option<Value>) -> Result<Vec<PoolConfig>, InvalidConfig> {
+fn pools(value: Option<ConfigValue>) -> Result<Vec<PoolConfig>, InvalidConfig> {
     let must = || format!("a list of 1 to {POOLS_MAX} pools");
-    let Some(Value::List(items)) = value else { return Err(invalid("pools", must())) };
+    let Some(ConfigValue::List(items)) = value else { return Err(invalid("pools", must())) };
     if items.is_empty() || items.len() > POOLS_MAX {
         return Err(invalid("pools", must()));
     }
@@ -438,20 +446,20 @@ fn pools(value: Option<Value>) -> Result<Vec<PoolConfig>, InvalidConfig> {
     Ok(pools)
 }
 
-fn pool(value: Value, i: usize) -> Result<PoolConfig, InvalidConfig> {
+fn pool(value: ConfigValue, i: usize) -> Result<PoolConfig, InvalidConfig> {
     let path = format!("pools[{i}]");
     let mut fields = object(value, &path)?;
     let name = match fields.remove("name") {
-        Some(Value::Text(name)) if Shape::Name.allows(&name) => name,
-        _ => return Err(invalid(&format!("{path}.name"), Shape::Name.must())),
+        Some(ConfigValue::Text(name)) if ConfigShape::Name.allows(&name) => name,
+        _ => return Err(invalid(&format!("{path}.name"), ConfigShape::Name.must())),
     };
     let must = || invalid(&format!("{path}.clusters"), format!("a list of at most {CLUSTERS_MAX} cluster names"));
     let clusters = match fields.remove("clusters") {
         None => Vec::new(),
-        Some(Value::List(items)) if items.len() <= CLUSTERS_MAX => items
+        Some(ConfigValue::List(items)) if items.len() <= CLUSTERS_MAX => items
             .into_iter()
             .map(|item| match item {
-                Value::Text(cluster) if !cluster.is_empty() => Ok(cluster),
+                ConfigValue::Text(cluster) if !cluster.is_empty() => Ok(cluster),
                 _ => Err(must()),
             })
             .collect::<Result<_, _>>()?,
@@ -461,14 +469,14 @@ fn pool(value: Value, i: usize) -> Result<PoolConfig, InvalidConfig> {
     Ok(PoolConfig { name, clusters })
 }
 
-fn object(value: Value, field: &str) -> Result<Fields, InvalidConfig> {
+fn object(value: ConfigValue, field: &str) -> Result<ConfigFields, InvalidConfig> {
     match value {
-        Value::Object(fields) => Ok(fields),
+        ConfigValue::Object(fields) => Ok(fields),
         _ => Err(invalid(field, "an object".to_owned())),
     }
 }
 
-fn nothing_left(fields: &Fields, prefix: &str) -> Result<(), InvalidConfig> {
+fn nothing_left(fields: &ConfigFields, prefix: &str) -> Result<(), InvalidConfig> {
     match fields.left() {
         None => Ok(()),
         Some(unknown) => Err(invalid(&format!("{prefix}{unknown}"), "left out: there is no such field".to_owned())),
@@ -522,10 +530,10 @@ mod tests {
         let defaults = FilterConfig::default();
         for field in FIELDS {
             let value = match &field.kind {
-                Kind::Number { get, .. } => Value::Number(get(&defaults)),
-                Kind::Text { get, .. } => Value::Text(get(&defaults)),
-                Kind::Flag { get, .. } => Value::Flag(get(&defaults)),
-                Kind::Choice { get, .. } => Value::Text(get(&defaults).to_owned()),
+                FieldKind::Number { get, .. } => ConfigValue::Number(get(&defaults)),
+                FieldKind::Text { get, .. } => ConfigValue::Text(get(&defaults)),
+                FieldKind::Flag { get, .. } => ConfigValue::Flag(get(&defaults)),
+                FieldKind::Choice { get, .. } => ConfigValue::Text(get(&defaults).to_owned()),
             };
             assert!(field.kind.set(&mut FilterConfig::default(), value).is_some(), "{}", field.path);
         }
@@ -542,7 +550,7 @@ mod tests {
                  "per_try_timeout_ms": 9, "prefix_entries": 0, "lease_ms": 500, "sharing": false}"#,
         )
         .unwrap();
-        let settings = Settings {
+        let settings = ExchangeSettings {
             destination_header: "x-d".into(),
             fallback_header: "x-f".into(),
             destination_format: DestinationFormat::Single,
@@ -564,7 +572,7 @@ mod tests {
         let state = StateConfig {
             cluster: "c".into(),
             authority: "a".into(),
-            transport: Transport::Http,
+            transport: StateTransport::Http,
             silence_max_ms: 1000,
             backoff_max_ms: 100,
         };

@@ -10,7 +10,7 @@
 
 use std::cell::RefCell;
 
-use crate::host::{Expect, Host, MetricKind};
+use crate::host::{Host, MetricKind, WriteCondition};
 
 /// What kills the VM that reads it.
 pub const TRAP: &[u8] = b"x-drill-trap";
@@ -58,7 +58,7 @@ pub fn obey(bytes: &[u8]) {
 /// Stands still if told to, busily: a thread cannot sleep here.
 pub fn stall<H: Host>(host: &H, bytes: &[u8]) {
     let told = bytes.windows(STALL.len()).any(|word| word == STALL);
-    if told && host.share("switchpoint/1/drill/stalled", b"1", Expect::Absent).is_ok() {
+    if told && host.share("switchpoint/1/drill/stalled", b"1", WriteCondition::Absent).is_ok() {
         log::error!("standing still, as told by a drill");
         let until = host.now().plus_ms(STALL_MS);
         while host.now() < until {}

@@ -12,16 +12,16 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
-use exchange::Time;
+use exchange::Timestamp;
 
-use crate::host::{Buffer, Expect, Host, HostError, Map, MetricKind, Result, Shared};
+use crate::host::{BodyBuffer, HeaderMap, Host, HostError, MetricKind, Result, SharedValue, WriteCondition};
 use crate::pairs;
 
-type Hook = Box<dyn FnOnce()>;
+type FakeHook = Box<dyn FnOnce()>;
 
 /// A call to the host that may fail, so that a test can make it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Call {
+pub enum FakeCall {
     Shared,
     Share,
     QueueRegister,
@@ -49,10 +49,10 @@ pub enum Call {
 
 /// The process.
 #[derive(Clone, Default)]
-pub struct FakeHost(Rc<Process>);
+pub struct FakeHost(Rc<FakeProcess>);
 
 #[derive(Default)]
-pub struct Process {
+pub struct FakeProcess {
     pub now_ms: Cell<u64>,
     pub shared: RefCell<BTreeMap<String, (Vec<u8>, u32)>>,
     pub writes: Cell<u32>,
@@ -76,20 +76,20 @@ pub struct Process {
     pub answer: RefCell<Vec<(String, String)>>,
     /// Replies, resumptions and the like, in order, as text.
     pub log: RefCell<Vec<String>>,
-    pub gone: RefCell<Vec<u32>>,
+    pub removed: RefCell<Vec<u32>>,
     pub metrics: RefCell<BTreeMap<String, u64>>,
     metric_names: RefCell<Vec<String>>,
     entropy: Cell<u64>,
-    hook: RefCell<Option<Hook>>,
-    failing: RefCell<BTreeSet<Call>>,
+    hook: RefCell<Option<FakeHook>>,
+    failing: RefCell<BTreeSet<FakeCall>>,
     /// How many calls go through before one fails.
     fails_after: Cell<Option<u32>>,
 }
 
 impl std::ops::Deref for FakeHost {
-    type Target = Process;
+    type Target = FakeProcess;
 
-    fn deref(&self) -> &Process {
+    fn deref(&self) -> &FakeProcess {
         &self.0
     }
 }
@@ -107,7 +107,7 @@ impl FakeHost {
     }
 
     /// From now on every call of these kinds fails, and no other.
-    pub fn fail(&self, kinds: &[Call]) {
+    pub fn fail(&self, kinds: &[FakeCall]) {
         *self.failing.borrow_mut() = kinds.iter().copied().collect();
     }
 
@@ -116,7 +116,7 @@ impl FakeHost {
         self.fails_after.set(Some(count));
     }
 
-    fn may_fail(&self, call: Call) -> Result<()> {
+    fn may_fail(&self, call: FakeCall) -> Result<()> {
         let left = self.fails_after.get();
         self.fails_after.set(left.and_then(|left| left.checked_sub(1)));
         if left == Some(0) || self.failing.borrow().contains(&call) { Err(HostError::INTERNAL) } else { Ok(()) }
@@ -138,18 +138,18 @@ impl FakeHost {
         self.metrics.borrow().get(name).copied().unwrap_or(0)
     }
 
-    fn map(&self, map: Map) -> &RefCell<Vec<(String, String)>> {
+    fn map(&self, map: HeaderMap) -> &RefCell<Vec<(String, String)>> {
         match map {
-            Map::Request => &self.request,
-            Map::Response => &self.response,
-            Map::Answer => &self.answer,
+            HeaderMap::Request => &self.request,
+            HeaderMap::Response => &self.response,
+            HeaderMap::Answer => &self.answer,
         }
     }
 }
 
 impl Host for FakeHost {
-    fn now(&self) -> Time {
-        Time(0).plus_ms(self.now_ms.get())
+    fn now(&self) -> Timestamp {
+        Timestamp(0).plus_ms(self.now_ms.get())
     }
 
     fn entropy(&self) -> u64 {
@@ -157,22 +157,22 @@ impl Host for FakeHost {
         self.entropy.get()
     }
 
-    fn shared(&self, key: &str) -> Result<Option<Shared>> {
-        self.may_fail(Call::Shared)?;
+    fn shared(&self, key: &str) -> Result<Option<SharedValue>> {
+        self.may_fail(FakeCall::Shared)?;
         self.reads.set(self.reads.get() + 1);
-        Ok(self.shared.borrow().get(key).map(|(bytes, token)| Shared { bytes: bytes.clone(), token: *token }))
+        Ok(self.shared.borrow().get(key).map(|(bytes, token)| SharedValue { bytes: bytes.clone(), token: *token }))
     }
 
-    fn share(&self, key: &str, value: &[u8], expect: Expect) -> Result<()> {
-        self.may_fail(Call::Share)?;
+    fn share(&self, key: &str, value: &[u8], expect: WriteCondition) -> Result<()> {
+        self.may_fail(FakeCall::Share)?;
         let hook = self.hook.borrow_mut().take();
         if let Some(hook) = hook {
             hook();
         }
         let held = self.shared.borrow().get(key).map(|(_, token)| *token);
         match (expect, held) {
-            (Expect::Absent, Some(_)) => return Err(HostError::CONFLICT),
-            (Expect::Token(token), Some(held)) if token != held => return Err(HostError::CONFLICT),
+            (WriteCondition::Absent, Some(_)) => return Err(HostError::CONFLICT),
+            (WriteCondition::Token(token), Some(held)) if token != held => return Err(HostError::CONFLICT),
             _ => {}
         }
         self.writes.set(self.writes.get() + 1);
@@ -181,7 +181,7 @@ impl Host for FakeHost {
     }
 
     fn queue_register(&self, name: &str) -> Result<u32> {
-        self.may_fail(Call::QueueRegister)?;
+        self.may_fail(FakeCall::QueueRegister)?;
         let mut queues = self.queues.borrow_mut();
         let position = queues.iter().position(|(n, _)| n == name).unwrap_or_else(|| {
             queues.push((name.to_owned(), VecDeque::new()));
@@ -191,7 +191,7 @@ impl Host for FakeHost {
     }
 
     fn queue_push(&self, queue: u32, item: &[u8]) -> Result<()> {
-        self.may_fail(Call::QueuePush)?;
+        self.may_fail(FakeCall::QueuePush)?;
         let mut queues = self.queues.borrow_mut();
         let (_, items) = queues.get_mut(queue as usize - 1).ok_or(HostError::NOT_FOUND)?;
         items.push_back(item.to_vec());
@@ -199,14 +199,14 @@ impl Host for FakeHost {
     }
 
     fn queue_pop(&self, queue: u32) -> Result<Option<Vec<u8>>> {
-        self.may_fail(Call::QueuePop)?;
+        self.may_fail(FakeCall::QueuePop)?;
         let mut queues = self.queues.borrow_mut();
         let (_, items) = queues.get_mut(queue as usize - 1).ok_or(HostError::NOT_FOUND)?;
         Ok(items.pop_front())
     }
 
     fn stream_open(&self, upstream: &str, service: &str, method: &str) -> Result<u32> {
-        self.may_fail(Call::StreamOpen)?;
+        self.may_fail(FakeCall::StreamOpen)?;
         assert!(upstream.contains("switchpoint-state"));
         assert_eq!((service, method), ("switchpoint.state.v1.StateService", "Stream"));
         self.streams.borrow_mut().push(true);
@@ -214,7 +214,7 @@ impl Host for FakeHost {
     }
 
     fn stream_send(&self, stream: u32, message: &[u8]) -> Result<()> {
-        self.may_fail(Call::StreamSend)?;
+        self.may_fail(FakeCall::StreamSend)?;
         if !self.streams.borrow()[stream as usize - 1] {
             return Err(HostError::NOT_FOUND);
         }
@@ -223,13 +223,13 @@ impl Host for FakeHost {
     }
 
     fn stream_cancel(&self, stream: u32) -> Result<()> {
-        self.may_fail(Call::StreamCancel)?;
+        self.may_fail(FakeCall::StreamCancel)?;
         self.streams.borrow_mut()[stream as usize - 1] = false;
         Ok(())
     }
 
     fn call(&self, cluster: &str, headers: &[(&str, &str)], body: &[u8], timeout_ms: u64) -> Result<u32> {
-        self.may_fail(Call::Call)?;
+        self.may_fail(FakeCall::Call)?;
         assert!(cluster == "switchpoint-state" && timeout_ms > 0);
         let value = |name: &str| headers.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned()).unwrap();
         assert_eq!((value(":method").as_str(), value(":authority").as_str()), ("POST", "switchpoint-state"));
@@ -242,7 +242,7 @@ impl Host for FakeHost {
     }
 
     fn property(&self, path: &[&str]) -> Result<Option<Vec<u8>>> {
-        self.may_fail(Call::Property)?;
+        self.may_fail(FakeCall::Property)?;
         let path = path.join(".");
         if self.unreadable.borrow().contains(&path) {
             return Err(HostError::INTERNAL);
@@ -251,39 +251,39 @@ impl Host for FakeHost {
     }
 
     fn property_set(&self, name: &str, value: &[u8]) -> Result<()> {
-        self.may_fail(Call::PropertySet)?;
+        self.may_fail(FakeCall::PropertySet)?;
         self.properties.borrow_mut().insert(name.to_owned(), value.to_vec());
         Ok(())
     }
 
-    fn headers(&self, map: Map) -> Result<Vec<u8>> {
-        self.may_fail(Call::Headers)?;
+    fn headers(&self, map: HeaderMap) -> Result<Vec<u8>> {
+        self.may_fail(FakeCall::Headers)?;
         let headers = self.map(map).borrow();
         Ok(pairs::serialize(&headers.iter().map(|(n, v)| (n.as_str(), v.as_str())).collect::<Vec<_>>()))
     }
 
-    fn header_set(&self, map: Map, name: &str, value: &[u8]) -> Result<()> {
-        self.may_fail(Call::HeaderSet)?;
+    fn header_set(&self, map: HeaderMap, name: &str, value: &[u8]) -> Result<()> {
+        self.may_fail(FakeCall::HeaderSet)?;
         self.map(map).borrow_mut().retain(|(n, _)| n != name);
         self.map(map).borrow_mut().push((name.to_owned(), String::from_utf8_lossy(value).into_owned()));
         Ok(())
     }
 
-    fn header_remove(&self, map: Map, name: &str) -> Result<()> {
-        self.may_fail(Call::HeaderRemove)?;
+    fn header_remove(&self, map: HeaderMap, name: &str) -> Result<()> {
+        self.may_fail(FakeCall::HeaderRemove)?;
         self.map(map).borrow_mut().retain(|(n, _)| n != name);
         Ok(())
     }
 
-    fn buffer(&self, buffer: Buffer, size: usize) -> Result<Vec<u8>> {
-        self.may_fail(Call::Buffer)?;
+    fn buffer(&self, buffer: BodyBuffer, size: usize) -> Result<Vec<u8>> {
+        self.may_fail(FakeCall::Buffer)?;
         let mut bytes = self.buffers.borrow().get(&(buffer as u32)).cloned().unwrap_or_default();
         bytes.truncate(size);
         Ok(bytes)
     }
 
-    fn buffer_replace(&self, buffer: Buffer, size: usize, bytes: &[u8]) -> Result<()> {
-        self.may_fail(Call::BufferReplace)?;
+    fn buffer_replace(&self, buffer: BodyBuffer, size: usize, bytes: &[u8]) -> Result<()> {
+        self.may_fail(FakeCall::BufferReplace)?;
         if self.read_only.get() {
             return Err(HostError::INTERNAL);
         }
@@ -295,20 +295,20 @@ impl Host for FakeHost {
     }
 
     fn reply(&self, status: u16, _headers: &[u8], body: &[u8]) -> Result<()> {
-        self.may_fail(Call::Reply)?;
+        self.may_fail(FakeCall::Reply)?;
         self.note(format!("reply {status} {}", String::from_utf8_lossy(body)));
         Ok(())
     }
 
     fn resume_request(&self) -> Result<()> {
-        self.may_fail(Call::ResumeRequest)?;
+        self.may_fail(FakeCall::ResumeRequest)?;
         self.note("resume");
         Ok(())
     }
 
     fn focus(&self, context: u32) -> Result<()> {
-        self.may_fail(Call::Focus)?;
-        if self.gone.borrow().contains(&context) {
+        self.may_fail(FakeCall::Focus)?;
+        if self.removed.borrow().contains(&context) {
             return Err(HostError::NOT_FOUND);
         }
         self.note(format!("focus {context}"));
@@ -316,26 +316,26 @@ impl Host for FakeHost {
     }
 
     fn tick_period(&self, period_ms: u32) -> Result<()> {
-        self.may_fail(Call::TickPeriod)?;
+        self.may_fail(FakeCall::TickPeriod)?;
         self.note(format!("tick every {period_ms} ms"));
         Ok(())
     }
 
     fn metric(&self, _kind: MetricKind, name: &str) -> Result<u32> {
-        self.may_fail(Call::Metric)?;
+        self.may_fail(FakeCall::Metric)?;
         self.metric_names.borrow_mut().push(name.to_owned());
         Ok(u32::try_from(self.metric_names.borrow().len()).unwrap() - 1)
     }
 
     fn metric_add(&self, metric: u32, amount: i64) -> Result<()> {
-        self.may_fail(Call::MetricAdd)?;
+        self.may_fail(FakeCall::MetricAdd)?;
         let name = self.metric_names.borrow()[metric as usize].clone();
         *self.metrics.borrow_mut().entry(name).or_default() += u64::try_from(amount).unwrap();
         Ok(())
     }
 
     fn metric_record(&self, metric: u32, value: u64) -> Result<()> {
-        self.may_fail(Call::MetricRecord)?;
+        self.may_fail(FakeCall::MetricRecord)?;
         let name = self.metric_names.borrow()[metric as usize].clone();
         self.metrics.borrow_mut().insert(name, value);
         Ok(())
@@ -354,12 +354,12 @@ pub fn endpoints(count: usize) -> Vec<String> {
     (1..u16::MAX).map(|port| format!("10.0.0.1:{port}")).filter(|address| slots.insert(slot(address))).take(count).collect()
 }
 
-/// A roster of ready endpoints at these addresses; an address always has the same identity. The model `alias` is sent as `served`.
-pub fn roster_message(pool: &str, version: scheduler::Version, addresses: &[&str]) -> Vec<u8> {
-    use proto::state::{self, daemon_message::Message::Roster};
+/// A pool update of ready endpoints at these addresses; an address always has the same identity. The model `alias` is sent as `served`.
+pub fn pool_update_message(pool: &str, version: scheduler::Version, addresses: &[&str]) -> Vec<u8> {
+    use proto::state::{self, daemon_message::Message::PoolUpdate};
     let endpoint = |address: &&str| state::Endpoint {
         slot: slot(address),
-        incarnation: 1,
+        generation: 1,
         name: (*address).into(),
         address: (*address).into(),
         ready: true,
@@ -378,7 +378,7 @@ pub fn roster_message(pool: &str, version: scheduler::Version, addresses: &[&str
     };
     let target = state::Target { model: "served".into(), weight: None };
     let rewrite = state::Rewrite { models: vec!["alias".into()], targets: vec![target] };
-    let roster = state::Roster {
+    let pool_update = state::PoolUpdate {
         pool: pool.into(),
         version: Some(state::Version { term: version.term, sequence: version.sequence }),
         endpoints: addresses.iter().map(endpoint).collect(),
@@ -386,9 +386,9 @@ pub fn roster_message(pool: &str, version: scheduler::Version, addresses: &[&str
         objects: Some(state::Objects { rewrites: vec![rewrite], ..state::Objects::default() }),
         hash_secret: 1,
         staleness_max_ms: 2_000,
-        ..state::Roster::default()
+        ..state::PoolUpdate::default()
     };
-    encode(Roster(roster))
+    encode(PoolUpdate(pool_update))
 }
 
 /// Metrics with these queue depths.
@@ -397,7 +397,7 @@ pub fn metrics_message(pool: &str, version: scheduler::Version, sequence: u64, q
     let n = queues.len();
     encode(Metrics(state::Metrics {
         pool: pool.into(),
-        roster: Some(state::Version { term: version.term, sequence: version.sequence }),
+        pool_update: Some(state::Version { term: version.term, sequence: version.sequence }),
         sequence,
         queue_depth: queues.to_vec(),
         running_requests: vec![0.0; n],

@@ -7,7 +7,7 @@
 
 use std::fmt;
 
-use exchange::Time;
+use exchange::Timestamp;
 
 /// A status of the host other than success. The host's or our fault, never a client's; the same call will fare the same in this phase.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub type Result<T, E = HostError> = core::result::Result<T, E>;
 
 /// Which headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Map {
+pub enum HeaderMap {
     /// Of the request.
     Request = 0,
     /// Of the response.
@@ -29,7 +29,7 @@ pub enum Map {
 
 /// Which bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Buffer {
+pub enum BodyBuffer {
     /// The request body as far as it is held.
     RequestBody = 0,
     /// This piece of the response body.
@@ -55,7 +55,7 @@ pub enum MetricKind {
 
 /// What a shared value must be for a write to go through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Expect {
+pub enum WriteCondition {
     /// Anything.
     Any,
     /// Not there.
@@ -66,7 +66,7 @@ pub enum Expect {
 
 /// A shared value and the token of its last write.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shared {
+pub struct SharedValue {
     /// The value.
     pub bytes: Vec<u8>,
     /// Changes with every write.
@@ -79,13 +79,13 @@ pub struct Shared {
 /// So a cell may be open during a call. It must not be during a call to anything of ours that opens it again.
 pub trait Host: Clone + 'static {
     /// Monotonic time, the same clock for all VMs of a process.
-    fn now(&self) -> Time;
+    fn now(&self) -> Timestamp;
     /// Random bits.
     fn entropy(&self) -> u64;
     /// Reads shared data. An empty value is one that was removed: both are `None`, but only a value ever written has a token.
-    fn shared(&self, key: &str) -> Result<Option<Shared>>;
+    fn shared(&self, key: &str) -> Result<Option<SharedValue>>;
     /// Writes shared data; [`HostError::CONFLICT`] when it is not as expected.
-    fn share(&self, key: &str, value: &[u8], expect: Expect) -> Result<()>;
+    fn share(&self, key: &str, value: &[u8], expect: WriteCondition) -> Result<()>;
     /// Makes the current root context the one consumer of a queue; returns its number.
     fn queue_register(&self, name: &str) -> Result<u32>;
     /// Appends to a queue, and wakes its consumer.
@@ -107,15 +107,15 @@ pub trait Host: Clone + 'static {
     /// Sets a property of the stream, which the access log shows as the filter state `wasm.<name>`.
     fn property_set(&self, name: &str, value: &[u8]) -> Result<()>;
     /// All headers, as serialized pairs. Only while the headers callback runs, or while it is held.
-    fn headers(&self, map: Map) -> Result<Vec<u8>>;
+    fn headers(&self, map: HeaderMap) -> Result<Vec<u8>>;
     /// Sets a header to one value.
-    fn header_set(&self, map: Map, name: &str, value: &[u8]) -> Result<()>;
+    fn header_set(&self, map: HeaderMap, name: &str, value: &[u8]) -> Result<()>;
     /// Removes all values of a header.
-    fn header_remove(&self, map: Map, name: &str) -> Result<()>;
+    fn header_remove(&self, map: HeaderMap, name: &str) -> Result<()>;
     /// Reads at most `size` bytes of a buffer.
-    fn buffer(&self, buffer: Buffer, size: usize) -> Result<Vec<u8>>;
+    fn buffer(&self, buffer: BodyBuffer, size: usize) -> Result<Vec<u8>>;
     /// Replaces the first `size` bytes of a body that can be read now. The host replaces nothing but a beginning.
-    fn buffer_replace(&self, buffer: Buffer, size: usize, bytes: &[u8]) -> Result<()>;
+    fn buffer_replace(&self, buffer: BodyBuffer, size: usize, bytes: &[u8]) -> Result<()>;
     /// Answers the request; `headers` are serialized pairs. Takes effect when the callback returns.
     fn reply(&self, status: u16, headers: &[u8], body: &[u8]) -> Result<()>;
     /// Lets a held request go on. Its headers cannot be changed from here on.
@@ -294,10 +294,10 @@ mod wasm {
 
     // SAFETY of every call below: pointers and sizes are those of live slices or of locals, and the host only uses them during the call.
     impl Host for ProxyWasm {
-        fn now(&self) -> Time {
+        fn now(&self) -> Timestamp {
             let mut time = 0;
             let _ = unsafe { clock_time_get(MONOTONIC, 1, &raw mut time) };
-            Time(time)
+            Timestamp(time)
         }
 
         fn entropy(&self) -> u64 {
@@ -306,23 +306,23 @@ mod wasm {
             u64::from_le_bytes(bits)
         }
 
-        fn shared(&self, key: &str) -> Result<Option<Shared>> {
+        fn shared(&self, key: &str) -> Result<Option<SharedValue>> {
             let mut token = 0;
             let read = bytes(|data, size| unsafe { proxy_get_shared_data(key.as_ptr(), key.len(), data, size, &raw mut token) });
             match read {
-                Ok(bytes) => Ok(Some(Shared { bytes, token })),
+                Ok(bytes) => Ok(Some(SharedValue { bytes, token })),
                 Err(HostError::NOT_FOUND) => Ok(None),
                 Err(error) => Err(error),
             }
         }
 
-        fn share(&self, key: &str, value: &[u8], expect: Expect) -> Result<()> {
+        fn share(&self, key: &str, value: &[u8], expect: WriteCondition) -> Result<()> {
             #[cfg(feature = "drill")]
             crate::drill::wrote(self, key);
             let cas = match expect {
-                Expect::Any => 0,
-                Expect::Absent => ABSENT,
-                Expect::Token(token) => token,
+                WriteCondition::Any => 0,
+                WriteCondition::Absent => ABSENT,
+                WriteCondition::Token(token) => token,
             };
             check(unsafe { proxy_set_shared_data(key.as_ptr(), key.len(), value.as_ptr(), value.len(), cas) })
         }
@@ -384,19 +384,19 @@ mod wasm {
             check(unsafe { proxy_set_property(name.as_ptr(), name.len(), value.as_ptr(), value.len()) })
         }
 
-        fn headers(&self, map: Map) -> Result<Vec<u8>> {
+        fn headers(&self, map: HeaderMap) -> Result<Vec<u8>> {
             bytes(|data, size| unsafe { proxy_get_header_map_pairs(map as u32, data, size) })
         }
 
-        fn header_set(&self, map: Map, name: &str, value: &[u8]) -> Result<()> {
+        fn header_set(&self, map: HeaderMap, name: &str, value: &[u8]) -> Result<()> {
             check(unsafe { proxy_replace_header_map_value(map as u32, name.as_ptr(), name.len(), value.as_ptr(), value.len()) })
         }
 
-        fn header_remove(&self, map: Map, name: &str) -> Result<()> {
+        fn header_remove(&self, map: HeaderMap, name: &str) -> Result<()> {
             check(unsafe { proxy_remove_header_map_value(map as u32, name.as_ptr(), name.len()) })
         }
 
-        fn buffer(&self, buffer: Buffer, size: usize) -> Result<Vec<u8>> {
+        fn buffer(&self, buffer: BodyBuffer, size: usize) -> Result<Vec<u8>> {
             match bytes(|data, read| unsafe { proxy_get_buffer_bytes(buffer as u32, 0, size, data, read) }) {
                 // The host's word for a body without bytes.
                 Err(HostError::NOT_FOUND) => Ok(Vec::new()),
@@ -404,7 +404,7 @@ mod wasm {
             }
         }
 
-        fn buffer_replace(&self, buffer: Buffer, size: usize, bytes: &[u8]) -> Result<()> {
+        fn buffer_replace(&self, buffer: BodyBuffer, size: usize, bytes: &[u8]) -> Result<()> {
             check(unsafe { proxy_set_buffer_bytes(buffer as u32, 0, size, bytes.as_ptr(), bytes.len()) })
         }
 

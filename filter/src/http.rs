@@ -1,6 +1,6 @@
-//! One HTTP stream of the proxy: each callback is one call into [`Hosted`] and one translation to an [`Action`].
+//! One HTTP stream of the proxy: each callback is one call into [`HttpStream`] and one translation to an [`Action`].
 
-mod hosted;
+mod http_stream;
 mod stage;
 
 use std::cell::RefCell;
@@ -9,41 +9,41 @@ use std::rc::Rc;
 pub use proxy_wasm::traits::{Context, HttpContext};
 use proxy_wasm::types::Action;
 
-use self::hosted::Hosted;
-use self::stage::Flow;
+use self::http_stream::HttpStream;
+use self::stage::FilterAction;
 use crate::config::FilterConfig;
 use crate::host::Host;
-use crate::state::Vm;
+use crate::state::VmState;
 
 /// The context the proxy knows. A parked request's VM holds what is in it, too.
-pub struct Http<H: Host>(Rc<Hosted<H>>);
+pub struct HttpStreamContext<H: Host>(Rc<HttpStream<H>>);
 
-// === impl Http ===
+// === impl HttpStreamContext ===
 
-impl<H: Host> Http<H> {
+impl<H: Host> HttpStreamContext<H> {
     /// A stream that has only just begun.
-    pub fn new(id: u32, host: H, vm: Rc<RefCell<Vm<H>>>, config: Rc<FilterConfig>) -> Self {
-        Self(Hosted::new(id, host, vm, config))
+    pub fn new(id: u32, host: H, vm: Rc<RefCell<VmState<H>>>, config: Rc<FilterConfig>) -> Self {
+        Self(HttpStream::new(id, host, vm, config))
     }
 }
 
-impl From<Flow> for Action {
-    fn from(flow: Flow) -> Self {
+impl From<FilterAction> for Action {
+    fn from(flow: FilterAction) -> Self {
         match flow {
-            Flow::Go => Self::Continue,
-            Flow::Hold => Self::Pause,
+            FilterAction::Go => Self::Continue,
+            FilterAction::Hold => Self::Pause,
         }
     }
 }
 
-impl<H: Host> Context for Http<H> {
+impl<H: Host> Context for HttpStreamContext<H> {
     fn on_done(&mut self) -> bool {
         self.0.end();
         true
     }
 }
 
-impl<H: Host> HttpContext for Http<H> {
+impl<H: Host> HttpContext for HttpStreamContext<H> {
     fn on_http_request_headers(&mut self, _: usize, end_of_stream: bool) -> Action {
         self.0.request_headers(end_of_stream).into()
     }

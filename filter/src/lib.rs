@@ -21,7 +21,7 @@ pub mod root;
 #[cfg(feature = "drill")]
 pub mod sharing_cost;
 pub mod state;
-pub mod stream;
+pub mod state_link;
 
 #[cfg(target_arch = "wasm32")]
 mod entry {
@@ -29,8 +29,8 @@ mod entry {
     use std::rc::Rc;
 
     use crate::host::{ProxyWasm, install_logger};
-    use crate::root::Root;
-    use crate::state::Vm;
+    use crate::root::FilterRoot;
+    use crate::state::VmState;
 
     thread_local! {
         /// The VM is one thread: all root contexts that ever live in it share this.

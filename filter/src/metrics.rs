@@ -2,13 +2,13 @@
 //!
 //! Counters and histograms are of all VMs of a process together; the gauges are set by the VM that leads.
 
-use scheduler::plugin::for_people;
+use scheduler::plugin::readable;
 
 use crate::host::{Host, MetricKind};
 
 /// A statistic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Metric {
+pub struct DefinedMetric {
     name: &'static str,
     kind: MetricKind,
     about: &'static str,
@@ -22,7 +22,7 @@ macro_rules! metrics {
         pub enum Stat { $(#[doc = $about] $id,)+ }
 
         /// The table, in the order of [`Stat`].
-        const METRICS: &[Metric] = &[$(Metric { name: $name, kind: MetricKind::$kind, about: for_people($about) },)+];
+        const METRICS: &[DefinedMetric] = &[$(DefinedMetric { name: $name, kind: MetricKind::$kind, about: readable($about) },)+];
     };
 }
 
@@ -43,30 +43,30 @@ metrics! {
     EstimatedTokens: Counter "switchpoint_estimated_completion_tokens_total", "Output tokens where engines reported none: counted by events.";
     PlacementsLost: Counter "switchpoint_placements_lost_total", "Ring segments of other workers that were overwritten before they were read.";
     ShareDelayUs: Histogram "switchpoint_share_delay_us", "Time from what is told to other proxies until they hear of it, in µs, as measured there and back.";
-    RostersApplied: Counter "switchpoint_state_rosters_total", "Rosters taken over from the daemon.";
+    PoolUpdatesApplied: Counter "switchpoint_state_pool_updates_total", "Pool updates taken over from the daemon.";
     MetricsApplied: Counter "switchpoint_state_metrics_total", "Metrics taken over from the daemon.";
     LearnedApplied: Counter "switchpoint_state_learned_total", "Models taken over from the daemon.";
     Refused: Counter "switchpoint_state_refused_total", "Messages of the daemon refused whole.";
-    Poisoned: Counter "switchpoint_state_poisoned_total", "Messages refused because a VM was lost decoding them.";
+    CrashGuarded: Counter "switchpoint_state_crash_guarded_total", "Messages refused because a VM was lost decoding them.";
     StreamsOpened: Counter "switchpoint_state_streams_total", "Streams opened to the daemon.";
     LeadersElected: Counter "switchpoint_state_leaders_total", "Times a VM became leader.";
     Connected: Gauge "switchpoint_state_connected", "Whether the daemon is heard: 1 or 0.";
     AgeMs: Gauge "switchpoint_state_age_ms", "Time since the daemon was last heard, in ms.";
     Endpoints: Gauge "switchpoint_state_endpoints", "Endpoints in all pools.";
-    WithoutSeat: Gauge "switchpoint_vms_without_seat", "Worker VMs that pick by what they know themselves, because all seats are taken.";
+    WithoutVmSlot: Gauge "switchpoint_vms_without_vm_slot", "Worker VMs that pick by what they know themselves, because all VM slots are taken.";
     HostErrors: Counter "switchpoint_host_errors_total", "Calls the proxy refused that it should not have.";
 }
 
 /// The statistics, as far as the proxy gave them out.
 #[derive(Clone, Debug)]
-pub struct Metrics<H> {
+pub struct FilterMetrics<H> {
     host: H,
     numbers: Vec<Option<u32>>,
 }
 
-// === impl Metrics ===
+// === impl FilterMetrics ===
 
-impl<H: Host> Metrics<H> {
+impl<H: Host> FilterMetrics<H> {
     /// Finds or makes every statistic.
     pub fn new(host: H) -> Self {
         let numbers = METRICS.iter().map(|metric| host.metric(metric.kind, metric.name).ok()).collect();
@@ -100,7 +100,7 @@ impl<H: Host> Metrics<H> {
 /// The reference of the statistics: a line for each.
 #[must_use]
 pub fn reference() -> String {
-    METRICS.iter().map(|Metric { name, kind, about }| format!("{name} ({kind:?}): {about}\n")).collect()
+    METRICS.iter().map(|DefinedMetric { name, kind, about }| format!("{name} ({kind:?}): {about}\n")).collect()
 }
 
 #[cfg(test)]

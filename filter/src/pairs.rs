@@ -2,15 +2,15 @@
 
 /// The headers of a serialized map, in order. Where the bytes break off, so does the iteration.
 #[derive(Clone, Debug)]
-pub struct Pairs<'b> {
+pub struct HeaderPairs<'b> {
     left: usize,
     sizes: &'b [u8],
     values: &'b [u8],
 }
 
-// === impl Pairs ===
+// === impl HeaderPairs ===
 
-impl<'b> Pairs<'b> {
+impl<'b> HeaderPairs<'b> {
     /// Reads the frame; no pairs when it is broken.
     #[must_use]
     pub fn new(bytes: &'b [u8]) -> Self {
@@ -37,7 +37,7 @@ impl<'b> Pairs<'b> {
     }
 }
 
-impl<'b> Iterator for Pairs<'b> {
+impl<'b> Iterator for HeaderPairs<'b> {
     type Item = (&'b [u8], &'b [u8]);
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -82,7 +82,8 @@ mod tests {
     fn what_is_written_is_read() {
         let pairs = [(":method", "POST"), ("x-empty", ""), ("x-nul", "a\0b")];
         let bytes = serialize(&pairs);
-        let read: Vec<_> = Pairs::new(&bytes).map(|(n, v)| (std::str::from_utf8(n).unwrap(), std::str::from_utf8(v).unwrap())).collect();
+        let read: Vec<_> =
+            HeaderPairs::new(&bytes).map(|(n, v)| (std::str::from_utf8(n).unwrap(), std::str::from_utf8(v).unwrap())).collect();
         assert_eq!(read, pairs);
     }
 
@@ -91,14 +92,14 @@ mod tests {
         let pairs = [("a", "1"), ("bb", "22"), ("ccc", "333")];
         let bytes = serialize(&pairs);
         for cut in 0..bytes.len() {
-            assert!(Pairs::new(&bytes[..cut]).count() < 3, "{cut}");
+            assert!(HeaderPairs::new(&bytes[..cut]).count() < 3, "{cut}");
         }
     }
 
     proptest::proptest! {
         #[test]
         fn any_bytes_are_survived(bytes: Vec<u8>) {
-            proptest::prop_assert!(Pairs::new(&bytes).count() <= bytes.len() / 8);
+            proptest::prop_assert!(HeaderPairs::new(&bytes).count() <= bytes.len() / 8);
         }
     }
 }

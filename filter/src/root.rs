@@ -7,31 +7,31 @@ use proxy_wasm::traits::{Context, HttpContext, RootContext};
 use proxy_wasm::types::ContextType;
 
 use crate::config::FilterConfig;
-use crate::host::{Buffer, Host};
-use crate::http::Http;
-use crate::state::{TICK_MS, Vm, Waiting};
-use crate::stream::Answer;
+use crate::host::{BodyBuffer, Host};
+use crate::http::HttpStreamContext;
+use crate::state::{ParkedRequest, TICK_MS, VmState};
+use crate::state_link::CallResponse;
 
 /// A root context: one plugin configuration in one VM.
-pub struct Root<H: Host> {
+pub struct FilterRoot<H: Host> {
     id: u32,
     host: H,
-    vm: Rc<RefCell<Vm<H>>>,
+    vm: Rc<RefCell<VmState<H>>>,
     config: Rc<FilterConfig>,
 }
 
-// === impl Root ===
+// === impl FilterRoot ===
 
-impl<H: Host> Root<H> {
+impl<H: Host> FilterRoot<H> {
     /// A root context before its configuration, which makes every request pass.
-    pub fn new(id: u32, host: H, vm: Rc<RefCell<Vm<H>>>) -> Self {
+    pub fn new(id: u32, host: H, vm: Rc<RefCell<VmState<H>>>) -> Self {
         Self { id, host, vm, config: Rc::default() }
     }
 
     /// Reads a configuration; what is wrong with it, for people.
     fn configure(&mut self, size: usize) -> Result<(), String> {
         self.host.follow_log_level();
-        let bytes = self.host.buffer(Buffer::Configuration, size).map_err(|e| format!("the configuration could not be read: {e}"))?;
+        let bytes = self.host.buffer(BodyBuffer::Configuration, size).map_err(|e| format!("the configuration could not be read: {e}"))?;
         let config = FilterConfig::parse(&bytes).map_err(|e| e.to_string())?;
         self.host.tick_period(TICK_MS).map_err(|e| format!("the proxy gave no timer: {e}"))?;
         self.config = Rc::new(config);
@@ -40,36 +40,36 @@ impl<H: Host> Root<H> {
     }
 }
 
-fn retry(due: Vec<Rc<dyn Waiting>>) {
+fn retry(due: Vec<Rc<dyn ParkedRequest>>) {
     for request in due {
         request.retry();
     }
 }
 
-impl<H: Host> Context for Root<H> {
+impl<H: Host> Context for FilterRoot<H> {
     fn on_done(&mut self) -> bool {
         self.vm.borrow_mut().remove_root(self.id);
         true
     }
 
     fn on_grpc_stream_message(&mut self, stream: u32, size: usize) {
-        let due = self.vm.borrow_mut().stream_message(self.id, stream, size);
+        let due = self.vm.borrow_mut().on_stream_message(self.id, stream, size);
         retry(due);
     }
 
     fn on_grpc_stream_close(&mut self, stream: u32, code: u32) {
         let why = format!("the stream ended: {} (gRPC status {code})", self.host.stream_status());
-        self.vm.borrow_mut().stream_closed(self.id, stream, &why);
+        self.vm.borrow_mut().on_stream_closed(self.id, stream, &why);
     }
 
     fn on_http_call_response(&mut self, call: u32, headers: usize, size: usize, _trailers: usize) {
-        let answer = if headers == 0 { Answer::default() } else { Answer::read(&self.host, size) };
-        let due = self.vm.borrow_mut().call_answered(self.id, call, answer);
+        let answer = if headers == 0 { CallResponse::default() } else { CallResponse::read(&self.host, size) };
+        let due = self.vm.borrow_mut().on_call_response(self.id, call, answer);
         retry(due);
     }
 }
 
-impl<H: Host> RootContext for Root<H> {
+impl<H: Host> RootContext for FilterRoot<H> {
     fn on_configure(&mut self, size: usize) -> bool {
         let outcome = self.configure(size);
         if let Err(why) = &outcome {
@@ -84,12 +84,12 @@ impl<H: Host> RootContext for Root<H> {
     }
 
     fn on_queue_ready(&mut self, queue: u32) {
-        let due = self.vm.borrow_mut().woken(queue);
+        let due = self.vm.borrow_mut().on_wake(queue);
         retry(due);
     }
 
     fn create_http_context(&self, id: u32) -> Option<Box<dyn HttpContext>> {
-        Some(Box::new(Http::new(id, self.host.clone(), Rc::clone(&self.vm), Rc::clone(&self.config))))
+        Some(Box::new(HttpStreamContext::new(id, self.host.clone(), Rc::clone(&self.vm), Rc::clone(&self.config))))
     }
 
     fn get_type(&self) -> Option<ContextType> {

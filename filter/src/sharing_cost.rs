@@ -2,15 +2,15 @@
 
 use std::cell::RefCell;
 
-use exchange::{Exchange, Settings, Time};
-use pool_state::{OwnRow, RowHead};
+use exchange::{Exchange, ExchangeSettings, Timestamp};
+use pool_state::{LoadReportHead, OwnLoadReport};
 use scheduler::Version;
 
-use crate::fake::{endpoints, roster_message};
-use crate::host::{Expect, Host};
-use crate::state::replica::{Replica, Update, decode};
-use crate::state::roll::{self, Roll};
-use crate::state::sharing::{Me, Moment};
+use crate::fake::{endpoints, pool_update_message};
+use crate::host::{Host, WriteCondition};
+use crate::state::load_sharing::{SharingOccasion, VmContext};
+use crate::state::replica::{DaemonUpdate, PoolReplica, decode};
+use crate::state::vm_table::{self, VmTable};
 
 /// Request header that asks for the cost of sharing, answered instead of the request; its value is `peers/endpoints`.
 pub const COST: &[u8] = b"x-drill-cost";
@@ -32,13 +32,13 @@ thread_local! {
 
 /// How long a pick spends on sharing, without the time that a reading of the clock takes.
 #[derive(Debug)]
-pub struct Watch {
-    since: Time,
+pub struct DrillTimer {
+    since: Timestamp,
     spent_ns: u64,
     reading_ns: u64,
 }
 
-impl Watch {
+impl DrillTimer {
     /// Starts.
     pub fn of<H: Host>(host: &H) -> Self {
         let (before, since) = (host.now(), host.now());
@@ -86,7 +86,7 @@ fn live() -> String {
 ///
 /// Returns nothing when no such thing is asked for.
 pub fn cost<H: Host>(host: &H, headers: &[u8]) -> Option<String> {
-    let mut pairs = crate::pairs::Pairs::new(headers);
+    let mut pairs = crate::pairs::HeaderPairs::new(headers);
     let (_, asked) = pairs.find(|(name, _)| *name == COST)?;
     if asked == LIVE {
         return Some(live());
@@ -96,16 +96,19 @@ pub fn cost<H: Host>(host: &H, headers: &[u8]) -> Option<String> {
     let addresses = endpoints(count);
     let version = Version { term: 1, sequence: 1 };
     let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
-    let Ok(Update::Roster(roster)) = decode(&roster_message("drill", version, &addresses), |_| None::<&Replica>) else { return None };
-    let mut replica = Replica::new("drill", 1);
-    replica.install(*roster);
+    let Ok(DaemonUpdate::PoolUpdate(pool_update)) = decode(&pool_update_message("drill", version, &addresses), |_| None::<&PoolReplica>)
+    else {
+        return None;
+    };
+    let mut replica = PoolReplica::new("drill", 1);
+    replica.install(*pool_update);
     let _kept = picks(&mut replica, count.saturating_mul(8));
-    let vm_of = |seat: u16| u64::from(seat).saturating_add(1);
+    let vm_of = |vm_slot: u16| u64::from(vm_slot).saturating_add(1);
     let now = host.now();
-    let mut roll = Roll::default();
-    (0..=peers).for_each(|seat| roll.enrol(roll::Row { vm: vm_of(seat), beat: now, queue: 0, serves: true }));
-    let me = Me { vm: vm_of(peers), seat: peers, roll: &roll };
-    let mut row = replica.pool.write_row(&mut OwnRow::default(), RowHead::default()).to_vec();
+    let mut vm_table = VmTable::default();
+    (0..=peers).for_each(|vm_slot| vm_table.insert(vm_table::VmEntry { vm: vm_of(vm_slot), heartbeat: now, queue: 0, serves: true }));
+    let me = VmContext { vm: vm_of(peers), vm_slot: peers, vm_table: &vm_table };
+    let mut row = replica.pool.write_load_report(&mut OwnLoadReport::default(), LoadReportHead::default()).to_vec();
     let rows = replica.pool.in_flight().rows().count();
     let (mut tell, mut hear, mut same, mut clock) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let timed = |times: &mut Vec<u64>, act: &mut dyn FnMut()| {
@@ -114,28 +117,28 @@ pub fn cost<H: Host>(host: &H, headers: &[u8]) -> Option<String> {
         times.push(host.now().0.saturating_sub(began.0));
     };
     for round in 0..ROUNDS {
-        let at = Time(now.0).plus_ms(round.checked_div(4).unwrap_or(0));
-        for seat in 0..peers {
-            let head = [vm_of(seat).to_le_bytes(), at.0.to_le_bytes()];
+        let at = Timestamp(now.0).plus_ms(round.checked_div(4).unwrap_or(0));
+        for vm_slot in 0..peers {
+            let head = [vm_of(vm_slot).to_le_bytes(), at.0.to_le_bytes()];
             row.iter_mut().zip(head.as_flattened()).for_each(|(to, byte)| *to = *byte);
             // A few picks and ends since the last look.
             for place in 0..CHANGES {
                 let entry = place.wrapping_mul(7).wrapping_add(round as usize).checked_rem(rows).unwrap_or(0);
-                let size = row.len().saturating_sub(RowHead::BYTES).checked_div(rows).unwrap_or(0);
+                let size = row.len().saturating_sub(LoadReportHead::BYTES).checked_div(rows).unwrap_or(0);
                 // The low byte of the prefill tokens: the second word of a load.
-                if let Some(byte) = row.get_mut(entry.saturating_mul(size).saturating_add(RowHead::BYTES).saturating_add(8)) {
+                if let Some(byte) = row.get_mut(entry.saturating_mul(size).saturating_add(LoadReportHead::BYTES).saturating_add(8)) {
                     *byte = byte.wrapping_add(1);
                 }
             }
-            let _ = host.share(&format!("switchpoint/1/pool/drill/row/{seat}"), &row, Expect::Any);
+            let _ = host.share(&format!("switchpoint/1/pool/drill/row/{vm_slot}"), &row, WriteCondition::Any);
         }
         let mut exchanges = picks(&mut replica, 1);
-        let Replica { sharing, pool, .. } = &mut replica;
-        sharing.begin_anew();
-        timed(&mut hear, &mut || _ = sharing.hear(host, me, pool, at, Moment::Pick));
-        sharing.begin_anew();
-        timed(&mut same, &mut || _ = sharing.hear(host, me, pool, at, Moment::Pick));
-        timed(&mut tell, &mut || sharing.tell(host, me, pool, at, Moment::Pick));
+        let PoolReplica { sharing, pool, .. } = &mut replica;
+        sharing.reset();
+        timed(&mut hear, &mut || _ = sharing.receive(host, me, pool, at, SharingOccasion::Pick));
+        sharing.reset();
+        timed(&mut same, &mut || _ = sharing.receive(host, me, pool, at, SharingOccasion::Pick));
+        timed(&mut tell, &mut || sharing.publish(host, me, pool, at, SharingOccasion::Pick));
         timed(&mut clock, &mut || {});
         exchanges.iter_mut().for_each(|exchange| _ = exchange.end(pool, at));
     }
@@ -156,12 +159,12 @@ pub fn cost<H: Host>(host: &H, headers: &[u8]) -> Option<String> {
     ))
 }
 
-fn picks(replica: &mut Replica, count: usize) -> Vec<Exchange> {
+fn picks(replica: &mut PoolReplica, count: usize) -> Vec<Exchange> {
     let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"GET"), (b":path", b"/v1/models")];
     let pick = |_| {
-        let mut exchange = Exchange::new(Time(0));
-        let _ = exchange.request_headers(&Settings::default(), pairs, true);
-        let _ = exchange.decide(&Settings::default(), &mut replica.pool, None, &[], Time(0));
+        let mut exchange = Exchange::new(Timestamp(0));
+        let _ = exchange.request_headers(&ExchangeSettings::default(), pairs, true);
+        let _ = exchange.decide(&ExchangeSettings::default(), &mut replica.pool, None, &[], Timestamp(0));
         exchange
     };
     (0..count).map(pick).collect()

@@ -1,36 +1,36 @@
 //! The state of one VM, shared by all its root contexts: after a configuration update the old root context lives beside the new one until its
-//! last stream has ended, and both are one VM with one set of pools, one seat among the VMs and at most one lead. So are several listeners with
+//! last stream has ended, and both are one VM with one set of pools, one VM slot among the VMs and at most one lead. So are several listeners with
 //! one `vm_id`: their pools are the VM's together, and the newest configuration says where the daemon is.
 //!
 //! What the VM does by itself it does in the ticks of its newest root context, beginning with the first: a configuration is also read by a
 //! throw-away VM that never ticks, and whatever that one did would be done for nobody.
 
-pub mod board;
+pub mod crash_guard;
 pub mod lease;
-pub mod observed;
-pub mod outward;
-pub mod poison;
+pub mod load_sharing;
+pub mod observation_ring;
+pub mod peer_publisher;
+pub mod placement_ring;
 pub mod replica;
 pub mod report;
-pub mod ring;
-pub mod roll;
-pub mod sharing;
+pub mod snapshot_store;
+pub mod vm_table;
 mod words;
 
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
 
-use exchange::Time;
+use exchange::Timestamp;
 
 use crate::config::FilterConfig;
-use crate::host::{Buffer, Host};
-use crate::metrics::{Metrics, Stat};
-use crate::stream::{Answer, Lead, Link};
-use board::NotPosted;
-use lease::Lease;
-use replica::Replica;
-use roll::{EXPIRY_MS, HEARTBEAT_MS, Roll, Row, SEATS_MAX};
-use sharing::{Me, Moment};
+use crate::host::{BodyBuffer, Host};
+use crate::metrics::{FilterMetrics, Stat};
+use crate::state_link::{CallResponse, LeaderContext, StateLink};
+use lease::LeaderElection;
+use load_sharing::{SharingOccasion, VmContext};
+use replica::PoolReplica;
+use snapshot_store::PublishError;
+use vm_table::{EXPIRY_MS, HEARTBEAT_MS, VM_SLOTS_MAX, VmEntry, VmTable};
 
 /// Tick period. It bounds how late a lost wake-up is noticed, a parked request answered, a free lease taken. A tick costs a few µs.
 pub const TICK_MS: u32 = 100;
@@ -42,100 +42,100 @@ const WAKES_MAX: usize = 1_024;
 
 /// One VM.
 #[derive(Debug)]
-pub struct Vm<H: Host> {
+pub struct VmState<H: Host> {
     host: H,
     id: u64,
-    roots: Vec<Root>,
-    replicas: Vec<Rc<RefCell<Replica>>>,
-    metrics: Rc<Metrics<H>>,
-    seat: Seat,
-    lease: Lease,
+    roots: Vec<RootConfig>,
+    replicas: Vec<Rc<RefCell<PoolReplica>>>,
+    metrics: Rc<FilterMetrics<H>>,
+    vm_slot: VmSlot,
+    lease: LeaderElection,
     epoch: Option<u64>,
-    link: Link,
-    parked: Vec<Parked>,
+    link: StateLink,
+    parked: Vec<ParkingEntry>,
     serves: bool,
-    ticks: Ticks,
+    ticks: TickTimer,
 }
 
 /// When the VM ticks.
 #[derive(Debug, Default)]
-struct Ticks {
+struct TickTimer {
     /// The last at which all was done that is due.
-    whole: Option<Time>,
+    complete: Option<Timestamp>,
     /// The root context whose period is shortened, and to what.
     short: Option<(u32, u32)>,
 }
 
 #[derive(Debug)]
-struct Root {
+struct RootConfig {
     id: u32,
     config: Rc<FilterConfig>,
 }
 
 /// The VM's place among the VMs of the process.
 #[derive(Debug, Default)]
-struct Seat {
+struct VmSlot {
     slot: Option<u16>,
     queue: u32,
     /// The root context that the queue wakes.
     root: u32,
-    beat: Option<Time>,
-    roll: Roll,
+    heartbeat: Option<Timestamp>,
+    vm_table: VmTable,
 }
 
 /// A request that waits for the first state of its pool.
-pub trait Waiting {
+pub trait ParkedRequest {
     /// Is there still something to be done for it at a tick?
     fn waits(&self) -> bool;
     /// There is state, or there will be none in time: decide again; or let go what is held.
     fn retry(&self);
 }
 
-struct Parked {
-    deadline: Time,
-    replica: Rc<RefCell<Replica>>,
-    request: Weak<dyn Waiting>,
+struct ParkingEntry {
+    deadline: Timestamp,
+    replica: Rc<RefCell<PoolReplica>>,
+    request: Weak<dyn ParkedRequest>,
 }
 
-// === impl Vm ===
+// === impl VmState ===
 
-impl<H: Host> Vm<H> {
+impl<H: Host> VmState<H> {
     /// A VM without any configuration.
     pub fn new(host: H) -> Self {
         // 0 is nobody in the table of VMs.
         let id = host.entropy().max(1);
-        let metrics = Rc::new(Metrics::new(host.clone()));
+        let metrics = Rc::new(FilterMetrics::new(host.clone()));
         Self {
             host,
             id,
             roots: Vec::new(),
             replicas: Vec::new(),
             metrics,
-            seat: Seat::default(),
-            lease: Lease::new(id),
+            vm_slot: VmSlot::default(),
+            lease: LeaderElection::new(id),
             epoch: None,
-            link: Link::default(),
+            link: StateLink::default(),
             parked: Vec::new(),
             serves: false,
-            ticks: Ticks::default(),
+            ticks: TickTimer::default(),
         }
     }
 
     /// What is counted.
-    pub fn metrics(&self) -> Rc<Metrics<H>> {
+    pub fn metrics(&self) -> Rc<FilterMetrics<H>> {
         Rc::clone(&self.metrics)
     }
 
     /// A root context took a configuration. Touches nothing outside the VM.
     pub fn configure(&mut self, root: u32, config: Rc<FilterConfig>) {
         self.roots.retain(|r| r.id != root);
-        self.roots.push(Root { id: root, config });
+        self.roots.push(RootConfig { id: root, config });
         self.match_pools();
     }
 
     /// A root context goes, and with the last one this VM's lead.
     pub fn remove_root(&mut self, root: u32) {
-        self.link.root_goes(&self.host, root);
+        self.link.remove_root(&self.host, root);
         self.roots.retain(|r| r.id != root);
         if self.roots.is_empty() {
             self.lease.resign(&self.host);
@@ -146,7 +146,7 @@ impl<H: Host> Vm<H> {
     }
 
     /// The replica of a pool of a configuration in force.
-    pub fn replica(&self, pool: &str) -> Option<Rc<RefCell<Replica>>> {
+    pub fn replica(&self, pool: &str) -> Option<Rc<RefCell<PoolReplica>>> {
         self.replicas.iter().find(|r| *r.borrow().name == *pool).cloned()
     }
 
@@ -157,96 +157,96 @@ impl<H: Host> Vm<H> {
 
     /// This VM gets requests: it is not the main thread's. A VM that took the place of a lost one gets them before its first tick, and what the
     /// lost one knew is on the board.
-    pub fn serves(&mut self) {
+    pub fn mark_serving(&mut self) {
         if !std::mem::replace(&mut self.serves, true) {
             // The others read its row at each pick from now on.
-            self.beat(self.host.now());
+            self.write_heartbeat(self.host.now());
             self.refresh();
         }
     }
 
     /// Tells the other VMs what changed in a pool here.
-    pub fn tell(&self, replica: &mut Replica, now: Time, moment: Moment) {
-        if let Some(me) = self.me() {
-            replica.sharing.tell(&self.host, me, &mut replica.pool, now, moment);
+    pub fn publish_load(&self, replica: &mut PoolReplica, now: Timestamp, moment: SharingOccasion) {
+        if let Some(me) = self.vm_context() {
+            replica.sharing.publish(&self.host, me, &mut replica.pool, now, moment);
         }
     }
 
     /// Takes in what the other VMs told of a pool.
-    pub fn hear(&self, replica: &mut Replica, now: Time, moment: Moment) {
-        if let Some(me) = self.me() {
-            let lost = replica.sharing.hear(&self.host, me, &mut replica.pool, now, moment);
-            replica.pool.set_out_of_touch(replica.sharing.is_out_of_touch(replica.metrics_at(), now));
+    pub fn receive_loads(&self, replica: &mut PoolReplica, now: Timestamp, moment: SharingOccasion) {
+        if let Some(me) = self.vm_context() {
+            let lost = replica.sharing.receive(&self.host, me, &mut replica.pool, now, moment);
+            replica.pool.set_peers_unreachable(replica.sharing.are_peers_unreachable(replica.metrics_at(), now));
             self.metrics.add(Stat::PlacementsLost, lost);
         } else {
-            replica.sharing.hear_no_more(&mut replica.pool);
+            replica.sharing.forget_peers(&mut replica.pool);
         }
     }
 
     /// Puts what ended requests told where the VM that leads finds it.
-    pub fn tell_observed(&self, replica: &mut Replica) {
-        if let Some(seat) = self.seat.slot {
-            replica.tell_observed(&self.host, seat, self.id);
+    pub fn publish_observations(&self, replica: &mut PoolReplica) {
+        if let Some(vm_slot) = self.vm_slot.slot {
+            replica.publish_observations(&self.host, vm_slot, self.id);
         }
     }
 
-    /// This VM among the others; `None` when it has no seat, or shares nothing.
-    fn me(&self) -> Option<Me<'_>> {
+    /// This VM among the others; `None` when it has no VM slot, or shares nothing.
+    fn vm_context(&self) -> Option<VmContext<'_>> {
         let shares = self.roots.last().is_some_and(|root| root.config.sharing);
-        let seat = self.seat.slot.filter(|_| shares)?;
-        Some(Me { vm: self.id, seat, roll: &self.seat.roll })
+        let vm_slot = self.vm_slot.slot.filter(|_| shares)?;
+        Some(VmContext { vm: self.id, vm_slot, vm_table: &self.vm_slot.vm_table })
     }
 
     /// Holds a request; false when too many are held already.
-    pub fn park(&mut self, deadline: Time, replica: Rc<RefCell<Replica>>, request: Weak<dyn Waiting>) -> bool {
+    pub fn park(&mut self, deadline: Timestamp, replica: Rc<RefCell<PoolReplica>>, request: Weak<dyn ParkedRequest>) -> bool {
         if self.parked.len() >= PARKED_MAX {
             return false;
         }
         self.metrics.count(Stat::Parked);
-        self.hold(deadline, replica, request);
+        self.retry_after(deadline, replica, request);
         true
     }
 
     /// Has a request that was parked look again at the first tick after `at`. There are no more of those than were parked.
-    pub fn hold(&mut self, at: Time, replica: Rc<RefCell<Replica>>, request: Weak<dyn Waiting>) {
-        self.parked.push(Parked { deadline: at, replica, request });
+    pub fn retry_after(&mut self, at: Timestamp, replica: Rc<RefCell<PoolReplica>>, request: Weak<dyn ParkedRequest>) {
+        self.parked.push(ParkingEntry { deadline: at, replica, request });
     }
 
     /// How many requests are parked.
     #[cfg(test)]
-    pub fn waiting(&self) -> usize {
+    pub fn parked_count(&self) -> usize {
         self.parked.len()
     }
 
     /// What is due; the requests returned are to be decided again.
-    pub fn tick(&mut self, root: u32) -> Vec<Rc<dyn Waiting>> {
+    pub fn tick(&mut self, root: u32) -> Vec<Rc<dyn ParkedRequest>> {
         let now = self.host.now();
         let Some(newest) = self.roots.last().filter(|r| r.id == root) else { return Vec::new() };
         let config = Rc::clone(&newest.config);
         let between = self.ticks.short.is_some_and(|(short, _)| short == root)
-            && self.ticks.whole.is_some_and(|whole| now.ms_since(whole) < u64::from(TICK_MS));
+            && self.ticks.complete.is_some_and(|whole| now.ms_since(whole) < u64::from(TICK_MS));
         if between {
-            self.share(root, now);
+            self.share_with_peers(root, now);
             return Vec::new();
         }
-        self.ticks.whole = Some(now);
-        self.keep_seat(root, now);
-        self.contend(root, &config, now);
+        self.ticks.complete = Some(now);
+        self.keep_vm_slot(root, now);
+        self.contend_for_leader(root, &config, now);
         self.refresh();
         self.prepare(&config, now);
-        self.share(root, now);
-        self.due(now)
+        self.share_with_peers(root, now);
+        self.take_due(now)
     }
 
     /// Tells other proxies, if this VM leads, and ticks as often as that takes.
-    fn share(&mut self, root: u32, now: Time) {
+    fn share_with_peers(&mut self, root: u32, now: Timestamp) {
         if self.epoch.is_some() {
             for replica in &self.replicas {
-                self.hear(&mut replica.borrow_mut(), now, Moment::Pick);
+                self.receive_loads(&mut replica.borrow_mut(), now, SharingOccasion::Pick);
             }
-            self.with_lead(root, now, |link, lead| link.share(lead));
+            self.with_leader(root, now, |link, leader| link.publish_load(leader));
         }
-        let period = |replica: &Rc<RefCell<Replica>>| replica.borrow().outward.tick_ms(now);
+        let period = |replica: &Rc<RefCell<PoolReplica>>| replica.borrow().peer_publisher.tick_ms(now);
         let short = self.epoch.and_then(|_| self.replicas.iter().filter_map(period).min()).map(|ms| (root, ms));
         if short != self.ticks.short && self.host.tick_period(short.map_or(TICK_MS, |(_, ms)| ms)).is_ok() {
             self.ticks.short = short;
@@ -254,7 +254,7 @@ impl<H: Host> Vm<H> {
     }
 
     /// Somebody put something on the board.
-    pub fn woken(&mut self, queue: u32) -> Vec<Rc<dyn Waiting>> {
+    pub fn on_wake(&mut self, queue: u32) -> Vec<Rc<dyn ParkedRequest>> {
         for _ in 0..WAKES_MAX {
             match self.host.queue_pop(queue) {
                 Ok(Some(_)) => {}
@@ -262,47 +262,47 @@ impl<H: Host> Vm<H> {
             }
         }
         self.refresh();
-        self.due(self.host.now())
+        self.take_due(self.host.now())
     }
 
     /// A message came on a stream.
-    pub fn stream_message(&mut self, root: u32, stream: u32, size: usize) -> Vec<Rc<dyn Waiting>> {
+    pub fn on_stream_message(&mut self, root: u32, stream: u32, size: usize) -> Vec<Rc<dyn ParkedRequest>> {
         let now = self.host.now();
         if !self.link.is(stream) {
             return Vec::new();
         }
-        let bytes = match self.host.buffer(Buffer::StreamMessage, size) {
+        let bytes = match self.host.buffer(BodyBuffer::StreamMessage, size) {
             Ok(bytes) => bytes,
             Err(error) => {
                 self.host_error("a message of the daemon", error);
                 return Vec::new();
             }
         };
-        let outcome = self.with_lead(root, now, |link, lead| link.message(lead, &bytes));
-        if matches!(outcome, None | Some(Err(NotPosted::Superseded))) {
+        let outcome = self.with_leader(root, now, |link, leader| link.on_message(leader, &bytes));
+        if matches!(outcome, None | Some(Err(PublishError::Superseded))) {
             self.step_down(root);
         }
-        self.due(now)
+        self.take_due(now)
     }
 
     /// The other side closed a stream.
-    pub fn stream_closed(&mut self, root: u32, stream: u32, why: &str) {
+    pub fn on_stream_closed(&mut self, root: u32, stream: u32, why: &str) {
         let now = self.host.now();
         if !self.link.is(stream) {
             let _ = self.host.stream_cancel(stream);
-        } else if self.with_lead(root, now, |link, lead| link.ended(lead, why)).is_none() {
+        } else if self.with_leader(root, now, |link, leader| link.on_closed(leader, why)).is_none() {
             self.step_down(root);
         }
     }
 
     /// A call was answered, perhaps one to the daemon; `status` is nothing when there was no answer.
-    pub fn call_answered(&mut self, root: u32, call: u32, answer: Answer) -> Vec<Rc<dyn Waiting>> {
+    pub fn on_call_response(&mut self, root: u32, call: u32, answer: CallResponse) -> Vec<Rc<dyn ParkedRequest>> {
         let now = self.host.now();
-        let outcome = self.with_lead(root, now, |link, lead| link.answered(lead, call, answer));
-        if matches!(outcome, None | Some(Err(NotPosted::Superseded))) {
+        let outcome = self.with_leader(root, now, |link, leader| link.on_response(leader, call, answer));
+        if matches!(outcome, None | Some(Err(PublishError::Superseded))) {
             self.step_down(root);
         }
-        self.due(now)
+        self.take_due(now)
     }
 
     /// One replica for each pool of any configuration in force.
@@ -311,28 +311,28 @@ impl<H: Host> Vm<H> {
         self.replicas.retain(|r| named(&r.borrow().name));
         for pool in self.roots.iter().flat_map(|root| &root.config.pools) {
             if !self.replicas.iter().any(|r| *r.borrow().name == *pool.name) {
-                self.replicas.push(Rc::new(RefCell::new(Replica::new(&pool.name, self.host.entropy()))));
+                self.replicas.push(Rc::new(RefCell::new(PoolReplica::new(&pool.name, self.host.entropy()))));
             }
         }
     }
 
     /// Shows that this VM is alive, and has the root context of this tick woken from now on.
-    fn keep_seat(&mut self, root: u32, now: Time) {
-        let due = self.seat.beat.is_none_or(|beat| now.ms_since(beat) >= HEARTBEAT_MS);
+    fn keep_vm_slot(&mut self, root: u32, now: Timestamp) {
+        let due = self.vm_slot.heartbeat.is_none_or(|heartbeat| now.ms_since(heartbeat) >= HEARTBEAT_MS);
         if due {
             self.host.follow_log_level();
-            self.beat(now);
+            self.write_heartbeat(now);
             self.write_counters();
-        } else if let Ok(roll) = Roll::look(&self.host) {
+        } else if let Ok(vm_table) = VmTable::read(&self.host) {
             // A VM that has just begun counts from now on, not from the next heartbeat.
-            self.seat.roll = roll;
+            self.vm_slot.vm_table = vm_table;
         }
-        if let (Some(slot), true) = (self.seat.slot, self.seat.root != root) {
+        if let (Some(slot), true) = (self.vm_slot.slot, self.vm_slot.root != root) {
             match self.host.queue_register(&format!("switchpoint/1/wake/{slot}")) {
                 Ok(queue) => {
-                    self.seat.root = root;
-                    if std::mem::replace(&mut self.seat.queue, queue) != queue {
-                        self.beat(now);
+                    self.vm_slot.root = root;
+                    if std::mem::replace(&mut self.vm_slot.queue, queue) != queue {
+                        self.write_heartbeat(now);
                     }
                 }
                 Err(error) => self.host_error("a queue", error),
@@ -340,38 +340,38 @@ impl<H: Host> Vm<H> {
         }
     }
 
-    fn beat(&mut self, now: Time) {
-        let row = Row { vm: self.id, beat: now, queue: self.seat.queue, serves: self.serves };
-        let (before, known) = (self.seat.slot, self.seat.beat.is_some());
-        match Roll::beat(&self.host, row) {
-            Some((slot, roll)) => {
-                self.seat = Seat { slot, roll, beat: Some(now), ..std::mem::take(&mut self.seat) };
+    fn write_heartbeat(&mut self, now: Timestamp) {
+        let row = VmEntry { vm: self.id, heartbeat: now, queue: self.vm_slot.queue, serves: self.serves };
+        let (before, known) = (self.vm_slot.slot, self.vm_slot.heartbeat.is_some());
+        match VmTable::write_heartbeat(&self.host, row) {
+            Some((slot, vm_table)) => {
+                self.vm_slot = VmSlot { slot, vm_table: vm_table, heartbeat: Some(now), ..std::mem::take(&mut self.vm_slot) };
                 if slot.is_none() && (before.is_some() || !known) {
-                    let seats = SEATS_MAX;
+                    let vm_slots = VM_SLOTS_MAX;
                     log::warn!(
-                        "all {seats} seats for workers are taken: VM {:016x} picks by what it knows itself, until one is free",
+                        "all {vm_slots} VM slots for workers are taken: VM {:016x} picks by what it knows itself, until one is free",
                         self.id
                     );
                 }
             }
             // Tried again at the next tick. Nobody else sits there until the heartbeat before has expired.
-            None if self.seat.beat.is_some_and(|beat| now.ms_since(beat) < EXPIRY_MS) => {}
-            None => self.seat.slot = None,
+            None if self.vm_slot.heartbeat.is_some_and(|heartbeat| now.ms_since(heartbeat) < EXPIRY_MS) => {}
+            None => self.vm_slot.slot = None,
         }
-        if self.seat.slot != before {
+        if self.vm_slot.slot != before {
             // Another slot has another queue.
-            (self.seat.queue, self.seat.root) = (0, 0);
+            (self.vm_slot.queue, self.vm_slot.root) = (0, 0);
         }
     }
 
-    /// How many VMs of the process have no seat, as far as this one knows.
+    /// How many VMs of the process have no VM slot, as far as this one knows.
     #[must_use]
-    pub fn without_seat(&self) -> usize {
-        self.seat.roll.without_seat(self.host.now())
+    pub fn without_vm_slot(&self) -> usize {
+        self.vm_slot.vm_table.without_vm_slot(self.host.now())
     }
 
     fn write_counters(&self) {
-        if let Some(slot) = self.seat.slot {
+        if let Some(slot) = self.vm_slot.slot {
             for replica in &self.replicas {
                 report::write(&self.host, self.id, slot, &replica.borrow());
             }
@@ -380,7 +380,7 @@ impl<H: Host> Vm<H> {
 
     /// Work that no request should wait for. Making a prefix index takes milliseconds: a VM that does not lead is a worker's and will need it,
     /// but of several pools it may never serve some, so those wait for their first request.
-    fn prepare(&self, config: &FilterConfig, now: Time) {
+    fn prepare(&self, config: &FilterConfig, now: Timestamp) {
         for replica in &self.replicas {
             let replica = &mut *replica.borrow_mut();
             let pool = &mut replica.pool;
@@ -388,14 +388,14 @@ impl<H: Host> Vm<H> {
             if self.epoch.is_none() && self.replicas.len() == 1 {
                 pool.reserve_prefixes(config.prefix_entries);
             }
-            pool.tell_placements(config.sharing);
-            self.hear(replica, now, Moment::Tick);
-            self.tell(replica, now, Moment::Tick);
+            pool.set_placement_publishing(config.sharing);
+            self.receive_loads(replica, now, SharingOccasion::Tick);
+            self.publish_load(replica, now, SharingOccasion::Tick);
         }
     }
 
     /// Takes, keeps or loses the lead, and leads.
-    fn contend(&mut self, root: u32, config: &FilterConfig, now: Time) {
+    fn contend_for_leader(&mut self, root: u32, config: &FilterConfig, now: Timestamp) {
         let before = self.epoch;
         self.epoch = self.lease.poll(&self.host, self.serves, config.lease_ms, now);
         if self.epoch.is_none() && before.is_some() {
@@ -403,23 +403,23 @@ impl<H: Host> Vm<H> {
         } else if self.epoch != before {
             self.metrics.count(Stat::LeadersElected);
             log::debug!("VM {:016x} leads", self.id);
-            self.with_lead(root, now, |link, lead| link.begin(lead));
+            self.with_leader(root, now, |link, leader| link.begin(leader));
         }
         let successor = self.successor(now);
         if let (Some(successor), true) = (successor, self.epoch.is_some()) {
             self.lease.hand_over(&self.host, successor.vm, config.lease_ms, now);
             self.step_down(root);
-            let _ = self.host.queue_push(successor.queue, b"lead");
+            let _ = self.host.queue_push(successor.queue, b"leader");
         }
-        self.with_lead(root, now, |link, lead| link.drive(lead));
+        self.with_leader(root, now, |link, leader| link.drive(leader));
     }
 
     /// Whom a leader that serves requests hands over to: a VM that does not.
-    fn successor(&self, now: Time) -> Option<Row> {
-        if !self.serves || !self.lease.may_hand_over(now) {
+    fn successor(&self, now: Timestamp) -> Option<VmEntry> {
+        if !self.serves || !self.lease.can_hand_over(now) {
             return None;
         }
-        self.seat.roll.alive(now).map(|(_, row)| row).find(|row| row.vm != self.id && !row.serves && row.queue != 0)
+        self.vm_slot.vm_table.alive(now).map(|(_, row)| row).find(|row| row.vm != self.id && !row.serves && row.queue != 0)
     }
 
     fn step_down(&mut self, root: u32) {
@@ -428,11 +428,15 @@ impl<H: Host> Vm<H> {
     }
 
     /// Does something as the leader; `None` when this VM is not.
-    fn with_lead<R>(&mut self, root: u32, now: Time, act: impl FnOnce(&mut Link, &mut Lead<'_, H>) -> R) -> Option<R> {
+    fn with_leader<R>(&mut self, root: u32, now: Timestamp, act: impl FnOnce(&mut StateLink, &mut LeaderContext<'_, H>) -> R) -> Option<R> {
         let (Some(epoch), Some(newest)) = (self.epoch.filter(|_| self.lease.holds(now)), self.roots.last()) else { return None };
-        let me = self.seat.slot.filter(|_| newest.config.sharing).map(|seat| Me { vm: self.id, seat, roll: &self.seat.roll });
+        let me = self.vm_slot.slot.filter(|_| newest.config.sharing).map(|vm_slot| VmContext {
+            vm: self.id,
+            vm_slot,
+            vm_table: &self.vm_slot.vm_table,
+        });
         let mut replicas: Vec<_> = self.replicas.iter().map(|replica| replica.borrow_mut()).collect();
-        let mut lead = Lead {
+        let mut leader = LeaderContext {
             host: &self.host,
             vm: self.id,
             root,
@@ -441,20 +445,20 @@ impl<H: Host> Vm<H> {
             config: &newest.config,
             replicas: replicas.iter_mut().map(|replica| &mut **replica).collect(),
             me,
-            roll: &self.seat.roll,
+            vm_table: &self.vm_slot.vm_table,
             metrics: &self.metrics,
         };
-        Some(act(&mut self.link, &mut lead))
+        Some(act(&mut self.link, &mut leader))
     }
 
     fn refresh(&self) {
         for replica in &self.replicas {
             let mut replica = replica.borrow_mut();
             match replica.refresh(&self.host) {
-                Err(error) => self.host_error("the notice board", error),
+                Err(error) => self.host_error("the snapshot store", error),
                 Ok(refreshed) if refreshed.refused => {
                     self.metrics.count(Stat::Refused);
-                    log::error!("pool {}: what is on the notice board cannot be read here", replica.name);
+                    log::error!("pool {}: what is on the snapshot store cannot be read here", replica.name);
                 }
                 Ok(_) => {}
             }
@@ -462,9 +466,9 @@ impl<H: Host> Vm<H> {
     }
 
     /// The requests that are to be decided now. They stay among those parked until they are: the proxy may refuse what one needs for it.
-    fn due(&mut self, now: Time) -> Vec<Rc<dyn Waiting>> {
+    fn take_due(&mut self, now: Timestamp) -> Vec<Rc<dyn ParkedRequest>> {
         self.parked.retain(|parked| parked.request.upgrade().is_some_and(|request| request.waits()));
-        let is_due = |p: &&Parked| p.deadline <= now || p.replica.borrow().has_state();
+        let is_due = |p: &&ParkingEntry| p.deadline <= now || p.replica.borrow().has_state();
         self.parked.iter().filter(is_due).filter_map(|parked| parked.request.upgrade()).collect()
     }
 
@@ -474,9 +478,9 @@ impl<H: Host> Vm<H> {
     }
 }
 
-// === impl Parked ===
+// === impl ParkingEntry ===
 
-impl std::fmt::Debug for Parked {
+impl std::fmt::Debug for ParkingEntry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Parked").field("deadline", &self.deadline).finish_non_exhaustive()
     }
@@ -485,8 +489,8 @@ impl std::fmt::Debug for Parked {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fake::{FakeHost, metrics_message, roster_message};
-    use crate::host::Expect;
+    use crate::fake::{FakeHost, metrics_message, pool_update_message};
+    use crate::host::WriteCondition;
     use prost::Message;
     use proto::state::{self, proxy_message};
     use scheduler::Version;
@@ -497,8 +501,8 @@ mod tests {
         Rc::new(FilterConfig::parse(json.as_bytes()).unwrap())
     }
 
-    fn vm(host: &FakeHost, root: u32) -> Vm<FakeHost> {
-        let mut vm = Vm::new(host.clone());
+    fn vm(host: &FakeHost, root: u32) -> VmState<FakeHost> {
+        let mut vm = VmState::new(host.clone());
         vm.configure(root, config(r#"{"pools": [{"name": "default"}]}"#));
         vm
     }
@@ -508,11 +512,11 @@ mod tests {
     }
 
     /// The daemon sends `bytes` on the newest stream.
-    fn send(host: &FakeHost, vm: &mut Vm<FakeHost>, bytes: Vec<u8>) -> usize {
+    fn send(host: &FakeHost, vm: &mut VmState<FakeHost>, bytes: Vec<u8>) -> usize {
         let (size, stream) = (bytes.len(), u32::try_from(host.streams.borrow().len()).unwrap());
-        host.buffers.borrow_mut().insert(Buffer::StreamMessage as u32, bytes);
+        host.buffers.borrow_mut().insert(BodyBuffer::StreamMessage as u32, bytes);
         let root = vm.roots.last().unwrap().id;
-        vm.stream_message(root, stream, size).len()
+        vm.on_stream_message(root, stream, size).len()
     }
 
     /// What was sent to the daemon since the last look, as text.
@@ -526,22 +530,22 @@ mod tests {
             }
             proxy_message::Message::Report(r) => format!("{stream}: report of {}", r.counters.len()),
             proxy_message::Message::Observations(o) => format!("{stream}: {} bytes of observations", o.encoded_len()),
-            proxy_message::Message::Share(s) => format!("{stream}: share of {} bytes, {} placements", s.row.len(), s.placements.len()),
+            proxy_message::Message::LoadReport(s) => format!("{stream}: share of {} bytes, {} placements", s.row.len(), s.placements.len()),
         };
         sent.into_iter().map(text).collect()
     }
 
-    fn in_force(vm: &Vm<FakeHost>) -> u64 {
+    fn in_force(vm: &VmState<FakeHost>) -> u64 {
         vm.replica("default").unwrap().borrow().version().sequence
     }
 
-    /// A process whose VM 1 leads and has a roster with sequence 1.
-    fn led() -> (FakeHost, Vm<FakeHost>) {
+    /// A process whose VM 1 leads and has a pool update with sequence 1.
+    fn led() -> (FakeHost, VmState<FakeHost>) {
         let host = FakeHost::new();
         host.properties.borrow_mut().insert("xds.node.id".into(), b"proxy-1".to_vec());
         let mut leader = vm(&host, 1);
         leader.tick(1);
-        send(&host, &mut leader, roster_message("default", version(1), &["10.0.0.1:1"]));
+        send(&host, &mut leader, pool_update_message("default", version(1), &["10.0.0.1:1"]));
         (host, leader)
     }
 
@@ -565,10 +569,10 @@ mod tests {
         host.pass_ms(1_000);
         leader.tick(1);
         said(&host);
-        send(&host, &mut leader, roster_message("default", version(2), &["10.0.0.1:1", "10.0.0.2:1"]));
-        let queue = other.seat.queue;
+        send(&host, &mut leader, pool_update_message("default", version(2), &["10.0.0.1:1", "10.0.0.2:1"]));
+        let queue = other.vm_slot.queue;
         assert_eq!(host.queues.borrow()[queue as usize - 1].1.len(), 1);
-        other.woken(queue);
+        other.on_wake(queue);
         assert_eq!((in_force(&leader), in_force(&other)), (2, 2));
         assert!(host.queues.borrow()[queue as usize - 1].1.is_empty(), "wake-ups do not pile up");
     }
@@ -578,7 +582,7 @@ mod tests {
         let (host, mut leader) = led();
         let mut other = vm(&host, 1);
         other.tick(1);
-        send(&host, &mut leader, roster_message("default", version(2), &["10.0.0.1:1"]));
+        send(&host, &mut leader, pool_update_message("default", version(2), &["10.0.0.1:1"]));
         host.pass_ms(100);
         other.tick(1);
         assert_eq!(in_force(&other), 2);
@@ -597,7 +601,7 @@ mod tests {
         assert_eq!(host.streams.borrow().len(), 2, "within the lease");
         said(&host);
         // The daemon sends what it has again; that it is in force already is no reason to refuse it.
-        send(&host, &mut other, roster_message("default", version(1), &["10.0.0.1:1"]));
+        send(&host, &mut other, pool_update_message("default", version(1), &["10.0.0.1:1"]));
         assert_eq!(said(&host), ["2: ack 1 "]);
         assert_eq!(host.metric_value("switchpoint_state_refused_total"), 0);
     }
@@ -609,12 +613,12 @@ mod tests {
         host.pass_ms(3_000);
         other.tick(1);
         assert_eq!(host.streams.borrow().len(), 2);
-        send(&host, &mut other, roster_message("default", version(5), &["10.0.0.5:1"]));
+        send(&host, &mut other, pool_update_message("default", version(5), &["10.0.0.5:1"]));
         said(&host);
         // What was under way to the stalled one arrives now.
-        let late = roster_message("default", version(9), &["10.0.0.9:1"]);
-        host.buffers.borrow_mut().insert(Buffer::StreamMessage as u32, late.clone());
-        stalled.stream_message(1, 1, late.len());
+        let late = pool_update_message("default", version(9), &["10.0.0.9:1"]);
+        host.buffers.borrow_mut().insert(BodyBuffer::StreamMessage as u32, late.clone());
+        stalled.on_stream_message(1, 1, late.len());
         assert_eq!(said(&host), [""; 0]);
         assert!(!host.streams.borrow()[0], "it closed its stream");
         stalled.tick(1);
@@ -622,19 +626,19 @@ mod tests {
     }
 
     #[test]
-    fn bad_and_old_rosters_are_refused_with_the_reason_and_change_nothing() {
+    fn bad_and_old_pool_updates_are_refused_with_the_reason_and_change_nothing() {
         let (host, mut leader) = led();
         said(&host);
-        send(&host, &mut leader, roster_message("default", version(2), &["10.0.0.1:1", "10.0.0.1:1"]));
+        send(&host, &mut leader, pool_update_message("default", version(2), &["10.0.0.1:1", "10.0.0.1:1"]));
         send(&host, &mut leader, b"\xff\xff\xff".to_vec());
-        send(&host, &mut leader, roster_message("default", Version { term: TERM - 1, sequence: 99 }, &["10.0.0.7:1"]));
+        send(&host, &mut leader, pool_update_message("default", Version { term: TERM - 1, sequence: 99 }, &["10.0.0.7:1"]));
         send(&host, &mut leader, metrics_message("default", version(1), 3, &[1.0, 2.0]));
         let said = said(&host);
         assert!(said[0].starts_with("1: ack 2 ") && said[0].contains("claimed by two endpoints"), "{said:?}");
         assert_eq!(said[1..], ["1: ack 99 older than 40.1, which is in force; holds 40.1"]);
         assert_eq!((in_force(&leader), host.metric_value("switchpoint_state_refused_total")), (1, 4));
         // And it goes on.
-        send(&host, &mut leader, roster_message("default", Version { term: TERM + 1, sequence: 1 }, &["10.0.0.7:1"]));
+        send(&host, &mut leader, pool_update_message("default", Version { term: TERM + 1, sequence: 1 }, &["10.0.0.7:1"]));
         assert_eq!(leader.replica("default").unwrap().borrow().version().term, TERM + 1);
     }
 
@@ -645,13 +649,16 @@ mod tests {
         for transport in ["grpc", "http"] {
             let host = FakeHost::new();
             let ahead = Version { term: AHEAD, sequence: 77 };
-            let replica = Replica::new("default", 1);
-            replica.board.post_roster(&host, 1, ahead, &roster_message("default", ahead, &["10.0.0.1:1"]), host.now()).unwrap();
-            replica.learned_board.post_roster(&host, 1, ahead, b"\xff", host.now()).unwrap();
-            let mut leader = Vm::new(host.clone());
+            let replica = PoolReplica::new("default", 1);
+            replica
+                .store
+                .publish_pool_update(&host, 1, ahead, &pool_update_message("default", ahead, &["10.0.0.1:1"]), host.now())
+                .unwrap();
+            replica.model_store.publish_pool_update(&host, 1, ahead, b"\xff", host.now()).unwrap();
+            let mut leader = VmState::new(host.clone());
             leader.configure(1, config(&format!(r#"{{"pools": [{{"name": "default"}}], "state": {{"transport": "{transport}"}}}}"#)));
             leader.tick(1);
-            let hear = |leader: &mut Vm<FakeHost>, message: Vec<u8>| match transport {
+            let hear = |leader: &mut VmState<FakeHost>, message: Vec<u8>| match transport {
                 "grpc" => drop(send(&host, leader, message)),
                 _ => {
                     let last = |kind: &str| host.calls.borrow().iter().rposition(|(path, _, _)| path.ends_with(kind)).unwrap() + 1;
@@ -675,7 +682,7 @@ mod tests {
                 bytes.iter().filter_map(ack).collect()
             };
             for sequence in 1..4 {
-                hear(&mut leader, roster_message("default", version(sequence), &["10.0.0.2:1"]));
+                hear(&mut leader, pool_update_message("default", version(sequence), &["10.0.0.2:1"]));
             }
             let refusals = acks();
             assert!(!refusals.is_empty(), "{transport}");
@@ -684,7 +691,7 @@ mod tests {
                 assert_eq!((held, ack.refused.is_empty()), (Some((AHEAD, 77)), false), "{transport}");
             }
             let raised = Version { term: AHEAD + 1, sequence: 1 };
-            hear(&mut leader, roster_message("default", raised, &["10.0.0.2:1"]));
+            hear(&mut leader, pool_update_message("default", raised, &["10.0.0.2:1"]));
             hear(&mut leader, metrics_message("default", raised, 2, &[4.0]));
             let replica = leader.replica("default").unwrap();
             assert_eq!((replica.borrow().version(), replica.borrow().metrics_sequence()), (raised, 2), "{transport}");
@@ -695,34 +702,34 @@ mod tests {
     }
 
     #[test]
-    fn a_board_that_cannot_be_read_here_still_says_what_is_held() {
+    fn a_store_that_cannot_be_read_here_still_says_what_is_held() {
         let (host, mut leader) = led();
         said(&host);
         let ahead = Version { term: TERM + 5, sequence: 2 };
         let replica = leader.replica("default").unwrap();
-        replica.borrow().board.post_roster(&host, 9, ahead, b"\xff\xff", host.now()).unwrap();
+        replica.borrow().store.publish_pool_update(&host, 9, ahead, b"\xff\xff", host.now()).unwrap();
         // A later leader has written; this one still has the lease, and learns of it by what it wants to post.
-        host.share("switchpoint/1/leader", &words::write(&[9, leader.id, host.now().plus_ms(3_000).0], &[]), Expect::Any).unwrap();
-        leader.lease = Lease::new(leader.id);
+        host.share("switchpoint/1/leader", &words::write(&[9, leader.id, host.now().plus_ms(3_000).0], &[]), WriteCondition::Any).unwrap();
+        leader.lease = LeaderElection::new(leader.id);
         leader.tick(1);
         let stream = u32::try_from(host.streams.borrow().len()).unwrap();
         assert_eq!(leader.epoch, Some(9));
-        send(&host, &mut leader, roster_message("default", version(3), &["10.0.0.2:1"]));
+        send(&host, &mut leader, pool_update_message("default", version(3), &["10.0.0.2:1"]));
         assert_eq!(said(&host).last().unwrap(), &format!("{stream}: ack 3 older than 45.2, which is in force; holds 45.2"));
     }
 
     #[test]
-    fn a_roster_that_killed_its_leader_is_not_decoded_again() {
+    fn a_pool_update_that_killed_its_leader_is_not_decoded_again() {
         let (host, leader) = led();
-        let deadly = |sequence| roster_message("default", version(sequence), &["10.0.0.2:1"]);
+        let deadly = |sequence| pool_update_message("default", version(sequence), &["10.0.0.2:1"]);
         // The leader is lost in the middle of decoding: its mark stays.
         let mut mark = None;
-        let (other, _) = poison::Poison::load(&host, leader.id, host.now());
-        other.guard(&host, leader.id, &deadly(2), || mark = host.shared("switchpoint/1/decoding").unwrap());
-        host.share("switchpoint/1/decoding", &mark.unwrap().bytes, Expect::Any).unwrap();
+        let (other, _) = crash_guard::CrashGuard::load(&host, leader.id, host.now());
+        other.decode_guarded(&host, leader.id, &deadly(2), || mark = host.shared("switchpoint/1/decoding").unwrap());
+        host.share("switchpoint/1/decoding", &mark.unwrap().bytes, WriteCondition::Any).unwrap();
         drop(leader);
         let mut next = vm(&host, 1);
-        let ticks = |next: &mut Vm<FakeHost>, count| {
+        let ticks = |next: &mut VmState<FakeHost>, count| {
             for _ in 0..count {
                 host.pass_ms(100);
                 next.tick(1);
@@ -735,15 +742,15 @@ mod tests {
         said(&host);
         send(&host, &mut next, deadly(3));
         assert_eq!((in_force(&next), said(&host).len()), (1, 0));
-        assert_eq!(host.metric_value("switchpoint_state_poisoned_total"), 1);
-        send(&host, &mut next, roster_message("default", version(4), &["10.0.0.3:1"]));
+        assert_eq!(host.metric_value("switchpoint_state_crash_guarded_total"), 1);
+        send(&host, &mut next, pool_update_message("default", version(4), &["10.0.0.3:1"]));
         assert_eq!(in_force(&next), 4);
     }
 
     #[test]
     fn a_stream_that_ends_is_released_at_once_and_opened_again_after_a_pause() {
         let (host, mut leader) = led();
-        leader.stream_closed(1, 1, "gone");
+        leader.on_stream_closed(1, 1, "gone");
         assert!(!host.streams.borrow()[0]);
         leader.tick(1);
         assert_eq!(host.streams.borrow().len(), 1, "not at once");
@@ -754,7 +761,7 @@ mod tests {
         let mut waits = Vec::new();
         for _ in 0..12 {
             let open = u32::try_from(host.streams.borrow().len()).unwrap();
-            leader.stream_closed(1, open, "gone");
+            leader.on_stream_closed(1, open, "gone");
             let mut ticks = 0;
             while host.streams.borrow().len() == open as usize {
                 host.pass_ms(100);
@@ -794,7 +801,7 @@ mod tests {
         assert_eq!(host.take_log(), ["focus 1", "focus 2"]);
         assert_eq!(*host.streams.borrow(), [false, true]);
         assert_eq!(said(&host).last().unwrap(), "2: hello proxy-1 [\"default\", \"more\"]");
-        assert_eq!(leader.seat.root, 2);
+        assert_eq!(leader.vm_slot.root, 2);
         leader.remove_root(1);
         assert_eq!(*host.streams.borrow(), [false, true]);
         // A pool that no configuration names is gone; one that stays keeps what is known of it.
@@ -808,7 +815,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_root_context_frees_the_lead() {
+    fn the_last_root_context_frees_the_leader() {
         let (host, mut leader) = led();
         let mut other = vm(&host, 1);
         other.tick(1);
@@ -821,7 +828,7 @@ mod tests {
     fn a_leader_that_serves_hands_over_to_a_vm_that_does_not() {
         let (host, mut worker) = led();
         let mut main = vm(&host, 1);
-        worker.serves();
+        worker.mark_serving();
         for _ in 0..101 {
             host.pass_ms(100);
             main.tick(1);
@@ -851,7 +858,7 @@ mod tests {
         let (host, leader) = led();
         let mut worker = vm(&host, 1);
         worker.tick(1);
-        let entries = |vm: &Vm<FakeHost>| vm.replica("default").unwrap().borrow().pool.prefixes().stats().entries_max;
+        let entries = |vm: &VmState<FakeHost>| vm.replica("default").unwrap().borrow().pool.prefixes().stats().entries_max;
         assert_eq!(entries(&leader), 0);
         assert!(entries(&worker) >= FilterConfig::default().prefix_entries);
     }
@@ -859,11 +866,11 @@ mod tests {
     // === by calls ===
 
     /// Answers a call with these messages.
-    fn answer(vm: &mut Vm<FakeHost>, call: usize, status: &[u8], messages: &[Vec<u8>]) {
+    fn answer(vm: &mut VmState<FakeHost>, call: usize, status: &[u8], messages: &[Vec<u8>]) {
         let mut body = Vec::new();
         messages.iter().for_each(|message| proto::frames::push(&mut body, message));
-        let answer = Answer { status: Some(status.to_vec()), body };
-        vm.call_answered(1, u32::try_from(call).unwrap(), answer);
+        let answer = CallResponse { status: Some(status.to_vec()), body };
+        vm.on_call_response(1, u32::try_from(call).unwrap(), answer);
     }
 
     /// The calls made since the last look, as text, numbered.
@@ -886,9 +893,9 @@ mod tests {
     }
 
     /// A process whose VM 1 leads by calls, and has said hello: call 1.
-    fn calling() -> (FakeHost, Vm<FakeHost>, usize) {
+    fn calling() -> (FakeHost, VmState<FakeHost>, usize) {
         let host = FakeHost::new();
-        let mut leader = Vm::new(host.clone());
+        let mut leader = VmState::new(host.clone());
         leader.configure(1, config(r#"{"pools": [{"name": "default"}], "state": {"transport": "http"}}"#));
         leader.tick(1);
         let mut seen = 0;
@@ -907,7 +914,7 @@ mod tests {
         let s = session(&host);
         answer(&mut leader, 1, b"200", &[]);
         assert_eq!(called(&host, &mut seen), [format!("hear {s} []")]);
-        let both = [roster_message("default", version(1), &["10.0.0.1:1"]), metrics_message("default", version(1), 7, &[3.0])];
+        let both = [pool_update_message("default", version(1), &["10.0.0.1:1"]), metrics_message("default", version(1), 7, &[3.0])];
         answer(&mut leader, 2, b"200", &both);
         assert_eq!(in_force(&leader), 1);
         assert_eq!(host.metric_value("switchpoint_state_metrics_total"), 1, "both were taken, in order");
@@ -915,7 +922,7 @@ mod tests {
         // While one call tells, what is to be told gathers.
         for sequence in 2..4 {
             let hear = host.calls.borrow().len();
-            answer(&mut leader, hear, b"200", &[roster_message("default", version(sequence), &["10.0.0.1:1"])]);
+            answer(&mut leader, hear, b"200", &[pool_update_message("default", version(sequence), &["10.0.0.1:1"])]);
             assert_eq!(called(&host, &mut seen), [format!("hear {s} []")]);
         }
         answer(&mut leader, 3, b"200", &[]);
@@ -937,28 +944,31 @@ mod tests {
 
     #[test]
     fn a_call_that_fails_is_the_end_of_the_connection() {
-        let frames = |body: &[u8]| Answer { status: Some(b"200".to_vec()), body: body.to_vec() };
-        let ends =
-            [Answer::default(), Answer { status: Some(b"503".to_vec()), body: b"shutting down\n".to_vec() }, frames(b"\x09\0\0\0cut")];
+        let frames = |body: &[u8]| CallResponse { status: Some(b"200".to_vec()), body: body.to_vec() };
+        let ends = [
+            CallResponse::default(),
+            CallResponse { status: Some(b"503".to_vec()), body: b"shutting down\n".to_vec() },
+            frames(b"\x09\0\0\0cut"),
+        ];
         for end in ends {
             let (host, mut leader, mut seen) = calling();
             let s = session(&host);
             answer(&mut leader, 1, b"200", &[]);
             called(&host, &mut seen);
-            leader.call_answered(1, 2, end);
+            leader.on_call_response(1, 2, end);
             assert_eq!(called(&host, &mut seen).len(), 0, "not at once");
             host.pass_ms(100);
             leader.tick(1);
             let again = called(&host, &mut seen);
             assert!(again.len() == 1 && again[0].ends_with("[\"hello\"]") && session(&host) != s, "{again:?}");
             // The answer to a call of the one before is nobody's.
-            answer(&mut leader, 2, b"200", &[roster_message("default", version(1), &["10.0.0.1:1"])]);
+            answer(&mut leader, 2, b"200", &[pool_update_message("default", version(1), &["10.0.0.1:1"])]);
             assert_eq!((in_force(&leader), called(&host, &mut seen).len()), (0, 0));
         }
     }
 
     #[test]
-    fn calls_to_a_silent_daemon_are_given_up_and_so_is_a_superseded_lead() {
+    fn calls_to_a_silent_daemon_are_given_up_and_so_is_a_superseded_leader() {
         let (host, mut leader, mut seen) = calling();
         answer(&mut leader, 1, b"200", &[]);
         called(&host, &mut seen);
@@ -971,28 +981,28 @@ mod tests {
         host.pass_ms(3_000);
         other.tick(1);
         let hear = host.calls.borrow().len();
-        answer(&mut leader, hear, b"200", &[roster_message("default", version(9), &["10.0.0.9:1"])]);
+        answer(&mut leader, hear, b"200", &[pool_update_message("default", version(9), &["10.0.0.9:1"])]);
         assert_eq!((in_force(&leader), called(&host, &mut seen).len(), leader.epoch), (0, 0, None));
     }
 
     // === a proxy that refuses ===
 
-    /// At some seats of the process requests end, more than the daemon is told at once.
-    fn requests_end(host: &FakeHost, writers: &mut [observed::Writer]) {
-        for (seat, writer) in (10_u16..).zip(writers) {
-            let vm = 1_000 + u64::from(seat);
-            Roll::seat(host, seat, Row { vm, beat: host.now(), queue: 0, serves: true });
-            writer.append(host, ("default", seat, vm), (0..512).map(|_| [7; pool_state::OBSERVATION_BYTES]));
+    /// At some VM slots of the process requests end, more than the daemon is told at once.
+    fn requests_end(host: &FakeHost, writers: &mut [observation_ring::ObservationRingWriter]) {
+        for (vm_slot, writer) in (10_u16..).zip(writers) {
+            let vm = 1_000 + u64::from(vm_slot);
+            VmTable::vm_slot(host, vm_slot, VmEntry { vm, heartbeat: host.now(), queue: 0, serves: true });
+            writer.append(host, ("default", vm_slot, vm), (0..512).map(|_| [7; pool_state::OBSERVATION_BYTES]));
         }
     }
 
     #[test]
     fn a_call_that_fails_at_once_ends_the_connection_and_harms_no_vm() {
         let (host, mut leader, mut seen) = calling();
-        let mut writers = [observed::Writer::default()];
+        let mut writers = [observation_ring::ObservationRingWriter::default()];
         for round in 0..3 {
             requests_end(&host, &mut writers);
-            host.fail(&[crate::fake::Call::Call]);
+            host.fail(&[crate::fake::FakeCall::Call]);
             for _ in 0..30 {
                 host.pass_ms(100);
                 leader.tick(1);
@@ -1014,7 +1024,7 @@ mod tests {
     fn more_than_the_daemon_takes_in_time_ends_the_connection_whatever_carries_it() {
         for transport in ["http", "grpc"] {
             let host = FakeHost::new();
-            let mut leader = Vm::new(host.clone());
+            let mut leader = VmState::new(host.clone());
             leader.configure(1, config(&format!(r#"{{"pools": [{{"name": "default"}}], "state": {{"transport": "{transport}"}}}}"#)));
             leader.tick(1);
             if transport == "http" {
@@ -1025,7 +1035,7 @@ mod tests {
                     host.calls.borrow().iter().map(|(_, session, _)| session.clone()).collect();
                 sessions.len() + host.streams.borrow().len()
             };
-            let mut writers: Vec<_> = (0..8).map(|_| observed::Writer::default()).collect();
+            let mut writers: Vec<_> = (0..8).map(|_| observation_ring::ObservationRingWriter::default()).collect();
             // The daemon takes nothing, for less long than would count as silence.
             for _ in 0..48 {
                 requests_end(&host, &mut writers);
@@ -1037,9 +1047,9 @@ mod tests {
     }
 
     #[derive(Default)]
-    struct Waiter(std::cell::Cell<u32>);
+    struct FakeParkedRequest(std::cell::Cell<u32>);
 
-    impl Waiting for Waiter {
+    impl ParkedRequest for FakeParkedRequest {
         fn waits(&self) -> bool {
             self.0.get() == 0
         }
@@ -1055,9 +1065,10 @@ mod tests {
         let mut leader = vm(&host, 1);
         leader.tick(1);
         let replica = leader.replica("default").unwrap();
-        let waiters: [Rc<dyn Waiting>; 2] = [Rc::new(Waiter(std::cell::Cell::new(0))), Rc::new(Waiter(std::cell::Cell::new(0)))];
-        let gone: Weak<dyn Waiting> = Weak::<Waiter>::new();
-        let park = |vm: &mut Vm<FakeHost>, ms, waiter| vm.park(host.now().plus_ms(ms), Rc::clone(&replica), Rc::downgrade(waiter));
+        let waiters: [Rc<dyn ParkedRequest>; 2] =
+            [Rc::new(FakeParkedRequest(std::cell::Cell::new(0))), Rc::new(FakeParkedRequest(std::cell::Cell::new(0)))];
+        let gone: Weak<dyn ParkedRequest> = Weak::<FakeParkedRequest>::new();
+        let park = |vm: &mut VmState<FakeHost>, ms, waiter| vm.park(host.now().plus_ms(ms), Rc::clone(&replica), Rc::downgrade(waiter));
         assert!(park(&mut leader, 500, &waiters[0]) && park(&mut leader, 2_000, &waiters[1]));
         assert!(leader.park(host.now().plus_ms(2_000), Rc::clone(&replica), gone));
         host.pass_ms(100);
@@ -1069,11 +1080,12 @@ mod tests {
         assert_eq!(leader.tick(1).len(), 1, "and is until it is decided");
         due[0].retry();
         assert_eq!(leader.tick(1).len(), 0);
-        assert_eq!(send(&host, &mut leader, roster_message("default", version(1), &["10.0.0.1:1"])), 1, "there is state");
+        assert_eq!(send(&host, &mut leader, pool_update_message("default", version(1), &["10.0.0.1:1"])), 1, "there is state");
         waiters[1].retry();
         assert_eq!(leader.tick(1).len(), 0);
-        let park =
-            |vm: &mut Vm<FakeHost>, ms| vm.park(host.now().plus_ms(ms), Rc::clone(&replica), Rc::<Waiter>::downgrade(&Rc::default()));
+        let park = |vm: &mut VmState<FakeHost>, ms| {
+            vm.park(host.now().plus_ms(ms), Rc::clone(&replica), Rc::<FakeParkedRequest>::downgrade(&Rc::default()))
+        };
         assert!((0..PARKED_MAX).all(|_| park(&mut leader, 1)));
         assert!(!park(&mut leader, 1));
     }

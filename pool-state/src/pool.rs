@@ -1,100 +1,108 @@
-//! What one proxy VM knows of one pool, and the verbs that change it. One writer: the VM it lives in.
+//! The state of one pool in one proxy VM, and the operations that change it. The VM is the only
+//! writer.
 //!
-//! The snapshot comes from the daemon; the ledger, the prefix index and the ejections are the VM's own and change at the pick, before
-//! anything is confirmed, so that the next pick already sees this one.
+//! The snapshot comes from the daemon. The ledger, the prefix index and the ejections belong to the
+//! VM. They change at the pick, before the engine confirms anything, so that the next pick already
+//! sees this one.
 //!
-//! Other workers and proxies pick too. What changes here that they should know is counted ([`Pool::changes`]) and kept for telling
-//! ([`Pool::write_row`], [`Pool::take_placements`]); what they tell comes in by [`Pool::read_row`], [`Pool::learn`] and [`Pool::placed`]. How it
-//! travels is the host's business.
+//! Other workers and proxies pick too. Changes that they should see are counted
+//! ([`ManagedPool::changes`]) and published ([`ManagedPool::write_load_report`],
+//! [`ManagedPool::take_placements`]); their own changes arrive by
+//! [`ManagedPool::read_load_report`], [`ManagedPool::learn_ejection`] and
+//! [`ManagedPool::record_peer_placement`]. The host transports them.
 
-mod accepted;
+mod accepted_kinds;
 mod adapters;
 mod counters;
-mod crashing;
+mod crash_correlation;
 mod ejection;
 mod health;
-mod judging;
-mod observed;
+mod load_report;
+mod observation;
 mod pick;
-mod row;
+mod request_timing;
 mod token_rate;
-mod watch;
+mod verdicts;
 
-pub use counters::Counted;
-pub use counters::{Counters, DURATION_BOUNDS_MS, EndpointCounters, Histogram, Label, MODELS_MAX, ModelCounters};
+pub use counters::CountedRequest;
+pub use counters::{CountHistogram, DURATION_BOUNDS_MS, EndpointCounters, MODELS_MAX, ModelCounters, ModelLabel, PoolCounters};
 pub use ejection::{Ejection, Ejections};
-pub use judging::Sent;
-pub use observed::{OBSERVATION_BYTES, OBSERVATIONS_MAX, Observed};
-pub use pick::{DecisionObserver, Held, Picked, Token};
-pub use row::{OwnRow, PeerRow, RowHead, Sum, TOLD_MS_MAX};
-pub use watch::{Ending, ms_between};
+pub use load_report::{LoadReportHead, LoadReportSum, OwnLoadReport, PeerLoadReport, TOLD_MS_MAX};
+pub use observation::{EncodedObservation, OBSERVATION_BYTES, OBSERVATIONS_MAX};
+pub use pick::{DecisionObserver, LedgerHold, RecordedPick, SessionTokenHeader};
+pub use request_timing::{RequestEnding, ms_between};
+pub use verdicts::SentRequest;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use accepted::Accepted;
-use adapters::Adapters;
-use crashing::Crashing;
-pub use health::Failure;
-use health::Health;
-use observed::Untaken;
-use scheduler::in_flight::{InFlight, Load};
+use accepted_kinds::AcceptedKinds;
+use adapters::AdapterTable;
+use crash_correlation::CrashCorrelator;
+use health::EndpointHealthTable;
+pub use health::RequestFailure;
+use observation::ObservationQueue;
+use scheduler::in_flight::{EndpointLoad, InFlight};
 use scheduler::latency::LatencyModel;
 use scheduler::latency::step::StepModel;
-use scheduler::objects::{Asked, UnknownModel};
-use scheduler::prefix::{Matched, PrefixIndex};
+use scheduler::objects::{ModelRequest, UnknownModel};
+use scheduler::prefix::{MatchLength, PrefixIndex};
 use scheduler::{ENDPOINTS_MAX, EndpointMetrics, EndpointRef, PrefixSettings, Rng, Snapshot, TokenSettings};
 use token_rate::TokenRate;
 
 use crate::refusal::PickRefusal;
-use crate::time::Time;
+use crate::time::Timestamp;
 
 /// Buckets of the prefix index swept in one tick: about 0.1 ms of work, so that a removal of an endpoint stalls no request.
 const SWEEP_BUCKETS: usize = 16_384;
 
-/// Placements kept for telling, in hashes. A host takes them after each pick; one that does not loses the oldest, counted.
+/// The most hashes in placements that wait to be published. A host takes them after each pick; one
+/// that does not loses the oldest, which is counted.
 const UNTOLD_BLOCKS_MAX: usize = 4 * scheduler::prefix::BLOCKS_MAX;
 
 /// One pool in one VM.
 #[derive(Debug)]
-pub struct Pool {
-    state: Option<State>,
+pub struct ManagedPool {
+    state: Option<PublishedState>,
     in_flight: InFlight,
     prefixes: PrefixIndex,
     ejections: Ejections,
-    health: Health,
-    accepted: Accepted,
-    crashing: Crashing,
-    counters: Counters,
+    health: EndpointHealthTable,
+    accepted: AcceptedKinds,
+    crashing: CrashCorrelator,
+    counters: PoolCounters,
     rng: Rng,
-    /// How many hashes of the prompt each endpoint was found to hold at the last pick, and for how many blocks they stand.
-    known: Vec<Matched>,
+    /// How many hashes of the prompt each endpoint had cached at the last pick, and how many blocks
+    /// they cover.
+    known: Vec<MatchLength>,
     matched: Vec<u32>,
-    /// Where several hold the longest of it: how near each is to losing that.
+    /// Where several endpoints have the longest cached prefix: how close each is to evicting it.
     prefix_ages: Vec<f32>,
     ejected: Vec<bool>,
-    /// By how much requests fail at each endpoint more often than elsewhere; empty when none does.
+    /// The failure rate of each endpoint minus that of the others; empty when no endpoint fails
+    /// more often.
     failing: Vec<f32>,
-    /// When each endpoint was last given a prompt that nobody held a block of, by the count of such picks, parallel to the snapshot's
-    /// endpoints; 0 is never. Each worker has its own: what matters is that each spreads such prompts.
+    /// When each endpoint last got a prompt that was cached nowhere, as a count of such picks,
+    /// parallel to the snapshot's endpoints; 0 is never. Each worker has its own counts: it is
+    /// enough that each worker spreads such prompts.
     cold_picks: Vec<u64>,
     cold_picks_made: u64,
-    adapters: Adapters,
+    adapters: AdapterTable,
     token_rate: TokenRate,
     changes: u64,
-    untold: Untold,
-    /// Others pick too, and where they place prompts is not known here.
-    out_of_touch: bool,
-    /// What the daemon learned so far; `None` until it says, and nothing is observed before.
-    learned: Option<Learned>,
-    untaken: Untaken,
+    placements: PlacementQueue,
+    /// Other proxies pick too, and their placements do not arrive here.
+    peers_unreachable: bool,
+    /// The models of the daemon; `None` until they arrive. Nothing is observed before.
+    learned: Option<LatencyModels>,
+    observations: ObservationQueue,
     /// When each slot's last first token came.
-    first_tokens: Vec<Time>,
+    first_tokens: Vec<Timestamp>,
 }
 
-/// What the daemon learned.
+/// The models that the daemon learned.
 #[derive(Clone, Debug)]
-struct Learned {
+struct LatencyModels {
     step: Arc<StepModel>,
     latency: Option<Arc<LatencyModel>>,
 }
@@ -102,59 +110,60 @@ struct Learned {
 /// An endpoint was given a prompt of these blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
-    /// Who.
+    /// The endpoint.
     pub endpoint: EndpointRef,
     /// Its hashes, first block first.
     pub blocks: Box<[u64]>,
-    /// How many of them, from the first, it was believed to hold before.
+    /// How many of them, from the first, it had cached before, as estimated.
     pub known: u32,
 }
 
-/// Placements to be told.
+/// Placements that wait to be published.
 #[derive(Debug, Default)]
-struct Untold {
-    /// Is there anybody to tell?
-    wanted: bool,
+struct PlacementQueue {
+    /// Whether anything publishes them.
+    enabled: bool,
     placements: VecDeque<Placement>,
     blocks: usize,
-    /// Those that went untold for newer ones.
+    /// How many were dropped for newer ones.
     dropped: u64,
 }
 
-/// What the daemon said.
+/// The state that the daemon published.
 #[derive(Debug)]
-struct State {
+struct PublishedState {
     snapshot: Snapshot,
     refs: Vec<EndpointRef>,
     hash_secret: u128,
     staleness_max_ms: u64,
-    metrics_at: Option<Time>,
+    metrics_at: Option<Timestamp>,
 }
 
-/// What the pool's objects make of a request.
+/// The result of the pool's objects for a request.
 #[derive(Debug, Default)]
-pub struct Resolved {
+pub struct PoolResolution {
     /// The model to ask the engine for; `None`: the one the body names.
     pub target_model: Option<Box<str>>,
     /// Higher is more important; below 0 may be shed.
     pub priority: i32,
 }
 
-// === impl Pool ===
+// === impl ManagedPool ===
 
-impl Pool {
-    /// A pool nothing is known of yet. `prefix_entries` sizes its index: 0 where no request is served.
+impl ManagedPool {
+    /// A pool without state. `prefix_entries` is the size of its prefix index: 0 where no request
+    /// is served.
     #[must_use]
     pub fn new(seed: u64, prefix_entries: usize) -> Self {
         Self {
             state: None,
             in_flight: InFlight::default(),
             prefixes: PrefixIndex::with_capacity(prefix_entries),
-            ejections: Ejections::staggered(seed),
-            health: Health::default(),
-            accepted: Accepted::default(),
-            crashing: Crashing::default(),
-            counters: Counters::default(),
+            ejections: Ejections::with_stagger(seed),
+            health: EndpointHealthTable::default(),
+            accepted: AcceptedKinds::default(),
+            crashing: CrashCorrelator::default(),
+            counters: PoolCounters::default(),
             rng: Rng::seeded(seed),
             known: Vec::new(),
             matched: Vec::new(),
@@ -163,19 +172,19 @@ impl Pool {
             failing: Vec::new(),
             cold_picks: Vec::new(),
             cold_picks_made: 0,
-            adapters: Adapters::default(),
+            adapters: AdapterTable::default(),
             token_rate: TokenRate::default(),
             changes: 0,
-            untold: Untold::default(),
-            out_of_touch: false,
+            placements: PlacementQueue::default(),
+            peers_unreachable: false,
             learned: None,
-            untaken: Untaken::default(),
+            observations: ObservationQueue::default(),
             first_tokens: Vec::new(),
         }
     }
 
-    /// Replaces what the daemon said, but for the metrics of endpoints that stay: newer ones follow. Endpoints that are gone, or came back as
-    /// another incarnation, are forgotten at once.
+    /// Replaces the daemon's state, except the metrics of endpoints that stay: newer metrics
+    /// follow. Endpoints that are gone, or have a new generation, are forgotten at once.
     pub fn install(&mut self, snapshot: Snapshot, hash_secret: u128, staleness_max_ms: u32) {
         let refs: Vec<EndpointRef> = snapshot.endpoints().iter().map(|e| e.id).collect();
         if let Some(old) = &self.state {
@@ -191,36 +200,36 @@ impl Pool {
             None => snapshot,
         };
         self.counters.keep_endpoints(&refs);
-        self.keep_by_endpoint(&refs);
+        self.remap_endpoints(&refs);
         let measured = self.state.as_ref().and_then(|old| old.metrics_at.zip(keep_metrics(&old.snapshot, &snapshot)));
-        self.state = Some(State { snapshot, refs, hash_secret, staleness_max_ms: u64::from(staleness_max_ms), metrics_at: None });
+        self.state = Some(PublishedState { snapshot, refs, hash_secret, staleness_max_ms: u64::from(staleness_max_ms), metrics_at: None });
         if let Some((at, measured)) = measured {
             self.refresh(measured, at);
         }
     }
 
-    /// What is kept by position follows the endpoints to their new ones.
-    fn keep_by_endpoint(&mut self, refs: &[EndpointRef]) {
+    /// Moves what is kept by position to the new positions of the endpoints.
+    fn remap_endpoints(&mut self, refs: &[EndpointRef]) {
         let before = self.state.as_ref().map_or(&[][..], |state| &state.refs);
         let moved: Vec<Option<usize>> = refs.iter().map(|id| before.iter().position(|other| other == id)).collect();
         self.cold_picks = moved.iter().map(|from| from.and_then(|at| self.cold_picks.get(at)).copied().unwrap_or(0)).collect();
-        self.adapters.rearrange(&moved);
+        self.adapters.remap(&moved);
     }
 
     /// Takes over what the daemon learned. From now on requests are observed.
-    pub fn learned(&mut self, step: StepModel, latency: Option<LatencyModel>) {
-        let learned = Learned { step: Arc::new(step), latency: latency.map(Arc::new) };
-        self.state = self.state.take().map(|state| State { snapshot: learned.applied_to(state.snapshot), ..state });
+    pub fn install_models(&mut self, step: StepModel, latency: Option<LatencyModel>) {
+        let learned = LatencyModels { step: Arc::new(step), latency: latency.map(Arc::new) };
+        self.state = self.state.take().map(|state| PublishedState { snapshot: learned.applied_to(state.snapshot), ..state });
         self.learned = Some(learned);
     }
 
     /// The observations made since the last call, and the number of the first: they are counted from 0 on.
-    pub fn take_observed(&mut self) -> (u64, VecDeque<Observed>) {
-        self.untaken.take()
+    pub fn take_observations(&mut self) -> (u64, VecDeque<EncodedObservation>) {
+        self.observations.take()
     }
 
     /// Takes newer metrics: `snapshot` is [`Self::snapshot`] with other metrics.
-    pub fn refresh(&mut self, snapshot: Snapshot, at: Time) {
+    pub fn refresh(&mut self, snapshot: Snapshot, at: Timestamp) {
         let Some(state) = &mut self.state else { return };
         state.snapshot = snapshot;
         state.metrics_at = Some(at);
@@ -228,7 +237,8 @@ impl Pool {
         self.size_prefixes();
     }
 
-    /// Gives a pool that was made without a prefix index one of `entries`: at a tick, or at the first request if that comes sooner.
+    /// Creates the prefix index if the pool has none: at a tick, or at the first request if that
+    /// comes sooner.
     pub fn reserve_prefixes(&mut self, entries: usize) {
         if self.prefixes.bytes() == 0 && entries > 0 {
             self.prefixes = PrefixIndex::with_capacity(entries);
@@ -236,7 +246,7 @@ impl Pool {
         }
     }
 
-    /// The index holds no more of an endpoint than its KV cache can.
+    /// Limits what the index remembers of an endpoint to what its KV cache can hold.
     fn size_prefixes(&mut self) {
         let Some(state) = &self.state else { return };
         for (endpoint, blocks) in state.refs.iter().zip(pick::index_blocks(&state.snapshot)) {
@@ -250,9 +260,9 @@ impl Pool {
         self.state.as_ref().map(|s| &s.snapshot)
     }
 
-    /// What was counted so far.
+    /// The counters.
     #[must_use]
-    pub fn counters(&self) -> &Counters {
+    pub fn counters(&self) -> &PoolCounters {
         &self.counters
     }
 
@@ -269,79 +279,81 @@ impl Pool {
     }
 
     /// Housekeeping in a bounded slice; call it now and then, never in a request.
-    pub fn tick(&mut self, now: Time) {
+    pub fn tick(&mut self, now: Timestamp) {
         let _ = self.prefixes.sweep(SWEEP_BUCKETS);
-        self.ejections.tidy(now);
+        self.ejections.forget_expired(now);
     }
 
-    /// Grows with everything that others should know at once: picks, first tokens, ends, failures.
+    /// Grows with every change that others should see at once: picks, first tokens, ends, failures.
     #[must_use]
     pub fn changes(&self) -> u64 {
         self.changes
     }
 
-    /// Brings `row` up to date with what is outstanding here and known of failures, and gives its bytes.
-    pub fn write_row<'r>(&mut self, row: &'r mut OwnRow, head: RowHead) -> &'r [u8] {
+    /// Updates `row` to the current load and failures and returns its bytes.
+    pub fn write_load_report<'r>(&mut self, row: &'r mut OwnLoadReport, head: LoadReportHead) -> &'r [u8] {
         row.write(head, &mut self.in_flight, self.ejections.rows())
     }
 
-    /// Another VM told `bytes` in place of what it told before; whether its load `counts` is the caller's to say. Says whether
-    /// [`Self::put_slos_together`] must follow.
-    pub fn read_row(&mut self, row: &mut PeerRow, bytes: Vec<u8>, counts: bool) -> bool {
+    /// Replaces the load report of another VM by `bytes`. The caller decides whether its load
+    /// `counts`. Returns whether [`Self::recompute_peer_slos`] must follow.
+    pub fn read_load_report(&mut self, row: &mut PeerLoadReport, bytes: Vec<u8>, counts: bool) -> bool {
         row.replace(bytes, counts, self.in_flight.others_mut())
     }
 
-    /// The load of a row begins or ceases to count. Says whether [`Self::put_slos_together`] must follow.
-    pub fn count_row(&mut self, row: &mut PeerRow, counts: bool) -> bool {
+    /// Sets whether the load of a report counts. Returns whether [`Self::recompute_peer_slos`] must
+    /// follow.
+    pub fn count_load_report(&mut self, row: &mut PeerLoadReport, counts: bool) -> bool {
         row.count(counts, self.in_flight.others_mut())
     }
 
-    /// From now on a pick of this process stands for one of each of so many other proxies until it is `delay_us` old: see
-    /// [`scheduler::in_flight::Others`].
-    pub fn stand_for(&mut self, proxies: u32, delay_us: u64, now: Time) {
-        self.in_flight.others_mut().stand_for(proxies, delay_us, now.us_since(Time(0)));
+    /// From now on a pick of this process stands for one pick of each of `proxies` other proxies
+    /// until it is `delay_us` old: see [`scheduler::in_flight::PeerLoads`].
+    pub fn estimate_peer_picks(&mut self, proxies: u32, delay_us: u64, now: Timestamp) {
+        self.in_flight.others_mut().stand_for(proxies, delay_us, now.us_since(Timestamp(0)));
     }
 
-    /// What is known of failures.
+    /// The known failures of endpoints.
     #[must_use]
     pub fn ejections(&self) -> &[Ejection] {
         self.ejections.rows()
     }
 
-    /// Finds the lowest SLOs of others anew, from all their rows.
-    pub fn put_slos_together<'r>(&mut self, rows: impl IntoIterator<Item = &'r PeerRow>) {
+    /// Computes the lowest SLOs of others again, from all their reports.
+    pub fn recompute_peer_slos<'r>(&mut self, rows: impl IntoIterator<Item = &'r PeerLoadReport>) {
         let others = self.in_flight.others_mut();
         others.forget_slos();
         rows.into_iter().for_each(|row| row.add_slos_to(others));
     }
 
-    /// Counts all rows of others anew: after [`Self::install`], when other lives of endpoints are present.
-    pub fn count_anew<'r>(&mut self, rows: impl IntoIterator<Item = &'r PeerRow>) {
+    /// Counts all reports of others again: after [`Self::install`], when endpoints have other
+    /// generations.
+    pub fn recount_load_reports<'r>(&mut self, rows: impl IntoIterator<Item = &'r PeerLoadReport>) {
         let others = self.in_flight.others_mut();
         others.start(self.state.as_ref().map_or(&[], |state| &state.refs));
         rows.into_iter().for_each(|row| row.add_to(others));
     }
 
-    /// All that others have outstanding, summed up elsewhere: for a host that looks on and shares no rows.
-    pub fn others(&mut self, loads: impl IntoIterator<Item = (EndpointRef, Load)>) {
-        self.count_anew([]);
+    /// Sets the load of all others, summed up elsewhere: for a host that reads no reports.
+    pub fn set_peer_loads(&mut self, loads: impl IntoIterator<Item = (EndpointRef, EndpointLoad)>) {
+        self.recount_load_reports([]);
         let others = self.in_flight.others_mut();
         loads.into_iter().for_each(|(endpoint, load)| others.add(endpoint, load));
     }
 
     /// Another worker knows this of an endpoint.
-    pub fn learn(&mut self, told: Ejection, now: Time) {
+    pub fn learn_ejection(&mut self, told: Ejection, now: Timestamp) {
         if self.knows(told.endpoint) && self.ejections.learn(told, now) {
             self.changes += 1;
         }
     }
 
-    /// Another worker or proxy gave `endpoint` a prompt of these blocks, or says something else of it by a mark.
-    pub fn placed(&mut self, endpoint: EndpointRef, blocks: &[u64], now: Time) {
+    /// Records that another worker or proxy gave `endpoint` a prompt of these blocks, or a mark.
+    pub fn record_peer_placement(&mut self, endpoint: EndpointRef, blocks: &[u64], now: Timestamp) {
         let Some(at) = self.state.as_ref().and_then(|state| state.refs.iter().position(|id| *id == endpoint)) else { return };
         match blocks {
-            [mark] if adapters::is_mark(*mark) => self.adapters.note(at, *mark),
-            [mark] if crashing::is_mark(*mark) => self.crashing.note(*mark, endpoint, now),
+            [mark] if adapters::is_mark(*mark) => self.adapters.record_model(at, *mark),
+            [mark] if crash_correlation::is_mark(*mark) => self.crashing.record(*mark, endpoint, now),
             _ => {
                 self.in_flight.picked(endpoint);
                 self.prefixes.record(endpoint, blocks);
@@ -349,42 +361,44 @@ impl Pool {
         }
     }
 
-    /// Others pick too and where they place prompts is not known here, or is again. While it is not, a prompt of which nobody here knows anything is
-    /// drawn to the home of its head ([`scheduler::prefix::rendezvous_endpoint`]), where all who are out of touch send it.
-    pub fn set_out_of_touch(&mut self, out_of_touch: bool) {
-        self.out_of_touch = out_of_touch;
+    /// Sets whether placements of other proxies are missing here. While they are, a prompt that is
+    /// cached nowhere goes to the rendezvous endpoint of its head
+    /// ([`scheduler::prefix::rendezvous_endpoint`]), as it does in every proxy that misses
+    /// placements.
+    pub fn set_peers_unreachable(&mut self, out_of_touch: bool) {
+        self.peers_unreachable = out_of_touch;
     }
 
-    /// From now on placements are kept for telling, or not.
-    pub fn tell_placements(&mut self, wanted: bool) {
-        if self.untold.wanted != wanted {
-            self.untold = Untold { wanted, dropped: self.untold.dropped, ..Untold::default() };
+    /// Sets whether placements are kept for publishing.
+    pub fn set_placement_publishing(&mut self, wanted: bool) {
+        if self.placements.enabled != wanted {
+            self.placements = PlacementQueue { enabled: wanted, dropped: self.placements.dropped, ..PlacementQueue::default() };
         }
     }
 
     /// The placements made here since the last call.
     pub fn take_placements(&mut self) -> VecDeque<Placement> {
-        self.untold.blocks = 0;
-        std::mem::take(&mut self.untold.placements)
+        self.placements.blocks = 0;
+        std::mem::take(&mut self.placements.placements)
     }
 
-    /// How many placements were dropped untold, for newer ones, as nobody took them in time.
+    /// How many placements were dropped for newer ones because they were not taken in time.
     #[must_use]
     pub fn placements_dropped(&self) -> u64 {
-        self.untold.dropped
+        self.placements.dropped
     }
 
     /// True once in so many, by chance; never for 0, which draws nothing.
-    pub fn draws_one_in(&mut self, count: u32) -> bool {
+    pub fn sample_one_in(&mut self, count: u32) -> bool {
         count > 0 && self.rng.below(usize::try_from(count).unwrap_or(usize::MAX)) == 0
     }
 
     /// The counters, to count an event that the host sees.
-    pub fn counters_mut(&mut self) -> &mut Counters {
+    pub fn counters_mut(&mut self) -> &mut PoolCounters {
         &mut self.counters
     }
 
-    /// Tokens of so many bytes of prompt text, by what engines said of prompts before.
+    /// Tokens of this many bytes of prompt text, by the usage that engines reported before.
     pub fn text_tokens(&self, bytes: usize) -> u32 {
         self.token_rate.tokens(bytes)
     }
@@ -394,7 +408,7 @@ impl Pool {
         self.token_rate.block_tokens(settings.block_tokens)
     }
 
-    /// How prompts are cut and counted; nothing before the first state.
+    /// The settings for prompt blocks and token counting; `None` before the first state.
     pub fn prompt_settings(&self) -> Option<(PrefixSettings, TokenSettings)> {
         let production = self.snapshot()?.pipeline().production();
         Some((production.prefix, production.token))
@@ -407,19 +421,20 @@ impl Pool {
     }
 
     /// Which model to ask the engine for, and how important the request is.
-    pub fn resolve(&mut self, asked: Asked<'_>) -> Result<Resolved, PickRefusal> {
-        let Some(objects) = self.state.as_ref().map(|state| state.snapshot.objects()) else { return Ok(Resolved::default()) };
+    pub fn resolve(&mut self, asked: ModelRequest<'_>) -> Result<PoolResolution, PickRefusal> {
+        let Some(objects) = self.state.as_ref().map(|state| state.snapshot.objects()) else { return Ok(PoolResolution::default()) };
         let resolved = objects.resolve(asked, &mut self.rng).map_err(|UnknownModel(model)| PickRefusal::UnknownModel(model.into()))?;
-        Ok(Resolved { target_model: resolved.target_model.map(Into::into), priority: resolved.priority })
+        Ok(PoolResolution { target_model: resolved.target_model.map(Into::into), priority: resolved.priority })
     }
 
-    /// Is there an endpoint that serves the model, ready and allowed or not, or an object that promises one? Then it may be asked for again.
+    /// Whether an endpoint serves the model, ready and allowed or not, or an object names it. Then
+    /// a request for it is valid.
     pub fn knows_model(&self, model: &str) -> bool {
         let Some(snapshot) = self.snapshot() else { return false };
         snapshot.objects().names(model) || snapshot.serves_anywhere(model) || snapshot.indices().any(|index| snapshot.serves(index, model))
     }
 
-    /// An engine told its load with a reply: fresher than any scrape.
+    /// Applies the load that an engine reported with a reply: it is fresher than any scrape.
     pub fn observe(&mut self, endpoint: EndpointRef, update: impl FnOnce(&mut EndpointMetrics)) {
         if let Some(state) = &mut self.state {
             state.snapshot.observe(endpoint, update);
@@ -431,14 +446,15 @@ impl Pool {
     }
 }
 
-// === impl Untold ===
+// === impl PlacementQueue ===
 
-impl Untold {
-    fn keep(&mut self, endpoint: EndpointRef, blocks: &[u64], known: u32) {
-        if !self.wanted {
+impl PlacementQueue {
+    fn push(&mut self, endpoint: EndpointRef, blocks: &[u64], known: u32) {
+        if !self.enabled {
             return;
         }
-        // One of no blocks still says that a request was given: one whose prompt is not read, or shorter than a block.
+        // A placement without blocks still counts as a request: its prompt is not read, or shorter
+        // than a block.
         self.blocks += blocks.len().max(1);
         self.placements.push_back(Placement { endpoint, blocks: blocks.into(), known });
         while self.blocks > UNTOLD_BLOCKS_MAX {
@@ -449,23 +465,23 @@ impl Untold {
     }
 }
 
-// === impl Learned ===
+// === impl LatencyModels ===
 
-impl Learned {
+impl LatencyModels {
     fn applied_to(&self, snapshot: Snapshot) -> Snapshot {
         snapshot.with_step(Arc::clone(&self.step)).with_latency(self.latency.clone())
     }
 }
 
-// === impl State ===
+// === impl PublishedState ===
 
-impl State {
-    fn metrics_stale(&self, now: Time) -> bool {
+impl PublishedState {
+    fn metrics_stale(&self, now: Timestamp) -> bool {
         self.metrics_at.is_none_or(|at| now.ms_since(at) > self.staleness_max_ms)
     }
 }
 
-/// `new` with the metrics of those endpoints that `old` has too; `None` when there are none.
+/// `new` with the metrics of the endpoints that `old` has too; `None` if there are none.
 fn keep_metrics(old: &Snapshot, new: &Snapshot) -> Option<Snapshot> {
     let mut by_slot: Vec<Option<(EndpointRef, &EndpointMetrics)>> = vec![None; ENDPOINTS_MAX];
     for (id, metrics) in old.endpoints().iter().map(|e| e.id).zip(old.metrics()) {

@@ -9,7 +9,7 @@ pub enum PickRefusal {
     NoState,
     /// The prompt cost two engines their connection within a minute, while other prompts did well there.
     CrashingPrompt,
-    /// The objects of the pool name no such model.
+    /// No object of the pool names this model.
     UnknownModel(Box<str>),
     /// The scheduler made this decision, which is not to route the request.
     Decision(Decision),

@@ -2,9 +2,9 @@
 
 /// A moment on a monotonic clock, in nanoseconds. Only differences mean anything.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Time(pub u64);
+pub struct Timestamp(pub u64);
 
-impl Time {
+impl Timestamp {
     /// Milliseconds from `earlier` to here; 0 when `earlier` is later.
     #[must_use]
     pub fn ms_since(self, earlier: Self) -> u64 {
@@ -30,10 +30,10 @@ mod tests {
 
     #[test]
     fn units_and_order() {
-        let (early, late) = (Time(1_000_000), Time(5_500_999));
+        let (early, late) = (Timestamp(1_000_000), Timestamp(5_500_999));
         assert_eq!((late.ms_since(early), late.us_since(early)), (4, 4_500));
         assert_eq!((early.ms_since(late), early.us_since(late)), (0, 0));
-        assert_eq!(early.plus_ms(3), Time(4_000_000));
-        assert_eq!(late.plus_ms(u64::MAX), Time(u64::MAX));
+        assert_eq!(early.plus_ms(3), Timestamp(4_000_000));
+        assert_eq!(late.plus_ms(u64::MAX), Timestamp(u64::MAX));
     }
 }

@@ -1,8 +1,8 @@
 //! Token counts of one exchange, as the engine reports them.
 
-/// What one exchange cost. Absent is not zero.
+/// The token counts of one exchange. Absent is not zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
+pub struct TokenUsage {
     /// Tokens of the prompt, cached ones included.
     pub prompt_tokens: Option<u32>,
     /// Tokens generated.

@@ -1,4 +1,5 @@
-//! What an engine's answer means. One table decides it; accrual of failures, ejection, cost, learning, retries and placement all read the verdict.
+//! What an engine's answer means. One table decides; failure accrual, ejection, cost, learning,
+//! retries and placement all read the verdict.
 //!
 //! | verdict | the engine answered | counts as a failure | learned from | the prompt's placement |
 //! |---|---|---|---|---|
@@ -8,14 +9,14 @@
 //! | overloaded | 429, 503 (tried again on the next endpoint) | yes | no | is undone |
 //! | ill | other 5xx, a lost connection, a stream cut off, an empty 200, a 200 with an error object | yes | no | is undone |
 //! | strange | 2xx with a body that is no reply of the API, or a stream that ended without its end mark | only where another endpoint gave a reply to the same lately | yes | stays |
-//! | unknown | the client left, or the path is no inference | no | no | stays |
+//! | unknown | the client left, or the path is not an inference path | no | no | stays |
 
-/// What an engine's answer means.
+/// The meaning of an engine's answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Verdict {
-    /// The engine did what it was asked for.
+    /// The engine served the request.
     Success,
-    /// The request was wrong, and the engine said so in the words of its API.
+    /// The request was wrong, and the engine said so in the error shape of its API.
     ClientFault,
     /// The request is not for this engine: it does not have the model, or does not let this client in.
     Misdirected,
@@ -23,17 +24,18 @@ pub enum Verdict {
     Overloaded,
     /// The engine is broken.
     Ill,
-    /// A success by its status, and no whole reply of the API by its body. Echo servers are like that, engines that leave out the end mark of streams, and
-    /// what stands in front of a dead engine.
+    /// A success by its status, but the body is no complete reply of the API. Echo servers answer
+    /// like that, engines that leave out the end mark of streams, and proxies in front of a dead
+    /// engine.
     Strange,
-    /// The answer says nothing of the engine.
+    /// The answer says nothing about the engine.
     #[default]
     Unknown,
 }
 
-/// What was read in the body of an answer.
+/// The content of an answer's body.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum BodySays {
+pub enum ErrorBody {
     /// Not read, or nothing that matters.
     #[default]
     Nothing,
@@ -45,7 +47,8 @@ pub enum BodySays {
     Empty,
     /// A stream that ended without the mark that its API ends streams with.
     Unfinished,
-    /// Something that is no reply of the API: no JSON object with any member of one, or a stream that generated nothing and does not say why.
+    /// Not a reply of the API: no JSON object with any of its members, or a stream that generated
+    /// nothing and gives no reason.
     Strange,
 }
 
@@ -55,15 +58,17 @@ pub const RETRIED_STATUS: &str = "503";
 impl Verdict {
     /// The verdict on an answer to an inference request, whole as far as the proxy can tell.
     #[must_use]
-    pub fn of(status: u16, body: BodySays) -> Self {
+    pub fn of(status: u16, body: ErrorBody) -> Self {
         match (status, body) {
-            (200..=299, BodySays::Error(named)) => named.filter(|status| *status >= 400).map_or(Self::Ill, |status| Self::of(status, body)),
-            (200, BodySays::Empty) => Self::Ill,
-            (200..=299, BodySays::Strange | BodySays::Unfinished) => Self::Strange,
+            (200..=299, ErrorBody::Error(named)) => {
+                named.filter(|status| *status >= 400).map_or(Self::Ill, |status| Self::of(status, body))
+            }
+            (200, ErrorBody::Empty) => Self::Ill,
+            (200..=299, ErrorBody::Strange | ErrorBody::Unfinished) => Self::Strange,
             (200..=299, _) => Self::Success,
             (401 | 403 | 404 | 501, _) => Self::Misdirected,
             (429 | 503, _) => Self::Overloaded,
-            (400..=499, BodySays::Error(_)) => Self::ClientFault,
+            (400..=499, ErrorBody::Error(_)) => Self::ClientFault,
             (400..=499, _) => Self::Misdirected,
             (500..=599, _) => Self::Ill,
             _ => Self::Unknown,
@@ -83,7 +88,7 @@ mod tests {
 
     #[test]
     fn each_answer_has_one_meaning() {
-        use BodySays::{Empty, Error, Nothing, Reply, Strange, Unfinished};
+        use ErrorBody::{Empty, Error, Nothing, Reply, Strange, Unfinished};
         use Verdict::{ClientFault, Ill, Misdirected, Overloaded, Success, Unknown};
         for (status, body, verdict) in [
             (200, Reply, Success),

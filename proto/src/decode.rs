@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use scheduler::latency::InvalidModel;
 use scheduler::objects::{InvalidObjects, Objects};
-use scheduler::plugin::{VALUE_DEPTH_MAX, Value};
+use scheduler::plugin::{ParameterValue, VALUE_DEPTH_MAX};
 use scheduler::sort::sort_by;
 use scheduler::{
-    ATTRIBUTES_MAX, Endpoint, EndpointMetrics, EndpointRef, Incarnation, InvalidPipeline, InvalidSnapshot, LoraMetrics, Pipeline,
+    ATTRIBUTES_MAX, Endpoint, EndpointMetrics, EndpointRef, Generation, InvalidPipeline, InvalidSnapshot, LoraMetrics, Pipeline,
     PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec, Readiness, Slot, Snapshot, Version,
 };
 
@@ -17,7 +17,7 @@ use crate::{objects, state};
 /// Why a message was refused. The daemon is at fault; the same message will be refused again.
 #[derive(Clone, Debug, PartialEq)]
 pub enum InvalidState {
-    /// A field that must be there is not.
+    /// A required field is missing.
     Missing(&'static str),
     /// A number that does not fit its meaning.
     OutOfRange(&'static str),
@@ -25,8 +25,8 @@ pub enum InvalidState {
     Address(String),
     /// A metrics column does not run parallel to the endpoints.
     ColumnLength(&'static str),
-    /// The metrics belong to another roster than the one held.
-    OtherRoster,
+    /// The metrics belong to another pool update than the current one.
+    OtherPoolUpdate,
     /// The snapshot as a whole breaks a rule.
     Snapshot(InvalidSnapshot),
     /// The pipeline breaks a rule.
@@ -37,9 +37,9 @@ pub enum InvalidState {
     Model(InvalidModel),
 }
 
-/// A roster, decoded and checked, with a snapshot whose metrics are all unknown.
+/// A decoded and checked pool update; the metrics of its snapshot are unknown.
 #[derive(Debug)]
-pub struct Roster {
+pub struct PoolUpdate {
     /// The pool it is of.
     pub pool: String,
     /// The pool, metrics unknown.
@@ -50,11 +50,11 @@ pub struct Roster {
     pub staleness_max_ms: u32,
 }
 
-/// Decodes a roster.
+/// Decodes a pool update.
 ///
 /// # Errors
-/// [`InvalidState`] names what is wrong; nothing of the message may then be used.
-pub fn roster(message: state::Roster) -> Result<Roster, InvalidState> {
+/// [`InvalidState`] names what is wrong; no part of the message may be used.
+pub fn pool_update(message: state::PoolUpdate) -> Result<PoolUpdate, InvalidState> {
     let version = version(message.version.as_ref(), "version")?;
     let spec = pipeline(message.pipeline.ok_or(InvalidState::Missing("pipeline"))?)?;
     let pipeline = Pipeline::build(&spec).map_err(InvalidState::Pipeline)?;
@@ -64,30 +64,31 @@ pub fn roster(message: state::Roster) -> Result<Roster, InvalidState> {
     let objects = Objects::build(&objects::decode(message.objects.unwrap_or_default())).map_err(InvalidState::Objects)?;
     let snapshot = Snapshot::try_new(version, endpoints, unknown, pipeline).map_err(InvalidState::Snapshot)?.with_objects(objects);
     let hash_secret = u128::from(message.hash_secret_high) << 64 | u128::from(message.hash_secret);
-    Ok(Roster { pool: message.pool, snapshot, hash_secret, staleness_max_ms: message.staleness_max_ms })
+    Ok(PoolUpdate { pool: message.pool, snapshot, hash_secret, staleness_max_ms: message.staleness_max_ms })
 }
 
-/// Decodes metrics onto the snapshot they run parallel to.
+/// Decodes metrics onto the snapshot that they are parallel to.
 ///
 /// # Errors
-/// [`InvalidState::OtherRoster`] when they run parallel to another; otherwise what is wrong with them.
+/// [`InvalidState::OtherPoolUpdate`] when they belong to another; otherwise what is wrong with
+/// them.
 pub fn metrics(message: &state::Metrics, onto: &Snapshot) -> Result<Snapshot, InvalidState> {
-    let roster = version(message.roster.as_ref(), "roster")?;
-    if roster != onto.version() {
-        return Err(InvalidState::OtherRoster);
+    let pool_update = version(message.pool_update.as_ref(), "pool_update")?;
+    if pool_update != onto.version() {
+        return Err(InvalidState::OtherPoolUpdate);
     }
     let n = onto.endpoints().len();
-    let columns = Columns::new(message, n)?;
+    let columns = MetricColumns::new(message, n)?;
     let mut metrics: Vec<EndpointMetrics> = (0..n).map(|i| columns.row(i)).collect();
     for lora in &message.lora {
         let row = usize::try_from(lora.index).ok().and_then(|i| metrics.get_mut(i)).ok_or(InvalidState::OutOfRange("lora.index"))?;
         let names = |list: &[String]| list.iter().map(|s| s.as_str().into()).collect();
         row.lora = Some(LoraMetrics { running: names(&lora.running), waiting: names(&lora.waiting), max: lora.max });
     }
-    onto.with_metrics(roster, metrics).map_err(InvalidState::Snapshot)
+    onto.with_metrics(pool_update, metrics).map_err(InvalidState::Snapshot)
 }
 
-struct Columns<'a> {
+struct MetricColumns<'a> {
     queue_depth: &'a [f32],
     running_requests: &'a [f32],
     kv_cache_utilization: &'a [f32],
@@ -105,7 +106,7 @@ impl fmt::Display for InvalidState {
             Self::OutOfRange(field) => write!(f, "`{field}` is out of range"),
             Self::Address(address) => write!(f, "address `{address}` is not `ip:port`"),
             Self::ColumnLength(column) => write!(f, "metrics column `{column}` does not run parallel to the endpoints"),
-            Self::OtherRoster => f.write_str("the metrics are of another roster than the one held"),
+            Self::OtherPoolUpdate => f.write_str("the metrics are of another pool update than the one held"),
             Self::Snapshot(why) => why.fmt(f),
             Self::Pipeline(why) => why.fmt(f),
             Self::Objects(why) => why.fmt(f),
@@ -116,9 +117,9 @@ impl fmt::Display for InvalidState {
 
 impl std::error::Error for InvalidState {}
 
-// === impl Columns ===
+// === impl MetricColumns ===
 
-impl<'a> Columns<'a> {
+impl<'a> MetricColumns<'a> {
     fn new(message: &'a state::Metrics, n: usize) -> Result<Self, InvalidState> {
         fn column<'a, T>(values: &'a [T], n: usize, name: &'static str) -> Result<&'a [T], InvalidState> {
             if values.len() == n { Ok(values) } else { Err(InvalidState::ColumnLength(name)) }
@@ -187,7 +188,7 @@ fn endpoint(message: state::Endpoint, sets: &[Arc<[Box<str>]>]) -> Result<Endpoi
         None => Arc::default(),
     };
     Ok(Endpoint {
-        id: EndpointRef { slot: Slot(slot), incarnation: Incarnation(message.incarnation) },
+        id: EndpointRef { slot: Slot(slot), generation: Generation(message.generation) },
         name: message.name.into(),
         address: message.address.into(),
         readiness: if message.ready { Readiness::Ready } else { Readiness::NotReady },
@@ -218,8 +219,9 @@ fn plugin(message: state::Plugin) -> Result<PluginSpec, InvalidState> {
     Ok(PluginSpec { plugin_type: message.r#type, name: message.name, parameters })
 }
 
-/// How many values there may be the scheduler checks when it builds the plugin; how deep they may lie is checked here, where it recurses.
-fn parameter(message: state::Parameter, depth_left: usize) -> Result<(String, Value), InvalidState> {
+/// The scheduler checks the number of values when it builds the plugin; their depth is checked
+/// here, where it recurses.
+fn parameter(message: state::Parameter, depth_left: usize) -> Result<(String, ParameterValue), InvalidState> {
     use state::parameter::Value as Wire;
     const FIELD: &str = "pipeline.plugins.parameters.value";
     let within = |messages: Vec<state::Parameter>| {
@@ -227,11 +229,11 @@ fn parameter(message: state::Parameter, depth_left: usize) -> Result<(String, Va
         messages.into_iter().map(|message| parameter(message, depth_left)).collect::<Result<Vec<_>, _>>()
     };
     let value = match message.value.ok_or(InvalidState::Missing(FIELD))? {
-        Wire::Number(n) => Value::Number(n),
-        Wire::Flag(f) => Value::Flag(f),
-        Wire::Text(t) => Value::Text(t),
-        Wire::List(list) => Value::List(within(list.items)?.into_iter().map(|(_, value)| value).collect()),
-        Wire::Map(map) => Value::Map(within(map.entries)?),
+        Wire::Number(n) => ParameterValue::Number(n),
+        Wire::Flag(f) => ParameterValue::Flag(f),
+        Wire::Text(t) => ParameterValue::Text(t),
+        Wire::List(list) => ParameterValue::List(within(list.items)?.into_iter().map(|(_, value)| value).collect()),
+        Wire::Map(map) => ParameterValue::Map(within(map.entries)?),
     };
     Ok((message.name, value))
 }
@@ -241,21 +243,20 @@ mod tests {
     use super::*;
     use crate::encode;
 
-    fn nested(depth: usize) -> Value {
-        (0..depth).fold(
-            Value::Number(1.0),
-            |inner, at| if at % 2 == 0 { Value::List(vec![inner]) } else { Value::Map(vec![("k".to_owned(), inner)]) },
-        )
+    fn nested(depth: usize) -> ParameterValue {
+        (0..depth).fold(ParameterValue::Number(1.0), |inner, at| {
+            if at % 2 == 0 { ParameterValue::List(vec![inner]) } else { ParameterValue::Map(vec![("k".to_owned(), inner)]) }
+        })
     }
 
     #[test]
     fn structured_parameters_arrive_as_they_were() {
-        let text = |text: &str| Value::Text(text.to_owned());
-        let map = Value::Map(vec![
+        let text = |text: &str| ParameterValue::Text(text.to_owned());
+        let map = ParameterValue::Map(vec![
             ("b".to_owned(), text("2")),
-            ("a".to_owned(), Value::List(vec![Value::Flag(true), text(""), Value::List(vec![])])),
+            ("a".to_owned(), ParameterValue::List(vec![ParameterValue::Flag(true), text(""), ParameterValue::List(vec![])])),
         ]);
-        for value in [map, Value::Map(vec![]), nested(VALUE_DEPTH_MAX)] {
+        for value in [map, ParameterValue::Map(vec![]), nested(VALUE_DEPTH_MAX)] {
             assert_eq!(parameter(encode::parameter("p", &value), VALUE_DEPTH_MAX), Ok(("p".to_owned(), value)));
         }
     }

@@ -12,13 +12,13 @@ use crate::{objects, state};
 pub struct PoolState<'a> {
     /// The pool's name.
     pub pool: &'a str,
-    /// Version of the roster.
+    /// Version of the pool update.
     pub version: Version,
     /// Its endpoints.
     pub endpoints: &'a [Endpoint],
-    /// How its requests are scheduled.
+    /// The pipeline for its requests.
     pub pipeline: &'a PipelineSpec,
-    /// What is configured about its requests.
+    /// Its objects.
     pub objects: &'a ObjectsSpec,
     /// Keys the hashes of prompt blocks.
     pub hash_secret: u128,
@@ -28,10 +28,10 @@ pub struct PoolState<'a> {
 
 /// The message that carries a pool but for its metrics.
 #[must_use]
-pub fn encode_roster(pool: PoolState<'_>) -> state::Roster {
+pub fn encode_pool_update(pool: PoolState<'_>) -> state::PoolUpdate {
     let sets: BTreeSet<&[Box<str>]> = pool.endpoints.iter().map(|e| &*e.models).filter(|models| !models.is_empty()).collect();
     let sets: Vec<&[Box<str>]> = sets.into_iter().collect();
-    state::Roster {
+    state::PoolUpdate {
         pool: pool.pool.to_owned(),
         version: Some(version(pool.version)),
         endpoints: pool.endpoints.iter().map(|e| endpoint(e, &sets)).collect(),
@@ -49,13 +49,13 @@ fn low(secret: u128) -> u64 {
     secret as u64
 }
 
-/// The message that carries the metrics of the endpoints of `roster`, in their order.
+/// The message that carries the metrics of the endpoints of `pool_update`, in their order.
 #[must_use]
-pub fn encode_metrics(pool: &str, roster: Version, sequence: u64, metrics: &[EndpointMetrics]) -> state::Metrics {
+pub fn encode_metrics(pool: &str, pool_update: Version, sequence: u64, metrics: &[EndpointMetrics]) -> state::Metrics {
     let known = |value: Option<f32>| value.unwrap_or(f32::NAN);
     state::Metrics {
         pool: pool.to_owned(),
-        roster: Some(version(roster)),
+        pool_update: Some(version(pool_update)),
         sequence,
         queue_depth: metrics.iter().map(|m| known(m.queue_depth)).collect(),
         running_requests: metrics.iter().map(|m| known(m.running_requests)).collect(),
@@ -75,7 +75,7 @@ fn version(version: Version) -> state::Version {
 fn endpoint(endpoint: &Endpoint, sets: &[&[Box<str>]]) -> state::Endpoint {
     state::Endpoint {
         slot: u32::from(endpoint.id.slot.0),
-        incarnation: endpoint.id.incarnation.0,
+        generation: endpoint.id.generation.0,
         name: endpoint.name.to_string(),
         address: endpoint.address.to_string(),
         ready: endpoint.readiness == Readiness::Ready,
@@ -109,15 +109,15 @@ fn profile(spec: &ProfileSpec) -> state::Profile {
     state::Profile { name: spec.name.clone(), plugins: plugins.collect() }
 }
 
-pub(crate) fn parameter(name: &str, value: &scheduler::plugin::Value) -> state::Parameter {
-    use scheduler::plugin::Value;
+pub(crate) fn parameter(name: &str, value: &scheduler::plugin::ParameterValue) -> state::Parameter {
+    use scheduler::plugin::ParameterValue;
     use state::parameter::Value as Wire;
     let value = match value {
-        Value::Number(n) => Wire::Number(*n),
-        Value::Flag(f) => Wire::Flag(*f),
-        Value::Text(t) => Wire::Text(t.clone()),
-        Value::List(items) => Wire::List(state::ParameterList { items: items.iter().map(|item| parameter("", item)).collect() }),
-        Value::Map(entries) => {
+        ParameterValue::Number(n) => Wire::Number(*n),
+        ParameterValue::Flag(f) => Wire::Flag(*f),
+        ParameterValue::Text(t) => Wire::Text(t.clone()),
+        ParameterValue::List(items) => Wire::List(state::ParameterList { items: items.iter().map(|item| parameter("", item)).collect() }),
+        ParameterValue::Map(entries) => {
             Wire::Map(state::ParameterMap { entries: entries.iter().map(|(name, value)| parameter(name, value)).collect() })
         }
     };

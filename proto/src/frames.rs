@@ -7,7 +7,7 @@ pub fn push(frames: &mut Vec<u8>, message: &[u8]) {
     frames.extend(message);
 }
 
-/// The first message and what follows it; `None` where there is no whole one.
+/// The first message and the rest; `None` if there is no complete one.
 #[must_use]
 pub fn take(frames: &[u8]) -> Option<(&[u8], &[u8])> {
     let (length, rest) = frames.split_first_chunk::<4>()?;

@@ -1,4 +1,5 @@
-//! What was learned of a pool, to and from its message. Each number is looked at by the model it is of; a message is in force whole or not at all.
+//! Learned models of a pool, to and from their message. Each number is checked by its model; a
+//! message applies as a whole or not at all.
 
 use scheduler::Version;
 use scheduler::latency::LatencyModel;
@@ -7,30 +8,32 @@ use scheduler::latency::step::StepModel;
 use crate::decode::version;
 use crate::{InvalidState, state};
 
-/// The largest message of what was learned, in bytes: it goes to every proxy of a pool, every few seconds while there is something to learn.
+/// The largest message of learned models, in bytes: it goes to every proxy of a pool, every few
+/// seconds while there is something to learn.
 pub const LEARNED_BYTES_MAX: usize = 64 << 10;
 
-/// What of a message is no model: names, versions, lengths.
+/// The part of a message besides models: names, versions, lengths.
 const ENVELOPE_BYTES: usize = 2_048;
 
-/// What was learned of a pool.
+/// The learned models of a pool.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Learned {
+pub struct LearnedModels {
     /// The pool it is of.
     pub pool: String,
-    /// Of the same count as the rosters'.
+    /// Its version, in the same order as those of pool updates.
     pub version: Version,
-    /// What the engines' steps cost.
+    /// The step model of its engines.
     pub step: StepModel,
     /// Predicts latencies, where that is wanted and enough is known.
     pub latency: Option<LatencyModel>,
 }
 
-/// The message of it; `None` when it would be larger than [`LEARNED_BYTES_MAX`], which every reader refuses.
+/// Its message; `None` when it would be larger than [`LEARNED_BYTES_MAX`], which every reader
+/// refuses.
 #[must_use]
-pub fn encode_learned(learned: &Learned) -> Option<state::Learned> {
-    let Learned { pool, version, step, latency } = learned;
-    let message = state::Learned {
+pub fn encode_learned(learned: &LearnedModels) -> Option<state::LearnedModels> {
+    let LearnedModels { pool, version, step, latency } = learned;
+    let message = state::LearnedModels {
         pool: pool.clone(),
         version: Some(state::Version { term: version.term, sequence: version.sequence }),
         step: step.words(),
@@ -39,11 +42,11 @@ pub fn encode_learned(learned: &Learned) -> Option<state::Learned> {
     fits(&message).then_some(message)
 }
 
-/// Decodes what was learned.
+/// Decodes learned models.
 ///
 /// # Errors
-/// [`InvalidState`] says what is wrong; nothing of the message may then be used.
-pub fn learned(message: state::Learned) -> Result<Learned, InvalidState> {
+/// [`InvalidState`] says what is wrong; no part of the message may be used.
+pub fn learned(message: state::LearnedModels) -> Result<LearnedModels, InvalidState> {
     let version = version(message.version.as_ref(), "version")?;
     if !fits(&message) {
         return Err(InvalidState::OutOfRange("learned"));
@@ -51,10 +54,10 @@ pub fn learned(message: state::Learned) -> Result<Learned, InvalidState> {
     let step = StepModel::from_words(&message.step).map_err(InvalidState::Model)?;
     let latency =
         if message.latency.is_empty() { None } else { Some(LatencyModel::from_words(&message.latency).map_err(InvalidState::Model)?) };
-    Ok(Learned { pool: message.pool, version, step, latency })
+    Ok(LearnedModels { pool: message.pool, version, step, latency })
 }
 
-fn fits(message: &state::Learned) -> bool {
+fn fits(message: &state::LearnedModels) -> bool {
     let words = message.step.len().saturating_add(message.latency.len());
     words.saturating_mul(4) <= LEARNED_BYTES_MAX - ENVELOPE_BYTES && message.pool.len() < ENVELOPE_BYTES / 2
 }
@@ -63,16 +66,16 @@ fn fits(message: &state::Learned) -> bool {
 mod tests {
     use super::*;
     use prost::Message;
-    use scheduler::{ENDPOINTS_MAX, EndpointRef, Incarnation, Slot};
+    use scheduler::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
 
     fn endpoints(count: usize) -> impl Iterator<Item = EndpointRef> {
-        (0..count).map(|slot| EndpointRef { slot: Slot(u16::try_from(slot).unwrap()), incarnation: Incarnation(u32::MAX) })
+        (0..count).map(|slot| EndpointRef { slot: Slot(u16::try_from(slot).unwrap()), generation: Generation(u32::MAX) })
     }
 
-    fn learned_of(count: usize) -> Learned {
+    fn learned_of(count: usize) -> LearnedModels {
         let step = endpoints(count).fold(StepModel::default(), |step, endpoint| step.with_speed(endpoint, 2.0, 0.5));
         let latency = endpoints(count).fold(LatencyModel::constant(120.0, 9.0), |model, endpoint| model.with_endpoint(endpoint, 2.0, 0.5));
-        Learned { pool: "default".to_owned(), version: Version { term: u64::MAX, sequence: 7 }, step, latency: Some(latency) }
+        LearnedModels { pool: "default".to_owned(), version: Version { term: u64::MAX, sequence: 7 }, step, latency: Some(latency) }
     }
 
     #[test]
@@ -81,17 +84,17 @@ mod tests {
             let sent = learned_of(count);
             let bytes = encode_learned(&sent).unwrap().encode_to_vec();
             assert!(bytes.len() <= LEARNED_BYTES_MAX, "{count} endpoints are {} bytes", bytes.len());
-            assert_eq!(learned(state::Learned::decode(&*bytes).unwrap()), Ok(sent));
+            assert_eq!(learned(state::LearnedModels::decode(&*bytes).unwrap()), Ok(sent));
         }
-        let without = Learned { latency: None, ..learned_of(3) };
+        let without = LearnedModels { latency: None, ..learned_of(3) };
         assert_eq!(learned(encode_learned(&without).unwrap()), Ok(without));
     }
 
     #[test]
     fn what_is_no_model_is_refused_whole() {
         let good = || encode_learned(&learned_of(2)).unwrap();
-        type Spoil = fn(&mut state::Learned);
-        let spoilt: [(&str, Spoil); 8] = [
+        type LearnedEdit = fn(&mut state::LearnedModels);
+        let spoilt: [(&str, LearnedEdit); 8] = [
             ("`version` is missing", |m| m.version = None),
             ("is not known", |m| m.step.clear()),
             ("is not known", |m| m.step[0] ^= 1),

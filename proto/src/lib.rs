@@ -1,7 +1,9 @@
-//! The wire between the daemon and the filters: messages, their limits, and conversions from and to the scheduler's types.
+//! The messages between the daemon and the proxies, their limits, and conversions from and to the
+//! scheduler's types.
 //!
-//! Wire types are not domain types: nothing outside this crate builds a snapshot from bytes, and a message that breaks a rule is refused
-//! whole, by name of the field. The tonic service is behind feature `grpc`, so that the filter carries none of it.
+//! Wire types are not domain types: only this crate builds a snapshot from bytes, and it refuses a
+//! message that breaks a rule as a whole, by the name of the field. The tonic service is behind
+//! feature `grpc`, so that the filter does not contain it.
 
 /// Generated from `state.proto` and committed; a test regenerates and compares.
 #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, reason = "generated code")]
@@ -10,19 +12,19 @@ pub mod state {
 }
 
 mod decode;
-pub use decode::{InvalidState, Roster, metrics, roster};
+pub use decode::{InvalidState, PoolUpdate, metrics, pool_update};
 
 pub mod frames;
 
 pub mod placements;
 
 mod learned;
-pub use learned::{LEARNED_BYTES_MAX, Learned, encode_learned, learned};
+pub use learned::{LEARNED_BYTES_MAX, LearnedModels, encode_learned, learned};
 
 mod objects;
 
 mod encode;
-pub use encode::{PoolState, encode_metrics, encode_roster};
+pub use encode::{PoolState, encode_metrics, encode_pool_update};
 
 /// The wire schema spoken here. Daemon and filter with different schemas refuse each other by name.
 pub const SCHEMA: u32 = 2;

@@ -2,34 +2,34 @@
 //! before may be left out.
 //!
 //! ```text
-//!  slot . incarnation | count | blocks      16, 16 and 32 bits, then words of 64, least significant byte first
+//!  slot . generation | count | blocks      16, 16 and 32 bits, then words of 64, least significant byte first
 //! ```
 //! One follows another, so that the daemon passes them on as it got them: what one proxy tells goes to all the others some hundred times a second.
 
-use scheduler::{ENDPOINTS_MAX, EndpointRef, Incarnation, Slot};
+use scheduler::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
 
 const WORD: usize = 8;
 const HEAD: usize = 2 * WORD;
 
 /// The endpoint and the blocks of a placement, and what follows it.
-type First<'a> = (EndpointRef, &'a [[u8; WORD]], &'a [u8]);
+type PlacementHead<'a> = (EndpointRef, &'a [[u8; WORD]], &'a [u8]);
 
 /// Appends a placement.
 pub fn push(placements: &mut Vec<u8>, endpoint: EndpointRef, blocks: &[u64]) {
-    let head = [u64::from(endpoint.slot.0) | u64::from(endpoint.incarnation.0) << 32, blocks.len() as u64];
+    let head = [u64::from(endpoint.slot.0) | u64::from(endpoint.generation.0) << 32, blocks.len() as u64];
     head.iter().chain(blocks).for_each(|word| placements.extend_from_slice(&word.to_le_bytes()));
 }
 
 /// The endpoint and the blocks of the first placement, and what follows it; `None` where there is no whole one.
 #[must_use]
-pub fn take(placements: &[u8]) -> Option<First<'_>> {
+pub fn take(placements: &[u8]) -> Option<PlacementHead<'_>> {
     let (head, rest) = placements.split_at_checked(HEAD)?;
     let [at, count] = head.as_chunks::<WORD>().0 else { return None };
-    let [s, t, _, _, incarnation @ ..] = *at;
+    let [s, t, _, _, generation @ ..] = *at;
     let slot = u16::from_le_bytes([s, t]);
     let bytes = usize::try_from(u64::from_le_bytes(*count)).ok()?.checked_mul(WORD)?;
     let (blocks, rest) = rest.split_at_checked(bytes)?;
-    let endpoint = EndpointRef { slot: Slot(slot), incarnation: Incarnation(u32::from_le_bytes(incarnation)) };
+    let endpoint = EndpointRef { slot: Slot(slot), generation: Generation(u32::from_le_bytes(generation)) };
     (usize::from(slot) < ENDPOINTS_MAX).then_some((endpoint, blocks.as_chunks().0, rest))
 }
 
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     fn at(slot: u16) -> EndpointRef {
-        EndpointRef { slot: Slot(slot), incarnation: Incarnation(u32::MAX - 1) }
+        EndpointRef { slot: Slot(slot), generation: Generation(u32::MAX - 1) }
     }
 
     fn bytes(told: &[(u16, Vec<u64>)]) -> Vec<u8> {

@@ -10,13 +10,13 @@ use std::io::Write;
 use std::time::Instant;
 
 use scheduler::in_flight::InFlight;
-use scheduler::latency::learn::{Ended, Learner, Observation};
+use scheduler::latency::learn::{LatencyLearner, Observation, RequestEnd};
 use scheduler::latency::{Conditions, LatencyModel};
-use scheduler::plugin::Value;
-use scheduler::registry::{Kind, PLUGINS};
+use scheduler::plugin::ParameterValue;
+use scheduler::registry::{PLUGINS, PluginKind};
 use scheduler::{
-    Endpoint, EndpointMetrics, EndpointRef, Explanation, Incarnation, Local, LoraMetrics, Pipeline, PipelineSpec, PluginSpec, Readiness,
-    Request, Rng, Slot, Snapshot, SubsetHint, Version, schedule, session_token,
+    Endpoint, EndpointMetrics, EndpointRef, Explanation, Generation, LocalState, LoraMetrics, Pipeline, PipelineSpec, PluginSpec,
+    Readiness, Request, Rng, Slot, Snapshot, SubsetHint, Version, schedule, session_token,
 };
 
 /// Decisions timed together: one alone is shorter than the clock is fine.
@@ -38,61 +38,70 @@ const SCORERS: [&str; 6] = [
 const ENDPOINTS: u16 = 100;
 
 /// Cases that many plugins cannot do without, and that show them at work.
-const PARAMETERS: [(&str, &[(&str, Given)]); 6] = [
-    ("header-label-affinity-scorer", &[("headerName", Given::Text("x-tier")), ("labelKey", Given::Text("tier"))]),
+const PARAMETERS: [(&str, &[(&str, BenchValue)]); 6] = [
+    ("header-label-affinity-scorer", &[("headerName", BenchValue::Text("x-tier")), ("labelKey", BenchValue::Text("tier"))]),
     (
         "endpoint-attribute-scorer",
-        &[("attributeKey", Given::Text("depth")), ("algorithm", Given::Map(&[("type", Given::Text("linear_lower_is_better"))]))],
+        &[
+            ("attributeKey", BenchValue::Text("depth")),
+            ("algorithm", BenchValue::Map(&[("type", BenchValue::Text("linear_lower_is_better"))])),
+        ],
     ),
     (
         "endpoint-attribute-filter",
         &[
-            ("attribute", Given::Text("depth")),
+            ("attribute", BenchValue::Text("depth")),
             (
                 "algorithm",
-                Given::Map(&[
-                    ("type", Given::Text("threshold")),
-                    ("threshold", Given::Map(&[("operator", Given::Text("LessThan")), ("value", Given::Number(1.0))])),
+                BenchValue::Map(&[
+                    ("type", BenchValue::Text("threshold")),
+                    ("threshold", BenchValue::Map(&[("operator", BenchValue::Text("LessThan")), ("value", BenchValue::Number(1.0))])),
                 ]),
             ),
         ],
     ),
     (
         "utilization-filter",
-        &[("conditions", Given::List(&[Given::Map(&[("metric", Given::Text("waiting-queue")), ("maxValue", Given::Number(19.0))])]))],
+        &[(
+            "conditions",
+            BenchValue::List(&[BenchValue::Map(&[("metric", BenchValue::Text("waiting-queue")), ("maxValue", BenchValue::Number(19.0))])]),
+        )],
     ),
-    ("label-selector-filter", &[("matchLabels", Given::Map(&[("tier", Given::Text("gold"))]))]),
-    ("by-label", &[("label", Given::Text("tier")), ("validValues", Given::List(&[Given::Text("gold")]))]),
+    ("label-selector-filter", &[("matchLabels", BenchValue::Map(&[("tier", BenchValue::Text("gold"))]))]),
+    ("by-label", &[("label", BenchValue::Text("tier")), ("validValues", BenchValue::List(&[BenchValue::Text("gold")]))]),
 ];
 
 /// A value that can stand in a table.
 #[derive(Clone, Copy)]
-enum Given {
+enum BenchValue {
     Number(f64),
     Text(&'static str),
-    List(&'static [Given]),
-    Map(&'static [(&'static str, Given)]),
+    List(&'static [BenchValue]),
+    Map(&'static [(&'static str, BenchValue)]),
 }
 
 fn main() -> Result<(), String> {
     let mut out = std::io::stdout();
     let _ = writeln!(out, "{:>9} {:>8} {:>8} {:>8} {:>8}", "endpoints", "plain", "weighted", "subset", "explain");
     for endpoints in [8, 64, 100, 512] {
-        let plain = Pool::new(endpoints, "max-score-picker")?;
-        let weighted = Pool::new(endpoints, "weighted-random-picker")?;
+        let plain = BenchPool::new(endpoints, "max-score-picker")?;
+        let weighted = BenchPool::new(endpoints, "weighted-random-picker")?;
         let row = [plain.cost_ns(false, false), weighted.cost_ns(false, false), plain.cost_ns(true, false), plain.cost_ns(false, true)];
         let _ = writeln!(out, "{endpoints:>9} {:>8} {:>8} {:>8} {:>8}", row[0], row[1], row[2], row[3]);
     }
     let _ = writeln!(out, "\n{:<32} {:>11}", "plugin", "ns/endpoint");
-    let without = Pool::with(ENDPOINTS, vec![PluginSpec::of_type("random-picker")])?.cost_ns(false, false);
-    for plugin in PLUGINS.iter().filter(|plugin| matches!(plugin.kind, Kind::Filter | Kind::Detector | Kind::Scorer | Kind::Picker)) {
+    let without = BenchPool::with(ENDPOINTS, vec![PluginSpec::of_type("random-picker")])?.cost_ns(false, false);
+    for plugin in PLUGINS
+        .iter()
+        .filter(|plugin| matches!(plugin.kind, PluginKind::Filter | PluginKind::Detector | PluginKind::Scorer | PluginKind::Picker))
+    {
         let given = PARAMETERS.iter().find(|(name, _)| *name == plugin.name).map_or(&[][..], |(_, given)| given);
         let parameters = given.iter().map(|(name, value)| ((*name).to_owned(), value.value())).collect();
         let spec = PluginSpec { parameters, ..PluginSpec::of_type(plugin.name) };
-        let picker = (plugin.kind != Kind::Picker).then(|| PluginSpec::of_type("random-picker"));
-        let with = Pool::with(ENDPOINTS, [spec].into_iter().chain(picker).collect())?.cost_ns(false, false);
+        let picker = (plugin.kind != PluginKind::Picker).then(|| PluginSpec::of_type("random-picker"));
+        let with = BenchPool::with(ENDPOINTS, [spec].into_iter().chain(picker).collect())?.cost_ns(false, false);
         #[expect(clippy::cast_precision_loss, reason = "microseconds")]
-        let cost = (with as f64 - if plugin.kind == Kind::Picker { 0.0 } else { without as f64 }) / f64::from(ENDPOINTS);
+        let cost = (with as f64 - if plugin.kind == PluginKind::Picker { 0.0 } else { without as f64 }) / f64::from(ENDPOINTS);
         let _ = writeln!(out, "{:<32} {cost:>11.1}", plugin.name);
     }
     let model = learned();
@@ -107,7 +116,7 @@ fn main() -> Result<(), String> {
     );
     for endpoints in [100, 1_000] {
         let plugins = ["predicted-latency-producer", "latency-scorer", "max-score-picker"];
-        let pool = Pool::with(endpoints, plugins.map(PluginSpec::of_type).into())?.with_latency(model.clone());
+        let pool = BenchPool::with(endpoints, plugins.map(PluginSpec::of_type).into())?.with_latency(model.clone());
         let (predict, decide) = (pool.predict_ns(&model), pool.cost_ns(false, false));
         let _ = writeln!(out, "{:<32} {predict:>11} {decide:>11} {:>11}", format!("{endpoints}_endpoints"), model.bytes());
     }
@@ -116,7 +125,7 @@ fn main() -> Result<(), String> {
 
 /// A model with as many trees as one has: of a pool that no sum of terms describes.
 fn learned() -> LatencyModel {
-    let (mut rng, mut learner) = (Rng::seeded(3), Learner::default());
+    let (mut rng, mut learner) = (Rng::seeded(3), LatencyLearner::default());
     for at in 0..4_000_u64 {
         let conditions = conditions(&mut rng);
         let odd = if conditions.requests > 20.0 && conditions.prompt_tokens < 4_000.0 { 2.0 } else { 1.0 };
@@ -124,7 +133,7 @@ fn learned() -> LatencyModel {
         let observation = Observation {
             endpoint: endpoint(u16::try_from(rng.below(100)).unwrap_or(0)).id,
             conditions,
-            ended: Ended::Done,
+            ended: RequestEnd::Done,
             ttft_ms: Some(odd * (20.0 + 0.05 * conditions.uncached_tokens)),
             tpot_ms: Some(odd * (9.0 + 0.2 * conditions.requests)),
             output_tokens: None,
@@ -151,25 +160,25 @@ fn conditions(rng: &mut Rng) -> Conditions {
     }
 }
 
-impl Given {
-    fn value(self) -> Value {
+impl BenchValue {
+    fn value(self) -> ParameterValue {
         match self {
-            Self::Number(number) => Value::Number(number),
-            Self::Text(text) => Value::Text(text.to_owned()),
-            Self::List(items) => Value::List(items.iter().map(|item| item.value()).collect()),
-            Self::Map(entries) => Value::Map(entries.iter().map(|(name, item)| ((*name).to_owned(), item.value())).collect()),
+            Self::Number(number) => ParameterValue::Number(number),
+            Self::Text(text) => ParameterValue::Text(text.to_owned()),
+            Self::List(items) => ParameterValue::List(items.iter().map(|item| item.value()).collect()),
+            Self::Map(entries) => ParameterValue::Map(entries.iter().map(|(name, item)| ((*name).to_owned(), item.value())).collect()),
         }
     }
 }
 
-struct Pool {
+struct BenchPool {
     snapshot: Snapshot,
     in_flight: InFlight,
     matched_blocks: Vec<u32>,
     hint: SubsetHint,
 }
 
-impl Pool {
+impl BenchPool {
     fn new(size: u16, picker: &str) -> Result<Self, String> {
         Self::with(size, SCORERS.into_iter().chain([picker]).map(PluginSpec::of_type).collect())
     }
@@ -218,7 +227,7 @@ impl Pool {
             prefix_block_tokens: 64,
             ..Request::default()
         };
-        let local = Local { matched_blocks: &self.matched_blocks, ..Local::new(&self.in_flight) };
+        let local = LocalState { matched_blocks: &self.matched_blocks, ..LocalState::new(&self.in_flight) };
         let batch = if self.snapshot.latency().is_some() { PREDICTION_BATCH } else { BATCH };
         let mut rng = Rng::seeded(2);
         let mut explanation = Explanation::default();
@@ -243,7 +252,7 @@ fn median_ns(batch: u32, mut call: impl FnMut()) -> u128 {
 
 fn endpoint(at: u16) -> Endpoint {
     Endpoint {
-        id: EndpointRef { slot: Slot(at), incarnation: Incarnation(1) },
+        id: EndpointRef { slot: Slot(at), generation: Generation(1) },
         name: format!("pod-{at}").into(),
         address: format!("10.0.{}.{}:8000", at / 250, at % 250 + 1).into(),
         readiness: Readiness::Ready,

@@ -7,7 +7,7 @@ mod case;
 use std::io::{Read, Write};
 use std::process::ExitCode;
 
-use case::{Case, Digits};
+use case::{DecisionCase, Digits};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -28,13 +28,13 @@ fn main() -> ExitCode {
 fn print() -> Result<(), String> {
     let mut text = String::new();
     std::io::stdin().read_to_string(&mut text).map_err(|e| e.to_string())?;
-    let outcome = Case::parse(&text)?.decide()?;
+    let outcome = DecisionCase::parse(&text)?.decide()?;
     std::io::stdout().write_all(outcome.render(Digits::All).as_bytes()).map_err(|e| e.to_string())
 }
 
 fn accept(file: &str) -> Result<(), String> {
     let text = std::fs::read_to_string(file).map_err(|e| format!("{file}: {e}"))?;
-    let case = Case::parse(&text).map_err(|e| format!("{file}: {e}"))?;
+    let case = DecisionCase::parse(&text).map_err(|e| format!("{file}: {e}"))?;
     let decided = case.decide().map_err(|e| format!("{file}: {e}"))?.render(Digits::Few);
     if case.expected.trim() == decided.trim() {
         return Ok(());

@@ -11,7 +11,7 @@
 #![expect(clippy::print_stdout, reason = "prints its figures")]
 
 use scheduler::prefix::{BLOCK_BYTES_DEFAULT, BlockHasher, ENTRIES_DEFAULT, PrefixIndex};
-use scheduler::{EndpointRef, Incarnation, Rng, Slot};
+use scheduler::{EndpointRef, Generation, Rng, Slot};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
@@ -73,7 +73,7 @@ fn hash() {
 }
 
 fn endpoint(slot: usize) -> EndpointRef {
-    EndpointRef { slot: Slot(slot as u16), incarnation: Incarnation(1) }
+    EndpointRef { slot: Slot(slot as u16), generation: Generation(1) }
 }
 
 fn blocks(rng: &mut Rng, count: usize) -> Vec<u64> {

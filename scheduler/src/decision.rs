@@ -1,7 +1,7 @@
 //! The result of a pick.
 
 use crate::endpoint::EndpointIndex;
-use crate::latency::Abstention;
+use crate::latency::NoPrediction;
 use crate::predictions::EndpointPrediction;
 use crate::slo::Slo;
 
@@ -11,7 +11,7 @@ pub const RANKED_MAX: usize = 8;
 
 /// Endpoints to try, best first; at least one, at most [`RANKED_MAX`], none twice.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ranked {
+pub struct RankedList {
     first: EndpointIndex,
     rest: Vec<EndpointIndex>,
 }
@@ -22,9 +22,9 @@ pub enum Decision {
     /// Send it to an endpoint.
     Route(Route),
     /// Refuse it for now (429): the pool could serve it, but policy says no.
-    Shed(Shed),
+    Shed(ShedReason),
     /// No endpoint can serve it (503).
-    Unavailable(Unavailable),
+    Unavailable(UnavailableReason),
     /// A header of the request names a profile that does not exist (400).
     UnknownProfile(Box<str>),
 }
@@ -33,7 +33,7 @@ pub enum Decision {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
     /// The endpoints to try, best first.
-    pub ranked: Ranked,
+    pub ranked: RankedList,
     /// The endpoint that computes the prompt first, if not the one that decodes.
     pub prefill: Option<EndpointIndex>,
     /// The endpoints that encode images, videos and audio first; empty when the prefill endpoint
@@ -45,7 +45,7 @@ pub struct Route {
 
 /// Why a request was shed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shed {
+pub enum ShedReason {
     /// The pool is saturated and the request's priority is below zero.
     Saturated,
     /// An admitter of the pipeline refused it.
@@ -56,7 +56,7 @@ pub enum Shed {
 
 /// Why no endpoint can serve a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unavailable {
+pub enum UnavailableReason {
     /// No endpoint of the pool is ready.
     NoReadyEndpoint,
     /// Endpoints are ready, but the subset hint allows none of them.
@@ -69,7 +69,7 @@ pub enum Unavailable {
 
 /// An endpoint that was dropped, and the plugin that dropped it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Drop {
+pub struct DroppedEndpoint {
     /// The endpoint.
     pub endpoint: EndpointIndex,
     /// Name of the plugin.
@@ -87,9 +87,9 @@ pub struct Explanation {
     pub asks: Slo,
     /// The predicted latency at each endpoint, or why there is none, parallel to the snapshot's
     /// endpoints; empty without predictions.
-    pub predictions: Vec<Result<EndpointPrediction, Abstention>>,
+    pub predictions: Vec<Result<EndpointPrediction, NoPrediction>>,
     /// Endpoints dropped before any profile ran, in order.
-    pub dropped: Vec<Drop>,
+    pub dropped: Vec<DroppedEndpoint>,
     /// The profiles that ran, in order.
     pub profiles: Vec<ProfileExplanation>,
 }
@@ -100,7 +100,7 @@ pub struct ProfileExplanation {
     /// Its name.
     pub name: Box<str>,
     /// Endpoints it dropped, in order.
-    pub dropped: Vec<Drop>,
+    pub dropped: Vec<DroppedEndpoint>,
     /// One column for each scorer.
     pub scores: Vec<ScoreColumn>,
     /// Weighted total of each endpoint that reached the picker.
@@ -128,7 +128,7 @@ pub type CostTerms = (EndpointIndex, Vec<(&'static str, f32)>);
 impl Route {
     /// A route where one endpoint does all the work: the first of the list that answers.
     #[must_use]
-    pub fn to(ranked: Ranked) -> Self {
+    pub fn to(ranked: RankedList) -> Self {
         Self { ranked, prefill: None, encode: Vec::new(), data_parallel: None }
     }
 
@@ -138,9 +138,9 @@ impl Route {
     }
 }
 
-// === impl Ranked ===
+// === impl RankedList ===
 
-impl Ranked {
+impl RankedList {
     /// A list of at least one endpoint; duplicates and endpoints beyond [`RANKED_MAX`] are left
     /// out. `None` for an empty order.
     pub fn new(order: impl IntoIterator<Item = EndpointIndex>) -> Option<Self> {
@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     fn listed(order: &[u16]) -> Option<(usize, Vec<u16>)> {
-        let ranked = Ranked::new(order.iter().copied().map(EndpointIndex))?;
+        let ranked = RankedList::new(order.iter().copied().map(EndpointIndex))?;
         assert_eq!(Some(ranked.first()), ranked.iter().next());
         Some((ranked.len(), ranked.iter().map(|index| index.0).collect()))
     }

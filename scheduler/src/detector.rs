@@ -6,12 +6,12 @@
 pub(crate) mod concurrency;
 pub(crate) mod utilization;
 
-use crate::plugin::{Default, InvalidParameter, PRODUCER_NAME, Parameter, Parameters, for_people};
+use crate::plugin::{InvalidParameter, PRODUCER_NAME, Parameter, ParameterDefault, Parameters, readable};
 
 const HEADROOM: Parameter = Parameter {
     name: "headroom",
-    default: Default::Number(0.0),
-    doc: for_people("as a filter: how far an endpoint may exceed the thresholds, as a share of them, 0 or more"),
+    default: ParameterDefault::Number(0.0),
+    doc: readable("as a filter: how far an endpoint may exceed the thresholds, as a share of them, 0 or more"),
 };
 
 const IN_FLIGHT_PRODUCER: Parameter = Parameter { name: "inFlightLoadProducerName", ..PRODUCER_NAME };

@@ -17,7 +17,7 @@ pub struct Slot(pub u16);
 /// The generation of the endpoint behind a slot: it changes when another process takes the address.
 /// State learned about one generation does not apply to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Incarnation(pub u32);
+pub struct Generation(pub u32);
 
 /// An endpoint reference that stays valid after its snapshot is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -25,7 +25,7 @@ pub struct EndpointRef {
     /// The slot of its state.
     pub slot: Slot,
     /// The generation that the state belongs to.
-    pub incarnation: Incarnation,
+    pub generation: Generation,
 }
 
 /// The position of an endpoint in one snapshot. It has no meaning in another snapshot.

@@ -1,6 +1,6 @@
 //! Scheduling filters: which endpoints may be picked at all.
 //!
-//! Four of them are structural: [`Ready`], [`Subset`], [`ServesModel`] and [`Ejected`].
+//! Four of them are structural: [`ReadinessFilter`], [`SubsetFilter`], [`ServesModelFilter`] and [`EjectionFilter`].
 //! [`crate::schedule()`] applies them to every request before the filters of the profile, and no
 //! configuration can leave them out. Their guarantees (only ready endpoints, only endpoints of the
 //! subset hint, only endpoints that serve the model) are given to the proxy, not to the operator.
@@ -20,11 +20,11 @@ mod model;
 mod readiness;
 mod subset;
 
-pub(crate) use decoder::Decoder;
-pub(crate) use ejection::Ejected;
-pub(crate) use model::ServesModel;
-pub(crate) use readiness::Ready;
-pub(crate) use subset::Subset;
+pub(crate) use decoder::DecoderFilter;
+pub(crate) use ejection::EjectionFilter;
+pub(crate) use model::ServesModelFilter;
+pub(crate) use readiness::ReadinessFilter;
+pub(crate) use subset::SubsetFilter;
 
 use crate::candidates::Candidates;
 use crate::endpoint::EndpointIndex;

@@ -1,7 +1,7 @@
 //! The in-flight ledger: what this proxy has outstanding, by endpoint slot.
 //!
 //! It is fresher than any scrape: a row changes at the pick, not when the engine confirms. Every
-//! counted request has a [`Ticket`]. A ticket cannot be copied and [`InFlight::release`] consumes
+//! counted request has a [`InFlightTicket`]. A ticket cannot be copied and [`InFlight::release`] consumes
 //! it, so no request is released twice. A ticket that is dropped without a release stays counted
 //! for as long as the ledger lives: callers release in the one place where the state of a request
 //! ends, and a VM that traps loses its ledger too.
@@ -9,32 +9,32 @@
 //! A row belongs to one generation of one endpoint. The first admission for another generation
 //! resets the row; tickets of the old generation then count nowhere.
 //!
-//! Requests with an SLO are also in the queue of their endpoint ([`Running`]), whose lowest SLOs
+//! Requests with an SLO are also in the queue of their endpoint ([`RunningRequest`]), whose lowest SLOs
 //! are part of its load.
 //!
-//! The load of other workers and proxies is kept beside it ([`Others`]) and read together with it.
+//! The load of other workers and proxies is kept beside it ([`PeerLoads`]) and read together with it.
 
 mod last_picks;
 use last_picks::LastPicks;
 
-mod others;
-pub use others::Others;
+mod peer_loads;
+pub use peer_loads::PeerLoads;
 
-mod running;
-use running::{Entry, Queues};
-pub use running::{MEASURED_MAX, Running};
+mod running_requests;
+pub use running_requests::{MEASURED_MAX, RunningRequest};
+use running_requests::{RunningKey, RunningQueues};
 
 mod since_scrape;
-use since_scrape::SinceScrape;
+use since_scrape::ScrapeBaseline;
 pub use since_scrape::requests_now;
 
-use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Incarnation, Slot};
+use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
 use crate::metrics::EndpointMetrics;
 use crate::slo::{Slo, TrackedSlo};
 
 /// The load of one endpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Load {
+pub struct EndpointLoad {
     /// Requests that were picked and have not ended.
     pub requests: u32,
     /// Uncached prompt tokens of requests without a first token, and, where configured, the
@@ -43,7 +43,7 @@ pub struct Load {
     /// Tokens of requests that decode: prompt and output after the first token.
     pub decode_tokens: u64,
     /// The prompts of requests without a first token.
-    pub prefills: Prefills,
+    pub prefills: PendingPrefills,
     /// The lowest TTFT SLO of requests without a first token, µs; `None` when none has one.
     pub ttft_slo_us: Option<u32>,
     /// The lowest TPOT SLO of all requests, µs per token, those without a first token included.
@@ -54,7 +54,7 @@ pub struct Load {
 /// Prompts that wait for their prefill or are in it, as the sums from which a linear step model
 /// computes their time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Prefills {
+pub struct PendingPrefills {
     /// How many have uncached tokens.
     pub prompts: u32,
     /// Their tokens, cached or not.
@@ -66,7 +66,7 @@ pub struct Prefills {
     pub attention: u64,
 }
 
-/// Pairs of tokens in one unit of [`Prefills::attention`]: the attention of a prompt of 256 tokens
+/// Pairs of tokens in one unit of [`PendingPrefills::attention`]: the attention of a prompt of 256 tokens
 /// takes a fraction of a millisecond. With it, thousands of the longest prompts fit into 32 bits on
 /// the wire.
 pub const ATTENTION_UNIT: u64 = 65_536;
@@ -75,55 +75,55 @@ pub const ATTENTION_UNIT: u64 = 65_536;
 #[derive(Debug, Default)]
 pub struct InFlight {
     /// By slot; grows to the highest slot seen, at most [`ENDPOINTS_MAX`].
-    rows: Vec<Row>,
-    lives_started: u64,
+    rows: Vec<LedgerRow>,
+    epochs_started: u64,
     /// Slots whose rows changed since the last [`Self::take_changed`], each once.
     changed: Vec<u16>,
-    others: Others,
-    scraped: SinceScrape,
-    queues: Queues,
+    others: PeerLoads,
+    scraped: ScrapeBaseline,
+    queues: RunningQueues,
     last_picks: LastPicks,
 }
 
 /// The place of one request in the ledger.
 #[derive(Debug)]
 #[must_use = "a ticket that is never released counts for ever"]
-pub struct Ticket {
+pub struct InFlightTicket {
     endpoint: EndpointRef,
     /// The start of the row that counts it; [`NOWHERE`] if none does.
-    life: u64,
+    row_epoch: u64,
     /// Its share of that row.
-    share: Load,
+    load: EndpointLoad,
     past_first_token: bool,
-    /// Its expected output, counted in [`Load::prefill_tokens`] until it ends.
+    /// Its expected output, counted in [`EndpointLoad::prefill_tokens`] until it ends.
     output_tokens: u32,
     /// Its place in a queue, if it has an SLO.
-    entry: Option<Entry>,
+    entry: Option<RunningKey>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Row {
-    incarnation: Incarnation,
+struct LedgerRow {
+    generation: Generation,
     /// A number for each start of a row, unique in the ledger: a generation that comes back does
     /// not get its old tickets back.
-    life: u64,
-    load: Load,
+    epoch: u64,
+    load: EndpointLoad,
     /// Whether the slot is in `changed`.
     changed: bool,
 }
 
 const NOWHERE: u64 = 0;
 
-const EMPTY: Row = Row { incarnation: Incarnation(0), life: NOWHERE, load: NOTHING, changed: false };
+const EMPTY: LedgerRow = LedgerRow { generation: Generation(0), epoch: NOWHERE, load: NOTHING, changed: false };
 
-const NOTHING: Load =
-    Load { requests: 0, prefill_tokens: 0, decode_tokens: 0, prefills: NO_PREFILLS, ttft_slo_us: None, tpot_slo_us: None };
+const NOTHING: EndpointLoad =
+    EndpointLoad { requests: 0, prefill_tokens: 0, decode_tokens: 0, prefills: NO_PREFILLS, ttft_slo_us: None, tpot_slo_us: None };
 
-const NO_PREFILLS: Prefills = Prefills { prompts: 0, prompt_tokens: 0, uncached_tokens: 0, attention: 0 };
+const NO_PREFILLS: PendingPrefills = PendingPrefills { prompts: 0, prompt_tokens: 0, uncached_tokens: 0, attention: 0 };
 
-// === impl Prefills ===
+// === impl PendingPrefills ===
 
-impl Prefills {
+impl PendingPrefills {
     /// One prompt with this many tokens, of which this many are not cached.
     #[must_use]
     pub fn of(prompt_tokens: u32, uncached_tokens: u32) -> Self {
@@ -171,9 +171,9 @@ impl Prefills {
     }
 }
 
-// === impl Load ===
+// === impl EndpointLoad ===
 
-impl Load {
+impl EndpointLoad {
     /// The sum of both.
     #[must_use]
     pub fn with(self, other: Self) -> Self {
@@ -207,40 +207,41 @@ impl InFlight {
     /// Counts one more request at `endpoint` with a prompt of `prefill_tokens`, none of it cached.
     /// `endpoint` is of the current snapshot: a row of another generation is reset. A slot at or
     /// above [`ENDPOINTS_MAX`], which no snapshot has, is not counted.
-    pub fn admit(&mut self, endpoint: EndpointRef, prefill_tokens: u32) -> Ticket {
+    pub fn admit(&mut self, endpoint: EndpointRef, prefill_tokens: u32) -> InFlightTicket {
         self.admit_prompt(endpoint, prefill_tokens, prefill_tokens)
     }
 
     /// The same with a prompt of which only `uncached_tokens` are not cached.
-    pub fn admit_prompt(&mut self, endpoint: EndpointRef, prompt_tokens: u32, uncached_tokens: u32) -> Ticket {
-        let prefills = Prefills::of(prompt_tokens, uncached_tokens);
-        let share = Load { requests: 1, prefill_tokens: prefills.uncached_tokens, prefills, ..NOTHING };
-        let mut ticket = Ticket { endpoint, life: NOWHERE, share, past_first_token: false, output_tokens: 0, entry: None };
+    pub fn admit_prompt(&mut self, endpoint: EndpointRef, prompt_tokens: u32, uncached_tokens: u32) -> InFlightTicket {
+        let prefills = PendingPrefills::of(prompt_tokens, uncached_tokens);
+        let share = EndpointLoad { requests: 1, prefill_tokens: prefills.uncached_tokens, prefills, ..NOTHING };
+        let mut ticket =
+            InFlightTicket { endpoint, row_epoch: NOWHERE, load: share, past_first_token: false, output_tokens: 0, entry: None };
         self.picked(endpoint);
         if self.life(endpoint) == NOWHERE {
             self.start_row(endpoint);
         }
-        ticket.life = self.life(endpoint);
+        ticket.row_epoch = self.life(endpoint);
         self.add(&ticket);
         ticket
     }
 
     /// Adds this much expected output to the request, until it ends.
-    pub fn expect_output(&mut self, ticket: &mut Ticket, tokens: u32) {
+    pub fn expect_output(&mut self, ticket: &mut InFlightTicket, tokens: u32) {
         self.subtract(ticket);
         ticket.output_tokens = ticket.output_tokens.saturating_add(tokens);
-        ticket.share.prefill_tokens = ticket.share.prefill_tokens.saturating_add(u64::from(tokens));
+        ticket.load.prefill_tokens = ticket.load.prefill_tokens.saturating_add(u64::from(tokens));
         self.add(ticket);
     }
 
     /// The first token arrived: the prefill is done, and `prompt_tokens` (the whole prompt, cached
     /// or not) are context of every further token. A second call changes nothing.
-    pub fn first_token(&mut self, ticket: &mut Ticket, prompt_tokens: u32) {
+    pub fn first_token(&mut self, ticket: &mut InFlightTicket, prompt_tokens: u32) {
         if !std::mem::replace(&mut ticket.past_first_token, true) {
             self.subtract(ticket);
-            ticket.share.prefill_tokens = u64::from(ticket.output_tokens);
-            ticket.share.prefills = NO_PREFILLS;
-            ticket.share.decode_tokens = ticket.share.decode_tokens.saturating_add(u64::from(prompt_tokens));
+            ticket.load.prefill_tokens = u64::from(ticket.output_tokens);
+            ticket.load.prefills = NO_PREFILLS;
+            ticket.load.decode_tokens = ticket.load.decode_tokens.saturating_add(u64::from(prompt_tokens));
             self.add(ticket);
             self.queued(ticket, |queues, slot, entry| queues.started(slot, entry.id));
         }
@@ -249,7 +250,7 @@ impl InFlight {
     /// Puts a request with an SLO into the queue of its endpoint until it ends, with its prediction
     /// and the id by which operators find it. Does nothing for a request without an SLO, or the
     /// second time.
-    pub fn track(&mut self, ticket: &mut Ticket, promise: TrackedSlo, request_id: &str) {
+    pub fn track(&mut self, ticket: &mut InFlightTicket, promise: TrackedSlo, request_id: &str) {
         if promise.slo.any() && ticket.entry.is_none() {
             ticket.entry = Some(self.queues.number(promise));
             self.enqueue(ticket, request_id.into());
@@ -257,14 +258,14 @@ impl InFlight {
     }
 
     /// Records the time to the first token, ms.
-    pub fn first_token_took(&mut self, ticket: &Ticket, ms: f32) {
+    pub fn first_token_took(&mut self, ticket: &InFlightTicket, ms: f32) {
         if let Some(entry) = ticket.entry.filter(|_| self.counts(ticket)) {
             self.queues.first_token_took(ticket.endpoint.slot.0, entry.id, ms);
         }
     }
 
     /// Records the time for each further token, ms.
-    pub fn tokens_took(&mut self, ticket: &Ticket, ms: f32) {
+    pub fn tokens_took(&mut self, ticket: &InFlightTicket, ms: f32) {
         if let Some(entry) = ticket.entry.filter(|_| self.counts(ticket)) {
             self.queues.tokens_took(ticket.endpoint.slot.0, entry.id, ms);
         }
@@ -272,21 +273,21 @@ impl InFlight {
 
     /// Requests of this proxy with an SLO at `endpoint`, the strictest first.
     #[must_use]
-    pub fn running(&self, endpoint: EndpointRef) -> &[Running] {
+    pub fn running(&self, endpoint: EndpointRef) -> &[RunningRequest] {
         if self.life(endpoint) == NOWHERE { &[] } else { self.queues.queue(endpoint.slot.0) }
     }
 
     /// Adds `tokens` to the output of the request.
-    pub fn decoded(&mut self, ticket: &mut Ticket, tokens: u32) {
+    pub fn decoded(&mut self, ticket: &mut InFlightTicket, tokens: u32) {
         self.subtract(ticket);
-        ticket.share.decode_tokens = ticket.share.decode_tokens.saturating_add(u64::from(tokens));
+        ticket.load.decode_tokens = ticket.load.decode_tokens.saturating_add(u64::from(tokens));
         self.add(ticket);
     }
 
     /// Moves the request to `to`, which serves it instead (a retry reached the next endpoint of the
     /// ranked list). `to` may be of an older snapshot, so it replaces a row of another generation
     /// only if that row is empty; otherwise the request counts nowhere.
-    pub fn transfer(&mut self, ticket: &mut Ticket, to: EndpointRef) {
+    pub fn transfer(&mut self, ticket: &mut InFlightTicket, to: EndpointRef) {
         if to == ticket.endpoint {
             return;
         }
@@ -297,21 +298,21 @@ impl InFlight {
             self.start_row(to);
         }
         ticket.endpoint = to;
-        ticket.life = self.life(to);
+        ticket.row_epoch = self.life(to);
         self.add(ticket);
         self.enqueue(ticket, request_id);
     }
 
     /// Ends the request.
     #[expect(clippy::needless_pass_by_value, reason = "taking the ticket is what rules out a second release")]
-    pub fn release(&mut self, ticket: Ticket) {
+    pub fn release(&mut self, ticket: InFlightTicket) {
         self.subtract(&ticket);
         self.queued(&ticket, |queues, slot, entry| drop(queues.remove(slot, entry.id)));
     }
 
     /// The load of `endpoint`: our own and that of others.
     #[must_use]
-    pub fn load(&self, endpoint: EndpointRef) -> Load {
+    pub fn load(&self, endpoint: EndpointRef) -> EndpointLoad {
         self.own(endpoint).with(self.others.load(endpoint))
     }
 
@@ -324,7 +325,7 @@ impl InFlight {
 
     /// Our own load at `endpoint`; empty for another generation than the row's.
     #[must_use]
-    pub fn own(&self, endpoint: EndpointRef) -> Load {
+    pub fn own(&self, endpoint: EndpointRef) -> EndpointLoad {
         self.row(endpoint.slot).filter(|row| row.is_of(endpoint)).map_or(EMPTY.load, |row| row.load)
     }
 
@@ -346,7 +347,7 @@ impl InFlight {
     }
 
     /// The load of others, to update it.
-    pub fn others_mut(&mut self) -> &mut Others {
+    pub fn others_mut(&mut self) -> &mut PeerLoads {
         &mut self.others
     }
 
@@ -366,23 +367,23 @@ impl InFlight {
     }
 
     /// Every endpoint with load of our own, by slot.
-    pub fn rows(&self) -> impl Iterator<Item = (EndpointRef, Load)> + '_ {
-        let endpoint = |(slot, row): (u16, &Row)| (EndpointRef { slot: Slot(slot), incarnation: row.incarnation }, row.load);
+    pub fn rows(&self) -> impl Iterator<Item = (EndpointRef, EndpointLoad)> + '_ {
+        let endpoint = |(slot, row): (u16, &LedgerRow)| (EndpointRef { slot: Slot(slot), generation: row.generation }, row.load);
         (0_u16..).zip(&self.rows).filter(|(_, row)| row.load != EMPTY.load).map(endpoint)
     }
 
     /// Calls `each` with every own row that changed since the last call. The cost is that of the
     /// changed rows.
-    pub fn take_changed(&mut self, mut each: impl FnMut(EndpointRef, Load)) {
+    pub fn take_changed(&mut self, mut each: impl FnMut(EndpointRef, EndpointLoad)) {
         for slot in self.changed.drain(..) {
             if let Some(row) = self.rows.get_mut(usize::from(slot)) {
                 row.changed = false;
-                each(EndpointRef { slot: Slot(slot), incarnation: row.incarnation }, row.load);
+                each(EndpointRef { slot: Slot(slot), generation: row.generation }, row.load);
             }
         }
     }
 
-    fn row(&self, slot: Slot) -> Option<&Row> {
+    fn row(&self, slot: Slot) -> Option<&LedgerRow> {
         self.rows.get(usize::from(slot.0))
     }
 
@@ -395,19 +396,19 @@ impl InFlight {
             self.rows.resize(slot + 1, EMPTY);
         }
         if let Some(row) = self.rows.get_mut(slot) {
-            self.lives_started += 1;
-            *row = Row { incarnation: endpoint.incarnation, life: self.lives_started, ..Row { changed: row.changed, ..EMPTY } };
+            self.epochs_started += 1;
+            *row = LedgerRow { generation: endpoint.generation, epoch: self.epochs_started, ..LedgerRow { changed: row.changed, ..EMPTY } };
             self.queues.clear(endpoint.slot.0);
         }
     }
 
-    fn enqueue(&mut self, ticket: &Ticket, request_id: Box<str>) {
+    fn enqueue(&mut self, ticket: &InFlightTicket, request_id: Box<str>) {
         let waits = !ticket.past_first_token;
         self.queued(ticket, |queues, slot, entry| queues.add(slot, entry, request_id, waits));
     }
 
     /// Changes the queue of a ticket, and then the strictest SLOs of its endpoint.
-    fn queued(&mut self, ticket: &Ticket, change: impl FnOnce(&mut Queues, u16, Entry)) {
+    fn queued(&mut self, ticket: &InFlightTicket, change: impl FnOnce(&mut RunningQueues, u16, RunningKey)) {
         let Some(entry) = ticket.entry.filter(|_| self.counts(ticket)) else { return };
         let slot = ticket.endpoint.slot.0;
         change(&mut self.queues, slot, entry);
@@ -418,33 +419,33 @@ impl InFlight {
     }
 
     /// Whether a row counts the ticket.
-    fn counts(&self, ticket: &Ticket) -> bool {
-        ticket.life != NOWHERE && self.row(ticket.endpoint.slot).is_some_and(|row| row.life == ticket.life)
+    fn counts(&self, ticket: &InFlightTicket) -> bool {
+        ticket.row_epoch != NOWHERE && self.row(ticket.endpoint.slot).is_some_and(|row| row.epoch == ticket.row_epoch)
     }
 
     /// The start number for requests at `endpoint` from now on.
     fn life(&self, endpoint: EndpointRef) -> u64 {
-        self.row(endpoint.slot).filter(|row| row.is_of(endpoint)).map_or(NOWHERE, |row| row.life)
+        self.row(endpoint.slot).filter(|row| row.is_of(endpoint)).map_or(NOWHERE, |row| row.epoch)
     }
 
     /// The load of the row that counts the ticket, to change it.
-    fn counting(&mut self, ticket: &Ticket) -> Option<&mut Load> {
+    fn counting(&mut self, ticket: &InFlightTicket) -> Option<&mut EndpointLoad> {
         let slot = ticket.endpoint.slot.0;
-        let row = self.rows.get_mut(usize::from(slot)).filter(|row| ticket.life != NOWHERE && row.life == ticket.life)?;
+        let row = self.rows.get_mut(usize::from(slot)).filter(|row| ticket.row_epoch != NOWHERE && row.epoch == ticket.row_epoch)?;
         if !std::mem::replace(&mut row.changed, true) {
             self.changed.push(slot);
         }
         Some(&mut row.load)
     }
 
-    fn add(&mut self, ticket: &Ticket) {
+    fn add(&mut self, ticket: &InFlightTicket) {
         let Some(load) = self.counting(ticket) else { return };
-        *load = load.with(ticket.share);
+        *load = load.with(ticket.load);
     }
 
-    fn subtract(&mut self, ticket: &Ticket) {
+    fn subtract(&mut self, ticket: &InFlightTicket) {
         let Some(load) = self.counting(ticket) else { return };
-        let share = ticket.share;
+        let share = ticket.load;
         debug_assert!(
             load.requests >= share.requests && load.prefill_tokens >= share.prefill_tokens && load.decode_tokens >= share.decode_tokens,
             "a row holds at least what each of its tickets added: {load:?} < {share:?}"
@@ -456,13 +457,13 @@ impl InFlight {
     }
 }
 
-// === impl Ticket ===
+// === impl InFlightTicket ===
 
-impl Ticket {
+impl InFlightTicket {
     /// Its share of the load.
     #[must_use]
-    pub fn load(&self) -> Load {
-        self.share
+    pub fn load(&self) -> EndpointLoad {
+        self.load
     }
 
     /// Its SLO, if it is in a queue.
@@ -472,11 +473,11 @@ impl Ticket {
     }
 }
 
-// === impl Row ===
+// === impl LedgerRow ===
 
-impl Row {
+impl LedgerRow {
     fn is_of(&self, endpoint: EndpointRef) -> bool {
-        self.life != NOWHERE && self.incarnation == endpoint.incarnation
+        self.epoch != NOWHERE && self.generation == endpoint.generation
     }
 }
 

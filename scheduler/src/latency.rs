@@ -34,4 +34,4 @@ mod calibration;
 pub use calibration::Calibration;
 
 mod prediction;
-pub use prediction::{Abstention, Prediction};
+pub use prediction::{NoPrediction, Prediction};

@@ -1,6 +1,6 @@
 //! Endpoint picking as a pure function: the core of Switchpoint.
 //!
-//! A [`Snapshot`] of the pool, a [`Request`] and the proxy's own [`Local`] state go in; a
+//! A [`Snapshot`] of the pool, a [`Request`] and the proxy's own [`LocalState`] state go in; a
 //! [`Decision`] comes out. Nothing here reads a clock, entropy, a file, a socket or the
 //! environment: time and randomness are arguments. So this crate does no I/O that could fail, and
 //! it decides the same natively and in wasm.
@@ -24,7 +24,7 @@ mod text;
 
 // State: endpoints and requests.
 mod endpoint;
-pub use endpoint::{ENDPOINTS_MAX, Endpoint, EndpointIndex, EndpointRef, Incarnation, ROLE_LABEL, Readiness, Slot, decodes};
+pub use endpoint::{ENDPOINTS_MAX, Endpoint, EndpointIndex, EndpointRef, Generation, ROLE_LABEL, Readiness, Slot, decodes};
 mod metrics;
 pub use metrics::{ATTRIBUTES_MAX, EndpointMetrics, LoraMetrics, SEQUENCES_MAX_ATTRIBUTE};
 mod slo;
@@ -38,22 +38,27 @@ pub use request::{Request, SubsetHint};
 mod session;
 pub use session::{SessionToken, name_hash, session_token};
 mod settings;
-pub use settings::{BYTES_PER_TOKEN, IdentitySettings, LatencySettings, LoadSettings, PrefixSettings, Producer, Production, TokenSettings};
+pub use settings::{
+    BYTES_PER_TOKEN, IdentitySettings, LatencySettings, LoadSettings, PrefixSettings, ProducerSetting, ProducerSettings, TokenSettings,
+};
 mod endpoint_table;
 pub use endpoint_table::{EndpointTable, InvalidSnapshot};
-mod local;
-pub use local::{AdapterRoom, Local};
+mod local_state;
+pub use local_state::{AdapterRoom, LocalState};
 mod predictions;
 pub use predictions::{EndpointPrediction, Headroom};
 mod candidates;
 pub use candidates::Candidates;
 mod decision;
-pub use decision::{CostTerms, Decision, Drop, Explanation, ProfileExplanation, RANKED_MAX, Ranked, Route, ScoreColumn, Shed, Unavailable};
+pub use decision::{
+    CostTerms, Decision, DroppedEndpoint, Explanation, ProfileExplanation, RANKED_MAX, RankedList, Route, ScoreColumn, ShedReason,
+    UnavailableReason,
+};
 
 // Plugin traits, the run of a profile, and the type of a plugin.
 pub mod plugin;
 mod run;
-pub use run::{ProfileHandler, Reference, Run, SETTLED_MS, Stage};
+pub use run::{ProfileHandler, Reference, SETTLED_MS, SchedulingRun, Stage};
 mod plugin_type;
 
 // Plugins, one folder for each kind.

@@ -98,30 +98,30 @@ pub struct Objects {
     /// By name.
     objectives: Box<[(Box<str>, i32)]>,
     /// By name.
-    models: Box<[(Box<str>, Model)]>,
+    models: Box<[(Box<str>, ServedModel)]>,
     /// By model; positions in `rules`.
     exact: Box<[(Box<str>, usize)]>,
     /// The rule for models that no rule names; a position in `rules`.
     generic: Option<usize>,
-    rules: Box<[Targets]>,
+    rules: Box<[WeightedTargets]>,
     /// The targets of all models, by name; the positions have no meaning.
     targets: Box<[(Box<str>, usize)]>,
     strict_models: bool,
 }
 
 #[derive(Debug)]
-struct Model {
+struct ServedModel {
     priority: i32,
-    targets: Targets,
+    targets: WeightedTargets,
 }
 
 /// Targets with the sum of the weights up to and including each.
 #[derive(Debug)]
-struct Targets(Box<[(Box<str>, u32)]>);
+struct WeightedTargets(Box<[(Box<str>, u32)]>);
 
 /// The model and the objective of a request.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Asked<'a> {
+pub struct ModelRequest<'a> {
     /// The model in its body; empty when the body is opaque: then no rule for models applies.
     pub model: &'a str,
     /// Name of its objective.
@@ -132,7 +132,7 @@ pub struct Asked<'a> {
 
 /// The result of [`Objects::resolve`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Resolved<'a> {
+pub struct ResolvedModel<'a> {
     /// The model that the engine gets; `None` is the model in the body.
     pub target_model: Option<&'a str>,
     /// Higher is more important; below 0 may be shed.
@@ -209,12 +209,12 @@ impl Objects {
             targets: table(targets),
             objectives: table(objectives.iter().map(|o| (o.name.as_str().into(), o.priority))),
             models: table(models.iter().map(|m| {
-                let model = Model { priority: m.priority, targets: Targets::new(&m.targets) };
+                let model = ServedModel { priority: m.priority, targets: WeightedTargets::new(&m.targets) };
                 (m.name.as_str().into(), model)
             })),
             exact: table(exact),
             generic: rewrites.iter().position(|rule| rule.models.is_empty()),
-            rules: rewrites.iter().map(|rule| Targets::new(&rule.targets)).collect(),
+            rules: rewrites.iter().map(|rule| WeightedTargets::new(&rule.targets)).collect(),
             strict_models: *strict_models,
         })
     }
@@ -229,10 +229,10 @@ impl Objects {
     /// # Errors
     /// [`UnknownModel`] where the pool lists its models and this one (or the one in `rewrite`) is
     /// not listed, or has only targets of weight 0: a name that is known but not served.
-    pub fn resolve<'a>(&'a self, asked: Asked<'a>, rng: &mut Rng) -> Result<Resolved<'a>, UnknownModel<'a>> {
+    pub fn resolve<'a>(&'a self, asked: ModelRequest<'a>, rng: &mut Rng) -> Result<ResolvedModel<'a>, UnknownModel<'a>> {
         let objective = asked.objective.and_then(|name| find(&self.objectives, name)).copied();
         if asked.model.is_empty() {
-            return Ok(Resolved { target_model: None, priority: objective.unwrap_or(0) });
+            return Ok(ResolvedModel { target_model: None, priority: objective.unwrap_or(0) });
         }
         self.known(asked.model)?;
         let model = find(&self.models, asked.model);
@@ -249,7 +249,7 @@ impl Objects {
                 asked.rewrite
             }
         };
-        Ok(Resolved { target_model: target_model.filter(|target| *target != asked.model), priority: objective.unwrap_or(priority) })
+        Ok(ResolvedModel { target_model: target_model.filter(|target| *target != asked.model), priority: objective.unwrap_or(priority) })
     }
 
     /// Whether an `InferenceModel` names this model.
@@ -272,7 +272,7 @@ impl Objects {
         if known { Ok(()) } else { Err(UnknownModel(model)) }
     }
 
-    fn rule(&self, model: &str) -> Option<&Targets> {
+    fn rule(&self, model: &str) -> Option<&WeightedTargets> {
         self.rules.get(find(&self.exact, model).copied().or(self.generic)?)
     }
 }
@@ -290,9 +290,9 @@ fn find<'t, V>(table: &'t [(Box<str>, V)], name: &str) -> Option<&'t V> {
     table.get(position).map(|(_, value)| value)
 }
 
-// === impl Targets ===
+// === impl WeightedTargets ===
 
-impl Targets {
+impl WeightedTargets {
     fn new(targets: &[TargetSpec]) -> Self {
         let weighted = targets.iter().any(|t| t.weight.is_some());
         let mut sum = 0_u32;

@@ -1,15 +1,15 @@
 //! Parsers: the APIs whose requests are read. The parsing itself is in `exchange`; a pipeline only
 //! says which APIs it reads.
 
-use crate::plugin::{Parameters, for_people};
-use crate::plugin_type::{Kind, Plugin, PluginType};
+use crate::plugin::{Parameters, readable};
+use crate::plugin_type::{Plugin, PluginKind, PluginType};
 
-const SOURCE: &str = for_people("llm-d-router, requesthandling/parsers");
+const SOURCE: &str = readable("llm-d-router, requesthandling/parsers");
 
 pub(crate) const OPENAI: PluginType = PluginType {
     name: "openai-parser",
-    kind: Kind::Parser,
-    doc: for_people(
+    kind: PluginKind::Parser,
+    doc: readable(
         "Reads requests of OpenAI's API: chat completions, completions, responses, conversations, \
         embeddings, image generations, renderings.",
     ),
@@ -21,42 +21,42 @@ pub(crate) const OPENAI: PluginType = PluginType {
 
 pub(crate) const ANTHROPIC: PluginType = PluginType {
     name: "anthropic-parser",
-    doc: for_people("Reads requests of Anthropic's API: messages and count_tokens."),
+    doc: readable("Reads requests of Anthropic's API: messages and count_tokens."),
     build: |_: &Parameters<'_>| Ok(Plugin::Parser("anthropic-parser")),
     ..OPENAI
 };
 
 pub(crate) const VLLM_HTTP: PluginType = PluginType {
     name: "vllmhttp-parser",
-    doc: for_people("Reads requests of vLLM's own API: inference/v1/generate."),
+    doc: readable("Reads requests of vLLM's own API: inference/v1/generate."),
     build: |_: &Parameters<'_>| Ok(Plugin::Parser("vllmhttp-parser")),
     ..OPENAI
 };
 
 pub(crate) const VLLM_GRPC: PluginType = PluginType {
     name: "vllmgrpc-parser",
-    doc: for_people("Passes requests of vLLM's gRPC API unread."),
+    doc: readable("Passes requests of vLLM's gRPC API unread."),
     build: |_: &Parameters<'_>| Ok(Plugin::Parser("vllmgrpc-parser")),
     ..OPENAI
 };
 
 pub(crate) const SGLANG_HTTP: PluginType = PluginType {
     name: "sglanghttp-parser",
-    doc: for_people("Reads requests of SGLang's own API: generate."),
+    doc: readable("Reads requests of SGLang's own API: generate."),
     build: |_: &Parameters<'_>| Ok(Plugin::Parser("sglanghttp-parser")),
     ..OPENAI
 };
 
 pub(crate) const VERTEX_AI: PluginType = PluginType {
     name: "vertexai-parser",
-    doc: for_people("Reads requests of Vertex AI's gRPC API: chats and raw predictions."),
+    doc: readable("Reads requests of Vertex AI's gRPC API: chats and raw predictions."),
     build: |_: &Parameters<'_>| Ok(Plugin::Parser("vertexai-parser")),
     ..OPENAI
 };
 
 pub(crate) const PASSTHROUGH: PluginType = PluginType {
     name: "passthrough-parser",
-    doc: for_people(
+    doc: readable(
         "Requests that no other parser reads are scheduled unread, by load, sessions and labels. \
         This is always so; as the only parser it means that no request is read.",
     ),
@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     fn each_is_built_under_its_own_name() {
-        let parsers: Vec<_> = PLUGINS.iter().filter(|plugin| plugin.kind == Kind::Parser).collect();
+        let parsers: Vec<_> = PLUGINS.iter().filter(|plugin| plugin.kind == PluginKind::Parser).collect();
         assert_eq!(parsers.len(), 7);
         for parser in parsers {
             let built = parser.build(&[]).unwrap();

@@ -10,16 +10,16 @@ pub(crate) mod weighted_random;
 use std::cmp::Ordering;
 
 use crate::candidates::Candidates;
-use crate::decision::{RANKED_MAX, Ranked};
+use crate::decision::{RANKED_MAX, RankedList};
 use crate::endpoint::EndpointIndex;
-use crate::plugin::{Default, InvalidParameter, Parameter, Parameters, for_people};
+use crate::plugin::{InvalidParameter, Parameter, ParameterDefault, Parameters, readable};
 use crate::rng::Rng;
 
 /// Every picker's parameter. [`crate::Pipeline::build`] reads it, since the whole profile goes by the length of the list.
 pub(crate) const LIST_LENGTH: Parameter = Parameter {
     name: "maxNumOfEndpoints",
-    default: Default::Number(0.0),
-    doc: for_people("length of the ranked list, a whole number from 1 to 8; 0: as the profile says"),
+    default: ParameterDefault::Number(0.0),
+    doc: readable("length of the ranked list, a whole number from 1 to 8; 0: as the profile says"),
 };
 
 /// The length of the ranked list in a picker's parameters; `None` uses the profile's.
@@ -31,31 +31,31 @@ pub(crate) fn list_length(parameters: &Parameters<'_>) -> Result<Option<usize>, 
 
 /// A candidate's place in the order: key, then chance.
 #[derive(Clone, Copy)]
-struct Rank {
+struct CandidateRank {
     key: f32,
     tie: u64,
     index: EndpointIndex,
 }
 
-impl Rank {
+impl CandidateRank {
     fn beats(&self, other: &Self) -> bool {
         self.key.total_cmp(&other.key).then(self.tie.cmp(&other.tie)) == Ordering::Greater
     }
 }
 
 /// The `max` candidates with the greatest `key` of their score, greatest first.
-pub(crate) fn rank(candidates: &Candidates, max: usize, rng: &mut Rng, key: impl Fn(f32, &mut Rng) -> f32) -> Option<Ranked> {
+pub(crate) fn rank(candidates: &Candidates, max: usize, rng: &mut Rng, key: impl Fn(f32, &mut Rng) -> f32) -> Option<RankedList> {
     let max = max.clamp(1, RANKED_MAX);
-    let mut best: Vec<Rank> = Vec::with_capacity(max + 1);
+    let mut best: Vec<CandidateRank> = Vec::with_capacity(max + 1);
     for (&index, &score) in candidates.indices().iter().zip(candidates.scores()) {
-        let rank = Rank { key: key(score, rng), tie: rng.next_u64(), index };
+        let rank = CandidateRank { key: key(score, rng), tie: rng.next_u64(), index };
         if best.len() == max && best.last().is_some_and(|worst| worst.beats(&rank)) {
             continue;
         }
         best.insert(best.partition_point(|other| other.beats(&rank)), rank);
         best.truncate(max);
     }
-    Ranked::new(best.into_iter().map(|rank| rank.index))
+    RankedList::new(best.into_iter().map(|rank| rank.index))
 }
 
 #[cfg(test)]

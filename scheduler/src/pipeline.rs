@@ -6,16 +6,16 @@ mod spec;
 
 pub use spec::{InvalidPipeline, PLUGINS_MAX, PROFILES_MAX, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec, WEIGHT_MAX};
 
-use crate::decision::Shed;
-use crate::detector::utilization::Utilization;
+use crate::decision::ShedReason;
+use crate::detector::utilization::UtilizationDetector;
 use crate::endpoint::EndpointIndex;
 use crate::handler::single;
 use crate::plugin::{Admitter, Context, Detector};
-use crate::registry::{Kind, Plugin, lookup};
+use crate::registry::{Plugin, PluginKind, lookup};
 use crate::rng::Rng;
 use crate::run::{ProfileHandler, Profiles, Reference, Stage};
 use crate::session::SessionToken;
-use crate::settings::{LatencySettings, Production};
+use crate::settings::{LatencySettings, ProducerSettings};
 use spec::{check_size, no_such};
 
 /// A pipeline, validated when it is built.
@@ -25,7 +25,7 @@ pub struct Pipeline {
     handler: Box<dyn ProfileHandler>,
     detector: Box<dyn Detector>,
     admitters: Vec<Box<dyn Admitter>>,
-    production: Production,
+    production: ProducerSettings,
     headers: Vec<Box<str>>,
     session_tokens: Vec<SessionToken>,
     predicts: bool,
@@ -48,10 +48,10 @@ impl Pipeline {
         let built_in = |error| InvalidPipeline::Parameter { plugin: "built in".to_owned(), error };
         let mut pipeline = Self {
             profiles: Profiles::new(spec.profiles.iter().map(|profile| profile::build(profile, spec)).collect::<Result<_, _>>()?),
-            handler: Box::new(single::SingleProfile),
-            detector: Box::new(Utilization::with_defaults().map_err(built_in)?),
+            handler: Box::new(single::SingleProfileHandler),
+            detector: Box::new(UtilizationDetector::with_defaults().map_err(built_in)?),
             admitters: Vec::new(),
-            production: Production::with_defaults().map_err(built_in)?,
+            production: ProducerSettings::with_defaults().map_err(built_in)?,
             headers: Vec::new(),
             session_tokens: Vec::new(),
             predicts: spec.latency_prediction,
@@ -103,7 +103,7 @@ impl Pipeline {
 
     /// The settings of producers, declared or by default.
     #[must_use]
-    pub fn production(&self) -> &Production {
+    pub fn production(&self) -> &ProducerSettings {
         &self.production
     }
 
@@ -152,12 +152,12 @@ impl Pipeline {
     }
 
     /// Whether to shed the request when these candidates could serve it, and why.
-    pub(crate) fn sheds(&self, context: &Context<'_>, candidates: &[EndpointIndex], rng: &mut Rng) -> Option<Shed> {
+    pub(crate) fn sheds(&self, context: &Context<'_>, candidates: &[EndpointIndex], rng: &mut Rng) -> Option<ShedReason> {
         let sheddable = context.request.priority < 0;
         if sheddable && self.detector.saturation(context, candidates) >= 1.0 {
-            return Some(Shed::Saturated);
+            return Some(ShedReason::Saturated);
         }
-        self.admitters.iter().any(|admitter| !admitter.admits(context, candidates, rng)).then_some(Shed::Admitter)
+        self.admitters.iter().any(|admitter| !admitter.admits(context, candidates, rng)).then_some(ShedReason::Admitter)
     }
 
     fn read_headers(&mut self, names: &[Box<str>]) {
@@ -174,10 +174,10 @@ impl Pipeline {
             let declared = spec.plugins.iter().find(|plugin| plugin.name() == name);
             name.is_empty() || declared.and_then(|plugin| lookup(&plugin.plugin_type)).is_some_and(|row| row.kind == kind)
         };
-        if !is(&spec.profile_handler, Kind::ProfileHandler) {
+        if !is(&spec.profile_handler, PluginKind::ProfileHandler) {
             return Err(no_such("profile handler", &spec.profile_handler, "the pipeline"));
         }
-        if !is(&spec.saturation_detector, Kind::Detector) {
+        if !is(&spec.saturation_detector, PluginKind::Detector) {
             return Err(no_such("saturation detector", &spec.saturation_detector, "the pipeline"));
         }
         let count = self.profiles.count();

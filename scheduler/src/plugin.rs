@@ -12,28 +12,28 @@ pub(crate) mod session_affinity;
 mod show;
 mod state;
 
-pub use crate::text::for_people;
+pub use crate::text::readable;
 pub use closest::closest;
 pub use context::Context;
 pub(crate) use parameters::write_known;
-pub use parameters::{Default, InvalidParameter, Parameter, Parameters, VALUE_DEPTH_MAX, VALUES_MAX, Value};
+pub use parameters::{InvalidParameter, Parameter, ParameterDefault, ParameterValue, Parameters, VALUE_DEPTH_MAX, VALUES_MAX};
 pub(crate) use references::{METRICS_EXTRACTOR, PRODUCER_NAME, attribute_key};
-pub(crate) use show::{Show, debug_by_show};
-pub use state::State;
+pub(crate) use show::{PluginDebug, debug_by_show};
+pub use state::RequiredState;
 
 use crate::candidates::Candidates;
-use crate::decision::{CostTerms, Ranked};
+use crate::decision::{CostTerms, RankedList};
 use crate::endpoint::EndpointIndex;
 use crate::rng::Rng;
 
 /// Narrows the candidates.
-pub trait Filter: Show + Send + Sync {
+pub trait Filter: PluginDebug + Send + Sync {
     /// Drops endpoints that the request must not or should not go to.
     fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, rng: &mut Rng);
 }
 
 /// Rates the candidates.
-pub trait Scorer: Show + Send + Sync {
+pub trait Scorer: PluginDebug + Send + Sync {
     /// Writes one score in 0..=1 for each of `endpoints` into `scores`, which is parallel and
     /// filled with 0. More is better.
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]);
@@ -46,15 +46,15 @@ pub trait Scorer: Show + Send + Sync {
 
 /// Applies SLOs to a profile: with a shedder, endpoints that would be late are ranked behind all
 /// others, whatever their score.
-pub trait Shedder: Show + Send + Sync {
+pub trait Shedder: PluginDebug + Send + Sync {
     /// Whether to shed the request instead of sending it to any of `endpoints`.
     fn sheds(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> bool;
 }
 
 /// Draws the ranked list.
-pub trait Picker: Show + Send + Sync {
+pub trait Picker: PluginDebug + Send + Sync {
     /// The best `max` of the candidates, best first; `None` only when there are none.
-    fn pick(&self, candidates: &Candidates, max: usize, rng: &mut Rng) -> Option<Ranked>;
+    fn pick(&self, candidates: &Candidates, max: usize, rng: &mut Rng) -> Option<RankedList>;
 
     /// Whether it draws by weight, so that a small weight sometimes comes first.
     fn draws(&self) -> bool {
@@ -63,7 +63,7 @@ pub trait Picker: Show + Send + Sync {
 }
 
 /// Decides whether a stage (prefill, encode) of a request runs on another endpoint.
-pub trait Decider: Show + Send + Sync {
+pub trait Decider: PluginDebug + Send + Sync {
     /// Whether it does, when `decode` serves the rest.
     fn disaggregates(&self, context: &Context<'_>, decode: EndpointIndex) -> bool;
 }
@@ -77,7 +77,7 @@ pub trait Detector: Filter {
 }
 
 /// May refuse a request that could be served.
-pub trait Admitter: Show + Send + Sync {
+pub trait Admitter: PluginDebug + Send + Sync {
     /// Whether it admits the request, when `endpoints` could serve it.
     fn admits(&self, context: &Context<'_>, endpoints: &[EndpointIndex], rng: &mut Rng) -> bool;
 }

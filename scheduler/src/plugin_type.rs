@@ -1,9 +1,11 @@
 //! A row of the plugin table, and what it builds.
 
-use crate::plugin::{Admitter, Decider, Detector, Filter, InvalidParameter, Parameter, Parameters, Picker, Scorer, Shedder, State, Value};
+use crate::plugin::{
+    Admitter, Decider, Detector, Filter, InvalidParameter, Parameter, ParameterValue, Parameters, Picker, RequiredState, Scorer, Shedder,
+};
 use crate::run::ProfileHandler;
 use crate::session::SessionToken;
-use crate::settings::Producer;
+use crate::settings::ProducerSetting;
 
 /// A plugin, built.
 #[derive(Debug)]
@@ -27,7 +29,7 @@ pub enum Plugin {
     /// Admits or refuses.
     Admitter(Box<dyn Admitter>),
     /// Settings of a producer.
-    Producer(Producer),
+    Producer(ProducerSetting),
     /// Has the requests of an API read; its type.
     Parser(&'static str),
     /// One of the others that goes by headers of clients.
@@ -45,7 +47,7 @@ pub struct ClientHeaders {
 
 /// Which phase a plugin works in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum PluginKind {
     /// [`Filter`].
     Filter,
     /// [`Scorer`].
@@ -60,7 +62,7 @@ pub enum Kind {
     Detector,
     /// [`Admitter`].
     Admitter,
-    /// [`Producer`].
+    /// [`ProducerSetting`].
     Producer,
     /// [`Plugin::Parser`].
     Parser,
@@ -72,7 +74,7 @@ pub struct PluginType {
     /// Its `type` in configuration files.
     pub name: &'static str,
     /// Its phase.
-    pub kind: Kind,
+    pub kind: PluginKind,
     /// One line for the printed reference: the formula.
     pub doc: &'static str,
     /// Where the formula comes from.
@@ -80,7 +82,7 @@ pub struct PluginType {
     /// Its parameters.
     pub parameters: &'static [Parameter],
     /// The state it looks at; of one whose parameters choose, all that it may.
-    pub needs: &'static [State],
+    pub needs: &'static [RequiredState],
     /// Makes one from checked parameters; callers outside go through [`PluginType::build`].
     pub build: fn(&Parameters<'_>) -> Result<Plugin, InvalidParameter>,
 }
@@ -92,7 +94,7 @@ impl PluginType {
     ///
     /// # Errors
     /// [`InvalidParameter`] when one is unknown, given twice, of another type or out of range.
-    pub fn build(&self, given: &[(String, Value)]) -> Result<Plugin, InvalidParameter> {
+    pub fn build(&self, given: &[(String, ParameterValue)]) -> Result<Plugin, InvalidParameter> {
         (self.build)(&Parameters::check(self.parameters, given)?)
     }
 }
@@ -114,17 +116,17 @@ impl Plugin {
 
     /// The phase it works in.
     #[must_use]
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> PluginKind {
         match self {
-            Self::Filter(_) => Kind::Filter,
-            Self::Scorer(_) | Self::FilteringScorer(..) | Self::SheddingScorer(..) => Kind::Scorer,
-            Self::Picker(_) => Kind::Picker,
-            Self::ProfileHandler(_) => Kind::ProfileHandler,
-            Self::Decider(_) => Kind::Decider,
-            Self::Detector(_) => Kind::Detector,
-            Self::Admitter(_) => Kind::Admitter,
-            Self::Producer(_) => Kind::Producer,
-            Self::Parser(_) => Kind::Parser,
+            Self::Filter(_) => PluginKind::Filter,
+            Self::Scorer(_) | Self::FilteringScorer(..) | Self::SheddingScorer(..) => PluginKind::Scorer,
+            Self::Picker(_) => PluginKind::Picker,
+            Self::ProfileHandler(_) => PluginKind::ProfileHandler,
+            Self::Decider(_) => PluginKind::Decider,
+            Self::Detector(_) => PluginKind::Detector,
+            Self::Admitter(_) => PluginKind::Admitter,
+            Self::Producer(_) => PluginKind::Producer,
+            Self::Parser(_) => PluginKind::Parser,
             Self::WithHeaders(_, plugin) => plugin.kind(),
         }
     }

@@ -11,9 +11,9 @@ use std::cell::OnceCell;
 
 use crate::endpoint::EndpointIndex;
 use crate::endpoint_table::EndpointTable;
-use crate::in_flight::Load;
-use crate::latency::{Abstention, Conditions, Prediction};
-use crate::local::Local;
+use crate::in_flight::EndpointLoad;
+use crate::latency::{Conditions, NoPrediction, Prediction};
+use crate::local_state::LocalState;
 use crate::request::Request;
 use crate::settings::LatencySettings;
 use crate::slo::{Slo, TrackedSlo, ms};
@@ -49,7 +49,7 @@ pub struct EndpointPrediction {
 pub struct Predictions {
     /// How predictions are used; `None` where prediction is off.
     settings: Option<LatencySettings>,
-    column: OnceCell<Vec<Result<EndpointPrediction, Abstention>>>,
+    column: OnceCell<Vec<Result<EndpointPrediction, NoPrediction>>>,
     /// The predictions of a recorded decision, instead of the model's.
     recorded: Option<Vec<Option<Prediction>>>,
 }
@@ -86,7 +86,7 @@ impl EndpointPrediction {
         !self.ttft.is_exceeded() && !self.tpot.is_exceeded()
     }
 
-    fn of(prediction: Prediction, load: Load, own: Slo, settings: LatencySettings) -> Self {
+    fn of(prediction: Prediction, load: EndpointLoad, own: Slo, settings: LatencySettings) -> Self {
         let (ttft_ms, tpot_ms) = settings.counted(&prediction);
         let lowest = own.strictest(Slo { ttft_us: load.ttft_slo_us, tpot_us: load.tpot_slo_us });
         let headroom = |predicted_ms, lowest: Option<u32>, own_us: Option<u32>, factor| Headroom {
@@ -117,7 +117,12 @@ impl Predictions {
     }
 
     /// Parallel to the table's endpoints; empty where prediction is off.
-    pub(crate) fn get(&self, table: &EndpointTable, request: &Request<'_>, local: &Local<'_>) -> &[Result<EndpointPrediction, Abstention>] {
+    pub(crate) fn get(
+        &self,
+        table: &EndpointTable,
+        request: &Request<'_>,
+        local: &LocalState<'_>,
+    ) -> &[Result<EndpointPrediction, NoPrediction>] {
         self.column.get_or_init(|| self.predict(table, request, local))
     }
 
@@ -126,16 +131,16 @@ impl Predictions {
         &self,
         table: &EndpointTable,
         request: &Request<'_>,
-        local: &Local<'_>,
-    ) -> Vec<Result<EndpointPrediction, Abstention>> {
+        local: &LocalState<'_>,
+    ) -> Vec<Result<EndpointPrediction, NoPrediction>> {
         let Some(settings) = self.settings else { return Vec::new() };
         let load = |index| table.id(index).map(|id| local.in_flight.load(id)).unwrap_or_default();
-        let at_endpoint = |(predicted, index): (Result<Prediction, Abstention>, EndpointIndex)| {
+        let at_endpoint = |(predicted, index): (Result<Prediction, NoPrediction>, EndpointIndex)| {
             predicted.map(|prediction| EndpointPrediction::of(prediction, load(index), request.slo, settings))
         };
         let mut predicted = Vec::with_capacity(table.endpoints().len());
         match (&self.recorded, table.latency()) {
-            (Some(recorded), _) => predicted.extend(recorded.iter().map(|known| known.ok_or(Abstention::TooLittleData))),
+            (Some(recorded), _) => predicted.extend(recorded.iter().map(|known| known.ok_or(NoPrediction::TooLittleData))),
             (None, Some(model)) => {
                 let rows = table.endpoints().iter().zip(table.indices());
                 let at_pick = |index| Conditions::at_pick(table, local, request, index);
@@ -152,7 +157,7 @@ pub(crate) fn tracked_slo(
     table: &EndpointTable,
     settings: Option<LatencySettings>,
     request: &Request<'_>,
-    local: &Local<'_>,
+    local: &LocalState<'_>,
     endpoint: EndpointIndex,
 ) -> TrackedSlo {
     let slo = request.slo;
@@ -188,7 +193,7 @@ mod tests {
     use crate::pipeline::PipelineSpec;
 
     fn predicted(own: Slo, others: Slo) -> EndpointPrediction {
-        let load = Load { requests: 1, ttft_slo_us: others.ttft_us, tpot_slo_us: others.tpot_us, ..Load::default() };
+        let load = EndpointLoad { requests: 1, ttft_slo_us: others.ttft_us, tpot_slo_us: others.tpot_us, ..EndpointLoad::default() };
         let prediction = Prediction { ttft_ms: 100.0, tpot_ms: 20.0, ttft_p90_ms: 100.0, tpot_p90_ms: 20.0 };
         let mut settings = crate::Pipeline::build(&PipelineSpec::default()).unwrap().production().latency;
         settings.slo_buffer_factor = 0.5;

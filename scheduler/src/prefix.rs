@@ -18,9 +18,9 @@ mod rendezvous;
 pub use rendezvous::rendezvous_endpoint;
 
 mod lookup;
-pub use lookup::Matched;
+pub use lookup::MatchLength;
 mod owners;
-pub use owners::Reuse;
+pub use owners::ReuseDistance;
 mod table;
 
 mod cache_estimate;

@@ -11,11 +11,11 @@ pub(crate) mod token;
 
 use crate::plugin::{InvalidParameter, Parameters};
 use crate::plugin_type::PluginType;
-use crate::settings::{IdentitySettings, LatencySettings, LoadSettings, PrefixSettings, Production, TokenSettings};
+use crate::settings::{IdentitySettings, LatencySettings, LoadSettings, PrefixSettings, ProducerSettings, TokenSettings};
 
-// === impl Production ===
+// === impl ProducerSettings ===
 
-impl Production {
+impl ProducerSettings {
     /// The defaults of all producers.
     pub(crate) fn with_defaults() -> Result<Self, InvalidParameter> {
         fn defaults<T>(of: &PluginType, read: impl Fn(&Parameters<'_>) -> Result<T, InvalidParameter>) -> Result<T, InvalidParameter> {

@@ -6,7 +6,7 @@
 
 mod reference;
 
-pub use crate::plugin_type::{ClientHeaders, Kind, Plugin, PluginType};
+pub use crate::plugin_type::{ClientHeaders, Plugin, PluginKind, PluginType};
 pub use reference::reference_markdown;
 
 use crate::{admitter, decider, detector, filter, handler, parser, picker, producer, scorer};
@@ -80,7 +80,7 @@ pub fn lookup(plugin_type: &str) -> Option<&'static PluginType> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plugin::{Default, InvalidParameter, Value};
+    use crate::plugin::{InvalidParameter, ParameterDefault, ParameterValue};
 
     #[test]
     fn every_name_is_there_once_and_found() {
@@ -104,11 +104,11 @@ mod tests {
     #[test]
     fn every_parameter_refuses_what_is_no_number_of_its_range() {
         for (plugin, parameter) in PLUGINS.iter().flat_map(|p| p.parameters.iter().map(move |parameter| (p, parameter))) {
-            if !matches!(parameter.default, Default::Number(_)) {
+            if !matches!(parameter.default, ParameterDefault::Number(_)) {
                 continue;
             }
             for bad in [f64::NAN, f64::INFINITY, -1.0, 1e300] {
-                let error = plugin.build(&[(parameter.name.to_owned(), Value::Number(bad))]).unwrap_err();
+                let error = plugin.build(&[(parameter.name.to_owned(), ParameterValue::Number(bad))]).unwrap_err();
                 assert_eq!(error, InvalidParameter::OutOfRange { name: parameter.name.to_owned(), allowed: parameter.doc });
             }
         }

@@ -5,11 +5,11 @@ mod profile;
 pub(crate) use profile::{Profile, Profiles};
 
 use crate::candidates::{Candidates, unit};
-use crate::decision::{Decision, Drop, Explanation, ProfileExplanation, Ranked, ScoreColumn, Shed, Unavailable};
+use crate::decision::{Decision, DroppedEndpoint, Explanation, ProfileExplanation, RankedList, ScoreColumn, ShedReason, UnavailableReason};
 use crate::endpoint::EndpointIndex;
 use crate::endpoint_table::EndpointTable;
-use crate::filter::{Decoder, Ejected};
-use crate::plugin::{Context, Filter, Show, debug_by_show};
+use crate::filter::{DecoderFilter, EjectionFilter};
+use crate::plugin::{Context, Filter, PluginDebug, debug_by_show};
 use crate::rng::Rng;
 
 /// How long an endpoint must have been in the pool to be the last of a list. A newer one may not
@@ -18,10 +18,10 @@ use crate::rng::Rng;
 pub const SETTLED_MS: u64 = 5_000;
 
 /// The result of a profile that leaves no endpoint.
-const NOBODY: Decision = Decision::Unavailable(Unavailable::Filtered);
+const NOBODY: Decision = Decision::Unavailable(UnavailableReason::Filtered);
 
 /// Chooses the profiles for a request and makes one decision of their picks.
-pub trait ProfileHandler: Show + Send + Sync {
+pub trait ProfileHandler: PluginDebug + Send + Sync {
     /// The names it refers to; checked when the pipeline is built.
     fn references(&self) -> Vec<Reference<'_>>;
 
@@ -42,7 +42,7 @@ pub trait ProfileHandler: Show + Send + Sync {
     }
 
     /// Runs profiles and decides.
-    fn route(&self, run: &mut Run<'_>) -> Decision;
+    fn route(&self, run: &mut SchedulingRun<'_>) -> Decision;
 }
 
 /// Something that a plugin refers to by name.
@@ -71,7 +71,7 @@ pub enum Stage {
 
 /// One request on its way through a pipeline, for a profile handler.
 #[derive(Debug)]
-pub struct Run<'r> {
+pub struct SchedulingRun<'r> {
     context: Context<'r>,
     profiles: &'r Profiles,
     /// The endpoints that are ready and allowed.
@@ -82,9 +82,9 @@ pub struct Run<'r> {
 
 debug_by_show!(ProfileHandler);
 
-// === impl Run ===
+// === impl SchedulingRun ===
 
-impl<'r> Run<'r> {
+impl<'r> SchedulingRun<'r> {
     pub(crate) fn new(
         context: Context<'r>,
         profiles: &'r Profiles,
@@ -123,7 +123,7 @@ impl<'r> Run<'r> {
     ///
     /// # Errors
     /// The decision if it leaves no endpoint or sheds the request.
-    pub fn only_profile(&mut self) -> Result<Ranked, Decision> {
+    pub fn only_profile(&mut self) -> Result<RankedList, Decision> {
         self.profiles.only().ok_or(NOBODY).and_then(|profile| self.run(profile, profile.ranked_max, None))
     }
 
@@ -131,7 +131,7 @@ impl<'r> Run<'r> {
     ///
     /// # Errors
     /// The decision if the profile leaves no endpoint, does not exist, or sheds the request.
-    pub fn ranked(&mut self, profile: &str) -> Result<Ranked, Decision> {
+    pub fn ranked(&mut self, profile: &str) -> Result<RankedList, Decision> {
         self.profiles.get(profile).ok_or(NOBODY).and_then(|profile| self.run(profile, profile.ranked_max, None))
     }
 
@@ -139,8 +139,8 @@ impl<'r> Run<'r> {
     ///
     /// # Errors
     /// The decision if the profile leaves no endpoint, does not exist, or sheds the request.
-    pub fn decoders(&mut self, profile: &str) -> Result<Ranked, Decision> {
-        let decoder: (&str, &dyn Filter) = ("role", &Decoder);
+    pub fn decoders(&mut self, profile: &str) -> Result<RankedList, Decision> {
+        let decoder: (&str, &dyn Filter) = ("role", &DecoderFilter);
         self.profiles.get(profile).ok_or(NOBODY).and_then(|profile| self.run(profile, profile.ranked_max, Some(decoder)))
     }
 
@@ -149,7 +149,7 @@ impl<'r> Run<'r> {
     ///
     /// # Errors
     /// The decision if the profile leaves no endpoint, does not exist, or sheds the request.
-    pub fn early(&mut self, profile: &str) -> Result<Ranked, Decision> {
+    pub fn early(&mut self, profile: &str) -> Result<RankedList, Decision> {
         self.context.early_stage = true;
         let ranked = self.profiles.get(profile).ok_or(NOBODY).and_then(|profile| self.run(profile, profile.listed.unwrap_or(1), None));
         self.context.early_stage = false;
@@ -163,7 +163,7 @@ impl<'r> Run<'r> {
     }
 
     /// Runs a profile for a list of `max`, with one more filter before its own if given.
-    fn run(&mut self, profile: &Profile, max: usize, first: Option<(&str, &dyn Filter)>) -> Result<Ranked, Decision> {
+    fn run(&mut self, profile: &Profile, max: usize, first: Option<(&str, &dyn Filter)>) -> Result<RankedList, Decision> {
         let context = self.context;
         let mut explanation =
             self.explanation.is_some().then(|| ProfileExplanation { name: profile.name.clone(), ..ProfileExplanation::default() });
@@ -178,7 +178,7 @@ impl<'r> Run<'r> {
         if let (Some(all), Some(this)) = (self.explanation.as_deref_mut(), explanation) {
             all.profiles.push(this);
         }
-        let ranked = ranked.ok_or(if sheds { Decision::Shed(Shed::Slo) } else { NOBODY })?;
+        let ranked = ranked.ok_or(if sheds { Decision::Shed(ShedReason::Slo) } else { NOBODY })?;
         let ranked = end_settled(context.table, &candidates, ranked, max, self.rng);
         Ok(second_answers(&context, ranked, profile.puts_late_last()))
     }
@@ -191,7 +191,7 @@ impl<'r> Run<'r> {
         mut explanation: Option<&mut ProfileExplanation>,
     ) -> Candidates {
         let any_ejected = self.allowed.indices().iter().any(|&index| self.context.local.ejected(index));
-        let ejected: (&str, &dyn Filter) = ("ejected", &Ejected);
+        let ejected: (&str, &dyn Filter) = ("ejected", &EjectionFilter);
         for second in [any_ejected.then_some(ejected), None] {
             let mut left = self.allowed.clone();
             if let Some(explanation) = explanation.as_deref_mut() {
@@ -218,7 +218,7 @@ pub(crate) fn narrow(
     (name, filter): (&str, &dyn Filter),
     candidates: &mut Candidates,
     rng: &mut Rng,
-    dropped: Option<&mut Vec<Drop>>,
+    dropped: Option<&mut Vec<DroppedEndpoint>>,
 ) {
     let Some(noted) = dropped else {
         return filter.filter(context, candidates, rng);
@@ -226,7 +226,7 @@ pub(crate) fn narrow(
     let before = candidates.indices().to_vec();
     filter.filter(context, candidates, rng);
     let dropped = before.into_iter().filter(|index| !candidates.indices().contains(index));
-    noted.extend(dropped.map(|endpoint| Drop { endpoint, by: name.into() }));
+    noted.extend(dropped.map(|endpoint| DroppedEndpoint { endpoint, by: name.into() }));
 }
 
 /// Adds up the weighted scores, through one column that all scorers share, and notes them.
@@ -249,7 +249,7 @@ fn score(context: &Context<'_>, profile: &Profile, candidates: &mut Candidates, 
 
 /// The list of the profile's picker. Where a scorer ranks late endpoints last, only the first of a
 /// draw may be late, so that the model learns about it.
-fn pick(context: &Context<'_>, profile: &Profile, candidates: &Candidates, max: usize, rng: &mut Rng) -> Option<Ranked> {
+fn pick(context: &Context<'_>, profile: &Profile, candidates: &Candidates, max: usize, rng: &mut Rng) -> Option<RankedList> {
     if !profile.puts_late_last() || !candidates.indices().iter().any(|&index| is_late(context, index)) {
         return profile.picker.pick(candidates, max, rng);
     }
@@ -258,7 +258,7 @@ fn pick(context: &Context<'_>, profile: &Profile, candidates: &Candidates, max: 
 
 #[cold] // most profiles have no SLO
 #[inline(never)]
-fn pick_in_time_first(context: &Context<'_>, profile: &Profile, candidates: &Candidates, max: usize, rng: &mut Rng) -> Option<Ranked> {
+fn pick_in_time_first(context: &Context<'_>, profile: &Profile, candidates: &Candidates, max: usize, rng: &mut Rng) -> Option<RankedList> {
     let drawn = if profile.picker.draws() { profile.picker.pick(candidates, 1, rng) } else { None };
     let mut others = candidates.clone();
     others.sink(&|index| is_late(context, index));
@@ -270,7 +270,7 @@ fn pick_in_time_first(context: &Context<'_>, profile: &Profile, candidates: &Can
             rest.push(index);
         }
     }
-    Ranked::new(std::iter::once(first).chain(rest))
+    RankedList::new(std::iter::once(first).chain(rest))
 }
 
 /// Whether the endpoint is predicted to miss the SLOs; false without a prediction.
@@ -281,7 +281,7 @@ fn is_late(context: &Context<'_>, index: EndpointIndex) -> bool {
 
 /// Makes the best settled endpoint the last of the list, if the list has none and has more than one
 /// place.
-fn end_settled(table: &EndpointTable, candidates: &Candidates, ranked: Ranked, max: usize, rng: &mut Rng) -> Ranked {
+fn end_settled(table: &EndpointTable, candidates: &Candidates, ranked: RankedList, max: usize, rng: &mut Rng) -> RankedList {
     let settled = |index: EndpointIndex| table.endpoint(index).is_some_and(|e| e.age_ms >= SETTLED_MS);
     // The first is the pick: a new endpoint has to get requests too.
     if max < 2 || ranked.iter().any(settled) {
@@ -293,12 +293,12 @@ fn end_settled(table: &EndpointTable, candidates: &Candidates, ranked: Ranked, m
         return ranked;
     };
     let kept = ranked.len().min(max - 1);
-    Ranked::new(ranked.iter().take(kept).chain(last.iter())).unwrap_or(ranked)
+    RankedList::new(ranked.iter().take(kept).chain(last.iter())).unwrap_or(ranked)
 }
 
 /// Makes the endpoint that answered last the second of the list: a retry must not meet another dead
 /// endpoint. Where late endpoints are ranked last, it is one that is not late, while there are any.
-fn second_answers(context: &Context<'_>, ranked: Ranked, late_last: bool) -> Ranked {
+fn second_answers(context: &Context<'_>, ranked: RankedList, late_last: bool) -> RankedList {
     let last_answer = |index: &EndpointIndex| context.table.id(*index).map_or(0, |id| context.local.last_answer(id.slot));
     let Some(first) = ranked.iter().next() else { return ranked };
     let mut rest: Vec<EndpointIndex> = ranked.iter().skip(1).collect();
@@ -310,5 +310,5 @@ fn second_answers(context: &Context<'_>, ranked: Ranked, late_last: bool) -> Ran
         return ranked;
     }
     rest.get_mut(..=best).unwrap_or_default().rotate_right(1);
-    Ranked::new(std::iter::once(first).chain(rest)).unwrap_or(ranked)
+    RankedList::new(std::iter::once(first).chain(rest)).unwrap_or(ranked)
 }

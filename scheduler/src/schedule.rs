@@ -1,26 +1,26 @@
 //! Decides where a request goes: the control flow of scheduling above its profiles.
 
 use crate::candidates::Candidates;
-use crate::decision::{Decision, Explanation, Unavailable};
+use crate::decision::{Decision, Explanation, UnavailableReason};
 use crate::endpoint::EndpointIndex;
-use crate::filter::{Ready, ServesModel, Subset};
-use crate::latency::{Abstention, Prediction};
-use crate::local::Local;
+use crate::filter::{ReadinessFilter, ServesModelFilter, SubsetFilter};
+use crate::latency::{NoPrediction, Prediction};
+use crate::local_state::LocalState;
 use crate::plugin::{Context, Filter};
 use crate::predictions::{self, EndpointPrediction, Predictions};
 use crate::prefix::rendezvous_endpoint;
 use crate::request::Request;
 use crate::rng::Rng;
-use crate::run::{Run, narrow};
+use crate::run::{SchedulingRun, narrow};
 use crate::slo::TrackedSlo;
 use crate::snapshot::Snapshot;
 
 /// The filters of every request: their names in explanations, and the result when one leaves no
 /// endpoint.
-const STRUCTURAL: [(&str, &dyn Filter, Unavailable); 3] = [
-    ("ready", &Ready, Unavailable::NoReadyEndpoint),
-    ("subset", &Subset, Unavailable::SubsetEmpty),
-    ("model", &ServesModel, Unavailable::ModelNotServed),
+const STRUCTURAL: [(&str, &dyn Filter, UnavailableReason); 3] = [
+    ("ready", &ReadinessFilter, UnavailableReason::NoReadyEndpoint),
+    ("subset", &SubsetFilter, UnavailableReason::SubsetEmpty),
+    ("model", &ServesModelFilter, UnavailableReason::ModelNotServed),
 ];
 
 /// The share of a prompt that its rendezvous endpoint is assumed to have cached. With 60 %,
@@ -36,7 +36,7 @@ const HOME_PERCENT: u32 = 60;
 pub fn schedule(
     snapshot: &Snapshot,
     request: &Request<'_>,
-    local: Local<'_>,
+    local: LocalState<'_>,
     rng: &mut Rng,
     explanation: Option<&mut Explanation>,
 ) -> Decision {
@@ -50,7 +50,7 @@ pub fn schedule(
 pub fn schedule_again(
     snapshot: &Snapshot,
     request: &Request<'_>,
-    local: Local<'_>,
+    local: LocalState<'_>,
     predicted: Vec<Option<Prediction>>,
     rng: &mut Rng,
     explanation: Option<&mut Explanation>,
@@ -62,20 +62,20 @@ pub fn schedule_again(
 /// The predicted latency of `request` at each endpoint, parallel to the snapshot's, or why there is
 /// none; empty where nothing is predicted.
 #[must_use]
-pub fn predict(snapshot: &Snapshot, request: &Request<'_>, local: Local<'_>) -> Vec<Result<EndpointPrediction, Abstention>> {
+pub fn predict(snapshot: &Snapshot, request: &Request<'_>, local: LocalState<'_>) -> Vec<Result<EndpointPrediction, NoPrediction>> {
     Predictions::new(snapshot.pipeline().latency_settings()).predict(snapshot.table(), request, &local)
 }
 
 /// The SLOs of `request` that count once it is sent to `endpoint`, computed before it counts there.
 #[must_use]
-pub fn tracked_slo(snapshot: &Snapshot, request: &Request<'_>, local: Local<'_>, endpoint: EndpointIndex) -> TrackedSlo {
+pub fn tracked_slo(snapshot: &Snapshot, request: &Request<'_>, local: LocalState<'_>, endpoint: EndpointIndex) -> TrackedSlo {
     predictions::tracked_slo(snapshot.table(), snapshot.pipeline().latency_settings(), request, &local, endpoint)
 }
 
 fn decide(
     snapshot: &Snapshot,
     request: &Request<'_>,
-    local: Local<'_>,
+    local: LocalState<'_>,
     predictions: &Predictions,
     rng: &mut Rng,
     mut explanation: Option<&mut Explanation>,
@@ -100,12 +100,12 @@ fn decide(
             return Decision::Unavailable(unavailable);
         }
     }
-    let affinity = local.out_of_touch.then(|| rendezvous_affinity(&context, allowed.indices()));
+    let affinity = local.peers_unreachable.then(|| rendezvous_affinity(&context, allowed.indices()));
     let context = Context { affinity_blocks: affinity.as_deref().unwrap_or(context.affinity_blocks), ..context };
     if let Some(why) = pipeline.sheds(&context, allowed.indices(), rng) {
         return Decision::Shed(why);
     }
-    pipeline.handler().route(&mut Run::new(context, pipeline.profiles(), allowed, rng, explanation))
+    pipeline.handler().route(&mut SchedulingRun::new(context, pipeline.profiles(), allowed, rng, explanation))
 }
 
 /// If no endpoint has this prompt cached, favours its rendezvous endpoint as if [`HOME_PERCENT`] of
@@ -114,7 +114,7 @@ fn decide(
 fn rendezvous_affinity(context: &Context<'_>, allowed: &[EndpointIndex]) -> Vec<u32> {
     let mut affinity = context.local.matched_blocks.to_vec();
     let Some(head) = context.request.prefix_blocks.first().filter(|_| affinity.iter().all(|&blocks| blocks == 0)) else { return affinity };
-    let Local { in_flight, .. } = context.local;
+    let LocalState { in_flight, .. } = context.local;
     let may = |&index: &EndpointIndex| Some((index, context.table.id(index).filter(|_| !context.local.ejected(index))?));
     let (indices, refs): (Vec<_>, Vec<_>) = allowed.iter().filter_map(may).unzip();
     let rendezvous = rendezvous_endpoint(*head, &refs, |at| Some(in_flight.requests(*refs.get(at)?))).and_then(|at| indices.get(at));
@@ -127,7 +127,7 @@ fn rendezvous_affinity(context: &Context<'_>, allowed: &[EndpointIndex]) -> Vec<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::endpoint::{Endpoint, EndpointRef, Incarnation, Readiness, Slot};
+    use crate::endpoint::{Endpoint, EndpointRef, Generation, Readiness, Slot};
     use crate::in_flight::InFlight;
     use crate::metrics::EndpointMetrics;
     use crate::pipeline::Pipeline;
@@ -143,7 +143,7 @@ mod tests {
     /// Endpoints from 10.0.0.1:8000 on, by age and queue depth.
     fn pool(rows: &[(u64, f32)]) -> Snapshot {
         let endpoint = |at: usize, age_ms| Endpoint {
-            id: EndpointRef { slot: Slot(u16::try_from(at).unwrap()), incarnation: Incarnation(0) },
+            id: EndpointRef { slot: Slot(u16::try_from(at).unwrap()), generation: Generation(0) },
             name: format!("pod-{at}").into(),
             address: format!("10.0.0.{}:8000", at + 1).into(),
             readiness: Readiness::Ready,
@@ -157,11 +157,11 @@ mod tests {
         Snapshot::try_new(Version::default(), endpoints, metrics, pipeline).unwrap()
     }
 
-    fn local<'a>(in_flight: &'a InFlight, ejected: &'a [bool]) -> Local<'a> {
-        Local { ejected, ..Local::new(in_flight) }
+    fn local<'a>(in_flight: &'a InFlight, ejected: &'a [bool]) -> LocalState<'a> {
+        LocalState { ejected, ..LocalState::new(in_flight) }
     }
 
-    fn route(snapshot: &Snapshot, request: &Request<'_>, ejected: &[bool]) -> Result<Vec<usize>, Unavailable> {
+    fn route(snapshot: &Snapshot, request: &Request<'_>, ejected: &[bool]) -> Result<Vec<usize>, UnavailableReason> {
         match schedule(snapshot, request, local(&InFlight::default(), ejected), &mut Rng::seeded(1), None) {
             Decision::Route(route) => Ok(route.ranked.iter().map(EndpointIndex::get).collect()),
             Decision::Unavailable(why) => Err(why),
@@ -180,10 +180,10 @@ mod tests {
 
     #[test]
     fn each_way_to_have_nobody_has_its_name() {
-        assert_eq!(route(&pool(&[]), &Request::default(), &[]), Err(Unavailable::NoReadyEndpoint));
+        assert_eq!(route(&pool(&[]), &Request::default(), &[]), Err(UnavailableReason::NoReadyEndpoint));
         let elsewhere = SubsetHint::parse(["10.9.9.9"]);
         let request = Request { subset: Some(&elsewhere), ..Request::default() };
-        assert_eq!(route(&pool(&[(OLD, 0.0)]), &request, &[]), Err(Unavailable::SubsetEmpty));
+        assert_eq!(route(&pool(&[(OLD, 0.0)]), &request, &[]), Err(UnavailableReason::SubsetEmpty));
     }
 
     #[test]
@@ -213,7 +213,7 @@ mod tests {
         let pool = pool(&[(OLD, 0.0), (OLD, 1.0), (OLD, 2.0), (OLD, 3.0)]);
         let list = |last_answers: &[u64]| -> Vec<usize> {
             let in_flight = InFlight::default();
-            match schedule(&pool, &Request::default(), Local { last_answers, ..local(&in_flight, &[]) }, &mut Rng::seeded(1), None) {
+            match schedule(&pool, &Request::default(), LocalState { last_answers, ..local(&in_flight, &[]) }, &mut Rng::seeded(1), None) {
                 Decision::Route(route) => route.ranked.iter().map(EndpointIndex::get).collect(),
                 other => panic!("{other:?}"),
             }

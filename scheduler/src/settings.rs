@@ -7,7 +7,7 @@ pub const BYTES_PER_TOKEN: usize = 4;
 
 /// The settings of one producer.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Producer {
+pub enum ProducerSetting {
     /// How prompts are cut into blocks, and how many blocks are remembered.
     Prefix(PrefixSettings),
     /// How much load a request counts for while it is in flight.
@@ -24,7 +24,7 @@ pub enum Producer {
 
 /// The settings of all producers.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Production {
+pub struct ProducerSettings {
     /// How prompts are cut into blocks, and how many blocks are remembered.
     pub prefix: PrefixSettings,
     /// How much load a request counts for while it is in flight.
@@ -75,7 +75,7 @@ pub struct IdentitySettings {
 
 /// The part of a prediction that is compared with an SLO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Percentile {
+pub(crate) enum PredictionPercentile {
     Mean,
     P90,
 }
@@ -87,20 +87,20 @@ pub struct LatencySettings {
     pub slo_buffer_factor: f32,
     /// Whether latency is predicted.
     pub predict: bool,
-    pub(crate) percentile: Percentile,
+    pub(crate) percentile: PredictionPercentile,
 }
 
-// === impl Production ===
+// === impl ProducerSettings ===
 
-impl Production {
-    pub(crate) fn set(&mut self, producer: Producer) {
+impl ProducerSettings {
+    pub(crate) fn set(&mut self, producer: ProducerSetting) {
         match producer {
-            Producer::Prefix(prefix) => self.prefix = prefix,
-            Producer::Load(load) => self.load = load,
-            Producer::Token(token) => self.token = token,
-            Producer::Identity(identity) => self.identity = identity,
-            Producer::Latency(latency) => self.latency = latency,
-            Producer::Tracker => {}
+            ProducerSetting::Prefix(prefix) => self.prefix = prefix,
+            ProducerSetting::Load(load) => self.load = load,
+            ProducerSetting::Token(token) => self.token = token,
+            ProducerSetting::Identity(identity) => self.identity = identity,
+            ProducerSetting::Latency(latency) => self.latency = latency,
+            ProducerSetting::Tracker => {}
         }
     }
 }
@@ -133,8 +133,8 @@ impl LatencySettings {
     /// TTFT and TPOT of a prediction to compare with SLOs, ms.
     pub(crate) fn counted(self, prediction: &Prediction) -> (f32, f32) {
         match self.percentile {
-            Percentile::Mean => (prediction.ttft_ms, prediction.tpot_ms),
-            Percentile::P90 => (prediction.ttft_p90_ms, prediction.tpot_p90_ms),
+            PredictionPercentile::Mean => (prediction.ttft_ms, prediction.tpot_ms),
+            PredictionPercentile::P90 => (prediction.ttft_p90_ms, prediction.tpot_p90_ms),
         }
     }
 }

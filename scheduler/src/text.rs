@@ -3,6 +3,6 @@
 /// A text for printed documentation. The wasm module prints none, so there it is empty and takes no
 /// memory.
 #[must_use]
-pub const fn for_people(words: &'static str) -> &'static str {
+pub const fn readable(words: &'static str) -> &'static str {
     if cfg!(target_arch = "wasm32") { "" } else { words }
 }

@@ -1,12 +1,12 @@
 //! What is run for docs/reference/routing-quality.md, by name. Parameters were tuned on seeds from 101 on; these are other seeds.
 
-use crate::grid::{Grid, parallel};
+use crate::grid::{ExperimentGrid, parallel};
 use crate::hardware::{LLAMA_8B_H100, QWEN_32B_H200};
 use crate::policy::{MAIN, OURS, TOLD};
-use crate::recovery::{Recovered, Series};
+use crate::recovery::{RecoveryResult, RecoverySeries};
 use crate::store::HighestRate;
-use crate::workload::Kind;
-use crate::world::{Change, EngineModel, Setting, Sharing};
+use crate::workload::WorkloadKind;
+use crate::world::{EngineModel, PoolChange, PoolSetting, SharingMode};
 
 /// Seeds of the main table, and of the others.
 const SEEDS: [u64; 5] = [1, 2, 3, 4, 5];
@@ -34,13 +34,13 @@ pub(crate) const MAIN_TABLE: &str = "main";
 pub(crate) const SECOND_ENGINE: &str = "second-engine";
 
 /// All campaigns, the main one first.
-pub(crate) fn all() -> Vec<Grid> {
-    let plain = Setting::plain(LLAMA_8B_H100);
-    let grid = |name: &str, setting: &Setting, loads: &[f64], policies: &[&str]| Grid {
+pub(crate) fn all() -> Vec<ExperimentGrid> {
+    let plain = PoolSetting::plain(LLAMA_8B_H100);
+    let grid = |name: &str, setting: &PoolSetting, loads: &[f64], policies: &[&str]| ExperimentGrid {
         name: name.to_owned(),
         setting: *setting,
         capacity: 1.0,
-        kinds: Kind::MAIN.to_vec(),
+        kinds: WorkloadKind::MAIN.to_vec(),
         loads: loads.to_vec(),
         policies: policies.iter().map(|&name| name.to_owned()).collect(),
         seeds: SEEDS.to_vec(),
@@ -49,53 +49,53 @@ pub(crate) fn all() -> Vec<Grid> {
     small_budget.engine.budget = 2048;
     let mut with_adapters = plain;
     (with_adapters.engine.adapter_places, with_adapters.engine.adapter_load_ms) = (8, 200.0);
-    let split = Setting { prefillers: 4, ..plain };
-    let mixed = Setting { odd_slowdown: 2.0, ..plain };
-    let four = |sharing| Setting { proxies: 4, sharing, ..plain };
-    let changing = |change| Setting { change: Some(change), ..plain };
-    let aged = |scrape_ms| Setting { scrape_ms, ..plain };
+    let split = PoolSetting { prefillers: 4, ..plain };
+    let mixed = PoolSetting { odd_slowdown: 2.0, ..plain };
+    let four = |sharing| PoolSetting { proxies: 4, sharing, ..plain };
+    let changing = |change| PoolSetting { change: Some(change), ..plain };
+    let aged = |scrape_ms| PoolSetting { scrape_ms, ..plain };
     let scraped = [OURS, "2/2/3", "2/2/3/2", "2/2/3+active"];
     let shared = [OURS, "2/2/3/2", "2/2/3+active", "affinity+token-load", "lmetric"];
     vec![
         grid(MAIN_TABLE, &plain, &LOADS, &MAIN),
-        Grid { kinds: Kind::FURTHER.to_vec(), ..grid("further-workloads", &plain, &[0.5, 0.7], &FEW) },
-        Grid { kinds: vec![Kind::Assistants], ..grid("light-load", &plain, &[0.1, 0.25], &FEW) },
+        ExperimentGrid { kinds: WorkloadKind::FURTHER.to_vec(), ..grid("further-workloads", &plain, &[0.5, 0.7], &FEW) },
+        ExperimentGrid { kinds: vec![WorkloadKind::Assistants], ..grid("light-load", &plain, &[0.1, 0.25], &FEW) },
         grid("budget-2048", &small_budget, &[0.5, 0.7], &FEW),
-        Grid { capacity: 0.75, ..grid("mixed-speeds", &mixed, &[0.5, 0.7], &CHANGING) },
+        ExperimentGrid { capacity: 0.75, ..grid("mixed-speeds", &mixed, &[0.5, 0.7], &CHANGING) },
         // What the two GPUs do with these prompts differs by as much on every workload but code, where it is two times more.
-        Grid { capacity: 0.35, ..grid("qwen3-32b-h200", &Setting::plain(QWEN_32B_H200), &[0.5], &FEW) },
-        grid("4-proxies-private", &four(Sharing::Private), &[0.7], &shared),
-        grid("4-proxies-10ms", &four(Sharing::After(10.0)), &[0.7], &shared),
-        grid("4-proxies-100ms", &four(Sharing::After(100.0)), &[0.7], &shared),
+        ExperimentGrid { capacity: 0.35, ..grid("qwen3-32b-h200", &PoolSetting::plain(QWEN_32B_H200), &[0.5], &FEW) },
+        grid("4-proxies-private", &four(SharingMode::Private), &[0.7], &shared),
+        grid("4-proxies-10ms", &four(SharingMode::After(10.0)), &[0.7], &shared),
+        grid("4-proxies-100ms", &four(SharingMode::After(100.0)), &[0.7], &shared),
         grid("metrics-0ms", &aged(0.0), &[0.7], &scraped),
         grid("metrics-1s", &aged(1_000.0), &[0.7], &scraped),
         grid("metrics-2s", &aged(2_000.0), &[0.7], &scraped),
-        grid("one-slows-3x", &changing(Change::Degrades(3.0)), &[0.5], &CHANGING),
-        grid("one-restarts", &changing(Change::Restarts), &[0.7], &CHANGING),
-        grid("two-join", &changing(Change::Grows), &[0.6], &CHANGING),
-        Grid { kinds: vec![Kind::Adapters], ..grid("lora-zipf", &with_adapters, &[0.5, 0.7], &LORA) },
+        grid("one-slows-3x", &changing(PoolChange::Degrades(3.0)), &[0.5], &CHANGING),
+        grid("one-restarts", &changing(PoolChange::Restarts), &[0.7], &CHANGING),
+        grid("two-join", &changing(PoolChange::Grows), &[0.6], &CHANGING),
+        ExperimentGrid { kinds: vec![WorkloadKind::Adapters], ..grid("lora-zipf", &with_adapters, &[0.5, 0.7], &LORA) },
         grid("prefill-decode", &split, &[0.35], &SPLIT),
-        grid(SECOND_ENGINE, &Setting { model: EngineModel::Aisimulate, ..plain }, &[0.7], &RANKED),
+        grid(SECOND_ENGINE, &PoolSetting { model: EngineModel::Aisimulate, ..plain }, &[0.7], &RANKED),
     ]
 }
 
 /// How long each policy takes to be back where a campaign changes the pool.
-pub(crate) fn recoveries(policies: &[String], threads: usize) -> Result<Vec<Recovered>, String> {
-    let grids: Vec<Grid> = all().into_iter().filter(|grid| grid.setting.change.is_some()).collect();
+pub(crate) fn recoveries(policies: &[String], threads: usize) -> Result<Vec<RecoveryResult>, String> {
+    let grids: Vec<ExperimentGrid> = all().into_iter().filter(|grid| grid.setting.change.is_some()).collect();
     let wanted = |policy: &&String| policies.is_empty() || policies.contains(policy);
-    let jobs: Vec<(&Grid, &String)> =
+    let jobs: Vec<(&ExperimentGrid, &String)> =
         grids.iter().flat_map(|grid| grid.policies.iter().filter(wanted).map(move |policy| (grid, policy))).collect();
     let mut recovered = Vec::new();
-    for kind in Kind::MAIN {
-        let mut by_seed: Vec<Vec<Series>> = Vec::new();
+    for kind in WorkloadKind::MAIN {
+        let mut by_seed: Vec<Vec<RecoverySeries>> = Vec::new();
         for seed in SEEDS {
             let workload = kind.load(seed)?;
             by_seed.push(parallel(threads, &jobs, |(grid, policy)| grid.after_change((kind, &workload), policy, seed))?);
         }
         recovered.extend(jobs.iter().enumerate().map(|(at, (grid, policy))| {
-            let series: Vec<&Series> = by_seed.iter().filter_map(|of_seed| of_seed.get(at)).collect();
-            let all = Series::together(&series);
-            Recovered {
+            let series: Vec<&RecoverySeries> = by_seed.iter().filter_map(|of_seed| of_seed.get(at)).collect();
+            let all = RecoverySeries::together(&series);
+            RecoveryResult {
                 setting: grid.name.clone(),
                 workload: kind.name().to_owned(),
                 policy: (*policy).clone(),
@@ -111,9 +111,9 @@ pub(crate) fn recoveries(policies: &[String], threads: usize) -> Result<Vec<Reco
 /// The highest rates with nine of ten requests in SLO.
 pub(crate) fn highest_rates(policies: &[String], threads: usize) -> Result<Vec<HighestRate>, String> {
     let names: Vec<String> = if policies.is_empty() { MAIN.iter().map(|&name| name.to_owned()).collect() } else { policies.to_vec() };
-    let grid = Grid {
+    let grid = ExperimentGrid {
         name: "highest-rate".to_owned(),
-        setting: Setting::plain(LLAMA_8B_H100),
+        setting: PoolSetting::plain(LLAMA_8B_H100),
         capacity: 1.0,
         kinds: Vec::new(),
         loads: Vec::new(),
@@ -121,7 +121,7 @@ pub(crate) fn highest_rates(policies: &[String], threads: usize) -> Result<Vec<H
         seeds: Vec::new(),
     };
     let mut rates = Vec::new();
-    for kind in Kind::MAIN {
+    for kind in WorkloadKind::MAIN {
         for seed in SEEDS {
             let workload = kind.load(seed)?;
             rates.extend(parallel(threads, &names, |policy| {

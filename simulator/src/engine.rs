@@ -2,7 +2,7 @@
 //! preemption by recompute.
 //!
 //! ```text
-//! submit ──► waiting ──(budget, seats, blocks)──► running ──► done
+//! submit ──► waiting ──(budget, sequence slots, blocks)──► running ──► done
 //!               ▲────(blocks given back)─────────────┘ preempted: the newest first
 //! ```
 //! A step first serves those running, in order of admission: one token each, or the next chunk of their prompt; then it admits from the
@@ -16,11 +16,11 @@ mod blocks;
 mod model;
 #[cfg(test)]
 mod tests;
-use adapters::Adapters;
+use adapters::LoadedAdapters;
 #[cfg(feature = "aisimulate")]
-pub(crate) use aisimulate::Aisimulate;
-use blocks::Blocks;
-pub(crate) use model::Model;
+pub(crate) use aisimulate::AisimulateEngine;
+use blocks::BlockCache;
+pub(crate) use model::EngineSimulator;
 
 use std::collections::VecDeque;
 
@@ -29,7 +29,7 @@ pub(crate) const BLOCK_TOKENS: usize = 64;
 
 /// What steps cost, ms; measured kernels, see docs/reference/routing-quality.md.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct StepTimes {
+pub(crate) struct StepTimeModel {
     /// Constant, each sequence, each token of context.
     pub(crate) decode: [f64; 3],
     /// Constant, each token, each pair of tokens.
@@ -42,8 +42,8 @@ pub(crate) struct StepTimes {
 
 /// An engine's limits.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct EngineSpec {
-    pub(crate) times: StepTimes,
+pub(crate) struct SimulatedEngineSpec {
+    pub(crate) times: StepTimeModel,
     pub(crate) kv_blocks: usize,
     /// Tokens a step may compute.
     pub(crate) budget: usize,
@@ -58,7 +58,7 @@ pub(crate) struct EngineSpec {
 
 /// What a request asks of an engine.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Job<'w> {
+pub(crate) struct EngineJob<'w> {
     pub(crate) request: u32,
     pub(crate) prompt: u32,
     /// At least 1.
@@ -74,14 +74,14 @@ pub(crate) struct Job<'w> {
 
 /// What happened at the end of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Event {
+pub(crate) enum StepEvent {
     First(u32),
     Done(u32),
 }
 
 /// What a policy that sees everything may ask.
 #[derive(Default)]
-pub(crate) struct Inside {
+pub(crate) struct EngineInternals {
     /// Prompts not worked through: tokens left, tokens done, output.
     pub(crate) prefills: Vec<(f64, f64, f64)>,
     /// Sequences decoding: tokens left, tokens of context.
@@ -89,21 +89,21 @@ pub(crate) struct Inside {
 }
 
 #[derive(Debug)]
-pub(crate) struct Engine<'w> {
-    spec: EngineSpec,
-    blocks: Blocks,
-    adapters: Adapters,
-    waiting: VecDeque<Sequence<'w>>,
-    running: Vec<Sequence<'w>>,
+pub(crate) struct SimulatedEngine<'w> {
+    spec: SimulatedEngineSpec,
+    blocks: BlockCache,
+    adapters: LoadedAdapters,
+    waiting: VecDeque<EngineSequence<'w>>,
+    running: Vec<EngineSequence<'w>>,
     /// Requests on their way here.
-    coming: Vec<Job<'w>>,
-    step: Option<Step>,
+    coming: Vec<EngineJob<'w>>,
+    step: Option<EngineStep>,
     preemptions: u64,
 }
 
 #[derive(Debug)]
-struct Sequence<'w> {
-    job: Job<'w>,
+struct EngineSequence<'w> {
+    job: EngineJob<'w>,
     /// Tokens in KV.
     computed: usize,
     /// Tokens that must be there before the next one comes out.
@@ -112,19 +112,19 @@ struct Sequence<'w> {
     generated: u32,
     /// Computed by the step in flight.
     scheduled: usize,
-    held: Vec<u32>,
+    blocks: Vec<u32>,
     admitted: bool,
     cached: u32,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Step {
+struct EngineStep {
     ends: f64,
 }
 
 /// What a step has to compute.
 #[derive(Clone, Copy, Debug, Default)]
-struct Batch {
+struct StepBatch {
     sequences: f64,
     context: f64,
     prefill: f64,
@@ -132,10 +132,10 @@ struct Batch {
     loading_ms: f64,
 }
 
-// === impl StepTimes ===
+// === impl StepTimeModel ===
 
-impl StepTimes {
-    fn step_ms(&self, batch: Batch) -> f64 {
+impl StepTimeModel {
+    fn step_ms(&self, batch: StepBatch) -> f64 {
         let [d0, d1, d2] = self.decode;
         let [p0, p1, p2] = self.prefill;
         let decode = d0 + d1 * batch.sequences + d2 * batch.context;
@@ -145,7 +145,7 @@ impl StepTimes {
 
     /// A step of so many sequences with so much context and a prefill of `tokens` after `done` ones, ms.
     pub(crate) fn mixed_ms(&self, (sequences, context): (f64, f64), tokens: f64, done: f64) -> f64 {
-        self.step_ms(Batch { sequences, context, prefill: tokens, pairs: (done + tokens).powi(2) - done.powi(2), loading_ms: 0.0 })
+        self.step_ms(StepBatch { sequences, context, prefill: tokens, pairs: (done + tokens).powi(2) - done.powi(2), loading_ms: 0.0 })
     }
 
     /// A prompt that nobody holds, on an idle engine, ms.
@@ -160,11 +160,11 @@ impl StepTimes {
     }
 }
 
-// === impl Engine ===
+// === impl SimulatedEngine ===
 
-impl<'w> Engine<'w> {
-    pub(crate) fn new(spec: EngineSpec) -> Self {
-        let (blocks, adapters) = (Blocks::new(spec.kv_blocks), Adapters::new(spec.adapter_places));
+impl<'w> SimulatedEngine<'w> {
+    pub(crate) fn new(spec: SimulatedEngineSpec) -> Self {
+        let (blocks, adapters) = (BlockCache::new(spec.kv_blocks), LoadedAdapters::new(spec.adapter_places));
         Self { spec, blocks, adapters, waiting: VecDeque::new(), running: Vec::new(), coming: Vec::new(), step: None, preemptions: 0 }
     }
 
@@ -176,22 +176,22 @@ impl<'w> Engine<'w> {
     #[cfg(test)]
     /// Blocks in use by sequences.
     pub(crate) fn blocks_held(&self) -> usize {
-        self.blocks.held()
+        self.blocks.used()
     }
 
     /// True when somebody had to give way.
-    fn serve_running(&mut self, batch: &mut Batch, budget: &mut usize) -> bool {
+    fn serve_running(&mut self, batch: &mut StepBatch, budget: &mut usize) -> bool {
         let (mut at, mut preempted) = (0, false);
         while at < self.running.len() && *budget > 0 {
             let Some(sequence) = self.running.get(at) else { break };
             let tokens = (sequence.target - sequence.computed).min(*budget);
-            let needed = (sequence.computed + tokens).div_ceil(BLOCK_TOKENS).saturating_sub(sequence.held.len());
+            let needed = (sequence.computed + tokens).div_ceil(BLOCK_TOKENS).saturating_sub(sequence.blocks.len());
             while self.blocks.free() < needed && self.running.len() > at {
                 self.preempt();
                 preempted = true;
             }
             let Some(sequence) = self.running.get_mut(at) else { break };
-            self.blocks.take_free(needed, &mut sequence.held);
+            self.blocks.take_free(needed, &mut sequence.blocks);
             sequence.schedule(tokens, batch, &mut self.blocks);
             *budget -= tokens;
             at += 1;
@@ -202,13 +202,13 @@ impl<'w> Engine<'w> {
     fn preempt(&mut self) {
         let Some(mut sequence) = self.running.pop() else { return };
         self.preemptions += 1;
-        self.blocks.release(&sequence.held);
-        sequence.held.clear();
+        self.blocks.release(&sequence.blocks);
+        sequence.blocks.clear();
         (sequence.computed, sequence.scheduled) = (0, 0);
         self.waiting.push_front(sequence);
     }
 
-    fn admit(&mut self, batch: &mut Batch, budget: &mut usize, admitted: &mut dyn FnMut(u32, u32)) {
+    fn admit(&mut self, batch: &mut StepBatch, budget: &mut usize, admitted: &mut dyn FnMut(u32, u32)) {
         let mut passed_over = Vec::new();
         while *budget > 0 && self.running.len() < self.spec.sequences_max {
             let Some(sequence) = self.waiting.pop_front() else { break };
@@ -229,25 +229,25 @@ impl<'w> Engine<'w> {
     /// Gives it back where there are too few blocks for it.
     fn admit_one(
         &mut self,
-        mut sequence: Sequence<'w>,
-        batch: &mut Batch,
+        mut sequence: EngineSequence<'w>,
+        batch: &mut StepBatch,
         budget: &mut usize,
         admitted: &mut dyn FnMut(u32, u32),
-    ) -> Option<Sequence<'w>> {
+    ) -> Option<EngineSequence<'w>> {
         // The last token of a prompt is always computed.
         let cachable = sequence.job.blocks.len().min((sequence.target - 1) / BLOCK_TOKENS);
-        let idle = self.blocks.look_up(sequence.job.blocks.get(..cachable).unwrap_or(&[]), &mut sequence.held);
-        let cached = sequence.held.len() * BLOCK_TOKENS;
+        let idle = self.blocks.look_up(sequence.job.blocks.get(..cachable).unwrap_or(&[]), &mut sequence.blocks);
+        let cached = sequence.blocks.len() * BLOCK_TOKENS;
         // What another engine computed is lost with a preemption.
         let done = if sequence.job.prefilled && !sequence.admitted { sequence.target - 1 } else { cached };
         let tokens = (sequence.target - done).min(*budget);
-        let needed = (done + tokens).div_ceil(BLOCK_TOKENS) - sequence.held.len();
+        let needed = (done + tokens).div_ceil(BLOCK_TOKENS) - sequence.blocks.len();
         if needed + idle > self.blocks.free() {
-            sequence.held.clear();
+            sequence.blocks.clear();
             return Some(sequence);
         }
-        self.blocks.share(&sequence.held);
-        self.blocks.take_free(needed, &mut sequence.held);
+        self.blocks.retain(&sequence.blocks);
+        self.blocks.take_free(needed, &mut sequence.blocks);
         sequence.publish(cached, done, &mut self.blocks);
         sequence.computed = done;
         if !std::mem::replace(&mut sequence.admitted, true) {
@@ -265,8 +265,8 @@ impl<'w> Engine<'w> {
     }
 }
 
-impl<'w> Model<'w> for Engine<'w> {
-    fn spec(&self) -> &EngineSpec {
+impl<'w> EngineSimulator<'w> for SimulatedEngine<'w> {
+    fn spec(&self) -> &SimulatedEngineSpec {
         &self.spec
     }
 
@@ -278,19 +278,19 @@ impl<'w> Model<'w> for Engine<'w> {
         self.blocks.forget();
     }
 
-    fn announce(&mut self, job: Job<'w>) {
+    fn announce(&mut self, job: EngineJob<'w>) {
         self.coming.push(job);
     }
 
-    fn submit(&mut self, job: Job<'w>, _now: f64) -> Result<(), String> {
+    fn submit(&mut self, job: EngineJob<'w>, _now: f64) -> Result<(), String> {
         self.coming.retain(|other| other.request != job.request);
-        self.waiting.push_back(Sequence {
+        self.waiting.push_back(EngineSequence {
             job,
             computed: 0,
             target: job.prompt as usize,
             generated: 0,
             scheduled: 0,
-            held: Vec::new(),
+            blocks: Vec::new(),
             admitted: false,
             cached: 0,
         });
@@ -310,7 +310,7 @@ impl<'w> Model<'w> for Engine<'w> {
     }
 
     fn adapters(&self) -> (Vec<u16>, Vec<u16>) {
-        let distinct = |jobs: &mut dyn Iterator<Item = &Job<'w>>| {
+        let distinct = |jobs: &mut dyn Iterator<Item = &EngineJob<'w>>| {
             let mut adapters: Vec<u16> = jobs.map(|job| job.adapter).filter(|&adapter| adapter != 0).collect();
             adapters.sort_unstable();
             adapters.dedup();
@@ -327,7 +327,7 @@ impl<'w> Model<'w> for Engine<'w> {
     }
 
     fn start(&mut self, now: f64, admitted: &mut dyn FnMut(u32, u32)) -> Result<Option<f64>, String> {
-        let (mut batch, mut budget) = (Batch::default(), self.spec.budget);
+        let (mut batch, mut budget) = (StepBatch::default(), self.spec.budget);
         let preempted = self.serve_running(&mut batch, &mut budget);
         if !preempted {
             self.admit(&mut batch, &mut budget, admitted);
@@ -336,11 +336,11 @@ impl<'w> Model<'w> for Engine<'w> {
             return Ok(None);
         }
         let ends = now + self.spec.times.step_ms(batch);
-        self.step = Some(Step { ends });
+        self.step = Some(EngineStep { ends });
         Ok(Some(ends))
     }
 
-    fn end(&mut self, events: &mut Vec<Event>) -> Result<(), String> {
+    fn end(&mut self, events: &mut Vec<StepEvent>) -> Result<(), String> {
         self.step = None;
         let blocks = &mut self.blocks;
         self.running.retain_mut(|sequence| {
@@ -352,19 +352,19 @@ impl<'w> Model<'w> for Engine<'w> {
             sequence.generated += 1;
             sequence.target += 1;
             if sequence.generated == 1 {
-                events.push(Event::First(sequence.job.request));
+                events.push(StepEvent::First(sequence.job.request));
             }
             let done = sequence.generated >= sequence.job.output;
             if done {
-                events.push(Event::Done(sequence.job.request));
-                blocks.release(&sequence.held);
+                events.push(StepEvent::Done(sequence.job.request));
+                blocks.release(&sequence.blocks);
             }
             !done
         });
         Ok(())
     }
 
-    fn would_find(&self, job: &Job<'w>) -> u32 {
+    fn would_find(&self, job: &EngineJob<'w>) -> u32 {
         let held = self.blocks.peek(job.blocks);
         let longest = |blocks: &[u64]| blocks.iter().zip(job.blocks).take_while(|(a, b)| a == b).count();
         let ahead = self.waiting.iter().map(|sequence| sequence.job.blocks).chain(self.coming.iter().map(|job| job.blocks));
@@ -372,8 +372,8 @@ impl<'w> Model<'w> for Engine<'w> {
         u32::try_from(found * BLOCK_TOKENS).unwrap_or(u32::MAX).min(job.prompt.saturating_sub(1))
     }
 
-    fn inside(&self) -> Inside {
-        let mut inside = Inside { prefills: Vec::new(), decodes: Vec::new() };
+    fn inside(&self) -> EngineInternals {
+        let mut inside = EngineInternals { prefills: Vec::new(), decodes: Vec::new() };
         for sequence in &self.running {
             let (computed, output) = (sequence.computed + sequence.scheduled, f64::from(sequence.job.output - sequence.generated));
             if sequence.generated == 0 && computed < sequence.target {
@@ -392,11 +392,11 @@ impl<'w> Model<'w> for Engine<'w> {
     }
 }
 
-// === impl Sequence ===
+// === impl EngineSequence ===
 
-impl Sequence<'_> {
+impl EngineSequence<'_> {
     /// The step computes `tokens` of it; its full blocks can be found at once, as in vLLM.
-    fn schedule(&mut self, tokens: usize, batch: &mut Batch, blocks: &mut Blocks) {
+    fn schedule(&mut self, tokens: usize, batch: &mut StepBatch, blocks: &mut BlockCache) {
         let (from, to) = (self.computed, self.computed + tokens);
         self.scheduled = tokens;
         if self.generated > 0 && tokens == 1 {
@@ -410,9 +410,9 @@ impl Sequence<'_> {
     }
 
     /// Full blocks of its prompt, between these tokens, can be found from now on.
-    fn publish(&self, from: usize, to: usize, blocks: &mut Blocks) {
+    fn publish(&self, from: usize, to: usize, blocks: &mut BlockCache) {
         let full = from / BLOCK_TOKENS..(to / BLOCK_TOKENS).min(self.job.blocks.len());
-        for (block, hash) in self.held.iter().zip(self.job.blocks).take(full.end).skip(full.start) {
+        for (block, hash) in self.blocks.iter().zip(self.job.blocks).take(full.end).skip(full.start) {
             blocks.publish(*block, *hash);
         }
     }

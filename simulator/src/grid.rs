@@ -2,43 +2,49 @@
 
 use std::sync::Mutex;
 
-use crate::measure::Measures;
-use crate::policy::Policy;
-use crate::recovery::Series;
-use crate::workload::{Kind, Workload};
-use crate::world::{self, Setting};
+use crate::measure::RunMeasures;
+use crate::policy::RoutingPolicy;
+use crate::recovery::RecoverySeries;
+use crate::workload::{Workload, WorkloadKind};
+use crate::world::{self, PoolSetting};
 
 /// One run, by its names.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Cell {
+pub(crate) struct GridCell {
     pub(crate) setting: String,
     pub(crate) workload: String,
     /// A share of the workload's capacity.
     pub(crate) load: f64,
     pub(crate) policy: String,
     pub(crate) seed: u64,
-    pub(crate) measures: Measures,
+    pub(crate) measures: RunMeasures,
 }
 
 /// What to run.
 #[derive(Clone, Debug)]
-pub(crate) struct Grid {
+pub(crate) struct ExperimentGrid {
     pub(crate) name: String,
-    pub(crate) setting: Setting,
+    pub(crate) setting: PoolSetting,
     /// Of the main setting's capacity, how much this one has.
     pub(crate) capacity: f64,
-    pub(crate) kinds: Vec<Kind>,
+    pub(crate) kinds: Vec<WorkloadKind>,
     pub(crate) loads: Vec<f64>,
     pub(crate) policies: Vec<String>,
     pub(crate) seeds: Vec<u64>,
 }
 
-impl Grid {
+impl ExperimentGrid {
     /// Runs all of it but what is `known`; each workload is loaded once a seed, and `each` is given what its runs gave.
-    pub(crate) fn run(&self, threads: usize, known: &[Cell], mut each: impl FnMut(Vec<Cell>) -> Result<(), String>) -> Result<(), String> {
+    pub(crate) fn run(
+        &self,
+        threads: usize,
+        known: &[GridCell],
+        mut each: impl FnMut(Vec<GridCell>) -> Result<(), String>,
+    ) -> Result<(), String> {
         for (&kind, &seed) in self.kinds.iter().flat_map(|kind| self.seeds.iter().map(move |seed| (kind, seed))) {
             let is_known = |(load, policy): &(f64, &String)| {
-                let named = |cell: &Cell| (&*cell.setting, &*cell.workload, &*cell.policy) == (&*self.name, kind.name(), policy.as_str());
+                let named =
+                    |cell: &GridCell| (&*cell.setting, &*cell.workload, &*cell.policy) == (&*self.name, kind.name(), policy.as_str());
                 known.iter().any(|cell| named(cell) && cell.seed == seed && (cell.load - load).abs() < 1e-9)
             };
             let jobs = self.loads.iter().flat_map(|&load| self.policies.iter().map(move |policy| (load, policy)));
@@ -51,29 +57,34 @@ impl Grid {
         Ok(())
     }
 
-    fn cell(&self, kind: Kind, workload: &Workload, (load, policy): (f64, &str), seed: u64) -> Result<Cell, String> {
+    fn cell(&self, kind: WorkloadKind, workload: &Workload, (load, policy): (f64, &str), seed: u64) -> Result<GridCell, String> {
         let rate = load * kind.capacity() * self.capacity;
-        let records = world::run(workload, rate, &Policy::named(policy)?, &self.setting, seed)?;
-        let measures = Measures::of(&records, &self.setting.engine);
-        Ok(Cell { setting: self.name.clone(), workload: kind.name().to_owned(), load, policy: policy.to_owned(), seed, measures })
+        let records = world::run(workload, rate, &RoutingPolicy::named(policy)?, &self.setting, seed)?;
+        let measures = RunMeasures::of(&records, &self.setting.engine);
+        Ok(GridCell { setting: self.name.clone(), workload: kind.name().to_owned(), load, policy: policy.to_owned(), seed, measures })
     }
 
     /// How the mean TTFT under a policy goes from the setting's change on, at the first load.
-    pub(crate) fn after_change(&self, (kind, workload): (Kind, &Workload), policy: &str, seed: u64) -> Result<Series, String> {
+    pub(crate) fn after_change(
+        &self,
+        (kind, workload): (WorkloadKind, &Workload),
+        policy: &str,
+        seed: u64,
+    ) -> Result<RecoverySeries, String> {
         let rate = self.loads.first().copied().unwrap_or_default() * kind.capacity() * self.capacity;
-        let policy = Policy::named(policy)?;
-        let run = |setting: &Setting| world::run(workload, rate, &policy, setting, seed);
+        let policy = RoutingPolicy::named(policy)?;
+        let run = |setting: &PoolSetting| world::run(workload, rate, &policy, setting, seed);
         let (records, reference) = (run(&self.setting)?, run(&self.setting.changed())?);
-        Ok(Series::of(&records, &reference, self.setting.change_at(records.len()).unwrap_or(records.len())))
+        Ok(RecoverySeries::of(&records, &reference, self.setting.change_at(records.len()).unwrap_or(records.len())))
     }
 
     /// The highest rate at which `good` still holds, requests a second, by bisection between 5 % and 130 % of capacity.
     pub(crate) fn highest_rate(
         &self,
-        (kind, workload): (Kind, &Workload),
+        (kind, workload): (WorkloadKind, &Workload),
         policy: &str,
         seed: u64,
-        good: impl Fn(&Measures) -> bool,
+        good: impl Fn(&RunMeasures) -> bool,
     ) -> Result<f64, String> {
         let (mut low, mut high) = (0.05, 1.3);
         for _ in 0..7 {

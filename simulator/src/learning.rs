@@ -3,43 +3,43 @@
 use std::collections::VecDeque;
 
 use scheduler::EndpointRef;
-use scheduler::in_flight::Load;
-use scheduler::latency::step::{FirstToken, Gap, Learner, StepModel};
+use scheduler::in_flight::EndpointLoad;
+use scheduler::latency::step::{FirstToken, StepLearner, StepModel, TokenGap};
 
-use crate::engine::StepTimes;
+use crate::engine::StepTimeModel;
 
 #[derive(Debug)]
-pub(crate) struct Learning {
-    learner: Learner,
-    places: Vec<Place>,
+pub(crate) struct SimulatedLearner {
+    learner: StepLearner,
+    places: Vec<EndpointHistory>,
 }
 
 /// What is known of one endpoint.
 #[derive(Clone, Debug, Default)]
-struct Place {
-    waiting: VecDeque<Waiting>,
+struct EndpointHistory {
+    waiting: VecDeque<WaitingRequest>,
     last_first_token: f64,
 }
 
 /// A request without a first token.
 #[derive(Clone, Copy, Debug)]
-struct Waiting {
+struct WaitingRequest {
     request: u32,
     picked: f64,
     uncached: u32,
     prompt: u32,
 }
 
-// === impl Learning ===
+// === impl SimulatedLearner ===
 
-impl Learning {
+impl SimulatedLearner {
     pub(crate) fn new(endpoints: usize) -> Self {
-        Self { learner: Learner::default(), places: vec![Place::default(); endpoints] }
+        Self { learner: StepLearner::default(), places: vec![EndpointHistory::default(); endpoints] }
     }
 
     pub(crate) fn picked(&mut self, at: usize, request: u32, now: f64, (uncached, prompt): (u32, u32)) {
         if let Some(place) = self.places.get_mut(at) {
-            place.waiting.push_back(Waiting { request, picked: now, uncached, prompt });
+            place.waiting.push_back(WaitingRequest { request, picked: now, uncached, prompt });
         }
     }
 
@@ -61,10 +61,10 @@ impl Learning {
     }
 
     /// A gap between two tokens of a stream, at an endpoint believed to have this load: of use where no prefill is believed to run.
-    pub(crate) fn gap(&mut self, at: usize, endpoint: EndpointRef, load: Load, gap_ms: f64) {
+    pub(crate) fn gap(&mut self, at: usize, endpoint: EndpointRef, load: EndpointLoad, gap_ms: f64) {
         let waits = self.places.get(at).is_none_or(|place| !place.waiting.is_empty());
         if !waits && load.requests > 0 {
-            let sample = Gap { batch: load.requests as f32, context_tokens: load.decode_tokens as f32, gap_ms: gap_ms as f32 };
+            let sample = TokenGap { batch: load.requests as f32, context_tokens: load.decode_tokens as f32, gap_ms: gap_ms as f32 };
             self.learner.gap(endpoint, &sample);
         }
     }
@@ -78,10 +78,10 @@ impl Learning {
     }
 
     /// What would be published were the engines' own times known. How much requests put out is learned all the same.
-    pub(crate) fn told<'r>(&self, engines: impl Iterator<Item = (&'r EndpointRef, StepTimes)> + Clone) -> StepModel {
+    pub(crate) fn published<'r>(&self, engines: impl Iterator<Item = (&'r EndpointRef, StepTimeModel)> + Clone) -> StepModel {
         let slowdowns = || engines.clone().map(|(_, times)| times.slowdown);
         let average = slowdowns().sum::<f64>() / slowdowns().count().max(1) as f64;
-        let Some((_, StepTimes { prefill: [p0, p1, p2], decode: [d0, d1, d2], overhead, .. })) = engines.clone().next() else {
+        let Some((_, StepTimeModel { prefill: [p0, p1, p2], decode: [d0, d1, d2], overhead, .. })) = engines.clone().next() else {
             return self.publish();
         };
         let [prefill, decode] = [[p0 + overhead, p1, p2], [d0 + overhead, d1, d2]].map(|times| times.map(|ms| (ms * average) as f32));
@@ -96,13 +96,13 @@ impl Learning {
 mod tests {
     use super::*;
     use crate::hardware::LLAMA_8B_H100;
-    use scheduler::{Incarnation, Slot};
+    use scheduler::{Generation, Slot};
 
     #[test]
     fn what_is_told_is_what_steps_take_at_each_engine() {
-        let refs = [0, 1, 2].map(|slot| EndpointRef { slot: Slot(slot), incarnation: Incarnation(4) });
-        let times = [1.0, 4.0, 1.0].map(|slowdown| StepTimes { slowdown, ..LLAMA_8B_H100.times });
-        let model = Learning::new(3).told(refs.iter().zip(times));
+        let refs = [0, 1, 2].map(|slot| EndpointRef { slot: Slot(slot), generation: Generation(4) });
+        let times = [1.0, 4.0, 1.0].map(|slowdown| StepTimeModel { slowdown, ..LLAMA_8B_H100.times });
+        let model = SimulatedLearner::new(3).published(refs.iter().zip(times));
         for (endpoint, times) in refs.iter().zip(times) {
             let (prefill, decode) = model.speed(*endpoint);
             let told = f64::from(prefill * model.prefill_ms(1_000.0, 3_000.0));

@@ -3,9 +3,9 @@
 //! Engines are simulated; the scheduler, its plugins, the ledger, the prefix index and the step learner are the real ones.
 #![deny(clippy::indexing_slicing)]
 
-mod agenda;
 mod campaign;
 mod engine;
+mod event_queue;
 mod grid;
 mod hardware;
 mod learning;
@@ -28,23 +28,23 @@ use std::time::Instant;
 
 use clap::{Parser, Subcommand};
 
-use crate::grid::Grid;
-use crate::slo::{Attained, By};
-use crate::store::Store;
-use crate::workload::Kind;
+use crate::grid::ExperimentGrid;
+use crate::slo::{SloAttainment, SloPolicy};
+use crate::store::ResultStore;
+use crate::workload::WorkloadKind;
 
 #[derive(Parser)]
 #[command(about = "Routing policies compared in virtual time", version)]
 struct Args {
     #[command(subcommand)]
-    task: Task,
+    task: SimulatorTask,
     /// Runs at once; each is one thread.
     #[arg(long, global = true, default_value_t = 2)]
     threads: usize,
 }
 
 #[derive(Subcommand)]
-enum Task {
+enum SimulatorTask {
     /// Runs campaigns by name, the main one when none is named, and adds what they give to FILE.
     Run {
         /// Their names; `all` is all that this binary has engines for.
@@ -151,28 +151,28 @@ fn main() -> ExitCode {
 
 fn run(args: Args) -> Result<(), String> {
     match args.task {
-        Task::Run { names, policies, loads, seeds, file, resume } => {
+        SimulatorTask::Run { names, policies, loads, seeds, file, resume } => {
             campaigns(&names, (&policies, &loads, &seeds), (&file, resume), args.threads)
         }
-        Task::Rates { policies, file } => {
+        SimulatorTask::Rates { policies, file } => {
             let rates = campaign::highest_rates(&policies, args.threads)?;
-            keep(&file, Store { rates, ..Store::default() })
+            keep(&file, ResultStore { rates, ..ResultStore::default() })
         }
-        Task::Recover { policies, file } => {
+        SimulatorTask::Recover { policies, file } => {
             let recoveries = campaign::recoveries(&policies, args.threads)?;
-            keep(&file, Store { recoveries, ..Store::default() })
+            keep(&file, ResultStore { recoveries, ..ResultStore::default() })
         }
-        Task::Report { file, docs } => {
-            report::write(&Store::read(&file)?, &validate::all(VALIDATION_TRIES)?, &file.with_file_name(QUALITY_REAL), &docs)
+        SimulatorTask::Report { file, docs } => {
+            report::write(&ResultStore::read(&file)?, &validate::all(VALIDATION_TRIES)?, &file.with_file_name(QUALITY_REAL), &docs)
         }
-        Task::Slo { by, load, critical_tpot_ms, seeds, file } => {
+        SimulatorTask::Slo { by, load, critical_tpot_ms, seeds, file } => {
             let slo = attainment(&by, (load, critical_tpot_ms), &seeds, args.threads)?;
-            if critical_tpot_ms == slo::CRITICAL_TPOT_MS { keep(&file, Store { slo, ..Store::default() }) } else { Ok(()) }
+            if critical_tpot_ms == slo::CRITICAL_TPOT_MS { keep(&file, ResultStore { slo, ..ResultStore::default() }) } else { Ok(()) }
         }
-        Task::Try { workloads, loads, policies, seeds, setting } => {
+        SimulatorTask::Try { workloads, loads, policies, seeds, setting } => {
             let campaign = named(&setting)?;
             let kinds = if workloads.is_empty() { campaign.kinds.clone() } else { kinds(&workloads)? };
-            let grid = Grid { kinds, loads, policies, seeds, ..campaign };
+            let grid = ExperimentGrid { kinds, loads, policies, seeds, ..campaign };
             let mut out = std::io::stdout().lock();
             let head = ["TTFT mean", "p50", "p90", "p99", "E2E mean", "TPOT p99", "SLO", "hits"];
             let _ =
@@ -192,8 +192,8 @@ fn run(args: Args) -> Result<(), String> {
 }
 
 /// Adds what was run to the file.
-fn keep(file: &Path, new: Store) -> Result<(), String> {
-    let mut store = Store::read(file)?;
+fn keep(file: &Path, new: ResultStore) -> Result<(), String> {
+    let mut store = ResultStore::read(file)?;
     store.put(new);
     store.write(file)
 }
@@ -204,7 +204,7 @@ fn campaigns(
     (file, resume): (&Path, bool),
     threads: usize,
 ) -> Result<(), String> {
-    let wanted: Vec<Grid> = match names {
+    let wanted: Vec<ExperimentGrid> = match names {
         [] => vec![named(campaign::MAIN_TABLE)?],
         names if names.iter().any(|name| name == "all") => {
             campaign::all().into_iter().filter(|grid| grid.setting.model.is_there()).collect()
@@ -222,35 +222,35 @@ fn campaigns(
         if !seeds.is_empty() {
             grid.seeds = seeds.to_vec();
         }
-        let known = if resume { Store::read(file)?.cells } else { Vec::new() };
+        let known = if resume { ResultStore::read(file)?.cells } else { Vec::new() };
         let (pieces, mut done) = (grid.kinds.len() * grid.seeds.len(), 0);
         grid.run(threads, &known, |cells| {
             done += 1;
             let last = cells.last().map_or(String::new(), |cell| format!("{}, seed {}", cell.workload, cell.seed));
             let since = began.elapsed().as_secs();
             let _ = writeln!(std::io::stderr(), "{since:>5} s  {} {done} of {pieces}: {last}, {} runs", grid.name, cells.len());
-            keep(file, Store { cells, ..Store::default() })
+            keep(file, ResultStore { cells, ..ResultStore::default() })
         })?;
     }
     Ok(())
 }
 
 /// Prints how many of each class are in time, over all seeds and of the worst.
-fn attainment(by: &[String], (load, critical_tpot_ms): (f64, f64), seeds: &[u64], threads: usize) -> Result<Vec<Attained>, String> {
+fn attainment(by: &[String], (load, critical_tpot_ms): (f64, f64), seeds: &[u64], threads: usize) -> Result<Vec<SloAttainment>, String> {
     let rate = load * slo::capacity()?;
     let (mut out, mut all) = (std::io::stdout().lock(), Vec::new());
     let _ = writeln!(out, "{rate:.1} requests/s, seeds {seeds:?}: in time % (of the worst seed), shed %");
     for name in by {
-        let policy = By::named(name)?;
+        let policy = SloPolicy::named(name)?;
         let runs = grid::parallel(threads, seeds, |seed| slo::run(&policy, (rate, critical_tpot_ms), *seed))?;
         let _ = write!(out, "{name:<44}");
-        for slo::Class { name: class, .. } in slo::CLASSES {
-            let of: Vec<slo::Outcome> = runs.iter().filter_map(|run| run.get(class).copied()).collect();
+        for slo::SloClass { name: class, .. } in slo::CLASSES {
+            let of: Vec<slo::ClassOutcome> = runs.iter().filter_map(|run| run.get(class).copied()).collect();
             let (in_time, shed) = (100.0 * slo::share(&of, |o| o.in_time), 100.0 * slo::share(&of, |o| o.shed));
             let worst = 100.0 * of.iter().map(|o| o.attainment()).fold(1.0, f64::min);
             let _ = write!(out, "{class:>10} {in_time:>5.1} ({worst:>5.1}) {shed:>5.1}");
             let (by, class) = (name.clone(), class.to_owned());
-            all.extend(of.iter().zip(seeds).map(|(&outcome, &seed)| Attained {
+            all.extend(of.iter().zip(seeds).map(|(&outcome, &seed)| SloAttainment {
                 by: by.clone(),
                 load,
                 class: class.clone(),
@@ -264,12 +264,15 @@ fn attainment(by: &[String], (load, critical_tpot_ms): (f64, f64), seeds: &[u64]
 }
 
 /// The campaign of this name.
-fn named(name: &str) -> Result<Grid, String> {
+fn named(name: &str) -> Result<ExperimentGrid, String> {
     let known = || campaign::all().iter().map(|grid| grid.name.clone()).collect::<Vec<_>>().join(", ");
     let found = campaign::all().into_iter().find(|grid| grid.name == name);
     found.ok_or_else(|| format!("no campaign is called `{name}`; there are {}", known()))
 }
 
-fn kinds(names: &[String]) -> Result<Vec<Kind>, String> {
-    names.iter().map(|name| Kind::all().find(|kind| kind.name() == name).ok_or_else(|| format!("no workload is called `{name}`"))).collect()
+fn kinds(names: &[String]) -> Result<Vec<WorkloadKind>, String> {
+    names
+        .iter()
+        .map(|name| WorkloadKind::all().find(|kind| kind.name() == name).ok_or_else(|| format!("no workload is called `{name}`")))
+        .collect()
 }

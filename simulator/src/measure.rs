@@ -1,11 +1,11 @@
 //! What a run is judged by, over all requests but the first tenth that arrived.
 
-use crate::engine::EngineSpec;
-use crate::world::Record;
+use crate::engine::SimulatedEngineSpec;
+use crate::world::RequestOutcome;
 
 /// The measures of one run.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Measures {
+pub(crate) struct RunMeasures {
     pub(crate) ttft_mean: f64,
     pub(crate) ttft_p50: f64,
     pub(crate) ttft_p90: f64,
@@ -21,7 +21,7 @@ pub(crate) struct Measures {
 }
 
 /// A measure by name: what tables and aims are over.
-pub(crate) type Measure = (&'static str, fn(&Measures) -> f64);
+pub(crate) type Measure = (&'static str, fn(&RunMeasures) -> f64);
 
 /// Those of which less is better.
 pub(crate) const LESS_IS_BETTER: [Measure; 6] = [
@@ -37,20 +37,20 @@ pub(crate) const LESS_IS_BETTER: [Measure; 6] = [
 const TTFT_SLO_MS: f64 = 2_000.0;
 const TTFT_SLO_TIMES: f64 = 3.0;
 
-impl Measures {
-    pub(crate) fn of(records: &[Record], engine: &EngineSpec) -> Self {
+impl RunMeasures {
+    pub(crate) fn of(records: &[RequestOutcome], engine: &SimulatedEngineSpec) -> Self {
         let counted = records.get(records.len() / 10..).unwrap_or(records);
         let late = records.get(records.len() * 7 / 10..).unwrap_or(records);
-        let tpot = |record: &Record| (record.e2e - record.ttft) / f64::from(record.output.saturating_sub(1).max(1));
+        let tpot = |record: &RequestOutcome| (record.e2e - record.ttft) / f64::from(record.output.saturating_sub(1).max(1));
         // 50 ms a token is what a fast reader wants of an 8B model; a step of the 32B one alone takes 19 ms.
         let tpot_slo = if engine.times.decode[0] > 15.0 { 100.0 } else { 50.0 };
-        let in_slo = |record: &&Record| {
+        let in_slo = |record: &&RequestOutcome| {
             let cold = engine.api_ms + engine.times.cold_ms(record.prompt, engine.budget);
             record.ttft <= TTFT_SLO_MS.max(TTFT_SLO_TIMES * cold) && (record.output < 2 || tpot(record) <= tpot_slo)
         };
         let ttft: Vec<f64> = sorted(counted.iter().map(|record| record.ttft));
         let count = counted.len().max(1) as f64;
-        let tokens = |of: fn(&Record) -> u32| counted.iter().map(|record| f64::from(of(record))).sum::<f64>();
+        let tokens = |of: fn(&RequestOutcome) -> u32| counted.iter().map(|record| f64::from(of(record))).sum::<f64>();
         Self {
             ttft_mean: ttft.iter().sum::<f64>() / count,
             ttft_p50: quantile(&ttft, 0.5),
@@ -105,8 +105,8 @@ mod tests {
     #[test]
     fn an_slo_grows_with_the_prompt() {
         let engine = crate::hardware::LLAMA_8B_H100;
-        let record = |prompt, ttft| Record { prompt, output: 1, ttft, e2e: ttft, ..Record::default() };
-        let slo = |records: &[Record]| Measures::of(records, &engine).slo;
+        let record = |prompt, ttft| RequestOutcome { prompt, output: 1, ttft, e2e: ttft, ..RequestOutcome::default() };
+        let slo = |records: &[RequestOutcome]| RunMeasures::of(records, &engine).slo;
         assert_eq!(slo(&[record(100, 1_999.0)]), 1.0);
         assert_eq!(slo(&[record(100, 2_001.0)]), 0.0);
         assert_eq!(slo(&[record(100_000, 10_000.0)]), 1.0, "a cold prefill of it takes seven seconds");

@@ -1,23 +1,23 @@
 //! The policies compared: configurations of our own plugins, and small rivals for which no plugin exists.
 
+mod baseline;
 mod oracle;
-mod rival;
-pub(crate) use rival::{Rival, View};
+pub(crate) use baseline::{BaselinePolicy, PolicyView};
 
-use scheduler::plugin::Value;
+use scheduler::plugin::ParameterValue;
 use scheduler::{PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec};
 
 use crate::hardware::LLAMA_8B_H100;
 
 /// How a proxy picks.
 #[derive(Clone, Debug)]
-pub(crate) enum Policy {
+pub(crate) enum RoutingPolicy {
     /// By these plugins.
     Config(PipelineSpec),
     /// By these plugins, told what steps cost at each engine.
-    Told(PipelineSpec),
+    Published(PipelineSpec),
     /// By a policy of its own.
-    Rival(Rival),
+    Rival(BaselinePolicy),
 }
 
 /// Our policy and its setting for goodput.
@@ -50,17 +50,17 @@ pub(crate) const MAIN: [&str; 15] = [
 pub(crate) const LLM_D: [&str; 3] = ["2/2/3", "2/2/3/2", "affinity+token-load"];
 pub(crate) const LMETRIC: [&str; 2] = ["lmetric", "lmetric-new"];
 
-// === impl Policy ===
+// === impl RoutingPolicy ===
 
-impl Policy {
+impl RoutingPolicy {
     /// The policy of this name; `ours` may be followed by parameters: `ours:externality=3,decodeWeight=0`.
     pub(crate) fn named(name: &str) -> Result<Self, String> {
         let (name, given) = name.split_once(':').unwrap_or((name, ""));
         let numbers = given.split(',').filter(|pair| !pair.is_empty()).map(|pair| {
             let (key, number) = pair.split_once('=').ok_or_else(|| format!("`{pair}` is no key=number"))?;
-            Ok((key.to_owned(), Value::Number(number.parse().map_err(|_| format!("`{number}` is no number"))?)))
+            Ok((key.to_owned(), ParameterValue::Number(number.parse().map_err(|_| format!("`{number}` is no number"))?)))
         });
-        let mut numbers: Vec<(String, Value)> = numbers.collect::<Result<_, String>>()?;
+        let mut numbers: Vec<(String, ParameterValue)> = numbers.collect::<Result<_, String>>()?;
         let scorer = |plugin_type: &str, weight| (PluginSpec::of_type(plugin_type), weight);
         let weighted = |more: &[(&str, f64)]| {
             let base = [("queue-scorer", 2.0), ("kv-cache-utilization-scorer", 2.0), ("prefix-cache-scorer", 3.0)];
@@ -69,7 +69,7 @@ impl Policy {
         Ok(match name {
             TOLD => {
                 let plugin = PluginSpec { parameters: numbers, ..PluginSpec::of_type("marginal-cost-scorer") };
-                Self::Told(of_one_profile(vec![(plugin, 1.0)]))
+                Self::Published(of_one_profile(vec![(plugin, 1.0)]))
             }
             OURS | GOODPUT => {
                 if name == GOODPUT {
@@ -80,7 +80,7 @@ impl Policy {
                         ("arrivalExternality", 0.0),
                         ("decodeWeight", 1.3),
                     ];
-                    numbers.splice(0..0, setting.map(|(key, number)| (key.to_owned(), Value::Number(number))));
+                    numbers.splice(0..0, setting.map(|(key, number)| (key.to_owned(), ParameterValue::Number(number))));
                 }
                 let plugin = PluginSpec { parameters: numbers, ..PluginSpec::of_type("marginal-cost-scorer") };
                 profile(vec![(plugin, 1.0)])
@@ -102,15 +102,15 @@ impl Policy {
                 let affinity = PluginSpec { parameters, ..PluginSpec::of_type("prefix-cache-affinity-filter") };
                 profile(vec![(affinity, 1.0), scorer("token-load-scorer", 1.0)])
             }
-            _ => Self::Rival(Rival::named(name).ok_or_else(|| format!("no policy is called `{name}`"))?),
+            _ => Self::Rival(BaselinePolicy::named(name).ok_or_else(|| format!("no policy is called `{name}`"))?),
         })
     }
 
     /// What the snapshots of a pool under it are made with; `split`: of prefill and of decode engines.
     pub(crate) fn pipeline(&self, split: bool) -> Result<PipelineSpec, String> {
         match self {
-            Self::Config(spec) | Self::Told(spec) if split => Ok(disaggregated(spec)),
-            Self::Config(spec) | Self::Told(spec) => Ok(spec.clone()),
+            Self::Config(spec) | Self::Published(spec) if split => Ok(disaggregated(spec)),
+            Self::Config(spec) | Self::Published(spec) => Ok(spec.clone()),
             Self::Rival(rival) if split => Err(format!("{rival:?} picks one engine for a request, not two")),
             Self::Rival(_) => Ok(PipelineSpec::default()),
         }
@@ -123,7 +123,7 @@ fn disaggregated(spec: &PipelineSpec) -> PipelineSpec {
     const UNCACHED_TOKENS: f64 = 256.0;
     let decider =
         PluginSpec { parameters: vec![number("nonCachedTokens", UNCACHED_TOKENS)], ..PluginSpec::of_type("prefix-based-pd-decider") };
-    let deciders = Value::Map(vec![("prefill".to_owned(), Value::Text(decider.name().to_owned()))]);
+    let deciders = ParameterValue::Map(vec![("prefill".to_owned(), ParameterValue::Text(decider.name().to_owned()))]);
     let handler = PluginSpec { parameters: vec![("deciders".to_owned(), deciders)], ..PluginSpec::of_type("disagg-profile-handler") };
     let of = |stage: &str| {
         let filter = ProfilePlugin { name: format!("{stage}-filter"), weight: 1.0 };
@@ -135,12 +135,12 @@ fn disaggregated(spec: &PipelineSpec) -> PipelineSpec {
     PipelineSpec { plugins, profiles: vec![of("decode"), of("prefill")], profile_handler: handler.name().to_owned(), ..spec.clone() }
 }
 
-fn number(key: &str, number: f64) -> (String, Value) {
-    (key.to_owned(), Value::Number(number))
+fn number(key: &str, number: f64) -> (String, ParameterValue) {
+    (key.to_owned(), ParameterValue::Number(number))
 }
 
-fn profile(plugins: Vec<(PluginSpec, f64)>) -> Policy {
-    Policy::Config(of_one_profile(plugins))
+fn profile(plugins: Vec<(PluginSpec, f64)>) -> RoutingPolicy {
+    RoutingPolicy::Config(of_one_profile(plugins))
 }
 
 fn of_one_profile(plugins: Vec<(PluginSpec, f64)>) -> PipelineSpec {
@@ -154,10 +154,10 @@ mod tests {
     #[test]
     fn every_policy_can_be_built() {
         for name in MAIN {
-            let policy = Policy::named(name).unwrap();
+            let policy = RoutingPolicy::named(name).unwrap();
             scheduler::Pipeline::build(&policy.pipeline(false).unwrap()).unwrap();
         }
-        assert!(Policy::named("best").is_err() && Policy::named("ours:externality").is_err());
-        assert!(scheduler::Pipeline::build(&Policy::named("ours:decodeWeight=0").unwrap().pipeline(true).unwrap()).is_ok());
+        assert!(RoutingPolicy::named("best").is_err() && RoutingPolicy::named("ours:externality").is_err());
+        assert!(scheduler::Pipeline::build(&RoutingPolicy::named("ours:decodeWeight=0").unwrap().pipeline(true).unwrap()).is_ok());
     }
 }

@@ -1,7 +1,7 @@
 //! How long a policy takes to do as well in a changed pool as it does in one that was like that from the start.
 
 use crate::measure::sorted;
-use crate::world::Record;
+use crate::world::RequestOutcome;
 
 /// Seconds that the mean TTFT is taken over, and how long it has to stay near before a policy is back.
 const WINDOW_S: usize = 20;
@@ -16,7 +16,7 @@ const CURVE_LENGTH_S: usize = 120;
 
 /// TTFT of the requests that came in each second from the change on, summed, and that of the same requests where the pool was so from the start.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Series(Vec<[f64; 2]>);
+pub(crate) struct RecoverySeries(Vec<[f64; 2]>);
 
 /// How far a policy was off, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -29,7 +29,7 @@ pub(crate) struct Recovery {
 
 /// The recovery of a policy in a setting on a workload: of all seeds together, and of each.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Recovered {
+pub(crate) struct RecoveryResult {
     pub(crate) setting: String,
     pub(crate) workload: String,
     pub(crate) policy: String,
@@ -39,11 +39,11 @@ pub(crate) struct Recovered {
     pub(crate) curve: Vec<f64>,
 }
 
-// === impl Series ===
+// === impl RecoverySeries ===
 
-impl Series {
+impl RecoverySeries {
     /// Of two runs of the same arrivals; the request at `change` came with it.
-    pub(crate) fn of(records: &[Record], reference: &[Record], change: usize) -> Self {
+    pub(crate) fn of(records: &[RequestOutcome], reference: &[RequestOutcome], change: usize) -> Self {
         let start = records.get(change).map_or(0.0, |record| record.at);
         let mut seconds: Vec<[f64; 2]> = Vec::new();
         for (record, reference) in records.iter().zip(reference).skip(change) {
@@ -91,12 +91,14 @@ mod tests {
     use super::*;
 
     /// A request a second, each with this TTFT, and ten requests before.
-    fn records(ttft: impl Fn(usize) -> f64) -> Vec<Record> {
-        (0..110).map(|at| Record { at: at as f64 * 1e3, ttft: if at < 10 { 1e6 } else { ttft(at - 10) }, ..Record::default() }).collect()
+    fn records(ttft: impl Fn(usize) -> f64) -> Vec<RequestOutcome> {
+        (0..110)
+            .map(|at| RequestOutcome { at: at as f64 * 1e3, ttft: if at < 10 { 1e6 } else { ttft(at - 10) }, ..RequestOutcome::default() })
+            .collect()
     }
 
     fn recovery(ttft: impl Fn(usize) -> f64) -> Recovery {
-        Series::of(&records(ttft), &records(|_| 100.0), 10).recovery()
+        RecoverySeries::of(&records(ttft), &records(|_| 100.0), 10).recovery()
     }
 
     #[test]
@@ -109,7 +111,7 @@ mod tests {
     fn a_policy_is_back_when_the_window_to_come_is_near() {
         // Twice as much for 30 s: of the window from second 28 on, two of twenty count double.
         assert_eq!(recovery(|second| if second < 30 { 200.0 } else { 100.0 }), Recovery { seconds: Some(28), worst: 2.0 });
-        let curve = Series::of(&records(|second| if second < 10 { 200.0 } else { 100.0 }), &records(|_| 100.0), 10).curve();
+        let curve = RecoverySeries::of(&records(|second| if second < 10 { 200.0 } else { 100.0 }), &records(|_| 100.0), 10).curve();
         assert_eq!(curve.iter().take(4).copied().collect::<Vec<_>>(), [1.5, 1.25, 1.0, 1.0], "ten of twenty, then five");
         assert_eq!(recovery(|_| 111.0).seconds, None, "near it is not");
         assert_eq!(recovery(|_| 109.0).seconds, Some(0), "near it is");
@@ -126,12 +128,12 @@ mod tests {
     #[test]
     fn seeds_are_taken_together_by_their_sums_as_far_as_all_go() {
         let of = |ttft: f64, length: usize| {
-            let end = |records: Vec<Record>| records.into_iter().take(10 + length).collect::<Vec<_>>();
-            Series::of(&end(records(|_| ttft)), &end(records(|_| 100.0)), 10)
+            let end = |records: Vec<RequestOutcome>| records.into_iter().take(10 + length).collect::<Vec<_>>();
+            RecoverySeries::of(&end(records(|_| ttft)), &end(records(|_| 100.0)), 10)
         };
         let (off, back) = (of(115.0, 100), of(100.0, 60));
         assert_eq!((off.recovery().seconds, back.recovery().seconds), (None, Some(0)));
-        let both = Series::together(&[&off, &back]);
+        let both = RecoverySeries::together(&[&off, &back]);
         assert_eq!((both.0.len(), both.recovery().seconds), (60, Some(0)));
         assert_eq!(of(100.0, WINDOW_S + HOLD_S - 2).recovery().seconds, None, "too short to tell");
     }

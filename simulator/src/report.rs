@@ -11,23 +11,23 @@ use std::fmt::Write;
 use std::path::Path;
 
 use crate::campaign::{MAIN_TABLE, SECOND_ENGINE};
-use crate::grid::Grid;
+use crate::grid::ExperimentGrid;
 use crate::measure::{LESS_IS_BETTER, Measure, mean_ci};
 use crate::policy::{GOODPUT, LLM_D, LMETRIC, MAIN, OURS, TOLD};
-use crate::slo::{Attained, CLASSES, Outcome, share};
-use crate::store::Store;
-use crate::validate::Row;
-use crate::workload::Kind;
-use ratios::{Ratio, Runs};
+use crate::slo::{CLASSES, ClassOutcome, SloAttainment, share};
+use crate::store::ResultStore;
+use crate::validate::ValidationRow;
+use crate::workload::WorkloadKind;
+use ratios::{RatioInterval, SettingRuns};
 
 /// The figures of the page, beside it.
 const FIGURES: &str = "routing-quality";
 
 /// Writes the page into `docs`; `real` is what was found in real time, if it is there.
-pub(crate) fn write(store: &Store, validation: &[Row], real: &Path, docs: &Path) -> Result<(), String> {
+pub(crate) fn write(store: &ResultStore, validation: &[ValidationRow], real: &Path, docs: &Path) -> Result<(), String> {
     let folder = docs.join(FIGURES);
     std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    let main = Runs::of(store, MAIN_TABLE);
+    let main = SettingRuns::of(store, MAIN_TABLE);
     figures::ratios(&main, &folder.join("ttft.svg"), "Mean TTFT against ours (log scale)", LESS_IS_BETTER[0])?;
     figures::ratios(&main, &folder.join("ttft-p99.svg"), "p99 TTFT against ours (log scale)", LESS_IS_BETTER[3])?;
     figures::ratios(&main, &folder.join("e2e.svg"), "Mean end-to-end time against ours (log scale)", LESS_IS_BETTER[4])?;
@@ -39,8 +39,8 @@ pub(crate) fn write(store: &Store, validation: &[Row], real: &Path, docs: &Path)
 }
 
 // Writing to a String cannot fail.
-fn page(store: &Store, validation: &[Row], real: &Path) -> String {
-    let main = Runs::of(store, MAIN_TABLE);
+fn page(store: &ResultStore, validation: &[ValidationRow], real: &Path) -> String {
+    let main = SettingRuns::of(store, MAIN_TABLE);
     let mut page = text::HEAD.to_owned();
     page.push_str(&aims(store, &main));
     let loads: Vec<String> = main.loads(OURS).iter().map(f64::to_string).collect();
@@ -56,7 +56,7 @@ fn page(store: &Store, validation: &[Row], real: &Path) -> String {
     page.push_str(text::LOSSES);
     page.push_str(&rates(store));
     page.push_str(&settings(store));
-    page.push_str(&agreement(&main, &Runs::of(store, SECOND_ENGINE)));
+    page.push_str(&agreement(&main, &SettingRuns::of(store, SECOND_ENGINE)));
     page.push_str(&changes::section(store));
     page.push_str(&classes(store));
     page.push_str(&validated(validation));
@@ -70,7 +70,7 @@ fn rivals() -> Vec<&'static str> {
     MAIN.into_iter().filter(|name| ![OURS, GOODPUT, "oracle", "2/2/3+active"].contains(name)).collect()
 }
 
-fn aims(store: &Store, main: &Runs<'_>) -> String {
+fn aims(store: &ResultStore, main: &SettingRuns<'_>) -> String {
     let mut out = "\n## Goals\n\n| goal | result |\n|---|---|\n".to_owned();
     let envelope: Vec<&str> = LLM_D.into_iter().chain(LMETRIC).filter(|name| !main.loads(name).is_empty()).collect();
     for measure in [LESS_IS_BETTER[0], LESS_IS_BETTER[4]] {
@@ -82,11 +82,11 @@ fn aims(store: &Store, main: &Runs<'_>) -> String {
             );
         }
     }
-    let over = losses(main, &Kind::MAIN, &LESS_IS_BETTER, &rivals());
+    let over = losses(main, &WorkloadKind::MAIN, &LESS_IS_BETTER, &rivals());
     let over = if over.is_empty() { "none".to_owned() } else { over };
     let _ = writeln!(out, "| no workload and measure worse than 1.03 of the best single rival | {over} |");
-    for (kind, aim) in [(Kind::Conversation, 0.6), (Kind::PrefixHeavy, 0.15)] {
-        let (ours, theirs) = (Runs::of(store, "4-proxies-10ms"), Runs::of(store, "4-proxies-private"));
+    for (kind, aim) in [(WorkloadKind::Conversation, 0.6), (WorkloadKind::PrefixHeavy, 0.15)] {
+        let (ours, theirs) = (SettingRuns::of(store, "4-proxies-10ms"), SettingRuns::of(store, "4-proxies-private"));
         let (kind, mean_ttft) = (kind.name(), LESS_IS_BETTER[0]);
         let ratios = ["2/2/3/2", "affinity+token-load", "lmetric"]
             .into_iter()
@@ -99,8 +99,8 @@ fn aims(store: &Store, main: &Runs<'_>) -> String {
             );
         }
     }
-    let rate = |kind: Kind, policy: &str| Some(mean_ci(&rate_values(store, kind, policy)?).0);
-    let rates: Vec<String> = Kind::MAIN
+    let rate = |kind: WorkloadKind, policy: &str| Some(mean_ci(&rate_values(store, kind, policy)?).0);
+    let rates: Vec<String> = WorkloadKind::MAIN
         .iter()
         .filter_map(|&kind| Some(format!("{} {:.2}", kind.name(), rate(kind, GOODPUT)? / rate(kind, "oracle")?)))
         .collect();
@@ -117,7 +117,7 @@ fn aims(store: &Store, main: &Runs<'_>) -> String {
 }
 
 /// Where ours is worse than the best of these by more than 3 %, the worst first.
-fn losses(runs: &Runs<'_>, kinds: &[Kind], measures: &[Measure], rivals: &[&str]) -> String {
+fn losses(runs: &SettingRuns<'_>, kinds: &[WorkloadKind], measures: &[Measure], rivals: &[&str]) -> String {
     let each = kinds.iter().flat_map(|kind| measures.iter().map(move |&measure| (kind.name(), measure)));
     let mut over: Vec<(f64, String)> = each
         .filter_map(|(kind, measure)| {
@@ -129,12 +129,12 @@ fn losses(runs: &Runs<'_>, kinds: &[Kind], measures: &[Measure], rivals: &[&str]
     over.into_iter().map(|(_, what)| what).collect::<Vec<_>>().join("; ")
 }
 
-fn against(runs: &Runs<'_>, whom: &str, rivals: &[&str]) -> String {
+fn against(runs: &SettingRuns<'_>, whom: &str, rivals: &[&str]) -> String {
     let rivals: Vec<&str> = rivals.iter().copied().filter(|name| !runs.loads(name).is_empty()).collect();
     let mut out = format!("\nOurs relative to {whom} ({}), the best of each cell:\n\n", rivals.join(", "));
     let heads: Vec<&str> = LESS_IS_BETTER.iter().map(|(name, _)| *name).collect();
     let _ = writeln!(out, "| workload | {} | in SLO |\n|---|{}---|", heads.join(" | "), "---|".repeat(heads.len()));
-    for kind in Kind::MAIN {
+    for kind in WorkloadKind::MAIN {
         let cells: Vec<String> = LESS_IS_BETTER
             .iter()
             .map(|&measure| shown(runs.against_best(kind.name(), measure, OURS, &rivals).map(|(ratio, _)| ratio)))
@@ -147,12 +147,12 @@ fn against(runs: &Runs<'_>, whom: &str, rivals: &[&str]) -> String {
     out
 }
 
-fn shown(ratio: Option<Ratio>) -> String {
+fn shown(ratio: Option<RatioInterval>) -> String {
     ratio.map_or("-".to_owned(), |ratio| if ratio.mean > 1.03 { format!("**{ratio}**") } else { ratio.to_string() })
 }
 
 /// Against each other policy, over all workloads.
-fn singles(runs: &Runs<'_>) -> String {
+fn singles(runs: &SettingRuns<'_>) -> String {
     let heads: Vec<&str> = LESS_IS_BETTER.iter().map(|(name, _)| *name).collect();
     let mut out = format!(
         "\nOurs relative to each, all workloads and loads:\n\n| against | {} |\n|---|{}\n",
@@ -166,14 +166,14 @@ fn singles(runs: &Runs<'_>) -> String {
     out
 }
 
-fn absolute(runs: &Runs<'_>) -> String {
+fn absolute(runs: &SettingRuns<'_>) -> String {
     let mut out = String::new();
     for (name, of, digits) in [
         ("Mean TTFT, ms", LESS_IS_BETTER[0].1, 0_usize),
         ("p99 TTFT, ms", LESS_IS_BETTER[3].1, 0),
-        ("Requests in SLO, %", |m: &crate::measure::Measures| m.slo * 100.0, 1),
+        ("Requests in SLO, %", |m: &crate::measure::RunMeasures| m.slo * 100.0, 1),
     ] {
-        let kinds: Vec<&str> = Kind::MAIN.iter().map(|kind| kind.name()).collect();
+        let kinds: Vec<&str> = WorkloadKind::MAIN.iter().map(|kind| kind.name()).collect();
         let _ = writeln!(out, "\n{name}, at load 0.7:\n\n| policy | {} |\n|---|{}", kinds.join(" | "), "---|".repeat(kinds.len()));
         for policy in MAIN.into_iter().filter(|name| !runs.loads(name).is_empty()) {
             let cell = |kind: &&str| {
@@ -186,46 +186,46 @@ fn absolute(runs: &Runs<'_>) -> String {
     out
 }
 
-fn rates(store: &Store) -> String {
+fn rates(store: &ResultStore) -> String {
     let mut out = text::RATES.to_owned();
     if store.rates.is_empty() {
         out.push_str("Not run for this edition.\n");
         return out;
     }
-    let kinds: Vec<&str> = Kind::MAIN.iter().map(|kind| kind.name()).collect();
+    let kinds: Vec<&str> = WorkloadKind::MAIN.iter().map(|kind| kind.name()).collect();
     let _ = writeln!(out, "| policy | {} |\n|---|{}", kinds.join(" | "), "---|".repeat(kinds.len()));
     for policy in MAIN.into_iter().filter(|name| store.rates.iter().any(|rate| rate.policy == *name)) {
-        let cell = |kind: &Kind| {
+        let cell = |kind: &WorkloadKind| {
             rate_values(store, *kind, policy).map_or("-".to_owned(), |values| {
                 let (mean, half) = mean_ci(&values);
                 format!("{mean:.1} ± {half:.1}")
             })
         };
-        let _ = writeln!(out, "| {policy} | {} |", Kind::MAIN.iter().map(cell).collect::<Vec<_>>().join(" | "));
+        let _ = writeln!(out, "| {policy} | {} |", WorkloadKind::MAIN.iter().map(cell).collect::<Vec<_>>().join(" | "));
     }
     out
 }
 
 /// The highest rates of a policy, one for each seed.
-fn rate_values(store: &Store, kind: Kind, policy: &str) -> Option<Vec<f64>> {
+fn rate_values(store: &ResultStore, kind: WorkloadKind, policy: &str) -> Option<Vec<f64>> {
     let of = store.rates.iter().filter(|rate| rate.workload == kind.name() && rate.policy == policy);
     let values: Vec<f64> = of.map(|rate| rate.requests_per_s).collect();
     (!values.is_empty()).then_some(values)
 }
 
 /// Each further setting.
-fn settings(store: &Store) -> String {
+fn settings(store: &ResultStore) -> String {
     let mut out = text::SETTINGS.to_owned();
     for grid in crate::campaign::all().iter().filter(|grid| grid.name != MAIN_TABLE) {
         let _ = writeln!(out, "\n### {}\n\n{}", grid.name, text::setting(&grid.name));
-        let runs = Runs::of(store, &grid.name);
+        let runs = SettingRuns::of(store, &grid.name);
         out.push_str(&if runs.is_empty() { "Not run for this edition.\n".to_owned() } else { further(grid, &runs) });
     }
     out
 }
 
 /// Mean and p99 TTFT and mean E2E of each policy in a setting, and where ours loses.
-fn further(grid: &Grid, runs: &Runs<'_>) -> String {
+fn further(grid: &ExperimentGrid, runs: &SettingRuns<'_>) -> String {
     let [ttft, _, _, p99, e2e, _] = LESS_IS_BETTER;
     let kinds: Vec<&str> = grid.kinds.iter().map(|kind| kind.name()).collect();
     let loads: Vec<String> = runs.loads(OURS).iter().map(f64::to_string).collect();
@@ -249,7 +249,7 @@ fn further(grid: &Grid, runs: &Runs<'_>) -> String {
 }
 
 /// What share of each SLO class is in time, and is shed.
-fn classes(store: &Store) -> String {
+fn classes(store: &ResultStore) -> String {
     let mut out = text::CLASSES.to_owned();
     if store.slo.is_empty() {
         out.push_str("\nNot run for this edition.\n");
@@ -261,8 +261,8 @@ fn classes(store: &Store) -> String {
     for (by, hundredths) in runs {
         let load = hundredths as f64 / 100.0;
         let cell = |class: &&str| {
-            let there = |row: &&Attained| row.by == by && row.class == **class && (row.load - load).abs() < 1e-9;
-            let of: Vec<Outcome> = store.slo.iter().filter(there).map(|row| row.outcome).collect();
+            let there = |row: &&SloAttainment| row.by == by && row.class == **class && (row.load - load).abs() < 1e-9;
+            let of: Vec<ClassOutcome> = store.slo.iter().filter(there).map(|row| row.outcome).collect();
             let (mean, half) = mean_ci(&of.iter().map(|outcome| 100.0 * outcome.attainment()).collect::<Vec<_>>());
             format!("{mean:.1} ± {half:.1}, shed {:.1}", 100.0 * share(&of, |outcome| outcome.shed))
         };
@@ -272,12 +272,12 @@ fn classes(store: &Store) -> String {
 }
 
 /// How far two engine models agree on who is better.
-fn agreement(own: &Runs<'_>, second: &Runs<'_>) -> String {
+fn agreement(own: &SettingRuns<'_>, second: &SettingRuns<'_>) -> String {
     let policies: Vec<&str> = MAIN.into_iter().filter(|policy| !second.loads(policy).is_empty()).collect();
     let (mut same, mut all) = (0, 0);
-    for (kind, at) in Kind::MAIN.into_iter().flat_map(|kind| [0, 3, 4].map(|at| (kind, at))) {
+    for (kind, at) in WorkloadKind::MAIN.into_iter().flat_map(|kind| [0, 3, 4].map(|at| (kind, at))) {
         let Some((_, of)) = LESS_IS_BETTER.get(at) else { continue };
-        let mean = |runs: &Runs<'_>, policy: &str| mean_ci(&runs.values(kind.name(), 0.7, *of, policy)).0;
+        let mean = |runs: &SettingRuns<'_>, policy: &str| mean_ci(&runs.values(kind.name(), 0.7, *of, policy)).0;
         let pairs = policies.iter().enumerate().flat_map(|(one, a)| policies.iter().skip(one + 1).map(move |b| (a, b)));
         for (a, b) in pairs {
             let [own, second] = [own, second].map(|runs| (mean(runs, a) / mean(runs, b)).ln());
@@ -290,9 +290,9 @@ fn agreement(own: &Runs<'_>, second: &Runs<'_>) -> String {
     if all == 0 { String::new() } else { text::AGREEMENT.replace("SAME", &same.to_string()).replace("ALL", &all.to_string()) }
 }
 
-fn validated(rows: &[Row]) -> String {
+fn validated(rows: &[ValidationRow]) -> String {
     let mut out = text::VALIDATION.to_owned();
-    for Row { run, measure, real, simulated } in rows {
+    for ValidationRow { run, measure, real, simulated } in rows {
         let _ = writeln!(out, "| {run} | {measure} | {real:.1} | {simulated:.1} | {:+.1} % |", (simulated / real - 1.0) * 100.0);
     }
     out

@@ -1,22 +1,22 @@
 //! One proxy: the real ledger and prefix index around the real `schedule()`, kept as `exchange`'s pool keeps them. Both change at the pick.
 
-use scheduler::in_flight::{InFlight, Load, Ticket};
-use scheduler::prefix::{CacheEstimate, ENTRIES_DEFAULT, Matched, PrefixIndex, blocks_of};
-use scheduler::{AdapterRoom, Decision, EndpointIndex, EndpointRef, Local, Request, Rng, Snapshot, schedule};
+use scheduler::in_flight::{EndpointLoad, InFlight, InFlightTicket};
+use scheduler::prefix::{CacheEstimate, ENTRIES_DEFAULT, MatchLength, PrefixIndex, blocks_of};
+use scheduler::{AdapterRoom, Decision, EndpointIndex, EndpointRef, LocalState, Request, Rng, Snapshot, schedule};
 
-use crate::engine::{BLOCK_TOKENS, Job, Model};
-use crate::policy::{Policy, View};
+use crate::engine::{BLOCK_TOKENS, EngineJob, EngineSimulator};
+use crate::policy::{PolicyView, RoutingPolicy};
 
 /// Where a client sends back the token of its session, by default.
 const SESSION_HEADER: &str = "x-session-token";
 
 #[derive(Debug)]
-pub(crate) struct Router {
+pub(crate) struct PolicyRouter {
     ledger: InFlight,
     prefixes: PrefixIndex,
     rng: Rng,
     /// How many hashes of the prompt each endpoint is believed to hold, and blocks that those stand for.
-    known: Vec<Matched>,
+    known: Vec<MatchLength>,
     matched: Vec<u32>,
     prefix_idle: f32,
     prefix_ages: Vec<f32>,
@@ -26,21 +26,21 @@ pub(crate) struct Router {
     given: Vec<Vec<(u16, u64)>>,
     rooms: Vec<AdapterRoom>,
     /// What each other proxy told of each endpoint last.
-    told: Vec<Vec<Option<(EndpointRef, Load)>>>,
+    published: Vec<Vec<Option<(EndpointRef, EndpointLoad)>>>,
     turn: usize,
 }
 
 /// What a pick made of a request.
 #[derive(Debug)]
-pub(crate) struct Picked {
+pub(crate) struct SimulatedPick {
     pub(crate) at: usize,
-    pub(crate) ticket: Ticket,
+    pub(crate) ticket: InFlightTicket,
     /// What it was believed to hold of the prompt; `None` where another works through that.
-    pub(crate) belief: Option<CacheEstimate>,
+    pub(crate) cache_estimate: Option<CacheEstimate>,
     /// Tokens of its prompt that were believed to be there.
     pub(crate) matched_tokens: u32,
     /// Who works through its prompt before, if that is another.
-    pub(crate) prefill: Option<(usize, Ticket)>,
+    pub(crate) prefill: Option<(usize, InFlightTicket)>,
 }
 
 /// What a LoRA adapter is called, and the base model.
@@ -48,9 +48,9 @@ pub(crate) fn adapter_name(adapter: u16) -> String {
     if adapter == 0 { "m".to_owned() } else { format!("adapter-{adapter}") }
 }
 
-// === impl Router ===
+// === impl PolicyRouter ===
 
-impl Router {
+impl PolicyRouter {
     pub(crate) fn new(seed: u64, number: usize, of: usize) -> Self {
         Self {
             ledger: InFlight::default(),
@@ -64,12 +64,12 @@ impl Router {
             cold_picks_made: 0,
             given: Vec::new(),
             rooms: Vec::new(),
-            told: vec![Vec::new(); of],
+            published: vec![Vec::new(); of],
             turn: number * 3,
         }
     }
 
-    /// Takes over a roster: whom it knows, and how much each can hold.
+    /// Takes over a pool update: whom it knows, and how much each can hold.
     pub(crate) fn install(&mut self, refs: &[EndpointRef], gone: &[EndpointRef], kv_blocks: usize) {
         gone.iter().for_each(|endpoint| self.prefixes.forget(*endpoint));
         for endpoint in refs {
@@ -78,13 +78,13 @@ impl Router {
         self.cold_picks.resize(refs.len(), 0);
         self.given.resize(refs.len(), Vec::new());
         self.ledger.others_mut().start(refs);
-        for rows in &mut self.told {
+        for rows in &mut self.published {
             rows.clear();
             rows.resize(refs.len(), None);
         }
     }
 
-    pub(crate) fn load(&self, endpoint: EndpointRef) -> Load {
+    pub(crate) fn load(&self, endpoint: EndpointRef) -> EndpointLoad {
         self.ledger.load(endpoint)
     }
 
@@ -96,12 +96,12 @@ impl Router {
     /// Picks by the policy and records it, for a client that holds this session token; `None` when the scheduler has nobody to name.
     pub(crate) fn pick<'w>(
         &mut self,
-        policy: &Policy,
+        policy: &RoutingPolicy,
         snapshot: &Snapshot,
-        (job, token): (&Job<'w>, Option<&str>),
-        engines: &[Box<dyn Model<'w> + 'w>],
+        (job, token): (&EngineJob<'w>, Option<&str>),
+        engines: &[Box<dyn EngineSimulator<'w> + 'w>],
         now: f64,
-    ) -> Option<Picked> {
+    ) -> Option<SimulatedPick> {
         let refs: Vec<EndpointRef> = snapshot.endpoints().iter().map(|endpoint| endpoint.id).collect();
         self.prefixes.matched(job.hashes, &refs, &mut self.known);
         self.prefix_idle = self.prefixes.idle(job.hashes, &refs, &self.known);
@@ -109,11 +109,11 @@ impl Router {
         self.matched.clear();
         self.matched.extend(self.known.iter().map(|known| known.blocks(job.hashes)));
         let (at, prefill) = match policy {
-            Policy::Config(_) | Policy::Told(_) => self.scheduled(snapshot, job, token)?,
-            Policy::Rival(rival) => {
+            RoutingPolicy::Config(_) | RoutingPolicy::Published(_) => self.scheduled(snapshot, job, token)?,
+            RoutingPolicy::Rival(rival) => {
                 self.turn += 1;
-                let loads: Vec<Load> = refs.iter().map(|endpoint| self.ledger.load(*endpoint)).collect();
-                let view = View { snapshot, loads: &loads, matched: &self.matched, job, engines, now, turn: self.turn };
+                let loads: Vec<EndpointLoad> = refs.iter().map(|endpoint| self.ledger.load(*endpoint)).collect();
+                let view = PolicyView { snapshot, loads: &loads, matched: &self.matched, job, engines, now, turn: self.turn };
                 (rival.pick(&view, &mut self.rng)?, None)
             }
         };
@@ -129,7 +129,7 @@ impl Router {
         let matched_tokens = matched.saturating_mul(BLOCK_TOKENS as u32).min(job.prompt);
         let uncached = job.prompt - matched_tokens;
         self.given(at, job);
-        let belief = self.place(at, endpoint, job);
+        let cache_estimate = self.place(at, endpoint, job);
         let ticket = self.ledger.admit_prompt(endpoint, job.prompt, if first == at { uncached } else { 0 });
         let prefill = match refs.get(first).filter(|_| first != at) {
             Some(&endpoint) => {
@@ -139,23 +139,23 @@ impl Router {
             }
             None => None,
         };
-        let belief = prefill.is_none().then_some(belief);
-        Some(Picked { at, ticket, belief, matched_tokens, prefill })
+        let cache_estimate = prefill.is_none().then_some(cache_estimate);
+        Some(SimulatedPick { at, ticket, cache_estimate, matched_tokens, prefill })
     }
 
-    fn place(&mut self, at: usize, endpoint: EndpointRef, job: &Job<'_>) -> CacheEstimate {
+    fn place(&mut self, at: usize, endpoint: EndpointRef, job: &EngineJob<'_>) -> CacheEstimate {
         self.prefixes.place(endpoint, job.hashes, self.known.get(at).copied().unwrap_or_default())
     }
 
     /// The endpoint was given a request: its adapter is there from now on.
-    fn given(&mut self, at: usize, job: &Job<'_>) {
+    fn given(&mut self, at: usize, job: &EngineJob<'_>) {
         let Some(row) = self.given.get_mut(at).filter(|_| job.adapter > 0) else { return };
         row.retain(|(adapter, _)| *adapter != job.adapter);
         row.push((job.adapter, u64::from(job.request) + 1));
     }
 
     /// Who has room for the job's adapter.
-    fn look(&mut self, snapshot: &Snapshot, job: &Job<'_>) {
+    fn look(&mut self, snapshot: &Snapshot, job: &EngineJob<'_>) {
         self.rooms.clear();
         let places = snapshot.metrics().iter().map(|metrics| metrics.lora.as_ref().map_or(0, |lora| lora.max as usize));
         for (row, places) in self.given.iter().zip(places).filter(|_| job.adapter > 0) {
@@ -170,7 +170,7 @@ impl Router {
     }
 
     /// Who decodes, and who works through the prompt before.
-    fn scheduled(&mut self, snapshot: &Snapshot, job: &Job<'_>, token: Option<&str>) -> Option<(usize, Option<usize>)> {
+    fn scheduled(&mut self, snapshot: &Snapshot, job: &EngineJob<'_>, token: Option<&str>) -> Option<(usize, Option<usize>)> {
         self.look(snapshot, job);
         let model = adapter_name(job.adapter);
         let headers: Vec<(&str, &str)> = token.iter().map(|token| (SESSION_HEADER, *token)).collect();
@@ -182,13 +182,13 @@ impl Router {
             prefix_block_tokens: BLOCK_TOKENS as u32,
             ..Request::default()
         };
-        let local = Local {
+        let local = LocalState {
             matched_blocks: &self.matched,
             prefix_idle: self.prefix_idle,
             prefix_ages: &self.prefix_ages,
             last_cold_picks: &self.cold_picks,
             adapter_rooms: &self.rooms,
-            ..Local::new(&self.ledger)
+            ..LocalState::new(&self.ledger)
         };
         match schedule(snapshot, &request, local, &mut self.rng, None) {
             Decision::Route(route) => Some((route.ranked.first().get(), route.prefill.map(EndpointIndex::get))),
@@ -197,33 +197,33 @@ impl Router {
     }
 
     /// The first token is out.
-    pub(crate) fn first_token(&mut self, ticket: &mut Ticket, prompt: u32) {
+    pub(crate) fn first_token(&mut self, ticket: &mut InFlightTicket, prompt: u32) {
         self.ledger.first_token(ticket, prompt);
     }
 
     /// The output grew.
-    pub(crate) fn decoded(&mut self, ticket: &mut Ticket, tokens: u32) {
+    pub(crate) fn decoded(&mut self, ticket: &mut InFlightTicket, tokens: u32) {
         self.ledger.decoded(ticket, tokens);
     }
 
     /// The reply told how much of the prompt was cached.
-    pub(crate) fn hit(&mut self, belief: &CacheEstimate, job: &Job<'_>, cached: u32) {
-        self.prefixes.told(belief, blocks_of(job.hashes, job.hashes.len()), cached, job.prompt);
+    pub(crate) fn hit(&mut self, cache_estimate: &CacheEstimate, job: &EngineJob<'_>, cached: u32) {
+        self.prefixes.told(cache_estimate, blocks_of(job.hashes, job.hashes.len()), cached, job.prompt);
     }
 
     /// The request has ended.
-    pub(crate) fn release(&mut self, ticket: Ticket) {
+    pub(crate) fn release(&mut self, ticket: InFlightTicket) {
         self.ledger.release(ticket);
     }
 
     /// Calls `each` with every row that changed since the last call.
-    pub(crate) fn changed(&mut self, each: impl FnMut(EndpointRef, Load)) {
+    pub(crate) fn changed(&mut self, each: impl FnMut(EndpointRef, EndpointLoad)) {
         self.ledger.take_changed(each);
     }
 
     /// Another proxy has this outstanding there, in place of what it told before.
-    pub(crate) fn told(&mut self, from: usize, endpoint: EndpointRef, load: Load) {
-        let Some(row) = self.told.get_mut(from).and_then(|rows| rows.get_mut(usize::from(endpoint.slot.0))) else { return };
+    pub(crate) fn told(&mut self, from: usize, endpoint: EndpointRef, load: EndpointLoad) {
+        let Some(row) = self.published.get_mut(from).and_then(|rows| rows.get_mut(usize::from(endpoint.slot.0))) else { return };
         let others = self.ledger.others_mut();
         if let Some((endpoint, before)) = row.replace((endpoint, load)) {
             others.subtract(endpoint, before);

@@ -1,29 +1,29 @@
 //! Requests of several SLO classes on a pool of two speeds, in virtual time: what share of each class is in time, by who picks. The experiment of the
 //! long end-to-end test, with the real scheduler, ledger and latency learner between, and nothing of the machine that it runs on.
 
-mod by;
-pub(crate) use by::By;
+mod policy;
+pub(crate) use policy::SloPolicy;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use scheduler::in_flight::{InFlight, Load, Ticket};
-use scheduler::latency::learn::{Ended, Learner, Observation};
-use scheduler::latency::step::{FirstToken, Gap};
+use scheduler::in_flight::{EndpointLoad, InFlight, InFlightTicket};
+use scheduler::latency::learn::{LatencyLearner, Observation, RequestEnd};
+use scheduler::latency::step::{FirstToken, TokenGap};
 use scheduler::latency::{Conditions, Prediction};
 use scheduler::{
-    Decision, Endpoint, EndpointMetrics, EndpointRef, Incarnation, Local, Pipeline, Readiness, Request, Rng, Slo, Slot, Snapshot, Version,
-    schedule, tracked_slo,
+    Decision, Endpoint, EndpointMetrics, EndpointRef, Generation, LocalState, Pipeline, Readiness, Request, Rng, Slo, Slot, Snapshot,
+    Version, schedule, tracked_slo,
 };
 
-use crate::agenda::Agenda;
-use crate::engine::{Engine, EngineSpec, Event, Job, Model};
+use crate::engine::{EngineJob, EngineSimulator, SimulatedEngine, SimulatedEngineSpec, StepEvent};
+use crate::event_queue::EventQueue;
 use crate::hardware::LLAMA_8B_H100;
-use crate::workload::Dice;
+use crate::workload::Sampler;
 
 /// A class of requests.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Class {
+pub(crate) struct SloClass {
     pub(crate) name: &'static str,
     /// 1 is critical.
     priority: i32,
@@ -37,26 +37,26 @@ pub(crate) struct Class {
 pub(crate) const CRITICAL_TPOT_MS: f64 = 45.0;
 
 /// Those of the end-to-end test, where critical requests ask for less.
-pub(crate) const CLASSES: [Class; 3] = [
-    Class { name: "critical", priority: 1, tenths: 3, ttft_ms: 1_500.0, tpot_ms: CRITICAL_TPOT_MS },
-    Class { name: "standard", priority: 0, tenths: 4, ttft_ms: 5_000.0, tpot_ms: 150.0 },
-    Class { name: "batch", priority: -1, tenths: 3, ttft_ms: 5_000.0, tpot_ms: 150.0 },
+pub(crate) const CLASSES: [SloClass; 3] = [
+    SloClass { name: "critical", priority: 1, tenths: 3, ttft_ms: 1_500.0, tpot_ms: CRITICAL_TPOT_MS },
+    SloClass { name: "standard", priority: 0, tenths: 4, ttft_ms: 5_000.0, tpot_ms: 150.0 },
+    SloClass { name: "batch", priority: -1, tenths: 3, ttft_ms: 5_000.0, tpot_ms: 150.0 },
 ];
 
 /// What became of a class in one run.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Attained {
+pub(crate) struct SloAttainment {
     pub(crate) by: String,
     /// Share of the pool's capacity.
     pub(crate) load: f64,
     pub(crate) class: String,
     pub(crate) seed: u64,
-    pub(crate) outcome: Outcome,
+    pub(crate) outcome: ClassOutcome,
 }
 
 /// What became of the requests of a class.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Outcome {
+pub(crate) struct ClassOutcome {
     pub(crate) sent: u32,
     pub(crate) in_time: u32,
     pub(crate) shed: u32,
@@ -65,7 +65,7 @@ pub(crate) struct Outcome {
 /// Of the pool: two fast engines, and two that take three times as long.
 const SLOWDOWNS: [f64; 4] = [2.0, 2.0, 6.0, 6.0];
 
-const ENGINE: EngineSpec = EngineSpec { sequences_max: 4, ..LLAMA_8B_H100 };
+const ENGINE: SimulatedEngineSpec = SimulatedEngineSpec { sequences_max: 4, ..LLAMA_8B_H100 };
 
 /// Tokens of every answer, and of prompts.
 const OUTPUT: u32 = 16;
@@ -79,7 +79,7 @@ const SCRAPE_MS: f64 = 50.0;
 const PUBLISH_MS: f64 = 100.0;
 
 #[derive(Clone, Copy, Debug)]
-enum What {
+enum SloEvent {
     Arrives(usize),
     Submits(usize),
     StepEnds(usize),
@@ -88,33 +88,33 @@ enum What {
 }
 
 /// One request, and what became of it.
-struct Flight {
-    class: Class,
+struct SloRequest {
+    class: SloClass,
     at: f64,
     prompt: u32,
     endpoint: usize,
     conditions: Conditions,
     predicted: Option<Prediction>,
-    ticket: Option<Ticket>,
+    ticket: Option<InFlightTicket>,
     first: f64,
     end: f64,
     shed: bool,
 }
 
-struct World<'w> {
-    by: &'w By,
-    engines: Vec<Engine<'w>>,
+struct SloSimulation<'w> {
+    by: &'w SloPolicy,
+    engines: Vec<SimulatedEngine<'w>>,
     snapshot: Snapshot,
     refs: Vec<EndpointRef>,
     ledger: InFlight,
     rng: Rng,
-    learner: Learner,
-    flights: Vec<Flight>,
-    agenda: Agenda<What>,
+    learner: LatencyLearner,
+    flights: Vec<SloRequest>,
+    agenda: EventQueue<SloEvent>,
     /// By endpoint: who waits for a first token, when the last one came out, a gap that is not told yet.
     waiting: Vec<VecDeque<usize>>,
     last_first: Vec<f64>,
-    gaps: Vec<Option<Gap>>,
+    gaps: Vec<Option<TokenGap>>,
     turn: usize,
 }
 
@@ -125,11 +125,18 @@ struct World<'w> {
 pub(crate) fn capacity() -> Result<f64, String> {
     const LASTING_MS: f64 = 60_000.0;
     let of_engine = |slowdown: f64| -> Result<f64, String> {
-        let (mut engine, mut dice, mut events) = (Engine::new(spec(slowdown)), Dice::seeded(1), Vec::new());
+        let (mut engine, mut dice, mut events) = (SimulatedEngine::new(spec(slowdown)), Sampler::seeded(1), Vec::new());
         let (mut now, mut done, mut next) = (0.0, 0.0, 0);
-        let mut submit = |engine: &mut Engine<'_>, now| {
-            let job =
-                Job { request: next, prompt: prompt(&mut dice), output: OUTPUT, blocks: &[], hashes: &[], adapter: 0, prefilled: false };
+        let mut submit = |engine: &mut SimulatedEngine<'_>, now| {
+            let job = EngineJob {
+                request: next,
+                prompt: prompt(&mut dice),
+                output: OUTPUT,
+                blocks: &[],
+                hashes: &[],
+                adapter: 0,
+                prefilled: false,
+            };
             next += 1;
             engine.submit(job, now)
         };
@@ -137,7 +144,7 @@ pub(crate) fn capacity() -> Result<f64, String> {
         while let Some(ends) = engine.start(now, &mut |_, _| {})?.filter(|ends| *ends < LASTING_MS) {
             now = ends;
             engine.end(&mut events)?;
-            for _ in events.drain(..).filter(|event| matches!(event, Event::Done(_))) {
+            for _ in events.drain(..).filter(|event| matches!(event, StepEvent::Done(_))) {
                 done += 1.0;
                 submit(&mut engine, now)?;
             }
@@ -148,33 +155,33 @@ pub(crate) fn capacity() -> Result<f64, String> {
 }
 
 /// Of all that were sent in these runs, the share that is counted.
-pub(crate) fn share(runs: &[Outcome], count: fn(&Outcome) -> u32) -> f64 {
-    let sum = |count: fn(&Outcome) -> u32| f64::from(runs.iter().map(count).sum::<u32>());
+pub(crate) fn share(runs: &[ClassOutcome], count: fn(&ClassOutcome) -> u32) -> f64 {
+    let sum = |count: fn(&ClassOutcome) -> u32| f64::from(runs.iter().map(count).sum::<u32>());
     sum(count) / sum(|outcome| outcome.sent).max(1.0)
 }
 
 /// What becomes of each class at `rate` requests a second, where critical ones ask for so much, ms a token.
-pub(crate) fn run(by: &By, (rate, critical_tpot_ms): (f64, f64), seed: u64) -> Result<BTreeMap<&'static str, Outcome>, String> {
-    let mut world = World::new(by, seed)?;
-    let mut dice = Dice::seeded(seed);
+pub(crate) fn run(by: &SloPolicy, (rate, critical_tpot_ms): (f64, f64), seed: u64) -> Result<BTreeMap<&'static str, ClassOutcome>, String> {
+    let mut world = SloSimulation::new(by, seed)?;
+    let mut dice = Sampler::seeded(seed);
     let mut at = 0.0;
     while at < WARM_UP_MS + MEASURED_MS {
         let class = class(dice.below(10));
         let tpot_ms = if class.priority > 0 { critical_tpot_ms } else { class.tpot_ms };
-        world.expect(at, Class { tpot_ms, ..class }, prompt(&mut dice));
+        world.expect(at, SloClass { tpot_ms, ..class }, prompt(&mut dice));
         at += dice.exponential() * 1e3 / rate;
     }
     world.play()?;
-    let mut outcomes: BTreeMap<&'static str, Outcome> = BTreeMap::new();
+    let mut outcomes: BTreeMap<&'static str, ClassOutcome> = BTreeMap::new();
     for flight in world.flights.iter().filter(|flight| flight.at >= WARM_UP_MS) {
         let all = outcomes.entry(flight.class.name).or_default();
         let (in_time, shed) = (u32::from(flight.is_in_time()), u32::from(flight.shed));
-        *all = Outcome { sent: all.sent + 1, in_time: all.in_time + in_time, shed: all.shed + shed };
+        *all = ClassOutcome { sent: all.sent + 1, in_time: all.in_time + in_time, shed: all.shed + shed };
     }
     Ok(outcomes)
 }
 
-fn spec(slowdown: f64) -> EngineSpec {
+fn spec(slowdown: f64) -> SimulatedEngineSpec {
     let mut spec = ENGINE;
     spec.times.slowdown = slowdown;
     // Half as fast as the engine they are of, its front end included.
@@ -182,12 +189,12 @@ fn spec(slowdown: f64) -> EngineSpec {
     spec
 }
 
-fn prompt(dice: &mut Dice) -> u32 {
+fn prompt(dice: &mut Sampler) -> u32 {
     let [from, to] = PROMPTS;
     u32::try_from(from + dice.below(to - from)).unwrap_or(u32::MAX)
 }
 
-fn class(mut tenth: usize) -> Class {
+fn class(mut tenth: usize) -> SloClass {
     let [first, ..] = CLASSES;
     for class in CLASSES {
         match tenth.checked_sub(class.tenths) {
@@ -198,18 +205,18 @@ fn class(mut tenth: usize) -> Class {
     first
 }
 
-// === impl Outcome ===
+// === impl ClassOutcome ===
 
-impl Outcome {
+impl ClassOutcome {
     /// Share of those sent that were in time.
     pub(crate) fn attainment(self) -> f64 {
         f64::from(self.in_time) / f64::from(self.sent.max(1))
     }
 }
 
-// === impl Flight ===
+// === impl SloRequest ===
 
-impl Flight {
+impl SloRequest {
     fn tpot_ms(&self) -> f64 {
         (self.end - self.first) / f64::from(OUTPUT - 1)
     }
@@ -224,10 +231,10 @@ impl Flight {
     }
 }
 
-// === impl World ===
+// === impl SloSimulation ===
 
-impl<'w> World<'w> {
-    fn new(by: &'w By, seed: u64) -> Result<Self, String> {
+impl<'w> SloSimulation<'w> {
+    fn new(by: &'w SloPolicy, seed: u64) -> Result<Self, String> {
         let pipeline = Pipeline::build(&by.pipeline()).map_err(|error| error.to_string())?;
         let count = SLOWDOWNS.len();
         let endpoints: Vec<Endpoint> = (0..count).map(endpoint).collect();
@@ -235,14 +242,14 @@ impl<'w> World<'w> {
         let metrics = vec![EndpointMetrics::default(); count];
         Ok(Self {
             by,
-            engines: SLOWDOWNS.iter().map(|slowdown| Engine::new(spec(*slowdown))).collect(),
+            engines: SLOWDOWNS.iter().map(|slowdown| SimulatedEngine::new(spec(*slowdown))).collect(),
             snapshot: Snapshot::try_new(Version::default(), endpoints, metrics, pipeline).map_err(|error| error.to_string())?,
             refs,
             ledger: InFlight::default(),
             rng: Rng::seeded(seed ^ 0x5eed),
-            learner: Learner::default(),
+            learner: LatencyLearner::default(),
             flights: Vec::new(),
-            agenda: Agenda::default(),
+            agenda: EventQueue::default(),
             waiting: vec![VecDeque::new(); count],
             last_first: vec![0.0; count],
             gaps: vec![None; count],
@@ -250,30 +257,30 @@ impl<'w> World<'w> {
         })
     }
 
-    fn expect(&mut self, at: f64, class: Class, prompt: u32) {
-        self.agenda.plan(at, What::Arrives(self.flights.len()));
+    fn expect(&mut self, at: f64, class: SloClass, prompt: u32) {
+        self.agenda.plan(at, SloEvent::Arrives(self.flights.len()));
         let (conditions, predicted, ticket) = (Conditions::default(), None, None);
         let (first, end) = (f64::INFINITY, f64::INFINITY);
-        self.flights.push(Flight { class, at, prompt, endpoint: 0, conditions, predicted, ticket, first, end, shed: false });
+        self.flights.push(SloRequest { class, at, prompt, endpoint: 0, conditions, predicted, ticket, first, end, shed: false });
     }
 
     fn play(&mut self) -> Result<(), String> {
         let (mut left, mut events) = (self.flights.len(), Vec::new());
-        self.agenda.plan(0.0, What::Scrape);
-        self.agenda.plan(0.0, What::Publish);
+        self.agenda.plan(0.0, SloEvent::Scrape);
+        self.agenda.plan(0.0, SloEvent::Publish);
         while left > 0 {
             let (now, what) = self.agenda.next()?;
             match what {
-                What::Arrives(at) => left -= usize::from(!self.arrives(at, now)),
-                What::Submits(at) => self.submits(at, now)?,
-                What::StepEnds(at) => left -= self.step_ends(at, now, &mut events)?,
-                What::Scrape => {
+                SloEvent::Arrives(at) => left -= usize::from(!self.arrives(at, now)),
+                SloEvent::Submits(at) => self.submits(at, now)?,
+                SloEvent::StepEnds(at) => left -= self.step_ends(at, now, &mut events)?,
+                SloEvent::Scrape => {
                     self.scrape();
-                    self.agenda.plan(now + SCRAPE_MS, What::Scrape);
+                    self.agenda.plan(now + SCRAPE_MS, SloEvent::Scrape);
                 }
-                What::Publish => {
+                SloEvent::Publish => {
                     self.publish(now);
-                    self.agenda.plan(now + PUBLISH_MS, What::Publish);
+                    self.agenda.plan(now + PUBLISH_MS, SloEvent::Publish);
                 }
             }
         }
@@ -293,13 +300,13 @@ impl<'w> World<'w> {
             ..Request::default()
         };
         let unmatched = [0; SLOWDOWNS.len()];
-        let local = Local { matched_blocks: &unmatched, ..Local::new(&self.ledger) };
+        let local = LocalState { matched_blocks: &unmatched, ..LocalState::new(&self.ledger) };
         let picked = match self.by {
-            By::Turns => {
+            SloPolicy::Turns => {
                 self.turn += 1;
                 self.snapshot.indices().nth(self.turn % SLOWDOWNS.len())
             }
-            By::Slo(_) | By::Scored(_) => match schedule(&self.snapshot, &request, local, &mut self.rng, None) {
+            SloPolicy::Slo(_) | SloPolicy::Scored(_) => match schedule(&self.snapshot, &request, local, &mut self.rng, None) {
                 Decision::Route(route) => Some(route.ranked.first()),
                 _ => None,
             },
@@ -319,14 +326,15 @@ impl<'w> World<'w> {
             waiting.push_back(at);
         }
         let api_ms = self.engines.get(index.get()).map_or(0.0, |engine| engine.spec().api_ms);
-        self.agenda.plan(now + api_ms, What::Submits(at));
+        self.agenda.plan(now + api_ms, SloEvent::Submits(at));
         true
     }
 
     fn submits(&mut self, at: usize, now: f64) -> Result<(), String> {
         let Some(flight) = self.flights.get(at) else { return Ok(()) };
         let endpoint = flight.endpoint;
-        let job = Job { request: at as u32, prompt: flight.prompt, output: OUTPUT, blocks: &[], hashes: &[], adapter: 0, prefilled: false };
+        let job =
+            EngineJob { request: at as u32, prompt: flight.prompt, output: OUTPUT, blocks: &[], hashes: &[], adapter: 0, prefilled: false };
         if let Some(engine) = self.engines.get_mut(endpoint) {
             engine.submit(job, now)?;
         }
@@ -336,17 +344,17 @@ impl<'w> World<'w> {
     fn start_step(&mut self, at: usize, now: f64) -> Result<(), String> {
         let Some(engine) = self.engines.get_mut(at).filter(|engine| engine.busy_until().is_none()) else { return Ok(()) };
         let Some(ends) = engine.start(now, &mut |_, _| {})? else { return Ok(()) };
-        self.agenda.plan(ends, What::StepEnds(at));
+        self.agenda.plan(ends, SloEvent::StepEnds(at));
         let waits = self.waiting.get(at).is_none_or(|waiting| !waiting.is_empty());
         if let (Some(endpoint), Some(gap)) = (self.refs.get(at).filter(|_| !waits), self.gaps.get_mut(at)) {
-            let Load { requests, decode_tokens, .. } = self.ledger.load(*endpoint);
-            *gap = Some(Gap { batch: requests as f32, context_tokens: decode_tokens as f32, gap_ms: (ends - now) as f32 });
+            let EndpointLoad { requests, decode_tokens, .. } = self.ledger.load(*endpoint);
+            *gap = Some(TokenGap { batch: requests as f32, context_tokens: decode_tokens as f32, gap_ms: (ends - now) as f32 });
         }
         Ok(())
     }
 
     /// How many requests ended.
-    fn step_ends(&mut self, at: usize, now: f64, events: &mut Vec<Event>) -> Result<usize, String> {
+    fn step_ends(&mut self, at: usize, now: f64, events: &mut Vec<StepEvent>) -> Result<usize, String> {
         let Some(engine) = self.engines.get_mut(at) else { return Ok(0) };
         engine.end(events)?;
         let (ledger, flights) = (&mut self.ledger, &mut self.flights);
@@ -357,8 +365,8 @@ impl<'w> World<'w> {
         let mut ended = 0;
         for event in events.drain(..) {
             match event {
-                Event::First(request) => self.first_token(at, request as usize, now),
-                Event::Done(request) => {
+                StepEvent::First(request) => self.first_token(at, request as usize, now),
+                StepEvent::Done(request) => {
                     self.done(at, request as usize, now);
                     ended += 1;
                 }
@@ -427,12 +435,12 @@ impl<'w> World<'w> {
 
 fn bare(endpoint: EndpointRef, conditions: Conditions) -> Observation {
     let (ttft_ms, tpot_ms, output_tokens, first_token, gap) = (None, None, None, None, None);
-    Observation { endpoint, conditions, ended: Ended::Done, ttft_ms, tpot_ms, output_tokens, first_token, gap }
+    Observation { endpoint, conditions, ended: RequestEnd::Done, ttft_ms, tpot_ms, output_tokens, first_token, gap }
 }
 
 fn endpoint(at: usize) -> Endpoint {
     Endpoint {
-        id: EndpointRef { slot: Slot(u16::try_from(at).unwrap_or(u16::MAX)), incarnation: Incarnation(1) },
+        id: EndpointRef { slot: Slot(u16::try_from(at).unwrap_or(u16::MAX)), generation: Generation(1) },
         name: format!("engine-{at}").into(),
         address: format!("10.0.0.{}:8000", at + 1).into(),
         readiness: Readiness::Ready,
@@ -447,8 +455,8 @@ mod tests {
     use super::*;
 
     /// As in the end-to-end test: critical requests ask for what only the fast engines can do.
-    fn of(name: &str, seed: u64) -> BTreeMap<&'static str, Outcome> {
-        run(&By::named(name).unwrap(), (0.9 * capacity().unwrap(), 30.0), seed).unwrap()
+    fn of(name: &str, seed: u64) -> BTreeMap<&'static str, ClassOutcome> {
+        run(&SloPolicy::named(name).unwrap(), (0.9 * capacity().unwrap(), 30.0), seed).unwrap()
     }
 
     #[test]
@@ -466,6 +474,6 @@ mod tests {
     fn a_seed_is_a_run_and_another_is_another() {
         assert_eq!(of("slo", 2), of("slo", 2));
         assert_ne!(of("default", 2), of("default", 3));
-        assert!(By::named("best").is_err() && By::named("slo:least").is_err() && By::named("slo:nothing=1").is_err());
+        assert!(SloPolicy::named("best").is_err() && SloPolicy::named("slo:least").is_err() && SloPolicy::named("slo:nothing=1").is_err());
     }
 }

@@ -4,10 +4,10 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::grid::Cell;
-use crate::measure::Measures;
-use crate::recovery::{Recovered, Recovery};
-use crate::slo::{Attained, Outcome};
+use crate::grid::GridCell;
+use crate::measure::RunMeasures;
+use crate::recovery::{Recovery, RecoveryResult};
+use crate::slo::{ClassOutcome, SloAttainment};
 
 /// The highest rate with nine of ten requests in their SLO.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,16 +19,16 @@ pub(crate) struct HighestRate {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Store {
-    pub(crate) cells: Vec<Cell>,
+pub(crate) struct ResultStore {
+    pub(crate) cells: Vec<GridCell>,
     pub(crate) rates: Vec<HighestRate>,
-    pub(crate) recoveries: Vec<Recovered>,
-    pub(crate) slo: Vec<Attained>,
+    pub(crate) recoveries: Vec<RecoveryResult>,
+    pub(crate) slo: Vec<SloAttainment>,
 }
 
-// === impl Store ===
+// === impl ResultStore ===
 
-impl Store {
+impl ResultStore {
     /// What the file holds; nothing where there is none.
     pub(crate) fn read(path: &Path) -> Result<Self, String> {
         let Ok(text) = std::fs::read_to_string(path) else { return Ok(Self::default()) };
@@ -46,16 +46,16 @@ impl Store {
     /// Takes in what was run.
     pub(crate) fn put(&mut self, new: Self) {
         let Self { cells, rates, recoveries, slo } = new;
-        let run = |cell: &Cell| (cell.setting.clone(), cell.workload.clone(), cell.load.to_bits(), cell.policy.clone(), cell.seed);
+        let run = |cell: &GridCell| (cell.setting.clone(), cell.workload.clone(), cell.load.to_bits(), cell.policy.clone(), cell.seed);
         let new: std::collections::BTreeSet<_> = cells.iter().map(run).collect();
         self.cells.retain(|cell| !new.contains(&run(cell)));
         self.cells.extend(cells);
         self.rates.retain(|old| !rates.iter().any(|new| (&new.workload, &new.policy, new.seed) == (&old.workload, &old.policy, old.seed)));
         self.rates.extend(rates);
-        let names = |row: &Recovered| (row.setting.clone(), row.workload.clone(), row.policy.clone());
+        let names = |row: &RecoveryResult| (row.setting.clone(), row.workload.clone(), row.policy.clone());
         self.recoveries.retain(|old| !recoveries.iter().any(|new| names(new) == names(old)));
         self.recoveries.extend(recoveries);
-        let run = |row: &Attained| (row.by.clone(), row.load.to_bits(), row.class.clone(), row.seed);
+        let run = |row: &SloAttainment| (row.by.clone(), row.load.to_bits(), row.class.clone(), row.seed);
         self.slo.retain(|old| !slo.iter().any(|new| run(new) == run(old)));
         self.slo.extend(slo);
     }
@@ -77,7 +77,7 @@ impl Store {
     }
 }
 
-fn cell_json(cell: &Cell) -> Value {
+fn cell_json(cell: &GridCell) -> Value {
     let m = &cell.measures;
     json!({
         "setting": cell.setting, "workload": cell.workload, "load": cell.load, "policy": cell.policy, "seed": cell.seed,
@@ -86,11 +86,11 @@ fn cell_json(cell: &Cell) -> Value {
     })
 }
 
-fn cell(value: &Value) -> Option<Cell> {
+fn cell(value: &Value) -> Option<GridCell> {
     let ttft = |name: &str| value.get("ttft_ms")?.get(name)?.as_f64();
     let number = |name: &str| value.get(name)?.as_f64();
     let text = |name: &str| value.get(name)?.as_str().map(str::to_owned);
-    let measures = Measures {
+    let measures = RunMeasures {
         ttft_mean: ttft("mean")?,
         ttft_p50: ttft("p50")?,
         ttft_p90: ttft("p90")?,
@@ -102,7 +102,7 @@ fn cell(value: &Value) -> Option<Cell> {
         late_ttft: number("late_ttft_ms")?,
     };
     let (setting, workload, policy) = (text("setting")?, text("workload")?, text("policy")?);
-    Some(Cell { setting, workload, load: number("load")?, policy, seed: value.get("seed")?.as_u64()?, measures })
+    Some(GridCell { setting, workload, load: number("load")?, policy, seed: value.get("seed")?.as_u64()?, measures })
 }
 
 fn rate_json(rate: &HighestRate) -> Value {
@@ -115,18 +115,18 @@ fn rate(value: &Value) -> Option<HighestRate> {
     Some(HighestRate { workload: text("workload")?, policy: text("policy")?, seed, requests_per_s })
 }
 
-fn recovered_json(row: &Recovered) -> Value {
-    let Recovered { setting, workload, policy, all, by_seed, curve } = row;
+fn recovered_json(row: &RecoveryResult) -> Value {
+    let RecoveryResult { setting, workload, policy, all, by_seed, curve } = row;
     let by_seed: Vec<Value> = by_seed.iter().map(recovery_json).collect();
     json!({"setting": setting, "workload": workload, "policy": policy, "all": recovery_json(all), "by_seed": by_seed, "curve": curve})
 }
 
-fn recovered(value: &Value) -> Option<Recovered> {
+fn recovered(value: &Value) -> Option<RecoveryResult> {
     let text = |name: &str| value.get(name)?.as_str().map(str::to_owned);
     let by_seed = value.get("by_seed")?.as_array()?.iter().map(recovery).collect::<Option<_>>()?;
     let curve = value.get("curve")?.as_array()?.iter().map(Value::as_f64).collect::<Option<_>>()?;
     let (setting, workload, policy) = (text("setting")?, text("workload")?, text("policy")?);
-    Some(Recovered { setting, workload, policy, all: recovery(value.get("all")?)?, by_seed, curve })
+    Some(RecoveryResult { setting, workload, policy, all: recovery(value.get("all")?)?, by_seed, curve })
 }
 
 /// `null` seconds: not within the run.
@@ -138,17 +138,17 @@ fn recovery(value: &Value) -> Option<Recovery> {
     Some(Recovery { seconds: value.get("seconds")?.as_u64(), worst: value.get("worst")?.as_f64()? })
 }
 
-fn attained_json(Attained { by, load, class, seed, outcome }: &Attained) -> Value {
-    let Outcome { sent, in_time, shed } = outcome;
+fn attained_json(SloAttainment { by, load, class, seed, outcome }: &SloAttainment) -> Value {
+    let ClassOutcome { sent, in_time, shed } = outcome;
     json!({"by": by, "load": load, "class": class, "seed": seed, "sent": sent, "in_time": in_time, "shed": shed})
 }
 
-fn attained(value: &Value) -> Option<Attained> {
+fn attained(value: &Value) -> Option<SloAttainment> {
     let text = |name: &str| value.get(name)?.as_str().map(str::to_owned);
     let count = |name: &str| u32::try_from(value.get(name)?.as_u64()?).ok();
-    let outcome = Outcome { sent: count("sent")?, in_time: count("in_time")?, shed: count("shed")? };
+    let outcome = ClassOutcome { sent: count("sent")?, in_time: count("in_time")?, shed: count("shed")? };
     let (load, seed) = (value.get("load")?.as_f64()?, value.get("seed")?.as_u64()?);
-    Some(Attained { by: text("by")?, load, class: text("class")?, seed, outcome })
+    Some(SloAttainment { by: text("by")?, load, class: text("class")?, seed, outcome })
 }
 
 #[cfg(test)]
@@ -157,17 +157,17 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_and_a_run_made_again_replaces_the_old() {
-        let measures = Measures { ttft_mean: 1.5, slo: 0.25, ..Measures::default() };
-        let of = |load, ttft_mean| Cell {
+        let measures = RunMeasures { ttft_mean: 1.5, slo: 0.25, ..RunMeasures::default() };
+        let of = |load, ttft_mean| GridCell {
             setting: "main".into(),
             workload: "code".into(),
             load,
             policy: "ours".into(),
             seed: 3,
-            measures: Measures { ttft_mean, ..measures },
+            measures: RunMeasures { ttft_mean, ..measures },
         };
         let rate = HighestRate { workload: "code".into(), policy: "ours".into(), seed: 1, requests_per_s: 61.5 };
-        let recovered = |seconds| Recovered {
+        let recovered = |seconds| RecoveryResult {
             setting: "one-restarts".into(),
             workload: "code".into(),
             policy: "ours".into(),
@@ -175,20 +175,20 @@ mod tests {
             by_seed: vec![Recovery { seconds: None, worst: 3.0 }],
             curve: vec![1.5, 1.0],
         };
-        let attained = |in_time| Attained {
+        let attained = |in_time| SloAttainment {
             by: "slo".into(),
             load: 0.9,
             class: "batch".into(),
             seed: 2,
-            outcome: Outcome { sent: 10, in_time, shed: 1 },
+            outcome: ClassOutcome { sent: 10, in_time, shed: 1 },
         };
-        let mut store = Store::default();
+        let mut store = ResultStore::default();
         let (rates, recoveries) = (vec![rate.clone()], vec![recovered(None)]);
-        store.put(Store { cells: vec![of(0.5, 1.0), of(0.7, 2.0)], rates: rates.clone(), recoveries, slo: vec![attained(3)] });
-        store.put(Store { cells: vec![of(0.7, 3.0)], rates, recoveries: vec![recovered(Some(31))], slo: vec![attained(9)] });
+        store.put(ResultStore { cells: vec![of(0.5, 1.0), of(0.7, 2.0)], rates: rates.clone(), recoveries, slo: vec![attained(3)] });
+        store.put(ResultStore { cells: vec![of(0.7, 3.0)], rates, recoveries: vec![recovered(Some(31))], slo: vec![attained(9)] });
         let path = std::env::temp_dir().join(format!("simulator-store-{}.json", std::process::id()));
         store.write(&path).unwrap();
-        let read = Store::read(&path).unwrap();
+        let read = ResultStore::read(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         assert_eq!((read.cells, read.rates), (vec![of(0.5, 1.0), of(0.7, 3.0)], vec![rate]));
         assert_eq!((read.recoveries, read.slo), (vec![recovered(Some(31))], vec![attained(9)]));

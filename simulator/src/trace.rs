@@ -9,7 +9,7 @@ use serde_json::Value;
 
 /// One line of a trace.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Line {
+pub(crate) struct TraceRequest {
     /// Since the trace began, ms.
     pub(crate) at: f64,
     pub(crate) prompt: u32,
@@ -22,7 +22,7 @@ pub(crate) struct Line {
 
 /// What a real server did with a request, ms.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Served {
+pub(crate) struct MeasuredTimes {
     pub(crate) ttft: f64,
     pub(crate) tpot: f64,
 }
@@ -31,21 +31,21 @@ pub(crate) struct Served {
 pub(crate) const ID_TOKENS: usize = 512;
 
 /// A Mooncake trace.
-pub(crate) fn mooncake(which: &str) -> Result<Vec<Line>, String> {
+pub(crate) fn mooncake(which: &str) -> Result<Vec<TraceRequest>, String> {
     let line = |value: &Value| {
-        Some(Line {
+        Some(TraceRequest {
             at: value.get("timestamp")?.as_f64()?,
             prompt: tokens(value.get("input_length")?)?.max(1),
             output: tokens(value.get("output_length")?)?.max(1),
             ids: value.get("hash_ids")?.as_array()?.iter().map(Value::as_u64).collect::<Option<_>>()?,
-            ..Line::default()
+            ..TraceRequest::default()
         })
     };
     json_lines(&format!("mooncake_{which}_trace.jsonl.gz"), line)
 }
 
 /// An Azure trace of 2023: `TIMESTAMP,ContextTokens,GeneratedTokens`, all of one day.
-pub(crate) fn azure(which: &str) -> Result<Vec<Line>, String> {
+pub(crate) fn azure(which: &str) -> Result<Vec<TraceRequest>, String> {
     let file = format!("azure2023_{which}.csv.gz");
     let mut lines = Vec::new();
     for text in read(&file)?.iter().skip(1).filter(|text| !text.trim().is_empty()) {
@@ -54,7 +54,7 @@ pub(crate) fn azure(which: &str) -> Result<Vec<Line>, String> {
             let clock = cells.next()?.split_once(' ')?.1;
             let seconds = clock.split(':').try_fold(0.0, |sum, part| Some(sum * 60.0 + part.parse::<f64>().ok()?))?;
             let (prompt, output) = (cells.next()?.parse::<u32>().ok()?, cells.next()?.parse::<u32>().ok()?);
-            Some(Line { at: seconds * 1e3, prompt: prompt.max(1), output: output.max(1), ..Line::default() })
+            Some(TraceRequest { at: seconds * 1e3, prompt: prompt.max(1), output: output.max(1), ..TraceRequest::default() })
         })();
         lines.push(line.ok_or_else(|| format!("{file}: no such line is known: {text}"))?);
     }
@@ -63,7 +63,7 @@ pub(crate) fn azure(which: &str) -> Result<Vec<Line>, String> {
 
 /// A client of ServeGen's, in the place of whom requests are drawn.
 #[derive(Clone, Debug)]
-pub(crate) struct Client {
+pub(crate) struct ServeGenClient {
     /// Requests a second and the coefficient of variation of what is between them, one pair for each ten minutes.
     pub(crate) windows: Vec<[f64; 2]>,
     /// Quantiles, evenly spaced.
@@ -72,29 +72,29 @@ pub(crate) struct Client {
 }
 
 /// ServeGen's clients of one model.
-pub(crate) fn servegen() -> Result<Vec<Client>, String> {
+pub(crate) fn servegen() -> Result<Vec<ServeGenClient>, String> {
     let counts = |value: &Value| value.as_array()?.iter().map(tokens).collect::<Option<Vec<u32>>>();
     let pair = |value: &Value| Some([value.get(0)?.as_f64()?, value.get(1)?.as_f64()?]);
     let line = |value: &Value| {
         let windows = value.get("windows")?.as_array()?.iter().map(pair).collect::<Option<_>>()?;
-        Some(Client { windows, prompt: counts(value.get("prompt")?)?, output: counts(value.get("output")?)? })
+        Some(ServeGenClient { windows, prompt: counts(value.get("prompt")?)?, output: counts(value.get("output")?)? })
     };
     json_lines("servegen_m-small_clients.jsonl.gz", line)
 }
 
 /// A run of a real vLLM server, and what it did.
-pub(crate) fn vllm(which: &str) -> Result<(Vec<Line>, Vec<Served>), String> {
+pub(crate) fn vllm(which: &str) -> Result<(Vec<TraceRequest>, Vec<MeasuredTimes>), String> {
     let line = |value: &Value| {
         let second = |name: &str| value.get(name)?.as_f64();
         let (queued, first, last) = (second("queued_ts")?, second("first_token_ts")?, second("last_token_ts")?);
-        let line = Line {
+        let line = TraceRequest {
             at: queued * 1e3,
             prompt: tokens(value.get("input_toks")?)?,
             output: tokens(value.get("output_toks")?)?,
-            ..Line::default()
+            ..TraceRequest::default()
         };
         let steps = f64::from(line.output.saturating_sub(1).max(1));
-        Some((line, Served { ttft: (first - queued) * 1e3, tpot: (last - first) * 1e3 / steps }))
+        Some((line, MeasuredTimes { ttft: (first - queued) * 1e3, tpot: (last - first) * 1e3 / steps }))
     };
     let mut rows = json_lines(&format!("llmservingsim_vllm_{which}_requests.jsonl.gz"), line)?;
     rows.sort_by(|a, b| a.0.at.total_cmp(&b.0.at));
@@ -124,7 +124,8 @@ mod tests {
 
     #[test]
     fn every_trace_is_read_whole() {
-        let shape = |lines: &[Line]| (lines.len(), lines.iter().map(|line| u64::from(line.prompt)).sum::<u64>() / lines.len() as u64);
+        let shape =
+            |lines: &[TraceRequest]| (lines.len(), lines.iter().map(|line| u64::from(line.prompt)).sum::<u64>() / lines.len() as u64);
         assert_eq!(shape(&mooncake("conversation").unwrap()), (12_031, 12_035));
         assert_eq!(shape(&mooncake("synthetic").unwrap()), (3_993, 15_325));
         assert_eq!(shape(&azure("code").unwrap()), (8_819, 2_047));

@@ -3,15 +3,15 @@
 //! A real run says when each request was queued, got its first token and its last. The engine is given the same arrivals; its step times, its KV
 //! memory and its budget are searched for (from a guess by the GPU's bandwidth) until the even requests agree, and judged by the odd ones.
 
-use crate::engine::{BLOCK_TOKENS, Engine, EngineSpec, Event, Model, StepTimes};
+use crate::engine::{BLOCK_TOKENS, EngineSimulator, SimulatedEngine, SimulatedEngineSpec, StepEvent, StepTimeModel};
 use crate::hardware::LLAMA_8B_H100;
 use crate::measure::{quantile, sorted};
-use crate::trace::{self, Served};
-use crate::workload::{Dice, Workload};
+use crate::trace::{self, MeasuredTimes};
+use crate::workload::{Sampler, Workload};
 
 /// One figure of a run.
 #[derive(Clone, Debug)]
-pub(crate) struct Row {
+pub(crate) struct ValidationRow {
     pub(crate) run: &'static str,
     pub(crate) measure: &'static str,
     pub(crate) real: f64,
@@ -27,24 +27,32 @@ const RUNS: [(&str, [f64; 3], [f64; 3], usize); 3] = [
 
 /// Which requests count.
 #[derive(Clone, Copy)]
-enum Half {
+enum RequestHalf {
     Even,
     Odd,
 }
 
 /// Fits and judges every run; `tries` is how many guesses a fit may take for each budget and number of sequences.
-pub(crate) fn all(tries: usize) -> Result<Vec<Row>, String> {
+pub(crate) fn all(tries: usize) -> Result<Vec<ValidationRow>, String> {
     let mut rows = Vec::new();
     for (run, decode, prefill, kv_tokens) in RUNS {
         let (lines, real) = trace::vllm(run)?;
         let workload = Workload::of(&lines);
-        let times = StepTimes { decode, prefill, overhead: 1.0, slowdown: 1.0 };
-        let guess =
-            EngineSpec { times, kv_blocks: kv_tokens / BLOCK_TOKENS, budget: 2048, sequences_max: 256, api_ms: 0.0, ..LLAMA_8B_H100 };
+        let times = StepTimeModel { decode, prefill, overhead: 1.0, slowdown: 1.0 };
+        let guess = SimulatedEngineSpec {
+            times,
+            kv_blocks: kv_tokens / BLOCK_TOKENS,
+            budget: 2048,
+            sequences_max: 256,
+            api_ms: 0.0,
+            ..LLAMA_8B_H100
+        };
         let fitted = fit(&workload, &real, guess, tries)?;
         let simulated = play(&workload, fitted)?;
-        for (measure, of) in [("TTFT", (|served: &Served| served.ttft) as fn(&Served) -> f64), ("TPOT", |served: &Served| served.tpot)] {
-            let (real, simulated) = (half(&real, of, Half::Odd), half(&simulated, of, Half::Odd));
+        for (measure, of) in
+            [("TTFT", (|served: &MeasuredTimes| served.ttft) as fn(&MeasuredTimes) -> f64), ("TPOT", |served: &MeasuredTimes| served.tpot)]
+        {
+            let (real, simulated) = (half(&real, of, RequestHalf::Odd), half(&simulated, of, RequestHalf::Odd));
             let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len().max(1) as f64;
             let name = |p: &str| -> &'static str {
                 match (measure, p) {
@@ -60,18 +68,18 @@ pub(crate) fn all(tries: usize) -> Result<Vec<Row>, String> {
             for (measure, [real, simulated]) in
                 [(name("mean"), [mean(&real), mean(&simulated)]), (name("p50"), of(0.5)), (name("p99"), of(0.99))]
             {
-                rows.push(Row { run, measure, real, simulated });
+                rows.push(ValidationRow { run, measure, real, simulated });
             }
         }
     }
     Ok(rows)
 }
 
-fn fit(workload: &Workload, real: &[Served], guess: EngineSpec, tries: usize) -> Result<EngineSpec, String> {
-    let dice = &mut Dice::seeded(5);
+fn fit(workload: &Workload, real: &[MeasuredTimes], guess: SimulatedEngineSpec, tries: usize) -> Result<SimulatedEngineSpec, String> {
+    let dice = &mut Sampler::seeded(5);
     let mut best = (f64::INFINITY, guess);
     for (budget, sequences_max) in [(2048, 128), (2048, 256), (8192, 128), (8192, 256)] {
-        let start = EngineSpec { budget, sequences_max, ..guess };
+        let start = SimulatedEngineSpec { budget, sequences_max, ..guess };
         let mut now = (loss(workload, real, start)?, start);
         let mut stride = 0.5;
         for number in 0..tries {
@@ -103,11 +111,11 @@ fn fit(workload: &Workload, real: &[Served], guess: EngineSpec, tries: usize) ->
 }
 
 /// How far the even requests are off: logarithms of ratios of quantiles, summed up.
-fn loss(workload: &Workload, real: &[Served], spec: EngineSpec) -> Result<f64, String> {
+fn loss(workload: &Workload, real: &[MeasuredTimes], spec: SimulatedEngineSpec) -> Result<f64, String> {
     let simulated = play(workload, spec)?;
     let mut loss = 0.0;
-    for of in [(|served: &Served| served.ttft) as fn(&Served) -> f64, |served: &Served| served.tpot] {
-        let (real, simulated) = (half(real, of, Half::Even), half(&simulated, of, Half::Even));
+    for of in [(|served: &MeasuredTimes| served.ttft) as fn(&MeasuredTimes) -> f64, |served: &MeasuredTimes| served.tpot] {
+        let (real, simulated) = (half(real, of, RequestHalf::Even), half(&simulated, of, RequestHalf::Even));
         for share in [0.1, 0.25, 0.5, 0.75, 0.9, 0.97] {
             loss += (quantile(&real, share).max(1.0) / quantile(&simulated, share).max(1.0)).ln().abs();
         }
@@ -115,14 +123,14 @@ fn loss(workload: &Workload, real: &[Served], spec: EngineSpec) -> Result<f64, S
     Ok(loss)
 }
 
-fn half(rows: &[Served], of: fn(&Served) -> f64, half: Half) -> Vec<f64> {
-    sorted(rows.iter().skip(usize::from(matches!(half, Half::Odd))).step_by(2).map(of))
+fn half(rows: &[MeasuredTimes], of: fn(&MeasuredTimes) -> f64, half: RequestHalf) -> Vec<f64> {
+    sorted(rows.iter().skip(usize::from(matches!(half, RequestHalf::Odd))).step_by(2).map(of))
 }
 
 /// What one engine does with these arrivals.
-pub(crate) fn play(workload: &Workload, spec: EngineSpec) -> Result<Vec<Served>, String> {
-    let mut engine = Engine::new(spec);
-    let mut served = vec![Served { ttft: 0.0, tpot: 0.0 }; workload.requests().len()];
+pub(crate) fn play(workload: &Workload, spec: SimulatedEngineSpec) -> Result<Vec<MeasuredTimes>, String> {
+    let mut engine = SimulatedEngine::new(spec);
+    let mut served = vec![MeasuredTimes { ttft: 0.0, tpot: 0.0 }; workload.requests().len()];
     let (mut next, mut now, mut events) = (0_u32, 0.0, Vec::new());
     loop {
         while let Some(job) = workload.job(next).filter(|_| workload.requests().get(next as usize).is_some_and(|request| request.at <= now))
@@ -140,11 +148,11 @@ pub(crate) fn play(workload: &Workload, spec: EngineSpec) -> Result<Vec<Served>,
         }
         engine.end(&mut events)?;
         for event in events.drain(..) {
-            let (Event::First(request) | Event::Done(request)) = event;
+            let (StepEvent::First(request) | StepEvent::Done(request)) = event;
             let (Some(row), Some(asked)) = (served.get_mut(request as usize), workload.requests().get(request as usize)) else { continue };
             match event {
-                Event::First(_) => row.ttft = now - asked.at,
-                Event::Done(_) => row.tpot = (now - asked.at - row.ttft) / f64::from(asked.output.saturating_sub(1).max(1)),
+                StepEvent::First(_) => row.ttft = now - asked.at,
+                StepEvent::Done(_) => row.tpot = (now - asked.at - row.ttft) / f64::from(asked.output.saturating_sub(1).max(1)),
             }
         }
     }

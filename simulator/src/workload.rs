@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use scheduler::Rng;
 use scheduler::prefix::{BLOCK_BYTES_MIN, BlockHasher};
 
-use crate::engine::{BLOCK_TOKENS, Job};
-use crate::trace::{self, Client, ID_TOKENS, Line};
+use crate::engine::{BLOCK_TOKENS, EngineJob};
+use crate::trace::{self, ID_TOKENS, ServeGenClient, TraceRequest};
 
 /// Requests in order of arrival.
 #[derive(Debug)]
 pub(crate) struct Workload {
-    requests: Vec<Request>,
+    requests: Vec<WorkloadRequest>,
     blocks: Vec<u64>,
     hashes: Vec<u64>,
     /// Requests a second at its own rate.
@@ -20,7 +20,7 @@ pub(crate) struct Workload {
 
 /// One request.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Request {
+pub(crate) struct WorkloadRequest {
     /// Arrival at the workload's own rate, ms.
     pub(crate) at: f64,
     pub(crate) prompt: u32,
@@ -35,7 +35,7 @@ pub(crate) struct Request {
 
 /// Which workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum WorkloadKind {
     /// Mooncake's conversations: long prompts, a third of them seen before.
     Conversation,
     /// Mooncake's synthetic mix: long prompts, two thirds of them seen before.
@@ -62,19 +62,19 @@ pub(crate) enum Kind {
 
 /// Who goes on with what. Traces do not say; a prompt that begins with all of an earlier one (but its last, broken id) is of the same session.
 #[derive(Default)]
-struct Sessions(BTreeMap<u64, u32>);
+struct SessionCounts(BTreeMap<u64, u32>);
 
 /// Draws from a generator of the scheduler's.
-pub(crate) struct Dice(Rng);
+pub(crate) struct Sampler(Rng);
 
-// === impl Sessions ===
+// === impl SessionCounts ===
 
-impl Sessions {
+impl SessionCounts {
     /// Ids that are more than a system prompt.
     const IDS_MIN: usize = 2;
 
     /// The session of the next line; its own number where it goes on with nothing.
-    fn of(&mut self, line: &Line, number: u32) -> u32 {
+    fn of(&mut self, line: &TraceRequest, number: u32) -> u32 {
         let whole = line.ids.get(..line.prompt as usize / ID_TOKENS).unwrap_or(&line.ids);
         let longest = whole.iter().skip(Self::IDS_MIN - 1).rev().find_map(|id| self.0.get(id));
         let session = longest.copied().unwrap_or(number);
@@ -85,9 +85,9 @@ impl Sessions {
     }
 }
 
-// === impl Dice ===
+// === impl Sampler ===
 
-impl Dice {
+impl Sampler {
     pub(crate) fn seeded(seed: u64) -> Self {
         Self(Rng::seeded(mix(seed, 77)))
     }
@@ -140,9 +140,9 @@ impl Dice {
     }
 }
 
-// === impl Kind ===
+// === impl WorkloadKind ===
 
-impl Kind {
+impl WorkloadKind {
     pub(crate) const MAIN: [Self; 5] = [Self::Conversation, Self::PrefixHeavy, Self::Code, Self::Chat, Self::Tenants];
     pub(crate) const FURTHER: [Self; 5] = [Self::TenantsRepeated, Self::TenantsZipf, Self::Agents, Self::Assistants, Self::Clients];
 
@@ -184,7 +184,7 @@ impl Kind {
 
     /// The workload as this seed has it.
     pub(crate) fn load(self, seed: u64) -> Result<Workload, String> {
-        let dice = &mut Dice::seeded(mix(seed, self as u64 + 1));
+        let dice = &mut Sampler::seeded(mix(seed, self as u64 + 1));
         let lines = match self {
             Self::Conversation => {
                 let mut lines = trace::mooncake("conversation")?;
@@ -210,9 +210,9 @@ impl Kind {
 // === impl Workload ===
 
 impl Workload {
-    pub(crate) fn of(lines: &[Line]) -> Self {
+    pub(crate) fn of(lines: &[TraceRequest]) -> Self {
         let (mut requests, mut blocks, mut hashes) = (Vec::with_capacity(lines.len()), Vec::new(), Vec::new());
-        let mut sessions = Sessions::default();
+        let mut sessions = SessionCounts::default();
         let start = lines.first().map_or(0.0, |line| line.at);
         for (number, line) in lines.iter().enumerate() {
             let (first_block, first_hash) = (blocks.len(), hashes.len());
@@ -222,25 +222,25 @@ impl Workload {
             };
             blocks.extend((0..line.prompt as usize / BLOCK_TOKENS).map(content));
             hash(line.prompt as usize, content, &mut hashes);
-            let Line { at, prompt, output, adapter, .. } = *line;
+            let TraceRequest { at, prompt, output, adapter, .. } = *line;
             let (blocks, hashes) = ((first_block, blocks.len() - first_block), (first_hash, hashes.len() - first_hash));
             let session = sessions.of(line, number as u32);
-            requests.push(Request { at: at - start, prompt, output, adapter, session, blocks, hashes });
+            requests.push(WorkloadRequest { at: at - start, prompt, output, adapter, session, blocks, hashes });
         }
         let span_s = requests.last().map_or(1.0, |last| last.at / 1e3).max(1e-3);
         let rate = requests.len().saturating_sub(1) as f64 / span_s;
         Self { requests, blocks, hashes, rate }
     }
 
-    pub(crate) fn requests(&self) -> &[Request] {
+    pub(crate) fn requests(&self) -> &[WorkloadRequest] {
         &self.requests
     }
 
-    pub(crate) fn job(&self, request: u32) -> Option<Job<'_>> {
-        let Request { prompt, output, adapter, blocks, hashes, .. } = *self.requests.get(request as usize)?;
+    pub(crate) fn job(&self, request: u32) -> Option<EngineJob<'_>> {
+        let WorkloadRequest { prompt, output, adapter, blocks, hashes, .. } = *self.requests.get(request as usize)?;
         let blocks = self.blocks.get(blocks.0..blocks.0 + blocks.1)?;
         let hashes = self.hashes.get(hashes.0..hashes.0 + hashes.1)?;
-        Some(Job { request, prompt, output, blocks, hashes, adapter, prefilled: false })
+        Some(EngineJob { request, prompt, output, blocks, hashes, adapter, prefilled: false })
     }
 }
 
@@ -261,13 +261,13 @@ pub(crate) fn mix(a: u64, b: u64) -> u64 {
     rng.next_u64() | 1
 }
 
-fn in_order(mut lines: Vec<Line>) -> Vec<Line> {
+fn in_order(mut lines: Vec<TraceRequest>) -> Vec<TraceRequest> {
     lines.sort_by(|a, b| a.at.total_cmp(&b.at));
     lines
 }
 
 /// The trace begun at a random place; what came before it follows its end.
-fn rotated(mut lines: Vec<Line>, dice: &mut Dice) -> Vec<Line> {
+fn rotated(mut lines: Vec<TraceRequest>, dice: &mut Sampler) -> Vec<TraceRequest> {
     let (first, last) = lines.iter().fold((f64::INFINITY, 0.0_f64), |(first, last), line| (first.min(line.at), last.max(line.at)));
     let span = last - first + 1_000.0;
     let shift = dice.unit() * span;
@@ -276,12 +276,12 @@ fn rotated(mut lines: Vec<Line>, dice: &mut Dice) -> Vec<Line> {
 }
 
 /// Several copies of a trace, each begun elsewhere. They share no prompt.
-fn copies(lines: &[Line], count: usize, dice: &mut Dice) -> Vec<Line> {
+fn copies(lines: &[TraceRequest], count: usize, dice: &mut Sampler) -> Vec<TraceRequest> {
     in_order((0..count).flat_map(|_| rotated(lines.to_vec(), dice)).collect())
 }
 
 /// Shared system prompts of 11 ids, questions of 1,568 tokens, about 1,000 tokens of output; Poisson. `questions`: different ones a tenant has.
-fn tenants(questions: Option<usize>, zipf: f64, dice: &mut Dice) -> Vec<Line> {
+fn tenants(questions: Option<usize>, zipf: f64, dice: &mut Sampler) -> Vec<TraceRequest> {
     const TENANTS: usize = 150;
     const REQUESTS: u64 = 12_000;
     let shares = zipf_shares(TENANTS, zipf);
@@ -292,7 +292,13 @@ fn tenants(questions: Option<usize>, zipf: f64, dice: &mut Dice) -> Vec<Line> {
         let question = questions.map_or(1_000_000 + number, |count| tenant * 1_000 + dice.below(count) as u64);
         let output = dice.tokens(1_000.0, 0.3, (50.0, 4_000.0));
         let system = (0..11).map(|id| 10_000_000 + tenant * 64 + id);
-        Line { at, prompt: 7_200, output, ids: system.chain((0..4).map(|id| 1_000_000_000 + question * 64 + id)).collect(), adapter: 0 }
+        TraceRequest {
+            at,
+            prompt: 7_200,
+            output,
+            ids: system.chain((0..4).map(|id| 1_000_000_000 + question * 64 + id)).collect(),
+            adapter: 0,
+        }
     };
     (0..REQUESTS).map(line).collect()
 }
@@ -303,7 +309,7 @@ fn zipf_shares(count: usize, zipf: f64) -> Vec<f64> {
 }
 
 /// Poisson; the adapter of each by Zipf's law. Prompts of about 1,500 tokens, a third of them the adapter's own.
-fn adapters(dice: &mut Dice) -> Vec<Line> {
+fn adapters(dice: &mut Sampler) -> Vec<TraceRequest> {
     const REQUESTS: u64 = 12_000;
     let shares = zipf_shares(64, 1.0);
     let mut at = 0.0;
@@ -313,19 +319,19 @@ fn adapters(dice: &mut Dice) -> Vec<Line> {
         let prompt = ID_TOKENS as u32 + dice.tokens(1_000.0, 0.8, (20.0, 8_000.0));
         let own = (1..u64::from(prompt).div_ceil(ID_TOKENS as u64)).map(|id| (number + 1) << 20 | id);
         let ids = std::iter::once(adapter).chain(own).collect();
-        Line { at, prompt, output: dice.tokens(200.0, 0.6, (10.0, 1_000.0)), ids, adapter: adapter as u16 }
+        TraceRequest { at, prompt, output: dice.tokens(200.0, 0.6, (10.0, 1_000.0)), ids, adapter: adapter as u16 }
     };
     (0..REQUESTS).map(line).collect()
 }
 
 /// Every client by itself: in each window as many as its rate asks for, Gamma apart. Thinned to about 60,000 in all.
-fn clients(clients: &[Client], dice: &mut Dice) -> Vec<Line> {
+fn clients(clients: &[ServeGenClient], dice: &mut Sampler) -> Vec<TraceRequest> {
     const REQUESTS: f64 = 60_000.0;
     const WINDOW_MS: f64 = 600_000.0;
     let all: f64 = clients.iter().flat_map(|client| &client.windows).map(|[rate, _]| rate * WINDOW_MS / 1e3).sum();
     let mut lines = Vec::new();
     for client in clients {
-        let drawn = |quantiles: &[u32], dice: &mut Dice| quantiles.get(dice.below(quantiles.len())).copied().unwrap_or(1).max(1);
+        let drawn = |quantiles: &[u32], dice: &mut Sampler| quantiles.get(dice.below(quantiles.len())).copied().unwrap_or(1).max(1);
         // In units of the mean gap: how far the next request is beyond the window's beginning.
         let mut ahead = dice.unit();
         for (number, &[rate, spread]) in client.windows.iter().enumerate() {
@@ -333,7 +339,7 @@ fn clients(clients: &[Client], dice: &mut Dice) -> Vec<Line> {
             while ahead < count {
                 let at = (number as f64 + ahead / count) * WINDOW_MS;
                 let (prompt, output) = (drawn(&client.prompt, dice), drawn(&client.output, dice));
-                lines.push(Line { at, prompt, output, ..Line::default() });
+                lines.push(TraceRequest { at, prompt, output, ..TraceRequest::default() });
                 ahead += dice.gamma(1.0 / spread.clamp(0.1, 10.0).powi(2));
             }
             ahead -= count;
@@ -343,7 +349,7 @@ fn clients(clients: &[Client], dice: &mut Dice) -> Vec<Line> {
 }
 
 /// Sessions that arrive by chance. A turn carries all before it; the next comes once a tool has run.
-fn agents(dice: &mut Dice) -> Vec<Line> {
+fn agents(dice: &mut Sampler) -> Vec<TraceRequest> {
     const SESSIONS: u64 = 1_200;
     let (mut lines, mut begins) = (Vec::new(), 0.0);
     for session in 0..SESSIONS {
@@ -352,7 +358,7 @@ fn agents(dice: &mut Dice) -> Vec<Line> {
         for _ in 0..3 + dice.below(28) {
             let output = dice.tokens(250.0, 0.7, (20.0, 2_000.0));
             let ids = (0..(prompt as u64).div_ceil(ID_TOKENS as u64)).map(|id| (session + 1) << 20 | id).collect();
-            lines.push(Line { at, prompt: prompt as u32, output, ids, adapter: 0 });
+            lines.push(TraceRequest { at, prompt: prompt as u32, output, ids, adapter: 0 });
             prompt = (prompt + f64::from(output) + f64::from(dice.tokens(900.0, 1.0, (50.0, 12_000.0)))).min(120_000.0);
             at += 2_000.0 + f64::from(output) * 12.0 + dice.exponential() * 3_000.0;
         }
@@ -361,7 +367,7 @@ fn agents(dice: &mut Dice) -> Vec<Line> {
 }
 
 /// Each turn's prompt is all before it and 512 tokens more. Conversations begin so often that 120 go on at a time.
-fn assistants(dice: &mut Dice) -> Vec<Line> {
+fn assistants(dice: &mut Sampler) -> Vec<TraceRequest> {
     const CONVERSATIONS: u64 = 2_000;
     const TURNS: u64 = 8;
     const APART_MS: f64 = 1_500.0;
@@ -373,7 +379,7 @@ fn assistants(dice: &mut Dice) -> Vec<Line> {
             let said = (0..turn).map(|turn| (conversation + 1) << 20 | turn);
             let ids: Vec<u64> = [2 * assistant, 2 * assistant + 1].into_iter().chain(said).collect();
             let output = 16 + dice.below(32) as u32;
-            lines.push(Line { at, prompt: (ids.len() * ID_TOKENS) as u32, output, ids, adapter: 0 });
+            lines.push(TraceRequest { at, prompt: (ids.len() * ID_TOKENS) as u32, output, ids, adapter: 0 });
             at += APART_MS * (2.0 / 3.0 + dice.unit() * 2.0 / 3.0);
         }
     }
@@ -386,7 +392,7 @@ mod tests {
 
     #[test]
     fn a_seed_is_a_workload_and_another_is_another() {
-        for kind in Kind::all() {
+        for kind in WorkloadKind::all() {
             let times = |seed| kind.load(seed).unwrap().requests().iter().map(|request| request.at).collect::<Vec<_>>();
             let once = times(1);
             assert!(once == times(1) && once != times(2), "{}", kind.name());
@@ -396,7 +402,7 @@ mod tests {
 
     #[test]
     fn what_ids_share_blocks_share() {
-        let line = |ids: &[u64]| Line { prompt: 1_000, output: 1, ids: ids.to_vec(), ..Line::default() };
+        let line = |ids: &[u64]| TraceRequest { prompt: 1_000, output: 1, ids: ids.to_vec(), ..TraceRequest::default() };
         let workload = Workload::of(&[line(&[1, 2]), line(&[1, 3]), line(&[]), line(&[])]);
         let blocks = |request| workload.job(request).unwrap().blocks.to_vec();
         let shared = |a: u32, b: u32| blocks(a).iter().zip(blocks(b)).take_while(|(a, b)| **a == *b).count();
@@ -405,7 +411,7 @@ mod tests {
 
     #[test]
     fn who_repeats_all_of_an_earlier_prompt_goes_on_with_its_session() {
-        let of = |prompt, ids: &[u64]| Line { prompt, output: 1, ids: ids.to_vec(), ..Line::default() };
+        let of = |prompt, ids: &[u64]| TraceRequest { prompt, output: 1, ids: ids.to_vec(), ..TraceRequest::default() };
         let lines = [
             of(1_600, &[1, 2, 3, 4]),
             of(1_600, &[1, 2, 5, 6]),
@@ -420,7 +426,7 @@ mod tests {
 
     #[test]
     fn a_proxy_knows_a_prompt_by_its_chain_and_of_a_long_one_every_fourth_block() {
-        let of = |ids: &[u64]| Line { prompt: 10_000, output: 1, ids: ids.to_vec(), ..Line::default() };
+        let of = |ids: &[u64]| TraceRequest { prompt: 10_000, output: 1, ids: ids.to_vec(), ..TraceRequest::default() };
         let mut other: Vec<u64> = (0..20).collect();
         other[18] = 99;
         let workload = Workload::of(&[of(&(0..20).collect::<Vec<_>>()), of(&other), of(&[])]);
@@ -434,7 +440,7 @@ mod tests {
     #[test]
     fn gamma_draws_have_mean_one_and_the_spread_asked_for() {
         for spread in [0.3, 1.0, 2.0] {
-            let dice = &mut Dice::seeded(3);
+            let dice = &mut Sampler::seeded(3);
             let drawn: Vec<f64> = (0..40_000).map(|_| dice.gamma(1.0 / (spread * spread))).collect();
             let mean = drawn.iter().sum::<f64>() / drawn.len() as f64;
             let variance = drawn.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / drawn.len() as f64;

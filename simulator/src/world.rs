@@ -10,27 +10,27 @@
 mod setting;
 #[cfg(test)]
 mod tests;
-pub(crate) use setting::{Change, EngineModel, Setting, Sharing};
+pub(crate) use setting::{EngineModel, PoolChange, PoolSetting, SharingMode};
 
 use std::sync::Arc;
 
-use scheduler::in_flight::{Load, Ticket};
+use scheduler::in_flight::{EndpointLoad, InFlightTicket};
 use scheduler::prefix::CacheEstimate;
 use scheduler::{
-    Endpoint, EndpointMetrics, EndpointRef, Incarnation, LoraMetrics, Pipeline, ROLE_LABEL, Readiness, Slot, Snapshot, Version,
+    Endpoint, EndpointMetrics, EndpointRef, Generation, LoraMetrics, Pipeline, ROLE_LABEL, Readiness, Slot, Snapshot, Version,
     session_token,
 };
 
-use crate::agenda::Agenda;
-use crate::engine::{BLOCK_TOKENS, Event, Job, Model};
-use crate::learning::Learning;
-use crate::policy::Policy;
-use crate::router::{Picked, Router, adapter_name};
-use crate::workload::{Dice, Workload};
+use crate::engine::{BLOCK_TOKENS, EngineJob, EngineSimulator, StepEvent};
+use crate::event_queue::EventQueue;
+use crate::learning::SimulatedLearner;
+use crate::policy::RoutingPolicy;
+use crate::router::{PolicyRouter, SimulatedPick, adapter_name};
+use crate::workload::{Sampler, Workload};
 
 /// What became of a request. Times in ms.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Record {
+pub(crate) struct RequestOutcome {
     pub(crate) at: f64,
     pub(crate) ttft: f64,
     pub(crate) e2e: f64,
@@ -40,55 +40,55 @@ pub(crate) struct Record {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum What {
+enum WorldEvent {
     Arrives { request: u32, engine: usize },
     StepEnds { engine: usize },
     Scrape,
-    Row { from: usize, to: usize, endpoint: EndpointRef, load: Load },
+    Row { from: usize, to: usize, endpoint: EndpointRef, load: EndpointLoad },
     Placed { to: usize, endpoint: EndpointRef, request: u32 },
     Changes,
     Returns,
 }
 
 /// A request under way.
-struct Flight {
-    ticket: Ticket,
+struct SimulatedRequest {
+    ticket: InFlightTicket,
     /// What its engine was believed to hold of its prompt; `None` where another works through that.
-    belief: Option<CacheEstimate>,
+    cache_estimate: Option<CacheEstimate>,
     proxy: usize,
     /// Where it is decoded.
     at: usize,
     /// Output told to the ledger so far.
-    told: u32,
-    prompt: Prompt,
+    published: u32,
+    prompt: PrefillLocation,
 }
 
 /// Where a prompt is worked through.
-enum Prompt {
+enum PrefillLocation {
     /// Where it is decoded.
     There,
     /// At this other engine.
-    At(usize, Ticket),
+    At(usize, InFlightTicket),
     /// It was, elsewhere.
     Brought,
 }
 
-struct World<'w> {
-    setting: &'w Setting,
+struct Simulation<'w> {
+    setting: &'w PoolSetting,
     workload: &'w Workload,
-    policy: &'w Policy,
-    engines: Vec<Box<dyn Model<'w> + 'w>>,
+    policy: &'w RoutingPolicy,
+    engines: Vec<Box<dyn EngineSimulator<'w> + 'w>>,
     steps_made: Vec<u64>,
-    routers: Vec<Router>,
+    routers: Vec<PolicyRouter>,
     snapshot: Snapshot,
     refs: Vec<EndpointRef>,
-    learning: Learning,
-    records: Vec<Record>,
+    learning: SimulatedLearner,
+    records: Vec<RequestOutcome>,
     /// Who served each session last, by the session's first request.
     sessions: Vec<Option<usize>>,
     /// Those under way.
-    flights: Vec<Option<Flight>>,
-    agenda: Agenda<What>,
+    flights: Vec<Option<SimulatedRequest>>,
+    agenda: EventQueue<WorldEvent>,
 }
 
 /// Steps of an engine between two looks at how far its streams are: about a tenth of a second.
@@ -102,24 +102,36 @@ const TRANSFER_TOKEN_MS: f64 = 0.0026;
 const RESTART_MS: f64 = 30_000.0;
 
 /// Runs a workload at `rate` requests a second to its end: what became of each request, in order of arrival.
-pub(crate) fn run(workload: &Workload, rate: f64, policy: &Policy, setting: &Setting, seed: u64) -> Result<Vec<Record>, String> {
+pub(crate) fn run(
+    workload: &Workload,
+    rate: f64,
+    policy: &RoutingPolicy,
+    setting: &PoolSetting,
+    seed: u64,
+) -> Result<Vec<RequestOutcome>, String> {
     let pipeline = Pipeline::build(&policy.pipeline(setting.prefillers > 0)?).map_err(|error| error.to_string())?;
-    let mut world = World::new(workload, policy, setting, pipeline, seed)?;
-    world.play(workload.rate / rate, &mut Dice::seeded(seed ^ 0x5eed))?;
+    let mut world = Simulation::new(workload, policy, setting, pipeline, seed)?;
+    world.play(workload.rate / rate, &mut Sampler::seeded(seed ^ 0x5eed))?;
     Ok(world.records)
 }
 
-// === impl World ===
+// === impl Simulation ===
 
-impl<'w> World<'w> {
-    fn new(workload: &'w Workload, policy: &'w Policy, setting: &'w Setting, pipeline: Pipeline, seed: u64) -> Result<Self, String> {
+impl<'w> Simulation<'w> {
+    fn new(
+        workload: &'w Workload,
+        policy: &'w RoutingPolicy,
+        setting: &'w PoolSetting,
+        pipeline: Pipeline,
+        seed: u64,
+    ) -> Result<Self, String> {
         let count = setting.replicas;
         let endpoints: Vec<Endpoint> = (0..count).map(|at| endpoint(at, setting)).collect();
         let refs: Vec<EndpointRef> = endpoints.iter().map(|endpoint| endpoint.id).collect();
         let metrics = vec![EndpointMetrics::default(); count];
         let snapshot = Snapshot::try_new(Version::default(), endpoints, metrics, pipeline).map_err(|error| error.to_string())?;
-        let mut routers: Vec<Router> =
-            (0..setting.proxies).map(|number| Router::new(seed * 1_000 + number as u64, number, setting.proxies)).collect();
+        let mut routers: Vec<PolicyRouter> =
+            (0..setting.proxies).map(|number| PolicyRouter::new(seed * 1_000 + number as u64, number, setting.proxies)).collect();
         routers.iter_mut().for_each(|router| router.install(&refs, &[], setting.engine.kv_blocks));
         let requests = workload.requests().len();
         Ok(Self {
@@ -131,21 +143,21 @@ impl<'w> World<'w> {
             routers,
             snapshot,
             refs,
-            learning: Learning::new(count),
+            learning: SimulatedLearner::new(count),
             records: Vec::with_capacity(requests),
             sessions: vec![None; requests],
             flights: (0..requests).map(|_| None).collect(),
-            agenda: Agenda::default(),
+            agenda: EventQueue::default(),
         })
     }
 
-    fn play(&mut self, stretch: f64, dice: &mut Dice) -> Result<(), String> {
+    fn play(&mut self, stretch: f64, dice: &mut Sampler) -> Result<(), String> {
         let arrivals: Vec<f64> = self.workload.requests().iter().map(|request| request.at * stretch).collect();
         if self.setting.scrape_ms > 0.0 {
-            self.agenda.plan(0.0, What::Scrape);
+            self.agenda.plan(0.0, WorldEvent::Scrape);
         }
         if let Some(at) = self.setting.change_at(arrivals.len()).and_then(|at| arrivals.get(at)) {
-            self.agenda.plan(*at, What::Changes);
+            self.agenda.plan(*at, WorldEvent::Changes);
         }
         let (mut next, mut left, mut events) = (0, arrivals.len(), Vec::new());
         while left > 0 {
@@ -156,49 +168,49 @@ impl<'w> World<'w> {
                 continue;
             }
             match self.agenda.next()? {
-                (now, What::StepEnds { engine }) => left -= self.step_ends(engine, now, &mut events)?,
+                (now, WorldEvent::StepEnds { engine }) => left -= self.step_ends(engine, now, &mut events)?,
                 (now, other) => self.happens(other, now)?,
             }
         }
         Ok(())
     }
 
-    fn happens(&mut self, what: What, now: f64) -> Result<(), String> {
+    fn happens(&mut self, what: WorldEvent, now: f64) -> Result<(), String> {
         match what {
-            What::Arrives { request, engine } => {
+            WorldEvent::Arrives { request, engine } => {
                 if let (Some(job), Some(at)) = (self.job_at(request, engine), self.engines.get_mut(engine)) {
                     at.submit(job, now)?;
                     self.start_step(engine, now)?;
                 }
             }
-            What::StepEnds { .. } => {}
-            What::Scrape => {
+            WorldEvent::StepEnds { .. } => {}
+            WorldEvent::Scrape => {
                 self.scrape();
-                self.agenda.plan(now + self.setting.scrape_ms, What::Scrape);
+                self.agenda.plan(now + self.setting.scrape_ms, WorldEvent::Scrape);
             }
-            What::Row { from, to, endpoint, load } => {
+            WorldEvent::Row { from, to, endpoint, load } => {
                 if let Some(router) = self.routers.get_mut(to) {
                     router.told(from, endpoint, load);
                 }
             }
-            What::Placed { to, endpoint, request } => {
+            WorldEvent::Placed { to, endpoint, request } => {
                 if let (Some(router), Some(job)) = (self.routers.get_mut(to), self.workload.job(request)) {
                     router.placed(endpoint, job.hashes);
                 }
             }
-            What::Changes => self.changes(now),
-            What::Returns => self.returns(),
+            WorldEvent::Changes => self.changes(now),
+            WorldEvent::Returns => self.returns(),
         }
         Ok(())
     }
 
     /// What the request is at this engine: its prompt alone where another decodes.
-    fn job_at(&self, request: u32, engine: usize) -> Option<Job<'w>> {
+    fn job_at(&self, request: u32, engine: usize) -> Option<EngineJob<'w>> {
         let job = self.workload.job(request)?;
         let flight = self.flights.get(request as usize)?.as_ref()?;
         Some(match flight.prompt {
-            Prompt::At(at, _) if at == engine => Job { output: 1, ..job },
-            Prompt::Brought => Job { prefilled: true, ..job },
+            PrefillLocation::At(at, _) if at == engine => EngineJob { output: 1, ..job },
+            PrefillLocation::Brought => EngineJob { prefilled: true, ..job },
             _ => job,
         })
     }
@@ -214,17 +226,17 @@ impl<'w> World<'w> {
         let token = session.as_ref().and_then(|at| self.snapshot.endpoints().get((**at)?)).map(|endpoint| session_token(&endpoint.name));
         let asked = (&job, token.as_deref());
         let picked = router.pick(self.policy, &self.snapshot, asked, &self.engines, now).ok_or("nobody was picked")?;
-        let Picked { at, ticket, belief, matched_tokens, prefill } = picked;
+        let SimulatedPick { at, ticket, cache_estimate, matched_tokens, prefill } = picked;
         session.into_iter().for_each(|session| *session = Some(at));
-        self.records.push(Record { at: now, prompt: job.prompt, output: job.output, ..Record::default() });
+        self.records.push(RequestOutcome { at: now, prompt: job.prompt, output: job.output, ..RequestOutcome::default() });
         let first = prefill.as_ref().map_or(at, |(first, _)| *first);
         // As in a proxy: the times of a request that two engines work on are nobody's alone.
         if first == at {
             self.learning.picked(at, request, now, (job.prompt - matched_tokens, job.prompt));
         }
-        let prompt = prefill.map_or(Prompt::There, |(first, ticket)| Prompt::At(first, ticket));
+        let prompt = prefill.map_or(PrefillLocation::There, |(first, ticket)| PrefillLocation::At(first, ticket));
         if let Some(flight) = self.flights.get_mut(request as usize) {
-            *flight = Some(Flight { ticket, belief, proxy, at, told: 0, prompt });
+            *flight = Some(SimulatedRequest { ticket, cache_estimate, proxy, at, published: 0, prompt });
         }
         self.send(job, first, now)?;
         self.tell(proxy, now);
@@ -236,11 +248,11 @@ impl<'w> World<'w> {
         Ok(())
     }
 
-    fn send(&mut self, job: Job<'w>, to: usize, now: f64) -> Result<(), String> {
+    fn send(&mut self, job: EngineJob<'w>, to: usize, now: f64) -> Result<(), String> {
         let engine = self.engines.get_mut(to).ok_or("an engine that is not there was picked")?;
         engine.announce(job);
         let arrives = now + engine.spec().api_ms;
-        self.agenda.plan(arrives, What::Arrives { request: job.request, engine: to });
+        self.agenda.plan(arrives, WorldEvent::Arrives { request: job.request, engine: to });
         Ok(())
     }
 
@@ -249,18 +261,18 @@ impl<'w> World<'w> {
         let Some(router) = self.routers.get_mut(proxy) else { return };
         let mut rows = Vec::new();
         router.changed(|endpoint, load| rows.push((endpoint, load)));
-        let Sharing::After(delay) = self.setting.sharing else { return };
+        let SharingMode::After(delay) = self.setting.sharing else { return };
         for to in (0..self.setting.proxies).filter(|&to| to != proxy) {
             for &(endpoint, load) in &rows {
-                self.agenda.plan(now + delay, What::Row { from: proxy, to, endpoint, load });
+                self.agenda.plan(now + delay, WorldEvent::Row { from: proxy, to, endpoint, load });
             }
         }
     }
 
     fn tell_placement(&mut self, proxy: usize, endpoint: EndpointRef, request: u32, now: f64) {
-        let Sharing::After(delay) = self.setting.sharing else { return };
+        let SharingMode::After(delay) = self.setting.sharing else { return };
         for to in (0..self.setting.proxies).filter(|&to| to != proxy) {
-            self.agenda.plan(now + delay, What::Placed { to, endpoint, request });
+            self.agenda.plan(now + delay, WorldEvent::Placed { to, endpoint, request });
         }
     }
 
@@ -273,22 +285,22 @@ impl<'w> World<'w> {
             }
         })?;
         if let Some(ends) = ends {
-            self.agenda.plan(ends, What::StepEnds { engine: at });
+            self.agenda.plan(ends, WorldEvent::StepEnds { engine: at });
         }
         Ok(())
     }
 
     /// How many requests ended with the step.
-    fn step_ends(&mut self, at: usize, now: f64, events: &mut Vec<Event>) -> Result<usize, String> {
+    fn step_ends(&mut self, at: usize, now: f64, events: &mut Vec<StepEvent>) -> Result<usize, String> {
         let Some(engine) = self.engines.get_mut(at) else { return Ok(0) };
         engine.end(events)?;
         let mut ended = 0;
         for event in events.drain(..) {
             match event {
-                Event::First(request) if self.prefills(request, at) => {}
-                Event::Done(request) if self.prefills(request, at) => self.prefilled(request, now),
-                Event::First(request) => self.first_token(at, request, now),
-                Event::Done(request) => {
+                StepEvent::First(request) if self.prefills(request, at) => {}
+                StepEvent::Done(request) if self.prefills(request, at) => self.prefilled(request, now),
+                StepEvent::First(request) => self.first_token(at, request, now),
+                StepEvent::Done(request) => {
                     self.done(request, now);
                     ended += 1;
                 }
@@ -311,20 +323,20 @@ impl<'w> World<'w> {
     /// Is this engine there for the request's prompt alone?
     fn prefills(&self, request: u32, engine: usize) -> bool {
         let flight = self.flights.get(request as usize).and_then(Option::as_ref);
-        flight.is_some_and(|flight| matches!(flight.prompt, Prompt::At(at, _) if at == engine))
+        flight.is_some_and(|flight| matches!(flight.prompt, PrefillLocation::At(at, _) if at == engine))
     }
 
     /// The prompt is worked through elsewhere, and its KV goes where it is decoded.
     fn prefilled(&mut self, request: u32, now: f64) {
         let (Some(job), Some(Some(flight))) = (self.workload.job(request), self.flights.get_mut(request as usize)) else { return };
         let (proxy, at) = (flight.proxy, flight.at);
-        if let Prompt::At(_, ticket) = std::mem::replace(&mut flight.prompt, Prompt::Brought)
+        if let PrefillLocation::At(_, ticket) = std::mem::replace(&mut flight.prompt, PrefillLocation::Brought)
             && let Some(router) = self.routers.get_mut(proxy)
         {
             router.release(ticket);
         }
         let arrives = now + TRANSFER_MS + TRANSFER_TOKEN_MS * f64::from(job.prompt);
-        self.agenda.plan(arrives, What::Arrives { request, engine: at });
+        self.agenda.plan(arrives, WorldEvent::Arrives { request, engine: at });
         self.tell(proxy, now);
     }
 
@@ -334,7 +346,7 @@ impl<'w> World<'w> {
         let prompt = record.prompt;
         self.learning.first_token(at, self.refs.get(at).copied(), request, now);
         let Some(Some(flight)) = self.flights.get_mut(request as usize) else { return };
-        flight.told = 1;
+        flight.published = 1;
         let proxy = flight.proxy;
         if let Some(router) = self.routers.get_mut(proxy) {
             router.first_token(&mut flight.ticket, prompt);
@@ -347,11 +359,14 @@ impl<'w> World<'w> {
             record.e2e = now - record.at;
             self.learning.output(record.output);
         }
-        let Some(Flight { ticket, proxy, belief, .. }) = self.flights.get_mut(request as usize).and_then(Option::take) else { return };
+        let Some(SimulatedRequest { ticket, proxy, cache_estimate, .. }) = self.flights.get_mut(request as usize).and_then(Option::take)
+        else {
+            return;
+        };
         let (job, record) = (self.workload.job(request), self.records.get(request as usize));
         if let Some(router) = self.routers.get_mut(proxy) {
-            if let (Some(belief), Some(job), Some(record)) = (belief, job, record) {
-                router.hit(&belief, &job, record.cached);
+            if let (Some(cache_estimate), Some(job), Some(record)) = (cache_estimate, job, record) {
+                router.hit(&cache_estimate, &job, record.cached);
             }
             router.release(ticket);
         }
@@ -366,10 +381,10 @@ impl<'w> World<'w> {
             if let Some(Some(flight)) = flights.get_mut(request as usize)
                 && let Some(router) = routers.get_mut(flight.proxy)
                 && flight.at == at
-                && generated > flight.told
+                && generated > flight.published
             {
-                router.decoded(&mut flight.ticket, generated - flight.told);
-                flight.told = generated;
+                router.decoded(&mut flight.ticket, generated - flight.published);
+                flight.published = generated;
             }
         });
     }
@@ -398,7 +413,9 @@ impl<'w> World<'w> {
             }
         });
         let step = Arc::new(match self.policy {
-            Policy::Told(_) => self.learning.told(self.refs.iter().zip(self.engines.iter().map(|engine| engine.spec().times))),
+            RoutingPolicy::Published(_) => {
+                self.learning.published(self.refs.iter().zip(self.engines.iter().map(|engine| engine.spec().times)))
+            }
             _ => self.learning.publish(),
         });
         if let Ok(snapshot) = self.snapshot.with_metrics(Version::default(), metrics.collect()) {
@@ -409,12 +426,12 @@ impl<'w> World<'w> {
 
     fn changes(&mut self, now: f64) {
         match self.setting.change {
-            Some(Change::Degrades(times)) => self.engines.iter_mut().take(1).for_each(|engine| engine.slow_down(times)),
-            Some(Change::Restarts) => {
+            Some(PoolChange::Degrades(times)) => self.engines.iter_mut().take(1).for_each(|engine| engine.slow_down(times)),
+            Some(PoolChange::Restarts) => {
                 self.set_readiness(|at, readiness| if at == 0 { Readiness::NotReady } else { readiness });
-                self.agenda.plan(now + RESTART_MS, What::Returns);
+                self.agenda.plan(now + RESTART_MS, WorldEvent::Returns);
             }
-            Some(Change::Grows) => self.set_readiness(|_, _| Readiness::Ready),
+            Some(PoolChange::Grows) => self.set_readiness(|_, _| Readiness::Ready),
             None => {}
         }
     }
@@ -424,7 +441,7 @@ impl<'w> World<'w> {
         self.engines.iter_mut().take(1).for_each(|engine| engine.forget());
         let gone = self.refs.first().copied();
         if let Some(first) = self.refs.first_mut() {
-            first.incarnation.0 += 1;
+            first.generation.0 += 1;
         }
         self.set_readiness(|_, _| Readiness::Ready);
         let gone: Vec<EndpointRef> = gone.into_iter().collect();
@@ -447,18 +464,18 @@ impl<'w> World<'w> {
 }
 
 /// What an engine with places for LoRA adapters reports of them.
-fn lora(engine: &dyn Model<'_>) -> Option<LoraMetrics> {
+fn lora(engine: &dyn EngineSimulator<'_>) -> Option<LoraMetrics> {
     let max = u32::try_from(engine.spec().adapter_places).ok().filter(|&places| places > 0)?;
     let names = |adapters: Vec<u16>| adapters.into_iter().map(|adapter| adapter_name(adapter).into()).collect();
     let (running, waiting) = engine.adapters();
     Some(LoraMetrics { running: names(running), waiting: names(waiting), max })
 }
 
-fn endpoint(at: usize, setting: &Setting) -> Endpoint {
-    let absent = setting.change == Some(Change::Grows) && at + 2 >= setting.replicas;
+fn endpoint(at: usize, setting: &PoolSetting) -> Endpoint {
+    let absent = setting.change == Some(PoolChange::Grows) && at + 2 >= setting.replicas;
     let role = (setting.prefillers > 0).then_some(if at < setting.prefillers { "prefill" } else { "decode" });
     Endpoint {
-        id: EndpointRef { slot: Slot(u16::try_from(at).unwrap_or(u16::MAX)), incarnation: Incarnation(1) },
+        id: EndpointRef { slot: Slot(u16::try_from(at).unwrap_or(u16::MAX)), generation: Generation(1) },
         name: format!("engine-{at}").into(),
         address: format!("10.0.{}.{}:8000", at / 250, at % 250 + 1).into(),
         readiness: if absent { Readiness::NotReady } else { Readiness::Ready },

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 use tokio::time::sleep;
 
-use crate::plain_engine::{Answer, Behaviour, Delay};
+use crate::plain_engine::{AnswerDelay, PlainAnswer, PlainBehaviour};
 use crate::plain_pools::{PlainPool, PlainPools};
-use crate::stack::Builder;
+use crate::stack::StackBuilder;
 use crate::{Result, wait_for};
 
 /// Clients of each pool.
@@ -43,7 +43,7 @@ pub struct BrokenPools {
 
 /// What one pool's engines were sent.
 #[derive(Clone, Debug)]
-pub struct Sent {
+pub struct PoolRequests {
     /// The fault, by name.
     pub fault: String,
     /// Requests to each engine; the first is broken.
@@ -51,21 +51,21 @@ pub struct Sent {
 }
 
 /// Each fault by name, and what the broken engine does.
-fn faults() -> Vec<(&'static str, Behaviour)> {
+fn faults() -> Vec<(&'static str, PlainBehaviour)> {
     let error = |code: u16| json!({"error": {"message": "CUDA error", "type": "InternalServerError", "code": code}}).to_string();
     vec![
-        ("status-500", Behaviour::with_status(500, &error(500))),
-        ("status-404", Behaviour::with_status(404, &error(404))),
-        ("status-401", Behaviour::with_status(401, &error(401))),
-        ("status-502", Behaviour::with_status(502, "bad gateway")),
-        ("empty-200", Behaviour::with_status(200, "")),
-        ("error-in-200", Behaviour::with_status(200, &error(500))),
-        ("cut-stream", Behaviour { answer: Answer::CutAfterFirstToken, ..Behaviour::default() }),
+        ("status-500", PlainBehaviour::with_status(500, &error(500))),
+        ("status-404", PlainBehaviour::with_status(404, &error(404))),
+        ("status-401", PlainBehaviour::with_status(401, &error(401))),
+        ("status-502", PlainBehaviour::with_status(502, "bad gateway")),
+        ("empty-200", PlainBehaviour::with_status(200, "")),
+        ("error-in-200", PlainBehaviour::with_status(200, &error(500))),
+        ("cut-stream", PlainBehaviour { answer: PlainAnswer::CutAfterFirstToken, ..PlainBehaviour::default() }),
     ]
 }
 
-fn works() -> Behaviour {
-    Behaviour::with_delay(Delay::Constant(REPLY))
+fn works() -> PlainBehaviour {
+    PlainBehaviour::with_delay(AnswerDelay::Constant(REPLY))
 }
 
 // === impl BrokenPools ===
@@ -83,7 +83,7 @@ impl BrokenPools {
     ///
     /// # Errors
     /// If any part does not start.
-    pub async fn start_with(change: impl FnOnce(Builder) -> Builder) -> Result<Self> {
+    pub async fn start_with(change: impl FnOnce(StackBuilder) -> StackBuilder) -> Result<Self> {
         let mut pools = Vec::new();
         for (name, fault) in faults() {
             pools.push(PlainPool::start(name, [fault, works(), works(), works()]).await?);
@@ -99,7 +99,7 @@ impl BrokenPools {
     }
 
     /// Clients begin to ask, by these proxies in turn, and what engines are sent is counted once the first seconds are over.
-    pub async fn count(&self, proxies: &[SocketAddr]) -> Vec<Sent> {
+    pub async fn count(&self, proxies: &[SocketAddr]) -> Vec<PoolRequests> {
         for pool in &self.world.pools {
             let numbers = Arc::new(AtomicU64::new(0));
             for (client, proxy) in (0..CLIENTS).zip(proxies.iter().cycle()) {
@@ -113,7 +113,7 @@ impl BrokenPools {
         sleep(SETTLING).await;
         let before: Vec<Vec<u64>> = self.world.pools.iter().map(|pool| pool.requests()).collect();
         sleep(MEASURED).await;
-        let sent = |(pool, before): (&Arc<PlainPool>, &Vec<u64>)| Sent {
+        let sent = |(pool, before): (&Arc<PlainPool>, &Vec<u64>)| PoolRequests {
             fault: pool.name.clone(),
             requests: pool.requests().iter().zip(before).map(|(now, before)| now - before).collect(),
         };
@@ -144,9 +144,9 @@ impl Drop for BrokenPools {
     }
 }
 
-// === impl Sent ===
+// === impl PoolRequests ===
 
-impl Sent {
+impl PoolRequests {
     /// The broken engine's share, 0 to 1.
     #[must_use]
     pub fn share_of_broken(&self) -> f64 {

@@ -30,7 +30,7 @@ pub type Body = BoxBody<Bytes, Infallible>;
 
 /// A whole reply.
 #[derive(Clone, Debug)]
-pub struct Reply {
+pub struct ClientReply {
     /// Status code.
     pub status: u16,
     /// Headers, all values.
@@ -43,11 +43,11 @@ pub struct Reply {
 
 /// An HTTP/2 connection (prior knowledge); requests may run on it at once.
 #[derive(Clone, Debug)]
-pub struct Http2(conn::http2::SendRequest<Body>);
+pub struct Http2Client(conn::http2::SendRequest<Body>);
 
 /// A connection for exact bytes, both ways.
 #[derive(Debug)]
-pub struct Raw {
+pub struct RawConnection {
     stream: TcpStream,
     /// Read, but not yet taken.
     buffer: Vec<u8>,
@@ -55,14 +55,14 @@ pub struct Raw {
 
 /// Server-sent events of a reply, one by one as they come.
 #[derive(Debug)]
-pub struct Events {
+pub struct EventStream {
     body: Incoming,
     buffer: Vec<u8>,
 }
 
 /// One server-sent event.
 #[derive(Clone, Debug)]
-pub struct Event {
+pub struct ServerEvent {
     /// When its last byte came.
     pub at: Instant,
     /// Its `event:` field; empty if it has none.
@@ -94,7 +94,7 @@ pub fn frames(frames: Vec<Frame<Bytes>>) -> Body {
 ///
 /// # Errors
 /// If there is no whole reply within [`REPLY_LIMIT`].
-pub async fn get(address: SocketAddr, path: &str) -> Result<Reply> {
+pub async fn get(address: SocketAddr, path: &str) -> Result<ClientReply> {
     send(address, Request::get(path).body(empty())?).await
 }
 
@@ -102,7 +102,7 @@ pub async fn get(address: SocketAddr, path: &str) -> Result<Reply> {
 ///
 /// # Errors
 /// If there is no whole reply within [`REPLY_LIMIT`].
-pub async fn post(address: SocketAddr, path: &str, body: impl Into<Bytes>) -> Result<Reply> {
+pub async fn post(address: SocketAddr, path: &str, body: impl Into<Bytes>) -> Result<ClientReply> {
     send(address, Request::post(path).header(header::CONTENT_TYPE, "application/json").body(full(body))?).await
 }
 
@@ -110,8 +110,8 @@ pub async fn post(address: SocketAddr, path: &str, body: impl Into<Bytes>) -> Re
 ///
 /// # Errors
 /// If there is no whole reply within [`REPLY_LIMIT`].
-pub async fn send(address: SocketAddr, request: Request<Body>) -> Result<Reply> {
-    timeout(REPLY_LIMIT, async { Reply::read(start(address, request).await?).await }).await?
+pub async fn send(address: SocketAddr, request: Request<Body>) -> Result<ClientReply> {
+    timeout(REPLY_LIMIT, async { ClientReply::read(start(address, request).await?).await }).await?
 }
 
 /// Sends a request by HTTP/1.1 on a connection of its own; returns at the reply's headers.
@@ -135,9 +135,9 @@ pub fn is_broken_off(error: &str) -> bool {
     ["connection closed before message completed", "error reading a body from connection"].iter().any(|how| error.contains(how))
 }
 
-// === impl Http2 ===
+// === impl Http2Client ===
 
-impl Http2 {
+impl Http2Client {
     /// Connects.
     ///
     /// # Errors
@@ -154,8 +154,8 @@ impl Http2 {
     ///
     /// # Errors
     /// If there is no whole reply within [`REPLY_LIMIT`].
-    pub async fn send(&self, request: Request<Body>) -> Result<Reply> {
-        timeout(REPLY_LIMIT, async { Reply::read(self.start(request).await?).await }).await?
+    pub async fn send(&self, request: Request<Body>) -> Result<ClientReply> {
+        timeout(REPLY_LIMIT, async { ClientReply::read(self.start(request).await?).await }).await?
     }
 
     /// Sends a request (its URI may be a path alone); returns at the reply's headers.
@@ -173,9 +173,9 @@ impl Http2 {
     }
 }
 
-// === impl Reply ===
+// === impl ClientReply ===
 
-impl Reply {
+impl ClientReply {
     /// Reads all of a reply.
     ///
     /// # Errors
@@ -206,9 +206,9 @@ impl Reply {
     }
 }
 
-// === impl Raw ===
+// === impl RawConnection ===
 
-impl Raw {
+impl RawConnection {
     /// Connects.
     ///
     /// # Errors
@@ -280,7 +280,7 @@ impl Raw {
     ///
     /// # Errors
     /// If it is malformed or breaks off, or [`REPLY_LIMIT`] passes.
-    pub async fn read_reply(&mut self) -> Result<Reply> {
+    pub async fn read_reply(&mut self) -> Result<ClientReply> {
         let head = String::from_utf8(self.read_until(b"\r\n\r\n").await?)?;
         let mut lines = head.split("\r\n");
         let status: u16 = lines.next().and_then(|line| line.split(' ').nth(1)).ok_or("no status line")?.parse()?;
@@ -295,7 +295,7 @@ impl Raw {
             None if headers.get(header::TRANSFER_ENCODING).is_some_and(|coding| coding == "chunked") => self.read_chunks().await?,
             None => self.read_to_end().await?,
         };
-        Ok(Reply { status, headers, body: body.into(), trailers: None })
+        Ok(ClientReply { status, headers, body: body.into(), trailers: None })
     }
 
     async fn read_chunks(&mut self) -> Result<Vec<u8>> {
@@ -323,9 +323,9 @@ impl Raw {
     }
 }
 
-// === impl Events ===
+// === impl EventStream ===
 
-impl Events {
+impl EventStream {
     /// Reads the events of a reply.
     pub fn new(response: Response<Incoming>) -> Self {
         Self { body: response.into_body(), buffer: Vec::new() }
@@ -335,11 +335,11 @@ impl Events {
     ///
     /// # Errors
     /// If the reply breaks off, or [`REPLY_LIMIT`] passes.
-    pub async fn next(&mut self) -> Result<Option<Event>> {
+    pub async fn next(&mut self) -> Result<Option<ServerEvent>> {
         loop {
             if let Some(at) = find(&self.buffer, b"\n\n") {
                 let block = self.buffer.drain(..at + 2).collect::<Vec<_>>();
-                return Ok(Some(Event::read(&String::from_utf8(block)?)));
+                return Ok(Some(ServerEvent::read(&String::from_utf8(block)?)));
             }
             match timeout(REPLY_LIMIT, self.body.frame()).await? {
                 None => return Ok(None),
@@ -352,7 +352,7 @@ impl Events {
     ///
     /// # Errors
     /// If the reply breaks off, or [`REPLY_LIMIT`] passes.
-    pub async fn rest(mut self) -> Result<Vec<Event>> {
+    pub async fn rest(mut self) -> Result<Vec<ServerEvent>> {
         let mut events = Vec::new();
         while let Some(event) = self.next().await? {
             events.push(event);
@@ -361,7 +361,7 @@ impl Events {
     }
 }
 
-impl Event {
+impl ServerEvent {
     fn read(block: &str) -> Self {
         let field = |name: &str| {
             let values = block.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(':'));

@@ -6,8 +6,8 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::ports::Port;
-use crate::process::Process;
+use crate::ports::ReservedPort;
+use crate::process::ChildProcess;
 use crate::{Result, client, root};
 
 /// The variable that names another binary than the one built beside the tests.
@@ -15,22 +15,22 @@ const BINARY: &str = "SWITCHPOINT_DAEMON";
 
 /// A running daemon, and all it needs to be started again as it was.
 #[derive(Debug)]
-pub struct Daemon {
-    process: Process,
-    settings: Settings,
+pub struct DaemonProcess {
+    process: ChildProcess,
+    settings: DaemonSettings,
 }
 
 /// How to run the daemon.
 #[derive(Debug)]
-pub struct Settings {
+pub struct DaemonSettings {
     /// Pool state and EDS.
-    pub state: Port,
+    pub state: ReservedPort,
     /// Metrics and admin.
-    pub admin: Port,
+    pub admin: ReservedPort,
     /// Gateways without the filter.
-    pub ext_proc: Port,
+    pub ext_proc: ReservedPort,
     /// The health of that.
-    pub health: Port,
+    pub health: ReservedPort,
     /// Where its files are: `endpoints.yaml`, `snapshot`, its logs.
     pub folder: PathBuf,
     /// Further arguments of `serve`.
@@ -41,15 +41,16 @@ pub struct Settings {
     pub environment: Vec<(String, String)>,
 }
 
-// === impl Settings ===
+// === impl DaemonSettings ===
 
-impl Settings {
+impl DaemonSettings {
     /// Leased ports, files in `folder`.
     ///
     /// # Errors
     /// If no port is free.
     pub fn new(folder: &Path) -> Result<Self> {
-        let [state, admin, ext_proc, health] = [Port::lease()?, Port::lease()?, Port::lease()?, Port::lease()?];
+        let [state, admin, ext_proc, health] =
+            [ReservedPort::lease()?, ReservedPort::lease()?, ReservedPort::lease()?, ReservedPort::lease()?];
         Ok(Self {
             state,
             admin,
@@ -103,15 +104,15 @@ impl Settings {
     }
 }
 
-// === impl Daemon ===
+// === impl DaemonProcess ===
 
-impl Daemon {
+impl DaemonProcess {
     /// Starts the daemon on an endpoints file written before.
     ///
     /// # Errors
     /// If it cannot be run.
-    pub fn start(settings: Settings) -> Result<Self> {
-        let process = Process::spawn("switchpointd", &mut settings.command()?, &settings.folder)?;
+    pub fn start(settings: DaemonSettings) -> Result<Self> {
+        let process = ChildProcess::spawn("switchpointd", &mut settings.command()?, &settings.folder)?;
         Ok(Self { process, settings })
     }
 
@@ -120,17 +121,17 @@ impl Daemon {
     /// # Errors
     /// If it cannot be run.
     pub fn start_again(&mut self) -> Result<()> {
-        self.process = Process::spawn("switchpointd", &mut self.settings.command()?, &self.settings.folder)?;
+        self.process = ChildProcess::spawn("switchpointd", &mut self.settings.command()?, &self.settings.folder)?;
         Ok(())
     }
 
     /// How it was started.
-    pub fn settings(&self) -> &Settings {
+    pub fn settings(&self) -> &DaemonSettings {
         &self.settings
     }
 
     /// The process.
-    pub fn process(&mut self) -> &mut Process {
+    pub fn process(&mut self) -> &mut ChildProcess {
         &mut self.process
     }
 
@@ -138,7 +139,7 @@ impl Daemon {
     ///
     /// # Errors
     /// If it does not answer at all.
-    pub async fn admin(&self, path: &str) -> Result<client::Reply> {
+    pub async fn admin(&self, path: &str) -> Result<client::ClientReply> {
         client::get(self.settings.admin.address(), path).await
     }
 

@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::sleep;
 
-use crate::client::Reply;
-use crate::plain_engine::{Behaviour, Delay, Metrics, Usage};
+use crate::client::ClientReply;
+use crate::plain_engine::{AnswerDelay, PlainBehaviour, PlainMetrics, UsageReporting};
 use crate::plain_pools::{PlainPool, PlainPools};
 use crate::stack::Stack;
 use crate::{Result, wait_for};
@@ -57,18 +57,18 @@ const SHARES: u32 = 6;
 
 /// How an engine behaves, and how it is asked.
 #[derive(Clone, Debug)]
-pub struct Engine {
+pub struct MatrixEngine {
     /// Its name in tables, which is the name of its pool as well.
     pub name: &'static str,
-    behaviour: Behaviour,
-    api: Api,
+    behaviour: PlainBehaviour,
+    api: MatrixApi,
     /// Requests take so long that 32 at a time are no work for the machine.
     slow: bool,
 }
 
 /// The APIs that engines are asked by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Api {
+enum MatrixApi {
     Chat,
     Embeddings,
     Rerank,
@@ -76,7 +76,7 @@ enum Api {
 
 /// What was measured of one engine.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct MatrixResult {
     /// Its name.
     pub engine: &'static str,
     /// The most requests of one burst that one server was sent.
@@ -93,7 +93,7 @@ pub struct Found {
 
 /// What engines are held to. The load ([`BUSIEST_MAX`]) has one bound for all.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Bounds {
+pub struct MatrixBounds {
     /// The most requests of a burst at one server.
     pub burst_max: u64,
     /// The fewest servers that conversations use.
@@ -103,7 +103,7 @@ pub struct Bounds {
 }
 
 /// What is asked for every engine.
-pub const BOUNDS: Bounds = Bounds { burst_max: 5, servers_used_min: 6, returned_min: 0.97 };
+pub const BOUNDS: MatrixBounds = MatrixBounds { burst_max: 5, servers_used_min: 6, returned_min: 0.97 };
 
 /// Requests of the load at the busiest server over the mean, at most.
 pub const BUSIEST_MAX: f64 = 1.3;
@@ -111,23 +111,23 @@ pub const BUSIEST_MAX: f64 = 1.3;
 /// Engines that do not keep a bound on a busy machine, and what they do keep there: tests run beside others. On a quiet one (docs/reference/engines.md) all
 /// conversations are spread; what answers at once is over its burst there, too, a known fault: it is never seen busy, so only the order of past picks tells
 /// servers apart, and workers learn of each other's picks a little late.
-const OPEN: [(&str, Bounds); 5] = [
-    ("constant-per-token", Bounds { servers_used_min: 2, ..BOUNDS }),
-    ("no-metrics", Bounds { servers_used_min: 2, ..BOUNDS }),
-    ("frozen-metrics", Bounds { servers_used_min: 2, ..BOUNDS }),
-    ("no-usage", Bounds { servers_used_min: 2, ..BOUNDS }),
-    ("at-once", Bounds { burst_max: 7, ..BOUNDS }),
+const OPEN: [(&str, MatrixBounds); 5] = [
+    ("constant-per-token", MatrixBounds { servers_used_min: 2, ..BOUNDS }),
+    ("no-metrics", MatrixBounds { servers_used_min: 2, ..BOUNDS }),
+    ("frozen-metrics", MatrixBounds { servers_used_min: 2, ..BOUNDS }),
+    ("no-usage", MatrixBounds { servers_used_min: 2, ..BOUNDS }),
+    ("at-once", MatrixBounds { burst_max: 7, ..BOUNDS }),
 ];
 
 /// What any engine keeps where requests go through two proxies in turn, on a busy machine. Proxies learn of each other's requests through the daemon, later
 /// than workers of one do, so a turn 20 ms after its predecessor may come to a proxy that does not know of it yet. On a quiet one all turns return.
-const OPEN_OF_TWO_PROXIES: Bounds = Bounds { burst_max: 7, servers_used_min: 2, returned_min: 0.75 };
+const OPEN_OF_TWO_PROXIES: MatrixBounds = MatrixBounds { burst_max: 7, servers_used_min: 2, returned_min: 0.75 };
 
 /// The pools of all engines behind one proxy.
 #[derive(Debug)]
 pub struct EngineMatrix {
     world: PlainPools,
-    engines: Vec<Engine>,
+    engines: Vec<MatrixEngine>,
     /// The machine.
     shares: Semaphore,
     /// Makes prompts of each seed distinct from those of others.
@@ -135,9 +135,9 @@ pub struct EngineMatrix {
 }
 
 /// One engine's pools under test.
-struct Bench<'a> {
+struct MatrixBench<'a> {
     matrix: &'a EngineMatrix,
-    engine: &'a Engine,
+    engine: &'a MatrixEngine,
     burst_pool: &'a Arc<PlainPool>,
     pool: &'a Arc<PlainPool>,
     proxies: &'a [SocketAddr],
@@ -145,28 +145,28 @@ struct Bench<'a> {
 
 /// The matrix.
 #[must_use]
-pub fn engines() -> Vec<Engine> {
+pub fn engines() -> Vec<MatrixEngine> {
     let ms = Duration::from_millis;
-    let per_token = Behaviour::with_delay(Delay::PerToken { first: ms(150), next: ms(20) });
-    let chat = |name, behaviour, slow| Engine { name, behaviour, api: Api::Chat, slow };
-    let of = |name, api| Engine { name, behaviour: Behaviour::with_delay(Delay::Constant(ms(20))), api, slow: false };
+    let per_token = PlainBehaviour::with_delay(AnswerDelay::PerToken { first: ms(150), next: ms(20) });
+    let chat = |name, behaviour, slow| MatrixEngine { name, behaviour, api: MatrixApi::Chat, slow };
+    let of = |name, api| MatrixEngine { name, behaviour: PlainBehaviour::with_delay(AnswerDelay::Constant(ms(20))), api, slow: false };
     vec![
-        chat("constant-0.3-s", Behaviour::with_delay(Delay::Constant(ms(300))), true),
+        chat("constant-0.3-s", PlainBehaviour::with_delay(AnswerDelay::Constant(ms(300))), true),
         chat("constant-per-token", per_token.clone(), true),
-        chat("no-metrics", Behaviour { metrics: Metrics::Missing, ..per_token.clone() }, true),
-        chat("frozen-metrics", Behaviour { metrics: Metrics::Frozen, ..per_token.clone() }, true),
-        chat("no-usage", Behaviour { usage: Usage::Untold, ..per_token }, true),
-        chat("four-at-once", Behaviour::with_delay(Delay::Slots { slots: 4, each: ms(200) }), true),
-        chat("grows-with-prompt", Behaviour::with_delay(Delay::PerPromptToken(Duration::from_micros(100))), false),
-        chat("at-once", Behaviour::default(), false),
-        of("embeddings", Api::Embeddings),
-        of("rerank", Api::Rerank),
+        chat("no-metrics", PlainBehaviour { metrics: PlainMetrics::Missing, ..per_token.clone() }, true),
+        chat("frozen-metrics", PlainBehaviour { metrics: PlainMetrics::Frozen, ..per_token.clone() }, true),
+        chat("no-usage", PlainBehaviour { usage: UsageReporting::Untold, ..per_token }, true),
+        chat("four-at-once", PlainBehaviour::with_delay(AnswerDelay::Slots { slots: 4, each: ms(200) }), true),
+        chat("grows-with-prompt", PlainBehaviour::with_delay(AnswerDelay::PerPromptToken(Duration::from_micros(100))), false),
+        chat("at-once", PlainBehaviour::default(), false),
+        of("embeddings", MatrixApi::Embeddings),
+        of("rerank", MatrixApi::Rerank),
     ]
 }
 
-// === impl Found ===
+// === impl MatrixResult ===
 
-impl Found {
+impl MatrixResult {
     /// Is it within the bounds of its engine, behind so many proxies? A new server has ten times what it should take.
     #[must_use]
     pub fn is_good(&self, proxies: u32) -> bool {
@@ -180,9 +180,9 @@ impl Found {
     }
 }
 
-// === impl Api ===
+// === impl MatrixApi ===
 
-impl Api {
+impl MatrixApi {
     fn path(self) -> &'static str {
         match self {
             Self::Chat => "/v1/chat/completions",
@@ -231,31 +231,31 @@ impl EngineMatrix {
     ///
     /// # Errors
     /// If a request is not answered 200, or a file cannot be written.
-    pub async fn measure(&self, proxies: &[SocketAddr]) -> Result<Vec<Found>> {
+    pub async fn measure(&self, proxies: &[SocketAddr]) -> Result<Vec<MatrixResult>> {
         let measure = self.engines.iter().zip(self.world.pools.chunks_exact(2)).filter_map(|(engine, pools)| {
             let [burst_pool, pool] = pools else { return None };
-            let bench = Bench { matrix: self, engine, burst_pool, pool, proxies };
+            let bench = MatrixBench { matrix: self, engine, burst_pool, pool, proxies };
             Some(Box::pin(async move { bench.measure().await.map_err(|error| format!("{}: {error}", engine.name).into()) }))
         });
         futures::future::join_all(measure).await.into_iter().collect()
     }
 }
 
-// === impl Bench ===
+// === impl MatrixBench ===
 
-impl Bench<'_> {
-    async fn measure(&self) -> Result<Found> {
+impl MatrixBench<'_> {
+    async fn measure(&self) -> Result<MatrixResult> {
         // Loads first: those of slow engines run at the same time, and a burst between two of them would make each wait for the other.
         let busiest_over_mean = self.load().await?;
         let conversations = async {
             // A prompt that is not read cannot return.
-            let conversations = if self.engine.api == Api::Rerank { None } else { Some(self.converse().await?) };
+            let conversations = if self.engine.api == MatrixApi::Rerank { None } else { Some(self.converse().await?) };
             Ok((conversations, self.grow().await?))
         };
         let bursts = self.worst_burst();
         let (worst_burst, (conversations, new_after)) = futures::future::try_join(Box::pin(bursts), Box::pin(conversations)).await?;
         let (returned, servers_used) = conversations.unzip();
-        Ok(Found { engine: self.engine.name, worst_burst, servers_used, returned, busiest_over_mean, new_after })
+        Ok(MatrixResult { engine: self.engine.name, worst_burst, servers_used, returned, busiest_over_mean, new_after })
     }
 
     /// The machine for itself.
@@ -269,7 +269,7 @@ impl Bench<'_> {
     }
 
     /// `number` also says which proxy is asked.
-    async fn ask(&self, pool: &PlainPool, number: u64, prompt: &str) -> Result<Reply> {
+    async fn ask(&self, pool: &PlainPool, number: u64, prompt: &str) -> Result<ClientReply> {
         let proxy = self.proxies.iter().cycle().nth(number as usize % self.proxies.len()).ok_or("no proxy")?;
         let reply = pool.post(*proxy, self.engine.api.path(), &self.engine.api.body(prompt)).await?;
         if reply.status == 200 { Ok(reply) } else { Err(format!("{}: {}", reply.status, reply.text()).into()) }

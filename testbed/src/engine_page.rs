@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
 
-use crate::broken_pools::Sent;
-use crate::engine_matrix::{BOUNDS, BUSIEST_MAX, Bounds, Found};
+use crate::broken_pools::PoolRequests;
+use crate::engine_matrix::{BOUNDS, BUSIEST_MAX, MatrixBounds, MatrixResult};
 
 /// What stands above the tables. The bounds come after it.
 const HEAD: &str = "# Engines of every kind
@@ -41,10 +41,10 @@ engine.
 
 /// One row of the data. What does not apply to it is null.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Row {
+pub struct MatrixRow {
     engine: String,
     #[serde(flatten)]
-    shape: Shape,
+    shape: MatrixShape,
     worst_burst: Option<u64>,
     servers_used: Option<usize>,
     returned: Option<f64>,
@@ -55,7 +55,7 @@ pub struct Row {
 
 /// How many proxies were asked, and with which prompts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Shape {
+pub struct MatrixShape {
     /// Workers of each proxy.
     pub workers: u32,
     /// Proxies.
@@ -65,19 +65,19 @@ pub struct Shape {
 }
 
 #[derive(Debug, Deserialize)]
-struct Data {
+struct MatrixData {
     host: String,
     cores: usize,
     envoy: String,
-    rows: Vec<Row>,
+    rows: Vec<MatrixRow>,
 }
 
-// === impl Row ===
+// === impl MatrixRow ===
 
-impl Row {
+impl MatrixRow {
     /// Of an engine that works.
     #[must_use]
-    pub fn of_engine(shape: Shape, found: &Found) -> Self {
+    pub fn of_engine(shape: MatrixShape, found: &MatrixResult) -> Self {
         Self {
             engine: found.engine.to_owned(),
             shape,
@@ -92,7 +92,7 @@ impl Row {
 
     /// Of a pool with a broken engine.
     #[must_use]
-    pub fn of_broken(shape: Shape, sent: &Sent) -> Self {
+    pub fn of_broken(shape: MatrixShape, sent: &PoolRequests) -> Self {
         Self {
             engine: sent.fault.clone(),
             shape,
@@ -118,11 +118,11 @@ impl Row {
 /// The page of this data.
 ///
 /// # Errors
-/// If it is not what [`Row`]s are written as.
+/// If it is not what [`MatrixRow`]s are written as.
 pub fn page(data: &str) -> Result<String, serde_json::Error> {
-    let data: Data = serde_json::from_str(data)?;
+    let data: MatrixData = serde_json::from_str(data)?;
     let mut page = HEAD.to_owned();
-    let Bounds { burst_max, servers_used_min, returned_min } = BOUNDS;
+    let MatrixBounds { burst_max, servers_used_min, returned_min } = BOUNDS;
     let _ = write!(
         page,
         "| column | meaning | bound |\n|---|---|---|\n\
@@ -141,10 +141,10 @@ pub fn page(data: &str) -> Result<String, serde_json::Error> {
         data.envoy,
         data.rows.first().map_or(0, |row| row.shape.seed),
     );
-    let (broken, whole): (Vec<&Row>, Vec<&Row>) = data.rows.iter().partition(|row| row.share_of_broken.is_some());
+    let (broken, whole): (Vec<&MatrixRow>, Vec<&MatrixRow>) = data.rows.iter().partition(|row| row.share_of_broken.is_some());
     for (engine, rows) in by_engine(&whole) {
-        let greatest = |figure: fn(&Row) -> Option<f64>| rows.iter().copied().filter_map(figure).reduce(f64::max);
-        let least = |figure: fn(&Row) -> Option<f64>| rows.iter().copied().filter_map(figure).reduce(f64::min);
+        let greatest = |figure: fn(&MatrixRow) -> Option<f64>| rows.iter().copied().filter_map(figure).reduce(f64::max);
+        let least = |figure: fn(&MatrixRow) -> Option<f64>| rows.iter().copied().filter_map(figure).reduce(f64::min);
         let figures = [
             number(greatest(|row| row.worst_burst.map(|burst| burst as f64)), 0),
             number(least(|row| row.returned), 3),
@@ -168,8 +168,8 @@ fn number(value: Option<f64>, digits: usize) -> String {
 }
 
 /// The rows of each engine, in the order of the data.
-fn by_engine<'a>(rows: &[&'a Row]) -> Vec<(&'a str, Vec<&'a Row>)> {
-    let mut engines: Vec<(&str, Vec<&Row>)> = Vec::new();
+fn by_engine<'a>(rows: &[&'a MatrixRow]) -> Vec<(&'a str, Vec<&'a MatrixRow>)> {
+    let mut engines: Vec<(&str, Vec<&MatrixRow>)> = Vec::new();
     for &row in rows {
         match engines.iter_mut().find(|(name, _)| *name == row.engine) {
             Some((_, of)) => of.push(row),
@@ -180,9 +180,9 @@ fn by_engine<'a>(rows: &[&'a Row]) -> Vec<(&'a str, Vec<&'a Row>)> {
 }
 
 /// The shapes in which a bound is broken.
-fn misses(rows: &[&Row]) -> String {
+fn misses(rows: &[&MatrixRow]) -> String {
     let shapes = rows.iter().filter(|row| row.misses_a_bound()).map(|row| row.shape);
-    shapes.map(|Shape { workers, proxies, .. }| format!("{workers} x {proxies}")).collect::<Vec<_>>().join(", ")
+    shapes.map(|MatrixShape { workers, proxies, .. }| format!("{workers} x {proxies}")).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use crate::process::Process;
+use crate::process::ChildProcess;
 use crate::{Result, client, root};
 
 /// The binary, from the repository root; the variable is how the long suite runs another version.
@@ -23,11 +23,11 @@ const PICKER: &str = "switchpoint";
 
 /// A shipped config, to be changed and run.
 #[derive(Clone, Debug)]
-pub struct Config(Value);
+pub struct EnvoyConfig(Value);
 
 /// How to run Envoy.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct EnvoyOptions {
     /// Worker threads.
     pub concurrency: u32,
     /// Further arguments.
@@ -40,15 +40,15 @@ pub struct Options {
 
 /// A running Envoy.
 #[derive(Debug)]
-pub struct Envoy {
-    process: Process,
+pub struct EnvoyProcess {
+    process: ChildProcess,
     listener: SocketAddr,
     admin: SocketAddr,
 }
 
-// === impl Config ===
+// === impl EnvoyConfig ===
 
-impl Config {
+impl EnvoyConfig {
     /// Reads a file of `envoy-config/`.
     ///
     /// # Errors
@@ -97,7 +97,7 @@ impl Config {
     ///
     /// # Errors
     /// If it is nothing that can be said, or the picker is not where it was shipped.
-    pub fn set_asked(&mut self, key: &str, value: &Value) -> Result<()> {
+    pub fn set_daemon(&mut self, key: &str, value: &Value) -> Result<()> {
         match key {
             "explain" | "objective_header" => Ok(()),
             "destination_format" => {
@@ -178,17 +178,17 @@ pub fn subset_hint_filter() -> Value {
     })
 }
 
-// === impl Options ===
+// === impl EnvoyOptions ===
 
-impl Default for Options {
+impl Default for EnvoyOptions {
     fn default() -> Self {
         Self { concurrency: 1, arguments: Vec::new(), start_script: None, hot_restart: false }
     }
 }
 
-// === impl Envoy ===
+// === impl EnvoyProcess ===
 
-impl Envoy {
+impl EnvoyProcess {
     /// The binary that `make setup` put there.
     pub fn binary() -> PathBuf {
         root().join(std::env::var_os(BINARY.0).map_or_else(|| BINARY.1.into(), PathBuf::from))
@@ -198,7 +198,7 @@ impl Envoy {
     ///
     /// # Errors
     /// If it cannot be run.
-    pub fn start(config: &Config, listener: SocketAddr, admin: SocketAddr, options: &Options, folder: &Path) -> Result<Self> {
+    pub fn start(config: &EnvoyConfig, listener: SocketAddr, admin: SocketAddr, options: &EnvoyOptions, folder: &Path) -> Result<Self> {
         let file = folder.join("envoy.json");
         std::fs::write(&file, config.0.to_string())?;
         let mut command = match options.start_script {
@@ -221,7 +221,7 @@ impl Envoy {
         // The access log is read while it runs.
         command.args(["--log-level", "info", "--file-flush-interval-msec", "20"]);
         command.args(&options.arguments);
-        Ok(Self { process: Process::spawn("envoy", &mut command, folder)?, listener, admin })
+        Ok(Self { process: ChildProcess::spawn("envoy", &mut command, folder)?, listener, admin })
     }
 
     /// Where clients connect.
@@ -235,7 +235,7 @@ impl Envoy {
     }
 
     /// The process.
-    pub fn process(&mut self) -> &mut Process {
+    pub fn process(&mut self) -> &mut ChildProcess {
         &mut self.process
     }
 
@@ -327,7 +327,7 @@ mod tests {
 
     #[test]
     fn only_what_was_asked_for_changes() {
-        let shipped = Config::shipped("standalone.yaml").expect("the shipped file");
+        let shipped = EnvoyConfig::shipped("standalone.yaml").expect("the shipped file");
         let mut changed = shipped.clone();
         changed.replace_port(8080, 20_001).expect("the listener's port");
         changed.replace_port(20_001, 8080).expect("the same port");

@@ -13,9 +13,9 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use serde_json::{Value, json};
 
-use crate::model_server::{ModelServer, Options};
-use crate::replay::{self, Plan};
-use crate::second::Second;
+use crate::model_server::{ModelServer, ModelServerOptions};
+use crate::replay::{self, ReplayPlan};
+use crate::second_envoy::SecondEnvoy;
 use crate::stack::Stack;
 use crate::trace::Arrival;
 use crate::{Result, client, wait_for};
@@ -41,7 +41,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 
 /// So many workers of each of so many proxies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub struct FleetShape {
     /// Proxies.
     pub proxies: u32,
     /// Workers of each.
@@ -54,12 +54,12 @@ pub struct Fleet {
     /// The first proxy, the daemon and the servers.
     pub stack: Stack,
     /// The other proxies.
-    pub seconds: Vec<Second>,
+    pub seconds: Vec<SecondEnvoy>,
 }
 
 /// Conversations to be had.
 #[derive(Clone, Copy, Debug)]
-pub struct Conversations {
+pub struct ConversationPlan {
     /// How many.
     pub count: usize,
     /// Turns of each: the first prompt has 1,536 tokens, each further one 512 more.
@@ -72,7 +72,7 @@ pub struct Conversations {
 
 /// What a fleet made of conversations.
 #[derive(Clone, Copy, Debug)]
-pub struct Outcome {
+pub struct FleetOutcome {
     /// Requests answered.
     pub requests: usize,
     /// Part of all prompt tokens that engines had cached.
@@ -83,9 +83,9 @@ pub struct Outcome {
     pub running: f64,
 }
 
-// === impl Shape ===
+// === impl FleetShape ===
 
-impl Shape {
+impl FleetShape {
     /// One worker: who sees everything.
     pub const ONE: Self = Self { proxies: 1, workers: 1 };
     /// Four workers of one proxy.
@@ -101,14 +101,14 @@ impl Fleet {
     ///
     /// # Errors
     /// If a part does not come up.
-    pub async fn start(shape: Shape, sharing: bool, servers: usize, server: &Options) -> Result<Self> {
-        let server = Options { models: vec![MODEL.into()], ..server.clone() };
+    pub async fn start(shape: FleetShape, sharing: bool, servers: usize, server: &ModelServerOptions) -> Result<Self> {
+        let server = ModelServerOptions { models: vec![MODEL.into()], ..server.clone() };
         let picker = json!({"sharing": sharing});
         let builder = Stack::builder().servers_like(servers, &server);
         let stack = builder.concurrency(shape.workers).picker(picker).quiet().start().await?;
         let mut fleet = Self { stack, seconds: Vec::new() };
         for proxy in 1..shape.proxies {
-            fleet.seconds.push(Second::start(&fleet.stack, &format!("proxy-{proxy}"), shape.workers).await?);
+            fleet.seconds.push(SecondEnvoy::start(&fleet.stack, &format!("proxy-{proxy}"), shape.workers).await?);
         }
         // Every worker serves from now on, and proxies know of each other.
         for address in fleet.addresses() {
@@ -122,8 +122,8 @@ impl Fleet {
     ///
     /// # Errors
     /// If a part does not come up.
-    pub async fn for_bursts(shape: Shape, sharing: bool) -> Result<Self> {
-        Self::start(shape, sharing, BURST_SERVERS, &Options::default()).await
+    pub async fn for_bursts(shape: FleetShape, sharing: bool) -> Result<Self> {
+        Self::start(shape, sharing, BURST_SERVERS, &ModelServerOptions::default()).await
     }
 
     /// Where clients connect.
@@ -166,11 +166,11 @@ impl Fleet {
     ///
     /// # Errors
     /// If a request is not served.
-    pub async fn converse(&self, conversations: Conversations) -> Result<Outcome> {
+    pub async fn converse(&self, conversations: ConversationPlan) -> Result<FleetOutcome> {
         let (proxies, arrivals) = (self.addresses(), conversations.arrivals());
         let replays = proxies.iter().enumerate().map(|(at, &target)| {
             let mine: Vec<Arrival> = arrivals.iter().skip(at).step_by(proxies.len()).cloned().collect();
-            async move { replay::run(&Plan { target, model: MODEL.into(), headers: Vec::new(), rate: 1.0 }, &mine).await }
+            async move { replay::run(&ReplayPlan { target, model: MODEL.into(), headers: Vec::new(), rate: 1.0 }, &mine).await }
         });
         let (mut replays, mut deviations, mut means, mut looks) = (pin!(try_join_all(replays)), 0.0, 0.0, 0.0);
         let seen = loop {
@@ -189,15 +189,15 @@ impl Fleet {
         if failed > 0 {
             return Err(format!("{failed} of {} requests were not served", seen.len()).into());
         }
-        let sum = |of: fn(&replay::Seen) -> u64| seen.iter().map(of).sum::<u64>() as f64;
+        let sum = |of: fn(&replay::ReplayResult) -> u64| seen.iter().map(of).sum::<u64>() as f64;
         let hit_rate = sum(|seen| seen.cached_tokens) / sum(|seen| seen.prompt_tokens);
-        Ok(Outcome { requests: seen.len(), hit_rate, running_cv: deviations / means, running: means / looks })
+        Ok(FleetOutcome { requests: seen.len(), hit_rate, running_cv: deviations / means, running: means / looks })
     }
 }
 
-// === impl Conversations ===
+// === impl ConversationPlan ===
 
-impl Conversations {
+impl ConversationPlan {
     /// Requests in order of arrival. A conversation's prompt begins with the system prompt of its kind, one of four.
     fn arrivals(self) -> Vec<Arrival> {
         let mut rng = SmallRng::seed_from_u64(self.seed);
@@ -231,7 +231,7 @@ mod tests {
 
     #[test]
     fn a_turn_begins_with_all_that_was_said_before() {
-        let conversations = Conversations { count: 6, turns: 3, begin_within: Duration::from_secs(5), seed: 7 };
+        let conversations = ConversationPlan { count: 6, turns: 3, begin_within: Duration::from_secs(5), seed: 7 };
         let arrivals = conversations.arrivals();
         assert_eq!(arrivals.len(), 18);
         assert!(arrivals.windows(2).all(|pair| pair[0].at <= pair[1].at));
@@ -239,7 +239,7 @@ mod tests {
             let before = &arrival.blocks[..arrival.blocks.len() - 1];
             assert!(arrivals.iter().any(|earlier| earlier.at < arrival.at && earlier.blocks == before));
         }
-        let other = Conversations { seed: 8, ..conversations }.arrivals();
+        let other = ConversationPlan { seed: 8, ..conversations }.arrivals();
         assert!(other.iter().all(|a| arrivals.iter().all(|b| a.blocks[0] != b.blocks[0])), "another seed, other prompts");
     }
 }

@@ -7,8 +7,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::envoy::{Config, Envoy};
-use crate::process::Process;
+use crate::envoy::{EnvoyConfig, EnvoyProcess};
+use crate::process::ChildProcess;
 use crate::{Result, client, root, wait_for};
 
 /// Where clients connect.
@@ -33,34 +33,34 @@ const LINES_SHOWN: usize = 30;
 
 /// A running daemon and Envoy.
 #[derive(Debug)]
-pub struct Front {
-    daemon: Process,
-    envoy: Process,
+pub struct DaemonAndEnvoy {
+    daemon: ChildProcess,
+    envoy: ChildProcess,
     _folder: TempDir,
 }
 
 /// Further arguments of each.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct More<'a> {
+pub struct ExtraArgs<'a> {
     /// Of `switchpointd serve`.
     pub daemon: &'a [String],
     /// Of Envoy.
     pub envoy: &'a [&'a str],
 }
 
-// === impl Front ===
+// === impl DaemonAndEnvoy ===
 
-impl Front {
+impl DaemonAndEnvoy {
     /// Starts both in front of `endpoints` (`host:port` each), with `standalone.yaml` as shipped but for `edit`.
     ///
     /// # Errors
     /// If a port is taken, a binary is missing, or the picker gets no state in time; with the last lines of the logs.
-    pub async fn start(endpoints: &[String], more: More<'_>, edit: impl FnOnce(&mut Config) -> Result<()>) -> Result<Self> {
+    pub async fn start(endpoints: &[String], more: ExtraArgs<'_>, edit: impl FnOnce(&mut EnvoyConfig) -> Result<()>) -> Result<Self> {
         for port in [LISTENER, ENVOY_ADMIN, DAEMON_ADMIN, STATE].into_iter().chain(EXT_PROC) {
             TcpListener::bind(("127.0.0.1", port)).map_err(|error| format!("port {port} is needed and not free: {error}"))?;
         }
         let folder = tempfile::Builder::new().prefix("switchpoint-").tempdir()?;
-        let mut config = Config::shipped("standalone.yaml")?;
+        let mut config = EnvoyConfig::shipped("standalone.yaml")?;
         edit(&mut config)?;
         let config_file = folder.path().join("envoy.json");
         std::fs::write(&config_file, config.value().to_string())?;
@@ -68,12 +68,12 @@ impl Front {
         let mut command = Command::new(root().join("target/release/switchpointd"));
         command.arg("serve").args(endpoints.iter().flat_map(|e| ["--endpoint", e])).args(more.daemon);
         command.arg("--snapshot-file").arg(folder.path().join("snapshot.json"));
-        let daemon = Process::spawn("switchpointd", &mut command, folder.path())?;
+        let daemon = ChildProcess::spawn("switchpointd", &mut command, folder.path())?;
 
-        let mut command = Command::new(Envoy::binary());
+        let mut command = Command::new(EnvoyProcess::binary());
         command.current_dir(root()).arg("-c").arg(&config_file).args(["--disable-hot-restart", "--log-level", "warn"]);
         command.args(more.envoy);
-        let envoy = Process::spawn("envoy", &mut command, folder.path())?;
+        let envoy = ChildProcess::spawn("envoy", &mut command, folder.path())?;
 
         let mut front = Self { daemon, envoy, _folder: folder };
         match front.wait_until_ready().await {
@@ -101,12 +101,12 @@ impl Front {
     }
 
     /// The daemon's process.
-    pub fn daemon(&mut self) -> &mut Process {
+    pub fn daemon(&mut self) -> &mut ChildProcess {
         &mut self.daemon
     }
 
     /// The Envoy process.
-    pub fn envoy(&mut self) -> &mut Process {
+    pub fn envoy(&mut self) -> &mut ChildProcess {
         &mut self.envoy
     }
 
@@ -142,7 +142,7 @@ impl Front {
 ///
 /// # Errors
 /// If the config is not shaped as the shipped ones are.
-pub fn add_round_robin(config: &mut Config, servers: &[String], header: &str) -> Result<()> {
+pub fn add_round_robin(config: &mut EnvoyConfig, servers: &[String], header: &str) -> Result<()> {
     let host = |server: &String| {
         let (address, port) = server.rsplit_once(':').ok_or("a server is ADDRESS:PORT")?;
         Ok(json!({"endpoint": {"address": {"socket_address": {"address": address, "port_value": port.parse::<u16>()?}}}}))

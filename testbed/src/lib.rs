@@ -4,9 +4,9 @@
 //! [`stack::Stack`] stands it all up for one test; the other modules are its parts, usable alone.
 
 pub mod broken_pools;
-pub mod cable;
 pub mod certificates;
 pub mod client;
+pub mod cuttable_link;
 pub mod daemon;
 pub mod drill;
 pub mod engine_matrix;
@@ -22,7 +22,7 @@ pub mod ports;
 pub mod process;
 pub mod replay;
 pub mod scorers;
-pub mod second;
+pub mod second_envoy;
 pub mod stack;
 pub mod trace;
 

@@ -26,14 +26,14 @@ const REQUESTS_MAX: usize = 20_000;
 
 /// Clients at work.
 #[derive(Debug)]
-pub struct Load {
-    shared: Arc<Shared>,
+pub struct LoadGenerator {
+    shared: Arc<LoadState>,
     clients: Vec<JoinHandle<()>>,
 }
 
 /// What became of the requests.
 #[derive(Clone, Debug, Default)]
-pub struct Outcome {
+pub struct LoadOutcome {
     /// Requests answered with 200, by the server that did.
     pub served: BTreeMap<String, usize>,
     /// The others, in words.
@@ -41,15 +41,15 @@ pub struct Outcome {
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct LoadState {
     over: AtomicBool,
     numbers: AtomicUsize,
-    outcome: Mutex<Outcome>,
+    outcome: Mutex<LoadOutcome>,
 }
 
-// === impl Load ===
+// === impl LoadGenerator ===
 
-impl Load {
+impl LoadGenerator {
     /// Starts so many clients of the proxy at `address`. Must be called in a tokio runtime.
     pub fn start(address: SocketAddr, clients: usize) -> Self {
         Self::of(address, clients, false)
@@ -61,7 +61,7 @@ impl Load {
     }
 
     fn of(address: SocketAddr, clients: usize, stream: bool) -> Self {
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(LoadState::default());
         let clients = (0..clients).map(|_| tokio::spawn(run(address, shared.clone(), stream))).collect();
         Self { shared, clients }
     }
@@ -78,7 +78,7 @@ impl Load {
     }
 
     /// What became of the requests so far.
-    pub fn so_far(&self) -> Outcome {
+    pub fn so_far(&self) -> LoadOutcome {
         self.shared.snapshot()
     }
 
@@ -86,7 +86,7 @@ impl Load {
     ///
     /// # Errors
     /// If a client panicked.
-    pub async fn stop(mut self) -> Result<Outcome> {
+    pub async fn stop(mut self) -> Result<LoadOutcome> {
         self.shared.over.store(true, Ordering::Relaxed);
         for client in std::mem::take(&mut self.clients) {
             client.await?;
@@ -95,21 +95,21 @@ impl Load {
     }
 }
 
-impl Drop for Load {
+impl Drop for LoadGenerator {
     fn drop(&mut self) {
         self.shared.over.store(true, Ordering::Relaxed);
     }
 }
 
-// === impl Shared ===
+// === impl LoadState ===
 
-impl Shared {
-    fn snapshot(&self) -> Outcome {
+impl LoadState {
+    fn snapshot(&self) -> LoadOutcome {
         self.outcome.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Was it served?
-    fn note(&self, reply: Result<client::Reply>) -> bool {
+    fn note(&self, reply: Result<client::ClientReply>) -> bool {
         let mut outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
         match reply {
             Ok(reply) if reply.status == 200 => {
@@ -123,9 +123,9 @@ impl Shared {
     }
 }
 
-// === impl Outcome ===
+// === impl LoadOutcome ===
 
-impl Outcome {
+impl LoadOutcome {
     /// Requests answered with 200.
     pub fn total(&self) -> usize {
         self.served.values().sum()
@@ -150,7 +150,7 @@ fn request(body: String, has_slo: bool) -> Result<Request<client::Body>> {
     Ok(builder.body(client::full(body))?)
 }
 
-async fn run(address: SocketAddr, shared: Arc<Shared>, stream: bool) {
+async fn run(address: SocketAddr, shared: Arc<LoadState>, stream: bool) {
     for _ in 0..REQUESTS_MAX {
         if shared.over.load(Ordering::Relaxed) {
             return;

@@ -37,27 +37,27 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use driver::EngineHandle;
-use engine::EngineConfig;
-use faults::Faults;
+use engine::ModelEngineConfig;
+use faults::FaultTable;
 use metrics::PageOptions;
-use request::{Api, Served};
+use request::{ModelApi, ServedModels};
 
-pub use faults::{Fault, FaultMode, FaultPaths};
-pub use metrics::{EngineNames, Lies};
-pub use roles::Role;
-pub use step_time::Profile;
+pub use faults::{FaultMode, FaultPaths, ServerFault};
+pub use metrics::{EngineNames, MetricOverrides};
+pub use roles::ServerRole;
+pub use step_time::StepTimeProfile;
 
 /// What a server is like.
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Engine")]
-pub struct Options {
+pub struct ModelServerOptions {
     /// Where to listen; port 0 takes a free one.
-    #[arg(skip = Options::default().listen)]
+    #[arg(skip = ModelServerOptions::default().listen)]
     pub listen: SocketAddr,
 
     /// Model and GPU whose measured step times and KV memory to use
-    #[arg(long, value_enum, default_value_t = Options::default().profile)]
-    pub profile: Profile,
+    #[arg(long, value_enum, default_value_t = ModelServerOptions::default().profile)]
+    pub profile: StepTimeProfile,
 
     /// Name the model is served under; repeat for more names of the one model [default: the profile's]
     #[arg(long = "model", value_name = "NAME")]
@@ -68,39 +68,39 @@ pub struct Options {
     pub loras: Vec<String>,
 
     /// Adapters that fit into GPU memory at once
-    #[arg(long, value_name = "N", default_value_t = Options::default().max_lora)]
+    #[arg(long, value_name = "N", default_value_t = ModelServerOptions::default().max_lora)]
     pub max_lora: usize,
 
     /// Time to load an adapter into GPU memory, ms of engine time
-    #[arg(long, value_name = "MS", default_value_t = Options::default().lora_load_ms)]
+    #[arg(long, value_name = "MS", default_value_t = ModelServerOptions::default().lora_load_ms)]
     pub lora_load_ms: u32,
 
     /// How much faster than the real engine; 0 does not wait at all
-    #[arg(long, value_name = "X", default_value_t = Options::default().speed)]
+    #[arg(long, value_name = "X", default_value_t = ModelServerOptions::default().speed)]
     pub speed: f64,
 
     /// Steps take so many times as long as measured: another accelerator, or one that throttles
-    #[arg(long, value_name = "X", default_value_t = Options::default().slowdown, value_parser = slowdown)]
+    #[arg(long, value_name = "X", default_value_t = ModelServerOptions::default().slowdown, value_parser = slowdown)]
     pub slowdown: f64,
 
     /// Seed of output lengths and text: with one seed, every server answers a prompt alike
-    #[arg(long, default_value_t = Options::default().seed)]
+    #[arg(long, default_value_t = ModelServerOptions::default().seed)]
     pub seed: u64,
 
     /// Mean output length in tokens where the request does not fix it
-    #[arg(long, value_name = "TOKENS", default_value_t = Options::default().output_tokens_mean)]
+    #[arg(long, value_name = "TOKENS", default_value_t = ModelServerOptions::default().output_tokens_mean)]
     pub output_tokens_mean: u32,
 
     /// Sequences running at once
-    #[arg(long, value_name = "N", default_value_t = Options::default().max_num_seqs)]
+    #[arg(long, value_name = "N", default_value_t = ModelServerOptions::default().max_num_seqs)]
     pub max_num_seqs: usize,
 
     /// Tokens computed in one step (chunked prefill)
-    #[arg(long, value_name = "TOKENS", default_value_t = Options::default().max_num_batched_tokens)]
+    #[arg(long, value_name = "TOKENS", default_value_t = ModelServerOptions::default().max_num_batched_tokens)]
     pub max_num_batched_tokens: u32,
 
     /// Longest prompt and output together, in tokens (of four bytes); at most what KV memory holds
-    #[arg(long, value_name = "TOKENS", default_value_t = Options::default().max_model_len)]
+    #[arg(long, value_name = "TOKENS", default_value_t = ModelServerOptions::default().max_model_len)]
     pub max_model_len: u32,
 
     /// KV blocks of 16 tokens [default: the profile's]
@@ -108,7 +108,7 @@ pub struct Options {
     pub num_gpu_blocks: Option<u32>,
 
     /// Whose names the core gauges of /metrics have
-    #[arg(long, value_enum, default_value_t = Options::default().engine, help_heading = "Behaviour")]
+    #[arg(long, value_enum, default_value_t = ModelServerOptions::default().engine, help_heading = "Behaviour")]
     pub engine: EngineNames,
 
     /// vllm:gpu_cache_usage_perc, as older vLLM said, instead of vllm:kv_cache_usage_perc
@@ -129,27 +129,27 @@ pub struct Options {
     pub bare: bool,
 
     /// What of a request it does; others are asked as headers of the picker say
-    #[arg(long, value_enum, default_value_t = Options::default().role, help_heading = "Behaviour")]
-    pub role: Role,
+    #[arg(long, value_enum, default_value_t = ModelServerOptions::default().role, help_heading = "Behaviour")]
+    pub role: ServerRole,
 
     /// Wait before each write of a stream, ms
-    #[arg(long, value_name = "MS", default_value_t = Options::default().chunk_delay_ms, help_heading = "Behaviour")]
+    #[arg(long, value_name = "MS", default_value_t = ModelServerOptions::default().chunk_delay_ms, help_heading = "Behaviour")]
     pub chunk_delay_ms: u64,
 
     /// Stream events sent in one write
-    #[arg(long, value_name = "N", default_value_t = Options::default().chunks_per_write, help_heading = "Behaviour")]
+    #[arg(long, value_name = "N", default_value_t = ModelServerOptions::default().chunks_per_write, help_heading = "Behaviour")]
     pub chunks_per_write: u32,
 
     /// Cut what a stream writes into pieces of so many bytes, a millisecond apart; 0 does not
-    #[arg(long, value_name = "BYTES", default_value_t = Options::default().bytes_per_write, help_heading = "Behaviour")]
+    #[arg(long, value_name = "BYTES", default_value_t = ModelServerOptions::default().bytes_per_write, help_heading = "Behaviour")]
     pub bytes_per_write: usize,
 }
 
-impl Default for Options {
+impl Default for ModelServerOptions {
     fn default() -> Self {
         Self {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
-            profile: Profile::Llama8bH100,
+            profile: StepTimeProfile::Llama8bH100,
             models: Vec::new(),
             loras: Vec::new(),
             max_lora: 4,
@@ -169,7 +169,7 @@ impl Default for Options {
             no_name_filter: false,
             orca_on_streams: false,
             bare: false,
-            role: Role::Whole,
+            role: ServerRole::Both,
             chunk_delay_ms: 0,
             chunks_per_write: 1,
             bytes_per_write: 0,
@@ -177,13 +177,13 @@ impl Default for Options {
     }
 }
 
-impl Options {
+impl ModelServerOptions {
     fn kv_blocks(&self) -> u32 {
         self.num_gpu_blocks.unwrap_or_else(|| self.profile.kv_blocks()).max(1)
     }
 
-    fn engine_config(&self) -> EngineConfig {
-        EngineConfig {
+    fn engine_config(&self) -> ModelEngineConfig {
+        ModelEngineConfig {
             step_times: self.profile.step_times(),
             kv_blocks: self.kv_blocks(),
             batch_tokens_max: self.max_num_batched_tokens.max(u32::try_from(self.max_num_seqs).unwrap_or(u32::MAX)),
@@ -194,10 +194,10 @@ impl Options {
         }
     }
 
-    fn served(&self) -> Served {
+    fn served(&self) -> ServedModels {
         let models = if self.models.is_empty() { vec![self.profile.model().to_owned()] } else { self.models.clone() };
         let model_len = self.max_model_len.min(self.kv_blocks().saturating_mul(blocks::BLOCK_TOKENS));
-        Served { models, adapters: self.loras.clone(), model_len }
+        ServedModels { models, adapters: self.loras.clone(), model_len }
     }
 }
 
@@ -211,33 +211,33 @@ fn slowdown(text: &str) -> Result<f64, String> {
 
 /// What the parts of one server share.
 #[derive(Debug)]
-struct Server {
+struct ModelServerState {
     address: SocketAddr,
-    options: Options,
-    served: Served,
+    options: ModelServerOptions,
+    served: ServedModels,
     engine: EngineHandle,
-    socket: mpsc::UnboundedSender<(socket::Order, oneshot::Sender<()>)>,
-    faults: Mutex<Faults>,
-    lies: Mutex<Lies>,
-    log: Mutex<http::Log>,
+    socket: mpsc::UnboundedSender<(socket::SocketCommand, oneshot::Sender<()>)>,
+    faults: Mutex<FaultTable>,
+    lies: Mutex<MetricOverrides>,
+    log: Mutex<http::RequestLog>,
     replies: AtomicU64,
 }
 
-impl Server {
-    fn faults(&self) -> MutexGuard<'_, Faults> {
+impl ModelServerState {
+    fn faults(&self) -> MutexGuard<'_, FaultTable> {
         self.faults.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn lies(&self) -> MutexGuard<'_, Lies> {
+    fn lies(&self) -> MutexGuard<'_, MetricOverrides> {
         self.lies.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn log(&self) -> MutexGuard<'_, http::Log> {
+    fn log(&self) -> MutexGuard<'_, http::RequestLog> {
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns once the order is carried out.
-    async fn tell_socket(&self, order: socket::Order) {
+    async fn tell_socket(&self, order: socket::SocketCommand) {
         let (done, carried_out) = oneshot::channel();
         let _ = self.socket.send((order, done)); // the server is stopping
         let _ = carried_out.await; // likewise
@@ -253,13 +253,13 @@ impl Server {
         }
     }
 
-    fn reply_id(&self, api: Api) -> String {
+    fn reply_id(&self, api: ModelApi) -> String {
         let kind = match api {
-            Api::Chat => "chatcmpl",
-            Api::Completions => "cmpl",
-            Api::Responses => "resp",
-            Api::Messages | Api::CountTokens => "msg",
-            Api::Embeddings => "embd",
+            ModelApi::Chat => "chatcmpl",
+            ModelApi::Completions => "cmpl",
+            ModelApi::Responses => "resp",
+            ModelApi::Messages | ModelApi::CountTokens => "msg",
+            ModelApi::Embeddings => "embd",
         };
         format!("{kind}-{:04x}{:012x}", self.address.port(), self.replies.fetch_add(1, Ordering::Relaxed))
     }
@@ -268,7 +268,7 @@ impl Server {
 /// A running server; dropping it stops it at once, connections and all.
 #[derive(Debug)]
 pub struct ModelServer {
-    server: Arc<Server>,
+    server: Arc<ModelServerState>,
     task: JoinHandle<()>,
 }
 
@@ -277,11 +277,11 @@ impl ModelServer {
     ///
     /// # Errors
     /// If `options.listen` cannot be bound.
-    pub fn start(options: Options) -> io::Result<Self> {
+    pub fn start(options: ModelServerOptions) -> io::Result<Self> {
         let listener = socket::listen(options.listen)?;
         let address = listener.local_addr()?;
         let (orders, inbox) = mpsc::unbounded_channel();
-        let server = Arc::new(Server {
+        let server = Arc::new(ModelServerState {
             address,
             served: options.served(),
             engine: EngineHandle::spawn(options.engine_config(), options.speed, options.loras.clone()),
@@ -304,12 +304,12 @@ impl ModelServer {
     }
 
     /// Orders a fault; [`FaultMode::None`] ends all of them.
-    pub async fn fault(&self, fault: Fault) {
+    pub async fn fault(&self, fault: ServerFault) {
         self.server.order(fault, None).await;
     }
 
     /// Replaces the lies told on `/metrics` and in the ORCA header; none tells the truth again.
-    pub fn lie(&self, lies: Lies) {
+    pub fn override_metrics(&self, lies: MetricOverrides) {
         *self.server.lies() = lies;
     }
 
@@ -334,7 +334,7 @@ impl ModelServer {
     /// Stops gracefully: no new connections, requests in flight may end within `limit`.
     pub async fn drain(mut self, limit: Duration) {
         let (done, _) = oneshot::channel(); // the task ends instead
-        let _ = self.server.socket.send((socket::Order::Drain, done)); // ended before
+        let _ = self.server.socket.send((socket::SocketCommand::Drain, done)); // ended before
         if tokio::time::timeout(limit, &mut self.task).await.is_err() {
             tracing::warn!(address = %self.addr(), "requests were still in flight");
         }

@@ -1,7 +1,7 @@
 //! A plain engine: an HTTP server with an OpenAI API that has no step model behind it, as mock servers, echo servers and proxies of other
 //! providers have none, and that can be broken in the ways in which engines break.
 //!
-//! [`Behaviour`] says what it does, and can be changed while it runs: a broken engine can be mended. Every reply carries `x-served-by`.
+//! [`PlainBehaviour`] says what it does, and can be changed while it runs: a broken engine can be mended. Every reply carries `x-served-by`.
 
 mod reply;
 
@@ -24,7 +24,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::sleep;
 
-use reply::Asked;
+use reply::PlainRequest;
 
 /// The model it serves, whatever a request names.
 pub const MODEL: &str = "demo";
@@ -37,20 +37,20 @@ const STREAMS_MAX: u32 = 4096;
 
 /// How a plain engine behaves. The default is a healthy one that answers at once.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Behaviour {
+pub struct PlainBehaviour {
     /// What a request for inference is answered.
-    pub answer: Answer,
+    pub answer: PlainAnswer,
     /// When.
-    pub delay: Delay,
+    pub delay: AnswerDelay,
     /// What `GET /metrics` is answered.
-    pub metrics: Metrics,
+    pub metrics: PlainMetrics,
     /// Do replies say how many tokens they had?
-    pub usage: Usage,
+    pub usage: UsageReporting,
 }
 
 /// What a request for inference is answered.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Answer {
+pub enum PlainAnswer {
     /// The reply of the API that was asked.
     #[default]
     Reply,
@@ -62,7 +62,7 @@ pub enum Answer {
 
 /// How long a reply takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Delay {
+pub enum AnswerDelay {
     /// No time at all.
     #[default]
     AtOnce,
@@ -88,7 +88,7 @@ pub enum Delay {
 
 /// What `GET /metrics` is answered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Metrics {
+pub enum PlainMetrics {
     /// Gauges by vLLM's names, true at the time.
     #[default]
     Live,
@@ -100,10 +100,10 @@ pub enum Metrics {
 
 /// Do replies say how many tokens they had?
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Usage {
+pub enum UsageReporting {
     /// They do.
     #[default]
-    Told,
+    Reported,
     /// They do not.
     Untold,
 }
@@ -111,39 +111,39 @@ pub enum Usage {
 /// A running plain engine. Dropping it closes its socket and all connections.
 #[derive(Debug)]
 pub struct PlainEngine {
-    shared: Arc<Shared>,
+    shared: Arc<PlainEngineState>,
     task: JoinHandle<()>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct PlainEngineState {
     address: SocketAddr,
     served_by: http::HeaderValue,
-    manner: RwLock<Manner>,
+    manner: RwLock<SlottedBehaviour>,
     requests: AtomicU64,
     running: watch::Sender<u64>,
 }
 
 /// A behaviour with the slots it needs.
 #[derive(Clone, Debug)]
-struct Manner {
-    behaviour: Behaviour,
+struct SlottedBehaviour {
+    behaviour: PlainBehaviour,
     slots: Option<Arc<Semaphore>>,
 }
 
 /// A request that counts as running, and holds its slot, until this is dropped.
 #[derive(Debug)]
-struct Running {
-    shared: Arc<Shared>,
+struct RunningGuard {
+    shared: Arc<PlainEngineState>,
     _slot: Option<OwnedSemaphorePermit>,
 }
 
-// === impl Behaviour ===
+// === impl PlainBehaviour ===
 
-impl Behaviour {
+impl PlainBehaviour {
     /// Healthy, with this delay.
     #[must_use]
-    pub fn with_delay(delay: Delay) -> Self {
+    pub fn with_delay(delay: AnswerDelay) -> Self {
         Self { delay, ..Self::default() }
     }
 
@@ -151,7 +151,7 @@ impl Behaviour {
     #[must_use]
     pub fn with_status(status: u16, body: &str) -> Self {
         let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        Self { answer: Answer::Fixed(status, body.to_owned()), ..Self::default() }
+        Self { answer: PlainAnswer::Fixed(status, body.to_owned()), ..Self::default() }
     }
 }
 
@@ -162,14 +162,14 @@ impl PlainEngine {
     ///
     /// # Errors
     /// If the address cannot be bound.
-    pub async fn start(listen: SocketAddr, behaviour: Behaviour) -> io::Result<Self> {
+    pub async fn start(listen: SocketAddr, behaviour: PlainBehaviour) -> io::Result<Self> {
         let listener = TcpListener::bind(listen).await?;
         let address = listener.local_addr()?;
         let served_by = http::HeaderValue::from_str(&address.to_string()).map_err(io::Error::other)?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(PlainEngineState {
             address,
             served_by,
-            manner: RwLock::new(Manner::of(behaviour)),
+            manner: RwLock::new(SlottedBehaviour::of(behaviour)),
             requests: AtomicU64::new(0),
             running: watch::Sender::new(0),
         });
@@ -184,8 +184,8 @@ impl PlainEngine {
     }
 
     /// Behaves like this from the next request on.
-    pub fn behave(&self, behaviour: Behaviour) {
-        *self.shared.manner.write().unwrap_or_else(std::sync::PoisonError::into_inner) = Manner::of(behaviour);
+    pub fn behave(&self, behaviour: PlainBehaviour) {
+        *self.shared.manner.write().unwrap_or_else(std::sync::PoisonError::into_inner) = SlottedBehaviour::of(behaviour);
     }
 
     /// Requests for inference it was sent.
@@ -207,40 +207,40 @@ impl Drop for PlainEngine {
     }
 }
 
-// === impl Manner ===
+// === impl SlottedBehaviour ===
 
-impl Manner {
-    fn of(behaviour: Behaviour) -> Self {
-        let slots = if let Delay::Slots { slots, .. } = behaviour.delay { Some(Arc::new(Semaphore::new(slots))) } else { None };
+impl SlottedBehaviour {
+    fn of(behaviour: PlainBehaviour) -> Self {
+        let slots = if let AnswerDelay::Slots { slots, .. } = behaviour.delay { Some(Arc::new(Semaphore::new(slots))) } else { None };
         Self { behaviour, slots }
     }
 }
 
-// === impl Shared ===
+// === impl PlainEngineState ===
 
-impl Shared {
-    fn manner(&self) -> Manner {
+impl PlainEngineState {
+    fn manner(&self) -> SlottedBehaviour {
         self.manner.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
     }
 }
 
-// === impl Running ===
+// === impl RunningGuard ===
 
-impl Running {
-    fn count(shared: &Arc<Shared>) -> Self {
+impl RunningGuard {
+    fn count(shared: &Arc<PlainEngineState>) -> Self {
         shared.requests.fetch_add(1, Ordering::Relaxed);
         shared.running.send_modify(|running| *running += 1);
         Self { shared: shared.clone(), _slot: None }
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningGuard {
     fn drop(&mut self) {
         self.shared.running.send_modify(|running| *running -= 1);
     }
 }
 
-async fn serve(listener: TcpListener, shared: Arc<Shared>) {
+async fn serve(listener: TcpListener, shared: Arc<PlainEngineState>) {
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
@@ -263,7 +263,7 @@ async fn serve(listener: TcpListener, shared: Arc<Shared>) {
     }
 }
 
-async fn answer(shared: &Arc<Shared>, request: Request<Incoming>) -> Response<Body> {
+async fn answer(shared: &Arc<PlainEngineState>, request: Request<Incoming>) -> Response<Body> {
     let (parts, body) = request.into_parts();
     let body = match Limited::new(body, BODY_BYTES_MAX).collect().await {
         Ok(body) => body.to_bytes(),
@@ -273,7 +273,7 @@ async fn answer(shared: &Arc<Shared>, request: Request<Incoming>) -> Response<Bo
         (&Method::GET, "/metrics") => metrics_page(shared),
         (&Method::GET, "/v1/models") => reply::json(&serde_json::json!({"object": "list", "data": [{"id": MODEL, "object": "model"}]})),
         (&Method::GET, _) => Response::default(),
-        (_, path) => match Asked::of(path, &body) {
+        (_, path) => match PlainRequest::of(path, &body) {
             Some(asked) => infer(shared, &asked).await,
             None => with_status(StatusCode::NOT_FOUND),
         },
@@ -282,15 +282,15 @@ async fn answer(shared: &Arc<Shared>, request: Request<Incoming>) -> Response<Bo
     response
 }
 
-async fn infer(shared: &Arc<Shared>, asked: &Asked) -> Response<Body> {
-    let mut running = Running::count(shared);
-    let Manner { behaviour, slots } = shared.manner();
+async fn infer(shared: &Arc<PlainEngineState>, asked: &PlainRequest) -> Response<Body> {
+    let mut running = RunningGuard::count(shared);
+    let SlottedBehaviour { behaviour, slots } = shared.manner();
     match behaviour.delay {
-        Delay::AtOnce => {}
-        Delay::Constant(all) => sleep(all).await,
-        Delay::PerToken { first, .. } => sleep(first).await,
-        Delay::PerPromptToken(each) => sleep(each * asked.prompt_tokens).await,
-        Delay::Slots { each, .. } => {
+        AnswerDelay::AtOnce => {}
+        AnswerDelay::Constant(all) => sleep(all).await,
+        AnswerDelay::PerToken { first, .. } => sleep(first).await,
+        AnswerDelay::PerPromptToken(each) => sleep(each * asked.prompt_tokens).await,
+        AnswerDelay::Slots { each, .. } => {
             running._slot = match slots {
                 Some(slots) => slots.acquire_owned().await.ok(),
                 None => None,
@@ -299,27 +299,27 @@ async fn infer(shared: &Arc<Shared>, asked: &Asked) -> Response<Body> {
         }
     }
     match &behaviour.answer {
-        Answer::Fixed(status, body) => {
+        PlainAnswer::Fixed(status, body) => {
             let mut response = Response::new(Body::from(body.clone()));
             *response.status_mut() = *status;
             response.headers_mut().insert(header::CONTENT_TYPE, http::HeaderValue::from_static("application/json"));
             response
         }
-        Answer::Reply | Answer::CutAfterFirstToken => {
-            let next = if let Delay::PerToken { next, .. } = behaviour.delay { next } else { Duration::ZERO };
+        PlainAnswer::Reply | PlainAnswer::CutAfterFirstToken => {
+            let next = if let AnswerDelay::PerToken { next, .. } = behaviour.delay { next } else { Duration::ZERO };
             reply::reply(asked, &behaviour, next, running).await
         }
     }
 }
 
-fn metrics_page(shared: &Shared) -> Response<Body> {
+fn metrics_page(shared: &PlainEngineState) -> Response<Body> {
     let manner = shared.manner();
     let running = match manner.behaviour.metrics {
-        Metrics::Missing => return with_status(StatusCode::NOT_FOUND),
-        Metrics::Frozen => 0,
-        Metrics::Live => *shared.running.borrow(),
+        PlainMetrics::Missing => return with_status(StatusCode::NOT_FOUND),
+        PlainMetrics::Frozen => 0,
+        PlainMetrics::Live => *shared.running.borrow(),
     };
-    let slots = if let Delay::Slots { slots, .. } = manner.behaviour.delay { slots as u64 } else { u64::MAX };
+    let slots = if let AnswerDelay::Slots { slots, .. } = manner.behaviour.delay { slots as u64 } else { u64::MAX };
     let gauge = |name: &str, value: u64| format!("# TYPE {name} gauge\n{name}{{model_name=\"{MODEL}\"}} {value}\n");
     let page = [
         gauge("vllm:num_requests_running", running.min(slots)),

@@ -9,9 +9,9 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::Result;
-use crate::client::{self, Body, Reply};
-use crate::plain_engine::{Behaviour, PlainEngine};
-use crate::stack::{Builder, Stack};
+use crate::client::{self, Body, ClientReply};
+use crate::plain_engine::{PlainBehaviour, PlainEngine};
+use crate::stack::{Stack, StackBuilder};
 
 /// The request header that names the pool.
 pub const POOL_HEADER: &str = "x-pool";
@@ -44,7 +44,7 @@ impl PlainPool {
     ///
     /// # Errors
     /// If there is no port to listen on.
-    pub async fn start(name: &str, behaviours: impl IntoIterator<Item = Behaviour>) -> Result<Self> {
+    pub async fn start(name: &str, behaviours: impl IntoIterator<Item = PlainBehaviour>) -> Result<Self> {
         let mut engines = Vec::new();
         for behaviour in behaviours {
             engines.push(PlainEngine::start(SocketAddr::from(([127, 0, 0, 1], 0)), behaviour).await?);
@@ -72,7 +72,7 @@ impl PlainPool {
     ///
     /// # Errors
     /// If the proxy cannot be reached or breaks off its reply.
-    pub async fn post(&self, proxy: SocketAddr, path: &str, body: &Value) -> Result<Reply> {
+    pub async fn post(&self, proxy: SocketAddr, path: &str, body: &Value) -> Result<ClientReply> {
         let request = Request::post(path).header(POOL_HEADER, &self.name).header("content-type", "application/json");
         client::send(proxy, request.body::<Body>(client::full(body.to_string()))?).await
     }
@@ -85,7 +85,7 @@ impl PlainPools {
     ///
     /// # Errors
     /// If any part does not start.
-    pub async fn start(pools: Vec<PlainPool>, change: impl FnOnce(Builder) -> Builder) -> Result<Self> {
+    pub async fn start(pools: Vec<PlainPool>, change: impl FnOnce(StackBuilder) -> StackBuilder) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let file = folder.path().join("pools.list");
         for pool in &pools {

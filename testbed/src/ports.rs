@@ -16,14 +16,14 @@ const RANGE: Range<u16> = 20_000..30_000;
 
 /// A port of 127.0.0.1 that is ours until this is dropped.
 #[derive(Debug)]
-pub struct Port {
+pub struct ReservedPort {
     number: u16,
     _lock: File,
 }
 
-// === impl Port ===
+// === impl ReservedPort ===
 
-impl Port {
+impl ReservedPort {
     /// Leases a port that nobody listens on.
     ///
     /// # Errors
@@ -65,8 +65,8 @@ mod tests {
 
     #[test]
     fn leases_are_exclusive_and_end() {
-        let leases = (0..50).map(|_| Port::lease().expect("a port")).collect::<Vec<_>>();
-        let numbers = std::collections::BTreeSet::from_iter(leases.iter().map(Port::number));
+        let leases = (0..50).map(|_| ReservedPort::lease().expect("a port")).collect::<Vec<_>>();
+        let numbers = std::collections::BTreeSet::from_iter(leases.iter().map(ReservedPort::number));
         assert_eq!(numbers.len(), leases.len());
         let first = leases.first().expect("one").number();
         let again = || File::create(std::env::temp_dir().join("switchpoint-e2e-ports").join(first.to_string())).expect("a lock file");
@@ -77,10 +77,10 @@ mod tests {
 
     #[test]
     fn a_port_in_use_is_passed_over() {
-        let lease = Port::lease().expect("a port");
+        let lease = ReservedPort::lease().expect("a port");
         let _listener = TcpListener::bind(lease.address()).expect("it was free");
         let number = lease.number();
         drop(lease);
-        assert!((0..200).all(|_| Port::lease().expect("a port").number() != number));
+        assert!((0..200).all(|_| ReservedPort::lease().expect("a port").number() != number));
     }
 }

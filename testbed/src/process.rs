@@ -14,16 +14,16 @@ const POLL: Duration = Duration::from_millis(10);
 
 /// A running program; killed when dropped.
 #[derive(Debug)]
-pub struct Process {
+pub struct ChildProcess {
     name: &'static str,
     child: Child,
     stdout: PathBuf,
     stderr: PathBuf,
 }
 
-// === impl Process ===
+// === impl ChildProcess ===
 
-impl Process {
+impl ChildProcess {
     /// Starts `command`; its output goes to `<name>.out` and `<name>.err` in `folder`.
     ///
     /// # Errors
@@ -127,7 +127,7 @@ impl Process {
     }
 }
 
-impl Drop for Process {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
         let _ = self.kill(); // it may have ended already
     }

@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::Result;
-use crate::client::{self, Body, Events};
+use crate::client::{self, Body, EventStream};
 use crate::trace::Arrival;
 
 /// Requests under way at once. The trace never needs so many unless the servers fall far behind; then more would only exhaust sockets.
@@ -22,7 +22,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Where and how fast to replay.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct ReplayPlan {
     /// Who takes the requests.
     pub target: SocketAddr,
     /// Model they ask for.
@@ -35,7 +35,7 @@ pub struct Plan {
 
 /// What one request saw.
 #[derive(Clone, Debug, Default)]
-pub struct Seen {
+pub struct ReplayResult {
     /// HTTP status; 0 when there was none.
     pub status: u16,
     /// Send to first token.
@@ -52,7 +52,7 @@ pub struct Seen {
 ///
 /// # Errors
 /// If a header of the plan is none.
-pub async fn run(plan: &Plan, arrivals: &[Arrival]) -> Result<Vec<Seen>> {
+pub async fn run(plan: &ReplayPlan, arrivals: &[Arrival]) -> Result<Vec<ReplayResult>> {
     let permits = Arc::new(Semaphore::new(CONCURRENCY_MAX));
     let start = Instant::now();
     let mut running = JoinSet::new();
@@ -66,7 +66,7 @@ pub async fn run(plan: &Plan, arrivals: &[Arrival]) -> Result<Vec<Seen>> {
         let permit = Arc::clone(&permits).acquire_owned().await?;
         running.spawn(async move {
             let _permit = permit;
-            let (sent, mut seen) = (Instant::now(), Seen::default());
+            let (sent, mut seen) = (Instant::now(), ReplayResult::default());
             // What failed shows in what is missing.
             let _ = timeout(REQUEST_TIMEOUT, seen.watch(target, request, sent)).await;
             seen.duration = sent.elapsed();
@@ -76,13 +76,13 @@ pub async fn run(plan: &Plan, arrivals: &[Arrival]) -> Result<Vec<Seen>> {
     Ok(running.join_all().await)
 }
 
-// === impl Seen ===
+// === impl ReplayResult ===
 
-impl Seen {
+impl ReplayResult {
     async fn watch(&mut self, target: SocketAddr, request: Request<Body>, sent: Instant) -> Result<()> {
         let response = client::start(target, request).await?;
         self.status = response.status().as_u16();
-        let mut events = Events::new(response);
+        let mut events = EventStream::new(response);
         while let Some(event) = events.next().await? {
             self.read(&event.data, sent);
         }

@@ -16,12 +16,12 @@ use http::Request;
 use serde_json::{Map, Value};
 use tempfile::TempDir;
 
-use crate::cable::Cable;
-use crate::client::{self, Body, Reply};
-use crate::daemon::{Daemon, Settings};
-use crate::envoy::{Config, Envoy, Options};
+use crate::client::{self, Body, ClientReply};
+use crate::cuttable_link::CuttableLink;
+use crate::daemon::{DaemonProcess, DaemonSettings};
+use crate::envoy::{EnvoyConfig, EnvoyOptions, EnvoyProcess};
 use crate::model_server::{self, ModelServer};
-use crate::ports::Port;
+use crate::ports::ReservedPort;
 use crate::{Result, scorers, wait_for};
 
 /// From nothing to a picker with state, on a machine that compiles at the same time.
@@ -32,7 +32,7 @@ const LINES_SHOWN: usize = 60;
 
 /// Who asks the picker, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Front {
+pub enum PickerMode {
     /// The filter in the proxy: `standalone.yaml`.
     Filter,
     /// The proxy asks the daemon by the Endpoint Picker Protocol: `ext_proc.yaml`.
@@ -41,12 +41,12 @@ pub enum Front {
 
 /// What to build. Every setting has the value that most tests want.
 #[derive(Debug)]
-pub struct Builder {
-    front: Front,
-    servers: Vec<model_server::Options>,
+pub struct StackBuilder {
+    front: PickerMode,
+    servers: Vec<model_server::ModelServerOptions>,
     strangers: Vec<SocketAddr>,
-    envoy: Options,
-    edits: Vec<Edit>,
+    envoy: EnvoyOptions,
+    edits: Vec<ConfigEdit>,
     daemon_arguments: Vec<String>,
     scorers: Vec<(String, u32)>,
     daemon_threads: Option<u32>,
@@ -57,7 +57,7 @@ pub struct Builder {
 }
 
 /// A change to the shipped config.
-enum Edit {
+enum ConfigEdit {
     Picker(Map<String, Value>),
     FilterBeforePicker(Value),
     Anything(Box<dyn Fn(&mut Value) + Send>),
@@ -69,17 +69,17 @@ pub struct Stack {
     /// The model servers, in order; their endpoints are named `server-0`, `server-1`, …
     pub servers: Vec<ModelServer>,
     /// The proxy.
-    pub envoy: Envoy,
+    pub envoy: EnvoyProcess,
     /// The daemon, unless the stack was built without.
-    pub daemon: Option<Daemon>,
+    pub daemon: Option<DaemonProcess>,
     /// How to start it later, if so.
-    absent: Option<Settings>,
-    _ports: Vec<Port>,
+    absent: Option<DaemonSettings>,
+    _ports: Vec<ReservedPort>,
     folder: TempDir,
     quiet: bool,
 }
 
-impl std::fmt::Debug for Edit {
+impl std::fmt::Debug for ConfigEdit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Picker(keys) => f.debug_tuple("Picker").field(keys).finish(),
@@ -89,9 +89,9 @@ impl std::fmt::Debug for Edit {
     }
 }
 
-// === impl Front ===
+// === impl PickerMode ===
 
-impl Front {
+impl PickerMode {
     /// Both.
     pub const ALL: [Self; 2] = [Self::Filter, Self::ExtProc];
 
@@ -105,8 +105,8 @@ impl Front {
     }
 
     /// What of the picker's configuration the daemon is told, where it is the daemon that picks.
-    fn daemon_arguments(self, edits: &[Edit]) -> Vec<String> {
-        let keys = edits.iter().filter_map(|edit| if let Edit::Picker(keys) = edit { Some(keys) } else { None }).flatten();
+    fn daemon_arguments(self, edits: &[ConfigEdit]) -> Vec<String> {
+        let keys = edits.iter().filter_map(|edit| if let ConfigEdit::Picker(keys) = edit { Some(keys) } else { None }).flatten();
         let argument = |(key, value): (&String, &Value)| match (key.as_str(), value) {
             ("explain", Value::Bool(true)) => vec!["--ext-proc-explain".to_owned()],
             ("objective_header", Value::String(word)) => vec!["--ext-proc-objective-header".to_owned(), word.clone()],
@@ -116,12 +116,12 @@ impl Front {
     }
 }
 
-// === impl Builder ===
+// === impl StackBuilder ===
 
-impl Builder {
+impl StackBuilder {
     /// By another front than the filter.
     #[must_use]
-    pub fn front(mut self, front: Front) -> Self {
+    pub fn front(mut self, front: PickerMode) -> Self {
         self.front = front;
         self
     }
@@ -129,20 +129,21 @@ impl Builder {
     /// So many model servers that serve the model `demo` and answer at once.
     #[must_use]
     pub fn servers(self, count: usize) -> Self {
-        let options = model_server::Options { models: vec!["demo".to_owned()], speed: 0.0, ..model_server::Options::default() };
+        let options =
+            model_server::ModelServerOptions { models: vec!["demo".to_owned()], speed: 0.0, ..model_server::ModelServerOptions::default() };
         self.servers_like(count, &options)
     }
 
     /// So many model servers like this one.
     #[must_use]
-    pub fn servers_like(mut self, count: usize, options: &model_server::Options) -> Self {
+    pub fn servers_like(mut self, count: usize, options: &model_server::ModelServerOptions) -> Self {
         self.servers = vec![options.clone(); count];
         self
     }
 
     /// So many more, like this one: a pool of unequal machines.
     #[must_use]
-    pub fn more_servers_like(mut self, count: usize, options: &model_server::Options) -> Self {
+    pub fn more_servers_like(mut self, count: usize, options: &model_server::ModelServerOptions) -> Self {
         self.servers.extend(vec![options.clone(); count]);
         self
     }
@@ -187,7 +188,7 @@ impl Builder {
     #[must_use]
     pub fn picker(mut self, keys: Value) -> Self {
         if let Value::Object(keys) = keys {
-            self.edits.push(Edit::Picker(keys));
+            self.edits.push(ConfigEdit::Picker(keys));
         }
         self
     }
@@ -195,20 +196,20 @@ impl Builder {
     /// Puts a filter right before the picker.
     #[must_use]
     pub fn filter_before_picker(mut self, filter: Value) -> Self {
-        self.edits.push(Edit::FilterBeforePicker(filter));
+        self.edits.push(ConfigEdit::FilterBeforePicker(filter));
         self
     }
 
     /// Changes the shipped config in any way; for what no user can do by the file's own means, say why at the call.
     #[must_use]
     pub fn envoy_config(mut self, edit: impl Fn(&mut Value) + Send + 'static) -> Self {
-        self.edits.push(Edit::Anything(Box::new(edit)));
+        self.edits.push(ConfigEdit::Anything(Box::new(edit)));
         self
     }
 
     /// Puts a cable between Envoy and the daemon, for the test to plug in.
     #[must_use]
-    pub fn cable(self, cable: &Cable) -> Self {
+    pub fn cable(self, cable: &CuttableLink) -> Self {
         let end = cable.address().port();
         let place = "/static_resources/clusters/1/load_assignment/endpoints/0/lb_endpoints/0/endpoint/address/socket_address/port_value";
         let cabled = move |config: &mut Value| {
@@ -276,7 +277,7 @@ impl Builder {
         let folder = tempfile::Builder::new().prefix("switchpoint-e2e-").tempdir()?;
         let mut ports = Vec::new();
         let mut lease = || -> Result<SocketAddr> {
-            let port = Port::lease()?;
+            let port = ReservedPort::lease()?;
             let address = port.address();
             ports.push(port);
             Ok(address)
@@ -284,10 +285,10 @@ impl Builder {
         let mut servers = Vec::new();
         for options in self.servers {
             // A leased port: a server that closes its socket, to refuse, keeps its place.
-            servers.push(ModelServer::start(model_server::Options { listen: lease()?, ..options })?);
+            servers.push(ModelServer::start(model_server::ModelServerOptions { listen: lease()?, ..options })?);
         }
         let (listener, admin) = (lease()?, lease()?);
-        let mut settings = Settings::new(folder.path())?;
+        let mut settings = DaemonSettings::new(folder.path())?;
         (settings.arguments, settings.threads) = (self.daemon_arguments, self.daemon_threads);
         settings.environment = self.daemon_environment;
         settings.arguments.extend(self.front.daemon_arguments(&self.edits));
@@ -295,14 +296,14 @@ impl Builder {
             settings.arguments.extend(["--config".to_owned(), scorers::write(&self.scorers, folder.path())?]);
         }
         let mut ports_of_file = vec![(8080, listener.port()), (9901, admin.port()), (9004, settings.state.number())];
-        if self.front == Front::ExtProc {
+        if self.front == PickerMode::ExtProc {
             ports_of_file.push((9002, settings.ext_proc.number()));
         }
         let config = configured(self.front, &self.edits, &ports_of_file)?;
         let strangers = self.strangers.iter().enumerate().map(|(index, address)| (format!("stranger-{index}"), *address));
         settings.write_endpoints(&endpoints(&servers).into_iter().chain(strangers).collect::<Vec<_>>())?;
-        let (daemon, absent) = if self.daemon { (Some(Daemon::start(settings)?), None) } else { (None, Some(settings)) };
-        let envoy = Envoy::start(&config, listener, admin, &self.envoy, folder.path())?;
+        let (daemon, absent) = if self.daemon { (Some(DaemonProcess::start(settings)?), None) } else { (None, Some(settings)) };
+        let envoy = EnvoyProcess::start(&config, listener, admin, &self.envoy, folder.path())?;
         let mut stack = Stack { servers, envoy, daemon, absent, _ports: ports, folder, quiet: self.quiet };
         match stack.wait_until_up(self.ready).await {
             Ok(()) => Ok(stack),
@@ -311,19 +312,19 @@ impl Builder {
     }
 }
 
-fn configured(front: Front, edits: &[Edit], ports: &[(u16, u16)]) -> Result<Config> {
-    let mut config = Config::shipped(front.file())?;
+fn configured(front: PickerMode, edits: &[ConfigEdit], ports: &[(u16, u16)]) -> Result<EnvoyConfig> {
+    let mut config = EnvoyConfig::shipped(front.file())?;
     for &(from, to) in ports {
         config.replace_port(from, to)?;
     }
     for edit in edits {
         match edit {
-            Edit::Picker(keys) => match front {
-                Front::Filter => config.set_picker(keys)?,
-                Front::ExtProc => keys.iter().try_for_each(|(key, value)| config.set_asked(key, value))?,
+            ConfigEdit::Picker(keys) => match front {
+                PickerMode::Filter => config.set_picker(keys)?,
+                PickerMode::ExtProc => keys.iter().try_for_each(|(key, value)| config.set_daemon(key, value))?,
             },
-            Edit::FilterBeforePicker(filter) => config.insert_before_picker(filter.clone())?,
-            Edit::Anything(edit) => edit(config.value()),
+            ConfigEdit::FilterBeforePicker(filter) => config.insert_before_picker(filter.clone())?,
+            ConfigEdit::Anything(edit) => edit(config.value()),
         }
     }
     Ok(config)
@@ -337,12 +338,12 @@ fn endpoints(servers: &[ModelServer]) -> Vec<(String, SocketAddr)> {
 
 impl Stack {
     /// Describes a stack: one model server, one worker, as shipped.
-    pub fn builder() -> Builder {
-        Builder {
-            front: Front::Filter,
+    pub fn builder() -> StackBuilder {
+        StackBuilder {
+            front: PickerMode::Filter,
             servers: Vec::new(),
             strangers: Vec::new(),
-            envoy: Options::default(),
+            envoy: EnvoyOptions::default(),
             edits: Vec::new(),
             daemon_arguments: Vec::new(),
             scorers: Vec::new(),
@@ -372,7 +373,7 @@ impl Stack {
     ///
     /// # Errors
     /// If there is no whole reply.
-    pub async fn get(&self, path: &str) -> Result<Reply> {
+    pub async fn get(&self, path: &str) -> Result<ClientReply> {
         client::get(self.address(), path).await
     }
 
@@ -380,7 +381,7 @@ impl Stack {
     ///
     /// # Errors
     /// If there is no whole reply.
-    pub async fn post(&self, path: &str, body: &Value) -> Result<Reply> {
+    pub async fn post(&self, path: &str, body: &Value) -> Result<ClientReply> {
         client::post(self.address(), path, body.to_string()).await
     }
 
@@ -388,7 +389,7 @@ impl Stack {
     ///
     /// # Errors
     /// If there is no whole reply.
-    pub async fn send(&self, request: Request<Body>) -> Result<Reply> {
+    pub async fn send(&self, request: Request<Body>) -> Result<ClientReply> {
         client::send(self.address(), request).await
     }
 
@@ -396,7 +397,7 @@ impl Stack {
     ///
     /// # Errors
     /// If none of ours did.
-    pub fn server_of(&self, reply: &Reply) -> Result<usize> {
+    pub fn server_of(&self, reply: &ClientReply) -> Result<usize> {
         let by = reply.header("x-served-by");
         let index = self.servers.iter().position(|server| server.addr().to_string() == by);
         index.ok_or_else(|| format!("no server of ours answered: {} {:?} {}", reply.status, by, reply.text()).into())
@@ -406,7 +407,7 @@ impl Stack {
     ///
     /// # Errors
     /// If the stack was built without one.
-    pub fn daemon(&mut self) -> Result<&mut Daemon> {
+    pub fn daemon(&mut self) -> Result<&mut DaemonProcess> {
         Ok(self.daemon.as_mut().ok_or("this stack has no daemon")?)
     }
 
@@ -416,7 +417,7 @@ impl Stack {
     /// If it cannot be run, or runs already.
     pub fn start_daemon(&mut self) -> Result<()> {
         let settings = self.absent.take().ok_or("this stack has a daemon already")?;
-        self.daemon = Some(Daemon::start(settings)?);
+        self.daemon = Some(DaemonProcess::start(settings)?);
         Ok(())
     }
 
@@ -464,7 +465,7 @@ impl Stack {
     }
 
     /// Returns when one of the processes has ended.
-    async fn an_end(envoy: &mut Envoy, mut daemon: Option<&mut Daemon>) -> crate::Error {
+    async fn an_end(envoy: &mut EnvoyProcess, mut daemon: Option<&mut DaemonProcess>) -> crate::Error {
         loop {
             let daemon_runs = daemon.as_mut().map_or(Ok(()), |daemon| daemon.process().check_running());
             if let Err(ended) = envoy.process().check_running().and(daemon_runs) {

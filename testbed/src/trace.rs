@@ -38,7 +38,7 @@ pub struct Arrival {
 }
 
 #[derive(Deserialize)]
-struct Line {
+struct TraceLine {
     timestamp: u64,
     input_length: usize,
     output_length: usize,
@@ -54,7 +54,7 @@ pub fn read(path: &Path, seed: u64) -> io::Result<Vec<Arrival>> {
     let mut reader = BufReader::new(GzDecoder::new(std::fs::File::open(path)?));
     let (mut arrivals, mut line) = (Vec::new(), String::new());
     while (&mut reader).take(LINE_BYTES_MAX).read_line(&mut line)? > 0 {
-        let row: Line = serde_json::from_str(&line)?;
+        let row: TraceLine = serde_json::from_str(&line)?;
         arrivals.push(Arrival {
             at: Duration::from_millis(row.timestamp + rng.random_range(0..QUANTUM_MS)),
             prompt_tokens: row.input_length,

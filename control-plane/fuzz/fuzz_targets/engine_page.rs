@@ -3,8 +3,8 @@
 #![no_main]
 
 use arbitrary::Arbitrary;
-use control_plane::scrape::engine::Engines;
-use control_plane::scrape::exposition::Parser;
+use control_plane::scrape::engine::EngineTable;
+use control_plane::scrape::exposition::ExpositionParser;
 use control_plane::scrape::extract::{Extraction, RestartWatch};
 use libfuzzer_sys::fuzz_target;
 
@@ -59,14 +59,14 @@ fn write(series: &Series, names: &[&str]) -> String {
 }
 
 fuzz_target!(|input: Pages| {
-    let engines = Engines::try_new(&[], "", "").expect("the built-in table is sound");
+    let engines = EngineTable::try_new(&[], "", "").expect("the built-in table is sound");
     let engine = engines.get(ENGINES[usize::from(input.engine) % ENGINES.len()]).expect("built in");
     let names = engine.names();
     let mut restarts = RestartWatch::default();
     for page in &input.pages {
         let text: String = page.iter().map(|series| write(series, &names)).collect();
-        let mut extraction = Extraction::whole(engine);
-        let mut parser = Parser::default();
+        let mut extraction = Extraction::full_page(engine);
+        let mut parser = ExpositionParser::default();
         parser.feed(text.as_bytes(), &mut extraction);
         parser.finish(&mut extraction);
         let reading = extraction.finish();

@@ -2,7 +2,7 @@
 
 #![no_main]
 
-use control_plane::scrape::exposition::{Interest, LineCounts, Parser, Progress, Sample, Visitor};
+use control_plane::scrape::exposition::{ExpositionParser, LineCounts, LineInterest, MetricSample, ParseProgress, SampleVisitor};
 use libfuzzer_sys::fuzz_target;
 
 #[derive(Debug, Default, PartialEq)]
@@ -11,16 +11,16 @@ struct Notes {
     seen: Vec<(Vec<u8>, Vec<(Vec<u8>, Vec<u8>)>, u64)>,
 }
 
-impl Visitor for Notes {
-    fn interest(&mut self, name: &[u8]) -> Interest {
+impl SampleVisitor for Notes {
+    fn interest(&mut self, name: &[u8]) -> LineInterest {
         match name.first() {
-            first if first.copied() == self.stop => Interest::Stop,
-            Some(b'i') => Interest::Ignore,
-            _ => Interest::Take,
+            first if first.copied() == self.stop => LineInterest::Stop,
+            Some(b'i') => LineInterest::Ignore,
+            _ => LineInterest::Take,
         }
     }
 
-    fn sample(&mut self, sample: &Sample<'_>) {
+    fn sample(&mut self, sample: &MetricSample<'_>) {
         let labels = sample.labels().map(|(name, value)| (name.into_owned(), value.into_owned())).collect();
         self.seen.push((sample.name.to_vec(), labels, sample.value.to_bits()));
     }
@@ -28,12 +28,12 @@ impl Visitor for Notes {
 
 fn read<'a>(chunks: impl Iterator<Item = &'a [u8]>, stop: Option<u8>) -> (Notes, LineCounts) {
     let mut notes = Notes { stop, ..Notes::default() };
-    let mut parser = Parser::default();
+    let mut parser = ExpositionParser::default();
     let mut done = false;
     for chunk in chunks {
         let progress = parser.feed(chunk, &mut notes);
-        assert!(!done || progress == Progress::Done);
-        done = progress == Progress::Done;
+        assert!(!done || progress == ParseProgress::Done);
+        done = progress == ParseProgress::Done;
     }
     let counts = parser.finish(&mut notes);
     (notes, counts)

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use arbitrary::Arbitrary;
-use control_plane::serve::ext_proc::{Act, Front, HELD_BYTES_MAX, Talk};
+use control_plane::serve::ext_proc::{ExtProcServer, HELD_BYTES_MAX, SessionAction, StreamSession};
 use envoy_types::pb::envoy::config::core::v3::{HeaderMap, HeaderValue};
 use envoy_types::pb::envoy::service::ext_proc::v3::body_mutation::Mutation;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request;
@@ -14,7 +14,7 @@ use envoy_types::pb::envoy::service::ext_proc::v3::processing_response::Response
 use envoy_types::pb::envoy::service::ext_proc::v3::{
     HttpBody, HttpHeaders, HttpTrailers, ProcessingRequest, ProcessingResponse, ProtocolConfiguration,
 };
-use exchange::{DestinationFormat, Settings};
+use exchange::{DestinationFormat, ExchangeSettings};
 use libfuzzer_sys::fuzz_target;
 use prost::Message;
 use proto::state::{self, daemon_message};
@@ -25,12 +25,28 @@ const DUPLEX: i32 = 4;
 enum Said {
     /// A message as bytes.
     Raw(Vec<u8>),
-    Begins { inference: bool, length: Option<u16>, end: bool },
-    Body { bytes: Vec<u8>, end: bool },
-    Prompt { end: bool },
+    Begins {
+        inference: bool,
+        length: Option<u16>,
+        end: bool,
+    },
+    Body {
+        bytes: Vec<u8>,
+        end: bool,
+    },
+    Prompt {
+        end: bool,
+    },
     Trailers,
-    Answers { status: u8, length: Option<u16>, streamed: bool },
-    Reply { bytes: Vec<u8>, end: bool },
+    Answers {
+        status: u8,
+        length: Option<u16>,
+        streamed: bool,
+    },
+    Reply {
+        bytes: Vec<u8>,
+        end: bool,
+    },
     ReplyTrailers,
 }
 
@@ -63,7 +79,7 @@ const STREAMS: usize = 3;
 
 /// One stream, and what its bodies were.
 struct Stream {
-    talk: Arc<Talk>,
+    talk: Arc<StreamSession>,
     config: Option<ProtocolConfiguration>,
     came: Vec<u8>,
     went: Vec<u8>,
@@ -72,8 +88,8 @@ struct Stream {
     balances: bool,
 }
 
-fn front() -> Arc<Front> {
-    let front = Front::new(&["p".into()]);
+fn front() -> Arc<ExtProcServer> {
+    let front = ExtProcServer::new(&["p".into()]);
     let endpoint = |slot: u32| state::Endpoint {
         slot,
         name: format!("e{slot}"),
@@ -83,25 +99,30 @@ fn front() -> Arc<Front> {
     };
     let plugin = |kind: &str| state::Plugin { r#type: kind.into(), name: kind.into(), ..state::Plugin::default() };
     let part = |name: &str| state::ProfilePlugin { name: name.into(), weight: 1.0 };
-    let roster = state::Roster {
+    let pool_update = state::PoolUpdate {
         pool: "p".into(),
         version: Some(state::Version { term: 1, sequence: 1 }),
         endpoints: (1..4).map(endpoint).collect(),
         pipeline: Some(state::Pipeline {
             plugins: vec![plugin("prefix-cache-scorer"), plugin("max-score-picker")],
-            profiles: vec![state::Profile { name: "p".into(), plugins: vec![part("prefix-cache-scorer"), part("max-score-picker")], ..state::Profile::default() }],
+            profiles: vec![state::Profile {
+                name: "p".into(),
+                plugins: vec![part("prefix-cache-scorer"), part("max-score-picker")],
+                ..state::Profile::default()
+            }],
             ranked_max: 3,
             ..state::Pipeline::default()
         }),
-        ..state::Roster::default()
+        ..state::PoolUpdate::default()
     };
-    let ack = front.told(state::DaemonMessage { message: Some(daemon_message::Message::Roster(roster)) }).expect("an answer");
+    let ack = front.apply(state::DaemonMessage { message: Some(daemon_message::Message::PoolUpdate(pool_update)) }).expect("an answer");
     assert_eq!(ack.refused, "");
     front
 }
 
 fn headers(pairs: &[(&str, String)], end_of_stream: bool) -> HttpHeaders {
-    let header = |(name, value): &(&str, String)| HeaderValue { key: (*name).into(), raw_value: value.clone().into(), ..HeaderValue::default() };
+    let header =
+        |(name, value): &(&str, String)| HeaderValue { key: (*name).into(), raw_value: value.clone().into(), ..HeaderValue::default() };
     HttpHeaders { headers: Some(HeaderMap { headers: pairs.iter().map(header).collect() }), end_of_stream, ..HttpHeaders::default() }
 }
 
@@ -132,7 +153,7 @@ fn request(said: Said) -> Option<ProcessingRequest> {
 }
 
 impl Stream {
-    fn new(front: &Arc<Front>, settings: &Arc<Settings>, modes: Option<(u8, u8, bool)>) -> Self {
+    fn new(front: &Arc<ExtProcServer>, settings: &Arc<ExchangeSettings>, modes: Option<(u8, u8, bool)>) -> Self {
         let config = modes.map(|(request, response, early)| ProtocolConfiguration {
             request_body_mode: i32::from(request % 6),
             response_body_mode: i32::from(response % 6),
@@ -140,7 +161,7 @@ impl Stream {
             ..ProtocolConfiguration::default()
         });
         let balances = config.as_ref().is_none_or(|config| config.request_body_mode == DUPLEX);
-        let talk = Talk::new(front, front.pool(None).expect("the pool"), settings);
+        let talk = StreamSession::new(front, front.pool(None).expect("the pool"), settings);
         Self { talk, config, came: Vec::new(), went: Vec::new(), begun: 0, balances }
     }
 
@@ -160,9 +181,9 @@ impl Stream {
     /// Takes what is to be sent. Is there more?
     fn take(&mut self) -> bool {
         let bytes = match self.talk.next() {
-            Act::Send(bytes) => bytes,
-            Act::Wait(_) => panic!("there is state"),
-            Act::Listen | Act::End(_) => return false,
+            SessionAction::Send(bytes) => bytes,
+            SessionAction::Wait(_) => panic!("there is state"),
+            SessionAction::Listen | SessionAction::End(_) => return false,
         };
         let mut rest = &bytes[..];
         while let [0, a, b, c, d, more @ ..] = rest {
@@ -184,7 +205,7 @@ fuzz_target!(|gateway: Gateway| {
     let front = front();
     let memory = Arc::clone(front.streams().memory());
     let destination_format = if gateway.list { DestinationFormat::List } else { DestinationFormat::Single };
-    let settings = Arc::new(Settings { destination_format, body_limit_bytes: 4096, ..Settings::default() });
+    let settings = Arc::new(ExchangeSettings { destination_format, body_limit_bytes: 4096, ..ExchangeSettings::default() });
     let (mut others, mut short, mut ahead_ms) = (memory.account(), 0, 0);
     let mut streams: [Option<Stream>; STREAMS] = std::array::from_fn(|_| None);
     for (index, event) in gateway.events {
@@ -215,17 +236,17 @@ fuzz_target!(|gateway: Gateway| {
                 stream.talk.expire(front.now().plus_ms(ahead_ms));
             }
             Event::Short(left) => {
-                let ours = memory.held() - short;
+                let ours = memory.used() - short;
                 short = HELD_BYTES_MAX.saturating_sub(ours + left as usize);
                 others.record(short);
             }
             Event::Leaves => streams[index] = None,
         }
         let held: usize = streams.iter().flatten().map(|stream| stream.talk.memory()).sum();
-        assert_eq!(memory.held(), held + short);
+        assert_eq!(memory.used(), held + short);
     }
     drop((streams, others));
     let pool = front.pool(None).expect("the pool");
     let left: u32 = pool.lock().pool.in_flight().rows().map(|(_, load)| load.requests).sum();
-    assert_eq!((left, memory.held(), front.streams().open()), (0, 0, 0));
+    assert_eq!((left, memory.used(), front.streams().open()), (0, 0, 0));
 });

@@ -2,21 +2,22 @@
 
 #![no_main]
 
-use control_plane::pool::objects::{Selection, of_pool, read};
-use discovery::content::Files;
+use control_plane::pool::objects::{ObjectSelection, of_pool, read};
+use discovery::file_watcher::FileSet;
 use libfuzzer_sys::fuzz_target;
-use scheduler::objects::{Asked, Objects};
+use scheduler::objects::{ModelRequest, Objects};
 
 fuzz_target!(|text: &str| {
     let (report, objects) = read(text);
-    let files = Files(vec![("f".into(), text.to_owned())]);
+    let files = FileSet(vec![("f".into(), text.to_owned())]);
     for object in &objects {
-        match of_pool(&files, &Selection::of(&object.pool)) {
+        match of_pool(&files, &ObjectSelection::of(&object.pool)) {
             Ok(found) => {
                 assert!(report.errors.is_empty());
                 let compiled = Objects::build(&found.spec).expect("objects that the filter would refuse");
                 let model = found.spec.models.first().map_or("m", |model| &model.name);
-                let _ = compiled.resolve(Asked { model, objective: Some(&object.name), rewrite: Some(model) }, &mut scheduler::Rng::seeded(1));
+                let _ = compiled
+                    .resolve(ModelRequest { model, objective: Some(&object.name), rewrite: Some(model) }, &mut scheduler::Rng::seeded(1));
             }
             Err(why) => assert!(!why.is_empty(), "refused without a word"),
         }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use self::values::{duration, header_name, listen};
-use crate::cli::register::{Instances, Register};
+use crate::cli::register::{InstancesArgs, RegisterArgs};
 use crate::config::STRATEGY_VARIABLE;
 use crate::daemon::lease::LeaseArgs;
 
@@ -51,26 +51,26 @@ Examples:
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
-    pub command: Command,
+    pub command: CliCommand,
 }
 
 /// What to do.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub enum CliCommand {
     /// Run the daemon.
     ///
     /// Exit code: 0 after SIGTERM or SIGINT, 1 if it could not start or had to stop, 2 for a command line that cannot be read.
     #[command(after_help = EXAMPLES)]
-    Serve(Box<Serve>),
+    Serve(Box<ServeArgs>),
     /// Check a configuration file, or whether a model server reports what is needed.
     ///
     /// Exit code: 0 fine, 1 invalid (or the server lacks something), 2 the file asks for something that is refused here.
     #[command(after_help = EXAMPLES)]
-    Check(Check),
+    Check(CheckArgs),
     /// Register a process of any language, until this one ends.
-    Register(Box<Register>),
+    Register(Box<RegisterArgs>),
     /// List the instances that may get traffic, or watch them come and go.
-    Instances(Instances),
+    Instances(InstancesArgs),
     /// Say why a request goes where it goes: a request, or a recorded decision, is put to the live state of a running daemon.
     ///
     /// The file holds the body of a request, or a decision record (the field `decision` of the access log, with decision_log_one_in in the
@@ -79,12 +79,12 @@ pub enum Command {
     ///
     /// Exit code: 0 answered, 1 the file cannot be read or the daemon not asked.
     #[command(after_help = EXPLAIN_EXAMPLES)]
-    Explain(Explain),
+    Explain(ExplainArgs),
 }
 
 /// Options of `explain`.
 #[derive(Debug, Args)]
-pub struct Explain {
+pub struct ExplainArgs {
     /// The daemon's admin listener.
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9090")]
     pub admin: String,
@@ -122,8 +122,8 @@ pub struct Explain {
     pub config: Option<PathBuf>,
 
     /// For people, or one JSON object.
-    #[arg(long, value_enum, default_value_t = Format::Text)]
-    pub format: Format,
+    #[arg(long, value_enum, default_value_t = OutputFormat::Text)]
+    pub format: OutputFormat,
 }
 
 fn header(text: &str) -> Result<(String, String), String> {
@@ -133,24 +133,24 @@ fn header(text: &str) -> Result<(String, String), String> {
 
 /// Options of `check`.
 #[derive(Debug, Args)]
-pub struct Check {
+pub struct CheckArgs {
     /// What to check.
     #[command(flatten)]
-    pub what: Checked,
+    pub what: CheckTarget,
 
     /// The engine of that server, as in its label llm-d.ai/engine-type; found out by its metrics if not given.
     #[arg(long, value_name = "NAME", requires = "endpoint")]
     pub engine: Option<String>,
 
     /// For people, or one JSON object.
-    #[arg(long, value_enum, default_value_t = Format::Text)]
-    pub format: Format,
+    #[arg(long, value_enum, default_value_t = OutputFormat::Text)]
+    pub format: OutputFormat,
 }
 
 /// What to check: exactly one of these.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
-pub struct Checked {
+pub struct CheckTarget {
     /// An EndpointPickerConfig, or objects as --objects takes them.
     #[arg(value_name = "FILE")]
     pub file: Option<PathBuf>,
@@ -162,7 +162,7 @@ pub struct Checked {
 
 /// How `check` and `explain` print.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Format {
+pub enum OutputFormat {
     /// For people.
     Text,
     /// One JSON object.
@@ -171,10 +171,10 @@ pub enum Format {
 
 /// Options of `serve`.
 #[derive(Debug, Args)]
-pub struct Serve {
+pub struct ServeArgs {
     /// Who is in the pool.
     #[command(flatten)]
-    pub endpoints: EndpointsFrom,
+    pub endpoints: EndpointsArgs,
 
     /// Name of the pool; Envoy's EDS service_name and the filter's pool must be the same.
     #[arg(long, env = "SWITCHPOINT_POOL", value_name = "NAME", default_value = "default")]
@@ -192,7 +192,7 @@ pub struct Serve {
     #[command(flatten)]
     pub lease: LeaseArgs,
 
-    /// Where to keep what the next start must know (slots, incarnations, hash secret); without it a restart costs proxies their prefix state.
+    /// Where to keep what the next start must know (slots, generations, hash secret); without it a restart costs proxies their prefix state.
     #[arg(long, env = "SWITCHPOINT_SNAPSHOT_FILE", value_name = "FILE")]
     pub snapshot_file: Option<PathBuf>,
 
@@ -206,15 +206,15 @@ pub struct Serve {
 
     /// A read-only listener for Prometheus, in clear: /metrics /livez /readyz and nothing else. Usually 0.0.0.0:9091; `none`: not opened.
     #[arg(long, env = "SWITCHPOINT_LISTEN_METRICS", value_name = "IP:PORT", default_value = "none", value_parser = listen)]
-    pub listen_metrics: Listen,
+    pub listen_metrics: OptionalAddress,
 
     /// The picker for gateways without our filter.
     #[command(flatten)]
     pub ext_proc: ExtProcArgs,
 
     /// What Envoy's clusters of the pools speak to model servers; an InferencePool whose appProtocol is another is warned of.
-    #[arg(long, env = "SWITCHPOINT_MODEL_SERVERS_SPEAK", value_enum, default_value_t = Speak::Http1)]
-    pub model_servers_speak: Speak,
+    #[arg(long, env = "SWITCHPOINT_MODEL_SERVERS_SPEAK", value_enum, default_value_t = UpstreamProtocol::Http1)]
+    pub model_servers_speak: UpstreamProtocol,
 
     /// How endpoints are asked for their load.
     #[command(flatten)]
@@ -234,7 +234,7 @@ pub struct Serve {
 
     /// How to log.
     #[command(flatten)]
-    pub log: Log,
+    pub log: LogArgs,
 }
 
 /// The picker for gateways that speak the Endpoint Picker Protocol (Envoy's ext_proc).
@@ -243,12 +243,12 @@ pub struct Serve {
 pub struct ExtProcArgs {
     /// Where gateways without our filter ask by ext_proc; `none`: nowhere.
     #[arg(long, env = "SWITCHPOINT_LISTEN_EXT_PROC", value_name = "IP:PORT", default_value = "127.0.0.1:9002", value_parser = listen)]
-    pub listen_ext_proc: Listen,
+    pub listen_ext_proc: OptionalAddress,
 
     /// gRPC health, in clear, served while standing by too. Services: liveness, leading, readiness,
     /// envoy.service.ext_proc.v3.ExternalProcessor; `none`: not opened.
     #[arg(long, env = "SWITCHPOINT_LISTEN_HEALTH", value_name = "IP:PORT", default_value = "127.0.0.1:9003", value_parser = listen)]
-    pub listen_health: Listen,
+    pub listen_health: OptionalAddress,
 
     /// Certificate with its chain, PEM, read again when it changes; one is made at each start when not given.
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_TLS_CERT", value_name = "FILE", requires = "ext_proc_tls_key")]
@@ -272,12 +272,12 @@ pub struct ExtProcArgs {
     pub insecure_ext_proc: bool,
 
     /// How the destination is told, unless the stream's gRPC metadata x-switchpoint-destination-format says otherwise.
-    #[arg(long, env = "SWITCHPOINT_EXT_PROC_DESTINATION_FORMAT", value_enum, default_value_t = DestinationFormat::Single)]
-    pub ext_proc_destination_format: DestinationFormat,
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_DESTINATION_FORMAT", value_enum, default_value_t = DestinationFormatArg::Single)]
+    pub ext_proc_destination_format: DestinationFormatArg,
 
     /// Whether the objective header of a request counts.
-    #[arg(long, env = "SWITCHPOINT_EXT_PROC_OBJECTIVE_HEADER", value_enum, default_value_t = ObjectiveHeader::Ignore)]
-    pub ext_proc_objective_header: ObjectiveHeader,
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_OBJECTIVE_HEADER", value_enum, default_value_t = ObjectiveHeaderArg::Ignore)]
+    pub ext_proc_objective_header: ObjectiveHeaderArg,
 
     /// Tell clients that ask (x-switchpoint-explain: 1) the reasons of a decision.
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_EXPLAIN")]
@@ -314,7 +314,7 @@ pub struct ExchangeArgs {
 
     /// What becomes of a request while there has never been state: refused, or any endpoint [default: close].
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_FAILURE_MODE", value_enum)]
-    pub ext_proc_failure_mode: Option<FailureMode>,
+    pub ext_proc_failure_mode: Option<FailureModeArg>,
 
     /// How long a request may wait for the first state; keep `message_timeout` of the gateway above it [default: 2s].
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_COLD_START_WAIT", value_name = "DURATION", value_parser = duration)]
@@ -338,7 +338,7 @@ const BODY_LIMIT_BYTES_MAX: i64 = 32 << 20;
 
 /// What Envoy's clusters speak to model servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Speak {
+pub enum UpstreamProtocol {
     /// HTTP/1.1, as the files are shipped.
     Http1,
     /// HTTP/2 in clear, as with h2c.yaml.
@@ -347,7 +347,7 @@ pub enum Speak {
 
 /// What becomes of a request while there has never been state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum FailureMode {
+pub enum FailureModeArg {
     /// It is refused (503).
     Close,
     /// Any endpoint may have it.
@@ -356,20 +356,20 @@ pub enum FailureMode {
 
 /// An address to listen on, if any.
 #[derive(Clone, Copy, Debug)]
-pub struct Listen(pub Option<SocketAddr>);
+pub struct OptionalAddress(pub Option<SocketAddr>);
 
-/// How the ranked list is told.
+/// The format of the ranked list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum DestinationFormat {
+pub enum DestinationFormatArg {
     /// The best, and the second under x-gateway-destination-endpoint-fallback: what ORIGINAL_DST clusters take.
     Single,
     /// All of it, comma-separated, for clusters that try one after the other (`override_host`).
     List,
 }
 
-/// Whose word an objective header is.
+/// Who sets the objective header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum ObjectiveHeader {
+pub enum ObjectiveHeaderArg {
     /// The client's, who may not choose how important it is: it is removed.
     Ignore,
     /// That of something in front of the gateway that sets it, and removes the client's own.
@@ -455,7 +455,7 @@ pub struct EndpointTlsArgs {
 /// Where endpoints come from: exactly one of these.
 #[derive(Clone, Debug, Args)]
 #[group(required = true, multiple = false)]
-pub struct EndpointsFrom {
+pub struct EndpointsArgs {
     /// YAML list of endpoints; read again when its content changes.
     #[arg(long, env = "SWITCHPOINT_ENDPOINTS_FILE", value_name = "FILE")]
     pub endpoints_file: Option<PathBuf>,
@@ -472,7 +472,7 @@ pub struct EndpointsFrom {
 /// How to log, to stderr.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Log, to stderr")]
-pub struct Log {
+pub struct LogArgs {
     /// How log lines look.
     #[arg(long, env = "SWITCHPOINT_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,

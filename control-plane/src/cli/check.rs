@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::cli::args::{Check, Checked, Format};
-use crate::config::{self, Report, Resolved, Status};
+use crate::cli::args::{CheckArgs, CheckTarget, OutputFormat};
+use crate::config::{self, ConfigReport, ItemStatus, ResolvedConfig};
 use crate::pool::endpoint_source;
 use crate::pool::objects;
-use crate::scrape::engine::{EngineSpec, Engines, Meaning};
-use crate::scrape::exposition::Parser;
-use crate::scrape::extract::{Extraction, Reading};
+use crate::scrape::engine::{EngineSpec, EngineTable, MetricMeaning};
+use crate::scrape::exposition::ExpositionParser;
+use crate::scrape::extract::{Extraction, PageReading};
 use crate::scrape::http_client;
 use crate::scrape::{MetricsLocation, PAGE_BYTES_MAX};
 
@@ -22,7 +22,7 @@ const FETCH_MAX: Duration = Duration::from_secs(5);
 /// How a check ended. The numbers are the process's exit codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Verdict {
+pub enum CheckVerdict {
     /// All is well.
     Fine = 0,
     /// Invalid, out of reach, or short of something.
@@ -33,7 +33,7 @@ pub enum Verdict {
 
 /// What a server says of one thing that is needed.
 #[derive(Debug, Serialize)]
-struct Found {
+struct MetricCheck {
     meaning: &'static str,
     status: &'static str,
     /// The series it is read from.
@@ -47,8 +47,8 @@ struct Found {
 #[derive(Debug, Serialize)]
 struct FileReport {
     #[serde(flatten)]
-    report: Report,
-    pipeline: Option<Resolved>,
+    report: ConfigReport,
+    pipeline: Option<ResolvedConfig>,
 }
 
 #[derive(Debug, Serialize)]
@@ -56,80 +56,80 @@ struct EndpointReport {
     endpoint: String,
     url: String,
     engine: String,
-    metrics: Vec<Found>,
+    metrics: Vec<MetricCheck>,
 }
 
 /// What is needed, in the order printed; whether a pick is blind without it; and what does not work then.
-const NEEDED: [(Meaning, &str, bool, &str); 8] = [
-    (Meaning::Queued, "requests waiting", true, "queue-scorer does not tell this server from others"),
-    (Meaning::Running, "requests running", true, "running-requests-size-scorer does not tell this server from others"),
+const NEEDED: [(MetricMeaning, &str, bool, &str); 8] = [
+    (MetricMeaning::Queued, "requests waiting", true, "queue-scorer does not tell this server from others"),
+    (MetricMeaning::Running, "requests running", true, "running-requests-size-scorer does not tell this server from others"),
     (
-        Meaning::KvUtilization,
+        MetricMeaning::KvUtilization,
         "KV-cache utilisation",
         true,
         "kv-cache-utilization-scorer does not tell this server from others, marginal-cost-scorer not whether a prompt finds memory",
     ),
-    (Meaning::BlockTokens, "tokens of a KV block", false, "the prefix index takes its default block size"),
+    (MetricMeaning::BlockTokens, "tokens of a KV block", false, "the prefix index takes its default block size"),
     (
-        Meaning::Blocks,
+        MetricMeaning::Blocks,
         "KV blocks",
         false,
         "the prefix index takes its default capacity, and marginal-cost-scorer cannot tell whether a prompt finds memory",
     ),
-    (Meaning::Lora, "LoRA adapters", false, "lora-affinity-scorer does not tell this server from others (fine without adapters)"),
-    (Meaning::ProcessStart, "start of the process", false, "a restart is noticed only by a counter that fell"),
-    (Meaning::Counter, "a counter", false, "a restart is noticed only by the start of the process"),
+    (MetricMeaning::Lora, "LoRA adapters", false, "lora-affinity-scorer does not tell this server from others (fine without adapters)"),
+    (MetricMeaning::ProcessStart, "start of the process", false, "a restart is noticed only by a counter that fell"),
+    (MetricMeaning::Counter, "a counter", false, "a restart is noticed only by the start of the process"),
 ];
 
 /// Runs the check; what is to be printed, and how it ended.
-pub async fn check(args: Check) -> (String, Verdict) {
-    let Check { what: Checked { file, endpoint }, engine, format } = args;
+pub async fn check(args: CheckArgs) -> (String, CheckVerdict) {
+    let CheckArgs { what: CheckTarget { file, endpoint }, engine, format } = args;
     match (file, endpoint) {
         (Some(path), _) => check_file(&path, format).await,
         (None, Some(endpoint)) => check_endpoint(&endpoint, engine.as_deref(), format)
             .await
-            .unwrap_or_else(|why| (error_text(&endpoint, &why, format), Verdict::Invalid)),
-        (None, None) => ("give a FILE or --endpoint\n".to_owned(), Verdict::Invalid), // clap does not let this happen
+            .unwrap_or_else(|why| (error_text(&endpoint, &why, format), CheckVerdict::Invalid)),
+        (None, None) => ("give a FILE or --endpoint\n".to_owned(), CheckVerdict::Invalid), // clap does not let this happen
     }
 }
 
-fn error_text(what: &str, why: &str, format: Format) -> String {
+fn error_text(what: &str, why: &str, format: OutputFormat) -> String {
     match format {
-        Format::Text => format!("{what}: {why}\n"),
-        Format::Json => format!("{}\n", serde_json::json!({ "error": why })),
+        OutputFormat::Text => format!("{what}: {why}\n"),
+        OutputFormat::Json => format!("{}\n", serde_json::json!({ "error": why })),
     }
 }
 
-async fn check_file(path: &Path, format: Format) -> (String, Verdict) {
+async fn check_file(path: &Path, format: OutputFormat) -> (String, CheckVerdict) {
     let file = path.display().to_string();
-    let text = match discovery::content::read(path).await {
+    let text = match discovery::file_watcher::read(path).await {
         Ok(text) => text,
-        Err(error) => return (error_text(&file, &error.why, format), Verdict::Invalid),
+        Err(error) => return (error_text(&file, &error.why, format), CheckVerdict::Invalid),
     };
     let (report, config) = if objects::holds_objects(&text) { (objects::report(&text), None) } else { config::read(&text) };
-    let pipeline = config.map(|config| Resolved::of(&config.pipeline));
+    let pipeline = config.map(|config| ResolvedConfig::of(&config.pipeline));
     let verdict = match (report.errors.is_empty(), report.refuses()) {
-        (false, _) => Verdict::Invalid,
-        (true, true) => Verdict::Refused,
-        (true, false) => Verdict::Fine,
+        (false, _) => CheckVerdict::Invalid,
+        (true, true) => CheckVerdict::Refused,
+        (true, false) => CheckVerdict::Fine,
     };
     let printed = match format {
-        Format::Json => serde_json::to_string_pretty(&FileReport { report, pipeline }).unwrap_or_default() + "\n",
-        Format::Text => file_text(&report, pipeline.as_ref(), &file, verdict),
+        OutputFormat::Json => serde_json::to_string_pretty(&FileReport { report, pipeline }).unwrap_or_default() + "\n",
+        OutputFormat::Text => file_text(&report, pipeline.as_ref(), &file, verdict),
     };
     (printed, verdict)
 }
 
-fn file_text(report: &Report, pipeline: Option<&Resolved>, file: &str, verdict: Verdict) -> String {
+fn file_text(report: &ConfigReport, pipeline: Option<&ResolvedConfig>, file: &str, verdict: CheckVerdict) -> String {
     let mut text = String::new(); // writing to it cannot fail
     for problem in &report.errors {
         let _ = writeln!(text, "{file}:{}: error: {}{}", problem.line, path_prefix(&problem.path), problem.message);
     }
     for item in &report.items {
         let status = match item.status {
-            Status::Implemented => "implemented",
-            Status::NoEffect => "no effect",
-            Status::Refused => "refused",
+            ItemStatus::Implemented => "implemented",
+            ItemStatus::NoEffect => "no effect",
+            ItemStatus::Refused => "refused",
         };
         let _ = write!(text, "{file}:{}: {status}: {}{}", item.line, path_prefix(&item.path), item.reason);
         let _ = match &item.substitute {
@@ -141,9 +141,9 @@ fn file_text(report: &Report, pipeline: Option<&Resolved>, file: &str, verdict: 
         let _ = writeln!(text, "\n{}", pipeline.to_text());
     }
     let _ = match verdict {
-        Verdict::Fine => writeln!(text, "{file}: fine"),
-        Verdict::Invalid => writeln!(text, "{file}: invalid"),
-        Verdict::Refused => writeln!(text, "{file}: asks for something that is refused here"),
+        CheckVerdict::Fine => writeln!(text, "{file}: fine"),
+        CheckVerdict::Invalid => writeln!(text, "{file}: invalid"),
+        CheckVerdict::Refused => writeln!(text, "{file}: asks for something that is refused here"),
     };
     text
 }
@@ -152,9 +152,9 @@ fn path_prefix(path: &str) -> String {
     if path.is_empty() { String::new() } else { format!("{path}: ") }
 }
 
-async fn check_endpoint(given: &str, engine: Option<&str>, format: Format) -> Result<(String, Verdict), String> {
+async fn check_endpoint(given: &str, engine: Option<&str>, format: OutputFormat) -> Result<(String, CheckVerdict), String> {
     let address = endpoint_source::resolve(given).await.map_err(|e| e.to_string())?;
-    let engines = Engines::try_new(&[], "", "").map_err(|e| e.to_string())?;
+    let engines = EngineTable::try_new(&[], "", "").map_err(|e| e.to_string())?;
     let known = || engines.all().iter().map(|e| e.name.to_string()).collect::<Vec<_>>().join(", ");
     let candidates: Vec<&EngineSpec> = match engine {
         None => engines.all().into_iter().map(AsRef::as_ref).collect(),
@@ -177,10 +177,10 @@ async fn check_endpoint(given: &str, engine: Option<&str>, format: Format) -> Re
     }
     let report = best.ok_or(last_error)?;
     let lacks = report.metrics.iter().zip(NEEDED).any(|(found, (_, _, needed, _))| needed && found.status == "missing");
-    let verdict = if lacks { Verdict::Invalid } else { Verdict::Fine };
+    let verdict = if lacks { CheckVerdict::Invalid } else { CheckVerdict::Fine };
     let printed = match format {
-        Format::Json => serde_json::to_string_pretty(&report).unwrap_or_default() + "\n",
-        Format::Text => endpoint_text(&report, verdict),
+        OutputFormat::Json => serde_json::to_string_pretty(&report).unwrap_or_default() + "\n",
+        OutputFormat::Text => endpoint_text(&report, verdict),
     };
     Ok((printed, verdict))
 }
@@ -215,8 +215,8 @@ pub(crate) fn cause(error: &reqwest::Error) -> String {
 }
 
 fn look_through(endpoint: &str, url: &str, engine: &EngineSpec, page: &[u8]) -> EndpointReport {
-    let mut extraction = Extraction::whole(engine);
-    let mut parser = Parser::default();
+    let mut extraction = Extraction::full_page(engine);
+    let mut parser = ExpositionParser::default();
     parser.feed(page, &mut extraction);
     parser.finish(&mut extraction);
     let reading = extraction.finish();
@@ -225,8 +225,8 @@ fn look_through(endpoint: &str, url: &str, engine: &EngineSpec, page: &[u8]) -> 
         .map(|(meaning, label, _, consequence)| {
             let name = engine.looked_for().filter(|(m, _)| m == meaning).map(|(_, name)| name).find(|name| on_page(page, name));
             let value = name.and_then(|_| value(&reading, *meaning));
-            let known = name.is_some() && (value.is_some() || *meaning == Meaning::Counter);
-            Found {
+            let known = name.is_some() && (value.is_some() || *meaning == MetricMeaning::Counter);
+            MetricCheck {
                 meaning: label,
                 status: if known { "found" } else { "missing" },
                 name: name.map(str::to_owned),
@@ -238,17 +238,17 @@ fn look_through(endpoint: &str, url: &str, engine: &EngineSpec, page: &[u8]) -> 
     EndpointReport { endpoint: endpoint.to_owned(), url: url.to_owned(), engine: engine.name.to_string(), metrics }
 }
 
-fn value(reading: &Reading, meaning: Meaning) -> Option<String> {
+fn value(reading: &PageReading, meaning: MetricMeaning) -> Option<String> {
     let metrics = &reading.metrics;
     match meaning {
-        Meaning::Queued => metrics.queue_depth.map(|v| v.to_string()),
-        Meaning::Running => metrics.running_requests.map(|v| v.to_string()),
-        Meaning::KvUtilization => metrics.kv_cache_utilization.map(|v| v.to_string()),
-        Meaning::BlockTokens => metrics.kv_block_tokens.map(|v| v.to_string()),
-        Meaning::Blocks => metrics.kv_blocks.map(|v| v.to_string()),
-        Meaning::Lora => metrics.lora.as_ref().map(|l| format!("{} running, at most {}", l.running.len(), l.max)),
-        Meaning::ProcessStart => reading.process_start.map(|v| v.to_string()),
-        Meaning::Counter | Meaning::Custom(_) => None,
+        MetricMeaning::Queued => metrics.queue_depth.map(|v| v.to_string()),
+        MetricMeaning::Running => metrics.running_requests.map(|v| v.to_string()),
+        MetricMeaning::KvUtilization => metrics.kv_cache_utilization.map(|v| v.to_string()),
+        MetricMeaning::BlockTokens => metrics.kv_block_tokens.map(|v| v.to_string()),
+        MetricMeaning::Blocks => metrics.kv_blocks.map(|v| v.to_string()),
+        MetricMeaning::Lora => metrics.lora.as_ref().map(|l| format!("{} running, at most {}", l.running.len(), l.max)),
+        MetricMeaning::ProcessStart => reading.process_start.map(|v| v.to_string()),
+        MetricMeaning::Counter | MetricMeaning::Custom(_) => None,
     }
 }
 
@@ -258,10 +258,10 @@ fn on_page(page: &[u8], name: &str) -> bool {
         .any(|line| line.strip_prefix(name.as_bytes()).is_some_and(|rest| matches!(rest.first(), Some(b'{' | b' ' | b'\t'))))
 }
 
-fn endpoint_text(report: &EndpointReport, verdict: Verdict) -> String {
+fn endpoint_text(report: &EndpointReport, verdict: CheckVerdict) -> String {
     let mut text = String::new(); // writing to it cannot fail
     let _ = writeln!(text, "{} as {} ({})", report.endpoint, report.engine, report.url);
-    for Found { meaning, name, value, consequence, .. } in &report.metrics {
+    for MetricCheck { meaning, name, value, consequence, .. } in &report.metrics {
         let _ = match (consequence, name) {
             (None, Some(name)) => {
                 writeln!(text, "  found    {meaning}: {name}{}", value.as_ref().map(|v| format!(" = {v}")).unwrap_or_default())
@@ -273,7 +273,7 @@ fn endpoint_text(report: &EndpointReport, verdict: Verdict) -> String {
         };
     }
     let _ = match verdict {
-        Verdict::Fine => writeln!(text, "fine"),
+        CheckVerdict::Fine => writeln!(text, "fine"),
         _ => writeln!(text, "lacks metrics of load: requests are routed to it by what the proxies know alone"),
     };
     text

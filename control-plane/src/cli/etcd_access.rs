@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use discovery::etcd::Config;
+use discovery::etcd::EtcdConfig;
 use serde::Deserialize;
 
 /// Who asks etcd, and how it is known to be etcd.
@@ -40,18 +40,18 @@ impl EtcdAccess {
     ///
     /// # Errors
     /// Names the file that cannot be read, or what is missing beside another.
-    pub async fn config(self, endpoints: Vec<String>) -> Result<Config, String> {
+    pub async fn config(self, endpoints: Vec<String>) -> Result<EtcdConfig, String> {
         let Self { prefix, user, password_file, ca_file, cert_file, key_file } = self;
         if user.is_some() != password_file.is_some() || cert_file.is_some() != key_file.is_some() {
             return Err("etcd: a user needs a password file, and a certificate its key".to_owned());
         }
         let read = async |file: Option<PathBuf>| match file {
-            Some(path) => discovery::content::read(&path).await.map(Some).map_err(|e| e.to_string()),
+            Some(path) => discovery::file_watcher::read(&path).await.map(Some).map_err(|e| e.to_string()),
             None => Ok(None),
         };
         let password = read(password_file).await?.map(|text| text.trim_end().to_owned());
         let identity = read(cert_file).await?.zip(read(key_file).await?);
-        Ok(Config {
+        Ok(EtcdConfig {
             endpoints,
             prefix: prefix.unwrap_or_default(),
             user: user.zip(password),

@@ -8,21 +8,21 @@ use std::fmt::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use exchange::record::Recorded;
-use exchange::{Exchange, HeadersStep, ObjectiveHeader, Pool, Settings, Step, Time};
-use scheduler::in_flight::Load;
+use exchange::record::ParsedRecord;
+use exchange::{Exchange, ExchangeSettings, ExchangeStep, HeadersStep, ManagedPool, ObjectiveHeader, Timestamp};
+use scheduler::in_flight::EndpointLoad;
 use scheduler::objects::Objects;
 use scheduler::{EndpointRef, Pipeline, PipelineSpec, Snapshot, Version};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 
-use crate::cli::args::Format;
+use crate::cli::args::OutputFormat;
 use crate::cli::check::cause;
 use crate::config;
 use crate::pool::writer::PoolView;
 use crate::scrape::http_client;
-use crate::state::shared::Shared;
+use crate::state::shared::DaemonState;
 
 /// The largest question, in bytes: a request of the largest body that proxies take, escaped once more.
 pub const QUESTION_BYTES_MAX: usize = 64 << 20;
@@ -33,7 +33,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(30);
 /// What is asked.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Question {
+pub struct ExplainRequest {
     /// Whose endpoints; may be left out where there is one pool.
     pub pool: Option<String>,
     /// The body of a request, or a decision record.
@@ -54,7 +54,7 @@ pub struct Question {
 ///
 /// # Errors
 /// A sentence for whoever asked: no such pool, no state yet, or a question that cannot be read.
-pub fn answer(shared: &Shared, question: &Question) -> Result<Value, String> {
+pub fn answer(shared: &DaemonState, question: &ExplainRequest) -> Result<Value, String> {
     let pools = shared.pools.borrow().clone();
     let name = match (&question.pool, shared.pool_names.as_slice()) {
         (Some(name), _) => name.as_str(),
@@ -65,19 +65,19 @@ pub fn answer(shared: &Shared, question: &Question) -> Result<Value, String> {
     let view =
         pools.get(name).ok_or_else(|| if known { format!("pool {name} has no endpoints yet") } else { format!("no pool {name}") })?;
     let live = live(view, question)?;
-    let mut answer = match Recorded::from_json(&question.request) {
+    let mut answer = match ParsedRecord::from_json(&question.request) {
         Ok(record) => replay(&record, &live, question)?,
         Err(_) => {
             all_there(view, &question.without)?;
             let totals = shared.counters().totals(name, Instant::now());
-            let loads = totals.endpoints.iter().map(|(&(incarnation, slot), row)| {
-                let load = Load {
+            let loads = totals.endpoints.iter().map(|(&(generation, slot), row)| {
+                let load = EndpointLoad {
                     requests: u32::try_from(row.requests).unwrap_or(u32::MAX),
                     prefill_tokens: row.prefill_tokens,
                     decode_tokens: row.decode_tokens,
-                    ..Load::default()
+                    ..EndpointLoad::default()
                 };
-                (EndpointRef { slot, incarnation }, load)
+                (EndpointRef { slot, generation }, load)
             });
             let learned = shared.learned.borrow().get(name).and_then(|learned| proto::learned((**learned).clone()).ok());
             fresh(live, learned, loads, question)?
@@ -88,7 +88,7 @@ pub fn answer(shared: &Shared, question: &Question) -> Result<Value, String> {
 }
 
 /// The pool as it is now, but for what the question changes.
-fn live(view: &PoolView, question: &Question) -> Result<Snapshot, String> {
+fn live(view: &PoolView, question: &ExplainRequest) -> Result<Snapshot, String> {
     let other = question.config.as_deref().map(other_pipeline).transpose()?;
     let other = other.map(|other| PipelineSpec { latency_prediction: view.pipeline.latency_prediction, ..other });
     let pipeline = Pipeline::build(other.as_ref().unwrap_or(&view.pipeline)).map_err(|e| e.to_string())?;
@@ -97,7 +97,7 @@ fn live(view: &PoolView, question: &Question) -> Result<Snapshot, String> {
     let kept = present.filter(|(member, _)| !question.without.contains(&member.instance.address.to_string()));
     let (endpoints, metrics) = kept.map(|(member, metrics)| (member.endpoint(now), metrics.clone())).unzip();
     let objects = Objects::build(&view.objects).map_err(|e| e.to_string())?;
-    let version = Version { term: 0, sequence: view.generation };
+    let version = Version { term: 0, sequence: view.revision };
     Snapshot::try_new(version, endpoints, metrics, pipeline).map(|s| s.with_objects(objects)).map_err(|e| e.to_string())
 }
 
@@ -113,7 +113,7 @@ fn other_pipeline(text: &str) -> Result<PipelineSpec, String> {
 }
 
 /// A decision made again.
-fn replay(record: &Recorded, live: &Snapshot, question: &Question) -> Result<Map<String, Value>, String> {
+fn replay(record: &ParsedRecord, live: &Snapshot, question: &ExplainRequest) -> Result<Map<String, Value>, String> {
     let replay = record.replay(live, &question.without).map_err(|e| e.to_string())?;
     let mut answer = members(&exchange::explain::reasons(&replay.snapshot, &replay.decision, &replay.explanation, usize::MAX));
     answer.insert("was_picked".to_owned(), record.was_picked().into());
@@ -123,22 +123,22 @@ fn replay(record: &Recorded, live: &Snapshot, question: &Question) -> Result<Map
 /// A request that has just come.
 fn fresh(
     live: Snapshot,
-    learned: Option<proto::Learned>,
-    loads: impl Iterator<Item = (EndpointRef, Load)>,
-    question: &Question,
+    learned: Option<proto::LearnedModels>,
+    loads: impl Iterator<Item = (EndpointRef, EndpointLoad)>,
+    question: &ExplainRequest,
 ) -> Result<Map<String, Value>, String> {
-    let now = Time(0);
-    let mut pool = Pool::new(rand::random(), 0);
+    let now = Timestamp(0);
+    let mut pool = ManagedPool::new(rand::random(), 0);
     let metrics = live.metrics().to_vec();
     let refreshed = live.with_metrics(live.version(), metrics).map_err(|e| e.to_string())?;
     pool.install(live, 0, u32::MAX);
     pool.refresh(refreshed, now);
     if let Some(learned) = learned {
-        pool.learned(learned.step, learned.latency);
+        pool.install_models(learned.step, learned.latency);
     }
-    pool.others(loads);
-    let settings = Settings { objective_header: ObjectiveHeader::Trust, ..Settings::default() };
-    let mut exchange = Exchange::new(now).explaining();
+    pool.set_peer_loads(loads);
+    let settings = ExchangeSettings { objective_header: ObjectiveHeader::Trust, ..ExchangeSettings::default() };
+    let mut exchange = Exchange::new(now).with_explanation();
     let pairs = || {
         let pseudo = [(":method", "POST"), (":path", question.path.as_str())].into_iter();
         let given = question.headers.iter().map(|(name, value)| (name.as_str(), value.as_str()));
@@ -147,10 +147,10 @@ fn fresh(
     if let HeadersStep::Ready = exchange.request_headers(&settings, pairs(), false) {
         return Err(format!("{} asks whether the proxy is ready", question.path));
     }
-    exchange.capture(&pool, pairs());
+    exchange.capture_headers(&pool, pairs());
     let step = exchange.decide(&settings, &mut pool, question.subset.as_deref().map(str::as_bytes), question.request.as_bytes(), now);
     let mut answer = exchange.reasons().map(members).unwrap_or_default();
-    if let Step::Reply(reply) = step {
+    if let ExchangeStep::Reply(reply) = step {
         let body = serde_json::from_slice(&reply.body).unwrap_or(Value::Null);
         answer.insert("reply".to_owned(), json!({"status": reply.status, "body": body}));
     }
@@ -167,7 +167,7 @@ fn members(json: &str) -> Map<String, Value> {
 
 /// What the command is given.
 #[derive(Debug)]
-pub struct Ask {
+pub struct ExplainCall {
     /// Base address of the daemon's admin listener.
     pub admin: String,
     /// A file with the token that the listener wants.
@@ -177,18 +177,18 @@ pub struct Ask {
     /// A file with a configuration to use instead.
     pub config: Option<PathBuf>,
     /// All else.
-    pub question: Question,
+    pub question: ExplainRequest,
     /// How to print.
-    pub format: Format,
+    pub format: OutputFormat,
 }
 
 /// Asks, and returns what is to be printed.
 ///
 /// # Errors
 /// A sentence that says which file cannot be read, or what the daemon said.
-pub async fn ask(ask: Ask) -> Result<String, String> {
+pub async fn ask(ask: ExplainCall) -> Result<String, String> {
     let read = |path: &PathBuf| std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()));
-    let question = Question { request: read(&ask.file)?, config: ask.config.as_ref().map(read).transpose()?, ..ask.question };
+    let question = ExplainRequest { request: read(&ask.file)?, config: ask.config.as_ref().map(read).transpose()?, ..ask.question };
     let base = if ask.admin.contains("://") { ask.admin.clone() } else { format!("http://{}", ask.admin) };
     let url = format!("{}/debug/explain", base.trim_end_matches('/'));
     let client = http_client::build(|| reqwest::Client::builder().no_proxy().timeout(ANSWER_MAX)).map_err(|e| e.to_string())?;
@@ -203,8 +203,8 @@ pub async fn ask(ask: Ask) -> Result<String, String> {
         return Err(format!("{url}: {}", text.trim()));
     }
     match ask.format {
-        Format::Json => Ok(text + "\n"),
-        Format::Text => serde_json::from_str(&text).map(|answer| table(&answer)).map_err(|e| format!("{url}: {e}")),
+        OutputFormat::Json => Ok(text + "\n"),
+        OutputFormat::Text => serde_json::from_str(&text).map(|answer| table(&answer)).map_err(|e| format!("{url}: {e}")),
     }
 }
 

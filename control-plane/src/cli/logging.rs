@@ -4,14 +4,14 @@ use std::io::IsTerminal;
 
 use tracing_subscriber::EnvFilter;
 
-use crate::cli::args::{Log, LogFormat};
+use crate::cli::args::{LogArgs, LogFormat};
 
 /// What is logged when nobody says: our own news, others' warnings.
 const DIRECTIVES_DEFAULT: &str = "warn,control_plane=info,discovery=info";
 
 /// Starts logging, for the rest of the process. A level that cannot be read is reported and the default used: no reason not to serve.
-pub fn init(log: &Log) {
-    let Log { log_format, log_level } = log;
+pub fn init(log: &LogArgs) {
+    let LogArgs { log_format, log_level } = log;
     let wanted = log_level.clone().or_else(|| std::env::var("RUST_LOG").ok()).filter(|w| !w.is_empty());
     let (filter, bad) = match wanted.as_deref().map(EnvFilter::try_new) {
         None => (EnvFilter::new(DIRECTIVES_DEFAULT), None),

@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use clap::Args;
 use comfy_table::{Table, presets};
-use discovery::content::Follow;
-use discovery::directory::{Directory, DirectoryRegistry};
+use discovery::directory::{DirectoryBackend, DirectoryRegistry};
 use discovery::etcd::{Etcd, EtcdRegistry};
+use discovery::file_watcher::FileWatcher;
 use discovery::kubernetes::{self, Kubernetes, KubernetesRegistry};
 use discovery::metadata::METADATA_BYTES_MAX;
 use discovery::{
@@ -21,7 +21,7 @@ use discovery::{
 };
 use futures::StreamExt;
 
-use crate::cli::args::Log;
+use crate::cli::args::LogArgs;
 use crate::cli::etcd_access::EtcdAccess;
 use crate::scrape::http_client;
 
@@ -40,7 +40,7 @@ const PROBE_FAILURES_MAX: u32 = 3;
 /// Where instances are registered: exactly one of these.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
-pub struct Registry {
+pub struct RegistryArgs {
     /// In this directory.
     #[arg(long, value_name = "FOLDER")]
     pub directory: Option<PathBuf>,
@@ -56,10 +56,10 @@ pub struct Registry {
 
 /// Options of `instances`.
 #[derive(Debug, Args)]
-pub struct Instances {
+pub struct InstancesArgs {
     /// Where to look.
     #[command(flatten)]
-    pub registry: Registry,
+    pub registry: RegistryArgs,
 
     /// How etcd is reached.
     #[command(flatten)]
@@ -80,10 +80,10 @@ pub struct Instances {
 
 /// Options of `register`.
 #[derive(Debug, Args)]
-pub struct Register {
+pub struct RegisterArgs {
     /// Where to register.
     #[command(flatten)]
-    pub registry: Registry,
+    pub registry: RegistryArgs,
 
     /// How etcd is reached.
     #[command(flatten)]
@@ -123,7 +123,7 @@ pub struct Register {
 
     /// How to log.
     #[command(flatten)]
-    pub log: Log,
+    pub log: LogArgs,
 }
 
 // === instances ===
@@ -132,8 +132,8 @@ pub struct Register {
 ///
 /// # Errors
 /// Says what could not be done.
-pub async fn instances(args: Instances, mut out: impl Write) -> Result<(), String> {
-    let Instances { registry, access, namespace, component, watch } = args;
+pub async fn instances(args: InstancesArgs, mut out: impl Write) -> Result<(), String> {
+    let InstancesArgs { registry, access, namespace, component, watch } = args;
     let discovery = discovery_of(registry, access).await?;
     let mut write = |text: String| writeln!(out, "{text}").map_err(|e| e.to_string());
     if !watch {
@@ -164,11 +164,11 @@ fn models(instance: &Instance) -> String {
     instance.metadata().models().into_iter().map(|model| model.name).collect::<Vec<_>>().join(",")
 }
 
-async fn discovery_of(registry: Registry, access: EtcdAccess) -> Result<Box<dyn ServiceDiscovery>, String> {
-    let Registry { directory, etcd, kubernetes } = registry;
+async fn discovery_of(registry: RegistryArgs, access: EtcdAccess) -> Result<Box<dyn ServiceDiscovery>, String> {
+    let RegistryArgs { directory, etcd, kubernetes } = registry;
     Ok(match (directory, kubernetes) {
-        (Some(folder), _) => Box::new(Directory::new(folder).discovery()),
-        (_, Some(namespace)) => Box::new(Kubernetes::new(kubernetes::connect().await?, namespace).discovery(MetadataPolicy::Wanted)),
+        (Some(folder), _) => Box::new(DirectoryBackend::new(folder).discovery()),
+        (_, Some(namespace)) => Box::new(Kubernetes::new(kubernetes::connect().await?, namespace).discovery(MetadataPolicy::Preferred)),
         (None, None) => Box::new(Etcd::new(access.config(etcd).await?)?.discovery()),
     })
 }
@@ -179,8 +179,8 @@ async fn discovery_of(registry: Registry, access: EtcdAccess) -> Result<Box<dyn 
 ///
 /// # Errors
 /// Says what could not be done.
-pub async fn register(args: Register) -> Result<(), String> {
-    let Register { registry, access, namespace, component, address, name, probe, metadata_file, metadata_url, listen, log: _ } = args;
+pub async fn register(args: RegisterArgs) -> Result<(), String> {
+    let RegisterArgs { registry, access, namespace, component, address, name, probe, metadata_file, metadata_url, listen, log: _ } = args;
     let registry = registry_of(registry, access, address, name).await?;
     let handle = registry.register_instance(&namespace, &component).await.map_err(|e| e.to_string())?;
     tracing::info!(id = handle.instance_id(), "registered");
@@ -196,9 +196,9 @@ pub async fn register(args: Register) -> Result<(), String> {
     let client = probing_client()?;
     // Metadata first, so that nobody is ready before it is known what it is.
     let mut metadata = match (metadata_file, metadata_url) {
-        (Some(file), _) => Told::File(Follow::new(file)),
-        (None, Some(url)) => Told::Url(url, client.clone()),
-        (None, None) => Told::Never,
+        (Some(file), _) => MetadataChoice::File(FileWatcher::new(file)),
+        (None, Some(url)) => MetadataChoice::Url(url, client.clone()),
+        (None, None) => MetadataChoice::Never,
     };
     metadata.first(&handle).await?;
     tokio::select! {
@@ -209,8 +209,8 @@ pub async fn register(args: Register) -> Result<(), String> {
 }
 
 /// Where metadata comes from.
-enum Told {
-    File(Follow),
+enum MetadataChoice {
+    File(FileWatcher),
     /// Asked of the process; how.
     Url(String, reqwest::Client),
     Never,
@@ -240,7 +240,7 @@ fn probing_client() -> Result<reqwest::Client, String> {
     http_client::build(described).map_err(|e| e.to_string())
 }
 
-impl Told {
+impl MetadataChoice {
     /// What is said first. A file must be right; a process may still be starting, and is waited for.
     async fn first(&mut self, handle: &InstanceHandle) -> Result<(), String> {
         match self {
@@ -294,12 +294,12 @@ fn take_metadata(handle: &InstanceHandle, text: &str) -> Result<(), String> {
 }
 
 async fn registry_of(
-    registry: Registry,
+    registry: RegistryArgs,
     access: EtcdAccess,
     address: Option<SocketAddr>,
     name: Option<String>,
 ) -> Result<Box<dyn ServiceRegistry>, String> {
-    let Registry { directory, etcd, kubernetes } = registry;
+    let RegistryArgs { directory, etcd, kubernetes } = registry;
     if let Some(namespace) = kubernetes {
         let pod = name.ok_or("--name, or POD_NAME, is needed in Kubernetes")?;
         return Ok(Box::new(KubernetesRegistry::new(kubernetes::connect().await?, namespace, pod)));

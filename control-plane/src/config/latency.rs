@@ -1,6 +1,6 @@
 //! What of the daemon's own settings goes into every pipeline: whether latency is predicted, and the strategy of its environment.
 
-use scheduler::plugin::Value;
+use scheduler::plugin::ParameterValue;
 use scheduler::{PipelineSpec, registry};
 
 /// The environment variable that says which headroom is best where a plugin's parameter does not, as at the reference.
@@ -10,23 +10,23 @@ const STRATEGY: &str = "headroomSelectionStrategy";
 
 /// What goes into every pipeline.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Latency {
+pub struct LatencyOptions {
     /// Is it predicted?
     pub prediction: bool,
     /// The strategy where none is given.
     strategy: Option<String>,
 }
 
-// === impl Latency ===
+// === impl LatencyOptions ===
 
-impl Latency {
+impl LatencyOptions {
     /// With the strategy of the environment, if it has one.
     ///
     /// # Errors
     /// Where that is none that the scorers know.
     pub fn new(prediction: bool, strategy: Option<String>) -> Result<Self, String> {
         let strategy = strategy.map(|strategy| strategy.trim().to_lowercase()).filter(|strategy| !strategy.is_empty());
-        let given = strategy.iter().map(|strategy| (STRATEGY.to_owned(), Value::Text(strategy.clone()))).collect::<Vec<_>>();
+        let given = strategy.iter().map(|strategy| (STRATEGY.to_owned(), ParameterValue::Text(strategy.clone()))).collect::<Vec<_>>();
         match registry::lookup("slo-scorer").map(|scorer| scorer.build(&given)) {
             Some(Err(why)) => Err(format!("{STRATEGY_VARIABLE}: {why}")),
             _ => Ok(Self { prediction, strategy }),
@@ -40,7 +40,7 @@ impl Latency {
         for plugin in &mut pipeline.plugins {
             let takes_it = registry::lookup(&plugin.plugin_type).is_some_and(|row| row.parameters.iter().any(|p| p.name == STRATEGY));
             if takes_it && plugin.parameters.iter().all(|(name, _)| name != STRATEGY) {
-                plugin.parameters.push((STRATEGY.to_owned(), Value::Text(strategy.clone())));
+                plugin.parameters.push((STRATEGY.to_owned(), ParameterValue::Text(strategy.clone())));
             }
         }
     }
@@ -52,9 +52,11 @@ mod tests {
 
     use super::*;
 
-    fn strategies(latency: &Latency) -> Vec<Option<Value>> {
-        let given =
-            PluginSpec { parameters: vec![(STRATEGY.to_owned(), Value::Text("most".to_owned()))], ..PluginSpec::of_type("slo-scorer") };
+    fn strategies(latency: &LatencyOptions) -> Vec<Option<ParameterValue>> {
+        let given = PluginSpec {
+            parameters: vec![(STRATEGY.to_owned(), ParameterValue::Text("most".to_owned()))],
+            ..PluginSpec::of_type("slo-scorer")
+        };
         let plugins =
             vec![given, PluginSpec::of_type("slo-scorer"), PluginSpec::of_type("latency-scorer"), PluginSpec::of_type("queue-scorer")];
         let mut pipeline = PipelineSpec { plugins, ..PipelineSpec::default() };
@@ -65,15 +67,15 @@ mod tests {
 
     #[test]
     fn the_environment_says_what_the_file_does_not() {
-        let text = |text: &str| Some(Value::Text(text.to_owned()));
-        let of = |strategy: &str| Latency::new(true, Some(strategy.to_owned())).unwrap();
+        let text = |text: &str| Some(ParameterValue::Text(text.to_owned()));
+        let of = |strategy: &str| LatencyOptions::new(true, Some(strategy.to_owned())).unwrap();
         assert_eq!(strategies(&of("Lowest")), [text("most"), text("lowest"), text("lowest"), None]);
         assert_eq!(strategies(&of(" ")), [text("most"), None, None, None]);
-        assert_eq!(strategies(&Latency::default()), [text("most"), None, None, None]);
+        assert_eq!(strategies(&LatencyOptions::default()), [text("most"), None, None, None]);
         for known in ["lowest", "least", "highest", "MOST"] {
-            assert!(Latency::new(false, Some(known.to_owned())).is_ok(), "{known}");
+            assert!(LatencyOptions::new(false, Some(known.to_owned())).is_ok(), "{known}");
         }
-        let refused = Latency::new(true, Some("best".to_owned())).unwrap_err();
+        let refused = LatencyOptions::new(true, Some("best".to_owned())).unwrap_err();
         assert!(refused.starts_with("HEADROOM_SELECTION_STRATEGY: parameter `headroomSelectionStrategy` is out of range"), "{refused}");
     }
 }

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use scheduler::registry::reference_markdown;
 
-use super::known::{FEATURE_GATES, FOREIGN, Fate};
+use super::reference_items::{FEATURE_GATES, FOREIGN, ItemSupport};
 
 const HEAD: &str = "\
 # Plugins and configuration
@@ -80,24 +80,24 @@ pub fn reference_page() -> String {
     // Writing to a String cannot fail.
     let _ = writeln!(page, "## Types that are not plugins here\n\n| type | what it configures |\n|---|---|");
     for row in FOREIGN {
-        if let Fate::Implemented(what) = row.fate {
+        if let ItemSupport::Implemented(what) = row.support {
             let _ = writeln!(page, "| `{}` | {what} |", row.name);
         }
     }
     let _ = writeln!(page, "\n## Types of llm-d-router without effect here\n\n| types | why |\n|---|---|");
     let no_effect =
-        FOREIGN.iter().filter_map(|row| if let Fate::NoEffect(why) = row.fate { Some((row.name, why.to_owned())) } else { None });
+        FOREIGN.iter().filter_map(|row| if let ItemSupport::NoEffect(why) = row.support { Some((row.name, why.to_owned())) } else { None });
     page.push_str(&rows_by_reason(no_effect));
     let _ = writeln!(page, "\n## Types of llm-d-router that are refused\n\n| types | why | instead |\n|---|---|---|");
-    let refused = FOREIGN
-        .iter()
-        .filter_map(|row| if let Fate::Refused(why, instead) = row.fate { Some((row.name, format!("{why} | {instead}"))) } else { None });
+    let refused = FOREIGN.iter().filter_map(|row| {
+        if let ItemSupport::Refused(why, instead) = row.support { Some((row.name, format!("{why} | {instead}"))) } else { None }
+    });
     page.push_str(&rows_by_reason(refused));
     let _ = writeln!(page, "\n## Feature gates, when on\n\n| gate | result |\n|---|---|");
     for (name, fate) in FEATURE_GATES {
         let _ = match fate {
-            Fate::Implemented(why) | Fate::NoEffect(why) => writeln!(page, "| `{name}` | no effect: {why} |"),
-            Fate::Refused(why, instead) => writeln!(page, "| `{name}` | refused: {why}; instead: {instead} |"),
+            ItemSupport::Implemented(why) | ItemSupport::NoEffect(why) => writeln!(page, "| `{name}` | no effect: {why} |"),
+            ItemSupport::Refused(why, instead) => writeln!(page, "| `{name}` | refused: {why}; instead: {instead} |"),
         };
     }
     page

@@ -7,20 +7,20 @@ use std::collections::BTreeSet;
 
 use scheduler::plugin::closest;
 
-use self::plugins::Declared;
-use super::known::{FEATURE_GATES, Fate, Role, plugin_types};
-use super::schema::{API_VERSIONS, Dialect, FILE, KIND, Shape};
-use super::yaml::{self, Key, Node, Value};
-use super::{Item, PoolConfig, Problem, Report, Status};
+use self::plugins::DeclaredPlugin;
+use super::reference_items::{FEATURE_GATES, ItemSupport, PluginRole, plugin_types};
+use super::schema::{API_VERSIONS, ConfigDialect, FILE, KIND, SchemaShape};
+use super::yaml::{self, YamlKey, YamlNode, YamlValue};
+use super::{CompiledConfig, ConfigItem, ConfigProblem, ConfigReport, ItemStatus};
 use crate::scrape::MetricsLocation;
-use crate::scrape::engine::Engines;
+use crate::scrape::engine::EngineTable;
 
 mod plugins;
 mod profiles;
 mod scraping;
 mod sections;
 
-/// The largest plugin name or text parameter, in bytes, so that a pipeline of [`scheduler`]'s size fits a message beside a full roster.
+/// The largest plugin name or text parameter, in bytes, so that a pipeline of [`scheduler`]'s size fits a message beside a full pool update.
 const TEXT_BYTES_MAX: usize = 1024;
 
 /// Names listed after an unknown one for which nothing is near; more help nobody.
@@ -28,21 +28,21 @@ const NAMES_LISTED_MAX: usize = 12;
 
 /// Reads one file.
 #[derive(Debug)]
-struct Reader {
-    report: Report,
-    dialect: Dialect,
-    plugins: Vec<Declared>,
+struct ConfigReader {
+    report: ConfigReport,
+    dialect: ConfigDialect,
+    plugins: Vec<DeclaredPlugin>,
     /// Names of plugins that something refers to.
     referred: BTreeSet<String>,
-    engines: Option<Engines>,
+    engines: Option<EngineTable>,
     location: MetricsLocation,
 }
 
 /// Reads a file's text: what becomes of it, and what it configures as far as it can be told.
-pub(super) fn read(text: &str) -> (Report, Option<PoolConfig>) {
-    let mut reader = Reader {
-        report: Report::default(),
-        dialect: Dialect::V1Alpha1,
+pub(super) fn read(text: &str) -> (ConfigReport, Option<CompiledConfig>) {
+    let mut reader = ConfigReader {
+        report: ConfigReport::default(),
+        dialect: ConfigDialect::V1Alpha1,
         plugins: Vec::new(),
         referred: BTreeSet::new(),
         engines: None,
@@ -60,10 +60,10 @@ pub(super) fn read(text: &str) -> (Report, Option<PoolConfig>) {
     (reader.report, config)
 }
 
-// === impl Reader ===
+// === impl ConfigReader ===
 
-impl Reader {
-    fn file(&mut self, root: &Node) -> Option<PoolConfig> {
+impl ConfigReader {
+    fn file(&mut self, root: &YamlNode) -> Option<CompiledConfig> {
         self.api_version(root);
         self.constant(root, "kind", &[KIND]);
         if let Some(gates) = root.get("featureGates") {
@@ -72,13 +72,13 @@ impl Reader {
         if let Some(plugins) = root.get("plugins") {
             self.plugins(plugins);
         }
-        self.shaped(root, "", &Shape::Map(FILE));
+        self.shaped(root, "", &SchemaShape::Map(FILE));
         let pipeline = self.pipeline(root);
         self.unused();
-        Some(PoolConfig { pipeline: pipeline?, scraping: self.scraping()? })
+        Some(CompiledConfig { pipeline: pipeline?, scraping: self.scraping()? })
     }
 
-    fn api_version(&mut self, root: &Node) {
+    fn api_version(&mut self, root: &YamlNode) {
         let versions = API_VERSIONS.map(|(version, _)| version);
         let given = self.constant(root, "apiVersion", &versions);
         if let Some((_, dialect)) = API_VERSIONS.iter().find(|(version, _)| given == Some(*version)) {
@@ -86,10 +86,10 @@ impl Reader {
         }
     }
 
-    fn constant<'n>(&mut self, root: &'n Node, name: &str, allowed: &[&str]) -> Option<&'n str> {
+    fn constant<'n>(&mut self, root: &'n YamlNode, name: &str, allowed: &[&str]) -> Option<&'n str> {
         match root.get(name) {
-            Some(Node { value: Value::Text(text), .. }) if allowed.contains(&text.as_str()) => return Some(text),
-            Some(node @ Node { value: Value::Text(text), .. }) => {
+            Some(YamlNode { value: YamlValue::Text(text), .. }) if allowed.contains(&text.as_str()) => return Some(text),
+            Some(node @ YamlNode { value: YamlValue::Text(text), .. }) => {
                 let near = closest(text, allowed.iter().copied()).map(|near| format!("; did you mean {near:?}?")).unwrap_or_default();
                 self.problem(name, node.line, format!("must be {}, not {text:?}{near}", allowed.join(" or ")));
             }
@@ -99,7 +99,7 @@ impl Reader {
         None
     }
 
-    fn feature_gates(&mut self, gates: &Node) {
+    fn feature_gates(&mut self, gates: &YamlNode) {
         for (i, gate) in self.list(gates, "featureGates").iter().enumerate() {
             let path = format!("featureGates[{i}]");
             let Some(text) = self.text(gate, &path) else { continue };
@@ -113,7 +113,7 @@ impl Reader {
                 }
             };
             match FEATURE_GATES.iter().find(|(known, _)| *known == name) {
-                Some(_) if !on => self.item(&path, gate.line, Status::NoEffect, "it is off anyway"),
+                Some(_) if !on => self.item(&path, gate.line, ItemStatus::NoEffect, "it is off anyway"),
                 Some((_, fate)) => self.fate(&path, gate.line, *fate),
                 None => self.problem(&path, gate.line, unknown("feature gate", name, FEATURE_GATES.iter().map(|(n, _)| *n))),
             }
@@ -123,21 +123,21 @@ impl Reader {
     // --- the report
 
     fn problem(&mut self, path: &str, line: u64, message: impl Into<String>) {
-        self.report.errors.push(Problem { path: path.to_owned(), line, message: message.into() });
+        self.report.errors.push(ConfigProblem { path: path.to_owned(), line, message: message.into() });
     }
 
-    fn item(&mut self, path: &str, line: u64, status: Status, reason: impl Into<String>) {
-        self.report.items.push(Item { path: path.to_owned(), line, status, reason: reason.into(), substitute: None });
+    fn item(&mut self, path: &str, line: u64, status: ItemStatus, reason: impl Into<String>) {
+        self.report.items.push(ConfigItem { path: path.to_owned(), line, status, reason: reason.into(), substitute: None });
     }
 
-    fn fate(&mut self, path: &str, line: u64, fate: Fate) {
+    fn fate(&mut self, path: &str, line: u64, fate: ItemSupport) {
         match fate {
-            Fate::Implemented(reason) => self.item(path, line, Status::Implemented, reason),
-            Fate::NoEffect(reason) => self.item(path, line, Status::NoEffect, reason),
-            Fate::Refused(reason, instead) => self.report.items.push(Item {
+            ItemSupport::Implemented(reason) => self.item(path, line, ItemStatus::Implemented, reason),
+            ItemSupport::NoEffect(reason) => self.item(path, line, ItemStatus::NoEffect, reason),
+            ItemSupport::Refused(reason, instead) => self.report.items.push(ConfigItem {
                 path: path.to_owned(),
                 line,
-                status: Status::Refused,
+                status: ItemStatus::Refused,
                 reason: reason.to_owned(),
                 substitute: Some(instead.to_owned()),
             }),
@@ -146,8 +146,8 @@ impl Reader {
 
     // --- nodes as what they must be
 
-    fn map<'n>(&mut self, node: &'n Node, path: &str, allowed: &[&str]) -> Option<&'n [(Key, Node)]> {
-        let Value::Map(entries) = &node.value else {
+    fn map<'n>(&mut self, node: &'n YamlNode, path: &str, allowed: &[&str]) -> Option<&'n [(YamlKey, YamlNode)]> {
+        let YamlValue::Map(entries) = &node.value else {
             self.problem(path, node.line, format!("must be a map, not {}", node.value.kind()));
             return None;
         };
@@ -157,10 +157,10 @@ impl Reader {
         Some(entries)
     }
 
-    fn list<'n>(&mut self, node: &'n Node, path: &str) -> &'n [Node] {
+    fn list<'n>(&mut self, node: &'n YamlNode, path: &str) -> &'n [YamlNode] {
         match &node.value {
-            Value::List(list) => list,
-            Value::Null => &[],
+            YamlValue::List(list) => list,
+            YamlValue::Null => &[],
             other => {
                 self.problem(path, node.line, format!("must be a list, not {}", other.kind()));
                 &[]
@@ -168,10 +168,10 @@ impl Reader {
         }
     }
 
-    fn text(&mut self, node: &Node, path: &str) -> Option<String> {
+    fn text(&mut self, node: &YamlNode, path: &str) -> Option<String> {
         match &node.value {
-            Value::Text(text) if text.len() <= TEXT_BYTES_MAX => Some(text.clone()),
-            Value::Text(text) => {
+            YamlValue::Text(text) if text.len() <= TEXT_BYTES_MAX => Some(text.clone()),
+            YamlValue::Text(text) => {
                 self.problem(path, node.line, format!("{} bytes; at most {TEXT_BYTES_MAX} are allowed", text.len()));
                 None
             }
@@ -183,13 +183,13 @@ impl Reader {
     }
 
     /// The name of a declared plugin; `allowed` are the roles it may have.
-    fn reference(&mut self, node: &Node, path: &str, allowed: &[Role]) -> Option<String> {
+    fn reference(&mut self, node: &YamlNode, path: &str, allowed: &[PluginRole]) -> Option<String> {
         let name = self.text(node, path)?;
         let Some(declared) = self.plugins.iter().find(|p| p.name == name) else {
             if allowed.iter().any(|role| role.made_on_demand(&name)) {
                 return Some(name);
             }
-            let fits = |plugin_type: &str| Role::of(plugin_type).is_some_and(|role| allowed.contains(&role));
+            let fits = |plugin_type: &str| PluginRole::of(plugin_type).is_some_and(|role| allowed.contains(&role));
             let names: Vec<&str> = self.plugins.iter().filter(|p| fits(&p.plugin_type)).map(|p| p.name.as_str()).collect();
             // No name is near, perhaps a type is: somebody forgot to declare it, or wrote its name wrongly.
             let near_type = closest(&name, plugin_types().filter(|plugin_type| fits(plugin_type)));
@@ -204,10 +204,10 @@ impl Reader {
             return None;
         };
         self.referred.insert(name.clone());
-        match Role::of(&declared.plugin_type) {
+        match PluginRole::of(&declared.plugin_type) {
             _ if declared.is_refused() => None, // told already, and what to use instead may be of another kind
             Some(role) if !allowed.contains(&role) => {
-                let wanted = allowed.iter().map(Role::to_string).collect::<Vec<_>>().join(" or ");
+                let wanted = allowed.iter().map(PluginRole::to_string).collect::<Vec<_>>().join(" or ");
                 let message = format!("{name:?} (line {}) is {role} ({}), not {wanted}", declared.line, declared.plugin_type);
                 self.problem(path, node.line, message);
                 None

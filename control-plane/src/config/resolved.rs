@@ -3,14 +3,14 @@
 
 use std::fmt::Write;
 
-use scheduler::plugin::{Default, State, Value};
-use scheduler::registry::{self, Kind, PluginType};
+use scheduler::plugin::{ParameterDefault, ParameterValue, RequiredState};
+use scheduler::registry::{self, PluginKind, PluginType};
 use scheduler::{PipelineSpec, PluginSpec, ProfileSpec};
 use serde::Serialize;
 
 /// A pipeline, all of it spelled out.
 #[derive(Debug, PartialEq, Serialize)]
-pub struct Resolved {
+pub struct ResolvedConfig {
     /// Who runs the profiles.
     pub profile_handler: String,
     /// Who says how full the pool is.
@@ -29,12 +29,12 @@ pub struct ResolvedProfile {
     /// Its name.
     pub name: String,
     /// Its plugins: filters in their order, scorers, the picker.
-    pub plugins: Vec<Part>,
+    pub plugins: Vec<ResolvedProfilePlugin>,
 }
 
 /// A plugin's part in a profile.
 #[derive(Debug, PartialEq, Serialize)]
-pub struct Part {
+pub struct ResolvedProfilePlugin {
     /// Name of the plugin.
     pub name: String,
     /// In which phase it works.
@@ -73,20 +73,23 @@ pub struct ResolvedParameter {
 }
 
 /// What every pipeline has, and of which type it is where nobody declares one.
-const ALWAYS: [(Kind, &str); 3] =
-    [(Kind::ProfileHandler, "single-profile-handler"), (Kind::Picker, "max-score-picker"), (Kind::Detector, "utilization-detector")];
-
-/// Producers that the reference makes for whoever consumes what they produce: type, and what of.
-const PRODUCERS: [(&str, State); 4] = [
-    ("predicted-latency-producer", State::Latency),
-    ("approx-prefix-cache-producer", State::PrefixIndex),
-    ("inflight-load-producer", State::InFlight),
-    ("token-producer", State::Prompt),
+const ALWAYS: [(PluginKind, &str); 3] = [
+    (PluginKind::ProfileHandler, "single-profile-handler"),
+    (PluginKind::Picker, "max-score-picker"),
+    (PluginKind::Detector, "utilization-detector"),
 ];
 
-// === impl Resolved ===
+/// Producers that the reference makes for whoever consumes what they produce: type, and what of.
+const PRODUCERS: [(&str, RequiredState); 4] = [
+    ("predicted-latency-producer", RequiredState::Latency),
+    ("approx-prefix-cache-producer", RequiredState::PrefixIndex),
+    ("inflight-load-producer", RequiredState::InFlight),
+    ("token-producer", RequiredState::Prompt),
+];
 
-impl Resolved {
+// === impl ResolvedConfig ===
+
+impl ResolvedConfig {
     /// Spells `spec` out.
     #[must_use]
     pub fn of(spec: &PipelineSpec) -> Self {
@@ -97,7 +100,7 @@ impl Resolved {
             plugins.extend(made);
         };
         let kind_of = |name: &str| kind(spec, name);
-        let has_picker = |profile: &ProfileSpec| profile.plugins.iter().any(|part| kind_of(&part.name) == Some(Kind::Picker));
+        let has_picker = |profile: &ProfileSpec| profile.plugins.iter().any(|part| kind_of(&part.name) == Some(PluginKind::Picker));
         make(spec.profile_handler.is_empty(), handler);
         make(!spec.profiles.iter().all(has_picker), picker);
         make(spec.saturation_detector.is_empty(), detector);
@@ -109,9 +112,9 @@ impl Resolved {
             }
         }
         let profiles = spec.profiles.iter().map(|profile| {
-            let mut parts: Vec<Part> = profile.plugins.iter().map(|part| part_of(spec, &part.name, part.weight)).collect();
+            let mut parts: Vec<ResolvedProfilePlugin> = profile.plugins.iter().map(|part| part_of(spec, &part.name, part.weight)).collect();
             if !has_picker(profile) {
-                parts.push(Part { name: picker.to_owned(), kind: word(Kind::Picker), weight: None });
+                parts.push(ResolvedProfilePlugin { name: picker.to_owned(), kind: word(PluginKind::Picker), weight: None });
             }
             ResolvedProfile { name: profile.name.clone(), plugins: parts }
         });
@@ -135,7 +138,7 @@ impl Resolved {
         let _ = writeln!(text, "ranked list          {ranked_max} endpoints");
         for ResolvedProfile { name, plugins } in profiles {
             let _ = writeln!(text, "profile {name}");
-            for Part { name, kind, weight } in plugins {
+            for ResolvedProfilePlugin { name, kind, weight } in plugins {
                 let weight = weight.map(|weight| format!(" * {weight}")).unwrap_or_default();
                 let _ = writeln!(text, "  {kind:<7} {name}{weight}");
             }
@@ -175,46 +178,52 @@ fn resolved(spec: &PluginSpec, auto_created: bool) -> Option<ResolvedPlugin> {
     })
 }
 
-fn part_of(spec: &PipelineSpec, name: &str, weight: f64) -> Part {
+fn part_of(spec: &PipelineSpec, name: &str, weight: f64) -> ResolvedProfilePlugin {
     let kind = kind(spec, name);
-    Part { name: name.to_owned(), kind: kind.map_or("unknown", word), weight: (kind == Some(Kind::Scorer)).then_some(weight) }
+    ResolvedProfilePlugin {
+        name: name.to_owned(),
+        kind: kind.map_or("unknown", word),
+        weight: (kind == Some(PluginKind::Scorer)).then_some(weight),
+    }
 }
 
-fn kind(spec: &PipelineSpec, name: &str) -> Option<Kind> {
+fn kind(spec: &PipelineSpec, name: &str) -> Option<PluginKind> {
     let plugin = spec.plugins.iter().find(|plugin| plugin.name() == name)?;
     registry::lookup(&plugin.plugin_type).map(|row| row.kind)
 }
 
-fn word(kind: Kind) -> &'static str {
+fn word(kind: PluginKind) -> &'static str {
     match kind {
-        Kind::Filter => "filter",
-        Kind::Scorer => "scorer",
-        Kind::Picker => "picker",
-        Kind::ProfileHandler => "profile handler",
-        Kind::Decider => "decider",
-        Kind::Detector => "detector",
-        Kind::Admitter => "admitter",
-        Kind::Producer => "producer",
-        Kind::Parser => "parser",
+        PluginKind::Filter => "filter",
+        PluginKind::Scorer => "scorer",
+        PluginKind::Picker => "picker",
+        PluginKind::ProfileHandler => "profile handler",
+        PluginKind::Decider => "decider",
+        PluginKind::Detector => "detector",
+        PluginKind::Admitter => "admitter",
+        PluginKind::Producer => "producer",
+        PluginKind::Parser => "parser",
     }
 }
 
-fn json_of(value: &Value) -> serde_json::Value {
+fn json_of(value: &ParameterValue) -> serde_json::Value {
     match value {
-        Value::Number(number) => json_of_number(*number),
-        Value::Flag(flag) => (*flag).into(),
-        Value::Text(text) => text.as_str().into(),
-        Value::List(values) => values.iter().map(json_of).collect(),
-        Value::Map(entries) => serde_json::Value::Object(entries.iter().map(|(key, value)| (key.clone(), json_of(value))).collect()),
+        ParameterValue::Number(number) => json_of_number(*number),
+        ParameterValue::Flag(flag) => (*flag).into(),
+        ParameterValue::Text(text) => text.as_str().into(),
+        ParameterValue::List(values) => values.iter().map(json_of).collect(),
+        ParameterValue::Map(entries) => {
+            serde_json::Value::Object(entries.iter().map(|(key, value)| (key.clone(), json_of(value))).collect())
+        }
     }
 }
 
-fn json_of_default(default: &Default) -> serde_json::Value {
+fn json_of_default(default: &ParameterDefault) -> serde_json::Value {
     match default {
-        Default::Number(number) => json_of_number(*number),
-        Default::Flag(flag) => (*flag).into(),
-        Default::Text(text) => (*text).into(),
-        Default::Required | Default::RequiredNumber | Default::Structured(_) => serde_json::Value::Null,
+        ParameterDefault::Number(number) => json_of_number(*number),
+        ParameterDefault::Flag(flag) => (*flag).into(),
+        ParameterDefault::Text(text) => (*text).into(),
+        ParameterDefault::Required | ParameterDefault::RequiredNumber | ParameterDefault::Structured(_) => serde_json::Value::Null,
     }
 }
 

@@ -9,16 +9,16 @@ use serde_saphyr::{Spanned, UserMessageFormatter};
 
 /// A node of the tree.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Node {
+pub struct YamlNode {
     /// Line, from 1.
     pub line: u64,
     /// What stands there.
-    pub value: Value,
+    pub value: YamlValue,
 }
 
 /// What can stand in a file.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Value {
+pub enum YamlValue {
     /// Nothing.
     Null,
     /// true or false.
@@ -28,14 +28,14 @@ pub enum Value {
     /// Text.
     Text(String),
     /// A list.
-    List(Vec<Node>),
+    List(Vec<YamlNode>),
     /// Keys with their lines, and values; in order, no key twice.
-    Map(Vec<(Key, Node)>),
+    Map(Vec<(YamlKey, YamlNode)>),
 }
 
 /// A key of a map.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Key {
+pub struct YamlKey {
     /// Line, from 1.
     pub line: u64,
     /// The key.
@@ -46,12 +46,12 @@ pub struct Key {
 ///
 /// # Errors
 /// Where it stops being YAML, and why; or where a second document begins.
-pub fn parse(text: &str) -> Result<Node, (u64, String)> {
+pub fn parse(text: &str) -> Result<YamlNode, (u64, String)> {
     let mut documents = parse_all(text)?.into_iter();
     match (documents.next(), documents.next()) {
         (_, Some(second)) => Err((second.line, "a second document begins; the file holds one".to_owned())),
         (Some(only), None) => Ok(only),
-        (None, None) => Ok(Node { line: 0, value: Value::Null }),
+        (None, None) => Ok(YamlNode { line: 0, value: YamlValue::Null }),
     }
 }
 
@@ -59,9 +59,9 @@ pub fn parse(text: &str) -> Result<Node, (u64, String)> {
 ///
 /// # Errors
 /// As [`parse`].
-pub fn parse_all(text: &str) -> Result<Vec<Node>, (u64, String)> {
-    let spanned: Vec<Spanned<Value>> = serde_saphyr::from_multiple_with_options(text, options()).map_err(|e| problem(&e))?;
-    Ok(spanned.into_iter().map(node).filter(|node| node.value != Value::Null).collect())
+pub fn parse_all(text: &str) -> Result<Vec<YamlNode>, (u64, String)> {
+    let spanned: Vec<Spanned<YamlValue>> = serde_saphyr::from_multiple_with_options(text, options()).map_err(|e| problem(&e))?;
+    Ok(spanned.into_iter().map(node).filter(|node| node.value != YamlValue::Null).collect())
 }
 
 /// What is not finite is refused where it stands, by whoever reads it: here it would hide all other mistakes.
@@ -73,24 +73,24 @@ fn problem(error: &serde_saphyr::Error) -> (u64, String) {
     (error.location().map_or(0, |l| l.line()), error.without_snippet().render_with_formatter(&UserMessageFormatter))
 }
 
-fn node(spanned: Spanned<Value>) -> Node {
-    Node { line: spanned.referenced.line(), value: spanned.value }
+fn node(spanned: Spanned<YamlValue>) -> YamlNode {
+    YamlNode { line: spanned.referenced.line(), value: spanned.value }
 }
 
-// === impl Node ===
+// === impl YamlNode ===
 
-impl Node {
+impl YamlNode {
     /// The entries of a map; none of anything else.
     #[must_use]
-    pub fn entries(&self) -> &[(Key, Node)] {
-        if let Value::Map(entries) = &self.value { entries } else { &[] }
+    pub fn entries(&self) -> &[(YamlKey, YamlNode)] {
+        if let YamlValue::Map(entries) = &self.value { entries } else { &[] }
     }
 
     /// The value of a key. What says nothing counts as not there, as in every reader of such files.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&Self> {
         let found = self.entries().iter().find(|(key, _)| key.name == name).map(|(_, node)| node);
-        found.filter(|node| node.value != Value::Null)
+        found.filter(|node| node.value != YamlValue::Null)
     }
 
     /// The node at the end of these keys.
@@ -105,8 +105,8 @@ impl Node {
         let (mut node, mut line) = (self, None);
         for step in way.split(['.', '[']).map(|step| step.trim_end_matches(']')) {
             let next = match &node.value {
-                Value::Map(entries) => entries.iter().find(|(key, _)| key.name == step).map(|(key, node)| (key.line, node)),
-                Value::List(items) => step.parse().ok().and_then(|at: usize| items.get(at)).map(|node| (node.line, node)),
+                YamlValue::Map(entries) => entries.iter().find(|(key, _)| key.name == step).map(|(key, node)| (key.line, node)),
+                YamlValue::List(items) => step.parse().ok().and_then(|at: usize| items.get(at)).map(|node| (node.line, node)),
                 _ => None,
             };
             let Some((at, found)) = next else { break };
@@ -116,9 +116,9 @@ impl Node {
     }
 }
 
-// === impl Value ===
+// === impl YamlValue ===
 
-impl Value {
+impl YamlValue {
     /// What it is, for messages.
     #[must_use]
     pub fn kind(&self) -> &'static str {
@@ -146,70 +146,70 @@ impl Value {
     }
 }
 
-impl<'de> Deserialize<'de> for Value {
+impl<'de> Deserialize<'de> for YamlValue {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct ValueVisitor;
+        struct YamlVisitor;
 
-        impl<'de> Visitor<'de> for ValueVisitor {
-            type Value = Value;
+        impl<'de> Visitor<'de> for YamlVisitor {
+            type Value = YamlValue;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("any YAML value")
             }
 
-            fn visit_unit<E: Error>(self) -> Result<Value, E> {
-                Ok(Value::Null)
+            fn visit_unit<E: Error>(self) -> Result<YamlValue, E> {
+                Ok(YamlValue::Null)
             }
 
-            fn visit_none<E: Error>(self) -> Result<Value, E> {
-                Ok(Value::Null)
+            fn visit_none<E: Error>(self) -> Result<YamlValue, E> {
+                Ok(YamlValue::Null)
             }
 
-            fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+            fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<YamlValue, D::Error> {
                 deserializer.deserialize_any(self)
             }
 
-            fn visit_bool<E: Error>(self, value: bool) -> Result<Value, E> {
-                Ok(Value::Flag(value))
+            fn visit_bool<E: Error>(self, value: bool) -> Result<YamlValue, E> {
+                Ok(YamlValue::Flag(value))
             }
 
             #[expect(clippy::cast_precision_loss, reason = "no setting is a whole number beyond 2^53")]
-            fn visit_i64<E: Error>(self, value: i64) -> Result<Value, E> {
-                Ok(Value::Number(value as f64))
+            fn visit_i64<E: Error>(self, value: i64) -> Result<YamlValue, E> {
+                Ok(YamlValue::Number(value as f64))
             }
 
             #[expect(clippy::cast_precision_loss, reason = "no setting is a whole number beyond 2^53")]
-            fn visit_u64<E: Error>(self, value: u64) -> Result<Value, E> {
-                Ok(Value::Number(value as f64))
+            fn visit_u64<E: Error>(self, value: u64) -> Result<YamlValue, E> {
+                Ok(YamlValue::Number(value as f64))
             }
 
-            fn visit_f64<E: Error>(self, value: f64) -> Result<Value, E> {
-                Ok(Value::Number(value))
+            fn visit_f64<E: Error>(self, value: f64) -> Result<YamlValue, E> {
+                Ok(YamlValue::Number(value))
             }
 
-            fn visit_str<E: Error>(self, value: &str) -> Result<Value, E> {
-                Ok(Value::Text(value.to_owned()))
+            fn visit_str<E: Error>(self, value: &str) -> Result<YamlValue, E> {
+                Ok(YamlValue::Text(value.to_owned()))
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Value, A::Error> {
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<YamlValue, A::Error> {
                 let mut list = Vec::new();
-                while let Some(item) = seq.next_element::<Spanned<Value>>()? {
+                while let Some(item) = seq.next_element::<Spanned<YamlValue>>()? {
                     list.push(node(item));
                 }
-                Ok(Value::List(list))
+                Ok(YamlValue::List(list))
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<YamlValue, A::Error> {
                 let mut entries = Vec::new();
                 while let Some(key) = map.next_key::<Spanned<String>>()? {
-                    let key = Key { line: key.referenced.line(), name: key.value };
-                    entries.push((key, node(map.next_value::<Spanned<Value>>()?)));
+                    let key = YamlKey { line: key.referenced.line(), name: key.value };
+                    entries.push((key, node(map.next_value::<Spanned<YamlValue>>()?)));
                 }
-                Ok(Value::Map(entries))
+                Ok(YamlValue::Map(entries))
             }
         }
 
-        deserializer.deserialize_any(ValueVisitor)
+        deserializer.deserialize_any(YamlVisitor)
     }
 }
 

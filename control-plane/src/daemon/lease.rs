@@ -2,7 +2,7 @@
 //!
 //! A daemon that stands by follows its endpoints and reads their metadata, so that none who lives is missed for being asked for the first time. It scrapes nobody
 //! and serves no proxy. Its health, admin and metrics listeners are open ([`crate::serve::monitoring`]) and say that it lives and is not ready. When the lease is its own it starts as any daemon does: its term is
-//! therefore newer than all before it, so proxies take its state over, and its incarnations are new (with a snapshot file on a volume that all
+//! therefore newer than all before it, so proxies take its state over, and its generations are new (with a snapshot file on a volume that all
 //! share they are the old ones, and so is the hash secret). Until it listens, proxies go on as they do without a daemon. One that loses the lease
 //! ends, as Kubernetes' controllers do, and whoever keeps it running starts it anew.
 
@@ -14,7 +14,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
 use crate::cli::etcd_access::EtcdAccess;
-use crate::daemon::Fatal;
+use crate::daemon::FatalError;
 
 /// Who leads, where there are several daemons.
 #[derive(Clone, Debug, Default, Args)]
@@ -42,7 +42,7 @@ pub struct LeaseArgs {
 
 /// A lease that is wanted, and perhaps held.
 #[derive(Debug)]
-pub struct Lease {
+pub struct LeaderLease {
     leads: watch::Receiver<bool>,
     stop: Option<oneshot::Sender<()>>,
     task: JoinHandle<()>,
@@ -54,21 +54,21 @@ impl LeaseArgs {
     /// Begins to want the lease asked for, if any is.
     ///
     /// # Errors
-    /// [`Fatal::Usage`] says what is wrong.
-    pub async fn want(self) -> Result<Option<Lease>, Fatal> {
+    /// [`FatalError::Usage`] says what is wrong.
+    pub async fn want(self) -> Result<Option<LeaderLease>, FatalError> {
         let Self { lease_kubernetes, lease_etcd, lease_name, lease_identity, access } = self;
         let store: Box<dyn LeaseStore> = match lease_kubernetes {
             Some(given) => {
                 let Some((namespace, name)) = given.split_once('/').filter(|(namespace, name)| !namespace.is_empty() && !name.is_empty())
                 else {
-                    return Err(Fatal::Usage(format!("--lease-kubernetes {given:?}: give NAMESPACE/NAME")));
+                    return Err(FatalError::Usage(format!("--lease-kubernetes {given:?}: give NAMESPACE/NAME")));
                 };
-                Box::new(KubernetesLease::new(kubernetes::connect().await.map_err(Fatal::Usage)?, namespace, name))
+                Box::new(KubernetesLease::new(kubernetes::connect().await.map_err(FatalError::Usage)?, namespace, name))
             }
             None if lease_etcd.is_empty() => return Ok(None),
             None => {
-                let config = access.config(lease_etcd).await.map_err(Fatal::Usage)?;
-                Box::new(EtcdLease::new(config, &lease_name).map_err(Fatal::Usage)?)
+                let config = access.config(lease_etcd).await.map_err(FatalError::Usage)?;
+                Box::new(EtcdLease::new(config, &lease_name).map_err(FatalError::Usage)?)
             }
         };
         // Two of one name would both lead: a pod's name is used again by its next container.
@@ -80,19 +80,19 @@ impl LeaseArgs {
             let failed = |why: String| tracing::warn!(why, "the lease cannot be had or renewed now");
             campaign(&*store, me, &leads, async { drop(stopped.await) }, failed).await;
         });
-        Ok(Some(Lease { leads: follow, stop: Some(stop), task }))
+        Ok(Some(LeaderLease { leads: follow, stop: Some(stop), task }))
     }
 }
 
-// === impl Lease ===
+// === impl LeaderLease ===
 
-impl Lease {
+impl LeaderLease {
     /// Stands by until the lease is ours.
     ///
     /// # Errors
-    /// [`Fatal::LeaseLost`] when it never can be.
-    pub async fn won(&mut self) -> Result<(), Fatal> {
-        self.leads.wait_for(|leads| *leads).await.map(drop).map_err(|_| Fatal::LeaseLost)
+    /// [`FatalError::LeaseLost`] when it never can be.
+    pub async fn won(&mut self) -> Result<(), FatalError> {
+        self.leads.wait_for(|leads| *leads).await.map(drop).map_err(|_| FatalError::LeaseLost)
     }
 
     /// Waits for the lease to be lost.
@@ -108,7 +108,7 @@ impl Lease {
 }
 
 /// Waits for the loss of a lease, if there is one.
-pub async fn lost(lease: &mut Option<Lease>) {
+pub async fn lost(lease: &mut Option<LeaderLease>) {
     match lease {
         Some(lease) => lease.lost().await,
         None => std::future::pending().await,

@@ -6,14 +6,14 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Hears them from the moment it is made: one that comes while the daemon starts is kept until it can be obeyed, and kills nobody.
 #[derive(Debug)]
-pub struct Signals {
+pub struct SignalWatch {
     terminate: Signal,
     interrupt: Signal,
 }
 
-// === impl Signals ===
+// === impl SignalWatch ===
 
-impl Signals {
+impl SignalWatch {
     /// Begins to listen.
     ///
     /// # Errors

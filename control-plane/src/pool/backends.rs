@@ -13,20 +13,20 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use discovery::backend::{AppProtocol, Backend, FailureMode, PickerService};
-use discovery::directory::Directory;
+use discovery::backend::{AppProtocol, Backend, PickerFailureMode, PickerService};
+use discovery::directory::DirectoryBackend;
 use discovery::etcd::Etcd;
 use discovery::kubernetes::{self, InferencePools, Kubernetes, PoolGroup, PortRule};
-use discovery::merge::{Part, merge};
-use discovery::{Discovery, MetadataPolicy, State, Status};
+use discovery::merge::{MergeSource, merge};
+use discovery::{BackendStatus, Discovery, InstanceState, MetadataPolicy};
 use serde::Deserialize;
 use tokio::sync::watch;
 
-use crate::cli::args::Speak;
+use crate::cli::args::UpstreamProtocol;
 use crate::cli::etcd_access::EtcdAccess;
-use crate::pool::endpoint_source::{Components, Source};
+use crate::pool::endpoint_source::{EndpointSource, WatchedComponents};
 use crate::pool::objects::PoolName;
-use crate::state::shared::Shared;
+use crate::state::shared::DaemonState;
 
 /// The label that says what an endpoint is there for, as llm-d names it.
 const ROLE_LABEL: &str = "llm-d.ai/role";
@@ -39,7 +39,7 @@ const COMPONENTS_MAX: usize = 16;
 
 /// Where a pool's endpoints are discovered.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Discovered {
+pub enum DiscoverySource {
     /// In the EndpointSlices of Services.
     Kubernetes(KubernetesSource),
     /// Among the pods an InferencePool selects.
@@ -59,7 +59,7 @@ pub struct KubernetesSource {
     components: Vec<ComponentRow>,
     port_name: Option<String>,
     port: Option<u16>,
-    metadata: Option<Metadata>,
+    metadata: Option<MetadataMode>,
 }
 
 /// Among the pods an InferencePool selects.
@@ -71,7 +71,7 @@ pub struct InferencePoolSource {
     kube_namespace: Option<String>,
     name: String,
     api_version: Option<ApiVersion>,
-    metadata: Option<Metadata>,
+    metadata: Option<MetadataMode>,
 }
 
 /// In a directory.
@@ -102,8 +102,8 @@ struct ComponentRow {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
-enum Metadata {
-    Wanted,
+enum MetadataMode {
+    Preferred,
     Required,
     Ignored,
 }
@@ -120,21 +120,21 @@ enum ApiVersion {
 ///
 /// # Errors
 /// Says what is wrong with what was asked for.
-pub async fn open(source: Discovered) -> Result<Source, String> {
+pub async fn open(source: DiscoverySource) -> Result<EndpointSource, String> {
     match source {
-        Discovered::Kubernetes(KubernetesSource { kube_namespace, namespace, components, port_name, port, metadata }) => {
+        DiscoverySource::Kubernetes(KubernetesSource { kube_namespace, namespace, components, port_name, port, metadata }) => {
             let kube_namespace = kube_namespace.unwrap_or_else(|| KUBE_NAMESPACE_DEFAULT.to_owned());
             let backend = Kubernetes::new(kubernetes::connect().await?, kube_namespace);
             let backend = backend.with_ports(PortRule { name: port_name, fallback: port });
-            follow(&backend.discovery(policy(metadata, Metadata::Wanted)), &namespace, components)
+            follow(&backend.discovery(policy(metadata, MetadataMode::Preferred)), &namespace, components)
         }
-        Discovered::InferencePool(InferencePoolSource { kube_namespace, name, api_version, metadata }) => {
+        DiscoverySource::InferencePool(InferencePoolSource { kube_namespace, name, api_version, metadata }) => {
             let group = match api_version {
                 None | Some(ApiVersion::V1) => PoolGroup::V1,
                 Some(ApiVersion::V1Alpha2) => PoolGroup::V1Alpha2,
             };
             let backend = InferencePools::new(kubernetes::connect().await?, group);
-            let discovery = backend.discovery(policy(metadata, Metadata::Ignored));
+            let discovery = backend.discovery(policy(metadata, MetadataMode::Ignored));
             let namespace = kube_namespace.unwrap_or_else(|| KUBE_NAMESPACE_DEFAULT.to_owned());
             let source = follow(&discovery, &namespace, vec![ComponentRow { name, role: None }])?;
             for (name, followed) in &source.components {
@@ -142,19 +142,19 @@ pub async fn open(source: Discovered) -> Result<Source, String> {
             }
             Ok(source)
         }
-        Discovered::Directory(DirectorySource { path, namespace, components }) => {
-            follow(&Directory::new(path).discovery(), &namespace, components)
+        DiscoverySource::Directory(DirectorySource { path, namespace, components }) => {
+            follow(&DirectoryBackend::new(path).discovery(), &namespace, components)
         }
-        Discovered::Etcd(EtcdSource { endpoints, access, namespace, components }) => {
+        DiscoverySource::Etcd(EtcdSource { endpoints, access, namespace, components }) => {
             let config = access.unwrap_or_default().config(endpoints).await?;
             follow(&Etcd::new(config)?.discovery(), &namespace, components)
         }
     }
 }
 
-// === impl Discovered ===
+// === impl DiscoverySource ===
 
-impl Discovered {
+impl DiscoverySource {
     /// The Kubernetes namespace of what is discovered, where it is discovered in one.
     #[must_use]
     pub fn kube_namespace(&self) -> Option<&str> {
@@ -174,38 +174,38 @@ impl Discovered {
     }
 }
 
-fn follow<B: Backend>(discovery: &Discovery<B>, namespace: &str, components: Vec<ComponentRow>) -> Result<Source, String> {
+fn follow<B: Backend>(discovery: &Discovery<B>, namespace: &str, components: Vec<ComponentRow>) -> Result<EndpointSource, String> {
     if components.is_empty() || components.len() > COMPONENTS_MAX {
         return Err(format!("{} components; 1 to {COMPONENTS_MAX} are allowed", components.len()));
     }
     let (mut parts, mut followed) = (Vec::new(), Vec::new());
     for ComponentRow { name, role } in components {
         let changes = discovery.changes(namespace, &name).map_err(|e| e.to_string())?;
-        parts.push(Part { changes, labels: role.into_iter().map(|role| (ROLE_LABEL.to_owned(), role)).collect() });
+        parts.push(MergeSource { changes, labels: role.into_iter().map(|role| (ROLE_LABEL.to_owned(), role)).collect() });
         let follows = discovery.follow(namespace, &name).map_err(|e| e.to_string())?;
         tokio::spawn(tell_warnings(name.clone(), follows.status()));
         followed.push((name, follows));
     }
-    Ok(Source { changes: merge(parts), components: followed })
+    Ok(EndpointSource { changes: merge(parts), components: followed })
 }
 
-fn policy(given: Option<Metadata>, default: Metadata) -> MetadataPolicy {
+fn policy(given: Option<MetadataMode>, default: MetadataMode) -> MetadataPolicy {
     match given.unwrap_or(default) {
-        Metadata::Wanted => MetadataPolicy::Wanted,
-        Metadata::Required => MetadataPolicy::Required,
-        Metadata::Ignored => MetadataPolicy::Ignored,
+        MetadataMode::Preferred => MetadataPolicy::Preferred,
+        MetadataMode::Required => MetadataPolicy::Required,
+        MetadataMode::Ignored => MetadataPolicy::Ignored,
     }
 }
 
 /// Says what an InferencePool asks of its gateway, whenever it asks for something else. Ends when it is followed no more.
-async fn tell_failure_mode(inference_pool: String, mut status: watch::Receiver<Status>) {
+async fn tell_failure_mode(inference_pool: String, mut status: watch::Receiver<BackendStatus>) {
     let mut told = None;
-    let mode = |status: &Status| status.asked.as_ref().map(|asked| asked.failure_mode);
+    let mode = |status: &BackendStatus| status.requirements.as_ref().map(|asked| asked.failure_mode);
     while let Ok(asks) = status.wait_for(|status| mode(status) != told).await.map(|status| mode(&status)) {
         told = asks;
         let failure_mode = asks.map(failure_mode);
         match asks {
-            Some(FailureMode::Open) => tracing::warn!(
+            Some(PickerFailureMode::Open) => tracing::warn!(
                 inference_pool,
                 failure_mode,
                 "gateways must be told: with the filter by `failure_mode` \"open\" of its configuration, with ext_proc by its own and --ext-proc-failure-mode"
@@ -217,10 +217,10 @@ async fn tell_failure_mode(inference_pool: String, mut status: watch::Receiver<S
 
 /// Warns, from now on, of each component whose registry says that its servers speak another protocol than clusters do. Clusters are the gateway's, so only
 /// the operator can say what they speak.
-pub fn compare_protocols(shared: &Shared, components: &BTreeMap<Arc<str>, Components>, speak: Speak) {
+pub fn compare_protocols(shared: &DaemonState, components: &BTreeMap<Arc<str>, WatchedComponents>, speak: UpstreamProtocol) {
     let cluster = match speak {
-        Speak::Http1 => AppProtocol::Http,
-        Speak::H2c => AppProtocol::H2c,
+        UpstreamProtocol::Http1 => AppProtocol::Http,
+        UpstreamProtocol::H2c => AppProtocol::H2c,
     };
     let _ = shared.cluster_protocol.set(cluster); // a daemon is started once
     for (pool, components) in components {
@@ -230,9 +230,9 @@ pub fn compare_protocols(shared: &Shared, components: &BTreeMap<Arc<str>, Compon
     }
 }
 
-async fn tell_protocol((pool, inference_pool): (String, String), mut status: watch::Receiver<Status>, cluster: AppProtocol) {
+async fn tell_protocol((pool, inference_pool): (String, String), mut status: watch::Receiver<BackendStatus>, cluster: AppProtocol) {
     let mut told = None;
-    let asked = |status: &Status| status.asked.as_ref().map(|asked| asked.protocol);
+    let asked = |status: &BackendStatus| status.requirements.as_ref().map(|asked| asked.protocol);
     while let Ok(asks) = status.wait_for(|status| asked(status) != told).await.map(|status| asked(&status)) {
         told = asks;
         if let Some(asks) = asks.filter(|asks| *asks != cluster) {
@@ -257,7 +257,7 @@ pub fn app_protocol(protocol: AppProtocol) -> &'static str {
 }
 
 /// Says what of use cannot be had of a component. Ends when it is followed no more.
-async fn tell_warnings(component: String, mut status: watch::Receiver<Status>) {
+async fn tell_warnings(component: String, mut status: watch::Receiver<BackendStatus>) {
     let mut told = None;
     while let Ok(warning) = status.wait_for(|status| status.warning != told).await.map(|status| status.warning.clone()) {
         if let Some(why) = &warning {
@@ -276,23 +276,23 @@ pub fn picker(service: &PickerService) -> String {
 
 /// As an InferencePool says it.
 #[must_use]
-pub fn failure_mode(mode: FailureMode) -> &'static str {
+pub fn failure_mode(mode: PickerFailureMode) -> &'static str {
     match mode {
-        FailureMode::Close => "FailClose",
-        FailureMode::Open => "FailOpen",
+        PickerFailureMode::Close => "FailClose",
+        PickerFailureMode::Open => "FailOpen",
     }
 }
 
 /// A state in a word, and why.
 #[must_use]
-pub fn said(state: &State) -> (&'static str, &str) {
+pub fn said(state: &InstanceState) -> (&'static str, &str) {
     match state {
-        State::Ready => ("ready", ""),
-        State::Stale(why) => ("ready", why),
-        State::Held => ("held", "its source lacks it after an outage; kept for a while"),
-        State::NotReady(why) => ("not_ready", why),
-        State::Pending(why) => ("pending", why),
-        State::Refused(why) => ("refused", why),
-        State::Gone => ("gone", "its source knows it no more"),
+        InstanceState::Ready => ("ready", ""),
+        InstanceState::Stale(why) => ("ready", why),
+        InstanceState::RemovalHeld => ("held", "its source lacks it after an outage; kept for a while"),
+        InstanceState::NotReady(why) => ("not_ready", why),
+        InstanceState::Pending(why) => ("pending", why),
+        InstanceState::Refused(why) => ("refused", why),
+        InstanceState::Removed => ("gone", "its source knows it no more"),
     }
 }

@@ -17,7 +17,7 @@ const BATCHED_TOKENS_MAX: &str = "max_num_batched_tokens";
 
 /// What an instance says of itself.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Said {
+pub struct InstanceMetadata {
     /// Models it serves, sorted; none: it does not say.
     pub models: Arc<[Box<str>]>,
     kv_blocks: Option<u32>,
@@ -27,15 +27,15 @@ pub struct Said {
 
 /// How much room there is left for names of models.
 #[derive(Debug, Default)]
-pub(super) struct Room {
+pub(super) struct ModelNameBudget {
     sets: BTreeSet<Arc<[Box<str>]>>,
     bytes: usize,
 }
 
-// === impl Said ===
+// === impl InstanceMetadata ===
 
-impl Said {
-    pub(super) fn of(instance: &Instance) -> Self {
+impl InstanceMetadata {
+    pub(super) fn from_instance(instance: &Instance) -> Self {
         let Some(metadata) = &instance.metadata else { return Self::default() };
         let served = metadata.models();
         let models: BTreeSet<Box<str>> = served.iter().map(|model| model.name.as_str().into()).collect();
@@ -54,7 +54,7 @@ impl Said {
     }
 
     /// `metrics`, and what the engine's own do not tell.
-    pub(super) fn beside(&self, metrics: &EndpointMetrics) -> EndpointMetrics {
+    pub(super) fn fill_in(&self, metrics: &EndpointMetrics) -> EndpointMetrics {
         let mut all = metrics.clone();
         all.kv_blocks = all.kv_blocks.or(self.kv_blocks);
         all.kv_block_tokens = all.kv_block_tokens.or(self.kv_block_tokens);
@@ -74,11 +74,11 @@ fn card_block_tokens(metadata: &Metadata) -> Option<u64> {
     metadata.get("MDC").or_else(|| metadata.get("mdc"))?.get("kv_cache_block_size")?.as_u64()
 }
 
-// === impl Room ===
+// === impl ModelNameBudget ===
 
-impl Room {
+impl ModelNameBudget {
     /// Is there room for these names? Then it is taken.
-    pub(super) fn take(&mut self, models: &Arc<[Box<str>]>) -> bool {
+    pub(super) fn reserve(&mut self, models: &Arc<[Box<str>]>) -> bool {
         if models.is_empty() || self.sets.contains(models) {
             return true;
         }
@@ -111,30 +111,30 @@ mod tests {
         let text = r#"{"Model": {"name": "Qwen3-32B", "type": "Completions", "runtime_config":
             {"total_kv_blocks": 24064, "max_num_seqs": 256, "max_num_batched_tokens": 2048}}, "Transport": {}, "MDC": {"kv_cache_block_size": 16}}"#;
         for text in [text.to_owned(), text.replace("Model", "model").replace("MDC", "mdc")] {
-            let said = Said::of(&instance(&text));
+            let said = InstanceMetadata::from_instance(&instance(&text));
             assert_eq!(*said.models, ["Qwen3-32B".into()]);
             let attributes = vec![("max_num_batched_tokens".to_owned(), 2048.0), ("max_num_seqs".to_owned(), 256.0)];
-            assert_eq!(numbers(&said.beside(&EndpointMetrics::default())), (Some(24064), Some(16), attributes));
+            assert_eq!(numbers(&said.fill_in(&EndpointMetrics::default())), (Some(24064), Some(16), attributes));
         }
-        assert_eq!(Said::of(&Instance::new("a", ([10, 0, 0, 1], 1).into())), Said::default());
+        assert_eq!(InstanceMetadata::from_instance(&Instance::new("a", ([10, 0, 0, 1], 1).into())), InstanceMetadata::default());
     }
 
     #[test]
     fn what_the_engine_itself_reports_goes_before() {
-        let said = Said::of(&instance(
+        let said = InstanceMetadata::from_instance(&instance(
             r#"{"models": ["b", "a", "b", {"name": "c", "runtime_config": {"total_kv_blocks": 9, "max_num_seqs": 0}}]}"#,
         ));
         assert_eq!(*said.models, ["a".into(), "b".into(), "c".into()]);
         let own = EndpointMetrics { kv_blocks: Some(7), attributes: [("z".into(), 1.0)].into(), ..EndpointMetrics::default() };
-        assert_eq!(numbers(&said.beside(&own)), (Some(7), None, vec![("z".to_owned(), 1.0)]));
+        assert_eq!(numbers(&said.fill_in(&own)), (Some(7), None, vec![("z".to_owned(), 1.0)]));
     }
 
     #[test]
     fn names_have_a_limit_and_the_same_set_counts_once() {
         let set = |from: usize| -> Arc<[Box<str>]> { (from..from + 512).map(|i| format!("{i:0>250}").into()).collect() };
-        let mut room = Room::default();
-        let fitting = (0..).take_while(|&at| room.take(&set(at * 512))).count();
+        let mut room = ModelNameBudget::default();
+        let fitting = (0..).take_while(|&at| room.reserve(&set(at * 512))).count();
         assert_eq!(fitting, MODEL_NAMES_BYTES_MAX / (512 * 250));
-        assert!(room.take(&set(0)) && room.take(&Arc::default()), "what is there already takes no room");
+        assert!(room.reserve(&set(0)) && room.reserve(&Arc::default()), "what is there already takes no room");
     }
 }

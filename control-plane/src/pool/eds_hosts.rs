@@ -1,7 +1,7 @@
 //! Which endpoints Envoy is to know as hosts: all, unless the pipeline splits requests by role. Then those that only encode or prefill are
 //! called by others' sidecars and are no destination of the proxy's.
 //!
-//! A new pipeline that needs more hosts gets them at once, and the roster waits for EDS as for any new endpoint. One that needs fewer lets go
+//! A new pipeline that needs more hosts gets them at once, and the pool update waits for EDS as for any new endpoint. One that needs fewer lets go
 //! of them as departed endpoints are let go of: a proxy may still schedule by the pipeline before.
 
 use std::time::Duration;
@@ -14,25 +14,25 @@ use super::writer::{ACK_WAIT_MAX, EDS_REMOVAL_GRACE};
 
 /// Who is a host.
 #[derive(Debug)]
-pub(super) struct Hosts {
+pub(super) struct HostSelection {
     /// By the pipeline in force: only those that decode?
     decoders_only: bool,
-    /// The others, too, until every proxy has the roster of this generation.
+    /// The others, too, until every proxy has the pool update of this revision.
     all_until: Option<(Instant, u64)>,
 }
 
-// === impl Hosts ===
+// === impl HostSelection ===
 
-impl Hosts {
+impl HostSelection {
     pub(super) fn of(pipeline: &PipelineSpec) -> Self {
         Self { decoders_only: disaggregates(pipeline), all_until: None }
     }
 
-    /// A new pipeline is in force from the roster of `generation` on.
-    pub(super) fn follow(&mut self, pipeline: &PipelineSpec, generation: u64, now: Instant) {
+    /// A new pipeline is in force from the pool update of `revision` on.
+    pub(super) fn follow(&mut self, pipeline: &PipelineSpec, revision: u64, now: Instant) {
         let decoders_only = disaggregates(pipeline);
         if decoders_only && !self.decoders_only {
-            self.all_until = Some((now, generation));
+            self.all_until = Some((now, revision));
         } else if !decoders_only {
             self.all_until = None;
         }
@@ -41,7 +41,7 @@ impl Hosts {
 
     /// Says whether there are fewer hosts from now on.
     pub(super) fn settle(&mut self, acknowledged: impl Fn(u64) -> bool, now: Instant) -> bool {
-        let done = self.all_until.is_some_and(|(at, generation)| is_over(now.saturating_duration_since(at), || acknowledged(generation)));
+        let done = self.all_until.is_some_and(|(at, revision)| is_over(now.saturating_duration_since(at), || acknowledged(revision)));
         if done {
             self.all_until = None;
         }
@@ -58,7 +58,7 @@ impl Hosts {
     }
 }
 
-/// May what left the roster so long ago leave EDS, too?
+/// May what left the pool update so long ago leave EDS, too?
 pub(super) fn is_over(elapsed: Duration, acknowledged: impl FnOnce() -> bool) -> bool {
     elapsed >= EDS_REMOVAL_GRACE && (elapsed >= ACK_WAIT_MAX || acknowledged())
 }

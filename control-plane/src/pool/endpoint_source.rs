@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use discovery::{Changes, Followed, Instance};
+use discovery::{Instance, SetChanges, WatchedComponent};
 
-use crate::cli::args::EndpointsFrom;
-use crate::daemon::Fatal;
+use crate::cli::args::EndpointsArgs;
+use crate::daemon::FatalError;
 use crate::pool::backends;
 use crate::pool::objects::ObjectsSource;
 use crate::pool::pools_file::{self, EndpointsSource, PoolSource};
@@ -15,29 +15,34 @@ use crate::pool::pools_file::{self, EndpointsSource, PoolSource};
 /// The pools asked for.
 ///
 /// # Errors
-/// [`Fatal::Usage`] when the pools file cannot be used.
-pub async fn pools(from: EndpointsFrom, pool: String, config: Option<PathBuf>, objects: ObjectsSource) -> Result<Vec<PoolSource>, Fatal> {
-    let EndpointsFrom { endpoints_file, endpoint, pools } = from;
+/// [`FatalError::Usage`] when the pools file cannot be used.
+pub async fn pools(
+    from: EndpointsArgs,
+    pool: String,
+    config: Option<PathBuf>,
+    objects: ObjectsSource,
+) -> Result<Vec<PoolSource>, FatalError> {
+    let EndpointsArgs { endpoints_file, endpoint, pools } = from;
     if let Some(path) = pools {
-        return pools_file::read(&path, &objects).await.map_err(Fatal::Usage);
+        return pools_file::read(&path, &objects).await.map_err(FatalError::Usage);
     }
     let endpoints = endpoints_file.map_or(EndpointsSource::List(endpoint), EndpointsSource::File);
     Ok(vec![PoolSource { name: pool, endpoints, config, objects }])
 }
 
 /// What a pool is told of its endpoints.
-pub struct Source {
+pub struct EndpointSource {
     /// Who they are.
-    pub changes: Changes,
+    pub changes: SetChanges,
     /// Its components and what is known of each, where they are discovered.
-    pub components: Components,
+    pub components: WatchedComponents,
 }
 
 /// The components of a pool, by name.
-pub type Components = Vec<(String, Followed)>;
+pub type WatchedComponents = Vec<(String, WatchedComponent)>;
 
-impl Source {
-    fn plain(changes: Changes) -> Self {
+impl EndpointSource {
+    fn plain(changes: SetChanges) -> Self {
         Self { changes, components: Vec::new() }
     }
 }
@@ -45,12 +50,12 @@ impl Source {
 /// Opens the source of a pool's endpoints.
 ///
 /// # Errors
-/// [`Fatal::Usage`] when a host name cannot be resolved or the list breaks a rule, or a source of discovery cannot be set up. A file is followed, whatever
+/// [`FatalError::Usage`] when a host name cannot be resolved or the list breaks a rule, or a source of discovery cannot be set up. A file is followed, whatever
 /// it says now, and a cluster whether it is there or not.
-pub async fn open(source: EndpointsSource) -> Result<Source, Fatal> {
+pub async fn open(source: EndpointsSource) -> Result<EndpointSource, FatalError> {
     let given = match source {
-        EndpointsSource::File(path) => return Ok(Source::plain(discovery::file::follow(path))),
-        EndpointsSource::Discovered(discovered) => return backends::open(discovered).await.map_err(Fatal::Usage),
+        EndpointsSource::File(path) => return Ok(EndpointSource::plain(discovery::file::follow(path))),
+        EndpointsSource::Discovered(discovered) => return backends::open(discovered).await.map_err(FatalError::Usage),
         EndpointsSource::List(given) => given,
     };
     let mut instances = Vec::with_capacity(given.len());
@@ -58,17 +63,17 @@ pub async fn open(source: EndpointsSource) -> Result<Source, Fatal> {
         let address = resolve(&name).await?;
         instances.push(Instance::new(name, address));
     }
-    discovery::validate(&instances).map_err(Fatal::Usage)?;
-    Ok(Source::plain(discovery::fixed(instances)))
+    discovery::validate(&instances).map_err(FatalError::Usage)?;
+    Ok(EndpointSource::plain(discovery::fixed(instances)))
 }
 
 /// Envoy is handed addresses, never names, so that header and host are the same bytes. A name with several addresses is several servers,
 /// or one by two ways: which, nobody here can tell, so that is refused.
 ///
 /// # Errors
-/// [`Fatal::Usage`] says what is wrong with it.
-pub async fn resolve(given: &str) -> Result<SocketAddr, Fatal> {
-    let unusable = |why: String| Fatal::Usage(format!("endpoint {given:?}: {why}"));
+/// [`FatalError::Usage`] says what is wrong with it.
+pub async fn resolve(given: &str) -> Result<SocketAddr, FatalError> {
+    let unusable = |why: String| FatalError::Usage(format!("endpoint {given:?}: {why}"));
     if !given.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok()) {
         return Err(unusable("give HOST:PORT, IPv6 in brackets".to_owned()));
     }

@@ -4,18 +4,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use discovery::{Change, Changes, MetricsLocation as Located, Scheme};
+use discovery::{InstanceMetricsLocation as Located, MetricsScheme, SetChange, SetChanges};
 use futures::StreamExt;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 
-use crate::config::{ConfigFile, PoolConfig};
+use crate::config::{CompiledConfig, ConfigFile};
 use crate::pool::objects::{ObjectsFile, PoolObjects};
-use crate::pool::writer::{Member, Now, Pool, PoolView};
-use crate::scrape::engine::Engines;
-use crate::scrape::{MetricsLocation, ScrapeEvent, Target};
+use crate::pool::writer::{Pool, PoolMember, PoolView, WallAndMonotonic};
+use crate::scrape::engine::EngineTable;
+use crate::scrape::{MetricsLocation, ScrapeEvent, ScrapeTarget};
 use crate::shutdown::Shutdown;
-use crate::state::shared::Shared;
+use crate::state::shared::DaemonState;
 
 /// How often ageing is looked at: departures and staleness are measured in seconds.
 const AGEING_INTERVAL: Duration = Duration::from_millis(100);
@@ -28,15 +28,15 @@ pub const SCRAPE_EVENTS_MAX: usize = 1024;
 
 /// A pool with what feeds it.
 #[derive(Debug)]
-pub struct Feed {
+pub struct PoolFeed {
     /// The pool.
     pub pool: Pool,
     /// Where it is published.
-    pub shared: Arc<Shared>,
+    pub shared: Arc<DaemonState>,
     /// To the scraper: who is to be asked.
-    pub targets: watch::Sender<Arc<[Target]>>,
+    pub targets: watch::Sender<Arc<[ScrapeTarget]>>,
     /// How endpoints' metrics are found.
-    pub scraping: Scraping,
+    pub scraping: MetricsDiscovery,
     /// The pool's configuration file, if it has one.
     pub config: Option<ConfigFile>,
     /// The pool's objects, if they come from files.
@@ -45,30 +45,30 @@ pub struct Feed {
 
 /// How endpoints' metrics are found, when discovery says nothing else.
 #[derive(Clone, Debug)]
-pub struct Scraping {
+pub struct MetricsDiscovery {
     /// By engine.
-    pub engines: Arc<Engines>,
+    pub engines: Arc<EngineTable>,
     /// Where.
     pub location: MetricsLocation,
 }
 
-// === impl Feed ===
+// === impl PoolFeed ===
 
-impl Feed {
+impl PoolFeed {
     /// Runs until `shutdown`.
-    pub async fn run(mut self, mut changes: Changes, mut scrapes: mpsc::Receiver<ScrapeEvent>, mut shutdown: Shutdown) {
+    pub async fn run(mut self, mut changes: SetChanges, mut scrapes: mpsc::Receiver<ScrapeEvent>, mut shutdown: Shutdown) {
         let mut proxies = self.shared.proxies.subscribe();
         let mut ageing = tokio::time::interval(AGEING_INTERVAL);
         ageing.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut batch = Vec::new();
-        let mut published = Published::default();
+        let mut published = LastPublished::default();
         loop {
             self.publish(&mut published);
             tokio::select! {
-                Some(change) = changes.next() => self.discovered(change),
+                Some(change) = changes.next() => self.apply_discovery(change),
                 count = scrapes.recv_many(&mut batch, SCRAPE_EVENTS_MAX), if published.metrics_due() => {
                     for event in batch.drain(..) {
-                        self.pool.observe(event, Now::read());
+                        self.pool.observe(event, WallAndMonotonic::read());
                     }
                     if count == 0 {
                         tracing::error!("the scraper ended; metrics will be unknown");
@@ -76,34 +76,34 @@ impl Feed {
                     }
                 }
                 () = tokio::time::sleep_until(published.metrics_after), if !published.metrics_due() => {}
-                config = changed(self.config.as_mut()) => self.configured(config, &mut published),
-                objects = objects_changed(self.objects.as_mut()) => self.objects(objects),
+                config = changed(self.config.as_mut()) => self.apply_config(config, &mut published),
+                objects = objects_changed(self.objects.as_mut()) => self.apply_objects(objects),
                 Ok(()) = proxies.changed(), if !self.pool.is_settled() => self.settle(),
                 _ = ageing.tick() => {
                     self.settle();
-                    self.pool.expire(Now::read());
+                    self.pool.expire(WallAndMonotonic::read());
                 }
                 () = shutdown.begun() => return,
             }
         }
     }
 
-    fn discovered(&mut self, change: Change) {
+    fn apply_discovery(&mut self, change: SetChange) {
         match change {
-            Change::Reset(instances) => {
+            SetChange::Reset(instances) => {
                 tracing::info!(pool = &**self.pool.name(), endpoints = instances.len(), "endpoints discovered");
-                self.pool.reset(instances, Now::read());
+                self.pool.replace_instances(instances, WallAndMonotonic::read());
             }
-            Change::Unreadable(why) => {
+            SetChange::Unreadable(why) => {
                 tracing::error!(pool = &**self.pool.name(), why, "endpoints cannot be read; the last good set stays");
-                self.pool.discovery_failed(why);
+                self.pool.set_discovery_error(why);
             }
         }
     }
 
-    fn configured(&mut self, config: Result<PoolConfig, String>, published: &mut Published) {
+    fn apply_config(&mut self, config: Result<CompiledConfig, String>, published: &mut LastPublished) {
         match config {
-            Ok(PoolConfig { pipeline, scraping }) => {
+            Ok(CompiledConfig { pipeline, scraping }) => {
                 tracing::info!(
                     pool = &**self.pool.name(),
                     profiles = pipeline.profiles.len(),
@@ -111,40 +111,40 @@ impl Feed {
                     "configuration in force"
                 );
                 self.scraping = scraping;
-                published.generation = 0; // whoever is scraped may now be scraped otherwise
-                self.pool.configure(Ok(pipeline), Now::read());
+                published.revision = 0; // whoever is scraped may now be scraped otherwise
+                self.pool.configure(Ok(pipeline), WallAndMonotonic::read());
             }
             Err(why) => {
                 tracing::error!(pool = &**self.pool.name(), why, "configuration cannot be used; the last good one stays");
-                self.pool.configure(Err(why), Now::read());
+                self.pool.configure(Err(why), WallAndMonotonic::read());
             }
         }
     }
 
-    fn objects(&mut self, objects: Result<PoolObjects, String>) {
+    fn apply_objects(&mut self, objects: Result<PoolObjects, String>) {
         let name = Arc::clone(self.pool.name());
         match objects {
             Ok(objects) => {
                 objects.log(&name);
-                self.pool.set_objects(Ok(objects), Now::read());
+                self.pool.set_objects(Ok(objects), WallAndMonotonic::read());
             }
             Err(why) => {
                 tracing::error!(pool = &*name, why, "objects cannot be used; the last good ones stay");
-                self.pool.set_objects(Err(why), Now::read());
+                self.pool.set_objects(Err(why), WallAndMonotonic::read());
             }
         }
     }
 
     fn settle(&mut self) {
         let (shared, name) = (&self.shared, Arc::clone(self.pool.name()));
-        self.pool.settle(|generation| shared.acknowledged(&name, generation), Now::read());
+        self.pool.settle(|revision| shared.acknowledged(&name, revision), WallAndMonotonic::read());
     }
 
-    fn publish(&mut self, published: &mut Published) {
+    fn publish(&mut self, published: &mut LastPublished) {
         let Some(view) = self.pool.take_view() else { return };
         published.metrics_after = Instant::now() + METRICS_PUBLISH_INTERVAL;
-        if view.generation != published.generation {
-            published.generation = view.generation;
+        if view.revision != published.revision {
+            published.revision = view.revision;
             self.targets.send_replace(targets(&view, &self.scraping));
         }
         self.shared.publish(view);
@@ -153,24 +153,24 @@ impl Feed {
 
 /// What was published last.
 #[derive(Debug)]
-struct Published {
-    generation: u64,
+struct LastPublished {
+    revision: u64,
     metrics_after: Instant,
 }
 
-impl Default for Published {
+impl Default for LastPublished {
     fn default() -> Self {
-        Self { generation: 0, metrics_after: Instant::now() }
+        Self { revision: 0, metrics_after: Instant::now() }
     }
 }
 
-impl Published {
+impl LastPublished {
     fn metrics_due(&self) -> bool {
         Instant::now() >= self.metrics_after
     }
 }
 
-async fn changed(config: Option<&mut ConfigFile>) -> Result<PoolConfig, String> {
+async fn changed(config: Option<&mut ConfigFile>) -> Result<CompiledConfig, String> {
     match config {
         Some(config) => config.changed().await,
         None => std::future::pending().await,
@@ -184,21 +184,21 @@ async fn objects_changed(objects: Option<&mut ObjectsFile>) -> Result<PoolObject
     }
 }
 
-fn targets(view: &PoolView, scraping: &Scraping) -> Arc<[Target]> {
+fn targets(view: &PoolView, scraping: &MetricsDiscovery) -> Arc<[ScrapeTarget]> {
     view.members.iter().filter_map(|member| target(member, scraping)).collect()
 }
 
-fn target(member: &Member, scraping: &Scraping) -> Option<Target> {
-    let Member { id, instance, .. } = member;
+fn target(member: &PoolMember, scraping: &MetricsDiscovery) -> Option<ScrapeTarget> {
+    let PoolMember { id, instance, .. } = member;
     let labels: Vec<(Box<str>, Box<str>)> = instance.labels.iter().map(|(k, v)| (k.as_str().into(), v.as_str().into())).collect();
     let engine = scraping.engines.of_labels(&labels);
     let Located { scheme, port, path } = &instance.metrics;
     let location = MetricsLocation {
-        https: scheme.map_or(scraping.location.https, |s| s == Scheme::Https),
+        https: scheme.map_or(scraping.location.https, |s| s == MetricsScheme::Https),
         port: port.or(scraping.location.port),
         path: path.clone().or_else(|| scraping.location.path.clone()),
     };
     let url = location.url(&instance.address.to_string(), &engine);
     let url = url.inspect_err(|why| tracing::error!(endpoint = instance.name, %why, "endpoint cannot be scraped")).ok()?;
-    Some(Target { id: *id, name: instance.name.as_str().into(), url, engine })
+    Some(ScrapeTarget { id: *id, name: instance.name.as_str().into(), url, engine })
 }

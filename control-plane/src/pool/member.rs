@@ -7,21 +7,21 @@ use discovery::Instance;
 use scheduler::{Endpoint, EndpointRef, Readiness};
 use tokio::time::Instant;
 
-use super::capabilities::Said;
-use super::writer::Now;
+use super::capabilities::InstanceMetadata;
+use super::writer::WallAndMonotonic;
 
 /// An endpoint in the pool.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Member {
-    /// Slot and incarnation.
+pub struct PoolMember {
+    /// Slot and generation.
     pub id: EndpointRef,
     /// What discovery says of it.
     pub instance: Arc<Instance>,
     /// What it says of itself that picking goes by.
-    pub said: Said,
+    pub metadata: InstanceMetadata,
     /// When it joined the pool.
     pub joined: Instant,
-    /// The first EDS generation that contains its address, or, of one that is no host, any that proxies have.
+    /// The first EDS revision that contains its address, or, of one that is no host, any that proxies have.
     pub eds_since: u64,
     /// How its metrics are doing.
     pub metrics: MetricsStatus,
@@ -43,18 +43,18 @@ pub enum MetricsStatus {
     Unknown(String),
 }
 
-/// An endpoint that discovery knows but that is not in the roster.
+/// An endpoint that discovery knows but that is not in the pool update.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Absentee {
     /// What discovery says, or last said, of it.
     pub instance: Arc<Instance>,
-    /// Why it is not in the roster.
+    /// Why it is not in the pool update.
     pub absence: Absence,
     /// Since when.
     pub since: SystemTime,
 }
 
-/// Why an endpoint is not in the roster.
+/// Why an endpoint is not in the pool update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Absence {
     /// Left; its slot is held until the proxies acknowledged that.
@@ -65,9 +65,9 @@ pub enum Absence {
     TooManyModels,
 }
 
-// === impl Member ===
+// === impl PoolMember ===
 
-impl Member {
+impl PoolMember {
     /// As the scheduler knows it.
     #[must_use]
     pub fn endpoint(&self, now: Instant) -> Endpoint {
@@ -78,7 +78,7 @@ impl Member {
             address: self.instance.address.to_string().into(),
             readiness: Readiness::Ready,
             labels: self.instance.labels.iter().map(|(k, v)| (k.as_str().into(), v.as_str().into())).collect(),
-            models: Arc::clone(&self.said.models),
+            models: Arc::clone(&self.metadata.models),
             age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
         }
     }
@@ -97,7 +97,16 @@ impl Member {
 }
 
 /// One that has just joined.
-pub(super) fn member(id: EndpointRef, instance: Arc<Instance>, eds_since: u64, now: Now) -> Member {
-    let said = Said::of(&instance);
-    Member { id, instance, said, joined: now.instant, eds_since, metrics: MetricsStatus::Awaited, since: now.wall, observed_at: None }
+pub(super) fn member(id: EndpointRef, instance: Arc<Instance>, eds_since: u64, now: WallAndMonotonic) -> PoolMember {
+    let said = InstanceMetadata::from_instance(&instance);
+    PoolMember {
+        id,
+        instance,
+        metadata: said,
+        joined: now.instant,
+        eds_since,
+        metrics: MetricsStatus::Awaited,
+        since: now.wall,
+        observed_at: None,
+    }
 }

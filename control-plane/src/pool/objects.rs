@@ -18,17 +18,17 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use discovery::content::{Files, FollowFiles};
+use discovery::file_watcher::{FileSet, FileSetWatcher};
 use discovery::kubernetes::{self, CustomKind, follow_objects};
 use futures::stream::{BoxStream, StreamExt};
 use scheduler::objects::{ModelSpec, ObjectiveSpec, Objects, ObjectsSpec, RewriteSpec};
 use serde_json::Value;
 
-use crate::config::Report;
+use crate::config::ConfigReport;
 
 mod reader;
 
-pub use reader::{Kind, read};
+pub use reader::{ObjectKind, read};
 
 /// Where a pool's objects come from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -43,7 +43,7 @@ pub struct ObjectsSource {
 
 /// An object as read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Object {
+pub struct PoolObject {
     /// Its name.
     pub name: String,
     /// Its namespace; empty when not given.
@@ -53,12 +53,12 @@ pub struct Object {
     /// When it was made, as Kubernetes writes it; `None` when not given.
     pub created: Option<String>,
     /// What it says.
-    pub body: Body,
+    pub body: ObjectBody,
 }
 
 /// What an object says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Body {
+pub enum ObjectBody {
     /// `InferenceObjective`
     Objective {
         /// Its priority.
@@ -81,7 +81,7 @@ pub struct PoolName {
 
 /// Which objects a pool takes.
 #[derive(Clone, Debug)]
-pub struct Selection {
+pub struct ObjectSelection {
     /// The name of the pool.
     pub pool: PoolName,
     /// The names of all pools of the daemon.
@@ -105,17 +105,17 @@ pub struct PoolObjects {
 
 /// A pool's objects, followed.
 pub struct ObjectsFile {
-    from: From,
+    from: ObjectOrigin,
     /// The daemon's name of the pool, for messages.
     pool: Arc<str>,
-    selection: Selection,
+    selection: ObjectSelection,
     /// What was told last, unless that was an error.
-    told: Option<PoolObjects>,
+    last_objects: Option<PoolObjects>,
 }
 
 /// Where they come from.
-enum From {
-    Files(FollowFiles),
+enum ObjectOrigin {
+    Files(FileSetWatcher),
     /// Custom objects of this namespace.
     Cluster(String, BoxStream<'static, Result<Vec<Value>, String>>),
 }
@@ -158,25 +158,25 @@ impl PoolObjects {
 impl ObjectsFile {
     /// Follows what is at `path` for the pool named `pool`.
     #[must_use]
-    pub fn new(path: PathBuf, pool: Arc<str>, selection: Selection) -> Self {
-        Self { from: From::Files(FollowFiles::new(path)), pool, selection, told: None }
+    pub fn new(path: PathBuf, pool: Arc<str>, selection: ObjectSelection) -> Self {
+        Self { from: ObjectOrigin::Files(FileSetWatcher::new(path)), pool, selection, last_objects: None }
     }
 
     /// Follows the objects in a namespace of Kubernetes, which need not be reachable.
     ///
     /// # Errors
     /// Says what is missing for that.
-    pub async fn in_cluster(kube_namespace: String, pool: Arc<str>, selection: Selection) -> Result<Self, String> {
+    pub async fn in_cluster(kube_namespace: String, pool: Arc<str>, selection: ObjectSelection) -> Result<Self, String> {
         let objects = follow_objects(&kubernetes::connect().await?, &kube_namespace, &CLUSTER_KINDS);
-        Ok(Self { from: From::Cluster(kube_namespace, objects), pool, selection, told: None })
+        Ok(Self { from: ObjectOrigin::Cluster(kube_namespace, objects), pool, selection, last_objects: None })
     }
 
     /// What is followed, for people.
     #[must_use]
     pub fn described(&self) -> String {
         match &self.from {
-            From::Files(follow) => follow.path().display().to_string(),
-            From::Cluster(namespace, _) => format!("Kubernetes namespace {namespace}"),
+            ObjectOrigin::Files(follow) => follow.path().display().to_string(),
+            ObjectOrigin::Cluster(namespace, _) => format!("Kubernetes namespace {namespace}"),
         }
     }
 
@@ -184,10 +184,10 @@ impl ObjectsFile {
     pub async fn changed(&mut self) -> Result<PoolObjects, String> {
         loop {
             let found = self.next().await;
-            let objects = found.inspect_err(|_| self.told = None)?;
+            let objects = found.inspect_err(|_| self.last_objects = None)?;
             // A cluster is listed again every few minutes: what has not changed is not told, nor logged, again.
-            if self.told.as_ref() != Some(&objects) {
-                self.told = Some(objects.clone());
+            if self.last_objects.as_ref() != Some(&objects) {
+                self.last_objects = Some(objects.clone());
                 return Ok(objects);
             }
         }
@@ -195,8 +195,8 @@ impl ObjectsFile {
 
     async fn next(&mut self) -> Result<PoolObjects, String> {
         match &mut self.from {
-            From::Files(follow) => of_pool(&follow.changed().await.map_err(|e| e.to_string())?, &self.selection),
-            From::Cluster(_, told) => match told.next().await {
+            ObjectOrigin::Files(follow) => of_pool(&follow.changed().await.map_err(|e| e.to_string())?, &self.selection),
+            ObjectOrigin::Cluster(_, told) => match told.next().await {
                 Some(Ok(all)) => of_cluster(&all, &self.pool, &self.selection),
                 Some(Err(why)) => Err(why),
                 None => std::future::pending().await,
@@ -212,7 +212,7 @@ impl fmt::Debug for ObjectsFile {
 }
 
 /// The objects of a pool, out of all of a namespace. One that cannot be read is somebody's own affair: it is left out, and that is said.
-fn of_cluster(all: &[Value], pool: &str, selection: &Selection) -> Result<PoolObjects, String> {
+fn of_cluster(all: &[Value], pool: &str, selection: &ObjectSelection) -> Result<PoolObjects, String> {
     let mut objects = Vec::new();
     for object in all {
         let (report, read) = read(&object.to_string()); // JSON is YAML
@@ -230,9 +230,9 @@ fn of_cluster(all: &[Value], pool: &str, selection: &Selection) -> Result<PoolOb
 ///
 /// # Errors
 /// Everything that is wrong in any of them, a line each: an object that cannot be read may be of any pool.
-pub fn of_pool(files: &Files, selection: &Selection) -> Result<PoolObjects, String> {
+pub fn of_pool(files: &FileSet, selection: &ObjectSelection) -> Result<PoolObjects, String> {
     let (mut objects, mut complaints) = (Vec::new(), Vec::new());
-    let mut taken: BTreeMap<(Kind, String, String), String> = BTreeMap::new();
+    let mut taken: BTreeMap<(ObjectKind, String, String), String> = BTreeMap::new();
     for (path, text) in &files.0 {
         let file = path.display().to_string();
         let (report, read) = read(text);
@@ -262,8 +262,8 @@ fn checked(found: PoolObjects, pool: &PoolName) -> Result<PoolObjects, String> {
 }
 
 /// Those of a pool, oldest first.
-fn select(mut objects: Vec<Object>, selection: &Selection) -> PoolObjects {
-    let Selection { pool, served, strict_models } = selection;
+fn select(mut objects: Vec<PoolObject>, selection: &ObjectSelection) -> PoolObjects {
+    let ObjectSelection { pool, served, strict_models } = selection;
     // Times as Kubernetes writes them sort as text; stable, so that the order of files settles the rest.
     objects.sort_by_key(|object| (object.created.is_none(), object.created.clone()));
     let mut found = PoolObjects { spec: ObjectsSpec { strict_models: *strict_models, ..ObjectsSpec::default() }, ..PoolObjects::default() };
@@ -275,15 +275,15 @@ fn select(mut objects: Vec<Object>, selection: &Selection) -> PoolObjects {
         }
         let spec = &mut found.spec;
         match object.body {
-            Body::Objective { .. } if spec.objectives.iter().any(|o| o.name == object.name) => {
-                found.shadowed.push(format!("{} {:?}", Kind::InferenceObjective, object.name));
+            ObjectBody::Objective { .. } if spec.objectives.iter().any(|o| o.name == object.name) => {
+                found.shadowed.push(format!("{} {:?}", ObjectKind::InferenceObjective, object.name));
             }
-            Body::Objective { priority } => spec.objectives.push(ObjectiveSpec { name: object.name, priority }),
-            Body::Model(model) if spec.models.iter().any(|m| m.name == model.name) => {
-                found.shadowed.push(format!("{} {:?}", Kind::InferenceModel, object.name));
+            ObjectBody::Objective { priority } => spec.objectives.push(ObjectiveSpec { name: object.name, priority }),
+            ObjectBody::Model(model) if spec.models.iter().any(|m| m.name == model.name) => {
+                found.shadowed.push(format!("{} {:?}", ObjectKind::InferenceModel, object.name));
             }
-            Body::Model(model) => spec.models.push(model),
-            Body::Rewrite(rules) => spec.rewrites.extend(rules),
+            ObjectBody::Model(model) => spec.models.push(model),
+            ObjectBody::Rewrite(rules) => spec.rewrites.extend(rules),
         }
     }
     found
@@ -294,12 +294,12 @@ fn select(mut objects: Vec<Object>, selection: &Selection) -> PoolObjects {
 pub fn holds_objects(text: &str) -> bool {
     let kinds = text.lines().filter_map(|line| line.trim_start_matches(['-', ' ', '{', '"']).strip_prefix("kind"));
     let first = kinds.map(|rest| rest.trim_matches(|c: char| !c.is_ascii_alphanumeric())).next();
-    first.is_some_and(|kind| kind == "List" || Kind::nearest(kind).is_some())
+    first.is_some_and(|kind| kind == "List" || ObjectKind::nearest(kind).is_some())
 }
 
 /// What `check` prints of a file of objects.
 #[must_use]
-pub fn report(text: &str) -> Report {
+pub fn report(text: &str) -> ConfigReport {
     read(text).0
 }
 
@@ -313,15 +313,15 @@ impl PoolName {
     }
 
     /// A file need not say of which namespace its objects are.
-    fn is_named_by(&self, object: &Object) -> bool {
+    fn is_named_by(&self, object: &PoolObject) -> bool {
         let here = self.namespace.as_deref().is_none_or(|namespace| object.namespace.is_empty() || object.namespace == namespace);
         here && *self.name == object.pool
     }
 }
 
-// === impl Selection ===
+// === impl ObjectSelection ===
 
-impl Selection {
+impl ObjectSelection {
     /// What a pool of this name takes where there is no other.
     #[must_use]
     pub fn of(pool: &str) -> Self {
@@ -330,25 +330,25 @@ impl Selection {
     }
 }
 
-// === impl Object ===
+// === impl PoolObject ===
 
-impl Object {
+impl PoolObject {
     /// The pool that it names, with the namespace.
     fn pool_in_full(&self) -> String {
         if self.namespace.is_empty() { self.pool.clone() } else { format!("{}/{}", self.namespace, self.pool) }
     }
 }
 
-// === impl Body ===
+// === impl ObjectBody ===
 
-impl Body {
+impl ObjectBody {
     /// Its kind.
     #[must_use]
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> ObjectKind {
         match self {
-            Self::Objective { .. } => Kind::InferenceObjective,
-            Self::Model(_) => Kind::InferenceModel,
-            Self::Rewrite(_) => Kind::InferenceModelRewrite,
+            Self::Objective { .. } => ObjectKind::InferenceObjective,
+            Self::Model(_) => ObjectKind::InferenceModel,
+            Self::Rewrite(_) => ObjectKind::InferenceModelRewrite,
         }
     }
 }

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use crate::pool::backends::{DirectorySource, Discovered, EtcdSource, InferencePoolSource, KubernetesSource};
+use crate::pool::backends::{DirectorySource, DiscoverySource, EtcdSource, InferencePoolSource, KubernetesSource};
 use crate::pool::objects::{ObjectsSource, PoolName};
 
 /// The most pools of one daemon: each has a scraper of its own and at most 1,024 endpoints.
@@ -44,7 +44,7 @@ pub enum EndpointsSource {
     /// A list, as host:port.
     List(Vec<String>),
     /// Servers that are discovered.
-    Discovered(Discovered),
+    Discovered(DiscoverySource),
 }
 
 // === impl PoolSource ===
@@ -63,13 +63,13 @@ impl PoolSource {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
-    pools: Vec<Row>,
+struct PoolsFile {
+    pools: Vec<PoolEntry>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
-struct Row {
+struct PoolEntry {
     name: String,
     endpoints_file: Option<PathBuf>,
     endpoints: Option<Vec<String>>,
@@ -98,19 +98,19 @@ enum ObjectsKubernetes {
 /// # Errors
 /// Says what is wrong and where. Whoever wrote the file is at fault.
 pub async fn read(path: &Path, given: &ObjectsSource) -> Result<Vec<PoolSource>, String> {
-    let text = discovery::content::read(path).await.map_err(|e| e.to_string())?;
+    let text = discovery::file_watcher::read(path).await.map_err(|e| e.to_string())?;
     parse(&text, given).map_err(|why| format!("{}: {why}", path.display()))
 }
 
 fn parse(text: &str, given: &ObjectsSource) -> Result<Vec<PoolSource>, String> {
-    let file: File = serde_saphyr::from_str(text).map_err(|e| e.without_snippet().to_string())?;
+    let file: PoolsFile = serde_saphyr::from_str(text).map_err(|e| e.without_snippet().to_string())?;
     if file.pools.is_empty() || file.pools.len() > POOLS_MAX {
         return Err(format!("{} pools; 1 to {POOLS_MAX} are allowed", file.pools.len()));
     }
     let mut names = BTreeSet::new();
     let mut sources = Vec::with_capacity(file.pools.len());
     for row in file.pools {
-        let Row {
+        let PoolEntry {
             name,
             endpoints_file,
             endpoints,
@@ -132,10 +132,10 @@ fn parse(text: &str, given: &ObjectsSource) -> Result<Vec<PoolSource>, String> {
         let mut given_sources = [
             endpoints_file.map(EndpointsSource::File),
             endpoints.map(EndpointsSource::List),
-            kubernetes.map(|k| EndpointsSource::Discovered(Discovered::Kubernetes(k))),
-            inference_pool.map(|p| EndpointsSource::Discovered(Discovered::InferencePool(p))),
-            directory.map(|d| EndpointsSource::Discovered(Discovered::Directory(d))),
-            etcd.map(|e| EndpointsSource::Discovered(Discovered::Etcd(e))),
+            kubernetes.map(|k| EndpointsSource::Discovered(DiscoverySource::Kubernetes(k))),
+            inference_pool.map(|p| EndpointsSource::Discovered(DiscoverySource::InferencePool(p))),
+            directory.map(|d| EndpointsSource::Discovered(DiscoverySource::Directory(d))),
+            etcd.map(|e| EndpointsSource::Discovered(DiscoverySource::Etcd(e))),
         ]
         .into_iter()
         .flatten();

@@ -7,16 +7,16 @@ use scheduler::objects::ObjectsSpec;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use crate::config::{ConfigFile, Latency, PoolConfig};
-use crate::daemon::Fatal;
-use crate::pool::endpoint_source::{Components, Source};
-use crate::pool::event_loop::{Feed, SCRAPE_EVENTS_MAX, Scraping};
-use crate::pool::objects::{ObjectsFile, ObjectsSource, PoolName, PoolObjects, Selection};
+use crate::config::{CompiledConfig, ConfigFile, LatencyOptions};
+use crate::daemon::FatalError;
+use crate::pool::endpoint_source::{EndpointSource, WatchedComponents};
+use crate::pool::event_loop::{MetricsDiscovery, PoolFeed, SCRAPE_EVENTS_MAX};
+use crate::pool::objects::{ObjectSelection, ObjectsFile, ObjectsSource, PoolName, PoolObjects};
 use crate::pool::pools_file::PoolSource;
-use crate::pool::writer::{Now, Pool, Settings};
-use crate::scrape::{EndpointTls, Intervals, ScrapeConfig, Scraper};
+use crate::pool::writer::{Pool, PoolSettings, WallAndMonotonic};
+use crate::scrape::{EndpointTls, ScrapeConfig, ScrapeIntervals, Scraper};
 use crate::shutdown::Shutdown;
-use crate::state::shared::{ScraperHandle, Shared};
+use crate::state::shared::{DaemonState, ScraperHandle};
 use crate::state::snapshot_file::SavedPool;
 
 /// How long the first objects of a cluster are waited for: an API server answers in milliseconds, or it is not there.
@@ -24,9 +24,9 @@ const FIRST_OBJECTS_WAIT: Duration = Duration::from_secs(3);
 
 /// How all pools are scraped.
 #[derive(Clone, Debug)]
-pub struct Scrape {
+pub struct ScrapeSettings {
     /// How often.
-    pub intervals: Intervals,
+    pub intervals: ScrapeIntervals,
     /// TLS towards endpoints.
     pub tls: EndpointTls,
     /// Metrics older than this are unknown.
@@ -36,8 +36,8 @@ pub struct Scrape {
 /// A pool ready to be set going.
 pub struct PoolTask {
     pool: Pool,
-    source: Source,
-    scraping: Scraping,
+    source: EndpointSource,
+    scraping: MetricsDiscovery,
     config: Option<ConfigFile>,
     objects: Option<ObjectsFile>,
     scraper: Scraper,
@@ -50,35 +50,35 @@ impl PoolTask {
     /// Reads what must be right at start: a configuration that cannot be used now is an error, later it is not.
     ///
     /// # Errors
-    /// [`Fatal::Usage`] says what is wrong.
+    /// [`FatalError::Usage`] says what is wrong.
     pub async fn prepare(
-        (pool, source): (PoolSource, Source),
+        (pool, source): (PoolSource, EndpointSource),
         saved: Option<&SavedPool>,
-        (scrape, latency): (&Scrape, &Latency),
+        (scrape, latency): (&ScrapeSettings, &LatencyOptions),
         served: &Arc<[PoolName]>,
-        incarnation_first: u32,
-    ) -> Result<Self, Fatal> {
-        let selection = Selection { pool: pool.named(), served: Arc::clone(served), strict_models: pool.objects.strict_models };
+        generation_first: u32,
+    ) -> Result<Self, FatalError> {
+        let selection = ObjectSelection { pool: pool.named(), served: Arc::clone(served), strict_models: pool.objects.strict_models };
         let PoolSource { name, config, objects, .. } = pool;
         let mut config = config.map(|path| ConfigFile::new(path, latency.clone()));
-        let PoolConfig { pipeline, scraping } = match &mut config {
+        let CompiledConfig { pipeline, scraping } = match &mut config {
             Some(file) => file.changed().await,
-            None => PoolConfig::default_config(latency),
+            None => CompiledConfig::default_config(latency),
         }
-        .map_err(Fatal::Usage)?;
+        .map_err(FatalError::Usage)?;
         let (objects, found) = first_objects(objects, &name, selection).await?;
         let config_file = config.as_ref().map(|file| file.path().display().to_string().into());
-        let incarnation_first = saved.map_or(0, |s| s.incarnation_next).max(incarnation_first);
-        let settings = Settings { name: name.into(), pipeline, config_file, staleness_max: scrape.staleness_max, incarnation_first };
+        let generation_first = saved.map_or(0, |s| s.generation_next).max(generation_first);
+        let settings = PoolSettings { name: name.into(), pipeline, config_file, staleness_max: scrape.staleness_max, generation_first };
         let objects_file = objects.as_ref().map(|file| file.described().into());
         let mut pool = Pool::new(settings).with_objects(objects_file, found);
         if let Some(saved) = saved {
             let endpoints = saved.endpoints();
             tracing::info!(pool = &**pool.name(), endpoints = endpoints.len(), "restored from the snapshot file");
-            pool.restore(endpoints, Now::read());
+            pool.restore(endpoints, WallAndMonotonic::read());
         }
         let config_of_scraper = ScrapeConfig { intervals: scrape.intervals, tls: scrape.tls.clone(), ..ScrapeConfig::default() };
-        let (scraper, busy, stats) = Scraper::try_new(&config_of_scraper).map_err(|e| Fatal::Usage(e.to_string()))?;
+        let (scraper, busy, stats) = Scraper::try_new(&config_of_scraper).map_err(|e| FatalError::Usage(e.to_string()))?;
         Ok(Self { pool, source, scraping, config, objects, scraper, handle: ScraperHandle { busy, stats } })
     }
 
@@ -90,16 +90,16 @@ impl PoolTask {
 
     /// What is known of its components, under its name.
     #[must_use]
-    pub fn components(&self) -> (Arc<str>, Components) {
+    pub fn components(&self) -> (Arc<str>, WatchedComponents) {
         (Arc::clone(self.pool.name()), self.source.components.clone())
     }
 
     /// Sets it going.
-    pub fn spawn(self, tasks: &mut JoinSet<&'static str>, shared: &Arc<Shared>, shutdown: &Shutdown) {
+    pub fn spawn(self, tasks: &mut JoinSet<&'static str>, shared: &Arc<DaemonState>, shutdown: &Shutdown) {
         let Self { pool, source, scraping, config, objects, scraper, handle: _ } = self;
         let (targets, targets_seen) = watch::channel(Arc::from([]));
         let (events, scrapes) = mpsc::channel(SCRAPE_EVENTS_MAX);
-        let feed = Feed { pool, shared: Arc::clone(shared), targets, scraping, config, objects };
+        let feed = PoolFeed { pool, shared: Arc::clone(shared), targets, scraping, config, objects };
         let stop = shutdown.clone();
         tasks.spawn(async move {
             feed.run(source.changes, scrapes, stop).await;
@@ -113,11 +113,15 @@ impl PoolTask {
 }
 
 /// The objects a pool begins with, and the files they come from.
-async fn first_objects(source: ObjectsSource, pool: &str, selection: Selection) -> Result<(Option<ObjectsFile>, PoolObjects), Fatal> {
+async fn first_objects(
+    source: ObjectsSource,
+    pool: &str,
+    selection: ObjectSelection,
+) -> Result<(Option<ObjectsFile>, PoolObjects), FatalError> {
     let ObjectsSource { path, kubernetes, strict_models } = source;
     let none = || PoolObjects { spec: ObjectsSpec { strict_models, ..ObjectsSpec::default() }, ..PoolObjects::default() };
     if let Some(namespace) = kubernetes {
-        let mut objects = ObjectsFile::in_cluster(namespace, pool.into(), selection).await.map_err(Fatal::Usage)?;
+        let mut objects = ObjectsFile::in_cluster(namespace, pool.into(), selection).await.map_err(FatalError::Usage)?;
         // Requests need not wait for a cluster that cannot be reached.
         let found = tokio::time::timeout(FIRST_OBJECTS_WAIT, objects.changed()).await;
         let found = found.unwrap_or_else(|_| Err("no answer yet".to_owned()));
@@ -127,7 +131,7 @@ async fn first_objects(source: ObjectsSource, pool: &str, selection: Selection) 
     }
     let Some(path) = path else { return Ok((None, none())) };
     let mut files = ObjectsFile::new(path, pool.into(), selection);
-    let found = files.changed().await.map_err(Fatal::Usage)?;
+    let found = files.changed().await.map_err(FatalError::Usage)?;
     found.log(pool);
     Ok((Some(files), found))
 }

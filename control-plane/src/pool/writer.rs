@@ -1,10 +1,10 @@
 //! The state of one pool and its sole writer.
 //!
-//! `[ discovery ] -> [ Pool ] <- [ scraper ]`, and out of it one [`PoolView`] after the other: an immutable value that readers get by a
+//! `[ discovery ] -> [ Pool ] <- [ scraper ]`, and out from_instance it one [`PoolView`] after the other: an immutable value that readers get by a
 //! watch channel, whole, and only when something changed.
 //!
-//! An endpoint's life: discovered, it gets the lowest free slot and an incarnation never used before; gone from discovery it leaves the
-//! roster at once but keeps slot and place in EDS as *departing*, until every connected proxy acknowledged a roster without it (so that
+//! An endpoint's life: discovered, it gets the lowest free slot and a generation never used before; gone from discovery it leaves the
+//! pool update at once but keeps slot and place in EDS as *departing*, until every connected proxy acknowledged a pool update without it (so that
 //! nothing is recorded under a slot that means somebody else, and no list names a host Envoy has forgotten), or [`ACK_WAIT_MAX`] went by.
 //!
 //! Readiness is discovery's word. An endpoint whose metrics cannot be had stays routable, with metrics unknown: a failing scrape is no
@@ -17,14 +17,14 @@ use std::time::{Duration, SystemTime};
 
 use discovery::Instance;
 use scheduler::objects::ObjectsSpec;
-use scheduler::{ENDPOINTS_MAX, EndpointMetrics, EndpointRef, Incarnation, PipelineSpec, Slot};
+use scheduler::{ENDPOINTS_MAX, EndpointMetrics, EndpointRef, Generation, PipelineSpec, Slot};
 use tokio::time::Instant;
 
-use super::capabilities::Room;
-pub use super::capabilities::{MODEL_NAMES_BYTES_MAX, Said};
-use super::eds_hosts::{self, Hosts};
+use super::capabilities::ModelNameBudget;
+pub use super::capabilities::{InstanceMetadata, MODEL_NAMES_BYTES_MAX};
+use super::eds_hosts::{self, HostSelection};
 use super::member::member;
-pub use super::member::{Absence, Absentee, Member, MetricsStatus};
+pub use super::member::{Absence, Absentee, MetricsStatus, PoolMember};
 use crate::config::ConfigStatus;
 use crate::pool::objects::PoolObjects;
 use crate::scrape::ScrapeEvent;
@@ -37,7 +37,7 @@ pub const ACK_WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// One moment on both clocks: durations are measured on the monotonic one, people are told the other.
 #[derive(Clone, Copy, Debug)]
-pub struct Now {
+pub struct WallAndMonotonic {
     /// Monotonic.
     pub instant: Instant,
     /// For people and files.
@@ -48,12 +48,12 @@ pub struct Now {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EdsSet {
     /// Grows with each change of the set; never 0.
-    pub generation: u64,
+    pub revision: u64,
     /// The hosts, sorted.
     pub addresses: Arc<[SocketAddr]>,
 }
 
-/// One version of a pool. What is equal in `generation` is equal in members, pipeline, objects and `staleness_max`.
+/// One version of a pool. What is equal in `revision` is equal in members, pipeline, objects and `staleness_max`.
 #[derive(Clone, Debug)]
 pub struct PoolView {
     /// Its name.
@@ -62,13 +62,13 @@ pub struct PoolView {
     /// taken for the truth.
     pub complete: bool,
     /// Grows with each change of members, pipeline or objects; never 0.
-    pub generation: u64,
+    pub revision: u64,
     /// Who may be picked, by slot.
-    pub members: Arc<[Member]>,
+    pub members: Arc<[PoolMember]>,
     /// Metrics, parallel to `members`.
     pub metrics: Arc<[EndpointMetrics]>,
     /// Grows with each change of `metrics`.
-    pub metrics_generation: u64,
+    pub metrics_revision: u64,
     /// How requests are scheduled.
     pub pipeline: Arc<PipelineSpec>,
     /// What is configured about requests.
@@ -79,15 +79,15 @@ pub struct PoolView {
     pub eds: EdsSet,
     /// Known, but not to be picked.
     pub absent: Arc<[Absentee]>,
-    /// The incarnation to be given next: what a later life of the daemon must begin above.
-    pub incarnation_next: u32,
+    /// The generation to be given next: what a later life of the daemon must begin above.
+    pub generation_next: u32,
     /// State of what feeds the pool.
-    pub sources: Sources,
+    pub sources: SourceStatus,
 }
 
 /// State of what feeds a pool, for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sources {
+pub struct SourceStatus {
     /// Has discovery told a complete set in this life of the daemon?
     pub synced: bool,
     /// Why discovery's source cannot be read now, if so; the last set stays in force.
@@ -108,26 +108,26 @@ pub struct Pool {
     /// As last taken, but for what stands beside it here.
     view: PoolView,
     /// By slot.
-    members: Vec<Member>,
+    members: Vec<PoolMember>,
     metrics: Vec<EndpointMetrics>,
-    departing: Vec<Departing>,
+    departing: Vec<DepartingHost>,
     waiting: Vec<Absentee>,
-    hosts: Hosts,
+    hosts: HostSelection,
     touched: bool,
 }
 
 #[derive(Debug)]
-struct Departing {
+struct DepartingHost {
     id: EndpointRef,
     instance: Arc<Instance>,
-    at: Now,
-    /// The first roster without it.
-    generation: u64,
+    at: WallAndMonotonic,
+    /// The first pool update without it.
+    revision: u64,
 }
 
 /// What a pool begins with.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct PoolSettings {
     /// Its name.
     pub name: Arc<str>,
     /// How requests are scheduled until configured otherwise.
@@ -136,13 +136,13 @@ pub struct Settings {
     pub config_file: Option<Arc<str>>,
     /// Metrics older than this are unknown.
     pub staleness_max: Duration,
-    /// The first incarnation to be given.
-    pub incarnation_first: u32,
+    /// The first generation to be given.
+    pub generation_first: u32,
 }
 
-// === impl Now ===
+// === impl WallAndMonotonic ===
 
-impl Now {
+impl WallAndMonotonic {
     /// This moment.
     #[must_use]
     pub fn read() -> Self {
@@ -155,23 +155,23 @@ impl Now {
 impl Pool {
     /// A pool nobody is in yet.
     #[must_use]
-    pub fn new(settings: Settings) -> Self {
-        let Settings { name, pipeline, config_file, staleness_max, incarnation_first } = settings;
+    pub fn new(settings: PoolSettings) -> Self {
+        let PoolSettings { name, pipeline, config_file, staleness_max, generation_first } = settings;
         let now = SystemTime::now();
         let view = PoolView {
             name,
             complete: false,
-            generation: 1,
+            revision: 1,
             members: Arc::from([]),
             metrics: Arc::from([]),
-            metrics_generation: 1,
+            metrics_revision: 1,
             pipeline: Arc::new(pipeline),
             objects: Arc::default(),
             staleness_max,
-            eds: EdsSet { generation: 1, addresses: Arc::from([]) },
+            eds: EdsSet { revision: 1, addresses: Arc::from([]) },
             absent: Arc::from([]),
-            incarnation_next: incarnation_first,
-            sources: Sources {
+            generation_next: generation_first,
+            sources: SourceStatus {
                 synced: false,
                 discovery_error: None,
                 config: ConfigStatus::new(config_file, now),
@@ -180,7 +180,7 @@ impl Pool {
                 errors: 0,
             },
         };
-        let hosts = Hosts::of(&view.pipeline);
+        let hosts = HostSelection::of(&view.pipeline);
         Self { view, members: Vec::new(), metrics: Vec::new(), departing: Vec::new(), waiting: Vec::new(), hosts, touched: true }
     }
 
@@ -199,24 +199,24 @@ impl Pool {
         self
     }
 
-    /// Takes over the endpoints of an earlier life, slots and incarnations and all. Only before any other verb.
-    pub fn restore(&mut self, saved: Vec<(EndpointRef, Instance)>, now: Now) {
-        let members: Vec<Member> =
-            saved.into_iter().map(|(id, instance)| member(id, Arc::new(instance), self.view.eds.generation, now)).collect();
+    /// Takes over the endpoints of an earlier life, slots and generations and all. Only before any other verb.
+    pub fn restore(&mut self, saved: Vec<(EndpointRef, Instance)>, now: WallAndMonotonic) {
+        let members: Vec<PoolMember> =
+            saved.into_iter().map(|(id, instance)| member(id, Arc::new(instance), self.view.eds.revision, now)).collect();
         self.view.complete = true;
         self.replace_members(members);
     }
 
     /// Discovery told its whole set.
-    pub fn reset(&mut self, instances: Vec<Instance>, now: Now) {
+    pub fn replace_instances(&mut self, instances: Vec<Instance>, now: WallAndMonotonic) {
         if !self.view.sources.synced || self.view.sources.discovery_error.is_some() {
             self.view.sources.synced = true;
             self.view.complete = true;
             self.view.sources.discovery_error = None;
             self.touched = true;
         }
-        // Another incarnation at the same address is another life: it gets a slot of its own.
-        let life = |i: &Instance| (i.namespace.clone(), i.name.clone(), i.incarnation.clone(), i.address);
+        // Another generation at the same address is another life: it gets a slot of its own.
+        let life = |i: &Instance| (i.namespace.clone(), i.name.clone(), i.generation.clone(), i.address);
         let mut wanted: BTreeMap<_, Instance> = instances.into_iter().map(|i| (life(&i), i)).collect();
         let mut members = Vec::with_capacity(wanted.len());
         let mut changed = false;
@@ -225,12 +225,12 @@ impl Pool {
                 Some(new) if new == *old.instance => members.push(old.clone()),
                 Some(new) => {
                     changed = true;
-                    members.push(Member { said: Said::of(&new), instance: Arc::new(new), ..old.clone() });
+                    members.push(PoolMember { metadata: InstanceMetadata::from_instance(&new), instance: Arc::new(new), ..old.clone() });
                 }
                 None => {
                     changed = true;
-                    let generation = self.view.generation + 1;
-                    self.departing.push(Departing { id: old.id, instance: Arc::clone(&old.instance), at: now, generation });
+                    let revision = self.view.revision + 1;
+                    self.departing.push(DepartingHost { id: old.id, instance: Arc::clone(&old.instance), at: now, revision });
                 }
             }
         }
@@ -247,7 +247,7 @@ impl Pool {
     }
 
     /// Discovery's source cannot be read; the set stays.
-    pub fn discovery_failed(&mut self, why: String) {
+    pub fn set_discovery_error(&mut self, why: String) {
         if self.view.sources.discovery_error.as_ref() != Some(&why) {
             self.view.sources.discovery_error = Some(why);
             self.view.sources.errors += 1;
@@ -256,15 +256,15 @@ impl Pool {
     }
 
     /// A new configuration, or why the newest is not in force.
-    pub fn configure(&mut self, config: Result<PipelineSpec, String>, now: Now) {
+    pub fn configure(&mut self, config: Result<PipelineSpec, String>, now: WallAndMonotonic) {
         self.touched = true;
         match config {
             Ok(pipeline) => {
                 let changed = *self.view.pipeline != pipeline;
                 self.view.sources.config.take(changed, now.wall);
                 if changed {
-                    self.view.generation += 1;
-                    self.hosts.follow(&pipeline, self.view.generation, now.instant);
+                    self.view.revision += 1;
+                    self.hosts.follow(&pipeline, self.view.revision, now.instant);
                     self.view.pipeline = Arc::new(pipeline);
                     self.refresh_eds();
                 }
@@ -277,7 +277,7 @@ impl Pool {
     }
 
     /// New objects, or why the newest are not in force.
-    pub fn set_objects(&mut self, objects: Result<PoolObjects, String>, now: Now) {
+    pub fn set_objects(&mut self, objects: Result<PoolObjects, String>, now: WallAndMonotonic) {
         self.touched = true;
         match objects {
             Ok(PoolObjects { spec: objects, without_pool, .. }) => {
@@ -286,7 +286,7 @@ impl Pool {
                 self.view.sources.objects.take(changed, now.wall);
                 if changed {
                     self.view.objects = Arc::new(objects);
-                    self.view.generation += 1;
+                    self.view.revision += 1;
                 }
             }
             Err(why) => {
@@ -297,7 +297,7 @@ impl Pool {
     }
 
     /// The scraper heard, or failed to hear, an endpoint. What is said of a life that is over is dropped.
-    pub fn observe(&mut self, event: ScrapeEvent, now: Now) {
+    pub fn observe(&mut self, event: ScrapeEvent, now: WallAndMonotonic) {
         let (ScrapeEvent::Metrics(id, _) | ScrapeEvent::Failed(id, ..) | ScrapeEvent::Restarted(id)) = &event;
         let Ok(position) = self.members.binary_search_by_key(&id.slot, |m| m.id.slot) else { return };
         let (Some(member), Some(metrics)) = (self.members.get_mut(position), self.metrics.get_mut(position)) else { return };
@@ -310,7 +310,7 @@ impl Pool {
                 self.touched |= member.set_status(MetricsStatus::Fresh, now.wall);
                 if *metrics != observed.metrics {
                     *metrics = observed.metrics;
-                    self.view.metrics_generation += 1;
+                    self.view.metrics_revision += 1;
                     self.touched = true;
                 }
             }
@@ -321,21 +321,21 @@ impl Pool {
                 self.touched |= member.set_status(status, now.wall);
             }
             ScrapeEvent::Restarted(_) => {
-                let incarnation = Incarnation(self.view.incarnation_next);
-                self.view.incarnation_next = self.view.incarnation_next.wrapping_add(1);
-                member.id.incarnation = incarnation;
+                let generation = Generation(self.view.generation_next);
+                self.view.generation_next = self.view.generation_next.wrapping_add(1);
+                member.id.generation = generation;
                 member.observed_at = None;
                 member.set_status(MetricsStatus::Awaited, now.wall);
                 *metrics = EndpointMetrics::default();
-                self.view.generation += 1;
-                self.view.metrics_generation += 1;
+                self.view.revision += 1;
+                self.view.metrics_revision += 1;
                 self.touched = true;
             }
         }
     }
 
     /// Blanks metrics that are too old to count.
-    pub fn expire(&mut self, now: Now) {
+    pub fn expire(&mut self, now: WallAndMonotonic) {
         let staleness_max = self.view.staleness_max;
         for (member, metrics) in self.members.iter_mut().zip(&mut self.metrics) {
             let stale = member.observed_at.is_some_and(|at| now.instant.saturating_duration_since(at) > staleness_max);
@@ -349,18 +349,18 @@ impl Pool {
             };
             member.set_status(MetricsStatus::Unknown(why), now.wall);
             *metrics = EndpointMetrics::default();
-            self.view.metrics_generation += 1;
+            self.view.metrics_revision += 1;
             self.touched = true;
         }
     }
 
-    /// Lets go of departed endpoints whose removal `acknowledged` (by roster generation) says every proxy knows of, and gives free slots
+    /// Lets go of departed endpoints whose removal `acknowledged` (by pool revision) says every proxy knows of, and gives free slots
     /// to those who wait for one.
-    pub fn settle(&mut self, acknowledged: impl Fn(u64) -> bool, now: Now) {
+    pub fn settle(&mut self, acknowledged: impl Fn(u64) -> bool, now: WallAndMonotonic) {
         let before = self.departing.len();
         self.departing.retain(|d| {
             let elapsed = now.instant.saturating_duration_since(d.at.instant);
-            !eds_hosts::is_over(elapsed, || acknowledged(d.generation))
+            !eds_hosts::is_over(elapsed, || acknowledged(d.revision))
         });
         let fewer = self.hosts.settle(&acknowledged, now.instant);
         if self.departing.len() == before && !fewer {
@@ -376,7 +376,7 @@ impl Pool {
         }
     }
 
-    /// Is nobody departing, from the roster or from EDS? Else [`Self::settle`] has work.
+    /// Is nobody departing, from the pool update or from EDS? Else [`Self::settle`] has work.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         self.departing.is_empty() && self.hosts.is_settled()
@@ -396,11 +396,11 @@ impl Pool {
         if *self.view.members != *self.members {
             self.view.members = self.members.as_slice().into();
         }
-        self.view.metrics = self.members.iter().zip(&self.metrics).map(|(member, metrics)| member.said.beside(metrics)).collect();
+        self.view.metrics = self.members.iter().zip(&self.metrics).map(|(member, metrics)| member.metadata.fill_in(metrics)).collect();
         Some(self.view.clone())
     }
 
-    fn admit_waiting(&mut self, members: &mut Vec<Member>, now: Now) {
+    fn admit_waiting(&mut self, members: &mut Vec<PoolMember>, now: WallAndMonotonic) {
         let mut taken = [false; ENDPOINTS_MAX];
         for id in members.iter().map(|m| m.id).chain(self.departing.iter().map(|d| d.id)) {
             if let Some(slot) = taken.get_mut(usize::from(id.slot.0)) {
@@ -408,12 +408,12 @@ impl Pool {
             }
         }
         let mut free = (0u16..).zip(taken).filter(|(_, taken)| !taken).map(|(slot, _)| Slot(slot));
-        let mut room = Room::default();
+        let mut room = ModelNameBudget::default();
         for member in &*members {
-            room.take(&member.said.models);
+            room.reserve(&member.metadata.models);
         }
         for waiting in std::mem::take(&mut self.waiting) {
-            if !room.take(&Said::of(&waiting.instance).models) {
+            if !room.reserve(&InstanceMetadata::from_instance(&waiting.instance).models) {
                 self.waiting.push(Absentee { absence: Absence::TooManyModels, ..waiting });
                 continue;
             }
@@ -421,18 +421,18 @@ impl Pool {
                 self.waiting.push(Absentee { absence: Absence::NoFreeSlot, ..waiting });
                 continue;
             };
-            let id = EndpointRef { slot, incarnation: self.next_incarnation() };
-            members.push(member(id, waiting.instance, self.view.eds.generation, now));
+            let id = EndpointRef { slot, generation: self.next_revision() };
+            members.push(member(id, waiting.instance, self.view.eds.revision, now));
         }
     }
 
     /// Lets go of members that say more than there is room for, so that the others can be told at all. Says whether there were any.
-    fn make_room(&mut self, members: &mut Vec<Member>, now: Now) -> bool {
-        let (mut room, generation, before) = (Room::default(), self.view.generation + 1, members.len());
+    fn make_room(&mut self, members: &mut Vec<PoolMember>, now: WallAndMonotonic) -> bool {
+        let (mut room, revision, before) = (ModelNameBudget::default(), self.view.revision + 1, members.len());
         members.retain(|m| {
-            let fits = room.take(&m.said.models);
+            let fits = room.reserve(&m.metadata.models);
             if !fits {
-                self.departing.push(Departing { id: m.id, instance: Arc::clone(&m.instance), at: now, generation });
+                self.departing.push(DepartingHost { id: m.id, instance: Arc::clone(&m.instance), at: now, revision });
                 self.waiting.push(Absentee { instance: Arc::clone(&m.instance), absence: Absence::TooManyModels, since: now.wall });
             }
             fits
@@ -440,21 +440,21 @@ impl Pool {
         members.len() < before
     }
 
-    fn next_incarnation(&mut self) -> Incarnation {
-        let next = self.view.incarnation_next;
-        self.view.incarnation_next = next.wrapping_add(1);
-        Incarnation(next)
+    fn next_revision(&mut self) -> Generation {
+        let next = self.view.generation_next;
+        self.view.generation_next = next.wrapping_add(1);
+        Generation(next)
     }
 
     /// Puts a new set in force; metrics follow the lives they belong to.
-    fn replace_members(&mut self, mut members: Vec<Member>) {
+    fn replace_members(&mut self, mut members: Vec<PoolMember>) {
         members.sort_by_key(|m| m.id.slot);
         let mut known: BTreeMap<EndpointRef, EndpointMetrics> =
             self.members.iter().map(|m| m.id).zip(std::mem::take(&mut self.metrics)).collect();
         self.metrics = members.iter().map(|m| known.remove(&m.id).unwrap_or_default()).collect();
         self.members = members;
-        self.view.generation += 1;
-        self.view.metrics_generation += 1;
+        self.view.revision += 1;
+        self.view.metrics_revision += 1;
         self.touched = true;
         self.refresh_eds();
     }
@@ -468,15 +468,15 @@ impl Pool {
         if *addresses == *self.view.eds.addresses {
             return;
         }
-        let generation = self.view.eds.generation + 1;
+        let revision = self.view.eds.revision + 1;
         for member in &mut self.members {
             // Should its address be in EDS already, Envoy knows it; one that is no host waits for nothing.
             let (address, eds) = (member.instance.address, &self.view.eds.addresses);
             if addresses.binary_search(&address).is_ok() && eds.binary_search(&address).is_err() {
-                member.eds_since = generation;
+                member.eds_since = revision;
             }
         }
-        self.view.eds = EdsSet { generation, addresses: addresses.into() };
+        self.view.eds = EdsSet { revision, addresses: addresses.into() };
     }
 }
 
@@ -488,33 +488,33 @@ mod tests {
     use scheduler::{PluginSpec, ROLE_LABEL};
 
     use super::*;
-    use crate::scrape::{FailReason, Observed};
+    use crate::scrape::{FailReason, ScrapedMetrics};
 
     const STALENESS_MAX: Duration = Duration::from_secs(5);
 
     fn pool() -> Pool {
         let pipeline = PipelineSpec::default();
-        Pool::new(Settings { name: "p".into(), pipeline, config_file: None, staleness_max: STALENESS_MAX, incarnation_first: 1 })
+        Pool::new(PoolSettings { name: "p".into(), pipeline, config_file: None, staleness_max: STALENESS_MAX, generation_first: 1 })
     }
 
     fn instance(name: u16) -> Instance {
         Instance::new(format!("e{name}"), SocketAddr::from(([10, 0, 0, 1], name + 1)))
     }
 
-    fn at(origin: Instant, ms: u64) -> Now {
-        Now { instant: origin + Duration::from_millis(ms), wall: SystemTime::UNIX_EPOCH + Duration::from_millis(ms) }
+    fn at(origin: Instant, ms: u64) -> WallAndMonotonic {
+        WallAndMonotonic { instant: origin + Duration::from_millis(ms), wall: SystemTime::UNIX_EPOCH + Duration::from_millis(ms) }
     }
 
-    fn observed(queue: f32, observed_at: Instant) -> Observed {
+    fn observed(queue: f32, observed_at: Instant) -> ScrapedMetrics {
         let metrics = EndpointMetrics { queue_depth: Some(queue), ..EndpointMetrics::default() };
-        Observed { metrics, process_start: None, observed_at }
+        ScrapedMetrics { metrics, process_start: None, observed_at }
     }
 
     #[test]
     fn metrics_too_old_are_unknown_and_say_since_when_and_why() {
         let origin = Instant::now();
         let mut pool = pool();
-        pool.reset(vec![instance(0)], at(origin, 0));
+        pool.replace_instances(vec![instance(0)], at(origin, 0));
         let id = pool.take_view().unwrap().members[0].id;
         pool.observe(ScrapeEvent::Metrics(id, observed(3.0, origin)), at(origin, 10));
         pool.observe(ScrapeEvent::Failed(id, FailReason::Timeout, 1), at(origin, 1000));
@@ -528,16 +528,16 @@ mod tests {
         assert_eq!(view.metrics[0], EndpointMetrics::default());
         assert_eq!(view.members[0].metrics, MetricsStatus::Unknown(FailReason::Timeout.to_string()));
         assert_eq!(view.members[0].since, at(origin, 5001).wall);
-        assert_eq!(view.generation, 2, "a roster is not changed by metrics");
+        assert_eq!(view.revision, 2, "a pool update is not changed by metrics");
     }
 
     #[test]
     fn whatever_changes_nothing_wakes_nobody() {
         let origin = Instant::now();
         let mut pool = pool();
-        pool.reset(vec![instance(0), instance(1)], at(origin, 0));
+        pool.replace_instances(vec![instance(0), instance(1)], at(origin, 0));
         let view = pool.take_view().unwrap();
-        pool.reset(vec![instance(1), instance(0)], at(origin, 1));
+        pool.replace_instances(vec![instance(1), instance(0)], at(origin, 1));
         pool.settle(|_| true, at(origin, 2));
         pool.expire(at(origin, 3));
         assert!(pool.take_view().is_none());
@@ -552,17 +552,17 @@ mod tests {
     fn new_labels_are_the_same_life_and_a_new_address_is_another() {
         let origin = Instant::now();
         let mut pool = pool();
-        pool.reset(vec![instance(0)], at(origin, 0));
+        pool.replace_instances(vec![instance(0)], at(origin, 0));
         let first = pool.take_view().unwrap().members[0].id;
         let labelled = Instance { labels: vec![("a".to_owned(), "b".to_owned())], ..instance(0) };
-        pool.reset(vec![labelled.clone()], at(origin, 1));
+        pool.replace_instances(vec![labelled.clone()], at(origin, 1));
         let view = pool.take_view().unwrap();
-        assert_eq!((view.members[0].id, view.members[0].instance.labels.len(), view.generation), (first, 1, 3));
+        assert_eq!((view.members[0].id, view.members[0].instance.labels.len(), view.revision), (first, 1, 3));
         let moved = Instance { address: SocketAddr::from(([10, 0, 0, 2], 1)), ..labelled };
-        pool.reset(vec![moved], at(origin, 2));
+        pool.replace_instances(vec![moved], at(origin, 2));
         let view = pool.take_view().unwrap();
         assert_ne!(view.members[0].id.slot, first.slot);
-        assert!(view.members[0].id.incarnation > first.incarnation);
+        assert!(view.members[0].id.generation > first.generation);
         assert_eq!(view.eds.addresses.len(), 2, "the old address stays in EDS for a while");
     }
 
@@ -571,8 +571,8 @@ mod tests {
         let origin = Instant::now();
         let mut pool = pool();
         let full = u16::try_from(ENDPOINTS_MAX).unwrap();
-        pool.reset((0..full).map(instance).collect(), at(origin, 0));
-        pool.reset((full..2 * full).map(instance).collect(), at(origin, 1));
+        pool.replace_instances((0..full).map(instance).collect(), at(origin, 0));
+        pool.replace_instances((full..2 * full).map(instance).collect(), at(origin, 1));
         let view = pool.take_view().unwrap();
         assert!(view.members.is_empty() && view.absent.len() == 2 * ENDPOINTS_MAX);
         assert!(view.absent.iter().any(|a| a.absence == Absence::NoFreeSlot));
@@ -585,8 +585,8 @@ mod tests {
     fn a_proxy_that_never_acknowledges_holds_a_slot_for_a_bounded_time() {
         let origin = Instant::now();
         let mut pool = pool();
-        pool.reset(vec![instance(0)], at(origin, 0));
-        pool.reset(vec![], at(origin, 0));
+        pool.replace_instances(vec![instance(0)], at(origin, 0));
+        pool.replace_instances(vec![], at(origin, 0));
         let wait = u64::try_from(ACK_WAIT_MAX.as_millis()).unwrap();
         pool.settle(|_| false, at(origin, wait - 1));
         assert!(!pool.is_settled());
@@ -595,7 +595,7 @@ mod tests {
     }
 
     #[derive(Clone, Debug)]
-    enum Step {
+    enum PoolStep {
         Reset(BTreeSet<u16>),
         Metrics(usize, f32),
         Failed(usize),
@@ -604,14 +604,14 @@ mod tests {
         Acknowledge(u64),
     }
 
-    fn any_step() -> impl Strategy<Value = Step> {
+    fn any_step() -> impl Strategy<Value = PoolStep> {
         prop_oneof![
-            prop::collection::btree_set(0u16..12, 0..12).prop_map(Step::Reset),
-            (0usize..12, 0.0f32..9.0).prop_map(|(i, q)| Step::Metrics(i, q)),
-            (0usize..12).prop_map(Step::Failed),
-            (0usize..12).prop_map(Step::Restarted),
-            (0u64..4000).prop_map(Step::Wait),
-            (0u64..40).prop_map(Step::Acknowledge),
+            prop::collection::btree_set(0u16..12, 0..12).prop_map(PoolStep::Reset),
+            (0usize..12, 0.0f32..9.0).prop_map(|(i, q)| PoolStep::Metrics(i, q)),
+            (0usize..12).prop_map(PoolStep::Failed),
+            (0usize..12).prop_map(PoolStep::Restarted),
+            (0u64..4000).prop_map(PoolStep::Wait),
+            (0u64..40).prop_map(PoolStep::Acknowledge),
         ]
     }
 
@@ -632,10 +632,10 @@ mod tests {
     }
 
     #[test]
-    fn who_only_prefills_or_encodes_is_in_the_roster_but_no_host() {
+    fn who_only_prefills_or_encodes_is_in_the_pool_update_but_no_host() {
         let origin = Instant::now();
         let settings =
-            Settings { name: "p".into(), pipeline: by_role(), config_file: None, staleness_max: STALENESS_MAX, incarnation_first: 1 };
+            PoolSettings { name: "p".into(), pipeline: by_role(), config_file: None, staleness_max: STALENESS_MAX, generation_first: 1 };
         let mut pool = Pool::new(settings);
         let all = vec![
             instance(0),
@@ -645,14 +645,14 @@ mod tests {
             with_role(4, "prefill-decode"),
             with_role(5, "encode-prefill"),
         ];
-        pool.reset(all.clone(), at(origin, 0));
+        pool.replace_instances(all.clone(), at(origin, 0));
         let view = pool.take_view().unwrap();
         assert_eq!((view.members.len(), hosts(&view)), (6, vec![0, 2, 4]));
         for member in view.members.iter() {
             let is_host = view.eds.addresses.contains(&member.instance.address);
-            assert_eq!(member.eds_since, if is_host { view.eds.generation } else { view.eds.generation - 1 }, "only hosts wait for EDS");
+            assert_eq!(member.eds_since, if is_host { view.eds.revision } else { view.eds.revision - 1 }, "only hosts wait for EDS");
         }
-        pool.reset(all[..5].to_vec(), at(origin, 10));
+        pool.replace_instances(all[..5].to_vec(), at(origin, 10));
         assert_eq!(hosts(&pool.take_view().unwrap()), [0, 2, 4], "departing makes nobody a host");
     }
 
@@ -660,19 +660,19 @@ mod tests {
     fn hosts_follow_the_pipeline_more_at_once_and_fewer_when_proxies_know() {
         let origin = Instant::now();
         let mut pool = pool();
-        pool.reset(vec![instance(0), with_role(1, "prefill")], at(origin, 0));
+        pool.replace_instances(vec![instance(0), with_role(1, "prefill")], at(origin, 0));
         assert_eq!(hosts(&pool.take_view().unwrap()), [0, 1]);
         pool.configure(Ok(by_role()), at(origin, 100));
         let view = pool.take_view().unwrap();
         assert_eq!((hosts(&view), pool.is_settled()), (vec![0, 1], false), "a proxy may still go by the pipeline before");
-        pool.settle(|generation| generation < view.generation, at(origin, 3_000));
+        pool.settle(|revision| revision < view.revision, at(origin, 3_000));
         assert!(pool.take_view().is_none());
-        pool.settle(|generation| generation <= view.generation, at(origin, 3_000));
+        pool.settle(|revision| revision <= view.revision, at(origin, 3_000));
         assert_eq!((hosts(&pool.take_view().unwrap()), pool.is_settled()), (vec![0], true));
         pool.configure(Ok(PipelineSpec::default()), at(origin, 4_000));
         let view = pool.take_view().unwrap();
         assert_eq!(hosts(&view), [0, 1]);
-        assert_eq!(view.members[1].eds_since, view.eds.generation, "the roster names it when EDS does");
+        assert_eq!(view.members[1].eds_since, view.eds.revision, "the pool update names it when EDS does");
     }
 
     proptest! {
@@ -680,20 +680,20 @@ mod tests {
         fn laws_hold_whatever_happens(steps in prop::collection::vec(any_step(), 0..60)) {
             let origin = Instant::now();
             let (mut pool, mut ms, mut last) = (pool(), 0, None::<PoolView>);
-            let mut owner: BTreeMap<Incarnation, (Slot, SocketAddr)> = BTreeMap::new();
+            let mut owner: BTreeMap<Generation, (Slot, SocketAddr)> = BTreeMap::new();
             for step in steps {
                 let id = |i: usize| last.as_ref().and_then(|v| v.members.get(i)).map(|m| m.id);
                 let now = at(origin, ms);
                 match step {
-                    Step::Reset(names) => pool.reset(names.into_iter().map(instance).collect(), now),
-                    Step::Metrics(i, queue) => drop(id(i).map(|id| pool.observe(ScrapeEvent::Metrics(id, observed(queue, now.instant)), now))),
-                    Step::Failed(i) => drop(id(i).map(|id| pool.observe(ScrapeEvent::Failed(id, FailReason::Timeout, 1), now))),
-                    Step::Restarted(i) => drop(id(i).map(|id| pool.observe(ScrapeEvent::Restarted(id), now))),
-                    Step::Wait(more) => {
+                    PoolStep::Reset(names) => pool.replace_instances(names.into_iter().map(instance).collect(), now),
+                    PoolStep::Metrics(i, queue) => drop(id(i).map(|id| pool.observe(ScrapeEvent::Metrics(id, observed(queue, now.instant)), now))),
+                    PoolStep::Failed(i) => drop(id(i).map(|id| pool.observe(ScrapeEvent::Failed(id, FailReason::Timeout, 1), now))),
+                    PoolStep::Restarted(i) => drop(id(i).map(|id| pool.observe(ScrapeEvent::Restarted(id), now))),
+                    PoolStep::Wait(more) => {
                         ms += more;
                         pool.expire(at(origin, ms));
                     }
-                    Step::Acknowledge(generation) => pool.settle(|wanted| wanted <= generation, now),
+                    PoolStep::Acknowledge(revision) => pool.settle(|wanted| wanted <= revision, now),
                 }
                 let Some(view) = pool.take_view() else { continue };
                 let ids: Vec<EndpointRef> = view.members.iter().map(|m| m.id).collect();
@@ -706,17 +706,17 @@ mod tests {
                     }
                 }
                 for member in view.members.iter() {
-                    let before = owner.insert(member.id.incarnation, (member.id.slot, member.instance.address));
+                    let before = owner.insert(member.id.generation, (member.id.slot, member.instance.address));
                     let now = (member.id.slot, member.instance.address);
-                    prop_assert!(before.is_none_or(|before| before == now), "one incarnation, two lives");
-                    prop_assert!(view.eds.addresses.contains(&member.instance.address), "in the roster but not in EDS");
-                    prop_assert!(member.eds_since <= view.eds.generation);
+                    prop_assert!(before.is_none_or(|before| before == now), "one generation, two lives");
+                    prop_assert!(view.eds.addresses.contains(&member.instance.address), "in the pool update but not in EDS");
+                    prop_assert!(member.eds_since <= view.eds.revision);
                 }
                 if let Some(last) = &last {
                     let same = last.members.iter().map(|m| (m.id, &m.instance)).eq(view.members.iter().map(|m| (m.id, &m.instance)));
-                    prop_assert_eq!(same, last.generation == view.generation, "a generation is one roster");
-                    prop_assert!(view.generation >= last.generation && view.metrics_generation >= last.metrics_generation);
-                    prop_assert_eq!(last.eds.addresses == view.eds.addresses, last.eds.generation == view.eds.generation);
+                    prop_assert_eq!(same, last.revision == view.revision, "a revision is one pool update");
+                    prop_assert!(view.revision >= last.revision && view.metrics_revision >= last.metrics_revision);
+                    prop_assert_eq!(last.eds.addresses == view.eds.addresses, last.eds.revision == view.eds.revision);
                 }
                 last = Some(view);
             }

@@ -24,12 +24,12 @@ pub const DEFAULT_ENGINE: &str = "vllm";
 /// The longest key of a custom metric, in bytes: it travels with the value of every endpoint.
 pub const KEY_BYTES_MAX: usize = 128;
 
-/// The most metrics of one engine: one bit each in [`Families`].
+/// The most metrics of one engine: one bit each in [`FamilySet`].
 pub const METRICS_MAX: usize = 64;
 
 /// What a metric tells us.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Meaning {
+pub enum MetricMeaning {
     /// Requests waiting. Several series: their sum.
     Queued,
     /// Requests running. Several series: their sum.
@@ -51,12 +51,12 @@ pub enum Meaning {
 }
 
 /// Set of positions in [`EngineSpec::metrics`].
-pub(super) type Families = u64;
+pub(super) type FamilySet = u64;
 
 /// One metric that is looked for.
 #[derive(Clone, Debug)]
-pub(super) struct Metric {
-    pub(super) meaning: Meaning,
+pub(super) struct EngineMetric {
+    pub(super) meaning: MetricMeaning,
     pub(super) spec: MetricSpec,
     /// The value is this label's, not the sample's.
     pub(super) label: Option<Box<str>>,
@@ -75,14 +75,14 @@ pub struct EngineSpec {
     pub(super) shard_labels: &'static [&'static str],
     pub(super) part_label: Option<&'static str>,
     /// Within one meaning in order of preference.
-    pub(super) metrics: Vec<Metric>,
-    /// Sorted; [`Meaning::Custom`] counts in them.
+    pub(super) metrics: Vec<EngineMetric>,
+    /// Sorted; [`MetricMeaning::Custom`] counts in them.
     pub(super) custom_keys: Vec<Box<str>>,
 }
 
 /// The engines known, built in and configured.
 #[derive(Clone, Debug)]
-pub struct Engines {
+pub struct EngineTable {
     by_name: HashMap<Box<str>, Arc<EngineSpec>>,
     default: Arc<EngineSpec>,
     label: Box<str>,
@@ -202,16 +202,16 @@ pub enum InvalidEngine {
 }
 
 /// Where a built-in meaning is found.
-enum Source {
+enum BuiltInSource {
     /// The value of the series.
     Value(&'static str),
     /// The named label of the series.
     Label(&'static str, &'static str),
 }
-use Source::{Label, Value};
+use BuiltInSource::{Label, Value};
 
 /// A row of the table.
-struct BuiltIn {
+struct BuiltInEngine {
     name: &'static str,
     metrics_path: &'static str,
     metrics_port: Option<u16>,
@@ -224,8 +224,8 @@ struct BuiltIn {
     queued: &'static [&'static str],
     running: &'static [&'static str],
     kv_utilization: &'static [&'static str],
-    block_tokens: &'static [Source],
-    blocks: &'static [Source],
+    block_tokens: &'static [BuiltInSource],
+    blocks: &'static [BuiltInSource],
     lora: &'static [&'static str],
     counters: &'static [&'static str],
 }
@@ -234,8 +234,8 @@ struct BuiltIn {
 /// `engine/metrics.py`; SGLang `observability/metrics_collector.py` (`priority=""` is the total, ranks in labels); TensorRT-LLM
 /// `metrics/collector.py`, mounted by `serve/openai_server.py` at `/prometheus/metrics` (`/metrics` is JSON there); Triton's documentation.
 /// All of them count KV-cache utilisation from 0 to 1, vLLM's `_perc` too.
-const TABLE: &[BuiltIn] = &[
-    BuiltIn {
+const TABLE: &[BuiltInEngine] = &[
+    BuiltInEngine {
         name: "vllm",
         metrics_path: "/metrics",
         metrics_port: None,
@@ -250,7 +250,7 @@ const TABLE: &[BuiltIn] = &[
         lora: &["vllm:lora_requests_info"],
         counters: &["vllm:generation_tokens_total", "vllm:prompt_tokens_total"],
     },
-    BuiltIn {
+    BuiltInEngine {
         name: "sglang",
         metrics_path: "/metrics",
         metrics_port: None,
@@ -265,7 +265,7 @@ const TABLE: &[BuiltIn] = &[
         lora: &[],
         counters: &["sglang:generation_tokens_total", "sglang:prompt_tokens_total"],
     },
-    BuiltIn {
+    BuiltInEngine {
         name: "trtllm-serve",
         metrics_path: "/prometheus/metrics",
         metrics_port: None,
@@ -280,7 +280,7 @@ const TABLE: &[BuiltIn] = &[
         lora: &[],
         counters: &["trtllm_generation_tokens_total", "trtllm_num_requests_completed_total"],
     },
-    BuiltIn {
+    BuiltInEngine {
         name: "triton-tensorrt-llm",
         metrics_path: "/metrics",
         metrics_port: Some(8002),
@@ -295,7 +295,7 @@ const TABLE: &[BuiltIn] = &[
         lora: &[],
         counters: &["nv_inference_request_success"],
     },
-    BuiltIn {
+    BuiltInEngine {
         name: "triton",
         metrics_path: "/metrics",
         metrics_port: Some(8002),
@@ -315,7 +315,7 @@ const TABLE: &[BuiltIn] = &[
 /// Of every process that uses a Prometheus client library; not in the multi-process mode of the Python one (SGLang, vLLM with several API servers).
 const PROCESS_START: &str = "process_start_time_seconds";
 
-impl Engines {
+impl EngineTable {
     /// The built-in engines and those of the configuration. Empty `default_engine` and `label` mean [`DEFAULT_ENGINE`] and [`ENGINE_LABEL`].
     ///
     /// # Errors
@@ -372,26 +372,26 @@ impl EngineSpec {
     }
 
     /// What is looked for and under which series names; within one meaning in order of preference.
-    pub fn looked_for(&self) -> impl Iterator<Item = (Meaning, &str)> {
+    pub fn looked_for(&self) -> impl Iterator<Item = (MetricMeaning, &str)> {
         self.metrics.iter().map(|metric| (metric.meaning, metric.spec.name()))
     }
 
-    fn built_in(row: &BuiltIn) -> Result<Self, InvalidEngine> {
-        let mut builder = Builder::new(row.name);
+    fn built_in(row: &BuiltInEngine) -> Result<Self, InvalidEngine> {
+        let mut builder = EngineSpecBuilder::new(row.name);
         let columns = [
-            (Meaning::Queued, row.queued),
-            (Meaning::Running, row.running),
-            (Meaning::KvUtilization, row.kv_utilization),
-            (Meaning::Lora, row.lora),
-            (Meaning::Counter, row.counters),
-            (Meaning::ProcessStart, &[PROCESS_START]),
+            (MetricMeaning::Queued, row.queued),
+            (MetricMeaning::Running, row.running),
+            (MetricMeaning::KvUtilization, row.kv_utilization),
+            (MetricMeaning::Lora, row.lora),
+            (MetricMeaning::Counter, row.counters),
+            (MetricMeaning::ProcessStart, &[PROCESS_START]),
         ];
         for (meaning, specs) in columns {
             for spec in specs {
                 builder.value("built-in", meaning, spec)?;
             }
         }
-        for (meaning, sources) in [(Meaning::BlockTokens, row.block_tokens), (Meaning::Blocks, row.blocks)] {
+        for (meaning, sources) in [(MetricMeaning::BlockTokens, row.block_tokens), (MetricMeaning::Blocks, row.blocks)] {
             for source in sources {
                 match source {
                     Value(spec) => builder.value("built-in", meaning, spec)?,
@@ -424,16 +424,16 @@ impl EngineSpec {
         if !(scale.is_finite() && scale > 0.0) {
             return Err(InvalidEngine::Scale(name.clone()));
         }
-        let mut builder = Builder::new(name);
-        builder.value("queuedRequestsSpec", Meaning::Queued, queued_requests_spec)?;
-        builder.value("runningRequestsSpec", Meaning::Running, running_requests_spec)?;
-        builder.value("kvUsageSpec", Meaning::KvUtilization, kv_usage_spec)?;
-        builder.value("loraSpec", Meaning::Lora, lora_spec)?;
-        builder.value("cacheBlockSizeSpec", Meaning::BlockTokens, cache_block_size_spec)?;
-        builder.value("cacheNumBlocksSpec", Meaning::Blocks, cache_num_blocks_spec)?;
+        let mut builder = EngineSpecBuilder::new(name);
+        builder.value("queuedRequestsSpec", MetricMeaning::Queued, queued_requests_spec)?;
+        builder.value("runningRequestsSpec", MetricMeaning::Running, running_requests_spec)?;
+        builder.value("kvUsageSpec", MetricMeaning::KvUtilization, kv_usage_spec)?;
+        builder.value("loraSpec", MetricMeaning::Lora, lora_spec)?;
+        builder.value("cacheBlockSizeSpec", MetricMeaning::BlockTokens, cache_block_size_spec)?;
+        builder.value("cacheNumBlocksSpec", MetricMeaning::Blocks, cache_num_blocks_spec)?;
         let or = |label: &'_ str, default: &'static str| -> Box<str> { if label.is_empty() { default } else { label }.into() };
-        builder.label("cacheInfoSpec", Meaning::BlockTokens, cache_info_spec, &or(cache_block_size_label_name, "block_size"))?;
-        builder.label("cacheInfoSpec", Meaning::Blocks, cache_info_spec, &or(cache_num_blocks_label_name, "num_gpu_blocks"))?;
+        builder.label("cacheInfoSpec", MetricMeaning::BlockTokens, cache_info_spec, &or(cache_block_size_label_name, "block_size"))?;
+        builder.label("cacheInfoSpec", MetricMeaning::Blocks, cache_info_spec, &or(cache_num_blocks_label_name, "num_gpu_blocks"))?;
         let mut custom: Vec<&CustomMetric> = custom_metrics.iter().collect();
         custom.sort_by(|a, b| a.attribute_key.cmp(&b.attribute_key));
         for (index, metric) in custom.iter().enumerate() {
@@ -442,46 +442,46 @@ impl EngineSpec {
             if key.is_empty() || key.len() > KEY_BYTES_MAX || again {
                 return Err(InvalidEngine::Key { engine: name.clone(), key: key.clone() });
             }
-            builder.value("customMetrics", Meaning::Custom(index), &metric.metric_spec)?;
+            builder.value("customMetrics", MetricMeaning::Custom(index), &metric.metric_spec)?;
         }
         let row = TABLE.iter().find(|row| row.name == name);
         for counter in row.map_or(&[][..], |row| row.counters) {
-            builder.value("built-in", Meaning::Counter, counter)?;
+            builder.value("built-in", MetricMeaning::Counter, counter)?;
         }
-        builder.value("built-in", Meaning::ProcessStart, PROCESS_START)?;
+        builder.value("built-in", MetricMeaning::ProcessStart, PROCESS_START)?;
         builder.build(row, scale, custom.iter().map(|metric| metric.attribute_key.as_str().into()).collect())
     }
 }
 
 /// Gathers the metrics of one engine and says which field was wrong.
-struct Builder<'a> {
+struct EngineSpecBuilder<'a> {
     engine: &'a str,
-    metrics: Vec<Metric>,
+    metrics: Vec<EngineMetric>,
 }
 
-impl<'a> Builder<'a> {
+impl<'a> EngineSpecBuilder<'a> {
     fn new(engine: &'a str) -> Self {
         Self { engine, metrics: Vec::new() }
     }
 
-    fn value(&mut self, field: &'static str, meaning: Meaning, spec: &str) -> Result<(), InvalidEngine> {
+    fn value(&mut self, field: &'static str, meaning: MetricMeaning, spec: &str) -> Result<(), InvalidEngine> {
         self.push(field, meaning, spec, None)
     }
 
-    fn label(&mut self, field: &'static str, meaning: Meaning, spec: &str, label: &str) -> Result<(), InvalidEngine> {
+    fn label(&mut self, field: &'static str, meaning: MetricMeaning, spec: &str, label: &str) -> Result<(), InvalidEngine> {
         self.push(field, meaning, spec, Some(label.into()))
     }
 
-    fn push(&mut self, field: &'static str, meaning: Meaning, spec: &str, label: Option<Box<str>>) -> Result<(), InvalidEngine> {
+    fn push(&mut self, field: &'static str, meaning: MetricMeaning, spec: &str, label: Option<Box<str>>) -> Result<(), InvalidEngine> {
         if spec.trim().is_empty() {
             return Ok(());
         }
         let spec = MetricSpec::parse(spec).map_err(|source| InvalidEngine::Spec { engine: self.engine.into(), field, source })?;
-        self.metrics.push(Metric { meaning, spec, label });
+        self.metrics.push(EngineMetric { meaning, spec, label });
         Ok(())
     }
 
-    fn build(self, row: Option<&BuiltIn>, kv_scale: f64, custom_keys: Vec<Box<str>>) -> Result<EngineSpec, InvalidEngine> {
+    fn build(self, row: Option<&BuiltInEngine>, kv_scale: f64, custom_keys: Vec<Box<str>>) -> Result<EngineSpec, InvalidEngine> {
         if self.metrics.len() > METRICS_MAX {
             return Err(InvalidEngine::TooManyMetrics(self.engine.into()));
         }

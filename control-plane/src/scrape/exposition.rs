@@ -24,7 +24,7 @@ pub const LABELS_MAX: usize = 256;
 
 /// What a visitor wants of the sample whose name was just read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Interest {
+pub enum LineInterest {
     /// Parse it and hand it over.
     Take,
     /// Skip the line unread: it is neither checked nor counted as bad.
@@ -34,19 +34,19 @@ pub enum Interest {
 }
 
 /// Receives what a page says.
-pub trait Visitor {
+pub trait SampleVisitor {
     /// Is a sample of this name wanted? Asked once a sample line, in order.
-    fn interest(&mut self, name: &[u8]) -> Interest;
+    fn interest(&mut self, name: &[u8]) -> LineInterest;
     /// A well-formed sample of a wanted name.
-    fn sample(&mut self, sample: &Sample<'_>);
+    fn sample(&mut self, sample: &MetricSample<'_>);
 }
 
 /// Whether the rest of the page matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
+pub enum ParseProgress {
     /// Feed on.
     More,
-    /// The visitor said [`Interest::Stop`].
+    /// The visitor said [`LineInterest::Stop`].
     Done,
 }
 
@@ -61,7 +61,7 @@ pub struct LineCounts {
 
 /// One sample; everything in it borrows from the line.
 #[derive(Debug)]
-pub struct Sample<'a> {
+pub struct MetricSample<'a> {
     /// Name of the series, unescaped.
     pub name: Cow<'a, [u8]>,
     /// Value; may be NaN or infinite.
@@ -74,7 +74,7 @@ pub struct Sample<'a> {
 
 /// Incremental parser of one page.
 #[derive(Debug, Default)]
-pub struct Parser {
+pub struct ExpositionParser {
     /// Start of a line whose end has not arrived.
     carry: Vec<u8>,
     /// The line being carried is too long: drop up to its end.
@@ -93,16 +93,16 @@ struct LabelSpan {
 }
 
 /// A line that is not a sample.
-struct Malformed;
+struct MalformedLine;
 
 /// The parts of a sample line that are not labels.
-struct Head {
+struct SampleHead {
     name: Range<usize>,
     value: f64,
     timestamp: Option<f64>,
 }
 
-impl<'a> Sample<'a> {
+impl<'a> MetricSample<'a> {
     /// Labels in order, unescaped; names are unique.
     pub fn labels(&self) -> impl Iterator<Item = (Cow<'a, [u8]>, Cow<'a, [u8]>)> {
         let line = self.line;
@@ -116,9 +116,9 @@ impl<'a> Sample<'a> {
     }
 }
 
-impl Parser {
-    /// Reads the next bytes of the page. After [`Progress::Done`] further bytes are ignored.
-    pub fn feed(&mut self, mut chunk: &[u8], visitor: &mut impl Visitor) -> Progress {
+impl ExpositionParser {
+    /// Reads the next bytes of the page. After [`ParseProgress::Done`] further bytes are ignored.
+    pub fn feed(&mut self, mut chunk: &[u8], visitor: &mut impl SampleVisitor) -> ParseProgress {
         while !self.done {
             let Some(end) = memchr(b'\n', chunk) else {
                 self.carry(chunk);
@@ -132,7 +132,7 @@ impl Parser {
     }
 
     /// Reads the last line, which may lack its newline, and returns the counts. The parser is ready for the next page.
-    pub fn finish(&mut self, visitor: &mut impl Visitor) -> LineCounts {
+    pub fn finish(&mut self, visitor: &mut impl SampleVisitor) -> LineCounts {
         if !self.done {
             self.end_line(&[], visitor);
         }
@@ -141,8 +141,8 @@ impl Parser {
         std::mem::take(&mut self.counts)
     }
 
-    fn progress(&self) -> Progress {
-        if self.done { Progress::Done } else { Progress::More }
+    fn progress(&self) -> ParseProgress {
+        if self.done { ParseProgress::Done } else { ParseProgress::More }
     }
 
     fn carry(&mut self, part: &[u8]) {
@@ -154,7 +154,7 @@ impl Parser {
         }
     }
 
-    fn end_line(&mut self, tail: &[u8], visitor: &mut impl Visitor) {
+    fn end_line(&mut self, tail: &[u8], visitor: &mut impl SampleVisitor) {
         if self.overlong || self.carry.len() + tail.len() > LINE_BYTES_MAX {
             self.counts.read += 1;
             self.counts.skipped += 1;
@@ -171,7 +171,7 @@ impl Parser {
         }
     }
 
-    fn line(&mut self, line: &[u8], visitor: &mut impl Visitor) {
+    fn line(&mut self, line: &[u8], visitor: &mut impl SampleVisitor) {
         let line = trim(line);
         let Some(&first) = line.first() else { return };
         self.counts.read += 1;
@@ -182,9 +182,9 @@ impl Parser {
         let bounded = matches!(line.get(bare), Some(b' ' | b'\t' | b'{'));
         if bare > 0 && bounded {
             match visitor.interest(slice(line, &(0..bare))) {
-                Interest::Take => {}
-                Interest::Ignore => return,
-                Interest::Stop => return self.done = true,
+                LineInterest::Take => {}
+                LineInterest::Ignore => return,
+                LineInterest::Stop => return self.done = true,
             }
         }
         let Ok(head) = parse_sample(line, bare, &mut self.spans) else {
@@ -194,17 +194,17 @@ impl Parser {
         let name = unescape(slice(line, &head.name));
         if bare == 0 {
             match visitor.interest(&name) {
-                Interest::Take => {}
-                Interest::Ignore => return,
-                Interest::Stop => return self.done = true,
+                LineInterest::Take => {}
+                LineInterest::Ignore => return,
+                LineInterest::Stop => return self.done = true,
             }
         }
-        visitor.sample(&Sample { name, value: head.value, timestamp: head.timestamp, line, spans: &self.spans });
+        visitor.sample(&MetricSample { name, value: head.value, timestamp: head.timestamp, line, spans: &self.spans });
     }
 }
 
 /// `bare` is the length of the unquoted name at the start; 0 where the name must be in the braces.
-fn parse_sample(line: &[u8], bare: usize, spans: &mut Vec<LabelSpan>) -> Result<Head, Malformed> {
+fn parse_sample(line: &[u8], bare: usize, spans: &mut Vec<LabelSpan>) -> Result<SampleHead, MalformedLine> {
     spans.clear();
     let mut at = skip_blanks(line, bare);
     let mut name = (bare > 0).then_some(0..bare);
@@ -213,17 +213,17 @@ fn parse_sample(line: &[u8], bare: usize, spans: &mut Vec<LabelSpan>) -> Result<
         at = end;
         name = match (name, quoted) {
             (Some(only), None) | (None, Some(only)) => Some(only),
-            _ => return Err(Malformed),
+            _ => return Err(MalformedLine),
         };
     } else if at == bare {
-        return Err(Malformed); // neither a blank nor a brace behind the name
+        return Err(MalformedLine); // neither a blank nor a brace behind the name
     }
     let (value, timestamp) = parse_value(line.get(at..).unwrap_or_default())?;
-    Ok(Head { name: name.ok_or(Malformed)?, value, timestamp })
+    Ok(SampleHead { name: name.ok_or(MalformedLine)?, value, timestamp })
 }
 
 /// From behind `{` to behind `}`; also the span of a quoted metric name among the labels.
-fn parse_labels(line: &[u8], mut at: usize, spans: &mut Vec<LabelSpan>) -> Result<(usize, Option<Range<usize>>), Malformed> {
+fn parse_labels(line: &[u8], mut at: usize, spans: &mut Vec<LabelSpan>) -> Result<(usize, Option<Range<usize>>), MalformedLine> {
     let mut metric = None;
     at = skip_comma(line, at); // prometheus_client takes one leading comma as well as one trailing
     while line.get(at) != Some(&b'}') {
@@ -234,7 +234,7 @@ fn parse_labels(line: &[u8], mut at: usize, spans: &mut Vec<LabelSpan>) -> Resul
             let value = quoted_span(line, skip_blanks(line, at + 1))?;
             at = skip_blanks(line, value.end + 1);
             match slice(line, &name) {
-                b"" => return Err(Malformed),
+                b"" => return Err(MalformedLine),
                 b"__name__" => named(&mut metric, value)?,
                 _ => push_label(line, spans, LabelSpan { name, value })?,
             }
@@ -244,39 +244,39 @@ fn parse_labels(line: &[u8], mut at: usize, spans: &mut Vec<LabelSpan>) -> Resul
         match line.get(at) {
             Some(b',') => at = skip_comma(line, at),
             Some(b'}') => {}
-            _ => return Err(Malformed),
+            _ => return Err(MalformedLine),
         }
     }
     Ok((at + 1, metric))
 }
 
 /// A metric has one name, and it is not empty.
-fn named(metric: &mut Option<Range<usize>>, name: Range<usize>) -> Result<(), Malformed> {
+fn named(metric: &mut Option<Range<usize>>, name: Range<usize>) -> Result<(), MalformedLine> {
     if name.is_empty() || metric.is_some() {
-        return Err(Malformed);
+        return Err(MalformedLine);
     }
     *metric = Some(name);
     Ok(())
 }
 
-fn push_label(line: &[u8], spans: &mut Vec<LabelSpan>, label: LabelSpan) -> Result<(), Malformed> {
+fn push_label(line: &[u8], spans: &mut Vec<LabelSpan>, label: LabelSpan) -> Result<(), MalformedLine> {
     let name = unescape(slice(line, &label.name));
     if spans.len() == LABELS_MAX || spans.iter().any(|other| unescape(slice(line, &other.name)) == name) {
-        return Err(Malformed);
+        return Err(MalformedLine);
     }
     spans.push(label);
     Ok(())
 }
 
 /// The inside of the quoted string that starts at `at`.
-fn quoted_span(line: &[u8], at: usize) -> Result<Range<usize>, Malformed> {
+fn quoted_span(line: &[u8], at: usize) -> Result<Range<usize>, MalformedLine> {
     if line.get(at) != Some(&b'"') {
-        return Err(Malformed);
+        return Err(MalformedLine);
     }
     let start = at + 1;
     let mut from = start;
     loop {
-        let end = from + memchr(b'"', line.get(from..).unwrap_or_default()).ok_or(Malformed)?;
+        let end = from + memchr(b'"', line.get(from..).unwrap_or_default()).ok_or(MalformedLine)?;
         let inside = slice(line, &(start..end));
         let backslashes = inside.iter().rev().take_while(|&&b| b == b'\\').count();
         if backslashes % 2 == 0 {
@@ -287,22 +287,22 @@ fn quoted_span(line: &[u8], at: usize) -> Result<Range<usize>, Malformed> {
 }
 
 /// Value, optional timestamp, optional exemplar (` # {..} 1 2`), which is dropped.
-fn parse_value(rest: &[u8]) -> Result<(f64, Option<f64>), Malformed> {
+fn parse_value(rest: &[u8]) -> Result<(f64, Option<f64>), MalformedLine> {
     let mut tokens = rest.split(|&b| is_blank(b)).filter(|token| !token.is_empty());
-    let value = number(tokens.next().ok_or(Malformed)?)?;
+    let value = number(tokens.next().ok_or(MalformedLine)?)?;
     let timestamp = match tokens.next() {
         None | Some(b"#") => return Ok((value, None)),
         Some(token) => number(token)?,
     };
     match tokens.next() {
         None | Some(b"#") => Ok((value, Some(timestamp))),
-        Some(_) => Err(Malformed),
+        Some(_) => Err(MalformedLine),
     }
 }
 
 /// Rust reads the same numbers as Go and Python here: decimal with exponent, `NaN`, `Inf`, `Infinity`, in any case, with a sign.
-fn number(token: &[u8]) -> Result<f64, Malformed> {
-    std::str::from_utf8(token).ok().and_then(|text| text.parse().ok()).ok_or(Malformed)
+fn number(token: &[u8]) -> Result<f64, MalformedLine> {
+    std::str::from_utf8(token).ok().and_then(|text| text.parse().ok()).ok_or(MalformedLine)
 }
 
 /// Length of `[a-zA-Z_:][a-zA-Z0-9_:]*` at the start.

@@ -2,14 +2,14 @@
 //!
 //! What a page does not say, or says in numbers that cannot be (NaN, infinite, negative, a share above one), is unknown: `None`, never zero and
 //! never the older metric in its place. One engine process may show several series of a metric (data-parallel ranks, models, tensor-parallel
-//! ranks that all report the one scheduler): [`Meaning`] says how they fold into one number.
+//! ranks that all report the one scheduler): [`MetricMeaning`] says how they fold into one number.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use scheduler::{EndpointMetrics, LoraMetrics};
 
-use super::engine::{EngineSpec, Families, Meaning, Metric};
-use super::exposition::{Interest, Sample, Visitor};
+use super::engine::{EngineMetric, EngineSpec, FamilySet, MetricMeaning};
+use super::exposition::{LineInterest, MetricSample, SampleVisitor};
 
 /// The most schedulers behind one endpoint. Data-parallel deployments have tens; it bounds the search for a rank already seen.
 const SHARDS_MAX: usize = 1024;
@@ -25,20 +25,20 @@ const PROCESS_START_TOLERANCE_S: f64 = 0.5;
 
 /// What one page said.
 #[derive(Debug)]
-pub struct Reading {
+pub struct PageReading {
     /// For the scheduler.
     pub metrics: EndpointMetrics,
     /// Start of the process in Unix seconds.
     pub process_start: Option<f64>,
     /// In the order of the table.
-    pub(super) counters: Vec<Option<Counter>>,
+    pub(super) counters: Vec<Option<CounterSum>>,
     /// Which metrics of the table the page has, by name.
-    pub(super) present: Families,
+    pub(super) present: FamilySet,
 }
 
 /// The sum of a counter's series and how many there were.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Counter {
+pub(super) struct CounterSum {
     sum: f64,
     series: usize,
 }
@@ -48,25 +48,25 @@ pub(super) struct Counter {
 pub struct Extraction<'e> {
     engine: &'e EngineSpec,
     /// Parallel to the engine's metrics.
-    cells: Vec<Cell>,
+    cells: Vec<SeriesValues>,
     /// Metrics whose name has come by.
-    present: Families,
+    present: FamilySet,
     /// Read on until these are complete; to the end of the page if `None`.
-    until: Option<Families>,
+    until: Option<FamilySet>,
     last_name: Vec<u8>,
-    last: Families,
+    last: FamilySet,
 }
 
 /// Notices that the process behind an address is not the one it was.
 #[derive(Debug, Default)]
 pub struct RestartWatch {
     process_start: Option<f64>,
-    counters: Vec<Option<Counter>>,
+    counters: Vec<Option<CounterSum>>,
 }
 
 /// The series of one metric.
 #[derive(Debug, Default)]
-struct Cell {
+struct SeriesValues {
     /// By scheduler, in order of appearance.
     shards: Vec<(u64, f64)>,
     /// Some series has a value that cannot be: a sum without it would be invented.
@@ -74,7 +74,7 @@ struct Cell {
     lora: Option<(f64, LoraMetrics)>,
 }
 
-impl Reading {
+impl PageReading {
     /// Does it say anything about load?
     #[must_use]
     pub fn says_load(&self) -> bool {
@@ -89,7 +89,7 @@ impl Reading {
             let mut named = engine.metrics.iter().enumerate().filter(|(_, metric)| metric.meaning == meaning).peekable();
             named.peek().is_none() || named.any(|(at, _)| self.present & (1 << at) != 0)
         };
-        ![Meaning::Queued, Meaning::Running, Meaning::KvUtilization].into_iter().all(present)
+        ![MetricMeaning::Queued, MetricMeaning::Running, MetricMeaning::KvUtilization].into_iter().all(present)
     }
 
     /// Has the engine work?
@@ -102,75 +102,78 @@ impl Reading {
 impl<'e> Extraction<'e> {
     /// Reads on until the families of `until` are complete; `None` or none: to the end of the page.
     #[must_use]
-    pub(super) fn new(engine: &'e EngineSpec, until: Option<Families>) -> Self {
-        let cells = engine.metrics.iter().map(|_| Cell::default()).collect();
+    pub(super) fn new(engine: &'e EngineSpec, until: Option<FamilySet>) -> Self {
+        let cells = engine.metrics.iter().map(|_| SeriesValues::default()).collect();
         Self { engine, cells, present: 0, until: until.filter(|&set| set != 0), last_name: Vec::new(), last: 0 }
     }
 
     /// Reads to the end of the page.
     #[must_use]
-    pub fn whole(engine: &'e EngineSpec) -> Self {
+    pub fn full_page(engine: &'e EngineSpec) -> Self {
         Self::new(engine, None)
     }
 
     /// Folds the series into what they mean.
     #[must_use]
-    pub fn finish(self) -> Reading {
+    pub fn finish(self) -> PageReading {
         let Self { engine, cells, present, .. } = self;
         let rows = || engine.metrics.iter().zip(&cells);
-        let first = |meaning: Meaning| rows().find(|(metric, cell)| metric.meaning == meaning && cell.has_series()).map(|(_, cell)| cell);
-        let requests = |meaning| first(meaning).and_then(Cell::sum).filter(|&sum| sum <= REQUESTS_MAX).map(|sum| sum as f32);
+        let first =
+            |meaning: MetricMeaning| rows().find(|(metric, cell)| metric.meaning == meaning && cell.has_series()).map(|(_, cell)| cell);
+        let requests = |meaning| first(meaning).and_then(SeriesValues::sum).filter(|&sum| sum <= REQUESTS_MAX).map(|sum| sum as f32);
         let custom = engine.custom_keys.iter().enumerate();
         let metrics = EndpointMetrics {
-            queue_depth: requests(Meaning::Queued),
-            running_requests: requests(Meaning::Running),
-            kv_cache_utilization: first(Meaning::KvUtilization).and_then(Cell::mean).and_then(|mean| utilization(mean * engine.kv_scale)),
-            kv_block_tokens: first(Meaning::BlockTokens).and_then(Cell::min).and_then(positive),
-            kv_blocks: first(Meaning::Blocks).and_then(Cell::sum).and_then(positive),
-            lora: first(Meaning::Lora).and_then(|cell| cell.lora.as_ref()).map(|(_, lora)| lora.clone()),
+            queue_depth: requests(MetricMeaning::Queued),
+            running_requests: requests(MetricMeaning::Running),
+            kv_cache_utilization: first(MetricMeaning::KvUtilization)
+                .and_then(SeriesValues::mean)
+                .and_then(|mean| utilization(mean * engine.kv_scale)),
+            kv_block_tokens: first(MetricMeaning::BlockTokens).and_then(SeriesValues::min).and_then(positive),
+            kv_blocks: first(MetricMeaning::Blocks).and_then(SeriesValues::sum).and_then(positive),
+            lora: first(MetricMeaning::Lora).and_then(|cell| cell.lora.as_ref()).map(|(_, lora)| lora.clone()),
             // Sorted as the keys are; what the page does not say is left out.
-            attributes: custom.filter_map(|(at, key)| Some((key.clone(), finite(first(Meaning::Custom(at))?.last()?)?))).collect(),
+            attributes: custom.filter_map(|(at, key)| Some((key.clone(), finite(first(MetricMeaning::Custom(at))?.last()?)?))).collect(),
         };
-        Reading {
+        PageReading {
             metrics,
-            process_start: first(Meaning::ProcessStart).and_then(Cell::max),
-            counters: rows().filter(|(metric, _)| metric.meaning == Meaning::Counter).map(|(_, cell)| cell.counter()).collect(),
+            process_start: first(MetricMeaning::ProcessStart).and_then(SeriesValues::max),
+            counters: rows().filter(|(metric, _)| metric.meaning == MetricMeaning::Counter).map(|(_, cell)| cell.counter()).collect(),
             present,
         }
     }
 
-    fn read(&mut self, at: usize, metric: &'e Metric, sample: &Sample<'_>) {
+    fn read(&mut self, at: usize, metric: &'e EngineMetric, sample: &MetricSample<'_>) {
         let Some(cell) = self.cells.get_mut(at) else { return };
-        if metric.meaning == Meaning::Lora {
+        if metric.meaning == MetricMeaning::Lora {
             return cell.add_lora(sample);
         }
         let value = match &metric.label {
             None => Some(sample.value),
             Some(label) => sample.label(label.as_bytes()).and_then(|text| std::str::from_utf8(&text).ok()?.trim().parse().ok()),
         };
-        let sign_free = matches!(metric.meaning, Meaning::Custom(_));
+        let sign_free = matches!(metric.meaning, MetricMeaning::Custom(_));
         let valid = value.filter(|value: &f64| value.is_finite() && (sign_free || *value >= 0.0));
         cell.add(shard(self.engine.shard_labels, sample), valid);
     }
 }
 
-impl Visitor for Extraction<'_> {
-    fn interest(&mut self, name: &[u8]) -> Interest {
+impl SampleVisitor for Extraction<'_> {
+    fn interest(&mut self, name: &[u8]) -> LineInterest {
         if name != self.last_name {
             // A family's lines stand together, so another name ends all families before it.
             if self.until.is_some_and(|until| until & !self.present == 0) {
-                return Interest::Stop;
+                return LineInterest::Stop;
             }
             self.last_name.clear();
             self.last_name.extend_from_slice(name);
-            let named = |metric: &Metric| metric.spec.name().as_bytes() == name;
+            let named = |metric: &EngineMetric| metric.spec.name().as_bytes() == name;
             self.last = self.engine.metrics.iter().enumerate().fold(0, |set, (at, metric)| set | (u64::from(named(metric)) << at));
             self.present |= self.last;
         }
-        if self.last == 0 { Interest::Ignore } else { Interest::Take }
+        if self.last == 0 { LineInterest::Ignore } else { LineInterest::Take }
     }
 
-    fn sample(&mut self, sample: &Sample<'_>) {
+    fn sample(&mut self, sample: &MetricSample<'_>) {
         let engine = self.engine;
         let part = |label: &str| sample.label(label.as_bytes()).is_some_and(|value| !value.is_empty());
         if engine.part_label.is_some_and(part) {
@@ -187,13 +190,13 @@ impl Visitor for Extraction<'_> {
 impl RestartWatch {
     /// Takes in a page; true if another process wrote it than the page before. What a page does not say is compared when it next does.
     /// A counter that lost series may fall without a restart and only sets a new mark.
-    pub fn observe(&mut self, reading: &Reading) -> bool {
+    pub fn observe(&mut self, reading: &PageReading) -> bool {
         let moved = |(old, new): (f64, f64)| (new - old).abs() > PROCESS_START_TOLERANCE_S;
         let mut restarted = self.process_start.zip(reading.process_start).is_some_and(moved);
         self.process_start = reading.process_start.or(self.process_start);
         self.counters.resize(reading.counters.len(), None);
         for (old, new) in self.counters.iter_mut().zip(&reading.counters) {
-            let fell = |(old, new): (Counter, Counter)| new.sum < old.sum && new.series >= old.series;
+            let fell = |(old, new): (CounterSum, CounterSum)| new.sum < old.sum && new.series >= old.series;
             restarted |= old.zip(*new).is_some_and(fell);
             *old = new.or(*old);
         }
@@ -201,7 +204,7 @@ impl RestartWatch {
     }
 }
 
-impl Cell {
+impl SeriesValues {
     fn add(&mut self, shard: Option<u64>, value: Option<f64>) {
         let Some(value) = value else { return self.invalid = true };
         let full = self.shards.len() == SHARDS_MAX;
@@ -212,7 +215,7 @@ impl Cell {
         }
     }
 
-    fn add_lora(&mut self, sample: &Sample<'_>) {
+    fn add_lora(&mut self, sample: &MetricSample<'_>) {
         let newest = self.lora.as_ref().is_none_or(|(time, _)| sample.value >= *time);
         if sample.value.is_finite() && newest {
             let text = |label: &[u8]| sample.label(label).map(|value| String::from_utf8_lossy(&value).into_owned()).unwrap_or_default();
@@ -251,13 +254,13 @@ impl Cell {
         self.values()?.last()
     }
 
-    fn counter(&self) -> Option<Counter> {
-        self.sum().map(|sum| Counter { sum, series: self.shards.len() })
+    fn counter(&self) -> Option<CounterSum> {
+        self.sum().map(|sum| CounterSum { sum, series: self.shards.len() })
     }
 }
 
 /// Which scheduler a series shows; `None`: one of its own.
-fn shard(labels: &[&str], sample: &Sample<'_>) -> Option<u64> {
+fn shard(labels: &[&str], sample: &MetricSample<'_>) -> Option<u64> {
     if labels.is_empty() {
         return None;
     }

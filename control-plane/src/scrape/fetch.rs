@@ -19,11 +19,11 @@ use reqwest::header::{ACCEPT, CONTENT_ENCODING, HeaderValue};
 use reqwest::{Client, Response, StatusCode, Url};
 use tokio::time::Instant;
 
-use super::engine::Families;
-use super::exposition::{Parser, Progress};
-use super::extract::{Extraction, Reading};
+use super::engine::FamilySet;
+use super::exposition::{ExpositionParser, ParseProgress};
+use super::extract::{Extraction, PageReading};
 use super::stats::ScrapeStats;
-use super::target::Target;
+use super::target::ScrapeTarget;
 
 /// The most bytes of one page. An engine's page has 40-200 KB and grows with label values; a hundred times that is an endpoint gone wrong, and
 /// reading more would only feed it memory bandwidth (nothing is stored).
@@ -76,33 +76,33 @@ pub enum FailReason {
 
 /// How an endpoint is asked, learned from its answers.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Habit {
+pub(super) struct FetchHabit {
     /// Since when the whole page is asked for.
-    whole_since: Option<Instant>,
+    full_page_since: Option<Instant>,
     /// Families the endpoint is known to have or lack; `None` before the first comparison.
-    settled: Option<Families>,
+    settled: Option<FamilySet>,
     /// When a whole page was last read to its end.
     learned_at: Option<Instant>,
 }
 
 /// What a scrape brought.
 #[derive(Debug)]
-pub(super) struct Scraped {
-    pub(super) reading: Reading,
+pub(super) struct ScrapedPage {
+    pub(super) reading: PageReading,
     /// When the answer began to arrive: the page was written just before.
     pub(super) observed_at: Instant,
-    pub(super) habit: Habit,
+    pub(super) habit: FetchHabit,
 }
 
 /// Asks endpoints.
 #[derive(Clone, Debug)]
-pub(super) struct Fetcher {
+pub(super) struct PageFetcher {
     pub(super) client: Client,
     pub(super) stats: Arc<ScrapeStats>,
 }
 
-struct Page {
-    reading: Reading,
+struct FetchedPage {
+    reading: PageReading,
     observed_at: Instant,
     /// Read to its end?
     complete: bool,
@@ -128,21 +128,21 @@ impl FailReason {
     }
 }
 
-impl Fetcher {
+impl PageFetcher {
     /// One scrape. The caller bounds its time.
-    pub(super) async fn scrape(&self, target: &Target, habit: Habit) -> Result<Scraped, FailReason> {
-        let whole = habit.whole_since.is_some_and(|since| since.elapsed() < FILTER_RETRY);
+    pub(super) async fn scrape(&self, target: &ScrapeTarget, habit: FetchHabit) -> Result<ScrapedPage, FailReason> {
+        let whole = habit.full_page_since.is_some_and(|since| since.elapsed() < FILTER_RETRY);
         let (page, habit) = if whole { self.whole(target, habit).await? } else { self.filtered(target, habit).await? };
         if !page.reading.says_load() {
             return Err(FailReason::NoMetrics);
         }
-        Ok(Scraped { reading: page.reading, observed_at: page.observed_at, habit })
+        Ok(ScrapedPage { reading: page.reading, observed_at: page.observed_at, habit })
     }
 
-    async fn filtered(&self, target: &Target, habit: Habit) -> Result<(Page, Habit), FailReason> {
+    async fn filtered(&self, target: &ScrapeTarget, habit: FetchHabit) -> Result<(FetchedPage, FetchHabit), FailReason> {
         let engine = &target.engine;
         self.stats.asked(true);
-        let present = match self.page(target.url.filtered(engine), Extraction::whole(engine)).await {
+        let present = match self.page(target.url.filtered(engine), Extraction::full_page(engine)).await {
             Ok(page) => {
                 let lacks = match habit.settled {
                     None => page.reading.lacks_load(engine),
@@ -150,40 +150,40 @@ impl Fetcher {
                 };
                 if !lacks {
                     let settled = Some(page.reading.present);
-                    return Ok((page, Habit { settled, ..Habit::default() }));
+                    return Ok((page, FetchHabit { settled, ..FetchHabit::default() }));
                 }
                 page.reading.present
             }
             Err(FailReason::Status(400..=499)) => 0, // a server that refuses queries
             Err(reason) => return Err(reason),
         };
-        let (page, learned) = self.whole(target, Habit::default()).await?;
+        let (page, learned) = self.whole(target, FetchHabit::default()).await?;
         let honoured = page.reading.present & !present == 0;
         let whole_since = (!honoured).then(Instant::now);
-        Ok((page, Habit { whole_since, ..learned }))
+        Ok((page, FetchHabit { full_page_since: whole_since, ..learned }))
     }
 
-    async fn whole(&self, target: &Target, habit: Habit) -> Result<(Page, Habit), FailReason> {
+    async fn whole(&self, target: &ScrapeTarget, habit: FetchHabit) -> Result<(FetchedPage, FetchHabit), FailReason> {
         let fresh = habit.learned_at.is_some_and(|at| at.elapsed() < RELEARN_AFTER);
         let until = habit.settled.filter(|_| fresh);
         self.stats.asked(false);
         let page = self.page(target.url.whole(), Extraction::new(&target.engine, until)).await?;
         let habit = match page.complete {
-            true => Habit { settled: Some(page.reading.present), learned_at: Some(Instant::now()), ..habit },
+            true => FetchHabit { settled: Some(page.reading.present), learned_at: Some(Instant::now()), ..habit },
             false => habit,
         };
         Ok((page, habit))
     }
 
-    async fn page(&self, url: Url, mut extraction: Extraction<'_>) -> Result<Page, FailReason> {
+    async fn page(&self, url: Url, mut extraction: Extraction<'_>) -> Result<FetchedPage, FailReason> {
         let mut response = self.client.get(url).header(ACCEPT, ACCEPTED).send().await.map_err(|error| failure(&error))?;
         let observed_at = Instant::now();
         check(&response)?;
-        let mut parser = Parser::default();
-        let (mut bytes, mut drained, mut progress) = (0usize, 0usize, Progress::More);
+        let mut parser = ExpositionParser::default();
+        let (mut bytes, mut drained, mut progress) = (0usize, 0usize, ParseProgress::More);
         let outcome = loop {
             match response.chunk().await {
-                Ok(Some(chunk)) if progress == Progress::More => {
+                Ok(Some(chunk)) if progress == ParseProgress::More => {
                     bytes += chunk.len();
                     if bytes > PAGE_BYTES_MAX {
                         break Err(FailReason::TooLarge);
@@ -191,14 +191,14 @@ impl Fetcher {
                     progress = parser.feed(&chunk, &mut extraction);
                 }
                 Ok(Some(chunk)) if drained + chunk.len() <= DRAIN_BYTES_MAX => drained += chunk.len(),
-                Err(error) if progress == Progress::More => break Err(failure(&error)),
+                Err(error) if progress == ParseProgress::More => break Err(failure(&error)),
                 _ => break Ok(()),
             }
         };
         let lines = parser.finish(&mut extraction);
         self.stats.page(bytes + drained, lines);
         outcome?;
-        Ok(Page { reading: extraction.finish(), observed_at, complete: progress == Progress::More })
+        Ok(FetchedPage { reading: extraction.finish(), observed_at, complete: progress == ParseProgress::More })
     }
 }
 

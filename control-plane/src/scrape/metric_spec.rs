@@ -1,6 +1,6 @@
 //! Names one series, or several: `metric` or `metric{label=value,other="value"}`, as users of the reference write it.
 
-use super::exposition::Sample;
+use super::exposition::MetricSample;
 
 /// The longest spec. Real ones stay below a hundred bytes; it keeps the scrape URL they end up in short.
 pub const SPEC_BYTES_MAX: usize = 512;
@@ -59,7 +59,7 @@ impl MetricSpec {
 
     /// Has the series the label values asked for? Its name is not looked at.
     #[must_use]
-    pub fn selects(&self, sample: &Sample<'_>) -> bool {
+    pub fn selects(&self, sample: &MetricSample<'_>) -> bool {
         self.labels.iter().all(|(key, value)| sample.label(key.as_bytes()).is_some_and(|found| *found == *value.as_bytes()))
     }
 }

@@ -31,7 +31,7 @@ const FIRST_SPREAD: Duration = Duration::from_millis(5);
 
 /// How often to scrape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Intervals {
+pub struct ScrapeIntervals {
     /// An endpoint without work.
     pub idle: Duration,
     /// An endpoint with work.
@@ -40,7 +40,7 @@ pub struct Intervals {
 
 /// How a scrape went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum ScrapeOutcome {
     Idle,
     Busy,
     Failed,
@@ -50,7 +50,7 @@ pub(super) enum Outcome {
 
 /// The pace of one endpoint.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Pace {
+pub(super) struct ScrapePace {
     failures: u32,
     away: bool,
     busy_until: Option<Instant>,
@@ -58,14 +58,14 @@ pub(super) struct Pace {
     took: Duration,
 }
 
-impl Default for Intervals {
+impl Default for ScrapeIntervals {
     /// 1 s idle; 100 ms busy, some tens of engine steps: the ledger covers what happens between.
     fn default() -> Self {
         Self { idle: Duration::from_secs(1), busy: Duration::from_millis(100) }
     }
 }
 
-impl Pace {
+impl ScrapePace {
     /// Failures since the last success.
     pub(super) fn failures(&self) -> u32 {
         self.failures
@@ -77,17 +77,17 @@ impl Pace {
     }
 
     /// Takes in how a scrape went and how long it took.
-    pub(super) fn record(&mut self, outcome: Outcome, took: Duration, now: Instant) {
+    pub(super) fn record(&mut self, outcome: ScrapeOutcome, took: Duration, now: Instant) {
         self.took = took;
-        self.away = outcome == Outcome::Away;
-        self.failures = if matches!(outcome, Outcome::Failed | Outcome::Away) { self.failures.saturating_add(1) } else { 0 };
-        if outcome == Outcome::Busy {
+        self.away = outcome == ScrapeOutcome::Away;
+        self.failures = if matches!(outcome, ScrapeOutcome::Failed | ScrapeOutcome::Away) { self.failures.saturating_add(1) } else { 0 };
+        if outcome == ScrapeOutcome::Busy {
             self.busy(now);
         }
     }
 
     /// Pause before the next scrape of one among `endpoints`; `chance` in [0, 1).
-    pub(super) fn pause(&self, intervals: Intervals, endpoints: usize, now: Instant, chance: f64) -> Duration {
+    pub(super) fn pause(&self, intervals: ScrapeIntervals, endpoints: usize, now: Instant, chance: f64) -> Duration {
         let busy = self.busy_until.is_some_and(|until| now < until);
         let wanted = match self.failures {
             0 if busy => intervals.busy,
@@ -102,7 +102,7 @@ impl Pace {
 }
 
 /// Pause before the first scrape of one of `new` endpoints that came together; `chance` in [0, 1).
-pub(super) fn first_pause(intervals: Intervals, new: usize, chance: f64) -> Duration {
+pub(super) fn first_pause(intervals: ScrapeIntervals, new: usize, chance: f64) -> Duration {
     FIRST_SPREAD.mul_f64(new.saturating_sub(1) as f64).min(intervals.idle).mul_f64(chance)
 }
 

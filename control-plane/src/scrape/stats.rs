@@ -14,7 +14,7 @@ pub struct ScrapeStats {
     polls: AtomicU64,
     failures: [AtomicU64; FailReason::KINDS.len()],
     pages_filtered: AtomicU64,
-    pages_whole: AtomicU64,
+    full_pages: AtomicU64,
     bytes: AtomicU64,
     lines: AtomicU64,
     lines_skipped: AtomicU64,
@@ -33,7 +33,7 @@ pub struct ScrapeCounts {
     /// Pages asked for with `name[]`.
     pub pages_filtered: u64,
     /// Whole pages asked for.
-    pub pages_whole: u64,
+    pub full_pages: u64,
     /// Bytes of pages received.
     pub bytes: u64,
     /// Lines read.
@@ -57,7 +57,7 @@ impl ScrapeStats {
             polls: get(&self.polls),
             failures: FailReason::KINDS.into_iter().zip(self.failures.iter().map(get)).collect(),
             pages_filtered: get(&self.pages_filtered),
-            pages_whole: get(&self.pages_whole),
+            full_pages: get(&self.full_pages),
             bytes: get(&self.bytes),
             lines: get(&self.lines),
             lines_skipped: get(&self.lines_skipped),
@@ -78,7 +78,7 @@ impl ScrapeStats {
     }
 
     pub(super) fn asked(&self, filtered: bool) {
-        add(if filtered { &self.pages_filtered } else { &self.pages_whole }, 1);
+        add(if filtered { &self.pages_filtered } else { &self.full_pages }, 1);
     }
 
     pub(super) fn page(&self, bytes: usize, lines: super::exposition::LineCounts) {

@@ -12,8 +12,8 @@ use super::engine::EngineSpec;
 
 /// One endpoint to scrape.
 #[derive(Clone, Debug)]
-pub struct Target {
-    /// Slot and incarnation: a new incarnation is a new target.
+pub struct ScrapeTarget {
+    /// Slot and generation: a new generation is a new target.
     pub id: EndpointRef,
     /// For the log.
     pub name: Arc<str>,

@@ -10,32 +10,32 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use scheduler::objects::{ObjectsSpec, TargetSpec};
-use scheduler::{EndpointMetrics, Incarnation, Slot, Version};
+use scheduler::{EndpointMetrics, Generation, Slot, Version};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::cli::explain::{self, QUESTION_BYTES_MAX, Question};
-use crate::config::{ConfigStatus, Resolved};
-use crate::learn::latency::Learners;
+use crate::cli::explain::{self, ExplainRequest, QUESTION_BYTES_MAX};
+use crate::config::{ConfigStatus, ResolvedConfig};
+use crate::learn::latency::LearnerDirectory;
 use crate::pool::backends;
-use crate::pool::endpoint_source::Components;
-use crate::pool::writer::{Absence, Absentee, Member, MetricsStatus, PoolView};
+use crate::pool::endpoint_source::WatchedComponents;
+use crate::pool::writer::{Absence, Absentee, MetricsStatus, PoolMember, PoolView};
 use crate::serve::metrics;
-use crate::state::counters::Totals;
-use crate::state::shared::{EdsStream, Proxy, ProxyPool, Shared};
+use crate::state::counters::CounterTotals;
+use crate::state::shared::{ConnectedProxy, DaemonState, EdsStream, ProxyPool};
 use crate::state::snapshot_file::SnapshotFile;
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// What the routes look at.
 #[derive(Clone, Debug)]
-pub struct Admin {
+pub struct AdminServer {
     /// All the state there is.
-    pub shared: Arc<Shared>,
+    pub shared: Arc<DaemonState>,
     /// The snapshot file, if there is one.
     pub snapshot: Option<Arc<SnapshotFile>>,
     /// What discovery knows, by pool.
-    pub components: Arc<BTreeMap<Arc<str>, Components>>,
+    pub components: Arc<BTreeMap<Arc<str>, WatchedComponents>>,
 }
 
 /// While another daemon leads. The page of metrics is empty: to Prometheus a standby is up.
@@ -46,7 +46,7 @@ pub fn standing_by() -> Router {
 }
 
 /// The routes of the metrics listener: counts, and whether the daemon is well.
-pub fn metrics_router(admin: Admin) -> Router {
+pub fn metrics_router(admin: AdminServer) -> Router {
     Router::new()
         .route("/livez", get(|| async { "ok\n" }))
         .route("/readyz", get(readyz))
@@ -55,11 +55,11 @@ pub fn metrics_router(admin: Admin) -> Router {
 }
 
 /// The routes of the admin listener.
-pub fn router(admin: Admin) -> Router {
+pub fn router(admin: AdminServer) -> Router {
     metrics_router(admin.clone()).merge(debug_router(admin))
 }
 
-fn debug_router(admin: Admin) -> Router {
+fn debug_router(admin: AdminServer) -> Router {
     Router::new()
         .route("/debug/endpoints", get(endpoints))
         .route("/debug/instances", get(instances))
@@ -72,7 +72,7 @@ fn debug_router(admin: Admin) -> Router {
 }
 
 /// Ready once every pool has a complete set: what is served before would be taken for the truth.
-async fn readyz(State(Admin { shared, .. }): State<Admin>) -> Response {
+async fn readyz(State(AdminServer { shared, .. }): State<AdminServer>) -> Response {
     let pools = shared.pools.borrow().clone();
     let waiting: Vec<String> = shared
         .pool_names
@@ -87,21 +87,21 @@ async fn readyz(State(Admin { shared, .. }): State<Admin>) -> Response {
 }
 
 /// What a question about a decision comes to. A POST for its body's sake alone: it changes nothing.
-async fn why(State(Admin { shared, .. }): State<Admin>, Json(question): Json<Question>) -> Response {
+async fn why(State(AdminServer { shared, .. }): State<AdminServer>, Json(question): Json<ExplainRequest>) -> Response {
     match explain::answer(&shared, &question) {
         Ok(answer) => Json(answer).into_response(),
         Err(complaint) => (StatusCode::BAD_REQUEST, complaint + "\n").into_response(),
     }
 }
 
-async fn prometheus(State(Admin { shared, snapshot, .. }): State<Admin>) -> Response {
+async fn prometheus(State(AdminServer { shared, snapshot, .. }): State<AdminServer>) -> Response {
     match metrics::page(&shared, snapshot.as_deref()) {
         Ok(page) => ([(header::CONTENT_TYPE, OPEN_METRICS)], page).into_response(),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
 }
 
-async fn endpoints(State(Admin { shared, .. }): State<Admin>) -> Json<Value> {
+async fn endpoints(State(AdminServer { shared, .. }): State<AdminServer>) -> Json<Value> {
     let pools = shared.pools.borrow().clone();
     let now = Instant::now();
     let rows: Vec<Value> = pools
@@ -116,7 +116,7 @@ async fn endpoints(State(Admin { shared, .. }): State<Admin>) -> Json<Value> {
 }
 
 /// Every instance that discovery saw lately: what is held of it, and why. One that is not ready here is in no pool.
-async fn instances(State(Admin { components, .. }): State<Admin>) -> Json<Value> {
+async fn instances(State(AdminServer { components, .. }): State<AdminServer>) -> Json<Value> {
     let all = || components.iter().flat_map(|(pool, all)| all.iter().map(move |(name, followed)| (pool, name, followed)));
     let rows = all().flat_map(|(pool, name, followed)| {
         followed.seen().into_iter().map(move |seen| {
@@ -126,7 +126,7 @@ async fn instances(State(Admin { components, .. }): State<Admin>) -> Json<Value>
                 "address": seen.address.to_string(),
                 "pool": &**pool,
                 "component": name,
-                "incarnation": seen.incarnation,
+                "generation": seen.generation,
                 "state": state,
                 "reason": reason,
                 "since": rfc3339(seen.since),
@@ -135,8 +135,8 @@ async fn instances(State(Admin { components, .. }): State<Admin>) -> Json<Value>
     });
     let sources = all().map(|(pool, name, followed)| {
         let status = followed.status().borrow().clone();
-        let age = status.heard.and_then(|at| at.elapsed().ok()).map(|age| age.as_secs_f64());
-        let asked = status.asked.as_ref();
+        let age = status.last_contact.and_then(|at| at.elapsed().ok()).map(|age| age.as_secs_f64());
+        let asked = status.requirements.as_ref();
         let failure_mode = asked.map(|asked| backends::failure_mode(asked.failure_mode));
         let app_protocol = asked.map(|asked| backends::app_protocol(asked.protocol));
         let picker = asked.and_then(|asked| asked.picker.as_ref()).map(backends::picker);
@@ -155,14 +155,14 @@ async fn instances(State(Admin { components, .. }): State<Admin>) -> Json<Value>
     Json(json!({ "instances": rows.collect::<Vec<_>>(), "sources": sources.collect::<Vec<_>>() }))
 }
 
-fn member_row(view: &PoolView, member: &Member, metrics: &EndpointMetrics, totals: &Totals) -> Value {
+fn member_row(view: &PoolView, member: &PoolMember, metrics: &EndpointMetrics, totals: &CounterTotals) -> Value {
     let reason = match &member.metrics {
         MetricsStatus::Fresh => String::new(),
         MetricsStatus::Awaited => "metrics not known yet".to_owned(),
         MetricsStatus::Failing(why) => format!("last scrape failed: {why}"),
         MetricsStatus::Unknown(why) => format!("metrics unknown: {why}"),
     };
-    let counts = totals.endpoints.get(&(member.id.incarnation, member.id.slot)).copied().unwrap_or_default();
+    let counts = totals.endpoints.get(&(member.id.generation, member.id.slot)).copied().unwrap_or_default();
     let lora = metrics.lora.as_ref().map(|l| json!({ "running": l.running, "waiting": l.waiting, "max": l.max }));
     json!({
         "name": member.instance.name,
@@ -172,7 +172,7 @@ fn member_row(view: &PoolView, member: &Member, metrics: &EndpointMetrics, total
         "state": "ready",
         "reason": reason,
         "since": rfc3339(member.since),
-        "incarnation": member.id.incarnation.0,
+        "generation": member.id.generation.0,
         "slot": member.id.slot.0,
         "in_flight": counts.requests,
         "in_flight_prefill_tokens": counts.prefill_tokens,
@@ -181,7 +181,7 @@ fn member_row(view: &PoolView, member: &Member, metrics: &EndpointMetrics, total
         "in_flight_with_slo": counts.tracked,
         "picked": counts.picked,
         "served": counts.served,
-        "models": &*member.said.models,
+        "models": &*member.metadata.models,
         "failed": counts.failed,
         "metrics": {
             "queue_depth": metrics.queue_depth,
@@ -195,13 +195,13 @@ fn member_row(view: &PoolView, member: &Member, metrics: &EndpointMetrics, total
     })
 }
 
-fn absentee_row(view: &PoolView, absentee: &Absentee, totals: &Totals) -> Value {
+fn absentee_row(view: &PoolView, absentee: &Absentee, totals: &CounterTotals) -> Value {
     let (state, reason, id) = match absentee.absence {
         Absence::Departing(id) => ("departing", "left discovery; waiting for the proxies to acknowledge that", Some(id)),
         Absence::NoFreeSlot => ("waiting", "every slot of the pool is taken", None),
         Absence::TooManyModels => ("waiting", "with the names of its models the pool's would be longer than a proxy can be told", None),
     };
-    let counts = id.and_then(|id| totals.endpoints.get(&(id.incarnation, id.slot))).copied().unwrap_or_default();
+    let counts = id.and_then(|id| totals.endpoints.get(&(id.generation, id.slot))).copied().unwrap_or_default();
     json!({
         "name": absentee.instance.name,
         "namespace": absentee.instance.namespace,
@@ -210,7 +210,7 @@ fn absentee_row(view: &PoolView, absentee: &Absentee, totals: &Totals) -> Value 
         "state": state,
         "reason": reason,
         "since": rfc3339(absentee.since),
-        "incarnation": id.map(|id| id.incarnation.0),
+        "generation": id.map(|id| id.generation.0),
         "slot": id.map(|id| id.slot.0),
         "in_flight": counts.requests,
         "in_flight_prefill_tokens": counts.prefill_tokens,
@@ -220,7 +220,7 @@ fn absentee_row(view: &PoolView, absentee: &Absentee, totals: &Totals) -> Value 
     })
 }
 
-async fn state(State(Admin { shared, snapshot, .. }): State<Admin>) -> Json<Value> {
+async fn state(State(AdminServer { shared, snapshot, .. }): State<AdminServer>) -> Json<Value> {
     let pools = shared.pools.borrow().clone();
     let proxies = shared.proxies.borrow().clone();
     let eds = shared.eds.borrow().clone();
@@ -237,12 +237,12 @@ async fn state(State(Admin { shared, snapshot, .. }): State<Admin>) -> Json<Valu
 }
 
 /// What was learned of each pool, how good it is, and why nothing is predicted where nothing is.
-async fn model(State(Admin { shared, .. }): State<Admin>) -> Json<Value> {
-    Json(shared.learners.get().map_or_else(|| json!({ "pools": [] }), Learners::shown))
+async fn model(State(AdminServer { shared, .. }): State<AdminServer>) -> Json<Value> {
+    Json(shared.learners.get().map_or_else(|| json!({ "pools": [] }), LearnerDirectory::to_json))
 }
 
 /// Requests with an SLO that run now, by endpoint and VM, the strictest of each first: what each asked for, what was predicted of it, what it saw so far.
-async fn running(State(Admin { shared, .. }): State<Admin>) -> Json<Value> {
+async fn running(State(AdminServer { shared, .. }): State<AdminServer>) -> Json<Value> {
     let pools = shared.pools.borrow().clone();
     let now = Instant::now();
     let queues = pools.iter().flat_map(|view| {
@@ -254,12 +254,12 @@ async fn running(State(Admin { shared, .. }): State<Admin>) -> Json<Value> {
 }
 
 fn running_row(view: &PoolView, mut row: Value) -> Value {
-    let is_it = |m: &&Member| row["slot"] == m.id.slot.0 && row["incarnation"] == m.id.incarnation.0;
+    let is_it = |m: &&PoolMember| row["slot"] == m.id.slot.0 && row["generation"] == m.id.generation.0;
     let name = view.members.iter().find(is_it).map(|m| m.instance.name.clone());
     json!({ "pool": &*view.name, "endpoint": name, "running": row.get_mut("running").map(Value::take) })
 }
 
-async fn config(State(Admin { shared, .. }): State<Admin>) -> Json<Value> {
+async fn config(State(AdminServer { shared, .. }): State<AdminServer>) -> Json<Value> {
     let pools = shared.pools.borrow().clone();
     Json(json!({ "pools": pools.iter().map(config_row).collect::<Vec<_>>() }))
 }
@@ -267,7 +267,7 @@ async fn config(State(Admin { shared, .. }): State<Admin>) -> Json<Value> {
 fn config_row(view: &PoolView) -> Value {
     let mut row = status_row(&view.sources.config);
     row["pool"] = json!(&*view.name);
-    row["pipeline"] = json!(Resolved::of(&view.pipeline));
+    row["pipeline"] = json!(ResolvedConfig::of(&view.pipeline));
     row["objects"] = objects_row(view);
     row
 }
@@ -296,17 +296,17 @@ fn objects_row(view: &PoolView) -> Value {
     row
 }
 
-fn pool_row(view: &PoolView, totals: &Totals) -> Value {
-    let is_member = |at: &(Incarnation, Slot)| view.members.iter().any(|member| (member.id.incarnation, member.id.slot) == *at);
+fn pool_row(view: &PoolView, totals: &CounterTotals) -> Value {
+    let is_member = |at: &(Generation, Slot)| view.members.iter().any(|member| (member.id.generation, member.id.slot) == *at);
     json!({
         "name": &*view.name,
         "complete": view.complete,
-        "generation": view.generation,
+        "revision": view.revision,
         "endpoints": view.members.len(),
         "in_flight_at_former_endpoints": totals.endpoints.iter().filter(|(at, _)| !is_member(at)).map(|(_, row)| row.requests).sum::<u64>(),
         "departing": view.absent.iter().filter(|a| matches!(a.absence, Absence::Departing(_))).count(),
         "waiting": view.absent.iter().filter(|a| !matches!(a.absence, Absence::Departing(_))).count(),
-        "eds_generation": view.eds.generation,
+        "eds_revision": view.eds.revision,
         "staleness_max_ms": view.staleness_max.as_millis(),
         "profiles": view.pipeline.profiles.iter().map(|profile| &profile.name).collect::<Vec<_>>(),
         "discovery": { "synced": view.sources.synced, "error": view.sources.discovery_error },
@@ -315,9 +315,9 @@ fn pool_row(view: &PoolView, totals: &Totals) -> Value {
     })
 }
 
-fn proxy_row(proxy: &Proxy) -> Value {
+fn proxy_row(proxy: &ConnectedProxy) -> Value {
     let version =
-        |v: Option<(Version, u64)>| v.map(|(v, generation)| json!({ "term": v.term, "sequence": v.sequence, "generation": generation }));
+        |v: Option<(Version, u64)>| v.map(|(v, revision)| json!({ "term": v.term, "sequence": v.sequence, "revision": revision }));
     let pool = |(name, pool): (&String, &ProxyPool)| {
         json!({
             "pool": name,
@@ -341,7 +341,7 @@ fn eds_row(stream: &EdsStream) -> Value {
     let pools: Vec<Value> = stream
         .pools
         .iter()
-        .map(|(name, ack)| json!({ "pool": name, "acked_generation": ack.acked, "refused": ack.refused, "late": ack.late }))
+        .map(|(name, ack)| json!({ "pool": name, "acked_revision": ack.acked, "refused": ack.refused, "late": ack.late }))
         .collect();
     json!({ "node_id": stream.node_id, "peer": stream.remote.to_string(), "certificate": stream.remote.origin.certificate.as_deref(), "since": rfc3339(stream.since), "pools": pools })
 }

@@ -7,7 +7,7 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use discovery::content::{self, Follow};
+use discovery::file_watcher::{self, FileWatcher};
 use subtle::ConstantTimeEq;
 use tokio::sync::watch;
 
@@ -21,19 +21,20 @@ const TOKEN_BYTES_MIN: usize = 16;
 
 /// The token in force.
 #[derive(Clone, Debug)]
-pub struct Token(watch::Receiver<Arc<str>>);
+pub struct BearerToken(watch::Receiver<Arc<str>>);
 
-// === impl Token ===
+// === impl BearerToken ===
 
-impl Token {
+impl BearerToken {
     /// Reads the file, and again whenever it changes. New content that is no token is logged, and the old token stays in force.
     ///
     /// # Errors
     /// Says why the file cannot be used.
     pub async fn follow(file: PathBuf, mut shutdown: Shutdown) -> Result<Self, String> {
-        let first = token(&content::read(&file).await.map_err(|e| e.to_string())?).map_err(|why| format!("{}: {why}", file.display()))?;
+        let first =
+            token(&file_watcher::read(&file).await.map_err(|e| e.to_string())?).map_err(|why| format!("{}: {why}", file.display()))?;
         let (sender, receiver) = watch::channel(first);
-        let mut follow = Follow::new(&file);
+        let mut follow = FileWatcher::new(&file);
         let _ = follow.changed().await; // what is there at first was just read
         tokio::spawn(async move {
             loop {
@@ -60,7 +61,7 @@ impl Token {
 }
 
 /// Refuses requests without the token.
-pub async fn guard(State(token): State<Token>, request: Request, next: Next) -> Response {
+pub async fn guard(State(token): State<BearerToken>, request: Request, next: Next) -> Response {
     if OPEN.contains(&request.uri().path()) || token.admits(request.headers()) {
         return next.run(request).await;
     }

@@ -1,6 +1,6 @@
 //! EDS for the pools, on the listener of the state stream: a cluster's `eds_config` names this daemon and its `service_name` the pool.
 //!
-//! Both variants, state of the world and incremental, are thin adapters of [`Subscription`]. Every endpoint carries the metadata
+//! Both variants, state of the world and incremental, are thin adapters of [`EdsSubscription`]. Every endpoint carries the metadata
 //! `envoy.lb: {open: "1"}`, by which a subset load balancer that refuses everything else can be told to fail open for one request.
 //! Health is not told: Envoy ignores it for hosts that a header names.
 
@@ -33,11 +33,11 @@ use crate::pool::writer::PoolView;
 use crate::serve::state_stream::admission::{NAME_BYTES_MAX, REASON_BYTES_MAX};
 use crate::serve::state_stream::refusal;
 use crate::shutdown::Shutdown;
-use crate::state::peer::{self, EDS_REQUEST_COST, Remote, Seat};
-use crate::state::shared::{EdsStream, Pools, Shared};
+use crate::state::peer::{self, EDS_REQUEST_COST, QuotaPermit, RemoteAddress};
+use crate::state::shared::{DaemonState, EdsStream, PoolViews};
 
 mod subscription;
-pub use subscription::{Answer, Due, Subscription};
+pub use subscription::{DueResponse, EdsSubscription, EnvoyAnswer};
 
 /// The type of the one resource served here.
 pub const TYPE_URL: &str = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment";
@@ -45,7 +45,7 @@ pub const TYPE_URL: &str = "type.googleapis.com/envoy.config.endpoint.v3.Cluster
 /// The most names one stream may subscribe to: a guard against nonsense, above the pools one Envoy serves.
 const NAMES_MAX: usize = 256;
 
-/// How long rosters wait for an Envoy to take over what it was sent by EDS. Envoys do so in milliseconds, a busy one within a second; what takes longer is
+/// How long pool updates wait for an Envoy to take over what it was sent by EDS. Envoys do so in milliseconds, a busy one within a second; what takes longer is
 /// no Envoy, or one that is ill, and must not keep endpoints from its proxy for ever.
 pub const EDS_ACK_WAIT_MAX: Duration = Duration::from_secs(5);
 
@@ -58,87 +58,90 @@ const FIRST_REQUEST_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Serves EDS.
 #[derive(Clone, Debug)]
 pub struct EdsServer {
-    shared: Arc<Shared>,
+    shared: Arc<DaemonState>,
     shutdown: Shutdown,
 }
 
 /// A request of either variant, as far as it matters.
-struct Asked {
+struct EdsRequest {
     node_id: Option<String>,
     type_url: String,
-    names: Names,
+    names: SubscriptionChange,
     nonce: String,
     error: Option<String>,
 }
 
-enum Names {
+enum SubscriptionChange {
     /// All there are.
-    Whole(Vec<String>),
+    All(Vec<String>),
     /// More and fewer than before.
     Delta { more: Vec<String>, fewer: Vec<String> },
 }
 
 /// The two variants differ only in how they wrap what is asked and told.
-trait Variant: Send + 'static {
-    type Asked: Send + 'static;
-    type Told: Send + 'static;
+trait XdsVariant: Send + 'static {
+    type XdsRequest: Send + 'static;
+    type XdsResponse: Send + 'static;
 
-    fn bytes(request: &Self::Asked) -> usize;
-    fn asked(request: Self::Asked) -> Asked;
-    fn told(due: &Due, names: &BTreeSet<String>, pools: &Pools, version: String) -> Self::Told;
+    fn bytes(request: &Self::XdsRequest) -> usize;
+    fn parse_request(request: Self::XdsRequest) -> EdsRequest;
+    fn build_response(due: &DueResponse, names: &BTreeSet<String>, pools: &PoolViews, version: String) -> Self::XdsResponse;
 }
 
-struct StateOfTheWorld;
-struct Incremental;
+struct SotwXds;
+struct DeltaXds;
 
 /// A stream's row in the table, gone when the stream is.
-struct Row {
-    shared: Arc<Shared>,
+struct EdsStreamGuard {
+    shared: Arc<DaemonState>,
     stream_id: u64,
     node_id: String,
-    remote: Remote,
+    remote: RemoteAddress,
 }
 
-type Told<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+type XdsResponseStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 // === impl EdsServer ===
 
 impl EdsServer {
     /// Serves what `shared` holds until `shutdown`.
     #[must_use]
-    pub fn new(shared: Arc<Shared>, shutdown: Shutdown) -> Self {
+    pub fn new(shared: Arc<DaemonState>, shutdown: Shutdown) -> Self {
         Self { shared, shutdown }
     }
 
-    fn open<V: Variant>(&self, request: Request<Streaming<V::Asked>>) -> Result<Response<Told<V::Told>>, Status> {
-        let remote = Remote::of(request.extensions());
-        let seat = self.shared.origins.seat(peer::Kind::EdsStream, &remote.origin, Instant::now()).map_err(refusal)?;
+    fn open<V: XdsVariant>(
+        &self,
+        request: Request<Streaming<V::XdsRequest>>,
+    ) -> Result<Response<XdsResponseStream<V::XdsResponse>>, Status> {
+        let remote = RemoteAddress::of(request.extensions());
+        let permit = self.shared.origins.acquire(peer::StreamQuota::EdsStream, &remote.origin, Instant::now()).map_err(refusal)?;
         let inbound = request.into_inner();
         let (outbound, messages) = mpsc::channel(1);
         let server = self.clone();
         tokio::spawn(async move {
-            if let Err(status) = server.serve::<V>(inbound, &outbound, remote, seat).await {
+            if let Err(status) = server.serve::<V>(inbound, &outbound, remote, permit).await {
                 let _ = outbound.send(Err(status)).await;
             }
         });
         Ok(Response::new(Box::pin(ReceiverStream::new(messages))))
     }
 
-    async fn serve<V: Variant>(
+    async fn serve<V: XdsVariant>(
         mut self,
-        mut inbound: Streaming<V::Asked>,
-        outbound: &mpsc::Sender<Result<V::Told, Status>>,
-        remote: Remote,
-        seat: Seat,
+        mut inbound: Streaming<V::XdsRequest>,
+        outbound: &mpsc::Sender<Result<V::XdsResponse, Status>>,
+        remote: RemoteAddress,
+        permit: QuotaPermit,
     ) -> Result<(), Status> {
         let first = tokio::time::timeout(FIRST_REQUEST_WAIT_MAX, inbound.message());
         let Some(first) = first.await.map_err(|_| Status::deadline_exceeded("no request came"))?? else { return Ok(()) };
         // What comes faster than its origin may speak waits in the network.
-        let pay = |bytes: usize| seat.message(bytes.saturating_add(EDS_REQUEST_COST), Instant::now());
+        let pay = |bytes: usize| permit.message(bytes.saturating_add(EDS_REQUEST_COST), Instant::now());
         let mut read_at = pay(V::bytes(&first));
-        let first = V::asked(first);
-        let row = Row::insert(&self.shared, &first, remote)?;
-        let mut subscription = Subscription::default();
+        let first = V::parse_request(first);
+        let row = EdsStreamGuard::insert(&self.shared, &first, remote)?;
+        let mut subscription = EdsSubscription::default();
         let mut pools = self.shared.pools.subscribe();
         self.receive(&mut subscription, first, &row)?;
         loop {
@@ -146,7 +149,7 @@ impl EdsServer {
             if let Some(due) = subscription.due(&views, Instant::now()) {
                 let version = self.shared.next_version();
                 let version = format!("{}.{}", version.term, version.sequence);
-                if outbound.send(Ok(V::told(&due, subscription.names(), &views, version))).await.is_err() {
+                if outbound.send(Ok(V::build_response(&due, subscription.names(), &views, version))).await.is_err() {
                     return Ok(());
                 }
                 continue;
@@ -157,10 +160,10 @@ impl EdsServer {
                 request = inbound.message(), if may_read => {
                     let Some(request) = request? else { return Ok(()) };
                     read_at = pay(V::bytes(&request));
-                    self.receive(&mut subscription, V::asked(request), &row)?;
+                    self.receive(&mut subscription, V::parse_request(request), &row)?;
                 }
                 () = tokio::time::sleep_until(read_at), if !may_read => {}
-                () = tokio::time::sleep_until(late_at.unwrap_or(read_at)), if late_at.is_some() => self.late(&mut subscription, &row),
+                () = tokio::time::sleep_until(late_at.unwrap_or(read_at)), if late_at.is_some() => self.mark_late(&mut subscription, &row),
                 changed = pools.changed() => changed.map_err(|_| Status::unavailable("shutting down"))?,
                 () = outbound.closed() => return Ok(()),
                 () = self.shutdown.begun() => return Err(Status::unavailable("the daemon is shutting down")),
@@ -168,14 +171,14 @@ impl EdsServer {
         }
     }
 
-    fn receive(&self, subscription: &mut Subscription, asked: Asked, row: &Row) -> Result<(), Status> {
+    fn receive(&self, subscription: &mut EdsSubscription, asked: EdsRequest, row: &EdsStreamGuard) -> Result<(), Status> {
         if !asked.type_url.is_empty() && asked.type_url != TYPE_URL {
             return Err(Status::invalid_argument(format!("{} is not served here, only {TYPE_URL}", asked.type_url)));
         }
         if !asked.nonce.is_empty() {
-            let answer = asked.error.map_or(Answer::Accepted, Answer::Refused);
+            let answer = asked.error.map_or(EnvoyAnswer::Accepted, EnvoyAnswer::Refused);
             let counts = subscription.answer(&asked.nonce, &answer);
-            if let Answer::Refused(why) = &answer
+            if let EnvoyAnswer::Refused(why) = &answer
                 && counts
             {
                 tracing::error!(why, names = ?subscription.names(), "Envoy refused an EDS response; it keeps the hosts it had");
@@ -183,8 +186,8 @@ impl EdsServer {
             }
         }
         let names: BTreeSet<String> = match asked.names {
-            Names::Whole(names) => names.into_iter().collect(),
-            Names::Delta { more, fewer } => {
+            SubscriptionChange::All(names) => names.into_iter().collect(),
+            SubscriptionChange::Delta { more, fewer } => {
                 let mut names = subscription.names().clone();
                 names.extend(more);
                 names.retain(|name| !fewer.contains(name));
@@ -206,8 +209,8 @@ impl EdsServer {
         Ok(())
     }
 
-    /// It does not answer: rosters wait for it no longer.
-    fn late(&self, subscription: &mut Subscription, row: &Row) {
+    /// It does not answer: pool updates wait for it no longer.
+    fn mark_late(&self, subscription: &mut EdsSubscription, row: &EdsStreamGuard) {
         subscription.mark_late();
         row.update(subscription);
         self.shared.counters().eds_unanswered += 1;
@@ -218,21 +221,21 @@ impl EdsServer {
 
 #[tonic::async_trait]
 impl EndpointDiscoveryService for EdsServer {
-    type StreamEndpointsStream = Told<DiscoveryResponse>;
-    type DeltaEndpointsStream = Told<DeltaDiscoveryResponse>;
+    type StreamEndpointsStream = XdsResponseStream<DiscoveryResponse>;
+    type DeltaEndpointsStream = XdsResponseStream<DeltaDiscoveryResponse>;
 
     async fn stream_endpoints(
         &self,
         request: Request<Streaming<DiscoveryRequest>>,
     ) -> Result<Response<Self::StreamEndpointsStream>, Status> {
-        self.open::<StateOfTheWorld>(request)
+        self.open::<SotwXds>(request)
     }
 
     async fn delta_endpoints(
         &self,
         request: Request<Streaming<DeltaDiscoveryRequest>>,
     ) -> Result<Response<Self::DeltaEndpointsStream>, Status> {
-        self.open::<Incremental>(request)
+        self.open::<DeltaXds>(request)
     }
 
     async fn fetch_endpoints(&self, _request: Request<DiscoveryRequest>) -> Result<Response<DiscoveryResponse>, Status> {
@@ -240,27 +243,27 @@ impl EndpointDiscoveryService for EdsServer {
     }
 }
 
-// === impl StateOfTheWorld ===
+// === impl SotwXds ===
 
-impl Variant for StateOfTheWorld {
-    type Asked = DiscoveryRequest;
-    type Told = DiscoveryResponse;
+impl XdsVariant for SotwXds {
+    type XdsRequest = DiscoveryRequest;
+    type XdsResponse = DiscoveryResponse;
 
     fn bytes(request: &DiscoveryRequest) -> usize {
         request.encoded_len()
     }
 
-    fn asked(request: DiscoveryRequest) -> Asked {
-        Asked {
+    fn parse_request(request: DiscoveryRequest) -> EdsRequest {
+        EdsRequest {
             node_id: request.node.map(|n| n.id),
             type_url: request.type_url,
-            names: Names::Whole(request.resource_names),
+            names: SubscriptionChange::All(request.resource_names),
             nonce: request.response_nonce,
             error: request.error_detail.map(reason),
         }
     }
 
-    fn told(due: &Due, names: &BTreeSet<String>, pools: &Pools, version: String) -> DiscoveryResponse {
+    fn build_response(due: &DueResponse, names: &BTreeSet<String>, pools: &PoolViews, version: String) -> DiscoveryResponse {
         let resources = names.iter().filter_map(|name| pools.get(name)).map(resource).collect();
         DiscoveryResponse {
             version_info: version,
@@ -272,27 +275,27 @@ impl Variant for StateOfTheWorld {
     }
 }
 
-// === impl Incremental ===
+// === impl DeltaXds ===
 
-impl Variant for Incremental {
-    type Asked = DeltaDiscoveryRequest;
-    type Told = DeltaDiscoveryResponse;
+impl XdsVariant for DeltaXds {
+    type XdsRequest = DeltaDiscoveryRequest;
+    type XdsResponse = DeltaDiscoveryResponse;
 
     fn bytes(request: &DeltaDiscoveryRequest) -> usize {
         request.encoded_len()
     }
 
-    fn asked(request: DeltaDiscoveryRequest) -> Asked {
-        Asked {
+    fn parse_request(request: DeltaDiscoveryRequest) -> EdsRequest {
+        EdsRequest {
             node_id: request.node.map(|n| n.id),
             type_url: request.type_url,
-            names: Names::Delta { more: request.resource_names_subscribe, fewer: request.resource_names_unsubscribe },
+            names: SubscriptionChange::Delta { more: request.resource_names_subscribe, fewer: request.resource_names_unsubscribe },
             nonce: request.response_nonce,
             error: request.error_detail.map(reason),
         }
     }
 
-    fn told(due: &Due, _names: &BTreeSet<String>, pools: &Pools, version: String) -> DeltaDiscoveryResponse {
+    fn build_response(due: &DueResponse, _names: &BTreeSet<String>, pools: &PoolViews, version: String) -> DeltaDiscoveryResponse {
         let resources = due
             .changed
             .iter()
@@ -314,10 +317,10 @@ impl Variant for Incremental {
     }
 }
 
-// === impl Row ===
+// === impl EdsStreamGuard ===
 
-impl Row {
-    fn insert(shared: &Arc<Shared>, asked: &Asked, remote: Remote) -> Result<Self, Status> {
+impl EdsStreamGuard {
+    fn insert(shared: &Arc<DaemonState>, asked: &EdsRequest, remote: RemoteAddress) -> Result<Self, Status> {
         let node_id = asked.node_id.clone().unwrap_or_default();
         if node_id.len() > NAME_BYTES_MAX {
             return Err(Status::invalid_argument(format!("a node id is longer than {NAME_BYTES_MAX} bytes")));
@@ -329,7 +332,7 @@ impl Row {
         Ok(Self { shared: Arc::clone(shared), stream_id, node_id, remote })
     }
 
-    fn update(&self, subscription: &Subscription) {
+    fn update(&self, subscription: &EdsSubscription) {
         self.shared.eds.send_if_modified(|eds| {
             let Some(stream) = eds.open.get_mut(&self.stream_id) else { return false };
             let changed = stream.pools != *subscription.acks();
@@ -339,7 +342,7 @@ impl Row {
     }
 }
 
-impl Drop for Row {
+impl Drop for EdsStreamGuard {
     fn drop(&mut self) {
         self.shared.eds.send_modify(|eds| eds.close(self.stream_id, Instant::now()));
     }

@@ -9,12 +9,12 @@
 
 use std::net::SocketAddr;
 
-use crate::cli::args::Serve;
-use crate::serve::listen::Listener;
+use crate::cli::args::ServeArgs;
+use crate::serve::listen::ListenerName;
 
 /// How one listener can be reached.
-struct Exposure {
-    listener: Listener,
+struct ListenerExposure {
+    listener: ListenerName,
     address: SocketAddr,
     /// Does it authenticate clients, or at least encrypt where that is the rule?
     guarded: bool,
@@ -32,7 +32,7 @@ struct Exposure {
 ///
 /// # Errors
 /// Names the option that exposes a listener, what is at stake, and what to set.
-pub fn check(args: &Serve) -> Result<Vec<String>, String> {
+pub fn check(args: &ServeArgs) -> Result<Vec<String>, String> {
     let mut warnings = Vec::new();
     for exposure in exposures(args) {
         let exposed = !exposure.guarded && !exposure.address.ip().to_canonical().is_loopback();
@@ -48,9 +48,9 @@ pub fn check(args: &Serve) -> Result<Vec<String>, String> {
     Ok(warnings)
 }
 
-fn exposures(args: &Serve) -> Vec<Exposure> {
-    let state = Exposure {
-        listener: Listener::State,
+fn exposures(args: &ServeArgs) -> Vec<ListenerExposure> {
+    let state = ListenerExposure {
+        listener: ListenerName::State,
         address: args.listen_state,
         guarded: args.state_tls.state_tls_client_ca.is_some(),
         lifted: args.state_tls.insecure_state,
@@ -59,8 +59,8 @@ fn exposures(args: &Serve) -> Vec<Exposure> {
                 endpoints ejected on every proxy, and can exhaust the daemon's memory",
         remedy: "--state-tls-cert, --state-tls-key and --state-tls-client-ca",
     };
-    let admin = Exposure {
-        listener: Listener::Admin,
+    let admin = ListenerExposure {
+        listener: ListenerName::Admin,
         address: args.listen_admin,
         guarded: args.admin_tls.admin_tls_client_ca.is_some() || args.admin_tls.admin_token_file.is_some(),
         lifted: args.admin_tls.insecure_admin,
@@ -69,8 +69,8 @@ fn exposures(args: &Serve) -> Vec<Exposure> {
                 make the daemon spend CPU on /debug/explain",
         remedy: "--admin-tls-cert, --admin-tls-key and --admin-tls-client-ca, or --admin-token-file; for Prometheus alone, --listen-metrics",
     };
-    let ext_proc = args.ext_proc.listen_ext_proc.0.map(|address| Exposure {
-        listener: Listener::ExtProc,
+    let ext_proc = args.ext_proc.listen_ext_proc.0.map(|address| ListenerExposure {
+        listener: ListenerName::ExtProc,
         address,
         guarded: !args.ext_proc.ext_proc_plaintext,
         lifted: args.ext_proc.insecure_ext_proc,
@@ -81,14 +81,14 @@ fn exposures(args: &Serve) -> Vec<Exposure> {
     [Some(state), ext_proc, Some(admin)].into_iter().flatten().collect()
 }
 
-fn token_in_clear(args: &Serve) -> bool {
+fn token_in_clear(args: &ServeArgs) -> bool {
     let tls = &args.admin_tls;
     tls.admin_token_file.is_some() && tls.admin_tls_cert.is_none() && !args.listen_admin.ip().to_canonical().is_loopback()
 }
 
-// === impl Exposure ===
+// === impl ListenerExposure ===
 
-impl Exposure {
+impl ListenerExposure {
     fn what(&self) -> String {
         let Self { listener, address, lacks, stake, .. } = self;
         format!("--listen-{} {address} is reachable from other machines {lacks}: {stake}", listener.name())
@@ -109,11 +109,11 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::cli::args::{Cli, Command};
+    use crate::cli::args::{Cli, CliCommand};
 
     fn checked(arguments: &str) -> Result<Vec<String>, String> {
         let line = format!("switchpointd serve --endpoint 10.0.0.1:1 {arguments}");
-        let Command::Serve(serve) = Cli::try_parse_from(line.split_whitespace()).unwrap().command else { panic!("not serve") };
+        let CliCommand::Serve(serve) = Cli::try_parse_from(line.split_whitespace()).unwrap().command else { panic!("not serve") };
         check(&serve)
     }
 

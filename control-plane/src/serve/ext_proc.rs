@@ -10,30 +10,30 @@
 
 mod answers;
 mod authority;
-mod conversation;
+mod ext_proc_stream;
 mod framing;
-mod front;
-mod held;
+mod held_body;
 mod memory;
 mod peers;
 mod refusal;
 mod serve;
-mod talk;
+mod server;
+mod session;
 mod wire;
 
-pub use conversation::{Conversation, Next};
+pub use ext_proc_stream::{ExtProcStream, StreamAction};
 pub use framing::{ENVELOPE_BYTES_MAX, MESSAGE_BYTES_MAX};
-pub use front::{Front, FrontPool, Inner, Streams};
-pub use memory::{Account, Full, HELD_BYTES_MAX, Memory};
-pub use serve::Listening;
-pub use talk::{Act, BODY_MS_MAX, SILENCE_MS_MAX, Talk};
+pub use memory::{HELD_BYTES_MAX, MemoryAccount, MemoryExceeded, StreamMemory};
+pub use serve::ExtProcListener;
+pub use server::{ExtProcServer, ServedPool, ServedPoolState, StreamCounts};
+pub use session::{BODY_MS_MAX, SILENCE_MS_MAX, SessionAction, StreamSession};
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use exchange::{DestinationFormat, Settings, Time};
+use exchange::{DestinationFormat, ExchangeSettings, Timestamp};
 use futures::stream;
 use http::{HeaderMap, HeaderValue};
 use http_body::Frame;
@@ -76,36 +76,36 @@ const METHOD: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
 
 /// Serves ext_proc streams.
 #[derive(Clone, Debug)]
-pub struct ExtProcServer {
-    front: Arc<Front>,
-    single: Arc<Settings>,
-    list: Arc<Settings>,
+pub struct ExtProcService {
+    front: Arc<ExtProcServer>,
+    single: Arc<ExchangeSettings>,
+    list: Arc<ExchangeSettings>,
     format: DestinationFormat,
     shutdown: Shutdown,
 }
 
 /// A stream and what brings its bytes.
-struct Line {
-    talk: Arc<Talk>,
-    front: Arc<Front>,
-    pool: Arc<FrontPool>,
+struct StreamTransport {
+    talk: Arc<StreamSession>,
+    front: Arc<ExtProcServer>,
+    pool: Arc<ServedPool>,
     inbound: Body,
     shutdown: Shutdown,
     ended: bool,
 }
 
-// === impl ExtProcServer ===
+// === impl ExtProcService ===
 
-impl ExtProcServer {
+impl ExtProcService {
     /// Decides by what `front` knows.
     #[must_use]
-    pub fn new(front: Arc<Front>, settings: &Settings, shutdown: Shutdown) -> Self {
-        let with = |destination_format| Arc::new(Settings { destination_format, ..settings.clone() });
+    pub fn new(front: Arc<ExtProcServer>, settings: &ExchangeSettings, shutdown: Shutdown) -> Self {
+        let with = |destination_format| Arc::new(ExchangeSettings { destination_format, ..settings.clone() });
         let (single, list) = (with(DestinationFormat::Single), with(DestinationFormat::List));
         Self { front, single, list, format: settings.destination_format, shutdown }
     }
 
-    fn pool(&self, metadata: &MetadataMap, authority: &str) -> Result<Arc<FrontPool>, Status> {
+    fn pool(&self, metadata: &MetadataMap, authority: &str) -> Result<Arc<ServedPool>, Status> {
         let name = word(metadata, POOL)?;
         let why = || match name {
             Some(name) => format!("there is no pool {name:?} here"),
@@ -114,11 +114,11 @@ impl ExtProcServer {
                  Service or a port of its own, or name the pool in the gRPC metadata {POOL}"
             ),
         };
-        let pool = self.front.pool(name).or_else(|| if name.is_none() { self.front.asked(authority) } else { None });
+        let pool = self.front.pool(name).or_else(|| if name.is_none() { self.front.pool_of_service(authority) } else { None });
         pool.cloned().ok_or_else(|| Status::invalid_argument(why()))
     }
 
-    fn settings(&self, metadata: &MetadataMap) -> Result<&Arc<Settings>, Status> {
+    fn settings(&self, metadata: &MetadataMap) -> Result<&Arc<ExchangeSettings>, Status> {
         let format = match word(metadata, DESTINATION_FORMAT)? {
             None => self.format,
             Some("single") => DestinationFormat::Single,
@@ -139,8 +139,8 @@ fn word<'m>(metadata: &'m MetadataMap, name: &str) -> Result<Option<&'m str>, St
     value.transpose().map_err(|_| Status::invalid_argument(format!("the gRPC metadata {name} is no text")))
 }
 
-impl ExtProcServer {
-    fn stream(&self, request: http::Request<Body>) -> Result<Line, Status> {
+impl ExtProcService {
+    fn stream(&self, request: http::Request<Body>) -> Result<StreamTransport, Status> {
         let (parts, inbound) = request.into_parts();
         if parts.uri.path() != METHOD {
             return Err(Status::unimplemented("the method is Process"));
@@ -150,16 +150,16 @@ impl ExtProcServer {
         }
         let metadata = MetadataMap::from_headers(parts.headers);
         let pool = self.pool(&metadata, parts.uri.authority().map_or("", |authority| authority.as_str()))?;
-        let talk = Talk::new(&self.front, &pool, self.settings(&metadata)?);
-        Ok(Line { talk, front: Arc::clone(&self.front), pool, inbound, shutdown: self.shutdown.clone(), ended: false })
+        let talk = StreamSession::new(&self.front, &pool, self.settings(&metadata)?);
+        Ok(StreamTransport { talk, front: Arc::clone(&self.front), pool, inbound, shutdown: self.shutdown.clone(), ended: false })
     }
 }
 
-impl NamedService for ExtProcServer {
+impl NamedService for ExtProcService {
     const NAME: &'static str = "envoy.service.ext_proc.v3.ExternalProcessor";
 }
 
-impl Service<http::Request<Body>> for ExtProcServer {
+impl Service<http::Request<Body>> for ExtProcService {
     type Response = http::Response<Body>;
     type Error = Infallible;
     type Future = Ready<Result<Self::Response, Infallible>>;
@@ -171,7 +171,7 @@ impl Service<http::Request<Body>> for ExtProcServer {
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
         ready(Ok(match self.stream(request) {
             Ok(line) => {
-                let mut response = http::Response::new(Body::new(StreamBody::new(stream::unfold(line, Line::next))));
+                let mut response = http::Response::new(Body::new(StreamBody::new(stream::unfold(line, StreamTransport::next))));
                 response.headers_mut().insert(http::header::CONTENT_TYPE, GRPC_CONTENT_TYPE);
                 response
             }
@@ -180,9 +180,9 @@ impl Service<http::Request<Body>> for ExtProcServer {
     }
 }
 
-// === impl Line ===
+// === impl StreamTransport ===
 
-impl Line {
+impl StreamTransport {
     /// The next frame, and what comes after it. No task and no queue of its own: a stream that is dropped is a conversation that is over.
     async fn next(mut self) -> Option<(Result<Frame<Bytes>, Status>, Self)> {
         if self.ended {
@@ -190,15 +190,15 @@ impl Line {
         }
         loop {
             match self.talk.next() {
-                Act::Send(bytes) => return Some((Ok(Frame::data(bytes)), self)),
-                Act::Listen => self.listen().await,
-                Act::Wait(deadline) => {
-                    let mut next = Next::Wait(deadline);
-                    while let Next::Wait(deadline) = next {
-                        next = self.park(deadline).await;
+                SessionAction::Send(bytes) => return Some((Ok(Frame::data(bytes)), self)),
+                SessionAction::Listen => self.read_frame().await,
+                SessionAction::Wait(deadline) => {
+                    let mut next = StreamAction::Wait(deadline);
+                    while let StreamAction::Wait(deadline) = next {
+                        next = self.wait_for_state(deadline).await;
                     }
                 }
-                Act::End(status) => {
+                SessionAction::End(status) => {
                     self.ended = true;
                     return Some((Ok(Frame::trailers(trailers(&status))), self));
                 }
@@ -206,23 +206,23 @@ impl Line {
         }
     }
 
-    async fn listen(&mut self) {
+    async fn read_frame(&mut self) {
         tokio::select! {
             frame = self.inbound.frame() => match frame.and_then(Result::ok) {
                 Some(frame) => if let Some(bytes) = frame.data_ref() { self.talk.receive(bytes) },
                 // An end in error is one too: the proxy has left.
                 None => self.talk.close(),
             },
-            () = self.talk.woken() => {}
+            () = self.talk.wait_for_wake() => {}
             // A clean end of the stream lets the proxy go on without the picker.
             () = self.shutdown.begun(), if self.talk.is_dispensable() => self.talk.close(),
         }
     }
 
-    async fn park(&mut self, deadline: Time) -> Next {
+    async fn wait_for_state(&mut self, deadline: Timestamp) -> StreamAction {
         // No room to wait in: what the deadline would bring comes now.
         let Ok(_place) = self.front.parking.try_acquire() else { return self.talk.retry(deadline) };
-        let waited = tokio::time::timeout_at(self.front.instant(deadline), self.pool.state()).await;
+        let waited = tokio::time::timeout_at(self.front.instant_of(deadline), self.pool.state()).await;
         self.talk.retry(if waited.is_ok() { self.front.now() } else { self.front.now().max(deadline) })
     }
 }
@@ -243,8 +243,8 @@ mod tests {
 
     #[tokio::test]
     async fn more_streams_than_are_served_are_refused_at_once() {
-        let front = Front::new(&["p".into()]);
-        let mut server = ExtProcServer::new(Arc::clone(&front), &Settings::default(), shutdown::channel().1);
+        let front = ExtProcServer::new(&["p".into()]);
+        let mut server = ExtProcService::new(Arc::clone(&front), &ExchangeSettings::default(), shutdown::channel().1);
         let mut status = async || {
             let request = http::Request::post(METHOD).body(Body::empty()).unwrap();
             Status::from_header_map(server.call(request).await.unwrap().headers())

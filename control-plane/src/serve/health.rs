@@ -7,7 +7,7 @@ use tonic_health::pb::health_server::HealthServer;
 use tonic_health::server::{HealthReporter, HealthService, health_reporter};
 
 use crate::shutdown::Shutdown;
-use crate::state::shared::Shared;
+use crate::state::shared::DaemonState;
 
 /// The process lives, whether it leads or stands by. Also the answer for no service at all (``).
 pub const LIVENESS: &str = "liveness";
@@ -26,11 +26,11 @@ pub const INFERENCE_EXTENSION: &str = "inference-extension";
 
 /// Says what can be had of this daemon.
 #[derive(Clone, Debug)]
-pub struct Health(HealthReporter);
+pub struct HealthChecks(HealthReporter);
 
-// === impl Health ===
+// === impl HealthChecks ===
 
-impl Health {
+impl HealthChecks {
     /// It lives, and no more.
     pub async fn new() -> Self {
         let health = Self(health_reporter().0);
@@ -61,7 +61,7 @@ impl Health {
     }
 
     /// Follows the pools until `shutdown`, where no ext_proc front does.
-    pub async fn follow(self, shared: Arc<Shared>, mut shutdown: Shutdown) {
+    pub async fn follow(self, shared: Arc<DaemonState>, mut shutdown: Shutdown) {
         let mut pools = shared.pools.subscribe();
         loop {
             let ready = {

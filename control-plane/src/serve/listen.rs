@@ -1,7 +1,7 @@
 //! Listeners: plain, TLS, or TLS that demands a client certificate; the same for every protocol above.
 //!
 //! Accepting a connection never waits for anything but the next one. What a connection may cost before it has proved useful is bounded: see
-//! [`FIRST_REQUEST_WAIT_MAX`] for its time and [`Budget`] for how many there may be. What it may cost afterwards is bounded by HTTP/2 pings, TCP
+//! [`FIRST_REQUEST_WAIT_MAX`] for its time and [`ConnectionBudget`] for how many there may be. What it may cost afterwards is bounded by HTTP/2 pings, TCP
 //! keepalive and [`WRITE_STALL_MAX`].
 
 use std::io;
@@ -23,17 +23,17 @@ use crate::shutdown::Shutdown;
 
 mod budget;
 mod connection;
+mod connection_limits;
 mod peer;
-mod rooms;
 mod tls;
-pub use budget::{Budget, Listener, raise_descriptors};
-pub use connection::{Connection, WRITE_STALL_MAX};
+pub use budget::{ConnectionBudget, ListenerName, raise_descriptors};
+pub use connection::{ServerConnection, WRITE_STALL_MAX};
+pub use connection_limits::FIRST_REQUEST_WAIT_MAX;
 pub use peer::{IdentifyLayer, PeerInfo, PeerName, identify};
-pub use rooms::FIRST_REQUEST_WAIT_MAX;
-pub use tls::{Tls, TlsFiles};
+pub use tls::{ServerTls, TlsFiles};
 
-use connection::Io;
-use rooms::{Closed, Rooms};
+use connection::ConnectionIo;
+use connection_limits::{ClosedConnections, ConnectionLimits};
 
 /// Connections whose handshake is done, ahead of the server above; more wait in tasks of their own.
 const READY_MAX: usize = 64;
@@ -57,27 +57,27 @@ const KEEPALIVE_PROBES: u32 = 3;
 
 /// Connections ready to be served.
 #[derive(Debug)]
-pub struct Incoming {
+pub struct IncomingConnections {
     address: SocketAddr,
-    connections: mpsc::Receiver<Connection>,
+    connections: mpsc::Receiver<ServerConnection>,
 }
 
 /// The place of a connection among those of its listener; given up when the connection is dropped.
 #[derive(Debug)]
-struct Seat {
-    rooms: Arc<Mutex<Rooms>>,
+struct ConnectionPermit {
+    rooms: Arc<Mutex<ConnectionLimits>>,
     address: IpAddr,
     number: u64,
-    asked: AtomicBool,
+    requested: AtomicBool,
 }
 
 /// One listener, accepting.
-struct Accepting {
-    listener: Listener,
+struct Acceptor {
+    listener: ListenerName,
     socket: TcpListener,
     tls: Option<watch::Receiver<Arc<ServerConfig>>>,
-    rooms: Arc<Mutex<Rooms>>,
-    ready: mpsc::Sender<Connection>,
+    rooms: Arc<Mutex<ConnectionLimits>>,
+    ready: mpsc::Sender<ServerConnection>,
     /// Handshakes that failed since the last report.
     failed: Arc<AtomicU64>,
 }
@@ -86,24 +86,29 @@ struct Accepting {
 ///
 /// # Errors
 /// Says why the address or the certificates cannot be used.
-pub async fn listen(listener: Listener, address: SocketAddr, tls: impl Into<Tls>, shutdown: Shutdown) -> io::Result<Incoming> {
+pub async fn listen(
+    listener: ListenerName,
+    address: SocketAddr,
+    tls: impl Into<ServerTls>,
+    shutdown: Shutdown,
+) -> io::Result<IncomingConnections> {
     let tls = tls::configuration(tls.into(), &shutdown).await?;
     let socket = TcpListener::bind(address).await?;
     let address = socket.local_addr()?;
     let (ready, connections) = mpsc::channel(READY_MAX);
-    let rooms = Arc::new(Mutex::new(Rooms::new(listener.budget())));
-    let accepting = Accepting { listener, socket, tls, rooms, ready, failed: Arc::default() };
+    let rooms = Arc::new(Mutex::new(ConnectionLimits::new(listener.budget())));
+    let accepting = Acceptor { listener, socket, tls, rooms, ready, failed: Arc::default() };
     tokio::spawn(accepting.run(shutdown));
-    Ok(Incoming { address, connections })
+    Ok(IncomingConnections { address, connections })
 }
 
-// === impl Accepting ===
+// === impl Acceptor ===
 
-impl Accepting {
+impl Acceptor {
     async fn run(self, mut shutdown: Shutdown) {
         let mut sweep = tokio::time::interval(SWEEP_INTERVAL);
         sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let (mut told, mut told_at, mut refused) = (Closed::default(), Instant::now(), false);
+        let (mut told, mut told_at, mut refused) = (ClosedConnections::default(), Instant::now(), false);
         loop {
             tokio::select! {
                 accepted = self.socket.accept() => match accepted {
@@ -135,11 +140,11 @@ impl Accepting {
     fn admit(&self, stream: TcpStream, peer: SocketAddr) {
         let address = peer.ip().to_canonical();
         let Some((number, closed)) = lock(&self.rooms).admit(address, Instant::now()) else { return };
-        let seat = Arc::new(Seat { rooms: Arc::clone(&self.rooms), address, number, asked: AtomicBool::new(false) });
+        let permit = Arc::new(ConnectionPermit { rooms: Arc::clone(&self.rooms), address, number, requested: AtomicBool::new(false) });
         let acceptor = self.tls.as_ref().map(|tls| TlsAcceptor::from(Arc::clone(&tls.borrow())));
         let (ready, failed) = (self.ready.clone(), Arc::clone(&self.failed));
         tokio::spawn(async move {
-            match shake_hands(stream, acceptor, seat, closed).await {
+            match shake_hands(stream, acceptor, permit, closed).await {
                 Ok(Some(connection)) => drop(ready.send(connection).await),
                 Ok(None) => {}
                 Err(error) => {
@@ -152,7 +157,7 @@ impl Accepting {
     }
 
     /// One line for all that happened since the last one: a flood of connections does not fill the log.
-    fn report(&self, told: &mut Closed) {
+    fn report(&self, told: &mut ClosedConnections) {
         let (closed, failed) = (lock(&self.rooms).closed(), self.failed.swap(0, Ordering::Relaxed));
         let not_shown = failed.saturating_sub(FAILURES_SHOWN_MAX);
         if closed == *told && not_shown == 0 {
@@ -173,46 +178,46 @@ impl Accepting {
 async fn shake_hands(
     stream: TcpStream,
     acceptor: Option<TlsAcceptor>,
-    seat: Arc<Seat>,
+    permit: Arc<ConnectionPermit>,
     mut closed: oneshot::Receiver<()>,
-) -> io::Result<Option<Connection>> {
+) -> io::Result<Option<ServerConnection>> {
     let _ = stream.set_nodelay(true); // only latency is at stake
     let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL).with_retries(KEEPALIVE_PROBES);
     SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
     let io = match acceptor {
-        None => Io::Plain(stream),
+        None => ConnectionIo::Plain(stream),
         Some(acceptor) => tokio::select! {
-            accepted = acceptor.accept(stream) => Io::Tls(Box::new(accepted?)),
+            accepted = acceptor.accept(stream) => ConnectionIo::Tls(Box::new(accepted?)),
             _ = &mut closed => return Ok(None),
         },
     };
-    Ok(Some(Connection::new(io, seat, closed)))
+    Ok(Some(ServerConnection::new(io, permit, closed)))
 }
 
-fn lock(rooms: &Mutex<Rooms>) -> MutexGuard<'_, Rooms> {
+fn lock(rooms: &Mutex<ConnectionLimits>) -> MutexGuard<'_, ConnectionLimits> {
     rooms.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-// === impl Seat ===
+// === impl ConnectionPermit ===
 
-impl Seat {
+impl ConnectionPermit {
     /// The connection made a request.
-    fn asked(&self) {
-        if !self.asked.swap(true, Ordering::Relaxed) {
-            lock(&self.rooms).asked(self.address, self.number);
+    fn mark_requested(&self) {
+        if !self.requested.swap(true, Ordering::Relaxed) {
+            lock(&self.rooms).mark_requested(self.address, self.number);
         }
     }
 }
 
-impl Drop for Seat {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
-        lock(&self.rooms).left(self.address, self.number);
+        lock(&self.rooms).remove(self.address, self.number);
     }
 }
 
-// === impl Incoming ===
+// === impl IncomingConnections ===
 
-impl Incoming {
+impl IncomingConnections {
     /// Where it listens; the port is the real one where 0 was asked for.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
@@ -220,8 +225,8 @@ impl Incoming {
     }
 }
 
-impl futures::Stream for Incoming {
-    type Item = io::Result<Connection>;
+impl futures::Stream for IncomingConnections {
+    type Item = io::Result<ServerConnection>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         self.connections.poll_recv(cx).map(|connection| connection.map(Ok))

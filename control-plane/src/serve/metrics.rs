@@ -10,25 +10,25 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use discovery::Status;
+use discovery::BackendStatus;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::registry::Registry;
 use scheduler::EndpointMetrics;
 use tokio::time::Instant;
 
-use self::page::{Buckets, Labels, Page};
-use crate::learn::latency::{Page as Learner, RATIO_BOUNDS, Score, Target};
+use self::page::{HistogramBuckets, MetricLabels, MetricsPage};
+use crate::learn::latency::{LearnerReport as Learner, PredictedTarget, PredictionScore, RATIO_BOUNDS};
 use crate::pool::writer::PoolView;
 use crate::scrape::{DURATION_BUCKETS_MS, ScrapeCounts};
-use crate::state::counters::{Histogram, ModelTotals, Totals};
-use crate::state::shared::{Proxy, ProxyEds, Shared};
+use crate::state::counters::{CounterTotals, ModelTotals, TotalsHistogram};
+use crate::state::shared::{ConnectedProxy, DaemonState, ProxyEds};
 use crate::state::snapshot_file::SnapshotFile;
 
 /// Everything at one moment.
 #[derive(Debug)]
-struct Exposition {
-    shared: Arc<Shared>,
+struct MetricsCollector {
+    shared: Arc<DaemonState>,
     pools: Vec<PoolCounts>,
     snapshot_written_unix_ms: Option<u64>,
 }
@@ -36,35 +36,35 @@ struct Exposition {
 #[derive(Debug)]
 struct PoolCounts {
     view: PoolView,
-    totals: Totals,
+    totals: CounterTotals,
     scrapes: Option<ScrapeCounts>,
     learner: Option<Learner>,
 }
 
-type Time = fn(&ModelTotals) -> &Histogram;
-type Sum = fn(&ModelTotals) -> u64;
-type Gauge = fn(&EndpointMetrics) -> Option<f32>;
+type TimeHistogram = fn(&ModelTotals) -> &TotalsHistogram;
+type ModelSum = fn(&ModelTotals) -> u64;
+type EndpointGauge = fn(&EndpointMetrics) -> Option<f32>;
 /// Name, help and value.
-type LatencyGauge = (&'static str, &'static str, fn(&Score) -> f64);
+type LatencyGauge = (&'static str, &'static str, fn(&PredictionScore) -> f64);
 
 /// The text of `/metrics`.
 ///
 /// # Errors
 /// Never, as it is written to memory; the encoder's signature says otherwise.
-pub fn page(shared: &Arc<Shared>, snapshot: Option<&SnapshotFile>) -> Result<String, fmt::Error> {
+pub fn page(shared: &Arc<DaemonState>, snapshot: Option<&SnapshotFile>) -> Result<String, fmt::Error> {
     let now = Instant::now();
     let views: Vec<PoolView> = shared.pools.borrow().iter().cloned().collect();
     let counters = shared.counters();
     let pools = views.into_iter().map(|view| PoolCounts {
         totals: counters.totals(&view.name, now),
         scrapes: shared.scrape_stats(&view.name).map(|stats| stats.counts()),
-        learner: shared.learners.get().and_then(|learners| learners.page(&view.name)),
+        learner: shared.learners.get().and_then(|learners| learners.report(&view.name)),
         view,
     });
     let pools = pools.collect();
     drop(counters);
     let exposition =
-        Exposition { shared: Arc::clone(shared), pools, snapshot_written_unix_ms: snapshot.map(SnapshotFile::written_unix_ms) };
+        MetricsCollector { shared: Arc::clone(shared), pools, snapshot_written_unix_ms: snapshot.map(SnapshotFile::written_unix_ms) };
     let mut registry = Registry::default();
     registry.register_collector(Box::new(exposition));
     let mut text = String::new();
@@ -72,9 +72,9 @@ pub fn page(shared: &Arc<Shared>, snapshot: Option<&SnapshotFile>) -> Result<Str
     Ok(text)
 }
 
-impl Collector for Exposition {
+impl Collector for MetricsCollector {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let mut page = Page(encoder);
+        let mut page = MetricsPage(encoder);
         self.requests(&mut page)?;
         self.pools(&mut page)?;
         self.scheduler(&mut page)?;
@@ -86,10 +86,10 @@ impl Collector for Exposition {
     }
 }
 
-// === impl Exposition ===
+// === impl MetricsCollector ===
 
-impl Exposition {
-    fn requests(&self, page: &mut Page<'_>) -> fmt::Result {
+impl MetricsCollector {
+    fn requests(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
         let rows = || {
             self.pools.iter().flat_map(|pool| {
                 pool.totals.models.iter().map(|(label, totals)| {
@@ -107,19 +107,19 @@ impl Exposition {
         let errors = rows().flat_map(|(labels, m)| m.errors.iter().map(move |(code, count)| (with(&labels, "error_code", code), *count)));
         page.counter("llm_d_epp_request_error", "Requests answered with an error, by HTTP status.", errors)?;
         page.gauge("llm_d_epp_request_running", "Requests outstanding.", rows().map(|(labels, m)| (labels, float(m.running))))?;
-        let times: [(&str, &str, Time); 3] = [
+        let times: [(&str, &str, TimeHistogram); 3] = [
             ("llm_d_epp_request_duration_seconds", "Whole exchanges.", |m| &m.duration_ms),
             ("llm_d_epp_request_ttft_seconds", "Time to the first token.", |m| &m.ttft_ms),
             ("llm_d_epp_request_streaming_tpot_seconds", "Time for each token after the first.", |m| &m.tpot_ms),
         ];
         for (name, help, of) in times {
-            page.histogram(name, help, rows().map(|(labels, m)| (labels, Buckets::scaled(of(m), 1e-3))))?;
+            page.histogram(name, help, rows().map(|(labels, m)| (labels, HistogramBuckets::scaled(of(m), 1e-3))))?;
         }
         let slos = rows().filter(|(_, m)| m.slo.iter().any(|count| *count > 0)).flat_map(|(labels, m)| {
             ["met", "missed", "shed"].into_iter().zip(m.slo).map(move |(outcome, count)| (with(&labels, "outcome", outcome), count))
         });
         page.counter("switchpoint_slo_requests", "Requests with an SLO: met, missed, or shed.", slos)?;
-        let sums: [(&str, &str, Sum); 5] = [
+        let sums: [(&str, &str, ModelSum); 5] = [
             ("llm_d_epp_request_size_bytes", "Request bodies.", |m| m.request_bytes),
             ("llm_d_epp_response_size_bytes", "Response bodies.", |m| m.response_bytes),
             ("llm_d_epp_request_input_tokens", "Tokens of prompts.", |m| m.prompt_tokens),
@@ -127,32 +127,33 @@ impl Exposition {
             ("llm_d_epp_request_cached_tokens", "Tokens of prompts that the engine had cached.", |m| m.cached_tokens),
         ];
         for (name, help, of) in sums {
-            page.histogram(name, help, rows().map(|(labels, m)| (labels, Buckets::sum_only(of(m), m.requests))))?;
+            page.histogram(name, help, rows().map(|(labels, m)| (labels, HistogramBuckets::sum_only(of(m), m.requests))))?;
         }
         Ok(())
     }
 
     /// How old what discovery knows is: an outage of its backend shows here, while the last known set goes on.
-    fn discovery(&self, page: &mut Page<'_>) -> fmt::Result {
+    fn discovery(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
         let components = self.shared.components.get().into_iter().flat_map(|pools| pools.iter());
-        let all: Vec<(Labels, Status)> = components
+        let all: Vec<(MetricLabels, BackendStatus)> = components
             .flat_map(|(pool, components)| {
                 let labels = |name: &String| vec![("pool", pool.to_string()), ("component", name.clone())];
                 components.iter().map(move |(name, followed)| (labels(name), followed.status().borrow().clone()))
             })
             .collect();
-        let age = |status: &Status| status.heard.and_then(|at| at.elapsed().ok()).map(|age| age.as_secs_f64());
+        let age = |status: &BackendStatus| status.last_contact.and_then(|at| at.elapsed().ok()).map(|age| age.as_secs_f64());
         let ages = all.iter().filter_map(|(labels, status)| Some((labels.clone(), age(status)?)));
         page.gauge("switchpoint_discovery_age_seconds", "Since the backend of a component was last heard of.", ages)?;
         let cluster = self.shared.cluster_protocol.get().copied().unwrap_or_default();
-        let others = all.iter().filter_map(|(labels, status)| Some((labels.clone(), flag(status.asked.as_ref()?.protocol != cluster))));
+        let others =
+            all.iter().filter_map(|(labels, status)| Some((labels.clone(), flag(status.requirements.as_ref()?.protocol != cluster))));
         page.gauge("switchpoint_protocol_mismatch", "1 where servers speak another protocol than the pool's cluster.", others)?;
         let connected = all.iter().map(|(labels, status)| (labels.clone(), flag(status.synced && status.error.is_none())));
         page.gauge("switchpoint_discovery_connected", "0 while the backend of a component cannot be reached or read.", connected)
     }
 
-    fn pools(&self, page: &mut Page<'_>) -> fmt::Result {
-        let columns: [(&str, &str, Gauge); 3] = [
+    fn pools(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
+        let columns: [(&str, &str, EndpointGauge); 3] = [
             ("kv_cache_utilization", "KV-cache utilisation, 0 to 1", |m| m.kv_cache_utilization),
             ("queue_size", "requests waiting in the engines", |m| m.queue_depth),
             ("running_requests", "requests running in the engines", |m| m.running_requests),
@@ -182,8 +183,8 @@ impl Exposition {
         page.gauge("llm_d_epp_per_endpoint_queue_size", "Requests waiting in an engine.", queues)
     }
 
-    fn scheduler(&self, page: &mut Page<'_>) -> fmt::Result {
-        let picks = self.pools.iter().map(|pool| (pool_label(pool), Buckets::scaled(&pool.totals.pick_us, 1e-6)));
+    fn scheduler(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
+        let picks = self.pools.iter().map(|pool| (pool_label(pool), HistogramBuckets::scaled(&pool.totals.pick_us, 1e-6)));
         page.histogram("llm_d_epp_scheduler_e2e_duration_seconds", "Time of a pick.", picks)?;
         let attempt = |status: &str, endpoint: &str, namespace: &str, port: &str| {
             vec![
@@ -219,7 +220,7 @@ impl Exposition {
         page.counter("switchpoint_requests_dropped", "Requests refused by the filters, by reason.", dropped)
     }
 
-    fn endpoints(&self, page: &mut Page<'_>) -> fmt::Result {
+    fn endpoints(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
         let rows = || {
             self.pools.iter().flat_map(|pool| {
                 pool.view.members.iter().map(move |m| {
@@ -236,7 +237,7 @@ impl Exposition {
         page.gauge("llm_d_epp_inflight_requests", "Requests outstanding at an endpoint.", rows().map(|(l, e)| (l, float(e.requests))))?;
         let tokens = rows().map(|(l, e)| (l, float(e.prefill_tokens.saturating_add(e.decode_tokens))));
         page.gauge("llm_d_epp_inflight_tokens", "Tokens outstanding at an endpoint.", tokens)?;
-        let bare = |mut labels: Labels| {
+        let bare = |mut labels: MetricLabels| {
             labels.pop();
             labels
         };
@@ -248,7 +249,7 @@ impl Exposition {
         )
     }
 
-    fn scrapes(&self, page: &mut Page<'_>) -> fmt::Result {
+    fn scrapes(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
         let rows = || self.pools.iter().filter_map(|pool| Some((pool_label(pool), pool.scrapes.as_ref()?)));
         let failures = rows().map(|(_, s)| s.failures.iter().map(|(_, count)| count).sum::<u64>()).sum();
         let source = vec![("source_type", "metrics-data-source".to_owned())];
@@ -257,7 +258,7 @@ impl Exposition {
         let by_reason = rows().flat_map(|(l, s)| s.failures.iter().map(move |(reason, count)| (with(&l, "reason", reason), *count)));
         page.counter("switchpoint_scrape_failures", "Scrapes that failed, by reason.", by_reason)?;
         let pages = rows().flat_map(|(l, s)| {
-            [("filtered", s.pages_filtered), ("whole", s.pages_whole)].map(|(kind, count)| (with(&l, "kind", kind), count))
+            [("filtered", s.pages_filtered), ("whole", s.full_pages)].map(|(kind, count)| (with(&l, "kind", kind), count))
         });
         page.counter("switchpoint_scrape_pages", "Pages asked for: only what is needed, or whole.", pages)?;
         page.counter("switchpoint_scrape_bytes", "Bytes of pages read.", rows().map(|(l, s)| (l, s.bytes)))?;
@@ -265,30 +266,33 @@ impl Exposition {
         page.counter("switchpoint_endpoint_restarts", "Restarts of engines noticed.", rows().map(|(l, s)| (l, s.restarts)))?;
         let durations = rows().map(|(labels, s)| {
             let bounds = DURATION_BUCKETS_MS.iter().map(|&ms| float(ms) / 1e3).chain([f64::INFINITY]);
-            (labels, Buckets { counts: bounds.zip(s.duration_buckets.iter().copied()).collect(), sum: float(s.duration_us) / 1e6 })
+            (labels, HistogramBuckets { counts: bounds.zip(s.duration_buckets.iter().copied()).collect(), sum: float(s.duration_us) / 1e6 })
         });
         page.histogram("switchpoint_scrape_duration_seconds", "Scrapes, from the request to the page read.", durations)
     }
 
     /// What was predicted against what came, of the same requests.
-    fn compared(&self, page: &mut Page<'_>) -> fmt::Result {
+    fn compared(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
         let rows = || {
             self.pools.iter().filter_map(|pool| Some((pool_label(pool), pool.learner.as_ref()?))).flat_map(|(labels, p)| {
-                Target::ALL.into_iter().zip(p.compared).map(move |(target, compared)| (with(&labels, "target", target.name()), compared))
+                PredictedTarget::ALL
+                    .into_iter()
+                    .zip(p.compared)
+                    .map(move |(target, compared)| (with(&labels, "target", target.name()), compared))
             })
         };
-        let predicted = rows().map(|(labels, c)| (labels, Buckets::scaled(&c.predicted_ms, 1e-3)));
+        let predicted = rows().map(|(labels, c)| (labels, HistogramBuckets::scaled(&c.predicted_ms, 1e-3)));
         page.histogram("switchpoint_latency_predicted_seconds", "What was predicted at the pick, where it is known what came.", predicted)?;
-        let actual = rows().map(|(labels, c)| (labels, Buckets::scaled(&c.actual_ms, 1e-3)));
+        let actual = rows().map(|(labels, c)| (labels, HistogramBuckets::scaled(&c.actual_ms, 1e-3)));
         page.histogram("switchpoint_latency_actual_seconds", "What came of the same requests.", actual)?;
         let ratios = rows().map(|(labels, c)| {
             let bounds = RATIO_BOUNDS.into_iter().chain([f64::INFINITY]);
-            (labels, Buckets { counts: bounds.zip(c.ratios).collect(), sum: c.ratio_sum })
+            (labels, HistogramBuckets { counts: bounds.zip(c.ratios).collect(), sum: c.ratio_sum })
         });
         page.histogram("switchpoint_latency_actual_to_predicted_ratio", "What came relative to what was predicted.", ratios)
     }
 
-    fn latency(&self, page: &mut Page<'_>) -> fmt::Result {
+    fn latency(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
         let rows = || self.pools.iter().filter_map(|pool| Some((pool_label(pool), pool.learner.as_ref()?)));
         let observations = rows().flat_map(|(l, p)| p.counts.rows().map(|(result, count)| (with(&l, "result", result), count)));
         page.counter("switchpoint_latency_observations", "What proxies told of ended requests, by what became of it.", observations)?;
@@ -304,7 +308,10 @@ impl Exposition {
                 let endpoints = p.endpoints.iter().map(|(name, scores)| (name.as_str(), scores));
                 let all = endpoints.chain([("", &p.pool)]).flat_map(move |(endpoint, scores)| {
                     let labels = with(&labels, "endpoint_name", endpoint);
-                    Target::ALL.into_iter().zip(scores).map(move |(target, score)| (with(&labels, "target", target.name()), *score))
+                    PredictedTarget::ALL
+                        .into_iter()
+                        .zip(scores)
+                        .map(move |(target, score)| (with(&labels, "target", target.name()), *score))
                 });
                 all.collect::<Vec<_>>()
             })
@@ -324,7 +331,7 @@ impl Exposition {
         self.compared(page)
     }
 
-    fn configs(&self, page: &mut Page<'_>) -> fmt::Result {
+    fn configs(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
         let rows = || self.pools.iter().map(|p| (pool_label(p), &p.view.sources.config)).filter(|(_, config)| config.file.is_some());
         let taken = rows().map(|(labels, config)| (labels, flag(config.error.is_none())));
         page.gauge("switchpoint_config_last_reload_successful", "0 while the newest content of the file cannot be used.", taken)?;
@@ -337,10 +344,10 @@ impl Exposition {
         page.counter("switchpoint_config_reloads", "New contents of the file, by what became of them; the first is the start.", outcomes)
     }
 
-    fn relayed(&self, page: &mut Page<'_>) -> fmt::Result {
+    fn relayed(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
         let relayed: Vec<u64> = self.pools.iter().map(|p| self.shared.relay().dropped(&p.view.name)).collect();
         let untold = |(p, relayed): (&PoolCounts, u64)| (pool_label(p), p.totals.placements_dropped.saturating_add(relayed));
-        let dropped: Vec<(Labels, u64)> = self.pools.iter().zip(relayed).map(untold).collect();
+        let dropped: Vec<(MetricLabels, u64)> = self.pools.iter().zip(relayed).map(untold).collect();
         page.counter(
             "switchpoint_placements_dropped",
             "Prompts placed by one worker that others were not told of, as there were too many.",
@@ -349,7 +356,7 @@ impl Exposition {
     }
 
     /// Who is connected.
-    fn peers(&self, page: &mut Page<'_>) -> fmt::Result {
+    fn peers(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
         let (proxies, eds) = (self.shared.proxies.borrow().clone(), self.shared.eds.borrow().clone());
         let per_pool = |of: &dyn Fn(&PoolCounts) -> f64| self.pools.iter().map(|p| (pool_label(p), of(p))).collect::<Vec<_>>();
         let asks = |p: &PoolCounts| count(proxies.values().filter(|proxy| proxy.pools.contains_key(&*p.view.name)).count());
@@ -359,11 +366,12 @@ impl Exposition {
         let late = |p: &PoolCounts| count(eds.open.values().filter_map(|s| s.pools.get(&*p.view.name)).filter(|ack| ack.late).count());
         page.gauge(
             "switchpoint_eds_streams_unanswered",
-            "EDS streams whose Envoy does not take over what it is sent: rosters no longer wait for it.",
+            "EDS streams whose Envoy does not take over what it is sent: pool updates no longer wait for it.",
             per_pool(&late),
         )?;
-        let has_no_eds =
-            |proxy: &&Proxy, pool: &str| proxy.pools.contains_key(pool) && eds.of(&proxy.peer, pool, Instant::now()) == ProxyEds::None;
+        let has_no_eds = |proxy: &&ConnectedProxy, pool: &str| {
+            proxy.pools.contains_key(pool) && eds.of(&proxy.peer, pool, Instant::now()) == ProxyEds::None
+        };
         let without = |p: &PoolCounts| count(proxies.values().filter(|proxy| has_no_eds(proxy, &p.view.name)).count());
         page.gauge(
             "switchpoint_proxies_without_eds",
@@ -380,19 +388,19 @@ impl Exposition {
         page.counter("switchpoint_streams_refused", "Streams and calls refused because there were too many.", refused)
     }
 
-    fn daemon(&self, page: &mut Page<'_>) -> fmt::Result {
+    fn daemon(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
         let release = vec![("commit", String::new()), ("build_ref", env!("CARGO_PKG_VERSION").to_owned())];
         page.gauge("llm_d_epp_info", "The build.", [(release, 1.0)])?;
-        page.gauge("switchpoint_term", "This life of the daemon.", [(Labels::new(), float(self.shared.term))])?;
+        page.gauge("switchpoint_term", "This life of the daemon.", [(MetricLabels::new(), float(self.shared.term))])?;
         let streams = self.shared.front_streams.get();
-        let now = |of: fn(&crate::serve::ext_proc::Streams) -> f64| streams.map(|s| (Labels::new(), of(s)));
+        let now = |of: fn(&crate::serve::ext_proc::StreamCounts) -> f64| streams.map(|s| (MetricLabels::new(), of(s)));
         page.gauge("llm_d_epp_extproc_streams_inflight", "Streams of gateways that ask by ext_proc.", now(|s| float(s.open())))?;
-        page.gauge("switchpoint_ext_proc_held_bytes", "Bytes of bodies and answers they hold.", now(|s| count(s.memory().held())))?;
-        page.counter("llm_d_epp_extproc_streams", "The same, since the start.", streams.map(|s| (Labels::new(), s.begun())))?;
-        page.counter("switchpoint_ext_proc_refused", "Requests they refused.", streams.map(|s| (Labels::new(), s.refused())))?;
+        page.gauge("switchpoint_ext_proc_held_bytes", "Bytes of bodies and answers they hold.", now(|s| count(s.memory().used())))?;
+        page.counter("llm_d_epp_extproc_streams", "The same, since the start.", streams.map(|s| (MetricLabels::new(), s.begun())))?;
+        page.counter("switchpoint_ext_proc_refused", "Requests they refused.", streams.map(|s| (MetricLabels::new(), s.refused())))?;
         self.peers(page)?;
         let per_pool = |of: &dyn Fn(&PoolCounts) -> f64| self.pools.iter().map(|p| (pool_label(p), of(p))).collect::<Vec<_>>();
-        page.gauge("switchpoint_roster_generation", "Grows with every change of a pool.", per_pool(&|p| float(p.view.generation)))?;
+        page.gauge("switchpoint_pool_revision", "Grows with every change of a pool.", per_pool(&|p| float(p.view.revision)))?;
         page.gauge("switchpoint_vms", "Filter VMs that reported lately.", per_pool(&|p| float(p.totals.vms)))?;
         page.gauge("switchpoint_pool_complete", "1 once a pool has a complete set of endpoints.", per_pool(&|p| flag(p.view.complete)))?;
         let sources = self.pools.iter().flat_map(|p| {
@@ -418,7 +426,7 @@ impl Exposition {
         let plain = {
             let c = self.shared.counters();
             [
-                ("switchpoint_rosters_refused", "Rosters that a proxy refused.", c.rosters_refused),
+                ("switchpoint_pool_updates_refused", "Pool updates that a proxy refused.", c.pool_updates_refused),
                 ("switchpoint_eds_refused", "EDS responses that an Envoy refused.", c.eds_refused),
                 ("switchpoint_reports", "Reports of proxies.", c.reports),
                 (
@@ -429,18 +437,18 @@ impl Exposition {
                 (
                     "switchpoint_peer_messages_refused",
                     "Other messages of proxies that were too large, or of no pool of theirs.",
-                    c.said_refused,
+                    c.messages_refused,
                 ),
                 ("switchpoint_eds_unanswered", "EDS responses that an Envoy did not take over in time.", c.eds_unanswered),
                 ("switchpoint_snapshot_write_errors", "Writes of the snapshot file that failed.", c.snapshot_write_errors),
             ]
         };
         for (name, help, value) in plain {
-            page.counter(name, help, [(Labels::new(), value)])?;
+            page.counter(name, help, [(MetricLabels::new(), value)])?;
         }
         let age = self.snapshot_written_unix_ms.map(|written| {
             let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-            (Labels::new(), (now.as_secs_f64() - float(written) / 1e3).max(0.0))
+            (MetricLabels::new(), (now.as_secs_f64() - float(written) / 1e3).max(0.0))
         });
         page.gauge("switchpoint_snapshot_age_seconds", "Since the snapshot file was written; it is written on change.", age)
     }
@@ -450,20 +458,20 @@ impl Exposition {
 
 impl PoolCounts {
     fn endpoint(&self, id: scheduler::EndpointRef) -> crate::state::counters::EndpointTotals {
-        self.totals.endpoints.get(&(id.incarnation, id.slot)).copied().unwrap_or_default()
+        self.totals.endpoints.get(&(id.generation, id.slot)).copied().unwrap_or_default()
     }
 }
 
-fn pool_label(pool: &PoolCounts) -> Labels {
+fn pool_label(pool: &PoolCounts) -> MetricLabels {
     vec![("pool", pool.view.name.to_string())]
 }
 
 /// The reference calls the label of its pool metrics so.
-fn name_label(pool: &PoolCounts) -> Labels {
+fn name_label(pool: &PoolCounts) -> MetricLabels {
     vec![("name", pool.view.name.to_string())]
 }
 
-fn with(labels: &Labels, key: &'static str, value: &str) -> Labels {
+fn with(labels: &MetricLabels, key: &'static str, value: &str) -> MetricLabels {
     let mut labels = labels.clone();
     labels.push((key, value.to_owned()));
     labels

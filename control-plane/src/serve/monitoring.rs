@@ -16,12 +16,12 @@ use tonic::codegen::Service;
 use tonic::service::Routes;
 use tonic::transport::Server;
 
-use crate::cli::args::{AdminTls, Serve};
-use crate::daemon::{Fatal, KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT};
-use crate::serve::admin::{self, Admin};
-use crate::serve::admin_token::{self, Token};
-use crate::serve::health::Health;
-use crate::serve::listen::{Incoming, Listener, Tls, TlsFiles, identify, listen};
+use crate::cli::args::{AdminTls, ServeArgs};
+use crate::daemon::{FatalError, KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT};
+use crate::serve::admin::{self, AdminServer};
+use crate::serve::admin_token::{self, BearerToken};
+use crate::serve::health::HealthChecks;
+use crate::serve::listen::{IncomingConnections, ListenerName, ServerTls, TlsFiles, identify, listen};
 use crate::shutdown::Shutdown;
 
 /// How long a request may take, its body included; the slowest page takes milliseconds.
@@ -29,7 +29,7 @@ const REQUEST_MAX: Duration = Duration::from_secs(30);
 
 /// The listeners, and what they answer.
 #[derive(Debug)]
-pub struct Monitoring {
+pub struct MonitoringServer {
     /// Where the admin routes are.
     pub admin_address: SocketAddr,
     /// Where metrics are, if anywhere but there.
@@ -37,37 +37,37 @@ pub struct Monitoring {
     /// Where gRPC health is, if anywhere.
     pub health_address: Option<SocketAddr>,
     /// What health says.
-    pub health: Health,
+    pub health: HealthChecks,
     admin: watch::Sender<Router>,
     metrics: watch::Sender<Router>,
 }
 
-// === impl Monitoring ===
+// === impl MonitoringServer ===
 
-impl Monitoring {
+impl MonitoringServer {
     /// Opens the listeners. Health says that this daemon lives and is not ready; the others say that another leads.
     ///
     /// # Errors
-    /// [`Fatal`] says which cannot be opened, or that the token cannot be read.
-    pub async fn open(args: &Serve, tasks: &mut JoinSet<&'static str>, shutdown: &Shutdown) -> Result<Self, Fatal> {
+    /// [`FatalError`] says which cannot be opened, or that the token cannot be read.
+    pub async fn open(args: &ServeArgs, tasks: &mut JoinSet<&'static str>, shutdown: &Shutdown) -> Result<Self, FatalError> {
         let tls = admin_tls(&args.admin_tls);
         let token = match args.admin_tls.admin_token_file.clone() {
-            Some(file) => {
-                Some(Token::follow(file, shutdown.clone()).await.map_err(|why| Fatal::Usage(format!("--admin-token-file: {why}")))?)
-            }
+            Some(file) => Some(
+                BearerToken::follow(file, shutdown.clone()).await.map_err(|why| FatalError::Usage(format!("--admin-token-file: {why}")))?,
+            ),
             None => None,
         };
         let (admin, admin_pages) = watch::channel(admin::standing_by());
         let (metrics, metrics_pages) = watch::channel(admin::standing_by());
-        let health = Health::new().await;
+        let health = HealthChecks::new().await;
 
-        let incoming = open(Listener::Admin, args.listen_admin, tls, shutdown).await?;
+        let incoming = open(ListenerName::Admin, args.listen_admin, tls, shutdown).await?;
         let admin_address = incoming.address();
         tasks.spawn(serve_pages(incoming, guarded(current(admin_pages), token), "admin listener", shutdown.clone()));
         let metrics_address = match args.listen_metrics.0 {
             None => None,
             Some(address) => {
-                let incoming = open(Listener::Metrics, address, Tls::Off, shutdown).await?;
+                let incoming = open(ListenerName::Metrics, address, ServerTls::Off, shutdown).await?;
                 let address = incoming.address();
                 tasks.spawn(serve_pages(incoming, current(metrics_pages), "metrics listener", shutdown.clone()));
                 Some(address)
@@ -76,7 +76,7 @@ impl Monitoring {
         let health_address = match args.ext_proc.listen_health.0 {
             None => None,
             Some(address) => {
-                let incoming = open(Listener::Health, address, Tls::Off, shutdown).await?;
+                let incoming = open(ListenerName::Health, address, ServerTls::Off, shutdown).await?;
                 let address = incoming.address();
                 tasks.spawn(serve_health(incoming, health.clone(), shutdown.clone()));
                 Some(address)
@@ -88,7 +88,7 @@ impl Monitoring {
     }
 
     /// This daemon leads: from now on its state is shown.
-    pub async fn leads(&self, state: Admin) {
+    pub async fn leads(&self, state: AdminServer) {
         let _standing_by = self.metrics.send_replace(admin::metrics_router(state.clone()));
         let _standing_by = self.admin.send_replace(admin::router(state));
         self.health.leads().await;
@@ -103,14 +103,14 @@ fn current(pages: watch::Receiver<Router>) -> Router {
     })
 }
 
-fn guarded(router: Router, token: Option<Token>) -> Router {
+fn guarded(router: Router, token: Option<BearerToken>) -> Router {
     match token {
         Some(token) => router.layer(from_fn_with_state(token, admin_token::guard)),
         None => router,
     }
 }
 
-fn admin_tls(args: &AdminTls) -> Tls {
+fn admin_tls(args: &AdminTls) -> ServerTls {
     let AdminTls { admin_tls_cert, admin_tls_key, admin_tls_client_ca, .. } = args.clone();
     admin_tls_cert.zip(admin_tls_key).map(|(cert, key)| TlsFiles { cert, key, client_ca: admin_tls_client_ca }).into()
 }
@@ -118,12 +118,17 @@ fn admin_tls(args: &AdminTls) -> Tls {
 /// Opens one listener of the daemon.
 ///
 /// # Errors
-/// [`Fatal::Listen`] says which and why.
-pub async fn open(listener: Listener, address: SocketAddr, tls: impl Into<Tls>, shutdown: &Shutdown) -> Result<Incoming, Fatal> {
-    listen(listener, address, tls, shutdown.clone()).await.map_err(|source| Fatal::Listen { what: listener.name(), address, source })
+/// [`FatalError::Listen`] says which and why.
+pub async fn open(
+    listener: ListenerName,
+    address: SocketAddr,
+    tls: impl Into<ServerTls>,
+    shutdown: &Shutdown,
+) -> Result<IncomingConnections, FatalError> {
+    listen(listener, address, tls, shutdown.clone()).await.map_err(|source| FatalError::Listen { what: listener.name(), address, source })
 }
 
-async fn serve_pages(incoming: Incoming, router: Router, what: &'static str, mut shutdown: Shutdown) -> &'static str {
+async fn serve_pages(incoming: IncomingConnections, router: Router, what: &'static str, mut shutdown: Shutdown) -> &'static str {
     let served = server()
         .accept_http1(true)
         .layer(identify())
@@ -140,7 +145,7 @@ async fn in_time(request: Request, next: Next) -> Response {
     }
 }
 
-async fn serve_health(incoming: Incoming, health: Health, mut shutdown: Shutdown) -> &'static str {
+async fn serve_health(incoming: IncomingConnections, health: HealthChecks, mut shutdown: Shutdown) -> &'static str {
     let served = server()
         .layer(identify())
         .add_service(health.service())

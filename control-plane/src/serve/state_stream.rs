@@ -1,7 +1,7 @@
 //! The state stream: one for each Envoy process, opened by the VM that leads there.
 //!
-//! `Hello` -> `Welcome`, then a `Roster` for each pool asked for, then `Metrics`; `Ack` and `Report` come back. What comes in is held to bounds by
-//! [`admission`], what to send is [`Session`]'s to say, [`Conversation`] puts both together; here it meets the sockets. A newer stream of a process
+//! `Hello` -> `Welcome`, then a `PoolUpdate` for each pool asked for, then `Metrics`; `Ack` and `Report` come back. What comes in is held to bounds by
+//! [`admission`], what to send is [`StateSession`]'s to say, [`StateStream`] puts both together; here it meets the sockets. A newer stream of a process
 //! replaces the older one, whose connection may be long dead.
 
 use std::pin::Pin;
@@ -17,15 +17,15 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::shutdown::Shutdown;
-use crate::state::peer::{Full, Kind, Remote, Seat};
-use crate::state::shared::Shared;
+use crate::state::peer::{QuotaExceeded, QuotaPermit, RemoteAddress, StreamQuota};
+use crate::state::shared::DaemonState;
 
 pub mod admission;
 pub mod calls;
-mod conversation;
 mod session;
-pub use conversation::Conversation;
-pub use session::{EDS_ABSENT_GRACE, FIRST_ROSTER_WAIT, METRICS_INTERVAL_MIN, RAISES_MAX, Session};
+mod stream;
+pub use session::{EDS_ABSENT_GRACE, FIRST_POOL_UPDATE_WAIT, METRICS_INTERVAL_MIN, RAISES_MAX, StateSession};
+pub use stream::StateStream;
 
 /// How long a new stream may take to say hello.
 const HELLO_WAIT_MAX: std::time::Duration = std::time::Duration::from_secs(5);
@@ -33,51 +33,57 @@ const HELLO_WAIT_MAX: std::time::Duration = std::time::Duration::from_secs(5);
 /// Serves state streams, and the calls that stand for them: see [`calls`].
 #[derive(Clone, Debug)]
 pub struct StateServer {
-    shared: Arc<Shared>,
+    shared: Arc<DaemonState>,
     shutdown: Shutdown,
 }
 
 /// What a proxy says, by whatever way it comes.
-trait Inbound: Stream<Item = Result<state::ProxyMessage, Status>> + Send + Unpin {}
+trait ProxyMessages: Stream<Item = Result<state::ProxyMessage, Status>> + Send + Unpin {}
 
-impl<S: Stream<Item = Result<state::ProxyMessage, Status>> + Send + Unpin> Inbound for S {}
+impl<S: Stream<Item = Result<state::ProxyMessage, Status>> + Send + Unpin> ProxyMessages for S {}
 
-type Outbound = mpsc::Sender<Result<state::DaemonMessage, Status>>;
+type DaemonMessages = mpsc::Sender<Result<state::DaemonMessage, Status>>;
 
 // === impl StateServer ===
 
 impl StateServer {
     /// Serves what `shared` holds until `shutdown`.
     #[must_use]
-    pub fn new(shared: Arc<Shared>, shutdown: Shutdown) -> Self {
+    pub fn new(shared: Arc<DaemonState>, shutdown: Shutdown) -> Self {
         Self { shared, shutdown }
     }
 
     /// A place among the streams, which counts before a word is said.
-    fn seat(&self, remote: &Remote) -> Result<Seat, Status> {
-        self.shared.origins.seat(Kind::StateStream, &remote.origin, Instant::now()).map_err(refusal)
+    fn acquire(&self, remote: &RemoteAddress) -> Result<QuotaPermit, Status> {
+        self.shared.origins.acquire(StreamQuota::StateStream, &remote.origin, Instant::now()).map_err(refusal)
     }
 
-    async fn serve(self, mut inbound: impl Inbound, outbound: Outbound, remote: Remote, seat: Seat) -> Result<(), Status> {
-        tokio::time::sleep_until(seat.begin(Instant::now())).await;
+    async fn serve(
+        self,
+        mut inbound: impl ProxyMessages,
+        outbound: DaemonMessages,
+        remote: RemoteAddress,
+        permit: QuotaPermit,
+    ) -> Result<(), Status> {
+        tokio::time::sleep_until(permit.begin(Instant::now())).await;
         let hello =
             tokio::time::timeout(HELLO_WAIT_MAX, hello(&mut inbound)).await.map_err(|_| Status::deadline_exceeded("no Hello came"))??;
-        let (mut conversation, welcome) = Conversation::begin(&self.shared, hello, remote, Instant::now())?;
+        let (mut conversation, welcome) = StateStream::begin(&self.shared, hello, remote, Instant::now())?;
         let _ = outbound.send(Ok(welcome)).await;
         let peer = conversation.peer();
         let (node, process) = (peer.node_id.clone(), format!("{:016x}", peer.process_id));
         tracing::info!(node, process, pools = ?conversation.pools(), "proxy connected");
-        let ended = self.run(&mut conversation, &mut inbound, &outbound, &seat).await;
+        let ended = self.run(&mut conversation, &mut inbound, &outbound, &permit).await;
         tracing::info!(node, process, why = ?ended.as_ref().err().map(Status::message), "proxy left");
         ended
     }
 
     async fn run(
         &self,
-        conversation: &mut Conversation,
-        inbound: &mut impl Inbound,
-        outbound: &Outbound,
-        seat: &Seat,
+        conversation: &mut StateStream,
+        inbound: &mut impl ProxyMessages,
+        outbound: &DaemonMessages,
+        permit: &QuotaPermit,
     ) -> Result<(), Status> {
         let mut pools = self.shared.pools.subscribe();
         let mut eds = self.shared.eds.subscribe();
@@ -110,7 +116,7 @@ impl StateServer {
                 message = inbound.next(), if may_read => match message {
                     Some(message) => {
                         let message = message?;
-                        read_at = seat.message(message.encoded_len(), Instant::now());
+                        read_at = permit.message(message.encoded_len(), Instant::now());
                         conversation.receive(message, Instant::now())?;
                     }
                     None => return Ok(()),
@@ -138,13 +144,13 @@ impl StateService for StateServer {
     type StreamStream = Pin<Box<dyn Stream<Item = Result<state::DaemonMessage, Status>> + Send>>;
 
     async fn stream(&self, request: Request<Streaming<state::ProxyMessage>>) -> Result<Response<Self::StreamStream>, Status> {
-        let remote = Remote::of(request.extensions());
-        let seat = self.seat(&remote)?;
+        let remote = RemoteAddress::of(request.extensions());
+        let permit = self.acquire(&remote)?;
         let inbound = request.into_inner();
         let (outbound, messages) = mpsc::channel(1);
         let server = self.clone();
         tokio::spawn(async move {
-            if let Err(status) = server.serve(inbound, outbound.clone(), remote, seat).await {
+            if let Err(status) = server.serve(inbound, outbound.clone(), remote, permit).await {
                 let _ = outbound.send(Err(status)).await;
             }
         });
@@ -152,7 +158,7 @@ impl StateService for StateServer {
     }
 }
 
-async fn hello(inbound: &mut impl Inbound) -> Result<state::Hello, Status> {
+async fn hello(inbound: &mut impl ProxyMessages) -> Result<state::Hello, Status> {
     match inbound.next().await.transpose()?.and_then(|m| m.message) {
         Some(proxy_message::Message::Hello(hello)) => Ok(hello),
         _ => Err(Status::invalid_argument("the first message must be a Hello")),
@@ -160,6 +166,6 @@ async fn hello(inbound: &mut impl Inbound) -> Result<state::Hello, Status> {
 }
 
 /// The status that a stream beyond the limits ends with.
-pub(crate) fn refusal(full: Full) -> Status {
+pub(crate) fn refusal(full: QuotaExceeded) -> Status {
     Status::resource_exhausted(full.to_string())
 }

@@ -9,13 +9,13 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use proto::state;
-use scheduler::{EndpointRef, Incarnation, Slot};
+use scheduler::{EndpointRef, Generation, Slot};
 use tokio::time::Instant;
 
-use crate::state::peer::{Origin, Peer};
+use crate::state::peer::{Origin, ProxyProcess};
 
 mod totals;
-pub use totals::{EndpointTotals, Histogram, Label, MODELS_MAX, ModelTotals, OTHER, Totals};
+pub use totals::{CounterTotals, EndpointTotals, MODELS_MAX, ModelTotals, OTHER, TotalsHistogram, TotalsLabel};
 
 /// The most VMs counted one by one: the workers of a few hundred proxies. Typically some 10 KB each.
 pub const VMS_MAX: usize = 4096;
@@ -37,48 +37,48 @@ const OUTSTANDING_FRESH: Duration = Duration::from_secs(10);
 
 /// All counters of the daemon.
 #[derive(Debug, Default)]
-pub struct Counters {
-    /// Rosters refused by proxies.
-    pub rosters_refused: u64,
+pub struct CounterStore {
+    /// Pool updates refused by proxies.
+    pub pool_updates_refused: u64,
     /// EDS responses refused by Envoys.
     pub eds_refused: u64,
-    /// Responses by EDS that were not taken over in time: rosters no longer wait for them.
+    /// Responses by EDS that were not taken over in time: pool updates no longer wait for them.
     pub eds_unanswered: u64,
     /// Other messages of proxies that were out of bounds.
-    pub said_refused: u64,
+    pub messages_refused: u64,
     /// Reports received.
     pub reports: u64,
     /// Parts of reports that could not be read, or were of pools that are not served.
     pub reports_invalid: u64,
     /// Writes of the snapshot file that failed.
     pub snapshot_write_errors: u64,
-    vms: BTreeMap<VmKey, Vm>,
+    vms: BTreeMap<VmKey, VmTotals>,
     /// What the VMs of each origin take.
-    origins: BTreeMap<Origin, Taken>,
-    all: Taken,
+    origins: BTreeMap<Origin, VmUsage>,
+    all: VmUsage,
     /// By pool that is served.
-    retired: BTreeMap<String, Totals>,
+    retired: BTreeMap<String, CounterTotals>,
 }
 
 /// What VMs take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Taken {
+struct VmUsage {
     vms: usize,
     bytes: usize,
 }
 
 /// What a VM counted in a pool, ready to be added up.
 #[derive(Debug)]
-pub struct Counted {
+pub struct VmReport {
     pool: String,
     vm_id: u64,
-    totals: Totals,
+    totals: CounterTotals,
 }
 
 /// A VM's share in one pool.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct VmKey {
-    /// See [`Peer::id`].
+    /// See [`ProxyProcess::id`].
     peer: u64,
     vm_id: u64,
     pool: String,
@@ -88,22 +88,22 @@ struct VmKey {
 const FRONT: VmKey = VmKey { peer: 0, vm_id: 0, pool: String::new() };
 
 #[derive(Debug)]
-struct Vm {
+struct VmTotals {
     origin: Origin,
-    totals: Totals,
+    totals: CounterTotals,
     bytes: usize,
-    seen: Instant,
+    updated_at: Instant,
 }
 
-// === impl Counters ===
+// === impl CounterStore ===
 
-impl Counters {
+impl CounterStore {
     /// A process reported what its VMs counted, of pools that are served. Says who was given work since the report before, or has some: those of earlier
     /// stages are in flight without being counted as picked.
-    pub fn report(&mut self, peer: &Peer, report: Vec<Counted>, now: Instant) -> Vec<(String, EndpointRef)> {
+    pub fn report(&mut self, peer: &ProxyProcess, report: Vec<VmReport>, now: Instant) -> Vec<(String, EndpointRef)> {
         self.reports += 1;
         let mut picked = Vec::new();
-        for Counted { pool, vm_id, totals } in report {
+        for VmReport { pool, vm_id, totals } in report {
             let key = VmKey { peer: peer.id, vm_id, pool };
             let ids = self.take(key.clone(), &peer.remote.origin, totals, now);
             picked.extend(ids.into_iter().map(|id| (key.pool.clone(), id)));
@@ -112,23 +112,23 @@ impl Counters {
     }
 
     /// Our own front counted this of a pool: its cumulative totals. Says who was given work as [`Self::report`] does.
-    pub fn front(&mut self, pool: &str, totals: Totals, now: Instant) -> Vec<EndpointRef> {
+    pub fn report_local(&mut self, pool: &str, totals: CounterTotals, now: Instant) -> Vec<EndpointRef> {
         self.take(VmKey { pool: pool.to_owned(), ..FRONT }, &Origin::default(), totals, now)
     }
 
-    fn take(&mut self, key: VmKey, origin: &Origin, totals: Totals, now: Instant) -> Vec<EndpointRef> {
+    fn take(&mut self, key: VmKey, origin: &Origin, totals: CounterTotals, now: Instant) -> Vec<EndpointRef> {
         let before = self.remove(&key).unwrap_or_default();
-        let more = |id: &(Incarnation, Slot), now: &EndpointTotals| {
+        let more = |id: &(Generation, Slot), now: &EndpointTotals| {
             now.requests > 0 || now.picked > before.endpoints.get(id).map_or(0, |b| b.picked)
         };
         let picked = totals.endpoints.iter().filter(|(id, row)| more(id, row));
-        let picked = picked.map(|(&(incarnation, slot), _)| EndpointRef { slot, incarnation }).collect();
-        let bytes = totals.bytes() + size_of::<(VmKey, Vm)>();
+        let picked = picked.map(|(&(generation, slot), _)| EndpointRef { slot, generation }).collect();
+        let bytes = totals.bytes() + size_of::<(VmKey, VmTotals)>();
         let of = self.origins.entry(origin.clone()).or_default();
         of.add(bytes);
         self.all.add(bytes);
         let (of, all) = (*of, self.all);
-        self.vms.insert(key, Vm { origin: origin.clone(), totals, bytes, seen: now });
+        self.vms.insert(key, VmTotals { origin: origin.clone(), totals, bytes, updated_at: now });
         if of.vms > VMS_PER_ORIGIN_MAX || of.bytes > BYTES_PER_ORIGIN_MAX {
             self.retire(Some(origin), (VMS_PER_ORIGIN_MAX, BYTES_PER_ORIGIN_MAX));
         } else if all.vms > VMS_MAX || all.bytes > BYTES_MAX {
@@ -139,15 +139,15 @@ impl Counters {
 
     /// The totals of a pool.
     #[must_use]
-    pub fn totals(&self, pool: &str, now: Instant) -> Totals {
+    pub fn totals(&self, pool: &str, now: Instant) -> CounterTotals {
         let mut totals = self.retired.get(pool).cloned().unwrap_or_default();
         for (_, vm) in self.vms.iter().filter(|(key, _)| key.pool == pool) {
-            totals.add(&vm.totals, now.saturating_duration_since(vm.seen) < OUTSTANDING_FRESH);
+            totals.add(&vm.totals, now.saturating_duration_since(vm.updated_at) < OUTSTANDING_FRESH);
         }
         totals
     }
 
-    fn remove(&mut self, key: &VmKey) -> Option<Totals> {
+    fn remove(&mut self, key: &VmKey) -> Option<CounterTotals> {
         let vm = self.vms.remove(key)?;
         self.all.subtract(vm.bytes);
         if let Some(of) = self.origins.get_mut(&vm.origin) {
@@ -162,7 +162,7 @@ impl Counters {
     /// Folds the longest silent, of one origin or of all, until some room is left under these limits.
     fn retire(&mut self, origin: Option<&Origin>, (vms_max, bytes_max): (usize, usize)) {
         let of_origin = self.vms.iter().filter(|(_, vm)| origin.is_none_or(|origin| vm.origin == *origin));
-        let mut oldest: Vec<(Instant, VmKey)> = of_origin.map(|(key, vm)| (vm.seen, key.clone())).collect();
+        let mut oldest: Vec<(Instant, VmKey)> = of_origin.map(|(key, vm)| (vm.updated_at, key.clone())).collect();
         oldest.sort();
         for (_, key) in oldest {
             let taken = origin.map_or(self.all, |origin| self.origins.get(origin).copied().unwrap_or_default());
@@ -176,9 +176,9 @@ impl Counters {
     }
 }
 
-// === impl Taken ===
+// === impl VmUsage ===
 
-impl Taken {
+impl VmUsage {
     fn add(&mut self, bytes: usize) {
         self.vms += 1;
         self.bytes += bytes;
@@ -190,14 +190,14 @@ impl Taken {
     }
 }
 
-// === impl Counted ===
+// === impl VmReport ===
 
-impl Counted {
+impl VmReport {
     /// What a VM says.
     #[must_use]
-    pub fn of_vm(mut counters: state::VmCounters) -> Self {
+    pub fn from_vm(mut counters: state::VmCounters) -> Self {
         let pool = std::mem::take(&mut counters.pool);
-        Self { pool, vm_id: counters.vm_id, totals: Totals::of_vm(counters) }
+        Self { pool, vm_id: counters.vm_id, totals: CounterTotals::from_vm(counters) }
     }
 }
 
@@ -206,23 +206,23 @@ mod tests {
     use super::*;
 
     /// A VM's counters: what was picked, and what is in flight, at slots 0, 1, ...
-    fn counters(vm_id: u64, rows: &[(u64, u64)]) -> Counted {
+    fn counters(vm_id: u64, rows: &[(u64, u64)]) -> VmReport {
         let row = |(slot, &(picked, requests)): (usize, &(u64, u64))| {
             let slot = u32::try_from(slot).unwrap();
-            state::EndpointCounters { slot, incarnation: 1, picked, requests, ..Default::default() }
+            state::EndpointCounters { slot, generation: 1, picked, requests, ..Default::default() }
         };
         let endpoints = rows.iter().enumerate().map(row).collect();
-        Counted::of_vm(state::VmCounters { pool: "p".to_owned(), vm_id, endpoints, ..Default::default() })
+        VmReport::from_vm(state::VmCounters { pool: "p".to_owned(), vm_id, endpoints, ..Default::default() })
     }
 
-    fn peer(id: u64, last: u8) -> Peer {
+    fn peer(id: u64, last: u8) -> ProxyProcess {
         let origin = Origin { certificate: None, address: Some([10, 0, 0, last].into()) };
-        Peer { node_id: "n".to_owned(), process_id: id, id, remote: crate::state::peer::Remote { origin, socket: None } }
+        ProxyProcess { node_id: "n".to_owned(), process_id: id, id, remote: crate::state::peer::RemoteAddress { origin, socket: None } }
     }
 
     #[test]
     fn who_has_work_is_told_though_it_was_picked_for_an_earlier_stage() {
-        let mut all = Counters::default();
+        let mut all = CounterStore::default();
         let mut told = |rows: &[(u64, u64)]| {
             let found = all.report(&peer(1, 1), vec![counters(1, rows)], Instant::now());
             found.into_iter().map(|(_, endpoint)| endpoint.slot.0).collect::<Vec<_>>()
@@ -234,7 +234,7 @@ mod tests {
 
     #[test]
     fn one_origin_takes_its_share_of_memory_and_no_count_is_lost() {
-        let (mut all, now) = (Counters::default(), Instant::now());
+        let (mut all, now) = (CounterStore::default(), Instant::now());
         all.report(&peer(1, 1), vec![counters(1, &[(1, 0)])], now);
         for vm in 0..3_000 {
             let later = now + Duration::from_millis(vm + 1);
@@ -246,7 +246,7 @@ mod tests {
             let error = |i: u64| state::Count { key: format!("{i}-{}", "x".repeat(300)), count: 1 };
             let model =
                 |i: u64| state::ModelCounters { model: format!("{vm}-{i}"), errors: (0..100).map(error).collect(), ..Default::default() };
-            Counted::of_vm(state::VmCounters {
+            VmReport::from_vm(state::VmCounters {
                 pool: "p".to_owned(),
                 vm_id: vm,
                 models: (0..150).map(model).collect(),
@@ -259,8 +259,8 @@ mod tests {
         }
         assert!(all.vms.contains_key(&VmKey { peer: 1, vm_id: 1, pool: "p".to_owned() }), "another's is not touched");
         let totals = all.totals("p", now);
-        assert_eq!(totals.endpoints[&(Incarnation(1), Slot(0))].picked, 3_001);
-        let sum = all.vms.values().fold(Taken::default(), |mut sum, vm| {
+        assert_eq!(totals.endpoints[&(Generation(1), Slot(0))].picked, 3_001);
+        let sum = all.vms.values().fold(VmUsage::default(), |mut sum, vm| {
             sum.add(vm.bytes);
             sum
         });

@@ -3,8 +3,8 @@
 //! | word | what it is | what it is for |
 //! |---|---|---|
 //! | [`Origin`] | certificate name and IP address: what the connection itself proves | sharing out streams, memory, time and weight |
-//! | [`Remote`] | origin and port: one connection | matching an Envoy's EDS streams with its state stream |
-//! | [`Peer`] | certificate name (without one: the address), node id and random process id: one proxy process | rows, counters and placements |
+//! | [`RemoteAddress`] | origin and port: one connection | matching an Envoy's EDS streams with its state stream |
+//! | [`ProxyProcess`] | certificate name (without one: the address), node id and random process id: one proxy process | rows, counters and placements |
 //!
 //! Node id and process id are the peer's own choice. They tell peers apart and earn nothing: a thousand peers of one origin get together what one gets.
 
@@ -59,7 +59,7 @@ pub struct Origin {
 
 /// The other end of a connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Remote {
+pub struct RemoteAddress {
     /// Where it comes from.
     pub origin: Origin,
     /// The address with its port: one connection.
@@ -68,7 +68,7 @@ pub struct Remote {
 
 /// One proxy process.
 #[derive(Clone, Debug)]
-pub struct Peer {
+pub struct ProxyProcess {
     /// Envoy's node id.
     pub node_id: String,
     /// The random id of its process.
@@ -76,12 +76,12 @@ pub struct Peer {
     /// Stands for certificate name, node id and process id together, for this life of the daemon.
     pub id: u64,
     /// The connection it speaks by.
-    pub remote: Remote,
+    pub remote: RemoteAddress,
 }
 
 /// What is shared out among origins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum StreamQuota {
     /// State streams, and the calls that stand for them.
     StateStream,
     /// EDS streams.
@@ -92,21 +92,21 @@ pub enum Kind {
 
 /// What each origin has of the daemon.
 #[derive(Debug, Default)]
-pub struct Origins {
-    table: Mutex<Table>,
-    /// Keys [`Peer::id`], so that nobody can choose a process id that gives another's.
+pub struct OriginQuotas {
+    table: Mutex<QuotaTable>,
+    /// Keys [`ProxyProcess::id`], so that nobody can choose a process id that gives another's.
     key: RandomState,
 }
 
 #[derive(Debug, Default)]
-struct Table {
+struct QuotaTable {
     taken: [usize; KINDS],
     refused: [u64; KINDS],
-    origins: BTreeMap<Origin, Usage>,
+    origins: BTreeMap<Origin, OriginUsage>,
 }
 
 #[derive(Debug)]
-struct Usage {
+struct OriginUsage {
     taken: [usize; KINDS],
     /// What it cost so far is paid for at this moment.
     paid_at: Instant,
@@ -116,26 +116,26 @@ const KINDS: usize = 3;
 
 /// One of what is shared out; given back when dropped.
 #[derive(Debug)]
-pub struct Seat {
-    origins: Arc<Origins>,
+pub struct QuotaPermit {
+    origins: Arc<OriginQuotas>,
     origin: Origin,
-    kind: Kind,
+    kind: StreamQuota,
 }
 
 /// Why there is no seat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Full {
+pub enum QuotaExceeded {
     /// The origin has its share.
     #[error("this address and certificate have {0} {1} open already, which is their share")]
-    Share(usize, Kind),
+    Share(usize, StreamQuota),
     /// All are taken.
     #[error("{0} {1} are open already; try another daemon")]
-    All(usize, Kind),
+    All(usize, StreamQuota),
 }
 
-// === impl Remote ===
+// === impl RemoteAddress ===
 
-impl Remote {
+impl RemoteAddress {
     /// As the listener knows it.
     #[must_use]
     pub fn of(extensions: &Extensions) -> Self {
@@ -150,7 +150,7 @@ impl Remote {
     }
 }
 
-impl fmt::Display for Remote {
+impl fmt::Display for RemoteAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.socket {
             Some(socket) => socket.fmt(f),
@@ -159,19 +159,19 @@ impl fmt::Display for Remote {
     }
 }
 
-// === impl Peer ===
+// === impl ProxyProcess ===
 
-impl Peer {
+impl ProxyProcess {
     /// The daemon's own front, which no connection leads to.
     #[must_use]
     pub fn front(node_id: &str, process_id: u64) -> Self {
-        Self { node_id: node_id.to_owned(), process_id, id: process_id, remote: Remote::default() }
+        Self { node_id: node_id.to_owned(), process_id, id: process_id, remote: RemoteAddress::default() }
     }
 }
 
-// === impl Kind ===
+// === impl StreamQuota ===
 
-impl Kind {
+impl StreamQuota {
     /// All of them.
     pub const ALL: [Self; KINDS] = [Self::StateStream, Self::EdsStream, Self::Upload];
 
@@ -203,7 +203,7 @@ impl Kind {
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for StreamQuota {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::StateStream => "state streams",
@@ -213,59 +213,59 @@ impl fmt::Display for Kind {
     }
 }
 
-// === impl Origins ===
+// === impl OriginQuotas ===
 
-impl Origins {
+impl OriginQuotas {
     /// Takes a seat for `origin`.
     ///
     /// # Errors
-    /// [`Full`] when the origin has its share, or all are taken.
-    pub fn seat(self: &Arc<Self>, kind: Kind, origin: &Origin, now: Instant) -> Result<Seat, Full> {
+    /// [`QuotaExceeded`] when the origin has its share, or all are taken.
+    pub fn acquire(self: &Arc<Self>, kind: StreamQuota, origin: &Origin, now: Instant) -> Result<QuotaPermit, QuotaExceeded> {
         let mut table = self.lock();
         let (all_max, each_max) = kind.max();
         if !table.origins.contains_key(origin) {
             table.origins.retain(|_, usage| usage.taken != [0; KINDS] || usage.paid_at > now);
         }
-        let Table { taken, refused, origins } = &mut *table;
-        let usage = origins.entry(origin.clone()).or_insert(Usage { taken: [0; KINDS], paid_at: now });
+        let QuotaTable { taken, refused, origins } = &mut *table;
+        let usage = origins.entry(origin.clone()).or_insert(OriginUsage { taken: [0; KINDS], paid_at: now });
         let (all, own) = (kind.of(taken), kind.of(&mut usage.taken));
         let full = if *own >= each_max {
-            Full::Share(each_max, kind)
+            QuotaExceeded::Share(each_max, kind)
         } else if *all >= all_max {
-            Full::All(all_max, kind)
+            QuotaExceeded::All(all_max, kind)
         } else {
             *all += 1;
             *own += 1;
             drop(table);
-            return Ok(Seat { origins: Arc::clone(self), origin: origin.clone(), kind });
+            return Ok(QuotaPermit { origins: Arc::clone(self), origin: origin.clone(), kind });
         };
-        for (count, _) in refused.iter_mut().zip(Kind::ALL).filter(|(_, of)| *of == kind) {
+        for (count, _) in refused.iter_mut().zip(StreamQuota::ALL).filter(|(_, of)| *of == kind) {
             *count += 1;
         }
         Err(full)
     }
 
     /// Seats refused so far, by kind.
-    pub fn refused(&self) -> impl Iterator<Item = (Kind, u64)> {
-        Kind::ALL.into_iter().zip(self.lock().refused)
+    pub fn refused(&self) -> impl Iterator<Item = (StreamQuota, u64)> {
+        StreamQuota::ALL.into_iter().zip(self.lock().refused)
     }
 
     /// The process that says so of itself at `remote`.
-    pub fn peer(&self, hello: &state::Hello, remote: Remote) -> Peer {
+    pub fn peer(&self, hello: &state::Hello, remote: RemoteAddress) -> ProxyProcess {
         // Without a certificate the address is all that is proved.
         let address = remote.origin.address.filter(|_| remote.origin.certificate.is_none());
         let id = self.key.hash_one((&remote.origin.certificate, address, &hello.node_id, hello.process_id)).max(1); // 0 is nobody's
-        Peer { node_id: hello.node_id.clone(), process_id: hello.process_id, id, remote }
+        ProxyProcess { node_id: hello.node_id.clone(), process_id: hello.process_id, id, remote }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Table> {
+    fn lock(&self) -> MutexGuard<'_, QuotaTable> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-// === impl Seat ===
+// === impl QuotaPermit ===
 
-impl Seat {
+impl QuotaPermit {
     /// Where it is taken from.
     #[must_use]
     pub fn origin(&self) -> &Origin {
@@ -274,15 +274,15 @@ impl Seat {
 
     /// The stream begins. Returns from when on it may be read.
     pub fn begin(&self, now: Instant) -> Instant {
-        self.pay(STREAM_COST, now)
+        self.charge(STREAM_COST, now)
     }
 
     /// A message of `bytes` came. Returns when the next may be read.
     pub fn message(&self, bytes: usize, now: Instant) -> Instant {
-        self.pay(bytes.saturating_add(MESSAGE_COST), now)
+        self.charge(bytes.saturating_add(MESSAGE_COST), now)
     }
 
-    fn pay(&self, cost: usize, now: Instant) -> Instant {
+    fn charge(&self, cost: usize, now: Instant) -> Instant {
         let time = Duration::from_secs(1).saturating_mul(u32::try_from(cost).unwrap_or(u32::MAX)) / COST_PER_SECOND;
         let mut table = self.origins.lock();
         let Some(usage) = table.origins.get_mut(&self.origin) else { return now };
@@ -291,10 +291,10 @@ impl Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for QuotaPermit {
     fn drop(&mut self) {
         let mut table = self.origins.lock();
-        let Table { taken, origins, .. } = &mut *table;
+        let QuotaTable { taken, origins, .. } = &mut *table;
         *self.kind.of(taken) -= 1;
         if let Some(usage) = origins.get_mut(&self.origin) {
             *self.kind.of(&mut usage.taken) -= 1;
@@ -312,29 +312,29 @@ mod tests {
 
     #[test]
     fn one_origin_cannot_take_what_others_need_and_gives_back_what_it_had() {
-        let (origins, now) = (Arc::new(Origins::default()), Instant::now());
-        let take = |last| origins.seat(Kind::StateStream, &origin(last), now);
-        let seats: Vec<Seat> = (0..4_096).filter_map(|_| take(1).ok()).collect();
-        assert_eq!(seats.len(), STREAMS_PER_ORIGIN_MAX);
-        assert_eq!(take(1).unwrap_err(), Full::Share(STREAMS_PER_ORIGIN_MAX, Kind::StateStream));
-        assert!(take(2).is_ok() && origins.seat(Kind::EdsStream, &origin(1), now).is_ok());
-        let others: Vec<Seat> =
+        let (origins, now) = (Arc::new(OriginQuotas::default()), Instant::now());
+        let take = |last| origins.acquire(StreamQuota::StateStream, &origin(last), now);
+        let permits: Vec<QuotaPermit> = (0..4_096).filter_map(|_| take(1).ok()).collect();
+        assert_eq!(permits.len(), STREAMS_PER_ORIGIN_MAX);
+        assert_eq!(take(1).unwrap_err(), QuotaExceeded::Share(STREAMS_PER_ORIGIN_MAX, StreamQuota::StateStream));
+        assert!(take(2).is_ok() && origins.acquire(StreamQuota::EdsStream, &origin(1), now).is_ok());
+        let others: Vec<QuotaPermit> =
             (2..20).flat_map(|last| (0..4_096).map_while(move |_| Some(last))).filter_map(|last| take(last).ok()).collect();
-        assert_eq!(seats.len() + others.len(), STREAMS_MAX);
-        assert_eq!(take(99).unwrap_err(), Full::All(STREAMS_MAX, Kind::StateStream));
-        assert!(origins.refused().any(|(kind, count)| kind == Kind::StateStream && count > 3_000));
-        drop((seats, others));
+        assert_eq!(permits.len() + others.len(), STREAMS_MAX);
+        assert_eq!(take(99).unwrap_err(), QuotaExceeded::All(STREAMS_MAX, StreamQuota::StateStream));
+        assert!(origins.refused().any(|(kind, count)| kind == StreamQuota::StateStream && count > 3_000));
+        drop((permits, others));
         assert!(take(1).is_ok());
         assert!(origins.lock().origins.len() <= 21);
-        let _ = origins.seat(Kind::StateStream, &origin(200), now + Duration::from_secs(60));
+        let _ = origins.acquire(StreamQuota::StateStream, &origin(200), now + Duration::from_secs(60));
         assert_eq!(origins.lock().origins.len(), 1, "those that are gone are forgotten");
     }
 
     #[test]
     fn what_comes_too_fast_waits_and_so_does_what_a_neighbour_says() {
-        let (origins, now) = (Arc::new(Origins::default()), Instant::now());
-        let [one, two] = [(); 2].map(|()| origins.seat(Kind::StateStream, &origin(1), now).unwrap());
-        let other = origins.seat(Kind::StateStream, &origin(2), now).unwrap();
+        let (origins, now) = (Arc::new(OriginQuotas::default()), Instant::now());
+        let [one, two] = [(); 2].map(|()| origins.acquire(StreamQuota::StateStream, &origin(1), now).unwrap());
+        let other = origins.acquire(StreamQuota::StateStream, &origin(2), now).unwrap();
         let second = usize::try_from(COST_PER_SECOND).unwrap();
         assert_eq!(one.message(second - MESSAGE_COST, now), now, "a burst");
         assert_eq!(two.message(second - MESSAGE_COST, now), now + Duration::from_secs(1), "one origin, one allowance");
@@ -342,17 +342,17 @@ mod tests {
         let later = now + Duration::from_secs(3);
         assert_eq!(one.message(100, later), later);
         drop((one, two));
-        let again = origins.seat(Kind::StateStream, &origin(1), now).unwrap();
+        let again = origins.acquire(StreamQuota::StateStream, &origin(1), now).unwrap();
         assert!(again.begin(now) > now, "coming back is no way round it");
     }
 
     #[test]
     fn a_process_is_known_by_certificate_node_and_process_id_together() {
-        let origins = Origins::default();
+        let origins = OriginQuotas::default();
         let id = |certificate: Option<&str>, address: u8, node_id: &str, process_id| {
             let origin = Origin { certificate: certificate.map(Arc::from), ..origin(address) };
             let hello = state::Hello { node_id: node_id.to_owned(), process_id, ..state::Hello::default() };
-            origins.peer(&hello, Remote { origin, socket: None }).id
+            origins.peer(&hello, RemoteAddress { origin, socket: None }).id
         };
         let known = id(Some("a"), 1, "n", 1);
         assert_eq!(known, id(Some("a"), 2, "n", 1), "a process may come back by another address");

@@ -4,15 +4,15 @@
 //!  Share of a process ──▶ its row (replaces the one before) ──▶ sum of all ──▶ Peers to every other process: the sum without its own row
 //!                    └──▶ placements, a bounded queue ────────▶ each once to every other process; the oldest go first when there are too many
 //! ```
-//! Rows are bytes that only [`pool_state::Sum`] reads; placements are passed on as they came. Nothing here survives the daemon, and nothing needs to: rows are
+//! Rows are bytes that only [`pool_state::LoadReportSum`] reads; placements are passed on as they came. Nothing here survives the daemon, and nothing needs to: rows are
 //! absolute and told again, placements are beliefs. Moments in rows are by the clock of their process; they are taken over to the daemon's here,
 //! and to that of who hears them there.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use exchange::Time;
-use pool_state::{PeerRow, RowHead, Sum};
+use exchange::Timestamp;
+use pool_state::{LoadReportHead, LoadReportSum, PeerLoadReport};
 use proto::{PLACEMENTS_BYTES_MAX, SHARE_EXPIRY_MS, placements, state};
 use scheduler::{ENDPOINTS_MAX, EndpointRef};
 use tokio::time::Instant;
@@ -45,18 +45,18 @@ const CLOCK_BEGINS_MS: u64 = 86_400_000;
 
 /// One daemon's relay.
 #[derive(Debug)]
-pub struct Relay {
+pub struct PeerRelay {
     began: Instant,
     pools: BTreeMap<String, PoolRelay>,
 }
 
 /// How far a proxy was told of a pool.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Cursor {
+pub struct RelayCursor {
     version: u64,
     /// The number of the first placement it was not told.
     placement: u64,
-    told_at: Option<Instant>,
+    sent_at: Option<Instant>,
     /// There was more than fits a message.
     more: bool,
 }
@@ -64,11 +64,11 @@ pub struct Cursor {
 #[derive(Debug, Default)]
 struct PoolRelay {
     /// Of the view the sum was started for.
-    generation: u64,
-    sum: Sum,
-    processes: BTreeMap<u64, Process>,
-    origins: BTreeMap<Origin, OfOrigin>,
-    placements: VecDeque<Placed>,
+    revision: u64,
+    sum: LoadReportSum,
+    processes: BTreeMap<u64, RelayProcess>,
+    origins: BTreeMap<Origin, OriginTotals>,
+    placements: VecDeque<PlacementBatch>,
     /// Number of the next placement.
     next_placement: u64,
     bytes: usize,
@@ -78,17 +78,17 @@ struct PoolRelay {
 }
 
 #[derive(Debug)]
-struct Process {
+struct RelayProcess {
     origin: Origin,
-    row: PeerRow,
-    heard: Instant,
+    row: PeerLoadReport,
+    received_at: Instant,
     /// Of the last share that had one.
     stamp: u64,
 }
 
 /// What the processes of one origin are together.
 #[derive(Debug, Default)]
-struct OfOrigin {
+struct OriginTotals {
     processes: u32,
     /// Those whose row counts.
     active: u32,
@@ -99,7 +99,7 @@ struct OfOrigin {
 
 /// Placements that came together, and go together.
 #[derive(Debug)]
-struct Placed {
+struct PlacementBatch {
     process_id: u64,
     origin: Origin,
     at: Instant,
@@ -111,15 +111,15 @@ struct Placed {
     bytes: Box<[u8]>,
 }
 
-// === impl Relay ===
+// === impl PeerRelay ===
 
-impl Default for Relay {
+impl Default for PeerRelay {
     fn default() -> Self {
         Self { began: Instant::now(), pools: BTreeMap::new() }
     }
 }
 
-impl Relay {
+impl PeerRelay {
     /// A proxy asked for `pool`.
     pub fn join(&mut self, pool: &str, (process_id, origin): (u64, &Origin), now: Instant) {
         self.pools.entry(pool.to_owned()).or_default().join(process_id, origin, now);
@@ -142,11 +142,11 @@ impl Relay {
     }
 
     /// A proxy told something. Nothing of a proxy that never asked for the pool.
-    pub fn told(&mut self, process_id: u64, mut share: state::Share, now: Instant) {
-        let head = RowHead { vm: process_id, written: self.time(now), ring: 0 };
+    pub fn receive(&mut self, process_id: u64, mut share: state::LoadReport, now: Instant) {
+        let head = LoadReportHead { vm: process_id, written: self.time(now), ring: 0 };
         let Some(pool) = self.pools.get_mut(&share.pool) else { return };
         let Some(process) = pool.processes.get_mut(&process_id) else { return };
-        process.heard = now;
+        process.received_at = now;
         process.stamp = if share.stamp == 0 { process.stamp } else { share.stamp };
         let origin = process.origin.clone();
         if share.row.len() <= ROW_BYTES_MAX && head.receive(&mut share.row) {
@@ -157,14 +157,14 @@ impl Relay {
         for (piece, count) in placements::pieces(&share.placements, PLACEMENTS_BYTES_MAX) {
             let first = pool.next_placement;
             pool.next_placement += count;
-            pool.keep(Placed { process_id, origin: origin.clone(), at: now, count, first, bytes: piece.into() });
+            pool.keep(PlacementBatch { process_id, origin: origin.clone(), at: now, count, first, bytes: piece.into() });
         }
-        pool.tidy(now);
+        pool.drop_old(now);
         pool.version += 1;
     }
 
     /// What `process_id` is to be told of the pool, if anything is due.
-    pub fn next(&mut self, view: &PoolView, process_id: u64, cursor: &mut Cursor, now: Instant) -> Option<state::Peers> {
+    pub fn next(&mut self, view: &PoolView, process_id: u64, cursor: &mut RelayCursor, now: Instant) -> Option<state::PeerLoad> {
         let written = self.time(now);
         let pool = self.pools.get_mut(&*view.name)?;
         if !cursor.is_due(now) {
@@ -176,20 +176,20 @@ impl Relay {
             return None;
         }
         let (placements, all) = pool.placements_for(process_id, cursor);
-        cursor.told_at = Some(now);
+        cursor.sent_at = Some(now);
         cursor.version = if all { pool.version } else { cursor.version };
         cursor.more = !all;
         let proxies = u32::try_from(pool.processes.len()).unwrap_or(u32::MAX);
         let stamp = pool.processes.get(&process_id).map_or(0, |process| process.stamp);
-        let active = pool.active_beside(process_id);
-        let row = pool.row_without(process_id, written);
-        Some(state::Peers { pool: view.name.to_string(), proxies, row, placements, stamp, active })
+        let active = pool.active_others(process_id);
+        let row = pool.report_without(process_id, written);
+        Some(state::PeerLoad { pool: view.name.to_string(), proxies, row, placements, stamp, active })
     }
 
-    fn time(&self, now: Instant) -> Time {
-        let began = Time(0).plus_ms(CLOCK_BEGINS_MS);
+    fn time(&self, now: Instant) -> Timestamp {
+        let began = Timestamp(0).plus_ms(CLOCK_BEGINS_MS);
         let since = u64::try_from(now.saturating_duration_since(self.began).as_nanos()).unwrap_or(u64::MAX);
-        Time(began.0.saturating_add(since))
+        Timestamp(began.0.saturating_add(since))
     }
 
     /// Placements of a pool that some proxy was never told.
@@ -199,13 +199,13 @@ impl Relay {
     }
 }
 
-// === impl Cursor ===
+// === impl RelayCursor ===
 
-impl Cursor {
+impl RelayCursor {
     /// When the proxy may be told again.
     #[must_use]
     pub fn due_at(&self) -> Option<Instant> {
-        self.told_at.map(|at| at + SHARE_INTERVAL)
+        self.sent_at.map(|at| at + SHARE_INTERVAL)
     }
 
     /// Is something due to it that nobody will tell again?
@@ -219,11 +219,11 @@ impl Cursor {
     }
 }
 
-// === impl Process ===
+// === impl RelayProcess ===
 
-impl Process {
+impl RelayProcess {
     fn new(origin: &Origin, now: Instant) -> Self {
-        Self { origin: origin.clone(), row: PeerRow::default(), heard: now, stamp: 0 }
+        Self { origin: origin.clone(), row: PeerLoadReport::default(), received_at: now, stamp: 0 }
     }
 }
 
@@ -235,7 +235,7 @@ impl PoolRelay {
         if self.processes.contains_key(&process_id) {
             return;
         }
-        self.processes.insert(process_id, Process::new(origin, now));
+        self.processes.insert(process_id, RelayProcess::new(origin, now));
         self.origins.entry(origin.clone()).or_default().processes += 1;
     }
 
@@ -247,13 +247,13 @@ impl PoolRelay {
     }
 
     /// How many others pick, as far as that is believed.
-    fn active_beside(&self, process_id: u64) -> u32 {
+    fn active_others(&self, process_id: u64) -> u32 {
         let own = self.processes.get(&process_id).filter(|own| own.row.counts()).map(|own| &own.origin);
-        let others = |(origin, of): (&Origin, &OfOrigin)| (of.active - u32::from(Some(origin) == own)).min(ACTIVE_PER_ORIGIN_MAX);
+        let others = |(origin, of): (&Origin, &OriginTotals)| (of.active - u32::from(Some(origin) == own)).min(ACTIVE_PER_ORIGIN_MAX);
         self.origins.iter().map(others).sum()
     }
 
-    fn keep(&mut self, placed: Placed) {
+    fn keep(&mut self, placed: PlacementBatch) {
         let Some(of) = self.origins.get_mut(&placed.origin) else { return };
         self.bytes += placed.bytes.len();
         of.bytes += placed.bytes.len();
@@ -271,8 +271,8 @@ impl PoolRelay {
     }
 
     /// What is too old goes, and the oldest where there is too much.
-    fn tidy(&mut self, now: Instant) {
-        let is_over = |oldest: &mut Placed, bytes| bytes > BYTES_KEPT_MAX || now.saturating_duration_since(oldest.at) >= KEPT_MAX;
+    fn drop_old(&mut self, now: Instant) {
+        let is_over = |oldest: &mut PlacementBatch, bytes| bytes > BYTES_KEPT_MAX || now.saturating_duration_since(oldest.at) >= KEPT_MAX;
         let bytes = &mut self.bytes;
         while let Some(oldest) = self.placements.pop_front_if(|oldest| is_over(oldest, *bytes)) {
             *bytes -= oldest.bytes.len();
@@ -287,7 +287,7 @@ impl PoolRelay {
     /// What nobody told again is over.
     fn expire(&mut self, now: Instant) {
         for process in self.processes.values_mut() {
-            let silent = now.saturating_duration_since(process.heard) >= Duration::from_millis(SHARE_EXPIRY_MS);
+            let silent = now.saturating_duration_since(process.received_at) >= Duration::from_millis(SHARE_EXPIRY_MS);
             if silent && process.row.counts() {
                 self.sum.count(&mut process.row, false);
                 if let Some(of) = self.origins.get_mut(&process.origin) {
@@ -300,20 +300,20 @@ impl PoolRelay {
 
     /// Other lives of endpoints count when the pool has changed.
     fn follow(&mut self, view: &PoolView) {
-        if self.generation != view.generation {
-            self.generation = view.generation;
+        if self.revision != view.revision {
+            self.revision = view.revision;
             let present: Vec<EndpointRef> = view.members.iter().map(|member| member.id).collect();
-            self.sum.start(present, self.processes.values().map(|process| &process.row));
+            self.sum.reset(present, self.processes.values().map(|process| &process.row));
         }
     }
 
-    fn row_without(&mut self, process_id: u64, written: Time) -> Vec<u8> {
+    fn report_without(&mut self, process_id: u64, written: Timestamp) -> Vec<u8> {
         let mut own = self.processes.remove(&process_id);
         let counted = own.as_ref().is_some_and(|own| own.row.counts());
         if let Some(own) = &mut own {
             self.sum.count(&mut own.row, false);
         }
-        let head = RowHead { vm: RowHead::OUTSIDE, written, ring: 0 };
+        let head = LoadReportHead { vm: LoadReportHead::OUTSIDE, written, ring: 0 };
         let row = self.sum.row(head, self.processes.values().map(|process| &process.row), &[]);
         if let Some(mut own) = own {
             self.sum.count(&mut own.row, counted);
@@ -323,11 +323,11 @@ impl PoolRelay {
     }
 
     /// As many as fit one message; whether those are all.
-    fn placements_for(&mut self, process_id: u64, cursor: &mut Cursor) -> (Vec<u8>, bool) {
+    fn placements_for(&mut self, process_id: u64, cursor: &mut RelayCursor) -> (Vec<u8>, bool) {
         let oldest = self.placements.front().map_or(self.next_placement, |placed| placed.first);
         let lost = oldest.saturating_sub(cursor.placement);
         // What a new proxy was never told, because it was not there, is no loss.
-        self.dropped += if cursor.told_at.is_some() { lost } else { 0 };
+        self.dropped += if cursor.sent_at.is_some() { lost } else { 0 };
         let mut placements = Vec::new();
         let told = self.placements.partition_point(|placed| placed.first < cursor.placement);
         let told = self.placements.range(told..).filter(|placed| placed.process_id != process_id);
@@ -360,12 +360,12 @@ mod tests {
         (pool, now)
     }
 
-    fn placed(relay: &mut Relay, process_id: u64, block: u64, blocks: usize) {
-        let at = EndpointRef { slot: scheduler::Slot(1), incarnation: scheduler::Incarnation(1) };
+    fn placed(relay: &mut PeerRelay, process_id: u64, block: u64, blocks: usize) {
+        let at = EndpointRef { slot: scheduler::Slot(1), generation: scheduler::Generation(1) };
         let mut placements = Vec::new();
         placements::push(&mut placements, at, &vec![block; blocks]);
-        let share = state::Share { pool: "p".to_owned(), placements, ..state::Share::default() };
-        relay.told(process_id, share, Instant::now());
+        let share = state::LoadReport { pool: "p".to_owned(), placements, ..state::LoadReport::default() };
+        relay.receive(process_id, share, Instant::now());
     }
 
     fn firsts(placements: &[u8]) -> Vec<u64> {
@@ -375,12 +375,12 @@ mod tests {
     #[test]
     fn each_placement_goes_once_to_every_other_process() {
         let (pool, now) = relay();
-        let mut relay = Relay { began: now, pools: BTreeMap::from([("p".to_owned(), pool)]) };
+        let mut relay = PeerRelay { began: now, pools: BTreeMap::from([("p".to_owned(), pool)]) };
         placed(&mut relay, 1, 10, 3);
         placed(&mut relay, 2, 20, 3);
         placed(&mut relay, 9, 90, 3);
         let pool = relay.pools.get_mut("p").unwrap();
-        let mut cursors = [Cursor::default(); 4];
+        let mut cursors = [RelayCursor::default(); 4];
         for (process_id, expected) in [(1, vec![20]), (2, vec![10]), (3, vec![10, 20])] {
             let (placements, all) = pool.placements_for(process_id, &mut cursors[process_id as usize]);
             assert_eq!((firsts(&placements), all), (expected, true), "a process that never asked is not heard");
@@ -391,9 +391,9 @@ mod tests {
     #[test]
     fn the_oldest_of_an_origin_go_first_when_it_places_too_much_and_that_is_counted() {
         let (pool, now) = relay();
-        let mut relay = Relay { began: now, pools: BTreeMap::from([("p".to_owned(), pool)]) };
+        let mut relay = PeerRelay { began: now, pools: BTreeMap::from([("p".to_owned(), pool)]) };
         relay.join("p", (4, &of(4)), now);
-        let mut cursor = Cursor { told_at: Some(now), ..Cursor::default() };
+        let mut cursor = RelayCursor { sent_at: Some(now), ..RelayCursor::default() };
         placed(&mut relay, 4, 1_000, 3);
         // Each fills a message.
         let kept = (BYTES_PER_ORIGIN_MAX / PLACEMENTS_BYTES_MAX) as u64;
@@ -418,14 +418,14 @@ mod tests {
     #[test]
     fn placements_are_kept_for_no_longer_than_they_count() {
         let (pool, now) = relay();
-        let mut relay = Relay { began: now, pools: BTreeMap::from([("p".to_owned(), pool)]) };
+        let mut relay = PeerRelay { began: now, pools: BTreeMap::from([("p".to_owned(), pool)]) };
         for block in 0..1_000 {
             placed(&mut relay, 1, block, 3);
         }
         let pool = relay.pools.get_mut("p").unwrap();
-        pool.tidy(now);
+        pool.drop_old(now);
         assert_eq!(pool.placements.len(), 1_000);
-        pool.tidy(now + KEPT_MAX + Duration::from_secs(60));
+        pool.drop_old(now + KEPT_MAX + Duration::from_secs(60));
         assert_eq!((pool.placements.len(), pool.bytes, pool.origins[&Origin::default()].bytes), (0, 0, 0));
         assert!(pool.origins[&Origin::default()].pieces.is_empty());
     }
@@ -433,32 +433,32 @@ mod tests {
     #[test]
     fn each_gets_the_sum_of_the_others_until_they_are_silent_or_gone() {
         let (mut pool, now) = relay();
-        let at = EndpointRef { slot: scheduler::Slot(4), incarnation: scheduler::Incarnation(1) };
-        pool.sum.start(vec![at], []);
+        let at = EndpointRef { slot: scheduler::Slot(4), generation: scheduler::Generation(1) };
+        pool.sum.reset(vec![at], []);
         for (process_id, requests) in [(1, 10), (2, 200), (3, 3_000)] {
             let mut ledger = scheduler::in_flight::InFlight::default();
             for _ in 0..requests {
                 drop(ledger.admit(at, 1));
             }
-            let mut sum = Sum::default();
-            sum.start(vec![at], []);
+            let mut sum = LoadReportSum::default();
+            sum.reset(vec![at], []);
             ledger.rows().for_each(|(endpoint, load)| sum.add(endpoint, load));
-            let row = sum.row(RowHead::default(), [], &[]);
+            let row = sum.row(LoadReportHead::default(), [], &[]);
             pool.sum.read(&mut pool.processes.get_mut(&process_id).unwrap().row, row);
             pool.set_active(&Origin::default(), false, true);
         }
         let heard = |pool: &mut PoolRelay, process_id| {
-            let (mut sum, mut row) = (Sum::default(), PeerRow::default());
-            sum.start(vec![at], []);
-            sum.read(&mut row, pool.row_without(process_id, Time(0)));
+            let (mut sum, mut row) = (LoadReportSum::default(), PeerLoadReport::default());
+            sum.reset(vec![at], []);
+            sum.read(&mut row, pool.report_without(process_id, Timestamp(0)));
             sum.load(at).requests
         };
         assert_eq!([1, 2, 3].map(|process_id| heard(&mut pool, process_id)), [3_200, 3_010, 210]);
         assert_eq!([1, 2, 3].map(|process_id| heard(&mut pool, process_id)), [3_200, 3_010, 210], "asking changes nothing");
-        pool.processes.get_mut(&2).unwrap().heard = now + Duration::from_secs(1);
+        pool.processes.get_mut(&2).unwrap().received_at = now + Duration::from_secs(1);
         pool.expire(now + Duration::from_millis(SHARE_EXPIRY_MS));
         assert_eq!([1, 2, 3].map(|process_id| heard(&mut pool, process_id)), [200, 0, 200]);
-        let mut relay = Relay { began: now, pools: BTreeMap::from([("p".to_owned(), pool)]) };
+        let mut relay = PeerRelay { began: now, pools: BTreeMap::from([("p".to_owned(), pool)]) };
         relay.leave("p", 2);
         assert_eq!(heard(relay.pools.get_mut("p").unwrap(), 1), 0);
     }
@@ -469,13 +469,13 @@ mod tests {
 
     #[test]
     fn many_processes_of_one_origin_stand_for_a_few() {
-        let (mut relay, now) = (Relay::default(), Instant::now());
-        let row = || state::Share { pool: "p".to_owned(), row: vec![0; RowHead::BYTES], ..state::Share::default() };
+        let (mut relay, now) = (PeerRelay::default(), Instant::now());
+        let row = || state::LoadReport { pool: "p".to_owned(), row: vec![0; LoadReportHead::BYTES], ..state::LoadReport::default() };
         for process_id in 1..=100 {
             relay.join("p", (process_id, &of(if process_id <= 3 { 1 } else { 2 })), now);
-            relay.told(process_id, row(), now);
+            relay.receive(process_id, row(), now);
         }
-        let active = |relay: &Relay, id| relay.pools["p"].active_beside(id);
+        let active = |relay: &PeerRelay, id| relay.pools["p"].active_others(id);
         assert_eq!(
             [1, 4, 999].map(|id| active(&relay, id)),
             [2 + ACTIVE_PER_ORIGIN_MAX, 3 + ACTIVE_PER_ORIGIN_MAX, 3 + ACTIVE_PER_ORIGIN_MAX]
@@ -491,10 +491,10 @@ mod tests {
     #[test]
     fn what_is_no_row_counts_nothing() {
         let (pool, now) = relay();
-        let mut relay = Relay { began: now, pools: BTreeMap::from([("p".to_owned(), pool)]) };
+        let mut relay = PeerRelay { began: now, pools: BTreeMap::from([("p".to_owned(), pool)]) };
         for row in [vec![0xff; 7], vec![0xff; ROW_BYTES_MAX], vec![0xff; ROW_BYTES_MAX + 1]] {
-            relay.told(1, state::Share { pool: "p".to_owned(), row, ..state::Share::default() }, now);
+            relay.receive(1, state::LoadReport { pool: "p".to_owned(), row, ..state::LoadReport::default() }, now);
         }
-        assert_eq!(relay.pools.get_mut("p").unwrap().row_without(2, Time(0)).len(), RowHead::BYTES);
+        assert_eq!(relay.pools.get_mut("p").unwrap().report_without(2, Timestamp(0)).len(), LoadReportHead::BYTES);
     }
 }

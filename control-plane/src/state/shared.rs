@@ -2,7 +2,7 @@
 //!
 //! | table | a row is | written by | read by |
 //! |---|---|---|---|
-//! | [`Pools`] | a pool's newest view | that pool's task | state streams, EDS streams, admin, persistence |
+//! | [`PoolViews`] | a pool's newest view | that pool's task | state streams, EDS streams, admin, persistence |
 //! | [`EdsStreams`] | an Envoy's EDS stream | that stream | state streams (ordering), admin |
 //! | [`Proxies`] | a proxy's state stream | that stream | pools (slots of the departed), admin |
 //!
@@ -19,21 +19,21 @@ use scheduler::Version;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::learn::latency::Learners;
-use crate::pool::endpoint_source::Components;
+use crate::learn::latency::LearnerDirectory;
+use crate::pool::endpoint_source::WatchedComponents;
 use crate::pool::writer::PoolView;
 use crate::scrape::{BusyHint, ScrapeStats};
-use crate::serve::ext_proc::Streams;
-use crate::state::counters::{Counted, Counters, Totals};
-use crate::state::peer::{Origin, Origins, Peer, Remote};
-use crate::state::peer_relay::Relay;
+use crate::serve::ext_proc::StreamCounts;
+use crate::state::counters::{CounterStore, CounterTotals, VmReport};
+use crate::state::peer::{Origin, OriginQuotas, ProxyProcess, RemoteAddress};
+use crate::state::peer_relay::PeerRelay;
 
 /// The newest view of every pool, by name.
 #[derive(Clone, Debug, Default)]
-pub struct Pools(BTreeMap<Arc<str>, Arc<PoolView>>);
+pub struct PoolViews(BTreeMap<Arc<str>, Arc<PoolView>>);
 
 /// The connected state streams, by stream.
-pub type Proxies = BTreeMap<u64, Proxy>;
+pub type Proxies = BTreeMap<u64, ConnectedProxy>;
 
 /// The most streams of one kind served at once: far above the proxies of a cluster, far below what memory holds.
 pub const STREAMS_MAX: usize = 4096;
@@ -44,7 +44,7 @@ pub const EDS_LINGER: Duration = Duration::from_secs(35);
 
 /// Everything the tasks share.
 #[derive(Debug)]
-pub struct Shared {
+pub struct DaemonState {
     /// This life of the daemon.
     pub term: u64,
     /// Keys the hashes of prompt blocks; the same for all pools and proxies.
@@ -52,29 +52,29 @@ pub struct Shared {
     /// Names of the pools there are, whether or not they have a set yet.
     pub pool_names: Vec<Arc<str>>,
     /// Every pool.
-    pub pools: watch::Sender<Pools>,
+    pub pools: watch::Sender<PoolViews>,
     /// Envoys' EDS streams.
     pub eds: watch::Sender<EdsStreams>,
     /// Proxies' state streams.
     pub proxies: watch::Sender<Proxies>,
     /// What each origin of streams has of the daemon.
-    pub origins: Arc<Origins>,
+    pub origins: Arc<OriginQuotas>,
     sequence: AtomicU64,
     stream_id: AtomicU64,
-    counters: Mutex<Counters>,
+    counters: Mutex<CounterStore>,
     /// What our own front has, as a proxy has it; nothing where there is no front.
     front: Mutex<BTreeMap<String, ProxyPool>>,
     /// Its streams, counted; nothing where there is no front.
-    pub front_streams: OnceLock<Arc<Streams>>,
-    relay: Mutex<Relay>,
+    pub front_streams: OnceLock<Arc<StreamCounts>>,
+    relay: Mutex<PeerRelay>,
     /// What was learned of each pool, by the task that learns it.
-    pub learned: watch::Sender<BTreeMap<Arc<str>, Arc<state::Learned>>>,
+    pub learned: watch::Sender<BTreeMap<Arc<str>, Arc<state::LearnedModels>>>,
     /// Those who learn; nothing where nobody does.
-    pub learners: OnceLock<Learners>,
+    pub learners: OnceLock<LearnerDirectory>,
     /// What Envoy's clusters speak to model servers, as the operator says; HTTP/1.1 where nothing is said.
     pub cluster_protocol: OnceLock<AppProtocol>,
     /// The components of pools that are discovered, once they are followed.
-    pub components: OnceLock<Arc<BTreeMap<Arc<str>, Components>>>,
+    pub components: OnceLock<Arc<BTreeMap<Arc<str>, WatchedComponents>>>,
     /// Wakes those who have something to tell their proxies.
     pub relayed: watch::Sender<()>,
     scrapers: BTreeMap<Arc<str>, ScraperHandle>,
@@ -91,9 +91,9 @@ pub struct ScraperHandle {
 
 /// What a proxy's state stream is at.
 #[derive(Clone, Debug)]
-pub struct Proxy {
+pub struct ConnectedProxy {
     /// Who it is.
-    pub peer: Peer,
+    pub peer: ProxyProcess,
     /// Since when.
     pub since: SystemTime,
     /// What it has, by pool asked for.
@@ -103,13 +103,13 @@ pub struct Proxy {
 /// What a proxy has of a pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProxyPool {
-    /// The roster sent last, and the pool generation it was made of.
+    /// The pool update sent last, and the pool revision it was made of.
     pub sent: Option<(Version, u64)>,
-    /// The newest roster in force there, likewise.
+    /// The newest pool update in force there, likewise.
     pub acked: Option<(Version, u64)>,
     /// Endpoints held back until its Envoy knows them.
     pub withheld: usize,
-    /// Why it refused the last roster, if it did.
+    /// Why it refused the last pool update, if it did.
     pub refused: Option<String>,
 }
 
@@ -123,11 +123,11 @@ pub struct EdsStreams {
     pub open: BTreeMap<u64, EdsStream>,
     /// The open ones of each Envoy, as far as Envoys are told apart.
     by_envoy: BTreeMap<(Origin, String), BTreeSet<u64>>,
-    closed: BTreeMap<(Origin, String, String), Closed>,
+    closed: BTreeMap<(Origin, String, String), ClosedEdsStream>,
 }
 
 #[derive(Clone, Debug)]
-struct Closed {
+struct ClosedEdsStream {
     at: Instant,
     acked: u64,
 }
@@ -138,7 +138,7 @@ pub struct EdsStream {
     /// Envoy's node id.
     pub node_id: String,
     /// Where it connects from.
-    pub remote: Remote,
+    pub remote: RemoteAddress,
     /// Since when.
     pub since: SystemTime,
     /// What it has, by pool subscribed to.
@@ -148,7 +148,7 @@ pub struct EdsStream {
 /// What an Envoy has of a pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EdsAck {
-    /// The newest EDS generation it acknowledged; 0 is none.
+    /// The newest EDS revision it acknowledged; 0 is none.
     pub acked: u64,
     /// Why it refused the last, if it did.
     pub refused: Option<String>,
@@ -161,13 +161,13 @@ pub struct EdsAck {
 pub enum ProxyEds {
     /// None is subscribed, or none answers: Envoy gets its hosts from elsewhere, or has not asked yet.
     None,
-    /// All acknowledged this generation, or a newer one.
+    /// All acknowledged this revision, or a newer one.
     Acked(u64),
 }
 
-// === impl Shared ===
+// === impl DaemonState ===
 
-impl Shared {
+impl DaemonState {
     /// Nothing connected, nothing known of the pools named by `scrapers`.
     #[must_use]
     pub fn new(term: u64, hash_secret: u128, scrapers: BTreeMap<Arc<str>, ScraperHandle>) -> Arc<Self> {
@@ -175,16 +175,16 @@ impl Shared {
             term,
             hash_secret,
             pool_names: scrapers.keys().map(Arc::clone).collect(),
-            pools: watch::Sender::new(Pools::default()),
+            pools: watch::Sender::new(PoolViews::default()),
             eds: watch::Sender::new(EdsStreams::default()),
             proxies: watch::Sender::new(Proxies::new()),
             origins: Arc::default(),
             sequence: AtomicU64::new(0),
             stream_id: AtomicU64::new(0),
-            counters: Mutex::new(Counters::default()),
+            counters: Mutex::new(CounterStore::default()),
             front: Mutex::default(),
             front_streams: OnceLock::new(),
-            relay: Mutex::new(Relay::default()),
+            relay: Mutex::new(PeerRelay::default()),
             learned: watch::Sender::new(BTreeMap::new()),
             learners: OnceLock::new(),
             cluster_protocol: OnceLock::new(),
@@ -205,23 +205,23 @@ impl Shared {
     }
 
     /// What is counted.
-    pub fn counters(&self) -> MutexGuard<'_, Counters> {
+    pub fn counters(&self) -> MutexGuard<'_, CounterStore> {
         self.counters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What proxies tell each other.
-    pub fn relay(&self) -> MutexGuard<'_, Relay> {
+    pub fn relay(&self) -> MutexGuard<'_, PeerRelay> {
         self.relay.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A process reported. Whoever was picked is looked at more often.
-    pub fn report(&self, peer: &Peer, report: Vec<state::VmCounters>, now: Instant) {
+    pub fn report(&self, peer: &ProxyProcess, report: Vec<state::VmCounters>, now: Instant) {
         // What takes long is done before others are kept waiting.
-        let totals: Vec<_> = report.into_iter().map(Counted::of_vm).collect();
+        let totals: Vec<_> = report.into_iter().map(VmReport::from_vm).collect();
         let picked = self.counters().report(peer, totals, now);
         for (pool, id) in picked {
             if let Some(scraper) = self.scrapers.get(&*pool) {
-                scraper.busy.picked(id);
+                scraper.busy.hint(id);
             }
         }
     }
@@ -229,15 +229,15 @@ impl Shared {
     /// A process told what ended requests saw. Never waits.
     pub fn observed(&self, process_id: u64, observations: state::Observations) {
         if let Some(learners) = self.learners.get() {
-            learners.told(process_id, observations);
+            learners.enqueue(process_id, observations);
         }
     }
 
     /// Our own front counted this of a pool.
-    pub fn front_counted(&self, pool: &str, totals: Totals, now: Instant) {
-        let picked = self.counters().front(pool, totals, now);
+    pub fn front_counted(&self, pool: &str, totals: CounterTotals, now: Instant) {
+        let picked = self.counters().report_local(pool, totals, now);
         if let Some(scraper) = self.scrapers.get(pool) {
-            picked.into_iter().for_each(|id| scraper.busy.picked(id));
+            picked.into_iter().for_each(|id| scraper.busy.hint(id));
         }
     }
 
@@ -259,18 +259,18 @@ impl Shared {
         });
     }
 
-    /// Has every connected proxy that asked for `pool` a roster of `generation` or newer in force, our own front among them?
+    /// Has every connected proxy that asked for `pool` a pool update of `revision` or newer in force, our own front among them?
     #[must_use]
-    pub fn acknowledged(&self, pool: &str, generation: u64) -> bool {
+    pub fn acknowledged(&self, pool: &str, revision: u64) -> bool {
         let (proxies, front) = (self.proxies.borrow(), self.front.lock().unwrap_or_else(PoisonError::into_inner));
         let mut rows = proxies.values().map(|proxy| &proxy.pools).chain([&*front]).filter_map(|pools| pools.get(pool));
-        rows.all(|row| row.acked.is_some_and(|(_, acked)| acked >= generation))
+        rows.all(|row| row.acked.is_some_and(|(_, acked)| acked >= revision))
     }
 }
 
-// === impl Pools ===
+// === impl PoolViews ===
 
-impl Pools {
+impl PoolViews {
     /// The pool of that name, once it has a complete set.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&PoolView> {
@@ -288,12 +288,12 @@ impl Pools {
 impl EdsStreams {
     /// What the streams of `peer` say about `pool`. Streams closed a moment ago count as they were.
     #[must_use]
-    pub fn of(&self, peer: &Peer, pool: &str, now: Instant) -> ProxyEds {
-        let Peer { node_id, remote, .. } = peer;
+    pub fn of(&self, peer: &ProxyProcess, pool: &str, now: Instant) -> ProxyEds {
+        let ProxyProcess { node_id, remote, .. } = peer;
         let envoy = (remote.origin.clone(), node_id.clone());
         let streams = self.by_envoy.get(&envoy).into_iter().flatten().filter_map(|id| self.open.get(id));
         let acks = streams.filter_map(|stream| Some((stream.is_of(remote), stream.pools.get(pool)?)));
-        let [mut own, mut any] = [Acks::default(); 2];
+        let [mut own, mut any] = [EdsAckSummary::default(); 2];
         for (is_own, ack) in acks {
             if is_own {
                 // What its Envoy refused it does not have, however long ago.
@@ -332,7 +332,7 @@ impl EdsStreams {
         // One that acknowledged nothing says nothing of what its Envoy has.
         for (pool, ack) in stream.pools.into_iter().filter(|(_, ack)| ack.acked > 0 && !ack.late) {
             if self.closed.len() < STREAMS_MAX {
-                self.closed.insert((envoy.0.clone(), envoy.1.clone(), pool), Closed { at: now, acked: ack.acked });
+                self.closed.insert((envoy.0.clone(), envoy.1.clone(), pool), ClosedEdsStream { at: now, acked: ack.acked });
             }
         }
     }
@@ -340,13 +340,13 @@ impl EdsStreams {
 
 /// What some streams have acknowledged.
 #[derive(Clone, Copy, Debug, Default)]
-struct Acks {
+struct EdsAckSummary {
     streams: usize,
     /// The least of those that count.
     least: Option<u64>,
 }
 
-impl Acks {
+impl EdsAckSummary {
     fn add(&mut self, ack: &EdsAck, is_left_out: bool) {
         self.streams += 1;
         if !is_left_out {
@@ -363,7 +363,7 @@ impl EdsStream {
     }
 
     /// Is it on that very connection?
-    fn is_of(&self, remote: &Remote) -> bool {
+    fn is_of(&self, remote: &RemoteAddress) -> bool {
         self.remote.socket.is_some() && self.remote.socket == remote.socket
     }
 }
@@ -374,15 +374,15 @@ mod tests {
 
     const NODE: &str = "n";
 
-    fn remote(last: u8, port: u16) -> Remote {
-        Remote::new(None, Some(([10, 0, 0, last], port).into()))
+    fn remote(last: u8, port: u16) -> RemoteAddress {
+        RemoteAddress::new(None, Some(([10, 0, 0, last], port).into()))
     }
 
-    fn peer(remote: Remote) -> Peer {
-        Peer { node_id: NODE.to_owned(), process_id: 1, id: 1, remote }
+    fn peer(remote: RemoteAddress) -> ProxyProcess {
+        ProxyProcess { node_id: NODE.to_owned(), process_id: 1, id: 1, remote }
     }
 
-    fn stream(remote: Remote, acked: u64) -> EdsStream {
+    fn stream(remote: RemoteAddress, acked: u64) -> EdsStream {
         let pools = BTreeMap::from([("p".to_owned(), EdsAck { acked, ..EdsAck::default() })]);
         EdsStream { node_id: NODE.to_owned(), remote, since: SystemTime::UNIX_EPOCH, pools }
     }

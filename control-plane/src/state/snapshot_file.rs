@@ -1,7 +1,7 @@
 //! The snapshot file: what a later life of the daemon must know to go on as if nothing had been.
 //!
-//! Term, hash secret, and every pool's endpoints with slots and incarnations; no metrics, which would be stale. Written whole, by rename,
-//! whenever a roster changes. A file that cannot be read is moved aside and said so: state is worth less than a daemon that starts.
+//! Term, hash secret, and every pool's endpoints with slots and generations; no metrics, which would be stale. Written whole, by rename,
+//! whenever a pool update changes. A file that cannot be read is moved aside and said so: state is worth less than a daemon that starts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions, Permissions};
@@ -12,13 +12,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use discovery::{Instance, Metadata, MetricsLocation, Scheme};
-use scheduler::{ENDPOINTS_MAX, EndpointRef, Incarnation, Slot};
+use discovery::{Instance, InstanceMetricsLocation, Metadata, MetricsScheme};
+use scheduler::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::shutdown::Shutdown;
-use crate::state::shared::{Pools, Shared};
+use crate::state::shared::{DaemonState, PoolViews};
 
 /// The format written. A file of another is treated as unreadable.
 const SCHEMA: u32 = 1;
@@ -35,7 +35,7 @@ const SETTLE: Duration = Duration::from_millis(50);
 /// What is saved.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Saved {
+pub struct SavedState {
     schema: u32,
     /// The life of the daemon that wrote it.
     pub term: u64,
@@ -50,8 +50,8 @@ pub struct Saved {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SavedPool {
-    /// The incarnation to be given next.
-    pub incarnation_next: u32,
+    /// The generation to be given next.
+    pub generation_next: u32,
     endpoints: Vec<SavedEndpoint>,
 }
 
@@ -59,12 +59,12 @@ pub struct SavedPool {
 #[serde(deny_unknown_fields)]
 struct SavedEndpoint {
     slot: u16,
-    incarnation: u32,
+    generation: u32,
     name: String,
     namespace: String,
     /// Which life of the name, as discovery tells lives apart.
     #[serde(default, skip_serializing_if = "String::is_empty")]
-    instance_incarnation: String,
+    instance_generation: String,
     address: std::net::SocketAddr,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     labels: Vec<(String, String)>,
@@ -86,17 +86,17 @@ pub struct SnapshotFile {
     written_unix_ms: AtomicU64,
 }
 
-// === impl Saved ===
+// === impl SavedState ===
 
-impl Saved {
-    /// What `pools` hold now. Pools without a complete set are as in `before`: nothing is known of them that is newer.
+impl SavedState {
+    /// What `pools` hold now. PoolViews without a complete set are as in `before`: nothing is known of them that is newer.
     #[must_use]
-    pub fn of(shared: &Shared, pools: &Pools, before: &BTreeMap<String, SavedPool>) -> Self {
+    pub fn of(shared: &DaemonState, pools: &PoolViews, before: &BTreeMap<String, SavedPool>) -> Self {
         let mut saved = before.clone();
         saved.retain(|name, _| shared.pool_names.iter().any(|n| **n == **name));
         for view in pools.iter().filter(|view| view.complete) {
             let endpoints = view.members.iter().map(|m| SavedEndpoint::of(m.id, &m.instance)).collect();
-            saved.insert(view.name.to_string(), SavedPool { incarnation_next: view.incarnation_next, endpoints });
+            saved.insert(view.name.to_string(), SavedPool { generation_next: view.generation_next, endpoints });
         }
         Self { schema: SCHEMA, term: shared.term, hash_secret: shared.hash_secret, pools: saved }
     }
@@ -132,7 +132,7 @@ impl SavedPool {
     /// Its endpoints.
     #[must_use]
     pub fn endpoints(&self) -> Vec<(EndpointRef, Instance)> {
-        let id = |e: &SavedEndpoint| EndpointRef { slot: Slot(e.slot), incarnation: Incarnation(e.incarnation) };
+        let id = |e: &SavedEndpoint| EndpointRef { slot: Slot(e.slot), generation: Generation(e.generation) };
         self.endpoints.iter().map(|e| (id(e), e.instance())).collect()
     }
 }
@@ -141,31 +141,35 @@ impl SavedPool {
 
 impl SavedEndpoint {
     fn of(id: EndpointRef, instance: &Instance) -> Self {
-        let Instance { name, namespace, incarnation: instance_incarnation, address, labels, metrics, metadata } = instance.clone();
+        let Instance { name, namespace, generation: instance_generation, address, labels, metrics, metadata } = instance.clone();
         Self {
             slot: id.slot.0,
-            incarnation: id.incarnation.0,
+            generation: id.generation.0,
             name,
             namespace,
-            instance_incarnation,
+            instance_generation,
             address,
             labels,
             metadata: metadata.map_or_else(Map::new, |m| m.understood()),
-            metrics_https: metrics.scheme.map(|s| s == Scheme::Https),
+            metrics_https: metrics.scheme.map(|s| s == MetricsScheme::Https),
             metrics_port: metrics.port,
             metrics_path: metrics.path,
         }
     }
 
     fn instance(&self) -> Instance {
-        let scheme = |https| if https { Scheme::Https } else { Scheme::Http };
+        let scheme = |https| if https { MetricsScheme::Https } else { MetricsScheme::Http };
         // What was once taken is taken again; should a later release be stricter, the source will tell it anew.
         let metadata = Some(&self.metadata).filter(|m| !m.is_empty()).and_then(|m| Metadata::try_new(m.clone()).ok());
         Instance {
             namespace: self.namespace.clone(),
-            incarnation: self.instance_incarnation.clone(),
+            generation: self.instance_generation.clone(),
             labels: self.labels.clone(),
-            metrics: MetricsLocation { scheme: self.metrics_https.map(scheme), port: self.metrics_port, path: self.metrics_path.clone() },
+            metrics: InstanceMetricsLocation {
+                scheme: self.metrics_https.map(scheme),
+                port: self.metrics_port,
+                path: self.metrics_path.clone(),
+            },
             metadata: metadata.map(Arc::new),
             ..Instance::new(self.name.clone(), self.address)
         }
@@ -183,10 +187,10 @@ impl SnapshotFile {
 
     /// What an earlier life left, if anything readable. What is unreadable is moved aside, as `<file>.corrupt`, for whoever wants to look.
     #[must_use]
-    pub fn load(&self) -> Option<Saved> {
+    pub fn load(&self) -> Option<SavedState> {
         let loaded = match read(&self.path) {
             Ok(None) => return None,
-            Ok(Some(text)) => Saved::parse(&text),
+            Ok(Some(text)) => SavedState::parse(&text),
             Err(error) => Err(error.to_string()),
         };
         loaded
@@ -203,7 +207,7 @@ impl SnapshotFile {
     ///
     /// # Errors
     /// Whatever the file system says. The old file is intact then.
-    pub fn store(&self, saved: &Saved) -> io::Result<()> {
+    pub fn store(&self, saved: &SavedState) -> io::Result<()> {
         let text = serde_json::to_string(saved).map_err(io::Error::other)?;
         let temporary = with_suffix(&self.path, ".new");
         let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(MODE).open(&temporary)?;
@@ -226,7 +230,7 @@ impl SnapshotFile {
     }
 
     /// Keeps the file up to date until `shutdown`, then writes a last time.
-    pub async fn keep(self: Arc<Self>, shared: Arc<Shared>, mut last: Saved, mut shutdown: Shutdown) {
+    pub async fn keep(self: Arc<Self>, shared: Arc<DaemonState>, mut last: SavedState, mut shutdown: Shutdown) {
         let mut pools = shared.pools.subscribe();
         let mut written = Vec::new();
         loop {
@@ -239,12 +243,12 @@ impl SnapshotFile {
             }
             let views = pools.borrow_and_update().clone();
             // Most changes are of metrics, which are not saved.
-            let rosters: Vec<u64> = views.iter().filter(|v| v.complete).map(|v| v.generation).collect();
-            if rosters != written {
-                let now = Saved::of(&shared, &views, &last.pools);
+            let pool_updates: Vec<u64> = views.iter().filter(|v| v.complete).map(|v| v.revision).collect();
+            if pool_updates != written {
+                let now = SavedState::of(&shared, &views, &last.pools);
                 let (file, saved) = (Arc::clone(&self), now.clone());
                 match tokio::task::spawn_blocking(move || file.store(&saved)).await.unwrap_or_else(|e| Err(io::Error::other(e))) {
-                    Ok(()) => (last, written) = (now, rosters),
+                    Ok(()) => (last, written) = (now, pool_updates),
                     Err(error) => {
                         shared.counters().snapshot_write_errors += 1;
                         tracing::error!(file = %self.path.display(), %error, "snapshot file not written; trying again at the next change");

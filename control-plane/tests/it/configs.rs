@@ -5,30 +5,31 @@
 
 use std::path::{Path, PathBuf};
 
-use control_plane::cli::args::{Check, Checked, Format};
-use control_plane::cli::check::{Verdict, check};
+use control_plane::cli::args::{CheckArgs, CheckTarget, OutputFormat};
+use control_plane::cli::check::{CheckVerdict, check};
 use control_plane::config;
 use serde_json::Value;
 
 use crate::daemon::harness;
 
-const FOLDERS: [(&str, Verdict); 3] = [("good", Verdict::Fine), ("refused", Verdict::Refused), ("invalid", Verdict::Invalid)];
+const FOLDERS: [(&str, CheckVerdict); 3] =
+    [("good", CheckVerdict::Fine), ("refused", CheckVerdict::Refused), ("invalid", CheckVerdict::Invalid)];
 
 /// The files, with how each must end.
-fn files() -> Vec<(PathBuf, Verdict)> {
-    let of = |(folder, verdict): (&str, Verdict)| {
+fn files() -> Vec<(PathBuf, CheckVerdict)> {
+    let of = |(folder, verdict): (&str, CheckVerdict)| {
         let entries = std::fs::read_dir(Path::new("tests/configs").join(folder)).unwrap(); // tests run in the folder of their crate
         let files = entries.map(|entry| entry.unwrap().path()).filter(|file| file.extension().is_some_and(|extension| extension == "yaml"));
         files.map(|file| (file, verdict)).collect::<Vec<_>>()
     };
-    let mut files: Vec<(PathBuf, Verdict)> = FOLDERS.into_iter().flat_map(of).collect();
+    let mut files: Vec<(PathBuf, CheckVerdict)> = FOLDERS.into_iter().flat_map(of).collect();
     files.sort_by(|a, b| a.0.cmp(&b.0));
     assert!(files.len() > 30, "{} files", files.len());
     files
 }
 
-async fn checked(file: &Path, format: Format) -> (String, Verdict) {
-    check(Check { what: Checked { file: Some(file.to_owned()), endpoint: None }, engine: None, format }).await
+async fn checked(file: &Path, format: OutputFormat) -> (String, CheckVerdict) {
+    check(CheckArgs { what: CheckTarget { file: Some(file.to_owned()), endpoint: None }, engine: None, format }).await
 }
 
 fn golden(file: &Path, extension: &str, printed: &str) {
@@ -43,11 +44,11 @@ fn golden(file: &Path, extension: &str, printed: &str) {
 #[tokio::test]
 async fn each_file_loads_to_what_its_golden_says() {
     for (file, expected) in files() {
-        let (printed, verdict) = checked(&file, Format::Text).await;
+        let (printed, verdict) = checked(&file, OutputFormat::Text).await;
         assert_eq!(verdict, expected, "{}:\n{printed}", file.display());
         golden(&file, "txt", &printed);
         let text = std::fs::read_to_string(&file).unwrap();
-        assert_eq!(config::read(&text).1.is_some(), verdict == Verdict::Fine, "{}", file.display());
+        assert_eq!(config::read(&text).1.is_some(), verdict == CheckVerdict::Fine, "{}", file.display());
     }
 }
 
@@ -55,33 +56,33 @@ async fn each_file_loads_to_what_its_golden_says() {
 async fn json_says_the_same_in_another_form() {
     for name in ["good/pd", "refused/flow-control", "invalid/everything-wrong"] {
         let file = Path::new("tests/configs").join(name).with_extension("yaml");
-        let (printed, _) = checked(&file, Format::Json).await;
+        let (printed, _) = checked(&file, OutputFormat::Json).await;
         golden(&file, "json", &printed);
     }
     for (file, _) in files() {
-        let (printed, verdict) = checked(&file, Format::Json).await;
+        let (printed, verdict) = checked(&file, OutputFormat::Json).await;
         let report: Value = serde_json::from_str(&printed).unwrap();
         let items = report["items"].as_array().unwrap();
         let refused = |item: &&Value| item["status"] == "refused" && item["substitute"].is_string();
         let (errors, refused) = (report["errors"].as_array().unwrap().len(), items.iter().filter(refused).count());
         let expected = match (errors, refused) {
-            (0, 0) => Verdict::Fine,
-            (0, _) => Verdict::Refused,
-            _ => Verdict::Invalid,
+            (0, 0) => CheckVerdict::Fine,
+            (0, _) => CheckVerdict::Refused,
+            _ => CheckVerdict::Invalid,
         };
         assert_eq!(verdict, expected, "{}", file.display());
-        assert_eq!(report["pipeline"].is_object(), verdict == Verdict::Fine, "{}", file.display());
+        assert_eq!(report["pipeline"].is_object(), verdict == CheckVerdict::Fine, "{}", file.display());
         assert!(items.iter().all(|item| ["implemented", "no_effect", "refused"].contains(&item["status"].as_str().unwrap())));
     }
 }
 
 #[tokio::test]
 async fn the_daemon_starts_with_each_good_file_and_shows_it() {
-    for (file, _) in files().into_iter().filter(|(_, verdict)| *verdict == Verdict::Fine) {
+    for (file, _) in files().into_iter().filter(|(_, verdict)| *verdict == CheckVerdict::Fine) {
         let path = file.to_str().unwrap();
         let daemon = harness::daemon(&["--endpoint", "127.0.0.1:1", "--config", path]).await;
         let shown = harness::get_json(daemon.admin_address, "/debug/config").await;
-        let (printed, _) = checked(&file, Format::Json).await;
+        let (printed, _) = checked(&file, OutputFormat::Json).await;
         let report: Value = serde_json::from_str(&printed).unwrap();
         assert_eq!(shown["pools"][0]["pipeline"], report["pipeline"], "{path}");
         assert_eq!((&shown["pools"][0]["file"], &shown["pools"][0]["error"]), (&Value::from(path), &Value::Null));
@@ -113,7 +114,7 @@ fn a_damaged_file_loads_to_a_pipeline_or_is_refused_with_a_word() {
                 (_, Some(config)) => {
                     scheduler::Pipeline::build(&config.pipeline)
                         .unwrap_or_else(|e| panic!("{}: the filter would refuse it: {e}\n{text}", file.display()));
-                    assert_eq!(config::Resolved::of(&config.pipeline).profiles.len(), config.pipeline.profiles.len());
+                    assert_eq!(config::ResolvedConfig::of(&config.pipeline).profiles.len(), config.pipeline.profiles.len());
                     loaded += 1;
                 }
                 (report, None) => {

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use control_plane::scrape::exposition::{Interest, Parser, Sample, Visitor};
+use control_plane::scrape::exposition::{ExpositionParser, LineInterest, MetricSample, SampleVisitor};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
@@ -13,69 +13,74 @@ use serde::Deserialize;
 use serde_json::json;
 
 /// Name, labels, value, timestamp as read: numbers as text there, as themselves here.
-type Theirs = (String, BTreeMap<String, String>, String, Option<String>);
+type ReferenceSample = (String, BTreeMap<String, String>, String, Option<String>);
 
 #[derive(Debug, Clone, PartialEq)]
-struct Read {
+struct SampleReading {
     name: String,
     labels: BTreeMap<String, String>,
-    value: Value,
+    value: SampleValue,
     timestamp: Option<f64>,
 }
 
 /// A number that equals itself even if it is none.
 #[derive(Debug, Clone, Copy)]
-struct Value(f64);
+struct SampleValue(f64);
 
-impl PartialEq for Value {
+impl PartialEq for SampleValue {
     fn eq(&self, other: &Self) -> bool {
         self.0 == other.0 || self.0.is_nan() && other.0.is_nan()
     }
 }
 
 #[derive(Deserialize)]
-struct Answer {
-    lines: Vec<Option<Vec<Theirs>>>,
-    pages: Vec<Page>,
+struct PageResponse {
+    lines: Vec<Option<Vec<ReferenceSample>>>,
+    pages: Vec<TestPage>,
 }
 
 #[derive(Deserialize)]
-struct Page {
+struct TestPage {
     text: String,
-    text_samples: Vec<Theirs>,
+    text_samples: Vec<ReferenceSample>,
     openmetrics: String,
-    openmetrics_samples: Vec<Theirs>,
+    openmetrics_samples: Vec<ReferenceSample>,
 }
 
 #[derive(Default)]
-struct All(Vec<Read>);
+struct SampleReadings(Vec<SampleReading>);
 
-impl Visitor for All {
-    fn interest(&mut self, _: &[u8]) -> Interest {
-        Interest::Take
+impl SampleVisitor for SampleReadings {
+    fn interest(&mut self, _: &[u8]) -> LineInterest {
+        LineInterest::Take
     }
 
-    fn sample(&mut self, sample: &Sample<'_>) {
+    fn sample(&mut self, sample: &MetricSample<'_>) {
         let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
         let labels = sample.labels().map(|(name, value)| (text(&name), text(&value))).collect();
-        self.0.push(Read { name: text(&sample.name), labels, value: Value(sample.value), timestamp: sample.timestamp });
+        self.0.push(SampleReading { name: text(&sample.name), labels, value: SampleValue(sample.value), timestamp: sample.timestamp });
     }
 }
 
-fn ours(page: &str) -> Vec<Read> {
-    let mut all = All::default();
-    let mut parser = Parser::default();
+fn ours(page: &str) -> Vec<SampleReading> {
+    let mut all = SampleReadings::default();
+    let mut parser = ExpositionParser::default();
     parser.feed(page.as_bytes(), &mut all);
     parser.finish(&mut all);
     all.0
 }
 
-fn theirs((name, labels, value, timestamp): &Theirs) -> Read {
+fn theirs((name, labels, value, timestamp): &ReferenceSample) -> SampleReading {
     let number = |text: &String| text.parse::<f64>().unwrap();
-    Read { name: name.clone(), labels: labels.clone(), value: Value(number(value)), timestamp: timestamp.as_ref().map(number) }
+    SampleReading {
+        name: name.clone(),
+        labels: labels.clone(),
+        value: SampleValue(number(value)),
+        timestamp: timestamp.as_ref().map(number),
+    }
 }
 
-fn ask(lines: &[String], seeds: &[u64]) -> Answer {
+fn ask(lines: &[String], seeds: &[u64]) -> PageResponse {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let python = root.join(".venv/bin/python");
     assert!(python.exists(), "{} is missing: run `make setup` first", python.display());
@@ -99,9 +104,9 @@ fn pages_of_the_real_client_library_read_the_same() {
     let answer = ask(&[], &(0..200).collect::<Vec<_>>());
     assert_eq!(answer.pages.len(), 200);
     for page in &answer.pages {
-        let expected: Vec<Read> = page.text_samples.iter().map(theirs).collect();
+        let expected: Vec<SampleReading> = page.text_samples.iter().map(theirs).collect();
         assert_eq!(ours(&page.text), expected, "{}", page.text);
-        let expected: Vec<Read> = page.openmetrics_samples.iter().map(theirs).collect();
+        let expected: Vec<SampleReading> = page.openmetrics_samples.iter().map(theirs).collect();
         assert_eq!(ours(&page.openmetrics), expected, "{}", page.openmetrics);
     }
 }
@@ -161,7 +166,7 @@ fn is_bare_name(name: &str) -> bool {
 
 /// Why we may refuse a line that `prometheus_client` takes. It is the laxer of the two ("successful parsing does not imply that the parsed text
 /// meets the specification", it says of itself); each reason is a rule of the format it does not check.
-fn known_laxity(line: &str, read: &Read) -> Option<&'static str> {
+fn known_laxity(line: &str, read: &SampleReading) -> Option<&'static str> {
     let named_in_braces = line.contains("{\"q\"") || line.contains("__name__");
     if !is_bare_name(&read.name) && !named_in_braces {
         return Some("takes any text before the braces for a name");
@@ -185,8 +190,9 @@ fn adversarial_lines_read_the_same_or_are_refused_for_a_reason() {
     for (line, theirs_read) in lines.iter().zip(&answer.lines) {
         let mine = ours(line);
         // Milliseconds in the text format; prometheus_client hands out seconds.
-        let expected: Option<Vec<Read>> = theirs_read.as_ref().map(|samples| samples.iter().map(theirs).collect());
-        let mine_s: Vec<Read> = mine.iter().map(|read| Read { timestamp: read.timestamp.map(|ms| ms / 1000.0), ..read.clone() }).collect();
+        let expected: Option<Vec<SampleReading>> = theirs_read.as_ref().map(|samples| samples.iter().map(theirs).collect());
+        let mine_s: Vec<SampleReading> =
+            mine.iter().map(|read| SampleReading { timestamp: read.timestamp.map(|ms| ms / 1000.0), ..read.clone() }).collect();
         match expected {
             Some(expected) if expected == mine_s => taken += usize::from(!mine.is_empty()),
             None if mine.is_empty() => {}

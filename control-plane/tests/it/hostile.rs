@@ -1,4 +1,4 @@
-//! Peers on the state port that speak the protocol well and mean ill, or are unlucky. What is looked at is another proxy: when it gets its roster, what it
+//! Peers on the state port that speak the protocol well and mean ill, or are unlucky. What is looked at is another proxy: when it gets its pool update, what it
 //! is told of others; and what the daemon costs.
 
 mod counts;

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use clap::Parser;
-use control_plane::cli::args::{Cli, Command, Serve};
+use control_plane::cli::args::{Cli, CliCommand, ServeArgs};
 use control_plane::serve::exposure;
 use control_plane::serve::health::{LEADING, LIVENESS};
 use serde_json::{Value, json};
@@ -23,15 +23,15 @@ fn container(objects: &[Value]) -> &Value {
     all.into_iter().find(|container| container["name"] == "switchpointd").unwrap()
 }
 
-fn arguments(objects: &[Value]) -> Serve {
+fn arguments(objects: &[Value]) -> ServeArgs {
     let arguments = container(objects)["args"].as_array().unwrap().iter().map(|argument| argument.as_str().unwrap());
-    let Command::Serve(serve) = Cli::try_parse_from(["switchpointd"].into_iter().chain(arguments)).unwrap().command else {
+    let CliCommand::Serve(serve) = Cli::try_parse_from(["switchpointd"].into_iter().chain(arguments)).unwrap().command else {
         panic!("not serve")
     };
     *serve
 }
 
-fn health_port(serve: &Serve) -> u16 {
+fn health_port(serve: &ServeArgs) -> u16 {
     serve.ext_proc.listen_health.0.unwrap().port()
 }
 

@@ -6,13 +6,13 @@ mod tls;
 use std::sync::Arc;
 use std::time::Duration;
 
-use control_plane::scrape::engine::Engines;
+use control_plane::scrape::engine::EngineTable;
 use control_plane::scrape::{
-    BusyHint, EndpointTls, FailReason, Intervals, MetricsLocation, Observed, PAGE_BYTES_MAX, ScrapeConfig, ScrapeCounts, ScrapeEvent,
-    ScrapeStats, Scraper, Target,
+    BusyHint, EndpointTls, FailReason, MetricsLocation, PAGE_BYTES_MAX, ScrapeConfig, ScrapeCounts, ScrapeEvent, ScrapeIntervals,
+    ScrapeStats, ScrapeTarget, ScrapedMetrics, Scraper,
 };
-use scheduler::{EndpointRef, Incarnation, Slot};
-use server::{Answer, Server, page};
+use scheduler::{EndpointRef, Generation, Slot};
+use server::{MetricsServer, ServerAnswer, page};
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
@@ -20,8 +20,8 @@ use tokio::time::timeout;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A scraper at work.
-struct Rig {
-    targets: watch::Sender<Arc<[Target]>>,
+struct ScraperHarness {
+    targets: watch::Sender<Arc<[ScrapeTarget]>>,
     events: mpsc::Receiver<ScrapeEvent>,
     hint: BusyHint,
     stats: Arc<ScrapeStats>,
@@ -30,31 +30,31 @@ struct Rig {
 
 /// Short intervals; a deadline that no busy machine misses, where the test is not about deadlines.
 fn config() -> ScrapeConfig {
-    let intervals = Intervals { idle: Duration::from_millis(20), busy: Duration::from_millis(5) };
+    let intervals = ScrapeIntervals { idle: Duration::from_millis(20), busy: Duration::from_millis(5) };
     ScrapeConfig { intervals, deadline: PATIENCE, ..ScrapeConfig::default() }
 }
 
 /// Asks once, then not again while the test runs.
 fn once() -> ScrapeConfig {
     let long = Duration::from_secs(3600);
-    ScrapeConfig { intervals: Intervals { idle: long, busy: long }, ..config() }
+    ScrapeConfig { intervals: ScrapeIntervals { idle: long, busy: long }, ..config() }
 }
 
-fn id(slot: u16, incarnation: u32) -> EndpointRef {
-    EndpointRef { slot: Slot(slot), incarnation: Incarnation(incarnation) }
+fn id(slot: u16, generation: u32) -> EndpointRef {
+    EndpointRef { slot: Slot(slot), generation: Generation(generation) }
 }
 
-fn target(id: EndpointRef, address: &str, engine: &str) -> Target {
+fn target(id: EndpointRef, address: &str, engine: &str) -> ScrapeTarget {
     target_at(id, address, engine, &MetricsLocation::default())
 }
 
-fn target_at(id: EndpointRef, address: &str, engine: &str, location: &MetricsLocation) -> Target {
-    let engine = Arc::clone(Engines::try_new(&[], "", "").unwrap().get(engine).unwrap());
-    Target { id, name: address.into(), url: location.url(address, &engine).unwrap(), engine }
+fn target_at(id: EndpointRef, address: &str, engine: &str, location: &MetricsLocation) -> ScrapeTarget {
+    let engine = Arc::clone(EngineTable::try_new(&[], "", "").unwrap().get(engine).unwrap());
+    ScrapeTarget { id, name: address.into(), url: location.url(address, &engine).unwrap(), engine }
 }
 
-impl Rig {
-    fn start(config: &ScrapeConfig, targets: Vec<Target>) -> Self {
+impl ScraperHarness {
+    fn start(config: &ScrapeConfig, targets: Vec<ScrapeTarget>) -> Self {
         let (scraper, hint, stats) = Scraper::try_new(config).unwrap();
         let (targets, watched) = watch::channel(targets.into());
         let (sender, events) = mpsc::channel(64);
@@ -66,7 +66,7 @@ impl Rig {
         timeout(PATIENCE, self.events.recv()).await.expect("no event in time").expect("the scraper ended")
     }
 
-    async fn metrics(&mut self) -> Observed {
+    async fn metrics(&mut self) -> ScrapedMetrics {
         match self.next().await {
             ScrapeEvent::Metrics(_, observed) => observed,
             other => panic!("metrics expected: {other:?}"),
@@ -86,17 +86,17 @@ impl Rig {
     }
 }
 
-async fn failure_of(answer: Answer) -> FailReason {
-    let server = Server::start(answer).await;
-    let reason = Rig::start(&config(), vec![target(id(1, 1), &server.address, "vllm")]).failure().await;
+async fn failure_of(answer: ServerAnswer) -> FailReason {
+    let server = MetricsServer::start(answer).await;
+    let reason = ScraperHarness::start(&config(), vec![target(id(1, 1), &server.address, "vllm")]).failure().await;
     assert!(!server.queries().is_empty());
     reason
 }
 
 #[tokio::test]
 async fn asks_for_the_needed_families_alone_over_one_connection() {
-    let server = Server::start(Answer::HonoursFilter(page(2, 3, 0.5))).await;
-    let mut rig = Rig::start(&config(), vec![target(id(1, 1), &server.address, "vllm")]);
+    let server = MetricsServer::start(ServerAnswer::HonoursFilter(page(2, 3, 0.5))).await;
+    let mut rig = ScraperHarness::start(&config(), vec![target(id(1, 1), &server.address, "vllm")]);
     for _ in 0..20 {
         let observed = rig.metrics().await;
         assert_eq!(observed.metrics.queue_depth, Some(2.0));
@@ -110,14 +110,14 @@ async fn asks_for_the_needed_families_alone_over_one_connection() {
     assert!(queries.iter().all(|query| query.contains("name%5B%5D=vllm%3Anum_requests_waiting")), "{:?}", queries.first());
     assert_eq!(server.connections(), 1);
     let counts = rig.counts();
-    assert_eq!((counts.pages_whole, counts.lines_skipped, counts.restarts), (0, 0, 0));
+    assert_eq!((counts.full_pages, counts.lines_skipped, counts.restarts), (0, 0, 0));
     assert!(counts.polls >= 20 && counts.bytes / counts.polls < 2000, "{counts:?}");
 }
 
 #[tokio::test]
 async fn falls_back_to_the_whole_page_for_those_that_answer_a_filter_with_nothing() {
-    let server = Server::start(Answer::EmptyWhenFiltered(page(1, 1, 0.1))).await;
-    let mut rig = Rig::start(&config(), vec![target(id(1, 1), &server.address, "vllm")]);
+    let server = MetricsServer::start(ServerAnswer::EmptyWhenFiltered(page(1, 1, 0.1))).await;
+    let mut rig = ScraperHarness::start(&config(), vec![target(id(1, 1), &server.address, "vllm")]);
     for _ in 0..10 {
         assert_eq!(rig.metrics().await.metrics.queue_depth, Some(1.0));
     }
@@ -128,8 +128,8 @@ async fn falls_back_to_the_whole_page_for_those_that_answer_a_filter_with_nothin
 
 #[tokio::test]
 async fn falls_back_where_queries_are_refused() {
-    let server = Server::start(Answer::RefusesQueries(page(1, 0, 0.0))).await;
-    let mut rig = Rig::start(&config(), vec![target(id(1, 1), &server.address, "vllm")]);
+    let server = MetricsServer::start(ServerAnswer::RefusesQueries(page(1, 0, 0.0))).await;
+    let mut rig = ScraperHarness::start(&config(), vec![target(id(1, 1), &server.address, "vllm")]);
     assert_eq!(rig.metrics().await.metrics.queue_depth, Some(1.0));
     assert_eq!(rig.metrics().await.metrics.queue_depth, Some(1.0));
     assert_eq!(server.queries().iter().filter(|query| !query.is_empty()).count(), 1);
@@ -137,36 +137,36 @@ async fn falls_back_where_queries_are_refused() {
 
 #[tokio::test]
 async fn servers_that_ignore_the_filter_are_as_good() {
-    let server = Server::start(Answer::Page(page(4, 0, 0.0))).await;
-    let mut rig = Rig::start(&config(), vec![target(id(1, 1), &server.address, "vllm")]);
+    let server = MetricsServer::start(ServerAnswer::Page(page(4, 0, 0.0))).await;
+    let mut rig = ScraperHarness::start(&config(), vec![target(id(1, 1), &server.address, "vllm")]);
     for _ in 0..3 {
         assert_eq!(rig.metrics().await.metrics.queue_depth, Some(4.0));
     }
-    assert_eq!(rig.counts().pages_whole, 0);
+    assert_eq!(rig.counts().full_pages, 0);
 }
 
 #[tokio::test]
 async fn what_an_engine_does_not_have_is_not_asked_for_twice() {
-    let server = Server::start(Answer::HonoursFilter("nv_inference_pending_request_count 3\nother 1\n".into())).await;
+    let server = MetricsServer::start(ServerAnswer::HonoursFilter("nv_inference_pending_request_count 3\nother 1\n".into())).await;
     let location = MetricsLocation { port: Some(server.port()), ..MetricsLocation::default() };
-    let mut rig = Rig::start(&config(), vec![target_at(id(1, 1), "127.0.0.1:1", "triton", &location)]);
-    let partial = Server::start(Answer::HonoursFilter("vllm:num_requests_waiting 3\nother 1\n".into())).await;
-    let mut partial_rig = Rig::start(&config(), vec![target(id(1, 1), &partial.address, "vllm")]);
+    let mut rig = ScraperHarness::start(&config(), vec![target_at(id(1, 1), "127.0.0.1:1", "triton", &location)]);
+    let partial = MetricsServer::start(ServerAnswer::HonoursFilter("vllm:num_requests_waiting 3\nother 1\n".into())).await;
+    let mut partial_rig = ScraperHarness::start(&config(), vec![target(id(1, 1), &partial.address, "vllm")]);
     for _ in 0..5 {
         assert_eq!(rig.metrics().await.metrics.queue_depth, Some(3.0));
         assert_eq!(partial_rig.metrics().await.metrics.running_requests, None);
     }
-    assert_eq!(rig.counts().pages_whole, 0);
-    assert_eq!(partial_rig.counts().pages_whole, 1, "the one comparison");
+    assert_eq!(rig.counts().full_pages, 0);
+    assert_eq!(partial_rig.counts().full_pages, 1, "the one comparison");
 }
 
 #[tokio::test]
 async fn a_new_process_is_noticed_and_asked_with_the_filter_again() {
-    let server = Server::start(Answer::EmptyWhenFiltered(page(1, 1, 0.1))).await;
-    let mut rig = Rig::start(&config(), vec![target(id(1, 1), &server.address, "vllm")]);
+    let server = MetricsServer::start(ServerAnswer::EmptyWhenFiltered(page(1, 1, 0.1))).await;
+    let mut rig = ScraperHarness::start(&config(), vec![target(id(1, 1), &server.address, "vllm")]);
     rig.metrics().await;
     rig.metrics().await;
-    server.answer(Answer::HonoursFilter(page(0, 0, 0.0).replace("1.76e+09", "1.77e+09")));
+    server.answer(ServerAnswer::HonoursFilter(page(0, 0, 0.0).replace("1.76e+09", "1.77e+09")));
     let mut restarts = 0;
     loop {
         match rig.next().await {
@@ -188,35 +188,38 @@ async fn a_new_process_is_noticed_and_asked_with_the_filter_again() {
 
 #[tokio::test]
 async fn redirects_are_not_followed() {
-    let elsewhere = Server::start(Answer::Page(page(9, 9, 0.9))).await;
-    let reason = failure_of(Answer::Redirect(format!("http://{}/metrics", elsewhere.address))).await;
+    let elsewhere = MetricsServer::start(ServerAnswer::Page(page(9, 9, 0.9))).await;
+    let reason = failure_of(ServerAnswer::Redirect(format!("http://{}/metrics", elsewhere.address))).await;
     assert_eq!(reason, FailReason::Redirect(302));
     assert_eq!(elsewhere.queries().len(), 0);
 }
 
 #[tokio::test]
 async fn every_way_to_fail_has_its_name() {
-    assert_eq!(failure_of(Answer::Status(503)).await, FailReason::Status(503));
-    assert_eq!(failure_of(Answer::Status(404)).await, FailReason::Status(404));
-    assert_eq!(failure_of(Answer::Status(204)).await, FailReason::Status(204));
-    assert_eq!(failure_of(Answer::Compressed).await, FailReason::Encoding);
-    assert_eq!(failure_of(Answer::Huge { announced: true }).await, FailReason::TooLarge);
-    assert_eq!(failure_of(Answer::Huge { announced: false }).await, FailReason::TooLarge);
-    assert_eq!(failure_of(Answer::Page("<html>not metrics</html>\n".into())).await, FailReason::NoMetrics);
-    assert_eq!(failure_of(Answer::Page(String::new())).await, FailReason::NoMetrics);
-    assert!(matches!(failure_of(Answer::CutShort(page(1, 1, 0.1))).await, FailReason::Broken(_)), "half a page may lack half of a sum");
-    assert!(matches!(failure_of(Answer::NotHttp).await, FailReason::Broken(_)));
+    assert_eq!(failure_of(ServerAnswer::Status(503)).await, FailReason::Status(503));
+    assert_eq!(failure_of(ServerAnswer::Status(404)).await, FailReason::Status(404));
+    assert_eq!(failure_of(ServerAnswer::Status(204)).await, FailReason::Status(204));
+    assert_eq!(failure_of(ServerAnswer::Compressed).await, FailReason::Encoding);
+    assert_eq!(failure_of(ServerAnswer::Huge { announced: true }).await, FailReason::TooLarge);
+    assert_eq!(failure_of(ServerAnswer::Huge { announced: false }).await, FailReason::TooLarge);
+    assert_eq!(failure_of(ServerAnswer::Page("<html>not metrics</html>\n".into())).await, FailReason::NoMetrics);
+    assert_eq!(failure_of(ServerAnswer::Page(String::new())).await, FailReason::NoMetrics);
+    assert!(
+        matches!(failure_of(ServerAnswer::CutShort(page(1, 1, 0.1))).await, FailReason::Broken(_)),
+        "half a page may lack half of a sum"
+    );
+    assert!(matches!(failure_of(ServerAnswer::NotHttp).await, FailReason::Broken(_)));
     let closed = { std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap() };
-    let reason = Rig::start(&config(), vec![target(id(1, 1), &closed.to_string(), "vllm")]).failure().await;
+    let reason = ScraperHarness::start(&config(), vec![target(id(1, 1), &closed.to_string(), "vllm")]).failure().await;
     assert!(matches!(&reason, FailReason::Connect(detail) if detail.contains("refused")), "{reason:?}");
 }
 
 #[tokio::test]
 async fn slow_and_silent_endpoints_meet_the_deadline() {
     let config = ScrapeConfig { deadline: Duration::from_millis(100), ..once() };
-    for answer in [Answer::Silent, Answer::Trickle] {
-        let server = Server::start(answer).await;
-        let mut rig = Rig::start(&config, vec![target(id(1, 1), &server.address, "vllm")]);
+    for answer in [ServerAnswer::Silent, ServerAnswer::Trickle] {
+        let server = MetricsServer::start(answer).await;
+        let mut rig = ScraperHarness::start(&config, vec![target(id(1, 1), &server.address, "vllm")]);
         assert_eq!(rig.failure().await, FailReason::Timeout);
         let timeouts = rig.counts().failures.into_iter().find(|(kind, _)| *kind == "timeout");
         assert_eq!(timeouts, Some(("timeout", 1)));
@@ -225,18 +228,18 @@ async fn slow_and_silent_endpoints_meet_the_deadline() {
 
 #[tokio::test]
 async fn garbage_around_the_metrics_is_skipped_and_counted() {
-    let server = Server::start(Answer::Page(format!("\u{0}\u{1}garbage\n{}}}{{\n", page(1, 2, 0.5)))).await;
-    let mut rig = Rig::start(&once(), vec![target(id(1, 1), &server.address, "vllm")]);
+    let server = MetricsServer::start(ServerAnswer::Page(format!("\u{0}\u{1}garbage\n{}}}{{\n", page(1, 2, 0.5)))).await;
+    let mut rig = ScraperHarness::start(&once(), vec![target(id(1, 1), &server.address, "vllm")]);
     assert_eq!(rig.metrics().await.metrics.running_requests, Some(2.0));
     assert_eq!(rig.counts().lines_skipped, 2);
 }
 
 #[tokio::test]
 async fn a_hanging_endpoint_holds_up_nobody() {
-    let hanging = Server::start(Answer::Silent).await;
-    let good = Server::start(Answer::Page(page(1, 0, 0.0))).await;
+    let hanging = MetricsServer::start(ServerAnswer::Silent).await;
+    let good = MetricsServer::start(ServerAnswer::Page(page(1, 0, 0.0))).await;
     let targets = vec![target(id(1, 1), &hanging.address, "vllm"), target(id(2, 1), &good.address, "vllm")];
-    let mut rig = Rig::start(&config(), targets);
+    let mut rig = ScraperHarness::start(&config(), targets);
     for _ in 0..5 {
         assert!(matches!(rig.next().await, ScrapeEvent::Metrics(which, _) if which == id(2, 1)));
     }
@@ -244,26 +247,27 @@ async fn a_hanging_endpoint_holds_up_nobody() {
 
 #[tokio::test]
 async fn failures_are_counted_in_a_row_and_recovery_ends_the_count() {
-    let server = Server::start(Answer::Status(503)).await;
-    let mut rig = Rig::start(&config(), vec![target(id(1, 1), &server.address, "vllm")]);
+    let server = MetricsServer::start(ServerAnswer::Status(503)).await;
+    let mut rig = ScraperHarness::start(&config(), vec![target(id(1, 1), &server.address, "vllm")]);
     for row in 1..=3 {
         assert_eq!(rig.next().await, ScrapeEvent::Failed(id(1, 1), FailReason::Status(503), row));
     }
-    server.answer(Answer::Page(page(1, 0, 0.0)));
+    server.answer(ServerAnswer::Page(page(1, 0, 0.0)));
     rig.metrics().await;
-    server.answer(Answer::Status(500));
+    server.answer(ServerAnswer::Status(500));
     while let ScrapeEvent::Metrics(..) = rig.next().await {}
     assert!(matches!(rig.next().await, ScrapeEvent::Failed(_, FailReason::Status(500), 2)));
 }
 
 #[tokio::test]
 async fn targets_come_and_go() {
-    let (first, second) = (Server::start(Answer::Page(page(1, 0, 0.0))).await, Server::start(Answer::Page(page(2, 0, 0.0))).await);
-    let mut rig = Rig::start(&config(), vec![target(id(1, 1), &first.address, "vllm")]);
+    let (first, second) =
+        (MetricsServer::start(ServerAnswer::Page(page(1, 0, 0.0))).await, MetricsServer::start(ServerAnswer::Page(page(2, 0, 0.0))).await);
+    let mut rig = ScraperHarness::start(&config(), vec![target(id(1, 1), &first.address, "vllm")]);
     assert_eq!(rig.metrics().await.metrics.queue_depth, Some(1.0));
     rig.targets.send_replace([target(id(1, 2), &second.address, "vllm")].into());
     let heard = loop {
-        // What was under way when the set changed may still be said, but only of the old incarnation.
+        // What was under way when the set changed may still be said, but only of the old generation.
         match rig.next().await {
             ScrapeEvent::Metrics(which, _) if which == id(1, 1) => {}
             other => break other,
@@ -278,31 +282,31 @@ async fn targets_come_and_go() {
 
 #[tokio::test]
 async fn picked_endpoints_are_asked_at_once() {
-    let server = Server::start(Answer::Page(page(0, 0, 0.0))).await;
-    let intervals = Intervals { idle: Duration::from_secs(3600), busy: Duration::from_millis(5) };
-    let mut rig = Rig::start(&ScrapeConfig { intervals, ..config() }, vec![target(id(1, 1), &server.address, "vllm")]);
+    let server = MetricsServer::start(ServerAnswer::Page(page(0, 0, 0.0))).await;
+    let intervals = ScrapeIntervals { idle: Duration::from_secs(3600), busy: Duration::from_millis(5) };
+    let mut rig = ScraperHarness::start(&ScrapeConfig { intervals, ..config() }, vec![target(id(1, 1), &server.address, "vllm")]);
     rig.metrics().await;
-    rig.hint.picked(id(1, 1));
-    rig.hint.picked(id(7, 7)); // nobody
+    rig.hint.hint(id(1, 1));
+    rig.hint.hint(id(7, 7)); // nobody
     rig.metrics().await;
     rig.metrics().await;
 }
 
 #[tokio::test]
 async fn ends_with_either_side() {
-    let rig = Rig::start(&config(), vec![]);
+    let rig = ScraperHarness::start(&config(), vec![]);
     drop(rig.targets);
     timeout(PATIENCE, rig.task).await.unwrap().unwrap();
-    let rig = Rig::start(&config(), vec![]);
+    let rig = ScraperHarness::start(&config(), vec![]);
     drop(rig.events);
     timeout(PATIENCE, rig.task).await.unwrap().unwrap();
 }
 
 #[tokio::test]
 async fn a_hundred_endpoints_are_all_heard() {
-    let server = Server::start(Answer::HonoursFilter(page(1, 1, 0.1))).await;
-    let targets: Vec<Target> = (0..100).map(|slot| target(id(slot, 1), &server.address, "vllm")).collect();
-    let mut rig = Rig::start(&config(), targets);
+    let server = MetricsServer::start(ServerAnswer::HonoursFilter(page(1, 1, 0.1))).await;
+    let targets: Vec<ScrapeTarget> = (0..100).map(|slot| target(id(slot, 1), &server.address, "vllm")).collect();
+    let mut rig = ScraperHarness::start(&config(), targets);
     let mut heard = std::collections::BTreeSet::new();
     while heard.len() < 100 {
         match rig.next().await {
@@ -314,7 +318,7 @@ async fn a_hundred_endpoints_are_all_heard() {
 
 #[test]
 fn urls_lead_to_the_endpoint_and_nowhere_else() {
-    let engines = Engines::try_new(&[], "", "").unwrap();
+    let engines = EngineTable::try_new(&[], "", "").unwrap();
     let url = |address: &str, engine: &str, location: &MetricsLocation| location.url(address, engines.get(engine).unwrap()).is_ok();
     let here = MetricsLocation::default();
     for good in ["10.0.0.1:8000", "[2001:db8::1]:8000", "model-0.models.svc:8000", "localhost:1"] {

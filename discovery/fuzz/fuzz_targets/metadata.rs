@@ -17,9 +17,7 @@ fn same(a: &Value, b: &Value) -> bool {
             (a - b).abs() <= (1e-15 * a.abs().max(b.abs())).max(f64::MIN_POSITIVE)
         }
         (Value::Array(a), Value::Array(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b)),
-        (Value::Object(a), Value::Object(b)) => {
-            a.len() == b.len() && a.iter().all(|(key, a)| b.get(key).is_some_and(|b| same(a, b)))
-        }
+        (Value::Object(a), Value::Object(b)) => a.len() == b.len() && a.iter().all(|(key, a)| b.get(key).is_some_and(|b| same(a, b))),
         (a, b) => a == b,
     }
 }

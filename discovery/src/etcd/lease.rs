@@ -3,13 +3,13 @@
 
 use futures::future::BoxFuture;
 
-use super::{Config, Connection, KvClient, api, within};
-use crate::lease::{LeaseStore, Seen};
+use super::{EtcdConfig, EtcdConnection, KvClient, api, within};
+use crate::lease::{LeaseRecord, LeaseStore};
 
 /// A lease in etcd.
 #[derive(Clone, Debug)]
 pub struct EtcdLease {
-    connection: Connection,
+    connection: EtcdConnection,
     key: Vec<u8>,
 }
 
@@ -20,24 +20,24 @@ impl EtcdLease {
     ///
     /// # Errors
     /// Says what is wrong with the configuration, or the name.
-    pub fn new(config: Config, name: &str) -> Result<Self, String> {
+    pub fn new(config: EtcdConfig, name: &str) -> Result<Self, String> {
         let name = crate::backend::checked_name(name).map_err(|e| e.to_string())?;
-        let connection = Connection::open(config)?;
+        let connection = EtcdConnection::open(config)?;
         let key = format!("{}/leaders/{name}", connection.prefix).into_bytes();
         Ok(Self { connection, key })
     }
 
-    async fn look(&self) -> Result<Option<Seen>, tonic::Status> {
+    async fn look(&self) -> Result<Option<LeaseRecord>, tonic::Status> {
         let ask = api::RangeRequest { key: self.key.clone(), range_end: Vec::new(), limit: 1 };
         let mut kv = KvClient::new(self.connection.channel.clone());
         let found = within(kv.range(self.connection.request(ask, true).await?)).await?.kvs.into_iter().next();
         Ok(found.map(|kv| {
             let (holder, transitions) = parsed(&kv.value);
-            Seen { holder, version: kv.mod_revision.to_string(), transitions }
+            LeaseRecord { holder, version: kv.mod_revision.to_string(), transitions }
         }))
     }
 
-    async fn swap(&self, holder: &str, expected: Option<&Seen>) -> Result<Option<Seen>, tonic::Status> {
+    async fn swap(&self, holder: &str, expected: Option<&LeaseRecord>) -> Result<Option<LeaseRecord>, tonic::Status> {
         let revision = expected.and_then(|seen| seen.version.parse().ok()).unwrap_or(0); // 0: the key does not exist
         let transitions = expected.map_or(0, |seen| seen.transitions + u32::from(seen.holder != holder));
         let compare = api::Compare {
@@ -52,7 +52,7 @@ impl EtcdLease {
         let mut kv = KvClient::new(self.connection.channel.clone());
         let done = within(kv.txn(self.connection.request(swap, true).await?)).await?;
         let version = done.header.map_or(0, |header| header.revision).to_string();
-        Ok(done.succeeded.then(|| Seen { holder: holder.to_owned(), version, transitions }))
+        Ok(done.succeeded.then(|| LeaseRecord { holder: holder.to_owned(), version, transitions }))
     }
 }
 
@@ -66,7 +66,7 @@ fn parsed(value: &[u8]) -> (String, u32) {
 }
 
 impl LeaseStore for EtcdLease {
-    fn read(&self) -> BoxFuture<'_, Result<Option<Seen>, String>> {
+    fn read(&self) -> BoxFuture<'_, Result<Option<LeaseRecord>, String>> {
         Box::pin(async move {
             match self.look().await {
                 Ok(seen) => Ok(seen),
@@ -75,7 +75,7 @@ impl LeaseStore for EtcdLease {
         })
     }
 
-    fn write<'a>(&'a self, holder: &'a str, expected: Option<&'a Seen>) -> BoxFuture<'a, Result<Option<Seen>, String>> {
+    fn write<'a>(&'a self, holder: &'a str, expected: Option<&'a LeaseRecord>) -> BoxFuture<'a, Result<Option<LeaseRecord>, String>> {
         Box::pin(async move {
             match self.swap(holder, expected).await {
                 Ok(seen) => Ok(seen),

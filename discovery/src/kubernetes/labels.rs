@@ -10,15 +10,15 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 
-use crate::backend::{BackendEvent, Record};
+use crate::backend::{BackendEvent, InstanceRecord};
 use crate::instance::Instance;
 
 /// The labels of pods, by name.
 #[derive(Debug, Default)]
-pub(super) struct PodLabels(HashMap<String, Labels>);
+pub(super) struct PodLabels(HashMap<String, LabelSet>);
 
 #[derive(Debug, PartialEq, Eq)]
-struct Labels {
+struct LabelSet {
     /// UID of the pod: another pod of the same name is another generation.
     uid: String,
     labels: Vec<(String, String)>,
@@ -30,13 +30,13 @@ impl PodLabels {
     /// Takes the complete list of pods and returns the names of those whose labels changed.
     pub(super) fn reset(&mut self, pods: &[Pod]) -> Vec<String> {
         let before = std::mem::take(&mut self.0);
-        self.0 = pods.iter().map(|pod| (pod.name_any(), Labels::of(pod))).collect();
+        self.0 = pods.iter().map(|pod| (pod.name_any(), LabelSet::of(pod))).collect();
         self.0.iter().filter(|(name, labels)| before.get(*name) != Some(labels)).map(|(name, _)| name.clone()).collect()
     }
 
     /// Takes a new or changed pod and returns whether its labels changed.
     pub(super) fn apply(&mut self, pod: &Pod) -> bool {
-        let labels = Labels::of(pod);
+        let labels = LabelSet::of(pod);
         let changed = self.0.get(&pod.name_any()) != Some(&labels);
         self.0.insert(pod.name_any(), labels);
         changed
@@ -48,14 +48,14 @@ impl PodLabels {
     }
 
     /// The record with the labels of its pod, if they are known.
-    pub(super) fn join(&self, record: Arc<Record>) -> Arc<Record> {
-        let of_pod = self.0.get(record.name()).filter(|pod| pod.uid == record.instance.incarnation);
-        let Some(Labels { labels, .. }) = of_pod else { return record };
+    pub(super) fn join(&self, record: Arc<InstanceRecord>) -> Arc<InstanceRecord> {
+        let of_pod = self.0.get(record.name()).filter(|pod| pod.uid == record.instance.generation);
+        let Some(LabelSet { labels, .. }) = of_pod else { return record };
         let mut all = labels.clone();
         all.extend(record.instance.labels.iter().filter(|(key, _)| labels.iter().all(|(known, _)| known != key)).cloned());
         all.sort_unstable();
         let instance = Instance { labels: all, ..record.instance.clone() };
-        Arc::new(Record { instance, ..(*record).clone() })
+        Arc::new(InstanceRecord { instance, ..(*record).clone() })
     }
 
     /// The same for an event from a slice.
@@ -67,9 +67,9 @@ impl PodLabels {
     }
 }
 
-// === impl Labels ===
+// === impl LabelSet ===
 
-impl Labels {
+impl LabelSet {
     fn of(pod: &Pod) -> Self {
         let labels = pod.labels().iter().map(|(key, value)| (key.clone(), value.clone())).collect();
         Self { uid: pod.uid().unwrap_or_default(), labels }
@@ -81,17 +81,17 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::backend::{MetadataSource, Readiness};
+    use crate::backend::{InstanceReadiness, MetadataSource};
 
     fn pod(uid: &str, labels: &serde_json::Value) -> Pod {
         serde_json::from_value(json!({ "metadata": { "name": "p", "uid": uid, "labels": labels } })).unwrap()
     }
 
-    fn record(uid: &str) -> Arc<Record> {
+    fn record(uid: &str) -> Arc<InstanceRecord> {
         let address = "10.0.0.1:8000".parse().unwrap();
         let labels = [("engine", "vllm"), ("of", "service")].map(|(key, value)| (key.to_owned(), value.to_owned())).to_vec();
-        let instance = Instance { incarnation: uid.to_owned(), labels, ..Instance::new("p", address) };
-        Arc::new(Record { instance, readiness: Readiness::Ready, metadata: MetadataSource::None, freshness: 0 })
+        let instance = Instance { generation: uid.to_owned(), labels, ..Instance::new("p", address) };
+        Arc::new(InstanceRecord { instance, readiness: InstanceReadiness::Ready, metadata: MetadataSource::None, freshness: 0 })
     }
 
     fn joined(labels: &PodLabels, uid: &str) -> String {

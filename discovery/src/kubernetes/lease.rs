@@ -8,7 +8,7 @@ use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
 
-use crate::lease::{LEASE_DURATION, LeaseStore, Seen};
+use crate::lease::{LEASE_DURATION, LeaseRecord, LeaseStore};
 
 /// A lease in Kubernetes.
 #[derive(Clone)]
@@ -26,7 +26,7 @@ impl KubernetesLease {
         Self { leases: Api::namespaced(client, kube_namespace), name: name.into() }
     }
 
-    async fn swap(&self, holder: &str, expected: Option<&Seen>) -> Result<Option<Seen>, kube::Error> {
+    async fn swap(&self, holder: &str, expected: Option<&LeaseRecord>) -> Result<Option<LeaseRecord>, kube::Error> {
         let written = match expected {
             None => {
                 let lease = json!({ "metadata": { "name": self.name }, "spec": spec(holder, 0, true) });
@@ -58,9 +58,9 @@ fn spec(holder: &str, transitions: u32, taken: bool) -> Value {
     spec
 }
 
-fn seen(lease: &Lease) -> Seen {
+fn seen(lease: &Lease) -> LeaseRecord {
     let spec = lease.spec.as_ref();
-    Seen {
+    LeaseRecord {
         holder: spec.and_then(|s| s.holder_identity.clone()).unwrap_or_default(),
         version: lease.resource_version().unwrap_or_default(),
         transitions: spec.and_then(|s| s.lease_transitions).and_then(|n| u32::try_from(n).ok()).unwrap_or(0),
@@ -74,14 +74,14 @@ impl std::fmt::Debug for KubernetesLease {
 }
 
 impl LeaseStore for KubernetesLease {
-    fn read(&self) -> BoxFuture<'_, Result<Option<Seen>, String>> {
+    fn read(&self) -> BoxFuture<'_, Result<Option<LeaseRecord>, String>> {
         Box::pin(async move {
             let lease = self.leases.get_opt(&self.name).await.map_err(|e| format!("lease {:?}: {e}", self.name))?;
             Ok(lease.as_ref().map(seen))
         })
     }
 
-    fn write<'a>(&'a self, holder: &'a str, expected: Option<&'a Seen>) -> BoxFuture<'a, Result<Option<Seen>, String>> {
+    fn write<'a>(&'a self, holder: &'a str, expected: Option<&'a LeaseRecord>) -> BoxFuture<'a, Result<Option<LeaseRecord>, String>> {
         Box::pin(async move { self.swap(holder, expected).await.map_err(|e| format!("lease {:?}: {e}", self.name)) })
     }
 }

@@ -32,11 +32,11 @@ const RETRY_FIRST: Duration = Duration::from_millis(250);
 const RETRY_MAX: Duration = Duration::from_secs(10);
 
 /// The objects of one kind that a label selector matches.
-pub(super) struct Listing<K> {
+pub(super) struct ObjectWatch<K> {
     api: Api<K>,
     config: watcher::Config,
     watch: BoxStream<'static, watcher::Result<Event<K>>>,
-    state: State,
+    state: ObjectWatchState,
     /// When `state` ends.
     until: Instant,
     /// Whether an unknown kind counts as a kind without objects rather than as an error.
@@ -47,7 +47,7 @@ pub(super) struct Listing<K> {
 
 /// The state of a listing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum ObjectWatchState {
     /// Waits for its list.
     Listing,
     /// Has its list and watches.
@@ -57,7 +57,7 @@ enum State {
 }
 
 /// A change of the set.
-pub(super) enum Told<K> {
+pub(super) enum ObjectWatchEvent<K> {
     /// The complete set.
     All(Vec<K>),
     /// A new object, or a new value of a known one.
@@ -68,7 +68,7 @@ pub(super) enum Told<K> {
     Failed(String),
 }
 
-impl<K: Resource<DynamicType: Default> + Clone + DeserializeOwned + Debug + Send + 'static> Listing<K> {
+impl<K: Resource<DynamicType: Default> + Clone + DeserializeOwned + Debug + Send + 'static> ObjectWatch<K> {
     pub(super) fn new(api: Api<K>, selector: &str) -> Self {
         let mut config = watcher::Config::default().timeout(WATCH_SECONDS);
         if !selector.is_empty() {
@@ -78,7 +78,7 @@ impl<K: Resource<DynamicType: Default> + Clone + DeserializeOwned + Debug + Send
     }
 }
 
-impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> Listing<K> {
+impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> ObjectWatch<K> {
     /// One object, by its name.
     pub(super) fn of_one(api: Api<K>, name: &str) -> Self {
         Self::with_config(api, watcher::Config::default().timeout(WATCH_SECONDS).fields(&format!("metadata.name={name}")))
@@ -95,7 +95,7 @@ impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> Listing<K>
             api,
             config,
             watch,
-            state: State::Listing,
+            state: ObjectWatchState::Listing,
             until: Instant::now() + LIST_DEADLINE,
             optional: false,
             failures: 0,
@@ -106,17 +106,17 @@ impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> Listing<K>
     /// Lists again now.
     pub(super) fn restart(&mut self) {
         self.watch = start(&self.api, &self.config);
-        (self.state, self.until) = (State::Listing, Instant::now() + LIST_DEADLINE);
+        (self.state, self.until) = (ObjectWatchState::Listing, Instant::now() + LIST_DEADLINE);
         self.listed.clear();
     }
 
     /// The next change. Cancel-safe.
-    pub(super) async fn next(&mut self) -> Told<K> {
+    pub(super) async fn next(&mut self) -> ObjectWatchEvent<K> {
         loop {
             let event = tokio::select! {
                 event = self.watch.next() => event,
                 () = tokio::time::sleep_until(self.until) => {
-                    if self.state == State::Listing {
+                    if self.state == ObjectWatchState::Listing {
                         return self.failed(format!("no list within {LIST_DEADLINE:?}"));
                     }
                     self.restart();
@@ -128,14 +128,14 @@ impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> Listing<K>
                 Some(Ok(Event::InitApply(object))) => self.listed.push(object),
                 Some(Ok(Event::InitDone)) => {
                     self.failures = 0;
-                    (self.state, self.until) = (State::Watching, Instant::now() + RELIST_INTERVAL);
-                    return Told::All(std::mem::take(&mut self.listed));
+                    (self.state, self.until) = (ObjectWatchState::Watching, Instant::now() + RELIST_INTERVAL);
+                    return ObjectWatchEvent::All(std::mem::take(&mut self.listed));
                 }
-                Some(Ok(Event::Apply(object))) => return Told::Applied(object),
-                Some(Ok(Event::Delete(object))) => return Told::Deleted(object),
+                Some(Ok(Event::Apply(object))) => return ObjectWatchEvent::Applied(object),
+                Some(Ok(Event::Delete(object))) => return ObjectWatchEvent::Deleted(object),
                 Some(Err(error)) if self.optional && is_unknown_kind(&error) => {
                     self.rest(RETRY_MAX);
-                    return Told::All(Vec::new());
+                    return ObjectWatchEvent::All(Vec::new());
                 }
                 Some(Err(error)) => return self.failed(innermost(&error)),
                 None => return self.failed("the watch ended".to_owned()),
@@ -143,16 +143,16 @@ impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> Listing<K>
         }
     }
 
-    fn failed(&mut self, why: String) -> Told<K> {
+    fn failed(&mut self, why: String) -> ObjectWatchEvent<K> {
         let wait = RETRY_FIRST.saturating_mul(1 << self.failures.min(16)).min(RETRY_MAX);
         self.failures += 1;
         self.rest(wait);
-        Told::Failed(why)
+        ObjectWatchEvent::Failed(why)
     }
 
     fn rest(&mut self, wait: Duration) {
         // Half of it is random, so that not all daemons come back at once.
-        (self.state, self.until) = (State::Resting, Instant::now() + wait.mul_f64(0.5 + crate::registry::chance() / 2.0));
+        (self.state, self.until) = (ObjectWatchState::Resting, Instant::now() + wait.mul_f64(0.5 + crate::registry::chance() / 2.0));
         self.watch = futures::stream::pending().boxed();
         self.listed.clear();
     }

@@ -10,7 +10,7 @@ use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
 use kube::{Api, Client, ResourceExt};
 use serde_json::Value;
 
-use super::listing::{Listing, Told};
+use super::listing::{ObjectWatch, ObjectWatchEvent};
 
 /// A kind of custom object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,8 +25,8 @@ pub struct CustomKind {
     pub plural: &'static str,
 }
 
-struct Follow {
-    told: SelectAll<BoxStream<'static, (usize, Told<DynamicObject>)>>,
+struct ObjectFollower {
+    events: SelectAll<BoxStream<'static, (usize, ObjectWatchEvent<DynamicObject>)>>,
     /// By kind and name; `None` until a kind was listed.
     sets: Vec<Option<BTreeMap<String, Value>>>,
 }
@@ -38,25 +38,25 @@ pub fn follow_objects(client: &Client, kube_namespace: &str, kinds: &[CustomKind
     let streams = kinds.iter().enumerate().map(|(at, kind)| {
         let gvk = GroupVersionKind::gvk(kind.group, kind.version, kind.kind);
         let api = Api::namespaced_with(client.clone(), kube_namespace, &ApiResource::from_gvk_with_plural(&gvk, kind.plural));
-        futures::stream::unfold(Listing::of_kind(api), move |mut listing| async move { Some(((at, listing.next().await), listing)) })
+        futures::stream::unfold(ObjectWatch::of_kind(api), move |mut listing| async move { Some(((at, listing.next().await), listing)) })
             .boxed()
     });
-    let follow = Follow { told: futures::stream::select_all(streams), sets: vec![None; kinds.len()] };
+    let follow = ObjectFollower { events: futures::stream::select_all(streams), sets: vec![None; kinds.len()] };
     futures::stream::unfold(follow, |mut follow| async move { Some((follow.next().await?, follow)) }).boxed()
 }
 
-// === impl Follow ===
+// === impl ObjectFollower ===
 
-impl Follow {
+impl ObjectFollower {
     async fn next(&mut self) -> Option<Result<Vec<Value>, String>> {
         loop {
-            let (at, told) = self.told.next().await?;
+            let (at, told) = self.events.next().await?;
             let set = self.sets.get_mut(at)?;
             match told {
-                Told::All(objects) => *set = Some(objects.iter().map(|object| (object.name_any(), value(object))).collect()),
-                Told::Applied(object) => drop(set.get_or_insert_default().insert(object.name_any(), value(&object))),
-                Told::Deleted(object) => drop(set.get_or_insert_default().remove(&object.name_any())),
-                Told::Failed(why) => return Some(Err(why)),
+                ObjectWatchEvent::All(objects) => *set = Some(objects.iter().map(|object| (object.name_any(), value(object))).collect()),
+                ObjectWatchEvent::Applied(object) => drop(set.get_or_insert_default().insert(object.name_any(), value(&object))),
+                ObjectWatchEvent::Deleted(object) => drop(set.get_or_insert_default().remove(&object.name_any())),
+                ObjectWatchEvent::Failed(why) => return Some(Err(why)),
             }
             if let Some(all) = self.sets.iter().map(Option::as_ref).collect::<Option<Vec<_>>>() {
                 return Some(Ok(all.into_iter().flat_map(|set| set.values().cloned()).collect()));

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 
-use crate::backend::{BackendEvent, MetadataSource, Readiness, Record};
+use crate::backend::{BackendEvent, InstanceReadiness, InstanceRecord, MetadataSource};
 use crate::instance::{Instance, NAMESPACE_DEFAULT};
 
 /// The label with the data-parallel rank of an instance.
@@ -20,7 +20,7 @@ pub(super) const RANK_LABEL: &str = "llm-d.ai/data-parallel-rank";
 #[derive(Debug)]
 pub(super) struct PodIndex {
     ports: Vec<u16>,
-    pods: HashMap<String, Vec<Arc<Record>>>,
+    pods: HashMap<String, Vec<Arc<InstanceRecord>>>,
 }
 
 // === impl PodIndex ===
@@ -40,13 +40,13 @@ impl PodIndex {
         difference(&self.pods.remove(name).unwrap_or_default(), Vec::new())
     }
 
-    pub(super) fn reset(&mut self, pods: &[Pod]) -> Vec<Arc<Record>> {
+    pub(super) fn reset(&mut self, pods: &[Pod]) -> Vec<Arc<InstanceRecord>> {
         self.pods = pods.iter().map(|pod| (pod.name_any(), records(pod, &self.ports))).collect();
         self.pods.values().flatten().cloned().collect()
     }
 }
 
-fn difference(old: &[Arc<Record>], new: Vec<Arc<Record>>) -> Vec<BackendEvent> {
+fn difference(old: &[Arc<InstanceRecord>], new: Vec<Arc<InstanceRecord>>) -> Vec<BackendEvent> {
     let gone = old.iter().filter(|o| new.iter().all(|n| n.name() != o.name()));
     let mut events: Vec<BackendEvent> = gone.map(|record| BackendEvent::Delete(Arc::from(record.name()))).collect();
     events.extend(new.into_iter().filter(|record| !old.contains(record)).map(BackendEvent::Apply));
@@ -56,7 +56,7 @@ fn difference(old: &[Arc<Record>], new: Vec<Arc<Record>>) -> Vec<BackendEvent> {
     events
 }
 
-fn records(pod: &Pod, ports: &[u16]) -> Vec<Arc<Record>> {
+fn records(pod: &Pod, ports: &[u16]) -> Vec<Arc<InstanceRecord>> {
     let status = pod.status.as_ref();
     // Evicted pods lose their address.
     let Some(ip) = status.and_then(|s| s.pod_ip.as_ref()).and_then(|ip| ip.parse::<IpAddr>().ok()) else { return Vec::new() };
@@ -74,27 +74,27 @@ fn records(pod: &Pod, ports: &[u16]) -> Vec<Arc<Record>> {
         let name = if one { pod.name_any() } else { format!("{}-rank-{rank}", pod.name_any()) };
         let instance = Instance {
             namespace: pod.namespace().unwrap_or_else(|| NAMESPACE_DEFAULT.to_owned()),
-            incarnation: pod.uid().unwrap_or_default(),
+            generation: pod.uid().unwrap_or_default(),
             labels,
             ..Instance::new(name, address)
         };
-        Arc::new(Record { instance, readiness: readiness.clone(), metadata: MetadataSource::At(address), freshness: created })
+        Arc::new(InstanceRecord { instance, readiness: readiness.clone(), metadata: MetadataSource::At(address), freshness: created })
     };
     ports.iter().enumerate().map(record).collect()
 }
 
-fn readiness(pod: &Pod) -> Readiness {
+fn readiness(pod: &Pod) -> InstanceReadiness {
     if pod.metadata.deletion_timestamp.is_some() {
-        return Readiness::NotReady("it is terminating".to_owned());
+        return InstanceReadiness::NotReady("it is terminating".to_owned());
     }
     let status = pod.status.as_ref();
     if let Some(phase @ ("Failed" | "Succeeded")) = status.and_then(|s| s.phase.as_deref()) {
-        return Readiness::NotReady(format!("its phase is {phase}"));
+        return InstanceReadiness::NotReady(format!("its phase is {phase}"));
     }
     let ready = status.and_then(|s| s.conditions.as_ref()).and_then(|c| c.iter().find(|c| c.type_ == "Ready"));
     match ready {
-        Some(condition) if condition.status == "True" => Readiness::Ready,
-        Some(condition) => Readiness::NotReady(condition.reason.clone().unwrap_or_else(|| "its readiness probe fails".to_owned())),
-        None => Readiness::NotReady("its readiness is not known yet".to_owned()),
+        Some(condition) if condition.status == "True" => InstanceReadiness::Ready,
+        Some(condition) => InstanceReadiness::NotReady(condition.reason.clone().unwrap_or_else(|| "its readiness probe fails".to_owned())),
+        None => InstanceReadiness::NotReady("its readiness is not known yet".to_owned()),
     }
 }

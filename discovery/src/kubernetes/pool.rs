@@ -5,7 +5,7 @@
 //! component is the name of the pool. After an edit of the pool its pods are listed again; until
 //! then the old set stays in force. A deleted pool has no pods.
 //!
-//! [`BackendEvent::Asks`] carries its `endpointPickerRef` (`extensionRef` in the older API group)
+//! [`BackendEvent::Requirements`] carries its `endpointPickerRef` (`extensionRef` in the older API group)
 //! and its `appProtocol`.
 
 use std::sync::Arc;
@@ -17,9 +17,11 @@ use kube::{Api, Client, ResourceExt};
 use serde_json::Value;
 use tokio::sync::Notify;
 
-use super::listing::{Listing, Told};
+use super::listing::{ObjectWatch, ObjectWatchEvent};
 use super::pods::PodIndex;
-use crate::backend::{AppProtocol, Asked, Backend, BackendEvent, Component, FailureMode, Following, PickerService, stream};
+use crate::backend::{
+    AppProtocol, Backend, BackendEvent, Component, ComponentFollower, PickerFailureMode, PickerService, PoolRequirements, stream,
+};
 use crate::event::MetadataPolicy;
 use crate::watch::Discovery;
 
@@ -45,19 +47,19 @@ pub struct InferencePools {
 
 /// The fields of a pool that matter here.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct PoolSpec {
+struct InferencePoolSpec {
     selector: String,
     ports: Vec<u16>,
 }
 
-struct Follow {
-    pool: Listing<DynamicObject>,
-    spec: Option<PoolSpec>,
+struct PoolFollower {
+    pool: ObjectWatch<DynamicObject>,
+    spec: Option<InferencePoolSpec>,
     kube_namespace: Arc<str>,
-    asked: Option<Asked>,
-    told: bool,
+    requirements: Option<PoolRequirements>,
+    published: bool,
     pods: Api<Pod>,
-    listing: Option<Listing<Pod>>,
+    listing: Option<ObjectWatch<Pod>>,
     index: PodIndex,
     relist: Arc<Notify>,
 }
@@ -88,12 +90,12 @@ impl Backend for InferencePools {
     fn follow(&self, component: &Component, relist: Arc<Notify>) -> BoxStream<'static, BackendEvent> {
         let kind = ApiResource::from_gvk_with_plural(&self.group.kind(), "inferencepools");
         let pools = Api::namespaced_with(self.client.clone(), component.namespace(), &kind);
-        let follow = Follow {
-            pool: Listing::of_one(pools, component.name()),
+        let follow = PoolFollower {
+            pool: ObjectWatch::of_one(pools, component.name()),
             spec: None,
             kube_namespace: component.namespace().into(),
-            asked: None,
-            told: false,
+            requirements: None,
+            published: false,
             pods: Api::namespaced(self.client.clone(), component.namespace()),
             listing: None,
             index: PodIndex::new(Vec::new()),
@@ -103,15 +105,15 @@ impl Backend for InferencePools {
     }
 }
 
-// === impl Follow ===
+// === impl PoolFollower ===
 
-impl Following for Follow {
+impl ComponentFollower for PoolFollower {
     async fn next(&mut self) -> Option<Vec<BackendEvent>> {
         Some(self.step().await)
     }
 }
 
-impl Follow {
+impl PoolFollower {
     async fn step(&mut self) -> Vec<BackendEvent> {
         let pods = async {
             match &mut self.listing {
@@ -122,10 +124,10 @@ impl Follow {
         tokio::select! {
             told = self.pool.next() => self.pool(told),
             told = pods => match told {
-                Told::All(pods) => vec![BackendEvent::Reset(self.index.reset(&pods))],
-                Told::Applied(pod) => self.index.apply(&pod),
-                Told::Deleted(pod) => self.index.delete(&pod.name_any()),
-                Told::Failed(why) => vec![BackendEvent::Failed(why)],
+                ObjectWatchEvent::All(pods) => vec![BackendEvent::Reset(self.index.reset(&pods))],
+                ObjectWatchEvent::Applied(pod) => self.index.apply(&pod),
+                ObjectWatchEvent::Deleted(pod) => self.index.delete(&pod.name_any()),
+                ObjectWatchEvent::Failed(why) => vec![BackendEvent::Failed(why)],
             },
             () = self.relist.notified() => {
                 if let Some(listing) = &mut self.listing {
@@ -136,56 +138,56 @@ impl Follow {
         }
     }
 
-    fn pool(&mut self, told: Told<DynamicObject>) -> Vec<BackendEvent> {
+    fn pool(&mut self, told: ObjectWatchEvent<DynamicObject>) -> Vec<BackendEvent> {
         let pool = match told {
-            Told::All(pools) => pools.into_iter().next(),
-            Told::Applied(pool) => Some(pool),
-            Told::Deleted(_) => None,
-            Told::Failed(why) => return vec![BackendEvent::Failed(why)],
+            ObjectWatchEvent::All(pools) => pools.into_iter().next(),
+            ObjectWatchEvent::Applied(pool) => Some(pool),
+            ObjectWatchEvent::Deleted(_) => None,
+            ObjectWatchEvent::Failed(why) => return vec![BackendEvent::Failed(why)],
         };
-        let asked = pool.as_ref().map(|pool| asked(&pool.data, &self.kube_namespace));
-        let changed = self.asked != asked;
-        self.asked.clone_from(&asked);
-        let mut events = Vec::from_iter(changed.then_some(BackendEvent::Asks(asked)));
+        let asked = pool.as_ref().map(|pool| requirements(&pool.data, &self.kube_namespace));
+        let changed = self.requirements != asked;
+        self.requirements.clone_from(&asked);
+        let mut events = Vec::from_iter(changed.then_some(BackendEvent::Requirements(asked)));
         events.extend(self.pods_of(pool.as_ref()));
         events
     }
 
     /// Lists the pods again when the selector changed.
     fn pods_of(&mut self, pool: Option<&DynamicObject>) -> Option<BackendEvent> {
-        let spec = match pool.map(|pool| PoolSpec::parse(&pool.data)).transpose() {
+        let spec = match pool.map(|pool| InferencePoolSpec::parse(&pool.data)).transpose() {
             Ok(spec) => spec,
             Err(why) => return Some(BackendEvent::Failed(format!("InferencePool: {why}"))),
         };
-        let first = !std::mem::replace(&mut self.told, true);
+        let first = !std::mem::replace(&mut self.published, true);
         if spec == self.spec && !first {
             return spec.is_none().then_some(BackendEvent::Alive);
         }
         self.spec = spec;
-        let Some(PoolSpec { selector, ports }) = &self.spec else {
+        let Some(InferencePoolSpec { selector, ports }) = &self.spec else {
             self.listing = None;
             return Some(BackendEvent::Reset(Vec::new()));
         };
         self.index = PodIndex::new(ports.clone());
-        self.listing = Some(Listing::new(self.pods.clone(), selector));
+        self.listing = Some(ObjectWatch::new(self.pods.clone(), selector));
         None
     }
 }
 
 /// Reads an object of either group. Without a failure mode it is `FailClose`, the API's default.
-fn asked(object: &Value, kube_namespace: &Arc<str>) -> Asked {
+fn requirements(object: &Value, kube_namespace: &Arc<str>) -> PoolRequirements {
     let picker = ["endpointPickerRef", "extensionRef"].into_iter().find_map(|name| object.get("spec")?.get(name));
     let text = |key: &str| picker.and_then(|picker| picker.get(key)).and_then(Value::as_str);
     let failure_mode = match text("failureMode") {
-        Some("FailOpen") => FailureMode::Open,
-        _ => FailureMode::Close,
+        Some("FailOpen") => PickerFailureMode::Open,
+        _ => PickerFailureMode::Close,
     };
     let port = picker.and_then(|picker| picker.pointer("/port/number").or_else(|| picker.get("portNumber")));
     let port = port.and_then(Value::as_u64).and_then(|port| u16::try_from(port).ok());
     let is_service = text("kind").is_none_or(|kind| kind == "Service") && text("group").is_none_or(str::is_empty);
     let service = text("name").filter(|_| is_service);
     let picker = service.map(|name| PickerService { namespace: Arc::clone(kube_namespace), name: name.into(), port });
-    Asked { failure_mode, protocol: protocol(object), picker }
+    PoolRequirements { failure_mode, protocol: protocol(object), picker }
 }
 
 /// Reads an object of the newer group; the older one has no such field. Without a protocol it is
@@ -197,9 +199,9 @@ fn protocol(object: &Value) -> AppProtocol {
     }
 }
 
-// === impl PoolSpec ===
+// === impl InferencePoolSpec ===
 
-impl PoolSpec {
+impl InferencePoolSpec {
     /// Reads an object of either group.
     fn parse(object: &Value) -> Result<Self, String> {
         let spec = object.get("spec").ok_or("it has no spec")?;

@@ -19,7 +19,7 @@ use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 
-use crate::backend::{BackendEvent, MetadataSource, Readiness, Record};
+use crate::backend::{BackendEvent, InstanceReadiness, InstanceRecord, MetadataSource};
 use crate::instance::{Instance, NAMESPACE_DEFAULT};
 
 /// Labels that describe the slice, not the endpoint.
@@ -47,13 +47,13 @@ pub struct SliceIndex {
     /// The endpoints of each slice.
     slices: HashMap<Arc<str>, BTreeSet<Arc<str>>>,
     /// The records of each endpoint, by slice. One slice may name an endpoint twice.
-    endpoints: HashMap<Arc<str>, Vec<Said>>,
+    endpoints: HashMap<Arc<str>, Vec<SliceRecord>>,
 }
 
 #[derive(Clone, Debug)]
-struct Said {
+struct SliceRecord {
     slice: Arc<str>,
-    record: Arc<Record>,
+    record: Arc<InstanceRecord>,
 }
 
 // === impl SliceIndex ===
@@ -78,7 +78,7 @@ impl SliceIndex {
     }
 
     /// Takes the complete list of slices and returns the whole set.
-    pub fn reset(&mut self, slices: &[EndpointSlice]) -> Vec<Arc<Record>> {
+    pub fn reset(&mut self, slices: &[EndpointSlice]) -> Vec<Arc<InstanceRecord>> {
         self.slices.clear();
         self.endpoints.clear();
         for slice in slices {
@@ -90,18 +90,18 @@ impl SliceIndex {
 
     /// The whole set.
     #[must_use]
-    pub fn all(&self) -> Vec<Arc<Record>> {
+    pub fn all(&self) -> Vec<Arc<InstanceRecord>> {
         self.endpoints.values().filter_map(|said| best(said)).cloned().collect()
     }
 
     /// The merged record of one endpoint.
     #[must_use]
-    pub fn get(&self, name: &str) -> Option<Arc<Record>> {
+    pub fn get(&self, name: &str) -> Option<Arc<InstanceRecord>> {
         self.endpoints.get(name).and_then(|said| best(said)).cloned()
     }
 
-    fn replace(&mut self, slice: &Arc<str>, records: Vec<Arc<Record>>) -> Vec<BackendEvent> {
-        let mut before: BTreeMap<Arc<str>, Option<Arc<Record>>> = BTreeMap::new();
+    fn replace(&mut self, slice: &Arc<str>, records: Vec<Arc<InstanceRecord>>) -> Vec<BackendEvent> {
+        let mut before: BTreeMap<Arc<str>, Option<Arc<InstanceRecord>>> = BTreeMap::new();
         let new = records.iter().map(|record| Arc::from(record.name()));
         for id in self.slices.get(slice).into_iter().flatten().cloned().chain(new) {
             let said = self.endpoints.get(&id).and_then(|said| best(said)).cloned();
@@ -130,11 +130,11 @@ impl SliceIndex {
         events
     }
 
-    fn insert(&mut self, slice: &Arc<str>, records: Vec<Arc<Record>>) {
+    fn insert(&mut self, slice: &Arc<str>, records: Vec<Arc<InstanceRecord>>) {
         let mut ids = BTreeSet::new();
         for record in records {
             let id: Arc<str> = record.name().into();
-            self.endpoints.entry(Arc::clone(&id)).or_default().push(Said { slice: Arc::clone(slice), record });
+            self.endpoints.entry(Arc::clone(&id)).or_default().push(SliceRecord { slice: Arc::clone(slice), record });
             ids.insert(id);
         }
         if !ids.is_empty() {
@@ -143,18 +143,18 @@ impl SliceIndex {
     }
 }
 
-fn best(said: &[Said]) -> Option<&Arc<Record>> {
-    let rank = |said: &Said| {
-        let Record { instance, readiness, freshness, .. } = &*said.record;
-        let (ready, v4) = (*readiness == Readiness::Ready, instance.address.is_ipv4());
-        (ready, v4, *freshness, instance.incarnation.clone(), instance.address, Reverse(Arc::clone(&said.slice)))
+fn best(said: &[SliceRecord]) -> Option<&Arc<InstanceRecord>> {
+    let rank = |said: &SliceRecord| {
+        let InstanceRecord { instance, readiness, freshness, .. } = &*said.record;
+        let (ready, v4) = (*readiness == InstanceReadiness::Ready, instance.address.is_ipv4());
+        (ready, v4, *freshness, instance.generation.clone(), instance.address, Reverse(Arc::clone(&said.slice)))
     };
     said.iter().max_by_key(|said| rank(said)).map(|said| &said.record)
 }
 
 /// The records of one slice. Entries that cannot be used (a name instead of an address, no address)
 /// are left out.
-fn records(slice: &EndpointSlice, rule: &PortRule) -> Vec<Arc<Record>> {
+fn records(slice: &EndpointSlice, rule: &PortRule) -> Vec<Arc<InstanceRecord>> {
     let port = port(slice.ports.as_deref().unwrap_or_default(), rule);
     let service = slice.labels().get("kubernetes.io/service-name").map_or("service", String::as_str);
     let trigger = slice.annotations().get(TRIGGER_TIME).and_then(|t| t.parse::<Timestamp>().ok());
@@ -178,15 +178,15 @@ fn records(slice: &EndpointSlice, rule: &PortRule) -> Vec<Arc<Record>> {
         let address = SocketAddr::new(ip, port.unwrap_or(0));
         let instance = Instance {
             namespace: pod.and_then(|r| r.namespace.clone()).unwrap_or_else(|| kube_namespace.clone()),
-            incarnation: pod.and_then(|r| r.uid.clone()).unwrap_or_default(),
+            generation: pod.and_then(|r| r.uid.clone()).unwrap_or_default(),
             labels,
             ..Instance::new(name, address)
         };
         let readiness = match port {
-            None => Readiness::NotReady("its slice has no such port, and no port is configured".to_owned()),
+            None => InstanceReadiness::NotReady("its slice has no such port, and no port is configured".to_owned()),
             Some(_) => readiness(endpoint.conditions.as_ref()),
         };
-        Some(Arc::new(Record { instance, readiness, metadata: MetadataSource::At(address), freshness }))
+        Some(Arc::new(InstanceRecord { instance, readiness, metadata: MetadataSource::At(address), freshness }))
     };
     // FQDN has no semantics and is deprecated.
     let slices_of_addresses = ["IPv4", "IPv6"].contains(&slice.address_type.as_str());
@@ -195,9 +195,9 @@ fn records(slice: &EndpointSlice, rule: &PortRule) -> Vec<Arc<Record>> {
 
 /// `ready` alone is not enough: with `publishNotReadyAddresses` it is always true, also for a model
 /// server that does not serve.
-fn readiness(conditions: Option<&EndpointConditions>) -> Readiness {
-    let Some(EndpointConditions { ready, serving, terminating }) = conditions else { return Readiness::Ready };
-    let not_ready = |why: &str| Readiness::NotReady(why.to_owned());
+fn readiness(conditions: Option<&EndpointConditions>) -> InstanceReadiness {
+    let Some(EndpointConditions { ready, serving, terminating }) = conditions else { return InstanceReadiness::Ready };
+    let not_ready = |why: &str| InstanceReadiness::NotReady(why.to_owned());
     if terminating.unwrap_or(false) {
         not_ready("it is terminating")
     } else if !ready.unwrap_or(true) {
@@ -205,7 +205,7 @@ fn readiness(conditions: Option<&EndpointConditions>) -> Readiness {
     } else if !serving.unwrap_or(true) {
         not_ready("it is not serving, though published as ready")
     } else {
-        Readiness::Ready
+        InstanceReadiness::Ready
     }
 }
 

@@ -5,20 +5,20 @@ use super::*;
 
 const AT: &str = "10.0.0.1:8000";
 
-fn record(name: &str, address: &str) -> Record {
+fn record(name: &str, address: &str) -> InstanceRecord {
     let instance = Instance::new(name, address.parse().unwrap());
-    Record { instance, readiness: Readiness::Ready, metadata: MetadataSource::None, freshness: 0 }
+    InstanceRecord { instance, readiness: InstanceReadiness::Ready, metadata: MetadataSource::None, freshness: 0 }
 }
 
-fn served(name: &str, address: &str, incarnation: &str) -> Record {
+fn served(name: &str, address: &str, generation: &str) -> InstanceRecord {
     let mut record = record(name, address);
     record.metadata = MetadataSource::At(record.instance.address);
-    record.instance.incarnation = incarnation.to_owned();
+    record.instance.generation = generation.to_owned();
     record
 }
 
-fn not_ready(record: Record) -> Record {
-    Record { readiness: Readiness::NotReady("probe".to_owned()), ..record }
+fn not_ready(record: InstanceRecord) -> InstanceRecord {
+    InstanceRecord { readiness: InstanceReadiness::NotReady("probe".to_owned()), ..record }
 }
 
 fn model(name: &str) -> Arc<Metadata> {
@@ -26,23 +26,23 @@ fn model(name: &str) -> Arc<Metadata> {
 }
 
 /// A table with its clock; shows events as `+name@port` and `-name`.
-struct Rig {
-    table: Table,
+struct TableHarness {
+    table: InstanceTable,
     origin: Instant,
     ms: u64,
 }
 
-impl Rig {
+impl TableHarness {
     fn new(policy: MetadataPolicy) -> Self {
-        Self { table: Table::new(policy), origin: Instant::now(), ms: 0 }
+        Self { table: InstanceTable::new(policy), origin: Instant::now(), ms: 0 }
     }
 
-    fn now(&self) -> Now {
+    fn now(&self) -> ClockReading {
         let elapsed = Duration::from_millis(self.ms);
-        Now { instant: self.origin + elapsed, wall: SystemTime::UNIX_EPOCH + elapsed }
+        ClockReading { instant: self.origin + elapsed, wall: SystemTime::UNIX_EPOCH + elapsed }
     }
 
-    fn run(&mut self, verb: impl FnOnce(&mut Table, Now, &mut Vec<InstanceEvent>)) -> String {
+    fn run(&mut self, verb: impl FnOnce(&mut InstanceTable, ClockReading, &mut Vec<InstanceEvent>)) -> String {
         let (now, mut events) = (self.now(), Vec::new());
         verb(&mut self.table, now, &mut events);
         let text = |event: &InstanceEvent| match event {
@@ -52,7 +52,7 @@ impl Rig {
         events.iter().map(text).collect::<Vec<_>>().join(" ")
     }
 
-    fn apply(&mut self, record: Record) -> String {
+    fn apply(&mut self, record: InstanceRecord) -> String {
         self.run(|table, now, events| table.apply(Arc::new(record), now, events))
     }
 
@@ -60,14 +60,14 @@ impl Rig {
         self.run(|table, now, events| table.delete(id, now, events))
     }
 
-    fn reset(&mut self, records: Vec<Record>, after_outage: bool) -> String {
+    fn reset(&mut self, records: Vec<InstanceRecord>, after_outage: bool) -> String {
         let records = records.into_iter().map(Arc::new).collect();
         self.run(|table, now, events| {
             table.reset(records, after_outage, now, events);
         })
     }
 
-    fn answer(&mut self, fetched: Fetched) -> String {
+    fn answer(&mut self, fetched: MetadataResponse) -> String {
         let fetch = self.table.next_fetch(self.now().instant).expect("a fetch is due");
         self.run(|table, now, events| table.fetched(&fetch, fetched, now, events))
     }
@@ -77,19 +77,19 @@ impl Rig {
         self.run(|table, now, events| table.tick(now, events))
     }
 
-    fn state(&self, id: &str) -> State {
+    fn state(&self, id: &str) -> InstanceState {
         self.table.seen().into_iter().find(|seen| *seen.id == *id).unwrap().state
     }
 
     fn told_model(&self, id: &str) -> Option<String> {
-        let (_, instance) = self.table.told().find(|(told, _)| ***told == *id)?;
+        let (_, instance) = self.table.published_instances().find(|(told, _)| ***told == *id)?;
         instance.metadata().models().first().map(|m| m.name.clone())
     }
 }
 
 #[test]
 fn an_event_is_an_upsert_of_the_whole_value_and_nothing_is_told_twice() {
-    let mut rig = Rig::new(MetadataPolicy::Wanted);
+    let mut rig = TableHarness::new(MetadataPolicy::Preferred);
     assert_eq!(rig.apply(record("a", AT)), "+a@8000");
     assert_eq!(rig.apply(record("a", AT)), "");
     assert_eq!(rig.apply(record("a", "10.0.0.1:9000")), "+a@9000", "restarted at another port, with no dip in readiness");
@@ -97,12 +97,12 @@ fn an_event_is_an_upsert_of_the_whole_value_and_nothing_is_told_twice() {
     assert_eq!(rig.apply(record("a", AT)), "+a@8000");
     assert_eq!(rig.delete("a"), "-a");
     assert_eq!(rig.delete("a"), "");
-    assert_eq!(rig.state("a"), State::Gone);
+    assert_eq!(rig.state("a"), InstanceState::Removed);
 }
 
 #[test]
 fn a_list_replaces_the_set() {
-    let mut rig = Rig::new(MetadataPolicy::Wanted);
+    let mut rig = TableHarness::new(MetadataPolicy::Preferred);
     assert_eq!(rig.reset(vec![record("a", AT), record("b", "10.0.0.2:1")], false), "+a@8000 +b@1");
     assert_eq!(rig.reset(vec![record("b", "10.0.0.2:1"), record("c", "10.0.0.3:1")], true), "-a +c@1", "too few to be held");
     assert_eq!(rig.reset(vec![], false), "-b -c");
@@ -110,72 +110,77 @@ fn a_list_replaces_the_set() {
 
 #[test]
 fn ready_without_metadata_is_pending_and_none_is_an_answer() {
-    let mut rig = Rig::new(MetadataPolicy::Wanted);
+    let mut rig = TableHarness::new(MetadataPolicy::Preferred);
     assert_eq!(rig.apply(served("a", AT, "1")), "");
-    assert!(matches!(rig.state("a"), State::Pending(_)));
-    assert_eq!(rig.answer(Fetched::Failed("refused".to_owned())), "");
-    assert_eq!(rig.state("a"), State::Pending("its metadata cannot be had: refused".to_owned()));
+    assert!(matches!(rig.state("a"), InstanceState::Pending(_)));
+    assert_eq!(rig.answer(MetadataResponse::Failed("refused".to_owned())), "");
+    assert_eq!(rig.state("a"), InstanceState::Pending("its metadata cannot be had: refused".to_owned()));
     assert_eq!(rig.table.next_fetch(rig.now().instant), None, "not at once again");
     rig.wait(METADATA_RETRY_FIRST * 2);
-    assert_eq!(rig.answer(Fetched::Absent), "+a@8000", "a plain vLLM is routed");
-    let mut rig = Rig::new(MetadataPolicy::Required);
+    assert_eq!(rig.answer(MetadataResponse::Absent), "+a@8000", "a plain vLLM is routed");
+    let mut rig = TableHarness::new(MetadataPolicy::Required);
     rig.apply(served("a", AT, "1"));
-    assert_eq!(rig.answer(Fetched::Absent), "");
-    assert_eq!(rig.state("a"), State::Pending("it has no metadata, which is required here".to_owned()));
-    let mut rig = Rig::new(MetadataPolicy::Ignored);
+    assert_eq!(rig.answer(MetadataResponse::Absent), "");
+    assert_eq!(rig.state("a"), InstanceState::Pending("it has no metadata, which is required here".to_owned()));
+    let mut rig = TableHarness::new(MetadataPolicy::Ignored);
     assert_eq!(rig.apply(served("a", AT, "1")), "+a@8000");
     assert_eq!(rig.table.next_due(), None);
 }
 
 #[test]
 fn the_last_good_metadata_counts_while_it_is_the_same_life() {
-    let mut rig = Rig::new(MetadataPolicy::Wanted);
+    let mut rig = TableHarness::new(MetadataPolicy::Preferred);
     rig.apply(served("a", AT, "1"));
-    assert_eq!(rig.answer(Fetched::Is(model("m"), Some("\"1\"".to_owned()))), "+a@8000");
+    assert_eq!(rig.answer(MetadataResponse::Is(model("m"), Some("\"1\"".to_owned()))), "+a@8000");
     rig.wait(METADATA_POLL_INTERVAL * 2);
     let fetch = rig.table.next_fetch(rig.now().instant).unwrap();
     assert_eq!(fetch.etag.as_deref(), Some("\"1\""), "asked for on condition");
-    assert_eq!(rig.run(|t, now, events| t.fetched(&fetch, Fetched::Failed("reset".to_owned()), now, events)), "");
-    assert_eq!((rig.told_model("a"), rig.state("a")), (Some("m".to_owned()), State::Stale("reset".to_owned())));
+    assert_eq!(rig.run(|t, now, events| t.fetched(&fetch, MetadataResponse::Failed("reset".to_owned()), now, events)), "");
+    assert_eq!((rig.told_model("a"), rig.state("a")), (Some("m".to_owned()), InstanceState::Stale("reset".to_owned())));
     assert_eq!(rig.apply(served("a", AT, "2")), "-a", "another life said nothing yet");
-    assert_eq!(rig.run(|t, now, events| t.fetched(&fetch, Fetched::Is(model("old"), None), now, events)), "", "the answer of the old life");
-    assert_eq!(rig.answer(Fetched::Is(model("new"), None)), "+a@8000");
+    assert_eq!(
+        rig.run(|t, now, events| t.fetched(&fetch, MetadataResponse::Is(model("old"), None), now, events)),
+        "",
+        "the answer of the old life"
+    );
+    assert_eq!(rig.answer(MetadataResponse::Is(model("new"), None)), "+a@8000");
     assert_eq!(rig.told_model("a").as_deref(), Some("new"));
 }
 
 #[test]
 fn changed_metadata_is_told_and_a_change_while_it_is_asked_for_is_asked_about_again() {
-    let mut rig = Rig::new(MetadataPolicy::Wanted);
+    let mut rig = TableHarness::new(MetadataPolicy::Preferred);
     rig.apply(served("a", AT, "1"));
     let fetch = rig.table.next_fetch(rig.now().instant).unwrap();
-    let labelled = |r: Record| Record { instance: Instance { labels: vec![("z".into(), "1".into())], ..r.instance.clone() }, ..r };
+    let labelled =
+        |r: InstanceRecord| InstanceRecord { instance: Instance { labels: vec![("z".into(), "1".into())], ..r.instance.clone() }, ..r };
     rig.apply(labelled(served("a", AT, "1")));
     assert_eq!(rig.table.next_fetch(rig.now().instant), None, "one at a time");
-    assert_eq!(rig.run(|t, now, events| t.fetched(&fetch, Fetched::Is(model("m"), None), now, events)), "+a@8000");
-    assert_eq!(rig.answer(Fetched::Is(model("n"), None)), "+a@8000");
+    assert_eq!(rig.run(|t, now, events| t.fetched(&fetch, MetadataResponse::Is(model("m"), None), now, events)), "+a@8000");
+    assert_eq!(rig.answer(MetadataResponse::Is(model("n"), None)), "+a@8000");
     rig.wait(METADATA_POLL_INTERVAL * 2);
-    assert_eq!(rig.answer(Fetched::Unchanged), "");
+    assert_eq!(rig.answer(MetadataResponse::Unchanged), "");
     assert_eq!(rig.told_model("a").as_deref(), Some("n"));
 }
 
 #[test]
 fn traffic_goes_where_the_metadata_says_if_that_is_the_instance_itself() {
-    let mut rig = Rig::new(MetadataPolicy::Wanted);
+    let mut rig = TableHarness::new(MetadataPolicy::Preferred);
     let transport = |text: &str| Arc::new(Metadata::parse(format!(r#"{{"transport":{{"address":"{text}"}}}}"#).as_bytes()).unwrap());
     rig.apply(served("a", AT, "1"));
-    assert_eq!(rig.answer(Fetched::Is(transport("10.0.0.1:9"), None)), "+a@9");
+    assert_eq!(rig.answer(MetadataResponse::Is(transport("10.0.0.1:9"), None)), "+a@9");
     rig.wait(METADATA_POLL_INTERVAL * 2);
-    assert_eq!(rig.answer(Fetched::Is(transport("10.6.6.6:9"), None)), "-a", "an instance that points at another host");
-    assert!(matches!(rig.state("a"), State::Refused(_)));
+    assert_eq!(rig.answer(MetadataResponse::Is(transport("10.6.6.6:9"), None)), "-a", "an instance that points at another host");
+    assert!(matches!(rig.state("a"), InstanceState::Refused(_)));
 }
 
 #[test]
 fn one_address_is_told_once_and_the_newer_has_it() {
-    let mut rig = Rig::new(MetadataPolicy::Wanted);
-    let aged = |name: &str, freshness| Record { freshness, ..record(name, AT) };
+    let mut rig = TableHarness::new(MetadataPolicy::Preferred);
+    let aged = |name: &str, freshness| InstanceRecord { freshness, ..record(name, AT) };
     assert_eq!(rig.apply(aged("old", 1)), "+old@8000");
     assert_eq!(rig.apply(aged("new", 2)), "-old +new@8000", "never both");
-    assert!(matches!(rig.state("old"), State::Refused(_)));
+    assert!(matches!(rig.state("old"), InstanceState::Refused(_)));
     assert_eq!(rig.apply(record("new", "10.0.0.2:1")), "+new@1 +old@8000");
     assert_eq!(rig.apply(aged("new", 2)), "-old +new@8000");
     assert_eq!(rig.apply(not_ready(aged("new", 2))), "-new +old@8000", "who is not ready has no claim");
@@ -186,7 +191,7 @@ fn one_address_is_told_once_and_the_newer_has_it() {
 #[test]
 fn a_mass_disappearance_after_an_outage_is_held_and_then_believed() {
     let all = |n: u16| (0..n).map(|i| record(&format!("e{i}"), &format!("10.0.0.1:{}", i + 1))).collect::<Vec<_>>();
-    let mut rig = Rig::new(MetadataPolicy::Wanted);
+    let mut rig = TableHarness::new(MetadataPolicy::Preferred);
     rig.reset(all(8), false);
     assert_eq!(rig.reset(all(5), true), "-e5 -e6 -e7", "less than half");
     rig.reset(all(8), false);
@@ -195,7 +200,7 @@ fn a_mass_disappearance_after_an_outage_is_held_and_then_believed() {
         rig.table.reset(few, true, now, &mut Vec::new())
     };
     assert!(asks, "the backend is to list again");
-    assert_eq!((rig.table.told().count(), rig.state("e7")), (8, State::Held));
+    assert_eq!((rig.table.published_instances().count(), rig.state("e7")), (8, InstanceState::RemovalHeld));
     assert_eq!(rig.delete("e7"), "-e7", "what it says expressly is believed at once");
     assert_eq!(rig.reset(all(1), false), "", "the second list says the same");
     assert_eq!(rig.wait(HOLD - Duration::from_millis(1)), "");
@@ -204,7 +209,7 @@ fn a_mass_disappearance_after_an_outage_is_held_and_then_believed() {
     rig.reset(vec![], true);
     assert_eq!(rig.reset(all(8), false), "", "it came to its senses");
     assert_eq!(rig.wait(HOLD * 2), "");
-    assert_eq!(rig.state("e3"), State::Ready);
+    assert_eq!(rig.state("e3"), InstanceState::Ready);
     let all_not_ready = all(8).into_iter().map(not_ready).collect();
     assert_eq!(rig.reset(all_not_ready, true), "", "a control plane that lost its nodes, too");
     assert_eq!(rig.wait(HOLD), "-e0 -e1 -e2 -e3 -e4 -e5 -e6 -e7");
@@ -212,14 +217,14 @@ fn a_mass_disappearance_after_an_outage_is_held_and_then_believed() {
 
 #[test]
 fn without_an_outage_everybody_may_go_at_once() {
-    let all: Vec<Record> = (0..8).map(|i| record(&format!("e{i}"), &format!("10.0.0.1:{}", i + 1))).collect();
-    let mut rig = Rig::new(MetadataPolicy::Wanted);
+    let all: Vec<InstanceRecord> = (0..8).map(|i| record(&format!("e{i}"), &format!("10.0.0.1:{}", i + 1))).collect();
+    let mut rig = TableHarness::new(MetadataPolicy::Preferred);
     rig.reset(all, false);
     assert_eq!(rig.reset(vec![], false), "-e0 -e1 -e2 -e3 -e4 -e5 -e6 -e7");
 }
 
 #[derive(Clone, Debug)]
-enum Step {
+enum TableStep {
     Apply(u8, u8, bool, u64),
     Delete(u8),
     Reset(Vec<(u8, u8, bool)>, bool),
@@ -227,13 +232,14 @@ enum Step {
     Wait(u64),
 }
 
-fn any_step() -> impl Strategy<Value = Step> {
+fn any_step() -> impl Strategy<Value = TableStep> {
     prop_oneof![
-        (0u8..6, 0u8..6, any::<bool>(), 0u64..3).prop_map(|(name, port, ready, fresh)| Step::Apply(name, port, ready, fresh)),
-        (0u8..6).prop_map(Step::Delete),
-        (prop::collection::vec((0u8..6, 0u8..6, any::<bool>()), 0..6), any::<bool>()).prop_map(|(all, outage)| Step::Reset(all, outage)),
-        (0u8..4).prop_map(Step::Answer),
-        (0u64..12_000).prop_map(Step::Wait),
+        (0u8..6, 0u8..6, any::<bool>(), 0u64..3).prop_map(|(name, port, ready, fresh)| TableStep::Apply(name, port, ready, fresh)),
+        (0u8..6).prop_map(TableStep::Delete),
+        (prop::collection::vec((0u8..6, 0u8..6, any::<bool>()), 0..6), any::<bool>())
+            .prop_map(|(all, outage)| TableStep::Reset(all, outage)),
+        (0u8..4).prop_map(TableStep::Answer),
+        (0u64..12_000).prop_map(TableStep::Wait),
     ]
 }
 
@@ -244,31 +250,31 @@ proptest! {
             let record = served(&format!("e{name}"), &format!("10.0.0.1:{}", u16::from(port) + 1), &format!("{}", port / 3));
             if ready { record } else { not_ready(record) }
         };
-        let mut rig = Rig::new(MetadataPolicy::Wanted);
+        let mut rig = TableHarness::new(MetadataPolicy::Preferred);
         let mut replayed: BTreeMap<String, Arc<Instance>> = BTreeMap::new();
         for step in steps {
             let (now, mut events) = (rig.now(), Vec::new());
             match step {
-                Step::Apply(name, port, ready, freshness) => {
-                    rig.table.apply(Arc::new(Record { freshness, ..make(name, port, ready) }), now, &mut events);
+                TableStep::Apply(name, port, ready, freshness) => {
+                    rig.table.apply(Arc::new(InstanceRecord { freshness, ..make(name, port, ready) }), now, &mut events);
                 }
-                Step::Delete(name) => rig.table.delete(&format!("e{name}"), now, &mut events),
-                Step::Reset(all, outage) => {
+                TableStep::Delete(name) => rig.table.delete(&format!("e{name}"), now, &mut events),
+                TableStep::Reset(all, outage) => {
                     let all = all.into_iter().map(|(name, port, ready)| Arc::new(make(name, port, ready))).collect();
                     rig.table.reset(all, outage, now, &mut events);
                 }
-                Step::Answer(kind) => {
+                TableStep::Answer(kind) => {
                     let fetched = match kind {
-                        0 => Fetched::Absent,
-                        1 => Fetched::Failed("no".to_owned()),
-                        2 => Fetched::Unchanged,
-                        _ => Fetched::Is(model("m"), None),
+                        0 => MetadataResponse::Absent,
+                        1 => MetadataResponse::Failed("no".to_owned()),
+                        2 => MetadataResponse::Unchanged,
+                        _ => MetadataResponse::Is(model("m"), None),
                     };
                     if let Some(fetch) = rig.table.next_fetch(now.instant) {
                         rig.table.fetched(&fetch, fetched, now, &mut events);
                     }
                 }
-                Step::Wait(ms) => {
+                TableStep::Wait(ms) => {
                     rig.ms += ms;
                     rig.table.tick(rig.now(), &mut events);
                 }
@@ -284,9 +290,9 @@ proptest! {
                     InstanceEvent::Removed(id) => prop_assert!(replayed.remove(&*id).is_some(), "removed, but never told"),
                 }
             }
-            let told: BTreeMap<String, Arc<Instance>> = rig.table.told().map(|(id, i)| (id.to_string(), Arc::clone(i))).collect();
+            let told: BTreeMap<String, Arc<Instance>> = rig.table.published_instances().map(|(id, i)| (id.to_string(), Arc::clone(i))).collect();
             prop_assert_eq!(&replayed, &told);
-            prop_assert_eq!(rig.table.told, told.len());
+            prop_assert_eq!(rig.table.published_count, told.len());
         }
     }
 }

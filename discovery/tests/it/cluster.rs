@@ -29,16 +29,16 @@ const START_MAX: Duration = Duration::from_secs(120);
 /// Certificates are not tested here, so every test knows the token.
 const TOKENS: &str = "tok,admin,1,\"system:masters\"\nlimited,limited,2\nworker,worker,3\nslices,slices,4\n";
 
-pub(crate) struct Cluster {
-    pub(crate) etcd: Mutex<Service>,
-    pub(crate) apiserver: Mutex<Service>,
-    _manager: Mutex<Service>,
+pub(crate) struct TestCluster {
+    pub(crate) etcd: Mutex<ClusterProcess>,
+    pub(crate) apiserver: Mutex<ClusterProcess>,
+    _manager: Mutex<ClusterProcess>,
     port: u16,
     folder: TempDir,
 }
 
 /// A process that can be killed and started again with the same arguments.
-pub(crate) struct Service {
+pub(crate) struct ClusterProcess {
     binary: PathBuf,
     arguments: Vec<String>,
     log: PathBuf,
@@ -46,13 +46,13 @@ pub(crate) struct Service {
 }
 
 /// The cluster of all tests, or `None` without its binaries.
-pub(crate) async fn shared() -> Option<Arc<Cluster>> {
-    static SHARED: AsyncMutex<Weak<Cluster>> = AsyncMutex::const_new(Weak::new());
+pub(crate) async fn shared() -> Option<Arc<TestCluster>> {
+    static SHARED: AsyncMutex<Weak<TestCluster>> = AsyncMutex::const_new(Weak::new());
     let mut shared = SHARED.lock().await;
     if let Some(cluster) = shared.upgrade() {
         return Some(cluster);
     }
-    let cluster = Arc::new(Cluster::start().await?);
+    let cluster = Arc::new(TestCluster::start().await?);
     *shared = Arc::downgrade(&cluster);
     Some(cluster)
 }
@@ -128,12 +128,12 @@ pub(crate) fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-pub(crate) fn etcd(binary: PathBuf, folder: &Path, port: u16) -> Service {
+pub(crate) fn etcd(binary: PathBuf, folder: &Path, port: u16) -> ClusterProcess {
     etcd_at(binary, folder, &format!("http://127.0.0.1:{port}"), &[])
 }
 
 /// An etcd that clients reach at `client`, with further arguments.
-pub(crate) fn etcd_at(binary: PathBuf, folder: &Path, client: &str, further: &[String]) -> Service {
+pub(crate) fn etcd_at(binary: PathBuf, folder: &Path, client: &str, further: &[String]) -> ClusterProcess {
     let peer = format!("http://127.0.0.1:{}", free_port());
     let arguments = [
         format!("--data-dir={}", folder.join("etcd").display()),
@@ -144,7 +144,7 @@ pub(crate) fn etcd_at(binary: PathBuf, folder: &Path, client: &str, further: &[S
         format!("--initial-cluster=default={peer}"),
         "--unsafe-no-fsync".to_owned(),
     ];
-    Service::new(binary, [&arguments, further].concat(), folder.join("etcd.log"))
+    ClusterProcess::new(binary, [&arguments, further].concat(), folder.join("etcd.log"))
 }
 
 /// Copies a folder with everything in it.
@@ -161,7 +161,7 @@ pub(crate) fn copy_folder(from: &Path, to: &Path) {
     }
 }
 
-impl Cluster {
+impl TestCluster {
     /// A cluster for one test alone, to break it.
     pub(crate) async fn start() -> Option<Self> {
         let (etcd_binary, api_binary, manager) = (tool("etcd")?, tool("kube-apiserver")?, tool("kube-controller-manager")?);
@@ -194,8 +194,8 @@ impl Cluster {
         let managed =
             [format!("--kubeconfig={}", path("kubeconfig")), controllers.into(), "--leader-elect=false".into(), "--secure-port=0".into()];
         let etcd = etcd(etcd_binary, folder.path(), etcd_port);
-        let apiserver = Service::new(api_binary, api.to_vec(), folder.path().join("apiserver.log"));
-        let manager = Service::new(manager, managed.to_vec(), folder.path().join("manager.log"));
+        let apiserver = ClusterProcess::new(api_binary, api.to_vec(), folder.path().join("apiserver.log"));
+        let manager = ClusterProcess::new(manager, managed.to_vec(), folder.path().join("manager.log"));
         let cluster = Self { etcd: Mutex::new(etcd), apiserver: Mutex::new(apiserver), _manager: Mutex::new(manager), port, folder };
         cluster.wait_ready().await;
         Some(cluster)
@@ -240,7 +240,7 @@ impl Cluster {
     }
 }
 
-impl Service {
+impl ClusterProcess {
     fn new(binary: PathBuf, arguments: Vec<String>, log: PathBuf) -> Self {
         let mut service = Self { binary, arguments, log, child: None };
         service.start();
@@ -273,7 +273,7 @@ impl Service {
     }
 }
 
-impl Drop for Service {
+impl Drop for ClusterProcess {
     fn drop(&mut self) {
         self.kill();
     }

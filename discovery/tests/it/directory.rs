@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use discovery::directory::{Directory, DirectoryRegistry, HEARTBEAT, HEARTBEATS_MISSED_MAX, POLL_INTERVAL};
-use discovery::{Change, InstanceHandle, InstanceStatus, Registrant, ServiceDiscovery, ServiceRegistry, State};
+use discovery::directory::{DirectoryBackend, DirectoryRegistry, HEARTBEAT, HEARTBEATS_MISSED_MAX, POLL_INTERVAL};
+use discovery::{InstanceHandle, InstanceState, InstanceStatus, Registrant, ServiceDiscovery, ServiceRegistry, SetChange};
 use futures::StreamExt;
 use serde_json::{Map, Value, json};
 
@@ -35,7 +35,7 @@ fn write(root: &Path, name: &str, text: &str) {
 #[tokio::test]
 async fn the_whole_flow() {
     let root = tempfile::tempdir().unwrap();
-    let discovery = Directory::new(root.path()).discovery();
+    let discovery = DirectoryBackend::new(root.path()).discovery();
     let mut events = discovery.watch("dynamo", "decode").unwrap();
     assert!(discovery.list_instances("dynamo", "decode").await.unwrap().is_empty(), "nobody registered, in a folder that does not exist");
     let worker = register(root.path(), "w0", 8000).await;
@@ -63,7 +63,7 @@ async fn the_whole_flow() {
 async fn prefill_and_decode_are_found_the_same_way_and_kept_apart() {
     let root = tempfile::tempdir().unwrap();
     let registry = DirectoryRegistry::new(root.path(), address(1));
-    let discovery = Directory::new(root.path()).discovery();
+    let discovery = DirectoryBackend::new(root.path()).discovery();
     let mut handles = Vec::new();
     for component in ["prefill", "decode", "decode2"] {
         let handle = registry.register_instance("dynamo", component).await.unwrap();
@@ -83,7 +83,7 @@ async fn prefill_and_decode_are_found_the_same_way_and_kept_apart() {
 #[tokio::test]
 async fn files_by_hand_count_by_content_and_a_broken_one_changes_nothing() {
     let root = tempfile::tempdir().unwrap();
-    let discovery = Directory::new(root.path()).discovery();
+    let discovery = DirectoryBackend::new(root.path()).discovery();
     let mut events = discovery.watch("dynamo", "decode").unwrap();
     write(root.path(), "a.json", r#"{"address": "10.0.0.1:1"}"#);
     assert_eq!(next(&mut events).await, "+a@10.0.0.1:1");
@@ -106,7 +106,7 @@ async fn a_registration_comes_back_when_its_file_is_lost_and_the_later_of_two_ha
     let file = root.path().join("dynamo/decode/w.json");
     let first = register(root.path(), "w", 1).await;
     first.set_ready(InstanceStatus::Ready);
-    let discovery = Directory::new(root.path()).discovery();
+    let discovery = DirectoryBackend::new(root.path()).discovery();
     let mut events = discovery.watch("dynamo", "decode").unwrap();
     assert_eq!(next(&mut events).await, "+w@10.0.0.1:1");
     fs::remove_file(&file).unwrap();
@@ -127,13 +127,13 @@ async fn a_registration_comes_back_when_its_file_is_lost_and_the_later_of_two_ha
 #[tokio::test]
 async fn a_lost_process_is_gone_within_the_bound_and_a_left_over_file_never_counts() {
     let root = tempfile::tempdir().unwrap();
-    let text = |port: u16| format!(r#"{{"address": "10.0.0.1:{port}", "heartbeat_seconds": 1, "incarnation": "x"}}"#);
+    let text = |port: u16| format!(r#"{{"address": "10.0.0.1:{port}", "heartbeat_seconds": 1, "generation": "x"}}"#);
     write(root.path(), "left-over.json", &text(1));
     let hour_ago = SystemTime::now() - Duration::from_secs(3600);
     let file = |name: &str| fs::File::options().write(true).open(root.path().join("dynamo/decode").join(name)).unwrap();
     file("left-over.json").set_modified(hour_ago).unwrap();
     write(root.path(), "lost.json", &text(2));
-    let discovery = Directory::new(root.path()).discovery();
+    let discovery = DirectoryBackend::new(root.path()).discovery();
     let mut events = discovery.watch("dynamo", "decode").unwrap();
     assert_eq!(next(&mut events).await, "+lost@10.0.0.1:2");
     let began = tokio::time::Instant::now();
@@ -144,7 +144,7 @@ async fn a_lost_process_is_gone_within_the_bound_and_a_left_over_file_never_coun
     assert_eq!(next(&mut events).await, "+lost@10.0.0.1:2", "it was paused, not lost");
     let seen = discovery.follow("dynamo", "decode").unwrap().seen();
     let left_over = seen.iter().find(|s| &*s.id == "left-over").unwrap();
-    assert!(matches!(&left_over.state, State::NotReady(why) if why.contains("heartbeat")), "{left_over:?}");
+    assert!(matches!(&left_over.state, InstanceState::NotReady(why) if why.contains("heartbeat")), "{left_over:?}");
     // The clock of another machine, an hour behind; its heartbeats count all the same.
     file("left-over.json").set_modified(hour_ago + Duration::from_secs(1)).unwrap();
     while next(&mut events).await != "+left-over@10.0.0.1:1" {}
@@ -153,15 +153,15 @@ async fn a_lost_process_is_gone_within_the_bound_and_a_left_over_file_never_coun
 #[tokio::test]
 async fn the_daemon_is_told_whole_sets_and_nothing_when_nothing_changed() {
     let root = tempfile::tempdir().unwrap();
-    let discovery = Directory::new(root.path()).discovery();
+    let discovery = DirectoryBackend::new(root.path()).discovery();
     let mut changes = discovery.changes("dynamo", "decode").unwrap();
-    assert_eq!(changes.next().await, Some(Change::Reset(vec![])), "complete, and empty");
+    assert_eq!(changes.next().await, Some(SetChange::Reset(vec![])), "complete, and empty");
     for i in 0..20 {
         write(root.path(), &format!("w{i}.json"), &format!(r#"{{"address": "10.0.0.1:{}"}}"#, i + 1));
     }
     let mut resets = 0;
     loop {
-        let Some(Change::Reset(set)) = changes.next().await else { panic!("unreadable") };
+        let Some(SetChange::Reset(set)) = changes.next().await else { panic!("unreadable") };
         resets += 1;
         if set.len() == 20 {
             break;
@@ -176,8 +176,8 @@ async fn the_daemon_is_told_whole_sets_and_nothing_when_nothing_changed() {
         // Between the two, the folder does not exist, which is a valid answer; a file in its place
         // is an error.
         match changes.next().await.unwrap() {
-            Change::Unreadable(why) => break assert!(why.contains("decode"), "{why}"),
-            Change::Reset(set) => assert!(set.is_empty()),
+            SetChange::Unreadable(why) => break assert!(why.contains("decode"), "{why}"),
+            SetChange::Reset(set) => assert!(set.is_empty()),
         }
     }
 }

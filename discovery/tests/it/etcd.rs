@@ -5,31 +5,31 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use axum::body::Body;
-use discovery::etcd::{Config, Etcd, EtcdLease, EtcdRegistry, LEASE};
-use discovery::lease::{LeaseStore, Seen};
+use discovery::etcd::{Etcd, EtcdConfig, EtcdLease, EtcdRegistry, LEASE};
+use discovery::lease::{LeaseRecord, LeaseStore};
 use discovery::{Discovery, InstanceStatus, Registrant, ServiceDiscovery, ServiceRegistry};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::cluster::{self, Service};
+use crate::cluster::{self, ClusterProcess};
 use crate::events::{next, silence, until};
 
-struct Rig {
-    etcd: Service,
+struct EtcdHarness {
+    etcd: ClusterProcess,
     folder: TempDir,
-    config: Config,
+    config: EtcdConfig,
 }
 
-fn rig() -> Option<Rig> {
+fn rig() -> Option<EtcdHarness> {
     let binary = cluster::tool("etcd")?;
     let (folder, port) = (tempfile::tempdir().unwrap(), cluster::free_port());
     let etcd = cluster::etcd(binary, folder.path(), port);
-    let config = Config { endpoints: vec![format!("http://127.0.0.1:{port}")], ..Config::default() };
-    Some(Rig { etcd, folder, config })
+    let config = EtcdConfig { endpoints: vec![format!("http://127.0.0.1:{port}")], ..EtcdConfig::default() };
+    Some(EtcdHarness { etcd, folder, config })
 }
 
-impl Rig {
+impl EtcdHarness {
     fn registry(&self, name: &str, port: u16) -> EtcdRegistry {
         EtcdRegistry::new(self.config.clone(), Registrant::from(SocketAddr::from(([10, 0, 0, 1], port))).with_name(name)).unwrap()
     }
@@ -120,20 +120,20 @@ async fn an_etcd_that_is_paused_beyond_the_lease_is_survived() {
 #[tokio::test]
 async fn a_wrong_password_is_said_and_nobody_is_there() {
     let Some(rig) = rig() else { return };
-    let config = Config { user: Some(("root".to_owned(), "wrong".to_owned())), ..rig.config.clone() };
+    let config = EtcdConfig { user: Some(("root".to_owned(), "wrong".to_owned())), ..rig.config.clone() };
     let discovery = Etcd::new(config).unwrap().discovery();
     until(true, || async {
         let error = discovery.list_instances("dynamo", "decode").await.unwrap_err().to_string();
         error.contains("authentication is not enabled")
     })
     .await;
-    assert!(Etcd::new(Config::default()).is_err());
-    let wrong = Config { endpoints: vec!["not a url".to_owned()], ..Config::default() };
+    assert!(Etcd::new(EtcdConfig::default()).is_err());
+    let wrong = EtcdConfig { endpoints: vec!["not a url".to_owned()], ..EtcdConfig::default() };
     assert!(Etcd::new(wrong).is_err());
 }
 
 /// etcd's JSON over HTTP: with it the test does what only an administrator can do.
-async fn administer(rig: &Rig, path: &str, message: Value) -> Option<Value> {
+async fn administer(rig: &EtcdHarness, path: &str, message: Value) -> Option<Value> {
     use hyper_util::client::legacy::Client;
     let client = Client::builder(hyper_util::rt::TokioExecutor::new()).build_http::<Body>();
     let url = format!("{}{path}", rig.config.endpoints[0]);
@@ -156,7 +156,7 @@ async fn a_user_with_a_password_registers_and_reads_and_nobody_else_does() {
     for (path, message) in steps {
         until(true, || async { administer(&rig, path, message.clone()).await.is_some() }).await;
     }
-    let with = |password: &str| Config { user: Some(("root".to_owned(), password.to_owned())), ..rig.config.clone() };
+    let with = |password: &str| EtcdConfig { user: Some(("root".to_owned(), password.to_owned())), ..rig.config.clone() };
     let registry = |config| EtcdRegistry::new(config, SocketAddr::from(([10, 0, 0, 1], 8000))).unwrap();
     let worker = registry(with("right")).register_instance("dynamo", "decode").await.unwrap();
     worker.set_ready(InstanceStatus::Ready);
@@ -202,11 +202,11 @@ async fn only_who_shows_a_certificate_is_let_in_and_only_the_right_etcd_is_belie
     ];
     let url = format!("https://127.0.0.1:{port}");
     let _etcd = cluster::etcd_at(binary, folder.path(), &url, &further);
-    let config = |ca: &str, identity: Option<&(String, String)>| Config {
+    let config = |ca: &str, identity: Option<&(String, String)>| EtcdConfig {
         endpoints: vec![url.clone()],
         ca: Some(ca.as_bytes().to_vec()),
         identity: identity.map(|(cert, key)| (cert.as_bytes().to_vec(), key.as_bytes().to_vec())),
-        ..Config::default()
+        ..EtcdConfig::default()
     };
     let registry = EtcdRegistry::new(config(&ca, Some(&client)), SocketAddr::from(([10, 0, 0, 1], 8000))).unwrap();
     let worker = registry.register_instance("dynamo", "decode").await.unwrap();
@@ -294,5 +294,5 @@ async fn of_two_writers_of_a_lease_one_succeeds() {
     assert!(renewed.version != first.version && renewed.transitions == 0);
     assert_eq!(lease.write("b", Some(&first)).await, Ok(None), "it has changed since");
     let taken = lease.write("b", Some(&renewed)).await.unwrap().unwrap();
-    assert_eq!(taken, Seen { holder: "b".to_owned(), transitions: 1, version: taken.version.clone() });
+    assert_eq!(taken, LeaseRecord { holder: "b".to_owned(), transitions: 1, version: taken.version.clone() });
 }

@@ -10,9 +10,9 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A running example; it ends with its test.
-struct Example(Child);
+struct ExampleProcess(Child);
 
-impl Drop for Example {
+impl Drop for ExampleProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -38,12 +38,12 @@ fn binary(name: &str) -> Option<PathBuf> {
 fn a_frontend_sees_a_worker_come_and_go() {
     let (Some(worker), Some(frontend)) = (binary("worker"), binary("frontend")) else { return };
     let folder = tempfile::tempdir().unwrap();
-    let mut frontend = Command::new(frontend).arg(folder.path()).stdout(Stdio::piped()).spawn().map(Example).unwrap();
+    let mut frontend = Command::new(frontend).arg(folder.path()).stdout(Stdio::piped()).spawn().map(ExampleProcess).unwrap();
     let (say, said) = mpsc::channel();
     let lines = BufReader::new(frontend.0.stdout.take().unwrap()).lines();
     std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| say.send(line)));
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let worker = Command::new(worker).arg(folder.path()).arg(port.to_string()).spawn().map(Example).unwrap();
+    let worker = Command::new(worker).arg(folder.path()).arg(port.to_string()).spawn().map(ExampleProcess).unwrap();
     let there = said.recv_timeout(PATIENCE).unwrap();
     assert!(there.contains(&port.to_string()) && there.contains("Qwen3-32B"), "{there}");
     drop(worker); // killed without warning

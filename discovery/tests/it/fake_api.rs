@@ -19,7 +19,7 @@ use tokio::sync::broadcast;
 
 /// A fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fault {
+pub(crate) enum ApiFault {
     /// The next request of this kind (`true`: a watch) is answered with this status.
     Refuse(bool, u16),
     /// The next watch breaks off in the middle of an event.
@@ -34,7 +34,7 @@ pub(crate) enum Fault {
 
 #[derive(Clone)]
 pub(crate) struct FakeApi {
-    world: Arc<Mutex<World>>,
+    world: Arc<Mutex<FakeApiState>>,
     events: broadcast::Sender<(String, Value)>,
     /// Ends open watches without an error.
     ends: broadcast::Sender<()>,
@@ -42,14 +42,14 @@ pub(crate) struct FakeApi {
 }
 
 #[derive(Clone, Default)]
-pub(crate) struct World {
+pub(crate) struct FakeApiState {
     version: u64,
     /// By plural and name.
     objects: BTreeMap<(String, String), Value>,
     /// Events for watches, by version and plural: a watch that starts at an older version gets them
     /// too.
     history: Vec<(u64, String, Value)>,
-    faults: VecDeque<Fault>,
+    faults: VecDeque<ApiFault>,
     /// The requests, and how each was answered.
     log: Vec<String>,
     down: bool,
@@ -73,7 +73,7 @@ impl FakeApi {
         discovery::kubernetes::client(kube::Config::new(self.url.parse().unwrap())).unwrap()
     }
 
-    pub(crate) fn fault(&self, fault: Fault) {
+    pub(crate) fn fault(&self, fault: ApiFault) {
         self.world().faults.push_back(fault);
     }
 
@@ -87,14 +87,14 @@ impl FakeApi {
     }
 
     /// A copy of everything, for [`Self::restore`].
-    pub(crate) fn backup(&self) -> World {
+    pub(crate) fn backup(&self) -> FakeApiState {
         self.world().clone()
     }
 
     /// As after a restore of etcd: objects and versions are those of the copy, and open watches get
     /// no event.
-    pub(crate) fn restore(&self, backup: World) {
-        let World { version, objects, history, .. } = backup;
+    pub(crate) fn restore(&self, backup: FakeApiState) {
+        let FakeApiState { version, objects, history, .. } = backup;
         let mut world = self.world();
         (world.version, world.objects, world.history) = (version, objects, history);
     }
@@ -137,12 +137,12 @@ impl FakeApi {
         }
     }
 
-    fn tell(&self, world: &mut World, plural: &str, event: Value) {
+    fn tell(&self, world: &mut FakeApiState, plural: &str, event: Value) {
         world.history.push((world.version, plural.to_owned(), event.clone()));
         let _ = self.events.send((plural.to_owned(), event)); // there may be no watch
     }
 
-    fn world(&self) -> MutexGuard<'_, World> {
+    fn world(&self) -> MutexGuard<'_, FakeApiState> {
         self.world.lock().unwrap()
     }
 
@@ -152,14 +152,15 @@ impl FakeApi {
         let told = self.events.subscribe();
         let mut ends = self.ends.subscribe();
         let mut world = self.world();
-        let of_this = |fault: &Fault| matches!(fault, Fault::Refuse(w, _) if *w == watch) || (watch && !matches!(fault, Fault::Refuse(..)));
+        let of_this =
+            |fault: &ApiFault| matches!(fault, ApiFault::Refuse(w, _) if *w == watch) || (watch && !matches!(fault, ApiFault::Refuse(..)));
         let fault = world.faults.iter().position(of_this).and_then(|at| world.faults.remove(at));
         let what = if watch { "watch" } else { "list" };
         world.log.push(format!("{what} {plural} {fault:?}"));
         if world.down {
             return status(503, "down");
         }
-        if let Some(Fault::Refuse(_, code)) = fault {
+        if let Some(ApiFault::Refuse(_, code)) = fault {
             return status(code, "refused by the test");
         }
         let selector = query.get("labelSelector").cloned().unwrap_or_default();
@@ -177,13 +178,13 @@ impl FakeApi {
             .map(|(_, _, event)| event.clone())
             .collect();
         let first = match fault {
-            Some(Fault::HalfALine) => return broken(r#"{"type":"MODIFIED","object":{"metadata":{"na"#),
-            Some(Fault::Expired) => {
+            Some(ApiFault::HalfALine) => return broken(r#"{"type":"MODIFIED","object":{"metadata":{"na"#),
+            Some(ApiFault::Expired) => {
                 let object = json!({ "kind": "Status", "status": "Failure", "reason": "Expired", "code": 410, "message": "too old" });
                 return Body::from(format!("{}\n", json!({ "type": "ERROR", "object": object }))).into_response();
             }
-            Some(Fault::Ends) => return Body::empty().into_response(),
-            Some(Fault::Stalls) => return Body::from_stream(stream::pending::<Result<Bytes, std::io::Error>>()).into_response(),
+            Some(ApiFault::Ends) => return Body::empty().into_response(),
+            Some(ApiFault::Stalls) => return Body::from_stream(stream::pending::<Result<Bytes, std::io::Error>>()).into_response(),
             _ => stream::iter(missed),
         };
         let seconds = query.get("timeoutSeconds").and_then(|v| v.parse().ok()).unwrap_or(u64::from(u32::MAX));

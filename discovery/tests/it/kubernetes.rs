@@ -6,10 +6,10 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use discovery::backend::FailureMode;
+use discovery::backend::PickerFailureMode;
 use discovery::kubernetes::{InferencePools, Kubernetes, KubernetesLease, KubernetesRegistry, PoolGroup};
 use discovery::lease::LeaseStore;
-use discovery::{Discovery, MetadataPolicy, ServiceDiscovery, ServiceRegistry, State};
+use discovery::{Discovery, InstanceState, MetadataPolicy, ServiceDiscovery, ServiceRegistry};
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
@@ -19,17 +19,17 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::cluster::{self, Cluster};
+use crate::cluster::{self, TestCluster};
 use crate::events::{next, silence, until};
 
 /// A namespace for one test in a cluster.
-struct Place {
+struct TestNamespace {
     client: Client,
     name: &'static str,
 }
 
-impl Place {
-    async fn new(cluster: &Cluster, name: &'static str) -> Self {
+impl TestNamespace {
+    async fn new(cluster: &TestCluster, name: &'static str) -> Self {
         let client = cluster.client("tok").await;
         create(&Api::<Namespace>::all(client.clone()), json!({ "metadata": { "name": name } })).await;
         Self { client, name }
@@ -133,7 +133,7 @@ fn endpoint(pod: &str, ip: &str, conditions: &Value) -> Value {
 #[tokio::test]
 async fn a_pod_enters_and_leaves_by_its_probe_through_the_real_controller() {
     let Some(cluster) = cluster::shared().await else { return };
-    let place = Place::new(&cluster, "flow").await;
+    let place = TestNamespace::new(&cluster, "flow").await;
     create(&Api::<Node>::all(place.client.clone()), json!({ "metadata": { "name": "node-1" } })).await;
     place.pod("decode-0", "decode").await;
     let registry = KubernetesRegistry::new(place.client.clone(), place.name, "decode-0");
@@ -153,7 +153,7 @@ async fn a_pod_enters_and_leaves_by_its_probe_through_the_real_controller() {
     assert_eq!(next(&mut events).await, "+decode-0@10.1.0.1:8080");
     let [instance] = discovery.list_instances("dynamo", "decode").await.unwrap().try_into().unwrap();
     let uid = place.api::<Pod>().get("decode-0").await.unwrap().metadata.uid.unwrap();
-    assert_eq!((instance.incarnation.as_str(), instance.namespace.as_str()), (uid.as_str(), "flow"));
+    assert_eq!((instance.generation.as_str(), instance.namespace.as_str()), (uid.as_str(), "flow"));
     assert!(instance.labels.contains(&("nvidia.com/dynamo-component".to_owned(), "decode".to_owned())), "mirrored from the Service");
     place.probe("decode-0", "10.1.0.1", false).await;
     assert_eq!(next(&mut events).await, "-decode-0");
@@ -165,7 +165,7 @@ async fn a_pod_enters_and_leaves_by_its_probe_through_the_real_controller() {
     place.probe("decode-0", "10.1.0.1", true).await;
     assert_eq!(next(&mut events).await, "+decode-0@10.1.0.1:8080");
     let [reborn] = discovery.list_instances("dynamo", "decode").await.unwrap().try_into().unwrap();
-    assert_ne!(reborn.incarnation, instance.incarnation, "of the same name, at the same address");
+    assert_ne!(reborn.generation, instance.generation, "of the same name, at the same address");
 }
 
 /// With `publishNotReadyAddresses` the controller reports `ready: true` for every pod; only
@@ -173,7 +173,7 @@ async fn a_pod_enters_and_leaves_by_its_probe_through_the_real_controller() {
 #[tokio::test]
 async fn a_service_that_publishes_who_is_not_ready_does_not_get_them_traffic() {
     let Some(cluster) = cluster::shared().await else { return };
-    let place = Place::new(&cluster, "published").await;
+    let place = TestNamespace::new(&cluster, "published").await;
     create(&Api::<Node>::all(place.client.clone()), json!({ "metadata": { "name": "node-1" } })).await;
     place.service("svc", "decode").await;
     let publish = Patch::Merge(json!({ "spec": { "publishNotReadyAddresses": true } }));
@@ -188,7 +188,7 @@ async fn a_service_that_publishes_who_is_not_ready_does_not_get_them_traffic() {
     let mut events = discovery.watch("dynamo", "decode").unwrap();
     let followed = discovery.follow("dynamo", "decode").unwrap();
     let state = || async { followed.seen().into_iter().find(|seen| &*seen.id == "decode-0").map(|seen| seen.state) };
-    let why = |why: &str| Some(State::NotReady(why.to_owned()));
+    let why = |why: &str| Some(InstanceState::NotReady(why.to_owned()));
     place.pod("decode-0", "decode").await;
     place.probe("decode-0", "10.6.0.1", false).await;
     until(Some((Some(true), Some(false), Some(false))), said).await;
@@ -209,7 +209,7 @@ async fn a_service_that_publishes_who_is_not_ready_does_not_get_them_traffic() {
 #[tokio::test]
 async fn slices_split_moved_doubled_and_dual_stack() {
     let Some(cluster) = cluster::shared().await else { return };
-    let place = Place::new(&cluster, "slices").await;
+    let place = TestNamespace::new(&cluster, "slices").await;
     place.service("svc", "decode").await;
     place.service("other", "prefill").await;
     let discovery = place.discovery();
@@ -248,7 +248,7 @@ async fn slices_split_moved_doubled_and_dual_stack() {
 async fn an_inference_pool_is_followed_through_its_edits() {
     let Some(definitions) = cluster::definitions("inference.networking.k8s.io_inferencepools") else { return };
     let Some(cluster) = cluster::shared().await else { return };
-    let place = Place::new(&cluster, "pools").await;
+    let place = TestNamespace::new(&cluster, "pools").await;
     cluster::define(&place.client, &definitions).await;
     let kind = ApiResource::from_gvk(&GroupVersionKind::gvk("inference.networking.k8s.io", "v1", "InferencePool"));
     let pools = Api::<DynamicObject>::namespaced_with(place.client.clone(), place.name, &kind);
@@ -276,8 +276,9 @@ async fn an_inference_pool_is_followed_through_its_edits() {
     open["spec"]["endpointPickerRef"] = json!({ "name": "epp", "port": { "number": 9002 }, "failureMode": "FailOpen" });
     apply(open).await;
     let followed = discovery.follow("pools", "llama").unwrap();
-    until(Some(FailureMode::Open), || async { followed.status().borrow().asked.as_ref().map(|asked| asked.failure_mode) }).await;
-    let picker = followed.status().borrow().asked.as_ref().and_then(|asked| asked.picker.clone()).expect("a picker");
+    until(Some(PickerFailureMode::Open), || async { followed.status().borrow().requirements.as_ref().map(|asked| asked.failure_mode) })
+        .await;
+    let picker = followed.status().borrow().requirements.as_ref().and_then(|asked| asked.picker.clone()).expect("a picker");
     assert_eq!((&*picker.namespace, &*picker.name, picker.port), ("pools", "epp", Some(9002)));
     place.probe("p0", "10.3.0.1", false).await;
     assert_eq!(next(&mut events).await, "-p0", "and an edit of that lost nobody");
@@ -287,7 +288,7 @@ async fn an_inference_pool_is_followed_through_its_edits() {
 #[tokio::test]
 async fn the_shipped_rights_are_enough_and_needed() {
     let Some(cluster) = cluster::shared().await else { return };
-    let place = Place::new(&cluster, "rights").await;
+    let place = TestNamespace::new(&cluster, "rights").await;
     place.service("svc", "decode").await;
     place.slice("a", "svc", "IPv4", json!([endpoint("p1", "10.4.0.1", &json!({}))])).await;
     let limited = cluster.client("limited").await;
@@ -319,7 +320,7 @@ async fn the_shipped_rights_are_enough_and_needed() {
 #[tokio::test]
 async fn the_rights_of_a_worker_are_enough_to_register() {
     let Some(cluster) = cluster::shared().await else { return };
-    let place = Place::new(&cluster, "worker").await;
+    let place = TestNamespace::new(&cluster, "worker").await;
     let mut objects = cluster::objects(&root("worker.yaml"));
     let mut find = |kind: &str| objects.remove(objects.iter().position(|object| object["kind"] == kind).unwrap());
     let (mut service, deployment) = (find("Service"), find("Deployment"));
@@ -354,7 +355,7 @@ async fn labels(discovery: &Discovery<Kubernetes>, name: &str) -> Option<[String
 #[tokio::test]
 async fn labels_of_a_pod_are_read_and_go_before_those_of_its_service() {
     let Some(cluster) = cluster::shared().await else { return };
-    let place = Place::new(&cluster, "labels").await;
+    let place = TestNamespace::new(&cluster, "labels").await;
     create(&Api::<Node>::all(place.client.clone()), json!({ "metadata": { "name": "node-1" } })).await;
     place.service("svc", "decode").await;
     let all = Patch::Merge(json!({ "metadata": { "labels": { "llm-d.ai/engine-type": "vllm", "of": "service" } } }));
@@ -395,8 +396,8 @@ async fn labels_of_a_pod_are_read_and_go_before_those_of_its_service() {
 /// resource versions go backwards.
 #[tokio::test]
 async fn no_outage_empties_the_set_and_none_keeps_who_is_gone() {
-    let Some(cluster) = Cluster::start().await else { return };
-    let place = Place::new(&cluster, "outage").await;
+    let Some(cluster) = TestCluster::start().await else { return };
+    let place = TestNamespace::new(&cluster, "outage").await;
     place.service("svc", "decode").await;
     let all = |n: u8| (1..=n).map(|i| endpoint(&format!("p{i}"), &format!("10.5.0.{i}"), &json!({}))).collect::<Vec<_>>();
     place.slice("a", "svc", "IPv4", json!(all(3))).await;

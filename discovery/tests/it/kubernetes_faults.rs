@@ -6,14 +6,14 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use axum::Router;
-use discovery::backend::FailureMode;
+use discovery::backend::PickerFailureMode;
 use discovery::kubernetes::{InferencePools, Kubernetes, PoolGroup};
 use discovery::registry::InstanceHandle;
-use discovery::{Discovery, InstanceStatus, MetadataPolicy, RegisterError, ServiceDiscovery, ServiceRegistry, State, serve};
+use discovery::{Discovery, InstanceState, InstanceStatus, MetadataPolicy, RegisterError, ServiceDiscovery, ServiceRegistry, serve};
 use serde_json::{Value, json};
 
 use crate::events::{next, silence, until};
-use crate::fake_api::{FakeApi, Fault};
+use crate::fake_api::{ApiFault, FakeApi};
 
 fn service(name: &str, namespace: &str, component: &str) -> Value {
     json!({ "metadata": { "name": name }, "spec": { "selector": {
@@ -78,7 +78,7 @@ async fn the_whole_flow_with_metadata() {
     let routes: Router = serve::router(&worker);
     tokio::spawn(async move { axum::serve(listener, routes).await });
 
-    let discovery = Kubernetes::new(fake.client(), "default").discovery(MetadataPolicy::Wanted);
+    let discovery = Kubernetes::new(fake.client(), "default").discovery(MetadataPolicy::Preferred);
     let mut events = discovery.watch("dynamo", "decode").unwrap();
     let observe = |probe: bool| {
         fake.put("endpointslices", slice("svc-1", "svc", address.port(), &[endpoint("decode-0", "127.0.0.1", probe)]));
@@ -123,18 +123,18 @@ async fn services_are_found_by_selector_and_may_come_change_and_go() {
 #[tokio::test]
 async fn every_fault_ends_in_the_truth_and_none_empties_the_set() {
     for fault in [
-        Fault::Refuse(true, 410),
-        Fault::Refuse(true, 504),
-        Fault::Refuse(true, 429),
-        Fault::Refuse(true, 403),
-        Fault::Refuse(false, 410),
-        Fault::Refuse(false, 504),
-        Fault::Refuse(false, 429),
-        Fault::Refuse(false, 403),
-        Fault::Refuse(false, 500),
-        Fault::HalfALine,
-        Fault::Expired,
-        Fault::Ends,
+        ApiFault::Refuse(true, 410),
+        ApiFault::Refuse(true, 504),
+        ApiFault::Refuse(true, 429),
+        ApiFault::Refuse(true, 403),
+        ApiFault::Refuse(false, 410),
+        ApiFault::Refuse(false, 504),
+        ApiFault::Refuse(false, 429),
+        ApiFault::Refuse(false, 403),
+        ApiFault::Refuse(false, 500),
+        ApiFault::HalfALine,
+        ApiFault::Expired,
+        ApiFault::Ends,
     ] {
         let (fake, discovery) = rig(MetadataPolicy::Ignored).await;
         let mut events = discovery.watch("dynamo", "decode").unwrap();
@@ -160,7 +160,7 @@ async fn an_outage_keeps_the_set_says_so_and_is_over_by_a_list() {
     next(&mut events).await;
     let followed = discovery.follow("dynamo", "decode").unwrap();
     fake.set_down(true);
-    fake.fault(Fault::Ends);
+    fake.fault(ApiFault::Ends);
     fake.put("services", service("more", "dynamo", "decode"));
     until(true, || async { followed.status().borrow().error.is_some() }).await;
     fake.put_untold("endpointslices", slice("s", "svc", 80, &[endpoint("b", "10.0.0.2", true)]));
@@ -173,11 +173,14 @@ async fn an_outage_keeps_the_set_says_so_and_is_over_by_a_list() {
     assert_eq!(next(&mut events).await, "-a");
     until(None, || async { followed.status().borrow().error.clone() }).await;
     let seen = followed.seen();
-    assert!(seen.iter().any(|s| &*s.id == "a" && s.state == State::Gone) && seen.iter().any(|s| &*s.id == "b" && s.state == State::Ready));
+    assert!(
+        seen.iter().any(|s| &*s.id == "a" && s.state == InstanceState::Removed)
+            && seen.iter().any(|s| &*s.id == "b" && s.state == InstanceState::Ready)
+    );
 }
 
 #[tokio::test]
-async fn a_restarted_pod_at_the_same_address_is_another_incarnation() {
+async fn a_restarted_pod_at_the_same_address_is_another_generation() {
     let (fake, discovery) = rig(MetadataPolicy::Ignored).await;
     let mut events = discovery.watch("dynamo", "decode").unwrap();
     next(&mut events).await;
@@ -187,7 +190,7 @@ async fn a_restarted_pod_at_the_same_address_is_another_incarnation() {
     fake.put("endpointslices", slice("s", "svc", 80, &[reborn, endpoint("b", "10.0.0.2", true)]));
     assert_eq!(next(&mut events).await, "+a@10.0.0.1:80");
     let listed = discovery.list_instances("dynamo", "decode").await.unwrap();
-    assert_eq!(listed.iter().map(|i| i.incarnation.as_str()).collect::<Vec<_>>(), ["another", "uid-b"]);
+    assert_eq!(listed.iter().map(|i| i.generation.as_str()).collect::<Vec<_>>(), ["another", "uid-b"]);
 }
 
 #[tokio::test]
@@ -256,21 +259,21 @@ async fn an_inference_pool_says_what_its_gateway_does_without_a_pick() {
         fake.put("pods", json!({ "metadata": { "name": "p0", "labels": labels }, "status": status }));
         let discovery: Discovery<InferencePools> = InferencePools::new(fake.client(), group).discovery(MetadataPolicy::Ignored);
         let followed = discovery.follow("default", "llama").unwrap();
-        let asks = || async { followed.status().borrow().asked.as_ref().map(|asked| asked.failure_mode) };
+        let asks = || async { followed.status().borrow().requirements.as_ref().map(|asked| asked.failure_mode) };
         let mut events = discovery.watch("default", "llama").unwrap();
         until(true, || async { followed.status().borrow().synced }).await;
         assert_eq!(asks().await, None, "there is no such pool");
         fake.put("inferencepools", pool(Some(json!({ "name": "epp", "failureMode": "FailOpen" }))));
-        until(Some(FailureMode::Open), asks).await;
+        until(Some(PickerFailureMode::Open), asks).await;
         assert_eq!(next(&mut events).await, "+p0@10.0.0.1:80");
         let lists = || fake.requests().iter().filter(|request| request.starts_with("list pods")).count();
         let before = lists();
         fake.put("inferencepools", pool(Some(json!({ "name": "epp", "failureMode": "FailClose" }))));
-        until(Some(FailureMode::Close), asks).await;
+        until(Some(PickerFailureMode::Close), asks).await;
         fake.put("inferencepools", pool(Some(json!({ "name": "epp", "failureMode": "FailOpen" }))));
-        until(Some(FailureMode::Open), asks).await;
+        until(Some(PickerFailureMode::Open), asks).await;
         fake.put("inferencepools", pool(None));
-        until(Some(FailureMode::Close), asks).await;
+        until(Some(PickerFailureMode::Close), asks).await;
         assert_eq!(lists(), before, "its pods are the same");
         fake.delete("inferencepools", "llama");
         until(None, asks).await;
@@ -281,13 +284,13 @@ async fn an_inference_pool_says_what_its_gateway_does_without_a_pick() {
 /// Metadata is fetched from the address in the record, whatever else the slice says.
 #[tokio::test]
 async fn metadata_is_asked_of_the_instance_and_a_dead_one_is_pending() {
-    let (fake, discovery) = rig(MetadataPolicy::Wanted).await;
+    let (fake, discovery) = rig(MetadataPolicy::Preferred).await;
     let closed: SocketAddr = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     fake.put("endpointslices", slice("s", "svc", closed.port(), &[endpoint("a", "127.0.0.1", true)]));
     assert!(ready(&discovery).await.is_empty());
     let followed = discovery.follow("dynamo", "decode").unwrap();
     let state = || async { followed.seen().into_iter().find(|s| &*s.id == "a").map(|s| s.state) };
-    until(true, || async { matches!(state().await, Some(State::Pending(why)) if why.contains("refused")) }).await;
+    until(true, || async { matches!(state().await, Some(InstanceState::Pending(why)) if why.contains("refused")) }).await;
 }
 
 #[tokio::test]
@@ -297,7 +300,7 @@ async fn custom_objects_are_whole_sets_and_a_kind_that_is_not_installed_has_none
     let fake = FakeApi::start().await;
     let kind = |kind, plural| CustomKind { group: "llm-d.ai", version: "v1alpha2", kind, plural };
     let kinds = [kind("InferenceObjective", "inferenceobjectives"), kind("InferenceModel", "inferencemodels")];
-    fake.fault(Fault::Refuse(false, 404)); // one of the two, whichever is listed first
+    fake.fault(ApiFault::Refuse(false, 404)); // one of the two, whichever is listed first
     let object = |name: &str, priority: i32| {
         json!({ "apiVersion": "llm-d.ai/v1alpha2", "kind": "InferenceObjective", "metadata": { "name": name, "namespace": "default",
             "creationTimestamp": "2026-01-02T03:04:05Z", "uid": "u", "annotations": { "a": "b" } }, "spec": { "priority": priority }, "status": {} })
@@ -325,7 +328,7 @@ async fn a_stalled_watch_costs_no_more_than_its_time() {
     fake.put("services", service("svc", "dynamo", "decode"));
     fake.put("endpointslices", slice("s", "svc", 80, &[endpoint("a", "10.0.0.1", true)]));
     for _ in 0..2 {
-        fake.fault(Fault::Stalls); // one for the Services, one for the slices
+        fake.fault(ApiFault::Stalls); // one for the Services, one for the slices
     }
     let discovery = Kubernetes::new(fake.client(), "default").discovery(MetadataPolicy::Ignored);
     assert_eq!(ready(&discovery).await, names(&["a"]));
@@ -393,7 +396,7 @@ async fn a_mass_disappearance_after_an_outage_is_held_and_listed_again() {
     let followed = discovery.follow("dynamo", "decode").unwrap();
     let lose = async |left: &[Value]| {
         fake.set_down(true);
-        fake.fault(Fault::Ends);
+        fake.fault(ApiFault::Ends);
         fake.put("services", service("more", "dynamo", "decode"));
         until(true, || async { followed.status().borrow().error.is_some() }).await;
         fake.put_untold("endpointslices", slice("s", "svc", 80, left));
@@ -402,7 +405,7 @@ async fn a_mass_disappearance_after_an_outage_is_held_and_listed_again() {
         until(None, || async { followed.status().borrow().error.clone() }).await;
     };
     lose(&all[..2]).await;
-    let held = || async { followed.seen().iter().filter(|s| s.state == State::Held).count() };
+    let held = || async { followed.seen().iter().filter(|s| s.state == InstanceState::RemovalHeld).count() };
     until(6, held).await;
     assert_eq!(ready(&discovery).await.len(), 8, "kept for a while, and said so");
     // The next list has them again: they were never gone.

@@ -10,10 +10,10 @@ use axum::body::Body;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use discovery::backend::{Backend, BackendEvent, Component, MetadataSource, Readiness, Record};
+use discovery::backend::{Backend, BackendEvent, Component, InstanceReadiness, InstanceRecord, MetadataSource};
 use discovery::directory::DirectoryRegistry;
 use discovery::metadata::METADATA_BYTES_MAX;
-use discovery::{Discovery, Instance, InstanceStatus, MetadataPolicy, ServiceDiscovery, ServiceRegistry, State, serve};
+use discovery::{Discovery, Instance, InstanceState, InstanceStatus, MetadataPolicy, ServiceDiscovery, ServiceRegistry, serve};
 use futures::stream::{BoxStream, StreamExt};
 use serde_json::json;
 use tokio::net::TcpListener;
@@ -23,22 +23,22 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 use crate::events::{next, until};
 
 /// A backend whose events are played by the test.
-struct Played(std::sync::Mutex<Option<mpsc::UnboundedReceiver<BackendEvent>>>);
+struct ScriptedBackend(std::sync::Mutex<Option<mpsc::UnboundedReceiver<BackendEvent>>>);
 
-impl Backend for Played {
+impl Backend for ScriptedBackend {
     fn follow(&self, _: &Component, _: Arc<Notify>) -> BoxStream<'static, BackendEvent> {
         UnboundedReceiverStream::new(self.0.lock().unwrap().take().unwrap()).boxed()
     }
 }
 
-fn played() -> (Discovery<Played>, mpsc::UnboundedSender<BackendEvent>) {
+fn played() -> (Discovery<ScriptedBackend>, mpsc::UnboundedSender<BackendEvent>) {
     let (play, events) = mpsc::unbounded_channel();
-    (Discovery::new(Played(std::sync::Mutex::new(Some(events))), MetadataPolicy::Wanted), play)
+    (Discovery::new(ScriptedBackend(std::sync::Mutex::new(Some(events))), MetadataPolicy::Preferred), play)
 }
 
-fn record(name: &str, address: SocketAddr) -> Arc<Record> {
+fn record(name: &str, address: SocketAddr) -> Arc<InstanceRecord> {
     let instance = Instance::new(name, address);
-    Arc::new(Record { instance, readiness: Readiness::Ready, metadata: MetadataSource::At(address), freshness: 0 })
+    Arc::new(InstanceRecord { instance, readiness: InstanceReadiness::Ready, metadata: MetadataSource::At(address), freshness: 0 })
 }
 
 async fn listen(router: Router) -> SocketAddr {
@@ -161,7 +161,7 @@ async fn no_answer_of_an_instance_does_harm() {
         let reason = || {
             let seen = followed.seen().into_iter().find(|s| *s.id == *name).unwrap();
             match seen.state {
-                State::Pending(why) | State::Refused(why) => why,
+                InstanceState::Pending(why) | InstanceState::Refused(why) => why,
                 other => format!("{other:?}"),
             }
         };
@@ -199,7 +199,7 @@ async fn a_reader_that_sleeps_through_more_than_is_queued_is_reconciled() {
     let (discovery, play) = played();
     let bare = |name: &str, port: u16| {
         let instance = Instance::new(name, SocketAddr::from(([10, 0, 0, 1], port)));
-        Arc::new(Record { instance, readiness: Readiness::Ready, metadata: MetadataSource::None, freshness: 0 })
+        Arc::new(InstanceRecord { instance, readiness: InstanceReadiness::Ready, metadata: MetadataSource::None, freshness: 0 })
     };
     play.send(BackendEvent::Reset(vec![bare("keeps", 1), bare("goes", 2)])).unwrap();
     let mut events = discovery.watch("n", "c").unwrap();

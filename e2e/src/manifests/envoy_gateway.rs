@@ -6,7 +6,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use super::{Local, Made, Place, Placed, Substitution, only, read};
+use super::{AssembledConfig, FragmentPlace, LocalPorts, PlacedFragment, Substitution, only, read};
 use testbed::{Result, root};
 
 const FILE: &str = "envoy-gateway/gateway.yaml";
@@ -24,20 +24,20 @@ pub fn translator() -> Option<PathBuf> {
 ///
 /// # Errors
 /// If one is not understood, or finds nothing to patch.
-pub fn patched(local: &Local) -> Result<Made> {
-    let mut made = Made { config: bare(local), placed: Vec::new() };
+pub fn patched(local: &LocalPorts) -> Result<AssembledConfig> {
+    let mut made = AssembledConfig { config: bare(local), placed: Vec::new() };
     for cluster in own_clusters()? {
-        Placed::insert(&mut made, super::OWN_CLUSTERS, None, &cluster, Substitution::state_cluster(local))?;
+        PlacedFragment::insert(&mut made, super::OWN_CLUSTERS, None, &cluster, Substitution::state_cluster(local))?;
     }
     for patch in patches()? {
         let operation = &patch["operation"];
         let (kind, path) = (patch["type"].as_str().unwrap_or(""), operation["path"].as_str().unwrap_or(""));
         let (list, value) = (kind.rsplit('.').next().unwrap_or(""), &operation["value"]);
         match list {
-            "Cluster" if path.is_empty() => Placed::insert(&mut made, CLUSTERS, None, value, substituted(value))?,
+            "Cluster" if path.is_empty() => PlacedFragment::insert(&mut made, CLUSTERS, None, value, substituted(value))?,
             "Listener" if path.ends_with("/http_filters/0") => {
                 let first = made.config.pointer(FILTERS).and_then(|filters| filters[0]["name"].as_str()).map(str::to_owned);
-                Placed::insert(&mut made, FILTERS, first.as_deref(), value, substituted(value))?;
+                PlacedFragment::insert(&mut made, FILTERS, first.as_deref(), value, substituted(value))?;
             }
             "Listener" => set(&mut made, &format!("/listeners/0{path}"), operation)?,
             "RouteConfiguration" => set(&mut made, &format!("/routes/0{path}"), operation)?,
@@ -51,7 +51,7 @@ pub fn patched(local: &Local) -> Result<Made> {
 ///
 /// # Errors
 /// If the translator refuses it, or makes of it what we do not know.
-pub fn translated(translator: &Path, local: &Local) -> Result<Made> {
+pub fn translated(translator: &Path, local: &LocalPorts) -> Result<AssembledConfig> {
     let words =
         ["experimental", "translate", "--from", "gateway-api", "--to", "xds", "--type", "all", "--add-missing-resources", "-o", "json"];
     let output = Command::new(translator).args(words).arg("-f").arg(for_the_translator(&local.folder)?).output()?;
@@ -79,7 +79,7 @@ pub fn translated(translator: &Path, local: &Local) -> Result<Made> {
     manager.insert("routeConfig".to_owned(), route.clone());
     // The Service's own cluster would be discovered; nothing is sent to it.
     clusters.retain(|cluster| cluster["name"] == "inference-pool");
-    let mut made = Made { config: bare(local), placed: Vec::new() };
+    let mut made = AssembledConfig { config: bare(local), placed: Vec::new() };
     let starts_with = configs.iter().find_map(|config| config.pointer("/bootstrap/staticResources/clusters")).and_then(Value::as_array);
     let mut own: Vec<Value> = starts_with.into_iter().flatten().filter(|cluster| cluster["name"] == "switchpoint-state").cloned().collect();
     own.iter_mut().try_for_each(|cluster| here(cluster, local))?;
@@ -115,7 +115,7 @@ fn probed_port() -> Result<Value> {
 }
 
 /// The same substitutions in the words of the translator, which spells fields otherwise.
-fn here(item: &mut Value, local: &Local) -> Result<()> {
+fn here(item: &mut Value, local: &LocalPorts) -> Result<()> {
     if let Some(code) = item.pointer_mut("/typedConfig/config/vmConfig/code") {
         let meant = json!({"local": {"filename": "/etc/switchpoint/switchpoint.wasm"}});
         if *code != meant {
@@ -174,19 +174,19 @@ fn substituted(fragment: &Value) -> Vec<Substitution> {
 }
 
 /// A JSON patch of one place.
-fn set(made: &mut Made, at: &str, operation: &Value) -> Result<()> {
+fn set(made: &mut AssembledConfig, at: &str, operation: &Value) -> Result<()> {
     let (parent, key) = at.rsplit_once('/').ok_or("a path without a name")?;
     let fields = made.config.pointer_mut(parent).and_then(Value::as_object_mut).ok_or_else(|| format!("nothing at {parent}"))?;
     match (operation["op"].as_str(), fields.contains_key(key)) {
         (Some("add"), false) | (Some("replace"), true) => fields.insert(key.to_owned(), operation["value"].clone()),
         (op, there) => return Err(format!("{op:?} at {at}, which is {}there", if there { "" } else { "not " }).into()),
     };
-    made.placed.push(Placed { meant: operation["value"].clone(), substituted: Vec::new(), at: Place::In(at.to_owned()) });
+    made.placed.push(PlacedFragment { meant: operation["value"].clone(), substituted: Vec::new(), at: FragmentPlace::In(at.to_owned()) });
     Ok(())
 }
 
 /// What the gateway makes of a Gateway and an HTTPRoute, as far as it matters to us.
-fn bare(local: &Local) -> Value {
+fn bare(local: &LocalPorts) -> Value {
     let address = |port: u16| json!({"socket_address": {"address": "127.0.0.1", "port_value": port}});
     let connection_manager = json!({
         "@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use super::{Local, Made, Placed, Substitution, only, read};
+use super::{AssembledConfig, LocalPorts, PlacedFragment, Substitution, only, read};
 use testbed::Result;
 
 const FILTERS: &str = "/listeners/0/filter_chains/0/filters/0/typed_config/http_filters";
@@ -22,12 +22,12 @@ const WASM: &str = "type.googleapis.com/envoy.extensions.filters.http.wasm.v3.Wa
 ///
 /// # Errors
 /// If they hold something that is not understood.
-pub fn gateway(file: &str, local: &Local) -> Result<Made> {
+pub fn gateway(file: &str, local: &LocalPorts) -> Result<AssembledConfig> {
     let objects = read(file)?;
     let (routes, cluster) = routes(&only(&objects, "VirtualService")?["spec"]["http"])?;
-    let mut made = Made { config: bare(local, &routes, &cluster), placed: Vec::new() };
+    let mut made = AssembledConfig { config: bare(local, &routes, &cluster), placed: Vec::new() };
     for cluster in own_clusters()? {
-        Placed::insert(&mut made, super::OWN_CLUSTERS, None, &cluster, Substitution::state_cluster(local))?;
+        PlacedFragment::insert(&mut made, super::OWN_CLUSTERS, None, &cluster, Substitution::state_cluster(local))?;
     }
     if let Ok(plugin) = only(&objects, "WasmPlugin") {
         wasm_plugin(&mut made, plugin, &local.folder)?;
@@ -49,7 +49,7 @@ fn own_clusters() -> Result<Vec<Value>> {
     Ok(clusters)
 }
 
-fn apply(made: &mut Made, patch: &Value, local: &Local) -> Result<()> {
+fn apply(made: &mut AssembledConfig, patch: &Value, local: &LocalPorts) -> Result<()> {
     let (operation, value) = (patch["patch"]["operation"].as_str().unwrap_or(""), &patch["patch"]["value"]);
     let context = &patch["match"]["context"];
     if context != "GATEWAY" {
@@ -64,9 +64,9 @@ fn apply(made: &mut Made, patch: &Value, local: &Local) -> Result<()> {
             let name = value["name"].as_str().unwrap_or_default();
             let substituted = discovered
                 .map(|meant| Substitution::discovered("/config_discovery/config_source", meant, &discovery_file(&local.folder, name)));
-            Placed::insert(made, FILTERS, before, value, substituted.into_iter().collect())
+            PlacedFragment::insert(made, FILTERS, before, value, substituted.into_iter().collect())
         }
-        ("NETWORK_FILTER", "MERGE") if chain["name"] == value["name"] => Placed::merge(made, CONNECTION_MANAGER.to_owned(), value),
+        ("NETWORK_FILTER", "MERGE") if chain["name"] == value["name"] => PlacedFragment::merge(made, CONNECTION_MANAGER.to_owned(), value),
         ("HTTP_ROUTE", "MERGE") => {
             let name = &patch["match"]["routeConfiguration"]["vhost"]["route"]["name"];
             let routes = made.config.pointer(ROUTES).and_then(Value::as_array).ok_or("no routes")?;
@@ -74,10 +74,10 @@ fn apply(made: &mut Made, patch: &Value, local: &Local) -> Result<()> {
             if named.is_empty() {
                 return Err(format!("no route {name}").into());
             }
-            named.into_iter().try_for_each(|at| Placed::merge(made, format!("{ROUTES}/{at}"), value))
+            named.into_iter().try_for_each(|at| PlacedFragment::merge(made, format!("{ROUTES}/{at}"), value))
         }
-        ("LISTENER", "MERGE") => Placed::merge(made, LISTENER.to_owned(), value),
-        ("CLUSTER", "ADD") => Placed::insert(made, CLUSTERS, None, value, Vec::new()),
+        ("LISTENER", "MERGE") => PlacedFragment::merge(made, LISTENER.to_owned(), value),
+        ("CLUSTER", "ADD") => PlacedFragment::insert(made, CLUSTERS, None, value, Vec::new()),
         (to, how) => Err(format!("{how} to {to} is not understood here").into()),
     }
 }
@@ -87,7 +87,7 @@ fn discovery_file(folder: &Path, name: &str) -> PathBuf {
 }
 
 /// Puts a filter that is discovered into the file where it is discovered here.
-fn extension(made: &mut Made, meant: &Value, folder: &Path) -> Result<()> {
+fn extension(made: &mut AssembledConfig, meant: &Value, folder: &Path) -> Result<()> {
     let at = "/typed_config/config/vm_config/code";
     let code = meant.pointer(at).ok_or("a filter without a module")?;
     let uri = code.pointer("/remote/http_uri/uri").and_then(Value::as_str).unwrap_or_default();
@@ -95,11 +95,11 @@ fn extension(made: &mut Made, meant: &Value, folder: &Path) -> Result<()> {
         return Err(format!("the agent fetches no {uri:?}").into());
     }
     let name = meant["name"].as_str().unwrap_or_default();
-    Placed::discover(made, discovery_file(folder, name), meant, vec![Substitution::module(at, code.clone())])
+    PlacedFragment::discover(made, discovery_file(folder, name), meant, vec![Substitution::module(at, code.clone())])
 }
 
 /// The filter that a WasmPlugin without a phase becomes: discovered, before fault injection and CORS, with no more settings than the API has.
-fn wasm_plugin(made: &mut Made, plugin: &Value, folder: &Path) -> Result<()> {
+fn wasm_plugin(made: &mut AssembledConfig, plugin: &Value, folder: &Path) -> Result<()> {
     let spec = &plugin["spec"];
     if ["phase", "vmConfig", "sha256", "imagePullSecret"].iter().any(|field| spec.get(field).is_some()) {
         return Err("a field of the WasmPlugin is not understood here".into());
@@ -130,7 +130,7 @@ fn wasm_plugin(made: &mut Made, plugin: &Value, folder: &Path) -> Result<()> {
     let config_source = json!({"ads": {}, "initial_fetch_timeout": "0s", "resource_api_version": "V3"});
     let discovered = json!({"name": name, "config_discovery": {"config_source": config_source, "type_urls": [WASM]}});
     let substitution = Substitution::discovered("/config_discovery/config_source", config_source, &discovery_file(folder, &name));
-    Placed::insert(made, FILTERS, Some(FAULT), &discovered, vec![substitution])
+    PlacedFragment::insert(made, FILTERS, Some(FAULT), &discovered, vec![substitution])
 }
 
 fn filter(name: &str, kind: &str) -> Value {
@@ -159,7 +159,7 @@ fn routes(http: &Value) -> Result<(Vec<Value>, String)> {
 }
 
 /// What a gateway of Istio's runs without patches, as far as it matters to us.
-fn bare(local: &Local, routes: &[Value], cluster: &str) -> Value {
+fn bare(local: &LocalPorts, routes: &[Value], cluster: &str) -> Value {
     let address = |port: u16| json!({"socket_address": {"address": "127.0.0.1", "port_value": port}});
     let connection_manager = json!({
         "@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",

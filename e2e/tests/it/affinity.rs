@@ -11,9 +11,9 @@ use rand::distr::weighted::WeightedIndex;
 use rand::rngs::StdRng;
 use serde_json::{Value, json};
 use tempfile::NamedTempFile;
-use testbed::client::Reply;
-use testbed::model_server::{ModelServer, Options};
-use testbed::stack::{Builder, Stack};
+use testbed::client::ClientReply;
+use testbed::model_server::{ModelServer, ModelServerOptions};
+use testbed::stack::{Stack, StackBuilder};
 use testbed::{Result, client, wait_for};
 
 use crate::echo;
@@ -30,7 +30,7 @@ fn config(plugins: &str) -> Result<NamedTempFile> {
     Ok(file)
 }
 
-fn builder(config: &NamedTempFile) -> Result<Builder> {
+fn builder(config: &NamedTempFile) -> Result<StackBuilder> {
     let config = config.path().to_str().ok_or("a path of text")?;
     // Two workers: what one knows of a session the other must know too.
     Ok(Stack::builder().concurrency(2).daemon_arguments(&["--config", config]))
@@ -57,7 +57,7 @@ async fn a_session_token_brings_its_bearer_back() -> Result<()> {
     let stack = builder(&config)?.servers(4).start().await?;
     let mut seen = BTreeSet::new();
     for number in 0..12 {
-        let first: Reply = stack.send(echo::post(CHAT, &[], echo::chat(&format!("hello {number}")).to_string())?).await?;
+        let first: ClientReply = stack.send(echo::post(CHAT, &[], echo::chat(&format!("hello {number}")).to_string())?).await?;
         let server = stack.server_of(&first)?;
         let token = first.header("x-session-token").to_owned();
         assert_eq!(token, token_of(server), "the response names who served");
@@ -199,12 +199,12 @@ async fn loads(stack: &Stack) -> Result<u64> {
 async fn adapters_stay_where_they_are_loaded() -> Result<()> {
     let plugins = "- type: lora-affinity-scorer\n- type: load-aware-scorer\n- type: token-load-scorer\n  parameters: {queueThresholdTokens: 4096}\n- type: max-score-picker\n";
     let config = config(plugins)?;
-    let options = Options {
+    let options = ModelServerOptions {
         models: vec!["demo".to_owned()],
         loras: (0..ADAPTERS).map(|number| format!("adapter-{number}")).collect(),
         max_lora: SLOTS,
         speed: 10.0,
-        ..Options::default()
+        ..ModelServerOptions::default()
     };
     let stack = builder(&config)?.servers_like(4, &options).envoy_config(add_least_request).start().await?;
     let least_request = adapter_loads(&stack, "least-request").await?;

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use e2e::books;
-use testbed::fleet::{Fleet, Shape};
-use testbed::load::Load;
-use testbed::model_server::Options;
+use e2e::ledger_metrics;
+use testbed::fleet::{Fleet, FleetShape};
+use testbed::load::LoadGenerator;
+use testbed::model_server::ModelServerOptions;
 use testbed::{Result, client};
 
 use crate::echo;
@@ -21,9 +21,9 @@ async fn served(fleet: &Fleet, proxy: std::net::SocketAddr, prompt: &str) -> Res
 
 #[tokio::test]
 async fn without_the_daemon_two_proxies_send_cold_prompts_to_the_same_and_with_it_they_tell_again() -> Result<()> {
-    let mut fleet = Fleet::start(Shape { proxies: 2, workers: 1 }, true, 4, &Options::default()).await?;
+    let mut fleet = Fleet::start(FleetShape { proxies: 2, workers: 1 }, true, 4, &ModelServerOptions::default()).await?;
     let [one, two] = [fleet.stack.address(), fleet.seconds[0].envoy.listener()];
-    let (load, their_load) = (Load::start(one, 2), Load::start(two, 2));
+    let (load, their_load) = (LoadGenerator::start(one, 2), LoadGenerator::start(two, 2));
     load.goes_on(20, LIMIT).await?;
     fleet.stack.daemon()?.process().kill()?;
     for proxy in [&fleet.stack.envoy, &fleet.seconds[0].envoy] {
@@ -51,9 +51,9 @@ async fn without_the_daemon_two_proxies_send_cold_prompts_to_the_same_and_with_i
     for proxy in [&fleet.stack.envoy, &fleet.seconds[0].envoy] {
         proxy.picker_stat_until("switchpoint_state_connected", |connected| connected == 1, LIMIT).await?;
     }
-    let load = Load::start(one, 2);
+    let load = LoadGenerator::start(one, 2);
     load.goes_on(50, LIMIT).await?;
-    books::close("two proxies, their daemon killed and started again", load, &fleet.stack).await?;
+    ledger_metrics::close("two proxies, their daemon killed and started again", load, &fleet.stack).await?;
     for round in 0..8 {
         let prompt = format!("{round} is told again. ");
         let server = served(&fleet, one, &prompt).await?;

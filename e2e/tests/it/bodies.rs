@@ -3,7 +3,7 @@
 use http::{HeaderMap, HeaderName, HeaderValue, Request};
 use hyper::body::Frame;
 use serde_json::{Value, json};
-use testbed::client::{self, Http2, Raw};
+use testbed::client::{self, Http2Client, RawConnection};
 use testbed::stack::Stack;
 use testbed::{Error, Result};
 
@@ -84,7 +84,7 @@ async fn http1_content_length_chunked_and_expect() -> Result<()> {
     let stack = Stack::start(1).await?;
     let body = echo::chat("hello").to_string();
     let (head, tail) = body.split_at(20);
-    let mut raw = Raw::connect(stack.address()).await?;
+    let mut raw = RawConnection::connect(stack.address()).await?;
     let start = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-echo: 1\r\ncontent-type: application/json\r\n";
     raw.write(format!("{start}content-length: {}\r\n\r\n{body}", body.len())).await?;
     assert_eq!(raw.read_reply().await?.json()?["body"], body);
@@ -100,7 +100,7 @@ async fn http1_content_length_chunked_and_expect() -> Result<()> {
     raw.write(format!("{start}content-length: 0\r\n\r\n")).await?;
     assert_eq!(raw.read_reply().await?.status, 400, "an inference request without a body");
     // Envoy may close the connection after a reply of its own or of a filter.
-    let mut raw = Raw::connect(stack.address()).await?;
+    let mut raw = RawConnection::connect(stack.address()).await?;
     raw.write(format!("{start}transfer-encoding: chunked\r\n\r\n0\r\n\r\n")).await?;
     assert_eq!(raw.read_reply().await?.status, 400, "an empty chunked body");
     Ok(())
@@ -109,7 +109,7 @@ async fn http1_content_length_chunked_and_expect() -> Result<()> {
 #[tokio::test]
 async fn http2_frames_trailers_and_empty_data() -> Result<()> {
     let stack = Stack::start(1).await?;
-    let connection = Http2::connect(stack.address()).await?;
+    let connection = Http2Client::connect(stack.address()).await?;
     let body = echo::chat("hello").to_string();
     let (head, tail) = body.split_at(20);
     let trailers = || HeaderMap::from_iter([(HeaderName::from_static("x-sum"), HeaderValue::from_static("7"))]);
@@ -144,7 +144,7 @@ async fn a_prompt_of_a_million_tokens_passes() -> Result<()> {
     let body = large(6 << 20);
     let reply = stack.send(echo::post("/v1/chat/completions", &[], body.clone())?).await?;
     assert_eq!((reply.status, &reply.json()?["body_bytes"]), (200, &json!(body.len())), "HTTP/1");
-    let connection = Http2::connect(stack.address()).await?;
+    let connection = Http2Client::connect(stack.address()).await?;
     let reply = connection.send(echo::post("/v1/chat/completions", &[], body.clone())?).await?;
     assert_eq!((reply.status, &reply.json()?["body_bytes"]), (200, &json!(body.len())), "HTTP/2");
     Ok(())
@@ -153,7 +153,7 @@ async fn a_prompt_of_a_million_tokens_passes() -> Result<()> {
 #[tokio::test]
 async fn too_large_is_our_413() -> Result<()> {
     let stack = Stack::builder().servers(1).picker(json!({"body_limit_bytes": 100_000})).start().await?;
-    let too_large = |reply: &client::Reply| -> Result<()> {
+    let too_large = |reply: &client::ClientReply| -> Result<()> {
         assert_eq!(reply.status, 413, "{}", reply.text());
         assert_eq!(reply.json()?["error"]["code"], "request_too_large");
         assert!(reply.text().contains("100000 bytes"), "names the limit: {}", reply.text());
@@ -162,7 +162,7 @@ async fn too_large_is_our_413() -> Result<()> {
     too_large(&stack.send(echo::post("/v1/chat/completions", &[], large(150_000))?).await?)?;
     let chunks = || client::frames((0..15).map(|_| Frame::data("x".repeat(10_000).into())).collect());
     too_large(&stack.send(echo::request("POST", "/v1/chat/completions", &[], chunks())?).await?)?;
-    let connection = Http2::connect(stack.address()).await?;
+    let connection = Http2Client::connect(stack.address()).await?;
     too_large(&connection.send(echo::request("POST", "/v1/chat/completions", &[], chunks())?).await?)?;
     let just = large(90_000);
     assert_eq!(stack.send(echo::post("/v1/chat/completions", &[], just)?).await?.status, 200);
@@ -212,7 +212,7 @@ async fn zstd_bodies_are_picked_by_their_content() -> Result<()> {
 async fn a_client_that_leaves_takes_nothing_with_it() -> Result<()> {
     let stack = Stack::start(1).await?;
     for _ in 0..5 {
-        let mut raw = Raw::connect(stack.address()).await?;
+        let mut raw = RawConnection::connect(stack.address()).await?;
         raw.write("POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{\"model\":").await?;
         raw.reset()?;
     }

@@ -6,17 +6,17 @@ use http::{HeaderMap, HeaderValue, Request};
 use hyper::body::Frame;
 use serde_json::json;
 use testbed::Result;
-use testbed::client::{self, Events, Http2, Raw};
-use testbed::model_server::{ModelServer, Options};
+use testbed::client::{self, EventStream, Http2Client, RawConnection};
+use testbed::model_server::{ModelServer, ModelServerOptions};
 
 fn server() -> Result<ModelServer> {
-    Ok(ModelServer::start(Options { speed: 0.0, ..Options::default() })?)
+    Ok(ModelServer::start(ModelServerOptions { speed: 0.0, ..ModelServerOptions::default() })?)
 }
 
 #[tokio::test]
 async fn exact_bytes_arrive_as_they_were_written() -> Result<()> {
     let server = server()?;
-    let mut raw = Raw::connect(server.addr()).await?;
+    let mut raw = RawConnection::connect(server.addr()).await?;
     raw.write("POST /any HTTP/1.1\r\nhost: x\r\nx-a: 1\r\nX-A: 2\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n")
         .await?;
     let echo = raw.read_reply().await?.json()?;
@@ -34,7 +34,7 @@ async fn exact_bytes_arrive_as_they_were_written() -> Result<()> {
 #[tokio::test]
 async fn http2_sends_empty_frames_and_trailers() -> Result<()> {
     let server = server()?;
-    let connection = Http2::connect(server.addr()).await?;
+    let connection = Http2Client::connect(server.addr()).await?;
     let trailers = HeaderMap::from_iter([(http::HeaderName::from_static("x-sum"), HeaderValue::from_static("7"))]);
     let body = client::frames(vec![Frame::data("ab".into()), Frame::data("".into()), Frame::trailers(trailers)]);
     let reply = connection.send(Request::post("/any").body(body)?).await?;
@@ -46,11 +46,11 @@ async fn http2_sends_empty_frames_and_trailers() -> Result<()> {
 
 #[tokio::test]
 async fn events_are_read_one_by_one() -> Result<()> {
-    let server = ModelServer::start(Options { speed: 0.0, chunk_delay_ms: 20, ..Options::default() })?;
+    let server = ModelServer::start(ModelServerOptions { speed: 0.0, chunk_delay_ms: 20, ..ModelServerOptions::default() })?;
     let chat = json!({"model": server_model(&server).await?, "stream": true, "max_tokens": 5, "ignore_eos": true,
         "messages": [{"role": "user", "content": "hello"}]});
     let request = Request::post("/v1/chat/completions").body(client::full(chat.to_string()))?;
-    let mut events = Events::new(client::start(server.addr(), request).await?);
+    let mut events = EventStream::new(client::start(server.addr(), request).await?);
     let first = events.next().await?.ok_or("no event")?;
     let rest = events.rest().await?;
     let last = rest.last().ok_or("one event only")?;

@@ -3,32 +3,32 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use e2e::books;
+use e2e::ledger_metrics;
 use http::Request;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use testbed::client::{self, Events};
-use testbed::load::Load;
-use testbed::model_server::Options;
-use testbed::stack::{Builder, Stack};
+use testbed::client::{self, EventStream};
+use testbed::load::LoadGenerator;
+use testbed::model_server::ModelServerOptions;
+use testbed::stack::{Stack, StackBuilder};
 use testbed::{Result, wait_for};
 
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// The filter's configuration in a file of its own, that Envoy follows.
-struct Followed {
+struct WatchedConfig {
     file: PathBuf,
     _folder: TempDir,
 }
 
-impl Followed {
+impl WatchedConfig {
     fn new() -> Result<Self> {
         let folder = tempfile::tempdir()?;
         Ok(Self { file: folder.path().join("picker.json"), _folder: folder })
     }
 
     /// Moves the shipped filter's configuration from the listener into the file.
-    fn of(&self, builder: Builder) -> Builder {
+    fn of(&self, builder: StackBuilder) -> StackBuilder {
         let file = self.file.clone();
         builder.envoy_config(move |config| {
             let path = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/http_filters";
@@ -73,16 +73,16 @@ async fn in_force(stack: &Stack, ready_path: &str) -> Result<()> {
 
 #[tokio::test]
 async fn a_new_configuration_takes_force_and_no_request_is_lost() -> Result<()> {
-    let followed = Followed::new()?;
-    let slow = Options { models: vec!["demo".into()], speed: 0.0, chunk_delay_ms: 50, ..Options::default() };
+    let followed = WatchedConfig::new()?;
+    let slow = ModelServerOptions { models: vec!["demo".into()], speed: 0.0, chunk_delay_ms: 50, ..ModelServerOptions::default() };
     let stack = followed.of(Stack::builder().servers_like(3, &slow).concurrency(2)).start().await?;
     let chat =
         json!({"model": "demo", "stream": true, "max_tokens": 60, "ignore_eos": true, "messages": [{"role": "user", "content": "long"}]});
     let request = Request::post("/v1/chat/completions").body(client::full(chat.to_string()))?;
-    let mut stream = Events::new(client::start(stack.address(), request).await?);
+    let mut stream = EventStream::new(client::start(stack.address(), request).await?);
     stream.next().await?.ok_or("the stream begins")?;
 
-    let load = Load::start(stack.address(), 6);
+    let load = LoadGenerator::start(stack.address(), 6);
     load.goes_on(50, LIMIT).await?;
     let parked = stack.envoy.picker_stat("switchpoint_parked_total").await?; // by a worker that was ready a moment after the other
     for round in 0..8 {
@@ -101,9 +101,9 @@ async fn a_new_configuration_takes_force_and_no_request_is_lost() -> Result<()> 
 
 #[tokio::test]
 async fn a_storm_of_updates_is_weathered() -> Result<()> {
-    let followed = Followed::new()?;
+    let followed = WatchedConfig::new()?;
     let stack = followed.of(Stack::builder().servers(2).concurrency(2)).start().await?;
-    let load = Load::start(stack.address(), 4);
+    let load = LoadGenerator::start(stack.address(), 4);
     let taken = || async {
         let stats = stack.envoy.stats("extension_config_discovery\\..*config_reload$").await?;
         Ok::<_, testbed::Error>(stats.values().sum::<i64>())
@@ -115,16 +115,16 @@ async fn a_storm_of_updates_is_weathered() -> Result<()> {
     }
     in_force(&stack, "/v1/models/ready-99").await?;
     load.goes_on(50, LIMIT).await?;
-    books::close("ECDS configuration changed 100 times", load, &stack).await?;
+    ledger_metrics::close("ECDS configuration changed 100 times", load, &stack).await?;
     stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 1, LIMIT).await?;
     Ok(())
 }
 
 #[tokio::test]
 async fn a_bad_configuration_is_refused_by_name_and_the_old_one_serves() -> Result<()> {
-    let followed = Followed::new()?;
+    let followed = WatchedConfig::new()?;
     let mut stack = followed.of(Stack::builder().servers(2)).start().await?;
-    let load = Load::start(stack.address(), 2);
+    let load = LoadGenerator::start(stack.address(), 2);
     let drills = [
         (json!({"cold_start_wait_ms": -1}), "cold_start_wait_ms"),
         (json!({"cold_start_wait_ms": 2_000, "destination_format": "both"}), "destination_format"),

@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use e2e::books;
-use e2e::explain::{Decision, pool_is};
+use e2e::explain::{ExplainedDecision, pool_is};
+use e2e::ledger_metrics;
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use testbed::client::{self, Raw, Reply};
-use testbed::load::Load;
-use testbed::model_server::{ModelServer, Options};
+use testbed::client::{self, ClientReply, RawConnection};
+use testbed::load::LoadGenerator;
+use testbed::model_server::{ModelServer, ModelServerOptions};
 use testbed::stack::Stack;
 use testbed::{Result, wait_for};
 
@@ -26,8 +26,9 @@ fn attentive() -> Value {
 }
 
 async fn queue_tells_apart(stack: &Stack, wanted: bool) -> Result<()> {
-    let look =
-        || async { (Decision::ask(stack.address(), "who is busy?").await.ok()?.tells_apart("queue-scorer") == wanted).then_some(()) };
+    let look = || async {
+        (ExplainedDecision::ask(stack.address(), "who is busy?").await.ok()?.distinguishes("queue-scorer") == wanted).then_some(())
+    };
     wait_for(LIMIT, &format!("the queue to tell endpoints apart: {wanted}"), look).await
 }
 
@@ -44,19 +45,20 @@ async fn a_killed_daemon_is_not_missed_and_its_successor_is_heard() -> Result<()
     let mut stack = builder.picker(attentive()).daemon_arguments(&arguments).start().await?;
     stack.set_pool(&[0, 1, 2])?;
     pool_is(&stack, &[0, 1, 2]).await?;
-    stack.servers[0].lie([("num_requests_waiting".to_owned(), "40".to_owned())].into());
+    stack.servers[0].override_metrics([("num_requests_waiting".to_owned(), "40".to_owned())].into());
     queue_tells_apart(&stack, true).await?;
-    let (before, heard) = (term(&stack).await?, stack.envoy.picker_stat("switchpoint_state_rosters_total").await?);
+    let (before, heard) = (term(&stack).await?, stack.envoy.picker_stat("switchpoint_state_pool_updates_total").await?);
 
-    let load = Load::start(stack.address(), 4);
+    let load = LoadGenerator::start(stack.address(), 4);
     stack.daemon()?.process().kill()?;
     stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 0, LIMIT).await?;
     queue_tells_apart(&stack, false).await?;
     stack.envoy.picker_stat_until("switchpoint_state_age_ms", |age_ms| age_ms > 2_000, LIMIT).await?;
     load.goes_on(100, LIMIT).await?;
-    let (decision, again) = (Decision::ask(stack.address(), &long_prompt()).await?, Decision::ask(stack.address(), &long_prompt()).await?);
+    let (decision, again) =
+        (ExplainedDecision::ask(stack.address(), &long_prompt()).await?, ExplainedDecision::ask(stack.address(), &long_prompt()).await?);
     assert_eq!(decision.picked[0], again.picked[0], "what the picker knows itself goes on: prefixes");
-    assert!(again.tells_apart("prefix-cache-scorer"), "{again:?}");
+    assert!(again.distinguishes("prefix-cache-scorer"), "{again:?}");
 
     // One goes and one comes while nobody looks.
     stack.set_pool(&[1, 2, 3])?;
@@ -64,11 +66,11 @@ async fn a_killed_daemon_is_not_missed_and_its_successor_is_heard() -> Result<()
     stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 1, LIMIT).await?;
     pool_is(&stack, &[1, 2, 3]).await?;
     load.goes_on(50, LIMIT).await?;
-    books::close("daemon killed, one endpoint gone and one come meanwhile", load, &stack).await?;
+    ledger_metrics::close("daemon killed, one endpoint gone and one come meanwhile", load, &stack).await?;
     assert!(term(&stack).await? > before, "a new life is a newer term");
     let log = stack.envoy.process().stderr();
     assert!(log.contains("picking goes on with the state there is") && log.contains("the daemon is there again"), "the log tells both");
-    assert!(stack.envoy.picker_stat("switchpoint_state_rosters_total").await? > heard, "everything is sent anew");
+    assert!(stack.envoy.picker_stat("switchpoint_state_pool_updates_total").await? > heard, "everything is sent anew");
     stack.envoy.picker_stat_until("switchpoint_state_age_ms", |age_ms| age_ms < 2_000, LIMIT).await?;
     Ok(())
 }
@@ -83,7 +85,7 @@ async fn a_paused_daemon_is_given_up_and_heard_again() -> Result<()> {
     stack.set_pool(&[0, 1, 2])?;
     pool_is(&stack, &[0, 1, 2]).await?;
     let before = term(&stack).await?;
-    let load = Load::start(stack.address(), 4);
+    let load = LoadGenerator::start(stack.address(), 4);
     stack.daemon()?.process().signal(Signal::STOP)?;
     // Its connections stand, and nothing comes: silence alone tells.
     stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 0, LIMIT).await?;
@@ -96,7 +98,7 @@ async fn a_paused_daemon_is_given_up_and_heard_again() -> Result<()> {
     stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 1, LIMIT).await?;
     pool_is(&stack, &[0, 2, 3]).await?;
     load.goes_on(50, LIMIT).await?;
-    books::close("daemon stopped by SIGSTOP, one endpoint gone and one come meanwhile", load, &stack).await?;
+    ledger_metrics::close("daemon stopped by SIGSTOP, one endpoint gone and one come meanwhile", load, &stack).await?;
     assert_eq!(term(&stack).await?, before, "it was the same life");
     Ok(())
 }
@@ -104,7 +106,7 @@ async fn a_paused_daemon_is_given_up_and_heard_again() -> Result<()> {
 #[tokio::test]
 async fn a_daemon_that_comes_and_goes_harms_nobody() -> Result<()> {
     let mut stack = Stack::builder().servers(3).concurrency(2).picker(attentive()).start().await?;
-    let load = Load::start(stack.address(), 4);
+    let load = LoadGenerator::start(stack.address(), 4);
     for round in 1_usize..=4 {
         stack.daemon()?.process().kill()?;
         stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 0, LIMIT).await?;
@@ -112,7 +114,7 @@ async fn a_daemon_that_comes_and_goes_harms_nobody() -> Result<()> {
         stack.daemon()?.start_again()?;
         pool_is(&stack, &[round % 3, (round + 1) % 3]).await?;
     }
-    books::close("daemon killed and restarted four times", load, &stack).await.map(drop)
+    ledger_metrics::close("daemon killed and restarted four times", load, &stack).await.map(drop)
 }
 
 // === Before there ever was a daemon ===
@@ -123,7 +125,7 @@ fn sha256(body: &str) -> String {
 }
 
 /// Is this our refusal for want of state?
-fn assert_not_ready(reply: &Reply) -> Result<()> {
+fn assert_not_ready(reply: &ClientReply) -> Result<()> {
     assert_eq!(reply.status, 503, "{}", reply.text());
     assert_eq!(reply.json()?["error"]["code"], "not_ready");
     assert_eq!(reply.header("x-llm-d-request-dropped-reason"), "rejected-no-endpoints");
@@ -168,7 +170,7 @@ async fn parked_requests_are_served_whole_when_the_daemon_comes() -> Result<()> 
     }
     // Of the kinds without a body too; and one that has not come in whole when it may go on.
     let bodiless = tokio::spawn(async move { client::get(address, "/v1/models").await });
-    let mut slow = Raw::connect(address).await?;
+    let mut slow = RawConnection::connect(address).await?;
     let text = echo::chat("slowly").to_string();
     slow.write(format!(
         "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-echo: 1\r\ncontent-length: {}\r\n\r\n{}",
@@ -177,7 +179,7 @@ async fn parked_requests_are_served_whole_when_the_daemon_comes() -> Result<()> 
     ))
     .await?;
     // And one whose client leaves before.
-    let mut gone = Raw::connect(address).await?;
+    let mut gone = RawConnection::connect(address).await?;
     gone.write(format!("POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{text}", text.len())).await?;
     stack.envoy.picker_stat_until("switchpoint_parked_total", |parked| parked == PARKED as i64 + 2, LIMIT).await?;
     gone.reset()?;
@@ -209,7 +211,7 @@ async fn parked_requests_whose_bodies_have_no_end_yet_are_picked_when_the_daemon
     let begun = "POST /v1/rerank HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".to_owned() + &chunk(&pieces[0]);
     let mut open = Vec::new();
     for _ in 0..=OPEN {
-        let mut raw = Raw::connect(stack.address()).await?;
+        let mut raw = RawConnection::connect(stack.address()).await?;
         raw.write(&begun).await?;
         open.push(raw);
     }
@@ -237,7 +239,7 @@ async fn parked_requests_whose_bodies_have_no_end_yet_are_picked_when_the_daemon
 
 #[tokio::test]
 async fn fail_open_goes_to_any_endpoint_that_envoy_knows() -> Result<()> {
-    let server = || ModelServer::start(Options { models: vec!["demo".into()], speed: 0.0, ..Options::default() });
+    let server = || ModelServer::start(ModelServerOptions { models: vec!["demo".into()], speed: 0.0, ..ModelServerOptions::default() });
     let servers = [server()?, server()?];
     let hosts: Vec<SocketAddr> = servers.iter().map(ModelServer::addr).collect();
     let picker = json!({"failure_mode": "open", "cold_start_wait_ms": 20});

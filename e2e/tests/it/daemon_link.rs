@@ -8,8 +8,8 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use testbed::certificates::{Authority, daemon_arguments};
-use testbed::envoy::Config;
-use testbed::stack::{Builder, Stack};
+use testbed::envoy::EnvoyConfig;
+use testbed::stack::{Stack, StackBuilder};
 use testbed::{Result, wait_for};
 
 /// Far above whatever is promised: a machine that compiles beside the test is slow.
@@ -28,7 +28,7 @@ async fn hosts_are(stack: &Stack, count: i64) -> Result<()> {
 }
 
 /// A stack whose picker hears the daemon by this transport.
-fn by(transport: &str) -> Builder {
+fn by(transport: &str) -> StackBuilder {
     Stack::builder().servers(2).picker(json!({"state": {"cluster": "switchpoint-state", "transport": transport}}))
 }
 
@@ -83,14 +83,14 @@ fn certificates(ours: &Authority) -> Result<TempDir> {
 }
 
 /// A stack whose daemon is started as `mtls.yaml` says.
-fn guarded(certs: &Path, transport: &str) -> Builder {
+fn guarded(certs: &Path, transport: &str) -> StackBuilder {
     let arguments = daemon_arguments(certs);
     by(transport).daemon_arguments(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
 /// The edit that `mtls.yaml` asks for, with its `certs/` in this folder.
 fn with_fragment(certs: &Path) -> Result<impl Fn(&mut Value) + Send + 'static> {
-    let mut fragment = Config::shipped("mtls.yaml")?.value().clone();
+    let mut fragment = EnvoyConfig::shipped("mtls.yaml")?.value().clone();
     replace_folder(&mut fragment, certs);
     Ok(move |config: &mut Value| {
         let cluster = config.pointer_mut("/static_resources/clusters/1").and_then(Value::as_object_mut).expect("the cluster of the daemon");
@@ -137,7 +137,7 @@ async fn prove_who_they_are(transport: &str) -> Result<()> {
 /// Neither state nor hosts come to this proxy.
 async fn learns_nothing(stack: &Stack, what: &str) -> Result<()> {
     assert_eq!(stack.get("/switchpoint/ready").await?.status, 503, "{what}");
-    assert_eq!(stack.envoy.picker_stat("switchpoint_state_rosters_total").await?, 0, "{what}");
+    assert_eq!(stack.envoy.picker_stat("switchpoint_state_pool_updates_total").await?, 0, "{what}");
     assert_eq!(stack.envoy.stat("cluster.inference-pool.update_success").await?, 0, "{what}");
     Ok(())
 }
@@ -148,7 +148,7 @@ async fn a_proxy_that_cannot_prove_who_it_is_is_told_nothing() -> Result<()> {
 }
 
 async fn is_told_nothing(transport: &str) -> Result<()> {
-    type Edit = Box<dyn Fn(&mut Value) + Send>;
+    type LinkEdit = Box<dyn Fn(&mut Value) + Send>;
     let (ours, theirs) = (Authority::new()?, Authority::new()?);
     let certs = certificates(&ours)?;
     let forged = certificates(&ours)?;
@@ -160,7 +160,7 @@ async fn is_told_nothing(transport: &str) -> Result<()> {
         let context = config.pointer_mut(path).and_then(Value::as_object_mut).expect("the fragment");
         context.remove("tls_certificates").expect("the proxy's certificate");
     };
-    let edits: [(&str, &str, Edit); 3] = [
+    let edits: [(&str, &str, LinkEdit); 3] = [
         ("without a certificate", "peer sent no certificates", Box::new(anonymous)),
         ("with a certificate of somebody else", "invalid peer certificate", Box::new(with_forged)),
         ("in clear, as without the fragment", "received corrupt message", Box::new(|_| ())),

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use testbed::client::Reply;
-use testbed::model_server::{Fault, FaultMode, ModelServer, Options, Role};
+use testbed::client::ClientReply;
+use testbed::model_server::{FaultMode, ModelServer, ModelServerOptions, ServerFault, ServerRole};
 use testbed::stack::Stack;
 use testbed::{Result, wait_for};
 
@@ -15,9 +15,9 @@ use crate::echo;
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// A pool whose servers have roles, in front of it the stack.
-struct Split {
+struct DisaggregatedStack {
     stack: Stack,
-    servers: Vec<(Role, ModelServer)>,
+    servers: Vec<(ServerRole, ModelServer)>,
     folder: TempDir,
 }
 
@@ -41,15 +41,15 @@ schedulingProfiles:
 - {name: encode, plugins: [{pluginRef: encode-filter}, {pluginRef: queue-scorer}]}
 ";
 
-impl Split {
-    async fn start(deciders: &str, roles: &[Role]) -> Result<Self> {
+impl DisaggregatedStack {
+    async fn start(deciders: &str, roles: &[ServerRole]) -> Result<Self> {
         Self::start_with(roles, |_| BY_ROLE.replace("DECIDERS", deciders)).await
     }
 
-    async fn start_with(roles: &[Role], config: impl FnOnce(&[(Role, ModelServer)]) -> String) -> Result<Self> {
+    async fn start_with(roles: &[ServerRole], config: impl FnOnce(&[(ServerRole, ModelServer)]) -> String) -> Result<Self> {
         let folder = tempfile::tempdir()?;
-        let server = |role: &Role| {
-            let options = Options { models: vec!["demo".into()], speed: 0.0, role: *role, ..Options::default() };
+        let server = |role: &ServerRole| {
+            let options = ModelServerOptions { models: vec!["demo".into()], speed: 0.0, role: *role, ..ModelServerOptions::default() };
             Ok((*role, ModelServer::start(options)?))
         };
         let servers = roles.iter().map(server).collect::<Result<Vec<_>>>()?;
@@ -63,18 +63,18 @@ impl Split {
         Ok(Self { stack, servers, folder })
     }
 
-    async fn ask(&self, body: Value) -> Result<Reply> {
+    async fn ask(&self, body: Value) -> Result<ClientReply> {
         let reply = self.stack.post("/v1/chat/completions", &body).await?;
         assert_eq!(reply.status, 200, "{}", reply.text());
         Ok(reply)
     }
 
-    fn of(&self, role: Role) -> impl Iterator<Item = &ModelServer> {
+    fn of(&self, role: ServerRole) -> impl Iterator<Item = &ModelServer> {
         self.servers.iter().filter(move |(other, _)| *other == role).map(|(_, server)| server)
     }
 
     /// Inference requests that reached each server of a role, with their headers.
-    async fn requests(&self, role: Role) -> Result<Vec<Vec<Value>>> {
+    async fn requests(&self, role: ServerRole) -> Result<Vec<Vec<Value>>> {
         let mut requests = Vec::new();
         for server in self.of(role) {
             requests.push(server.state().await?["requests"].as_array().cloned().unwrap_or_default());
@@ -82,18 +82,18 @@ impl Split {
         Ok(requests)
     }
 
-    async fn asked(&self, role: Role) -> Result<usize> {
+    async fn asked(&self, role: ServerRole) -> Result<usize> {
         Ok(self.requests(role).await?.iter().map(Vec::len).sum())
     }
 
     /// Addresses of a role's servers.
-    fn addresses(&self, role: Role) -> Vec<String> {
+    fn addresses(&self, role: ServerRole) -> Vec<String> {
         self.of(role).map(|server| server.addr().to_string()).collect()
     }
 }
 
-fn write_endpoints(file: &Path, servers: &[(Role, ModelServer)]) -> Result<()> {
-    let row = |(index, (role, server)): (usize, &(Role, ModelServer))| {
+fn write_endpoints(file: &Path, servers: &[(ServerRole, ModelServer)]) -> Result<()> {
+    let row = |(index, (role, server)): (usize, &(ServerRole, ModelServer))| {
         let (name, role) = (format!("server-{index}"), format!("{role:?}").to_lowercase());
         let labels = if role == "whole" { json!({}) } else { json!({"llm-d.ai/role": role}) };
         json!({"name": name, "address": server.addr().ip(), "port": server.addr().port().to_string(), "labels": labels})
@@ -113,34 +113,34 @@ fn with_image() -> Value {
         {"type": "text", "text": "what is this?"}, {"type": "image_url", "image_url": {"url": "http://images/1.png"}}]}]})
 }
 
-const TWO_AND_TWO: [Role; 4] = [Role::Prefill, Role::Prefill, Role::Decode, Role::Decode];
+const TWO_AND_TWO: [ServerRole; 4] = [ServerRole::Prefill, ServerRole::Prefill, ServerRole::Decode, ServerRole::Decode];
 
 #[tokio::test]
 async fn a_long_prompt_is_worked_through_elsewhere_until_the_decode_server_has_it() -> Result<()> {
-    let split = Split::start("{prefill: prefix-based-pd-decider}", &TWO_AND_TWO).await?;
+    let split = DisaggregatedStack::start("{prefill: prefix-based-pd-decider}", &TWO_AND_TWO).await?;
     let reply = split.ask(long(1)).await?;
     let server = reply.header("x-served-by").to_owned();
-    assert!(split.addresses(Role::Decode).contains(&server), "{server}");
-    let asked = split.requests(Role::Prefill).await?.concat();
+    assert!(split.addresses(ServerRole::Decode).contains(&server), "{server}");
+    let asked = split.requests(ServerRole::Prefill).await?.concat();
     assert_eq!(asked.len(), 1, "{asked:?}");
     assert_eq!(echo::header(&asked[0], "x-stage"), ["prefill"], "the sidecar asked, not the proxy");
-    let decoded = split.requests(Role::Decode).await?.concat();
+    let decoded = split.requests(ServerRole::Decode).await?.concat();
     let named = echo::header(&decoded[0], "x-prefiller-host-port");
-    assert!(split.addresses(Role::Prefill).iter().any(|address| named == [address.as_str()]), "{named:?}");
+    assert!(split.addresses(ServerRole::Prefill).iter().any(|address| named == [address.as_str()]), "{named:?}");
     // A short prompt is not worth it, and what the decode server holds need not be given to it again.
     split.ask(echo::chat("short")).await?;
-    assert_eq!(split.asked(Role::Prefill).await?, 1);
+    assert_eq!(split.asked(ServerRole::Prefill).await?, 1);
     for _ in 0..5 {
         assert_eq!(split.ask(long(1)).await?.header("x-served-by"), server);
     }
-    assert_eq!(split.asked(Role::Prefill).await?, 1);
+    assert_eq!(split.asked(ServerRole::Prefill).await?, 1);
     Ok(())
 }
 
 #[tokio::test]
 async fn the_always_decider_spreads_prefills_and_a_client_cannot_name_a_server() -> Result<()> {
-    let split = Split::start("{prefill: always-disagg-pd-decider}", &TWO_AND_TWO).await?;
-    let decode = &split.addresses(Role::Decode)[0];
+    let split = DisaggregatedStack::start("{prefill: always-disagg-pd-decider}", &TWO_AND_TWO).await?;
+    let decode = &split.addresses(ServerRole::Decode)[0];
     for number in 0..20 {
         // Were it passed on, the decode server would refuse to prefill, and the reply would say so.
         let request = echo::post("/v1/chat/completions", &[("x-prefiller-host-port", decode), ("x-echo", "0")], long(number).to_string())?;
@@ -149,7 +149,7 @@ async fn the_always_decider_spreads_prefills_and_a_client_cannot_name_a_server()
         let reply = split.stack.send(http::Request::from_parts(parts, body)).await?;
         assert_eq!(reply.status, 200, "{}", reply.text());
     }
-    let asked = split.requests(Role::Prefill).await?;
+    let asked = split.requests(ServerRole::Prefill).await?;
     assert_eq!(asked.iter().map(Vec::len).sum::<usize>(), 20);
     assert!(asked.iter().all(|requests| requests.len() >= 5), "{:?}", asked.iter().map(Vec::len).collect::<Vec<_>>());
     assert!(asked.concat().iter().all(|request| echo::header(request, "x-stage") == ["prefill"]));
@@ -158,11 +158,11 @@ async fn the_always_decider_spreads_prefills_and_a_client_cannot_name_a_server()
 
 #[tokio::test]
 async fn without_a_prefill_server_decode_does_all_of_it() -> Result<()> {
-    let mut split = Split::start("{prefill: always-disagg-pd-decider}", &[Role::Prefill, Role::Decode]).await?;
+    let mut split = DisaggregatedStack::start("{prefill: always-disagg-pd-decider}", &[ServerRole::Prefill, ServerRole::Decode]).await?;
     split.ask(long(0)).await?;
-    assert_eq!(split.asked(Role::Prefill).await?, 1);
+    assert_eq!(split.asked(ServerRole::Prefill).await?, 1);
     // It fails: the decode server's sidecar makes that good.
-    let fault = |mode| Fault { mode, ..serde_json::from_value(json!({"mode": "none"})).expect("a fault") };
+    let fault = |mode| ServerFault { mode, ..serde_json::from_value(json!({"mode": "none"})).expect("a fault") };
     split.servers[0].1.fault(fault(FaultMode::Status)).await;
     split.ask(long(1)).await?;
     // It leaves the pool: the picker no longer names it.
@@ -170,7 +170,7 @@ async fn without_a_prefill_server_decode_does_all_of_it() -> Result<()> {
     write_endpoints(&split.folder.path().join("endpoints.yaml"), &split.servers)?;
     let unnamed = || async {
         split.ask(long(2)).await.ok()?;
-        let last = split.requests(Role::Decode).await.ok()?.concat().pop()?;
+        let last = split.requests(ServerRole::Decode).await.ok()?.concat().pop()?;
         echo::header(&last, "x-prefiller-host-port").is_empty().then_some(())
     };
     wait_for(LIMIT, "decode alone", unnamed).await?;
@@ -183,12 +183,13 @@ async fn without_a_prefill_server_decode_does_all_of_it() -> Result<()> {
 
 #[tokio::test]
 async fn a_prefill_server_is_no_host_of_the_proxys_and_serves_nobody_alone() -> Result<()> {
-    let mut split = Split::start("{prefill: always-disagg-pd-decider, encode: always-disagg-multimodal-decider}", &TWO_AND_TWO).await?;
+    let mut split =
+        DisaggregatedStack::start("{prefill: always-disagg-pd-decider, encode: always-disagg-multimodal-decider}", &TWO_AND_TWO).await?;
     let hosts = split.stack.envoy.admin_page("/clusters").await?;
     let is_host = |address: &String| hosts.lines().any(|line| line.starts_with(&format!("inference-pool::{address}::")));
-    assert!(split.addresses(Role::Decode).iter().all(is_host), "{hosts}");
-    assert!(!split.addresses(Role::Prefill).iter().any(is_host), "{hosts}");
-    split.servers.retain(|(role, _)| *role == Role::Prefill);
+    assert!(split.addresses(ServerRole::Decode).iter().all(is_host), "{hosts}");
+    assert!(!split.addresses(ServerRole::Prefill).iter().any(is_host), "{hosts}");
+    split.servers.retain(|(role, _)| *role == ServerRole::Prefill);
     write_endpoints(&split.folder.path().join("endpoints.yaml"), &split.servers)?;
     let refused = || async {
         let reply = split.stack.post("/v1/chat/completions", &long(0)).await.ok()?;
@@ -199,35 +200,35 @@ async fn a_prefill_server_is_no_host_of_the_proxys_and_serves_nobody_alone() -> 
 
 #[tokio::test]
 async fn an_image_is_encoded_elsewhere_and_text_is_not() -> Result<()> {
-    let roles = [Role::Encode, Role::Prefill, Role::Decode];
+    let roles = [ServerRole::Encode, ServerRole::Prefill, ServerRole::Decode];
     let deciders = "{encode: always-disagg-multimodal-decider, prefill: prefix-based-pd-decider}";
-    let split = Split::start(deciders, &roles).await?;
+    let split = DisaggregatedStack::start(deciders, &roles).await?;
     split.ask(echo::chat("no image")).await?;
-    assert_eq!((split.asked(Role::Encode).await?, split.asked(Role::Prefill).await?), (0, 0));
+    assert_eq!((split.asked(ServerRole::Encode).await?, split.asked(ServerRole::Prefill).await?), (0, 0));
     split.ask(with_image()).await?;
-    let encoded = split.requests(Role::Encode).await?.concat();
+    let encoded = split.requests(ServerRole::Encode).await?.concat();
     assert_eq!(encoded.len(), 1);
     assert_eq!(echo::header(&encoded[0], "x-stage"), ["encode"]);
-    assert_eq!(split.asked(Role::Prefill).await?, 1, "an image counts for 225 tokens, more than the 64 that are worth it");
+    assert_eq!(split.asked(ServerRole::Prefill).await?, 1, "an image counts for 225 tokens, more than the 64 that are worth it");
     Ok(())
 }
 
 #[tokio::test]
 async fn a_rank_is_reached_by_its_pods_first_port() -> Result<()> {
-    let config = |servers: &[(Role, ModelServer)]| {
+    let config = |servers: &[(ServerRole, ModelServer)]| {
         format!(
             "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n- type: active-request-scorer\n- type: random-picker\n\
              - {{type: data-parallel-profile-handler, parameters: {{primaryPort: {}}}}}\n",
             servers[0].1.addr().port()
         )
     };
-    let split = Split::start_with(&[Role::Whole; 3], config).await?;
+    let split = DisaggregatedStack::start_with(&[ServerRole::Both; 3], config).await?;
     let entrance = split.servers[0].1.addr().to_string();
     for number in 0..30 {
         let reply = split.ask(long(number)).await?;
         assert_eq!(reply.header("x-served-by"), entrance, "all of them enter at the first port");
     }
-    let asked: Vec<usize> = split.requests(Role::Whole).await?.iter().map(Vec::len).collect();
+    let asked: Vec<usize> = split.requests(ServerRole::Both).await?.iter().map(Vec::len).collect();
     assert_eq!(asked[0], 30);
     assert!(asked[1] >= 3 && asked[2] >= 3, "and are handed on to every rank: {asked:?}");
     Ok(())

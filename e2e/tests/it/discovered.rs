@@ -14,9 +14,9 @@ use axum::http::StatusCode;
 use axum::routing::get;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use testbed::load::Load;
-use testbed::process::Process;
-use testbed::stack::{Builder, Stack};
+use testbed::load::LoadGenerator;
+use testbed::process::ChildProcess;
+use testbed::stack::{Stack, StackBuilder};
 use testbed::{Result, daemon, wait_for};
 
 use crate::cluster;
@@ -26,13 +26,13 @@ use crate::cluster;
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
 /// A process that is registered, whose health the test decides on.
-pub(crate) struct Worker {
-    pub(crate) sidecar: Process,
+pub(crate) struct RegisteredWorker {
+    pub(crate) sidecar: ChildProcess,
     pub(crate) healthy: Arc<AtomicBool>,
     folder: TempDir,
 }
 
-impl Worker {
+impl RegisteredWorker {
     /// Registers by `arguments` what says this of itself.
     pub(crate) async fn register(arguments: &[String], component: &str, name: &str, metadata: &Value) -> Result<Self> {
         let folder = tempfile::tempdir()?;
@@ -47,7 +47,7 @@ impl Worker {
         let mut command = Command::new(daemon::binary()?);
         command.args(["register", "--namespace", "dynamo", "--component", component, "--name", name, "--probe", &probe]);
         command.arg("--metadata-file").arg(&file).args(arguments);
-        Ok(Self { sidecar: Process::spawn("register", &mut command, folder.path())?, healthy, folder })
+        Ok(Self { sidecar: ChildProcess::spawn("register", &mut command, folder.path())?, healthy, folder })
     }
 
     pub(crate) fn say(&self, metadata: &Value) -> Result<()> {
@@ -84,8 +84,9 @@ fn serves(models: &[&str]) -> Value {
     json!({"Model": models.iter().map(|name| json!({"name": name, "runtime_config": {"total_kv_blocks": 24064, "max_num_seqs": 256}})).collect::<Vec<_>>()})
 }
 
-fn builder() -> Builder {
-    let options = testbed::model_server::Options { models: vec!["llama".into(), "qwen".into()], speed: 0.0, ..Default::default() };
+fn builder() -> StackBuilder {
+    let options =
+        testbed::model_server::ModelServerOptions { models: vec!["llama".into(), "qwen".into()], speed: 0.0, ..Default::default() };
     Stack::builder().servers_like(3, &options)
 }
 
@@ -98,7 +99,7 @@ async fn whole_flow(source: Value, registry: Vec<String>) -> Result<()> {
     let address = |at: usize| stack.servers[at].addr().to_string();
     let register = async |at: usize, component: &str, metadata: Value| {
         let arguments = [registry.clone(), vec!["--address".to_owned(), address(at)]].concat();
-        Worker::register(&arguments, component, &format!("worker-{at}"), &metadata).await
+        RegisteredWorker::register(&arguments, component, &format!("worker-{at}"), &metadata).await
     };
     let mut first = register(0, "decode", serves(&["llama"])).await?;
     until(&stack, "llama", 200, &address(0)).await?;
@@ -159,13 +160,14 @@ async fn an_adapter_is_served_where_metadata_names_the_base_model_alone() -> Res
     std::fs::write(wanted.join("targeted.json"), model("targeted", json!([{"name": "style"}])).to_string())?;
     std::fs::write(wanted.join("reported.json"), model("reported", json!([])).to_string())?;
     let adapters = vec!["style".to_owned(), "reported".to_owned()];
-    let options = testbed::model_server::Options { models: vec!["llama".into()], loras: adapters, speed: 1.0, ..Default::default() };
+    let options =
+        testbed::model_server::ModelServerOptions { models: vec!["llama".into()], loras: adapters, speed: 1.0, ..Default::default() };
     let arguments = ["--pools", &pools, "--objects", &wanted.display().to_string()];
     let stack = Stack::builder().servers_like(2, &options).daemon_arguments(&arguments).start().await?;
     let mut workers = Vec::new();
     for (at, server) in stack.servers.iter().enumerate() {
         let arguments = ["--directory", &registry, "--address", &server.addr().to_string()].map(str::to_owned);
-        workers.push(Worker::register(&arguments, "decode", &format!("worker-{at}"), &serves(&["llama"])).await?);
+        workers.push(RegisteredWorker::register(&arguments, "decode", &format!("worker-{at}"), &serves(&["llama"])).await?);
     }
     let listed = || async { (stack.daemon.as_ref()?.endpoints().await.ok()?.len() == 2).then_some(()) };
     wait_for(LIMIT, "both workers", listed).await?;
@@ -197,7 +199,7 @@ async fn from_registration_to_request_by_a_directory() -> Result<()> {
 
 #[tokio::test]
 async fn from_registration_to_request_by_etcd() -> Result<()> {
-    let Some(etcd) = Etcd::start() else { return Ok(()) };
+    let Some(etcd) = EtcdProcess::start() else { return Ok(()) };
     let source = json!({"etcd": {"endpoints": [etcd.url], "namespace": "dynamo", "components": components()}});
     whole_flow(source, vec!["--etcd".to_owned(), etcd.url.clone()]).await
 }
@@ -208,7 +210,7 @@ async fn a_terminal_lists_what_a_sidecar_registered() -> Result<()> {
     let registry = tempfile::tempdir()?;
     let path = registry.path().display().to_string();
     let arguments = ["--directory", &path, "--address", "10.0.0.1:8000"].map(str::to_owned);
-    let _worker = Worker::register(&arguments, "decode", "worker-0", &serves(&["llama"])).await?;
+    let _worker = RegisteredWorker::register(&arguments, "decode", "worker-0", &serves(&["llama"])).await?;
     let list = || {
         let mut command = Command::new(daemon::binary().ok()?);
         let output = command.args(["instances", "--directory", &path, "--namespace", "dynamo", "--component", "decode"]).output().ok()?;
@@ -219,13 +221,13 @@ async fn a_terminal_lists_what_a_sidecar_registered() -> Result<()> {
 }
 
 /// A real etcd.
-pub(crate) struct Etcd {
-    _service: cluster::Service,
+pub(crate) struct EtcdProcess {
+    _service: cluster::ClusterProcess,
     pub(crate) url: String,
     _folder: TempDir,
 }
 
-impl Etcd {
+impl EtcdProcess {
     pub(crate) fn start() -> Option<Self> {
         let binary = cluster::tool("etcd")?;
         let (folder, port) = (tempfile::tempdir().ok()?, cluster::free_port());
@@ -237,16 +239,16 @@ impl Etcd {
 pub(crate) async fn fail_over(lease: &[&str], source: &Value) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let pools = fed_by(folder.path(), source)?;
-    let spare = daemon::Settings::new(folder.path())?;
+    let spare = daemon::DaemonSettings::new(folder.path())?;
     let (other, arguments) = (spare.state.number(), [&["--pools", &pools], lease].concat());
     let mut stack = builder().daemon_arguments(&arguments).envoy_config(move |config| both_daemons(config, other)).start().await?;
     let mut spare = spare;
     spare.arguments = arguments.iter().map(ToString::to_string).collect();
-    let mut second = daemon::Daemon::start(spare)?;
+    let mut second = daemon::DaemonProcess::start(spare)?;
     let stands_by = || async { (second.admin("/readyz").await.ok()?.status == 503).then_some(()) };
     wait_for(LIMIT, "the second to stand by", stands_by).await?;
     wait_for(LIMIT, "somebody to serve", || async { (asked(&stack, "demo").await.ok()?.0 == 200).then_some(()) }).await?;
-    let load = Load::start(stack.address(), 2);
+    let load = LoadGenerator::start(stack.address(), 2);
     load.goes_on(50, LIMIT).await?;
     stack.daemon()?.process().kill()?;
     let leads = || async { (second.admin("/readyz").await.ok()?.status == 200).then_some(()) };
@@ -265,7 +267,7 @@ pub(crate) async fn fail_over(lease: &[&str], source: &Value) -> Result<()> {
 }
 
 /// The proxy has the daemon's state in force.
-async fn heard(daemon: &daemon::Daemon) -> Result<()> {
+async fn heard(daemon: &daemon::DaemonProcess) -> Result<()> {
     let acked = || async {
         let state = daemon.admin("/debug/state").await.ok()?.json().ok()?;
         let proxies = state["proxies"].as_array()?;
@@ -287,13 +289,13 @@ fn both_daemons(config: &mut Value, other: u16) {
 
 #[tokio::test]
 async fn daemons_fail_over_by_a_lease_in_etcd_and_no_request_notices() -> Result<()> {
-    let Some(etcd) = Etcd::start() else { return Ok(()) };
+    let Some(etcd) = EtcdProcess::start() else { return Ok(()) };
     let servers = [testbed::model_server::ModelServer::start(demo())?, testbed::model_server::ModelServer::start(demo())?];
     let addresses: BTreeSet<SocketAddr> = servers.iter().map(testbed::model_server::ModelServer::addr).collect();
     let source = json!({"endpoints": addresses.iter().map(ToString::to_string).collect::<Vec<_>>()});
     fail_over(&["--lease-etcd", &etcd.url], &source).await
 }
 
-fn demo() -> testbed::model_server::Options {
-    testbed::model_server::Options { models: vec!["demo".into()], speed: 0.0, ..Default::default() }
+fn demo() -> testbed::model_server::ModelServerOptions {
+    testbed::model_server::ModelServerOptions { models: vec!["demo".into()], speed: 0.0, ..Default::default() }
 }

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use e2e::books;
 use e2e::explain::pool_is;
+use e2e::ledger_metrics;
 use serde_json::Value;
-use testbed::load::Load;
+use testbed::load::LoadGenerator;
 use testbed::stack::Stack;
 use testbed::{Result, wait_for};
 
@@ -13,7 +13,7 @@ use crate::echo;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-fn explained(servers: usize, workers: u32) -> testbed::stack::Builder {
+fn explained(servers: usize, workers: u32) -> testbed::stack::StackBuilder {
     Stack::builder().servers(servers).concurrency(workers).picker(serde_json::json!({"explain": true}))
 }
 
@@ -35,7 +35,7 @@ async fn a_file_that_cannot_be_read_leaves_the_last_good_set_and_says_why() -> R
     let file = stack.folder().join("endpoints.yaml");
     let good = std::fs::read_to_string(&file)?;
     assert_eq!(source_ok(&stack).await, Some(true));
-    let load = Load::start(stack.address(), 2);
+    let load = LoadGenerator::start(stack.address(), 2);
     let duplicate = format!("{{\"endpoints\": [{0}, {0}]}}", r#"{"name": "a", "address": "127.0.0.1", "port": 1}"#);
     let named = r#"{"endpoints": [{"name": "a", "address": "localhost", "port": 1}]}"#;
     let misspelt = r#"{"endpoints": [{"name": "a", "address": "127.0.0.1", "port": 1, "lables": {}}]}"#;
@@ -63,7 +63,7 @@ async fn a_file_that_cannot_be_read_leaves_the_last_good_set_and_says_why() -> R
 #[tokio::test]
 async fn a_file_that_is_gone_for_a_while_is_not_missed() -> Result<()> {
     let mut stack = explained(3, 1).start().await?;
-    let load = Load::start(stack.address(), 2);
+    let load = LoadGenerator::start(stack.address(), 2);
     std::fs::remove_file(stack.folder().join("endpoints.yaml"))?;
     wait_for(LIMIT, "the loss to be told", || async { discovery_error(&stack).await?.is_string().then_some(()) }).await?;
     load.goes_on(100, LIMIT).await?;
@@ -83,7 +83,7 @@ async fn a_file_that_is_gone_for_a_while_is_not_missed() -> Result<()> {
 #[tokio::test]
 async fn endpoints_leave_under_load_and_no_request_notices() -> Result<()> {
     let mut stack = explained(4, 2).start().await?;
-    let load = Load::start(stack.address(), 6);
+    let load = LoadGenerator::start(stack.address(), 6);
     for round in 0..8 {
         let gone = round % 4;
         let rest: Vec<usize> = (0..4).filter(|index| *index != gone).collect();
@@ -93,7 +93,7 @@ async fn endpoints_leave_under_load_and_no_request_notices() -> Result<()> {
         stack.set_pool(&[0, 1, 2, 3])?;
         pool_is(&stack, &[0, 1, 2, 3]).await?;
     }
-    books::close("endpoints removed and added eight times", load, &stack).await.map(drop)
+    ledger_metrics::close("endpoints removed and added eight times", load, &stack).await.map(drop)
 }
 
 #[tokio::test]
@@ -102,7 +102,7 @@ async fn endpoints_that_come_under_load_are_never_named_before_envoy_knows_them(
     let mut stack = explained(ADDED + 1, 2).start().await?;
     stack.set_pool(&[0])?;
     pool_is(&stack, &[0]).await?;
-    let load = Load::start(stack.address(), 6);
+    let load = LoadGenerator::start(stack.address(), 6);
     for count in 2..=ADDED + 1 {
         let indices: Vec<usize> = (0..count).collect();
         stack.set_pool(&indices)?;
@@ -117,14 +117,15 @@ async fn endpoints_that_come_under_load_are_never_named_before_envoy_knows_them(
 
 #[tokio::test]
 async fn an_endpoint_that_leaves_finishes_what_it_streams() -> Result<()> {
-    let slow = testbed::model_server::Options { models: vec!["demo".into()], speed: 0.0, chunk_delay_ms: 100, ..Default::default() };
+    let slow =
+        testbed::model_server::ModelServerOptions { models: vec!["demo".into()], speed: 0.0, chunk_delay_ms: 100, ..Default::default() };
     let mut stack = Stack::builder().servers_like(2, &slow).picker(serde_json::json!({"explain": true})).start().await?;
     let chat = serde_json::json!({"model": "demo", "stream": true, "max_tokens": 50, "ignore_eos": true, "messages": [{"role": "user", "content": "long"}]});
     let request = http::Request::post("/v1/chat/completions").body(testbed::client::full(chat.to_string()))?;
     let response = testbed::client::start(stack.address(), request).await?;
     let by = response.headers()["x-served-by"].to_str()?.to_owned();
     let other = usize::from(stack.servers[0].addr().to_string() == by);
-    let mut stream = testbed::client::Events::new(response);
+    let mut stream = testbed::client::EventStream::new(response);
     stream.next().await?.ok_or("the stream begins")?;
     stack.set_pool(&[other])?;
     pool_is(&stack, &[other]).await?;

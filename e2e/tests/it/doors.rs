@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use serde_json::json;
-use testbed::client::{Raw, Reply};
-use testbed::stack::{Front, Stack};
+use testbed::client::{ClientReply, RawConnection};
+use testbed::stack::{PickerMode, Stack};
 use testbed::{Error, Result};
 
 use crate::echo;
@@ -43,9 +43,9 @@ const SPELLINGS: [&str; 6] = [
     "/flush_cache/../v1/./chat/completions",
 ];
 
-async fn each_front() -> Result<Vec<(Front, Stack)>> {
+async fn each_front() -> Result<Vec<(PickerMode, Stack)>> {
     let mut stacks = Vec::new();
-    for front in Front::ALL {
+    for front in PickerMode::ALL {
         stacks.push((front, Stack::builder().front(front).servers(1).start().await?));
     }
     Ok(stacks)
@@ -78,7 +78,7 @@ async fn a_path_that_is_not_listed_is_refused_before_picker_and_engine() -> Resu
         }
         let anthropic = stack.send(echo::post("/v1/messages/batches", &[], "{}")?).await?;
         assert_eq!((anthropic.status, &anthropic.json()?["error"]["type"]), (404, &json!("not_found_error")), "{front:?}");
-        if front == Front::Filter {
+        if front == PickerMode::Filter {
             assert_eq!(stack.envoy.picker_stat("switchpoint_picked_total").await?, 0, "nothing was picked for them");
         }
         assert_eq!(stack.envoy.stat("cluster.inference-pool.upstream_rq_total").await?, 0, "{front:?}: no engine was asked");
@@ -120,9 +120,9 @@ async fn a_chat_is_a_chat_however_its_path_is_spelled() -> Result<()> {
 }
 
 /// What is said to a chat whose head asks for an upgrade.
-async fn upgrade(stack: &Stack, method: &str, path: &str) -> Result<Reply> {
+async fn upgrade(stack: &Stack, method: &str, path: &str) -> Result<ClientReply> {
     let body = echo::chat("unread").to_string();
-    let mut raw = Raw::connect(stack.address()).await?;
+    let mut raw = RawConnection::connect(stack.address()).await?;
     let head = format!(
         "{method} {path} HTTP/1.1\r\nhost: x\r\nx-echo: 1\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: upgrade\r\n\
          upgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n{body}",
@@ -147,7 +147,7 @@ async fn an_upgrade_is_no_way_around_reading_a_body() -> Result<()> {
 /// The same where a gateway lets every route upgrade.
 #[tokio::test]
 async fn the_picker_refuses_an_upgrade_of_what_it_reads() -> Result<()> {
-    for front in Front::ALL {
+    for front in PickerMode::ALL {
         let builder = Stack::builder().front(front).servers(1).envoy_config(|config| {
             let connections = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/upgrade_configs";
             if let Some(upgrades) = config.pointer_mut(connections) {
@@ -164,12 +164,12 @@ async fn the_picker_refuses_an_upgrade_of_what_it_reads() -> Result<()> {
 
 #[test]
 fn both_files_list_the_same_paths() -> Result<()> {
-    let listed = |front: Front| {
-        let mut config = testbed::envoy::Config::shipped(front.file())?;
+    let listed = |front: PickerMode| {
+        let mut config = testbed::envoy::EnvoyConfig::shipped(front.file())?;
         let path = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/route_config/virtual_hosts/0/routes";
         let routes = config.value().pointer(path).and_then(|routes| routes.as_array().cloned()).ok_or("no routes")?;
         Ok::<_, Error>(routes.iter().map(|route| route["match"].to_string()).collect::<BTreeSet<_>>())
     };
-    assert_eq!(listed(Front::Filter)?, listed(Front::ExtProc)?);
+    assert_eq!(listed(PickerMode::Filter)?, listed(PickerMode::ExtProc)?);
     Ok(())
 }

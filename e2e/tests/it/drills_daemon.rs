@@ -3,16 +3,16 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use e2e::books;
-use e2e::explain::{Decision, pool_is};
+use e2e::explain::{ExplainedDecision, pool_is};
+use e2e::ledger_metrics;
 use proto::state::daemon_message::Message;
 use serde_json::{Value, json};
-use testbed::load::Load;
+use testbed::load::LoadGenerator;
 use testbed::stack::Stack;
 use testbed::{Result, drill, wait_for};
 
 use crate::partition::partitioned_for;
-use crate::played::{Played, message, roster};
+use crate::played::{PlayedDaemon, message, pool_update};
 use crate::{echo, transports};
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -34,7 +34,7 @@ async fn a_partition_is_survived_by_calls() -> Result<()> {
 #[tokio::test]
 async fn a_daemon_killed_behind_calls_is_found_again() -> Result<()> {
     let mut stack = transports::by("http").servers(4).concurrency(2).start().await?;
-    let load = Load::start(stack.address(), 4);
+    let load = LoadGenerator::start(stack.address(), 4);
     for round in 0..3 {
         stack.daemon()?.process().kill()?;
         connected(&stack, 0).await?;
@@ -45,7 +45,7 @@ async fn a_daemon_killed_behind_calls_is_found_again() -> Result<()> {
         connected(&stack, 1).await?;
         pool_is(&stack, &indices).await?;
     }
-    books::close("daemon killed three times, by calls", load, &stack).await?;
+    ledger_metrics::close("daemon killed three times, by calls", load, &stack).await?;
     Ok(())
 }
 
@@ -54,7 +54,7 @@ async fn a_daemon_with_an_empty_memory_is_a_new_life() -> Result<()> {
     let mut stack = Stack::builder().servers(4).concurrency(2).picker(json!({"explain": true})).start().await?;
     stack.set_pool(&[0, 1, 2])?;
     pool_is(&stack, &[0, 1, 2]).await?;
-    let load = Load::start(stack.address(), 4);
+    let load = LoadGenerator::start(stack.address(), 4);
     load.goes_on(20, LIMIT).await?;
     let before = stack.daemon()?.admin("/debug/state").await?.json()?["term"].as_u64();
     stack.daemon()?.process().kill()?;
@@ -65,11 +65,11 @@ async fn a_daemon_with_an_empty_memory_is_a_new_life() -> Result<()> {
     assert!(stack.daemon()?.admin("/debug/state").await?.json()?["term"].as_u64() > before, "by its clock");
     // Hashes have another key now: what was placed is unknown, what is placed is found.
     let prompt = "A prompt to be found again. ".repeat(100);
-    let home = Decision::ask(stack.address(), &prompt).await?.picked[0].clone();
-    let found = || async { (Decision::ask(stack.address(), &prompt).await.ok()?.picked[0] == home).then_some(()) };
+    let home = ExplainedDecision::ask(stack.address(), &prompt).await?.picked[0].clone();
+    let found = || async { (ExplainedDecision::ask(stack.address(), &prompt).await.ok()?.picked[0] == home).then_some(()) };
     wait_for(LIMIT, "a prompt to be found by its new hash", found).await?;
     load.goes_on(50, LIMIT).await?;
-    books::close("daemon restarted with an empty memory", load, &stack).await?;
+    ledger_metrics::close("daemon restarted with an empty memory", load, &stack).await?;
     Ok(())
 }
 
@@ -78,22 +78,22 @@ async fn a_daemon_of_a_newer_version_in_its_place_is_not_obeyed() -> Result<()> 
     let mut stack = Stack::builder().servers(4).concurrency(2).picker(json!({"explain": true})).start().await?;
     stack.set_pool(&[0, 1, 2])?;
     pool_is(&stack, &[0, 1, 2]).await?;
-    let load = Load::start(stack.address(), 4);
+    let load = LoadGenerator::start(stack.address(), 4);
     let hosts: Vec<_> = stack.servers.iter().map(testbed::model_server::ModelServer::addr).collect();
     stack.daemon()?.process().kill()?;
-    let newer = Played::start_at(stack.daemon()?.settings().state.address()).await?;
-    newer.rehearse(proto::SCHEMA + 1, vec![message(Message::Roster(roster(u64::MAX, 1, &hosts[..1])))]);
+    let newer = PlayedDaemon::start_at(stack.daemon()?.settings().state.address()).await?;
+    newer.rehearse(proto::SCHEMA + 1, vec![message(Message::PoolUpdate(pool_update(u64::MAX, 1, &hosts[..1])))]);
     let envoy = stack.envoy.process();
     let told = || std::future::ready(envoy.stderr().contains("run both of one release").then_some(()));
     wait_for(LIMIT, "the log to say what to do", told).await?;
     load.goes_on(100, LIMIT).await?;
-    let known = Decision::ask(stack.address(), "who is there?").await?.endpoints();
+    let known = ExplainedDecision::ask(stack.address(), "who is there?").await?.endpoints();
     assert_eq!(known, hosts[..3].iter().map(ToString::to_string).collect::<BTreeSet<_>>(), "nothing it says is taken");
     drop(newer);
     stack.set_pool(&[1, 2, 3])?;
     stack.daemon()?.start_again()?;
     pool_is(&stack, &[1, 2, 3]).await?;
-    books::close("daemon of a newer message version", load, &stack).await?;
+    ledger_metrics::close("daemon of a newer message version", load, &stack).await?;
     Ok(())
 }
 
@@ -117,7 +117,7 @@ async fn a_leader_that_stands_still_beyond_its_lease_is_followed_and_rolls_nothi
     let builder = Stack::builder().envoy_config(drill::envoy_config()?).picker(json!({"explain": true, "lease_ms": 500}));
     let mut stack = builder.servers(3).concurrency(2).start().await?;
     let first = connection(&stack).await.ok_or("a connection")?;
-    let load = Load::start(stack.address(), 4);
+    let load = LoadGenerator::start(stack.address(), 4);
     load.goes_on(20, LIMIT).await?;
     // The main thread's VM takes the message and stands still for four seconds, and Envoy's admin port with it; a worker leads meanwhile.
     let stalling = labelled(&stack, &[0, 1, 2], drill::STALL);
@@ -132,6 +132,6 @@ async fn a_leader_that_stands_still_beyond_its_lease_is_followed_and_rolls_nothi
     assert!(stack.envoy.process().stderr().contains("standing still, as told by a drill"), "the drill was one");
     connected(&stack, 1).await?;
     assert_eq!(stack.post("/v1/chat/completions", &echo::chat("x")).await?.status, 200);
-    books::close("main-thread leader stalled 4 s beyond a lease of 0.5 s", load, &stack).await?;
+    ledger_metrics::close("main-thread leader stalled 4 s beyond a lease of 0.5 s", load, &stack).await?;
     Ok(())
 }

@@ -4,15 +4,15 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use e2e::books;
-use e2e::explain::Decision;
+use e2e::explain::ExplainedDecision;
+use e2e::ledger_metrics;
 use serde_json::json;
-use testbed::load::Load;
+use testbed::load::LoadGenerator;
 use testbed::stack::Stack;
 use testbed::{Result, drill, wait_for};
 
 use crate::echo;
-use crate::pools::Second;
+use crate::pools::SecondEnvoy;
 use crate::streams::{self, slow};
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -34,8 +34,8 @@ async fn connections(stack: &Stack, of: &str) -> Result<BTreeMap<String, i64>> {
 /// Waits until a proxy thinks all endpoints equally busy, as they are.
 async fn no_ghosts(proxy: std::net::SocketAddr) -> Result<()> {
     let calm = || async {
-        let decision = Decision::ask(proxy, "who is busy?").await.ok()?;
-        (!decision.scores("active-request-scorer").is_empty() && !decision.tells_apart("active-request-scorer")).then_some(())
+        let decision = ExplainedDecision::ask(proxy, "who is busy?").await.ok()?;
+        (!decision.scores("active-request-scorer").is_empty() && !decision.distinguishes("active-request-scorer")).then_some(())
     };
     wait_for(LIMIT, "nobody to count what is over", calm).await
 }
@@ -56,7 +56,7 @@ async fn a_vm_that_traps_among_a_hundred_streams_fails_its_own_and_no_other() ->
     let held: BTreeMap<&String, i64> = after.iter().map(|(worker, total)| (worker, total - before.get(worker).unwrap_or(&0))).collect();
     assert_eq!(held.values().sum::<i64>(), STREAMS as i64, "{held:?}");
 
-    let load = Load::start(stack.address(), CLIENTS);
+    let load = LoadGenerator::start(stack.address(), CLIENTS);
     load.goes_on(10, LIMIT).await?;
     let reply = stack.send(echo::post("/v1/chat/completions", &[(drill::TRAP, "1")], echo::chat("trap").to_string())?).await?;
     assert_eq!(reply.status, 503);
@@ -69,11 +69,11 @@ async fn a_vm_that_traps_among_a_hundred_streams_fails_its_own_and_no_other() ->
     let lost = wait_for(LIMIT, "a worker to have lost its streams", lost).await?;
     let (whole, broken) = streams::ends(running).await;
     assert_eq!((whole, broken), (STREAMS - lost as usize, lost as usize), "those of one worker exactly: {held:?}");
-    let outcome = books::close_but("a VM traps among 100 streams", load, &stack, drill::is_of_a_trap).await?;
+    let outcome = ledger_metrics::close_but("a VM traps among 100 streams", load, &stack, drill::is_of_a_trap).await?;
     // Whom each client had with that worker at that moment, or while it healed; the request that trapped; the streams.
     assert!(outcome.failures.len() <= CLIENTS, "{:?}", outcome.failures);
-    books::agree(&stack, outcome.failures.len() + 1 + broken, drill::is_lost_to_a_trap).await?;
-    books::note("a VM traps among 100 streams", &format!("{broken} broke, all of the worker that trapped; {whole} came whole"));
+    ledger_metrics::agree(&stack, outcome.failures.len() + 1 + broken, drill::is_lost_to_a_trap).await?;
+    ledger_metrics::note("a VM traps among 100 streams", &format!("{broken} broke, all of the worker that trapped; {whole} came whole"));
     no_ghosts(stack.address()).await
 }
 
@@ -84,13 +84,15 @@ async fn one_of_two_proxies_killed_leaves_no_ghosts_at_the_other() -> Result<()>
     std::fs::write(config.path(), CONFIG)?;
     let builder = Stack::builder().picker(json!({"explain": true})).daemon_arguments(&["--config", &config.path().to_string_lossy()]);
     let stack = builder.servers_like(4, &slow(50)).concurrency(2).start().await?;
-    let mut second = Second::start(&stack, "another", 2).await?;
+    let mut second = SecondEnvoy::start(&stack, "another", 2).await?;
     let theirs = streams::open(second.envoy.listener(), 3, 2_000).await?;
-    let busy = || async { Decision::ask(stack.address(), "who is busy?").await.ok()?.tells_apart("active-request-scorer").then_some(()) };
+    let busy = || async {
+        ExplainedDecision::ask(stack.address(), "who is busy?").await.ok()?.distinguishes("active-request-scorer").then_some(())
+    };
     wait_for(LIMIT, "the one proxy to count what the other has", busy).await?;
     let more = streams::open(second.envoy.listener(), STREAMS - theirs.len(), 2_000).await?;
     let ours = streams::open(stack.address(), STREAMS, 60).await?;
-    let (load, their_load) = (Load::start(stack.address(), 4), Load::start(second.envoy.listener(), 2));
+    let (load, their_load) = (LoadGenerator::start(stack.address(), 4), LoadGenerator::start(second.envoy.listener(), 2));
     load.goes_on(30, LIMIT).await?;
     their_load.goes_on(10, LIMIT).await?;
     second.envoy.process().kill()?;
@@ -99,7 +101,7 @@ async fn one_of_two_proxies_killed_leaves_no_ghosts_at_the_other() -> Result<()>
     drop(their_load);
     assert_eq!(streams::ends(ours).await, (STREAMS, 0), "and no other's");
     load.goes_on(60, LIMIT).await?;
-    books::close("SIGKILL of one of two proxies", load, &stack).await?;
-    books::note("SIGKILL of one of two proxies", &format!("{broken} streams, its own, broke; {STREAMS} of the other came whole"));
+    ledger_metrics::close("SIGKILL of one of two proxies", load, &stack).await?;
+    ledger_metrics::note("SIGKILL of one of two proxies", &format!("{broken} streams, its own, broke; {STREAMS} of the other came whole"));
     no_ghosts(stack.address()).await
 }

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use e2e::books;
-use e2e::explain::{Decision, pool_is};
+use e2e::explain::{ExplainedDecision, pool_is};
+use e2e::ledger_metrics;
 use serde_json::{Value, json};
-use testbed::client::{self, Http2, Raw};
-use testbed::load::Load;
-use testbed::model_server::{Fault, FaultMode};
+use testbed::client::{self, Http2Client, RawConnection};
+use testbed::load::LoadGenerator;
+use testbed::model_server::{FaultMode, ServerFault};
 use testbed::stack::Stack;
 use testbed::{Result, wait_for};
 
@@ -31,7 +31,7 @@ fn post_head(length: usize) -> String {
 
 /// One who leaves after so many bytes of its request.
 async fn leaves_after(stack: &Stack, bytes: &str) -> Result<()> {
-    let mut raw = Raw::connect(stack.address()).await?;
+    let mut raw = RawConnection::connect(stack.address()).await?;
     raw.write(bytes).await?;
     raw.reset()
 }
@@ -39,7 +39,7 @@ async fn leaves_after(stack: &Stack, bytes: &str) -> Result<()> {
 #[tokio::test]
 async fn clients_that_leave_at_any_moment_leave_nothing_behind() -> Result<()> {
     let stack = Stack::builder().servers_like(3, &slow(40)).concurrency(2).start().await?;
-    let load = Load::start(stack.address(), 4);
+    let load = LoadGenerator::start(stack.address(), 4);
     load.goes_on(20, LIMIT).await?;
     let body = echo::chat("a client that leaves").to_string();
     let (head, whole) = (post_head(body.len()), post_head(body.len()) + &body);
@@ -53,24 +53,25 @@ async fn clients_that_leave_at_any_moment_leave_nothing_behind() -> Result<()> {
     let silent = Stack::builder().servers_like(2, &slow(60_000)).start().await?;
     let (mut raws, mut pending) = (Vec::new(), Vec::new());
     for i in 0..EACH {
-        let mut raw = Raw::connect(silent.address()).await?;
+        let mut raw = RawConnection::connect(silent.address()).await?;
         let body = streams::chat(&format!("{i} waits"), 10).to_string();
         raw.write(post_head(body.len()) + &body).await?;
         raws.push(raw);
-        let (connection, request) = (Http2::connect(silent.address()).await?, streams::request(&format!("{i} waits, too"), 10)?);
+        let (connection, request) = (Http2Client::connect(silent.address()).await?, streams::request(&format!("{i} waits, too"), 10)?);
         pending.push(tokio::spawn(async move {
             let _reply = connection.start(request).await;
             std::future::pending::<()>().await;
         }));
     }
     upstream_active(&silent, 2 * EACH).await?;
-    raws.into_iter().try_for_each(Raw::reset)?;
+    raws.into_iter().try_for_each(RawConnection::reset)?;
     pending.iter().for_each(tokio::task::JoinHandle::abort);
-    books::nothing_left(&silent).await?;
+    ledger_metrics::nothing_left(&silent).await?;
     // In the middle of a stream.
     drop(streams::open(stack.address(), 2 * EACH, 1_000).await?);
     assert_eq!(stack.envoy.picker_stat("switchpoint_host_errors_total").await?, 0, "they were let go quietly");
-    books::close("clients leave: in headers, in the body, at the pick, before the first token, in the stream", load, &stack).await?;
+    ledger_metrics::close("clients leave: in headers, in the body, at the pick, before the first token, in the stream", load, &stack)
+        .await?;
     Ok(())
 }
 
@@ -78,20 +79,20 @@ async fn clients_that_leave_at_any_moment_leave_nothing_behind() -> Result<()> {
 async fn clients_that_leave_while_parked_leave_nothing_behind() -> Result<()> {
     let patient = json!({"cold_start_wait_ms": 30_000});
     let mut stack = Stack::builder().servers(2).concurrency(2).without_daemon().picker(patient).start().await?;
-    let load = Load::start(stack.address(), 4);
+    let load = LoadGenerator::start(stack.address(), 4);
     let body = echo::chat("parked").to_string();
     let mut parked = Vec::new();
     for _ in 0..2 * EACH {
-        let mut raw = Raw::connect(stack.address()).await?;
+        let mut raw = RawConnection::connect(stack.address()).await?;
         raw.write(post_head(body.len()) + &body).await?;
         parked.push(raw);
     }
     stack.envoy.picker_stat_until("switchpoint_parked_total", |parked| parked >= 4 + 2 * EACH as i64, LIMIT).await?;
-    parked.into_iter().try_for_each(Raw::reset)?;
+    parked.into_iter().try_for_each(RawConnection::reset)?;
     stack.start_daemon()?;
     load.goes_on(100, LIMIT).await?;
     assert_eq!(stack.envoy.picker_stat("switchpoint_host_errors_total").await?, 0);
-    books::close("proxy started while the daemon is down; clients leave while parked", load, &stack).await?;
+    ledger_metrics::close("proxy started while the daemon is down; clients leave while parked", load, &stack).await?;
     Ok(())
 }
 
@@ -99,16 +100,16 @@ async fn clients_that_leave_while_parked_leave_nothing_behind() -> Result<()> {
 async fn an_engine_that_fails_before_it_answers_fails_nobody() -> Result<()> {
     let stack = Stack::builder().servers(3).concurrency(2).picker(json!({"per_try_timeout_ms": 300})).start().await?;
     // Streams, since only those are given up on while an engine says nothing.
-    let load = Load::of_streams(stack.address(), 6);
+    let load = LoadGenerator::of_streams(stack.address(), 6);
     for mode in [FaultMode::Refuse, FaultMode::Hang, FaultMode::ResetBeforeHeaders, FaultMode::ResetMidHeaders, FaultMode::Status] {
         let failed = stack.envoy.picker_stat("switchpoint_failed_attempts_total").await?;
-        stack.servers[1].fault(Fault::new(mode)).await;
+        stack.servers[1].fault(ServerFault::new(mode)).await;
         stack.envoy.picker_stat_until("switchpoint_failed_attempts_total", |now| now > failed, LIMIT).await?;
         load.goes_on(60, LIMIT).await?;
-        stack.servers[1].fault(Fault::new(FaultMode::None)).await;
+        stack.servers[1].fault(ServerFault::new(FaultMode::None)).await;
         load.goes_on(20, LIMIT).await?;
     }
-    books::close("engine refuses, hangs, resets before and in the headers, answers 503", load, &stack).await?;
+    ledger_metrics::close("engine refuses, hangs, resets before and in the headers, answers 503", load, &stack).await?;
     Ok(())
 }
 
@@ -116,13 +117,13 @@ async fn an_engine_that_fails_before_it_answers_fails_nobody() -> Result<()> {
 async fn an_engine_that_breaks_off_fails_exactly_those_it_answered() -> Result<()> {
     const BROKEN: u32 = 7;
     let stack = Stack::builder().servers_like(3, &slow(5)).concurrency(2).start().await?;
-    let load = Load::of_streams(stack.address(), 6);
+    let load = LoadGenerator::of_streams(stack.address(), 6);
     load.goes_on(20, LIMIT).await?;
-    stack.servers[0].fault(Fault { after_chunks: Some(2), count: Some(BROKEN), ..Fault::new(FaultMode::ResetMidStream) }).await;
+    stack.servers[0].fault(ServerFault { after_chunks: Some(2), count: Some(BROKEN), ..ServerFault::new(FaultMode::ResetMidStream) }).await;
     let broken = || async { (load.so_far().failures.len() == BROKEN as usize).then_some(()) };
     wait_for(LIMIT, "seven streams to break", broken).await?;
     load.goes_on(60, LIMIT).await?;
-    let outcome = books::close_but("engine resets in the stream, seven times", load, &stack, client::is_broken_off).await?;
+    let outcome = ledger_metrics::close_but("engine resets in the stream, seven times", load, &stack, client::is_broken_off).await?;
     assert_eq!(outcome.failures.len(), BROKEN as usize, "{:?}", outcome.failures);
     Ok(())
 }
@@ -135,7 +136,7 @@ async fn row(stack: &Stack, name: &str) -> Result<Value> {
 #[tokio::test]
 async fn a_retry_takes_the_accounting_with_it() -> Result<()> {
     let stack = Stack::builder().servers_like(2, &slow(50)).start().await?;
-    stack.servers[0].fault(Fault { status: Some(503), ..Fault::new(FaultMode::Status) }).await;
+    stack.servers[0].fault(ServerFault { status: Some(503), ..ServerFault::new(FaultMode::Status) }).await;
     let mut running = Vec::new();
     // One after the other: the second at the latest is for the endpoint that has none.
     for _ in 0..6 {
@@ -151,10 +152,10 @@ async fn a_retry_takes_the_accounting_with_it() -> Result<()> {
     if let Err(error) = wait_for(LIMIT, "what was retried to count where it is served", moved).await {
         return Err(format!("{error}: {count} streams, {} {}", row(&stack, "server-0").await?, row(&stack, "server-1").await?).into());
     }
-    let load = Load::start(stack.address(), 4);
+    let load = LoadGenerator::start(stack.address(), 4);
     load.goes_on(60, LIMIT).await?;
     drop(running);
-    books::close("a retry moves a request", load, &stack).await?;
+    ledger_metrics::close("a retry moves a request", load, &stack).await?;
     Ok(())
 }
 
@@ -162,7 +163,7 @@ async fn a_retry_takes_the_accounting_with_it() -> Result<()> {
 async fn an_endpoint_removed_while_it_serves_ends_its_streams_itself() -> Result<()> {
     const STREAMS: usize = 24;
     let mut stack = Stack::builder().servers_like(3, &slow(60)).concurrency(2).picker(json!({"explain": true})).start().await?;
-    let load = Load::start(stack.address(), 4);
+    let load = LoadGenerator::start(stack.address(), 4);
     let running = streams::open(stack.address(), STREAMS, 60).await?;
     let leaving = stack.servers[0].addr().to_string();
     let served = running.iter().filter(|stream| stream.by == leaving).count();
@@ -171,7 +172,7 @@ async fn an_endpoint_removed_while_it_serves_ends_its_streams_itself() -> Result
     pool_is(&stack, &[1, 2]).await?;
     load.goes_on(60, LIMIT).await?;
     assert_eq!(streams::ends(running).await, (STREAMS, 0));
-    books::close(&format!("endpoint removed while it serves {served} streams"), load, &stack).await?;
+    ledger_metrics::close(&format!("endpoint removed while it serves {served} streams"), load, &stack).await?;
     Ok(())
 }
 
@@ -182,28 +183,28 @@ async fn an_endpoint_replaced_at_its_address_begins_anew() -> Result<()> {
     let builder =
         Stack::builder().servers_like(3, &slow(60)).concurrency(2).scored_by(&[("prefix-cache-scorer", 1), ("active-request-scorer", 1)]);
     let stack = builder.picker(json!({"explain": true})).start().await?;
-    let load = Load::start(stack.address(), CLIENTS);
+    let load = LoadGenerator::start(stack.address(), CLIENTS);
     let home = stack.servers[0].addr().to_string();
     let mut known = Vec::new();
     for i in 0..60 {
         let prompt = format!("{i} is how this prompt begins. {}", "It goes on for long. ".repeat(100));
-        if Decision::ask(stack.address(), &prompt).await?.picked[0] == home {
+        if ExplainedDecision::ask(stack.address(), &prompt).await?.picked[0] == home {
             known.push(prompt);
         }
     }
     let name = "server-0";
-    let before = row(&stack, name).await?["incarnation"].as_u64();
+    let before = row(&stack, name).await?["generation"].as_u64();
     let running = streams::open(stack.address(), STREAMS, 200).await?;
     let lost = running.iter().filter(|stream| stream.by == home).count();
     stack.servers[0].restart(Some(Duration::from_millis(300))).await;
     let (whole, broken) = streams::ends(running).await;
     assert_eq!((whole, broken), (STREAMS - lost, lost), "those of the one that died, and no other");
-    let replaced = || async { (row(&stack, name).await.ok()?["incarnation"].as_u64() > before).then_some(()) };
+    let replaced = || async { (row(&stack, name).await.ok()?["generation"].as_u64() > before).then_some(()) };
     wait_for(LIMIT, "another life at the same address", replaced).await?;
     // Each prompt is asked once, since asking places it: the workers hear of the new life within milliseconds.
     let mut believed = Vec::new();
     for prompt in &known {
-        let score = Decision::ask(stack.address(), prompt).await?.scores("prefix-cache-scorer").get(&home).copied();
+        let score = ExplainedDecision::ask(stack.address(), prompt).await?.scores("prefix-cache-scorer").get(&home).copied();
         believed.push(score);
         if score.is_none_or(|score| score == 0.0) {
             break;
@@ -212,12 +213,12 @@ async fn an_endpoint_replaced_at_its_address_begins_anew() -> Result<()> {
     assert!(believed.last().is_some_and(|last| last.is_none_or(|score| score == 0.0)), "its prompts died with it: {believed:?}");
     load.goes_on(60, LIMIT).await?;
     // Replies that had begun at the moment of death; a request that had not was sent on.
-    let outcome = books::close_but("endpoint replaced at its address", load, &stack, client::is_broken_off).await?;
+    let outcome = ledger_metrics::close_but("endpoint replaced at its address", load, &stack, client::is_broken_off).await?;
     let failed = outcome.failures.len();
     assert!(failed <= CLIENTS, "at most what each client had under way: {:?}", outcome.failures);
     let had_begun =
         |line: &Value| line["details"].as_str().is_some_and(|details| details.starts_with("upstream_reset_after_response_started"));
-    books::agree(&stack, failed + broken, had_begun).await?;
-    books::note("endpoint replaced at its address", &format!("{lost} of {STREAMS} streams were its own and broke"));
+    ledger_metrics::agree(&stack, failed + broken, had_begun).await?;
+    ledger_metrics::note("endpoint replaced at its address", &format!("{lost} of {STREAMS} streams were its own and broke"));
     Ok(())
 }

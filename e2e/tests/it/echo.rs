@@ -3,7 +3,7 @@
 use http::Request;
 use serde_json::{Value, json};
 use testbed::Result;
-use testbed::client::{self, Body, Reply};
+use testbed::client::{self, Body, ClientReply};
 
 /// A chat request of one message.
 pub(crate) fn chat(prompt: &str) -> Value {
@@ -35,7 +35,7 @@ pub(crate) fn header<'a>(echo: &'a Value, name: &str) -> Vec<&'a str> {
 }
 
 /// The ranked list that reached the engine, from an echo.
-pub(crate) fn ranked(reply: &Reply) -> Result<Vec<String>> {
+pub(crate) fn ranked(reply: &ClientReply) -> Result<Vec<String>> {
     let echo = reply.json()?;
     let list = header(&echo, "x-gateway-destination-endpoint");
     let [list] = list[..] else { return Err(format!("not one destination: {list:?}, {} {}", reply.status, reply.text()).into()) };

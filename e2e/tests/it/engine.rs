@@ -3,26 +3,26 @@
 use std::net::SocketAddr;
 
 use testbed::Result;
-use testbed::ports::Port;
+use testbed::ports::ReservedPort;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
 /// Something that listens; gone when dropped.
-pub(crate) struct Engine {
-    port: Port,
+pub(crate) struct RawEngine {
+    port: ReservedPort,
     task: JoinHandle<()>,
 }
 
-// === impl Engine ===
+// === impl RawEngine ===
 
-impl Engine {
+impl RawEngine {
     /// Gives every connection to `serve` once the head of its first request was read. The daemon's scrapes are told that there are no metrics.
     pub(crate) async fn start<F>(serve: impl Fn(TcpStream) -> F + Send + 'static) -> Result<Self>
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        let port = Port::lease()?;
+        let port = ReservedPort::lease()?;
         let listener = TcpListener::bind(port.address()).await?;
         let task = tokio::spawn(async move {
             while let Ok((mut stream, _)) = listener.accept().await {
@@ -40,7 +40,7 @@ impl Engine {
     }
 }
 
-impl Drop for Engine {
+impl Drop for RawEngine {
     fn drop(&mut self) {
         self.task.abort();
     }

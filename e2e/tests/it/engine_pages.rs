@@ -23,7 +23,7 @@ const IN_A_ROW: usize = 10;
 
 /// An engine as the daemon must know it by its label.
 #[derive(Clone, Copy)]
-struct Kind {
+struct EngineKind {
     label: &'static str,
     /// Where its page is: a port of its own, if it has one, and a path.
     port: Option<u16>,
@@ -32,7 +32,7 @@ struct Kind {
     page: &'static str,
 }
 
-const SGLANG: Kind = Kind {
+const SGLANG: EngineKind = EngineKind {
     label: "sglang",
     port: None,
     path: "/metrics",
@@ -42,7 +42,7 @@ sglang:token_usage{engine_type=\"unified\",model_name=\"demo\",tp_rank=\"0\",pp_
 ",
 };
 
-const TENSORRT_LLM: Kind = Kind {
+const TENSORRT_LLM: EngineKind = EngineKind {
     label: "trtllm-serve",
     port: None,
     path: "/prometheus/metrics",
@@ -52,7 +52,7 @@ trtllm_kv_cache_utilization{engine_type=\"undefined\",model_name=\"demo\"} 0.25
 ",
 };
 
-const TRITON: Kind = Kind {
+const TRITON: EngineKind = EngineKind {
     label: "triton-tensorrt-llm",
     port: Some(8002),
     path: "/metrics",
@@ -63,14 +63,14 @@ nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=\"fraction\",model=\"tenso
 };
 
 /// One such engine, with a queue that the test sets.
-struct Engine {
+struct PageEngine {
     address: SocketAddr,
     queue: Arc<AtomicUsize>,
 }
 
-impl Engine {
+impl PageEngine {
     /// Listens on an address of this machine that no other test uses: an engine's own port is the same for all of them.
-    async fn start(kind: Kind) -> Result<Self> {
+    async fn start(kind: EngineKind) -> Result<Self> {
         let ip = format!("127.{}.{}.{}", 1 + rand::random::<u8>() % 254, rand::random::<u8>(), 1 + rand::random::<u8>() % 254);
         let api = TcpListener::bind((ip.as_str(), 0)).await?;
         let (address, queue) = (api.local_addr()?, Arc::new(AtomicUsize::new(0)));
@@ -99,8 +99,8 @@ impl Engine {
     }
 }
 
-async fn picks_follow_the_queue(kind: Kind) -> Result<()> {
-    let engines = [Engine::start(kind).await?, Engine::start(kind).await?];
+async fn picks_follow_the_queue(kind: EngineKind) -> Result<()> {
+    let engines = [PageEngine::start(kind).await?, PageEngine::start(kind).await?];
     let folder = tempfile::tempdir()?;
     let rows = engines.iter().enumerate().map(|(at, engine)| {
         let address = engine.address;

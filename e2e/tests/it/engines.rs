@@ -1,7 +1,7 @@
 //! Engines that are nothing like the simulated ones, on a real Envoy: load is spread, and prompts find their servers again.
 
 use testbed::Result;
-use testbed::engine_matrix::{EngineMatrix, Found};
+use testbed::engine_matrix::{EngineMatrix, MatrixResult};
 
 /// All kinds of engines at the same time, each in pools of its own behind one Envoy of four workers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -11,7 +11,7 @@ async fn any_engine_is_loaded_evenly_and_keeps_its_prompts_by_four_workers() -> 
     for found in &all {
         println!("{found:?}");
     }
-    let bad: Vec<&Found> = all.iter().filter(|found| !found.is_good(1)).collect();
+    let bad: Vec<&MatrixResult> = all.iter().filter(|found| !found.is_good(1)).collect();
     assert!(bad.is_empty(), "beyond the bounds: {bad:?}");
     Ok(())
 }

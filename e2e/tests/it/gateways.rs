@@ -4,16 +4,16 @@
 use std::io::Write as _;
 use std::time::Duration;
 
-use e2e::manifests::{self, Local, Made, envoy_gateway, istio};
+use e2e::manifests::{self, AssembledConfig, LocalPorts, envoy_gateway, istio};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use http::Request;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use testbed::certificates::{self, Authority};
-use testbed::model_server::{Fault, FaultMode};
-use testbed::ports::Port;
-use testbed::stack::{Builder, Stack};
+use testbed::model_server::{FaultMode, ServerFault};
+use testbed::ports::ReservedPort;
+use testbed::stack::{Stack, StackBuilder};
 use testbed::{Result, client, wait_for};
 
 use crate::{echo, limits};
@@ -22,13 +22,13 @@ const LIMIT: Duration = Duration::from_secs(20);
 
 /// When a request is decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Decided {
+enum DecisionPoint {
     AtTheBody,
     AtTheHeaders,
 }
 
 /// A stack whose Envoy runs what `make` makes; at least `fragments` pieces of a manifest are in it, unchanged. The folder has the certificates.
-fn stack(fragments: usize, make: impl Fn(&Local) -> Result<Made> + Send + 'static) -> Result<(Builder, TempDir)> {
+fn stack(fragments: usize, make: impl Fn(&LocalPorts) -> Result<AssembledConfig> + Send + 'static) -> Result<(StackBuilder, TempDir)> {
     let folder = Authority::new()?.folder(manifests::DAEMON)?;
     let path = folder.path().to_owned();
     let arguments = certificates::daemon_arguments(&path);
@@ -42,7 +42,7 @@ fn stack(fragments: usize, make: impl Fn(&Local) -> Result<Made> + Send + 'stati
     Ok((builder, folder))
 }
 
-fn istio_gateway(file: &'static str, fragments: usize) -> Result<(Builder, TempDir)> {
+fn istio_gateway(file: &'static str, fragments: usize) -> Result<(StackBuilder, TempDir)> {
     stack(fragments, move |local| istio::gateway(file, local))
 }
 
@@ -55,7 +55,7 @@ async fn takes_all_that_is_delivered(stack: &Stack) -> Result<()> {
 }
 
 /// What all of them do.
-async fn serves(stack: &Stack, decided: Decided) -> Result<()> {
+async fn serves(stack: &Stack, decided: DecisionPoint) -> Result<()> {
     takes_all_that_is_delivered(stack).await?;
     let chat = echo::chat("hello").to_string();
     let reply = stack.send(echo::post("/v1/chat/completions", &[("x-request-id", "one")], chat.clone())?).await?;
@@ -85,12 +85,12 @@ async fn serves(stack: &Stack, decided: Decided) -> Result<()> {
     let too_large = echo::chat(&"x".repeat(25 << 20)).to_string();
     let too_large = stack.send(echo::post("/v1/chat/completions", &[], too_large)?).await?;
     match decided {
-        Decided::AtTheBody => {
+        DecisionPoint::AtTheBody => {
             assert_eq!((bad.status, &bad.json()?["error"]["code"]), (400, &json!("invalid_json")), "{}", bad.text());
             assert_eq!((too_large.status, &too_large.json()?["error"]["code"]), (413, &json!("request_too_large")));
         }
         // The engine's to judge, and none of it was held.
-        Decided::AtTheHeaders => {
+        DecisionPoint::AtTheHeaders => {
             assert_ne!(bad.json()?["error"]["code"], "invalid_json", "{}", bad.text());
             assert_eq!(too_large.status, 200);
         }
@@ -131,7 +131,7 @@ async fn inflates(stack: &Stack) -> Result<()> {
 /// A dead engine costs no client a request: the next of the list answers. One is dead and not two, as engines that have answered before get one retry of
 /// each other's requests: a request that crashes engines must not crash all of them.
 async fn fails_over(stack: &Stack) -> Result<()> {
-    stack.servers[0].fault(Fault::new(FaultMode::Refuse)).await;
+    stack.servers[0].fault(ServerFault::new(FaultMode::Refuse)).await;
     for number in 0..9 {
         let reply = stack.post("/v1/chat/completions", &echo::chat(&format!("number {number}"))).await?;
         assert_eq!(reply.status, 200, "{}", reply.text());
@@ -154,7 +154,7 @@ async fn metadata(stack: &Stack) -> Result<()> {
 async fn an_istio_gateway_with_the_envoyfilter() -> Result<()> {
     let (builder, _folder) = istio_gateway("istio/envoyfilter.yaml", 9)?;
     let stack = builder.start().await?;
-    serves(&stack, Decided::AtTheBody).await?;
+    serves(&stack, DecisionPoint::AtTheBody).await?;
     metadata(&stack).await
 }
 
@@ -162,7 +162,7 @@ async fn an_istio_gateway_with_the_envoyfilter() -> Result<()> {
 async fn an_istio_gateway_with_the_wasmplugin() -> Result<()> {
     let (builder, _folder) = istio_gateway("istio/wasmplugin.yaml", 9)?;
     let stack = builder.start().await?;
-    serves(&stack, Decided::AtTheHeaders).await?;
+    serves(&stack, DecisionPoint::AtTheHeaders).await?;
     metadata(&stack).await
 }
 
@@ -170,7 +170,7 @@ async fn an_istio_gateway_with_the_wasmplugin() -> Result<()> {
 async fn an_envoy_gateway_with_the_patches() -> Result<()> {
     let (builder, _folder) = stack(8, envoy_gateway::patched)?;
     let stack = builder.start().await?;
-    serves(&stack, Decided::AtTheBody).await
+    serves(&stack, DecisionPoint::AtTheBody).await
 }
 
 #[tokio::test]
@@ -322,7 +322,7 @@ async fn the_daemon_takes_the_arguments_of_its_manifests() -> Result<()> {
         let arguments = daemon["args"].as_array().ok_or("no arguments")?.iter().filter_map(Value::as_str).map(str::to_owned);
         // The folders of a pod are not here, and its ports may be taken: what is left must start.
         let folder = tempfile::tempdir()?;
-        let port = || Port::lease();
+        let port = || ReservedPort::lease();
         let (state, ext_proc, health, admin, metrics) = (port()?, port()?, port()?, port()?, port()?);
         let certificates = Authority::new()?.folder(manifests::DAEMON)?;
         let here = |argument: String| {
@@ -348,7 +348,7 @@ async fn the_daemon_takes_the_arguments_of_its_manifests() -> Result<()> {
         }
         std::fs::write(folder.path().join("pools.yaml"), "pools: [{name: default, endpoints: [\"127.0.0.1:1\"]}]")?;
         let mut command = std::process::Command::new(testbed::daemon::binary()?);
-        let process = testbed::process::Process::spawn("switchpointd", command.args(&arguments), folder.path())?;
+        let process = testbed::process::ChildProcess::spawn("switchpointd", command.args(&arguments), folder.path())?;
         let live = || async { client::get(admin.address(), "/metrics").await.ok().filter(|reply| reply.status == 200) };
         let up = wait_for(LIMIT, "the daemon", live).await;
         assert!(up.is_ok(), "{file}: {arguments:?}: {}", process.log_tail(20));

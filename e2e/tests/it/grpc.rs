@@ -13,24 +13,24 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::{Value, json};
 use testbed::Result;
-use testbed::client::{Body, Http2, Reply, frames, full};
-use testbed::envoy::Config;
+use testbed::client::{Body, ClientReply, Http2Client, frames, full};
+use testbed::envoy::EnvoyConfig;
 use testbed::stack::Stack;
 use tokio::net::TcpListener;
 
 /// Path, version and body of each request that came.
-type Came = Arc<Mutex<Vec<(String, Version, Bytes)>>>;
+type ReceivedRequests = Arc<Mutex<Vec<(String, Version, Bytes)>>>;
 
 /// A gRPC server that takes HTTP/2 only and answers each request with the one message `message`.
-struct Server {
+struct GrpcServer {
     address: SocketAddr,
-    came: Came,
+    requests: ReceivedRequests,
 }
 
-impl Server {
+impl GrpcServer {
     async fn start() -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
-        let (address, came) = (listener.local_addr()?, Came::default());
+        let (address, came) = (listener.local_addr()?, ReceivedRequests::default());
         let noted = Arc::clone(&came);
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
@@ -40,15 +40,15 @@ impl Server {
                 tokio::spawn(http2::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service));
             }
         });
-        Ok(Self { address, came })
+        Ok(Self { address, requests: came })
     }
 
     fn came(&self) -> Vec<(String, Version, Bytes)> {
-        std::mem::take(&mut self.came.lock().expect("no panic before"))
+        std::mem::take(&mut self.requests.lock().expect("no panic before"))
     }
 }
 
-async fn answer(request: Request<Incoming>, came: Came) -> std::result::Result<Response<Body>, Infallible> {
+async fn answer(request: Request<Incoming>, came: ReceivedRequests) -> std::result::Result<Response<Body>, Infallible> {
     let (path, version) = (request.uri().path().to_owned(), request.version());
     let body = request.into_body().collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
     came.lock().expect("no panic before").push((path, version, body));
@@ -79,7 +79,7 @@ fn vertex_chat(json: &str) -> Vec<u8> {
 
 /// As `h2c.yaml` says.
 fn by_h2c(config: &mut Value) {
-    let fragment = Config::shipped("h2c.yaml").expect("a shipped file").value().clone();
+    let fragment = EnvoyConfig::shipped("h2c.yaml").expect("a shipped file").value().clone();
     let cluster = config.pointer_mut("/static_resources/clusters/0").and_then(Value::as_object_mut).expect("the pool's cluster");
     assert_eq!(cluster["name"], "inference-pool");
     cluster.extend(fragment.as_object().expect("keys of a cluster").clone());
@@ -97,23 +97,23 @@ fn with_parser(folder: &Path, parser: &str) -> Result<String> {
 }
 
 /// Sends one message to `path` under this parser; the reply, and what the server got.
-async fn sent(parser: &str, path: &str, message: Vec<u8>) -> Result<(Reply, Vec<(String, Version, Bytes)>)> {
-    let (server, folder) = (Server::start().await?, tempfile::tempdir()?);
+async fn sent(parser: &str, path: &str, message: Vec<u8>) -> Result<(ClientReply, Vec<(String, Version, Bytes)>)> {
+    let (server, folder) = (GrpcServer::start().await?, tempfile::tempdir()?);
     let config = with_parser(folder.path(), parser)?;
     let stack = Stack::builder().servers(0).stranger(server.address).envoy_config(by_h2c).picker(json!({"explain": true}));
     let stack = stack.daemon_arguments(&["--config", &config]).start().await?;
     let request =
         Request::post(path).header("content-type", "application/grpc").header("te", "trailers").header("x-switchpoint-explain", "1");
-    let reply = Http2::connect(stack.address()).await?.send(request.body(full(message))?).await?;
+    let reply = Http2Client::connect(stack.address()).await?.send(request.body(full(message))?).await?;
     Ok((reply, server.came()))
 }
 
-fn is_whole(reply: &Reply) -> bool {
+fn is_whole(reply: &ClientReply) -> bool {
     let status = reply.trailers.as_ref().and_then(|trailers| trailers.get("grpc-status"));
     reply.status == 200 && reply.body == framed(b"message") && status.is_some_and(|status| status == "0")
 }
 
-fn prompt_tokens(reply: &Reply) -> Result<u64> {
+fn prompt_tokens(reply: &ClientReply) -> Result<u64> {
     let decision: Value = serde_json::from_str(reply.header("x-switchpoint-decision"))?;
     let predicted = &decision["candidates"][0]["predicted"];
     predicted["uncached_tokens"].as_u64().ok_or_else(|| format!("no prompt in {decision}").into())

@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use e2e::explain::Decision;
+use e2e::explain::ExplainedDecision;
 use http_body_util::BodyExt;
 use hyper::body::{Bytes, Frame};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use testbed::client::{self, Reply};
+use testbed::client::{self, ClientReply};
 use testbed::envoy::subset_hint_filter;
-use testbed::model_server::{Lies, ModelServer, Options};
-use testbed::stack::{Front, Stack};
+use testbed::model_server::{MetricOverrides, ModelServer, ModelServerOptions};
+use testbed::stack::{PickerMode, Stack};
 use testbed::{Result, wait_for};
 
 use crate::echo;
@@ -45,13 +45,13 @@ const TIMES: usize = 3;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Case {
+struct HermeticCase {
     case: String,
     #[serde(default)]
-    config: Configured,
-    endpoints: Vec<Row>,
-    request: Request,
-    expect: Expected,
+    config: HermeticConfig,
+    endpoints: Vec<EndpointLoadRow>,
+    request: HermeticRequest,
+    expect: HermeticExpectation,
     /// Why the reference answers otherwise; for readers.
     #[serde(default, rename = "differs")]
     _differs: Option<String>,
@@ -59,7 +59,7 @@ struct Case {
 
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq)]
 #[serde(rename_all = "lowercase")]
-enum Configured {
+enum HermeticConfig {
     #[default]
     Default,
     Passthrough,
@@ -68,14 +68,14 @@ enum Configured {
 /// Requests waiting, KV-cache utilisation, adapters in use.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged)]
-enum Row {
+enum EndpointLoadRow {
     Plain(f64, f64),
     Adapters(f64, f64, Vec<String>),
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Request {
+struct HermeticRequest {
     #[serde(default)]
     headers: BTreeMap<String, String>,
     body: Option<Value>,
@@ -91,7 +91,7 @@ struct Request {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Expected {
+struct HermeticExpectation {
     to: Option<usize>,
     #[serde(default)]
     body_as_sent: bool,
@@ -108,7 +108,7 @@ struct Expected {
     dropped: Option<String>,
 }
 
-impl Row {
+impl EndpointLoadRow {
     fn queue(&self) -> f64 {
         let (Self::Plain(queue, _) | Self::Adapters(queue, ..)) = self;
         *queue
@@ -119,7 +119,7 @@ impl Row {
         *kv
     }
 
-    fn lies(&self) -> Lies {
+    fn lies(&self) -> MetricOverrides {
         let adapters = if let Self::Adapters(.., adapters) = self { adapters.join(", ") } else { String::new() };
         let told = [
             ("num_requests_waiting", self.queue().to_string()),
@@ -131,29 +131,29 @@ impl Row {
 }
 
 /// A stack with one configuration, its endpoints' loads as each case wants them.
-struct World {
+struct HermeticStack {
     stack: Stack,
 }
 
-impl World {
-    async fn new(front: Front, configured: Configured) -> Result<(Self, tempfile::TempDir)> {
+impl HermeticStack {
+    async fn new(front: PickerMode, configured: HermeticConfig) -> Result<(Self, tempfile::TempDir)> {
         let folder = tempfile::tempdir()?;
         let file = folder.path().join("config.yaml");
-        let config = if configured == Configured::Default { DEFAULT } else { PASSTHROUGH };
+        let config = if configured == HermeticConfig::Default { DEFAULT } else { PASSTHROUGH };
         std::fs::write(&file, format!("apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig{config}"))?;
         let objects = folder.path().join("objects");
         std::fs::create_dir(&objects)?;
         std::fs::write(objects.join("rewrites.yaml"), OBJECTS)?;
         let text = |path: &std::path::Path| path.display().to_string();
         let arguments = ["--config", &text(&file), "--objects", &text(&objects), "--scrape-interval", "50ms"];
-        let server = Options {
+        let server = ModelServerOptions {
             models: ["demo", "my-model", "direct-model", "model-after-rewrite"].map(str::to_owned).into(),
             loras: ["foo", "bar", "sql-lora-1fdg2", "sql-lora-sheddable"].map(str::to_owned).into(),
             max_lora: 2,
             speed: 0.0,
             // In the middle of names and events.
             bytes_per_write: 23,
-            ..Options::default()
+            ..ModelServerOptions::default()
         };
         let stack = Stack::builder()
             .front(front)
@@ -166,9 +166,9 @@ impl World {
     }
 
     /// Gives the endpoints these loads, and waits until the picker goes by them.
-    async fn becomes(&mut self, rows: &[Row]) -> Result<()> {
+    async fn becomes(&mut self, rows: &[EndpointLoadRow]) -> Result<()> {
         for (server, row) in self.stack.servers.iter().zip(rows) {
-            server.lie(row.lies());
+            server.override_metrics(row.lies());
         }
         let indices: Vec<usize> = (0..rows.len()).collect();
         self.stack.set_pool(&indices)?;
@@ -180,7 +180,7 @@ impl World {
             if rows.is_empty() {
                 return (stack.get("/v1/models").await.ok()?.status == 503).then_some(());
             }
-            let decision = Decision::ask(stack.address(), "how full is everybody?").await.ok()?;
+            let decision = ExplainedDecision::ask(stack.address(), "how full is everybody?").await.ok()?;
             let scores = decision.scores("kv-cache-utilization-scorer");
             let scores: BTreeMap<String, i64> = scores.into_iter().map(|(endpoint, score)| (endpoint, permille(score))).collect();
             (scores == expected).then_some(())
@@ -188,7 +188,7 @@ impl World {
         wait_for(LIMIT, &format!("the picker to go by {rows:?}"), seen).await
     }
 
-    async fn send(&self, request: &Request) -> Result<Reply> {
+    async fn send(&self, request: &HermeticRequest) -> Result<ClientReply> {
         let hint = request.subset.as_ref().map(|subset| {
             let addresses: Vec<String> = subset.iter().filter_map(|i| self.stack.servers.get(*i)).map(|s| s.addr().to_string()).collect();
             if addresses.is_empty() { "192.0.2.99:8000".to_owned() } else { addresses.join(",") }
@@ -196,16 +196,16 @@ impl World {
         let given = request.headers.iter().map(|(name, value)| (name.as_str(), value.as_str()));
         let headers: Vec<(&str, &str)> = hint.iter().map(|hint| ("x-test-subset-list", hint.as_str())).chain(given).collect();
         let request = match request {
-            Request { get: true, .. } => echo::get("/v1/models", &headers)?,
-            Request { raw: Some(parts), .. } => {
+            HermeticRequest { get: true, .. } => echo::get("/v1/models", &headers)?,
+            HermeticRequest { raw: Some(parts), .. } => {
                 let frames = parts.iter().map(|part| Frame::data(Bytes::from(part.clone()))).collect();
                 echo::request("POST", "/v1/completions", &headers, client::frames(frames).boxed())?
             }
-            Request { infer: true, body, .. } => {
+            HermeticRequest { infer: true, body, .. } => {
                 let body = body.clone().unwrap_or_default().to_string();
                 http::Request::post("/v1/completions").body(client::full(body))?
             }
-            Request { body, .. } => echo::post("/v1/completions", &headers, body.clone().unwrap_or_default().to_string())?,
+            HermeticRequest { body, .. } => echo::post("/v1/completions", &headers, body.clone().unwrap_or_default().to_string())?,
         };
         self.stack.send(request).await
     }
@@ -232,8 +232,8 @@ impl World {
         }
     }
 
-    fn check(&self, case: &Case, reply: &Reply) -> Result<()> {
-        let Expected { to, body_as_sent, body, model, events_of, status, code, dropped, completion_tokens: _ } = &case.expect;
+    fn check(&self, case: &HermeticCase, reply: &ClientReply) -> Result<()> {
+        let HermeticExpectation { to, body_as_sent, body, model, events_of, status, code, dropped, completion_tokens: _ } = &case.expect;
         let said = || format!("{}: {} {}", case.case, reply.status, reply.text());
         assert_eq!(reply.status, status.unwrap_or(200), "{}", said());
         if let Some(code) = code {
@@ -274,13 +274,13 @@ fn permille(share: f64) -> i64 {
 }
 
 /// No case has loads like these, so what comes after them is new.
-fn between() -> Vec<Row> {
-    vec![Row::Plain(0.0, 0.55), Row::Plain(0.0, 0.56), Row::Plain(0.0, 0.57)]
+fn between() -> Vec<EndpointLoadRow> {
+    vec![EndpointLoadRow::Plain(0.0, 0.55), EndpointLoadRow::Plain(0.0, 0.56), EndpointLoadRow::Plain(0.0, 0.57)]
 }
 
-async fn all_of(front: Front, configured: Configured) -> Result<()> {
-    let cases: Vec<Case> = serde_saphyr::from_str(include_str!("hermetic.yaml"))?;
-    let (mut world, _folder) = World::new(front, configured).await?;
+async fn all_of(front: PickerMode, configured: HermeticConfig) -> Result<()> {
+    let cases: Vec<HermeticCase> = serde_saphyr::from_str(include_str!("hermetic.yaml"))?;
+    let (mut world, _folder) = HermeticStack::new(front, configured).await?;
     let mut run = 0;
     for case in cases.iter().filter(|case| case.config == configured) {
         world.becomes(&between()).await?;
@@ -302,20 +302,20 @@ async fn all_of(front: Front, configured: Configured) -> Result<()> {
 
 #[tokio::test]
 async fn small_worlds() -> Result<()> {
-    all_of(Front::Filter, Configured::Default).await
+    all_of(PickerMode::Filter, HermeticConfig::Default).await
 }
 
 #[tokio::test]
 async fn small_worlds_by_ext_proc() -> Result<()> {
-    all_of(Front::ExtProc, Configured::Default).await
+    all_of(PickerMode::ExtProc, HermeticConfig::Default).await
 }
 
 #[tokio::test]
 async fn small_worlds_of_bodies_that_nobody_reads() -> Result<()> {
-    all_of(Front::Filter, Configured::Passthrough).await
+    all_of(PickerMode::Filter, HermeticConfig::Passthrough).await
 }
 
 #[tokio::test]
 async fn small_worlds_of_bodies_that_nobody_reads_by_ext_proc() -> Result<()> {
-    all_of(Front::ExtProc, Configured::Passthrough).await
+    all_of(PickerMode::ExtProc, HermeticConfig::Passthrough).await
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 use testbed::client;
-use testbed::load::Load;
+use testbed::load::LoadGenerator;
 use testbed::stack::Stack;
 use testbed::{Result, wait_for};
 
@@ -30,19 +30,19 @@ fn only(server: usize) -> String {
 
 /// How operators and kubelets write.
 #[derive(Clone, Copy, Debug)]
-enum Way {
+enum WriteMethod {
     Rename,
     InPlace,
     Symlink,
 }
 
 /// A folder as a mounted ConfigMap is: `config.yaml -> ..data/config.yaml`, `..data -> ..N`.
-struct Mounted {
+struct ConfigMapMount {
     folder: TempDir,
     version: usize,
 }
 
-impl Mounted {
+impl ConfigMapMount {
     fn new(text: &str) -> Result<Self> {
         let mut mounted = Self { folder: tempfile::tempdir()?, version: 0 };
         mounted.swap(text)?;
@@ -54,11 +54,11 @@ impl Mounted {
         self.folder.path().join("config.yaml")
     }
 
-    fn write(&mut self, way: Way, text: &str) -> Result<()> {
+    fn write(&mut self, way: WriteMethod, text: &str) -> Result<()> {
         match way {
-            Way::Symlink => self.swap(text),
-            Way::InPlace => Ok(std::fs::write(self.file(), text)?),
-            Way::Rename => {
+            WriteMethod::Symlink => self.swap(text),
+            WriteMethod::InPlace => Ok(std::fs::write(self.file(), text)?),
+            WriteMethod::Rename => {
                 // What a kubelet's symlink points to, as an editor replaces it.
                 let target = std::fs::canonicalize(self.file())?;
                 let draft = target.with_extension("draft");
@@ -124,11 +124,11 @@ async fn debug_config(stack: &Stack) -> Result<Value> {
 
 #[tokio::test]
 async fn picks_follow_the_file_and_no_request_is_lost() -> Result<()> {
-    let mut mounted = Mounted::new(&only(0))?;
+    let mut mounted = ConfigMapMount::new(&only(0))?;
     let stack = start(&mounted.file()).await?;
-    let load = Load::start(stack.address(), 6);
+    let load = LoadGenerator::start(stack.address(), 6);
     for round in 1..=10 {
-        let way = [Way::Rename, Way::InPlace, Way::Symlink][round % 3];
+        let way = [WriteMethod::Rename, WriteMethod::InPlace, WriteMethod::Symlink][round % 3];
         mounted.write(way, &only(round % 2))?;
         until_all_go_to(&stack, round % 2).await?;
         // Once in force it stays: no worker falls back to what was before.
@@ -141,9 +141,9 @@ async fn picks_follow_the_file_and_no_request_is_lost() -> Result<()> {
 
 #[tokio::test]
 async fn a_bad_file_changes_nothing_and_is_seen() -> Result<()> {
-    let mut mounted = Mounted::new(&only(0))?;
+    let mut mounted = ConfigMapMount::new(&only(0))?;
     let mut stack = start(&mounted.file()).await?;
-    let load = Load::start(stack.address(), 4);
+    let load = LoadGenerator::start(stack.address(), 4);
     let good = debug_config(&stack).await?;
     let drills = [
         ("plugins: [", "config.yaml:"),
@@ -154,7 +154,7 @@ async fn a_bad_file_changes_nothing_and_is_seen() -> Result<()> {
         ("apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n- type: topology-affinity-scorer\n", "refused"),
     ];
     for (round, (text, why)) in drills.iter().enumerate() {
-        mounted.write(Way::Rename, text)?;
+        mounted.write(WriteMethod::Rename, text)?;
         let told = || async {
             let config = debug_config(&stack).await.ok()?;
             config["error"]["message"].to_string().contains(why).then_some(config)
@@ -170,7 +170,7 @@ async fn a_bad_file_changes_nothing_and_is_seen() -> Result<()> {
     let log = stack.daemon()?.process().stderr();
     assert!(log.contains("configuration cannot be used; the last good one stays") && log.contains("queue-scoer"), "{log}");
 
-    mounted.write(Way::Rename, &only(1))?;
+    mounted.write(WriteMethod::Rename, &only(1))?;
     until_all_go_to(&stack, 1).await?;
     let mended = debug_config(&stack).await?;
     assert_eq!(mended["error"], Value::Null);

@@ -4,14 +4,14 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use testbed::model_server::{Lies, ModelServer};
-use testbed::stack::{Front, Stack};
+use testbed::model_server::{MetricOverrides, ModelServer};
+use testbed::stack::{PickerMode, Stack};
 use testbed::{Result, wait_for};
 
 use crate::cluster;
 use crate::discovered::{LIMIT, asked};
 use crate::echo;
-use crate::kubernetes::{Place, outside, server_at};
+use crate::kubernetes::{KubernetesPlace, outside, server_at};
 
 /// Where the shipped file puts everything.
 const NAMESPACE: &str = "inference";
@@ -38,7 +38,7 @@ fn shipped_pools(folder: &Path, name: &str) -> Result<String> {
     Ok(file.display().to_string())
 }
 
-async fn make(place: &Place, path: &str, object: &Value) -> Result<()> {
+async fn make(place: &KubernetesPlace, path: &str, object: &Value) -> Result<()> {
     let made = cluster::post(&place.client, path, object).await;
     made.map(drop).map_err(|error| format!("{path}: {error}").into())
 }
@@ -48,7 +48,7 @@ fn collection(group: &str, version: &str, plural: &str) -> String {
 }
 
 /// A pod of these labels whose engine listens at the target port of the pools, ready.
-async fn pod(place: &Place, at: u8, app: &str, model: &str) -> Result<ModelServer> {
+async fn pod(place: &KubernetesPlace, at: u8, app: &str, model: &str) -> Result<ModelServer> {
     let (name, ip) = (format!("{app}-{at}"), format!("10.99.0.{at}"));
     let server = server_at(&format!("{ip}:8000"), model)?;
     let spec = json!({"nodeName": "node-1", "containers": [{"name": "c", "image": "i"}]});
@@ -58,9 +58,9 @@ async fn pod(place: &Place, at: u8, app: &str, model: &str) -> Result<ModelServe
     Ok(server)
 }
 
-async fn start() -> Result<Option<Place>> {
+async fn start() -> Result<Option<KubernetesPlace>> {
     let Some(definitions) = cluster::definitions("gateway-api-inference-extension") else { return Ok(None) };
-    let place = Place::start().await?;
+    let place = KubernetesPlace::start().await?;
     cluster::define(&place.client, &definitions).await;
     make(&place, "/api/v1/namespaces", &shipped_object("Namespace")?).await?;
     Ok(Some(place))
@@ -68,14 +68,14 @@ async fn start() -> Result<Option<Place>> {
 
 const V1: (&str, &str, &str) = ("inference.networking.k8s.io", "v1", "inferencepools");
 
-async fn make_pool(place: &Place, change: impl FnOnce(&mut Value)) -> Result<()> {
+async fn make_pool(place: &KubernetesPlace, change: impl FnOnce(&mut Value)) -> Result<()> {
     let mut pool = shipped_object("InferencePool")?;
     change(&mut pool);
     make(place, &collection(V1.0, V1.1, V1.2), &pool).await
 }
 
 /// An object of the Inference Extension that names a pool.
-async fn make_object(place: &Place, kind: &str, name: &str, pool: &str, mut spec: Value) -> Result<()> {
+async fn make_object(place: &KubernetesPlace, kind: &str, name: &str, pool: &str, mut spec: Value) -> Result<()> {
     let group = "inference.networking.x-k8s.io";
     spec["poolRef"] = json!({"name": pool});
     if kind != "InferenceModel" {
@@ -90,13 +90,13 @@ async fn chat_as(stack: &Stack, objective: &str, model: &str) -> Result<u16> {
     Ok(stack.send(echo::post("/v1/chat/completions", &[(OBJECTIVE, objective)], body.to_string())?).await?.status)
 }
 
-async fn its_objects_mean_what_they_say(front: Front, servers: &[ModelServer]) -> Result<()> {
+async fn its_objects_mean_what_they_say(front: PickerMode, servers: &[ModelServer]) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let pools = shipped_pools(folder.path(), "default")?;
     let builder = Stack::builder().front(front).daemon_arguments(&["--pools", &pools]);
     let builder = match front {
-        Front::Filter => builder.picker(json!({"objective_header": "trust"})),
-        Front::ExtProc => builder.daemon_arguments(&["--ext-proc-objective-header", "trust"]),
+        PickerMode::Filter => builder.picker(json!({"objective_header": "trust"})),
+        PickerMode::ExtProc => builder.daemon_arguments(&["--ext-proc-objective-header", "trust"]),
     };
     let mut stack = builder.start().await?;
     let addresses: Vec<String> = servers.iter().map(|server| server.addr().to_string()).collect();
@@ -107,11 +107,13 @@ async fn its_objects_mean_what_they_say(front: Front, servers: &[ModelServer]) -
     let unknown = || async { (asked(&stack, "unheard-of").await.ok()? == (404, String::new())).then_some(()) };
     wait_for(LIMIT, "a model that the pool does not list to be 404", unknown).await?;
 
-    servers.iter().for_each(|server| server.lie(Lies::from([("num_requests_waiting".to_owned(), "50".to_owned())])));
+    servers
+        .iter()
+        .for_each(|server| server.override_metrics(MetricOverrides::from([("num_requests_waiting".to_owned(), "50".to_owned())])));
     let shed = || async { (chat_as(&stack, "batch", "demo").await.ok()? == 429).then_some(()) };
     wait_for(LIMIT, "requests of a low priority to be shed", shed).await?;
     assert_eq!(chat_as(&stack, "urgent", "demo").await?, 200, "{front:?}");
-    servers.iter().for_each(|server| server.lie(Lies::new()));
+    servers.iter().for_each(|server| server.override_metrics(MetricOverrides::new()));
 
     // What names no pool of this daemon is said wherever one would look.
     let config = stack.daemon()?.admin("/debug/config").await?.json()?;
@@ -135,7 +137,7 @@ async fn an_inference_pool_serves_through_envoy_as_its_objects_say() -> Result<(
     make_object(&place, "InferenceObjective", "batch", "llama", json!({"priority": -1})).await?;
     make_object(&place, "InferenceObjective", "urgent", "llama", json!({"priority": 5})).await?;
     make_object(&place, "InferenceObjective", "stray", "default", json!({"priority": 1})).await?;
-    for front in Front::ALL {
+    for front in PickerMode::ALL {
         its_objects_mean_what_they_say(front, &servers).await?;
     }
     Ok(())
@@ -189,7 +191,7 @@ async fn to(stack: &Stack, pool: &str) -> Result<String> {
 }
 
 /// A pool, and how a gateway asks for its picker.
-struct Asked {
+struct GatewayPool {
     pool: &'static str,
     /// The label of its pods.
     app: &'static str,
@@ -200,9 +202,9 @@ struct Asked {
     authority: Option<&'static str>,
 }
 
-const ASKED: [Asked; 4] = [
+const ASKED: [GatewayPool; 4] = [
     // As Envoy AI Gateway and kgateway do: one Service, a port of it for each pool.
-    Asked {
+    GatewayPool {
         pool: "llama",
         app: "llama",
         service: "switchpointd",
@@ -210,7 +212,7 @@ const ASKED: [Asked; 4] = [
         cluster: "endpointpicker_llama_inference_ext_proc",
         authority: Some("switchpointd.inference.svc:9002"),
     },
-    Asked {
+    GatewayPool {
         pool: "qwen",
         app: "qwen",
         service: "switchpointd",
@@ -219,7 +221,7 @@ const ASKED: [Asked; 4] = [
         authority: Some("switchpointd.inference.svc:9012"),
     },
     // As one writes it by hand: the full name of a Service of its own.
-    Asked {
+    GatewayPool {
         pool: "mixtral",
         app: "mixtral",
         service: "mixtral-picker",
@@ -228,7 +230,7 @@ const ASKED: [Asked; 4] = [
         authority: Some("mixtral-picker.inference.svc.cluster.local:9002"),
     },
     // As Istio does; `inference-pool-istio.yaml` adds to the cluster.
-    Asked {
+    GatewayPool {
         pool: "gemma",
         app: "llama",
         service: "switchpointd",
@@ -251,7 +253,7 @@ async fn pools_behind_one_port_are_told_apart_by_the_service_that_a_gateway_asks
     let address = |app: &str| servers.iter().find(|(of, _)| *of == app).map(|(_, server)| server.addr().to_string()).unwrap_or_default();
     // The pool of the shipped file; the test adds the pools that it sends requests to.
     let mut rows = vec![json!({"name": "default", "endpoints": [address("llama")]})];
-    for Asked { pool: name, app, service, port, .. } in ASKED {
+    for GatewayPool { pool: name, app, service, port, .. } in ASKED {
         make_pool(&place, |pool| {
             pool["metadata"]["name"] = json!(name);
             pool["spec"]["selector"]["matchLabels"]["app"] = json!(app);
@@ -264,10 +266,10 @@ async fn pools_behind_one_port_are_told_apart_by_the_service_that_a_gateway_asks
     let folder = tempfile::tempdir()?;
     let file = folder.path().join("pools.json");
     std::fs::write(&file, json!({ "pools": rows }).to_string())?;
-    let builder = Stack::builder().front(Front::ExtProc).daemon_arguments(&["--pools", &file.display().to_string()]);
+    let builder = Stack::builder().front(PickerMode::ExtProc).daemon_arguments(&["--pools", &file.display().to_string()]);
     let mut stack = builder
         .envoy_config(|config| {
-            for Asked { pool, cluster, authority, .. } in ASKED {
+            for GatewayPool { pool, cluster, authority, .. } in ASKED {
                 asks(config, pool, cluster, authority);
             }
             asks(config, "stranger", "picker-of-a-stranger", Some("stranger.inference.svc:9002"));
@@ -277,7 +279,7 @@ async fn pools_behind_one_port_are_told_apart_by_the_service_that_a_gateway_asks
     let first = || async { (to(&stack, "llama").await.ok()? == address("llama")).then_some(()) };
     wait_for(LIMIT, "the pods to be known", first).await?;
     for _ in 0..5 {
-        for Asked { pool, app, .. } in ASKED {
+        for GatewayPool { pool, app, .. } in ASKED {
             assert_eq!(to(&stack, pool).await?, address(app), "{pool}");
         }
         assert!(to(&stack, "stranger").await?.starts_with("503"), "a Service that no pool names");

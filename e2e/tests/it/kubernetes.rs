@@ -20,8 +20,8 @@ use testbed::model_server::{self, ModelServer};
 use testbed::stack::Stack;
 use testbed::{Result, client, wait_for};
 
-use crate::cluster::{self, Cluster};
-use crate::discovered::{LIMIT, Worker, asked, fail_over, fed_by, until};
+use crate::cluster::{self, TestCluster};
+use crate::discovered::{LIMIT, RegisteredWorker, asked, fail_over, fed_by, until};
 
 /// Set where the test already has a network of its own.
 const INSIDE: &str = "SWITCHPOINT_OWN_NETWORK";
@@ -56,14 +56,14 @@ pub(crate) fn outside(name: &str) -> Option<Result<()>> {
 }
 
 /// A cluster of one's own, a namespace in it, and its kubeconfig where our programs look for it.
-pub(crate) struct Place {
-    cluster: Cluster,
+pub(crate) struct KubernetesPlace {
+    cluster: TestCluster,
     pub(crate) client: Client,
 }
 
-impl Place {
+impl KubernetesPlace {
     pub(crate) async fn start() -> Result<Self> {
-        let cluster = Cluster::start().await.ok_or("no cluster")?;
+        let cluster = TestCluster::start().await.ok_or("no cluster")?;
         let kubeconfig = PathBuf::from(std::env::var_os("KUBECONFIG").ok_or("no place for the kubeconfig")?);
         std::fs::copy(cluster.kubeconfig(), kubeconfig)?;
         let place = Self { client: cluster.client("tok").await, cluster };
@@ -100,14 +100,14 @@ impl Place {
     }
 
     /// A pod with its sidecar, at an address of its own, and a kubelet that asks its readiness probe.
-    async fn pod(&self, at: u8, component: &str, metadata: &Value) -> Result<Worker> {
+    async fn pod(&self, at: u8, component: &str, metadata: &Value) -> Result<RegisteredWorker> {
         let (name, ip) = (format!("{component}-{at}"), format!("10.99.0.{at}"));
         let labels = json!({"nvidia.com/dynamo-namespace": "dynamo", "nvidia.com/dynamo-component": component});
         let spec = json!({"nodeName": "node-1", "containers": [{"name": "c", "image": "i"}]});
         self.create(&self.api::<Pod>(), json!({"metadata": {"name": name, "labels": labels}, "spec": spec})).await?;
         let listen = format!("{ip}:8080");
         let arguments = ["--kubernetes", NAMESPACE, "--listen", &listen].map(str::to_owned);
-        let worker = Worker::register(&arguments, component, &name, metadata).await?;
+        let worker = RegisteredWorker::register(&arguments, component, &name, metadata).await?;
         tokio::spawn(kubelet(self.api::<Pod>(), name, ip));
         Ok(worker)
     }
@@ -139,7 +139,8 @@ fn server(ip: &str, model: &str) -> Result<ModelServer> {
 
 pub(crate) fn server_at(listen: &str, model: &str) -> Result<ModelServer> {
     let listen = listen.parse()?;
-    let options = model_server::Options { listen, models: vec![model.to_owned(), "tuned".to_owned()], speed: 0.0, ..Default::default() };
+    let options =
+        model_server::ModelServerOptions { listen, models: vec![model.to_owned(), "tuned".to_owned()], speed: 0.0, ..Default::default() };
     Ok(ModelServer::start(options)?)
 }
 
@@ -158,7 +159,7 @@ async fn from_registration_to_request() -> Result<()> {
     if let Some(done) = outside("kubernetes::from_registration_to_request") {
         return done;
     }
-    let place = Place::start().await?;
+    let place = KubernetesPlace::start().await?;
     let folder = tempfile::tempdir()?;
     place.service("decode").await?;
     place.service("prefill").await?;
@@ -219,7 +220,7 @@ async fn daemons_fail_over_by_a_lease_and_objects_come_from_the_api() -> Result<
     if let Some(done) = outside("kubernetes::daemons_fail_over_by_a_lease_and_objects_come_from_the_api") {
         return done;
     }
-    let place = Place::start().await?;
+    let place = KubernetesPlace::start().await?;
     place.service("decode").await?;
     place.service("prefill").await?;
     let demo = server("10.99.0.1", "demo")?;
@@ -253,7 +254,7 @@ async fn daemons_fail_over_by_a_lease_and_objects_come_from_the_api() -> Result<
     until(&stack, "alias", 404, "").await
 }
 
-impl Place {
+impl KubernetesPlace {
     /// A custom kind with any fields.
     async fn define(&self, kind: &GroupVersionKind, plural: &str) -> Result<()> {
         let schema = json!({"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}});

@@ -12,12 +12,12 @@ use scheduler::latency::LatencyModel;
 use scheduler::latency::step::StepModel;
 use serde_json::{Value, json};
 use tempfile::NamedTempFile;
-use testbed::model_server::{ModelServer, Options};
-use testbed::stack::{Builder, Front, Stack};
+use testbed::model_server::{ModelServer, ModelServerOptions};
+use testbed::stack::{PickerMode, Stack, StackBuilder};
 use testbed::{Result, client, wait_for};
 use tokio_stream::StreamExt;
 
-use crate::played::{Played, message, roster};
+use crate::played::{PlayedDaemon, message, pool_update};
 
 const LIMIT: Duration = Duration::from_secs(90);
 
@@ -28,12 +28,12 @@ const DRIFT_OBSERVATIONS: u64 = 200;
 const RECENT: u64 = 100;
 
 /// An engine some times as fast as a real one, so that a test takes seconds, and slow enough that its times are more than those of this machine.
-fn engine(slowdown: f64) -> Options {
-    Options { models: vec!["demo".to_owned()], speed: 1.5, slowdown, ..Options::default() }
+fn engine(slowdown: f64) -> ModelServerOptions {
+    ModelServerOptions { models: vec!["demo".to_owned()], speed: 1.5, slowdown, ..ModelServerOptions::default() }
 }
 
 /// Two machines, the second slower by half, every endpoint asked alike.
-fn builder(config: &NamedTempFile, arguments: &[&str]) -> Result<Builder> {
+fn builder(config: &NamedTempFile, arguments: &[&str]) -> Result<StackBuilder> {
     std::fs::write(config.path(), "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n- type: random-picker\n")?;
     let config = config.path().to_str().ok_or("a path of text")?;
     let arguments: Vec<&str> = ["--config", config].into_iter().chain(arguments.iter().copied()).collect();
@@ -41,11 +41,11 @@ fn builder(config: &NamedTempFile, arguments: &[&str]) -> Result<Builder> {
 }
 
 /// Streams of all lengths, until it is dropped.
-struct Traffic {
+struct BackgroundTraffic {
     over: Arc<AtomicBool>,
 }
 
-impl Traffic {
+impl BackgroundTraffic {
     fn start(stack: &Stack, clients: u64) -> Self {
         let (over, number, address) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default(), stack.address());
         for _ in 0..clients {
@@ -61,7 +61,7 @@ impl Traffic {
     }
 }
 
-impl Drop for Traffic {
+impl Drop for BackgroundTraffic {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Relaxed);
     }
@@ -116,7 +116,7 @@ async fn a_cold_pool_abstains_visibly_and_live_traffic_makes_proxies_predict() -
     let cold = page_that(&stack, "a page", |page| page["latency"].is_object()).await?;
     assert_eq!((&cold["predicts"], &cold["latency"]["abstains"]), (&json!(false), &json!("too little data")), "{cold:#}");
 
-    let traffic = Traffic::start(&stack, 6);
+    let traffic = BackgroundTraffic::start(&stack, 6);
     let learned = page_that(&stack, "predictions held against outcomes", |page| {
         ["server-0", "server-1"].iter().all(|endpoint| outcomes(page, endpoint) >= 60)
     })
@@ -149,7 +149,7 @@ async fn a_cold_pool_abstains_visibly_and_live_traffic_makes_proxies_predict() -
 async fn without_the_flag_steps_are_learned_and_nothing_is_predicted() -> Result<()> {
     let config = NamedTempFile::new()?;
     let stack = builder(&config, &[])?.start().await?;
-    let _traffic = Traffic::start(&stack, 4);
+    let _traffic = BackgroundTraffic::start(&stack, 4);
     let page = page_that(&stack, "observations", |page| count(page, "/observations/learned") >= 150).await?;
     assert_eq!((&page["predicts"], count(&page, "/calibration/pool/ttft/count")), (&json!(false), 0));
     assert!(page["latency"]["abstains"].as_str().is_some_and(|why| why.contains("--latency-prediction")), "{page:#}");
@@ -163,7 +163,7 @@ async fn without_the_flag_steps_are_learned_and_nothing_is_predicted() -> Result
 async fn a_pod_that_slows_down_three_times_is_known_within_200_observations_or_a_minute() -> Result<()> {
     let config = NamedTempFile::new()?;
     let stack = builder(&config, &["--latency-prediction"])?.start().await?;
-    let _traffic = Traffic::start(&stack, 6);
+    let _traffic = BackgroundTraffic::start(&stack, 6);
     let error = |page: &Value| number(page, "/calibration/endpoints/server-0/tpot/mape");
     let mut before = more(&stack, "server-0", RECENT).await?;
     let mut error_before = 0.0;
@@ -194,7 +194,7 @@ async fn a_pod_replaced_at_its_address_starts_clean() -> Result<()> {
     let config = NamedTempFile::new()?;
     let stack = builder(&config, &["--latency-prediction"])?.start().await?;
     stack.servers[1].slow_down(4.0);
-    let traffic = Traffic::start(&stack, 6);
+    let traffic = BackgroundTraffic::start(&stack, 6);
     more(&stack, "server-1", RECENT).await?;
     let is_slower = |page: &Value| number(page, "/step/speeds/server-1/decode") > number(page, "/step/speeds/server-0/decode") * 1.5;
     page_that(&stack, "the slower pod told apart", is_slower).await?;
@@ -207,7 +207,7 @@ async fn a_pod_replaced_at_its_address_starts_clean() -> Result<()> {
     assert_eq!(clean["step"]["speeds"]["server-1"], json!({"prefill": 1.0, "decode": 1.0}), "{clean:#}");
     assert_eq!(&clean["latency"]["endpoints"]["server-1"], &json!(null), "{clean:#}");
     // And is as fast as it is.
-    let _traffic = Traffic::start(&stack, 6);
+    let _traffic = BackgroundTraffic::start(&stack, 6);
     let learned = more(&stack, "server-1", RECENT).await?;
     let ratio = number(&learned, "/step/speeds/server-1/decode") / number(&learned, "/step/speeds/server-0/decode");
     assert!((0.6..1.6).contains(&ratio), "{ratio}: {learned:#}");
@@ -219,7 +219,7 @@ async fn a_restarted_daemon_begins_with_what_the_file_knows() -> Result<()> {
     let (config, folder) = (NamedTempFile::new()?, tempfile::tempdir()?);
     let file = folder.path().join("models.json");
     let mut stack = builder(&config, &["--latency-prediction", "--latency-model-file", file.to_str().ok_or("text")?])?.start().await?;
-    let traffic = Traffic::start(&stack, 6);
+    let traffic = BackgroundTraffic::start(&stack, 6);
     let before = more(&stack, "server-1", RECENT).await?;
     drop(traffic);
     stack.daemon()?.process().stop(LIMIT).await?;
@@ -236,8 +236,8 @@ async fn a_restarted_daemon_begins_with_what_the_file_knows() -> Result<()> {
 #[tokio::test]
 async fn clients_that_leave_are_censored_and_the_ext_proc_front_learns_too() -> Result<()> {
     let config = NamedTempFile::new()?;
-    let stack = builder(&config, &["--latency-prediction"])?.front(Front::ExtProc).start().await?;
-    let _traffic = Traffic::start(&stack, 4);
+    let stack = builder(&config, &["--latency-prediction"])?.front(PickerMode::ExtProc).start().await?;
+    let _traffic = BackgroundTraffic::start(&stack, 4);
     for n in 0..20 {
         let request = http::Request::post("/v1/chat/completions").header("content-type", "application/json");
         let response = client::start(stack.address(), request.body(client::full(body(n, 500).to_string()))?).await?;
@@ -267,7 +267,7 @@ async fn told(stack: &Stack, observations: Vec<state::Observations>) -> Result<(
 async fn absurd_observations_are_refused_counted_and_harmless() -> Result<()> {
     let config = NamedTempFile::new()?;
     let stack = builder(&config, &["--latency-prediction"])?.start().await?;
-    let traffic = Traffic::start(&stack, 6);
+    let traffic = BackgroundTraffic::start(&stack, 6);
     more(&stack, "server-0", RECENT).await?;
     drop(traffic);
     tokio::time::sleep(Duration::from_secs(2)).await; // what is under way ends
@@ -285,7 +285,7 @@ async fn absurd_observations_are_refused_counted_and_harmless() -> Result<()> {
     let unchanged = |page: &Value| (page["step"].clone(), page["latency"]["endpoints"].clone(), count(page, "/observations/learned"));
     assert_eq!(unchanged(&after), unchanged(&before));
     // And it goes on.
-    let _traffic = Traffic::start(&stack, 6);
+    let _traffic = BackgroundTraffic::start(&stack, 6);
     more(&stack, "server-0", 20).await?;
     Ok(())
 }
@@ -294,29 +294,29 @@ async fn absurd_observations_are_refused_counted_and_harmless() -> Result<()> {
 async fn a_model_that_is_wrong_or_too_large_is_refused_whole_and_the_next_is_taken() -> Result<()> {
     let server = ModelServer::start(engine(1.0))?;
     let hosts = [server.addr()];
-    let daemon = Played::start(vec![message(Message::Roster(roster(7, 10, &hosts)))]).await?;
+    let daemon = PlayedDaemon::start(vec![message(Message::PoolUpdate(pool_update(7, 10, &hosts)))]).await?;
     let picker = json!({"state": {"cluster": "switchpoint-state", "silence_max_ms": 600_000}});
     let mut stack =
         Stack::builder().without_daemon().concurrency(2).picker(picker).envoy_config(daemon.envoy_config(&hosts)).start().await?;
     stack.wait_until_ready().await?;
 
-    let good = |sequence| state::Learned {
+    let good = |sequence| state::LearnedModels {
         pool: "default".to_owned(),
         version: Some(state::Version { term: 7, sequence }),
         step: StepModel::default().words(),
         latency: LatencyModel::constant(100.0, 10.0).words(),
     };
     let nan = f32::NAN.to_bits();
-    let bad: [fn(&mut state::Learned, u32); 4] =
+    let bad: [fn(&mut state::LearnedModels, u32); 4] =
         [|m, nan| m.step[1] = nan, |m, _| m.latency[0] ^= 1, |m, _| m.latency.resize(16_384, 0), |m, _| m.version = None];
     for (at, spoil) in (0_i64..).zip(bad) {
         let mut message_of = good(20);
         spoil(&mut message_of, nan);
-        daemon.say(message(Message::Learned(message_of)))?;
+        daemon.say(message(Message::LearnedModels(message_of)))?;
         stack.envoy.picker_stat_until("switchpoint_state_refused_total", |now| now > at, LIMIT).await?;
     }
     assert_eq!(stack.envoy.picker_stat("switchpoint_state_learned_total").await?, 0);
-    daemon.say(message(Message::Learned(good(21))))?;
+    daemon.say(message(Message::LearnedModels(good(21))))?;
     stack.envoy.picker_stat_until("switchpoint_state_learned_total", |now| now == 1, LIMIT).await?;
     // A proxy that knows that somebody learns tells what requests saw, with what was predicted of them.
     // The count is the process's; the worker that serves may take the model over a moment later.
@@ -327,7 +327,7 @@ async fn a_model_that_is_wrong_or_too_large_is_refused_whole_and_the_next_is_tak
     }
     let predicted = |message: &proxy_message::Message| match message {
         proxy_message::Message::Observations(told) => {
-            let told = pool_state::Observed::from_bytes(told.rows.first_chunk()?)?;
+            let told = pool_state::EncodedObservation::from_bytes(told.rows.first_chunk()?)?;
             told.predicted.is_some().then_some(told)
         }
         _ => None,

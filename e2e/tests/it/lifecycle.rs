@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use e2e::books;
+use e2e::ledger_metrics;
 use http::Request;
 use rustix::process::Signal;
 use serde_json::json;
-use testbed::client::{self, Events};
-use testbed::load::Load;
-use testbed::model_server::Options;
+use testbed::client::{self, EventStream};
+use testbed::load::LoadGenerator;
+use testbed::model_server::ModelServerOptions;
 use testbed::stack::Stack;
 use testbed::{Result, wait_for};
 
@@ -16,15 +16,15 @@ const LIMIT: Duration = Duration::from_secs(30);
 
 #[tokio::test]
 async fn the_start_script_stops_without_cutting_a_stream() -> Result<()> {
-    let slow = Options { models: vec!["demo".into()], speed: 0.0, chunk_delay_ms: 100, ..Options::default() };
+    let slow = ModelServerOptions { models: vec!["demo".into()], speed: 0.0, chunk_delay_ms: 100, ..ModelServerOptions::default() };
     let mut stack = Stack::builder().servers_like(1, &slow).start_script(5).start().await?;
     let chat =
         json!({"model": "demo", "stream": true, "max_tokens": 80, "ignore_eos": true, "messages": [{"role": "user", "content": "hello"}]});
     let request = Request::post("/v1/chat/completions").header("content-type", "application/json");
-    let mut stream = Events::new(client::start(stack.address(), request.body(client::full(chat.to_string()))?).await?);
+    let mut stream = EventStream::new(client::start(stack.address(), request.body(client::full(chat.to_string()))?).await?);
     stream.next().await?.ok_or("the stream begins")?;
 
-    let load = Load::start(stack.address(), 3);
+    let load = LoadGenerator::start(stack.address(), 3);
     load.goes_on(10, LIMIT).await?;
     let asked = Instant::now();
     stack.envoy.process().signal(Signal::TERM)?;
@@ -34,7 +34,7 @@ async fn the_start_script_stops_without_cutting_a_stream() -> Result<()> {
     load.goes_on(3, LIMIT).await?; // new requests are served while it drains
     let outcome = load.stop().await?;
     outcome.check_all_served()?;
-    books::note("Envoy drained by the start script", &format!("{} served, 0 failed", outcome.total()));
+    ledger_metrics::note("Envoy drained by the start script", &format!("{} served, 0 failed", outcome.total()));
     let events = stream.rest().await?;
     assert_eq!(events.last().map(|event| event.data.as_str()), Some("[DONE]"), "the stream came to its own end");
     assert!(asked.elapsed() > Duration::from_secs(2), "and that was well after the drain");

@@ -7,14 +7,14 @@ use std::time::Duration;
 use flate2::write::GzEncoder;
 use flate2::{Compress, Compression, FlushCompress};
 use serde_json::{Value, json};
-use testbed::client::{Http2, Raw, Reply};
-use testbed::envoy::Envoy;
+use testbed::client::{ClientReply, Http2Client, RawConnection};
+use testbed::envoy::EnvoyProcess;
 use testbed::stack::Stack;
 use testbed::{Result, wait_for};
 use tokio::io::AsyncWriteExt;
 
 use crate::echo;
-use crate::engine::Engine;
+use crate::engine::RawEngine;
 
 /// Far above whatever is promised: a machine that compiles beside the test is slow.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -28,7 +28,7 @@ const SETTINGS: u8 = 4;
 const WINDOW_UPDATE: u8 = 8;
 
 /// Type, stream and payload of the next frame.
-async fn frame(raw: &mut Raw) -> Result<(u8, u32, Vec<u8>)> {
+async fn frame(raw: &mut RawConnection) -> Result<(u8, u32, Vec<u8>)> {
     let head = raw.read_exactly(9).await?;
     let bytes = usize::from(head[0]) << 16 | usize::from(head[1]) << 8 | usize::from(head[2]);
     Ok((head[3], number(&head[5..9]), raw.read_exactly(bytes).await?))
@@ -41,7 +41,7 @@ fn number(bytes: &[u8]) -> u32 {
 #[tokio::test]
 async fn http2_windows_carry_a_long_prompt_and_no_more_than_may_be_held() -> Result<()> {
     let stack = Stack::start(1).await?;
-    let mut raw = Raw::connect(stack.address()).await?;
+    let mut raw = RawConnection::connect(stack.address()).await?;
     raw.write(PREFACE).await?;
     let (mut streams, mut stream_window, mut connection_window) = (None, None, 65_535);
     while stream_window.is_none() || connection_window == 65_535 {
@@ -67,8 +67,8 @@ const HELD_BYTES_MAX: i64 = 16 << 20;
 
 const RECEIVED: &str = "cluster.inference-pool.upstream_cx_rx_bytes_total";
 
-async fn offering() -> Result<(Engine, Stack)> {
-    let engine = Engine::start(|mut stream| async move {
+async fn offering() -> Result<(RawEngine, Stack)> {
+    let engine = RawEngine::start(|mut stream| async move {
         let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", OFFERED_MIB << 20);
         let _ = stream.write_all(head.as_bytes()).await; // an end of the connection is an end of the offer
         let piece = vec![b'x'; 1 << 20];
@@ -102,7 +102,7 @@ async fn held(stack: &Stack) -> Result<i64> {
 #[tokio::test]
 async fn a_client_that_does_not_read_holds_back_the_engine() -> Result<()> {
     let (_engine, stack) = offering().await?;
-    let mut raw = Raw::connect(stack.address()).await?;
+    let mut raw = RawConnection::connect(stack.address()).await?;
     raw.write("GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n").await?;
     let held = held(&stack).await?;
     assert!((1..HELD_BYTES_MAX).contains(&held), "{held} bytes of {OFFERED_MIB} MiB");
@@ -114,7 +114,7 @@ async fn a_client_that_does_not_read_holds_back_the_engine() -> Result<()> {
 #[tokio::test]
 async fn an_http2_client_that_opens_no_window_holds_back_the_engine() -> Result<()> {
     let (_engine, stack) = offering().await?;
-    let mut raw = Raw::connect(stack.address()).await?;
+    let mut raw = RawConnection::connect(stack.address()).await?;
     raw.write(PREFACE).await?;
     // HEADERS of stream 1, all there is: GET http /v1/models, authority "x", by HPACK's static table.
     raw.write(b"\0\0\x11\x01\x05\0\0\0\x01\x82\x86\x04\x0a/v1/models\x41\x01x").await?;
@@ -147,8 +147,8 @@ async fn overloaded(stack: &Stack, wanted: bool) -> Result<()> {
 }
 
 /// Uploads this much of a larger prompt, and goes on to hold it.
-async fn unfinished(stack: &Stack, bytes: usize) -> Result<Raw> {
-    let mut raw = Raw::connect(stack.address()).await?;
+async fn unfinished(stack: &Stack, bytes: usize) -> Result<RawConnection> {
+    let mut raw = RawConnection::connect(stack.address()).await?;
     raw.write(format!("POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", bytes + 1)).await?;
     raw.write(vec![b' '; bytes]).await?;
     Ok(raw)
@@ -184,7 +184,7 @@ async fn a_proxy_short_of_memory_refuses_and_recovers() -> Result<()> {
 }
 
 /// Asks on a connection that stays open; an error where it is closed instead.
-async fn ask(raw: &mut Raw) -> Result<Reply> {
+async fn ask(raw: &mut RawConnection) -> Result<ClientReply> {
     raw.write("GET /switchpoint/ready HTTP/1.1\r\nhost: x\r\n\r\n").await?;
     raw.read_reply().await
 }
@@ -198,11 +198,11 @@ async fn connections_beyond_the_limit_are_closed_and_the_admin_page_is_not() -> 
     wait_for(LIMIT, "the connections of the start to end", active).await?;
     let mut open = Vec::new();
     for _ in 0..CONNECTIONS_MAX {
-        let mut raw = Raw::connect(stack.address()).await?;
+        let mut raw = RawConnection::connect(stack.address()).await?;
         assert_eq!(ask(&mut raw).await?.status, 200);
         open.push(raw);
     }
-    let mut beyond = Raw::connect(stack.address()).await?;
+    let mut beyond = RawConnection::connect(stack.address()).await?;
     assert!(ask(&mut beyond).await.is_err(), "closed");
     let name = format!("listener.{}.downstream_global_cx_overflow", stack.address().to_string().replace(':', "_"));
     assert!(stack.envoy.stat(&name).await? >= 1, "counted, and told by an admin page that is not shut with the door");
@@ -243,7 +243,7 @@ fn zstd(bytes: usize) -> Vec<u8> {
 
 /// What the shipped file asks for by its `unzstd`: Envoy before 1.40 inflates zstd without bounds, and must do without.
 fn fit_for_bombs() -> Result<impl Fn(&mut Value) + Send + 'static> {
-    let said = String::from_utf8(Command::new(Envoy::binary()).arg("--version").output()?.stdout)?;
+    let said = String::from_utf8(Command::new(EnvoyProcess::binary()).arg("--version").output()?.stdout)?;
     // `.../envoy  version: <commit>/1.40.0/Clean/RELEASE/BoringSSL`
     let version = said.split_once("version: ").and_then(|(_, parts)| parts.split('/').nth(1)).ok_or("no version")?;
     let minor: u32 = version.split('.').nth(1).ok_or("no minor version")?.parse()?;
@@ -282,7 +282,7 @@ async fn a_bomb_is_refused_and_does_not_fill_the_memory() -> Result<()> {
             let request = || echo::post("/v1/chat/completions", &[("content-encoding", encoding)], bomb.clone());
             let http1 = stack.send(request()?).await?;
             assert!(statuses.contains(&http1.status), "{what}: {} {}", http1.status, http1.text());
-            let http2 = Http2::connect(stack.address()).await?.send(request()?).await?;
+            let http2 = Http2Client::connect(stack.address()).await?.send(request()?).await?;
             assert!(statuses.contains(&http2.status), "{what}: {} {}", http2.status, http2.text());
         }
         let growth = memory_kib(&mut stack, "VmHWM")?.saturating_sub(before);

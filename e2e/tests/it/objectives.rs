@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use testbed::client::Reply;
-use testbed::load::Load;
-use testbed::model_server::{self, Lies};
-use testbed::stack::{Builder, Stack};
+use testbed::client::ClientReply;
+use testbed::load::LoadGenerator;
+use testbed::model_server::{self, MetricOverrides};
+use testbed::stack::{Stack, StackBuilder};
 use testbed::{Result, wait_for};
 
 use crate::echo;
-use crate::pools::Two;
+use crate::pools::TwoPools;
 
 /// For what is said at leisure.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -27,9 +27,9 @@ const PATHS: [&str; 2] = ["/v1/chat/completions", "/v1/messages"];
 const OBJECTIVES: [(&str, i32); 4] = [("batch", -1), ("scavenger", -10), ("normal", 0), ("urgent", 10)];
 
 /// A folder of objects.
-struct Folder(TempDir);
+struct ObjectsFolder(TempDir);
 
-impl Folder {
+impl ObjectsFolder {
     fn with(objects: &[Value]) -> Result<Self> {
         let folder = Self(tempfile::tempdir()?);
         folder.write("objects.yaml", &text(objects))?;
@@ -47,7 +47,7 @@ impl Folder {
     }
 
     /// A daemon that follows it.
-    fn follow(&self, builder: Builder) -> Builder {
+    fn follow(&self, builder: StackBuilder) -> StackBuilder {
         builder.daemon_arguments(&["--objects", &self.path().display().to_string()])
     }
 }
@@ -70,23 +70,23 @@ fn model(name: &str, pool: &str, criticality: &str, targets: &[(&str, u32)]) -> 
            "spec": {"modelName": name, "criticality": criticality, "targetModels": targets, "poolRef": {"name": pool}}})
 }
 
-fn full() -> Lies {
-    Lies::from([("num_requests_waiting".to_owned(), "50".to_owned())])
+fn full() -> MetricOverrides {
+    MetricOverrides::from([("num_requests_waiting".to_owned(), "50".to_owned())])
 }
 
 /// Every engine says that so many wait, and the picker has heard it: a request that may be shed is.
-async fn saturate(stack: &Stack, shed: impl AsyncFn() -> Result<Reply>) -> Result<Reply> {
-    stack.servers.iter().for_each(|server| server.lie(full()));
+async fn saturate(stack: &Stack, shed: impl AsyncFn() -> Result<ClientReply>) -> Result<ClientReply> {
+    stack.servers.iter().for_each(|server| server.override_metrics(full()));
     let refused = || async { shed().await.ok().filter(|reply| reply.status != 200) };
     wait_for(LIMIT, "the picker to hear that its pool is saturated", refused).await
 }
 
-async fn chat_as(stack: &Stack, path: &str, headers: &[(&str, &str)], model: &str) -> Result<Reply> {
+async fn chat_as(stack: &Stack, path: &str, headers: &[(&str, &str)], model: &str) -> Result<ClientReply> {
     let body = json!({"model": model, "max_tokens": 4, "messages": [{"role": "user", "content": "hello"}]});
     stack.send(echo::post(path, headers, body.to_string())?).await
 }
 
-fn assert_shed(reply: &Reply, path: &str) -> Result<()> {
+fn assert_shed(reply: &ClientReply, path: &str) -> Result<()> {
     assert_eq!(reply.status, 429, "{path}: {}", reply.text());
     assert_eq!(reply.header("x-llm-d-request-dropped-reason"), "rejected-saturated");
     assert!(reply.header("retry-after").parse::<u32>()? >= 1, "{:?}", reply.headers);
@@ -101,7 +101,7 @@ fn assert_shed(reply: &Reply, path: &str) -> Result<()> {
 
 #[tokio::test]
 async fn a_sheddable_request_is_429_when_the_pool_is_saturated() -> Result<()> {
-    let folder = Folder::with(&objectives())?;
+    let folder = ObjectsFolder::with(&objectives())?;
     let mut stack = folder.follow(Stack::builder().servers(2).picker(json!({"objective_header": "trust"}))).start().await?;
     for (name, _) in OBJECTIVES {
         let reply = chat_as(&stack, PATHS[0], &[(OBJECTIVE[0], name)], "demo").await?;
@@ -128,7 +128,7 @@ async fn a_sheddable_request_is_429_when_the_pool_is_saturated() -> Result<()> {
     let bodyless = stack.send(echo::get("/v1/models", &[(OBJECTIVE[0], "batch")])?).await?;
     assert_shed(&bodyless, "/v1/models")?;
 
-    stack.servers.iter().for_each(|server| server.lie(Lies::new()));
+    stack.servers.iter().for_each(|server| server.override_metrics(MetricOverrides::new()));
     let served = || async { (chat_as(&stack, PATHS[0], &[(OBJECTIVE[0], "batch")], "demo").await.ok()?.status == 200).then_some(()) };
     wait_for(LIMIT, "the picker to hear that there is room again", served).await?;
     let daemon = stack.daemon()?;
@@ -144,7 +144,7 @@ async fn a_sheddable_request_is_429_when_the_pool_is_saturated() -> Result<()> {
 async fn a_client_does_not_choose_its_priority_unless_it_is_trusted() -> Result<()> {
     let mut objects = objectives();
     objects.extend([model("demo", "default", "Standard", &[]), model("lazy", "default", "Sheddable", &[("demo", 1)])]);
-    let folder = Folder::with(&objects)?;
+    let folder = ObjectsFolder::with(&objects)?;
     let stack = folder.follow(Stack::builder().servers(2)).start().await?;
     let first = saturate(&stack, async || chat_as(&stack, PATHS[0], &[], "lazy").await).await?;
     assert_shed(&first, PATHS[0])?;
@@ -174,7 +174,7 @@ fn everybody_is(objective: &str) -> Value {
 
 #[tokio::test]
 async fn what_stands_before_the_picker_chooses_for_clients() -> Result<()> {
-    let folder = Folder::with(&objectives())?;
+    let folder = ObjectsFolder::with(&objectives())?;
     let builder = Stack::builder().servers(2).picker(json!({"objective_header": "trust"})).filter_before_picker(everybody_is("batch"));
     let stack = folder.follow(builder).start().await?;
     let first = saturate(&stack, async || chat_as(&stack, PATHS[0], &[], "demo").await).await?;
@@ -188,7 +188,7 @@ async fn what_stands_before_the_picker_chooses_for_clients() -> Result<()> {
 
 #[tokio::test]
 async fn a_model_that_the_pool_does_not_serve_is_404() -> Result<()> {
-    let folder = Folder::with(&[model("demo", "default", "Critical", &[]), model("elsewhere", "another-pool", "Critical", &[])])?;
+    let folder = ObjectsFolder::with(&[model("demo", "default", "Critical", &[]), model("elsewhere", "another-pool", "Critical", &[])])?;
     let stack = folder.follow(Stack::builder().servers(1)).start().await?;
     for (path, name) in PATHS.iter().flat_map(|path| ["elsewhere", "Demo", "demo ", "gpt-\"9\""].map(|name| (*path, name))) {
         let reply = chat_as(&stack, path, &[], name).await?;
@@ -214,7 +214,7 @@ async fn a_model_that_the_pool_does_not_serve_is_404() -> Result<()> {
 async fn strict_pools_need_no_models_to_refuse_others() -> Result<()> {
     let rewrite = json!({"apiVersion": "llm-d.ai/v1alpha2", "kind": "InferenceModelRewrite", "metadata": {"name": "r"}, "spec": {
         "poolRef": {"name": "default"}, "rules": [{"matches": [{"model": {"value": "alias"}}], "targets": [{"modelRewrite": "demo"}]}]}});
-    let folder = Folder::with(&[rewrite])?;
+    let folder = ObjectsFolder::with(&[rewrite])?;
     let stack = folder.follow(Stack::builder().servers(1).daemon_arguments(&["--strict-models"])).start().await?;
     assert_eq!(chat_as(&stack, PATHS[0], &[], "demo").await?.status, 404);
     let reply = chat_as(&stack, PATHS[0], &[], "alias").await?;
@@ -223,7 +223,7 @@ async fn strict_pools_need_no_models_to_refuse_others() -> Result<()> {
 }
 
 /// The model that the engine was asked for, from an echo.
-fn asked_for(reply: &Reply) -> Result<String> {
+fn asked_for(reply: &ClientReply) -> Result<String> {
     let echo = reply.json()?;
     let body: Value = serde_json::from_str(echo["body"].as_str().ok_or("no body in the echo")?)?;
     Ok(body["model"].as_str().ok_or("no model")?.to_owned())
@@ -236,12 +236,13 @@ async fn targets_are_drawn_by_weight_on_every_worker() -> Result<()> {
         json!({"apiVersion": "llm-d.ai/v1alpha2", "kind": "InferenceModelRewrite", "metadata": {"name": name},
                "spec": {"poolRef": {"name": "default"}, "rules": [{"matches": matches, "targets": targets}]}})
     };
-    let folder = Folder::with(&[
+    let folder = ObjectsFolder::with(&[
         rewrite("all", None, json!([{"modelRewrite": "demo"}])),
         rewrite("canary", Some("chat"), json!([{"modelRewrite": "new", "weight": 10}, {"modelRewrite": "old", "weight": 30}])),
         rewrite("late", Some("chat"), json!([{"modelRewrite": "never"}])),
     ])?;
-    let options = model_server::Options { models: vec!["new".into(), "old".into(), "demo".into()], speed: 0.0, ..Default::default() };
+    let options =
+        model_server::ModelServerOptions { models: vec!["new".into(), "old".into(), "demo".into()], speed: 0.0, ..Default::default() };
     let stack = folder.follow(Stack::builder().servers_like(2, &options).concurrency(2)).start().await?;
     let mut shares: BTreeMap<String, u32> = BTreeMap::new();
     for _ in 0..400 {
@@ -258,9 +259,9 @@ async fn targets_are_drawn_by_weight_on_every_worker() -> Result<()> {
 
 #[tokio::test]
 async fn objects_change_while_requests_run() -> Result<()> {
-    let folder = Folder::with(&[model("demo", "default", "Standard", &[])])?;
+    let folder = ObjectsFolder::with(&[model("demo", "default", "Standard", &[])])?;
     let mut stack = folder.follow(Stack::builder().servers(2).concurrency(4)).start().await?;
-    let load = Load::start(stack.address(), 4);
+    let load = LoadGenerator::start(stack.address(), 4);
     let status = async |name: &str| chat_as(&stack, PATHS[0], &[], name).await.map(|reply| reply.status);
     assert_eq!(status("second").await?, 404);
     let is = |name: &'static str, wanted: u16| {
@@ -308,8 +309,8 @@ async fn objects_change_while_requests_run() -> Result<()> {
 
 #[tokio::test]
 async fn the_objects_of_a_pool_are_no_other_pools() -> Result<()> {
-    let folder = Folder::with(&[model("demo", "qwen", "Standard", &[]), model("other", "qwen", "Critical", &[("demo", 1)])])?;
-    let two = Two::start(|builder| folder.follow(builder)).await?;
+    let folder = ObjectsFolder::with(&[model("demo", "qwen", "Standard", &[]), model("other", "qwen", "Critical", &[("demo", 1)])])?;
+    let two = TwoPools::start(|builder| folder.follow(builder)).await?;
     let ask = async |to: &str, name: &str| {
         let body = json!({"model": name, "max_tokens": 4, "messages": [{"role": "user", "content": "hello"}]});
         two.stack.send(echo::post(PATHS[0], &[("x-to", to)], body.to_string())?).await

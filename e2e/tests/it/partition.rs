@@ -2,41 +2,41 @@
 
 use std::time::Duration;
 
-use e2e::books;
-use e2e::explain::{Decision, pool_is};
+use e2e::explain::{ExplainedDecision, pool_is};
+use e2e::ledger_metrics;
 use serde_json::json;
 use testbed::Result;
-use testbed::cable::Cable;
-use testbed::load::Load;
+use testbed::cuttable_link::CuttableLink;
+use testbed::load::LoadGenerator;
 use testbed::stack::Stack;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Cut off for so long, and meanwhile one endpoint goes and another comes.
 pub(crate) async fn partitioned_for(time: Duration, transport: &str) -> Result<()> {
-    let cable = Cable::lay().await?;
+    let cable = CuttableLink::lay().await?;
     let state = json!({"cluster": "switchpoint-state", "transport": transport, "silence_max_ms": 1_000});
     let builder = Stack::builder().servers(4).concurrency(2).picker(json!({"explain": true, "state": state}));
     let mut stack = builder.cable(&cable).start().await?;
-    cable.plug(stack.daemon()?.settings().state.address());
+    cable.connect_to(stack.daemon()?.settings().state.address());
     stack.wait_until_ready().await?;
     stack.set_pool(&[0, 1, 2])?;
     pool_is(&stack, &[0, 1, 2]).await?;
 
-    let load = Load::start(stack.address(), 4);
+    let load = LoadGenerator::start(stack.address(), 4);
     load.goes_on(20, LIMIT).await?;
     cable.cut();
     stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 0, LIMIT).await?;
     stack.set_pool(&[1, 2, 3])?;
     tokio::time::sleep(time).await; // the length is the drill
     load.goes_on(50, LIMIT).await?;
-    let known = Decision::ask(stack.address(), "who is there?").await?.endpoints();
+    let known = ExplainedDecision::ask(stack.address(), "who is there?").await?.endpoints();
     assert!(known.contains(&stack.servers[0].addr().to_string()), "nothing came through: {known:?}");
 
     cable.mend();
     stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 1, LIMIT).await?;
     pool_is(&stack, &[1, 2, 3]).await?;
     load.goes_on(50, LIMIT).await?;
-    books::close(&format!("daemon cut off for {time:?}, by {transport}"), load, &stack).await?;
+    ledger_metrics::close(&format!("daemon cut off for {time:?}, by {transport}"), load, &stack).await?;
     Ok(())
 }

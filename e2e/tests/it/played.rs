@@ -9,11 +9,11 @@ use std::time::Duration;
 use futures::Stream;
 use proto::state::state_service_server::{StateService, StateServiceServer};
 use proto::state::{self, daemon_message, proxy_message};
-use proto::{PoolState, encode_roster};
+use proto::{PoolState, encode_pool_update};
 use scheduler::objects::ObjectsSpec;
-use scheduler::{Endpoint, EndpointRef, Incarnation, PipelineSpec, PluginSpec, Readiness, Slot, Version};
+use scheduler::{Endpoint, EndpointRef, Generation, PipelineSpec, PluginSpec, Readiness, Slot, Version};
 use serde_json::{Value, json};
-use testbed::ports::Port;
+use testbed::ports::ReservedPort;
 use testbed::{Result, wait_for};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -24,34 +24,34 @@ use tonic::{Request, Response, Status, Streaming};
 /// From a message to its effect; promised are milliseconds.
 const LIMIT: Duration = Duration::from_secs(30);
 
-type Lines = mpsc::UnboundedSender<Result<state::DaemonMessage, Status>>;
+type PlayedMessages = mpsc::UnboundedSender<Result<state::DaemonMessage, Status>>;
 
 /// The daemon on its stage.
-pub(crate) struct Played {
-    stage: Arc<Stage>,
+pub(crate) struct PlayedDaemon {
+    stage: Arc<PlayedState>,
     address: SocketAddr,
     /// Ours to keep, if it is not somebody else's.
-    port: Option<Port>,
+    port: Option<ReservedPort>,
     task: JoinHandle<()>,
 }
 
 #[derive(Default)]
-struct Stage {
+struct PlayedState {
     /// What the Welcome says.
     schema: AtomicU32,
     /// Said after each Welcome.
     opening: Mutex<Vec<state::DaemonMessage>>,
     /// To the newest stream.
-    lines: Mutex<Option<Lines>>,
-    heard: Mutex<Vec<proxy_message::Message>>,
+    lines: Mutex<Option<PlayedMessages>>,
+    received: Mutex<Vec<proxy_message::Message>>,
 }
 
-// === impl Played ===
+// === impl PlayedDaemon ===
 
-impl Played {
+impl PlayedDaemon {
     /// Takes the stage: every stream is welcomed and then told `opening`.
     pub(crate) async fn start(opening: Vec<state::DaemonMessage>) -> Result<Self> {
-        let port = Port::lease()?;
+        let port = ReservedPort::lease()?;
         let mut played = Self::start_at(port.address()).await?;
         played.rehearse(proto::SCHEMA, opening);
         played.port = Some(port);
@@ -60,10 +60,10 @@ impl Played {
 
     /// Where another daemon was; it has nothing to say yet.
     pub(crate) async fn start_at(address: SocketAddr) -> Result<Self> {
-        let stage = Arc::new(Stage { schema: proto::SCHEMA.into(), ..Stage::default() });
+        let stage = Arc::new(PlayedState { schema: proto::SCHEMA.into(), ..PlayedState::default() });
         let listener = tokio::net::TcpListener::bind(address).await?;
         // As large as messages come, to see what the filter says of too large ones.
-        let service = StateServiceServer::new(Actor(stage.clone())).max_encoding_message_size(usize::MAX);
+        let service = StateServiceServer::new(PlayedService(stage.clone())).max_encoding_message_size(usize::MAX);
         let server = tonic::transport::Server::builder().add_service(service);
         // By a signal that never comes, connections end with the server.
         let server = server.serve_with_incoming_shutdown(TcpListenerStream::new(listener), std::future::pending());
@@ -104,26 +104,26 @@ impl Played {
 
     /// Waits for something to be said by a proxy, from the first word on.
     pub(crate) async fn hear<T>(&self, what: &str, pick: impl Fn(&proxy_message::Message) -> Option<T>) -> Result<T> {
-        wait_for(LIMIT, what, || async { lock(&self.stage.heard).iter().find_map(&pick) }).await
+        wait_for(LIMIT, what, || async { lock(&self.stage.received).iter().find_map(&pick) }).await
     }
 
     /// Everything heard so far.
     pub(crate) fn heard(&self) -> Vec<proxy_message::Message> {
-        lock(&self.stage.heard).clone()
+        lock(&self.stage.received).clone()
     }
 }
 
-impl Drop for Played {
+impl Drop for PlayedDaemon {
     fn drop(&mut self) {
         drop(self.port.take());
         self.task.abort();
     }
 }
 
-struct Actor(Arc<Stage>);
+struct PlayedService(Arc<PlayedState>);
 
 #[tonic::async_trait]
-impl StateService for Actor {
+impl StateService for PlayedService {
     type StreamStream = Pin<Box<dyn Stream<Item = Result<state::DaemonMessage, Status>> + Send>>;
 
     async fn stream(&self, request: Request<Streaming<state::ProxyMessage>>) -> Result<Response<Self::StreamStream>, Status> {
@@ -138,7 +138,7 @@ impl StateService for Actor {
         *lock(&stage.lines) = Some(lines);
         tokio::spawn(async move {
             while let Some(Ok(state::ProxyMessage { message: Some(message) })) = inbound.next().await {
-                lock(&stage.heard).push(message);
+                lock(&stage.received).push(message);
             }
         });
         Ok(Response::new(Box::pin(UnboundedReceiverStream::new(told))))
@@ -155,10 +155,10 @@ pub(crate) fn message(message: daemon_message::Message) -> state::DaemonMessage 
     state::DaemonMessage { message: Some(message) }
 }
 
-/// A roster of the pool `default` as the daemon would make it, scored by the metrics below.
-pub(crate) fn roster(term: u64, sequence: u64, hosts: &[SocketAddr]) -> state::Roster {
+/// A pool update of the pool `default` as the daemon would make it, scored by the metrics below.
+pub(crate) fn pool_update(term: u64, sequence: u64, hosts: &[SocketAddr]) -> state::PoolUpdate {
     let endpoint = |(slot, address): (u16, &SocketAddr)| Endpoint {
-        id: EndpointRef { slot: Slot(slot), incarnation: Incarnation(1) },
+        id: EndpointRef { slot: Slot(slot), generation: Generation(1) },
         name: format!("server-{slot}").into(),
         address: address.to_string().into(),
         readiness: Readiness::Ready,
@@ -167,7 +167,7 @@ pub(crate) fn roster(term: u64, sequence: u64, hosts: &[SocketAddr]) -> state::R
         age_ms: 60_000,
     };
     let endpoints: Vec<Endpoint> = (0..).zip(hosts).map(endpoint).collect();
-    encode_roster(PoolState {
+    encode_pool_update(PoolState {
         pool: "default",
         version: Version { term, sequence },
         endpoints: &endpoints,
@@ -178,11 +178,11 @@ pub(crate) fn roster(term: u64, sequence: u64, hosts: &[SocketAddr]) -> state::R
     })
 }
 
-/// Metrics of that roster: these queues, and nothing in the engines.
-pub(crate) fn metrics(roster: (u64, u64), sequence: u64, queues: &[f32]) -> state::Metrics {
+/// Metrics of that pool update: these queues, and nothing in the engines.
+pub(crate) fn metrics(pool_update: (u64, u64), sequence: u64, queues: &[f32]) -> state::Metrics {
     state::Metrics {
         pool: "default".to_owned(),
-        roster: Some(state::Version { term: roster.0, sequence: roster.1 }),
+        pool_update: Some(state::Version { term: pool_update.0, sequence: pool_update.1 }),
         sequence,
         queue_depth: queues.to_vec(),
         running_requests: vec![0.0; queues.len()],

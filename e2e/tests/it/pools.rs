@@ -4,16 +4,16 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
-use e2e::explain::Decision;
+use e2e::explain::ExplainedDecision;
 use http::Request;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use testbed::client::{Body, Reply};
+use testbed::client::{Body, ClientReply};
 use testbed::envoy::subset_hint_filter;
-use testbed::load::Load;
+use testbed::load::LoadGenerator;
 use testbed::model_server::{self, ModelServer};
-pub(crate) use testbed::second::Second;
-use testbed::stack::{Builder, Stack};
+pub(crate) use testbed::second_envoy::SecondEnvoy;
+use testbed::stack::{Stack, StackBuilder};
 use testbed::{Result, wait_for};
 
 use crate::echo;
@@ -22,20 +22,21 @@ const LIMIT: Duration = Duration::from_secs(30);
 
 /// A daemon with the pools `default` (a file) and `qwen` (a list), and a proxy whose routes go by the header `x-to`: to the pool `default` and to
 /// `qwen` by cluster, to `qwen` by route metadata, and to two pools that nobody knows.
-pub(crate) struct Two {
+pub(crate) struct TwoPools {
     pub(crate) stack: Stack,
     default: [ModelServer; 2],
     qwen: [ModelServer; 2],
     folder: TempDir,
 }
 
-impl Two {
+impl TwoPools {
     fn servers() -> Result<[ModelServer; 2]> {
-        let server = || ModelServer::start(model_server::Options { models: vec!["demo".into()], speed: 0.0, ..Default::default() });
+        let server =
+            || ModelServer::start(model_server::ModelServerOptions { models: vec!["demo".into()], speed: 0.0, ..Default::default() });
         Ok([server()?, server()?])
     }
 
-    pub(crate) async fn start(change: impl FnOnce(Builder) -> Builder) -> Result<Self> {
+    pub(crate) async fn start(change: impl FnOnce(StackBuilder) -> StackBuilder) -> Result<Self> {
         let (default, qwen, folder) = (Self::servers()?, Self::servers()?, tempfile::tempdir()?);
         let pools = write_pools(folder.path(), &default, &qwen)?;
         let builder = Stack::builder().daemon_arguments(&["--pools", &pools]).envoy_config(routes).picker(json!({
@@ -47,7 +48,7 @@ impl Two {
         Ok(Self { stack, default, qwen, folder })
     }
 
-    async fn to(&self, route: &str, prompt: &str) -> Result<Reply> {
+    async fn to(&self, route: &str, prompt: &str) -> Result<ClientReply> {
         self.stack.send(chat_to(route, prompt)?).await
     }
 }
@@ -97,7 +98,7 @@ fn routes(config: &mut Value) {
 
 #[tokio::test]
 async fn each_route_goes_to_its_pool_and_to_no_other() -> Result<()> {
-    let two = Two::start(|builder| builder.concurrency(2)).await?;
+    let two = TwoPools::start(|builder| builder.concurrency(2)).await?;
     let pools = [("default", addresses(&two.default)), ("qwen", addresses(&two.qwen)), ("qwen-by-metadata", addresses(&two.qwen))];
     // One prompt, long enough to be remembered: a memory that leaked would name the other pool's endpoint.
     let prompt = "One prompt for all of them. ".repeat(50);
@@ -107,7 +108,7 @@ async fn each_route_goes_to_its_pool_and_to_no_other() -> Result<()> {
             assert_eq!(reply.status, 200, "{round} {route}: {}", reply.text());
             assert!(pool.contains(reply.header("x-served-by")), "{route}: {}", reply.header("x-served-by"));
             assert!(echo::ranked(&reply)?.iter().all(|address| pool.contains(address)), "{route}: {:?}", echo::ranked(&reply)?);
-            let decision: Decision = serde_json::from_str(reply.header("x-switchpoint-decision"))?;
+            let decision: ExplainedDecision = serde_json::from_str(reply.header("x-switchpoint-decision"))?;
             assert_eq!(&decision.endpoints(), pool, "{route}");
         }
     }
@@ -121,7 +122,7 @@ async fn each_route_goes_to_its_pool_and_to_no_other() -> Result<()> {
 
 #[tokio::test]
 async fn a_subset_hint_does_not_reach_into_another_pool() -> Result<()> {
-    let two = Two::start(|builder| builder.filter_before_picker(subset_hint_filter())).await?;
+    let two = TwoPools::start(|builder| builder.filter_before_picker(subset_hint_filter())).await?;
     let elsewhere = two.qwen[0].addr().to_string();
     let hinted = |route: &str| {
         echo::post("/v1/chat/completions", &[("x-to", route), ("x-test-subset-list", &elsewhere)], echo::chat("x").to_string())
@@ -135,8 +136,8 @@ async fn a_subset_hint_does_not_reach_into_another_pool() -> Result<()> {
 
 #[tokio::test]
 async fn a_pool_follows_its_own_file_alone() -> Result<()> {
-    let two = Two::start(|builder| builder).await?;
-    let load = Load::start(two.stack.address(), 2);
+    let two = TwoPools::start(|builder| builder).await?;
+    let load = LoadGenerator::start(two.stack.address(), 2);
     write_pools(two.folder.path(), &two.default[..1], &two.qwen)?;
     let shrunk = || async {
         let reply = two.to("default", "who?").await.ok()?;
@@ -149,7 +150,7 @@ async fn a_pool_follows_its_own_file_alone() -> Result<()> {
 
 #[tokio::test]
 async fn a_route_of_a_pool_that_the_filter_does_not_have_reaches_nobody() -> Result<()> {
-    let two = Two::start(|builder| builder).await?;
+    let two = TwoPools::start(|builder| builder).await?;
     let reply = two.to("unknown", "hello?").await?;
     assert_eq!(reply.status, 503, "{}", reply.text());
     assert_eq!(two.stack.envoy.picker_stat("switchpoint_passed_total").await?, 1, "not the picker's business");
@@ -160,7 +161,7 @@ async fn a_route_of_a_pool_that_the_filter_does_not_have_reaches_nobody() -> Res
 #[tokio::test]
 async fn a_pool_that_the_daemon_does_not_have_is_told_and_harms_no_other() -> Result<()> {
     let pools = json!({"pools": [{"name": "default", "clusters": ["inference-pool"]}, {"name": "unknown", "clusters": ["unknown-pool"]}]});
-    let mut two = Two::start(|builder| builder.picker(pools).without_waiting()).await?;
+    let mut two = TwoPools::start(|builder| builder.picker(pools).without_waiting()).await?;
     let served = || async { (two.to("default", "hello?").await.ok()?.status == 200).then_some(()) };
     wait_for(LIMIT, "the known pool to be served", served).await?;
     let reply = two.to("unknown", "hello?").await?;
@@ -177,13 +178,13 @@ async fn a_pool_that_the_daemon_does_not_have_is_told_and_harms_no_other() -> Re
 /// One daemon of so many threads, a proxy of one worker here and of four there; `node` is the second proxy's id.
 async fn two_proxies(node: &str, daemon_threads: u32) -> Result<()> {
     let mut stack = Stack::builder().servers(3).daemon_threads(daemon_threads).picker(json!({"explain": true})).start().await?;
-    let second = Second::start(&stack, node, 4).await?;
-    let loads = [Load::start(stack.address(), 3), Load::start(second.envoy.listener(), 3)];
+    let second = SecondEnvoy::start(&stack, node, 4).await?;
+    let loads = [LoadGenerator::start(stack.address(), 3), LoadGenerator::start(second.envoy.listener(), 3)];
     for indices in [&[0, 1][..], &[2], &[0, 1, 2]] {
         stack.set_pool(indices)?;
         let wanted = indices.iter().map(|index| stack.servers[*index].addr().to_string()).collect::<BTreeSet<_>>();
         for proxy in [stack.address(), second.envoy.listener()] {
-            let look = || async { (Decision::ask(proxy, "who is there?").await.ok()?.endpoints() == wanted).then_some(()) };
+            let look = || async { (ExplainedDecision::ask(proxy, "who is there?").await.ok()?.endpoints() == wanted).then_some(()) };
             wait_for(LIMIT, &format!("{proxy} to know {wanted:?}"), look).await?;
         }
     }

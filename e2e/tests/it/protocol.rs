@@ -6,14 +6,14 @@ use std::time::Duration;
 use http::Request;
 use serde_json::{Value, json};
 use testbed::envoy::subset_hint_filter;
-use testbed::stack::{Builder, Stack};
+use testbed::stack::{Stack, StackBuilder};
 use testbed::{Result, wait_for};
 
 use crate::echo;
 
 const LIMIT: Duration = Duration::from_secs(10);
 
-fn hinted() -> Builder {
+fn hinted() -> StackBuilder {
     Stack::builder().servers(3).filter_before_picker(subset_hint_filter())
 }
 
@@ -157,11 +157,11 @@ async fn namespaces_and_keys_can_be_named_otherwise() -> Result<()> {
 #[tokio::test]
 async fn upgrades_and_connect_do_not_hang() -> Result<()> {
     let stack = Stack::start(2).await?;
-    let mut raw = testbed::client::Raw::connect(stack.address()).await?;
+    let mut raw = testbed::client::RawConnection::connect(stack.address()).await?;
     raw.write("GET /v1/realtime HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n").await?;
     let reply = raw.read_reply().await?;
     assert!(reply.status > 0, "answered, whatever the engine says to it");
-    let mut raw = testbed::client::Raw::connect(stack.address()).await?;
+    let mut raw = testbed::client::RawConnection::connect(stack.address()).await?;
     raw.write("CONNECT example:443 HTTP/1.1\r\nhost: example:443\r\n\r\n").await?;
     let reply = raw.read_reply().await?;
     assert!((400..600).contains(&reply.status), "no route takes CONNECT, and it is said at once: {}", reply.status);

@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use testbed::Result;
-use testbed::client::Raw;
+use testbed::client::RawConnection;
 use testbed::envoy::subset_hint_filter;
-use testbed::model_server::{Fault, FaultMode};
+use testbed::model_server::{FaultMode, ServerFault};
 use testbed::stack::Stack;
 
 use crate::echo;
@@ -33,7 +33,7 @@ async fn picked_first(stack: &Stack, index: usize, tag: &str) -> Result<Value> {
 async fn every_early_failure_goes_to_the_next_of_the_list() -> Result<()> {
     for mode in [FaultMode::Refuse, FaultMode::ResetBeforeHeaders, FaultMode::ResetMidHeaders, FaultMode::Status] {
         let stack = Stack::start(3).await?;
-        stack.servers[0].fault(Fault::new(mode)).await;
+        stack.servers[0].fault(ServerFault::new(mode)).await;
         let seen = picked_first(&stack, 0, "early").await?;
         let list: Vec<&str> = seen["line"]["destination"].as_str().unwrap_or_default().split(',').collect();
         assert_eq!(seen["status"], 200, "{mode:?}: {seen}");
@@ -47,8 +47,8 @@ async fn every_early_failure_goes_to_the_next_of_the_list() -> Result<()> {
 #[tokio::test]
 async fn two_dead_of_three_is_still_an_answer() -> Result<()> {
     let stack = Stack::start(3).await?;
-    stack.servers[0].fault(Fault::new(FaultMode::Refuse)).await;
-    stack.servers[1].fault(Fault::new(FaultMode::ResetBeforeHeaders)).await;
+    stack.servers[0].fault(ServerFault::new(FaultMode::Refuse)).await;
+    stack.servers[1].fault(ServerFault::new(FaultMode::ResetBeforeHeaders)).await;
     for i in 0..30 {
         let reply = stack.post("/v1/chat/completions", &echo::chat(&format!("{i} prompts"))).await?;
         assert_eq!((reply.status, stack.server_of(&reply)?), (200, 2), "{}", reply.text());
@@ -59,7 +59,7 @@ async fn two_dead_of_three_is_still_an_answer() -> Result<()> {
 #[tokio::test]
 async fn a_failed_endpoint_is_left_out_and_comes_back() -> Result<()> {
     let stack = Stack::start(3).await?;
-    stack.servers[0].fault(Fault::new(FaultMode::Refuse)).await;
+    stack.servers[0].fault(ServerFault::new(FaultMode::Refuse)).await;
     picked_first(&stack, 0, "fails").await?;
     let failed = stack.servers[0].addr().to_string();
     // Within the second of its ejection nothing is tried there.
@@ -68,7 +68,7 @@ async fn a_failed_endpoint_is_left_out_and_comes_back() -> Result<()> {
         let reply = stack.send(echo::get("/v1/models", &[])?).await?;
         assert!(!echo::ranked(&reply)?.contains(&failed), "ejected");
     }
-    stack.servers[0].fault(Fault::new(FaultMode::None)).await;
+    stack.servers[0].fault(ServerFault::new(FaultMode::None)).await;
     let seen = picked_first_after(&stack, 0).await?;
     assert_eq!(seen, stack.servers[0].addr().to_string());
     Ok(())
@@ -87,7 +87,7 @@ async fn picked_first_after(stack: &Stack, index: usize) -> Result<String> {
 async fn the_engines_own_503_comes_through_when_nobody_is_left() -> Result<()> {
     let stack = Stack::start(2).await?;
     for server in &stack.servers {
-        let fault = Fault { body: Some(r#"{"mine":true}"#.into()), retry_after: Some(7), ..Fault::new(FaultMode::Status) };
+        let fault = ServerFault { body: Some(r#"{"mine":true}"#.into()), retry_after: Some(7), ..ServerFault::new(FaultMode::Status) };
         server.fault(fault).await;
     }
     let reply = stack.post("/v1/chat/completions", &echo::chat("x")).await?;
@@ -99,7 +99,7 @@ async fn the_engines_own_503_comes_through_when_nobody_is_left() -> Result<()> {
 async fn a_429_of_an_engine_is_the_clients_to_see() -> Result<()> {
     let stack = Stack::start(2).await?;
     for server in &stack.servers {
-        server.fault(Fault { status: Some(429), retry_after: Some(3), ..Fault::new(FaultMode::Status) }).await;
+        server.fault(ServerFault { status: Some(429), retry_after: Some(3), ..ServerFault::new(FaultMode::Status) }).await;
     }
     let reply = stack.post("/v1/chat/completions", &echo::chat("x")).await?;
     assert_eq!((reply.status, reply.header("retry-after")), (429, "3"), "not retried: {}", reply.text());
@@ -109,7 +109,7 @@ async fn a_429_of_an_engine_is_the_clients_to_see() -> Result<()> {
 #[tokio::test]
 async fn a_hanging_endpoint_is_left_by_the_per_try_timeout_of_streams() -> Result<()> {
     let stack = Stack::builder().servers(2).picker(json!({"per_try_timeout_ms": 300})).start().await?;
-    stack.servers[0].fault(Fault::new(FaultMode::Hang)).await;
+    stack.servers[0].fault(ServerFault::new(FaultMode::Hang)).await;
     let mut streamed = echo::chat("x");
     streamed["stream"] = true.into();
     for i in 0..6 {
@@ -123,7 +123,7 @@ async fn a_hanging_endpoint_is_left_by_the_per_try_timeout_of_streams() -> Resul
 #[tokio::test]
 async fn retries_stay_within_the_subset() -> Result<()> {
     let stack = Stack::builder().servers(3).filter_before_picker(subset_hint_filter()).start().await?;
-    stack.servers[0].fault(Fault::new(FaultMode::Refuse)).await;
+    stack.servers[0].fault(ServerFault::new(FaultMode::Refuse)).await;
     let only = stack.servers[0].addr().to_string();
     for _ in 0..3 {
         let reply = stack.send(echo::get("/v1/models", &[("x-test-subset-list", &only)])?).await?;
@@ -136,7 +136,7 @@ async fn retries_stay_within_the_subset() -> Result<()> {
 #[tokio::test]
 async fn a_large_body_is_sent_again_whole() -> Result<()> {
     let stack = Stack::start(2).await?;
-    stack.servers[0].fault(Fault::new(FaultMode::Status)).await;
+    stack.servers[0].fault(ServerFault::new(FaultMode::Status)).await;
     for i in 0..4 {
         let body = echo::chat(&format!("{i} {}", "lorem ipsum ".repeat(200_000))).to_string();
         let reply = stack.send(echo::post("/v1/chat/completions", &[], body.clone())?).await?;
@@ -151,7 +151,7 @@ async fn a_large_body_is_sent_again_whole() -> Result<()> {
 async fn long_work_and_other_paths_are_not_sent_again_once_an_engine_had_them() -> Result<()> {
     let stack = Stack::start(2).await?;
     for server in &stack.servers {
-        server.fault(Fault::new(FaultMode::ResetBeforeHeaders)).await;
+        server.fault(ServerFault::new(FaultMode::ResetBeforeHeaders)).await;
     }
     let long = echo::chat(&"lorem ipsum ".repeat(200_000)).to_string();
     for (path, body) in [("/v1/chat/completions", long), ("/v1/images/edits", "{}".to_owned())] {
@@ -165,7 +165,7 @@ async fn long_work_and_other_paths_are_not_sent_again_once_an_engine_had_them() 
 #[tokio::test]
 async fn many_at_once_survive_one_dead_engine() -> Result<()> {
     let stack = Stack::builder().servers(3).concurrency(4).start().await?;
-    stack.servers[1].fault(Fault::new(FaultMode::Refuse)).await;
+    stack.servers[1].fault(ServerFault::new(FaultMode::Refuse)).await;
     let requests = (0..120).map(|i| {
         let (address, body) = (stack.address(), echo::chat(&format!("{i} of many")).to_string());
         async move { testbed::client::post(address, "/v1/chat/completions", body).await }
@@ -181,16 +181,16 @@ async fn many_at_once_survive_one_dead_engine() -> Result<()> {
 async fn a_clients_own_fault_is_not_held_against_an_endpoint() -> Result<()> {
     let stack = Stack::start(2).await?;
     for server in &stack.servers {
-        server.fault(Fault::new(FaultMode::Hang)).await; // or the engine might answer before the body breaks
+        server.fault(ServerFault::new(FaultMode::Hang)).await; // or the engine might answer before the body breaks
     }
     for _ in 0..6 {
-        let mut raw = Raw::connect(stack.address()).await?;
+        let mut raw = RawConnection::connect(stack.address()).await?;
         raw.write("POST /v1/rerank HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\nthis is no chunk\r\n").await?;
         let reply = raw.read_reply().await?;
         assert_eq!(reply.status, 400, "Envoy's own reply, after a host was chosen: {}", reply.text());
     }
     for server in &stack.servers {
-        server.fault(Fault::new(FaultMode::None)).await;
+        server.fault(ServerFault::new(FaultMode::None)).await;
     }
     let reply = stack.send(echo::get("/v1/models", &[])?).await?;
     assert_eq!(echo::ranked(&reply)?.len(), 2, "nobody is ejected");

@@ -7,8 +7,8 @@ use http::{HeaderMap, HeaderName, HeaderValue, Request};
 use hyper::body::Frame;
 use serde_json::{Value, json};
 use testbed::Result;
-use testbed::client::{self, Events, Http2, Raw, Reply};
-use testbed::model_server::{self, Fault, FaultMode};
+use testbed::client::{self, ClientReply, EventStream, Http2Client, RawConnection};
+use testbed::model_server::{self, FaultMode, ServerFault};
 use testbed::stack::Stack;
 
 use crate::echo;
@@ -27,7 +27,7 @@ fn versions(marked: &str) -> (String, String) {
 }
 
 /// What an echo says of the body that arrived: its length as declared, its bytes.
-fn arrived(reply: &Reply, expected: &str) -> Result<()> {
+fn arrived(reply: &ClientReply, expected: &str) -> Result<()> {
     let echo = reply.json()?;
     if !echo["body"].is_null() {
         assert_eq!(echo["body"], expected);
@@ -87,7 +87,7 @@ async fn however_the_body_is_sent() -> Result<()> {
     let stack = Stack::start(1).await?;
     let (body, expected) = versions(r#"{"messages":[{"role":"user","content":"hello"}],"model":«"a"»,"stream":false}"#);
     let (head, tail) = body.split_at(50);
-    let mut raw = Raw::connect(stack.address()).await?;
+    let mut raw = RawConnection::connect(stack.address()).await?;
     let start = format!("POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-echo: 1\r\n{}: {}\r\n", ASK.0, ASK.1);
     raw.write(format!("{start}content-length: {}\r\n\r\n{body}", body.len())).await?;
     arrived(&raw.read_reply().await?, &expected)?;
@@ -97,7 +97,7 @@ async fn however_the_body_is_sent() -> Result<()> {
     arrived(&reply, &expected)?;
     assert_eq!(echo::header(&reply.json()?, "content-length"), [""; 0], "a length nobody declared");
 
-    let connection = Http2::connect(stack.address()).await?;
+    let connection = Http2Client::connect(stack.address()).await?;
     let trailers = HeaderMap::from_iter([(HeaderName::from_static("x-sum"), HeaderValue::from_static("7"))]);
     let data = |text: &str| Frame::data(text.to_owned().into());
     for frames in [vec![data(&body)], vec![data(head), data(""), data(tail), Frame::trailers(trailers)]] {
@@ -111,7 +111,7 @@ async fn however_the_body_is_sent() -> Result<()> {
 #[tokio::test]
 async fn a_large_body_is_rewritten_at_either_end() -> Result<()> {
     let stack = Stack::start(1).await?;
-    let connection = Http2::connect(stack.address()).await?;
+    let connection = Http2Client::connect(stack.address()).await?;
     let messages = json!([{"role": "user", "content": "lorem \"ipsum\" ".repeat(400_000)}]);
     for marked in [format!(r#"{{"model":«"a"»,"messages":{messages}}}"#), format!(r#"{{"messages":{messages},"model":«"a"»}}"#)] {
         let (sent, expected) = versions(&marked);
@@ -127,7 +127,7 @@ async fn a_large_body_is_rewritten_at_either_end() -> Result<()> {
 #[tokio::test]
 async fn a_rewritten_body_is_replayed_to_the_next_endpoint() -> Result<()> {
     let stack = Stack::start(2).await?;
-    stack.servers[0].fault(Fault::new(FaultMode::ResetBeforeHeaders)).await;
+    stack.servers[0].fault(ServerFault::new(FaultMode::ResetBeforeHeaders)).await;
     let (body, expected) = versions(r#"{"model":«"a"»,"messages":[]}"#);
     for _ in 0..4 {
         let reply = stack.send(echo::post("/v1/chat/completions", &[ASK], body.clone())?).await?;
@@ -176,7 +176,7 @@ fn requests(stream: bool) -> [(&'static str, Value); 4] {
 #[tokio::test]
 async fn an_unstreamed_reply_has_the_clients_name_and_its_right_length() -> Result<()> {
     let stack = Stack::start(1).await?;
-    let connection = Http2::connect(stack.address()).await?;
+    let connection = Http2Client::connect(stack.address()).await?;
     for (path, body) in requests(false) {
         for reply in [stack.send(ask(path, body.clone(), &[])?).await?, connection.send(ask(path, body.clone(), &[])?).await?] {
             assert_eq!((reply.status, &reply.json()?["model"]), (200, &json!("a")), "{path}: {}", reply.text());
@@ -192,8 +192,13 @@ async fn an_unstreamed_reply_has_the_clients_name_and_its_right_length() -> Resu
 }
 
 /// A server that cuts what it streams into pieces of so many bytes.
-fn cutting(bytes_per_write: usize) -> model_server::Options {
-    model_server::Options { models: vec!["demo".into()], speed: 0.0, bytes_per_write, ..model_server::Options::default() }
+fn cutting(bytes_per_write: usize) -> model_server::ModelServerOptions {
+    model_server::ModelServerOptions {
+        models: vec!["demo".into()],
+        speed: 0.0,
+        bytes_per_write,
+        ..model_server::ModelServerOptions::default()
+    }
 }
 
 #[tokio::test]
@@ -246,10 +251,10 @@ fn settle(value: &mut Value) {
 
 #[tokio::test]
 async fn events_are_not_held_back() -> Result<()> {
-    let slow = model_server::Options { chunk_delay_ms: 200, ..cutting(0) };
+    let slow = model_server::ModelServerOptions { chunk_delay_ms: 200, ..cutting(0) };
     let stack = Stack::builder().servers_like(1, &slow).start().await?;
     let (path, body) = &requests(true)[0];
-    let mut events = Events::new(client::start(stack.address(), ask(path, body.clone(), &[])?).await?);
+    let mut events = EventStream::new(client::start(stack.address(), ask(path, body.clone(), &[])?).await?);
     let mut arrivals = Vec::new();
     while let Some(event) = events.next().await? {
         assert!(!event.data.contains(r#""model":"demo""#) || event.data.contains("content"), "{}", event.data);
@@ -277,11 +282,11 @@ async fn a_compressed_reply_is_not_touched() -> Result<()> {
 #[tokio::test]
 async fn a_reply_that_breaks_off_while_it_is_held_is_no_whole_reply() -> Result<()> {
     let stack = Stack::start(1).await?;
-    stack.servers[0].fault(Fault::new(FaultMode::ResetMidStream)).await;
+    stack.servers[0].fault(ServerFault::new(FaultMode::ResetMidStream)).await;
     let (path, body) = &requests(false)[0];
     let broken = stack.send(ask(path, body.clone(), &[])?).await;
     assert!(broken.as_ref().map_or(true, |reply| reply.status >= 500), "{broken:?}");
-    stack.servers[0].fault(Fault::new(FaultMode::None)).await;
+    stack.servers[0].fault(ServerFault::new(FaultMode::None)).await;
     assert_eq!(stack.send(ask(path, body.clone(), &[])?).await?.status, 200);
     Ok(())
 }

@@ -5,16 +5,16 @@ use std::time::{Duration, Instant};
 
 use http::Request;
 use serde_json::{Value, json};
-use testbed::envoy::Envoy;
-use testbed::model_server::{Fault, FaultMode};
-use testbed::ports::Port;
+use testbed::envoy::EnvoyProcess;
+use testbed::model_server::{FaultMode, ServerFault};
+use testbed::ports::ReservedPort;
 use testbed::stack::Stack;
 use testbed::{Result, client, root};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::mpsc;
 
-use crate::engine::{self, Engine};
+use crate::engine::{self, RawEngine};
 
 /// What Envoy says it runs with, all of it in one tree.
 async fn running(stack: &Stack) -> Result<Value> {
@@ -35,7 +35,7 @@ fn values<'a>(tree: &'a Value, key: &str) -> Vec<&'a Value> {
 
 #[test]
 fn the_file_is_valid_as_it_stands() -> Result<()> {
-    let mut validate = Command::new(Envoy::binary());
+    let mut validate = Command::new(EnvoyProcess::binary());
     let output = validate.current_dir(root()).args(["--mode", "validate", "-c", "envoy-config/standalone.yaml"]).output()?;
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     Ok(())
@@ -99,7 +99,7 @@ async fn control_headers_of_a_client_go_no_further() -> Result<()> {
 #[tokio::test]
 async fn a_client_cannot_order_retries() -> Result<()> {
     let stack = Stack::start(1).await?;
-    stack.servers[0].fault(Fault::new(FaultMode::Status)).await;
+    stack.servers[0].fault(ServerFault::new(FaultMode::Status)).await;
     let request = Request::get("/v1/models").header("x-envoy-retry-on", "5xx").header("x-envoy-max-retries", "5");
     // As if a trusted proxy stood in front.
     let request = request.header("x-forwarded-for", "10.0.0.1").header("x-request-id", "retries");
@@ -113,7 +113,7 @@ async fn a_client_cannot_order_retries() -> Result<()> {
 #[tokio::test]
 async fn replies_of_envoy_speak_the_language_of_the_api() -> Result<()> {
     let stack = Stack::start(1).await?;
-    stack.servers[0].fault(Fault::new(FaultMode::ResetBeforeHeaders)).await;
+    stack.servers[0].fault(ServerFault::new(FaultMode::ResetBeforeHeaders)).await;
     let body = json!({"model": "demo", "max_tokens": 1, "messages": []});
     let openai = stack.post("/v1/chat/completions", &body).await?;
     assert_eq!((openai.status, openai.header("content-type")), (503, "application/json"));
@@ -143,7 +143,7 @@ async fn an_idle_connection_is_closed_before_uvicorn_would() -> Result<()> {
     const UVICORN: Duration = Duration::from_secs(5);
     let (told, mut tells) = mpsc::unbounded_channel();
     // Answers on its connection for as long as it is asked; tells how often, and whether it was closed before it would have closed it.
-    let engine = Engine::start(move |mut stream| {
+    let engine = RawEngine::start(move |mut stream| {
         let told = told.clone();
         async move {
             let mut answered = 0;
@@ -174,7 +174,7 @@ async fn an_idle_connection_is_closed_before_uvicorn_would() -> Result<()> {
 async fn an_endpoint_that_takes_no_connection_is_soon_left_for_the_next() -> Result<()> {
     const DEFAULT: Duration = Duration::from_secs(5);
     // A listener whose queue is full: the kernel lets further connections wait, as a black hole in the network does.
-    let port = Port::lease()?;
+    let port = ReservedPort::lease()?;
     let socket = TcpSocket::new_v4()?;
     socket.bind(port.address())?;
     let _listener = socket.listen(1)?;

@@ -5,10 +5,10 @@ use std::time::Duration;
 use e2e::slo::{chat, example, predicts};
 use futures::future::join_all;
 use serde_json::{Value, json};
-use testbed::client::{self, Events, Reply};
-use testbed::model_server::Options;
-use testbed::second::Second;
-use testbed::stack::{Builder, Stack};
+use testbed::client::{self, ClientReply, EventStream};
+use testbed::model_server::ModelServerOptions;
+use testbed::second_envoy::SecondEnvoy;
+use testbed::stack::{Stack, StackBuilder};
 use testbed::{Result, wait_for};
 
 /// For what is learned of live traffic.
@@ -16,12 +16,12 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 const LOOSE: [(&str, &str); 3] = [("x-slo-ttft-ms", "60000"), ("x-slo-tpot-ms", "5000"), ("PredictionBasedRouting", "true")];
 
-fn engine() -> Options {
-    Options { models: vec!["demo".to_owned()], speed: 2.0, ..Options::default() }
+fn engine() -> ModelServerOptions {
+    ModelServerOptions { models: vec!["demo".to_owned()], speed: 2.0, ..ModelServerOptions::default() }
 }
 
 /// The proposal's example, its environment variable included.
-fn by_example(builder: Builder) -> Result<Builder> {
+fn by_example(builder: StackBuilder) -> Result<StackBuilder> {
     let file = example();
     let arguments = ["--latency-prediction", "--config", file.to_str().ok_or("a path of text")?];
     let picker = json!({"explain": true, "objective_header": "trust"});
@@ -50,16 +50,16 @@ async fn learn(stack: &Stack) -> Result<()> {
 }
 
 /// How the picker decided, by its reply.
-fn reasons(reply: &Reply) -> Result<Value> {
+fn reasons(reply: &ClientReply) -> Result<Value> {
     Ok(serde_json::from_str(reply.header("x-switchpoint-decision"))?)
 }
 
-async fn asked(stack: &Stack, headers: &[(&str, &str)]) -> Result<Reply> {
+async fn asked(stack: &Stack, headers: &[(&str, &str)]) -> Result<ClientReply> {
     let headers = [headers, &[("x-switchpoint-explain", "1")]].concat();
     client::send(stack.address(), chat("hello", 2, &headers)?).await
 }
 
-fn message(reply: &Reply) -> Result<String> {
+fn message(reply: &ClientReply) -> Result<String> {
     Ok(reply.json()?["error"]["message"].to_string())
 }
 
@@ -96,7 +96,7 @@ async fn the_proposals_example_runs_as_it_is() -> Result<()> {
 }
 
 /// Streams that go on, on every server, so that none is idle.
-async fn busy(stack: &Stack, headers: &[(&str, &str)], streams: usize) -> Result<Vec<Events>> {
+async fn busy(stack: &Stack, headers: &[(&str, &str)], streams: usize) -> Result<Vec<EventStream>> {
     let mut open = Vec::new();
     for at in 0..streams {
         let asked = json!({
@@ -107,7 +107,7 @@ async fn busy(stack: &Stack, headers: &[(&str, &str)], streams: usize) -> Result
             headers.iter().fold(http::Request::post("/v1/chat/completions"), |request, (name, value)| request.header(*name, *value));
         let response = client::start(stack.address(), request.body(client::full(asked.to_string()))?).await?;
         assert_eq!(response.status(), 200);
-        let mut events = Events::new(response);
+        let mut events = EventStream::new(response);
         events.next().await?;
         open.push(events);
     }
@@ -118,8 +118,8 @@ async fn busy(stack: &Stack, headers: &[(&str, &str)], streams: usize) -> Result
 async fn the_lowest_slo_of_a_server_is_the_lowest_at_any_proxy_until_its_request_ends() -> Result<()> {
     let stack = by_example(Stack::builder().servers_like(1, &engine()))?.start().await?;
     learn(&stack).await?;
-    let other = Second::start(&stack, "another", 1).await?;
-    let limit = |reply: &Reply| -> Result<Value> { Ok(reasons(reply)?["candidates"][0]["predicted"]["tpot"].clone()) };
+    let other = SecondEnvoy::start(&stack, "another", 1).await?;
+    let limit = |reply: &ClientReply| -> Result<Value> { Ok(reasons(reply)?["candidates"][0]["predicted"]["tpot"].clone()) };
     let ask = || async {
         let headers = [LOOSE.as_slice(), &[("x-switchpoint-explain", "1")]].concat();
         client::send(other.envoy.listener(), chat("hello", 2, &headers)?).await
@@ -207,7 +207,7 @@ async fn counted(stack: &Stack, priority: &str, outcome: &str) -> Option<u64> {
 async fn only_requests_that_are_not_critical_are_shed_on_a_pool_of_two_speeds() -> Result<()> {
     const ROUNDS: u64 = 10;
     let folder = objectives(&[("critical", 1), ("standard", 0), ("batch", -1), ("probe", 2)])?;
-    let slow = Options { slowdown: 3.0, ..engine() };
+    let slow = ModelServerOptions { slowdown: 3.0, ..engine() };
     let arguments = ["--objects", &folder.path().display().to_string()];
     let builder = Stack::builder().servers_like(1, &engine()).more_servers_like(1, &slow).daemon_arguments(&arguments);
     let stack = by_example(builder)?.start().await?;
@@ -239,7 +239,7 @@ async fn only_requests_that_are_not_critical_are_shed_on_a_pool_of_two_speeds() 
     Ok(())
 }
 
-async fn client_of(stack: &Stack, headers: [(&str, &str); 4]) -> Result<Reply> {
+async fn client_of(stack: &Stack, headers: [(&str, &str); 4]) -> Result<ClientReply> {
     client::send(stack.address(), chat("hello", 4, &headers)?).await
 }
 

@@ -4,33 +4,33 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use e2e::explain::Decision;
+use e2e::explain::ExplainedDecision;
 use prost::Message as _;
 use proto::state::{self, daemon_message::Message, proxy_message};
 use serde_json::json;
-use testbed::load::Load;
-use testbed::model_server::{ModelServer, Options};
+use testbed::load::LoadGenerator;
+use testbed::model_server::{ModelServer, ModelServerOptions};
 use testbed::stack::Stack;
 use testbed::{Result, wait_for};
 
-use crate::played::{Played, message, metrics, roster};
+use crate::played::{PlayedDaemon, message, metrics, pool_update};
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// A proxy that has heard roster 7.10 of all its hosts from a played daemon.
-struct Scene {
-    daemon: Played,
+/// A proxy that has heard pool update 7.10 of all its hosts from a played daemon.
+struct StateScene {
+    daemon: PlayedDaemon,
     stack: Stack,
     hosts: Vec<SocketAddr>,
     _servers: Vec<ModelServer>,
 }
 
-impl Scene {
+impl StateScene {
     async fn open(workers: u32) -> Result<Self> {
-        let server = || ModelServer::start(Options { models: vec!["demo".into()], speed: 0.0, ..Options::default() });
+        let server = || ModelServer::start(ModelServerOptions { models: vec!["demo".into()], speed: 0.0, ..ModelServerOptions::default() });
         let servers = [server()?, server()?, server()?];
         let hosts: Vec<SocketAddr> = servers.iter().map(ModelServer::addr).collect();
-        let daemon = Played::start(vec![message(Message::Roster(roster(7, 10, &hosts)))]).await?;
+        let daemon = PlayedDaemon::start(vec![message(Message::PoolUpdate(pool_update(7, 10, &hosts)))]).await?;
         // The actor has no heartbeat.
         let picker = json!({"explain": true, "state": {"cluster": "switchpoint-state", "silence_max_ms": 600_000}});
         let builder = Stack::builder().without_daemon().concurrency(workers).picker(picker);
@@ -39,12 +39,12 @@ impl Scene {
         Ok(Self { daemon, stack, hosts, _servers: servers.into() })
     }
 
-    async fn decision(&self) -> Result<Decision> {
-        Decision::ask(self.stack.address(), "and now?").await
+    async fn decision(&self) -> Result<ExplainedDecision> {
+        ExplainedDecision::ask(self.stack.address(), "and now?").await
     }
 
     /// Waits for a decision that is so: workers follow the VM that leads by milliseconds.
-    async fn decides(&self, what: &str, so: impl Fn(&Decision) -> bool) -> Result<()> {
+    async fn decides(&self, what: &str, so: impl Fn(&ExplainedDecision) -> bool) -> Result<()> {
         wait_for(LIMIT, what, || async { self.decision().await.ok().filter(|decision| so(decision)).map(drop) }).await
     }
 
@@ -86,10 +86,10 @@ fn addresses(hosts: &[SocketAddr]) -> BTreeSet<String> {
     hosts.iter().map(ToString::to_string).collect()
 }
 
-type Spoil = fn(&mut state::Roster);
+type PoolUpdateEdit = fn(&mut state::PoolUpdate);
 
 /// Each would do harm if it were taken, even in part: they all name one endpoint only.
-const BAD_ROSTERS: &[(&str, Spoil)] = &[
+const BAD_POOL_UPDATES: &[(&str, PoolUpdateEdit)] = &[
     ("slot 0 is claimed by two endpoints", |r| {
         r.endpoints.push(state::Endpoint { address: "127.0.0.1:1".into(), ..r.endpoints[0].clone() });
     }),
@@ -108,19 +108,19 @@ const BAD_ROSTERS: &[(&str, Spoil)] = &[
     }),
 ];
 
-fn pipeline(roster: &mut state::Roster) -> &mut state::Pipeline {
-    roster.pipeline.as_mut().expect("a pipeline")
+fn pipeline(pool_update: &mut state::PoolUpdate) -> &mut state::Pipeline {
+    pool_update.pipeline.as_mut().expect("a pipeline")
 }
 
 #[tokio::test]
-async fn a_bad_roster_is_refused_whole_counted_and_answered_with_the_reason() -> Result<()> {
-    let scene = Scene::open(2).await?;
-    let load = Load::start(scene.stack.address(), 2);
-    for (sequence, (why, spoil)) in (11..).zip(BAD_ROSTERS) {
+async fn a_bad_pool_update_is_refused_whole_counted_and_answered_with_the_reason() -> Result<()> {
+    let scene = StateScene::open(2).await?;
+    let load = LoadGenerator::start(scene.stack.address(), 2);
+    for (sequence, (why, spoil)) in (11..).zip(BAD_POOL_UPDATES) {
         let refused = scene.stat("switchpoint_state_refused_total").await?;
-        let mut bad = roster(7, sequence, &scene.hosts[..1]);
+        let mut bad = pool_update(7, sequence, &scene.hosts[..1]);
         spoil(&mut bad);
-        scene.daemon.say(message(Message::Roster(bad)))?;
+        scene.daemon.say(message(Message::PoolUpdate(bad)))?;
         let answer = scene.refusal(version(7, sequence)).await?;
         assert!(answer.contains(why), "{answer:?} should say {why:?}");
         assert_eq!(scene.stat("switchpoint_state_refused_total").await?, refused + 1, "{why}");
@@ -128,10 +128,10 @@ async fn a_bad_roster_is_refused_whole_counted_and_answered_with_the_reason() ->
     }
     // One that cannot even be answered.
     let refused = scene.stat("switchpoint_state_refused_total").await?;
-    scene.daemon.say(message(Message::Roster(state::Roster { version: None, ..roster(7, 90, &scene.hosts[..1]) })))?;
+    scene.daemon.say(message(Message::PoolUpdate(state::PoolUpdate { version: None, ..pool_update(7, 90, &scene.hosts[..1]) })))?;
     scene.stat_reaches("switchpoint_state_refused_total", refused + 1).await?;
 
-    scene.daemon.say(message(Message::Roster(roster(7, 99, &scene.hosts[..2]))))?;
+    scene.daemon.say(message(Message::PoolUpdate(pool_update(7, 99, &scene.hosts[..2]))))?;
     scene.accepted(version(7, 99)).await?;
     scene.knows(&scene.hosts[..2]).await?;
     assert_eq!(scene.stat("switchpoint_state_connected").await?, 1, "the stream was never given up");
@@ -140,25 +140,25 @@ async fn a_bad_roster_is_refused_whole_counted_and_answered_with_the_reason() ->
 
 #[tokio::test]
 async fn nothing_older_comes_back() -> Result<()> {
-    let scene = Scene::open(1).await?;
+    let scene = StateScene::open(1).await?;
     for (term, sequence) in [(7, 9), (6, 1_000), (0, 0)] {
-        scene.daemon.say(message(Message::Roster(roster(term, sequence, &scene.hosts[..1]))))?;
+        scene.daemon.say(message(Message::PoolUpdate(pool_update(term, sequence, &scene.hosts[..1]))))?;
         let answer = scene.refusal(version(term, sequence)).await?;
         assert!(answer.contains("older than 7.10"), "{answer}");
         assert_eq!(scene.decision().await?.endpoints(), addresses(&scene.hosts), "{term}.{sequence}");
     }
     // A new life of the daemon begins anywhere.
-    scene.daemon.say(message(Message::Roster(roster(8, 1, &scene.hosts[..2]))))?;
+    scene.daemon.say(message(Message::PoolUpdate(pool_update(8, 1, &scene.hosts[..2]))))?;
     scene.accepted(version(8, 1)).await?;
-    scene.daemon.say(message(Message::Roster(roster(7, 11, &scene.hosts))))?;
+    scene.daemon.say(message(Message::PoolUpdate(pool_update(7, 11, &scene.hosts))))?;
     assert!(scene.refusal(version(7, 11)).await?.contains("older than 8.1"));
     scene.knows(&scene.hosts[..2]).await?;
     Ok(())
 }
 
 #[tokio::test]
-async fn metrics_count_only_for_their_roster_and_in_order() -> Result<()> {
-    let scene = Scene::open(1).await?;
+async fn metrics_count_only_for_their_pool_update_and_in_order() -> Result<()> {
+    let scene = StateScene::open(1).await?;
     let busiest_is = async |index: usize| {
         let wanted = Some(scene.hosts[index].to_string());
         scene.decides(&format!("{wanted:?} to be the busiest"), |decision| busiest(decision) == wanted).await
@@ -166,7 +166,7 @@ async fn metrics_count_only_for_their_roster_and_in_order() -> Result<()> {
     scene.daemon.say(message(Message::Metrics(metrics((7, 10), 20, &[9.0, 0.0, 0.0]))))?;
     busiest_is(0).await?;
 
-    // Late, or of another roster: neither an error nor news.
+    // Late, or of another pool update: neither an error nor news.
     for old in [metrics((7, 10), 19, &[0.0, 9.0, 0.0]), metrics((7, 9), 21, &[0.0, 9.0, 0.0]), metrics((6, 10), 22, &[0.0, 9.0, 0.0])] {
         scene.daemon.say(message(Message::Metrics(old)))?;
     }
@@ -186,14 +186,14 @@ async fn metrics_count_only_for_their_roster_and_in_order() -> Result<()> {
 }
 
 /// The endpoint whose queue the picker believes to be the longest.
-fn busiest(decision: &Decision) -> Option<String> {
+fn busiest(decision: &ExplainedDecision) -> Option<String> {
     let scores = decision.scores("queue-scorer");
     scores.into_iter().filter(|(_, score)| *score < 0.5).map(|(endpoint, _)| endpoint).next()
 }
 
 #[tokio::test]
 async fn numbers_that_are_none_count_as_unknown() -> Result<()> {
-    let scene = Scene::open(1).await?;
+    let scene = StateScene::open(1).await?;
     for (sequence, nonsense) in (20..).step_by(2).zip([f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -3.0]) {
         // In between all are told apart, so that what is seen is of this one.
         scene.daemon.say(message(Message::Metrics(metrics((7, 10), sequence, &[9.0, 0.0, 0.0]))))?;
@@ -213,12 +213,12 @@ async fn numbers_that_are_none_count_as_unknown() -> Result<()> {
 
 #[tokio::test]
 async fn a_message_beyond_all_measure_costs_the_stream_but_not_the_state() -> Result<()> {
-    let scene = Scene::open(1).await?;
-    let load = Load::start(scene.stack.address(), 2);
-    let mut huge = roster(7, 11, &scene.hosts[..1]);
+    let scene = StateScene::open(1).await?;
+    let load = LoadGenerator::start(scene.stack.address(), 2);
+    let mut huge = pool_update(7, 11, &scene.hosts[..1]);
     huge.endpoints[0].labels.push(state::Label { key: "k".into(), value: "v".repeat(proto::MESSAGE_BYTES_MAX + 1_000) });
     let streams = scene.stat("switchpoint_state_streams_total").await?;
-    scene.daemon.say(message(Message::Roster(huge)))?;
+    scene.daemon.say(message(Message::PoolUpdate(huge)))?;
     scene.stat_reaches("switchpoint_state_streams_total", streams + 1).await?;
     scene.stat_reaches("switchpoint_state_connected", 1).await?;
     assert_eq!(scene.decision().await?.endpoints(), addresses(&scene.hosts));
@@ -227,8 +227,8 @@ async fn a_message_beyond_all_measure_costs_the_stream_but_not_the_state() -> Re
 
 #[tokio::test]
 async fn a_daemon_of_another_schema_is_not_listened_to() -> Result<()> {
-    let mut scene = Scene::open(1).await?;
-    scene.daemon.rehearse(proto::SCHEMA + 1, vec![message(Message::Roster(roster(9, 1, &scene.hosts[..1])))]);
+    let mut scene = StateScene::open(1).await?;
+    scene.daemon.rehearse(proto::SCHEMA + 1, vec![message(Message::PoolUpdate(pool_update(9, 1, &scene.hosts[..1])))]);
     scene.daemon.leave();
     let streams = scene.stat("switchpoint_state_streams_total").await?;
     scene.stat_reaches("switchpoint_state_streams_total", streams + 2).await?; // it tries again, and again
@@ -237,17 +237,17 @@ async fn a_daemon_of_another_schema_is_not_listened_to() -> Result<()> {
     let log = scene.stack.envoy.process().stderr();
     assert!(log.contains("run both of one release"), "the log says what to do");
 
-    scene.daemon.rehearse(proto::SCHEMA, vec![message(Message::Roster(roster(9, 2, &scene.hosts[..2])))]);
+    scene.daemon.rehearse(proto::SCHEMA, vec![message(Message::PoolUpdate(pool_update(9, 2, &scene.hosts[..2])))]);
     scene.accepted(version(9, 2)).await?;
     scene.knows(&scene.hosts[..2]).await
 }
 
 #[tokio::test]
 async fn a_broken_stream_is_opened_anew_by_the_same_process() -> Result<()> {
-    let scene = Scene::open(2).await?;
-    let load = Load::start(scene.stack.address(), 2);
+    let scene = StateScene::open(2).await?;
+    let load = LoadGenerator::start(scene.stack.address(), 2);
     for life in 8..12 {
-        scene.daemon.rehearse(proto::SCHEMA, vec![message(Message::Roster(roster(life, 1, &scene.hosts[..2])))]);
+        scene.daemon.rehearse(proto::SCHEMA, vec![message(Message::PoolUpdate(pool_update(life, 1, &scene.hosts[..2])))]);
         scene.daemon.leave();
         scene.accepted(version(life, 1)).await?;
     }
@@ -265,11 +265,11 @@ async fn a_broken_stream_is_opened_anew_by_the_same_process() -> Result<()> {
 
 #[tokio::test]
 async fn every_worker_follows_and_is_counted() -> Result<()> {
-    let scene = Scene::open(4).await?;
-    let load = Load::start(scene.stack.address(), 8);
+    let scene = StateScene::open(4).await?;
+    let load = LoadGenerator::start(scene.stack.address(), 8);
     for sequence in 11..31 {
         let hosts = &scene.hosts[usize::try_from(sequence % 2)?..];
-        scene.daemon.say(message(Message::Roster(roster(7, sequence, hosts))))?;
+        scene.daemon.say(message(Message::PoolUpdate(pool_update(7, sequence, hosts))))?;
         scene.daemon.say(message(Message::Metrics(metrics((7, sequence), sequence * 100, &vec![0.0; hosts.len()]))))?;
     }
     scene.accepted(version(7, 30)).await?;

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use http::Request;
 use serde_json::{Value, json};
-use testbed::client::{self, Events, Http2};
-use testbed::model_server::{Fault, FaultMode, Options};
+use testbed::client::{self, EventStream, Http2Client};
+use testbed::model_server::{FaultMode, ModelServerOptions, ServerFault};
 use testbed::stack::Stack;
 use testbed::{Result, wait_for};
 
@@ -23,8 +23,8 @@ fn streamed(tokens: u32) -> Value {
 }
 
 /// A server that pauses before each write of a stream.
-fn slow(chunk_delay_ms: u64) -> Options {
-    Options { models: vec!["demo".into()], speed: 0.0, chunk_delay_ms, ..Options::default() }
+fn slow(chunk_delay_ms: u64) -> ModelServerOptions {
+    ModelServerOptions { models: vec!["demo".into()], speed: 0.0, chunk_delay_ms, ..ModelServerOptions::default() }
 }
 
 /// What the proxy still counts as in flight, over all workers; the daemon hears of it every second.
@@ -49,7 +49,7 @@ async fn a_stream_arrives_as_the_engine_sent_it_and_is_counted() -> Result<()> {
     let stack = Stack::builder().servers_like(1, &slow(10)).start().await?;
     let direct = client::post(stack.servers[0].addr(), "/v1/chat/completions", streamed(20).to_string()).await?;
     let through = stack.post("/v1/chat/completions", &streamed(20)).await?;
-    let contents = |reply: &client::Reply| reply.text().matches("\"content\"").count();
+    let contents = |reply: &client::ClientReply| reply.text().matches("\"content\"").count();
     assert_eq!(contents(&direct), contents(&through));
     assert!(through.text().ends_with("data: [DONE]\n\n"), "{}", through.text());
     let counted = || async {
@@ -64,7 +64,7 @@ async fn a_stream_arrives_as_the_engine_sent_it_and_is_counted() -> Result<()> {
 async fn events_come_one_by_one() -> Result<()> {
     let stack = Stack::builder().servers_like(1, &slow(30)).start().await?;
     let request = Request::post("/v1/chat/completions").body(client::full(streamed(10).to_string()))?;
-    let mut events = Events::new(client::start(stack.address(), request).await?);
+    let mut events = EventStream::new(client::start(stack.address(), request).await?);
     let first = events.next().await?.ok_or("no event")?;
     let rest = events.rest().await?;
     let last = rest.last().ok_or("one event only")?;
@@ -86,7 +86,7 @@ async fn the_engines_load_report_is_asked_for_and_kept_from_the_client() -> Resu
 async fn released_when_the_client_leaves_in_the_middle() -> Result<()> {
     let stack = Stack::builder().servers_like(1, &slow(50)).start().await?;
     let request = Request::post("/v1/chat/completions").body(client::full(streamed(1_000).to_string()))?;
-    let mut events = Events::new(client::start(stack.address(), request).await?);
+    let mut events = EventStream::new(client::start(stack.address(), request).await?);
     events.next().await?.ok_or("no event")?;
     something_in_flight(&stack).await?;
     drop(events);
@@ -96,10 +96,10 @@ async fn released_when_the_client_leaves_in_the_middle() -> Result<()> {
 #[tokio::test]
 async fn released_when_the_engine_breaks_off() -> Result<()> {
     let stack = Stack::builder().servers_like(1, &slow(10)).start().await?;
-    stack.servers[0].fault(Fault { after_chunks: Some(3), ..Fault::new(FaultMode::ResetMidStream) }).await;
+    stack.servers[0].fault(ServerFault { after_chunks: Some(3), ..ServerFault::new(FaultMode::ResetMidStream) }).await;
     let reply = stack.post("/v1/chat/completions", &streamed(50)).await;
     assert!(reply.is_err(), "a broken stream is seen as broken");
-    let connection = Http2::connect(stack.address()).await?;
+    let connection = Http2Client::connect(stack.address()).await?;
     let request = Request::post("/v1/chat/completions").body(client::full(streamed(50).to_string()))?;
     assert!(connection.send(request).await.is_err(), "by HTTP/2 clients too");
     nothing_in_flight(&stack).await
@@ -109,7 +109,7 @@ async fn released_when_the_engine_breaks_off() -> Result<()> {
 async fn released_when_nobody_answers() -> Result<()> {
     let stack = Stack::start(2).await?;
     for server in &stack.servers {
-        server.fault(Fault::new(FaultMode::Refuse)).await;
+        server.fault(ServerFault::new(FaultMode::Refuse)).await;
     }
     for _ in 0..5 {
         assert_eq!(stack.post("/v1/chat/completions", &echo::chat("x")).await?.status, 503);

@@ -7,19 +7,19 @@ use futures::future::join_all;
 use http::Request;
 use serde_json::{Value, json};
 use testbed::Result;
-use testbed::client::{self, Events, Http2};
-use testbed::model_server::Options;
+use testbed::client::{self, EventStream, Http2Client};
+use testbed::model_server::ModelServerOptions;
 
 /// A stream whose first event has come.
-pub(crate) struct Running {
+pub(crate) struct RunningStream {
     /// The endpoint that serves it.
     pub(crate) by: String,
-    events: Events,
+    events: EventStream,
 }
 
 /// A server that takes so long between two events.
-pub(crate) fn slow(chunk_delay_ms: u64) -> Options {
-    Options { models: vec!["demo".into()], speed: 0.0, chunk_delay_ms, ..Options::default() }
+pub(crate) fn slow(chunk_delay_ms: u64) -> ModelServerOptions {
+    ModelServerOptions { models: vec!["demo".into()], speed: 0.0, chunk_delay_ms, ..ModelServerOptions::default() }
 }
 
 /// A request for a stream of so many events, like no other.
@@ -32,16 +32,16 @@ pub(crate) fn request(tag: &str, tokens: u32) -> Result<Request<client::Body>> {
     Ok(Request::post("/v1/chat/completions").header("x-slo-tpot-ms", "60000").body(client::full(chat(tag, tokens).to_string()))?)
 }
 
-async fn begin(address: SocketAddr, request: Request<client::Body>, http2: bool) -> Result<Running> {
-    let response = if http2 { Http2::connect(address).await?.start(request).await? } else { client::start(address, request).await? };
+async fn begin(address: SocketAddr, request: Request<client::Body>, http2: bool) -> Result<RunningStream> {
+    let response = if http2 { Http2Client::connect(address).await?.start(request).await? } else { client::start(address, request).await? };
     let by = response.headers().get("x-served-by").ok_or_else(|| format!("not served: {}", response.status()))?.to_str()?.to_owned();
-    let mut events = Events::new(response);
+    let mut events = EventStream::new(response);
     events.next().await?.ok_or("no event")?;
-    Ok(Running { by, events })
+    Ok(RunningStream { by, events })
 }
 
 /// Opens so many streams, each on a connection of its own, every other one by HTTP/2; returns when all have begun.
-pub(crate) async fn open(address: SocketAddr, count: usize, tokens: u32) -> Result<Vec<Running>> {
+pub(crate) async fn open(address: SocketAddr, count: usize, tokens: u32) -> Result<Vec<RunningStream>> {
     static NUMBERS: AtomicUsize = AtomicUsize::new(0);
     let all = (0..count).map(|i| {
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
@@ -51,7 +51,7 @@ pub(crate) async fn open(address: SocketAddr, count: usize, tokens: u32) -> Resu
 }
 
 /// Waits for all of them to end: how many came whole, and how many broke off, visibly.
-pub(crate) async fn ends(streams: Vec<Running>) -> (usize, usize) {
+pub(crate) async fn ends(streams: Vec<RunningStream>) -> (usize, usize) {
     let ends = join_all(streams.into_iter().map(|running| running.events.rest())).await;
     let whole =
         ends.iter().filter(|end| end.as_ref().is_ok_and(|events| events.last().is_some_and(|event| event.data == "[DONE]"))).count();

@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use e2e::books;
-use e2e::explain::{Decision, pool_is};
+use e2e::explain::{ExplainedDecision, pool_is};
+use e2e::ledger_metrics;
 use serde_json::json;
-use testbed::load::Load;
-use testbed::stack::{Builder, Stack};
+use testbed::load::LoadGenerator;
+use testbed::stack::{Stack, StackBuilder};
 use testbed::{Result, wait_for};
 
 use crate::echo;
-use crate::pools::Second;
+use crate::pools::SecondEnvoy;
 use crate::streams::{self, slow};
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -24,7 +24,7 @@ plugins:
 ";
 
 /// A connection by this transport, that gives a silent daemon up after a second.
-pub(crate) fn by(transport: &str) -> Builder {
+pub(crate) fn by(transport: &str) -> StackBuilder {
     let state = json!({"cluster": "switchpoint-state", "transport": transport, "silence_max_ms": 1_000});
     Stack::builder().picker(json!({"explain": true, "state": state}))
 }
@@ -32,7 +32,7 @@ pub(crate) fn by(transport: &str) -> Builder {
 #[tokio::test]
 async fn state_comes_by_calls_and_acknowledgements_and_reports_go() -> Result<()> {
     let mut stack = by("http").servers(3).concurrency(2).scored_by(&[("queue-scorer", 1)]).start().await?;
-    let load = Load::start(stack.address(), 4);
+    let load = LoadGenerator::start(stack.address(), 4);
     for indices in [&[0, 1][..], &[1, 2], &[0, 1, 2]] {
         stack.set_pool(indices)?;
         pool_is(&stack, indices).await?;
@@ -43,8 +43,8 @@ async fn state_comes_by_calls_and_acknowledgements_and_reports_go() -> Result<()
         (state["pools"][0]["departing"] == 0 && state["proxies"].as_array()?.len() == 1).then_some(())
     };
     wait_for(LIMIT, "removals to be acknowledged", departed).await?;
-    stack.servers[0].lie([("num_requests_waiting".to_owned(), "40".to_owned())].into());
-    let told = || async { Decision::ask(stack.address(), "who is busy?").await.ok()?.tells_apart("queue-scorer").then_some(()) };
+    stack.servers[0].override_metrics([("num_requests_waiting".to_owned(), "40".to_owned())].into());
+    let told = || async { ExplainedDecision::ask(stack.address(), "who is busy?").await.ok()?.distinguishes("queue-scorer").then_some(()) };
     wait_for(LIMIT, "metrics to come", told).await?;
     let reported = || async {
         let rows = stack.daemon.as_ref()?.endpoints().await.ok()?;
@@ -54,7 +54,7 @@ async fn state_comes_by_calls_and_acknowledgements_and_reports_go() -> Result<()
     assert_eq!(stack.envoy.picker_stat("switchpoint_state_streams_total").await?, 1, "one connection from beginning to end");
     let callouts = stack.envoy.stat("cluster.switchpoint-state.upstream_rq_200").await?;
     assert!(callouts > 20, "it was calls: {callouts}");
-    books::close("none, by HTTP calls", load, &stack).await?;
+    ledger_metrics::close("none, by HTTP calls", load, &stack).await?;
     Ok(())
 }
 
@@ -85,10 +85,11 @@ async fn two_pick_as_one(transport: &str) -> Result<()> {
     std::fs::write(config.path(), CONFIG)?;
     let builder = by(transport).servers_like(8, &slow(50)).daemon_arguments(&["--config", &config.path().to_string_lossy()]);
     let stack = builder.start().await?;
-    let second = Second::start(&stack, "another", 2).await?;
+    let second = SecondEnvoy::start(&stack, "another", 2).await?;
     let apart = async |wanted: bool| {
         let look = || async {
-            (Decision::ask(stack.address(), "who is busy?").await.ok()?.tells_apart("active-request-scorer") == wanted).then_some(())
+            (ExplainedDecision::ask(stack.address(), "who is busy?").await.ok()?.distinguishes("active-request-scorer") == wanted)
+                .then_some(())
         };
         wait_for(LIMIT, &format!("the other proxy's load to tell endpoints apart: {wanted}"), look).await
     };
@@ -104,11 +105,11 @@ async fn two_pick_as_one(transport: &str) -> Result<()> {
         let prompt = format!("{round} is how this prompt begins. {}", "It goes on for long. ".repeat(200));
         let home = stack.server_of(&stack.post("/v1/chat/completions", &echo::chat(&prompt)).await?)?;
         tokio::time::sleep(Duration::from_millis(40 * (round + 1))).await;
-        let decision = Decision::ask(second.envoy.listener(), &prompt).await?;
+        let decision = ExplainedDecision::ask(second.envoy.listener(), &prompt).await?;
         found += usize::from(decision.picked[0] == stack.servers[home].addr().to_string());
     }
     assert!(found >= 8, "{found} of 12 prompts were found again through the other proxy");
-    books::nothing_left(&stack).await
+    ledger_metrics::nothing_left(&stack).await
 }
 
 #[tokio::test]

@@ -3,25 +3,25 @@
 
 use std::time::{Duration, Instant};
 
-use e2e::books;
+use e2e::ledger_metrics;
 use http::Request;
 use serde_json::json;
-use testbed::client::{self, Events, Http2, Reply};
-use testbed::load::Load;
-use testbed::model_server::Options;
-use testbed::stack::{Builder, Stack};
+use testbed::client::{self, ClientReply, EventStream, Http2Client};
+use testbed::load::LoadGenerator;
+use testbed::model_server::ModelServerOptions;
+use testbed::stack::{Stack, StackBuilder};
 use testbed::{Result, drill, root, wait_for};
 
 use crate::echo;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-fn trappable() -> Result<Builder> {
+fn trappable() -> Result<StackBuilder> {
     Ok(Stack::builder().envoy_config(drill::envoy_config()?))
 }
 
 /// Makes the worker that gets this connection trap.
-async fn trap(stack: &Stack) -> Result<Reply> {
+async fn trap(stack: &Stack) -> Result<ClientReply> {
     stack.send(echo::post("/v1/chat/completions", &[(drill::TRAP, "1")], echo::chat("trap").to_string())?).await
 }
 
@@ -38,7 +38,7 @@ async fn a_trap_costs_its_worker_a_moment_and_no_state() -> Result<()> {
     const CLIENTS: usize = 8;
     const TRAPS: usize = 6;
     let stack = trappable()?.servers(3).concurrency(4).start().await?;
-    let load = Load::start(stack.address(), CLIENTS);
+    let load = LoadGenerator::start(stack.address(), CLIENTS);
     load.goes_on(100, LIMIT).await?;
     let parked = stack.envoy.picker_stat("switchpoint_parked_total").await?; // by a worker that was ready a moment after the others
     for _ in 0..TRAPS {
@@ -46,13 +46,13 @@ async fn a_trap_costs_its_worker_a_moment_and_no_state() -> Result<()> {
         assert_eq!((reply.status, &reply.json()?["error"]["message"]), (503, &json!("the endpoint picker failed; retry")));
         load.goes_on(100, LIMIT).await?;
     }
-    let outcome = books::close_but("a VM traps six times", load, &stack, drill::is_of_a_trap).await?;
+    let outcome = ledger_metrics::close_but("a VM traps six times", load, &stack, drill::is_of_a_trap).await?;
     let failed = outcome.failures.len();
     // Whom each client had with that worker at that moment, or while it healed; and those that trapped.
     assert!(failed <= CLIENTS * TRAPS, "{:?}", outcome.failures);
-    books::agree(&stack, failed + TRAPS, drill::is_lost_to_a_trap).await?;
+    ledger_metrics::agree(&stack, failed + TRAPS, drill::is_lost_to_a_trap).await?;
 
-    let calm = Load::start(stack.address(), 8);
+    let calm = LoadGenerator::start(stack.address(), 8);
     calm.goes_on(200, LIMIT).await?;
     calm.stop().await?.check_all_served()?;
     assert_eq!(stack.envoy.picker_stat("switchpoint_parked_total").await?, parked, "state was there at once, out of shared data");
@@ -80,13 +80,13 @@ async fn a_worker_heals_long_before_envoys_default() -> Result<()> {
 
 #[tokio::test]
 async fn streams_of_the_vm_that_trapped_end_and_are_not_held_against_the_engine() -> Result<()> {
-    let slow = Options { models: vec!["demo".into()], speed: 0.0, chunk_delay_ms: 100, ..Options::default() };
+    let slow = ModelServerOptions { models: vec!["demo".into()], speed: 0.0, chunk_delay_ms: 100, ..ModelServerOptions::default() };
     let stack = trappable()?.servers_like(2, &slow).start().await?;
     let chat = json!({"model": "demo", "stream": true, "max_tokens": 1_000, "ignore_eos": true, "messages": [{"role": "user", "content": "long"}]});
     let request = || Ok::<_, testbed::Error>(Request::post("/v1/chat/completions").body(client::full(chat.to_string()))?);
-    let connection = Http2::connect(stack.address()).await?;
+    let connection = Http2Client::connect(stack.address()).await?;
     let (mut one, mut two) =
-        (Events::new(client::start(stack.address(), request()?).await?), Events::new(connection.start(request()?).await?));
+        (EventStream::new(client::start(stack.address(), request()?).await?), EventStream::new(connection.start(request()?).await?));
     one.next().await?.ok_or("the stream begins")?;
     two.next().await?.ok_or("the stream begins")?;
 
@@ -108,19 +108,19 @@ async fn streams_of_the_vm_that_trapped_end_and_are_not_held_against_the_engine(
 #[tokio::test]
 async fn streams_of_other_workers_notice_nothing() -> Result<()> {
     const STREAMS: usize = 12;
-    let slow = Options { models: vec!["demo".into()], speed: 0.0, chunk_delay_ms: 50, ..Options::default() };
+    let slow = ModelServerOptions { models: vec!["demo".into()], speed: 0.0, chunk_delay_ms: 50, ..ModelServerOptions::default() };
     let stack = trappable()?.servers_like(2, &slow).concurrency(4).start().await?;
     let chat =
         json!({"model": "demo", "stream": true, "max_tokens": 60, "ignore_eos": true, "messages": [{"role": "user", "content": "long"}]});
     let mut streams = Vec::new();
     for _ in 0..STREAMS {
         let request = Request::post("/v1/chat/completions").body(client::full(chat.to_string()))?;
-        let mut events = Events::new(client::start(stack.address(), request).await?);
+        let mut events = EventStream::new(client::start(stack.address(), request).await?);
         events.next().await?.ok_or("the stream begins")?;
         streams.push(events);
     }
     assert_eq!(trap(&stack).await?.status, 503);
-    let ends = futures::future::join_all(streams.into_iter().map(Events::rest)).await;
+    let ends = futures::future::join_all(streams.into_iter().map(EventStream::rest)).await;
     let whole =
         ends.iter().filter(|end| end.as_ref().is_ok_and(|events| events.last().is_some_and(|event| event.data == "[DONE]"))).count();
     // The kernel spreads connections over the four workers; that all twelve are one's is one chance in four million.

@@ -12,7 +12,7 @@ use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::json;
 use testbed::{Result, wait_for};
 
-use crate::cluster::Cluster;
+use crate::cluster::TestCluster;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -29,7 +29,7 @@ fn names(count: u8) -> BTreeSet<String> {
 
 #[tokio::test]
 async fn an_api_server_that_is_gone_for_a_minute() -> Result<()> {
-    let Some(cluster) = Cluster::start().await else { return Ok(()) };
+    let Some(cluster) = TestCluster::start().await else { return Ok(()) };
     let client = cluster.client("tok").await;
     Api::<Namespace>::all(client.clone())
         .create(&PostParams::default(), &serde_json::from_value(json!({"metadata": {"name": "long"}}))?)

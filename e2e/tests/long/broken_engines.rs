@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use testbed::Result;
 use testbed::broken_pools::BrokenPools;
-use testbed::second::Second;
+use testbed::second_envoy::SecondEnvoy;
 
 /// Ten times what it should take.
 const MENDED_LIMIT: Duration = Duration::from_secs(100);
@@ -17,7 +17,7 @@ const SHARE_MAX: f64 = 0.02;
 async fn a_broken_engine_gets_next_to_no_traffic_behind_one_worker_two_and_two_proxies() -> Result<()> {
     for (workers, proxies) in [(1, 1), (2, 1), (2, 2)] {
         let pools = BrokenPools::start(workers).await?;
-        let second = if proxies == 2 { Some(Second::start(&pools.world().stack, "second", workers).await?) } else { None };
+        let second = if proxies == 2 { Some(SecondEnvoy::start(&pools.world().stack, "second", workers).await?) } else { None };
         let first = [pools.world().stack.address()];
         let addresses: Vec<SocketAddr> = first.into_iter().chain(second.as_ref().map(|second| second.envoy.listener())).collect();
         for sent in pools.count(&addresses).await {

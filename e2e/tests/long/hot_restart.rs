@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use e2e::books;
+use e2e::ledger_metrics;
 use http::Request;
 use serde_json::{Value, json};
-use testbed::client::{self, Events};
-use testbed::envoy::{Config, Envoy, Options};
-use testbed::load::Load;
+use testbed::client::{self, EventStream};
+use testbed::envoy::{EnvoyConfig, EnvoyOptions, EnvoyProcess};
+use testbed::load::LoadGenerator;
 use testbed::model_server;
 use testbed::stack::Stack;
 use testbed::{Result, wait_for};
@@ -24,7 +24,7 @@ async fn processes(stack: &Stack) -> Option<Vec<String>> {
 #[tokio::test]
 async fn a_hot_restart_loses_no_request_and_both_hear_the_daemon() -> Result<()> {
     // A base id is a number that no other test has: that of a leased port.
-    let base = testbed::ports::Port::lease()?;
+    let base = testbed::ports::ReservedPort::lease()?;
     let base_id = base.number().to_string();
     let times = ["--drain-time-s", "3", "--parent-shutdown-time-s", "8"];
     let arguments = |epoch: &str| -> Vec<String> {
@@ -32,7 +32,7 @@ async fn a_hot_restart_loses_no_request_and_both_hear_the_daemon() -> Result<()>
     };
     let first = arguments("0");
     let first: Vec<&str> = first.iter().map(String::as_str).collect();
-    let slow = model_server::Options { models: vec!["demo".into()], speed: 0.0, chunk_delay_ms: 50, ..Default::default() };
+    let slow = model_server::ModelServerOptions { models: vec!["demo".into()], speed: 0.0, chunk_delay_ms: 50, ..Default::default() };
     let mut stack = Stack::builder().servers_like(3, &slow).concurrency(2).hot_restart().envoy_arguments(&first).start().await?;
     let old = processes(&stack).await.ok_or("no proxies")?;
     assert_eq!(old.len(), 1);
@@ -40,15 +40,15 @@ async fn a_hot_restart_loses_no_request_and_both_hear_the_daemon() -> Result<()>
     let chat =
         json!({"model": "demo", "stream": true, "max_tokens": 80, "ignore_eos": true, "messages": [{"role": "user", "content": "long"}]});
     let request = Request::post("/v1/chat/completions").body(client::full(chat.to_string()))?;
-    let mut stream = Events::new(client::start(stack.address(), request).await?);
+    let mut stream = EventStream::new(client::start(stack.address(), request).await?);
     stream.next().await?.ok_or("the stream begins")?;
-    let load = Load::start(stack.address(), 6);
+    let load = LoadGenerator::start(stack.address(), 6);
     load.goes_on(50, LIMIT).await?;
 
     let folder = tempfile::tempdir()?;
-    let options = Options { concurrency: 2, arguments: arguments("1"), hot_restart: true, ..Options::default() };
-    let config = Config::read(&stack.folder().join("envoy.json"))?;
-    let second = Envoy::start(&config, stack.envoy.listener(), stack.envoy.admin(), &options, folder.path())?;
+    let options = EnvoyOptions { concurrency: 2, arguments: arguments("1"), hot_restart: true, ..EnvoyOptions::default() };
+    let config = EnvoyConfig::read(&stack.folder().join("envoy.json"))?;
+    let second = EnvoyProcess::start(&config, stack.envoy.listener(), stack.envoy.admin(), &options, folder.path())?;
     let both = || async { processes(&stack).await.filter(|ids| ids.len() == 2 && ids.contains(&old[0])) };
     wait_for(LIMIT, "both processes to hear the daemon", both).await?;
     load.goes_on(100, LIMIT).await?;
@@ -63,7 +63,7 @@ async fn a_hot_restart_loses_no_request_and_both_hear_the_daemon() -> Result<()>
     wait_for(LIMIT, "the daemon to know the new process alone", one).await?;
     load.goes_on(100, LIMIT).await?;
     stack.envoy = second; // whose numbers are asked for from now on
-    books::close("Envoy hot-restarted", load, &stack).await?;
+    ledger_metrics::close("Envoy hot-restarted", load, &stack).await?;
     assert!(stack.envoy.process().check_running().is_ok());
     Ok(())
 }

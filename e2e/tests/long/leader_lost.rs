@@ -3,20 +3,20 @@
 use std::cell::Cell;
 use std::time::Duration;
 
-use e2e::books;
 use e2e::explain::pool_is;
+use e2e::ledger_metrics;
 use http::Request;
 use rustix::process::Signal;
 use serde_json::json;
 use testbed::client;
-use testbed::load::Load;
-use testbed::stack::{Builder, Stack};
+use testbed::load::LoadGenerator;
+use testbed::stack::{Stack, StackBuilder};
 use testbed::{Result, drill, wait_for};
 
 /// A lease is 3 s, the daemon is left alone for 10 s after a loss.
 const LIMIT: Duration = Duration::from_secs(60);
 
-fn trappable() -> Result<Builder> {
+fn trappable() -> Result<StackBuilder> {
     Ok(Stack::builder().envoy_config(drill::envoy_config()?).picker(json!({"explain": true})))
 }
 
@@ -32,20 +32,20 @@ fn labelled(stack: &Stack, indices: &[usize], label: &str) -> String {
 #[tokio::test]
 async fn a_message_that_kills_costs_one_vm_once() -> Result<()> {
     let mut stack = trappable()?.servers(3).concurrency(4).start().await?;
-    let load = Load::start(stack.address(), 4);
+    let load = LoadGenerator::start(stack.address(), 4);
     // The daemon tells every proxy, again and again: each time it is another version and other ages, and the same content.
     let poison = labelled(&stack, &[0, 1], drill::TRAP);
     stack.daemon()?.settings().write_endpoints_file(&poison)?;
-    stack.envoy.picker_stat_until("switchpoint_state_poisoned_total", |poisoned| poisoned == 1, LIMIT).await?;
+    stack.envoy.picker_stat_until("switchpoint_state_crash_guarded_total", |poisoned| poisoned == 1, LIMIT).await?;
     stack.envoy.picker_stat_until("switchpoint_state_leaders_total", |leaders| leaders == 2, LIMIT).await?;
     let refused = stack.envoy.picker_stat("switchpoint_state_refused_total").await?;
     stack.envoy.picker_stat_until("switchpoint_state_refused_total", |now| now > refused, LIMIT).await?;
     pool_is(&stack, &[0, 1, 2]).await?;
     load.goes_on(200, LIMIT).await?;
-    assert_eq!(stack.envoy.picker_stat("switchpoint_state_poisoned_total").await?, 1, "once");
+    assert_eq!(stack.envoy.picker_stat("switchpoint_state_crash_guarded_total").await?, 1, "once");
     assert_eq!(stack.envoy.picker_stat("switchpoint_state_leaders_total").await?, 2);
     // It serves nobody, so nobody noticed.
-    books::close("a message that traps its decoder", load, &stack).await?;
+    ledger_metrics::close("a message that traps its decoder", load, &stack).await?;
 
     let cured = labelled(&stack, &[0, 1], "harmless");
     stack.daemon()?.settings().write_endpoints_file(&cured)?;
@@ -64,7 +64,7 @@ async fn a_leader_that_serves_is_lost_and_replaced() -> Result<()> {
     stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 1, LIMIT).await?;
 
     // Now whichever worker gets the connection traps, until it was the one that leads.
-    let load = Load::start(stack.address(), CLIENTS);
+    let load = LoadGenerator::start(stack.address(), CLIENTS);
     let traps = Cell::new(0);
     let replaced = || async {
         traps.set(traps.get() + 1);
@@ -77,11 +77,11 @@ async fn a_leader_that_serves_is_lost_and_replaced() -> Result<()> {
     stack.set_pool(&[1, 2])?;
     pool_is(&stack, &[1, 2]).await?;
     load.goes_on(100, LIMIT).await?;
-    let outcome = books::close_but("leader lost", load, &stack, drill::is_of_a_trap).await?;
+    let outcome = ledger_metrics::close_but("leader lost", load, &stack, drill::is_of_a_trap).await?;
     let (failed, traps) = (outcome.failures.len(), traps.get());
     assert!(failed <= CLIENTS * traps, "{traps} traps: {:?}", outcome.failures);
-    books::agree(&stack, failed + traps, drill::is_lost_to_a_trap).await?;
-    books::note("leader lost", &format!("{traps} traps until it was the one that leads"));
+    ledger_metrics::agree(&stack, failed + traps, drill::is_lost_to_a_trap).await?;
+    ledger_metrics::note("leader lost", &format!("{traps} traps until it was the one that leads"));
     assert_eq!(stack.envoy.picker_stat("switchpoint_state_connected").await?, 1);
     Ok(())
 }
@@ -94,12 +94,12 @@ async fn a_proxy_that_was_stopped_for_long_goes_on() -> Result<()> {
     stack.set_pool(&[0, 1])?;
     tokio::time::sleep(Duration::from_secs(8)).await;
     stack.envoy.process().signal(Signal::CONT)?;
-    let load = Load::start(stack.address(), 4);
+    let load = LoadGenerator::start(stack.address(), 4);
     pool_is(&stack, &[0, 1]).await?;
     stack.set_pool(&[1, 2])?;
     pool_is(&stack, &[1, 2]).await?;
     load.goes_on(100, LIMIT).await?;
-    books::close("Envoy stopped for 8 s by SIGSTOP", load, &stack).await?;
+    ledger_metrics::close("Envoy stopped for 8 s by SIGSTOP", load, &stack).await?;
     stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 1, LIMIT).await?;
     Ok(())
 }

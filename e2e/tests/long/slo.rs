@@ -3,20 +3,20 @@
 
 use std::time::Duration;
 
-use e2e::slo::{Class, Experiment, Policy};
+use e2e::slo::{ExperimentClass, ExperimentPolicy, SloExperiment};
 use testbed::Result;
-use testbed::model_server::Options;
+use testbed::model_server::ModelServerOptions;
 
 #[tokio::test]
 async fn critical_requests_are_in_time_where_without_slos_they_are_late() -> Result<()> {
-    let experiment = Experiment {
+    let experiment = SloExperiment {
         servers: [2, 2],
-        engine: Options { models: vec!["demo".to_owned()], max_num_seqs: 4, speed: 0.5, ..Options::default() },
+        engine: ModelServerOptions { models: vec!["demo".to_owned()], max_num_seqs: 4, speed: 0.5, ..ModelServerOptions::default() },
         slowdown: 3.0,
         classes: vec![
-            Class { name: "critical", priority: 1, tenths: 3, ttft_ms: 1_500.0, tpot_ms: 26.0 },
-            Class { name: "standard", priority: 0, tenths: 4, ttft_ms: 5_000.0, tpot_ms: 150.0 },
-            Class { name: "batch", priority: -1, tenths: 3, ttft_ms: 5_000.0, tpot_ms: 150.0 },
+            ExperimentClass { name: "critical", priority: 1, tenths: 3, ttft_ms: 1_500.0, tpot_ms: 26.0 },
+            ExperimentClass { name: "standard", priority: 0, tenths: 4, ttft_ms: 5_000.0, tpot_ms: 150.0 },
+            ExperimentClass { name: "batch", priority: -1, tenths: 3, ttft_ms: 5_000.0, tpot_ms: 150.0 },
         ],
         load: 0.9,
         measured: Duration::from_secs(40),
@@ -24,10 +24,10 @@ async fn critical_requests_are_in_time_where_without_slos_they_are_late() -> Res
     };
     let rate = experiment.capacity().await? * experiment.load;
     let [by_slo, by_default, by_weights, by_turns] = [
-        experiment.run(Policy::Slo, rate).await?,
-        experiment.run(Policy::Default, rate).await?,
-        experiment.run(Policy::Weighed, rate).await?,
-        experiment.run(Policy::RoundRobin, rate).await?,
+        experiment.run(ExperimentPolicy::Slo, rate).await?,
+        experiment.run(ExperimentPolicy::Default, rate).await?,
+        experiment.run(ExperimentPolicy::Weighed, rate).await?,
+        experiment.run(ExperimentPolicy::RoundRobin, rate).await?,
     ];
     println!(
         "{rate:.1} requests a second\nby SLO {by_slo:#?}\nby default {by_default:#?}\nby weights {by_weights:#?}\nby turns {by_turns:#?}"

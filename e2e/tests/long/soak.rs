@@ -11,11 +11,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use e2e::books;
+use e2e::ledger_metrics;
 use http::Request;
 use serde_json::{Value, json};
-use testbed::client::{self, Events};
-use testbed::model_server::{Fault, FaultMode, Options};
+use testbed::client::{self, EventStream};
+use testbed::model_server::{FaultMode, ModelServerOptions, ServerFault};
 use testbed::stack::Stack;
 use testbed::{Result, wait_for};
 
@@ -29,9 +29,9 @@ const CLIENTS: usize = 6;
 
 /// What clients did and got.
 #[derive(Debug, Default)]
-struct Tally {
+struct SoakCounts {
     /// Sent with a body that can be picked for, and not left.
-    asked: AtomicUsize,
+    sent: AtomicUsize,
     served: AtomicUsize,
     left: AtomicUsize,
     refused: AtomicUsize,
@@ -58,7 +58,7 @@ fn chat(number: usize, stream: bool) -> Value {
 }
 
 /// One request, of a kind by its number.
-async fn one(address: SocketAddr, number: usize, tally: &Tally) -> Result<()> {
+async fn one(address: SocketAddr, number: usize, tally: &SoakCounts) -> Result<()> {
     let count = |counter: &AtomicUsize| counter.fetch_add(1, Ordering::Relaxed);
     let post = |body: String| Ok::<_, testbed::Error>(Request::post("/v1/chat/completions").body(client::full(body))?);
     match number % 10 {
@@ -69,12 +69,12 @@ async fn one(address: SocketAddr, number: usize, tally: &Tally) -> Result<()> {
         }
         1 => {
             // Leaves in the middle.
-            let mut events = Events::new(client::start(address, post(chat(number, true).to_string())?).await?);
+            let mut events = EventStream::new(client::start(address, post(chat(number, true).to_string())?).await?);
             events.next().await?;
             count(&tally.left);
         }
         kind => {
-            count(&tally.asked);
+            count(&tally.sent);
             let reply = match kind {
                 2 => client::get(address, "/v1/models").await,
                 3..=6 => client::send(address, post(chat(number, true).to_string())?).await,
@@ -86,7 +86,7 @@ async fn one(address: SocketAddr, number: usize, tally: &Tally) -> Result<()> {
     Ok(())
 }
 
-async fn traffic(address: SocketAddr, over: Arc<AtomicBool>, numbers: Arc<AtomicUsize>, tally: Arc<Tally>) -> Result<()> {
+async fn traffic(address: SocketAddr, over: Arc<AtomicBool>, numbers: Arc<AtomicUsize>, tally: Arc<SoakCounts>) -> Result<()> {
     while !over.load(Ordering::Relaxed) {
         one(address, numbers.fetch_add(1, Ordering::Relaxed), &tally).await?;
         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -123,10 +123,10 @@ fn a_slope_is_found_and_bounded() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn memory_stays_and_counters_agree() -> Result<()> {
     let length = Duration::from_secs(seconds());
-    let options = Options { models: vec!["demo".into()], speed: 0.0, chunk_delay_ms: 2, ..Options::default() };
+    let options = ModelServerOptions { models: vec!["demo".into()], speed: 0.0, chunk_delay_ms: 2, ..ModelServerOptions::default() };
     let mut stack = Stack::builder().servers_like(4, &options).concurrency(2).start().await?;
     let processes = [("Envoy", stack.envoy.process().id()), ("daemon", stack.daemon()?.process().id())];
-    let (over, numbers, tally) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default(), Arc::<Tally>::default());
+    let (over, numbers, tally) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default(), Arc::<SoakCounts>::default());
     let clients = (0..CLIENTS).map(|_| tokio::spawn(traffic(stack.address(), over.clone(), numbers.clone(), tally.clone())));
     let clients: Vec<_> = clients.collect();
 
@@ -140,16 +140,16 @@ async fn memory_stays_and_counters_agree() -> Result<()> {
         if last_fault.elapsed() > Duration::from_secs(7) {
             last_fault = Instant::now();
             let index = began.elapsed().as_secs() as usize % stack.servers.len();
-            stack.servers[index].fault(Fault { count: Some(3), ..Fault::new(FaultMode::ResetBeforeHeaders) }).await;
+            stack.servers[index].fault(ServerFault { count: Some(3), ..ServerFault::new(FaultMode::ResetBeforeHeaders) }).await;
         }
     }
     over.store(true, Ordering::Relaxed);
     for client in clients {
         client.await??;
     }
-    books::nothing_left(&stack).await?;
+    ledger_metrics::nothing_left(&stack).await?;
     let value = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
-    let (asked, served, left, refused) = (value(&tally.asked), value(&tally.served), value(&tally.left), value(&tally.refused));
+    let (asked, served, left, refused) = (value(&tally.sent), value(&tally.served), value(&tally.left), value(&tally.refused));
     assert_eq!((asked - served, value(&tally.failed)), (0, 0), "everybody was served");
     // Picked is picked, by whoever counts.
     let picked = stack.envoy.picker_stat("switchpoint_picked_total").await?;
@@ -161,12 +161,12 @@ async fn memory_stays_and_counters_agree() -> Result<()> {
     };
     wait_for(LIMIT, "the daemon's count to be the filter's", counted).await?;
 
-    books::note("soak", &format!("{length:?}: {served} served, {left} left, {refused} refused, 0 failed"));
+    ledger_metrics::note("soak", &format!("{length:?}: {served} served, {left} left, {refused} refused, 0 failed"));
     for ((name, _), samples) in processes.iter().zip(&samples) {
         let (slope, lower, upper) = slope(samples);
         let ends = (samples[samples.len() / 3].1, samples[samples.len() - 1].1);
         let seen = format!("{name}: {:.1} to {:.1} MB, slope {slope:.2} MB/h, 95 % bounds {lower:.2} and {upper:.2}", ends.0, ends.1);
-        books::note("soak", &seen);
+        ledger_metrics::note("soak", &seen);
         let bound = if length >= Duration::from_secs(3_600) { upper } else { lower };
         assert!(bound < SLOPE_MB_PER_HOUR_MAX, "{seen}");
     }

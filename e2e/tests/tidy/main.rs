@@ -8,23 +8,23 @@
 mod rules;
 mod tree;
 
-use tree::{File, Tree};
+use tree::{SourceFile, SourceTree};
 
 /// Declares the rules: `name: function, [bad sample: path => text, ...]`.
 macro_rules! rules {
     ($($name:ident: [$($path:literal => $text:expr),+ $(,)?];)+) => {$(
         mod $name {
-            use super::{File, Tree, rules};
+            use super::{SourceFile, SourceTree, rules};
 
             #[test]
             fn holds() {
-                let complaints = rules::$name(&Tree::of_repository());
+                let complaints = rules::$name(&SourceTree::of_repository());
                 assert!(complaints.is_empty(), "\n{}", complaints.join("\n"));
             }
 
             #[test]
             fn can_fail() {
-                let bad = Tree(vec![$(File { path: $path.into(), text: $text.into() }),+]);
+                let bad = SourceTree(vec![$(SourceFile { path: $path.into(), text: $text.into() }),+]);
                 assert!(!rules::$name(&bad).is_empty(), "the sample should have been refused");
             }
         }
@@ -38,8 +38,8 @@ rules! {
         "filter/src/host/shared.rs" => "proxy_wasm::hostcalls::get_current_time()",
     ];
     cells_are_opened_where_callbacks_enter: [
-        "filter/src/stream.rs" => "for replica in lead.replicas { self.send(replica.borrow_mut().share()); }",
-        "filter/src/state/ring.rs" => "use std::cell::RefCell;",
+        "filter/src/state_link.rs" => "for replica in lead.replicas { self.send(replica.borrow_mut().share()); }",
+        "filter/src/state/placement_ring.rs" => "use std::cell::RefCell;",
     ];
     adapter_is_thin: ["filter/src/http.rs" => "let x = 1;\n".repeat(801)];
     files_are_short: ["proto/src/lib.rs" => "const X: u8 = 1;\n".repeat(501)];

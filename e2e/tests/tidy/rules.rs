@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::tree::{File, Tree};
+use crate::tree::{SourceFile, SourceTree};
 
 /// The files that may speak to the host; the last is the only one that may call it.
 const ADAPTER: &[&str] = &["filter/src/lib.rs", "filter/src/root.rs", "filter/src/http.rs", HOST];
@@ -59,7 +59,7 @@ const DAEMON_CRATES: &[&str] = &["tokio", "tonic", "hyper", "axum", "reqwest", "
 
 // === the filter ===
 
-pub(crate) fn hostcalls_stay_in_host(tree: &Tree) -> Vec<String> {
+pub(crate) fn hostcalls_stay_in_host(tree: &SourceTree) -> Vec<String> {
     complain(tree.under("filter/src/", ".rs").filter(|file| file.path != HOST), |file, line| {
         if line.contains("proxy_wasm") && !ADAPTER.contains(&file.path.as_str()) {
             return Some("only the adapter imports proxy_wasm");
@@ -75,27 +75,28 @@ const CELLS: &[&str] = &[
     "filter/src/lib.rs",
     "filter/src/root.rs",
     "filter/src/http.rs",
-    "filter/src/http/hosted.rs",
+    "filter/src/http/http_stream.rs",
     "filter/src/state.rs",
     // Tests and drills.
     "filter/src/drill.rs",
     "filter/src/fake.rs",
 ];
 
-pub(crate) fn cells_are_opened_where_callbacks_enter(tree: &Tree) -> Vec<String> {
-    let below = |file: &&File| !CELLS.contains(&file.path.as_str()) && !file.path.ends_with("/tests.rs") && !file.path.contains("/tests/");
+pub(crate) fn cells_are_opened_where_callbacks_enter(tree: &SourceTree) -> Vec<String> {
+    let below =
+        |file: &&SourceFile| !CELLS.contains(&file.path.as_str()) && !file.path.ends_with("/tests.rs") && !file.path.contains("/tests/");
     complain(tree.under("filter/src/", ".rs").filter(below), |_, line| {
         let opens = ["RefCell", ".borrow()", ".borrow_mut()", "RefMut"].iter().any(|word| line.contains(word));
         opens.then_some("a cell is opened below the entry of a callback: take what it holds by reference")
     })
 }
 
-pub(crate) fn adapter_is_thin(tree: &Tree) -> Vec<String> {
+pub(crate) fn adapter_is_thin(tree: &SourceTree) -> Vec<String> {
     let lines: usize = tree.where_path(|path| ADAPTER.contains(&path)).map(|file| file.before_tests().count()).sum();
     Vec::from_iter((lines > ADAPTER_LINES_MAX).then(|| format!("{ADAPTER:?} have {lines} lines, at most {ADAPTER_LINES_MAX}")))
 }
 
-pub(crate) fn unsafe_stays_in_host(tree: &Tree) -> Vec<String> {
+pub(crate) fn unsafe_stays_in_host(tree: &SourceTree) -> Vec<String> {
     complain(tree.under("", ".rs").filter(|file| file.path != HOST), |_, line| {
         ["allow(unsafe_code", "expect(unsafe_code"]
             .iter()
@@ -106,15 +107,15 @@ pub(crate) fn unsafe_stays_in_host(tree: &Tree) -> Vec<String> {
 
 // === all sources ===
 
-pub(crate) fn files_are_short(tree: &Tree) -> Vec<String> {
-    let long = |file: &&File| file.before_tests().count() > FILE_LINES_MAX;
+pub(crate) fn files_are_short(tree: &SourceTree) -> Vec<String> {
+    let long = |file: &&SourceFile| file.before_tests().count() > FILE_LINES_MAX;
     let exempt = |path: &str| LONG.iter().any(|(start, _why)| path.starts_with(start));
     let tests_alone = |path: &str| path.contains("/tests/") || path.ends_with("/tests.rs");
     let files = tree.under("", ".rs").filter(long).filter(|file| !exempt(&file.path) && !tests_alone(&file.path));
     files.map(|file| format!("{}: more than {FILE_LINES_MAX} lines before its tests", file.path)).collect()
 }
 
-pub(crate) fn allows_have_a_reason(tree: &Tree) -> Vec<String> {
+pub(crate) fn allows_have_a_reason(tree: &SourceTree) -> Vec<String> {
     let mut complaints = Vec::new();
     for file in tree.under("", ".rs").filter(|file| GENERATED.iter().all(|folder| !file.path.starts_with(folder))) {
         let lines: Vec<&str> = file.text.lines().map(str::trim_start).collect();
@@ -131,7 +132,7 @@ pub(crate) fn allows_have_a_reason(tree: &Tree) -> Vec<String> {
     complaints
 }
 
-pub(crate) fn tests_are_never_ignored(tree: &Tree) -> Vec<String> {
+pub(crate) fn tests_are_never_ignored(tree: &SourceTree) -> Vec<String> {
     let mut complaints = Vec::new();
     for file in tree.under("", ".rs") {
         let ignored = file.lines().filter(|(_, line)| line.trim_start().starts_with("#[ignore"));
@@ -140,11 +141,11 @@ pub(crate) fn tests_are_never_ignored(tree: &Tree) -> Vec<String> {
     complaints
 }
 
-pub(crate) fn modules_have_names(tree: &Tree) -> Vec<String> {
+pub(crate) fn modules_have_names(tree: &SourceTree) -> Vec<String> {
     tree.under("", "/mod.rs").map(|file| format!("{}: write foo.rs beside foo/", file.path)).collect()
 }
 
-pub(crate) fn nothing_is_of_one_machine(tree: &Tree) -> Vec<String> {
+pub(crate) fn nothing_is_of_one_machine(tree: &SourceTree) -> Vec<String> {
     // Written apart, so that this file does not name what it forbids; the last is this very checkout.
     let places = [concat!("/ro", "ot/"), concat!("/ho", "me/"), concat!("/Us", "ers/"), env!("CARGO_MANIFEST_DIR")];
     let registries = [concat!("pypi", ".org"), concat!("python", "hosted.org"), concat!("crates", ".io/"), concat!("proxy.", "golang.org")];
@@ -161,31 +162,31 @@ pub(crate) fn nothing_is_of_one_machine(tree: &Tree) -> Vec<String> {
 
 // === manifests ===
 
-pub(crate) fn scheduler_is_pure(tree: &Tree) -> Vec<String> {
+pub(crate) fn scheduler_is_pure(tree: &SourceTree) -> Vec<String> {
     let named = dependencies(tree.text("scheduler/Cargo.toml"));
     let formats = named.iter().filter(|name| ["serde", "serde_json", "prost"].contains(&name.as_str()));
     formats.map(|name| format!("scheduler/Cargo.toml: {name} (its types know no format)")).collect()
 }
 
-pub(crate) fn direct_dependencies_are_few(tree: &Tree) -> Vec<String> {
+pub(crate) fn direct_dependencies_are_few(tree: &SourceTree) -> Vec<String> {
     let counted = DEPENDENCIES_MAX.iter().map(|(path, most)| (path, most, dependencies(tree.text(path)).len()));
     let over = counted.filter(|(_, most, count)| count > most);
     over.map(|(path, most, count)| format!("{path}: {count} direct dependencies, at most {most}")).collect()
 }
 
-pub(crate) fn members_take_the_lints(tree: &Tree) -> Vec<String> {
+pub(crate) fn members_take_the_lints(tree: &SourceTree) -> Vec<String> {
     let members = tree.where_path(|path| path.ends_with("/Cargo.toml") && path.matches('/').count() == 1);
     let bare = members.filter(|file| !file.text.contains("[lints]\nworkspace = true"));
     bare.map(|file| format!("{}: does not take the workspace's lints", file.path)).collect()
 }
 
-pub(crate) fn fuzz_crates_stand_alone(tree: &Tree) -> Vec<String> {
+pub(crate) fn fuzz_crates_stand_alone(tree: &SourceTree) -> Vec<String> {
     let joined = tree.under("", "/fuzz/Cargo.toml").filter(|file| !file.text.contains("[workspace]"));
     joined.map(|file| format!("{}: a fuzz crate needs nightly, so it is no member: give it [workspace]", file.path)).collect()
 }
 
 /// Clippy reads one file a crate and does not merge it with the root's.
-pub(crate) fn pure_crates_repeat_the_bans(tree: &Tree) -> Vec<String> {
+pub(crate) fn pure_crates_repeat_the_bans(tree: &SourceTree) -> Vec<String> {
     let bans = |text: &str| -> BTreeSet<String> {
         text.split("path = \"").skip(1).filter_map(|rest| rest.split('"').next().map(str::to_owned)).collect()
     };
@@ -206,7 +207,7 @@ pub(crate) fn daemon_crates(cargo_tree: &str) -> Vec<String> {
 
 // === what users read and mount ===
 
-pub(crate) fn envoy_is_configured_in_one_place(tree: &Tree) -> Vec<String> {
+pub(crate) fn envoy_is_configured_in_one_place(tree: &SourceTree) -> Vec<String> {
     let elsewhere = tree.where_path(|path| !path.starts_with("envoy-config/"));
     complain(elsewhere, |_, line| {
         line.starts_with("static_resources:").then_some("an Envoy config outside envoy-config/: the tests run the shipped files")
@@ -214,7 +215,7 @@ pub(crate) fn envoy_is_configured_in_one_place(tree: &Tree) -> Vec<String> {
 }
 
 /// Verbs as documents show them: in backquotes, or at the start of a line of a code block.
-pub(crate) fn documented_verbs_exist(tree: &Tree) -> Vec<String> {
+pub(crate) fn documented_verbs_exist(tree: &SourceTree) -> Vec<String> {
     let verbs = BTreeSet::from_iter(tree.text("Makefile").lines().filter_map(|line| line.split(':').next()));
     let mut complaints = Vec::new();
     for file in tree.under("", ".md") {
@@ -232,7 +233,7 @@ pub(crate) fn documented_verbs_exist(tree: &Tree) -> Vec<String> {
 }
 
 /// Flags of the daemon in the documents, found among its arguments as a field (clap derives the flag from it) or a literal.
-pub(crate) fn documented_flags_exist(tree: &Tree) -> Vec<String> {
+pub(crate) fn documented_flags_exist(tree: &SourceTree) -> Vec<String> {
     let source: String = tree.under("control-plane/src/", ".rs").map(|file| file.text.as_str()).collect();
     let mut complaints = Vec::new();
     for file in tree.under("", ".md") {
@@ -247,7 +248,7 @@ pub(crate) fn documented_flags_exist(tree: &Tree) -> Vec<String> {
     complaints
 }
 
-pub(crate) fn documented_ports_exist(tree: &Tree) -> Vec<String> {
+pub(crate) fn documented_ports_exist(tree: &SourceTree) -> Vec<String> {
     let config = tree.text("envoy-config/standalone.yaml");
     let rows = tree.text("docs/how-to/envoy.md").lines().filter(|line| line.contains("| Envoy |"));
     let ports = rows.filter_map(|line| line.trim_start_matches('|').split('|').next()).map(str::trim);
@@ -256,7 +257,7 @@ pub(crate) fn documented_ports_exist(tree: &Tree) -> Vec<String> {
 }
 
 /// Tests named as `module::test` in the page of drills.
-pub(crate) fn documented_drills_exist(tree: &Tree) -> Vec<String> {
+pub(crate) fn documented_drills_exist(tree: &SourceTree) -> Vec<String> {
     let page = tree.text("docs/reference/failure-drills.md");
     let names = page.split('`').skip(1).step_by(2).filter_map(|name| name.split_once("::"));
     let stands = |module: &str, test: &str| {
@@ -270,7 +271,7 @@ pub(crate) fn documented_drills_exist(tree: &Tree) -> Vec<String> {
 // === helpers ===
 
 /// One complaint for each line of code that `judge` objects to.
-fn complain<'a>(files: impl Iterator<Item = &'a File>, judge: impl Fn(&File, &str) -> Option<&'static str>) -> Vec<String> {
+fn complain<'a>(files: impl Iterator<Item = &'a SourceFile>, judge: impl Fn(&SourceFile, &str) -> Option<&'static str>) -> Vec<String> {
     let mut complaints = Vec::new();
     for file in files {
         for (number, line) in file.code() {

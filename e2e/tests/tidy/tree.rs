@@ -10,17 +10,17 @@ const UNREAD: &[&str] = &[".git", ".venv", ".venv-1.38", ".tools", "target", "no
 const READ: &[&str] = &["rs", "toml", "yaml", "yml", "md", "py", "sh", "proto", "txt", "json"];
 
 /// One file, by its path from the root.
-pub(crate) struct File {
+pub(crate) struct SourceFile {
     pub(crate) path: String,
     pub(crate) text: String,
 }
 
 /// Some files, in order of path.
-pub(crate) struct Tree(pub(crate) Vec<File>);
+pub(crate) struct SourceTree(pub(crate) Vec<SourceFile>);
 
-// === impl Tree ===
+// === impl SourceTree ===
 
-impl Tree {
+impl SourceTree {
     /// Everything in the working tree that a person edits.
     pub(crate) fn of_repository() -> Self {
         let root = root();
@@ -32,12 +32,12 @@ impl Tree {
     }
 
     /// The files whose path satisfies `wanted`.
-    pub(crate) fn where_path(&self, wanted: impl Fn(&str) -> bool) -> impl Iterator<Item = &File> {
+    pub(crate) fn where_path(&self, wanted: impl Fn(&str) -> bool) -> impl Iterator<Item = &SourceFile> {
         self.0.iter().filter(move |file| wanted(&file.path))
     }
 
     /// The files under `folder` (which ends in `/`, or is empty for all) that end in `suffix`.
-    pub(crate) fn under(&self, folder: &'static str, suffix: &'static str) -> impl Iterator<Item = &File> {
+    pub(crate) fn under(&self, folder: &'static str, suffix: &'static str) -> impl Iterator<Item = &SourceFile> {
         self.where_path(move |path| path.starts_with(folder) && path.ends_with(suffix))
     }
 
@@ -47,9 +47,9 @@ impl Tree {
     }
 }
 
-// === impl File ===
+// === impl SourceFile ===
 
-impl File {
+impl SourceFile {
     /// Numbered lines of code: no comments, nothing after the unit tests begin.
     pub(crate) fn code(&self) -> impl Iterator<Item = (usize, &str)> {
         self.before_tests().filter(|(_, line)| !line.trim_start().starts_with("//"))
@@ -71,7 +71,7 @@ pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-fn read(root: &Path, folder: &Path, files: &mut Vec<File>) {
+fn read(root: &Path, folder: &Path, files: &mut Vec<SourceFile>) {
     for entry in fs::read_dir(folder).expect("a readable folder").flatten() {
         let full = entry.path();
         let path = full.strip_prefix(root).expect("under the root").to_string_lossy().into_owned();
@@ -83,7 +83,7 @@ fn read(root: &Path, folder: &Path, files: &mut Vec<File>) {
         } else if path == "Makefile" || READ.iter().any(|suffix| path.ends_with(&format!(".{suffix}"))) {
             // What is not text, or went away meanwhile, is not for us.
             if let Ok(text) = fs::read_to_string(&full) {
-                files.push(File { path, text });
+                files.push(SourceFile { path, text });
             }
         }
     }

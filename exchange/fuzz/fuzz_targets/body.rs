@@ -1,25 +1,25 @@
 //! Any body to any API: what is read stands in the body, and model and stream are what `serde_json` reads. The first byte chooses the API.
 #![no_main]
 
-use exchange::api::Api;
-use exchange::body::{self, BodyError, PIECES_MAX, Piece};
+use exchange::api::RequestApi;
+use exchange::body::{self, BodyError, PIECES_MAX, PromptPiece};
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 
-const APIS: [Api; 13] = [
-    Api::ChatCompletions,
-    Api::Completions,
-    Api::Responses,
-    Api::Embeddings,
-    Api::Messages,
-    Api::Conversations,
-    Api::Images,
-    Api::Render,
-    Api::CountTokens,
-    Api::VllmGenerate,
-    Api::SglangGenerate,
-    Api::VertexChat,
-    Api::VertexPredict,
+const APIS: [RequestApi; 13] = [
+    RequestApi::ChatCompletions,
+    RequestApi::Completions,
+    RequestApi::Responses,
+    RequestApi::Embeddings,
+    RequestApi::Messages,
+    RequestApi::Conversations,
+    RequestApi::Images,
+    RequestApi::Render,
+    RequestApi::CountTokens,
+    RequestApi::VllmGenerate,
+    RequestApi::SglangGenerate,
+    RequestApi::VertexChat,
+    RequestApi::VertexPredict,
 ];
 
 fuzz_target!(|bytes: &[u8]| {
@@ -40,7 +40,7 @@ fuzz_target!(|bytes: &[u8]| {
             let within = body.as_ptr_range();
             let mut total = 0;
             for piece in parsed.prompt() {
-                let (Piece::Text(piece) | Piece::Media(piece)) = piece;
+                let (PromptPiece::Text(piece) | PromptPiece::Media(piece)) = piece;
                 assert!(piece.is_empty() || within.contains(&piece.as_ptr()));
                 assert!(std::str::from_utf8(piece).is_ok());
                 total += piece.len();

@@ -3,17 +3,17 @@
 
 #![no_main]
 
-use pool_state::{OBSERVATION_BYTES, Observed};
 use libfuzzer_sys::fuzz_target;
+use pool_state::{EncodedObservation, OBSERVATION_BYTES};
 use scheduler::latency::LatencyModel;
-use scheduler::latency::learn::Learner;
+use scheduler::latency::learn::LatencyLearner;
 
 fuzz_target!(|data: &[u8]| {
-    let mut learner = Learner::default();
+    let mut learner = LatencyLearner::default();
     let mut taken = Vec::new();
     for bytes in data.as_chunks::<OBSERVATION_BYTES>().0 {
-        let Some(observed) = Observed::from_bytes(bytes) else { continue };
-        assert_eq!(Observed::from_bytes(&observed.to_bytes()), Some(observed));
+        let Some(observed) = EncodedObservation::from_bytes(bytes) else { continue };
+        assert_eq!(EncodedObservation::from_bytes(&observed.to_bytes()), Some(observed));
         learner.observe(&observed.observation, observed.predicted.as_ref());
         taken.push(observed.observation);
     }

@@ -2,12 +2,12 @@
 //! name. The first byte chooses API and kind, the second the seed of the cuts.
 #![no_main]
 
-use exchange::api::Api;
-use exchange::restore::{Names, Restorer};
+use exchange::api::RequestApi;
+use exchange::restore::{ModelNameRestorer, ModelNames};
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 
-const APIS: [Api; 3] = [Api::ChatCompletions, Api::Responses, Api::Messages];
+const APIS: [RequestApi; 3] = [RequestApi::ChatCompletions, RequestApi::Responses, RequestApi::Messages];
 
 fuzz_target!(|bytes: &[u8]| {
     let [choice, seed, response @ ..] = bytes else { return };
@@ -34,9 +34,9 @@ fuzz_target!(|bytes: &[u8]| {
     }
 });
 
-fn restore<'b>(api: Api, streamed: bool, chunks: &mut dyn Iterator<Item = &'b [u8]>) -> Vec<u8> {
-    let names = Names { sent: "m".into(), asked: (*b"\"gpt\"").into() };
-    let mut restorer = Restorer::new(names, api, streamed);
+fn restore<'b>(api: RequestApi, streamed: bool, chunks: &mut dyn Iterator<Item = &'b [u8]>) -> Vec<u8> {
+    let names = ModelNames { sent: "m".into(), requested: (*b"\"gpt\"").into() };
+    let mut restorer = ModelNameRestorer::new(names, api, streamed);
     let mut out = Vec::new();
     for chunk in chunks {
         out.extend_from_slice(restorer.chunk(chunk, false));

@@ -1,12 +1,18 @@
 //! Any response, cut anywhere: what is read does not depend on the cuts. The first byte chooses API and kind, the second the seed of the cuts.
 #![no_main]
 
-use exchange::api::{Api, Family};
-use exchange::sse::{ResponseReader, Usage};
+use exchange::api::{ApiFamily, RequestApi};
+use exchange::sse::{ResponseReader, TokenUsage};
 use libfuzzer_sys::fuzz_target;
 
-const APIS: [Api; 6] =
-    [Api::ChatCompletions, Api::Completions, Api::Responses, Api::Embeddings, Api::Messages, Api::Other { family: Family::OpenAi }];
+const APIS: [RequestApi; 6] = [
+    RequestApi::ChatCompletions,
+    RequestApi::Completions,
+    RequestApi::Responses,
+    RequestApi::Embeddings,
+    RequestApi::Messages,
+    RequestApi::Other { family: ApiFamily::OpenAi },
+];
 
 fuzz_target!(|bytes: &[u8]| {
     let [choice, seed, response @ ..] = bytes else { return };
@@ -27,7 +33,7 @@ fuzz_target!(|bytes: &[u8]| {
     assert_eq!(read(api, streamed, &mut response.chunks(1)), whole);
 });
 
-fn read<'b>(api: Api, streamed: bool, chunks: &mut dyn Iterator<Item = &'b [u8]>) -> (u32, bool, Usage) {
+fn read<'b>(api: RequestApi, streamed: bool, chunks: &mut dyn Iterator<Item = &'b [u8]>) -> (u32, bool, TokenUsage) {
     let mut reader = ResponseReader::new(api, streamed);
     let (mut events, mut first) = (0, false);
     for chunk in chunks {

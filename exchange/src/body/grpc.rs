@@ -4,7 +4,8 @@
 const HTTP_BODY: u64 = 2;
 const DATA: u64 = 2;
 
-/// The data of the request's HTTP body; `None` if the frame is compressed or not whole, or holds no such message.
+/// The data of the request's HTTP body; `None` if the frame is compressed, incomplete, or has no
+/// such message.
 pub(super) fn json(body: &[u8]) -> Option<&[u8]> {
     let (&[compressed, length @ ..], message) = body.split_first_chunk::<5>()?;
     let length = usize::try_from(u32::from_be_bytes(length)).ok()?;

@@ -1,30 +1,33 @@
-//! The prompt inside a body, as the pieces that are hashed.
+//! The prompt of a body, as pieces to hash.
 //!
-//! Every API nests the same few things differently: text, media, and objects (messages, parts, items, tool calls) that hold more of
-//! them. So one walk serves all: a string is text, an array is walked, an object is sorted by the names of its fields ([`Holds`]).
+//! Every API nests the same things in a different way: text, media, and objects (messages, parts,
+//! items, tool calls) that contain more of them. So one walk reads all: a string is text, an array
+//! is walked, the fields of an object are handled by their names ([`FieldContent`]).
 
-use crate::json::{JsonError, Kind, Reader};
+use crate::json::{JsonError, JsonKind, JsonReader};
 use std::ops::Range;
 
 /// Pieces kept of each section. Agents send thousands of messages at most; this bounds the memory for one request to about 1.6 MB. Beyond it the
 /// last piece is stretched over everything that follows, so that nothing of the prompt goes unhashed.
 pub const PIECES_MAX: usize = 65_536;
 
-/// Levels of objects inside objects (message, part, tool result, its part) that are told apart; what lies deeper is one piece of text.
+/// Levels of nested objects (message, part, tool result, its part) that are distinguished; anything
+/// deeper is one piece of text.
 const LEVELS_MAX: u32 = 4;
 
 /// A run of the body that belongs to the prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Piece<'b> {
+pub enum PromptPiece<'b> {
     /// Text, tool definitions or token ids.
     Text(&'b [u8]),
-    /// One image, video, audio clip or file: its URL, data URI or description, whole. How many tokens it becomes cannot be told from its bytes.
+    /// One image, video, audio clip or file: its URL, data URI or description. Its bytes do not say
+    /// how many tokens it becomes.
     Media(&'b [u8]),
 }
 
-/// The parts of a prompt, in the order templates lay them out, whatever the order of the fields in the body.
+/// The parts of a prompt in the order of templates, whatever the order of fields in the body.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Section {
+pub(super) enum PromptSection {
     Tools,
     System,
     Turns,
@@ -32,33 +35,33 @@ pub(super) enum Section {
 
 /// All pieces found so far.
 #[derive(Clone, Debug)]
-pub(super) struct Pieces<'b> {
+pub(super) struct PromptPieces<'b> {
     body: &'b [u8],
-    tools: Found,
-    system: Found,
-    turns: Found,
+    tools: SectionPieces,
+    system: SectionPieces,
+    turns: SectionPieces,
 }
 
 /// The pieces of one section, in the order of the body.
 #[derive(Clone, Debug, Default)]
-struct Found {
-    pieces: Vec<Span>,
+struct SectionPieces {
+    pieces: Vec<PieceSpan>,
     media_items: u32,
     text_bytes: usize,
     token_ids: u32,
 }
 
 #[derive(Clone, Debug)]
-struct Span {
+struct PieceSpan {
     range: Range<usize>,
     media: bool,
 }
 
-/// What a field of a message, part or item holds.
-enum Holds {
+/// The content of a field of a message, part or item.
+enum FieldContent {
     /// Text or more objects.
     Content,
-    /// Something the template prints as it is.
+    /// Text that the template prints unchanged.
     Text,
     /// An image, video, audio clip or file.
     Media,
@@ -68,33 +71,33 @@ enum Holds {
 
 type Result<T> = std::result::Result<T, JsonError>;
 
-// === impl Pieces ===
+// === impl PromptPieces ===
 
-impl<'b> Pieces<'b> {
+impl<'b> PromptPieces<'b> {
     pub(super) fn new(body: &'b [u8]) -> Self {
-        Self { body, tools: Found::default(), system: Found::default(), turns: Found::default() }
+        Self { body, tools: SectionPieces::default(), system: SectionPieces::default(), turns: SectionPieces::default() }
     }
 
     /// Takes the next value whole, in place of all that the section had.
-    pub(super) fn raw(&mut self, section: Section, reader: &mut Reader<'b>) -> Result<()> {
+    pub(super) fn raw(&mut self, section: PromptSection, reader: &mut JsonReader<'b>) -> Result<()> {
         self.restart(section).text(reader)
     }
 
     /// Walks the next value, in place of all that the section had.
-    pub(super) fn content(&mut self, section: Section, reader: &mut Reader<'b>) -> Result<()> {
+    pub(super) fn content(&mut self, section: PromptSection, reader: &mut JsonReader<'b>) -> Result<()> {
         self.restart(section).content(reader, 0)
     }
 
-    /// Takes the next value as one item beside those that the section has.
-    pub(super) fn media(&mut self, section: Section, reader: &mut Reader<'b>) -> Result<()> {
+    /// Adds the next value as one more item of the section.
+    pub(super) fn media(&mut self, section: PromptSection, reader: &mut JsonReader<'b>) -> Result<()> {
         self.found(section).media(reader)
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = Piece<'b>> + '_ {
+    pub(super) fn iter(&self) -> impl Iterator<Item = PromptPiece<'b>> + '_ {
         let spans = self.sections().into_iter().flat_map(|found| &found.pieces);
-        spans.filter_map(|Span { range, media }| {
+        spans.filter_map(|PieceSpan { range, media }| {
             let bytes = self.body.get(range.clone())?;
-            Some(if *media { Piece::Media(bytes) } else { Piece::Text(bytes) })
+            Some(if *media { PromptPiece::Media(bytes) } else { PromptPiece::Text(bytes) })
         })
     }
 
@@ -110,19 +113,19 @@ impl<'b> Pieces<'b> {
         self.sections().into_iter().map(|found| found.token_ids).sum()
     }
 
-    fn sections(&self) -> [&Found; 3] {
+    fn sections(&self) -> [&SectionPieces; 3] {
         [&self.tools, &self.system, &self.turns]
     }
 
-    fn found(&mut self, section: Section) -> &mut Found {
+    fn found(&mut self, section: PromptSection) -> &mut SectionPieces {
         match section {
-            Section::Tools => &mut self.tools,
-            Section::System => &mut self.system,
-            Section::Turns => &mut self.turns,
+            PromptSection::Tools => &mut self.tools,
+            PromptSection::System => &mut self.system,
+            PromptSection::Turns => &mut self.turns,
         }
     }
 
-    fn restart(&mut self, section: Section) -> &mut Found {
+    fn restart(&mut self, section: PromptSection) -> &mut SectionPieces {
         let found = self.found(section);
         found.pieces.clear();
         (found.media_items, found.text_bytes, found.token_ids) = (0, 0, 0);
@@ -130,37 +133,38 @@ impl<'b> Pieces<'b> {
     }
 }
 
-// === impl Found ===
+// === impl SectionPieces ===
 
-impl Found {
-    /// A string, or an array of strings, objects and token ids in any mix; anything else is no prompt.
-    fn content(&mut self, reader: &mut Reader<'_>, level: u32) -> Result<()> {
+impl SectionPieces {
+    /// A string, or an array of strings, objects and token ids in any mix; any other value is no
+    /// prompt.
+    fn content(&mut self, reader: &mut JsonReader<'_>, level: u32) -> Result<()> {
         if level >= LEVELS_MAX {
             return self.text(reader);
         }
         match reader.peek()? {
-            Kind::String => self.text(reader),
-            Kind::Object => self.object(reader, level + 1),
-            Kind::Array => self.array(reader, level),
-            Kind::Number | Kind::Boolean | Kind::Null => reader.skip().map(drop),
+            JsonKind::String => self.text(reader),
+            JsonKind::Object => self.object(reader, level + 1),
+            JsonKind::Array => self.array(reader, level),
+            JsonKind::Number | JsonKind::Boolean | JsonKind::Null => reader.skip().map(drop),
         }
     }
 
-    fn array(&mut self, reader: &mut Reader<'_>, level: u32) -> Result<()> {
+    fn array(&mut self, reader: &mut JsonReader<'_>, level: u32) -> Result<()> {
         let start = reader.offset();
         let (before, text_bytes, media_items) = (self.pieces.len(), self.text_bytes, self.media_items);
         let mut numbers = 0;
         reader.elements(|reader| match reader.peek()? {
-            Kind::Number => {
+            JsonKind::Number => {
                 numbers += 1;
                 reader.skip().map(drop)
             }
-            Kind::Array => self.array_inside(reader, level),
+            JsonKind::Array => self.array_inside(reader, level),
             _ => self.content(reader, level),
         })?;
         if numbers > 0 {
             self.token_ids = self.token_ids.saturating_add(numbers);
-            // A mix of ids and text is nobody's prompt, and pieces must not overlap.
+            // No API mixes ids and text, and pieces must not overlap.
             self.pieces.truncate(before);
             (self.text_bytes, self.media_items) = (text_bytes, media_items);
             self.push(start..reader.offset(), false);
@@ -169,20 +173,20 @@ impl Found {
     }
 
     /// One prompt of several, or a list in a place where no API has one: a level of its own, so that brackets alone nest no deeper than objects.
-    fn array_inside(&mut self, reader: &mut Reader<'_>, level: u32) -> Result<()> {
+    fn array_inside(&mut self, reader: &mut JsonReader<'_>, level: u32) -> Result<()> {
         self.content(reader, level + 1)
     }
 
-    fn object(&mut self, reader: &mut Reader<'_>, level: u32) -> Result<()> {
-        reader.members(|reader, key| match Holds::of(&key.name()) {
-            Holds::Content => self.content(reader, level),
-            Holds::Text => self.text(reader),
-            Holds::Media => self.media(reader),
-            Holds::Nothing => reader.skip().map(drop),
+    fn object(&mut self, reader: &mut JsonReader<'_>, level: u32) -> Result<()> {
+        reader.members(|reader, key| match FieldContent::of(&key.name()) {
+            FieldContent::Content => self.content(reader, level),
+            FieldContent::Text => self.text(reader),
+            FieldContent::Media => self.media(reader),
+            FieldContent::Nothing => reader.skip().map(drop),
         })
     }
 
-    fn text(&mut self, reader: &mut Reader<'_>) -> Result<()> {
+    fn text(&mut self, reader: &mut JsonReader<'_>) -> Result<()> {
         if let Some(range) = value(reader)? {
             self.text_bytes += range.len();
             self.push(range, false);
@@ -190,7 +194,7 @@ impl Found {
         Ok(())
     }
 
-    fn media(&mut self, reader: &mut Reader<'_>) -> Result<()> {
+    fn media(&mut self, reader: &mut JsonReader<'_>) -> Result<()> {
         if let Some(range) = value(reader)? {
             self.media_items = self.media_items.saturating_add(1);
             self.push(range, true);
@@ -200,27 +204,28 @@ impl Found {
 
     fn push(&mut self, range: Range<usize>, media: bool) {
         if self.pieces.len() < PIECES_MAX {
-            self.pieces.push(Span { range, media });
+            self.pieces.push(PieceSpan { range, media });
         } else if let Some(last) = self.pieces.last_mut() {
-            *last = Span { range: last.range.start..range.end, media: false };
+            *last = PieceSpan { range: last.range.start..range.end, media: false };
         }
     }
 }
 
-/// Where the next value stands; of a string, where its contents do. `null` is no value: clients write it for what they leave out.
-fn value(reader: &mut Reader<'_>) -> Result<Option<Range<usize>>> {
+/// The position of the next value; of a string, that of its contents. `null` counts as no value:
+/// clients write it for fields they leave out.
+fn value(reader: &mut JsonReader<'_>) -> Result<Option<Range<usize>>> {
     let kind = reader.peek()?;
     let range = reader.skip()?;
     Ok(match kind {
-        Kind::Null => None,
-        Kind::String => Some(range.start + 1..range.end - 1),
+        JsonKind::Null => None,
+        JsonKind::String => Some(range.start + 1..range.end - 1),
         _ => Some(range),
     })
 }
 
-// === impl Holds ===
+// === impl FieldContent ===
 
-impl Holds {
+impl FieldContent {
     /// The fields of messages, parts and items of all APIs. Left out on purpose: ids, `type`, `status`, `cache_control`, `signature`, `detail`.
     fn of(name: &[u8]) -> Self {
         match name {

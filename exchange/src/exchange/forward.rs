@@ -1,40 +1,40 @@
-//! What a routed request carries to the proxy's router.
+//! The changes to a routed request for the proxy's router.
 
 use crate::headers;
-use crate::rewrite::Splice;
-use crate::settings::{DestinationFormat, Settings};
-use pool_state::Picked;
+use crate::rewrite::BodyEdit;
+use crate::settings::{DestinationFormat, ExchangeSettings};
+use pool_state::RecordedPick;
 use pool_state::verdict::RETRIED_STATUS;
 
 /// Failures before a request is sent: no engine has seen it.
 const UNSENT: &str = "connect-failure";
 
-/// Besides, an engine that says it is overloaded ([`RETRIED_STATUS`]): it has not begun.
+/// Also an engine that reports overload ([`RETRIED_STATUS`]): it has not started the request.
 const REFUSED: &str = "connect-failure,retriable-status-codes";
 
 /// Besides, a connection lost before the reply began, or a per-try time-out: the engine may have done all of the work.
 const LOST: &str = "connect-failure,reset,retriable-status-codes";
 
-/// Retries where a lost connection is among the reasons. The proxy has one count for all of them, and a request that crashes engines must not be
-/// handed from each to the next.
+/// Retries where lost connections are among the reasons. The proxy has one count for all reasons,
+/// and a request that crashes engines must not go from each to the next.
 const LOST_RETRIES_MAX: usize = 1;
 
 /// Work that is expected to take longer than this is not done twice over a lost connection, in ms.
 const REPEATED_MS_MAX: f32 = 10_000.0;
 
-/// What to change in the request.
+/// The changes to a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Forward {
-    /// Headers to set, replacing any there are: name and value of each.
+pub struct RequestChanges {
+    /// Headers to set, which replace existing ones: names and values.
     pub set: Vec<(String, String)>,
-    /// The change to its body, if there is one.
-    pub body: Option<Splice>,
+    /// The change of its body, if any.
+    pub body: Option<BodyEdit>,
 }
 
-// === impl Forward ===
+// === impl RequestChanges ===
 
-impl Forward {
-    pub(super) fn to(settings: &Settings, picked: &Picked, inference: bool, streamed: bool) -> Self {
+impl RequestChanges {
+    pub(super) fn to(settings: &ExchangeSettings, picked: &RecordedPick, inference: bool, streamed: bool) -> Self {
         let mut addresses = picked.ranked.iter().map(|(_, address)| &**address);
         let mut forward = Self::default();
         let retries = match settings.destination_format {
@@ -59,19 +59,20 @@ impl Forward {
                 forward.set(name, addresses.join(","));
             }
         }
-        forward.retries(settings, &Retries::of(if settings.retry { retries } else { 0 }, picked, inference, streamed), streamed);
+        forward.retries(settings, &RetryPolicy::of(if settings.retry { retries } else { 0 }, picked, inference, streamed), streamed);
         if inference {
             forward.set(headers::LOAD_FORMAT, "TEXT");
         }
         forward
     }
 
-    /// The model goes by another name. `length` is that of the body before, where the client declared it.
-    pub(super) fn rewrite(&mut self, splice: Splice, length: Option<usize>) {
+    /// Replaces the model name in the body. `length` is the declared length of the old body, if the
+    /// client sent one.
+    pub(super) fn rewrite(&mut self, splice: BodyEdit, length: Option<usize>) {
         if let Some(length) = length {
             self.set(headers::CONTENT_LENGTH, splice.length(length).to_string());
         }
-        // In an encoded reply nobody could put the client's name back.
+        // In a compressed reply the client's model name could not be restored.
         self.set(headers::ACCEPT_ENCODING, "identity");
         self.body = Some(splice);
     }
@@ -84,7 +85,7 @@ impl Forward {
     }
 
     /// More attempts than list entries would end at the fallback balancer and hide the engine's own 503 behind the proxy's.
-    fn retries(&mut self, settings: &Settings, retries: &Retries, streamed: bool) {
+    fn retries(&mut self, settings: &ExchangeSettings, retries: &RetryPolicy, streamed: bool) {
         self.set(headers::MAX_RETRIES, retries.count.to_string());
         if retries.count > 0 {
             self.set(headers::RETRY_ON, retries.reasons);
@@ -102,19 +103,20 @@ impl Forward {
     }
 }
 
-/// How often, and for what reasons, the proxy tries the next of the list.
-struct Retries {
+/// How often, and for which reasons, the proxy tries the next endpoint of the list.
+struct RetryPolicy {
     count: usize,
     reasons: &'static str,
 }
 
-// === impl Retries ===
+// === impl RetryPolicy ===
 
-impl Retries {
-    /// Of at most `count` further endpoints. Until any of those answered a request, nothing is known of them and all are worth a try.
-    fn of(count: usize, picked: &Picked, inference: bool, streamed: bool) -> Self {
+impl RetryPolicy {
+    /// For at most `count` further endpoints. Before one of them has answered a request, nothing is
+    /// known about them and each is worth a try.
+    fn of(count: usize, picked: &RecordedPick, inference: bool, streamed: bool) -> Self {
         let (first_token_ms, end_ms) = picked.expected_ms;
-        // What is lost with the connection: a streamed reply begins with its first token.
+        // The time that is lost with the connection: a streamed reply begins with its first token.
         let lost_ms = if streamed { first_token_ms } else { end_ms };
         match (inference, lost_ms <= REPEATED_MS_MAX) {
             (false, _) => Self { count, reasons: UNSENT },

@@ -1,4 +1,5 @@
-//! What a request's headers ask of latency. They count only where the pool predicts latency; there each is right, or the client is told (400).
+//! The SLO headers of a request. They count only where the pool predicts latency; there an invalid
+//! one is refused (400).
 
 use crate::number;
 use scheduler::Slo;
@@ -6,30 +7,30 @@ use scheduler::Slo;
 use crate::headers;
 use crate::reply::Refusal;
 
-/// The longest SLO that may be asked for, ms: an hour, which no request outlives. Fits the ledger's microseconds.
+/// The longest SLO, ms: an hour, which no request outlives. It fits into the ledger's microseconds.
 const SLO_MS_MAX: f64 = 3_600_000.0;
 
 /// The values of the headers, as they came.
 #[derive(Debug, Default)]
 pub(super) struct SloHeaders<'h> {
-    ttft: Value<'h>,
-    tpot: Value<'h>,
-    prediction_based: Value<'h>,
+    ttft: SloHeaderValue<'h>,
+    tpot: SloHeaderValue<'h>,
+    prediction_based: SloHeaderValue<'h>,
 }
 
 /// The value of a header that has two names, the current name's before the older one's, and the name it came under.
-type Value<'h> = Option<(usize, &'static str, &'h [u8])>;
+type SloHeaderValue<'h> = Option<(usize, &'static str, &'h [u8])>;
 
-/// What the headers ask for.
+/// The SLOs in the headers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Asked {
+pub(super) struct RequestedSlo {
     pub(super) slo: Slo,
     pub(super) prediction_based: bool,
 }
 
-/// A header that cannot be read, and what it must be.
+/// An invalid header, and what it must be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Unreadable {
+pub(super) struct InvalidSloHeader {
     header: &'static str,
     must_be: &'static str,
 }
@@ -37,7 +38,7 @@ pub(super) struct Unreadable {
 // === impl SloHeaders ===
 
 impl<'h> SloHeaders<'h> {
-    /// Takes the header, if it is one of these. Of several of one name the first counts.
+    /// Takes the header if it is one of these. Of several with one name the first counts.
     pub(super) fn offer(&mut self, name: &[u8], value: &'h [u8]) {
         for (names, slot) in [
             (headers::SLO_TTFT, &mut self.ttft),
@@ -52,32 +53,32 @@ impl<'h> SloHeaders<'h> {
         }
     }
 
-    pub(super) fn read(&self) -> Result<Asked, Unreadable> {
+    pub(super) fn read(&self) -> Result<RequestedSlo, InvalidSloHeader> {
         let slo = Slo { ttft_us: self.ttft.map(micros).transpose()?, tpot_us: self.tpot.map(micros).transpose()? };
-        Ok(Asked { slo, prediction_based: self.prediction_based.map(flag).transpose()?.unwrap_or(false) })
+        Ok(RequestedSlo { slo, prediction_based: self.prediction_based.map(flag).transpose()?.unwrap_or(false) })
     }
 }
 
-fn micros((_, header, value): (usize, &'static str, &[u8])) -> Result<u32, Unreadable> {
+fn micros((_, header, value): (usize, &'static str, &[u8])) -> Result<u32, InvalidSloHeader> {
     let ms = number::parse(value.trim_ascii()).filter(|ms| *ms > 0.0 && *ms <= SLO_MS_MAX);
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "above 0, and an hour at most")]
     let us = ms.map(|ms| ((ms * 1_000.0) as u32).max(1));
-    us.ok_or(Unreadable { header, must_be: "a number of milliseconds above 0 and up to 3600000" })
+    us.ok_or(InvalidSloHeader { header, must_be: "a number of milliseconds above 0 and up to 3600000" })
 }
 
-/// As Go reads a truth value.
-fn flag((_, header, value): (usize, &'static str, &[u8])) -> Result<bool, Unreadable> {
+/// A boolean in Go's syntax.
+fn flag((_, header, value): (usize, &'static str, &[u8])) -> Result<bool, InvalidSloHeader> {
     match value.trim_ascii() {
         b"1" | b"t" | b"T" | b"true" | b"True" | b"TRUE" => Ok(true),
         b"0" | b"f" | b"F" | b"false" | b"False" | b"FALSE" => Ok(false),
-        _ => Err(Unreadable { header, must_be: "true or false" }),
+        _ => Err(InvalidSloHeader { header, must_be: "true or false" }),
     }
 }
 
-// === impl Unreadable ===
+// === impl Refusal ===
 
-impl From<Unreadable> for Refusal {
-    fn from(Unreadable { header, must_be }: Unreadable) -> Self {
+impl From<InvalidSloHeader> for Refusal {
+    fn from(InvalidSloHeader { header, must_be }: InvalidSloHeader) -> Self {
         Self::Header { name: header, must_be }
     }
 }
@@ -87,7 +88,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn read(pairs: &[(&'static str, &str)]) -> Result<Asked, Unreadable> {
+    fn read(pairs: &[(&'static str, &str)]) -> Result<RequestedSlo, InvalidSloHeader> {
         let mut slo = SloHeaders::default();
         pairs.iter().for_each(|(name, value)| slo.offer(name.as_bytes(), value.as_bytes()));
         slo.read()
@@ -126,10 +127,10 @@ mod tests {
             assert_eq!(["true", "True", "1", "t"].map(|value| based(name, value)), [Ok(true); 4]);
             assert_eq!(["false", "False", "0", " F "].map(|value| based(name, value)), [Ok(false); 4]);
             for bad in ["", "yes", "truee", "2", "\u{fe}"] {
-                assert_eq!(based(name, bad), Err(Unreadable { header: name, must_be: "true or false" }), "{bad}");
+                assert_eq!(based(name, bad), Err(InvalidSloHeader { header: name, must_be: "true or false" }), "{bad}");
             }
         }
-        assert_eq!(read(&[]), Ok(Asked::default()));
+        assert_eq!(read(&[]), Ok(RequestedSlo::default()));
     }
 
     proptest! {

@@ -1,8 +1,8 @@
-//! Where a JSON string ends: the one hot loop of reading bodies.
+//! Finds the end of a JSON string: the one hot loop of reading bodies.
 //!
-//! Bytes are looked at in blocks. A block becomes a mask with one bit for each byte that needs a decision (quote, backslash, control
-//! character), and only those bytes are visited. Whether any byte is beyond ASCII falls out of the same pass, so that plain bodies need no
-//! separate UTF-8 check.
+//! Bytes are read in blocks. A block becomes a mask with one bit for each byte that needs a
+//! decision (quote, backslash, control character), and only those bytes are visited. The same pass
+//! finds whether any byte is beyond ASCII, so that plain bodies need no separate UTF-8 check.
 
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 mod simd128;
@@ -11,23 +11,24 @@ use simd128::masks;
 
 /// A string that was found whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct ScannedString {
     /// Offset of the closing quote.
     pub end: usize,
     /// It has at least one escape.
     pub escaped: bool,
-    /// False if some byte may be beyond ASCII (it may also stand a little behind the string).
+    /// False if some byte may be beyond ASCII (also a byte shortly after the string).
     pub ascii: bool,
 }
 
 /// Bytes looked at together. One mask register; SSE2 and wasm take it as four vectors.
 const BLOCK_BYTES: usize = 64;
 
-/// Finds the end of the string whose first byte (behind the opening quote) is at `start`.
+/// Finds the end of the string whose first byte (after the opening quote) is at `start`.
 ///
 /// # Errors
-/// The offset of the byte that cannot be in a string, or the length of `bytes` if it never ends.
-pub fn string(bytes: &[u8], start: usize) -> Result<Found, usize> {
+/// The offset of the byte that a string must not contain, or the length of `bytes` if the string
+/// has no end.
+pub fn string(bytes: &[u8], start: usize) -> Result<ScannedString, usize> {
     let mut at = start;
     let mut escaped = false;
     let mut ascii = true;
@@ -49,7 +50,7 @@ pub fn string(bytes: &[u8], start: usize) -> Result<Found, usize> {
             let index = special.trailing_zeros() as usize;
             let here = at + index;
             match bytes.get(here) {
-                Some(b'"') => return Ok(Found { end: here, escaped, ascii }),
+                Some(b'"') => return Ok(ScannedString { end: here, escaped, ascii }),
                 Some(b'\\') => {
                     escaped = true;
                     let next = index + escape_len(bytes, here)?;
@@ -67,7 +68,8 @@ pub fn string(bytes: &[u8], start: usize) -> Result<Found, usize> {
     }
 }
 
-/// The end of the input, filled up with quotes: they end the search, and are told from a real quote by their offset.
+/// The end of the input, filled up with quotes: they end the search, and their offset tells them
+/// from a real quote.
 #[cold]
 fn last_block(rest: &[u8]) -> [u8; BLOCK_BYTES] {
     let mut block = [b'"'; BLOCK_BYTES];
@@ -88,9 +90,9 @@ fn escape_len(bytes: &[u8], at: usize) -> Result<usize, usize> {
     }
 }
 
-/// One bit for each byte that is a quote, a backslash or a control character; and whether all bytes are ASCII: where there are no vector
-/// intrinsics without `unsafe`. The check of whole blocks is left to the compiler's vectoriser, and only blocks
-/// that have something are looked at eight bytes at a time.
+/// One bit for each quote, backslash and control character, and whether all bytes are ASCII;
+/// without vector intrinsics, which would need `unsafe`. The compiler vectorises the check of whole
+/// blocks; only blocks that contain such a byte are read eight bytes at a time.
 #[cfg(not(all(target_arch = "wasm32", target_feature = "simd128")))]
 #[inline(always)] // alone it halves the speed of long strings: a call for every block, its result through memory
 fn masks(block: &[u8; BLOCK_BYTES]) -> (u64, bool) {

@@ -6,24 +6,25 @@ use crate::number;
 
 /// JSON being written. Values follow each other as in the text; commas come by themselves.
 #[derive(Debug, Default)]
-pub struct Writer(String);
+pub struct JsonWriter(String);
 
-/// What prints as JSON has it. No float does: the standard library's way of printing them is 14 KB of the module.
-pub trait Plain: Copy + Display {}
+/// A value whose `Display` is valid JSON. Floats are not: the standard library's printing of floats
+/// is 14 KB of the module.
+pub trait JsonScalar: Copy + Display {}
 
-// === impl Plain ===
+// === impl bool ===
 
-impl Plain for bool {}
-impl Plain for u8 {}
-impl Plain for u16 {}
-impl Plain for u32 {}
-impl Plain for u64 {}
-impl Plain for usize {}
-impl Plain for i32 {}
+impl JsonScalar for bool {}
+impl JsonScalar for u8 {}
+impl JsonScalar for u16 {}
+impl JsonScalar for u32 {}
+impl JsonScalar for u64 {}
+impl JsonScalar for usize {}
+impl JsonScalar for i32 {}
 
-// === impl Writer ===
+// === impl JsonWriter ===
 
-impl Writer {
+impl JsonWriter {
     /// An object of what `members` writes.
     pub fn object(&mut self, members: impl FnOnce(&mut Self)) {
         self.container('{', members, '}');
@@ -34,7 +35,7 @@ impl Writer {
         self.container('[', elements, ']');
     }
 
-    /// The name of the member whose value is written next.
+    /// Writes the name of the member whose value is written next.
     #[inline(never)]
     pub fn name(&mut self, name: &str) -> &mut Self {
         self.string(name);
@@ -43,7 +44,7 @@ impl Writer {
     }
 
     /// A string.
-    #[inline(never)] // as of the two below: written out at each use, a record alone was 13 KB of code
+    #[inline(never)] // like the two below: inlined, a record alone was 13 KB of code
     pub fn string(&mut self, text: &str) {
         self.comma();
         self.0.push('"');
@@ -73,8 +74,8 @@ impl Writer {
         number::write_rounded(&mut self.0, value, 4);
     }
 
-    /// A whole number, `true` or `false`: what prints as one of them.
-    pub fn plain(&mut self, value: impl Plain) {
+    /// Writes a whole number, `true` or `false`.
+    pub fn plain(&mut self, value: impl JsonScalar) {
         self.display(&value);
     }
 
@@ -96,7 +97,7 @@ impl Writer {
         self.array(|w| texts.into_iter().for_each(|text| w.string(text)));
     }
 
-    /// What was written.
+    /// The written text.
     #[must_use]
     pub fn finish(self) -> String {
         self.0
@@ -130,7 +131,7 @@ mod tests {
 
     #[test]
     fn commas_stand_between_and_nowhere_else() {
-        let mut w = Writer::default();
+        let mut w = JsonWriter::default();
         w.object(|w| {
             w.name("a").array(|_| {});
             w.name("b").strings(["x:", "{", ""]);
@@ -144,7 +145,7 @@ mod tests {
     #[test]
     fn no_byte_that_text_may_hold_breaks_it() {
         let text: String = ('\0'..='\u{7f}').collect();
-        let mut w = Writer::default();
+        let mut w = JsonWriter::default();
         w.string(&text);
         assert_eq!(serde_json::from_str::<Value>(&w.finish()).unwrap(), json!(text));
     }
@@ -153,7 +154,7 @@ mod tests {
         #[test]
         fn any_text_and_number_is_read_back(texts in prop::collection::vec(any::<String>(), 0..4), number in any::<f32>()) {
             let number = if number.is_finite() { number } else { 0.0 };
-            let mut w = Writer::default();
+            let mut w = JsonWriter::default();
             w.array(|w| {
                 texts.iter().for_each(|text| w.string(text));
                 w.float(number);

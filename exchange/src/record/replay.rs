@@ -1,10 +1,10 @@
-//! Reading a record, and making its decision again. For whoever looks on; no proxy does it.
+//! Reads a record and repeats its decision. No proxy does this.
 
-use scheduler::in_flight::{InFlight, Load, Prefills};
+use scheduler::in_flight::{EndpointLoad, InFlight, PendingPrefills};
 use scheduler::latency::Prediction;
 use scheduler::{
-    AdapterRoom, Decision, ENDPOINTS_MAX, Endpoint, EndpointMetrics, Explanation, Local, LoraMetrics, Readiness, Request, Rng, Snapshot,
-    SubsetHint, Version, schedule_again,
+    AdapterRoom, Decision, ENDPOINTS_MAX, Endpoint, EndpointMetrics, Explanation, LocalState, LoraMetrics, Readiness, Request, Rng,
+    Snapshot, SubsetHint, Version, schedule_again,
 };
 use serde_json::Value;
 
@@ -13,11 +13,11 @@ pub const RECORD_BYTES_MAX: usize = 4 << 20;
 
 /// A record that was read.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Recorded {
+pub struct ParsedRecord {
     value: Value,
 }
 
-/// Why a text is no record, or cannot be replayed. Whoever wrote it is at fault.
+/// Why a text is not a record, or cannot be replayed. Its author has to change it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InvalidRecord {
     /// Longer than [`RECORD_BYTES_MAX`].
@@ -32,22 +32,22 @@ pub enum InvalidRecord {
 
 /// A decision made again.
 #[derive(Debug)]
-pub struct Replay {
+pub struct ReplayedDecision {
     /// The pool as it was.
     pub snapshot: Snapshot,
-    /// What was decided.
+    /// The decision.
     pub decision: Decision,
     /// Why.
     pub explanation: Explanation,
 }
 
-// === impl Recorded ===
+// === impl ParsedRecord ===
 
-impl Recorded {
-    /// Reads what [`super::Record::to_json`] wrote.
+impl ParsedRecord {
+    /// Reads the text of [`super::DecisionRecord::to_json`].
     ///
     /// # Errors
-    /// [`InvalidRecord`] when the text is none. Fields are looked at when it is replayed.
+    /// [`InvalidRecord`] when it is not one. Fields are checked when it is replayed.
     pub fn from_json(text: &str) -> Result<Self, InvalidRecord> {
         if text.len() > RECORD_BYTES_MAX {
             return Err(InvalidRecord::TooLong(text.len()));
@@ -59,7 +59,7 @@ impl Recorded {
         Ok(Self { value })
     }
 
-    /// Whom the decision named, when that was recorded.
+    /// The endpoints that the decision named, if they were recorded.
     #[must_use]
     pub fn was_picked(&self) -> Vec<&str> {
         self.value.get("picked").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).collect()
@@ -69,9 +69,9 @@ impl Recorded {
     ///
     /// # Errors
     /// [`InvalidRecord`] names the field that is missing or wrong.
-    pub fn replay(&self, live: &Snapshot, without: &[String]) -> Result<Replay, InvalidRecord> {
-        let request = RequestRow::read(self.value.get("request").ok_or(InvalidRecord::Field("request"))?)?;
-        let pool = PoolRows::read(&self.value, live, without)?;
+    pub fn replay(&self, live: &Snapshot, without: &[String]) -> Result<ReplayedDecision, InvalidRecord> {
+        let request = RecordedRequest::read(self.value.get("request").ok_or(InvalidRecord::Field("request"))?)?;
+        let pool = RecordedPool::read(&self.value, live, without)?;
         let mut in_flight = InFlight::default();
         let refs: Vec<_> = pool.endpoints.iter().map(|e| e.id).collect();
         in_flight.others_mut().start(&refs);
@@ -80,7 +80,7 @@ impl Recorded {
         let snapshot = live
             .with_endpoints(pool.version, pool.endpoints, pool.metrics)
             .map_err(|invalid| InvalidRecord::Endpoints(invalid.to_string()))?;
-        let local = Local {
+        let local = LocalState {
             matched_blocks: &pool.matched_blocks,
             prefix_ages: &pool.prefix_ages,
             ejected: &pool.ejected,
@@ -92,31 +92,31 @@ impl Recorded {
             metrics_stale: flag(&self.value, "metrics_stale")?,
             // Not `out_of_touch`: the home of a prompt that no endpoint has cached follows from its
             // hash, and records leave hashes out.
-            ..Local::new(&in_flight)
+            ..LocalState::new(&in_flight)
         };
         let mut rng = Rng::seeded(number(&self.value, "rng")?);
         let mut explanation = Explanation::default();
         let predicted = pool.predicted;
         let decision = request.with(|request| schedule_again(&snapshot, request, local, predicted, &mut rng, Some(&mut explanation)));
-        Ok(Replay { snapshot, decision, explanation })
+        Ok(ReplayedDecision { snapshot, decision, explanation })
     }
 }
 
 /// A request's facts, owned.
-struct RequestRow<'a> {
+struct RecordedRequest<'a> {
     value: &'a Value,
     subset: Option<SubsetHint>,
     blocks: Vec<u64>,
     headers: Vec<(&'a str, &'a str)>,
 }
 
-/// What `schedule` is given of the pool, column by column.
+/// The inputs of `schedule` about the pool, column by column.
 #[derive(Default)]
-struct PoolRows {
+struct RecordedPool {
     version: Version,
     endpoints: Vec<Endpoint>,
     metrics: Vec<EndpointMetrics>,
-    loads: Vec<Load>,
+    loads: Vec<EndpointLoad>,
     matched_blocks: Vec<u32>,
     prefix_ages: Vec<f32>,
     ejected: Vec<bool>,
@@ -128,9 +128,9 @@ struct PoolRows {
     predicted: Vec<Option<Prediction>>,
 }
 
-// === impl RequestRow ===
+// === impl RecordedRequest ===
 
-impl<'a> RequestRow<'a> {
+impl<'a> RecordedRequest<'a> {
     fn read(value: &'a Value) -> Result<Self, InvalidRecord> {
         let count = usize::try_from(number::<u64>(value, "blocks")?).unwrap_or(usize::MAX).min(scheduler::prefix::BLOCKS_MAX);
         let blocks = vec![0; count];
@@ -158,9 +158,9 @@ impl<'a> RequestRow<'a> {
     }
 }
 
-// === impl PoolRows ===
+// === impl RecordedPool ===
 
-impl PoolRows {
+impl RecordedPool {
     fn read(value: &Value, live: &Snapshot, without: &[String]) -> Result<Self, InvalidRecord> {
         let rows = value.get("endpoints").and_then(Value::as_array).ok_or(InvalidRecord::Field("endpoints"))?;
         let version = value.get("version").and_then(Value::as_array).map(Vec::as_slice);
@@ -179,12 +179,12 @@ impl PoolRows {
     fn push(&mut self, address: &str, row: &Value, live: &Snapshot) -> Result<(), InvalidRecord> {
         let known = live.endpoints().iter().find(|e| &*e.address == address);
         let ready = if flag(row, "ready")? { Readiness::Ready } else { Readiness::NotReady };
-        // Older records do not say, and any identity that tells its endpoints apart will do for them.
+        // Older records have none; any identity that distinguishes their endpoints works.
         let position = u16::try_from(self.endpoints.len()).unwrap_or(u16::MAX);
         self.endpoints.push(Endpoint {
             id: scheduler::EndpointRef {
                 slot: scheduler::Slot(number(row, "slot").unwrap_or(position)),
-                incarnation: scheduler::Incarnation(number(row, "incarnation").unwrap_or(0)),
+                generation: scheduler::Generation(number(row, "generation").unwrap_or(0)),
             },
             name: row.get("name").and_then(Value::as_str).unwrap_or(address).into(),
             address: address.into(),
@@ -194,7 +194,7 @@ impl PoolRows {
             age_ms: number(row, "age_ms")?,
         });
         self.metrics.push(metrics(row));
-        self.loads.push(Load {
+        self.loads.push(EndpointLoad {
             requests: number(row, "requests")?,
             prefill_tokens: number(row, "prefill_tokens")?,
             decode_tokens: number(row, "decode_tokens")?,
@@ -208,14 +208,14 @@ impl PoolRows {
         self.failing.push(real(row.get("failing")).unwrap_or(0.0));
         self.answered_last(row);
         self.cold_picks.push(number(row, "cold_pick")?);
-        // Older records do not say; where costs were equal they are then decided by chance.
+        // Older records have none; equal costs are then decided at random.
         self.last_picks.push(number(row, "last_pick").unwrap_or(0));
         self.adapter_rooms.push(row.get("adapter_room").map(read_adapter_room).unwrap_or_default());
         self.predicted.push(prediction(row));
         Ok(())
     }
 
-    /// By slot, of the endpoint pushed last; older records do not say.
+    /// By slot, for the endpoint that was added last; older records have none.
     fn answered_last(&mut self, row: &Value) {
         let Some(slot) = self.endpoints.last().map(|endpoint| usize::from(endpoint.id.slot.0)).filter(|slot| *slot < ENDPOINTS_MAX) else {
             return;
@@ -250,9 +250,9 @@ fn read_adapter_room(value: &Value) -> AdapterRoom {
 }
 
 /// Nothing of what an older release did not record.
-fn prefills(row: &Value) -> Prefills {
+fn prefills(row: &Value) -> PendingPrefills {
     let sum = |name: &str| row.get(name).and_then(Value::as_u64).unwrap_or(0);
-    Prefills {
+    PendingPrefills {
         prompts: count(row, "prefill_prompts").unwrap_or(0),
         prompt_tokens: sum("prefill_prompt_tokens"),
         uncached_tokens: sum("prefill_uncached_tokens"),
@@ -326,7 +326,7 @@ mod tests {
         assert_eq!(prediction(&json!({ "predicted": [1.5, 2, 3, 4] })), Some(predicted));
         assert_eq!([json!({}), json!({ "predicted": null }), json!({ "predicted": [1, 2, 3] })].map(|row| prediction(&row)), [None; 3]);
         let row = json!({ "prefill_prompts": 1, "prefill_prompt_tokens": 2, "prefill_uncached_tokens": 3, "prefill_attention": 4 });
-        assert_eq!(prefills(&row), Prefills { prompts: 1, prompt_tokens: 2, uncached_tokens: 3, attention: 4 });
-        assert_eq!(prefills(&json!({})), Prefills::default());
+        assert_eq!(prefills(&row), PendingPrefills { prompts: 1, prompt_tokens: 2, uncached_tokens: 3, attention: 4 });
+        assert_eq!(prefills(&json!({})), PendingPrefills::default());
     }
 }

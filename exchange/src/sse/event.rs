@@ -1,4 +1,4 @@
-//! One event of a stream: does it carry generated content, and what does it say of usage?
+//! One event of a stream: whether it has generated content, and its usage.
 //!
 //! | API | content is | usage is in |
 //! |---|---|---|
@@ -9,32 +9,35 @@
 //! | SGLang generate | a non-empty `text` or `output_ids` | `meta_info` |
 //! | messages | `delta` with text, thinking or a piece of a tool call; a `content_block` that opens with any of them | `message.usage`, `usage` |
 //!
-//! Chats, completions and generations end with `[DONE]`, or a `finish_reason`; messages with `message_stop`; responses with `response.completed`,
-//! `.incomplete` or `.failed`. An event with an `error` says what went wrong in place of content.
+//! Chats, completions and generations end with `[DONE]` or a `finish_reason`; messages with
+//! `message_stop`; responses with `response.completed`, `.incomplete` or `.failed`. An event with
+//! an `error` has the error instead of content.
 //!
-//! An opening event (only a role, `message_start`, `ping`) is no content, and neither is `[DONE]` or anything that is not JSON.
+//! An opening event (only a role, `message_start`, `ping`) has no content, and neither has `[DONE]`
+//! or anything that is not JSON.
 
-use super::held::Held;
-use super::{Seen, read_error, status};
-use crate::api::Api;
-use crate::json::{JsonError, Kind, Reader};
-use crate::usage::{self, Usage};
+use super::held_event::HeldEvent;
+use super::{ResponseFacts, read_error, status};
+use crate::api::RequestApi;
+use crate::json::{JsonError, JsonKind, JsonReader};
+use crate::usage::{self, TokenUsage};
 
-/// What ends the streams of most APIs, in place of JSON.
+/// The end mark of most APIs' streams, instead of JSON.
 const DONE: &[u8] = b"[DONE]";
 
-/// Types of the events that end those of the others.
+/// Types of the events that end the other APIs' streams.
 const LAST: [&[u8]; 3] = [b"message_stop", b"response.completed", b"response.incomplete"];
 
-/// Type of the event that says in place of those that the engine failed.
+/// Type of the event that reports a failed engine instead.
 const FAILED: &[u8] = b"response.failed";
 
-/// Reads `data`; true if it carries content. Of an event too long to be held only the usage is read: the one event that grows that long is the
-/// closing one of the Responses API, which repeats the whole response.
-pub(super) fn read(api: Api, data: &Held, seen: &mut Seen) -> bool {
+/// Reads `data`; true if it has content. Of an event too long to be held only the usage is read:
+/// the one event that grows so long is the closing one of the Responses API, which repeats the
+/// whole response.
+pub(super) fn read(api: RequestApi, data: &HeldEvent, seen: &mut ResponseFacts) -> bool {
     seen.any = true;
     if data.is_cut() {
-        let closing = api == Api::Responses;
+        let closing = api == RequestApi::Responses;
         data.read_usage_at_end(if closing { 2 } else { 1 }, &mut seen.usage);
         seen.finished |= closing;
         seen.explained |= closing;
@@ -54,15 +57,15 @@ pub(super) fn read(api: Api, data: &Held, seen: &mut Seen) -> bool {
     }
 }
 
-fn read_json(api: Api, data: &[u8], seen: &mut Seen) -> Result<bool, JsonError> {
+fn read_json(api: RequestApi, data: &[u8], seen: &mut ResponseFacts) -> Result<bool, JsonError> {
     let mut content = false;
-    let mut reader = Reader::new(data);
-    let Seen { usage, finished, explained, error, .. } = seen;
+    let mut reader = JsonReader::new(data);
+    let ResponseFacts { usage, finished, explained, error, .. } = seen;
     let (mut is_error, mut code) = (false, None);
     reader.members(|reader, key| match (key.name().as_ref(), api) {
-        (b"usage", _) | (b"meta_info", Api::SglangGenerate) => usage::read(usage, reader),
-        (b"text" | b"output_ids", Api::SglangGenerate) => value_with_content(reader, &mut content),
-        (b"type", Api::Messages | Api::Responses) => {
+        (b"usage", _) | (b"meta_info", RequestApi::SglangGenerate) => usage::read(usage, reader),
+        (b"text" | b"output_ids", RequestApi::SglangGenerate) => value_with_content(reader, &mut content),
+        (b"type", RequestApi::Messages | RequestApi::Responses) => {
             let kind = reader.string()?;
             let is_last = kind.is_some_and(|kind| LAST.contains(&kind.raw()));
             *finished |= is_last;
@@ -76,10 +79,10 @@ fn read_json(api: Api, data: &[u8], seen: &mut Seen) -> Result<bool, JsonError> 
         }
         (b"code", _) => status(reader, &mut code),
         (b"error", _) => read_error(reader, error),
-        (b"delta", Api::Responses) => string_with_content(reader, &mut content),
-        (b"response", Api::Responses) => nested_usage(reader, usage),
-        (b"delta" | b"content_block", Api::Messages) => object_with_content(reader, &mut content),
-        (b"message", Api::Messages) => {
+        (b"delta", RequestApi::Responses) => string_with_content(reader, &mut content),
+        (b"response", RequestApi::Responses) => nested_usage(reader, usage),
+        (b"delta" | b"content_block", RequestApi::Messages) => object_with_content(reader, &mut content),
+        (b"message", RequestApi::Messages) => {
             // The count of generated tokens in it is of the moment the stream opened.
             let completion_tokens = usage.completion_tokens;
             nested_usage(reader, usage)?;
@@ -91,12 +94,12 @@ fn read_json(api: Api, data: &[u8], seen: &mut Seen) -> Result<bool, JsonError> 
                 b"delta" => object_with_content(reader, &mut content),
                 b"text" => string_with_content(reader, &mut content),
                 b"finish_reason" => {
-                    let is_last = reader.peek()? != Kind::Null;
+                    let is_last = reader.peek()? != JsonKind::Null;
                     *finished |= is_last;
                     *explained |= is_last;
                     reader.skip().map(drop)
                 }
-                b"token_ids" if api == Api::VllmGenerate => value_with_content(reader, &mut content),
+                b"token_ids" if api == RequestApi::VllmGenerate => value_with_content(reader, &mut content),
                 _ => reader.skip().map(drop),
             })
         }),
@@ -109,14 +112,14 @@ fn read_json(api: Api, data: &[u8], seen: &mut Seen) -> Result<bool, JsonError> 
     Ok(content)
 }
 
-fn nested_usage(reader: &mut Reader<'_>, usage: &mut Usage) -> Result<(), JsonError> {
+fn nested_usage(reader: &mut JsonReader<'_>, usage: &mut TokenUsage) -> Result<(), JsonError> {
     reader.members(|reader, key| match key.name().as_ref() {
         b"usage" => usage::read(usage, reader),
         _ => reader.skip().map(drop),
     })
 }
 
-fn object_with_content(reader: &mut Reader<'_>, content: &mut bool) -> Result<(), JsonError> {
+fn object_with_content(reader: &mut JsonReader<'_>, content: &mut bool) -> Result<(), JsonError> {
     reader.members(|reader, key| match key.name().as_ref() {
         b"content" | b"reasoning_content" | b"reasoning" | b"refusal" | b"tool_calls" | b"function_call" | b"audio" | b"text"
         | b"thinking" | b"partial_json" | b"name" => value_with_content(reader, content),
@@ -124,23 +127,23 @@ fn object_with_content(reader: &mut Reader<'_>, content: &mut bool) -> Result<()
     })
 }
 
-fn string_with_content(reader: &mut Reader<'_>, content: &mut bool) -> Result<(), JsonError> {
+fn string_with_content(reader: &mut JsonReader<'_>, content: &mut bool) -> Result<(), JsonError> {
     *content |= reader.string()?.is_some_and(|text| !text.raw().is_empty());
     Ok(())
 }
 
 /// A string, array or object that is not empty.
-fn value_with_content(reader: &mut Reader<'_>, content: &mut bool) -> Result<(), JsonError> {
+fn value_with_content(reader: &mut JsonReader<'_>, content: &mut bool) -> Result<(), JsonError> {
     match reader.peek()? {
-        Kind::String => string_with_content(reader, content),
-        Kind::Array => reader.elements(|reader| {
+        JsonKind::String => string_with_content(reader, content),
+        JsonKind::Array => reader.elements(|reader| {
             *content = true;
             reader.skip().map(drop)
         }),
-        Kind::Object => reader.members(|reader, _| {
+        JsonKind::Object => reader.members(|reader, _| {
             *content = true;
             reader.skip().map(drop)
         }),
-        Kind::Number | Kind::Boolean | Kind::Null => reader.skip().map(drop),
+        JsonKind::Number | JsonKind::Boolean | JsonKind::Null => reader.skip().map(drop),
     }
 }

@@ -1,11 +1,12 @@
-//! The lines of a stream of server-sent events, told apart as they pass: which bytes are data, which are not, where an event ends.
+//! The lines of a stream of server-sent events, as they pass: which bytes are data, and where an
+//! event ends.
 //!
-//! Only `data` matters to us: the JSON in it names its own type. Lines end with LF, CR or CRLF; comments (`: ping`) and other fields are
-//! not data. An event ends with an empty line.
+//! Only `data` matters here: its JSON names its own type. Lines end with LF, CR or CRLF; comments
+//! (`: ping`) and other fields are not data. An event ends with an empty line.
 
 /// A piece of a stream. The bytes of all pieces, in order, are those of the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part<'b> {
+pub(crate) enum StreamPiece<'b> {
     /// Bytes of a data line, behind its colon.
     Data(&'b [u8]),
     /// Any other bytes: field names, comments, line ends.
@@ -18,78 +19,78 @@ pub(crate) enum Part<'b> {
 
 /// State between chunks.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Lines {
-    line: Line,
+pub(crate) struct LineSplitter {
+    line: LineState,
     /// The last byte was a CR, so a LF that follows belongs to it.
     after_cr: bool,
 }
 
-/// How much is known of the line that is being read.
+/// The state of the line that is being read.
 #[derive(Clone, Copy, Debug)]
-enum Line {
-    /// So far it is this many bytes of [`FIELD`].
+enum LineState {
+    /// So far it equals this many bytes of [`FIELD`].
     Matching(usize),
     /// It is a data line.
     Data,
-    /// It is none.
+    /// It is another field.
     Other,
 }
 
 const FIELD: &[u8] = b"data:";
 
-// === impl Lines ===
+// === impl LineSplitter ===
 
-impl Lines {
+impl LineSplitter {
     /// Takes the next bytes, cut anywhere.
-    pub(crate) fn feed(&mut self, mut bytes: &[u8], mut part: impl FnMut(Part<'_>)) {
+    pub(crate) fn feed(&mut self, mut bytes: &[u8], mut part: impl FnMut(StreamPiece<'_>)) {
         if self.after_cr && !bytes.is_empty() {
             self.after_cr = false;
             if let Some(rest) = bytes.strip_prefix(b"\n") {
-                part(Part::Other(b"\n"));
+                part(StreamPiece::Other(b"\n"));
                 bytes = rest;
             }
         }
         while let Some((line, rest)) = memchr::memchr2(b'\n', b'\r', bytes).and_then(|end| bytes.split_at_checked(end)) {
             self.part_of_line(line, &mut part);
             match std::mem::take(&mut self.line) {
-                Line::Matching(0) => part(Part::EndOfEvent),
-                Line::Data => part(Part::EndOfLine),
-                Line::Matching(_) | Line::Other => {}
+                LineState::Matching(0) => part(StreamPiece::EndOfEvent),
+                LineState::Data => part(StreamPiece::EndOfLine),
+                LineState::Matching(_) | LineState::Other => {}
             }
             self.after_cr = rest == b"\r";
             let end = if rest.starts_with(b"\r\n") { 2 } else { 1 };
             let (end, rest) = rest.split_at_checked(end).unwrap_or_default();
-            part(Part::Other(end));
+            part(StreamPiece::Other(end));
             bytes = rest;
         }
         self.part_of_line(bytes, &mut part);
     }
 
-    fn part_of_line(&mut self, mut bytes: &[u8], part: &mut impl FnMut(Part<'_>)) {
+    fn part_of_line(&mut self, mut bytes: &[u8], part: &mut impl FnMut(StreamPiece<'_>)) {
         if bytes.is_empty() {
             return;
         }
-        if let Line::Matching(matched) = self.line {
+        if let LineState::Matching(matched) = self.line {
             let wanted = FIELD.get(matched..).unwrap_or_default();
             let (start, rest) = bytes.split_at_checked(wanted.len()).unwrap_or((bytes, &[]));
             self.line = match wanted.strip_prefix(start) {
-                Some([]) => Line::Data,
-                Some(_) => Line::Matching(matched + start.len()),
-                None => Line::Other,
+                Some([]) => LineState::Data,
+                Some(_) => LineState::Matching(matched + start.len()),
+                None => LineState::Other,
             };
-            part(Part::Other(start));
+            part(StreamPiece::Other(start));
             bytes = rest;
         }
         match self.line {
-            Line::Data => part(Part::Data(bytes)),
-            Line::Matching(_) | Line::Other => part(Part::Other(bytes)),
+            LineState::Data => part(StreamPiece::Data(bytes)),
+            LineState::Matching(_) | LineState::Other => part(StreamPiece::Other(bytes)),
         }
     }
 }
 
-// === impl Line ===
+// === impl LineState ===
 
-impl Default for Line {
+impl Default for LineState {
     fn default() -> Self {
         Self::Matching(0)
     }

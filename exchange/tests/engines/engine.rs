@@ -10,18 +10,18 @@ const JITTER: u64 = MS;
 
 /// How an engine behaves.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Engine {
+pub(crate) struct EngineBehaviour {
     /// Its row in the table.
     pub(crate) name: &'static str,
-    pub(crate) time: Time,
-    pub(crate) metrics: Metrics,
+    pub(crate) time: ServiceTime,
+    pub(crate) metrics: ReportedMetrics,
     pub(crate) usage: bool,
-    pub(crate) api: Api,
+    pub(crate) api: EngineApi,
 }
 
 /// How long a request takes, in ms.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Time {
+pub(crate) enum ServiceTime {
     /// All of the reply after so long.
     Constant(f64),
     /// To the first token, and from each to the next.
@@ -34,7 +34,7 @@ pub(crate) enum Time {
 
 /// What its `/metrics` says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Metrics {
+pub(crate) enum ReportedMetrics {
     Live,
     /// The same for ever, and not the same at each server.
     Frozen,
@@ -42,46 +42,51 @@ pub(crate) enum Metrics {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Api {
+pub(crate) enum EngineApi {
     Chat,
     Embeddings,
     Rerank,
 }
 
 /// A healthy engine; each row of [`ENGINES`] differs from it.
-const PLAIN: Engine =
-    Engine { name: "", time: Time::PerToken { first: 150.0, next: 20.0 }, metrics: Metrics::Live, usage: true, api: Api::Chat };
+const PLAIN: EngineBehaviour = EngineBehaviour {
+    name: "",
+    time: ServiceTime::PerToken { first: 150.0, next: 20.0 },
+    metrics: ReportedMetrics::Live,
+    usage: true,
+    api: EngineApi::Chat,
+};
 
 /// The matrix.
-pub(crate) const ENGINES: [Engine; 10] = [
-    Engine { name: "answers at once", time: Time::Constant(0.2), ..PLAIN },
-    Engine { name: "constant 0.3 s", time: Time::Constant(300.0), ..PLAIN },
-    Engine { name: "constant per token", ..PLAIN },
-    Engine { name: "no /metrics", metrics: Metrics::Missing, ..PLAIN },
-    Engine { name: "frozen metrics", metrics: Metrics::Frozen, ..PLAIN },
-    Engine { name: "no usage", usage: false, ..PLAIN },
-    Engine { name: "embeddings", time: Time::Constant(20.0), api: Api::Embeddings, ..PLAIN },
-    Engine { name: "rerank", time: Time::Constant(20.0), api: Api::Rerank, ..PLAIN },
-    Engine { name: "grows with the prompt", time: Time::PerPromptToken(0.1), ..PLAIN },
-    Engine { name: "four at once", time: Time::Slots { slots: 4, each: 200.0 }, ..PLAIN },
+pub(crate) const ENGINES: [EngineBehaviour; 10] = [
+    EngineBehaviour { name: "answers at once", time: ServiceTime::Constant(0.2), ..PLAIN },
+    EngineBehaviour { name: "constant 0.3 s", time: ServiceTime::Constant(300.0), ..PLAIN },
+    EngineBehaviour { name: "constant per token", ..PLAIN },
+    EngineBehaviour { name: "no /metrics", metrics: ReportedMetrics::Missing, ..PLAIN },
+    EngineBehaviour { name: "frozen metrics", metrics: ReportedMetrics::Frozen, ..PLAIN },
+    EngineBehaviour { name: "no usage", usage: false, ..PLAIN },
+    EngineBehaviour { name: "embeddings", time: ServiceTime::Constant(20.0), api: EngineApi::Embeddings, ..PLAIN },
+    EngineBehaviour { name: "rerank", time: ServiceTime::Constant(20.0), api: EngineApi::Rerank, ..PLAIN },
+    EngineBehaviour { name: "grows with the prompt", time: ServiceTime::PerPromptToken(0.1), ..PLAIN },
+    EngineBehaviour { name: "four at once", time: ServiceTime::Slots { slots: 4, each: 200.0 }, ..PLAIN },
 ];
 
 /// One server of a kind: when its slots are free.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Server {
+pub(crate) struct EngineServer {
     free: Vec<u64>,
 }
 
-impl Engine {
+impl EngineBehaviour {
     /// When the first token of a request of so many prompt tokens comes, and how long after that each next one.
-    pub(crate) fn answers(&self, server: &mut Server, now: u64, prompt_tokens: usize, rng: &mut Rng) -> (u64, u64) {
+    pub(crate) fn answers(&self, server: &mut EngineServer, now: u64, prompt_tokens: usize, rng: &mut Rng) -> (u64, u64) {
         let ns = |ms: f64| (ms * MS as f64) as u64;
         let now = now + JITTER / 10 + rng.below(JITTER as usize) as u64;
         match self.time {
-            Time::Constant(all) => (now + ns(all), 0),
-            Time::PerToken { first, next } => (now + ns(first), ns(next)),
-            Time::PerPromptToken(each) => (now + ns(each * prompt_tokens as f64), 0),
-            Time::Slots { slots, each } => {
+            ServiceTime::Constant(all) => (now + ns(all), 0),
+            ServiceTime::PerToken { first, next } => (now + ns(first), ns(next)),
+            ServiceTime::PerPromptToken(each) => (now + ns(each * prompt_tokens as f64), 0),
+            ServiceTime::Slots { slots, each } => {
                 server.free.resize(slots, 0);
                 let slot = server.free.iter_mut().min().unwrap();
                 *slot = (*slot).max(now) + ns(each);
@@ -91,7 +96,7 @@ impl Engine {
     }
 }
 
-impl Api {
+impl EngineApi {
     pub(crate) fn path(self) -> &'static [u8] {
         match self {
             Self::Chat => b"/v1/chat/completions",

@@ -10,12 +10,12 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use exchange::{Exchange, Origin, Pool, ResponseHead, Settings, Step, Time};
-use pool_state::{OwnRow, PeerRow, Placement, RowHead};
-use scheduler::latency::step::Learner;
-use scheduler::{Endpoint, EndpointMetrics, EndpointRef, Incarnation, Pipeline, PipelineSpec, Readiness, Rng, Slot, Snapshot, Version};
+use exchange::{Exchange, ExchangeSettings, ExchangeStep, ManagedPool, ResponseHead, ResponseOrigin, Timestamp};
+use pool_state::{LoadReportHead, OwnLoadReport, PeerLoadReport, Placement};
+use scheduler::latency::step::StepLearner;
+use scheduler::{Endpoint, EndpointMetrics, EndpointRef, Generation, Pipeline, PipelineSpec, Readiness, Rng, Slot, Snapshot, Version};
 
-use crate::engine::{Api, Engine, MS, Metrics, Server};
+use crate::engine::{EngineApi, EngineBehaviour, EngineServer, MS, ReportedMetrics};
 
 /// What a worker knows, the others know so much later.
 const SHARED_AFTER: u64 = MS / 2;
@@ -29,7 +29,7 @@ const TOKEN_BYTES: usize = 4;
 
 /// Requests of one client, one after another.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Client {
+pub(crate) struct ScriptClient {
     /// When its first begins, ns from now.
     pub(crate) begins: u64,
     /// From the end of one to the begin of the next, ns.
@@ -39,13 +39,13 @@ pub(crate) struct Client {
 
 /// A request that was picked for.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Picked {
+pub(crate) struct HostPick {
     pub(crate) server: usize,
     pub(crate) at: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Event {
+enum HostEvent {
     Send { client: usize },
     Token { flight: usize },
     Tell { worker: usize },
@@ -53,17 +53,17 @@ enum Event {
     Scrape,
 }
 
-struct Worker {
-    pool: Pool,
-    row: OwnRow,
+struct HostWorker {
+    pool: ManagedPool,
+    row: OwnLoadReport,
     /// Of each other worker.
-    peers: Vec<PeerRow>,
+    peers: Vec<PeerLoadReport>,
     changes: u64,
     telling: bool,
     placements: Vec<Placement>,
 }
 
-struct Flight {
+struct HostRequest {
     client: usize,
     worker: usize,
     server: usize,
@@ -73,28 +73,28 @@ struct Flight {
     tokens: usize,
 }
 
-pub(crate) struct Host {
-    engine: Engine,
-    workers: Vec<Worker>,
-    servers: Vec<Server>,
+pub(crate) struct EnginesHost {
+    engine: EngineBehaviour,
+    workers: Vec<HostWorker>,
+    servers: Vec<EngineServer>,
     running: Vec<usize>,
-    learner: Learner,
+    learner: StepLearner,
     rng: Rng,
     now: u64,
-    events: BinaryHeap<Reverse<(u64, u64, Event)>>,
+    events: BinaryHeap<Reverse<(u64, u64, HostEvent)>>,
     planned: u64,
-    flights: Vec<Option<Flight>>,
-    clients: Vec<Client>,
-    picked: Vec<Picked>,
+    flights: Vec<Option<HostRequest>>,
+    clients: Vec<ScriptClient>,
+    picked: Vec<HostPick>,
     sequence: u64,
 }
 
-impl Host {
-    pub(crate) fn new(engine: Engine, workers: usize, servers: usize, seed: u64) -> Self {
-        let worker = |at: usize| Worker {
-            pool: Pool::new(seed * 100 + at as u64, 1 << 15),
-            row: OwnRow::default(),
-            peers: (0..workers).map(|_| PeerRow::default()).collect(),
+impl EnginesHost {
+    pub(crate) fn new(engine: EngineBehaviour, workers: usize, servers: usize, seed: u64) -> Self {
+        let worker = |at: usize| HostWorker {
+            pool: ManagedPool::new(seed * 100 + at as u64, 1 << 15),
+            row: OwnLoadReport::default(),
+            peers: (0..workers).map(|_| PeerLoadReport::default()).collect(),
             changes: 0,
             telling: false,
             placements: Vec::new(),
@@ -104,7 +104,7 @@ impl Host {
             workers: (0..workers).map(worker).collect(),
             servers: Vec::new(),
             running: Vec::new(),
-            learner: Learner::default(),
+            learner: StepLearner::default(),
             rng: Rng::seeded(seed ^ 0x5eed),
             now: 1_000 * MS,
             events: BinaryHeap::new(),
@@ -116,8 +116,8 @@ impl Host {
         };
         host.grow(servers);
         for worker in &mut host.workers {
-            worker.pool.tell_placements(workers > 1);
-            worker.pool.learned(host.learner.model(), None);
+            worker.pool.set_placement_publishing(workers > 1);
+            worker.pool.install_models(host.learner.model(), None);
         }
         host
     }
@@ -125,42 +125,42 @@ impl Host {
     /// The pool has so many servers from now on.
     pub(crate) fn grow(&mut self, servers: usize) {
         let before = self.servers.len();
-        self.servers.resize(servers, Server::default());
+        self.servers.resize(servers, EngineServer::default());
         self.running.resize(servers, 0);
         self.sequence += 1;
         for worker in &mut self.workers {
             let age_ms = |at: usize| if at < before || before == 0 { 60_000 } else { 0 };
             worker.pool.install(snapshot(servers, self.sequence, age_ms), 7, 1_000);
-            let Worker { pool, peers, .. } = worker;
-            pool.count_anew(peers.iter());
+            let HostWorker { pool, peers, .. } = worker;
+            pool.recount_load_reports(peers.iter());
         }
         self.scrape();
     }
 
     /// Plays the clients to their end: what was picked for whom, in order.
-    pub(crate) fn play(&mut self, clients: Vec<Client>) -> Vec<Picked> {
+    pub(crate) fn play(&mut self, clients: Vec<ScriptClient>) -> Vec<HostPick> {
         self.events.clear();
         for (client, at) in clients.iter().map(|client| client.begins).enumerate().filter(|(at, _)| !clients[*at].prompts.is_empty()) {
-            self.plan(self.now + at, Event::Send { client });
+            self.plan(self.now + at, HostEvent::Send { client });
         }
         let mut left: usize = clients.iter().map(|client| client.prompts.len()).sum();
         (self.clients, self.flights, self.picked) = (clients, Vec::new(), Vec::new());
-        self.plan(self.now + LEARN_EVERY, Event::Learn);
-        self.plan(self.now, Event::Scrape);
+        self.plan(self.now + LEARN_EVERY, HostEvent::Learn);
+        self.plan(self.now, HostEvent::Scrape);
         while left > 0 {
             let Reverse((at, _, event)) = self.events.pop().expect("requests under way end");
             self.now = at;
             match event {
-                Event::Send { client } => self.send(client),
-                Event::Token { flight } => left -= usize::from(self.token(flight)),
-                Event::Tell { worker } => self.tell(worker),
-                Event::Learn => {
+                HostEvent::Send { client } => self.send(client),
+                HostEvent::Token { flight } => left -= usize::from(self.token(flight)),
+                HostEvent::Tell { worker } => self.tell(worker),
+                HostEvent::Learn => {
                     self.learn();
-                    self.plan(self.now + LEARN_EVERY, Event::Learn);
+                    self.plan(self.now + LEARN_EVERY, HostEvent::Learn);
                 }
-                Event::Scrape => {
+                HostEvent::Scrape => {
                     self.scrape();
-                    self.plan(self.now + SCRAPE_EVERY, Event::Scrape);
+                    self.plan(self.now + SCRAPE_EVERY, HostEvent::Scrape);
                 }
             }
         }
@@ -172,7 +172,7 @@ impl Host {
         std::mem::take(&mut self.picked)
     }
 
-    fn plan(&mut self, at: u64, event: Event) {
+    fn plan(&mut self, at: u64, event: HostEvent) {
         self.planned += 1;
         self.events.push(Reverse((at, self.planned, event)));
     }
@@ -180,34 +180,34 @@ impl Host {
     fn send(&mut self, client: usize) {
         let prompt = self.clients[client].prompts.pop_front().unwrap();
         let worker = self.rng.below(self.workers.len());
-        let (settings, now, api) = (Settings::default(), Time(self.now), self.engine.api);
+        let (settings, now, api) = (ExchangeSettings::default(), Timestamp(self.now), self.engine.api);
         let mut exchange = Exchange::new(now);
         let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", api.path())];
         let pool = &mut self.workers[worker].pool;
         let body = api.body(&prompt);
         exchange.request_headers(&settings, pairs, false);
-        let read: &[u8] = if api == Api::Rerank { b"" } else { body.as_bytes() };
-        let Step::Forward(forward) = exchange.decide(&settings, pool, None, read, now) else { panic!("not routed") };
+        let read: &[u8] = if api == EngineApi::Rerank { b"" } else { body.as_bytes() };
+        let ExchangeStep::Forward(forward) = exchange.decide(&settings, pool, None, read, now) else { panic!("not routed") };
         let first = forward.set[0].1.split(',').next().unwrap().to_owned();
         let server = pool.snapshot().unwrap().endpoints().iter().position(|endpoint| *endpoint.address == *first).unwrap();
         let prompt_tokens = body.len() / TOKEN_BYTES;
         let (at, next) = self.engine.answers(&mut self.servers[server], self.now, prompt_tokens, &mut self.rng);
         self.running[server] += 1;
-        self.picked.push(Picked { server, at: self.now });
-        self.flights.push(Some(Flight { client, worker, server, exchange, next, prompt_tokens, tokens: 0 }));
-        self.plan(at, Event::Token { flight: self.flights.len() - 1 });
+        self.picked.push(HostPick { server, at: self.now });
+        self.flights.push(Some(HostRequest { client, worker, server, exchange, next, prompt_tokens, tokens: 0 }));
+        self.plan(at, HostEvent::Token { flight: self.flights.len() - 1 });
         self.changed(worker);
     }
 
     /// A token of a request is there; says whether it was the last.
     fn token(&mut self, at: usize) -> bool {
         let Some(mut flight) = self.flights[at].take() else { return false };
-        let (pool, now) = (&mut self.workers[flight.worker].pool, Time(self.now));
-        let streamed = self.engine.api == Api::Chat;
+        let (pool, now) = (&mut self.workers[flight.worker].pool, Timestamp(self.now));
+        let streamed = self.engine.api == EngineApi::Chat;
         if flight.tokens == 0 {
             let address = address(flight.server);
             let head = ResponseHead {
-                origin: Origin::Upstream,
+                origin: ResponseOrigin::Upstream,
                 status: 200,
                 upstream_address: Some(address.as_bytes()),
                 attempts: 1,
@@ -236,15 +236,15 @@ impl Host {
         }
         flight.exchange.response_chunk(pool, text.as_bytes(), last, now);
         if !last {
-            self.plan(self.now + flight.next, Event::Token { flight: at });
+            self.plan(self.now + flight.next, HostEvent::Token { flight: at });
             self.changed(flight.worker);
             self.flights[at] = Some(flight);
             return false;
         }
         flight.exchange.end(pool, now);
-        let (_, observed) = pool.take_observed();
+        let (_, observed) = pool.take_observations();
         for observed in observed {
-            let pool_state::Observed { observation, .. } = observed;
+            let pool_state::EncodedObservation { observation, .. } = observed;
             observation.first_token.map(|sample| self.learner.first_token(observation.endpoint, &sample, observation.queued()));
             observation.gap.map(|sample| self.learner.gap(observation.endpoint, &sample));
             observation.output_tokens.into_iter().for_each(|tokens| self.learner.ended(tokens));
@@ -253,7 +253,7 @@ impl Host {
         self.changed(flight.worker);
         let client = &self.clients[flight.client];
         if !client.prompts.is_empty() {
-            self.plan(self.now + client.pause, Event::Send { client: flight.client });
+            self.plan(self.now + client.pause, HostEvent::Send { client: flight.client });
         }
         true
     }
@@ -264,42 +264,42 @@ impl Host {
         worker.placements.extend(worker.pool.take_placements());
         let changes = worker.pool.changes();
         if std::mem::replace(&mut worker.changes, changes) != changes && !std::mem::replace(&mut worker.telling, true) {
-            self.plan(self.now + SHARED_AFTER, Event::Tell { worker: at });
+            self.plan(self.now + SHARED_AFTER, HostEvent::Tell { worker: at });
         }
     }
 
     fn tell(&mut self, from: usize) {
-        let Worker { pool, row, telling, placements, .. } = &mut self.workers[from];
+        let HostWorker { pool, row, telling, placements, .. } = &mut self.workers[from];
         *telling = false;
-        let bytes = pool.write_row(row, RowHead::default()).to_vec();
+        let bytes = pool.write_load_report(row, LoadReportHead::default()).to_vec();
         let placements = std::mem::take(placements);
         for (_, other) in self.workers.iter_mut().enumerate().filter(|(at, _)| *at != from) {
-            other.pool.read_row(&mut other.peers[from], bytes.clone(), true);
+            other.pool.read_load_report(&mut other.peers[from], bytes.clone(), true);
             for placement in &placements {
-                other.pool.placed(placement.endpoint, &placement.blocks, Time(self.now));
+                other.pool.record_peer_placement(placement.endpoint, &placement.blocks, Timestamp(self.now));
             }
         }
     }
 
     fn learn(&mut self) {
         for worker in &mut self.workers {
-            worker.pool.learned(self.learner.model(), None);
+            worker.pool.install_models(self.learner.model(), None);
         }
     }
 
     fn scrape(&mut self) {
         let metrics = |at: usize| match self.engine.metrics {
-            Metrics::Missing => EndpointMetrics::default(),
-            Metrics::Live => says(self.running[at] as f32, 0.1),
+            ReportedMetrics::Missing => EndpointMetrics::default(),
+            ReportedMetrics::Live => says(self.running[at] as f32, 0.1),
             // One stopped telling when it was full, the others at some other moment.
-            Metrics::Frozen => says(at as f32, if at == 0 { 1.0 } else { 0.1 * (at % 8) as f32 }),
+            ReportedMetrics::Frozen => says(at as f32, if at == 0 { 1.0 } else { 0.1 * (at % 8) as f32 }),
         };
         let metrics: Vec<EndpointMetrics> = (0..self.servers.len()).map(metrics).collect();
         self.sequence += 1;
         for worker in &mut self.workers {
             let version = Version { term: 1, sequence: self.sequence };
             let measured = worker.pool.snapshot().unwrap().with_metrics(version, metrics.clone()).unwrap();
-            worker.pool.refresh(measured, Time(self.now));
+            worker.pool.refresh(measured, Timestamp(self.now));
         }
     }
 }
@@ -321,7 +321,7 @@ fn address(server: usize) -> String {
 
 fn snapshot(servers: usize, sequence: u64, age_ms: impl Fn(usize) -> u64) -> Snapshot {
     let endpoint = |at: usize| Endpoint {
-        id: EndpointRef { slot: Slot(u16::try_from(at).unwrap()), incarnation: Incarnation(1) },
+        id: EndpointRef { slot: Slot(u16::try_from(at).unwrap()), generation: Generation(1) },
         name: format!("pod-{at}").into(),
         address: address(at).into(),
         readiness: Readiness::Ready,

@@ -10,8 +10,8 @@ mod host;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use engine::{Api, ENGINES, Engine, MS};
-use host::{Client, Host, Picked};
+use engine::{ENGINES, EngineApi, EngineBehaviour, MS};
+use host::{EnginesHost, HostPick, ScriptClient};
 
 const SEEDS: u64 = 20;
 /// Of one worker, which is the simpler case.
@@ -40,7 +40,7 @@ const NEW_WITHIN: u64 = 1_000 * MS;
 
 /// What an engine made of one seed, or the worst of several.
 #[derive(Clone, Copy, Debug)]
-struct Found {
+struct EngineFigures {
     worst_burst: usize,
     returned: f64,
     servers_used: usize,
@@ -48,7 +48,7 @@ struct Found {
     new_after: u64,
 }
 
-impl Found {
+impl EngineFigures {
     const BEST: Self = Self { worst_burst: 0, returned: 1.0, servers_used: usize::MAX, busiest_over_mean: 0.0, new_after: 0 };
 
     fn worse(self, other: Self) -> Self {
@@ -74,25 +74,25 @@ fn prompt(number: usize, tokens: usize) -> String {
     format!("{number:>7} times there was a prompt like no other. ") + &"It goes on. ".repeat(tokens / 3)
 }
 
-fn by_server(picked: &[Picked]) -> BTreeMap<usize, usize> {
+fn by_server(picked: &[HostPick]) -> BTreeMap<usize, usize> {
     picked.iter().fold(BTreeMap::new(), |mut tally, picked| {
         *tally.entry(picked.server).or_default() += 1;
         tally
     })
 }
 
-fn most(picked: &[Picked]) -> usize {
+fn most(picked: &[HostPick]) -> usize {
     by_server(picked).into_values().max().unwrap_or(0)
 }
 
 /// The most of a burst at one server: of a burst at first sight of the engine, and of two when it is known.
-fn worst_burst(engine: Engine, workers: usize, seed: u64) -> usize {
-    let mut host = Host::new(engine, workers, BURST_SERVERS, seed);
+fn worst_burst(engine: EngineBehaviour, workers: usize, seed: u64) -> usize {
+    let mut host = EnginesHost::new(engine, workers, BURST_SERVERS, seed);
     let burst = |round: usize| {
-        let client = |at: usize| Client {
+        let client = |at: usize| ScriptClient {
             begins: BURST_TIME * at as u64 / BURST as u64,
             prompts: [prompt(round * BURST + at, 1_500)].into(),
-            ..Client::default()
+            ..ScriptClient::default()
         };
         (0..BURST).map(client).collect::<Vec<_>>()
     };
@@ -100,7 +100,7 @@ fn worst_burst(engine: Engine, workers: usize, seed: u64) -> usize {
 }
 
 /// Which part of the turns returned to the server of the first turn, and how many servers have one.
-fn returned(host: &mut Host, seed: u64) -> (f64, usize) {
+fn returned(host: &mut EnginesHost, seed: u64) -> (f64, usize) {
     let turn = |prefix: usize, turn: usize| prompt(1_000_000 + prefix, 1_500 + 60 * turn);
     // All turns of one after all of another, or turn by turn.
     let order: Vec<(usize, usize)> = if seed.is_multiple_of(2) {
@@ -109,7 +109,7 @@ fn returned(host: &mut Host, seed: u64) -> (f64, usize) {
         (0..TURNS).flat_map(|turn| (0..PREFIXES).map(move |prefix| (prefix, turn))).collect()
     };
     let prompts = order.iter().map(|&(prefix, number)| turn(prefix, number)).collect();
-    let picked = host.play(vec![Client { begins: 0, pause: 20 * MS, prompts }]);
+    let picked = host.play(vec![ScriptClient { begins: 0, pause: 20 * MS, prompts }]);
     let (mut first, mut back) = (BTreeMap::new(), 0);
     for (&(prefix, turn), picked) in order.iter().zip(&picked) {
         let home = *first.entry(prefix).or_insert(picked.server);
@@ -118,8 +118,8 @@ fn returned(host: &mut Host, seed: u64) -> (f64, usize) {
     (back as f64 / (PREFIXES * (TURNS - 1)) as f64, first.values().collect::<BTreeSet<_>>().len())
 }
 
-fn load(host: &mut Host, from: usize, requests: usize) -> Vec<Picked> {
-    let client = |at: usize| Client {
+fn load(host: &mut EnginesHost, from: usize, requests: usize) -> Vec<HostPick> {
+    let client = |at: usize| ScriptClient {
         begins: at as u64 * MS,
         pause: 0,
         prompts: (0..requests).skip(at).step_by(CONCURRENCY).map(|number| prompt(from + number, 300)).collect(),
@@ -127,16 +127,16 @@ fn load(host: &mut Host, from: usize, requests: usize) -> Vec<Picked> {
     host.play((0..CONCURRENCY).map(client).collect())
 }
 
-fn found(engine: Engine, workers: usize, seed: u64) -> Found {
-    let mut host = Host::new(engine, workers, SERVERS, seed);
+fn found(engine: EngineBehaviour, workers: usize, seed: u64) -> EngineFigures {
+    let mut host = EnginesHost::new(engine, workers, SERVERS, seed);
     let picked = load(&mut host, 0, REQUESTS);
     let busiest_over_mean = most(&picked) as f64 / (REQUESTS as f64 / SERVERS as f64);
     // The engine is known by now. A prompt that is not read cannot return.
-    let (returned, servers_used) = if engine.api == Api::Rerank { (1.0, SERVERS) } else { returned(&mut host, seed) };
+    let (returned, servers_used) = if engine.api == EngineApi::Rerank { (1.0, SERVERS) } else { returned(&mut host, seed) };
     host.grow(SERVERS + 1);
     let picked = load(&mut host, REQUESTS, REQUESTS / 4);
     let new_after = picked.iter().find(|picked| picked.server == SERVERS).map_or(u64::MAX, |new| new.at - picked[0].at);
-    Found { worst_burst: worst_burst(engine, workers, seed), returned, servers_used, busiest_over_mean, new_after }
+    EngineFigures { worst_burst: worst_burst(engine, workers, seed), returned, servers_used, busiest_over_mean, new_after }
 }
 
 fn check(workers: usize, seeds: u64) {
@@ -144,8 +144,8 @@ fn check(workers: usize, seeds: u64) {
     println!("{workers} workers, worst of {seeds} seeds");
     println!("{:<22} {:>6} {:>9} {:>8} {:>8} {:>8}", "engine", "burst", "returned", "servers", "busiest", "new ms");
     for engine in ENGINES {
-        let worst = (1..=seeds).map(|seed| found(engine, workers, seed)).fold(Found::BEST, Found::worse);
-        let Found { worst_burst, returned, servers_used, busiest_over_mean, new_after } = worst;
+        let worst = (1..=seeds).map(|seed| found(engine, workers, seed)).fold(EngineFigures::BEST, EngineFigures::worse);
+        let EngineFigures { worst_burst, returned, servers_used, busiest_over_mean, new_after } = worst;
         let (name, new_ms) = (engine.name, new_after / MS);
         println!("{name:<22} {worst_burst:>6} {returned:>9.3} {servers_used:>8} {busiest_over_mean:>8.2} {new_ms:>8}");
         if !worst.is_good() {

@@ -1,7 +1,7 @@
 //! Request bodies: what is read of them (goldens), and what no body may do.
 
-use exchange::api::Api;
-use exchange::body::{self, BodyError, PIECES_MAX, Parsed, Piece};
+use exchange::api::RequestApi;
+use exchange::body::{self, BodyError, PIECES_MAX, ParsedRequest, PromptPiece};
 use proptest::prelude::*;
 
 use crate::golden;
@@ -21,15 +21,15 @@ const APIS: [&str; 12] = [
     "/generate",
 ];
 
-fn parse<'b>(path: &str, body: &'b (impl AsRef<[u8]> + ?Sized)) -> Result<Parsed<'b>, BodyError> {
-    body::parse(Api::of(b"POST", path.as_bytes()), body.as_ref())
+fn parse<'b>(path: &str, body: &'b (impl AsRef<[u8]> + ?Sized)) -> Result<ParsedRequest<'b>, BodyError> {
+    body::parse(RequestApi::of(b"POST", path.as_bytes()), body.as_ref())
 }
 
-fn chat(body: &(impl AsRef<[u8]> + ?Sized)) -> Result<Parsed<'_>, BodyError> {
+fn chat(body: &(impl AsRef<[u8]> + ?Sized)) -> Result<ParsedRequest<'_>, BodyError> {
     parse("/v1/chat/completions", body)
 }
 
-fn describe(parsed: &Parsed<'_>, body: &[u8]) -> String {
+fn describe(parsed: &ParsedRequest<'_>, body: &[u8]) -> String {
     let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
     let mut out = match parsed.model_span.clone() {
         Some(span) => format!("model {}, written {} in the body\n", parsed.model, text(&body[span])),
@@ -47,8 +47,8 @@ fn describe(parsed: &Parsed<'_>, body: &[u8]) -> String {
     out += &format!("{} bytes of text, {} token ids, {} media", parsed.prompt_bytes, parsed.prompt_token_ids, parsed.media_items);
     for piece in parsed.prompt() {
         out += &match piece {
-            Piece::Text(bytes) => format!("\n    text  {}", text(bytes)),
-            Piece::Media(bytes) => format!("\n    media {}", text(bytes)),
+            PromptPiece::Text(bytes) => format!("\n    text  {}", text(bytes)),
+            PromptPiece::Media(bytes) => format!("\n    media {}", text(bytes)),
         };
     }
     out
@@ -107,12 +107,12 @@ fn vertex_ai_wraps_the_bodies_of_others() {
     let body = vertex(r#"{"model":"m","max_tokens":5,"messages":[{"content":"hi"}]}"#);
     let parsed = parse(&format!("{path}ChatCompletions"), &body).unwrap();
     assert_eq!((&*parsed.model, parsed.model_span.clone(), parsed.max_tokens), ("m", None, Some(5)));
-    assert!(parsed.prompt().eq([Piece::Text(b"hi")]));
+    assert!(parsed.prompt().eq([PromptPiece::Text(b"hi")]));
     let body = vertex(r#"{"input":"hi","max_output_tokens":6}"#);
     for method in ["RawPredict", "StreamRawPredict"] {
         let parsed = parse(&format!("{path}{method}"), &body).unwrap();
         assert_eq!((&*parsed.model, parsed.max_tokens), ("", Some(6)));
-        assert!(parsed.prompt().eq([Piece::Text(b"hi")]));
+        assert!(parsed.prompt().eq([PromptPiece::Text(b"hi")]));
     }
     assert_eq!(parse(&format!("{path}RawPredict"), r#"{"input":"hi"}"#).unwrap_err(), BodyError::NotGrpc);
     assert_eq!(parse(&format!("{path}RawPredict"), &vertex("{")).unwrap_err(), BodyError::InvalidJson { offset: 1 });
@@ -154,7 +154,7 @@ fn a_prompt_of_too_many_pieces_is_hashed_to_its_end() {
     let parsed = chat(&body).unwrap();
     let pieces: Vec<_> = parsed.prompt().collect();
     assert_eq!(pieces.len(), PIECES_MAX);
-    let Some(Piece::Text(last)) = pieces.last() else { panic!("the last piece is text") };
+    let Some(PromptPiece::Text(last)) = pieces.last() else { panic!("the last piece is text") };
     assert!(last.starts_with(br#"x"},"#) && last.ends_with(br#""text":"x"#));
     assert_eq!(parsed.prompt_bytes, "user".len() + PIECES_MAX + 11);
 }
@@ -221,7 +221,7 @@ fn text_among_token_ids_counts_neither_as_text_nor_as_media() {
     let body = format!(r#"{{"model":"m","prompt":{prompt}}}"#);
     let parsed = parse("/v1/completions", &body).unwrap();
     assert_eq!((parsed.prompt_token_ids, parsed.prompt_bytes, parsed.media_items), (2, 0, 0));
-    assert_eq!(parsed.prompt().collect::<Vec<_>>(), [Piece::Text(prompt.as_bytes())]);
+    assert_eq!(parsed.prompt().collect::<Vec<_>>(), [PromptPiece::Text(prompt.as_bytes())]);
 }
 
 #[test]
@@ -233,7 +233,7 @@ fn what_sagemaker_invokes_is_what_its_body_holds() {
     ] {
         let parsed = parse("/invocations", body).unwrap();
         assert_eq!(parsed.max_tokens, Some(7), "{body}");
-        assert!(parsed.prompt().eq(prompt.iter().map(|text| Piece::Text(text.as_bytes()))), "{body}");
+        assert!(parsed.prompt().eq(prompt.iter().map(|text| PromptPiece::Text(text.as_bytes()))), "{body}");
     }
     assert!(matches!(parse("/invocations", "hi"), Err(BodyError::InvalidJson { .. })));
 }

@@ -4,11 +4,13 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use exchange::{Exchange, Forward, Origin, Pool, Refusal, ResponseHead, Settings, Step, Time, api::Family};
-use pool_state::{OwnRow, PeerRow, RowHead};
+use exchange::{
+    Exchange, ExchangeSettings, ExchangeStep, ManagedPool, Refusal, RequestChanges, ResponseHead, ResponseOrigin, Timestamp, api::ApiFamily,
+};
+use pool_state::{LoadReportHead, OwnLoadReport, PeerLoadReport};
 use scheduler::latency::step::StepModel;
 
-use crate::release::roster;
+use crate::release::pool_update;
 
 const ENGINES: u8 = 4;
 const WORKERS: usize = 4;
@@ -22,7 +24,7 @@ const BROKEN: &str = "10.0.0.0:8000";
 
 /// What a broken engine does, at once.
 #[derive(Clone, Copy, Debug)]
-enum Fault {
+enum EngineFault {
     Status(u16),
     EmptyReply,
     ErrorInReply,
@@ -33,32 +35,32 @@ enum Fault {
     Reset,
 }
 
-const FAULTS: [Fault; 11] = [
-    Fault::Status(500),
-    Fault::Status(404),
-    Fault::Status(401),
-    Fault::Status(502),
-    Fault::EmptyReply,
-    Fault::ErrorInReply,
-    Fault::Html,
-    Fault::EmptyObject,
-    Fault::CutAfterFirstToken,
-    Fault::OnlyARole,
-    Fault::Reset,
+const FAULTS: [EngineFault; 11] = [
+    EngineFault::Status(500),
+    EngineFault::Status(404),
+    EngineFault::Status(401),
+    EngineFault::Status(502),
+    EngineFault::EmptyReply,
+    EngineFault::ErrorInReply,
+    EngineFault::Html,
+    EngineFault::EmptyObject,
+    EngineFault::CutAfterFirstToken,
+    EngineFault::OnlyARole,
+    EngineFault::Reset,
 ];
 
 const TOKEN: &[u8] = b"data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n";
 const REPLY: &[u8] = br#"{"choices":[{"message":{"content":"a"}}],"usage":{"prompt_tokens":500,"completion_tokens":20}}"#;
 
 /// One worker of the proxy.
-struct Worker {
-    pool: Pool,
-    row: OwnRow,
-    peers: Vec<PeerRow>,
+struct BrokenEnginesWorker {
+    pool: ManagedPool,
+    row: OwnLoadReport,
+    peers: Vec<PeerLoadReport>,
 }
 
 /// What is under way.
-struct Flight {
+struct BrokenEnginesRequest {
     worker: usize,
     client: usize,
     exchange: Exchange,
@@ -66,31 +68,31 @@ struct Flight {
 }
 
 /// The pool, its workers and clients, at a moment.
-struct World {
-    workers: Vec<Worker>,
+struct BrokenEnginesWorld {
+    workers: Vec<BrokenEnginesWorker>,
     now_ms: u64,
     ends: BinaryHeap<Reverse<(u64, usize)>>,
-    flights: Vec<Option<Flight>>,
-    fault: Option<Fault>,
+    flights: Vec<Option<BrokenEnginesRequest>>,
+    fault: Option<EngineFault>,
     sent: usize,
     /// When each request was sent, and whether to the broken engine.
     log: Vec<(u64, bool)>,
 }
 
-fn at(ms: u64) -> Time {
-    Time(0).plus_ms(ms)
+fn at(ms: u64) -> Timestamp {
+    Timestamp(0).plus_ms(ms)
 }
 
-// === impl World ===
+// === impl BrokenEnginesWorld ===
 
-impl World {
-    fn new(seed: u64, fault: Fault) -> Self {
+impl BrokenEnginesWorld {
+    fn new(seed: u64, fault: EngineFault) -> Self {
         let worker = |index: usize| {
-            let mut pool = Pool::new(seed * 100 + index as u64, 1 << 12);
-            pool.install(roster(ENGINES, 1), 7, 1_000);
-            pool.learned(StepModel::default(), None);
-            pool.count_anew([]);
-            Worker { pool, row: OwnRow::default(), peers: (0..WORKERS).map(|_| PeerRow::default()).collect() }
+            let mut pool = ManagedPool::new(seed * 100 + index as u64, 1 << 12);
+            pool.install(pool_update(ENGINES, 1), 7, 1_000);
+            pool.install_models(StepModel::default(), None);
+            pool.recount_load_reports([]);
+            BrokenEnginesWorker { pool, row: OwnLoadReport::default(), peers: (0..WORKERS).map(|_| PeerLoadReport::default()).collect() }
         };
         Self {
             workers: (0..WORKERS).map(worker).collect(),
@@ -126,19 +128,19 @@ impl World {
         self.sent += 1;
         let prompt = if self.sent.is_multiple_of(2) { format!("prompt {}", self.sent) } else { format!("prompt of four: {}", client % 4) };
         let worker = client % WORKERS;
-        let streamed = matches!(self.fault, Some(Fault::CutAfterFirstToken));
+        let streamed = matches!(self.fault, Some(EngineFault::CutAfterFirstToken));
         let (exchange, to) = request(&mut self.workers[worker].pool, &prompt.repeat(30), streamed, at(self.now_ms));
         let to = to.unwrap_or_else(|refusal| panic!("refused: {refusal:?}"));
         let to = to.split(',').next().unwrap_or_default().to_owned();
         let is_broken = to == BROKEN && self.fault.is_some();
         self.log.push((self.now_ms, to == BROKEN));
-        self.flights.push(Some(Flight { worker, client, exchange, to }));
+        self.flights.push(Some(BrokenEnginesRequest { worker, client, exchange, to }));
         let took_ms = if is_broken { 1 } else { REPLY_MS + (self.sent as u64 * 37) % 101 };
         self.ends.push(Reverse((self.now_ms + took_ms, self.flights.len() - 1)));
     }
 
     fn answer(&mut self, flight: usize) -> usize {
-        let Flight { worker, client, mut exchange, to } = self.flights[flight].take().unwrap();
+        let BrokenEnginesRequest { worker, client, mut exchange, to } = self.flights[flight].take().unwrap();
         let (pool, now) = (&mut self.workers[worker].pool, at(self.now_ms));
         match self.fault.filter(|_| to == BROKEN) {
             None => answer_well(&mut exchange, pool, &to, now),
@@ -151,13 +153,13 @@ impl World {
     fn tell(&mut self) {
         let now = at(self.now_ms);
         for from in 0..WORKERS {
-            let Worker { pool, row, .. } = &mut self.workers[from];
-            let bytes = pool.write_row(row, RowHead { vm: from as u64 + 1, written: now, ring: 0 }).to_vec();
+            let BrokenEnginesWorker { pool, row, .. } = &mut self.workers[from];
+            let bytes = pool.write_load_report(row, LoadReportHead { vm: from as u64 + 1, written: now, ring: 0 }).to_vec();
             for (_, to) in self.workers.iter_mut().enumerate().filter(|(to, _)| *to != from) {
                 let Some(peer) = to.peers.get_mut(from) else { continue };
-                to.pool.read_row(peer, bytes.clone(), true);
+                to.pool.read_load_report(peer, bytes.clone(), true);
                 let told: Vec<_> = peer.ejections().collect();
-                told.into_iter().for_each(|told| to.pool.learn(told, now));
+                told.into_iter().for_each(|told| to.pool.learn_ejection(told, now));
             }
         }
         self.workers.iter_mut().for_each(|worker| worker.pool.tick(now));
@@ -171,71 +173,77 @@ impl World {
 }
 
 /// Where it goes, or the status and drop reason that it is refused with.
-fn request(pool: &mut Pool, prompt: &str, streamed: bool, now: Time) -> (Exchange, Result<String, (u16, String)>) {
+fn request(pool: &mut ManagedPool, prompt: &str, streamed: bool, now: Timestamp) -> (Exchange, Result<String, (u16, String)>) {
     request_of("m", pool, prompt, streamed, now)
 }
 
-fn request_of(model: &str, pool: &mut Pool, prompt: &str, streamed: bool, now: Time) -> (Exchange, Result<String, (u16, String)>) {
-    let (settings, mut exchange) = (Settings::default(), Exchange::new(now));
+fn request_of(
+    model: &str,
+    pool: &mut ManagedPool,
+    prompt: &str,
+    streamed: bool,
+    now: Timestamp,
+) -> (Exchange, Result<String, (u16, String)>) {
+    let (settings, mut exchange) = (ExchangeSettings::default(), Exchange::new(now));
     let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", b"/v1/chat/completions")];
     exchange.request_headers(&settings, pairs, false);
-    exchange.capture(pool, pairs);
+    exchange.capture_headers(pool, pairs);
     let body = format!(r#"{{"model":"{model}","stream":{streamed},"messages":[{{"role":"user","content":"{prompt}"}}]}}"#);
     let to = match exchange.decide(&settings, pool, None, body.as_bytes(), now) {
-        Step::Forward(forward) => Ok(destination(&forward)),
-        Step::Reply(reply) => Err((reply.status, String::from_utf8(reply.body).unwrap())),
-        Step::Park { .. } => panic!("there is state"),
+        ExchangeStep::Forward(forward) => Ok(destination(&forward)),
+        ExchangeStep::Reply(reply) => Err((reply.status, String::from_utf8(reply.body).unwrap())),
+        ExchangeStep::Park { .. } => panic!("there is state"),
     };
     (exchange, to)
 }
 
-fn destination(forward: &Forward) -> String {
+fn destination(forward: &RequestChanges) -> String {
     forward.set.iter().find(|(name, _)| name == "x-gateway-destination-endpoint").map(|(_, value)| value.clone()).unwrap()
 }
 
-fn header<'f>(forward: &'f Forward, wanted: &str) -> &'f str {
+fn header<'f>(forward: &'f RequestChanges, wanted: &str) -> &'f str {
     forward.set.iter().find(|(name, _)| name == wanted).map_or("", |(_, value)| value)
 }
 
 fn head(to: &str, status: u16) -> ResponseHead<'_> {
-    ResponseHead { origin: Origin::Upstream, status, upstream_address: Some(to.as_bytes()), attempts: 1, ..ResponseHead::default() }
+    ResponseHead { origin: ResponseOrigin::Upstream, status, upstream_address: Some(to.as_bytes()), attempts: 1, ..ResponseHead::default() }
 }
 
-fn answer_well(exchange: &mut Exchange, pool: &mut Pool, to: &str, now: Time) {
+fn answer_well(exchange: &mut Exchange, pool: &mut ManagedPool, to: &str, now: Timestamp) {
     exchange.response_headers(pool, &head(to, 200), now);
     exchange.response_chunk(pool, REPLY, true, now);
 }
 
-fn answer_badly(exchange: &mut Exchange, pool: &mut Pool, to: &str, fault: Fault, now: Time) {
+fn answer_badly(exchange: &mut Exchange, pool: &mut ManagedPool, to: &str, fault: EngineFault, now: Timestamp) {
     match fault {
-        Fault::Status(status) => {
+        EngineFault::Status(status) => {
             exchange.response_headers(pool, &head(to, status), now);
             exchange.response_chunk(pool, br#"{"error":{"message":"no"}}"#, true, now);
         }
-        Fault::EmptyReply => drop(exchange.response_headers(pool, &ResponseHead { end_of_stream: true, ..head(to, 200) }, now)),
-        Fault::ErrorInReply => {
+        EngineFault::EmptyReply => drop(exchange.response_headers(pool, &ResponseHead { end_of_stream: true, ..head(to, 200) }, now)),
+        EngineFault::ErrorInReply => {
             exchange.response_headers(pool, &head(to, 200), now);
             exchange.response_chunk(pool, br#"{"error":{"message":"CUDA error","type":"InternalServerError","code":500}}"#, true, now);
         }
-        Fault::Html | Fault::EmptyObject => {
-            let body: &[u8] = if matches!(fault, Fault::Html) { b"<html><h1>It works!</h1></html>" } else { b"{}" };
+        EngineFault::Html | EngineFault::EmptyObject => {
+            let body: &[u8] = if matches!(fault, EngineFault::Html) { b"<html><h1>It works!</h1></html>" } else { b"{}" };
             exchange.response_headers(pool, &head(to, 200), now);
             exchange.response_chunk(pool, body, true, now);
         }
-        Fault::OnlyARole => {
+        EngineFault::OnlyARole => {
             let head = ResponseHead { content_type: Some(b"text/event-stream"), ..head(to, 200) };
             exchange.response_headers(pool, &head, now);
             exchange.response_chunk(pool, b"data: {\"choices\":[{\"delta\":{\"role\":\"assistant\"}}]}\n\n", true, now);
         }
-        Fault::CutAfterFirstToken => {
+        EngineFault::CutAfterFirstToken => {
             let head = ResponseHead { content_type: Some(b"text/event-stream"), ..head(to, 200) };
             exchange.response_headers(pool, &head, now);
             exchange.response_chunk(pool, TOKEN, false, now);
             assert!(exchange.is_open());
-            exchange.cut_off();
+            exchange.record_cut_off();
         }
-        Fault::Reset => {
-            let head = ResponseHead { origin: Origin::Lost, ..head(to, 503) };
+        EngineFault::Reset => {
+            let head = ResponseHead { origin: ResponseOrigin::Lost, ..head(to, 503) };
             exchange.response_headers(pool, &head, now);
         }
     }
@@ -245,7 +253,7 @@ fn answer_badly(exchange: &mut Exchange, pool: &mut Pool, to: &str, fault: Fault
 fn a_broken_engine_gets_next_to_no_traffic_and_traffic_again_once_it_is_mended() {
     for fault in FAULTS {
         for seed in 0..SEEDS {
-            let mut world = World::new(seed, fault);
+            let mut world = BrokenEnginesWorld::new(seed, fault);
             world.run_until(5_100);
             let share = world.share_since(1_100);
             assert!(share <= 0.02, "{fault:?}, seed {seed}: {:.1} % of the requests after the first second", share * 100.0);
@@ -259,7 +267,7 @@ fn a_broken_engine_gets_next_to_no_traffic_and_traffic_again_once_it_is_mended()
 
 #[test]
 fn a_wrong_model_name_ejects_no_endpoint() {
-    let mut pool = World::new(1, Fault::Reset).workers.remove(0).pool;
+    let mut pool = BrokenEnginesWorld::new(1, EngineFault::Reset).workers.remove(0).pool;
     for n in 0..100_u64 {
         let now = at(100 + n * 50);
         let (mut exchange, to) = request(&mut pool, &format!("prompt {n}"), false, now);
@@ -275,7 +283,7 @@ fn a_wrong_model_name_ejects_no_endpoint() {
 #[test]
 fn where_all_answers_are_strange_none_is_ejected_and_prompts_return() {
     for (content_type, body) in [(None, b"you said: hello".as_slice()), (Some(b"text/event-stream".as_slice()), TOKEN)] {
-        let mut pool = World::new(1, Fault::Reset).workers.remove(0).pool;
+        let mut pool = BrokenEnginesWorld::new(1, EngineFault::Reset).workers.remove(0).pool;
         let mut homes = std::collections::BTreeMap::new();
         for n in 0..60_u64 {
             let now = at(100 + n * 50);
@@ -293,7 +301,7 @@ fn where_all_answers_are_strange_none_is_ejected_and_prompts_return() {
 /// Every engine echoes one model and serves the other.
 #[test]
 fn where_all_answers_of_one_model_are_strange_none_is_ejected_and_its_prompts_return() {
-    let mut pool = World::new(1, Fault::Reset).workers.remove(0).pool;
+    let mut pool = BrokenEnginesWorld::new(1, EngineFault::Reset).workers.remove(0).pool;
     let mut home = None;
     for n in 0..100_u64 {
         let now = at(100 + n * 50);
@@ -301,7 +309,7 @@ fn where_all_answers_of_one_model_are_strange_none_is_ejected_and_its_prompts_re
         let (mut exchange, to) = request_of(model, &mut pool, &prompt, false, now);
         let to = to.unwrap().split(',').next().unwrap().to_owned();
         if n % 2 == 0 {
-            answer_badly(&mut exchange, &mut pool, &to, Fault::Html, now);
+            answer_badly(&mut exchange, &mut pool, &to, EngineFault::Html, now);
             assert_eq!(*home.get_or_insert_with(|| to.clone()), to, "request {n}");
         } else {
             answer_well(&mut exchange, &mut pool, &to, now);
@@ -313,14 +321,14 @@ fn where_all_answers_of_one_model_are_strange_none_is_ejected_and_its_prompts_re
 
 #[test]
 fn a_wave_of_bad_prompts_among_good_ones_ejects_no_endpoint() {
-    let mut pool = World::new(1, Fault::Reset).workers.remove(0).pool;
+    let mut pool = BrokenEnginesWorld::new(1, EngineFault::Reset).workers.remove(0).pool;
     for n in 0..400_u64 {
         let now = at(100 + n * 10);
         let (mut exchange, to) = request(&mut pool, &format!("prompt {n}").repeat(50), false, now);
         let to = to.unwrap().split(',').next().unwrap().to_owned();
         match n % 5 {
             0 => answer_well(&mut exchange, &mut pool, &to, now),
-            _ => answer_badly(&mut exchange, &mut pool, &to, Fault::Status(500), now),
+            _ => answer_badly(&mut exchange, &mut pool, &to, EngineFault::Status(500), now),
         }
         exchange.end(&mut pool, now);
     }
@@ -329,8 +337,8 @@ fn a_wave_of_bad_prompts_among_good_ones_ejects_no_endpoint() {
 
 #[test]
 fn a_prompt_that_crashes_two_engines_is_refused_and_others_are_not() {
-    let mut pool = World::new(1, Fault::Reset).workers.remove(0).pool;
-    let well = |pool: &mut Pool, ms: u64, n: u64| {
+    let mut pool = BrokenEnginesWorld::new(1, EngineFault::Reset).workers.remove(0).pool;
+    let well = |pool: &mut ManagedPool, ms: u64, n: u64| {
         let (mut exchange, to) = request(pool, &format!("fine {n}").repeat(50), false, at(ms));
         let to = to.unwrap().split(',').next().unwrap().to_owned();
         answer_well(&mut exchange, pool, &to, at(ms + 1));
@@ -340,14 +348,14 @@ fn a_prompt_that_crashes_two_engines_is_refused_and_others_are_not() {
     let (mut exchange, to) = request(&mut pool, &"poison".repeat(50), false, at(1_500));
     let to = to.unwrap();
     let second = to.split(',').nth(1).unwrap();
-    let lost = ResponseHead { origin: Origin::Lost, attempts: 2, ..head(second, 503) };
+    let lost = ResponseHead { origin: ResponseOrigin::Lost, attempts: 2, ..head(second, 503) };
     exchange.response_headers(&mut pool, &lost, at(1_510));
     exchange.end(&mut pool, at(1_510));
 
     let (_, refused) = request(&mut pool, &"poison".repeat(50), false, at(2_000));
     let (status, body) = refused.unwrap_err();
     assert_eq!(status, 502);
-    assert_eq!(body.as_bytes(), Refusal::CrashingPrompt.reply(Family::OpenAi).body);
+    assert_eq!(body.as_bytes(), Refusal::CrashingPrompt.reply(ApiFamily::OpenAi).body);
     assert_eq!(pool.counters().dropped(), [("rejected-crashing-prompt", 1)]);
     well(&mut pool, 2_100, 99);
     assert!(request(&mut pool, &"poison".repeat(50), false, at(62_000)).1.is_ok(), "a minute later it may try again");
@@ -355,13 +363,13 @@ fn a_prompt_that_crashes_two_engines_is_refused_and_others_are_not() {
 
 #[test]
 fn a_lost_connection_is_tried_once_more_where_the_second_answered() {
-    let mut pool = World::new(1, Fault::Reset).workers.remove(0).pool;
-    let retries = |pool: &mut Pool, path: &str, body: &str, ms: u64| {
-        let (settings, mut exchange) = (Settings::default(), Exchange::new(at(ms)));
+    let mut pool = BrokenEnginesWorld::new(1, EngineFault::Reset).workers.remove(0).pool;
+    let retries = |pool: &mut ManagedPool, path: &str, body: &str, ms: u64| {
+        let (settings, mut exchange) = (ExchangeSettings::default(), Exchange::new(at(ms)));
         let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", path.as_bytes())];
         exchange.request_headers(&settings, pairs, false);
-        exchange.capture(pool, pairs);
-        let Step::Forward(forward) = exchange.decide(&settings, pool, None, body.as_bytes(), at(ms)) else { panic!("not routed") };
+        exchange.capture_headers(pool, pairs);
+        let ExchangeStep::Forward(forward) = exchange.decide(&settings, pool, None, body.as_bytes(), at(ms)) else { panic!("not routed") };
         exchange.end(pool, at(ms));
         format!("{} {}", header(&forward, "x-envoy-max-retries"), header(&forward, "x-envoy-retry-on"))
     };

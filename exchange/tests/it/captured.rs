@@ -1,24 +1,24 @@
 //! What a decision may know of a request: the headers its plugins read, within bounds; no body where the host shows none; and what it tells of itself.
 
-use exchange::{Exchange, HeadersStep, Pool, Settings, Step, Time};
-use scheduler::plugin::Value;
+use exchange::{Exchange, ExchangeSettings, ExchangeStep, HeadersStep, ManagedPool, Timestamp};
+use scheduler::plugin::ParameterValue;
 use scheduler::{EndpointMetrics, Pipeline, PipelineSpec, PluginSpec, Snapshot, Version};
 
-use crate::release::roster;
+use crate::release::pool_update;
 
 const PAIRS: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", b"/v1/completions")];
 const BODY: &[u8] = br#"{"model":"m","prompt":"hi"}"#;
 
 /// Its one plugin reads the header `x-session-id`.
-fn pool() -> Pool {
+fn pool() -> ManagedPool {
     let session = PluginSpec {
-        parameters: vec![("strategy".to_owned(), Value::Text("session_id".to_owned()))],
+        parameters: vec![("strategy".to_owned(), ParameterValue::Text("session_id".to_owned()))],
         ..PluginSpec::of_type("session-affinity-scorer")
     };
     let spec = PipelineSpec::of_one_profile("test", vec![(session, 1.0)], 1);
-    let endpoints = roster(4, 1).endpoints().to_vec();
+    let endpoints = pool_update(4, 1).endpoints().to_vec();
     let metrics = vec![EndpointMetrics::default(); endpoints.len()];
-    let mut pool = Pool::new(7, 1024);
+    let mut pool = ManagedPool::new(7, 1024);
     pool.install(
         Snapshot::try_new(Version { term: 1, sequence: 1 }, endpoints, metrics, Pipeline::build(&spec).unwrap()).unwrap(),
         7,
@@ -27,22 +27,22 @@ fn pool() -> Pool {
     pool
 }
 
-fn recording() -> Settings {
-    Settings { decision_log_one_in: 1, ..Settings::default() }
+fn recording() -> ExchangeSettings {
+    ExchangeSettings { decision_log_one_in: 1, ..ExchangeSettings::default() }
 }
 
 /// The headers of the request as the decision saw them: the members of that name in its record.
 fn seen(before_state: bool, headers: &[(&str, &str)]) -> Vec<(String, usize)> {
-    let shown = Settings { decision_log_headers: "x-session-id,cookie,x-session-i,x-session-id2,x-a,x-b".into(), ..recording() };
-    let (settings, mut exchange, mut pool) = (shown, Exchange::new(Time(0)), pool());
+    let shown = ExchangeSettings { decision_log_headers: "x-session-id,cookie,x-session-i,x-session-id2,x-a,x-b".into(), ..recording() };
+    let (settings, mut exchange, mut pool) = (shown, Exchange::new(Timestamp(0)), pool());
     exchange.request_headers(&settings, PAIRS, false);
     let bytes = headers.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes()));
     if before_state {
-        exchange.capture(&Pool::new(7, 0), bytes);
+        exchange.capture_headers(&ManagedPool::new(7, 0), bytes);
     } else {
-        exchange.capture(&pool, bytes);
+        exchange.capture_headers(&pool, bytes);
     }
-    assert!(matches!(exchange.decide(&settings, &mut pool, None, BODY, Time(0)), Step::Forward(_)));
+    assert!(matches!(exchange.decide(&settings, &mut pool, None, BODY, Timestamp(0)), ExchangeStep::Forward(_)));
     let record: serde_json::Value = serde_json::from_str(&exchange.take_record().unwrap()).unwrap();
     let headers = record["request"]["headers"].as_object().cloned().unwrap_or_default();
     headers.into_iter().map(|(name, value)| (name, value.as_str().unwrap().len())).collect()
@@ -60,16 +60,16 @@ fn headers_are_kept_that_a_plugin_reads_and_no_others() {
 }
 
 /// The whole log of a decision about a request with these headers, captured before there was state, or with it.
-fn logged(early: bool, headers: &[(&str, &str)], settings: &Settings) -> String {
-    let (mut pool, mut exchange) = (pool(), Exchange::new(Time(0)));
+fn logged(early: bool, headers: &[(&str, &str)], settings: &ExchangeSettings) -> String {
+    let (mut pool, mut exchange) = (pool(), Exchange::new(Timestamp(0)));
     exchange.request_headers(settings, PAIRS, false);
     let bytes = headers.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes()));
     if early {
-        exchange.capture(&Pool::new(7, 0), bytes);
+        exchange.capture_headers(&ManagedPool::new(7, 0), bytes);
     } else {
-        exchange.capture(&pool, bytes);
+        exchange.capture_headers(&pool, bytes);
     }
-    assert!(matches!(exchange.decide(settings, &mut pool, None, BODY, Time(0)), Step::Forward(_)));
+    assert!(matches!(exchange.decide(settings, &mut pool, None, BODY, Timestamp(0)), ExchangeStep::Forward(_)));
     exchange.take_record().unwrap()
 }
 
@@ -79,10 +79,10 @@ fn no_header_reaches_the_log_that_is_not_listed() {
     for early in [true, false] {
         let log = logged(early, &given, &recording());
         assert!(!log.contains("s3cret") && log.contains("anna"), "early: {early}: {log}");
-        let none = Settings { decision_log_headers: "-".into(), ..recording() };
+        let none = ExchangeSettings { decision_log_headers: "-".into(), ..recording() };
         assert!(!logged(early, &given, &none).contains("anna"), "early: {early}");
     }
-    let other = Settings { decision_log_headers: "x-a,cookie".into(), ..recording() };
+    let other = ExchangeSettings { decision_log_headers: "x-a,cookie".into(), ..recording() };
     let log = logged(true, &given, &other);
     assert!(log.matches("s3cret").count() == 1 && log.contains(r#""cookie":"s3cret""#), "{log}");
 }
@@ -91,9 +91,9 @@ fn no_header_reaches_the_log_that_is_not_listed() {
 fn the_name_of_a_model_is_cut_in_the_log() {
     let name = format!("é{}", "m".repeat(100_000));
     let body = format!(r#"{{"model":"{name}","prompt":"x"}}"#);
-    let (settings, mut pool, mut exchange) = (recording(), pool(), Exchange::new(Time(0)));
+    let (settings, mut pool, mut exchange) = (recording(), pool(), Exchange::new(Timestamp(0)));
     exchange.request_headers(&settings, PAIRS, false);
-    assert!(matches!(exchange.decide(&settings, &mut pool, None, body.as_bytes(), Time(0)), Step::Forward(_)));
+    assert!(matches!(exchange.decide(&settings, &mut pool, None, body.as_bytes(), Timestamp(0)), ExchangeStep::Forward(_)));
     let record: serde_json::Value = serde_json::from_str(&exchange.take_record().unwrap()).unwrap();
     assert_eq!(record["request"]["model"], name[..256]);
 }
@@ -117,29 +117,29 @@ fn there_is_room_for_16_kib_of_names_and_values() {
 
 #[test]
 fn a_body_that_the_host_cannot_show_is_not_asked_for() {
-    let (settings, mut pool) = (Settings::default(), pool());
+    let (settings, mut pool) = (ExchangeSettings::default(), pool());
     for (unseen, routed) in [(true, true), (false, false)] {
-        let mut exchange = Exchange::new(Time(0));
+        let mut exchange = Exchange::new(Timestamp(0));
         assert_eq!(exchange.request_headers(&settings, PAIRS, false), HeadersStep::Buffer);
         if unseen {
-            exchange.body_unseen();
+            exchange.set_body_unavailable();
         }
-        let step = exchange.decide(&settings, &mut pool, None, b"{ half of a bo", Time(0));
-        assert_eq!(matches!(step, Step::Forward(_)), routed, "unseen: {unseen}");
-        exchange.end(&mut pool, Time(0));
+        let step = exchange.decide(&settings, &mut pool, None, b"{ half of a bo", Timestamp(0));
+        assert_eq!(matches!(step, ExchangeStep::Forward(_)), routed, "unseen: {unseen}");
+        exchange.end(&mut pool, Timestamp(0));
     }
 }
 
 #[test]
 fn reasons_are_told_to_whoever_asks_for_them_in_the_house() {
-    let (settings, mut pool) = (Settings::default(), pool());
-    let mut silent = Exchange::new(Time(0));
+    let (settings, mut pool) = (ExchangeSettings::default(), pool());
+    let mut silent = Exchange::new(Timestamp(0));
     silent.request_headers(&settings, PAIRS, false);
-    silent.decide(&settings, &mut pool, None, BODY, Time(0));
+    silent.decide(&settings, &mut pool, None, BODY, Timestamp(0));
     assert_eq!(silent.reasons(), None);
-    let mut exchange = Exchange::new(Time(0)).explaining();
+    let mut exchange = Exchange::new(Timestamp(0)).with_explanation();
     exchange.request_headers(&settings, PAIRS, false);
-    exchange.decide(&settings, &mut pool, None, BODY, Time(0));
+    exchange.decide(&settings, &mut pool, None, BODY, Timestamp(0));
     let reasons: serde_json::Value = serde_json::from_str(exchange.reasons().unwrap()).unwrap();
     assert_eq!(reasons["candidates"].as_array().unwrap().len(), 4, "{reasons}");
 }
@@ -147,12 +147,12 @@ fn reasons_are_told_to_whoever_asks_for_them_in_the_house() {
 #[test]
 fn one_decision_in_so_many_is_recorded_and_none_for_0() {
     let recorded = |one_in: u32| {
-        let (settings, mut pool) = (Settings { decision_log_one_in: one_in, ..Settings::default() }, pool());
+        let (settings, mut pool) = (ExchangeSettings { decision_log_one_in: one_in, ..ExchangeSettings::default() }, pool());
         let decide = |_| {
-            let mut exchange = Exchange::new(Time(0));
+            let mut exchange = Exchange::new(Timestamp(0));
             exchange.request_headers(&settings, PAIRS, false);
-            exchange.decide(&settings, &mut pool, None, BODY, Time(0));
-            exchange.end(&mut pool, Time(0));
+            exchange.decide(&settings, &mut pool, None, BODY, Timestamp(0));
+            exchange.end(&mut pool, Timestamp(0));
             exchange.take_record().is_some()
         };
         (0..400).map(decide).filter(|recorded| *recorded).count()

@@ -1,25 +1,28 @@
 //! What hosts hand over of a response: its headers, and what Envoy says of where it is from.
 
-use exchange::{Origin, ResponseHead};
+use exchange::{ResponseHead, ResponseOrigin};
 
 #[test]
 fn only_what_names_the_upstream_is_held_against_it() {
     for (details, origin) in [
-        ("via_upstream", Origin::Upstream),
-        ("upstream_reset_before_response_started{connection_termination}", Origin::Lost),
-        ("upstream_reset_before_response_started{remote_reset}", Origin::Lost),
-        ("upstream_reset_before_response_started{remote_connection_failure|delayed_connect_error:_Connection_refused}", Origin::Proxy),
-        ("upstream_reset_before_response_started{connection_timeout}", Origin::Proxy),
-        ("upstream_reset_after_response_started{connection_termination}", Origin::Lost),
-        ("upstream_per_try_timeout", Origin::TimedOut),
-        ("upstream_response_timeout", Origin::TimedOut),
-        ("upstream_reset_before_response_started{overflow}", Origin::Ours),
-        ("via_upstream_or_not", Origin::Ours),
-        ("direct_response", Origin::Ours),
-        ("http1.codec_error", Origin::Ours),
-        ("", Origin::Ours),
+        ("via_upstream", ResponseOrigin::Upstream),
+        ("upstream_reset_before_response_started{connection_termination}", ResponseOrigin::Lost),
+        ("upstream_reset_before_response_started{remote_reset}", ResponseOrigin::Lost),
+        (
+            "upstream_reset_before_response_started{remote_connection_failure|delayed_connect_error:_Connection_refused}",
+            ResponseOrigin::Proxy,
+        ),
+        ("upstream_reset_before_response_started{connection_timeout}", ResponseOrigin::Proxy),
+        ("upstream_reset_after_response_started{connection_termination}", ResponseOrigin::Lost),
+        ("upstream_per_try_timeout", ResponseOrigin::TimedOut),
+        ("upstream_response_timeout", ResponseOrigin::TimedOut),
+        ("upstream_reset_before_response_started{overflow}", ResponseOrigin::Ours),
+        ("via_upstream_or_not", ResponseOrigin::Ours),
+        ("direct_response", ResponseOrigin::Ours),
+        ("http1.codec_error", ResponseOrigin::Ours),
+        ("", ResponseOrigin::Ours),
     ] {
-        assert_eq!(Origin::of_details(details.as_bytes()), origin, "{details}");
+        assert_eq!(ResponseOrigin::of_details(details.as_bytes()), origin, "{details}");
     }
 }
 

@@ -1,26 +1,26 @@
 //! The JSON reader against `serde_json`, which is the oracle: both accept the same bytes and read the same from them. `serde_json` builds
 //! strings and numbers, so it refuses three things that we pass over: lone surrogates, numbers beyond `f64`, and its own depth limit.
 
-use exchange::json::{DEPTH_MAX, JsonError, Kind, Reader};
+use exchange::json::{DEPTH_MAX, JsonError, JsonKind, JsonReader};
 use proptest::prelude::*;
 use serde_json::Value;
 
 fn skip(bytes: &[u8]) -> Result<(), JsonError> {
-    let mut reader = Reader::new(bytes);
+    let mut reader = JsonReader::new(bytes);
     reader.skip()?;
     reader.end()
 }
 
 /// The value, built through the walking half of the reader.
 fn build(bytes: &[u8]) -> Result<Value, JsonError> {
-    let mut reader = Reader::new(bytes);
+    let mut reader = JsonReader::new(bytes);
     let value = build_next(&mut reader, bytes)?;
     reader.end().map(|()| value)
 }
 
-fn build_next(reader: &mut Reader<'_>, bytes: &[u8]) -> Result<Value, JsonError> {
+fn build_next(reader: &mut JsonReader<'_>, bytes: &[u8]) -> Result<Value, JsonError> {
     Ok(match reader.peek()? {
-        Kind::Object => {
+        JsonKind::Object => {
             let mut members = serde_json::Map::new();
             reader.members(|reader, key| {
                 members.insert(key.text().into_owned(), build_next(reader, bytes)?);
@@ -28,7 +28,7 @@ fn build_next(reader: &mut Reader<'_>, bytes: &[u8]) -> Result<Value, JsonError>
             })?;
             members.into()
         }
-        Kind::Array => {
+        JsonKind::Array => {
             let mut elements = Vec::new();
             reader.elements(|reader| {
                 elements.push(build_next(reader, bytes)?);
@@ -36,10 +36,10 @@ fn build_next(reader: &mut Reader<'_>, bytes: &[u8]) -> Result<Value, JsonError>
             })?;
             elements.into()
         }
-        Kind::String => reader.string()?.unwrap().text().into(),
-        Kind::Number => serde_json::from_slice(&bytes[reader.skip()?]).unwrap_or(Value::Null),
-        Kind::Boolean => reader.boolean()?.into(),
-        Kind::Null => reader.skip().map(|_| Value::Null)?,
+        JsonKind::String => reader.string()?.unwrap().text().into(),
+        JsonKind::Number => serde_json::from_slice(&bytes[reader.skip()?]).unwrap_or(Value::Null),
+        JsonKind::Boolean => reader.boolean()?.into(),
+        JsonKind::Null => reader.skip().map(|_| Value::Null)?,
     })
 }
 
@@ -140,7 +140,7 @@ fn what_python_allows_and_rust_cannot_hold_is_passed_over() {
         (r#""\ud83d\ude00 \ud83d""#, "😀 \u{fffd}"),
         (r#""\ud800x""#, "\u{fffd}x"),
     ] {
-        assert_eq!(Reader::new(text.as_bytes()).string().unwrap().unwrap().text(), meant);
+        assert_eq!(JsonReader::new(text.as_bytes()).string().unwrap().unwrap().text(), meant);
     }
     for number in ["1e999999", "-1e999999", &"9".repeat(10_000), "1e-999999", &format!("0.{}", "0".repeat(10_000))] {
         assert_eq!(skip(number.as_bytes()), Ok(()));
@@ -163,7 +163,7 @@ fn a_count_is_clamped_and_never_negative() {
         ("null", None),
         ("[17]", None),
     ] {
-        assert_eq!(Reader::new(text.as_bytes()).count(), Ok(count), "{text}");
+        assert_eq!(JsonReader::new(text.as_bytes()).count(), Ok(count), "{text}");
     }
 }
 
@@ -268,7 +268,7 @@ proptest! {
     fn a_span_is_the_value_and_nothing_around_it(value in value(), before in "[ \n\r\t]{0,3}", after in "[ \n\r\t]{0,3}") {
         let text = serde_json::to_string(&value).unwrap();
         let padded = format!("{before}{text}{after}");
-        let span = Reader::new(padded.as_bytes()).skip().unwrap();
+        let span = JsonReader::new(padded.as_bytes()).skip().unwrap();
         prop_assert_eq!(&padded[span], text);
     }
 }

@@ -2,9 +2,9 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test fails by panicking, in its helpers too")]
 #![allow(clippy::disallowed_methods, reason = "tests read files and the environment; the crate under test does not")]
 
-mod belief;
 mod bodies;
 mod broken_engines;
+mod cache_estimate;
 mod captured;
 #[cfg(not(target_arch = "wasm32"))] // another folder, which is out of reach there
 mod docs;

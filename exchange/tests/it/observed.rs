@@ -1,48 +1,48 @@
 //! What ended requests tell of their endpoints: conditions as at the pick, times as they came, of who served.
 
-use exchange::{Exchange, Origin, Pool, ResponseHead, Settings, Step, Time};
-use pool_state::{OBSERVATION_BYTES, OBSERVATIONS_MAX, Observed};
+use exchange::{Exchange, ExchangeSettings, ExchangeStep, ManagedPool, ResponseHead, ResponseOrigin, Timestamp};
+use pool_state::{EncodedObservation, OBSERVATION_BYTES, OBSERVATIONS_MAX};
 use proptest::prelude::*;
-use scheduler::latency::learn::Ended;
+use scheduler::latency::learn::RequestEnd;
 use scheduler::latency::step::StepModel;
 use scheduler::latency::{Conditions, LatencyModel};
-use scheduler::{EndpointMetrics, EndpointRef, Incarnation, Slot, Version};
+use scheduler::{EndpointMetrics, EndpointRef, Generation, Slot, Version};
 
-use crate::release::{roster, roster_of_stages};
+use crate::release::{pool_update, pool_update_of_stages};
 
 const TOKEN: &str = "data: {\"choices\":[{\"delta\":{\"content\":\"hi\"}}]}\n\n";
 const USAGE: &str =
     "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":100,\"completion_tokens\":5,\"prompt_tokens_details\":{\"cached_tokens\":25}}}\n\n";
 
-fn at_ms(ms: u64) -> Time {
-    Time(0).plus_ms(1_000 + ms)
+fn at_ms(ms: u64) -> Timestamp {
+    Timestamp(0).plus_ms(1_000 + ms)
 }
 
 /// So many endpoints, `10.0.0.0:8000` and so on, and somebody who learns.
-fn pool(endpoints: u8) -> Pool {
-    let mut pool = Pool::new(1, 1024);
-    pool.install(roster(endpoints, 1), 7, 10_000);
-    pool.learned(StepModel::default(), None);
+fn pool(endpoints: u8) -> ManagedPool {
+    let mut pool = ManagedPool::new(1, 1024);
+    pool.install(pool_update(endpoints, 1), 7, 10_000);
+    pool.install_models(StepModel::default(), None);
     pool
 }
 
-fn sent(pool: &mut Pool, at: Time) -> Exchange {
+fn sent(pool: &mut ManagedPool, at: Timestamp) -> Exchange {
     sent_prompt(pool, "x", at)
 }
 
-fn sent_prompt(pool: &mut Pool, word: &str, at: Time) -> Exchange {
-    let (settings, mut exchange) = (Settings::default(), Exchange::new(at));
+fn sent_prompt(pool: &mut ManagedPool, word: &str, at: Timestamp) -> Exchange {
+    let (settings, mut exchange) = (ExchangeSettings::default(), Exchange::new(at));
     let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", b"/v1/completions")];
     exchange.request_headers(&settings, pairs, false);
     // 400 bytes are 100 tokens.
     let body = format!(r#"{{"model":"m","stream":true,"prompt":"{}"}}"#, word.repeat(400));
-    let Step::Forward(_) = exchange.decide(&settings, pool, None, body.as_bytes(), at) else { panic!("not routed") };
+    let ExchangeStep::Forward(_) = exchange.decide(&settings, pool, None, body.as_bytes(), at) else { panic!("not routed") };
     exchange
 }
 
-fn answered(exchange: &mut Exchange, pool: &mut Pool, (server, attempts): (&str, u32), status: u16, at: Time) {
+fn answered(exchange: &mut Exchange, pool: &mut ManagedPool, (server, attempts): (&str, u32), status: u16, at: Timestamp) {
     let head = ResponseHead {
-        origin: Origin::Upstream,
+        origin: ResponseOrigin::Upstream,
         status,
         upstream_address: Some(server.as_bytes()),
         attempts,
@@ -53,7 +53,7 @@ fn answered(exchange: &mut Exchange, pool: &mut Pool, (server, attempts): (&str,
 }
 
 /// A stream of these events, each at its time in ms after the pick; whole, or cut off.
-fn streamed(pool: &mut Pool, events: &[(u64, &str)], whole: bool) -> Observed {
+fn streamed(pool: &mut ManagedPool, events: &[(u64, &str)], whole: bool) -> EncodedObservation {
     let mut exchange = sent(pool, at_ms(0));
     let server = pool.snapshot().unwrap().endpoints()[0].address.to_string();
     answered(&mut exchange, pool, (&server, 1), 200, at_ms(1));
@@ -68,21 +68,21 @@ fn streamed(pool: &mut Pool, events: &[(u64, &str)], whole: bool) -> Observed {
     only(pool)
 }
 
-fn only(pool: &mut Pool) -> Observed {
-    let (_, rows) = pool.take_observed();
+fn only(pool: &mut ManagedPool) -> EncodedObservation {
+    let (_, rows) = pool.take_observations();
     assert_eq!(rows.len(), 1, "{rows:?}");
     rows[0]
 }
 
 #[test]
 fn nothing_is_observed_until_somebody_learns() {
-    let mut pool = Pool::new(1, 1024);
-    pool.install(roster(1, 1), 7, 10_000);
+    let mut pool = ManagedPool::new(1, 1024);
+    pool.install(pool_update(1, 1), 7, 10_000);
     let mut exchange = sent(&mut pool, at_ms(0));
     answered(&mut exchange, &mut pool, ("10.0.0.0:8000", 1), 200, at_ms(1));
     exchange.response_chunk(&mut pool, TOKEN.as_bytes(), true, at_ms(9));
     exchange.end(&mut pool, at_ms(9));
-    assert_eq!(pool.take_observed().1.len(), 0);
+    assert_eq!(pool.take_observations().1.len(), 0);
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn a_stream_tells_its_times_by_tokens_and_its_conditions_as_at_the_pick() {
         ..Conditions::default()
     };
     assert_eq!(observation.conditions, conditions);
-    assert_eq!((observation.ended, observation.ttft_ms, observation.tpot_ms), (Ended::Done, Some(40.0), Some(10.0)));
+    assert_eq!((observation.ended, observation.ttft_ms, observation.tpot_ms), (RequestEnd::Done, Some(40.0), Some(10.0)));
     assert_eq!(
         (observation.output_tokens, observed.prompt_tokens, observed.cached_tokens, observed.estimated),
         (Some(5), Some(100), Some(25), false)
@@ -134,25 +134,25 @@ fn without_usage_tokens_are_events_and_it_says_so() {
 #[test]
 fn what_was_predicted_at_the_pick_is_told_with_what_came() {
     let mut pool = pool(1);
-    pool.learned(StepModel::default(), Some(LatencyModel::constant(55.0, 9.0)));
+    pool.install_models(StepModel::default(), Some(LatencyModel::constant(55.0, 9.0)));
     let observed = streamed(&mut pool, &[(40, TOKEN)], true);
     assert!((observed.predicted.unwrap().ttft_ms - 55.0).abs() < 0.1, "{:?}", observed.predicted);
-    // A roster does not lose it.
-    pool.install(roster(1, 1), 7, 10_000);
+    // A pool update does not lose it.
+    pool.install(pool_update(1, 1), 7, 10_000);
     assert!(pool.snapshot().unwrap().latency().is_some());
 }
 
 #[test]
 fn one_that_left_is_censored_and_one_that_failed_says_so() {
-    assert_eq!(streamed(&mut pool(1), &[(40, TOKEN), (60, TOKEN)], false).observation.ended, Ended::Aborted);
+    assert_eq!(streamed(&mut pool(1), &[(40, TOKEN), (60, TOKEN)], false).observation.ended, RequestEnd::Aborted);
     let mut pool = pool(1);
     let exchange = &mut sent(&mut pool, at_ms(0));
     exchange.end(&mut pool, at_ms(5));
-    assert_eq!(only(&mut pool).observation.ended, Ended::Aborted, "before any answer");
+    assert_eq!(only(&mut pool).observation.ended, RequestEnd::Aborted, "before any answer");
     let mut exchange = sent(&mut pool, at_ms(0));
     answered(&mut exchange, &mut pool, ("10.0.0.0:8000", 1), 500, at_ms(1));
     exchange.end(&mut pool, at_ms(5));
-    assert_eq!(only(&mut pool).observation.ended, Ended::Failed);
+    assert_eq!(only(&mut pool).observation.ended, RequestEnd::Failed);
 }
 
 #[test]
@@ -175,12 +175,12 @@ fn after_a_retry_who_served_is_told_of_with_its_own_conditions_and_no_time_that_
 #[test]
 fn what_several_endpoints_work_on_is_no_measure_of_any() {
     for (earlier, observed) in [(&["prefill", "encode"][..], 0), (&["prefill"], 0), (&["encode"], 0), (&[], 1)] {
-        let mut pool = Pool::new(1, 1024);
-        pool.install(roster_of_stages(6, 1, earlier), 7, 10_000);
-        pool.learned(StepModel::default(), None);
+        let mut pool = ManagedPool::new(1, 1024);
+        pool.install(pool_update_of_stages(6, 1, earlier), 7, 10_000);
+        pool.install_models(StepModel::default(), None);
         let mut exchange = sent(&mut pool, at_ms(0));
         exchange.end(&mut pool, at_ms(5));
-        assert_eq!(pool.take_observed().1.len(), observed, "{earlier:?}");
+        assert_eq!(pool.take_observations().1.len(), observed, "{earlier:?}");
     }
 }
 
@@ -203,23 +203,23 @@ fn another_tokenizer_is_learned_of_what_replies_tell_and_prompts_count_by_it() {
 
 #[test]
 fn a_request_without_a_prompt_is_no_measure() {
-    let (settings, mut pool, mut exchange) = (Settings::default(), pool(1), Exchange::new(at_ms(0)));
+    let (settings, mut pool, mut exchange) = (ExchangeSettings::default(), pool(1), Exchange::new(at_ms(0)));
     exchange.request_headers(&settings, [(&b":method"[..], &b"GET"[..]), (b":path", b"/v1/models")], true);
-    assert!(matches!(exchange.decide(&settings, &mut pool, None, b"", at_ms(0)), Step::Forward(_)));
+    assert!(matches!(exchange.decide(&settings, &mut pool, None, b"", at_ms(0)), ExchangeStep::Forward(_)));
     exchange.end(&mut pool, at_ms(5));
-    assert_eq!(pool.take_observed().1.len(), 0);
+    assert_eq!(pool.take_observations().1.len(), 0);
 }
 
 #[test]
 fn an_answer_in_one_piece_tells_its_tokens() {
     let mut pool = pool(1);
     let mut exchange = sent(&mut pool, at_ms(0));
-    let head = ResponseHead { origin: Origin::Upstream, status: 200, attempts: 1, ..ResponseHead::default() };
+    let head = ResponseHead { origin: ResponseOrigin::Upstream, status: 200, attempts: 1, ..ResponseHead::default() };
     exchange.response_headers(&mut pool, &head, at_ms(1));
     exchange.response_chunk(&mut pool, br#"{"usage":{"prompt_tokens":100,"completion_tokens":5}}"#, true, at_ms(9));
     exchange.end(&mut pool, at_ms(9));
     let observation = only(&mut pool).observation;
-    assert_eq!((observation.ended, observation.ttft_ms, observation.output_tokens), (Ended::Done, None, Some(5)));
+    assert_eq!((observation.ended, observation.ttft_ms, observation.output_tokens), (RequestEnd::Done, None, Some(5)));
 }
 
 #[test]
@@ -233,7 +233,7 @@ fn the_second_of_two_prefills_is_measured_from_the_first_token_before_it() {
     }
     one.end(&mut pool, at_ms(100));
     two.end(&mut pool, at_ms(100));
-    let service_ms: Vec<f32> = pool.take_observed().1.iter().map(|o| o.observation.first_token.unwrap().service_ms).collect();
+    let service_ms: Vec<f32> = pool.take_observations().1.iter().map(|o| o.observation.first_token.unwrap().service_ms).collect();
     assert_eq!(service_ms, [50.0, 30.0]);
 }
 
@@ -259,10 +259,10 @@ fn the_oldest_go_when_nobody_takes_them() {
     for _ in 0..OBSERVATIONS_MAX + 7 {
         sent(&mut pool, at_ms(0)).end(&mut pool, at_ms(5));
     }
-    let (first, rows) = pool.take_observed();
+    let (first, rows) = pool.take_observations();
     assert_eq!((first, rows.len()), (7, OBSERVATIONS_MAX));
     sent(&mut pool, at_ms(0)).end(&mut pool, at_ms(5));
-    assert_eq!(pool.take_observed().0, 7 + OBSERVATIONS_MAX as u64);
+    assert_eq!(pool.take_observations().0, 7 + OBSERVATIONS_MAX as u64);
 }
 
 fn maybe(range: std::ops::RangeInclusive<f32>) -> impl Strategy<Value = Option<f32>> {
@@ -277,23 +277,23 @@ prop_compose! {
         times in (maybe(0.0..=3.6e6), maybe(0.0..=3.6e6)),
         tokens in (prop::option::of(0..1_000_000_u32), prop::option::of(0..1_000_000_u32), prop::option::of(0..1_000_000_u32)),
         parts in (maybe(0.01..=1e5), maybe(0.01..=1e5), maybe(0.01..=1e5)),
-    ) -> Observed {
-        use scheduler::latency::{Prediction, learn::Observation, step::{FirstToken, Gap}};
+    ) -> EncodedObservation {
+        use scheduler::latency::{Prediction, learn::Observation, step::{FirstToken, TokenGap}};
         let (requests, prefill_tokens, context_tokens, prompt_tokens, uncached) = ledger;
         let uncached_tokens = prompt_tokens * uncached;
         let conditions = Conditions {
             queued: scraped.0, running: scraped.1, requests, prefill_tokens, context_tokens, kv_utilization: scraped.2, prompt_tokens, uncached_tokens,
         };
-        Observed {
+        EncodedObservation {
             observation: Observation {
-                endpoint: EndpointRef { slot: Slot(place.0), incarnation: Incarnation(place.1) },
+                endpoint: EndpointRef { slot: Slot(place.0), generation: Generation(place.1) },
                 conditions,
-                ended: [Ended::Done, Ended::Aborted, Ended::Failed][place.2],
+                ended: [RequestEnd::Done, RequestEnd::Aborted, RequestEnd::Failed][place.2],
                 ttft_ms: times.0,
                 tpot_ms: times.1,
                 output_tokens: tokens.0,
                 first_token: parts.0.map(|service_ms| FirstToken { uncached_tokens, prompt_tokens, service_ms }),
-                gap: parts.1.map(|gap_ms| Gap { batch: requests, context_tokens, gap_ms }),
+                gap: parts.1.map(|gap_ms| TokenGap { batch: requests, context_tokens, gap_ms }),
             },
             predicted: parts.2.map(|ms| Prediction { ttft_ms: ms, tpot_ms: ms / 9.0, ttft_p90_ms: ms * 2.0, tpot_p90_ms: ms / 3.0 }),
             prompt_tokens: tokens.1,
@@ -306,7 +306,7 @@ prop_compose! {
 proptest! {
     #[test]
     fn what_is_told_arrives_as_it_was(observed in observation()) {
-        prop_assert_eq!(Observed::from_bytes(&observed.to_bytes()), Some(observed));
+        prop_assert_eq!(EncodedObservation::from_bytes(&observed.to_bytes()), Some(observed));
     }
 
     /// Of a part of it that was told, each number must be one.
@@ -317,7 +317,7 @@ proptest! {
     ) {
         let mut bytes = observed.to_bytes();
         bytes[4 * at..4 * at + 4].copy_from_slice(&word.to_le_bytes());
-        prop_assert_eq!(Observed::from_bytes(&bytes), None, "word {}", at);
+        prop_assert_eq!(EncodedObservation::from_bytes(&bytes), None, "word {}", at);
     }
 
     /// Any bytes are an observation whose every number may be, or none.
@@ -327,7 +327,7 @@ proptest! {
     ]) {
         let mut bytes = observed.to_bytes();
         bytes[4 * at..4 * at + 4].copy_from_slice(&word.to_le_bytes());
-        if let Some(read) = Observed::from_bytes(&bytes) {
+        if let Some(read) = EncodedObservation::from_bytes(&bytes) {
             let observation = read.observation;
             prop_assert_eq!(observation.conditions.checked(), Some(observation.conditions));
             let sane = |ms: Option<f32>| ms.is_none_or(|ms| (0.0..=3_600_000.0).contains(&ms));

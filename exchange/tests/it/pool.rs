@@ -1,35 +1,37 @@
 //! What a pool keeps, and what it lets go, when the daemon speaks again.
 
-use exchange::{Exchange, Pool, Settings, Step, Time};
+use exchange::{Exchange, ExchangeSettings, ExchangeStep, ManagedPool, Timestamp};
 use scheduler::{EndpointMetrics, LoraMetrics, Pipeline, PipelineSpec, PluginSpec, Snapshot, Version};
 
-use crate::release::roster;
+use crate::release::pool_update;
 
-fn picked(pool: &mut Pool, prompt: &str) -> String {
+fn picked(pool: &mut ManagedPool, prompt: &str) -> String {
     picked_of(pool, "m", prompt)
 }
 
-fn picked_of(pool: &mut Pool, model: &str, prompt: &str) -> String {
-    let mut exchange = Exchange::new(Time(0));
+fn picked_of(pool: &mut ManagedPool, model: &str, prompt: &str) -> String {
+    let mut exchange = Exchange::new(Timestamp(0));
     let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", b"/v1/completions")];
-    exchange.request_headers(&Settings::default(), pairs, false);
+    exchange.request_headers(&ExchangeSettings::default(), pairs, false);
     let body = format!(r#"{{"model":"{model}","prompt":"{prompt}"}}"#);
-    let Step::Forward(forward) = exchange.decide(&Settings::default(), pool, None, body.as_bytes(), Time(0)) else { panic!("not routed") };
+    let ExchangeStep::Forward(forward) = exchange.decide(&ExchangeSettings::default(), pool, None, body.as_bytes(), Timestamp(0)) else {
+        panic!("not routed")
+    };
     let first = forward.set[0].1.split(',').next().unwrap().to_owned();
-    exchange.end(pool, Time(0));
+    exchange.end(pool, Timestamp(0));
     first
 }
 
 /// A pool of four that goes by this scorer alone, whose engines have room for two adapters each.
-fn pool_of_scorer(scorer: &str, seed: u64) -> Pool {
+fn pool_of_scorer(scorer: &str, seed: u64) -> ManagedPool {
     let spec = PipelineSpec::of_one_profile("test", vec![(PluginSpec::of_type(scorer), 1.0)], 1);
     let lora = LoraMetrics { max: 2, ..LoraMetrics::default() };
     let metrics = vec![EndpointMetrics { lora: Some(lora), ..EndpointMetrics::default() }; 4];
-    let endpoints = roster(4, 1).endpoints().to_vec();
+    let endpoints = pool_update(4, 1).endpoints().to_vec();
     let snapshot = Snapshot::try_new(Version { term: 1, sequence: 1 }, endpoints, metrics, Pipeline::build(&spec).unwrap()).unwrap();
-    let mut pool = Pool::new(seed, 4096);
+    let mut pool = ManagedPool::new(seed, 4096);
     pool.install(snapshot, 7, 1000);
-    pool.tell_placements(true);
+    pool.set_placement_publishing(true);
     pool
 }
 
@@ -38,7 +40,7 @@ fn an_adapter_stays_where_it_was_given_and_other_workers_know() {
     let (mut one, mut two) = (pool_of_scorer("lora-affinity-scorer", 1), pool_of_scorer("lora-affinity-scorer", 2));
     let homes: Vec<String> = ["sql", "ocr", "law"].iter().map(|model| picked_of(&mut one, model, "hi")).collect();
     for placement in one.take_placements() {
-        two.placed(placement.endpoint, &placement.blocks, Time(1));
+        two.record_peer_placement(placement.endpoint, &placement.blocks, Timestamp(1));
     }
     for _ in 0..5 {
         for (model, home) in ["sql", "ocr", "law"].iter().zip(&homes) {
@@ -93,9 +95,9 @@ fn again(snapshot: &Snapshot, sequence: u64) -> Snapshot {
 }
 
 #[test]
-fn who_stays_is_remembered_over_a_new_roster_and_who_is_new_is_not() {
-    let mut pool = Pool::new(7, 4096);
-    let first = roster(4, 1);
+fn who_stays_is_remembered_over_a_new_pool_update_and_who_is_new_is_not() {
+    let mut pool = ManagedPool::new(7, 4096);
+    let first = pool_update(4, 1);
     let same = again(&first, 2);
     pool.install(first, 7, 1000);
     let prompt = "once upon a time ".repeat(100);
@@ -103,14 +105,14 @@ fn who_stays_is_remembered_over_a_new_roster_and_who_is_new_is_not() {
     pool.install(same, 7, 1000);
     assert!((0..20).all(|_| picked(&mut pool, &prompt) == home), "its prefix is still known to be there");
     assert!(pool.prefixes().stats().entries > 0);
-    pool.install(roster(4, 2), 7, 1000);
+    pool.install(pool_update(4, 2), 7, 1000);
     assert_eq!(pool.prefixes().stats().entries, 0, "other lives at the same slots hold nothing");
 }
 
 #[test]
 fn an_index_is_made_once_and_only_where_it_is_asked_for() {
-    let mut pool = Pool::new(7, 0);
-    pool.install(roster(4, 1), 7, 1000);
+    let mut pool = ManagedPool::new(7, 0);
+    pool.install(pool_update(4, 1), 7, 1000);
     pool.reserve_prefixes(0);
     assert_eq!(pool.prefixes().bytes(), 0);
     pool.reserve_prefixes(4096);

@@ -1,11 +1,11 @@
 //! A decision that was recorded can be made again, in another process, and comes out the same.
 
-use exchange::record::{InvalidRecord, RECORD_BYTES_MAX, RECORDED_ENDPOINTS_MAX, Recorded};
-use exchange::{Exchange, Pool, Settings, Step, Time};
+use exchange::record::{InvalidRecord, ParsedRecord, RECORD_BYTES_MAX, RECORDED_ENDPOINTS_MAX};
+use exchange::{Exchange, ExchangeSettings, ExchangeStep, ManagedPool, Timestamp};
 use proptest::prelude::*;
-use scheduler::plugin::Value;
+use scheduler::plugin::ParameterValue;
 use scheduler::{
-    Decision, Endpoint, EndpointMetrics, EndpointRef, Incarnation, LoraMetrics, Pipeline, PipelineSpec, PluginSpec, Readiness, Slot,
+    Decision, Endpoint, EndpointMetrics, EndpointRef, Generation, LoraMetrics, Pipeline, PipelineSpec, PluginSpec, Readiness, Slot,
     Snapshot, Version,
 };
 
@@ -13,7 +13,7 @@ use scheduler::{
 fn pipeline() -> Pipeline {
     let plugin = |plugin_type: &str| (PluginSpec::of_type(plugin_type), 1.0);
     let session = PluginSpec {
-        parameters: vec![("strategy".to_owned(), Value::Text("session_id".to_owned()))],
+        parameters: vec![("strategy".to_owned(), ParameterValue::Text("session_id".to_owned()))],
         ..PluginSpec::of_type("session-affinity-scorer")
     };
     let types = [
@@ -34,7 +34,7 @@ fn pipeline() -> Pipeline {
 
 fn snapshot(queues: &[Option<u8>]) -> Snapshot {
     let endpoint = |(at, queue): (usize, &Option<u8>)| Endpoint {
-        id: EndpointRef { slot: Slot(at as u16), incarnation: Incarnation(1) },
+        id: EndpointRef { slot: Slot(at as u16), generation: Generation(1) },
         name: format!("pod-{at}").into(),
         address: format!("10.0.0.{at}:8000").into(),
         readiness: if *queue == Some(0) { Readiness::NotReady } else { Readiness::Ready },
@@ -57,15 +57,15 @@ fn snapshot(queues: &[Option<u8>]) -> Snapshot {
 }
 
 /// Sends a request, and returns what was picked, by address, and the record.
-fn decide(pool: &mut Pool, body: &str, hint: Option<&str>) -> (Vec<String>, Option<String>) {
-    let settings = Settings { decision_log_one_in: 1, ..Settings::default() };
+fn decide(pool: &mut ManagedPool, body: &str, hint: Option<&str>) -> (Vec<String>, Option<String>) {
+    let settings = ExchangeSettings { decision_log_one_in: 1, ..ExchangeSettings::default() };
     let pairs: [(&[u8], &[u8]); 3] = [(b":method", b"POST"), (b":path", b"/v1/completions"), (b"x-session-id", b"anna")];
-    let mut exchange = Exchange::new(Time(0));
+    let mut exchange = Exchange::new(Timestamp(0));
     exchange.request_headers(&settings, pairs, false);
-    exchange.capture(pool, pairs);
-    let step = exchange.decide(&settings, pool, hint.map(str::as_bytes), body.as_bytes(), Time(0));
+    exchange.capture_headers(pool, pairs);
+    let step = exchange.decide(&settings, pool, hint.map(str::as_bytes), body.as_bytes(), Timestamp(0));
     let picked = match step {
-        Step::Forward(forward) => forward.set[0].1.split(',').map(str::to_owned).collect(),
+        ExchangeStep::Forward(forward) => forward.set[0].1.split(',').map(str::to_owned).collect(),
         _ => Vec::new(),
     };
     // Nothing ends: what is outstanding is part of what the next decision sees.
@@ -81,15 +81,15 @@ proptest! {
         prompts in prop::collection::vec((0_usize..4, 0_usize..3), 1..12),
         seed: u64,
     ) {
-        let mut pool = Pool::new(seed, 4096);
+        let mut pool = ManagedPool::new(seed, 4096);
         pool.install(snapshot(&queues), 7, 1_000);
-        pool.refresh(snapshot(&queues), Time(0));
+        pool.refresh(snapshot(&queues), Timestamp(0));
         for (prompt, model) in prompts {
             let body = format!(r#"{{"model":"m{model}","prompt":"{}","max_tokens":9}}"#, format!("prompt {prompt} ").repeat(60));
             let (picked, record) = decide(&mut pool, &body, None);
             let record = record.unwrap();
             prop_assert!(!record.contains("prompt 1 prompt"), "no prompt is in it");
-            let record = Recorded::from_json(&record).unwrap();
+            let record = ParsedRecord::from_json(&record).unwrap();
             prop_assert_eq!(record.was_picked(), picked.clone());
             let replay = record.replay(&snapshot(&queues), &[]).unwrap();
             let again: Vec<String> = match &replay.decision {
@@ -105,7 +105,7 @@ proptest! {
     fn any_text_is_a_record_or_is_not(
         text in r#"\{("rng":(1|-1|"x"|9e99),?)?("version":(\[1,2\]|3),?)?("request":(\{("blocks":(1|99999999999))?\}|4),?)?("endpoints":(\[\]|\[\{\}\]|\[\{"endpoint":"a"\}\]),?)?("metrics_stale":true)?\}"#
     ) {
-        if let Ok(record) = Recorded::from_json(&text) {
+        if let Ok(record) = ParsedRecord::from_json(&text) {
             let _ = record.replay(&snapshot(&[None]), &[]);
         }
     }
@@ -114,9 +114,9 @@ proptest! {
 /// A reader of the log who can guess every prompt, and has the secret even, finds no hash of one in it.
 #[test]
 fn no_hash_of_a_prompt_is_in_the_record() {
-    let mut pool = Pool::new(7, 4096);
+    let mut pool = ManagedPool::new(7, 4096);
     pool.install(snapshot(&[Some(1), Some(9)]), 7, 1_000);
-    pool.tell_placements(true);
+    pool.set_placement_publishing(true);
     let (_, record) = decide(&mut pool, &format!(r#"{{"model":"m","prompt":"{}"}}"#, "guessed ".repeat(200)), None);
     let (record, blocks) = (record.unwrap(), pool.take_placements().pop_front().unwrap().blocks);
     assert!(blocks.len() > 4 && blocks.iter().all(|block| !record.contains(&block.to_string())), "{record}");
@@ -124,7 +124,7 @@ fn no_hash_of_a_prompt_is_in_the_record() {
 
 #[test]
 fn how_little_a_prefix_is_asked_for_is_in_the_record() {
-    let mut pool = Pool::new(7, 8_192);
+    let mut pool = ManagedPool::new(7, 8_192);
     pool.install(snapshot(&[Some(1), Some(1)]), 7, 1_000);
     let mut idle = |prompt: u32| {
         let body = format!(r#"{{"model":"m","prompt":"{}"}}"#, format!("prompt {prompt} ").repeat(60));
@@ -139,9 +139,9 @@ fn how_little_a_prefix_is_asked_for_is_in_the_record() {
 
 #[test]
 fn how_near_a_copy_is_to_its_end_is_in_the_record() {
-    let mut pool = Pool::new(7, 8_192);
+    let mut pool = ManagedPool::new(7, 8_192);
     pool.install(snapshot(&[Some(1), Some(1)]), 7, 1_000);
-    pool.refresh(snapshot(&[Some(1), Some(1)]), Time(0));
+    pool.refresh(snapshot(&[Some(1), Some(1)]), Timestamp(0));
     let mut ages = |prompt: u32, at: Option<&str>| -> Vec<f64> {
         let body = format!(r#"{{"model":"m","prompt":"{}"}}"#, format!("prompt {prompt} ").repeat(60));
         let record: serde_json::Value = serde_json::from_str(&decide(&mut pool, &body, at).1.unwrap()).unwrap();
@@ -159,10 +159,10 @@ fn how_near_a_copy_is_to_its_end_is_in_the_record() {
 
 #[test]
 fn without_the_picked_endpoint_another_is_picked() {
-    let mut pool = Pool::new(7, 4096);
+    let mut pool = ManagedPool::new(7, 4096);
     pool.install(snapshot(&[Some(1), Some(9)]), 7, 1_000);
     let (picked, record) = decide(&mut pool, r#"{"model":"m","prompt":"p"}"#, None);
-    let record = Recorded::from_json(&record.unwrap()).unwrap();
+    let record = ParsedRecord::from_json(&record.unwrap()).unwrap();
     let replay = record.replay(&snapshot(&[Some(1), Some(9)]), &picked[..1]).unwrap();
     let Decision::Route(route) = replay.decision else { panic!("not routed") };
     let again: Vec<_> = route.ranked.iter().map(|at| replay.snapshot.endpoint(at).unwrap()).collect();
@@ -174,11 +174,11 @@ fn without_the_picked_endpoint_another_is_picked() {
 
 #[test]
 fn a_hint_is_recorded_and_holds_again() {
-    let mut pool = Pool::new(7, 4096);
+    let mut pool = ManagedPool::new(7, 4096);
     pool.install(snapshot(&[Some(9), Some(1)]), 7, 1_000);
     let (picked, record) = decide(&mut pool, r#"{"model":"m","prompt":"p"}"#, Some("10.0.0.0:8000"));
     assert_eq!(picked, ["10.0.0.0:8000"]);
-    let replay = Recorded::from_json(&record.unwrap()).unwrap().replay(&snapshot(&[Some(9), Some(1)]), &[]).unwrap();
+    let replay = ParsedRecord::from_json(&record.unwrap()).unwrap().replay(&snapshot(&[Some(9), Some(1)]), &[]).unwrap();
     assert_eq!(replay.explanation.dropped.len(), 1);
     assert_eq!(&*replay.explanation.dropped[0].by, "subset");
 }
@@ -186,7 +186,7 @@ fn a_hint_is_recorded_and_holds_again() {
 #[test]
 fn of_a_pool_that_is_too_large_nothing_is_recorded() {
     for (endpoints, recorded) in [(RECORDED_ENDPOINTS_MAX, true), (RECORDED_ENDPOINTS_MAX + 1, false)] {
-        let mut pool = Pool::new(7, 4096);
+        let mut pool = ManagedPool::new(7, 4096);
         pool.install(snapshot(&vec![Some(1); endpoints]), 7, 1_000);
         assert_eq!(decide(&mut pool, r#"{"model":"m","prompt":"p"}"#, None).1.is_some(), recorded, "{endpoints}");
     }
@@ -194,16 +194,16 @@ fn of_a_pool_that_is_too_large_nothing_is_recorded() {
 
 #[test]
 fn what_is_no_record_says_why() {
-    let padded = |bytes: usize| Recorded::from_json(&(r#"{"rng":1}"#.to_owned() + &" ".repeat(bytes - 9)));
+    let padded = |bytes: usize| ParsedRecord::from_json(&(r#"{"rng":1}"#.to_owned() + &" ".repeat(bytes - 9)));
     assert!(padded(RECORD_BYTES_MAX).is_ok());
     assert_eq!(padded(RECORD_BYTES_MAX + 1), Err(InvalidRecord::TooLong(RECORD_BYTES_MAX + 1)));
-    assert!(matches!(Recorded::from_json("{"), Err(InvalidRecord::NotJson(_))));
-    assert_eq!(Recorded::from_json(r#"{"model":"m"}"#), Err(InvalidRecord::Field("rng")));
-    let replay = |text: &str| Recorded::from_json(text).unwrap().replay(&snapshot(&[None]), &[]).map(|_| ()).unwrap_err().to_string();
+    assert!(matches!(ParsedRecord::from_json("{"), Err(InvalidRecord::NotJson(_))));
+    assert_eq!(ParsedRecord::from_json(r#"{"model":"m"}"#), Err(InvalidRecord::Field("rng")));
+    let replay = |text: &str| ParsedRecord::from_json(text).unwrap().replay(&snapshot(&[None]), &[]).map(|_| ()).unwrap_err().to_string();
     assert_eq!(replay(r#"{"rng":1}"#), "not a decision record: `request` is missing, or not what it should be");
     let twice = |slot: u16| {
         format!(
-            r#"{{"endpoint":"a","slot":{slot},"incarnation":1,"ready":true,"age_ms":0,"requests":0,"prefill_tokens":0,"decode_tokens":0,"matched_blocks":0,"cold_pick":0}}"#
+            r#"{{"endpoint":"a","slot":{slot},"generation":1,"ready":true,"age_ms":0,"requests":0,"prefill_tokens":0,"decode_tokens":0,"matched_blocks":0,"cold_pick":0}}"#
         )
     };
     let text =

@@ -1,21 +1,21 @@
 //! Whatever the host does, in whatever order: what a pick holds is released exactly once, and nothing panics.
 
-use exchange::{Exchange, HeadersStep, Origin, Pool, ResponseHead, Settings, Step, Time};
+use exchange::{Exchange, ExchangeSettings, ExchangeStep, HeadersStep, ManagedPool, ResponseHead, ResponseOrigin, Timestamp};
 use proptest::prelude::*;
-use scheduler::plugin::Value;
+use scheduler::plugin::ParameterValue;
 use scheduler::{
-    Endpoint, EndpointMetrics, EndpointRef, Incarnation, Pipeline, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec, ROLE_LABEL,
+    Endpoint, EndpointMetrics, EndpointRef, Generation, Pipeline, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec, ROLE_LABEL,
     Readiness, Slot, Snapshot, Version,
 };
 
 #[derive(Clone, Debug)]
-enum Event {
+enum ReleaseEvent {
     Headers { end: bool, path: usize },
     Grow(usize),
     Decide(usize),
     Response { origin: usize, address: usize, attempts: u32, stream: bool },
     Chunk(usize),
-    NewRoster(u8),
+    NewPoolUpdate(u8),
     End,
 }
 
@@ -30,20 +30,20 @@ const CHUNKS: [&[u8]; 5] = [
     b"\xff\xfe",
 ];
 
-fn event() -> impl Strategy<Value = Event> {
+fn event() -> impl Strategy<Value = ReleaseEvent> {
     prop_oneof![
-        (any::<bool>(), 0..4usize).prop_map(|(end, path)| Event::Headers { end, path }),
-        (0..30_000_000usize).prop_map(Event::Grow),
-        (0..4usize).prop_map(Event::Decide),
-        (0..3usize, 0..5usize, 0..5u32, any::<bool>()).prop_map(|(origin, address, attempts, stream)| Event::Response {
+        (any::<bool>(), 0..4usize).prop_map(|(end, path)| ReleaseEvent::Headers { end, path }),
+        (0..30_000_000usize).prop_map(ReleaseEvent::Grow),
+        (0..4usize).prop_map(ReleaseEvent::Decide),
+        (0..3usize, 0..5usize, 0..5u32, any::<bool>()).prop_map(|(origin, address, attempts, stream)| ReleaseEvent::Response {
             origin,
             address,
             attempts,
             stream
         }),
-        (0..5usize).prop_map(Event::Chunk),
-        (0..7u8).prop_map(Event::NewRoster),
-        Just(Event::End),
+        (0..5usize).prop_map(ReleaseEvent::Chunk),
+        (0..7u8).prop_map(ReleaseEvent::NewPoolUpdate),
+        Just(ReleaseEvent::End),
     ]
 }
 
@@ -51,20 +51,20 @@ fn address(i: usize) -> String {
     format!("10.0.0.{i}:8000")
 }
 
-pub(crate) fn roster(n: u8, incarnation: u32) -> Snapshot {
-    roster_of(n, incarnation, &PipelineSpec::default(), |_| "")
+pub(crate) fn pool_update(n: u8, generation: u32) -> Snapshot {
+    pool_update_of(n, generation, &PipelineSpec::default(), |_| "")
 }
 
 /// Two in three endpoints are there for earlier stages, which every request has.
-pub(crate) fn split_roster(n: u8, incarnation: u32) -> Snapshot {
-    roster_of_stages(n, incarnation, &["prefill", "encode"])
+pub(crate) fn split_pool_update(n: u8, generation: u32) -> Snapshot {
+    pool_update_of_stages(n, generation, &["prefill", "encode"])
 }
 
 /// The same, but that every request has these of the earlier stages only.
-pub(crate) fn roster_of_stages(n: u8, incarnation: u32, earlier: &[&str]) -> Snapshot {
+pub(crate) fn pool_update_of_stages(n: u8, generation: u32, earlier: &[&str]) -> Snapshot {
     let decider = "always-disagg-pd-decider";
-    let deciders = earlier.iter().map(|stage| ((*stage).to_owned(), Value::Text(decider.to_owned())));
-    let deciders = Value::Map(deciders.collect());
+    let deciders = earlier.iter().map(|stage| ((*stage).to_owned(), ParameterValue::Text(decider.to_owned())));
+    let deciders = ParameterValue::Map(deciders.collect());
     let handler = PluginSpec { parameters: vec![("deciders".to_owned(), deciders)], ..PluginSpec::of_type("disagg-profile-handler") };
     let profile =
         |stage: &str| ProfileSpec { name: stage.to_owned(), plugins: vec![ProfilePlugin { name: format!("{stage}-filter"), weight: 1.0 }] };
@@ -76,13 +76,13 @@ pub(crate) fn roster_of_stages(n: u8, incarnation: u32, earlier: &[&str]) -> Sna
         profile_handler: "disagg-profile-handler".to_owned(),
         ..PipelineSpec::default()
     };
-    roster_of(n, incarnation, &pipeline, |i| stages[usize::from(i) % 3])
+    pool_update_of(n, generation, &pipeline, |i| stages[usize::from(i) % 3])
 }
 
-fn roster_of(n: u8, incarnation: u32, pipeline: &PipelineSpec, role: impl Fn(u16) -> &'static str) -> Snapshot {
+fn pool_update_of(n: u8, generation: u32, pipeline: &PipelineSpec, role: impl Fn(u16) -> &'static str) -> Snapshot {
     let endpoints: Vec<Endpoint> = (0..u16::from(n))
         .map(|i| Endpoint {
-            id: EndpointRef { slot: Slot(i), incarnation: Incarnation(incarnation) },
+            id: EndpointRef { slot: Slot(i), generation: Generation(generation) },
             name: format!("pod-{i}").into(),
             address: address(usize::from(i)).into(),
             readiness: Readiness::Ready,
@@ -92,31 +92,31 @@ fn roster_of(n: u8, incarnation: u32, pipeline: &PipelineSpec, role: impl Fn(u16
         })
         .collect();
     let metrics = vec![EndpointMetrics::default(); endpoints.len()];
-    let version = Version { term: 1, sequence: u64::from(incarnation) };
+    let version = Version { term: 1, sequence: u64::from(generation) };
     Snapshot::try_new(version, endpoints, metrics, Pipeline::build(pipeline).unwrap()).unwrap()
 }
 
-struct Host {
-    settings: Settings,
-    pool: Pool,
+struct ReleaseHost {
+    settings: ExchangeSettings,
+    pool: ManagedPool,
     exchange: Exchange,
-    now: Time,
-    incarnation: u32,
+    now: Timestamp,
+    generation: u32,
     forwarded: u32,
     ended: u32,
 }
 
-impl Host {
+impl ReleaseHost {
     fn decide(&mut self, body: &[u8]) {
-        if let Step::Forward(_) = self.exchange.decide(&self.settings, &mut self.pool, None, body, self.now) {
+        if let ExchangeStep::Forward(_) = self.exchange.decide(&self.settings, &mut self.pool, None, body, self.now) {
             self.forwarded += 1;
         }
     }
 
-    fn apply(&mut self, event: &Event) {
+    fn apply(&mut self, event: &ReleaseEvent) {
         self.now = self.now.plus_ms(7);
         match *event {
-            Event::Headers { end, path } => {
+            ReleaseEvent::Headers { end, path } => {
                 self.ended += u32::from(self.exchange.end(&mut self.pool, self.now).is_some());
                 self.exchange = Exchange::new(self.now);
                 let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", PATHS[path])];
@@ -124,15 +124,15 @@ impl Host {
                     self.decide(b"");
                 }
             }
-            Event::Grow(bytes) => drop(self.exchange.body_grew(&self.settings, bytes)),
-            Event::Decide(body) => {
+            ReleaseEvent::Grow(bytes) => drop(self.exchange.check_body_size(&self.settings, bytes)),
+            ReleaseEvent::Decide(body) => {
                 self.ended += u32::from(self.exchange.end(&mut self.pool, self.now).is_some());
                 self.decide(BODIES[body]);
             }
-            Event::Response { origin, address: at, attempts, stream } => {
+            ReleaseEvent::Response { origin, address: at, attempts, stream } => {
                 let address = address(at);
                 let head = ResponseHead {
-                    origin: [Origin::Upstream, Origin::Proxy, Origin::Ours][origin],
+                    origin: [ResponseOrigin::Upstream, ResponseOrigin::Proxy, ResponseOrigin::Ours][origin],
                     status: 200,
                     upstream_address: Some(address.as_bytes()),
                     attempts,
@@ -142,16 +142,16 @@ impl Host {
                 };
                 self.exchange.response_headers(&mut self.pool, &head, self.now);
             }
-            Event::Chunk(i) => {
+            ReleaseEvent::Chunk(i) => {
                 let _ = self.exchange.response_chunk(&mut self.pool, CHUNKS[i], false, self.now);
             }
-            Event::NewRoster(n) => {
-                self.incarnation += 1;
-                let roster =
-                    if self.incarnation.is_multiple_of(2) { split_roster(n, self.incarnation) } else { roster(n, self.incarnation) };
-                self.pool.install(roster, 7, 1000);
+            ReleaseEvent::NewPoolUpdate(n) => {
+                self.generation += 1;
+                let pool_update =
+                    if self.generation.is_multiple_of(2) { split_pool_update(n, self.generation) } else { pool_update(n, self.generation) };
+                self.pool.install(pool_update, 7, 1000);
             }
-            Event::End => self.ended += u32::from(self.exchange.end(&mut self.pool, self.now).is_some()),
+            ReleaseEvent::End => self.ended += u32::from(self.exchange.end(&mut self.pool, self.now).is_some()),
         }
     }
 }
@@ -159,22 +159,22 @@ impl Host {
 proptest! {
     #[test]
     fn the_ledger_is_empty_when_all_is_over(events in prop::collection::vec(event(), 0..60)) {
-        let mut host = Host {
-            settings: Settings::default(),
-            pool: Pool::new(1, 1024),
-            exchange: Exchange::new(Time(0)),
-            now: Time(0),
-            incarnation: 0,
+        let mut host = ReleaseHost {
+            settings: ExchangeSettings::default(),
+            pool: ManagedPool::new(1, 1024),
+            exchange: Exchange::new(Timestamp(0)),
+            now: Timestamp(0),
+            generation: 0,
             forwarded: 0,
             ended: 0,
         };
-        host.apply(&Event::NewRoster(3));
+        host.apply(&ReleaseEvent::NewPoolUpdate(3));
         for event in events {
             host.apply(&event);
             let held: u32 = host.pool.in_flight().rows().map(|(_, load)| load.requests).sum();
             prop_assert!(held <= 3, "one exchange holds one request at most, at one endpoint a stage");
         }
-        host.apply(&Event::End);
+        host.apply(&ReleaseEvent::End);
         prop_assert_eq!(host.pool.in_flight().rows().count(), 0);
         prop_assert_eq!(host.forwarded, host.ended, "each request sent on ended once");
         prop_assert_eq!(host.pool.counters().models().iter().map(|m| m.running).sum::<u64>(), 0);

@@ -2,27 +2,27 @@
 
 use std::fmt::Write as _;
 
-use exchange::api::Api;
-use exchange::sse::{HELD_BYTES_MAX, HELD_BYTES_MIN, Progress, ResponseReader, Usage};
+use exchange::api::RequestApi;
+use exchange::sse::{ChunkProgress, HELD_BYTES_MAX, HELD_BYTES_MIN, ResponseReader, TokenUsage};
 use proptest::prelude::*;
 
 use crate::golden;
 
 /// What a reader saw, whatever the cuts.
 #[derive(Debug, PartialEq)]
-struct Seen {
+struct ResponseReading {
     events: u32,
     /// Bytes of the response when the first token was reported, of those up to the end of its chunk.
     first_token_after: Option<usize>,
-    usage: Usage,
+    usage: TokenUsage,
 }
 
-fn read<'b>(api: Api, streamed: bool, chunks: impl IntoIterator<Item = &'b [u8]>) -> Seen {
+fn read<'b>(api: RequestApi, streamed: bool, chunks: impl IntoIterator<Item = &'b [u8]>) -> ResponseReading {
     let mut reader = ResponseReader::new(api, streamed);
-    let mut seen = Seen { events: 0, first_token_after: None, usage: Usage::default() };
+    let mut seen = ResponseReading { events: 0, first_token_after: None, usage: TokenUsage::default() };
     let mut passed = 0;
     for chunk in chunks {
-        let Progress { first_token, events } = reader.chunk(chunk);
+        let ChunkProgress { first_token, events } = reader.chunk(chunk);
         passed += chunk.len();
         seen.events += events;
         assert!(!first_token || events > 0, "a first token is in an event");
@@ -34,10 +34,10 @@ fn read<'b>(api: Api, streamed: bool, chunks: impl IntoIterator<Item = &'b [u8]>
     seen
 }
 
-fn parse_head(head: &str) -> (Api, bool) {
+fn parse_head(head: &str) -> (RequestApi, bool) {
     let (path, how) = head.split_once(' ').unwrap();
     assert!(["streamed", "unstreamed"].contains(&how), "{head}");
-    (Api::of(b"POST", path.as_bytes()), how == "streamed")
+    (RequestApi::of(b"POST", path.as_bytes()), how == "streamed")
 }
 
 /// The response in a golden, as it goes over the wire.
@@ -58,7 +58,7 @@ fn responses_read_as_the_goldens_say() {
             let _ = writeln!(out, "{} events with content; first token {first}", seen.events);
         }
         let show = |count: Option<u32>| count.map_or("unknown".to_owned(), |count| count.to_string());
-        let Usage { prompt_tokens, completion_tokens, cached_tokens, estimated } = seen.usage;
+        let TokenUsage { prompt_tokens, completion_tokens, cached_tokens, estimated } = seen.usage;
         let estimated = if estimated { " (estimated)" } else { "" };
         let (prompt, completion, cached) = (show(prompt_tokens), show(completion_tokens), show(cached_tokens));
         out + &format!("tokens: prompt {prompt}, of them cached {cached}; completion {completion}{estimated}")
@@ -71,7 +71,7 @@ fn cuts_and_line_ends_change_nothing() {
         let (api, streamed) = parse_head(head);
         let plain = wire(streamed, body);
         let whole = read(api, streamed, [&plain[..]]);
-        let same = |seen: &Seen| {
+        let same = |seen: &ResponseReading| {
             (seen.events, seen.first_token_after.is_some(), seen.usage) == (whole.events, whole.first_token_after.is_some(), whole.usage)
         };
         let text = String::from_utf8(plain).unwrap();
@@ -94,24 +94,24 @@ fn the_end_of_a_long_response_is_enough() {
     let filler = |bytes: usize| r#"{"usage":{"prompt_tokens":666}},"#.repeat(bytes / 32);
     let fake = r#"\"usage\":{\"prompt_tokens\":666}"#;
     let usage = r#""usage":{"prompt_tokens":7,"completion_tokens":5,"prompt_tokens_details":{"cached_tokens":3}}"#;
-    let found = Usage { prompt_tokens: Some(7), completion_tokens: Some(5), cached_tokens: Some(3), estimated: false };
+    let found = TokenUsage { prompt_tokens: Some(7), completion_tokens: Some(5), cached_tokens: Some(3), estimated: false };
     let long = filler(HELD_BYTES_MAX * 3);
     for (body, expected) in [
         (format!(r#"{{"data":[{long}1],{usage}}}"#), found),
         (format!(r#"{{"data":[{long}1],{usage},"text":"{fake}"}}"#), found),
         (format!(r#"{{"data":[{long}1], "usage" : {},"x":{{"usage":{{"prompt_tokens":666}}}} }} "#, &usage[8..]), found),
-        (format!(r#"{{{usage},"data":[{long}1]}}"#), Usage::default()),
+        (format!(r#"{{{usage},"data":[{long}1]}}"#), TokenUsage::default()),
         (format!(r#"{{{usage},"data":[{}1]}}"#, filler(HELD_BYTES_MIN / 2)), found),
-        (format!(r#"{{"data":[{long}1],"text":"{fake}"}}"#), Usage::default()),
-        (format!(r#"{{"data":[{long}1],"x":{{{usage}}}}}"#), Usage::default()),
-        (format!(r#"{{"data":[{long}1],{usage}"#), Usage::default()),
-        (format!(r#"{{"data":[{long}1],"usage":null}}"#), Usage::default()),
+        (format!(r#"{{"data":[{long}1],"text":"{fake}"}}"#), TokenUsage::default()),
+        (format!(r#"{{"data":[{long}1],"x":{{{usage}}}}}"#), TokenUsage::default()),
+        (format!(r#"{{"data":[{long}1],{usage}"#), TokenUsage::default()),
+        (format!(r#"{{"data":[{long}1],"usage":null}}"#), TokenUsage::default()),
         (format!(r#"{{"data":[{long}1],{usage},"x":"{}"}}"#, "x".repeat(HELD_BYTES_MIN - 200)), found),
-        (format!(r#"{{"data":[{long}1],{usage},"x":"{}"}}"#, "x".repeat(HELD_BYTES_MIN)), Usage::default()),
+        (format!(r#"{{"data":[{long}1],{usage},"x":"{}"}}"#, "x".repeat(HELD_BYTES_MIN)), TokenUsage::default()),
     ] {
         for size in [1, 1000, 16_384, 60_000, 65_536, 1_000_000] {
-            let seen = read(Api::Embeddings, false, body.as_bytes().chunks(size));
-            assert_eq!(seen, Seen { events: 0, first_token_after: None, usage: expected }, "chunks of {size}: {}…", &body[..60]);
+            let seen = read(RequestApi::Embeddings, false, body.as_bytes().chunks(size));
+            assert_eq!(seen, ResponseReading { events: 0, first_token_after: None, usage: expected }, "chunks of {size}: {}…", &body[..60]);
         }
     }
 }
@@ -124,9 +124,9 @@ fn a_long_closing_event_still_tells_the_usage() {
     );
     let delta = r#"{"type":"response.output_text.delta","delta":"Hi"}"#;
     let stream = format!("data: {delta}\n\ndata: {closing}\n\ndata: {delta}\n\n");
-    let usage = Usage { prompt_tokens: Some(9), completion_tokens: Some(4), cached_tokens: Some(8), estimated: false };
+    let usage = TokenUsage { prompt_tokens: Some(9), completion_tokens: Some(4), cached_tokens: Some(8), estimated: false };
     for size in [1, 7, 16_384, 1_000_000] {
-        let seen = read(Api::Responses, true, stream.as_bytes().chunks(size));
+        let seen = read(RequestApi::Responses, true, stream.as_bytes().chunks(size));
         assert_eq!((seen.events, seen.usage), (2, usage), "chunks of {size}");
     }
 }
@@ -135,7 +135,7 @@ fn a_long_closing_event_still_tells_the_usage() {
 fn a_long_delta_counts_as_content() {
     let delta = format!(r#"{{"choices":[{{"delta":{{"content":"{}"}}}}]}}"#, "x".repeat(HELD_BYTES_MAX));
     let stream = format!("data: {delta}\n\n");
-    let seen = read(Api::ChatCompletions, true, stream.as_bytes().chunks(16_384));
+    let seen = read(RequestApi::ChatCompletions, true, stream.as_bytes().chunks(16_384));
     assert_eq!((seen.events, seen.usage.completion_tokens, seen.usage.estimated), (1, Some(1), true));
 }
 
@@ -173,11 +173,11 @@ proptest! {
         cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..6),
         streamed in any::<bool>(),
     ) {
-        let whole = read(Api::ChatCompletions, streamed, [&stream[..]]);
+        let whole = read(RequestApi::ChatCompletions, streamed, [&stream[..]]);
         let mut cuts: Vec<_> = cuts.iter().map(|cut| cut.index(stream.len() + 1)).collect();
         cuts.extend([0, stream.len()]);
         cuts.sort_unstable();
-        let seen = read(Api::ChatCompletions, streamed, cuts.windows(2).map(|cut| &stream[cut[0]..cut[1]]));
+        let seen = read(RequestApi::ChatCompletions, streamed, cuts.windows(2).map(|cut| &stream[cut[0]..cut[1]]));
         prop_assert_eq!((seen.events, seen.usage), (whole.events, whole.usage));
         prop_assert_eq!(seen.first_token_after.is_some(), whole.first_token_after.is_some());
     }
@@ -187,7 +187,8 @@ proptest! {
 fn what_the_stream_ends_in_is_an_event_too() {
     let stream = r#"data: {"choices":[{"text":"a"}]}"#;
     for whole in [String::new(), format!("{stream}\n\n"), format!("{stream}\n\n{stream}\n\n")] {
-        let (whole, more) = (read(Api::Completions, true, [whole.as_bytes()]), read(Api::Completions, true, [(whole + stream).as_bytes()]));
+        let (whole, more) =
+            (read(RequestApi::Completions, true, [whole.as_bytes()]), read(RequestApi::Completions, true, [(whole + stream).as_bytes()]));
         assert_eq!(more.events, whole.events, "seen at its end only");
         assert_eq!(more.usage.completion_tokens, Some(whole.events + 1));
     }
@@ -197,14 +198,14 @@ fn what_the_stream_ends_in_is_an_event_too() {
 #[test]
 fn a_stream_that_ends_with_the_mark_alone_is_whole() {
     let says = |stream: &str| {
-        let mut reader = exchange::sse::ResponseReader::new(exchange::api::Api::ChatCompletions, true);
+        let mut reader = exchange::sse::ResponseReader::new(exchange::api::RequestApi::ChatCompletions, true);
         reader.chunk(stream.as_bytes());
         reader.finish();
         reader.says()
     };
     let token = "data: {\"choices\":[{\"delta\":{\"content\":\"hi\"}}]}\n\n";
-    assert_eq!(says(token), pool_state::verdict::BodySays::Unfinished);
+    assert_eq!(says(token), pool_state::verdict::ErrorBody::Unfinished);
     for end in ["data: [DONE]\n\n", "data:[DONE]\r\n\r\n", "data: [DONE]"] {
-        assert_eq!(says(&format!("{token}{end}")), pool_state::verdict::BodySays::Reply, "{end:?}");
+        assert_eq!(says(&format!("{token}{end}")), pool_state::verdict::ErrorBody::Reply, "{end:?}");
     }
 }

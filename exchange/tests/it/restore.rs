@@ -1,18 +1,18 @@
 //! Responses whose model is given back its name: goldens, and the law that it does not matter where the bytes are cut.
 
-use exchange::api::Api;
-use exchange::restore::{Names, Restorer};
+use exchange::api::RequestApi;
+use exchange::restore::{ModelNameRestorer, ModelNames};
 use proptest::prelude::*;
 
 use crate::golden;
 
-fn names(sent: &str, asked: &str) -> Names {
-    Names { sent: sent.into(), asked: asked.as_bytes().into() }
+fn names(sent: &str, asked: &str) -> ModelNames {
+    ModelNames { sent: sent.into(), requested: asked.as_bytes().into() }
 }
 
 /// What the client gets.
-fn restore<'b>(api: Api, streamed: bool, names: &Names, chunks: impl IntoIterator<Item = &'b [u8]>) -> Vec<u8> {
-    let mut restorer = Restorer::new(names.clone(), api, streamed);
+fn restore<'b>(api: RequestApi, streamed: bool, names: &ModelNames, chunks: impl IntoIterator<Item = &'b [u8]>) -> Vec<u8> {
+    let mut restorer = ModelNameRestorer::new(names.clone(), api, streamed);
     let mut out = Vec::new();
     for chunk in chunks {
         out.extend_from_slice(restorer.chunk(chunk, false));
@@ -22,12 +22,12 @@ fn restore<'b>(api: Api, streamed: bool, names: &Names, chunks: impl IntoIterato
 }
 
 /// `/v1/completions streamed, "asked" was sent as name`
-fn parse_head(head: &str) -> (Api, bool, Names) {
+fn parse_head(head: &str) -> (RequestApi, bool, ModelNames) {
     let (path, rest) = head.split_once(' ').unwrap();
     let (how, rest) = rest.split_once(", ").unwrap();
     let (asked, sent) = rest.split_once(" was sent as ").unwrap();
     assert!(["streamed", "unstreamed"].contains(&how), "{head}");
-    (Api::of(b"POST", path.as_bytes()), how == "streamed", names(sent, asked))
+    (RequestApi::of(b"POST", path.as_bytes()), how == "streamed", names(sent, asked))
 }
 
 #[test]
@@ -62,7 +62,7 @@ fn no_more_than_the_name_is_ever_held_back() {
     let names = names("llama", "\"gpt\"");
     for model in ["llama", r"\u006clama", "another name that is much longer than any spelling of the one that was sent", ""] {
         let event = format!("data: {{\"id\":\"a long enough id\",\"model\":\"{model}\",\"choices\":[]}}\n\n");
-        let mut restorer = Restorer::new(names.clone(), Api::ChatCompletions, true);
+        let mut restorer = ModelNameRestorer::new(names.clone(), RequestApi::ChatCompletions, true);
         let (mut taken, mut given) = (0, 0);
         for byte in event.as_bytes().chunks(1) {
             taken += 1;
@@ -75,9 +75,9 @@ fn no_more_than_the_name_is_ever_held_back() {
 }
 
 /// What `serde_json` says the restored reply is.
-fn expected(mut reply: serde_json::Value, names: &Names) -> serde_json::Value {
+fn expected(mut reply: serde_json::Value, names: &ModelNames) -> serde_json::Value {
     if reply.get("model").is_some_and(|model| *model == *names.sent) {
-        reply["model"] = serde_json::from_slice(&names.asked).unwrap();
+        reply["model"] = serde_json::from_slice(&names.requested).unwrap();
     }
     reply
 }
@@ -141,7 +141,7 @@ proptest! {
         streamed in any::<bool>(),
         path in proptest::sample::select(vec!["/v1/chat/completions", "/v1/responses", "/v1/messages"]),
     ) {
-        let (api, names) = (Api::of(b"POST", path.as_bytes()), names("llama", "\"gpt\""));
+        let (api, names) = (RequestApi::of(b"POST", path.as_bytes()), names("llama", "\"gpt\""));
         let whole = restore(api, streamed, &names, [&bytes[..]]);
         let mut cuts: Vec<_> = cuts.iter().map(|cut| cut.index(bytes.len() + 1)).collect();
         cuts.extend([0, bytes.len()]);
@@ -153,8 +153,8 @@ proptest! {
     #[test]
     fn putting_back_what_was_asked_undoes_it(bytes in soup(), streamed in any::<bool>()) {
         let (to, from) = (names("llama", "\"gpt\""), names("gpt", "\"llama\""));
-        let there = restore(Api::ChatCompletions, streamed, &to, [&bytes[..]]);
-        let back = restore(Api::ChatCompletions, streamed, &from, [&there[..]]);
+        let there = restore(RequestApi::ChatCompletions, streamed, &to, [&bytes[..]]);
+        let back = restore(RequestApi::ChatCompletions, streamed, &from, [&there[..]]);
         let plain = |bytes: &[u8]| String::from_utf8_lossy(bytes).replace("lla\\u006da", "llama");
         prop_assert_eq!(plain(&back), plain(&bytes));
     }
@@ -163,7 +163,7 @@ proptest! {
     fn json_stays_what_it_was_but_for_the_name(reply in json(), sent in prop_oneof![Just("llama".to_owned()), any::<String>()], asked in any::<String>()) {
         let names = names(&sent, &serde_json::Value::from(asked).to_string());
         let value: serde_json::Value = serde_json::from_str(&reply).unwrap();
-        let got = restore(Api::ChatCompletions, false, &names, [reply.as_bytes()]);
+        let got = restore(RequestApi::ChatCompletions, false, &names, [reply.as_bytes()]);
         prop_assert_eq!(serde_json::from_slice::<serde_json::Value>(&got).unwrap(), expected(value, &names));
     }
 }

@@ -6,20 +6,20 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use exchange::{
-    DecideAt, DestinationFormat, Exchange, FailureMode, HeadersStep, ObjectiveHeader, Origin, Pool, Reply, ResponseBody, ResponseHead,
-    Settings, Step, Time,
+    DecideAt, DestinationFormat, Exchange, ExchangeSettings, ExchangeStep, FailureMode, HeadersStep, LocalReply, ManagedPool,
+    ObjectiveHeader, ResponseBody, ResponseHead, ResponseOrigin, Timestamp,
 };
-use pool_state::Label;
+use pool_state::ModelLabel;
 use scheduler::objects::{ModelSpec, ObjectiveSpec, Objects, ObjectsSpec, TargetSpec};
-use scheduler::plugin::Value;
+use scheduler::plugin::ParameterValue;
 use scheduler::{
-    Endpoint, EndpointMetrics, EndpointRef, Incarnation, Pipeline, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec, ROLE_LABEL,
+    Endpoint, EndpointMetrics, EndpointRef, Generation, Pipeline, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec, ROLE_LABEL,
     Readiness, Slot, Snapshot, Version,
 };
 
-struct Script {
-    settings: Settings,
-    pool: Pool,
+struct ExchangeScript {
+    settings: ExchangeSettings,
+    pool: ManagedPool,
     endpoints: Vec<(Endpoint, EndpointMetrics)>,
     objects: ObjectsSpec,
     pipeline: PipelineSpec,
@@ -27,7 +27,7 @@ struct Script {
     exchange: Exchange,
     request: Vec<(String, String)>,
     hint: Option<Vec<u8>>,
-    now: Time,
+    now: Timestamp,
     out: String,
 }
 
@@ -40,7 +40,7 @@ fn every_script_says_what_happens() {
     let mut wrong = Vec::new();
     for file in files {
         let text = std::fs::read_to_string(&file).unwrap();
-        let now = Script::new().run(&text);
+        let now = ExchangeScript::new().run(&text);
         if std::env::var_os("UPDATE_GOLDENS").is_some() {
             std::fs::write(&file, &now).unwrap();
         } else if now != text {
@@ -50,19 +50,19 @@ fn every_script_says_what_happens() {
     assert!(wrong.is_empty(), "these went otherwise:\n{}", wrong.join("\n"));
 }
 
-impl Script {
+impl ExchangeScript {
     fn new() -> Self {
         Self {
-            settings: Settings::default(),
-            pool: Pool::new(1, 4096),
+            settings: ExchangeSettings::default(),
+            pool: ManagedPool::new(1, 4096),
             endpoints: Vec::new(),
             objects: ObjectsSpec::default(),
             pipeline: pipeline(),
             sequence: 0,
-            exchange: Exchange::new(Time(0)),
+            exchange: Exchange::new(Timestamp(0)),
             request: Vec::new(),
             hint: None,
-            now: Time(0),
+            now: Timestamp(0),
             out: String::new(),
         }
     }
@@ -79,7 +79,7 @@ impl Script {
                 "objective" => self.objective(rest),
                 "plugin" => self.plugin(rest),
                 "profile" => self.profile(rest),
-                "roster" => self.install(),
+                "pool_update" => self.install(),
                 "request" => self.request(rest),
                 "header" => self.request.push(pair(rest)),
                 "hint" => self.hint = Some(rest.as_bytes().to_vec()),
@@ -126,7 +126,7 @@ impl Script {
         let address = words.next().unwrap();
         let slot = Slot(u16::try_from(self.endpoints.len()).unwrap());
         let mut endpoint = Endpoint {
-            id: EndpointRef { slot, incarnation: Incarnation(1) },
+            id: EndpointRef { slot, generation: Generation(1) },
             name: format!("pod-{}", slot.0).into(),
             address: address.into(),
             readiness: Readiness::Ready,
@@ -152,14 +152,14 @@ impl Script {
     fn plugin(&mut self, rest: &str) {
         let mut words = rest.split(' ');
         let mut plugin = PluginSpec::of_type(words.next().unwrap());
-        let value = |text: &str| text.parse().map_or_else(|_| Value::Text(text.to_owned()), Value::Number);
+        let value = |text: &str| text.parse().map_or_else(|_| ParameterValue::Text(text.to_owned()), ParameterValue::Number);
         let mut map = None;
         for word in words {
             match (word.split_once('='), map) {
                 (None, _) => map = Some(word),
                 (Some((name, text)), None) => plugin.parameters.push((name.to_owned(), value(text))),
                 (Some((name, text)), Some(map)) => {
-                    plugin.parameters.push((map.to_owned(), Value::Map(vec![(name.to_owned(), value(text))])));
+                    plugin.parameters.push((map.to_owned(), ParameterValue::Map(vec![(name.to_owned(), value(text))])));
                 }
             }
         }
@@ -220,7 +220,7 @@ impl Script {
             self.say(&format!("strip {}", stripped.join(", ")));
         }
         let pairs = pairs.iter().map(|(n, v)| (n.as_bytes(), v.as_bytes()));
-        self.exchange.capture(&self.pool, pairs.clone());
+        self.exchange.capture_headers(&self.pool, pairs.clone());
         match self.exchange.request_headers(&self.settings, pairs, end) {
             HeadersStep::Buffer => self.say("buffer"),
             HeadersStep::Decide => self.decide(b""),
@@ -230,7 +230,7 @@ impl Script {
     }
 
     fn grows(&mut self, bytes: usize) {
-        match self.exchange.body_grew(&self.settings, bytes) {
+        match self.exchange.check_body_size(&self.settings, bytes) {
             Some(reply) => self.reply(&reply),
             None => self.say("go on"),
         }
@@ -239,7 +239,7 @@ impl Script {
     fn decide(&mut self, body: &[u8]) {
         let hint = self.hint.clone();
         match self.exchange.decide(&self.settings, &mut self.pool, hint.as_deref(), body, self.now) {
-            Step::Forward(forward) => {
+            ExchangeStep::Forward(forward) => {
                 for (name, value) in forward.set {
                     self.say(&format!("set {name}: {value}"));
                 }
@@ -248,12 +248,12 @@ impl Script {
                     self.say(&format!("send {}", String::from_utf8_lossy(&[&splice.beginning(body.to_vec()), rest].concat())));
                 }
             }
-            Step::Reply(reply) => self.reply(&reply),
-            Step::Park { deadline } => self.say(&format!("park until {} ms", deadline.ms_since(Time(0)))),
+            ExchangeStep::Reply(reply) => self.reply(&reply),
+            ExchangeStep::Park { deadline } => self.say(&format!("park until {} ms", deadline.ms_since(Timestamp(0)))),
         }
     }
 
-    fn reply(&mut self, reply: &Reply) {
+    fn reply(&mut self, reply: &LocalReply) {
         self.say(&format!("reply {}", reply.status));
         for (name, value) in &reply.headers {
             self.say(&format!("  {name}: {value}"));
@@ -265,9 +265,9 @@ impl Script {
     fn response(&mut self, rest: &str) {
         let mut words = rest.split(' ');
         let origin = match words.next().unwrap() {
-            "upstream" => Origin::Upstream,
-            "proxy" => Origin::Proxy,
-            _ => Origin::Ours,
+            "upstream" => ResponseOrigin::Upstream,
+            "proxy" => ResponseOrigin::Proxy,
+            _ => ResponseOrigin::Ours,
         };
         let mut head = ResponseHead {
             origin,
@@ -381,7 +381,7 @@ fn pipeline() -> PipelineSpec {
 }
 
 /// The model, and what of the rest is out of the ordinary.
-fn label(label: &Label) -> String {
+fn label(label: &ModelLabel) -> String {
     let target = if label.target_model == label.model { String::new() } else { format!(" as {:?}", label.target_model) };
     let priority = if label.priority == 0 { String::new() } else { format!(" at {}", label.priority) };
     format!("{:?}{target}{priority}", label.model)

@@ -1,20 +1,20 @@
 //! SLOs over whole exchanges: what headers may say, what is promised, and that a promise binds everybody until it is kept or void.
 
-use exchange::record::Recorded;
-use exchange::{Exchange, Origin, Pool, Reply, ResponseHead, Settings, Step, Time};
-use pool_state::{OwnRow, PeerRow, RowHead, Sum};
+use exchange::record::ParsedRecord;
+use exchange::{Exchange, ExchangeSettings, ExchangeStep, LocalReply, ManagedPool, ResponseHead, ResponseOrigin, Timestamp};
+use pool_state::{LoadReportHead, LoadReportSum, OwnLoadReport, PeerLoadReport};
 use scheduler::latency::LatencyModel;
 use scheduler::latency::step::StepModel;
-use scheduler::plugin::Value;
-use scheduler::{Decision, EndpointRef, Incarnation, Pipeline, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec, Slo, Slot, Snapshot};
+use scheduler::plugin::ParameterValue;
+use scheduler::{Decision, EndpointRef, Generation, Pipeline, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec, Slo, Slot, Snapshot};
 
-use crate::release::roster;
+use crate::release::pool_update;
 
 const ASKED: [(&str, &str); 2] = [("predictionbasedrouting", "true"), ("x-slo-tpot-ms", "80")];
 
 /// The proposal's example, as the daemon compiles it.
 fn pipeline(prediction: bool, slo_missing: &str, priority: u32) -> PipelineSpec {
-    let with = |plugin_type: &str, name: &str, value: Value| PluginSpec {
+    let with = |plugin_type: &str, name: &str, value: ParameterValue| PluginSpec {
         parameters: vec![(name.to_owned(), value)],
         ..PluginSpec::of_type(plugin_type)
     };
@@ -22,8 +22,8 @@ fn pipeline(prediction: bool, slo_missing: &str, priority: u32) -> PipelineSpec 
     PipelineSpec {
         plugins: vec![
             PluginSpec::of_type("queue-scorer"),
-            with("slo-scorer", "shedBelowPriority", Value::Number(f64::from(priority))),
-            with("slo-aware-profile-handler", "sloMissing", Value::Text(slo_missing.to_owned())),
+            with("slo-scorer", "shedBelowPriority", ParameterValue::Number(f64::from(priority))),
+            with("slo-aware-profile-handler", "sloMissing", ParameterValue::Text(slo_missing.to_owned())),
             PluginSpec::of_type("slo-request-tracker"),
             PluginSpec::of_type("max-score-picker"),
         ],
@@ -44,46 +44,46 @@ fn pipeline(prediction: bool, slo_missing: &str, priority: u32) -> PipelineSpec 
 }
 
 /// Two endpoints under this pipeline, that take these times for each token, and a tenth of a second to the first.
-fn pool_of(pipeline: &PipelineSpec, tpots_ms: [f32; 2]) -> Pool {
-    let two = roster(2, 1);
+fn pool_of(pipeline: &PipelineSpec, tpots_ms: [f32; 2]) -> ManagedPool {
+    let two = pool_update(2, 1);
     let snapshot =
         Snapshot::try_new(two.version(), two.endpoints().to_vec(), two.metrics().to_vec(), Pipeline::build(pipeline).unwrap()).unwrap();
-    let mut pool = Pool::new(1, 1 << 10);
+    let mut pool = ManagedPool::new(1, 1 << 10);
     pool.install(snapshot, 7, 10_000);
-    pool.count_anew([]);
+    pool.recount_load_reports([]);
     let model = tpots_ms
         .into_iter()
         .zip(0..)
         .fold(LatencyModel::constant(100.0, 20.0), |model, (tpot_ms, slot)| model.with_endpoint(at(slot), 1.0, tpot_ms / 20.0));
-    pool.learned(StepModel::default(), Some(model));
+    pool.install_models(StepModel::default(), Some(model));
     pool
 }
 
-fn pool(tpots_ms: [f32; 2]) -> Pool {
+fn pool(tpots_ms: [f32; 2]) -> ManagedPool {
     pool_of(&pipeline(true, "refuse", 1), tpots_ms)
 }
 
 fn at(slot: u16) -> EndpointRef {
-    EndpointRef { slot: Slot(slot), incarnation: Incarnation(1) }
+    EndpointRef { slot: Slot(slot), generation: Generation(1) }
 }
 
-fn ask(pool: &mut Pool, path: &str, headers: &[(&str, &str)], settings: &Settings) -> (Exchange, Step) {
-    let mut exchange = Exchange::new(Time(0));
+fn ask(pool: &mut ManagedPool, path: &str, headers: &[(&str, &str)], settings: &ExchangeSettings) -> (Exchange, ExchangeStep) {
+    let mut exchange = Exchange::new(Timestamp(0));
     let all: Vec<(&[u8], &[u8])> =
         [(":method", "POST"), (":path", path)].iter().chain(headers).map(|(name, value)| (name.as_bytes(), value.as_bytes())).collect();
     exchange.request_headers(settings, all.iter().copied(), false);
-    exchange.capture(pool, all.iter().copied());
-    let step = exchange.decide(settings, pool, None, br#"{"model":"m","prompt":"hello","stream":true}"#, Time(0));
+    exchange.capture_headers(pool, all.iter().copied());
+    let step = exchange.decide(settings, pool, None, br#"{"model":"m","prompt":"hello","stream":true}"#, Timestamp(0));
     (exchange, step)
 }
 
 /// Where a request goes, or how it is answered.
-fn sent(pool: &mut Pool, headers: &[(&str, &str)]) -> (Exchange, Result<String, Reply>) {
-    let (exchange, step) = ask(pool, "/v1/completions", headers, &Settings::default());
+fn sent(pool: &mut ManagedPool, headers: &[(&str, &str)]) -> (Exchange, Result<String, LocalReply>) {
+    let (exchange, step) = ask(pool, "/v1/completions", headers, &ExchangeSettings::default());
     let to = match step {
-        Step::Forward(forward) => Ok(forward.set[0].1.split(',').next().unwrap().to_owned()),
-        Step::Reply(reply) => Err(reply),
-        Step::Park { .. } => panic!("parked"),
+        ExchangeStep::Forward(forward) => Ok(forward.set[0].1.split(',').next().unwrap().to_owned()),
+        ExchangeStep::Reply(reply) => Err(reply),
+        ExchangeStep::Park { .. } => panic!("parked"),
     };
     (exchange, to)
 }
@@ -91,7 +91,7 @@ fn sent(pool: &mut Pool, headers: &[(&str, &str)]) -> (Exchange, Result<String, 
 fn refused(headers: &[(&str, &str)], pipeline: &PipelineSpec) -> Option<(u16, String)> {
     let mut pool = pool_of(pipeline, [20.0, 20.0]);
     let (mut exchange, to) = sent(&mut pool, headers);
-    exchange.end(&mut pool, Time(0));
+    exchange.end(&mut pool, Timestamp(0));
     to.err().map(|reply| (reply.status, String::from_utf8(reply.body).unwrap()))
 }
 
@@ -100,18 +100,18 @@ fn cell(prediction: bool, slo: Option<&str>, header: Option<&str>) -> (String, u
     let mut pool = pool_of(&pipeline(prediction, "refuse", 1), [20.0, 20.0]);
     let told = [("x-slo-tpot-ms", slo), ("predictionbasedrouting", header), ("x-switchpoint-explain", Some("1"))];
     let headers: Vec<(&str, &str)> = told.into_iter().filter_map(|(name, value)| Some((name, value?))).collect();
-    let settings = Settings { explain: true, ..Settings::default() };
+    let settings = ExchangeSettings { explain: true, ..ExchangeSettings::default() };
     let (mut exchange, step) = ask(&mut pool, "/v1/completions", &headers, &settings);
     let tracked = [0, 1].map(|slot| pool.in_flight().running(at(slot)).len()).iter().sum();
     let what = match step {
-        Step::Reply(reply) => reply.status.to_string(),
+        ExchangeStep::Reply(reply) => reply.status.to_string(),
         _ => serde_json::from_str::<serde_json::Value>(exchange.reasons().unwrap()).unwrap()["profile"].as_str().unwrap().to_owned(),
     };
-    exchange.end(&mut pool, Time(0));
+    exchange.end(&mut pool, Timestamp(0));
     (what, tracked)
 }
 
-fn lowest(pool: &Pool, slot: u16) -> Slo {
+fn lowest(pool: &ManagedPool, slot: u16) -> Slo {
     let load = pool.in_flight().load(at(slot));
     Slo { ttft_us: load.ttft_slo_us, tpot_us: load.tpot_slo_us }
 }
@@ -131,9 +131,9 @@ fn without_an_slo_every_inference_request_is_told_so_while_latency_is_predicted(
     }
     assert_eq!(refused(&[("x-slo-ttft-ms", "100")], &pipeline(true, "refuse", 1)), None, "one is enough");
     let mut pool = pool([20.0, 20.0]);
-    let (mut exchange, step) = ask(&mut pool, "/v1/models", &[], &Settings::default());
-    assert!(matches!(step, Step::Forward(_)), "no inference: {step:?}");
-    exchange.end(&mut pool, Time(0));
+    let (mut exchange, step) = ask(&mut pool, "/v1/models", &[], &ExchangeSettings::default());
+    assert!(matches!(step, ExchangeStep::Forward(_)), "no inference: {step:?}");
+    exchange.end(&mut pool, Timestamp(0));
 }
 
 #[test]
@@ -174,25 +174,25 @@ fn flag_slo_and_header_decide_cell_by_cell() {
 fn whatever_ends_a_request_its_slo_ends_with_it() {
     const TOKEN: &[u8] = b"data: {\"choices\":[{\"text\":\"hi\"}]}\n\n";
     let head = |origin, status| ResponseHead { origin, status, content_type: Some(b"text/event-stream"), ..ResponseHead::default() };
-    type End<'f> = &'f dyn Fn(&mut Exchange, &mut Pool);
-    let ends: [(&str, u32, End<'_>); 4] = [
+    type StreamEnd<'f> = &'f dyn Fn(&mut Exchange, &mut ManagedPool);
+    let ends: [(&str, u32, StreamEnd<'_>); 4] = [
         ("its last token", 1, &|exchange, pool| {
-            exchange.response_headers(pool, &head(Origin::Upstream, 200), Time(0).plus_ms(5));
-            exchange.response_chunk(pool, TOKEN, true, Time(0).plus_ms(9));
-            exchange.end(pool, Time(0).plus_ms(9));
+            exchange.response_headers(pool, &head(ResponseOrigin::Upstream, 200), Timestamp(0).plus_ms(5));
+            exchange.response_chunk(pool, TOKEN, true, Timestamp(0).plus_ms(9));
+            exchange.end(pool, Timestamp(0).plus_ms(9));
         }),
         ("a client that leaves in the middle of it", 1, &|exchange, pool| {
-            exchange.response_headers(pool, &head(Origin::Upstream, 200), Time(0).plus_ms(5));
-            exchange.response_chunk(pool, TOKEN, false, Time(0).plus_ms(9));
-            exchange.end(pool, Time(0).plus_ms(9));
+            exchange.response_headers(pool, &head(ResponseOrigin::Upstream, 200), Timestamp(0).plus_ms(5));
+            exchange.response_chunk(pool, TOKEN, false, Timestamp(0).plus_ms(9));
+            exchange.end(pool, Timestamp(0).plus_ms(9));
         }),
         ("an endpoint that cannot be reached", 1, &|exchange, pool| {
-            exchange.response_headers(pool, &head(Origin::Proxy, 503), Time(0).plus_ms(5));
-            exchange.end(pool, Time(0).plus_ms(5));
+            exchange.response_headers(pool, &head(ResponseOrigin::Proxy, 503), Timestamp(0).plus_ms(5));
+            exchange.end(pool, Timestamp(0).plus_ms(5));
         }),
         ("the crash of its endpoint", 2, &|_, pool| {
-            pool.install(roster(2, 2), 8, 10_000);
-            pool.count_anew([]);
+            pool.install(pool_update(2, 2), 8, 10_000);
+            pool.recount_load_reports([]);
         }),
     ];
     for (what, life, end) in ends {
@@ -201,10 +201,10 @@ fn whatever_ends_a_request_its_slo_ends_with_it() {
         let slot = u16::from(to.unwrap() != "10.0.0.0:8000");
         assert_eq!((lowest(&pool, slot), pool.in_flight().running(at(slot)).len()), (tpot(80_000), 1), "before {what}");
         end(&mut exchange, &mut pool);
-        let now = EndpointRef { incarnation: Incarnation(life), ..at(slot) };
+        let now = EndpointRef { generation: Generation(life), ..at(slot) };
         let load = pool.in_flight().load(now);
         assert_eq!((load.tpot_slo_us, pool.in_flight().running(now).len()), (None, 0), "after {what}");
-        exchange.end(&mut pool, Time(0).plus_ms(20));
+        exchange.end(&mut pool, Timestamp(0).plus_ms(20));
         assert_eq!(pool.in_flight().rows().count(), 0, "after {what}");
     }
 }
@@ -217,7 +217,7 @@ fn an_slo_counts_from_the_pick_to_the_end_whatever_the_header_says() {
     let expected = if slot == 0 { tpot(30_000) } else { Slo::default() };
     assert_eq!(lowest(&pool, slot), expected, "by the default profile, tracked all the same; where it cannot be met it binds nobody");
     assert_eq!(pool.in_flight().running(at(slot))[0].slo, tpot(30_000));
-    exchange.end(&mut pool, Time(0));
+    exchange.end(&mut pool, Timestamp(0));
     assert_eq!((lowest(&pool, slot), pool.in_flight().running(at(slot)).len()), (Slo::default(), 0), "a client that left");
 }
 
@@ -228,22 +228,22 @@ fn the_lowest_slo_there_makes_others_yield_unless_nobody_could_meet_it() {
     let held: Vec<Exchange> = (0..2).map(|_| sent(&mut pool, &strict).0).collect();
     assert_eq!([lowest(&pool, 0), lowest(&pool, 1)].map(|slo| slo.tpot_us), [Some(21_000); 2], "idle first");
     let slow = LatencyModel::constant(100.0, 40.0);
-    pool.learned(StepModel::default(), Some(slow));
+    pool.install_models(StepModel::default(), Some(slow));
     let (_, to) = sent(&mut pool, &ASKED);
     let reply = to.unwrap_err();
     assert_eq!(reply.status, 429, "40 ms would do for it, but not for those who are there");
     assert!(String::from_utf8(reply.body).unwrap().contains("slo_unattainable"));
     for mut exchange in held {
-        exchange.end(&mut pool, Time(0));
+        exchange.end(&mut pool, Timestamp(0));
     }
     // Somebody asks for what no endpoint could do even if it were idle: that is shown, and binds nobody.
     let greedy: Vec<Exchange> = (0..2).map(|_| sent(&mut pool, &[("x-slo-tpot-ms", "1")]).0).collect();
     assert_eq!([lowest(&pool, 0), lowest(&pool, 1)], [Slo::default(); 2]);
     let (mut exchange, to) = sent(&mut pool, &ASKED);
     assert!(to.is_ok(), "{to:?}");
-    for exchange in greedy.into_iter().chain([std::mem::replace(&mut exchange, Exchange::new(Time(0)))]) {
+    for exchange in greedy.into_iter().chain([std::mem::replace(&mut exchange, Exchange::new(Timestamp(0)))]) {
         let mut exchange = exchange;
-        exchange.end(&mut pool, Time(0));
+        exchange.end(&mut pool, Timestamp(0));
     }
     assert_eq!(pool.in_flight().rows().count(), 0);
 }
@@ -258,35 +258,35 @@ fn a_retry_takes_its_slo_along_and_what_it_saw_is_appended() {
     let predicted = pool.in_flight().running(at(first))[0].predicted.unwrap();
     assert!((predicted.tpot_ms - 20.0).abs() < 0.01 && (predicted.ttft_ms - 100.0).abs() < 0.01, "{predicted:?}");
     let head = ResponseHead {
-        origin: Origin::Upstream,
+        origin: ResponseOrigin::Upstream,
         status: 200,
         upstream_address: Some(address.as_bytes()),
         attempts: 2,
         content_type: Some(b"text/event-stream"),
         ..ResponseHead::default()
     };
-    exchange.response_headers(&mut pool, &head, Time(0).plus_ms(5));
+    exchange.response_headers(&mut pool, &head, Timestamp(0).plus_ms(5));
     assert_eq!((lowest(&pool, first), lowest(&pool, second)), (Slo::default(), tpot(80_000)));
     let token = b"data: {\"choices\":[{\"text\":\"hi\"}]}\n\n";
     for chunk in 0..33 {
-        exchange.response_chunk(&mut pool, token, false, Time(0).plus_ms(130 + 25 * chunk));
+        exchange.response_chunk(&mut pool, token, false, Timestamp(0).plus_ms(130 + 25 * chunk));
     }
     let running = &pool.in_flight().running(at(second))[0];
     assert_eq!((running.ttft_ms, running.tpots_ms.as_slice()), (Some(130.0), [25.0, 25.0].as_slice()));
-    exchange.end(&mut pool, Time(0).plus_ms(2_000));
+    exchange.end(&mut pool, Timestamp(0).plus_ms(2_000));
     assert_eq!(pool.in_flight().rows().count(), 0);
 }
 
 #[test]
 fn the_lowest_slo_of_an_endpoint_is_the_lowest_of_all_proxies() {
     let (mut one, mut two) = (pool([40.0, 40.0]), pool([40.0, 40.0]));
-    let (mut row, mut peer) = (OwnRow::default(), PeerRow::default());
+    let (mut row, mut peer) = (OwnLoadReport::default(), PeerLoadReport::default());
     let strict = [("predictionbasedrouting", "true"), ("x-slo-tpot-ms", "41")];
     let held: Vec<Exchange> = (0..2).map(|_| sent(&mut one, &strict).0).collect();
-    let tell = |one: &mut Pool, two: &mut Pool, row: &mut OwnRow, peer: &mut PeerRow| {
-        let bytes = one.write_row(row, RowHead { vm: 9, written: Time(0).plus_ms(1), ring: 0 }).to_vec();
-        if two.read_row(peer, bytes, true) {
-            two.put_slos_together([&*peer]);
+    let tell = |one: &mut ManagedPool, two: &mut ManagedPool, row: &mut OwnLoadReport, peer: &mut PeerLoadReport| {
+        let bytes = one.write_load_report(row, LoadReportHead { vm: 9, written: Timestamp(0).plus_ms(1), ring: 0 }).to_vec();
+        if two.read_load_report(peer, bytes, true) {
+            two.recompute_peer_slos([&*peer]);
         }
     };
     tell(&mut one, &mut two, &mut row, &mut peer);
@@ -294,16 +294,16 @@ fn the_lowest_slo_of_an_endpoint_is_the_lowest_of_all_proxies() {
     let own = sent(&mut two, &[("x-slo-tpot-ms", "50")]).0;
     assert_eq!([lowest(&two, 0), lowest(&two, 1)], [tpot(41_000); 2], "the lower of both");
     let slower = LatencyModel::constant(100.0, 60.0);
-    two.learned(StepModel::default(), Some(slower));
+    two.install_models(StepModel::default(), Some(slower));
     assert_eq!(sent(&mut two, &ASKED).1.unwrap_err().status, 429, "what was promised elsewhere binds here");
     for mut exchange in held {
-        exchange.end(&mut one, Time(0));
+        exchange.end(&mut one, Timestamp(0));
     }
     tell(&mut one, &mut two, &mut row, &mut peer);
     let slots: Vec<Slo> = [0, 1].map(|slot| lowest(&two, slot)).into_iter().filter(|slo| slo.any()).collect();
     assert_eq!(slots, [tpot(50_000)], "kept or void there, it binds nobody here");
     let mut own = own;
-    own.end(&mut two, Time(0));
+    own.end(&mut two, Timestamp(0));
 }
 
 #[test]
@@ -311,20 +311,20 @@ fn what_the_one_who_speaks_for_a_proxy_promised_itself_is_told_too() {
     let mut pool = pool([20.0, 20.0]);
     let (mut exchange, to) = sent(&mut pool, &[("x-slo-tpot-ms", "50")]);
     let slot = u16::from(to.unwrap() != "10.0.0.0:8000");
-    let (mut ours, mut theirs, mut peer) = (Sum::default(), Sum::default(), PeerRow::default());
-    ours.start(vec![at(0), at(1)], []);
+    let (mut ours, mut theirs, mut peer) = (LoadReportSum::default(), LoadReportSum::default(), PeerLoadReport::default());
+    ours.reset(vec![at(0), at(1)], []);
     pool.in_flight().rows().for_each(|(endpoint, load)| ours.add(endpoint, load));
-    theirs.start(vec![at(0), at(1)], []);
-    theirs.read(&mut peer, ours.row(RowHead::default(), [], &[]));
-    theirs.start(vec![at(0), at(1)], [&peer]);
+    theirs.reset(vec![at(0), at(1)], []);
+    theirs.read(&mut peer, ours.row(LoadReportHead::default(), [], &[]));
+    theirs.reset(vec![at(0), at(1)], [&peer]);
     assert_eq!(theirs.load(at(slot)).tpot_slo_us, Some(50_000));
-    exchange.end(&mut pool, Time(0));
+    exchange.end(&mut pool, Timestamp(0));
 }
 
 #[test]
 fn a_record_says_what_was_asked_and_who_runs_where_with_which_slo() {
     let mut pool = pool([20.0, 60.0]);
-    let settings = Settings { decision_log_one_in: 1, ..Settings::default() };
+    let settings = ExchangeSettings { decision_log_one_in: 1, ..ExchangeSettings::default() };
     let mut record = |headers: &[(&str, &str)]| -> serde_json::Value {
         let (mut exchange, _) = ask(&mut pool, "/v1/completions", headers, &settings);
         serde_json::from_str(&exchange.take_record().unwrap()).unwrap()
@@ -349,10 +349,10 @@ fn reasons_say_what_is_predicted_and_who_is_late_and_a_record_decides_the_same_a
     while pool.in_flight().rows().count() < 2 {
         held.push(sent(&mut pool, &[("x-slo-tpot-ms", "500")]).0); // by the default profile, until nobody is idle
     }
-    let settings = Settings { explain: true, decision_log_one_in: 1, ..Settings::default() };
+    let settings = ExchangeSettings { explain: true, decision_log_one_in: 1, ..ExchangeSettings::default() };
     let headers = [ASKED.as_slice(), &[("x-switchpoint-explain", "1")]].concat();
     let (mut exchange, step) = ask(&mut pool, "/v1/completions", &headers, &settings);
-    assert!(matches!(step, Step::Forward(_)), "{step:?}");
+    assert!(matches!(step, ExchangeStep::Forward(_)), "{step:?}");
     let reasons: serde_json::Value = serde_json::from_str(exchange.reasons().unwrap()).unwrap();
     assert_eq!(reasons["profile"], "slo");
     let candidate = |slot: usize| reasons["candidates"][slot]["predicted"].clone();
@@ -367,15 +367,15 @@ fn reasons_say_what_is_predicted_and_who_is_late_and_a_record_decides_the_same_a
     );
     assert_eq!(late["ttft"].as_object().unwrap().len(), 1, "no TTFT SLO anywhere: {late}");
 
-    let record = Recorded::from_json(&exchange.take_record().unwrap()).unwrap();
-    pool.learned(StepModel::default(), Some(LatencyModel::constant(1.0, 1.0)));
+    let record = ParsedRecord::from_json(&exchange.take_record().unwrap()).unwrap();
+    pool.install_models(StepModel::default(), Some(LatencyModel::constant(1.0, 1.0)));
     let again = record.replay(pool.snapshot().unwrap(), &[]).unwrap();
     let Decision::Route(route) = again.decision else { panic!("{:?}", again.decision) };
     let addresses: Vec<&str> = route.ranked.iter().map(|index| &*again.snapshot.endpoint(index).unwrap().address).collect();
     assert_eq!(addresses, record.was_picked(), "by what was predicted then, not now");
-    exchange.end(&mut pool, Time(0));
+    exchange.end(&mut pool, Timestamp(0));
     for mut exchange in held {
-        exchange.end(&mut pool, Time(0));
+        exchange.end(&mut pool, Timestamp(0));
     }
 }
 
@@ -384,13 +384,13 @@ fn requests_that_met_missed_or_were_refused_their_slo_are_counted_by_model() {
     const WHOLE: &[u8] = b"data: {\"choices\":[{\"text\":\"hi\"}]}\n\ndata: [DONE]\n\n";
     const REFUSED: &[u8] = b"{\"error\":{\"message\":\"too long\"}}";
     let mut pool = pool([20.0, 20.0]);
-    let play = |pool: &mut Pool, headers: &[(&str, &str)], (status, body): (u16, &[u8]), first_ms: u64, last: bool| {
+    let play = |pool: &mut ManagedPool, headers: &[(&str, &str)], (status, body): (u16, &[u8]), first_ms: u64, last: bool| {
         let (mut exchange, _) = sent(pool, headers);
         let content_type: &[u8] = if status == 200 { b"text/event-stream" } else { b"application/json" };
-        let head = ResponseHead { origin: Origin::Upstream, status, content_type: Some(content_type), ..ResponseHead::default() };
-        exchange.response_headers(pool, &head, Time(0).plus_ms(1));
-        exchange.response_chunk(pool, body, last, Time(0).plus_ms(first_ms));
-        exchange.end(pool, Time(0).plus_ms(first_ms));
+        let head = ResponseHead { origin: ResponseOrigin::Upstream, status, content_type: Some(content_type), ..ResponseHead::default() };
+        exchange.response_headers(pool, &head, Timestamp(0).plus_ms(1));
+        exchange.response_chunk(pool, body, last, Timestamp(0).plus_ms(first_ms));
+        exchange.end(pool, Timestamp(0).plus_ms(first_ms));
     };
     let (asked, good) = ([("x-slo-ttft-ms", "200")], (200, WHOLE));
     play(&mut pool, &asked, good, 150, true);
@@ -399,16 +399,16 @@ fn requests_that_met_missed_or_were_refused_their_slo_are_counted_by_model() {
     play(&mut pool, &asked, (200, &WHOLE[..35]), 250, false); // its client left
     play(&mut pool, &asked, (400, REFUSED), 250, true); // its client's fault
     play(&mut pool, &[("x-slo-tpot-ms", "200")], good, 150, true); // one token, of which no time for further ones is known
-    let counted = |pool: &Pool| -> Vec<[u64; 3]> { pool.counters().models().iter().map(|row| row.slo).collect() };
+    let counted = |pool: &ManagedPool| -> Vec<[u64; 3]> { pool.counters().models().iter().map(|row| row.slo).collect() };
     assert_eq!(counted(&pool), [[1, 2, 0]], "met, missed, shed");
 
-    pool.learned(StepModel::default(), Some(LatencyModel::constant(900.0, 20.0)));
+    pool.install_models(StepModel::default(), Some(LatencyModel::constant(900.0, 20.0)));
     let held: Vec<Exchange> = (0..2).map(|_| sent(&mut pool, &[("x-slo-ttft-ms", "2000")]).0).collect();
     let strict = [("predictionbasedrouting", "true"), ("x-slo-ttft-ms", "200")];
     assert_eq!(sent(&mut pool, &strict).1.unwrap_err().status, 429);
     assert_eq!(counted(&pool), [[1, 2, 1]]);
     for mut exchange in held {
-        exchange.end(&mut pool, Time(0));
+        exchange.end(&mut pool, Timestamp(0));
     }
 }
 
@@ -425,7 +425,7 @@ fn the_queues_of_running_requests_name_each_by_its_own_id_with_what_was_predicte
     assert_eq!(shown[1]["request"], "x".repeat(64), "an id is no place to keep things");
     assert_eq!(shown[0]["predicted"].as_array().map(Vec::len), Some(4));
     for mut exchange in held {
-        exchange.end(&mut pool, Time(0));
+        exchange.end(&mut pool, Timestamp(0));
     }
     assert_eq!(exchange::record::running(&pool), "[]");
 }

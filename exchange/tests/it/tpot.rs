@@ -1,9 +1,9 @@
 //! Time per output token: from the first token to the last, over the tokens after the first. What carries no token is no part of it.
 
-use exchange::{Exchange, Origin, Pool, ResponseHead, Settings, Step, Time};
-use pool_state::{DURATION_BOUNDS_MS, Histogram};
+use exchange::{Exchange, ExchangeSettings, ExchangeStep, ManagedPool, ResponseHead, ResponseOrigin, Timestamp};
+use pool_state::{CountHistogram, DURATION_BOUNDS_MS};
 
-use crate::release::roster;
+use crate::release::pool_update;
 
 const ROLE: &str = r#"data: {"choices":[{"delta":{"role":"assistant","content":""}}]}"#;
 const TOKEN: &str = r#"data: {"choices":[{"delta":{"content":"hi"}}]}"#;
@@ -13,15 +13,15 @@ const COMMENT: &str = ": still there";
 const DONE: &str = "data: [DONE]";
 
 /// The histogram after one streamed reply of these events, each at its time in ms after the request.
-fn tpot_ms(events: &[(u64, &str)]) -> Histogram {
-    let (settings, mut pool, mut exchange) = (Settings::default(), Pool::new(1, 1024), Exchange::new(Time(0)));
-    pool.install(roster(1, 1), 7, 1000);
+fn tpot_ms(events: &[(u64, &str)]) -> CountHistogram {
+    let (settings, mut pool, mut exchange) = (ExchangeSettings::default(), ManagedPool::new(1, 1024), Exchange::new(Timestamp(0)));
+    pool.install(pool_update(1, 1), 7, 1000);
     let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", b"/v1/chat/completions")];
     exchange.request_headers(&settings, pairs, false);
     let body = br#"{"model":"m","stream":true,"messages":[]}"#;
-    let Step::Forward(_) = exchange.decide(&settings, &mut pool, None, body, Time(0)) else { panic!("not routed") };
+    let ExchangeStep::Forward(_) = exchange.decide(&settings, &mut pool, None, body, Timestamp(0)) else { panic!("not routed") };
     let head = ResponseHead {
-        origin: Origin::Upstream,
+        origin: ResponseOrigin::Upstream,
         status: 200,
         upstream_address: Some(b"10.0.0.0:8000"),
         attempts: 1,
@@ -29,18 +29,18 @@ fn tpot_ms(events: &[(u64, &str)]) -> Histogram {
         encoded: false,
         ..ResponseHead::default()
     };
-    exchange.response_headers(&mut pool, &head, Time(0));
-    let mut now = Time(0);
+    exchange.response_headers(&mut pool, &head, Timestamp(0));
+    let mut now = Timestamp(0);
     for (at_ms, event) in events {
-        now = Time(0).plus_ms(*at_ms);
+        now = Timestamp(0).plus_ms(*at_ms);
         exchange.response_chunk(&mut pool, format!("{event}\n\n").as_bytes(), false, now);
     }
     exchange.end(&mut pool, now).unwrap();
     pool.counters().models()[0].tpot_ms.clone()
 }
 
-fn one(value_ms: f64) -> Histogram {
-    let mut histogram = Histogram::default();
+fn one(value_ms: f64) -> CountHistogram {
+    let mut histogram = CountHistogram::default();
     histogram.record(value_ms, &DURATION_BOUNDS_MS);
     histogram
 }
@@ -71,6 +71,6 @@ fn what_comes_early_and_carries_no_token_does_not_stretch_it() {
 
 #[test]
 fn of_one_token_or_none_there_is_no_time_between_tokens() {
-    assert_eq!(tpot_ms(&[(100, TOKEN), (900, DONE)]), Histogram::default());
-    assert_eq!(tpot_ms(&[(100, ROLE), (900, USAGE)]), Histogram::default());
+    assert_eq!(tpot_ms(&[(100, TOKEN), (900, DONE)]), CountHistogram::default());
+    assert_eq!(tpot_ms(&[(100, ROLE), (900, USAGE)]), CountHistogram::default());
 }

@@ -2,26 +2,26 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use exchange::record::Recorded;
-use exchange::{Exchange, Origin, Pool, ResponseHead, Settings, Step, Time};
-use pool_state::{OwnRow, PeerRow, Placement, RowHead};
-use scheduler::in_flight::Load;
-use scheduler::{Decision, EndpointMetrics, EndpointRef, Incarnation, Pipeline, PipelineSpec, PluginSpec, Slot, Snapshot, Version};
+use exchange::record::ParsedRecord;
+use exchange::{Exchange, ExchangeSettings, ExchangeStep, ManagedPool, ResponseHead, ResponseOrigin, Timestamp};
+use pool_state::{LoadReportHead, OwnLoadReport, PeerLoadReport, Placement};
+use scheduler::in_flight::EndpointLoad;
+use scheduler::{Decision, EndpointMetrics, EndpointRef, Generation, Pipeline, PipelineSpec, PluginSpec, Slot, Snapshot, Version};
 
-use crate::release::{roster, split_roster};
+use crate::release::{pool_update, split_pool_update};
 
 /// A pool of so many endpoints that goes by this scorer alone and names the best one.
-fn pool_by(scorer: &str, endpoints: u8, seed: u64) -> Pool {
-    let mut pool = Pool::new(seed, 1 << 14);
+fn pool_by(scorer: &str, endpoints: u8, seed: u64) -> ManagedPool {
+    let mut pool = ManagedPool::new(seed, 1 << 14);
     pool.install(by(scorer, endpoints, &[]), 7, 1_000);
-    pool.count_anew([]);
+    pool.recount_load_reports([]);
     pool
 }
 
 /// The queues are those of the first endpoints; of the others nothing is known.
 fn by(scorer: &str, endpoints: u8, queues: &[f32]) -> Snapshot {
     let spec = PipelineSpec::of_one_profile("test", vec![(PluginSpec::of_type(scorer), 1.0)], 1);
-    let endpoints = roster(endpoints, 1).endpoints().to_vec();
+    let endpoints = pool_update(endpoints, 1).endpoints().to_vec();
     let mut metrics = vec![EndpointMetrics::default(); endpoints.len()];
     for (metrics, queue) in metrics.iter_mut().zip(queues) {
         metrics.queue_depth = Some(*queue);
@@ -30,26 +30,26 @@ fn by(scorer: &str, endpoints: u8, queues: &[f32]) -> Snapshot {
 }
 
 fn at(slot: u16) -> EndpointRef {
-    EndpointRef { slot: Slot(slot), incarnation: Incarnation(1) }
+    EndpointRef { slot: Slot(slot), generation: Generation(1) }
 }
 
-fn ms(ms: u64) -> Time {
-    Time(0).plus_ms(ms)
+fn ms(ms: u64) -> Timestamp {
+    Timestamp(0).plus_ms(ms)
 }
 
 /// Sends a request that goes on until it is ended, and says where.
-fn send(pool: &mut Pool, prompt: &str, now: Time) -> (Exchange, String) {
-    let (settings, mut exchange) = (Settings::default(), Exchange::new(now));
+fn send(pool: &mut ManagedPool, prompt: &str, now: Timestamp) -> (Exchange, String) {
+    let (settings, mut exchange) = (ExchangeSettings::default(), Exchange::new(now));
     let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", b"/v1/completions")];
     exchange.request_headers(&settings, pairs, false);
-    exchange.capture(pool, pairs);
+    exchange.capture_headers(pool, pairs);
     let body = format!(r#"{{"model":"m","prompt":"{prompt}"}}"#);
-    let Step::Forward(forward) = exchange.decide(&settings, pool, None, body.as_bytes(), now) else { panic!("not routed") };
+    let ExchangeStep::Forward(forward) = exchange.decide(&settings, pool, None, body.as_bytes(), now) else { panic!("not routed") };
     (exchange, forward.set[0].1.split(',').next().unwrap().to_owned())
 }
 
 /// Where so many requests go, one after another.
-fn tally(pool: &mut Pool, requests: usize, now: Time) -> BTreeMap<String, usize> {
+fn tally(pool: &mut ManagedPool, requests: usize, now: Timestamp) -> BTreeMap<String, usize> {
     let mut tally = BTreeMap::new();
     for _ in 0..requests {
         let (mut exchange, to) = send(pool, "hi", now);
@@ -59,7 +59,7 @@ fn tally(pool: &mut Pool, requests: usize, now: Time) -> BTreeMap<String, usize>
     tally
 }
 
-fn requests(pool: &Pool) -> u64 {
+fn requests(pool: &ManagedPool) -> u64 {
     (0..4).map(|slot| u64::from(pool.in_flight().load(at(slot)).requests)).sum()
 }
 
@@ -68,35 +68,38 @@ const ADDRESS: [&str; 4] = ["10.0.0.0:8000", "10.0.0.1:8000", "10.0.0.2:8000", "
 #[test]
 fn a_row_brings_the_load_of_one_worker_to_another_and_takes_it_back() {
     let (mut one, mut two) = (pool_by("active-request-scorer", 4, 1), pool_by("active-request-scorer", 4, 2));
-    let (mut row, mut peer) = (OwnRow::default(), PeerRow::default());
-    let head = RowHead { vm: 9, written: ms(3), ring: 5 };
+    let (mut row, mut peer) = (OwnLoadReport::default(), PeerLoadReport::default());
+    let head = LoadReportHead { vm: 9, written: ms(3), ring: 5 };
     let mut under_way: Vec<Exchange> = (0..3).map(|_| send(&mut one, "hi", ms(1)).0).collect();
     assert_eq!((requests(&one), requests(&two)), (3, 0));
 
-    let bytes = one.write_row(&mut row, head).to_vec();
-    assert!(!two.read_row(&mut peer, bytes, true), "no SLO in it");
+    let bytes = one.write_load_report(&mut row, head).to_vec();
+    assert!(!two.read_load_report(&mut peer, bytes, true), "no SLO in it");
     assert_eq!((requests(&two), peer.head()), (3, head));
     let idle: Vec<&str> =
         (0..4).filter(|slot| two.in_flight().load(at(*slot)).requests == 0).map(|slot| ADDRESS[usize::from(slot)]).collect();
     assert_eq!(tally(&mut two, 10, ms(4)), BTreeMap::from([(idle[0].to_owned(), 10)]), "it picks whom the other left idle");
 
-    assert!(!two.count_row(&mut peer, false));
+    assert!(!two.count_load_report(&mut peer, false));
     assert_eq!(requests(&two), 0, "the other is thought lost");
-    assert!(!two.count_row(&mut peer, true));
+    assert!(!two.count_load_report(&mut peer, true));
     assert_eq!(requests(&two), 3, "and lives");
     two.install(by("active-request-scorer", 4, &[]), 7, 1_000);
-    two.count_anew([&peer]);
-    two.count_anew([&peer]);
+    two.recount_load_reports([&peer]);
+    two.recount_load_reports([&peer]);
     assert_eq!(requests(&two), 3, "however often it is counted anew");
-    two.others([(at(1), Load { requests: 5, ..Load::default() }), (at(1), Load { requests: 1, ..Load::default() })]);
+    two.set_peer_loads([
+        (at(1), EndpointLoad { requests: 5, ..EndpointLoad::default() }),
+        (at(1), EndpointLoad { requests: 1, ..EndpointLoad::default() }),
+    ]);
     assert_eq!((requests(&two), two.in_flight().load(at(1)).requests), (6, 6), "what a host sums up itself takes the place of rows");
 
     for exchange in &mut under_way {
         exchange.end(&mut one, ms(5));
     }
-    two.count_anew([&peer]);
-    let bytes = one.write_row(&mut row, head).to_vec();
-    assert!(!two.read_row(&mut peer, bytes, true));
+    two.recount_load_reports([&peer]);
+    let bytes = one.write_load_report(&mut row, head).to_vec();
+    assert!(!two.read_load_report(&mut peer, bytes, true));
     assert_eq!((requests(&one), requests(&two), row.is_idle()), (0, 0, true));
 }
 
@@ -110,31 +113,36 @@ fn the_lowest_slo_of_others_is_found_anew_when_one_leaves() {
         bytes.extend([slot_1, words[5]].iter().flat_map(|word| word.to_le_bytes()));
         bytes
     };
-    let (mut strict, mut lax) = (PeerRow::default(), PeerRow::default());
-    assert!(pool.read_row(&mut strict, row(200_000, 20_000), true), "SLOs are to be put together");
-    assert!(pool.read_row(&mut lax, row(900_000, 50_000), true));
-    let slos = |pool: &Pool| (pool.in_flight().load(at(1)).ttft_slo_us, pool.in_flight().load(at(1)).tpot_slo_us);
-    pool.put_slos_together([&strict, &lax]);
+    let (mut strict, mut lax) = (PeerLoadReport::default(), PeerLoadReport::default());
+    assert!(pool.read_load_report(&mut strict, row(200_000, 20_000), true), "SLOs are to be put together");
+    assert!(pool.read_load_report(&mut lax, row(900_000, 50_000), true));
+    let slos = |pool: &ManagedPool| (pool.in_flight().load(at(1)).ttft_slo_us, pool.in_flight().load(at(1)).tpot_slo_us);
+    pool.recompute_peer_slos([&strict, &lax]);
     assert_eq!(slos(&pool), (Some(200_000), Some(20_000)));
-    assert!(pool.count_row(&mut strict, false));
-    pool.put_slos_together([&strict, &lax]);
+    assert!(pool.count_load_report(&mut strict, false));
+    pool.recompute_peer_slos([&strict, &lax]);
     assert_eq!(slos(&pool), (Some(900_000), Some(50_000)));
 }
 
 /// A reply of the first of the list after so many attempts, and the end.
-fn answered(pool: &mut Pool, mut exchange: Exchange, by: &str, attempts: u32, now: Time) {
-    let head =
-        ResponseHead { origin: Origin::Upstream, status: 200, upstream_address: Some(by.as_bytes()), attempts, ..ResponseHead::default() };
+fn answered(pool: &mut ManagedPool, mut exchange: Exchange, by: &str, attempts: u32, now: Timestamp) {
+    let head = ResponseHead {
+        origin: ResponseOrigin::Upstream,
+        status: 200,
+        upstream_address: Some(by.as_bytes()),
+        attempts,
+        ..ResponseHead::default()
+    };
     exchange.response_headers(pool, &head, now);
     exchange.end(pool, now);
 }
 
 #[test]
 fn what_is_news_to_others_is_counted() {
-    let mut pool = Pool::new(3, 1024);
-    pool.install(roster(4, 1), 7, 1_000);
+    let mut pool = ManagedPool::new(3, 1024);
+    pool.install(pool_update(4, 1), 7, 1_000);
     let mut seen = pool.changes();
-    let mut grew = |pool: &Pool| pool.changes() - std::mem::replace(&mut seen, pool.changes());
+    let mut grew = |pool: &ManagedPool| pool.changes() - std::mem::replace(&mut seen, pool.changes());
     let (mut exchange, _) = send(&mut pool, "hi", ms(1));
     assert_eq!(grew(&pool), 1, "a pick");
     exchange.end(&mut pool, ms(2));
@@ -152,7 +160,7 @@ fn what_is_news_to_others_is_counted() {
     let (mut exchange, first_of_stream) = send(&mut pool, "hi", ms(4));
     assert_eq!(grew(&pool), 1);
     let head = ResponseHead {
-        origin: Origin::Upstream,
+        origin: ResponseOrigin::Upstream,
         status: 200,
         upstream_address: Some(first_of_stream.as_bytes()),
         attempts: 1,
@@ -166,27 +174,27 @@ fn what_is_news_to_others_is_counted() {
     assert_eq!(grew(&pool), 0, "further ones are not");
     exchange.end(&mut pool, ms(4));
 
-    let (mut row, mut peer, mut two) = (OwnRow::default(), PeerRow::default(), Pool::new(4, 1024));
-    two.install(roster(4, 1), 7, 1_000);
-    let bytes = pool.write_row(&mut row, RowHead::default()).to_vec();
-    two.read_row(&mut peer, bytes, true);
+    let (mut row, mut peer, mut two) = (OwnLoadReport::default(), PeerLoadReport::default(), ManagedPool::new(4, 1024));
+    two.install(pool_update(4, 1), 7, 1_000);
+    let bytes = pool.write_load_report(&mut row, LoadReportHead::default()).to_vec();
+    two.read_load_report(&mut peer, bytes, true);
     let told: Vec<_> = peer.ejections().collect();
     assert_eq!(told.iter().map(|row| (row.endpoint, row.failures)).collect::<Vec<_>>(), [(failed, 1)]);
     let before = two.changes();
-    two.learn(told[0], ms(5));
+    two.learn_ejection(told[0], ms(5));
     assert_eq!(two.changes() - before, 1, "news");
-    two.learn(told[0], ms(6));
-    two.learn(pool_state::Ejection { endpoint: at(9), ..told[0] }, ms(6));
+    two.learn_ejection(told[0], ms(6));
+    two.learn_ejection(pool_state::Ejection { endpoint: at(9), ..told[0] }, ms(6));
     assert_eq!(two.changes() - before, 1, "known by now; and who is not in the pool cannot fail");
     assert!(!tally(&mut two, 40, ms(7)).contains_key(&first), "nobody is sent where another worker failed");
 
     // It answers again: that is news, once.
-    let forget = |pool: &mut Pool, now| {
+    let forget = |pool: &mut ManagedPool, now| {
         let body = br#"{"model":"m","prompt":"hi"}"#;
         let mut exchange = Exchange::new(now);
         let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", b"/v1/completions")];
-        exchange.request_headers(&Settings::default(), pairs, false);
-        exchange.decide(&Settings::default(), pool, Some(first.as_bytes()), body, now);
+        exchange.request_headers(&ExchangeSettings::default(), pairs, false);
+        exchange.decide(&ExchangeSettings::default(), pool, Some(first.as_bytes()), body, now);
         let before = pool.changes();
         answered(pool, exchange, &first, 1, now);
         pool.changes() - before
@@ -201,8 +209,8 @@ fn what_is_news_to_others_is_counted() {
 
 #[test]
 fn that_earlier_stages_are_done_is_news_of_each() {
-    let mut pool = Pool::new(3, 1024);
-    pool.install(split_roster(6, 1), 7, 1_000);
+    let mut pool = ManagedPool::new(3, 1024);
+    pool.install(split_pool_update(6, 1), 7, 1_000);
     let (exchange, to) = send(&mut pool, "hi", ms(1));
     let before = pool.changes();
     answered(&mut pool, exchange, &to, 1, ms(2));
@@ -213,7 +221,7 @@ fn that_earlier_stages_are_done_is_news_of_each() {
 fn what_is_known_of_failures_goes_with_the_endpoint() {
     let mut pool = pool_by("queue-scorer", 4, 1);
     for slot in [3, 0] {
-        pool.learn(
+        pool.learn_ejection(
             pool_state::Ejection { at: ms(1), failures: 1, until: ms(1_000), endpoint: at(slot), outside: false, by_answers: false },
             ms(1),
         );
@@ -225,10 +233,10 @@ fn what_is_known_of_failures_goes_with_the_endpoint() {
 #[test]
 fn a_pick_stands_for_those_of_other_proxies_until_theirs_can_be_heard() {
     let mut pool = pool_by("active-request-scorer", 4, 1);
-    pool.stand_for(3, 10_000, ms(1));
+    pool.estimate_peer_picks(3, 10_000, ms(1));
     let (mut exchange, _) = send(&mut pool, "hi", ms(1));
     assert_eq!(requests(&pool), 4, "here, and at each of the three");
-    pool.stand_for(3, 10_000, ms(11));
+    pool.estimate_peer_picks(3, 10_000, ms(11));
     assert_eq!(requests(&pool), 1);
     exchange.end(&mut pool, ms(12));
 }
@@ -236,15 +244,15 @@ fn a_pick_stands_for_those_of_other_proxies_until_theirs_can_be_heard() {
 #[test]
 fn who_is_asked_first_is_known_from_the_pick_on() {
     let mut pool = pool_by("queue-scorer", 4, 1);
-    assert!(!Exchange::new(ms(1)).asked_first(ADDRESS[0].as_bytes()), "nobody was picked");
+    assert!(!Exchange::new(ms(1)).is_first_endpoint(ADDRESS[0].as_bytes()), "nobody was picked");
     let (exchange, to) = send(&mut pool, "hi", ms(1));
-    assert!(ADDRESS.iter().all(|address| exchange.asked_first(address.as_bytes()) == (*address == to)));
+    assert!(ADDRESS.iter().all(|address| exchange.is_first_endpoint(address.as_bytes()) == (*address == to)));
 }
 
-fn failures_told(pool: &mut Pool) -> usize {
-    let (mut row, mut peer) = (OwnRow::default(), PeerRow::default());
-    let bytes = pool.write_row(&mut row, RowHead::default()).to_vec();
-    Pool::new(1, 0).read_row(&mut peer, bytes, false);
+fn failures_told(pool: &mut ManagedPool) -> usize {
+    let (mut row, mut peer) = (OwnLoadReport::default(), PeerLoadReport::default());
+    let bytes = pool.write_load_report(&mut row, LoadReportHead::default()).to_vec();
+    ManagedPool::new(1, 0).read_load_report(&mut peer, bytes, false);
     peer.ejections().count()
 }
 
@@ -256,11 +264,11 @@ fn placements_are_kept_for_telling_up_to_a_bound_and_only_where_wanted() {
     exchange.end(&mut pool, ms(1));
     assert!(pool.take_placements().is_empty(), "nobody to tell");
 
-    pool.tell_placements(true);
+    pool.set_placement_publishing(true);
     let mut exchange = Exchange::new(ms(1));
     let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"GET"), (b":path", b"/v1/models")];
-    exchange.request_headers(&Settings::default(), pairs, true);
-    assert!(matches!(exchange.decide(&Settings::default(), &mut pool, None, b"", ms(1)), Step::Forward(_)));
+    exchange.request_headers(&ExchangeSettings::default(), pairs, true);
+    assert!(matches!(exchange.decide(&ExchangeSettings::default(), &mut pool, None, b"", ms(1)), ExchangeStep::Forward(_)));
     exchange.end(&mut pool, ms(1));
     let told: Vec<usize> = pool.take_placements().iter().map(|placement| placement.blocks.len()).collect();
     assert_eq!(told, [0], "of a request without a prompt, that it was given: others give theirs elsewhere");
@@ -275,7 +283,7 @@ fn placements_are_kept_for_telling_up_to_a_bound_and_only_where_wanted() {
     assert!(pool.take_placements().is_empty(), "taken");
 
     // More than is kept: the oldest are lost and counted, what was kept stays whole, and what is taken makes room.
-    let sent = |pool: &mut Pool| {
+    let sent = |pool: &mut ManagedPool| {
         for n in 0..SENT {
             let (mut exchange, _) = send(pool, &format!("{} once upon a time ", n % 3).repeat(8_000), ms(1));
             exchange.end(pool, ms(1));
@@ -293,7 +301,7 @@ fn placements_are_kept_for_telling_up_to_a_bound_and_only_where_wanted() {
         "the first three, which were news, went first"
     );
     assert_eq!(blocks(&sent(&mut pool)), blocks(&first));
-    pool.tell_placements(false);
+    pool.set_placement_publishing(false);
     assert!(sent(&mut pool).is_empty());
 }
 
@@ -307,9 +315,9 @@ fn at_address(address: &str) -> EndpointRef {
 #[test]
 fn hashes_are_keyed_by_the_secret_of_the_deployment() {
     let blocks = |secret: u128| {
-        let mut pool = Pool::new(1, 1024);
-        pool.install(roster(1, 1), secret, 1_000);
-        pool.tell_placements(true);
+        let mut pool = ManagedPool::new(1, 1024);
+        pool.install(pool_update(1, 1), secret, 1_000);
+        pool.set_placement_publishing(true);
         let (mut exchange, _) = send(&mut pool, &"once upon a time ".repeat(200), ms(1));
         exchange.end(&mut pool, ms(1));
         pool.take_placements().pop_front().unwrap().blocks
@@ -329,13 +337,13 @@ fn metrics_count_until_they_are_older_than_is_allowed() {
 }
 
 #[test]
-fn metrics_of_those_who_stay_outlive_a_new_roster() {
+fn metrics_of_those_who_stay_outlive_a_new_pool_update() {
     let mut pool = pool_by("queue-scorer", 2, 1);
     pool.refresh(by("queue-scorer", 2, &[50.0, 3.0]), ms(10));
     pool.install(by("queue-scorer", 3, &[]), 7, 1_000);
     let queues: Vec<Option<f32>> = pool.snapshot().unwrap().metrics().iter().map(|metrics| metrics.queue_depth).collect();
     assert_eq!(queues, [Some(50.0), Some(3.0), None]);
-    pool.install(roster(3, 2), 7, 1_000);
+    pool.install(pool_update(3, 2), 7, 1_000);
     let queues: Vec<Option<f32>> = pool.snapshot().unwrap().metrics().iter().map(|metrics| metrics.queue_depth).collect();
     assert_eq!(queues, [None, None, None], "another life at the same slot is another endpoint");
 }
@@ -344,7 +352,7 @@ fn metrics_of_those_who_stay_outlive_a_new_roster() {
 fn out_of_touch_prompts_go_to_the_home_that_all_compute_alike() {
     let homes = |out_of_touch: bool, seed: u64| -> Vec<String> {
         let mut pool = pool_by("prefix-cache-scorer", 4, seed);
-        pool.set_out_of_touch(out_of_touch);
+        pool.set_peers_unreachable(out_of_touch);
         (0..12).map(|n| send(&mut pool, &format!("{n} once upon a time ").repeat(200), ms(1)).1).collect()
     };
     assert_eq!(homes(true, 1), homes(true, 2));
@@ -353,19 +361,19 @@ fn out_of_touch_prompts_go_to_the_home_that_all_compute_alike() {
 
 #[test]
 fn out_of_touch_a_prompt_is_drawn_to_one_home_and_believed_to_be_nowhere() {
-    let settings = Settings { decision_log_one_in: 1, ..Settings::default() };
+    let settings = ExchangeSettings { decision_log_one_in: 1, ..ExchangeSettings::default() };
     let mut pool = pool_by("prefix-cache-scorer", 4, 1);
-    pool.set_out_of_touch(true);
+    pool.set_peers_unreachable(true);
     let mut homes = BTreeMap::new();
     for n in 0..12 {
         let mut exchange = Exchange::new(ms(1));
         exchange.request_headers(&settings, [(&b":method"[..], &b"POST"[..]), (b":path", b"/v1/completions")], false);
         let body = format!(r#"{{"model":"m","prompt":"{}"}}"#, format!("{n} once upon a time ").repeat(200));
-        assert!(matches!(exchange.decide(&settings, &mut pool, None, body.as_bytes(), ms(1)), Step::Forward(_)));
+        assert!(matches!(exchange.decide(&settings, &mut pool, None, body.as_bytes(), ms(1)), ExchangeStep::Forward(_)));
         let record: serde_json::Value = serde_json::from_str(&exchange.take_record().unwrap()).unwrap();
         let endpoints = record["endpoints"].as_array().unwrap();
         assert!(endpoints.iter().all(|endpoint| endpoint["matched_blocks"] == 0), "it is not believed to be anywhere");
-        let replayed = Recorded::from_json(&record.to_string()).unwrap().replay(pool.snapshot().unwrap(), &[]).unwrap();
+        let replayed = ParsedRecord::from_json(&record.to_string()).unwrap().replay(pool.snapshot().unwrap(), &[]).unwrap();
         assert!(
             matches!(replayed.decision, Decision::Route(_)),
             "made again it has no home, as no hash of it is in the record: {replayed:?}"
@@ -381,7 +389,7 @@ fn out_of_touch_a_prompt_is_drawn_to_one_home_and_believed_to_be_nowhere() {
 fn what_is_believed_to_be_held_of_a_prompt_is_counted_and_not_charged() {
     let mut pool = pool_by("prefix-cache-scorer", 1, 1);
     let prompt = "once upon a time ".repeat(200);
-    let ask = |pool: &mut Pool| {
+    let ask = |pool: &mut ManagedPool| {
         let (mut exchange, _) = send(pool, &prompt, ms(1));
         let uncached = pool.in_flight().load(at(0)).prefills.uncached_tokens;
         exchange.end(pool, ms(1));
@@ -400,7 +408,7 @@ fn what_engines_report_adds_up() {
     for _ in 0..2 {
         let (mut exchange, to) = send(&mut pool, "hi", ms(1));
         let head = ResponseHead {
-            origin: Origin::Upstream,
+            origin: ResponseOrigin::Upstream,
             status: 200,
             upstream_address: Some(to.as_bytes()),
             attempts: 1,
@@ -423,7 +431,7 @@ fn an_endpoint_that_holds_all_it_may_forgets_in_slices() {
         exchange.end(&mut pool, ms(1));
     }
     let before = pool.prefixes().stats().entries;
-    pool.install(roster(2, 1), 7, 1_000);
+    pool.install(pool_update(2, 1), 7, 1_000);
     let after = pool.prefixes().stats().entries;
     assert!(after > 0 && after < before, "those of the two that left do not count: {after} of {before}");
     for _ in 0..100 {

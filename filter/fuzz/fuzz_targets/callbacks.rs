@@ -9,10 +9,10 @@ use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use proxy_wasm::traits::{Context, HttpContext};
 use switchpoint::config::FilterConfig;
-use switchpoint::fake::{FakeHost, roster_message};
-use switchpoint::host::{Buffer, Host};
-use switchpoint::http::Http;
-use switchpoint::state::Vm;
+use switchpoint::fake::{FakeHost, pool_update_message};
+use switchpoint::host::{BodyBuffer, Host};
+use switchpoint::http::HttpStreamContext;
+use switchpoint::state::VmState;
 
 #[derive(Arbitrary, Debug)]
 struct Step {
@@ -28,7 +28,7 @@ enum Event {
     Response { details: u8, upstream: u8, attempts: u8, headers: Vec<(String, String)> },
     Chunk { bytes: Vec<u8>, end: bool },
     Done,
-    Roster { endpoints: u8, sequence: u8 },
+    PoolUpdate { endpoints: u8, sequence: u8 },
     Tick,
     Hint(Option<Vec<u8>>),
 }
@@ -41,10 +41,10 @@ const ADDRESSES: [&str; 3] = ["10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1"];
 fuzz_target!(|steps: Vec<Step>| {
     let host = FakeHost::new();
     let config = Rc::new(FilterConfig::parse(br#"{"pools": [{"name": "default"}], "explain": true, "prefix_entries": 64}"#).unwrap());
-    let vm = Rc::new(RefCell::new(Vm::new(host.clone())));
+    let vm = Rc::new(RefCell::new(VmState::new(host.clone())));
     vm.borrow_mut().configure(1, Rc::clone(&config));
-    let stream = |id| Http::new(id, host.clone(), Rc::clone(&vm), Rc::clone(&config));
-    let mut streams: Vec<Http<FakeHost>> = (0..STREAMS as u32).map(|i| stream(10 + i)).collect();
+    let stream = |id| HttpStreamContext::new(id, host.clone(), Rc::clone(&vm), Rc::clone(&config));
+    let mut streams: Vec<HttpStreamContext<FakeHost>> = (0..STREAMS as u32).map(|i| stream(10 + i)).collect();
     for Step { stream: which, event } in steps.into_iter().take(100) {
         let at = usize::from(which) % STREAMS;
         let context = &mut streams[at];
@@ -57,7 +57,7 @@ fuzz_target!(|steps: Vec<Step>| {
             }
             Event::Body { body, grown, end } => {
                 let body = BODIES[usize::from(body) % 4];
-                host.buffers.borrow_mut().insert(Buffer::RequestBody as u32, body.into());
+                host.buffers.borrow_mut().insert(BodyBuffer::RequestBody as u32, body.into());
                 context.on_http_request_body(body.len() + usize::from(grown), end);
             }
             Event::Trailers => drop(context.on_http_request_trailers(0)),
@@ -73,18 +73,18 @@ fuzz_target!(|steps: Vec<Step>| {
             }
             Event::Chunk { bytes, end } => {
                 let size = bytes.len();
-                host.buffers.borrow_mut().insert(Buffer::ResponseBody as u32, bytes);
+                host.buffers.borrow_mut().insert(BodyBuffer::ResponseBody as u32, bytes);
                 context.on_http_response_body(size, end);
             }
             Event::Done => {
                 context.on_done();
                 streams[at] = stream(10 + at as u32);
             }
-            Event::Roster { endpoints, sequence } => {
+            Event::PoolUpdate { endpoints, sequence } => {
                 let version = scheduler::Version { term: 1, sequence: u64::from(sequence) };
                 let replica = vm.borrow().replica("default").unwrap();
-                let roster = roster_message("default", version, &ADDRESSES[..usize::from(endpoints) % 4]);
-                let _ = replica.borrow().board.post_roster(&host, 1, version, &roster, host.now());
+                let pool_update = pool_update_message("default", version, &ADDRESSES[..usize::from(endpoints) % 4]);
+                let _ = replica.borrow().store.publish_pool_update(&host, 1, version, &pool_update, host.now());
                 replica.borrow_mut().refresh(&host).unwrap();
             }
             Event::Tick => {

@@ -4,7 +4,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use switchpoint::config::{CLUSTERS_MAX, FilterConfig, POOLS_MAX};
-use switchpoint::pairs::Pairs;
+use switchpoint::pairs::HeaderPairs;
 
 fuzz_target!(|bytes: &[u8]| {
     match FilterConfig::parse(bytes) {
@@ -20,6 +20,6 @@ fuzz_target!(|bytes: &[u8]| {
         // A field may have an empty name; no such one is known.
         Err(invalid) => assert!(!invalid.must.is_empty() && (!invalid.field.is_empty() || invalid.must.starts_with("left out"))),
     }
-    let held: usize = Pairs::new(bytes).map(|(name, value)| name.len() + value.len() + 10).sum();
+    let held: usize = HeaderPairs::new(bytes).map(|(name, value)| name.len() + value.len() + 10).sum();
     assert!(held <= bytes.len());
 });

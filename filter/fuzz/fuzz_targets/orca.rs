@@ -7,24 +7,28 @@ use std::rc::Rc;
 use libfuzzer_sys::fuzz_target;
 use proxy_wasm::traits::{Context, HttpContext};
 use switchpoint::config::FilterConfig;
-use switchpoint::fake::{FakeHost, metrics_message, roster_message};
+use switchpoint::fake::{FakeHost, metrics_message, pool_update_message};
 use switchpoint::host::Host;
-use switchpoint::http::Http;
-use switchpoint::state::Vm;
+use switchpoint::http::HttpStreamContext;
+use switchpoint::state::VmState;
 
 fuzz_target!(|report: &[u8]| {
     let host = FakeHost::new();
     let config = Rc::new(FilterConfig::parse(br#"{"pools": [{"name": "default"}], "prefix_entries": 0}"#).unwrap());
-    let vm = Rc::new(RefCell::new(Vm::new(host.clone())));
+    let vm = Rc::new(RefCell::new(VmState::new(host.clone())));
     vm.borrow_mut().configure(1, Rc::clone(&config));
     let version = scheduler::Version { term: 1, sequence: 1 };
     let replica = vm.borrow().replica("default").unwrap();
-    replica.borrow().board.post_roster(&host, 1, version, &roster_message("default", version, &["10.0.0.1:1"]), host.now()).unwrap();
+    replica
+        .borrow()
+        .store
+        .publish_pool_update(&host, 1, version, &pool_update_message("default", version, &["10.0.0.1:1"]), host.now())
+        .unwrap();
     let metrics = metrics_message("default", version, 1, &[1.0]);
-    replica.borrow().board.post_metrics(&host, 1, (version, 1), &metrics, host.now()).unwrap();
+    replica.borrow().store.publish_metrics(&host, 1, (version, 1), &metrics, host.now()).unwrap();
     replica.borrow_mut().refresh(&host).unwrap();
     *host.request.borrow_mut() = vec![(":method".into(), "GET".into()), (":path".into(), "/v1/models".into())];
-    let mut stream = Http::new(10, host.clone(), vm, config);
+    let mut stream = HttpStreamContext::new(10, host.clone(), vm, config);
     stream.on_http_request_headers(2, true);
     let mut properties = host.properties.borrow_mut();
     properties.insert("response.code_details".into(), b"via_upstream".to_vec());

@@ -8,28 +8,58 @@ use std::rc::Rc;
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use proto::placements;
-use proto::state::{Peers, daemon_message};
+use proto::state::{PeerLoad, daemon_message};
 use proxy_wasm::traits::{Context, HttpContext};
-use scheduler::{EndpointRef, Incarnation, Slot};
+use scheduler::{EndpointRef, Generation, Slot};
 use switchpoint::config::FilterConfig;
-use switchpoint::fake::{FakeHost, encode, roster_message};
-use switchpoint::host::{Buffer, Expect, Host};
-use switchpoint::http::Http;
-use switchpoint::state::Vm;
+use switchpoint::fake::{FakeHost, encode, pool_update_message};
+use switchpoint::host::{BodyBuffer, Host, WriteCondition};
+use switchpoint::http::HttpStreamContext;
+use switchpoint::state::VmState;
 
 #[derive(Arbitrary, Debug)]
 enum Event {
-    Tick { vm: bool },
-    Pass { ms: u16 },
-    Request { vm: bool, prompt: u8 },
-    Answered { stream: u8, details: u8, upstream: u8 },
-    Done { stream: u8 },
-    Roster { endpoints: u8, sequence: u8 },
+    Tick {
+        vm: bool,
+    },
+    Pass {
+        ms: u16,
+    },
+    Request {
+        vm: bool,
+        prompt: u8,
+    },
+    Answered {
+        stream: u8,
+        details: u8,
+        upstream: u8,
+    },
+    Done {
+        stream: u8,
+    },
+    PoolUpdate {
+        endpoints: u8,
+        sequence: u8,
+    },
     /// Anything at a key of ours; `like` keeps what is there and changes one byte.
-    Garbage { key: u8, bytes: Vec<u8> },
-    Changed { key: u8, at: u16, to: u8 },
-    Peers { proxies: u8, row: Vec<u8>, slot: u16, blocks: Vec<u64> },
-    Replace { vm: bool },
+    Garbage {
+        key: u8,
+        bytes: Vec<u8>,
+    },
+    Changed {
+        key: u8,
+        at: u16,
+        to: u8,
+    },
+    PeerLoad {
+        proxies: u8,
+        row: Vec<u8>,
+        slot: u16,
+        blocks: Vec<u64>,
+    },
+    Replace {
+        vm: bool,
+    },
 }
 
 const KEYS: [&str; 7] = ["row/0", "row/1", "row/2", "row/outside", "ring/0/1", "ring/1/1", "ring/1/2"];
@@ -39,8 +69,8 @@ const PROMPTS: [usize; 4] = [0, 30, 300, 3_000];
 struct World {
     host: FakeHost,
     config: Rc<FilterConfig>,
-    vms: [Rc<RefCell<Vm<FakeHost>>>; 2],
-    streams: Vec<(usize, Http<FakeHost>)>,
+    vms: [Rc<RefCell<VmState<FakeHost>>>; 2],
+    streams: Vec<(usize, HttpStreamContext<FakeHost>)>,
 }
 
 impl World {
@@ -51,11 +81,11 @@ impl World {
         Self { host, config, vms, streams: Vec::new() }
     }
 
-    fn roster(&self, endpoints: u8, sequence: u8) {
+    fn pool_update(&self, endpoints: u8, sequence: u8) {
         let version = scheduler::Version { term: 1, sequence: u64::from(sequence) };
-        let roster = roster_message("default", version, &ADDRESSES[..usize::from(endpoints) % 4]);
+        let pool_update = pool_update_message("default", version, &ADDRESSES[..usize::from(endpoints) % 4]);
         let replica = self.vms[0].borrow().replica("default").unwrap();
-        let _ = replica.borrow().board.post_roster(&self.host, 1, version, &roster, self.host.now());
+        let _ = replica.borrow().store.publish_pool_update(&self.host, 1, version, &pool_update, self.host.now());
         for vm in &self.vms {
             let replica = vm.borrow().replica("default").unwrap();
             replica.borrow_mut().refresh(&self.host).unwrap();
@@ -66,9 +96,9 @@ impl World {
         let prompt = "many words ".repeat(PROMPTS[usize::from(prompt) % 4]);
         let body = format!(r#"{{"model":"m","prompt":"{prompt}"}}"#);
         *self.host.request.borrow_mut() = vec![(":method".into(), "POST".into()), (":path".into(), "/v1/completions".into())];
-        self.host.buffers.borrow_mut().insert(Buffer::RequestBody as u32, body.clone().into());
+        self.host.buffers.borrow_mut().insert(BodyBuffer::RequestBody as u32, body.clone().into());
         let id = 10 + self.streams.len() as u32;
-        let mut stream = Http::new(id, self.host.clone(), Rc::clone(&self.vms[vm]), Rc::clone(&self.config));
+        let mut stream = HttpStreamContext::new(id, self.host.clone(), Rc::clone(&self.vms[vm]), Rc::clone(&self.config));
         let _ = stream.on_http_request_headers(2, false);
         let _ = stream.on_http_request_body(body.len(), true);
         self.streams.push((vm, stream));
@@ -88,8 +118,8 @@ impl World {
     }
 }
 
-fn vm(host: &FakeHost, config: &Rc<FilterConfig>) -> Rc<RefCell<Vm<FakeHost>>> {
-    let mut vm = Vm::new(host.clone());
+fn vm(host: &FakeHost, config: &Rc<FilterConfig>) -> Rc<RefCell<VmState<FakeHost>>> {
+    let mut vm = VmState::new(host.clone());
     vm.configure(1, Rc::clone(config));
     Rc::new(RefCell::new(vm))
 }
@@ -100,7 +130,7 @@ fn key(key: u8) -> String {
 
 fuzz_target!(|events: Vec<Event>| {
     let mut world = World::new();
-    world.roster(3, 1);
+    world.pool_update(3, 1);
     for vm in &world.vms {
         vm.borrow_mut().tick(1);
     }
@@ -115,27 +145,27 @@ fuzz_target!(|events: Vec<Event>| {
                 world.streams.swap_remove(at).1.on_done();
             }
             Event::Done { .. } => {}
-            Event::Roster { endpoints, sequence } => world.roster(endpoints, sequence),
-            Event::Garbage { key: at, bytes } => world.host.share(&key(at), &bytes, Expect::Any).unwrap(),
+            Event::PoolUpdate { endpoints, sequence } => world.pool_update(endpoints, sequence),
+            Event::Garbage { key: at, bytes } => world.host.share(&key(at), &bytes, WriteCondition::Any).unwrap(),
             Event::Changed { key: at, at: byte, to } => {
                 let held = world.host.shared(&key(at)).unwrap();
                 if let Some(mut bytes) = held.map(|shared| shared.bytes).filter(|bytes| !bytes.is_empty()) {
                     let byte = usize::from(byte) % bytes.len();
                     bytes[byte] = to;
-                    world.host.share(&key(at), &bytes, Expect::Any).unwrap();
+                    world.host.share(&key(at), &bytes, WriteCondition::Any).unwrap();
                 }
             }
-            Event::Peers { proxies, row, slot, blocks } => {
-                let endpoint = EndpointRef { slot: Slot(slot), incarnation: Incarnation(1) };
+            Event::PeerLoad { proxies, row, slot, blocks } => {
+                let endpoint = EndpointRef { slot: Slot(slot), generation: Generation(1) };
                 let mut placements = Vec::new();
                 placements::push(&mut placements, endpoint, &blocks);
                 // And then what may be none.
                 placements.extend_from_slice(&row);
-                let peers = Peers { pool: "default".into(), proxies: u32::from(proxies), row, placements, ..Peers::default() };
-                let bytes = encode(daemon_message::Message::Peers(peers));
+                let peers = PeerLoad { pool: "default".into(), proxies: u32::from(proxies), row, placements, ..PeerLoad::default() };
+                let bytes = encode(daemon_message::Message::PeerLoad(peers));
                 let (size, stream) = (bytes.len(), world.host.streams.borrow().len() as u32);
-                world.host.buffers.borrow_mut().insert(Buffer::StreamMessage as u32, bytes);
-                drop(world.vms[0].borrow_mut().stream_message(1, stream, size));
+                world.host.buffers.borrow_mut().insert(BodyBuffer::StreamMessage as u32, bytes);
+                drop(world.vms[0].borrow_mut().on_stream_message(1, stream, size));
             }
             Event::Replace { vm: which } => {
                 // Its streams get no callback any more.

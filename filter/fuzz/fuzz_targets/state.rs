@@ -7,24 +7,58 @@ use std::rc::Rc;
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use switchpoint::config::FilterConfig;
-use switchpoint::fake::{FakeHost, metrics_message, roster_message};
-use switchpoint::host::{Buffer, Expect, Host};
-use switchpoint::state::Vm;
-use switchpoint::stream::Answer;
+use switchpoint::fake::{FakeHost, metrics_message, pool_update_message};
+use switchpoint::host::{BodyBuffer, Host, WriteCondition};
+use switchpoint::state::VmState;
+use switchpoint::state_link::CallResponse;
 
 #[derive(Arbitrary, Debug)]
 enum Event {
-    Tick { vm: bool },
-    Pass { ms: u16 },
-    Raw { vm: bool, bytes: Vec<u8> },
-    Roster { vm: bool, term: u8, sequence: u8, endpoints: u8 },
-    Metrics { vm: bool, term: u8, sequence: u8, roster: u8, queues: Vec<u8> },
-    Closed { vm: bool },
+    Tick {
+        vm: bool,
+    },
+    Pass {
+        ms: u16,
+    },
+    Raw {
+        vm: bool,
+        bytes: Vec<u8>,
+    },
+    PoolUpdate {
+        vm: bool,
+        term: u8,
+        sequence: u8,
+        endpoints: u8,
+    },
+    Metrics {
+        vm: bool,
+        term: u8,
+        sequence: u8,
+        pool_update: u8,
+        queues: Vec<u8>,
+    },
+    Closed {
+        vm: bool,
+    },
     /// A call is answered: with anything, or with these messages.
-    Answered { vm: bool, back: u8, status: u8, raw: Option<Vec<u8>>, rosters: Vec<(u8, u8, u8)> },
-    Wake { vm: bool, queue: u8 },
-    Replace { vm: bool },
-    Garbage { key: u8, bytes: Vec<u8> },
+    Answered {
+        vm: bool,
+        back: u8,
+        status: u8,
+        raw: Option<Vec<u8>>,
+        pool_updates: Vec<(u8, u8, u8)>,
+    },
+    Wake {
+        vm: bool,
+        queue: u8,
+    },
+    Replace {
+        vm: bool,
+    },
+    Garbage {
+        key: u8,
+        bytes: Vec<u8>,
+    },
 }
 
 const KEYS: [&str; 12] = [
@@ -32,10 +66,10 @@ const KEYS: [&str; 12] = [
     "switchpoint/1/vms",
     "switchpoint/1/process",
     "switchpoint/1/decoding",
-    "switchpoint/1/poison",
+    "switchpoint/1/crash_guard",
     "switchpoint/1/pool/default/head",
-    "switchpoint/1/pool/default/roster/a",
-    "switchpoint/1/pool/default/roster/b",
+    "switchpoint/1/pool/default/pool_update/a",
+    "switchpoint/1/pool/default/pool_update/b",
     "switchpoint/1/pool/default/metrics/a",
     "switchpoint/1/pool/default/metrics/b",
     "switchpoint/1/pool/default/counters/0",
@@ -44,28 +78,28 @@ const KEYS: [&str; 12] = [
 const ADDRESSES: [&str; 4] = ["10.0.0.1:1", "10.0.0.2:1", "10.0.0.2:1", "not an address"];
 
 /// One VM is connected by a stream, the other by calls.
-fn vm(host: &FakeHost, calls: bool) -> Vm<FakeHost> {
+fn vm(host: &FakeHost, calls: bool) -> VmState<FakeHost> {
     let config: &[u8] =
         if calls { br#"{"pools": [{"name": "default"}], "state": {"transport": "http"}}"# } else { br#"{"pools": [{"name": "default"}]}"# };
-    let mut vm = Vm::new(host.clone());
+    let mut vm = VmState::new(host.clone());
     vm.configure(1, Rc::new(FilterConfig::parse(config).unwrap()));
     vm
 }
 
-fn answer(status: u8, raw: Option<Vec<u8>>, rosters: &[(u8, u8, u8)]) -> Answer {
+fn answer(status: u8, raw: Option<Vec<u8>>, pool_updates: &[(u8, u8, u8)]) -> CallResponse {
     let mut body = raw.unwrap_or_default();
-    for (term, sequence, endpoints) in rosters.iter().take(4) {
+    for (term, sequence, endpoints) in pool_updates.iter().take(4) {
         let addresses = &ADDRESSES[..usize::from(*endpoints) % 5];
-        proto::frames::push(&mut body, &roster_message("default", scheduler_version(*term, *sequence), addresses));
+        proto::frames::push(&mut body, &pool_update_message("default", scheduler_version(*term, *sequence), addresses));
     }
     let status = [Some(&b"200"[..]), Some(b"503"), Some(b"\xff"), None][usize::from(status) % 4];
-    Answer { status: status.map(<[u8]>::to_vec), body }
+    CallResponse { status: status.map(<[u8]>::to_vec), body }
 }
 
-fn message(host: &FakeHost, vm: &mut Vm<FakeHost>, bytes: Vec<u8>) {
+fn message(host: &FakeHost, vm: &mut VmState<FakeHost>, bytes: Vec<u8>) {
     let (size, stream) = (bytes.len(), host.streams.borrow().len() as u32);
-    host.buffers.borrow_mut().insert(Buffer::StreamMessage as u32, bytes);
-    vm.stream_message(1, stream, size);
+    host.buffers.borrow_mut().insert(BodyBuffer::StreamMessage as u32, bytes);
+    vm.on_stream_message(1, stream, size);
 }
 
 fuzz_target!(|events: Vec<Event>| {
@@ -79,28 +113,32 @@ fuzz_target!(|events: Vec<Event>| {
             Event::Tick { vm } => drop(vms[usize::from(vm)].tick(1)),
             Event::Pass { ms } => host.pass_ms(u64::from(ms)),
             Event::Raw { vm, bytes } => message(&host, &mut vms[usize::from(vm)], bytes),
-            Event::Roster { vm, term, sequence, endpoints } => {
+            Event::PoolUpdate { vm, term, sequence, endpoints } => {
                 let addresses = &ADDRESSES[..usize::from(endpoints) % 5];
-                message(&host, &mut vms[usize::from(vm)], roster_message("default", version(term, sequence), addresses));
+                message(&host, &mut vms[usize::from(vm)], pool_update_message("default", version(term, sequence), addresses));
             }
-            Event::Metrics { vm, term, sequence, roster, queues } => {
+            Event::Metrics { vm, term, sequence, pool_update, queues } => {
                 let queues: Vec<f32> = queues.iter().take(4).map(|q| if *q == 255 { f32::NAN } else { f32::from(*q) }).collect();
-                message(&host, &mut vms[usize::from(vm)], metrics_message("default", version(term, roster), u64::from(sequence), &queues));
+                message(
+                    &host,
+                    &mut vms[usize::from(vm)],
+                    metrics_message("default", version(term, pool_update), u64::from(sequence), &queues),
+                );
             }
             Event::Closed { vm } => {
                 let stream = host.streams.borrow().len() as u32;
                 if stream > 0 {
-                    vms[usize::from(vm)].stream_closed(1, stream, "gone");
+                    vms[usize::from(vm)].on_stream_closed(1, stream, "gone");
                 }
             }
-            Event::Answered { vm, back, status, raw, rosters } => {
+            Event::Answered { vm, back, status, raw, pool_updates } => {
                 let call = (host.calls.borrow().len() as u32).wrapping_sub(u32::from(back % 4));
-                drop(vms[usize::from(vm)].call_answered(1, call, answer(status, raw, &rosters)));
+                drop(vms[usize::from(vm)].on_call_response(1, call, answer(status, raw, &pool_updates)));
             }
             Event::Wake { vm, queue } => {
                 let queues = host.queues.borrow().len() as u32;
                 if queues > 0 {
-                    drop(vms[usize::from(vm)].woken(u32::from(queue) % queues + 1));
+                    drop(vms[usize::from(vm)].on_wake(u32::from(queue) % queues + 1));
                 }
             }
             Event::Replace { vm: which } => {
@@ -109,7 +147,7 @@ fuzz_target!(|events: Vec<Event>| {
             }
             Event::Garbage { key, bytes } => {
                 ours_alone = false;
-                host.share(KEYS[usize::from(key) % KEYS.len()], &bytes, Expect::Any).unwrap();
+                host.share(KEYS[usize::from(key) % KEYS.len()], &bytes, WriteCondition::Any).unwrap();
             }
         }
         for (vm, newest) in vms.iter().zip(&mut newest) {

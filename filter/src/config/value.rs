@@ -1,13 +1,13 @@
 //! A configuration as a tree, read by the same reader as request bodies: `serde_json` and its maps would be a tenth of the module.
 
-use exchange::json::{JsonError, Kind, Reader};
+use exchange::json::{JsonError, JsonKind, JsonReader};
 
 /// Containers inside each other; the configuration has three.
 const DEPTH_MAX: u32 = 8;
 
 /// One value.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Value {
+pub enum ConfigValue {
     /// A whole number, 0 or more.
     Number(u64),
     /// Text.
@@ -15,56 +15,56 @@ pub enum Value {
     /// true or false.
     Flag(bool),
     /// A list.
-    List(Vec<Value>),
+    List(Vec<ConfigValue>),
     /// An object.
-    Object(Fields),
+    Object(ConfigFields),
     /// Anything else: null, other numbers, what is nested too deep.
     Other,
 }
 
 /// Members of an object, by name; of equal names the last counts.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Fields(Vec<(String, Value)>);
+pub struct ConfigFields(Vec<(String, ConfigValue)>);
 
 /// Reads all of `json`.
 ///
 /// # Errors
 /// [`JsonError`] when it is not JSON, or something follows it.
-pub fn parse(json: &[u8]) -> Result<Value, JsonError> {
-    let mut reader = Reader::new(json);
+pub fn parse(json: &[u8]) -> Result<ConfigValue, JsonError> {
+    let mut reader = JsonReader::new(json);
     let value = read(&mut reader, json, 0)?;
     reader.end()?;
     Ok(value)
 }
 
-fn read(reader: &mut Reader<'_>, json: &[u8], depth: u32) -> Result<Value, JsonError> {
+fn read(reader: &mut JsonReader<'_>, json: &[u8], depth: u32) -> Result<ConfigValue, JsonError> {
     match reader.peek()? {
-        Kind::String => Ok(reader.string()?.map_or(Value::Other, |text| Value::Text(text.text().into_owned()))),
-        Kind::Boolean => Ok(reader.boolean()?.map_or(Value::Other, Value::Flag)),
-        Kind::Array if depth < DEPTH_MAX => {
+        JsonKind::String => Ok(reader.string()?.map_or(ConfigValue::Other, |text| ConfigValue::Text(text.text().into_owned()))),
+        JsonKind::Boolean => Ok(reader.boolean()?.map_or(ConfigValue::Other, ConfigValue::Flag)),
+        JsonKind::Array if depth < DEPTH_MAX => {
             let mut items = Vec::new();
             reader.elements(|reader| read(reader, json, depth.saturating_add(1)).map(|item| items.push(item)))?;
-            Ok(Value::List(items))
+            Ok(ConfigValue::List(items))
         }
-        Kind::Object if depth < DEPTH_MAX => {
-            let mut fields = Fields::default();
+        JsonKind::Object if depth < DEPTH_MAX => {
+            let mut fields = ConfigFields::default();
             reader.members(|reader, name| {
                 read(reader, json, depth.saturating_add(1)).map(|value| fields.put(name.text().into_owned(), value))
             })?;
-            Ok(Value::Object(fields))
+            Ok(ConfigValue::Object(fields))
         }
         _ => {
             let text = json.get(reader.skip()?).and_then(|bytes| std::str::from_utf8(bytes).ok());
-            Ok(text.and_then(|text| text.parse().ok()).map_or(Value::Other, Value::Number))
+            Ok(text.and_then(|text| text.parse().ok()).map_or(ConfigValue::Other, ConfigValue::Number))
         }
     }
 }
 
-// === impl Fields ===
+// === impl ConfigFields ===
 
-impl Fields {
+impl ConfigFields {
     /// Takes a member out.
-    pub fn remove(&mut self, name: &str) -> Option<Value> {
+    pub fn remove(&mut self, name: &str) -> Option<ConfigValue> {
         let position = self.0.iter().position(|(known, _)| known == name)?;
         Some(self.0.swap_remove(position).1)
     }
@@ -75,7 +75,7 @@ impl Fields {
         self.0.iter().map(|(name, _)| name.as_str()).min()
     }
 
-    fn put(&mut self, name: String, value: Value) {
+    fn put(&mut self, name: String, value: ConfigValue) {
         let _ = self.remove(&name);
         self.0.push((name, value));
     }
@@ -87,16 +87,20 @@ mod tests {
 
     #[test]
     fn reads_what_a_configuration_has() {
-        let Ok(Value::Object(mut fields)) = parse(br#" {"n": 7, "t": "a\u0062", "f": true, "l": [1, -1, 1.5, null], "n": 8, "o": {}} "#)
+        let Ok(ConfigValue::Object(mut fields)) =
+            parse(br#" {"n": 7, "t": "a\u0062", "f": true, "l": [1, -1, 1.5, null], "n": 8, "o": {}} "#)
         else {
             panic!()
         };
         assert_eq!(fields.left(), Some("f"));
-        assert_eq!(fields.remove("n"), Some(Value::Number(8)), "the last of two counts");
-        assert_eq!(fields.remove("t"), Some(Value::Text("ab".into())));
-        assert_eq!(fields.remove("f"), Some(Value::Flag(true)));
-        assert_eq!(fields.remove("l"), Some(Value::List(vec![Value::Number(1), Value::Other, Value::Other, Value::Other])));
-        assert_eq!(fields.remove("o"), Some(Value::Object(Fields::default())));
+        assert_eq!(fields.remove("n"), Some(ConfigValue::Number(8)), "the last of two counts");
+        assert_eq!(fields.remove("t"), Some(ConfigValue::Text("ab".into())));
+        assert_eq!(fields.remove("f"), Some(ConfigValue::Flag(true)));
+        assert_eq!(
+            fields.remove("l"),
+            Some(ConfigValue::List(vec![ConfigValue::Number(1), ConfigValue::Other, ConfigValue::Other, ConfigValue::Other]))
+        );
+        assert_eq!(fields.remove("o"), Some(ConfigValue::Object(ConfigFields::default())));
         assert_eq!((fields.remove("x"), fields.left()), (None, None));
     }
 
@@ -106,7 +110,7 @@ mod tests {
             assert!(parse(bad.as_bytes()).is_err(), "{bad}");
         }
         let deep = |depth: usize| parse(format!("{}{}", "[".repeat(depth), "]".repeat(depth)).as_bytes());
-        assert!(matches!(deep(100), Ok(Value::List(_))));
+        assert!(matches!(deep(100), Ok(ConfigValue::List(_))));
         assert!(deep(100_000).is_err());
     }
 }

@@ -2,7 +2,7 @@
 
 /// What becomes of the callback's headers or bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Flow {
+pub enum FilterAction {
     /// They go on.
     Go,
     /// The proxy holds them.
@@ -11,7 +11,7 @@ pub enum Flow {
 
 /// How far the request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Request {
+pub(super) enum RequestStage {
     /// Not decided here, or gone on undecided: its body flows by.
     Passing,
     /// Waiting for its last byte.
@@ -27,7 +27,7 @@ pub(super) enum Request {
 /// How the body comes. Where a filter held a piece and the proxy was told to go on before the last, Envoy up to 1.39 drops the piece after, unless the
 /// filter holds that too and lets it go together with yet another, or at a tick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Pieces {
+pub(super) enum BodyDelivery {
     /// None was shown.
     None,
     /// Held, or gone on, as their callbacks said.
@@ -35,5 +35,5 @@ pub(super) enum Pieces {
     /// Gone on at a tick: the next is to be held.
     Ahead,
     /// One is held, for the next callback or tick.
-    Held,
+    HoldNext,
 }

@@ -4,26 +4,26 @@ mod parked;
 mod refusing;
 
 use super::*;
-use crate::fake::{FakeHost, roster_message};
-use crate::host::Buffer;
-use exchange::Time;
+use crate::fake::{FakeHost, pool_update_message};
+use crate::host::BodyBuffer;
+use exchange::Timestamp;
 use scheduler::Version;
 
 const CHAT: &str = r#"{"model":"m","messages":[{"role":"user","content":"hello"}]}"#;
 const DESTINATION: &str = "x-gateway-destination-endpoint";
 
 /// A proxy with one VM.
-struct World {
+struct HttpWorld {
     host: FakeHost,
-    vm: Rc<RefCell<Vm<FakeHost>>>,
+    vm: Rc<RefCell<VmState<FakeHost>>>,
     config: Rc<FilterConfig>,
     streams: std::cell::Cell<u32>,
 }
 
-impl World {
+impl HttpWorld {
     fn new(config: &str) -> Self {
         let (host, config) = (FakeHost::new(), Rc::new(FilterConfig::parse(config.as_bytes()).unwrap()));
-        let mut vm = Vm::new(host.clone());
+        let mut vm = VmState::new(host.clone());
         vm.configure(1, Rc::clone(&config));
         let vm = Rc::new(RefCell::new(vm));
         Self { host, vm, config, streams: std::cell::Cell::new(10) }
@@ -39,36 +39,36 @@ impl World {
     fn state(&self, pool: &str) {
         let version = Version { term: 1, sequence: 1 };
         let replica = self.vm.borrow().replica(pool).unwrap();
-        let roster = roster_message(pool, version, &["10.0.0.1:8000", "10.0.0.2:8000"]);
-        replica.borrow().board.post_roster(&self.host, 1, version, &roster, Time(1)).unwrap();
+        let pool_update = pool_update_message(pool, version, &["10.0.0.1:8000", "10.0.0.2:8000"]);
+        replica.borrow().store.publish_pool_update(&self.host, 1, version, &pool_update, Timestamp(1)).unwrap();
         replica.borrow_mut().refresh(&self.host).unwrap();
     }
 
-    fn stream(&self) -> Http<FakeHost> {
+    fn stream(&self) -> HttpStreamContext<FakeHost> {
         self.streams.set(self.streams.get() + 1);
-        Http::new(self.streams.get(), self.host.clone(), Rc::clone(&self.vm), Rc::clone(&self.config))
+        HttpStreamContext::new(self.streams.get(), self.host.clone(), Rc::clone(&self.vm), Rc::clone(&self.config))
     }
 
     /// Request headers of a stream that has just begun.
-    fn headers(&self, headers: &[(&str, &str)], end: bool) -> (Http<FakeHost>, Action) {
+    fn headers(&self, headers: &[(&str, &str)], end: bool) -> (HttpStreamContext<FakeHost>, Action) {
         *self.host.request.borrow_mut() = headers.iter().map(|(n, v)| ((*n).into(), (*v).into())).collect();
         let mut stream = self.stream();
         let action = stream.on_http_request_headers(headers.len(), end);
         (stream, action)
     }
 
-    fn post(&self, path: &str) -> (Http<FakeHost>, Action) {
+    fn post(&self, path: &str) -> (HttpStreamContext<FakeHost>, Action) {
         self.headers(&[(":method", "POST"), (":path", path), ("content-type", "application/json")], false)
     }
 
     /// The whole body, then the callback that ends it, as HTTP/1 brings them.
-    fn body(&self, stream: &mut Http<FakeHost>, body: &str) -> Action {
-        self.host.buffers.borrow_mut().insert(Buffer::RequestBody as u32, body.into());
+    fn body(&self, stream: &mut HttpStreamContext<FakeHost>, body: &str) -> Action {
+        self.host.buffers.borrow_mut().insert(BodyBuffer::RequestBody as u32, body.into());
         assert_eq!(stream.on_http_request_body(body.len(), false), Action::Pause);
         stream.on_http_request_body(body.len(), true)
     }
 
-    fn respond(&self, stream: &mut Http<FakeHost>, details: &str, upstream: &str, headers: &[(&str, &str)]) -> Action {
+    fn respond(&self, stream: &mut HttpStreamContext<FakeHost>, details: &str, upstream: &str, headers: &[(&str, &str)]) -> Action {
         *self.host.response.borrow_mut() = headers.iter().map(|(n, v)| ((*n).into(), (*v).into())).collect();
         let mut properties = self.host.properties.borrow_mut();
         properties.insert("response.code_details".into(), details.into());
@@ -79,15 +79,15 @@ impl World {
     }
 
     /// What a buffer holds.
-    fn buffer(&self, buffer: Buffer) -> String {
+    fn buffer(&self, buffer: BodyBuffer) -> String {
         String::from_utf8(self.host.buffers.borrow()[&(buffer as u32)].clone()).unwrap()
     }
 
     /// A piece of the response body; what goes on in its place.
-    fn piece(&self, stream: &mut Http<FakeHost>, piece: &str, last: bool) -> (String, Action) {
-        self.host.buffers.borrow_mut().insert(Buffer::ResponseBody as u32, piece.into());
+    fn piece(&self, stream: &mut HttpStreamContext<FakeHost>, piece: &str, last: bool) -> (String, Action) {
+        self.host.buffers.borrow_mut().insert(BodyBuffer::ResponseBody as u32, piece.into());
         let action = stream.on_http_response_body(piece.len(), last);
-        (self.buffer(Buffer::ResponseBody), action)
+        (self.buffer(BodyBuffer::ResponseBody), action)
     }
 
     fn response_header(&self, name: &str) -> Option<String> {
@@ -107,7 +107,7 @@ impl World {
 
 #[test]
 fn a_chat_request_is_held_picked_and_released() {
-    let world = World::ready();
+    let world = HttpWorld::ready();
     let (mut stream, action) = world.post("/v1/chat/completions");
     assert_eq!(action, Action::Pause);
     assert_eq!(world.body(&mut stream, CHAT), Action::Continue);
@@ -123,7 +123,7 @@ fn a_chat_request_is_held_picked_and_released() {
     );
     assert!(world.host.response.borrow().iter().all(|(n, _)| n != "endpoint-load-metrics"));
     let event = "data: {\"choices\":[{\"delta\":{\"content\":\"hi\"}}]}\n\n";
-    world.host.buffers.borrow_mut().insert(Buffer::ResponseBody as u32, event.into());
+    world.host.buffers.borrow_mut().insert(BodyBuffer::ResponseBody as u32, event.into());
     world.host.pass_ms(30);
     stream.on_http_response_body(event.len(), false);
     stream.on_http_response_body(0, true);
@@ -138,7 +138,7 @@ fn a_chat_request_is_held_picked_and_released() {
 const ALIAS: &str = r#"{"model":"alias","messages":[{"role":"user","content":"alias"}]}"#;
 
 /// A stream that was sent on under another model's name.
-fn renamed(world: &World) -> Http<FakeHost> {
+fn renamed(world: &HttpWorld) -> HttpStreamContext<FakeHost> {
     let length = ALIAS.len().to_string();
     let (mut stream, _) = world.headers(
         &[(":method", "POST"), (":path", "/v1/chat/completions"), ("content-length", &length), ("accept-encoding", "gzip")],
@@ -150,10 +150,10 @@ fn renamed(world: &World) -> Http<FakeHost> {
 
 #[test]
 fn a_model_sent_under_another_name_has_its_own_in_the_reply() {
-    let world = World::ready();
+    let world = HttpWorld::ready();
     let mut stream = renamed(&world);
     let sent = ALIAS.replacen("alias", "served", 1);
-    assert_eq!(world.buffer(Buffer::RequestBody), sent);
+    assert_eq!(world.buffer(BodyBuffer::RequestBody), sent);
     assert_eq!(world.request_header("content-length"), Some(sent.len().to_string()));
     assert_eq!(world.request_header("accept-encoding").as_deref(), Some("identity"));
     world.respond(&mut stream, "via_upstream", "10.0.0.1:8000", &[(":status", "200"), ("content-type", "text/event-stream")]);
@@ -167,7 +167,7 @@ fn a_model_sent_under_another_name_has_its_own_in_the_reply() {
 
 #[test]
 fn a_short_unstreamed_reply_is_held_to_get_its_right_length() {
-    let world = World::ready();
+    let world = HttpWorld::ready();
     let answer = [(":status", "200"), ("content-type", "application/json"), ("content-length", "31")];
     for trailers in [false, true] {
         let mut stream = renamed(&world);
@@ -178,7 +178,7 @@ fn a_short_unstreamed_reply_is_held_to_get_its_right_length() {
         if trailers {
             assert_eq!(world.piece(&mut stream, body, false), (body.to_owned(), Action::Pause));
             assert_eq!(stream.on_http_response_trailers(1), Action::Continue);
-            assert_eq!(world.buffer(Buffer::ResponseBody), restored);
+            assert_eq!(world.buffer(BodyBuffer::ResponseBody), restored);
         } else {
             assert_eq!(world.piece(&mut stream, body, true), (restored, Action::Continue));
         }
@@ -195,7 +195,7 @@ fn a_short_unstreamed_reply_is_held_to_get_its_right_length() {
 
 #[test]
 fn a_proxy_that_does_not_let_a_body_be_changed_sends_none_under_a_wrong_name() {
-    let world = World::ready();
+    let world = HttpWorld::ready();
     world.host.read_only.set(true);
     let (mut stream, _) = world.post("/v1/chat/completions");
     assert_eq!(world.body(&mut stream, ALIAS), Action::Pause);
@@ -212,7 +212,7 @@ fn a_proxy_that_does_not_let_a_body_be_changed_sends_none_under_a_wrong_name() {
 
 #[test]
 fn every_control_header_of_a_client_is_removed() {
-    let world = World::new(r#"{"pools": [{"name": "default"}], "destination_header": "x-mine"}"#);
+    let world = HttpWorld::new(r#"{"pools": [{"name": "default"}], "destination_header": "x-mine"}"#);
     world.state("default");
     let forged = [
         (":method", "GET"),
@@ -230,7 +230,7 @@ fn every_control_header_of_a_client_is_removed() {
 
 #[test]
 fn requests_without_a_body_upgrades_and_unknown_paths_are_decided_at_their_headers() {
-    let world = World::ready();
+    let world = HttpWorld::ready();
     for (headers, end) in [
         (&[(":method", "GET"), (":path", "/v1/models")][..], true),
         (&[(":method", "GET"), (":path", "/v1/realtime"), ("upgrade", "websocket")], false),
@@ -246,7 +246,7 @@ fn requests_without_a_body_upgrades_and_unknown_paths_are_decided_at_their_heade
 
 #[test]
 fn what_is_read_is_refused_where_its_body_would_have_no_end() {
-    let world = World::ready();
+    let world = HttpWorld::ready();
     for header in [("upgrade", "websocket"), ("content-type", "application/grpc")] {
         let (mut stream, action) = world.headers(&[(":method", "POST"), (":path", "/v1/chat/%63ompletions"), header], false);
         assert_eq!(action, Action::Pause, "{header:?}");
@@ -258,9 +258,9 @@ fn what_is_read_is_refused_where_its_body_would_have_no_end() {
 
 #[test]
 fn trailers_end_a_body_and_an_empty_one_too() {
-    let world = World::ready();
+    let world = HttpWorld::ready();
     let (mut stream, _) = world.post("/v1/chat/completions");
-    world.host.buffers.borrow_mut().insert(Buffer::RequestBody as u32, CHAT.into());
+    world.host.buffers.borrow_mut().insert(BodyBuffer::RequestBody as u32, CHAT.into());
     assert_eq!(stream.on_http_request_body(CHAT.len(), false), Action::Pause);
     assert_eq!(stream.on_http_request_trailers(1), Action::Continue);
     assert!(world.request_header(DESTINATION).is_some());
@@ -273,7 +273,7 @@ fn trailers_end_a_body_and_an_empty_one_too() {
 
 #[test]
 fn a_body_beyond_the_limit_is_refused_as_soon_as_it_is_known() {
-    let world = World::new(r#"{"pools": [{"name": "default"}], "body_limit_bytes": 1024}"#);
+    let world = HttpWorld::new(r#"{"pools": [{"name": "default"}], "body_limit_bytes": 1024}"#);
     world.state("default");
     let declared = [(":method", "POST"), (":path", "/v1/completions"), ("content-length", "1025")];
     let (mut stream, action) = world.headers(&declared, false);
@@ -290,7 +290,7 @@ fn a_body_beyond_the_limit_is_refused_as_soon_as_it_is_known() {
 
 #[test]
 fn a_hint_that_allows_nobody_is_a_503() {
-    let world = World::ready();
+    let world = HttpWorld::ready();
     let hint = "metadata.filter_metadata.envoy.lb.subset_hint.x-gateway-destination-endpoint-subset";
     world.host.properties.borrow_mut().insert(hint.into(), b"10.0.0.9:1".to_vec());
     let (_, action) = world.headers(&[(":method", "GET"), (":path", "/")], true);
@@ -306,8 +306,8 @@ fn a_hint_that_allows_nobody_is_a_503() {
 }
 
 #[test]
-fn routes_lead_to_their_pools_and_others_pass() {
-    let world = World::new(r#"{"pools": [{"name": "a", "clusters": ["ca"]}, {"name": "b"}]}"#);
+fn routes_leader_to_their_pools_and_others_pass() {
+    let world = HttpWorld::new(r#"{"pools": [{"name": "a", "clusters": ["ca"]}, {"name": "b"}]}"#);
     world.state("a");
     world.state("b");
     let route = |cluster: &str, pool: &str| {
@@ -327,7 +327,7 @@ fn routes_lead_to_their_pools_and_others_pass() {
 
 #[test]
 fn the_ready_path_tells_of_all_pools() {
-    let world = World::new(r#"{"pools": [{"name": "a"}, {"name": "b"}]}"#);
+    let world = HttpWorld::new(r#"{"pools": [{"name": "a"}, {"name": "b"}]}"#);
     let ask = || {
         let (_, action) = world.headers(&[(":method", "GET"), (":path", "/switchpoint/ready?x")], true);
         assert_eq!(action, Action::Pause);
@@ -337,10 +337,10 @@ fn the_ready_path_tells_of_all_pools() {
     assert!(ask().starts_with("reply 503"));
     world.state("b");
     assert_eq!(ask(), r#"reply 200 {"ready":true}"#);
-    // More workers than seats: it serves all the same, and says so.
-    for seat in 0..crate::state::roll::SEATS_MAX as u64 + 2 {
-        let row = crate::state::roll::Row { vm: 1_000 + seat, beat: world.host.now(), queue: 0, serves: true };
-        crate::state::roll::Roll::beat(&world.host, row).unwrap();
+    // More workers tha VM slots: it serves all the same, and says so.
+    for vm_slot in 0..crate::state::vm_table::VM_SLOTS_MAX as u64 + 2 {
+        let row = crate::state::vm_table::VmEntry { vm: 1_000 + vm_slot, heartbeat: world.host.now(), queue: 0, serves: true };
+        crate::state::vm_table::VmTable::write_heartbeat(&world.host, row).unwrap();
     }
     // A VM that serves leaves a free lead to the others for a while.
     for _ in 0..2 {
@@ -348,8 +348,8 @@ fn the_ready_path_tells_of_all_pools() {
         world.vm.borrow_mut().tick(1);
     }
     world.host.take_log();
-    assert_eq!(ask(), r#"reply 200 {"ready":true,"vms_without_seat":3}"#);
-    assert_eq!(world.host.metric_value("switchpoint_vms_without_seat"), 3);
+    assert_eq!(ask(), r#"reply 200 {"ready":true,"vms_without_slot":3}"#);
+    assert_eq!(world.host.metric_value("switchpoint_vms_without_vm_slot"), 3);
     assert_eq!(world.host.metric_value("switchpoint_refused_unavailable_total"), 0);
 }
 
@@ -359,7 +359,7 @@ fn who_failed_is_known_whichever_way_the_proxy_says_where_a_reply_is_from() {
     const FROM_UPSTREAM: (&str, &str) = ("x-envoy-upstream-service-time", "3");
     for (headers, details) in [(vec![(":status", "200"), FROM_UPSTREAM], "not to be asked"), (vec![(":status", "200")], "via_upstream")] {
         for (place, failed) in [(0, 0), (1, 1)] {
-            let world = World::ready();
+            let world = HttpWorld::ready();
             let (mut stream, _) = world.post("/v1/chat/completions");
             assert_eq!(world.body(&mut stream, CHAT), Action::Continue);
             let list = world.host.request.borrow().iter().find(|(name, _)| name == DESTINATION).unwrap().1.clone();

@@ -1,15 +1,15 @@
 //! Which VM of the process leads: holds the daemon's stream and writes what it says into shared data.
 //!
 //! The lease is one shared value, [epoch, holder, expiry], changed only by compare-and-swap on the process's monotonic clock. Every change of
-//! holder raises the epoch, and everything a leader writes carries its epoch: a leader that was stalled past its lease can roll nothing back.
+//! holder raises the epoch, and everything a leader writes carries its epoch: a leader that was stalled past its lease ca VM table nothing back.
 //!
 //! Which VM is the main thread's cannot be asked. It is the one that never gets a request, so a VM that has served one defers to those that
 //! have not, and a leader that serves hands over to one that does not.
 
-use exchange::Time;
+use exchange::Timestamp;
 
 use super::words;
-use crate::host::{Expect, Host, Result};
+use crate::host::{Host, Result, WriteCondition};
 
 /// Where the lease is.
 const KEY: &str = "switchpoint/1/leader";
@@ -22,41 +22,41 @@ const TRIES_MAX: usize = 4;
 
 /// The part of a VM in the lease.
 #[derive(Debug)]
-pub struct Lease {
+pub struct LeaderElection {
     vm: u64,
-    held: Option<Held>,
-    free_since: Option<Time>,
+    held_lease: Option<HeldLease>,
+    free_since: Option<Timestamp>,
 }
 
 /// A lease held.
 #[derive(Clone, Copy, Debug)]
-struct Held {
+struct HeldLease {
     epoch: u64,
-    since: Time,
-    until: Time,
+    since: Timestamp,
+    until: Timestamp,
 }
 
 /// The shared value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Record {
+struct LeaseValue {
     epoch: u64,
     holder: u64,
-    until: Time,
+    until: Timestamp,
 }
 
-// === impl Lease ===
+// === impl LeaderElection ===
 
-impl Lease {
+impl LeaderElection {
     /// The part of the VM `vm`.
     #[must_use]
     pub fn new(vm: u64) -> Self {
-        Self { vm, held: None, free_since: None }
+        Self { vm, held_lease: None, free_since: None }
     }
 
     /// Takes, renews or loses the lease, which lasts `term_ms` without renewal; `serves` is whether this VM has ever had a request. The epoch
     /// while it leads.
-    pub fn poll<H: Host>(&mut self, host: &H, serves: bool, term_ms: u64, now: Time) -> Option<u64> {
-        match self.held {
+    pub fn poll<H: Host>(&mut self, host: &H, serves: bool, term_ms: u64, now: Timestamp) -> Option<u64> {
+        match self.held_lease {
             // Two thirds of it are left: nothing to do, and nothing anyone else may do.
             Some(held) if held.until.ms_since(now) > term_ms.saturating_mul(2) / 3 => Some(held.epoch),
             _ => self.contend(host, serves, term_ms, now),
@@ -65,33 +65,33 @@ impl Lease {
 
     /// Does this VM lead, by its own clock?
     #[must_use]
-    pub fn holds(&self, now: Time) -> bool {
-        self.held.is_some_and(|held| held.until > now)
+    pub fn holds(&self, now: Timestamp) -> bool {
+        self.held_lease.is_some_and(|held| held.until > now)
     }
 
     /// Has it led for long enough to hand over?
     #[must_use]
-    pub fn may_hand_over(&self, now: Time) -> bool {
-        self.held.is_some_and(|held| now.ms_since(held.since) >= DWELL_MS)
+    pub fn can_hand_over(&self, now: Timestamp) -> bool {
+        self.held_lease.is_some_and(|held| now.ms_since(held.since) >= DWELL_MS)
     }
 
     /// Makes `successor` the leader, if this VM is.
-    pub fn hand_over<H: Host>(&mut self, host: &H, successor: u64, term_ms: u64, now: Time) {
+    pub fn hand_over<H: Host>(&mut self, host: &H, successor: u64, term_ms: u64, now: Timestamp) {
         let until = now.plus_ms(term_ms);
-        self.give_up(host, |record| Record { epoch: record.epoch.saturating_add(1), holder: successor, until });
+        self.give_up(host, |record| LeaseValue { epoch: record.epoch.saturating_add(1), holder: successor, until });
     }
 
     /// Frees the lease, if this VM holds it.
     pub fn resign<H: Host>(&mut self, host: &H) {
-        self.give_up(host, |record| Record { until: Time(0), ..record });
+        self.give_up(host, |record| LeaseValue { until: Timestamp(0), ..record });
     }
 
-    fn give_up<H: Host>(&mut self, host: &H, next: impl Fn(Record) -> Record) {
-        if self.held.take().is_none() {
+    fn give_up<H: Host>(&mut self, host: &H, next: impl Fn(LeaseValue) -> LeaseValue) {
+        if self.held_lease.take().is_none() {
             return;
         }
         for _ in 0..TRIES_MAX {
-            match Record::load(host) {
+            match LeaseValue::load(host) {
                 Ok((record, expect)) if record.holder == self.vm => {
                     if next(record).store(host, expect).is_ok() {
                         return;
@@ -102,29 +102,29 @@ impl Lease {
         }
     }
 
-    fn contend<H: Host>(&mut self, host: &H, serves: bool, term_ms: u64, now: Time) -> Option<u64> {
+    fn contend<H: Host>(&mut self, host: &H, serves: bool, term_ms: u64, now: Timestamp) -> Option<u64> {
         for _ in 0..TRIES_MAX {
-            let Ok((record, expect)) = Record::load(host) else { break };
+            let Ok((record, expect)) = LeaseValue::load(host) else { break };
             let mine = record.holder == self.vm && record.until > now;
-            if !mine && !self.may_take(record, serves, now) {
-                self.held = None;
+            if !mine && !self.can_take(record, serves, now) {
+                self.held_lease = None;
                 return None;
             }
             let epoch = if mine { record.epoch } else { record.epoch.saturating_add(1) };
             let until = now.plus_ms(term_ms);
-            if (Record { epoch, holder: self.vm, until }).store(host, expect).is_ok() {
-                let since = self.held.filter(|held| held.epoch == epoch).map_or(now, |held| held.since);
-                self.held = Some(Held { epoch, since, until });
+            if (LeaseValue { epoch, holder: self.vm, until }).store(host, expect).is_ok() {
+                let since = self.held_lease.filter(|held| held.epoch == epoch).map_or(now, |held| held.since);
+                self.held_lease = Some(HeldLease { epoch, since, until });
                 self.free_since = None;
                 return Some(epoch);
             }
         }
         // The host did not let us: what is held still holds until it runs out.
-        self.held.filter(|held| held.until > now).map(|held| held.epoch)
+        self.held_lease.filter(|held| held.until > now).map(|held| held.epoch)
     }
 
     /// May a lease that is not ours be taken now?
-    fn may_take(&mut self, record: Record, serves: bool, now: Time) -> bool {
+    fn can_take(&mut self, record: LeaseValue, serves: bool, now: Timestamp) -> bool {
         if record.until > now {
             self.free_since = None;
             return false;
@@ -134,20 +134,20 @@ impl Lease {
     }
 }
 
-// === impl Record ===
+// === impl LeaseValue ===
 
-impl Record {
-    fn load<H: Host>(host: &H) -> Result<(Self, Expect)> {
+impl LeaseValue {
+    fn load<H: Host>(host: &H) -> Result<(Self, WriteCondition)> {
         Ok(match host.shared(KEY)? {
-            None => (Self::default(), Expect::Absent),
+            None => (Self::default(), WriteCondition::Absent),
             Some(shared) => {
-                let record = words::read(&shared.bytes).map(|[epoch, holder, until]| Self { epoch, holder, until: Time(until) });
-                (record.unwrap_or_default(), Expect::Token(shared.token))
+                let record = words::read(&shared.bytes).map(|[epoch, holder, until]| Self { epoch, holder, until: Timestamp(until) });
+                (record.unwrap_or_default(), WriteCondition::Token(shared.token))
             }
         })
     }
 
-    fn store<H: Host>(self, host: &H, expect: Expect) -> Result<()> {
+    fn store<H: Host>(self, host: &H, expect: WriteCondition) -> Result<()> {
         host.share(KEY, &words::write(&[self.epoch, self.holder, self.until.0], &[]), expect)
     }
 }
@@ -159,14 +159,14 @@ mod tests {
 
     const TERM: u64 = 3_000;
 
-    fn at(ms: u64) -> Time {
-        Time(0).plus_ms(1_000_000 + ms)
+    fn at(ms: u64) -> Timestamp {
+        Timestamp(0).plus_ms(1_000_000 + ms)
     }
 
     #[test]
-    fn one_leads_and_renews() {
+    fn one_leaders_and_renews() {
         let host = FakeHost::new();
-        let (mut a, mut b) = (Lease::new(1), Lease::new(2));
+        let (mut a, mut b) = (LeaderElection::new(1), LeaderElection::new(2));
         assert_eq!(a.poll(&host, false, TERM, at(0)), Some(1));
         for ms in (0..60_000).step_by(100) {
             assert_eq!(a.poll(&host, false, TERM, at(ms)), Some(1), "{ms}");
@@ -177,7 +177,7 @@ mod tests {
     #[test]
     fn a_dead_leader_is_followed_within_the_lease_and_cannot_come_back() {
         let host = FakeHost::new();
-        let (mut a, mut b) = (Lease::new(1), Lease::new(2));
+        let (mut a, mut b) = (LeaderElection::new(1), LeaderElection::new(2));
         assert_eq!(a.poll(&host, false, TERM, at(0)), Some(1));
         assert_eq!(b.poll(&host, false, TERM, at(2_999)), None);
         assert_eq!(b.poll(&host, false, TERM, at(3_000)), Some(2));
@@ -188,7 +188,7 @@ mod tests {
     #[test]
     fn of_two_that_race_one_wins() {
         let host = FakeHost::new();
-        let (mut a, mut b) = (Lease::new(1), Lease::new(2));
+        let (mut a, mut b) = (LeaderElection::new(1), LeaderElection::new(2));
         host.before_next_share({
             let host = host.clone();
             move || assert_eq!(b.poll(&host, false, TERM, at(0)), Some(1))
@@ -199,7 +199,7 @@ mod tests {
     #[test]
     fn a_vm_that_serves_defers_but_not_for_ever() {
         let host = FakeHost::new();
-        let (mut worker, mut main) = (Lease::new(1), Lease::new(2));
+        let (mut worker, mut main) = (LeaderElection::new(1), LeaderElection::new(2));
         assert_eq!(worker.poll(&host, true, TERM, at(0)), None);
         assert_eq!(worker.poll(&host, true, TERM, at(499)), None);
         assert_eq!(worker.poll(&host, true, TERM, at(500)), Some(1), "nobody else wanted it");
@@ -210,9 +210,9 @@ mod tests {
     #[test]
     fn handing_over_names_the_next_leader() {
         let host = FakeHost::new();
-        let (mut worker, mut main, mut other) = (Lease::new(1), Lease::new(2), Lease::new(3));
+        let (mut worker, mut main, mut other) = (LeaderElection::new(1), LeaderElection::new(2), LeaderElection::new(3));
         assert_eq!(worker.poll(&host, false, TERM, at(0)), Some(1));
-        assert!(!worker.may_hand_over(at(9_999)) && worker.may_hand_over(at(10_000)));
+        assert!(!worker.can_hand_over(at(9_999)) && worker.can_hand_over(at(10_000)));
         worker.hand_over(&host, 2, TERM, at(10_000));
         assert!(!worker.holds(at(10_000)));
         assert_eq!(other.poll(&host, false, TERM, at(10_001)), None);
@@ -223,7 +223,7 @@ mod tests {
     #[test]
     fn resigning_frees_nothing_that_is_not_ours() {
         let host = FakeHost::new();
-        let (mut a, mut b) = (Lease::new(1), Lease::new(2));
+        let (mut a, mut b) = (LeaderElection::new(1), LeaderElection::new(2));
         assert_eq!(a.poll(&host, false, TERM, at(0)), Some(1));
         assert_eq!(b.poll(&host, false, TERM, at(4_000)), Some(2));
         a.resign(&host);
@@ -234,7 +234,7 @@ mod tests {
     #[test]
     fn garbage_in_the_value_is_a_free_lease() {
         let host = FakeHost::new();
-        host.share(KEY, b"not ours", Expect::Any).unwrap();
-        assert_eq!(Lease::new(1).poll(&host, false, TERM, at(0)), Some(1));
+        host.share(KEY, b"not ours", WriteCondition::Any).unwrap();
+        assert_eq!(LeaderElection::new(1).poll(&host, false, TERM, at(0)), Some(1));
     }
 }

@@ -1,59 +1,59 @@
 //! One pool in one VM: what the daemon says of it, as far as this VM has taken it over, beside what the VM knows itself.
 //!
-//! A replica changes only in [`Replica::install`] and [`Replica::measure`], whole or not at all, never while a request is being decided (a VM that replaced a lost one does it before its first). Both are given
-//! what [`decode`] made of a message: the leader decodes it off the wire, everybody else off the notice board.
+//! A replica changes only in [`PoolReplica::install`] and [`PoolReplica::install_metrics`], whole or not at all, never while a request is being decided (a VM that replaced a lost one does it before its first). Both are given
+//! what [`decode`] made of a message: the leader decodes it off the wire, everybody else off the snapshot store.
 
 use std::ops::Deref;
 
-use exchange::{Pool, Time};
-use pool_state::{DURATION_BOUNDS_MS, Histogram, Observed};
+use exchange::{ManagedPool, Timestamp};
+use pool_state::{CountHistogram, DURATION_BOUNDS_MS, EncodedObservation};
 use prost::Message;
 use proto::state::{self, daemon_message};
 use scheduler::{Snapshot, Version};
 
-use super::board::{Board, Seen};
-use super::observed;
-use super::outward::Outward;
-use super::roll::{Roll, Row};
-use super::sharing::Sharing;
+use super::load_sharing::LoadSharing;
+use super::observation_ring;
+use super::peer_publisher::PeerPublisher;
+use super::snapshot_store::{HeadReading, SharedSnapshotStore};
+use super::vm_table::{VmEntry, VmTable};
 use crate::host::{Host, Result};
 
 /// One pool.
 #[derive(Debug)]
-pub struct Replica {
+pub struct PoolReplica {
     /// Its name with the daemon.
     pub name: Box<str>,
     /// Where the leader puts up what it heard.
-    pub board: Board,
+    pub store: SharedSnapshotStore,
     /// What requests are decided with.
-    pub pool: Pool,
+    pub pool: ManagedPool,
     /// Time a pick took, µs.
-    pub pick_us: Histogram,
+    pub pick_us: CountHistogram,
     /// What this VM and the others tell each other.
-    pub sharing: Sharing,
+    pub sharing: LoadSharing,
     /// What this VM tells other proxies while it leads.
-    pub outward: Outward,
+    pub peer_publisher: PeerPublisher,
     /// Where the leader puts up what the daemon learned.
-    pub learned_board: Board,
+    pub model_store: SharedSnapshotStore,
     /// What this VM tells the daemon of ended requests.
-    observed: observed::Writer,
-    /// By seat, how far the leader has read what other VMs tell so.
-    observed_by: Vec<observed::Reader>,
+    observed: observation_ring::ObservationRingWriter,
+    /// By VM slot, how far the leader has read what other VMs tell so.
+    observed_by: Vec<observation_ring::ObservationRingReader>,
     learned: Version,
-    learned_seen: Option<Seen>,
+    model_head: Option<HeadReading>,
     version: Version,
     metrics_sequence: u64,
-    metrics_at: Option<Time>,
-    seen: Option<Seen>,
+    metrics_at: Option<Timestamp>,
+    head: Option<HeadReading>,
 }
 
 /// What a message of the daemon comes to.
 #[derive(Debug)]
-pub enum Update {
+pub enum DaemonUpdate {
     /// The daemon's greeting.
     Welcome(state::Welcome),
     /// A whole pool but for its metrics.
-    Roster(Box<proto::Roster>),
+    PoolUpdate(Box<proto::PoolUpdate>),
     /// A pool in force with other metrics.
     Metrics {
         /// Its name.
@@ -64,19 +64,19 @@ pub enum Update {
         sequence: u64,
     },
     /// What the other proxies of a pool have under way, and placed.
-    Peers(state::Peers),
-    /// What was learned of a pool.
-    Learned(Box<proto::Learned>),
-    /// Nothing to us: of a pool we have no roster of, or of a newer daemon.
+    Peers(state::PeerLoad),
+    /// The learned models of a pool.
+    Learned(Box<proto::LearnedModels>),
+    /// Nothing to us: of a pool we have no pool update of, or of a newer daemon.
     Nothing,
 }
 
 /// A message that was refused whole. The daemon is at fault; the same message will be refused again.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Refused {
+pub struct RejectedMessage {
     /// The pool it is of; empty when not even that could be read.
     pub pool: String,
-    /// The version of the roster it is, if it is one.
+    /// The version of the pool update it is, if it is one.
     pub version: Option<state::Version>,
     /// What is wrong with it.
     pub why: String,
@@ -84,9 +84,9 @@ pub struct Refused {
 
 /// What a look at the board brought.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Refreshed {
-    /// A roster was taken over.
-    pub roster: bool,
+pub struct RefreshOutcome {
+    /// A pool update was taken over.
+    pub pool_update: bool,
     /// Metrics were taken over.
     pub metrics: bool,
     /// What was learned was taken over.
@@ -95,28 +95,28 @@ pub struct Refreshed {
     pub refused: bool,
 }
 
-// === impl Replica ===
+// === impl PoolReplica ===
 
-impl Replica {
+impl PoolReplica {
     /// A pool nothing is known of yet, without a prefix index: a tick brings that, or the first request.
     #[must_use]
     pub fn new(name: &str, seed: u64) -> Self {
         Self {
             name: name.into(),
-            board: Board::new(name),
-            pool: Pool::new(seed, 0),
-            pick_us: Histogram::default(),
-            sharing: Sharing::new(name),
-            outward: Outward::default(),
-            learned_board: Board::of_learned(name),
-            observed: observed::Writer::default(),
+            store: SharedSnapshotStore::new(name),
+            pool: ManagedPool::new(seed, 0),
+            pick_us: CountHistogram::default(),
+            sharing: LoadSharing::new(name),
+            peer_publisher: PeerPublisher::default(),
+            model_store: SharedSnapshotStore::for_models(name),
+            observed: observation_ring::ObservationRingWriter::default(),
             observed_by: Vec::new(),
             learned: Version::default(),
-            learned_seen: None,
+            model_head: None,
             version: Version::default(),
             metrics_sequence: 0,
             metrics_at: None,
-            seen: None,
+            head: None,
         }
     }
 
@@ -140,13 +140,13 @@ impl Replica {
 
     /// When the metrics in force were received; `None` before any.
     #[must_use]
-    pub fn metrics_at(&self) -> Option<Time> {
+    pub fn metrics_at(&self) -> Option<Timestamp> {
         self.metrics_at
     }
 
     /// Notes that a pick took `us` microseconds.
     #[expect(clippy::cast_precision_loss, reason = "a pick is far below 2^52 µs")]
-    pub fn pick_took(&mut self, us: u64) {
+    pub fn record_pick_time(&mut self, us: u64) {
         self.pick_us.record(us as f64, &DURATION_BOUNDS_MS);
     }
 
@@ -154,49 +154,49 @@ impl Replica {
     ///
     /// # Errors
     /// What the host says.
-    pub fn refresh<H: Host>(&mut self, host: &H) -> Result<Refreshed> {
-        let mut refreshed = self.refresh_learned(host)?;
-        let Some(seen) = self.board.look(host)?.filter(|seen| self.seen != Some(*seen)) else { return Ok(refreshed) };
+    pub fn refresh<H: Host>(&mut self, host: &H) -> Result<RefreshOutcome> {
+        let mut refreshed = self.refresh_models(host)?;
+        let Some(seen) = self.store.read_head(host)?.filter(|seen| self.head != Some(*seen)) else { return Ok(refreshed) };
         // A side that is being replaced this moment is looked for again; one that cannot be read is not.
         let mut settled = true;
         if seen.head.version > self.version {
-            match self.board.roster(host, seen.head)? {
+            match self.store.pool_update(host, seen.head)? {
                 None => settled = false,
                 Some(notice) => match decode(notice.message(), |_| None::<&Self>) {
-                    Ok(Update::Roster(roster)) => {
-                        self.install(*roster);
-                        refreshed.roster = true;
+                    Ok(DaemonUpdate::PoolUpdate(pool_update)) => {
+                        self.install(*pool_update);
+                        refreshed.pool_update = true;
                     }
                     _ => refreshed.refused = true,
                 },
             }
         }
         if seen.head.version == self.version && seen.head.metrics_sequence > self.metrics_sequence {
-            match self.board.metrics(host, seen.head)? {
+            match self.store.metrics(host, seen.head)? {
                 None => settled = false,
                 Some(notice) => match decode(notice.message(), |_| Some(&*self)) {
-                    Ok(Update::Metrics { snapshot, sequence, .. }) => {
-                        self.measure(*snapshot, sequence, notice.received);
+                    Ok(DaemonUpdate::Metrics { snapshot, sequence, .. }) => {
+                        self.install_metrics(*snapshot, sequence, notice.received);
                         refreshed.metrics = true;
                     }
                     _ => refreshed.refused = true,
                 },
             }
         }
-        self.seen = settled.then_some(seen);
+        self.head = settled.then_some(seen);
         Ok(refreshed)
     }
 
-    fn refresh_learned<H: Host>(&mut self, host: &H) -> Result<Refreshed> {
-        let mut refreshed = Refreshed::default();
-        let Some(seen) = self.learned_board.look(host)?.filter(|seen| self.learned_seen != Some(*seen)) else { return Ok(refreshed) };
-        let notice = if seen.head.version > self.learned { self.learned_board.roster(host, seen.head)? } else { None };
-        // As with the roster: what is being replaced is looked for again, what cannot be read is not.
-        self.learned_seen = (notice.is_some() || seen.head.version <= self.learned).then_some(seen);
+    fn refresh_models<H: Host>(&mut self, host: &H) -> Result<RefreshOutcome> {
+        let mut refreshed = RefreshOutcome::default();
+        let Some(seen) = self.model_store.read_head(host)?.filter(|seen| self.model_head != Some(*seen)) else { return Ok(refreshed) };
+        let notice = if seen.head.version > self.learned { self.model_store.pool_update(host, seen.head)? } else { None };
+        // As with the pool update: what is being replaced is looked for again, what cannot be read is not.
+        self.model_head = (notice.is_some() || seen.head.version <= self.learned).then_some(seen);
         if let Some(notice) = notice {
             match decode(notice.message(), |_| None::<&Self>) {
-                Ok(Update::Learned(learned)) => {
-                    self.learn(*learned);
+                Ok(DaemonUpdate::Learned(learned)) => {
+                    self.install_models(*learned);
                     refreshed.learned = true;
                 }
                 _ => refreshed.refused = true,
@@ -206,40 +206,40 @@ impl Replica {
     }
 
     /// What ended requests told the VMs of the process since the last time: a message for each that has any.
-    pub fn read_observed<H: Host>(&mut self, host: &H, roll: &Roll, now: Time) -> Vec<state::Observations> {
+    pub fn read_observations<H: Host>(&mut self, host: &H, vm_table: &VmTable, now: Timestamp) -> Vec<state::Observations> {
         let Self { name, observed_by, .. } = self;
-        let read = |(seat, row): (u16, Row)| {
-            while observed_by.len() <= usize::from(seat) {
-                observed_by.push(observed::Reader::default());
+        let read = |(vm_slot, row): (u16, VmEntry)| {
+            while observed_by.len() <= usize::from(vm_slot) {
+                observed_by.push(observation_ring::ObservationRingReader::default());
             }
-            observed_by.get_mut(usize::from(seat))?.read(host, (name, seat, row.vm))
+            observed_by.get_mut(usize::from(vm_slot))?.read(host, (name, vm_slot, row.vm))
         };
-        roll.alive(now).filter_map(read).collect()
+        vm_table.alive(now).filter_map(read).collect()
     }
 
     /// Puts what ended requests told here where the VM that leads finds it.
-    pub fn tell_observed<H: Host>(&mut self, host: &H, seat: u16, vm: u64) {
-        let (_, rows) = self.pool.take_observed();
-        self.observed.append(host, (&self.name, seat, vm), rows.iter().map(Observed::to_bytes));
+    pub fn publish_observations<H: Host>(&mut self, host: &H, vm_slot: u16, vm: u64) {
+        let (_, rows) = self.pool.take_observations();
+        self.observed.append(host, (&self.name, vm_slot, vm), rows.iter().map(EncodedObservation::to_bytes));
     }
 
     /// Takes over what was learned.
-    pub fn learn(&mut self, learned: proto::Learned) {
+    pub fn install_models(&mut self, learned: proto::LearnedModels) {
         self.learned = learned.version;
-        self.pool.learned(learned.step, learned.latency);
+        self.pool.install_models(learned.step, learned.latency);
     }
 
-    /// Takes over a roster. Endpoints that stay keep their metrics until the next come.
-    pub fn install(&mut self, roster: proto::Roster) {
-        let proto::Roster { snapshot, hash_secret, staleness_max_ms, .. } = roster;
+    /// Takes over a pool update. Endpoints that stay keep their metrics until the next come.
+    pub fn install(&mut self, pool_update: proto::PoolUpdate) {
+        let proto::PoolUpdate { snapshot, hash_secret, staleness_max_ms, .. } = pool_update;
         self.version = snapshot.version();
         self.metrics_sequence = 0;
         self.pool.install(snapshot, hash_secret, staleness_max_ms);
-        self.sharing.roster_changed();
+        self.sharing.pool_update_changed();
     }
 
     /// Takes over metrics that were received at `at`.
-    pub fn measure(&mut self, snapshot: Snapshot, sequence: u64, at: Time) {
+    pub fn install_metrics(&mut self, snapshot: Snapshot, sequence: u64, at: Timestamp) {
         self.metrics_sequence = sequence;
         self.metrics_at = Some(at);
         self.pool.refresh(snapshot, at);
@@ -249,88 +249,97 @@ impl Replica {
 /// Reads a message of the daemon; `find` gives the replica of a pool.
 ///
 /// # Errors
-/// [`Refused`] says why nothing of it may be used.
-pub fn decode<R: Deref<Target = Replica>>(message: &[u8], find: impl FnOnce(&str) -> Option<R>) -> Result<Update, Refused> {
-    use daemon_message::Message::{Learned, Metrics, Peers, Roster, Welcome};
+/// [`RejectedMessage`] says why nothing of it may be used.
+pub fn decode<R: Deref<Target = PoolReplica>>(
+    message: &[u8],
+    find: impl FnOnce(&str) -> Option<R>,
+) -> Result<DaemonUpdate, RejectedMessage> {
+    use daemon_message::Message::{LearnedModels, Metrics, PeerLoad, PoolUpdate, Welcome};
     #[cfg(feature = "drill")]
     crate::drill::obey(message);
-    let unreadable = |e: prost::DecodeError| Refused { pool: String::new(), version: None, why: e.to_string() };
+    let unreadable = |e: prost::DecodeError| RejectedMessage { pool: String::new(), version: None, why: e.to_string() };
     match state::DaemonMessage::decode(message).map_err(unreadable)?.message {
-        Some(Welcome(welcome)) => Ok(Update::Welcome(welcome)),
-        Some(Peers(peers)) => Ok(Update::Peers(peers)),
-        Some(Learned(learned)) => {
+        Some(Welcome(welcome)) => Ok(DaemonUpdate::Welcome(welcome)),
+        Some(PeerLoad(peers)) => Ok(DaemonUpdate::Peers(peers)),
+        Some(LearnedModels(learned)) => {
             let pool = learned.pool.clone();
-            let refused = |why: proto::InvalidState| Refused { pool, version: None, why: why.to_string() };
-            proto::learned(learned).map(|learned| Update::Learned(Box::new(learned))).map_err(refused)
+            let refused = |why: proto::InvalidState| RejectedMessage { pool, version: None, why: why.to_string() };
+            proto::learned(learned).map(|learned| DaemonUpdate::Learned(Box::new(learned))).map_err(refused)
         }
-        Some(Roster(roster)) => {
-            let (pool, version) = (roster.pool.clone(), roster.version);
-            let refused = |why: proto::InvalidState| Refused { pool, version, why: why.to_string() };
-            proto::roster(roster).map(|roster| Update::Roster(Box::new(roster))).map_err(refused)
+        Some(PoolUpdate(pool_update)) => {
+            let (pool, version) = (pool_update.pool.clone(), pool_update.version);
+            let refused = |why: proto::InvalidState| RejectedMessage { pool, version, why: why.to_string() };
+            proto::pool_update(pool_update).map(|pool_update| DaemonUpdate::PoolUpdate(Box::new(pool_update))).map_err(refused)
         }
         Some(Metrics(metrics)) => {
-            let Some(replica) = find(&metrics.pool) else { return Ok(Update::Nothing) };
-            let Some(snapshot) = replica.pool.snapshot() else { return Ok(Update::Nothing) };
+            let Some(replica) = find(&metrics.pool) else { return Ok(DaemonUpdate::Nothing) };
+            let Some(snapshot) = replica.pool.snapshot() else { return Ok(DaemonUpdate::Nothing) };
             match proto::metrics(&metrics, snapshot) {
-                Ok(snapshot) => Ok(Update::Metrics { pool: metrics.pool, snapshot: Box::new(snapshot), sequence: metrics.sequence }),
-                // Of a roster that was refused, or is not here yet.
-                Err(proto::InvalidState::OtherRoster) => Ok(Update::Nothing),
-                Err(why) => Err(Refused { pool: metrics.pool, version: None, why: why.to_string() }),
+                Ok(snapshot) => Ok(DaemonUpdate::Metrics { pool: metrics.pool, snapshot: Box::new(snapshot), sequence: metrics.sequence }),
+                // Of a pool update that was refused, or is not here yet.
+                Err(proto::InvalidState::OtherPoolUpdate) => Ok(DaemonUpdate::Nothing),
+                Err(why) => Err(RejectedMessage { pool: metrics.pool, version: None, why: why.to_string() }),
             }
         }
-        None => Ok(Update::Nothing),
+        None => Ok(DaemonUpdate::Nothing),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fake::{FakeHost, metrics_message, roster_message};
+    use crate::fake::{FakeHost, metrics_message, pool_update_message};
 
-    fn queues(replica: &Replica) -> Vec<Option<f32>> {
+    fn queues(replica: &PoolReplica) -> Vec<Option<f32>> {
         replica.pool.snapshot().unwrap().metrics().iter().map(|m| m.queue_depth).collect()
     }
 
     #[test]
-    fn a_replica_follows_the_board_whole() {
+    fn a_replica_follows_the_store_whole() {
         let host = FakeHost::new();
-        let mut replica = Replica::new("default", 1);
-        assert_eq!(replica.refresh(&host).unwrap(), Refreshed::default());
+        let mut replica = PoolReplica::new("default", 1);
+        assert_eq!(replica.refresh(&host).unwrap(), RefreshOutcome::default());
         assert!(!replica.has_state());
 
         let v1 = Version { term: 3, sequence: 1 };
-        replica.board.post_roster(&host, 1, v1, &roster_message("default", v1, &["10.0.0.1:1", "10.0.0.2:1"]), host.now()).unwrap();
-        replica.board.post_metrics(&host, 1, (v1, 2), &metrics_message("default", v1, 2, &[1.0, 2.0]), host.now()).unwrap();
-        assert_eq!(replica.refresh(&host).unwrap(), Refreshed { roster: true, metrics: true, ..Refreshed::default() });
+        replica
+            .store
+            .publish_pool_update(&host, 1, v1, &pool_update_message("default", v1, &["10.0.0.1:1", "10.0.0.2:1"]), host.now())
+            .unwrap();
+        replica.store.publish_metrics(&host, 1, (v1, 2), &metrics_message("default", v1, 2, &[1.0, 2.0]), host.now()).unwrap();
+        assert_eq!(replica.refresh(&host).unwrap(), RefreshOutcome { pool_update: true, metrics: true, ..RefreshOutcome::default() });
         assert_eq!((replica.version(), queues(&replica)), (v1, vec![Some(1.0), Some(2.0)]));
-        assert_eq!(replica.refresh(&host).unwrap(), Refreshed::default(), "nothing new");
+        assert_eq!(replica.refresh(&host).unwrap(), RefreshOutcome::default(), "nothing new");
 
         let v2 = Version { term: 3, sequence: 3 };
-        replica.board.post_roster(&host, 1, v2, &roster_message("default", v2, &["10.0.0.9:1", "10.0.0.2:1"]), host.now()).unwrap();
-        assert_eq!(replica.refresh(&host).unwrap(), Refreshed { roster: true, ..Refreshed::default() });
+        replica
+            .store
+            .publish_pool_update(&host, 1, v2, &pool_update_message("default", v2, &["10.0.0.9:1", "10.0.0.2:1"]), host.now())
+            .unwrap();
+        assert_eq!(replica.refresh(&host).unwrap(), RefreshOutcome { pool_update: true, ..RefreshOutcome::default() });
         assert_eq!(queues(&replica), [None, Some(2.0)], "an endpoint that stays keeps its metrics, a new one has none");
     }
 
     #[test]
     fn what_cannot_be_read_leaves_all_as_it_was_and_is_read_once() {
         let host = FakeHost::new();
-        let mut replica = Replica::new("default", 1);
+        let mut replica = PoolReplica::new("default", 1);
         let v1 = Version { term: 3, sequence: 1 };
-        replica.board.post_roster(&host, 1, v1, &roster_message("default", v1, &["10.0.0.1:1"]), host.now()).unwrap();
+        replica.store.publish_pool_update(&host, 1, v1, &pool_update_message("default", v1, &["10.0.0.1:1"]), host.now()).unwrap();
         replica.refresh(&host).unwrap();
-        replica.board.post_roster(&host, 1, Version { term: 3, sequence: 2 }, b"\xff\xff", host.now()).unwrap();
+        replica.store.publish_pool_update(&host, 1, Version { term: 3, sequence: 2 }, b"\xff\xff", host.now()).unwrap();
         assert!(replica.refresh(&host).unwrap().refused);
         assert_eq!(replica.version(), v1);
-        assert_eq!(replica.refresh(&host).unwrap(), Refreshed::default());
+        assert_eq!(replica.refresh(&host).unwrap(), RefreshOutcome::default());
     }
 
     #[test]
-    fn refusals_name_the_roster_and_what_is_wrong() {
+    fn refusals_name_the_pool_update_and_what_is_wrong() {
         let v = Version { term: 1, sequence: 2 };
-        let refused = decode(&roster_message("p", v, &["localhost:1"]), |_| None::<&Replica>).unwrap_err();
+        let refused = decode(&pool_update_message("p", v, &["localhost:1"]), |_| None::<&PoolReplica>).unwrap_err();
         assert_eq!((refused.pool.as_str(), refused.version.map(|v| v.sequence)), ("p", Some(2)));
         assert!(refused.why.contains("localhost:1"), "{}", refused.why);
-        assert_eq!(decode(b"\xff", |_| None::<&Replica>).unwrap_err().pool, "");
-        assert!(matches!(decode(b"", |_| None::<&Replica>), Ok(Update::Nothing)), "a message of a newer daemon");
+        assert_eq!(decode(b"\xff", |_| None::<&PoolReplica>).unwrap_err().pool, "");
+        assert!(matches!(decode(b"", |_| None::<&PoolReplica>), Ok(DaemonUpdate::Nothing)), "a message of a newer daemon");
     }
 }

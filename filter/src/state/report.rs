@@ -3,16 +3,16 @@
 //! Each VM writes a cumulative row for each pool into shared data; the leader passes on the rows of all VMs alive. Rows say nothing of time: a
 //! report that is lost or late loses nothing.
 
-use exchange::{Pool, Time};
-use pool_state::{Counters, Histogram, ModelCounters};
+use exchange::{ManagedPool, Timestamp};
+use pool_state::{CountHistogram, ModelCounters, PoolCounters};
 use prost::Message;
 use proto::state;
 use scheduler::EndpointRef;
-use scheduler::in_flight::Load;
+use scheduler::in_flight::EndpointLoad;
 
-use super::replica::Replica;
-use super::roll::Roll;
-use crate::host::{Expect, Host};
+use super::replica::PoolReplica;
+use super::vm_table::VmTable;
+use crate::host::{Host, WriteCondition};
 
 /// The most rows' bytes in one report: half of what the wire allows, so that one more row always fits.
 const REPORT_BYTES_MAX: usize = proto::PROXY_MESSAGE_BYTES_MAX / 2;
@@ -23,15 +23,15 @@ fn key(pool: &str, slot: u16) -> String {
 }
 
 /// Writes this VM's row of a pool.
-pub fn write<H: Host>(host: &H, vm: u64, slot: u16, replica: &Replica) {
+pub fn write<H: Host>(host: &H, vm: u64, slot: u16, replica: &PoolReplica) {
     // A row that is not written is written a second later.
-    let _ = host.share(&key(&replica.name, slot), &row(vm, replica).encode_to_vec(), Expect::Any);
+    let _ = host.share(&key(&replica.name, slot), &row(vm, replica).encode_to_vec(), WriteCondition::Any);
 }
 
 /// The rows of one pool of all VMs alive, in as many reports as their size asks for.
-pub fn gather<H: Host>(host: &H, pool: &str, roll: &Roll, now: Time) -> Vec<state::Report> {
+pub fn gather<H: Host>(host: &H, pool: &str, vm_table: &VmTable, now: Timestamp) -> Vec<state::Report> {
     let (mut reports, mut open, mut bytes) = (Vec::new(), state::Report::default(), 0_usize);
-    for (slot, _) in roll.alive(now) {
+    for (slot, _) in vm_table.alive(now) {
         let Ok(Some(shared)) = host.shared(&key(pool, slot)) else { continue };
         bytes = bytes.saturating_add(shared.bytes.len());
         open.counters.push(shared.bytes);
@@ -46,7 +46,7 @@ pub fn gather<H: Host>(host: &H, pool: &str, roll: &Roll, now: Time) -> Vec<stat
     reports
 }
 
-fn row(vm: u64, replica: &Replica) -> state::VmCounters {
+fn row(vm: u64, replica: &PoolReplica) -> state::VmCounters {
     let (pool, version) = (&replica.pool, replica.version());
     let (counters, prefixes) = (pool.counters(), pool.prefixes().stats());
     state::VmCounters {
@@ -66,10 +66,10 @@ fn row(vm: u64, replica: &Replica) -> state::VmCounters {
     }
 }
 
-fn endpoints(pool: &Pool, counters: &Counters) -> Vec<state::EndpointCounters> {
-    let row = |endpoint: EndpointRef, load: Load| state::EndpointCounters {
+fn endpoints(pool: &ManagedPool, counters: &PoolCounters) -> Vec<state::EndpointCounters> {
+    let row = |endpoint: EndpointRef, load: EndpointLoad| state::EndpointCounters {
         slot: u32::from(endpoint.slot.0),
-        incarnation: endpoint.incarnation.0,
+        generation: endpoint.generation.0,
         requests: u64::from(load.requests),
         prefill_tokens: load.prefill_tokens,
         decode_tokens: load.decode_tokens,
@@ -113,7 +113,7 @@ fn count_of(key: &str, count: u64) -> state::Count {
     state::Count { key: key.to_owned(), count }
 }
 
-fn histogram(h: &Histogram) -> state::Histogram {
+fn histogram(h: &CountHistogram) -> state::Histogram {
     state::Histogram { counts: h.counts.to_vec(), sum: h.sum }
 }
 
@@ -121,7 +121,7 @@ fn histogram(h: &Histogram) -> state::Histogram {
 mod tests {
     use super::*;
     use crate::fake::FakeHost;
-    use crate::state::roll::Row;
+    use crate::state::vm_table::VmEntry;
 
     #[test]
     fn buckets_mean_the_same_on_both_sides_of_the_wire() {
@@ -131,21 +131,21 @@ mod tests {
     #[test]
     fn rows_of_the_living_are_gathered_and_split_by_size() {
         let host = FakeHost::new();
-        let mut roll = Roll::default();
+        let mut vm_table = VmTable::default();
         for vm in 1..=5 {
-            let row = Row { vm, beat: host.now(), queue: 0, serves: false };
-            roll = Roll::beat(&host, row).unwrap().1;
+            let row = VmEntry { vm, heartbeat: host.now(), queue: 0, serves: false };
+            vm_table = VmTable::write_heartbeat(&host, row).unwrap().1;
         }
-        let replica = Replica::new("p", 1);
+        let replica = PoolReplica::new("p", 1);
         write(&host, 1, 0, &replica);
-        host.share(&key("p", 1), &vec![0; REPORT_BYTES_MAX], Expect::Any).unwrap();
-        host.share(&key("p", 4), b"x", Expect::Any).unwrap();
-        host.share(&key("p", 9), b"of nobody", Expect::Any).unwrap();
-        let reports = gather(&host, "p", &roll, host.now());
+        host.share(&key("p", 1), &vec![0; REPORT_BYTES_MAX], WriteCondition::Any).unwrap();
+        host.share(&key("p", 4), b"x", WriteCondition::Any).unwrap();
+        host.share(&key("p", 9), b"of nobody", WriteCondition::Any).unwrap();
+        let reports = gather(&host, "p", &vm_table, host.now());
         assert_eq!(reports.iter().map(|r| r.counters.len()).collect::<Vec<_>>(), [2, 1]);
         let first = state::VmCounters::decode(reports[0].counters[0].as_slice()).unwrap();
         assert_eq!((first.pool.as_str(), first.vm_id), ("p", 1));
         host.pass_ms(10_000);
-        assert!(gather(&host, "p", &roll, host.now()).is_empty(), "the dead say nothing");
+        assert!(gather(&host, "p", &vm_table, host.now()).is_empty(), "the dead say nothing");
     }
 }

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, Table};
-use testbed::front::{self, Front, More};
-use testbed::model_server::{ModelServer, Options};
-use testbed::replay::{self, Plan, Seen, quantile};
+use testbed::front::{self, DaemonAndEnvoy, ExtraArgs};
+use testbed::model_server::{ModelServer, ModelServerOptions};
+use testbed::replay::{self, ReplayPlan, ReplayResult, quantile};
 use testbed::trace::{self, Arrival};
 use testbed::{Result, root};
 
@@ -70,15 +70,16 @@ async fn run(args: Args) -> Result<()> {
     println!("Starting {} simulated model servers (Llama 3.1 8B on an H100 each), switchpointd and Envoy ...", args.servers);
     let servers = (0..args.servers).map(|i| server(8001 + i)).collect::<Result<Vec<_>>>()?;
     let addresses: Vec<String> = servers.iter().map(|s| s.addr().to_string()).collect();
-    let mut front = Front::start(&addresses, More::default(), |config| front::add_round_robin(config, &addresses, POLICY_HEADER)).await?;
+    let mut front =
+        DaemonAndEnvoy::start(&addresses, ExtraArgs::default(), |config| front::add_round_robin(config, &addresses, POLICY_HEADER)).await?;
     println!(
         "Replaying {} requests of a real conversation trace ({:.0} s each time): once by Envoy's round robin, once by the picker.",
         arrivals.len(),
         end.as_secs_f64() / args.rate
     );
 
-    let round_robin = Replay { name: "round robin", headers: vec![(POLICY_HEADER.into(), "round-robin".into())] };
-    let picker = Replay { name: "switchpoint", headers: vec![] };
+    let round_robin = DemoReplay { name: "round robin", headers: vec![(POLICY_HEADER.into(), "round-robin".into())] };
+    let picker = DemoReplay { name: "switchpoint", headers: vec![] };
     let before = round_robin.run(&args, &arrivals, &servers).await?;
     for server in &servers {
         server.restart(None).await;
@@ -96,19 +97,19 @@ async fn run(args: Args) -> Result<()> {
 }
 
 fn server(port: u16) -> Result<ModelServer> {
-    let options = Options { listen: ([127, 0, 0, 1], port).into(), models: vec![MODEL.into()], ..Options::default() };
+    let options = ModelServerOptions { listen: ([127, 0, 0, 1], port).into(), models: vec![MODEL.into()], ..ModelServerOptions::default() };
     Ok(ModelServer::start(options).map_err(|error| format!("port {port} is needed and not free: {error}"))?)
 }
 
 /// One pass over the trace.
-struct Replay {
+struct DemoReplay {
     name: &'static str,
     headers: Vec<(String, String)>,
 }
 
-impl Replay {
-    async fn run(&self, args: &Args, arrivals: &[Arrival], servers: &[ModelServer]) -> Result<Vec<Seen>> {
-        let plan = Plan { target: Front::address(), model: MODEL.into(), headers: self.headers.clone(), rate: args.rate };
+impl DemoReplay {
+    async fn run(&self, args: &Args, arrivals: &[Arrival], servers: &[ModelServer]) -> Result<Vec<ReplayResult>> {
+        let plan = ReplayPlan { target: DaemonAndEnvoy::address(), model: MODEL.into(), headers: self.headers.clone(), rate: args.rate };
         let (start, terminal) = (Instant::now(), std::io::stdout().is_terminal());
         let before = served(servers).await?;
         let mut replay = std::pin::pin!(replay::run(&plan, arrivals));
@@ -154,7 +155,7 @@ async fn live(servers: &[ModelServer], before: &[f64]) -> Result<Table> {
     Ok(right(table))
 }
 
-fn comparison(replays: &[(&str, &Vec<Seen>)]) -> Table {
+fn comparison(replays: &[(&str, &Vec<ReplayResult>)]) -> Table {
     let mut table = table(&["policy", "TTFT p50", "TTFT p99", "whole reply p50", "prefix hit rate", "requests", "errors"]);
     for (name, seen) in replays {
         let mut ttfts: Vec<Duration> = seen.iter().filter_map(|s| s.ttft).collect();
@@ -163,7 +164,7 @@ fn comparison(replays: &[(&str, &Vec<Seen>)]) -> Table {
         durations.sort();
         let ms = |values: &[Duration], q| quantile(values, q).map_or("-".to_owned(), |d| format!("{} ms", d.as_millis()));
         #[expect(clippy::cast_precision_loss, reason = "token counts stay far below 2^52")]
-        let sum = |of: fn(&Seen) -> u64| seen.iter().map(of).sum::<u64>() as f64;
+        let sum = |of: fn(&ReplayResult) -> u64| seen.iter().map(of).sum::<u64>() as f64;
         table.add_row([
             (*name).to_owned(),
             ms(&ttfts, 0.5),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use testbed::Result;
-use testbed::front::{self, Front, More};
+use testbed::front::{self, DaemonAndEnvoy, ExtraArgs};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// How often it is looked whether both processes are still there.
@@ -39,7 +39,7 @@ async fn run(args: Args) -> Result<()> {
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     println!("Starting switchpointd and Envoy in front of {} ...", args.endpoints.join(", "));
     let mut front = tokio::select! {
-        front = Front::start(&args.endpoints, More { daemon: &args.daemon, ..More::default() }, |_| Ok(())) => front?,
+        front = DaemonAndEnvoy::start(&args.endpoints, ExtraArgs { daemon: &args.daemon, ..ExtraArgs::default() }, |_| Ok(())) => front?,
         _ = interrupt.recv() => return Ok(()),
         _ = terminate.recv() => return Ok(()),
     };

@@ -1,56 +1,58 @@
-//! Which adapters each endpoint is believed to have in GPU memory, from the models it was given requests for.
+//! Which adapters each endpoint has in GPU memory, estimated from the models of its past requests.
 //!
-//! An engine reports the adapters in use, not those it keeps. Like an engine, a row here holds the models given last, and what fell out of
-//! the most that fit is believed to be gone. A request of the base model is not told from one of an adapter and takes a place in the row
-//! too: it is used so often that it stands there everywhere, and says nothing for or against anybody.
+//! An engine reports the adapters in use, not those it keeps. Like an engine, a row here holds the
+//! most recent models, and an adapter that no longer fits counts as evicted. Requests for the base
+//! model take a place in the row too; they are so frequent that they have one at every endpoint,
+//! which favours none.
 //!
-//! Other workers are told as they are told of prompts: as a placement of one block, which a mark in its upper half tells from the hash of
-//! a prompt. (One prompt of a single block in four thousand million is taken for an adapter, and costs one place of a row.)
+//! Other workers receive this as placements of one block. A mark in the upper half of the block
+//! tells it from the hash of a prompt. (One prompt of a single block in four thousand million is
+//! taken for an adapter, and costs one place in a row.)
 
 use scheduler::{AdapterRoom, EndpointMetrics, name_hash};
 
-/// The most adapters remembered of an endpoint. Engines are given far fewer places; beyond these there is room as far as we know.
+/// The most adapters remembered for an endpoint. Engines have far fewer places.
 const ADAPTERS_MAX: usize = 64;
 
-/// What the upper half of a mark is, and of a block's hash is not.
+/// The upper half of a mark; hashes of blocks have another.
 const MARK: u64 = 0x4c6f_5241_0000_0000;
 const MARK_MASK: u64 = 0xffff_ffff_0000_0000;
 
 /// By position of the endpoint in the snapshot.
 #[derive(Debug, Default)]
-pub(super) struct Adapters {
-    rows: Vec<Row>,
+pub(super) struct AdapterTable {
+    rows: Vec<EndpointAdapters>,
     given: u64,
     rooms: Vec<AdapterRoom>,
 }
 
 /// Marks of the models given, least recently given first, and when that was.
 #[derive(Debug, Default)]
-struct Row(Vec<(u64, u64)>);
+struct EndpointAdapters(Vec<(u64, u64)>);
 
-/// What stands for a model.
+/// The mark of a model.
 pub(super) fn mark(model: &str) -> u64 {
     MARK | (name_hash(model) & !MARK_MASK)
 }
 
-/// Does it stand for a model rather than for a part of a prompt?
+/// Whether it is the mark of a model, not the hash of a block.
 pub(super) fn is_mark(block: u64) -> bool {
     block & MARK_MASK == MARK
 }
 
-// === impl Adapters ===
+// === impl AdapterTable ===
 
-impl Adapters {
+impl AdapterTable {
     /// The endpoints of the new snapshot, with the position each had in the one before.
-    pub(super) fn rearrange(&mut self, from: &[Option<usize>]) {
+    pub(super) fn remap(&mut self, from: &[Option<usize>]) {
         let mut before = std::mem::take(&mut self.rows);
         self.rows = from.iter().map(|at| at.and_then(|at| before.get_mut(at)).map(std::mem::take).unwrap_or_default()).collect();
         self.rooms.clear();
     }
 
     /// The endpoint at `at` was given a request.
-    pub(super) fn note(&mut self, at: usize, mark: u64) {
-        let Some(Row(row)) = self.rows.get_mut(at) else { return };
+    pub(super) fn record_model(&mut self, at: usize, mark: u64) {
+        let Some(EndpointAdapters(row)) = self.rows.get_mut(at) else { return };
         self.given += 1;
         match row.iter().position(|(other, _)| *other == mark) {
             Some(place) => drop(row.remove(place)),
@@ -60,8 +62,8 @@ impl Adapters {
         row.push((mark, self.given));
     }
 
-    /// Sees who has room for the adapter; [`Self::rooms`] then says.
-    pub(super) fn look(&mut self, metrics: &[EndpointMetrics], model: &str) {
+    /// Finds the endpoints that have room for the adapter; [`Self::rooms`] returns them.
+    pub(super) fn find_rooms(&mut self, metrics: &[EndpointMetrics], model: &str) {
         self.rooms.clear();
         if model.is_empty() || !metrics.iter().any(|metrics| metrics.lora.is_some()) {
             return;
@@ -76,9 +78,9 @@ impl Adapters {
     }
 }
 
-// === impl Row ===
+// === impl EndpointAdapters ===
 
-impl Row {
+impl EndpointAdapters {
     /// `places`: how many adapters fit; 0 is unknown.
     fn room(&self, mark: u64, places: usize) -> AdapterRoom {
         if places == 0 {
@@ -100,11 +102,11 @@ mod tests {
     use scheduler::LoraMetrics;
 
     /// Endpoints that so many adapters fit at, 0 for one that serves none.
-    fn pool(places: &[u32]) -> (Adapters, Vec<EndpointMetrics>) {
+    fn pool(places: &[u32]) -> (AdapterTable, Vec<EndpointMetrics>) {
         let lora = |max: u32| (max > 0).then(|| LoraMetrics { max, ..LoraMetrics::default() });
         let metrics = places.iter().map(|&max| EndpointMetrics { lora: lora(max), ..EndpointMetrics::default() }).collect();
-        let mut adapters = Adapters::default();
-        adapters.rearrange(&vec![None; places.len()]);
+        let mut adapters = AdapterTable::default();
+        adapters.remap(&vec![None; places.len()]);
         (adapters, metrics)
     }
 
@@ -112,8 +114,8 @@ mod tests {
     fn the_least_recently_given_makes_room() {
         let (mut adapters, metrics) = pool(&[2]);
         let mut room = |given: &[&str], model: &str| {
-            given.iter().for_each(|given| adapters.note(0, mark(given)));
-            adapters.look(&metrics, model);
+            given.iter().for_each(|given| adapters.record_model(0, mark(given)));
+            adapters.find_rooms(&metrics, model);
             adapters.rooms().to_vec()
         };
         assert_eq!(room(&[], "a"), [AdapterRoom::Free]);
@@ -127,37 +129,37 @@ mod tests {
     #[test]
     fn who_serves_no_adapters_is_unknown_and_a_pool_of_such_says_nothing() {
         let (mut adapters, metrics) = pool(&[0, 1]);
-        adapters.look(&metrics, "a");
+        adapters.find_rooms(&metrics, "a");
         assert_eq!(adapters.rooms(), [AdapterRoom::Unknown, AdapterRoom::Free]);
-        adapters.look(&metrics, "");
+        adapters.find_rooms(&metrics, "");
         assert!(adapters.rooms().is_empty(), "a request of no model is for no adapter");
         let (mut adapters, metrics) = pool(&[0, 0]);
-        adapters.look(&metrics, "a");
+        adapters.find_rooms(&metrics, "a");
         assert!(adapters.rooms().is_empty());
     }
 
     #[test]
     fn rows_follow_their_endpoints() {
         let (mut adapters, metrics) = pool(&[1, 1]);
-        adapters.note(1, mark("a"));
-        adapters.rearrange(&[Some(1), None]);
-        adapters.look(&metrics, "a");
+        adapters.record_model(1, mark("a"));
+        adapters.remap(&[Some(1), None]);
+        adapters.find_rooms(&metrics, "a");
         assert_eq!(adapters.rooms(), [AdapterRoom::Loaded, AdapterRoom::Free]);
-        adapters.note(7, mark("a"));
-        adapters.rearrange(&[]);
-        adapters.note(0, mark("a"));
-        adapters.look(&metrics, "a");
+        adapters.record_model(7, mark("a"));
+        adapters.remap(&[]);
+        adapters.record_model(0, mark("a"));
+        adapters.find_rooms(&metrics, "a");
         assert!(adapters.rooms().is_empty());
     }
 
     #[test]
     fn a_row_is_bounded_and_marks_are_known() {
         let (mut adapters, metrics) = pool(&[200]);
-        (0..200).for_each(|n| adapters.note(0, mark(&n.to_string())));
+        (0..200).for_each(|n| adapters.record_model(0, mark(&n.to_string())));
         assert_eq!(adapters.rows[0].0.len(), ADAPTERS_MAX);
-        adapters.look(&metrics, "199");
+        adapters.find_rooms(&metrics, "199");
         assert_eq!(adapters.rooms(), [AdapterRoom::Loaded]);
-        adapters.look(&metrics, "0");
+        adapters.find_rooms(&metrics, "0");
         assert_eq!(adapters.rooms(), [AdapterRoom::Free]);
         assert!(is_mark(mark("a")) && !is_mark(0) && !is_mark(name_hash("a")));
     }

@@ -1,15 +1,17 @@
-//! What a VM counts of a pool. Cumulative since the VM started, so that a lost report loses nothing.
+//! The counters of one pool in one VM. They are cumulative since the VM started, so a lost report
+//! loses nothing.
 
 use scheduler::EndpointRef;
 
-/// The most labels told apart; the rest are counted as `other`. Model names come from clients, and every row is reported each second. So that
-/// no client uses them up with names of nothing, a model has a label of its own from its first success (2xx) on.
+/// The most labels; further ones count as `other`. Model names come from clients, and every row is
+/// reported each second. A model gets its own label at its first success (2xx), so that clients
+/// cannot use up the labels with invalid names.
 pub const MODELS_MAX: usize = 100;
 
 /// The longest model name counted by name, in bytes; names of models are paths at worst.
 const MODEL_NAME_BYTES_MAX: usize = 256;
 
-/// The row of models that are not counted by name.
+/// The label of models without a label of their own.
 const OTHER: &str = "other";
 
 /// Upper bounds of duration buckets, in ms; a last bucket is unbounded.
@@ -18,17 +20,17 @@ pub const DURATION_BOUNDS_MS: [u32; 20] =
 
 /// Counts by bucket.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Histogram {
+pub struct CountHistogram {
     /// One count for each bound, and one beyond the last.
     pub counts: [u64; 21],
     /// Sum of all values.
     pub sum: f64,
 }
 
-/// Of one endpoint.
+/// The counters of one endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndpointCounters {
-    /// Whose.
+    /// The endpoint.
     pub endpoint: EndpointRef,
     /// Named first in a ranked list.
     pub picked: u64,
@@ -38,43 +40,44 @@ pub struct EndpointCounters {
     pub failed: u64,
 }
 
-/// What counts of requests are told apart by.
+/// The label of request counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Label {
+pub struct ModelLabel {
     /// Name of the model as the client gave it; `other` beyond [`MODELS_MAX`]; empty for opaque requests.
     pub model: Box<str>,
-    /// Name of the model that the engine was asked for.
+    /// The model name that the engine got.
     pub target_model: Box<str>,
     /// Priority; 0 where the model is `other`.
     pub priority: i32,
 }
 
-/// Of the requests of one label.
+/// The counters of the requests of one label.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModelCounters {
     /// Which.
-    pub label: Label,
-    /// Requests picked; one for a model without a label counts from its first success on, else when it is over.
+    pub label: ModelLabel,
+    /// Requests picked. A model without a label counts from its first success, or else at the end
+    /// of the request.
     pub requests: u64,
     /// Replies with an error status, by status.
     pub errors: Vec<(u16, u64)>,
     /// Pick to end, ms.
-    pub duration_ms: Histogram,
+    pub duration_ms: CountHistogram,
     /// Pick to first token, ms; streamed requests only.
-    pub ttft_ms: Histogram,
+    pub ttft_ms: CountHistogram,
     /// Time per output token after the first, ms; streamed requests with known token counts.
-    pub tpot_ms: Histogram,
-    /// As engines reported.
+    pub tpot_ms: CountHistogram,
+    /// As reported by engines.
     pub prompt_tokens: u64,
-    /// As engines reported; estimated where they did not.
+    /// As reported by engines; estimated where they report none.
     pub completion_tokens: u64,
-    /// As engines reported.
+    /// As reported by engines.
     pub cached_tokens: u64,
     /// Bodies received.
     pub request_bytes: u64,
     /// Bodies returned.
     pub response_bytes: u64,
-    /// Of those, outstanding now.
+    /// Of those, still outstanding.
     pub running: u64,
     /// Requests with an SLO: met, missed, shed.
     pub slo: [u64; 3],
@@ -82,28 +85,29 @@ pub struct ModelCounters {
 
 /// A request that was sent on, and where it is counted.
 #[derive(Debug)]
-pub struct Counted {
-    label: Label,
+pub struct CountedRequest {
+    label: ModelLabel,
     bytes: u64,
-    /// Does its label have a row? If not, it counts from its success on, or at its end as `other`.
+    /// Whether its label has a row. If not, it counts from its success on, or at its end as
+    /// `other`.
     named: bool,
 }
 
-/// Of one pool.
+/// The counters of one pool.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Counters {
+pub struct PoolCounters {
     endpoints: Vec<EndpointCounters>,
     models: Vec<ModelCounters>,
     dropped: Vec<(&'static str, u64)>,
     /// Estimated prompt tokens of all picks.
     pub prompt_tokens: u64,
-    /// How many of them the picked endpoint was believed to hold.
+    /// How many of them the picked endpoint had cached, as estimated.
     pub matched_tokens: u64,
 }
 
-// === impl Histogram ===
+// === impl CountHistogram ===
 
-impl Histogram {
+impl CountHistogram {
     /// Counts `value` in the bucket of the first bound that is not below it.
     pub fn record(&mut self, value: f64, bounds: &[u32; 20]) {
         let bucket = bounds.partition_point(|&bound| f64::from(bound) < value);
@@ -114,18 +118,18 @@ impl Histogram {
     }
 }
 
-// === impl Counted ===
+// === impl CountedRequest ===
 
-impl Counted {
-    fn label(&self) -> Option<&Label> {
+impl CountedRequest {
+    fn label(&self) -> Option<&ModelLabel> {
         self.named.then_some(&self.label)
     }
 }
 
-// === impl Counters ===
+// === impl PoolCounters ===
 
-impl Counters {
-    /// By endpoint of the snapshot in force.
+impl PoolCounters {
+    /// By endpoint of the current snapshot.
     #[must_use]
     pub fn endpoints(&self) -> &[EndpointCounters] {
         &self.endpoints
@@ -144,19 +148,19 @@ impl Counters {
     }
 
     /// Counts a request that was refused for this reason.
-    pub fn dropped_one(&mut self, reason: &'static str) {
+    pub fn count_dropped(&mut self, reason: &'static str) {
         match self.dropped.iter_mut().find(|(r, _)| *r == reason) {
             Some((_, count)) => *count += 1,
             None => self.dropped.push((reason, 1)),
         }
     }
 
-    /// A request for `model` is sent on, to be served by `target_model`.
-    pub fn departed(&mut self, model: &str, target_model: &str, priority: i32, bytes: usize) -> Counted {
-        let label = Label { model: shortened(model), target_model: shortened(target_model), priority };
+    /// Counts a request for `model` that was sent to be served by `target_model`.
+    pub fn count_sent(&mut self, model: &str, target_model: &str, priority: i32, bytes: usize) -> CountedRequest {
+        let label = ModelLabel { model: shortened(model), target_model: shortened(target_model), priority };
         // Requests that name no model bring no name.
         let named = model.is_empty() || self.models.iter().any(|m| m.label == label);
-        let counted = Counted { label, bytes: bytes as u64, named };
+        let counted = CountedRequest { label, bytes: bytes as u64, named };
         if named {
             self.begin(&counted);
         }
@@ -164,15 +168,15 @@ impl Counters {
     }
 
     /// It is answered with a success.
-    pub fn succeeded(&mut self, counted: &mut Counted) {
+    pub fn count_success(&mut self, counted: &mut CountedRequest) {
         if !counted.named {
             counted.named = true;
             self.begin(counted);
         }
     }
 
-    /// It is over. Returns what else is to be counted of it in.
-    pub fn ended(&mut self, counted: &Counted) -> &mut ModelCounters {
+    /// Counts its end. Returns the row for further counts.
+    pub fn count_ended(&mut self, counted: &CountedRequest) -> &mut ModelCounters {
         if !counted.named {
             self.begin(counted);
         }
@@ -182,7 +186,7 @@ impl Counters {
     }
 
     #[inline(never)]
-    fn begin(&mut self, counted: &Counted) {
+    fn begin(&mut self, counted: &CountedRequest) {
         let row = self.row(counted.label());
         row.requests += 1;
         row.running += 1;
@@ -191,9 +195,9 @@ impl Counters {
 
     /// A request with an SLO is shed. Its name becomes no label of its own: that is for models that were sent on.
     #[cold]
-    pub fn shed(&mut self, model: &str, target_model: &str, priority: i32) {
+    pub fn count_shed(&mut self, model: &str, target_model: &str, priority: i32) {
         let known = self.models.iter().any(|row| *row.label.model == *model && *row.label.target_model == *target_model);
-        let label = known.then(|| Label { model: model.into(), target_model: target_model.into(), priority });
+        let label = known.then(|| ModelLabel { model: model.into(), target_model: target_model.into(), priority });
         let [.., shed] = &mut self.row(label.as_ref()).slo;
         *shed += 1;
     }
@@ -210,17 +214,17 @@ impl Counters {
         self.endpoints.retain(|e| e.endpoint != endpoint);
     }
 
-    pub(super) fn picked(&mut self, endpoint: EndpointRef, prompt_tokens: u32, matched_tokens: u32) {
+    pub(super) fn count_pick(&mut self, endpoint: EndpointRef, prompt_tokens: u32, matched_tokens: u32) {
         self.prompt_tokens += u64::from(prompt_tokens);
         self.matched_tokens += u64::from(matched_tokens);
         self.with(endpoint, |e| e.picked += 1);
     }
 
-    pub(super) fn served(&mut self, endpoint: EndpointRef) {
+    pub(super) fn count_served(&mut self, endpoint: EndpointRef) {
         self.with(endpoint, |e| e.served += 1);
     }
 
-    pub(super) fn failed(&mut self, endpoint: EndpointRef) {
+    pub(super) fn count_failed(&mut self, endpoint: EndpointRef) {
         self.with(endpoint, |e| e.failed += 1);
     }
 
@@ -230,9 +234,9 @@ impl Counters {
         }
     }
 
-    /// The row of the label, where there is one and there is room for it; else that of all others.
-    #[inline(never)] // called from everywhere, and the module is to be small
-    fn row(&mut self, label: Option<&Label>) -> &mut ModelCounters {
+    /// The row of the label, if it exists or there is room for it; else the row of `other`.
+    #[inline(never)] // called from many places, and the module must be small
+    fn row(&mut self, label: Option<&ModelLabel>) -> &mut ModelCounters {
         let known = self.models.iter().position(|m| Some(&m.label) == label);
         let position = known.unwrap_or_else(|| {
             let label = label.filter(|_| self.models.len() < MODELS_MAX).cloned().unwrap_or_else(other);
@@ -246,12 +250,12 @@ impl Counters {
     }
 }
 
-/// The label of requests that are not told apart.
-fn other() -> Label {
-    Label { model: OTHER.into(), target_model: OTHER.into(), priority: 0 }
+/// The label of requests without a label of their own.
+fn other() -> ModelLabel {
+    ModelLabel { model: OTHER.into(), target_model: OTHER.into(), priority: 0 }
 }
 
-/// The name a model is counted under: its own, unless it is too long to be one. What a request keeps of its model while it runs.
+/// The name under which a model is counted, cut to a limit. A request keeps it while it runs.
 fn shortened(model: &str) -> Box<str> {
     if model.len() <= MODEL_NAME_BYTES_MAX { model } else { OTHER }.into()
 }
@@ -272,33 +276,33 @@ mod tests {
 
     #[test]
     fn names_from_clients_cannot_grow_without_bound() {
-        let mut counters = Counters::default();
+        let mut counters = PoolCounters::default();
         for i in 0..10_000 {
             let model = format!("m{i}");
-            let mut counted = counters.departed(&model, &model, i, 0);
+            let mut counted = counters.count_sent(&model, &model, i, 0);
             assert_eq!((&*counted.label.model, counted.label.priority), (&*model, i), "a request keeps its own name");
-            counters.succeeded(&mut counted);
-            counters.ended(&counted);
+            counters.count_success(&mut counted);
+            counters.count_ended(&counted);
         }
         assert!((MODELS_MAX..=MODELS_MAX + 1).contains(&counters.models().len()));
         assert_eq!(counters.models().iter().map(|m| m.requests).sum::<u64>(), 10_000);
         assert_eq!(counters.models().iter().find(|m| &*m.label.model == "m5").map(|m| (m.requests, m.running)), Some((1, 0)));
-        assert_eq!(&*counters.departed(&"x".repeat(1000), "", 0, 0).label.model, "other");
+        assert_eq!(&*counters.count_sent(&"x".repeat(1000), "", 0, 0).label.model, "other");
     }
 
     #[test]
     fn names_that_no_engine_serves_use_up_no_labels() {
-        let mut counters = Counters::default();
+        let mut counters = PoolCounters::default();
         for i in 0..10_000 {
-            let counted = counters.departed(&format!("invented-{i}"), "", 0, 3);
-            counters.ended(&counted).error(404);
+            let counted = counters.count_sent(&format!("invented-{i}"), "", 0, 3);
+            counters.count_ended(&counted).error(404);
         }
-        let mut counted = counters.departed("real", "real", 0, 5);
+        let mut counted = counters.count_sent("real", "real", 0, 5);
         assert_eq!(counters.models().iter().map(|m| &*m.label.model).collect::<Vec<_>>(), ["other"]);
-        counters.succeeded(&mut counted);
-        let again = counters.departed("real", "real", 0, 7);
-        counters.ended(&counted);
-        counters.ended(&again).error(500);
+        counters.count_success(&mut counted);
+        let again = counters.count_sent("real", "real", 0, 7);
+        counters.count_ended(&counted);
+        counters.count_ended(&again).error(500);
         let rows: Vec<_> =
             counters.models().iter().map(|m| (&*m.label.model, m.requests, m.request_bytes, m.running, m.errors.len())).collect();
         assert_eq!(rows, [("other", 10_000, 30_000, 0, 1), ("real", 2, 12, 0, 1)], "each request counts once");
@@ -313,10 +317,10 @@ mod tests {
 
     #[test]
     fn targets_and_priorities_are_told_apart() {
-        let mut counters = Counters::default();
+        let mut counters = PoolCounters::default();
         for (target, priority) in [("a", 0), ("b", 0), ("a", -1), ("a", 0)] {
-            let mut counted = counters.departed("m", target, priority, 1);
-            counters.succeeded(&mut counted);
+            let mut counted = counters.count_sent("m", target, priority, 1);
+            counters.count_success(&mut counted);
         }
         let rows: Vec<_> = counters.models().iter().map(|m| (&*m.label.target_model, m.label.priority, m.requests)).collect();
         assert_eq!(rows, [("a", 0, 2), ("b", 0, 1), ("a", -1, 1)]);
@@ -324,7 +328,7 @@ mod tests {
 
     #[test]
     fn a_value_on_a_bound_belongs_to_it() {
-        let mut h = Histogram::default();
+        let mut h = CountHistogram::default();
         for v in [0.5, 1.0, 1.5, 600_000.0, 600_001.0] {
             h.record(v, &DURATION_BOUNDS_MS);
         }

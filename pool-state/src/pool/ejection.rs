@@ -1,22 +1,28 @@
-//! Endpoints that fail are left out for a while, so that the next request does not pay for the same failure.
+//! Ejection: endpoints that fail get no requests for a while, so that the next request does not pay
+//! for the same failure.
 //!
-//! [`super::health`] says when there is reason to. The first ejection lasts [`BASE_MS`], each further one without a success in between twice as long, up
-//! to [`MAX_MS`]; each is cut by up to [`JITTER`] by chance, so that proxies do not all come back at once. When the time is over one request at a time
-//! is sent there as a probe: while it is under way, at most [`PROBE_MS`], the endpoint is left out for all others. A success clears the record. At
-//! most half of the ready endpoints are ejected, the worst first: when more fail, failing is no longer a reason to prefer the others.
+//! [`super::health`] decides when. The first ejection lasts [`BASE_MS`], each further one without a
+//! success in between twice as long, up to [`MAX_MS`]; each is shortened at random by up to
+//! [`JITTER`], so that proxies do not all come back at once. After that, one request at a time is a
+//! probe: while it runs, at most [`PROBE_MS`], other requests avoid the endpoint. A success ends
+//! the record. At most half of the ready endpoints are ejected, the worst first: when more fail,
+//! failing is no longer a reason to prefer the others.
 //!
-//! What is known of an endpoint is one record with the moment it is of, and of two records the later one is right: so the workers of a
-//! process tell each other, in any order and as often as they like, and end up with the same. A success is told as a record without failures.
+//! A record carries the moment it is from, and the later of two records wins. So the workers of a
+//! process can exchange records in any order and as often as they like, and agree. A success is
+//! sent as a record without failures.
 //!
-//! Other proxies tell too, by way of the daemon, but their moments come over two clocks and a network: such a record is later than one known
-//! here only if it is by [`OUTSIDE_SLACK_MS`]. It is marked, and the VM that speaks for a process leaves it out, so that nothing goes in circles.
-//! Nor is another proxy believed without end, as it may be hostile: its word ejects for [`MAX_MS`] at most, then for [`OUTSIDE_REST_MS`] only
-//! what is seen here does; it ends no ejection for a failure seen here, and at most half being ejected, those seen here come first.
+//! Records of other proxies come over two clocks and a network: such a record is later than a local
+//! one only by at least [`OUTSIDE_SLACK_MS`]. It is marked, and the VM that reports for a process
+//! leaves it out, so that nothing goes in circles. Other proxies may be hostile: their record
+//! ejects for at most [`MAX_MS`], and then for [`OUTSIDE_REST_MS`] only local failures eject; it
+//! ends no ejection for a local failure; and of the half that may be ejected, local ones come
+//! first.
 
 use scheduler::sort::sort_by;
 use scheduler::{EndpointRef, Readiness, Snapshot};
 
-use crate::time::Time;
+use crate::time::Timestamp;
 
 /// First ejection, in ms: longer than a process takes to restart its listener, shorter than anybody would notice a third of the pool missing.
 const BASE_MS: u64 = 1_000;
@@ -46,22 +52,24 @@ const OUTSIDE_REST_MS: u64 = 10_000;
 /// Which endpoints failed lately.
 #[derive(Debug, Default)]
 pub struct Ejections {
-    /// Only endpoints that failed, and those that answered again a moment ago: at most one row for each endpoint of the pool.
+    /// Only endpoints that failed, and those that answered again a moment ago: at most one row for
+    /// each endpoint of the pool.
     rows: Vec<Ejection>,
-    /// How much later than other workers this one sends a probe, in ms: those that are later have heard by then that one is under way.
+    /// How much later than other workers this one sends a probe, ms: a later worker has learned by
+    /// then that a probe is in flight.
     stagger_ms: u64,
 }
 
-/// What is known of one endpoint's failures.
+/// The failures of one endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ejection {
     /// When this became known.
-    pub at: Time,
+    pub at: Timestamp,
     /// Ejections without a success in between; 0 when it succeeded.
     pub failures: u32,
     /// Until when it is left out.
-    pub until: Time,
-    /// Whose.
+    pub until: Timestamp,
+    /// The endpoint.
     pub endpoint: EndpointRef,
     /// Was it another proxy that saw it?
     pub outside: bool,
@@ -72,20 +80,22 @@ pub struct Ejection {
 // === impl Ejections ===
 
 impl Ejections {
-    /// Probes are sent later than by other workers, by a part of [`STAGGER_MS`] that `seed` tells.
+    /// Delays probes by a part of [`STAGGER_MS`] that depends on `seed`, so that workers send them
+    /// at different times.
     #[must_use]
-    pub fn staggered(seed: u64) -> Self {
+    pub fn with_stagger(seed: u64) -> Self {
         Self { stagger_ms: seed % STAGGER_MS, ..Self::default() }
     }
 
     /// When the ejection is over for this worker.
-    fn end(&self, row: &Ejection) -> Time {
+    fn end(&self, row: &Ejection) -> Timestamp {
         row.until.plus_ms(self.stagger_ms)
     }
 
-    /// There is reason to eject it: by its answers, or by its connections. `chance` is from 0 to 1. Says whether that is news.
-    pub fn eject(&mut self, endpoint: EndpointRef, by_answers: bool, chance: f32, now: Time) -> bool {
-        // Requests that were already under way say nothing new while it is ejected.
+    /// Ejects an endpoint because of its answers, or of its connections. `chance` is from 0 to 1.
+    /// Returns whether that is news.
+    pub fn eject(&mut self, endpoint: EndpointRef, by_answers: bool, chance: f32, now: Timestamp) -> bool {
+        // Failures of requests that were already in flight are not news while it is ejected.
         if self.row(endpoint).is_some_and(|row| row.until > now) {
             return false;
         }
@@ -93,45 +103,47 @@ impl Ejections {
         true
     }
 
-    /// A probe of it failed.
-    pub fn probe_failed(&mut self, endpoint: EndpointRef, by_answers: bool, chance: f32, now: Time) {
+    /// Records a failed probe.
+    pub fn probe_failed(&mut self, endpoint: EndpointRef, by_answers: bool, chance: f32, now: Timestamp) {
         self.eject_again(endpoint, by_answers, chance, now);
     }
 
-    fn eject_again(&mut self, endpoint: EndpointRef, by_answers: bool, chance: f32, now: Time) {
+    fn eject_again(&mut self, endpoint: EndpointRef, by_answers: bool, chance: f32, now: Timestamp) {
         let failures = self.row(endpoint).map_or(0, |row| row.failures).saturating_add(1);
         let until = now.plus_ms(ejection_ms(failures, chance));
         self.put(Ejection { at: now, failures, until, endpoint, outside: false, by_answers });
     }
 
-    /// A request is about to be sent there. Says whether it is a probe: the endpoint was ejected, and its time is over. Others stay away until the
-    /// probe is over.
-    pub fn probes(&mut self, endpoint: EndpointRef, now: Time) -> bool {
+    /// A request is about to go there. Returns whether it is a probe: the endpoint was ejected and
+    /// its time is over. Other requests avoid the endpoint until the probe ends.
+    pub fn is_probe(&mut self, endpoint: EndpointRef, now: Timestamp) -> bool {
         let Some(row) = self.row(endpoint).filter(|row| row.failures > 0 && self.end(row) <= now) else { return false };
         self.put(Ejection { at: now, until: now.plus_ms(PROBE_MS), outside: false, ..row });
         true
     }
 
-    /// A probe ended without saying anything of the endpoint: the next request may be one.
-    /// `sent` is when the probe was sent: what became known of the endpoint since stands.
-    pub fn probe_again(&mut self, endpoint: EndpointRef, sent: Time, now: Time) {
+    /// A probe ended without a verdict: the next request may be a probe. `sent` is when it was
+    /// sent: later knowledge of the endpoint stays.
+    pub fn probe_again(&mut self, endpoint: EndpointRef, sent: Timestamp, now: Timestamp) {
         if let Some(row) = self.row(endpoint).filter(|row| row.failures > 0 && row.at == sent) {
             self.put(Ejection { at: now, until: now, outside: false, ..row });
         }
     }
 
-    /// A request that was sent there at `sent` got an answer, or did well. Says whether that is news: what was sent before it was ejected proves nothing.
-    pub fn cleared(&mut self, endpoint: EndpointRef, well: bool, sent: Time, now: Time) -> bool {
+    /// A request that was sent there at `sent` got an answer, or succeeded. Returns whether that is
+    /// news: a request from before the ejection proves nothing.
+    pub fn record_answer(&mut self, endpoint: EndpointRef, well: bool, sent: Timestamp, now: Timestamp) -> bool {
         let clears = |row: &Ejection| row.failures > 0 && (well || !row.by_answers) && sent >= row.at;
         if !self.row(endpoint).as_ref().is_some_and(clears) {
             return false;
         }
-        self.put(Ejection { at: now, failures: 0, until: Time(0), endpoint, outside: false, by_answers: false });
+        self.put(Ejection { at: now, failures: 0, until: Timestamp(0), endpoint, outside: false, by_answers: false });
         true
     }
 
-    /// Takes the endpoints whose ejection is over out of `failing`, parallel to `endpoints`: by what they did before they would never get a probe.
-    pub fn waive(&self, endpoints: &[EndpointRef], now: Time, failing: &mut [f32]) {
+    /// Clears in `failing`, parallel to `endpoints`, the endpoints whose ejection is over: with
+    /// their old failures they would never get a probe.
+    pub fn waive_expired(&self, endpoints: &[EndpointRef], now: Timestamp, failing: &mut [f32]) {
         if failing.is_empty() {
             return;
         }
@@ -154,22 +166,22 @@ impl Ejections {
         }
     }
 
-    /// Somebody else knows this of an endpoint of the pool. Says whether it is news here.
-    pub fn learn(&mut self, told: Ejection, now: Time) -> bool {
+    /// Takes a record of another VM about an endpoint of the pool. Returns whether it is news.
+    pub fn learn(&mut self, told: Ejection, now: Timestamp) -> bool {
         let told = if told.outside { told.bounded(now) } else { told };
         let known = self.rows.iter_mut().find(|r| r.endpoint == told.endpoint);
         match known {
             Some(known) if told.outside && known.outweighs(told, now) => return false,
             Some(known) if *known >= told || (told.outside && told.at <= known.at.plus_ms(OUTSIDE_SLACK_MS)) => return false,
             Some(known) => *known = told,
-            // Nothing was known against it, or that it answered was told long ago.
+            // Nothing was known against it, or its success was published long ago.
             None if told.is_over(now) => return false,
             None => self.rows.push(told),
         }
         true
     }
 
-    /// What there is to tell.
+    /// The records to publish.
     #[must_use]
     pub fn rows(&self) -> &[Ejection] {
         &self.rows
@@ -180,13 +192,14 @@ impl Ejections {
         self.rows.retain(|r| r.endpoint != endpoint);
     }
 
-    /// Forgets what nobody needs to know any more.
-    pub fn tidy(&mut self, now: Time) {
+    /// Forgets records that are no longer needed.
+    pub fn forget_expired(&mut self, now: Timestamp) {
         self.rows.retain(|r| !r.is_over(now));
     }
 
-    /// Writes who is ejected now, parallel to the snapshot's endpoints; leaves `out` empty when nobody is.
-    pub fn mark(&self, snapshot: &Snapshot, now: Time, out: &mut Vec<bool>) {
+    /// Writes which endpoints are ejected now, parallel to the snapshot's endpoints; leaves `out`
+    /// empty when none is.
+    pub fn mark_ejected(&self, snapshot: &Snapshot, now: Timestamp, out: &mut Vec<bool>) {
         out.clear();
         let mut ejected: Vec<&Ejection> = self.rows.iter().filter(|r| r.failures > 0 && self.end(r) > now).collect();
         if ejected.is_empty() {
@@ -202,13 +215,13 @@ impl Ejections {
 // === impl Ejection ===
 
 impl Ejection {
-    /// What another proxy says, held to what a proxy can have seen.
-    fn bounded(self, now: Time) -> Self {
+    /// The record of another proxy, limited to what a proxy can have seen.
+    fn bounded(self, now: Timestamp) -> Self {
         Self { at: self.at.min(now), until: self.until.min(now.plus_ms(MAX_MS)), ..self }
     }
 
-    /// Does this record stand whatever another proxy says?
-    fn outweighs(&self, told: Self, now: Time) -> bool {
+    /// Whether this record wins against any record of another proxy.
+    fn outweighs(&self, told: Self, now: Timestamp) -> bool {
         match (self.failures > 0, told.failures > 0) {
             // An ejection for what was seen here is ended by an answer here, or by time.
             (true, false) => !self.outside && self.until > now,
@@ -218,7 +231,7 @@ impl Ejection {
         }
     }
 
-    fn is_over(&self, now: Time) -> bool {
+    fn is_over(&self, now: Timestamp) -> bool {
         self.failures == 0 && now.ms_since(self.at) >= CLEARED_MS
     }
 }
@@ -238,13 +251,13 @@ fn ejection_ms(failures: u32, chance: f32) -> u64 {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use scheduler::{Endpoint, EndpointMetrics, Incarnation, Pipeline, PipelineSpec, Slot, Version};
+    use scheduler::{Endpoint, EndpointMetrics, Generation, Pipeline, PipelineSpec, Slot, Version};
 
     /// No jitter.
     const LONGEST: f32 = 0.0;
 
     fn id(slot: u16) -> EndpointRef {
-        EndpointRef { slot: Slot(slot), incarnation: Incarnation(1) }
+        EndpointRef { slot: Slot(slot), generation: Generation(1) }
     }
 
     fn pool(endpoints: u16) -> Snapshot {
@@ -262,14 +275,14 @@ mod tests {
         Snapshot::try_new(Version::default(), endpoints, metrics, Pipeline::build(&PipelineSpec::default()).unwrap()).unwrap()
     }
 
-    fn ejected(ejections: &Ejections, pool: &Snapshot, now: Time) -> Vec<u16> {
+    fn ejected(ejections: &Ejections, pool: &Snapshot, now: Timestamp) -> Vec<u16> {
         let mut out = Vec::new();
-        ejections.mark(pool, now, &mut out);
+        ejections.mark_ejected(pool, now, &mut out);
         (0..).zip(out).filter_map(|(slot, ejected)| ejected.then_some(slot)).collect()
     }
 
-    fn at(ms: u64) -> Time {
-        Time(0).plus_ms(ms)
+    fn at(ms: u64) -> Timestamp {
+        Timestamp(0).plus_ms(ms)
     }
 
     fn eject(ejections: &mut Ejections, slot: u16, ms: u64) -> bool {
@@ -277,7 +290,7 @@ mod tests {
     }
 
     fn succeed(ejections: &mut Ejections, slot: u16, ms: u64) -> bool {
-        ejections.cleared(id(slot), true, at(ms), at(ms))
+        ejections.record_answer(id(slot), true, at(ms), at(ms))
     }
 
     #[test]
@@ -289,7 +302,7 @@ mod tests {
             assert_eq!(ejected(&ejections, &pool, at(now + expected - 1)), [1], "{expected}");
             assert!(ejected(&ejections, &pool, at(now + expected)).is_empty(), "{expected}: it is tried again");
             now += expected;
-            assert!(ejections.probes(id(1), at(now)));
+            assert!(ejections.is_probe(id(1), at(now)));
             ejections.probe_failed(id(1), true, LONGEST, at(now));
         }
     }
@@ -303,17 +316,17 @@ mod tests {
     #[test]
     fn one_probe_at_a_time_keeps_all_others_away() {
         let (mut ejections, pool) = (Ejections::default(), pool(4));
-        assert!(!ejections.probes(id(1), at(0)), "nothing is known against it");
+        assert!(!ejections.is_probe(id(1), at(0)), "nothing is known against it");
         eject(&mut ejections, 1, 0);
-        assert!(ejections.probes(id(1), at(1_000)));
-        assert!(!ejections.probes(id(1), at(1_001)));
+        assert!(ejections.is_probe(id(1), at(1_000)));
+        assert!(!ejections.is_probe(id(1), at(1_001)));
         assert_eq!(ejected(&ejections, &pool, at(1_001)), [1]);
-        assert!(ejections.probes(id(1), at(1_000 + PROBE_MS)), "a probe that hangs holds up the next no longer");
+        assert!(ejections.is_probe(id(1), at(1_000 + PROBE_MS)), "a probe that hangs holds up the next no longer");
         ejections.probe_again(id(1), at(1_000 + PROBE_MS), at(6_500));
-        assert!(ejections.probes(id(1), at(6_500)), "one that said nothing makes room at once");
+        assert!(ejections.is_probe(id(1), at(6_500)), "one that said nothing makes room at once");
         assert!(succeed(&mut ejections, 1, 6_500));
         assert!(ejected(&ejections, &pool, at(6_501)).is_empty());
-        assert!(!ejections.probes(id(1), at(6_501)), "it is as any other");
+        assert!(!ejections.is_probe(id(1), at(6_501)), "it is as any other");
     }
 
     #[test]
@@ -324,7 +337,7 @@ mod tests {
         }
         assert!(ejected(&ejections, &pool, at(1_000)).is_empty(), "one ejection, with reason a hundred times");
         eject(&mut ejections, 2, 5_000);
-        assert!(!ejections.cleared(id(2), true, at(4_999), at(5_001)), "what was sent before proves nothing");
+        assert!(!ejections.record_answer(id(2), true, at(4_999), at(5_001)), "what was sent before proves nothing");
         assert_eq!(ejected(&ejections, &pool, at(5_002)), [2]);
     }
 
@@ -333,8 +346,8 @@ mod tests {
         let (mut ejections, pool) = (Ejections::default(), pool(4));
         eject(&mut ejections, 1, 0);
         ejections.eject(id(2), false, LONGEST, at(0));
-        assert!(!ejections.cleared(id(1), false, at(1), at(1)), "an answer of any kind");
-        assert!(ejections.cleared(id(2), false, at(1), at(1)), "shows that its connections work");
+        assert!(!ejections.record_answer(id(1), false, at(1), at(1)), "an answer of any kind");
+        assert!(ejections.record_answer(id(2), false, at(1), at(1)), "shows that its connections work");
         assert_eq!(ejected(&ejections, &pool, at(2)), [1]);
         assert!(succeed(&mut ejections, 1, 3));
         assert!(ejected(&ejections, &pool, at(4)).is_empty());
@@ -361,8 +374,8 @@ mod tests {
         assert!(ejected(&ejections, &pool(1), at(10_001)).is_empty(), "never the last one");
     }
 
-    /// As two workers of one process.
-    fn tell(from: &Ejections, to: &mut Ejections, now: Time) -> usize {
+    /// As two workers of one process do.
+    fn tell(from: &Ejections, to: &mut Ejections, now: Timestamp) -> usize {
         from.rows().iter().filter(|row| to.learn(**row, now)).count()
     }
 
@@ -381,9 +394,9 @@ mod tests {
         assert_eq!(tell(&one, &mut two, at(8)), 1, "it failed again");
         assert_eq!(ejected(&two, &pool, at(9)), [1]);
         assert!(ejected(&two, &pool, at(7 + 1_000)).is_empty(), "for the shortest time: it had done well");
-        assert!(two.probes(id(1), at(7 + 1_000)));
+        assert!(two.is_probe(id(1), at(7 + 1_000)));
         assert_eq!(tell(&two, &mut one, at(7 + 1_000)), 1);
-        assert!(!one.probes(id(1), at(7 + 1_001)), "another worker's probe is under way");
+        assert!(!one.is_probe(id(1), at(7 + 1_001)), "another worker's probe is under way");
     }
 
     #[test]
@@ -392,7 +405,7 @@ mod tests {
         let told = |ms: u64, failures: u32| Ejection {
             at: at(ms),
             failures,
-            until: if failures > 0 { at(ms + BASE_MS) } else { Time(0) },
+            until: if failures > 0 { at(ms + BASE_MS) } else { Timestamp(0) },
             endpoint: id(1),
             outside: true,
             by_answers: true,
@@ -413,14 +426,14 @@ mod tests {
         assert!(ejections.rows().iter().all(|row| !row.outside), "seen here, it is ours to tell");
     }
 
-    /// A peer that lies says it again and again, of half the pool and for as long as a number can say.
+    /// A hostile peer repeats its record, for half of the pool and for the longest time that fits.
     #[test]
     fn another_proxys_word_ejects_for_seconds_and_not_at_once_again() {
         let (mut ejections, pool) = (Ejections::default(), pool(4));
         let lie = |slot, ms: u64| Ejection {
             at: at(ms),
             failures: u32::MAX,
-            until: Time(u64::MAX),
+            until: Timestamp(u64::MAX),
             endpoint: id(slot),
             outside: true,
             by_answers: true,
@@ -463,15 +476,16 @@ mod tests {
         let (mut one, mut two) = (Ejections::default(), Ejections::default());
         eject(&mut one, 1, 0);
         succeed(&mut one, 1, 10);
-        one.tidy(at(10 + CLEARED_MS - 1));
+        one.forget_expired(at(10 + CLEARED_MS - 1));
         assert_eq!(one.rows().len(), 1);
         assert_eq!(tell(&one, &mut two, at(10 + CLEARED_MS)), 0, "it is no news any more");
-        one.tidy(at(10 + CLEARED_MS));
+        one.forget_expired(at(10 + CLEARED_MS));
         assert!(one.rows().is_empty());
     }
 
     proptest! {
-        /// Whatever each of three workers sees and in whatever order they tell each other: once all have told all, they agree.
+        /// Whatever each of three workers sees and in whatever order they exchange records: once
+        /// all have sent all, they agree.
         #[test]
         fn workers_that_told_each_other_agree(events in prop::collection::vec((0..3_usize, 0..4_u16, 0..4_u8, 0..3_usize), 0..60)) {
             let mut workers = [Ejections::default(), Ejections::default(), Ejections::default()];
@@ -480,7 +494,7 @@ mod tests {
                 ms += 173;
                 match what {
                     0 => eject(&mut workers[worker], slot, ms),
-                    1 => workers[worker].probes(id(slot), at(ms)),
+                    1 => workers[worker].is_probe(id(slot), at(ms)),
                     2 => { workers[worker].probe_again(id(slot), at(ms - 173), at(ms)); true }
                     _ => succeed(&mut workers[worker], slot, ms),
                 };

@@ -1,64 +1,71 @@
-//! Failure accrual: how each endpoint answered lately, and when that is reason to eject it.
+//! Failure accrual: how each endpoint answered lately, and when that is a reason to eject it.
 //!
-//! Two rules, as linkerd's failure accrual and Envoy's outlier detection have them, and both only where the rest of the pool does better:
+//! There are two rules, as in linkerd's failure accrual and Envoy's outlier detection. Both apply
+//! only where the rest of the pool does better:
 //!
-//! - a streak: [`STREAK`] failures in a row; of lost connections [`LOST_STREAK`], or a single one where the endpoint did not answer within the last
-//!   [`FRESH_MS`]; of refused connections a single one, since no prompt is to blame for it;
-//! - a rate: within [`WINDOW_MS`] at least [`RATE_FAILURES`] failures, half of all answers or more.
+//! - a streak: [`STREAK`] failures in a row; for lost connections [`LOST_STREAK`], or one where the
+//!   endpoint did not answer within the last [`FRESH_MS`]; for refused connections one, because no
+//!   prompt causes those;
+//! - a rate: at least [`RATE_FAILURES`] failures within [`WINDOW_MS`], half of all answers or more.
 //!
-//! The rest does better where requests succeed and fail at most half as often; for lost connections, where most other endpoints keep theirs.
+//! The rest does better where requests succeed and fail at most half as often; for lost
+//! connections, where most other endpoints keep theirs.
 //!
-//! So a wave of bad prompts, which fails everywhere, ejects no endpoint. What does not eject still costs: [`Health::excess`] is what the
-//! scheduler charges an endpoint that fails more often than the others.
+//! So a wave of bad prompts, which fails everywhere, ejects no endpoint. Failures that do not eject
+//! still cost: [`EndpointHealthTable::excess_failures`] is the excess failure rate that the
+//! scheduler charges.
 //!
 //! Each VM counts what it sees itself; ejections are shared ([`super::ejection`]).
 
 use scheduler::{ENDPOINTS_MAX, EndpointRef};
 
-use crate::time::Time;
+use crate::time::Timestamp;
 
-/// Failures in a row that eject, as Envoy's `consecutive_5xx`.
+/// Failures in a row that eject, like Envoy's `consecutive_5xx`.
 const STREAK: u32 = 5;
 
-/// Lost connections in a row that eject an endpoint which answered a moment ago: one may be the fault of its request.
+/// Lost connections in a row that eject an endpoint which answered a moment ago: a single one may
+/// be caused by its request.
 const LOST_STREAK: u32 = 2;
 
 /// An answer within so many ms shows that the endpoint is alive.
 pub(super) const FRESH_MS: u64 = 1_000;
 
-/// What is older says nothing of an endpoint's failure rate, in ms: long enough for some answers at a request a second, short enough to forget.
+/// The window of an endpoint's failure rate, ms: long enough for some answers at one request a
+/// second, short enough to forget.
 const WINDOW_MS: u64 = 10_000;
 
 /// Failures that make a rate.
 const RATE_FAILURES: f32 = 5.0;
 
-/// Answers added to those of an endpoint, none of them a failure, so that a failure or two are no rate.
+/// Successes added to the answers of an endpoint, so that one or two failures make no rate.
 const PRIOR_ANSWERS: f32 = 10.0;
 
 /// What one VM saw of every endpoint.
 #[derive(Debug, Default)]
-pub(super) struct Health {
+pub(super) struct EndpointHealthTable {
     /// By slot.
-    rows: Vec<Row>,
-    /// When the last failure was seen; without one within the window nothing needs to be compared.
-    failed_at: Option<Time>,
+    rows: Vec<EndpointHealth>,
+    /// When the last failure was seen. Without one in the window, rates need not be compared.
+    failed_at: Option<Timestamp>,
     /// When each endpoint last answered anything at all, by slot, in ns; 0: never.
     answered: Vec<u64>,
 }
 
 /// How a request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Failure {
+pub enum RequestFailure {
     /// No connection, or no answer in time.
     Refused,
-    /// The connection was lost, or the proxy tried the next endpoint for a reason that it does not tell. The prompt's hash.
+    /// The connection was lost, or the proxy tried the next endpoint for an unknown reason. The
+    /// prompt's hash.
     Lost(u64),
     /// An answer that counts against the endpoint.
     Answer,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Row {
+struct EndpointHealth {
     endpoint: Option<EndpointRef>,
     /// Failures since the last success.
     streak: u32,
@@ -66,29 +73,29 @@ struct Row {
     lost: u32,
     lost_prompt: u64,
     /// When a prompt last succeeded, and the last one before it of another hash.
-    succeeded: [Option<(u64, Time)>; 2],
-    window: Window,
+    succeeded: [Option<(u64, Timestamp)>; 2],
+    window: AnswerWindow,
 }
 
 /// Answers of the present half of the window and of the one before.
 #[derive(Clone, Copy, Debug, Default)]
-struct Window {
+struct AnswerWindow {
     half: u64,
-    now: Answers,
-    before: Answers,
+    now: AnswerCounts,
+    before: AnswerCounts,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Answers {
+struct AnswerCounts {
     good: f32,
     bad: f32,
 }
 
-// === impl Health ===
+// === impl EndpointHealthTable ===
 
-impl Health {
-    /// It answered, whatever it said: its connections work.
-    pub(super) fn answered(&mut self, endpoint: EndpointRef, now: Time) {
+impl EndpointHealthTable {
+    /// Records an answer, good or bad: the endpoint accepts connections.
+    pub(super) fn record_answer(&mut self, endpoint: EndpointRef, now: Timestamp) {
         if let Some(row) = self.row(endpoint) {
             row.lost = 0;
         }
@@ -97,8 +104,8 @@ impl Health {
         }
     }
 
-    /// It did what was asked. `prompt` is the hash of all of the prompt, 0 without one.
-    pub(super) fn succeeded(&mut self, endpoint: EndpointRef, prompt: u64, now: Time) {
+    /// Records a success. `prompt` is the hash of the whole prompt, 0 without one.
+    pub(super) fn record_success(&mut self, endpoint: EndpointRef, prompt: u64, now: Timestamp) {
         let Some(row) = self.row(endpoint) else { return };
         row.streak = 0;
         row.window.of(now).good += 1.0;
@@ -108,16 +115,16 @@ impl Health {
         row.succeeded[0] = Some((prompt, now));
     }
 
-    /// A request failed there. Says whether that is reason to eject it.
-    pub(super) fn failed(&mut self, endpoint: EndpointRef, failure: Failure, now: Time) -> bool {
+    /// Records a failure. Returns whether it is a reason to eject the endpoint.
+    pub(super) fn record_failure(&mut self, endpoint: EndpointRef, failure: RequestFailure, now: Timestamp) -> bool {
         let alive = self.answered_at(endpoint).is_some_and(|at| now.ms_since(at) <= FRESH_MS);
         let Some(row) = self.row(endpoint) else { return false };
         row.streak = row.streak.saturating_add(1);
         row.window.of(now).bad += 1.0;
         let due = match failure {
-            Failure::Answer => row.streak >= STREAK,
-            Failure::Refused => true,
-            Failure::Lost(prompt) => {
+            RequestFailure::Answer => row.streak >= STREAK,
+            RequestFailure::Refused => true,
+            RequestFailure::Lost(prompt) => {
                 row.lost += u32::from(row.lost == 0 || prompt == 0 || row.lost_prompt != prompt);
                 row.lost_prompt = prompt;
                 row.lost >= if alive { LOST_STREAK } else { 1 }
@@ -125,23 +132,23 @@ impl Health {
         };
         self.failed_at = Some(now);
         match (due, failure) {
-            (true, Failure::Lost(_) | Failure::Refused) => !self.most_others_fail(endpoint, now),
-            (true, Failure::Answer) => self.rest_does_better(endpoint, now),
+            (true, RequestFailure::Lost(_) | RequestFailure::Refused) => !self.most_others_fail(endpoint, now),
+            (true, RequestFailure::Answer) => self.others_succeed(endpoint, now),
             (false, _) => self.rate_is_reason(endpoint, now),
         }
     }
 
-    /// It was ejected, and is mended: what it did before says nothing any more.
-    pub(super) fn mended(&mut self, endpoint: EndpointRef) {
+    /// Forgets the endpoint's answers: it was ejected and works again.
+    pub(super) fn reset(&mut self, endpoint: EndpointRef) {
         if let Some(row) = self.row(endpoint) {
-            (row.streak, row.lost, row.window) = (0, 0, Window::default());
+            (row.streak, row.lost, row.window) = (0, 0, AnswerWindow::default());
         }
     }
 
     /// When it last answered; `None` when it never did here.
-    pub(super) fn answered_at(&self, endpoint: EndpointRef) -> Option<Time> {
+    pub(super) fn answered_at(&self, endpoint: EndpointRef) -> Option<Timestamp> {
         self.known(endpoint)?;
-        self.answered.get(usize::from(endpoint.slot.0)).filter(|at| **at > 0).map(|at| Time(*at))
+        self.answered.get(usize::from(endpoint.slot.0)).filter(|at| **at > 0).map(|at| Timestamp(*at))
     }
 
     /// When each endpoint last answered, in numbers that grow, by slot; 0: never.
@@ -149,40 +156,41 @@ impl Health {
         &self.answered
     }
 
-    /// Did it do what another prompt asked, since that moment?
-    pub(super) fn succeeded_with_another(&self, endpoint: EndpointRef, prompt: u64, since: Time) -> bool {
+    /// Whether it succeeded with another prompt since that moment.
+    pub(super) fn succeeded_with_another(&self, endpoint: EndpointRef, prompt: u64, since: Timestamp) -> bool {
         let succeeded = self.known(endpoint).map_or([None; 2], |row| row.succeeded);
         succeeded.iter().flatten().any(|&(other, at)| other != prompt && at >= since)
     }
 
-    /// By how much the share of failures of each of `endpoints` is above that of the others; leaves `out` empty when none is.
-    pub(super) fn excess(&self, endpoints: &[EndpointRef], now: Time, out: &mut Vec<f32>) {
+    /// Writes the failure rate of each of `endpoints` minus that of the others; leaves `out` empty
+    /// when none is above.
+    pub(super) fn excess_failures(&self, endpoints: &[EndpointRef], now: Timestamp, out: &mut Vec<f32>) {
         out.clear();
         if self.failed_at.is_none_or(|at| now.ms_since(at) >= WINDOW_MS) {
             return;
         }
-        let all: Vec<Answers> = endpoints.iter().map(|endpoint| self.answers(*endpoint, now)).collect();
-        let sum = all.iter().fold(Answers::default(), |sum, one| Answers { good: sum.good + one.good, bad: sum.bad + one.bad });
-        let excess = |one: &Answers| {
-            let rest = Answers { good: sum.good - one.good, bad: sum.bad - one.bad };
-            (one.smoothed() - rest.share()).max(0.0)
+        let all: Vec<AnswerCounts> = endpoints.iter().map(|endpoint| self.answers(*endpoint, now)).collect();
+        let sum = all.iter().fold(AnswerCounts::default(), |sum, one| AnswerCounts { good: sum.good + one.good, bad: sum.bad + one.bad });
+        let excess = |one: &AnswerCounts| {
+            let rest = AnswerCounts { good: sum.good - one.good, bad: sum.bad - one.bad };
+            (one.smoothed() - rest.failure_rate()).max(0.0)
         };
         out.extend(all.iter().map(excess));
     }
 
-    fn rate_is_reason(&self, endpoint: EndpointRef, now: Time) -> bool {
+    fn rate_is_reason(&self, endpoint: EndpointRef, now: Timestamp) -> bool {
         let own = self.answers(endpoint, now);
-        own.bad >= RATE_FAILURES && own.share() >= 0.5 && self.rest_does_better(endpoint, now)
+        own.bad >= RATE_FAILURES && own.failure_rate() >= 0.5 && self.others_succeed(endpoint, now)
     }
 
     /// Do requests succeed at other endpoints, and fail there at most half as often?
-    fn rest_does_better(&self, endpoint: EndpointRef, now: Time) -> bool {
-        let (own, rest) = (self.answers(endpoint, now), self.rest(endpoint, now));
-        rest.good > 0.0 && rest.share() <= own.share() / 2.0
+    fn others_succeed(&self, endpoint: EndpointRef, now: Timestamp) -> bool {
+        let (own, rest) = (self.answers(endpoint, now), self.others_answers(endpoint, now));
+        rest.good > 0.0 && rest.failure_rate() <= own.failure_rate() / 2.0
     }
 
     /// Do most of the other endpoints that answered lately fail as well?
-    fn most_others_fail(&self, endpoint: EndpointRef, now: Time) -> bool {
+    fn most_others_fail(&self, endpoint: EndpointRef, now: Timestamp) -> bool {
         let others = self.rows.iter().filter(|row| row.endpoint.is_some_and(|other| other != endpoint));
         let (mut seen, mut failing) = (0, 0);
         for row in others.filter(|row| row.window.answers(now).count() > 0.0) {
@@ -192,34 +200,34 @@ impl Health {
         failing * 2 > seen
     }
 
-    fn rest(&self, endpoint: EndpointRef, now: Time) -> Answers {
+    fn others_answers(&self, endpoint: EndpointRef, now: Timestamp) -> AnswerCounts {
         let others = self.rows.iter().filter(|row| row.endpoint.is_some_and(|other| other != endpoint));
         others
             .map(|row| row.window.answers(now))
-            .fold(Answers::default(), |sum, one| Answers { good: sum.good + one.good, bad: sum.bad + one.bad })
+            .fold(AnswerCounts::default(), |sum, one| AnswerCounts { good: sum.good + one.good, bad: sum.bad + one.bad })
     }
 
-    fn answers(&self, endpoint: EndpointRef, now: Time) -> Answers {
-        self.known(endpoint).map_or(Answers::default(), |row| row.window.answers(now))
+    fn answers(&self, endpoint: EndpointRef, now: Timestamp) -> AnswerCounts {
+        self.known(endpoint).map_or(AnswerCounts::default(), |row| row.window.answers(now))
     }
 
-    fn known(&self, endpoint: EndpointRef) -> Option<&Row> {
+    fn known(&self, endpoint: EndpointRef) -> Option<&EndpointHealth> {
         self.rows.get(usize::from(endpoint.slot.0)).filter(|row| row.endpoint == Some(endpoint))
     }
 
-    /// Its row; a fresh one where another endpoint, or another life of this one, had it.
-    fn row(&mut self, endpoint: EndpointRef) -> Option<&mut Row> {
+    /// Its row; a new one where another endpoint, or another generation of this one, had it.
+    fn row(&mut self, endpoint: EndpointRef) -> Option<&mut EndpointHealth> {
         let slot = usize::from(endpoint.slot.0);
         if slot >= ENDPOINTS_MAX {
             return None;
         }
         if self.rows.len() <= slot {
-            self.rows.resize(slot + 1, Row::default());
+            self.rows.resize(slot + 1, EndpointHealth::default());
             self.answered.resize(slot + 1, 0);
         }
         let row = self.rows.get_mut(slot)?;
         if row.endpoint != Some(endpoint) {
-            *row = Row { endpoint: Some(endpoint), ..Row::default() };
+            *row = EndpointHealth { endpoint: Some(endpoint), ..EndpointHealth::default() };
             if let Some(answered) = self.answered.get_mut(slot) {
                 *answered = 0;
             }
@@ -231,7 +239,7 @@ impl Health {
     pub(super) fn forget(&mut self, endpoint: EndpointRef) {
         let slot = usize::from(endpoint.slot.0);
         if let Some(row) = self.rows.get_mut(slot).filter(|row| row.endpoint == Some(endpoint)) {
-            *row = Row::default();
+            *row = EndpointHealth::default();
             if let Some(answered) = self.answered.get_mut(slot) {
                 *answered = 0;
             }
@@ -239,35 +247,35 @@ impl Health {
     }
 }
 
-// === impl Window ===
+// === impl AnswerWindow ===
 
-impl Window {
-    fn of(&mut self, now: Time) -> &mut Answers {
-        let half = now.ms_since(Time(0)) / (WINDOW_MS / 2);
+impl AnswerWindow {
+    fn of(&mut self, now: Timestamp) -> &mut AnswerCounts {
+        let half = now.ms_since(Timestamp(0)) / (WINDOW_MS / 2);
         if half != self.half {
-            self.before = if half == self.half + 1 { self.now } else { Answers::default() };
-            self.now = Answers::default();
+            self.before = if half == self.half + 1 { self.now } else { AnswerCounts::default() };
+            self.now = AnswerCounts::default();
             self.half = half;
         }
         &mut self.now
     }
 
-    fn answers(&self, now: Time) -> Answers {
+    fn answers(&self, now: Timestamp) -> AnswerCounts {
         let mut window = *self;
         let now = *window.of(now);
-        Answers { good: now.good + window.before.good, bad: now.bad + window.before.bad }
+        AnswerCounts { good: now.good + window.before.good, bad: now.bad + window.before.bad }
     }
 }
 
-// === impl Answers ===
+// === impl AnswerCounts ===
 
-impl Answers {
+impl AnswerCounts {
     fn count(self) -> f32 {
         self.good + self.bad
     }
 
     /// The share of failures.
-    fn share(self) -> f32 {
+    fn failure_rate(self) -> f32 {
         if self.count() > 0.0 { self.bad / self.count() } else { 0.0 }
     }
 
@@ -279,71 +287,71 @@ impl Answers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use scheduler::{Incarnation, Slot};
+    use scheduler::{Generation, Slot};
 
     fn id(slot: u16) -> EndpointRef {
-        EndpointRef { slot: Slot(slot), incarnation: Incarnation(1) }
+        EndpointRef { slot: Slot(slot), generation: Generation(1) }
     }
 
-    fn at(ms: u64) -> Time {
-        Time(0).plus_ms(ms)
+    fn at(ms: u64) -> Timestamp {
+        Timestamp(0).plus_ms(ms)
     }
 
     /// Each of the first `endpoints` succeeded once.
-    fn fine(endpoints: u16) -> Health {
-        let mut health = Health::default();
+    fn fine(endpoints: u16) -> EndpointHealthTable {
+        let mut health = EndpointHealthTable::default();
         for slot in 0..endpoints {
-            health.answered(id(slot), at(20_000));
-            health.succeeded(id(slot), 7, at(20_000));
+            health.record_answer(id(slot), at(20_000));
+            health.record_success(id(slot), 7, at(20_000));
         }
         health
     }
 
-    fn fail(health: &mut Health, endpoint: EndpointRef, from_ms: u64, times: u64) {
+    fn fail(health: &mut EndpointHealthTable, endpoint: EndpointRef, from_ms: u64, times: u64) {
         for n in 0..times {
-            let _ = health.failed(endpoint, Failure::Answer, at(from_ms + n));
+            let _ = health.record_failure(endpoint, RequestFailure::Answer, at(from_ms + n));
         }
     }
 
     #[test]
     fn five_bad_answers_in_a_row_eject_where_others_succeed() {
         let mut health = fine(4);
-        let verdicts: Vec<bool> = (0..5).map(|n| health.failed(id(0), Failure::Answer, at(20_001 + n))).collect();
+        let verdicts: Vec<bool> = (0..5).map(|n| health.record_failure(id(0), RequestFailure::Answer, at(20_001 + n))).collect();
         assert_eq!(verdicts, [false, false, false, false, true]);
-        let mut alone = Health::default();
-        assert!((0..20).all(|n| !alone.failed(id(0), Failure::Answer, at(n))), "nobody shows that it could be done better");
+        let mut alone = EndpointHealthTable::default();
+        assert!((0..20).all(|n| !alone.record_failure(id(0), RequestFailure::Answer, at(n))), "nobody shows that it could be done better");
     }
 
     #[test]
     fn a_success_in_between_ends_a_streak_and_half_of_all_failing_is_a_rate() {
         let mut health = fine(4);
         let mut alternate = |n: u64| {
-            health.succeeded(id(0), 7, at(20_000 + n));
-            health.failed(id(0), Failure::Answer, at(20_000 + n))
+            health.record_success(id(0), 7, at(20_000 + n));
+            health.record_failure(id(0), RequestFailure::Answer, at(20_000 + n))
         };
         assert!((0..4).all(|n| !alternate(n)));
         assert!(!alternate(4), "five of eleven");
-        health.failed(id(0), Failure::Answer, at(20_010));
-        assert!(health.failed(id(0), Failure::Answer, at(20_010)), "seven of twelve");
+        health.record_failure(id(0), RequestFailure::Answer, at(20_010));
+        assert!(health.record_failure(id(0), RequestFailure::Answer, at(20_010)), "seven of twelve");
     }
 
     #[test]
     fn a_wave_of_bad_prompts_ejects_nobody() {
         let mut health = fine(4);
         for n in 0..400 {
-            assert!(!health.failed(id(n % 4), Failure::Answer, at(20_000 + u64::from(n))), "{n}");
+            assert!(!health.record_failure(id(n % 4), RequestFailure::Answer, at(20_000 + u64::from(n))), "{n}");
         }
     }
 
     #[test]
     fn a_lost_connection_ejects_at_once_unless_the_endpoint_is_known_to_be_alive() {
         let mut health = fine(4);
-        assert!(health.failed(id(0), Failure::Lost(3), at(21_001)), "it has said nothing for more than a second");
-        assert!(!health.failed(id(1), Failure::Lost(3), at(20_500)), "it answered half a second ago");
-        assert!(!health.failed(id(1), Failure::Lost(3), at(20_501)), "the same prompt again");
-        health.answered(id(1), at(20_502));
-        assert!(!health.failed(id(1), Failure::Lost(4), at(20_503)), "it answered in between");
-        assert!(health.failed(id(1), Failure::Lost(5), at(20_504)), "two prompts in a row");
+        assert!(health.record_failure(id(0), RequestFailure::Lost(3), at(21_001)), "it has said nothing for more than a second");
+        assert!(!health.record_failure(id(1), RequestFailure::Lost(3), at(20_500)), "it answered half a second ago");
+        assert!(!health.record_failure(id(1), RequestFailure::Lost(3), at(20_501)), "the same prompt again");
+        health.record_answer(id(1), at(20_502));
+        assert!(!health.record_failure(id(1), RequestFailure::Lost(4), at(20_503)), "it answered in between");
+        assert!(health.record_failure(id(1), RequestFailure::Lost(5), at(20_504)), "two prompts in a row");
     }
 
     #[test]
@@ -351,15 +359,15 @@ mod tests {
         let mut health = fine(4);
         let mut out = Vec::new();
         let endpoints: Vec<EndpointRef> = (0..4).map(id).collect();
-        health.excess(&endpoints, at(20_000), &mut out);
+        health.excess_failures(&endpoints, at(20_000), &mut out);
         assert!(out.is_empty(), "nothing failed");
         fail(&mut health, id(2), 20_001, 3);
-        health.excess(&endpoints, at(20_010), &mut out);
+        health.excess_failures(&endpoints, at(20_010), &mut out);
         assert_eq!(out, [0.0, 0.0, 3.0 / 14.0, 0.0]);
-        health.excess(&endpoints, at(40_000), &mut out);
+        health.excess_failures(&endpoints, at(40_000), &mut out);
         assert!(out.is_empty(), "long ago");
         (0..4).for_each(|slot| fail(&mut health, id(slot), 41_000, 50));
-        health.excess(&endpoints, at(41_100), &mut out);
+        health.excess_failures(&endpoints, at(41_100), &mut out);
         assert_eq!(out, [0.0; 4], "all alike");
     }
 
@@ -367,8 +375,8 @@ mod tests {
     fn another_life_at_the_slot_starts_clean() {
         let mut health = fine(2);
         fail(&mut health, id(0), 20_001, 4);
-        let next = EndpointRef { incarnation: Incarnation(2), ..id(0) };
-        assert!(!health.failed(next, Failure::Answer, at(20_010)));
+        let next = EndpointRef { generation: Generation(2), ..id(0) };
+        assert!(!health.record_failure(next, RequestFailure::Answer, at(20_010)));
         assert_eq!(health.answered_at(next), None);
     }
 }

@@ -1,70 +1,75 @@
-//! A pick, recorded; and what it holds in the ledger until the exchange is over.
+//! Picks and records the pick; and what the pick holds in the ledger until the exchange ends.
 //!
-//! A request may be worked on by several endpoints. The one that serves holds a ticket to the end; those of earlier stages (encode, prefill)
-//! hold theirs until the serving one answers, since by then its sidecar has had what it asked of them.
+//! Several endpoints may work on one request. The served endpoint holds a ticket to the end. Those
+//! of earlier stages (encode, prefill) hold theirs until the served endpoint answers, because by
+//! then its sidecar has their results.
 
-use scheduler::in_flight::Ticket;
-use scheduler::prefix::{CacheEstimate, Matched};
+use scheduler::in_flight::InFlightTicket;
+use scheduler::prefix::{CacheEstimate, MatchLength};
 use scheduler::{
-    Decision, EndpointIndex, EndpointRef, Explanation, Local, REQUEST_ID, Request, Rng, Route, Slo, Snapshot, TrackedSlo, session_token,
+    Decision, EndpointIndex, EndpointRef, Explanation, LocalState, REQUEST_ID, Request, Rng, Route, Slo, Snapshot, TrackedSlo,
+    session_token,
 };
 
-use super::watch::Watch;
-use super::{Pool, State, adapters};
+use super::request_timing::RequestTiming;
+use super::{ManagedPool, PublishedState, adapters};
 use crate::refusal::PickRefusal;
-use crate::time::Time;
-use crate::usage::Usage;
+use crate::time::Timestamp;
+use crate::usage::TokenUsage;
 
 /// The most bytes kept of a request's id. Operators find the request in logs by it; most proxies make UUIDs of 36 bytes.
 const REQUEST_ID_BYTES_MAX: usize = 64;
 
 /// A pick that was made and recorded.
 #[derive(Debug)]
-pub struct Picked {
-    /// Whom to try, best first, with the address of each. Behind an address it may be another that serves: who is named is who is charged.
+pub struct RecordedPick {
+    /// The endpoints to try with their addresses, best first. Another endpoint may serve behind an
+    /// address (a data-parallel rank): the named endpoint is charged.
     pub ranked: Vec<(EndpointRef, Box<str>)>,
-    /// What the pick holds in the ledger.
-    pub held: Held,
-    /// Address of who works through the prompt first.
+    /// Its entries in the ledger.
+    pub hold: LedgerHold,
+    /// Address of the prefill endpoint.
     pub prefill: Option<Box<str>>,
-    /// Addresses of those that encode first.
+    /// Addresses of the encode endpoints.
     pub encode: Vec<Box<str>>,
     /// Address of the data-parallel rank.
     pub data_parallel: Option<Box<str>>,
-    /// What the client gets to know its session by.
-    pub tokens: Vec<Token>,
-    /// How long the first of them is expected to take to the first token and to the end, ms.
+    /// The session tokens for the client.
+    pub tokens: Vec<SessionTokenHeader>,
+    /// Expected time of the first endpoint to the first token and to the end, ms.
     pub expected_ms: (f32, f32),
-    /// Did the second of them ever answer here?
+    /// Whether the second endpoint ever answered here.
     pub second_answered: bool,
 }
 
 /// Places in the ledger.
 #[derive(Debug)]
-pub struct Held {
-    serving: Ticket,
-    stages: Vec<Ticket>,
-    /// What the one that works through the prompt was believed to hold of it; `None` where the reply does not tell of that one.
-    belief: Option<CacheEstimate>,
-    /// What is observed of it; `None` when nothing is.
-    pub(super) watch: Option<Box<Watch>>,
-    /// The endpoint that this request is a probe of: it was ejected, and no other request is sent there meanwhile.
-    pub(super) probe: Option<(EndpointRef, Time)>,
+pub struct LedgerHold {
+    serving: InFlightTicket,
+    stages: Vec<InFlightTicket>,
+    /// What the prefill endpoint had cached of the prompt, as estimated; `None` where the reply
+    /// says nothing about that endpoint.
+    cache_estimate: Option<CacheEstimate>,
+    /// The measurement of the request; `None` when it is not measured.
+    pub(super) watch: Option<Box<RequestTiming>>,
+    /// The endpoint that this request probes: it was ejected, and no other request goes there
+    /// meanwhile.
+    pub(super) probe: Option<(EndpointRef, Timestamp)>,
 }
 
 /// A response header that names an endpoint to the client.
 #[derive(Debug)]
-pub struct Token {
+pub struct SessionTokenHeader {
     /// The header.
     pub header: Box<str>,
     /// Its value for each entry of the list, should that serve.
     pub values: Vec<String>,
 }
 
-/// Sees each decision of [`Pool::pick`]: to record it, or to explain it. `()` does neither.
+/// Sees each decision of [`ManagedPool::pick`]: to record it, or to explain it. `()` does neither.
 pub trait DecisionObserver {
-    /// The decision is about to be made from these.
-    fn before(&mut self, snapshot: &Snapshot, request: &Request<'_>, local: Local<'_>, rng: &Rng);
+    /// Called before the decision, with its inputs.
+    fn before(&mut self, snapshot: &Snapshot, request: &Request<'_>, local: LocalState<'_>, rng: &Rng);
 
     /// Whether [`Self::after`] needs an explanation. An explanation costs time.
     fn explains(&self) -> bool;
@@ -74,7 +79,7 @@ pub trait DecisionObserver {
 }
 
 impl DecisionObserver for () {
-    fn before(&mut self, _: &Snapshot, _: &Request<'_>, _: Local<'_>, _: &Rng) {}
+    fn before(&mut self, _: &Snapshot, _: &Request<'_>, _: LocalState<'_>, _: &Rng) {}
 
     fn explains(&self) -> bool {
         false
@@ -83,39 +88,39 @@ impl DecisionObserver for () {
     fn after(&mut self, _: &Snapshot, _: &Decision, _: Option<&Explanation>) {}
 }
 
-// === impl Held ===
+// === impl LedgerHold ===
 
-impl Held {
-    /// What the request asked for, where latency is predicted.
+impl LedgerHold {
+    /// The SLOs of the request, where latency is predicted.
     pub fn slo(&self) -> Slo {
         self.serving.slo()
     }
 }
 
-// === impl Pool ===
+// === impl ManagedPool ===
 
-impl Pool {
+impl ManagedPool {
     /// Picks and records: ledger and index change here. `model` is what the client calls it.
     pub fn pick(
         &mut self,
         request: &Request<'_>,
         model: &str,
-        now: Time,
+        now: Timestamp,
         observer: &mut impl DecisionObserver,
-    ) -> Result<Picked, PickRefusal> {
+    ) -> Result<RecordedPick, PickRefusal> {
         let Some(state) = &self.state else { return Err(PickRefusal::NoState) };
-        if request.prefix_blocks.last().is_some_and(|&prompt| self.crashing.crashes(prompt, &self.health, now)) {
+        if request.prefix_blocks.last().is_some_and(|&prompt| self.crashing.is_crashing(prompt, &self.health, now)) {
             return Err(PickRefusal::CrashingPrompt);
         }
-        self.health.excess(&state.refs, now, &mut self.failing);
-        self.ejections.waive(&state.refs, now, &mut self.failing);
+        self.health.excess_failures(&state.refs, now, &mut self.failing);
+        self.ejections.waive_expired(&state.refs, now, &mut self.failing);
         self.prefixes.matched(request.prefix_blocks, &state.refs, &mut self.known);
         self.matched.clear();
         self.matched.extend(self.known.iter().map(|known| known.blocks(request.prefix_blocks)));
         self.prefixes.ages(request.prefix_blocks, &state.refs, &self.known, &mut self.prefix_ages);
-        self.ejections.mark(&state.snapshot, now, &mut self.ejected);
-        self.adapters.look(state.snapshot.metrics(), request.model);
-        let local = Local {
+        self.ejections.mark_ejected(&state.snapshot, now, &mut self.ejected);
+        self.adapters.find_rooms(state.snapshot.metrics(), request.model);
+        let local = LocalState {
             in_flight: &self.in_flight,
             matched_blocks: &self.matched,
             prefix_idle: self.prefixes.idle(request.prefix_blocks, &state.refs, &self.known),
@@ -125,7 +130,7 @@ impl Pool {
             last_answers: self.health.last_answers(),
             last_cold_picks: &self.cold_picks,
             adapter_rooms: self.adapters.rooms(),
-            out_of_touch: self.out_of_touch,
+            peers_unreachable: self.peers_unreachable,
             metrics_stale: state.metrics_stale(now),
         };
         observer.before(&state.snapshot, request, local, &self.rng);
@@ -134,16 +139,16 @@ impl Pool {
         observer.after(&state.snapshot, &decision, explanation.as_ref());
         let Decision::Route(route) = decision else {
             if matches!(decision, Decision::Shed(_)) && request.slo.any() {
-                self.counters.shed(model, request.model, request.priority);
+                self.counters.count_shed(model, request.model, request.priority);
             }
             return Err(PickRefusal::Decision(decision));
         };
         self.record(request, &route, now).ok_or(PickRefusal::NoState)
     }
 
-    fn record(&mut self, request: &Request<'_>, route: &Route, now: Time) -> Option<Picked> {
-        let watch = self.watch(request, route, now);
-        let promise = self.promise(request, route, now);
+    fn record(&mut self, request: &Request<'_>, route: &Route, now: Timestamp) -> Option<RecordedPick> {
+        let watch = self.start_timing(request, route, now);
+        let promise = self.tracked_slo(request, route, now);
         let state = self.state.as_ref()?;
         let tokens = state.tokens(route);
         let load = &state.snapshot.pipeline().production().load;
@@ -153,7 +158,7 @@ impl Pool {
         let prompting = route.prefill.unwrap_or(serving);
         let matched = self.matched_tokens(request, prompting);
         let (serving_ref, prompting_ref) = (state.endpoint(serving)?.0, state.endpoint(prompting)?.0);
-        let mut picked = state.addresses(route);
+        let mut picked = state.endpoint_addresses(route);
         let stages: Vec<EndpointRef> = route.encode.iter().filter_map(|&index| Some(state.endpoint(index)?.0)).collect();
 
         let uncached = request.prompt_tokens.saturating_sub(matched);
@@ -161,35 +166,35 @@ impl Pool {
         let output = request.max_tokens.map_or(step.output_tokens(), narrow);
         let expected_ms =
             step.expected_ms(serving_ref, &self.in_flight.load(serving_ref), narrow(uncached_here), narrow(request.prompt_tokens), output);
-        let probe = self.ejections.probes(serving_ref, now).then_some((serving_ref, now));
+        let probe = self.ejections.is_probe(serving_ref, now).then_some((serving_ref, now));
         let second_answered = picked.get(1).is_some_and(|(second, _)| self.health.answered_at(*second).is_some());
         let serving_ticket = self.in_flight.admit_prompt(serving_ref, request.prompt_tokens, uncached_here);
-        let mut held = Held { serving: serving_ticket, stages: Vec::new(), belief: None, watch, probe };
+        let mut held = LedgerHold { serving: serving_ticket, stages: Vec::new(), cache_estimate: None, watch, probe };
         self.in_flight.expect_output(&mut held.serving, output_tokens);
         let id = request.headers.iter().find(|(name, _)| *name == REQUEST_ID).map_or("", |(_, id)| id);
         let id = if id.len() > REQUEST_ID_BYTES_MAX { id.get(..REQUEST_ID_BYTES_MAX).unwrap_or_default() } else { id };
         self.in_flight.track(&mut held.serving, promise, id);
         let load = held.serving.load();
-        self.in_flight.others_mut().picked(serving_ref, load, now.us_since(Time(0)));
+        self.in_flight.others_mut().picked(serving_ref, load, now.us_since(Timestamp(0)));
         held.stages.extend(stages.into_iter().map(|endpoint| self.in_flight.admit(endpoint, 0)));
         if prompting != serving {
             held.stages.push(self.in_flight.admit_prompt(prompting_ref, request.prompt_tokens, uncached));
-            self.place(prompting_ref, request.prefix_blocks, self.known_by(prompting));
-            self.note(prompting, request.model);
+            self.place(prompting_ref, request.prefix_blocks, self.matched_by(prompting));
+            self.note_model(prompting, request.model);
         }
-        let belief = self.place(serving_ref, request.prefix_blocks, self.known_by(serving));
-        held.belief = (prompting == serving).then_some(belief);
-        self.note(serving, request.model);
-        self.counters.picked(serving_ref, request.prompt_tokens, matched);
+        let cache_estimate = self.place(serving_ref, request.prefix_blocks, self.matched_by(serving));
+        held.cache_estimate = (prompting == serving).then_some(cache_estimate);
+        self.note_model(serving, request.model);
+        self.counters.count_pick(serving_ref, request.prompt_tokens, matched);
         self.changes += 1;
-        // Whoever serves behind the address is the one that is charged and judged.
+        // The data-parallel rank behind the address is charged and judged.
         if let (Some(_), Some((charged, _))) = (route.data_parallel, picked.first_mut()) {
             *charged = serving_ref;
         }
         let address = |index: EndpointIndex| self.state.as_ref().and_then(|state| state.endpoint(index)).map(|(_, address)| address);
-        Some(Picked {
+        Some(RecordedPick {
             ranked: picked,
-            held,
+            hold: held,
             prefill: route.prefill.and_then(address),
             encode: route.encode.iter().copied().filter_map(address).collect(),
             data_parallel: route.data_parallel.and_then(address),
@@ -200,36 +205,38 @@ impl Pool {
     }
 
     /// Another endpoint of the list served: accounting and placement move to it.
-    pub fn moved(&mut self, held: &mut Held, to: EndpointRef, blocks: &[u64]) {
+    pub fn move_pick(&mut self, held: &mut LedgerHold, to: EndpointRef, blocks: &[u64]) {
         self.in_flight.transfer(&mut held.serving, to);
-        held.watch = held.watch.take().and_then(|mut watch| watch.moved(to).then_some(watch));
+        held.watch = held.watch.take().and_then(|mut watch| watch.move_to(to).then_some(watch));
         self.changes += 1;
-        // One that left meanwhile, or lives again at its slot, has nothing to remember; and where another works through the prompt, the
-        // reply tells of that one's cache whoever serves.
-        let told = held.belief.is_some();
-        self.undo(held, blocks);
-        held.belief = self.knows(to).then(|| self.place_anew(to, blocks)).filter(|_| told);
+        // An endpoint that is gone, or has a new generation, needs no placement. Where another
+        // endpoint computes the prompt, the reply is about that endpoint's cache, whichever
+        // endpoint serves.
+        let told = held.cache_estimate.is_some();
+        self.undo_placement(held, blocks);
+        held.cache_estimate = self.knows(to).then(|| self.place_unmatched(to, blocks)).filter(|_| told);
     }
 
     /// The endpoint that was given the prompt of these hashes never worked on it.
-    pub fn undo(&mut self, held: &mut Held, hashes: &[u64]) {
-        if let Some(belief) = held.belief.take() {
-            self.prefixes.undo(&belief, hashes);
+    pub fn undo_placement(&mut self, held: &mut LedgerHold, hashes: &[u64]) {
+        if let Some(cache_estimate) = held.cache_estimate.take() {
+            self.prefixes.undo(&cache_estimate, hashes);
         }
     }
 
-    /// The engine told of the prompt's tokens how many it had cached. `text_bytes`: of a prompt of text alone, else 0. `blocks`: of a prompt whose tokens are
-    /// spread evenly over them, else nothing.
-    pub fn hit(&mut self, held: &Held, usage: &Usage, text_bytes: u32, blocks: Option<u32>) {
+    /// Applies the cached tokens that the engine reported. `text_bytes`: the bytes of a prompt of
+    /// text alone, else 0. `blocks`: the blocks of a prompt whose tokens are spread evenly over
+    /// them, else `None`.
+    pub fn record_cache_hit(&mut self, held: &LedgerHold, usage: &TokenUsage, text_bytes: u32, blocks: Option<u32>) {
         self.token_rate.learn(text_bytes, usage);
         let told = usage.cached_tokens.zip(usage.prompt_tokens);
-        if let (Some(belief), Some(blocks), Some((cached, prompt))) = (&held.belief, blocks, told) {
-            self.prefixes.told(belief, blocks, cached, prompt);
+        if let (Some(cache_estimate), Some(blocks), Some((cached, prompt))) = (&held.cache_estimate, blocks, told) {
+            self.prefixes.told(cache_estimate, blocks, cached, prompt);
         }
     }
 
     /// The serving endpoint answered: earlier stages are done.
-    pub fn staged(&mut self, held: &mut Held) {
+    pub fn finish_earlier_stages(&mut self, held: &mut LedgerHold) {
         for ticket in held.stages.drain(..) {
             self.in_flight.release(ticket);
             self.changes += 1;
@@ -237,31 +244,31 @@ impl Pool {
     }
 
     /// The first token is out.
-    pub fn first_token(&mut self, held: &mut Held, prompt_tokens: u32, now: Time) {
-        self.watch_first_token(held, now);
+    pub fn record_first_token(&mut self, held: &mut LedgerHold, prompt_tokens: u32, now: Timestamp) {
+        self.observe_first_token(held, now);
         self.in_flight.first_token(&mut held.serving, prompt_tokens);
         self.changes += 1;
     }
 
-    /// The output grew. Nobody is told of each token: the next row has them.
-    pub fn decoded(&mut self, held: &mut Held, tokens: u32, now: Time) {
+    /// Adds output tokens. They are not published one by one: the next load report has them.
+    pub fn record_output(&mut self, held: &mut LedgerHold, tokens: u32, now: Timestamp) {
         self.in_flight.decoded(&mut held.serving, tokens);
-        self.watch_tokens(held, tokens, now);
+        self.observe_tokens(held, tokens, now);
     }
 
     /// The first token took this long.
-    pub fn first_token_took(&mut self, held: &Held, ms: f32) {
+    pub fn record_ttft(&mut self, held: &LedgerHold, ms: f32) {
         self.in_flight.first_token_took(&held.serving, ms);
     }
 
     /// Further tokens took this long each.
-    pub fn tokens_took(&mut self, held: &Held, ms: f32) {
+    pub fn record_tpot(&mut self, held: &LedgerHold, ms: f32) {
         self.in_flight.tokens_took(&held.serving, ms);
     }
 
     /// The request has ended.
-    pub fn release(&mut self, mut held: Held, now: Time) {
-        self.staged(&mut held);
+    pub fn release(&mut self, mut held: LedgerHold, now: Timestamp) {
+        self.finish_earlier_stages(&mut held);
         if let Some((probe, sent)) = held.probe {
             self.ejections.probe_again(probe, sent, now);
         }
@@ -269,27 +276,30 @@ impl Pool {
         self.changes += 1;
     }
 
-    /// What the request is promised where it goes, before it counts there; nothing for one without an SLO.
-    fn promise(&self, request: &Request<'_>, route: &Route, now: Time) -> TrackedSlo {
+    /// The SLOs of the request that count where it goes, before it counts there; none for a request
+    /// without an SLO.
+    fn tracked_slo(&self, request: &Request<'_>, route: &Route, now: Timestamp) -> TrackedSlo {
         let Some(state) = self.state.as_ref().filter(|_| request.slo.any()) else { return TrackedSlo::default() };
-        let local = Local { matched_blocks: &self.matched, metrics_stale: state.metrics_stale(now), ..Local::new(&self.in_flight) };
+        let local =
+            LocalState { matched_blocks: &self.matched, metrics_stale: state.metrics_stale(now), ..LocalState::new(&self.in_flight) };
         scheduler::tracked_slo(&state.snapshot, request, local, route.data_parallel.unwrap_or(route.ranked.first()))
     }
 
-    /// The same where what it holds of them was not looked up at this pick.
-    fn place_anew(&mut self, endpoint: EndpointRef, hashes: &[u64]) -> CacheEstimate {
+    /// The same for an endpoint that was not looked up at this pick.
+    fn place_unmatched(&mut self, endpoint: EndpointRef, hashes: &[u64]) -> CacheEstimate {
         let mut known = Vec::new();
         self.prefixes.matched(hashes, &[endpoint], &mut known);
         self.place(endpoint, hashes, known.first().copied().unwrap_or_default())
     }
 
-    /// Records that `endpoint` is given a prompt of these hashes, of which it holds `known`; what was believed of it before.
-    fn place(&mut self, endpoint: EndpointRef, hashes: &[u64], known: Matched) -> CacheEstimate {
-        self.untold.keep(endpoint, hashes, known.held);
+    /// Records that `endpoint` gets a prompt of these hashes, of which it has `known` cached.
+    /// Returns the estimate before.
+    fn place(&mut self, endpoint: EndpointRef, hashes: &[u64], known: MatchLength) -> CacheEstimate {
+        self.placements.push(endpoint, hashes, known.cached);
         self.prefixes.place(endpoint, hashes, known)
     }
 
-    fn known_by(&self, endpoint: EndpointIndex) -> Matched {
+    fn matched_by(&self, endpoint: EndpointIndex) -> MatchLength {
         self.known.get(endpoint.get()).copied().unwrap_or_default()
     }
 
@@ -299,12 +309,12 @@ impl Pool {
     }
 
     /// Remembers what the endpoint was given besides the prompt.
-    fn note(&mut self, endpoint: EndpointIndex, model: &str) {
+    fn note_model(&mut self, endpoint: EndpointIndex, model: &str) {
         let Some(state) = &self.state else { return };
         if let Some((at, _)) = state.endpoint(endpoint).filter(|_| state.serves_adapters(endpoint)) {
             let mark = adapters::mark(model);
-            self.adapters.note(endpoint.get(), mark);
-            self.untold.keep(at, &[mark], 0);
+            self.adapters.record_model(endpoint.get(), mark);
+            self.placements.push(at, &[mark], 0);
         }
         if self.matched.iter().all(|&blocks| blocks == 0)
             && let Some(at) = self.cold_picks.get_mut(endpoint.get())
@@ -315,9 +325,9 @@ impl Pool {
     }
 }
 
-// === impl State ===
+// === impl PublishedState ===
 
-impl State {
+impl PublishedState {
     fn endpoint(&self, index: EndpointIndex) -> Option<(EndpointRef, Box<str>)> {
         self.snapshot.endpoint(index).map(|e| (e.id, e.address.clone()))
     }
@@ -326,12 +336,12 @@ impl State {
         self.snapshot.metrics_of(index).is_some_and(|metrics| metrics.lora.is_some())
     }
 
-    fn addresses(&self, route: &Route) -> Vec<(EndpointRef, Box<str>)> {
+    fn endpoint_addresses(&self, route: &Route) -> Vec<(EndpointRef, Box<str>)> {
         route.ranked.iter().filter_map(|index| self.endpoint(index)).collect()
     }
 
-    /// What each session header says, whoever of the list serves.
-    fn tokens(&self, route: &Route) -> Vec<Token> {
+    /// The value of each session header, for each endpoint of the list.
+    fn tokens(&self, route: &Route) -> Vec<SessionTokenHeader> {
         let pipeline = self.snapshot.pipeline();
         let name = |index: EndpointIndex| Some(session_token(&self.snapshot.endpoint(index)?.name));
         let of = |token: &scheduler::SessionToken| {
@@ -343,7 +353,7 @@ impl State {
                 scheduler::Stage::Prefill => vec![name(route.prefill?)?; route.ranked.len()],
                 scheduler::Stage::Encode => vec![name(*route.encode.first()?)?; route.ranked.len()],
             };
-            Some(Token { header: token.header.clone(), values })
+            Some(SessionTokenHeader { header: token.header.clone(), values })
         };
         pipeline.session_tokens().iter().filter_map(of).collect()
     }
@@ -355,7 +365,7 @@ fn narrow(count: u32) -> f32 {
     count as f32
 }
 
-/// How many blocks of the index an engine's KV cache can hold.
+/// How many blocks of the index fit into each engine's KV cache.
 pub(super) fn index_blocks(snapshot: &Snapshot) -> impl Iterator<Item = u32> + '_ {
     let settings = snapshot.pipeline().production().prefix;
     snapshot.metrics().iter().map(move |metrics| {

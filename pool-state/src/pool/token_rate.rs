@@ -1,26 +1,29 @@
-//! How many tokens a byte of prompt text is, learned from what engines say that prompts had.
+//! How many tokens a byte of prompt text has, learned from the usage that engines report.
 //!
-//! No tokenizer is run. One estimate serves a pool: its models are variants of one, and those who share a pool with another tokenizer are
-//! off by as much as before.
+//! There is no tokenizer here. One estimate serves a pool, because its models are mostly variants
+//! of one; models with another tokenizer in the same pool are estimated as inexactly as before.
 
 use scheduler::BYTES_PER_TOKEN;
 
-use crate::usage::Usage;
+use crate::usage::TokenUsage;
 
 /// Tokens for each byte of prompt text.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TokenRate(f64);
 
-/// In shorter prompts a chat template is too large a part.
+/// Shorter prompts are not used: the chat template is too large a part of them.
 const LEARNED_BYTES_MIN: u32 = 1024;
 
-/// What a prompt moves the estimate of the way to its own: some tens of prompts are enough, and one says little.
+/// How far one prompt moves the estimate: some tens of prompts are enough, and one has little
+/// effect.
 const STEP: f64 = 1.0 / 16.0;
 
-/// However odd a reply, it counts for at most so many times the estimate, and for as small a part of it.
+/// An odd reply counts as at most this many times the estimate, and as at least the same fraction
+/// of it.
 const OUTLIER: f64 = 2.0;
 
-/// From one token for 16 bytes (runs of spaces) to one for each (bytes that a tokenizer has no word for).
+/// From one token for 16 bytes (runs of spaces) to one for each byte (bytes that no token of the
+/// vocabulary covers).
 const SLOWEST: f64 = 1.0 / 16.0;
 const FASTEST: f64 = 1.0;
 
@@ -33,8 +36,9 @@ impl Default for TokenRate {
 }
 
 impl TokenRate {
-    /// A prompt of so many bytes, all of them text, had the tokens that `usage` says. 0: it had other parts.
-    pub(super) fn learn(&mut self, bytes: u32, usage: &Usage) {
+    /// A prompt of this many bytes, all of them text, had the tokens in `usage`. 0 bytes: it had
+    /// other parts, which teach nothing.
+    pub(super) fn learn(&mut self, bytes: u32, usage: &TokenUsage) {
         let Some(tokens @ 1..) = usage.prompt_tokens.filter(|_| bytes >= LEARNED_BYTES_MIN) else { return };
         let said = (f64::from(tokens) / f64::from(bytes)).clamp(self.0 / OUTLIER, self.0 * OUTLIER);
         self.0 = (self.0 + STEP * (said - self.0)).clamp(SLOWEST, FASTEST);
@@ -65,7 +69,7 @@ mod tests {
     fn after(replies: impl IntoIterator<Item = (u32, u32)>) -> TokenRate {
         let mut rate = TokenRate::default();
         for (bytes, tokens) in replies {
-            rate.learn(bytes, &Usage { prompt_tokens: Some(tokens), ..Usage::default() });
+            rate.learn(bytes, &TokenUsage { prompt_tokens: Some(tokens), ..TokenUsage::default() });
         }
         rate
     }

@@ -1,4 +1,4 @@
-//! Raw bytes as a message of either side: refused or taken, never a panic; metrics land on the last roster that was taken.
+//! Raw bytes as a message of either side: refused or taken, never a panic; metrics land on the last pool update that was taken.
 
 #![no_main]
 
@@ -20,7 +20,9 @@ fuzz_target!(|data: &[u8]| {
         let _ = state::ProxyMessage::decode(bytes);
         let _ = state::VmCounters::decode(bytes);
         match state::DaemonMessage::decode(bytes).ok().and_then(|m| m.message) {
-            Some(daemon_message::Message::Roster(roster)) => snapshot = proto::roster(roster).ok().map(|r| r.snapshot).or(snapshot),
+            Some(daemon_message::Message::PoolUpdate(pool_update)) => {
+                snapshot = proto::pool_update(pool_update).ok().map(|r| r.snapshot).or(snapshot)
+            }
             Some(daemon_message::Message::Metrics(metrics)) => {
                 if let Some(onto) = &snapshot
                     && let Ok(measured) = proto::metrics(&metrics, onto)
@@ -28,7 +30,7 @@ fuzz_target!(|data: &[u8]| {
                     assert_eq!(measured.metrics().len(), onto.endpoints().len());
                 }
             }
-            Some(daemon_message::Message::Learned(learned)) => {
+            Some(daemon_message::Message::LearnedModels(learned)) => {
                 if let Ok(learned) = proto::learned(learned) {
                     let again = proto::encode_learned(&learned).expect("no larger than what was taken");
                     assert_eq!(proto::learned(again), Ok(learned));

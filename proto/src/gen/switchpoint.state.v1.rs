@@ -11,7 +11,7 @@ pub mod proxy_message {
         /// First, once.
         #[prost(message, tag = "1")]
         Hello(super::Hello),
-        /// After each Roster.
+        /// After each Pool update.
         #[prost(message, tag = "2")]
         Ack(super::Ack),
         /// Every second or so.
@@ -19,7 +19,7 @@ pub mod proxy_message {
         Report(super::Report),
         /// Every few ms while there is traffic and the daemon said that there are other proxies.
         #[prost(message, tag = "4")]
-        Share(super::Share),
+        LoadReport(super::LoadReport),
         /// Ten times a second while requests end and the daemon learns from them.
         #[prost(message, tag = "40")]
         Observations(super::Observations),
@@ -39,16 +39,16 @@ pub mod daemon_message {
         Welcome(super::Welcome),
         /// Whole state of a pool but for its metrics. Replaces the one before.
         #[prost(message, tag = "2")]
-        Roster(super::Roster),
+        PoolUpdate(super::PoolUpdate),
         /// Metrics of a pool's endpoints. Replaces the ones before. Sent at least every METRICS_INTERVAL_MAX even when nothing changed: it is the heartbeat.
         #[prost(message, tag = "3")]
         Metrics(super::Metrics),
         /// Every few ms while other proxies of the pool have something to tell, and when their number changes.
         #[prost(message, tag = "4")]
-        Peers(super::Peers),
-        /// What was learned of a pool. Replaces the one before; a roster does not touch it.
+        PeerLoad(super::PeerLoad),
+        /// What was learned of a pool. Replaces the one before; a pool update does not touch it.
         #[prost(message, tag = "40")]
-        Learned(super::Learned),
+        LearnedModels(super::LearnedModels),
     }
 }
 /// A newer term is a newer life of the daemon; within a term the sequence only grows.
@@ -79,7 +79,7 @@ pub struct Welcome {
     /// For people: the daemon's release.
     #[prost(string, tag = "2")]
     pub release: ::prost::alloc::string::String,
-    /// Pools asked for that this daemon is not configured with: no roster of them will come.
+    /// Pools asked for that this daemon is not configured with: no pool update of them will come.
     #[prost(string, repeated, tag = "3")]
     pub unknown_pools: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
@@ -92,12 +92,12 @@ pub struct Ack {
     /// Why it was refused whole; empty when it is in force.
     #[prost(string, tag = "3")]
     pub refused: ::prost::alloc::string::String,
-    /// Set when it was refused because this newer version is in force there: the daemon then numbers this proxy's rosters above it.
+    /// Set when it was refused because this newer version is in force there: the daemon then numbers this proxy's pool updates above it.
     #[prost(message, optional, tag = "4")]
     pub held: ::core::option::Option<Version>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
-pub struct Roster {
+pub struct PoolUpdate {
     #[prost(string, tag = "1")]
     pub pool: ::prost::alloc::string::String,
     #[prost(message, optional, tag = "2")]
@@ -127,7 +127,7 @@ pub struct Endpoint {
     #[prost(uint32, tag = "1")]
     pub slot: u32,
     #[prost(uint32, tag = "2")]
-    pub incarnation: u32,
+    pub generation: u32,
     #[prost(string, tag = "3")]
     pub name: ::prost::alloc::string::String,
     /// ip:port, IPv6 in brackets.
@@ -139,7 +139,7 @@ pub struct Endpoint {
     pub labels: ::prost::alloc::vec::Vec<Label>,
     #[prost(uint64, tag = "7")]
     pub age_ms: u64,
-    /// 1 for the first of the roster's model sets; 0: it says nothing, and may be asked for any.
+    /// 1 for the first of the pool update's model sets; 0: it says nothing, and may be asked for any.
     #[prost(uint32, tag = "65")]
     pub model_set: u32,
 }
@@ -279,13 +279,13 @@ pub struct Target {
     #[prost(uint32, optional, tag = "2")]
     pub weight: ::core::option::Option<u32>,
 }
-/// Columns that run parallel to the endpoints of `roster`. NaN, or 0 where it cannot be a value, is unknown.
+/// Columns that run parallel to the endpoints of `pool_update`. NaN, or 0 where it cannot be a value, is unknown.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Metrics {
     #[prost(string, tag = "1")]
     pub pool: ::prost::alloc::string::String,
     #[prost(message, optional, tag = "2")]
-    pub roster: ::core::option::Option<Version>,
+    pub pool_update: ::core::option::Option<Version>,
     /// Grows with every message of a term.
     #[prost(uint64, tag = "3")]
     pub sequence: u64,
@@ -372,7 +372,7 @@ pub struct EndpointCounters {
     #[prost(uint32, tag = "1")]
     pub slot: u32,
     #[prost(uint32, tag = "2")]
-    pub incarnation: u32,
+    pub generation: u32,
     /// Named first in a ranked list.
     #[prost(uint64, tag = "3")]
     pub picked: u64,
@@ -450,7 +450,7 @@ pub struct Histogram {
 }
 /// What all VMs of a process together have under way in a pool, and what they placed since the last of these messages.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Share {
+pub struct LoadReport {
     #[prost(string, tag = "1")]
     pub pool: ::prost::alloc::string::String,
     /// A row as pool_state::row has it, absolute: it replaces the one before and counts for SHARE_EXPIRY_MS. Empty: the one before stands.
@@ -459,25 +459,25 @@ pub struct Share {
     /// Placements new since the last message, as src/placements.rs has them. Hashes keyed by the deployment's secret, never a prompt.
     #[prost(bytes = "vec", tag = "57")]
     pub placements: ::prost::alloc::vec::Vec<u8>,
-    /// The moment since which it has news, by a clock that only the sender reads: it comes back in Peers. 0: no matter.
+    /// The moment since which it has news, by a clock that only the sender reads: it comes back in PeerLoad. 0: no matter.
     #[prost(fixed64, tag = "55")]
     pub stamp: u64,
 }
 /// What the other proxies of a pool have under way, all together, and what they placed. Counts for SHARE_EXPIRY_MS.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Peers {
+pub struct PeerLoad {
     #[prost(string, tag = "1")]
     pub pool: ::prost::alloc::string::String,
     /// Proxies of the pool that the daemon hears, this one included: with 1 there is nobody to share with.
     #[prost(uint32, tag = "2")]
     pub proxies: u32,
-    /// As in Share.
+    /// As in LoadReport.
     #[prost(bytes = "vec", tag = "3")]
     pub row: ::prost::alloc::vec::Vec<u8>,
-    /// As in Share.
+    /// As in LoadReport.
     #[prost(bytes = "vec", tag = "57")]
     pub placements: ::prost::alloc::vec::Vec<u8>,
-    /// The stamp of the newest Share of this proxy that was heard: what was told then, the others know now.
+    /// The stamp of the newest LoadReport of this proxy that was heard: what was told then, the others know now.
     #[prost(fixed64, tag = "55")]
     pub stamp: u64,
     /// Other proxies that have told anything of late.
@@ -500,10 +500,10 @@ pub struct Observations {
 }
 /// What was learned of a pool; each number is checked before any is used. A proxy that has it tells Observations.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Learned {
+pub struct LearnedModels {
     #[prost(string, tag = "1")]
     pub pool: ::prost::alloc::string::String,
-    /// Of the same count as the rosters', which it does not depend on.
+    /// Of the same count as the pool updates', which it does not depend on.
     #[prost(message, optional, tag = "2")]
     pub version: ::core::option::Option<Version>,
     /// As scheduler::latency::step::StepModel::words has it.

@@ -2,18 +2,18 @@
 
 use proptest::prelude::*;
 use prost::Message;
-use proto::{PoolState, encode_metrics, encode_roster, state};
+use proto::{PoolState, encode_metrics, encode_pool_update, state};
 
 use crate::strategies::{any_pool, one_profile};
 
 fn take(bytes: &[u8]) {
     if let Ok(message) = state::DaemonMessage::decode(bytes) {
         match message.message {
-            Some(state::daemon_message::Message::Roster(roster)) => drop(proto::roster(roster)),
+            Some(state::daemon_message::Message::PoolUpdate(pool_update)) => drop(proto::pool_update(pool_update)),
             Some(state::daemon_message::Message::Metrics(metrics)) => {
-                let roster = state::Roster { version: metrics.roster, pipeline: Some(one_profile()), ..Default::default() };
-                if let Ok(roster) = proto::roster(roster) {
-                    drop(proto::metrics(&metrics, &roster.snapshot));
+                let pool_update = state::PoolUpdate { version: metrics.pool_update, pipeline: Some(one_profile()), ..Default::default() };
+                if let Ok(pool_update) = proto::pool_update(pool_update) {
+                    drop(proto::metrics(&metrics, &pool_update.snapshot));
                 }
             }
             _ => {}
@@ -31,7 +31,7 @@ proptest! {
 
     #[test]
     fn nearly_right(pool in any_pool(), at: prop::sample::Index, byte: u8, cut: prop::sample::Index) {
-        let roster = encode_roster(PoolState {
+        let pool_update = encode_pool_update(PoolState {
             pool: "p",
             version: pool.version,
             endpoints: &pool.endpoints,
@@ -41,7 +41,7 @@ proptest! {
             staleness_max_ms: 1,
         });
         let metrics = encode_metrics("p", pool.version, 1, &pool.metrics);
-        for message in [state::daemon_message::Message::Roster(roster), state::daemon_message::Message::Metrics(metrics)] {
+        for message in [state::daemon_message::Message::PoolUpdate(pool_update), state::daemon_message::Message::Metrics(metrics)] {
             let mut bytes = state::DaemonMessage { message: Some(message) }.encode_to_vec();
             let length = bytes.len();
             bytes[at.index(length)] = byte;

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use prost::Message;
 use proto::state::{self, daemon_message};
-use scheduler::{Incarnation, Readiness, Slot, Version};
+use scheduler::{Generation, Readiness, Slot, Version};
 
 fn golden(name: &str) -> state::DaemonMessage {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
@@ -16,14 +16,14 @@ fn golden(name: &str) -> state::DaemonMessage {
 
 #[test]
 fn schema_2() {
-    let Some(daemon_message::Message::Roster(roster)) = golden("roster.hex").message else { panic!("not a roster") };
-    let decoded = proto::roster(roster).unwrap();
+    let Some(daemon_message::Message::PoolUpdate(pool_update)) = golden("pool_update.hex").message else { panic!("not a pool update") };
+    let decoded = proto::pool_update(pool_update).unwrap();
     assert_eq!((decoded.pool.as_str(), decoded.hash_secret, decoded.staleness_max_ms), ("llama", 0x0123_4567_89ab_cdef, 5000));
     let snapshot = decoded.snapshot;
     assert_eq!(snapshot.version(), Version { term: 1_795_276_089_863, sequence: 42 });
     let [a, b] = snapshot.endpoints() else { panic!("not two endpoints") };
     assert_eq!((&*a.name, &*a.address, a.readiness, a.age_ms), ("gpu-0", "10.0.0.1:8000", Readiness::Ready, 1500));
-    assert_eq!((a.id.slot, a.id.incarnation), (Slot(3), Incarnation(7)));
+    assert_eq!((a.id.slot, a.id.generation), (Slot(3), Generation(7)));
     assert_eq!(a.labels.as_ref(), [("zone".into(), "a".into())]);
     assert_eq!((&*b.name, &*b.address, b.readiness), ("gpu-1", "[fd00::2]:8000", Readiness::NotReady));
 

@@ -2,18 +2,18 @@
 
 use proptest::prelude::*;
 use prost::Message;
-use proto::{PoolState, encode_metrics, encode_roster, state};
+use proto::{PoolState, encode_metrics, encode_pool_update, state};
 use scheduler::{ProfilePlugin, Version};
 
-use crate::strategies::{AnyPool, any_pool, any_version, one_profile};
+use crate::strategies::{PoolCase, any_pool, any_version, one_profile};
 
 fn over_the_wire<M: Message + Default>(message: &M) -> M {
     M::decode(message.encode_to_vec().as_slice()).unwrap()
 }
 
-fn encode(pool: &AnyPool) -> state::Roster {
-    let AnyPool { version, endpoints, pipeline, objects, hash_secret, staleness_max_ms, .. } = pool;
-    encode_roster(PoolState {
+fn encode(pool: &PoolCase) -> state::PoolUpdate {
+    let PoolCase { version, endpoints, pipeline, objects, hash_secret, staleness_max_ms, .. } = pool;
+    encode_pool_update(PoolState {
         pool: "p",
         version: *version,
         endpoints,
@@ -26,11 +26,11 @@ fn encode(pool: &AnyPool) -> state::Roster {
 
 proptest! {
     #[test]
-    fn a_roster_arrives_whole(pool in any_pool()) {
+    fn a_pool_update_arrives_whole(pool in any_pool()) {
         let message = over_the_wire(&encode(&pool));
         let objects = message.objects.clone().unwrap_or_default();
         let wire = message.pipeline.clone().unwrap();
-        let decoded = proto::roster(message).unwrap();
+        let decoded = proto::pool_update(message).unwrap();
         prop_assert_eq!(decoded.snapshot.version(), pool.version);
         prop_assert_eq!(decoded.snapshot.endpoints(), &pool.endpoints);
         prop_assert!(decoded.snapshot.metrics().iter().all(|m| *m == scheduler::EndpointMetrics::default()));
@@ -51,20 +51,20 @@ proptest! {
     }
 
     #[test]
-    fn metrics_arrive_whole_and_only_on_their_roster(pool in any_pool(), other in any_version(), sequence: u64) {
-        let snapshot = proto::roster(encode(&pool)).unwrap().snapshot;
+    fn metrics_arrive_whole_and_only_on_their_pool_update(pool in any_pool(), other in any_version(), sequence: u64) {
+        let snapshot = proto::pool_update(encode(&pool)).unwrap().snapshot;
         let message = over_the_wire(&encode_metrics("p", pool.version, sequence, &pool.metrics));
         let decoded = proto::metrics(&message, &snapshot).unwrap();
         prop_assert_eq!(decoded.metrics(), &pool.metrics);
         prop_assert_eq!(decoded.endpoints(), &pool.endpoints);
         prop_assume!(other != pool.version);
         let elsewhere = encode_metrics("p", other, sequence, &pool.metrics);
-        prop_assert!(matches!(proto::metrics(&elsewhere, &snapshot), Err(proto::InvalidState::OtherRoster)));
+        prop_assert!(matches!(proto::metrics(&elsewhere, &snapshot), Err(proto::InvalidState::OtherPoolUpdate)));
     }
 
     #[test]
     fn a_column_too_short_or_long_is_refused(pool in any_pool(), column in 0usize..5, longer: bool) {
-        let snapshot = proto::roster(encode(&pool)).unwrap().snapshot;
+        let snapshot = proto::pool_update(encode(&pool)).unwrap().snapshot;
         let mut message = encode_metrics("p", pool.version, 1, &pool.metrics);
         prop_assume!(longer || !pool.metrics.is_empty());
         fn change<T: Default>(column: &mut Vec<T>, longer: bool) {
@@ -84,13 +84,16 @@ proptest! {
 #[test]
 fn what_breaks_a_rule_is_refused_whole() {
     let endpoint = |slot, address: &str| state::Endpoint { slot, address: address.to_owned(), ready: true, ..Default::default() };
-    let roster = |endpoints| state::Roster {
+    let pool_update = |endpoints| state::PoolUpdate {
         version: Some(state::Version { term: 1, sequence: 1 }),
         pipeline: Some(one_profile()),
         endpoints,
         ..Default::default()
     };
-    assert_eq!(proto::roster(roster(vec![endpoint(0, "127.0.0.1:1")])).unwrap().snapshot.version(), Version { term: 1, sequence: 1 });
+    assert_eq!(
+        proto::pool_update(pool_update(vec![endpoint(0, "127.0.0.1:1")])).unwrap().snapshot.version(),
+        Version { term: 1, sequence: 1 }
+    );
     for endpoints in [
         vec![endpoint(0, "localhost:1")],
         vec![endpoint(70_000, "127.0.0.1:1")],
@@ -98,8 +101,8 @@ fn what_breaks_a_rule_is_refused_whole() {
         vec![endpoint(0, "127.0.0.1:1"), endpoint(0, "127.0.0.1:2")],
         vec![endpoint(0, "127.0.0.1:1"), endpoint(1, "127.0.0.1:1")],
     ] {
-        assert!(proto::roster(roster(endpoints.clone())).is_err(), "{endpoints:?}");
+        assert!(proto::pool_update(pool_update(endpoints.clone())).is_err(), "{endpoints:?}");
     }
-    assert!(proto::roster(state::Roster { version: None, ..roster(vec![]) }).is_err());
-    assert!(proto::roster(state::Roster { pipeline: None, ..roster(vec![]) }).is_err());
+    assert!(proto::pool_update(state::PoolUpdate { version: None, ..pool_update(vec![]) }).is_err());
+    assert!(proto::pool_update(state::PoolUpdate { pipeline: None, ..pool_update(vec![]) }).is_err());
 }

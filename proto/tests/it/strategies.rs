@@ -6,14 +6,14 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proto::state;
 use scheduler::objects::{ModelSpec, ObjectiveSpec, ObjectsSpec, RewriteSpec, TargetSpec};
-use scheduler::registry::{Kind, PLUGINS};
+use scheduler::registry::{PLUGINS, PluginKind};
 use scheduler::{
-    Endpoint, EndpointMetrics, EndpointRef, Incarnation, LoraMetrics, PipelineSpec, PluginSpec, RANKED_MAX, Readiness, Slot, Version,
+    Endpoint, EndpointMetrics, EndpointRef, Generation, LoraMetrics, PipelineSpec, PluginSpec, RANKED_MAX, Readiness, Slot, Version,
 };
 
 /// A pool's state as the daemon has it.
 #[derive(Clone, Debug)]
-pub(crate) struct AnyPool {
+pub(crate) struct PoolCase {
     pub(crate) version: Version,
     pub(crate) endpoints: Vec<Endpoint>,
     pub(crate) metrics: Vec<EndpointMetrics>,
@@ -23,7 +23,7 @@ pub(crate) struct AnyPool {
     pub(crate) staleness_max_ms: u32,
 }
 
-pub(crate) fn any_pool() -> impl Strategy<Value = AnyPool> {
+pub(crate) fn any_pool() -> impl Strategy<Value = PoolCase> {
     let rows = vec((any_endpoint(), any_metrics()), 0..20);
     let numbers = (any::<u128>(), any::<u32>());
     (any_version(), rows, any_pipeline(), any_objects(), numbers).prop_map(|(version, rows, pipeline, objects, numbers)| {
@@ -36,7 +36,7 @@ pub(crate) fn any_pool() -> impl Strategy<Value = AnyPool> {
             address.set_port(i + 1);
             endpoint.address = address.to_string().into();
         }
-        AnyPool { version, endpoints, metrics, pipeline, objects, hash_secret, staleness_max_ms }
+        PoolCase { version, endpoints, metrics, pipeline, objects, hash_secret, staleness_max_ms }
     })
 }
 
@@ -49,13 +49,13 @@ fn any_endpoint() -> impl Strategy<Value = Endpoint> {
     // Few names, so that endpoints say the same and different things.
     let models = proptest::collection::btree_set("[ab]{1,2}", 0..3);
     (any::<u32>(), ".{0,20}", any::<SocketAddr>(), any::<bool>(), labels, models, any::<u64>()).prop_map(
-        |(incarnation, name, mut address, ready, labels, models, age_ms)| {
+        |(generation, name, mut address, ready, labels, models, age_ms)| {
             if let SocketAddr::V6(v6) = &mut address {
                 v6.set_flowinfo(0);
                 v6.set_scope_id(0);
             }
             Endpoint {
-                id: EndpointRef { slot: Slot(0), incarnation: Incarnation(incarnation) },
+                id: EndpointRef { slot: Slot(0), generation: Generation(generation) },
                 name: name.into(),
                 address: address.to_string().into(),
                 readiness: if ready { Readiness::Ready } else { Readiness::NotReady },
@@ -108,13 +108,13 @@ fn any_objects() -> impl Strategy<Value = ObjectsSpec> {
 
 fn any_pipeline() -> impl Strategy<Value = PipelineSpec> {
     // Of those that need no parameter.
-    let of_kind = |kinds: &[Kind]| {
+    let of_kind = |kinds: &[PluginKind]| {
         let simple = PLUGINS.iter().filter(|p| kinds.contains(&p.kind) && p.build(&[]).is_ok());
         simple.map(|p| p.name).collect::<Vec<_>>()
     };
     let plugin = |types| (proptest::sample::select(types), 0.0f64..1e6);
-    let parts = vec(plugin(of_kind(&[Kind::Filter, Kind::Scorer])), 0..6);
-    let picker = proptest::option::of(plugin(of_kind(&[Kind::Picker])));
+    let parts = vec(plugin(of_kind(&[PluginKind::Filter, PluginKind::Scorer])), 0..6);
+    let picker = proptest::option::of(plugin(of_kind(&[PluginKind::Picker])));
     let ranked_max = 1..=u32::try_from(RANKED_MAX).unwrap();
     (".{0,10}", parts, picker, ranked_max, any::<bool>()).prop_map(|(name, parts, picker, ranked_max, handler)| {
         let named = |(at, (plugin_type, weight)): (usize, (&str, f64))| {

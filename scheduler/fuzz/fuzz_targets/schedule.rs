@@ -5,12 +5,12 @@ use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use scheduler::in_flight::InFlight;
 use scheduler::latency::LatencyModel;
-use scheduler::plugin::Value;
+use scheduler::plugin::ParameterValue;
 use scheduler::registry::PLUGINS;
 use scheduler::{
-    AdapterRoom, Decision, Endpoint, EndpointMetrics, EndpointRef, Explanation, Incarnation, Local, LoraMetrics, Pipeline, PipelineSpec,
-    PluginSpec, ProfilePlugin, ProfileSpec, RANKED_MAX, ROLE_LABEL, Readiness, Request, Rng, Slo, Slot, Snapshot, SubsetHint, TrackedSlo,
-    Version, schedule,
+    AdapterRoom, Decision, Endpoint, EndpointMetrics, EndpointRef, Explanation, Generation, LocalState, LoraMetrics, Pipeline,
+    PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec, RANKED_MAX, ROLE_LABEL, Readiness, Request, Rng, Slo, Slot, Snapshot, SubsetHint,
+    TrackedSlo, Version, schedule,
 };
 
 #[derive(Arbitrary, Debug)]
@@ -41,7 +41,7 @@ struct Input {
     last_cold_picks: Vec<u64>,
     adapter_rooms: Vec<Option<Option<u64>>>,
     metrics_stale: bool,
-    out_of_touch: bool,
+    peers_unreachable: bool,
     seed: u64,
     slo: (Option<u32>, Option<u32>),
     prediction_based: bool,
@@ -170,7 +170,7 @@ fn decide(input: &Input, snapshot: &Snapshot) {
         Some(Some(displaced_used)) => AdapterRoom::Full { displaced_used },
     };
     let adapter_rooms: Vec<AdapterRoom> = input.adapter_rooms.iter().map(room).collect();
-    let local = Local {
+    let local = LocalState {
         in_flight: &in_flight,
         matched_blocks: &input.matched_blocks,
         prefix_idle: input.prefix_idle,
@@ -180,7 +180,7 @@ fn decide(input: &Input, snapshot: &Snapshot) {
         last_answers: &input.last_answers,
         last_cold_picks: &input.last_cold_picks,
         adapter_rooms: &adapter_rooms,
-        out_of_touch: input.out_of_touch,
+        peers_unreachable: input.peers_unreachable,
         metrics_stale: input.metrics_stale,
     };
     let mut explanation = Explanation::default();
@@ -264,15 +264,17 @@ impl AnyName {
 }
 
 impl AnyValue {
-    fn value(&self, plugin: &impl Fn(u8) -> String) -> Value {
+    fn value(&self, plugin: &impl Fn(u8) -> String) -> ParameterValue {
         match self {
-            Self::Number(number) => Value::Number(*number),
-            Self::Whole(whole) => Value::Number(f64::from(*whole)),
-            Self::Flag(flag) => Value::Flag(*flag),
-            Self::Text(text) => Value::Text(text.clone()),
-            Self::Plugin(at) => Value::Text(plugin(*at)),
-            Self::List(items) => Value::List(items.iter().map(|item| item.value(plugin)).collect()),
-            Self::Map(entries) => Value::Map(entries.iter().map(|(name, item)| (name.text().to_owned(), item.value(plugin))).collect()),
+            Self::Number(number) => ParameterValue::Number(*number),
+            Self::Whole(whole) => ParameterValue::Number(f64::from(*whole)),
+            Self::Flag(flag) => ParameterValue::Flag(*flag),
+            Self::Text(text) => ParameterValue::Text(text.clone()),
+            Self::Plugin(at) => ParameterValue::Text(plugin(*at)),
+            Self::List(items) => ParameterValue::List(items.iter().map(|item| item.value(plugin)).collect()),
+            Self::Map(entries) => {
+                ParameterValue::Map(entries.iter().map(|(name, item)| (name.text().to_owned(), item.value(plugin))).collect())
+            }
         }
     }
 }
@@ -283,7 +285,7 @@ impl AnyEndpoint {
         Endpoint {
             id: EndpointRef {
                 slot: Slot(if self.well_formed { u16::try_from(at).unwrap_or(u16::MAX) } else { self.slot }),
-                incarnation: Incarnation(1),
+                generation: Generation(1),
             },
             name: "pod".into(),
             address: address.into(),

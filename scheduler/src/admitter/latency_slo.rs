@@ -1,21 +1,27 @@
 //! `latency-slo-admitter`: refuses a sheddable request that no endpoint would serve within the SLOs.
 
 use crate::endpoint::EndpointIndex;
-use crate::plugin::{Admitter, Context, InvalidParameter, PRODUCER_NAME, Parameter, Parameters, State, for_people};
-use crate::plugin_type::{Kind, Plugin, PluginType};
+use crate::plugin::{Admitter, Context, InvalidParameter, PRODUCER_NAME, Parameter, Parameters, RequiredState, readable};
+use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::rng::Rng;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "latency-slo-admitter",
-    kind: Kind::Admitter,
-    doc: for_people(
+    kind: PluginKind::Admitter,
+    doc: readable(
         "Refuses a request of negative priority with an SLO if every endpoint would miss it, has \
         requests in flight and uses 2 % or more of its KV cache. An endpoint without a prediction \
         prevents the refusal.",
     ),
-    source: for_people("llm-d-router, admitter/latencyslo"),
+    source: readable("llm-d-router, admitter/latencyslo"),
     parameters: &[Parameter { name: "latencyPredictionInfoProducerName", ..PRODUCER_NAME }],
-    needs: &[State::Latency, State::InFlight, State::KvCacheUtilization, State::PrefixIndex, State::Prompt],
+    needs: &[
+        RequiredState::Latency,
+        RequiredState::InFlight,
+        RequiredState::KvCacheUtilization,
+        RequiredState::PrefixIndex,
+        RequiredState::Prompt,
+    ],
     build,
 };
 
@@ -23,13 +29,13 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 const COLD_KV_CACHE: f32 = 0.02;
 
 #[derive(Debug)]
-struct LatencySlo;
+struct LatencySloAdmitter;
 
 fn build(_: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    Ok(Plugin::Admitter(Box::new(LatencySlo)))
+    Ok(Plugin::Admitter(Box::new(LatencySloAdmitter)))
 }
 
-impl Admitter for LatencySlo {
+impl Admitter for LatencySloAdmitter {
     fn admits(&self, context: &Context<'_>, endpoints: &[EndpointIndex], _: &mut Rng) -> bool {
         let cold = |endpoint| context.metric(endpoint, |m| m.kv_cache_utilization).is_some_and(|used| used < COLD_KV_CACHE);
         let misses = |endpoint| context.prediction(endpoint).is_some_and(|predicted| !predicted.is_valid()) && !cold(endpoint);

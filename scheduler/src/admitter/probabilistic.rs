@@ -1,52 +1,56 @@
 //! `probabilistic-admitter`: refuses the more of the sheddable requests the fuller the pool, long before it is full.
 
-use crate::detector::utilization::{KV_CACHE, QUEUE_DEPTH, Thresholds};
+use crate::detector::utilization::{KV_CACHE, QUEUE_DEPTH, UtilizationThresholds};
 use crate::endpoint::EndpointIndex;
-use crate::plugin::{Admitter, Context, Default, InvalidParameter, Parameter, Parameters, State, for_people};
-use crate::plugin_type::{Kind, Plugin, PluginType};
+use crate::plugin::{Admitter, Context, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable};
+use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::rng::Rng;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "probabilistic-admitter",
-    kind: Kind::Admitter,
-    doc: for_people(
+    kind: PluginKind::Admitter,
+    doc: readable(
         "Refuses a request of negative priority with probability min(s^power * k, 1), s = \
         saturation as in utilization-detector.",
     ),
-    source: for_people("llm-d-router, admitter/probabilisticadmitter"),
+    source: readable("llm-d-router, admitter/probabilisticadmitter"),
     parameters: &[
         QUEUE_DEPTH,
         KV_CACHE,
-        Parameter { name: "power", default: Default::Number(5.0), doc: for_people("higher values start refusals later, above 0") },
-        Parameter { name: "k", default: Default::Number(300.0), doc: for_people("higher values make refusals rise faster, above 0") },
+        Parameter { name: "power", default: ParameterDefault::Number(5.0), doc: readable("higher values start refusals later, above 0") },
+        Parameter {
+            name: "k",
+            default: ParameterDefault::Number(300.0),
+            doc: readable("higher values make refusals rise faster, above 0"),
+        },
     ],
-    needs: &[State::QueueDepth, State::KvCacheUtilization],
+    needs: &[RequiredState::QueueDepth, RequiredState::KvCacheUtilization],
     build,
 };
 
 #[derive(Debug)]
-struct Probabilistic {
-    thresholds: Thresholds,
+struct ProbabilisticAdmitter {
+    thresholds: UtilizationThresholds,
     power: f64,
     k: f64,
 }
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    Ok(Plugin::Admitter(Box::new(Probabilistic {
-        thresholds: Thresholds::read(parameters)?,
+    Ok(Plugin::Admitter(Box::new(ProbabilisticAdmitter {
+        thresholds: UtilizationThresholds::read(parameters)?,
         power: parameters.number("power", f64::MIN_POSITIVE..=1e6)?,
         k: parameters.number("k", f64::MIN_POSITIVE..=1e12)?,
     })))
 }
 
-impl Probabilistic {
+impl ProbabilisticAdmitter {
     /// Probability of a refusal, 0 to 1.
     fn refusal(&self, saturation: f64) -> f64 {
         (libm::pow(saturation, self.power) * self.k).min(1.0)
     }
 }
 
-impl Admitter for Probabilistic {
+impl Admitter for ProbabilisticAdmitter {
     fn admits(&self, context: &Context<'_>, endpoints: &[EndpointIndex], rng: &mut Rng) -> bool {
         context.request.priority >= 0 || f64::from(rng.open01()) >= self.refusal(self.thresholds.saturation(context, endpoints))
     }
@@ -58,8 +62,8 @@ mod tests {
 
     #[test]
     fn refusals_rise_as_the_reference_says() {
-        let thresholds = Thresholds::read(&Parameters::check(PLUGIN.parameters, &[]).unwrap()).unwrap();
-        let admitter = Probabilistic { thresholds, power: 5.0, k: 300.0 };
+        let thresholds = UtilizationThresholds::read(&Parameters::check(PLUGIN.parameters, &[]).unwrap()).unwrap();
+        let admitter = ProbabilisticAdmitter { thresholds, power: 5.0, k: 300.0 };
         assert_eq!(admitter.refusal(0.0), 0.0);
         assert!((admitter.refusal(0.15) - 0.0228).abs() < 1e-4, "2.3 % at 0.15");
         assert_eq!(admitter.refusal(0.34), 1.0, "all at 0.34");

@@ -1,40 +1,40 @@
 //! `always-disagg-pd-decider` and `always-disagg-multimodal-decider`: every request, and every one with something to encode.
 
 use crate::endpoint::EndpointIndex;
-use crate::plugin::{Context, Decider, State, for_people};
-use crate::plugin_type::{Kind, Plugin, PluginType};
+use crate::plugin::{Context, Decider, RequiredState, readable};
+use crate::plugin_type::{Plugin, PluginKind, PluginType};
 
 pub(crate) const PREFILL: PluginType = PluginType {
     name: "always-disagg-pd-decider",
-    kind: Kind::Decider,
-    doc: for_people("Always."),
-    source: for_people("llm-d-router, profilehandler/disagg"),
+    kind: PluginKind::Decider,
+    doc: readable("Always."),
+    source: readable("llm-d-router, profilehandler/disagg"),
     parameters: &[],
     needs: &[],
-    build: |_| Ok(Plugin::Decider(Box::new(Always))),
+    build: |_| Ok(Plugin::Decider(Box::new(AlwaysDecider))),
 };
 
 pub(crate) const MULTIMODAL: PluginType = PluginType {
     name: "always-disagg-multimodal-decider",
-    doc: for_people("Yes if the prompt contains an image, a video or an audio clip."),
-    needs: &[State::Prompt],
-    build: |_| Ok(Plugin::Decider(Box::new(Multimodal))),
+    doc: readable("Yes if the prompt contains an image, a video or an audio clip."),
+    needs: &[RequiredState::Prompt],
+    build: |_| Ok(Plugin::Decider(Box::new(MultimodalDecider))),
     ..PREFILL
 };
 
 #[derive(Debug)]
-struct Always;
+struct AlwaysDecider;
 
 #[derive(Debug)]
-struct Multimodal;
+struct MultimodalDecider;
 
-impl Decider for Always {
+impl Decider for AlwaysDecider {
     fn disaggregates(&self, _: &Context<'_>, _: EndpointIndex) -> bool {
         true
     }
 }
 
-impl Decider for Multimodal {
+impl Decider for MultimodalDecider {
     fn disaggregates(&self, context: &Context<'_>, _: EndpointIndex) -> bool {
         context.request.media_items > 0
     }

@@ -5,41 +5,41 @@ use crate::detector::{HEADROOM, IN_FLIGHT_PRODUCER, relaxed};
 use crate::endpoint::EndpointIndex;
 use crate::filter::keep;
 use crate::metrics::SEQUENCES_MAX_ATTRIBUTE;
-use crate::plugin::{Context, Default, Detector, Filter, InvalidParameter, Parameter, Parameters, State, for_people};
-use crate::plugin_type::{Kind, Plugin, PluginType};
+use crate::plugin::{Context, Detector, Filter, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable};
+use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::rng::Rng;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "concurrency-detector",
-    kind: Kind::Detector,
-    doc: for_people(
+    kind: PluginKind::Detector,
+    doc: readable(
         "Saturation = load in flight at all endpoints / their capacity: requests / \
         maxConcurrency, prompt tokens / maxTokenConcurrency, or (hybrid) the greater of both. As \
         a filter it drops endpoints at or above the limit times 1 + headroom, unless all are. \
         max_num_seqs in an endpoint's metadata lowers its limit of requests.",
     ),
-    source: for_people("llm-d-router, saturationdetector/concurrency"),
+    source: readable("llm-d-router, saturationdetector/concurrency"),
     parameters: &[
-        Parameter { name: "concurrencyMode", default: Default::Text("requests"), doc: for_people("requests, tokens or hybrid") },
+        Parameter { name: "concurrencyMode", default: ParameterDefault::Text("requests"), doc: readable("requests, tokens or hybrid") },
         Parameter {
             name: "maxConcurrency",
-            default: Default::Number(100.0),
-            doc: for_people("requests that one endpoint can take, a whole number from 1"),
+            default: ParameterDefault::Number(100.0),
+            doc: readable("requests that one endpoint can take, a whole number from 1"),
         },
         Parameter {
             name: "maxTokenConcurrency",
-            default: Default::Number(1_000_000.0),
-            doc: for_people("prompt tokens in flight that one endpoint can take, a whole number from 1"),
+            default: ParameterDefault::Number(1_000_000.0),
+            doc: readable("prompt tokens in flight that one endpoint can take, a whole number from 1"),
         },
         HEADROOM,
         IN_FLIGHT_PRODUCER,
     ],
-    needs: &[State::InFlight],
+    needs: &[RequiredState::InFlight],
     build,
 };
 
 #[derive(Debug)]
-struct Concurrency {
+struct ConcurrencyDetector {
     /// `None` where requests do not count.
     requests_max: Option<f64>,
     /// `None` where tokens do not count.
@@ -54,14 +54,14 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
     let (requests, tokens) = parameters.choice("concurrencyMode", &modes)?;
     let requests_max = f64::from(parameters.integer("maxConcurrency", 1..=u32::MAX)?);
     let tokens_max = f64::from(parameters.integer("maxTokenConcurrency", 1..=u32::MAX)?);
-    Ok(Plugin::Detector(Box::new(Concurrency {
+    Ok(Plugin::Detector(Box::new(ConcurrencyDetector {
         requests_max: requests.then_some(requests_max),
         tokens_max: tokens.then_some(tokens_max),
         kept_below: f64::from(relaxed(parameters)?),
     })))
 }
 
-impl Concurrency {
+impl ConcurrencyDetector {
     /// What these endpoints have together, as a share of what they can take together.
     #[expect(clippy::cast_precision_loss, reason = "loads stay far below 2^52")]
     fn share(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> f64 {
@@ -82,13 +82,13 @@ impl Concurrency {
     }
 }
 
-impl Detector for Concurrency {
+impl Detector for ConcurrencyDetector {
     fn saturation(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> f64 {
         self.share(context, endpoints)
     }
 }
 
-impl Filter for Concurrency {
+impl Filter for ConcurrencyDetector {
     fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, _: &mut Rng) {
         keep(candidates, true, |index| self.share(context, &[index]) < self.kept_below);
     }

@@ -4,68 +4,68 @@ use crate::candidates::Candidates;
 use crate::detector::{HEADROOM, IN_FLIGHT_PRODUCER, relaxed};
 use crate::endpoint::EndpointIndex;
 use crate::filter::keep;
-use crate::plugin::{Context, Default, Detector, Filter, InvalidParameter, Parameter, Parameters, State, for_people};
-use crate::plugin_type::{Kind, Plugin, PluginType};
+use crate::plugin::{Context, Detector, Filter, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable};
+use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::rng::Rng;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "utilization-detector",
-    kind: Kind::Detector,
-    doc: for_people(
+    kind: PluginKind::Detector,
+    doc: readable(
         "Saturation = mean over the endpoints of max(q / queueDepthThreshold, u / \
         kvCacheUtilThreshold), q = requests waiting, u = share of the KV cache in use; endpoints \
         that report neither are left out. As a filter it drops endpoints above 1 + headroom, \
         unless all are.",
     ),
-    source: for_people("llm-d-router, saturationdetector/utilization"),
+    source: readable("llm-d-router, saturationdetector/utilization"),
     parameters: &[
         QUEUE_DEPTH,
         KV_CACHE,
         HEADROOM,
         Parameter {
             name: "metricsStalenessThreshold",
-            default: Default::Text("200ms"),
-            doc: for_people("no effect: --staleness-max applies to all plugins"),
+            default: ParameterDefault::Text("200ms"),
+            doc: readable("no effect: --staleness-max applies to all plugins"),
         },
         IN_FLIGHT_PRODUCER,
     ],
-    needs: &[State::QueueDepth, State::KvCacheUtilization],
+    needs: &[RequiredState::QueueDepth, RequiredState::KvCacheUtilization],
     build,
 };
 
 /// Requests waiting at which an endpoint is full.
 pub(crate) const QUEUE_DEPTH: Parameter = Parameter {
     name: "queueDepthThreshold",
-    default: Default::Number(5.0),
-    doc: for_people("requests waiting at which an endpoint is full, a whole number from 1"),
+    default: ParameterDefault::Number(5.0),
+    doc: readable("requests waiting at which an endpoint is full, a whole number from 1"),
 };
 
 /// Cache use at which an endpoint is full.
 pub(crate) const KV_CACHE: Parameter = Parameter {
     name: "kvCacheUtilThreshold",
-    default: Default::Number(0.8),
-    doc: for_people("share of the KV cache in use at which an endpoint is full, above 0 to 1"),
+    default: ParameterDefault::Number(0.8),
+    doc: readable("share of the KV cache in use at which an endpoint is full, above 0 to 1"),
 };
 
 /// Where an endpoint is full.
 #[derive(Debug)]
-pub(crate) struct Thresholds {
+pub(crate) struct UtilizationThresholds {
     queue_depth: f32,
     kv_cache_utilization: f32,
 }
 
 #[derive(Debug)]
-pub(crate) struct Utilization {
-    thresholds: Thresholds,
+pub(crate) struct UtilizationDetector {
+    thresholds: UtilizationThresholds,
     /// Saturation up to which a filter keeps an endpoint.
     kept_max: f32,
 }
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    Ok(Plugin::Detector(Box::new(Utilization::read(parameters)?)))
+    Ok(Plugin::Detector(Box::new(UtilizationDetector::read(parameters)?)))
 }
 
-impl Thresholds {
+impl UtilizationThresholds {
     #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "thresholds need no more digits than an f32 has")]
     pub(crate) fn read(parameters: &Parameters<'_>) -> Result<Self, InvalidParameter> {
         Ok(Self {
@@ -92,11 +92,11 @@ impl Thresholds {
     }
 }
 
-impl Utilization {
+impl UtilizationDetector {
     fn read(parameters: &Parameters<'_>) -> Result<Self, InvalidParameter> {
         parameters.text("metricsStalenessThreshold")?;
         parameters.text(IN_FLIGHT_PRODUCER.name)?;
-        Ok(Self { thresholds: Thresholds::read(parameters)?, kept_max: relaxed(parameters)? })
+        Ok(Self { thresholds: UtilizationThresholds::read(parameters)?, kept_max: relaxed(parameters)? })
     }
 
     /// The detector of a pipeline that names none.
@@ -105,13 +105,13 @@ impl Utilization {
     }
 }
 
-impl Detector for Utilization {
+impl Detector for UtilizationDetector {
     fn saturation(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> f64 {
         self.thresholds.saturation(context, endpoints)
     }
 }
 
-impl Filter for Utilization {
+impl Filter for UtilizationDetector {
     fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, _: &mut Rng) {
         keep(candidates, true, |index| self.thresholds.saturation_of(context, index).is_none_or(|s| s <= self.kept_max));
     }

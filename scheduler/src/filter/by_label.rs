@@ -1,27 +1,27 @@
 //! `by-label`: the reference's older way to filter by one label; `label-selector-filter` and the role filters say the same.
 
-use crate::filter::label_selector::Selector;
-use crate::plugin::{Default, InvalidParameter, Parameter, Parameters, State, for_people};
-use crate::plugin_type::{Kind, Plugin, PluginType};
+use crate::filter::label_selector::LabelSelectorFilter;
+use crate::plugin::{InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable};
+use crate::plugin_type::{Plugin, PluginKind, PluginType};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "by-label",
-    kind: Kind::Filter,
-    doc: for_people(
+    kind: PluginKind::Filter,
+    doc: readable(
         "Keeps endpoints whose label has one of validValues; with allowsNoLabel also those \
         without the label. Deprecated: use label-selector-filter.",
     ),
-    source: for_people("llm-d-router, filter/bylabel"),
+    source: readable("llm-d-router, filter/bylabel"),
     parameters: &[
-        Parameter { name: "label", default: Default::Required, doc: for_people("the label") },
+        Parameter { name: "label", default: ParameterDefault::Required, doc: readable("the label") },
         Parameter {
             name: "validValues",
-            default: Default::Structured("[VALUE]"),
-            doc: for_people("at least one, unless allowsNoLabel is set"),
+            default: ParameterDefault::Structured("[VALUE]"),
+            doc: readable("at least one, unless allowsNoLabel is set"),
         },
-        Parameter { name: "allowsNoLabel", default: Default::Flag(false), doc: for_people("keep endpoints without the label") },
+        Parameter { name: "allowsNoLabel", default: ParameterDefault::Flag(false), doc: readable("keep endpoints without the label") },
     ],
-    needs: &[State::Labels],
+    needs: &[RequiredState::Labels],
     build,
 };
 
@@ -31,5 +31,5 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
     if values.is_empty() && !unlabelled {
         return Err(parameters.out_of_range("validValues"));
     }
-    Ok(Plugin::Filter(Box::new(Selector::one_of(label, &values, unlabelled))))
+    Ok(Plugin::Filter(Box::new(LabelSelectorFilter::one_of(label, &values, unlabelled))))
 }

@@ -7,9 +7,9 @@ use crate::rng::Rng;
 
 /// `role`: where requests are split by role, an endpoint for an earlier stage alone is not in the proxy's cluster.
 #[derive(Debug)]
-pub(crate) struct Decoder;
+pub(crate) struct DecoderFilter;
 
-impl Filter for Decoder {
+impl Filter for DecoderFilter {
     fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, _: &mut Rng) {
         candidates.retain(|index| context.table.endpoint(index).is_some_and(Endpoint::decodes));
     }

@@ -6,58 +6,58 @@ use std::cmp::Ordering;
 use crate::candidates::Candidates;
 use crate::filter::keep;
 use crate::plugin::{
-    Context, Default, Filter, InvalidParameter, METRICS_EXTRACTOR, Parameter, Parameters, State, attribute_key, for_people,
+    Context, Filter, InvalidParameter, METRICS_EXTRACTOR, Parameter, ParameterDefault, Parameters, RequiredState, attribute_key, readable,
 };
-use crate::plugin_type::{Kind, Plugin, PluginType};
+use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::rng::Rng;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "endpoint-attribute-filter",
-    kind: Kind::Filter,
-    doc: for_people("Keeps endpoints whose attribute satisfies the threshold."),
-    source: for_people("llm-d-router, filter/endpointattribute"),
+    kind: PluginKind::Filter,
+    doc: readable("Keeps endpoints whose attribute satisfies the threshold."),
+    source: readable("llm-d-router, filter/endpointattribute"),
     parameters: &[
         Parameter {
             name: "attribute",
-            default: Default::Required,
-            doc: for_people("name of the attribute, as in customMetrics; if it contains a / the producer is required"),
+            default: ParameterDefault::Required,
+            doc: readable("name of the attribute, as in customMetrics; if it contains a / the producer is required"),
         },
         METRICS_EXTRACTOR,
         Parameter {
             name: "onMissing",
-            default: Default::Text("Pass"),
-            doc: for_people("endpoints without the attribute: Pass keeps them, Fail drops them"),
+            default: ParameterDefault::Text("Pass"),
+            doc: readable("endpoints without the attribute: Pass keeps them, Fail drops them"),
         },
-        Parameter { name: "fallbackOnEmpty", default: Default::Flag(false), doc: for_people("keep all if all would be dropped") },
+        Parameter { name: "fallbackOnEmpty", default: ParameterDefault::Flag(false), doc: readable("keep all if all would be dropped") },
         Parameter {
             name: "algorithm",
-            default: Default::Structured(
+            default: ParameterDefault::Structured(
                 "{type: threshold, threshold: {operator: LessThan | LessThanOrEqual | GreaterThan | GreaterThanOrEqual | Equal | NotEqual, value}}",
             ),
-            doc: for_people("the comparison, required"),
+            doc: readable("the comparison, required"),
         },
     ],
-    needs: &[State::Attributes],
+    needs: &[RequiredState::Attributes],
     build,
 };
 
 const ALGORITHM: &[Parameter] = &[
-    Parameter { name: "type", default: Default::Required, doc: for_people("threshold") },
-    Parameter { name: "threshold", default: Default::Structured("{operator, value}"), doc: for_people("the comparison") },
+    Parameter { name: "type", default: ParameterDefault::Required, doc: readable("threshold") },
+    Parameter { name: "threshold", default: ParameterDefault::Structured("{operator, value}"), doc: readable("the comparison") },
 ];
 const THRESHOLD: &[Parameter] = &[
     Parameter {
         name: "operator",
-        default: Default::Required,
-        doc: for_people("LessThan, LessThanOrEqual, GreaterThan, GreaterThanOrEqual, Equal or NotEqual"),
+        default: ParameterDefault::Required,
+        doc: readable("LessThan, LessThanOrEqual, GreaterThan, GreaterThanOrEqual, Equal or NotEqual"),
     },
-    Parameter { name: "value", default: Default::Number(0.0), doc: for_people("what the attribute is compared with") },
+    Parameter { name: "value", default: ParameterDefault::Number(0.0), doc: readable("what the attribute is compared with") },
 ];
 
 /// Is it so when the attribute is less than the value, equal, greater?
-type Operator = [bool; 3];
+type ComparisonOperator = [bool; 3];
 
-const OPERATORS: [(&str, Operator); 6] = [
+const OPERATORS: [(&str, ComparisonOperator); 6] = [
     ("LessThan", [true, false, false]),
     ("LessThanOrEqual", [true, true, false]),
     ("GreaterThan", [false, false, true]),
@@ -67,11 +67,11 @@ const OPERATORS: [(&str, Operator); 6] = [
 ];
 
 #[derive(Debug)]
-struct EndpointAttribute {
+struct EndpointAttributeFilter {
     key: Box<str>,
     pass_missing: bool,
     fall_back: bool,
-    operator: Operator,
+    operator: ComparisonOperator,
     value: f32,
 }
 
@@ -80,7 +80,7 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
         algorithm.choice("type", &[("threshold", ())])?;
         algorithm.require("threshold", THRESHOLD, |threshold| Ok((threshold.choice("operator", &OPERATORS)?, threshold.finite("value")?)))
     })?;
-    Ok(Plugin::Filter(Box::new(EndpointAttribute {
+    Ok(Plugin::Filter(Box::new(EndpointAttributeFilter {
         key: attribute_key(parameters, "attribute")?,
         pass_missing: parameters.choice("onMissing", &[("Pass", true), ("Fail", false)])?,
         fall_back: parameters.flag("fallbackOnEmpty")?,
@@ -89,7 +89,7 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
     })))
 }
 
-impl EndpointAttribute {
+impl EndpointAttributeFilter {
     fn passes(&self, attribute: Option<f32>) -> bool {
         let Some(attribute) = attribute else { return self.pass_missing };
         let [less, equal, greater] = self.operator;
@@ -101,7 +101,7 @@ impl EndpointAttribute {
     }
 }
 
-impl Filter for EndpointAttribute {
+impl Filter for EndpointAttributeFilter {
     fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, _: &mut Rng) {
         keep(candidates, self.fall_back, |endpoint| self.passes(context.attribute(endpoint, &self.key)));
     }
@@ -115,7 +115,7 @@ mod tests {
     fn operators_and_what_is_missing() {
         let passes = |name: &str, pass_missing| {
             let (_, operator) = OPERATORS.into_iter().find(|(other, _)| *other == name).unwrap();
-            let filter = EndpointAttribute { key: "depth".into(), pass_missing, fall_back: false, operator, value: 5.0 };
+            let filter = EndpointAttributeFilter { key: "depth".into(), pass_missing, fall_back: false, operator, value: 5.0 };
             [Some(4.0), Some(5.0), Some(6.0), None].map(|attribute| filter.passes(attribute))
         };
         assert_eq!(passes("LessThan", true), [true, false, false, true]);

@@ -1,31 +1,31 @@
 //! `label-selector-filter`: keeps endpoints whose labels match, by the rules of Kubernetes. `by-label-selector` is its older name.
 
 use crate::candidates::Candidates;
-use crate::plugin::{Context, Default, Filter, InvalidParameter, Parameter, Parameters, State, for_people};
-use crate::plugin_type::{Kind, Plugin, PluginType};
+use crate::plugin::{Context, Filter, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable};
+use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::rng::Rng;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "label-selector-filter",
-    kind: Kind::Filter,
-    doc: for_people(
+    kind: PluginKind::Filter,
+    doc: readable(
         "Keeps endpoints that have all of matchLabels and satisfy all of matchExpressions. An \
         endpoint without the label satisfies NotIn. Without conditions it keeps all.",
     ),
-    source: for_people("llm-d-router, filter/bylabel; Kubernetes, labels and selectors"),
+    source: readable("llm-d-router, filter/bylabel; Kubernetes, labels and selectors"),
     parameters: &[
         Parameter {
             name: "matchLabels",
-            default: Default::Structured("{LABEL: VALUE}"),
-            doc: for_people("labels and the value that each must have"),
+            default: ParameterDefault::Structured("{LABEL: VALUE}"),
+            doc: readable("labels and the value that each must have"),
         },
         Parameter {
             name: "matchExpressions",
-            default: Default::Structured("[{key, operator: In | NotIn | Exists | DoesNotExist, values: [VALUE]}]"),
-            doc: for_people("one condition per label; values only for In and NotIn"),
+            default: ParameterDefault::Structured("[{key, operator: In | NotIn | Exists | DoesNotExist, values: [VALUE]}]"),
+            doc: readable("one condition per label; values only for In and NotIn"),
         },
     ],
-    needs: &[State::Labels],
+    needs: &[RequiredState::Labels],
     build,
 };
 
@@ -33,43 +33,43 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 pub(crate) const BY_LABEL_SELECTOR: PluginType = PluginType { name: "by-label-selector", ..PLUGIN };
 
 const EXPRESSION: &[Parameter] = &[
-    Parameter { name: "key", default: Default::Required, doc: for_people("a label") },
-    Parameter { name: "operator", default: Default::Required, doc: for_people("In, NotIn, Exists or DoesNotExist") },
+    Parameter { name: "key", default: ParameterDefault::Required, doc: readable("a label") },
+    Parameter { name: "operator", default: ParameterDefault::Required, doc: readable("In, NotIn, Exists or DoesNotExist") },
     Parameter {
         name: "values",
-        default: Default::Structured("[VALUE]"),
-        doc: for_people("one at least for In and NotIn, none for the others"),
+        default: ParameterDefault::Structured("[VALUE]"),
+        doc: readable("one at least for In and NotIn, none for the others"),
     },
 ];
 
 /// Conditions that must all hold.
 #[derive(Debug)]
-pub(crate) struct Selector(Vec<Requirement>);
+pub(crate) struct LabelSelectorFilter(Vec<LabelRequirement>);
 
 /// A condition on one label.
 #[derive(Debug)]
-struct Requirement {
+struct LabelRequirement {
     key: Box<str>,
     values: Box<[Box<str>]>,
     /// Does it hold of a label with one of the values, with another value, of no such label?
-    holds: Holds,
+    holds: LabelOperator,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Holds {
+struct LabelOperator {
     listed: bool,
     other: bool,
     absent: bool,
 }
 
-const IN: Holds = Holds { listed: true, other: false, absent: false };
-const NOT_IN: Holds = Holds { listed: false, other: true, absent: true };
-const EXISTS: Holds = Holds { listed: true, other: true, absent: false };
-const DOES_NOT_EXIST: Holds = Holds { listed: false, other: false, absent: true };
+const IN: LabelOperator = LabelOperator { listed: true, other: false, absent: false };
+const NOT_IN: LabelOperator = LabelOperator { listed: false, other: true, absent: true };
+const EXISTS: LabelOperator = LabelOperator { listed: true, other: true, absent: false };
+const DOES_NOT_EXIST: LabelOperator = LabelOperator { listed: false, other: false, absent: true };
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
     let labels = parameters.text_map("matchLabels")?.into_iter();
-    let mut requirements: Vec<Requirement> = labels.map(|(key, value)| Requirement::new(key, &[value], IN)).collect();
+    let mut requirements: Vec<LabelRequirement> = labels.map(|(key, value)| LabelRequirement::new(key, &[value], IN)).collect();
     requirements.extend(parameters.each("matchExpressions", EXPRESSION, |expression| {
         let operators = [("In", IN), ("NotIn", NOT_IN), ("Exists", EXISTS), ("DoesNotExist", DOES_NOT_EXIST)];
         let holds = expression.choice("operator", &operators)?;
@@ -77,30 +77,30 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
         if values.is_empty() == (holds.listed != holds.other) {
             return Err(expression.out_of_range("values"));
         }
-        Ok(Requirement::new(expression.text("key")?, &values, holds))
+        Ok(LabelRequirement::new(expression.text("key")?, &values, holds))
     })?);
-    Ok(Plugin::Filter(Box::new(Selector(requirements))))
+    Ok(Plugin::Filter(Box::new(LabelSelectorFilter(requirements))))
 }
 
-// === impl Selector ===
+// === impl LabelSelectorFilter ===
 
-impl Selector {
+impl LabelSelectorFilter {
     /// One label with one of these values; `unlabelled`: or without it.
     pub(crate) fn one_of(key: &str, values: &[&str], unlabelled: bool) -> Self {
-        Self(vec![Requirement::new(key, values, Holds { absent: unlabelled, ..IN })])
+        Self(vec![LabelRequirement::new(key, values, LabelOperator { absent: unlabelled, ..IN })])
     }
 }
 
-impl Filter for Selector {
+impl Filter for LabelSelectorFilter {
     fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, _: &mut Rng) {
         candidates.retain(|endpoint| self.0.iter().all(|requirement| requirement.holds(context.label(endpoint, &requirement.key))));
     }
 }
 
-// === impl Requirement ===
+// === impl LabelRequirement ===
 
-impl Requirement {
-    fn new(key: &str, values: &[&str], holds: Holds) -> Self {
+impl LabelRequirement {
+    fn new(key: &str, values: &[&str], holds: LabelOperator) -> Self {
         Self { key: key.into(), values: values.iter().map(|&value| value.into()).collect(), holds }
     }
 
@@ -116,10 +116,10 @@ impl Requirement {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plugin::Value;
+    use crate::plugin::ParameterValue;
 
-    fn holds(holds: Holds, values: &[&str]) -> [bool; 4] {
-        let requirement = Requirement::new("zone", values, holds);
+    fn holds(holds: LabelOperator, values: &[&str]) -> [bool; 4] {
+        let requirement = LabelRequirement::new("zone", values, holds);
         [Some("a"), Some("b"), Some(""), None].map(|label| requirement.holds(label))
     }
 
@@ -133,11 +133,11 @@ mod tests {
     }
 
     fn refusal(operator: &str, values: &[&str]) -> String {
-        let text = |text: &str| Value::Text(text.to_owned());
-        let values = Value::List(values.iter().map(|value| text(value)).collect());
+        let text = |text: &str| ParameterValue::Text(text.to_owned());
+        let values = ParameterValue::List(values.iter().map(|value| text(value)).collect());
         let expression = [("key", text("zone")), ("operator", text(operator)), ("values", values)];
-        let expression = Value::Map(expression.map(|(name, value)| (name.to_owned(), value)).to_vec());
-        PLUGIN.build(&[("matchExpressions".to_owned(), Value::List(vec![expression]))]).map(drop).unwrap_err().to_string()
+        let expression = ParameterValue::Map(expression.map(|(name, value)| (name.to_owned(), value)).to_vec());
+        PLUGIN.build(&[("matchExpressions".to_owned(), ParameterValue::List(vec![expression]))]).map(drop).unwrap_err().to_string()
     }
 
     #[test]

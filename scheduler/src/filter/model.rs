@@ -9,9 +9,9 @@ use crate::rng::Rng;
 ///
 /// Source: the model to instance map of Dynamo's frontend, which sends a request only to instances registered for its model.
 #[derive(Debug)]
-pub(crate) struct ServesModel;
+pub(crate) struct ServesModelFilter;
 
-impl Filter for ServesModel {
+impl Filter for ServesModelFilter {
     fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, _: &mut Rng) {
         if context.table.names_models() {
             let (table, model) = (context.table, context.request.model);

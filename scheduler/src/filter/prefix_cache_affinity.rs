@@ -3,51 +3,55 @@
 
 use crate::candidates::Candidates;
 use crate::endpoint::EndpointIndex;
-use crate::plugin::{Context, Default, Filter, InvalidParameter, PRODUCER_NAME, Parameter, Parameters, State, for_people};
-use crate::plugin_type::{Kind, Plugin, PluginType};
+use crate::plugin::{Context, Filter, InvalidParameter, PRODUCER_NAME, Parameter, ParameterDefault, Parameters, RequiredState, readable};
+use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::rng::Rng;
 use crate::scorer::PREFIX_PRODUCER;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "prefix-cache-affinity-filter",
-    kind: Kind::Filter,
-    doc: for_people(
+    kind: PluginKind::Filter,
+    doc: readable(
         "Keeps endpoints with matched blocks / all blocks >= affinityThreshold. Keeps all if \
         there are none, if their lowest TTFT exceeds the lowest TTFT of the others by more than \
         maxTTFTPenaltyMs, and at random with explorationProbability. TTFT = prompt tokens in \
         flight / peakPrefillThroughput, or the predicted TTFT (ttftSource).",
     ),
-    source: for_people("llm-d-router, filter/prefixcacheaffinity"),
+    source: readable("llm-d-router, filter/prefixcacheaffinity"),
     parameters: &[
         Parameter {
             name: "affinityThreshold",
-            default: Default::Number(0.8),
-            doc: for_people("share of the prompt's blocks that must be cached, 0 to 1; 0 keeps all"),
+            default: ParameterDefault::Number(0.8),
+            doc: readable("share of the prompt's blocks that must be cached, 0 to 1; 0 keeps all"),
         },
-        Parameter { name: "explorationProbability", default: Default::Number(0.0), doc: for_people("how often to keep all, 0 to 1") },
+        Parameter {
+            name: "explorationProbability",
+            default: ParameterDefault::Number(0.0),
+            doc: readable("how often to keep all, 0 to 1"),
+        },
         Parameter {
             name: "maxTTFTPenaltyMs",
-            default: Default::Number(18_000.0),
-            doc: for_people("highest extra TTFT accepted for a cached prompt, ms, 0 to 1e9; 0: no limit"),
+            default: ParameterDefault::Number(18_000.0),
+            doc: readable("highest extra TTFT accepted for a cached prompt, ms, 0 to 1e9; 0: no limit"),
         },
         Parameter {
             name: "ttftSource",
-            default: Default::Text("prefillThroughput"),
-            doc: for_people(
+            default: ParameterDefault::Text("prefillThroughput"),
+            doc: readable(
                 "prefillThroughput or latencyPredictor; with the latter an endpoint without a \
                 prediction is neither slow nor fast",
             ),
         },
         Parameter {
             name: "peakPrefillThroughput",
-            default: Default::Number(15_928.0),
-            doc: for_people("prompt tokens per second of one endpoint, up to 1e9; above 0 unless maxTTFTPenaltyMs is 0"),
+            default: ParameterDefault::Number(15_928.0),
+            doc: readable("prompt tokens per second of one endpoint, up to 1e9; above 0 unless maxTTFTPenaltyMs is 0"),
         },
         PREFIX_PRODUCER,
         Parameter { name: "inFlightLoadProducerName", ..PRODUCER_NAME },
         Parameter { name: "latencyPredictionInfoProducerName", ..PRODUCER_NAME },
     ],
-    needs: &[State::PrefixIndex, State::InFlight, State::Latency],
+    needs: &[RequiredState::PrefixIndex, RequiredState::InFlight, RequiredState::Latency],
     build,
 };
 
@@ -55,16 +59,16 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 const QUANTITY_MAX: f64 = 1e9;
 
 #[derive(Debug)]
-struct PrefixCacheAffinity {
+struct PrefixCacheAffinityFilter {
     threshold: f64,
     exploration: f64,
     /// What holding the prompt may cost; `None`: anything.
-    penalty: Option<Penalty>,
+    penalty: Option<AffinityPenalty>,
 }
 
 /// By how much the best of those that hold the prompt may be behind the best of the others.
 #[derive(Clone, Copy, Debug)]
-enum Penalty {
+enum AffinityPenalty {
     /// In prompt tokens in flight.
     Tokens(f64),
     /// In predicted TTFT.
@@ -78,18 +82,18 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
     if penalty_ms > 0.0 && tokens_per_s <= 0.0 && !predicted {
         return Err(parameters.out_of_range("peakPrefillThroughput"));
     }
-    Ok(Plugin::Filter(Box::new(PrefixCacheAffinity {
+    Ok(Plugin::Filter(Box::new(PrefixCacheAffinityFilter {
         threshold: parameters.number("affinityThreshold", 0.0..=1.0)?,
         exploration: parameters.number("explorationProbability", 0.0..=1.0)?,
         penalty: (penalty_ms > 0.0).then_some(if predicted {
-            Penalty::Ms(penalty_ms)
+            AffinityPenalty::Ms(penalty_ms)
         } else {
-            Penalty::Tokens(penalty_ms / 1000.0 * tokens_per_s)
+            AffinityPenalty::Tokens(penalty_ms / 1000.0 * tokens_per_s)
         }),
     })))
 }
 
-impl PrefixCacheAffinity {
+impl PrefixCacheAffinityFilter {
     fn holds(&self, context: &Context<'_>, endpoint: EndpointIndex) -> bool {
         let (matched, blocks) = (context.affinity_blocks(endpoint), context.request.blocks());
         f64::from(matched) >= self.threshold * f64::from(blocks)
@@ -100,19 +104,19 @@ impl PrefixCacheAffinity {
         let Some(penalty) = self.penalty else { return false };
         let cost = |endpoint: EndpointIndex| match penalty {
             #[expect(clippy::cast_precision_loss, reason = "tokens in flight stay far below 2^52")]
-            Penalty::Tokens(_) => Some(context.load(endpoint).prefill_tokens as f64),
-            Penalty::Ms(_) => context.prediction(endpoint).map(|predicted| f64::from(predicted.prediction.ttft_ms)),
+            AffinityPenalty::Tokens(_) => Some(context.load(endpoint).prefill_tokens as f64),
+            AffinityPenalty::Ms(_) => context.prediction(endpoint).map(|predicted| f64::from(predicted.prediction.ttft_ms)),
         };
         let least = |holding: bool| {
             let of = candidates.indices().iter().filter(|&&endpoint| self.holds(context, endpoint) == holding);
             of.filter_map(|&endpoint| cost(endpoint)).fold(f64::INFINITY, f64::min)
         };
-        let (here, elsewhere, Penalty::Tokens(most) | Penalty::Ms(most)) = (least(true), least(false), penalty);
+        let (here, elsewhere, AffinityPenalty::Tokens(most) | AffinityPenalty::Ms(most)) = (least(true), least(false), penalty);
         here.is_finite() && here - elsewhere > most
     }
 }
 
-impl Filter for PrefixCacheAffinity {
+impl Filter for PrefixCacheAffinityFilter {
     fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, rng: &mut Rng) {
         if self.threshold <= 0.0 || (self.exploration > 0.0 && f64::from(rng.open01()) < self.exploration) {
             return;
@@ -127,24 +131,24 @@ impl Filter for PrefixCacheAffinity {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plugin::Value;
+    use crate::plugin::ParameterValue;
 
-    fn refusal(given: &[(&str, Value)]) -> String {
-        let given: Vec<(String, Value)> = given.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
+    fn refusal(given: &[(&str, ParameterValue)]) -> String {
+        let given: Vec<(String, ParameterValue)> = given.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
         PLUGIN.build(&given).map(drop).unwrap_err().to_string()
     }
 
-    fn idle_throughput() -> (&'static str, Value) {
-        ("peakPrefillThroughput", Value::Number(0.0))
+    fn idle_throughput() -> (&'static str, ParameterValue) {
+        ("peakPrefillThroughput", ParameterValue::Number(0.0))
     }
 
     #[test]
     fn no_throughput_needs_no_penalty() {
-        let (idle, any) = (idle_throughput(), ("maxTTFTPenaltyMs", Value::Number(0.0)));
+        let (idle, any) = (idle_throughput(), ("maxTTFTPenaltyMs", ParameterValue::Number(0.0)));
         assert!(refusal(std::slice::from_ref(&idle)).starts_with("parameter `peakPrefillThroughput` is out of range"));
         let given = [idle, any].map(|(name, value)| (name.to_owned(), value));
         assert!(PLUGIN.build(&given).is_ok());
-        let predicted = ("ttftSource", Value::Text("latencyPredictor".to_owned()));
+        let predicted = ("ttftSource", ParameterValue::Text("latencyPredictor".to_owned()));
         let given = [idle_throughput(), predicted].map(|(name, value)| (name.to_owned(), value));
         assert!(PLUGIN.build(&given).is_ok(), "what is predicted needs no throughput");
     }

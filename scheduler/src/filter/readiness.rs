@@ -7,9 +7,9 @@ use crate::rng::Rng;
 
 /// `ready`: Envoy ignores health for hosts it is given by name, so readiness is decided here or nowhere.
 #[derive(Debug)]
-pub(crate) struct Ready;
+pub(crate) struct ReadinessFilter;
 
-impl Filter for Ready {
+impl Filter for ReadinessFilter {
     fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, _: &mut Rng) {
         if context.table.all_ready() {
             return;

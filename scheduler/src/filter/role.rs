@@ -3,9 +3,9 @@
 //! One table of roles says it all. An endpoint without the label serves whole requests, so it passes as a decoder and as nothing else.
 
 use crate::endpoint::ROLE_LABEL;
-use crate::filter::label_selector::Selector;
-use crate::plugin::{InvalidParameter, Parameters, State, for_people};
-use crate::plugin_type::{Kind, Plugin, PluginType};
+use crate::filter::label_selector::LabelSelectorFilter;
+use crate::plugin::{InvalidParameter, Parameters, RequiredState, readable};
+use crate::plugin_type::{Plugin, PluginKind, PluginType};
 
 /// Roles, and whether each serves encode, prefill and decode. `both` is the deprecated spelling of `prefill-decode`.
 const ROLES: [(&str, [bool; 3]); 8] = [
@@ -19,21 +19,21 @@ const ROLES: [(&str, [bool; 3]); 8] = [
     ("encode-prefill-decode", [true, true, true]),
 ];
 
-const SOURCE: &str = for_people("llm-d-router, filter/bylabel");
+const SOURCE: &str = readable("llm-d-router, filter/bylabel");
 
 pub(crate) const ENCODE: PluginType = PluginType {
     name: "encode-filter",
-    kind: Kind::Filter,
-    doc: for_people("Keeps endpoints whose label llm-d.ai/role is encode, encode-prefill, encode-decode or encode-prefill-decode."),
+    kind: PluginKind::Filter,
+    doc: readable("Keeps endpoints whose label llm-d.ai/role is encode, encode-prefill, encode-decode or encode-prefill-decode."),
     source: SOURCE,
     parameters: &[],
-    needs: &[State::Labels],
+    needs: &[RequiredState::Labels],
     build: |_| stage(0),
 };
 
 pub(crate) const PREFILL: PluginType = PluginType {
     name: "prefill-filter",
-    doc: for_people(
+    doc: readable(
         "Keeps endpoints whose label llm-d.ai/role is prefill, encode-prefill, prefill-decode (or its older name both) or encode-prefill-decode.",
     ),
     build: |_| stage(1),
@@ -42,7 +42,7 @@ pub(crate) const PREFILL: PluginType = PluginType {
 
 pub(crate) const DECODE: PluginType = PluginType {
     name: "decode-filter",
-    doc: for_people(
+    doc: readable(
         "Keeps endpoints whose label llm-d.ai/role is decode, encode-decode, prefill-decode (or its older name both) or encode-prefill-decode, and those without it.",
     ),
     build: |_: &Parameters<'_>| stage(2),
@@ -54,7 +54,7 @@ const DECODE_STAGE: usize = 2;
 fn stage(stage: usize) -> Result<Plugin, InvalidParameter> {
     let serves = |(_, stages): &&(&str, [bool; 3])| stages.get(stage).copied().unwrap_or(false);
     let roles: Vec<&str> = ROLES.iter().filter(serves).map(|(role, _)| *role).collect();
-    Ok(Plugin::Filter(Box::new(Selector::one_of(ROLE_LABEL, &roles, stage == DECODE_STAGE))))
+    Ok(Plugin::Filter(Box::new(LabelSelectorFilter::one_of(ROLE_LABEL, &roles, stage == DECODE_STAGE))))
 }
 
 #[cfg(test)]

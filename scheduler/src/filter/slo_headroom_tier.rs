@@ -2,40 +2,40 @@
 
 use crate::candidates::Candidates;
 use crate::endpoint::EndpointIndex;
-use crate::plugin::{Context, Default, Filter, InvalidParameter, Parameter, Parameters, State, for_people};
-use crate::plugin_type::{Kind, Plugin, PluginType};
+use crate::plugin::{Context, Filter, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable};
+use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::predictions::EndpointPrediction;
 use crate::rng::Rng;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "slo-headroom-tier-filter",
-    kind: Kind::Filter,
-    doc: for_people(
+    kind: PluginKind::Filter,
+    doc: readable(
         "Keeps endpoints whose TTFT and TPOT headroom is not negative; with probability \
         epsilonExploreNeg it keeps the others instead. An endpoint without a prediction is among \
         the others. It keeps all if there is no prediction at all, or if all are in the same \
         group.",
     ),
-    source: for_people("llm-d-router, filter/sloheadroomtier"),
+    source: readable("llm-d-router, filter/sloheadroomtier"),
     parameters: &[Parameter {
         name: "epsilonExploreNeg",
-        default: Default::Number(0.01),
-        doc: for_people("how often the endpoints without headroom are kept instead, 0 to 1"),
+        default: ParameterDefault::Number(0.01),
+        doc: readable("how often the endpoints without headroom are kept instead, 0 to 1"),
     }],
-    needs: &[State::Latency, State::InFlight, State::PrefixIndex, State::Prompt],
+    needs: &[RequiredState::Latency, RequiredState::InFlight, RequiredState::PrefixIndex, RequiredState::Prompt],
     build,
 };
 
 #[derive(Debug)]
-struct SloHeadroomTier {
+struct SloHeadroomTierFilter {
     exploration: f64,
 }
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    Ok(Plugin::Filter(Box::new(SloHeadroomTier { exploration: parameters.number("epsilonExploreNeg", 0.0..=1.0)? })))
+    Ok(Plugin::Filter(Box::new(SloHeadroomTierFilter { exploration: parameters.number("epsilonExploreNeg", 0.0..=1.0)? })))
 }
 
-impl Filter for SloHeadroomTier {
+impl Filter for SloHeadroomTierFilter {
     fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, rng: &mut Rng) {
         let meets = |endpoint: EndpointIndex| context.prediction(endpoint).is_some_and(EndpointPrediction::meets);
         let met = candidates.indices().iter().filter(|&&endpoint| meets(endpoint)).count();

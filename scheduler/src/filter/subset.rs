@@ -8,9 +8,9 @@ use crate::rng::Rng;
 ///
 /// Source: Gateway API Inference Extension, proposal 004 (endpoint picker protocol), subset hint.
 #[derive(Debug)]
-pub(crate) struct Subset;
+pub(crate) struct SubsetFilter;
 
-impl Filter for Subset {
+impl Filter for SubsetFilter {
     fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, _: &mut Rng) {
         if let Some(hint) = context.request.subset {
             candidates.retain(|index| context.table.socket(index).is_some_and(|socket| hint.allows_socket(socket)));

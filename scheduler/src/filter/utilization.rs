@@ -3,42 +3,48 @@
 use crate::candidates::Candidates;
 use crate::endpoint::EndpointIndex;
 use crate::filter::keep;
-use crate::plugin::{Context, Default, Filter, InvalidParameter, PRODUCER_NAME, Parameter, Parameters, State, for_people};
-use crate::plugin_type::{Kind, Plugin, PluginType};
+use crate::plugin::{Context, Filter, InvalidParameter, PRODUCER_NAME, Parameter, ParameterDefault, Parameters, RequiredState, readable};
+use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::rng::Rng;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "utilization-filter",
-    kind: Kind::Filter,
-    doc: for_people(
+    kind: PluginKind::Filter,
+    doc: readable(
         "Drops endpoints where a listed metric exceeds its maxValue. An unknown metric does not \
         drop an endpoint.",
     ),
-    source: for_people("llm-d-router, filter/utilization"),
+    source: readable("llm-d-router, filter/utilization"),
     parameters: &[
         Parameter {
             name: "conditions",
-            default: Default::Structured("[{metric: active-requests | running-requests | waiting-queue | kv-cache-utilization, maxValue}]"),
-            doc: for_people("at least one condition; kv-cache-utilization is a share from 0 to 1"),
+            default: ParameterDefault::Structured(
+                "[{metric: active-requests | running-requests | waiting-queue | kv-cache-utilization, maxValue}]",
+            ),
+            doc: readable("at least one condition; kv-cache-utilization is a share from 0 to 1"),
         },
-        Parameter { name: "fallbackOnEmpty", default: Default::Flag(false), doc: for_people("keep all if all would be dropped") },
+        Parameter { name: "fallbackOnEmpty", default: ParameterDefault::Flag(false), doc: readable("keep all if all would be dropped") },
         Parameter { name: "inFlightLoadProducerName", ..PRODUCER_NAME },
     ],
-    needs: &[State::QueueDepth, State::RunningRequests, State::KvCacheUtilization, State::InFlight],
+    needs: &[RequiredState::QueueDepth, RequiredState::RunningRequests, RequiredState::KvCacheUtilization, RequiredState::InFlight],
     build,
 };
 
 const CONDITION: &[Parameter] = &[
     Parameter {
         name: "metric",
-        default: Default::Required,
-        doc: for_people("active-requests, running-requests, waiting-queue or kv-cache-utilization"),
+        default: ParameterDefault::Required,
+        doc: readable("active-requests, running-requests, waiting-queue or kv-cache-utilization"),
     },
-    Parameter { name: "maxValue", default: Default::RequiredNumber, doc: for_people("0 or more; at most 1 for kv-cache-utilization") },
+    Parameter {
+        name: "maxValue",
+        default: ParameterDefault::RequiredNumber,
+        doc: readable("0 or more; at most 1 for kv-cache-utilization"),
+    },
 ];
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Metric {
+enum UtilizationMetric {
     ActiveRequests,
     RunningRequests,
     WaitingQueue,
@@ -46,21 +52,21 @@ enum Metric {
 }
 
 #[derive(Debug)]
-struct Utilization {
-    conditions: Vec<(Metric, f32)>,
+struct UtilizationFilter {
+    conditions: Vec<(UtilizationMetric, f32)>,
     fall_back: bool,
 }
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
     let metrics = [
-        ("active-requests", Metric::ActiveRequests),
-        ("running-requests", Metric::RunningRequests),
-        ("waiting-queue", Metric::WaitingQueue),
-        ("kv-cache-utilization", Metric::KvCacheUtilization),
+        ("active-requests", UtilizationMetric::ActiveRequests),
+        ("running-requests", UtilizationMetric::RunningRequests),
+        ("waiting-queue", UtilizationMetric::WaitingQueue),
+        ("kv-cache-utilization", UtilizationMetric::KvCacheUtilization),
     ];
     let conditions = parameters.each("conditions", CONDITION, |condition| {
         let metric = condition.choice("metric", &metrics)?;
-        let max = if metric == Metric::KvCacheUtilization { 1.0 } else { f64::from(f32::MAX) };
+        let max = if metric == UtilizationMetric::KvCacheUtilization { 1.0 } else { f64::from(f32::MAX) };
         #[expect(clippy::cast_possible_truncation, reason = "metrics are f32")]
         let max = condition.number("maxValue", 0.0..=max)? as f32;
         Ok((metric, max))
@@ -68,10 +74,10 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
     if conditions.is_empty() {
         return Err(InvalidParameter::Missing("conditions".to_owned()));
     }
-    Ok(Plugin::Filter(Box::new(Utilization { conditions, fall_back: parameters.flag("fallbackOnEmpty")? })))
+    Ok(Plugin::Filter(Box::new(UtilizationFilter { conditions, fall_back: parameters.flag("fallbackOnEmpty")? })))
 }
 
-impl Metric {
+impl UtilizationMetric {
     fn read(self, context: &Context<'_>, endpoint: EndpointIndex) -> Option<f32> {
         match self {
             #[expect(clippy::cast_precision_loss, reason = "exact up to 16 million")]
@@ -83,7 +89,7 @@ impl Metric {
     }
 }
 
-impl Filter for Utilization {
+impl Filter for UtilizationFilter {
     fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, _: &mut Rng) {
         keep(candidates, self.fall_back, |endpoint| {
             self.conditions.iter().all(|(metric, max)| metric.read(context, endpoint).is_none_or(|value| value <= *max))
@@ -94,11 +100,16 @@ impl Filter for Utilization {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plugin::Value;
+    use crate::plugin::ParameterValue;
 
     fn refusal(metric: &str, max: f64) -> String {
-        let condition = vec![("metric".to_owned(), Value::Text(metric.to_owned())), ("maxValue".to_owned(), Value::Number(max))];
-        PLUGIN.build(&[("conditions".to_owned(), Value::List(vec![Value::Map(condition)]))]).map(drop).unwrap_err().to_string()
+        let condition =
+            vec![("metric".to_owned(), ParameterValue::Text(metric.to_owned())), ("maxValue".to_owned(), ParameterValue::Number(max))];
+        PLUGIN
+            .build(&[("conditions".to_owned(), ParameterValue::List(vec![ParameterValue::Map(condition)]))])
+            .map(drop)
+            .unwrap_err()
+            .to_string()
     }
 
     #[test]

@@ -6,60 +6,60 @@
 
 use std::net::SocketAddr;
 
-use crate::decision::{Decision, Ranked, Route};
+use crate::decision::{Decision, RankedList, Route};
 use crate::endpoint::EndpointIndex;
-use crate::plugin::{Default, InvalidParameter, Parameter, Parameters, for_people};
-use crate::plugin_type::{Kind, Plugin, PluginType};
-use crate::run::{ProfileHandler, Reference, Run};
+use crate::plugin::{InvalidParameter, Parameter, ParameterDefault, Parameters, readable};
+use crate::plugin_type::{Plugin, PluginKind, PluginType};
+use crate::run::{ProfileHandler, Reference, SchedulingRun};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "data-parallel-profile-handler",
-    kind: Kind::ProfileHandler,
-    doc: for_people(
+    kind: PluginKind::ProfileHandler,
+    doc: readable(
         "Runs the only profile. The request goes to primaryPort at the picked address; \
         x-data-parallel-host-port names the pick.",
     ),
-    source: for_people("llm-d-router, profilehandler/dataparallel (deprecated there: list every rank's port instead)"),
+    source: readable("llm-d-router, profilehandler/dataparallel (deprecated there: list every rank's port instead)"),
     parameters: &[Parameter {
         name: "primaryPort",
-        default: Default::Number(8000.0),
-        doc: for_people("port that receives the requests for all ranks of a pod, a whole number from 1 to 65535"),
+        default: ParameterDefault::Number(8000.0),
+        doc: readable("port that receives the requests for all ranks of a pod, a whole number from 1 to 65535"),
     }],
     needs: &[],
     build,
 };
 
 #[derive(Debug)]
-struct DataParallel {
+struct DataParallelProfileHandler {
     primary_port: u16,
 }
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
     let port = parameters.integer("primaryPort", 1..=u32::from(u16::MAX))?;
-    Ok(Plugin::ProfileHandler(Box::new(DataParallel { primary_port: u16::try_from(port).unwrap_or(u16::MAX) })))
+    Ok(Plugin::ProfileHandler(Box::new(DataParallelProfileHandler { primary_port: u16::try_from(port).unwrap_or(u16::MAX) })))
 }
 
-impl DataParallel {
-    fn primary_of(&self, rank: EndpointIndex, run: &Run<'_>) -> Option<EndpointIndex> {
+impl DataParallelProfileHandler {
+    fn primary_of(&self, rank: EndpointIndex, run: &SchedulingRun<'_>) -> Option<EndpointIndex> {
         let table = run.context().table;
         let primary = SocketAddr::new(table.socket(rank)?.ip(), self.primary_port);
         run.allowed().iter().copied().find(|&index| table.socket(index) == Some(primary))
     }
 }
 
-impl ProfileHandler for DataParallel {
+impl ProfileHandler for DataParallelProfileHandler {
     fn references(&self) -> Vec<Reference<'_>> {
         vec![Reference::OnlyProfile]
     }
 
-    fn route(&self, run: &mut Run<'_>) -> Decision {
+    fn route(&self, run: &mut SchedulingRun<'_>) -> Decision {
         let ranked = match run.only_profile() {
             Ok(ranked) => ranked,
             Err(refused) => return refused,
         };
         let rank = ranked.first();
         match self.primary_of(rank, run) {
-            Some(primary) => Decision::Route(Route { data_parallel: Some(rank), ..Route::to(Ranked::one(primary)) }),
+            Some(primary) => Decision::Route(Route { data_parallel: Some(rank), ..Route::to(RankedList::one(primary)) }),
             None => Decision::Route(Route::to(ranked)),
         }
     }

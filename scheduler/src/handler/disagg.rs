@@ -6,28 +6,28 @@
 
 use crate::decision::{Decision, Route};
 use crate::endpoint::EndpointIndex;
-use crate::plugin::{Default, InvalidParameter, Parameter, Parameters, for_people};
-use crate::plugin_type::{Kind, Plugin, PluginType};
-use crate::run::{ProfileHandler, Reference, Run, Stage};
+use crate::plugin::{InvalidParameter, Parameter, ParameterDefault, Parameters, readable};
+use crate::plugin_type::{Plugin, PluginKind, PluginType};
+use crate::run::{ProfileHandler, Reference, SchedulingRun, Stage};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "disagg-profile-handler",
-    kind: Kind::ProfileHandler,
-    doc: for_people(
+    kind: PluginKind::ProfileHandler,
+    doc: readable(
         "Runs the decode profile, then the profile of each stage that its decider sends \
         elsewhere: encode (x-encoder-hosts-ports), prefill (x-prefiller-host-port).",
     ),
-    source: for_people("llm-d-router, profilehandler/disagg"),
+    source: readable("llm-d-router, profilehandler/disagg"),
     parameters: &[
         Parameter {
             name: "profiles",
-            default: Default::Structured("{decode: decode, prefill: prefill, encode: encode}"),
-            doc: for_people("profile name of each stage"),
+            default: ParameterDefault::Structured("{decode: decode, prefill: prefill, encode: encode}"),
+            doc: readable("profile name of each stage"),
         },
         Parameter {
             name: "deciders",
-            default: Default::Structured("{prefill: PLUGIN, encode: PLUGIN}"),
-            doc: for_people("decider of each stage; a stage without one never runs elsewhere"),
+            default: ParameterDefault::Structured("{prefill: PLUGIN, encode: PLUGIN}"),
+            doc: readable("decider of each stage; a stage without one never runs elsewhere"),
         },
     ],
     needs: &[],
@@ -35,26 +35,26 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 };
 
 const PROFILES: &[Parameter] = &[
-    Parameter { name: "decode", default: Default::Text("decode"), doc: for_people("a profile") },
-    Parameter { name: "prefill", default: Default::Text("prefill"), doc: for_people("a profile") },
-    Parameter { name: "encode", default: Default::Text("encode"), doc: for_people("a profile") },
+    Parameter { name: "decode", default: ParameterDefault::Text("decode"), doc: readable("a profile") },
+    Parameter { name: "prefill", default: ParameterDefault::Text("prefill"), doc: readable("a profile") },
+    Parameter { name: "encode", default: ParameterDefault::Text("encode"), doc: readable("a profile") },
 ];
 
 const DECIDERS: &[Parameter] = &[
-    Parameter { name: "prefill", default: Default::Text(""), doc: for_people("a decider") },
-    Parameter { name: "encode", default: Default::Text(""), doc: for_people("a decider") },
+    Parameter { name: "prefill", default: ParameterDefault::Text(""), doc: readable("a decider") },
+    Parameter { name: "encode", default: ParameterDefault::Text(""), doc: readable("a decider") },
 ];
 
 #[derive(Debug)]
-struct Disagg {
+struct DisaggProfileHandler {
     decode_profile: Box<str>,
-    prefill: Option<Elsewhere>,
-    encode: Option<Elsewhere>,
+    prefill: Option<RemoteStage>,
+    encode: Option<RemoteStage>,
 }
 
 /// A stage that may run elsewhere.
 #[derive(Debug)]
-struct Elsewhere {
+struct RemoteStage {
     profile: Box<str>,
     decider: Box<str>,
 }
@@ -72,18 +72,18 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
     };
     let deciders = parameters.nested("deciders", DECIDERS, |of| texts(of, stages))?.unwrap_or_default();
     let (decode_profile, [prefill, encode]) = profiles;
-    let stage = |profile, decider: Box<str>| (!decider.is_empty()).then_some(Elsewhere { profile, decider });
+    let stage = |profile, decider: Box<str>| (!decider.is_empty()).then_some(RemoteStage { profile, decider });
     let [prefill_decider, encode_decider] = deciders;
-    Ok(Plugin::ProfileHandler(Box::new(Disagg {
+    Ok(Plugin::ProfileHandler(Box::new(DisaggProfileHandler {
         decode_profile,
         prefill: stage(prefill, prefill_decider),
         encode: stage(encode, encode_decider),
     })))
 }
 
-impl Elsewhere {
+impl RemoteStage {
     /// Whom the stage's profile picks, when its decider wants it run elsewhere than at `next`.
-    fn picked(&self, run: &mut Run<'_>, decode: EndpointIndex, next: EndpointIndex) -> Vec<EndpointIndex> {
+    fn picked(&self, run: &mut SchedulingRun<'_>, decode: EndpointIndex, next: EndpointIndex) -> Vec<EndpointIndex> {
         if !run.disaggregates(&self.decider, decode) {
             return Vec::new();
         }
@@ -91,7 +91,7 @@ impl Elsewhere {
     }
 }
 
-impl ProfileHandler for Disagg {
+impl ProfileHandler for DisaggProfileHandler {
     fn references(&self) -> Vec<Reference<'_>> {
         let stages = [&self.prefill, &self.encode].into_iter().flatten();
         let of_stages = stages.flat_map(|stage| [Reference::Profile(&stage.profile), Reference::Decider(&stage.decider)]);
@@ -103,7 +103,7 @@ impl ProfileHandler for Disagg {
     }
 
     fn stage_of(&self, profile: &str) -> Stage {
-        let runs = |stage: &Option<Elsewhere>| stage.as_ref().is_some_and(|stage| *stage.profile == *profile);
+        let runs = |stage: &Option<RemoteStage>| stage.as_ref().is_some_and(|stage| *stage.profile == *profile);
         match (runs(&self.prefill), runs(&self.encode)) {
             (true, _) => Stage::Prefill,
             (_, true) => Stage::Encode,
@@ -111,7 +111,7 @@ impl ProfileHandler for Disagg {
         }
     }
 
-    fn route(&self, run: &mut Run<'_>) -> Decision {
+    fn route(&self, run: &mut SchedulingRun<'_>) -> Decision {
         let ranked = match run.decoders(&self.decode_profile) {
             Ok(ranked) => ranked,
             Err(refused) => return refused,

@@ -1,28 +1,32 @@
 //! `header-profile-handler`: the request names its profile, for a coordinator that runs the stages of a request one after another.
 
 use crate::decision::{Decision, Route};
-use crate::plugin::{Default, InvalidParameter, Parameter, Parameters, State, for_people};
-use crate::plugin_type::{ClientHeaders, Kind, Plugin, PluginType};
-use crate::run::{ProfileHandler, Reference, Run};
+use crate::plugin::{InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable};
+use crate::plugin_type::{ClientHeaders, Plugin, PluginKind, PluginType};
+use crate::run::{ProfileHandler, Reference, SchedulingRun};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "header-profile-handler",
-    kind: Kind::ProfileHandler,
-    doc: for_people(
+    kind: PluginKind::ProfileHandler,
+    doc: readable(
         "Runs the profile named in the request's header, or defaultProfile without the header. If \
         there is only one profile, it runs that one. An unknown name is answered 400.",
     ),
-    source: for_people("llm-d-router, profilehandler/headerprofile"),
+    source: readable("llm-d-router, profilehandler/headerprofile"),
     parameters: &[
-        Parameter { name: "headerName", default: Default::Text("EPP-Profile"), doc: for_people("the header, case-insensitive") },
-        Parameter { name: "defaultProfile", default: Default::Text("decode"), doc: for_people("profile for requests without the header") },
+        Parameter { name: "headerName", default: ParameterDefault::Text("EPP-Profile"), doc: readable("the header, case-insensitive") },
+        Parameter {
+            name: "defaultProfile",
+            default: ParameterDefault::Text("decode"),
+            doc: readable("profile for requests without the header"),
+        },
     ],
-    needs: &[State::Headers],
+    needs: &[RequiredState::Headers],
     build,
 };
 
 #[derive(Debug)]
-struct HeaderProfile {
+struct HeaderProfileHandler {
     header: Box<str>,
     default_profile: Box<str>,
 }
@@ -31,15 +35,15 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
     let header: Box<str> = parameters.text("headerName")?.trim().to_ascii_lowercase().into();
     let headers = ClientHeaders { read: vec![header.clone()], session_token: None };
     let default_profile = parameters.text("defaultProfile")?.trim().into();
-    Ok(Plugin::ProfileHandler(Box::new(HeaderProfile { header, default_profile })).with_headers(headers))
+    Ok(Plugin::ProfileHandler(Box::new(HeaderProfileHandler { header, default_profile })).with_headers(headers))
 }
 
-impl ProfileHandler for HeaderProfile {
+impl ProfileHandler for HeaderProfileHandler {
     fn references(&self) -> Vec<Reference<'_>> {
         vec![Reference::ProfileOfSeveral(&self.default_profile)]
     }
 
-    fn route(&self, run: &mut Run<'_>) -> Decision {
+    fn route(&self, run: &mut SchedulingRun<'_>) -> Decision {
         let named = run.context().request.header(&self.header).map(str::trim).filter(|name| !name.is_empty());
         let ranked = match named {
             _ if run.profiles() == 1 => run.only_profile(),

@@ -1,33 +1,33 @@
 //! `single-profile-handler`: one profile for every request.
 
 use crate::decision::{Decision, Route};
-use crate::plugin::{InvalidParameter, Parameters, for_people};
-use crate::plugin_type::{Kind, Plugin, PluginType};
-use crate::run::{ProfileHandler, Reference, Run};
+use crate::plugin::{InvalidParameter, Parameters, readable};
+use crate::plugin_type::{Plugin, PluginKind, PluginType};
+use crate::run::{ProfileHandler, Reference, SchedulingRun};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "single-profile-handler",
-    kind: Kind::ProfileHandler,
-    doc: for_people("Runs the only profile."),
-    source: for_people("llm-d-router, profilehandler/single"),
+    kind: PluginKind::ProfileHandler,
+    doc: readable("Runs the only profile."),
+    source: readable("llm-d-router, profilehandler/single"),
     parameters: &[],
     needs: &[],
     build,
 };
 
 #[derive(Debug)]
-pub(crate) struct SingleProfile;
+pub(crate) struct SingleProfileHandler;
 
 fn build(_: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    Ok(Plugin::ProfileHandler(Box::new(SingleProfile)))
+    Ok(Plugin::ProfileHandler(Box::new(SingleProfileHandler)))
 }
 
-impl ProfileHandler for SingleProfile {
+impl ProfileHandler for SingleProfileHandler {
     fn references(&self) -> Vec<Reference<'_>> {
         vec![Reference::OnlyProfile]
     }
 
-    fn route(&self, run: &mut Run<'_>) -> Decision {
+    fn route(&self, run: &mut SchedulingRun<'_>) -> Decision {
         run.only_profile().map_or_else(|refused| refused, |ranked| Decision::Route(Route::to(ranked)))
     }
 }

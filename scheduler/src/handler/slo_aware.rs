@@ -8,51 +8,51 @@
 //! | on | some | true | the SLO profile |
 
 use crate::decision::{Decision, Route};
-use crate::plugin::{Default, InvalidParameter, Parameter, Parameters, State, for_people};
-use crate::plugin_type::{Kind, Plugin, PluginType};
-use crate::run::{ProfileHandler, Reference, Run};
+use crate::plugin::{InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable};
+use crate::plugin_type::{Plugin, PluginKind, PluginType};
+use crate::run::{ProfileHandler, Reference, SchedulingRun};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "slo-aware-profile-handler",
-    kind: Kind::ProfileHandler,
-    doc: for_people(
+    kind: PluginKind::ProfileHandler,
+    doc: readable(
         "Runs sloProfile for requests with an SLO and PredictionBasedRouting: true, and \
         defaultProfile for the others. Without --latency-prediction all use defaultProfile; with \
         it, an inference request without an SLO is answered 400.",
     ),
-    source: for_people("Gateway API Inference Extension, issue 1323"),
+    source: readable("Gateway API Inference Extension, issue 1323"),
     parameters: &[
-        Parameter { name: "defaultProfile", default: Default::Text("default"), doc: for_people("profile for other requests") },
-        Parameter { name: "sloProfile", default: Default::Text("slo"), doc: for_people("profile for requests with an SLO") },
+        Parameter { name: "defaultProfile", default: ParameterDefault::Text("default"), doc: readable("profile for other requests") },
+        Parameter { name: "sloProfile", default: ParameterDefault::Text("slo"), doc: readable("profile for requests with an SLO") },
         Parameter {
             name: "sloMissing",
-            default: Default::Text("refuse"),
-            doc: for_people(
+            default: ParameterDefault::Text("refuse"),
+            doc: readable(
                 "requests without an SLO while latency is predicted: refuse (400), or default \
                 (runs defaultProfile)",
             ),
         },
     ],
-    needs: &[State::Headers, State::Latency],
+    needs: &[RequiredState::Headers, RequiredState::Latency],
     build,
 };
 
 #[derive(Debug)]
-struct SloAware {
+struct SloAwareProfileHandler {
     default_profile: Box<str>,
     slo_profile: Box<str>,
     demands_slo: bool,
 }
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    Ok(Plugin::ProfileHandler(Box::new(SloAware {
+    Ok(Plugin::ProfileHandler(Box::new(SloAwareProfileHandler {
         default_profile: parameters.text("defaultProfile")?.trim().into(),
         slo_profile: parameters.text("sloProfile")?.trim().into(),
         demands_slo: parameters.choice("sloMissing", &[("refuse", true), ("default", false)])?,
     })))
 }
 
-impl ProfileHandler for SloAware {
+impl ProfileHandler for SloAwareProfileHandler {
     fn references(&self) -> Vec<Reference<'_>> {
         vec![Reference::Profile(&self.default_profile), Reference::Profile(&self.slo_profile)]
     }
@@ -61,7 +61,7 @@ impl ProfileHandler for SloAware {
         self.demands_slo
     }
 
-    fn route(&self, run: &mut Run<'_>) -> Decision {
+    fn route(&self, run: &mut SchedulingRun<'_>) -> Decision {
         let context = run.context();
         let by_slo = context.predicts && context.request.slo.any() && context.request.prediction_based;
         let ranked = run.ranked(if by_slo { &self.slo_profile } else { &self.default_profile });

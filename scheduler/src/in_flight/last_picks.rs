@@ -1,11 +1,11 @@
 //! When each endpoint was last given a request, by the count of picks: of endpoints that cost the same, the one that waited longest is next.
 
-use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Incarnation};
+use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation};
 
 /// By slot, up to the highest one picked.
 #[derive(Debug, Default)]
 pub(super) struct LastPicks {
-    rows: Vec<(Incarnation, u64)>,
+    rows: Vec<(Generation, u64)>,
     /// Picks made so far.
     picks: u64,
 }
@@ -22,17 +22,17 @@ impl LastPicks {
             return;
         }
         if self.rows.len() <= slot {
-            self.rows.resize(slot + 1, (Incarnation(0), 0));
+            self.rows.resize(slot + 1, (Generation(0), 0));
         }
         if let Some(row) = self.rows.get_mut(slot) {
-            *row = (endpoint.incarnation, pick);
+            *row = (endpoint.generation, pick);
         }
     }
 
     /// 0: never, in this life.
     pub(super) fn of(&self, endpoint: EndpointRef) -> u64 {
         match self.rows.get(usize::from(endpoint.slot.0)) {
-            Some(&(incarnation, pick)) if incarnation == endpoint.incarnation => pick,
+            Some(&(generation, pick)) if generation == endpoint.generation => pick,
             _ => 0,
         }
     }
@@ -43,8 +43,8 @@ mod tests {
     use super::*;
     use crate::endpoint::Slot;
 
-    fn endpoint(slot: u16, incarnation: u32) -> EndpointRef {
-        EndpointRef { slot: Slot(slot), incarnation: Incarnation(incarnation) }
+    fn endpoint(slot: u16, generation: u32) -> EndpointRef {
+        EndpointRef { slot: Slot(slot), generation: Generation(generation) }
     }
 
     #[test]

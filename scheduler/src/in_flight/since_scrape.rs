@@ -6,13 +6,13 @@
 //! For counts of requests this is the one place where the two meet. The reference's scorers stay as their formulas are: those of scraped metrics read the scrape alone,
 //! those of requests in flight the ledger alone, and so count nothing twice either.
 
-use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Incarnation};
+use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation};
 
 /// The ledger as it was when the last scrape came in.
 #[derive(Debug, Default)]
-pub(super) struct SinceScrape {
+pub(super) struct ScrapeBaseline {
     /// By slot.
-    rows: Vec<Option<(Incarnation, u32)>>,
+    rows: Vec<Option<(Generation, u32)>>,
 }
 
 /// Requests an endpoint has now: the `scraped` ones (running and queued), and what the ledger changed by since (`then`, `now`). Never fewer than the
@@ -28,9 +28,9 @@ pub fn requests_now(scraped: Option<f32>, then: u32, now: u32) -> f32 {
     }
 }
 
-// === impl SinceScrape ===
+// === impl ScrapeBaseline ===
 
-impl SinceScrape {
+impl ScrapeBaseline {
     pub(super) fn start(&mut self, ledger: impl Iterator<Item = (EndpointRef, u32)>) {
         self.rows.clear();
         for (endpoint, requests) in ledger.filter(|(endpoint, _)| usize::from(endpoint.slot.0) < ENDPOINTS_MAX) {
@@ -39,14 +39,14 @@ impl SinceScrape {
                 self.rows.resize(slot + 1, None);
             }
             if let Some(row) = self.rows.get_mut(slot) {
-                *row = Some((endpoint.incarnation, requests));
+                *row = Some((endpoint.generation, requests));
             }
         }
     }
 
     pub(super) fn requests(&self, endpoint: EndpointRef) -> u32 {
         match self.rows.get(usize::from(endpoint.slot.0)) {
-            Some(Some((incarnation, requests))) if *incarnation == endpoint.incarnation => *requests,
+            Some(Some((generation, requests))) if *generation == endpoint.generation => *requests,
             _ => 0,
         }
     }
@@ -56,7 +56,7 @@ impl SinceScrape {
 mod tests {
     use super::*;
     use crate::endpoint::Slot;
-    use crate::in_flight::{InFlight, Load};
+    use crate::in_flight::{EndpointLoad, InFlight};
     use crate::metrics::EndpointMetrics;
     use proptest::prelude::*;
 
@@ -77,13 +77,13 @@ mod tests {
 
     #[test]
     fn the_ledger_is_noted_when_a_scrape_comes_in() {
-        let at = EndpointRef { slot: Slot(3), incarnation: Incarnation(1) };
-        let other_life = EndpointRef { incarnation: Incarnation(2), ..at };
+        let at = EndpointRef { slot: Slot(3), generation: Generation(1) };
+        let other_life = EndpointRef { generation: Generation(2), ..at };
         let said = EndpointMetrics { running_requests: Some(5.0), queue_depth: Some(2.0), ..EndpointMetrics::default() };
         let mut ledger = InFlight::default();
         let first = ledger.admit(at, 1);
         ledger.others_mut().start(&[at]);
-        ledger.others_mut().add(at, Load { requests: 2, ..Load::default() });
+        ledger.others_mut().add(at, EndpointLoad { requests: 2, ..EndpointLoad::default() });
         assert_eq!(ledger.requests_now(at, &said), 10.0, "nothing noted: all of ours is news");
         ledger.scraped(&[at]);
         assert_eq!(ledger.requests_now(at, &said), 7.0, "ours are among the seven");
@@ -97,8 +97,8 @@ mod tests {
 
     #[test]
     fn a_slot_that_no_snapshot_has_is_not_noted() {
-        let at = |slot: usize| EndpointRef { slot: Slot(slot as u16), incarnation: Incarnation(1) };
-        let mut noted = SinceScrape::default();
+        let at = |slot: usize| EndpointRef { slot: Slot(slot as u16), generation: Generation(1) };
+        let mut noted = ScrapeBaseline::default();
         noted.start([(at(ENDPOINTS_MAX - 1), 3), (at(ENDPOINTS_MAX), 4)].into_iter());
         assert_eq!((noted.requests(at(ENDPOINTS_MAX - 1)), noted.requests(at(ENDPOINTS_MAX))), (3, 0));
     }

@@ -2,20 +2,20 @@ use super::*;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
-fn endpoint(slot: u16, incarnation: u32) -> EndpointRef {
-    EndpointRef { slot: Slot(slot), incarnation: Incarnation(incarnation) }
+fn endpoint(slot: u16, generation: u32) -> EndpointRef {
+    EndpointRef { slot: Slot(slot), generation: Generation(generation) }
 }
 
-fn load(requests: u32, prefill_tokens: u64, decode_tokens: u64) -> Load {
-    Load { requests, prefill_tokens, decode_tokens, ..NOTHING }
+fn load(requests: u32, prefill_tokens: u64, decode_tokens: u64) -> EndpointLoad {
+    EndpointLoad { requests, prefill_tokens, decode_tokens, ..NOTHING }
 }
 
 /// But for what is tested by itself.
-fn plain(load: Load) -> Load {
-    Load { prefills: NO_PREFILLS, ..load }
+fn plain(load: EndpointLoad) -> EndpointLoad {
+    EndpointLoad { prefills: NO_PREFILLS, ..load }
 }
 
-fn rows(ledger: &InFlight) -> Vec<(EndpointRef, Load)> {
+fn rows(ledger: &InFlight) -> Vec<(EndpointRef, EndpointLoad)> {
     ledger.rows().map(|(endpoint, load)| (endpoint, plain(load))).collect()
 }
 
@@ -35,7 +35,7 @@ fn prompts_are_summed_up_until_their_first_token() {
     let (a, b, mut ledger) = (endpoint(3, 1), endpoint(4, 1), InFlight::default());
     let mut long = ledger.admit_prompt(a, 10_240, 2_048);
     let mut cached = ledger.admit_prompt(a, 600, 0);
-    let expected = Prefills { prompts: 1, prompt_tokens: 10_840, uncached_tokens: 2_048, attention: 576 };
+    let expected = PendingPrefills { prompts: 1, prompt_tokens: 10_840, uncached_tokens: 2_048, attention: 576 };
     assert_eq!(ledger.load(a).prefills, expected, "(10240^2 - 8192^2) / 65536");
     assert_eq!(ledger.load(a).times(2).prefills, expected.with(expected));
     assert_eq!(expected.with(expected).without(expected), expected);
@@ -46,7 +46,7 @@ fn prompts_are_summed_up_until_their_first_token() {
     ledger.release(long);
     ledger.release(cached);
     assert_eq!(ledger.rows().count(), 0);
-    assert_eq!(Prefills::of(100, 200), Prefills::of(100, 100), "no more than there is");
+    assert_eq!(PendingPrefills::of(100, 200), PendingPrefills::of(100, 100), "no more than there is");
 }
 
 #[test]
@@ -62,7 +62,7 @@ fn what_others_have_is_seen_by_a_pick_but_is_not_ours() {
     assert_eq!(load(2, 3, 4).times(3), load(6, 9, 12));
 }
 
-fn changed(ledger: &mut InFlight) -> Vec<(EndpointRef, Load)> {
+fn changed(ledger: &mut InFlight) -> Vec<(EndpointRef, EndpointLoad)> {
     let mut changed = Vec::new();
     ledger.take_changed(|endpoint, load| changed.push((endpoint, plain(load))));
     changed
@@ -102,7 +102,7 @@ fn a_request_from_pick_to_end() {
     assert_eq!(plain(ledger.load(a)), load(1, 0, 1007));
     assert_eq!(rows(&ledger), [(a, load(1, 0, 1007))]);
     ledger.release(ticket);
-    assert_eq!(plain(ledger.load(a)), Load::default());
+    assert_eq!(plain(ledger.load(a)), EndpointLoad::default());
     assert_eq!(ledger.rows().count(), 0);
 }
 
@@ -115,7 +115,7 @@ fn expected_output_counts_to_the_end() {
     ledger.first_token(&mut ticket, 1000);
     assert_eq!(plain(ledger.load(a)), load(1, 50, 1000));
     ledger.transfer(&mut ticket, b);
-    assert_eq!((plain(ledger.load(a)), plain(ledger.load(b))), (Load::default(), load(1, 50, 1000)));
+    assert_eq!((plain(ledger.load(a)), plain(ledger.load(b))), (EndpointLoad::default(), load(1, 50, 1000)));
     ledger.release(ticket);
     assert_eq!(ledger.rows().count(), 0);
 }
@@ -141,13 +141,13 @@ fn a_new_life_starts_clean() {
     let (old, new, mut ledger) = (endpoint(5, 1), endpoint(5, 2), InFlight::default());
     let mut before = ledger.admit(old, 100);
     let after = ledger.admit(new, 1);
-    assert_eq!((plain(ledger.load(old)), plain(ledger.load(new))), (Load::default(), load(1, 1, 0)));
+    assert_eq!((plain(ledger.load(old)), plain(ledger.load(new))), (EndpointLoad::default(), load(1, 1, 0)));
     ledger.first_token(&mut before, 100);
     ledger.decoded(&mut before, 5);
     ledger.release(before);
     assert_eq!(plain(ledger.load(new)), load(1, 1, 0), "nothing of the old life reaches the new");
     ledger.release(after);
-    assert_eq!(plain(ledger.load(new)), Load::default());
+    assert_eq!(plain(ledger.load(new)), EndpointLoad::default());
 }
 
 #[test]
@@ -171,7 +171,7 @@ fn a_transfer_to_a_past_life_does_not_wipe_the_present_one() {
     ledger.transfer(&mut late, old);
     assert_eq!(
         (plain(ledger.load(new)), plain(ledger.load(old)), plain(ledger.load(other))),
-        (load(1, 10, 0), Load::default(), Load::default())
+        (load(1, 10, 0), EndpointLoad::default(), EndpointLoad::default())
     );
     ledger.transfer(&mut late, other);
     assert_eq!(plain(ledger.load(other)), load(1, 7, 0), "it counts again where it can");
@@ -185,7 +185,7 @@ fn a_slot_out_of_range_is_counted_nowhere() {
     let (far, mut ledger) = (endpoint(u16::MAX, 1), InFlight::default());
     let mut ticket = ledger.admit(far, 10);
     ledger.first_token(&mut ticket, 10);
-    assert_eq!(plain(ledger.load(far)), Load::default());
+    assert_eq!(plain(ledger.load(far)), EndpointLoad::default());
     let last = endpoint(ENDPOINTS_MAX as u16 - 1, 1);
     ledger.transfer(&mut ticket, last);
     assert_eq!(plain(ledger.load(last)), load(1, 0, 10));
@@ -194,7 +194,7 @@ fn a_slot_out_of_range_is_counted_nowhere() {
 }
 
 #[derive(Clone, Debug)]
-enum Op {
+enum LedgerOp {
     Admit(u16, u32),
     Restart(u16),
     FirstToken(prop::sample::Index, u32),
@@ -205,22 +205,22 @@ enum Op {
 
 const SLOTS: u16 = 4;
 
-fn op() -> impl Strategy<Value = Op> {
+fn op() -> impl Strategy<Value = LedgerOp> {
     prop_oneof![
-        4 => (0..SLOTS, 0..1000_u32).prop_map(|(slot, tokens)| Op::Admit(slot, tokens)),
-        1 => (0..SLOTS).prop_map(Op::Restart),
-        2 => (any::<prop::sample::Index>(), 0..1000_u32).prop_map(|(i, tokens)| Op::FirstToken(i, tokens)),
-        2 => (any::<prop::sample::Index>(), 0..1000_u32).prop_map(|(i, tokens)| Op::Decoded(i, tokens)),
-        2 => (any::<prop::sample::Index>(), 0..SLOTS, any::<bool>()).prop_map(|(i, slot, late)| Op::Transfer(i, slot, late)),
-        3 => any::<prop::sample::Index>().prop_map(Op::Release),
+        4 => (0..SLOTS, 0..1000_u32).prop_map(|(slot, tokens)| LedgerOp::Admit(slot, tokens)),
+        1 => (0..SLOTS).prop_map(LedgerOp::Restart),
+        2 => (any::<prop::sample::Index>(), 0..1000_u32).prop_map(|(i, tokens)| LedgerOp::FirstToken(i, tokens)),
+        2 => (any::<prop::sample::Index>(), 0..1000_u32).prop_map(|(i, tokens)| LedgerOp::Decoded(i, tokens)),
+        2 => (any::<prop::sample::Index>(), 0..SLOTS, any::<bool>()).prop_map(|(i, slot, late)| LedgerOp::Transfer(i, slot, late)),
+        3 => any::<prop::sample::Index>().prop_map(LedgerOp::Release),
     ]
 }
 
 /// The naive twin: every live ticket with what it adds, summed up anew each time. `lives` says how often a slot restarted.
-fn sums(live: &[(Ticket, EndpointRef, Load)], lives: &[u32]) -> BTreeMap<EndpointRef, Load> {
+fn sums(live: &[(InFlightTicket, EndpointRef, EndpointLoad)], lives: &[u32]) -> BTreeMap<EndpointRef, EndpointLoad> {
     let mut sums = BTreeMap::new();
-    for (_, at, share) in live.iter().filter(|(_, at, _)| at.incarnation.0 == lives[usize::from(at.slot.0)]) {
-        let sum: &mut Load = sums.entry(*at).or_default();
+    for (_, at, share) in live.iter().filter(|(_, at, _)| at.generation.0 == lives[usize::from(at.slot.0)]) {
+        let sum: &mut EndpointLoad = sums.entry(*at).or_default();
         *sum = load(sum.requests + 1, sum.prefill_tokens + share.prefill_tokens, sum.decode_tokens + share.decode_tokens);
     }
     sums
@@ -232,40 +232,40 @@ proptest! {
     fn rows_are_the_sum_of_live_tickets(ops in prop::collection::vec(op(), 0..120)) {
         let mut ledger = InFlight::default();
         let mut lives = vec![1_u32; usize::from(SLOTS)];
-        let mut live: Vec<(Ticket, EndpointRef, Load)> = Vec::new();
+        let mut live: Vec<(InFlightTicket, EndpointRef, EndpointLoad)> = Vec::new();
         for op in ops {
             match op {
-                Op::Admit(slot, tokens) => {
+                LedgerOp::Admit(slot, tokens) => {
                     let at = endpoint(slot, lives[usize::from(slot)]);
                     live.push((ledger.admit(at, tokens), at, load(1, u64::from(tokens), 0)));
                 }
-                Op::Restart(slot) => {
+                LedgerOp::Restart(slot) => {
                     lives[usize::from(slot)] += 1;
                     // The ledger learns of a new life by its first request.
                     let at = endpoint(slot, lives[usize::from(slot)]);
                     live.push((ledger.admit(at, 0), at, load(1, 0, 0)));
                 }
-                Op::FirstToken(i, tokens) if !live.is_empty() => {
+                LedgerOp::FirstToken(i, tokens) if !live.is_empty() => {
                     let (ticket, _, share) = i.get_mut(&mut live);
                     if !ticket.past_first_token {
                         *share = load(1, 0, share.decode_tokens + u64::from(tokens));
                     }
                     ledger.first_token(ticket, tokens);
                 }
-                Op::Decoded(i, tokens) if !live.is_empty() => {
+                LedgerOp::Decoded(i, tokens) if !live.is_empty() => {
                     let (ticket, _, share) = i.get_mut(&mut live);
                     share.decode_tokens += u64::from(tokens);
                     ledger.decoded(ticket, tokens);
                 }
-                Op::Transfer(i, slot, late) if !live.is_empty() => {
+                LedgerOp::Transfer(i, slot, late) if !live.is_empty() => {
                     let (ticket, at, _) = i.get_mut(&mut live);
                     let present = lives[usize::from(slot)];
                     // A life past is only in question where the present one has work; an empty row adopts whoever comes.
-                    let busy = ledger.load(endpoint(slot, present)) != Load::default() && *at != endpoint(slot, present);
+                    let busy = ledger.load(endpoint(slot, present)) != EndpointLoad::default() && *at != endpoint(slot, present);
                     *at = endpoint(slot, if late && busy && present > 1 { present - 1 } else { present });
                     ledger.transfer(ticket, *at);
                 }
-                Op::Release(i) if !live.is_empty() => {
+                LedgerOp::Release(i) if !live.is_empty() => {
                     let (ticket, _, _) = live.swap_remove(i.index(live.len()));
                     ledger.release(ticket);
                 }

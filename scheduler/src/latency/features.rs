@@ -5,7 +5,7 @@
 
 use super::conditions::Conditions;
 use super::step::StepModel;
-use crate::text::for_people;
+use crate::text::readable;
 
 /// How many features there are.
 pub const FEATURES_COUNT: usize = FEATURES.len();
@@ -26,16 +26,16 @@ pub struct Feature {
 
 /// All features, in order.
 pub const FEATURES: [Feature; 10] = [
-    Feature { name: "own", doc: for_people("prefill time of this prompt by the step model, ms"), usual: 500.0 },
-    Feature { name: "step", doc: for_people("a decode step with this request in the batch, by the step model, ms"), usual: 100.0 },
-    Feature { name: "requests", doc: for_people("requests in flight: the last scrape plus changes since"), usual: 16.0 },
-    Feature { name: "queued", doc: for_people("requests waiting in the engine, scraped"), usual: 8.0 },
-    Feature { name: "running", doc: for_people("requests running in the engine, scraped; else requests in flight"), usual: 16.0 },
-    Feature { name: "kv", doc: for_people("share of KV-cache blocks in use, scraped"), usual: 1.0 },
-    Feature { name: "prompt", doc: for_people("prompt tokens"), usual: 8_192.0 },
-    Feature { name: "uncached", doc: for_people("prompt tokens not cached at the endpoint"), usual: 8_192.0 },
-    Feature { name: "prefill", doc: for_people("uncached prompt tokens that wait for prefill at the endpoint"), usual: 16_384.0 },
-    Feature { name: "context", doc: for_people("context tokens of the requests that decode there"), usual: 65_536.0 },
+    Feature { name: "own", doc: readable("prefill time of this prompt by the step model, ms"), usual: 500.0 },
+    Feature { name: "step", doc: readable("a decode step with this request in the batch, by the step model, ms"), usual: 100.0 },
+    Feature { name: "requests", doc: readable("requests in flight: the last scrape plus changes since"), usual: 16.0 },
+    Feature { name: "queued", doc: readable("requests waiting in the engine, scraped"), usual: 8.0 },
+    Feature { name: "running", doc: readable("requests running in the engine, scraped; else requests in flight"), usual: 16.0 },
+    Feature { name: "kv", doc: readable("share of KV-cache blocks in use, scraped"), usual: 1.0 },
+    Feature { name: "prompt", doc: readable("prompt tokens"), usual: 8_192.0 },
+    Feature { name: "uncached", doc: readable("prompt tokens not cached at the endpoint"), usual: 8_192.0 },
+    Feature { name: "prefill", doc: readable("uncached prompt tokens that wait for prefill at the endpoint"), usual: 16_384.0 },
+    Feature { name: "context", doc: readable("context tokens of the requests that decode there"), usual: 65_536.0 },
 ];
 
 /// Inputs of the linear part of each of the two times.

@@ -20,21 +20,21 @@ mod window;
 
 use std::ops::RangeInclusive;
 
-use errors::Errors;
-use fit::Row;
-use offset::{DELAY_FRESH, Offsets};
-use window::{Sample, Which, Window};
+use errors::ErrorWindow;
+use fit::FitRow;
+use offset::{DELAY_FRESH, EndpointOffsets};
+use window::{LatencyTarget, RequestSample, SampleWindow};
 
 use super::features::{FEATURES, FEATURES_COUNT, Features, TERMS, features, tpot_terms, ttft_terms};
-use super::model::{BEYOND_TIMES, Head, LatencyModel, Offset};
-use super::shape::{Shape, TREES_MAX};
-use super::step::{self, FirstToken, Gap, StepModel};
+use super::model::{BEYOND_TIMES, EndpointOffset, LatencyModel, TargetPredictor};
+use super::shape::{LatencyShape, TREES_MAX};
+use super::step::{self, FirstToken, StepModel, TokenGap};
 use super::{Conditions, Prediction};
-use crate::endpoint::{EndpointRef, Incarnation};
+use crate::endpoint::{EndpointRef, Generation};
 
 /// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub enum RequestEnd {
     /// With its last token.
     Done,
     /// The client left before that: how long it would have taken is not known, so it is not learned from.
@@ -51,7 +51,7 @@ pub struct Observation {
     /// What was true of that endpoint and this request at the pick.
     pub conditions: Conditions,
     /// How it ended.
-    pub ended: Ended,
+    pub ended: RequestEnd,
     /// From sending it to its first token, ms; `None` when it was not streamed.
     pub ttft_ms: Option<f32>,
     /// Time for each token after the first, by tokens, ms; `None` when it was not streamed, or had but one.
@@ -61,7 +61,7 @@ pub struct Observation {
     /// Its first token as a measure of a prefill, when it was one.
     pub first_token: Option<FirstToken>,
     /// A gap of its stream as a measure of a decode step, when there was one.
-    pub gap: Option<Gap>,
+    pub gap: Option<TokenGap>,
 }
 
 /// A first token that took this much longer since its pick than its service did had to wait for others', ms.
@@ -81,7 +81,7 @@ impl Observation {
 
 /// What became of an observation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum ObservationVerdict {
     /// Learned from.
     Learned,
     /// Not learned from: how long it would have taken is not known.
@@ -92,7 +92,7 @@ pub enum Verdict {
 
 /// How learning stands, for people.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Standing {
+pub struct LearnerStatus {
     /// Observations learned from.
     pub learned: u64,
     /// Observations of requests that were aborted or failed.
@@ -111,16 +111,16 @@ pub struct Standing {
 
 /// Learns a [`StepModel`] and, on top of it, a [`LatencyModel`]. One writer; time is an argument.
 #[derive(Clone, Debug, Default)]
-pub struct Learner {
-    steps: step::Learner,
+pub struct LatencyLearner {
+    steps: step::StepLearner,
     /// The step model that the shapes in force were fitted with.
     step: StepModel,
-    ttft: Target,
-    tpot: Target,
-    window: Window,
+    ttft: TargetModel,
+    tpot: TargetModel,
+    window: SampleWindow,
     /// The most seen of each feature.
     most: Features,
-    standing: Standing,
+    standing: LearnerStatus,
     /// Outcomes of an endpoint that come between the pick of a request and its own, on average.
     delay: f32,
     fitted_at_ms: Option<u64>,
@@ -131,11 +131,11 @@ pub struct Learner {
 
 /// What is learned of one of the two times.
 #[derive(Clone, Debug, Default)]
-struct Target {
+struct TargetModel {
     /// In force.
-    shape: Option<Shape>,
-    offsets: Offsets,
-    errors: Errors,
+    shape: Option<LatencyShape>,
+    offsets: EndpointOffsets,
+    errors: ErrorWindow,
     samples: u32,
     /// Samples since the last fit.
     fresh: usize,
@@ -176,17 +176,17 @@ const BEFORE_DRIFT: f32 = 0.1;
 /// Outcomes over which it is averaged how many come between a pick and its own; below [`DELAY_FRESH`], what was told is what would be told now.
 const DELAY_OUTCOMES: f32 = 20.0;
 
-// === impl Learner ===
+// === impl LatencyLearner ===
 
-impl Learner {
+impl LatencyLearner {
     /// A learner that starts from what another learned: its model is in force until a better one is found, and its step model is the prior.
     #[must_use]
     pub fn starting_from(step: &StepModel, model: Option<&LatencyModel>) -> Self {
-        let mut learner = Self { steps: step::Learner::starting_from(step), step: step.without_speeds(), ..Self::default() };
+        let mut learner = Self { steps: step::StepLearner::starting_from(step), step: step.without_speeds(), ..Self::default() };
         if let Some(model) = model {
             learner.step = model.step.without_speeds();
-            learner.ttft = Target { shape: Some(model.ttft.shape.clone()), samples: model.ttft.samples, ..Target::default() };
-            learner.tpot = Target { shape: Some(model.tpot.shape.clone()), samples: model.tpot.samples, ..Target::default() };
+            learner.ttft = TargetModel { shape: Some(model.ttft.shape.clone()), samples: model.ttft.samples, ..TargetModel::default() };
+            learner.tpot = TargetModel { shape: Some(model.tpot.shape.clone()), samples: model.tpot.samples, ..TargetModel::default() };
             for ((most, limit), feature) in learner.most.iter_mut().zip(&model.limits).zip(&FEATURES) {
                 *most = if *limit > feature.usual { limit / BEYOND_TIMES } else { 0.0 };
             }
@@ -198,33 +198,33 @@ impl Learner {
     }
 
     /// Learns from what one request saw; `predicted` is what was said of it at the pick, if anything was.
-    pub fn observe(&mut self, observation: &Observation, predicted: Option<&Prediction>) -> Verdict {
+    pub fn observe(&mut self, observation: &Observation, predicted: Option<&Prediction>) -> ObservationVerdict {
         // As many requests end, while one is there, as there were when it came: Little's law.
         self.observe_after(observation, predicted, observation.conditions.requests)
     }
 
     /// The same, where it is known how many outcomes of its endpoint came between its pick and its own: by so many, what was said of it is old.
-    pub fn observe_after(&mut self, observation: &Observation, predicted: Option<&Prediction>, delay: f32) -> Verdict {
+    pub fn observe_after(&mut self, observation: &Observation, predicted: Option<&Prediction>, delay: f32) -> ObservationVerdict {
         let verdict = self.judge(observation);
         match verdict {
-            Verdict::Learned => self.standing.learned += 1,
-            Verdict::Censored => self.standing.censored += 1,
-            Verdict::Refused => self.standing.refused += 1,
+            ObservationVerdict::Learned => self.standing.learned += 1,
+            ObservationVerdict::Censored => self.standing.censored += 1,
+            ObservationVerdict::Refused => self.standing.refused += 1,
         }
-        if verdict == Verdict::Learned {
+        if verdict == ObservationVerdict::Learned {
             self.delay += (delay - self.delay) / DELAY_OUTCOMES;
             self.learn(observation, predicted);
         }
         verdict
     }
 
-    fn judge(&self, observation: &Observation) -> Verdict {
-        if observation.ended != Ended::Done {
-            return Verdict::Censored;
+    fn judge(&self, observation: &Observation) -> ObservationVerdict {
+        if observation.ended != RequestEnd::Done {
+            return ObservationVerdict::Censored;
         }
         let times =
             observation.ttft_ms.is_none_or(|ms| TTFT_MS.contains(&ms)) && observation.tpot_ms.is_none_or(|ms| TPOT_MS.contains(&ms));
-        if times && observation.conditions.checked().is_some() { Verdict::Learned } else { Verdict::Refused }
+        if times && observation.conditions.checked().is_some() { ObservationVerdict::Learned } else { ObservationVerdict::Refused }
     }
 
     fn learn(&mut self, observation: &Observation, predicted: Option<&Prediction>) {
@@ -239,12 +239,12 @@ impl Learner {
         for (most, value) in self.most.iter_mut().zip(&x) {
             *most = most.max(*value);
         }
-        let mut sample = Sample::new(endpoint, conditions, ttft_ms.map(libm::logf), tpot_ms.map(libm::logf));
+        let mut sample = RequestSample::new(endpoint, conditions, ttft_ms.map(libm::logf), tpot_ms.map(libm::logf));
         let said = |of: fn(&Prediction) -> [f32; 2]| predicted.map(|predicted| of(predicted).map(libm::logf));
         self.standing.drifts +=
-            u64::from(self.ttft.observe(&mut sample, Which::Ttft, &x, (said(|p| [p.ttft_ms, p.ttft_p90_ms]), self.delay)));
+            u64::from(self.ttft.observe(&mut sample, LatencyTarget::Ttft, &x, (said(|p| [p.ttft_ms, p.ttft_p90_ms]), self.delay)));
         self.standing.drifts +=
-            u64::from(self.tpot.observe(&mut sample, Which::Tpot, &x, (said(|p| [p.tpot_ms, p.tpot_p90_ms]), self.delay)));
+            u64::from(self.tpot.observe(&mut sample, LatencyTarget::Tpot, &x, (said(|p| [p.tpot_ms, p.tpot_p90_ms]), self.delay)));
         self.window.push(sample);
         self.changed = true;
     }
@@ -272,9 +272,9 @@ impl Learner {
         let slots = self.ttft.offsets.slots().max(self.tpot.offsets.slots());
         let offset = |slot| {
             let (ttft, tpot) = (self.ttft.offsets.told(slot), self.tpot.offsets.told(slot));
-            let incarnation = ttft.or(tpot).map_or(Incarnation(0), |(incarnation, _)| incarnation);
-            let of = |row: Option<_>| row.filter(|(life, _)| *life == incarnation).map_or(0.0, |(_, offset)| offset);
-            Offset { incarnation, ttft: of(ttft), tpot: of(tpot) }
+            let generation = ttft.or(tpot).map_or(Generation(0), |(generation, _)| generation);
+            let of = |row: Option<_>| row.filter(|(life, _)| *life == generation).map_or(0.0, |(_, offset)| offset);
+            EndpointOffset { generation, ttft: of(ttft), tpot: of(tpot) }
         };
         let mut limits = [0.0; FEATURES_COUNT];
         for ((limit, most), feature) in limits.iter_mut().zip(&self.most).zip(&FEATURES) {
@@ -291,8 +291,8 @@ impl Learner {
 
     /// How learning stands.
     #[must_use]
-    pub fn standing(&self) -> Standing {
-        Standing { window: self.window.len(), ..self.standing }
+    pub fn standing(&self) -> LearnerStatus {
+        LearnerStatus { window: self.window.len(), ..self.standing }
     }
 
     /// Fits both times where enough is new. Was anything fitted?
@@ -303,8 +303,8 @@ impl Learner {
         }
         let step = self.steps.model().without_speeds();
         let mut samples = self.window.by_age();
-        let ttft = self.ttft.candidate(Which::Ttft, &samples, (&self.step, &step));
-        let tpot = self.tpot.candidate(Which::Tpot, &samples, (&self.step, &step));
+        let ttft = self.ttft.candidate(LatencyTarget::Ttft, &samples, (&self.step, &step));
+        let tpot = self.tpot.candidate(LatencyTarget::Tpot, &samples, (&self.step, &step));
         let first = self.ttft.shape.is_none() || self.tpot.shape.is_none();
         // Both are of one step model: they are taken, or left, together, by what they are better by in sum.
         let better = ttft.gain + tpot.gain > 0.0;
@@ -313,7 +313,7 @@ impl Learner {
         } else {
             self.standing.adopted += 1;
             self.step = step;
-            for (target, which, candidate) in [(&mut self.ttft, Which::Ttft, ttft), (&mut self.tpot, Which::Tpot, tpot)] {
+            for (target, which, candidate) in [(&mut self.ttft, LatencyTarget::Ttft, ttft), (&mut self.tpot, LatencyTarget::Tpot, tpot)] {
                 if candidate.shape.is_some() {
                     target.shape = candidate.shape;
                     target.errors.start(&candidate.errors);
@@ -329,21 +329,21 @@ impl Learner {
 }
 
 /// A shape that might take the place of the one in force.
-struct Candidate {
+struct ShapeCandidate {
     /// Fitted to all samples; `None` where there were too few.
-    shape: Option<Shape>,
+    shape: Option<LatencyShape>,
     /// How much less wrong it is on the newest samples, fitted without them; a relative error.
     gain: f32,
     /// What it says, and how far off that is, for each sample, fitted without it, as logarithms.
     errors: Vec<(f32, f32)>,
 }
 
-// === impl Target ===
+// === impl TargetModel ===
 
-impl Target {
+impl TargetModel {
     /// Learns from a sample; `said` are the middle and the ninth decile it was told, as logarithms, and so many outcomes came between. Was its endpoint
     /// found to have changed?
-    fn observe(&mut self, sample: &mut Sample, which: Which, x: &Features, (said, delay): (Option<[f32; 2]>, f32)) -> bool {
+    fn observe(&mut self, sample: &mut RequestSample, which: LatencyTarget, x: &Features, (said, delay): (Option<[f32; 2]>, f32)) -> bool {
         let Some(log) = sample.log(which) else { return false };
         (self.samples, self.fresh) = (self.samples.saturating_add(1), self.fresh + 1);
         let Some(shape) = &self.shape else { return false };
@@ -370,7 +370,7 @@ impl Target {
 
     /// The best that can be fitted: what it is built of is chosen by the newest quarter, fitted without it, and it is judged by what is new since the
     /// last fit.
-    fn candidate(&self, which: Which, samples: &[Sample], (in_force, step): (&StepModel, &StepModel)) -> Candidate {
+    fn candidate(&self, which: LatencyTarget, samples: &[RequestSample], (in_force, step): (&StepModel, &StepModel)) -> ShapeCandidate {
         let drifted = self.offsets.mean().abs() > DRIFT;
         let of = |step: &StepModel| rows(samples, which, step, if drifted { self.fresh } else { usize::MAX });
         let rows = of(step);
@@ -379,7 +379,7 @@ impl Target {
         if old.len() < FRESH_MIN {
             // The first fit of all: there is nothing to compare with.
             let enough = rows.len() >= FRESH_MIN && self.shape.is_none();
-            return Candidate { shape: enough.then(|| fit::base(&rows, None)), gain: 0.0, errors: Vec::new() };
+            return ShapeCandidate { shape: enough.then(|| fit::base(&rows, None)), gain: 0.0, errors: Vec::new() };
         }
         let chosen = chosen(old, newest, fresh);
         let now = self.shape.as_ref().map(|shape| {
@@ -388,13 +388,13 @@ impl Target {
         });
         let gain = now.map_or(f32::INFINITY, |now| now - chosen.loss);
         let shape = fit::with_trees(&chosen.base.fit(&rows, Some(&chosen.shape)), &rows, chosen.trees);
-        Candidate { shape: Some(shape), gain, errors: errors(&rows, &chosen) }
+        ShapeCandidate { shape: Some(shape), gain, errors: errors(&rows, &chosen) }
     }
 
     /// Learns the offsets of endpoints anew, against another shape.
-    fn replay(&mut self, which: Which, samples: &mut [Sample], (step, delay): (&StepModel, f32)) {
+    fn replay(&mut self, which: LatencyTarget, samples: &mut [RequestSample], (step, delay): (&StepModel, f32)) {
         let Some(shape) = &self.shape else { return };
-        self.offsets = Offsets::afresh(&self.offsets);
+        self.offsets = EndpointOffsets::afresh(&self.offsets);
         for sample in samples {
             let Some(log) = sample.log(which) else { continue };
             let x = features(&sample.conditions, step);
@@ -404,23 +404,23 @@ impl Target {
     }
 
     /// As a proxy is told: what all endpoints are off by is in the shape, what each is off by besides in its offset.
-    fn head(&self) -> Option<Head> {
+    fn head(&self) -> Option<TargetPredictor> {
         let shape = self.shape.as_ref()?;
         let factor = libm::expf(self.offsets.trust() * self.offsets.mean());
-        let shape = Shape { weights: shape.weights.map(|weight| weight * factor), trees: shape.trees.clone() };
-        Some(Head { samples: self.samples, shape, spread: self.errors.spread() })
+        let shape = LatencyShape { weights: shape.weights.map(|weight| weight * factor), trees: shape.trees.clone() };
+        Some(TargetPredictor { samples: self.samples, shape, spread: self.errors.spread() })
     }
 }
 
 /// What the linear part is made of.
 #[derive(Clone, Copy, Debug)]
-enum Base {
+enum LinearBase {
     Terms,
     Constant,
 }
 
-impl Base {
-    fn fit(self, rows: &[Row], near: Option<&Shape>) -> Shape {
+impl LinearBase {
+    fn fit(self, rows: &[FitRow], near: Option<&LatencyShape>) -> LatencyShape {
         match self {
             Self::Terms => fit::base(rows, near),
             Self::Constant => fit::constant(rows),
@@ -429,63 +429,63 @@ impl Base {
 }
 
 /// What is least wrong on the `newest` rows when fitted to the `old` ones.
-struct Chosen {
-    base: Base,
+struct FittedShape {
+    base: LinearBase,
     trees: usize,
     /// The linear part.
-    shape: Shape,
+    shape: LatencyShape,
     /// How wrong it is on the last rows alone.
     loss: f32,
 }
 
 /// Chooses by the newest rows; how wrong that is on the `fresh` last of them is told.
-fn chosen(old: &[Row], newest: &[Row], fresh: usize) -> Chosen {
-    let loss_of = |shape: &Shape| fit::loss(shape, newest, 0.0);
+fn chosen(old: &[FitRow], newest: &[FitRow], fresh: usize) -> FittedShape {
+    let loss_of = |shape: &LatencyShape| fit::loss(shape, newest, 0.0);
     let (terms, constant) = (fit::base(old, None), fit::constant(old));
-    let (base, shape) = if loss_of(&terms) <= loss_of(&constant) { (Base::Terms, terms) } else { (Base::Constant, constant) };
+    let (base, shape) = if loss_of(&terms) <= loss_of(&constant) { (LinearBase::Terms, terms) } else { (LinearBase::Constant, constant) };
     let most = if old.len() >= TREES_SAMPLES_MIN { TREES_MAX } else { 0 };
     let all = fit::with_trees(&shape, old, most);
-    let first = |count: usize| Shape { weights: all.weights, trees: all.trees.iter().take(count).copied().collect() };
+    let first = |count: usize| LatencyShape { weights: all.weights, trees: all.trees.iter().take(count).copied().collect() };
     let tried = TREES.into_iter().filter(|count| *count <= most).map(|count| (count, loss_of(&first(count))));
     let (trees, _) = tried.fold((0, f32::INFINITY), |best, tried| if tried.1 < best.1 { tried } else { best });
     let judges = newest.get(newest.len().saturating_sub(fresh)..).unwrap_or_default();
-    Chosen { base, trees, shape, loss: fit::loss(&first(trees), judges, 0.0) }
+    FittedShape { base, trees, shape, loss: fit::loss(&first(trees), judges, 0.0) }
 }
 
 /// What such a shape says of each row, fitted to the other parts of the time, and how far off that is.
-fn errors(rows: &[Row], chosen: &Chosen) -> Vec<(f32, f32)> {
+fn errors(rows: &[FitRow], chosen: &FittedShape) -> Vec<(f32, f32)> {
     let part = rows.len().div_ceil(PARTS).max(1);
-    let of_part = |(at, part): (usize, &[Row])| {
+    let of_part = |(at, part): (usize, &[FitRow])| {
         let start = at * part.len();
-        let others: Vec<Row> = rows.iter().take(start).chain(rows.iter().skip(start + part.len())).copied().collect();
+        let others: Vec<FitRow> = rows.iter().take(start).chain(rows.iter().skip(start + part.len())).copied().collect();
         let shape = fit::with_trees(&chosen.base.fit(&others, Some(&chosen.shape)), &others, chosen.trees);
         part.iter().map(|row| fit::log(&shape, row)).zip(part).map(|(said, row)| (said, row.log - said)).collect::<Vec<_>>()
     };
     rows.chunks(part).enumerate().flat_map(of_part).collect()
 }
 
-fn log_of(shape: &Shape, which: Which, x: &Features) -> f32 {
+fn log_of(shape: &LatencyShape, which: LatencyTarget, x: &Features) -> f32 {
     libm::logf(shape.base_ms(&terms(which, x))) + shape.correction(x)
 }
 
-fn terms(which: Which, x: &Features) -> [f32; TERMS] {
+fn terms(which: LatencyTarget, x: &Features) -> [f32; TERMS] {
     match which {
-        Which::Ttft => ttft_terms(x),
-        Which::Tpot => tpot_terms(x),
+        LatencyTarget::Ttft => ttft_terms(x),
+        LatencyTarget::Tpot => tpot_terms(x),
     }
 }
 
 /// Samples of one time as rows to fit, oldest first, those that endpoints differ by taken out; before the last `since`, they count for little.
 #[expect(clippy::cast_precision_loss, reason = "some thousands of samples")]
-fn rows(samples: &[Sample], which: Which, step: &StepModel, since: usize) -> Vec<Row> {
+fn rows(samples: &[RequestSample], which: LatencyTarget, step: &StepModel, since: usize) -> Vec<FitRow> {
     let count = samples.iter().filter(|sample| sample.log(which).is_some()).count();
     let known = samples.iter().filter_map(|sample| sample.log(which).map(|log| (sample, log)));
-    let row = |(at, (sample, log)): (usize, (&Sample, f32))| {
+    let row = |(at, (sample, log)): (usize, (&RequestSample, f32))| {
         let x = features(&sample.conditions, step);
         let age = (count - at) as f32;
         let before = if count - at > since { BEFORE_DRIFT } else { 1.0 };
         let weight = before * libm::expf(-age / FORGET_SAMPLES);
-        Row { x, terms: terms(which, &x), log: log - sample.relative(which), weight }
+        FitRow { x, terms: terms(which, &x), log: log - sample.relative(which), weight }
     };
     known.enumerate().map(row).collect()
 }

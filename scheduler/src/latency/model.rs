@@ -3,11 +3,11 @@
 use std::ops::RangeInclusive;
 
 use super::features::{FEATURES, FEATURES_COUNT, Features, TERMS, features, tpot_terms, ttft_terms};
-use super::shape::{Columns, LANES, MS_MIN, Shape, Spread};
+use super::shape::{FeatureColumns, LANES, LatencyShape, MS_MIN, P90Spread};
 use super::step::StepModel;
-use super::words::{InvalidModel, Words, put};
-use super::{Abstention, Conditions, Prediction};
-use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Incarnation, Slot};
+use super::words::{InvalidModel, WordReader, put};
+use super::{Conditions, NoPrediction, Prediction};
+use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
 
 /// Samples of each time below which a model says nothing.
 pub const SAMPLES_MIN: u32 = 64;
@@ -20,27 +20,27 @@ pub const BEYOND_TIMES: f32 = 4.0;
 pub struct LatencyModel {
     /// What [`features()`] calls the times of steps; its endpoints are all alike, their differences are in `offsets`.
     pub(super) step: StepModel,
-    pub(super) ttft: Head,
-    pub(super) tpot: Head,
+    pub(super) ttft: TargetPredictor,
+    pub(super) tpot: TargetPredictor,
     /// The most of each feature that it says anything of.
     pub(super) limits: Features,
     /// By slot.
-    pub(super) offsets: Box<[Offset]>,
+    pub(super) offsets: Box<[EndpointOffset]>,
 }
 
 /// One of the two times.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Head {
+pub(super) struct TargetPredictor {
     /// From how many requests it was learned.
     pub(super) samples: u32,
-    pub(super) shape: Shape,
-    pub(super) spread: Spread,
+    pub(super) shape: LatencyShape,
+    pub(super) spread: P90Spread,
 }
 
 /// What one endpoint differs by, as logarithms.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Offset {
-    pub(super) incarnation: Incarnation,
+pub(super) struct EndpointOffset {
+    pub(super) generation: Generation,
     pub(super) ttft: f32,
     pub(super) tpot: f32,
 }
@@ -56,9 +56,9 @@ pub struct EndpointFactor {
     pub tpot: f32,
 }
 
-const AVERAGE: Offset = Offset { incarnation: Incarnation(0), ttft: 0.0, tpot: 0.0 };
+const AVERAGE: EndpointOffset = EndpointOffset { generation: Generation(0), ttft: 0.0, tpot: 0.0 };
 
-const NOBODY: EndpointRef = EndpointRef { slot: Slot(0), incarnation: Incarnation(0) };
+const NOBODY: EndpointRef = EndpointRef { slot: Slot(0), generation: Generation(0) };
 
 /// The first word of a latency model.
 const LAYOUT: u32 = 0x4c33;
@@ -78,8 +78,8 @@ impl LatencyModel {
     pub fn constant(ttft_ms: f32, tpot_ms: f32) -> Self {
         let head = |ms: f32| {
             let ms = if ms > 0.0 && ms.is_finite() { ms } else { 1.0 };
-            let shape = Shape { weights: [ms, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], trees: Box::default() };
-            Head { samples: u32::MAX, shape, spread: Spread::of(1.0) }
+            let shape = LatencyShape { weights: [ms, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], trees: Box::default() };
+            TargetPredictor { samples: u32::MAX, shape, spread: P90Spread::of(1.0) }
         };
         let limits = [f32::MAX; FEATURES_COUNT];
         Self { step: StepModel::default(), ttft: head(ttft_ms), tpot: head(tpot_ms), limits, offsets: Box::default() }
@@ -95,7 +95,7 @@ impl LatencyModel {
             offsets.resize(slot + 1, AVERAGE);
         }
         if let Some(row) = offsets.get_mut(slot) {
-            *row = Offset { incarnation: endpoint.incarnation, ttft: offset(ttft_factor), tpot: offset(tpot_factor) };
+            *row = EndpointOffset { generation: endpoint.generation, ttft: offset(ttft_factor), tpot: offset(tpot_factor) };
         }
         Self { offsets: offsets.into(), ..self }
     }
@@ -103,14 +103,14 @@ impl LatencyModel {
     /// What a request would see at `endpoint` under these conditions.
     ///
     /// # Errors
-    /// [`Abstention`]: why nothing is predicted.
-    pub fn predict(&self, endpoint: EndpointRef, conditions: &Conditions) -> Result<Prediction, Abstention> {
+    /// [`NoPrediction`]: why nothing is predicted.
+    pub fn predict(&self, endpoint: EndpointRef, conditions: &Conditions) -> Result<Prediction, NoPrediction> {
         let x = features(conditions, &self.step);
         self.say(endpoint, &x, (self.ttft.shape.correction(&x), self.tpot.shape.correction(&x)))
     }
 
     /// [`Self::predict`] for many at once: `out` is cleared and then runs parallel to `rows`.
-    pub fn predict_all(&self, rows: impl IntoIterator<Item = (EndpointRef, Conditions)>, out: &mut Vec<Result<Prediction, Abstention>>) {
+    pub fn predict_all(&self, rows: impl IntoIterator<Item = (EndpointRef, Conditions)>, out: &mut Vec<Result<Prediction, NoPrediction>>) {
         out.clear();
         let mut rows = rows.into_iter();
         let mut block: [(EndpointRef, Features); LANES] = [(NOBODY, [0.0; FEATURES_COUNT]); LANES];
@@ -127,8 +127,8 @@ impl LatencyModel {
         }
     }
 
-    fn say_all(&self, block: &[(EndpointRef, Features)], out: &mut Vec<Result<Prediction, Abstention>>) {
-        let mut columns: Columns = [[0.0; LANES]; FEATURES_COUNT];
+    fn say_all(&self, block: &[(EndpointRef, Features)], out: &mut Vec<Result<Prediction, NoPrediction>>) {
+        let mut columns: FeatureColumns = [[0.0; LANES]; FEATURES_COUNT];
         for (lane, (_, x)) in block.iter().enumerate() {
             for (column, value) in columns.iter_mut().zip(x) {
                 column.get_mut(lane).into_iter().for_each(|place| *place = *value);
@@ -139,9 +139,9 @@ impl LatencyModel {
     }
 
     /// What is said where the features are these, and trees correct the two times by so much.
-    fn say(&self, endpoint: EndpointRef, x: &Features, (ttft, tpot): (f32, f32)) -> Result<Prediction, Abstention> {
+    fn say(&self, endpoint: EndpointRef, x: &Features, (ttft, tpot): (f32, f32)) -> Result<Prediction, NoPrediction> {
         if self.samples() < SAMPLES_MIN {
-            return Err(Abstention::TooLittleData);
+            return Err(NoPrediction::TooLittleData);
         }
         if x.iter().zip(&self.limits).any(|(value, limit)| value > limit) {
             return Err(self.outside(x));
@@ -174,7 +174,7 @@ impl LatencyModel {
     pub fn endpoints(&self) -> impl Iterator<Item = EndpointFactor> + '_ {
         let known = (0_u16..).zip(&self.offsets).filter(|(_, offset)| (offset.ttft, offset.tpot) != (0.0, 0.0));
         known.map(|(slot, offset)| EndpointFactor {
-            endpoint: EndpointRef { slot: Slot(slot), incarnation: offset.incarnation },
+            endpoint: EndpointRef { slot: Slot(slot), generation: offset.generation },
             ttft: libm::expf(offset.ttft),
             tpot: libm::expf(offset.tpot),
         })
@@ -192,7 +192,7 @@ impl LatencyModel {
             head.spread.put(&mut words);
         }
         for offset in &self.offsets {
-            words.push(offset.incarnation.0);
+            words.push(offset.generation.0);
             put(&mut words, &[offset.ttft, offset.tpot]);
         }
         words
@@ -210,37 +210,38 @@ impl LatencyModel {
     /// [`InvalidModel`]; nothing of it may then be used.
     pub fn from_words(words: &[u32]) -> Result<Self, InvalidModel> {
         let count = words.len();
-        let mut words = Words::of(words, LAYOUT)?;
+        let mut words = WordReader::of(words, LAYOUT)?;
         let step = StepModel::read_costs(&mut words)?;
         let limits = words.numbers(&(0.0..=f32::MAX))?;
-        let mut head = || Ok(Head { samples: words.word()?, shape: Shape::read(&mut words)?, spread: Spread::read(&mut words)? });
+        let mut head =
+            || Ok(TargetPredictor { samples: words.word()?, shape: LatencyShape::read(&mut words)?, spread: P90Spread::read(&mut words)? });
         let (ttft, tpot) = (head()?, head()?);
         let mut offsets = Vec::new();
         while !words.ended() {
             if offsets.len() >= ENDPOINTS_MAX {
                 return Err(InvalidModel::Length(count));
             }
-            let incarnation = Incarnation(words.word()?);
-            offsets.push(Offset { incarnation, ttft: words.number(&OFFSETS)?, tpot: words.number(&OFFSETS)? });
+            let generation = Generation(words.word()?);
+            offsets.push(EndpointOffset { generation, ttft: words.number(&OFFSETS)?, tpot: words.number(&OFFSETS)? });
         }
         Ok(Self { step, ttft, tpot, limits, offsets: offsets.into() })
     }
 
-    fn outside(&self, x: &Features) -> Abstention {
+    fn outside(&self, x: &Features) -> NoPrediction {
         let beyond = x.iter().zip(&self.limits).position(|(value, limit)| value > limit);
         let feature = beyond.and_then(|at| FEATURES.get(at));
-        Abstention::OutsideRange(feature.map_or("", |feature| feature.name))
+        NoPrediction::OutsideRange(feature.map_or("", |feature| feature.name))
     }
 
-    fn offset(&self, endpoint: EndpointRef) -> Offset {
-        let offset = self.offsets.get(usize::from(endpoint.slot.0)).filter(|row| row.incarnation == endpoint.incarnation);
+    fn offset(&self, endpoint: EndpointRef) -> EndpointOffset {
+        let offset = self.offsets.get(usize::from(endpoint.slot.0)).filter(|row| row.generation == endpoint.generation);
         offset.copied().unwrap_or(AVERAGE)
     }
 }
 
-// === impl Head ===
+// === impl TargetPredictor ===
 
-impl Head {
+impl TargetPredictor {
     /// The middle and the ninth decile, ms.
     fn say(&self, terms: &[f32; TERMS], correction: f32) -> (f32, f32) {
         let ms = (self.shape.base_ms(terms) * libm::expf(correction)).clamp(MS_MIN, MS_MAX);
@@ -252,10 +253,10 @@ impl Head {
 mod tests {
     use super::super::words::WORDS_MAX;
     use super::*;
-    use crate::latency::shape::{BINS, DEPTH, Tree};
+    use crate::latency::shape::{BINS, DEPTH, DecisionTree};
 
     fn endpoint(slot: u16) -> EndpointRef {
-        EndpointRef { slot: Slot(slot), incarnation: Incarnation(1) }
+        EndpointRef { slot: Slot(slot), generation: Generation(1) }
     }
 
     fn ttft_ms(model: &LatencyModel, slot: u16) -> f32 {
@@ -284,16 +285,16 @@ mod tests {
         (model.limits[2], model.limits[3]) = (7.0, 4.0);
         let with = |requests: f32, queued: f32| Conditions { requests, queued: Some(queued), ..Conditions::default() };
         assert!(model.predict(endpoint(0), &with(7.0, 4.0)).is_ok());
-        assert_eq!(model.predict(endpoint(0), &with(7.0, 5.0)), Err(Abstention::OutsideRange("queued")));
+        assert_eq!(model.predict(endpoint(0), &with(7.0, 5.0)), Err(NoPrediction::OutsideRange("queued")));
         (model.ttft.samples, model.tpot.samples) = (SAMPLES_MIN, SAMPLES_MIN);
         assert!(model.predict(endpoint(0), &Conditions::default()).is_ok());
         model.tpot.samples -= 1;
-        assert_eq!(model.predict(endpoint(0), &Conditions::default()), Err(Abstention::TooLittleData));
+        assert_eq!(model.predict(endpoint(0), &Conditions::default()), Err(NoPrediction::TooLittleData));
     }
 
     #[test]
     fn a_bin_of_the_decile_ends_with_its_end() {
-        let mut spread = Spread::of(1.5);
+        let mut spread = P90Spread::of(1.5);
         (spread.ends[0], spread.factors[0]) = (100.0, 2.0);
         assert_eq!([99.0, 100.0, 102.0].map(|ms| spread.p90_ms(ms)), [198.0, 200.0, 153.0]);
         (spread.ends, spread.factors[BINS - 1]) = ([100.0; BINS - 1], 3.0);
@@ -304,7 +305,7 @@ mod tests {
     fn a_tree_asks_for_features_that_there_are() {
         let mut model = LatencyModel::constant(100.0, 5.0);
         let last = u8::try_from(FEATURES_COUNT - 1).unwrap();
-        model.ttft.shape.trees = [Tree { features: [last; DEPTH], thresholds: [0.0; DEPTH], leaves: [0.1; 1 << DEPTH] }].into();
+        model.ttft.shape.trees = [DecisionTree { features: [last; DEPTH], thresholds: [0.0; DEPTH], leaves: [0.1; 1 << DEPTH] }].into();
         let words = model.words();
         assert_eq!(LatencyModel::from_words(&words), Ok(model));
         let at = words.iter().position(|word| *word == u32::from(last)).unwrap();

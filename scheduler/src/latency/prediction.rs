@@ -15,16 +15,16 @@ pub struct Prediction {
 
 /// Why a model says nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Abstention {
+pub enum NoPrediction {
     /// It has seen too few requests.
     TooLittleData,
     /// This feature lies outside what it has seen.
     OutsideRange(&'static str),
 }
 
-// === impl Abstention ===
+// === impl NoPrediction ===
 
-impl Abstention {
+impl NoPrediction {
     /// For people, in a few words.
     #[must_use]
     pub fn reason(self) -> &'static str {
@@ -41,7 +41,7 @@ mod tests {
 
     #[test]
     fn why_nothing_is_said_can_be_read() {
-        let reasons = [Abstention::TooLittleData, Abstention::OutsideRange("queued")].map(Abstention::reason);
+        let reasons = [NoPrediction::TooLittleData, NoPrediction::OutsideRange("queued")].map(NoPrediction::reason);
         assert_eq!(reasons, ["too little data", "outside what was seen"]);
     }
 }

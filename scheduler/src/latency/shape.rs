@@ -7,13 +7,13 @@
 use std::ops::RangeInclusive;
 
 use super::features::{FEATURES_COUNT, Features, TERMS};
-use super::words::{InvalidModel, Words, put};
+use super::words::{InvalidModel, WordReader, put};
 
 /// Endpoints that are predicted for together: what a vector register or two hold.
 pub(super) const LANES: usize = 8;
 
 /// Features of that many endpoints, feature by feature.
-pub(super) type Columns = [[f32; LANES]; FEATURES_COUNT];
+pub(super) type FeatureColumns = [[f32; LANES]; FEATURES_COUNT];
 
 /// Questions of a tree.
 pub(super) const DEPTH: usize = 3;
@@ -29,14 +29,14 @@ pub(super) const MS_MIN: f32 = 0.01;
 
 /// How one time follows from features.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Shape {
+pub(super) struct LatencyShape {
     pub(super) weights: [f32; TERMS],
-    pub(super) trees: Box<[Tree]>,
+    pub(super) trees: Box<[DecisionTree]>,
 }
 
 /// Three questions, and what to add to the logarithm for each of their eight answers.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Tree {
+pub(super) struct DecisionTree {
     /// Which feature each asks for.
     pub(super) features: [u8; DEPTH],
     /// Is it above this?
@@ -46,7 +46,7 @@ pub(super) struct Tree {
 
 /// What the ninth decile is: a multiple of the middle, by how long that is, and a level besides.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Spread {
+pub(super) struct P90Spread {
     /// Where each bin but the last ends, ms.
     pub(super) ends: [f32; BINS - 1],
     /// How many times the middle counts, in each bin.
@@ -61,16 +61,16 @@ pub(super) const LEAVES: RangeInclusive<f32> = -5.0..=5.0;
 pub(super) const FACTORS: RangeInclusive<f32> = 0.0..=1_000.0;
 pub(super) const LEVELS: RangeInclusive<f32> = 0.0..=1e9;
 
-// === impl Shape ===
+// === impl LatencyShape ===
 
-impl Shape {
+impl LatencyShape {
     /// Milliseconds by the terms alone.
     pub(super) fn base_ms(&self, terms: &[f32; TERMS]) -> f32 {
         terms.iter().zip(&self.weights).map(|(term, weight)| term * weight).sum::<f32>().max(MS_MIN)
     }
 
     /// [`Self::correction`] of each of them.
-    pub(super) fn corrections(&self, columns: &Columns) -> [f32; LANES] {
+    pub(super) fn corrections(&self, columns: &FeatureColumns) -> [f32; LANES] {
         let mut sums = [0.0; LANES];
         for tree in &self.trees {
             tree.add_leaves(columns, &mut sums);
@@ -93,17 +93,17 @@ impl Shape {
         }
     }
 
-    pub(super) fn read(words: &mut Words<'_>) -> Result<Self, InvalidModel> {
+    pub(super) fn read(words: &mut WordReader<'_>) -> Result<Self, InvalidModel> {
         let weights = words.numbers(&WEIGHTS)?;
         let count = words.count(TREES_MAX)?;
-        let trees = (0..count).map(|_| Tree::read(words)).collect::<Result<_, _>>()?;
+        let trees = (0..count).map(|_| DecisionTree::read(words)).collect::<Result<_, _>>()?;
         Ok(Self { weights, trees })
     }
 }
 
-// === impl Tree ===
+// === impl DecisionTree ===
 
-impl Tree {
+impl DecisionTree {
     pub(super) fn leaf(&self, x: &Features) -> f32 {
         let mut at = 0;
         for (level, (feature, threshold)) in self.features.iter().zip(&self.thresholds).enumerate() {
@@ -114,7 +114,7 @@ impl Tree {
     }
 
     /// [`Self::leaf`] of each of them, without a branch.
-    fn add_leaves(&self, columns: &Columns, sums: &mut [f32; LANES]) {
+    fn add_leaves(&self, columns: &FeatureColumns, sums: &mut [f32; LANES]) {
         let mut at = [0_u32; LANES];
         for (level, (feature, threshold)) in self.features.iter().zip(&self.thresholds).enumerate() {
             let Some(column) = columns.get(usize::from(*feature)) else { continue };
@@ -127,7 +127,7 @@ impl Tree {
         }
     }
 
-    fn read(words: &mut Words<'_>) -> Result<Self, InvalidModel> {
+    fn read(words: &mut WordReader<'_>) -> Result<Self, InvalidModel> {
         let mut features = [0; DEPTH];
         for feature in &mut features {
             *feature = u8::try_from(words.count(FEATURES_COUNT - 1)?).unwrap_or(0);
@@ -136,9 +136,9 @@ impl Tree {
     }
 }
 
-// === impl Spread ===
+// === impl P90Spread ===
 
-impl Spread {
+impl P90Spread {
     /// One factor for all.
     pub(super) fn of(factor: f32) -> Self {
         Self { ends: [f32::MAX; BINS - 1], factors: [factor; BINS], level: 0.0 }
@@ -161,7 +161,7 @@ impl Spread {
         put(words, &[self.level]);
     }
 
-    pub(super) fn read(words: &mut Words<'_>) -> Result<Self, InvalidModel> {
+    pub(super) fn read(words: &mut WordReader<'_>) -> Result<Self, InvalidModel> {
         Ok(Self { ends: words.numbers(&(0.0..=f32::MAX))?, factors: words.numbers(&FACTORS)?, level: words.number(&LEVELS)? })
     }
 }

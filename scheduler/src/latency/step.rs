@@ -4,13 +4,13 @@
 //! to all before it. A decode step of a batch of `B` with `K` tokens of context takes `e0 + e1 B + e2 K` ms. Both times a speed of the endpoint.
 
 mod learner;
-pub use learner::{FirstToken, Gap, Learner};
+pub use learner::{FirstToken, StepLearner, TokenGap};
 
 use std::ops::RangeInclusive;
 
-use super::words::{InvalidModel, Words, put};
-use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Incarnation};
-use crate::in_flight::Load;
+use super::words::{InvalidModel, WordReader, put};
+use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation};
+use crate::in_flight::EndpointLoad;
 
 /// What the steps of a pool's engines cost, in ms. The default is deliberately rough: the learner corrects it within some tens of requests.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,13 +22,13 @@ pub struct StepModel {
     /// Tokens that a request puts out, on average.
     output_tokens: f32,
     /// By slot.
-    speeds: Box<[Speed]>,
+    speeds: Box<[EndpointSpeed]>,
 }
 
 /// How many times as long as by the pool's model one endpoint takes.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Speed {
-    incarnation: Incarnation,
+struct EndpointSpeed {
+    generation: Generation,
     prefill: f32,
     decode: f32,
 }
@@ -48,7 +48,7 @@ const OUTPUT_TOKENS: RangeInclusive<f32> = 1.0..=1_000_000.0;
 /// again get, all requests.
 const SPEEDS: RangeInclusive<f32> = 0.05..=20.0;
 
-const AVERAGE: Speed = Speed { incarnation: Incarnation(0), prefill: 1.0, decode: 1.0 };
+const AVERAGE: EndpointSpeed = EndpointSpeed { generation: Generation(0), prefill: 1.0, decode: 1.0 };
 
 /// The first word of a step model.
 const LAYOUT: u32 = 0x5731;
@@ -80,7 +80,7 @@ impl StepModel {
         }
         if let Some(speed) = speeds.get_mut(slot) {
             let (prefill, decode) = (nearest(prefill, &SPEEDS), nearest(decode, &SPEEDS));
-            *speed = Speed { incarnation: endpoint.incarnation, prefill, decode };
+            *speed = EndpointSpeed { generation: endpoint.generation, prefill, decode };
         }
         Self { speeds: speeds.into(), ..self }
     }
@@ -109,7 +109,7 @@ impl StepModel {
     /// to the end of `output` tokens, ms.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "times are no better known than to seven digits")]
-    pub fn expected_ms(&self, endpoint: EndpointRef, load: &Load, uncached: f32, prompt: f32, output: f32) -> (f32, f32) {
+    pub fn expected_ms(&self, endpoint: EndpointRef, load: &EndpointLoad, uncached: f32, prompt: f32, output: f32) -> (f32, f32) {
         let ((prefill_speed, decode_speed), [_, per_token, _]) = (self.speed(endpoint), self.prefill);
         let waiting = per_token * load.prefills.uncached_tokens as f32;
         let first_token = prefill_speed * (waiting + self.prefill_ms(uncached, prompt));
@@ -136,10 +136,10 @@ impl StepModel {
     }
 
     /// How many times as long as an average endpoint this one takes: for a prefill, and for a decode step. 1 where nothing is known of this
-    /// incarnation.
+    /// generation.
     #[must_use]
     pub fn speed(&self, endpoint: EndpointRef) -> (f32, f32) {
-        let speed = self.speeds.get(usize::from(endpoint.slot.0)).filter(|speed| speed.incarnation == endpoint.incarnation);
+        let speed = self.speeds.get(usize::from(endpoint.slot.0)).filter(|speed| speed.generation == endpoint.generation);
         speed.map_or((1.0, 1.0), |speed| (speed.prefill, speed.decode))
     }
 
@@ -149,7 +149,7 @@ impl StepModel {
         let mut words = vec![LAYOUT];
         self.put_costs(&mut words);
         for speed in &self.speeds {
-            words.push(speed.incarnation.0);
+            words.push(speed.generation.0);
             put(&mut words, &[speed.prefill, speed.decode]);
         }
         words
@@ -161,15 +161,15 @@ impl StepModel {
     /// [`InvalidModel`]; nothing of it may then be used.
     pub fn from_words(words: &[u32]) -> Result<Self, InvalidModel> {
         let count = words.len();
-        let mut words = Words::of(words, LAYOUT)?;
+        let mut words = WordReader::of(words, LAYOUT)?;
         let mut model = Self::read_costs(&mut words)?;
         let mut speeds = Vec::new();
         while !words.ended() {
             if speeds.len() >= ENDPOINTS_MAX {
                 return Err(InvalidModel::Length(count));
             }
-            let incarnation = Incarnation(words.word()?);
-            speeds.push(Speed { incarnation, prefill: words.number(&SPEEDS)?, decode: words.number(&SPEEDS)? });
+            let generation = Generation(words.word()?);
+            speeds.push(EndpointSpeed { generation, prefill: words.number(&SPEEDS)?, decode: words.number(&SPEEDS)? });
         }
         model.speeds = speeds.into();
         Ok(model)
@@ -183,7 +183,7 @@ impl StepModel {
     }
 
     /// Reads what [`Self::put_costs`] wrote.
-    pub(super) fn read_costs(words: &mut Words<'_>) -> Result<Self, InvalidModel> {
+    pub(super) fn read_costs(words: &mut WordReader<'_>) -> Result<Self, InvalidModel> {
         let (prefill, decode) = (words.numbers(&COEFFICIENTS)?, words.numbers(&COEFFICIENTS)?);
         Ok(Self { prefill, decode, output_tokens: words.number(&OUTPUT_TOKENS)?, speeds: Box::default() })
     }
@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_is_not_let_in() {
-        let endpoint = EndpointRef { slot: Slot(2), incarnation: Incarnation(5) };
+        let endpoint = EndpointRef { slot: Slot(2), generation: Generation(5) };
         let model = StepModel::of([f32::NAN, -1.0, f32::INFINITY], [0.0; 3], f32::NAN).with_speed(endpoint, f32::NAN, 1e9);
         assert_eq!((model.prefill(), model.output_tokens(), model.speed(endpoint)), ([0.0, 0.0, 10_000.0], 1.0, (0.05, 20.0)));
         let beyond = EndpointRef { slot: Slot(1024), ..endpoint };
@@ -234,8 +234,8 @@ mod tests {
             prefill in prop::array::uniform3(0.0_f32..10.0),
             speeds in prop::collection::vec((0_u16..40, any::<u32>(), 0.1_f32..10.0, 0.1_f32..10.0), 0..20),
         ) {
-            let model = speeds.iter().fold(StepModel::of(prefill, prefill, 77.0), |model, &(slot, incarnation, p, d)| {
-                model.with_speed(EndpointRef { slot: Slot(slot), incarnation: Incarnation(incarnation) }, p, d)
+            let model = speeds.iter().fold(StepModel::of(prefill, prefill, 77.0), |model, &(slot, generation, p, d)| {
+                model.with_speed(EndpointRef { slot: Slot(slot), generation: Generation(generation) }, p, d)
             });
             prop_assert_eq!(StepModel::from_words(&model.words()), Ok(model));
         }

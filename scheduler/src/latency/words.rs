@@ -20,14 +20,14 @@ pub enum InvalidModel {
 }
 
 /// Reads words one after the other.
-pub(super) struct Words<'w> {
+pub(super) struct WordReader<'w> {
     words: &'w [u32],
     at: usize,
 }
 
-// === impl Words ===
+// === impl WordReader ===
 
-impl<'w> Words<'w> {
+impl<'w> WordReader<'w> {
     /// Of a model in this layout, which is its first word.
     pub(super) fn of(words: &'w [u32], layout: u32) -> Result<Self, InvalidModel> {
         if words.len() > WORDS_MAX {

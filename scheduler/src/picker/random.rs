@@ -1,32 +1,32 @@
 //! `random-picker`: any candidate, each as likely.
 
 use crate::candidates::Candidates;
-use crate::decision::Ranked;
+use crate::decision::RankedList;
 use crate::picker::{LIST_LENGTH, list_length, rank};
-use crate::plugin::{InvalidParameter, Parameters, Picker, for_people};
-use crate::plugin_type::{Kind, Plugin, PluginType};
+use crate::plugin::{InvalidParameter, Parameters, Picker, readable};
+use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::rng::Rng;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "random-picker",
-    kind: Kind::Picker,
-    doc: for_people("A random order; scores have no effect."),
-    source: for_people("llm-d-router, picker/random"),
+    kind: PluginKind::Picker,
+    doc: readable("A random order; scores have no effect."),
+    source: readable("llm-d-router, picker/random"),
     parameters: &[LIST_LENGTH],
     needs: &[],
     build,
 };
 
 #[derive(Debug)]
-struct Random;
+struct RandomPicker;
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
     list_length(parameters)?;
-    Ok(Plugin::Picker(Box::new(Random)))
+    Ok(Plugin::Picker(Box::new(RandomPicker)))
 }
 
-impl Picker for Random {
-    fn pick(&self, candidates: &Candidates, max: usize, rng: &mut Rng) -> Option<Ranked> {
+impl Picker for RandomPicker {
+    fn pick(&self, candidates: &Candidates, max: usize, rng: &mut Rng) -> Option<RankedList> {
         rank(candidates, max, rng, |_, _| 0.0)
     }
 }

@@ -4,7 +4,7 @@ use super::spec::{InvalidPipeline, PLUGINS_MAX, PipelineSpec, ProfilePlugin, Pro
 use crate::picker;
 use crate::plugin_type::Plugin;
 use crate::run::Profile;
-use crate::settings::Producer;
+use crate::settings::ProducerSetting;
 
 /// Makes a profile from the plugins it names.
 pub(super) fn build(profile: &ProfileSpec, pipeline: &PipelineSpec) -> Result<Profile, InvalidPipeline> {
@@ -17,7 +17,7 @@ pub(super) fn build(profile: &ProfileSpec, pipeline: &PipelineSpec) -> Result<Pr
         filters: Vec::new(),
         scorers: Vec::new(),
         shedders: Vec::new(),
-        picker: Box::new(picker::max_score::MaxScore),
+        picker: Box::new(picker::max_score::MaxScorePicker),
         listed: None,
         ranked_max,
     };
@@ -47,7 +47,7 @@ pub(super) fn build(profile: &ProfileSpec, pipeline: &PipelineSpec) -> Result<Pr
                 built.listed = picker::list_length(&parameters).map_err(|error| plugin.refuse(error))?;
             }
             // The reference's files name these in profiles.
-            Plugin::Producer(Producer::Latency(_) | Producer::Tracker) => {}
+            Plugin::Producer(ProducerSetting::Latency(_) | ProducerSetting::Tracker) => {}
             Plugin::ProfileHandler(_)
             | Plugin::Decider(_)
             | Plugin::Admitter(_)

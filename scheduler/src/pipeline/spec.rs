@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::decision::RANKED_MAX;
-use crate::plugin::{InvalidParameter, Parameters, Value, write_known};
+use crate::plugin::{InvalidParameter, ParameterValue, Parameters, write_known};
 use crate::registry::{PLUGINS, Plugin, lookup};
 
 /// A pipeline as configuration says it: plain data, in the order written.
@@ -31,7 +31,7 @@ pub struct PluginSpec {
     /// The name it is referred to and explained by; the type when empty.
     pub name: String,
     /// Given parameters.
-    pub parameters: Vec<(String, Value)>,
+    pub parameters: Vec<(String, ParameterValue)>,
 }
 
 /// Filters, weighted scorers and a picker, run one after another.

@@ -1,12 +1,12 @@
 use super::*;
-use crate::plugin::Value;
+use crate::plugin::ParameterValue;
 
 fn spec(plugins: Vec<(PluginSpec, f64)>) -> PipelineSpec {
     PipelineSpec::of_one_profile("test", plugins, 3)
 }
 
 fn plugin(plugin_type: &str, name: &str, weight: f64, parameters: &[(&str, f64)]) -> (PluginSpec, f64) {
-    let parameters = parameters.iter().map(|&(name, value)| (name.to_owned(), Value::Number(value))).collect();
+    let parameters = parameters.iter().map(|&(name, value)| (name.to_owned(), ParameterValue::Number(value))).collect();
     (PluginSpec { plugin_type: plugin_type.to_owned(), name: name.to_owned(), parameters }, weight)
 }
 
@@ -23,7 +23,7 @@ fn the_default_pipeline_builds() {
     let pipeline = Pipeline::build(&PipelineSpec::default()).unwrap();
     assert_eq!(scorers(&pipeline), [("marginal-cost-scorer", 1.0)]);
     assert_eq!(pipeline.profiles().only().unwrap().ranked_max, 3);
-    assert_eq!(pipeline.production(), &Production::with_defaults().unwrap());
+    assert_eq!(pipeline.production(), &ProducerSettings::with_defaults().unwrap());
     assert!(pipeline.session_tokens().is_empty() && !pipeline.disaggregates());
 }
 

@@ -2,12 +2,12 @@
 
 use crate::endpoint::EndpointIndex;
 use crate::endpoint_table::EndpointTable;
-use crate::in_flight::Load;
-use crate::local::Local;
+use crate::in_flight::EndpointLoad;
+use crate::local_state::LocalState;
 use crate::metrics::EndpointMetrics;
 use crate::predictions::{EndpointPrediction, Predictions};
 use crate::request::Request;
-use crate::settings::Production;
+use crate::settings::ProducerSettings;
 
 /// All a plugin may look at.
 #[derive(Clone, Copy, Debug)]
@@ -17,9 +17,9 @@ pub struct Context<'a> {
     /// The request.
     pub request: &'a Request<'a>,
     /// The proxy's own state.
-    pub local: Local<'a>,
+    pub local: LocalState<'a>,
     /// What producers set.
-    pub settings: &'a Production,
+    pub settings: &'a ProducerSettings,
     /// Is latency predicted in this pool?
     pub predicts: bool,
     /// What the request would see at each endpoint; predicted when the first plugin reads it.
@@ -66,7 +66,7 @@ impl<'a> Context<'a> {
 
     /// What the proxy has outstanding there.
     #[must_use]
-    pub fn load(&self, endpoint: EndpointIndex) -> Load {
+    pub fn load(&self, endpoint: EndpointIndex) -> EndpointLoad {
         self.table.id(endpoint).map(|id| self.local.in_flight.load(id)).unwrap_or_default()
     }
 

@@ -13,7 +13,7 @@ use super::closest::closest;
 
 /// The value of a parameter, as configuration and wire carry it.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Value {
+pub enum ParameterValue {
     /// A number; whether it must be whole or bounded, the plugin says.
     Number(f64),
     /// true or false.
@@ -21,9 +21,9 @@ pub enum Value {
     /// Text.
     Text(String),
     /// Values in order.
-    List(Vec<Value>),
+    List(Vec<ParameterValue>),
     /// Values by name, in the order written.
-    Map(Vec<(String, Value)>),
+    Map(Vec<(String, ParameterValue)>),
 }
 
 /// How deep lists and maps may lie in one another: a list of maps of lists is all that any plugin takes, and reading recurses.
@@ -38,14 +38,14 @@ pub struct Parameter {
     /// Its name, as in the reference's configuration files.
     pub name: &'static str,
     /// What it has when not given.
-    pub default: Default,
+    pub default: ParameterDefault,
     /// Meaning, unit and range, in one line.
     pub doc: &'static str,
 }
 
 /// A default that can stand in a static table.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Default {
+pub enum ParameterDefault {
     /// A number.
     Number(f64),
     /// true or false.
@@ -103,20 +103,20 @@ pub enum InvalidParameter {
 #[derive(Clone, Copy, Debug)]
 pub struct Parameters<'a> {
     known: &'static [Parameter],
-    given: &'a [(String, Value)],
+    given: &'a [(String, ParameterValue)],
 }
 
 /// A default or a given value, for reading.
-enum Found<'a> {
+enum ParameterSource<'a> {
     Number(f64),
     Flag(bool),
     Text(&'a str),
-    Structured(Option<&'a Value>),
+    Structured(Option<&'a ParameterValue>),
 }
 
-// === impl Value ===
+// === impl ParameterValue ===
 
-impl Value {
+impl ParameterValue {
     /// Is it as shallow and as small as a parameter may be?
     #[must_use]
     pub fn within_bounds(&self) -> bool {
@@ -142,7 +142,7 @@ impl<'a> Parameters<'a> {
     ///
     /// # Errors
     /// [`InvalidParameter`] names the first that is not.
-    pub fn check(known: &'static [Parameter], given: &'a [(String, Value)]) -> Result<Self, InvalidParameter> {
+    pub fn check(known: &'static [Parameter], given: &'a [(String, ParameterValue)]) -> Result<Self, InvalidParameter> {
         for (at, (name, value)) in given.iter().enumerate() {
             let parameter = find(known, name)?;
             if given.iter().skip(at + 1).any(|(other, _)| other == name) {
@@ -152,15 +152,17 @@ impl<'a> Parameters<'a> {
                 return Err(InvalidParameter::TooLarge(name.clone()));
             }
             match (value, parameter.default) {
-                (Value::Text(text), Default::Required) if text.is_empty() => return Err(InvalidParameter::Missing(name.clone())),
-                (Value::Number(_), Default::Number(_) | Default::RequiredNumber)
-                | (Value::Flag(_), Default::Flag(_))
-                | (Value::Text(_), Default::Text(_) | Default::Required)
-                | (Value::List(_) | Value::Map(_), Default::Structured(_)) => {}
-                (_, Default::Number(_) | Default::RequiredNumber) => return Err(wrong_type(name, "a number")),
-                (_, Default::Flag(_)) => return Err(wrong_type(name, "true or false")),
-                (_, Default::Text(_) | Default::Required) => return Err(wrong_type(name, "text")),
-                (_, Default::Structured(shape)) => return Err(wrong_type(name, shape)),
+                (ParameterValue::Text(text), ParameterDefault::Required) if text.is_empty() => {
+                    return Err(InvalidParameter::Missing(name.clone()));
+                }
+                (ParameterValue::Number(_), ParameterDefault::Number(_) | ParameterDefault::RequiredNumber)
+                | (ParameterValue::Flag(_), ParameterDefault::Flag(_))
+                | (ParameterValue::Text(_), ParameterDefault::Text(_) | ParameterDefault::Required)
+                | (ParameterValue::List(_) | ParameterValue::Map(_), ParameterDefault::Structured(_)) => {}
+                (_, ParameterDefault::Number(_) | ParameterDefault::RequiredNumber) => return Err(wrong_type(name, "a number")),
+                (_, ParameterDefault::Flag(_)) => return Err(wrong_type(name, "true or false")),
+                (_, ParameterDefault::Text(_) | ParameterDefault::Required) => return Err(wrong_type(name, "text")),
+                (_, ParameterDefault::Structured(shape)) => return Err(wrong_type(name, shape)),
             }
         }
         Ok(Self { known, given })
@@ -172,8 +174,8 @@ impl<'a> Parameters<'a> {
     /// [`InvalidParameter`] when it is outside, or the parameter is no number.
     pub fn number(&self, name: &str, range: RangeInclusive<f64>) -> Result<f64, InvalidParameter> {
         match self.find(name)? {
-            (_, Found::Number(number)) if range.contains(&number) => Ok(number),
-            (parameter, Found::Number(_)) => Err(out_of_range(parameter)),
+            (_, ParameterSource::Number(number)) if range.contains(&number) => Ok(number),
+            (parameter, ParameterSource::Number(_)) => Err(out_of_range(parameter)),
             _ => Err(wrong_type(name, "a number")),
         }
     }
@@ -208,7 +210,7 @@ impl<'a> Parameters<'a> {
     /// [`InvalidParameter`] when the parameter is no flag.
     pub fn flag(&self, name: &str) -> Result<bool, InvalidParameter> {
         match self.find(name)? {
-            (_, Found::Flag(flag)) => Ok(flag),
+            (_, ParameterSource::Flag(flag)) => Ok(flag),
             _ => Err(wrong_type(name, "true or false")),
         }
     }
@@ -219,7 +221,7 @@ impl<'a> Parameters<'a> {
     /// [`InvalidParameter`] when the parameter is no text.
     pub fn text(&self, name: &str) -> Result<&'a str, InvalidParameter> {
         match self.find(name)? {
-            (_, Found::Text(text)) => Ok(text),
+            (_, ParameterSource::Text(text)) => Ok(text),
             _ => Err(wrong_type(name, "text")),
         }
     }
@@ -246,9 +248,9 @@ impl<'a> Parameters<'a> {
     ///
     /// # Errors
     /// [`InvalidParameter`] when the parameter is not structured.
-    pub fn structured(&self, name: &str) -> Result<Option<&'a Value>, InvalidParameter> {
+    pub fn structured(&self, name: &str) -> Result<Option<&'a ParameterValue>, InvalidParameter> {
         match self.find(name)? {
-            (_, Found::Structured(value)) => Ok(value),
+            (_, ParameterSource::Structured(value)) => Ok(value),
             _ => Err(wrong_type(name, "a list or map")),
         }
     }
@@ -257,9 +259,9 @@ impl<'a> Parameters<'a> {
     ///
     /// # Errors
     /// [`InvalidParameter`] when it is a list, or the parameter is not structured.
-    pub fn map(&self, name: &str) -> Result<&'a [(String, Value)], InvalidParameter> {
+    pub fn map(&self, name: &str) -> Result<&'a [(String, ParameterValue)], InvalidParameter> {
         match self.structured(name)? {
-            Some(Value::Map(entries)) => Ok(entries),
+            Some(ParameterValue::Map(entries)) => Ok(entries),
             None => Ok(&[]),
             Some(_) => Err(wrong_type(name, self.shape(name))),
         }
@@ -269,9 +271,9 @@ impl<'a> Parameters<'a> {
     ///
     /// # Errors
     /// [`InvalidParameter`] when it is a map, or the parameter is not structured.
-    pub fn list(&self, name: &str) -> Result<&'a [Value], InvalidParameter> {
+    pub fn list(&self, name: &str) -> Result<&'a [ParameterValue], InvalidParameter> {
         match self.structured(name)? {
-            Some(Value::List(values)) => Ok(values),
+            Some(ParameterValue::List(values)) => Ok(values),
             None => Ok(&[]),
             Some(_) => Err(wrong_type(name, self.shape(name))),
         }
@@ -282,8 +284,9 @@ impl<'a> Parameters<'a> {
     /// # Errors
     /// [`InvalidParameter`] when it is no list, or holds anything but text.
     pub fn texts(&self, name: &str) -> Result<Vec<&'a str>, InvalidParameter> {
-        let text =
-            |value: &'a Value| if let Value::Text(text) = value { Ok(text.as_str()) } else { Err(wrong_type(name, self.shape(name))) };
+        let text = |value: &'a ParameterValue| {
+            if let ParameterValue::Text(text) = value { Ok(text.as_str()) } else { Err(wrong_type(name, self.shape(name))) }
+        };
         self.list(name)?.iter().map(text).collect()
     }
 
@@ -293,11 +296,11 @@ impl<'a> Parameters<'a> {
     /// [`InvalidParameter`] when it is no map, holds anything but text, or names a key twice.
     pub fn text_map(&self, name: &str) -> Result<Vec<(&'a str, &'a str)>, InvalidParameter> {
         let entries = self.map(name)?;
-        let entry = |(at, (key, value)): (usize, &'a (String, Value))| {
+        let entry = |(at, (key, value)): (usize, &'a (String, ParameterValue))| {
             if entries.iter().skip(at + 1).any(|(other, _)| other == key) {
                 return Err(within(name.to_owned(), InvalidParameter::Duplicate(key.clone())));
             }
-            if let Value::Text(text) = value { Ok((key.as_str(), text.as_str())) } else { Err(wrong_type(name, self.shape(name))) }
+            if let ParameterValue::Text(text) = value { Ok((key.as_str(), text.as_str())) } else { Err(wrong_type(name, self.shape(name))) }
         };
         entries.iter().enumerate().map(entry).collect()
     }
@@ -342,8 +345,8 @@ impl<'a> Parameters<'a> {
         known: &'static [Parameter],
         read: impl Fn(&Parameters<'a>) -> Result<T, InvalidParameter>,
     ) -> Result<Vec<T>, InvalidParameter> {
-        let item = |(at, value): (usize, &'a Value)| {
-            let Value::Map(entries) = value else { return Err(wrong_type(name, self.shape(name))) };
+        let item = |(at, value): (usize, &'a ParameterValue)| {
+            let ParameterValue::Map(entries) = value else { return Err(wrong_type(name, self.shape(name))) };
             Self::check(known, entries).and_then(|nested| read(&nested)).map_err(|error| within(format!("{name}[{at}]"), error))
         };
         self.list(name)?.iter().enumerate().map(item).collect()
@@ -358,24 +361,24 @@ impl<'a> Parameters<'a> {
     /// How the parameter's value is written, for messages.
     fn shape(&self, name: &str) -> &'static str {
         match self.known.iter().find(|parameter| parameter.name == name).map(|parameter| parameter.default) {
-            Some(Default::Structured(shape)) => shape,
+            Some(ParameterDefault::Structured(shape)) => shape,
             _ => "a list or map",
         }
     }
 
-    fn find(&self, name: &str) -> Result<(&'static Parameter, Found<'a>), InvalidParameter> {
+    fn find(&self, name: &str) -> Result<(&'static Parameter, ParameterSource<'a>), InvalidParameter> {
         let parameter = find(self.known, name)?;
         let found = match self.given.iter().find(|(given, _)| given == name).map(|(_, value)| value) {
-            Some(Value::Number(number)) => Found::Number(*number),
-            Some(Value::Flag(flag)) => Found::Flag(*flag),
-            Some(Value::Text(text)) => Found::Text(text),
-            Some(value @ (Value::List(_) | Value::Map(_))) => Found::Structured(Some(value)),
+            Some(ParameterValue::Number(number)) => ParameterSource::Number(*number),
+            Some(ParameterValue::Flag(flag)) => ParameterSource::Flag(*flag),
+            Some(ParameterValue::Text(text)) => ParameterSource::Text(text),
+            Some(value @ (ParameterValue::List(_) | ParameterValue::Map(_))) => ParameterSource::Structured(Some(value)),
             None => match parameter.default {
-                Default::Number(number) => Found::Number(number),
-                Default::Flag(flag) => Found::Flag(flag),
-                Default::Text(text) => Found::Text(text),
-                Default::Required | Default::RequiredNumber => return Err(InvalidParameter::Missing(name.to_owned())),
-                Default::Structured(_) => Found::Structured(None),
+                ParameterDefault::Number(number) => ParameterSource::Number(number),
+                ParameterDefault::Flag(flag) => ParameterSource::Flag(flag),
+                ParameterDefault::Text(text) => ParameterSource::Text(text),
+                ParameterDefault::Required | ParameterDefault::RequiredNumber => return Err(InvalidParameter::Missing(name.to_owned())),
+                ParameterDefault::Structured(_) => ParameterSource::Structured(None),
             },
         };
         Ok((parameter, found))
@@ -434,7 +437,7 @@ pub(crate) fn write_known(f: &mut fmt::Formatter<'_>, name: &str, known: impl It
     known.enumerate().try_for_each(|(at, name)| write!(f, "{} `{name}`", if at == 0 { "" } else { "," }))
 }
 
-impl fmt::Display for Default {
+impl fmt::Display for ParameterDefault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Number(number) => number.fmt(f),

@@ -1,17 +1,17 @@
 //! Parameters that name a producer.
 
-use super::parameters::{Default, InvalidParameter, Parameter, Parameters};
-use crate::text::for_people;
+use super::parameters::{InvalidParameter, Parameter, ParameterDefault, Parameters};
+use crate::text::readable;
 
 /// A reference from a plugin to who produces what it reads. There is one of each kind here, declared or not, so the name changes nothing.
 pub(crate) const PRODUCER_NAME: Parameter =
-    Parameter { name: "", default: Default::Text(""), doc: for_people("no effect: each producer exists once, declared or not") };
+    Parameter { name: "", default: ParameterDefault::Text(""), doc: readable("no effect: each producer exists once, declared or not") };
 
 /// Who produces an endpoint's attributes.
 pub(crate) const METRICS_EXTRACTOR: Parameter = Parameter {
     name: "producer",
-    default: Default::Text(""),
-    doc: for_people("core-metrics-extractor or empty: no other plugin produces attributes"),
+    default: ParameterDefault::Text(""),
+    doc: readable("core-metrics-extractor or empty: no other plugin produces attributes"),
 };
 
 /// The key of an attribute. With a slash it is the older spelling `KEY/PRODUCER`, which would match nothing, unless the producer is given.

@@ -10,89 +10,93 @@
 //! Source: llm-d-router, scheduling/util/sessionaffinity. Thaler and Ravishankar, "Using name-based mappings to increase hit rates", 1998.
 
 use super::context::Context;
-use super::parameters::{Default, InvalidParameter, Parameter, Parameters};
+use super::parameters::{InvalidParameter, Parameter, ParameterDefault, Parameters};
 use crate::endpoint::EndpointIndex;
 use crate::rng::Rng;
 use crate::session::{SessionToken, decode_token, name_hash};
-use crate::text::for_people;
+use crate::text::readable;
 
-pub(crate) const SOURCE: &str = for_people("llm-d-router, scheduling/util/sessionaffinity");
+pub(crate) const SOURCE: &str = readable("llm-d-router, scheduling/util/sessionaffinity");
 
 /// Parameters of the scorer and the filter alike.
 pub(crate) const PARAMETERS: &[Parameter] = &[
     Parameter {
         name: "strategy",
-        default: Default::Text("encoded_endpoint_header"),
-        doc: for_people("encoded_endpoint_header or session_id"),
+        default: ParameterDefault::Text("encoded_endpoint_header"),
+        doc: readable("encoded_endpoint_header or session_id"),
     },
     Parameter {
         name: "encodedEndpointHeaderConfig",
-        default: Default::Structured("{header: x-session-token}"),
-        doc: for_people("request and response header that carries the token"),
+        default: ParameterDefault::Structured("{header: x-session-token}"),
+        doc: readable("request and response header that carries the token"),
     },
     Parameter {
         name: "sessionIdConfig",
-        default: Default::Structured("{sources: [{header: x-session-id}], evictionTtlSeconds, evictionSweepSeconds}"),
-        doc: for_people(
+        default: ParameterDefault::Structured("{sources: [{header: x-session-id}], evictionTtlSeconds, evictionSweepSeconds}"),
+        doc: readable(
             "sources of the id, the first present wins: {header: NAME} or {attribute: agent-identity}; nothing is stored, so the eviction settings have no effect",
         ),
     },
     Parameter {
         name: "profileName",
-        default: Default::Text(""),
-        doc: for_people("profile whose pick the token names; empty: the served endpoint"),
+        default: ParameterDefault::Text(""),
+        doc: readable("profile whose pick the token names; empty: the served endpoint"),
     },
 ];
 
 const TOKEN_HEADER: &[Parameter] =
-    &[Parameter { name: "header", default: Default::Text("x-session-token"), doc: for_people("a header name") }];
+    &[Parameter { name: "header", default: ParameterDefault::Text("x-session-token"), doc: readable("a header name") }];
 const SESSION_ID: &[Parameter] = &[
     Parameter {
         name: "sources",
-        default: Default::Structured("[{header: NAME} or {attribute: agent-identity}]"),
-        doc: for_people("in order of priority"),
+        default: ParameterDefault::Structured("[{header: NAME} or {attribute: agent-identity}]"),
+        doc: readable("in order of priority"),
     },
-    Parameter { name: "evictionTtlSeconds", default: Default::Number(300.0), doc: for_people("no effect: nothing is remembered; above 0") },
+    Parameter {
+        name: "evictionTtlSeconds",
+        default: ParameterDefault::Number(300.0),
+        doc: readable("no effect: nothing is remembered; above 0"),
+    },
     Parameter {
         name: "evictionSweepSeconds",
-        default: Default::Number(10.0),
-        doc: for_people("no effect: nothing is remembered; above 0"),
+        default: ParameterDefault::Number(10.0),
+        doc: readable("no effect: nothing is remembered; above 0"),
     },
 ];
 const ID_SOURCE: &[Parameter] = &[
     Parameter {
         name: "header",
-        default: Default::Text(""),
-        doc: for_people("a header name; exactly one of header and attribute must be given"),
+        default: ParameterDefault::Text(""),
+        doc: readable("a header name; exactly one of header and attribute must be given"),
     },
-    Parameter { name: "attribute", default: Default::Text(""), doc: for_people("agent-identity; there is no other") },
-    Parameter { name: "producer", default: Default::Text(""), doc: for_people("empty, or agent-identity") },
+    Parameter { name: "attribute", default: ParameterDefault::Text(""), doc: readable("agent-identity; there is no other") },
+    Parameter { name: "producer", default: ParameterDefault::Text(""), doc: readable("empty, or agent-identity") },
 ];
 
 const ID_HEADER: &str = "x-session-id";
 
 /// How the requests of one plugin are told apart by session.
 #[derive(Debug)]
-pub(crate) struct Session {
-    strategy: Strategy,
+pub(crate) struct SessionAffinity {
+    strategy: SessionStrategy,
     headers: Box<[Box<str>]>,
 }
 
 #[derive(Debug)]
-enum Strategy {
+enum SessionStrategy {
     Token(SessionToken),
-    Id(Box<[IdSource]>),
+    Id(Box<[SessionIdSource]>),
 }
 
 #[derive(Debug)]
-enum IdSource {
+enum SessionIdSource {
     Header(Box<str>),
     AgentIdentity,
 }
 
-// === impl Session ===
+// === impl SessionAffinity ===
 
-impl Session {
+impl SessionAffinity {
     pub(crate) fn read(parameters: &Parameters<'_>) -> Result<Self, InvalidParameter> {
         let by_id = parameters.choice("strategy", &[("encoded_endpoint_header", false), ("session_id", true)])?;
         let header = parameters.nested("encodedEndpointHeaderConfig", TOKEN_HEADER, |config| config.header("header"))?;
@@ -100,22 +104,22 @@ impl Session {
         if !by_id {
             let header = header.unwrap_or_else(|| TOKEN_HEADER_NAME.into());
             let token = SessionToken { header: header.clone(), profile: parameters.text("profileName")?.into() };
-            return Ok(Self { strategy: Strategy::Token(token), headers: Box::new([header]) });
+            return Ok(Self { strategy: SessionStrategy::Token(token), headers: Box::new([header]) });
         }
-        let sources = if sources.is_empty() { vec![IdSource::Header(ID_HEADER.into())] } else { sources };
-        let headers = sources.iter().flat_map(IdSource::headers).collect();
-        Ok(Self { strategy: Strategy::Id(sources.into()), headers })
+        let sources = if sources.is_empty() { vec![SessionIdSource::Header(ID_HEADER.into())] } else { sources };
+        let headers = sources.iter().flat_map(SessionIdSource::headers).collect();
+        Ok(Self { strategy: SessionStrategy::Id(sources.into()), headers })
     }
 
     /// Whom of `endpoints` the request's session is at; `None` when it has no session, or the session's endpoint is not among them.
     pub(crate) fn endpoint(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> Option<EndpointIndex> {
         match &self.strategy {
-            Strategy::Token(token) => {
+            SessionStrategy::Token(token) => {
                 let name = decode_token(context.request.header(&token.header)?)?;
                 let named = |index: &EndpointIndex| context.table.endpoint(*index).is_some_and(|e| e.name.as_bytes() == name);
                 endpoints.iter().copied().find(named)
             }
-            Strategy::Id(sources) => {
+            SessionStrategy::Id(sources) => {
                 let id = sources.iter().filter_map(|source| source.read(context)).map(str::trim).find(|id| !id.is_empty())?;
                 let id = name_hash(id);
                 endpoints.iter().copied().max_by_key(|&index| weight(id, context.table.name_hash(index)))
@@ -130,13 +134,13 @@ impl Session {
 
     /// The response header that its clients send back, if it has one.
     pub(crate) fn token(&self) -> Option<&SessionToken> {
-        if let Strategy::Token(token) = &self.strategy { Some(token) } else { None }
+        if let SessionStrategy::Token(token) = &self.strategy { Some(token) } else { None }
     }
 }
 
-// === impl IdSource ===
+// === impl SessionIdSource ===
 
-impl IdSource {
+impl SessionIdSource {
     fn headers(&self) -> Vec<Box<str>> {
         match self {
             Self::Header(name) => vec![name.clone()],
@@ -155,7 +159,7 @@ impl IdSource {
 
 const TOKEN_HEADER_NAME: &str = "x-session-token";
 
-fn sources(config: &Parameters<'_>) -> Result<Vec<IdSource>, InvalidParameter> {
+fn sources(config: &Parameters<'_>) -> Result<Vec<SessionIdSource>, InvalidParameter> {
     for unused in ["evictionTtlSeconds", "evictionSweepSeconds"] {
         config.number(unused, f64::MIN_POSITIVE..=f64::MAX)?;
     }
@@ -163,8 +167,8 @@ fn sources(config: &Parameters<'_>) -> Result<Vec<IdSource>, InvalidParameter> {
         source.choice("producer", &[("", ()), ("agent-identity", ())])?;
         let attribute = source.choice("attribute", &[("", false), ("agent-identity", true)])?;
         match (source.text("header")?.is_empty(), attribute) {
-            (false, false) => source.header("header").map(IdSource::Header),
-            (true, true) => Ok(IdSource::AgentIdentity),
+            (false, false) => source.header("header").map(SessionIdSource::Header),
+            (true, true) => Ok(SessionIdSource::AgentIdentity),
             _ => Err(source.out_of_range("header")),
         }
     })

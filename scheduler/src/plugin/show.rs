@@ -4,7 +4,7 @@ use std::fmt;
 
 /// What writes a plugin's `Debug`. Were that the supertrait, the table of functions of each plugin would keep the code of it in the module
 /// inside the proxy, 10 KB for all of them, where nobody prints one.
-pub trait Show {
+pub trait PluginDebug {
     /// Writes it; in that module, nothing.
     ///
     /// # Errors
@@ -12,7 +12,7 @@ pub trait Show {
     fn show(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result;
 }
 
-impl<T: fmt::Debug> Show for T {
+impl<T: fmt::Debug> PluginDebug for T {
     fn show(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if cfg!(target_arch = "wasm32") { Ok(()) } else { self.fmt(f) }
     }

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// Something that must be there, or a plugin cannot tell endpoints apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum RequiredState {
     /// Requests waiting, as engines report them.
     QueueDepth,
     /// Requests running, as engines report them.
@@ -35,7 +35,7 @@ pub enum State {
     Latency,
 }
 
-impl fmt::Display for State {
+impl fmt::Display for RequiredState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::QueueDepth => "scraped: requests waiting",

@@ -3,7 +3,7 @@
 use crate::endpoint::EndpointIndex;
 use crate::endpoint_table::EndpointTable;
 use crate::latency::Conditions;
-use crate::local::Local;
+use crate::local_state::LocalState;
 use crate::metrics::EndpointMetrics;
 use crate::request::Request;
 
@@ -13,7 +13,7 @@ impl Conditions {
     /// What is true of the endpoint at `index` and of `request` now, before it counts there; nothing of a position that is not in the table.
     /// Scraped numbers that are too old are unknown.
     #[must_use]
-    pub fn at_pick(table: &EndpointTable, local: &Local<'_>, request: &Request<'_>, index: EndpointIndex) -> Self {
+    pub fn at_pick(table: &EndpointTable, local: &LocalState<'_>, request: &Request<'_>, index: EndpointIndex) -> Self {
         let (Some(endpoint), Some(said)) = (table.endpoint(index), table.metrics_of(index)) else { return Self::default() };
         let unknown = EndpointMetrics::default();
         let metrics = if local.metrics_stale { &unknown } else { said };
@@ -42,14 +42,14 @@ fn count(tokens: u64) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::endpoint::{Endpoint, EndpointRef, Incarnation, Readiness, Slot};
+    use crate::endpoint::{Endpoint, EndpointRef, Generation, Readiness, Slot};
     use crate::in_flight::InFlight;
     use crate::snapshot::{Snapshot, Version};
     use crate::{Pipeline, PipelineSpec, ProfileSpec};
 
     fn snapshot(metrics: EndpointMetrics) -> Snapshot {
         let endpoint = Endpoint {
-            id: EndpointRef { slot: Slot(3), incarnation: Incarnation(1) },
+            id: EndpointRef { slot: Slot(3), generation: Generation(1) },
             name: "a".into(),
             address: "10.0.0.1:1".into(),
             readiness: Readiness::Ready,
@@ -77,7 +77,7 @@ mod tests {
         ledger.first_token(&mut decoding, 100);
         let waiting = ledger.admit_prompt(at, 1_000, 400);
         let matched = [3];
-        let local = Local { matched_blocks: &matched, ..Local::new(&ledger) };
+        let local = LocalState { matched_blocks: &matched, ..LocalState::new(&ledger) };
         let request = Request { prompt_tokens: 200, prefix_block_tokens: 64, ..Request::default() };
         let index = snapshot.indices().next().unwrap();
         let fresh = Conditions {
@@ -92,7 +92,7 @@ mod tests {
         };
         assert_eq!(Conditions::at_pick(&snapshot, &local, &request, index), fresh);
         let stale = Conditions { queued: None, running: None, requests: 2.0, kv_utilization: None, ..fresh };
-        assert_eq!(Conditions::at_pick(&snapshot, &Local { metrics_stale: true, ..local }, &request, index), stale);
+        assert_eq!(Conditions::at_pick(&snapshot, &LocalState { metrics_stale: true, ..local }, &request, index), stale);
         ledger.release(decoding);
         ledger.release(waiting);
     }

@@ -2,8 +2,8 @@
 
 use super::hash::blocks_of;
 use super::index::PrefixIndex;
-use super::lookup::Matched;
-use super::owners::Reuse;
+use super::lookup::MatchLength;
+use super::owners::ReuseDistance;
 use crate::endpoint::EndpointRef;
 
 /// How much of a prompt an endpoint was believed to hold.
@@ -12,28 +12,28 @@ pub struct CacheEstimate {
     endpoint: EndpointRef,
     /// Hashes of the prompt, from the first, that it was believed to hold.
     known: usize,
-    held: Part,
-    may_hold: Part,
+    held: CachedPart,
+    may_hold: CachedPart,
 }
 
 /// So much of it, and how long ago it was given the last of that.
 #[derive(Clone, Copy, Debug)]
-struct Part {
+struct CachedPart {
     blocks: u32,
-    reuse: Option<Reuse>,
+    reuse: Option<ReuseDistance>,
 }
 
 impl PrefixIndex {
     /// [`Self::record`]s that `endpoint` is given a prompt of these hashes, of which it was believed to hold `known`.
-    pub fn place(&mut self, endpoint: EndpointRef, hashes: &[u64], known: Matched) -> CacheEstimate {
+    pub fn place(&mut self, endpoint: EndpointRef, hashes: &[u64], known: MatchLength) -> CacheEstimate {
         let part = |length: u32| {
             let last = length.checked_sub(1).and_then(|last| hashes.get(last as usize));
-            Part { blocks: blocks_of(hashes, length as usize), reuse: last.and_then(|&hash| self.reuse(endpoint, hash)) }
+            CachedPart { blocks: blocks_of(hashes, length as usize), reuse: last.and_then(|&hash| self.reuse(endpoint, hash)) }
         };
-        let held = part(known.held);
-        let may_hold = if known.may_hold > known.held { part(known.may_hold) } else { held };
+        let held = part(known.cached);
+        let may_hold = if known.maybe_cached > known.cached { part(known.maybe_cached) } else { held };
         self.record(endpoint, hashes);
-        CacheEstimate { endpoint, known: known.held as usize, held, may_hold }
+        CacheEstimate { endpoint, known: known.cached as usize, held, may_hold }
     }
 
     /// The endpoint never worked on the prompt of these hashes: what it was not believed to hold before, it does not hold now.
@@ -45,8 +45,8 @@ impl PrefixIndex {
     /// prompt was cached is the same in both; a sixteenth is left for templates and block ends. Where what was doubted is gone nothing is learned.
     pub fn told(&mut self, belief: &CacheEstimate, blocks: u32, cached: u32, prompt: u32) {
         let Some(held) = (u64::from(cached) * u64::from(blocks)).checked_div(u64::from(prompt)) else { return };
-        let slack = |part: Part| 1 + u64::from(part.blocks / 16);
-        let has = |part: Part| held + slack(part) >= u64::from(part.blocks);
+        let slack = |part: CachedPart| 1 + u64::from(part.blocks / 16);
+        let has = |part: CachedPart| held + slack(part) >= u64::from(part.blocks);
         // Less than the slack cannot be told apart.
         let doubts = u64::from(belief.may_hold.blocks) > u64::from(belief.held.blocks) + slack(belief.may_hold);
         let part = if doubts && has(belief.may_hold) { belief.may_hold } else { belief.held };
@@ -61,13 +61,13 @@ impl PrefixIndex {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::endpoint::{Incarnation, Slot};
+    use crate::endpoint::{Generation, Slot};
 
-    const ENGINE: EndpointRef = EndpointRef { slot: Slot(1), incarnation: Incarnation(1) };
+    const ENGINE: EndpointRef = EndpointRef { slot: Slot(1), generation: Generation(1) };
 
     /// Thirty prompts of 100 blocks, of which eight to nine are believed to be there and ten more doubted; that of number `again` comes again, of which
     /// so much is believed, and the engine has `cached` of its 6,400 tokens. What the endpoint is believed to hold at most, from then on.
-    fn capacity(again: usize, believed: Matched, cached: u32) -> u32 {
+    fn capacity(again: usize, believed: MatchLength, cached: u32) -> u32 {
         let mut index = PrefixIndex::with_capacity(100_000);
         index.set_capacity(ENGINE, 1_000);
         let prompts: Vec<Vec<u64>> = (0..30).map(|n| (1..=100).map(|block| (n * 1_000 + block) << 1).collect()).collect();
@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     fn a_reply_corrects_what_is_believed_to_fit() {
-        let capacity = |cached| capacity(26, Matched { held: 100, may_hold: 100 }, cached);
+        let capacity = |cached| capacity(26, MatchLength { cached: 100, maybe_cached: 100 }, cached);
         assert!(capacity(0) < 1_000, "it was gone");
         assert_eq!(capacity(6_400), 1_000, "it was there");
         assert_eq!(capacity(6_000), 1_000, "but for a sixteenth, which is templates and block ends");
@@ -101,7 +101,7 @@ mod tests {
             let blocks = if held == 0 { &prompt[..1] } else { &prompt };
             let mut known = Vec::new();
             index.matched(blocks, &[ENGINE], &mut known);
-            assert_eq!(known, [Matched { held: held as u32, may_hold: blocks.len() as u32 }]);
+            assert_eq!(known, [MatchLength { cached: held as u32, maybe_cached: blocks.len() as u32 }]);
             let belief = index.place(ENGINE, blocks, known[0]);
             index.told(&belief, blocks.len() as u32, cached, 64 * blocks.len() as u32);
             assert_eq!(index.capacity(ENGINE), Some(1_000), "{held} held");
@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn of_what_is_doubted_only_that_it_was_there_says_something() {
-        let capacity = |cached| capacity(16, Matched { held: 0, may_hold: 100 }, cached);
+        let capacity = |cached| capacity(16, MatchLength { cached: 0, maybe_cached: 100 }, cached);
         assert_eq!([0, 3_000].map(capacity), [1_000; 2]);
         assert_eq!([6_000, 6_400].map(capacity), [1_125; 2]);
     }
@@ -121,10 +121,10 @@ mod tests {
         let (hashes, mut known): (Vec<u64>, _) = ((1..=100).map(|block| block << 1).collect(), Vec::new());
         let mut held = |index: &PrefixIndex| {
             index.matched(&hashes, &[ENGINE], &mut known);
-            known[0].held
+            known[0].cached
         };
         index.record(ENGINE, &hashes[..30]);
-        let belief = index.place(ENGINE, &hashes, Matched { held: 30, may_hold: 30 });
+        let belief = index.place(ENGINE, &hashes, MatchLength { cached: 30, maybe_cached: 30 });
         assert_eq!(held(&index), 100);
         index.undo(&belief, &hashes);
         assert_eq!(held(&index), 30);
@@ -137,7 +137,7 @@ mod tests {
     fn more_than_was_believed_lifts_it_and_a_reply_without_a_prompt_says_nothing() {
         let mut index = PrefixIndex::with_capacity(100_000);
         index.set_capacity(ENGINE, 1_000);
-        let belief = index.place(ENGINE, &[2, 4, 6, 8], Matched::default());
+        let belief = index.place(ENGINE, &[2, 4, 6, 8], MatchLength::default());
         index.told(&belief, 4, 0, 0);
         assert_eq!(index.capacity(ENGINE), Some(1_000));
         index.told(&belief, 4, 256, 256);

@@ -4,16 +4,16 @@
 //! same way must know already. Read at the next pick: how far into this chain does each candidate reach?
 //!
 //! The length believed of an endpoint is the position of the deepest block found of it, so a lost block within a chain changes nothing.
-//! Endpoints are asked about in regions of eight, whose entries of one block lie together; [`Lookup`] finds eight lengths at once.
+//! Endpoints are asked about in regions of eight, whose entries of one block lie together; [`IndexLookup`] finds eight lengths at once.
 //!
 //! Age is counted in touches, not in time: an epoch is a fixed number of them, and entries carry the low 16 bits of the epoch of their last
 //! touch. When a block finds both its buckets full, the place of a dead or expired entry is taken, else of the oldest. Every epoch a few
 //! buckets are looked through and what is too old for its stamp is dropped, so that no old entry ever looks young.
 
 use super::hash::{BLOCKS_MAX, is_wide};
-use super::lookup::{Lookup, Matched};
-use super::owners::{Holding, Owners, REGION_OWNERS, REGIONS, Reuse, region};
-use super::table::{Entry, LANES, NOBODY, Table, age, epoch_of};
+use super::lookup::{IndexLookup, MatchLength};
+use super::owners::{EntryState, OwnerTable, REGION_OWNERS, REGIONS, ReuseDistance, region};
+use super::table::{BlockEntry, BlockTable, LANES, NOBODY, age, epoch_of};
 use crate::endpoint::EndpointRef;
 use std::fmt;
 
@@ -47,8 +47,8 @@ const AT_ONCE: usize = 64;
 
 /// The index. One writer.
 pub struct PrefixIndex {
-    table: Table,
-    owners: Owners,
+    table: BlockTable,
+    owners: OwnerTable,
     /// Blocks touched so far.
     touches: u64,
     /// Touches that make an epoch.
@@ -84,8 +84,8 @@ impl PrefixIndex {
     /// here, once, zeroed. With 0 it holds no memory, remembers nothing and never matches: for a VM that serves no requests.
     #[must_use]
     pub fn with_capacity(entries: usize) -> Self {
-        let table = Table::new(entries.min(ENTRIES_MAX));
-        let owners = Owners::new(table.buckets() > 0);
+        let table = BlockTable::new(entries.min(ENTRIES_MAX));
+        let owners = OwnerTable::new(table.buckets() > 0);
         let epoch_touches = (table.buckets() * LANES / EPOCHS_PER_TABLE).max(1) as u64;
         Self { table, owners, touches: 0, epoch_touches, epoch: 0, swept: 0, evictions: 0 }
     }
@@ -114,29 +114,29 @@ impl PrefixIndex {
     }
 
     /// Writes to `out` how many of these hashes, counted from the first, each of `endpoints` is believed to hold: replaces what `out` had,
-    /// runs parallel to `endpoints`. An endpoint never recorded holds 0. [`Matched::blocks`] says for how many blocks they stand.
-    pub fn matched(&self, blocks: &[u64], endpoints: &[EndpointRef], out: &mut Vec<Matched>) {
+    /// runs parallel to `endpoints`. An endpoint never recorded holds 0. [`MatchLength::blocks`] says for how many blocks they stand.
+    pub fn matched(&self, blocks: &[u64], endpoints: &[EndpointRef], out: &mut Vec<MatchLength>) {
         out.clear();
         // Who they are in the index, until it is known what they hold.
         let owner = |endpoint: &EndpointRef| u32::from(self.owners.get(*endpoint).unwrap_or(NOBODY));
-        out.extend(endpoints.iter().map(|endpoint| Matched { held: owner(endpoint), may_hold: 0 }));
+        out.extend(endpoints.iter().map(|endpoint| MatchLength { cached: owner(endpoint), maybe_cached: 0 }));
         let mut asked = [false; REGIONS];
         for owner in out.iter() {
-            if let Some(asked) = asked.get_mut(owner.held as usize / REGION_OWNERS) {
+            if let Some(asked) = asked.get_mut(owner.cached as usize / REGION_OWNERS) {
                 *asked = true;
             }
         }
-        let regions = out.iter().map(|owner| owner.held).max().map_or(0, |last| last as usize / REGION_OWNERS + 1);
-        let mut lengths = vec![[Matched::default(); REGION_OWNERS]; regions];
+        let regions = out.iter().map(|owner| owner.cached).max().map_or(0, |last| last as usize / REGION_OWNERS + 1);
+        let mut lengths = vec![[MatchLength::default(); REGION_OWNERS]; regions];
         let asked: Vec<u16> = (0_u16..).zip(asked).filter_map(|(region, asked)| asked.then_some(region)).collect();
         self.table.fetch(asked.iter().zip(blocks.first().into_iter().cycle()).map(|(&region, &first)| (first, region)));
         for region in asked {
             if let Some(lengths) = lengths.get_mut(usize::from(region)) {
-                Lookup { table: &self.table, owners: &self.owners, epoch: self.epoch, blocks, region }.run(lengths);
+                IndexLookup { table: &self.table, owners: &self.owners, epoch: self.epoch, blocks, region }.run(lengths);
             }
         }
         for known in out.iter_mut() {
-            *known = lengths.as_flattened().get(known.held as usize).copied().unwrap_or_default();
+            *known = lengths.as_flattened().get(known.cached as usize).copied().unwrap_or_default();
         }
     }
 
@@ -163,7 +163,7 @@ impl PrefixIndex {
 
     /// How long ago `endpoint` was given this block; `None` when it is not known to have been.
     #[must_use]
-    pub fn reuse(&self, endpoint: EndpointRef, block: u64) -> Option<Reuse> {
+    pub fn reuse(&self, endpoint: EndpointRef, block: u64) -> Option<ReuseDistance> {
         let owner = self.owners.get(endpoint)?;
         let (_, entry) = self.table.find(self.table.key(block, region(owner)), owner)?;
         self.owners.reuse(owner, epoch_of(entry.stamp, self.epoch))
@@ -172,9 +172,9 @@ impl PrefixIndex {
     /// How little is asked for the longest prefix of these that anybody holds: how many prompts of as many hashes each of `endpoints` was given, on
     /// average, since it was last. 0 when nobody holds any; `known` is what [`matched`](Self::matched) found, parallel to `endpoints`.
     #[must_use]
-    pub fn idle(&self, blocks: &[u64], endpoints: &[EndpointRef], known: &[Matched]) -> f32 {
+    pub fn idle(&self, blocks: &[u64], endpoints: &[EndpointRef], known: &[MatchLength]) -> f32 {
         let Some((longest, last)) = longest(blocks, known) else { return 0.0 };
-        let holders = || endpoints.iter().zip(known).filter(|(_, known)| known.held == longest);
+        let holders = || endpoints.iter().zip(known).filter(|(_, known)| known.cached == longest);
         let Some((&holder, _)) = holders().next() else { return 0.0 };
         let Some(owner) = self.owners.get(holder) else { return 0.0 };
         let Some((_, entry)) = self.table.find(self.table.key(last, region(owner)), owner) else { return 0.0 };
@@ -185,11 +185,11 @@ impl PrefixIndex {
 
     /// Where several of `endpoints` hold the longest prefix of these alike: how near each is to losing it, from 0, just asked for there, to 1, as much
     /// given since as fits. 0 for those that hold less. Empties `out` where only one holds it, or nobody, or more than sixteen; `known` as in [`idle`](Self::idle).
-    pub fn ages(&self, blocks: &[u64], endpoints: &[EndpointRef], known: &[Matched], out: &mut Vec<f32>) {
+    pub fn ages(&self, blocks: &[u64], endpoints: &[EndpointRef], known: &[MatchLength], out: &mut Vec<f32>) {
         out.clear();
         let Some((longest, last)) = longest(blocks, known) else { return };
-        if (2..=COPIES_MAX).contains(&known.iter().filter(|known| known.held == longest).count()) {
-            let age = |endpoint, known: &Matched| if known.held == longest { self.age(endpoint, last) } else { None };
+        if (2..=COPIES_MAX).contains(&known.iter().filter(|known| known.cached == longest).count()) {
+            let age = |endpoint, known: &MatchLength| if known.cached == longest { self.age(endpoint, last) } else { None };
             out.extend(endpoints.iter().zip(known).map(|(&endpoint, known)| age(endpoint, known).unwrap_or(0.0)));
         }
     }
@@ -202,7 +202,7 @@ impl PrefixIndex {
 
     /// The engine said of a block given so long ago that it was `there`, or gone: what its cache really holds is learned, an eighth of it at a
     /// time.
-    pub fn learn(&mut self, endpoint: EndpointRef, reuse: Reuse, there: bool) {
+    pub fn learn(&mut self, endpoint: EndpointRef, reuse: ReuseDistance, there: bool) {
         if let Some(owner) = self.owners.get(endpoint) {
             self.owners.learn(owner, reuse, there);
         }
@@ -221,7 +221,7 @@ impl PrefixIndex {
         self.owners.capacity(self.owners.get(endpoint)?)
     }
 
-    /// Forgets all that `endpoint` held: it was removed. At once invisible; [`sweep`](Self::sweep) frees the entries. Another life at the
+    /// Forgets all that `endpoint` cached: it was removed. At once invisible; [`sweep`](Self::sweep) frees the entries. Another life at the
     /// same slot is left alone.
     pub fn forget(&mut self, endpoint: EndpointRef) {
         if self.owners.get(endpoint).is_some() {
@@ -277,7 +277,7 @@ impl PrefixIndex {
     fn touch(&mut self, owner: u16, block: u64) {
         let epoch = self.epoch;
         let key = self.table.key(block, region(owner));
-        let new = Entry { owner, wide: is_wide(block), stamp: epoch as u16 };
+        let new = BlockEntry { owner, wide: is_wide(block), stamp: epoch as u16 };
         if let Some((place, old)) = self.table.find(key, owner) {
             if old.stamp != new.stamp {
                 self.table.set(place, new);
@@ -286,9 +286,9 @@ impl PrefixIndex {
             }
             return;
         }
-        let rank = |entry: Entry| match self.owners.holding(entry.owner, epoch_of(entry.stamp, epoch)) {
-            Holding { held: true, .. } => u32::from(age(entry.stamp, epoch)),
-            Holding { may_hold: true, .. } => DOUBTED + u32::from(age(entry.stamp, epoch)),
+        let rank = |entry: BlockEntry| match self.owners.holding(entry.owner, epoch_of(entry.stamp, epoch)) {
+            EntryState { cached: true, .. } => u32::from(age(entry.stamp, epoch)),
+            EntryState { maybe_cached: true, .. } => DOUBTED + u32::from(age(entry.stamp, epoch)),
             _ => u32::MAX,
         };
         let Some((place, old)) = self.table.choose(key, rank) else { return };
@@ -334,8 +334,8 @@ impl fmt::Debug for PrefixIndex {
 }
 
 /// How many of these hashes anybody holds at most, and the last of them; `None` where nobody holds any.
-fn longest(blocks: &[u64], known: &[Matched]) -> Option<(u32, u64)> {
-    let longest = known.iter().map(|known| known.held).max()?;
+fn longest(blocks: &[u64], known: &[MatchLength]) -> Option<(u32, u64)> {
+    let longest = known.iter().map(|known| known.cached).max()?;
     Some((longest, *blocks.get((longest as usize).checked_sub(1)?)?))
 }
 

@@ -11,16 +11,16 @@
 //! for through them only ages here, and takes what hangs on it along.)
 
 use super::hash::blocks_of;
-use super::owners::{Holding, Owners, REGION_OWNERS, region, region_bit};
-use super::table::{Table, epoch_of};
+use super::owners::{EntryState, OwnerTable, REGION_OWNERS, region, region_bit};
+use super::table::{BlockTable, epoch_of};
 
 /// Holes a look-up steps over. In a table that has lost 7 % it meets one in two look-ups of 400 blocks, so eight are not met by chance.
 const HOLES_MAX: u32 = 8;
 
 /// One look-up.
-pub(super) struct Lookup<'a> {
-    pub(super) table: &'a Table,
-    pub(super) owners: &'a Owners,
+pub(super) struct IndexLookup<'a> {
+    pub(super) table: &'a BlockTable,
+    pub(super) owners: &'a OwnerTable,
     pub(super) epoch: u64,
     pub(super) blocks: &'a [u64],
     pub(super) region: u16,
@@ -28,73 +28,73 @@ pub(super) struct Lookup<'a> {
 
 /// How far into a chain an endpoint reaches, in hashes from its first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Matched {
+pub struct MatchLength {
     /// Those it is believed to hold.
-    pub held: u32,
+    pub cached: u32,
     /// The same with those given so long ago that it may hold them: as often as not.
-    pub may_hold: u32,
+    pub maybe_cached: u32,
 }
 
 /// What is found of the owners of the region.
-pub(super) type Lengths = [Matched; REGION_OWNERS];
+pub(super) type MatchLengths = [MatchLength; REGION_OWNERS];
 
 /// How far they reach while a bisection goes on.
-struct Reach {
+struct MatchBounds {
     /// By what they hold, or by what they may.
-    held: bool,
+    cached: bool,
     lengths: [u32; REGION_OWNERS],
     /// Of whom the deepest block seen so far is doubted.
-    doubted: u8,
+    stale: u8,
 }
 
 /// Whose block it is, by their bits.
 #[derive(Clone, Copy, Default)]
-struct Seen {
-    held: u8,
-    may_hold: u8,
+struct OwnerBits {
+    cached: u8,
+    maybe_cached: u8,
 }
 
-// === impl Matched ===
+// === impl MatchLength ===
 
-impl Matched {
+impl MatchLength {
     /// For how many blocks of text those of a prompt of these hashes stand, what is doubted counted half.
     #[must_use]
     pub fn blocks(self, hashes: &[u64]) -> u32 {
-        let held = blocks_of(hashes, self.held as usize);
-        held + blocks_of(hashes, self.may_hold as usize).saturating_sub(held) / 2
+        let held = blocks_of(hashes, self.cached as usize);
+        held + blocks_of(hashes, self.maybe_cached as usize).saturating_sub(held) / 2
     }
 }
 
-// === impl Lookup ===
+// === impl IndexLookup ===
 
-impl Lookup<'_> {
+impl IndexLookup<'_> {
     /// Writes how far each owner of the region reaches: one more than the position of the deepest block found of it.
-    pub(super) fn run(&self, found: &mut Lengths) {
+    pub(super) fn run(&self, found: &mut MatchLengths) {
         let Some(last) = self.blocks.len().checked_sub(1) else { return };
         // Most regions hold nothing and are done. The second block in case the first is lost, which it can be only where there was no room.
         let mut any = self.seen_once(0);
         if self.blocks.first().is_some_and(|&first| self.table.was_full(self.table.key(first, self.region))) {
             any = any.or(self.seen_once(1));
         }
-        if any.may_hold == 0 {
+        if any.maybe_cached == 0 {
             return;
         }
-        let mut perhaps = Reach { held: false, lengths: [0; REGION_OWNERS], doubted: any.may_hold & !any.held };
+        let mut perhaps = MatchBounds { cached: false, lengths: [0; REGION_OWNERS], stale: any.maybe_cached & !any.cached };
         let end = self.seen_once(last);
-        let whole = end.may_hold & any.may_hold;
+        let whole = end.maybe_cached & any.maybe_cached;
         perhaps.note(end, whole);
         perhaps.set(whole, last + 1);
-        self.bisect((1, last), any.may_hold & !whole, HOLES_MAX, &mut perhaps);
-        let mut surely = Reach { held: true, lengths: perhaps.lengths, doubted: 0 };
-        surely.set(perhaps.doubted, 0);
-        self.bisect((1, last), perhaps.doubted & any.held, HOLES_MAX, &mut surely);
+        self.bisect((1, last), any.maybe_cached & !whole, HOLES_MAX, &mut perhaps);
+        let mut surely = MatchBounds { cached: true, lengths: perhaps.lengths, stale: 0 };
+        surely.set(perhaps.stale, 0);
+        self.bisect((1, last), perhaps.stale & any.cached, HOLES_MAX, &mut surely);
         for (found, (held, may_hold)) in found.iter_mut().zip(surely.lengths.into_iter().zip(perhaps.lengths)) {
-            *found = Matched { held, may_hold };
+            *found = MatchLength { cached: held, maybe_cached: may_hold };
         }
     }
 
     /// The owners of `wanted` reach `low` blocks at least and, but for holes, `high` at most.
-    fn bisect(&self, (mut low, mut high): (usize, usize), wanted: u8, holes_left: u32, reach: &mut Reach) {
+    fn bisect(&self, (mut low, mut high): (usize, usize), wanted: u8, holes_left: u32, reach: &mut MatchBounds) {
         if wanted == 0 {
             return;
         }
@@ -126,44 +126,45 @@ impl Lookup<'_> {
 
     /// [`Self::seen`] where it is not asked again and again.
     #[inline(never)]
-    fn seen_once(&self, at: usize) -> Seen {
+    fn seen_once(&self, at: usize) -> OwnerBits {
         self.seen(at)
     }
 
     /// Which owners of the region hold the block at `at`.
     #[inline(always)]
-    fn seen(&self, at: usize) -> Seen {
-        let Some(&block) = self.blocks.get(at) else { return Seen::default() };
-        let mut seen = Seen::default();
+    fn seen(&self, at: usize) -> OwnerBits {
+        let Some(&block) = self.blocks.get(at) else { return OwnerBits::default() };
+        let mut seen = OwnerBits::default();
         self.table.for_each(self.table.key(block, self.region), |entry| {
             if region(entry.owner) == self.region {
-                let Holding { held, may_hold } = self.owners.holding(entry.owner, epoch_of(entry.stamp, self.epoch));
+                let EntryState { cached: held, maybe_cached: may_hold } =
+                    self.owners.holding(entry.owner, epoch_of(entry.stamp, self.epoch));
                 let bit = region_bit(entry.owner);
-                seen = seen.or(Seen { held: bit * u8::from(held), may_hold: bit * u8::from(may_hold) });
+                seen = seen.or(OwnerBits { cached: bit * u8::from(held), maybe_cached: bit * u8::from(may_hold) });
             }
         });
         seen
     }
 }
 
-// === impl Seen ===
+// === impl OwnerBits ===
 
-impl Seen {
+impl OwnerBits {
     fn or(self, other: Self) -> Self {
-        Self { held: self.held | other.held, may_hold: self.may_hold | other.may_hold }
+        Self { cached: self.cached | other.cached, maybe_cached: self.maybe_cached | other.maybe_cached }
     }
 }
 
-// === impl Reach ===
+// === impl MatchBounds ===
 
-impl Reach {
-    fn of(&self, seen: Seen) -> u8 {
-        if self.held { seen.held } else { seen.may_hold }
+impl MatchBounds {
+    fn of(&self, seen: OwnerBits) -> u8 {
+        if self.cached { seen.cached } else { seen.maybe_cached }
     }
 
     /// These were seen to hold a block that is deeper than all they were seen to hold before.
-    fn note(&mut self, seen: Seen, owners: u8) {
-        self.doubted = self.doubted & !owners | owners & !seen.held;
+    fn note(&mut self, seen: OwnerBits, owners: u8) {
+        self.stale = self.stale & !owners | owners & !seen.cached;
     }
 
     fn set(&mut self, owners: u8, length: usize) {

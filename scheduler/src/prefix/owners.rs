@@ -1,18 +1,18 @@
 //! Whose the entries are: internal ids for lives of endpoints, and how much each is believed to hold.
 //!
-//! Entries carry an id of 16 bits. A (slot, incarnation) pair gets an id of its own, so what is known of a former life stops matching at
+//! Entries carry an id of 16 bits. A (slot, generation) pair gets an id of its own, so what is known of a former life stops matching at
 //! once, without a walk of the table; an id is lent again only after a whole sweep has passed since it was retired.
 //!
 //! An engine's cache is close to least-recently-used. So for each owner we count the blocks of its entries by the epoch of their last touch, in a few
-//! *generations*: the newest ones that together fill its capacity count as held, older ones as evicted. Only whole generations are told
+//! *age bands*: the newest ones that together fill its capacity count as held, older ones as evicted. Only whole age bands are told
 //! apart, so what counts is seven to eight eighths of the capacity: short rather than long, since the engine needs room for output too. How much
 //! that takes varies, so the end is not sharp: of what is older, up to twice the capacity, something like half is still there.
 //!
 //! The capacity that an engine tells is nominal: its blocks hold more or less text than ours, and output fills it as well. What its replies tell
 //! of true hits corrects it: a block that was gone sets a bound to what fits, one that was there though it no longer counted as held lifts it.
 
-use super::table::{Entry, NOBODY};
-use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Incarnation};
+use super::table::{BlockEntry, NOBODY};
+use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation};
 use std::collections::VecDeque;
 
 /// Ids: one for each endpoint there can be, and as many again for lives whose entries are not swept yet. Id 0 is [`NOBODY`].
@@ -26,12 +26,12 @@ pub(super) const REGION_OWNERS: usize = 8;
 /// Regions there are.
 pub(super) const REGIONS: usize = OWNERS_MAX / REGION_OWNERS;
 
-/// An owner's capacity is cut into this many generations ...
+/// An owner's capacity is cut into this many age bands ...
 const PARTS: u32 = 8;
 
 /// ... and this many are kept: those, the one being filled, four for what is doubted, and one for all that is gone. Any may have shrunk because its
 /// entries were touched again.
-const GENERATIONS: usize = 14;
+const AGE_BANDS: usize = 14;
 
 /// Capacities within which an entry may be held.
 const DOUBTED_CAPACITIES: u32 = 2;
@@ -42,9 +42,9 @@ const STAGES: u32 = 3;
 /// How far the true capacity may be above the nominal: text of two bytes a token where ours has four.
 const CAPACITY_FACTOR_MAX: u32 = 2;
 
-/// How long ago an endpoint was given a block, counted in blocks it was given since. Known by the generation only, so a range.
+/// How long ago an endpoint was given a block, counted in blocks it was given since. Known by the age band only, so a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reuse {
+pub struct ReuseDistance {
     /// At least so many.
     pub at_least: u32,
     /// At most so many, the block itself included.
@@ -52,18 +52,18 @@ pub struct Reuse {
 }
 
 /// The owners.
-pub(super) struct Owners {
+pub(super) struct OwnerTable {
     /// By id.
     rows: Vec<Owner>,
     /// Which life a slot has now, and its id: [`NOBODY`] when it has none.
-    by_slot: Vec<(Incarnation, u16)>,
+    by_slot: Vec<(Generation, u16)>,
     /// Ids whose entries are being swept, oldest first, each with the number of buckets to have been swept when it is free.
     retired: VecDeque<(u16, u64)>,
 }
 
 #[derive(Clone, Copy)]
 struct Owner {
-    life: Life,
+    state: OwnerState,
     /// Blocks the endpoint's cache can hold, as it says.
     nominal: u32,
     /// The same, as its hits say.
@@ -71,29 +71,29 @@ struct Owner {
     /// Entries touched in this epoch or later count as held.
     oldest: u64,
     /// Those touched in this or later may be.
-    oldest_doubted: u64,
+    oldest_stale: u64,
     /// Oldest first; those from `len` on are unused. Never empty for a live owner.
-    generations: [Generation; GENERATIONS],
+    age_bands: [AgeBand; AGE_BANDS],
     len: usize,
     entries: u32,
 }
 
 /// Does an entry count as held, and may it be at least?
 #[derive(Clone, Copy, Default)]
-pub(super) struct Holding {
-    pub(super) held: bool,
-    pub(super) may_hold: bool,
+pub(super) struct EntryState {
+    pub(super) cached: bool,
+    pub(super) maybe_cached: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Life {
+enum OwnerState {
     Free,
     Live,
     Retired,
 }
 
 #[derive(Clone, Copy, Default)]
-struct Generation {
+struct AgeBand {
     /// Its first epoch.
     start: u64,
     /// Blocks that the entries last touched in it stand for.
@@ -110,25 +110,25 @@ pub(super) fn region_bit(owner: u16) -> u8 {
     1 << (owner % REGION_OWNERS as u16)
 }
 
-// === impl Owners ===
+// === impl OwnerTable ===
 
-impl Owners {
+impl OwnerTable {
     /// Nobody yet; `present` false for an index that holds nothing and needs no room for them.
     pub(super) fn new(present: bool) -> Self {
         let (owners, slots) = if present { (OWNERS_MAX, ENDPOINTS_MAX) } else { (0, 0) };
-        Self { rows: vec![Owner::FREE; owners], by_slot: vec![(Incarnation(0), NOBODY); slots], retired: VecDeque::with_capacity(owners) }
+        Self { rows: vec![Owner::FREE; owners], by_slot: vec![(Generation(0), NOBODY); slots], retired: VecDeque::with_capacity(owners) }
     }
 
     pub(super) fn bytes(&self) -> usize {
         self.rows.len() * size_of::<Owner>()
-            + self.by_slot.len() * size_of::<(Incarnation, u16)>()
+            + self.by_slot.len() * size_of::<(Generation, u16)>()
             + self.rows.len() * size_of::<(u16, u64)>()
     }
 
     /// The id of `endpoint`, if it has one.
     pub(super) fn get(&self, endpoint: EndpointRef) -> Option<u16> {
-        let &(incarnation, id) = self.by_slot.get(usize::from(endpoint.slot.0))?;
-        (id != NOBODY && incarnation == endpoint.incarnation).then_some(id)
+        let &(generation, id) = self.by_slot.get(usize::from(endpoint.slot.0))?;
+        (id != NOBODY && generation == endpoint.generation).then_some(id)
     }
 
     /// Is there room for the slot of `endpoint`? Not for one no snapshot has.
@@ -139,9 +139,9 @@ impl Owners {
     /// Lends the lowest free id to `endpoint`, which has none. `None` when none is free.
     pub(super) fn lend(&mut self, endpoint: EndpointRef, epoch: u64) -> Option<u16> {
         let slot = usize::from(endpoint.slot.0);
-        let free = |row: &Owner| row.life == Life::Free;
+        let free = |row: &Owner| row.state == OwnerState::Free;
         let id = self.rows.iter().skip(1).position(free)? + 1;
-        *self.by_slot.get_mut(slot)? = (endpoint.incarnation, id as u16);
+        *self.by_slot.get_mut(slot)? = (endpoint.generation, id as u16);
         *self.rows.get_mut(id)? = Owner::new(epoch);
         Some(id as u16)
     }
@@ -154,7 +154,7 @@ impl Owners {
             return;
         }
         if let Some(row) = self.rows.get_mut(usize::from(id)) {
-            *row = Owner { life: Life::Retired, ..Owner::FREE };
+            *row = Owner { state: OwnerState::Retired, ..Owner::FREE };
             self.retired.push_back((id, clean_at));
         }
     }
@@ -166,44 +166,45 @@ impl Owners {
         {
             self.retired.pop_front();
             if let Some(row) = self.rows.get_mut(usize::from(id)) {
-                row.life = Life::Free;
+                row.state = OwnerState::Free;
             }
         }
         self.retired.is_empty()
     }
 
     pub(super) fn is_live(&self, id: u16) -> bool {
-        self.row(id).is_some_and(|row| row.life == Life::Live)
+        self.row(id).is_some_and(|row| row.state == OwnerState::Live)
     }
 
     /// What is believed of an entry of `id` last touched in `epoch`. Nothing, when the owner is not live.
-    pub(super) fn holding(&self, id: u16, epoch: u64) -> Holding {
-        self.row(id).map_or(Holding::default(), |row| Holding { held: epoch >= row.oldest, may_hold: epoch >= row.oldest_doubted })
+    pub(super) fn holding(&self, id: u16, epoch: u64) -> EntryState {
+        self.row(id)
+            .map_or(EntryState::default(), |row| EntryState { cached: epoch >= row.oldest, maybe_cached: epoch >= row.oldest_stale })
     }
 
     /// Counts an entry touched in `epoch`.
-    pub(super) fn gained(&mut self, entry: Entry, epoch: u64) {
+    pub(super) fn gained(&mut self, entry: BlockEntry, epoch: u64) {
         let Some(row) = self.rows.get_mut(usize::from(entry.owner)) else { return };
         row.entries = row.entries.saturating_add(1);
-        if let Some(generation) = row.generation_mut(epoch) {
-            generation.blocks = generation.blocks.saturating_add(entry.blocks());
+        if let Some(age_band) = row.age_band_mut(epoch) {
+            age_band.blocks = age_band.blocks.saturating_add(entry.blocks());
         }
     }
 
     /// An entry last touched in `epoch` is gone.
-    pub(super) fn lost(&mut self, entry: Entry, epoch: u64) {
+    pub(super) fn lost(&mut self, entry: BlockEntry, epoch: u64) {
         let Some(row) = self.rows.get_mut(usize::from(entry.owner)) else { return };
         row.entries = row.entries.saturating_sub(1);
-        if let Some(generation) = row.generation_mut(epoch) {
-            debug_assert!(generation.blocks >= entry.blocks(), "an entry that was never counted");
-            generation.blocks = generation.blocks.saturating_sub(entry.blocks());
+        if let Some(age_band) = row.age_band_mut(epoch) {
+            debug_assert!(age_band.blocks >= entry.blocks(), "an entry that was never counted");
+            age_band.blocks = age_band.blocks.saturating_sub(entry.blocks());
         }
     }
 
     /// The capacity the endpoint says it has. What was learned stands as long as that does not change.
     pub(super) fn set_capacity(&mut self, id: u16, nominal: u32) {
         if let Some(row) = self.rows.get_mut(usize::from(id)).filter(|row| row.nominal != nominal) {
-            (row.nominal, row.capacity, row.oldest_doubted) = (nominal, nominal, 0);
+            (row.nominal, row.capacity, row.oldest_stale) = (nominal, nominal, 0);
             row.settle();
         }
     }
@@ -213,15 +214,15 @@ impl Owners {
     }
 
     /// How much `id` was given since an entry that was last touched in `epoch`.
-    pub(super) fn reuse(&self, id: u16, epoch: u64) -> Option<Reuse> {
+    pub(super) fn reuse(&self, id: u16, epoch: u64) -> Option<ReuseDistance> {
         let live = self.row(id)?.live();
-        let own = live.iter().rposition(|generation| generation.start <= epoch).unwrap_or(0);
-        let at_least = live.iter().skip(own + 1).fold(0_u32, |sum, generation| sum.saturating_add(generation.blocks));
-        Some(Reuse { at_least, at_most: at_least.saturating_add(live.get(own)?.blocks) })
+        let own = live.iter().rposition(|age_band| age_band.start <= epoch).unwrap_or(0);
+        let at_least = live.iter().skip(own + 1).fold(0_u32, |sum, age_band| sum.saturating_add(age_band.blocks));
+        Some(ReuseDistance { at_least, at_most: at_least.saturating_add(live.get(own)?.blocks) })
     }
 
     /// A block of this age was there, or was gone.
-    pub(super) fn learn(&mut self, id: u16, reuse: Reuse, there: bool) {
+    pub(super) fn learn(&mut self, id: u16, reuse: ReuseDistance, there: bool) {
         let Some(row) = self.rows.get_mut(usize::from(id)) else { return };
         match there {
             true if reuse.at_least >= row.capacity - row.capacity / PARTS => row.grow(),
@@ -237,7 +238,7 @@ impl Owners {
         }
     }
 
-    /// After touches up to `epoch`: starts a generation when the newest has its share, and decides anew what counts as held.
+    /// After touches up to `epoch`: starts a age band when the newest has its share, and decides anew what counts as held.
     pub(super) fn touched(&mut self, id: u16, epoch: u64) {
         if let Some(row) = self.rows.get_mut(usize::from(id)) {
             row.age(epoch);
@@ -247,7 +248,7 @@ impl Owners {
 
     /// Live owners, and entries they have.
     pub(super) fn totals(&self) -> (usize, usize) {
-        let live = self.rows.iter().filter(|row| row.life == Life::Live);
+        let live = self.rows.iter().filter(|row| row.state == OwnerState::Live);
         live.fold((0, 0), |(owners, entries), row| (owners + 1, entries + row.entries as usize))
     }
 
@@ -265,35 +266,35 @@ impl Owners {
 
 impl Owner {
     const FREE: Self = Self {
-        life: Life::Free,
+        state: OwnerState::Free,
         nominal: u32::MAX,
         capacity: u32::MAX,
         oldest: u64::MAX,
-        oldest_doubted: u64::MAX,
-        generations: [Generation { start: 0, blocks: 0 }; GENERATIONS],
+        oldest_stale: u64::MAX,
+        age_bands: [AgeBand { start: 0, blocks: 0 }; AGE_BANDS],
         len: 0,
         entries: 0,
     };
 
     fn new(epoch: u64) -> Self {
-        let mut new = Self { life: Life::Live, len: 1, oldest: epoch, oldest_doubted: epoch, ..Self::FREE };
-        if let Some(first) = new.generations.first_mut() {
+        let mut new = Self { state: OwnerState::Live, len: 1, oldest: epoch, oldest_stale: epoch, ..Self::FREE };
+        if let Some(first) = new.age_bands.first_mut() {
             first.start = epoch;
         }
         new
     }
 
-    fn live(&self) -> &[Generation] {
-        self.generations.get(..self.len).unwrap_or(&[])
+    fn live(&self) -> &[AgeBand] {
+        self.age_bands.get(..self.len).unwrap_or(&[])
     }
 
-    fn live_mut(&mut self) -> &mut [Generation] {
-        self.generations.get_mut(..self.len).unwrap_or(&mut [])
+    fn live_mut(&mut self) -> &mut [AgeBand] {
+        self.age_bands.get_mut(..self.len).unwrap_or(&mut [])
     }
 
-    fn generation_mut(&mut self, epoch: u64) -> Option<&mut Generation> {
+    fn age_band_mut(&mut self, epoch: u64) -> Option<&mut AgeBand> {
         let live = self.live_mut();
-        let newest_not_after = live.iter().rposition(|generation| generation.start <= epoch).unwrap_or(0);
+        let newest_not_after = live.iter().rposition(|age_band| age_band.start <= epoch).unwrap_or(0);
         live.get_mut(newest_not_after)
     }
 
@@ -307,8 +308,8 @@ impl Owner {
     /// To what fits by the word of one hit, but by an eighth at most, as it grows: what runs takes memory from the cache for a while, and what is no longer
     /// believed is no longer asked for, so nothing tells that there is room again. A block given so recently that it cannot have been evicted was not
     /// computed yet, and says nothing.
-    fn shrink(&mut self, Reuse { at_least, at_most }: Reuse) {
-        let held = self.live().iter().fold(0_u32, |sum, generation| sum.saturating_add(generation.blocks));
+    fn shrink(&mut self, ReuseDistance { at_least, at_most }: ReuseDistance) {
+        let held = self.live().iter().fold(0_u32, |sum, age_band| sum.saturating_add(age_band.blocks));
         let believed = self.capacity.min(held);
         if at_least >= believed / PARTS && at_most < believed {
             self.capacity = at_most.max(believed - believed / PARTS);
@@ -316,18 +317,18 @@ impl Owner {
         }
     }
 
-    /// Starts a generation with the next epoch when the newest has an eighth of the capacity. With the next, not this one: entries already
+    /// Starts a age band with the next epoch when the newest has an eighth of the capacity. With the next, not this one: entries already
     /// stamped with this epoch stay counted where they are.
     fn age(&mut self, epoch: u64) {
         let Some(newest) = self.live().last() else { return };
         if newest.start > epoch || newest.blocks < (self.capacity / PARTS).max(1) {
             return;
         }
-        if self.len == GENERATIONS {
+        if self.len == AGE_BANDS {
             self.merge();
         }
-        if let Some(next) = self.generations.get_mut(self.len) {
-            *next = Generation { start: epoch + 1, blocks: 0 };
+        if let Some(next) = self.age_bands.get_mut(self.len) {
+            *next = AgeBand { start: epoch + 1, blocks: 0 };
             self.len += 1;
         }
     }
@@ -335,7 +336,7 @@ impl Owner {
     /// Joins two neighbours: where both are gone, for how old they are does not matter; else of those that count alike the two with the fewest blocks
     /// together, the doubted before the held.
     fn merge(&mut self) {
-        let stage = |start| u32::from(start >= self.oldest_doubted) + u32::from(start >= self.oldest);
+        let stage = |start| u32::from(start >= self.oldest_stale) + u32::from(start >= self.oldest);
         let pairs = (0..).zip(self.live().iter().zip(self.live().iter().skip(1)));
         let costs = pairs.map(|(at, (older, newer))| {
             let (of_older, of_newer) = (stage(older.start), stage(newer.start));
@@ -354,19 +355,19 @@ impl Owner {
     /// Decides what counts as held: what fills the capacity but for less than one more eighth.
     fn settle(&mut self) {
         self.oldest = self.newest_of(self.capacity - self.capacity / PARTS);
-        // Never back: what has been given up may be in one generation with all that is gone.
-        self.oldest_doubted = self.newest_of(self.capacity.saturating_mul(DOUBTED_CAPACITIES)).max(self.oldest_doubted);
+        // Never back: what has been given up may be in one age band with all that is gone.
+        self.oldest_stale = self.newest_of(self.capacity.saturating_mul(DOUBTED_CAPACITIES)).max(self.oldest_stale);
     }
 
-    /// The first epoch of the newest generations that together have so many blocks, or of all.
+    /// The first epoch of the newest age bands that together have so many blocks, or of all.
     fn newest_of(&self, blocks: u32) -> u64 {
         let (mut sum, mut oldest) = (0_u32, u64::MAX);
-        for generation in self.live().iter().rev() {
+        for age_band in self.live().iter().rev() {
             if sum >= blocks {
                 break;
             }
-            sum = sum.saturating_add(generation.blocks);
-            oldest = generation.start;
+            sum = sum.saturating_add(age_band.blocks);
+            oldest = age_band.start;
         }
         oldest
     }

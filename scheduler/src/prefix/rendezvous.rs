@@ -1,6 +1,6 @@
 //! Where a prompt belongs when nobody can say where it is: rendezvous hashing on its head, within bounds of load.
 //!
-//! Proxies that cannot hear each other agree on it without a message, since slots and incarnations are the daemon's and the same to all. Each
+//! Proxies that cannot hear each other agree on it without a message, since slots and generations are the daemon's and the same to all. Each
 //! endpoint draws a number from the head and itself; the highest has the prompt, unless it has more than its share of the work already, then
 //! the next highest. So an endpoint that joins or leaves moves only its own prompts, and a prompt that everybody sends overflows rather than
 //! drown one endpoint.
@@ -28,19 +28,19 @@ pub fn rendezvous_endpoint(head: u64, endpoints: &[EndpointRef], requests: impl 
 }
 
 fn rank(head: u64, endpoint: EndpointRef) -> u64 {
-    let identity = u64::from(endpoint.slot.0) << 32 | u64::from(endpoint.incarnation.0);
+    let identity = u64::from(endpoint.slot.0) << 32 | u64::from(endpoint.generation.0);
     Rng::seeded(head ^ Rng::seeded(identity).next_u64()).next_u64()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::endpoint::{Incarnation, Slot};
+    use crate::endpoint::{Generation, Slot};
     use crate::rng::Rng;
     use proptest::prelude::*;
 
     fn endpoints(slots: impl IntoIterator<Item = u16>) -> Vec<EndpointRef> {
-        slots.into_iter().map(|slot| EndpointRef { slot: Slot(slot), incarnation: Incarnation(3) }).collect()
+        slots.into_iter().map(|slot| EndpointRef { slot: Slot(slot), generation: Generation(3) }).collect()
     }
 
     fn idle(_: usize) -> Option<u32> {

@@ -21,10 +21,10 @@ pub(super) const NOBODY: u16 = 0;
 /// The word of an entry that nobody has.
 const FREE: u32 = 0;
 
-type Line = [u32; LINE_WORDS];
+type TableLine = [u32; LINE_WORDS];
 
 /// The table.
-pub(super) struct Table {
+pub(super) struct BlockTable {
     /// Zeroed at allocation, so that untouched pages cost nothing where the operating system hands them out lazily.
     words: Vec<u32>,
     /// Words before the first cache line boundary.
@@ -34,7 +34,7 @@ pub(super) struct Table {
 
 /// Where entries of one block held by one region of owners may lie, and how they are told apart.
 #[derive(Clone, Copy)]
-pub(super) struct Key {
+pub(super) struct BlockKey {
     fingerprint: u32,
     first: usize,
     second: usize,
@@ -42,7 +42,7 @@ pub(super) struct Key {
 
 /// What is kept of one (owner, block) pair beside its fingerprint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct BlockEntry {
     /// Below 2^15.
     pub(super) owner: u16,
     /// Does it stand for several blocks?
@@ -53,14 +53,14 @@ pub(super) struct Entry {
 
 /// Position of an entry.
 #[derive(Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct EntryPosition {
     bucket: usize,
     lane: usize,
 }
 
-// === impl Table ===
+// === impl BlockTable ===
 
-impl Table {
+impl BlockTable {
     /// Room for `entries`, rounded up to whole buckets.
     pub(super) fn new(entries: usize) -> Self {
         let buckets = entries.div_ceil(LANES);
@@ -79,12 +79,12 @@ impl Table {
     }
 
     /// The key of `block` among the owners of `region`.
-    pub(super) fn key(&self, block: u64, region: u16) -> Key {
+    pub(super) fn key(&self, block: u64, region: u16) -> BlockKey {
         // The block is a hash already, so it needs no mixing, only the region's mark on every bit. Odd multipliers (of SplitMix64) keep
         // different blocks different; the first bucket comes of the high bits, the fingerprint of the low ones.
         let x = (block ^ u64::from(region).wrapping_mul(0x9E37_79B9_7F4A_7C15)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         let y = (x ^ (x >> 32)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        Key { fingerprint: (x as u32).max(1), first: self.reduce(x), second: self.reduce(y) }
+        BlockKey { fingerprint: (x as u32).max(1), first: self.reduce(x), second: self.reduce(y) }
     }
 
     /// Reads a word of the first bucket of each block and region, so that what follows finds them in the caches.
@@ -94,13 +94,13 @@ impl Table {
     }
 
     /// Was the first bucket of `key` ever full? Else nothing of it had to go.
-    pub(super) fn was_full(&self, key: Key) -> bool {
+    pub(super) fn was_full(&self, key: BlockKey) -> bool {
         self.line(key.first).is_some_and(was_full)
     }
 
     /// Calls `each` with every entry of `key`.
     #[inline(always)]
-    pub(super) fn for_each(&self, key: Key, mut each: impl FnMut(Entry)) {
+    pub(super) fn for_each(&self, key: BlockKey, mut each: impl FnMut(BlockEntry)) {
         for bucket in [key.first, key.second] {
             let Some(line) = self.line(bucket) else { return };
             let mut hits = hits(line, key.fingerprint);
@@ -116,7 +116,7 @@ impl Table {
     }
 
     /// Where the entry of `key` and `owner` is.
-    pub(super) fn find(&self, key: Key, owner: u16) -> Option<(Place, Entry)> {
+    pub(super) fn find(&self, key: BlockKey, owner: u16) -> Option<(EntryPosition, BlockEntry)> {
         for bucket in [key.first, key.second] {
             let line = self.line(bucket)?;
             let mut hits = hits(line, key.fingerprint);
@@ -124,7 +124,7 @@ impl Table {
                 let lane = hits.trailing_zeros() as usize;
                 let found = entry(line, lane);
                 if found.owner == owner {
-                    return Some((Place { bucket, lane }, found));
+                    return Some((EntryPosition { bucket, lane }, found));
                 }
                 hits &= hits - 1;
             }
@@ -136,20 +136,21 @@ impl Table {
     }
 
     /// Where a new entry of `key` goes: a place nobody has, else that of the entry which `rank` puts highest.
-    pub(super) fn choose(&self, key: Key, rank: impl Fn(Entry) -> u32) -> Option<(Place, Entry)> {
+    pub(super) fn choose(&self, key: BlockKey, rank: impl Fn(BlockEntry) -> u32) -> Option<(EntryPosition, BlockEntry)> {
         for bucket in [key.first, key.second] {
             let free = equal(self.line(bucket)?.last_chunk()?, FREE);
             if free != 0 {
-                return Some((Place { bucket, lane: free.trailing_zeros() as usize }, Entry::unpack(FREE)));
+                return Some((EntryPosition { bucket, lane: free.trailing_zeros() as usize }, BlockEntry::unpack(FREE)));
             }
         }
         let lines = [(key.first, self.line(key.first)?), (key.second, self.line(key.second)?)];
-        let places = lines.iter().flat_map(|&(bucket, line)| (0..LANES).map(move |lane| (Place { bucket, lane }, entry(line, lane))));
+        let places =
+            lines.iter().flat_map(|&(bucket, line)| (0..LANES).map(move |lane| (EntryPosition { bucket, lane }, entry(line, lane))));
         places.max_by_key(|&(_, held)| rank(held))
     }
 
     /// Writes an entry of `key` to `place`.
-    pub(super) fn put(&mut self, place: Place, key: Key, new: Entry) {
+    pub(super) fn put(&mut self, place: EntryPosition, key: BlockKey, new: BlockEntry) {
         if let Some((fingerprints, entries)) = self.line_mut(place.bucket).map(|line| line.split_at_mut(LANES)) {
             if let Some(fingerprint) = fingerprints.get_mut(place.lane) {
                 *fingerprint = key.fingerprint;
@@ -161,23 +162,23 @@ impl Table {
     }
 
     /// Frees the entry at `place`.
-    pub(super) fn free(&mut self, place: Place) {
-        self.set(place, Entry::unpack(FREE));
+    pub(super) fn free(&mut self, place: EntryPosition) {
+        self.set(place, BlockEntry::unpack(FREE));
     }
 
     /// Changes the entry at `place`, keeping its key.
-    pub(super) fn set(&mut self, place: Place, new: Entry) {
+    pub(super) fn set(&mut self, place: EntryPosition, new: BlockEntry) {
         if let Some(entry) = self.line_mut(place.bucket).and_then(|line| line.get_mut(LANES + place.lane)) {
             *entry = new.pack();
         }
     }
 
     /// Frees every entry of `bucket` that `keep` refuses.
-    pub(super) fn retain(&mut self, bucket: usize, mut keep: impl FnMut(Entry) -> bool) {
+    pub(super) fn retain(&mut self, bucket: usize, mut keep: impl FnMut(BlockEntry) -> bool) {
         let Some(line) = self.line_mut(bucket) else { return };
         for word in line.iter_mut().skip(LANES) {
             // Written only when it changes, so that pages never touched stay so.
-            if *word != FREE && !keep(Entry::unpack(*word)) {
+            if *word != FREE && !keep(BlockEntry::unpack(*word)) {
                 *word = FREE;
             }
         }
@@ -188,18 +189,18 @@ impl Table {
         (((x >> 32) * self.buckets as u64) >> 32) as usize
     }
 
-    fn line(&self, bucket: usize) -> Option<&Line> {
+    fn line(&self, bucket: usize) -> Option<&TableLine> {
         self.words.get(self.offset..)?.as_chunks::<LINE_WORDS>().0.get(bucket)
     }
 
-    fn line_mut(&mut self, bucket: usize) -> Option<&mut Line> {
+    fn line_mut(&mut self, bucket: usize) -> Option<&mut TableLine> {
         self.words.get_mut(self.offset..)?.as_chunks_mut::<LINE_WORDS>().0.get_mut(bucket)
     }
 }
 
-// === impl Entry ===
+// === impl BlockEntry ===
 
-impl Entry {
+impl BlockEntry {
     /// Blocks it stands for.
     pub(super) fn blocks(self) -> u32 {
         if self.wide { STRIDE as u32 } else { 1 }
@@ -226,7 +227,7 @@ pub(super) fn epoch_of(stamp: u16, epoch: u64) -> u64 {
 
 /// A bit for each lane with that fingerprint.
 #[inline(always)]
-fn hits(line: &Line, fingerprint: u32) -> u32 {
+fn hits(line: &TableLine, fingerprint: u32) -> u32 {
     line.first_chunk().map_or(0, |fingerprints| equal(fingerprints, fingerprint))
 }
 
@@ -237,11 +238,11 @@ fn equal(words: &[u32; LANES], word: u32) -> u32 {
     words.map(|have| if have == word { u32::MAX } else { 0 }).iter().zip(BITS).fold(0, |bits, (equal, bit)| bits | equal & bit)
 }
 
-fn entry(line: &Line, lane: usize) -> Entry {
-    Entry::unpack(line.get(LANES + lane).copied().unwrap_or(FREE))
+fn entry(line: &TableLine, lane: usize) -> BlockEntry {
+    BlockEntry::unpack(line.get(LANES + lane).copied().unwrap_or(FREE))
 }
 
-fn was_full(line: &Line) -> bool {
+fn was_full(line: &TableLine) -> bool {
     line.get(LANES - 1).is_some_and(|&fingerprint| fingerprint != 0)
 }
 
@@ -250,7 +251,7 @@ mod tests {
     use super::*;
     use crate::rng::Rng;
 
-    fn owners(table: &Table, key: Key) -> Vec<u16> {
+    fn owners(table: &BlockTable, key: BlockKey) -> Vec<u16> {
         let mut owners = Vec::new();
         table.for_each(key, |entry| owners.push(entry.owner));
         owners
@@ -259,7 +260,7 @@ mod tests {
     #[test]
     fn lines_are_cache_lines() {
         for entries in [1, 8, 100, 10_000] {
-            let table = Table::new(entries);
+            let table = BlockTable::new(entries);
             assert_eq!(table.line(0).unwrap().as_ptr() as usize % LINE_BYTES, 0);
             assert!(table.line(table.buckets() - 1).is_some());
         }
@@ -267,7 +268,7 @@ mod tests {
 
     #[test]
     fn an_empty_table_holds_nothing() {
-        let table = Table::new(0);
+        let table = BlockTable::new(0);
         let key = table.key(1, 0);
         assert!(table.find(key, 1).is_none() && table.choose(key, |_| 0).is_none() && owners(&table, key).is_empty());
         assert_eq!(table.bytes(), 0);
@@ -275,13 +276,13 @@ mod tests {
 
     #[test]
     fn a_freed_place_does_not_hide_the_second_bucket() {
-        let mut table = Table::new(2 * LANES);
-        let keys: Vec<Key> =
+        let mut table = BlockTable::new(2 * LANES);
+        let keys: Vec<BlockKey> =
             (0..10_000).map(|block| table.key(block, 0)).filter(|key| (key.first, key.second) == (0, 1)).take(LANES + 1).collect();
         for (owner, &key) in (1..).zip(&keys) {
             let (place, held) = table.choose(key, |_| 0).unwrap();
             assert_eq!(held.owner, NOBODY);
-            table.put(place, key, Entry { owner, wide: false, stamp: 0 });
+            table.put(place, key, BlockEntry { owner, wide: false, stamp: 0 });
         }
         table.retain(0, |entry| entry.owner == 5);
         let last = keys[LANES];
@@ -292,26 +293,26 @@ mod tests {
 
     #[test]
     fn the_highest_rank_goes() {
-        let mut table = Table::new(2 * LANES);
-        let keys: Vec<Key> =
+        let mut table = BlockTable::new(2 * LANES);
+        let keys: Vec<BlockKey> =
             (0..10_000).map(|block| table.key(block, 0)).filter(|key| (key.first, key.second) == (0, 1)).take(2 * LANES).collect();
         for (owner, &key) in (1_u16..).zip(&keys) {
             let (place, _) = table.choose(key, |_| 0).unwrap();
-            table.put(place, key, Entry { owner, wide: false, stamp: owner * 7 % 16 });
+            table.put(place, key, BlockEntry { owner, wide: false, stamp: owner * 7 % 16 });
         }
         let (_, victim) = table.choose(keys[0], |entry| u32::from(entry.stamp)).unwrap();
-        assert_eq!(victim, Entry { owner: 9, wide: false, stamp: 15 });
+        assert_eq!(victim, BlockEntry { owner: 9, wide: false, stamp: 15 });
     }
 
     /// Each compared entry agrees by chance on k bits of fingerprint with probability 2^-k. The 32 bits of the real thing would take days to
     /// see fail; so count agreement on 12 of them among the entries that look-ups of absent blocks compare.
     #[test]
     fn false_positives_are_as_rare_as_theory_says() {
-        let (mut table, mut rng) = (Table::new(100_000), Rng::seeded(1));
+        let (mut table, mut rng) = (BlockTable::new(100_000), Rng::seeded(1));
         for _ in 0..60_000 {
             let key = table.key(rng.next_u64(), 0);
             let (place, _) = table.choose(key, |_| 0).unwrap();
-            table.put(place, key, Entry { owner: 1, wide: false, stamp: 0 });
+            table.put(place, key, BlockEntry { owner: 1, wide: false, stamp: 0 });
         }
         let (mut compared, mut agree, mut all_bits) = (0_u32, 0_u32, 0);
         for _ in 0..1_000_000 {

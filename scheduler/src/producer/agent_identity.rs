@@ -1,23 +1,23 @@
 //! `agent-identity`: which headers tell an agent's sessions apart.
 
-use crate::plugin::{Default, InvalidParameter, Parameter, Parameters, State, for_people};
-use crate::plugin_type::{Kind, Plugin, PluginType};
-use crate::settings::{IdentitySettings, Producer};
+use crate::plugin::{InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable};
+use crate::plugin_type::{Plugin, PluginKind, PluginType};
+use crate::settings::{IdentitySettings, ProducerSetting};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "agent-identity",
-    kind: Kind::Producer,
-    doc: for_people(
+    kind: PluginKind::Producer,
+    doc: readable(
         "Session = value of the first of these headers in the request: additionalSessionHeaders, \
         then x-claude-code-session-id, x-session-affinity, session-id, session_id.",
     ),
-    source: for_people("llm-d-router, requestheader/agentidentity"),
+    source: readable("llm-d-router, requestheader/agentidentity"),
     parameters: &[Parameter {
         name: "additionalSessionHeaders",
-        default: Default::Structured("[HEADER]"),
-        doc: for_people("header names to read first"),
+        default: ParameterDefault::Structured("[HEADER]"),
+        doc: readable("header names to read first"),
     }],
-    needs: &[State::Headers],
+    needs: &[RequiredState::Headers],
     build,
 };
 
@@ -25,7 +25,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 const KNOWN: [&str; 4] = ["x-claude-code-session-id", "x-session-affinity", "session-id", "session_id"];
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    IdentitySettings::read(parameters).map(|settings| Plugin::Producer(Producer::Identity(settings)))
+    IdentitySettings::read(parameters).map(|settings| Plugin::Producer(ProducerSetting::Identity(settings)))
 }
 
 impl IdentitySettings {

@@ -1,49 +1,49 @@
 //! `approx-prefix-cache-producer`: what the prefix index knows prompts by, and how much of them it keeps.
 
-use crate::plugin::{Default, InvalidParameter, Parameter, Parameters, State, for_people};
-use crate::plugin_type::{Kind, Plugin, PluginType};
+use crate::plugin::{InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable};
+use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::prefix::{BLOCK_BYTES_MAX, BLOCKS_MAX};
-use crate::settings::{BYTES_PER_TOKEN, PrefixSettings, Producer};
+use crate::settings::{BYTES_PER_TOKEN, PrefixSettings, ProducerSetting};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "approx-prefix-cache-producer",
-    kind: Kind::Producer,
-    doc: for_people(
+    kind: PluginKind::Producer,
+    doc: readable(
         "Cuts prompts into blocks of blockSizeTokens and records which endpoint received which \
         block; beyond block 128 only every fourth. All plugins share one index.",
     ),
-    source: for_people("llm-d-router, dataproducer/approximateprefix"),
+    source: readable("llm-d-router, dataproducer/approximateprefix"),
     parameters: &[
         Parameter {
             name: "blockSizeTokens",
-            default: Default::Number(16.0),
-            doc: for_people(
+            default: ParameterDefault::Number(16.0),
+            doc: readable(
                 "tokens per block, a whole number; less than 64 counts as 64: smaller \
             blocks cost memory and gain no hits",
             ),
         },
         Parameter {
             name: "maxPrefixTokensToMatch",
-            default: Default::Number(1_048_576.0),
-            doc: for_people("tokens of a prompt to look up, a whole number; 0: use maxPrefixBlocksToMatch"),
+            default: ParameterDefault::Number(1_048_576.0),
+            doc: readable("tokens of a prompt to look up, a whole number; 0: use maxPrefixBlocksToMatch"),
         },
         Parameter {
             name: "maxPrefixBlocksToMatch",
-            default: Default::Number(2048.0),
-            doc: for_people("blocks of a prompt to look up if maxPrefixTokensToMatch is 0, a whole number; 0: the maximum"),
+            default: ParameterDefault::Number(2048.0),
+            doc: readable("blocks of a prompt to look up if maxPrefixTokensToMatch is 0, a whole number; 0: the maximum"),
         },
         Parameter {
             name: "lruCapacityPerServer",
-            default: Default::Number(31_250.0),
-            doc: for_people("blocks to remember for an endpoint whose KV cache size is unknown, a whole number from 1"),
+            default: ParameterDefault::Number(31_250.0),
+            doc: readable("blocks to remember for an endpoint whose KV cache size is unknown, a whole number from 1"),
         },
         Parameter {
             name: "autoTune",
-            default: Default::Flag(true),
-            doc: for_people("remember as many blocks as the KV cache has, if the engine reports its size"),
+            default: ParameterDefault::Flag(true),
+            doc: readable("remember as many blocks as the KV cache has, if the engine reports its size"),
         },
     ],
-    needs: &[State::Prompt],
+    needs: &[RequiredState::Prompt],
     build,
 };
 
@@ -51,7 +51,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 const BLOCK_TOKENS_MIN: u32 = 64;
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    PrefixSettings::read(parameters).map(|settings| Plugin::Producer(Producer::Prefix(settings)))
+    PrefixSettings::read(parameters).map(|settings| Plugin::Producer(ProducerSetting::Prefix(settings)))
 }
 
 impl PrefixSettings {
@@ -76,10 +76,10 @@ impl PrefixSettings {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plugin::Value;
+    use crate::plugin::ParameterValue;
 
     fn settings(given: &[(&str, f64)]) -> PrefixSettings {
-        let given: Vec<_> = given.iter().map(|&(name, value)| (name.to_owned(), Value::Number(value))).collect();
+        let given: Vec<_> = given.iter().map(|&(name, value)| (name.to_owned(), ParameterValue::Number(value))).collect();
         PrefixSettings::read(&Parameters::check(PLUGIN.parameters, &given).unwrap()).unwrap()
     }
 
@@ -93,7 +93,7 @@ mod tests {
         assert_eq!(settings(&[("maxPrefixTokensToMatch", 1.0)]).blocks_max, 1);
         let most = (BLOCK_BYTES_MAX / BYTES_PER_TOKEN) as f64;
         assert_eq!(settings(&[("blockSizeTokens", most)]).block_bytes(), BLOCK_BYTES_MAX);
-        let given = [("blockSizeTokens".to_owned(), Value::Number(most + 1.0))];
+        let given = [("blockSizeTokens".to_owned(), ParameterValue::Number(most + 1.0))];
         assert!(PrefixSettings::read(&Parameters::check(PLUGIN.parameters, &given).unwrap()).is_err(), "larger than is hashed");
         assert_eq!(settings(&[("maxPrefixTokensToMatch", 0.0)]).blocks_max, 2048, "the count of blocks holds when tokens are 0");
         assert_eq!(settings(&[("maxPrefixTokensToMatch", 0.0), ("maxPrefixBlocksToMatch", 0.0)]).blocks_max, BLOCKS_MAX);

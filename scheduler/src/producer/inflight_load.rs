@@ -1,39 +1,47 @@
 //! `inflight-load-producer`: what a request counts for while it is in flight.
 
-use crate::plugin::{Default, InvalidParameter, PRODUCER_NAME, Parameter, Parameters, State, for_people};
-use crate::plugin_type::{Kind, Plugin, PluginType};
-use crate::settings::{LoadSettings, Producer};
+use crate::plugin::{InvalidParameter, PRODUCER_NAME, Parameter, ParameterDefault, Parameters, RequiredState, readable};
+use crate::plugin_type::{Plugin, PluginKind, PluginType};
+use crate::settings::{LoadSettings, ProducerSetting};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "inflight-load-producer",
-    kind: Kind::Producer,
-    doc: for_people(
+    kind: PluginKind::Producer,
+    doc: readable(
         "A request counts with its uncached prompt tokens until its first token. With \
         addEstimatedOutputTokens it also counts, until its end, with min(outputRatio * prompt \
         tokens, maxEstimatedOutputTokens, the client's limit).",
     ),
-    source: for_people("llm-d-router, dataproducer/inflightload"),
+    source: readable("llm-d-router, dataproducer/inflightload"),
     parameters: &[
-        Parameter { name: "addEstimatedOutputTokens", default: Default::Flag(false), doc: for_people("also count expected output tokens") },
+        Parameter {
+            name: "addEstimatedOutputTokens",
+            default: ParameterDefault::Flag(false),
+            doc: readable("also count expected output tokens"),
+        },
         Parameter {
             name: "outputRatio",
-            default: Default::Number(1.5),
-            doc: for_people("expected output tokens per prompt token, 0 to 1000"),
+            default: ParameterDefault::Number(1.5),
+            doc: readable("expected output tokens per prompt token, 0 to 1000"),
         },
         Parameter {
             name: "maxEstimatedOutputTokens",
-            default: Default::Number(0.0),
-            doc: for_people("upper bound of expected output tokens, a whole number; 0: no limit"),
+            default: ParameterDefault::Number(0.0),
+            doc: readable("upper bound of expected output tokens, a whole number; 0: no limit"),
         },
-        Parameter { name: "syncCrossReplicaState", default: Default::Flag(true), doc: for_people("no effect: proxies always share load") },
+        Parameter {
+            name: "syncCrossReplicaState",
+            default: ParameterDefault::Flag(true),
+            doc: readable("no effect: proxies always share load"),
+        },
         Parameter { name: "prefixMatchInfoProducerName", ..PRODUCER_NAME },
     ],
-    needs: &[State::Prompt],
+    needs: &[RequiredState::Prompt],
     build,
 };
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    LoadSettings::read(parameters).map(|settings| Plugin::Producer(Producer::Load(settings)))
+    LoadSettings::read(parameters).map(|settings| Plugin::Producer(ProducerSetting::Load(settings)))
 }
 
 impl LoadSettings {
@@ -52,17 +60,17 @@ impl LoadSettings {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plugin::Value;
+    use crate::plugin::ParameterValue;
 
     #[test]
     fn output_counts_when_asked_and_no_more_than_it_can_be() {
-        let add = ("addEstimatedOutputTokens".to_owned(), Value::Flag(true));
+        let add = ("addEstimatedOutputTokens".to_owned(), ParameterValue::Flag(true));
         let settings = |given: &[_]| LoadSettings::read(&Parameters::check(PLUGIN.parameters, given).unwrap()).unwrap();
         assert_eq!(settings(&[]).output_tokens(1000, None), 0);
         assert_eq!(settings(std::slice::from_ref(&add)).output_tokens(1000, None), 1500);
         assert_eq!(settings(std::slice::from_ref(&add)).output_tokens(1000, Some(16)), 16, "the client's own limit");
         assert_eq!(settings(std::slice::from_ref(&add)).output_tokens(u32::MAX, None), u32::MAX);
-        let capped = settings(&[add, ("maxEstimatedOutputTokens".to_owned(), Value::Number(700.0))]);
+        let capped = settings(&[add, ("maxEstimatedOutputTokens".to_owned(), ParameterValue::Number(700.0))]);
         assert_eq!((capped.output_tokens(1000, None), capped.output_tokens(100, None)), (700, 150));
     }
 }

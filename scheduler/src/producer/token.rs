@@ -1,62 +1,66 @@
 //! `token-producer`: how many tokens a prompt has, by estimate. No tokenizer is run, and none is called: four bytes a token is good to a factor of
 //! two over languages and code, replies tell the rest, and everything that goes by it compares endpoints for one prompt.
 
-use crate::plugin::{Default, InvalidParameter, Parameter, Parameters, State, for_people};
-use crate::plugin_type::{Kind, Plugin, PluginType};
-use crate::settings::{Producer, TokenSettings};
+use crate::plugin::{InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable};
+use crate::plugin_type::{Plugin, PluginKind, PluginType};
+use crate::settings::{ProducerSetting, TokenSettings};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "token-producer",
-    kind: Kind::Producer,
-    doc: for_people(
+    kind: PluginKind::Producer,
+    doc: readable(
         "Tokens = text bytes / 4 until replies report usage, then the average that they report; \
         plus, for each image, video or audio clip, width * height / factor of the default \
         resolution (dynamic) or staticToken (static).",
     ),
-    source: for_people("llm-d-router, dataproducer/tokenizer"),
+    source: readable("llm-d-router, dataproducer/tokenizer"),
     parameters: &[
         Parameter {
             name: "estimate",
-            default: Default::Structured(
+            default: ParameterDefault::Structured(
                 "{image: {mode: dynamic, defaultResolution: {width: 640, height: 360}, dynamic: {factor: 1024}, static: {staticToken: 0}}}",
             ),
-            doc: for_people("tokens of an image"),
+            doc: readable("tokens of an image"),
         },
         Parameter {
             name: "modelName",
-            default: Default::Text(""),
-            doc: for_people("leave it out: it requires a tokenizer server; Switchpoint estimates tokens"),
+            default: ParameterDefault::Text(""),
+            doc: readable("leave it out: it requires a tokenizer server; Switchpoint estimates tokens"),
         },
     ],
-    needs: &[State::Prompt],
+    needs: &[RequiredState::Prompt],
     build,
 };
 
 const ESTIMATE: &[Parameter] = &[Parameter {
     name: "image",
-    default: Default::Structured("{mode, defaultResolution, dynamic, static}"),
-    doc: for_people("tokens of an image"),
+    default: ParameterDefault::Structured("{mode, defaultResolution, dynamic, static}"),
+    doc: readable("tokens of an image"),
 }];
 const IMAGE: &[Parameter] = &[
-    Parameter { name: "mode", default: Default::Text("dynamic"), doc: for_people("dynamic or static") },
+    Parameter { name: "mode", default: ParameterDefault::Text("dynamic"), doc: readable("dynamic or static") },
     Parameter {
         name: "defaultResolution",
-        default: Default::Structured("{width: 640, height: 360}"),
-        doc: for_people("pixels; images are not looked into"),
+        default: ParameterDefault::Structured("{width: 640, height: 360}"),
+        doc: readable("pixels; images are not looked into"),
     },
-    Parameter { name: "dynamic", default: Default::Structured("{factor: 1024}"), doc: for_people("pixels for each token") },
-    Parameter { name: "static", default: Default::Structured("{staticToken: 0}"), doc: for_people("tokens of an image") },
+    Parameter { name: "dynamic", default: ParameterDefault::Structured("{factor: 1024}"), doc: readable("pixels for each token") },
+    Parameter { name: "static", default: ParameterDefault::Structured("{staticToken: 0}"), doc: readable("tokens of an image") },
 ];
 const RESOLUTION: &[Parameter] = &[
-    Parameter { name: "width", default: Default::Number(640.0), doc: for_people("pixels, a whole number up to 65536") },
-    Parameter { name: "height", default: Default::Number(360.0), doc: for_people("pixels, a whole number up to 65536") },
+    Parameter { name: "width", default: ParameterDefault::Number(640.0), doc: readable("pixels, a whole number up to 65536") },
+    Parameter { name: "height", default: ParameterDefault::Number(360.0), doc: readable("pixels, a whole number up to 65536") },
 ];
-const DYNAMIC: &[Parameter] =
-    &[Parameter { name: "factor", default: Default::Number(1024.0), doc: for_people("pixels for each token, a whole number from 1") }];
-const STATIC: &[Parameter] = &[Parameter { name: "staticToken", default: Default::Number(0.0), doc: for_people("tokens, a whole number") }];
+const DYNAMIC: &[Parameter] = &[Parameter {
+    name: "factor",
+    default: ParameterDefault::Number(1024.0),
+    doc: readable("pixels for each token, a whole number from 1"),
+}];
+const STATIC: &[Parameter] =
+    &[Parameter { name: "staticToken", default: ParameterDefault::Number(0.0), doc: readable("tokens, a whole number") }];
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    TokenSettings::read(parameters).map(|settings| Plugin::Producer(Producer::Token(settings)))
+    TokenSettings::read(parameters).map(|settings| Plugin::Producer(ProducerSetting::Token(settings)))
 }
 
 impl TokenSettings {
@@ -85,13 +89,13 @@ fn image_tokens(image: &Parameters<'_>) -> Result<u32, InvalidParameter> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plugin::Value;
+    use crate::plugin::ParameterValue;
 
-    fn map(name: &str, value: Value) -> (String, Value) {
+    fn map(name: &str, value: ParameterValue) -> (String, ParameterValue) {
         (
             name.to_owned(),
-            Value::Map(match value {
-                Value::Map(entries) => entries,
+            ParameterValue::Map(match value {
+                ParameterValue::Map(entries) => entries,
                 other => vec![("staticToken".to_owned(), other)],
             }),
         )
@@ -99,12 +103,13 @@ mod tests {
 
     #[test]
     fn an_image_counts_for_its_pixels_or_what_is_said() {
-        let read = |given: &[(String, Value)]| TokenSettings::read(&Parameters::check(PLUGIN.parameters, given)?).map(|s| s.media_tokens);
+        let read =
+            |given: &[(String, ParameterValue)]| TokenSettings::read(&Parameters::check(PLUGIN.parameters, given)?).map(|s| s.media_tokens);
         assert_eq!(read(&[]), Ok(225), "640 x 360 / 1024");
-        let fixed = vec![("mode".to_owned(), Value::Text("static".to_owned())), map("static", Value::Number(77.0))];
-        let image = Value::Map(vec![("image".to_owned(), Value::Map(fixed))]);
+        let fixed = vec![("mode".to_owned(), ParameterValue::Text("static".to_owned())), map("static", ParameterValue::Number(77.0))];
+        let image = ParameterValue::Map(vec![("image".to_owned(), ParameterValue::Map(fixed))]);
         assert_eq!(read(&[("estimate".to_owned(), image)]), Ok(77));
-        let refusal = read(&[("modelName".to_owned(), Value::Text("llama".to_owned()))]).unwrap_err().to_string();
+        let refusal = read(&[("modelName".to_owned(), ParameterValue::Text("llama".to_owned()))]).unwrap_err().to_string();
         assert!(refusal.contains("Switchpoint estimates tokens"), "{refusal}");
     }
 }

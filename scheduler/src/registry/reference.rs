@@ -4,19 +4,19 @@ use std::fmt::Write;
 
 use super::PLUGINS;
 use crate::plugin::Parameter;
-use crate::plugin_type::{Kind, PluginType};
+use crate::plugin_type::{PluginKind, PluginType};
 
 /// The sections of the page, in order.
-const TITLES: [(&str, Kind); 9] = [
-    ("Filters", Kind::Filter),
-    ("Scorers", Kind::Scorer),
-    ("Pickers", Kind::Picker),
-    ("Profile handlers", Kind::ProfileHandler),
-    ("Deciders", Kind::Decider),
-    ("Saturation detectors", Kind::Detector),
-    ("Admitters", Kind::Admitter),
-    ("Producers", Kind::Producer),
-    ("Parsers", Kind::Parser),
+const TITLES: [(&str, PluginKind); 9] = [
+    ("Filters", PluginKind::Filter),
+    ("Scorers", PluginKind::Scorer),
+    ("Pickers", PluginKind::Picker),
+    ("Profile handlers", PluginKind::ProfileHandler),
+    ("Deciders", PluginKind::Decider),
+    ("Saturation detectors", PluginKind::Detector),
+    ("Admitters", PluginKind::Admitter),
+    ("Producers", PluginKind::Producer),
+    ("Parsers", PluginKind::Parser),
 ];
 
 /// How the text of a parameter begins that changes nothing here.

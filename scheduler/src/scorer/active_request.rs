@@ -1,51 +1,51 @@
 //! `active-request-scorer`: the fewer requests this proxy has outstanding, the better. Counted by us, so never stale and never unknown.
 
 use crate::endpoint::EndpointIndex;
-use crate::plugin::{Context, Default, InvalidParameter, Parameter, Parameters, Scorer, State, for_people};
-use crate::plugin_type::{Kind, Plugin, PluginType};
+use crate::plugin::{Context, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, Scorer, readable};
+use crate::plugin_type::{Plugin, PluginKind, PluginType};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "active-request-scorer",
-    kind: Kind::Scorer,
-    doc: for_people("1 when c <= idleThreshold, else (max - c) / max * maxBusyScore, c = requests in flight, max over the candidates."),
-    source: for_people("llm-d-router, scorer/activerequest"),
+    kind: PluginKind::Scorer,
+    doc: readable("1 when c <= idleThreshold, else (max - c) / max * maxBusyScore, c = requests in flight, max over the candidates."),
+    source: readable("llm-d-router, scorer/activerequest"),
     parameters: &[
         Parameter {
             name: "idleThreshold",
-            default: Default::Number(0.0),
-            doc: for_people("highest number of requests in flight that counts as idle, a whole number"),
+            default: ParameterDefault::Number(0.0),
+            doc: readable("highest number of requests in flight that counts as idle, a whole number"),
         },
         Parameter {
             name: "maxBusyScore",
-            default: Default::Number(1.0),
-            doc: for_people("upper bound of the score of a busy endpoint, 0 to 1"),
+            default: ParameterDefault::Number(1.0),
+            doc: readable("upper bound of the score of a busy endpoint, 0 to 1"),
         },
     ],
-    needs: &[State::InFlight],
+    needs: &[RequiredState::InFlight],
     build,
 };
 
 #[derive(Debug)]
-struct ActiveRequest {
+struct ActiveRequestScorer {
     idle_threshold: f32,
     max_busy_score: f32,
 }
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    Ok(Plugin::Scorer(Box::new(ActiveRequest {
+    Ok(Plugin::Scorer(Box::new(ActiveRequestScorer {
         idle_threshold: whole(parameters.integer("idleThreshold", 0..=u32::MAX)?),
         max_busy_score: parameters.number("maxBusyScore", 0.0..=1.0)? as f32,
     })))
 }
 
-impl ActiveRequest {
+impl ActiveRequestScorer {
     fn rate(&self, requests: f32, max: f32) -> f32 {
         // Above the threshold requests are above 0, and so is `max`.
         if requests <= self.idle_threshold { 1.0 } else { (max - requests) / max * self.max_busy_score }
     }
 }
 
-impl Scorer for ActiveRequest {
+impl Scorer for ActiveRequestScorer {
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
         let mut max = 0.0_f32;
         for (score, &endpoint) in scores.iter_mut().zip(endpoints) {
@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn idle_gets_one_and_the_busiest_nothing() {
-        let scorer = ActiveRequest { idle_threshold: 0.0, max_busy_score: 1.0 };
+        let scorer = ActiveRequestScorer { idle_threshold: 0.0, max_busy_score: 1.0 };
         assert_eq!([0.0, 1.0, 2.0, 4.0].map(|c| scorer.rate(c, 4.0)), [1.0, 0.75, 0.5, 0.0]);
         assert_eq!(scorer.rate(0.0, 0.0), 1.0, "nobody has anything in flight");
         assert_eq!(scorer.rate(whole(u32::MAX), whole(u32::MAX)), 0.0);
@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn threshold_and_busy_score() {
-        let scorer = ActiveRequest { idle_threshold: 2.0, max_busy_score: 0.5 };
+        let scorer = ActiveRequestScorer { idle_threshold: 2.0, max_busy_score: 0.5 };
         assert_eq!([2.0, 3.0, 4.0].map(|c| scorer.rate(c, 4.0)), [1.0, 0.125, 0.0]);
     }
 }

@@ -5,34 +5,34 @@
 
 use crate::candidates::Candidates;
 use crate::endpoint::EndpointIndex;
-use crate::plugin::{Context, Default, Filter, InvalidParameter, Parameter, Parameters, Scorer, State, for_people};
-use crate::plugin_type::{Kind, Plugin, PluginType};
+use crate::plugin::{Context, Filter, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, Scorer, readable};
+use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::rng::Rng;
 use crate::scorer::UNKNOWN;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "context-length-aware",
-    kind: Kind::Scorer,
-    doc: for_people(
+    kind: PluginKind::Scorer,
+    doc: readable(
         "Inside the label's range min-max: 0.3 + 0.7 * (0.7 / (1 + (max - min) / 10000) + 0.3 * \
         (max - t) / (max - min)), t = prompt tokens; 1 if min = max. Outside: 0.3 / (1 + d / \
         1000), d = tokens to the nearer end. 0.5 without the label, 0 if the label is not a \
         range.",
     ),
-    source: for_people("llm-d-router, scorer/contextlengthaware"),
+    source: readable("llm-d-router, scorer/contextlengthaware"),
     parameters: &[
         Parameter {
             name: "label",
-            default: Default::Text("llm-d.ai/context-length-range"),
-            doc: for_people("label with the range of prompt tokens, min-max"),
+            default: ParameterDefault::Text("llm-d.ai/context-length-range"),
+            doc: readable("label with the range of prompt tokens, min-max"),
         },
         Parameter {
             name: "enableFiltering",
-            default: Default::Flag(false),
-            doc: for_people("also drop endpoints whose range excludes the prompt; endpoints without the label stay"),
+            default: ParameterDefault::Flag(false),
+            doc: readable("also drop endpoints whose range excludes the prompt; endpoints without the label stay"),
         },
     ],
-    needs: &[State::Labels, State::Prompt],
+    needs: &[RequiredState::Labels, RequiredState::Prompt],
     build,
 };
 
@@ -45,18 +45,18 @@ const WIDTH_SCALE_TOKENS: f64 = 10_000.0;
 const DISTANCE_SCALE_TOKENS: f64 = 1_000.0;
 
 #[derive(Clone, Debug)]
-struct ContextLengthAware {
+struct ContextLengthAwareScorer {
     label: Box<str>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Range {
+struct ContextLengthRange {
     min: u32,
     max: u32,
 }
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    let plugin = ContextLengthAware { label: parameters.text("label")?.into() };
+    let plugin = ContextLengthAwareScorer { label: parameters.text("label")?.into() };
     Ok(if parameters.flag("enableFiltering")? {
         Plugin::FilteringScorer(Box::new(plugin.clone()), Box::new(plugin))
     } else {
@@ -64,9 +64,9 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
     })
 }
 
-// === impl Range ===
+// === impl ContextLengthRange ===
 
-impl Range {
+impl ContextLengthRange {
     fn parse(label: &str) -> Option<Self> {
         let (min, max) = label.split_once('-')?;
         let range = Self { min: min.trim().parse().ok()?, max: max.trim().parse().ok()? };
@@ -95,21 +95,21 @@ impl Range {
     }
 }
 
-impl Scorer for ContextLengthAware {
+impl Scorer for ContextLengthAwareScorer {
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
         for (score, &endpoint) in scores.iter_mut().zip(endpoints) {
             *score = match context.label(endpoint, &self.label) {
                 None => UNKNOWN,
-                Some(label) => Range::parse(label).map_or(0.0, |range| range.rate(context.request.prompt_tokens)),
+                Some(label) => ContextLengthRange::parse(label).map_or(0.0, |range| range.rate(context.request.prompt_tokens)),
             };
         }
     }
 }
 
-impl Filter for ContextLengthAware {
+impl Filter for ContextLengthAwareScorer {
     fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, _: &mut Rng) {
         let tokens = context.request.prompt_tokens;
-        let fits = |label: &str| Range::parse(label).is_some_and(|range| range.contains(tokens));
+        let fits = |label: &str| ContextLengthRange::parse(label).is_some_and(|range| range.contains(tokens));
         candidates.retain(|endpoint| context.label(endpoint, &self.label).is_none_or(fits));
     }
 }
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     fn rate(label: &str, tokens: u32) -> f32 {
-        Range::parse(label).unwrap().rate(tokens)
+        ContextLengthRange::parse(label).unwrap().rate(tokens)
     }
 
     #[test]
@@ -148,8 +148,8 @@ mod tests {
     #[test]
     fn what_is_no_range() {
         for label in ["", "2048", "8192-2048", "a-b", "0-1-2", "-5-10", "0-99999999999", "0 to 5"] {
-            assert_eq!(Range::parse(label), None, "{label}");
+            assert_eq!(ContextLengthRange::parse(label), None, "{label}");
         }
-        assert_eq!(Range::parse(" 0 - 2048 "), Some(Range { min: 0, max: 2048 }));
+        assert_eq!(ContextLengthRange::parse(" 0 - 2048 "), Some(ContextLengthRange { min: 0, max: 2048 }));
     }
 }

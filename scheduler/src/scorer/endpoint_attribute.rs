@@ -2,57 +2,57 @@
 
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{
-    Context, Default, InvalidParameter, METRICS_EXTRACTOR, Parameter, Parameters, Scorer, State, attribute_key, for_people,
+    Context, InvalidParameter, METRICS_EXTRACTOR, Parameter, ParameterDefault, Parameters, RequiredState, Scorer, attribute_key, readable,
 };
-use crate::plugin_type::{Kind, Plugin, PluginType};
+use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::scorer::{rate, rate_by_load};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "endpoint-attribute-scorer",
-    kind: Kind::Scorer,
-    doc: for_people(
+    kind: PluginKind::Scorer,
+    doc: readable(
         "(v - min) / (max - min), or 1 minus that if lower is better. min and max are those of \
         the candidates (1 when all are equal), or fixed; then the score is clamped to 0..1.",
     ),
-    source: for_people("llm-d-router, scorer/endpointattribute"),
+    source: readable("llm-d-router, scorer/endpointattribute"),
     parameters: &[
         Parameter {
             name: "attributeKey",
-            default: Default::Required,
-            doc: for_people("name of the attribute, as in customMetrics; if it contains a / the producer is required"),
+            default: ParameterDefault::Required,
+            doc: readable("name of the attribute, as in customMetrics; if it contains a / the producer is required"),
         },
         METRICS_EXTRACTOR,
         Parameter {
             name: "algorithm",
-            default: Default::Structured(
+            default: ParameterDefault::Structured(
                 "{type: linear_lower_is_better | linear_higher_is_better, normalization: {adaptiveRange: {}} | {fixedRange: {min, max}}}",
             ),
-            doc: for_people("which direction is better (required), and the range; by default that of the candidates"),
+            doc: readable("which direction is better (required), and the range; by default that of the candidates"),
         },
     ],
-    needs: &[State::Attributes],
+    needs: &[RequiredState::Attributes],
     build,
 };
 
 const ALGORITHM: &[Parameter] = &[
-    Parameter { name: "type", default: Default::Required, doc: for_people("linear_lower_is_better or linear_higher_is_better") },
+    Parameter { name: "type", default: ParameterDefault::Required, doc: readable("linear_lower_is_better or linear_higher_is_better") },
     Parameter {
         name: "normalization",
-        default: Default::Structured("{adaptiveRange: {}} or {fixedRange: {min, max}}"),
-        doc: for_people("at most one of the two"),
+        default: ParameterDefault::Structured("{adaptiveRange: {}} or {fixedRange: {min, max}}"),
+        doc: readable("at most one of the two"),
     },
 ];
 const NORMALIZATION: &[Parameter] = &[
-    Parameter { name: "adaptiveRange", default: Default::Structured("{}"), doc: for_people("the range of the candidates' values") },
-    Parameter { name: "fixedRange", default: Default::Structured("{min, max}"), doc: for_people("a range of its own") },
+    Parameter { name: "adaptiveRange", default: ParameterDefault::Structured("{}"), doc: readable("the range of the candidates' values") },
+    Parameter { name: "fixedRange", default: ParameterDefault::Structured("{min, max}"), doc: readable("a range of its own") },
 ];
 const FIXED_RANGE: &[Parameter] = &[
-    Parameter { name: "min", default: Default::Number(0.0), doc: for_people("below max") },
-    Parameter { name: "max", default: Default::RequiredNumber, doc: for_people("above min") },
+    Parameter { name: "min", default: ParameterDefault::Number(0.0), doc: readable("below max") },
+    Parameter { name: "max", default: ParameterDefault::RequiredNumber, doc: readable("above min") },
 ];
 
 #[derive(Debug)]
-struct EndpointAttribute {
+struct EndpointAttributeScorer {
     key: Box<str>,
     /// 1 where lower is better, -1 where higher is.
     sign: f32,
@@ -66,7 +66,7 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
         let sign = algorithm.choice("type", &[("linear_lower_is_better", 1.0), ("linear_higher_is_better", -1.0)])?;
         Ok((sign, algorithm.nested("normalization", NORMALIZATION, range)?.flatten()))
     })?;
-    Ok(Plugin::Scorer(Box::new(EndpointAttribute { key, sign, range })))
+    Ok(Plugin::Scorer(Box::new(EndpointAttributeScorer { key, sign, range })))
 }
 
 fn range(normalization: &Parameters<'_>) -> Result<Option<(f32, f32)>, InvalidParameter> {
@@ -78,7 +78,7 @@ fn range(normalization: &Parameters<'_>) -> Result<Option<(f32, f32)>, InvalidPa
     if adaptive.is_some() && fixed.is_some() { Err(normalization.out_of_range("fixedRange")) } else { Ok(fixed) }
 }
 
-impl Scorer for EndpointAttribute {
+impl Scorer for EndpointAttributeScorer {
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
         let value = |endpoint| context.attribute(endpoint, &self.key);
         match self.range {
@@ -94,30 +94,32 @@ impl Scorer for EndpointAttribute {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plugin::Value;
+    use crate::plugin::ParameterValue;
 
-    fn map(entries: &[(&str, Value)]) -> Value {
-        Value::Map(entries.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect())
+    fn map(entries: &[(&str, ParameterValue)]) -> ParameterValue {
+        ParameterValue::Map(entries.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect())
     }
 
-    fn refusal(algorithm: &[(&str, Value)]) -> String {
-        let given = [("attributeKey".to_owned(), Value::Text("depth".to_owned())), ("algorithm".to_owned(), map(algorithm))];
+    fn refusal(algorithm: &[(&str, ParameterValue)]) -> String {
+        let given = [("attributeKey".to_owned(), ParameterValue::Text("depth".to_owned())), ("algorithm".to_owned(), map(algorithm))];
         PLUGIN.build(&given).map(drop).unwrap_err().to_string()
     }
 
     #[test]
     fn what_does_not_say_which_end_is_better_is_refused() {
-        let key = [("attributeKey".to_owned(), Value::Text("depth".to_owned()))];
+        let key = [("attributeKey".to_owned(), ParameterValue::Text("depth".to_owned()))];
         assert_eq!(PLUGIN.build(&key).unwrap_err().to_string(), "parameter `algorithm` must be given");
         assert_eq!(refusal(&[]), "in `algorithm`: parameter `type` must be given");
-        assert!(refusal(&[("type", Value::Text("linear".to_owned()))]).starts_with("in `algorithm`: parameter `type` is out of range"));
+        assert!(
+            refusal(&[("type", ParameterValue::Text("linear".to_owned()))]).starts_with("in `algorithm`: parameter `type` is out of range")
+        );
     }
 
     #[test]
     fn a_range_that_is_none_or_two_ranges_are_refused() {
-        let lower = ("type", Value::Text("linear_lower_is_better".to_owned()));
-        let fixed = |min, max| ("fixedRange", map(&[("min", Value::Number(min)), ("max", Value::Number(max))]));
-        let normalization = |entries: &[(&str, Value)]| refusal(&[lower.clone(), ("normalization", map(entries))]);
+        let lower = ("type", ParameterValue::Text("linear_lower_is_better".to_owned()));
+        let fixed = |min, max| ("fixedRange", map(&[("min", ParameterValue::Number(min)), ("max", ParameterValue::Number(max))]));
+        let normalization = |entries: &[(&str, ParameterValue)]| refusal(&[lower.clone(), ("normalization", map(entries))]);
         let at = "in `algorithm`: in `normalization`: ";
         assert_eq!(normalization(&[fixed(1.0, 1.0)]), format!("{at}in `fixedRange`: parameter `max` is out of range: above min"));
         assert_eq!(normalization(&[("fixedRange", map(&[]))]), format!("{at}in `fixedRange`: parameter `max` must be given"));
@@ -125,6 +127,6 @@ mod tests {
             normalization(&[fixed(0.0, 1.0), ("adaptiveRange", map(&[]))]),
             format!("{at}parameter `fixedRange` is out of range: a range of its own")
         );
-        assert!(normalization(&[("adaptiveRange", map(&[("min", Value::Number(0.0))]))]).contains("unknown parameter `min`"));
+        assert!(normalization(&[("adaptiveRange", map(&[("min", ParameterValue::Number(0.0))]))]).contains("unknown parameter `min`"));
     }
 }

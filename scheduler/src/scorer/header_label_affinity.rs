@@ -1,24 +1,24 @@
 //! `header-label-affinity-scorer`: the request names in a header what it wants, the endpoint has it in a label.
 
 use crate::endpoint::EndpointIndex;
-use crate::plugin::{Context, Default, InvalidParameter, Parameter, Parameters, Scorer, State, for_people};
-use crate::plugin_type::{ClientHeaders, Kind, Plugin, PluginType};
+use crate::plugin::{Context, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, Scorer, readable};
+use crate::plugin_type::{ClientHeaders, Plugin, PluginKind, PluginType};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "header-label-affinity-scorer",
-    kind: Kind::Scorer,
-    doc: for_people("1 if the label equals the request's header, else 0. 0 for all if the header is missing."),
-    source: for_people("llm-d-router, scorer/headerlabelaffinity"),
+    kind: PluginKind::Scorer,
+    doc: readable("1 if the label equals the request's header, else 0. 0 for all if the header is missing."),
+    source: readable("llm-d-router, scorer/headerlabelaffinity"),
     parameters: &[
-        Parameter { name: "headerName", default: Default::Required, doc: for_people("request header, case-insensitive") },
-        Parameter { name: "labelKey", default: Default::Required, doc: for_people("endpoint label") },
+        Parameter { name: "headerName", default: ParameterDefault::Required, doc: readable("request header, case-insensitive") },
+        Parameter { name: "labelKey", default: ParameterDefault::Required, doc: readable("endpoint label") },
     ],
-    needs: &[State::Headers, State::Labels],
+    needs: &[RequiredState::Headers, RequiredState::Labels],
     build,
 };
 
 #[derive(Debug)]
-struct HeaderLabelAffinity {
+struct HeaderLabelAffinityScorer {
     header: Box<str>,
     label: Box<str>,
 }
@@ -26,10 +26,10 @@ struct HeaderLabelAffinity {
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
     let header = parameters.header("headerName")?;
     let headers = ClientHeaders { read: vec![header.clone()], session_token: None };
-    Ok(Plugin::Scorer(Box::new(HeaderLabelAffinity { header, label: parameters.text("labelKey")?.into() })).with_headers(headers))
+    Ok(Plugin::Scorer(Box::new(HeaderLabelAffinityScorer { header, label: parameters.text("labelKey")?.into() })).with_headers(headers))
 }
 
-impl Scorer for HeaderLabelAffinity {
+impl Scorer for HeaderLabelAffinityScorer {
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
         let Some(wanted) = context.request.header(&self.header).filter(|value| !value.is_empty()) else { return };
         for (score, &endpoint) in scores.iter_mut().zip(endpoints) {

@@ -17,49 +17,51 @@
 
 use super::{PREFIX_PRODUCER, rate};
 use crate::endpoint::EndpointIndex;
-use crate::plugin::{Context, Default, InvalidParameter, PRODUCER_NAME, Parameter, Parameters, Scorer, Shedder, State, for_people};
-use crate::plugin_type::{Kind, Plugin, PluginType};
+use crate::plugin::{
+    Context, InvalidParameter, PRODUCER_NAME, Parameter, ParameterDefault, Parameters, RequiredState, Scorer, Shedder, readable,
+};
+use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::predictions::{EndpointPrediction, Headroom};
 
 /// How headroom is turned into preference; the daemon takes it from the environment where it is not given.
 const STRATEGY: Parameter = Parameter {
     name: "headroomSelectionStrategy",
-    default: Default::Text("least"),
-    doc: for_people(
+    default: ParameterDefault::Text("least"),
+    doc: readable(
         "where SLOs are met: least (lowest) headroom first, or most (highest); default from the \
         daemon's HEADROOM_SELECTION_STRATEGY",
     ),
 };
 const TTFT_WEIGHT: Parameter =
-    Parameter { name: "ttftWeight", default: Default::Number(0.8), doc: for_people("weight of TTFT headroom, 0 to 1e6") };
+    Parameter { name: "ttftWeight", default: ParameterDefault::Number(0.8), doc: readable("weight of TTFT headroom, 0 to 1e6") };
 const TPOT_WEIGHT: Parameter =
-    Parameter { name: "tpotWeight", default: Default::Number(0.2), doc: for_people("weight of TPOT headroom, 0 to 1e6") };
+    Parameter { name: "tpotWeight", default: ParameterDefault::Number(0.2), doc: readable("weight of TPOT headroom, 0 to 1e6") };
 const COMPOSITE_KV: Parameter = Parameter {
     name: "compositeKVWeight",
-    default: Default::Number(1.0),
-    doc: for_people("without predictions: weight of free KV cache, 0 to 1e6"),
+    default: ParameterDefault::Number(1.0),
+    doc: readable("without predictions: weight of free KV cache, 0 to 1e6"),
 };
 const COMPOSITE_QUEUE: Parameter = Parameter {
     name: "compositeQueueWeight",
-    default: Default::Number(1.0),
-    doc: for_people("without predictions: weight of a short queue, 0 to 1e6"),
+    default: ParameterDefault::Number(1.0),
+    doc: readable("without predictions: weight of a short queue, 0 to 1e6"),
 };
 const COMPOSITE_PREFIX: Parameter = Parameter {
     name: "compositePrefixWeight",
-    default: Default::Number(1.0),
-    doc: for_people("without predictions: weight of the cached share of the prompt, 0 to 1e6"),
+    default: ParameterDefault::Number(1.0),
+    doc: readable("without predictions: weight of the cached share of the prompt, 0 to 1e6"),
 };
 
 pub(crate) const LATENCY: PluginType = PluginType {
     name: "latency-scorer",
-    kind: Kind::Scorer,
-    doc: for_people(
+    kind: PluginKind::Scorer,
+    doc: readable(
         "In the best tier (SLOs met; idle; only TPOT late; only TTFT late; both late): (floor(100 \
         (1 - h)) + 1) / 100, h = ttftWeight * TTFT headroom + tpotWeight * TPOT headroom, each \
         scaled to 0..1 over the tier. Strategy most uses h instead of 1 - h where SLOs are met. \
         Other tiers: 0. Without predictions: a mix of free KV cache, queue and prefix.",
     ),
-    source: for_people("llm-d-router, scorer/latency"),
+    source: readable("llm-d-router, scorer/latency"),
     parameters: &[
         TTFT_WEIGHT,
         TPOT_WEIGHT,
@@ -71,32 +73,32 @@ pub(crate) const LATENCY: PluginType = PluginType {
         PREFIX_PRODUCER,
     ],
     needs: NEEDS,
-    build: |parameters| Ok(Plugin::Scorer(Box::new(Latency::read(parameters)?))),
+    build: |parameters| Ok(Plugin::Scorer(Box::new(LatencyScorer::read(parameters)?))),
 };
 
 pub(crate) const SLO: PluginType = PluginType {
     name: "slo-scorer",
-    kind: Kind::Scorer,
-    doc: for_people(
+    kind: PluginKind::Scorer,
+    doc: readable(
         "As latency-scorer, but a weighted random pick takes an endpoint outside the best tier \
         with probability explorationShare. In the rest of the ranked list, endpoints that would \
         be late come last. If no endpoint is valid (SLOs met, or idle), a request with an SLO and \
         a priority below shedBelowPriority is shed (429).",
     ),
-    source: for_people("Gateway API Inference Extension, issue 1323"),
+    source: readable("Gateway API Inference Extension, issue 1323"),
     parameters: &[
         STRATEGY,
         TTFT_WEIGHT,
         TPOT_WEIGHT,
         Parameter {
             name: "explorationShare",
-            default: Default::Number(0.01),
-            doc: for_people("how often a weighted pick takes an endpoint outside the best tier, to learn about it, 0 to 0.5"),
+            default: ParameterDefault::Number(0.01),
+            doc: readable("how often a weighted pick takes an endpoint outside the best tier, to learn about it, 0 to 0.5"),
         },
         Parameter {
             name: "shedBelowPriority",
-            default: Default::Number(1.0),
-            doc: for_people(
+            default: ParameterDefault::Number(1.0),
+            doc: readable(
                 "requests of lower priority are shed if no endpoint is valid, a whole number from \
                 0; Critical is 1; 0 sheds only negative priorities",
             ),
@@ -107,7 +109,7 @@ pub(crate) const SLO: PluginType = PluginType {
     ],
     needs: NEEDS,
     build: |parameters| {
-        let latency = Latency::read(parameters)?;
+        let latency = LatencyScorer::read(parameters)?;
         let shed_below = parameters.integer("shedBelowPriority", 0..=i32::MAX as u32)?;
         let scorer = SloScorer { latency, exploration_share: parameters.number("explorationShare", 0.0..=0.5)? };
         let shedder = SloShedder { below_priority: i32::try_from(shed_below).unwrap_or(i32::MAX) };
@@ -115,18 +117,25 @@ pub(crate) const SLO: PluginType = PluginType {
     },
 };
 
-const NEEDS: &[State] = &[State::Latency, State::InFlight, State::PrefixIndex, State::Prompt, State::QueueDepth, State::KvCacheUtilization];
+const NEEDS: &[RequiredState] = &[
+    RequiredState::Latency,
+    RequiredState::InFlight,
+    RequiredState::PrefixIndex,
+    RequiredState::Prompt,
+    RequiredState::QueueDepth,
+    RequiredState::KvCacheUtilization,
+];
 
 /// What is good where SLOs are met.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Strategy {
+enum HeadroomStrategy {
     Least,
     Most,
 }
 
 /// How an endpoint stands; the better first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Tier {
+enum HeadroomTier {
     Meets,
     Idle,
     TpotLate,
@@ -135,17 +144,17 @@ enum Tier {
 }
 
 #[derive(Debug)]
-struct Latency {
+struct LatencyScorer {
     ttft_weight: f64,
     tpot_weight: f64,
-    strategy: Strategy,
+    strategy: HeadroomStrategy,
     /// Of free KV cache, queue and prefix; they add up to 1.
     composite: [f32; 3],
 }
 
 #[derive(Debug)]
 struct SloScorer {
-    latency: Latency,
+    latency: LatencyScorer,
     exploration_share: f64,
 }
 
@@ -157,17 +166,22 @@ struct SloShedder {
 
 /// Least and greatest size of one headroom over a tier.
 #[derive(Clone, Copy)]
-struct Span {
+struct HeadroomRange {
     least: f64,
     greatest: f64,
 }
 
-// === impl Latency ===
+// === impl LatencyScorer ===
 
-impl Latency {
+impl LatencyScorer {
     fn read(parameters: &Parameters<'_>) -> Result<Self, InvalidParameter> {
         let number = |parameter: &Parameter| parameters.number(parameter.name, 0.0..=1e6);
-        let strategies = [("least", Strategy::Least), ("lowest", Strategy::Least), ("most", Strategy::Most), ("highest", Strategy::Most)];
+        let strategies = [
+            ("least", HeadroomStrategy::Least),
+            ("lowest", HeadroomStrategy::Least),
+            ("most", HeadroomStrategy::Most),
+            ("highest", HeadroomStrategy::Most),
+        ];
         let weights = [number(&COMPOSITE_KV)?, number(&COMPOSITE_QUEUE)?, number(&COMPOSITE_PREFIX)?];
         let sum: f64 = weights.iter().sum();
         #[expect(clippy::cast_possible_truncation, reason = "shares of 1")]
@@ -185,9 +199,9 @@ impl Latency {
         let known = || endpoints.iter().map(|&endpoint| context.prediction(endpoint));
         let Some(best) = known().flatten().map(tier).min() else { return false };
         let in_tier = || known().flatten().filter(|predicted| tier(predicted) == best);
-        let (ttft, tpot) = (Span::of(in_tier().map(|p| p.ttft)), Span::of(in_tier().map(|p| p.tpot)));
+        let (ttft, tpot) = (HeadroomRange::of(in_tier().map(|p| p.ttft)), HeadroomRange::of(in_tier().map(|p| p.tpot)));
         let (alpha, beta) = self.weights(ttft, tpot);
-        let most = best == Tier::Meets && self.strategy == Strategy::Most;
+        let most = best == HeadroomTier::Meets && self.strategy == HeadroomStrategy::Most;
         for (score, predicted) in scores.iter_mut().zip(known()) {
             *score = match predicted {
                 None => f32::NAN,
@@ -206,7 +220,7 @@ impl Latency {
     }
 
     /// A headroom that all have alike says nothing.
-    fn weights(&self, ttft: Span, tpot: Span) -> (f64, f64) {
+    fn weights(&self, ttft: HeadroomRange, tpot: HeadroomRange) -> (f64, f64) {
         let sum = self.ttft_weight + self.tpot_weight;
         match (ttft.tells(), tpot.tells()) {
             (false, true) => (0.0, 1.0),
@@ -234,7 +248,7 @@ impl Latency {
     }
 }
 
-impl Scorer for Latency {
+impl Scorer for LatencyScorer {
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
         if !self.score_best_tier(context, endpoints, scores) {
             self.score_composite(context, endpoints, scores);
@@ -273,9 +287,9 @@ impl Shedder for SloShedder {
     }
 }
 
-// === impl Span ===
+// === impl HeadroomRange ===
 
-impl Span {
+impl HeadroomRange {
     /// Too little to tell endpoints apart, ms.
     const NOTHING: f64 = 1e-9;
 
@@ -314,12 +328,12 @@ fn graded(preference: f64) -> f32 {
     ((libm::floor(preference * 100.0) + 1.0) / 100.0) as f32
 }
 
-fn tier(predicted: &EndpointPrediction) -> Tier {
+fn tier(predicted: &EndpointPrediction) -> HeadroomTier {
     match (predicted.ttft.is_exceeded(), predicted.tpot.is_exceeded()) {
-        (false, false) => Tier::Meets,
-        _ if predicted.idle => Tier::Idle,
-        (false, true) => Tier::TpotLate,
-        (true, false) => Tier::TtftLate,
-        (true, true) => Tier::BothLate,
+        (false, false) => HeadroomTier::Meets,
+        _ if predicted.idle => HeadroomTier::Idle,
+        (false, true) => HeadroomTier::TpotLate,
+        (true, false) => HeadroomTier::TtftLate,
+        (true, true) => HeadroomTier::BothLate,
     }
 }

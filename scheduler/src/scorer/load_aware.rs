@@ -1,21 +1,21 @@
 //! `load-aware-scorer`: the shorter the engine's queue, the better, against a fixed length rather than against the other endpoints.
 
 use crate::endpoint::EndpointIndex;
-use crate::plugin::{Context, Default, InvalidParameter, Parameter, Parameters, Scorer, State, for_people};
-use crate::plugin_type::{Kind, Plugin, PluginType};
+use crate::plugin::{Context, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, Scorer, readable};
+use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::scorer::rate;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "load-aware-scorer",
-    kind: Kind::Scorer,
-    doc: for_people("0.5 * (1 - min(q, threshold) / threshold), q = requests waiting in the engine."),
-    source: for_people("llm-d-router, scorer/loadaware"),
+    kind: PluginKind::Scorer,
+    doc: readable("0.5 * (1 - min(q, threshold) / threshold), q = requests waiting in the engine."),
+    source: readable("llm-d-router, scorer/loadaware"),
     parameters: &[Parameter {
         name: "threshold",
-        default: Default::Number(128.0),
-        doc: for_people("requests waiting at which an endpoint counts as full, a whole number from 1"),
+        default: ParameterDefault::Number(128.0),
+        doc: readable("requests waiting at which an endpoint counts as full, a whole number from 1"),
     }],
-    needs: &[State::QueueDepth],
+    needs: &[RequiredState::QueueDepth],
     build,
 };
 
@@ -23,23 +23,23 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 const IDLE: f32 = 0.5;
 
 #[derive(Debug)]
-struct LoadAware {
+struct LoadAwareScorer {
     threshold: f32,
 }
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
     #[expect(clippy::cast_precision_loss, reason = "no queue is so long that the last digits of it count")]
     let threshold = parameters.integer("threshold", 1..=u32::MAX)? as f32;
-    Ok(Plugin::Scorer(Box::new(LoadAware { threshold })))
+    Ok(Plugin::Scorer(Box::new(LoadAwareScorer { threshold })))
 }
 
-impl LoadAware {
+impl LoadAwareScorer {
     fn rate(&self, queue: f32) -> f32 {
         IDLE * (1.0 - queue.min(self.threshold) / self.threshold)
     }
 }
 
-impl Scorer for LoadAware {
+impl Scorer for LoadAwareScorer {
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
         rate(endpoints, scores, |endpoint| context.metric(endpoint, |m| m.queue_depth).map(|queue| self.rate(queue)));
     }
@@ -51,8 +51,8 @@ mod tests {
 
     #[test]
     fn falls_from_a_half_to_nothing_at_the_threshold() {
-        let scorer = LoadAware { threshold: 128.0 };
+        let scorer = LoadAwareScorer { threshold: 128.0 };
         assert_eq!([0.0, 32.0, 64.0, 128.0, 129.0, f32::MAX].map(|q| scorer.rate(q)), [0.5, 0.375, 0.25, 0.0, 0.0, 0.0]);
-        assert_eq!(LoadAware { threshold: 1.0 }.rate(1.0), 0.0);
+        assert_eq!(LoadAwareScorer { threshold: 1.0 }.rate(1.0), 0.0);
     }
 }

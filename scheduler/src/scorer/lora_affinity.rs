@@ -6,25 +6,25 @@
 //! go, it is the one that the pool has not used for longest.
 
 use crate::endpoint::EndpointIndex;
-use crate::local::AdapterRoom;
+use crate::local_state::AdapterRoom;
 use crate::metrics::LoraMetrics;
-use crate::plugin::{Context, InvalidParameter, Parameters, Scorer, State, for_people};
-use crate::plugin_type::{Kind, Plugin, PluginType};
+use crate::plugin::{Context, InvalidParameter, Parameters, RequiredState, Scorer, readable};
+use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::scorer::{rate, share_before};
 use crate::sort::sort_by;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "lora-affinity-scorer",
-    kind: Kind::Scorer,
-    doc: for_people(
+    kind: PluginKind::Scorer,
+    doc: readable(
         "1 where the requested adapter runs, or was placed before and cannot have been evicted \
         since; 0.8 where an adapter slot is free; 0.6 where the adapter waits; where it would \
         evict an idle adapter: 0.5 * (1 - r / (n - 1)), r = how many of the n candidates without \
         a free slot have an adapter that is idle for longer; else 0.",
     ),
-    source: for_people("llm-d-router, scorer/loraaffinity; the eviction rule is Switchpoint's"),
+    source: readable("llm-d-router, scorer/loraaffinity; the eviction rule is Switchpoint's"),
     parameters: &[],
-    needs: &[State::Adapters, State::AdapterRooms],
+    needs: &[RequiredState::Adapters, RequiredState::AdapterRooms],
     build,
 };
 
@@ -36,11 +36,11 @@ const DISPLACING_MAX: f32 = 0.5;
 const FULL: f32 = 0.0;
 
 #[derive(Debug)]
-struct LoraAffinity;
+struct LoraAffinityScorer;
 
 /// What an engine says of an adapter.
 #[derive(Clone, Copy)]
-enum Report {
+enum AdapterReport {
     Running,
     Room,
     Waiting,
@@ -48,12 +48,12 @@ enum Report {
 }
 
 fn build(_: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    Ok(Plugin::Scorer(Box::new(LoraAffinity)))
+    Ok(Plugin::Scorer(Box::new(LoraAffinityScorer)))
 }
 
-// === impl Report ===
+// === impl AdapterReport ===
 
-impl Report {
+impl AdapterReport {
     fn of(model: &str, lora: &LoraMetrics) -> Self {
         let lists = |adapters: &[Box<str>]| adapters.iter().any(|adapter| **adapter == *model);
         if lists(&lora.running) {
@@ -69,18 +69,18 @@ impl Report {
 }
 
 /// `displaced`: the moments of all candidates that would have to displace an adapter, sorted.
-fn score(report: Option<Report>, room: AdapterRoom, displaced: &[u64]) -> Option<f32> {
+fn score(report: Option<AdapterReport>, room: AdapterRoom, displaced: &[u64]) -> Option<f32> {
     Some(match (report, room) {
         (None, AdapterRoom::Unknown) => return None,
-        (Some(Report::Running), _) | (_, AdapterRoom::Loaded) => LOADED,
-        (Some(Report::Waiting), _) => WAITING,
-        (Some(Report::Full), _) => FULL,
+        (Some(AdapterReport::Running), _) | (_, AdapterRoom::Loaded) => LOADED,
+        (Some(AdapterReport::Waiting), _) => WAITING,
+        (Some(AdapterReport::Full), _) => FULL,
         (_, AdapterRoom::Full { displaced_used }) => DISPLACING_MAX * (1.0 - share_before(displaced, displaced_used)),
         (_, AdapterRoom::Free | AdapterRoom::Unknown) => ROOM,
     })
 }
 
-impl Scorer for LoraAffinity {
+impl Scorer for LoraAffinityScorer {
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
         let moment = |&endpoint: &EndpointIndex| match context.local.adapter_room(endpoint) {
             AdapterRoom::Full { displaced_used } => Some(displaced_used),
@@ -90,7 +90,7 @@ impl Scorer for LoraAffinity {
         sort_by(&mut displaced, |a, b| a < b);
         rate(endpoints, scores, |endpoint| {
             let lora = context.metrics(endpoint).and_then(|metrics| metrics.lora.as_ref());
-            score(lora.map(|lora| Report::of(context.request.model, lora)), context.local.adapter_room(endpoint), &displaced)
+            score(lora.map(|lora| AdapterReport::of(context.request.model, lora)), context.local.adapter_room(endpoint), &displaced)
         });
     }
 }
@@ -102,7 +102,7 @@ mod tests {
     fn rate(running: &[&str], waiting: &[&str], max: u32) -> f32 {
         let boxed = |names: &[&str]| names.iter().map(|&n| n.into()).collect();
         let lora = LoraMetrics { running: boxed(running), waiting: boxed(waiting), max };
-        score(Some(Report::of("sql", &lora)), AdapterRoom::Unknown, &[]).unwrap()
+        score(Some(AdapterReport::of("sql", &lora)), AdapterRoom::Unknown, &[]).unwrap()
     }
 
     #[test]
@@ -120,13 +120,13 @@ mod tests {
     fn what_was_given_counts_between_reports() {
         let full = |displaced_used| AdapterRoom::Full { displaced_used };
         let displaced = [3, 5, 9];
-        assert_eq!(score(Some(Report::Room), AdapterRoom::Loaded, &displaced), Some(LOADED), "idle adapters are in no report");
-        assert_eq!(score(Some(Report::Full), AdapterRoom::Loaded, &displaced), Some(LOADED), "it was given just now");
-        assert_eq!([3, 5, 9].map(|used| score(Some(Report::Room), full(used), &displaced)), [Some(0.5), Some(0.25), Some(0.0)]);
-        assert_eq!(score(Some(Report::Room), full(3), &[3]), Some(DISPLACING_MAX));
-        assert_eq!(score(Some(Report::Waiting), full(3), &[3]), Some(WAITING));
-        assert_eq!(score(Some(Report::Full), full(3), &[3]), Some(FULL), "nothing there is idle");
-        assert_eq!(score(Some(Report::Room), AdapterRoom::Free, &[]), Some(ROOM));
+        assert_eq!(score(Some(AdapterReport::Room), AdapterRoom::Loaded, &displaced), Some(LOADED), "idle adapters are in no report");
+        assert_eq!(score(Some(AdapterReport::Full), AdapterRoom::Loaded, &displaced), Some(LOADED), "it was given just now");
+        assert_eq!([3, 5, 9].map(|used| score(Some(AdapterReport::Room), full(used), &displaced)), [Some(0.5), Some(0.25), Some(0.0)]);
+        assert_eq!(score(Some(AdapterReport::Room), full(3), &[3]), Some(DISPLACING_MAX));
+        assert_eq!(score(Some(AdapterReport::Waiting), full(3), &[3]), Some(WAITING));
+        assert_eq!(score(Some(AdapterReport::Full), full(3), &[3]), Some(FULL), "nothing there is idle");
+        assert_eq!(score(Some(AdapterReport::Room), AdapterRoom::Free, &[]), Some(ROOM));
     }
 
     #[test]

@@ -21,88 +21,88 @@
 
 mod cost;
 
-use cost::{Cost, EndpointInputs, KvMemory, RequestInputs, Weights, float};
+use cost::{Cost, CostWeights, EndpointInputs, KvMemory, RequestInputs, float};
 
 use crate::decision::CostTerms;
 use crate::endpoint::EndpointIndex;
-use crate::local::AdapterRoom;
-use crate::plugin::{Context, Default, InvalidParameter, Parameter, Parameters, Scorer, State, for_people};
-use crate::plugin_type::{Kind, Plugin, PluginType};
+use crate::local_state::AdapterRoom;
+use crate::plugin::{Context, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, Scorer, readable};
+use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::scorer::PREFIX_PRODUCER;
 use crate::sort::sort_by;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "marginal-cost-scorer",
-    kind: Kind::Scorer,
-    doc: for_people(
+    kind: PluginKind::Scorer,
+    doc: readable(
         "lowest cost / cost; cost in ms = max(queue + prefill + interference + displacement + decode - refresh, W + S) + failure, by the formulas below",
     ),
-    source: for_people("ours; docs/reference/routing-quality.md"),
+    source: readable("ours; docs/reference/routing-quality.md"),
     parameters: &[
         Parameter {
             name: "externality",
-            default: Default::Number(1.6),
-            doc: for_people("cost of one ms of prefill for each running request it delays, 0 to 100"),
+            default: ParameterDefault::Number(1.6),
+            doc: readable("cost of one ms of prefill for each running request it delays, 0 to 100"),
         },
         Parameter {
             name: "ownBatchShare",
-            default: Default::Number(0.22),
-            doc: for_people("share of the delayed requests that run at the endpoint itself; the rest is the mean of the pool, 0 to 1"),
+            default: ParameterDefault::Number(0.22),
+            doc: readable("share of the delayed requests that run at the endpoint itself; the rest is the mean of the pool, 0 to 1"),
         },
         Parameter {
             name: "arrivalExternality",
-            default: Default::Number(2.5),
-            doc: for_people("cost of one ms of prefill for each request that arrives while this one waits, 0 to 100"),
+            default: ParameterDefault::Number(2.5),
+            doc: readable("cost of one ms of prefill for each request that arrives while this one waits, 0 to 100"),
         },
         Parameter {
             name: "queueExternality",
-            default: Default::Number(0.35),
-            doc: for_people("cost of one ms of waiting for each request in flight (mean of the endpoint and the pool), 0 to 100"),
+            default: ParameterDefault::Number(0.35),
+            doc: readable("cost of one ms of waiting for each request in flight (mean of the endpoint and the pool), 0 to 100"),
         },
         Parameter {
             name: "displacement",
-            default: Default::Number(55.0),
-            doc: for_people(
+            default: ParameterDefault::Number(55.0),
+            doc: readable(
                 "cost of one ms of computing uncached tokens for the prefixes it evicts, where this prefix is rarely used, 0 to 1000",
             ),
         },
         Parameter {
             name: "decodeWeight",
-            default: Default::Number(0.6),
-            doc: for_people("cost of one ms of decoding relative to one ms of waiting for the first token, 0 to 100"),
+            default: ParameterDefault::Number(0.6),
+            doc: readable("cost of one ms of decoding relative to one ms of waiting for the first token, 0 to 100"),
         },
         Parameter {
             name: "adapterLoadMs",
-            default: Default::Number(100.0),
-            doc: for_people("time to load a LoRA adapter, ms; counts sixteen times where another adapter is evicted; 0 to 600000"),
+            default: ParameterDefault::Number(100.0),
+            doc: readable("time to load a LoRA adapter, ms; counts sixteen times where another adapter is evicted; 0 to 600000"),
         },
         Parameter {
             name: "failureMs",
-            default: Default::Number(10_000.0),
-            doc: for_people("cost of a failed request where requests fail more often than at other endpoints, ms, 0 to 600000"),
+            default: ParameterDefault::Number(10_000.0),
+            doc: readable("cost of a failed request where requests fail more often than at other endpoints, ms, 0 to 600000"),
         },
         Parameter {
             name: "memoryWeight",
-            default: Default::Number(2.0),
-            doc: for_people("cost of one ms of waiting for KV memory, where engines report how much is in use, 0 to 100"),
+            default: ParameterDefault::Number(2.0),
+            doc: readable("cost of one ms of waiting for KV memory, where engines report how much is in use, 0 to 100"),
         },
         Parameter {
             name: "refresh",
-            default: Default::Number(1.0),
-            doc: for_people(
+            default: ParameterDefault::Number(1.0),
+            doc: readable(
                 "value of one ms of prefill saved by an old copy of the prefix that would be evicted soon, where several endpoints have one, 0 to 100",
             ),
         },
         PREFIX_PRODUCER,
     ],
     needs: &[
-        State::InFlight,
-        State::PrefixIndex,
-        State::Prompt,
-        State::StepModel,
-        State::Adapters,
-        State::AdapterRooms,
-        State::KvCacheUtilization,
+        RequiredState::InFlight,
+        RequiredState::PrefixIndex,
+        RequiredState::Prompt,
+        RequiredState::StepModel,
+        RequiredState::Adapters,
+        RequiredState::AdapterRooms,
+        RequiredState::KvCacheUtilization,
     ],
     build,
 };
@@ -120,16 +120,16 @@ const EQUAL_MS: f32 = 1.0;
 const EQUAL_SPAN: f32 = 0.01;
 
 #[derive(Debug)]
-struct MarginalCost {
-    weights: Weights,
+struct MarginalCostScorer {
+    weights: CostWeights,
     adapter_load_ms: f32,
 }
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
     #[expect(clippy::cast_possible_truncation, reason = "small numbers of a few digits")]
     let number = |name, max| parameters.number(name, 0.0..=max).map(|number| number as f32);
-    Ok(Plugin::Scorer(Box::new(MarginalCost {
-        weights: Weights {
+    Ok(Plugin::Scorer(Box::new(MarginalCostScorer {
+        weights: CostWeights {
             externality: number("externality", 100.0)?,
             own_batch_share: number("ownBatchShare", 1.0)?,
             arrival_externality: number("arrivalExternality", 100.0)?,
@@ -144,9 +144,9 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
     })))
 }
 
-// === impl MarginalCost ===
+// === impl MarginalCostScorer ===
 
-impl Scorer for MarginalCost {
+impl Scorer for MarginalCostScorer {
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
         let inputs = self.endpoint_inputs(context, endpoints);
         let request = request_inputs(context, &inputs);
@@ -178,7 +178,7 @@ impl Scorer for MarginalCost {
     }
 }
 
-impl MarginalCost {
+impl MarginalCostScorer {
     /// The inputs of each candidate, in order.
     fn endpoint_inputs(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> Vec<EndpointInputs> {
         let step = context.table.step();

@@ -5,42 +5,42 @@
 //! reference gives endpoints that never had one different scores by their position; here they all have the best, and chance decides.
 
 use crate::endpoint::EndpointIndex;
-use crate::plugin::{Context, Default, InvalidParameter, Parameter, Parameters, Scorer, State, for_people};
-use crate::plugin_type::{Kind, Plugin, PluginType};
+use crate::plugin::{Context, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, Scorer, readable};
+use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::scorer::{PREFIX_PRODUCER, UNKNOWN, share_before};
 use crate::sort::sort_by;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "no-hit-lru-scorer",
-    kind: Kind::Scorer,
-    doc: for_people(
+    kind: PluginKind::Scorer,
+    doc: readable(
         "0.5 for all if any candidate has a block of the prompt cached; else 1 - r / (n - 1), r = \
         how many of the n candidates received their last uncached request earlier than this one.",
     ),
-    source: for_people("llm-d-router, scorer/nohitlru"),
+    source: readable("llm-d-router, scorer/nohitlru"),
     parameters: &[
         Parameter {
             name: "lruSize",
-            default: Default::Number(1024.0),
-            doc: for_people("number of endpoints to remember; older ones count as never used; a whole number from 1"),
+            default: ParameterDefault::Number(1024.0),
+            doc: readable("number of endpoints to remember; older ones count as never used; a whole number from 1"),
         },
         PREFIX_PRODUCER,
     ],
-    needs: &[State::PrefixIndex, State::ColdPicks],
+    needs: &[RequiredState::PrefixIndex, RequiredState::ColdPicks],
     build,
 };
 
 #[derive(Debug)]
-struct NoHitLru {
+struct NoHitLruScorer {
     remembered: usize,
 }
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
     let remembered = usize::try_from(parameters.integer("lruSize", 1..=u32::MAX)?).unwrap_or(usize::MAX);
-    Ok(Plugin::Scorer(Box::new(NoHitLru { remembered })))
+    Ok(Plugin::Scorer(Box::new(NoHitLruScorer { remembered })))
 }
 
-impl NoHitLru {
+impl NoHitLruScorer {
     /// Writes the score of each of these moments; 0 is never.
     fn rate(&self, picks: &[u64], scores: &mut [f32]) {
         let mut sorted = picks.to_vec();
@@ -52,7 +52,7 @@ impl NoHitLru {
     }
 }
 
-impl Scorer for NoHitLru {
+impl Scorer for NoHitLruScorer {
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
         if endpoints.iter().any(|&endpoint| context.affinity_blocks(endpoint) > 0) {
             return scores.fill(UNKNOWN);
@@ -68,7 +68,7 @@ mod tests {
 
     fn rate(remembered: usize, picks: &[u64]) -> Vec<f32> {
         let mut scores = vec![0.0; picks.len()];
-        NoHitLru { remembered }.rate(picks, &mut scores);
+        NoHitLruScorer { remembered }.rate(picks, &mut scores);
         scores
     }
 

@@ -1,48 +1,48 @@
 //! `prefix-cache-scorer`: the more of the prompt an endpoint is believed to hold already, the better.
 
 use crate::endpoint::EndpointIndex;
-use crate::plugin::{Context, Default, InvalidParameter, Parameter, Parameters, Scorer, State, for_people};
-use crate::plugin_type::{Kind, Plugin, PluginType};
+use crate::plugin::{Context, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, Scorer, readable};
+use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::scorer::PREFIX_PRODUCER;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "prefix-cache-scorer",
-    kind: Kind::Scorer,
-    doc: for_people(
+    kind: PluginKind::Scorer,
+    doc: readable(
         "w * min(1, matched tokens / S)^2 + (1 - w) * matched blocks / all blocks, w = matchLengthWeight, S = matchLengthScaleTokens.",
     ),
-    source: for_people("llm-d-router, scorer/prefix"),
+    source: readable("llm-d-router, scorer/prefix"),
     parameters: &[
         Parameter {
             name: "matchLengthWeight",
-            default: Default::Number(0.0),
-            doc: for_people("weight of the length of the match; the rest is the weight of its ratio, 0 to 1"),
+            default: ParameterDefault::Number(0.0),
+            doc: readable("weight of the length of the match; the rest is the weight of its ratio, 0 to 1"),
         },
         Parameter {
             name: "matchLengthScaleTokens",
-            default: Default::Number(8192.0),
-            doc: for_people("matched tokens that give the full score for length, a whole number from 1"),
+            default: ParameterDefault::Number(8192.0),
+            doc: readable("matched tokens that give the full score for length, a whole number from 1"),
         },
         PREFIX_PRODUCER,
     ],
-    needs: &[State::PrefixIndex],
+    needs: &[RequiredState::PrefixIndex],
     build,
 };
 
 #[derive(Debug)]
-struct PrefixCache {
+struct PrefixCacheScorer {
     length_weight: f64,
     length_scale_tokens: u32,
 }
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    Ok(Plugin::Scorer(Box::new(PrefixCache {
+    Ok(Plugin::Scorer(Box::new(PrefixCacheScorer {
         length_weight: parameters.number("matchLengthWeight", 0.0..=1.0)?,
         length_scale_tokens: parameters.integer("matchLengthScaleTokens", 1..=u32::MAX)?,
     })))
 }
 
-impl PrefixCache {
+impl PrefixCacheScorer {
     fn rate(&self, matched_blocks: u32, blocks: u32, block_tokens: u32) -> f32 {
         if blocks == 0 {
             return 0.0;
@@ -56,7 +56,7 @@ impl PrefixCache {
     }
 }
 
-impl Scorer for PrefixCache {
+impl Scorer for PrefixCacheScorer {
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
         let blocks = context.request.blocks();
         for (score, &endpoint) in scores.iter_mut().zip(endpoints) {
@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     fn ratio_alone_by_default() {
-        let scorer = PrefixCache { length_weight: 0.0, length_scale_tokens: 8192 };
+        let scorer = PrefixCacheScorer { length_weight: 0.0, length_scale_tokens: 8192 };
         assert_eq!(scorer.rate(0, 4, 64), 0.0);
         assert_eq!(scorer.rate(3, 4, 64), 0.75);
         assert_eq!(scorer.rate(9, 4, 64), 1.0, "more than there is cannot match");
@@ -80,11 +80,11 @@ mod tests {
 
     #[test]
     fn length_counts_squared_up_to_the_scale() {
-        let scorer = PrefixCache { length_weight: 1.0, length_scale_tokens: 1000 };
+        let scorer = PrefixCacheScorer { length_weight: 1.0, length_scale_tokens: 1000 };
         assert_eq!(scorer.rate(5, 100, 100), 0.25);
         assert_eq!(scorer.rate(10, 100, 100), 1.0);
         assert_eq!(scorer.rate(100, 100, 100), 1.0);
-        let half = PrefixCache { length_weight: 0.5, length_scale_tokens: 1000 };
+        let half = PrefixCacheScorer { length_weight: 0.5, length_scale_tokens: 1000 };
         assert_eq!(half.rate(5, 10, 100), 0.5 * 0.25 + 0.5 * 0.5);
     }
 }

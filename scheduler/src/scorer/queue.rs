@@ -1,28 +1,28 @@
 //! `queue-scorer`: the shorter the engine's queue, the better.
 
 use crate::endpoint::EndpointIndex;
-use crate::plugin::{Context, InvalidParameter, Parameters, Scorer, State, for_people};
-use crate::plugin_type::{Kind, Plugin, PluginType};
+use crate::plugin::{Context, InvalidParameter, Parameters, RequiredState, Scorer, readable};
+use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::scorer::rate_by_load;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "queue-scorer",
-    kind: Kind::Scorer,
-    doc: for_people("(max - q) / (max - min) over the candidates, q = requests waiting in the engine; 1 when all are equal."),
-    source: for_people("llm-d-router, scorer/queuedepth"),
+    kind: PluginKind::Scorer,
+    doc: readable("(max - q) / (max - min) over the candidates, q = requests waiting in the engine; 1 when all are equal."),
+    source: readable("llm-d-router, scorer/queuedepth"),
     parameters: &[],
-    needs: &[State::QueueDepth],
+    needs: &[RequiredState::QueueDepth],
     build,
 };
 
 #[derive(Debug)]
-struct Queue;
+struct QueueScorer;
 
 fn build(_: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    Ok(Plugin::Scorer(Box::new(Queue)))
+    Ok(Plugin::Scorer(Box::new(QueueScorer)))
 }
 
-impl Scorer for Queue {
+impl Scorer for QueueScorer {
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
         rate_by_load(endpoints, scores, |endpoint| context.metric(endpoint, |m| m.queue_depth));
     }

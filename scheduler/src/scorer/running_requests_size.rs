@@ -1,31 +1,31 @@
 //! `running-requests-size-scorer`: the fewer requests the engine runs, the better.
 
 use crate::endpoint::EndpointIndex;
-use crate::plugin::{Context, InvalidParameter, Parameters, Scorer, State, for_people};
-use crate::plugin_type::{Kind, Plugin, PluginType};
+use crate::plugin::{Context, InvalidParameter, Parameters, RequiredState, Scorer, readable};
+use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::scorer::rate_by_load;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "running-requests-size-scorer",
-    kind: Kind::Scorer,
-    doc: for_people(
+    kind: PluginKind::Scorer,
+    doc: readable(
         "(max - r) / (max - min) over the candidates, r = requests running in the \
     engine; 1 when all are equal.",
     ),
-    source: for_people("llm-d-router, scorer/runningrequests"),
+    source: readable("llm-d-router, scorer/runningrequests"),
     parameters: &[],
-    needs: &[State::RunningRequests],
+    needs: &[RequiredState::RunningRequests],
     build,
 };
 
 #[derive(Debug)]
-struct RunningRequestsSize;
+struct RunningRequestsSizeScorer;
 
 fn build(_: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    Ok(Plugin::Scorer(Box::new(RunningRequestsSize)))
+    Ok(Plugin::Scorer(Box::new(RunningRequestsSizeScorer)))
 }
 
-impl Scorer for RunningRequestsSize {
+impl Scorer for RunningRequestsSizeScorer {
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
         rate_by_load(endpoints, scores, |endpoint| context.metric(endpoint, |m| m.running_requests));
     }

@@ -1,33 +1,33 @@
 //! `token-load-scorer`: the less prefill work an endpoint would have with this request added, the better.
 
 use crate::endpoint::EndpointIndex;
-use crate::plugin::{Context, Default, InvalidParameter, Parameter, Parameters, Scorer, State, for_people};
-use crate::plugin_type::{Kind, Plugin, PluginType};
+use crate::plugin::{Context, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, Scorer, readable};
+use crate::plugin_type::{Plugin, PluginKind, PluginType};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "token-load-scorer",
-    kind: Kind::Scorer,
-    doc: for_people("1 - min(t, T) / T, t = uncached prompt tokens in flight + those of this request, T = queueThresholdTokens."),
-    source: for_people("llm-d-router, scorer/tokenload"),
+    kind: PluginKind::Scorer,
+    doc: readable("1 - min(t, T) / T, t = uncached prompt tokens in flight + those of this request, T = queueThresholdTokens."),
+    source: readable("llm-d-router, scorer/tokenload"),
     parameters: &[Parameter {
         name: "queueThresholdTokens",
-        default: Default::Number(4_194_304.0),
-        doc: for_people("prompt tokens in flight at which an endpoint counts as full, a whole number from 1"),
+        default: ParameterDefault::Number(4_194_304.0),
+        doc: readable("prompt tokens in flight at which an endpoint counts as full, a whole number from 1"),
     }],
-    needs: &[State::InFlight, State::PrefixIndex, State::Prompt],
+    needs: &[RequiredState::InFlight, RequiredState::PrefixIndex, RequiredState::Prompt],
     build,
 };
 
 #[derive(Debug)]
-struct TokenLoad {
+struct TokenLoadScorer {
     threshold_tokens: u32,
 }
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    Ok(Plugin::Scorer(Box::new(TokenLoad { threshold_tokens: parameters.integer("queueThresholdTokens", 1..=u32::MAX)? })))
+    Ok(Plugin::Scorer(Box::new(TokenLoadScorer { threshold_tokens: parameters.integer("queueThresholdTokens", 1..=u32::MAX)? })))
 }
 
-impl TokenLoad {
+impl TokenLoadScorer {
     fn rate(&self, tokens: u64) -> f32 {
         let over = u32::try_from(tokens).unwrap_or(u32::MAX).min(self.threshold_tokens);
         #[expect(clippy::cast_possible_truncation, reason = "a score, 0 to 1")]
@@ -36,7 +36,7 @@ impl TokenLoad {
     }
 }
 
-impl Scorer for TokenLoad {
+impl Scorer for TokenLoadScorer {
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
         for (score, &endpoint) in scores.iter_mut().zip(endpoints) {
             let in_flight = context.load(endpoint).prefill_tokens;
@@ -51,7 +51,7 @@ mod tests {
 
     #[test]
     fn falls_to_nothing_at_the_threshold() {
-        let scorer = TokenLoad { threshold_tokens: 1000 };
+        let scorer = TokenLoadScorer { threshold_tokens: 1000 };
         assert_eq!([0, 250, 1000, 1001, u64::MAX].map(|t| scorer.rate(t)), [1.0, 0.75, 0.0, 0.0, 0.0]);
     }
 }

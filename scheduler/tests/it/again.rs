@@ -4,12 +4,12 @@
 use std::sync::Arc;
 
 use scheduler::in_flight::InFlight;
-use scheduler::latency::learn::{Ended, Learner, Observation};
-use scheduler::latency::step::{Gap, StepModel};
+use scheduler::latency::learn::{LatencyLearner, Observation, RequestEnd};
+use scheduler::latency::step::{StepModel, TokenGap};
 use scheduler::latency::{Conditions, LatencyModel, Prediction};
-use scheduler::{Explanation, Local, Request, Rng, Slo, Snapshot, predict, schedule_again, tracked_slo};
+use scheduler::{Explanation, LocalState, Request, Rng, Slo, Snapshot, predict, schedule_again, tracked_slo};
 
-use crate::case::Case;
+use crate::case::DecisionCase;
 
 /// By the model, TTFT and TPOT.
 const PREDICTED: [[f32; 2]; 4] = [[190.0, 10.0], [150.0, 45.0], [110.0, 30.0], [400.0, 30.0]];
@@ -23,12 +23,12 @@ fn snapshot_with(plugins: &str) -> Snapshot {
     let rows: String = PREDICTED.iter().zip('a'..).map(|([ttft, tpot], name)| format!("  {name}  {ttft}  {tpot}\n")).collect();
     let profile = "profile\n  latency-scorer\n  max-score-picker\n";
     let text = format!("{plugins}\n{profile}\npool\n  name  ttft  tpot\n{rows}\nrequest\n  latency_prediction yes\n");
-    Case::parse(&text).unwrap().snapshot().unwrap()
+    DecisionCase::parse(&text).unwrap().snapshot().unwrap()
 }
 
-fn with_local<R>(run: impl FnOnce(Local<'_>) -> R) -> R {
+fn with_local<R>(run: impl FnOnce(LocalState<'_>) -> R) -> R {
     let in_flight = InFlight::default();
-    run(Local::new(&in_flight))
+    run(LocalState::new(&in_flight))
 }
 
 fn slo(ttft_ms: u32, tpot_ms: u32) -> Slo {
@@ -70,7 +70,7 @@ fn of_a_time_per_token_only_what_may_be_used_up_is_promised() {
 /// Learned of so many requests of a pool where a first token takes 20 ms, 0.05 for each token that is not cached, and a fifth more for each other
 /// request; each further token, 9 ms, 1 for each other request and 1 for each thousand tokens of its prompt.
 fn learned(snapshot: &Snapshot, requests: u64) -> Arc<LatencyModel> {
-    let (mut rng, mut learner) = (Rng::seeded(3), Learner::default());
+    let (mut rng, mut learner) = (Rng::seeded(3), LatencyLearner::default());
     for at in 0..requests {
         let (requests, tokens) = ((rng.open01() * 10.0).floor(), rng.open01() * 8_000.0);
         let conditions = Conditions {
@@ -85,12 +85,12 @@ fn learned(snapshot: &Snapshot, requests: u64) -> Arc<LatencyModel> {
         let observation = Observation {
             endpoint: snapshot.endpoints()[rng.below(PREDICTED.len())].id,
             conditions,
-            ended: Ended::Done,
+            ended: RequestEnd::Done,
             ttft_ms: Some((20.0 + 0.05 * tokens) * (1.0 + 0.2 * requests)),
             tpot_ms: Some(tpot_ms),
             output_tokens: None,
             first_token: None,
-            gap: Some(Gap { batch: requests + 1.0, context_tokens: tokens, gap_ms: tpot_ms }),
+            gap: Some(TokenGap { batch: requests + 1.0, context_tokens: tokens, gap_ms: tpot_ms }),
         };
         learner.observe(&observation, None);
         learner.publish(at * 50);

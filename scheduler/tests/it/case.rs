@@ -26,11 +26,12 @@
 
 use scheduler::in_flight::InFlight;
 use scheduler::latency::LatencyModel;
-use scheduler::plugin::Value;
-use scheduler::registry::{Kind, lookup};
+use scheduler::plugin::ParameterValue;
+use scheduler::registry::{PluginKind, lookup};
 use scheduler::{
-    AdapterRoom, Decision, Endpoint, EndpointMetrics, EndpointRef, Explanation, Incarnation, Local, LoraMetrics, Pipeline, PipelineSpec,
-    PluginSpec, ProfilePlugin, ProfileSpec, Readiness, Request, Rng, Slo, Slot, Snapshot, SubsetHint, TrackedSlo, Version, schedule,
+    AdapterRoom, Decision, Endpoint, EndpointMetrics, EndpointRef, Explanation, Generation, LocalState, LoraMetrics, Pipeline,
+    PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec, Readiness, Request, Rng, Slo, Slot, Snapshot, SubsetHint, TrackedSlo, Version,
+    schedule,
 };
 
 #[path = "case/render.rs"]
@@ -38,7 +39,7 @@ mod render;
 
 /// One endpoint with all that is known of it.
 #[derive(Clone, Debug)]
-pub struct Row {
+pub struct EndpointCase {
     pub endpoint: Endpoint,
     pub metrics: EndpointMetrics,
     pub in_flight: u32,
@@ -62,9 +63,9 @@ pub struct Row {
 
 /// All that goes into one decision, and the text of what should come out.
 #[derive(Clone, Debug)]
-pub struct Case {
+pub struct DecisionCase {
     pub pipeline: PipelineSpec,
-    pub pool: Vec<Row>,
+    pub pool: Vec<EndpointCase>,
     pub model: String,
     pub headers: Vec<(String, String)>,
     pub media_items: u32,
@@ -83,7 +84,7 @@ pub struct Case {
 
 /// What came out, with the names it is told by.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Outcome {
+pub struct CaseDecision {
     pub names: Vec<String>,
     pub decision: Decision,
     pub explanation: Explanation,
@@ -98,13 +99,13 @@ pub enum Digits {
     All,
 }
 
-// === impl Row ===
+// === impl EndpointCase ===
 
-impl Row {
+impl EndpointCase {
     /// A ready endpoint, the `at`th of its pool, settled, of which nothing else is known.
     pub fn new(at: usize, name: &str) -> Self {
         let endpoint = Endpoint {
-            id: EndpointRef { slot: Slot(u16::try_from(at).unwrap_or(u16::MAX)), incarnation: Incarnation(1) },
+            id: EndpointRef { slot: Slot(u16::try_from(at).unwrap_or(u16::MAX)), generation: Generation(1) },
             name: name.into(),
             address: format!("10.0.0.{}:8000", at + 1).into(),
             readiness: Readiness::Ready,
@@ -177,11 +178,11 @@ impl Row {
     }
 }
 
-// === impl Case ===
+// === impl DecisionCase ===
 
-impl Case {
+impl DecisionCase {
     /// A request without a prompt, for this pool.
-    pub fn new(pipeline: PipelineSpec, pool: Vec<Row>) -> Self {
+    pub fn new(pipeline: PipelineSpec, pool: Vec<EndpointCase>) -> Self {
         Self {
             pipeline,
             pool,
@@ -259,8 +260,8 @@ impl Case {
             others => format!("{plugin_type}-{}", others + 1),
         };
         match lookup(plugin_type).map(|row| row.kind) {
-            Some(Kind::ProfileHandler) => self.pipeline.profile_handler.clone_from(&name),
-            Some(Kind::Detector) if self.pipeline.profiles.is_empty() => self.pipeline.saturation_detector.clone_from(&name),
+            Some(PluginKind::ProfileHandler) => self.pipeline.profile_handler.clone_from(&name),
+            Some(PluginKind::Detector) if self.pipeline.profiles.is_empty() => self.pipeline.saturation_detector.clone_from(&name),
             _ => {}
         }
         self.pipeline.plugins.push(PluginSpec { plugin_type: plugin_type.to_owned(), name: name.clone(), parameters });
@@ -284,7 +285,7 @@ impl Case {
             return Err(format!("{} cells under {} columns", cells.len(), columns.len()));
         }
         let name = columns.iter().position(|column| column == "name").and_then(|at| cells.get(at)).ok_or("no name")?;
-        let mut row = Row::new(self.pool.len(), name);
+        let mut row = EndpointCase::new(self.pool.len(), name);
         for (column, cell) in columns.iter().zip(cells) {
             row.set(column, cell)?;
         }
@@ -347,12 +348,12 @@ impl Case {
     }
 
     /// Schedules it.
-    pub fn decide(&self) -> Result<Outcome, String> {
+    pub fn decide(&self) -> Result<CaseDecision, String> {
         let (snapshot, in_flight) = (self.snapshot()?, self.in_flight());
         let mut explanation = Explanation::default();
         let decision = self.decide_with(&snapshot, &in_flight, Some(&mut explanation));
         let names = self.pool.iter().map(|row| row.endpoint.name.to_string()).collect();
-        Ok(Outcome { names, decision, explanation })
+        Ok(CaseDecision { names, decision, explanation })
     }
 
     /// Schedules it on a snapshot and a ledger made before.
@@ -380,7 +381,7 @@ impl Case {
             prediction_based: self.prediction_based,
             ..Request::default()
         };
-        let local = Local {
+        let local = LocalState {
             matched_blocks: &matched_blocks,
             prefix_idle: self.prefix_idle,
             prefix_ages: &prefix_ages,
@@ -390,7 +391,7 @@ impl Case {
             last_cold_picks: &last_cold_picks,
             adapter_rooms: &adapter_rooms,
             metrics_stale: self.metrics_stale,
-            ..Local::new(in_flight)
+            ..LocalState::new(in_flight)
         };
         schedule(snapshot, &request, local, &mut Rng::seeded(self.seed), explanation)
     }
@@ -407,7 +408,7 @@ fn number<T: std::str::FromStr>(text: &str) -> Result<T, String> {
 }
 
 /// The parameters among these words.
-pub fn parameters(words: &[&str]) -> Vec<(String, Value)> {
+pub fn parameters(words: &[&str]) -> Vec<(String, ParameterValue)> {
     let mut parameters = Vec::new();
     for (name, value) in words.iter().filter_map(|word| word.split_once('=')) {
         set(&mut parameters, name, parsed(value));
@@ -416,18 +417,18 @@ pub fn parameters(words: &[&str]) -> Vec<(String, Value)> {
 }
 
 /// A value as configuration writes it in one line: `5`, `true`, `text`, `[a,b]`, `{key:value,other:[{key:value}]}`, without spaces.
-fn parsed(text: &str) -> Value {
+fn parsed(text: &str) -> ParameterValue {
     let inside = |open, close| text.strip_prefix(open).and_then(|rest: &str| rest.strip_suffix(close)).map(items);
     if let Some(items) = inside('[', ']') {
-        return Value::List(items.into_iter().map(parsed).collect());
+        return ParameterValue::List(items.into_iter().map(parsed).collect());
     }
     if let Some(items) = inside('{', '}') {
         let entries = items.into_iter().filter_map(|item| item.split_once(':'));
-        return Value::Map(entries.map(|(key, value)| (key.to_owned(), parsed(value))).collect());
+        return ParameterValue::Map(entries.map(|(key, value)| (key.to_owned(), parsed(value))).collect());
     }
     match text {
-        "true" | "false" => Value::Flag(text == "true"),
-        _ => text.parse().map_or_else(|_| Value::Text(text.to_owned()), Value::Number),
+        "true" | "false" => ParameterValue::Flag(text == "true"),
+        _ => text.parse().map_or_else(|_| ParameterValue::Text(text.to_owned()), ParameterValue::Number),
     }
 }
 
@@ -449,15 +450,15 @@ fn put<T: Clone>(list: &mut Box<[(Box<str>, T)]>, key: &str, value: T) {
 }
 
 /// Sets `a.b.c` as a map of maps.
-fn set(into: &mut Vec<(String, Value)>, path: &str, value: Value) {
+fn set(into: &mut Vec<(String, ParameterValue)>, path: &str, value: ParameterValue) {
     let Some((first, rest)) = path.split_once('.') else {
         into.push((path.to_owned(), value));
         return;
     };
     if !into.iter().any(|(name, _)| name == first) {
-        into.push((first.to_owned(), Value::Map(Vec::new())));
+        into.push((first.to_owned(), ParameterValue::Map(Vec::new())));
     }
-    if let Some((_, Value::Map(inner))) = into.iter_mut().find(|(name, _)| name == first) {
+    if let Some((_, ParameterValue::Map(inner))) = into.iter_mut().find(|(name, _)| name == first) {
         set(inner, rest, value);
     }
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use scheduler::Decision;
 
-use crate::case::{Case, Digits};
+use crate::case::{DecisionCase, Digits};
 
 /// Every golden file with its text, by name.
 pub fn files() -> Vec<(PathBuf, String)> {
@@ -20,7 +20,7 @@ fn every_case_is_decided_as_it_says() {
     let mut wrong = String::new();
     for (file, text) in files() {
         assert!(text.starts_with("# "), "{}: a case begins by saying what it shows", file.display());
-        let case = Case::parse(&text).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+        let case = DecisionCase::parse(&text).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
         let decided = case.decide().unwrap().render(Digits::Few);
         if decided.trim() != case.expected.trim() {
             wrong.push_str(&format!("{}\nexpected\n{}\ndecided\n{decided}\n", file.display(), case.expected));
@@ -41,7 +41,7 @@ fn a_case_that_is_wrong_says_where() {
         ("profile\nqueue-scorer heavy", "`heavy` is no such number, in line: queue-scorer heavy"),
         ("profile a b\nqueue-scorer", "before any section, in line: profile a b"),
     ] {
-        assert_eq!(Case::parse(text).unwrap_err(), expected);
+        assert_eq!(DecisionCase::parse(text).unwrap_err(), expected);
     }
 }
 
@@ -69,9 +69,10 @@ fn exploration_changes_only_the_first_of_a_list_that_names_endpoints_in_time_bef
     for (picker, explores) in [("weighted-random-picker", true), ("max-score-picker", false)] {
         let mut explored = 0;
         for seed in 0..200 {
-            let case =
-                Case::parse(&LATE.replace("weighted-random-picker", picker).replace("request\n", &format!("request\n  seed {seed}\n")))
-                    .unwrap();
+            let case = DecisionCase::parse(
+                &LATE.replace("weighted-random-picker", picker).replace("request\n", &format!("request\n  seed {seed}\n")),
+            )
+            .unwrap();
             let Decision::Route(route) = case.decide().unwrap().decision else { panic!("{picker} {seed}") };
             let late: Vec<bool> = route.ranked.iter().map(|index| [1, 2].contains(&index.get())).collect();
             assert_eq!(late.len(), 4);

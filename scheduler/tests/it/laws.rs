@@ -3,11 +3,11 @@
 use proptest::prelude::*;
 use scheduler::{Decision, EndpointIndex, EndpointMetrics, ProfileExplanation, Readiness};
 
-use crate::case::{Case, Outcome, Row};
+use crate::case::{CaseDecision, DecisionCase, EndpointCase};
 use crate::pools;
 
 /// The score of a pod in every column, and its total; nothing when it was dropped.
-fn scores_of(outcome: &Outcome, name: &str) -> Vec<f32> {
+fn scores_of(outcome: &CaseDecision, name: &str) -> Vec<f32> {
     let named = |(index, _): &&(EndpointIndex, f32)| outcome.names[index.get()] == name;
     let of_profile = |profile: &ProfileExplanation| -> Vec<f32> {
         let columns = profile.scores.iter().flat_map(|column| column.scores.iter().filter(named));
@@ -20,7 +20,7 @@ fn of_marginal_cost() -> scheduler::PipelineSpec {
     scheduler::PipelineSpec::of_one_profile("test", vec![(scheduler::PluginSpec::of_type("marginal-cost-scorer"), 1.0)], 8)
 }
 
-fn metrics_unknown_where(case: &Case, wrong: fn(f32) -> bool) -> Case {
+fn metrics_unknown_where(case: &DecisionCase, wrong: fn(f32) -> bool) -> DecisionCase {
     let mut case = case.clone();
     for metrics in case.pool.iter_mut().map(|row| &mut row.metrics) {
         for metric in [&mut metrics.queue_depth, &mut metrics.running_requests, &mut metrics.kv_cache_utilization] {
@@ -31,7 +31,7 @@ fn metrics_unknown_where(case: &Case, wrong: fn(f32) -> bool) -> Case {
 }
 
 /// Raises one kind of load of a pod by `more` above 0; false when that load is unknown, so that there is nothing to raise.
-fn raise(row: &mut Row, load: usize, more: u16) -> bool {
+fn raise(row: &mut EndpointCase, load: usize, more: u16) -> bool {
     let metrics = &mut row.metrics;
     let raised = |metric: &mut Option<f32>, more: f32| match metric {
         Some(value) if value.is_finite() && *value >= 0.0 && *value < 1e30 => {
@@ -122,7 +122,7 @@ proptest! {
             let (x, y) = (scores_of(&a, name), scores_of(&b, name));
             prop_assert!(x.len() == y.len() && x.iter().zip(&y).all(|(x, y)| close(*x, *y)), "{name}: {x:?} and {y:?}");
         }
-        let totals = |outcome: &Outcome| -> Vec<f32> {
+        let totals = |outcome: &CaseDecision| -> Vec<f32> {
             outcome.ranked().iter().filter_map(|&at| scores_of(outcome, &outcome.names[at]).last().copied()).collect()
         };
         let (x, y) = (totals(&a), totals(&b));
@@ -154,7 +154,7 @@ proptest! {
         // Who comes to hold more than others has the only copy, whose age does not count.
         case.pool.iter_mut().for_each(|row| row.prefix_age = 0.0);
         let outcome = case.decide().unwrap();
-        let scores = |outcome: &Outcome| outcome.explanation.profiles.first().map(|profile| profile.totals.clone()).unwrap_or_default();
+        let scores = |outcome: &CaseDecision| outcome.explanation.profiles.first().map(|profile| profile.totals.clone()).unwrap_or_default();
         let totals = scores(&outcome);
         prop_assume!(!totals.is_empty());
         prop_assert!(totals.iter().all(|(_, score)| *score > 0.0 && *score <= 1.0) && totals.iter().any(|(_, score)| *score == 1.0));
@@ -162,7 +162,7 @@ proptest! {
         let at = at.index(case.pool.len());
         let mut holding = case;
         holding.pool[at].matched_blocks = holding.pool[at].matched_blocks.saturating_add(1);
-        let score = |outcome: &Outcome| scores(outcome).iter().find(|(index, _)| index.get() == at).map(|(_, score)| *score);
+        let score = |outcome: &CaseDecision| scores(outcome).iter().find(|(index, _)| index.get() == at).map(|(_, score)| *score);
         prop_assert!(score(&holding.decide().unwrap()) >= score(&outcome));
     }
 
@@ -190,17 +190,17 @@ proptest! {
         let mut unknown = case.clone();
         unknown.metrics_stale = false;
         unknown.pool.iter_mut().for_each(|row| row.metrics = EndpointMetrics::default());
-        let stale = Case { metrics_stale: true, ..case };
+        let stale = DecisionCase { metrics_stale: true, ..case };
         prop_assert_eq!(stale.decide().unwrap(), unknown.decide().unwrap());
     }
 }
 
 /// How often each pod comes first, over many seeds.
-fn firsts(case: &Case, seeds: u64) -> Vec<u32> {
+fn firsts(case: &DecisionCase, seeds: u64) -> Vec<u32> {
     let mut firsts = vec![0; case.pool.len()];
     let (snapshot, in_flight) = (case.snapshot().unwrap(), case.in_flight());
     for seed in 0..seeds {
-        let case = Case { seed, ..case.clone() };
+        let case = DecisionCase { seed, ..case.clone() };
         if let Decision::Route(route) = case.decide_with(&snapshot, &in_flight, None) {
             firsts[route.ranked.first().get()] += 1;
         }
@@ -212,7 +212,7 @@ const EQUALS: &str = "profile\nqueue-scorer 1\nPICKER\npool\nname queue\na 3\nb 
 
 #[test]
 fn ties_spread_evenly() {
-    let case = Case::parse(&EQUALS.replace("PICKER", "max-score-picker")).unwrap();
+    let case = DecisionCase::parse(&EQUALS.replace("PICKER", "max-score-picker")).unwrap();
     let firsts = firsts(&case, 4_000);
     assert_eq!(firsts[4], 0, "the loaded one is no tie");
     assert!(firsts[..4].iter().all(|n| (900..1_100).contains(n)), "{firsts:?}");
@@ -220,10 +220,10 @@ fn ties_spread_evenly() {
 
 #[test]
 fn a_tie_for_the_last_place_spreads_evenly_too() {
-    let case = Case::parse(&EQUALS.replace("a 3", "a 0").replace("PICKER", "max-score-picker\nranked_max 2")).unwrap();
+    let case = DecisionCase::parse(&EQUALS.replace("a 3", "a 0").replace("PICKER", "max-score-picker\nranked_max 2")).unwrap();
     let mut seconds = [0; 5];
     for seed in 0..3_000 {
-        let ranked = Case { seed, ..case.clone() }.decide().unwrap().ranked();
+        let ranked = DecisionCase { seed, ..case.clone() }.decide().unwrap().ranked();
         assert_eq!(ranked[0], 0);
         seconds[ranked[1]] += 1;
     }
@@ -232,7 +232,7 @@ fn a_tie_for_the_last_place_spreads_evenly_too() {
 
 #[test]
 fn random_is_even_whatever_the_scores() {
-    let case = Case::parse(&EQUALS.replace("PICKER", "random-picker")).unwrap();
+    let case = DecisionCase::parse(&EQUALS.replace("PICKER", "random-picker")).unwrap();
     let firsts = firsts(&case, 5_000);
     assert!(firsts.iter().all(|n| (900..1_100).contains(n)), "{firsts:?}");
 }
@@ -240,7 +240,8 @@ fn random_is_even_whatever_the_scores() {
 #[test]
 fn weighted_random_follows_the_totals() {
     let case =
-        Case::parse("profile\nkv-cache-utilization-scorer 2\nweighted-random-picker\npool\nname kv\na 0.9\nb 0.7\nc 0.4\nd 1.0").unwrap();
+        DecisionCase::parse("profile\nkv-cache-utilization-scorer 2\nweighted-random-picker\npool\nname kv\na 0.9\nb 0.7\nc 0.4\nd 1.0")
+            .unwrap();
     let firsts = firsts(&case, 10_000);
     for (n, share) in firsts.iter().zip([0.1, 0.3, 0.6, 0.0]) {
         assert!((f64::from(*n) - share * 10_000.0).abs() < 200.0, "{firsts:?}");
@@ -249,7 +250,7 @@ fn weighted_random_follows_the_totals() {
 
 #[test]
 fn weighted_random_without_weights_is_even() {
-    let case = Case::parse("profile\nprefix-cache-scorer 1\nweighted-random-picker\npool\nname\na\nb\nc\nd").unwrap();
+    let case = DecisionCase::parse("profile\nprefix-cache-scorer 1\nweighted-random-picker\npool\nname\na\nb\nc\nd").unwrap();
     let firsts = firsts(&case, 4_000);
     assert!(firsts.iter().all(|n| (900..1_100).contains(n)), "{firsts:?}");
 }

@@ -8,8 +8,8 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use scheduler::Rng;
 use scheduler::objects::{
-    Asked, Criticality, InvalidObjects, ModelSpec, NAME_BYTES_MAX, NAMES_BYTES_MAX, OBJECTS_MAX, ObjectiveSpec, Objects, ObjectsSpec,
-    Resolved, RewriteSpec, TARGET_WEIGHT_MAX, TARGETS_MAX, TargetSpec, UnknownModel,
+    Criticality, InvalidObjects, ModelRequest, ModelSpec, NAME_BYTES_MAX, NAMES_BYTES_MAX, OBJECTS_MAX, ObjectiveSpec, Objects,
+    ObjectsSpec, ResolvedModel, RewriteSpec, TARGET_WEIGHT_MAX, TARGETS_MAX, TargetSpec, UnknownModel,
 };
 
 #[test]
@@ -40,7 +40,7 @@ fn every_case_is_resolved_as_it_says() {
                 let model = if *model == "-" { "" } else { model };
                 said.push_str(&format!(
                     "=> {}\n",
-                    outcome(&spec, Asked { model, objective: given("objective="), rewrite: given("header=") })
+                    outcome(&spec, ModelRequest { model, objective: given("objective="), rewrite: given("header=") })
                 ));
             }
             _ => panic!("no such line: {line}"),
@@ -63,14 +63,14 @@ fn target(text: &str) -> TargetSpec {
 }
 
 /// In words, over many draws; shares are rounded to tens, which so many draws cannot miss.
-fn outcome(spec: &ObjectsSpec, asked: Asked<'_>) -> String {
+fn outcome(spec: &ObjectsSpec, asked: ModelRequest<'_>) -> String {
     const DRAWS: u32 = 10_000;
     let objects = Objects::build(spec).unwrap();
     let (mut shares, mut rng, mut last) = (BTreeMap::new(), Rng::seeded(7), 0);
     for _ in 0..DRAWS {
         match objects.resolve(asked, &mut rng) {
             Err(UnknownModel(model)) => return format!("unknown model {model}"),
-            Ok(Resolved { target_model, priority }) => {
+            Ok(ResolvedModel { target_model, priority }) => {
                 *shares.entry(target_model.unwrap_or(asked.model).to_owned()).or_insert(0_u32) += 1;
                 last = priority;
             }
@@ -139,7 +139,7 @@ proptest! {
         spec in any_spec(), model in any_name(), objective in proptest::option::of(any_name()), header in proptest::option::of(any_name()), seed: u64
     ) {
         let objects = Objects::build(&spec).unwrap();
-        let asked = Asked { model: &model, objective: objective.as_deref(), rewrite: header.as_deref() };
+        let asked = ModelRequest { model: &model, objective: objective.as_deref(), rewrite: header.as_deref() };
         let resolved = objects.resolve(asked, &mut Rng::seeded(seed));
         let targets = oracle::targets(&spec, &model);
         if !oracle::known(&spec, &model) {
@@ -175,7 +175,7 @@ proptest! {
     #[test]
     fn a_header_gets_nobody_more_than_the_body_would(spec in any_spec(), model in any_name(), header in any_name(), seed: u64) {
         let objects = Objects::build(&spec).unwrap();
-        let asked = |model, rewrite| objects.resolve(Asked { model, objective: None, rewrite }, &mut Rng::seeded(seed));
+        let asked = |model, rewrite| objects.resolve(ModelRequest { model, objective: None, rewrite }, &mut Rng::seeded(seed));
         let (with, without) = (asked(&model, Some(header.as_str())), asked(&model, None));
         prop_assert!(with.is_err() || without.is_ok());
         if let (Ok(with), Ok(without)) = (with, without) && with != without {
@@ -192,7 +192,7 @@ proptest! {
         let (objects, mut rng, mut drawn) = (Objects::build(&spec).unwrap(), Rng::seeded(seed), vec![0_u32; weights.len()]);
         const DRAWS: u32 = 4_000;
         for _ in 0..DRAWS {
-            let target = objects.resolve(Asked { model: "m", ..Asked::default() }, &mut rng).unwrap().target_model.unwrap();
+            let target = objects.resolve(ModelRequest { model: "m", ..ModelRequest::default() }, &mut rng).unwrap().target_model.unwrap();
             drawn[target[1..].parse::<usize>().unwrap()] += 1;
         }
         let total = f64::from(weights.iter().sum::<u32>());

@@ -1,34 +1,34 @@
 //! A twin of the scheduler, slow and plain enough to be seen right: sets of positions, f64, formulas as the reference states them.
 
 use proptest::prelude::*;
-use scheduler::registry::{Kind, lookup};
-use scheduler::{AdapterRoom, Decision, Readiness, SETTLED_MS, Unavailable};
+use scheduler::registry::{PluginKind, lookup};
+use scheduler::{AdapterRoom, Decision, Readiness, SETTLED_MS, UnavailableReason};
 
-use crate::case::{Case, Row};
+use crate::case::{DecisionCase, EndpointCase};
 use crate::pools;
 
 /// What the twin says: who may be picked, and what each is worth.
-struct Verdict {
+struct OracleVerdict {
     allowed: Vec<usize>,
     totals: Vec<f64>,
-    unavailable: Option<Unavailable>,
+    unavailable: Option<UnavailableReason>,
 }
 
-fn judge(case: &Case) -> Verdict {
+fn judge(case: &DecisionCase) -> OracleVerdict {
     let ready: Vec<usize> = (0..case.pool.len()).filter(|&at| case.pool[at].endpoint.readiness == Readiness::Ready).collect();
     let hinted: Vec<usize> = ready.iter().copied().filter(|&at| hinted(case, &case.pool[at])).collect();
     let sound: Vec<usize> = hinted.iter().copied().filter(|&at| !case.pool[at].ejected).collect();
     let filters = || case.pipeline.profiles.iter().flat_map(|profile| &profile.plugins).map(|part| scorer(&part.name));
     let narrowed = |of: Vec<usize>| {
-        let is_filter = |name: &&str| lookup(name).is_some_and(|plugin| plugin.kind == Kind::Filter);
+        let is_filter = |name: &&str| lookup(name).is_some_and(|plugin| plugin.kind == PluginKind::Filter);
         filters().filter(is_filter).fold(of, |left, filter| if left.is_empty() { left } else { kept(case, &left, filter) })
     };
     let sound = narrowed(sound);
     let allowed = if sound.is_empty() { narrowed(hinted.clone()) } else { sound };
     let unavailable = match (ready.is_empty(), hinted.is_empty()) {
-        (true, _) => Some(Unavailable::NoReadyEndpoint),
-        (false, true) => Some(Unavailable::SubsetEmpty),
-        (false, false) if allowed.is_empty() => Some(Unavailable::Filtered),
+        (true, _) => Some(UnavailableReason::NoReadyEndpoint),
+        (false, true) => Some(UnavailableReason::SubsetEmpty),
+        (false, false) if allowed.is_empty() => Some(UnavailableReason::Filtered),
         (false, false) => None,
     };
     let mut totals = vec![0.0; case.pool.len()];
@@ -37,11 +37,11 @@ fn judge(case: &Case) -> Verdict {
             totals[at] += part.weight * score;
         }
     }
-    Verdict { allowed, totals, unavailable }
+    OracleVerdict { allowed, totals, unavailable }
 }
 
 fn is_scorer(name: &str) -> bool {
-    lookup(scorer(name)).is_some_and(|plugin| plugin.kind == Kind::Scorer)
+    lookup(scorer(name)).is_some_and(|plugin| plugin.kind == PluginKind::Scorer)
 }
 
 /// The type of a plugin that is named after its type and a number.
@@ -49,18 +49,18 @@ fn scorer(name: &str) -> &str {
     name.trim_end_matches(|c: char| c.is_ascii_digit()).trim_end_matches('-')
 }
 
-fn hinted(case: &Case, row: &Row) -> bool {
+fn hinted(case: &DecisionCase, row: &EndpointCase) -> bool {
     let address = &*row.endpoint.address;
     let (ip, _) = address.rsplit_once(':').unwrap();
     case.subset.as_ref().is_none_or(|entries| entries.iter().map(|entry| entry.trim()).any(|entry| entry == address || entry == ip))
 }
 
-fn scores(case: &Case, allowed: &[usize], scorer: &str) -> Vec<(usize, f64)> {
-    let known = |read: fn(&Row) -> Option<f32>| {
+fn scores(case: &DecisionCase, allowed: &[usize], scorer: &str) -> Vec<(usize, f64)> {
+    let known = |read: fn(&EndpointCase) -> Option<f32>| {
         let sane = move |at: usize| read(&case.pool[at]).filter(|value| value.is_finite() && *value >= 0.0 && !case.metrics_stale);
         allowed.iter().map(|&at| (at, sane(at).map(f64::from))).collect::<Vec<_>>()
     };
-    let row = |score: &dyn Fn(&Row) -> f64| allowed.iter().map(|&at| (at, score(&case.pool[at]))).collect();
+    let row = |score: &dyn Fn(&EndpointCase) -> f64| allowed.iter().map(|&at| (at, score(&case.pool[at]))).collect();
     match scorer {
         "queue-scorer" => neutral(&min_max(&known(|row| row.metrics.queue_depth))),
         "running-requests-size-scorer" => neutral(&min_max(&known(|row| row.metrics.running_requests))),
@@ -104,7 +104,7 @@ fn scores(case: &Case, allowed: &[usize], scorer: &str) -> Vec<(usize, f64)> {
         }
         "endpoint-attribute-scorer" => {
             // Above 0, so that the same twin of the range will do.
-            let depth = |row: &Row| row.metrics.attributes.first().map(|(_, depth)| depth + 100.0);
+            let depth = |row: &EndpointCase| row.metrics.attributes.first().map(|(_, depth)| depth + 100.0);
             neutral(&min_max(&known(depth)))
         }
         "marginal-cost-scorer" => marginal_cost(case, allowed),
@@ -123,7 +123,7 @@ fn scores(case: &Case, allowed: &[usize], scorer: &str) -> Vec<(usize, f64)> {
 }
 
 /// With the rough step model that a pool starts with: c = 10, 0.05, 1e-6; e = 11, 0.025, 8e-5; 200 tokens of output. Whatever waits is uncached.
-fn marginal_cost(case: &Case, allowed: &[usize]) -> Vec<(usize, f64)> {
+fn marginal_cost(case: &DecisionCase, allowed: &[usize]) -> Vec<(usize, f64)> {
     let attention = |uncached: f64, prompt: f64| prompt.powi(2) - (prompt - uncached).powi(2);
     let service = |uncached: f64, attention: f64| 10.0 + 0.05 * uncached + 1e-6 * attention;
     let prompt = f64::from(case.prompt_tokens);
@@ -181,22 +181,22 @@ fn marginal_cost(case: &Case, allowed: &[usize]) -> Vec<(usize, f64)> {
 }
 
 /// Tokens of KV memory, and how many of them are in use.
-fn memory(case: &Case, row: &Row) -> Option<(f64, f64)> {
+fn memory(case: &DecisionCase, row: &EndpointCase) -> Option<(f64, f64)> {
     let metrics = Some(&row.metrics).filter(|_| !case.metrics_stale)?;
     let capacity = f64::from(metrics.kv_blocks?) * f64::from(metrics.kv_block_tokens?);
     let used = metrics.kv_cache_utilization.filter(|used| used.is_finite() && *used >= 0.0)?;
     (capacity > 0.0).then(|| (capacity, f64::from(used.min(1.0)) * capacity))
 }
 
-fn label<'r>(row: &'r Row, key: &str) -> Option<&'r str> {
+fn label<'r>(row: &'r EndpointCase, key: &str) -> Option<&'r str> {
     row.endpoint.labels.iter().find(|(label, _)| **label == *key).map(|(_, value)| &**value)
 }
 
-fn header<'c>(case: &'c Case, name: &str) -> Option<&'c str> {
+fn header<'c>(case: &'c DecisionCase, name: &str) -> Option<&'c str> {
     case.headers.iter().find(|(header, _)| header.to_lowercase() == name).map(|(_, value)| value.as_str())
 }
 
-fn in_session(case: &Case, row: &Row) -> bool {
+fn in_session(case: &DecisionCase, row: &EndpointCase) -> bool {
     header(case, "x-session-token").is_some_and(|token| token == scheduler::session_token(&row.endpoint.name))
 }
 
@@ -212,10 +212,10 @@ fn fit(range: &str, tokens: u32) -> f64 {
 }
 
 /// Whom a filter keeps of `left`.
-fn kept(case: &Case, left: &[usize], filter: &str) -> Vec<usize> {
-    let only = |keep: &dyn Fn(&Row) -> bool| left.iter().copied().filter(|&at| keep(&case.pool[at])).collect::<Vec<_>>();
+fn kept(case: &DecisionCase, left: &[usize], filter: &str) -> Vec<usize> {
+    let only = |keep: &dyn Fn(&EndpointCase) -> bool| left.iter().copied().filter(|&at| keep(&case.pool[at])).collect::<Vec<_>>();
     let or_all = |kept: Vec<usize>| if kept.is_empty() { left.to_vec() } else { kept };
-    let role = |row: &Row, roles: &[&str]| label(row, "llm-d.ai/role").is_some_and(|role| roles.contains(&role));
+    let role = |row: &EndpointCase, roles: &[&str]| label(row, "llm-d.ai/role").is_some_and(|role| roles.contains(&role));
     match filter {
         "label-selector-filter" => only(&|row| label(row, "tier") != Some("silver")),
         "by-label-selector" => left.to_vec(),
@@ -233,7 +233,7 @@ fn kept(case: &Case, left: &[usize], filter: &str) -> Vec<usize> {
             only(&|row| case.metrics_stale || row.metrics.attributes.first().is_none_or(|(_, depth)| *depth < 2.0))
         }
         "prefix-cache-affinity-filter" => {
-            let holds = |row: &Row| case.blocks > 0 && f64::from(row.matched_blocks) / f64::from(case.blocks) >= 0.8;
+            let holds = |row: &EndpointCase| case.blocks > 0 && f64::from(row.matched_blocks) / f64::from(case.blocks) >= 0.8;
             // 18 s at 100 tokens a second.
             let least = |of: &[usize]| {
                 let tokens = |at: &usize| if case.pool[*at].in_flight == 0 { 0 } else { case.pool[*at].prefill_tokens };
@@ -260,7 +260,7 @@ fn neutral(ratings: &[(usize, Option<f64>)]) -> Vec<(usize, f64)> {
     ratings.iter().map(|&(at, rating)| (at, rating.unwrap_or(mean))).collect()
 }
 
-fn adapter(case: &Case, allowed: &[usize], at: usize) -> Option<f64> {
+fn adapter(case: &DecisionCase, allowed: &[usize], at: usize) -> Option<f64> {
     let row = &case.pool[at];
     let used =
         |at: &usize| if let AdapterRoom::Full { displaced_used } = case.pool[*at].adapter_room { Some(displaced_used) } else { None };
@@ -284,7 +284,7 @@ fn adapter(case: &Case, allowed: &[usize], at: usize) -> Option<f64> {
 }
 
 /// How far f32 may be from f64 in a total of these weights.
-fn tolerance(case: &Case) -> f64 {
+fn tolerance(case: &DecisionCase) -> f64 {
     case.pipeline.profiles.iter().flat_map(|profile| &profile.plugins).map(|part| part.weight).sum::<f64>() * 1e-5 + 1e-9
 }
 

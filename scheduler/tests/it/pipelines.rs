@@ -2,12 +2,12 @@
 
 use proptest::prelude::*;
 use scheduler::latency::step::StepModel;
-use scheduler::registry::{Kind, PLUGINS};
+use scheduler::registry::{PLUGINS, PluginKind};
 use scheduler::{
-    Decision, EndpointIndex, PROFILES_MAX, Pipeline, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec, Readiness, Shed, Stage,
+    Decision, EndpointIndex, PROFILES_MAX, Pipeline, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec, Readiness, ShedReason, Stage,
 };
 
-use crate::case::{self, Case};
+use crate::case::{self, DecisionCase};
 use crate::pools;
 
 /// Handlers with their parameters; each runs the profiles that any pipeline here has, or the only one.
@@ -25,11 +25,12 @@ const PROFILES: [&str; 3] = ["decode", "prefill", "encode"];
 
 /// Plugins that a profile may have, none of which needs a parameter.
 fn parts() -> impl Strategy<Value = Vec<(&'static str, f64)>> {
-    let of = |kinds: &[Kind]| PLUGINS.iter().filter(|plugin| kinds.contains(&plugin.kind)).map(|plugin| plugin.name).collect::<Vec<_>>();
+    let of =
+        |kinds: &[PluginKind]| PLUGINS.iter().filter(|plugin| kinds.contains(&plugin.kind)).map(|plugin| plugin.name).collect::<Vec<_>>();
     let buildable = |name: &&str| scheduler::registry::lookup(name).is_some_and(|row| row.build(&[]).is_ok());
-    let parts: Vec<&str> = of(&[Kind::Filter, Kind::Detector, Kind::Scorer]).into_iter().filter(buildable).collect();
+    let parts: Vec<&str> = of(&[PluginKind::Filter, PluginKind::Detector, PluginKind::Scorer]).into_iter().filter(buildable).collect();
     let weight = prop::sample::select(vec![0.0, 1.0, 3.0]);
-    let picker = prop::option::of(prop::sample::select(of(&[Kind::Picker])));
+    let picker = prop::option::of(prop::sample::select(of(&[PluginKind::Picker])));
     (prop::collection::vec((prop::sample::select(parts), weight), 0..5), picker)
         .prop_map(|(parts, picker)| parts.into_iter().chain(picker.map(|picker| (picker, 1.0))).collect())
 }
@@ -82,7 +83,7 @@ fn any_pipeline() -> impl Strategy<Value = PipelineSpec> {
 }
 
 /// Any request to any such pipeline; every other endpoint is a second rank at the address before it.
-fn any_case() -> impl Strategy<Value = Case> {
+fn any_case() -> impl Strategy<Value = DecisionCase> {
     let profile = prop::option::of(prop::sample::select(vec!["decode", "prefill", " encode ", "verify", ""]));
     (pools::case(any_pipeline()), -2..2, 0_u32..3, profile, any::<bool>()).prop_map(|(mut case, priority, media_items, profile, ranks)| {
         case.priority = priority;
@@ -101,7 +102,7 @@ fn named(decision: &Decision) -> Vec<EndpointIndex> {
 }
 
 /// Does the hint allow the address? Told by meaning, apart from the code it checks.
-fn allowed(case: &Case, address: &str) -> bool {
+fn allowed(case: &DecisionCase, address: &str) -> bool {
     let socket: std::net::SocketAddr = address.parse().unwrap();
     let allows = |entry: &String| entry.trim().parse() == Ok(socket) || entry.trim().parse() == Ok(socket.ip());
     case.subset.as_ref().is_none_or(|entries| entries.iter().any(allows))
@@ -155,7 +156,7 @@ proptest! {
             prop_assert!(!matches!(decision, Decision::Shed(_)), "{decision:?}");
         }
         let has_admitter = case.pipeline.plugins.iter().any(|plugin| plugin.name == "admitter");
-        prop_assert!(has_admitter || decision != Decision::Shed(Shed::Admitter));
+        prop_assert!(has_admitter || decision != Decision::Shed(ShedReason::Admitter));
     }
 
     #[test]
@@ -228,7 +229,7 @@ fn of_several_handlers_the_one_that_is_named_is_in_force() {
 #[test]
 fn of_several_detectors_the_one_that_is_named_is_in_force() {
     let text = "plugins\n  concurrency-detector maxConcurrency=3\n  utilization-detector\n\nprofile\n\npool\n  name  in_flight\n  a     3\n\nrequest\n  priority -1\n";
-    let mut case = Case::parse(text).unwrap();
+    let mut case = DecisionCase::parse(text).unwrap();
     for (named, shed) in [("concurrency-detector", true), ("utilization-detector", false)] {
         case.pipeline.saturation_detector = named.to_owned();
         assert_eq!(matches!(case.decide().unwrap().decision, Decision::Shed(_)), shed, "{named}");
@@ -308,7 +309,7 @@ fn where_decoding_is_slow_a_request_costs_more_itself_and_by_those_it_slows_down
         let text = format!(
             "profile\n  marginal-cost-scorer {parameters}\n\npool\n  name  in_flight\n  slow  {in_flight}\n  fast  {in_flight}\n\nrequest\n  prompt_tokens 100\n"
         );
-        let case = Case::parse(&text).unwrap();
+        let case = DecisionCase::parse(&text).unwrap();
         let slow = case.pool[0].endpoint.id;
         let step = StepModel::of([1.0, 0.0, 0.0], [0.0, 1.0, 0.0], 100.0).with_speed(slow, 1.0, 4.0);
         let snapshot = case.snapshot().unwrap().with_step(std::sync::Arc::new(step));

@@ -1,10 +1,10 @@
 //! Pools, profiles and requests of any kind, for the laws.
 
 use proptest::prelude::*;
-use scheduler::registry::{Kind, PLUGINS};
+use scheduler::registry::{PLUGINS, PluginKind};
 use scheduler::{AdapterRoom, Endpoint, LoraMetrics, PipelineSpec, PluginSpec, Readiness};
 
-use crate::case::{self, Case, Row};
+use crate::case::{self, DecisionCase, EndpointCase};
 
 /// Parameters of the plugins that cannot do without, and some for others.
 const PARAMETERS: [(&str, &str); 7] = [
@@ -36,7 +36,7 @@ fn lora() -> impl Strategy<Value = Option<LoraMetrics>> {
     prop::option::of((adapters(), adapters(), 0_u32..5).prop_map(|(running, waiting, max)| LoraMetrics { running, waiting, max }))
 }
 
-fn row() -> impl Strategy<Value = Row> {
+fn row() -> impl Strategy<Value = EndpointCase> {
     let ages = prop::sample::select(vec![0_u64, 4_999, 5_000, 60_000]);
     // Few distinct values, so that ties and exact extremes are common.
     let loads = (metric((0_u8..6).prop_map(f32::from)), metric((0_u8..6).prop_map(f32::from)), metric(0.0_f32..=1.0));
@@ -56,7 +56,7 @@ fn row() -> impl Strategy<Value = Row> {
     let rest = (labels, roles, numbers, (rooms, memory, prefix_ages));
     (ages, loads, own, lora(), rare(), rare(), rest).prop_map(|(age_ms, loads, own, lora, not_ready, ejected, rest)| {
         let ((tier, range), role, (depth, last_cold_pick), (room, memory, prefix_age)) = rest;
-        let mut row = Row::new(0, "");
+        let mut row = EndpointCase::new(0, "");
         row.endpoint.age_ms = age_ms;
         row.endpoint.readiness = if not_ready { Readiness::NotReady } else { Readiness::Ready };
         (row.metrics.queue_depth, row.metrics.running_requests, row.metrics.kv_cache_utilization) = loads;
@@ -77,14 +77,14 @@ fn row() -> impl Strategy<Value = Row> {
 }
 
 /// Any pool of at most 12, named and addressed by position.
-pub fn pool() -> impl Strategy<Value = Vec<Row>> {
+pub fn pool() -> impl Strategy<Value = Vec<EndpointCase>> {
     prop::collection::vec(row(), 0..12).prop_map(|rows| rows.into_iter().enumerate().map(|(at, row)| placed(at, row)).collect())
 }
 
-fn placed(at: usize, row: Row) -> Row {
-    let place = Row::new(at, &format!("pod-{at}")).endpoint;
+fn placed(at: usize, row: EndpointCase) -> EndpointCase {
+    let place = EndpointCase::new(at, &format!("pod-{at}")).endpoint;
     let endpoint = Endpoint { id: place.id, name: place.name, address: place.address, ..row.endpoint };
-    Row { endpoint, ..row }
+    EndpointCase { endpoint, ..row }
 }
 
 fn plugin(at: usize, plugin_type: &str) -> PluginSpec {
@@ -95,7 +95,7 @@ fn plugin(at: usize, plugin_type: &str) -> PluginSpec {
 
 /// Any scorers of any weights with this picker.
 pub fn pipeline(picker: &'static str) -> impl Strategy<Value = PipelineSpec> {
-    let scorers: Vec<&str> = PLUGINS.iter().filter(|plugin| plugin.kind == Kind::Scorer).map(|plugin| plugin.name).collect();
+    let scorers: Vec<&str> = PLUGINS.iter().filter(|plugin| plugin.kind == PluginKind::Scorer).map(|plugin| plugin.name).collect();
     let weights = prop::sample::select(vec![0.0, 0.5, 1.0, 2.0, 3.0, 100.0]);
     (prop::collection::vec((prop::sample::select(scorers), weights), 0..8), 1_u32..=8).prop_map(move |(scorers, ranked_max)| {
         let mut plugins: Vec<_> = scorers.into_iter().enumerate().map(|(at, (name, weight))| (plugin(at, name), weight)).collect();
@@ -106,7 +106,7 @@ pub fn pipeline(picker: &'static str) -> impl Strategy<Value = PipelineSpec> {
 
 /// Any filters, in any order, before a scorer.
 pub fn filters() -> impl Strategy<Value = PipelineSpec> {
-    let filters: Vec<&str> = PLUGINS.iter().filter(|plugin| plugin.kind == Kind::Filter).map(|plugin| plugin.name).collect();
+    let filters: Vec<&str> = PLUGINS.iter().filter(|plugin| plugin.kind == PluginKind::Filter).map(|plugin| plugin.name).collect();
     (prop::collection::vec(prop::sample::select(filters), 1..4), 1_u32..=8).prop_map(|(filters, ranked_max)| {
         let mut plugins: Vec<_> = filters.into_iter().enumerate().map(|(at, name)| (plugin(at, name), 1.0)).collect();
         plugins.push((PluginSpec::of_type("queue-scorer"), 1.0));
@@ -130,7 +130,7 @@ fn hint() -> impl Strategy<Value = Option<Vec<String>>> {
 }
 
 /// Any case with a pipeline of this kind.
-pub fn case(pipeline: impl Strategy<Value = PipelineSpec>) -> impl Strategy<Value = Case> {
+pub fn case(pipeline: impl Strategy<Value = PipelineSpec>) -> impl Strategy<Value = DecisionCase> {
     let request = (hint(), 0_u32..20_000, 0_u32..20, prop::sample::select(vec![0_u32, 16, 64, u32::MAX]));
     let model = prop::sample::select(vec!["", "llama", "sql"]);
     let prefix_idle = prop::sample::select(vec![0.0_f32, 0.1, 1.0, 20.0, 1e6]);
@@ -138,17 +138,19 @@ pub fn case(pipeline: impl Strategy<Value = PipelineSpec>) -> impl Strategy<Valu
     let headers = prop::sample::subsequence(vec!["gold", "silver"], 0..2).prop_map(|tiers| tiers.into_iter().map(tier).collect::<Vec<_>>());
     let headers = (headers, prop::option::of(token)).prop_map(|(tiers, token)| tiers.into_iter().chain(token).collect());
     (pipeline, pool(), (request, prefix_idle), (model, headers), prop::bool::weighted(0.1), any::<u64>()).prop_map(
-        |(pipeline, pool, ((subset, prompt_tokens, blocks, block_tokens), prefix_idle), (model, headers), metrics_stale, seed)| Case {
-            model: model.to_owned(),
-            headers,
-            subset,
-            prompt_tokens,
-            blocks,
-            block_tokens,
-            prefix_idle,
-            metrics_stale,
-            seed,
-            ..Case::new(pipeline, pool)
+        |(pipeline, pool, ((subset, prompt_tokens, blocks, block_tokens), prefix_idle), (model, headers), metrics_stale, seed)| {
+            DecisionCase {
+                model: model.to_owned(),
+                headers,
+                subset,
+                prompt_tokens,
+                blocks,
+                block_tokens,
+                prefix_idle,
+                metrics_stale,
+                seed,
+                ..DecisionCase::new(pipeline, pool)
+            }
         },
     )
 }

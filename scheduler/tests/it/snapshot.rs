@@ -6,14 +6,14 @@ use scheduler::latency::LatencyModel;
 use scheduler::latency::step::StepModel;
 use scheduler::objects::{ModelSpec, Objects, ObjectsSpec, TargetSpec};
 use scheduler::{
-    ENDPOINTS_MAX, Endpoint, EndpointIndex, EndpointMetrics, EndpointRef, Incarnation, InvalidSnapshot, LoraMetrics, Pipeline,
-    PipelineSpec, Slot, Snapshot, Version,
+    ENDPOINTS_MAX, Endpoint, EndpointIndex, EndpointMetrics, EndpointRef, Generation, InvalidSnapshot, LoraMetrics, Pipeline, PipelineSpec,
+    Slot, Snapshot, Version,
 };
 
-use crate::case::Row;
+use crate::case::EndpointCase;
 
 fn pool(size: usize) -> Vec<Endpoint> {
-    let mut pool: Vec<Endpoint> = (0..size).map(|at| Row::new(at, &format!("pod-{at}")).endpoint).collect();
+    let mut pool: Vec<Endpoint> = (0..size).map(|at| EndpointCase::new(at, &format!("pod-{at}")).endpoint).collect();
     pool.iter_mut().enumerate().for_each(|(at, endpoint)| endpoint.address = format!("10.{}.{}.1:8000", at / 200, at % 200).into());
     pool
 }
@@ -95,7 +95,7 @@ fn an_observation_changes_the_row_of_its_endpoint_and_life() {
     let second = snapshot.endpoints()[1].id;
     snapshot.observe(second, |metrics| metrics.queue_depth = Some(2.0));
     assert_eq!(queue_depths(&snapshot), [None, Some(2.0), None]);
-    let former_life = EndpointRef { incarnation: Incarnation(99), ..second };
+    let former_life = EndpointRef { generation: Generation(99), ..second };
     snapshot.observe(former_life, |metrics| metrics.queue_depth = Some(9.0));
     assert_eq!(queue_depths(&snapshot), [None, Some(2.0), None]);
 }

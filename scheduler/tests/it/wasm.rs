@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::case::{Case, Digits};
+use crate::case::{DecisionCase, Digits};
 use crate::golden;
 
 fn root() -> PathBuf {
@@ -39,7 +39,7 @@ fn every_golden_case_is_decided_alike() {
         .unwrap();
     assert!(output.status.success(), "{} (is `wasmtime` there? run `make setup`)", String::from_utf8_lossy(&output.stderr));
     let in_wasm = String::from_utf8(output.stdout).unwrap();
-    let native: String = files.iter().map(|(_, text)| Case::parse(text).unwrap().decide().unwrap().render(Digits::All)).collect();
+    let native: String = files.iter().map(|(_, text)| DecisionCase::parse(text).unwrap().decide().unwrap().render(Digits::All)).collect();
     assert!(native.lines().count() > 4 * files.len(), "there is something to compare");
     assert_eq!(native, in_wasm);
 }

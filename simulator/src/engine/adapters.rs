@@ -2,15 +2,15 @@
 
 /// The adapters of one engine; 0 stands for none.
 #[derive(Debug)]
-pub(super) struct Adapters {
+pub(super) struct LoadedAdapters {
     places: usize,
     /// Least recently used first.
     loaded: Vec<u16>,
 }
 
-// === impl Adapters ===
+// === impl LoadedAdapters ===
 
-impl Adapters {
+impl LoadedAdapters {
     /// `places`: how many fit; where none does, adapters are as the base model.
     pub(super) fn new(places: usize) -> Self {
         Self { places, loaded: Vec::with_capacity(places) }
@@ -44,12 +44,12 @@ mod tests {
 
     #[test]
     fn the_least_recently_used_of_the_idle_goes() {
-        let mut adapters = Adapters::new(2);
+        let mut adapters = LoadedAdapters::new(2);
         let idle = |_| false;
         assert!(!adapters.take(0, idle) && adapters.take(1, idle) && adapters.take(2, idle) && !adapters.take(1, idle));
         assert!(adapters.fits(3, |other| other == 1) && !adapters.fits(3, |_| true) && adapters.fits(2, |_| true));
         assert!(adapters.take(3, |other| other == 2), "1 is idle, though used later than 2");
         assert_eq!(adapters.loaded, [2, 3]);
-        assert!(Adapters::new(0).fits(9, |_| true));
+        assert!(LoadedAdapters::new(0).fits(9, |_| true));
     }
 }

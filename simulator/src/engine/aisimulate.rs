@@ -12,13 +12,13 @@ use aisimulate_core::engine::generalized::{EngineIdentity, PassId, SchedulerComm
 use aisimulate_core::engine::{Command, Engine, EngineConfig, EngineFactory, Metrics, Request, TimingModel};
 use uuid::Uuid;
 
-use super::{BLOCK_TOKENS, Batch, EngineSpec, Event, Job, Model, StepTimes};
+use super::{BLOCK_TOKENS, EngineJob, EngineSimulator, SimulatedEngineSpec, StepBatch, StepEvent, StepTimeModel};
 
 /// One engine of theirs.
-pub(crate) struct Aisimulate {
-    spec: EngineSpec,
+pub(crate) struct AisimulateEngine {
+    spec: SimulatedEngineSpec,
     engine: Engine,
-    times: Arc<Times>,
+    times: Arc<AisimulateTimes>,
     pass: Option<(PassId, f64)>,
     metrics: Metrics,
     /// Tokens that each request under way has put out.
@@ -26,44 +26,44 @@ pub(crate) struct Aisimulate {
 }
 
 /// Our step times as they ask for them: for the prompts of a step, then for its sequences that decode.
-struct Times {
-    of: StepTimes,
+struct AisimulateTimes {
+    of: StepTimeModel,
     slowdown: AtomicU64,
     /// They asked for a decode.
     decoded: AtomicBool,
 }
 
-// === impl Times ===
+// === impl AisimulateTimes ===
 
-impl Times {
+impl AisimulateTimes {
     fn slowdown(&self) -> f64 {
         f64::from_bits(self.slowdown.load(Ordering::Relaxed))
     }
 
     /// What a step takes whatever is in it: part of their decode, which they leave out where nothing decodes.
     fn least_ms(&self) -> f64 {
-        StepTimes { slowdown: self.slowdown(), ..self.of }.step_ms(Batch::default())
+        StepTimeModel { slowdown: self.slowdown(), ..self.of }.step_ms(StepBatch::default())
     }
 }
 
-impl TimingModel for Times {
+impl TimingModel for AisimulateTimes {
     fn predict_prefill_ms(&self, batch_size: usize, mean_isl: usize, mean_prefix: usize) -> anyhow::Result<f64> {
         let (batch, to, from) = (batch_size as f64, mean_isl as f64, mean_prefix as f64);
-        let batch = Batch { prefill: batch * (to - from), pairs: batch * (to.powi(2) - from.powi(2)), ..Batch::default() };
-        Ok(StepTimes { slowdown: self.slowdown(), ..self.of }.step_ms(batch) - self.least_ms())
+        let batch = StepBatch { prefill: batch * (to - from), pairs: batch * (to.powi(2) - from.powi(2)), ..StepBatch::default() };
+        Ok(StepTimeModel { slowdown: self.slowdown(), ..self.of }.step_ms(batch) - self.least_ms())
     }
 
     fn predict_decode_ms(&self, batch_size: usize, active_kv_tokens: usize, _: usize, _: usize) -> anyhow::Result<f64> {
         self.decoded.store(true, Ordering::Relaxed);
-        let batch = Batch { sequences: batch_size as f64, context: active_kv_tokens as f64, ..Batch::default() };
-        Ok(StepTimes { slowdown: self.slowdown(), ..self.of }.step_ms(batch))
+        let batch = StepBatch { sequences: batch_size as f64, context: active_kv_tokens as f64, ..StepBatch::default() };
+        Ok(StepTimeModel { slowdown: self.slowdown(), ..self.of }.step_ms(batch))
     }
 }
 
-// === impl Aisimulate ===
+// === impl AisimulateEngine ===
 
-impl Aisimulate {
-    pub(crate) fn new(spec: EngineSpec) -> Result<Self, String> {
+impl AisimulateEngine {
+    pub(crate) fn new(spec: SimulatedEngineSpec) -> Result<Self, String> {
         let config = EngineConfig {
             num_gpu_blocks: spec.kv_blocks,
             block_size: BLOCK_TOKENS,
@@ -71,8 +71,11 @@ impl Aisimulate {
             max_num_batched_tokens: spec.budget,
             ..EngineConfig::default()
         };
-        let times =
-            Arc::new(Times { of: spec.times, slowdown: AtomicU64::new(spec.times.slowdown.to_bits()), decoded: AtomicBool::new(false) });
+        let times = Arc::new(AisimulateTimes {
+            of: spec.times,
+            slowdown: AtomicU64::new(spec.times.slowdown.to_bits()),
+            decoded: AtomicBool::new(false),
+        });
         let engine = EngineFactory::with_timing_model(config, times.clone())
             .and_then(|factory| factory.build(EngineIdentity::new(0), NonZeroU32::MIN))
             .map_err(said)?;
@@ -80,8 +83,8 @@ impl Aisimulate {
     }
 }
 
-impl<'w> Model<'w> for Aisimulate {
-    fn spec(&self) -> &EngineSpec {
+impl<'w> EngineSimulator<'w> for AisimulateEngine {
+    fn spec(&self) -> &SimulatedEngineSpec {
         &self.spec
     }
 
@@ -91,9 +94,9 @@ impl<'w> Model<'w> for Aisimulate {
 
     fn forget(&mut self) {}
 
-    fn announce(&mut self, _: Job<'w>) {}
+    fn announce(&mut self, _: EngineJob<'w>) {}
 
-    fn submit(&mut self, job: Job<'w>, now: f64) -> Result<(), String> {
+    fn submit(&mut self, job: EngineJob<'w>, now: f64) -> Result<(), String> {
         if job.prefilled || job.adapter > 0 {
             return Err("this engine neither takes KV from others nor has adapters".to_owned());
         }
@@ -135,7 +138,7 @@ impl<'w> Model<'w> for Aisimulate {
         Ok(Some(ends))
     }
 
-    fn end(&mut self, events: &mut Vec<Event>) -> Result<(), String> {
+    fn end(&mut self, events: &mut Vec<StepEvent>) -> Result<(), String> {
         let Some((pass, ends)) = self.pass.take() else { return Ok(()) };
         for rank in self.engine.complete_pass(pass, ends).map_err(said)?.effects.into_by_rank() {
             self.metrics = rank.effects.metrics;
@@ -147,11 +150,11 @@ impl<'w> Model<'w> for Aisimulate {
                 let tokens = self.put_out.entry(request).or_default();
                 *tokens += u32::from(output.token_id.is_some());
                 if *tokens == 1 {
-                    events.push(Event::First(request));
+                    events.push(StepEvent::First(request));
                 }
                 if output.completed {
                     self.put_out.remove(&request);
-                    events.push(Event::Done(request));
+                    events.push(StepEvent::Done(request));
                 }
             }
         }
@@ -172,7 +175,7 @@ fn request(id: Uuid) -> u32 {
 }
 
 /// A prompt whose blocks are alike where the job's are: each begins with its hash. What is left over is its own.
-fn tokens(job: &Job<'_>) -> Vec<u32> {
+fn tokens(job: &EngineJob<'_>) -> Vec<u32> {
     let block = |hash: &u64| [*hash as u32, (*hash >> 32) as u32].into_iter().chain(std::iter::repeat_n(0, BLOCK_TOKENS - 2));
     let mut tokens: Vec<u32> = job.blocks.iter().flat_map(block).collect();
     tokens.resize(job.prompt as usize, job.request);
@@ -185,7 +188,7 @@ mod tests {
     use crate::hardware::LLAMA_8B_H100;
 
     /// Plays a job on an engine with nothing else to do: its TTFT, its end and what was cached of it.
-    fn play(engine: &mut Aisimulate, job: Job<'_>, start: f64) -> (f64, f64, u32) {
+    fn play(engine: &mut AisimulateEngine, job: EngineJob<'_>, start: f64) -> (f64, f64, u32) {
         engine.submit(job, start).unwrap();
         let (mut now, mut events, mut out) = (start, Vec::new(), (0.0, 0.0, 0));
         while out.1 == 0.0 {
@@ -193,8 +196,8 @@ mod tests {
             engine.end(&mut events).unwrap();
             for event in events.drain(..) {
                 match event {
-                    Event::First(_) => out.0 = now - start,
-                    Event::Done(_) => out.1 = now - start,
+                    StepEvent::First(_) => out.0 = now - start,
+                    StepEvent::Done(_) => out.1 = now - start,
                 }
             }
         }
@@ -203,11 +206,11 @@ mod tests {
 
     #[test]
     fn a_lone_request_takes_our_formulas_time_and_finds_what_came_before() {
-        let mut engine = Aisimulate::new(LLAMA_8B_H100).unwrap();
+        let mut engine = AisimulateEngine::new(LLAMA_8B_H100).unwrap();
         let blocks: Vec<u64> = (1..=100).map(|block| block << 33 | 7).collect();
-        let job = Job { request: 0, prompt: 6_400, output: 11, blocks: &blocks, hashes: &[], adapter: 0, prefilled: false };
+        let job = EngineJob { request: 0, prompt: 6_400, output: 11, blocks: &blocks, hashes: &[], adapter: 0, prefilled: false };
         let times = LLAMA_8B_H100.times;
-        let (first, second) = (play(&mut engine, job, 0.0), play(&mut engine, Job { request: 1, ..job }, 1e4));
+        let (first, second) = (play(&mut engine, job, 0.0), play(&mut engine, EngineJob { request: 1, ..job }, 1e4));
         let decodes: f64 = (1..=10).map(|i| times.mixed_ms((1.0, 6_400.0 + f64::from(i)), 0.0, 0.0)).sum();
         let cold = times.mixed_ms((0.0, 0.0), 6_400.0, 0.0);
         assert!((first.0 / cold - 1.0).abs() < 0.01 && ((first.1 - first.0) / decodes - 1.0).abs() < 0.01, "{first:?} {cold} {decodes}");
@@ -216,8 +219,8 @@ mod tests {
 
     #[test]
     fn it_says_what_it_cannot_do() {
-        let mut engine = Aisimulate::new(LLAMA_8B_H100).unwrap();
-        let job = Job { request: 0, prompt: 10, output: 1, blocks: &[], hashes: &[], adapter: 3, prefilled: false };
-        assert!(engine.submit(job, 0.0).is_err() && engine.submit(Job { adapter: 0, prefilled: true, ..job }, 0.0).is_err());
+        let mut engine = AisimulateEngine::new(LLAMA_8B_H100).unwrap();
+        let job = EngineJob { request: 0, prompt: 10, output: 1, blocks: &[], hashes: &[], adapter: 3, prefilled: false };
+        assert!(engine.submit(job, 0.0).is_err() && engine.submit(EngineJob { adapter: 0, prefilled: true, ..job }, 0.0).is_err());
     }
 }

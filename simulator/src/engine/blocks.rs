@@ -6,7 +6,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 /// The blocks of one engine.
 #[derive(Debug)]
-pub(super) struct Blocks {
+pub(super) struct BlockCache {
     users: Vec<u32>,
     /// 0: nothing that could be found.
     hashes: Vec<u64>,
@@ -16,16 +16,16 @@ pub(super) struct Blocks {
     oldest: u32,
     newest: u32,
     free: usize,
-    found: HashMap<u64, u32, BuildHasherDefault<Already>>,
+    found: HashMap<u64, u32, BuildHasherDefault<IdentityHasher>>,
 }
 
 /// Hashes of blocks are hashed already.
 #[derive(Debug, Default)]
-pub(super) struct Already(u64);
+pub(super) struct IdentityHasher(u64);
 
 const NONE: u32 = u32::MAX;
 
-impl Hasher for Already {
+impl Hasher for IdentityHasher {
     fn finish(&self) -> u64 {
         self.0
     }
@@ -39,10 +39,10 @@ impl Hasher for Already {
     }
 }
 
-// === impl Blocks ===
+// === impl BlockCache ===
 
 #[expect(clippy::indexing_slicing, reason = "block numbers are below the length of every column, which never changes")]
-impl Blocks {
+impl BlockCache {
     pub(super) fn new(count: usize) -> Self {
         let mut blocks = Self {
             users: vec![0; count],
@@ -62,12 +62,12 @@ impl Blocks {
         self.free
     }
 
-    pub(super) fn held(&self) -> usize {
+    pub(super) fn used(&self) -> usize {
         self.users.len() - self.free
     }
 
     pub(super) fn utilization(&self) -> f64 {
-        self.held() as f64 / self.users.len().max(1) as f64
+        self.used() as f64 / self.users.len().max(1) as f64
     }
 
     /// How many of these, from the first, would be found.
@@ -83,7 +83,7 @@ impl Blocks {
     }
 
     /// One more uses each of these.
-    pub(super) fn share(&mut self, blocks: &[u32]) {
+    pub(super) fn retain(&mut self, blocks: &[u32]) {
         for &block in blocks {
             if self.users[block as usize] == 0 {
                 self.take(block);

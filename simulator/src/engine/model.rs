@@ -1,10 +1,10 @@
 //! What a run asks of an engine, whoever wrote it. Times in ms of virtual time.
 
-use super::{EngineSpec, Event, Inside, Job};
+use super::{EngineInternals, EngineJob, SimulatedEngineSpec, StepEvent};
 
 /// An engine that steps when it is told to. What a step computed is known at its end.
-pub(crate) trait Model<'w> {
-    fn spec(&self) -> &EngineSpec;
+pub(crate) trait EngineSimulator<'w> {
+    fn spec(&self) -> &SimulatedEngineSpec;
 
     /// From now on its steps take so many times as long as its spec says.
     fn slow_down(&mut self, times: f64);
@@ -13,10 +13,10 @@ pub(crate) trait Model<'w> {
     fn forget(&mut self);
 
     /// The request was sent here and arrives after its API overhead.
-    fn announce(&mut self, job: Job<'w>);
+    fn announce(&mut self, job: EngineJob<'w>);
 
     /// The request is here.
-    fn submit(&mut self, job: Job<'w>, now: f64) -> Result<(), String>;
+    fn submit(&mut self, job: EngineJob<'w>, now: f64) -> Result<(), String>;
 
     /// When the step in flight ends.
     fn busy_until(&self) -> Option<f64>;
@@ -39,15 +39,15 @@ pub(crate) trait Model<'w> {
     fn start(&mut self, now: f64, admitted: &mut dyn FnMut(u32, u32)) -> Result<Option<f64>, String>;
 
     /// Ends the step in flight.
-    fn end(&mut self, events: &mut Vec<Event>) -> Result<(), String>;
+    fn end(&mut self, events: &mut Vec<StepEvent>) -> Result<(), String>;
 
     /// Tokens of the job's prompt that it would find here: in the cache, or of prompts ahead of it. What only the oracle asks.
-    fn would_find(&self, _job: &Job<'w>) -> u32 {
+    fn would_find(&self, _job: &EngineJob<'w>) -> u32 {
         0
     }
 
     /// All that is under way. What only the oracle asks.
-    fn inside(&self) -> Inside {
-        Inside::default()
+    fn inside(&self) -> EngineInternals {
+        EngineInternals::default()
     }
 }

@@ -1,20 +1,20 @@
 use super::*;
 
-const H100: EngineSpec = crate::hardware::LLAMA_8B_H100;
+const H100: SimulatedEngineSpec = crate::hardware::LLAMA_8B_H100;
 
-fn job<'w>() -> Job<'w> {
-    Job { request: 0, prompt: 1, output: 1, blocks: &[], hashes: &[], adapter: 0, prefilled: false }
+fn job<'w>() -> EngineJob<'w> {
+    EngineJob { request: 0, prompt: 1, output: 1, blocks: &[], hashes: &[], adapter: 0, prefilled: false }
 }
 
 /// Runs requests of (arrival, prompt, output, blocks) to their end; TTFT, end and cached tokens of each.
-fn run(spec: EngineSpec, requests: &[(f64, u32, u32, Vec<u64>)]) -> (Vec<(f64, f64, u32)>, u64) {
-    let mut engine = Engine::new(spec);
+fn run(spec: SimulatedEngineSpec, requests: &[(f64, u32, u32, Vec<u64>)]) -> (Vec<(f64, f64, u32)>, u64) {
+    let mut engine = SimulatedEngine::new(spec);
     let mut out = vec![(0.0, 0.0, 0); requests.len()];
     let (mut next, mut now, mut events) = (0, 0.0, Vec::new());
     loop {
         while let Some((at, prompt, output, blocks)) = requests.get(next).filter(|request| request.0 <= now) {
             let _ = at;
-            engine.submit(Job { request: next as u32, prompt: *prompt, output: *output, blocks, ..job() }, now).unwrap();
+            engine.submit(EngineJob { request: next as u32, prompt: *prompt, output: *output, blocks, ..job() }, now).unwrap();
             next += 1;
         }
         let started = engine.start(now, &mut |request, cached| out[request as usize].2 = cached).unwrap();
@@ -24,8 +24,8 @@ fn run(spec: EngineSpec, requests: &[(f64, u32, u32, Vec<u64>)]) -> (Vec<(f64, f
                 engine.end(&mut events).unwrap();
                 for event in events.drain(..) {
                     match event {
-                        Event::First(request) => out[request as usize].0 = now - requests[request as usize].0,
-                        Event::Done(request) => out[request as usize].1 = now - requests[request as usize].0,
+                        StepEvent::First(request) => out[request as usize].0 = now - requests[request as usize].0,
+                        StepEvent::Done(request) => out[request as usize].1 = now - requests[request as usize].0,
                     }
                 }
             }
@@ -63,7 +63,7 @@ fn a_repeated_prompt_hits_all_but_its_end() {
 #[test]
 fn all_end_and_every_block_comes_back_under_preemption() {
     let requests: Vec<_> = (0..60).map(|i| (f64::from(i) * 5.0, 1000 + 37 * i, 400, vec![])).collect();
-    let (out, preemptions) = run(EngineSpec { kv_blocks: 300, ..H100 }, &requests);
+    let (out, preemptions) = run(SimulatedEngineSpec { kv_blocks: 300, ..H100 }, &requests);
     assert!(preemptions > 0 && out.iter().all(|row| row.1 > row.0 && row.0 > 0.0));
 }
 
@@ -76,8 +76,8 @@ fn who_comes_first_is_served_first() {
 }
 
 /// How long the first step takes with these jobs there, and how many of them run then.
-fn first_step(spec: EngineSpec, jobs: &[Job<'_>]) -> (f64, usize) {
-    let mut engine = Engine::new(spec);
+fn first_step(spec: SimulatedEngineSpec, jobs: &[EngineJob<'_>]) -> (f64, usize) {
+    let mut engine = SimulatedEngine::new(spec);
     jobs.iter().for_each(|job| engine.submit(*job, 0.0).unwrap());
     let ends = engine.start(0.0, &mut |_, _| ()).unwrap().unwrap();
     (ends, engine.counts().1)
@@ -85,8 +85,8 @@ fn first_step(spec: EngineSpec, jobs: &[Job<'_>]) -> (f64, usize) {
 
 #[test]
 fn adapters_are_loaded_within_a_step_and_who_finds_no_place_is_passed_over() {
-    let spec = EngineSpec { adapter_places: 2, adapter_load_ms: 100.0, ..H100 };
-    let of = |adapter: u16| Job { request: adapter.into(), prompt: 64, output: 9, adapter, ..job() };
+    let spec = SimulatedEngineSpec { adapter_places: 2, adapter_load_ms: 100.0, ..H100 };
+    let of = |adapter: u16| EngineJob { request: adapter.into(), prompt: 64, output: 9, adapter, ..job() };
     let (plain, _) = first_step(spec, &[of(0), of(0), of(0)]);
     let (loading, running) = first_step(spec, &[of(1), of(2), of(3), of(1)]);
     assert_eq!((running, (loading - plain).round()), (3, 200.0), "the third waits, the fourth does not wait for it");
@@ -94,8 +94,8 @@ fn adapters_are_loaded_within_a_step_and_who_finds_no_place_is_passed_over() {
 
 #[test]
 fn what_another_engine_computed_is_not_computed_again() {
-    let job = Job { prompt: 6_400, output: 5, ..job() };
+    let job = EngineJob { prompt: 6_400, output: 5, ..job() };
     let (own, _) = first_step(H100, &[job]);
-    let (carried, _) = first_step(H100, &[Job { prefilled: true, ..job }]);
+    let (carried, _) = first_step(H100, &[EngineJob { prefilled: true, ..job }]);
     assert!(carried < 10.0 && own > 100.0, "{carried} {own}");
 }

@@ -2,19 +2,19 @@
 //! there to its end, with the request and without, and takes the place where all together end soonest. It knows nothing of arrivals to
 //! come, so it is no bound: a policy that leaves room for them can beat it.
 
-use super::View;
-use crate::engine::{Inside, Model};
+use super::PolicyView;
+use crate::engine::{EngineInternals, EngineSimulator};
 
 /// What a request's end is worth against its first token and those of others: they count alike.
 #[derive(Clone, Copy, Debug, Default)]
-struct Played {
+struct RolloutCost {
     own: f64,
     others: f64,
 }
 
 /// A prompt in the queue.
 #[derive(Clone, Copy)]
-struct Prompt {
+struct QueuedPrompt {
     left: f64,
     done: f64,
     output: f64,
@@ -23,52 +23,52 @@ struct Prompt {
 
 /// A sequence that decodes: at which step it ends, and its context less the steps made.
 #[derive(Clone, Copy)]
-struct Decoding {
+struct DecodingSequence {
     ends_at: f64,
     base: f64,
     own: bool,
 }
 
-struct Play<'e, 'w> {
-    engine: &'e dyn Model<'w>,
+struct Rollout<'e, 'w> {
+    engine: &'e dyn EngineSimulator<'w>,
     now: f64,
     step: f64,
     /// Soonest to end last.
-    decoding: Vec<Decoding>,
+    decoding: Vec<DecodingSequence>,
     context: f64,
-    out: Played,
+    out: RolloutCost,
 }
 
 /// What half a millisecond of service costs each request there.
 const BATCH_WEIGHT: f64 = 0.5;
 
 /// Greedy cost of the replica at this position.
-pub(super) fn cost(view: &View<'_, '_>, at: usize) -> f64 {
+pub(super) fn cost(view: &PolicyView<'_, '_>, at: usize) -> f64 {
     let Some(engine) = view.engines.get(at).map(AsRef::as_ref) else { return f64::INFINITY };
     let found = f64::from(engine.would_find(view.job));
     let inside = engine.inside();
     let prompt = f64::from(view.job.prompt);
-    let own = Prompt { left: prompt - found, done: found, output: f64::from(view.job.output), own: true };
-    let without = Play::start(engine, view.now, &inside).run(&inside, None);
-    let with = Play::start(engine, view.now, &inside).run(&inside, Some(own));
+    let own = QueuedPrompt { left: prompt - found, done: found, output: f64::from(view.job.output), own: true };
+    let without = Rollout::start(engine, view.now, &inside).run(&inside, None);
+    let with = Rollout::start(engine, view.now, &inside).run(&inside, Some(own));
     let times = engine.spec().times;
     let service = times.mixed_ms((0.0, 0.0), own.left, found) - times.mixed_ms((0.0, 0.0), 0.0, 0.0);
     with.own + (with.others - without.others) + BATCH_WEIGHT * view.requests(at) * service
 }
 
-impl<'e, 'w> Play<'e, 'w> {
-    fn start(engine: &'e dyn Model<'w>, now: f64, inside: &Inside) -> Self {
-        let mut decoding: Vec<Decoding> =
-            inside.decodes.iter().map(|&(left, context)| Decoding { ends_at: left, base: context, own: false }).collect();
+impl<'e, 'w> Rollout<'e, 'w> {
+    fn start(engine: &'e dyn EngineSimulator<'w>, now: f64, inside: &EngineInternals) -> Self {
+        let mut decoding: Vec<DecodingSequence> =
+            inside.decodes.iter().map(|&(left, context)| DecodingSequence { ends_at: left, base: context, own: false }).collect();
         decoding.sort_by(|a, b| b.ends_at.total_cmp(&a.ends_at));
         let context = decoding.iter().map(|sequence| sequence.base).sum();
         let begins = engine.busy_until().map_or(0.0, |ends| (ends - now).max(0.0));
-        Self { engine, now: begins, step: 0.0, decoding, context, out: Played::default() }
+        Self { engine, now: begins, step: 0.0, decoding, context, out: RolloutCost::default() }
     }
 
-    fn run(mut self, inside: &Inside, own: Option<Prompt>) -> Played {
-        let queue = inside.prefills.iter().map(|&(left, done, output)| Prompt { left, done, output, own: false });
-        let mut queue: Vec<Prompt> = queue.chain(own).collect();
+    fn run(mut self, inside: &EngineInternals, own: Option<QueuedPrompt>) -> RolloutCost {
+        let queue = inside.prefills.iter().map(|&(left, done, output)| QueuedPrompt { left, done, output, own: false });
+        let mut queue: Vec<QueuedPrompt> = queue.chain(own).collect();
         queue.reverse();
         loop {
             if !queue.is_empty() {
@@ -83,7 +83,7 @@ impl<'e, 'w> Play<'e, 'w> {
     }
 
     /// One step: as much of the queue as the budget takes, and a token for each that decodes.
-    fn prefill_step(&mut self, queue: &mut Vec<Prompt>) {
+    fn prefill_step(&mut self, queue: &mut Vec<QueuedPrompt>) {
         let batch = self.decoding.len() as f64;
         let mut budget = (self.engine.spec().budget as f64 - batch).max(1.0);
         let times = self.engine.spec().times;
@@ -107,7 +107,8 @@ impl<'e, 'w> Play<'e, 'w> {
         for prompt in ended {
             self.count(self.now, prompt.own);
             if prompt.output > 1.0 {
-                let sequence = Decoding { ends_at: self.step + prompt.output - 1.0, base: prompt.done - self.step, own: prompt.own };
+                let sequence =
+                    DecodingSequence { ends_at: self.step + prompt.output - 1.0, base: prompt.done - self.step, own: prompt.own };
                 let place = self.decoding.partition_point(|other| other.ends_at > sequence.ends_at);
                 self.decoding.insert(place, sequence);
                 self.context += prompt.done;

@@ -2,13 +2,13 @@
 
 use std::fmt::Write;
 
-use super::ratios::Runs;
+use super::ratios::SettingRuns;
 use super::{shown, text};
 use crate::measure::{LESS_IS_BETTER, Measure};
 use crate::policy::{OURS, TOLD};
-use crate::recovery::{Recovered, Recovery};
-use crate::store::Store;
-use crate::workload::Kind;
+use crate::recovery::{Recovery, RecoveryResult};
+use crate::store::ResultStore;
+use crate::workload::WorkloadKind;
 
 /// The settings that both are told of.
 const SETTINGS: [&str; 4] = ["mixed-speeds", "one-slows-3x", "one-restarts", "two-join"];
@@ -23,12 +23,12 @@ pub(super) const FIGURES: [(&str, &str); 3] = [
     ("two-join", "Two engines join six"),
 ];
 
-pub(super) fn section(store: &Store) -> String {
+pub(super) fn section(store: &ResultStore) -> String {
     let mut out = text::CHANGES.to_owned();
-    let kinds: Vec<&str> = Kind::MAIN.iter().map(|kind| kind.name()).collect();
+    let kinds: Vec<&str> = WorkloadKind::MAIN.iter().map(|kind| kind.name()).collect();
     let _ = writeln!(out, "| setting | measure | {} | all |\n|---|---|{}---|", kinds.join(" | "), "---|".repeat(kinds.len()));
     for setting in SETTINGS {
-        let runs = Runs::of(store, setting);
+        let runs = SettingRuns::of(store, setting);
         for measure in MEASURES {
             let of = |kind: &&str| shown(runs.against_best(kind, measure, OURS, &[TOLD]).map(|(ratio, _)| ratio));
             let cells: Vec<String> = kinds.iter().map(of).collect();
@@ -49,17 +49,17 @@ pub(super) fn section(store: &Store) -> String {
 }
 
 /// What is aimed at of them, as rows of the table of aims.
-pub(super) fn aims(store: &Store) -> String {
+pub(super) fn aims(store: &ResultStore) -> String {
     let mut out = String::new();
     for setting in ["mixed-speeds", "one-slows-3x"] {
-        let runs = Runs::of(store, setting);
+        let runs = SettingRuns::of(store, setting);
         let [ttft, _, e2e] = MEASURES.map(|measure| runs.all_workloads(measure, OURS, &[TOLD]));
         if let (Some(ttft), Some(e2e)) = (ttft, e2e) {
             let _ = writeln!(out, "| {setting}: relative to known speeds, mean TTFT and mean E2E, all workloads | {ttft}, {e2e} |");
         }
     }
     for setting in ["one-slows-3x", "one-restarts"] {
-        let each: Vec<String> = Kind::MAIN
+        let each: Vec<String> = WorkloadKind::MAIN
             .iter()
             .filter_map(|kind| Some(format!("{} {}", kind.name(), seconds(&recovered(store, (setting, kind.name(), OURS))?.all))))
             .collect();
@@ -70,7 +70,7 @@ pub(super) fn aims(store: &Store) -> String {
     out
 }
 
-fn recovered<'s>(store: &'s Store, of: (&str, &str, &str)) -> Option<&'s Recovered> {
+fn recovered<'s>(store: &'s ResultStore, of: (&str, &str, &str)) -> Option<&'s RecoveryResult> {
     store.recoveries.iter().find(|row| (&*row.setting, &*row.workload, &*row.policy) == of)
 }
 
@@ -79,7 +79,7 @@ fn seconds(recovery: &Recovery) -> String {
 }
 
 /// The time of all seeds together, the shortest and the longest of one, and the worst window.
-fn cell(row: &Recovered) -> String {
+fn cell(row: &RecoveryResult) -> String {
     let never = |recovery: &&Recovery| recovery.seconds.unwrap_or(u64::MAX);
     let range = [row.by_seed.iter().min_by_key(never), row.by_seed.iter().max_by_key(never)].map(|one| one.map_or(String::new(), seconds));
     format!("{} [{}] {:.2}x", seconds(&row.all), range.join(", "), row.all.worst)
@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn a_seed_that_is_never_back_is_the_longest() {
         let of = |seconds| Recovery { seconds, worst: 1.5 };
-        let row = |by_seed| Recovered {
+        let row = |by_seed| RecoveryResult {
             setting: String::new(),
             workload: String::new(),
             policy: String::new(),

@@ -5,11 +5,11 @@ use std::path::Path;
 use plotters::coord::CoordTranslate;
 use plotters::prelude::*;
 
-use super::ratios::Runs;
+use super::ratios::SettingRuns;
 use crate::measure::Measure;
 use crate::policy::OURS;
-use crate::recovery::{CURVE_S, Recovered};
-use crate::workload::Kind;
+use crate::recovery::{CURVE_S, RecoveryResult};
+use crate::workload::WorkloadKind;
 
 const SIZE: (u32, u32) = (900, 380);
 
@@ -27,14 +27,14 @@ const COLOURS: [RGBColor; 6] = [
 const SHOWN: [&str; 6] = ["2/2/3/2", "affinity+token-load", "lmetric", "least-request", "round-robin", "oracle"];
 
 /// How many times ours each policy has, geometric mean over loads and seeds.
-pub(super) fn ratios(runs: &Runs<'_>, path: &Path, title: &str, measure: Measure) -> Result<(), String> {
+pub(super) fn ratios(runs: &SettingRuns<'_>, path: &Path, title: &str, measure: Measure) -> Result<(), String> {
     draw(runs, path, title, measure).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-fn draw(runs: &Runs<'_>, path: &Path, title: &str, measure: Measure) -> Result<(), Box<dyn std::error::Error>> {
+fn draw(runs: &SettingRuns<'_>, path: &Path, title: &str, measure: Measure) -> Result<(), Box<dyn std::error::Error>> {
     let root = SVGBackend::new(path, SIZE).into_drawing_area();
     root.fill(&WHITE)?;
-    let kinds: Vec<&str> = Kind::MAIN.iter().map(|kind| kind.name()).collect();
+    let kinds: Vec<&str> = WorkloadKind::MAIN.iter().map(|kind| kind.name()).collect();
     let rows = kinds.len() as f64;
     let mut chart = ChartBuilder::on(&root)
         .caption(title, ("sans-serif", 20))
@@ -74,7 +74,7 @@ fn draw(runs: &Runs<'_>, path: &Path, title: &str, measure: Measure) -> Result<(
 const BACK: [&str; 6] = [OURS, "2/2/3/2", "2/2/3+active", "affinity+token-load", "lmetric", "least-request"];
 
 /// How far off each policy is from the moment a pool changes, geometric mean over workloads.
-pub(super) fn recovery(rows: &[Recovered], setting: &str, path: &Path, title: &str) -> Result<(), String> {
+pub(super) fn recovery(rows: &[RecoveryResult], setting: &str, path: &Path, title: &str) -> Result<(), String> {
     let of = |policy: &str| {
         let rows = rows.iter().filter(|row| row.setting == setting && row.policy == policy);
         let curves: Vec<&Vec<f64>> = rows.map(|row| &row.curve).collect();

@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use crate::grid::Cell;
-use crate::measure::{Measure, Measures, mean_ci};
-use crate::store::Store;
-use crate::workload::Kind;
+use crate::grid::GridCell;
+use crate::measure::{Measure, RunMeasures, mean_ci};
+use crate::store::ResultStore;
+use crate::workload::WorkloadKind;
 
 /// A geometric mean of ratios, with its 95 % confidence interval over seeds.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Ratio {
+pub(super) struct RatioInterval {
     pub(super) mean: f64,
     pub(super) low: f64,
     pub(super) high: f64,
@@ -18,18 +18,18 @@ pub(super) struct Ratio {
 
 /// The runs of one setting.
 #[derive(Debug)]
-pub(super) struct Runs<'s> {
-    cells: Vec<&'s Cell>,
+pub(super) struct SettingRuns<'s> {
+    cells: Vec<&'s GridCell>,
 }
 
-impl fmt::Display for Ratio {
+impl fmt::Display for RatioInterval {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:.2} [{:.2}, {:.2}]", self.mean, self.low, self.high)
     }
 }
 
-impl<'s> Runs<'s> {
-    pub(super) fn of(store: &'s Store, setting: &str) -> Self {
+impl<'s> SettingRuns<'s> {
+    pub(super) fn of(store: &'s ResultStore, setting: &str) -> Self {
         Self { cells: store.cells.iter().filter(|cell| cell.setting == setting).collect() }
     }
 
@@ -51,13 +51,13 @@ impl<'s> Runs<'s> {
     }
 
     /// A measure of a policy on a workload at a load, one for each seed.
-    pub(super) fn values(&self, kind: &str, load: f64, of: fn(&Measures) -> f64, policy: &str) -> Vec<f64> {
-        let there = |cell: &&&Cell| cell.workload == kind && cell.policy == policy && (cell.load - load).abs() < 1e-9;
+    pub(super) fn values(&self, kind: &str, load: f64, of: fn(&RunMeasures) -> f64, policy: &str) -> Vec<f64> {
+        let there = |cell: &&&GridCell| cell.workload == kind && cell.policy == policy && (cell.load - load).abs() < 1e-9;
         self.cells.iter().filter(there).map(|cell| of(&cell.measures)).collect()
     }
 
     /// Its mean over seeds at one load.
-    pub(super) fn at_load(&self, kind: &str, load: f64, of: fn(&Measures) -> f64, policy: &str) -> Option<f64> {
+    pub(super) fn at_load(&self, kind: &str, load: f64, of: fn(&RunMeasures) -> f64, policy: &str) -> Option<f64> {
         let values = self.values(kind, load, of, policy);
         (!values.is_empty()).then(|| mean_ci(&values).0)
     }
@@ -74,7 +74,12 @@ impl<'s> Runs<'s> {
     }
 
     /// A policy here over another in another setting, by the seeds that both were run on.
-    pub(super) fn against_elsewhere(&self, (kind, measure): (&str, Measure), policy: &str, (other, rival): (&Self, &str)) -> Option<Ratio> {
+    pub(super) fn against_elsewhere(
+        &self,
+        (kind, measure): (&str, Measure),
+        policy: &str,
+        (other, rival): (&Self, &str),
+    ) -> Option<RatioInterval> {
         let theirs = other.by_seed(kind, measure, rival);
         let both = self.by_seed(kind, measure, policy).into_iter().filter_map(|(seed, ours)| Some((ours / theirs.get(&seed)?).ln()));
         let logs: Vec<f64> = both.collect();
@@ -91,7 +96,13 @@ impl<'s> Runs<'s> {
     }
 
     /// `ours` over the best of `rivals` on a workload, and who that is: the one with the lowest geometric mean over loads and seeds.
-    pub(super) fn against_best<'r>(&self, kind: &str, measure: Measure, ours: &str, rivals: &[&'r str]) -> Option<(Ratio, &'r str)> {
+    pub(super) fn against_best<'r>(
+        &self,
+        kind: &str,
+        measure: Measure,
+        ours: &str,
+        rivals: &[&'r str],
+    ) -> Option<(RatioInterval, &'r str)> {
         let of = rivals.iter().filter_map(|&rival| Some((self.log_ratios(kind, measure, ours, rival)?, rival)));
         // The greatest ratio is against the best.
         let mean = |logs: &[f64]| logs.iter().sum::<f64>() / logs.len().max(1) as f64;
@@ -99,8 +110,8 @@ impl<'s> Runs<'s> {
     }
 
     /// The same over all workloads together, the best rival of each taken.
-    pub(super) fn all_workloads(&self, measure: Measure, ours: &str, rivals: &[&str]) -> Option<Ratio> {
-        let kinds: Vec<Vec<f64>> = Kind::MAIN
+    pub(super) fn all_workloads(&self, measure: Measure, ours: &str, rivals: &[&str]) -> Option<RatioInterval> {
+        let kinds: Vec<Vec<f64>> = WorkloadKind::MAIN
             .iter()
             .map(|kind| {
                 let (_, best) = self.against_best(kind.name(), measure, ours, rivals)?;
@@ -122,7 +133,7 @@ impl<'s> Runs<'s> {
     fn log_ratios(&self, kind: &str, (_, of): Measure, ours: &str, rival: &str) -> Option<Vec<f64>> {
         let find = |policy: &str, load: f64, seed: u64| {
             let there =
-                |cell: &&&Cell| cell.workload == kind && cell.policy == policy && cell.seed == seed && (cell.load - load).abs() < 1e-9;
+                |cell: &&&GridCell| cell.workload == kind && cell.policy == policy && cell.seed == seed && (cell.load - load).abs() < 1e-9;
             self.cells.iter().find(there).map(|cell| of(&cell.measures))
         };
         let mut by_seed: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
@@ -134,9 +145,9 @@ impl<'s> Runs<'s> {
     }
 }
 
-fn ratio(logs: &[f64]) -> Ratio {
+fn ratio(logs: &[f64]) -> RatioInterval {
     let (mean, half) = mean_ci(logs);
-    Ratio { mean: mean.exp(), low: (mean - half).exp(), high: (mean + half).exp() }
+    RatioInterval { mean: mean.exp(), low: (mean - half).exp(), high: (mean + half).exp() }
 }
 
 #[cfg(test)]
@@ -145,18 +156,18 @@ mod tests {
 
     #[test]
     fn the_best_rival_is_taken_for_each_measure() {
-        let cell = |policy: &str, seed, ttft_mean, e2e_mean| Cell {
+        let cell = |policy: &str, seed, ttft_mean, e2e_mean| GridCell {
             setting: "main".into(),
             workload: "code".into(),
             load: 0.5,
             policy: policy.into(),
             seed,
-            measures: Measures { ttft_mean, e2e_mean, ..Measures::default() },
+            measures: RunMeasures { ttft_mean, e2e_mean, ..RunMeasures::default() },
         };
-        let mut store = Store::default();
+        let mut store = ResultStore::default();
         let cells = (1..4).flat_map(|seed| [cell("ours", seed, 8.0, 9.0), cell("a", seed, 10.0, 30.0), cell("b", seed, 20.0, 10.0)]);
-        store.put(Store { cells: cells.collect(), ..Store::default() });
-        let runs = Runs::of(&store, "main");
+        store.put(ResultStore { cells: cells.collect(), ..ResultStore::default() });
+        let runs = SettingRuns::of(&store, "main");
         let best = |measure: Measure| runs.against_best("code", measure, "ours", &["a", "b"]).map(|(ratio, who)| (ratio.to_string(), who));
         assert_eq!(best(("TTFT", |m| m.ttft_mean)), Some(("0.80 [0.80, 0.80]".to_owned(), "a")));
         assert_eq!(best(("E2E", |m| m.e2e_mean)), Some(("0.90 [0.90, 0.90]".to_owned(), "b")));

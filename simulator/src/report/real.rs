@@ -5,22 +5,22 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::ratios::Runs;
+use super::ratios::SettingRuns;
 use super::text;
 use crate::measure::LESS_IS_BETTER;
-use crate::workload::Kind;
+use crate::workload::WorkloadKind;
 
 /// Its policies, the best by the simulator first, and what they are called here.
 const POLICIES: [(&str, &str); 3] = [("ours", "ours"), ("2/2/3", "2/2/3"), ("round robin", "round-robin")];
 
 /// The section; that there is none where the file is not there or not what it should be.
-pub(super) fn section(main: &Runs<'_>, file: &Path) -> String {
+pub(super) fn section(main: &SettingRuns<'_>, file: &Path) -> String {
     let found = std::fs::read_to_string(file).ok().and_then(|text| serde_json::from_str::<Value>(&text).ok());
     let table = found.as_ref().and_then(|found| table(main, found));
     format!("{}{}", text::REAL, table.unwrap_or_else(|| "Not run for this edition.\n".to_owned()))
 }
 
-fn table(main: &Runs<'_>, found: &Value) -> Option<String> {
+fn table(main: &SettingRuns<'_>, found: &Value) -> Option<String> {
     let rows = found.get("rows")?.as_array()?;
     let mean = |policy: &str, measure: &str| {
         let of: Vec<f64> = rows.iter().filter(|row| row["policy"] == policy).filter_map(|row| row.get(measure)?.as_f64()).collect();
@@ -43,7 +43,8 @@ fn table(main: &Runs<'_>, found: &Value) -> Option<String> {
             of("ttft_p99_ms")?,
             of("e2e_mean_ms")? / 1e3,
             of("hits")? * 100.0,
-            main.at_load(Kind::Conversation.name(), 0.7, LESS_IS_BETTER[0].1, simulated).map_or("-".to_owned(), |ms| format!("{ms:.0}")),
+            main.at_load(WorkloadKind::Conversation.name(), 0.7, LESS_IS_BETTER[0].1, simulated)
+                .map_or("-".to_owned(), |ms| format!("{ms:.0}")),
         );
     }
     let holds = if ttft.is_sorted() { "holds" } else { "does not hold" };
@@ -55,21 +56,21 @@ fn table(main: &Runs<'_>, found: &Value) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::Store;
+    use crate::store::ResultStore;
     use serde_json::json;
 
     #[test]
     fn a_ranking_that_does_not_hold_is_said_not_to() {
         let (store, row) = (
-            Store::default(),
+            ResultStore::default(),
             |policy: &str, ms: f64| json!({"policy": policy, "requests": 9, "failed": 0, "ttft_mean_ms": ms, "ttft_p50_ms": 1.0, "ttft_p99_ms": 2.0, "e2e_mean_ms": 3.0, "hits": 0.5}),
         );
         let shown = |ours, round_robin| {
             let rows = [row("ours", ours), row("2/2/3", 20.0), row("round robin", round_robin), row("ours", ours)];
-            table(&Runs::of(&store, "main"), &json!({"load_average": 1.25, "rows": rows}))
+            table(&SettingRuns::of(&store, "main"), &json!({"load_average": 1.25, "rows": rows}))
         };
         assert!(shown(10.0, 30.0).unwrap().contains("| ours | 9 | 0 | 10 |") && shown(10.0, 30.0).unwrap().contains("ranking holds"));
         assert!(shown(21.0, 30.0).unwrap().contains("does not hold") && shown(10.0, 15.0).unwrap().contains("does not hold"));
-        assert_eq!(table(&Runs::of(&store, "main"), &json!({"rows": []})), None);
+        assert_eq!(table(&SettingRuns::of(&store, "main"), &json!({"rows": []})), None);
     }
 }

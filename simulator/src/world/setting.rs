@@ -1,11 +1,11 @@
 //! What a run is, beside its workload and policy.
 
-use crate::engine::{Engine, EngineSpec, Model};
+use crate::engine::{EngineSimulator, SimulatedEngine, SimulatedEngineSpec};
 
 /// A pool and the proxies before it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Setting {
-    pub(crate) engine: EngineSpec,
+pub(crate) struct PoolSetting {
+    pub(crate) engine: SimulatedEngineSpec,
     pub(crate) model: EngineModel,
     pub(crate) replicas: usize,
     /// So many of them, the first, work through prompts for the others, which decode; 0: all do both.
@@ -13,10 +13,10 @@ pub(crate) struct Setting {
     /// Every other engine takes so many times as long.
     pub(crate) odd_slowdown: f64,
     pub(crate) proxies: usize,
-    pub(crate) sharing: Sharing,
+    pub(crate) sharing: SharingMode,
     /// Metrics are this old at most, ms; 0: never old.
     pub(crate) scrape_ms: f64,
-    pub(crate) change: Option<Change>,
+    pub(crate) change: Option<PoolChange>,
     /// Share of the requests that come before the change.
     pub(crate) change_after: f64,
 }
@@ -31,7 +31,7 @@ pub(crate) enum EngineModel {
 
 /// What proxies know of one another.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Sharing {
+pub(crate) enum SharingMode {
     /// Nothing.
     Private,
     /// Everything, so many ms later.
@@ -40,7 +40,7 @@ pub(crate) enum Sharing {
 
 /// What happens to the pool.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Change {
+pub(crate) enum PoolChange {
     /// The first engine becomes so many times as slow.
     Degrades(f64),
     /// The first engine takes no more requests, and comes back half a minute later with an empty cache.
@@ -59,22 +59,22 @@ impl EngineModel {
 
     /// # Errors
     /// When it is no part of this binary, or refuses what is asked of it.
-    pub(super) fn engine<'w>(self, spec: EngineSpec) -> Result<Box<dyn Model<'w> + 'w>, String> {
+    pub(super) fn engine<'w>(self, spec: SimulatedEngineSpec) -> Result<Box<dyn EngineSimulator<'w> + 'w>, String> {
         match self {
-            Self::Own => Ok(Box::new(Engine::new(spec))),
+            Self::Own => Ok(Box::new(SimulatedEngine::new(spec))),
             #[cfg(feature = "aisimulate")]
-            Self::Aisimulate => Ok(Box::new(crate::engine::Aisimulate::new(spec)?)),
+            Self::Aisimulate => Ok(Box::new(crate::engine::AisimulateEngine::new(spec)?)),
             #[cfg(not(feature = "aisimulate"))]
             Self::Aisimulate => Err("this binary has no second engine: build simulator/aisimulate".to_owned()),
         }
     }
 }
 
-// === impl Setting ===
+// === impl PoolSetting ===
 
-impl Setting {
+impl PoolSetting {
     /// Eight engines alike behind one proxy, metrics 50 ms old at most.
-    pub(crate) fn plain(engine: EngineSpec) -> Self {
+    pub(crate) fn plain(engine: SimulatedEngineSpec) -> Self {
         Self {
             engine,
             model: EngineModel::Own,
@@ -82,7 +82,7 @@ impl Setting {
             prefillers: 0,
             odd_slowdown: 1.0,
             proxies: 1,
-            sharing: Sharing::Private,
+            sharing: SharingMode::Private,
             scrape_ms: 50.0,
             change: None,
             change_after: 1.0 / 3.0,
@@ -91,7 +91,7 @@ impl Setting {
 
     /// The pool as the change leaves it, from the start.
     pub(crate) fn changed(&self) -> Self {
-        let change = self.change.filter(|change| *change != Change::Restarts);
+        let change = self.change.filter(|change| *change != PoolChange::Restarts);
         Self { change, change_after: 0.0, ..*self }
     }
 
@@ -100,7 +100,7 @@ impl Setting {
         self.change.map(|_| (requests as f64 * self.change_after) as usize)
     }
 
-    pub(super) fn specs(&self) -> impl Iterator<Item = EngineSpec> + '_ {
+    pub(super) fn specs(&self) -> impl Iterator<Item = SimulatedEngineSpec> + '_ {
         (0..self.replicas).map(|at| {
             let mut spec = self.engine;
             spec.times.slowdown *= if at % 2 == 1 { self.odd_slowdown } else { 1.0 };

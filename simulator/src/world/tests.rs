@@ -1,11 +1,11 @@
 use super::*;
 use crate::hardware::LLAMA_8B_H100;
-use crate::trace::Line;
+use crate::trace::TraceRequest;
 
 /// Prompts of three families, faster than one engine can serve them.
 fn workload() -> Workload {
-    let dice = &mut Dice::seeded(4);
-    let line = |number: u32| Line {
+    let dice = &mut Sampler::seeded(4);
+    let line = |number: u32| TraceRequest {
         at: f64::from(number) * 60.0,
         prompt: 2_000 + 512 * (number % 5),
         output: 20 + number % 40,
@@ -14,29 +14,29 @@ fn workload() -> Workload {
             .collect(),
         adapter: 1 + (number % 5) as u16,
     };
-    let lines: Vec<Line> = (0..600).map(line).collect();
+    let lines: Vec<TraceRequest> = (0..600).map(line).collect();
     Workload::of(&lines)
 }
 
-fn play(policy: &str, setting: &Setting) -> Vec<Record> {
+fn play(policy: &str, setting: &PoolSetting) -> Vec<RequestOutcome> {
     let workload = workload();
-    run(&workload, workload.rate * 3.0, &Policy::named(policy).unwrap(), setting, 7).unwrap()
+    run(&workload, workload.rate * 3.0, &RoutingPolicy::named(policy).unwrap(), setting, 7).unwrap()
 }
 
 #[test]
 fn the_same_seed_is_the_same_run_under_every_policy() {
     for policy in crate::policy::MAIN {
-        let ends = || play(policy, &Setting::plain(LLAMA_8B_H100)).iter().map(|record| record.e2e.to_bits()).collect::<Vec<_>>();
+        let ends = || play(policy, &PoolSetting::plain(LLAMA_8B_H100)).iter().map(|record| record.e2e.to_bits()).collect::<Vec<_>>();
         assert_eq!(ends(), ends(), "{policy}");
     }
 }
 
 #[test]
 fn all_are_served_whatever_happens_to_the_pool() {
-    let plain = Setting::plain(LLAMA_8B_H100);
-    for change in [Change::Degrades(3.0), Change::Restarts, Change::Grows] {
-        for sharing in [Sharing::Private, Sharing::After(0.0), Sharing::After(100.0)] {
-            let setting = Setting { change: Some(change), proxies: 3, sharing, scrape_ms: 0.0, ..plain };
+    let plain = PoolSetting::plain(LLAMA_8B_H100);
+    for change in [PoolChange::Degrades(3.0), PoolChange::Restarts, PoolChange::Grows] {
+        for sharing in [SharingMode::Private, SharingMode::After(0.0), SharingMode::After(100.0)] {
+            let setting = PoolSetting { change: Some(change), proxies: 3, sharing, scrape_ms: 0.0, ..plain };
             let records = play("ours", &setting);
             assert_eq!(records.len(), 600);
             assert!(records.iter().all(|record| record.ttft > 0.0 && record.e2e >= record.ttft), "{change:?} {sharing:?}");
@@ -46,7 +46,7 @@ fn all_are_served_whatever_happens_to_the_pool() {
 
 #[test]
 fn all_are_served_by_split_pools_and_with_adapters_too() {
-    let mut setting = Setting { prefillers: 3, ..Setting::plain(LLAMA_8B_H100) };
+    let mut setting = PoolSetting { prefillers: 3, ..PoolSetting::plain(LLAMA_8B_H100) };
     setting.engine.adapter_places = 2;
     setting.engine.adapter_load_ms = 200.0;
     for policy in ["ours", "2/2/3", "2/2/3+lora", "random"] {
@@ -55,19 +55,19 @@ fn all_are_served_by_split_pools_and_with_adapters_too() {
         assert!(records.len() == 600 && records.iter().all(|record| record.ttft > 8.0 && record.e2e >= record.ttft), "{policy}");
     }
     let workload = workload();
-    assert!(run(&workload, 1.0, &Policy::named("lmetric").unwrap(), &setting, 7).is_err(), "it picks one, and says so");
+    assert!(run(&workload, 1.0, &RoutingPolicy::named("lmetric").unwrap(), &setting, 7).is_err(), "it picks one, and says so");
 }
 
 #[test]
 fn prefixes_are_found_where_policies_look_for_them() {
-    let hits = |policy: &str| play(policy, &Setting::plain(LLAMA_8B_H100)).iter().map(|record| u64::from(record.cached)).sum::<u64>();
+    let hits = |policy: &str| play(policy, &PoolSetting::plain(LLAMA_8B_H100)).iter().map(|record| u64::from(record.cached)).sum::<u64>();
     assert!(hits("ours") > hits("round-robin") && hits("2/2/3/2") > hits("round-robin"));
 }
 
 #[test]
 fn a_session_goes_where_it_was() {
     // Forty sessions of ten turns, one turn of each after the other.
-    let turn = |number: u32| Line {
+    let turn = |number: u32| TraceRequest {
         at: f64::from(number) * 400.0,
         prompt: 512 * (2 + number / 40),
         output: 5,
@@ -76,7 +76,7 @@ fn a_session_goes_where_it_was() {
     };
     let workload = Workload::of(&(0..400).map(turn).collect::<Vec<_>>());
     let hits = |policy: &str| {
-        let records = run(&workload, workload.rate, &Policy::named(policy).unwrap(), &Setting::plain(LLAMA_8B_H100), 7).unwrap();
+        let records = run(&workload, workload.rate, &RoutingPolicy::named(policy).unwrap(), &PoolSetting::plain(LLAMA_8B_H100), 7).unwrap();
         records.iter().map(|record| f64::from(record.cached)).sum::<f64>()
             / records.iter().map(|record| f64::from(record.prompt)).sum::<f64>()
     };
@@ -85,25 +85,25 @@ fn a_session_goes_where_it_was() {
 
 #[test]
 fn proxies_that_hear_of_each_other_at_once_are_as_one() {
-    let of = |sharing| Setting { proxies: 4, sharing, ..Setting::plain(LLAMA_8B_H100) };
-    let mean = |records: &[Record]| records.iter().map(|record| record.ttft).sum::<f64>() / records.len() as f64;
-    let [one, shared, private] =
-        [Setting::plain(LLAMA_8B_H100), of(Sharing::After(0.0)), of(Sharing::Private)].map(|setting| mean(&play("lmetric", &setting)));
+    let of = |sharing| PoolSetting { proxies: 4, sharing, ..PoolSetting::plain(LLAMA_8B_H100) };
+    let mean = |records: &[RequestOutcome]| records.iter().map(|record| record.ttft).sum::<f64>() / records.len() as f64;
+    let [one, shared, private] = [PoolSetting::plain(LLAMA_8B_H100), of(SharingMode::After(0.0)), of(SharingMode::Private)]
+        .map(|setting| mean(&play("lmetric", &setting)));
     assert!((shared / one - 1.0).abs() < 0.2 && private > shared, "{one} {shared} {private}");
 }
 
 #[test]
 fn a_pool_as_its_change_leaves_it_is_so_from_the_first_request() {
-    let of = |change| Setting { change: Some(change), ..Setting::plain(LLAMA_8B_H100) };
-    assert_eq!(of(Change::Grows).changed().change_at(600), Some(0));
+    let of = |change| PoolSetting { change: Some(change), ..PoolSetting::plain(LLAMA_8B_H100) };
+    assert_eq!(of(PoolChange::Grows).changed().change_at(600), Some(0));
     assert_eq!(
-        of(Change::Restarts).changed(),
-        Setting { change_after: 0.0, ..Setting::plain(LLAMA_8B_H100) },
+        of(PoolChange::Restarts).changed(),
+        PoolSetting { change_after: 0.0, ..PoolSetting::plain(LLAMA_8B_H100) },
         "a cold cache is no state to stay in"
     );
-    let slow = of(Change::Degrades(3.0));
+    let slow = of(PoolChange::Degrades(3.0));
     let (middle, start) = (play("round-robin", &slow), play("round-robin", &slow.changed()));
-    let mean = |records: &[Record]| records.iter().map(|record| record.e2e).sum::<f64>() / records.len() as f64;
+    let mean = |records: &[RequestOutcome]| records.iter().map(|record| record.e2e).sum::<f64>() / records.len() as f64;
     assert_eq!(slow.change_at(600), Some(200));
     assert!(mean(&start[..100]) > 1.1 * mean(&middle[..100]), "the first hundred come before the change");
 }

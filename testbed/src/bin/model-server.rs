@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use testbed::model_server::{ModelServer, Options, serve_admin};
+use testbed::model_server::{ModelServer, ModelServerOptions, serve_admin};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Requests in flight may end within this time after SIGTERM or SIGINT.
@@ -26,7 +26,7 @@ struct Args {
     admin: Option<SocketAddr>,
 
     #[command(flatten)]
-    options: Options,
+    options: ModelServerOptions,
 }
 
 const EXAMPLES: &str = r#"A token is four bytes of text, generated ones too; a KV block is 16 tokens.
@@ -71,7 +71,7 @@ async fn main() -> ExitCode {
 async fn run(args: Args) -> std::io::Result<()> {
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let start = |&listen: &SocketAddr| {
-        ModelServer::start(Options { listen, ..args.options.clone() })
+        ModelServer::start(ModelServerOptions { listen, ..args.options.clone() })
             .map_err(|error| std::io::Error::new(error.kind(), format!("cannot listen on {listen}: {error}")))
     };
     let servers = args.listen.iter().map(start).collect::<std::io::Result<Vec<_>>>()?;

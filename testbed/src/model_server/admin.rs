@@ -12,31 +12,31 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::time::Instant;
 
-use super::Server;
-use super::faults::{Fault, FaultMode};
+use super::ModelServerState;
+use super::faults::{FaultMode, ServerFault};
 use super::http::{header_pairs, json_reply};
-use super::metrics::Lies;
-use super::socket::Order;
+use super::metrics::MetricOverrides;
+use super::socket::SocketCommand;
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-struct Restart {
+struct RestartRequest {
     /// How long the socket stays closed, ms.
     for_ms: Option<u64>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Pace {
+struct PaceRequest {
     slowdown: f64,
 }
 
 /// Carries out an order. `spare` is the connection it came on: it alone survives a closing of the socket, and closes after the answer.
-pub(super) async fn handle(server: &Server, action: &str, method: &Method, body: &[u8], spare: Option<u64>) -> Response<Body> {
+pub(super) async fn handle(server: &ModelServerState, action: &str, method: &Method, body: &[u8], spare: Option<u64>) -> Response<Body> {
     let outcome = match (method, action) {
         (&Method::GET, "state") => server.state().await,
         (&Method::GET, "faults") => Ok(json!(server.faults().list())),
-        (&Method::POST, "faults") => match read::<Fault>(body) {
+        (&Method::POST, "faults") => match read::<ServerFault>(body) {
             Ok(fault) => {
                 server.order(fault, spare).await;
                 Ok(json!(server.faults().list()))
@@ -48,11 +48,11 @@ pub(super) async fn handle(server: &Server, action: &str, method: &Method, body:
             *server.lies() = lies;
             json!(*server.lies())
         }),
-        (&Method::POST, "pace") => read::<Pace>(body).and_then(|Pace { slowdown }| {
+        (&Method::POST, "pace") => read::<PaceRequest>(body).and_then(|PaceRequest { slowdown }| {
             let sane = super::SLOWDOWN.contains(&slowdown).then(|| server.engine.slow_down(slowdown));
             sane.map(|()| json!({ "slowdown": slowdown })).ok_or_else(|| format!("`slowdown` must be within {:?}.", super::SLOWDOWN))
         }),
-        (&Method::POST, "restart") => match read::<Restart>(if body.is_empty() { b"{}" } else { body }) {
+        (&Method::POST, "restart") => match read::<RestartRequest>(if body.is_empty() { b"{}" } else { body }) {
             Ok(restart) => {
                 server.restart(restart.for_ms.map(Duration::from_millis), spare).await;
                 Ok(json!({}))
@@ -80,7 +80,7 @@ fn read<T: for<'de> Deserialize<'de>>(body: &[u8]) -> Result<T, String> {
 }
 
 /// `{"name": number or text}`; text stands on the page as it is.
-fn lies_of(value: &Value) -> Result<Lies, String> {
+fn lies_of(value: &Value) -> Result<MetricOverrides, String> {
     let object = value.as_object().ok_or("An object of names and values is expected.")?;
     let lie = |(name, value): (&String, &Value)| match value {
         Value::String(text) => Ok((name.clone(), text.clone())),
@@ -91,7 +91,7 @@ fn lies_of(value: &Value) -> Result<Lies, String> {
 }
 
 /// The control listener: `GET /servers` lists addresses, `/servers/<host:port>/<order>` is `/admin/<order>` of that server.
-pub(super) async fn serve(listener: TcpListener, servers: Vec<Arc<Server>>) -> std::io::Result<()> {
+pub(super) async fn serve(listener: TcpListener, servers: Vec<Arc<ModelServerState>>) -> std::io::Result<()> {
     let router = Router::new()
         .route("/servers", axum::routing::get(list))
         .route("/servers/{address}/{action}", axum::routing::any(one))
@@ -99,12 +99,12 @@ pub(super) async fn serve(listener: TcpListener, servers: Vec<Arc<Server>>) -> s
     axum::serve(listener, router).await
 }
 
-async fn list(State(servers): State<Arc<Vec<Arc<Server>>>>) -> Response<Body> {
+async fn list(State(servers): State<Arc<Vec<Arc<ModelServerState>>>>) -> Response<Body> {
     json_reply(&json!(servers.iter().map(|server| server.address.to_string()).collect::<Vec<_>>()))
 }
 
 async fn one(
-    State(servers): State<Arc<Vec<Arc<Server>>>>,
+    State(servers): State<Arc<Vec<Arc<ModelServerState>>>>,
     Path((address, action)): Path<(String, String)>,
     method: Method,
     body: Bytes,
@@ -119,17 +119,17 @@ async fn one(
     }
 }
 
-impl Server {
+impl ModelServerState {
     /// Puts a fault in force, or ends all of them.
-    pub(super) async fn order(&self, fault: Fault, spare: Option<u64>) {
+    pub(super) async fn order(&self, fault: ServerFault, spare: Option<u64>) {
         match fault.mode {
             FaultMode::None => {
                 self.faults().clear();
-                self.tell_socket(Order::Open).await;
+                self.tell_socket(SocketCommand::Open).await;
             }
             FaultMode::Refuse => {
                 let reopen_after = fault.for_ms.map(Duration::from_millis);
-                self.tell_socket(Order::Close { reopen_after, spare }).await;
+                self.tell_socket(SocketCommand::Close { reopen_after, spare }).await;
             }
             _ => self.faults().order(fault, Instant::now()),
         }
@@ -139,8 +139,8 @@ impl Server {
     pub(super) async fn restart(&self, down: Option<Duration>, spare: Option<u64>) {
         self.engine.restart();
         self.tell_socket(match down {
-            Some(_) => Order::Close { reopen_after: down, spare },
-            None => Order::ResetAll { spare },
+            Some(_) => SocketCommand::Close { reopen_after: down, spare },
+            None => SocketCommand::ResetAll { spare },
         })
         .await;
     }

@@ -15,7 +15,7 @@ pub(super) type BlockId = u32;
 const NIL: BlockId = BlockId::MAX;
 
 #[derive(Clone, Copy, Debug)]
-struct Block {
+struct KvBlock {
     users: u32,
     hash: Option<BlockHash>,
     prev: BlockId,
@@ -25,7 +25,7 @@ struct Block {
 /// The pool. Blocks come into being at first use: never-used ones are the oldest of the free list anyway, and idle engines stay small.
 #[derive(Debug)]
 pub(super) struct KvBlocks {
-    blocks: Vec<Block>,
+    blocks: Vec<KvBlock>,
     total: u32,
     free_listed: u32,
     head: BlockId,
@@ -64,7 +64,7 @@ impl KvBlocks {
     /// A block with nothing in it, or `None` when all are used.
     pub(super) fn allocate(&mut self) -> Option<BlockId> {
         if (self.blocks.len() as u32) < self.total {
-            self.blocks.push(Block { users: 1, hash: None, prev: NIL, next: NIL });
+            self.blocks.push(KvBlock { users: 1, hash: None, prev: NIL, next: NIL });
             return Some(self.blocks.len() as u32 - 1);
         }
         if self.head == NIL {
@@ -97,11 +97,11 @@ impl KvBlocks {
         }
     }
 
-    fn block(&self, id: BlockId) -> &Block {
+    fn block(&self, id: BlockId) -> &KvBlock {
         &self.blocks[id as usize]
     }
 
-    fn block_mut(&mut self, id: BlockId) -> &mut Block {
+    fn block_mut(&mut self, id: BlockId) -> &mut KvBlock {
         &mut self.blocks[id as usize]
     }
 
@@ -118,7 +118,7 @@ impl KvBlocks {
     }
 
     fn unlink(&mut self, id: BlockId) {
-        let Block { prev, next, .. } = *self.block(id);
+        let KvBlock { prev, next, .. } = *self.block(id);
         if prev == NIL {
             self.head = next;
         } else {

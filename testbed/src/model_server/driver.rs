@@ -11,8 +11,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
-use super::engine::{Engine, EngineConfig, Event, Finish, Load, Sequence, SequenceId};
-use super::stats::{Asked, Stats};
+use super::engine::{FinishReason, ModelEngine, ModelEngineConfig, ModelEngineLoad, ModelSequence, SequenceEvent, SequenceId};
+use super::stats::{EngineStats, RequestParameters};
 
 /// Series of `lora_requests_info` kept: real pages keep one per combination ever seen, readers must take the newest.
 const LORA_SERIES_MAX: usize = 8;
@@ -23,7 +23,7 @@ const SPEED_MAX: f64 = 1e6;
 
 /// What a request hears from the engine about its `index`th sequence.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Output {
+pub(super) struct SequenceOutput {
     pub index: usize,
     pub kind: OutputKind,
 }
@@ -32,25 +32,25 @@ pub(super) struct Output {
 pub(super) enum OutputKind {
     Admitted { cached_tokens: u32 },
     Token,
-    Finished(Finish),
+    Finished(FinishReason),
 }
 
 /// Everything a metrics page or a state report needs, taken at one moment.
 #[derive(Clone, Debug)]
-pub(super) struct Report {
-    pub load: Load,
+pub(super) struct EngineReport {
+    pub load: ModelEngineLoad,
     pub preemptions: u64,
     pub lora_loads: u64,
-    pub stats: Stats,
+    pub stats: EngineStats,
     /// (running adapters, waiting adapters) -> seconds since the epoch.
     pub lora_series: BTreeMap<[String; 2], f64>,
 }
 
 #[derive(Debug)]
-enum Command {
-    Submit { sequences: Vec<(SequenceId, Sequence)>, asked: Asked, outputs: mpsc::UnboundedSender<Output> },
+enum DriverCommand {
+    Submit { sequences: Vec<(SequenceId, ModelSequence)>, asked: RequestParameters, outputs: mpsc::UnboundedSender<SequenceOutput> },
     Abort(Vec<SequenceId>),
-    Report(oneshot::Sender<Report>),
+    Report(oneshot::Sender<EngineReport>),
     Slow(f64),
     Restart,
 }
@@ -58,22 +58,22 @@ enum Command {
 /// A handle to the task; it ends with its last handle.
 #[derive(Clone, Debug)]
 pub(super) struct EngineHandle {
-    commands: mpsc::UnboundedSender<Command>,
-    load: watch::Receiver<Load>,
+    commands: mpsc::UnboundedSender<DriverCommand>,
+    load: watch::Receiver<ModelEngineLoad>,
     next_id: Arc<AtomicU64>,
 }
 
 /// Sequences of one request. Dropping it aborts those still running, as a client that goes away does.
-pub(super) struct Generation {
-    outputs: mpsc::UnboundedReceiver<Output>,
-    commands: mpsc::UnboundedSender<Command>,
+pub(super) struct GenerationHandle {
+    outputs: mpsc::UnboundedReceiver<SequenceOutput>,
+    commands: mpsc::UnboundedSender<DriverCommand>,
     ids: Vec<SequenceId>,
     open: usize,
 }
 
-impl Generation {
+impl GenerationHandle {
     /// The next output; `None` once all sequences have ended, or the engine was restarted.
-    pub(super) async fn next(&mut self) -> Option<Output> {
+    pub(super) async fn next(&mut self) -> Option<SequenceOutput> {
         if self.open == 0 {
             return None;
         }
@@ -87,28 +87,28 @@ impl Generation {
     }
 }
 
-impl Drop for Generation {
+impl Drop for GenerationHandle {
     fn drop(&mut self) {
         if self.open > 0 {
-            let _ = self.commands.send(Command::Abort(std::mem::take(&mut self.ids))); // no task left: nothing to abort
+            let _ = self.commands.send(DriverCommand::Abort(std::mem::take(&mut self.ids))); // no task left: nothing to abort
         }
     }
 }
 
 impl EngineHandle {
-    /// Starts the task. `adapters` are the names behind [`Sequence::adapter`].
-    pub(super) fn spawn(config: EngineConfig, speed: f64, adapters: Vec<String>) -> Self {
+    /// Starts the task. `adapters` are the names behind [`ModelSequence::adapter`].
+    pub(super) fn spawn(config: ModelEngineConfig, speed: f64, adapters: Vec<String>) -> Self {
         let speed = if speed > 0.0 { speed.clamp(SPEED_MIN, SPEED_MAX) } else { 0.0 };
         let (commands, inbox) = mpsc::unbounded_channel();
-        let (load_out, load) = watch::channel(Load::default());
-        let driver = Driver {
-            engine: Engine::new(config.clone()),
+        let (load_out, load) = watch::channel(ModelEngineLoad::default());
+        let driver = EngineDriver {
+            engine: ModelEngine::new(config.clone()),
             config,
             speed,
             adapters,
             epoch: Instant::now(),
             now_ms: 0.0,
-            stats: Stats::new(unix_seconds(), ms_scale(speed)),
+            stats: EngineStats::new(unix_seconds(), ms_scale(speed)),
             requests: HashMap::new(),
             lora_series: BTreeMap::new(),
             load: load_out,
@@ -117,54 +117,54 @@ impl EngineHandle {
         Self { commands, load, next_id: Arc::default() }
     }
 
-    pub(super) fn load(&self) -> Load {
+    pub(super) fn load(&self) -> ModelEngineLoad {
         *self.load.borrow()
     }
 
-    pub(super) fn submit(&self, sequences: Vec<Sequence>, asked: Asked) -> Generation {
+    pub(super) fn submit(&self, sequences: Vec<ModelSequence>, asked: RequestParameters) -> GenerationHandle {
         let (sender, outputs) = mpsc::unbounded_channel();
         let first = self.next_id.fetch_add(sequences.len() as u64, Ordering::Relaxed);
         let sequences: Vec<_> = (first..).map(SequenceId).zip(sequences).collect();
         let ids: Vec<_> = sequences.iter().map(|(id, _)| *id).collect();
         let open = ids.len();
-        let _ = self.commands.send(Command::Submit { sequences, asked, outputs: sender }); // no task: `next` ends at once
-        Generation { outputs, commands: self.commands.clone(), ids, open }
+        let _ = self.commands.send(DriverCommand::Submit { sequences, asked, outputs: sender }); // no task: `next` ends at once
+        GenerationHandle { outputs, commands: self.commands.clone(), ids, open }
     }
 
     /// `None` if the task is gone.
-    pub(super) async fn report(&self) -> Option<Report> {
+    pub(super) async fn report(&self) -> Option<EngineReport> {
         let (sender, report) = oneshot::channel();
-        self.commands.send(Command::Report(sender)).ok()?;
+        self.commands.send(DriverCommand::Report(sender)).ok()?;
         report.await.ok()
     }
 
     /// From the next step on, steps take so many times as long as measured.
     pub(super) fn slow_down(&self, slowdown: f64) {
-        let _ = self.commands.send(Command::Slow(slowdown)); // no task: nothing to slow down
+        let _ = self.commands.send(DriverCommand::Slow(slowdown)); // no task: nothing to slow down
     }
 
     /// Forgets everything but its speed: queue, KV memory, counters, start time.
     pub(super) fn restart(&self) {
-        let _ = self.commands.send(Command::Restart); // no task: nothing to forget
+        let _ = self.commands.send(DriverCommand::Restart); // no task: nothing to forget
     }
 }
 
-struct Driver {
-    engine: Engine,
-    config: EngineConfig,
+struct EngineDriver {
+    engine: ModelEngine,
+    config: ModelEngineConfig,
     speed: f64,
     adapters: Vec<String>,
     epoch: Instant,
     /// Engine time of the last thing that happened.
     now_ms: f64,
-    stats: Stats,
-    requests: HashMap<SequenceId, (usize, u32, mpsc::UnboundedSender<Output>)>,
+    stats: EngineStats,
+    requests: HashMap<SequenceId, (usize, u32, mpsc::UnboundedSender<SequenceOutput>)>,
     lora_series: BTreeMap<[String; 2], f64>,
-    load: watch::Sender<Load>,
+    load: watch::Sender<ModelEngineLoad>,
 }
 
-impl Driver {
-    async fn run(mut self, mut inbox: mpsc::UnboundedReceiver<Command>) {
+impl EngineDriver {
+    async fn run(mut self, mut inbox: mpsc::UnboundedReceiver<DriverCommand>) {
         loop {
             let wake = self.engine.next_event_ms().map(|at_ms| self.wall(at_ms));
             tokio::select! {
@@ -199,25 +199,25 @@ impl Driver {
         }
     }
 
-    fn handle(&mut self, command: Command) {
+    fn handle(&mut self, command: DriverCommand) {
         match command {
-            Command::Submit { sequences, asked, outputs } => {
-                self.stats.asked(asked);
+            DriverCommand::Submit { sequences, asked, outputs } => {
+                self.stats.record_parameters(asked);
                 for (index, (id, sequence)) in sequences.into_iter().enumerate() {
                     self.requests.insert(id, (index, sequence.prompt_tokens, outputs.clone()));
                     self.engine.submit(self.now_ms, id, sequence);
                 }
             }
-            Command::Abort(ids) => {
+            DriverCommand::Abort(ids) => {
                 for id in ids {
                     if let Some(event) = self.engine.abort(self.now_ms, id) {
                         self.tell(&event);
                     }
                 }
             }
-            Command::Report(reply) => {
+            DriverCommand::Report(reply) => {
                 self.note_adapters();
-                let _ = reply.send(Report {
+                let _ = reply.send(EngineReport {
                     load: self.engine.load(),
                     preemptions: self.engine.preemptions(),
                     lora_loads: self.engine.lora_loads(),
@@ -225,34 +225,34 @@ impl Driver {
                     lora_series: self.lora_series.clone(),
                 }); // the asker left
             }
-            Command::Slow(slowdown) => {
+            DriverCommand::Slow(slowdown) => {
                 self.config.slowdown = slowdown;
                 self.engine.set_slowdown(slowdown);
             }
-            Command::Restart => {
+            DriverCommand::Restart => {
                 // Two restarts within the clock's resolution still are two processes.
                 let started_at = unix_seconds().max(self.stats.started_at + 0.01);
-                self.engine = Engine::new(self.config.clone());
-                self.stats = Stats::new(started_at, ms_scale(self.speed));
+                self.engine = ModelEngine::new(self.config.clone());
+                self.stats = EngineStats::new(started_at, ms_scale(self.speed));
                 self.requests.clear();
                 self.lora_series.clear();
             }
         }
     }
 
-    fn tell(&mut self, event: &Event) {
+    fn tell(&mut self, event: &SequenceEvent) {
         self.stats.record(event);
         let (id, kind) = match *event {
-            Event::Stepped { .. } => return,
-            Event::Admitted { id, cached_tokens } => (id, OutputKind::Admitted { cached_tokens }),
-            Event::Token { id, .. } => (id, OutputKind::Token),
-            Event::Finished { id, finish, .. } => (id, OutputKind::Finished(finish)),
+            SequenceEvent::Stepped { .. } => return,
+            SequenceEvent::Admitted { id, cached_tokens } => (id, OutputKind::Admitted { cached_tokens }),
+            SequenceEvent::Token { id, .. } => (id, OutputKind::Token),
+            SequenceEvent::Finished { id, finish, .. } => (id, OutputKind::Finished(finish)),
         };
         if let Some((index, prompt_tokens, outputs)) = self.requests.get(&id) {
             if let OutputKind::Admitted { cached_tokens } = kind {
                 self.stats.admitted(*prompt_tokens, cached_tokens);
             }
-            let _ = outputs.send(Output { index: *index, kind }); // the client left: its abort is on the way
+            let _ = outputs.send(SequenceOutput { index: *index, kind }); // the client left: its abort is on the way
         }
         if matches!(kind, OutputKind::Finished(_)) {
             self.requests.remove(&id);

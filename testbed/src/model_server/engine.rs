@@ -6,19 +6,19 @@
 //! ```
 //! A step serves running sequences in order of admission, one token each or the next chunk of their prompt, then admits from the queue
 //! while token budget, sequence slots and blocks last. When a running sequence needs a block and none is free, the newest running one is
-//! preempted. What a step computed is known at its end: [`Engine::step`] ends the step in flight and starts the next.
+//! preempted. What a step computed is known at its end: [`ModelEngine::step`] ends the step in flight and starts the next.
 
 use std::collections::{HashMap, VecDeque};
 
 use super::blocks::{BLOCK_TOKENS, BlockHash, BlockId, KvBlocks};
-use super::lora::{Adapter, LoraSlots};
-use super::step_time::{Batch, StepTimes};
+use super::lora::{AdapterIndex, LoraSlots};
+use super::step_time::{ModelBatch, StepTimes};
 
 /// HTTP, tokenising and IPC before the engine sees a request, ms: idle TTFT of a real engine is about 7 ms above its first step.
 const REQUEST_OVERHEAD_MS: f64 = 7.0;
 
 #[derive(Clone, Debug)]
-pub(super) struct EngineConfig {
+pub(super) struct ModelEngineConfig {
     pub step_times: StepTimes,
     pub kv_blocks: u32,
     /// Token budget of a step, at least `sequences_max`.
@@ -36,7 +36,7 @@ pub(super) struct SequenceId(pub u64);
 
 /// Why a sequence ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Finish {
+pub(super) enum FinishReason {
     Stop,
     Length,
     Abort,
@@ -44,19 +44,19 @@ pub(super) enum Finish {
 
 /// One prompt to continue.
 #[derive(Clone, Debug)]
-pub(super) struct Sequence {
+pub(super) struct ModelSequence {
     pub prompt_tokens: u32,
     /// How many tokens it will generate; 0 ends it with its prefill (embeddings).
     pub output_tokens: u32,
-    pub finish: Finish,
+    pub finish: FinishReason,
     /// Hashes of the full blocks of prompt and output.
     pub hashes: Vec<BlockHash>,
-    pub adapter: Option<Adapter>,
+    pub adapter: Option<AdapterIndex>,
 }
 
 /// When things happened to a sequence, in engine ms.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Timeline {
+pub(super) struct SequenceTimeline {
     pub arrived_ms: f64,
     pub queued_ms: f64,
     pub admitted_ms: f64,
@@ -65,7 +65,7 @@ pub(super) struct Timeline {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Event {
+pub(super) enum SequenceEvent {
     /// A step ended that computed so many tokens.
     Stepped {
         tokens: u32,
@@ -83,33 +83,33 @@ pub(super) enum Event {
     },
     Finished {
         id: SequenceId,
-        finish: Finish,
+        finish: FinishReason,
         prompt_tokens: u32,
         generated: u32,
-        timeline: Timeline,
+        timeline: SequenceTimeline,
         at_ms: f64,
     },
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Load {
+pub(super) struct ModelEngineLoad {
     pub running: usize,
     pub waiting: usize,
     pub kv_usage: f64,
 }
 
 #[derive(Debug)]
-struct State {
-    sequence: Sequence,
+struct SequenceState {
+    sequence: ModelSequence,
     blocks: Vec<BlockId>,
     /// Tokens whose KV is there, or is being computed by the step in flight.
     computed: u32,
     generated: u32,
     admitted: bool,
-    timeline: Timeline,
+    timeline: SequenceTimeline,
 }
 
-impl State {
+impl SequenceState {
     /// Tokens that must be in KV before the next one can be generated.
     fn target(&self) -> u32 {
         self.sequence.prompt_tokens + self.generated
@@ -121,7 +121,7 @@ impl State {
 }
 
 #[derive(Debug)]
-struct Step {
+struct ModelEngineStep {
     ends_ms: f64,
     tokens: u32,
     /// Sequences whose next token this step yields.
@@ -129,30 +129,30 @@ struct Step {
 }
 
 /// What is left to hand out while a step is put together.
-struct Plan {
+struct StepPlan {
     budget: u32,
-    batch: Batch,
+    batch: ModelBatch,
     yields: Vec<SequenceId>,
     loads: u32,
     preempted: bool,
 }
 
 #[derive(Debug)]
-pub(super) struct Engine {
-    config: EngineConfig,
+pub(super) struct ModelEngine {
+    config: ModelEngineConfig,
     blocks: KvBlocks,
     loras: LoraSlots,
-    sequences: HashMap<SequenceId, State>,
+    sequences: HashMap<SequenceId, SequenceState>,
     arriving: VecDeque<(f64, SequenceId)>,
     waiting: VecDeque<SequenceId>,
     running: Vec<SequenceId>,
-    step: Option<Step>,
+    step: Option<ModelEngineStep>,
     preemptions: u64,
     lora_loads: u64,
 }
 
-impl Engine {
-    pub(super) fn new(config: EngineConfig) -> Self {
+impl ModelEngine {
+    pub(super) fn new(config: ModelEngineConfig) -> Self {
         Self {
             blocks: KvBlocks::new(config.kv_blocks),
             loras: LoraSlots::new(config.lora_slots),
@@ -167,8 +167,8 @@ impl Engine {
         }
     }
 
-    pub(super) fn load(&self) -> Load {
-        Load { running: self.running.len(), waiting: self.waiting.len(), kv_usage: self.blocks.usage() }
+    pub(super) fn load(&self) -> ModelEngineLoad {
+        ModelEngineLoad { running: self.running.len(), waiting: self.waiting.len(), kv_usage: self.blocks.usage() }
     }
 
     /// From the next step on.
@@ -186,9 +186,9 @@ impl Engine {
     }
 
     /// Adapters of running and of waiting sequences, each once.
-    pub(super) fn adapters(&self) -> [Vec<Adapter>; 2] {
+    pub(super) fn adapters(&self) -> [Vec<AdapterIndex>; 2] {
         let of = |ids: &mut dyn Iterator<Item = &SequenceId>| {
-            let mut adapters: Vec<Adapter> = ids.filter_map(|id| self.sequences.get(id)?.sequence.adapter).collect();
+            let mut adapters: Vec<AdapterIndex> = ids.filter_map(|id| self.sequences.get(id)?.sequence.adapter).collect();
             adapters.sort_unstable();
             adapters.dedup();
             adapters
@@ -197,18 +197,18 @@ impl Engine {
     }
 
     /// Takes a sequence in. The caller keeps prompt and output within the KV memory and `id` unique.
-    pub(super) fn submit(&mut self, now_ms: f64, id: SequenceId, sequence: Sequence) {
-        let timeline = Timeline { arrived_ms: now_ms, ..Timeline::default() };
-        let state = State { sequence, blocks: Vec::new(), computed: 0, generated: 0, admitted: false, timeline };
+    pub(super) fn submit(&mut self, now_ms: f64, id: SequenceId, sequence: ModelSequence) {
+        let timeline = SequenceTimeline { arrived_ms: now_ms, ..SequenceTimeline::default() };
+        let state = SequenceState { sequence, blocks: Vec::new(), computed: 0, generated: 0, admitted: false, timeline };
         self.sequences.insert(id, state);
         self.arriving.push_back((now_ms + REQUEST_OVERHEAD_MS, id));
     }
 
     /// Ends a sequence now; `None` when it has ended before.
-    pub(super) fn abort(&mut self, now_ms: f64, id: SequenceId) -> Option<Event> {
+    pub(super) fn abort(&mut self, now_ms: f64, id: SequenceId) -> Option<SequenceEvent> {
         self.arriving.retain(|(_, other)| *other != id);
         self.waiting.retain(|other| *other != id);
-        self.finish(now_ms, id, Some(Finish::Abort))
+        self.finish(now_ms, id, Some(FinishReason::Abort))
     }
 
     /// When [`Self::step`] has something to do; `None` while idle.
@@ -220,7 +220,7 @@ impl Engine {
     }
 
     /// Ends the step in flight if it is over at `now_ms`, and starts the next one if there is work.
-    pub(super) fn step(&mut self, now_ms: f64) -> Vec<Event> {
+    pub(super) fn step(&mut self, now_ms: f64) -> Vec<SequenceEvent> {
         let mut events = Vec::new();
         if let Some(step) = self.step.take_if(|step| step.ends_ms <= now_ms) {
             self.end(now_ms, step, &mut events);
@@ -237,8 +237,8 @@ impl Engine {
         events
     }
 
-    fn end(&mut self, now_ms: f64, step: Step, events: &mut Vec<Event>) {
-        events.push(Event::Stepped { tokens: step.tokens });
+    fn end(&mut self, now_ms: f64, step: ModelEngineStep, events: &mut Vec<SequenceEvent>) {
+        events.push(SequenceEvent::Stepped { tokens: step.tokens });
         for id in step.yields {
             let Some(state) = self.sequences.get_mut(&id) else { continue }; // aborted meanwhile
             let first = state.generated == 0;
@@ -250,7 +250,7 @@ impl Engine {
             }
             if state.sequence.output_tokens > 0 {
                 state.generated += 1;
-                events.push(Event::Token { id, first, since_ms });
+                events.push(SequenceEvent::Token { id, first, since_ms });
             }
             if state.generated >= state.sequence.output_tokens {
                 events.extend(self.finish(now_ms, id, None));
@@ -258,11 +258,11 @@ impl Engine {
         }
     }
 
-    fn finish(&mut self, now_ms: f64, id: SequenceId, finish: Option<Finish>) -> Option<Event> {
+    fn finish(&mut self, now_ms: f64, id: SequenceId, finish: Option<FinishReason>) -> Option<SequenceEvent> {
         let state = self.sequences.remove(&id)?;
         self.blocks.release(&state.blocks);
         self.running.retain(|other| *other != id);
-        Some(Event::Finished {
+        Some(SequenceEvent::Finished {
             id,
             finish: finish.unwrap_or(state.sequence.finish),
             prompt_tokens: state.sequence.prompt_tokens,
@@ -272,9 +272,9 @@ impl Engine {
         })
     }
 
-    fn start(&mut self, now_ms: f64, events: &mut Vec<Event>) {
+    fn start(&mut self, now_ms: f64, events: &mut Vec<SequenceEvent>) {
         let mut plan =
-            Plan { budget: self.config.batch_tokens_max, batch: Batch::default(), yields: Vec::new(), loads: 0, preempted: false };
+            StepPlan { budget: self.config.batch_tokens_max, batch: ModelBatch::default(), yields: Vec::new(), loads: 0, preempted: false };
         self.plan_running(&mut plan);
         if !plan.preempted {
             self.plan_waiting(now_ms, &mut plan, events);
@@ -284,10 +284,10 @@ impl Engine {
         }
         self.lora_loads += u64::from(plan.loads);
         let step_ms = self.config.slowdown * self.config.step_times.step_ms(&plan.batch) + f64::from(plan.loads) * self.config.lora_load_ms;
-        self.step = Some(Step { ends_ms: now_ms + step_ms, tokens: plan.batch.tokens(), yields: plan.yields });
+        self.step = Some(ModelEngineStep { ends_ms: now_ms + step_ms, tokens: plan.batch.tokens(), yields: plan.yields });
     }
 
-    fn plan_running(&mut self, plan: &mut Plan) {
+    fn plan_running(&mut self, plan: &mut StepPlan) {
         let mut next = 0;
         while let Some(&id) = self.running.get(next) {
             let Some(state) = self.sequences.get(&id) else { return };
@@ -304,7 +304,7 @@ impl Engine {
     }
 
     /// Gives `id` so many blocks, preempting from the end of the running list while there are too few. False if `id` itself had to go.
-    fn grow(&mut self, id: SequenceId, blocks: u32, plan: &mut Plan) -> bool {
+    fn grow(&mut self, id: SequenceId, blocks: u32, plan: &mut StepPlan) -> bool {
         while self.blocks.free() < blocks {
             let Some(victim) = self.running.pop() else { return false };
             plan.preempted = true;
@@ -326,7 +326,7 @@ impl Engine {
     }
 
     /// Counts `tokens` more of `id` into the step. Full blocks are findable at once, as in vLLM: later ones of this very step share them.
-    fn advance(&mut self, id: SequenceId, tokens: u32, plan: &mut Plan) {
+    fn advance(&mut self, id: SequenceId, tokens: u32, plan: &mut StepPlan) {
         let Some(state) = self.sequences.get_mut(&id) else { return };
         if state.generated > 0 && tokens == 1 {
             plan.batch.add_decode(state.computed);
@@ -345,7 +345,7 @@ impl Engine {
         }
     }
 
-    fn plan_waiting(&mut self, now_ms: f64, plan: &mut Plan, events: &mut Vec<Event>) {
+    fn plan_waiting(&mut self, now_ms: f64, plan: &mut StepPlan, events: &mut Vec<SequenceEvent>) {
         let [mut active, _] = if self.config.lora_slots > 0 { self.adapters() } else { Default::default() };
         let mut passed_over = Vec::new();
         while plan.budget > 0 && self.running.len() < self.config.sequences_max {
@@ -374,7 +374,7 @@ impl Engine {
 
     /// Finds the cached prefix, takes the blocks for the first chunk and moves `id` to the running list; the chunk's size, or `None` when
     /// the blocks do not suffice.
-    fn admit(&mut self, now_ms: f64, id: SequenceId, budget: u32, events: &mut Vec<Event>) -> Option<u32> {
+    fn admit(&mut self, now_ms: f64, id: SequenceId, budget: u32, events: &mut Vec<SequenceEvent>) -> Option<u32> {
         let state = self.sequences.get_mut(&id)?;
         // The last token is always computed: its logits give the next one.
         let usable = ((state.target() - 1) / BLOCK_TOKENS) as usize;
@@ -394,7 +394,7 @@ impl Engine {
         if !state.admitted {
             state.admitted = true;
             state.timeline.admitted_ms = now_ms;
-            events.push(Event::Admitted { id, cached_tokens });
+            events.push(SequenceEvent::Admitted { id, cached_tokens });
         }
         self.running.push(id);
         Some(tokens)

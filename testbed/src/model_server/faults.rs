@@ -52,7 +52,7 @@ impl FaultPaths {
 /// A fault as it is ordered: `{"mode":"status","status":503,"count":2}`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Fault {
+pub struct ServerFault {
     /// What happens.
     pub mode: FaultMode,
     /// `status` only; 503 unless said.
@@ -72,7 +72,7 @@ pub struct Fault {
     pub paths: FaultPaths,
 }
 
-impl Fault {
+impl ServerFault {
     /// A fault of this mode with nothing else said.
     pub fn new(mode: FaultMode) -> Self {
         Self {
@@ -90,22 +90,22 @@ impl Fault {
 
 /// The faults in force: one for each kind of path.
 #[derive(Debug, Default)]
-pub(super) struct Faults {
-    active: BTreeMap<FaultPaths, (Fault, Option<Instant>)>,
+pub(super) struct FaultTable {
+    active: BTreeMap<FaultPaths, (ServerFault, Option<Instant>)>,
 }
 
-impl Faults {
+impl FaultTable {
     pub(super) fn clear(&mut self) {
         self.active.clear();
     }
 
-    pub(super) fn order(&mut self, fault: Fault, now: Instant) {
+    pub(super) fn order(&mut self, fault: ServerFault, now: Instant) {
         let until = fault.for_ms.map(|for_ms| now + Duration::from_millis(for_ms));
         self.active.insert(fault.paths, (fault, until));
     }
 
     /// The fault that hits this request, which counts as hit.
-    pub(super) fn hit(&mut self, path: &str, now: Instant) -> Option<Fault> {
+    pub(super) fn hit(&mut self, path: &str, now: Instant) -> Option<ServerFault> {
         self.active.retain(|_, (fault, until)| fault.count != Some(0) && until.is_none_or(|until| now < until));
         let (fault, _) = self.active.values_mut().find(|(fault, _)| fault.paths.hit(path))?;
         if let Some(count) = &mut fault.count {
@@ -114,7 +114,7 @@ impl Faults {
         Some(fault.clone())
     }
 
-    pub(super) fn list(&self) -> Vec<&Fault> {
+    pub(super) fn list(&self) -> Vec<&ServerFault> {
         self.active.values().map(|(fault, _)| fault).filter(|fault| fault.count != Some(0)).collect()
     }
 }
@@ -125,18 +125,18 @@ mod tests {
 
     #[test]
     fn a_fault_ends_by_count_by_time_and_by_order() {
-        let (mut faults, now) = (Faults::default(), Instant::now());
-        faults.order(Fault { count: Some(2), ..Fault::new(FaultMode::Hang) }, now);
-        faults.order(Fault { for_ms: Some(50), paths: FaultPaths::Metrics, ..Fault::new(FaultMode::Status) }, now);
+        let (mut faults, now) = (FaultTable::default(), Instant::now());
+        faults.order(ServerFault { count: Some(2), ..ServerFault::new(FaultMode::Hang) }, now);
+        faults.order(ServerFault { for_ms: Some(50), paths: FaultPaths::Metrics, ..ServerFault::new(FaultMode::Status) }, now);
         let hits =
-            |faults: &mut Faults, path: &str, at_ms: u64| faults.hit(path, now + Duration::from_millis(at_ms)).map(|fault| fault.mode);
+            |faults: &mut FaultTable, path: &str, at_ms: u64| faults.hit(path, now + Duration::from_millis(at_ms)).map(|fault| fault.mode);
         assert_eq!(hits(&mut faults, "/health", 0), None);
         assert_eq!(hits(&mut faults, "/v1/models", 0), Some(FaultMode::Hang));
         assert_eq!(hits(&mut faults, "/anything", 0), Some(FaultMode::Hang));
         assert_eq!(hits(&mut faults, "/anything", 0), None);
         assert_eq!(hits(&mut faults, "/metrics", 49), Some(FaultMode::Status));
         assert_eq!(hits(&mut faults, "/metrics", 50), None);
-        faults.order(Fault::new(FaultMode::Hang), now);
+        faults.order(ServerFault::new(FaultMode::Hang), now);
         faults.clear();
         assert_eq!(hits(&mut faults, "/v1/models", 0), None);
     }

@@ -16,15 +16,15 @@ use hyper::body::Incoming;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::driver::{Generation, Output, OutputKind};
-use super::engine::{Finish, Sequence};
-use super::faults::{Fault, FaultMode};
-use super::reply::{Choice, Reply};
-use super::request::{Api, ApiError, Inference};
-use super::socket::Connection;
-use super::stats::Asked;
-use super::text::{self, Rng};
-use super::{Server, admin, metrics};
+use super::driver::{GenerationHandle, OutputKind, SequenceOutput};
+use super::engine::{FinishReason, ModelSequence};
+use super::faults::{FaultMode, ServerFault};
+use super::reply::{ModelReply, ReplyChoice};
+use super::request::{ApiError, InferenceRequest, ModelApi};
+use super::socket::ServedConnection;
+use super::stats::RequestParameters;
+use super::text::{self, TextRng};
+use super::{ModelServerState, admin, metrics};
 
 /// Above the largest body a filter lets through (a 1M-token prompt is 4 to 8 MB), below what would hurt the machine.
 const BODY_BYTES_MAX: usize = 128 << 20;
@@ -47,7 +47,7 @@ const PARTIAL_FRAME: &[u8] = &[0, 0, 64, 1, 4, 0, 0, 0, 1, 0x88, 0x5f, 0x8b];
 
 /// A request that reached the engine.
 #[derive(Clone, Debug)]
-pub(super) struct Record {
+pub(super) struct LoggedRequest {
     pub method: Method,
     pub path: String,
     pub version: Version,
@@ -57,13 +57,13 @@ pub(super) struct Record {
 
 /// What the HTTP side remembers.
 #[derive(Debug, Default)]
-pub(super) struct Log {
-    pub records: VecDeque<Record>,
+pub(super) struct RequestLog {
+    pub records: VecDeque<LoggedRequest>,
     pub requests: u64,
     pub scrapes: u64,
 }
 
-impl Log {
+impl RequestLog {
     fn note(&mut self, parts: &Parts, body_bytes: usize) {
         if parts.uri.path() == "/metrics" {
             self.scrapes += 1;
@@ -73,7 +73,7 @@ impl Log {
         if self.records.len() == RECORDS_MAX {
             self.records.pop_front();
         }
-        self.records.push_back(Record {
+        self.records.push_back(LoggedRequest {
             method: parts.method.clone(),
             path: parts.uri.path_and_query().map_or_else(String::new, ToString::to_string),
             version: parts.version,
@@ -83,7 +83,7 @@ impl Log {
     }
 }
 
-pub(super) async fn handle(server: Arc<Server>, connection: Arc<Connection>, request: Request<Incoming>) -> Response<Body> {
+pub(super) async fn handle(server: Arc<ModelServerState>, connection: Arc<ServedConnection>, request: Request<Incoming>) -> Response<Body> {
     let (parts, body) = request.into_parts();
     let Ok(body) = Limited::new(body, BODY_BYTES_MAX).collect().await else {
         return status_reply(StatusCode::PAYLOAD_TOO_LARGE, &format!("The body was cut off, or is over {BODY_BYTES_MAX} bytes."));
@@ -104,14 +104,14 @@ pub(super) async fn handle(server: Arc<Server>, connection: Arc<Connection>, req
             return served_by(&server, reply);
         }
     }
-    let exchange = Exchange { server: server.clone(), connection, trailers, cut_after };
+    let exchange = ServerExchange { server: server.clone(), connection, trailers, cut_after };
     let reply = Box::pin(exchange.answer(&parts, body)).await;
     let wants_gzip = parts.headers.get("x-gzip").is_some_and(|value| value == "1");
     served_by(&server, if wants_gzip { gzipped(reply).await } else { reply })
 }
 
 /// Does what the fault says; an answer, or none if the mode is not for requests.
-async fn fail(fault: &Fault, connection: &Connection, version: Version) -> Option<Response<Body>> {
+async fn fail(fault: &ServerFault, connection: &ServedConnection, version: Version) -> Option<Response<Body>> {
     match fault.mode {
         FaultMode::None | FaultMode::Refuse | FaultMode::ResetMidStream => return None,
         FaultMode::Hang => {}
@@ -122,7 +122,7 @@ async fn fail(fault: &Fault, connection: &Connection, version: Version) -> Optio
     std::future::pending().await
 }
 
-fn fault_reply(fault: &Fault) -> Response<Body> {
+fn fault_reply(fault: &ServerFault) -> Response<Body> {
     let status = fault.status.and_then(|status| StatusCode::from_u16(status).ok()).unwrap_or(StatusCode::SERVICE_UNAVAILABLE);
     let mut reply = match &fault.body {
         Some(body) => with_status(status, Response::new(Body::from(body.clone()))),
@@ -147,7 +147,7 @@ async fn gzipped(reply: Response<Body>) -> Response<Body> {
     Response::from_parts(parts, bytes.into())
 }
 
-fn served_by(server: &Server, mut reply: Response<Body>) -> Response<Body> {
+fn served_by(server: &ModelServerState, mut reply: Response<Body>) -> Response<Body> {
     if let Ok(address) = HeaderValue::from_str(&server.address.to_string()) {
         reply.headers_mut().insert(HeaderName::from_static("x-served-by"), address);
     }
@@ -161,7 +161,7 @@ fn with_status(status: StatusCode, mut reply: Response<Body>) -> Response<Body> 
 
 pub(super) fn status_reply(status: StatusCode, message: &str) -> Response<Body> {
     let error = ApiError { status, message: message.to_owned(), param: None };
-    with_status(status, json_reply(&error.body(Api::Chat)))
+    with_status(status, json_reply(&error.body(ModelApi::Chat)))
 }
 
 pub(super) fn json_reply(value: &Value) -> Response<Body> {
@@ -175,16 +175,16 @@ fn typed(content_type: &'static str, body: Body) -> Response<Body> {
 }
 
 /// One request on its way to an answer.
-struct Exchange {
-    server: Arc<Server>,
-    connection: Arc<Connection>,
+struct ServerExchange {
+    server: Arc<ModelServerState>,
+    connection: Arc<ServedConnection>,
     /// Of the request.
     trailers: Option<HeaderMap>,
     /// Chunks until the connection is reset.
     cut_after: Option<u32>,
 }
 
-impl Exchange {
+impl ServerExchange {
     async fn answer(self, parts: &Parts, body: Bytes) -> Response<Body> {
         let wants_echo = parts.headers.get("x-echo").is_some_and(|value| value == "1");
         match (&parts.method, parts.uri.path()) {
@@ -194,17 +194,17 @@ impl Exchange {
             (&Method::GET, "/v1/models") => json_reply(&self.server.models()),
             (&Method::POST, path)
                 if self.server.options.bare
-                    && let Some(api) = Api::of(path) =>
+                    && let Some(api) = ModelApi::of(path) =>
             {
                 self.infer_bare(api, &body).await
             }
             (&Method::POST, path)
-                if Api::of(path).is_some()
+                if ModelApi::of(path).is_some()
                     && let Some(answer) = self.server.sidecar(parts, &body).await =>
             {
                 answer
             }
-            (&Method::POST, path) if let Some(api) = Api::of(path) => match Inference::parse(api, &body, &self.server.served) {
+            (&Method::POST, path) if let Some(api) = ModelApi::of(path) => match InferenceRequest::parse(api, &body, &self.server.served) {
                 Ok(inference) => self.infer(parts, inference).await,
                 Err(error) => with_status(error.status, json_reply(&error.body(api))),
             },
@@ -231,17 +231,17 @@ impl Exchange {
         self.unstreamed(echo, HeaderMap::new()).await
     }
 
-    async fn infer(self, parts: &Parts, inference: Inference) -> Response<Body> {
+    async fn infer(self, parts: &Parts, inference: InferenceRequest) -> Response<Body> {
         let (reply, sequences) = self.server.plan(&inference);
-        if inference.api == Api::CountTokens {
-            return json_reply(&reply.whole());
+        if inference.api == ModelApi::CountTokens {
+            return json_reply(&reply.to_json());
         }
-        let asked = Asked { n: inference.n, max_tokens: inference.max_tokens.unwrap_or(self.server.served.model_len) };
+        let asked = RequestParameters { n: inference.n, max_tokens: inference.max_tokens.unwrap_or(self.server.served.model_len) };
         let mut generation = self.server.engine.submit(sequences, asked);
         // vLLM reports load on these two endpoints only.
-        let reports = matches!(inference.api, Api::Chat | Api::Completions);
+        let reports = matches!(inference.api, ModelApi::Chat | ModelApi::Completions);
         let orca = parts.headers.get("endpoint-load-metrics-format").filter(|_| reports).and_then(|format| format.to_str().ok());
-        if inference.stream && inference.api != Api::Embeddings {
+        if inference.stream && inference.api != ModelApi::Embeddings {
             let load = orca.filter(|_| self.server.options.orca_on_streams);
             let headers = self.server.orca_headers(load);
             return self.streamed(reply, generation, headers);
@@ -254,22 +254,22 @@ impl Exchange {
             return self.lost().await;
         }
         let headers = self.server.orca_headers(orca);
-        self.unstreamed(reply.whole(), headers).await
+        self.unstreamed(reply.to_json(), headers).await
     }
 
     /// The answer any prompt gets, without an engine.
-    async fn infer_bare(self, api: Api, body: &[u8]) -> Response<Body> {
+    async fn infer_bare(self, api: ModelApi, body: &[u8]) -> Response<Body> {
         let tokens = self.server.options.output_tokens_mean;
         let mut text = Vec::new();
-        text::write_tokens(&mut Rng(self.server.options.seed), tokens, &mut text);
-        let choice = Choice::new(text::token_count(body.len()), String::from_utf8_lossy(&text).into_owned());
+        text::write_tokens(&mut TextRng(self.server.options.seed), tokens, &mut text);
+        let choice = ReplyChoice::new(text::token_count(body.len()), String::from_utf8_lossy(&text).into_owned());
         let mut reply = self.server.empty_reply(api, vec![choice]);
         reply.include_usage = true;
-        let kinds = std::iter::repeat_n(OutputKind::Token, tokens as usize).chain([OutputKind::Finished(Finish::Length)]);
-        let outputs = kinds.map(|kind| Output { index: 0, kind });
+        let kinds = std::iter::repeat_n(OutputKind::Token, tokens as usize).chain([OutputKind::Finished(FinishReason::Length)]);
+        let outputs = kinds.map(|kind| SequenceOutput { index: 0, kind });
         if !wants_stream(body) {
             outputs.for_each(|output| reply.absorb(output));
-            return self.unstreamed(reply.whole(), HeaderMap::new()).await;
+            return self.unstreamed(reply.to_json(), HeaderMap::new()).await;
         }
         let mut chunks = Vec::new();
         for output in outputs {
@@ -306,8 +306,8 @@ impl Exchange {
         reply
     }
 
-    fn streamed(self, reply: Reply, generation: Generation, headers: HeaderMap) -> Response<Body> {
-        let events = Events {
+    fn streamed(self, reply: ModelReply, generation: GenerationHandle, headers: HeaderMap) -> Response<Body> {
+        let events = ReplyEvents {
             reply,
             generation,
             connection: self.connection,
@@ -334,24 +334,24 @@ fn pieces(chunk: &Bytes, bytes: usize) -> Vec<Bytes> {
     (0..chunk.len()).step_by(bytes).map(|start| chunk.slice(start..chunk.len().min(start + bytes))).collect()
 }
 
-async fn reset_after_flush<T>(connection: &Connection) -> T {
+async fn reset_after_flush<T>(connection: &ServedConnection) -> T {
     tokio::time::sleep(FLUSH).await;
     connection.reset(b"");
     std::future::pending().await
 }
 
 /// The body of a streamed reply.
-struct Events {
-    reply: Reply,
-    generation: Generation,
-    connection: Arc<Connection>,
+struct ReplyEvents {
+    reply: ModelReply,
+    generation: GenerationHandle,
+    connection: Arc<ServedConnection>,
     cut_after: Option<u32>,
     chunks_per_write: u32,
     chunk_delay: Duration,
     closed: bool,
 }
 
-impl Events {
+impl ReplyEvents {
     async fn next(&mut self) -> Option<Bytes> {
         if self.closed {
             return None;
@@ -399,7 +399,7 @@ pub(super) fn header_pairs(headers: &HeaderMap) -> Value {
     headers.iter().map(|(name, value)| json!([name.as_str(), String::from_utf8_lossy(value.as_bytes())])).collect()
 }
 
-impl Server {
+impl ModelServerState {
     async fn metrics(&self, wanted: &[String]) -> Response<Body> {
         let Some(report) = self.engine.report().await else {
             return status_reply(StatusCode::INTERNAL_SERVER_ERROR, "The engine has stopped.");
@@ -434,17 +434,17 @@ impl Server {
     }
 
     /// The empty reply, and the sequences that will fill it.
-    fn plan(&self, inference: &Inference) -> (Reply, Vec<Sequence>) {
+    fn plan(&self, inference: &InferenceRequest) -> (ModelReply, Vec<ModelSequence>) {
         let adapter_name = inference.adapter.and_then(|adapter| self.served.adapters.get(adapter));
         let salt = text::hash(0, adapter_name.map_or("", String::as_str).as_bytes());
         let salt = text::hash(salt, inference.cache_salt.as_bytes());
         let (mut choices, mut sequences) = (Vec::new(), Vec::new());
         for prompt in &inference.prompts {
             let prompt_tokens = text::token_count(prompt.len());
-            let mut rng = Rng(text::hash(self.options.seed, prompt));
+            let mut rng = TextRng(text::hash(self.options.seed, prompt));
             for _ in 0..inference.n {
-                let (output_tokens, finish) = if matches!(inference.api, Api::Embeddings | Api::CountTokens) {
-                    (0, Finish::Stop)
+                let (output_tokens, finish) = if matches!(inference.api, ModelApi::Embeddings | ModelApi::CountTokens) {
+                    (0, FinishReason::Stop)
                 } else {
                     inference.output(prompt_tokens, &mut rng, self.options.output_tokens_mean, self.served.model_len)
                 };
@@ -453,8 +453,8 @@ impl Server {
                 text::write_tokens(&mut rng, output_tokens, &mut all);
                 let hashes = text::block_hashes(salt, &all);
                 let said = String::from_utf8_lossy(&all[prompt.len()..]).into_owned();
-                choices.push(Choice::new(prompt_tokens, said));
-                sequences.push(Sequence { prompt_tokens, output_tokens, finish, hashes, adapter: inference.adapter });
+                choices.push(ReplyChoice::new(prompt_tokens, said));
+                sequences.push(ModelSequence { prompt_tokens, output_tokens, finish, hashes, adapter: inference.adapter });
             }
         }
         let mut reply = self.empty_reply(inference.api, choices);
@@ -465,8 +465,8 @@ impl Server {
         (reply, sequences)
     }
 
-    fn empty_reply(&self, api: Api, choices: Vec<Choice>) -> Reply {
-        Reply {
+    fn empty_reply(&self, api: ModelApi, choices: Vec<ReplyChoice>) -> ModelReply {
+        ModelReply {
             api,
             id: self.reply_id(api),
             created: unix_seconds(),

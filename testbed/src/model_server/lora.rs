@@ -1,12 +1,12 @@
 //! Adapter slots: which LoRA adapters sit in GPU memory, least recently used first.
 
 /// Position of the adapter in the list of those served.
-pub(super) type Adapter = usize;
+pub(super) type AdapterIndex = usize;
 
 #[derive(Debug)]
 pub(super) struct LoraSlots {
     slots: usize,
-    resident: Vec<Adapter>,
+    resident: Vec<AdapterIndex>,
 }
 
 impl LoraSlots {
@@ -16,7 +16,7 @@ impl LoraSlots {
 
     /// Makes `adapter` the most recently used; true if it had to be loaded. Those in `active` are never evicted, and the caller sees to it
     /// that they leave a slot.
-    pub(super) fn load(&mut self, adapter: Adapter, active: &[Adapter]) -> bool {
+    pub(super) fn load(&mut self, adapter: AdapterIndex, active: &[AdapterIndex]) -> bool {
         if let Some(position) = self.resident.iter().position(|&other| other == adapter) {
             self.resident.remove(position);
             self.resident.push(adapter);

@@ -6,11 +6,11 @@ use std::fmt::Write as _;
 use clap::ValueEnum;
 
 use super::blocks::BLOCK_TOKENS;
-use super::driver::Report;
-use super::stats::{HISTOGRAMS, Histogram};
+use super::driver::EngineReport;
+use super::stats::{HISTOGRAMS, StatsHistogram};
 
 /// Metric values to be told instead of the true ones, by name without the engine's prefix: the raw text of the value.
-pub type Lies = BTreeMap<String, String>;
+pub type MetricOverrides = BTreeMap<String, String>;
 
 /// The one lie that is no value: the adapters in use, as the label has them.
 const RUNNING_ADAPTERS: &str = "running_lora_adapters";
@@ -40,8 +40,8 @@ pub(super) struct PageOptions {
 }
 
 /// Prints a page. With `wanted` only samples of these names, as prometheus_client does for `?name[]=`.
-pub(super) fn page(options: &PageOptions, report: &Report, lies: &Lies, wanted: &[String]) -> String {
-    let mut page = Page { out: String::new(), wanted, lies, family: None };
+pub(super) fn page(options: &PageOptions, report: &EngineReport, lies: &MetricOverrides, wanted: &[String]) -> String {
+    let mut page = ModelPage { out: String::new(), names: wanted, lies, family: None };
     page.family("gauge", "process_start_time_seconds", "Start time of the process since unix epoch in seconds.");
     page.sample("", "", report.stats.started_at);
     match options.names {
@@ -54,7 +54,7 @@ pub(super) fn page(options: &PageOptions, report: &Report, lies: &Lies, wanted: 
 }
 
 /// The value of `endpoint-load-metrics` in the asked format (`TEXT` or `JSON`), as vLLM writes it; `None` for other formats.
-pub(super) fn orca(format: &str, kv_usage: f64, waiting: usize, lies: &Lies) -> Option<String> {
+pub(super) fn orca(format: &str, kv_usage: f64, waiting: usize, lies: &MetricOverrides) -> Option<String> {
     let value = |name: &str, value: f64| lies.get(name).cloned().unwrap_or_else(|| format!("{value:?}"));
     let metrics = [
         ("kv_cache_usage_perc", value("kv_cache_usage_perc", kv_usage)),
@@ -69,22 +69,22 @@ pub(super) fn orca(format: &str, kv_usage: f64, waiting: usize, lies: &Lies) -> 
     }
 }
 
-struct Page<'a> {
+struct ModelPage<'a> {
     out: String,
-    wanted: &'a [String],
-    lies: &'a Lies,
+    names: &'a [String],
+    lies: &'a MetricOverrides,
     /// Name of the family, and its head until a sample of it is printed.
     family: Option<(&'static str, String)>,
 }
 
-impl Page<'_> {
+impl ModelPage<'_> {
     fn family(&mut self, kind: &str, name: &'static str, help: &str) {
         self.family = Some((name, format!("# HELP {name} {help}\n# TYPE {name} {kind}\n")));
     }
 
     fn sample(&mut self, suffix: &str, labels: &str, value: f64) {
         let Some((family, head)) = &mut self.family else { return };
-        if !self.wanted.is_empty() && !self.wanted.iter().any(|name| name.strip_prefix(*family) == Some(suffix)) {
+        if !self.names.is_empty() && !self.names.iter().any(|name| name.strip_prefix(*family) == Some(suffix)) {
             return;
         }
         self.out.push_str(head);
@@ -122,7 +122,7 @@ impl Page<'_> {
         }
     }
 
-    fn histogram(&mut self, name: &'static str, help: &str, model: &str, histogram: &Histogram) {
+    fn histogram(&mut self, name: &'static str, help: &str, model: &str, histogram: &StatsHistogram) {
         self.family("histogram", name, help);
         let mut below = 0;
         let bounds = histogram.bounds.iter().copied().chain([f64::INFINITY]);
@@ -136,7 +136,7 @@ impl Page<'_> {
     }
 }
 
-fn vllm(page: &mut Page<'_>, options: &PageOptions, report: &Report) {
+fn vllm(page: &mut ModelPage<'_>, options: &PageOptions, report: &EngineReport) {
     let model = escaped(&options.model);
     let labels = format!(r#"engine="0",model_name="{model}""#);
     let (load, stats) = (&report.load, &report.stats);
@@ -196,7 +196,7 @@ fn vllm(page: &mut Page<'_>, options: &PageOptions, report: &Report) {
     vllm_info(page, options, report);
 }
 
-fn vllm_info(page: &mut Page<'_>, options: &PageOptions, report: &Report) {
+fn vllm_info(page: &mut ModelPage<'_>, options: &PageOptions, report: &EngineReport) {
     let cache = format!(
         concat!(
             r#"block_size="{}",cache_dtype="auto",calculate_kv_scales="False",cpu_kvcache_space_bytes="None",cpu_offload_gb="0","#,
@@ -221,7 +221,7 @@ fn vllm_info(page: &mut Page<'_>, options: &PageOptions, report: &Report) {
     }
 }
 
-fn sglang(page: &mut Page<'_>, options: &PageOptions, report: &Report) {
+fn sglang(page: &mut ModelPage<'_>, options: &PageOptions, report: &EngineReport) {
     let labels = format!(r#"engine_type="unified",model_name="{}",pp_rank="0",tp_rank="0""#, escaped(&options.model));
     let load = &report.load;
     page.gauge("sglang:num_running_reqs", "The number of running requests.", &labels, load.running as f64);
@@ -231,7 +231,7 @@ fn sglang(page: &mut Page<'_>, options: &PageOptions, report: &Report) {
     page.gauge("sglang:cache_config_info", "Information of the cache configuration.", &cache, 1.0);
 }
 
-fn trtllm(page: &mut Page<'_>, options: &PageOptions, report: &Report) {
+fn trtllm(page: &mut ModelPage<'_>, options: &PageOptions, report: &EngineReport) {
     let labels = format!(r#"model_name="{}""#, escaped(&options.model));
     let load = &report.load;
     page.gauge("trtllm_num_requests_running", "Number of running requests.", &labels, load.running as f64);
@@ -241,7 +241,7 @@ fn trtllm(page: &mut Page<'_>, options: &PageOptions, report: &Report) {
     page.gauge("trtllm_kv_cache_max_blocks", "KV cache blocks.", &labels, f64::from(options.kv_blocks));
 }
 
-fn triton(page: &mut Page<'_>, options: &PageOptions, report: &Report) {
+fn triton(page: &mut ModelPage<'_>, options: &PageOptions, report: &EngineReport) {
     let model = escaped(&options.model);
     let load = &report.load;
     page.family("gauge", "nv_trt_llm_request_metrics", "TRT LLM request metrics");
@@ -301,7 +301,7 @@ mod tests {
 
     #[test]
     fn orca_is_written_as_vllm_does() {
-        let lies = Lies::new();
+        let lies = MetricOverrides::new();
         assert_eq!(
             orca("TEXT", 0.5, 3, &lies).unwrap(),
             "TEXT named_metrics.kv_cache_usage_perc=0.5, named_metrics.num_requests_waiting=3.0"
@@ -311,6 +311,8 @@ mod tests {
             r#"JSON {"named_metrics": {"kv_cache_usage_perc": 0.5, "num_requests_waiting": 3.0}}"#
         );
         assert_eq!(orca("BIN", 0.5, 3, &lies), None);
-        assert!(orca("TEXT", 0.5, 3, &Lies::from([("kv_cache_usage_perc".into(), "NaN".into())])).unwrap().contains("perc=NaN,"));
+        assert!(
+            orca("TEXT", 0.5, 3, &MetricOverrides::from([("kv_cache_usage_perc".into(), "NaN".into())])).unwrap().contains("perc=NaN,")
+        );
     }
 }

@@ -5,9 +5,9 @@ use std::io::Write as _;
 
 use serde_json::{Value, json};
 
-use super::driver::{Output, OutputKind};
-use super::engine::Finish;
-use super::request::Api;
+use super::driver::{OutputKind, SequenceOutput};
+use super::engine::FinishReason;
+use super::request::ModelApi;
 use super::text::TOKEN_BYTES;
 
 /// Dimensions of an embedding: enough to look like one.
@@ -15,16 +15,16 @@ const EMBEDDING_DIMENSIONS: usize = 16;
 
 /// One sequence of a reply as it grows.
 #[derive(Clone, Debug)]
-pub(super) struct Choice {
+pub(super) struct ReplyChoice {
     pub prompt_tokens: u32,
     /// The text it will have said at its end.
     pub text: String,
     pub cached_tokens: u32,
     pub tokens: u32,
-    pub finish: Option<Finish>,
+    pub finish: Option<FinishReason>,
 }
 
-impl Choice {
+impl ReplyChoice {
     pub(super) fn new(prompt_tokens: u32, text: String) -> Self {
         Self { prompt_tokens, text, cached_tokens: 0, tokens: 0, finish: None }
     }
@@ -40,8 +40,8 @@ impl Choice {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Reply {
-    pub api: Api,
+pub(super) struct ModelReply {
+    pub api: ModelApi,
     pub id: String,
     /// Seconds since the epoch.
     pub created: u64,
@@ -50,12 +50,12 @@ pub(super) struct Reply {
     pub n: u32,
     pub include_usage: bool,
     pub continuous_usage: bool,
-    pub choices: Vec<Choice>,
+    pub choices: Vec<ReplyChoice>,
 }
 
-impl Reply {
+impl ModelReply {
     /// Takes in what the engine did. True if a stream has something to say about it.
-    fn apply(&mut self, output: Output) -> bool {
+    fn apply(&mut self, output: SequenceOutput) -> bool {
         let Some(choice) = self.choices.get_mut(output.index) else { return false };
         match output.kind {
             OutputKind::Admitted { cached_tokens } => choice.cached_tokens = cached_tokens,
@@ -65,19 +65,19 @@ impl Reply {
         !matches!(output.kind, OutputKind::Admitted { .. })
     }
 
-    pub(super) fn absorb(&mut self, output: Output) {
+    pub(super) fn absorb(&mut self, output: SequenceOutput) {
         self.apply(output);
     }
 
     /// Takes an output in and appends its events to `out`; true if there were any.
-    pub(super) fn stream(&mut self, output: Output, out: &mut Vec<u8>) -> bool {
+    pub(super) fn stream(&mut self, output: SequenceOutput, out: &mut Vec<u8>) -> bool {
         if !self.apply(output) {
             return false;
         }
         let first = matches!(output.kind, OutputKind::Token) && self.choices[output.index].tokens == 1;
         match self.api {
-            Api::Responses => self.stream_response(output, first, out),
-            Api::Messages => self.stream_message(output, first, out),
+            ModelApi::Responses => self.stream_response(output, first, out),
+            ModelApi::Messages => self.stream_message(output, first, out),
             _ => self.stream_chunk(output, first, out),
         }
         true
@@ -86,7 +86,7 @@ impl Reply {
     /// Appends the events that end a stream.
     pub(super) fn close(&self, out: &mut Vec<u8>) {
         match self.api {
-            Api::Responses | Api::Messages => {}
+            ModelApi::Responses | ModelApi::Messages => {}
             _ => {
                 if self.include_usage {
                     let mut line = self.chunk_head();
@@ -110,12 +110,12 @@ impl Reply {
     fn usage(&self) -> Value {
         let (prompt, cached, output) = self.totals();
         match self.api {
-            Api::Responses => json!({
+            ModelApi::Responses => json!({
                 "input_tokens": prompt, "input_tokens_details": {"cached_tokens": cached},
                 "output_tokens": output, "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": prompt + output,
             }),
             // Anthropic counts cached input apart.
-            Api::Messages => json!({
+            ModelApi::Messages => json!({
                 "input_tokens": prompt - cached, "cache_creation_input_tokens": 0, "cache_read_input_tokens": cached,
                 "output_tokens": output,
             }),
@@ -128,16 +128,16 @@ impl Reply {
 
     /// A chat or completion chunk up to its choices: written by hand because benches send hundreds of thousands of them.
     fn chunk_head(&self) -> String {
-        let object = if self.api == Api::Chat { "chat.completion.chunk" } else { "text_completion" };
+        let object = if self.api == ModelApi::Chat { "chat.completion.chunk" } else { "text_completion" };
         let (id, created, model) = (&self.id, self.created, Value::from(self.model.as_str()));
         format!(r#"{{"id":"{id}","object":"{object}","created":{created},"model":{model},"choices":"#)
     }
 
-    fn stream_chunk(&self, output: Output, first: bool, out: &mut Vec<u8>) {
+    fn stream_chunk(&self, output: SequenceOutput, first: bool, out: &mut Vec<u8>) {
         let head = self.chunk_head();
         let tail = if self.continuous_usage { format!(r#","usage":{}}}"#, self.usage()) } else { "}".to_owned() };
         let (index, choice) = (output.index, &self.choices[output.index]);
-        let chat = self.api == Api::Chat;
+        let chat = self.api == ModelApi::Chat;
         if first && chat {
             let line = format!(
                 r#"{head}[{{"index":{index},"delta":{{"role":"assistant","content":""}},"logprobs":null,"finish_reason":null}}]{tail}"#
@@ -156,7 +156,7 @@ impl Reply {
         event(None, &format!(r#"{head}[{{"index":{index},{delta},"logprobs":null,"finish_reason":{finish}}}]{tail}"#), out);
     }
 
-    fn stream_response(&self, output: Output, first: bool, out: &mut Vec<u8>) {
+    fn stream_response(&self, output: SequenceOutput, first: bool, out: &mut Vec<u8>) {
         let choice = &self.choices[output.index];
         let part = |text: &str| json!({"type": "output_text", "text": text, "annotations": []});
         let mut send = |kind: &str, mut fields: Value| {
@@ -184,7 +184,7 @@ impl Reply {
         send("response.completed", json!({"response": self.response("completed")}));
     }
 
-    fn stream_message(&self, output: Output, first: bool, out: &mut Vec<u8>) {
+    fn stream_message(&self, output: SequenceOutput, first: bool, out: &mut Vec<u8>) {
         let choice = &self.choices[output.index];
         let mut send = |kind: &str, fields: Value| named_event(kind, fields, out);
         if first {
@@ -206,23 +206,23 @@ impl Reply {
     }
 
     /// The whole reply as one object.
-    pub(super) fn whole(&self) -> Value {
+    pub(super) fn to_json(&self) -> Value {
         match self.api {
-            Api::Responses => self.response("completed"),
-            Api::Messages => self.message(),
-            Api::CountTokens => json!({"input_tokens": self.totals().0}),
-            Api::Embeddings => self.embeddings(),
-            Api::Chat | Api::Completions => {
-                let choice = |(index, choice): (usize, &Choice)| {
+            ModelApi::Responses => self.response("completed"),
+            ModelApi::Messages => self.message(),
+            ModelApi::CountTokens => json!({"input_tokens": self.totals().0}),
+            ModelApi::Embeddings => self.embeddings(),
+            ModelApi::Chat | ModelApi::Completions => {
+                let choice = |(index, choice): (usize, &ReplyChoice)| {
                     let finish = choice.finish.map_or(Value::Null, openai_finish);
-                    if self.api == Api::Chat {
+                    if self.api == ModelApi::Chat {
                         let message = json!({"role": "assistant", "content": choice.said()});
                         json!({"index": index, "message": message, "logprobs": null, "finish_reason": finish})
                     } else {
                         json!({"index": index, "text": choice.said(), "logprobs": null, "finish_reason": finish})
                     }
                 };
-                let object = if self.api == Api::Chat { "chat.completion" } else { "text_completion" };
+                let object = if self.api == ModelApi::Chat { "chat.completion" } else { "text_completion" };
                 json!({
                     "id": self.id, "object": object, "created": self.created, "model": self.model,
                     "choices": self.choices.iter().enumerate().map(choice).collect::<Vec<_>>(), "usage": self.usage(),
@@ -257,8 +257,8 @@ impl Reply {
     }
 
     fn embeddings(&self) -> Value {
-        let embedding = |(index, choice): (usize, &Choice)| {
-            let mut rng = super::text::Rng(u64::from(choice.prompt_tokens) ^ index as u64);
+        let embedding = |(index, choice): (usize, &ReplyChoice)| {
+            let mut rng = super::text::TextRng(u64::from(choice.prompt_tokens) ^ index as u64);
             let vector: Vec<f64> = (0..EMBEDDING_DIMENSIONS).map(|_| rng.unit() * 2.0 - 1.0).collect();
             json!({"object": "embedding", "index": index, "embedding": vector})
         };
@@ -271,16 +271,16 @@ impl Reply {
     }
 }
 
-fn openai_finish(finish: Finish) -> Value {
+fn openai_finish(finish: FinishReason) -> Value {
     json!(match finish {
-        Finish::Stop => "stop",
-        Finish::Length => "length",
-        Finish::Abort => "abort",
+        FinishReason::Stop => "stop",
+        FinishReason::Length => "length",
+        FinishReason::Abort => "abort",
     })
 }
 
-fn anthropic_finish(finish: Finish) -> Value {
-    json!(if finish == Finish::Length { "max_tokens" } else { "end_turn" })
+fn anthropic_finish(finish: FinishReason) -> Value {
+    json!(if finish == FinishReason::Length { "max_tokens" } else { "end_turn" })
 }
 
 fn named_event(kind: &str, mut fields: Value, out: &mut Vec<u8>) {

@@ -5,8 +5,8 @@
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use super::engine::Finish;
-use super::text::{self, Rng, TOKEN_BYTES};
+use super::engine::FinishReason;
+use super::text::{self, TOKEN_BYTES, TextRng};
 
 /// vLLM's default for `/v1/completions`; the other families default to what is left of the context.
 const COMPLETION_TOKENS_DEFAULT: u64 = 16;
@@ -14,7 +14,7 @@ const COMPLETION_TOKENS_DEFAULT: u64 = 16;
 const SEQUENCES_MAX: usize = 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Api {
+pub(super) enum ModelApi {
     Chat,
     Completions,
     Responses,
@@ -23,7 +23,7 @@ pub(super) enum Api {
     Embeddings,
 }
 
-impl Api {
+impl ModelApi {
     pub(super) fn of(path: &str) -> Option<Self> {
         Some(match path {
             "/v1/chat/completions" => Self::Chat,
@@ -63,7 +63,7 @@ impl ApiError {
         Self { status: StatusCode::BAD_REQUEST, message: message.into(), param }
     }
 
-    pub(super) fn body(&self, api: Api) -> Value {
+    pub(super) fn body(&self, api: ModelApi) -> Value {
         let Self { status, message, param } = self;
         let (openai, anthropic) = match *status {
             StatusCode::NOT_FOUND => ("NotFoundError", "not_found_error"),
@@ -80,14 +80,14 @@ impl ApiError {
 
 /// What an engine serves.
 #[derive(Clone, Debug)]
-pub(super) struct Served {
+pub(super) struct ServedModels {
     pub models: Vec<String>,
     pub adapters: Vec<String>,
     /// Longest prompt and output together, in tokens.
     pub model_len: u32,
 }
 
-impl Served {
+impl ServedModels {
     /// The model's name and, if it is one, its adapter. Without a name the first model answers, as in vLLM.
     fn resolve(&self, asked: Option<&str>) -> Result<(String, Option<usize>), ApiError> {
         let Some(name) = asked else { return Ok((self.models.first().cloned().unwrap_or_default(), None)) };
@@ -104,8 +104,8 @@ impl Served {
 
 /// An inference request, understood.
 #[derive(Clone, Debug)]
-pub(super) struct Inference {
-    pub api: Api,
+pub(super) struct InferenceRequest {
+    pub api: ModelApi,
     pub model: String,
     pub adapter: Option<usize>,
     pub prompts: Vec<Vec<u8>>,
@@ -119,8 +119,8 @@ pub(super) struct Inference {
     pub cache_salt: String,
 }
 
-impl Inference {
-    pub(super) fn parse(api: Api, body: &[u8], served: &Served) -> Result<Self, ApiError> {
+impl InferenceRequest {
+    pub(super) fn parse(api: ModelApi, body: &[u8], served: &ServedModels) -> Result<Self, ApiError> {
         let body: Value =
             serde_json::from_slice(body).map_err(|error| ApiError::bad_request(format!("Invalid JSON body: {error}"), None))?;
         if !body.is_object() {
@@ -128,7 +128,7 @@ impl Inference {
         }
         let (model, adapter) = served.resolve(body["model"].as_str())?;
         let prompts = prompts(api, &body)?;
-        let n = if matches!(api, Api::Chat | Api::Completions) { body["n"].as_u64().unwrap_or(1).max(1) } else { 1 };
+        let n = if matches!(api, ModelApi::Chat | ModelApi::Completions) { body["n"].as_u64().unwrap_or(1).max(1) } else { 1 };
         if prompts.is_empty() || prompts.len().saturating_mul(n as usize) > SEQUENCES_MAX {
             return Err(ApiError::bad_request(format!("1 to {SEQUENCES_MAX} sequences a request."), Some("n")));
         }
@@ -136,7 +136,7 @@ impl Inference {
         if max_tokens == Some(0) {
             return Err(ApiError::bad_request("max_tokens must be at least 1, got 0.", Some("max_tokens")));
         }
-        let max_tokens = max_tokens.or((api == Api::Completions).then_some(COMPLETION_TOKENS_DEFAULT));
+        let max_tokens = max_tokens.or((api == ModelApi::Completions).then_some(COMPLETION_TOKENS_DEFAULT));
         let clamp = |tokens: u64| u32::try_from(tokens).unwrap_or(u32::MAX);
         let flag = |value: &Value| value.as_bool().unwrap_or(false);
         let inference = Self {
@@ -173,29 +173,31 @@ impl Inference {
     }
 
     /// How much an engine of `model_len` generates for a prompt, and why it stops there: exponential around `mean` tokens within the limits.
-    pub(super) fn output(&self, prompt_tokens: u32, rng: &mut Rng, mean: u32, model_len: u32) -> (u32, Finish) {
+    pub(super) fn output(&self, prompt_tokens: u32, rng: &mut TextRng, mean: u32, model_len: u32) -> (u32, FinishReason) {
         let room = model_len.saturating_sub(prompt_tokens).max(1);
         let limit = self.max_tokens.unwrap_or(u32::MAX).min(room);
         let drawn = (-rng.unit().ln() * f64::from(mean)).ceil() as u32;
         let wanted = if self.ignore_eos { u32::MAX } else { drawn.max(self.min_tokens).max(1) };
-        if wanted > limit { (limit, Finish::Length) } else { (wanted, Finish::Stop) }
+        if wanted > limit { (limit, FinishReason::Length) } else { (wanted, FinishReason::Stop) }
     }
 }
 
-fn prompts(api: Api, body: &Value) -> Result<Vec<Vec<u8>>, ApiError> {
+fn prompts(api: ModelApi, body: &Value) -> Result<Vec<Vec<u8>>, ApiError> {
     match api {
-        Api::Chat => Ok(vec![conversation(&[&body["tools"]], &body["messages"], "messages")?]),
-        Api::Messages | Api::CountTokens => Ok(vec![conversation(&[&body["tools"], &body["system"]], &body["messages"], "messages")?]),
-        Api::Responses => {
+        ModelApi::Chat => Ok(vec![conversation(&[&body["tools"]], &body["messages"], "messages")?]),
+        ModelApi::Messages | ModelApi::CountTokens => {
+            Ok(vec![conversation(&[&body["tools"], &body["system"]], &body["messages"], "messages")?])
+        }
+        ModelApi::Responses => {
             let head = [&body["tools"], &body["instructions"]];
             match &body["input"] {
                 Value::String(text) => Ok(vec![conversation(&head, &json!([{"role": "user", "content": text}]), "input")?]),
                 items => Ok(vec![conversation(&head, items, "input")?]),
             }
         }
-        Api::Completions => texts(&body["prompt"], "prompt"),
-        Api::Embeddings if body["input"].is_null() => Ok(vec![conversation(&[], &body["messages"], "input")?]),
-        Api::Embeddings => texts(&body["input"], "input"),
+        ModelApi::Completions => texts(&body["prompt"], "prompt"),
+        ModelApi::Embeddings if body["input"].is_null() => Ok(vec![conversation(&[], &body["messages"], "input")?]),
+        ModelApi::Embeddings => texts(&body["input"], "input"),
     }
 }
 
@@ -266,19 +268,19 @@ fn write_content(content: &Value, prompt: &mut Vec<u8>) {
 mod tests {
     use super::*;
 
-    fn parse(api: Api, body: &Value) -> Result<Inference, ApiError> {
-        let served = Served { models: vec!["base".into()], adapters: vec!["style".into()], model_len: 1000 };
-        Inference::parse(api, body.to_string().as_bytes(), &served)
+    fn parse(api: ModelApi, body: &Value) -> Result<InferenceRequest, ApiError> {
+        let served = ServedModels { models: vec!["base".into()], adapters: vec!["style".into()], model_len: 1000 };
+        InferenceRequest::parse(api, body.to_string().as_bytes(), &served)
     }
 
     #[test]
     fn the_next_turn_extends_the_bytes_of_this_one() {
         let ask = json!([{"role": "system", "content": "be brief"}, {"role": "user", "content": [{"type": "text", "text": "hello"}]}]);
-        let mut first = parse(Api::Chat, &json!({"model": "base", "messages": ask})).unwrap().prompts.remove(0);
+        let mut first = parse(ModelApi::Chat, &json!({"model": "base", "messages": ask})).unwrap().prompts.remove(0);
         first.extend_from_slice(b"an answer");
         let mut turns = ask.as_array().unwrap().clone();
         turns.extend([json!({"role": "assistant", "content": "an answer"}), json!({"role": "user", "content": "more"})]);
-        let second = parse(Api::Chat, &json!({"model": "base", "messages": turns})).unwrap().prompts.remove(0);
+        let second = parse(ModelApi::Chat, &json!({"model": "base", "messages": turns})).unwrap().prompts.remove(0);
         assert!(second.starts_with(&first));
     }
 
@@ -290,7 +292,7 @@ mod tests {
             (json!([1, 2, 3]), vec![12]),
             (json!([[1, 2], [3]]), vec![8, 4]),
         ] {
-            let found = parse(Api::Completions, &json!({"prompt": prompt})).unwrap();
+            let found = parse(ModelApi::Completions, &json!({"prompt": prompt})).unwrap();
             assert_eq!(found.prompts.iter().map(Vec::len).collect::<Vec<_>>(), lengths);
             assert_eq!((found.model.as_str(), found.max_tokens), ("base", Some(16)));
         }
@@ -298,12 +300,12 @@ mod tests {
 
     #[test]
     fn mistakes_are_named_in_the_shape_of_the_family() {
-        let unknown = parse(Api::Chat, &json!({"model": "other", "messages": [{"role": "user", "content": "x"}]})).unwrap_err();
+        let unknown = parse(ModelApi::Chat, &json!({"model": "other", "messages": [{"role": "user", "content": "x"}]})).unwrap_err();
         assert_eq!(
-            unknown.body(Api::Chat),
+            unknown.body(ModelApi::Chat),
             json!({"error": {"message": "The model `other` does not exist.", "type": "NotFoundError", "param": "model", "code": 404}})
         );
-        assert_eq!(unknown.body(Api::Messages)["error"]["type"], "not_found_error");
+        assert_eq!(unknown.body(ModelApi::Messages)["error"]["type"], "not_found_error");
         for body in [
             json!({}),
             json!({"prompt": 3}),
@@ -312,9 +314,10 @@ mod tests {
             json!({"prompt": ""}),
             json!([]),
         ] {
-            assert_eq!(parse(Api::Completions, &body).unwrap_err().status, StatusCode::BAD_REQUEST, "{body}");
+            assert_eq!(parse(ModelApi::Completions, &body).unwrap_err().status, StatusCode::BAD_REQUEST, "{body}");
         }
-        let cut = Inference::parse(Api::Chat, b"{\"model\":", &Served { models: vec![], adapters: vec![], model_len: 9 }).unwrap_err();
+        let cut = InferenceRequest::parse(ModelApi::Chat, b"{\"model\":", &ServedModels { models: vec![], adapters: vec![], model_len: 9 })
+            .unwrap_err();
         assert!(cut.message.starts_with("Invalid JSON"), "{cut:?}");
     }
 
@@ -323,13 +326,16 @@ mod tests {
         let ask = |limits: Value| {
             let mut body = json!({"prompt": "hello"});
             body.as_object_mut().unwrap().extend(limits.as_object().unwrap().clone());
-            let inference = parse(Api::Completions, &body).unwrap();
-            (0..200).map(|seed| inference.output(2, &mut Rng(seed), 50, 1000)).collect::<Vec<_>>()
+            let inference = parse(ModelApi::Completions, &body).unwrap();
+            (0..200).map(|seed| inference.output(2, &mut TextRng(seed), 50, 1000)).collect::<Vec<_>>()
         };
-        assert!(ask(json!({"max_tokens": 7, "ignore_eos": true})).iter().all(|output| *output == (7, Finish::Length)));
-        assert!(ask(json!({"max_tokens": 5000, "ignore_eos": true})).iter().all(|output| *output == (998, Finish::Length)));
+        assert!(ask(json!({"max_tokens": 7, "ignore_eos": true})).iter().all(|output| *output == (7, FinishReason::Length)));
+        assert!(ask(json!({"max_tokens": 5000, "ignore_eos": true})).iter().all(|output| *output == (998, FinishReason::Length)));
         let drawn = ask(json!({"max_tokens": 90, "min_tokens": 20}));
-        assert!(drawn.iter().all(|(tokens, finish)| (20..=90).contains(tokens) && (*tokens == 90 || *finish == Finish::Stop)));
-        assert!(drawn.iter().any(|(_, finish)| *finish == Finish::Length) && drawn.iter().any(|(_, finish)| *finish == Finish::Stop));
+        assert!(drawn.iter().all(|(tokens, finish)| (20..=90).contains(tokens) && (*tokens == 90 || *finish == FinishReason::Stop)));
+        assert!(
+            drawn.iter().any(|(_, finish)| *finish == FinishReason::Length)
+                && drawn.iter().any(|(_, finish)| *finish == FinishReason::Stop)
+        );
     }
 }

@@ -12,16 +12,16 @@ use http::request::Parts;
 use http::{HeaderName, HeaderValue, Request, Response, StatusCode, header};
 use serde_json::{Value, json};
 
-use super::Server;
+use super::ModelServerState;
 use super::http::status_reply;
 use crate::client;
 
 /// What of a request a server does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum Role {
+pub enum ServerRole {
     /// All of it.
     #[default]
-    Whole,
+    Both,
     /// Encodes images, videos and audio clips for others.
     Encode,
     /// Works through prompts for others.
@@ -37,9 +37,9 @@ const RANK: &str = "x-data-parallel-host-port";
 /// Which stage a sidecar asks for; no client sends it.
 const STAGE: &str = "x-stage";
 
-// === impl Server ===
+// === impl ModelServerState ===
 
-impl Server {
+impl ModelServerState {
     /// What the sidecar answers in the engine's place, if it does.
     pub(super) async fn sidecar(&self, parts: &Parts, body: &Bytes) -> Option<Response<Body>> {
         let named = |name: &str| parts.headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
@@ -49,7 +49,7 @@ impl Server {
         if let Some(wrong) = self.not_mine(named(STAGE).as_deref()) {
             return Some(status_reply(StatusCode::MISDIRECTED_REQUEST, &wrong));
         }
-        if self.options.role != Role::Decode {
+        if self.options.role != ServerRole::Decode {
             return None;
         }
         let encoders =
@@ -72,16 +72,16 @@ impl Server {
     /// Why a request for this stage does not belong here.
     fn not_mine(&self, stage: Option<&str>) -> Option<String> {
         let right = match (self.options.role, stage) {
-            (Role::Whole, _) | (Role::Decode, None) => true,
-            (Role::Prefill, stage) => stage == Some("prefill"),
-            (Role::Encode, stage) => stage == Some("encode"),
-            (Role::Decode, Some(_)) => false,
+            (ServerRole::Both, _) | (ServerRole::Decode, None) => true,
+            (ServerRole::Prefill, stage) => stage == Some("prefill"),
+            (ServerRole::Encode, stage) => stage == Some("encode"),
+            (ServerRole::Decode, Some(_)) => false,
         };
         let asked = stage.map_or_else(|| "a whole request".to_owned(), |stage| format!("a request to {stage}"));
         (!right).then(|| format!("{asked} reached a server that is there to {:?}", self.options.role))
     }
 
-    async fn ask(&self, host: &str, stage: &str, parts: &Parts, body: &Bytes) -> crate::Result<client::Reply> {
+    async fn ask(&self, host: &str, stage: &str, parts: &Parts, body: &Bytes) -> crate::Result<client::ClientReply> {
         let mut asked: Value = serde_json::from_slice(body)?;
         asked["max_tokens"] = json!(1);
         asked["stream"] = json!(false);

@@ -1,6 +1,6 @@
 //! Sockets that can misbehave: an accept loop that can close its door, and connections that end with a TCP reset.
 //!
-//! A reset is SO_LINGER 0 and close. hyper owns the stream, so the stream carries its own end: when its [`Connection`] was reset, dropping
+//! A reset is SO_LINGER 0 and close. hyper owns the stream, so the stream carries its own end: when its [`ServedConnection`] was reset, dropping
 //! it sends the parting bytes, if any, and then RST. On HTTP/2 that takes all streams of the connection with it, as a crash would.
 
 use std::convert::Infallible;
@@ -32,14 +32,14 @@ const H2_STREAMS_MAX: u32 = 4096;
 
 /// A connection as its requests see it.
 #[derive(Debug, Default)]
-pub(super) struct Connection {
+pub(super) struct ServedConnection {
     pub id: u64,
     resetting: AtomicBool,
     parting: OnceLock<Bytes>,
     wake: Notify,
 }
 
-impl Connection {
+impl ServedConnection {
     /// Ends the connection with RST after writing `parting` to the bare socket.
     pub(super) fn reset(&self, parting: &'static [u8]) {
         let _ = self.parting.set(Bytes::from_static(parting)); // the first reset counts
@@ -49,11 +49,11 @@ impl Connection {
 }
 
 /// An order to the accept loop, and who hears that it is done.
-pub(super) type Orders = mpsc::UnboundedReceiver<(Order, oneshot::Sender<()>)>;
+pub(super) type SocketCommands = mpsc::UnboundedReceiver<(SocketCommand, oneshot::Sender<()>)>;
 
 /// What the accept loop can be told.
 #[derive(Debug)]
-pub(super) enum Order {
+pub(super) enum SocketCommand {
     /// Close the listening socket and reset all connections but `spare`; open again after `reopen_after`.
     Close {
         reopen_after: Option<Duration>,
@@ -68,7 +68,7 @@ pub(super) enum Order {
     Drain,
 }
 
-enum Door {
+enum ListenState {
     Open(TcpListener),
     /// Bound but not listening: connects are refused and nobody else gets the port.
     Closed {
@@ -77,7 +77,7 @@ enum Door {
     },
 }
 
-impl Door {
+impl ListenState {
     async fn accept(&self) -> io::Result<TcpStream> {
         match self {
             Self::Open(listener) => Ok(listener.accept().await?.0),
@@ -122,12 +122,12 @@ pub(super) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 }
 
 /// Serves until told to drain, or dropped: then all connections go with it.
-pub(super) async fn serve<H, F>(address: SocketAddr, listener: TcpListener, mut orders: Orders, handler: H)
+pub(super) async fn serve<H, F>(address: SocketAddr, listener: TcpListener, mut orders: SocketCommands, handler: H)
 where
-    H: Fn(Arc<Connection>, Request<Incoming>) -> F + Clone + Send + Sync + 'static,
+    H: Fn(Arc<ServedConnection>, Request<Incoming>) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<Body>> + Send + 'static,
 {
-    let mut door = Door::Open(listener);
+    let mut door = ListenState::Open(listener);
     let mut connections = JoinSet::new();
     let (resets, _) = watch::channel(None);
     let (drain, _) = watch::channel(());
@@ -140,13 +140,13 @@ where
                 order = orders.recv() => {
                     let (order, done) = order.unzip();
                     match order {
-                        Some(Order::Close { reopen_after, spare }) => {
+                        Some(SocketCommand::Close { reopen_after, spare }) => {
                             door = door.close(address, reopen_after);
                             resets.send_replace(spare);
                         }
-                        Some(Order::Open) => door = door.open(address),
-                        Some(Order::ResetAll { spare }) => { resets.send_replace(spare); }
-                        Some(Order::Drain) | None => {
+                        Some(SocketCommand::Open) => door = door.open(address),
+                        Some(SocketCommand::ResetAll { spare }) => { resets.send_replace(spare); }
+                        Some(SocketCommand::Drain) | None => {
                             drop(door);
                             drain.send_replace(());
                             while connections.join_next().await.is_some() {}
@@ -159,8 +159,8 @@ where
         };
         match accepted {
             Ok(stream) => {
-                let connection = Arc::new(Connection { id, ..Connection::default() });
-                let ends = Ends { resets: resets.subscribe(), drain: drain.subscribe() };
+                let connection = Arc::new(ServedConnection { id, ..ServedConnection::default() });
+                let ends = ConnectionEnd { resets: resets.subscribe(), drain: drain.subscribe() };
                 connections.spawn(serve_connection(stream, connection, ends, handler.clone()));
             }
             Err(error) => {
@@ -172,19 +172,19 @@ where
 }
 
 /// What ends a connection from outside.
-struct Ends {
+struct ConnectionEnd {
     /// The connection to spare.
     resets: watch::Receiver<Option<u64>>,
     drain: watch::Receiver<()>,
 }
 
-async fn serve_connection<H, F>(stream: TcpStream, connection: Arc<Connection>, mut ends: Ends, handler: H)
+async fn serve_connection<H, F>(stream: TcpStream, connection: Arc<ServedConnection>, mut ends: ConnectionEnd, handler: H)
 where
-    H: Fn(Arc<Connection>, Request<Incoming>) -> F + Send + Sync + 'static,
+    H: Fn(Arc<ServedConnection>, Request<Incoming>) -> F + Send + Sync + 'static,
     F: Future<Output = Response<Body>> + Send + 'static,
 {
     let _ = stream.set_nodelay(true); // worse latency at most
-    let socket = TokioIo::new(Socket { stream, connection: connection.clone() });
+    let socket = TokioIo::new(FaultySocket { stream, connection: connection.clone() });
     let for_requests = connection.clone();
     let service = hyper::service::service_fn(move |request| {
         let reply = handler(for_requests.clone(), request);
@@ -216,12 +216,12 @@ where
 }
 
 /// A TCP stream that knows how to end badly.
-struct Socket {
+struct FaultySocket {
     stream: TcpStream,
-    connection: Arc<Connection>,
+    connection: Arc<ServedConnection>,
 }
 
-impl Drop for Socket {
+impl Drop for FaultySocket {
     fn drop(&mut self) {
         if self.connection.resetting.load(Ordering::Acquire) {
             if let Some(parting) = self.connection.parting.get().filter(|parting| !parting.is_empty()) {
@@ -232,13 +232,13 @@ impl Drop for Socket {
     }
 }
 
-impl AsyncRead for Socket {
+impl AsyncRead for FaultySocket {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_read(cx, buffer)
     }
 }
 
-impl AsyncWrite for Socket {
+impl AsyncWrite for FaultySocket {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(cx, bytes)
     }

@@ -1,6 +1,6 @@
 //! What an engine has counted since it started: the numbers behind its `/metrics` page. Times are those a client sees (scaled).
 
-use super::engine::{Event, Finish, Timeline};
+use super::engine::{FinishReason, SequenceEvent, SequenceTimeline};
 
 const COUNTS: &[f64] = &[1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5];
 const ITERATION: &[f64] = &[1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0];
@@ -31,14 +31,14 @@ pub(super) const HISTOGRAMS: [(&str, &[f64], &str); 15] = [
 ];
 
 #[derive(Clone, Debug)]
-pub(super) struct Histogram {
+pub(super) struct StatsHistogram {
     pub bounds: &'static [f64],
     /// One per bound and one above; not cumulative.
     pub counts: Vec<u64>,
     pub sum: f64,
 }
 
-impl Histogram {
+impl StatsHistogram {
     fn observe(&mut self, value: f64) {
         let bucket = self.bounds.partition_point(|bound| *bound < value);
         self.counts[bucket] += 1;
@@ -48,13 +48,13 @@ impl Histogram {
 
 /// What the client asked for, for the histograms of request parameters.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Asked {
+pub(super) struct RequestParameters {
     pub n: u32,
     pub max_tokens: u32,
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Stats {
+pub(super) struct EngineStats {
     /// Seconds since the epoch.
     pub started_at: f64,
     pub prompt_tokens: u64,
@@ -64,14 +64,14 @@ pub(super) struct Stats {
     /// Stop, length, abort.
     pub finished: [u64; 3],
     /// In the order of [`HISTOGRAMS`].
-    pub histograms: Vec<Histogram>,
+    pub histograms: Vec<StatsHistogram>,
     ms_scale: f64,
 }
 
-impl Stats {
+impl EngineStats {
     /// `ms_scale`: engine ms to the seconds that pass outside.
     pub(super) fn new(started_at: f64, ms_scale: f64) -> Self {
-        let empty = |&(_, bounds, _): &(_, &'static [f64], _)| Histogram { bounds, counts: vec![0; bounds.len() + 1], sum: 0.0 };
+        let empty = |&(_, bounds, _): &(_, &'static [f64], _)| StatsHistogram { bounds, counts: vec![0; bounds.len() + 1], sum: 0.0 };
         Self {
             started_at,
             prompt_tokens: 0,
@@ -94,7 +94,7 @@ impl Stats {
         self.observe(name, ms.max(0.0) * self.ms_scale);
     }
 
-    pub(super) fn asked(&mut self, asked: Asked) {
+    pub(super) fn record_parameters(&mut self, asked: RequestParameters) {
         self.observe("request_params_n", f64::from(asked.n));
         self.observe("request_params_max_tokens", f64::from(asked.max_tokens));
         self.observe("request_max_num_generation_tokens", f64::from(asked.max_tokens));
@@ -106,24 +106,24 @@ impl Stats {
         self.observe("request_prefill_kv_computed_tokens", f64::from(prompt_tokens - cached_tokens));
     }
 
-    pub(super) fn record(&mut self, event: &Event) {
+    pub(super) fn record(&mut self, event: &SequenceEvent) {
         match *event {
-            Event::Stepped { tokens } => self.observe("iteration_tokens_total", f64::from(tokens)),
-            Event::Admitted { .. } => {} // needs the prompt's length: see `admitted`
-            Event::Token { first, since_ms, .. } => {
+            SequenceEvent::Stepped { tokens } => self.observe("iteration_tokens_total", f64::from(tokens)),
+            SequenceEvent::Admitted { .. } => {} // needs the prompt's length: see `admitted`
+            SequenceEvent::Token { first, since_ms, .. } => {
                 self.generation_tokens += 1;
                 self.observe_ms(if first { "time_to_first_token_seconds" } else { "inter_token_latency_seconds" }, since_ms);
             }
-            Event::Finished { finish, prompt_tokens, generated, timeline, at_ms, .. } => {
+            SequenceEvent::Finished { finish, prompt_tokens, generated, timeline, at_ms, .. } => {
                 self.finished[finish as usize] += 1;
-                if finish != Finish::Abort {
+                if finish != FinishReason::Abort {
                     self.completed(prompt_tokens, generated, timeline, at_ms);
                 }
             }
         }
     }
 
-    fn completed(&mut self, prompt_tokens: u32, generated: u32, timeline: Timeline, at_ms: f64) {
+    fn completed(&mut self, prompt_tokens: u32, generated: u32, timeline: SequenceTimeline, at_ms: f64) {
         self.prompt_tokens += u64::from(prompt_tokens);
         self.observe("request_prompt_tokens", f64::from(prompt_tokens));
         self.observe("request_generation_tokens", f64::from(generated));

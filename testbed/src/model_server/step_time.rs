@@ -11,7 +11,7 @@ const STEP_OVERHEAD_MS: f64 = 1.0;
 
 /// A model on a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Profile {
+pub enum StepTimeProfile {
     /// Llama 3.1 8B on one H100 SXM.
     #[value(name = "llama31-8b-h100")]
     Llama8bH100,
@@ -26,7 +26,7 @@ pub enum Profile {
     Qwen32bH200,
 }
 
-impl Profile {
+impl StepTimeProfile {
     /// The name the model is served under unless told otherwise.
     pub fn model(self) -> &'static str {
         match self {
@@ -57,7 +57,7 @@ impl Profile {
 
 /// What one step has to compute.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Batch {
+pub(super) struct ModelBatch {
     /// Sequences that decode one token.
     pub decodes: u32,
     /// Sum of their context lengths, in tokens.
@@ -68,7 +68,7 @@ pub(super) struct Batch {
     pub prefill_attention: f64,
 }
 
-impl Batch {
+impl ModelBatch {
     pub(super) fn add_decode(&mut self, context: u32) {
         self.decodes += 1;
         self.decode_context += u64::from(context);
@@ -93,7 +93,7 @@ pub(super) struct StepTimes {
 }
 
 impl StepTimes {
-    pub(super) fn step_ms(&self, batch: &Batch) -> f64 {
+    pub(super) fn step_ms(&self, batch: &ModelBatch) -> f64 {
         let [d0, d1, d2] = self.decode;
         let [p0, p1, p2] = self.prefill;
         let decode = d0 + d1 * f64::from(batch.decodes) + d2 * batch.decode_context as f64;
@@ -108,8 +108,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn batch(decodes: u32, context: u32, prefill: u32) -> Batch {
-        let mut batch = Batch { decodes, decode_context: u64::from(decodes) * u64::from(context), ..Batch::default() };
+    fn batch(decodes: u32, context: u32, prefill: u32) -> ModelBatch {
+        let mut batch = ModelBatch { decodes, decode_context: u64::from(decodes) * u64::from(context), ..ModelBatch::default() };
         if prefill > 0 {
             batch.add_prefill(0, prefill);
         }
@@ -120,18 +120,18 @@ mod tests {
     #[test]
     fn steps_match_the_measured_points() {
         for (profile, batch, measured_ms) in [
-            (Profile::Llama8bH100, batch(1, 0, 0), 6.1),
-            (Profile::Llama8bH100, batch(32, 1024, 0), 7.9),
-            (Profile::Llama8bH100, batch(64, 4096, 0), 18.0),
-            (Profile::Llama8bH100, batch(0, 0, 2048), 40.1),
-            (Profile::Llama8bH100, batch(0, 0, 8192), 185.0),
-            (Profile::Llama8bA100, batch(64, 4096, 0), 32.3),
-            (Profile::Llama8bA100, batch(0, 0, 2048), 115.6),
-            (Profile::Llama8bA100, batch(0, 0, 8192), 530.0),
-            (Profile::Llama8bH200, batch(128, 1024, 0), 9.3),
-            (Profile::Llama8bH200, batch(0, 0, 8192), 165.0),
-            (Profile::Qwen32bH200, batch(128, 1024, 0), 27.1),
-            (Profile::Qwen32bH200, batch(0, 0, 4096), 349.5),
+            (StepTimeProfile::Llama8bH100, batch(1, 0, 0), 6.1),
+            (StepTimeProfile::Llama8bH100, batch(32, 1024, 0), 7.9),
+            (StepTimeProfile::Llama8bH100, batch(64, 4096, 0), 18.0),
+            (StepTimeProfile::Llama8bH100, batch(0, 0, 2048), 40.1),
+            (StepTimeProfile::Llama8bH100, batch(0, 0, 8192), 185.0),
+            (StepTimeProfile::Llama8bA100, batch(64, 4096, 0), 32.3),
+            (StepTimeProfile::Llama8bA100, batch(0, 0, 2048), 115.6),
+            (StepTimeProfile::Llama8bA100, batch(0, 0, 8192), 530.0),
+            (StepTimeProfile::Llama8bH200, batch(128, 1024, 0), 9.3),
+            (StepTimeProfile::Llama8bH200, batch(0, 0, 8192), 165.0),
+            (StepTimeProfile::Qwen32bH200, batch(128, 1024, 0), 27.1),
+            (StepTimeProfile::Qwen32bH200, batch(0, 0, 4096), 349.5),
         ] {
             let step_ms = profile.step_times().step_ms(&batch) - STEP_OVERHEAD_MS;
             assert!((step_ms / measured_ms - 1.0).abs() < 0.12, "{profile:?} {batch:?}: {step_ms} against {measured_ms}");
@@ -141,9 +141,9 @@ mod tests {
     #[test]
     fn a_cached_prefix_still_costs_its_attention() {
         let step_ms = |cached: u32| {
-            let mut batch = Batch::default();
+            let mut batch = ModelBatch::default();
             batch.add_prefill(cached, 2048);
-            Profile::Llama8bH100.step_times().step_ms(&batch)
+            StepTimeProfile::Llama8bH100.step_times().step_ms(&batch)
         };
         let attention_ms = 5.46e-7 * 2.0 * 8192.0 * 2048.0;
         assert!((step_ms(8192) - step_ms(0) - attention_ms).abs() < 1e-9);
@@ -154,7 +154,7 @@ mod tests {
         fn more_load_never_makes_a_step_shorter(
             decodes in 0..512_u32, context in 0..8192_u32, prefill in 0..16_384_u32, cached in 0..65_536_u32, more in 1..4096_u32,
         ) {
-            for profile in Profile::value_variants() {
+            for profile in StepTimeProfile::value_variants() {
                 let times = profile.step_times();
                 let base = batch(decodes, context, prefill);
                 let step_ms = times.step_ms(&base);

@@ -52,9 +52,9 @@ pub(super) fn block_hashes(salt: u64, text: &[u8]) -> Vec<BlockHash> {
 
 /// Small seeded generator (splitmix64).
 #[derive(Clone, Debug)]
-pub(super) struct Rng(pub u64);
+pub(super) struct TextRng(pub u64);
 
-impl Rng {
+impl TextRng {
     pub(super) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(FOLD[0]);
         let mut mixed = self.0;
@@ -70,7 +70,7 @@ impl Rng {
 }
 
 /// Appends `tokens` tokens of seeded text.
-pub(super) fn write_tokens(rng: &mut Rng, tokens: u32, text: &mut Vec<u8>) {
+pub(super) fn write_tokens(rng: &mut TextRng, tokens: u32, text: &mut Vec<u8>) {
     text.reserve(tokens as usize * TOKEN_BYTES);
     for _ in 0..tokens {
         text.extend_from_slice(WORDS[(rng.next() % WORDS.len() as u64) as usize].as_bytes());

@@ -8,7 +8,7 @@ use http::{HeaderValue, Response, header};
 use serde_json::{Map, Value, json};
 use tokio::time::sleep;
 
-use super::{Answer, Behaviour, MODEL, Running, Usage};
+use super::{MODEL, PlainAnswer, PlainBehaviour, RunningGuard, UsageReporting};
 
 /// Tokens of a reply whose request sets no limit.
 const TOKENS_DEFAULT: u32 = 16;
@@ -27,7 +27,7 @@ const FLUSH: Duration = Duration::from_millis(10);
 
 /// The APIs it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Api {
+enum PlainApi {
     Chat,
     Completions,
     Embeddings,
@@ -35,32 +35,32 @@ enum Api {
 }
 
 /// The API of each path.
-const PATHS: &[(&str, Api)] = &[
-    ("/v1/chat/completions", Api::Chat),
-    ("/v1/completions", Api::Completions),
-    ("/v1/embeddings", Api::Embeddings),
-    ("/v1/rerank", Api::Rerank),
+const PATHS: &[(&str, PlainApi)] = &[
+    ("/v1/chat/completions", PlainApi::Chat),
+    ("/v1/completions", PlainApi::Completions),
+    ("/v1/embeddings", PlainApi::Embeddings),
+    ("/v1/rerank", PlainApi::Rerank),
 ];
 
 /// What a request asks for.
 #[derive(Debug)]
-pub(super) struct Asked {
-    api: Api,
+pub(super) struct PlainRequest {
+    api: PlainApi,
     pub(super) prompt_tokens: u32,
     tokens: u32,
     stream: bool,
 }
 
-// === impl Asked ===
+// === impl PlainRequest ===
 
-impl Asked {
+impl PlainRequest {
     /// `None` where the path is none of the engine's.
     pub(super) fn of(path: &str, body: &[u8]) -> Option<Self> {
         let (_, api) = *PATHS.iter().find(|(known, _)| *known == path)?;
         let fields: Map<String, Value> = serde_json::from_slice(body).unwrap_or_default();
         let limit = ["max_tokens", "max_completion_tokens"].iter().find_map(|field| fields.get(*field)?.as_u64());
         let tokens = limit.map_or(TOKENS_DEFAULT, |limit| u32::try_from(limit).unwrap_or(TOKENS_MAX));
-        let generates = matches!(api, Api::Chat | Api::Completions);
+        let generates = matches!(api, PlainApi::Chat | PlainApi::Completions);
         Some(Self {
             api,
             prompt_tokens: u32::try_from(body.len() / TOKEN_BYTES).unwrap_or(u32::MAX),
@@ -78,24 +78,24 @@ impl Asked {
     fn whole(&self) -> Value {
         let text = || TOKEN.repeat(self.tokens as usize);
         match self.api {
-            Api::Chat => json!({
+            PlainApi::Chat => json!({
                 "id": "chatcmpl-0", "object": "chat.completion", "created": 0, "model": MODEL,
                 "choices": [{"index": 0, "message": {"role": "assistant", "content": text()}, "finish_reason": "length"}],
             }),
-            Api::Completions => json!({
+            PlainApi::Completions => json!({
                 "id": "cmpl-0", "object": "text_completion", "created": 0, "model": MODEL,
                 "choices": [{"index": 0, "text": text(), "finish_reason": "length"}],
             }),
-            Api::Embeddings => json!({
+            PlainApi::Embeddings => json!({
                 "object": "list", "model": MODEL, "data": [{"object": "embedding", "index": 0, "embedding": [0.5, -0.25, 0.125]}],
             }),
-            Api::Rerank => json!({"id": "rerank-0", "model": MODEL, "results": [{"index": 0, "relevance_score": 0.5}]}),
+            PlainApi::Rerank => json!({"id": "rerank-0", "model": MODEL, "results": [{"index": 0, "relevance_score": 0.5}]}),
         }
     }
 
     /// An event with these choices.
     fn event(&self, choices: &Value) -> Value {
-        let object = if self.api == Api::Chat { "chat.completion.chunk" } else { "text_completion" };
+        let object = if self.api == PlainApi::Chat { "chat.completion.chunk" } else { "text_completion" };
         json!({"id": "0", "object": object, "created": 0, "model": MODEL, "choices": choices})
     }
 
@@ -103,7 +103,7 @@ impl Asked {
     fn token(&self, last: bool) -> Value {
         let finish_reason = if last { json!("length") } else { Value::Null };
         match self.api {
-            Api::Chat => self.event(&json!([{"index": 0, "delta": {"content": TOKEN}, "finish_reason": finish_reason}])),
+            PlainApi::Chat => self.event(&json!([{"index": 0, "delta": {"content": TOKEN}, "finish_reason": finish_reason}])),
             _ => self.event(&json!([{"index": 0, "text": TOKEN, "finish_reason": finish_reason}])),
         }
     }
@@ -117,14 +117,14 @@ impl Asked {
 }
 
 /// The reply; `next` is the time from each token to the next, `running` ends with the reply.
-pub(super) async fn reply(asked: &Asked, behaviour: &Behaviour, next: Duration, running: Running) -> Response<Body> {
-    let cut = behaviour.answer == Answer::CutAfterFirstToken;
+pub(super) async fn reply(asked: &PlainRequest, behaviour: &PlainBehaviour, next: Duration, running: RunningGuard) -> Response<Body> {
+    let cut = behaviour.answer == PlainAnswer::CutAfterFirstToken;
     if asked.stream {
         return streamed(asked, behaviour.usage, next, cut, running);
     }
     sleep(next * asked.tokens.saturating_sub(1)).await;
     let mut whole = asked.whole();
-    if behaviour.usage == Usage::Told {
+    if behaviour.usage == UsageReporting::Reported {
         whole["usage"] = asked.usage();
     }
     if !cut {
@@ -138,12 +138,12 @@ pub(super) async fn reply(asked: &Asked, behaviour: &Behaviour, next: Duration, 
     response
 }
 
-fn streamed(asked: &Asked, usage: Usage, next: Duration, cut: bool, running: Running) -> Response<Body> {
+fn streamed(asked: &PlainRequest, usage: UsageReporting, next: Duration, cut: bool, running: RunningGuard) -> Response<Body> {
     let mut events: Vec<Bytes> = (1..=asked.tokens).map(|at| event(&asked.token(at == asked.tokens).to_string())).collect();
     if cut {
         events.truncate(1);
     } else {
-        events.extend((usage == Usage::Told).then(|| event(&asked.last_usage().to_string())));
+        events.extend((usage == UsageReporting::Reported).then(|| event(&asked.last_usage().to_string())));
         events.push(event("[DONE]"));
     }
     let tokens = asked.tokens as usize;

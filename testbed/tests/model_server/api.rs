@@ -6,7 +6,7 @@ use hyper::body::{Bytes, Frame};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use serde_json::{Value, json};
-use testbed::model_server::Options;
+use testbed::model_server::ModelServerOptions;
 
 use crate::client::{chat, finish, get, instant, open, post, request, with};
 
@@ -136,7 +136,7 @@ async fn mistakes_get_the_error_of_their_family() {
 
 #[tokio::test]
 async fn adapters_are_models_of_their_own() {
-    let server = with(Options { speed: 0.0, loras: vec!["style".into()], ..Options::default() });
+    let server = with(ModelServerOptions { speed: 0.0, loras: vec!["style".into()], ..ModelServerOptions::default() });
     let text = "x".repeat(640);
     let mut hits = Vec::new();
     for model in ["demo", "style", "style", "demo"] {
@@ -174,7 +174,7 @@ async fn the_next_turn_finds_the_last_one_in_the_cache_unless_salted() {
 #[tokio::test]
 async fn load_is_reported_in_the_reply_when_asked_for_as_vllm_does() {
     for (orca_on_streams, on_stream) in [(false, false), (true, true)] {
-        let server = with(Options { speed: 0.0, orca_on_streams, ..Options::default() });
+        let server = with(ModelServerOptions { speed: 0.0, orca_on_streams, ..ModelServerOptions::default() });
         for (stream, expected) in [(false, true), (true, on_stream)] {
             let request = request(server.addr(), "POST", "/v1/chat/completions").header("endpoint-load-metrics-format", "TEXT");
             let body = chat("hello", 1, &json!({"stream": stream})).to_string();
@@ -226,7 +226,7 @@ async fn http2_with_prior_knowledge_is_served_trailers_and_all() {
 
 #[tokio::test]
 async fn chunks_can_be_held_back_and_bundled() {
-    let server = with(Options { speed: 0.0, chunks_per_write: 4, chunk_delay_ms: 20, ..Options::default() });
+    let server = with(ModelServerOptions { speed: 0.0, chunks_per_write: 4, chunk_delay_ms: 20, ..ModelServerOptions::default() });
     let started = tokio::time::Instant::now();
     let request = request(server.addr(), "POST", "/v1/chat/completions");
     let body = chat("hello", 7, &json!({"stream": true})).to_string();
@@ -242,7 +242,7 @@ async fn chunks_can_be_held_back_and_bundled() {
 
 #[tokio::test]
 async fn a_bare_server_answers_any_prompt_from_a_template() {
-    let server = with(Options { bare: true, output_tokens_mean: 3, ..Options::default() });
+    let server = with(ModelServerOptions { bare: true, output_tokens_mean: 3, ..ModelServerOptions::default() });
     for (body, streamed) in [
         ("{\"stream\" : true}", true),
         ("{\"messages\":[{\"content\":\"the \\\"stream\\\" of life\"}],\"stream\":false}", false),

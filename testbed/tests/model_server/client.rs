@@ -9,27 +9,27 @@ use hyper::body::{Bytes, Incoming};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use serde_json::{Value, json};
-use testbed::model_server::{ModelServer, Options};
+use testbed::model_server::{ModelServer, ModelServerOptions};
 
 /// Far above any wait of these tests: a hang fails instead of blocking the run.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A server that answers at once.
 pub fn instant() -> ModelServer {
-    with(Options { speed: 0.0, ..Options::default() })
+    with(ModelServerOptions { speed: 0.0, ..ModelServerOptions::default() })
 }
 
-pub fn with(options: Options) -> ModelServer {
-    ModelServer::start(Options { models: vec!["demo".into()], ..options }).unwrap()
+pub fn with(options: ModelServerOptions) -> ModelServer {
+    ModelServer::start(ModelServerOptions { models: vec!["demo".into()], ..options }).unwrap()
 }
 
-pub struct Reply {
+pub struct ModelServerReply {
     pub status: StatusCode,
     pub headers: HeaderMap,
     pub body: Bytes,
 }
 
-impl Reply {
+impl ModelServerReply {
     pub fn text(&self) -> &str {
         std::str::from_utf8(&self.body).unwrap()
     }
@@ -62,17 +62,17 @@ pub fn request(address: SocketAddr, method: &str, path: &str) -> http::request::
     Request::builder().method(method).uri(format!("http://{address}{path}"))
 }
 
-pub async fn finish(response: Response<Incoming>) -> Reply {
+pub async fn finish(response: Response<Incoming>) -> ModelServerReply {
     let (parts, body) = response.into_parts();
     let body = tokio::time::timeout(PATIENCE, body.collect()).await.unwrap().unwrap().to_bytes();
-    Reply { status: parts.status, headers: parts.headers, body }
+    ModelServerReply { status: parts.status, headers: parts.headers, body }
 }
 
-pub async fn get(address: SocketAddr, path: &str) -> Reply {
+pub async fn get(address: SocketAddr, path: &str) -> ModelServerReply {
     finish(open(address, request(address, "GET", path), "").await.unwrap()).await
 }
 
-pub async fn post(address: SocketAddr, path: &str, body: &Value) -> Reply {
+pub async fn post(address: SocketAddr, path: &str, body: &Value) -> ModelServerReply {
     finish(open(address, request(address, "POST", path), &body.to_string()).await.unwrap()).await
 }
 

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use serde_json::json;
-use testbed::model_server::{Fault, FaultMode, FaultPaths, ModelServer, Options, serve_admin};
+use testbed::model_server::{FaultMode, FaultPaths, ModelServer, ModelServerOptions, ServerFault, serve_admin};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -27,7 +27,7 @@ async fn read_to_end(socket: &mut TcpStream) -> (String, Result<(), ErrorKind>) 
 }
 
 async fn order(server: &ModelServer, mode: FaultMode, count: u32) {
-    server.fault(Fault { count: Some(count), ..Fault::new(mode) }).await;
+    server.fault(ServerFault { count: Some(count), ..ServerFault::new(mode) }).await;
 }
 
 #[tokio::test]
@@ -39,7 +39,7 @@ async fn resets_are_tcp_resets_at_the_asked_moment() {
         (FaultMode::ResetMidStream, true, "HTTP/1.1 200 OK\r\n", 4),
         (FaultMode::ResetMidStream, false, "HTTP/1.1 200 OK\r\n", 0),
     ] {
-        server.fault(Fault { count: Some(1), after_chunks: Some(3), ..Fault::new(mode) }).await;
+        server.fault(ServerFault { count: Some(1), after_chunks: Some(3), ..ServerFault::new(mode) }).await;
         let (read, end) = raw(server.addr(), stream).await;
         assert_eq!(end, Err(ErrorKind::ConnectionReset), "{mode:?}: {read}");
         assert!(read.starts_with(head) && head.is_empty() == read.is_empty(), "{mode:?}: {read}");
@@ -76,7 +76,7 @@ async fn a_status_fault_hits_its_paths_so_many_times() {
             assert_eq!((reply.text(), reply.headers["retry-after"].as_bytes()), ("busy", b"7".as_slice()));
         }
     }
-    server.fault(Fault { paths: FaultPaths::Metrics, ..Fault::new(FaultMode::Status) }).await;
+    server.fault(ServerFault { paths: FaultPaths::Metrics, ..ServerFault::new(FaultMode::Status) }).await;
     assert_eq!(get(server.addr(), "/metrics").await.status, 503);
     assert_eq!(get(server.addr(), "/v1/models").await.status, 200);
     assert_eq!(get(server.addr(), "/admin/faults").await.json()[0]["paths"], "metrics");
@@ -98,7 +98,7 @@ async fn a_hung_request_hears_nothing() {
 
 #[tokio::test]
 async fn a_refusing_server_is_gone_until_its_time() {
-    let server = with(Options::default());
+    let server = with(ModelServerOptions::default());
     let mut stream = TcpStream::connect(server.addr()).await.unwrap();
     let body = chat("hello", 100_000, &json!({"stream": true})).to_string();
     let head = format!("POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", body.len());
@@ -133,7 +133,7 @@ async fn reachable(address: SocketAddr) {
 
 #[tokio::test]
 async fn a_restart_is_cold_and_visible() {
-    let server = with(Options { speed: 20.0, ..Options::default() });
+    let server = with(ModelServerOptions { speed: 20.0, ..ModelServerOptions::default() });
     let prompt = chat(&"x".repeat(640), 1, &json!({}));
     post(server.addr(), "/v1/chat/completions", &prompt).await;
     let before = server.state().await.unwrap();
@@ -156,7 +156,7 @@ async fn a_restart_is_cold_and_visible() {
 
 #[tokio::test]
 async fn draining_lets_requests_end_and_dropping_does_not() {
-    let server = with(Options { speed: 20.0, ..Options::default() });
+    let server = with(ModelServerOptions { speed: 20.0, ..ModelServerOptions::default() });
     let address = server.addr();
     let body = chat("hello", 200, &json!({"stream": true})).to_string();
     let streaming = open(address, request(address, "POST", "/v1/chat/completions"), &body).await.unwrap();
@@ -167,7 +167,7 @@ async fn draining_lets_requests_end_and_dropping_does_not() {
     tokio::time::timeout(PATIENCE, drained).await.unwrap().unwrap();
     assert!(TcpStream::connect(address).await.is_err());
 
-    let server = with(Options::default());
+    let server = with(ModelServerOptions::default());
     let address = server.addr();
     let streaming = open(address, request(address, "POST", "/v1/chat/completions"), &body).await.unwrap();
     drop(server);

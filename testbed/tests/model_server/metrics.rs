@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde_json::json;
-use testbed::model_server::{EngineNames, ModelServer, Options};
+use testbed::model_server::{EngineNames, ModelServer, ModelServerOptions};
 
 use crate::client::{chat, finish, get, instant, open, post, request, until, with};
 
@@ -25,7 +25,7 @@ async fn value(server: &ModelServer, name: &str) -> f64 {
 
 #[tokio::test]
 async fn the_page_counts_what_happened() {
-    let server = with(Options { speed: 50.0, ..Options::default() });
+    let server = with(ModelServerOptions { speed: 50.0, ..ModelServerOptions::default() });
     for _ in 0..2 {
         post(server.addr(), "/v1/chat/completions", &chat(&"x".repeat(640), 10, &json!({}))).await;
     }
@@ -51,7 +51,7 @@ async fn the_page_counts_what_happened() {
 
 #[tokio::test]
 async fn the_page_is_as_large_as_a_real_one() {
-    let server = ModelServer::start(Options { speed: 0.0, ..Options::default() }).unwrap();
+    let server = ModelServer::start(ModelServerOptions { speed: 0.0, ..ModelServerOptions::default() }).unwrap();
     let bytes = get(server.addr(), "/metrics").await.body.len();
     assert!((35_000..60_000).contains(&bytes), "{bytes}");
 }
@@ -67,7 +67,7 @@ async fn names_filter_samples_as_prometheus_client_does() {
     assert_eq!(series, ["vllm:num_requests_running", "vllm:prompt_tokens_total"].map(|name| format!("{name}{labels}")));
     assert_eq!(page.text().matches("# TYPE").count(), 2);
 
-    let deaf = with(Options { speed: 0.0, no_name_filter: true, ..Options::default() });
+    let deaf = with(ModelServerOptions { speed: 0.0, no_name_filter: true, ..ModelServerOptions::default() });
     assert!(get(deaf.addr(), &format!("/metrics{names}")).await.body.len() > 20_000);
 }
 
@@ -111,20 +111,20 @@ async fn every_engine_has_its_names() {
             ],
         ),
     ] {
-        let server = with(Options { speed: 0.0, engine, ..Options::default() });
+        let server = with(ModelServerOptions { speed: 0.0, engine, ..ModelServerOptions::default() });
         let page = get(server.addr(), "/metrics").await;
         samples(page.text());
         assert!(names.iter().all(|name| page.text().contains(name)), "{engine:?}: {}", page.text());
         assert!(page.text().contains("\nprocess_start_time_seconds "));
     }
-    let old = with(Options { speed: 0.0, old_metric_names: true, ..Options::default() });
+    let old = with(ModelServerOptions { speed: 0.0, old_metric_names: true, ..ModelServerOptions::default() });
     let page = get(old.addr(), "/metrics").await;
     assert!(page.text().contains("vllm:gpu_cache_usage_perc{") && !page.text().contains("vllm:kv_cache_usage_perc"));
 }
 
 #[tokio::test]
 async fn load_shows_and_a_client_that_leaves_frees_it() {
-    let server = with(Options { max_num_seqs: 2, ..Options::default() });
+    let server = with(ModelServerOptions { max_num_seqs: 2, ..ModelServerOptions::default() });
     let mut streams = Vec::new();
     for _ in 0..3 {
         let request = request(server.addr(), "POST", "/v1/chat/completions");
@@ -142,7 +142,11 @@ async fn load_shows_and_a_client_that_leaves_frees_it() {
 
 #[tokio::test]
 async fn adapters_show_in_the_newest_series() {
-    let server = with(Options { loras: ["one", "two", "three"].map(str::to_owned).to_vec(), max_lora: 2, ..Options::default() });
+    let server = with(ModelServerOptions {
+        loras: ["one", "two", "three"].map(str::to_owned).to_vec(),
+        max_lora: 2,
+        ..ModelServerOptions::default()
+    });
     let mut streams = Vec::new();
     for model in ["one", "two", "three"] {
         let request = request(server.addr(), "POST", "/v1/chat/completions");
@@ -175,7 +179,7 @@ async fn lies_stand_on_the_page_and_in_the_reply_until_taken_back() {
 #[tokio::test]
 async fn steps_take_as_long_as_ordered() {
     // Some ms a token: a hundred times faster than that is far from a machine that is busy otherwise.
-    let server = with(Options { slowdown: 0.01, ..Options::default() });
+    let server = with(ModelServerOptions { slowdown: 0.01, ..ModelServerOptions::default() });
     let token_s = async |slowdown: f64| {
         let told = post(server.addr(), "/admin/pace", &json!({ "slowdown": slowdown })).await;
         assert_eq!(told.status, 200);

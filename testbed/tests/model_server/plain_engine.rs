@@ -4,15 +4,15 @@ use std::time::{Duration, Instant};
 
 use futures::future::join_all;
 use serde_json::{Value, json};
-use testbed::client::{self, Reply};
-use testbed::plain_engine::{Answer, Behaviour, Delay, Metrics, PlainEngine, Usage};
+use testbed::client::{self, ClientReply};
+use testbed::plain_engine::{AnswerDelay, PlainAnswer, PlainBehaviour, PlainEngine, PlainMetrics, UsageReporting};
 
 const CHAT: &str = "/v1/chat/completions";
 
 /// A delay that no scheduler's pause hides.
 const LONG: Duration = Duration::from_millis(200);
 
-async fn start(behaviour: Behaviour) -> PlainEngine {
+async fn start(behaviour: PlainBehaviour) -> PlainEngine {
     PlainEngine::start(([127, 0, 0, 1], 0).into(), behaviour).await.unwrap()
 }
 
@@ -20,17 +20,17 @@ fn chat(stream: bool, max_tokens: u32) -> Value {
     json!({"model": "demo", "messages": [{"role": "user", "content": "Hello?"}], "stream": stream, "max_tokens": max_tokens})
 }
 
-async fn post(engine: &PlainEngine, path: &str, body: &Value) -> testbed::Result<Reply> {
+async fn post(engine: &PlainEngine, path: &str, body: &Value) -> testbed::Result<ClientReply> {
     client::post(engine.addr(), path, body.to_string()).await
 }
 
-fn events(reply: &Reply) -> Vec<String> {
+fn events(reply: &ClientReply) -> Vec<String> {
     reply.text().split_terminator("\n\n").map(|event| event.trim_start_matches("data: ").to_owned()).collect()
 }
 
 #[tokio::test]
 async fn each_api_is_answered_in_its_shape_and_names_its_engine() {
-    let engine = start(Behaviour::default()).await;
+    let engine = start(PlainBehaviour::default()).await;
     for (path, pointer) in [
         (CHAT, "/choices/0/message/content"),
         ("/v1/completions", "/choices/0/text"),
@@ -48,11 +48,11 @@ async fn each_api_is_answered_in_its_shape_and_names_its_engine() {
 
 #[tokio::test]
 async fn a_stream_has_its_tokens_then_usage_if_told_and_an_end() {
-    let engine = start(Behaviour::default()).await;
+    let engine = start(PlainBehaviour::default()).await;
     let told = events(&post(&engine, CHAT, &chat(true, 3)).await.unwrap());
     assert_eq!((told.len(), told.last().map(String::as_str)), (5, Some("[DONE]")));
     assert!(told[3].contains(r#""completion_tokens":3"#), "{}", told[3]);
-    engine.behave(Behaviour { usage: Usage::Untold, ..Behaviour::default() });
+    engine.behave(PlainBehaviour { usage: UsageReporting::Untold, ..PlainBehaviour::default() });
     assert_eq!(events(&post(&engine, CHAT, &chat(true, 3)).await.unwrap()).len(), 4);
     assert!(!post(&engine, CHAT, &chat(false, 3)).await.unwrap().text().contains("usage"));
 }
@@ -61,12 +61,12 @@ async fn a_stream_has_its_tokens_then_usage_if_told_and_an_end() {
 async fn delays_have_their_shapes() {
     let prompt_tokens = u32::try_from(chat(true, 3).to_string().len() / 4).unwrap();
     for (delay, at_least) in [
-        (Delay::Constant(LONG), LONG),
-        (Delay::PerToken { first: LONG, next: LONG / 2 }, LONG * 2),
-        (Delay::PerPromptToken(LONG / prompt_tokens), LONG * 9 / 10),
-        (Delay::Slots { slots: 4, each: LONG }, LONG),
+        (AnswerDelay::Constant(LONG), LONG),
+        (AnswerDelay::PerToken { first: LONG, next: LONG / 2 }, LONG * 2),
+        (AnswerDelay::PerPromptToken(LONG / prompt_tokens), LONG * 9 / 10),
+        (AnswerDelay::Slots { slots: 4, each: LONG }, LONG),
     ] {
-        let engine = start(Behaviour::with_delay(delay)).await;
+        let engine = start(PlainBehaviour::with_delay(delay)).await;
         for stream in [false, true] {
             let began = Instant::now();
             assert_eq!(post(&engine, CHAT, &chat(stream, 3)).await.unwrap().status, 200);
@@ -78,7 +78,7 @@ async fn delays_have_their_shapes() {
 
 #[tokio::test]
 async fn requests_beyond_the_slots_wait_for_them() {
-    let engine = start(Behaviour::with_delay(Delay::Slots { slots: 2, each: LONG })).await;
+    let engine = start(PlainBehaviour::with_delay(AnswerDelay::Slots { slots: 2, each: LONG })).await;
     let began = Instant::now();
     let body = chat(false, 3);
     let replies = join_all((0..6).map(|_| post(&engine, CHAT, &body)));
@@ -95,13 +95,13 @@ async fn requests_beyond_the_slots_wait_for_them() {
 
 #[tokio::test]
 async fn metrics_are_live_frozen_or_missing() {
-    let engine = start(Behaviour::with_delay(Delay::Constant(LONG))).await;
+    let engine = start(PlainBehaviour::with_delay(AnswerDelay::Constant(LONG))).await;
     let body = chat(false, 1);
     let look = async {
         let mut found = Vec::new();
         tokio::time::sleep(LONG / 2).await;
-        for metrics in [Metrics::Live, Metrics::Frozen, Metrics::Missing] {
-            engine.behave(Behaviour { metrics, ..Behaviour::default() });
+        for metrics in [PlainMetrics::Live, PlainMetrics::Frozen, PlainMetrics::Missing] {
+            engine.behave(PlainBehaviour { metrics, ..PlainBehaviour::default() });
             let reply = client::get(engine.addr(), "/metrics").await.unwrap();
             found.push((reply.status, reply.text().contains("running{model_name=\"demo\"} 1")));
         }
@@ -113,29 +113,29 @@ async fn metrics_are_live_frozen_or_missing() {
 
 #[tokio::test]
 async fn a_broken_engine_answers_what_it_was_told_until_it_is_mended() {
-    let engine = start(Behaviour::with_status(500, r#"{"error":{"message":"no"}}"#)).await;
+    let engine = start(PlainBehaviour::with_status(500, r#"{"error":{"message":"no"}}"#)).await;
     for (status, body) in [(500, r#"{"error":{"message":"no"}}"#), (200, ""), (200, r#"{"error":{"code":500}}"#)] {
-        engine.behave(Behaviour::with_status(status, body));
+        engine.behave(PlainBehaviour::with_status(status, body));
         for stream in [false, true] {
             let reply = post(&engine, CHAT, &chat(stream, 3)).await.unwrap();
             assert_eq!((reply.status, reply.text()), (status, body.to_owned()));
         }
         assert_eq!(client::get(engine.addr(), "/metrics").await.unwrap().status, 200, "its metrics look healthy");
     }
-    engine.behave(Behaviour::default());
+    engine.behave(PlainBehaviour::default());
     let reply = post(&engine, CHAT, &chat(false, 3)).await.unwrap();
     assert!(reply.status == 200 && reply.text().contains("choices"), "{}", reply.text());
 }
 
 #[tokio::test]
 async fn a_reply_can_be_cut_in_the_middle() {
-    let engine = start(Behaviour { answer: Answer::CutAfterFirstToken, ..Behaviour::default() }).await;
+    let engine = start(PlainBehaviour { answer: PlainAnswer::CutAfterFirstToken, ..PlainBehaviour::default() }).await;
     for stream in [false, true] {
         let error = post(&engine, CHAT, &chat(stream, 3)).await.unwrap_err().to_string();
         assert!(client::is_broken_off(&error), "stream {stream}: {error}");
     }
     let request = http::Request::post(CHAT).body(client::full(chat(true, 3).to_string())).unwrap();
-    let mut stream = client::Events::new(client::start(engine.addr(), request).await.unwrap());
+    let mut stream = client::EventStream::new(client::start(engine.addr(), request).await.unwrap());
     assert!(stream.next().await.unwrap().unwrap().data.contains("word"), "the first token comes");
     assert!(stream.next().await.is_err());
 }

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use super::Listen;
+use super::OptionalAddress;
 
 /// `ip:port`, or `none`.
-pub(super) fn listen(text: &str) -> Result<Listen, String> {
+pub(super) fn listen(text: &str) -> Result<OptionalAddress, String> {
     let address = || text.parse().map(Some).map_err(|_| "give an address as 127.0.0.1:9002, or `none`".to_owned());
-    if text == "none" { Ok(Listen(None)) } else { address().map(Listen) }
+    if text == "none" { Ok(OptionalAddress(None)) } else { address().map(OptionalAddress) }
 }
 
 /// What HTTP/2 allows in a header name of ours.

@@ -4,30 +4,32 @@ use scheduler::PLUGINS_MAX;
 use scheduler::plugin::{self, InvalidParameter};
 use scheduler::registry::{self, PluginType};
 
-use super::{Reader, TEXT_BYTES_MAX, below, unknown};
-use crate::config::Status;
-use crate::config::known::{Fate, Foreign, NO_EFFECT, PARAMETERS, REFERENCES, Role, Target, foreign, plugin_types};
-use crate::config::yaml::{Key, Node, Value};
+use super::{ConfigReader, TEXT_BYTES_MAX, below, unknown};
+use crate::config::ItemStatus;
+use crate::config::reference_items::{
+    ItemSupport, NO_EFFECT, PARAMETERS, ParameterReference, PluginRole, REFERENCES, ReferencePlugin, foreign, plugin_types,
+};
+use crate::config::yaml::{YamlKey, YamlNode, YamlValue};
 
 /// A plugin as declared.
 #[derive(Debug)]
-pub(super) struct Declared {
+pub(super) struct DeclaredPlugin {
     pub(super) name: String,
     pub(super) plugin_type: String,
     /// A map, or nothing.
-    pub(super) parameters: Node,
+    pub(super) parameters: YamlNode,
     pub(super) path: String,
     pub(super) line: u64,
 }
 
 /// Parameters as the scheduler takes them.
-pub(super) type Given = Vec<(String, plugin::Value)>;
+pub(super) type GivenParameters = Vec<(String, plugin::ParameterValue)>;
 
-// === impl Declared ===
+// === impl DeclaredPlugin ===
 
-impl Declared {
+impl DeclaredPlugin {
     /// The parameters with the keys they stand at.
-    pub(super) fn entries(&self) -> &[(Key, Node)] {
+    pub(super) fn entries(&self) -> &[(YamlKey, YamlNode)] {
         self.parameters.entries()
     }
 
@@ -37,15 +39,17 @@ impl Declared {
     }
 
     /// What is given of it, for the scheduler; values it cannot take are left out. It knows extractors by their type: of each there is one.
-    pub(super) fn given(&self, all: &[Self]) -> Given {
+    pub(super) fn given(&self, all: &[Self]) -> GivenParameters {
         let ours = self.entries().iter().filter(|(key, _)| self.fate_of(&key.name).is_none());
         let entries = ours.filter_map(|(key, node)| Some((key.name.clone(), value(node)?)));
-        let mut given: Given = entries.collect();
+        let mut given: GivenParameters = entries.collect();
         for (name, value) in &mut given {
-            let names_extractor = |(t, way, target): &&(&str, &[&str], Target)| {
-                (t.is_empty() || *t == self.plugin_type) && **way == [name.as_str()] && *target == Target::Plugin(Role::Extractor)
+            let names_extractor = |(t, way, target): &&(&str, &[&str], ParameterReference)| {
+                (t.is_empty() || *t == self.plugin_type)
+                    && **way == [name.as_str()]
+                    && *target == ParameterReference::Plugin(PluginRole::Extractor)
             };
-            if let (Some(_), plugin::Value::Text(text)) = (REFERENCES.iter().find(names_extractor), value)
+            if let (Some(_), plugin::ParameterValue::Text(text)) = (REFERENCES.iter().find(names_extractor), value)
                 && let Some(extractor) = all.iter().find(|p| p.name == *text)
             {
                 text.clone_from(&extractor.plugin_type);
@@ -55,20 +59,21 @@ impl Declared {
     }
 
     /// What becomes of a parameter that the scheduler does not know.
-    fn fate_of(&self, parameter: &str) -> Option<Fate> {
+    fn fate_of(&self, parameter: &str) -> Option<ItemSupport> {
         PARAMETERS.iter().find(|(t, p, _)| *t == self.plugin_type && *p == parameter).map(|(.., fate)| *fate)
     }
 
     /// Is it one of those that cannot be had?
     pub(super) fn is_refused(&self) -> bool {
-        registry::lookup(&self.plugin_type).is_none() && matches!(foreign(&self.plugin_type), Some(Foreign { fate: Fate::Refused(..), .. }))
+        registry::lookup(&self.plugin_type).is_none()
+            && matches!(foreign(&self.plugin_type), Some(ReferencePlugin { support: ItemSupport::Refused(..), .. }))
     }
 }
 
-// === impl Reader ===
+// === impl ConfigReader ===
 
-impl Reader {
-    pub(super) fn plugins(&mut self, plugins: &Node) {
+impl ConfigReader {
+    pub(super) fn plugins(&mut self, plugins: &YamlNode) {
         let list = self.list(plugins, "plugins");
         if list.len() > PLUGINS_MAX {
             self.problem("plugins", plugins.line, format!("{} plugins, at most {PLUGINS_MAX} are allowed", list.len()));
@@ -90,7 +95,7 @@ impl Reader {
         self.plugins = all;
     }
 
-    fn declared(&mut self, plugin: &Node, path: String) -> Option<Declared> {
+    fn declared(&mut self, plugin: &YamlNode, path: String) -> Option<DeclaredPlugin> {
         self.map(plugin, &path, &["name", "type", "parameters"])?;
         let Some(plugin_type) = plugin.get("type") else {
             self.problem(&path, plugin.line, "has no type");
@@ -102,36 +107,36 @@ impl Reader {
             None => String::new(),
         };
         let name = if name.is_empty() { plugin_type.clone() } else { name };
-        let parameters = plugin.get("parameters").cloned().unwrap_or(Node { line: plugin.line, value: Value::Map(Vec::new()) });
-        if !matches!(parameters.value, Value::Map(_)) {
+        let parameters = plugin.get("parameters").cloned().unwrap_or(YamlNode { line: plugin.line, value: YamlValue::Map(Vec::new()) });
+        if !matches!(parameters.value, YamlValue::Map(_)) {
             self.problem(&below(&path, "parameters"), parameters.line, format!("must be a map, not {}", parameters.value.kind()));
             return None;
         }
-        Some(Declared { name, plugin_type, parameters, path, line: plugin.line })
+        Some(DeclaredPlugin { name, plugin_type, parameters, path, line: plugin.line })
     }
 
     /// Says what becomes of a declared plugin.
-    fn plugin_type(&mut self, declared: &Declared, all: &[Declared]) {
-        let Declared { plugin_type, path, line, .. } = declared;
+    fn plugin_type(&mut self, declared: &DeclaredPlugin, all: &[DeclaredPlugin]) {
+        let DeclaredPlugin { plugin_type, path, line, .. } = declared;
         match (registry::lookup(plugin_type), foreign(plugin_type)) {
             (Some(row), _) => {
-                self.item(path, *line, Status::Implemented, row.doc);
+                self.item(path, *line, ItemStatus::Implemented, row.doc);
                 self.parameters(declared, row, all);
             }
-            (None, Some(Foreign { fate, .. })) => {
+            (None, Some(ReferencePlugin { support: fate, .. })) => {
                 self.fate(path, *line, *fate);
                 match (plugin_type.as_str(), fate) {
                     ("core-metrics-extractor", _) => self.extractor(declared),
                     ("metrics-data-source", _) => self.data_source(declared),
-                    (_, Fate::NoEffect(_)) => self.ignored_parameters(declared),
-                    (_, Fate::Implemented(_) | Fate::Refused(..)) => {}
+                    (_, ItemSupport::NoEffect(_)) => self.ignored_parameters(declared),
+                    (_, ItemSupport::Implemented(_) | ItemSupport::Refused(..)) => {}
                 }
             }
             (None, None) => self.problem(&below(path, "type"), *line, unknown("plugin type", plugin_type, plugin_types())),
         }
     }
 
-    fn parameters(&mut self, declared: &Declared, row: &PluginType, all: &[Declared]) {
+    fn parameters(&mut self, declared: &DeclaredPlugin, row: &PluginType, all: &[DeclaredPlugin]) {
         let mut wrong = self.unusable(declared);
         let mut given = declared.given(all);
         given.retain(|(name, _)| !wrong.contains(name));
@@ -140,7 +145,7 @@ impl Reader {
             let at = error_path(&error);
             let top = at.split(['.', '[']).next().unwrap_or_default().to_owned();
             let value = declared.parameters.get(&top).map(|node| &node.value);
-            let names_refused = all.iter().any(|p| p.is_refused() && value == Some(&Value::Text(p.name.clone())));
+            let names_refused = all.iter().any(|p| p.is_refused() && value == Some(&YamlValue::Text(p.name.clone())));
             if !wrong.contains(&top) && !names_refused {
                 let line = declared.parameters.line_of(&at).unwrap_or(declared.line);
                 self.problem(&declared.parameter(&at), line, error.to_string());
@@ -158,8 +163,8 @@ impl Reader {
             match (declared.fate_of(&key.name), doc) {
                 (Some(fate), _) => self.fate(&path, key.line, fate),
                 (None, Some(doc)) => match doc.strip_prefix(NO_EFFECT) {
-                    Some(reason) => self.item(&path, key.line, Status::NoEffect, reason),
-                    None => self.item(&path, key.line, Status::Implemented, doc),
+                    Some(reason) => self.item(&path, key.line, ItemStatus::NoEffect, reason),
+                    None => self.item(&path, key.line, ItemStatus::Implemented, doc),
                 },
                 (None, None) => {}
             }
@@ -167,10 +172,10 @@ impl Reader {
     }
 
     /// Parameters whose values the scheduler cannot take.
-    fn unusable(&mut self, declared: &Declared) -> Vec<String> {
+    fn unusable(&mut self, declared: &DeclaredPlugin) -> Vec<String> {
         let mut wrong = Vec::new();
         for (key, node) in declared.entries() {
-            if value(node).is_none() && node.value != Value::Null {
+            if value(node).is_none() && node.value != YamlValue::Null {
                 let message = format!("holds nothing where a value must be, or a text of more than {TEXT_BYTES_MAX} bytes");
                 self.problem(&declared.parameter(&key.name), key.line, message);
                 wrong.push(key.name.clone());
@@ -179,10 +184,10 @@ impl Reader {
         wrong
     }
 
-    fn ignored_parameters(&mut self, declared: &Declared) {
+    fn ignored_parameters(&mut self, declared: &DeclaredPlugin) {
         for (key, _) in declared.entries() {
             let reason = format!("{} does nothing of its own here", declared.plugin_type);
-            self.item(&declared.parameter(&key.name), key.line, Status::NoEffect, reason);
+            self.item(&declared.parameter(&key.name), key.line, ItemStatus::NoEffect, reason);
         }
     }
 
@@ -190,8 +195,8 @@ impl Reader {
     pub(super) fn parameter_references(&mut self, profiles: &[&str]) {
         let plugins = std::mem::take(&mut self.plugins);
         let wanted =
-            |declared: &Declared| REFERENCES.iter().filter(|(t, ..)| t.is_empty() || *t == declared.plugin_type).collect::<Vec<_>>();
-        let mut found: Vec<(String, Node, Target)> = Vec::new();
+            |declared: &DeclaredPlugin| REFERENCES.iter().filter(|(t, ..)| t.is_empty() || *t == declared.plugin_type).collect::<Vec<_>>();
+        let mut found: Vec<(String, YamlNode, ParameterReference)> = Vec::new();
         for declared in &plugins {
             for (_, way, target) in wanted(declared) {
                 found.extend(declared.parameters.at(way).map(|node| (declared.parameter(&way.join(".")), node.clone(), *target)));
@@ -200,9 +205,9 @@ impl Reader {
         self.plugins = plugins;
         for (path, node, target) in found {
             match (&node.value, target) {
-                (Value::Text(name), _) if name.is_empty() => {}
-                (Value::Text(_), Target::Plugin(role)) => drop(self.reference(&node, &path, &[role])),
-                (Value::Text(name), Target::Profile) if !profiles.contains(&name.as_str()) => {
+                (YamlValue::Text(name), _) if name.is_empty() => {}
+                (YamlValue::Text(_), ParameterReference::Plugin(role)) => drop(self.reference(&node, &path, &[role])),
+                (YamlValue::Text(name), ParameterReference::Profile) if !profiles.contains(&name.as_str()) => {
                     self.problem(&path, node.line, unknown("profile", name, profiles.iter().copied()));
                 }
                 _ => {} // of another type: told where parameters are read
@@ -212,16 +217,18 @@ impl Reader {
 
     /// Plugins that are declared and then never referred to, though only that would give them work.
     pub(super) fn unused(&mut self) {
-        use registry::Kind::{Decider, Detector, Filter, Parser, Picker, Scorer};
+        use registry::PluginKind::{Decider, Detector, Filter, Parser, Picker, Scorer};
         let unused = self.plugins.iter().filter(|p| {
-            let referred =
-                matches!(Role::of(&p.plugin_type), Some(Role::Scheduling(Filter | Scorer | Picker | Decider | Detector | Parser)));
+            let referred = matches!(
+                PluginRole::of(&p.plugin_type),
+                Some(PluginRole::Scheduling(Filter | Scorer | Picker | Decider | Detector | Parser))
+            );
             referred && registry::lookup(&p.plugin_type).is_some() && !self.referred.contains(&p.name)
         });
         let unused: Vec<(String, String)> = unused.map(|p| (p.path.clone(), p.name.clone())).collect();
         for item in &mut self.report.items {
             if let Some((_, name)) = unused.iter().find(|(path, _)| *path == item.path) {
-                item.status = Status::NoEffect;
+                item.status = ItemStatus::NoEffect;
                 item.reason = format!("nothing refers to {name:?}");
             }
         }
@@ -229,16 +236,16 @@ impl Reader {
 }
 
 /// A value as the scheduler takes it; `None` where it holds nothing, or a text that is too long.
-fn value(node: &Node) -> Option<plugin::Value> {
+fn value(node: &YamlNode) -> Option<plugin::ParameterValue> {
     match &node.value {
-        Value::Null => None,
-        Value::Flag(flag) => Some(plugin::Value::Flag(*flag)),
-        Value::Number(number) => Some(plugin::Value::Number(*number)),
-        Value::Text(text) => (text.len() <= TEXT_BYTES_MAX).then(|| plugin::Value::Text(text.clone())),
-        Value::List(list) => list.iter().map(value).collect::<Option<_>>().map(plugin::Value::List),
-        Value::Map(entries) => {
+        YamlValue::Null => None,
+        YamlValue::Flag(flag) => Some(plugin::ParameterValue::Flag(*flag)),
+        YamlValue::Number(number) => Some(plugin::ParameterValue::Number(*number)),
+        YamlValue::Text(text) => (text.len() <= TEXT_BYTES_MAX).then(|| plugin::ParameterValue::Text(text.clone())),
+        YamlValue::List(list) => list.iter().map(value).collect::<Option<_>>().map(plugin::ParameterValue::List),
+        YamlValue::Map(entries) => {
             let entries = entries.iter().map(|(key, node)| Some((key.name.clone(), value(node)?)));
-            entries.collect::<Option<_>>().map(plugin::Value::Map)
+            entries.collect::<Option<_>>().map(plugin::ParameterValue::Map)
         }
     }
 }

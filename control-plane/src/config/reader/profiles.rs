@@ -1,21 +1,21 @@
 //! Profiles, and the pipeline they and the declared plugins make up. What the reference adds by itself is added here: a handler, a picker,
 //! weights of 1, and a profile of everything declared where none is given.
 
-use scheduler::registry::{self, Kind};
+use scheduler::registry::{self, PluginKind};
 use scheduler::{Pipeline, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec};
 
-use super::plugins::Declared;
-use super::{Reader, below};
-use crate::config::Status;
-use crate::config::known::Role;
-use crate::config::yaml::{Node, Value};
+use super::plugins::DeclaredPlugin;
+use super::{ConfigReader, below};
+use crate::config::ItemStatus;
+use crate::config::reference_items::PluginRole;
+use crate::config::yaml::{YamlNode, YamlValue};
 
 /// What a profile may hold.
-const IN_PROFILES: [Role; 4] = [
-    Role::Scheduling(Kind::Filter),
-    Role::Scheduling(Kind::Scorer),
-    Role::Scheduling(Kind::Picker),
-    Role::Scheduling(Kind::Detector), // filters too
+const IN_PROFILES: [PluginRole; 4] = [
+    PluginRole::Scheduling(PluginKind::Filter),
+    PluginRole::Scheduling(PluginKind::Scorer),
+    PluginRole::Scheduling(PluginKind::Picker),
+    PluginRole::Scheduling(PluginKind::Detector), // filters too
 ];
 
 /// Producers that the reference's files name in profiles, though they hold wherever they are declared.
@@ -30,11 +30,11 @@ const PROFILE_DEFAULT: &str = "default";
 /// The detector that is asked when none is named, by its name.
 const DETECTOR_DEFAULT: &str = "utilization-detector";
 
-// === impl Reader ===
+// === impl ConfigReader ===
 
-impl Reader {
+impl ConfigReader {
     /// The pipeline, unless something in it could not be read.
-    pub(super) fn pipeline(&mut self, root: &Node) -> Option<PipelineSpec> {
+    pub(super) fn pipeline(&mut self, root: &YamlNode) -> Option<PipelineSpec> {
         let given = root.get("schedulingProfiles").map(|node| (node.line, self.list(node, "schedulingProfiles")));
         let profiles = match given {
             Some((_, nodes)) if !nodes.is_empty() => self.profiles(nodes),
@@ -45,14 +45,14 @@ impl Reader {
         self.parameter_references(&names);
         let saturation_detector = match self.saturation_detector(root) {
             named if !named.is_empty() => named,
-            _ => self.declared_of(Kind::Detector).find(|p| p.name == DETECTOR_DEFAULT).map(|p| p.name.clone()).unwrap_or_default(),
+            _ => self.declared_of(PluginKind::Detector).find(|p| p.name == DETECTOR_DEFAULT).map(|p| p.name.clone()).unwrap_or_default(),
         };
         self.referred.insert(saturation_detector.clone());
         let profile_handler = self.profile_handler(profiles.len(), given.map_or(0, |(line, _)| line));
         let parsers = self.parsers(root);
-        let in_force = |p: &&Declared| match registry::lookup(&p.plugin_type).map(|row| row.kind) {
+        let in_force = |p: &&DeclaredPlugin| match registry::lookup(&p.plugin_type).map(|row| row.kind) {
             None => false,
-            Some(Kind::Parser) => parsers.contains(&p.name), // being there is being in force
+            Some(PluginKind::Parser) => parsers.contains(&p.name), // being there is being in force
             Some(_) => true,
         };
         let mut plugins: Vec<PluginSpec> = self.plugins.iter().filter(in_force).map(|declared| self.spec(declared)).collect();
@@ -68,15 +68,15 @@ impl Reader {
         Some(pipeline)
     }
 
-    fn spec(&self, declared: &Declared) -> PluginSpec {
+    fn spec(&self, declared: &DeclaredPlugin) -> PluginSpec {
         PluginSpec { plugin_type: declared.plugin_type.clone(), name: declared.name.clone(), parameters: declared.given(&self.plugins) }
     }
 
-    fn declared_of(&self, kind: Kind) -> impl Iterator<Item = &Declared> {
-        self.plugins.iter().filter(move |p| Role::of(&p.plugin_type) == Some(Role::Scheduling(kind)))
+    fn declared_of(&self, kind: PluginKind) -> impl Iterator<Item = &DeclaredPlugin> {
+        self.plugins.iter().filter(move |p| PluginRole::of(&p.plugin_type) == Some(PluginRole::Scheduling(kind)))
     }
 
-    fn profiles(&mut self, nodes: &[Node]) -> Vec<ProfileSpec> {
+    fn profiles(&mut self, nodes: &[YamlNode]) -> Vec<ProfileSpec> {
         let mut profiles: Vec<ProfileSpec> = Vec::new();
         for (i, node) in nodes.iter().enumerate() {
             let path = format!("schedulingProfiles[{i}]");
@@ -93,21 +93,21 @@ impl Reader {
             if profiles.iter().any(|other| other.name == name && !name.is_empty()) {
                 self.problem(&below(&path, "name"), node.line, format!("the name {name:?} is taken by another profile"));
             }
-            self.item(&path, node.line, Status::Implemented, "a profile");
+            self.item(&path, node.line, ItemStatus::Implemented, "a profile");
             let plugins = self.profile_plugins(node, &path);
             profiles.push(ProfileSpec { name, plugins });
         }
         profiles
     }
 
-    fn profile_plugins(&mut self, profile: &Node, path: &str) -> Vec<ProfilePlugin> {
+    fn profile_plugins(&mut self, profile: &YamlNode, path: &str) -> Vec<ProfilePlugin> {
         let mut plugins = Vec::new();
         let mut picker: Option<String> = None;
         let references = profile.get("plugins").map(|node| self.list(node, &below(path, "plugins"))).unwrap_or_default();
         for (i, reference) in references.iter().enumerate() {
             let path = format!("{path}.plugins[{i}]");
             let Some((kind, plugin)) = self.profile_plugin(reference, &path) else { continue };
-            if kind == Kind::Picker {
+            if kind == PluginKind::Picker {
                 match &picker {
                     Some(first) => {
                         let message = format!("{:?} is a second picker; a profile has one, and this one has {first:?}", plugin.name);
@@ -127,23 +127,23 @@ impl Reader {
 
     /// A profile without a picker takes one that is declared, as at the reference; of several the first. (None: the scheduler's own default.)
     fn declared_picker(&mut self) -> Option<ProfilePlugin> {
-        let name = self.declared_of(Kind::Picker).next()?.name.clone();
+        let name = self.declared_of(PluginKind::Picker).next()?.name.clone();
         self.referred.insert(name.clone());
         Some(ProfilePlugin { name, weight: WEIGHT_DEFAULT })
     }
 
-    fn profile_plugin(&mut self, node: &Node, path: &str) -> Option<(Kind, ProfilePlugin)> {
+    fn profile_plugin(&mut self, node: &YamlNode, path: &str) -> Option<(PluginKind, ProfilePlugin)> {
         self.map(node, path, &["pluginRef", "weight"])?;
         let Some(reference) = node.get("pluginRef") else {
             self.problem(path, node.line, "has no pluginRef");
             return None;
         };
-        let named = matches!(&reference.value, Value::Text(name) if self.plugins.iter().any(|p| p.name == *name && NAMED_IN_PROFILES.contains(&&*p.plugin_type)));
-        let allowed = if named { &[Role::Scheduling(Kind::Producer)][..] } else { &IN_PROFILES };
+        let named = matches!(&reference.value, YamlValue::Text(name) if self.plugins.iter().any(|p| p.name == *name && NAMED_IN_PROFILES.contains(&&*p.plugin_type)));
+        let allowed = if named { &[PluginRole::Scheduling(PluginKind::Producer)][..] } else { &IN_PROFILES };
         let name = self.reference(reference, &below(path, "pluginRef"), allowed);
         let weight = match node.get("weight") {
             None => WEIGHT_DEFAULT,
-            Some(Node { value: Value::Number(weight), .. }) => *weight,
+            Some(YamlNode { value: YamlValue::Number(weight), .. }) => *weight,
             Some(other) => {
                 self.problem(&below(path, "weight"), other.line, format!("must be a number, not {}", other.value.kind()));
                 return None;
@@ -161,38 +161,42 @@ impl Reader {
         let declared = self.plugins.iter().find(|p| p.name == name)?;
         let row = registry::lookup(&declared.plugin_type)?; // one that is refused or unknown has been told of
         match (weight_line, row.kind) {
-            (Some(line), kind) if kind != Kind::Scorer => {
+            (Some(line), kind) if kind != PluginKind::Scorer => {
                 self.item(
                     &below(path, "weight"),
                     line,
-                    Status::NoEffect,
-                    format!("{name:?} is {}; only scorers are weighted", Role::Scheduling(kind)),
+                    ItemStatus::NoEffect,
+                    format!("{name:?} is {}; only scorers are weighted", PluginRole::Scheduling(kind)),
                 );
-                self.item(path, node.line, Status::Implemented, "takes part in the profile");
+                self.item(path, node.line, ItemStatus::Implemented, "takes part in the profile");
             }
-            (_, Kind::Scorer) if weight == 0.0 => self.item(path, node.line, Status::NoEffect, "a weight of 0 adds nothing to a total"),
-            (_, Kind::Scorer) => self.item(path, node.line, Status::Implemented, format!("weight {weight}")),
-            (_, Kind::Producer) => self.item(path, node.line, Status::Implemented, "holds in every profile"),
-            _ => self.item(path, node.line, Status::Implemented, "takes part in the profile"),
+            (_, PluginKind::Scorer) if weight == 0.0 => {
+                self.item(path, node.line, ItemStatus::NoEffect, "a weight of 0 adds nothing to a total")
+            }
+            (_, PluginKind::Scorer) => self.item(path, node.line, ItemStatus::Implemented, format!("weight {weight}")),
+            (_, PluginKind::Producer) => self.item(path, node.line, ItemStatus::Implemented, "holds in every profile"),
+            _ => self.item(path, node.line, ItemStatus::Implemented, "takes part in the profile"),
         }
         Some((row.kind, ProfilePlugin { name, weight }))
     }
 
     /// No profile is given: all plugins declared that can be in one, each with weight 1. Nothing if there is none.
     fn implied_profile(&mut self) -> Option<ProfileSpec> {
-        let fits = |p: &&Declared| registry::lookup(&p.plugin_type).is_some_and(|row| IN_PROFILES.contains(&Role::Scheduling(row.kind)));
+        let fits = |p: &&DeclaredPlugin| {
+            registry::lookup(&p.plugin_type).is_some_and(|row| IN_PROFILES.contains(&PluginRole::Scheduling(row.kind)))
+        };
         let names: Vec<String> = self.plugins.iter().filter(fits).map(|p| p.name.clone()).collect();
         if names.is_empty() {
             self.item(
                 "schedulingProfiles",
                 0,
-                Status::NoEffect,
+                ItemStatus::NoEffect,
                 "no plugin that could be in a profile is declared: the default profile holds",
             );
             return None;
         }
         let pickers: Vec<(String, String, u64)> =
-            self.declared_of(Kind::Picker).map(|p| (p.name.clone(), p.path.clone(), p.line)).collect();
+            self.declared_of(PluginKind::Picker).map(|p| (p.name.clone(), p.path.clone(), p.line)).collect();
         for (name, path, line) in pickers.iter().skip(1) {
             let first = &pickers[0].0;
             let message = format!("{name:?} is a second picker: all plugins declared make up the one profile, and this one has {first:?}");
@@ -206,7 +210,7 @@ impl Reader {
     /// The handler is the one that is declared; nothing refers to it.
     fn profile_handler(&mut self, profiles: usize, line: u64) -> String {
         let handlers: Vec<(String, String, u64)> =
-            self.declared_of(Kind::ProfileHandler).map(|p| (p.name.clone(), p.path.clone(), p.line)).collect();
+            self.declared_of(PluginKind::ProfileHandler).map(|p| (p.name.clone(), p.path.clone(), p.line)).collect();
         for (name, path, line) in handlers.iter().skip(1) {
             self.problem(
                 path,
@@ -227,7 +231,7 @@ impl Reader {
             return;
         }
         if let Err(error) = Pipeline::build(pipeline) {
-            let handler = self.declared_of(Kind::ProfileHandler).next();
+            let handler = self.declared_of(PluginKind::ProfileHandler).next();
             let (path, line) = handler.map_or_else(|| ("schedulingProfiles".to_owned(), 0), |p| (p.path.clone(), p.line));
             self.problem(&path, line, error.to_string());
         }

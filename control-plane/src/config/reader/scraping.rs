@@ -2,31 +2,31 @@
 
 use std::sync::Arc;
 
-use super::plugins::Declared;
-use super::{Reader, below, unknown};
-use crate::config::Status;
-use crate::config::yaml::{Node, Value};
-use crate::pool::event_loop::Scraping;
-use crate::scrape::engine::{CustomMetric, EngineConfig, Engines};
+use super::plugins::DeclaredPlugin;
+use super::{ConfigReader, below, unknown};
+use crate::config::ItemStatus;
+use crate::config::yaml::{YamlNode, YamlValue};
+use crate::pool::event_loop::MetricsDiscovery;
+use crate::scrape::engine::{CustomMetric, EngineConfig, EngineTable};
 
 /// Parameters of `metrics-data-source`.
 const DATA_SOURCE: [&str; 8] =
     ["scheme", "path", "port", "interval", "insecureSkipVerify", "caCertPath", "clientCertPath", "clientKeyPath"];
 
-// === impl Reader ===
+// === impl ConfigReader ===
 
-impl Reader {
+impl ConfigReader {
     /// All that was gathered, over what is built in.
-    pub(super) fn scraping(&mut self) -> Option<Scraping> {
+    pub(super) fn scraping(&mut self) -> Option<MetricsDiscovery> {
         let engines = match self.engines.take() {
             Some(engines) => engines,
-            None => Engines::try_new(&[], "", "").ok()?,
+            None => EngineTable::try_new(&[], "", "").ok()?,
         };
-        Some(Scraping { engines: Arc::new(engines), location: std::mem::take(&mut self.location) })
+        Some(MetricsDiscovery { engines: Arc::new(engines), location: std::mem::take(&mut self.location) })
     }
 
     /// `core-metrics-extractor`: names of engines' metrics.
-    pub(super) fn extractor(&mut self, declared: &Declared) {
+    pub(super) fn extractor(&mut self, declared: &DeclaredPlugin) {
         const USED: [(&str, &str); 3] = [
             ("engineConfigs", "the metric names of an engine"),
             ("defaultEngine", "the engine of endpoints without a label"),
@@ -46,20 +46,20 @@ impl Reader {
                 configs.extend(self.engine(engine, &format!("{path}[{i}]")));
             }
         }
-        match Engines::try_new(&configs, &default_engine, &label) {
+        match EngineTable::try_new(&configs, &default_engine, &label) {
             Ok(engines) => self.engines = Some(engines),
             Err(error) => self.problem(&format!("{}.parameters", declared.path), declared.line, error.to_string()),
         }
         for (key, _) in declared.entries() {
             let path = declared.parameter(&key.name);
             match USED.iter().find(|(name, _)| *name == key.name) {
-                Some((_, meaning)) => self.item(&path, key.line, Status::Implemented, *meaning),
+                Some((_, meaning)) => self.item(&path, key.line, ItemStatus::Implemented, *meaning),
                 None => self.problem(&path, key.line, unknown("parameter", &key.name, USED.map(|(name, _)| name))),
             }
         }
     }
 
-    fn engine(&mut self, engine: &Node, path: &str) -> Option<EngineConfig> {
+    fn engine(&mut self, engine: &YamlNode, path: &str) -> Option<EngineConfig> {
         let problems = self.report.errors.len();
         self.map(engine, path, &EngineConfig::FIELDS)?;
         if let Some(custom) = engine.get("customMetrics") {
@@ -75,24 +75,24 @@ impl Reader {
     }
 
     /// `metrics-data-source`: where metrics are.
-    pub(super) fn data_source(&mut self, declared: &Declared) {
+    pub(super) fn data_source(&mut self, declared: &DeclaredPlugin) {
         for (key, node) in declared.entries() {
             let path = declared.parameter(&key.name);
             match (key.name.as_str(), &node.value) {
-                ("scheme", Value::Text(scheme)) if scheme == "http" || scheme == "https" => self.location.https = scheme == "https",
-                ("path", Value::Text(text)) if text.starts_with('/') => self.location.path = Some(text.clone()),
+                ("scheme", YamlValue::Text(scheme)) if scheme == "http" || scheme == "https" => self.location.https = scheme == "https",
+                ("path", YamlValue::Text(text)) if text.starts_with('/') => self.location.path = Some(text.clone()),
                 ("port", value) if port(value).is_some() => self.location.port = port(value),
                 ("scheme" | "path" | "port", _) => {
                     self.problem(&path, key.line, "must be: scheme http or https, path with its leading '/', port 1 to 65535");
                     continue;
                 }
                 ("interval", _) => {
-                    self.item(&path, key.line, Status::NoEffect, "set by --scrape-interval and --scrape-interval-busy");
+                    self.item(&path, key.line, ItemStatus::NoEffect, "set by --scrape-interval and --scrape-interval-busy");
                     continue;
                 }
                 ("insecureSkipVerify" | "caCertPath" | "clientCertPath" | "clientKeyPath", _) => {
                     let flags = "set by --endpoint-tls-ca, --endpoint-tls-cert, --endpoint-tls-key, --endpoint-tls-insecure";
-                    self.item(&path, key.line, Status::NoEffect, flags);
+                    self.item(&path, key.line, ItemStatus::NoEffect, flags);
                     continue;
                 }
                 (other, _) => {
@@ -100,15 +100,15 @@ impl Reader {
                     continue;
                 }
             }
-            self.item(&path, key.line, Status::Implemented, "where an endpoint's metrics are");
+            self.item(&path, key.line, ItemStatus::Implemented, "where an endpoint's metrics are");
         }
     }
 }
 
-fn port(value: &Value) -> Option<u16> {
+fn port(value: &YamlValue) -> Option<u16> {
     let number = match value {
-        Value::Number(number) if number.fract() == 0.0 && (1.0..=65535.0).contains(number) => number.to_string(),
-        Value::Text(text) => text.clone(),
+        YamlValue::Number(number) if number.fract() == 0.0 && (1.0..=65535.0).contains(number) => number.to_string(),
+        YamlValue::Text(text) => text.clone(),
         _ => return None,
     };
     number.parse().ok().filter(|&p: &u16| p > 0)

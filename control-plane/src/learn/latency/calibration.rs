@@ -6,17 +6,17 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use pool_state::Observed;
+use pool_state::EncodedObservation;
 use scheduler::EndpointRef;
 
-use crate::state::counters::Histogram;
+use crate::state::counters::TotalsHistogram;
 
 /// Outcomes kept of an endpoint and target: enough for a coverage of 90 % to be known to 3 %, few enough to show a drift, and its end.
 const RECENT_MAX: usize = 100;
 
 /// What is predicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Target {
+pub enum PredictedTarget {
     /// Time to the first token.
     Ttft,
     /// Time for each further token.
@@ -29,21 +29,21 @@ const RATIO_MAX: f64 = 100.0;
 /// Upper bounds of buckets of what came relative to what was predicted; a last bucket is unbounded. Close around 1, where good predictions are.
 pub const RATIO_BOUNDS: [f64; 10] = [0.25, 0.5, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0];
 
-/// Of one pool.
+/// The counters of one pool.
 #[derive(Debug, Default)]
-pub struct Calibration {
-    rows: BTreeMap<(EndpointRef, Target), Outcomes>,
-    /// In the order of [`Target::ALL`].
-    compared: [Compared; 2],
+pub struct PredictionScores {
+    rows: BTreeMap<(EndpointRef, PredictedTarget), EndpointOutcomes>,
+    /// In the order of [`PredictedTarget::ALL`].
+    compared: [PredictionComparison; 2],
 }
 
 /// All predictions ever made of one target that an outcome is known of, and those outcomes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Compared {
+pub struct PredictionComparison {
     /// What was predicted, ms.
-    pub predicted_ms: Histogram,
+    pub predicted_ms: TotalsHistogram,
     /// What came, ms.
-    pub actual_ms: Histogram,
+    pub actual_ms: TotalsHistogram,
     /// What came relative to what was predicted: counts by bucket of [`RATIO_BOUNDS`].
     pub ratios: [u64; RATIO_BOUNDS.len() + 1],
     /// Sum of those.
@@ -52,13 +52,13 @@ pub struct Compared {
 
 /// Of one endpoint and target.
 #[derive(Debug, Default)]
-struct Outcomes {
+struct EndpointOutcomes {
     count: u64,
-    recent: VecDeque<Outcome>,
+    recent: VecDeque<PredictionOutcome>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Outcome {
+struct PredictionOutcome {
     relative_error: f64,
     pinball_ms: f64,
     covered: bool,
@@ -66,7 +66,7 @@ struct Outcome {
 
 /// How good predictions are, of the newest outcomes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Score {
+pub struct PredictionScore {
     /// Predictions ever held against an outcome.
     pub count: u64,
     /// The newest of them, which the rest is of.
@@ -79,9 +79,9 @@ pub struct Score {
     pub coverage90: f64,
 }
 
-// === impl Target ===
+// === impl PredictedTarget ===
 
-impl Target {
+impl PredictedTarget {
     /// Both.
     pub const ALL: [Self; 2] = [Self::Ttft, Self::Tpot];
 
@@ -95,7 +95,7 @@ impl Target {
     }
 
     /// What was predicted, its ninth decile, and what came; `None` where one of them is not known.
-    fn of(self, observed: &Observed) -> Option<(f64, f64, f64)> {
+    fn of(self, observed: &EncodedObservation) -> Option<(f64, f64, f64)> {
         let predicted = observed.predicted?;
         let (middle, decile, seen) = match self {
             Self::Ttft => (predicted.ttft_ms, predicted.ttft_p90_ms, observed.observation.ttft_ms?),
@@ -105,52 +105,52 @@ impl Target {
     }
 }
 
-// === impl Calibration ===
+// === impl PredictionScores ===
 
-impl Calibration {
+impl PredictionScores {
     /// A request ended well. Nothing, where nothing was predicted of it.
-    pub fn note(&mut self, observed: &Observed) {
-        for (target, compared) in Target::ALL.into_iter().zip(&mut self.compared) {
+    pub fn record(&mut self, observed: &EncodedObservation) {
+        for (target, compared) in PredictedTarget::ALL.into_iter().zip(&mut self.compared) {
             let Some((middle, decile, seen)) = target.of(observed) else { continue };
-            compared.note(middle, seen);
+            compared.record(middle, seen);
             let over = seen - decile;
-            let outcome = Outcome {
+            let outcome = PredictionOutcome {
                 relative_error: (middle - seen).abs() / seen,
                 pinball_ms: if over >= 0.0 { 0.9 * over } else { -0.1 * over },
                 covered: over <= 0.0,
             };
-            self.rows.entry((observed.observation.endpoint, target)).or_default().note(outcome);
+            self.rows.entry((observed.observation.endpoint, target)).or_default().record(outcome);
         }
     }
 
     /// Only these lives of endpoints are of interest from now on.
-    pub fn keep(&mut self, is_present: impl Fn(EndpointRef) -> bool) {
+    pub fn retain(&mut self, is_present: impl Fn(EndpointRef) -> bool) {
         self.rows.retain(|(endpoint, _), _| is_present(*endpoint));
     }
 
-    /// All that was ever compared, in the order of [`Target::ALL`].
+    /// All that was ever compared, in the order of [`PredictedTarget::ALL`].
     #[must_use]
-    pub fn compared(&self) -> [Compared; 2] {
+    pub fn comparisons(&self) -> [PredictionComparison; 2] {
         self.compared
     }
 
-    /// Of one endpoint.
+    /// The counters of one endpoint.
     #[must_use]
-    pub fn of_endpoint(&self, endpoint: EndpointRef, target: Target) -> Score {
-        Score::of(self.rows.get(&(endpoint, target)))
+    pub fn of_endpoint(&self, endpoint: EndpointRef, target: PredictedTarget) -> PredictionScore {
+        PredictionScore::of(self.rows.get(&(endpoint, target)))
     }
 
     /// Of all together.
     #[must_use]
-    pub fn of_pool(&self, target: Target) -> Score {
-        Score::of(self.rows.iter().filter(|((_, of), _)| *of == target).map(|(_, row)| row))
+    pub fn of_pool(&self, target: PredictedTarget) -> PredictionScore {
+        PredictionScore::of(self.rows.iter().filter(|((_, of), _)| *of == target).map(|(_, row)| row))
     }
 }
 
-// === impl Compared ===
+// === impl PredictionComparison ===
 
-impl Compared {
-    fn note(&mut self, predicted_ms: f64, actual_ms: f64) {
+impl PredictionComparison {
+    fn record(&mut self, predicted_ms: f64, actual_ms: f64) {
         self.predicted_ms.record(predicted_ms);
         self.actual_ms.record(actual_ms);
         // A prediction of nothing is wrong by as much as can be said.
@@ -162,10 +162,10 @@ impl Compared {
     }
 }
 
-// === impl Outcomes ===
+// === impl EndpointOutcomes ===
 
-impl Outcomes {
-    fn note(&mut self, outcome: Outcome) {
+impl EndpointOutcomes {
+    fn record(&mut self, outcome: PredictionOutcome) {
         self.count += 1;
         if self.recent.len() >= RECENT_MAX {
             self.recent.pop_front();
@@ -174,11 +174,11 @@ impl Outcomes {
     }
 }
 
-// === impl Score ===
+// === impl PredictionScore ===
 
-impl Score {
+impl PredictionScore {
     #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
-    fn of<'o>(rows: impl IntoIterator<Item = &'o Outcomes>) -> Self {
+    fn of<'o>(rows: impl IntoIterator<Item = &'o EndpointOutcomes>) -> Self {
         let (mut score, mut covered) = (Self::default(), 0_usize);
         for row in rows {
             score.count += row.count;
@@ -206,29 +206,33 @@ mod tests {
 
     #[test]
     fn errors_are_of_what_was_predicted_at_the_pick() {
-        let mut calibration = Calibration::default();
+        let mut calibration = PredictionScores::default();
         for (at, seen, predicted) in [(1, 100.0, predicted(80.0)), (1, 200.0, predicted(80.0)), (2, 50.0, predicted(50.0)), (2, 50.0, None)]
         {
-            calibration.note(&Observed { predicted, ..observed(at, seen) });
+            calibration.record(&EncodedObservation { predicted, ..observed(at, seen) });
         }
-        let score = calibration.of_endpoint(endpoint(1), Target::Ttft);
+        let score = calibration.of_endpoint(endpoint(1), PredictedTarget::Ttft);
         assert_eq!((score.count, score.recent, score.coverage90), (2, 2, 0.5));
         assert!((score.mape - (0.2 + 0.6) / 2.0).abs() < 1e-6, "{score:?}");
         assert!((score.pinball90_ms - (0.1 * 60.0 + 0.9 * 40.0) / 2.0).abs() < 1e-6, "{score:?}");
-        assert_eq!(calibration.of_endpoint(endpoint(2), Target::Ttft).count, 1, "nothing was predicted of the other");
-        assert_eq!((calibration.of_pool(Target::Ttft).count, calibration.of_pool(Target::Tpot).count), (3, 3));
-        calibration.keep(|at| at == endpoint(2));
-        assert_eq!((calibration.of_pool(Target::Ttft).count, calibration.of_endpoint(endpoint(1), Target::Ttft).count), (1, 0));
+        assert_eq!(calibration.of_endpoint(endpoint(2), PredictedTarget::Ttft).count, 1, "nothing was predicted of the other");
+        assert_eq!((calibration.of_pool(PredictedTarget::Ttft).count, calibration.of_pool(PredictedTarget::Tpot).count), (3, 3));
+        calibration.retain(|at| at == endpoint(2));
+        assert_eq!(
+            (calibration.of_pool(PredictedTarget::Ttft).count, calibration.of_endpoint(endpoint(1), PredictedTarget::Ttft).count),
+            (1, 0)
+        );
     }
 
     #[test]
     fn the_past_is_forgotten() {
-        let mut calibration = Calibration::default();
-        let mut note =
-            |seen, times| (0..times).for_each(|_| calibration.note(&Observed { predicted: predicted(100.0), ..observed(1, seen) }));
+        let mut calibration = PredictionScores::default();
+        let mut note = |seen, times| {
+            (0..times).for_each(|_| calibration.record(&EncodedObservation { predicted: predicted(100.0), ..observed(1, seen) }))
+        };
         note(300.0, 1_000);
         note(100.0, RECENT_MAX);
-        let score = calibration.of_pool(Target::Ttft);
+        let score = calibration.of_pool(PredictedTarget::Ttft);
         assert_eq!((score.count, score.recent, score.mape), (1_000 + RECENT_MAX as u64, RECENT_MAX, 0.0));
     }
 }

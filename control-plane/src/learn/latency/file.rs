@@ -38,14 +38,14 @@ pub struct ModelFile {
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Content {
+struct ModelFileContent {
     schema: u32,
-    pools: BTreeMap<String, Words>,
+    pools: BTreeMap<String, ModelWords>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Words {
+struct ModelWords {
     step: Vec<u32>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     latency: Vec<u32>,
@@ -54,14 +54,14 @@ struct Words {
 // === impl SavedModel ===
 
 impl SavedModel {
-    fn read(words: &Words) -> Result<Self, String> {
+    fn read(words: &ModelWords) -> Result<Self, String> {
         let step = StepModel::from_words(&words.step).map_err(|e| e.to_string())?;
         let latency = (!words.latency.is_empty()).then(|| LatencyModel::from_words(&words.latency)).transpose();
         Ok(Self { step, latency: latency.map_err(|e| e.to_string())? })
     }
 
-    fn words(&self) -> Words {
-        Words { step: self.step.words(), latency: self.latency.as_ref().map(LatencyModel::words).unwrap_or_default() }
+    fn words(&self) -> ModelWords {
+        ModelWords { step: self.step.words(), latency: self.latency.as_ref().map(LatencyModel::words).unwrap_or_default() }
     }
 }
 
@@ -81,7 +81,7 @@ impl ModelFile {
 
     /// What is known of a pool.
     #[must_use]
-    pub fn of(&self, pool: &str) -> Option<SavedModel> {
+    pub fn model(&self, pool: &str) -> Option<SavedModel> {
         self.pools.lock().unwrap_or_else(PoisonError::into_inner).get(pool).cloned()
     }
 
@@ -89,11 +89,11 @@ impl ModelFile {
     ///
     /// # Errors
     /// Whatever the file system says. The old file is intact then.
-    pub fn keep(&self, pool: &str, model: SavedModel) -> io::Result<()> {
+    pub fn save(&self, pool: &str, model: SavedModel) -> io::Result<()> {
         let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
         pools.insert(pool.to_owned(), model);
         let words = pools.iter().map(|(name, model)| (name.clone(), model.words())).collect();
-        let text = serde_json::to_string(&Content { schema: SCHEMA, pools: words }).map_err(io::Error::other)?;
+        let text = serde_json::to_string(&ModelFileContent { schema: SCHEMA, pools: words }).map_err(io::Error::other)?;
         let mut draft = self.path.clone().into_os_string();
         draft.push(".new");
         let mut file = File::create(&draft)?;
@@ -115,7 +115,7 @@ fn read(path: &PathBuf) -> Result<Option<String>, String> {
 }
 
 fn parse(text: &str) -> Result<BTreeMap<String, SavedModel>, String> {
-    let content: Content = serde_json::from_str(text).map_err(|e| e.to_string())?;
+    let content: ModelFileContent = serde_json::from_str(text).map_err(|e| e.to_string())?;
     if content.schema != SCHEMA {
         return Err(format!("schema {}, this daemon reads {SCHEMA}", content.schema));
     }
@@ -136,15 +136,15 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("models.json");
         let file = ModelFile::open(path.clone());
-        assert_eq!(file.of("a"), None);
+        assert_eq!(file.model("a"), None);
         let model = SavedModel {
             step: StepModel::default().with_speed(endpoint(3), 2.0, 1.5),
             latency: Some(LatencyModel::constant(120.0, 9.0).with_endpoint(endpoint(3), 2.0, 1.5)),
         };
-        file.keep("a", model.clone()).unwrap();
-        file.keep("b", SavedModel::default()).unwrap();
+        file.save("a", model.clone()).unwrap();
+        file.save("b", SavedModel::default()).unwrap();
         let next = ModelFile::open(path);
-        assert_eq!((next.of("a"), next.of("b"), next.of("c")), (Some(model), Some(SavedModel::default()), None));
+        assert_eq!((next.model("a"), next.model("b"), next.model("c")), (Some(model), Some(SavedModel::default()), None));
     }
 
     #[test]
@@ -161,9 +161,9 @@ mod tests {
         ] {
             std::fs::write(&path, text).unwrap();
             let file = ModelFile::open(path.clone());
-            assert_eq!(file.of("a"), None, "{text}");
-            file.keep("a", SavedModel::default()).unwrap();
-            assert_eq!(ModelFile::open(path.clone()).of("a"), Some(SavedModel::default()));
+            assert_eq!(file.model("a"), None, "{text}");
+            file.save("a", SavedModel::default()).unwrap();
+            assert_eq!(ModelFile::open(path.clone()).model("a"), Some(SavedModel::default()));
         }
     }
 }

@@ -6,16 +6,16 @@
 
 use std::collections::BTreeMap;
 
-use pool_state::{OBSERVATION_BYTES, OBSERVATIONS_MAX, Observed};
+use pool_state::{EncodedObservation, OBSERVATION_BYTES, OBSERVATIONS_MAX};
 use proto::state;
-use scheduler::latency::learn::Ended;
+use scheduler::latency::learn::RequestEnd;
 
 /// VMs whose numbers are remembered; beyond, those told of least lately are forgotten. The workers of a few hundred proxies.
 const VMS_MAX: usize = 4_096;
 
 /// What became of the rows, counted since the daemon started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct ObservationCounts {
     /// Ended well, and learned from.
     pub learned: u64,
     /// Left by their clients: nobody knows how long they would have taken.
@@ -34,24 +34,24 @@ pub struct Counts {
 
 /// How far each VM was heard.
 #[derive(Debug, Default)]
-pub struct Intake {
-    vms: BTreeMap<(u64, u64), Heard>,
-    heard: u64,
+pub struct ObservationIntake {
+    vms: BTreeMap<(u64, u64), IntakePosition>,
+    messages: u64,
     /// What became of them.
-    pub counts: Counts,
+    pub counts: ObservationCounts,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Heard {
+struct IntakePosition {
     /// The number of the row after the last.
     next: u64,
     /// When, by the count of messages.
     at: u64,
 }
 
-// === impl Counts ===
+// === impl ObservationCounts ===
 
-impl Counts {
+impl ObservationCounts {
     /// By name, for pages and metrics.
     #[must_use]
     pub fn rows(self) -> [(&'static str, u64); 7] {
@@ -68,26 +68,26 @@ impl Counts {
     }
 }
 
-// === impl Intake ===
+// === impl ObservationIntake ===
 
-impl Intake {
+impl ObservationIntake {
     /// The rows of a message of that process that are new and sound, each with whether it may be learned from.
-    pub fn take(&mut self, process_id: u64, message: &state::Observations) -> Vec<Observed> {
+    pub fn take(&mut self, process_id: u64, message: &state::Observations) -> Vec<EncodedObservation> {
         let (rows, rest) = message.rows.as_chunks::<OBSERVATION_BYTES>();
         if !rest.is_empty() || rows.len() > OBSERVATIONS_MAX {
             self.refuse(process_id, 1);
             return Vec::new();
         }
-        self.heard += 1;
-        let known = self.vms.entry((process_id, message.vm_id)).or_insert(Heard { next: message.first, at: 0 });
+        self.messages += 1;
+        let known = self.vms.entry((process_id, message.vm_id)).or_insert(IntakePosition { next: message.first, at: 0 });
         let again = known.next.saturating_sub(message.first);
         self.counts.lost = self.counts.lost.saturating_add(message.first.saturating_sub(known.next));
-        *known = Heard { next: known.next.max(message.first.saturating_add(rows.len() as u64)), at: self.heard };
+        *known = IntakePosition { next: known.next.max(message.first.saturating_add(rows.len() as u64)), at: self.messages };
         let again = usize::try_from(again).unwrap_or(usize::MAX).min(rows.len());
         self.counts.again += again as u64;
         self.forget();
         let new = rows.get(again..).unwrap_or_default();
-        let sound: Vec<Observed> = new.iter().filter_map(Observed::from_bytes).collect();
+        let sound: Vec<EncodedObservation> = new.iter().filter_map(EncodedObservation::from_bytes).collect();
         self.refuse(process_id, (new.len() - sound.len()) as u64);
         sound
     }
@@ -102,16 +102,16 @@ impl Intake {
     }
 
     /// Counts a row. Says whether it may be learned from.
-    pub fn count(&mut self, observed: &Observed, is_present: bool) -> bool {
+    pub fn count(&mut self, observed: &EncodedObservation, is_present: bool) -> bool {
         let counts = &mut self.counts;
         let count = match observed.observation.ended {
             _ if !is_present => &mut counts.unknown,
-            Ended::Done => &mut counts.learned,
-            Ended::Aborted => &mut counts.censored,
-            Ended::Failed => &mut counts.failed,
+            RequestEnd::Done => &mut counts.learned,
+            RequestEnd::Aborted => &mut counts.censored,
+            RequestEnd::Failed => &mut counts.failed,
         };
         *count += 1;
-        is_present && observed.observation.ended == Ended::Done
+        is_present && observed.observation.ended == RequestEnd::Done
     }
 
     fn forget(&mut self) {
@@ -134,7 +134,7 @@ mod tests {
     #[test]
     fn each_row_is_taken_once_whoever_tells_it_and_what_is_missing_is_counted() {
         let rows: Vec<_> = (0..10_u8).map(|at| observed(1, f32::from(at)).to_bytes()).collect();
-        let mut intake = Intake::default();
+        let mut intake = ObservationIntake::default();
         let mut taken = |first: u64, until: u64| {
             let sent = &rows[usize::try_from(first).unwrap()..usize::try_from(until).unwrap()];
             intake.take(9, &message(1, first, sent)).iter().map(|row| row.observation.ttft_ms.unwrap()).collect::<Vec<_>>()
@@ -151,7 +151,7 @@ mod tests {
         let good = observed(1, 5.0).to_bytes();
         let mut bad = good;
         bad[2] = 0xff;
-        let mut intake = Intake::default();
+        let mut intake = ObservationIntake::default();
         assert_eq!(intake.take(1, &message(1, 0, &[good, bad, good])).len(), 2);
         let mut cut = message(1, 3, &[good]);
         cut.rows.pop();
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn made_up_vms_do_not_grow_without_bound_and_numbers_cannot_overflow() {
-        let (row, mut intake) = (observed(1, 5.0).to_bytes(), Intake::default());
+        let (row, mut intake) = (observed(1, 5.0).to_bytes(), ObservationIntake::default());
         for vm in 0..VMS_MAX as u64 + 100 {
             let _ = intake.take(1, &message(vm, u64::MAX, &[row, row]));
         }

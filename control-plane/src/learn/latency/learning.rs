@@ -5,20 +5,20 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use pool_state::Observed;
-use proto::Learned;
+use pool_state::EncodedObservation;
+use proto::LearnedModels;
 use scheduler::EndpointRef;
-use scheduler::latency::learn::{Learner, Standing, Verdict};
-use scheduler::latency::{Abstention, FEATURES, SAMPLES_MIN};
+use scheduler::latency::learn::{LatencyLearner, LearnerStatus, ObservationVerdict};
+use scheduler::latency::{FEATURES, NoPrediction, SAMPLES_MIN};
 use serde_json::{Value, json};
 use tokio::time::{Instant, MissedTickBehavior};
 
-use super::calibration::{Calibration, Target};
+use super::calibration::{PredictedTarget, PredictionScores};
 use super::file::{ModelFile, SavedModel};
-use super::intake::Intake;
-use super::{Desk, Page, Told};
+use super::intake::ObservationIntake;
+use super::{LearnerInbox, LearnerReport, ObservationReport};
 use crate::shutdown::Shutdown;
-use crate::state::shared::Shared;
+use crate::state::shared::DaemonState;
 
 /// How often what is new is told: a proxy takes a model over in well under a millisecond, and a drift should be known within seconds.
 const PUBLISH_INTERVAL: Duration = Duration::from_secs(1);
@@ -27,14 +27,14 @@ const PUBLISH_INTERVAL: Duration = Duration::from_secs(1);
 const KEEP_INTERVAL: Duration = Duration::from_secs(30);
 
 /// What is said of a request while there is no model at all.
-const TOO_LITTLE: Abstention = Abstention::TooLittleData;
+const TOO_LITTLE: NoPrediction = NoPrediction::TooLittleData;
 
 /// Messages taken at once, before anything else gets a turn.
 const BATCH_MAX: usize = 64;
 
 /// What a pool's learner begins with.
 #[derive(Debug)]
-pub struct Settings {
+pub struct LearningSettings {
     /// Its pool.
     pub pool: Arc<str>,
     /// Are latencies predicted?
@@ -45,15 +45,15 @@ pub struct Settings {
 
 /// One pool's learner.
 #[derive(Debug)]
-pub struct Learning {
-    settings: Settings,
-    shared: Arc<Shared>,
-    desk: Desk,
-    intake: Intake,
+pub struct LearningTask {
+    settings: LearningSettings,
+    shared: Arc<DaemonState>,
+    desk: LearnerInbox,
+    intake: ObservationIntake,
     overrun: u64,
-    calibration: Calibration,
+    calibration: PredictionScores,
     abstained: BTreeMap<&'static str, u64>,
-    learner: Learner,
+    learner: LatencyLearner,
     /// What is in force.
     model: SavedModel,
     began: Instant,
@@ -64,25 +64,25 @@ pub struct Learning {
     bytes: usize,
 }
 
-// === impl Learning ===
+// === impl LearningTask ===
 
-impl Learning {
+impl LearningTask {
     /// Begins with what the file knows.
     #[must_use]
-    pub fn new(settings: Settings, shared: Arc<Shared>, desk: Desk) -> Self {
-        let saved = settings.file.as_ref().and_then(|file| file.of(&settings.pool)).unwrap_or_default();
+    pub fn new(settings: LearningSettings, shared: Arc<DaemonState>, desk: LearnerInbox) -> Self {
+        let saved = settings.file.as_ref().and_then(|file| file.model(&settings.pool)).unwrap_or_default();
         let model = SavedModel { latency: saved.latency.filter(|_| settings.predict), step: saved.step };
         let now = Instant::now();
         Self {
-            learner: Learner::starting_from(&model.step, model.latency.as_ref()),
+            learner: LatencyLearner::starting_from(&model.step, model.latency.as_ref()),
             kept: model.clone(),
             model,
             settings,
             shared,
             desk,
-            intake: Intake::default(),
+            intake: ObservationIntake::default(),
             overrun: 0,
-            calibration: Calibration::default(),
+            calibration: PredictionScores::default(),
             abstained: BTreeMap::new(),
             began: now,
             kept_at: now,
@@ -113,7 +113,7 @@ impl Learning {
                 _ = tick.tick() => {
                     let mut this = self;
                     // Training takes its time, on a thread of its own.
-                    self = match tokio::task::spawn_blocking(move || { this.turn(); this }).await {
+                    self = match tokio::task::spawn_blocking(move || { this.tick(); this }).await {
                         Ok(this) => this,
                         Err(error) => {
                             tracing::error!(%error, "a learner failed; its pool keeps the model it has");
@@ -122,14 +122,14 @@ impl Learning {
                     };
                 }
                 () = shutdown.begun() => {
-                    self.keep();
+                    self.save();
                     return;
                 }
             }
         }
     }
 
-    fn take(&mut self, told: &Told) {
+    fn take(&mut self, told: &ObservationReport) {
         let rows = self.intake.take(told.process_id, &told.message);
         let pools = self.shared.pools.borrow().clone();
         let Some(view) = pools.get(&self.settings.pool) else { return };
@@ -144,20 +144,20 @@ impl Learning {
         }
     }
 
-    fn learn(&mut self, observed: &Observed) {
+    fn learn(&mut self, observed: &EncodedObservation) {
         let observation = &observed.observation;
-        if self.learner.observe(observation, observed.predicted.as_ref()) == Verdict::Refused {
+        if self.learner.observe(observation, observed.predicted.as_ref()) == ObservationVerdict::Refused {
             self.intake.counts.learned -= 1;
             self.intake.counts.refused += 1;
             return;
         }
-        self.calibration.note(observed);
+        self.calibration.record(observed);
         if observed.predicted.is_none() && self.settings.predict {
             let why = match &self.model.latency {
                 None => TOO_LITTLE.reason(),
                 // A retry was predicted of another endpoint; a proxy may be a model behind.
                 Some(model) => {
-                    model.predict(observation.endpoint, &observation.conditions).err().map_or("at the pick alone", Abstention::reason)
+                    model.predict(observation.endpoint, &observation.conditions).err().map_or("at the pick alone", NoPrediction::reason)
                 }
             };
             *self.abstained.entry(why).or_default() += 1;
@@ -165,7 +165,7 @@ impl Learning {
     }
 
     /// What is due every second.
-    fn turn(&mut self) {
+    fn tick(&mut self) {
         let overrun = self.desk.overrun.load(Ordering::Relaxed);
         self.intake.counts.lost += overrun - std::mem::replace(&mut self.overrun, overrun);
         let now_ms = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
@@ -178,9 +178,9 @@ impl Learning {
             self.publish();
         }
         let present: Vec<EndpointRef> = self.members().into_iter().map(|(endpoint, _)| endpoint).collect();
-        self.calibration.keep(|endpoint| present.contains(&endpoint));
+        self.calibration.retain(|endpoint| present.contains(&endpoint));
         if self.kept_at.elapsed() >= KEEP_INTERVAL {
-            self.keep();
+            self.save();
         }
         self.write_page();
     }
@@ -188,7 +188,7 @@ impl Learning {
     /// Puts what is known before all proxies of the pool.
     fn publish(&mut self) {
         let SavedModel { step, latency } = self.model.clone();
-        let learned = Learned { pool: self.settings.pool.to_string(), version: self.shared.next_version(), step, latency };
+        let learned = LearnedModels { pool: self.settings.pool.to_string(), version: self.shared.next_version(), step, latency };
         let Some(message) = proto::encode_learned(&learned) else {
             self.oversized += 1;
             tracing::error!(pool = &*self.settings.pool, "what was learned is too large to be told; proxies keep what they have");
@@ -201,10 +201,10 @@ impl Learning {
         });
     }
 
-    fn keep(&mut self) {
+    fn save(&mut self) {
         self.kept_at = Instant::now();
         let Some(file) = self.settings.file.as_ref().filter(|_| self.kept != self.model) else { return };
-        match file.keep(&self.settings.pool, self.model.clone()) {
+        match file.save(&self.settings.pool, self.model.clone()) {
             Ok(()) => self.kept = self.model.clone(),
             Err(error) => tracing::error!(pool = &*self.settings.pool, %error, "models not kept; trying again"),
         }
@@ -218,25 +218,25 @@ impl Learning {
 
     fn write_page(&self) {
         let members = self.members();
-        let of = |endpoint| Target::ALL.map(|target| self.calibration.of_endpoint(endpoint, target));
-        let page = Page {
+        let of = |endpoint| PredictedTarget::ALL.map(|target| self.calibration.of_endpoint(endpoint, target));
+        let page = LearnerReport {
             counts: self.intake.counts,
             abstained: self.abstained.clone(),
-            pool: Target::ALL.map(|target| self.calibration.of_pool(target)),
-            compared: self.calibration.compared(),
+            pool: PredictedTarget::ALL.map(|target| self.calibration.of_pool(target)),
+            compared: self.calibration.comparisons(),
             endpoints: members.iter().map(|(endpoint, name)| (name.clone(), of(*endpoint))).collect(),
             published: self.published,
             oversized: self.oversized,
             bytes: self.bytes,
             predicts: self.model.latency.is_some(),
-            shown: self.shown(&members),
+            shown: self.to_json(&members),
         };
         *self.desk.page.lock().unwrap_or_else(PoisonError::into_inner) = page;
     }
 
     /// The models, for people.
-    fn shown(&self, members: &[(EndpointRef, String)]) -> Value {
-        let Standing { window, adopted, rejected, drifts, .. } = self.learner.standing();
+    fn to_json(&self, members: &[(EndpointRef, String)]) -> Value {
+        let LearnerStatus { window, adopted, rejected, drifts, .. } = self.learner.standing();
         let step = &self.model.step;
         let speeds = members.iter().map(|(endpoint, name)| {
             let (prefill, decode) = step.speed(*endpoint);
@@ -249,12 +249,12 @@ impl Learning {
                 "output_tokens": step.output_tokens(),
                 "speeds": speeds.collect::<serde_json::Map<_, _>>(),
             },
-            "latency": self.shown_latency(members),
+            "latency": self.latency_json(members),
             "learning": { "window": window, "adopted": adopted, "rejected": rejected, "drifts": drifts },
         })
     }
 
-    fn shown_latency(&self, members: &[(EndpointRef, String)]) -> Value {
+    fn latency_json(&self, members: &[(EndpointRef, String)]) -> Value {
         if !self.settings.predict {
             return json!({ "abstains": "latency prediction is off (--latency-prediction)" });
         }

@@ -9,9 +9,9 @@ use std::ops::RangeInclusive;
 use scheduler::objects::{Criticality, ModelSpec, NAME_BYTES_MAX, RewriteSpec, TARGET_WEIGHT_MAX, TARGETS_MAX, TargetSpec};
 use scheduler::plugin::closest;
 
-use super::{Body, Object};
-use crate::config::yaml::{self, Node, Value};
-use crate::config::{Item, Problem, Report, Status, below, unknown};
+use super::{ObjectBody, PoolObject};
+use crate::config::yaml::{self, YamlNode, YamlValue};
+use crate::config::{ConfigItem, ConfigProblem, ConfigReport, ItemStatus, below, unknown};
 
 /// Groups of the kinds: the current one and those they had before. Any version of them, for fields have only been added.
 const GROUPS: [&str; 3] = ["llm-d.ai", "inference.networking.k8s.io", "inference.networking.x-k8s.io"];
@@ -39,7 +39,7 @@ const METADATA: [&str; 12] = [
 
 /// The kinds of object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
+pub enum ObjectKind {
     /// A priority by name.
     InferenceObjective,
     /// A model that a pool serves.
@@ -48,10 +48,10 @@ pub enum Kind {
     InferenceModelRewrite,
 }
 
-const KINDS: [(&str, Kind); 3] = [
-    ("InferenceObjective", Kind::InferenceObjective),
-    ("InferenceModel", Kind::InferenceModel),
-    ("InferenceModelRewrite", Kind::InferenceModelRewrite),
+const KINDS: [(&str, ObjectKind); 3] = [
+    ("InferenceObjective", ObjectKind::InferenceObjective),
+    ("InferenceModel", ObjectKind::InferenceModel),
+    ("InferenceModelRewrite", ObjectKind::InferenceModelRewrite),
 ];
 
 const CRITICALITIES: [(&str, Criticality); 3] =
@@ -59,16 +59,16 @@ const CRITICALITIES: [(&str, Criticality); 3] =
 
 /// Reads one file.
 #[derive(Default)]
-struct Reader {
-    report: Report,
-    objects: Vec<Object>,
-    lines: BTreeMap<(Kind, String, String), u64>,
+struct ObjectReader {
+    report: ConfigReport,
+    objects: Vec<PoolObject>,
+    lines: BTreeMap<(ObjectKind, String, String), u64>,
 }
 
 /// Reads a file's text: what becomes of each object, and the objects, as far as they can be told.
 #[must_use]
-pub fn read(text: &str) -> (Report, Vec<Object>) {
-    let mut reader = Reader::default();
+pub fn read(text: &str) -> (ConfigReport, Vec<PoolObject>) {
+    let mut reader = ObjectReader::default();
     match yaml::parse_all(text) {
         Ok(documents) => {
             let several = documents.len() > 1;
@@ -82,12 +82,12 @@ pub fn read(text: &str) -> (Report, Vec<Object>) {
     (reader.report, reader.objects)
 }
 
-// === impl Reader ===
+// === impl ObjectReader ===
 
-impl Reader {
+impl ObjectReader {
     /// An object, or a list of them as `kubectl get -o yaml` prints it.
-    fn document(&mut self, node: &Node, path: &str) {
-        if !matches!(node.get("kind"), Some(Node { value: Value::Text(kind), .. }) if kind == "List") {
+    fn document(&mut self, node: &YamlNode, path: &str) {
+        if !matches!(node.get("kind"), Some(YamlNode { value: YamlValue::Text(kind), .. }) if kind == "List") {
             return self.object(node, path);
         }
         self.fields(node, path, &["apiVersion", "kind", "metadata", "items"]);
@@ -97,7 +97,7 @@ impl Reader {
         }
     }
 
-    fn object(&mut self, node: &Node, path: &str) {
+    fn object(&mut self, node: &YamlNode, path: &str) {
         let wrong = self.report.errors.len();
         self.fields(node, path, &["apiVersion", "kind", "metadata", "spec", "status"]);
         self.api_version(node, path);
@@ -106,9 +106,9 @@ impl Reader {
         let at = below(path, "spec");
         let Some(spec) = self.required(node, path, "spec") else { return };
         let body = match kind {
-            Kind::InferenceObjective => self.objective(spec, &at),
-            Kind::InferenceModel => self.model(spec, &at),
-            Kind::InferenceModelRewrite => self.rewrite(spec, &at),
+            ObjectKind::InferenceObjective => self.objective(spec, &at),
+            ObjectKind::InferenceModel => self.model(spec, &at),
+            ObjectKind::InferenceModelRewrite => self.rewrite(spec, &at),
         };
         let pool = self.required(spec, &at, "poolRef").and_then(|pool| self.pool(pool, &below(&at, "poolRef")));
         let (Some(body), Some(pool), Some((name, namespace, created))) = (body, pool, meta) else { return };
@@ -117,12 +117,18 @@ impl Reader {
         }
         if self.report.errors.len() == wrong {
             let reason = format!("{kind} {name:?} of pool {pool:?}: {body}");
-            self.report.items.push(Item { path: path.to_owned(), line: node.line, status: Status::Implemented, reason, substitute: None });
-            self.objects.push(Object { name, namespace, pool, created, body });
+            self.report.items.push(ConfigItem {
+                path: path.to_owned(),
+                line: node.line,
+                status: ItemStatus::Implemented,
+                reason,
+                substitute: None,
+            });
+            self.objects.push(PoolObject { name, namespace, pool, created, body });
         }
     }
 
-    fn api_version(&mut self, node: &Node, path: &str) {
+    fn api_version(&mut self, node: &YamlNode, path: &str) {
         let Some(given) = self.required(node, path, "apiVersion") else { return };
         let at = below(path, "apiVersion");
         let Some(text) = self.text(given, &at) else { return };
@@ -135,7 +141,7 @@ impl Reader {
     }
 
     /// Name, namespace, and when it was made.
-    fn metadata(&mut self, node: &Node, path: &str) -> Option<(String, String, Option<String>)> {
+    fn metadata(&mut self, node: &YamlNode, path: &str) -> Option<(String, String, Option<String>)> {
         self.fields(node, path, &METADATA);
         let name = self.required(node, path, "name").and_then(|name| self.name(name, &below(path, "name")))?;
         let namespace = match node.get("namespace") {
@@ -149,7 +155,7 @@ impl Reader {
         Some((name, namespace, created))
     }
 
-    fn pool(&mut self, node: &Node, path: &str) -> Option<String> {
+    fn pool(&mut self, node: &YamlNode, path: &str) -> Option<String> {
         self.fields(node, path, &["group", "kind", "name"]);
         for (field, allowed) in [("group", &POOL_GROUPS[..]), ("kind", &[POOL_KIND][..])] {
             let Some(given) = node.get(field) else { continue };
@@ -161,17 +167,17 @@ impl Reader {
         self.required(node, path, "name").and_then(|name| self.name(name, &below(path, "name")))
     }
 
-    fn objective(&mut self, spec: &Node, path: &str) -> Option<Body> {
+    fn objective(&mut self, spec: &YamlNode, path: &str) -> Option<ObjectBody> {
         self.fields(spec, path, &["priority", "poolRef"]);
         let range = i64::from(i32::MIN)..=i64::from(i32::MAX);
         let priority = match spec.get("priority") {
             Some(priority) => self.whole(priority, &below(path, "priority"), &range)?,
             None => 0,
         };
-        Some(Body::Objective { priority: i32::try_from(priority).ok()? })
+        Some(ObjectBody::Objective { priority: i32::try_from(priority).ok()? })
     }
 
-    fn model(&mut self, spec: &Node, path: &str) -> Option<Body> {
+    fn model(&mut self, spec: &YamlNode, path: &str) -> Option<ObjectBody> {
         self.fields(spec, path, &["modelName", "criticality", "targetModels", "poolRef"]);
         let name = self.required(spec, path, "modelName").and_then(|name| self.name(name, &below(path, "modelName")))?;
         let criticality = match spec.get("criticality") {
@@ -179,10 +185,10 @@ impl Reader {
             None => Criticality::Standard,
         };
         let targets = self.targets(spec.get("targetModels"), &below(path, "targetModels"), "name", 0);
-        Some(Body::Model(ModelSpec { name, priority: criticality.priority(), targets }))
+        Some(ObjectBody::Model(ModelSpec { name, priority: criticality.priority(), targets }))
     }
 
-    fn rewrite(&mut self, spec: &Node, path: &str) -> Option<Body> {
+    fn rewrite(&mut self, spec: &YamlNode, path: &str) -> Option<ObjectBody> {
         self.fields(spec, path, &["rules", "poolRef"]);
         let rules = self.required(spec, path, "rules")?;
         let at = below(path, "rules");
@@ -198,10 +204,10 @@ impl Reader {
             let targets = self.targets(rule.get("targets"), &targets, "modelRewrite", 1);
             read.push(RewriteSpec { models, targets });
         }
-        Some(Body::Rewrite(read))
+        Some(ObjectBody::Rewrite(read))
     }
 
-    fn matched(&mut self, node: &Node, path: &str) -> Option<String> {
+    fn matched(&mut self, node: &YamlNode, path: &str) -> Option<String> {
         self.fields(node, path, &["model"]);
         let model = self.required(node, path, "model")?;
         let at = below(path, "model");
@@ -213,7 +219,7 @@ impl Reader {
     }
 
     /// Targets, whose model stands under `key` and whose weights begin at `weight_min`.
-    fn targets(&mut self, node: Option<&Node>, path: &str, key: &str, weight_min: i64) -> Vec<TargetSpec> {
+    fn targets(&mut self, node: Option<&YamlNode>, path: &str, key: &str, weight_min: i64) -> Vec<TargetSpec> {
         let mut targets = Vec::new();
         for (i, target) in self.at_most(node, path).iter().enumerate() {
             let path = format!("{path}[{i}]");
@@ -227,7 +233,7 @@ impl Reader {
         if unweighted > 0 && unweighted < targets.len() {
             let reason = format!("{unweighted} of {} targets have no weight beside weighted ones: they are never picked", targets.len());
             let line = node.map_or(0, |n| n.line);
-            self.report.items.push(Item { path: path.to_owned(), line, status: Status::NoEffect, reason, substitute: None });
+            self.report.items.push(ConfigItem { path: path.to_owned(), line, status: ItemStatus::NoEffect, reason, substitute: None });
         }
         targets
     }
@@ -235,11 +241,11 @@ impl Reader {
     // --- nodes as what they must be
 
     fn problem(&mut self, path: &str, line: u64, message: impl Into<String>) {
-        self.report.errors.push(Problem { path: path.to_owned(), line, message: message.into() });
+        self.report.errors.push(ConfigProblem { path: path.to_owned(), line, message: message.into() });
     }
 
-    fn fields(&mut self, node: &Node, path: &str, allowed: &[&str]) {
-        if !matches!(node.value, Value::Map(_)) {
+    fn fields(&mut self, node: &YamlNode, path: &str, allowed: &[&str]) {
+        if !matches!(node.value, YamlValue::Map(_)) {
             self.problem(path, node.line, format!("must be a map, not {}", node.value.kind()));
         }
         for (key, _) in node.entries().iter().filter(|(key, _)| !allowed.contains(&key.name.as_str())) {
@@ -247,17 +253,17 @@ impl Reader {
         }
     }
 
-    fn required<'n>(&mut self, node: &'n Node, path: &str, name: &str) -> Option<&'n Node> {
+    fn required<'n>(&mut self, node: &'n YamlNode, path: &str, name: &str) -> Option<&'n YamlNode> {
         let found = node.get(name);
-        if found.is_none() && matches!(node.value, Value::Map(_)) {
+        if found.is_none() && matches!(node.value, YamlValue::Map(_)) {
             self.problem(path, node.line, format!("has no {name}"));
         }
         found
     }
 
-    fn list<'n>(&mut self, node: Option<&'n Node>, path: &str) -> &'n [Node] {
+    fn list<'n>(&mut self, node: Option<&'n YamlNode>, path: &str) -> &'n [YamlNode] {
         match node.map(|n| (&n.value, n.line)) {
-            Some((Value::List(list), _)) => list,
+            Some((YamlValue::List(list), _)) => list,
             None => &[],
             Some((other, line)) => {
                 self.problem(path, line, format!("must be a list, not {}", other.kind()));
@@ -266,7 +272,7 @@ impl Reader {
         }
     }
 
-    fn at_most<'n>(&mut self, node: Option<&'n Node>, path: &str) -> &'n [Node] {
+    fn at_most<'n>(&mut self, node: Option<&'n YamlNode>, path: &str) -> &'n [YamlNode] {
         let list = self.list(node, path);
         if list.len() > TARGETS_MAX {
             self.problem(path, node.map_or(0, |n| n.line), format!("has {}, at most {TARGETS_MAX} are allowed", list.len()));
@@ -274,7 +280,7 @@ impl Reader {
         list
     }
 
-    fn choice<T: Copy>(&mut self, node: &Node, path: &str, name: &str, allowed: &[(&str, T)]) -> Option<T> {
+    fn choice<T: Copy>(&mut self, node: &YamlNode, path: &str, name: &str, allowed: &[(&str, T)]) -> Option<T> {
         let given = self.required(node, path, name)?;
         let at = below(path, name);
         let text = self.text(given, &at)?;
@@ -285,9 +291,9 @@ impl Reader {
         found
     }
 
-    fn text(&mut self, node: &Node, path: &str) -> Option<String> {
+    fn text(&mut self, node: &YamlNode, path: &str) -> Option<String> {
         match &node.value {
-            Value::Text(text) => Some(text.clone()),
+            YamlValue::Text(text) => Some(text.clone()),
             other => {
                 self.problem(path, node.line, format!("must be text, not {}", other.kind()));
                 None
@@ -295,7 +301,7 @@ impl Reader {
         }
     }
 
-    fn name(&mut self, node: &Node, path: &str) -> Option<String> {
+    fn name(&mut self, node: &YamlNode, path: &str) -> Option<String> {
         let text = self.text(node, path)?;
         if (1..=NAME_BYTES_MAX).contains(&text.len()) {
             return Some(text);
@@ -304,10 +310,10 @@ impl Reader {
         None
     }
 
-    fn whole(&mut self, node: &Node, path: &str, range: &RangeInclusive<i64>) -> Option<i64> {
+    fn whole(&mut self, node: &YamlNode, path: &str, range: &RangeInclusive<i64>) -> Option<i64> {
         let number = match &node.value {
             #[expect(clippy::cast_possible_truncation, reason = "saturates, and no range of ours reaches that far")]
-            Value::Number(number) if number.fract() == 0.0 => Some(*number as i64),
+            YamlValue::Number(number) if number.fract() == 0.0 => Some(*number as i64),
             _ => None,
         };
         let found = number.filter(|number| range.contains(number));
@@ -318,7 +324,7 @@ impl Reader {
     }
 
     /// Only as Kubernetes writes it, so that texts sort as times do.
-    fn timestamp(&mut self, node: &Node, path: &str) -> Option<String> {
+    fn timestamp(&mut self, node: &YamlNode, path: &str) -> Option<String> {
         const SHAPE: &str = "0000-00-00T00:00:00Z";
         let text = self.text(node, path)?;
         let digit = |given: u8, shape: u8| if shape == b'0' { given.is_ascii_digit() } else { given == shape };
@@ -330,9 +336,9 @@ impl Reader {
     }
 }
 
-// === impl Kind ===
+// === impl ObjectKind ===
 
-impl Kind {
+impl ObjectKind {
     /// The kind that is probably meant by a name.
     #[must_use]
     pub fn nearest(name: &str) -> Option<Self> {
@@ -341,17 +347,17 @@ impl Kind {
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for ObjectKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = KINDS.iter().find(|(_, kind)| kind == self).map_or("", |(name, _)| name);
         f.write_str(name)
     }
 }
 
-// === impl Body ===
+// === impl ObjectBody ===
 
 /// For people, in a line.
-impl fmt::Display for Body {
+impl fmt::Display for ObjectBody {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Objective { priority } => write!(f, "priority {priority}"),

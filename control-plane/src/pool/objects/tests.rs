@@ -38,8 +38,8 @@ spec:
   - targets: [{modelRewrite: a, weight: 1}, {modelRewrite: b, weight: 2}]
 ";
 
-fn files(texts: &[&str]) -> Files {
-    Files(texts.iter().enumerate().map(|(i, text)| (format!("{i}.yaml").into(), (*text).to_owned())).collect())
+fn files(texts: &[&str]) -> FileSet {
+    FileSet(texts.iter().enumerate().map(|(i, text)| (format!("{i}.yaml").into(), (*text).to_owned())).collect())
 }
 
 fn target(model: &str, weight: Option<u32>) -> TargetSpec {
@@ -57,12 +57,12 @@ fn objective(name: &str, pool: &str, priority: i32, created: &str) -> String {
 
 /// Everything wrong with one file, as printed.
 fn complaints(text: &str) -> String {
-    of_pool(&files(&[text]), &Selection::of("llama")).expect_err("taken")
+    of_pool(&files(&[text]), &ObjectSelection::of("llama")).expect_err("taken")
 }
 
 #[test]
 fn every_kind_is_read() {
-    let PoolObjects { spec, elsewhere, without_pool, shadowed } = of_pool(&files(&[ALL]), &Selection::of("llama")).unwrap();
+    let PoolObjects { spec, elsewhere, without_pool, shadowed } = of_pool(&files(&[ALL]), &ObjectSelection::of("llama")).unwrap();
     assert_eq!(spec.objectives, [ObjectiveSpec { name: "batch".to_owned(), priority: -1 }]);
     let targets = vec![target("chat-v1", Some(90)), target("chat-v2", Some(0))];
     assert_eq!(spec.models, [ModelSpec { name: "chat".to_owned(), priority: 1, targets }]);
@@ -78,7 +78,7 @@ fn every_kind_is_read() {
 fn an_inference_pool_takes_the_objects_of_its_namespace_that_name_it_and_says_which_name_no_pool() {
     let pool = |namespace: &str, name: &str| PoolName { name: name.into(), namespace: Some(namespace.into()) };
     let selection =
-        |own: PoolName| Selection { served: Arc::from([pool("n1", "llama"), pool("n2", "llama")]), pool: own, strict_models: false };
+        |own: PoolName| ObjectSelection { served: Arc::from([pool("n1", "llama"), pool("n2", "llama")]), pool: own, strict_models: false };
     // The namespace of each of these is `n` and its priority; the last says no namespace, as a file may.
     let bare = objective("d", "llama", 4, "").replace(", namespace: n4", "");
     let texts = [objective("a", "llama", 1, ""), objective("b", "llama", 2, ""), objective("c", "default", 1, ""), bare];
@@ -95,7 +95,7 @@ fn an_inference_pool_takes_the_objects_of_its_namespace_that_name_it_and_says_wh
 #[test]
 fn a_pool_takes_its_own_and_counts_the_others() {
     let served = Arc::from(["llama", "qwen"].map(PoolName::anywhere));
-    let selection = Selection { served, strict_models: true, ..Selection::of("qwen") };
+    let selection = ObjectSelection { served, strict_models: true, ..ObjectSelection::of("qwen") };
     let found = of_pool(&files(&[ALL, &objective("x", "qwen", 1, "")]), &selection).unwrap();
     assert_eq!(
         found.spec,
@@ -112,7 +112,7 @@ fn a_pool_takes_its_own_and_counts_the_others() {
 #[test]
 fn the_oldest_of_one_name_counts() {
     let first = |texts: &[&str]| {
-        let found = of_pool(&files(texts), &Selection::of("llama")).unwrap();
+        let found = of_pool(&files(texts), &ObjectSelection::of("llama")).unwrap();
         assert_eq!((found.spec.objectives.len(), found.shadowed.len()), (1, 1));
         found.spec.objectives[0].priority
     };
@@ -129,7 +129,7 @@ fn what_kubectl_prints_is_read() {
     let items = objective("a", "llama", 1, "2025-01-01T00:00:00Z")
         .replace("metadata: {", "status: {conditions: []}, metadata: {uid: x, generation: 1, ");
     let list = format!("apiVersion: v1\nkind: List\nmetadata: {{resourceVersion: ''}}\nitems:\n- {items}");
-    assert_eq!(of_pool(&files(&[&list]), &Selection::of("llama")).unwrap().spec.objectives.len(), 1);
+    assert_eq!(of_pool(&files(&[&list]), &ObjectSelection::of("llama")).unwrap().spec.objectives.len(), 1);
     let said = complaints(&list.replace("priority: 1", "priority: x"));
     assert!(said.starts_with("0.yaml:5: items[0].spec.priority: must be a whole number"), "{said}");
 }
@@ -184,7 +184,7 @@ fn mistakes_are_named_with_line_path_and_what_was_meant() {
 fn nothing_is_taken_of_files_of_which_one_is_wrong() {
     let said = of_pool(
         &files(&[ALL, "kind: InferenceObjective\n", &objective("x", "qwen", 1, "").replace("pool", "poll")]),
-        &Selection::of("llama"),
+        &ObjectSelection::of("llama"),
     )
     .unwrap_err();
     assert!(said.contains("1.yaml:1: has no apiVersion") && said.contains("2.yaml:1: spec: has no poolRef"), "{said}");
@@ -192,7 +192,7 @@ fn nothing_is_taken_of_files_of_which_one_is_wrong() {
 
 #[test]
 fn an_object_is_there_once() {
-    let twice = of_pool(&files(&[ALL, ALL]), &Selection::of("llama")).unwrap_err();
+    let twice = of_pool(&files(&[ALL, ALL]), &ObjectSelection::of("llama")).unwrap_err();
     assert!(twice.contains("1.yaml: InferenceModelRewrite \"canary\" is in 0.yaml too"), "{twice}");
     let said = complaints(&format!("{ALL}---\n{ALL}"));
     assert!(said.contains("[3]: there is an InferenceObjective \"batch\" already (line 1)"), "{said}");
@@ -202,7 +202,7 @@ fn an_object_is_there_once() {
 fn limits_of_a_pool_are_those_of_the_scheduler() {
     let many: Vec<String> = (0..1025).map(|i| objective(&format!("o{i}"), "llama", 0, "")).collect();
     let (a, b) = many.split_at(600);
-    let said = of_pool(&files(&[&a.join("---\n"), &b.join("---\n")]), &Selection::of("llama")).unwrap_err();
+    let said = of_pool(&files(&[&a.join("---\n"), &b.join("---\n")]), &ObjectSelection::of("llama")).unwrap_err();
     assert_eq!(said, "objects of pool \"llama\": 1025 objectives, at most 1024 are allowed");
     let targets = vec!["{modelRewrite: x}"; 65].join(", ");
     let said = complaints(&ALL.replace("[{modelRewrite: new}]", &format!("[{targets}]")));
@@ -248,7 +248,7 @@ proptest! {
         let mut nearly = ALL.to_owned();
         let at = at.index(nearly.len());
         nearly.insert_str(at, text.get(..1).unwrap_or("{"));
-        let _ = of_pool(&files(&[&nearly]), &Selection::of("llama"));
-        let _ = of_pool(&files(&[&ALL[..cut.index(ALL.len())]]), &Selection::of("llama"));
+        let _ = of_pool(&files(&[&nearly]), &ObjectSelection::of("llama"));
+        let _ = of_pool(&files(&[&ALL[..cut.index(ALL.len())]]), &ObjectSelection::of("llama"));
     }
 }

@@ -11,7 +11,7 @@ fn labels(pairs: &[(&str, &str)]) -> Vec<(Box<str>, Box<str>)> {
 
 #[test]
 fn the_label_names_the_engine_the_newer_label_first() {
-    let engines = Engines::try_new(&[], "", "").unwrap();
+    let engines = EngineTable::try_new(&[], "", "").unwrap();
     let of = |pairs: &[(&str, &str)]| engines.of_labels(&labels(pairs)).name.to_string();
     assert_eq!(of(&[]), "vllm");
     assert_eq!(of(&[(ENGINE_LABEL, "sglang")]), "sglang");
@@ -22,17 +22,17 @@ fn the_label_names_the_engine_the_newer_label_first() {
 
 #[test]
 fn a_label_and_default_of_ones_own() {
-    let engines = Engines::try_new(&[], "sglang", "engine").unwrap();
+    let engines = EngineTable::try_new(&[], "sglang", "engine").unwrap();
     assert_eq!(&*engines.of_labels(&labels(&[("engine", "vllm")])).name, "vllm");
     assert_eq!(&*engines.of_labels(&[]).name, "sglang");
 }
 
 #[test]
 fn every_row_of_the_table_is_sound() {
-    let engines = Engines::try_new(&[], "", "").unwrap();
+    let engines = EngineTable::try_new(&[], "", "").unwrap();
     for row in TABLE {
         let spec = engines.get(row.name).unwrap();
-        assert!(spec.metrics.iter().any(|metric| metric.meaning == Meaning::Queued), "{} has no queue", row.name);
+        assert!(spec.metrics.iter().any(|metric| metric.meaning == MetricMeaning::Queued), "{} has no queue", row.name);
         assert!(spec.names().contains(&PROCESS_START));
     }
 }
@@ -57,7 +57,7 @@ fn engine_configs_of_the_reference_are_understood() {
   cacheBlockSizeLabelName: tokens
 ",
     );
-    let engines = Engines::try_new(&configs, "mine", "").unwrap();
+    let engines = EngineTable::try_new(&configs, "mine", "").unwrap();
     let mine = engines.of_labels(&[]);
     assert_eq!(mine.names(), ["my_cache", "my_kv_percent", "my_queue", "process_start_time_seconds"]);
     let reading = read(&mine, "my_queue{kind=\"waiting\"} 2\nmy_kv_percent 50\nmy_cache{tokens=\"8\",num_gpu_blocks=\"9\"} 1\n");
@@ -77,7 +77,7 @@ fn attributes_are_sorted_by_key_and_hold_what_the_page_says() {
   customMetrics: [{attributeKey: z, metricSpec: first}, {attributeKey: a, metricSpec: 'second{x=y}'}, {attributeKey: m, metricSpec: third}]
 ",
     );
-    let engines = Engines::try_new(&configs, "mine", "").unwrap();
+    let engines = EngineTable::try_new(&configs, "mine", "").unwrap();
     let page = "first 1\nsecond{x=\"z\"} 7\nsecond{x=\"y\"} 2.5\nthird NaN\n";
     let attributes = read(&engines.of_labels(&[]), page).metrics.attributes;
     assert_eq!(*attributes, [("a".into(), 2.5), ("z".into(), 1.0)], "in the scheduler's order; what is no number is not known");
@@ -85,7 +85,7 @@ fn attributes_are_sorted_by_key_and_hold_what_the_page_says() {
 
 #[test]
 fn refusals_name_engine_and_field() {
-    let refusal = |yaml: &str, default: &str| Engines::try_new(&configs(yaml), default, "").unwrap_err().to_string();
+    let refusal = |yaml: &str, default: &str| EngineTable::try_new(&configs(yaml), default, "").unwrap_err().to_string();
     assert_eq!(refusal("[{name: ''}]", ""), "engineConfigs: the name \"\" is empty or reserved");
     assert_eq!(refusal("[{name: default}]", ""), "engineConfigs: the name \"default\" is empty or reserved");
     assert_eq!(refusal("[{name: a}, {name: a}]", ""), "engineConfigs: engine \"a\" is defined twice");

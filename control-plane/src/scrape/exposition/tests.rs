@@ -4,22 +4,22 @@ use super::*;
 
 /// Takes everything but the families it is told to ignore, and stops at a name if told to.
 #[derive(Default)]
-struct Notes {
+struct SampleNotes {
     ignore: &'static [u8],
     stop: &'static [u8],
     lines: Vec<String>,
 }
 
-impl Visitor for Notes {
-    fn interest(&mut self, name: &[u8]) -> Interest {
+impl SampleVisitor for SampleNotes {
+    fn interest(&mut self, name: &[u8]) -> LineInterest {
         match name {
-            name if !self.stop.is_empty() && name == self.stop => Interest::Stop,
-            name if !self.ignore.is_empty() && name.starts_with(self.ignore) => Interest::Ignore,
-            _ => Interest::Take,
+            name if !self.stop.is_empty() && name == self.stop => LineInterest::Stop,
+            name if !self.ignore.is_empty() && name.starts_with(self.ignore) => LineInterest::Ignore,
+            _ => LineInterest::Take,
         }
     }
 
-    fn sample(&mut self, sample: &Sample<'_>) {
+    fn sample(&mut self, sample: &MetricSample<'_>) {
         let text = |bytes: &[u8]| bytes.escape_ascii().to_string();
         let labels: Vec<String> = sample.labels().map(|(name, value)| format!("{}={}", text(&name), text(&value))).collect();
         let time = sample.timestamp.map(|time| format!(" @{time}")).unwrap_or_default();
@@ -27,8 +27,8 @@ impl Visitor for Notes {
     }
 }
 
-fn read(chunks: &[&[u8]], mut notes: Notes) -> (Vec<String>, LineCounts) {
-    let mut parser = Parser::default();
+fn read(chunks: &[&[u8]], mut notes: SampleNotes) -> (Vec<String>, LineCounts) {
+    let mut parser = ExpositionParser::default();
     for chunk in chunks {
         parser.feed(chunk, &mut notes);
     }
@@ -38,7 +38,7 @@ fn read(chunks: &[&[u8]], mut notes: Notes) -> (Vec<String>, LineCounts) {
 
 #[track_caller]
 fn check(page: &str, expected: &[&str], skipped: u64) {
-    let (lines, counts) = read(&[page.as_bytes()], Notes::default());
+    let (lines, counts) = read(&[page.as_bytes()], SampleNotes::default());
     assert_eq!(lines, expected, "{page:?}");
     assert_eq!(counts.skipped, skipped, "{page:?}");
 }
@@ -112,7 +112,7 @@ fn a_bad_line_costs_only_itself() {
 
 #[test]
 fn bytes_that_are_not_utf8_are_handed_on() {
-    let (lines, counts) = read(&[b"a{x=\"\xff\xfe\"} 1\n\xff 2\nb 3\n"], Notes::default());
+    let (lines, counts) = read(&[b"a{x=\"\xff\xfe\"} 1\n\xff 2\nb 3\n"], SampleNotes::default());
     assert_eq!(lines, [r"a [x=\xff\xfe] 1", "b [] 3"]);
     assert_eq!(counts, LineCounts { read: 3, skipped: 1 });
 }
@@ -120,18 +120,18 @@ fn bytes_that_are_not_utf8_are_handed_on() {
 #[test]
 fn unwanted_lines_are_not_even_checked() {
     let page = b"a_bucket nonsense\nb 1\na_bucket{ 2\n";
-    let (lines, counts) = read(&[page], Notes { ignore: b"a_", ..Notes::default() });
+    let (lines, counts) = read(&[page], SampleNotes { ignore: b"a_", ..SampleNotes::default() });
     assert_eq!(lines, ["b [] 1"]);
     assert_eq!(counts, LineCounts { read: 3, skipped: 0 });
 }
 
 #[test]
 fn nothing_is_read_after_stop() {
-    let mut notes = Notes { stop: b"b", ..Notes::default() };
-    let mut parser = Parser::default();
-    assert_eq!(parser.feed(b"a 1\nb", &mut notes), Progress::More);
-    assert_eq!(parser.feed(b" 2\nc 3\n", &mut notes), Progress::Done);
-    assert_eq!(parser.feed(b"d 4\n", &mut notes), Progress::Done);
+    let mut notes = SampleNotes { stop: b"b", ..SampleNotes::default() };
+    let mut parser = ExpositionParser::default();
+    assert_eq!(parser.feed(b"a 1\nb", &mut notes), ParseProgress::More);
+    assert_eq!(parser.feed(b" 2\nc 3\n", &mut notes), ParseProgress::Done);
+    assert_eq!(parser.feed(b"d 4\n", &mut notes), ParseProgress::Done);
     assert_eq!(parser.finish(&mut notes), LineCounts { read: 2, skipped: 0 });
     assert_eq!(notes.lines, ["a [] 1"]);
 }
@@ -143,7 +143,7 @@ fn a_line_may_be_as_long_as_the_limit_and_no_longer() {
         let page = format!("{line}\nb 2\n");
         for chunk in [1000, LINE_BYTES_MAX, 2 * LINE_BYTES_MAX] {
             let chunks: Vec<&[u8]> = page.as_bytes().chunks(chunk).collect();
-            let (lines, counts) = read(&chunks, Notes::default());
+            let (lines, counts) = read(&chunks, SampleNotes::default());
             assert_eq!((lines.len() as u64, counts.skipped), (2 - skipped, skipped), "{length} in chunks of {chunk}");
         }
     }
@@ -153,14 +153,14 @@ fn a_line_may_be_as_long_as_the_limit_and_no_longer() {
 fn labels_have_a_limit() {
     for (count, skipped) in [(LABELS_MAX, 0), (LABELS_MAX + 1, 1)] {
         let labels: Vec<String> = (0..count).map(|n| format!("l{n}=\"\"")).collect();
-        let (_, counts) = read(&[format!("a{{{}}} 1\n", labels.join(",")).as_bytes()], Notes::default());
+        let (_, counts) = read(&[format!("a{{{}}} 1\n", labels.join(",")).as_bytes()], SampleNotes::default());
         assert_eq!(counts.skipped, skipped, "{count}");
     }
 }
 
 /// A sample as the format can express it, and one of the ways to write it.
 #[derive(Clone, Debug)]
-struct Written {
+struct WrittenSample {
     line: String,
     reads: String,
 }
@@ -169,7 +169,7 @@ fn escape(text: &str) -> String {
     text.replace('\\', r"\\").replace('"', "\\\"").replace('\n', r"\n")
 }
 
-fn written() -> impl Strategy<Value = Written> {
+fn written() -> impl Strategy<Value = WrittenSample> {
     let name = prop_oneof![4 => ("[a-zA-Z_:][a-zA-Z0-9_:]{0,12}", Just(false)), 1 => ("[^\\x00]{1,8}", Just(true))];
     let label_value = prop_oneof!["[ -~]{0,12}", "(\\\\|\"|\n|,|=|\\{|\\}|#| ){0,8}", "\\PC{0,6}"];
     let labels = prop::collection::btree_map("[a-zA-Z_][a-zA-Z0-9_]{0,8}", label_value, 0..5);
@@ -188,7 +188,7 @@ fn written() -> impl Strategy<Value = Written> {
         let shown = |text: &str| text.as_bytes().escape_ascii().to_string();
         let labels: Vec<String> = labels.iter().map(|(key, value)| format!("{key}={}", shown(value))).collect();
         let time = time.map(|time| format!(" @{time}")).unwrap_or_default();
-        Written {
+        WrittenSample {
             line: format!("{pad}{bare}{braces}{gap}{value}{time_text}{exemplar}{end}\n"),
             reads: format!("{} [{}] {value}{time}", shown(&name), labels.join(" ")),
         }
@@ -229,21 +229,21 @@ proptest! {
     #[test]
     fn what_is_written_is_read(page in prop::collection::vec(written(), 0..20)) {
         let text: String = page.iter().map(|sample| sample.line.as_str()).collect();
-        let (lines, counts) = read(&[text.as_bytes()], Notes::default());
+        let (lines, counts) = read(&[text.as_bytes()], SampleNotes::default());
         prop_assert_eq!(lines, page.iter().map(|sample| sample.reads.clone()).collect::<Vec<_>>(), "{}", text);
         prop_assert_eq!(counts.skipped, 0);
     }
 
     #[test]
     fn chunks_change_nothing(page in nearly_a_page(), cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..8)) {
-        prop_assert_eq!(read(&cut(&page, &cuts), Notes::default()), read(&[&page], Notes::default()));
-        let stop = || Notes { stop: b"name", ignore: b"a", ..Notes::default() };
+        prop_assert_eq!(read(&cut(&page, &cuts), SampleNotes::default()), read(&[&page], SampleNotes::default()));
+        let stop = || SampleNotes { stop: b"name", ignore: b"a", ..SampleNotes::default() };
         prop_assert_eq!(read(&cut(&page, &cuts), stop()), read(&[&page], stop()));
     }
 
     #[test]
     fn arbitrary_bytes_are_survived(page in prop::collection::vec(any::<u8>(), 0..512), cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..4)) {
-        let (lines, counts) = read(&cut(&page, &cuts), Notes::default());
+        let (lines, counts) = read(&cut(&page, &cuts), SampleNotes::default());
         prop_assert!(lines.len() as u64 + counts.skipped <= counts.read);
     }
 }

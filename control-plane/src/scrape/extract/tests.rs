@@ -1,23 +1,23 @@
 use std::sync::Arc;
 
-use super::super::engine::Engines;
-use super::super::exposition::{Parser, Progress};
+use super::super::engine::EngineTable;
+use super::super::exposition::{ExpositionParser, ParseProgress};
 use super::*;
 
-pub(crate) fn read(engine: &EngineSpec, page: &str) -> Reading {
-    let mut extraction = Extraction::whole(engine);
-    let mut parser = Parser::default();
+pub(crate) fn read(engine: &EngineSpec, page: &str) -> PageReading {
+    let mut extraction = Extraction::full_page(engine);
+    let mut parser = ExpositionParser::default();
     parser.feed(page.as_bytes(), &mut extraction);
     assert_eq!(parser.finish(&mut extraction).skipped, 0, "a bad line in the test's own page");
     extraction.finish()
 }
 
 fn built_in(name: &str) -> Arc<EngineSpec> {
-    Arc::clone(Engines::try_new(&[], "", "").unwrap().get(name).unwrap())
+    Arc::clone(EngineTable::try_new(&[], "", "").unwrap().get(name).unwrap())
 }
 
 /// As people would say it; `?` is unknown.
-fn told(reading: &Reading) -> String {
+fn told(reading: &PageReading) -> String {
     fn show<T: ToString>(value: Option<T>) -> String {
         value.map_or("?".into(), |value| value.to_string())
     }
@@ -195,8 +195,8 @@ fn reads_no_further_than_the_families_it_is_told_of() {
     let page = "vllm:num_requests_running 1\nvllm:num_requests_waiting{engine=\"0\"} 2\nvllm:num_requests_waiting{engine=\"1\"} 3\nhistogram_bucket 1\nrest 1\n";
     let present = read(&engine, page).present;
     let mut extraction = Extraction::new(&engine, Some(present));
-    let mut parser = Parser::default();
-    assert_eq!(parser.feed(page.as_bytes(), &mut extraction), Progress::Done);
+    let mut parser = ExpositionParser::default();
+    assert_eq!(parser.feed(page.as_bytes(), &mut extraction), ParseProgress::Done);
     assert_eq!(parser.finish(&mut extraction).read, 4, "the line after the last wanted one shows that it was the last");
     assert_eq!(told(&extraction.finish()), "queued 5 running 1 kv ? blocks ?x? started ?");
 }

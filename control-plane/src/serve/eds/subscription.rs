@@ -9,14 +9,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use tokio::time::Instant;
 
 use super::EDS_ACK_WAIT_MAX;
-use crate::state::shared::{EdsAck, Pools};
+use crate::state::shared::{EdsAck, PoolViews};
 
 /// A stream's subscriptions.
 #[derive(Debug, Default)]
-pub struct Subscription {
+pub struct EdsSubscription {
     names: BTreeSet<String>,
-    in_flight: Option<InFlight>,
-    /// Generations sent, by pool; answered or not.
+    in_flight: Option<PendingResponse>,
+    /// Revisions sent, by pool; answered or not.
     sent: BTreeMap<String, u64>,
     acks: BTreeMap<String, EdsAck>,
     nonce: u64,
@@ -27,14 +27,14 @@ pub struct Subscription {
 }
 
 #[derive(Debug)]
-struct InFlight {
+struct PendingResponse {
     nonce: String,
-    generations: Vec<(String, u64)>,
+    revisions: Vec<(String, u64)>,
 }
 
 /// What is to be sent.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Due {
+pub struct DueResponse {
     /// Comes back with the answer.
     pub nonce: String,
     /// Pools to be told, those that changed.
@@ -43,16 +43,16 @@ pub struct Due {
 
 /// How Envoy answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum EnvoyAnswer {
     /// It took the response over.
     Accepted,
     /// It did not, for this reason.
     Refused(String),
 }
 
-// === impl Subscription ===
+// === impl EdsSubscription ===
 
-impl Subscription {
+impl EdsSubscription {
     /// Replaces the names subscribed to. What is subscribed to anew is sent anew.
     pub fn set_names(&mut self, names: BTreeSet<String>) {
         self.sent.retain(|name, _| names.contains(name));
@@ -81,16 +81,16 @@ impl Subscription {
     }
 
     /// Envoy answered the response with `nonce`. An answer to any other but the last is out of date and says nothing.
-    pub fn answer(&mut self, nonce: &str, answer: &Answer) -> bool {
+    pub fn answer(&mut self, nonce: &str, answer: &EnvoyAnswer) -> bool {
         let Some(in_flight) = self.in_flight.take_if(|f| f.nonce == nonce) else { return false };
-        for (name, generation) in in_flight.generations {
+        for (name, revision) in in_flight.revisions {
             let Some(ack) = self.acks.get_mut(&name) else { continue };
             match answer {
-                Answer::Accepted => *ack = EdsAck { acked: generation, ..EdsAck::default() },
-                Answer::Refused(why) => ack.refused = Some(why.clone()),
+                EnvoyAnswer::Accepted => *ack = EdsAck { acked: revision, ..EdsAck::default() },
+                EnvoyAnswer::Refused(why) => ack.refused = Some(why.clone()),
             }
         }
-        if *answer == Answer::Accepted {
+        if *answer == EnvoyAnswer::Accepted {
             self.waits = None;
         }
         true
@@ -109,23 +109,22 @@ impl Subscription {
     }
 
     /// What to send now, if anything; it counts as sent.
-    pub fn due(&mut self, pools: &Pools, now: Instant) -> Option<Due> {
+    pub fn due(&mut self, pools: &PoolViews, now: Instant) -> Option<DueResponse> {
         if self.in_flight.is_some() {
             return None;
         }
-        let current = |name: &String| pools.get(name).map(|view| (name.clone(), view.eds.generation));
+        let current = |name: &String| pools.get(name).map(|view| (name.clone(), view.eds.revision));
         let known: Vec<(String, u64)> = self.names.iter().filter_map(current).collect();
-        let generations: Vec<(String, u64)> =
-            known.into_iter().filter(|(name, generation)| self.sent.get(name) != Some(generation)).collect();
-        if generations.is_empty() {
+        let revisions: Vec<(String, u64)> = known.into_iter().filter(|(name, revision)| self.sent.get(name) != Some(revision)).collect();
+        if revisions.is_empty() {
             return None;
         }
         self.nonce += 1;
         self.waits = self.waits.or(Some(now));
         let nonce = self.nonce.to_string();
-        self.sent.extend(generations.iter().cloned());
-        let changed = generations.iter().map(|(name, _)| name.clone()).collect();
-        self.in_flight = Some(InFlight { nonce: nonce.clone(), generations });
-        Some(Due { nonce, changed })
+        self.sent.extend(revisions.iter().cloned());
+        let changed = revisions.iter().map(|(name, _)| name.clone()).collect();
+        self.in_flight = Some(PendingResponse { nonce: nonce.clone(), revisions });
+        Some(DueResponse { nonce, changed })
     }
 }

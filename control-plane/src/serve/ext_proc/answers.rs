@@ -4,50 +4,50 @@ use std::collections::VecDeque;
 
 use envoy_types::pb::envoy::service::ext_proc::v3::ProcessingResponse;
 
-use super::held::Pieces;
-use super::wire::{self, Direction, HeaderChanges};
+use super::held_body::BodyPieces;
+use super::wire::{self, BodyDirection, HeaderChanges};
 
 /// A queue of answers.
 #[derive(Debug, Default)]
-pub struct Answers(VecDeque<Answer>);
+pub struct AnswerQueue(VecDeque<ExtProcAnswer>);
 
 #[derive(Debug)]
-enum Answer {
+enum ExtProcAnswer {
     /// A message, and how long the body in it is.
     Message(Box<ProcessingResponse>, usize),
-    Body(Body),
+    Body(AnswerBody),
 }
 
 /// A body, piece by piece.
 #[derive(Debug)]
-pub struct Body {
+pub struct AnswerBody {
     /// The pieces.
-    pub pieces: Pieces,
+    pub pieces: BodyPieces,
     /// Whose body it is.
-    pub direction: Direction,
+    pub direction: BodyDirection,
     /// The pieces are all that goes on; otherwise each answers one that came.
     pub duplex: bool,
     /// The body's end comes with the last.
     pub ends: bool,
 }
 
-// === impl Answers ===
+// === impl AnswerQueue ===
 
-impl Answers {
+impl AnswerQueue {
     /// A message with a body of so many bytes in it.
     pub fn push(&mut self, message: ProcessingResponse, body_bytes: usize) {
-        self.0.push_back(Answer::Message(Box::new(message), body_bytes));
+        self.0.push_back(ExtProcAnswer::Message(Box::new(message), body_bytes));
     }
 
     /// A body.
-    pub fn push_body(&mut self, body: Body) {
-        self.0.push_back(Answer::Body(body));
+    pub fn push_body(&mut self, body: AnswerBody) {
+        self.0.push_back(ExtProcAnswer::Body(body));
     }
 
     /// Takes the next message out.
     pub fn next(&mut self) -> Option<ProcessingResponse> {
         loop {
-            if let Answer::Body(body) = self.0.front_mut()?
+            if let ExtProcAnswer::Body(body) = self.0.front_mut()?
                 && let Some((message, last)) = body.next()
             {
                 if last {
@@ -55,7 +55,7 @@ impl Answers {
                 }
                 return Some(message);
             }
-            if let Answer::Message(message, _) = self.0.pop_front()? {
+            if let ExtProcAnswer::Message(message, _) = self.0.pop_front()? {
                 return Some(*message);
             }
         }
@@ -65,8 +65,8 @@ impl Answers {
     #[must_use]
     pub fn memory(&self) -> usize {
         let each = self.0.iter().map(|answer| match answer {
-            Answer::Message(_, body_bytes) => size_of::<ProcessingResponse>() + body_bytes,
-            Answer::Body(body) => body.pieces.memory(),
+            ExtProcAnswer::Message(_, body_bytes) => size_of::<ProcessingResponse>() + body_bytes,
+            ExtProcAnswer::Body(body) => body.pieces.memory(),
         });
         each.sum()
     }
@@ -83,9 +83,9 @@ impl Answers {
     }
 }
 
-// === impl Body ===
+// === impl AnswerBody ===
 
-impl Body {
+impl AnswerBody {
     /// The next message, and whether it is the last.
     fn next(&mut self) -> Option<(ProcessingResponse, bool)> {
         let piece = self.pieces.next()?;

@@ -12,15 +12,15 @@ use discovery::backend::PickerService;
 
 /// The Service that an authority names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Asked<'a> {
+pub struct ServiceAuthority<'a> {
     name: &'a str,
     namespace: &'a str,
     port: Option<u16>,
 }
 
-// === impl Asked ===
+// === impl ServiceAuthority ===
 
-impl<'a> Asked<'a> {
+impl<'a> ServiceAuthority<'a> {
     /// `None` where it is no Service's.
     #[must_use]
     pub fn parse(authority: &'a str) -> Option<Self> {
@@ -35,7 +35,7 @@ impl<'a> Asked<'a> {
 
     /// Is it that Service? A port that either leaves out is any.
     #[must_use]
-    pub fn is(&self, service: &PickerService) -> bool {
+    pub fn names_service(&self, service: &PickerService) -> bool {
         let port = self.port.is_none() || service.port.is_none() || self.port == service.port;
         port && *service.name == *self.name && *service.namespace == *self.namespace
     }
@@ -48,14 +48,14 @@ mod tests {
     #[test]
     fn services_are_told_by_name_namespace_and_port() {
         let service = |name: &str, port| PickerService { namespace: "prod".into(), name: name.into(), port };
-        let asked = |authority| Asked::parse(authority).unwrap();
+        let asked = |authority| ServiceAuthority::parse(authority).unwrap();
         for authority in ["epp.prod.svc:9002", "epp.prod.svc.cluster.local:9002", "epp.prod.svc", "epp.prod.svc.example.com"] {
-            assert!(asked(authority).is(&service("epp", Some(9002))), "{authority}");
-            assert!(asked(authority).is(&service("epp", None)), "{authority}");
-            assert!(!asked(authority).is(&service("other", Some(9002))), "{authority}");
+            assert!(asked(authority).names_service(&service("epp", Some(9002))), "{authority}");
+            assert!(asked(authority).names_service(&service("epp", None)), "{authority}");
+            assert!(!asked(authority).names_service(&service("other", Some(9002))), "{authority}");
         }
-        assert!(!asked("epp.prod.svc:9012").is(&service("epp", Some(9002))));
-        assert!(!asked("epp.test.svc:9002").is(&service("epp", Some(9002))));
+        assert!(!asked("epp.prod.svc:9012").names_service(&service("epp", Some(9002))));
+        assert!(!asked("epp.test.svc:9002").names_service(&service("epp", Some(9002))));
     }
 
     #[test]
@@ -63,7 +63,7 @@ mod tests {
         for authority in
             ["", "switchpoint-ext-proc", "10.0.0.1:9002", "[::1]:9002", "epp.prod", "epp.prod.com:1", ".prod.svc", "epp.prod.svc:x"]
         {
-            assert_eq!(Asked::parse(authority), None, "{authority:?}");
+            assert_eq!(ServiceAuthority::parse(authority), None, "{authority:?}");
         }
     }
 }

@@ -34,7 +34,7 @@ const PREFIX_BYTES: usize = 5;
 
 /// What has come of a stream and is not read yet.
 #[derive(Debug, Default)]
-pub struct Framing {
+pub struct MessageReader {
     buffer: Vec<u8>,
     /// Where the next message begins.
     start: usize,
@@ -42,7 +42,7 @@ pub struct Framing {
 
 /// Where the parts of a whole message are in the buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Layout {
+pub struct MessageLayout {
     message: Range<usize>,
     body: Option<BodyField>,
 }
@@ -62,23 +62,23 @@ struct BodyField {
 }
 
 /// A field of a protobuf message.
-struct Field {
+struct ProtoField {
     tag: u64,
-    whole: Range<usize>,
+    bytes: Range<usize>,
     /// The value, where it is of the kind that says its length.
     value: Option<Range<usize>>,
 }
 
 /// The fields of a protobuf message, one after another.
-struct Fields<'m> {
+struct ProtoFields<'m> {
     bytes: &'m [u8],
     at: usize,
     end: usize,
 }
 
-// === impl Framing ===
+// === impl MessageReader ===
 
-impl Framing {
+impl MessageReader {
     /// How much memory it takes, in bytes.
     #[must_use]
     pub fn memory(&self) -> usize {
@@ -109,7 +109,7 @@ impl Framing {
     ///
     /// # Errors
     /// The status that ends the stream, of a message that is none or is too long.
-    pub fn next(&self) -> Result<Option<Layout>, Status> {
+    pub fn next(&self) -> Result<Option<MessageLayout>, Status> {
         let Some(len) = self.announced() else { return Ok(None) };
         if self.buffer.get(self.start).is_some_and(|&flag| flag != 0) {
             return Err(Status::unimplemented("messages must not be compressed"));
@@ -121,7 +121,7 @@ impl Framing {
         if self.buffer.len() < begins + len {
             return Ok(None);
         }
-        let layout = Layout::of(&self.buffer, begins..begins + len).ok_or_else(malformed)?;
+        let layout = MessageLayout::of(&self.buffer, begins..begins + len).ok_or_else(malformed)?;
         let envelope = layout.envelope_bytes();
         if envelope > ENVELOPE_BYTES_MAX {
             let why = format!("headers, metadata and attributes of {envelope} bytes in a message; the most is {ENVELOPE_BYTES_MAX}");
@@ -134,8 +134,8 @@ impl Framing {
     ///
     /// # Errors
     /// The status that ends the stream, of a message that is none.
-    pub fn take(&mut self, layout: Layout) -> Result<ProcessingRequest, Status> {
-        let Layout { message, body } = layout;
+    pub fn take(&mut self, layout: MessageLayout) -> Result<ProcessingRequest, Status> {
+        let MessageLayout { message, body } = layout;
         let part = |range: Range<usize>| self.buffer.get(range).unwrap_or_default();
         let Some(BodyField { of_request, field, value, content_field, content }) = body else {
             let decoded = ProcessingRequest::decode(part(message.clone())).map_err(|_| malformed());
@@ -192,13 +192,13 @@ fn malformed() -> Status {
     Status::invalid_argument("not a ProcessingRequest")
 }
 
-// === impl Layout ===
+// === impl MessageLayout ===
 
-impl Layout {
+impl MessageLayout {
     /// Finds the parts of the message at `message` of `bytes`; `None` if it is none.
     fn of(bytes: &[u8], message: Range<usize>) -> Option<Self> {
         let mut parts = Vec::new();
-        for field in Fields::of(bytes, message.clone()) {
+        for field in ProtoFields::of(bytes, message.clone()) {
             let field = field?;
             // What is asked, of which there is one.
             if (2..=7).contains(&field.tag) {
@@ -207,7 +207,7 @@ impl Layout {
             }
         }
         let body = match parts.as_slice() {
-            [Field { tag: tag @ (4 | 5), whole, value: Some(value) }] => BodyField::of(bytes, *tag == 4, whole, value)?,
+            [ProtoField { tag: tag @ (4 | 5), bytes: whole, value: Some(value) }] => BodyField::of(bytes, *tag == 4, whole, value)?,
             _ => None,
         };
         Some(Self { message, body })
@@ -227,22 +227,22 @@ impl BodyField {
     #[expect(clippy::option_option, reason = "the outer is of a message that is none")]
     fn of(bytes: &[u8], of_request: bool, whole: &Range<usize>, value: &Range<usize>) -> Option<Option<Self>> {
         let mut contents = Vec::new();
-        for field in Fields::of(bytes, value.clone()) {
+        for field in ProtoFields::of(bytes, value.clone()) {
             let field = field?;
             if field.tag == 1 {
                 contents.push(field);
                 contents.truncate(2);
             }
         }
-        let [Field { whole: content_field, value: Some(content), .. }] = contents.as_slice() else { return Some(None) };
+        let [ProtoField { bytes: content_field, value: Some(content), .. }] = contents.as_slice() else { return Some(None) };
         let (field, value, content_field, content) = (whole.clone(), value.clone(), content_field.clone(), content.clone());
         Some(Some(Self { of_request, field, value, content_field, content }))
     }
 }
 
-// === impl Fields ===
+// === impl ProtoFields ===
 
-impl<'m> Fields<'m> {
+impl<'m> ProtoFields<'m> {
     fn of(bytes: &'m [u8], range: Range<usize>) -> Self {
         Self { bytes, at: range.start, end: range.end }
     }
@@ -261,7 +261,7 @@ impl<'m> Fields<'m> {
         (at <= self.end).then_some(())
     }
 
-    fn field(&mut self) -> Option<Field> {
+    fn field(&mut self) -> Option<ProtoField> {
         let start = self.at;
         let key = self.varint()?;
         let value = match key & 7 {
@@ -276,12 +276,12 @@ impl<'m> Fields<'m> {
             5 => self.skip(4).map(|()| None)?,
             _ => return None, // groups: no message of Envoy has had any
         };
-        Some(Field { tag: key >> 3, whole: start..self.at, value })
+        Some(ProtoField { tag: key >> 3, bytes: start..self.at, value })
     }
 }
 
-impl Iterator for Fields<'_> {
-    type Item = Option<Field>;
+impl Iterator for ProtoFields<'_> {
+    type Item = Option<ProtoField>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.at >= self.end {
@@ -315,7 +315,7 @@ mod tests {
 
     /// All messages of these bytes, which come in pieces.
     fn read(bytes: &[u8], piece: usize) -> Result<Vec<ProcessingRequest>, Status> {
-        let (mut framing, mut messages) = (Framing::default(), Vec::new());
+        let (mut framing, mut messages) = (MessageReader::default(), Vec::new());
         for piece in bytes.chunks(piece) {
             framing.push(piece);
             while let Some(layout) = framing.next()? {
@@ -351,7 +351,7 @@ mod tests {
     #[test]
     fn a_message_that_is_too_long_is_refused_before_it_comes() {
         let length = u32::try_from(MESSAGE_BYTES_MAX + 1).unwrap().to_be_bytes();
-        let mut framing = Framing::default();
+        let mut framing = MessageReader::default();
         framing.push(&[&[0], &length[..]].concat());
         assert_eq!(framing.next().unwrap_err().code(), Code::ResourceExhausted);
         assert!(framing.memory() < 100);

@@ -1,6 +1,6 @@
 //! The memory that streams may hold, all of them together.
 //!
-//! Every stream has an [`Account`] that says how many bytes it holds: what has come of an unfinished message, the body that waits for its last byte,
+//! Every stream has an [`MemoryAccount`] that says how many bytes it holds: what has come of an unfinished message, the body that waits for its last byte,
 //! answers that the proxy has not taken. The sum over all streams stays within [`HELD_BYTES_MAX`], and a stream may hold at most a quarter of what the
 //! others leave. So a few large bodies do not shut out the rest: the more is held, the less a single stream may add, and a small request
 //! still finds room.
@@ -17,45 +17,45 @@ const SHARE: usize = 4;
 
 /// How many bytes all streams hold.
 #[derive(Debug, Default)]
-pub struct Memory {
-    held: AtomicUsize,
+pub struct StreamMemory {
+    used: AtomicUsize,
 }
 
 /// How many bytes one stream holds. They are given back when it is dropped.
 #[derive(Debug)]
-pub struct Account {
-    memory: Arc<Memory>,
+pub struct MemoryAccount {
+    memory: Arc<StreamMemory>,
     bytes: usize,
 }
 
 /// A stream would hold more than its share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Full;
+pub struct MemoryExceeded;
 
-// === impl Memory ===
+// === impl StreamMemory ===
 
-impl Memory {
+impl StreamMemory {
     /// How many bytes are held now.
     #[must_use]
-    pub fn held(&self) -> usize {
-        self.held.load(Ordering::Relaxed)
+    pub fn used(&self) -> usize {
+        self.used.load(Ordering::Relaxed)
     }
 
     /// An account that holds nothing.
     #[must_use]
-    pub fn account(self: &Arc<Self>) -> Account {
-        Account { memory: Arc::clone(self), bytes: 0 }
+    pub fn account(self: &Arc<Self>) -> MemoryAccount {
+        MemoryAccount { memory: Arc::clone(self), bytes: 0 }
     }
 }
 
-// === impl Account ===
+// === impl MemoryAccount ===
 
-impl Account {
+impl MemoryAccount {
     /// The stream holds `bytes` from now on, in place of what it held.
     ///
     /// # Errors
     /// It wants more than it had, and more than its share. It holds what it held.
-    pub fn hold(&mut self, bytes: usize) -> Result<(), Full> {
+    pub fn hold(&mut self, bytes: usize) -> Result<(), MemoryExceeded> {
         if bytes <= self.bytes {
             self.record(bytes);
             return Ok(());
@@ -65,7 +65,7 @@ impl Account {
             let left_by_others = HELD_BYTES_MAX.saturating_sub(held - had);
             (bytes <= left_by_others / SHARE).then_some(held + more)
         };
-        self.memory.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, grown).map_err(|_| Full)?;
+        self.memory.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, grown).map_err(|_| MemoryExceeded)?;
         self.bytes = bytes;
         Ok(())
     }
@@ -75,17 +75,17 @@ impl Account {
         match bytes.checked_sub(self.bytes) {
             Some(0) => {}
             Some(more) => {
-                self.memory.held.fetch_add(more, Ordering::Relaxed);
+                self.memory.used.fetch_add(more, Ordering::Relaxed);
             }
             None => {
-                self.memory.held.fetch_sub(self.bytes - bytes, Ordering::Relaxed);
+                self.memory.used.fetch_sub(self.bytes - bytes, Ordering::Relaxed);
             }
         }
         self.bytes = bytes;
     }
 }
 
-impl Drop for Account {
+impl Drop for MemoryAccount {
     fn drop(&mut self) {
         self.record(0);
     }
@@ -101,20 +101,20 @@ mod tests {
 
     #[test]
     fn what_an_account_holds_is_given_back_when_it_is_dropped() {
-        let memory = Arc::new(Memory::default());
+        let memory = Arc::new(StreamMemory::default());
         let (mut first, mut second) = (memory.account(), memory.account());
         assert_eq!((first.hold(5), second.hold(7), first.hold(2)), (Ok(()), Ok(()), Ok(())));
-        assert_eq!(memory.held(), 9);
+        assert_eq!(memory.used(), 9);
         drop(first);
-        assert_eq!(memory.held(), 7);
+        assert_eq!(memory.used(), 7);
         drop(second);
-        assert_eq!(memory.held(), 0);
+        assert_eq!(memory.used(), 0);
     }
 
     #[test]
     fn large_bodies_leave_room_for_small_ones() {
-        let memory = Arc::new(Memory::default());
-        let mut accounts: Vec<Account> = (0..60).map(|_| memory.account()).collect();
+        let memory = Arc::new(StreamMemory::default());
+        let mut accounts: Vec<MemoryAccount> = (0..60).map(|_| memory.account()).collect();
         let held = accounts.iter_mut().filter_map(|account| account.hold(BODY).ok()).count();
         assert_eq!(held, 13, "of 60 bodies of 24 MiB");
         assert_eq!(memory.account().hold(1 << 20), Ok(()), "a prompt of a quarter of a million tokens");
@@ -122,25 +122,25 @@ mod tests {
 
     #[test]
     fn one_that_may_not_grow_keeps_what_it_had() {
-        let memory = Arc::new(Memory::default());
+        let memory = Arc::new(StreamMemory::default());
         let mut account = memory.account();
         assert_eq!(account.hold(HELD_BYTES_MAX / SHARE), Ok(()));
-        assert_eq!(account.hold(HELD_BYTES_MAX / SHARE + 1), Err(Full));
-        assert_eq!(memory.held(), HELD_BYTES_MAX / SHARE);
+        assert_eq!(account.hold(HELD_BYTES_MAX / SHARE + 1), Err(MemoryExceeded));
+        assert_eq!(memory.used(), HELD_BYTES_MAX / SHARE);
     }
 
     proptest! {
         #[test]
         fn the_sum_is_bounded_and_exact(steps in prop::collection::vec((0_usize..8, 0_usize..HELD_BYTES_MAX), 0..100)) {
-            let memory = Arc::new(Memory::default());
-            let mut accounts: Vec<Account> = (0..8).map(|_| memory.account()).collect();
+            let memory = Arc::new(StreamMemory::default());
+            let mut accounts: Vec<MemoryAccount> = (0..8).map(|_| memory.account()).collect();
             for (index, bytes) in steps {
                 let _ = accounts[index].hold(bytes);
-                prop_assert!(memory.held() <= HELD_BYTES_MAX);
-                prop_assert_eq!(memory.held(), accounts.iter().map(|account| account.bytes).sum::<usize>());
+                prop_assert!(memory.used() <= HELD_BYTES_MAX);
+                prop_assert_eq!(memory.used(), accounts.iter().map(|account| account.bytes).sum::<usize>());
             }
             drop(accounts);
-            prop_assert_eq!(memory.held(), 0);
+            prop_assert_eq!(memory.used(), 0);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The front among the proxies of a pool: what it has under way and placed is told to them, and theirs to it, by the daemon's relay.
 
-use exchange::{Pool, Time};
-use pool_state::{Ejection, OwnRow, PeerRow, Placement, RowHead};
+use exchange::{ManagedPool, Timestamp};
+use pool_state::{Ejection, LoadReportHead, OwnLoadReport, PeerLoadReport, Placement};
 use proto::{SHARE_EXPIRY_MS, placements, state};
 
 /// A row in which nothing changed is told again after so long, in ms: four times before it would count no more.
@@ -9,69 +9,69 @@ const AGAIN_MS: u64 = SHARE_EXPIRY_MS / 4;
 
 /// One pool's share of it.
 #[derive(Debug, Default)]
-pub struct Peers {
+pub struct LocalPeer {
     joined: bool,
     /// Proxies of the pool, the front included; 0 while nobody said.
     proxies: u32,
-    own: OwnRow,
-    told: Option<(u64, Time)>,
-    others: PeerRow,
-    heard_at: Time,
+    own: OwnLoadReport,
+    published: Option<(u64, Timestamp)>,
+    others: PeerLoadReport,
+    received_at: Timestamp,
 }
 
-// === impl Peers ===
+// === impl LocalPeer ===
 
-impl Peers {
+impl LocalPeer {
     /// From now on it is one of them. False when it was already.
     pub fn join(&mut self) -> bool {
         !std::mem::replace(&mut self.joined, true)
     }
 
-    /// Is there anybody to tell?
+    /// Whether anything publishes them.
     #[must_use]
-    pub fn has_listeners(&self) -> bool {
+    pub fn has_peers(&self) -> bool {
         self.joined && self.proxies > 1
     }
 
     /// Takes in what all others have under way, and what they placed.
-    pub fn heard(&mut self, pool: &mut Pool, mut told: state::Peers, now: Time) {
+    pub fn receive(&mut self, pool: &mut ManagedPool, mut told: state::PeerLoad, now: Timestamp) {
         self.proxies = told.proxies;
-        self.heard_at = now;
-        pool.tell_placements(self.has_listeners());
-        if (RowHead { vm: RowHead::OUTSIDE, written: now, ring: 0 }).receive(&mut told.row) {
-            if pool.read_row(&mut self.others, told.row, true) {
-                pool.put_slos_together([&self.others]);
+        self.received_at = now;
+        pool.set_placement_publishing(self.has_peers());
+        if (LoadReportHead { vm: LoadReportHead::OUTSIDE, written: now, ring: 0 }).receive(&mut told.row) {
+            if pool.read_load_report(&mut self.others, told.row, true) {
+                pool.recompute_peer_slos([&self.others]);
             }
-            self.others.ejections().for_each(|told| pool.learn(Ejection { outside: true, ..told }, now));
+            self.others.ejections().for_each(|told| pool.learn_ejection(Ejection { outside: true, ..told }, now));
         }
-        placements::each(&told.placements).for_each(|(endpoint, blocks)| pool.placed(endpoint, &blocks, now));
+        placements::each(&told.placements).for_each(|(endpoint, blocks)| pool.record_peer_placement(endpoint, &blocks, now));
     }
 
-    /// Another roster is in force.
-    pub fn count_anew(&self, pool: &mut Pool) {
-        pool.count_anew([&self.others]);
+    /// Another pool update is in force.
+    pub fn recount(&self, pool: &mut ManagedPool) {
+        pool.recount_load_reports([&self.others]);
     }
 
     /// What the others said counts no more once they fell silent.
-    pub fn expire(&mut self, pool: &mut Pool, now: Time) {
-        let counts = self.others.counts() && now.ms_since(self.heard_at) < SHARE_EXPIRY_MS;
-        if pool.count_row(&mut self.others, counts) {
-            pool.put_slos_together([&self.others]);
+    pub fn expire(&mut self, pool: &mut ManagedPool, now: Timestamp) {
+        let counts = self.others.counts() && now.ms_since(self.received_at) < SHARE_EXPIRY_MS;
+        if pool.count_load_report(&mut self.others, counts) {
+            pool.recompute_peer_slos([&self.others]);
         }
     }
 
     /// What is to be told now, if anything.
-    pub fn share(&mut self, name: &str, pool: &mut Pool, now: Time) -> Option<state::Share> {
+    pub fn next_report(&mut self, name: &str, pool: &mut ManagedPool, now: Timestamp) -> Option<state::LoadReport> {
         let changes = pool.changes();
-        let due = match self.told {
+        let due = match self.published {
             None => changes > 0,
             Some((told, at)) => told != changes || (!self.own.is_idle() && now.ms_since(at) >= AGAIN_MS),
         };
-        if !self.has_listeners() || !due {
+        if !self.has_peers() || !due {
             return None;
         }
-        self.told = Some((changes, now));
-        let row = pool.write_row(&mut self.own, RowHead { written: now, ..RowHead::default() }).to_vec();
+        self.published = Some((changes, now));
+        let row = pool.write_load_report(&mut self.own, LoadReportHead { written: now, ..LoadReportHead::default() }).to_vec();
         let mut told = Vec::new();
         for Placement { endpoint, blocks, known } in pool.take_placements() {
             let news = usize::try_from(known).ok().and_then(|known| blocks.get(known..)).unwrap_or_default();
@@ -79,6 +79,6 @@ impl Peers {
                 placements::push(&mut told, endpoint, news);
             }
         }
-        Some(state::Share { pool: name.to_owned(), row, placements: told, stamp: 0 })
+        Some(state::LoadReport { pool: name.to_owned(), row, placements: told, stamp: 0 })
     }
 }

@@ -1,8 +1,8 @@
 //! What a request is refused for that only this front knows: its own memory, and how long a body may take. All other refusals are the exchange's.
 
-use exchange::api::Family;
-use exchange::json::write::Writer;
-use exchange::{Reply, headers};
+use exchange::api::ApiFamily;
+use exchange::json::write::JsonWriter;
+use exchange::{LocalReply, headers};
 
 use super::memory::HELD_BYTES_MAX;
 
@@ -11,15 +11,15 @@ const RETRY_AFTER_S: u32 = 1;
 
 /// Why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum StreamRefusal {
     /// Bodies under way take all the memory that there is for them.
     Memory,
     /// The body did not come to its end in time.
     Slow,
 }
 
-/// One row of the table of refusals.
-struct Row {
+/// One row in the table of refusals.
+struct StreamRefusalRow {
     status: u16,
     code: &'static str,
     reason: &'static str,
@@ -28,12 +28,12 @@ struct Row {
     message: String,
 }
 
-// === impl Refusal ===
+// === impl StreamRefusal ===
 
-impl Refusal {
-    fn row(self) -> Row {
+impl StreamRefusal {
+    fn row(self) -> StreamRefusalRow {
         match self {
-            Self::Memory => Row {
+            Self::Memory => StreamRefusalRow {
                 status: 503,
                 code: "picker_out_of_memory",
                 reason: "rejected-picker-memory",
@@ -44,7 +44,7 @@ impl Refusal {
                     HELD_BYTES_MAX >> 20
                 ),
             },
-            Self::Slow => Row {
+            Self::Slow => StreamRefusalRow {
                 status: 408,
                 code: "body_timeout",
                 reason: "rejected-body-timeout",
@@ -57,20 +57,20 @@ impl Refusal {
 
     /// The reply in the error shape of `family`.
     #[must_use]
-    pub fn reply(self, family: Family) -> Reply {
+    pub fn reply(self, family: ApiFamily) -> LocalReply {
         let row = self.row();
         let mut set = vec![("content-type", "application/json".to_owned()), (headers::DROPPED_REASON, row.reason.to_owned())];
         if row.status == 503 {
             set.push(("retry-after", RETRY_AFTER_S.to_string()));
         }
-        Reply { status: row.status, headers: set, body: body(family, &row) }
+        LocalReply { status: row.status, headers: set, body: body(family, &row) }
     }
 }
 
-fn body(family: Family, row: &Row) -> Vec<u8> {
-    let mut w = Writer::default();
+fn body(family: ApiFamily, row: &StreamRefusalRow) -> Vec<u8> {
+    let mut w = JsonWriter::default();
     match family {
-        Family::OpenAi => w.object(|w| {
+        ApiFamily::OpenAi => w.object(|w| {
             w.name("error").object(|w| {
                 w.name("message").string(&row.message);
                 w.name("type").string(row.openai_type);
@@ -78,7 +78,7 @@ fn body(family: Family, row: &Row) -> Vec<u8> {
                 w.name("code").string(row.code);
             });
         }),
-        Family::Anthropic => w.object(|w| {
+        ApiFamily::Anthropic => w.object(|w| {
             w.name("type").string("error");
             w.name("error").object(|w| {
                 w.name("type").string(row.anthropic_type);
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn refusals_have_the_shape_of_their_api() {
-        let reply = Refusal::Memory.reply(Family::OpenAi);
+        let reply = StreamRefusal::Memory.reply(ApiFamily::OpenAi);
         let text = String::from_utf8(reply.body).unwrap();
         assert_eq!(
             (reply.status, &*text),
@@ -105,7 +105,7 @@ mod tests {
             )
         );
         assert!(reply.headers.contains(&("retry-after", "1".to_owned())));
-        let reply = Refusal::Slow.reply(Family::Anthropic);
+        let reply = StreamRefusal::Slow.reply(ApiFamily::Anthropic);
         let text = String::from_utf8(reply.body).unwrap();
         assert_eq!(
             (reply.status, &*text),

@@ -4,38 +4,39 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use exchange::{DestinationFormat, FailureMode, ObjectiveHeader, Settings};
+use exchange::{DestinationFormat, ExchangeSettings, FailureMode, ObjectiveHeader};
 use tokio::task::JoinSet;
 
 use super::{
-    CONNECTION_WINDOW_BYTES, ExtProcServer, Front, METADATA_BYTES_MAX, STREAM_WINDOW_BYTES, STREAMS_PER_CONNECTION_MAX, health::Health,
+    CONNECTION_WINDOW_BYTES, ExtProcServer, ExtProcService, METADATA_BYTES_MAX, STREAM_WINDOW_BYTES, STREAMS_PER_CONNECTION_MAX,
+    health::HealthChecks,
 };
 use crate::cli::args::{self, ExtProcArgs};
-use crate::daemon::Fatal;
-use crate::serve::listen::{Incoming, Listener, Tls, TlsFiles, identify};
+use crate::daemon::FatalError;
+use crate::serve::listen::{IncomingConnections, ListenerName, ServerTls, TlsFiles, identify};
 use crate::serve::monitoring::{ended, open, server};
 use crate::shutdown::Shutdown;
-use crate::state::shared::Shared;
+use crate::state::shared::DaemonState;
 
 /// The front, listening.
 #[derive(Debug)]
-pub struct Listening {
-    ext_proc: Incoming,
-    settings: Settings,
+pub struct ExtProcListener {
+    ext_proc: IncomingConnections,
+    settings: ExchangeSettings,
     destination_namespace: Option<String>,
 }
 
-// === impl Listening ===
+// === impl ExtProcListener ===
 
-impl Listening {
+impl ExtProcListener {
     /// Opens the listener; `None` where none is wanted.
     ///
     /// # Errors
-    /// [`Fatal::Listen`] says why it cannot be opened.
-    pub async fn open(args: ExtProcArgs, shutdown: &Shutdown) -> Result<Option<Self>, Fatal> {
+    /// [`FatalError::Listen`] says why it cannot be opened.
+    pub async fn open(args: ExtProcArgs, shutdown: &Shutdown) -> Result<Option<Self>, FatalError> {
         let Some(address) = args.listen_ext_proc.0 else { return Ok(None) };
         let (settings, destination_namespace) = (settings(&args), args.exchanges.ext_proc_destination_namespace.clone());
-        let ext_proc = open(Listener::ExtProc, address, tls(args), shutdown).await?;
+        let ext_proc = open(ListenerName::ExtProc, address, tls(args), shutdown).await?;
         Ok(Some(Self { ext_proc, settings, destination_namespace }))
     }
 
@@ -46,14 +47,14 @@ impl Listening {
     }
 
     /// Serves until `shutdown`, and tells `health` whether requests can be decided.
-    pub fn spawn(self, tasks: &mut JoinSet<&'static str>, shared: &Arc<Shared>, health: Health, shutdown: &Shutdown) {
+    pub fn spawn(self, tasks: &mut JoinSet<&'static str>, shared: &Arc<DaemonState>, health: HealthChecks, shutdown: &Shutdown) {
         let Self { ext_proc, settings, destination_namespace } = self;
-        let front = Front::of_namespace(&shared.pool_names, destination_namespace);
+        let front = ExtProcServer::with_namespace(&shared.pool_names, destination_namespace);
         if let Some(components) = shared.components.get() {
             front.follow(components);
         }
         let _ = shared.front_streams.set(Arc::clone(front.streams())); // there is one front
-        let service = ExtProcServer::new(Arc::clone(&front), &settings, shutdown.clone());
+        let service = ExtProcService::new(Arc::clone(&front), &settings, shutdown.clone());
         let router = server()
             .max_concurrent_streams(STREAMS_PER_CONNECTION_MAX)
             .http2_max_header_list_size(METADATA_BYTES_MAX)
@@ -68,33 +69,33 @@ impl Listening {
         });
         let (shared, stop) = (Arc::clone(shared), shutdown.clone());
         tasks.spawn(async move {
-            front.keep(shared, stop, health).await;
+            front.follow_state(shared, stop, health).await;
             "the ext_proc front"
         });
     }
 }
 
-fn tls(args: ExtProcArgs) -> Tls {
+fn tls(args: ExtProcArgs) -> ServerTls {
     let ExtProcArgs { ext_proc_tls_cert, ext_proc_tls_key, ext_proc_tls_client_ca, ext_proc_plaintext, .. } = args;
     match ext_proc_tls_cert.zip(ext_proc_tls_key) {
-        Some((cert, key)) => Tls::Files(TlsFiles { cert, key, client_ca: ext_proc_tls_client_ca }),
-        None if ext_proc_plaintext => Tls::Off,
-        None => Tls::SelfSigned,
+        Some((cert, key)) => ServerTls::Files(TlsFiles { cert, key, client_ca: ext_proc_tls_client_ca }),
+        None if ext_proc_plaintext => ServerTls::Off,
+        None => ServerTls::SelfSigned,
     }
 }
 
 /// Those of all exchanges, but for what the command line says.
-fn settings(args: &ExtProcArgs) -> Settings {
-    let (given, shipped) = (args.exchanges.clone(), Settings::default());
+fn settings(args: &ExtProcArgs) -> ExchangeSettings {
+    let (given, shipped) = (args.exchanges.clone(), ExchangeSettings::default());
     let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-    Settings {
+    ExchangeSettings {
         destination_format: match args.ext_proc_destination_format {
-            args::DestinationFormat::Single => DestinationFormat::Single,
-            args::DestinationFormat::List => DestinationFormat::List,
+            args::DestinationFormatArg::Single => DestinationFormat::Single,
+            args::DestinationFormatArg::List => DestinationFormat::List,
         },
         objective_header: match args.ext_proc_objective_header {
-            args::ObjectiveHeader::Ignore => ObjectiveHeader::Ignore,
-            args::ObjectiveHeader::Trust => ObjectiveHeader::Trust,
+            args::ObjectiveHeaderArg::Ignore => ObjectiveHeader::Ignore,
+            args::ObjectiveHeaderArg::Trust => ObjectiveHeader::Trust,
         },
         explain: args.ext_proc_explain,
         model_header: given.ext_proc_model_header.unwrap_or(shipped.model_header),
@@ -102,8 +103,8 @@ fn settings(args: &ExtProcArgs) -> Settings {
         subset_namespace: given.ext_proc_subset_namespace.unwrap_or(shipped.subset_namespace),
         subset_key: given.ext_proc_subset_key.unwrap_or(shipped.subset_key),
         failure_mode: match given.ext_proc_failure_mode {
-            Some(args::FailureMode::Open) => FailureMode::Open,
-            Some(args::FailureMode::Close) => FailureMode::Close,
+            Some(args::FailureModeArg::Open) => FailureMode::Open,
+            Some(args::FailureModeArg::Close) => FailureMode::Close,
             None => shipped.failure_mode,
         },
         cold_start_wait_ms: given.ext_proc_cold_start_wait.map_or(shipped.cold_start_wait_ms, ms),
@@ -119,12 +120,13 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::cli::args::{Cli, Command};
+    use crate::cli::args::{Cli, CliCommand};
 
-    fn read(arguments: &str) -> Settings {
-        let Command::Serve(serve) = Cli::try_parse_from(format!("switchpointd serve --endpoint 10.0.0.1:1 {arguments}").split_whitespace())
-            .expect("a command line")
-            .command
+    fn read(arguments: &str) -> ExchangeSettings {
+        let CliCommand::Serve(serve) =
+            Cli::try_parse_from(format!("switchpointd serve --endpoint 10.0.0.1:1 {arguments}").split_whitespace())
+                .expect("a command line")
+                .command
         else {
             panic!("another command")
         };
@@ -133,7 +135,7 @@ mod tests {
 
     #[test]
     fn nothing_said_is_as_shipped_but_for_the_format() {
-        let shipped = Settings { destination_format: DestinationFormat::Single, ..Settings::default() };
+        let shipped = ExchangeSettings { destination_format: DestinationFormat::Single, ..ExchangeSettings::default() };
         assert_eq!(format!("{:?}", read("")), format!("{shipped:?}"));
     }
 
@@ -144,7 +146,7 @@ mod tests {
              --ext-proc-failure-mode open --ext-proc-cold-start-wait 1ms --ext-proc-body-limit-bytes 2048 --ext-proc-per-try-timeout 3s \
              --ext-proc-no-retry --ext-proc-explain --ext-proc-objective-header trust --ext-proc-destination-format list",
         );
-        let expected = Settings {
+        let expected = ExchangeSettings {
             destination_header: "x-d".into(),
             subset_namespace: "ns".into(),
             subset_key: "k".into(),
@@ -156,7 +158,7 @@ mod tests {
             objective_header: ObjectiveHeader::Trust,
             per_try_timeout_ms: 3_000,
             retry: false,
-            ..Settings::default()
+            ..ExchangeSettings::default()
         };
         assert_eq!(format!("{said:?}"), format!("{expected:?}"));
     }

@@ -15,8 +15,8 @@ use envoy_types::pb::envoy::service::ext_proc::v3::{
 use envoy_types::pb::envoy::r#type::v3::HttpStatus;
 use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{Struct, Value};
-use exchange::Reply;
-use exchange::api::{Api, Family};
+use exchange::LocalReply;
+use exchange::api::{ApiFamily, RequestApi};
 
 /// Where the protocol puts the destination, and the proxy the endpoint that served, unless the operator names another.
 pub const DESTINATION_NAMESPACE: &str = "envoy.lb";
@@ -60,7 +60,7 @@ pub struct HeaderChanges {
 
 /// Which message is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
+pub enum BodyDirection {
     /// Towards the model server.
     Request,
     /// Towards the client.
@@ -98,7 +98,7 @@ pub fn pairs(map: Option<&HeaderMap>) -> impl Iterator<Item = (&[u8], &[u8])> + 
 }
 
 /// In whose shape errors of a request with these headers are.
-pub fn family<'m>(pairs: impl Iterator<Item = (&'m [u8], &'m [u8])>) -> Family {
+pub fn family<'m>(pairs: impl Iterator<Item = (&'m [u8], &'m [u8])>) -> ApiFamily {
     let (mut method, mut path) = (&b""[..], &b""[..]);
     for (name, value) in pairs {
         match name {
@@ -107,7 +107,7 @@ pub fn family<'m>(pairs: impl Iterator<Item = (&'m [u8], &'m [u8])>) -> Family {
             _ => {}
         }
     }
-    Api::of(method, path).error_family()
+    RequestApi::of(method, path).error_family()
 }
 
 /// The value at `key` of a namespace of the metadata that came with a message.
@@ -166,12 +166,12 @@ fn header(name: String, value: String) -> HeaderValueOption {
 }
 
 /// Answers headers.
-pub fn headers_answer(direction: Direction, changes: HeaderChanges) -> ProcessingResponse {
+pub fn headers_answer(direction: BodyDirection, changes: HeaderChanges) -> ProcessingResponse {
     let response = CommonResponse { header_mutation: Some(changes.into()), ..CommonResponse::default() };
     let answer = HeadersResponse { response: Some(response) };
     respond(match direction {
-        Direction::Request => Response::RequestHeaders(answer),
-        Direction::Response => Response::ResponseHeaders(answer),
+        BodyDirection::Request => Response::RequestHeaders(answer),
+        BodyDirection::Response => Response::ResponseHeaders(answer),
     })
 }
 
@@ -195,37 +195,37 @@ pub fn decline_request_body(modes: BodyModes) -> Option<ProcessingMode> {
 }
 
 /// Answers a piece of a body, with another in its place if there is one, and changes to headers that have waited for it.
-pub fn body_answer(direction: Direction, replacement: Option<Vec<u8>>, changes: HeaderChanges) -> ProcessingResponse {
+pub fn body_answer(direction: BodyDirection, replacement: Option<Vec<u8>>, changes: HeaderChanges) -> ProcessingResponse {
     let body_mutation = replacement.map(|body| BodyMutation { mutation: Some(Mutation::Body(body)) });
     body_response(direction, CommonResponse { header_mutation: Some(changes.into()), body_mutation, ..CommonResponse::default() })
 }
 
 /// A piece of a body that goes on, in full duplex.
-pub fn streamed_body(direction: Direction, body: Vec<u8>, end_of_stream: bool) -> ProcessingResponse {
+pub fn streamed_body(direction: BodyDirection, body: Vec<u8>, end_of_stream: bool) -> ProcessingResponse {
     let streamed = StreamedBodyResponse { body, end_of_stream, ..StreamedBodyResponse::default() };
     let body_mutation = Some(BodyMutation { mutation: Some(Mutation::StreamedResponse(streamed)) });
     body_response(direction, CommonResponse { body_mutation, ..CommonResponse::default() })
 }
 
-fn body_response(direction: Direction, response: CommonResponse) -> ProcessingResponse {
+fn body_response(direction: BodyDirection, response: CommonResponse) -> ProcessingResponse {
     let answer = BodyResponse { response: Some(response) };
     respond(match direction {
-        Direction::Request => Response::RequestBody(answer),
-        Direction::Response => Response::ResponseBody(answer),
+        BodyDirection::Request => Response::RequestBody(answer),
+        BodyDirection::Response => Response::ResponseBody(answer),
     })
 }
 
 /// Lets trailers pass.
-pub fn trailers_answer(direction: Direction) -> ProcessingResponse {
+pub fn trailers_answer(direction: BodyDirection) -> ProcessingResponse {
     let answer = TrailersResponse { header_mutation: None };
     respond(match direction {
-        Direction::Request => Response::RequestTrailers(answer),
-        Direction::Response => Response::ResponseTrailers(answer),
+        BodyDirection::Request => Response::RequestTrailers(answer),
+        BodyDirection::Response => Response::ResponseTrailers(answer),
     })
 }
 
 /// Answers the client in place of a model server. Without `details`: the shipped Envoy files tell the picker's replies from Envoy's own by that.
-pub fn immediate(reply: Reply) -> ProcessingResponse {
+pub fn immediate(reply: LocalReply) -> ProcessingResponse {
     let set = reply.headers.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
     respond(Response::ImmediateResponse(ImmediateResponse {
         status: Some(HttpStatus { code: reply.status.into() }),

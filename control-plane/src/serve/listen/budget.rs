@@ -4,7 +4,7 @@ use rustix::process::{Resource, getrlimit, setrlimit};
 
 /// A listener of the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Listener {
+pub enum ListenerName {
     /// State and EDS, for proxies.
     State,
     /// The Endpoint Picker Protocol, for gateways.
@@ -19,7 +19,7 @@ pub enum Listener {
 
 /// The most connections of one listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Budget {
+pub struct ConnectionBudget {
     /// At once, waiting and served.
     pub connections_max: usize,
 }
@@ -49,9 +49,9 @@ fn descriptors() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(DESCRIPTORS_MAX).min(DESCRIPTORS_MAX)
 }
 
-// === impl Listener ===
+// === impl ListenerName ===
 
-impl Listener {
+impl ListenerName {
     /// The name in its option, `--listen-NAME`.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -66,13 +66,13 @@ impl Listener {
 
     /// What it may hold by the limit of open files of this moment.
     #[must_use]
-    pub fn budget(self) -> Budget {
+    pub fn budget(self) -> ConnectionBudget {
         self.budget_of(descriptors())
     }
 
     /// At most so many connections, and at most this part (in 32nds) of all descriptors. The parts add up to 15 of 32, and to 19 while connections
-    /// close ([`Budget::open_max`]): the rest is for scraping, discovery and files, which no client can take away.
-    fn budget_of(self, descriptors: u64) -> Budget {
+    /// close ([`ConnectionBudget::open_max`]): the rest is for scraping, discovery and files, which no client can take away.
+    fn budget_of(self, descriptors: u64) -> ConnectionBudget {
         let (connections_max, part) = match self {
             // A few thousand proxies with two connections each.
             Self::State => (8_192, 8),
@@ -82,13 +82,13 @@ impl Listener {
             Self::Health | Self::Admin | Self::Metrics => (256, 1),
         };
         let of_descriptors = usize::try_from(descriptors.saturating_mul(part) / 32).unwrap_or(usize::MAX);
-        Budget { connections_max: of_descriptors.clamp(CONNECTIONS_MIN, connections_max) }
+        ConnectionBudget { connections_max: of_descriptors.clamp(CONNECTIONS_MIN, connections_max) }
     }
 }
 
-// === impl Budget ===
+// === impl ConnectionBudget ===
 
-impl Budget {
+impl ConnectionBudget {
     /// Connections without a request so far.
     pub(super) fn waiting_max(self) -> usize {
         self.connections_max / 4
@@ -109,7 +109,8 @@ impl Budget {
 mod tests {
     use super::*;
 
-    const ALL: [Listener; 5] = [Listener::State, Listener::ExtProc, Listener::Health, Listener::Admin, Listener::Metrics];
+    const ALL: [ListenerName; 5] =
+        [ListenerName::State, ListenerName::ExtProc, ListenerName::Health, ListenerName::Admin, ListenerName::Metrics];
 
     #[test]
     fn clients_cannot_take_the_descriptors_that_scraping_needs() {
@@ -121,9 +122,9 @@ mod tests {
 
     #[test]
     fn budgets_grow_with_the_limit_up_to_their_maximum() {
-        assert_eq!(Listener::State.budget_of(1_024), Budget { connections_max: 256 });
-        assert_eq!(Listener::Health.budget_of(1_024), Budget { connections_max: 32 });
-        assert_eq!(Listener::State.budget_of(DESCRIPTORS_MAX), Budget { connections_max: 8_192 });
-        assert_eq!(Listener::Metrics.budget_of(64), Budget { connections_max: 8 });
+        assert_eq!(ListenerName::State.budget_of(1_024), ConnectionBudget { connections_max: 256 });
+        assert_eq!(ListenerName::Health.budget_of(1_024), ConnectionBudget { connections_max: 32 });
+        assert_eq!(ListenerName::State.budget_of(DESCRIPTORS_MAX), ConnectionBudget { connections_max: 8_192 });
+        assert_eq!(ListenerName::Metrics.budget_of(64), ConnectionBudget { connections_max: 8 });
     }
 }

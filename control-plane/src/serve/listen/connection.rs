@@ -13,7 +13,7 @@ use tokio::time::Sleep;
 use tokio_rustls::server::TlsStream;
 use tonic::transport::server::Connected;
 
-use super::Seat;
+use super::ConnectionPermit;
 use super::peer::{PeerInfo, PeerName};
 
 /// How long a peer may take none of what it is sent. HTTP/2 flow control holds a stream back without this; a whole connection stands still only
@@ -22,9 +22,9 @@ pub const WRITE_STALL_MAX: Duration = Duration::from_secs(30);
 
 /// A connection, its TLS handshake done. Reads and writes fail when its listener needs the place for others.
 #[derive(Debug)]
-pub struct Connection {
-    io: Io,
-    seat: Arc<Seat>,
+pub struct ServerConnection {
+    io: ConnectionIo,
+    permit: Arc<ConnectionPermit>,
     /// `None` once it told us.
     closed: Option<oneshot::Receiver<()>>,
     /// Runs while a write waits for the peer.
@@ -33,16 +33,16 @@ pub struct Connection {
 
 /// Bytes in and out.
 #[derive(Debug)]
-pub(super) enum Io {
+pub(super) enum ConnectionIo {
     Plain(TcpStream),
     Tls(Box<TlsStream<TcpStream>>),
 }
 
-// === impl Connection ===
+// === impl ServerConnection ===
 
-impl Connection {
-    pub(super) fn new(io: Io, seat: Arc<Seat>, closed: oneshot::Receiver<()>) -> Self {
-        Self { io, seat, closed: Some(closed), stalled: None }
+impl ServerConnection {
+    pub(super) fn new(io: ConnectionIo, permit: Arc<ConnectionPermit>, closed: oneshot::Receiver<()>) -> Self {
+        Self { io, permit: permit, closed: Some(closed), stalled: None }
     }
 
     /// Is it to be closed?
@@ -68,39 +68,41 @@ impl Connection {
     }
 }
 
-impl Connected for Connection {
+impl Connected for ServerConnection {
     type ConnectInfo = PeerInfo;
 
     fn connect_info(&self) -> PeerInfo {
         let name = match &self.io {
-            Io::Plain(_) => PeerName(None),
-            Io::Tls(stream) => stream.get_ref().1.peer_certificates().and_then(<[_]>::first).map(PeerName::of).unwrap_or_default(),
+            ConnectionIo::Plain(_) => PeerName(None),
+            ConnectionIo::Tls(stream) => {
+                stream.get_ref().1.peer_certificates().and_then(<[_]>::first).map(PeerName::of).unwrap_or_default()
+            }
         };
         let tcp = match &self.io {
-            Io::Plain(stream) => stream,
-            Io::Tls(stream) => stream.get_ref().0,
+            ConnectionIo::Plain(stream) => stream,
+            ConnectionIo::Tls(stream) => stream.get_ref().0,
         };
-        PeerInfo { tcp: tcp.connect_info(), name, seat: Arc::downgrade(&self.seat) }
+        PeerInfo { tcp: tcp.connect_info(), name, permit: Arc::downgrade(&self.permit) }
     }
 }
 
-impl AsyncRead for Connection {
+impl AsyncRead for ServerConnection {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         this.poll_closed(cx)?;
         match &mut this.io {
-            Io::Plain(stream) => Pin::new(stream).poll_read(cx, buffer),
-            Io::Tls(stream) => Pin::new(stream).poll_read(cx, buffer),
+            ConnectionIo::Plain(stream) => Pin::new(stream).poll_read(cx, buffer),
+            ConnectionIo::Tls(stream) => Pin::new(stream).poll_read(cx, buffer),
         }
     }
 }
 
-impl AsyncWrite for Connection {
+impl AsyncWrite for ServerConnection {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let written = match &mut this.io {
-            Io::Plain(stream) => Pin::new(stream).poll_write(cx, buffer),
-            Io::Tls(stream) => Pin::new(stream).poll_write(cx, buffer),
+            ConnectionIo::Plain(stream) => Pin::new(stream).poll_write(cx, buffer),
+            ConnectionIo::Tls(stream) => Pin::new(stream).poll_write(cx, buffer),
         };
         this.in_time(cx, written)
     }
@@ -108,8 +110,8 @@ impl AsyncWrite for Connection {
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let flushed = match &mut this.io {
-            Io::Plain(stream) => Pin::new(stream).poll_flush(cx),
-            Io::Tls(stream) => Pin::new(stream).poll_flush(cx),
+            ConnectionIo::Plain(stream) => Pin::new(stream).poll_flush(cx),
+            ConnectionIo::Tls(stream) => Pin::new(stream).poll_flush(cx),
         };
         this.in_time(cx, flushed)
     }
@@ -117,8 +119,8 @@ impl AsyncWrite for Connection {
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let shut = match &mut this.io {
-            Io::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
-            Io::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
+            ConnectionIo::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
+            ConnectionIo::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
         };
         this.in_time(cx, shut)
     }

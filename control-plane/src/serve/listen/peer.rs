@@ -8,7 +8,7 @@ use tonic::transport::server::TcpConnectInfo;
 use tonic::{Request, Status};
 use webpki::EndEntityCert;
 
-use super::Seat;
+use super::ConnectionPermit;
 
 /// The name in the client certificate of a connection: the first URI among its alternative names (a SPIFFE id is one), else the first DNS
 /// name, else the subject's common name. `None` without a client certificate, or when the certificate has no name.
@@ -22,7 +22,7 @@ pub struct PeerName(pub Option<Arc<str>>);
 pub struct PeerInfo {
     pub(super) tcp: TcpConnectInfo,
     pub(super) name: PeerName,
-    pub(super) seat: Weak<Seat>,
+    pub(super) permit: Weak<ConnectionPermit>,
 }
 
 /// Puts what is known of the peer where handlers find it, and tells the listener that the peer made a request.
@@ -36,9 +36,9 @@ pub fn identify() -> IdentifyLayer {
 
 #[allow(clippy::unnecessary_wraps, reason = "the signature of an interceptor")]
 fn split(mut request: Request<()>) -> Result<Request<()>, Status> {
-    if let Some(PeerInfo { tcp, name, seat }) = request.extensions_mut().remove::<PeerInfo>() {
-        if let Some(seat) = seat.upgrade() {
-            seat.asked();
+    if let Some(PeerInfo { tcp, name, permit }) = request.extensions_mut().remove::<PeerInfo>() {
+        if let Some(permit) = permit.upgrade() {
+            permit.mark_requested();
         }
         request.extensions_mut().insert(tcp);
         request.extensions_mut().insert(name);

@@ -5,7 +5,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use discovery::content::{self, Follow};
+use discovery::file_watcher::{self, FileWatcher};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
@@ -27,7 +27,7 @@ pub struct TlsFiles {
 
 /// How a listener is protected.
 #[derive(Clone, Debug)]
-pub enum Tls {
+pub enum ServerTls {
     /// Not at all.
     Off,
     /// With these files.
@@ -37,19 +37,19 @@ pub enum Tls {
 }
 
 /// What a listener shows to clients, now and after each change; `None` in clear.
-pub(super) async fn configuration(tls: Tls, shutdown: &Shutdown) -> io::Result<Option<watch::Receiver<Arc<ServerConfig>>>> {
+pub(super) async fn configuration(tls: ServerTls, shutdown: &Shutdown) -> io::Result<Option<watch::Receiver<Arc<ServerConfig>>>> {
     Ok(match tls {
-        Tls::Off => None,
-        Tls::Files(files) => Some(follow(files, shutdown.clone()).await?),
-        Tls::SelfSigned => Some(watch::channel(Arc::new(self_signed().map_err(io::Error::other)?)).1),
+        ServerTls::Off => None,
+        ServerTls::Files(files) => Some(follow(files, shutdown.clone()).await?),
+        ServerTls::SelfSigned => Some(watch::channel(Arc::new(self_signed().map_err(io::Error::other)?)).1),
     })
 }
 
 /// Reads the files, and again whenever they change.
 async fn follow(files: TlsFiles, mut shutdown: Shutdown) -> io::Result<watch::Receiver<Arc<ServerConfig>>> {
     let (sender, receiver) = watch::channel(Arc::new(server_config(&files).await.map_err(io::Error::other)?));
-    let mut follows: Vec<Follow> =
-        [Some(&files.cert), Some(&files.key), files.client_ca.as_ref()].into_iter().flatten().map(Follow::new).collect();
+    let mut follows: Vec<FileWatcher> =
+        [Some(&files.cert), Some(&files.key), files.client_ca.as_ref()].into_iter().flatten().map(FileWatcher::new).collect();
     // What is there at first was just read.
     for follow in &mut follows {
         let _ = follow.changed().await;
@@ -76,7 +76,7 @@ async fn follow(files: TlsFiles, mut shutdown: Shutdown) -> io::Result<watch::Re
 async fn server_config(files: &TlsFiles) -> Result<ServerConfig, String> {
     let TlsFiles { cert, key, client_ca } = files;
     let chain = certificates(cert).await?;
-    let key_pem = content::read(key).await.map_err(|e| e.to_string())?;
+    let key_pem = file_watcher::read(key).await.map_err(|e| e.to_string())?;
     let key = PrivateKeyDer::from_pem_slice(key_pem.as_bytes()).map_err(|e| format!("{}: {e}", key.display()))?;
     // An error means that it is installed already; all code of this process installs the same one.
     let _ = rustls::crypto::ring::default_provider().install_default();
@@ -109,15 +109,15 @@ fn with_protocols(mut config: ServerConfig) -> ServerConfig {
 }
 
 async fn certificates(path: &std::path::Path) -> Result<Vec<CertificateDer<'static>>, String> {
-    let pem = content::read(path).await.map_err(|e| e.to_string())?;
+    let pem = file_watcher::read(path).await.map_err(|e| e.to_string())?;
     let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem.as_bytes()).collect();
     let chain = chain.map_err(|e| format!("{}: {e}", path.display()))?;
     if chain.is_empty() { Err(format!("{}: no certificate in it", path.display())) } else { Ok(chain) }
 }
 
-// === impl Tls ===
+// === impl ServerTls ===
 
-impl From<Option<TlsFiles>> for Tls {
+impl From<Option<TlsFiles>> for ServerTls {
     fn from(files: Option<TlsFiles>) -> Self {
         files.map_or(Self::Off, Self::Files)
     }

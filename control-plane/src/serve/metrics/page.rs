@@ -7,24 +7,24 @@ use prometheus_client::metrics::MetricType;
 use proto::HISTOGRAM_BOUNDS;
 
 use super::float;
-use crate::state::counters::Histogram;
+use crate::state::counters::TotalsHistogram;
 
 /// Names and values of labels.
-pub(super) type Labels = Vec<(&'static str, String)>;
+pub(super) type MetricLabels = Vec<(&'static str, String)>;
 
 /// A histogram as it is written: bounds with counts, and the sum.
-pub(super) struct Buckets {
+pub(super) struct HistogramBuckets {
     pub(super) counts: Vec<(f64, u64)>,
     pub(super) sum: f64,
 }
 
 /// Writes families one after the other.
-pub(super) struct Page<'e>(pub(super) DescriptorEncoder<'e>);
+pub(super) struct MetricsPage<'e>(pub(super) DescriptorEncoder<'e>);
 
-// === impl Buckets ===
+// === impl HistogramBuckets ===
 
-impl Buckets {
-    pub(super) fn scaled(histogram: &Histogram, scale: f64) -> Self {
+impl HistogramBuckets {
+    pub(super) fn scaled(histogram: &TotalsHistogram, scale: f64) -> Self {
         let bounds = HISTOGRAM_BOUNDS.iter().map(|bound| bound * scale).chain([f64::INFINITY]);
         Self { counts: bounds.zip(histogram.counts).collect(), sum: histogram.sum * scale }
     }
@@ -34,7 +34,7 @@ impl Buckets {
     }
 }
 
-impl EncodeMetric for Buckets {
+impl EncodeMetric for HistogramBuckets {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
         let count = self.counts.iter().fold(0, |sum, (_, count)| count.saturating_add(sum));
         encoder.encode_histogram::<NoLabelSet>(self.sum, count, &self.counts, None)
@@ -45,11 +45,11 @@ impl EncodeMetric for Buckets {
     }
 }
 
-// === impl Page ===
+// === impl MetricsPage ===
 
-impl Page<'_> {
+impl MetricsPage<'_> {
     /// The name is given without `_total`, which the encoder appends.
-    pub(super) fn counter(&mut self, name: &str, help: &str, rows: impl IntoIterator<Item = (Labels, u64)>) -> fmt::Result {
+    pub(super) fn counter(&mut self, name: &str, help: &str, rows: impl IntoIterator<Item = (MetricLabels, u64)>) -> fmt::Result {
         let mut family = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
         for (labels, value) in rows {
             labelled(&mut family, &labels, |row| row.encode_counter::<NoLabelSet, _, f64>(&value, None))?;
@@ -57,7 +57,7 @@ impl Page<'_> {
         Ok(())
     }
 
-    pub(super) fn gauge(&mut self, name: &str, help: &str, rows: impl IntoIterator<Item = (Labels, f64)>) -> fmt::Result {
+    pub(super) fn gauge(&mut self, name: &str, help: &str, rows: impl IntoIterator<Item = (MetricLabels, f64)>) -> fmt::Result {
         let mut family = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for (labels, value) in rows {
             labelled(&mut family, &labels, |row| row.encode_gauge(&value))?;
@@ -65,7 +65,12 @@ impl Page<'_> {
         Ok(())
     }
 
-    pub(super) fn histogram(&mut self, name: &str, help: &str, rows: impl IntoIterator<Item = (Labels, Buckets)>) -> fmt::Result {
+    pub(super) fn histogram(
+        &mut self,
+        name: &str,
+        help: &str,
+        rows: impl IntoIterator<Item = (MetricLabels, HistogramBuckets)>,
+    ) -> fmt::Result {
         let mut family = self.0.encode_descriptor(name, help, None, MetricType::Histogram)?;
         for (labels, buckets) in rows {
             buckets.encode(family.encode_family(&labels)?)?;
@@ -75,6 +80,10 @@ impl Page<'_> {
 }
 
 /// One row; without labels also without their braces.
-fn labelled(family: &mut MetricEncoder<'_>, labels: &Labels, write: impl FnOnce(&mut MetricEncoder<'_>) -> fmt::Result) -> fmt::Result {
+fn labelled(
+    family: &mut MetricEncoder<'_>,
+    labels: &MetricLabels,
+    write: impl FnOnce(&mut MetricEncoder<'_>) -> fmt::Result,
+) -> fmt::Result {
     if labels.is_empty() { write(family) } else { write(&mut family.encode_family(labels)?) }
 }

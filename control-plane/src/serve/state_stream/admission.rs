@@ -27,28 +27,28 @@ const SHARE_PLACEMENTS_BYTES_MAX: usize = 2 * PLACEMENTS_BYTES_MAX;
 
 /// What a proxy may speak of.
 #[derive(Debug)]
-pub struct Scope {
+pub struct ProxyScope {
     pools: Vec<String>,
 }
 
 /// What a proxy said, within bounds.
 #[derive(Debug)]
-pub enum Said {
-    /// It took a roster over, or did not.
+pub enum AdmittedMessage {
+    /// It took a pool update over, or did not.
     Ack(state::Ack),
     /// What its VMs counted.
     Report(Vec<state::VmCounters>),
     /// What it has under way and placed.
-    Share(state::Share),
+    Share(state::LoadReport),
     /// What ended requests saw.
     Observations(state::Observations),
 }
 
 /// A message as admitted.
 #[derive(Debug)]
-pub struct Admitted {
+pub struct Admission {
     /// What is taken, if anything.
-    pub said: Option<Said>,
+    pub message: Option<AdmittedMessage>,
     /// Parts of it that were out of bounds.
     pub refused: u64,
 }
@@ -78,9 +78,9 @@ pub fn hello(mut hello: state::Hello, served: &[Arc<str>]) -> Result<(state::Hel
     Ok((hello, unknown))
 }
 
-// === impl Scope ===
+// === impl ProxyScope ===
 
-impl Scope {
+impl ProxyScope {
     /// Of these pools, each served here.
     #[must_use]
     pub fn new(pools: Vec<String>) -> Self {
@@ -91,21 +91,21 @@ impl Scope {
     ///
     /// # Errors
     /// [`Status::invalid_argument`] when no proxy says that at this place.
-    pub fn admit(&self, message: state::ProxyMessage) -> Result<Admitted, Status> {
+    pub fn admit(&self, message: state::ProxyMessage) -> Result<Admission, Status> {
         let (said, refused) = match message.message {
-            Some(proxy_message::Message::Ack(ack)) => one(self.ack(ack).map(Said::Ack)),
+            Some(proxy_message::Message::Ack(ack)) => single(self.ack(ack).map(AdmittedMessage::Ack)),
             Some(proxy_message::Message::Report(report)) => {
                 let parts = report.counters.len();
                 let counters: Vec<_> = report.counters.iter().filter_map(|bytes| self.counters(bytes)).collect();
                 let refused = parts - counters.len();
-                (Some(Said::Report(counters)), u64::try_from(refused).unwrap_or(u64::MAX))
+                (Some(AdmittedMessage::Report(counters)), u64::try_from(refused).unwrap_or(u64::MAX))
             }
-            Some(proxy_message::Message::Share(share)) => one(self.share(share).map(Said::Share)),
-            Some(proxy_message::Message::Observations(told)) => one(self.observations(told).map(Said::Observations)),
+            Some(proxy_message::Message::LoadReport(share)) => single(self.share(share).map(AdmittedMessage::Share)),
+            Some(proxy_message::Message::Observations(told)) => single(self.observations(told).map(AdmittedMessage::Observations)),
             Some(proxy_message::Message::Hello(_)) => return Err(Status::invalid_argument("a second Hello")),
             None => (None, 0), // a newer filter may say more than this daemon understands
         };
-        Ok(Admitted { said, refused })
+        Ok(Admission { message: said, refused })
     }
 
     /// Which pools.
@@ -128,7 +128,7 @@ impl Scope {
         self.has(&counters.pool).then_some(counters)
     }
 
-    fn share(&self, share: state::Share) -> Option<state::Share> {
+    fn share(&self, share: state::LoadReport) -> Option<state::LoadReport> {
         let fits = share.row.len() <= ROW_BYTES_MAX && share.placements.len() <= SHARE_PLACEMENTS_BYTES_MAX;
         (fits && self.has(&share.pool)).then_some(share)
     }
@@ -139,7 +139,7 @@ impl Scope {
     }
 }
 
-fn one(said: Option<Said>) -> (Option<Said>, u64) {
+fn single(said: Option<AdmittedMessage>) -> (Option<AdmittedMessage>, u64) {
     let refused = u64::from(said.is_none());
     (said, refused)
 }
@@ -150,25 +150,28 @@ const _: () = assert!(ROW_BYTES_MAX + SHARE_PLACEMENTS_BYTES_MAX < PROXY_MESSAGE
 mod tests {
     use super::*;
 
-    fn admit(message: proxy_message::Message) -> Admitted {
-        Scope::new(vec!["p".to_owned()]).admit(state::ProxyMessage { message: Some(message) }).unwrap()
+    fn admit(message: proxy_message::Message) -> Admission {
+        ProxyScope::new(vec!["p".to_owned()]).admit(state::ProxyMessage { message: Some(message) }).unwrap()
     }
 
     #[test]
     fn what_is_of_another_pool_or_too_large_is_left_out() {
         let vm = |pool: &str| state::VmCounters { pool: pool.to_owned(), ..Default::default() }.encode_to_vec();
         let report = state::Report { counters: vec![vm("p"), vm("q"), vec![0xff; 9], vm("p")] };
-        let Admitted { said: Some(Said::Report(counters)), refused: 2 } = admit(proxy_message::Message::Report(report)) else { panic!() };
+        let Admission { message: Some(AdmittedMessage::Report(counters)), refused: 2 } = admit(proxy_message::Message::Report(report))
+        else {
+            panic!()
+        };
         assert_eq!(counters.len(), 2);
         let share = |pool: &str, row, placements| {
             let (pool, row, placements) = (pool.to_owned(), vec![0; row], vec![0; placements]);
-            admit(proxy_message::Message::Share(state::Share { pool, row, placements, stamp: 0 })).said.is_some()
+            admit(proxy_message::Message::LoadReport(state::LoadReport { pool, row, placements, stamp: 0 })).message.is_some()
         };
         assert!(share("p", ROW_BYTES_MAX, SHARE_PLACEMENTS_BYTES_MAX));
         assert!(!share("q", 0, 0) && !share("p", ROW_BYTES_MAX + 1, 0) && !share("p", 0, SHARE_PLACEMENTS_BYTES_MAX + 1));
         let told = |pool: &str, rows| {
             let (pool, rows) = (pool.to_owned(), vec![0; rows]);
-            admit(proxy_message::Message::Observations(state::Observations { pool, rows, ..Default::default() })).said.is_some()
+            admit(proxy_message::Message::Observations(state::Observations { pool, rows, ..Default::default() })).message.is_some()
         };
         let most = OBSERVATIONS_MAX * OBSERVATION_BYTES;
         assert!(told("p", most) && !told("q", 0) && !told("p", most + 1));
@@ -177,7 +180,7 @@ mod tests {
     #[test]
     fn a_reason_is_cut_at_a_character() {
         let ack = state::Ack { pool: "p".to_owned(), refused: "ä".repeat(REASON_BYTES_MAX), ..Default::default() };
-        let Some(Said::Ack(ack)) = admit(proxy_message::Message::Ack(ack)).said else { panic!() };
+        let Some(AdmittedMessage::Ack(ack)) = admit(proxy_message::Message::Ack(ack)).message else { panic!() };
         assert_eq!(ack.refused.len(), REASON_BYTES_MAX);
     }
 }

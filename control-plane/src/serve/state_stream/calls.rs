@@ -32,7 +32,7 @@ use tonic::{Code, Status};
 
 use super::{StateServer, refusal};
 use crate::serve::listen::PeerName;
-use crate::state::peer::{Kind, Origin, Remote};
+use crate::state::peer::{Origin, RemoteAddress, StreamQuota};
 
 /// How long a call is held when there is nothing to say. Metrics come twice a second: this is for a proxy whose pools are not known yet.
 const HOLD_MAX: Duration = Duration::from_secs(1);
@@ -57,33 +57,38 @@ const UPLOAD_MAX: Duration = Duration::from_secs(10);
 
 /// The connections.
 #[derive(Clone, Debug)]
-struct Calls {
+struct CallConnections {
     server: StateServer,
-    table: Arc<Mutex<BTreeMap<u64, Arc<Connection>>>>,
+    table: Arc<Mutex<BTreeMap<u64, Arc<CallConnection>>>>,
 }
 
 /// The proxy's ends of a connection.
 #[derive(Debug)]
-struct Connection {
+struct CallConnection {
     /// Whose it is: calls from elsewhere are none of it.
     origin: Origin,
-    told: mpsc::Sender<Result<state::ProxyMessage, Status>>,
-    heard: AsyncMutex<mpsc::Receiver<Result<state::DaemonMessage, Status>>>,
+    from_proxy: mpsc::Sender<Result<state::ProxyMessage, Status>>,
+    to_proxy: AsyncMutex<mpsc::Receiver<Result<state::DaemonMessage, Status>>>,
     called: Mutex<Instant>,
 }
 
 /// The routes.
 pub fn router(server: StateServer) -> Router {
     Router::new()
-        .route("/switchpoint/state/tell", post(tell))
-        .route("/switchpoint/state/hear", post(hear))
-        .with_state(Calls { server, table: Arc::default() })
+        .route("/switchpoint/state/tell", post(receive_call))
+        .route("/switchpoint/state/hear", post(poll_call))
+        .with_state(CallConnections { server, table: Arc::default() })
 }
 
-async fn tell(State(calls): State<Calls>, Caller(remote): Caller, headers: HeaderMap, body: Body) -> Result<(), Refusal> {
+async fn receive_call(
+    State(calls): State<CallConnections>,
+    CallOrigin(remote): CallOrigin,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<(), CallRefusal> {
     let session = session(&headers)?;
     // Before it is read, and until all of it is taken: a body takes as much memory as a message may.
-    let _seat = calls.server.shared.origins.seat(Kind::Upload, &remote.origin, Instant::now()).map_err(refusal)?;
+    let _permit = calls.server.shared.origins.acquire(StreamQuota::Upload, &remote.origin, Instant::now()).map_err(refusal)?;
     let body = tokio::time::timeout(UPLOAD_MAX, to_bytes(body, MESSAGE_BYTES_MAX)).await;
     let body = body.map_err(|_| Status::deadline_exceeded("the body took too long"))?;
     let messages = messages(&body.map_err(|error| Status::out_of_range(format!("{MESSAGE_BYTES_MAX} bytes at most: {error}")))?)?;
@@ -94,14 +99,18 @@ async fn tell(State(calls): State<Calls>, Caller(remote): Caller, headers: Heade
         None => return Err(over()),
     };
     for message in messages {
-        connection.told.send(Ok(message)).await.map_err(|_| over())?;
+        connection.from_proxy.send(Ok(message)).await.map_err(|_| over())?;
     }
     Ok(())
 }
 
-async fn hear(State(calls): State<Calls>, Caller(remote): Caller, headers: HeaderMap) -> Result<Vec<u8>, Refusal> {
+async fn poll_call(
+    State(calls): State<CallConnections>,
+    CallOrigin(remote): CallOrigin,
+    headers: HeaderMap,
+) -> Result<Vec<u8>, CallRefusal> {
     let connection = calls.find(session(&headers)?, &remote.origin).ok_or_else(over)?;
-    let mut heard = connection.heard.lock().await;
+    let mut heard = connection.to_proxy.lock().await;
     let mut answer = Vec::new();
     match tokio::time::timeout(HOLD_MAX, heard.recv()).await {
         Err(_) => return Ok(answer),
@@ -113,52 +122,53 @@ async fn hear(State(calls): State<Calls>, Caller(remote): Caller, headers: Heade
     {
         push(&mut answer, Ok(message))?;
     }
-    connection.touch();
+    connection.record_call();
     Ok(answer)
 }
 
-fn push(answer: &mut Vec<u8>, message: Result<state::DaemonMessage, Status>) -> Result<(), Refusal> {
-    frames::push(answer, &message.map_err(Refusal)?.encode_to_vec());
+fn push(answer: &mut Vec<u8>, message: Result<state::DaemonMessage, Status>) -> Result<(), CallRefusal> {
+    frames::push(answer, &message.map_err(CallRefusal)?.encode_to_vec());
     Ok(())
 }
 
-fn session(headers: &HeaderMap) -> Result<u64, Refusal> {
+fn session(headers: &HeaderMap) -> Result<u64, CallRefusal> {
     let text = headers.get(SESSION).and_then(|value| value.to_str().ok());
     let session = text.and_then(|text| u64::from_str_radix(text, 16).ok());
-    session.ok_or_else(|| Refusal(Status::invalid_argument(format!("header {SESSION} must be a number in hexadecimal digits"))))
+    session.ok_or_else(|| CallRefusal(Status::invalid_argument(format!("header {SESSION} must be a number in hexadecimal digits"))))
 }
 
-fn messages(body: &[u8]) -> Result<Vec<state::ProxyMessage>, Refusal> {
+fn messages(body: &[u8]) -> Result<Vec<state::ProxyMessage>, CallRefusal> {
     let (mut messages, mut rest) = (Vec::new(), body);
     while !rest.is_empty() && messages.len() < MESSAGES_MAX {
         let message = frames::take(rest).and_then(|(message, after)| {
             rest = after;
             state::ProxyMessage::decode(message).ok()
         });
-        messages.push(message.ok_or_else(|| Refusal(Status::invalid_argument("this is no sequence of messages")))?);
+        messages.push(message.ok_or_else(|| CallRefusal(Status::invalid_argument("this is no sequence of messages")))?);
     }
-    if rest.is_empty() { Ok(messages) } else { Err(Refusal(Status::invalid_argument(format!("more than {MESSAGES_MAX} messages")))) }
+    if rest.is_empty() { Ok(messages) } else { Err(CallRefusal(Status::invalid_argument(format!("more than {MESSAGES_MAX} messages")))) }
 }
 
-fn over() -> Refusal {
-    Refusal(Status::not_found("this connection is over; begin another with a Hello"))
+fn over() -> CallRefusal {
+    CallRefusal(Status::not_found("this connection is over; begin another with a Hello"))
 }
 
-// === impl Calls ===
+// === impl CallConnections ===
 
-impl Calls {
+impl CallConnections {
     /// The connection of that name, if it is of that origin.
-    fn find(&self, session: u64, origin: &Origin) -> Option<Arc<Connection>> {
+    fn find(&self, session: u64, origin: &Origin) -> Option<Arc<CallConnection>> {
         let connection = self.table.lock().unwrap_or_else(PoisonError::into_inner).get(&session).cloned();
-        connection.filter(|connection| connection.origin == *origin).inspect(|connection| connection.touch())
+        connection.filter(|connection| connection.origin == *origin).inspect(|connection| connection.record_call())
     }
 
     /// Begins a connection, and ends it when it is over.
-    fn begin(&self, session: u64, remote: Remote) -> Result<Arc<Connection>, Refusal> {
-        let seat = self.server.seat(&remote)?;
+    fn begin(&self, session: u64, remote: RemoteAddress) -> Result<Arc<CallConnection>, CallRefusal> {
+        let permit = self.server.acquire(&remote)?;
         let ((told, inbound), (outbound, heard)) = (mpsc::channel(TOLD_MAX), mpsc::channel(1));
         let origin = remote.origin.clone();
-        let connection = Arc::new(Connection { origin, told, heard: AsyncMutex::new(heard), called: Mutex::new(Instant::now()) });
+        let connection =
+            Arc::new(CallConnection { origin, from_proxy: told, to_proxy: AsyncMutex::new(heard), called: Mutex::new(Instant::now()) });
         match self.table.lock().unwrap_or_else(PoisonError::into_inner).entry(session) {
             Entry::Vacant(entry) => drop(entry.insert(Arc::clone(&connection))),
             Entry::Occupied(_) => return Err(over()), // another's, or begun this moment by another call
@@ -166,11 +176,11 @@ impl Calls {
         let (calls, ours) = (self.clone(), Arc::clone(&connection));
         tokio::spawn(async move {
             // Calls come by many connections: none of them is that of an EDS stream for sure.
-            let remote = Remote { socket: None, ..remote };
-            let served = calls.server.clone().serve(ReceiverStream::new(inbound), outbound.clone(), remote, seat);
+            let remote = RemoteAddress { socket: None, ..remote };
+            let served = calls.server.clone().serve(ReceiverStream::new(inbound), outbound.clone(), remote, permit);
             let ended = tokio::select! {
                 ended = served => ended,
-                () = ours.silent() => Ok(()),
+                () = ours.wait_for_silence() => Ok(()),
             };
             if let Err(status) = ended {
                 // For the call that waits, or the next.
@@ -183,15 +193,15 @@ impl Calls {
     }
 }
 
-// === impl Connection ===
+// === impl CallConnection ===
 
-impl Connection {
-    fn touch(&self) {
+impl CallConnection {
+    fn record_call(&self) {
         *self.called.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 
     /// Returns when nobody has called for [`SILENCE_MAX`].
-    async fn silent(&self) {
+    async fn wait_for_silence(&self) {
         loop {
             let until = *self.called.lock().unwrap_or_else(PoisonError::into_inner) + SILENCE_MAX;
             if until <= Instant::now() {
@@ -203,27 +213,27 @@ impl Connection {
 }
 
 /// Why a call is refused, as the stream would have ended.
-struct Refusal(Status);
+struct CallRefusal(Status);
 
-impl From<Status> for Refusal {
+impl From<Status> for CallRefusal {
     fn from(status: Status) -> Self {
         Self(status)
     }
 }
 
 /// Who calls.
-struct Caller(Remote);
+struct CallOrigin(RemoteAddress);
 
-impl<S: Sync> FromRequestParts<S> for Caller {
+impl<S: Sync> FromRequestParts<S> for CallOrigin {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, Infallible> {
         let socket = parts.extensions.get::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr);
-        Ok(Self(Remote::new(parts.extensions.get::<PeerName>(), socket)))
+        Ok(Self(RemoteAddress::new(parts.extensions.get::<PeerName>(), socket)))
     }
 }
 
-impl IntoResponse for Refusal {
+impl IntoResponse for CallRefusal {
     fn into_response(self) -> Response {
         let status = match self.0.code() {
             Code::InvalidArgument | Code::FailedPrecondition => StatusCode::BAD_REQUEST,

@@ -1,11 +1,11 @@
 //! What one proxy is to be sent next: pure, with time as an argument.
 //!
-//! A session never queues. Whenever the stream can take a message, [`Session::next`] makes the newest one that is due; whatever a
+//! A session never queues. Whenever the stream can take a message, [`StateSession::next`] makes the newest one that is due; whatever a
 //! slow reader missed in between it never needed.
 //!
 //! ```text
-//! no roster yet ── all members known to its Envoy, or FIRST_ROSTER_WAIT over ──▶ roster ──▶ metrics, metrics, ...
-//!        roster ── generation changed, or its Envoy got to know withheld members ──▶ newer roster
+//! no pool update yet ── all members known to its Envoy, or FIRST_POOL_UPDATE_WAIT over ──▶ pool update ──▶ metrics, metrics, ...
+//!        pool update ── revision changed, or its Envoy got to know withheld members ──▶ newer pool update
 //! ```
 
 use std::collections::{BTreeMap, VecDeque};
@@ -16,18 +16,18 @@ use proto::{METRICS_INTERVAL_MAX_MS, PoolState, state};
 use scheduler::{Endpoint, EndpointMetrics, Version};
 use tokio::time::Instant;
 
-use crate::pool::writer::{Member, PoolView};
-use crate::state::peer::Peer;
-use crate::state::peer_relay::Cursor;
-use crate::state::shared::{EdsStreams, Pools, ProxyEds, ProxyPool, Shared};
+use crate::pool::writer::{PoolMember, PoolView};
+use crate::state::peer::ProxyProcess;
+use crate::state::peer_relay::RelayCursor;
+use crate::state::shared::{DaemonState, EdsStreams, PoolViews, ProxyEds, ProxyPool};
 
 /// After a Hello, how long an EDS stream of the same proxy is waited for before Envoy counts as getting its hosts from elsewhere (Istio,
 /// static clusters); and, for such an Envoy, how long a new endpoint is held back so that its other source can tell it.
 pub const EDS_ABSENT_GRACE: Duration = Duration::from_millis(300);
 
-/// How long the first roster of a stream waits to be complete: an Envoy acknowledges EDS in milliseconds, and a proxy without state parks
+/// How long the first pool update of a stream waits to be complete: an Envoy acknowledges EDS in milliseconds, and a proxy without state parks
 /// its requests for no more than 2 s.
-pub const FIRST_ROSTER_WAIT: Duration = Duration::from_secs(1);
+pub const FIRST_POOL_UPDATE_WAIT: Duration = Duration::from_secs(1);
 
 /// The least time between two metrics messages of a pool: engines change their gauges no faster than their steps of some 20 ms, and a
 /// proxy's own ledger is fresher anyway.
@@ -36,17 +36,17 @@ pub const METRICS_INTERVAL_MIN: Duration = Duration::from_millis(50);
 /// Metrics unchanged are sent this often: twice the rate that the filter counts on.
 const HEARTBEAT: Duration = Duration::from_millis(METRICS_INTERVAL_MAX_MS / 2);
 
-/// Rosters sent whose acknowledgement is remembered; a proxy further behind than this acknowledges a newer one sooner or later.
+/// Pool updates sent whose acknowledgement is remembered; a proxy further behind than this acknowledges a newer one sooner or later.
 const UNACKED_MAX: usize = 64;
 
 /// How often a stream's term is raised, for each pool, because the proxy holds state of a later one. Once is enough for a proxy that tells the truth; each
-/// costs a whole roster.
+/// costs a whole pool update.
 pub const RAISES_MAX: u32 = 3;
 
 /// A proxy's stream.
 #[derive(Debug)]
-pub struct Session {
-    peer: Peer,
+pub struct StateSession {
+    peer: ProxyProcess,
     begun: Instant,
     pools: BTreeMap<String, PoolSession>,
 }
@@ -54,23 +54,23 @@ pub struct Session {
 /// What a proxy was sent of one pool.
 #[derive(Debug, Default)]
 struct PoolSession {
-    roster: Option<SentRoster>,
+    pool_update: Option<SentPoolUpdate>,
     metrics: Option<SentMetrics>,
     unacked: VecDeque<(Version, u64)>,
-    /// Its rosters are of this term at least: above what the proxy held when it refused one of ours. The daemon's own term stays what it is, so that what one
+    /// Its pool updates are of this term at least: above what the proxy held when it refused one of ours. The daemon's own term stays what it is, so that what one
     /// proxy says of its state reaches no other.
     term_min: u64,
     raises: u32,
-    relayed: Cursor,
+    relayed: RelayCursor,
     /// The sequence of what was learned, as sent last.
     learned: Option<u64>,
     status: ProxyPool,
 }
 
 #[derive(Debug)]
-struct SentRoster {
+struct SentPoolUpdate {
     version: Version,
-    generation: u64,
+    revision: u64,
     /// Positions in the view's members.
     rows: Vec<usize>,
 }
@@ -78,13 +78,13 @@ struct SentRoster {
 #[derive(Debug)]
 struct SentMetrics {
     at: Instant,
-    generation: u64,
+    revision: u64,
 }
 
 /// Which members a proxy may hear of now.
 #[derive(Clone, Copy, Debug)]
-enum Gate {
-    /// Its Envoy acknowledged this EDS generation.
+enum MemberGate {
+    /// Its Envoy acknowledged this EDS revision.
     Eds(u64),
     /// Its Envoy is not ours to tell: whoever joined before this moment.
     JoinedBefore(Instant),
@@ -92,12 +92,12 @@ enum Gate {
     Undecided,
 }
 
-// === impl Session ===
+// === impl StateSession ===
 
-impl Session {
+impl StateSession {
     /// A proxy said hello and asked for `pools`.
     #[must_use]
-    pub fn new(peer: Peer, pools: impl IntoIterator<Item = String>, now: Instant) -> Self {
+    pub fn new(peer: ProxyProcess, pools: impl IntoIterator<Item = String>, now: Instant) -> Self {
         Self { peer, begun: now, pools: pools.into_iter().map(|name| (name, PoolSession::default())).collect() }
     }
 
@@ -107,17 +107,17 @@ impl Session {
         self.pools.iter().map(|(name, pool)| (name.clone(), pool.status.clone())).collect()
     }
 
-    /// The newest message that is due, if any: rosters before metrics, then what was learned, what other proxies tell last.
-    pub fn next(&mut self, shared: &Shared, now: Instant) -> Option<state::DaemonMessage> {
-        use state::daemon_message::Message::{Learned, Metrics, Peers, Roster};
+    /// The newest message that is due, if any: pool updates before metrics, then what was learned, what other proxies tell last.
+    pub fn next(&mut self, shared: &DaemonState, now: Instant) -> Option<state::DaemonMessage> {
+        use state::daemon_message::Message::{LearnedModels, Metrics, PeerLoad, PoolUpdate};
         let (views, eds) = (shared.pools.borrow().clone(), shared.eds.borrow());
         let (peer, begun) = (&self.peer, self.begun);
         let wrap = |message| Some(state::DaemonMessage { message: Some(message) });
         for (name, pool) in &mut self.pools {
             let Some(view) = views.get(name) else { continue };
             let gate = gate(peer, begun, name, &eds, now);
-            if let Some(roster) = pool.next_roster(view, gate, begun, shared, now) {
-                return wrap(Roster(roster));
+            if let Some(pool_update) = pool.next_pool_update(view, gate, begun, shared, now) {
+                return wrap(PoolUpdate(pool_update));
             }
         }
         for (name, pool) in &mut self.pools {
@@ -126,15 +126,15 @@ impl Session {
                 return wrap(Metrics(metrics));
             }
         }
-        for (name, pool) in self.pools.iter_mut().filter(|(_, pool)| pool.roster.is_some()) {
-            if let Some(learned) = pool.next_learned(name, shared) {
-                return wrap(Learned(learned));
+        for (name, pool) in self.pools.iter_mut().filter(|(_, pool)| pool.pool_update.is_some()) {
+            if let Some(learned) = pool.next_models(name, shared) {
+                return wrap(LearnedModels(learned));
             }
         }
-        for (name, pool) in self.pools.iter_mut().filter(|(_, pool)| pool.roster.is_some()) {
+        for (name, pool) in self.pools.iter_mut().filter(|(_, pool)| pool.pool_update.is_some()) {
             let Some(view) = views.get(name) else { continue };
             if let Some(peers) = shared.relay().next(view, peer.id, &mut pool.relayed, now) {
-                return wrap(Peers(peers));
+                return wrap(PeerLoad(peers));
             }
         }
         None
@@ -148,12 +148,12 @@ impl Session {
 
     /// When to ask again though nobody changed anything.
     #[must_use]
-    pub fn wake_at(&self, pools: &Pools, now: Instant) -> Instant {
+    pub fn wake_at(&self, pools: &PoolViews, now: Instant) -> Instant {
         let mut at = now + HEARTBEAT;
         for (name, pool) in &self.pools {
             let Some(view) = pools.get(name) else { continue };
-            if pool.roster.is_none() {
-                at = at.min(next_after(now, [self.begun + EDS_ABSENT_GRACE, self.begun + FIRST_ROSTER_WAIT]));
+            if pool.pool_update.is_none() {
+                at = at.min(next_after(now, [self.begun + EDS_ABSENT_GRACE, self.begun + FIRST_POOL_UPDATE_WAIT]));
             }
             if pool.status.withheld > 0 {
                 at = at.min(next_after(now, view.members.iter().map(|m| m.joined + EDS_ABSENT_GRACE)));
@@ -162,14 +162,14 @@ impl Session {
                 at = at.min(pool.relayed.due_at().unwrap_or(now));
             }
             if let Some(sent) = &pool.metrics {
-                let interval = if sent.generation == view.metrics_generation { HEARTBEAT } else { METRICS_INTERVAL_MIN };
+                let interval = if sent.revision == view.metrics_revision { HEARTBEAT } else { METRICS_INTERVAL_MIN };
                 at = at.min(sent.at + interval);
             }
         }
         at
     }
 
-    /// The proxy acknowledged or refused a roster. An acknowledgement of what was never sent changes nothing.
+    /// The proxy acknowledged or refused a pool update. An acknowledgement of what was never sent changes nothing.
     pub fn ack(&mut self, ack: state::Ack) -> Option<&ProxyPool> {
         let state::Ack { pool, version, refused, held } = ack;
         let [version, held] = [version, held].map(|v| v.map(|v| Version { term: v.term, sequence: v.sequence }));
@@ -201,7 +201,7 @@ impl PoolSession {
         {
             self.raises += 1;
             self.term_min = above;
-            self.roster = None;
+            self.pool_update = None;
             self.learned = None;
         }
     }
@@ -210,14 +210,21 @@ impl PoolSession {
         Version { term: version.term.max(self.term_min), ..version }
     }
 
-    fn next_roster(&mut self, view: &PoolView, gate: Gate, begun: Instant, shared: &Shared, now: Instant) -> Option<state::Roster> {
+    fn next_pool_update(
+        &mut self,
+        view: &PoolView,
+        gate: MemberGate,
+        begun: Instant,
+        shared: &DaemonState,
+        now: Instant,
+    ) -> Option<state::PoolUpdate> {
         let rows: Vec<usize> = (0..).zip(view.members.iter()).filter(|(_, m)| gate.admits(m)).map(|(i, _)| i).collect();
         let withheld = view.members.len() - rows.len();
         self.status.withheld = withheld;
-        let due = match &self.roster {
-            // A first roster short of members would replace a complete one the proxy may have, or end its parking too soon.
-            None => withheld == 0 && !matches!(gate, Gate::Undecided) || now >= begun + FIRST_ROSTER_WAIT,
-            Some(sent) => sent.generation != view.generation || sent.rows != rows,
+        let due = match &self.pool_update {
+            // A first pool update short of members would replace a complete one the proxy may have, or end its parking too soon.
+            None => withheld == 0 && !matches!(gate, MemberGate::Undecided) || now >= begun + FIRST_POOL_UPDATE_WAIT,
+            Some(sent) => sent.revision != view.revision || sent.rows != rows,
         };
         // Held back entirely is no reason to tell a proxy that the pool is empty.
         if !due || (rows.is_empty() && withheld > 0) {
@@ -225,7 +232,7 @@ impl PoolSession {
         }
         let version = self.of_term(shared.next_version());
         let endpoints: Vec<Endpoint> = rows.iter().filter_map(|&i| view.members.get(i)).map(|m| m.endpoint(now)).collect();
-        let roster = proto::encode_roster(PoolState {
+        let pool_update = proto::encode_pool_update(PoolState {
             pool: &view.name,
             version,
             endpoints: &endpoints,
@@ -234,34 +241,34 @@ impl PoolSession {
             hash_secret: shared.hash_secret,
             staleness_max_ms: u32::try_from(view.staleness_max.as_millis()).unwrap_or(u32::MAX),
         });
-        self.roster = Some(SentRoster { version, generation: view.generation, rows });
+        self.pool_update = Some(SentPoolUpdate { version, revision: view.revision, rows });
         self.metrics = None;
-        self.status.sent = Some((version, view.generation));
-        self.unacked.push_back((version, view.generation));
+        self.status.sent = Some((version, view.revision));
+        self.unacked.push_back((version, view.revision));
         if self.unacked.len() > UNACKED_MAX {
             self.unacked.pop_front();
         }
-        Some(roster)
+        Some(pool_update)
     }
 
-    fn next_metrics(&mut self, view: &PoolView, shared: &Shared, now: Instant) -> Option<state::Metrics> {
-        let roster = self.roster.as_ref()?;
+    fn next_metrics(&mut self, view: &PoolView, shared: &DaemonState, now: Instant) -> Option<state::Metrics> {
+        let pool_update = self.pool_update.as_ref()?;
         let due = self.metrics.as_ref().is_none_or(|sent| {
-            let interval = if sent.generation == view.metrics_generation { HEARTBEAT } else { METRICS_INTERVAL_MIN };
+            let interval = if sent.revision == view.metrics_revision { HEARTBEAT } else { METRICS_INTERVAL_MIN };
             now >= sent.at + interval
         });
         if !due {
             return None;
         }
-        // While a newer roster is held back, the old one's endpoints are not the view's: say that we live, and nothing of them.
-        let current = roster.generation == view.generation;
+        // While a newer pool update is held back, the old one's endpoints are not the view's: say that we live, and nothing of them.
+        let current = pool_update.revision == view.revision;
         let of_row = |&i: &usize| view.metrics.get(i).filter(|_| current).cloned().unwrap_or_default();
-        let metrics: Vec<EndpointMetrics> = roster.rows.iter().map(of_row).collect();
-        self.metrics = Some(SentMetrics { at: now, generation: view.metrics_generation });
-        Some(proto::encode_metrics(&view.name, roster.version, shared.next_version().sequence, &metrics))
+        let metrics: Vec<EndpointMetrics> = pool_update.rows.iter().map(of_row).collect();
+        self.metrics = Some(SentMetrics { at: now, revision: view.metrics_revision });
+        Some(proto::encode_metrics(&view.name, pool_update.version, shared.next_version().sequence, &metrics))
     }
 
-    fn next_learned(&mut self, name: &str, shared: &Shared) -> Option<state::Learned> {
+    fn next_models(&mut self, name: &str, shared: &DaemonState) -> Option<state::LearnedModels> {
         let newest = shared.learned.borrow().get(name).map(Arc::clone)?;
         let sequence = newest.version?.sequence;
         let is_new = self.learned.replace(sequence) != Some(sequence);
@@ -275,10 +282,10 @@ impl PoolSession {
     }
 }
 
-// === impl Gate ===
+// === impl MemberGate ===
 
-impl Gate {
-    fn admits(self, member: &Member) -> bool {
+impl MemberGate {
+    fn admits(self, member: &PoolMember) -> bool {
         match self {
             Self::Eds(acked) => member.eds_since <= acked,
             Self::JoinedBefore(moment) => member.joined <= moment,
@@ -287,11 +294,11 @@ impl Gate {
     }
 }
 
-fn gate(peer: &Peer, begun: Instant, pool: &str, eds: &EdsStreams, now: Instant) -> Gate {
+fn gate(peer: &ProxyProcess, begun: Instant, pool: &str, eds: &EdsStreams, now: Instant) -> MemberGate {
     match eds.of(peer, pool, now) {
-        ProxyEds::Acked(generation) => Gate::Eds(generation),
-        ProxyEds::None if now < begun + EDS_ABSENT_GRACE => Gate::Undecided,
-        ProxyEds::None => now.checked_sub(EDS_ABSENT_GRACE).map_or(Gate::Undecided, Gate::JoinedBefore),
+        ProxyEds::Acked(revision) => MemberGate::Eds(revision),
+        ProxyEds::None if now < begun + EDS_ABSENT_GRACE => MemberGate::Undecided,
+        ProxyEds::None => now.checked_sub(EDS_ABSENT_GRACE).map_or(MemberGate::Undecided, MemberGate::JoinedBefore),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use proto::{HISTOGRAM_BOUNDS, state};
-use scheduler::{ENDPOINTS_MAX, Incarnation, Slot};
+use scheduler::{ENDPOINTS_MAX, Generation, Slot};
 
 /// The most models told apart in a pool; the rest is counted as [`OTHER`]. Clients choose these names; the reference has the same cap.
 pub const MODELS_MAX: usize = 1000;
@@ -25,17 +25,17 @@ const KEYS_MAX: usize = 64;
 
 /// Counts of a pool.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Totals {
+pub struct CounterTotals {
     /// VMs that reported lately.
     pub vms: u64,
     /// By life of an endpoint.
-    pub endpoints: BTreeMap<(Incarnation, Slot), EndpointTotals>,
+    pub endpoints: BTreeMap<(Generation, Slot), EndpointTotals>,
     /// Counts of requests, by label.
-    pub models: BTreeMap<Label, ModelTotals>,
+    pub models: BTreeMap<TotalsLabel, ModelTotals>,
     /// Requests refused by us, by drop reason.
     pub dropped: BTreeMap<String, u64>,
     /// Time of a pick, in µs.
-    pub pick_us: Histogram,
+    pub pick_us: TotalsHistogram,
     /// Entries of the largest prefix index.
     pub prefix_entries: u64,
     /// Entries evicted.
@@ -48,7 +48,7 @@ pub struct Totals {
 
 /// The label of a count of requests.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Label {
+pub struct TotalsLabel {
     /// The model asked for.
     pub model: String,
     /// The model sent on.
@@ -86,11 +86,11 @@ pub struct ModelTotals {
     /// By HTTP status of the reply.
     pub errors: BTreeMap<String, u64>,
     /// Whole exchanges, in ms.
-    pub duration_ms: Histogram,
+    pub duration_ms: TotalsHistogram,
     /// Time to the first token, in ms.
-    pub ttft_ms: Histogram,
+    pub ttft_ms: TotalsHistogram,
     /// Time for each further token, in ms.
-    pub tpot_ms: Histogram,
+    pub tpot_ms: TotalsHistogram,
     /// Tokens of prompts.
     pub prompt_tokens: u64,
     /// Tokens generated.
@@ -109,21 +109,21 @@ pub struct ModelTotals {
 
 /// Counts by bucket of [`HISTOGRAM_BOUNDS`], the last one unbounded.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Histogram {
+pub struct TotalsHistogram {
     /// By bucket.
     pub counts: [u64; HISTOGRAM_BOUNDS.len() + 1],
     /// Sum of the values.
     pub sum: f64,
 }
 
-// === impl Totals ===
+// === impl CounterTotals ===
 
-impl Totals {
-    pub(super) fn of_vm(counters: state::VmCounters) -> Self {
+impl CounterTotals {
+    pub(super) fn from_vm(counters: state::VmCounters) -> Self {
         let state::VmCounters {
             endpoints, models, dropped, pick_us, prefix_entries, prefix_evictions, placements_dropped, running, ..
         } = counters;
-        let pick_us = Histogram::of(pick_us);
+        let pick_us = TotalsHistogram::of(pick_us);
         let mut totals = Self { vms: 1, pick_us, prefix_entries, prefix_evictions, placements_dropped, ..Self::default() };
         if (1..=RUNNING_BYTES_MAX).contains(&running.len()) {
             totals.running.push(running.into());
@@ -131,7 +131,7 @@ impl Totals {
         for e in endpoints.into_iter().take(ENDPOINTS_MAX) {
             let Ok(slot) = u16::try_from(e.slot) else { continue };
             let state::EndpointCounters {
-                incarnation,
+                generation,
                 picked,
                 served,
                 failed,
@@ -143,11 +143,11 @@ impl Totals {
                 ..
             } = e;
             let row = EndpointTotals { picked, served, failed, requests, prefill_tokens, decode_tokens, prompts, tracked };
-            totals.endpoints.insert((Incarnation(incarnation), Slot(slot)), row);
+            totals.endpoints.insert((Generation(generation), Slot(slot)), row);
         }
         for m in models {
-            let label = Label { model: shorten(&m.model), target: shorten(&m.target_model), priority: m.priority };
-            totals.of(label, MODELS_PER_VM_MAX).add(&ModelTotals::of(m), true);
+            let label = TotalsLabel { model: shorten(&m.model), target: shorten(&m.target_model), priority: m.priority };
+            totals.model_mut(label, MODELS_PER_VM_MAX).add(&ModelTotals::of(m), true);
         }
         add_counts(&mut totals.dropped, dropped.into_iter().map(|c| (shorten(&c.key), c.count)));
         totals
@@ -155,7 +155,7 @@ impl Totals {
 
     /// What was counted in this process, where nothing need be checked.
     #[must_use]
-    pub fn of_pool(pool: &exchange::Pool, pick_us: &pool_state::Histogram) -> Self {
+    pub fn from_pool(pool: &exchange::ManagedPool, pick_us: &pool_state::CountHistogram) -> Self {
         let (counters, prefixes) = (pool.counters(), pool.prefixes().stats());
         let endpoint = |c: &pool_state::EndpointCounters| {
             let load = pool.in_flight().own(c.endpoint);
@@ -169,14 +169,14 @@ impl Totals {
                 prompts: u64::from(load.prefills.prompts),
                 tracked: pool.in_flight().running(c.endpoint).len() as u64,
             };
-            ((c.endpoint.incarnation, c.endpoint.slot), row)
+            ((c.endpoint.generation, c.endpoint.slot), row)
         };
         Self {
             vms: 1,
             endpoints: counters.endpoints().iter().map(endpoint).collect(),
-            models: counters.models().iter().map(|m| (Label::of_front(&m.label), ModelTotals::of_front(m))).collect(),
+            models: counters.models().iter().map(|m| (TotalsLabel::of_front(&m.label), ModelTotals::of_front(m))).collect(),
             dropped: counters.dropped().iter().map(|(reason, count)| ((*reason).to_owned(), *count)).collect(),
-            pick_us: Histogram::of_front(pick_us),
+            pick_us: TotalsHistogram::of_front(pick_us),
             prefix_entries: prefixes.entries as u64,
             prefix_evictions: prefixes.evictions,
             placements_dropped: pool.placements_dropped(),
@@ -189,10 +189,10 @@ impl Totals {
         // What a tree of such entries takes for each, besides the entry.
         const NODE: usize = 16;
         let counts = |counts: &BTreeMap<String, u64>| counts.keys().map(|key| key.len() + size_of::<(String, u64)>() + NODE).sum::<usize>();
-        let model = |(label, totals): (&Label, &ModelTotals)| {
-            size_of::<(Label, ModelTotals)>() + NODE + label.model.len() + label.target.len() + counts(&totals.errors)
+        let model = |(label, totals): (&TotalsLabel, &ModelTotals)| {
+            size_of::<(TotalsLabel, ModelTotals)>() + NODE + label.model.len() + label.target.len() + counts(&totals.errors)
         };
-        let endpoints = self.endpoints.len() * (size_of::<((Incarnation, Slot), EndpointTotals)>() + NODE);
+        let endpoints = self.endpoints.len() * (size_of::<((Generation, Slot), EndpointTotals)>() + NODE);
         let running = self.running.iter().map(|running| running.len() + size_of::<Box<str>>()).sum::<usize>();
         endpoints + self.models.iter().map(model).sum::<usize>() + counts(&self.dropped) + running
     }
@@ -212,7 +212,7 @@ impl Totals {
             self.endpoints.pop_first();
         }
         for (label, row) in &other.models {
-            self.of(label.clone(), MODELS_MAX).add(row, fresh);
+            self.model_mut(label.clone(), MODELS_MAX).add(row, fresh);
         }
         add_counts(&mut self.dropped, other.dropped.iter().map(|(key, count)| (key.clone(), *count)));
         self.pick_us.add(&other.pick_us);
@@ -220,17 +220,17 @@ impl Totals {
         add_to(&mut self.placements_dropped, other.placements_dropped);
     }
 
-    fn of(&mut self, label: Label, models_max: usize) -> &mut ModelTotals {
+    fn model_mut(&mut self, label: TotalsLabel, models_max: usize) -> &mut ModelTotals {
         let room = self.models.len() < models_max || self.models.contains_key(&label);
-        let other = || Label { model: OTHER.to_owned(), target: OTHER.to_owned(), priority: 0 };
+        let other = || TotalsLabel { model: OTHER.to_owned(), target: OTHER.to_owned(), priority: 0 };
         self.models.entry(if room { label } else { other() }).or_default()
     }
 }
 
-// === impl Label ===
+// === impl TotalsLabel ===
 
-impl Label {
-    fn of_front(label: &pool_state::Label) -> Self {
+impl TotalsLabel {
+    fn of_front(label: &pool_state::ModelLabel) -> Self {
         Self { model: label.model.to_string(), target: label.target_model.to_string(), priority: label.priority }
     }
 }
@@ -262,9 +262,9 @@ impl ModelTotals {
         Self {
             requests: m.requests,
             errors,
-            duration_ms: Histogram::of(m.duration_ms),
-            ttft_ms: Histogram::of(m.ttft_ms),
-            tpot_ms: Histogram::of(m.tpot_ms),
+            duration_ms: TotalsHistogram::of(m.duration_ms),
+            ttft_ms: TotalsHistogram::of(m.ttft_ms),
+            tpot_ms: TotalsHistogram::of(m.tpot_ms),
             prompt_tokens: m.prompt_tokens,
             completion_tokens: m.completion_tokens,
             cached_tokens: m.cached_tokens,
@@ -279,9 +279,9 @@ impl ModelTotals {
         Self {
             requests: m.requests,
             errors: m.errors.iter().map(|(status, count)| (status.to_string(), *count)).collect(),
-            duration_ms: Histogram::of_front(&m.duration_ms),
-            ttft_ms: Histogram::of_front(&m.ttft_ms),
-            tpot_ms: Histogram::of_front(&m.tpot_ms),
+            duration_ms: TotalsHistogram::of_front(&m.duration_ms),
+            ttft_ms: TotalsHistogram::of_front(&m.ttft_ms),
+            tpot_ms: TotalsHistogram::of_front(&m.tpot_ms),
             prompt_tokens: m.prompt_tokens,
             completion_tokens: m.completion_tokens,
             cached_tokens: m.cached_tokens,
@@ -310,9 +310,9 @@ impl ModelTotals {
     }
 }
 
-// === impl Histogram ===
+// === impl TotalsHistogram ===
 
-impl Histogram {
+impl TotalsHistogram {
     /// How many values.
     #[must_use]
     pub fn count(&self) -> u64 {
@@ -336,7 +336,7 @@ impl Histogram {
         histogram
     }
 
-    fn of_front(histogram: &pool_state::Histogram) -> Self {
+    fn of_front(histogram: &pool_state::CountHistogram) -> Self {
         Self { counts: histogram.counts, sum: histogram.sum }
     }
 

@@ -4,13 +4,13 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use control_plane::cli::args::Format;
-use control_plane::cli::explain::{Ask, Question, ask};
+use control_plane::cli::args::OutputFormat;
+use control_plane::cli::explain::{ExplainCall, ExplainRequest, ask};
 use prost::Message;
 use proto::state::{self, proxy_message};
 use serde_json::json;
 
-use super::harness::{Filter, daemon, get, get_json, until};
+use super::harness::{FilterStream, daemon, get, get_json, until};
 
 /// Reads a page with the parser of `prometheus_client`; fails on what it refuses. Gives the samples, a line each.
 fn parse(page: &str) -> String {
@@ -35,8 +35,8 @@ for family in text_string_to_metric_families(sys.stdin.read()):
 #[tokio::test]
 async fn metrics_are_valid_and_say_what_the_proxies_reported() {
     let daemon = daemon(&["--endpoint", "127.0.0.1:1"]).await;
-    let (mut filter, _) = Filter::connect(daemon.state_address, "n", 1, &["default"]).await;
-    let roster = filter.roster().await;
+    let (mut filter, _) = FilterStream::connect(daemon.state_address, "n", 1, &["default"]).await;
+    let pool_update = filter.pool_update().await;
     let mut counts = vec![0; proto::HISTOGRAM_BOUNDS.len() + 1];
     (counts[3], counts[20]) = (2, 1);
     let model = state::ModelCounters {
@@ -51,10 +51,10 @@ async fn metrics_are_valid_and_say_what_the_proxies_reported() {
         slo: vec![5, 6, 7],
         ..Default::default()
     };
-    let e = &roster.endpoints[0];
+    let e = &pool_update.endpoints[0];
     let row = state::EndpointCounters {
         slot: e.slot,
-        incarnation: e.incarnation,
+        generation: e.generation,
         picked: 3,
         served: 2,
         failed: 1,
@@ -76,7 +76,7 @@ async fn metrics_are_valid_and_say_what_the_proxies_reported() {
         "llm_d_epp_scheduler_attempts_total",
         "switchpoint_endpoint_failed_total",
         "switchpoint_proxies [('pool', 'default')] 1.0",
-        "switchpoint_roster_generation",
+        "switchpoint_pool_revision",
         r#"switchpoint_slo_requests_total [('model_name', 'we"ird\\na\nme'), ('outcome', 'missed'), ('pool', 'default')"#,
         "switchpoint_latency_predicted_seconds_count [('pool', 'default'), ('target', 'ttft')] 0.0",
         "switchpoint_latency_actual_to_predicted_ratio_bucket",
@@ -96,13 +96,12 @@ async fn metrics_are_valid_and_say_what_the_proxies_reported() {
 #[tokio::test]
 async fn running_requests_with_an_slo_are_shown_by_their_own_ids() {
     let daemon = daemon(&["--endpoint", "127.0.0.1:1"]).await;
-    let (mut filter, _) = Filter::connect(daemon.state_address, "n", 1, &["default"]).await;
-    let endpoint = filter.roster().await.endpoints[0].clone();
+    let (mut filter, _) = FilterStream::connect(daemon.state_address, "n", 1, &["default"]).await;
+    let endpoint = filter.pool_update().await.endpoints[0].clone();
     let vm = |vm_id: u64, running: String| {
         state::VmCounters { pool: "default".to_owned(), vm_id, running, ..Default::default() }.encode_to_vec()
     };
-    let queue =
-        json!([{"slot": endpoint.slot, "incarnation": endpoint.incarnation, "running": [{"request": "abc", "tpot_slo_us": 80_000}]}]);
+    let queue = json!([{"slot": endpoint.slot, "generation": endpoint.generation, "running": [{"request": "abc", "tpot_slo_us": 80_000}]}]);
     let counters = vec![vm(1, queue.to_string()), vm(2, "[1, null]".to_owned()), vm(3, "no JSON".to_owned()), vm(4, "x".repeat(1 << 17))];
     filter.say(proxy_message::Message::Report(state::Report { counters })).await;
     until("the report is counted", || async { get(daemon.admin_address, "/metrics").await.1.contains("switchpoint_reports_total 1") })
@@ -124,7 +123,7 @@ async fn every_endpoint_is_shown_with_state_and_reason() {
     })
     .await;
     let row = get_json(daemon.admin_address, "/debug/endpoints").await["endpoints"][0].clone();
-    for key in ["name", "address", "pool", "state", "reason", "since", "incarnation", "in_flight"] {
+    for key in ["name", "address", "pool", "state", "reason", "since", "generation", "in_flight"] {
         assert!(!row[key].is_null(), "{key} in {row}");
     }
     assert_eq!(row["state"], "ready", "a failing scrape is no reason not to route");
@@ -135,8 +134,8 @@ async fn every_endpoint_is_shown_with_state_and_reason() {
 #[tokio::test]
 async fn the_state_shows_who_is_connected_and_what_they_have() {
     let daemon = daemon(&["--endpoint", "127.0.0.1:1"]).await;
-    let (mut filter, _) = Filter::connect(daemon.state_address, "node-7", 0xabc, &["default"]).await;
-    filter.roster().await;
+    let (mut filter, _) = FilterStream::connect(daemon.state_address, "node-7", 0xabc, &["default"]).await;
+    filter.pool_update().await;
     let acked = || async { !get_json(daemon.admin_address, "/debug/state").await["proxies"][0]["pools"][0]["acked"].is_null() };
     until("the acknowledgement is shown", acked).await;
     let state = get_json(daemon.admin_address, "/debug/state").await;
@@ -154,8 +153,8 @@ async fn what_cannot_be_explained_is_told_and_not_passed_over() {
     std::fs::write(&file, r#"{"model":"m","prompt":"x"}"#).unwrap();
     let without = |admin: String, addresses: &[&str]| {
         let without = addresses.iter().map(|&address| address.to_owned()).collect();
-        let question = Question { path: "/v1/completions".to_owned(), without, ..Question::default() };
-        ask(Ask { admin, token: None, file: file.clone(), config: None, question, format: Format::Text })
+        let question = ExplainRequest { path: "/v1/completions".to_owned(), without, ..ExplainRequest::default() };
+        ask(ExplainCall { admin, token: None, file: file.clone(), config: None, question, format: OutputFormat::Text })
     };
     let admin = daemon.admin_address.to_string();
     until("the endpoints are known", || async { without(admin.clone(), &["127.0.0.1:1"]).await.is_ok() }).await;
@@ -172,16 +171,18 @@ async fn explain_shows_the_cost_of_each_endpoint_by_term() {
     let file = folder.path().join("body.json");
     std::fs::write(&file, r#"{"model":"m","prompt":"x"}"#).unwrap();
     let explain = |format| {
-        let question = Question { path: "/v1/completions".to_owned(), ..Question::default() };
-        ask(Ask { admin: daemon.admin_address.to_string(), token: None, file: file.clone(), config: None, question, format })
+        let question = ExplainRequest { path: "/v1/completions".to_owned(), ..ExplainRequest::default() };
+        ask(ExplainCall { admin: daemon.admin_address.to_string(), token: None, file: file.clone(), config: None, question, format })
     };
-    until("both endpoints are ready", || async { explain(Format::Text).await.is_ok_and(|text| text.matches("127.0.0.1:").count() > 4) })
-        .await;
-    let answer: serde_json::Value = serde_json::from_str(&explain(Format::Json).await.unwrap()).unwrap();
+    until("both endpoints are ready", || async {
+        explain(OutputFormat::Text).await.is_ok_and(|text| text.matches("127.0.0.1:").count() > 4)
+    })
+    .await;
+    let answer: serde_json::Value = serde_json::from_str(&explain(OutputFormat::Json).await.unwrap()).unwrap();
     let cost = answer["candidates"][0]["cost"].as_object().unwrap();
     assert!(cost["prefill_ms"].as_f64().unwrap() > 0.0, "{answer:#}");
     assert_eq!(cost["failure_ms"], 0);
-    let text = explain(Format::Text).await.unwrap();
+    let text = explain(OutputFormat::Text).await.unwrap();
     assert!(text.contains("cost in ms, lowest is best") && text.contains("interference_ms"), "{text}");
     daemon.stop().await;
 }

@@ -7,27 +7,27 @@ use prost::Message as _;
 use proto::state::daemon_message::Message;
 use proto::state::{self, proxy_message};
 use proto::{frames, state::DaemonMessage};
-use scheduler::{EndpointRef, Incarnation, Slot};
+use scheduler::{EndpointRef, Generation, Slot};
 
-use super::harness::{Filter, PATIENCE, Rig, instance, names, until};
+use super::harness::{DaemonHarness, FilterStream, PATIENCE, instance, names, until};
 
 /// A filter's end of a connection.
-struct Caller {
+struct CallClient {
     client: reqwest::Client,
     address: SocketAddr,
     session: u64,
 }
 
 /// Status and body of an answer.
-type Answer = (u16, Vec<u8>);
+type CallReply = (u16, Vec<u8>);
 
-impl Caller {
+impl CallClient {
     fn new(address: SocketAddr, session: u64) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
         Self { client: reqwest::Client::new(), address, session }
     }
 
-    async fn post(&self, kind: &str, session: Option<&str>, body: Vec<u8>) -> Answer {
+    async fn post(&self, kind: &str, session: Option<&str>, body: Vec<u8>) -> CallReply {
         let mut request = self.client.post(format!("http://{}/switchpoint/state/{kind}", self.address)).body(body);
         if let Some(session) = session {
             request = request.header("x-switchpoint-session", session);
@@ -36,7 +36,7 @@ impl Caller {
         (answer.status().as_u16(), answer.bytes().await.unwrap().to_vec())
     }
 
-    async fn tell(&self, messages: Vec<proxy_message::Message>) -> Answer {
+    async fn tell(&self, messages: Vec<proxy_message::Message>) -> CallReply {
         let mut body = Vec::new();
         messages.into_iter().for_each(|m| frames::push(&mut body, &state::ProxyMessage { message: Some(m) }.encode_to_vec()));
         self.post("tell", Some(&format!("{:x}", self.session)), body).await
@@ -72,8 +72,8 @@ impl Caller {
         }
     }
 
-    async fn roster(&self) -> state::Roster {
-        self.next(|message| if let Message::Roster(roster) = message { Some(roster) } else { None }).await
+    async fn pool_update(&self) -> state::PoolUpdate {
+        self.next(|message| if let Message::PoolUpdate(pool_update) = message { Some(pool_update) } else { None }).await
     }
 
     async fn end(&self) -> (u16, String) {
@@ -92,37 +92,37 @@ fn hello(schema: u32, process_id: u64) -> proxy_message::Message {
 
 #[tokio::test]
 async fn a_hello_is_answered_by_all_that_a_stream_is_told() {
-    let rig = Rig::start(vec![instance("a", 1)]).await;
-    let caller = Caller::hello(rig.address, 1, 1).await;
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
+    let caller = CallClient::hello(rig.address, 1, 1).await;
     let welcome = caller.next(|message| if let Message::Welcome(welcome) = message { Some(welcome) } else { None }).await;
     assert_eq!((welcome.schema, welcome.unknown_pools.len()), (proto::SCHEMA, 0));
-    let roster = caller.roster().await;
-    assert_eq!(names(&roster), ["a"]);
-    let ack = state::Ack { pool: "default".to_owned(), version: roster.version, ..state::Ack::default() };
+    let pool_update = caller.pool_update().await;
+    assert_eq!(names(&pool_update), ["a"]);
+    let ack = state::Ack { pool: "default".to_owned(), version: pool_update.version, ..state::Ack::default() };
     assert_eq!(caller.tell(vec![proxy_message::Message::Ack(ack)]).await.0, 200);
     until("the acknowledgement counts", || async { rig.shared.acknowledged("default", 1) }).await;
     let metrics = caller.next(|message| if let Message::Metrics(metrics) = message { Some(metrics) } else { None }).await;
-    assert_eq!(metrics.roster, roster.version);
+    assert_eq!(metrics.pool_update, pool_update.version);
     rig.reset(vec![instance("b", 2)]).await;
-    assert_eq!(names(&caller.roster().await), ["b"], "what changes comes to the call that waits");
+    assert_eq!(names(&caller.pool_update().await), ["b"], "what changes comes to the call that waits");
 }
 
 #[tokio::test]
 async fn proxies_share_by_whatever_way_they_are_connected() {
-    let rig = Rig::start(vec![instance("a", 1)]).await;
-    let caller = Caller::hello(rig.address, 1, 1).await;
-    let id = caller.roster().await.endpoints[0].clone();
-    let (mut filter, _) = Filter::connect(rig.address, "other", 2, &["default"]).await;
-    filter.roster().await;
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
+    let caller = CallClient::hello(rig.address, 1, 1).await;
+    let id = caller.pool_update().await.endpoints[0].clone();
+    let (mut filter, _) = FilterStream::connect(rig.address, "other", 2, &["default"]).await;
+    filter.pool_update().await;
     let share = |block| {
         let (mut placements, slot) = (Vec::new(), Slot(u16::try_from(id.slot).unwrap()));
-        proto::placements::push(&mut placements, EndpointRef { slot, incarnation: Incarnation(id.incarnation) }, &[block]);
-        proxy_message::Message::Share(state::Share { pool: "default".to_owned(), placements, ..Default::default() })
+        proto::placements::push(&mut placements, EndpointRef { slot, generation: Generation(id.generation) }, &[block]);
+        proxy_message::Message::LoadReport(state::LoadReport { pool: "default".to_owned(), placements, ..Default::default() })
     };
-    let blocks = |peers: &state::Peers| proto::placements::each(&peers.placements).flat_map(|(_, blocks)| blocks).collect::<Vec<_>>();
+    let blocks = |peers: &state::PeerLoad| proto::placements::each(&peers.placements).flat_map(|(_, blocks)| blocks).collect::<Vec<_>>();
     assert_eq!(caller.tell(vec![share(11)]).await.0, 200);
     loop {
-        if let Message::Peers(peers) = filter.next().await.unwrap()
+        if let Message::PeerLoad(peers) = filter.next().await.unwrap()
             && !peers.placements.is_empty()
         {
             assert_eq!((blocks(&peers), peers.proxies), (vec![11], 2));
@@ -130,14 +130,14 @@ async fn proxies_share_by_whatever_way_they_are_connected() {
         }
     }
     filter.say(share(22)).await;
-    let told = |message| if let Message::Peers(peers) = message { Some(peers).filter(|p| !p.placements.is_empty()) } else { None };
+    let told = |message| if let Message::PeerLoad(peers) = message { Some(peers).filter(|p| !p.placements.is_empty()) } else { None };
     assert_eq!(blocks(&caller.next(told).await), [22]);
 }
 
 #[tokio::test]
 async fn what_breaks_the_protocol_is_refused_with_the_reason() {
-    let rig = Rig::start(vec![instance("a", 1)]).await;
-    let caller = Caller::new(rig.address, 5);
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
+    let caller = CallClient::new(rig.address, 5);
     let cases = [
         (caller.post("tell", None, Vec::new()).await, 400, "x-switchpoint-session"),
         (caller.post("tell", Some("no number"), Vec::new()).await, 400, "hexadecimal"),
@@ -155,12 +155,12 @@ async fn what_breaks_the_protocol_is_refused_with_the_reason() {
     assert_eq!(caller.client.get(format!("http://{}/switchpoint/state/hear", rig.address)).send().await.unwrap().status(), 405);
     assert_eq!(rig.shared.proxies.borrow().len(), 0);
 
-    let other_schema = Caller::new(rig.address, 6);
+    let other_schema = CallClient::new(rig.address, 6);
     assert_eq!(other_schema.tell(vec![hello(proto::SCHEMA + 1, 1)]).await.0, 200, "it is taken, then looked at");
     let (status, why) = other_schema.end().await;
     assert!(status == 400 && why.contains(&format!("schema {}", proto::SCHEMA + 1)), "{status} {why}");
-    let twice = Caller::hello(rig.address, 7, 1).await;
-    twice.roster().await;
+    let twice = CallClient::hello(rig.address, 7, 1).await;
+    twice.pool_update().await;
     twice.tell(vec![hello(proto::SCHEMA, 1)]).await;
     let (status, why) = twice.end().await;
     assert!(status == 410 || why.contains("second Hello"), "{status} {why}");
@@ -168,19 +168,19 @@ async fn what_breaks_the_protocol_is_refused_with_the_reason() {
 
 #[tokio::test]
 async fn a_newer_connection_of_a_process_takes_over() {
-    let rig = Rig::start(vec![instance("a", 1)]).await;
-    let old = Caller::hello(rig.address, 1, 1).await;
-    old.roster().await;
-    let (mut new, _) = Filter::connect(rig.address, "n", 1, &["default"]).await;
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
+    let old = CallClient::hello(rig.address, 1, 1).await;
+    old.pool_update().await;
+    let (mut new, _) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
     assert_eq!(old.end().await.0, 410);
-    new.roster().await;
+    new.pool_update().await;
     assert_eq!(rig.shared.proxies.borrow().len(), 1);
 }
 
 #[tokio::test]
 async fn a_proxy_that_calls_no_more_is_gone() {
-    let rig = Rig::start(vec![instance("a", 1)]).await;
-    let caller = Caller::hello(rig.address, 1, 1).await;
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
+    let caller = CallClient::hello(rig.address, 1, 1).await;
     // Longer than the silence that ends it: calls keep it.
     let end = tokio::time::Instant::now() + Duration::from_secs(6);
     while tokio::time::Instant::now() < end {

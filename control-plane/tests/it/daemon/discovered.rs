@@ -1,4 +1,4 @@
-//! A pool whose endpoints register themselves, from the command line to the roster.
+//! A pool whose endpoints register themselves, from the command line to the pool update.
 
 use std::io::Read;
 use std::path::Path;
@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use axum::Router;
 use axum::http::StatusCode;
 use axum::routing;
-use control_plane::daemon::Following;
-use discovery::State;
+use control_plane::daemon::StandbyDaemon;
+use discovery::InstanceState;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::net::TcpListener;
@@ -23,9 +23,9 @@ use super::harness::{daemon, get, get_json, serve, until};
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A program that is ended with its test.
-struct Sidecar(Child);
+struct SidecarProcess(Child);
 
-impl Drop for Sidecar {
+impl Drop for SidecarProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -38,10 +38,10 @@ fn switchpointd(arguments: &[&str]) -> Command {
     command
 }
 
-fn register(folder: &Path, component: &str, name: &str, address: &str, more: &[&str]) -> Sidecar {
+fn register(folder: &Path, component: &str, name: &str, address: &str, more: &[&str]) -> SidecarProcess {
     let folder = folder.to_str().unwrap();
     let line = ["register", "--directory", folder, "--namespace", "dynamo", "--component", component, "--name", name, "--address", address];
-    Sidecar(switchpointd(&[&line, more].concat()).spawn().unwrap())
+    SidecarProcess(switchpointd(&[&line, more].concat()).spawn().unwrap())
 }
 
 #[tokio::test]
@@ -56,8 +56,9 @@ async fn processes_that_register_are_in_the_pool_while_they_are_well() {
     let members = || async {
         let pools = daemon.shared.pools.borrow().clone();
         let role = |labels: &[(String, String)]| labels.iter().find(|(key, _)| key == "llm-d.ai/role").map(|(_, role)| role.clone());
-        let row =
-            |m: &control_plane::pool::writer::Member| format!("{} {} {:?}", m.instance.name, m.instance.address, role(&m.instance.labels));
+        let row = |m: &control_plane::pool::writer::PoolMember| {
+            format!("{} {} {:?}", m.instance.name, m.instance.address, role(&m.instance.labels))
+        };
         let mut rows: Vec<String> = pools.get("p").into_iter().flat_map(|view| view.members.iter().map(row)).collect();
         rows.sort();
         rows.join(", ")
@@ -129,12 +130,12 @@ async fn whoever_stands_by_leads_with_whom_it_followed() {
     std::fs::write(&pools, text).unwrap();
     let _worker = register(&folder, "decode", "d0", "127.0.0.1:9000", &[]);
     let arguments = serve(&["--pools", pools.to_str().unwrap()]);
-    let following = Following::begin(arguments).await.unwrap();
-    let sees = || following.components().flat_map(|component| component.seen()).any(|seen| seen.state == State::Ready);
+    let following = StandbyDaemon::begin(arguments).await.unwrap();
+    let sees = || following.components().flat_map(|component| component.seen()).any(|seen| seen.state == InstanceState::Ready);
     until("that the worker is followed", || async { sees() }).await;
     std::fs::rename(&folder, root.path().join("aside")).unwrap();
     std::fs::write(&folder, "not a folder").unwrap();
-    let daemon = following.lead().await.unwrap();
+    let daemon = following.start_leading().await.unwrap();
     until("that it leads with its set", || async { get(daemon.admin_address, "/readyz").await.0 == 200 }).await;
     let page = get_json(daemon.admin_address, "/debug/endpoints").await;
     assert_eq!(page["endpoints"][0]["name"], "d0", "{page}");
@@ -142,9 +143,9 @@ async fn whoever_stands_by_leads_with_whom_it_followed() {
 }
 
 /// What a daemon logs, line by line.
-struct Log(Arc<Mutex<Vec<Value>>>);
+struct DaemonLog(Arc<Mutex<Vec<Value>>>);
 
-impl Log {
+impl DaemonLog {
     fn read(stderr: tokio::process::ChildStderr) -> Self {
         let all = Self(Arc::default());
         let (said, mut lines) = (Arc::clone(&all.0), BufReader::new(stderr).lines());
@@ -192,7 +193,7 @@ async fn what_an_inference_pool_asks_of_its_gateway_is_said() {
         .kill_on_drop(true)
         .spawn()
         .unwrap();
-    let log = Log::read(child.stderr.take().unwrap());
+    let log = DaemonLog::read(child.stderr.take().unwrap());
     let (serving, asked) = (log.line("\"serving\"").await, log.line("FailOpen").await);
     let how = asked["message"].as_str().unwrap();
     assert!(asked["level"] == "WARN" && asked["inference_pool"] == "llama" && how.contains("--ext-proc-failure-mode"), "{asked}");

@@ -10,12 +10,12 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Code;
 
-use super::harness::{Envoy, Rig, assignment, instance, ports};
+use super::harness::{DaemonHarness, EnvoyStream, assignment, instance, ports};
 
 #[tokio::test]
 async fn the_set_is_named_after_the_pool_and_can_be_failed_open() {
-    let rig = Rig::start(vec![instance("a", 1), instance("b", 2)]).await;
-    let mut envoy = Envoy::connect(rig.address, "n").await;
+    let rig = DaemonHarness::start(vec![instance("a", 1), instance("b", 2)]).await;
+    let mut envoy = EnvoyStream::connect(rig.address, "n").await;
     let response = envoy.next().await.unwrap();
     assert_eq!(response.type_url, control_plane::serve::eds::TYPE_URL);
     let set = assignment(&response);
@@ -28,8 +28,8 @@ async fn the_set_is_named_after_the_pool_and_can_be_failed_open() {
 
 #[tokio::test]
 async fn a_name_asked_for_anew_is_answered_anew() {
-    let rig = Rig::start(vec![instance("a", 1)]).await;
-    let mut envoy = Envoy::connect(rig.address, "n").await;
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
+    let mut envoy = EnvoyStream::connect(rig.address, "n").await;
     let first = envoy.next().await.unwrap();
     envoy.send(&first.nonce, None, &[]).await;
     envoy.send(&first.nonce, None, &["default"]).await;
@@ -40,7 +40,7 @@ async fn a_name_asked_for_anew_is_answered_anew() {
 
 #[tokio::test]
 async fn another_type_is_refused_by_name() {
-    let rig = Rig::start(vec![instance("a", 1)]).await;
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
     let channel = tonic::transport::Channel::from_shared(format!("http://{}", rig.address)).unwrap().connect().await.unwrap();
     let (outbound, messages) = mpsc::channel(1);
     let mut inbound =
@@ -55,7 +55,7 @@ async fn another_type_is_refused_by_name() {
 
 #[tokio::test]
 async fn the_incremental_variant_tells_the_same() {
-    let rig = Rig::start(vec![instance("a", 1)]).await;
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
     let channel = tonic::transport::Channel::from_shared(format!("http://{}", rig.address)).unwrap().connect().await.unwrap();
     let (outbound, messages) = mpsc::channel(4);
     let mut inbound =

@@ -21,7 +21,7 @@ use tonic_health::pb::health_client::HealthClient;
 use super::harness::{daemon, endpoints, get, get_json, until, write};
 
 /// One stream, as a gateway holds it.
-struct Gateway {
+struct GatewayStream {
     outbound: mpsc::Sender<ProcessingRequest>,
     inbound: Streaming<ProcessingResponse>,
 }
@@ -30,7 +30,7 @@ pub(super) async fn plain(address: SocketAddr) -> Channel {
     Channel::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap()
 }
 
-impl Gateway {
+impl GatewayStream {
     async fn ask(channel: Channel, metadata: &[(&'static str, &str)]) -> Result<Self, Status> {
         let (outbound, messages) = mpsc::channel(16);
         let mut request = Request::new(ReceiverStream::new(messages));
@@ -103,7 +103,7 @@ async fn a_stream_says_what_it_wants() {
     write(&pools, &format!("pools:\n- {{name: a, endpointsFile: {a}}}\n- {{name: b, endpointsFile: {b}}}\n"));
     let daemon = daemon(&["--pools", pools.to_str().unwrap(), "--ext-proc-plaintext"]).await;
     let channel = plain(daemon.ext_proc_address.unwrap()).await;
-    let to = async |metadata: &[(&'static str, &str)]| Gateway::ask(channel.clone(), metadata).await.unwrap().destination().await;
+    let to = async |metadata: &[(&'static str, &str)]| GatewayStream::ask(channel.clone(), metadata).await.unwrap().destination().await;
     assert_eq!(to(&[(POOL, "a")]).await, "127.0.0.1:1");
     let single = to(&[(POOL, "b")]).await;
     assert!(["127.0.0.1:2", "127.0.0.1:3"].contains(&single.as_str()), "{single}");
@@ -112,7 +112,7 @@ async fn a_stream_says_what_it_wants() {
     for (metadata, why) in
         [(&[][..], "which pool?"), (&[(POOL, "c")], "no pool \"c\""), (&[(POOL, "b"), (DESTINATION_FORMAT, "map")], "not single or list")]
     {
-        let Err(refused) = Gateway::ask(channel.clone(), metadata).await else { panic!("{metadata:?}") };
+        let Err(refused) = GatewayStream::ask(channel.clone(), metadata).await else { panic!("{metadata:?}") };
         assert_eq!(refused.code(), Code::InvalidArgument);
         assert!(refused.message().contains(why), "{refused}");
     }
@@ -124,12 +124,12 @@ async fn what_it_does_is_counted_and_what_it_holds_is_released() {
     let daemon = daemon(&["--endpoint", "127.0.0.1:1", "--ext-proc-plaintext"]).await;
     let channel = plain(daemon.ext_proc_address.unwrap()).await;
     let row = async || get_json(daemon.admin_address, "/debug/endpoints").await["endpoints"][0].clone();
-    let mut first = Gateway::ask(channel.clone(), &[]).await.unwrap();
+    let mut first = GatewayStream::ask(channel.clone(), &[]).await.unwrap();
     assert_eq!(first.destination().await, "127.0.0.1:1");
     until("the pick is told", || async { row().await["in_flight"] == 1 && row().await["picked"] == 1 }).await;
     first.say(&[(":status", "500")], true).await;
     drop(first);
-    let mut second = Gateway::ask(channel.clone(), &[]).await.unwrap();
+    let mut second = GatewayStream::ask(channel.clone(), &[]).await.unwrap();
     second.destination().await;
     until("what is over is released", || async { row().await["in_flight"] == 1 && row().await["picked"] == 2 }).await;
     let page = get(daemon.admin_address, "/metrics").await.1;
@@ -148,7 +148,7 @@ async fn an_endpoint_that_leaves_keeps_its_slot_until_the_front_has_heard() {
     write(&file, &endpoints(&[1, 2]));
     let daemon = daemon(&["--endpoints-file", file.to_str().unwrap(), "--ext-proc-plaintext"]).await;
     let channel = plain(daemon.ext_proc_address.unwrap()).await;
-    let list = async || Gateway::ask(channel.clone(), &[(DESTINATION_FORMAT, "list")]).await.unwrap().destination().await;
+    let list = async || GatewayStream::ask(channel.clone(), &[(DESTINATION_FORMAT, "list")]).await.unwrap().destination().await;
     assert_eq!(list().await.split(',').count(), 2);
     write(&file, &endpoints(&[2]));
     until("the endpoint is gone", || async { list().await == "127.0.0.1:2" }).await;
@@ -169,7 +169,7 @@ async fn in_clear_it_speaks_only_when_told_to() {
     let clear = Channel::from_shared(format!("http://{address}")).unwrap().connect().await;
     let refused = match clear {
         Err(_) => true,
-        Ok(channel) => Gateway::ask(channel, &[]).await.is_err(),
+        Ok(channel) => GatewayStream::ask(channel, &[]).await.is_err(),
     };
     assert!(refused, "TLS is the default");
     daemon.stop().await;
@@ -195,7 +195,7 @@ async fn certificates_are_read_again_when_they_change() {
         let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(authority)).domain_name("localhost");
         let endpoint = Endpoint::from_shared(format!("https://localhost:{}", address.port())).unwrap().tls_config(tls).unwrap();
         let Ok(channel) = endpoint.connect().await else { return false };
-        Gateway::ask(channel, &[]).await.unwrap().destination().await == "127.0.0.1:1"
+        GatewayStream::ask(channel, &[]).await.unwrap().destination().await == "127.0.0.1:1"
     };
     assert!(served(&old).await);
     let new = put();

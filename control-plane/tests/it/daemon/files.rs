@@ -7,7 +7,7 @@ use control_plane::daemon::Daemon;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::harness::{Filter, daemon, endpoints, get, get_json, names, until, write};
+use super::harness::{FilterStream, daemon, endpoints, get, get_json, names, until, write};
 
 async fn names_of(daemon: &Daemon) -> Vec<String> {
     let endpoints = get_json(daemon.admin_address, "/debug/endpoints").await;
@@ -86,16 +86,16 @@ async fn until_the_file_can_be_read_the_daemon_is_alive_but_not_ready() {
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("endpoints.yaml");
     let daemon = on(&file).await;
-    let (mut filter, _) = Filter::connect(daemon.state_address, "n", 1, &["default"]).await;
+    let (mut filter, _) = FilterStream::connect(daemon.state_address, "n", 1, &["default"]).await;
     let said = || async {
         let (status, text) = get(daemon.admin_address, "/readyz").await;
         status == 503 && text.contains("No such file")
     };
     until("readyz says why", said).await;
     assert_eq!(get(daemon.admin_address, "/livez").await.0, 200);
-    assert!(filter.roster_within(std::time::Duration::from_millis(1500)).await.is_none(), "an empty pool told as the truth");
+    assert!(filter.pool_update_within(std::time::Duration::from_millis(1500)).await.is_none(), "an empty pool told as the truth");
     write(&file, &endpoints(&[1]));
-    assert_eq!(names(&filter.roster().await), ["e1"]);
+    assert_eq!(names(&filter.pool_update().await), ["e1"]);
     assert_eq!(get(daemon.admin_address, "/readyz").await.0, 200);
     daemon.stop().await;
 }
@@ -112,27 +112,27 @@ async fn the_snapshot_file_is_its_owners_alone() {
         std::fs::set_permissions(folder.path().join(left), std::fs::Permissions::from_mode(0o644)).unwrap();
     }
     let daemon = daemon(&["--endpoints-file", file.to_str().unwrap(), "--snapshot-file", snapshot.to_str().unwrap()]).await;
-    let (mut filter, _) = Filter::connect(daemon.state_address, "n", 1, &["default"]).await;
-    filter.roster().await;
+    let (mut filter, _) = FilterStream::connect(daemon.state_address, "n", 1, &["default"]).await;
+    filter.pool_update().await;
     daemon.stop().await;
     assert!(std::fs::read_to_string(&snapshot).unwrap().contains("hash_secret"));
     assert_eq!(std::fs::metadata(&snapshot).unwrap().permissions().mode() & 0o777, 0o600);
 }
 
 #[tokio::test]
-async fn a_restart_keeps_slots_incarnations_and_secret_in_a_newer_term() {
+async fn a_restart_keeps_slots_generations_and_secret_in_a_newer_term() {
     let folder = TempDir::new().unwrap();
     let (file, snapshot) = (folder.path().join("endpoints.yaml"), folder.path().join("snapshot.json"));
     write(&file, &endpoints(&[1, 2, 3]));
     let args = ["--endpoints-file", file.to_str().unwrap(), "--snapshot-file", snapshot.to_str().unwrap()];
     let first = daemon(&args).await;
-    let (mut filter, _) = Filter::connect(first.state_address, "n", 1, &["default"]).await;
-    filter.roster().await;
+    let (mut filter, _) = FilterStream::connect(first.state_address, "n", 1, &["default"]).await;
+    filter.pool_update().await;
     write(&file, &endpoints(&[1, 3]));
     let before = loop {
-        let roster = filter.roster().await;
-        if names(&roster) == ["e1", "e3"] {
-            break roster;
+        let pool_update = filter.pool_update().await;
+        if names(&pool_update) == ["e1", "e3"] {
+            break pool_update;
         }
     };
     first.stop().await;
@@ -141,22 +141,22 @@ async fn a_restart_keeps_slots_incarnations_and_secret_in_a_newer_term() {
     std::fs::remove_file(&file).unwrap();
     let second = daemon(&args).await;
     assert_eq!(get(second.admin_address, "/readyz").await.0, 200);
-    let (mut filter, _) = Filter::connect(second.state_address, "n", 1, &["default"]).await;
-    let after = filter.roster().await;
-    let ids = |r: &proto::state::Roster| r.endpoints.iter().map(|e| (e.name.clone(), e.slot, e.incarnation)).collect::<Vec<_>>();
+    let (mut filter, _) = FilterStream::connect(second.state_address, "n", 1, &["default"]).await;
+    let after = filter.pool_update().await;
+    let ids = |r: &proto::state::PoolUpdate| r.endpoints.iter().map(|e| (e.name.clone(), e.slot, e.generation)).collect::<Vec<_>>();
     assert_eq!(ids(&after), ids(&before));
     assert_eq!(after.hash_secret, before.hash_secret);
     assert!(after.version.unwrap().term > before.version.unwrap().term);
 
     write(&file, &endpoints(&[1, 2, 3]));
     let with_e2 = loop {
-        let roster = filter.roster().await;
-        if roster.endpoints.len() == 3 {
-            break roster;
+        let pool_update = filter.pool_update().await;
+        if pool_update.endpoints.len() == 3 {
+            break pool_update;
         }
     };
-    let newest = with_e2.endpoints.iter().find(|e| e.name == "e2").unwrap().incarnation;
-    assert!(before.endpoints.iter().all(|e| e.incarnation < newest), "an incarnation is never given twice");
+    let newest = with_e2.endpoints.iter().find(|e| e.name == "e2").unwrap().generation;
+    assert!(before.endpoints.iter().all(|e| e.generation < newest), "a generation is never given twice");
     second.stop().await;
 }
 
@@ -165,9 +165,9 @@ async fn a_snapshot_that_cannot_be_used_is_moved_aside() {
     let folder = TempDir::new().unwrap();
     let (file, snapshot) = (folder.path().join("endpoints.yaml"), folder.path().join("snapshot.json"));
     write(&file, &endpoints(&[1]));
-    let twice = r#"{"schema":1,"term":1,"hash_secret":"0","pools":{"default":{"incarnation_next":9,"endpoints":[
-        {"slot":0,"incarnation":1,"name":"a","namespace":"d","address":"127.0.0.1:1"},
-        {"slot":0,"incarnation":2,"name":"b","namespace":"d","address":"127.0.0.1:2"}]}}}"#;
+    let twice = r#"{"schema":1,"term":1,"hash_secret":"0","pools":{"default":{"generation_next":9,"endpoints":[
+        {"slot":0,"generation":1,"name":"a","namespace":"d","address":"127.0.0.1:1"},
+        {"slot":0,"generation":2,"name":"b","namespace":"d","address":"127.0.0.1:2"}]}}}"#;
     for corrupt in ["", "{", "null", "\u{0}\u{0}", r#"{"schema":99,"term":1,"hash_secret":"0","pools":{}}"#, twice] {
         std::fs::write(&snapshot, corrupt).unwrap();
         let daemon = daemon(&["--endpoints-file", file.to_str().unwrap(), "--snapshot-file", snapshot.to_str().unwrap()]).await;
@@ -188,16 +188,16 @@ async fn a_configuration_is_reloaded_and_a_bad_one_keeps_the_old() {
     };
     write(&config, &with("queue-scorer"));
     let daemon = daemon(&["--endpoint", "127.0.0.1:1", "--config", config.to_str().unwrap()]).await;
-    let (mut filter, _) = Filter::connect(daemon.state_address, "n", 1, &["default"]).await;
-    let scorer = |roster: proto::state::Roster| roster.pipeline.unwrap().plugins[0].r#type.clone();
-    assert_eq!(scorer(filter.roster().await), "queue-scorer");
+    let (mut filter, _) = FilterStream::connect(daemon.state_address, "n", 1, &["default"]).await;
+    let scorer = |pool_update: proto::state::PoolUpdate| pool_update.pipeline.unwrap().plugins[0].r#type.clone();
+    assert_eq!(scorer(filter.pool_update().await), "queue-scorer");
     write(&config, &with("queue-scoorer"));
     let told = || async {
         pool_state(&daemon).await["config"]["error"].as_str().is_some_and(|e| e.contains("config.yaml:4") && e.contains("did you mean"))
     };
     until("the mistake is visible", told).await;
     write(&config, &with("token-load-scorer"));
-    assert_eq!(scorer(filter.roster().await), "token-load-scorer");
+    assert_eq!(scorer(filter.pool_update().await), "token-load-scorer");
     assert!(pool_state(&daemon).await["config"]["error"].is_null());
     daemon.stop().await;
 }
@@ -215,9 +215,9 @@ async fn objects_are_reloaded_and_bad_ones_keep_the_old() {
     let file = folder.path().join("objects.yaml");
     write(&file, &objective("default", -1));
     let daemon = daemon(&["--endpoint", "127.0.0.1:1", "--objects", folder.path().to_str().unwrap()]).await;
-    let (mut filter, _) = Filter::connect(daemon.state_address, "n", 1, &["default"]).await;
-    let priority = |roster: proto::state::Roster| roster.objects.map(|objects| objects.objectives[0].priority);
-    assert_eq!(priority(filter.roster().await), Some(-1));
+    let (mut filter, _) = FilterStream::connect(daemon.state_address, "n", 1, &["default"]).await;
+    let priority = |pool_update: proto::state::PoolUpdate| pool_update.objects.map(|objects| objects.objectives[0].priority);
+    assert_eq!(priority(filter.pool_update().await), Some(-1));
     write(&file, &objective("default", -1).replace("priority", "piority"));
     let told = || async {
         let error = &pool_state(&daemon).await["objects"]["error"];
@@ -225,10 +225,10 @@ async fn objects_are_reloaded_and_bad_ones_keep_the_old() {
     };
     until("the mistake is visible", told).await;
     write(&file, &objective("default", -2));
-    assert_eq!(priority(filter.roster().await), Some(-2), "nothing was sent between");
+    assert_eq!(priority(filter.pool_update().await), Some(-2), "nothing was sent between");
     assert!(pool_state(&daemon).await["objects"]["error"].is_null());
     std::fs::remove_file(&file).unwrap();
-    assert_eq!(priority(filter.roster().await), None, "an empty folder has no objects");
+    assert_eq!(priority(filter.pool_update().await), None, "an empty folder has no objects");
     daemon.stop().await;
 }
 
@@ -246,12 +246,12 @@ async fn each_pool_takes_its_own_objects() {
     let third = format!(", objects: '{}', strictModels: true", own.display());
     write(&pools, &format!("pools:\n{}{}{}", row("a", 1, ""), row("b", 2, ""), row("c", 3, &third)));
     let daemon = daemon(&["--pools", pools.to_str().unwrap(), "--objects", all.to_str().unwrap()]).await;
-    let (mut filter, _) = Filter::connect(daemon.state_address, "n", 1, &["a", "b", "c"]).await;
+    let (mut filter, _) = FilterStream::connect(daemon.state_address, "n", 1, &["a", "b", "c"]).await;
     let mut seen = Vec::new();
     for _ in 0..3 {
-        let roster = filter.roster().await;
-        let objects = roster.objects.unwrap();
-        seen.push((roster.pool, objects.objectives.iter().map(|o| o.priority).collect::<Vec<_>>(), objects.strict_models));
+        let pool_update = filter.pool_update().await;
+        let objects = pool_update.objects.unwrap();
+        seen.push((pool_update.pool, objects.objectives.iter().map(|o| o.priority).collect::<Vec<_>>(), objects.strict_models));
     }
     seen.sort();
     assert_eq!(seen, [("a".to_owned(), vec![1], false), ("b".to_owned(), vec![2], false), ("c".to_owned(), vec![4], true)]);
@@ -266,11 +266,11 @@ async fn several_pools_have_their_own_endpoints() {
     let text = format!("pools:\n- {{name: a, endpointsFile: {}}}\n- {{name: b, endpoints: ['127.0.0.1:2', '[::1]:3']}}\n", file.display());
     write(&pools, &text);
     let daemon = daemon(&["--pools", pools.to_str().unwrap()]).await;
-    let (mut filter, welcome) = Filter::connect(daemon.state_address, "n", 1, &["a", "b"]).await;
+    let (mut filter, welcome) = FilterStream::connect(daemon.state_address, "n", 1, &["a", "b"]).await;
     assert!(welcome.unknown_pools.is_empty());
-    let mut seen = [filter.roster().await, filter.roster().await];
+    let mut seen = [filter.pool_update().await, filter.pool_update().await];
     seen.sort_by(|x, y| x.pool.cmp(&y.pool));
-    let addresses = |r: &proto::state::Roster| r.endpoints.iter().map(|e| e.address.clone()).collect::<Vec<_>>();
+    let addresses = |r: &proto::state::PoolUpdate| r.endpoints.iter().map(|e| e.address.clone()).collect::<Vec<_>>();
     assert_eq!((seen[0].pool.as_str(), addresses(&seen[0])), ("a", vec!["127.0.0.1:1".to_owned()]));
     assert_eq!((seen[1].pool.as_str(), addresses(&seen[1])), ("b", vec!["127.0.0.1:2".to_owned(), "[::1]:3".to_owned()]));
     daemon.stop().await;

@@ -6,16 +6,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Parser;
-use control_plane::cli::args::{Cli, Command, Serve};
-use control_plane::config::PoolConfig;
+use control_plane::cli::args::{Cli, CliCommand, ServeArgs};
+use control_plane::config::CompiledConfig;
 use control_plane::daemon::{Daemon, serve_state};
-use control_plane::pool::event_loop::Feed;
-use control_plane::pool::writer::{Pool, Settings};
+use control_plane::pool::event_loop::PoolFeed;
+use control_plane::pool::writer::{Pool, PoolSettings};
 use control_plane::scrape::{ScrapeConfig, ScrapeEvent, Scraper};
-use control_plane::serve::listen::{Listener, listen};
-use control_plane::shutdown::{self, Trigger};
-use control_plane::state::shared::{ScraperHandle, Shared};
-use discovery::{Change, Changes, Instance};
+use control_plane::serve::listen::{ListenerName, listen};
+use control_plane::shutdown::{self, ShutdownTrigger};
+use control_plane::state::shared::{DaemonState, ScraperHandle};
+use discovery::{Instance, SetChange, SetChanges};
 use envoy_types::pb::envoy::config::core::v3::Node;
 use envoy_types::pb::envoy::config::endpoint::v3::{ClusterLoadAssignment, LbEndpoint};
 use envoy_types::pb::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
@@ -34,22 +34,22 @@ use tonic::{Status, Streaming};
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// One pool named `default`, fed by the test, behind a real gRPC listener.
-pub(crate) struct Rig {
-    pub(crate) shared: Arc<Shared>,
+pub(crate) struct DaemonHarness {
+    pub(crate) shared: Arc<DaemonState>,
     pub(crate) address: SocketAddr,
-    changes: mpsc::Sender<Change>,
+    changes: mpsc::Sender<SetChange>,
     scrapes: mpsc::Sender<ScrapeEvent>,
-    _trigger: Trigger,
+    _trigger: ShutdownTrigger,
 }
 
 /// A filter's end of the state stream.
-pub(crate) struct Filter {
+pub(crate) struct FilterStream {
     outbound: mpsc::Sender<state::ProxyMessage>,
     pub(crate) inbound: Streaming<state::DaemonMessage>,
 }
 
 /// Envoy's end of an EDS stream.
-pub(crate) struct Envoy {
+pub(crate) struct EnvoyStream {
     outbound: mpsc::Sender<DiscoveryRequest>,
     inbound: Streaming<DiscoveryResponse>,
     node_id: String,
@@ -65,10 +65,10 @@ pub(crate) async fn daemon(args: &[&str]) -> Daemon {
 }
 
 /// The command line of it.
-pub(crate) fn serve(args: &[&str]) -> Serve {
+pub(crate) fn serve(args: &[&str]) -> ServeArgs {
     let ports = ["--listen-state", "--listen-admin", "--listen-ext-proc", "--listen-health"].into_iter().flat_map(|l| [l, "127.0.0.1:0"]);
     let line = ["switchpointd", "serve"].into_iter().chain(args.iter().copied()).chain(ports);
-    let Command::Serve(serve) = Cli::try_parse_from(line).unwrap().command else { panic!("not serve") };
+    let CliCommand::Serve(serve) = Cli::try_parse_from(line).unwrap().command else { panic!("not serve") };
     *serve
 }
 
@@ -104,9 +104,9 @@ pub(crate) async fn until<F: Future<Output = bool>>(what: &str, mut condition: i
     tokio::time::timeout(PATIENCE, patient).await.unwrap_or_else(|_| panic!("never: {what}"));
 }
 
-// === impl Rig ===
+// === impl DaemonHarness ===
 
-impl Rig {
+impl DaemonHarness {
     pub(crate) async fn start(instances: Vec<Instance>) -> Self {
         let (changes, changed) = mpsc::channel(16);
         let rig = Self::fed_by(ReceiverStream::new(changed).chain(futures::stream::pending()).boxed(), changes).await;
@@ -115,29 +115,35 @@ impl Rig {
     }
 
     /// Fed by a discovery of the test's own.
-    pub(crate) async fn following(discovered: Changes) -> Self {
+    pub(crate) async fn following(discovered: SetChanges) -> Self {
         Self::fed_by(discovered, mpsc::channel(1).0).await
     }
 
-    async fn fed_by(discovered: Changes, changes: mpsc::Sender<Change>) -> Self {
+    async fn fed_by(discovered: SetChanges, changes: mpsc::Sender<SetChange>) -> Self {
         let (trigger, shutdown) = shutdown::channel();
         let (scrapes, scraped) = mpsc::channel(1024);
         let (_scraper, busy, stats) = Scraper::try_new(&ScrapeConfig::default()).unwrap();
-        let shared = Shared::new(7, 99, [(Arc::from("default"), ScraperHandle { busy, stats })].into());
-        let PoolConfig { pipeline, scraping } = PoolConfig::default_config(&control_plane::config::Latency::default()).unwrap();
-        let settings =
-            Settings { name: "default".into(), pipeline, config_file: None, staleness_max: Duration::from_secs(5), incarnation_first: 1 };
+        let shared = DaemonState::new(7, 99, [(Arc::from("default"), ScraperHandle { busy, stats })].into());
+        let CompiledConfig { pipeline, scraping } =
+            CompiledConfig::default_config(&control_plane::config::LatencyOptions::default()).unwrap();
+        let settings = PoolSettings {
+            name: "default".into(),
+            pipeline,
+            config_file: None,
+            staleness_max: Duration::from_secs(5),
+            generation_first: 1,
+        };
         let (targets, _) = watch::channel(Arc::from([]));
-        let feed = Feed { pool: Pool::new(settings), shared: Arc::clone(&shared), targets, scraping, config: None, objects: None };
+        let feed = PoolFeed { pool: Pool::new(settings), shared: Arc::clone(&shared), targets, scraping, config: None, objects: None };
         tokio::spawn(feed.run(discovered, scraped, shutdown.clone()));
-        let incoming = listen(Listener::State, ([127, 0, 0, 1], 0).into(), None, shutdown.clone()).await.unwrap();
+        let incoming = listen(ListenerName::State, ([127, 0, 0, 1], 0).into(), None, shutdown.clone()).await.unwrap();
         let address = incoming.address();
         tokio::spawn(serve_state(incoming, Arc::clone(&shared), shutdown));
         Self { shared, address, changes, scrapes, _trigger: trigger }
     }
 
     pub(crate) async fn reset(&self, instances: Vec<Instance>) {
-        self.changes.send(Change::Reset(instances)).await.unwrap();
+        self.changes.send(SetChange::Reset(instances)).await.unwrap();
     }
 
     pub(crate) async fn scraped(&self, event: ScrapeEvent) {
@@ -145,9 +151,9 @@ impl Rig {
     }
 }
 
-// === impl Filter ===
+// === impl FilterStream ===
 
-impl Filter {
+impl FilterStream {
     /// Connects and says nothing yet.
     pub(crate) async fn silent(address: SocketAddr) -> Self {
         let channel = Channel::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap();
@@ -198,35 +204,35 @@ impl Filter {
         }
     }
 
-    /// The next roster, acknowledged.
-    pub(crate) async fn roster(&mut self) -> state::Roster {
-        let roster = self.roster_unanswered().await;
-        self.ack(&roster, "").await;
-        roster
+    /// The next pool update, acknowledged.
+    pub(crate) async fn pool_update(&mut self) -> state::PoolUpdate {
+        let pool_update = self.pool_update_unanswered().await;
+        self.ack(&pool_update, "").await;
+        pool_update
     }
 
-    pub(crate) async fn roster_unanswered(&mut self) -> state::Roster {
+    pub(crate) async fn pool_update_unanswered(&mut self) -> state::PoolUpdate {
         loop {
-            if let daemon_message::Message::Roster(roster) = self.next().await.unwrap() {
-                return roster;
+            if let daemon_message::Message::PoolUpdate(pool_update) = self.next().await.unwrap() {
+                return pool_update;
             }
         }
     }
 
-    pub(crate) async fn ack(&self, roster: &state::Roster, refused: &str) {
-        let ack = state::Ack { pool: roster.pool.clone(), version: roster.version, refused: refused.to_owned(), held: None };
+    pub(crate) async fn ack(&self, pool_update: &state::PoolUpdate, refused: &str) {
+        let ack = state::Ack { pool: pool_update.pool.clone(), version: pool_update.version, refused: refused.to_owned(), held: None };
         self.say(proxy_message::Message::Ack(ack)).await;
     }
 
-    /// Is there a roster within `time`?
-    pub(crate) async fn roster_within(&mut self, time: Duration) -> Option<state::Roster> {
-        tokio::time::timeout(time, self.roster()).await.ok()
+    /// Is there a pool update within `time`?
+    pub(crate) async fn pool_update_within(&mut self, time: Duration) -> Option<state::PoolUpdate> {
+        tokio::time::timeout(time, self.pool_update()).await.ok()
     }
 }
 
-// === impl Envoy ===
+// === impl EnvoyStream ===
 
-impl Envoy {
+impl EnvoyStream {
     /// Subscribes to the pool `default`.
     pub(crate) async fn connect(address: SocketAddr, node_id: &str) -> Self {
         let channel = Channel::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap();
@@ -299,6 +305,6 @@ fn port(endpoint: &LbEndpoint) -> u32 {
     port
 }
 
-pub(crate) fn names(roster: &state::Roster) -> Vec<&str> {
-    roster.endpoints.iter().map(|e| e.name.as_str()).collect()
+pub(crate) fn names(pool_update: &state::PoolUpdate) -> Vec<&str> {
+    pool_update.endpoints.iter().map(|e| e.name.as_str()).collect()
 }

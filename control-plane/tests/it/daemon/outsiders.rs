@@ -18,8 +18,8 @@ use tokio::process::{Child, Command};
 
 use super::cluster;
 use super::ext_proc::{plain, serving};
-use super::harness::{Filter, daemon, endpoints, get, names, until, write};
-use super::tls::{Authority, served, tls};
+use super::harness::{FilterStream, daemon, endpoints, get, names, until, write};
+use super::tls::{TlsAuthority, served, tls};
 
 /// A proper client is served while others hold all they can, well before what they hold times out (10 s).
 const AT_ONCE: Duration = Duration::from_secs(5);
@@ -28,12 +28,12 @@ const AT_ONCE: Duration = Duration::from_secs(5);
 const SILENCE_ENDS: Duration = Duration::from_secs(60);
 
 /// The program, and where it listens, by its own log.
-struct Process {
+struct LoggedDaemon {
     child: Child,
     listens: HashMap<String, SocketAddr>,
 }
 
-impl Process {
+impl LoggedDaemon {
     /// Starts it with at most so many open files; returns once the log has the message.
     async fn start(descriptors: u32, args: &[&str], message: &str) -> Self {
         let any = "127.0.0.1:0";
@@ -98,7 +98,7 @@ async fn closed(stream: &mut TcpStream) {
 async fn silent_connections_of_a_peer_do_not_delay_others() {
     raise_descriptors();
     let folder = TempDir::new().unwrap();
-    let ours = Authority::new();
+    let ours = TlsAuthority::new();
     let (cert, key) = ours.put(folder.path());
     let ca = folder.path().join("ca.pem");
     write(&ca, &ours.pem);
@@ -131,7 +131,7 @@ async fn silent_connections_stop_neither_scraping_nor_proper_clients() {
     let file = folder.path().join("endpoints.yaml");
     write(&file, &endpoints(&[1]));
     let args = ["--endpoints-file", file.to_str().unwrap(), "--listen-ext-proc", "127.0.0.1:0", "--scrape-interval", "100ms"];
-    let process = Process::start(1_024, &args, "serving").await;
+    let process = LoggedDaemon::start(1_024, &args, "serving").await;
     let mut held = Vec::new();
     for listener in ["state", "ext_proc", "health", "admin", "metrics"] {
         held.extend(silent(process.at(listener), 220).await);
@@ -144,8 +144,8 @@ async fn silent_connections_stop_neither_scraping_nor_proper_clients() {
         assert_eq!(get(process.at("admin"), "/livez").await.0, 200);
         assert!(get(process.at("metrics"), "/metrics").await.1.ends_with("# EOF\n"));
         assert_eq!(process.health().await, [true; 4]);
-        let (mut filter, _) = Filter::connect(process.at("state"), "n", 1, &["default"]).await;
-        assert_eq!(names(&filter.roster().await), [format!("e{port}")]);
+        let (mut filter, _) = FilterStream::connect(process.at("state"), "n", 1, &["default"]).await;
+        assert_eq!(names(&filter.pool_update().await), [format!("e{port}")]);
     };
     tokio::time::timeout(AT_ONCE, proper).await.expect("proper clients are served at once");
     assert!(process.descriptors() < 700, "{} descriptors", process.descriptors());
@@ -186,7 +186,7 @@ async fn peers_that_are_slow_or_dead_are_cut_off() {
 async fn a_standby_lives_and_is_not_ready() {
     // There is no etcd, so it never leads.
     let args = ["--endpoint", "127.0.0.1:1", "--listen-ext-proc", "127.0.0.1:0", "--lease-etcd", "http://127.0.0.1:1"];
-    let process = Process::start(1_024, &args, "standing by until the lease is ours").await;
+    let process = LoggedDaemon::start(1_024, &args, "standing by until the lease is ours").await;
     assert_eq!(process.health().await, [true, false, false, false]);
     for listener in ["admin", "metrics"] {
         assert_eq!(get(process.at(listener), "/livez").await.0, 200);
@@ -203,9 +203,9 @@ async fn a_standby_that_comes_to_lead_becomes_ready_on_the_same_port() {
     let _etcd = cluster::etcd(binary, folder.path(), port);
     let etcd = format!("http://127.0.0.1:{port}");
     let args = ["--endpoint", "127.0.0.1:1", "--listen-ext-proc", "none", "--lease-etcd", &etcd];
-    let mut leader = Process::start(1_024, &args, "serving").await;
+    let mut leader = LoggedDaemon::start(1_024, &args, "serving").await;
     until("the leader is ready", || async { leader.health().await == [true, true, true, false] }).await;
-    let standby = Process::start(1_024, &args, "standing by until the lease is ours").await;
+    let standby = LoggedDaemon::start(1_024, &args, "standing by until the lease is ours").await;
     assert_eq!(standby.health().await, [true, false, false, false]);
     let probe = plain(standby.at("health")).await;
     leader.child.kill().await.unwrap();
@@ -224,7 +224,7 @@ async fn health_is_served_without_ext_proc() {
     let daemon = daemon(&["--endpoint", "127.0.0.1:1"]).await;
     assert!(daemon.health_address.is_some());
     daemon.stop().await;
-    let process = Process::start(1_024, &["--endpoint", "127.0.0.1:1", "--listen-ext-proc", "none"], "serving").await;
+    let process = LoggedDaemon::start(1_024, &["--endpoint", "127.0.0.1:1", "--listen-ext-proc", "none"], "serving").await;
     until("it is ready", || async { process.health().await == [true, true, true, false] }).await;
 }
 

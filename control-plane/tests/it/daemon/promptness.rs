@@ -1,4 +1,4 @@
-//! How soon a proxy is told, from what an API server's watch says to the roster on the wire; and that it is not told what is nothing new.
+//! How soon a proxy is told, from what an API server's watch says to the pool update on the wire; and that it is not told what is nothing new.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use discovery::kubernetes::Kubernetes;
 use serde_json::{Value, json};
 
 use super::fake_api::FakeApi;
-use super::harness::{Envoy, Filter, Rig, names};
+use super::harness::{DaemonHarness, EnvoyStream, FilterStream, names};
 
 /// Ten times what is promised of an addition: the machine may be busy with other things.
 const LIMIT: Duration = Duration::from_millis(500);
@@ -34,19 +34,19 @@ async fn a_proxy_is_told_of_who_comes_and_goes_in_time_and_of_nothing_else() {
     fake.put("services", json!({"metadata": {"name": "svc"}, "spec": {"selector": selector}}));
     fake.put("endpointslices", slice(&["stays"], 0));
     let discovery = Kubernetes::new(fake.client(), "default").discovery(MetadataPolicy::Ignored);
-    let rig = Rig::following(discovery.changes("dynamo", "decode").unwrap()).await;
-    let mut envoy = Envoy::connect(rig.address, "n").await;
+    let rig = DaemonHarness::following(discovery.changes("dynamo", "decode").unwrap()).await;
+    let mut envoy = EnvoyStream::connect(rig.address, "n").await;
     envoy.ports().await;
     let acknowledges = tokio::spawn(async move { while !envoy.ports().await.is_empty() {} });
-    let (mut filter, _) = Filter::connect(rig.address, "n", 1, &["default"]).await;
-    assert_eq!(names(&filter.roster().await), ["stays"]);
+    let (mut filter, _) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
+    assert_eq!(names(&filter.pool_update().await), ["stays"]);
 
     let (mut added, mut removed) = (Vec::new(), Vec::new());
     for round in 0..ROUNDS {
         for (pods, times) in [(["stays", "comes"].as_slice(), &mut added), (&["stays"], &mut removed)] {
             let began = Instant::now();
             fake.put("endpointslices", slice(pods, round));
-            while names(&filter.roster().await).len() != pods.len() {}
+            while names(&filter.pool_update().await).len() != pods.len() {}
             times.push(began.elapsed());
         }
     }
@@ -57,9 +57,9 @@ async fn a_proxy_is_told_of_who_comes_and_goes_in_time_and_of_nothing_else() {
     for round in 0..20 {
         fake.put("endpointslices", slice(&["stays"], round));
     }
-    let told = filter.roster_within(Duration::from_secs(1)).await;
+    let told = filter.pool_update_within(Duration::from_secs(1)).await;
     assert!(told.is_none(), "told again: {told:?}");
     fake.put("endpointslices", slice(&["stays", "comes"], 21));
-    assert_eq!(names(&filter.roster().await), ["stays", "comes"], "the next that it is told is news");
+    assert_eq!(names(&filter.pool_update().await), ["stays", "comes"], "the next that it is told is news");
     acknowledges.abort();
 }

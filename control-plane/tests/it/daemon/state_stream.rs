@@ -2,17 +2,17 @@
 
 use std::time::{Duration, Instant};
 
-use control_plane::scrape::{FailReason, Observed, ScrapeEvent};
+use control_plane::scrape::{FailReason, ScrapeEvent, ScrapedMetrics};
 use control_plane::state::peer_relay::SHARE_INTERVAL;
 use prost::Message as _;
 use proto::state::{self, daemon_message::Message, proxy_message};
-use scheduler::{EndpointMetrics, EndpointRef, Incarnation, Slot};
+use scheduler::{EndpointMetrics, EndpointRef, Generation, Slot};
 use tonic::Code;
 
-use super::harness::{Filter, Rig, instance, names, until};
+use super::harness::{DaemonHarness, FilterStream, instance, names, until};
 
-async fn refused(rig: &Rig, message: proxy_message::Message) -> tonic::Status {
-    let mut filter = Filter::silent(rig.address).await;
+async fn refused(rig: &DaemonHarness, message: proxy_message::Message) -> tonic::Status {
+    let mut filter = FilterStream::silent(rig.address).await;
     filter.say(message).await;
     loop {
         match filter.next().await {
@@ -26,27 +26,27 @@ fn hello(schema: u32, pools: Vec<String>) -> proxy_message::Message {
     proxy_message::Message::Hello(state::Hello { schema, node_id: "n".to_owned(), process_id: 1, pools })
 }
 
-fn observed(queue: f32) -> Observed {
+fn observed(queue: f32) -> ScrapedMetrics {
     let metrics = EndpointMetrics { queue_depth: Some(queue), ..EndpointMetrics::default() };
-    Observed { metrics, process_start: None, observed_at: tokio::time::Instant::now() }
+    ScrapedMetrics { metrics, process_start: None, observed_at: tokio::time::Instant::now() }
 }
 
-fn first_id(roster: &state::Roster) -> EndpointRef {
-    let e = &roster.endpoints[0];
-    EndpointRef { slot: Slot(u16::try_from(e.slot).unwrap()), incarnation: Incarnation(e.incarnation) }
+fn first_id(pool_update: &state::PoolUpdate) -> EndpointRef {
+    let e = &pool_update.endpoints[0];
+    EndpointRef { slot: Slot(u16::try_from(e.slot).unwrap()), generation: Generation(e.generation) }
 }
 
 #[tokio::test]
-async fn hello_is_answered_by_welcome_roster_and_metrics() {
-    let rig = Rig::start(vec![instance("a", 1)]).await;
-    let (mut filter, welcome) = Filter::connect(rig.address, "n", 1, &["default"]).await;
+async fn hello_is_answered_by_welcome_pool_update_and_metrics() {
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
+    let (mut filter, welcome) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
     assert_eq!((welcome.schema, welcome.unknown_pools.len()), (proto::SCHEMA, 0));
-    let roster = filter.roster().await;
-    assert_eq!((roster.pool.as_str(), roster.hash_secret, roster.staleness_max_ms), ("default", 99, 5000));
-    assert_eq!(roster.version.unwrap().term, 7);
+    let pool_update = filter.pool_update().await;
+    assert_eq!((pool_update.pool.as_str(), pool_update.hash_secret, pool_update.staleness_max_ms), ("default", 99, 5000));
+    assert_eq!(pool_update.version.unwrap().term, 7);
     let metrics = filter.metrics().await;
-    assert_eq!(metrics.roster, roster.version);
-    let decoded = proto::roster(roster).unwrap();
+    assert_eq!(metrics.pool_update, pool_update.version);
+    let decoded = proto::pool_update(pool_update).unwrap();
     assert_eq!(decoded.snapshot.endpoints().len(), 1);
     assert!(proto::metrics(&metrics, &decoded.snapshot).is_ok());
     let default = scheduler::Pipeline::build(&scheduler::PipelineSpec::default()).unwrap();
@@ -59,9 +59,9 @@ async fn hello_is_answered_by_welcome_roster_and_metrics() {
 
 #[tokio::test]
 async fn metrics_come_soon_after_a_scrape_and_as_a_heartbeat() {
-    let rig = Rig::start(vec![instance("a", 1)]).await;
-    let (mut filter, _) = Filter::connect(rig.address, "n", 1, &["default"]).await;
-    let id = first_id(&filter.roster().await);
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
+    let (mut filter, _) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
+    let id = first_id(&filter.pool_update().await);
     let mut sequence = filter.metrics().await.sequence;
     for _ in 0..3 {
         let asked = Instant::now();
@@ -72,7 +72,7 @@ async fn metrics_come_soon_after_a_scrape_and_as_a_heartbeat() {
     }
     rig.scraped(ScrapeEvent::Metrics(id, observed(5.0))).await;
     while filter.metrics().await.queue_depth != [5.0] {}
-    let other_life = EndpointRef { incarnation: Incarnation(id.incarnation.0 + 100), ..id };
+    let other_life = EndpointRef { generation: Generation(id.generation.0 + 100), ..id };
     rig.scraped(ScrapeEvent::Metrics(other_life, observed(6.0))).await;
     rig.scraped(ScrapeEvent::Failed(id, FailReason::Timeout, 1)).await;
     for _ in 0..3 {
@@ -82,22 +82,22 @@ async fn metrics_come_soon_after_a_scrape_and_as_a_heartbeat() {
 
 #[tokio::test]
 async fn a_restarted_engine_is_another_life_in_the_same_slot() {
-    let rig = Rig::start(vec![instance("a", 1)]).await;
-    let (mut filter, _) = Filter::connect(rig.address, "n", 1, &["default"]).await;
-    let before = filter.roster().await;
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
+    let (mut filter, _) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
+    let before = filter.pool_update().await;
     let id = first_id(&before);
     rig.scraped(ScrapeEvent::Metrics(id, observed(5.0))).await;
     rig.scraped(ScrapeEvent::Restarted(id)).await;
-    let after = filter.roster().await;
+    let after = filter.pool_update().await;
     assert_eq!(after.endpoints[0].slot, before.endpoints[0].slot);
-    assert!(after.endpoints[0].incarnation > before.endpoints[0].incarnation);
+    assert!(after.endpoints[0].generation > before.endpoints[0].generation);
     assert!(after.version.unwrap().sequence > before.version.unwrap().sequence);
     assert!(filter.metrics().await.queue_depth[0].is_nan(), "what the dead engine said says nothing about this one");
 }
 
 #[tokio::test]
 async fn another_schema_is_refused_by_name() {
-    let rig = Rig::start(vec![instance("a", 1)]).await;
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
     let status = refused(&rig, hello(proto::SCHEMA + 1, vec![])).await;
     assert_eq!(status.code(), Code::FailedPrecondition);
     assert!(status.message().contains(&format!("schema {}", proto::SCHEMA + 1)), "{}", status.message());
@@ -105,14 +105,14 @@ async fn another_schema_is_refused_by_name() {
 
 #[tokio::test]
 async fn what_breaks_the_protocol_ends_the_stream_with_the_reason() {
-    let rig = Rig::start(vec![instance("a", 1)]).await;
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
     let first = refused(&rig, proxy_message::Message::Report(state::Report::default())).await;
     assert!(first.message().contains("Hello"), "{first}");
     let many = refused(&rig, hello(proto::SCHEMA, (0..1000).map(|i| i.to_string()).collect())).await;
     assert!(many.message().contains("1000 pools"), "{many}");
     let long = refused(&rig, hello(proto::SCHEMA, vec!["x".repeat(100_000)])).await;
     assert!(long.message().contains("longer"), "{long}");
-    let (mut filter, _) = Filter::connect(rig.address, "n", 1, &["default"]).await;
+    let (mut filter, _) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
     filter.hello(proto::SCHEMA, "n", 1, &[]).await;
     let twice = loop {
         if let Err(status) = filter.next().await {
@@ -124,41 +124,41 @@ async fn what_breaks_the_protocol_ends_the_stream_with_the_reason() {
 
 #[tokio::test]
 async fn an_unknown_pool_is_named_and_the_others_served() {
-    let rig = Rig::start(vec![instance("a", 1)]).await;
-    let (mut filter, welcome) = Filter::connect(rig.address, "n", 1, &["default", "defualt"]).await;
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
+    let (mut filter, welcome) = FilterStream::connect(rig.address, "n", 1, &["default", "defualt"]).await;
     assert_eq!(welcome.unknown_pools, ["defualt"]);
-    assert_eq!(filter.roster().await.pool, "default");
+    assert_eq!(filter.pool_update().await.pool, "default");
 }
 
 #[tokio::test]
 async fn a_newer_stream_of_a_process_takes_over() {
-    let rig = Rig::start(vec![instance("a", 1)]).await;
-    let (mut old, _) = Filter::connect(rig.address, "n", 1, &["default"]).await;
-    let before = old.roster().await;
-    let (mut new, _) = Filter::connect(rig.address, "n", 1, &["default"]).await;
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
+    let (mut old, _) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
+    let before = old.pool_update().await;
+    let (mut new, _) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
     let status = loop {
         if let Err(status) = old.next().await {
             break status;
         }
     };
     assert_eq!(status.code(), Code::Aborted);
-    let after = new.roster().await;
+    let after = new.pool_update().await;
     assert!(after.version.unwrap().sequence > before.version.unwrap().sequence, "a process never sees versions go back");
     assert_eq!(rig.shared.proxies.borrow().len(), 1);
 }
 
 #[tokio::test]
-async fn a_refused_roster_is_remembered_with_its_reason_and_acknowledges_nothing() {
-    let rig = Rig::start(vec![instance("a", 1)]).await;
-    let (mut filter, _) = Filter::connect(rig.address, "n", 1, &["default"]).await;
-    let roster = filter.roster_unanswered().await;
-    filter.ack(&roster, "slot 7 twice").await;
+async fn a_refused_pool_update_is_remembered_with_its_reason_and_acknowledges_nothing() {
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
+    let (mut filter, _) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
+    let pool_update = filter.pool_update_unanswered().await;
+    filter.ack(&pool_update, "slot 7 twice").await;
     let told = || async { rig.shared.proxies.borrow().values().any(|p| p.pools["default"].refused.as_deref() == Some("slot 7 twice")) };
     until("the refusal is seen", told).await;
-    assert_eq!(rig.shared.counters().rosters_refused, 1);
+    assert_eq!(rig.shared.counters().pool_updates_refused, 1);
     assert!(!rig.shared.acknowledged("default", 1));
     // An acknowledgement of something never sent changes nothing.
-    let mut forged = roster.clone();
+    let mut forged = pool_update.clone();
     forged.version.as_mut().unwrap().sequence += 1000;
     filter.ack(&forged, "").await;
     filter.metrics().await;
@@ -167,43 +167,43 @@ async fn a_refused_roster_is_remembered_with_its_reason_and_acknowledges_nothing
 
 #[tokio::test]
 async fn a_message_too_large_ends_its_stream_and_nothing_else() {
-    let rig = Rig::start(vec![instance("a", 1)]).await;
-    let (mut filter, _) = Filter::connect(rig.address, "n", 1, &["default"]).await;
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
+    let (mut filter, _) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
     let report = state::Report { counters: vec![vec![0; proto::MESSAGE_BYTES_MAX + 1]] };
     filter.say(proxy_message::Message::Report(report)).await;
     while filter.next().await.is_ok() {}
-    let (mut again, _) = Filter::connect(rig.address, "n", 1, &["default"]).await;
-    assert_eq!(names(&again.roster().await), ["a"]);
+    let (mut again, _) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
+    assert_eq!(names(&again.pool_update().await), ["a"]);
 }
 
 #[tokio::test]
 async fn a_slow_reader_is_sent_the_newest_and_not_what_it_missed() {
-    let large = |generation: u16| {
+    let large = |revision: u16| {
         let label =
-            |i: u16| vec![("generation".to_owned(), generation.to_string()), ("pad".to_owned(), "x".repeat(2000 + usize::from(i % 7)))];
+            |i: u16| vec![("generation".to_owned(), revision.to_string()), ("pad".to_owned(), "x".repeat(2000 + usize::from(i % 7)))];
         (0..1000).map(|i| discovery::Instance { labels: label(i), ..instance(&format!("e{i}"), i + 1) }).collect::<Vec<_>>()
     };
-    let rig = Rig::start(large(0)).await;
-    let (mut filter, _) = Filter::connect(rig.address, "n", 1, &["default"]).await;
+    let rig = DaemonHarness::start(large(0)).await;
+    let (mut filter, _) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
     const CHANGES: u16 = 20;
-    for generation in 1..=CHANGES {
-        rig.reset(large(generation)).await;
+    for revision in 1..=CHANGES {
+        rig.reset(large(revision)).await;
         let published = || async {
             let pools = rig.shared.pools.borrow().clone();
             let pool = pools.get("default").unwrap();
-            pool.members[0].instance.labels[0].1 == generation.to_string()
+            pool.members[0].instance.labels[0].1 == revision.to_string()
         };
         until("published", published).await;
     }
-    let mut rosters = 0;
+    let mut pool_updates = 0;
     loop {
-        let roster = filter.roster().await;
-        rosters += 1;
-        if roster.endpoints[0].labels.iter().any(|l| l.value == CHANGES.to_string()) {
+        let pool_update = filter.pool_update().await;
+        pool_updates += 1;
+        if pool_update.endpoints[0].labels.iter().any(|l| l.value == CHANGES.to_string()) {
             break;
         }
     }
-    assert!(rosters <= 4, "{rosters} rosters of 2 MB queued for a reader that was not reading");
+    assert!(pool_updates <= 4, "{pool_updates} pool updates of 2 MB queued for a reader that was not reading");
 }
 
 #[tokio::test]
@@ -220,27 +220,27 @@ async fn a_full_pool_fits_a_message() {
         })
         .collect::<Vec<_>>();
     discovery::validate(&full).unwrap();
-    let rig = Rig::start(full).await;
-    let (mut filter, _) = Filter::connect(rig.address, "n", 1, &["default"]).await;
-    let roster = filter.roster().await;
-    assert_eq!(roster.endpoints.len(), discovery::INSTANCES_MAX);
-    assert!(roster.encoded_len() < proto::MESSAGE_BYTES_MAX * 9 / 10, "{} bytes", roster.encoded_len());
+    let rig = DaemonHarness::start(full).await;
+    let (mut filter, _) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
+    let pool_update = filter.pool_update().await;
+    assert_eq!(pool_update.endpoints.len(), discovery::INSTANCES_MAX);
+    assert!(pool_update.encoded_len() < proto::MESSAGE_BYTES_MAX * 9 / 10, "{} bytes", pool_update.encoded_len());
 }
 
 #[tokio::test]
 async fn many_proxies_all_get_every_change() {
     const PROXIES: u64 = 100;
-    let rig = Rig::start(vec![instance("a", 1)]).await;
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
     let mut filters = Vec::new();
     for process_id in 0..PROXIES {
-        filters.push(Filter::connect(rig.address, &format!("n{process_id}"), process_id, &["default"]).await.0);
+        filters.push(FilterStream::connect(rig.address, &format!("n{process_id}"), process_id, &["default"]).await.0);
     }
     for filter in &mut filters {
-        filter.roster().await;
+        filter.pool_update().await;
     }
     rig.reset(vec![instance("b", 2)]).await;
     for filter in &mut filters {
-        while names(&filter.roster().await) != ["b"] {}
+        while names(&filter.pool_update().await) != ["b"] {}
     }
     assert_eq!(rig.shared.proxies.borrow().len(), usize::try_from(PROXIES).unwrap());
     drop(filters);
@@ -249,12 +249,12 @@ async fn many_proxies_all_get_every_change() {
 
 #[tokio::test]
 async fn reports_add_up_over_vms_and_survive_nonsense() {
-    let rig = Rig::start(vec![instance("a", 1)]).await;
-    let (mut filter, _) = Filter::connect(rig.address, "n", 1, &["default"]).await;
-    let id = first_id(&filter.roster().await);
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
+    let (mut filter, _) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
+    let id = first_id(&filter.pool_update().await);
     let counters = |vm_id, picked, requests| {
         let row =
-            state::EndpointCounters { slot: u32::from(id.slot.0), incarnation: id.incarnation.0, picked, requests, ..Default::default() };
+            state::EndpointCounters { slot: u32::from(id.slot.0), generation: id.generation.0, picked, requests, ..Default::default() };
         state::VmCounters { pool: "default".to_owned(), vm_id, endpoints: vec![row], ..Default::default() }.encode_to_vec()
     };
     let report = |counters| proxy_message::Message::Report(state::Report { counters });
@@ -262,21 +262,21 @@ async fn reports_add_up_over_vms_and_survive_nonsense() {
     filter.say(report(vec![counters(1, 12, 3)])).await;
     let total = || async {
         let totals = rig.shared.counters().totals("default", tokio::time::Instant::now());
-        totals.endpoints.get(&(id.incarnation, id.slot)).is_some_and(|e| (e.picked, e.requests) == (17, 5))
+        totals.endpoints.get(&(id.generation, id.slot)).is_some_and(|e| (e.picked, e.requests) == (17, 5))
     };
     until("cumulative counts replace, VMs add", total).await;
     assert_eq!(rig.shared.counters().reports_invalid, 1);
     let later = tokio::time::Instant::now() + Duration::from_secs(60);
     let totals = rig.shared.counters().totals("default", later);
-    let row = totals.endpoints[&(id.incarnation, id.slot)];
+    let row = totals.endpoints[&(id.generation, id.slot)];
     assert_eq!((row.picked, row.requests, totals.vms), (17, 0, 0), "a silent VM's counts stay, what it had outstanding is over");
 }
 
 #[tokio::test]
 async fn an_empty_pool_is_told_as_empty() {
-    let rig = Rig::start(vec![]).await;
-    let (mut filter, _) = Filter::connect(rig.address, "n", 1, &["default"]).await;
-    assert!(filter.roster().await.endpoints.is_empty());
+    let rig = DaemonHarness::start(vec![]).await;
+    let (mut filter, _) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
+    assert!(filter.pool_update().await.endpoints.is_empty());
     let message = filter.next().await.unwrap();
     assert!(matches!(message, Message::Metrics(m) if m.queue_depth.is_empty()));
 }
@@ -286,23 +286,23 @@ async fn what_others_tell_too_soon_is_passed_on_as_soon_as_it_is_due() {
     // Rounds that tell something: on a busy machine most are over before the daemon could be too early.
     const ROUNDS: u32 = 8;
     const TRIES_MAX: u32 = 1_000;
-    let rig = Rig::start(vec![instance("a", 1)]).await;
-    let (mut one, _) = Filter::connect(rig.address, "one", 1, &["default"]).await;
-    let (mut two, _) = Filter::connect(rig.address, "two", 2, &["default"]).await;
-    let (roster, _) = (one.roster().await, two.roster().await);
-    let share = || proxy_message::Message::Share(state::Share { pool: "default".to_owned(), ..state::Share::default() });
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
+    let (mut one, _) = FilterStream::connect(rig.address, "one", 1, &["default"]).await;
+    let (mut two, _) = FilterStream::connect(rig.address, "two", 2, &["default"]).await;
+    let (pool_update, _) = (one.pool_update().await, two.pool_update().await);
+    let share = || proxy_message::Message::LoadReport(state::LoadReport { pool: "default".to_owned(), ..state::LoadReport::default() });
     // Whether a heartbeat had to come first.
     let (mut rounds, mut late) = (0, 0);
     for _ in 0..TRIES_MAX {
         two.say(share()).await;
-        while !matches!(one.next().await.unwrap(), Message::Peers(_)) {}
+        while !matches!(one.next().await.unwrap(), Message::PeerLoad(_)) {}
         let told = std::time::Instant::now();
         two.say(share()).await;
         tokio::time::sleep(SHARE_INTERVAL / 4).await;
         // It says something meanwhile, and then nobody says a word.
-        one.ack(&roster, "").await;
+        one.ack(&pool_update, "").await;
         let early = told.elapsed() < SHARE_INTERVAL / 2;
-        let waited = !matches!(one.next().await.unwrap(), Message::Peers(_));
+        let waited = !matches!(one.next().await.unwrap(), Message::PeerLoad(_));
         (rounds, late) = (rounds + u32::from(early), late + u32::from(early && waited));
         if rounds == ROUNDS {
             break;

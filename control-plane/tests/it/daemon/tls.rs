@@ -6,14 +6,14 @@ use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use tempfile::TempDir;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
-use super::harness::{Filter, daemon, names, until, write};
+use super::harness::{FilterStream, daemon, names, until, write};
 
-pub(super) struct Authority {
+pub(super) struct TlsAuthority {
     pub(super) pem: String,
     issuer: Issuer<'static, KeyPair>,
 }
 
-impl Authority {
+impl TlsAuthority {
     pub(super) fn new() -> Self {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -38,7 +38,7 @@ impl Authority {
     }
 }
 
-pub(super) fn tls(server: &Authority, client: Option<&Authority>) -> ClientTlsConfig {
+pub(super) fn tls(server: &TlsAuthority, client: Option<&TlsAuthority>) -> ClientTlsConfig {
     let config = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(&server.pem)).domain_name("localhost");
     match client {
         None => config,
@@ -54,22 +54,22 @@ async fn connect(address: std::net::SocketAddr, tls: ClientTlsConfig) -> Result<
     Endpoint::from_shared(format!("https://localhost:{}", address.port())).unwrap().tls_config(tls)?.connect().await
 }
 
-/// Says hello and gets a roster?
+/// Says hello and gets a pool update?
 pub(super) async fn served(address: std::net::SocketAddr, tls: ClientTlsConfig) -> bool {
     let Ok(channel) = connect(address, tls).await else { return false };
-    let Ok(filter) = Filter::over(channel).await else { return false };
+    let Ok(filter) = FilterStream::over(channel).await else { return false };
     let mut filter = filter;
     filter.hello(proto::SCHEMA, "n", 1, &["default"]).await;
     if !matches!(filter.inbound.message().await, Ok(Some(_))) {
         return false;
     }
-    names(&filter.roster().await) == ["127.0.0.1:1"]
+    names(&filter.pool_update().await) == ["127.0.0.1:1"]
 }
 
 #[tokio::test]
 async fn only_clients_of_the_right_authority_are_served() {
     let folder = TempDir::new().unwrap();
-    let (ours, theirs) = (Authority::new(), Authority::new());
+    let (ours, theirs) = (TlsAuthority::new(), TlsAuthority::new());
     let (cert, key) = ours.put(folder.path());
     let ca = folder.path().join("ca.pem");
     write(&ca, &ours.pem);
@@ -83,7 +83,7 @@ async fn only_clients_of_the_right_authority_are_served() {
     let plain = Channel::from_shared(format!("http://{}", daemon.state_address)).unwrap().connect().await;
     let refused = match plain {
         Err(_) => true,
-        Ok(channel) => Filter::over(channel).await.is_err(),
+        Ok(channel) => FilterStream::over(channel).await.is_err(),
     };
     assert!(refused, "a client in clear");
     assert!(served(daemon.state_address, tls(&ours, Some(&ours))).await, "all that did no harm");
@@ -93,7 +93,7 @@ async fn only_clients_of_the_right_authority_are_served() {
 #[tokio::test]
 async fn certificates_are_read_again_when_they_change() {
     let folder = TempDir::new().unwrap();
-    let (old, new) = (Authority::new(), Authority::new());
+    let (old, new) = (TlsAuthority::new(), TlsAuthority::new());
     let (cert, key) = old.put(folder.path());
     let [cert, key] = [&cert, &key].map(|p| p.to_str().unwrap());
     let daemon = daemon(&["--endpoint", "127.0.0.1:1", "--state-tls-cert", cert, "--state-tls-key", key]).await;
@@ -110,7 +110,7 @@ async fn certificates_are_read_again_when_they_change() {
 #[tokio::test]
 async fn the_admin_listener_has_its_own_tls() {
     let folder = TempDir::new().unwrap();
-    let ours = Authority::new();
+    let ours = TlsAuthority::new();
     let (cert, key) = ours.put(folder.path());
     let [cert, key] = [&cert, &key].map(|p| p.to_str().unwrap());
     let daemon = daemon(&["--endpoint", "127.0.0.1:1", "--admin-tls-cert", cert, "--admin-tls-key", key]).await;

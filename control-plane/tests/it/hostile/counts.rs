@@ -5,7 +5,7 @@ use proto::state::{self, proxy_message};
 use tokio::time::Instant;
 
 use super::kit::{ELSEWHERE, channel, filter};
-use crate::daemon::harness::{Rig, instance, until};
+use crate::daemon::harness::{DaemonHarness, instance, until};
 
 fn report(counters: Vec<Vec<u8>>) -> proxy_message::Message {
     proxy_message::Message::Report(state::Report { counters })
@@ -17,7 +17,7 @@ fn vm(pool: &str, vm_id: u64) -> Vec<u8> {
 
 #[tokio::test]
 async fn only_pools_that_are_served_are_counted() {
-    let rig = Rig::start(vec![instance("a", 1)]).await;
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
     let bad = filter(&channel(rig.address, ELSEWHERE).await, 2).await;
     bad.say(report((0..1_000).map(|pool| vm(&format!("nonsense-{pool}"), pool)).collect())).await;
     bad.say(report(vec![vm("default", 1)])).await;
@@ -29,7 +29,7 @@ async fn only_pools_that_are_served_are_counted() {
 
 #[tokio::test]
 async fn one_host_pushes_out_no_others_counts() {
-    let rig = Rig::start(vec![instance("a", 1)]).await;
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
     let good = filter(&channel(rig.address, super::kit::HOME).await, 1).await;
     good.say(report(vec![vm("default", 1)])).await;
     until("it counts", || async { rig.shared.counters().totals("default", Instant::now()).prefix_evictions == 1 }).await;

@@ -7,76 +7,76 @@ use control_plane::serve::eds::EDS_ACK_WAIT_MAX;
 use proto::state;
 
 use super::kit::{ELSEWHERE, HOME, NODE, channel, filter};
-use crate::daemon::harness::{Envoy, Filter, PATIENCE, Rig, get, instance, names, ports, until};
+use crate::daemon::harness::{DaemonHarness, EnvoyStream, FilterStream, PATIENCE, get, instance, names, ports, until};
 
 /// Well before an EDS stream that does not answer stops counting.
 const SOON: Duration = Duration::from_secs(2);
 
-async fn rig() -> Rig {
+async fn rig() -> DaemonHarness {
     assert!(SOON * 2 < EDS_ACK_WAIT_MAX);
-    Rig::start(vec![instance("a", 1)]).await
+    DaemonHarness::start(vec![instance("a", 1)]).await
 }
 
-/// The roster of these endpoints, soon.
-async fn roster_of(filter: &mut Filter, expected: &[&str]) -> state::Roster {
+/// The pool update of these endpoints, soon.
+async fn pool_update_of(filter: &mut FilterStream, expected: &[&str]) -> state::PoolUpdate {
     let found = async {
         loop {
-            let roster = filter.roster().await;
-            if names(&roster) == expected {
-                return roster;
+            let pool_update = filter.pool_update().await;
+            if names(&pool_update) == expected {
+                return pool_update;
             }
         }
     };
-    tokio::time::timeout(SOON, found).await.expect("no roster")
+    tokio::time::timeout(SOON, found).await.expect("no pool update")
 }
 
 #[tokio::test]
 async fn an_eds_stream_from_elsewhere_that_never_acknowledges_holds_back_nobody() {
     let rig = rig().await;
     let home = channel(rig.address, HOME).await;
-    let mut silent = Envoy::over(channel(rig.address, ELSEWHERE).await, NODE).await;
+    let mut silent = EnvoyStream::over(channel(rig.address, ELSEWHERE).await, NODE).await;
     silent.next().await.unwrap();
-    let mut envoy = Envoy::over(home.clone(), NODE).await;
+    let mut envoy = EnvoyStream::over(home.clone(), NODE).await;
     assert_eq!(envoy.ports().await, [1]);
     let mut good = filter(&home, 1).await;
-    roster_of(&mut good, &["a"]).await;
+    pool_update_of(&mut good, &["a"]).await;
     rig.reset(vec![instance("a", 1), instance("b", 2)]).await;
     assert_eq!(envoy.ports().await, [1, 2]);
-    roster_of(&mut good, &["a", "b"]).await;
+    pool_update_of(&mut good, &["a", "b"]).await;
 }
 
 #[tokio::test]
 async fn one_from_the_same_host_holds_back_only_its_own_connection() {
     let rig = rig().await;
     let (one, two) = (channel(rig.address, HOME).await, channel(rig.address, HOME).await);
-    let mut silent = Envoy::over(two.clone(), NODE).await;
+    let mut silent = EnvoyStream::over(two.clone(), NODE).await;
     silent.next().await.unwrap();
-    let mut envoy = Envoy::over(one.clone(), NODE).await;
+    let mut envoy = EnvoyStream::over(one.clone(), NODE).await;
     envoy.ports().await;
     let (mut good, mut held) = (filter(&one, 1).await, filter(&two, 2).await);
-    roster_of(&mut good, &["a"]).await;
-    assert!(held.roster_within(SOON).await.is_none(), "its own Envoy has no hosts yet");
+    pool_update_of(&mut good, &["a"]).await;
+    assert!(held.pool_update_within(SOON).await.is_none(), "its own Envoy has no hosts yet");
 }
 
 #[tokio::test]
-async fn a_roster_waits_for_a_silent_eds_stream_so_long_and_no_longer_and_the_daemon_says_so() {
+async fn a_pool_update_waits_for_a_silent_eds_stream_so_long_and_no_longer_and_the_daemon_says_so() {
     let rig = rig().await;
-    let mut silent = Envoy::over(channel(rig.address, HOME).await, NODE).await;
+    let mut silent = EnvoyStream::over(channel(rig.address, HOME).await, NODE).await;
     silent.next().await.unwrap();
     let begun = tokio::time::Instant::now();
     let mut good = filter(&channel(rig.address, HOME).await, 1).await;
-    assert_eq!(names(&good.roster_within(PATIENCE).await.expect("no roster")), ["a"]);
+    assert_eq!(names(&good.pool_update_within(PATIENCE).await.expect("no pool update")), ["a"]);
     assert!(begun.elapsed() > EDS_ACK_WAIT_MAX / 2, "it did not wait");
     assert!(rig.shared.counters().eds_unanswered > 0);
     // It answers after all, and counts again.
     rig.reset(vec![instance("a", 1), instance("b", 2)]).await;
-    roster_of(&mut good, &["a", "b"]).await;
+    pool_update_of(&mut good, &["a", "b"]).await;
 }
 
 #[tokio::test]
 async fn an_eds_stream_that_asks_for_nothing_is_closed() {
     let rig = rig().await;
-    let mut mute = Envoy::mute(channel(rig.address, ELSEWHERE).await).await;
+    let mut mute = EnvoyStream::mute(channel(rig.address, ELSEWHERE).await).await;
     let ended = tokio::time::timeout(PATIENCE, mute.next()).await.expect("still open");
     assert!(ended.is_err_and(|status| status.message().contains("no request")));
 }
@@ -85,22 +85,22 @@ async fn an_eds_stream_that_asks_for_nothing_is_closed() {
 async fn a_stream_that_came_and_went_without_an_acknowledgement_leaves_nothing() {
     let rig = rig().await;
     let home = channel(rig.address, HOME).await;
-    let mut silent = Envoy::over(home.clone(), NODE).await;
+    let mut silent = EnvoyStream::over(home.clone(), NODE).await;
     silent.next().await.unwrap();
     drop(silent);
     until("the stream is gone", || async { rig.shared.eds.borrow().open.is_empty() }).await;
     let mut good = filter(&home, 1).await;
-    roster_of(&mut good, &["a"]).await;
+    pool_update_of(&mut good, &["a"]).await;
 }
 
 /// Two daemons behind one name, without a lease: the state stream is at one, EDS at the other.
 #[tokio::test]
 async fn state_at_one_daemon_and_eds_at_another_work_together() {
     let (a, b) = (rig().await, rig().await);
-    let mut envoy = Envoy::over(channel(b.address, HOME).await, NODE).await;
+    let mut envoy = EnvoyStream::over(channel(b.address, HOME).await, NODE).await;
     assert_eq!(envoy.ports().await, [1]);
     let mut good = filter(&channel(a.address, HOME).await, 1).await;
-    roster_of(&mut good, &["a"]).await;
+    pool_update_of(&mut good, &["a"]).await;
     // The proxy hears of a new endpoint later than Envoy does, as with any other source of hosts.
     let both = vec![instance("a", 1), instance("b", 2)];
     b.reset(both.clone()).await;
@@ -108,13 +108,13 @@ async fn state_at_one_daemon_and_eds_at_another_work_together() {
     let told = tokio::time::Instant::now();
     assert_eq!(envoy.ports().await, [1, 2]);
     let envoy_knows = told.elapsed();
-    let roster = roster_of(&mut good, &["a", "b"]).await;
+    let pool_update = pool_update_of(&mut good, &["a", "b"]).await;
     assert!(told.elapsed() >= envoy_knows);
-    assert!(roster.endpoints[1].age_ms >= 300, "told {} ms after it appeared", roster.endpoints[1].age_ms);
+    assert!(pool_update.endpoints[1].age_ms >= 300, "told {} ms after it appeared", pool_update.endpoints[1].age_ms);
     // One that goes is no longer picked before Envoy forgets it.
     b.reset(vec![instance("a", 1)]).await;
     a.reset(vec![instance("a", 1)]).await;
-    roster_of(&mut good, &["a"]).await;
+    pool_update_of(&mut good, &["a"]).await;
     assert!(envoy.within(Duration::from_millis(500)).await.is_none(), "Envoy forgot it first");
     assert_eq!(ports(&envoy.next().await.unwrap()), [1]);
 }
@@ -128,9 +128,9 @@ async fn metrics_say_which_proxies_have_no_eds_stream_here() {
     };
     let home = channel(daemon.state_address, HOME).await;
     let mut good = filter(&home, 1).await;
-    good.roster().await;
+    good.pool_update().await;
     assert!(row("proxies_without_eds", "1.0").await, "{}", get(daemon.admin_address, "/metrics").await.1);
-    let mut envoy = Envoy::over(home, NODE).await;
+    let mut envoy = EnvoyStream::over(home, NODE).await;
     envoy.ports().await;
     until("it has", || row("proxies_without_eds", "0.0")).await;
     assert!(row("eds_streams_unanswered", "0.0").await);

@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use prost::Message as _;
 use proto::state::{self, daemon_message::Message, proxy_message};
-use scheduler::{EndpointRef, Incarnation, Slot};
+use scheduler::{EndpointRef, Generation, Slot};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpSocket, TcpStream};
 
 use super::kit::{ELSEWHERE, HOME, NODE, channel, filter, largest_row, share};
-use crate::daemon::harness::{Filter, PATIENCE, endpoints, names, write};
+use crate::daemon::harness::{FilterStream, PATIENCE, endpoints, names, write};
 
 /// By how much the daemon may grow through one hostile host, in bytes: half messages on all its streams, and what it may have counted and placed.
 const GROWTH_MAX: u64 = 256 << 20;
@@ -18,17 +18,17 @@ const GROWTH_MAX: u64 = 256 << 20;
 /// The most CPU that floods may take, in cores. It was 0.3 without optimization.
 const CORES_MAX: f64 = 1.2;
 
-/// How late a roster or another proxy's placement may be while all this goes on.
+/// How late a pool update or another proxy's placement may be while all this goes on.
 const LATE_MAX: Duration = Duration::from_secs(10);
 
 /// The program, and where it listens.
-struct Daemon {
+struct FloodedDaemon {
     child: tokio::process::Child,
     state: SocketAddr,
     folder: tempfile::TempDir,
 }
 
-impl Daemon {
+impl FloodedDaemon {
     async fn start() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("endpoints.yaml");
@@ -71,7 +71,7 @@ impl Daemon {
 }
 
 /// Says the same as fast as the daemon takes it, until the daemon ends the stream.
-async fn say_without_end(filter: Filter, messages: Vec<proxy_message::Message>) {
+async fn say_without_end(filter: FilterStream, messages: Vec<proxy_message::Message>) {
     for message in messages.iter().cycle() {
         if !filter.tell(message.clone()).await {
             return;
@@ -81,7 +81,7 @@ async fn say_without_end(filter: Filter, messages: Vec<proxy_message::Message>) 
 
 /// One of each kind, as large as a peer can make it or as small.
 fn everything() -> Vec<Vec<proxy_message::Message>> {
-    let at: Vec<EndpointRef> = (0..1_024).map(|slot| EndpointRef { slot: Slot(slot), incarnation: Incarnation(1) }).collect();
+    let at: Vec<EndpointRef> = (0..1_024).map(|slot| EndpointRef { slot: Slot(slot), generation: Generation(1) }).collect();
     let pool = || "default".to_owned();
     let mut junk = Vec::new();
     (0..20).for_each(|block| proto::placements::push(&mut junk, at[0], &vec![block; 100]));
@@ -106,11 +106,11 @@ fn everything() -> Vec<Vec<proxy_message::Message>> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn floods_of_every_message_leave_other_proxies_served_and_the_daemon_small() {
-    let daemon = Daemon::start().await;
+    let daemon = FloodedDaemon::start().await;
     let home = channel(daemon.state, HOME).await;
     let mut good = filter(&home, 1).await;
     let third = filter(&home, 3).await;
-    let roster = good.roster().await;
+    let pool_update = good.pool_update().await;
     let (before, cpu, begun) = (daemon.memory(), daemon.cpu(), Instant::now());
     let mut floods = Vec::new();
     for (process_id, messages) in (100..).zip(everything()) {
@@ -122,17 +122,17 @@ async fn floods_of_every_message_leave_other_proxies_served_and_the_daemon_small
     // While that goes on: a change of the pool, and what another proxy places.
     write(&daemon.folder.path().join("endpoints.yaml"), &endpoints(&[1, 2, 3, 4, 5]));
     let asked = Instant::now();
-    while names(&good.roster().await).len() != 5 {}
-    assert!(asked.elapsed() < LATE_MAX, "the roster took {:?}", asked.elapsed());
-    let first = &roster.endpoints[0];
-    let at = EndpointRef { slot: Slot(u16::try_from(first.slot).unwrap()), incarnation: Incarnation(first.incarnation) };
+    while names(&good.pool_update().await).len() != 5 {}
+    assert!(asked.elapsed() < LATE_MAX, "the pool update took {:?}", asked.elapsed());
+    let first = &pool_update.endpoints[0];
+    let at = EndpointRef { slot: Slot(u16::try_from(first.slot).unwrap()), generation: Generation(first.generation) };
     let mut placements = Vec::new();
     proto::placements::push(&mut placements, at, &[424_242]);
     third.say(share(Vec::new(), placements)).await;
     let asked = Instant::now();
     let arrives = async {
         loop {
-            if let Message::Peers(peers) = good.next().await.unwrap() {
+            if let Message::PeerLoad(peers) = good.next().await.unwrap() {
                 assert!(peers.active <= 18, "{} others", peers.active);
                 if proto::placements::each(&peers.placements).any(|(_, blocks)| blocks == [424_242]) {
                     return;
@@ -189,21 +189,21 @@ async fn half_messages(address: SocketAddr, streams: u32) -> TcpStream {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn messages_that_never_end_take_bounded_memory_and_their_streams_are_closed() {
-    let daemon = Daemon::start().await;
+    let daemon = FloodedDaemon::start().await;
     let before = daemon.memory();
     let mut half = Vec::new();
     for _ in 0..10 {
         half.push(half_messages(daemon.state, 150).await);
     }
     let mut good = filter(&channel(daemon.state, HOME).await, 1).await;
-    assert_eq!(good.roster().await.endpoints.len(), 4);
+    assert_eq!(good.pool_update().await.endpoints.len(), 4);
     let growth = daemon.memory().saturating_sub(before);
     println!("half messages: {} MiB more", growth >> 20);
     assert!(growth < GROWTH_MAX, "{growth} bytes more");
     // Their share of streams is free again once no Hello came of them.
     let again = async {
         loop {
-            if let Ok(filter) = Filter::over(channel(daemon.state, ELSEWHERE).await).await {
+            if let Ok(filter) = FilterStream::over(channel(daemon.state, ELSEWHERE).await).await {
                 filter.hello(proto::SCHEMA, NODE, 9, &[]).await;
                 return;
             }

@@ -6,21 +6,21 @@ use proto::state::{self, proxy_message};
 use tonic::Code;
 
 use super::kit::{ELSEWHERE, HOME, NODE, channel, endpoints, filter, peers, row_of_failures, share};
-use crate::daemon::harness::{Filter, PATIENCE, Rig, instance, names};
+use crate::daemon::harness::{DaemonHarness, FilterStream, PATIENCE, instance, names};
 
 #[tokio::test]
 async fn a_peer_that_takes_anothers_ids_does_not_end_its_stream_or_speak_for_it() {
-    let rig = Rig::start(vec![instance("a", 1)]).await;
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
     let mut good = filter(&channel(rig.address, HOME).await, 1).await;
-    good.roster().await;
+    good.pool_update().await;
     let mut bad = filter(&channel(rig.address, ELSEWHERE).await, 1).await;
-    bad.roster().await;
+    bad.pool_update().await;
     rig.reset(vec![instance("a", 1), instance("b", 2)]).await;
-    while names(&good.roster().await) != ["a", "b"] {}
+    while names(&good.pool_update().await) != ["a", "b"] {}
     let lie = pool_state::Ejection {
-        at: exchange::Time(1),
+        at: exchange::Timestamp(1),
         failures: 1,
-        until: exchange::Time(2),
+        until: exchange::Timestamp(2),
         endpoint: endpoints(&rig)[0],
         outside: false,
         by_answers: false,
@@ -31,7 +31,7 @@ async fn a_peer_that_takes_anothers_ids_does_not_end_its_stream_or_speak_for_it(
 
 #[tokio::test]
 async fn four_thousand_hellos_of_one_host_leave_room_for_others() {
-    let rig = Rig::start(vec![instance("a", 1)]).await;
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
     let mut crowd = Vec::new();
     let (mut taken, mut refused) = (0, 0);
     let flood = async {
@@ -39,7 +39,7 @@ async fn four_thousand_hellos_of_one_host_leave_room_for_others() {
         for connection in 0..22_u64 {
             let channel = channel(rig.address, ELSEWHERE).await;
             for stream in 0..190_u64 {
-                match Filter::over(channel.clone()).await {
+                match FilterStream::over(channel.clone()).await {
                     Ok(filter) => {
                         filter.hello(proto::SCHEMA, NODE, connection * 1_000 + stream, &[]).await;
                         crowd.push(filter);
@@ -56,26 +56,26 @@ async fn four_thousand_hellos_of_one_host_leave_room_for_others() {
     tokio::time::timeout(4 * PATIENCE, flood).await.expect("the daemon fell silent");
     assert!(refused > 3_000 && taken >= 256, "{taken} taken, {refused} refused");
     let mut good = filter(&channel(rig.address, HOME).await, 1).await;
-    assert_eq!(names(&good.roster().await), ["a"]);
+    assert_eq!(names(&good.pool_update().await), ["a"]);
 }
 
 #[tokio::test]
 async fn silent_streams_take_no_more_than_their_share_and_are_closed() {
-    let rig = Rig::start(vec![instance("a", 1)]).await;
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
     let mut silent = Vec::new();
     for _ in 0..2 {
         let channel = channel(rig.address, ELSEWHERE).await;
         for _ in 0..150 {
-            silent.extend(Filter::over(channel.clone()).await.ok());
+            silent.extend(FilterStream::over(channel.clone()).await.ok());
         }
     }
     assert_eq!(silent.len(), 256, "a stream counts before it says a word");
     let mut good = filter(&channel(rig.address, HOME).await, 1).await;
-    good.roster().await;
+    good.pool_update().await;
     let ended = tokio::time::timeout(PATIENCE, silent[0].next()).await.unwrap();
     assert_eq!(ended.unwrap_err().code(), Code::DeadlineExceeded);
     let again = async {
-        while Filter::over(channel(rig.address, ELSEWHERE).await).await.is_err() {
+        while FilterStream::over(channel(rig.address, ELSEWHERE).await).await.is_err() {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
@@ -84,7 +84,7 @@ async fn silent_streams_take_no_more_than_their_share_and_are_closed() {
 
 #[tokio::test]
 async fn a_call_belongs_to_the_host_that_began_the_connection() {
-    let rig = Rig::start(vec![instance("a", 1)]).await;
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
     let _ = rustls::crypto::ring::default_provider().install_default();
     let client = |from| reqwest::Client::builder().local_address(Some(from)).build().unwrap();
     let call = |client: &reqwest::Client, kind: &str, body: Vec<u8>| {

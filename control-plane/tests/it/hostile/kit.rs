@@ -2,15 +2,15 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use control_plane::pool::writer::Member;
-use exchange::Time;
-use pool_state::{Ejection, PeerRow, Sum};
+use control_plane::pool::writer::PoolMember;
+use exchange::Timestamp;
+use pool_state::{Ejection, LoadReportSum, PeerLoadReport};
 use proto::state::daemon_message::Message;
 use proto::state::{self, proxy_message};
 use scheduler::EndpointRef;
 use tonic::transport::{Channel, Endpoint};
 
-use crate::daemon::harness::{Filter, Rig};
+use crate::daemon::harness::{DaemonHarness, FilterStream};
 
 /// Where good peers come from.
 pub(super) const HOME: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -27,30 +27,30 @@ pub(super) async fn channel(address: SocketAddr, from: IpAddr) -> Channel {
 }
 
 /// A stream that has said hello and was welcomed.
-pub(super) async fn filter(channel: &Channel, process_id: u64) -> Filter {
-    let mut filter = Filter::over(channel.clone()).await.unwrap();
+pub(super) async fn filter(channel: &Channel, process_id: u64) -> FilterStream {
+    let mut filter = FilterStream::over(channel.clone()).await.unwrap();
     filter.hello(proto::SCHEMA, NODE, process_id, &["default"]).await;
     assert!(matches!(filter.next().await, Ok(Message::Welcome(_))));
     filter
 }
 
 /// The endpoints of the pool.
-pub(super) fn endpoints(rig: &Rig) -> Vec<EndpointRef> {
+pub(super) fn endpoints(rig: &DaemonHarness) -> Vec<EndpointRef> {
     let pools = rig.shared.pools.borrow().clone();
-    pools.get("default").unwrap().members.iter().map(|member: &Member| member.id).collect()
+    pools.get("default").unwrap().members.iter().map(|member: &PoolMember| member.id).collect()
 }
 
 /// A row that says this of failures and nothing of load, written at `written`.
 pub(super) fn row_of_failures(written: u64, failures: &[Ejection]) -> Vec<u8> {
-    let head = pool_state::RowHead { vm: 7, written: Time(written), ring: 0 };
-    Sum::default().row(head, [], failures)
+    let head = pool_state::LoadReportHead { vm: 7, written: Timestamp(written), ring: 0 };
+    LoadReportSum::default().row(head, [], failures)
 }
 
 /// A row as large as numbers allow, of these endpoints.
 pub(super) fn largest_row(endpoints: &[EndpointRef]) -> Vec<u8> {
     let count = endpoints.len() as u64;
     let mut row: Vec<u8> = [u64::MAX, u64::MAX, u64::MAX, count | count << 16 | count << 32].map(u64::to_le_bytes).concat();
-    let place = |at: &EndpointRef, low: u64| (u64::from(at.slot.0) | low << 16 | u64::from(at.incarnation.0) << 32).to_le_bytes();
+    let place = |at: &EndpointRef, low: u64| (u64::from(at.slot.0) | low << 16 | u64::from(at.generation.0) << 32).to_le_bytes();
     let most = [0xff; 24];
     endpoints.iter().for_each(|at| row.extend([&place(at, 0xffff)[..], &most].concat()));
     endpoints.iter().for_each(|at| row.extend([&place(at, 0)[..], &1_u64.to_le_bytes()].concat()));
@@ -59,21 +59,21 @@ pub(super) fn largest_row(endpoints: &[EndpointRef]) -> Vec<u8> {
 }
 
 pub(super) fn share(row: Vec<u8>, placements: Vec<u8>) -> proxy_message::Message {
-    proxy_message::Message::Share(state::Share { pool: "default".to_owned(), row, placements, stamp: 1 })
+    proxy_message::Message::LoadReport(state::LoadReport { pool: "default".to_owned(), row, placements, stamp: 1 })
 }
 
 /// The next news of others.
-pub(super) async fn peers(filter: &mut Filter) -> state::Peers {
+pub(super) async fn peers(filter: &mut FilterStream) -> state::PeerLoad {
     loop {
-        if let Message::Peers(peers) = filter.next().await.unwrap() {
+        if let Message::PeerLoad(peers) = filter.next().await.unwrap() {
             return peers;
         }
     }
 }
 
 /// The failures in a row as the daemon passes it on, and when it says it was written.
-pub(super) fn failures(row: &[u8]) -> (Time, Vec<Ejection>) {
-    let mut read = PeerRow::default();
-    Sum::default().read(&mut read, row.to_vec());
+pub(super) fn failures(row: &[u8]) -> (Timestamp, Vec<Ejection>) {
+    let mut read = PeerLoadReport::default();
+    LoadReportSum::default().read(&mut read, row.to_vec());
     (read.head().written, read.ejections().collect())
 }

@@ -2,35 +2,35 @@
 
 use std::time::Duration;
 
-use exchange::Time;
-use pool_state::{Ejection, PeerRow, Sum, TOLD_MS_MAX};
+use exchange::Timestamp;
+use pool_state::{Ejection, LoadReportSum, PeerLoadReport, TOLD_MS_MAX};
 use proto::state;
-use scheduler::in_flight::Load;
-use scheduler::{EndpointRef, Incarnation, Slot};
+use scheduler::in_flight::EndpointLoad;
+use scheduler::{EndpointRef, Generation, Slot};
 
 use super::kit::{ELSEWHERE, HOME, channel, endpoints, failures, filter, largest_row, peers, row_of_failures, share};
-use crate::daemon::harness::{Filter, PATIENCE, Rig, instance};
+use crate::daemon::harness::{DaemonHarness, FilterStream, PATIENCE, instance};
 
-async fn rig() -> (Rig, Filter, Filter) {
-    let rig = Rig::start((1..=4).map(|port| instance(&format!("e{port}"), port)).collect()).await;
+async fn rig() -> (DaemonHarness, FilterStream, FilterStream) {
+    let rig = DaemonHarness::start((1..=4).map(|port| instance(&format!("e{port}"), port)).collect()).await;
     let mut good = filter(&channel(rig.address, HOME).await, 1).await;
     let mut bad = filter(&channel(rig.address, ELSEWHERE).await, 2).await;
-    good.roster().await;
-    bad.roster().await;
+    good.pool_update().await;
+    bad.pool_update().await;
     (rig, good, bad)
 }
 
 /// What a row of load says, put together as the daemon does.
-fn row_of_load(at: EndpointRef, load: Load) -> Vec<u8> {
-    let mut sum = Sum::default();
-    sum.start(vec![at], []);
+fn row_of_load(at: EndpointRef, load: EndpointLoad) -> Vec<u8> {
+    let mut sum = LoadReportSum::default();
+    sum.reset(vec![at], []);
     sum.add(at, load);
-    sum.row(pool_state::RowHead::default(), [], &[])
+    sum.row(pool_state::LoadReportHead::default(), [], &[])
 }
 
-fn load(peers: state::Peers, at: EndpointRef) -> Load {
-    let (mut sum, mut read) = (Sum::default(), PeerRow::default());
-    sum.start(vec![at], []);
+fn load(peers: state::PeerLoad, at: EndpointRef) -> EndpointLoad {
+    let (mut sum, mut read) = (LoadReportSum::default(), PeerLoadReport::default());
+    sum.reset(vec![at], []);
     sum.read(&mut read, peers.row);
     sum.load(at)
 }
@@ -39,7 +39,14 @@ fn load(peers: state::Peers, at: EndpointRef) -> Load {
 async fn a_failure_told_by_a_hostile_peer_ejects_for_half_a_minute_at_most() {
     let (rig, mut good, bad) = rig().await;
     for (written, at, until) in [(0, 0, u64::MAX), (5, u64::MAX, u64::MAX), (u64::MAX, u64::MAX, u64::MAX), (u64::MAX - 1, 0, u64::MAX)] {
-        let lie = |endpoint| Ejection { at: Time(at), failures: u32::MAX, until: Time(until), endpoint, outside: false, by_answers: false };
+        let lie = |endpoint| Ejection {
+            at: Timestamp(at),
+            failures: u32::MAX,
+            until: Timestamp(until),
+            endpoint,
+            outside: false,
+            by_answers: false,
+        };
         let lies: Vec<Ejection> = endpoints(&rig).into_iter().take(2).map(lie).collect();
         bad.say(share(row_of_failures(written, &lies), Vec::new())).await;
         let heard = tokio::time::timeout(PATIENCE, async {
@@ -63,8 +70,8 @@ async fn after_a_row_of_the_largest_numbers_the_sum_is_right_again() {
     let (rig, mut good, bad) = rig().await;
     let at = endpoints(&rig)[0];
     let mut third = filter(&channel(rig.address, HOME).await, 3).await;
-    third.roster().await;
-    let mut small = Load { requests: 3, prefill_tokens: 70, ..Load::default() };
+    third.pool_update().await;
+    let mut small = EndpointLoad { requests: 3, prefill_tokens: 70, ..EndpointLoad::default() };
     (small.prefills.prompts, small.prefills.prompt_tokens) = (2, 70);
     let tell = || share(row_of_load(at, small), Vec::new());
     third.say(tell()).await;
@@ -93,14 +100,14 @@ async fn many_processes_of_one_host_stand_for_a_few() {
     let mut crowd = Vec::new();
     for process_id in 100..180 {
         let one = filter(&elsewhere, process_id).await;
-        one.say(share(row_of_load(at, Load { requests: 1, ..Load::default() }), Vec::new())).await;
+        one.say(share(row_of_load(at, EndpointLoad { requests: 1, ..EndpointLoad::default() }), Vec::new())).await;
         crowd.push(one);
     }
     let mut most = 0;
     let end = tokio::time::Instant::now() + Duration::from_secs(1);
     while tokio::time::Instant::now() < end {
         most = most.max(peers(&mut good).await.active);
-        crowd[0].say(share(row_of_load(at, Load { requests: 1, ..Load::default() }), Vec::new())).await;
+        crowd[0].say(share(row_of_load(at, EndpointLoad { requests: 1, ..EndpointLoad::default() }), Vec::new())).await;
     }
     assert!(most <= 17, "each pick counts {most} times over");
 }
@@ -113,7 +120,7 @@ async fn what_a_good_proxy_placed_arrives_though_a_hostile_one_places_without_en
     let mut third = filter(&channel(rig.address, HOME).await, 3).await;
     let flood = tokio::spawn(async move {
         let mut junk = Vec::new();
-        let nonsense = EndpointRef { slot: Slot(1), incarnation: Incarnation(1) };
+        let nonsense = EndpointRef { slot: Slot(1), generation: Generation(1) };
         (0..23).for_each(|block| proto::placements::push(&mut junk, nonsense, &vec![block; 100]));
         while bad.tell(share(Vec::new(), junk.clone())).await {}
     });

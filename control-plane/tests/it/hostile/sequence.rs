@@ -5,15 +5,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use control_plane::config::{Latency, PoolConfig};
-use control_plane::pool::writer::{Now, Pool, Settings};
+use control_plane::config::{CompiledConfig, LatencyOptions};
+use control_plane::pool::writer::{Pool, PoolSettings, WallAndMonotonic};
 use control_plane::scrape::{ScrapeConfig, Scraper};
-use control_plane::serve::state_stream::{Conversation, FIRST_ROSTER_WAIT};
-use control_plane::state::peer::{Origin, Remote};
+use control_plane::serve::state_stream::{FIRST_POOL_UPDATE_WAIT, StateStream};
+use control_plane::state::peer::{Origin, RemoteAddress};
 use control_plane::state::peer_relay::ACTIVE_PER_ORIGIN_MAX;
-use control_plane::state::shared::{EdsAck, EdsStream, ScraperHandle, Shared};
+use control_plane::state::shared::{DaemonState, EdsAck, EdsStream, ScraperHandle};
 use discovery::Instance;
-use pool_state::{PeerRow, Sum, TOLD_MS_MAX};
+use pool_state::{LoadReportSum, PeerLoadReport, TOLD_MS_MAX};
 use prost::Message as _;
 use proto::state::{self, daemon_message, proxy_message};
 use tokio::time::Instant;
@@ -24,29 +24,29 @@ const PEERS: u8 = 5;
 const HOSTS: u8 = 2;
 
 /// The daemon's end of it all.
-struct World {
-    shared: Arc<Shared>,
+struct SequenceDaemon {
+    shared: Arc<DaemonState>,
     pool: Pool,
     now: Instant,
     endpoints: u16,
-    good: Conversation,
-    good_has: Heard,
-    bad: Vec<Option<(Conversation, Heard)>>,
+    good: StateStream,
+    good_has: ReceivedState,
+    bad: Vec<Option<(StateStream, ReceivedState)>>,
 }
 
 /// What a peer was told.
 #[derive(Default)]
-struct Heard {
+struct ReceivedState {
     version: Option<(u64, u64)>,
     endpoints: usize,
 }
 
 /// What happens next is read from here.
-struct Bytes<'b>(&'b [u8]);
+struct SequenceBytes<'b>(&'b [u8]);
 
 /// Plays what `bytes` say; panics where the daemon breaks a promise.
 pub fn play(bytes: &[u8]) {
-    let (mut world, mut bytes) = (World::new(), Bytes(bytes));
+    let (mut world, mut bytes) = (SequenceDaemon::new(), SequenceBytes(bytes));
     while !bytes.0.is_empty() {
         world.step(&mut bytes);
         world.listen();
@@ -54,16 +54,17 @@ pub fn play(bytes: &[u8]) {
     world.end();
 }
 
-impl World {
+impl SequenceDaemon {
     fn new() -> Self {
         let (_scraper, busy, stats) = Scraper::try_new(&ScrapeConfig::default()).unwrap();
-        let shared = Shared::new(7, 99, [(Arc::from("p"), ScraperHandle { busy, stats })].into());
-        let PoolConfig { pipeline, .. } = PoolConfig::default_config(&Latency::default()).unwrap();
+        let shared = DaemonState::new(7, 99, [(Arc::from("p"), ScraperHandle { busy, stats })].into());
+        let CompiledConfig { pipeline, .. } = CompiledConfig::default_config(&LatencyOptions::default()).unwrap();
         let staleness_max = Duration::from_secs(5);
-        let pool = Pool::new(Settings { name: "p".into(), pipeline, config_file: None, staleness_max, incarnation_first: 1 });
+        let pool = Pool::new(PoolSettings { name: "p".into(), pipeline, config_file: None, staleness_max, generation_first: 1 });
         let now = Instant::now();
         let good = begin(&shared, 0, 0, now);
-        let mut world = Self { shared, pool, now, endpoints: 0, good, good_has: Heard::default(), bad: (0..PEERS).map(|_| None).collect() };
+        let mut world =
+            Self { shared, pool, now, endpoints: 0, good, good_has: ReceivedState::default(), bad: (0..PEERS).map(|_| None).collect() };
         world.discover(3);
         world
     }
@@ -71,7 +72,7 @@ impl World {
     fn discover(&mut self, endpoints: u16) {
         self.endpoints = endpoints;
         let all = (1..=endpoints).map(|port| Instance::new(format!("e{port}"), ([127, 0, 0, 1], port).into())).collect();
-        self.pool.reset(all, Now { instant: self.now, wall: SystemTime::UNIX_EPOCH });
+        self.pool.replace_instances(all, WallAndMonotonic { instant: self.now, wall: SystemTime::UNIX_EPOCH });
         self.publish();
     }
 
@@ -81,12 +82,12 @@ impl World {
         }
     }
 
-    fn step(&mut self, bytes: &mut Bytes<'_>) {
+    fn step(&mut self, bytes: &mut SequenceBytes<'_>) {
         let who = usize::from(bytes.byte() % PEERS);
         match bytes.byte() % 8 {
             0 => {
                 let (host, process_id) = (1 + bytes.byte() % HOSTS, u64::from(bytes.byte() % 4));
-                self.bad[who] = Some((begin(&self.shared, host, process_id, self.now), Heard::default()));
+                self.bad[who] = Some((begin(&self.shared, host, process_id, self.now), ReceivedState::default()));
             }
             1 => self.bad[who] = None,
             2 => self.now += Duration::from_millis(u64::from(bytes.byte()) * 20),
@@ -110,7 +111,8 @@ impl World {
             }
         }
         let shared = Arc::clone(&self.shared);
-        self.pool.settle(|generation| shared.acknowledged("p", generation), Now { instant: self.now, wall: SystemTime::UNIX_EPOCH });
+        self.pool
+            .settle(|revision| shared.acknowledged("p", revision), WallAndMonotonic { instant: self.now, wall: SystemTime::UNIX_EPOCH });
         self.publish();
     }
 
@@ -134,28 +136,28 @@ impl World {
     }
 
     fn end(&mut self) {
-        self.now += FIRST_ROSTER_WAIT;
+        self.now += FIRST_POOL_UPDATE_WAIT;
         self.listen();
-        assert_eq!(self.good_has.endpoints, usize::from(self.endpoints), "the good one has not the newest roster");
+        assert_eq!(self.good_has.endpoints, usize::from(self.endpoints), "the good one has not the newest pool update");
     }
 }
 
-impl Heard {
+impl ReceivedState {
     /// Holds a message to what any proxy may rely on. The acknowledgement of it, if it wants one.
     fn take(&mut self, message: state::DaemonMessage) -> Option<state::Ack> {
         match message.message? {
-            daemon_message::Message::Roster(roster) => {
-                let version = roster.version.map(|v| (v.term, v.sequence));
+            daemon_message::Message::PoolUpdate(pool_update) => {
+                let version = pool_update.version.map(|v| (v.term, v.sequence));
                 assert!(version > self.version, "{version:?} after {:?}", self.version);
-                (self.version, self.endpoints) = (version, roster.endpoints.len());
-                Some(state::Ack { pool: roster.pool, version: roster.version, ..state::Ack::default() })
+                (self.version, self.endpoints) = (version, pool_update.endpoints.len());
+                Some(state::Ack { pool: pool_update.pool, version: pool_update.version, ..state::Ack::default() })
             }
-            daemon_message::Message::Peers(peers) => {
+            daemon_message::Message::PeerLoad(peers) => {
                 assert!(
                     peers.active <= u32::from(1 + HOSTS) * ACTIVE_PER_ORIGIN_MAX && peers.placements.len() <= proto::PLACEMENTS_BYTES_MAX
                 );
-                let mut row = PeerRow::default();
-                Sum::default().read(&mut row, peers.row);
+                let mut row = PeerLoadReport::default();
+                LoadReportSum::default().read(&mut row, peers.row);
                 let written = row.head().written;
                 for told in row.ejections() {
                     assert!(told.at <= written && told.until.ms_since(written) <= TOLD_MS_MAX, "{told:?} at {written:?}");
@@ -167,7 +169,7 @@ impl Heard {
     }
 }
 
-impl Bytes<'_> {
+impl SequenceBytes<'_> {
     fn byte(&mut self) -> u8 {
         let Some((first, rest)) = self.0.split_first() else { return 0 };
         self.0 = rest;
@@ -217,7 +219,12 @@ impl Bytes<'_> {
                 let refused = "r".repeat(usize::from(self.byte() % 2) * 2_000);
                 proxy_message::Message::Ack(state::Ack { pool, version: Some(version(sent)), refused, held })
             }
-            1 | 2 => proxy_message::Message::Share(state::Share { pool, row: self.row(), placements: self.some(), stamp: self.number() }),
+            1 | 2 => proxy_message::Message::LoadReport(state::LoadReport {
+                pool,
+                row: self.row(),
+                placements: self.some(),
+                stamp: self.number(),
+            }),
             3 => {
                 let endpoint = state::EndpointCounters {
                     slot: u32::from(self.byte()),
@@ -242,13 +249,13 @@ impl Bytes<'_> {
     }
 }
 
-fn remote(host: u8) -> Remote {
-    Remote { origin: Origin { certificate: None, address: Some([10, 0, 0, host].into()) }, socket: None }
+fn remote(host: u8) -> RemoteAddress {
+    RemoteAddress { origin: Origin { certificate: None, address: Some([10, 0, 0, host].into()) }, socket: None }
 }
 
-fn begin(shared: &Arc<Shared>, host: u8, process_id: u64, now: Instant) -> Conversation {
+fn begin(shared: &Arc<DaemonState>, host: u8, process_id: u64, now: Instant) -> StateStream {
     let pools = vec!["p".to_owned(), "q".to_owned()];
     let hello = state::Hello { schema: proto::SCHEMA, node_id: "n".to_owned(), process_id, pools };
-    let (conversation, _) = Conversation::begin(shared, hello, remote(host), now).unwrap();
+    let (conversation, _) = StateStream::begin(shared, hello, remote(host), now).unwrap();
     conversation
 }

@@ -5,50 +5,50 @@ use std::time::Duration;
 use proto::state::{self, daemon_message::Message, proxy_message};
 
 use super::kit::{ELSEWHERE, HOME, channel, filter};
-use crate::daemon::harness::{Filter, PATIENCE, Rig, instance, names};
+use crate::daemon::harness::{DaemonHarness, FilterStream, PATIENCE, instance, names};
 
-async fn refuse(filter: &Filter, roster: &state::Roster, held: state::Version) {
+async fn refuse(filter: &FilterStream, pool_update: &state::PoolUpdate, held: state::Version) {
     let refused = "older than what is in force".to_owned();
-    let ack = state::Ack { pool: roster.pool.clone(), version: roster.version, refused, held: Some(held) };
+    let ack = state::Ack { pool: pool_update.pool.clone(), version: pool_update.version, refused, held: Some(held) };
     filter.say(proxy_message::Message::Ack(ack)).await;
 }
 
 #[tokio::test]
-async fn a_daemon_whose_term_is_behind_numbers_its_rosters_above_what_the_proxy_holds() {
-    let rig = Rig::start(vec![instance("a", 1)]).await;
+async fn a_daemon_whose_term_is_behind_numbers_its_pool_updates_above_what_the_proxy_holds() {
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
     let mut filter = filter(&channel(rig.address, HOME).await, 1).await;
-    let first = filter.roster_unanswered().await;
+    let first = filter.pool_update_unanswered().await;
     let held = state::Version { term: first.version.unwrap().term + 1_000_000, sequence: u64::MAX };
     refuse(&filter, &first, held).await;
-    let second = tokio::time::timeout(PATIENCE, filter.roster_unanswered()).await.expect("no newer roster");
+    let second = tokio::time::timeout(PATIENCE, filter.pool_update_unanswered()).await.expect("no newer pool update");
     let version = second.version.unwrap();
     assert!((version.term, version.sequence) > (held.term, held.sequence), "{version:?}");
     assert_eq!(names(&second), ["a"]);
     filter.ack(&second, "").await;
-    assert_eq!(filter.metrics().await.roster, second.version, "metrics are of that roster");
+    assert_eq!(filter.metrics().await.pool_update, second.version, "metrics are of that pool update");
     crate::daemon::harness::until("it is acknowledged", || async { rig.shared.acknowledged("default", 1) }).await;
 }
 
 #[tokio::test]
-async fn a_peer_that_lies_about_its_term_changes_it_for_nobody_else_and_gets_no_roster_after_roster() {
-    let rig = Rig::start(vec![instance("a", 1)]).await;
+async fn a_peer_that_lies_about_its_term_changes_it_for_nobody_else_and_gets_no_pool_update_after_pool_update() {
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
     let mut good = filter(&channel(rig.address, HOME).await, 1).await;
-    let before = good.roster().await.version.unwrap();
+    let before = good.pool_update().await.version.unwrap();
     let mut bad = filter(&channel(rig.address, ELSEWHERE).await, 2).await;
-    let mut rosters = 0;
+    let mut pool_updates = 0;
     let lie = async {
         loop {
-            let roster = bad.roster_unanswered().await;
-            rosters += 1;
-            let mut held = roster.version.unwrap();
-            held.term = if rosters % 2 == 0 { u64::MAX } else { held.term + 5 };
-            refuse(&bad, &roster, held).await;
+            let pool_update = bad.pool_update_unanswered().await;
+            pool_updates += 1;
+            let mut held = pool_update.version.unwrap();
+            held.term = if pool_updates % 2 == 0 { u64::MAX } else { held.term + 5 };
+            refuse(&bad, &pool_update, held).await;
         }
     };
     let _: Result<(), _> = tokio::time::timeout(Duration::from_secs(1), lie).await;
-    assert!((2..10).contains(&rosters), "{rosters} rosters");
+    assert!((2..10).contains(&pool_updates), "{pool_updates} pool updates");
     rig.reset(vec![instance("b", 2)]).await;
-    let after = good.roster().await.version.unwrap();
+    let after = good.pool_update().await.version.unwrap();
     assert!(after.term == before.term && after.sequence > before.sequence, "{before:?} {after:?}");
     // The liar is still served.
     while !matches!(bad.next().await.unwrap(), Message::Metrics(_)) {}

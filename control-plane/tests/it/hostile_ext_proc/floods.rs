@@ -10,7 +10,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tonic::codegen::Bytes;
 
-use super::kit::{Neighbour, Peer, Program, RSS_BYTES_MAX, body, chat, framed, headers, prompt, said};
+use super::kit::{DaemonProgram, RSS_BYTES_MAX, RawStream, SteadyClient, body, chat, framed, headers, prompt, said};
 use crate::daemon::harness::until;
 
 /// How long each flood lasts.
@@ -23,13 +23,13 @@ const IDLE_CORES_MAX: f64 = 0.5;
 const STREAM_BYTES_MAX: u64 = 32 << 10;
 
 async fn flood(message: Bytes, begins: Bytes) {
-    let program = Program::start().await;
-    let neighbour = Neighbour::of(&program).await;
+    let program = DaemonProgram::start().await;
+    let neighbour = SteadyClient::of(&program).await;
     let channel = program.channel().await;
     // Many messages to a frame: one that is sent alone costs its sender more than it costs us.
     let batch = Bytes::from(message.repeat((32 << 10) / message.len() + 1));
     let senders = (0..4).map(|_| {
-        let (peer, begins, batch) = (Peer::open(&channel), begins.clone(), batch.clone());
+        let (peer, begins, batch) = (RawStream::open(&channel), begins.clone(), batch.clone());
         tokio::spawn(async move {
             let began = Instant::now();
             peer.send(begins).await;
@@ -71,14 +71,14 @@ async fn a_flood_of_tiny_pieces_is_not_kept_for_ever() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn silent_streams_cost_little_and_no_connection_takes_all() {
-    let program = Program::start().await;
+    let program = DaemonProgram::start().await;
     let channel = program.channel().await;
     let idle = program.rss();
     let limit = STREAMS_PER_CONNECTION_MAX as usize;
     // Some more than there is room for on the connection: those wait at the client.
     let mut peers = Vec::new();
     for _ in 0..limit + 16 {
-        let peer = Peer::open(&channel);
+        let peer = RawStream::open(&channel);
         peer.say(&chat(BodySendMode::FullDuplexStreamed)).await;
         peers.push(peer);
     }
@@ -87,7 +87,7 @@ async fn silent_streams_cost_little_and_no_connection_takes_all() {
     until("as many are open as may be", || async { program.metric("llm_d_epp_extproc_streams_inflight").await >= limit }).await;
     assert!(program.metric("llm_d_epp_extproc_streams_inflight").await <= limit);
     let each = (program.rss() - idle) / u64::from(STREAMS_PER_CONNECTION_MAX);
-    let neighbour = Neighbour::of(&program).await;
+    let neighbour = SteadyClient::of(&program).await;
     let (cpu, began) = (program.cpu(), Instant::now());
     tokio::time::sleep(FLOOD).await;
     let slowest = neighbour.was_served().await;
@@ -96,14 +96,14 @@ async fn silent_streams_cost_little_and_no_connection_takes_all() {
     assert!(each < STREAM_BYTES_MAX, "{each} bytes a stream");
     assert!(cores < IDLE_CORES_MAX, "{cores} cores");
     drop(channel);
-    peers.into_iter().for_each(Peer::leave);
+    peers.into_iter().for_each(RawStream::leave);
     program.settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn half_open_handshakes_leave_room_for_others() {
-    let program = Program::start().await;
-    let neighbour = Neighbour::of(&program).await;
+    let program = DaemonProgram::start().await;
+    let neighbour = SteadyClient::of(&program).await;
     const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
     let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0];
     // Headers that never end, of a stream that is never finished.
@@ -130,14 +130,14 @@ async fn half_open_handshakes_leave_room_for_others() {
 /// Peers that send whole bodies and take nothing of what comes back: what they do not take is held, and is within the bound as well.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_that_are_not_taken_are_bounded_too() {
-    let program = Program::start().await;
-    let neighbour = Neighbour::of(&program).await;
+    let program = DaemonProgram::start().await;
+    let neighbour = SteadyClient::of(&program).await;
     let piece = framed(&body(vec![b' '; 64 << 10], false));
     let mut senders = Vec::new();
     for _ in 0..40 {
         // It takes one byte of each stream, and that is all.
         let channel = program.endpoint().initial_stream_window_size(1).initial_connection_window_size(65_535).connect().await.unwrap();
-        let (peer, piece) = (Peer::unread(&channel), piece.clone());
+        let (peer, piece) = (RawStream::unread(&channel), piece.clone());
         senders.push(tokio::spawn(async move {
             peer.say(&chat(BodySendMode::FullDuplexStreamed)).await;
             for _ in 0..(20 << 20) / (64 << 10) {
@@ -157,19 +157,19 @@ async fn answers_that_are_not_taken_are_bounded_too() {
     let slowest = neighbour.was_served().await;
     eprintln!("peak {} MiB, slowest pick of the neighbour {slowest:?}", peak >> 20);
     assert!(peak < RSS_BYTES_MAX, "{} MiB", peak >> 20);
-    peers.into_iter().for_each(Peer::leave);
+    peers.into_iter().for_each(RawStream::leave);
     program.settled().await;
 }
 
 /// A body of one long piece is cut into those that Envoy takes, in a time that grows with its length and not with its square.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_long_piece_takes_a_time_like_its_length() {
-    let program = Program::start().await;
+    let program = DaemonProgram::start().await;
     let channel = program.channel().await;
     let spent = async |bytes: usize| {
         let before = program.cpu();
         for _ in 0..4 {
-            let peer = Peer::open(&channel);
+            let peer = RawStream::open(&channel);
             peer.say(&said(Part::RequestHeaders(headers(&[(":method", "POST"), (":path", "/x")], false)))).await;
             peer.say(&body(vec![b'x'; bytes], true)).await;
             let (answers, status) = peer.end().await;

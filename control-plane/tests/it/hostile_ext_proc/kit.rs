@@ -35,7 +35,7 @@ pub(crate) const PICK_MAX: Duration = Duration::from_secs(3);
 const PATH: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
 
 /// A daemon of its own, with one endpoint.
-pub(crate) struct Program {
+pub(crate) struct DaemonProgram {
     child: Child,
     pub(crate) ext_proc: SocketAddr,
     pub(crate) state: SocketAddr,
@@ -43,13 +43,13 @@ pub(crate) struct Program {
 }
 
 /// One gRPC stream, sent byte by byte.
-pub(crate) struct Peer {
+pub(crate) struct RawStream {
     bytes: mpsc::Sender<Bytes>,
     answers: JoinHandle<(Vec<ProcessingResponse>, Option<Status>)>,
 }
 
 /// A client who is served all the while.
-pub(crate) struct Neighbour {
+pub(crate) struct SteadyClient {
     stop: Arc<AtomicBool>,
     picks: Arc<AtomicU64>,
     task: JoinHandle<Duration>,
@@ -59,9 +59,9 @@ fn free_port() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 
-// === impl Program ===
+// === impl DaemonProgram ===
 
-impl Program {
+impl DaemonProgram {
     pub(crate) async fn start() -> Self {
         let [ext_proc, state, admin] = [(); 3].map(|()| free_port());
         let child = Command::new(env!("CARGO_BIN_EXE_switchpointd"))
@@ -131,7 +131,7 @@ impl Program {
     }
 }
 
-impl Drop for Program {
+impl Drop for DaemonProgram {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -177,9 +177,9 @@ pub(crate) fn prompt() -> ProcessingRequest {
     body(r#"{"model":"m","messages":[{"role":"user","content":"hi"}]}"#, true)
 }
 
-// === impl Peer ===
+// === impl RawStream ===
 
-impl Peer {
+impl RawStream {
     pub(crate) fn open(channel: &Channel) -> Self {
         Self::with_metadata(channel, &[])
     }
@@ -283,7 +283,7 @@ pub(crate) fn immediate(answers: &[ProcessingResponse]) -> Option<&ImmediateResp
 
 /// One whole chat of a well-behaved gateway: is it sent to the endpoint?
 pub(crate) async fn pick(channel: &Channel) -> Result<(), String> {
-    let peer = Peer::open(channel);
+    let peer = RawStream::open(channel);
     peer.say(&chat(BodySendMode::FullDuplexStreamed)).await;
     peer.say(&prompt()).await;
     let (answers, status) = peer.end().await;
@@ -292,11 +292,11 @@ pub(crate) async fn pick(channel: &Channel) -> Result<(), String> {
     if routed { Ok(()) } else { Err(format!("{answers:?} {status:?}")) }
 }
 
-// === impl Neighbour ===
+// === impl SteadyClient ===
 
-impl Neighbour {
+impl SteadyClient {
     /// Asks again and again from now on.
-    pub(crate) async fn of(program: &Program) -> Self {
+    pub(crate) async fn of(program: &DaemonProgram) -> Self {
         let channel = program.channel().await;
         let (stop, picks) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (stopped, counted) = (Arc::clone(&stop), Arc::clone(&picks));

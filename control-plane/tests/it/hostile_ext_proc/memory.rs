@@ -6,8 +6,8 @@ use control_plane::serve::ext_proc::HELD_BYTES_MAX;
 use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode;
 use tonic::Code;
 
-use super::kit::{Neighbour, PICK_MAX, Peer, Program, RSS_BYTES_MAX, body, chat, framed, immediate, pick};
-use crate::daemon::harness::{Envoy, PATIENCE, get, until};
+use super::kit::{DaemonProgram, PICK_MAX, RSS_BYTES_MAX, RawStream, SteadyClient, body, chat, framed, immediate, pick};
+use crate::daemon::harness::{EnvoyStream, PATIENCE, get, until};
 
 /// Clients, and what each sends of its body.
 const HOGS: usize = 64;
@@ -15,7 +15,7 @@ const BODY_BYTES: usize = 20 << 20;
 const PIECE_BYTES: usize = 64 << 10;
 
 /// All of a chat but its last byte.
-async fn hog(peer: Peer, mode: BodySendMode) -> Peer {
+async fn hog(peer: RawStream, mode: BodySendMode) -> RawStream {
     peer.say(&chat(mode)).await;
     if mode == BodySendMode::Buffered {
         let whole = framed(&body(vec![b'x'; BODY_BYTES], true));
@@ -37,15 +37,15 @@ async fn hog(peer: Peer, mode: BodySendMode) -> Peer {
 }
 
 async fn unfinished_bodies(mode: BodySendMode) {
-    let program = Program::start().await;
+    let program = DaemonProgram::start().await;
     let idle = program.rss();
-    let neighbour = Neighbour::of(&program).await;
-    let mut envoy = Envoy::connect(program.state, "hogged").await;
+    let neighbour = SteadyClient::of(&program).await;
+    let mut envoy = EnvoyStream::connect(program.state, "hogged").await;
     assert_eq!(envoy.ports().await, [1]);
     let mut hogs = Vec::new();
     for _ in 0..HOGS {
         let channel = program.channel().await;
-        hogs.push(tokio::spawn(hog(Peer::open(&channel), mode)));
+        hogs.push(tokio::spawn(hog(RawStream::open(&channel), mode)));
     }
     let mut peers = Vec::new();
     for hog in hogs {
@@ -85,11 +85,11 @@ async fn unfinished_bodies(mode: BodySendMode) {
     assert!(refused > 0 && !waiting.is_empty(), "{refused} of {HOGS} refused");
     // The rest of the daemon goes on.
     let began = Instant::now();
-    assert_eq!(Envoy::connect(program.state, "another").await.ports().await, [1]);
+    assert_eq!(EnvoyStream::connect(program.state, "another").await.ports().await, [1]);
     assert_eq!(get(program.admin, "/metrics").await.0, 200);
     pick(&program.channel().await).await.unwrap();
     assert!(began.elapsed() < 3 * PICK_MAX);
-    waiting.into_iter().for_each(Peer::leave);
+    waiting.into_iter().for_each(RawStream::leave);
     program.settled().await;
 }
 
@@ -105,8 +105,8 @@ async fn unfinished_bodies_in_one_message_do_not_take_the_daemons_memory() {
 
 #[tokio::test]
 async fn a_message_longer_than_any_body_is_refused_before_it_comes() {
-    let program = Program::start().await;
-    let peer = Peer::open(&program.channel().await);
+    let program = DaemonProgram::start().await;
+    let peer = RawStream::open(&program.channel().await);
     peer.send(vec![0, 0xff, 0xff, 0xff, 0xff].into()).await;
     let (_, status) = peer.ended().await;
     assert_eq!(status.unwrap().code(), Code::ResourceExhausted);

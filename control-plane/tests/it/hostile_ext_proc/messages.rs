@@ -9,7 +9,7 @@ use envoy_types::pb::google::protobuf::{ListValue, Struct, Value};
 use tonic::Code;
 use tonic::codegen::Bytes;
 
-use super::kit::{Neighbour, Peer, Program, RSS_BYTES_MAX, body, chat, framed, framed_bytes, headers, prompt, said};
+use super::kit::{DaemonProgram, RSS_BYTES_MAX, RawStream, SteadyClient, body, chat, framed, framed_bytes, headers, prompt, said};
 
 fn value(kind: Kind) -> Value {
     Value { kind: Some(kind) }
@@ -40,7 +40,7 @@ fn nested(levels: usize) -> Vec<u8> {
 }
 
 /// The messages of a stream, what is wrong with them, and the status it must end with, if one is certain.
-type Case = (&'static str, Vec<Bytes>, Option<Code>);
+type StreamCase = (&'static str, Vec<Bytes>, Option<Code>);
 
 fn begin() -> Bytes {
     framed(&chat(BodySendMode::FullDuplexStreamed))
@@ -58,7 +58,7 @@ fn reply() -> Bytes {
     framed(&said(Part::ResponseHeaders(headers(&[(":status", "200")], false))))
 }
 
-fn out_of_order() -> Vec<Case> {
+fn out_of_order() -> Vec<StreamCase> {
     let reply_body = |end| framed(&said(Part::ResponseBody(HttpBody { body: b"x".to_vec(), end_of_stream: end, ..HttpBody::default() })));
     let trailers = || framed(&said(Part::RequestTrailers(HttpTrailers::default())));
     let reply_trailers = || framed(&said(Part::ResponseTrailers(HttpTrailers::default())));
@@ -78,7 +78,7 @@ fn out_of_order() -> Vec<Case> {
     ]
 }
 
-fn extreme_values() -> Vec<Case> {
+fn extreme_values() -> Vec<StreamCase> {
     let modes = |mode| ProtocolConfiguration { request_body_mode: mode, response_body_mode: mode, ..ProtocolConfiguration::default() };
     let mode = |mode: i32| framed(&ProcessingRequest { protocol_config: Some(modes(mode)), ..chat(BodySendMode::None) });
     let attempts = |number| {
@@ -107,7 +107,7 @@ fn extreme_values() -> Vec<Case> {
     ]
 }
 
-fn extreme_headers() -> Vec<Case> {
+fn extreme_headers() -> Vec<StreamCase> {
     let pair = |name: &[u8], value: &[u8]| (name.to_vec(), value.to_vec());
     let one = |name: &[u8], value: &[u8]| vec![framed(&with_headers(vec![pair(name, value)]))];
     let every: Vec<u8> = (0..=255).collect();
@@ -131,7 +131,7 @@ fn extreme_headers() -> Vec<Case> {
     ]
 }
 
-fn broken_encodings() -> Vec<Case> {
+fn broken_encodings() -> Vec<StreamCase> {
     let twice = [field(4, &field(1, b"{")), field(4, &field(1, b"}"))].concat();
     vec![
         ("a body in two fields", vec![begin(), framed_bytes(&twice)], None),
@@ -147,11 +147,11 @@ fn broken_encodings() -> Vec<Case> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_message_harms_the_daemon_or_its_other_clients() {
-    let program = Program::start().await;
-    let neighbour = Neighbour::of(&program).await;
+    let program = DaemonProgram::start().await;
+    let neighbour = SteadyClient::of(&program).await;
     let channel = program.channel().await;
     for (what, messages, expected) in [out_of_order(), extreme_values(), extreme_headers(), broken_encodings()].concat() {
-        let peer = Peer::open(&channel);
+        let peer = RawStream::open(&channel);
         for message in messages {
             peer.send(message).await;
         }
@@ -170,9 +170,9 @@ async fn no_message_harms_the_daemon_or_its_other_clients() {
 /// A message just within any bound of its length, which is a gigabyte once it is decoded.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sixteen_million_empty_headers_are_not_decoded() {
-    let program = Program::start().await;
-    let neighbour = Neighbour::of(&program).await;
-    let peer = Peer::open(&program.channel().await);
+    let program = DaemonProgram::start().await;
+    let neighbour = SteadyClient::of(&program).await;
+    let peer = RawStream::open(&program.channel().await);
     peer.send(framed_bytes(&field(2, &field(1, &[0x0a, 0].repeat(16 << 20))))).await;
     let (_, status) = peer.end().await;
     let peak = program.peak_rss();
@@ -185,7 +185,7 @@ async fn sixteen_million_empty_headers_are_not_decoded() {
 
 #[tokio::test]
 async fn no_grpc_metadata_harms_it_either() {
-    let program = Program::start().await;
+    let program = DaemonProgram::start().await;
     let channel = program.channel().await;
     let long = "p".repeat(12 << 10);
     let extremes: [&[(&str, &str)]; 4] = [
@@ -195,7 +195,7 @@ async fn no_grpc_metadata_harms_it_either() {
         &[("grpc-timeout", "99999999H"), ("grpc-encoding", "gzip"), ("grpc-accept-encoding", "nonsense")],
     ];
     for metadata in extremes {
-        let peer = Peer::with_metadata(&channel, metadata);
+        let peer = RawStream::with_metadata(&channel, metadata);
         peer.say(&chat(BodySendMode::FullDuplexStreamed)).await;
         peer.say(&prompt()).await;
         peer.end().await;

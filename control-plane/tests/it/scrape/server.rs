@@ -15,7 +15,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 /// How to answer.
 #[derive(Clone, Debug)]
-pub enum Answer {
+pub enum ServerAnswer {
     /// This page, whatever the query.
     Page(String),
     /// As prometheus_client: only the series named in the query.
@@ -42,15 +42,15 @@ pub enum Answer {
 }
 
 #[derive(Clone)]
-struct Shared {
-    answer: Arc<Mutex<Answer>>,
+struct MetricsServerState {
+    answer: Arc<Mutex<ServerAnswer>>,
     queries: Arc<Mutex<Vec<String>>>,
     connections: Arc<Mutex<usize>>,
 }
 
-pub struct Server {
+pub struct MetricsServer {
     pub address: String,
-    shared: Shared,
+    shared: MetricsServerState,
 }
 
 /// A page as vLLM writes it, with something around what is wanted.
@@ -68,16 +68,16 @@ pub fn page(waiting: u32, running: u32, kv: f64) -> String {
     page + "vllm:cache_config_info{block_size=\"16\",engine=\"0\",num_gpu_blocks=\"1000\"} 1\n"
 }
 
-impl Server {
-    pub async fn start(answer: Answer) -> Self {
+impl MetricsServer {
+    pub async fn start(answer: ServerAnswer) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let shared = Shared { answer: Arc::new(Mutex::new(answer)), queries: Arc::default(), connections: Arc::default() };
+        let shared = MetricsServerState { answer: Arc::new(Mutex::new(answer)), queries: Arc::default(), connections: Arc::default() };
         tokio::spawn(accept(listener, shared.clone()));
         Self { address, shared }
     }
 
-    pub fn answer(&self, answer: Answer) {
+    pub fn answer(&self, answer: ServerAnswer) {
         *self.shared.answer.lock().unwrap() = answer;
     }
 
@@ -96,7 +96,7 @@ impl Server {
 }
 
 /// What axum can serve goes through a real server behind a small relay, which counts connections and does what no HTTP server would.
-async fn accept(listener: TcpListener, shared: Shared) {
+async fn accept(listener: TcpListener, shared: MetricsServerState) {
     let inner = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let inner_address = inner.local_addr().unwrap();
     let router = Router::new().fallback(get(reply)).with_state(shared.clone());
@@ -107,8 +107,8 @@ async fn accept(listener: TcpListener, shared: Shared) {
         tokio::spawn(async move {
             let answer = shared.answer.lock().unwrap().clone();
             match answer {
-                Answer::NotHttp => raw(&mut outer, &shared, "SSH-2.0-nonsense\r\n").await,
-                Answer::CutShort(page) => {
+                ServerAnswer::NotHttp => raw(&mut outer, &shared, "SSH-2.0-nonsense\r\n").await,
+                ServerAnswer::CutShort(page) => {
                     raw(&mut outer, &shared, &format!("HTTP/1.1 200 OK\r\ncontent-length: 99999\r\n\r\n{page}")).await;
                 }
                 _ => {
@@ -120,42 +120,42 @@ async fn accept(listener: TcpListener, shared: Shared) {
     }
 }
 
-async fn raw(stream: &mut TcpStream, shared: &Shared, answer: &str) {
+async fn raw(stream: &mut TcpStream, shared: &MetricsServerState, answer: &str) {
     let mut request = [0; 4096];
     let read = stream.read(&mut request).await.unwrap_or(0);
     shared.queries.lock().unwrap().push(format!("{read} raw bytes"));
     let _ = stream.write_all(answer.as_bytes()).await;
 }
 
-async fn reply(State(shared): State<Shared>, RawQuery(query): RawQuery, headers: HeaderMap) -> Response {
+async fn reply(State(shared): State<MetricsServerState>, RawQuery(query): RawQuery, headers: HeaderMap) -> Response {
     assert_eq!(headers.get(header::ACCEPT_ENCODING), None, "compression would only cost both sides");
     let query = query.unwrap_or_default();
     shared.queries.lock().unwrap().push(query.clone());
     let answer = shared.answer.lock().unwrap().clone();
     let endless = || Body::from_stream(stream::repeat_with(|| Ok::<_, std::io::Error>(Bytes::from("a_bucket{le=\"1\"} 0\n".repeat(1000)))));
     match answer {
-        Answer::Page(page) => page.into_response(),
-        Answer::HonoursFilter(page) => filtered(&page, &query).into_response(),
-        Answer::EmptyWhenFiltered(_) | Answer::RefusesQueries(_) if query.is_empty() => whole(answer).into_response(),
-        Answer::EmptyWhenFiltered(_) => "".into_response(),
-        Answer::RefusesQueries(_) => StatusCode::BAD_REQUEST.into_response(),
-        Answer::Status(status) => StatusCode::from_u16(status).unwrap().into_response(),
-        Answer::Redirect(to) => (StatusCode::FOUND, [(header::LOCATION, to)]).into_response(),
-        Answer::Compressed => ([(header::CONTENT_ENCODING, "gzip")], "not really").into_response(),
-        Answer::Huge { announced: true } => ([(header::CONTENT_LENGTH, "1000000000")], endless()).into_response(),
-        Answer::Huge { announced: false } => endless().into_response(),
-        Answer::Trickle => Body::from_stream(stream::unfold((), |()| async {
+        ServerAnswer::Page(page) => page.into_response(),
+        ServerAnswer::HonoursFilter(page) => filtered(&page, &query).into_response(),
+        ServerAnswer::EmptyWhenFiltered(_) | ServerAnswer::RefusesQueries(_) if query.is_empty() => whole(answer).into_response(),
+        ServerAnswer::EmptyWhenFiltered(_) => "".into_response(),
+        ServerAnswer::RefusesQueries(_) => StatusCode::BAD_REQUEST.into_response(),
+        ServerAnswer::Status(status) => StatusCode::from_u16(status).unwrap().into_response(),
+        ServerAnswer::Redirect(to) => (StatusCode::FOUND, [(header::LOCATION, to)]).into_response(),
+        ServerAnswer::Compressed => ([(header::CONTENT_ENCODING, "gzip")], "not really").into_response(),
+        ServerAnswer::Huge { announced: true } => ([(header::CONTENT_LENGTH, "1000000000")], endless()).into_response(),
+        ServerAnswer::Huge { announced: false } => endless().into_response(),
+        ServerAnswer::Trickle => Body::from_stream(stream::unfold((), |()| async {
             tokio::time::sleep(Duration::from_millis(10)).await;
             Some((Ok::<_, std::io::Error>(Bytes::from("#")), ()))
         }))
         .into_response(),
-        Answer::Silent | Answer::NotHttp | Answer::CutShort(_) => std::future::pending().await,
+        ServerAnswer::Silent | ServerAnswer::NotHttp | ServerAnswer::CutShort(_) => std::future::pending().await,
     }
 }
 
-fn whole(answer: Answer) -> String {
+fn whole(answer: ServerAnswer) -> String {
     match answer {
-        Answer::EmptyWhenFiltered(page) | Answer::RefusesQueries(page) => page,
+        ServerAnswer::EmptyWhenFiltered(page) | ServerAnswer::RefusesQueries(page) => page,
         _ => String::new(),
     }
 }

@@ -13,12 +13,12 @@ use rustls::{RootCertStore, ServerConfig, ServerConnection, StreamOwned};
 use super::*;
 
 /// An authority, a server that it vouches for, and the files a client of it needs.
-struct Pki {
+struct TlsFixture {
     folder: tempfile::TempDir,
     server: ServerConfig,
 }
 
-fn pki(clients_need_certificates: bool) -> Pki {
+fn pki(clients_need_certificates: bool) -> TlsFixture {
     let folder = tempfile::tempdir().unwrap();
     let mut params = CertificateParams::default();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -40,10 +40,10 @@ fn pki(clients_need_certificates: bool) -> Pki {
     };
     let chain: Vec<CertificateDer<'static>> = vec![issue(&server, "127.0.0.1").der().clone()];
     let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(server.serialize_der()));
-    Pki { server: builder.with_single_cert(chain, key).unwrap(), folder }
+    TlsFixture { server: builder.with_single_cert(chain, key).unwrap(), folder }
 }
 
-impl Pki {
+impl TlsFixture {
     fn path(&self, name: &str) -> PathBuf {
         Path::new(self.folder.path()).join(name)
     }
@@ -70,14 +70,14 @@ impl Pki {
 async fn heard(address: &str, tls: EndpointTls) -> ScrapeEvent {
     let location = MetricsLocation { https: true, ..MetricsLocation::default() };
     let config = ScrapeConfig { tls, ..config() };
-    Rig::start(&config, vec![target_at(id(1, 1), address, "vllm", &location)]).next().await
+    ScraperHarness::start(&config, vec![target_at(id(1, 1), address, "vllm", &location)]).next().await
 }
 
 #[tokio::test]
 async fn the_authority_decides_whom_to_believe() {
     let (pki, stranger) = (pki(false), pki(false));
     let address = pki.serve();
-    let trusting = |authority: &Pki| EndpointTls { ca_file: Some(authority.path("ca.pem")), ..EndpointTls::default() };
+    let trusting = |authority: &TlsFixture| EndpointTls { ca_file: Some(authority.path("ca.pem")), ..EndpointTls::default() };
     assert!(matches!(heard(&address, trusting(&pki)).await, ScrapeEvent::Metrics(..)));
     assert!(matches!(heard(&address, trusting(&stranger)).await, ScrapeEvent::Failed(_, FailReason::Connect(_), 1)));
     assert!(matches!(heard(&address, EndpointTls::default()).await, ScrapeEvent::Failed(_, FailReason::Connect(_), 1)));

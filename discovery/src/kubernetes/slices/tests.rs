@@ -9,7 +9,7 @@ use super::*;
 
 /// One endpoint of a generated slice.
 #[derive(Clone, Debug)]
-struct Row {
+struct SliceRow {
     pod: u8,
     uid: u8,
     ip: u8,
@@ -18,8 +18,8 @@ struct Row {
     terminating: Option<bool>,
 }
 
-fn slice(name: &str, trigger: u8, v6: bool, rows: &[Row]) -> EndpointSlice {
-    let endpoint = |row: &Row| Endpoint {
+fn slice(name: &str, trigger: u8, v6: bool, rows: &[SliceRow]) -> EndpointSlice {
+    let endpoint = |row: &SliceRow| Endpoint {
         addresses: vec![if v6 { format!("fd00::{:x}", u16::from(row.ip) + 1) } else { format!("10.0.0.{}", u16::from(row.ip) + 1) }],
         conditions: Some(EndpointConditions { ready: row.ready, serving: row.serving, terminating: row.terminating }),
         target_ref: Some(ObjectReference {
@@ -42,15 +42,15 @@ fn slice(name: &str, trigger: u8, v6: bool, rows: &[Row]) -> EndpointSlice {
     }
 }
 
-fn row(pod: u8) -> Row {
-    Row { pod, uid: 0, ip: pod, ready: Some(true), serving: None, terminating: None }
+fn row(pod: u8) -> SliceRow {
+    SliceRow { pod, uid: 0, ip: pod, ready: Some(true), serving: None, terminating: None }
 }
 
 /// The endpoints that a reader of these events takes for ready, with address and generation.
 #[derive(Default)]
-struct Reader(BTreeMap<String, Arc<Record>>);
+struct RecordSet(BTreeMap<String, Arc<InstanceRecord>>);
 
-impl Reader {
+impl RecordSet {
     fn read(&mut self, events: Vec<BackendEvent>) {
         for event in events {
             match event {
@@ -58,13 +58,13 @@ impl Reader {
                 BackendEvent::Apply(record) => drop(self.0.insert(record.name().to_owned(), record)),
                 BackendEvent::Delete(id) => assert!(self.0.remove(&*id).is_some(), "{id} deleted, but never told"),
                 BackendEvent::Failed(why) => panic!("{why}"),
-                BackendEvent::Asks(_) | BackendEvent::Warns(_) | BackendEvent::Alive => {}
+                BackendEvent::Requirements(_) | BackendEvent::Warns(_) | BackendEvent::Alive => {}
             }
         }
     }
 
     fn ready(&self) -> Vec<&str> {
-        self.0.values().filter(|r| r.readiness == Readiness::Ready).map(|r| r.name()).collect()
+        self.0.values().filter(|r| r.readiness == InstanceReadiness::Ready).map(|r| r.name()).collect()
     }
 }
 
@@ -85,10 +85,10 @@ fn the_slice_of_the_proposal() {
         "ports": [{"name": "http", "port": 8080, "protocol": "TCP"}],
     }));
     let [record] = SliceIndex::new(PortRule::default()).reset(&[slice]).try_into().unwrap();
-    let Record { instance, readiness, metadata, .. } = &*record;
+    let InstanceRecord { instance, readiness, metadata, .. } = &*record;
     assert_eq!((instance.name.as_str(), instance.namespace.as_str()), ("dynamo-decode-pod-abc123", "default"));
-    assert_eq!((instance.incarnation.as_str(), instance.address.to_string().as_str()), ("u", "10.1.2.3:8080"));
-    assert_eq!((readiness, metadata), (&Readiness::Ready, &MetadataSource::At(instance.address)));
+    assert_eq!((instance.generation.as_str(), instance.address.to_string().as_str()), ("u", "10.1.2.3:8080"));
+    assert_eq!((readiness, metadata), (&InstanceReadiness::Ready, &MetadataSource::At(instance.address)));
     let labels: Vec<String> = instance.labels.iter().map(|(k, v)| format!("{k}={v}")).collect();
     assert_eq!(labels, ["kubernetes.io/hostname=n1", "nvidia.com/dynamo-component=decode", "topology.kubernetes.io/zone=a"]);
 }
@@ -105,9 +105,9 @@ fn conditions_as_the_api_means_them() {
         (None, Some(true), Some(false), true),
     ] {
         let conditions = EndpointConditions { ready, serving, terminating };
-        assert_eq!(readiness(Some(&conditions)) == Readiness::Ready, expected, "{conditions:?}");
+        assert_eq!(readiness(Some(&conditions)) == InstanceReadiness::Ready, expected, "{conditions:?}");
     }
-    assert_eq!(readiness(None), Readiness::Ready);
+    assert_eq!(readiness(None), InstanceReadiness::Ready);
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn ports_by_name_then_by_place_then_by_configuration() {
             "ports": serde_json::from_str::<serde_json::Value>(ports).unwrap()}));
         let rule = PortRule { name: name.map(str::to_owned), fallback };
         let [record] = SliceIndex::new(rule).reset(&[slice]).try_into().unwrap();
-        (record.readiness == Readiness::Ready).then(|| record.instance.address.port())
+        (record.readiness == InstanceReadiness::Ready).then(|| record.instance.address.port())
     };
     let two = r#"[{"name":"http","port":8080},{"name":"grpc","port":9090}]"#;
     assert_eq!(port_of(two, None, None), Some(8080));
@@ -144,7 +144,7 @@ fn what_has_no_meaning_is_left_out_and_what_has_no_pod_has_a_name() {
 #[test]
 fn an_endpoint_that_moves_between_slices_is_never_gone() {
     let mut index = SliceIndex::new(PortRule::default());
-    let mut reader = Reader::default();
+    let mut reader = RecordSet::default();
     reader.read(index.apply(&slice("a", 0, false, &[row(1), row(2)])));
     reader.read(index.apply(&slice("b", 1, false, &[row(2)])));
     assert_eq!(reader.ready(), ["pod-1", "pod-2"]);
@@ -158,7 +158,7 @@ fn an_endpoint_that_moves_between_slices_is_never_gone() {
 #[test]
 fn dual_stack_is_one_instance_reached_by_ipv4() {
     let mut index = SliceIndex::new(PortRule::default());
-    let mut reader = Reader::default();
+    let mut reader = RecordSet::default();
     reader.read(index.apply(&slice("six", 9, true, &[row(1)])));
     assert_eq!(reader.0["pod-1"].instance.address.to_string(), "[fd00::2]:8080");
     reader.read(index.apply(&slice("four", 0, false, &[row(1)])));
@@ -170,26 +170,26 @@ fn dual_stack_is_one_instance_reached_by_ipv4() {
 #[test]
 fn of_two_pods_of_one_name_the_ready_one_counts_then_the_newer() {
     let mut index = SliceIndex::new(PortRule::default());
-    let mut reader = Reader::default();
-    let new = |ready| Row { uid: 1, ip: 7, ready: Some(ready), ..row(1) };
+    let mut reader = RecordSet::default();
+    let new = |ready| SliceRow { uid: 1, ip: 7, ready: Some(ready), ..row(1) };
     reader.read(index.apply(&slice("a", 0, false, &[row(1)])));
     reader.read(index.apply(&slice("b", 1, false, &[new(false)])));
-    assert_eq!(reader.0["pod-1"].instance.incarnation, "uid-1-0");
+    assert_eq!(reader.0["pod-1"].instance.generation, "uid-1-0");
     reader.read(index.apply(&slice("b", 2, false, &[new(true)])));
-    assert_eq!(reader.0["pod-1"].instance.incarnation, "uid-1-1");
+    assert_eq!(reader.0["pod-1"].instance.generation, "uid-1-1");
 }
 
 #[derive(Clone, Debug)]
-enum Step {
-    Apply(u8, u8, bool, Vec<Row>),
+enum SliceStep {
+    Apply(u8, u8, bool, Vec<SliceRow>),
     Delete(u8),
     /// The watch broke: events were missed and a list follows.
-    Relist(Vec<(u8, u8, bool, Vec<Row>)>),
+    Relist(Vec<(u8, u8, bool, Vec<SliceRow>)>),
 }
 
-fn any_row() -> impl Strategy<Value = Row> {
+fn any_row() -> impl Strategy<Value = SliceRow> {
     let condition = || prop::option::of(any::<bool>());
-    (0u8..5, 0u8..2, 0u8..5, condition(), condition(), condition()).prop_map(|(pod, uid, ip, ready, serving, terminating)| Row {
+    (0u8..5, 0u8..2, 0u8..5, condition(), condition(), condition()).prop_map(|(pod, uid, ip, ready, serving, terminating)| SliceRow {
         pod,
         uid,
         ip,
@@ -199,15 +199,15 @@ fn any_row() -> impl Strategy<Value = Row> {
     })
 }
 
-fn any_slice() -> impl Strategy<Value = (u8, u8, bool, Vec<Row>)> {
+fn any_slice() -> impl Strategy<Value = (u8, u8, bool, Vec<SliceRow>)> {
     (0u8..4, 0u8..4, any::<bool>(), prop::collection::vec(any_row(), 0..5))
 }
 
-fn any_step() -> impl Strategy<Value = Step> {
+fn any_step() -> impl Strategy<Value = SliceStep> {
     prop_oneof![
-        4 => any_slice().prop_map(|(name, trigger, v6, rows)| Step::Apply(name, trigger, v6, rows)),
-        2 => (0u8..4).prop_map(Step::Delete),
-        1 => prop::collection::vec(any_slice(), 0..4).prop_map(Step::Relist),
+        4 => any_slice().prop_map(|(name, trigger, v6, rows)| SliceStep::Apply(name, trigger, v6, rows)),
+        2 => (0u8..4).prop_map(SliceStep::Delete),
+        1 => prop::collection::vec(any_slice(), 0..4).prop_map(SliceStep::Relist),
     ]
 }
 
@@ -217,32 +217,32 @@ proptest! {
     #[test]
     fn any_history_ends_as_the_union_of_the_final_slices(steps in prop::collection::vec(any_step(), 0..40)) {
         let mut index = SliceIndex::new(PortRule::default());
-        let mut reader = Reader::default();
-        let mut slices: BTreeMap<u8, (EndpointSlice, Vec<Row>)> = BTreeMap::new();
+        let mut reader = RecordSet::default();
+        let mut slices: BTreeMap<u8, (EndpointSlice, Vec<SliceRow>)> = BTreeMap::new();
         for step in steps {
             match step {
-                Step::Apply(name, trigger, v6, rows) => {
+                SliceStep::Apply(name, trigger, v6, rows) => {
                     let new = slice(&format!("s{name}"), trigger, v6, &rows);
                     reader.read(index.apply(&new));
                     slices.insert(name, (new, rows));
                 }
-                Step::Delete(name) => {
+                SliceStep::Delete(name) => {
                     slices.remove(&name);
                     reader.read(index.delete(&format!("s{name}")));
                 }
-                Step::Relist(all) => {
+                SliceStep::Relist(all) => {
                     slices = all.into_iter().map(|(n, t, v6, rows)| (n, (slice(&format!("s{n}"), t, v6, &rows), rows))).collect();
                     let all: Vec<EndpointSlice> = slices.values().map(|(slice, _)| slice.clone()).collect();
                     reader.read(vec![BackendEvent::Reset(index.reset(&all))]);
                 }
             }
         }
-        let is_ready = |row: &&Row| row.ready != Some(false) && row.serving != Some(false) && row.terminating != Some(true);
+        let is_ready = |row: &&SliceRow| row.ready != Some(false) && row.serving != Some(false) && row.terminating != Some(true);
         let rows = || slices.values().flat_map(|(_, rows)| rows);
         let union: BTreeSet<String> = rows().filter(is_ready).map(|row| format!("pod-{}", row.pod)).collect();
         prop_assert_eq!(reader.ready().into_iter().map(str::to_owned).collect::<BTreeSet<_>>(), union);
         let all: Vec<EndpointSlice> = slices.values().map(|(slice, _)| slice.clone()).collect();
-        let mut fresh = Reader::default();
+        let mut fresh = RecordSet::default();
         fresh.read(vec![BackendEvent::Reset(SliceIndex::new(PortRule::default()).reset(&all))]);
         prop_assert_eq!(reader.0, fresh.0);
     }
@@ -283,8 +283,8 @@ fn an_event_costs_its_slice_however_many_there_are() {
 /// Ten thousand endpoints in the index and in the table, with the labels of a real slice.
 #[test]
 fn ten_thousand_endpoints_fit_in_64_megabytes() {
-    use crate::event::{MetadataPolicy, Now};
-    use crate::table::Table;
+    use crate::event::{ClockReading, MetadataPolicy};
+    use crate::table::InstanceTable;
     let resident = || {
         let pages = std::fs::read_to_string("/proc/self/statm").unwrap().split(' ').nth(1).unwrap().parse::<usize>().unwrap();
         pages * 4096
@@ -298,7 +298,7 @@ fn ten_thousand_endpoints_fit_in_64_megabytes() {
     .map(|(key, value)| (key.to_owned(), value.to_owned()))
     .into();
     let full = |s: u16| {
-        let rows: Vec<Row> = (0..100).map(row).collect();
+        let rows: Vec<SliceRow> = (0..100).map(row).collect();
         let mut slice = slice(&format!("s{s}"), 0, false, &rows);
         slice.metadata.labels = Some(labels.clone());
         for (i, endpoint) in slice.endpoints.iter_mut().flatten().enumerate() {
@@ -311,16 +311,16 @@ fn ten_thousand_endpoints_fit_in_64_megabytes() {
         }
         slice
     };
-    let (mut index, mut table) = (SliceIndex::new(PortRule::default()), Table::new(MetadataPolicy::Ignored));
+    let (mut index, mut table) = (SliceIndex::new(PortRule::default()), InstanceTable::new(MetadataPolicy::Ignored));
     let before = resident();
     for s in 0..100 {
         for event in index.apply(&full(s)) {
             let BackendEvent::Apply(record) = event else { panic!("{event:?}") };
-            table.apply(record, Now::read(), &mut Vec::new());
+            table.apply(record, ClockReading::read(), &mut Vec::new());
         }
     }
     let held = resident().saturating_sub(before);
-    assert_eq!(table.told().count(), 10_000);
+    assert_eq!(table.published_instances().count(), 10_000);
     println!("{} bytes an endpoint", held / 10_000);
     assert!(held <= 64 << 20, "{held} bytes");
 }

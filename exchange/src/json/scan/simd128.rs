@@ -1,4 +1,5 @@
-//! The masks of a block by the vector instructions of wasm, which the module is built with. Held by `tests/wasm`.
+//! The masks of a block by wasm vector instructions, which the module is built with. Tested by
+//! `tests/wasm`.
 
 use std::arch::wasm32::{u8x16_bitmask, u8x16_eq, u8x16_le, u8x16_splat, u64x2, v128, v128_any_true, v128_or, v128_xor};
 

@@ -3,7 +3,7 @@
 use super::*;
 
 /// What is due at the next tick, as the root context does it.
-fn tick(world: &World) {
+fn tick(world: &HttpWorld) {
     world.host.pass_ms(100);
     let due = world.vm.borrow_mut().tick(1);
     due.iter().for_each(|request| request.retry());
@@ -11,7 +11,7 @@ fn tick(world: &World) {
 
 #[test]
 fn a_request_before_the_first_state_waits_for_it() {
-    let world = World::new(r#"{"pools": [{"name": "default"}]}"#);
+    let world = HttpWorld::new(r#"{"pools": [{"name": "default"}]}"#);
     let (mut stream, _) = world.post("/v1/chat/completions");
     assert_eq!(world.body(&mut stream, CHAT), Action::Pause);
     world.host.take_log();
@@ -31,7 +31,8 @@ fn a_request_before_the_first_state_waits_for_it() {
 #[test]
 fn without_state_until_the_deadline_it_is_refused_or_sent_anywhere() {
     for (mode, expected) in [("close", "reply 503"), ("open", "resume")] {
-        let world = World::new(&format!(r#"{{"pools": [{{"name": "default"}}], "failure_mode": "{mode}", "cold_start_wait_ms": 300}}"#));
+        let world =
+            HttpWorld::new(&format!(r#"{{"pools": [{{"name": "default"}}], "failure_mode": "{mode}", "cold_start_wait_ms": 300}}"#));
         let (mut stream, _) = world.post("/v1/chat/completions");
         assert_eq!(world.body(&mut stream, CHAT), Action::Pause);
         world.host.take_log();
@@ -47,10 +48,10 @@ fn without_state_until_the_deadline_it_is_refused_or_sent_anywhere() {
 
 #[test]
 fn a_client_that_leaves_while_it_waits_is_forgotten() {
-    let world = World::new(r#"{"pools": [{"name": "default"}]}"#);
+    let world = HttpWorld::new(r#"{"pools": [{"name": "default"}]}"#);
     let (mut stream, _) = world.post("/v1/chat/completions");
     world.body(&mut stream, CHAT);
-    world.host.gone.borrow_mut().push(11);
+    world.host.removed.borrow_mut().push(11);
     stream.on_done();
     world.host.take_log();
     world.state("default");
@@ -62,9 +63,9 @@ fn a_client_that_leaves_while_it_waits_is_forgotten() {
 
 #[test]
 fn a_vm_that_replaces_a_lost_one_has_its_state_before_its_first_tick() {
-    let (lost, mut healed) = (World::ready(), World::new(r#"{"pools": [{"name": "default"}]}"#));
+    let (lost, mut healed) = (HttpWorld::ready(), HttpWorld::new(r#"{"pools": [{"name": "default"}]}"#));
     healed.host = lost.host.clone();
-    healed.vm = Rc::new(RefCell::new(Vm::new(lost.host)));
+    healed.vm = Rc::new(RefCell::new(VmState::new(lost.host)));
     healed.vm.borrow_mut().configure(1, Rc::clone(&healed.config));
     let (_, action) = healed.headers(&[(":method", "GET"), (":path", "/v1/models")], true);
     assert_eq!(action, Action::Continue);
@@ -83,7 +84,7 @@ const UNREAD: [&[(&str, &str)]; 3] = [
 fn a_parked_request_is_decided_when_state_comes_however_much_of_its_body_is_in() {
     for headers in UNREAD {
         for pieces in 0..3 {
-            let world = World::new(r#"{"pools": [{"name": "default"}]}"#);
+            let world = HttpWorld::new(r#"{"pools": [{"name": "default"}]}"#);
             let (mut stream, action) = world.headers(headers, false);
             assert_eq!(action, Action::Pause);
             for piece in 1..=pieces {
@@ -113,7 +114,7 @@ fn a_parked_request_is_decided_when_state_comes_however_much_of_its_body_is_in()
 #[test]
 fn a_client_that_waits_for_answers_has_each_of_its_pieces_sent_at_a_tick() {
     for last in ["data", "trailers"] {
-        let world = World::new(r#"{"pools": [{"name": "default"}]}"#);
+        let world = HttpWorld::new(r#"{"pools": [{"name": "default"}]}"#);
         let (mut stream, _) = world.headers(UNREAD[1], false);
         stream.on_http_request_body(5, false);
         world.state("default");
@@ -134,10 +135,10 @@ fn a_client_that_waits_for_answers_has_each_of_its_pieces_sent_at_a_tick() {
             assert_eq!(stream.on_http_request_body(5, false), Action::Pause);
             assert_eq!(stream.on_http_request_trailers(1), Action::Continue, "what is held goes with them");
         }
-        world.host.gone.borrow_mut().push(11);
+        world.host.removed.borrow_mut().push(11);
         stream.on_done();
         tick(&world);
-        assert_eq!((world.host.take_log(), world.in_flight(), world.vm.borrow().waiting()), (vec![], 0, 0));
+        assert_eq!((world.host.take_log(), world.in_flight(), world.vm.borrow().parked_count()), (vec![], 0, 0));
     }
 }
 
@@ -146,7 +147,7 @@ fn a_parked_request_whose_body_never_ends_is_answered_at_its_deadline() {
     for (mode, expected) in [("close", "reply 503"), ("open", "resume")] {
         for headers in UNREAD {
             let world =
-                World::new(&format!(r#"{{"pools": [{{"name": "default"}}], "failure_mode": "{mode}", "cold_start_wait_ms": 300}}"#));
+                HttpWorld::new(&format!(r#"{{"pools": [{{"name": "default"}}], "failure_mode": "{mode}", "cold_start_wait_ms": 300}}"#));
             let (mut stream, _) = world.headers(headers, false);
             assert_eq!(stream.on_http_request_body(5, false), Action::Pause);
             world.host.take_log();
@@ -163,10 +164,10 @@ fn a_parked_request_whose_body_never_ends_is_answered_at_its_deadline() {
 #[test]
 fn a_client_that_leaves_while_its_body_comes_is_forgotten() {
     for headers in UNREAD {
-        let world = World::new(r#"{"pools": [{"name": "default"}]}"#);
+        let world = HttpWorld::new(r#"{"pools": [{"name": "default"}]}"#);
         let (mut stream, _) = world.headers(headers, false);
         assert_eq!(stream.on_http_request_body(5, false), Action::Pause);
-        world.host.gone.borrow_mut().push(11);
+        world.host.removed.borrow_mut().push(11);
         stream.on_done();
         world.host.take_log();
         world.state("default");
@@ -177,11 +178,11 @@ fn a_client_that_leaves_while_its_body_comes_is_forgotten() {
 
 #[test]
 fn a_parked_request_that_the_proxy_does_not_find_at_first_is_decided_at_the_next_tick() {
-    let world = World::new(r#"{"pools": [{"name": "default"}]}"#);
+    let world = HttpWorld::new(r#"{"pools": [{"name": "default"}]}"#);
     let (mut stream, _) = world.post("/v1/chat/completions");
     world.body(&mut stream, CHAT);
     world.state("default");
-    world.host.fail(&[crate::fake::Call::Focus]);
+    world.host.fail(&[crate::fake::FakeCall::Focus]);
     tick(&world);
     assert_eq!(world.in_flight(), 0);
     world.host.fail(&[]);
@@ -193,7 +194,7 @@ fn a_parked_request_that_the_proxy_does_not_find_at_first_is_decided_at_the_next
 
 #[test]
 fn more_requests_than_may_wait_are_answered_at_once() {
-    let world = World::new(r#"{"pools": [{"name": "default"}]}"#);
+    let world = HttpWorld::new(r#"{"pools": [{"name": "default"}]}"#);
     let mut waiting = Vec::new();
     while world.host.log.borrow().is_empty() {
         let (stream, action) = world.headers(&[(":method", "GET"), (":path", "/")], true);

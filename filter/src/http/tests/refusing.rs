@@ -5,46 +5,46 @@ use proptest::prelude::*;
 use proto::state::{self, daemon_message};
 
 use super::*;
-use crate::fake::{Call, encode, metrics_message};
-use crate::stream::Answer;
+use crate::fake::{FakeCall, encode, metrics_message};
+use crate::state_link::CallResponse;
 
-const CALLS: [Call; 23] = [
-    Call::Shared,
-    Call::Share,
-    Call::QueueRegister,
-    Call::QueuePush,
-    Call::QueuePop,
-    Call::StreamOpen,
-    Call::StreamSend,
-    Call::StreamCancel,
-    Call::Call,
-    Call::Property,
-    Call::PropertySet,
-    Call::Headers,
-    Call::HeaderSet,
-    Call::HeaderRemove,
-    Call::Buffer,
-    Call::BufferReplace,
-    Call::Reply,
-    Call::ResumeRequest,
-    Call::Focus,
-    Call::TickPeriod,
-    Call::Metric,
-    Call::MetricAdd,
-    Call::MetricRecord,
+const CALLS: [FakeCall; 23] = [
+    FakeCall::Shared,
+    FakeCall::Share,
+    FakeCall::QueueRegister,
+    FakeCall::QueuePush,
+    FakeCall::QueuePop,
+    FakeCall::StreamOpen,
+    FakeCall::StreamSend,
+    FakeCall::StreamCancel,
+    FakeCall::Call,
+    FakeCall::Property,
+    FakeCall::PropertySet,
+    FakeCall::Headers,
+    FakeCall::HeaderSet,
+    FakeCall::HeaderRemove,
+    FakeCall::Buffer,
+    FakeCall::BufferReplace,
+    FakeCall::Reply,
+    FakeCall::ResumeRequest,
+    FakeCall::Focus,
+    FakeCall::TickPeriod,
+    FakeCall::Metric,
+    FakeCall::MetricAdd,
+    FakeCall::MetricRecord,
 ];
 const STREAMED_CHAT: &str = r#"{"model":"alias","messages":[{"role":"user","content":"hello"}],"stream":true}"#;
 const PATHS: [&str; 4] = ["/v1/chat/completions", "/v1/models", "/some.Service/Talk", "/switchpoint/ready"];
 
 #[derive(Clone, Debug)]
-enum Step {
+enum RefusalStep {
     /// Every call of these kinds fails, until the next such step.
     Fail(Vec<usize>),
     FailAfter(u32),
     Tick(usize),
     Pass(u64),
     Wake(usize),
-    Says(Said),
+    Says(RefusalResult),
     Closed,
     NotAnswered,
     Configure(usize),
@@ -74,51 +74,56 @@ enum Step {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Said {
-    Roster,
+enum RefusalResult {
+    PoolUpdate,
     Metrics,
     Peers,
     Nonsense,
 }
 
-fn step() -> impl Strategy<Value = Step> {
-    let said = prop_oneof![Just(Said::Roster), Just(Said::Metrics), Just(Said::Peers), Just(Said::Nonsense)];
+fn step() -> impl Strategy<Value = RefusalStep> {
+    let said = prop_oneof![
+        Just(RefusalResult::PoolUpdate),
+        Just(RefusalResult::Metrics),
+        Just(RefusalResult::Peers),
+        Just(RefusalResult::Nonsense)
+    ];
     prop_oneof![
-        2 => prop::collection::vec(0..CALLS.len(), 0..4).prop_map(Step::Fail),
-        2 => (0..40_u32).prop_map(Step::FailAfter),
-        6 => (0..2_usize).prop_map(Step::Tick),
-        3 => (1..1_500_u64).prop_map(Step::Pass),
-        1 => (0..2_usize).prop_map(Step::Wake),
-        6 => said.prop_map(Step::Says),
-        1 => Just(Step::Closed),
-        1 => Just(Step::NotAnswered),
-        1 => (0..2_usize).prop_map(Step::Configure),
-        4 => (0..2_usize, 0..PATHS.len(), any::<bool>()).prop_map(|(vm, path, end)| Step::Headers { vm, path, end }),
-        4 => (0..8_usize, any::<bool>()).prop_map(|(stream, end)| Step::Body { stream, end }),
-        1 => (0..8_usize).prop_map(|stream| Step::Trailers { stream }),
-        2 => (0..8_usize, 0..3_usize).prop_map(|(stream, details)| Step::Response { stream, details }),
-        2 => (0..8_usize, any::<bool>()).prop_map(|(stream, end)| Step::Chunk { stream, end }),
-        1 => (0..8_usize).prop_map(|stream| Step::Done { stream }),
+        2 => prop::collection::vec(0..CALLS.len(), 0..4).prop_map(RefusalStep::Fail),
+        2 => (0..40_u32).prop_map(RefusalStep::FailAfter),
+        6 => (0..2_usize).prop_map(RefusalStep::Tick),
+        3 => (1..1_500_u64).prop_map(RefusalStep::Pass),
+        1 => (0..2_usize).prop_map(RefusalStep::Wake),
+        6 => said.prop_map(RefusalStep::Says),
+        1 => Just(RefusalStep::Closed),
+        1 => Just(RefusalStep::NotAnswered),
+        1 => (0..2_usize).prop_map(RefusalStep::Configure),
+        4 => (0..2_usize, 0..PATHS.len(), any::<bool>()).prop_map(|(vm, path, end)| RefusalStep::Headers { vm, path, end }),
+        4 => (0..8_usize, any::<bool>()).prop_map(|(stream, end)| RefusalStep::Body { stream, end }),
+        1 => (0..8_usize).prop_map(|stream| RefusalStep::Trailers { stream }),
+        2 => (0..8_usize, 0..3_usize).prop_map(|(stream, details)| RefusalStep::Response { stream, details }),
+        2 => (0..8_usize, any::<bool>()).prop_map(|(stream, end)| RefusalStep::Chunk { stream, end }),
+        1 => (0..8_usize).prop_map(|stream| RefusalStep::Done { stream }),
     ]
 }
 
-struct Process {
+struct RefusalProcess {
     host: FakeHost,
-    vms: Vec<(Rc<RefCell<Vm<FakeHost>>>, u32)>,
+    vms: Vec<(Rc<RefCell<VmState<FakeHost>>>, u32)>,
     config: Rc<FilterConfig>,
-    streams: Vec<Http<FakeHost>>,
+    streams: Vec<HttpStreamContext<FakeHost>>,
     contexts: u32,
     sequence: u64,
 }
 
-impl Process {
+impl RefusalProcess {
     fn new(transport: &str) -> Self {
         let config = format!(
             r#"{{"pools": [{{"name": "default"}}], "explain": true, "decision_log_one_in": 1, "prefix_entries": 64, "state": {{"transport": "{transport}"}}}}"#
         );
         let (host, config) = (FakeHost::new(), Rc::new(FilterConfig::parse(config.as_bytes()).unwrap()));
         let vm = |_| {
-            let mut vm = Vm::new(host.clone());
+            let mut vm = VmState::new(host.clone());
             vm.configure(1, Rc::clone(&config));
             (Rc::new(RefCell::new(vm)), 1)
         };
@@ -137,10 +142,10 @@ impl Process {
     }
 
     /// An answer to a call; what made none of that number does not mind.
-    fn answer(&self, call: u32, answer: &Answer) {
+    fn answer(&self, call: u32, answer: &CallResponse) {
         for (vm, root) in &self.vms {
-            let answer = Answer { status: answer.status.clone(), body: answer.body.clone() };
-            let due = vm.borrow_mut().call_answered(*root, call, answer);
+            let answer = CallResponse { status: answer.status.clone(), body: answer.body.clone() };
+            let due = vm.borrow_mut().on_call_response(*root, call, answer);
             due.iter().for_each(|request| request.retry());
         }
     }
@@ -151,71 +156,71 @@ impl Process {
         let size = message.len();
         let mut body = Vec::new();
         proto::frames::push(&mut body, &message);
-        self.host.buffers.borrow_mut().insert(Buffer::StreamMessage as u32, message);
+        self.host.buffers.borrow_mut().insert(BodyBuffer::StreamMessage as u32, message);
         for (vm, root) in self.vms.iter().filter(|_| stream > 0) {
-            let due = vm.borrow_mut().stream_message(*root, stream, size);
+            let due = vm.borrow_mut().on_stream_message(*root, stream, size);
             due.iter().for_each(|request| request.retry());
         }
         let status = Some(b"200".to_vec());
-        self.answer(self.call("tell"), &Answer { status: status.clone(), body: Vec::new() });
-        self.answer(self.call("hear"), &Answer { status, body });
+        self.answer(self.call("tell"), &CallResponse { status: status.clone(), body: Vec::new() });
+        self.answer(self.call("hear"), &CallResponse { status, body });
     }
 
-    fn roster(&mut self) {
+    fn pool_update(&mut self) {
         self.sequence += 1;
         let other = format!("10.0.1.{}:1", self.sequence % 200);
         let version = Version { term: 1, sequence: self.sequence };
-        self.says(roster_message("default", version, &["10.0.0.1:1", "10.0.0.2:1", &other]));
+        self.says(pool_update_message("default", version, &["10.0.0.1:1", "10.0.0.2:1", &other]));
     }
 
     fn headers(&mut self, vm: usize, path: &str, end: bool) -> Action {
         let headers = [(":method", "POST"), (":path", path), ("x-gateway-destination-endpoint", "6.6.6.6:1")];
         *self.host.request.borrow_mut() = headers.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
         self.contexts += 1;
-        let mut stream = Http::new(self.contexts, self.host.clone(), Rc::clone(&self.vms[vm].0), Rc::clone(&self.config));
+        let mut stream = HttpStreamContext::new(self.contexts, self.host.clone(), Rc::clone(&self.vms[vm].0), Rc::clone(&self.config));
         let action = stream.on_http_request_headers(3, end);
         self.streams.push(stream);
         action
     }
 
     fn body(&mut self, stream: usize, end: bool) -> Option<Action> {
-        self.host.buffers.borrow_mut().insert(Buffer::RequestBody as u32, STREAMED_CHAT.into());
+        self.host.buffers.borrow_mut().insert(BodyBuffer::RequestBody as u32, STREAMED_CHAT.into());
         Some(self.streams.get_mut(stream)?.on_http_request_body(STREAMED_CHAT.len(), end))
     }
 
-    fn act(&mut self, step: Step) {
+    fn act(&mut self, step: RefusalStep) {
         match step {
-            Step::Fail(kinds) => self.host.fail(&kinds.into_iter().map(|kind| CALLS[kind]).collect::<Vec<_>>()),
-            Step::FailAfter(count) => self.host.fail_after(count),
-            Step::Tick(vm) => self.tick(vm),
-            Step::Pass(ms) => self.host.pass_ms(ms),
-            Step::Wake(vm) => (1..3).for_each(|queue| drop(self.vms[vm].0.borrow_mut().woken(queue))),
-            Step::Says(Said::Roster) => self.roster(),
-            Step::Says(Said::Metrics) => {
+            RefusalStep::Fail(kinds) => self.host.fail(&kinds.into_iter().map(|kind| CALLS[kind]).collect::<Vec<_>>()),
+            RefusalStep::FailAfter(count) => self.host.fail_after(count),
+            RefusalStep::Tick(vm) => self.tick(vm),
+            RefusalStep::Pass(ms) => self.host.pass_ms(ms),
+            RefusalStep::Wake(vm) => (1..3).for_each(|queue| drop(self.vms[vm].0.borrow_mut().on_wake(queue))),
+            RefusalStep::Says(RefusalResult::PoolUpdate) => self.pool_update(),
+            RefusalStep::Says(RefusalResult::Metrics) => {
                 let version = Version { term: 1, sequence: self.sequence };
                 self.says(metrics_message("default", version, self.host.now_ms.get(), &[1.0, 2.0, 3.0]));
             }
-            Step::Says(Said::Peers) => {
-                let peers = state::Peers { pool: "default".into(), proxies: 2, active: 1, ..state::Peers::default() };
-                self.says(encode(daemon_message::Message::Peers(peers)));
+            RefusalStep::Says(RefusalResult::Peers) => {
+                let peers = state::PeerLoad { pool: "default".into(), proxies: 2, active: 1, ..state::PeerLoad::default() };
+                self.says(encode(daemon_message::Message::PeerLoad(peers)));
             }
-            Step::Says(Said::Nonsense) => self.says(b"\xff\xff".to_vec()),
-            Step::Closed => {
+            RefusalStep::Says(RefusalResult::Nonsense) => self.says(b"\xff\xff".to_vec()),
+            RefusalStep::Closed => {
                 let stream = u32::try_from(self.host.streams.borrow().len()).unwrap();
-                self.vms.iter().filter(|_| stream > 0).for_each(|(vm, root)| vm.borrow_mut().stream_closed(*root, stream, "gone"));
+                self.vms.iter().filter(|_| stream > 0).for_each(|(vm, root)| vm.borrow_mut().on_stream_closed(*root, stream, "gone"));
             }
-            Step::NotAnswered => self.answer(self.call("hear"), &Answer::default()),
-            Step::Configure(vm) => {
+            RefusalStep::NotAnswered => self.answer(self.call("hear"), &CallResponse::default()),
+            RefusalStep::Configure(vm) => {
                 let (vm, root) = &mut self.vms[vm];
                 vm.borrow_mut().configure(*root + 1, Rc::clone(&self.config));
                 vm.borrow_mut().remove_root(*root);
                 *root += 1;
             }
-            Step::Headers { vm, path, end } if self.streams.len() < 8 => _ = self.headers(vm, PATHS[path], end),
-            Step::Headers { .. } => {}
-            Step::Body { stream, end } => _ = self.body(stream, end),
-            Step::Trailers { stream } => _ = self.streams.get_mut(stream).map(|stream| stream.on_http_request_trailers(0)),
-            Step::Response { stream, details } => {
+            RefusalStep::Headers { vm, path, end } if self.streams.len() < 8 => _ = self.headers(vm, PATHS[path], end),
+            RefusalStep::Headers { .. } => {}
+            RefusalStep::Body { stream, end } => _ = self.body(stream, end),
+            RefusalStep::Trailers { stream } => _ = self.streams.get_mut(stream).map(|stream| stream.on_http_request_trailers(0)),
+            RefusalStep::Response { stream, details } => {
                 let details = ["via_upstream", "", "response_timeout"][details];
                 self.host.properties.borrow_mut().insert("response.code_details".into(), details.into());
                 self.host.properties.borrow_mut().insert("upstream.address".into(), b"10.0.0.1:1".to_vec());
@@ -223,13 +228,13 @@ impl Process {
                     vec![(":status".into(), "200".into()), ("content-type".into(), "text/event-stream".into())];
                 let _ = self.streams.get_mut(stream).map(|stream| stream.on_http_response_headers(2, false));
             }
-            Step::Chunk { stream, end } => {
+            RefusalStep::Chunk { stream, end } => {
                 let chunk = b"data: {\"model\":\"served\",\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n";
-                self.host.buffers.borrow_mut().insert(Buffer::ResponseBody as u32, chunk.to_vec());
+                self.host.buffers.borrow_mut().insert(BodyBuffer::ResponseBody as u32, chunk.to_vec());
                 let _ = self.streams.get_mut(stream).map(|stream| stream.on_http_response_body(chunk.len(), end));
             }
-            Step::Done { stream } if stream < self.streams.len() => _ = self.streams.remove(stream).on_done(),
-            Step::Done { .. } => {}
+            RefusalStep::Done { stream } if stream < self.streams.len() => _ = self.streams.remove(stream).on_done(),
+            RefusalStep::Done { .. } => {}
         }
     }
 
@@ -241,7 +246,7 @@ impl Process {
             self.host.pass_ms(100);
             (0..2).for_each(|vm| self.tick(vm));
             self.says(encode(daemon_message::Message::Welcome(state::Welcome { schema: proto::SCHEMA, ..state::Welcome::default() })));
-            self.roster();
+            self.pool_update();
         }
     }
 
@@ -257,12 +262,12 @@ proptest! {
 
     #[test]
     fn a_proxy_that_refuses_anything_at_any_time_stops_nothing_for_good(http: bool, steps in prop::collection::vec(step(), 0..80)) {
-        let mut world = Process::new(if http { "http" } else { "grpc" });
+        let mut world = RefusalProcess::new(if http { "http" } else { "grpc" });
         steps.into_iter().for_each(|step| world.act(step));
         // A lease runs out, a silence is noticed, the longest pause passes: six seconds at most.
         world.heals(60);
         for (vm, _) in &world.vms {
-            prop_assert_eq!(vm.borrow().waiting(), 0, "nothing waits for what has come");
+            prop_assert_eq!(vm.borrow().parked_count(), 0, "nothing waits for what has come");
         }
         world.streams.drain(..).for_each(|mut stream| _ = stream.on_done());
         world.heals(1);

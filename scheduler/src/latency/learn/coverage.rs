@@ -1,11 +1,11 @@
 //! How many of few outcomes are within their middle, and within their ninth decile, on streams that no file gave: 300 outcomes of one endpoint, of which the last 90 count.
 
-use super::p90::Integrator;
+use super::p90::CoverageIntegrator;
 use super::*;
 use crate::endpoint::Slot;
 use crate::rng::Rng;
 
-const POD: EndpointRef = EndpointRef { slot: Slot(0), incarnation: Incarnation(1) };
+const POD: EndpointRef = EndpointRef { slot: Slot(0), generation: Generation(1) };
 
 const OUTCOMES: usize = 300;
 const COUNTED: usize = 90;
@@ -43,7 +43,7 @@ const APART: usize = 3;
 
 /// How many of the last outcomes of a stream are within the middle, and within the ninth decile, where so many come between a pick and its own.
 fn within(stream: Stream, seed: u64, delay: usize) -> [usize; 2] {
-    let (mut rng, mut learner, mut model) = (Rng::seeded(seed), Learner::default(), None::<LatencyModel>);
+    let (mut rng, mut learner, mut model) = (Rng::seeded(seed), LatencyLearner::default(), None::<LatencyModel>);
     let mut said: Vec<Option<Prediction>> = Vec::new();
     let mut within = [0; 2];
     for at in 0..OUTCOMES + delay {
@@ -57,8 +57,8 @@ fn within(stream: Stream, seed: u64, delay: usize) -> [usize; 2] {
         }
         let (output_tokens, first_token, gap) = (None, None, None);
         let (ttft_ms, tpot_ms) = (Some(ms), Some(ms / 10.0));
-        let seen = Observation { endpoint: POD, conditions, ended: Ended::Done, ttft_ms, tpot_ms, output_tokens, first_token, gap };
-        assert_eq!(learner.observe_after(&seen, said[told].as_ref(), delay as f32), Verdict::Learned);
+        let seen = Observation { endpoint: POD, conditions, ended: RequestEnd::Done, ttft_ms, tpot_ms, output_tokens, first_token, gap };
+        assert_eq!(learner.observe_after(&seen, said[told].as_ref(), delay as f32), ObservationVerdict::Learned);
         model = learner.publish(FIT_INTERVAL_MS * at as u64).or(model);
     }
     within
@@ -91,7 +91,7 @@ fn what_is_known_late_is_left_to_chance() {
 #[test]
 fn what_was_above_is_made_up_for_once_and_the_less_the_longer_the_run() {
     let after = |outcomes: usize, above: usize| {
-        let mut integrator = Integrator::default();
+        let mut integrator = CoverageIntegrator::default();
         (0..outcomes).for_each(|at| integrator.outcome(0.1, Some(at >= outcomes - above)));
         integrator.at()
     };
@@ -99,7 +99,7 @@ fn what_was_above_is_made_up_for_once_and_the_less_the_longer_the_run() {
     assert!((after(1, 1) - first(0.9)).abs() < 1e-4);
     assert!((after(20, 20) - first(3.0)).abs() < 1e-4, "no more than three at first: {}", after(20, 20));
     assert!((after(2_000, 20) - first(9.0) / 9.0).abs() < 1e-4, "three times as many later, by a ninth each: {}", after(2_000, 20));
-    let mut integrator = Integrator::default();
+    let mut integrator = CoverageIntegrator::default();
     (0..10).for_each(|at| integrator.outcome(0.1, Some(at == 0)));
     assert!(integrator.at().abs() < 1e-4, "one of ten is as it should be: {}", integrator.at());
     integrator.outcome(0.1, Some(true));

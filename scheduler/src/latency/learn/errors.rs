@@ -9,26 +9,26 @@
 
 use std::collections::VecDeque;
 
-use super::super::shape::{BINS, FACTORS, LEVELS, Spread};
-use super::p90::{Integrator, Losses, Outcome, P90Tracker, SHARE};
+use super::super::shape::{BINS, FACTORS, LEVELS, P90Spread};
+use super::p90::{CoverageIntegrator, LogOutcome, P90Tracker, PinballLosses, SHARE};
 
 /// The newest errors of one time, and the candidates for its ninth decile.
 #[derive(Clone, Debug)]
-pub(super) struct Errors {
+pub(super) struct ErrorWindow {
     /// What was said, and how far off that was, as logarithms.
     errors: VecDeque<(f32, f32)>,
     /// Pushed since `multiple` was made of them.
     fresh: usize,
     /// How many times the middle the decile was among `errors`; until there are enough, what was assumed.
-    multiple: Spread,
+    multiple: P90Spread,
     /// One decile for all requests, as a logarithm.
     level: Option<P90Tracker>,
     /// What is added to the logarithm of both mixed.
     moved: P90Tracker,
     /// What is added to that for those above what was told.
-    integrator: Integrator,
+    integrator: CoverageIntegrator,
     /// Of the two candidates.
-    losses: Losses,
+    losses: PinballLosses,
 }
 
 /// Errors kept: few enough to follow, enough for a decile of each bin.
@@ -46,25 +46,25 @@ const MOVED_MAX: f32 = 2.0;
 /// The ninth decile before anything is known.
 const FACTOR_PRIOR: f32 = 1.5;
 
-// === impl Errors ===
+// === impl ErrorWindow ===
 
-impl Default for Errors {
+impl Default for ErrorWindow {
     fn default() -> Self {
         Self {
             errors: VecDeque::new(),
             fresh: 0,
-            multiple: Spread::of(FACTOR_PRIOR),
+            multiple: P90Spread::of(FACTOR_PRIOR),
             level: None,
             moved: P90Tracker::starting_at(0.0),
-            integrator: Integrator::default(),
-            losses: Losses::default(),
+            integrator: CoverageIntegrator::default(),
+            losses: PinballLosses::default(),
         }
     }
 }
 
-impl Errors {
+impl ErrorWindow {
     /// Until there are enough errors, this.
-    pub(super) fn assume(&mut self, spread: &Spread) {
+    pub(super) fn assume(&mut self, spread: &P90Spread) {
         self.multiple = *spread;
     }
 
@@ -86,10 +86,10 @@ impl Errors {
         }
         self.losses.add(log, [by_multiple, level.at()]);
         self.integrator.outcome(log - mixed - self.moved.at(), above_told);
-        self.moved.outcome(Outcome { value: log - mixed, base: mixed, delay });
+        self.moved.outcome(LogOutcome { value: log - mixed, base: mixed, delay });
         // No decile is below the middle, so there is nothing to gain from moving further than there.
         self.moved.clamp((said - mixed).clamp(-MOVED_MAX, 0.0), MOVED_MAX);
-        level.outcome(Outcome { value: log, base: 0.0, delay });
+        level.outcome(LogOutcome { value: log, base: 0.0, delay });
         self.level = Some(level);
         if self.errors.len() >= ERRORS_MAX {
             self.errors.pop_front();
@@ -112,12 +112,12 @@ impl Errors {
     }
 
     /// As proxies are told.
-    pub(super) fn spread(&self) -> Spread {
+    pub(super) fn spread(&self) -> P90Spread {
         let share = self.level.map_or(0.0, |_| self.losses.second_counts());
         let moved = self.moved.at() + self.integrator.at();
         let by_multiple = (1.0 - share) * libm::expf(moved);
         let level = self.level.map_or(0.0, |level| share * libm::expf(level.at() + moved));
-        Spread {
+        P90Spread {
             ends: self.multiple.ends,
             factors: self.multiple.factors.map(|factor| (factor * by_multiple).clamp(*FACTORS.start(), *FACTORS.end())),
             level: (self.multiple.level * by_multiple + level).clamp(*LEVELS.start(), *LEVELS.end()),
@@ -134,7 +134,7 @@ impl Errors {
         let mut sorted: Vec<(f32, f32)> = self.errors.iter().copied().collect();
         crate::sort::sort_by(&mut sorted, |a, b| a.0 < b.0);
         let end = |bin: usize| (bin + 1) * sorted.len() / bins;
-        let mut spread = Spread::of(1.0);
+        let mut spread = P90Spread::of(1.0);
         for (bin, factor) in spread.factors.iter_mut().enumerate() {
             let bin = bin.min(bins - 1);
             let of_bin = sorted.get(bin * sorted.len() / bins..end(bin)).unwrap_or_default();

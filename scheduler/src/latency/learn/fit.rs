@@ -2,11 +2,11 @@
 
 use super::super::features::{FEATURES_COUNT, Features, TERMS};
 use super::super::least_squares::solve;
-use super::super::shape::{DEPTH, MS_MIN, Shape, Tree};
+use super::super::shape::{DEPTH, DecisionTree, LatencyShape, MS_MIN};
 
 /// One sample of one time.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Row {
+pub(super) struct FitRow {
     pub(super) x: Features,
     pub(super) terms: [f32; TERMS],
     /// What an average endpoint would have taken, as a logarithm of ms.
@@ -40,8 +40,8 @@ const LEARNING_RATE: f32 = 0.3;
 const PULL_MAX: f32 = 0.7;
 
 /// The linear part; from `near`, one that is nearly so, a few rounds are enough.
-pub(super) fn base(rows: &[Row], near: Option<&Shape>) -> Shape {
-    let mut shape = Shape { weights: near.map_or([0.0; TERMS], |near| near.weights), trees: Box::default() };
+pub(super) fn base(rows: &[FitRow], near: Option<&LatencyShape>) -> LatencyShape {
+    let mut shape = LatencyShape { weights: near.map_or([0.0; TERMS], |near| near.weights), trees: Box::default() };
     let mut weights = shape.weights.map(f64::from);
     for round in if near.is_some() { REWEIGHTINGS - REWEIGHTINGS_NEAR } else { 0 }..REWEIGHTINGS {
         let (mut normal, mut seen) = ([[0.0; TERMS]; TERMS], [0.0; TERMS]);
@@ -60,7 +60,7 @@ pub(super) fn base(rows: &[Row], near: Option<&Shape>) -> Shape {
 }
 
 /// The same time for all: the median.
-pub(super) fn constant(rows: &[Row]) -> Shape {
+pub(super) fn constant(rows: &[FitRow]) -> LatencyShape {
     let mut sorted: Vec<(f32, f32)> = rows.iter().map(|row| (row.log, row.weight)).collect();
     crate::sort::sort_by(&mut sorted, |a, b| a.0 < b.0);
     let half = sorted.iter().map(|(_, weight)| weight).sum::<f32>() / 2.0;
@@ -70,7 +70,7 @@ pub(super) fn constant(rows: &[Row]) -> Shape {
         below >= half
     });
     let ms = middle.map_or(1.0, |(log, _)| libm::expf(*log));
-    Shape { weights: [ms, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], trees: Box::default() }
+    LatencyShape { weights: [ms, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], trees: Box::default() }
 }
 
 fn add((normal, seen): (&mut [[f64; TERMS]; TERMS], &mut [f64; TERMS]), inputs: &[f64; TERMS], target: f64, weight: f64) {
@@ -83,7 +83,7 @@ fn add((normal, seen): (&mut [[f64; TERMS]; TERMS], &mut [f64; TERMS]), inputs: 
 }
 
 /// So many trees more on top of a linear part.
-pub(super) fn with_trees(shape: &Shape, rows: &[Row], count: usize) -> Shape {
+pub(super) fn with_trees(shape: &LatencyShape, rows: &[FitRow], count: usize) -> LatencyShape {
     let cuts = cuts(rows);
     let binned: Vec<[u8; FEATURES_COUNT]> = rows.iter().map(|row| bins(&row.x, &cuts)).collect();
     let mut left: Vec<f32> = rows.iter().map(|row| row.log - libm::logf(shape.base_ms(&row.terms))).collect();
@@ -95,11 +95,11 @@ pub(super) fn with_trees(shape: &Shape, rows: &[Row], count: usize) -> Shape {
         }
         trees.push(tree);
     }
-    Shape { weights: shape.weights, trees: trees.into() }
+    LatencyShape { weights: shape.weights, trees: trees.into() }
 }
 
 /// Where trees may ask: at quantiles of each feature, each value once.
-fn cuts(rows: &[Row]) -> [Vec<f32>; FEATURES_COUNT] {
+fn cuts(rows: &[FitRow]) -> [Vec<f32>; FEATURES_COUNT] {
     std::array::from_fn(|feature| {
         let mut values: Vec<f32> = rows.iter().filter_map(|row| row.x.get(feature).copied()).collect();
         crate::sort::sort_by(&mut values, |a, b| a < b);
@@ -118,12 +118,12 @@ fn bins(x: &Features, cuts: &[Vec<f32>; FEATURES_COUNT]) -> [u8; FEATURES_COUNT]
 }
 
 /// Sum of weights and of what is left, by leaf and by bin of a feature.
-type Histogram = [[(f32, f32); CUTS + 1]; 1 << DEPTH];
+type FitHistogram = [[(f32, f32); CUTS + 1]; 1 << DEPTH];
 
 /// The tree that leaves least, found level by level.
-fn tree(rows: &[Row], binned: &[[u8; FEATURES_COUNT]], left: &[f32], cuts: &[Vec<f32>; FEATURES_COUNT]) -> Tree {
+fn tree(rows: &[FitRow], binned: &[[u8; FEATURES_COUNT]], left: &[f32], cuts: &[Vec<f32>; FEATURES_COUNT]) -> DecisionTree {
     let mut leaves = vec![0_u8; rows.len()];
-    let mut tree = Tree { features: [0; DEPTH], thresholds: [f32::MAX; DEPTH], leaves: [0.0; 1 << DEPTH] };
+    let mut tree = DecisionTree { features: [0; DEPTH], thresholds: [f32::MAX; DEPTH], leaves: [0.0; 1 << DEPTH] };
     for level in 0..DEPTH {
         let mut best = (0.0, None);
         for (feature, cuts) in cuts.iter().enumerate() {
@@ -155,7 +155,7 @@ fn tree(rows: &[Row], binned: &[[u8; FEATURES_COUNT]], left: &[f32], cuts: &[Vec
     tree
 }
 
-fn histogram(rows: &[Row], binned: &[[u8; FEATURES_COUNT]], left: &[f32], (leaves, feature): (&[u8], usize)) -> Histogram {
+fn histogram(rows: &[FitRow], binned: &[[u8; FEATURES_COUNT]], left: &[f32], (leaves, feature): (&[u8], usize)) -> FitHistogram {
     let mut histogram = [[(0.0, 0.0); CUTS + 1]; 1 << DEPTH];
     for (((row, bins), left), leaf) in rows.iter().zip(binned).zip(left).zip(leaves) {
         let bin = bins.get(feature).copied().unwrap_or(0);
@@ -167,7 +167,7 @@ fn histogram(rows: &[Row], binned: &[[u8; FEATURES_COUNT]], left: &[f32], (leave
 }
 
 /// How much less is left when every leaf is split at `cut`: bins up to it, and those above.
-fn gain(histogram: &Histogram, cut: usize) -> f32 {
+fn gain(histogram: &FitHistogram, cut: usize) -> f32 {
     let worth = |(weight, sum): (f32, f32)| sum * sum / (weight + LEAF_SHRINK);
     let add = |a: (f32, f32), b: &(f32, f32)| (a.0 + b.0, a.1 + b.1);
     let of_leaf = |leaf: &[(f32, f32); CUTS + 1]| {
@@ -179,12 +179,12 @@ fn gain(histogram: &Histogram, cut: usize) -> f32 {
 }
 
 /// What a shape says of a row, as a logarithm.
-pub(super) fn log(shape: &Shape, row: &Row) -> f32 {
+pub(super) fn log(shape: &LatencyShape, row: &FitRow) -> f32 {
     libm::logf(shape.base_ms(&row.terms).max(MS_MIN)) + shape.correction(&row.x)
 }
 
 /// How wrong a shape is: the mean absolute error of logarithms, so a relative one. Infinite where there is nothing to judge by.
-pub(super) fn loss(shape: &Shape, rows: &[Row], shift: f32) -> f32 {
+pub(super) fn loss(shape: &LatencyShape, rows: &[FitRow], shift: f32) -> f32 {
     let (error, weight) = rows
         .iter()
         .fold((0.0, 0.0), |(error, weight), row| (error + row.weight * (row.log - log(shape, row) - shift).abs(), weight + row.weight));

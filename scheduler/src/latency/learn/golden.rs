@@ -14,7 +14,7 @@ use crate::rng::Rng;
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/latency/learned.txt");
 
 const HEAD: &str = "\
-# What the learner of latencies makes of fixed streams of outcomes; times are in ms. An endpoint is a slot and, after a dot, its incarnation.
+# What the learner of latencies makes of fixed streams of outcomes; times are in ms. An endpoint is a slot and, after a dot, its generation.
 # To accept what comes out now: UPDATE_GOLDENS=1 cargo test -p scheduler --lib golden
 ";
 
@@ -22,21 +22,21 @@ const HEAD: &str = "\
 const SLOTS: u16 = 4;
 
 /// A pool, and those who learn of it.
-struct Pool {
+struct GoldenPool {
     rng: Rng,
-    learner: Learner,
+    learner: LatencyLearner,
     model: Option<LatencyModel>,
     now_ms: u64,
     /// By slot: how many times as long as the others it takes, and who lives there.
     factors: [f32; SLOTS as usize],
-    incarnations: [u32; SLOTS as usize],
+    generations: [u32; SLOTS as usize],
     /// How good the two times were told.
     calibrations: [Calibration; 2],
     text: String,
 }
 
 /// The two times of a request under these conditions, before noise.
-type Truth = fn(&Conditions) -> (f32, f32);
+type TrueTimes = fn(&Conditions) -> (f32, f32);
 
 /// An engine whose prefills queue, and which preempts where its cache is nearly full: a jump that no sum of terms says.
 fn engine(c: &Conditions) -> (f32, f32) {
@@ -54,17 +54,17 @@ fn alike(_: &Conditions) -> (f32, f32) {
     (120.0, 15.0)
 }
 
-// === impl Pool ===
+// === impl GoldenPool ===
 
-impl Pool {
-    fn new(title: &str, seed: u64, learner: Learner) -> Self {
+impl GoldenPool {
+    fn new(title: &str, seed: u64, learner: LatencyLearner) -> Self {
         Self {
             rng: Rng::seeded(seed),
             learner,
             model: None,
             now_ms: 0,
             factors: [1.0; SLOTS as usize],
-            incarnations: [1; SLOTS as usize],
+            generations: [1; SLOTS as usize],
             calibrations: [Calibration::default(); 2],
             text: format!("\n== {title}\n"),
         }
@@ -88,7 +88,7 @@ impl Pool {
     }
 
     /// What a request sees under these conditions, a quarter of noise either way; its first token and a gap of it are measures of steps.
-    fn outcome(&mut self, truth: Truth) -> Observation {
+    fn outcome(&mut self, truth: TrueTimes) -> Observation {
         let slot = self.rng.below(usize::from(SLOTS));
         let conditions = self.conditions();
         let (ttft_ms, tpot_ms) = truth(&conditions);
@@ -97,14 +97,14 @@ impl Pool {
         let Conditions { requests, context_tokens, prompt_tokens, uncached_tokens, .. } = conditions;
         let service_ms = noisy(12.0 + 0.03 * uncached_tokens);
         Observation {
-            endpoint: EndpointRef { slot: Slot(u16::try_from(slot).unwrap()), incarnation: Incarnation(self.incarnations[slot]) },
+            endpoint: EndpointRef { slot: Slot(u16::try_from(slot).unwrap()), generation: Generation(self.generations[slot]) },
             conditions,
-            ended: Ended::Done,
+            ended: RequestEnd::Done,
             ttft_ms: Some(noisy(ttft_ms)),
             tpot_ms: Some(noisy(tpot_ms)),
             output_tokens: Some(output_tokens),
             first_token: Some(FirstToken { uncached_tokens, prompt_tokens, service_ms }),
-            gap: Some(Gap { batch: requests + 1.0, context_tokens, gap_ms: noisy(7.0 + 0.1 * requests + 1e-5 * context_tokens) }),
+            gap: Some(TokenGap { batch: requests + 1.0, context_tokens, gap_ms: noisy(7.0 + 0.1 * requests + 1e-5 * context_tokens) }),
         }
     }
 
@@ -121,7 +121,7 @@ impl Pool {
     }
 
     /// So many outcomes, of which `change` makes what it likes, and what is known then.
-    fn run(&mut self, what: &str, outcomes: usize, truth: Truth, change: fn(usize, &mut Observation)) {
+    fn run(&mut self, what: &str, outcomes: usize, truth: TrueTimes, change: fn(usize, &mut Observation)) {
         for at in 0..outcomes {
             let mut observation = self.outcome(truth);
             change(at, &mut observation);
@@ -133,7 +133,7 @@ impl Pool {
 
     fn describe(&mut self) {
         let mut text = std::mem::take(&mut self.text);
-        let Standing { learned, censored, refused, window, adopted, rejected, drifts } = self.learner.standing();
+        let LearnerStatus { learned, censored, refused, window, adopted, rejected, drifts } = self.learner.standing();
         let _ = writeln!(text, "learned {learned}, censored {censored}, refused {refused}, window {window}");
         let _ = writeln!(text, "shapes adopted {adopted}, rejected {rejected}; drifts {drifts}");
         for (name, told) in ["ttft", "tpot"].iter().zip(&self.calibrations) {
@@ -153,7 +153,7 @@ impl Pool {
     }
 
     fn endpoints(&self) -> impl Iterator<Item = EndpointRef> + '_ {
-        (0..).map(Slot).zip(&self.incarnations).map(|(slot, life)| EndpointRef { slot, incarnation: Incarnation(*life) })
+        (0..).map(Slot).zip(&self.generations).map(|(slot, life)| EndpointRef { slot, generation: Generation(*life) })
     }
 
     fn describe_model(&self, text: &mut String, model: &LatencyModel) {
@@ -177,13 +177,13 @@ impl Pool {
             );
         }
         let _ = writeln!(text, "\n{:<7}  {:<8}  {:>9}  {:>9}  {:>9}  {:>9}", "request", "endpoint", "ttft", "ttft p90", "tpot", "tpot p90");
-        let nobody = EndpointRef { slot: Slot(SLOTS), incarnation: Incarnation(1) };
+        let nobody = EndpointRef { slot: Slot(SLOTS), generation: Generation(1) };
         for (name, conditions) in probes() {
             for endpoint in self.endpoints().chain([nobody]) {
                 match model.predict(endpoint, &conditions) {
                     Ok(Prediction { ttft_ms, ttft_p90_ms, tpot_ms, tpot_p90_ms }) => {
                         let said = [ttft_ms, ttft_p90_ms, tpot_ms, tpot_p90_ms].map(|ms| format!("  {:>9}", digits(ms))).concat();
-                        let _ = writeln!(text, "{name:<7}  {:<8}{said}", format!("{}.{}", endpoint.slot.0, endpoint.incarnation.0));
+                        let _ = writeln!(text, "{name:<7}  {:<8}{said}", format!("{}.{}", endpoint.slot.0, endpoint.generation.0));
                     }
                     Err(why) => {
                         let _ = writeln!(text, "{name:<7}  any       abstains: {why:?}");
@@ -233,12 +233,12 @@ fn row(numbers: &[f32]) -> String {
 fn as_it_is(_: usize, _: &mut Observation) {}
 
 /// Two speeds, then all that happens to a pool.
-fn eventful() -> Pool {
-    let mut pool = Pool::new("a pool of two speeds", 1, Learner::default());
+fn eventful() -> GoldenPool {
+    let mut pool = GoldenPool::new("a pool of two speeds", 1, LatencyLearner::default());
     pool.factors[2] = 2.0;
     pool.run("too few to say anything", 40, engine, as_it_is);
     pool.run("one aborted, one impossible, some not streamed", 120, engine, |at, observation| match at {
-        20 => observation.ended = Ended::Aborted,
+        20 => observation.ended = RequestEnd::Aborted,
         30 => observation.ttft_ms = Some(-1.0),
         40..50 => observation.tpot_ms = None,
         50..60 => observation.ttft_ms = None,
@@ -252,7 +252,7 @@ fn eventful() -> Pool {
             observation.gap.iter_mut().for_each(|gap| gap.gap_ms = 5_000.0);
         }
     });
-    pool.incarnations[1] = 2;
+    pool.generations[1] = 2;
     pool.factors[1] = 0.6;
     pool.run("endpoint 1 was replaced by a faster one", 60, engine, as_it_is);
     pool.factors = pool.factors.map(|factor| 1.6 * factor);
@@ -266,22 +266,25 @@ fn eventful() -> Pool {
 #[expect(clippy::disallowed_methods, reason = "whether to accept is said in the environment, as with all goldens")]
 fn every_number_that_is_learned_is_the_one_in_the_file() {
     let eventful = eventful();
-    let mut next = Pool::new(
+    let mut next = GoldenPool::new(
         "another that starts from what was learned there",
         2,
-        Learner::starting_from(&eventful.learner.step(), eventful.model.as_ref()),
+        LatencyLearner::starting_from(&eventful.learner.step(), eventful.model.as_ref()),
     );
     next.describe();
     next.run("of its own, too few to judge another by", 180, engine, as_it_is);
-    let mut flat = Pool::new("a pool where nothing depends on anything", 3, Learner::default());
+    let mut flat = GoldenPool::new("a pool where nothing depends on anything", 3, LatencyLearner::default());
     flat.run("the median serves best", 300, alike, as_it_is);
-    let mut late =
-        Pool::new("a pool that hardly streams at first, its steps known", 4, Learner::starting_from(&eventful.learner.step(), None));
+    let mut late = GoldenPool::new(
+        "a pool that hardly streams at first, its steps known",
+        4,
+        LatencyLearner::starting_from(&eventful.learner.step(), None),
+    );
     late.run("ten times of tokens, so no model", 37, engine, |at, observation| {
         observation.tpot_ms = observation.tpot_ms.filter(|_| at < 10);
     });
     late.run("nothing but those", 40, engine, |_, observation| observation.ttft_ms = None);
-    let mut young = Pool::new("a young pool", 14, Learner::default());
+    let mut young = GoldenPool::new("a young pool", 14, LatencyLearner::default());
     young.run("the first shape that was judged, and adopted", 64, engine, as_it_is);
     let now = [HEAD, &eventful.text, &next.text, &flat.text, &late.text, &young.text].concat();
     if std::env::var_os("UPDATE_GOLDENS").is_some() {

@@ -8,26 +8,26 @@
 //! with each, until half are above it.
 
 use super::super::model::OFFSETS;
-use super::p90::{GAIN, HALF, SCALE_OUTCOMES_FAST, Tracked};
-use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Incarnation};
+use super::p90::{GAIN, HALF, QuantileTracker, SCALE_OUTCOMES_FAST};
+use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation};
 
 /// With fewer outcomes than this between a pick and its own, what was told is what would be told now.
 pub(super) const DELAY_FRESH: f32 = 1.0;
 
 /// Offsets of one time, by slot.
 #[derive(Clone, Debug)]
-pub(super) struct Offsets {
-    rows: Vec<Row>,
+pub(super) struct EndpointOffsets {
+    rows: Vec<OffsetRow>,
     /// How far single samples are off, absolute, on average.
     noise: f32,
-    trust: Trust,
-    persistence: Persistence,
+    trust: OffsetTrust,
+    persistence: OffsetPersistence,
 }
 
 /// How much of an offset is true by the time a request is served: a slow pod is slow then, too, but a passing hour has passed. By least squares of
 /// what requests were off by, on the offset that was in force when they were picked.
 #[derive(Clone, Copy, Debug, Default)]
-struct Trust {
+struct OffsetTrust {
     products: f32,
     squares: f32,
 }
@@ -35,7 +35,7 @@ struct Trust {
 /// How much of what the newest outcomes were off by, the next one is off by, too: nothing where outcomes tremble, all where they come in long runs, and
 /// more than that where they drift. By least squares of what outcomes were off by, on what those before them were.
 #[derive(Clone, Copy, Debug, Default)]
-struct Persistence {
+struct OffsetPersistence {
     products: f32,
     squares: f32,
     /// Squares of what outcomes were off by, and how many outcomes those are of.
@@ -44,8 +44,8 @@ struct Persistence {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Row {
-    incarnation: Incarnation,
+struct OffsetRow {
+    generation: Generation,
     count: f32,
     slow: f32,
     fast: f32,
@@ -53,11 +53,18 @@ struct Row {
     /// How far the newest lead the slow one, where that can still be so at the next pick; else nothing.
     lead: f32,
     /// What is added to what else is told, so that half of outcomes are above: where a lead can be, else nothing.
-    middle: Tracked,
+    middle: QuantileTracker,
 }
 
-const NOTHING: Row =
-    Row { incarnation: Incarnation(0), count: 0.0, slow: 0.0, fast: 0.0, newest: 0.0, lead: 0.0, middle: Tracked::starting_at(0.0) };
+const NOTHING: OffsetRow = OffsetRow {
+    generation: Generation(0),
+    count: 0.0,
+    slow: 0.0,
+    fast: 0.0,
+    newest: 0.0,
+    lead: 0.0,
+    middle: QuantileTracker::starting_at(0.0),
+};
 
 /// Samples that the slow average remembers, at most, and the fast one. What is told by an average comes true as many outcomes later as come between a
 /// pick and its own; one that follows faster than that swings. So the slow one remembers ten times as many, where that is less.
@@ -93,9 +100,9 @@ const PERSISTENCE_PRIOR: f32 = 1.0;
 /// The most of a lead that is told. An average lags a steady drift by what it remembers: this much of their difference makes up for the lag of both.
 const PERSISTENCE_MAX: f32 = FAST / (FAST - NEWEST);
 
-// === impl Trust ===
+// === impl OffsetTrust ===
 
-impl Trust {
+impl OffsetTrust {
     fn learn(&mut self, offset: f32, error: f32) {
         self.products = TRUST_KEEP * self.products + offset * error;
         self.squares = TRUST_KEEP * self.squares + offset * offset;
@@ -106,9 +113,9 @@ impl Trust {
     }
 }
 
-// === impl Persistence ===
+// === impl OffsetPersistence ===
 
-impl Persistence {
+impl OffsetPersistence {
     fn learn(&mut self, lead: f32, error: f32) {
         self.products = PERSISTENCE_KEEP * self.products + lead * error;
         self.squares = PERSISTENCE_KEEP * self.squares + lead * lead;
@@ -123,15 +130,15 @@ impl Persistence {
     }
 }
 
-// === impl Offsets ===
+// === impl EndpointOffsets ===
 
-impl Default for Offsets {
+impl Default for EndpointOffsets {
     fn default() -> Self {
-        Self { rows: Vec::new(), noise: NOISE_PRIOR, trust: Trust::default(), persistence: Persistence::default() }
+        Self { rows: Vec::new(), noise: NOISE_PRIOR, trust: OffsetTrust::default(), persistence: OffsetPersistence::default() }
     }
 }
 
-impl Offsets {
+impl EndpointOffsets {
     /// None yet, but with the noise, and the trust, of before.
     pub(super) fn afresh(before: &Self) -> Self {
         Self { rows: Vec::new(), ..*before }
@@ -162,8 +169,8 @@ impl Offsets {
         }
         let (mean, trust, share) = (self.mean(), self.trust(), self.persistence.share());
         let Some(row) = self.rows.get_mut(slot) else { return false };
-        if row.incarnation != endpoint.incarnation || row.count == 0.0 {
-            *row = Row { incarnation: endpoint.incarnation, slow: mean, fast: mean, newest: mean, ..NOTHING };
+        if row.generation != endpoint.generation || row.count == 0.0 {
+            *row = OffsetRow { generation: endpoint.generation, slow: mean, fast: mean, newest: mean, ..NOTHING };
         }
         let error = error.clamp(row.slow - ERROR_MAX, row.slow + ERROR_MAX);
         row.middle.outcome(error - trust * row.slow - share * row.lead, HALF, GAIN, SCALE_OUTCOMES_FAST);
@@ -184,9 +191,9 @@ impl Offsets {
         changed
     }
 
-    fn row(&self, endpoint: EndpointRef) -> Option<&Row> {
+    fn row(&self, endpoint: EndpointRef) -> Option<&OffsetRow> {
         let row = self.rows.get(usize::from(endpoint.slot.0));
-        row.filter(|row| row.count > 0.0 && row.incarnation == endpoint.incarnation)
+        row.filter(|row| row.count > 0.0 && row.generation == endpoint.generation)
     }
 
     /// What `endpoint` is off by; what all are, when nothing is known of it.
@@ -213,9 +220,9 @@ impl Offsets {
     }
 
     /// Who is known at a slot, and what is told of it: by what it is off more than all are, as far as that is believed, and what leads that.
-    pub(super) fn told(&self, slot: usize) -> Option<(Incarnation, f32)> {
+    pub(super) fn told(&self, slot: usize) -> Option<(Generation, f32)> {
         let row = self.rows.get(slot).filter(|row| row.count > 0.0)?;
         let offset = self.trust() * (row.slow - self.mean()) + self.persistence.share() * row.lead + row.middle.at();
-        Some((row.incarnation, offset.clamp(*OFFSETS.start(), *OFFSETS.end())))
+        Some((row.generation, offset.clamp(*OFFSETS.start(), *OFFSETS.end())))
     }
 }

@@ -41,14 +41,14 @@ const SCALE_MIN: f32 = 0.001;
 /// A ninth decile, as a logarithm or a difference of two.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct P90Tracker {
-    slow: Tracked,
-    fast: Tracked,
-    losses: Losses,
+    slow: QuantileTracker,
+    fast: QuantileTracker,
+    losses: PinballLosses,
 }
 
 /// A number that is moved until a share of outcomes are within it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Tracked {
+pub(super) struct QuantileTracker {
     at: f32,
     /// How far outcomes are from it, absolute, on average.
     scale: f32,
@@ -56,7 +56,7 @@ pub(super) struct Tracked {
 
 /// What makes up for outcomes that were above what they had been told, and for those that should have been.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Integrator {
+pub(super) struct CoverageIntegrator {
     /// Outcomes above, less a tenth of all.
     sum: f32,
     outcomes: f32,
@@ -66,11 +66,11 @@ pub(super) struct Integrator {
 
 /// Mean pinball losses of two candidates for a decile, ms.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Losses([f32; 2]);
+pub(super) struct PinballLosses([f32; 2]);
 
 /// An outcome, as logarithms.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Outcome {
+pub(super) struct LogOutcome {
     /// What it was, less `base`.
     pub(super) value: f32,
     /// What the decile is added to.
@@ -83,8 +83,8 @@ pub(super) struct Outcome {
 
 impl P90Tracker {
     pub(super) fn starting_at(at: f32) -> Self {
-        let tracked = Tracked::starting_at(at);
-        Self { slow: tracked, fast: tracked, losses: Losses::default() }
+        let tracked = QuantileTracker::starting_at(at);
+        Self { slow: tracked, fast: tracked, losses: PinballLosses::default() }
     }
 
     pub(super) fn at(&self) -> f32 {
@@ -94,7 +94,7 @@ impl P90Tracker {
 
     /// Moves it by an outcome. The faster what is told follows outcomes that were told of by something older, the more it swings about where it
     /// should be: so the fast one is the slower, the more outcomes come between.
-    pub(super) fn outcome(&mut self, Outcome { value, base, delay }: Outcome) {
+    pub(super) fn outcome(&mut self, LogOutcome { value, base, delay }: LogOutcome) {
         self.losses.add(base + value, [base + self.slow.at, base + self.fast.at]);
         self.slow.outcome(value, SHARE, GAIN, SCALE_OUTCOMES);
         let (gain, outcomes) = ((GAIN_FAST / (1.0 + delay)).max(GAIN), (SCALE_OUTCOMES_FAST * (1.0 + delay)).min(SCALE_OUTCOMES));
@@ -113,9 +113,9 @@ fn up(above: bool, share: f32) -> f32 {
     if above { share } else { share - 1.0 }
 }
 
-// === impl Tracked ===
+// === impl QuantileTracker ===
 
-impl Tracked {
+impl QuantileTracker {
     pub(super) const fn starting_at(at: f32) -> Self {
         Self { at, scale: SCALE_PRIOR }
     }
@@ -130,15 +130,15 @@ impl Tracked {
     }
 }
 
-// === impl Integrator ===
+// === impl CoverageIntegrator ===
 
-impl Default for Integrator {
+impl Default for CoverageIntegrator {
     fn default() -> Self {
         Self { sum: 0.0, outcomes: 0.0, scale: SCALE_PRIOR }
     }
 }
 
-impl Integrator {
+impl CoverageIntegrator {
     /// As a logarithm.
     pub(super) fn at(&self) -> f32 {
         INTEGRAL_GAIN * self.scale * self.sum / (self.longer() * self.longer())
@@ -159,9 +159,9 @@ impl Integrator {
     }
 }
 
-// === impl Losses ===
+// === impl PinballLosses ===
 
-impl Losses {
+impl PinballLosses {
     /// It was `log`, and the candidates said so much.
     pub(super) fn add(&mut self, log: f32, candidates: [f32; 2]) {
         for (loss, candidate) in self.0.iter_mut().zip(candidates) {

@@ -1,7 +1,7 @@
-use super::p90::{Outcome, P90Tracker};
+use super::p90::{LogOutcome, P90Tracker};
 use super::*;
 use crate::endpoint::{ENDPOINTS_MAX, Slot};
-use crate::latency::{Abstention, InvalidModel, SAMPLES_MIN, WORDS_MAX};
+use crate::latency::{InvalidModel, NoPrediction, SAMPLES_MIN, WORDS_MAX};
 use crate::rng::Rng;
 use proptest::prelude::*;
 
@@ -10,24 +10,24 @@ const ENDPOINTS: u16 = 4;
 /// Where in the words of a model without trees the counts of samples stand.
 const SAMPLES_AT: [usize; 2] = [18, 44];
 
-fn endpoint(slot: u16, incarnation: u32) -> EndpointRef {
-    EndpointRef { slot: Slot(slot), incarnation: Incarnation(incarnation) }
+fn endpoint(slot: u16, generation: u32) -> EndpointRef {
+    EndpointRef { slot: Slot(slot), generation: Generation(generation) }
 }
 
 /// A pool of engines whose prefill takes its time for what is queued and for the prompt, and whose steps take longer the more requests there are.
-struct World {
+struct LearnerWorld {
     rng: Rng,
-    learner: Learner,
+    learner: LatencyLearner,
     model: Option<LatencyModel>,
     now_ms: u64,
     /// By slot.
     factors: [f32; ENDPOINTS as usize],
-    incarnations: [u32; ENDPOINTS as usize],
+    generations: [u32; ENDPOINTS as usize],
 }
 
-impl World {
+impl LearnerWorld {
     fn new(seed: u64) -> Self {
-        Self { rng: Rng::seeded(seed), learner: Learner::default(), model: None, now_ms: 0, factors: [1.0; 4], incarnations: [1; 4] }
+        Self { rng: Rng::seeded(seed), learner: LatencyLearner::default(), model: None, now_ms: 0, factors: [1.0; 4], generations: [1; 4] }
     }
 
     fn conditions(&mut self) -> Conditions {
@@ -49,7 +49,7 @@ impl World {
     /// One request at `slot`; gives back by how much its prediction was off, as a share, where there was one.
     fn request(&mut self, slot: u16) -> Option<(f32, f32)> {
         let at = usize::from(slot);
-        let endpoint = endpoint(slot, self.incarnations[at]);
+        let endpoint = endpoint(slot, self.generations[at]);
         let conditions = self.conditions();
         let (ttft_ms, tpot_ms) = self.takes(slot, &conditions);
         let predicted = self.model.as_ref().and_then(|model| model.predict(endpoint, &conditions).ok());
@@ -65,7 +65,7 @@ impl World {
     }
 
     fn learn(&mut self, observation: Observation, said: Option<&Prediction>) {
-        assert_eq!(self.learner.observe(&observation, said), Verdict::Learned);
+        assert_eq!(self.learner.observe(&observation, said), ObservationVerdict::Learned);
         self.now_ms += 50;
         self.model = self.learner.publish(self.now_ms).or(self.model.take());
     }
@@ -85,12 +85,12 @@ impl World {
 
 fn bare(endpoint: EndpointRef, conditions: Conditions) -> Observation {
     let (ttft_ms, tpot_ms, output_tokens, first_token, gap) = (None, None, None, None, None);
-    Observation { endpoint, conditions, ended: Ended::Done, ttft_ms, tpot_ms, output_tokens, first_token, gap }
+    Observation { endpoint, conditions, ended: RequestEnd::Done, ttft_ms, tpot_ms, output_tokens, first_token, gap }
 }
 
 #[test]
 fn at_first_it_says_nothing_then_that_it_knows_too_little_then_what_is_so() {
-    let mut world = World::new(1);
+    let mut world = LearnerWorld::new(1);
     for _ in 0..FRESH_MIN - 1 {
         assert_eq!(world.request(0), None);
     }
@@ -99,7 +99,7 @@ fn at_first_it_says_nothing_then_that_it_knows_too_little_then_what_is_so() {
         world.request(0);
     }
     let model = world.model.as_ref().unwrap();
-    assert_eq!(model.predict(endpoint(0, 1), &Conditions::default()), Err(Abstention::TooLittleData));
+    assert_eq!(model.predict(endpoint(0, 1), &Conditions::default()), Err(NoPrediction::TooLittleData));
     let (ttft, tpot) = world.run(200, 100, 0);
     assert!(ttft < 0.12 && tpot < 0.12, "a tenth of noise either way, and little more: {ttft} {tpot}");
 }
@@ -108,7 +108,7 @@ fn at_first_it_says_nothing_then_that_it_knows_too_little_then_what_is_so() {
 fn what_is_predicted_is_within_the_noise_and_nine_of_ten_are_within_the_decile() {
     let mut calibration = [crate::latency::Calibration::default(); 2];
     for seed in 2..6 {
-        let mut world = World::new(seed);
+        let mut world = LearnerWorld::new(seed);
         world.run(1_500, 1, 0);
         for _ in 0..500 {
             let conditions = world.conditions();
@@ -126,7 +126,7 @@ fn what_is_predicted_is_within_the_noise_and_nine_of_ten_are_within_the_decile()
 
 #[test]
 fn nine_of_ten_are_within_the_decile_while_the_whole_pool_slows_down_without_end() {
-    let mut world = World::new(5);
+    let mut world = LearnerWorld::new(5);
     world.run(1_000, 1, 0);
     let mut within = [0_u16; 2];
     for at in 0..600_u16 {
@@ -146,7 +146,7 @@ fn an_endpoint_that_slows_down_threefold_is_known_within_two_hundred_requests() 
     let (mut before, mut after, mut others) = ([0.0; 2], [0.0; 2], [0.0; 2]);
     let add = |sums: &mut [f32; 2], errors: (f32, f32)| *sums = [sums[0] + errors.0, sums[1] + errors.1];
     for seed in 3..9 {
-        let mut world = World::new(seed);
+        let mut world = LearnerWorld::new(seed);
         add(&mut before, world.run(1_000, 150, 2));
         world.factors[2] = 3.0;
         // Of the two hundred, some fifty are of the endpoint itself.
@@ -162,7 +162,7 @@ fn an_endpoint_that_slows_down_threefold_is_known_within_two_hundred_requests() 
 
 #[test]
 fn a_slow_pod_is_learned_without_a_label_and_its_successor_at_the_address_starts_clean() {
-    let mut world = World::new(9);
+    let mut world = LearnerWorld::new(9);
     world.factors[3] = 2.5;
     world.run(1_000, 1, 0);
     let model = world.model.clone().unwrap();
@@ -171,9 +171,9 @@ fn a_slow_pod_is_learned_without_a_label_and_its_successor_at_the_address_starts
     assert!((2.2..2.8).contains(&(factor.ttft / others)), "{factor:?} {others}");
 
     let conditions = world.conditions();
-    let of = |model: &LatencyModel, incarnation| model.predict(endpoint(3, incarnation), &conditions).unwrap().ttft_ms;
+    let of = |model: &LatencyModel, generation| model.predict(endpoint(3, generation), &conditions).unwrap().ttft_ms;
     assert!(of(&model, 2) < of(&model, 1) / 1.5, "nothing of the former life counts for the next");
-    (world.incarnations[3], world.factors[3]) = (2, 1.0);
+    (world.generations[3], world.factors[3]) = (2, 1.0);
     let errors = world.run(400, 50, 3);
     assert!(errors.0 < 0.12, "{errors:?}");
     let model = world.model.unwrap();
@@ -182,7 +182,7 @@ fn a_slow_pod_is_learned_without_a_label_and_its_successor_at_the_address_starts
 
 #[test]
 fn what_cannot_be_and_what_was_cut_short_teaches_nothing() {
-    let mut world = World::new(10);
+    let mut world = LearnerWorld::new(10);
     world.run(500, 1, 0);
     let (before, words) = (world.learner.standing(), world.learner.model().unwrap().words());
     let good = Observation { ttft_ms: Some(100.0), tpot_ms: Some(10.0), ..bare(endpoint(0, 1), world.conditions()) };
@@ -206,28 +206,32 @@ fn what_cannot_be_and_what_was_cut_short_teaches_nothing() {
     absurd.push(Observation { ttft_ms: Some(0.0), ..good });
     absurd.push(Observation { conditions: Conditions { kv_utilization: Some(1.5), ..good.conditions }, ..good });
     for bad in &absurd {
-        assert_eq!(world.learner.observe(bad, None), Verdict::Refused, "{bad:?}");
+        assert_eq!(world.learner.observe(bad, None), ObservationVerdict::Refused, "{bad:?}");
     }
     let step = world.learner.step();
     let first_token = Some(FirstToken { uncached_tokens: 900.0, prompt_tokens: 900.0, service_ms: 2_000.0 });
-    for ended in [Ended::Aborted, Ended::Failed] {
-        assert_eq!(world.learner.observe(&Observation { ended, first_token, ..good }, None), Verdict::Censored);
+    for ended in [RequestEnd::Aborted, RequestEnd::Failed] {
+        assert_eq!(world.learner.observe(&Observation { ended, first_token, ..good }, None), ObservationVerdict::Censored);
     }
     assert_eq!(world.learner.step(), step, "nor of steps");
     assert_eq!(world.learner.model().unwrap().words(), words);
     let after = world.learner.standing();
-    assert_eq!(after, Standing { refused: absurd.len() as u64, censored: 2, ..before });
+    assert_eq!(after, LearnerStatus { refused: absurd.len() as u64, censored: 2, ..before });
     let nonsense = Prediction { ttft_ms: f32::NAN, tpot_ms: -1.0, ttft_p90_ms: 0.0, tpot_p90_ms: f32::INFINITY };
     let huge = Prediction { ttft_ms: f32::MAX, tpot_ms: f32::MAX, ttft_p90_ms: f32::MAX, tpot_p90_ms: f32::MAX };
     for said in [nonsense, huge] {
-        assert_eq!(world.learner.observe(&good, Some(&said)), Verdict::Learned, "what was said does not matter where it is nonsense");
+        assert_eq!(
+            world.learner.observe(&good, Some(&said)),
+            ObservationVerdict::Learned,
+            "what was said does not matter where it is nonsense"
+        );
     }
     assert!(world.learner.model().unwrap().predict(endpoint(0, 1), &good.conditions).is_ok());
 }
 
 #[test]
 fn beyond_what_was_seen_it_goes_on_for_a_while_and_then_abstains_by_name() {
-    let mut world = World::new(11);
+    let mut world = LearnerWorld::new(11);
     world.run(800, 1, 0);
     let model = world.model.clone().unwrap();
     let of_queue = |queued: f32| Conditions {
@@ -243,7 +247,7 @@ fn beyond_what_was_seen_it_goes_on_for_a_while_and_then_abstains_by_name() {
     let twice = model.predict(endpoint(0, 1), &of_queue(18.0)).unwrap().ttft_ms / (25.0 + 0.04 * 28_000.0);
     assert!((0.75..1.25).contains(&twice), "a queue twice as long as ever: {twice}");
     assert!(model.limits()[2] > 20.0 && model.limits()[2] < 1_000.0, "requests: {:?}", model.limits());
-    assert_eq!(model.predict(endpoint(0, 1), &of_queue(1_000.0)), Err(Abstention::OutsideRange("requests")));
+    assert_eq!(model.predict(endpoint(0, 1), &of_queue(1_000.0)), Err(NoPrediction::OutsideRange("requests")));
     let mut said = Vec::new();
     model.predict_all([(endpoint(0, 1), of_queue(5.0)), (endpoint(1, 1), of_queue(5_000.0))], &mut said);
     assert!(said[0].is_ok() && said[1].is_err());
@@ -255,7 +259,7 @@ fn beyond_what_was_seen_it_goes_on_for_a_while_and_then_abstains_by_name() {
 
 #[test]
 fn a_shape_that_is_no_better_does_not_take_the_place_of_the_one_in_force() {
-    let mut world = World::new(12);
+    let mut world = LearnerWorld::new(12);
     world.run(2_000, 1, 0);
     let standing = world.learner.standing();
     assert!(standing.rejected > 0 && standing.adopted > 0, "{standing:?}");
@@ -265,11 +269,11 @@ fn a_shape_that_is_no_better_does_not_take_the_place_of_the_one_in_force() {
 
 #[test]
 fn what_was_learned_starts_another_learner() {
-    let mut world = World::new(13);
+    let mut world = LearnerWorld::new(13);
     world.run(500, 1, 0);
     let model = world.model.clone().unwrap();
     let read = LatencyModel::from_words(&model.words()).unwrap();
-    let mut next = Learner::starting_from(&world.learner.step(), Some(&read));
+    let mut next = LatencyLearner::starting_from(&world.learner.step(), Some(&read));
     let started = next.publish(0).unwrap();
     let conditions = world.conditions();
     let said = |model: &LatencyModel| model.predict(endpoint(9, 1), &conditions).unwrap();
@@ -279,7 +283,7 @@ fn what_was_learned_starts_another_learner() {
 
 #[test]
 fn the_largest_model_fits_and_no_word_of_it_is_taken_on_trust() {
-    let mut world = World::new(14);
+    let mut world = LearnerWorld::new(14);
     world.run(300, 1, 0);
     let mut model = world.model.unwrap();
     for slot in 0..u16::try_from(ENDPOINTS_MAX).unwrap() {
@@ -307,8 +311,8 @@ fn the_largest_model_fits_and_no_word_of_it_is_taken_on_trust() {
 }
 
 /// A request that took so long, as a logarithm, where nothing but that is known.
-fn took(log: f32, weight: f32) -> Row {
-    Row { x: [0.0; FEATURES_COUNT], terms: [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], log, weight }
+fn took(log: f32, weight: f32) -> FitRow {
+    FitRow { x: [0.0; FEATURES_COUNT], terms: [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], log, weight }
 }
 
 #[test]
@@ -329,7 +333,7 @@ fn a_loss_is_the_mean_of_what_rows_are_off_by_and_of_two_equal_ones_the_shorter_
 
 #[test]
 fn who_is_not_known_is_as_all_are() {
-    let mut offsets = Offsets::default();
+    let mut offsets = EndpointOffsets::default();
     (0..20).for_each(|_| _ = offsets.push(endpoint(1, 1), 1.0, 5.0));
     (0..20).for_each(|_| _ = offsets.push(endpoint(2, 1), 0.0, 5.0));
     assert_eq!([endpoint(1, 2), endpoint(0, 0), endpoint(9, 1)].map(|unknown| offsets.of(unknown)), [offsets.mean(); 3]);
@@ -340,7 +344,7 @@ fn who_is_not_known_is_as_all_are() {
 #[test]
 fn what_comes_at_once_is_followed_at_once_and_what_comes_late_is_not() {
     let after_a_change = |delay: f32| {
-        let mut offsets = Offsets::default();
+        let mut offsets = EndpointOffsets::default();
         (0..40).for_each(|_| _ = offsets.push(endpoint(1, 1), 0.0, delay));
         (0..20).for_each(|_| _ = offsets.push(endpoint(1, 1), 0.2, delay)); // no more than chance explains, so it is no jump
         offsets.of(endpoint(1, 1))
@@ -351,7 +355,7 @@ fn what_comes_at_once_is_followed_at_once_and_what_comes_late_is_not() {
 
 /// What is told of an endpoint after so many outcomes, each of which so many others came before.
 fn told_after(outcomes: usize, delay: f32, error: impl Fn(usize) -> f32) -> f32 {
-    let mut offsets = Offsets::default();
+    let mut offsets = EndpointOffsets::default();
     for at in 0..outcomes {
         let (endpoint, said) = (endpoint(0, 1), offsets.told(0).map_or(0.0, |(_, told)| told + offsets.mean()));
         offsets.proved(endpoint, said, error(at));
@@ -372,7 +376,7 @@ fn a_drift_is_told_as_it_will_be_where_the_next_is_picked_at_once_and_what_tremb
 
 #[test]
 fn an_offset_that_once_proved_wrong_can_prove_true_again() {
-    let mut offsets = Offsets::default();
+    let mut offsets = EndpointOffsets::default();
     (0..20).for_each(|_| offsets.proved(endpoint(1, 1), -0.2, 1.5));
     let least = offsets.trust();
     assert!(least < 0.5, "{least}");
@@ -387,7 +391,7 @@ fn within_while_falling(step: f32, delay: f32) -> usize {
     let outcome = |at: usize| {
         let value = 0.1 * rng.open01() - step * at as f32;
         let within = value <= ninth.at();
-        ninth.outcome(Outcome { value, base: 0.0, delay });
+        ninth.outcome(LogOutcome { value, base: 0.0, delay });
         within
     };
     let all: Vec<bool> = (0..600).map(outcome).collect();
@@ -406,11 +410,11 @@ fn a_decile_comes_down_as_fast_as_it_goes_up() {
 
 #[test]
 fn each_class_of_requests_has_room_of_its_own() {
-    let mut window = Window::default();
+    let mut window = SampleWindow::default();
     for queued in [0.0, 1.0, 4.0, 16.0, 64.0] {
         for uncached_tokens in [0.0, 256.0, 2_048.0, 8_192.0] {
             let conditions = Conditions { queued: Some(queued), prompt_tokens: uncached_tokens, uncached_tokens, ..Conditions::default() };
-            (0..1_000).for_each(|_| window.push(Sample::new(endpoint(0, 1), conditions, None, None)));
+            (0..1_000).for_each(|_| window.push(RequestSample::new(endpoint(0, 1), conditions, None, None)));
         }
     }
     assert_eq!(window.len(), window::SAMPLES_MAX);
@@ -434,15 +438,15 @@ proptest! {
             uncached_tokens: prompt_tokens * share / 20_000.0,
             running: None,
         };
-        let mut learner = Learner::default();
+        let mut learner = LatencyLearner::default();
         let mut now_ms = 0;
-        for (slot, incarnation, numbers, ttft, tpot) in told {
-            let observation = Observation { ttft_ms: Some(ttft), tpot_ms: Some(tpot), ..bare(endpoint(slot, incarnation), conditions(numbers)) };
-            prop_assert_eq!(learner.observe(&observation, None), Verdict::Learned);
+        for (slot, generation, numbers, ttft, tpot) in told {
+            let observation = Observation { ttft_ms: Some(ttft), tpot_ms: Some(tpot), ..bare(endpoint(slot, generation), conditions(numbers)) };
+            prop_assert_eq!(learner.observe(&observation, None), ObservationVerdict::Learned);
             now_ms += 300;
             if let Some(model) = learner.publish(now_ms) {
                 prop_assert_eq!(LatencyModel::from_words(&model.words()), Ok(model.clone()));
-                if let Ok(said) = model.predict(endpoint(slot, incarnation), &conditions(asked)) {
+                if let Ok(said) = model.predict(endpoint(slot, generation), &conditions(asked)) {
                     for ms in [said.ttft_ms, said.tpot_ms, said.ttft_p90_ms, said.tpot_p90_ms] {
                         prop_assert!(ms.is_finite() && ms > 0.0, "{:?}", said);
                     }

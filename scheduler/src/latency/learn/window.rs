@@ -8,14 +8,14 @@ use crate::endpoint::EndpointRef;
 
 /// Which of the two times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Which {
+pub(super) enum LatencyTarget {
     Ttft,
     Tpot,
 }
 
 /// One request that was learned from.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sample {
+pub(super) struct RequestSample {
     pub(super) endpoint: EndpointRef,
     pub(super) conditions: Conditions,
     /// Logarithms of ms.
@@ -30,8 +30,8 @@ pub(super) struct Sample {
 
 /// The window.
 #[derive(Clone, Debug)]
-pub(super) struct Window {
-    strata: [VecDeque<Sample>; STRATA],
+pub(super) struct SampleWindow {
+    strata: [VecDeque<RequestSample>; STRATA],
     next: u64,
 }
 
@@ -47,17 +47,17 @@ const STRATUM_MAX: usize = 150;
 /// Samples of all strata.
 pub(super) const SAMPLES_MAX: usize = STRATA * STRATUM_MAX;
 
-// === impl Window ===
+// === impl SampleWindow ===
 
-impl Default for Window {
+impl Default for SampleWindow {
     fn default() -> Self {
         Self { strata: std::array::from_fn(|_| VecDeque::new()), next: 0 }
     }
 }
 
-impl Window {
+impl SampleWindow {
     /// Keeps a sample, and lets the oldest of its stratum go where that is full.
-    pub(super) fn push(&mut self, sample: Sample) {
+    pub(super) fn push(&mut self, sample: RequestSample) {
         let class = |ends: &[f32], value: f32| ends.iter().filter(|end| value >= **end).count();
         let queue = class(&QUEUES, sample.conditions.queued.unwrap_or(0.0));
         let stratum = queue * (TOKENS.len() + 1) + class(&TOKENS, sample.conditions.uncached_tokens);
@@ -65,7 +65,7 @@ impl Window {
         if stratum.len() >= STRATUM_MAX {
             stratum.pop_front();
         }
-        stratum.push_back(Sample { number: self.next, ..sample });
+        stratum.push_back(RequestSample { number: self.next, ..sample });
         self.next += 1;
     }
 
@@ -74,14 +74,14 @@ impl Window {
     }
 
     /// All of them, oldest first.
-    pub(super) fn by_age(&self) -> Vec<Sample> {
-        let mut samples: Vec<Sample> = self.strata.iter().flatten().copied().collect();
+    pub(super) fn by_age(&self) -> Vec<RequestSample> {
+        let mut samples: Vec<RequestSample> = self.strata.iter().flatten().copied().collect();
         crate::sort::sort_by(&mut samples, |a, b| a.number < b.number);
         samples
     }
 
     /// Takes over what endpoints are off by from `samples`, which are all that there are, by age.
-    pub(super) fn refresh(&mut self, samples: &[Sample]) {
+    pub(super) fn refresh(&mut self, samples: &[RequestSample]) {
         for sample in self.strata.iter_mut().flatten() {
             if let Ok(at) = samples.binary_search_by(|other| other.number.cmp(&sample.number)) {
                 *sample = samples.get(at).copied().unwrap_or(*sample);
@@ -90,32 +90,32 @@ impl Window {
     }
 }
 
-// === impl Sample ===
+// === impl RequestSample ===
 
-impl Sample {
+impl RequestSample {
     /// Logarithms of ms, where known.
     pub(super) fn new(endpoint: EndpointRef, conditions: Conditions, ttft: Option<f32>, tpot: Option<f32>) -> Self {
         Self { endpoint, conditions, ttft, tpot, ttft_relative: 0.0, tpot_relative: 0.0, number: 0 }
     }
 
-    pub(super) fn log(&self, which: Which) -> Option<f32> {
+    pub(super) fn log(&self, which: LatencyTarget) -> Option<f32> {
         match which {
-            Which::Ttft => self.ttft,
-            Which::Tpot => self.tpot,
+            LatencyTarget::Ttft => self.ttft,
+            LatencyTarget::Tpot => self.tpot,
         }
     }
 
-    pub(super) fn relative(&self, which: Which) -> f32 {
+    pub(super) fn relative(&self, which: LatencyTarget) -> f32 {
         match which {
-            Which::Ttft => self.ttft_relative,
-            Which::Tpot => self.tpot_relative,
+            LatencyTarget::Ttft => self.ttft_relative,
+            LatencyTarget::Tpot => self.tpot_relative,
         }
     }
 
-    pub(super) fn relative_mut(&mut self, which: Which) -> &mut f32 {
+    pub(super) fn relative_mut(&mut self, which: LatencyTarget) -> &mut f32 {
         match which {
-            Which::Ttft => &mut self.ttft_relative,
-            Which::Tpot => &mut self.tpot_relative,
+            LatencyTarget::Ttft => &mut self.ttft_relative,
+            LatencyTarget::Tpot => &mut self.tpot_relative,
         }
     }
 }

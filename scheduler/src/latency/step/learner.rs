@@ -12,8 +12,8 @@
 use std::collections::BTreeMap;
 
 use super::super::least_squares::solve;
-use super::{AVERAGE, COEFFICIENTS, OUTPUT_TOKENS, SPEEDS, Speed, StepModel, nearest};
-use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Incarnation};
+use super::{AVERAGE, COEFFICIENTS, EndpointSpeed, OUTPUT_TOKENS, SPEEDS, StepModel, nearest};
+use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation};
 
 /// A first token, as the step learner wants it: of the request that had waited longest at its endpoint.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -28,7 +28,7 @@ pub struct FirstToken {
 
 /// A gap between two tokens of one stream, while nobody at its endpoint waited for a first token.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Gap {
+pub struct TokenGap {
     /// Requests decoding at the endpoint.
     pub batch: f32,
     /// Tokens of context of all of them.
@@ -39,17 +39,17 @@ pub struct Gap {
 
 /// Learns a [`StepModel`].
 #[derive(Clone, Debug)]
-pub struct Learner {
-    prefill: Fit,
-    decode: Fit,
+pub struct StepLearner {
+    prefill: LeastSquaresFit,
+    decode: LeastSquaresFit,
     output_tokens: f64,
     /// By slot.
-    endpoints: Vec<Ratios>,
+    endpoints: Vec<SpeedRatios>,
 }
 
 /// Least squares of a time that is linear in three inputs.
 #[derive(Clone, Debug)]
-struct Fit {
+struct LeastSquaresFit {
     prior: [f64; 3],
     /// What is kept of the past at each sample.
     keep: f64,
@@ -63,13 +63,13 @@ struct Fit {
     observed_ms: f64,
     prior_ms: f64,
     /// Samples whose inputs lie between the same powers of two: what endpoints are compared by.
-    alike: BTreeMap<[u64; 2], Alike>,
+    alike: BTreeMap<[u64; 2], SimilarSamples>,
     samples: u64,
 }
 
 /// Sums over samples of like inputs: what an average endpoint takes, and the terms of the prior, of which the weights of any moment make what the fit says.
 #[derive(Clone, Copy, Debug, Default)]
-struct Alike {
+struct SimilarSamples {
     average_ms: f64,
     terms: [f64; 3],
     /// How many samples there were when it was last added to.
@@ -78,22 +78,22 @@ struct Alike {
 
 /// What the weights of a fit are at least.
 #[derive(Clone, Copy, Debug)]
-struct Floors {
+struct WeightFloors {
     least_ms: [f32; 3],
     of_first: [f32; 3],
 }
 
 /// What was seen at one endpoint against what others take for the like.
 #[derive(Clone, Copy, Debug)]
-struct Ratios {
-    incarnation: Incarnation,
-    prefill: Ratio,
-    decode: Ratio,
+struct SpeedRatios {
+    generation: Generation,
+    prefill: SpeedRatio,
+    decode: SpeedRatio,
 }
 
 /// Sums over samples of one endpoint: what was seen, and what was expected of an average endpoint by like samples before.
 #[derive(Clone, Copy, Debug, Default)]
-struct Ratio {
+struct SpeedRatio {
     observed_ms: f64,
     expected_ms: f64,
     count: f64,
@@ -122,8 +122,8 @@ const CLIP_MORE_MS: f64 = 20.0;
 
 /// The least that each term of a step may cost, ms, and the least against what the first term costs: a tenth of what the fastest accelerators take. An
 /// engine whose time does not grow with the prompt, or with the batch, would else teach that load and a lost prefix are free.
-const PREFILL_FLOORS: Floors = Floors { least_ms: [0.0, 0.001, 0.0], of_first: [0.0, 1e-4, 0.0] };
-const DECODE_FLOORS: Floors = Floors { least_ms: [0.0, 5e-4, 1e-6], of_first: [0.0, 2e-4, 1e-6] };
+const PREFILL_FLOORS: WeightFloors = WeightFloors { least_ms: [0.0, 0.001, 0.0], of_first: [0.0, 1e-4, 0.0] };
+const DECODE_FLOORS: WeightFloors = WeightFloors { least_ms: [0.0, 5e-4, 1e-6], of_first: [0.0, 2e-4, 1e-6] };
 
 /// What a sample may say, ms; tokens and requests of one.
 const SAMPLE_MS: std::ops::RangeInclusive<f32> = 0.01..=600_000.0;
@@ -135,28 +135,28 @@ const SWEEPS: usize = 20;
 /// How fast the mean output is followed: some 200 requests.
 const OUTPUT_WEIGHT: f64 = 0.005;
 
-const NOTHING: Ratios = Ratios {
-    incarnation: Incarnation(0),
-    prefill: Ratio { observed_ms: 0.0, expected_ms: 0.0, count: 0.0 },
-    decode: Ratio { observed_ms: 0.0, expected_ms: 0.0, count: 0.0 },
+const NOTHING: SpeedRatios = SpeedRatios {
+    generation: Generation(0),
+    prefill: SpeedRatio { observed_ms: 0.0, expected_ms: 0.0, count: 0.0 },
+    decode: SpeedRatio { observed_ms: 0.0, expected_ms: 0.0, count: 0.0 },
 };
 
-// === impl Learner ===
+// === impl StepLearner ===
 
-impl Default for Learner {
+impl Default for StepLearner {
     fn default() -> Self {
         Self::starting_from(&StepModel::default())
     }
 }
 
-impl Learner {
+impl StepLearner {
     /// A learner whose prior is this model (of an earlier life, or of another pool); its endpoints' speeds are not taken over, they are learned anew
     /// within some tens of requests.
     #[must_use]
     pub fn starting_from(model: &StepModel) -> Self {
         Self {
-            prefill: Fit::new(model.prefill, PREFILL_KEEP),
-            decode: Fit::new(model.decode, DECODE_KEEP),
+            prefill: LeastSquaresFit::new(model.prefill, PREFILL_KEEP),
+            decode: LeastSquaresFit::new(model.decode, DECODE_KEEP),
             output_tokens: f64::from(model.output_tokens),
             endpoints: Vec::new(),
         }
@@ -170,7 +170,7 @@ impl Learner {
             return false;
         }
         let (u, n) = (f64::from(uncached_tokens), f64::from(prompt_tokens));
-        let pool = Ratio::of(self.endpoints.iter().map(|row| row.prefill));
+        let pool = SpeedRatio::of(self.endpoints.iter().map(|row| row.prefill));
         let Some(row) = row(&mut self.endpoints, endpoint).filter(|_| SAMPLE_MS.contains(&service_ms)) else { return false };
         let inputs = [1.0, u, u * (2.0 * n - u)];
         let speed = row.prefill.speed(pool);
@@ -185,12 +185,12 @@ impl Learner {
     }
 
     /// Learns from a gap between two tokens. `false` when it cannot be, and is not learned from.
-    pub fn gap(&mut self, endpoint: EndpointRef, sample: &Gap) -> bool {
-        let Gap { batch, context_tokens, gap_ms } = *sample;
+    pub fn gap(&mut self, endpoint: EndpointRef, sample: &TokenGap) -> bool {
+        let TokenGap { batch, context_tokens, gap_ms } = *sample;
         if ![batch, context_tokens].iter().all(|count| (0.0..=SAMPLE_COUNT_MAX).contains(count)) {
             return false;
         }
-        let pool = Ratio::of(self.endpoints.iter().map(|row| row.decode));
+        let pool = SpeedRatio::of(self.endpoints.iter().map(|row| row.decode));
         let Some(row) = row(&mut self.endpoints, endpoint).filter(|_| SAMPLE_MS.contains(&gap_ms)) else { return false };
         let inputs = [1.0, f64::from(batch), f64::from(context_tokens)];
         let speed = row.decode.speed(pool);
@@ -210,14 +210,14 @@ impl Learner {
     #[must_use]
     pub fn model(&self) -> StepModel {
         let output_tokens = nearest(narrow(self.output_tokens), &OUTPUT_TOKENS);
-        let prefill = Ratio::of(self.endpoints.iter().map(|row| row.prefill));
-        let decode = Ratio::of(self.endpoints.iter().map(|row| row.decode));
-        let speed = |row: &Ratios| Speed {
-            incarnation: row.incarnation,
+        let prefill = SpeedRatio::of(self.endpoints.iter().map(|row| row.prefill));
+        let decode = SpeedRatio::of(self.endpoints.iter().map(|row| row.decode));
+        let speed = |row: &SpeedRatios| EndpointSpeed {
+            generation: row.generation,
             prefill: nearest(narrow(row.prefill.speed(prefill)), &SPEEDS),
             decode: nearest(narrow(row.decode.speed(decode)), &SPEEDS),
         };
-        let known = self.endpoints.iter().rposition(|row| speed(row) != Speed { incarnation: row.incarnation, ..AVERAGE });
+        let known = self.endpoints.iter().rposition(|row| speed(row) != EndpointSpeed { generation: row.generation, ..AVERAGE });
         let speeds = self.endpoints.iter().take(known.map_or(0, |last| last + 1)).map(speed).collect();
         StepModel {
             prefill: PREFILL_FLOORS.under(self.prefill.weights()),
@@ -229,7 +229,7 @@ impl Learner {
 }
 
 /// What is known of the endpoint: nothing, where the row was of another of its lives.
-fn row(endpoints: &mut Vec<Ratios>, endpoint: EndpointRef) -> Option<&mut Ratios> {
+fn row(endpoints: &mut Vec<SpeedRatios>, endpoint: EndpointRef) -> Option<&mut SpeedRatios> {
     let slot = usize::from(endpoint.slot.0);
     if slot >= ENDPOINTS_MAX {
         return None;
@@ -238,15 +238,15 @@ fn row(endpoints: &mut Vec<Ratios>, endpoint: EndpointRef) -> Option<&mut Ratios
         endpoints.resize(slot + 1, NOTHING);
     }
     let row = endpoints.get_mut(slot)?;
-    if row.incarnation != endpoint.incarnation {
-        *row = Ratios { incarnation: endpoint.incarnation, ..NOTHING };
+    if row.generation != endpoint.generation {
+        *row = SpeedRatios { generation: endpoint.generation, ..NOTHING };
     }
     Some(row)
 }
 
-// === impl Floors ===
+// === impl WeightFloors ===
 
-impl Floors {
+impl WeightFloors {
     fn under(self, weights: [f32; 3]) -> [f32; 3] {
         let [first, ..] = weights;
         let mut weights = weights;
@@ -257,9 +257,9 @@ impl Floors {
     }
 }
 
-// === impl Ratio ===
+// === impl SpeedRatio ===
 
-impl Ratio {
+impl SpeedRatio {
     fn forgetting(self, keep: f64) -> Self {
         Self { observed_ms: keep * self.observed_ms, expected_ms: keep * self.expected_ms, count: keep * self.count }
     }
@@ -281,9 +281,9 @@ impl Ratio {
     }
 }
 
-// === impl Fit ===
+// === impl LeastSquaresFit ===
 
-impl Fit {
+impl LeastSquaresFit {
     fn new(prior: [f32; 3], keep: f64) -> Self {
         let (prior, nothing) = (prior.map(f64::from), [0.0; 3]);
         Self {
@@ -327,7 +327,7 @@ impl Fit {
     }
 
     /// One sample: says how fast its endpoint, of which that speed is known, is against those that had the like before.
-    fn compare(&mut self, endpoint: &mut Ratio, speed: f64, inputs: &[f64; 3], seen_ms: f64) {
+    fn compare(&mut self, endpoint: &mut SpeedRatio, speed: f64, inputs: &[f64; 3], seen_ms: f64) {
         self.samples += 1;
         // The first samples of a pool are clipped by a prior that may be far off: they would make the endpoint that was sampled first seem fast.
         if self.count < SPEEDS_FROM_SAMPLES {

@@ -1,12 +1,12 @@
 use super::*;
 
 const KNOWN: &[Parameter] = &[
-    Parameter { name: "threshold", default: Default::Number(4.0), doc: "requests, 0 to 10" },
-    Parameter { name: "strict", default: Default::Flag(true), doc: "true or false" },
-    Parameter { name: "strategy", default: Default::Text("least"), doc: "least or most" },
+    Parameter { name: "threshold", default: ParameterDefault::Number(4.0), doc: "requests, 0 to 10" },
+    Parameter { name: "strict", default: ParameterDefault::Flag(true), doc: "true or false" },
+    Parameter { name: "strategy", default: ParameterDefault::Text("least"), doc: "least or most" },
 ];
 
-fn given(name: &str, value: Value) -> Vec<(String, Value)> {
+fn given(name: &str, value: ParameterValue) -> Vec<(String, ParameterValue)> {
     vec![(name.to_owned(), value)]
 }
 
@@ -16,8 +16,8 @@ fn refusal<T: fmt::Debug>(result: Result<T, InvalidParameter>) -> String {
 
 #[test]
 fn a_required_text_must_say_something() {
-    const REQUIRED: &[Parameter] = &[Parameter { name: "label", default: Default::Required, doc: "a label" }];
-    let check = |text: &str| Parameters::check(REQUIRED, &given("label", Value::Text(text.to_owned()))).map(drop);
+    const REQUIRED: &[Parameter] = &[Parameter { name: "label", default: ParameterDefault::Required, doc: "a label" }];
+    let check = |text: &str| Parameters::check(REQUIRED, &given("label", ParameterValue::Text(text.to_owned()))).map(drop);
     assert_eq!(check("zone"), Ok(()));
     assert_eq!(check(""), Err(InvalidParameter::Missing("label".to_owned())));
 }
@@ -35,9 +35,9 @@ fn defaults_where_nothing_is_given() {
 #[test]
 fn what_is_given_stands_over_the_default() {
     let all = [
-        ("threshold".to_owned(), Value::Number(10.0)),
-        ("strict".to_owned(), Value::Flag(false)),
-        ("strategy".to_owned(), Value::Text("most".to_owned())),
+        ("threshold".to_owned(), ParameterValue::Number(10.0)),
+        ("strict".to_owned(), ParameterValue::Flag(false)),
+        ("strategy".to_owned(), ParameterValue::Text("most".to_owned())),
     ];
     let parameters = Parameters::check(KNOWN, &all).unwrap();
     assert_eq!(parameters.integer("threshold", 0..=10), Ok(10));
@@ -47,31 +47,31 @@ fn what_is_given_stands_over_the_default() {
 
 #[test]
 fn unknown_names_say_what_was_meant_and_what_there_is() {
-    let check = |name| refusal(Parameters::check(KNOWN, &given(name, Value::Flag(true))));
+    let check = |name| refusal(Parameters::check(KNOWN, &given(name, ParameterValue::Flag(true))));
     assert_eq!(check("treshold"), "unknown parameter `treshold`; did you mean `threshold`?; known: `threshold`, `strict`, `strategy`");
     assert_eq!(check("colour"), "unknown parameter `colour`; known: `threshold`, `strict`, `strategy`");
-    let given = given("threshold", Value::Flag(true));
+    let given = given("threshold", ParameterValue::Flag(true));
     assert_eq!(refusal(Parameters::check(&[], &given)), "unknown parameter `threshold`; it has none");
 }
 
 #[test]
 fn given_twice_is_refused() {
-    let twice = [given("strict", Value::Flag(true)), given("strict", Value::Flag(true))].concat();
+    let twice = [given("strict", ParameterValue::Flag(true)), given("strict", ParameterValue::Flag(true))].concat();
     assert_eq!(refusal(Parameters::check(KNOWN, &twice)), "parameter `strict` is given twice");
 }
 
 #[test]
 fn wrong_types_are_refused_when_checked() {
     let check = |name, value| refusal(Parameters::check(KNOWN, &given(name, value)));
-    assert_eq!(check("threshold", Value::Text("4".to_owned())), "parameter `threshold` takes a number");
-    assert_eq!(check("strict", Value::Number(1.0)), "parameter `strict` takes true or false");
-    assert_eq!(check("strategy", Value::Flag(false)), "parameter `strategy` takes text");
+    assert_eq!(check("threshold", ParameterValue::Text("4".to_owned())), "parameter `threshold` takes a number");
+    assert_eq!(check("strict", ParameterValue::Number(1.0)), "parameter `strict` takes true or false");
+    assert_eq!(check("strategy", ParameterValue::Flag(false)), "parameter `strategy` takes text");
 }
 
 #[test]
 fn ranges_hold_at_both_ends() {
     let number = |value| {
-        let given = given("threshold", Value::Number(value));
+        let given = given("threshold", ParameterValue::Number(value));
         Parameters::check(KNOWN, &given).unwrap().number("threshold", 0.0..=10.0)
     };
     assert_eq!((number(0.0), number(10.0)), (Ok(0.0), Ok(10.0)));
@@ -82,7 +82,7 @@ fn ranges_hold_at_both_ends() {
 
 #[test]
 fn whole_numbers_and_choices() {
-    let given = [given("threshold", Value::Number(3.5)), given("strategy", Value::Text("some".to_owned()))].concat();
+    let given = [given("threshold", ParameterValue::Number(3.5)), given("strategy", ParameterValue::Text("some".to_owned()))].concat();
     let parameters = Parameters::check(KNOWN, &given).unwrap();
     assert_eq!(refusal(parameters.integer("threshold", 0..=10)), "parameter `threshold` takes a whole number");
     assert_eq!(refusal(parameters.choice("strategy", &[("most", 1)])), "parameter `strategy` is out of range: least or most");
@@ -98,24 +98,24 @@ fn a_plugin_that_reads_what_it_never_declared_is_told() {
 }
 
 const CONDITION: &[Parameter] = &[
-    Parameter { name: "metric", default: Default::Required, doc: "its name" },
-    Parameter { name: "maxValue", default: Default::Number(1.0), doc: "0 to 10" },
+    Parameter { name: "metric", default: ParameterDefault::Required, doc: "its name" },
+    Parameter { name: "maxValue", default: ParameterDefault::Number(1.0), doc: "0 to 10" },
 ];
 const DEEP: &[Parameter] = &[
-    Parameter { name: "conditions", default: Default::Structured("[{metric, maxValue}]"), doc: "all must hold" },
-    Parameter { name: "labels", default: Default::Structured("{KEY: VALUE}"), doc: "labels" },
-    Parameter { name: "names", default: Default::Structured("[NAME]"), doc: "names" },
+    Parameter { name: "conditions", default: ParameterDefault::Structured("[{metric, maxValue}]"), doc: "all must hold" },
+    Parameter { name: "labels", default: ParameterDefault::Structured("{KEY: VALUE}"), doc: "labels" },
+    Parameter { name: "names", default: ParameterDefault::Structured("[NAME]"), doc: "names" },
 ];
 
-fn text(text: &str) -> Value {
-    Value::Text(text.to_owned())
+fn text(text: &str) -> ParameterValue {
+    ParameterValue::Text(text.to_owned())
 }
 
-fn map(entries: &[(&str, Value)]) -> Value {
-    Value::Map(entries.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect())
+fn map(entries: &[(&str, ParameterValue)]) -> ParameterValue {
+    ParameterValue::Map(entries.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect())
 }
 
-fn conditions(given: &[(String, Value)]) -> Result<Vec<(&str, f64)>, InvalidParameter> {
+fn conditions(given: &[(String, ParameterValue)]) -> Result<Vec<(&str, f64)>, InvalidParameter> {
     let read = |p: &Parameters<'_>| p.number("maxValue", 0.0..=10.0);
     let parameters = Parameters::check(DEEP, given)?;
     let numbers = parameters.each("conditions", CONDITION, read)?;
@@ -135,10 +135,13 @@ fn structured_parameters_are_absent_unless_given() {
 fn structured_parameters_are_read_by_shape() {
     let given = [
         given("labels", map(&[("b", text("2")), ("a", text("1"))])),
-        given("names", Value::List(vec![text("x"), text("y")])),
+        given("names", ParameterValue::List(vec![text("x"), text("y")])),
         given(
             "conditions",
-            Value::List(vec![map(&[("metric", text("q"))]), map(&[("maxValue", Value::Number(3.0)), ("metric", text("r"))])]),
+            ParameterValue::List(vec![
+                map(&[("metric", text("q"))]),
+                map(&[("maxValue", ParameterValue::Number(3.0)), ("metric", text("r"))]),
+            ]),
         ),
     ]
     .concat();
@@ -152,14 +155,14 @@ fn structured_parameters_are_read_by_shape() {
 
 #[test]
 fn what_is_wrong_inside_is_named_with_the_way_to_it() {
-    let said = |items: Vec<Value>| refusal(conditions(&given("conditions", Value::List(items))));
+    let said = |items: Vec<ParameterValue>| refusal(conditions(&given("conditions", ParameterValue::List(items))));
     assert_eq!(said(vec![map(&[("metric", text("q"))]), map(&[])]), "in `conditions[1]`: parameter `metric` must be given");
     assert_eq!(
         said(vec![map(&[("metrics", text("q"))])]),
         "in `conditions[0]`: unknown parameter `metrics`; did you mean `metric`?; known: `metric`, `maxValue`"
     );
     assert_eq!(
-        said(vec![map(&[("metric", text("q")), ("maxValue", Value::Number(11.0))])]),
+        said(vec![map(&[("metric", text("q")), ("maxValue", ParameterValue::Number(11.0))])]),
         "in `conditions[0]`: parameter `maxValue` is out of range: 0 to 10"
     );
     assert_eq!(said(vec![text("q")]), "parameter `conditions` takes [{metric, maxValue}]");
@@ -171,30 +174,32 @@ fn what_is_wrong_inside_is_named_with_the_way_to_it() {
 fn another_shape_is_refused() {
     let check = |name, value| refusal(Parameters::check(DEEP, &given(name, value)));
     assert_eq!(check("names", text("x")), "parameter `names` takes [NAME]");
-    let list = given("labels", Value::List(vec![]));
+    let list = given("labels", ParameterValue::List(vec![]));
     assert_eq!(refusal(Parameters::check(DEEP, &list).unwrap().map("labels")), "parameter `labels` takes {KEY: VALUE}");
     let map_for_list = given("names", map(&[]));
     assert_eq!(refusal(Parameters::check(DEEP, &map_for_list).unwrap().texts("names")), "parameter `names` takes [NAME]");
-    let mixed = given("names", Value::List(vec![Value::Flag(true)]));
+    let mixed = given("names", ParameterValue::List(vec![ParameterValue::Flag(true)]));
     assert_eq!(refusal(Parameters::check(DEEP, &mixed).unwrap().texts("names")), "parameter `names` takes [NAME]");
-    let numbers = given("labels", map(&[("a", Value::Number(1.0))]));
+    let numbers = given("labels", map(&[("a", ParameterValue::Number(1.0))]));
     assert_eq!(refusal(Parameters::check(DEEP, &numbers).unwrap().text_map("labels")), "parameter `labels` takes {KEY: VALUE}");
     assert_eq!(refusal(Parameters::check(KNOWN, &given_list())), "parameter `strategy` takes text");
 }
 
-fn given_list() -> Vec<(String, Value)> {
-    given("strategy", Value::List(vec![]))
+fn given_list() -> Vec<(String, ParameterValue)> {
+    given("strategy", ParameterValue::List(vec![]))
 }
 
 #[test]
 fn depth_and_size_are_bounded() {
-    let nest = |depth| (0..depth).fold(Value::Flag(true), |inner, _| Value::List(vec![inner]));
+    let nest = |depth| (0..depth).fold(ParameterValue::Flag(true), |inner, _| ParameterValue::List(vec![inner]));
     assert!(nest(VALUE_DEPTH_MAX).within_bounds());
     assert!(!nest(VALUE_DEPTH_MAX + 1).within_bounds());
-    let maps = |levels: usize| (1..levels).fold(Value::Map(Vec::new()), |inner, _| Value::Map(vec![("inner".to_owned(), inner)]));
+    let maps = |levels: usize| {
+        (1..levels).fold(ParameterValue::Map(Vec::new()), |inner, _| ParameterValue::Map(vec![("inner".to_owned(), inner)]))
+    };
     assert!(maps(VALUE_DEPTH_MAX).within_bounds());
     assert!(!maps(VALUE_DEPTH_MAX + 1).within_bounds());
-    let wide = |count| Value::List(vec![map(&[("k", Value::Flag(true))]); count]);
+    let wide = |count| ParameterValue::List(vec![map(&[("k", ParameterValue::Flag(true))]); count]);
     assert!(wide((VALUES_MAX - 1) / 2).within_bounds());
     assert!(!wide(VALUES_MAX / 2 + 1).within_bounds());
     assert!(refusal(Parameters::check(DEEP, &given("names", nest(9)))).starts_with("parameter `names` is too large"));

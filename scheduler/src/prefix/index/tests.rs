@@ -1,15 +1,15 @@
 use super::*;
-use crate::endpoint::{ENDPOINTS_MAX, Incarnation, Slot};
+use crate::endpoint::{ENDPOINTS_MAX, Generation, Slot};
 use crate::rng::Rng;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
 fn endpoint(slot: u16) -> EndpointRef {
-    EndpointRef { slot: Slot(slot), incarnation: Incarnation(1) }
+    EndpointRef { slot: Slot(slot), generation: Generation(1) }
 }
 
 fn next_life(endpoint: EndpointRef) -> EndpointRef {
-    EndpointRef { incarnation: Incarnation(endpoint.incarnation.0 + 1), ..endpoint }
+    EndpointRef { generation: Generation(endpoint.generation.0 + 1), ..endpoint }
 }
 
 fn chain(seed: u64, count: usize) -> Vec<u64> {
@@ -18,12 +18,12 @@ fn chain(seed: u64, count: usize) -> Vec<u64> {
 }
 
 fn matched(index: &PrefixIndex, blocks: &[u64], endpoints: &[EndpointRef]) -> Vec<u32> {
-    let mut out = vec![Matched { held: 7, may_hold: 7 }; 3];
+    let mut out = vec![MatchLength { cached: 7, maybe_cached: 7 }; 3];
     index.matched(blocks, endpoints, &mut out);
-    out.into_iter().map(|known| known.held).collect()
+    out.into_iter().map(|known| known.cached).collect()
 }
 
-fn doubted(index: &PrefixIndex, blocks: &[u64], endpoint: EndpointRef) -> Matched {
+fn stale(index: &PrefixIndex, blocks: &[u64], endpoint: EndpointRef) -> MatchLength {
     let mut out = Vec::new();
     index.matched(blocks, &[endpoint], &mut out);
     out[0]
@@ -99,12 +99,12 @@ fn without_room_it_remembers_nothing() {
 }
 
 /// An engine that forgets what it has not used for longest, and tells how much of a prompt it had.
-struct Engine {
+struct LruEngine {
     capacity: usize,
     used: Vec<u64>,
 }
 
-impl Engine {
+impl LruEngine {
     fn serve(&mut self, blocks: &[u64]) -> u32 {
         let held = blocks.iter().take_while(|block| self.used.contains(block)).count();
         self.used.retain(|block| !blocks.contains(block));
@@ -119,7 +119,7 @@ impl Engine {
 /// Requests of chains drawn unevenly; how far belief was off in the last half of them, in blocks a request, and the capacity in the end.
 fn follow(nominal: u32, engine: usize, learning: bool) -> (f64, u32) {
     let (mut index, a, mut rng) = (PrefixIndex::with_capacity(100_000), endpoint(0), Rng::seeded(5));
-    let mut engine = Engine { capacity: engine, used: Vec::new() };
+    let mut engine = LruEngine { capacity: engine, used: Vec::new() };
     let chains: Vec<Vec<u64>> = (0..60).map(|seed| chain(seed, 40)).collect();
     let (mut off, mut counted) = (0, 0);
     for request in 0..1_500 {
@@ -165,9 +165,9 @@ fn what_cannot_have_been_evicted_teaches_nothing() {
     }
     let newest = index.reuse(a, chain(29, 40)[39]).unwrap();
     assert!(newest.at_least == 0 && newest.at_most < 1_000, "{newest:?}");
-    index.learn(a, Reuse { at_least: 0, at_most: 40 }, false);
+    index.learn(a, ReuseDistance { at_least: 0, at_most: 40 }, false);
     assert_eq!(index.capacity(a), Some(1_000), "its prefill is not done yet");
-    index.learn(a, Reuse { at_least: 300, at_most: 400 }, false);
+    index.learn(a, ReuseDistance { at_least: 300, at_most: 400 }, false);
     assert_eq!(index.capacity(a), Some(875), "by an eighth at most");
     index.set_capacity(a, 1_000);
     assert_eq!(index.capacity(a), Some(875), "said again, it does not undo what was learned");
@@ -188,7 +188,7 @@ fn a_block_that_was_there_when_all_that_is_believed_had_been_given_since_lifts_t
     let (mut index, a) = (PrefixIndex::with_capacity(100_000), endpoint(0));
     index.set_capacity(a, 800);
     let there = |index: &mut PrefixIndex, at_least| {
-        index.learn(a, Reuse { at_least, at_most: at_least + 50 }, true);
+        index.learn(a, ReuseDistance { at_least, at_most: at_least + 50 }, true);
         index.capacity(a)
     };
     assert_eq!(there(&mut index, 699), Some(800), "more than an eighth of it younger: nothing new");
@@ -296,7 +296,7 @@ fn a_hole_in_what_is_doubted_does_not_cut_it_either() {
         let (place, _) = index.table.find(index.table.key(common[hole], region(owner)), owner).unwrap();
         index.table.free(place);
         let held = if hole + 1 == shared { shared - 1 } else { shared };
-        assert_eq!(doubted(&index, &common, a), Matched { held: held as u32, may_hold: 120 }, "{shared} held, block {hole} lost");
+        assert_eq!(stale(&index, &common, a), MatchLength { cached: held as u32, maybe_cached: 120 }, "{shared} held, block {hole} lost");
     }
 }
 
@@ -367,18 +367,18 @@ fn what_was_given_one_to_two_capacities_ago_is_doubted_and_counts_half() {
     for blocks in &chains {
         index.record(a, blocks);
     }
-    let found: Vec<Matched> = chains.iter().map(|blocks| doubted(&index, blocks, a)).collect();
-    assert!(found[..78].iter().all(|&found| found == Matched::default()), "gone: {found:?}");
-    let (held, may_hold) = found.iter().fold((0, 0), |(held, all), found| (held + found.held, all + found.may_hold));
+    let found: Vec<MatchLength> = chains.iter().map(|blocks| stale(&index, blocks, a)).collect();
+    assert!(found[..78].iter().all(|&found| found == MatchLength::default()), "gone: {found:?}");
+    let (held, may_hold) = found.iter().fold((0, 0), |(held, all), found| (held + found.cached, all + found.maybe_cached));
     assert!((800..=1_000).contains(&held) && (1_900..=2_300).contains(&may_hold), "{held} of 1,000, and {may_hold}");
-    assert!(found[82..89].iter().all(|&found| found == Matched { held: 0, may_hold: 100 }), "{found:?}");
-    assert_eq!(Matched { held: 40, may_hold: 100 }.blocks(&chains[0]), 70);
+    assert!(found[82..89].iter().all(|&found| found == MatchLength { cached: 0, maybe_cached: 100 }), "{found:?}");
+    assert_eq!(MatchLength { cached: 40, maybe_cached: 100 }.blocks(&chains[0]), 70);
     let old = index.reuse(a, chains[85][99]).unwrap();
     index.learn(a, old, false);
     assert_eq!(index.capacity(a), Some(1_000), "that it is gone was to be expected");
     index.learn(a, old, true);
     assert_eq!(index.capacity(a), Some(1_125), "that it was there was not");
-    let may_hold: u32 = chains.iter().map(|blocks| doubted(&index, blocks, a).may_hold).sum();
+    let may_hold: u32 = chains.iter().map(|blocks| stale(&index, blocks, a).maybe_cached).sum();
     assert!(may_hold <= 2_300, "a larger capacity brings back nothing that was given up: {may_hold}");
 }
 
@@ -393,7 +393,7 @@ fn what_is_doubted_of_a_chain_begins_where_what_is_held_ends() {
         index.record(a, &common[..shared]);
         let longer = [&common[..], &chain(20, 50)].concat();
         for blocks in [&common, &longer] {
-            assert_eq!(doubted(&index, blocks, a), Matched { held: shared as u32, may_hold: 300 });
+            assert_eq!(stale(&index, blocks, a), MatchLength { cached: shared as u32, maybe_cached: 300 });
         }
     }
 }
@@ -558,7 +558,7 @@ fn little_is_lost_where_everybody_holds_the_same() {
 }
 
 #[derive(Clone, Debug)]
-enum Op {
+enum IndexOp {
     Record(u16, usize, usize),
     Forget(u16),
     Restart(u16),
@@ -582,27 +582,27 @@ fn trees() -> Vec<Vec<u64>> {
     trees
 }
 
-fn op() -> impl Strategy<Value = Op> {
+fn op() -> impl Strategy<Value = IndexOp> {
     let slot = 0..SLOTS;
     prop_oneof![
-        12 => (slot.clone(), 0..CHAINS, 0..=CHAIN).prop_map(|(slot, n, len)| Op::Record(slot, n, len)),
-        1 => slot.clone().prop_map(Op::Forget),
-        1 => slot.clone().prop_map(Op::Restart),
-        1 => (slot, 0..200_u32).prop_map(|(slot, blocks)| Op::Capacity(slot, blocks)),
-        1 => (0..50_usize).prop_map(Op::Sweep),
+        12 => (slot.clone(), 0..CHAINS, 0..=CHAIN).prop_map(|(slot, n, len)| IndexOp::Record(slot, n, len)),
+        1 => slot.clone().prop_map(IndexOp::Forget),
+        1 => slot.clone().prop_map(IndexOp::Restart),
+        1 => (slot, 0..200_u32).prop_map(|(slot, blocks)| IndexOp::Capacity(slot, blocks)),
+        1 => (0..50_usize).prop_map(IndexOp::Sweep),
     ]
 }
 
 /// The naive twin: a set of blocks for each endpoint, without bounds.
-struct Twin {
+struct NaiveIndex {
     trees: Vec<Vec<u64>>,
-    held: BTreeMap<EndpointRef, BTreeSet<u64>>,
+    cached: BTreeMap<EndpointRef, BTreeSet<u64>>,
     lives: BTreeMap<u16, u32>,
 }
 
-impl Twin {
+impl NaiveIndex {
     fn new() -> Self {
-        Self { trees: trees(), held: BTreeMap::new(), lives: BTreeMap::new() }
+        Self { trees: trees(), cached: BTreeMap::new(), lives: BTreeMap::new() }
     }
 
     fn everybody(&self) -> Vec<EndpointRef> {
@@ -610,28 +610,28 @@ impl Twin {
     }
 
     fn present(&self, slot: u16) -> EndpointRef {
-        EndpointRef { slot: Slot(slot), incarnation: Incarnation(self.lives.get(&slot).copied().unwrap_or(1)) }
+        EndpointRef { slot: Slot(slot), generation: Generation(self.lives.get(&slot).copied().unwrap_or(1)) }
     }
 
-    fn apply(&mut self, index: &mut PrefixIndex, op: &Op) {
+    fn apply(&mut self, index: &mut PrefixIndex, op: &IndexOp) {
         match *op {
-            Op::Record(slot, n, len) => {
+            IndexOp::Record(slot, n, len) => {
                 let (at, blocks) = (self.present(slot), &self.trees[n][..len]);
                 index.record(at, blocks);
-                self.held.entry(at).or_default().extend(blocks);
+                self.cached.entry(at).or_default().extend(blocks);
             }
-            Op::Forget(slot) => {
+            IndexOp::Forget(slot) => {
                 index.forget(self.present(slot));
-                self.held.remove(&self.present(slot));
+                self.cached.remove(&self.present(slot));
             }
-            Op::Restart(slot) => {
+            IndexOp::Restart(slot) => {
                 let old = self.present(slot);
-                self.lives.insert(slot, old.incarnation.0 + 1);
+                self.lives.insert(slot, old.generation.0 + 1);
                 index.record(self.present(slot), &[]);
-                self.held.remove(&old);
+                self.cached.remove(&old);
             }
-            Op::Capacity(slot, blocks) => index.set_capacity(self.present(slot), blocks),
-            Op::Sweep(budget) => {
+            IndexOp::Capacity(slot, blocks) => index.set_capacity(self.present(slot), blocks),
+            IndexOp::Sweep(budget) => {
                 index.sweep(budget);
             }
         }
@@ -639,13 +639,13 @@ impl Twin {
 
     /// One more than the position of the deepest block held.
     fn reach(&self, blocks: &[u64], endpoint: EndpointRef) -> u32 {
-        let Some(held) = self.held.get(&endpoint) else { return 0 };
+        let Some(held) = self.cached.get(&endpoint) else { return 0 };
         blocks.iter().rposition(|block| held.contains(block)).map_or(0, |at| at as u32 + 1)
     }
 }
 
 /// The deepest block of which this holds of its entry, and one more, by looking at each.
-fn deepest(index: &PrefixIndex, blocks: &[u64], endpoint: EndpointRef, of: fn(Holding) -> bool) -> u32 {
+fn deepest(index: &PrefixIndex, blocks: &[u64], endpoint: EndpointRef, of: fn(EntryState) -> bool) -> u32 {
     let Some(owner) = index.owners.get(endpoint) else { return 0 };
     let holding = |&block: &u64| {
         let entry = index.table.find(index.table.key(block, region(owner)), owner);
@@ -658,7 +658,7 @@ proptest! {
     /// Where nothing makes holes, what is found without walking a chain is what is found by it.
     #[test]
     fn bisection_finds_what_a_walk_finds(ops in prop::collection::vec(op(), 0..120)) {
-        let (mut index, mut twin) = (PrefixIndex::with_capacity(60_000), Twin::new());
+        let (mut index, mut twin) = (PrefixIndex::with_capacity(60_000), NaiveIndex::new());
         for op in &ops {
             twin.apply(&mut index, op);
         }
@@ -667,8 +667,8 @@ proptest! {
             let mut found = Vec::new();
             index.matched(blocks, &all, &mut found);
             for (&found, &at) in found.iter().zip(&all) {
-                let held = deepest(&index, blocks, at, |holding| holding.held);
-                prop_assert_eq!(found, Matched { held, may_hold: deepest(&index, blocks, at, |holding| holding.may_hold) });
+                let cached = deepest(&index, blocks, at, |holding| holding.cached);
+                prop_assert_eq!(found, MatchLength { cached, maybe_cached: deepest(&index, blocks, at, |holding| holding.maybe_cached) });
             }
         }
     }
@@ -676,8 +676,8 @@ proptest! {
     /// With room for all, and nothing to make holes, the index is the naive twin.
     #[test]
     fn with_room_it_is_exact(ops in prop::collection::vec(op(), 0..60)) {
-        let (mut index, mut twin) = (PrefixIndex::with_capacity(60_000), Twin::new());
-        for op in ops.iter().filter(|op| !matches!(op, Op::Capacity(..))) {
+        let (mut index, mut twin) = (PrefixIndex::with_capacity(60_000), NaiveIndex::new());
+        for op in ops.iter().filter(|op| !matches!(op, IndexOp::Capacity(..))) {
             twin.apply(&mut index, op);
             let all = twin.everybody();
             for blocks in &twin.trees {
@@ -691,18 +691,18 @@ proptest! {
     /// However small it is and whatever happens, it never claims more than the truth, and its books and its memory are in order.
     #[test]
     fn it_never_claims_too_much(entries in 0..3000_usize, ops in prop::collection::vec(op(), 0..120)) {
-        let (mut index, mut twin) = (PrefixIndex::with_capacity(entries), Twin::new());
+        let (mut index, mut twin) = (PrefixIndex::with_capacity(entries), NaiveIndex::new());
         let bytes = index.bytes();
         for (turn, op) in ops.iter().enumerate() {
             twin.apply(&mut index, op);
             let (all, blocks, mut claimed) = (twin.everybody(), &twin.trees[turn % CHAINS], Vec::new());
             index.matched(blocks, &all, &mut claimed);
-            prop_assert!(claimed.iter().zip(&all).all(|(claimed, &at)| claimed.may_hold <= twin.reach(blocks, at)), "{claimed:?}");
-            prop_assert!(claimed.iter().all(|claimed| claimed.held <= claimed.may_hold), "{claimed:?}");
+            prop_assert!(claimed.iter().zip(&all).all(|(claimed, &at)| claimed.maybe_cached <= twin.reach(blocks, at)), "{claimed:?}");
+            prop_assert!(claimed.iter().all(|claimed| claimed.cached <= claimed.maybe_cached), "{claimed:?}");
             let stats = index.stats();
             prop_assert_eq!(stats.entries, count(&mut index));
             prop_assert!(stats.entries <= stats.entries_max && stats.entries_max < entries + LANES);
-            prop_assert!(stats.entries <= twin.held.values().map(BTreeSet::len).sum::<usize>());
+            prop_assert!(stats.entries <= twin.cached.values().map(BTreeSet::len).sum::<usize>());
             prop_assert_eq!((stats.bytes, index.bytes()), (bytes, bytes));
         }
     }

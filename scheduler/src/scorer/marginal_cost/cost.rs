@@ -34,7 +34,7 @@
 //! | r | `reuse_interval` | prompts per endpoint since the longest cached prefix was last used |
 //! | f | `excess_failure_rate` | failure rate here minus the rate at the other endpoints |
 
-use crate::in_flight::{ATTENTION_UNIT, Load, Prefills};
+use crate::in_flight::{ATTENTION_UNIT, EndpointLoad, PendingPrefills};
 use crate::latency::step::StepModel;
 
 /// A queue of prompts counts as at most this many where only their number matters: prompts in one
@@ -46,7 +46,7 @@ const PROMPT_MEMORY_SHARE: f32 = 0.9;
 
 /// The weights of the terms: parameters of the plugin. All are at least 0.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Weights {
+pub(super) struct CostWeights {
     pub(super) externality: f32,
     pub(super) own_batch_share: f32,
     pub(super) arrival_externality: f32,
@@ -72,7 +72,7 @@ pub(super) struct RequestInputs<'a> {
 
 /// What differs by endpoint.
 pub(super) struct EndpointInputs {
-    pub(super) load: Load,
+    pub(super) load: EndpointLoad,
     /// How many times as long as an average endpoint this one takes for a prefill and for a decode step.
     pub(super) speed: (f32, f32),
     pub(super) uncached_tokens: f32,
@@ -108,7 +108,7 @@ pub(super) struct Cost {
 }
 
 /// The times that several terms need.
-struct Times {
+struct CostTimes {
     /// B.
     batch: f32,
     /// W.
@@ -127,8 +127,8 @@ struct Times {
 
 impl Cost {
     /// The cost of `request` at `endpoint`.
-    pub(super) fn of(weights: &Weights, request: &RequestInputs<'_>, endpoint: &EndpointInputs) -> Self {
-        let times = Times::of(weights, request, endpoint);
+    pub(super) fn of(weights: &CostWeights, request: &RequestInputs<'_>, endpoint: &EndpointInputs) -> Self {
+        let times = CostTimes::of(weights, request, endpoint);
         Self {
             queue: queue(weights, request, &times),
             prefill: prefill(weights, &times),
@@ -162,12 +162,12 @@ impl Cost {
 }
 
 /// The prompts ahead have to finish first, and a long queue here becomes a large batch here.
-fn queue(weights: &Weights, request: &RequestInputs<'_>, times: &Times) -> f32 {
+fn queue(weights: &CostWeights, request: &RequestInputs<'_>, times: &CostTimes) -> f32 {
     times.waiting_ms * (1.0 + weights.queue_externality * (times.batch + request.mean_batch) / 2.0)
 }
 
 /// Its own prefill, and the requests that arrive while it waits: B of them in each lifetime T.
-fn prefill(weights: &Weights, times: &Times) -> f32 {
+fn prefill(weights: &CostWeights, times: &CostTimes) -> f32 {
     let lifetime_ms = (times.decode_ms + times.waiting_ms + times.service_ms).max(f32::MIN_POSITIVE);
     let arrivals = times.batch * (times.waiting_ms / lifetime_ms);
     times.service_ms * (1.0 + weights.arrival_externality * arrivals)
@@ -175,13 +175,13 @@ fn prefill(weights: &Weights, times: &Times) -> f32 {
 
 /// Its prefill delays running requests: those here, and, as later requests choose other endpoints,
 /// those of the whole pool. An average endpoint would do that work in Smean.
-fn interference(weights: &Weights, request: &RequestInputs<'_>, times: &Times) -> f32 {
+fn interference(weights: &CostWeights, request: &RequestInputs<'_>, times: &CostTimes) -> f32 {
     let (own, others) = delayed_requests(weights, request, times);
     weights.externality * (own * times.service_ms + others * (times.service_ms + times.mean_service_ms) / 2.0)
 }
 
 /// A new copy of this prefix evicts other prefixes. A prefix that is used often (small r) earns it.
-fn displacement(weights: &Weights, request: &RequestInputs<'_>, endpoint: &EndpointInputs) -> f32 {
+fn displacement(weights: &CostWeights, request: &RequestInputs<'_>, endpoint: &EndpointInputs) -> f32 {
     let [_, c1, _] = request.step.prefill();
     let r = request.reuse_interval;
     let rarity = if r.is_finite() { r / (1.0 + r) } else { 1.0 };
@@ -189,7 +189,7 @@ fn displacement(weights: &Weights, request: &RequestInputs<'_>, endpoint: &Endpo
 }
 
 /// Its own decode steps, and what it adds to the steps of the requests beside it.
-fn decode(weights: &Weights, request: &RequestInputs<'_>, endpoint: &EndpointInputs, times: &Times) -> f32 {
+fn decode(weights: &CostWeights, request: &RequestInputs<'_>, endpoint: &EndpointInputs, times: &CostTimes) -> f32 {
     let ([_, e1, e2], (_, w)) = (request.step.decode(), endpoint.speed);
     let others_ms = request.output_tokens * w * times.batch * (e1 + e2 * request.prompt_tokens) / 2.0;
     weights.decode_weight * (times.decode_ms + others_ms)
@@ -197,7 +197,7 @@ fn decode(weights: &Weights, request: &RequestInputs<'_>, endpoint: &EndpointInp
 
 /// Where several endpoints have the prefix, using the oldest copy keeps it from being evicted. That
 /// is worth what computing it again would cost, where memory is free.
-fn refresh(weights: &Weights, request: &RequestInputs<'_>, endpoint: &EndpointInputs, times: &Times) -> f32 {
+fn refresh(weights: &CostWeights, request: &RequestInputs<'_>, endpoint: &EndpointInputs, times: &CostTimes) -> f32 {
     let (v, _) = endpoint.speed;
     let full_prefill_ms = request.step.prefill_ms(request.prompt_tokens, request.prompt_tokens);
     let saved_ms = v * (full_prefill_ms - times.prefill_ms);
@@ -207,14 +207,14 @@ fn refresh(weights: &Weights, request: &RequestInputs<'_>, endpoint: &EndpointIn
 }
 
 /// How many running requests a prefill here delays: at this endpoint, and elsewhere in the pool.
-fn delayed_requests(weights: &Weights, request: &RequestInputs<'_>, times: &Times) -> (f32, f32) {
+fn delayed_requests(weights: &CostWeights, request: &RequestInputs<'_>, times: &CostTimes) -> (f32, f32) {
     (weights.own_batch_share * times.batch, (1.0 - weights.own_batch_share) * request.mean_batch)
 }
 
-// === impl Times ===
+// === impl CostTimes ===
 
-impl Times {
-    fn of(weights: &Weights, request: &RequestInputs<'_>, endpoint: &EndpointInputs) -> Self {
+impl CostTimes {
+    fn of(weights: &CostWeights, request: &RequestInputs<'_>, endpoint: &EndpointInputs) -> Self {
         let (step, load, (v, w)) = (request.step, &endpoint.load, endpoint.speed);
         let batch = float(u64::from(load.requests));
         let context = float(load.decode_tokens.saturating_add(load.prefills.prompt_tokens));
@@ -236,7 +236,7 @@ impl Times {
 
 /// Prefill time of the prompts in a queue at an average endpoint, in ms. The constant c0 was learned
 /// from single prompts; prompts in a queue share steps.
-fn queued_prefills_ms(step: &StepModel, prefills: &Prefills) -> f32 {
+fn queued_prefills_ms(step: &StepModel, prefills: &PendingPrefills) -> f32 {
     let [c0, c1, c2] = step.prefill();
     let prompts = float(u64::from(prefills.prompts));
     c0 * prompts / (1.0 + prompts / PROMPTS_PER_STEP)

@@ -2,13 +2,13 @@
 
 use std::fmt::Write;
 
-use scheduler::{Decision, Drop, EndpointIndex, ProfileExplanation};
+use scheduler::{Decision, DroppedEndpoint, EndpointIndex, ProfileExplanation};
 
-use super::{Digits, Outcome};
+use super::{CaseDecision, Digits};
 
-// === impl Outcome ===
+// === impl CaseDecision ===
 
-impl Outcome {
+impl CaseDecision {
     /// The picked, best first; nobody when the decision is another.
     pub fn ranked(&self) -> Vec<usize> {
         match &self.decision {
@@ -18,7 +18,7 @@ impl Outcome {
     }
 
     /// Everyone who was dropped by a profile or before it.
-    pub fn dropped<'o>(&'o self, profile: &'o ProfileExplanation) -> impl Iterator<Item = &'o Drop> {
+    pub fn dropped<'o>(&'o self, profile: &'o ProfileExplanation) -> impl Iterator<Item = &'o DroppedEndpoint> {
         self.explanation.dropped.iter().chain(&profile.dropped)
     }
 

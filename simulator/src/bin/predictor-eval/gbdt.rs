@@ -1,23 +1,23 @@
 //! Gradient-boosted trees, as a rival: by histograms, level by level, of a mean or of a quantile.
 
-use crate::rivals::quantile;
+use crate::baselines::quantile;
 
 /// What the trees follow.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Objective {
+pub(crate) enum TreeObjective {
     Mean,
     Quantile(f64),
 }
 
 /// The ensemble.
-pub(crate) struct Boosted {
+pub(crate) struct BoostedTrees {
     start: f64,
-    trees: Vec<Vec<Node>>,
+    trees: Vec<Vec<TreeNode>>,
 }
 
 /// Of a complete binary tree in an array: children of `i` are `2i + 1` and `2i + 2`.
 #[derive(Clone, Copy, Debug, Default)]
-struct Node {
+struct TreeNode {
     feature: usize,
     threshold: f64,
     is_leaf: bool,
@@ -30,13 +30,13 @@ const RATE: f64 = 0.05;
 const LEAF_MIN: f64 = 5.0;
 const CUTS: usize = 63;
 
-// === impl Boosted ===
+// === impl BoostedTrees ===
 
-impl Boosted {
-    pub(crate) fn fit(rows: &[Vec<f64>], logs: &[f64], objective: Objective) -> Self {
+impl BoostedTrees {
+    pub(crate) fn fit(rows: &[Vec<f64>], logs: &[f64], objective: TreeObjective) -> Self {
         let start = match objective {
-            Objective::Mean => logs.iter().sum::<f64>() / logs.len().max(1) as f64,
-            Objective::Quantile(share) => quantile(logs, share),
+            TreeObjective::Mean => logs.iter().sum::<f64>() / logs.len().max(1) as f64,
+            TreeObjective::Quantile(share) => quantile(logs, share),
         };
         let cuts = cuts(rows);
         let bins: Vec<Vec<usize>> =
@@ -47,8 +47,8 @@ impl Boosted {
             let pull: Vec<f64> = left
                 .iter()
                 .map(|left| match objective {
-                    Objective::Mean => *left,
-                    Objective::Quantile(share) => {
+                    TreeObjective::Mean => *left,
+                    TreeObjective::Quantile(share) => {
                         if *left > 0.0 {
                             share
                         } else {
@@ -62,8 +62,8 @@ impl Boosted {
                 let of_leaf: Vec<f64> = left.iter().zip(&leaves).filter(|(_, leaf)| **leaf == at).map(|(left, _)| *left).collect();
                 node.value = RATE
                     * match objective {
-                        Objective::Mean => of_leaf.iter().sum::<f64>() / (of_leaf.len() as f64 + 1.0),
-                        Objective::Quantile(share) => quantile(&of_leaf, share),
+                        TreeObjective::Mean => of_leaf.iter().sum::<f64>() / (of_leaf.len() as f64 + 1.0),
+                        TreeObjective::Quantile(share) => quantile(&of_leaf, share),
                     };
             }
             for (left, leaf) in left.iter_mut().zip(&leaves) {
@@ -79,7 +79,7 @@ impl Boosted {
     }
 }
 
-fn leaf(tree: &[Node], row: &[f64]) -> f64 {
+fn leaf(tree: &[TreeNode], row: &[f64]) -> f64 {
     let mut at = 0;
     while let Some(node) = tree.get(at) {
         if node.is_leaf {
@@ -104,8 +104,8 @@ fn cuts(rows: &[Vec<f64>]) -> Vec<Vec<f64>> {
 }
 
 /// A tree, and the leaf of each row.
-fn grow(bins: &[Vec<usize>], pull: &[f64], cuts: &[Vec<f64>]) -> (Vec<Node>, Vec<usize>) {
-    let mut tree = vec![Node { is_leaf: true, ..Node::default() }; (1 << (DEPTH + 1)) - 1];
+fn grow(bins: &[Vec<usize>], pull: &[f64], cuts: &[Vec<f64>]) -> (Vec<TreeNode>, Vec<usize>) {
+    let mut tree = vec![TreeNode { is_leaf: true, ..TreeNode::default() }; (1 << (DEPTH + 1)) - 1];
     let mut leaves = vec![0_usize; bins.len()];
     for depth in 0..DEPTH {
         let first = (1 << depth) - 1;
@@ -113,7 +113,7 @@ fn grow(bins: &[Vec<usize>], pull: &[f64], cuts: &[Vec<f64>]) -> (Vec<Node>, Vec
         for (at, split) in (first..).zip(&best) {
             let (Some((feature, cut)), Some(node)) = (split, tree.get_mut(at)) else { continue };
             let threshold = cuts.get(*feature).and_then(|cuts| cuts.get(*cut)).copied().unwrap_or(0.0);
-            *node = Node { feature: *feature, threshold, is_leaf: false, value: 0.0 };
+            *node = TreeNode { feature: *feature, threshold, is_leaf: false, value: 0.0 };
         }
         for (leaf, bins) in leaves.iter_mut().zip(bins) {
             if let Some(Some((feature, cut))) = leaf.checked_sub(first).and_then(|at| best.get(at)) {

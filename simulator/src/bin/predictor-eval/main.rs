@@ -7,8 +7,8 @@
 //! 30 % do not exist: constants were chosen by that view alone.
 #![deny(clippy::indexing_slicing)]
 
+mod baselines;
 mod gbdt;
-mod rivals;
 mod rows;
 
 use std::io::Write;
@@ -17,13 +17,13 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Parser;
-use scheduler::latency::learn::{Ended, Learner, Observation};
+use scheduler::latency::learn::{LatencyLearner, Observation, RequestEnd};
 use scheduler::latency::{Calibration, LatencyModel, Prediction};
-use scheduler::{EndpointRef, Incarnation, Slot};
+use scheduler::{EndpointRef, Generation, Slot};
 use serde_json::json;
 
-use crate::rivals::{Fitted, Rival, Said};
-use crate::rows::{Row, Target, Trace};
+use crate::baselines::{BaselinePrediction, BaselinePredictor, FittedBaseline};
+use crate::rows::{EvaluatedTarget, EvaluationRow, EvaluationTrace};
 
 #[derive(Parser)]
 #[command(about = "Latency predictors on measurements of real engines", version)]
@@ -52,11 +52,11 @@ const IN_ORDER_SLOWER: u64 = 10;
 const REFIT_ROWS: usize = 100;
 
 /// The files do not say which pod served; so it is one.
-const POD: EndpointRef = EndpointRef { slot: Slot(0), incarnation: Incarnation(1) };
+const POD: EndpointRef = EndpointRef { slot: Slot(0), generation: Generation(1) };
 
 /// What a row is predicted by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum View {
+enum EvaluationView {
     /// What was known when it was picked.
     Served,
     /// All rows before it.
@@ -65,13 +65,13 @@ enum View {
     Frozen,
 }
 
-const VIEWS: [View; 3] = [View::Served, View::InOrder, View::Frozen];
+const VIEWS: [EvaluationView; 3] = [EvaluationView::Served, EvaluationView::InOrder, EvaluationView::Frozen];
 
 /// One line of the result.
-struct Line {
+struct EvaluationLine {
     trace: String,
-    target: Target,
-    view: View,
+    target: EvaluatedTarget,
+    view: EvaluationView,
     model: String,
     calibration: Calibration,
     abstained: u64,
@@ -82,9 +82,9 @@ const OURS: &str = "switchpoint";
 /// What the coverage of every file must be, in order.
 const COVERAGE: RangeInclusive<f64> = 0.88..=0.92;
 
-// === impl View ===
+// === impl EvaluationView ===
 
-impl View {
+impl EvaluationView {
     fn name(self) -> &'static str {
         match self {
             Self::Served => "as served",
@@ -120,8 +120,8 @@ fn run(args: &Args) -> Result<(), String> {
         }
         ours(&trace, &mut lines);
         if !args.ours {
-            for target in [Target::Ttft, Target::Tpot] {
-                rivals::ALL.iter().for_each(|rival| theirs(&trace, target, *rival, &mut lines));
+            for target in [EvaluatedTarget::Ttft, EvaluatedTarget::Tpot] {
+                baselines::ALL.iter().for_each(|rival| theirs(&trace, target, *rival, &mut lines));
             }
         }
     }
@@ -134,32 +134,32 @@ fn run(args: &Args) -> Result<(), String> {
 }
 
 /// Ours, in every view.
-fn ours(trace: &Trace, lines: &mut Vec<Line>) {
+fn ours(trace: &EvaluationTrace, lines: &mut Vec<EvaluationLine>) {
     let split = trace.split(FIRST);
     for view in trace.views() {
-        let mut learner = Learner::default();
+        let mut learner = LatencyLearner::default();
         let mut model: Option<LatencyModel> = None;
         let mut said: Vec<Option<Prediction>> = vec![None; trace.rows.len()];
         let mut results = [(Calibration::default(), 0); 2];
         for event in trace.events() {
             match event {
-                rows::Event::Picked(at) => {
+                rows::EvaluationEvent::Picked(at) => {
                     let predicted =
                         model.as_ref().zip(trace.rows.get(at)).and_then(|(model, row)| model.predict(POD, &row.conditions).ok());
                     if let Some(place) = said.get_mut(at) {
                         *place = predicted;
                     }
                 }
-                rows::Event::Known(at) => {
+                rows::EvaluationEvent::Known(at) => {
                     let Some(row) = trace.rows.get(at) else { continue };
                     let now = || model.as_ref().and_then(|model| model.predict(POD, &row.conditions).ok());
                     // What is learned first is learned as served in any view but the one in order.
-                    let at_pick = view == View::Served || (view == View::Frozen && at < split);
+                    let at_pick = view == EvaluationView::Served || (view == EvaluationView::Frozen && at < split);
                     let predicted = if at_pick { said.get(at).copied().flatten() } else { now() };
                     if at >= split {
                         count(&mut results, row, predicted);
                     }
-                    if at < split || view != View::Frozen {
+                    if at < split || view != EvaluationView::Frozen {
                         // In order, each request ended before the next came.
                         let delay = if at_pick { trace.delay(row) } else { 0.0 };
                         learner.observe_after(&observation(row), predicted.as_ref(), delay);
@@ -168,8 +168,8 @@ fn ours(trace: &Trace, lines: &mut Vec<Line>) {
                 }
             }
         }
-        for (target, (calibration, abstained)) in [Target::Ttft, Target::Tpot].into_iter().zip(results) {
-            lines.push(Line { trace: trace.name.clone(), target, view, model: OURS.to_owned(), calibration, abstained });
+        for (target, (calibration, abstained)) in [EvaluatedTarget::Ttft, EvaluatedTarget::Tpot].into_iter().zip(results) {
+            lines.push(EvaluationLine { trace: trace.name.clone(), target, view, model: OURS.to_owned(), calibration, abstained });
         }
         if let Some(model) = &model {
             let _ = writeln!(
@@ -185,7 +185,7 @@ fn ours(trace: &Trace, lines: &mut Vec<Line>) {
     }
 }
 
-fn count(results: &mut [(Calibration, u64); 2], row: &Row, predicted: Option<Prediction>) {
+fn count(results: &mut [(Calibration, u64); 2], row: &EvaluationRow, predicted: Option<Prediction>) {
     let [ttft, tpot] = results;
     for ((calibration, abstained), actual, of) in [
         (ttft, row.ttft_ms, (|p: &Prediction| (p.ttft_ms, p.ttft_p90_ms)) as fn(&Prediction) -> (f32, f32)),
@@ -199,34 +199,34 @@ fn count(results: &mut [(Calibration, u64); 2], row: &Row, predicted: Option<Pre
     }
 }
 
-fn observation(row: &Row) -> Observation {
-    let Row { conditions, ttft_ms, tpot_ms, .. } = *row;
+fn observation(row: &EvaluationRow) -> Observation {
+    let EvaluationRow { conditions, ttft_ms, tpot_ms, .. } = *row;
     let (output_tokens, first_token, gap) = (None, None, None);
-    Observation { endpoint: POD, conditions, ended: Ended::Done, ttft_ms, tpot_ms, output_tokens, first_token, gap }
+    Observation { endpoint: POD, conditions, ended: RequestEnd::Done, ttft_ms, tpot_ms, output_tokens, first_token, gap }
 }
 
 /// One rival for one target, in every view.
-fn theirs(trace: &Trace, target: Target, rival: Rival, lines: &mut Vec<Line>) {
+fn theirs(trace: &EvaluationTrace, target: EvaluatedTarget, rival: BaselinePredictor, lines: &mut Vec<EvaluationLine>) {
     let split = trace.split(FIRST);
-    let known = |upto: usize| -> Vec<(&Row, f32)> {
+    let known = |upto: usize| -> Vec<(&EvaluationRow, f32)> {
         let rows = trace.rows.iter().take(upto);
         rows.filter_map(|row| row.actual(target).map(|actual| (row, actual))).collect()
     };
     let frozen = rival.fit(&known(split));
     let (mut fitted, mut fitted_rows) = (None, 0);
-    let mut said: Vec<Option<Said>> = vec![None; trace.rows.len()];
+    let mut said: Vec<Option<BaselinePrediction>> = vec![None; trace.rows.len()];
     let mut results = [(Calibration::default(), 0); VIEWS.len()];
     for event in trace.events() {
         match event {
-            rows::Event::Picked(at) => {
+            rows::EvaluationEvent::Picked(at) => {
                 if let (Some(fitted), Some(row), Some(place)) = (&fitted, trace.rows.get(at), said.get_mut(at)) {
                     *place = Some(rival.say(fitted, row));
                 }
             }
-            rows::Event::Known(at) => {
+            rows::EvaluationEvent::Known(at) => {
                 let Some((row, actual)) = trace.rows.get(at).and_then(|row| Some((row, row.actual(target)?))) else { continue };
                 if at >= split {
-                    let say = |fitted: &Fitted| rival.say(fitted, row);
+                    let say = |fitted: &FittedBaseline| rival.say(fitted, row);
                     let all = [said.get(at).copied().flatten(), fitted.as_ref().map(say), Some(say(&frozen))];
                     for ((calibration, abstained), said) in results.iter_mut().zip(all) {
                         match said {
@@ -244,14 +244,14 @@ fn theirs(trace: &Trace, target: Target, rival: Rival, lines: &mut Vec<Line>) {
         }
     }
     for (view, (calibration, abstained)) in VIEWS.into_iter().zip(results).filter(|(view, _)| trace.views().any(|of| of == *view)) {
-        lines.push(Line { trace: trace.name.clone(), target, view, model: rival.name().to_owned(), calibration, abstained });
+        lines.push(EvaluationLine { trace: trace.name.clone(), target, view, model: rival.name().to_owned(), calibration, abstained });
     }
 }
 
-fn print(lines: &[Line]) {
+fn print(lines: &[EvaluationLine]) {
     let mut out = std::io::stdout().lock();
     let mut heading = None;
-    let mut sorted: Vec<&Line> = lines.iter().collect();
+    let mut sorted: Vec<&EvaluationLine> = lines.iter().collect();
     sorted.sort_by_key(|line| (line.trace.clone(), line.target.name(), line.view as usize));
     for line in sorted {
         let this = (line.trace.clone(), line.target, line.view);
@@ -278,13 +278,14 @@ fn print(lines: &[Line]) {
 }
 
 /// What is required of every file and time, in order, and whether it is reached.
-fn print_required(lines: &[Line]) {
+fn print_required(lines: &[EvaluationLine]) {
     let mut out = std::io::stdout().lock();
     let _ = writeln!(out, "\nrequired in order: pinball loss below the constant's and the ridge's, coverage 88 to 92 %");
-    for line in lines.iter().filter(|line| line.model == OURS && line.view == View::InOrder) {
+    for line in lines.iter().filter(|line| line.model == OURS && line.view == EvaluationView::InOrder) {
         let (pinball, coverage) = (line.calibration.pinball90_ms(), line.calibration.coverage90());
-        let rivals: Vec<&Line> = others(line, lines).filter(|other| ["constant", "ridge"].contains(&other.model.as_str())).collect();
-        let below = |other: &&Line| pinball.zip(other.calibration.pinball90_ms()).is_some_and(|(ours, theirs)| ours < theirs);
+        let rivals: Vec<&EvaluationLine> =
+            others(line, lines).filter(|other| ["constant", "ridge"].contains(&other.model.as_str())).collect();
+        let below = |other: &&EvaluationLine| pinball.zip(other.calibration.pinball90_ms()).is_some_and(|(ours, theirs)| ours < theirs);
         let said = |reached: bool| if reached { "reached" } else { "MISSED" };
         let loss = if rivals.is_empty() { "not compared" } else { said(rivals.iter().all(below)) };
         let within = coverage.is_some_and(|coverage| COVERAGE.contains(&coverage));
@@ -303,20 +304,21 @@ fn interval95(calibration: &Calibration) -> Option<[f64; 2]> {
 }
 
 /// Is a line of ours, by its pinball loss or by its MAPE, worse than another's?
-fn is_worse(line: &Line, lines: &[Line]) -> bool {
+fn is_worse(line: &EvaluationLine, lines: &[EvaluationLine]) -> bool {
     let above = |a: Option<f64>, b: Option<f64>| a.zip(b).is_some_and(|(a, b)| a > b);
     let c = &line.calibration;
-    let better = |other: &Line| above(c.pinball90_ms(), other.calibration.pinball90_ms()) || above(c.mape(), other.calibration.mape());
+    let better =
+        |other: &EvaluationLine| above(c.pinball90_ms(), other.calibration.pinball90_ms()) || above(c.mape(), other.calibration.mape());
     line.model == OURS && others(line, lines).any(better)
 }
 
 /// The lines of what this one is of.
-fn others<'l>(line: &'l Line, lines: &'l [Line]) -> impl Iterator<Item = &'l Line> {
+fn others<'l>(line: &'l EvaluationLine, lines: &'l [EvaluationLine]) -> impl Iterator<Item = &'l EvaluationLine> {
     lines.iter().filter(|other| (&other.trace, other.target, other.view) == (&line.trace, line.target, line.view))
 }
 
-fn write(lines: &[Line], path: &Path) -> Result<(), String> {
-    let row = |line: &Line| {
+fn write(lines: &[EvaluationLine], path: &Path) -> Result<(), String> {
+    let row = |line: &EvaluationLine| {
         let c = &line.calibration;
         let (mape, pinball90, coverage90) = (c.mape(), c.pinball90_ms(), c.coverage90());
         json!({"trace": line.trace, "target": line.target.name(), "view": line.view.name(), "model": line.model, "mape": mape, "pinball90": pinball90, "coverage90": coverage90, "coverage90_interval95": interval95(c), "n": c.count(), "abstained": line.abstained})

@@ -13,18 +13,18 @@ use flate2::read::MultiGzDecoder;
 use scheduler::latency::Conditions;
 use serde_json::Value;
 
-use crate::{VIEWS, View};
+use crate::{EvaluationView, VIEWS};
 
 /// Which of the two times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Target {
+pub(crate) enum EvaluatedTarget {
     Ttft,
     Tpot,
 }
 
 /// One request; of some files, only one of its times.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Row {
+pub(crate) struct EvaluationRow {
     pub(crate) conditions: Conditions,
     pub(crate) ttft_ms: Option<f32>,
     pub(crate) tpot_ms: Option<f32>,
@@ -34,17 +34,17 @@ pub(crate) struct Row {
 }
 
 /// One file.
-pub(crate) struct Trace {
+pub(crate) struct EvaluationTrace {
     pub(crate) name: String,
     /// In the order in which outcomes were known; where that is not `served`, in which they came.
-    pub(crate) rows: Vec<Row>,
+    pub(crate) rows: Vec<EvaluationRow>,
     /// Was anything known at picks?
     pub(crate) served: bool,
 }
 
 /// What happens to a row, by its position.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Event {
+pub(crate) enum EvaluationEvent {
     Picked(usize),
     Known(usize),
 }
@@ -59,11 +59,11 @@ const TICK_MS: u64 = 100;
 const ROWS_A_REQUEST: f64 = 2.0;
 
 /// All files.
-pub(crate) fn all() -> Result<Vec<Trace>, String> {
+pub(crate) fn all() -> Result<Vec<EvaluationTrace>, String> {
     H200.iter().map(|name| h200(name)).chain(SERVING_SIM.iter().map(|name| serving_sim(name))).collect()
 }
 
-fn h200(name: &str) -> Result<Trace, String> {
+fn h200(name: &str) -> Result<EvaluationTrace, String> {
     let lines = lines(&format!("llmd_predictor_{name}-h200.jsonl.gz"))?;
     let row = |(at, line): (usize, &Value)| {
         let number = |key: &str| line.get(key).and_then(Value::as_f64).ok_or_else(|| format!("{name}: line {at} has no {key}"));
@@ -85,14 +85,20 @@ fn h200(name: &str) -> Result<Trace, String> {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count of rows")]
         let before_ms = TICK_MS * (1 + (ROWS_A_REQUEST * requests).ceil() as u64);
         let picked_ms = known_ms.saturating_sub(before_ms);
-        Ok(Row { conditions, ttft_ms: time(number("actual_ttft_ms")?), tpot_ms: time(number("actual_tpot_ms")?), picked_ms, known_ms })
+        Ok(EvaluationRow {
+            conditions,
+            ttft_ms: time(number("actual_ttft_ms")?),
+            tpot_ms: time(number("actual_tpot_ms")?),
+            picked_ms,
+            known_ms,
+        })
     };
     let rows = lines.iter().enumerate().map(row).collect::<Result<_, String>>()?;
-    Ok(Trace { name: format!("h200-{name}"), rows, served: true })
+    Ok(EvaluationTrace { name: format!("h200-{name}"), rows, served: true })
 }
 
 /// One request of a run.
-struct Run {
+struct RecordedRun {
     input: f64,
     output: f64,
     queued: f64,
@@ -104,30 +110,30 @@ struct Run {
 /// The runs tell when each request came, was scheduled, and had its first and last token; from that follows what was under way at any time. Nearly
 /// all of them came before the first few had ended, so nothing of use was known at any pick: only the frozen figures say something, of requests in
 /// the order they came.
-fn serving_sim(name: &str) -> Result<Trace, String> {
+fn serving_sim(name: &str) -> Result<EvaluationTrace, String> {
     let lines = lines(&format!("llmservingsim_vllm_{name}_requests.jsonl.gz"))?;
     let run = |line: &Value| {
         let number = |key: &str| line.get(key)?.as_f64();
         let (queued, scheduled) = (number("queued_ts")?, number("scheduled_ts")?);
         let (first, last) = (number("first_token_ts")?, number("last_token_ts")?);
-        Some(Run { input: number("input_toks")?, output: number("output_toks")?, queued, scheduled, first, last })
+        Some(RecordedRun { input: number("input_toks")?, output: number("output_toks")?, queued, scheduled, first, last })
     };
-    let runs: Vec<Run> = lines.iter().map(run).collect::<Option<_>>().ok_or_else(|| format!("{name}: a line is not as known"))?;
+    let runs: Vec<RecordedRun> = lines.iter().map(run).collect::<Option<_>>().ok_or_else(|| format!("{name}: a line is not as known"))?;
     let start = runs.iter().map(|run| run.queued).fold(f64::INFINITY, f64::min);
-    let mut rows: Vec<Row> = runs.iter().map(|run| observed(run, &runs, start)).collect();
+    let mut rows: Vec<EvaluationRow> = runs.iter().map(|run| observed(run, &runs, start)).collect();
     rows.sort_by_key(|row| row.picked_ms);
     for (clock_ms, row) in (1..).map(|at| TICK_MS * at).zip(&mut rows) {
         (row.picked_ms, row.known_ms) = (clock_ms, clock_ms);
     }
-    Ok(Trace { name: format!("llmservingsim-{name}"), rows, served: false })
+    Ok(EvaluationTrace { name: format!("llmservingsim-{name}"), rows, served: false })
 }
 
-fn observed(run: &Run, runs: &[Run], start: f64) -> Row {
+fn observed(run: &RecordedRun, runs: &[RecordedRun], start: f64) -> EvaluationRow {
     let now = run.queued;
-    let there: Vec<&Run> = runs.iter().filter(|other| other.queued < now && now < other.last).collect();
-    let count = |of: &dyn Fn(&Run) -> f64| narrow(there.iter().map(|other| of(other)).sum());
+    let there: Vec<&RecordedRun> = runs.iter().filter(|other| other.queued < now && now < other.last).collect();
+    let count = |of: &dyn Fn(&RecordedRun) -> f64| narrow(there.iter().map(|other| of(other)).sum());
     let if_so = |so: bool, value: f64| if so { value } else { 0.0 };
-    let done = |other: &Run| other.output * (now - other.first) / (other.last - other.first).max(1e-9);
+    let done = |other: &RecordedRun| other.output * (now - other.first) / (other.last - other.first).max(1e-9);
     let conditions = Conditions {
         queued: Some(count(&|other| if_so(other.scheduled > now, 1.0))),
         running: Some(count(&|other| if_so(other.scheduled <= now, 1.0))),
@@ -140,7 +146,7 @@ fn observed(run: &Run, runs: &[Run], start: f64) -> Row {
     };
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "milliseconds of a run of minutes")]
     let ms = |at: f64| ((at - start) * 1e3) as u64;
-    Row {
+    EvaluationRow {
         conditions,
         ttft_ms: Some(narrow((run.first - run.queued) * 1e3)),
         tpot_ms: (run.output > 1.0).then(|| narrow((run.last - run.first) * 1e3 / (run.output - 1.0))),
@@ -149,9 +155,9 @@ fn observed(run: &Run, runs: &[Run], start: f64) -> Row {
     }
 }
 
-// === impl Target ===
+// === impl EvaluatedTarget ===
 
-impl Target {
+impl EvaluatedTarget {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Ttft => "ttft",
@@ -160,20 +166,20 @@ impl Target {
     }
 }
 
-// === impl Row ===
+// === impl EvaluationRow ===
 
-impl Row {
-    pub(crate) fn actual(&self, target: Target) -> Option<f32> {
+impl EvaluationRow {
+    pub(crate) fn actual(&self, target: EvaluatedTarget) -> Option<f32> {
         match target {
-            Target::Ttft => self.ttft_ms,
-            Target::Tpot => self.tpot_ms,
+            EvaluatedTarget::Ttft => self.ttft_ms,
+            EvaluatedTarget::Tpot => self.tpot_ms,
         }
     }
 }
 
-// === impl Trace ===
+// === impl EvaluationTrace ===
 
-impl Trace {
+impl EvaluationTrace {
     /// How many rows are in the first part.
     #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "some thousands of rows")]
     pub(crate) fn split(&self, part: f64) -> usize {
@@ -181,9 +187,9 @@ impl Trace {
     }
 
     /// What can be said of this file.
-    pub(crate) fn views(&self) -> impl Iterator<Item = View> {
+    pub(crate) fn views(&self) -> impl Iterator<Item = EvaluationView> {
         let served = self.served;
-        VIEWS.into_iter().filter(move |view| served || *view != View::Served)
+        VIEWS.into_iter().filter(move |view| served || *view != EvaluationView::Served)
     }
 
     /// Forgets the rest.
@@ -192,13 +198,15 @@ impl Trace {
     }
 
     /// Rows between the pick of one and its outcome.
-    pub(crate) fn delay(&self, row: &Row) -> f32 {
+    pub(crate) fn delay(&self, row: &EvaluationRow) -> f32 {
         narrow((row.known_ms - row.picked_ms) as f64 / TICK_MS as f64)
     }
 
     /// All picks and outcomes, by time; what becomes known at the moment of a pick, the pick does not see.
-    pub(crate) fn events(&self) -> Vec<Event> {
-        let events = |(at, row): (usize, &Row)| [(row.picked_ms, 0, at, Event::Picked(at)), (row.known_ms, 1, at, Event::Known(at))];
+    pub(crate) fn events(&self) -> Vec<EvaluationEvent> {
+        let events = |(at, row): (usize, &EvaluationRow)| {
+            [(row.picked_ms, 0, at, EvaluationEvent::Picked(at)), (row.known_ms, 1, at, EvaluationEvent::Known(at))]
+        };
         let mut events: Vec<_> = self.rows.iter().enumerate().flat_map(events).collect();
         events.sort_by_key(|(ms, order, at, _)| (*ms, *order, *at));
         events.into_iter().map(|(.., event)| event).collect()

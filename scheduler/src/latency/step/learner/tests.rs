@@ -3,12 +3,12 @@ use crate::endpoint::Slot;
 use crate::rng::Rng;
 use proptest::prelude::*;
 
-fn endpoint(slot: u16, incarnation: u32) -> EndpointRef {
-    EndpointRef { slot: Slot(slot), incarnation: Incarnation(incarnation) }
+fn endpoint(slot: u16, generation: u32) -> EndpointRef {
+    EndpointRef { slot: Slot(slot), generation: Generation(generation) }
 }
 
 /// First tokens and gaps of engines that do what `truth` says, each `factor(slot)` times as long, with a tenth of noise.
-fn taught(learner: &mut Learner, truth: &StepModel, (seed, samples): (u64, usize), factor: impl Fn(u16) -> f32) {
+fn taught(learner: &mut StepLearner, truth: &StepModel, (seed, samples): (u64, usize), factor: impl Fn(u16) -> f32) {
     let mut rng = Rng::seeded(seed);
     for _ in 0..samples {
         let slot = u16::try_from(rng.below(4)).unwrap();
@@ -23,7 +23,7 @@ fn taught(learner: &mut Learner, truth: &StepModel, (seed, samples): (u64, usize
         ));
         let (batch, context_tokens) = (1.0 + 60.0 * rng.open01(), 100_000.0 * rng.open01());
         let gap_ms = noise * truth.decode_ms(batch, context_tokens);
-        assert!(learner.gap(endpoint(slot, 1), &Gap { batch, context_tokens, gap_ms }));
+        assert!(learner.gap(endpoint(slot, 1), &TokenGap { batch, context_tokens, gap_ms }));
     }
 }
 
@@ -42,7 +42,7 @@ fn h100() -> StepModel {
 
 #[test]
 fn learns_another_machine_than_its_prior_and_forgets_it_for_a_third() {
-    let mut learner = Learner::default();
+    let mut learner = StepLearner::default();
     taught(&mut learner, &h100(), (1, 60), |_| 1.0);
     assert!(off(&learner.model(), &h100()) < 0.25, "{:?}", learner.model());
     taught(&mut learner, &h100(), (2, 1_000), |_| 1.0);
@@ -56,20 +56,20 @@ fn learns_another_machine_than_its_prior_and_forgets_it_for_a_third() {
 
 #[test]
 fn a_slow_endpoint_is_learned_without_being_told_and_its_successor_starts_clean() {
-    let mut learner = Learner::default();
+    let mut learner = StepLearner::default();
     taught(&mut learner, &h100(), (1, 2_000), |slot| if slot == 2 { 2.0 } else { 1.0 });
     let model = learner.model();
     let ratio = |of: fn((f32, f32)) -> f32| of(model.speed(endpoint(2, 1))) / of(model.speed(endpoint(0, 1)));
     assert!((1.8..2.2).contains(&ratio(|s| s.0)) && (1.8..2.2).contains(&ratio(|s| s.1)), "{model:?}");
     assert_eq!(model.speed(endpoint(2, 9)), (1.0, 1.0));
-    let gap = Gap { batch: 1.0, context_tokens: 100.0, gap_ms: model.decode_ms(1.0, 100.0) };
+    let gap = TokenGap { batch: 1.0, context_tokens: 100.0, gap_ms: model.decode_ms(1.0, 100.0) };
     assert!(learner.gap(endpoint(2, 9), &gap));
     assert_eq!((learner.model().speed(endpoint(2, 9)), learner.model().speed(endpoint(2, 1))), ((1.0, 1.0), (1.0, 1.0)));
 }
 
 #[test]
 fn an_endpoint_that_alone_is_asked_for_a_kind_of_prompt_is_no_faster_for_it() {
-    let mut learner = Learner::default();
+    let mut learner = StepLearner::default();
     let mut first = |slot, tokens: (f32, f32), service_ms, queued| {
         let sample = FirstToken { uncached_tokens: tokens.0, prompt_tokens: tokens.1, service_ms };
         assert!(learner.first_token(endpoint(slot, 1), &sample, queued));
@@ -89,17 +89,17 @@ fn an_endpoint_that_alone_is_asked_for_a_kind_of_prompt_is_no_faster_for_it() {
 
 #[test]
 fn what_cannot_be_teaches_nothing_and_a_stall_little() {
-    let mut learner = Learner::default();
+    let mut learner = StepLearner::default();
     taught(&mut learner, &h100(), (1, 500), |_| 1.0);
     let before = learner.model();
     let good = FirstToken { uncached_tokens: 10.0, prompt_tokens: 20.0, service_ms: 12.0 };
     for bad in [f32::NAN, f32::INFINITY, -1.0, 1e30] {
         assert!(!learner.first_token(endpoint(0, 1), &FirstToken { service_ms: bad, ..good }, false));
         assert!(!learner.first_token(endpoint(0, 1), &FirstToken { uncached_tokens: bad, ..good }, false));
-        assert!(!learner.gap(endpoint(0, 1), &Gap { batch: bad, context_tokens: 1.0, gap_ms: 7.0 }));
-        assert!(!learner.gap(endpoint(0, 1), &Gap { batch: 1.0, context_tokens: 1.0, gap_ms: bad }));
+        assert!(!learner.gap(endpoint(0, 1), &TokenGap { batch: bad, context_tokens: 1.0, gap_ms: 7.0 }));
+        assert!(!learner.gap(endpoint(0, 1), &TokenGap { batch: 1.0, context_tokens: 1.0, gap_ms: bad }));
     }
-    assert!(!learner.gap(endpoint(5_000, 1), &Gap { batch: 1.0, context_tokens: 1.0, gap_ms: 7.0 }));
+    assert!(!learner.gap(endpoint(5_000, 1), &TokenGap { batch: 1.0, context_tokens: 1.0, gap_ms: 7.0 }));
     assert_eq!(learner.model(), before);
     assert!(learner.first_token(endpoint(0, 1), &FirstToken { service_ms: 500_000.0, ..good }, false));
     assert!(off(&learner.model(), &before) < 0.05, "{:?} {before:?}", learner.model());
@@ -107,13 +107,13 @@ fn what_cannot_be_teaches_nothing_and_a_stall_little() {
 
 #[test]
 fn one_in_fifty_that_stalls_for_ten_seconds_does_not_spoil_it() {
-    let mut learner = Learner::default();
+    let mut learner = StepLearner::default();
     for round in 0..100_u16 {
         taught(&mut learner, &h100(), (u64::from(round), 50), |_| 1.0);
         let tokens = f32::from(round % 10) * 400.0;
         let sample = FirstToken { uncached_tokens: tokens, prompt_tokens: tokens + 400.0, service_ms: 10_000.0 };
         assert!(learner.first_token(endpoint(round % 4, 1), &sample, false));
-        let gap = Gap { batch: 1.0 + tokens / 60.0, context_tokens: 25.0 * tokens, gap_ms: 10_000.0 };
+        let gap = TokenGap { batch: 1.0 + tokens / 60.0, context_tokens: 25.0 * tokens, gap_ms: 10_000.0 };
         assert!(learner.gap(endpoint(round % 4, 1), &gap));
     }
     let (model, speeds) = (learner.model(), [0, 1, 2, 3].map(|slot| learner.model().speed(endpoint(slot, 1))));
@@ -123,7 +123,7 @@ fn one_in_fifty_that_stalls_for_ten_seconds_does_not_spoil_it() {
 
 #[test]
 fn the_mean_output_is_followed() {
-    let mut learner = Learner::default();
+    let mut learner = StepLearner::default();
     (0..2_000).for_each(|_| learner.ended(50));
     assert!((learner.model().output_tokens() - 50.0).abs() < 1.0);
     learner.ended(u32::MAX);
@@ -136,11 +136,11 @@ proptest! {
         samples in prop::collection::vec((0_u16..6, 0_u32..3, prop::array::uniform3(prop::num::f32::ANY)), 0..60),
         small in prop::collection::vec((0_u16..6, prop::array::uniform3(0.0_f32..1e6)), 0..60),
     ) {
-        let mut learner = Learner::default();
+        let mut learner = StepLearner::default();
         let small = small.into_iter().map(|(slot, numbers)| (slot, 1, numbers));
-        for (slot, incarnation, [a, b, ms]) in samples.into_iter().chain(small) {
-            learner.first_token(endpoint(slot, incarnation), &FirstToken { uncached_tokens: a, prompt_tokens: b, service_ms: ms }, slot % 2 == 0);
-            learner.gap(endpoint(slot, incarnation), &Gap { batch: a, context_tokens: b, gap_ms: ms });
+        for (slot, generation, [a, b, ms]) in samples.into_iter().chain(small) {
+            learner.first_token(endpoint(slot, generation), &FirstToken { uncached_tokens: a, prompt_tokens: b, service_ms: ms }, slot % 2 == 0);
+            learner.gap(endpoint(slot, generation), &TokenGap { batch: a, context_tokens: b, gap_ms: ms });
             learner.ended(a as u32);
         }
         let model = learner.model();

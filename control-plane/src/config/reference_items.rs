@@ -1,0 +1,236 @@
+//! What the reference has and we do not run as such: one table, so that every name is answered for.
+
+use std::fmt;
+
+use scheduler::registry::{self, PluginKind};
+
+/// What becomes of an item that is not implemented as such.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ItemSupport {
+    /// It does what it says, as part of something that is not a plugin here.
+    Implemented(&'static str),
+    /// What it does happens here anyway, or cannot matter; for this reason.
+    NoEffect(&'static str),
+    /// It would change decisions and is not there, for the reason; use the second instead.
+    Refused(&'static str, &'static str),
+}
+use ItemSupport::{Implemented, NoEffect, Refused};
+
+/// What a plugin is for: what may refer to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PluginRole {
+    /// One that schedules.
+    Scheduling(PluginKind),
+    /// `dataLayer.sources[]`.
+    Source,
+    /// `dataLayer.sources[].extractors[]`.
+    Extractor,
+    /// `dataLayer.discovery`.
+    Discovery,
+    /// `dataLayer.discovery.peers`.
+    Peers,
+    /// `dataLayer.crossReplica`.
+    Syncer,
+    /// `flowControl.priorityBands[].fairnessPolicyRef`.
+    Fairness,
+    /// `flowControl.priorityBands[].orderingPolicyRef`.
+    Ordering,
+    /// `flowControl.usageLimitPolicyPluginRef`.
+    UsageLimit,
+    /// What the reference would run by its declaration alone.
+    Unreferred,
+}
+
+/// A plugin type of the reference that is not one of [`registry::PLUGINS`].
+#[derive(Clone, Copy, Debug)]
+pub struct ReferencePlugin {
+    /// Its `type`.
+    pub name: &'static str,
+    /// What it is for.
+    pub role: PluginRole,
+    /// What becomes of it.
+    pub support: ItemSupport,
+}
+
+const NOT_YET: &str = "not implemented in this version";
+const NO_QUEUE: &str = "requests are not queued in the proxy in this version";
+const NO_EVENTS: &str = "engines' KV events are not read in this version";
+
+const SCORER: PluginRole = PluginRole::Scheduling(PluginKind::Scorer);
+const FILTER: PluginRole = PluginRole::Scheduling(PluginKind::Filter);
+const HANDLER: PluginRole = PluginRole::Scheduling(PluginKind::ProfileHandler);
+const PRODUCER_ROLE: PluginRole = PluginRole::Scheduling(PluginKind::Producer);
+
+/// Sources: llm-d-router `cmd/epp/runner/runner.go` (`registerInTreePlugins`), v0.10 and what came after it.
+#[rustfmt::skip] // a table
+pub const FOREIGN: &[ReferencePlugin] = &[
+    row("metrics-data-source", PluginRole::Source, Implemented("where endpoints are scraped; applies whether declared or not")),
+    row("core-metrics-extractor", PluginRole::Extractor, Implemented("which engine metrics are read; applies whether declared or not")),
+    row("file-discovery", PluginRole::Discovery, NoEffect("endpoints come from --endpoints-file")),
+    row("k8s-notification-source", PluginRole::Source, NoEffect("discovery watches its source itself")),
+    row("endpoint-notification-source", PluginRole::Source, NoEffect("discovery watches its source itself")),
+    row("local-syncer", PluginRole::Syncer, NoEffect("proxies share their state through the daemon")),
+    row("disagg-headers-handler", PluginRole::Unreferred, NoEffect("disagg-profile-handler sets the headers itself")),
+    row("prefill-header-handler", PluginRole::Unreferred, NoEffect("disagg-profile-handler sets the headers itself")),
+
+    row("tokenizer", PRODUCER_ROLE, Refused("deprecated in llm-d-router", "token-producer")),
+    row("pd-profile-handler", HANDLER, Refused("deprecated in llm-d-router", "disagg-profile-handler, its deciders.prefill for deciderPluginName")),
+    row("precise-prefix-cache-scorer", SCORER, Refused(NO_EVENTS, "prefix-cache-scorer")),
+    row("precise-prefix-cache-producer", PluginRole::Extractor, Refused(NO_EVENTS, "approx-prefix-cache-producer: its index is corrected by cached_tokens")),
+    row("burst-prefix-cache-producer", PluginRole::Unreferred, Refused(NOT_YET, "approx-prefix-cache-producer: its index changes at the pick, so requests of a burst find each other")),
+    row("multicluster-approx-prefix-cache-producer", PluginRole::Unreferred, Refused(NOT_YET, "approx-prefix-cache-producer in a pool for each cluster (--pools)")),
+    row("mm-embeddings-cache-scorer", SCORER, Refused(NOT_YET, "prefix-cache-scorer")),
+    row("mm-embeddings-cache-producer", PluginRole::Extractor, Refused(NOT_YET, "approx-prefix-cache-producer")),
+    row("session-id-producer", PluginRole::Unreferred, Refused(NOT_YET, "session-affinity-scorer with sources, which reads the header itself")),
+    row("label-producer", PluginRole::Unreferred, Refused(NOT_YET, "label-selector-filter or header-label-affinity-scorer, which read labels themselves")),
+    row("endpoint-attribute-weight-scorer", SCORER, Refused(NOT_YET, "endpoint-attribute-scorer")),
+    row("topology-affinity-scorer", SCORER, Refused(NOT_YET, "a pool for each zone (--pools)")),
+    row("topology-affinity-filter", FILTER, Refused(NOT_YET, "a pool for each zone (--pools)")),
+    row("topology-extractor", PluginRole::Extractor, Refused(NOT_YET, "a pool for each zone (--pools)")),
+    row("multicluster-queue-scorer", SCORER, Refused(NOT_YET, "queue-scorer in a pool for each cluster (--pools)")),
+    row("multicluster-kv-cache-utilization-scorer", SCORER, Refused(NOT_YET, "kv-cache-utilization-scorer in a pool for each cluster (--pools)")),
+    row("multicluster-prefix-cache-scorer", SCORER, Refused(NOT_YET, "prefix-cache-scorer in a pool for each cluster (--pools)")),
+    row("multicluster-session-affinity-filter", FILTER, Refused(NOT_YET, "session-affinity-filter in a pool for each cluster (--pools)")),
+    row("multicluster-metrics-data-source", PluginRole::Source, Refused(NOT_YET, "metrics-data-source in a pool for each cluster (--pools)")),
+    row("multicluster-metrics-extractor", PluginRole::Extractor, Refused(NOT_YET, "core-metrics-extractor in a pool for each cluster (--pools)")),
+    row("multicluster-file-discovery", PluginRole::Discovery, Refused(NOT_YET, "file-discovery: a pool for each cluster (--pools)")),
+    row("p2p-source-producer", PluginRole::Unreferred, Refused(NOT_YET, "prefix-cache-scorer")),
+    row("disaggregatedset-rollout-screener", PluginRole::Unreferred, Refused(NOT_YET, "a pool for each revision (--pools)")),
+    row("disaggregatedset-rollout-pod-extractor", PluginRole::Extractor, Refused(NOT_YET, "a pool for each revision (--pools)")),
+    row("reserve-endpoint", PluginRole::Unreferred, Refused(NOT_YET, "label-selector-filter")),
+    row("prefill-pin-screener", PluginRole::Unreferred, Refused(NOT_YET, "session-affinity-filter in the prefill profile")),
+    row("request-attribute-reporter", PluginRole::Unreferred, Refused(NOT_YET, "Envoy's access log, which has the token counts")),
+    row("models-responder", PluginRole::Unreferred, Refused(NOT_YET, "a model server, which answers /v1/models itself")),
+    row("models-data-source", PluginRole::Source, Refused(NOT_YET, "a pool for each model (--pools)")),
+    row("models-data-extractor", PluginRole::Extractor, Refused(NOT_YET, "a pool for each model (--pools)")),
+    row("dcgm-data-source", PluginRole::Source, Refused(NOT_YET, "metrics-data-source: engines report their own load")),
+    row("dcgm-extractor", PluginRole::Extractor, Refused(NOT_YET, "core-metrics-extractor with customMetrics")),
+    row("global-strict-fairness-policy", PluginRole::Fairness, Refused(NO_QUEUE, "nothing; leave it out")),
+    row("round-robin-fairness-policy", PluginRole::Fairness, Refused(NO_QUEUE, "nothing; leave it out")),
+    row("program-aware-fairness", PluginRole::Fairness, Refused(NO_QUEUE, "nothing; leave it out")),
+    row("program-aware-fairness-policy", PluginRole::Fairness, Refused(NO_QUEUE, "nothing; leave it out")),
+    row("fcfs-ordering-policy", PluginRole::Ordering, Refused(NO_QUEUE, "nothing; leave it out")),
+    row("edf-ordering-policy", PluginRole::Ordering, Refused(NO_QUEUE, "nothing; leave it out")),
+    row("slo-deadline-ordering-policy", PluginRole::Ordering, Refused(NO_QUEUE, "nothing; leave it out")),
+    row("static-usage-limit-policy", PluginRole::UsageLimit, Refused(NO_QUEUE, "the thresholds of utilization-detector")),
+    row("priority-holdback-policy", PluginRole::UsageLimit, Refused(NO_QUEUE, "probabilistic-admitter")),
+    row("soft-reflective-ceiling-policy", PluginRole::UsageLimit, Refused(NO_QUEUE, "probabilistic-admitter")),
+    row("sheddable-eviction-filter", PluginRole::Unreferred, Refused(NO_QUEUE, "nothing; leave it out")),
+    row("eviction-sheddable-filter", PluginRole::Unreferred, Refused(NO_QUEUE, "nothing; leave it out")),
+    row("priority-then-time-eviction-order-policy", PluginRole::Unreferred, Refused(NO_QUEUE, "nothing; leave it out")),
+    row("eviction-priority-then-time-ordering", PluginRole::Unreferred, Refused(NO_QUEUE, "nothing; leave it out")),
+    row("header-based-testing-filter", FILTER, Refused("only llm-d-router's tests use it", "the subset hint of the Endpoint Picker Protocol")),
+    row("destination-endpoint-served-verifier", PluginRole::Unreferred, Refused("only llm-d-router's tests use it", "Envoy's access log, which names the served endpoint")),
+];
+
+/// Feature gates of the reference and what becomes of each when on.
+pub const FEATURE_GATES: &[(&str, ItemSupport)] = &[
+    ("flowControl", Refused(NO_QUEUE, "engines' own queues, balanced by queue-scorer, and shedding by saturationDetector")),
+    ("haPopulateNonLeaderDatastore", NoEffect("standby daemons follow discovery anyway")),
+];
+
+/// Parameters of our types that the scheduler does not know: type, parameter, and what becomes of it.
+pub const PARAMETERS: &[(&str, &str, ItemSupport)] = &[
+    ("token-producer", "vllm", Refused("no other server is asked for tokens", "the estimate, which is the default")),
+    ("token-producer", "modelName", NoEffect("tokens are estimated, whatever the model")),
+    ("predicted-latency-producer", "contextTTL", NoEffect("a request is forgotten when it ends, however it ends")),
+];
+
+/// How the doc of a parameter begins that is checked and changes nothing.
+pub const NO_EFFECT: &str = "no effect: ";
+
+/// Parameters that name something else in the file: type (empty: any), way to the parameter, and what it names. All there are lead from a handler to
+/// its deciders and profiles, or from a scorer to its producer, none back: a cycle cannot be written, it is a reference of the wrong kind.
+pub const REFERENCES: &[(&str, &[&str], ParameterReference)] = &[
+    ("disagg-profile-handler", &["deciders", "prefill"], DECIDER),
+    ("disagg-profile-handler", &["deciders", "encode"], DECIDER),
+    ("disagg-profile-handler", &["profiles", "decode"], ParameterReference::Profile),
+    ("disagg-profile-handler", &["profiles", "prefill"], ParameterReference::Profile),
+    ("disagg-profile-handler", &["profiles", "encode"], ParameterReference::Profile),
+    ("header-profile-handler", &["defaultProfile"], ParameterReference::Profile),
+    ("slo-aware-profile-handler", &["defaultProfile"], ParameterReference::Profile),
+    ("slo-aware-profile-handler", &["sloProfile"], ParameterReference::Profile),
+    ("", &["prefixMatchInfoProducerName"], PRODUCER),
+    ("", &["inFlightLoadProducerName"], PRODUCER),
+    ("", &["latencyPredictionInfoProducerName"], PRODUCER),
+    ("endpoint-attribute-scorer", &["producer"], ParameterReference::Plugin(PluginRole::Extractor)),
+    ("endpoint-attribute-filter", &["producer"], ParameterReference::Plugin(PluginRole::Extractor)),
+];
+
+/// What a parameter names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ParameterReference {
+    /// A declared plugin.
+    Plugin(PluginRole),
+    /// A profile.
+    Profile,
+}
+
+const DECIDER: ParameterReference = ParameterReference::Plugin(PluginRole::Scheduling(PluginKind::Decider));
+const PRODUCER: ParameterReference = ParameterReference::Plugin(PRODUCER_ROLE);
+
+const fn row(name: &'static str, role: PluginRole, fate: ItemSupport) -> ReferencePlugin {
+    ReferencePlugin { name, role, support: fate }
+}
+
+/// The type of the reference of that name that is not ours.
+#[must_use]
+pub fn foreign(plugin_type: &str) -> Option<&'static ReferencePlugin> {
+    FOREIGN.iter().find(|row| row.name == plugin_type)
+}
+
+/// Every plugin type there is an answer for.
+pub fn plugin_types() -> impl Iterator<Item = &'static str> + Clone {
+    registry::PLUGINS.iter().map(|row| row.name).chain(FOREIGN.iter().map(|row| row.name))
+}
+
+// === impl PluginRole ===
+
+impl PluginRole {
+    /// What that plugin type is for; `None` when there is no such type.
+    #[must_use]
+    pub fn of(plugin_type: &str) -> Option<Self> {
+        match registry::lookup(plugin_type) {
+            Some(row) => Some(Self::Scheduling(row.kind)),
+            None => foreign(plugin_type).map(|row| row.role),
+        }
+    }
+
+    /// Types that a reference may name without declaring them: the reference makes those.
+    #[must_use]
+    pub fn made_on_demand(self, plugin_type: &str) -> bool {
+        match self {
+            Self::Scheduling(PluginKind::Parser | PluginKind::Producer) | Self::Fairness | Self::Ordering | Self::UsageLimit => {
+                Self::of(plugin_type) == Some(self)
+            }
+            Self::Scheduling(PluginKind::Detector) => plugin_type == "utilization-detector",
+            Self::Extractor => plugin_type == "core-metrics-extractor",
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Display for PluginRole {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Scheduling(PluginKind::Filter) => "a filter",
+            Self::Scheduling(PluginKind::Scorer) => "a scorer",
+            Self::Scheduling(PluginKind::Picker) => "a picker",
+            Self::Scheduling(PluginKind::ProfileHandler) => "a profile handler",
+            Self::Scheduling(PluginKind::Decider) => "a decider",
+            Self::Scheduling(PluginKind::Detector) => "a saturation detector",
+            Self::Scheduling(PluginKind::Admitter) => "an admitter",
+            Self::Scheduling(PluginKind::Producer) => "a producer",
+            Self::Scheduling(PluginKind::Parser) => "a parser",
+            Self::Source => "a data source",
+            Self::Extractor => "an extractor",
+            Self::Discovery => "a discovery",
+            Self::Peers => "a discovery of peers",
+            Self::Syncer => "a cross-replica syncer",
+            Self::Fairness => "a fairness policy",
+            Self::Ordering => "an ordering policy",
+            Self::UsageLimit => "a usage limit policy",
+            Self::Unreferred => "nothing that is referred to",
+        })
+    }
+}

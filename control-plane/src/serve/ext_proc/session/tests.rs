@@ -1,0 +1,296 @@
+use std::time::Duration;
+
+use envoy_types::pb::envoy::config::core::v3::{HeaderMap, HeaderValue};
+use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Part;
+use envoy_types::pb::envoy::service::ext_proc::v3::processing_response::Response;
+use envoy_types::pb::envoy::service::ext_proc::v3::{
+    HttpBody, HttpHeaders, HttpTrailers, ProcessingRequest, ProcessingResponse, ProtocolConfiguration,
+};
+use proptest::prelude::*;
+use tonic::Code;
+
+use super::super::ext_proc_stream::tests::{SERVER, front, under_way};
+use super::super::memory::HELD_BYTES_MAX;
+use super::*;
+
+const DUPLEX: i32 = 4;
+const BUFFERED: i32 = 2;
+
+fn talk(front: &Arc<ExtProcServer>) -> Arc<StreamSession> {
+    StreamSession::new(
+        front,
+        front.pool(None).unwrap(),
+        &Arc::new(ExchangeSettings { body_limit_bytes: 1 << 20, ..ExchangeSettings::default() }),
+    )
+}
+
+fn framed(message: &ProcessingRequest) -> Vec<u8> {
+    let message = message.encode_to_vec();
+    [&[0], &u32::try_from(message.len()).unwrap().to_be_bytes()[..], &message].concat()
+}
+
+fn said(part: Part) -> ProcessingRequest {
+    ProcessingRequest { request: Some(part), ..ProcessingRequest::default() }
+}
+
+fn headers(pairs: &[(&str, &str)], end_of_stream: bool) -> HttpHeaders {
+    let header = |(name, value): &(&str, &str)| HeaderValue { key: (*name).into(), raw_value: (*value).into(), ..HeaderValue::default() };
+    HttpHeaders { headers: Some(HeaderMap { headers: pairs.iter().map(header).collect() }), end_of_stream, ..HttpHeaders::default() }
+}
+
+fn chat(mode: i32) -> ProcessingRequest {
+    let config = ProtocolConfiguration { request_body_mode: mode, response_body_mode: mode, ..ProtocolConfiguration::default() };
+    let headers = headers(&[(":method", "POST"), (":path", "/v1/chat/completions")], false);
+    ProcessingRequest { protocol_config: Some(config), ..said(Part::RequestHeaders(headers)) }
+}
+
+fn body(bytes: &[u8], end_of_stream: bool) -> ProcessingRequest {
+    said(Part::RequestBody(HttpBody { body: bytes.to_vec(), end_of_stream, ..HttpBody::default() }))
+}
+
+fn prompt() -> ProcessingRequest {
+    body(br#"{"model":"m","messages":[]}"#, true)
+}
+
+/// What is sent until the stream listens or ends; the status where it ends.
+fn play(talk: &StreamSession) -> (Vec<ProcessingResponse>, Option<Status>) {
+    let mut answers = Vec::new();
+    loop {
+        match talk.next() {
+            SessionAction::Send(bytes) => {
+                let mut rest = &bytes[..];
+                while let [0, a, b, c, d, more @ ..] = rest {
+                    let (message, after) = more.split_at(u32::from_be_bytes([*a, *b, *c, *d]) as usize);
+                    answers.push(ProcessingResponse::decode(message).unwrap());
+                    rest = after;
+                }
+            }
+            SessionAction::Listen => return (answers, None),
+            SessionAction::Wait(_) => panic!("there is state"),
+            SessionAction::End(status) => return (answers, Some(status)),
+        }
+    }
+}
+
+fn status_of(answers: &[ProcessingResponse]) -> Option<i32> {
+    answers.iter().find_map(|answer| match &answer.response {
+        Some(Response::ImmediateResponse(reply)) => Some(reply.status.as_ref().unwrap().code),
+        _ => None,
+    })
+}
+
+async fn pass(ms: u64) {
+    tokio::time::advance(Duration::from_millis(ms)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_without_progress_is_given_up_in_the_words_of_its_api() {
+    let front = front(&[SERVER]);
+    for (mode, messages) in [(DUPLEX, framed(&body(&[b' '; 1000], false))), (BUFFERED, framed(&body(&[b' '; 1000], true))[..900].to_vec())]
+    {
+        let talk = talk(&front);
+        talk.receive(&framed(&chat(mode)));
+        assert!(play(&talk).1.is_none());
+        talk.receive(&messages);
+        assert!(play(&talk).1.is_none());
+        assert!(front.streams().memory().used() >= 900);
+        pass(SILENCE_MS_MAX - 1).await;
+        front.expire();
+        assert_eq!(play(&talk).0, []);
+        pass(1).await;
+        front.expire();
+        tokio::time::timeout(Duration::from_millis(1), talk.wait_for_wake()).await.expect("it is woken");
+        let (answers, status) = play(&talk);
+        assert_eq!((status_of(&answers), status.unwrap().code()), (Some(408), Code::Ok));
+        assert_eq!(front.streams().memory().used(), 0);
+    }
+    assert_eq!(front.streams().refused(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_that_trickles_is_given_up_too() {
+    let front = front(&[SERVER]);
+    let talk = talk(&front);
+    talk.receive(&framed(&chat(DUPLEX)));
+    let mut ms = 0;
+    let answers = loop {
+        let (answers, status) = play(&talk);
+        if status.is_some() {
+            break answers;
+        }
+        talk.receive(&framed(&body(b" ", false)));
+        pass(SILENCE_MS_MAX / 2).await;
+        ms += SILENCE_MS_MAX / 2;
+        front.expire();
+        assert!(ms <= BODY_MS_MAX);
+    };
+    assert_eq!((status_of(&answers), ms), (Some(408), BODY_MS_MAX));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_was_sent_on_may_take_as_long_as_it_takes() {
+    let front = front(&[SERVER]);
+    let talk = talk(&front);
+    talk.receive(&[framed(&chat(DUPLEX)), framed(&prompt())].concat());
+    assert!(play(&talk).1.is_none());
+    pass(10 * BODY_MS_MAX).await;
+    front.expire();
+    assert!(play(&talk).1.is_none());
+    assert_eq!(under_way(&front), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_not_taken_is_given_up_and_so_is_what_never_begins() {
+    let front = front(&[SERVER]);
+    let (unread, silent) = (talk(&front), talk(&front));
+    unread.receive(&[framed(&chat(DUPLEX)), framed(&body(&[b' '; 300_000], false)), framed(&prompt())].concat());
+    let SessionAction::Send(first) = unread.next() else { panic!("no answer") };
+    assert!(matches!(silent.next(), SessionAction::Listen));
+    assert_eq!(under_way(&front), 1);
+    assert!(front.streams().memory().used() >= 300_000);
+    pass(SILENCE_MS_MAX).await;
+    front.expire();
+    assert_eq!(under_way(&front), 0);
+    assert_eq!(front.streams().open(), 0);
+    assert_eq!(front.streams().memory().used(), first.len(), "what HTTP/2 has is held until the stream is gone");
+    for talk in [unread, silent] {
+        assert_eq!(play(&talk).1.unwrap().code(), Code::DeadlineExceeded);
+    }
+    assert_eq!(front.streams().memory().used(), 0);
+}
+
+#[tokio::test]
+async fn without_memory_a_request_is_refused_at_once_and_holds_nothing() {
+    let front = front(&[SERVER]);
+    let mut others = front.streams().memory().account();
+    others.record(HELD_BYTES_MAX - (64 << 10));
+    let (small, large, envelope) = (talk(&front), talk(&front), talk(&front));
+    small.receive(&[framed(&chat(DUPLEX)), framed(&prompt())].concat());
+    let (answers, status) = play(&small);
+    assert_eq!((status_of(&answers), status.map(|status| status.code())), (None, None), "a small one is served: {answers:?}");
+    drop(small);
+    large.receive(&[framed(&chat(DUPLEX)), framed(&body(&[b' '; 32 << 10], false))].concat());
+    let (answers, status) = play(&large);
+    assert_eq!((status_of(&answers), status.unwrap().code()), (Some(503), Code::Ok));
+    let long = "x".repeat(8 << 10);
+    envelope.receive(&framed(&said(Part::RequestHeaders(headers(&[(":path", "/"), ("x-long", &long)], true)))));
+    assert_eq!(status_of(&play(&envelope).0), Some(503), "what takes much to decode is accounted before it is");
+    drop((large, envelope));
+    assert_eq!(front.streams().memory().used(), HELD_BYTES_MAX - (64 << 10));
+}
+
+#[test]
+fn headers_twice_release_the_first_body() {
+    let front = front(&[SERVER]);
+    let talk = talk(&front);
+    for _ in 0..10 {
+        talk.receive(&[framed(&chat(DUPLEX)), framed(&body(&[b' '; 100_000], false))].concat());
+        play(&talk);
+    }
+    assert!(front.streams().memory().used() < 200_000);
+}
+
+/// Something that happens to one of several streams.
+#[derive(Clone, Debug)]
+enum SessionEvent {
+    Says(usize),
+    /// The same, in frames of so many bytes.
+    SaysInFrames(usize, usize),
+    Bytes(Vec<u8>),
+    /// What is to be sent is sent, or a part of it.
+    Takes(usize),
+    /// The clock goes on, by so many seconds.
+    Waits(u64),
+    /// The rest of the daemon's streams hold all but so much.
+    Short(usize),
+    Leaves,
+}
+
+fn messages() -> Vec<ProcessingRequest> {
+    let reply = |pairs: &[(&str, &str)], end| said(Part::ResponseHeaders(headers(pairs, end)));
+    let reply_body =
+        |bytes: &[u8], end| said(Part::ResponseBody(HttpBody { body: bytes.to_vec(), end_of_stream: end, ..HttpBody::default() }));
+    vec![
+        chat(DUPLEX),
+        chat(BUFFERED),
+        chat(1),
+        chat(0),
+        prompt(),
+        body(br#"{"model":"alias","#, false),
+        body(br#""messages":[]}"#, true),
+        body(&[b' '; 70_000], false),
+        body(b"", true),
+        said(Part::RequestHeaders(headers(&[(":method", "GET"), (":path", "/v1/models")], true))),
+        said(Part::RequestTrailers(HttpTrailers::default())),
+        reply(&[(":status", "200"), ("content-type", "text/event-stream")], false),
+        reply(&[(":status", "200"), ("content-type", "application/json"), ("content-length", "18")], false),
+        reply(&[(":status", "503")], true),
+        reply_body(b"data: {\"model\":\"served\"}\n\n", false),
+        reply_body(br#"{"model":"served"}"#, true),
+        reply_body(&[b'x'; 70_000], false),
+        said(Part::ResponseTrailers(HttpTrailers::default())),
+        ProcessingRequest { observability_mode: true, ..prompt() },
+        ProcessingRequest::default(),
+    ]
+}
+
+fn event() -> impl Strategy<Value = SessionEvent> {
+    prop_oneof![
+        12 => (0..messages().len()).prop_map(SessionEvent::Says),
+        4 => (0..messages().len(), 1_usize..20_000).prop_map(|(what, frame)| SessionEvent::SaysInFrames(what, frame)),
+        1 => prop::collection::vec(any::<u8>(), 0..40).prop_map(SessionEvent::Bytes),
+        6 => (1_usize..9).prop_map(SessionEvent::Takes),
+        1 => (0_u64..60).prop_map(SessionEvent::Waits),
+        1 => (0_usize..400_000).prop_map(SessionEvent::Short),
+        1 => Just(SessionEvent::Leaves),
+    ]
+}
+
+proptest! {
+    /// Several streams at once, whatever happens on them in whatever order: no panic, the books are right all the while, and nothing is left behind.
+    #[test]
+    fn interleaved_streams_leave_nothing_behind(events in prop::collection::vec((0_usize..4, event()), 0..60)) {
+        let front = front(&[SERVER]);
+        let memory = Arc::clone(front.streams().memory());
+        let mut others = memory.account();
+        let (messages, mut ahead) = (messages(), 0);
+        let mut talks: Vec<Option<Arc<StreamSession>>> = (0..4).map(|_| Some(talk(&front))).collect();
+        let mut short = 0;
+        for (index, event) in events {
+            let talk = talks[index].get_or_insert_with(|| self::talk(&front));
+            match event {
+                SessionEvent::Says(what) => talk.receive(&framed(&messages[what])),
+                SessionEvent::SaysInFrames(what, frame) => {
+                    for frame in framed(&messages[what]).chunks(frame) {
+                        talk.receive(frame);
+                        let _ = play(talk);
+                    }
+                }
+                SessionEvent::Bytes(bytes) => talk.receive(&bytes),
+                SessionEvent::Takes(times) => {
+                    for _ in 0..times {
+                        if matches!(talk.next(), SessionAction::Listen | SessionAction::End(_)) {
+                            break;
+                        }
+                    }
+                }
+                SessionEvent::Waits(seconds) => {
+                    ahead += seconds * 1000;
+                    talk.expire(front.now().plus_ms(ahead));
+                }
+                SessionEvent::Short(left) => {
+                    let ours = memory.used() - short;
+                    short = HELD_BYTES_MAX.saturating_sub(ours + left);
+                    others.record(short);
+                }
+                SessionEvent::Leaves => talks[index] = None,
+            }
+            let held: usize = talks.iter().flatten().map(|talk| talk.memory()).sum();
+            prop_assert_eq!(memory.used(), held + short);
+        }
+        talks.clear();
+        drop(others);
+        prop_assert_eq!(under_way(&front), 0);
+        prop_assert_eq!((memory.used(), front.streams().open()), (0, 0));
+    }
+}

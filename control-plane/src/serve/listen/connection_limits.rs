@@ -1,0 +1,251 @@
+//! Which connections of a listener stay open when there are too many.
+//!
+//! A connection is in the waiting room until its first request, and in the served room from then on. Both rooms have a maximum. When one is full, the client address that
+//! holds the most of it gives up a connection, so one address cannot keep others out: among those that wait the oldest (a proper client is
+//! past its handshake in milliseconds), among those that are served the newest (what works stays).
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use super::ConnectionBudget;
+
+/// From the moment a connection is accepted to its first request, TLS and HTTP/2 handshakes included. A peer on the same network needs
+/// milliseconds; clients that connect ahead of their first request connect again.
+pub const FIRST_REQUEST_WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// The connections of one listener.
+#[derive(Debug)]
+pub(super) struct ConnectionLimits {
+    waiting: ConnectionGroup,
+    served: ConnectionGroup,
+    /// Connections that exist, also those that were told to close and have not yet.
+    open: usize,
+    open_max: usize,
+    next: u64,
+    closed: ClosedConnections,
+}
+
+/// How many connections were closed, by reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct ClosedConnections {
+    /// No request came in time.
+    pub(super) silent: u64,
+    /// The listener was full.
+    pub(super) crowded: u64,
+}
+
+/// Connections that count against one maximum.
+#[derive(Debug)]
+struct ConnectionGroup {
+    open: usize,
+    open_max: usize,
+    /// Numbers of connections rise with time.
+    by_address: HashMap<IpAddr, BTreeMap<u64, OpenConnection>>,
+}
+
+/// Dropping it closes the connection.
+#[derive(Debug)]
+struct OpenConnection {
+    since: Instant,
+    _open: oneshot::Sender<()>,
+}
+
+/// Which connection of the address leaves a full room.
+#[derive(Clone, Copy, Debug)]
+enum EvictionOrder {
+    Oldest,
+    Newest,
+}
+
+// === impl ConnectionLimits ===
+
+impl ConnectionLimits {
+    pub(super) fn new(budget: ConnectionBudget) -> Self {
+        let waiting = budget.waiting_max();
+        Self {
+            waiting: ConnectionGroup::new(waiting),
+            served: ConnectionGroup::new(budget.served_max()),
+            open: 0,
+            open_max: budget.open_max(),
+            next: 0,
+            closed: ClosedConnections::default(),
+        }
+    }
+
+    /// Registers an accepted connection. Returns its number and the signal to close it; `None` when it must be dropped at once.
+    pub(super) fn admit(&mut self, address: IpAddr, now: Instant) -> Option<(u64, oneshot::Receiver<()>)> {
+        if self.open >= self.open_max {
+            self.closed.crowded += 1;
+            return None;
+        }
+        self.open += 1;
+        let (open, closed) = oneshot::channel();
+        let number = self.next;
+        self.next += 1;
+        self.closed.crowded += self.waiting.insert(address, number, OpenConnection { since: now, _open: open }, EvictionOrder::Oldest);
+        Some((number, closed))
+    }
+
+    /// A connection made its first request.
+    pub(super) fn mark_requested(&mut self, address: IpAddr, number: u64) {
+        if let Some(held) = self.waiting.remove(address, number) {
+            self.closed.crowded += self.served.insert(address, number, held, EvictionOrder::Newest);
+        }
+    }
+
+    /// A connection is gone.
+    pub(super) fn remove(&mut self, address: IpAddr, number: u64) {
+        self.open = self.open.saturating_sub(1);
+        if self.waiting.remove(address, number).is_none() {
+            self.served.remove(address, number);
+        }
+    }
+
+    /// Closes what waited too long.
+    pub(super) fn sweep(&mut self, now: Instant) {
+        self.closed.silent += self.waiting.retain(|held| now.saturating_duration_since(held.since) < FIRST_REQUEST_WAIT_MAX);
+    }
+
+    /// How many were closed since the listener was opened.
+    pub(super) fn closed(&self) -> ClosedConnections {
+        self.closed
+    }
+}
+
+// === impl ConnectionGroup ===
+
+impl ConnectionGroup {
+    fn new(held_max: usize) -> Self {
+        Self { open: 0, open_max: held_max, by_address: HashMap::new() }
+    }
+
+    /// Adds a connection. Returns how many were closed to make room (possibly this one).
+    fn insert(&mut self, address: IpAddr, number: u64, held: OpenConnection, leaves: EvictionOrder) -> u64 {
+        self.by_address.entry(address).or_default().insert(number, held);
+        self.open += 1;
+        if self.open <= self.open_max {
+            return 0;
+        }
+        // Among equals the newcomer's own address: an address never loses a connection to one that holds as many.
+        let heaviest = self.by_address.iter().max_by_key(|(a, held)| (held.len(), **a == address));
+        let leaver = heaviest.and_then(|(address, held)| {
+            let number = match leaves {
+                EvictionOrder::Oldest => held.keys().next(),
+                EvictionOrder::Newest => held.keys().next_back(),
+            };
+            number.map(|number| (*address, *number))
+        });
+        leaver.and_then(|(address, number)| self.remove(address, number)).map_or(0, |_| 1)
+    }
+
+    fn remove(&mut self, address: IpAddr, number: u64) -> Option<OpenConnection> {
+        let of_address = self.by_address.get_mut(&address)?;
+        let held = of_address.remove(&number)?;
+        if of_address.is_empty() {
+            self.by_address.remove(&address);
+        }
+        self.open -= 1;
+        Some(held)
+    }
+
+    /// Returns how many were removed.
+    fn retain(&mut self, stays: impl Fn(&OpenConnection) -> bool) -> u64 {
+        let before = self.open;
+        self.by_address.retain(|_, held| {
+            held.retain(|_, held| stays(held));
+            !held.is_empty()
+        });
+        self.open = self.by_address.values().map(BTreeMap::len).sum();
+        u64::try_from(before - self.open).unwrap_or(u64::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ATTACKER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 66));
+
+    fn other(n: u8) -> IpAddr {
+        IpAddr::from([10, 0, 1, n])
+    }
+
+    /// Room for 4 that wait and 12 that are served.
+    fn rooms() -> ConnectionLimits {
+        ConnectionLimits::new(ConnectionBudget { connections_max: 16 })
+    }
+
+    fn is_open(closed: &mut oneshot::Receiver<()>) -> bool {
+        closed.try_recv() == Err(oneshot::error::TryRecvError::Empty)
+    }
+
+    #[test]
+    fn silent_connections_of_one_address_do_not_keep_others_out() {
+        let (mut rooms, now) = (rooms(), Instant::now());
+        let mut proper = rooms.admit(other(1), now).unwrap();
+        let mut silent: Vec<_> = (0..4).map(|_| rooms.admit(ATTACKER, now).unwrap()).collect();
+        assert!(is_open(&mut proper.1));
+        let open: Vec<bool> = silent.iter_mut().map(|s| is_open(&mut s.1)).collect();
+        assert_eq!(open, [false, true, true, true], "the oldest of the address with the most");
+        rooms.remove(ATTACKER, silent[0].0);
+        let mut second = rooms.admit(other(2), now).unwrap();
+        assert!(is_open(&mut second.1) && is_open(&mut proper.1) && !is_open(&mut silent[1].1));
+    }
+
+    #[test]
+    fn a_flood_from_our_own_address_gives_way_to_us() {
+        let (mut rooms, now) = (rooms(), Instant::now());
+        let flood: Vec<_> = (0..4).map(|_| rooms.admit(ATTACKER, now).unwrap()).collect();
+        let mut proper = rooms.admit(ATTACKER, now).unwrap();
+        assert!(is_open(&mut proper.1));
+        rooms.mark_requested(ATTACKER, proper.0);
+        for (number, _) in flood {
+            rooms.remove(ATTACKER, number);
+        }
+        for _ in 0..4 {
+            let (number, _closed) = rooms.admit(ATTACKER, now).unwrap();
+            rooms.remove(ATTACKER, number);
+        }
+        assert!(is_open(&mut proper.1), "one that is served is not closed for those that wait");
+    }
+
+    #[test]
+    fn served_connections_are_shared_out_by_address() {
+        let (mut rooms, now) = (rooms(), Instant::now());
+        let mut ask = |address| {
+            let (number, closed) = rooms.admit(address, now).unwrap();
+            rooms.mark_requested(address, number);
+            (number, closed)
+        };
+        let mut hoard: Vec<_> = (0..12).map(|_| ask(ATTACKER)).collect();
+        let mut refused = ask(ATTACKER);
+        assert!(!is_open(&mut refused.1), "its own address holds the most");
+        let mut proper = ask(other(1));
+        assert!(is_open(&mut proper.1));
+        assert!(!is_open(&mut hoard[11].1) && is_open(&mut hoard[0].1), "the newest of the hoard went");
+        assert_eq!(rooms.closed(), ClosedConnections { silent: 0, crowded: 2 });
+    }
+
+    #[test]
+    fn a_connection_without_a_request_is_closed_in_time() {
+        let (mut rooms, now) = (rooms(), Instant::now());
+        let (mut silent, mut asking) = (rooms.admit(ATTACKER, now).unwrap(), rooms.admit(other(1), now).unwrap());
+        rooms.mark_requested(other(1), asking.0);
+        rooms.sweep(now + FIRST_REQUEST_WAIT_MAX / 2);
+        assert!(is_open(&mut silent.1));
+        rooms.sweep(now + FIRST_REQUEST_WAIT_MAX);
+        assert!(!is_open(&mut silent.1) && is_open(&mut asking.1));
+        assert_eq!(rooms.closed(), ClosedConnections { silent: 1, crowded: 0 });
+    }
+
+    #[test]
+    fn descriptors_are_bounded_also_while_connections_close() {
+        let (mut rooms, now) = (rooms(), Instant::now());
+        let admitted = (0..1_000).map_while(|_| rooms.admit(ATTACKER, now)).count();
+        assert_eq!(admitted, ConnectionBudget { connections_max: 16 }.open_max());
+    }
+}

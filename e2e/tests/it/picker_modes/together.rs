@@ -1,0 +1,62 @@
+//! Both fronts at once, the filter in one Envoy and ext_proc in another: the daemon's front is one more proxy to it.
+
+use std::time::Duration;
+
+use testbed::model_server::ModelServerOptions;
+use testbed::second_envoy::SecondEnvoy;
+use testbed::stack::{PickerMode, Stack};
+use testbed::{Result, client};
+
+use super::{slow, stream, until_in_flight};
+use crate::echo;
+
+#[tokio::test]
+async fn both_fronts_at_once_share_one_state() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let config = folder.path().join("config.yaml");
+    std::fs::write(&config, "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins: [{type: active-request-scorer}]\n")?;
+    let builder = Stack::builder().front(PickerMode::Filter).servers_like(2, &slow(100));
+    let stack = builder.daemon_arguments(&["--config", &config.display().to_string()]).start().await?;
+    let beside = SecondEnvoy::start_as(PickerMode::ExtProc, &stack, "beside").await?;
+    let mut open = Vec::new();
+    for i in 0..8 {
+        let address = if i % 2 == 0 { stack.address() } else { beside.envoy.listener() };
+        open.push(stream(address, 200).await?);
+        tokio::time::sleep(Duration::from_millis(300)).await; // far more than it takes to tell, so that no pick is made in ignorance
+    }
+    until_in_flight(&stack, 8).await?;
+    let endpoints = stack.daemon.as_ref().ok_or("no daemon")?.endpoints().await?;
+    let spread: Vec<Option<u64>> = endpoints.iter().map(|endpoint| endpoint["in_flight"].as_u64()).collect();
+    assert_eq!(spread, [Some(4), Some(4)], "each fills the gap that the other left");
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_one_front_placed_the_other_finds() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let config = folder.path().join("config.yaml");
+    std::fs::write(&config, "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins: [{type: prefix-cache-scorer}]\n")?;
+    let builder =
+        Stack::builder().front(PickerMode::Filter).servers_like(6, &ModelServerOptions { speed: 0.0, ..ModelServerOptions::default() });
+    let stack = builder.daemon_arguments(&["--config", &config.display().to_string()]).start().await?;
+    let beside = SecondEnvoy::start_as(PickerMode::ExtProc, &stack, "beside").await?;
+    let fronts = [stack.address(), beside.envoy.listener()];
+    let post = |front: usize, prompt: String| async move {
+        client::post(fronts[front], "/v1/chat/completions", echo::chat(&prompt).to_string()).await
+    };
+    // A front that was never used hears nothing.
+    for front in [0, 1] {
+        post(front, "to begin with".to_owned()).await?;
+    }
+    for round in 0..6 {
+        let prompt = format!("{round} conversations. {}", "They go on and on. ".repeat(200));
+        let server = stack.server_of(&post(round % 2, prompt.clone()).await?)?;
+        // Ten times what is promised.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        for turn in 0..4 {
+            let reply = post((round + 1) % 2, format!("{prompt} {turn}")).await?;
+            assert_eq!(stack.server_of(&reply)?, server, "round {round}, turn {turn}");
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,299 @@
+//! Several workers pick as one: each knows what the others have under way, whom they saw fail, and who was given which prompt.
+
+use std::time::{Duration, Instant};
+
+use e2e::explain::ExplainedDecision;
+use futures::future::join_all;
+use serde_json::json;
+use testbed::fleet::{BURST, BURST_MAX, BURST_SERVERS, ConversationPlan, Fleet, FleetShape};
+use testbed::model_server::{FaultMode, ModelServerOptions, ServerFault};
+use testbed::second_envoy::SecondEnvoy;
+use testbed::stack::{Stack, StackBuilder};
+use testbed::{Result, wait_for};
+
+use crate::echo;
+
+mod dictionary;
+mod outsider;
+mod secrecy;
+use outsider::{RevokedProxy, tells_apart};
+
+const WORKERS: u32 = 4;
+
+/// Every worker has served: connections are spread by chance, so that one got none of a hundred is one chance in 10^12.
+async fn warm(stack: &Stack) -> Result<()> {
+    for reply in join_all((0..100).map(|_| stack.get("/v1/models"))).await {
+        assert_eq!(reply?.status, 200);
+    }
+    Ok(())
+}
+
+/// How many attempts a refusing endpoint costs within its first ejection, all workers together.
+async fn attempts_at_a_dead_endpoint(sharing: bool) -> Result<i64> {
+    let stack = Stack::builder().servers(4).concurrency(WORKERS).picker(json!({"sharing": sharing})).start().await?;
+    warm(&stack).await?;
+    stack.servers[0].fault(ServerFault::new(FaultMode::Refuse)).await;
+    let failed = || stack.envoy.picker_stat("switchpoint_failed_attempts_total");
+    while failed().await? == 0 {
+        assert_eq!(stack.get("/v1/models").await?.status, 200);
+    }
+    // The others have 2 ms to hear of it; the ejection is for a second.
+    tokio::time::sleep(Duration::from_millis(2)).await;
+    let (before, end) = (failed().await?, Instant::now() + Duration::from_millis(600));
+    while Instant::now() < end {
+        for reply in join_all((0..8).map(|_| stack.get("/v1/models"))).await {
+            assert_eq!(reply?.status, 200);
+        }
+    }
+    assert_eq!(before, 1, "one request at a time found out");
+    failed().await
+}
+
+#[tokio::test]
+async fn what_fails_at_one_worker_costs_no_other_a_try() -> Result<()> {
+    assert_eq!(attempts_at_a_dead_endpoint(true).await?, 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn without_sharing_every_worker_pays_for_the_same_failure() -> Result<()> {
+    assert!(attempts_at_a_dead_endpoint(false).await? > 1, "what the test above holds would fail");
+    Ok(())
+}
+
+async fn check_spread(shape: FleetShape, seeds: std::ops::Range<usize>) -> Result<()> {
+    let fleet = Fleet::for_bursts(shape, true).await?;
+    for seed in seeds {
+        let fullest = fleet.burst(seed).await?;
+        assert!(fullest <= BURST_MAX, "seed {seed}, {shape:?}: {fullest} of {BURST} at one of {BURST_SERVERS}");
+    }
+    Ok(())
+}
+
+/// That the check can fail. Few workers that know nothing of each other each take a round over the servers, which looks like a spread; many do
+/// not get round.
+async fn check_pile(shape: FleetShape) -> Result<()> {
+    let fleet = Fleet::for_bursts(shape, false).await?;
+    for seed in 0..10 {
+        if fleet.burst(seed).await? > BURST_MAX {
+            return Ok(());
+        }
+    }
+    Err(format!("{shape:?}: without sharing it was spread as well").into())
+}
+
+#[tokio::test]
+async fn a_burst_of_cold_prompts_is_spread_over_all_by_all_workers() -> Result<()> {
+    check_spread(FleetShape { proxies: 1, workers: 4 }, 0..2).await?;
+    check_spread(FleetShape { proxies: 1, workers: 16 }, 2..3).await
+}
+
+#[tokio::test]
+async fn without_sharing_a_burst_piles_up() -> Result<()> {
+    check_pile(FleetShape { proxies: 1, workers: 8 }).await
+}
+
+#[tokio::test]
+async fn a_burst_of_cold_prompts_is_spread_by_all_proxies() -> Result<()> {
+    check_spread(FleetShape { proxies: 2, workers: 2 }, 0..2).await?;
+    check_spread(FleetShape { proxies: 2, workers: 4 }, 2..3).await
+}
+
+#[tokio::test]
+async fn proxies_that_do_not_share_pile_up_a_burst() -> Result<()> {
+    check_pile(FleetShape { proxies: 2, workers: 4 }).await
+}
+
+#[tokio::test]
+async fn a_prompt_finds_its_endpoint_again_through_any_worker() -> Result<()> {
+    let stack = Stack::builder().servers(6).concurrency(WORKERS).start().await?;
+    warm(&stack).await?;
+    for round in 0..10 {
+        // Of engines that answer at once even the floor on what a token costs must make the prefix worth more than the 1 ms that counts as equal.
+        let prompt = format!("{round} conversations. {}", "They go on and on. ".repeat(800));
+        let first = stack.server_of(&stack.post("/v1/chat/completions", &echo::chat(&prompt)).await?)?;
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        for turn in 0..12 {
+            let reply = stack.post("/v1/chat/completions", &echo::chat(&format!("{prompt} {turn}"))).await?;
+            assert_eq!(stack.server_of(&reply)?, first, "round {round}, turn {turn}");
+        }
+    }
+    assert_eq!(stack.envoy.picker_stat("switchpoint_placements_lost_total").await?, 0);
+    Ok(())
+}
+
+// === between proxies ===
+
+/// A scorer of load and one of prefixes, each of which can be asked what it says.
+const ASKED: &str = "apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+- type: active-request-scorer
+- type: prefix-cache-scorer
+- type: max-score-picker
+schedulingProfiles:
+- name: default
+  plugins:
+  - pluginRef: active-request-scorer
+  - pluginRef: prefix-cache-scorer
+  - pluginRef: max-score-picker
+";
+
+fn asked(config: &tempfile::NamedTempFile) -> Result<StackBuilder> {
+    std::fs::write(config.path(), ASKED)?;
+    let path = config.path().to_str().ok_or("no path")?;
+    Ok(Stack::builder().picker(json!({"explain": true})).daemon_arguments(&["--config", path]))
+}
+
+#[tokio::test]
+async fn what_fails_at_one_proxy_costs_the_other_no_try() -> Result<()> {
+    let fleet =
+        Fleet::start(FleetShape { proxies: 2, workers: 1 }, true, 4, &ModelServerOptions { speed: 0.0, ..ModelServerOptions::default() })
+            .await?;
+    let [one, two] = [&fleet.stack.envoy, &fleet.seconds[0].envoy];
+    let failed = "switchpoint_failed_attempts_total";
+    fleet.stack.servers[0].fault(ServerFault::new(FaultMode::Refuse)).await;
+    while one.picker_stat(failed).await? == 0 {
+        assert_eq!(testbed::client::get(one.listener(), "/v1/models").await?.status, 200);
+    }
+    // It takes 20 ms; the ejection is for a second.
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let end = Instant::now() + Duration::from_millis(400);
+    while Instant::now() < end {
+        for reply in join_all((0..8).map(|_| testbed::client::get(two.listener(), "/v1/models"))).await {
+            assert_eq!(reply?.status, 200);
+        }
+    }
+    assert_eq!(two.picker_stat(failed).await?, 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_one_proxy_placed_another_finds() -> Result<()> {
+    let fleet = Fleet::start(FleetShape::TWO_BY_TWO, true, 6, &ModelServerOptions::default()).await?;
+    let [one, two] = [fleet.stack.address(), fleet.seconds[0].envoy.listener()];
+    let post = |address, prompt: String| async move {
+        testbed::client::post(address, "/v1/chat/completions", echo::chat(&prompt).to_string()).await
+    };
+    for round in 0..8 {
+        let prompt = format!("{round} conversations. {}", "They go on and on. ".repeat(200));
+        let (first, then) = if round % 2 == 0 { (one, two) } else { (two, one) };
+        let server = fleet.stack.server_of(&post(first, prompt.clone()).await?)?;
+        // Ten times what is promised.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        for turn in 0..6 {
+            let reply = post(then, format!("{prompt} {turn}")).await?;
+            assert_eq!(fleet.stack.server_of(&reply)?, server, "round {round}, turn {turn}");
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn load_told_from_outside_counts_once_and_expires_when_its_proxy_falls_silent() -> Result<()> {
+    let config = tempfile::NamedTempFile::new()?;
+    let mut stack = asked(&config)?.servers(2).concurrency(2).start().await?;
+    let outsider = RevokedProxy::join(&mut stack).await?;
+    tells_apart(&stack, "active-request-scorer", false).await?;
+    outsider.tell(0, 50).await?;
+    tells_apart(&stack, "active-request-scorer", true).await?;
+    let address = stack.servers[0].addr().to_string();
+    let scores = ExplainedDecision::ask(stack.address(), "who is busy?").await?.scores("active-request-scorer");
+    assert!(scores.iter().all(|(endpoint, score)| (*endpoint == address) == (*score < 0.5)), "{scores:?}");
+    // It stays connected, and says nothing more.
+    let silent = tells_apart(&stack, "active-request-scorer", false).await?;
+    assert!(silent > Duration::from_millis(1_000), "it counts for two seconds: {silent:?}");
+    outsider.tell(1, 50).await?;
+    tells_apart(&stack, "active-request-scorer", true).await?;
+    outsider.tell(1, 0).await?;
+    tells_apart(&stack, "active-request-scorer", false).await?;
+    Ok(())
+}
+
+/// Promised are 20 ms for load and 100 ms for placements; ten times that is allowed on a busy machine. Prints what it was.
+#[tokio::test]
+async fn load_and_placements_reach_other_proxies_in_time_and_nothing_of_a_prompt_does() -> Result<()> {
+    let slow = ModelServerOptions { models: vec!["demo".into()], speed: 0.0, chunk_delay_ms: 300, ..ModelServerOptions::default() };
+    let mut stack = Stack::builder().servers_like(2, &slow).start().await?;
+    let mut outsider = RevokedProxy::join(&mut stack).await?;
+    // From now on the proxy knows that there is another.
+    outsider.hear_until(0).await?;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let secret = "the password of the safe is swordfish";
+    let (mut delays, mut placed) = (Vec::new(), 0);
+    for round in 0..10 {
+        let prompt = format!("{round} times: {}", format!("{secret}. ").repeat(100));
+        let body = json!({"model": "demo", "max_tokens": 1, "stream": true, "messages": [{"role": "user", "content": prompt}]});
+        let (asked, heard) = tokio::join!(stack.post("/v1/chat/completions", &body), outsider.hear_until(1));
+        assert_eq!(asked?.status, 200);
+        let (delay, placements) = heard?;
+        placed += placements;
+        delays.push(delay);
+        placed += outsider.hear_until(0).await?.1;
+    }
+    delays.sort_unstable();
+    println!("load at another proxy after {delays:?}, the request's own way included");
+    assert!(delays[4] < Duration::from_millis(200), "{delays:?}");
+    assert!(placed >= 10, "each of ten prompts was placed: {placed}");
+    let words: Vec<&[u8]> = secret.as_bytes().windows(6).collect();
+    let told = |bytes: &[u8]| words.iter().any(|word| memchr::memmem::find(bytes, word).is_some());
+    assert!(told(format!("a {secret} is found").as_bytes()), "that the look can fail");
+    assert!(!outsider.received.iter().any(|bytes| told(bytes)));
+    Ok(())
+}
+
+/// As soon as a scrape tells: no prompt has to be missed first. From there to the proxies it takes 50 ms; ten times that is allowed.
+#[tokio::test]
+async fn a_cold_restart_at_the_same_address_loses_all_affinity_at_once() -> Result<()> {
+    let config = tempfile::NamedTempFile::new()?;
+    let mut stack = asked(&config)?.servers(3).concurrency(2).start().await?;
+    let second = SecondEnvoy::start(&stack, "second", 2).await?;
+    let proxies = [stack.address(), second.envoy.listener()];
+    let mut placed = vec![Vec::new(); stack.servers.len()];
+    for number in 0..12 {
+        let prompt = format!("{number} {}", "times there was a prompt. ".repeat(100));
+        let server = stack.server_of(&stack.post("/v1/chat/completions", &echo::chat(&prompt)).await?)?;
+        placed[server].push(prompt);
+    }
+    let server = (0..placed.len()).max_by_key(|server| placed[*server].len()).ok_or("no server")?;
+    let (prompts, address) = (&placed[server], stack.servers[server].addr().to_string());
+    let held = async |proxy: usize, prompt: &String| -> Result<bool> {
+        let scores = ExplainedDecision::ask(proxies[proxy], prompt).await?.scores("prefix-cache-scorer");
+        Ok(scores.get(&address).is_some_and(|score| *score > 0.5))
+    };
+    for (number, prompt) in prompts.iter().enumerate() {
+        let known = || async { held(number % 2, prompt).await.ok()?.then_some(()) };
+        wait_for(outsider::LIMIT, "what was placed to be known", known).await?;
+    }
+    stack.servers[server].restart(None).await;
+    let daemon = stack.daemon()?;
+    let noticed = || async {
+        let page = daemon.admin("/metrics").await.ok()?.text();
+        let mut restarts = page.lines().filter(|line| line.starts_with("switchpoint_endpoint_restarts_total"));
+        restarts.any(|line| line.ends_with(" 1")).then_some(())
+    };
+    wait_for(outsider::LIMIT, "a scrape to tell", noticed).await?;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    // Each question places its prompt anew, so each is asked once.
+    for (number, prompt) in prompts.iter().enumerate() {
+        assert!(!held(number % 2, prompt).await?, "proxy {} still believes in prompt {number} of {}", number % 2, prompts.len());
+    }
+    Ok(())
+}
+
+// === a multi-turn trace, in short ===
+
+#[tokio::test]
+async fn conversations_hit_as_often_with_many_workers_as_with_one() -> Result<()> {
+    let outcome = |shape, sharing| async move {
+        let fleet = Fleet::start(shape, sharing, 6, &ModelServerOptions::default()).await?;
+        let conversations = ConversationPlan { count: 24, turns: 4, begin_within: Duration::from_secs(3), seed: 1 };
+        fleet.converse(conversations).await
+    };
+    let (one, four) = (outcome(FleetShape::ONE, true).await?, outcome(FleetShape::FOUR_WORKERS, true).await?);
+    let (two, alone) = (outcome(FleetShape::TWO_BY_TWO, true).await?, outcome(FleetShape { proxies: 2, workers: 4 }, false).await?);
+    println!("{one:?}\n{four:?}\n{two:?}\n{alone:?}");
+    assert!(one.hit_rate - four.hit_rate < 0.05 && one.hit_rate - two.hit_rate < 0.05, "{one:?} {four:?} {two:?}");
+    assert!(one.hit_rate - alone.hit_rate > 0.05, "that the check can fail: {one:?} {alone:?}");
+    Ok(())
+}

@@ -1,0 +1,121 @@
+//! A proxy that the test plays at the real daemon, beside a real one: what it tells counts there, and what it hears comes from there.
+
+use std::time::{Duration, Instant};
+
+use exchange::Timestamp;
+use pool_state::{LoadReportHead, LoadReportSum, PeerLoadReport};
+use prost::Message;
+use proto::state::state_service_client::StateServiceClient;
+use proto::state::{self, daemon_message, proxy_message};
+use scheduler::in_flight::EndpointLoad;
+use scheduler::{EndpointRef, Generation, Slot};
+use testbed::stack::Stack;
+use testbed::{Error, Result, wait_for};
+use tokio::sync::mpsc;
+use tokio_stream::StreamExt;
+use tokio_stream::wrappers::ReceiverStream;
+
+/// From a word to its effect, ten times over.
+pub(super) const LIMIT: Duration = Duration::from_secs(20);
+
+/// The proxy.
+pub(super) struct RevokedProxy {
+    out: mpsc::Sender<proxy_message::Message>,
+    stream: tonic::Streaming<state::DaemonMessage>,
+    pool_update: state::PoolUpdate,
+    others: (LoadReportSum, PeerLoadReport),
+    /// All that the daemon said, as bytes.
+    pub(super) received: Vec<Vec<u8>>,
+}
+
+impl RevokedProxy {
+    /// Joins the pool of a stack.
+    pub(super) async fn join(stack: &mut Stack) -> Result<Self> {
+        let daemon = stack.daemon()?.settings().state.address();
+        let (out, messages) = mpsc::channel(16);
+        let mut client = StateServiceClient::connect(format!("http://{daemon}")).await?;
+        let hello = state::Hello { schema: proto::SCHEMA, node_id: "outsider".into(), process_id: 77, pools: vec!["default".into()] };
+        out.send(proxy_message::Message::Hello(hello)).await?;
+        let wrapped = ReceiverStream::new(messages).map(|message| state::ProxyMessage { message: Some(message) });
+        let stream = client.stream(wrapped).await?.into_inner();
+        let mut outsider = Self {
+            out,
+            stream,
+            pool_update: state::PoolUpdate::default(),
+            others: (LoadReportSum::default(), PeerLoadReport::default()),
+            received: Vec::new(),
+        };
+        while outsider.pool_update.endpoints.len() < stack.servers.len() {
+            if let daemon_message::Message::PoolUpdate(pool_update) = outsider.next().await? {
+                let ack = state::Ack { pool: pool_update.pool.clone(), version: pool_update.version, ..state::Ack::default() };
+                outsider.out.send(proxy_message::Message::Ack(ack)).await?;
+                outsider.pool_update = pool_update;
+            }
+        }
+        let present = (0..stack.servers.len()).map(|server| outsider.endpoint(server)).collect::<Result<Vec<_>>>()?;
+        outsider.others.0.reset(present, []);
+        Ok(outsider)
+    }
+
+    async fn next(&mut self) -> Result<daemon_message::Message> {
+        let next = tokio::time::timeout(LIMIT, self.stream.message()).await??.ok_or("the daemon has left")?;
+        self.received.push(next.encode_to_vec());
+        next.message.ok_or_else(|| Error::from("nothing was said"))
+    }
+
+    fn endpoint(&self, server: usize) -> Result<EndpointRef> {
+        let name = format!("server-{server}");
+        let endpoint = self.pool_update.endpoints.iter().find(|endpoint| endpoint.name == name).ok_or("no such server")?;
+        Ok(EndpointRef { slot: Slot(u16::try_from(endpoint.slot)?), generation: Generation(endpoint.generation) })
+    }
+
+    /// Says that it has so many requests at a server.
+    pub(super) async fn tell(&self, server: usize, requests: u32) -> Result<()> {
+        let (mut sum, endpoint) = (LoadReportSum::default(), self.endpoint(server)?);
+        sum.reset(vec![endpoint], []);
+        sum.add(endpoint, EndpointLoad { requests, prefill_tokens: u64::from(requests) * 100, ..EndpointLoad::default() });
+        let row = sum.row(LoadReportHead { written: Timestamp(1), ..LoadReportHead::default() }, [], &[]);
+        let share = state::LoadReport { pool: "default".into(), row, ..state::LoadReport::default() };
+        Ok(self.out.send(proxy_message::Message::LoadReport(share)).await?)
+    }
+
+    /// The blocks of each prompt that was told as placed.
+    pub(super) fn placed(&self) -> Vec<Vec<u64>> {
+        let message = |bytes: &Vec<u8>| state::DaemonMessage::decode(bytes.as_slice()).ok()?.message;
+        let placements = |message| if let daemon_message::Message::PeerLoad(peers) = message { peers.placements } else { Vec::new() };
+        let told = self.received.iter().filter_map(message).map(placements);
+        told.flat_map(|told| proto::placements::each(&told).map(|(_, blocks)| blocks).collect::<Vec<_>>()).collect()
+    }
+
+    /// Waits until the other proxies have so many requests, all servers together; after how long, and how many prompts were placed meanwhile.
+    pub(super) async fn hear_until(&mut self, requests: u32) -> Result<(Duration, usize)> {
+        let (began, mut placed) = (Instant::now(), 0);
+        loop {
+            if let daemon_message::Message::PeerLoad(peers) = self.next().await? {
+                placed += proto::placements::each(&peers.placements).count();
+                let (sum, row) = &mut self.others;
+                sum.read(row, peers.row);
+                let slots = self.pool_update.endpoints.iter().map(|e| (e.slot, e.generation));
+                let load = |(slot, generation): (u32, u32)| {
+                    sum.load(EndpointRef { slot: Slot(slot as u16), generation: Generation(generation) }).requests
+                };
+                if slots.map(load).sum::<u32>() == requests {
+                    return Ok((began.elapsed(), placed));
+                }
+            }
+            if began.elapsed() > LIMIT {
+                return Err(format!("the others never had {requests} requests").into());
+            }
+        }
+    }
+}
+
+/// Waits until a scorer tells the servers of a stack apart, or does not.
+pub(super) async fn tells_apart(stack: &Stack, scorer: &str, expected: bool) -> Result<Duration> {
+    let began = Instant::now();
+    let look = || async {
+        let decision = e2e::explain::ExplainedDecision::ask(stack.address(), "a question of its own").await.ok()?;
+        (decision.distinguishes(scorer) == expected).then(|| began.elapsed())
+    };
+    wait_for(LIMIT, &format!("{scorer} to tell apart: {expected}"), look).await
+}

@@ -1,0 +1,68 @@
+//! A request between its bytes and the pick.
+//!
+//! Reading a large body and hashing its prompt are nearly all the work of a decision and need no
+//! pool. A host that shares a pool between threads does both without its lock:
+//! [`Exchange::read`](super::Exchange::read), then `resolve` under the lock,
+//! [`PendingRequest::with_hashes`], then `pick` under the lock.
+
+use std::borrow::Cow;
+
+use scheduler::{PrefixSettings, TokenSettings};
+
+use super::slo;
+use crate::body::ParsedRequest;
+use crate::prompt;
+use crate::reply::Refusal;
+use crate::restore::ModelNames;
+use crate::rewrite::BodyEdit;
+use pool_state::ManagedPool;
+
+/// A request's body, read or refused.
+#[derive(Debug)]
+pub struct ParsedBody<'b> {
+    pub(super) parsed: Result<Option<ParsedRequest<'b>>, Refusal>,
+    pub(super) body: &'b [u8],
+}
+
+/// A request with the pool's objects applied.
+#[derive(Debug)]
+pub struct PendingRequest<'b> {
+    pub(super) parsed: Option<ParsedRequest<'b>>,
+    pub(super) body_bytes: usize,
+    /// The model the client named.
+    pub(super) model: Cow<'b, str>,
+    /// The model that the engine gets instead.
+    pub(super) target: Option<Box<str>>,
+    pub(super) splice: Option<BodyEdit>,
+    pub(super) names: Option<ModelNames>,
+    pub(super) priority: i32,
+    pub(super) latency: slo::RequestedSlo,
+    pub(super) prefix: PrefixSettings,
+    pub(super) prompt_tokens: u32,
+    pub(super) secret: u128,
+    pub(super) blocks: Vec<u64>,
+}
+
+// === impl PendingRequest ===
+
+impl PendingRequest<'_> {
+    /// The same with the hashes of its prompt blocks.
+    #[must_use]
+    pub fn with_hashes(mut self) -> Self {
+        if let Some(parsed) = &self.parsed {
+            self.blocks = prompt::blocks(parsed, self.target_model(), self.secret, self.prefix);
+        }
+        self
+    }
+
+    /// The model that the engine gets.
+    pub(super) fn target_model(&self) -> &str {
+        self.target.as_deref().unwrap_or(&self.model)
+    }
+}
+
+/// Tokens of a prompt; where it is not seen, as many as a body of `unseen_bytes` may have.
+pub(super) fn tokens(parsed: Option<&ParsedRequest<'_>>, unseen_bytes: usize, settings: TokenSettings, pool: &ManagedPool) -> u32 {
+    let text = |bytes| pool.text_tokens(bytes);
+    parsed.map_or_else(|| text(unseen_bytes), |parsed| prompt::tokens(parsed, settings, text))
+}

@@ -1,0 +1,515 @@
+//! A request that was sent: the served endpoint, its cost there, and its reply.
+
+use std::borrow::Cow;
+
+use scheduler::latency::learn::RequestEnd;
+use scheduler::{EndpointRef, Slo};
+
+use crate::api::RequestApi;
+use crate::headers;
+use crate::load;
+use crate::restore::{ModelNameRestorer, ModelNames};
+use crate::sse::ResponseReader;
+use crate::usage::TokenUsage;
+use pool_state::Timestamp;
+use pool_state::verdict::{ErrorBody, Verdict};
+use pool_state::{
+    CountedRequest, DURATION_BOUNDS_MS, LedgerHold, ManagedPool, RecordedPick, RequestEnding, RequestFailure, SentRequest,
+    SessionTokenHeader, ms_between,
+};
+
+/// The origin of a response.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ResponseOrigin {
+    /// A model server.
+    Upstream,
+    /// The proxy, because no attempt got a response.
+    Proxy,
+    /// The proxy, after the last tried endpoint got the request and lost the connection.
+    Lost,
+    /// The proxy, after the last tried endpoint did not answer in time.
+    TimedOut,
+    /// We did, or the proxy for a reason that is no server's fault.
+    #[default]
+    Ours,
+}
+
+/// The response headers that matter here.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ResponseHead<'h> {
+    /// Its origin.
+    pub origin: ResponseOrigin,
+    /// HTTP status.
+    pub status: u16,
+    /// `ip:port` of the host of the last attempt, when known.
+    pub upstream_address: Option<&'h [u8]>,
+    /// Attempts made, including the last; 0 when unknown or none.
+    pub attempts: u32,
+    /// `content-type`.
+    pub content_type: Option<&'h [u8]>,
+    /// Is there a `content-encoding`? Compressed bodies are not read.
+    pub encoded: bool,
+    /// `content-length`.
+    pub content_length: Option<usize>,
+    /// `endpoint-load-metrics`, when the engine sent it.
+    pub load: Option<&'h [u8]>,
+    /// Whether it has no body.
+    pub end_of_stream: bool,
+}
+
+/// How the host handles a response body.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ResponseBody {
+    /// It passes unseen.
+    #[default]
+    Ignore,
+    /// Each piece goes to [`crate::Exchange::response_chunk`] and passes unchanged.
+    Read,
+    /// The result of [`crate::Exchange::response_chunk`] replaces each piece; the last call must
+    /// say that it is the last.
+    Restore,
+    /// Like [`Self::Restore`], but headers and body are held until the body is complete and passed
+    /// as one piece; its new length goes into `content-length`. For bodies of at most
+    /// [`HELD_BYTES_MAX`].
+    Hold,
+}
+
+/// The longest unstreamed reply that is held to correct its `content-length`, in bytes: the
+/// smallest buffer of a known gateway (Envoy Gateway's default). A longer one loses its
+/// `content-length` and passes as it comes.
+pub const HELD_BYTES_MAX: usize = 32_768;
+
+/// What the host must do after the response headers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ResponseStep {
+    /// Headers to remove.
+    pub remove: Vec<&'static str>,
+    /// Headers to set.
+    pub set: Vec<(Cow<'static, str>, String)>,
+    /// How to handle the body.
+    pub body: ResponseBody,
+}
+
+/// The result of a routed exchange.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExchangeOutcome {
+    /// HTTP status; 0 when the exchange ended before any response.
+    pub status: u16,
+    /// The meaning of the answer.
+    pub verdict: Verdict,
+    /// Did a model server answer?
+    pub served: bool,
+    /// Attempts that failed before it.
+    pub failed_attempts: u32,
+    /// Pick to first token, ms; only of streamed responses.
+    pub ttft_ms: Option<u64>,
+    /// Pick to end, ms.
+    pub duration_ms: u64,
+    /// Tokens.
+    pub usage: TokenUsage,
+}
+
+/// Tokens whose mean pace is published at once: often enough to see a stream slow down, rarely
+/// enough to cost nothing.
+const PACE_TOKENS: u32 = 16;
+
+/// The properties of the prompt that are needed after it was sent.
+#[derive(Debug)]
+pub(super) struct SentPrompt {
+    /// Hashes of its blocks.
+    pub(super) hashes: Vec<u64>,
+    /// Estimated tokens.
+    pub(super) tokens: u32,
+    /// Bytes of its text; 0 where it has other parts.
+    pub(super) text_bytes: u32,
+    /// Its blocks, where tokens are spread evenly over them: not where it has images, whose tokens
+    /// their bytes do not say, nor where only its start was hashed.
+    pub(super) blocks: Option<u32>,
+}
+
+#[derive(Debug)]
+pub(super) struct RoutedRequest {
+    api: RequestApi,
+    counted: CountedRequest,
+    ranked: Vec<(EndpointRef, Box<str>)>,
+    hold: LedgerHold,
+    tokens: Vec<SessionTokenHeader>,
+    prompt: SentPrompt,
+    picked_at: Timestamp,
+    /// API and model, and credentials, as hashes.
+    kind: (u64, u64),
+    status: u16,
+    /// The endpoint that answered.
+    served_by: Option<EndpointRef>,
+    served: bool,
+    /// The engine broke off its reply.
+    cut_off: bool,
+    failed_attempts: u32,
+    reader: Option<ResponseReader>,
+    names: Option<ModelNames>,
+    restorer: Option<ModelNameRestorer>,
+    streamed: bool,
+    /// Its last byte is in.
+    complete: bool,
+    first_token_at: Option<Timestamp>,
+    last_token_at: Option<Timestamp>,
+    /// Tokens since a moment whose pace was not published yet.
+    unpublished_tokens: (Timestamp, u32),
+    response_bytes: u64,
+}
+
+// === impl ResponseOrigin ===
+
+impl ResponseOrigin {
+    /// Reads Envoy's `response.code_details`. Only details that name the upstream count against the
+    /// endpoint: the proxy also replies for a client's broken chunk or stalled upload after it
+    /// chose a host.
+    #[must_use]
+    pub fn of_details(details: &[u8]) -> Self {
+        const UNANSWERED: [&[u8]; 2] = [b"upstream_per_try_timeout", b"upstream_response_timeout"];
+        const RESET: [&[u8]; 2] = [b"upstream_reset_before_response_started", b"upstream_reset_after_response_started"];
+        // The reason of a reset is in braces; these reasons mean that there was no connection.
+        const UNCONNECTED: [&[u8]; 2] = [b"connection_failure", b"connection_timeout"];
+        let starts = |prefixes: &[&[u8]]| prefixes.iter().any(|prefix| details.starts_with(prefix));
+        match details {
+            b"via_upstream" => Self::Upstream,
+            _ if starts(&RESET) && UNCONNECTED.iter().any(|reason| memchr::memmem::find(details, reason).is_some()) => Self::Proxy,
+            // The proxy's own circuit breaker.
+            _ if memchr::memmem::find(details, b"{overflow").is_some() => Self::Ours,
+            _ if starts(&RESET) => Self::Lost,
+            _ if starts(&UNANSWERED) => Self::TimedOut,
+            _ => Self::Ours,
+        }
+    }
+}
+
+// === impl ResponseHead ===
+
+impl<'h> ResponseHead<'h> {
+    /// Reads the headers; names are lower-case.
+    pub fn read(pairs: impl IntoIterator<Item = (&'h [u8], &'h [u8])>) -> Self {
+        let mut head = Self::default();
+        for (name, value) in pairs {
+            match name {
+                b":status" => head.status = number(value).unwrap_or(0),
+                b"content-length" => head.content_length = number(value),
+                b"content-type" => head.content_type = Some(value),
+                b"content-encoding" => head.encoded = true,
+                _ if name == headers::LOAD.as_bytes() => head.load = Some(value),
+                _ => {}
+            }
+        }
+        head
+    }
+}
+
+/// Whether the body of a reply is read. Errors are, to tell the client's fault from the engine's;
+/// not where the status says it all.
+fn is_read(status: u16) -> bool {
+    status == 200 || (matches!(status, 400..=499) && Verdict::of(status, ErrorBody::Error(None)) == Verdict::ClientFault)
+}
+
+fn number<N: std::str::FromStr>(value: &[u8]) -> Option<N> {
+    std::str::from_utf8(value).ok()?.parse().ok()
+}
+
+/// Whether the request missed its SLO; `None` where no time was measured, the client broke it off,
+/// or the failure is the client's fault.
+#[expect(clippy::cast_precision_loss, reason = "the last digits of minutes in microseconds do not count")]
+fn missed(slo: Slo, verdict: Verdict, ending: &RequestEnding<'_>) -> Option<bool> {
+    let late = |slo: Option<u32>, took_ms: Option<f32>| slo.zip(took_ms).map(|(us, ms)| ms * 1_000.0 > us as f32);
+    match ending.ended {
+        RequestEnd::Done => match (late(slo.ttft_us, ending.ttft_ms), late(slo.tpot_us, ending.tpot_ms)) {
+            (None, None) => None,
+            (ttft, tpot) => Some(ttft == Some(true) || tpot == Some(true)),
+        },
+        RequestEnd::Failed if verdict != Verdict::ClientFault => slo.any().then_some(true),
+        RequestEnd::Failed | RequestEnd::Aborted => None,
+    }
+}
+
+// === impl RoutedRequest ===
+
+impl RoutedRequest {
+    pub(super) fn new(
+        api: RequestApi,
+        counted: CountedRequest,
+        picked: RecordedPick,
+        prompt: SentPrompt,
+        kind: (u64, u64),
+        now: Timestamp,
+    ) -> Self {
+        Self {
+            api,
+            counted,
+            ranked: picked.ranked,
+            hold: picked.hold,
+            tokens: picked.tokens,
+            prompt,
+            picked_at: now,
+            kind,
+            status: 0,
+            served_by: None,
+            served: false,
+            cut_off: false,
+            failed_attempts: 0,
+            reader: None,
+            names: None,
+            restorer: None,
+            streamed: false,
+            complete: false,
+            first_token_at: None,
+            last_token_at: None,
+            unpublished_tokens: (now, 0),
+            response_bytes: 0,
+        }
+    }
+
+    /// The model was sent under another name, which the client must not see.
+    pub(super) fn with_model_names(mut self, names: Option<ModelNames>) -> Self {
+        self.names = names;
+        self
+    }
+
+    pub(super) fn is_first_endpoint(&self, address: &[u8]) -> bool {
+        self.ranked.first().is_some_and(|(_, first)| first.as_bytes() == address)
+    }
+
+    pub(super) fn response_headers(&mut self, pool: &mut ManagedPool, head: &ResponseHead<'_>, now: Timestamp) -> ResponseStep {
+        self.status = head.status;
+        self.complete = head.end_of_stream;
+        let mut step = ResponseStep::default();
+        if head.load.is_some() {
+            step.remove.push(headers::LOAD);
+        }
+        self.attempts(pool, head, now);
+        if head.origin != ResponseOrigin::Upstream {
+            return step;
+        }
+        self.served = true;
+        if (200..300).contains(&head.status) {
+            pool.counters_mut().count_success(&mut self.counted);
+        }
+        self.serve(pool, head, &mut step, now);
+        if self.api.is_inference() && !self.api.is_grpc() && !head.encoded && is_read(head.status) {
+            self.streamed = head.content_type.is_some_and(|t| t.starts_with(b"text/event-stream"));
+            self.reader = Some(ResponseReader::new(self.api, self.streamed));
+            step.body = ResponseBody::Read;
+            if head.status == 200 {
+                self.restore(head, &mut step);
+            }
+        }
+        step
+    }
+
+    fn restore(&mut self, head: &ResponseHead<'_>, step: &mut ResponseStep) {
+        let Some(names) = self.names.take() else { return };
+        self.restorer = Some(ModelNameRestorer::new(names, self.api, self.streamed));
+        step.body = ResponseBody::Restore;
+        match head.content_length {
+            Some(bytes) if bytes <= HELD_BYTES_MAX && !self.streamed => step.body = ResponseBody::Hold,
+            Some(_) => step.remove.push(headers::CONTENT_LENGTH),
+            None => {}
+        }
+    }
+
+    /// The bytes that replace these, if they change.
+    pub(super) fn restore_chunk(&mut self, bytes: &[u8], last: bool) -> Option<&[u8]> {
+        let restored = self.restorer.as_mut()?.chunk(bytes, last);
+        (restored != bytes).then_some(restored)
+    }
+
+    pub(super) fn response_chunk(&mut self, pool: &mut ManagedPool, bytes: &[u8], last: bool, now: Timestamp) {
+        self.response_bytes += bytes.len() as u64;
+        self.complete |= last;
+        let Some(reader) = &mut self.reader else { return };
+        let progress = reader.chunk(bytes);
+        if progress.first_token {
+            self.first_token_at = Some(now);
+            pool.record_first_token(&mut self.hold, self.prompt.tokens, now);
+            self.unpublished_tokens = (now, 0);
+            if self.streamed {
+                pool.record_ttft(&self.hold, ms_between(self.picked_at, now));
+            }
+        }
+        if progress.events > 0 {
+            self.last_token_at = Some(now);
+            pool.record_output(&mut self.hold, progress.events, now);
+            self.publish_pace(pool, progress.events, now);
+        }
+    }
+
+    /// Publishes the mean pace of a few tokens to the queue of running requests.
+    #[expect(clippy::cast_precision_loss, reason = "a few tokens")]
+    fn publish_pace(&mut self, pool: &mut ManagedPool, tokens: u32, now: Timestamp) {
+        let (since, untold) = self.unpublished_tokens;
+        // The first token is counted with the tokens that came with it, but took its own time.
+        self.unpublished_tokens = (since, if since == now { 0 } else { untold.saturating_add(tokens) });
+        if self.unpublished_tokens.1 >= PACE_TOKENS && self.streamed {
+            pool.record_tpot(&self.hold, ms_between(since, now) / self.unpublished_tokens.1 as f32);
+            self.unpublished_tokens = (now, 0);
+            // A probe has shown enough: its stream may go on for minutes.
+            if let Some(endpoint) = self.served_by.filter(|_| ManagedPool::is_probe(&self.hold)) {
+                pool.record_success(endpoint, self.picked_at, &mut self.hold, now);
+            }
+        }
+    }
+
+    /// Whether the reply has begun and its end was not seen: the host may know which side broke it
+    /// off.
+    pub(super) fn is_open(&self) -> bool {
+        self.served && !self.complete && self.api.is_inference()
+    }
+
+    /// The engine broke off its reply.
+    pub(super) fn record_cut_off(&mut self) {
+        self.cut_off = true;
+    }
+
+    pub(super) fn end(mut self, pool: &mut ManagedPool, now: Timestamp) -> ExchangeOutcome {
+        let usage = self.reader.as_mut().map(ResponseReader::finish).unwrap_or_default();
+        let verdict = self.judge(pool, now);
+        let outcome = ExchangeOutcome {
+            status: self.status,
+            verdict,
+            served: self.served,
+            failed_attempts: self.failed_attempts,
+            ttft_ms: self.first_token_at.filter(|_| self.streamed).map(|at| at.ms_since(self.picked_at)),
+            duration_ms: now.ms_since(self.picked_at),
+            usage,
+        };
+        let ttft_ms = self.first_token_at.filter(|_| self.streamed).map(|at| ms_between(self.picked_at, at));
+        let ended = self.request_end(verdict);
+        let ending = RequestEnding { ended, ttft_ms, tpot_ms: self.tpot_ms(&usage), usage: &usage };
+        self.count(pool, &outcome, missed(self.hold.slo(), verdict, &ending));
+        pool.observe_end(&self.hold, &ending);
+        if verdict.keeps_placement() && ended != RequestEnd::Failed {
+            pool.record_cache_hit(&self.hold, &usage, self.prompt.text_bytes, self.prompt.blocks);
+        } else {
+            pool.undo_placement(&mut self.hold, &self.prompt.hashes);
+        }
+        pool.release(self.hold, now);
+        outcome
+    }
+
+    fn prompt_hash(&self) -> u64 {
+        // Where only the start of the prompt was hashed, or it has images, the last hash does not
+        // cover all of it.
+        self.prompt.hashes.last().copied().filter(|_| self.prompt.blocks.is_some()).unwrap_or(0)
+    }
+
+    /// The verdict on the answer, and its effects on the endpoint.
+    fn judge(&mut self, pool: &mut ManagedPool, now: Timestamp) -> Verdict {
+        let prompt = self.prompt_hash();
+        let verdict = match &self.reader {
+            _ if !self.served || !self.api.is_inference() => Verdict::Unknown,
+            _ if self.cut_off => Verdict::Ill,
+            // The client left before the end.
+            Some(_) if !self.complete && self.status == 200 => Verdict::Unknown,
+            Some(reader) => Verdict::of(self.status, reader.says()),
+            None => Verdict::of(self.status, ErrorBody::Nothing),
+        };
+        let Some(endpoint) = self.served_by else { return verdict };
+        if self.cut_off {
+            pool.record_lost_connection(endpoint, prompt, now);
+        }
+        pool.apply_verdict(
+            endpoint,
+            verdict,
+            &SentRequest { kind: self.kind.0, credentials: self.kind.1, status: self.status, prompt, at: self.picked_at },
+            &mut self.hold,
+            now,
+        );
+        verdict
+    }
+
+    /// A reply that the client broke off measures nothing.
+    fn request_end(&self, verdict: Verdict) -> RequestEnd {
+        match (verdict, self.served, self.status) {
+            (Verdict::Success | Verdict::Strange, ..) => RequestEnd::Done,
+            // Bodies of other paths than inference are not read, so their end is not known.
+            (Verdict::Unknown, true, 200) if !self.api.is_inference() => RequestEnd::Done,
+            (Verdict::Unknown, true, 200) | (Verdict::Unknown, false, 0) => RequestEnd::Aborted,
+            _ => RequestEnd::Failed,
+        }
+    }
+
+    /// Time for each token after the first, by tokens rather than by pieces, ms; of streamed responses with at least two.
+    #[expect(clippy::cast_precision_loss, reason = "token counts stay far below 2^24")]
+    fn tpot_ms(&self, usage: &TokenUsage) -> Option<f32> {
+        let (first, last) = self.first_token_at.filter(|_| self.streamed).zip(self.last_token_at)?;
+        let further = usage.completion_tokens?.checked_sub(1).filter(|further| *further > 0)?;
+        Some(ms_between(first, last) / further as f32)
+    }
+
+    /// The entries of the list before the last attempted host failed; all that were attempted, when no endpoint answered.
+    fn attempts(&mut self, pool: &mut ManagedPool, head: &ResponseHead<'_>, now: Timestamp) {
+        let attempted = usize::try_from(head.attempts).unwrap_or(usize::MAX);
+        let failed = match head.origin {
+            ResponseOrigin::Ours => 0,
+            ResponseOrigin::Upstream => self.position(head.upstream_address).unwrap_or(0).min(attempted.saturating_sub(1)),
+            ResponseOrigin::Proxy | ResponseOrigin::Lost | ResponseOrigin::TimedOut => {
+                self.position(head.upstream_address).map_or(0, |last| last.saturating_add(1)).min(attempted)
+            }
+        };
+        self.failed_attempts = u32::try_from(failed).unwrap_or(u32::MAX);
+        let prompt = self.prompt_hash();
+        for (at, (endpoint, _)) in (1..).zip(self.ranked.iter().take(failed)) {
+            // Why an earlier attempt failed is not known: at an endpoint that works, it was lost
+            // like the last one.
+            if head.origin == ResponseOrigin::Lost && (at == failed || pool.is_alive(*endpoint, now)) {
+                pool.record_lost_connection(*endpoint, prompt, now);
+            }
+            // A request that is no inference is retried only where there was no connection.
+            let is_refused = !self.api.is_inference() || (head.origin == ResponseOrigin::Proxy && at == failed);
+            let failure = if is_refused { RequestFailure::Refused } else { RequestFailure::Lost(prompt) };
+            pool.record_unanswered(*endpoint, &mut self.hold, failure, now);
+        }
+    }
+
+    fn serve(&mut self, pool: &mut ManagedPool, head: &ResponseHead<'_>, step: &mut ResponseStep, now: Timestamp) {
+        pool.finish_earlier_stages(&mut self.hold);
+        let Some(position) = self.position(head.upstream_address) else { return };
+        let Some(&(server, _)) = self.ranked.get(position) else { return };
+        self.served_by = Some(server);
+        if position > 0 {
+            pool.move_pick(&mut self.hold, server, &self.prompt.hashes);
+        }
+        pool.record_answer(server, self.picked_at, now);
+        for SessionTokenHeader { header, values } in &mut self.tokens {
+            if let Some(value) = values.get_mut(position) {
+                step.set.push((std::mem::take(header).into_string().into(), std::mem::take(value)));
+            }
+        }
+        if let Some(load) = head.load.and_then(load::parse) {
+            pool.observe(server, |metrics| load.apply(metrics));
+        }
+    }
+
+    fn position(&self, address: Option<&[u8]>) -> Option<usize> {
+        let address = address?;
+        self.ranked.iter().position(|(_, a)| a.as_bytes() == address)
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "milliseconds and token counts stay far below 2^52")]
+    fn count(&self, pool: &mut ManagedPool, outcome: &ExchangeOutcome, missed: Option<bool>) {
+        let row = pool.counters_mut().count_ended(&self.counted);
+        row.response_bytes += self.response_bytes;
+        if let Some(count) = missed.and_then(|missed| row.slo.get_mut(usize::from(missed))) {
+            *count += 1;
+        }
+        row.duration_ms.record(outcome.duration_ms as f64, &DURATION_BOUNDS_MS);
+        if outcome.status >= 400 {
+            row.error(outcome.status);
+        }
+        row.prompt_tokens += u64::from(outcome.usage.prompt_tokens.unwrap_or(0));
+        row.completion_tokens += u64::from(outcome.usage.completion_tokens.unwrap_or(0));
+        row.cached_tokens += u64::from(outcome.usage.cached_tokens.unwrap_or(0));
+        if let Some(ttft) = outcome.ttft_ms {
+            row.ttft_ms.record(ttft as f64, &DURATION_BOUNDS_MS);
+        }
+        if let Some(tpot_ms) = self.tpot_ms(&outcome.usage) {
+            row.tpot_ms.record(f64::from(tpot_ms), &DURATION_BOUNDS_MS);
+        }
+    }
+}

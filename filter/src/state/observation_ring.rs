@@ -1,0 +1,217 @@
+//! What ended requests tell of their endpoints, on its way from each VM to the daemon's learner: a ring of segments in shared data, of fixed size.
+//!
+//! Rows are numbered from 0 on, for as long as their VM lives, and a segment says the number of its first. So a reader that is too slow, or a
+//! leader that has just begun, finds the oldest row there is, and the daemon sees by the numbers what was lost and what it was told before.
+//! Learning from a sample is as good as learning from all, so nothing waits for room: the oldest go.
+
+use pool_state::OBSERVATION_BYTES;
+use proto::state;
+
+use super::words::{self, WORD};
+use crate::host::{Host, WriteCondition};
+
+/// Rows of a segment: 3 to 4 KB, which its VM writes again at the end of each request (about 1 µs, when nobody waits).
+const SEGMENT_ROWS: u64 = 32;
+/// Segments of a ring. With rows read every 100 ms that is room for 5,000 requests a second in each VM and pool.
+const SEGMENTS: u64 = 16;
+/// Words at the head of a segment: its VM, and the number of its first row.
+const HEAD: usize = 2;
+
+/// A VM's own ring.
+#[derive(Debug, Default)]
+pub struct ObservationRingWriter {
+    vm: u64,
+    vm_slot: u16,
+    next: u64,
+    segment: Vec<u8>,
+}
+
+/// How far another VM's ring was read.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ObservationRingReader {
+    vm: u64,
+    next: u64,
+}
+
+fn key(pool: &str, vm_slot: u16, number: u64) -> String {
+    format!("switchpoint/1/pool/{pool}/observations/{vm_slot}/{}", number / SEGMENT_ROWS % SEGMENTS)
+}
+
+// === impl ObservationRingWriter ===
+
+impl ObservationRingWriter {
+    /// Appends `rows` for the VM and its VM slot, and puts them where they are found.
+    pub fn append<H: Host>(
+        &mut self,
+        host: &H,
+        (pool, vm_slot, vm): (&str, u16, u64),
+        rows: impl IntoIterator<Item = [u8; OBSERVATION_BYTES]>,
+    ) {
+        if (self.vm, self.vm_slot) != (vm, vm_slot) {
+            *self = Self { vm, vm_slot, ..Self::default() };
+        }
+        let before = self.next;
+        for row in rows {
+            if self.next.is_multiple_of(SEGMENT_ROWS) {
+                if self.next > before {
+                    self.flush(host, pool);
+                }
+                self.segment.clear();
+                words::append(&mut self.segment, &[vm, self.next]);
+            }
+            self.segment.extend_from_slice(&row);
+            self.next = self.next.saturating_add(1);
+        }
+        if self.next > before {
+            self.flush(host, pool);
+        }
+    }
+
+    fn flush<H: Host>(&self, host: &H, pool: &str) {
+        // What the host does not take is a gap in the numbers.
+        let _ = host.share(&key(pool, self.vm_slot, self.next.saturating_sub(1)), &self.segment, WriteCondition::Any);
+    }
+}
+
+// === impl ObservationRingReader ===
+
+impl ObservationRingReader {
+    /// What the VM `vm` at `vm_slot` wrote since the last time: at most the whole ring; `None` when that is nothing.
+    pub fn read<H: Host>(&mut self, host: &H, (pool, vm_slot, vm): (&str, u16, u64)) -> Option<state::Observations> {
+        if self.vm != vm {
+            *self = Self { vm, next: 0 };
+        }
+        let mut told = state::Observations { pool: pool.to_owned(), vm_id: vm, first: self.next, rows: Vec::new() };
+        // Twice: once around to find the oldest, once to read.
+        for _ in 0..SEGMENTS.saturating_mul(2) {
+            let Some((first, rows)) = segment(host, &key(pool, vm_slot, self.next), vm) else { break };
+            let begun = self.next.saturating_sub(self.next % SEGMENT_ROWS);
+            if first > begun {
+                let oldest = first.saturating_sub(SEGMENTS.saturating_sub(1).saturating_mul(SEGMENT_ROWS));
+                self.next = oldest.max(begun.saturating_add(SEGMENT_ROWS));
+                // What was read before the gap goes alone: numbers in a message run on.
+                if !told.rows.is_empty() {
+                    break;
+                }
+                told.first = self.next;
+                continue;
+            }
+            let known = usize::try_from(self.next.saturating_sub(begun)).unwrap_or(usize::MAX).saturating_mul(OBSERVATION_BYTES);
+            let new = rows.get(known..).filter(|_| first == begun).unwrap_or_default();
+            told.rows.extend_from_slice(new);
+            let count = new.len().checked_div(OBSERVATION_BYTES).unwrap_or(0) as u64;
+            self.next = self.next.saturating_add(count);
+            if count == 0 || !self.next.is_multiple_of(SEGMENT_ROWS) {
+                break;
+            }
+        }
+        (!told.rows.is_empty()).then_some(told)
+    }
+}
+
+/// The number of the first row of a segment, and its rows; `None` when it is not that VM's, or is none.
+fn segment<H: Host>(host: &H, key: &str, vm: u64) -> Option<(u64, Vec<u8>)> {
+    let shared = host.shared(key).ok()??;
+    let ([writer, first], rows) = words::split::<HEAD>(&shared.bytes)?;
+    let sound = writer == vm
+        && first.is_multiple_of(SEGMENT_ROWS)
+        && rows.len().is_multiple_of(OBSERVATION_BYTES)
+        && (rows.len().checked_div(OBSERVATION_BYTES).unwrap_or(0) as u64) <= SEGMENT_ROWS;
+    sound.then(|| (first, shared.bytes.get(HEAD.saturating_mul(WORD)..).unwrap_or_default().to_vec()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::FakeHost;
+    use proptest::prelude::*;
+
+    const AT: (&str, u16, u64) = ("p", 2, 7);
+
+    fn row(number: u64) -> [u8; OBSERVATION_BYTES] {
+        let mut row = [0; OBSERVATION_BYTES];
+        row[..8].copy_from_slice(&number.to_le_bytes());
+        row
+    }
+
+    fn write(host: &FakeHost, writer: &mut ObservationRingWriter, numbers: std::ops::Range<u64>) {
+        writer.append(host, AT, numbers.map(row));
+    }
+
+    /// The number of the first, and of all, by what is in them.
+    fn read(host: &FakeHost, reader: &mut ObservationRingReader) -> Option<(u64, Vec<u64>)> {
+        let told = reader.read(host, AT)?;
+        let rows = told.rows.as_chunks::<OBSERVATION_BYTES>().0;
+        Some((told.first, rows.iter().map(|row| u64::from_le_bytes(row[..8].try_into().unwrap())).collect()))
+    }
+
+    #[test]
+    fn each_row_is_read_once_and_numbered() {
+        let (host, mut writer, mut reader) = (FakeHost::new(), ObservationRingWriter::default(), ObservationRingReader::default());
+        assert_eq!(read(&host, &mut reader), None);
+        write(&host, &mut writer, 0..3);
+        assert_eq!(read(&host, &mut reader), Some((0, vec![0, 1, 2])));
+        assert_eq!(read(&host, &mut reader), None);
+        write(&host, &mut writer, 3..100);
+        assert_eq!(read(&host, &mut reader), Some((3, (3..100).collect())), "over the ends of segments");
+        let mut late = ObservationRingReader::default();
+        assert_eq!(read(&host, &mut late), Some((0, (0..100).collect())), "a leader that has just begun");
+    }
+
+    #[test]
+    fn the_oldest_go_and_what_is_left_says_where_it_begins() {
+        let (host, mut writer, mut reader) = (FakeHost::new(), ObservationRingWriter::default(), ObservationRingReader::default());
+        write(&host, &mut writer, 0..10);
+        read(&host, &mut reader);
+        let room = SEGMENTS * SEGMENT_ROWS;
+        write(&host, &mut writer, 10..2 * room);
+        let mut got = Vec::new();
+        while let Some((first, rows)) = read(&host, &mut reader) {
+            assert_eq!(first, rows[0], "numbers in a message run on");
+            got.extend(rows);
+        }
+        assert_eq!(got, (room..2 * room).collect::<Vec<_>>());
+        assert_eq!(host.shared.borrow().len() as u64, SEGMENTS, "a fixed set of names");
+        let largest = state::Observations { rows: vec![0; got.len() * OBSERVATION_BYTES], ..state::Observations::default() };
+        assert!(largest.rows.len() <= pool_state::OBSERVATIONS_MAX * OBSERVATION_BYTES, "no message is more than the daemon takes");
+    }
+
+    #[test]
+    fn another_vm_at_the_vm_slot_is_another_ring() {
+        let (host, mut old, mut reader) = (FakeHost::new(), ObservationRingWriter::default(), ObservationRingReader::default());
+        write(&host, &mut old, 0..50);
+        read(&host, &mut reader);
+        let mut new = ObservationRingWriter::default();
+        new.append(&host, ("p", 2, 8), [row(900)]);
+        assert_eq!(reader.read(&host, ("p", 2, 8)).map(|told| (told.vm_id, told.first, told.rows.len())), Some((8, 0, OBSERVATION_BYTES)));
+        assert_eq!(read(&host, &mut reader), None, "of the one that is gone");
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_is_lost_doubled_or_out_of_order_while_it_is_read_in_time(counts in prop::collection::vec(0..200_u64, 1..20)) {
+            let (host, mut writer, mut reader) = (FakeHost::new(), ObservationRingWriter::default(), ObservationRingReader::default());
+            let (mut next, mut got) = (0, Vec::new());
+            for count in counts {
+                write(&host, &mut writer, next..next + count);
+                next += count;
+                while let Some((_, rows)) = read(&host, &mut reader) {
+                    got.extend(rows);
+                }
+            }
+            prop_assert_eq!(got, (0..next).collect::<Vec<_>>());
+        }
+
+        #[test]
+        fn any_bytes_in_a_segment_are_survived(head: (u64, u64), bytes in prop::collection::vec(any::<u8>(), 0..400), whole: bool) {
+            let (host, mut reader) = (FakeHost::new(), ObservationRingReader::default());
+            let head = if whole { [7, head.1 / SEGMENT_ROWS * SEGMENT_ROWS] } else { [head.0, head.1] };
+            for segment in 0..SEGMENTS {
+                host.share(&key("p", 2, segment * SEGMENT_ROWS), &words::write(&head, &bytes), WriteCondition::Any).unwrap();
+            }
+            for _ in 0..3 {
+                let _ = reader.read(&host, AT);
+            }
+        }
+    }
+}

@@ -1,0 +1,442 @@
+//! Which endpoints were given which prompts, as each VM tells the others: a ring of segments in shared data, of fixed size.
+//!
+//! A segment names its VM and its number, which grows; its place in the ring is the number modulo [`SEGMENTS`]. How far a ring is written says
+//! its VM's row, so a reader asks for nothing that is not there. A segment that carries another number than it should was overwritten before it
+//! was read: a gap, which is counted and stepped over. What was in it is missing from this VM's belief: for a while it asks a hash where cold prompts
+//! belong, as all do who lost something ([`super::sharing`]).
+
+use scheduler::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
+
+use super::words::{self, WORD};
+use crate::host::{Host, WriteCondition};
+
+/// Bytes of a segment. Its VM writes it again with each placement, at 0.15 µs and little more; a reader pays 0.8 µs for it.
+const SEGMENT_BYTES_MAX: usize = 8 << 10;
+/// Bits of a position's word that say how many bytes of its segment are written.
+const BYTES_BITS: u32 = 16;
+/// Segments of a ring: 1 MB for each VM and pool that picks, 300 prompts of 400 blocks. A worker that does not pick reads at ticks of 100 ms,
+/// so one that picks may place 3,000 such prompts a second.
+pub const SEGMENTS: u64 = 128;
+/// Blocks of a record: a longer prompt is told in pieces. A record of it fits a segment.
+const RECORD_BLOCKS_MAX: usize = 1_000;
+/// Words at the head of a segment.
+const HEAD: usize = 2;
+/// Words at the head of a record.
+const RECORD_HEAD: usize = 2;
+/// What the look at a segment costs of a reader's budget, in blocks: the call, about as long as so many inserts.
+const LOOK_BLOCKS: usize = 32;
+
+/// How far a ring is written: which segment is the newest, and how many bytes it has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct RingPosition {
+    /// Grows by one with each segment begun; 0 is before the first.
+    pub segment: u64,
+    /// Bytes in it.
+    pub bytes: u32,
+}
+
+/// A VM's own ring.
+#[derive(Debug)]
+pub struct PlacementRingWriter {
+    pool: Box<str>,
+    vm: u64,
+    vm_slot: u16,
+    position: RingPosition,
+    segment: Vec<u8>,
+}
+
+/// How far another VM's ring was read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PlacementRingReader {
+    vm: u64,
+    at: RingPosition,
+    /// The newest segment when it met that VM. What is overwritten of older ones was never to be read here.
+    met: u64,
+}
+
+/// A placement, or a piece of a long one.
+#[derive(Clone, Copy, Debug)]
+pub struct PlacementRecord<'r> {
+    /// Who was given the blocks.
+    pub endpoint: EndpointRef,
+    /// All of them.
+    pub blocks: &'r [u64],
+    /// Those it was not believed to hold already.
+    pub new: &'r [u64],
+}
+
+/// What a reader may spend, and what it found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadBudget {
+    /// Blocks it may still take in; the record that goes beyond is the last.
+    pub blocks: usize,
+    /// Segments that were gone before they were read.
+    pub gaps: u32,
+}
+
+fn key(pool: &str, vm_slot: u16, segment: u64) -> String {
+    format!("switchpoint/1/pool/{pool}/ring/{vm_slot}/{}", segment % SEGMENTS)
+}
+
+fn place(endpoint: EndpointRef) -> u64 {
+    u64::from(endpoint.slot.0) | u64::from(endpoint.generation.0) << 32
+}
+
+/// The endpoint of a word; `None` for a slot that no snapshot has.
+fn endpoint(word: u64) -> Option<EndpointRef> {
+    let (slot, generation) = halves(word);
+    let slot = u16::try_from(slot).ok().filter(|slot| usize::from(*slot) < ENDPOINTS_MAX)?;
+    Some(EndpointRef { slot: Slot(slot), generation: Generation(generation) })
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "halves of a word")]
+fn halves(word: u64) -> (u32, u32) {
+    (word as u32, (word >> 32) as u32)
+}
+
+// === impl RingPosition ===
+
+impl RingPosition {
+    /// As one word, of which the bytes of a segment need [`BYTES_BITS`]: the rest is for segments, and never runs out.
+    #[must_use]
+    pub fn to_word(self) -> u64 {
+        u64::from(self.bytes) | self.segment << BYTES_BITS
+    }
+
+    /// The position of a word: any word is one.
+    #[must_use]
+    pub fn of_word(word: u64) -> Self {
+        let segment = word >> BYTES_BITS;
+        Self { segment, bytes: halves(word & !(segment << BYTES_BITS)).0 }
+    }
+}
+
+// === impl PlacementRingWriter ===
+
+impl PlacementRingWriter {
+    /// A ring of `pool` in which nothing is written.
+    #[must_use]
+    pub fn new(pool: &str) -> Self {
+        Self { pool: pool.into(), vm: 0, vm_slot: 0, position: RingPosition::default(), segment: Vec::new() }
+    }
+
+    /// The VM and its VM slot: where it writes from now on.
+    pub fn sit(&mut self, vm: u64, vm_slot: u16) {
+        if (self.vm, self.vm_slot) != (vm, vm_slot) {
+            (self.vm, self.vm_slot) = (vm, vm_slot);
+            self.segment.clear();
+        }
+    }
+
+    /// Whose it is.
+    #[must_use]
+    pub fn vm(&self) -> u64 {
+        self.vm
+    }
+
+    /// How far it is written.
+    #[must_use]
+    pub fn position(&self) -> RingPosition {
+        self.position
+    }
+
+    /// Tells that `endpoint` was given these blocks, the first `known` of which it was believed to hold. Written by [`Self::flush`], or before,
+    /// when a segment is full.
+    pub fn append<H: Host>(&mut self, host: &H, endpoint: EndpointRef, blocks: &[u64], known: u32) {
+        let mut known = known as usize;
+        // Other workers hear of the pick even if the prompt was not read: the order of picks counts.
+        for piece in blocks.chunks(RECORD_BLOCKS_MAX).chain(blocks.is_empty().then_some(blocks)) {
+            let bytes = piece.len().saturating_add(RECORD_HEAD).saturating_mul(WORD);
+            if self.segment.is_empty() || self.segment.len().saturating_add(bytes) > SEGMENT_BYTES_MAX {
+                self.flush(host);
+                self.begin();
+            }
+            let known_here = known.min(piece.len());
+            known = known.saturating_sub(known_here);
+            words::append(&mut self.segment, &[place(endpoint), piece.len() as u64 | (known_here as u64) << 32]);
+            words::append(&mut self.segment, piece);
+        }
+    }
+
+    /// Writes the segment there is.
+    pub fn flush<H: Host>(&mut self, host: &H) {
+        if !self.segment.is_empty() {
+            self.position.bytes = u32::try_from(self.segment.len()).unwrap_or(u32::MAX);
+            // One that the host does not take is a gap to the readers.
+            let _ = host.share(&key(&self.pool, self.vm_slot, self.position.segment), &self.segment, WriteCondition::Any);
+        }
+    }
+
+    fn begin(&mut self) {
+        self.position.segment = self.position.segment.wrapping_add(1);
+        self.segment.clear();
+        words::append(&mut self.segment, &[self.vm, self.position.segment]);
+    }
+}
+
+// === impl PlacementRingReader ===
+
+impl PlacementRingReader {
+    /// Takes in what the VM `vm` at `vm_slot` wrote since the last time, up to `end` and within the budget; a VM met for the first time, from its
+    /// oldest segment on. `take` says how many blocks it cost. True when nothing was left.
+    pub fn read<H: Host>(
+        &mut self,
+        host: &H,
+        (pool, vm_slot, vm): (&str, u16, u64),
+        end: RingPosition,
+        budget: &mut ReadBudget,
+        mut take: impl FnMut(PlacementRecord<'_>) -> usize,
+    ) -> bool {
+        let oldest = end.segment.saturating_sub(SEGMENTS.saturating_sub(1)).max(1);
+        if self.vm != vm {
+            *self = Self { vm, at: RingPosition { segment: oldest, bytes: 0 }, met: end.segment };
+        }
+        if self.at.segment < oldest {
+            let gaps = oldest.saturating_sub(self.at.segment.max(self.met));
+            budget.gaps = budget.gaps.saturating_add(u32::try_from(gaps).unwrap_or(u32::MAX));
+            self.at = RingPosition { segment: oldest, bytes: 0 };
+        }
+        while self.at < end {
+            if budget.blocks == 0 {
+                return false;
+            }
+            budget.blocks = budget.blocks.saturating_sub(LOOK_BLOCKS);
+            match self.segment(host, &key(pool, vm_slot, self.at.segment), budget, &mut take) {
+                Some(false) => return false,
+                Some(true) => {}
+                None => budget.gaps = budget.gaps.saturating_add(u32::from(self.at.segment >= self.met)),
+            }
+            if self.at.segment >= end.segment {
+                self.at = self.at.max(end);
+            } else {
+                self.at = RingPosition { segment: self.at.segment.saturating_add(1), bytes: 0 };
+            }
+        }
+        true
+    }
+
+    /// Takes in what is new of a segment. False when the budget ended before it; `None` when it is not the one it should be.
+    fn segment<H: Host>(
+        &mut self,
+        host: &H,
+        key: &str,
+        budget: &mut ReadBudget,
+        take: &mut impl FnMut(PlacementRecord<'_>) -> usize,
+    ) -> Option<bool> {
+        let shared = host.shared(key).ok()??;
+        let ([vm, number], _) = words::split::<HEAD>(&shared.bytes)?;
+        if (vm, number) != (self.vm, self.at.segment) {
+            return None;
+        }
+        let begun = (self.at.bytes as usize).max(HEAD.saturating_mul(WORD));
+        let mut rest = shared.bytes.get(begun..)?;
+        let mut blocks = Vec::new();
+        while !rest.is_empty() {
+            if budget.blocks == 0 {
+                return Some(false);
+            }
+            let ([at, counts], tail) = words::split::<RECORD_HEAD>(rest)?;
+            let (count, known) = halves(counts);
+            let count = usize::try_from(count).ok().filter(|count| *count <= RECORD_BLOCKS_MAX)?;
+            let (body, tail) = tail.split_at_checked(count.checked_mul(WORD)?)?;
+            blocks.clear();
+            blocks.extend(body.as_chunks::<WORD>().0.iter().map(|word| u64::from_le_bytes(*word)));
+            let taken =
+                take(PlacementRecord { endpoint: endpoint(at)?, blocks: &blocks, new: blocks.get(known as usize..).unwrap_or_default() });
+            budget.blocks = budget.blocks.saturating_sub(taken.max(1));
+            rest = tail;
+            self.at.bytes = u32::try_from(shared.bytes.len().saturating_sub(rest.len())).ok()?;
+        }
+        Some(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::FakeHost;
+    use proptest::prelude::*;
+    use scheduler::{Generation, Slot};
+
+    const PLENTY: usize = 1 << 30;
+
+    fn at(slot: u16) -> EndpointRef {
+        EndpointRef { slot: Slot(slot), generation: Generation(3) }
+    }
+
+    fn writer() -> PlacementRingWriter {
+        let mut writer = PlacementRingWriter::new("p");
+        writer.sit(7, 2);
+        writer
+    }
+
+    fn tell(host: &FakeHost, writer: &mut PlacementRingWriter, slot: u16, blocks: &[u64]) {
+        writer.append(host, at(slot), blocks, 0);
+        writer.flush(host);
+    }
+
+    /// All that is new, with the gaps.
+    fn read(host: &FakeHost, reader: &mut PlacementRingReader, end: RingPosition, blocks: usize) -> (Vec<(u16, Vec<u64>)>, u32, bool) {
+        let (mut budget, mut read) = (ReadBudget { blocks, gaps: 0 }, Vec::new());
+        let all = reader.read(host, ("p", 2, 7), end, &mut budget, |record| {
+            read.push((record.endpoint.slot.0, record.blocks.to_vec()));
+            record.blocks.len()
+        });
+        (read, budget.gaps, all)
+    }
+
+    #[test]
+    fn each_placement_is_read_once_by_each_reader() {
+        let (host, mut writer, mut one, mut two) =
+            (FakeHost::new(), writer(), PlacementRingReader::default(), PlacementRingReader::default());
+        assert_eq!(read(&host, &mut one, writer.position(), PLENTY), (vec![], 0, true));
+        tell(&host, &mut writer, 1, &[10, 11]);
+        assert_eq!(read(&host, &mut one, writer.position(), PLENTY), (vec![(1, vec![10, 11])], 0, true));
+        assert_eq!(read(&host, &mut one, writer.position(), PLENTY), (vec![], 0, true));
+        tell(&host, &mut writer, 2, &[20]);
+        assert_eq!(read(&host, &mut one, writer.position(), PLENTY), (vec![(2, vec![20])], 0, true));
+        tell(&host, &mut writer, 3, &[]);
+        assert_eq!(read(&host, &mut one, writer.position(), PLENTY), (vec![(3, vec![])], 0, true), "a prompt that is not read");
+        assert_eq!(read(&host, &mut two, writer.position(), PLENTY), (vec![(1, vec![10, 11]), (2, vec![20]), (3, vec![])], 0, true));
+    }
+
+    #[test]
+    fn a_reader_that_is_too_slow_counts_what_it_lost_and_goes_on() {
+        let (host, mut writer, mut reader) = (FakeHost::new(), writer(), PlacementRingReader::default());
+        tell(&host, &mut writer, 1, &[1]);
+        read(&host, &mut reader, writer.position(), PLENTY);
+        // Each fills more than half of a segment.
+        for i in 0..SEGMENTS + 9 {
+            tell(&host, &mut writer, 2, &vec![i; 600]);
+        }
+        let (got, gaps, all) = read(&host, &mut reader, writer.position(), PLENTY);
+        assert_eq!((got.len() as u64, gaps, all), (SEGMENTS, 9, true));
+        assert_eq!(got.last().map(|(_, blocks)| blocks[0]), Some(SEGMENTS + 8));
+        let keys = host.shared.borrow().len() as u64;
+        assert_eq!(keys, SEGMENTS, "a fixed set of names");
+        assert!(host.shared.borrow().values().all(|(bytes, _)| bytes.len() <= SEGMENT_BYTES_MAX));
+    }
+
+    /// A busy ring begins 2^32 segments within weeks.
+    #[test]
+    fn a_ring_is_read_on_beyond_any_number_that_32_bits_hold() {
+        let (host, mut writer, mut reader) = (FakeHost::new(), writer(), PlacementRingReader::default());
+        writer.position.segment = u64::from(u32::MAX) - 3;
+        for i in 0..9 {
+            tell(&host, &mut writer, 2, &vec![i; 600]);
+            let told = RingPosition::of_word(writer.position().to_word());
+            assert_eq!(told, writer.position());
+            assert_eq!(read(&host, &mut reader, told, PLENTY), (vec![(2, vec![i; 600])], 0, true), "{told:?}");
+        }
+        assert!(writer.position().segment > u64::from(u32::MAX));
+        const { assert!(SEGMENT_BYTES_MAX < 1 << BYTES_BITS) };
+    }
+
+    #[test]
+    fn what_was_overwritten_before_a_reader_came_is_no_loss_of_its_own() {
+        let (host, mut writer, mut reader) = (FakeHost::new(), writer(), PlacementRingReader::default());
+        for i in 0..SEGMENTS + 9 {
+            tell(&host, &mut writer, 2, &vec![i; 600]);
+        }
+        let (_, gaps, all) = read(&host, &mut reader, writer.position(), 600);
+        assert_eq!((gaps, all), (0, false), "it has met the ring and read a little of it");
+        for i in 0..SEGMENTS {
+            tell(&host, &mut writer, 2, &vec![i; 600]);
+        }
+        let (_, gaps, all) = read(&host, &mut reader, writer.position(), PLENTY);
+        assert_eq!((gaps, all), (1, true), "the segment that was the newest then");
+    }
+
+    #[test]
+    fn a_budget_ends_a_reading_between_two_records_and_the_next_goes_on_there() {
+        let (host, mut writer, mut reader) = (FakeHost::new(), writer(), PlacementRingReader::default());
+        for i in 0..10 {
+            tell(&host, &mut writer, 1, &[i; 100]);
+        }
+        let (mut got, mut turns) = (Vec::new(), 0);
+        loop {
+            let (some, gaps, all) = read(&host, &mut reader, writer.position(), 250);
+            assert_eq!(gaps, 0);
+            got.extend(some.into_iter().map(|(_, blocks)| blocks[0]));
+            turns += 1;
+            if all {
+                break;
+            }
+        }
+        assert_eq!((got, turns > 3), ((0..10).collect(), true));
+    }
+
+    #[test]
+    fn what_was_known_before_is_told_apart_over_all_pieces() {
+        for (known, new) in [(0, 2_500), (999, 1_501), (1_000, 1_500), (2_100, 400), (2_500, 0), (9_000, 0)] {
+            let (host, mut writer, mut reader) = (FakeHost::new(), writer(), PlacementRingReader::default());
+            writer.append(&host, at(1), &vec![5; 2_500], known);
+            writer.flush(&host);
+            let (mut budget, mut counts) = (ReadBudget { blocks: PLENTY, gaps: 0 }, (0, 0));
+            reader.read(&host, ("p", 2, 7), writer.position(), &mut budget, |record| {
+                counts = (counts.0 + record.blocks.len(), counts.1 + record.new.len());
+                record.blocks.len()
+            });
+            assert_eq!(counts, (2_500, new), "{known}");
+        }
+    }
+
+    #[test]
+    fn a_vm_slot_with_a_new_owner_is_a_new_ring() {
+        let (host, mut old, mut reader) = (FakeHost::new(), writer(), PlacementRingReader::default());
+        for i in 0..5 {
+            tell(&host, &mut old, 1, &vec![i; 900]);
+        }
+        read(&host, &mut reader, old.position(), PLENTY);
+        let mut new = PlacementRingWriter::new("p");
+        new.sit(8, 2);
+        new.append(&host, at(4), &[44], 0);
+        new.flush(&host);
+        let (mut budget, mut read) = (ReadBudget { blocks: PLENTY, gaps: 0 }, Vec::new());
+        let mut take = |record: PlacementRecord<'_>| {
+            read.push(record.endpoint.slot.0);
+            record.blocks.len()
+        };
+        assert!(reader.read(&host, ("p", 2, 8), new.position(), &mut budget, &mut take));
+        assert_eq!((read, budget.gaps), (vec![4], 0));
+    }
+
+    #[test]
+    fn a_position_that_lies_costs_a_bounded_look() {
+        let (host, mut reader) = (FakeHost::new(), PlacementRingReader::default());
+        for word in [u64::MAX, u64::MAX << BYTES_BITS, 1 << BYTES_BITS | 9, 5 << BYTES_BITS | 5] {
+            let end = RingPosition::of_word(word);
+            let (got, gaps, all) = read(&host, &mut reader, end, PLENTY);
+            assert_eq!((got.len(), u64::from(gaps) <= SEGMENTS, all), (0, true, true));
+        }
+    }
+
+    proptest! {
+        /// With room enough nothing is lost, cut or doubled, whatever the lengths.
+        #[test]
+        fn what_is_placed_is_read(chains in prop::collection::vec((0..1024_u16, prop::collection::vec(any::<u64>(), 1..3000)), 0..20)) {
+            let (host, mut writer, mut reader) = (FakeHost::new(), writer(), PlacementRingReader::default());
+            let (mut told, mut heard) = (Vec::new(), Vec::new());
+            for (slot, blocks) in chains {
+                tell(&host, &mut writer, slot, &blocks);
+                told.extend(blocks.into_iter().map(|block| (slot, block)));
+                let (read, gaps, all) = read(&host, &mut reader, writer.position(), PLENTY);
+                prop_assert!(gaps == 0 && all);
+                heard.extend(read.into_iter().flat_map(|(slot, blocks)| blocks.into_iter().map(move |block| (slot, block))));
+            }
+            prop_assert_eq!(told, heard);
+        }
+
+        #[test]
+        fn any_bytes_in_a_segment_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..200), end: (u64, u32)) {
+            let (host, mut reader) = (FakeHost::new(), PlacementRingReader::default());
+            let good = words::write(&[7, 1], &bytes);
+            for key in 0..SEGMENTS {
+                host.share(&super::key("p", 2, key), &good, WriteCondition::Any).unwrap();
+            }
+            read(&host, &mut reader, RingPosition { segment: end.0, bytes: end.1 }, PLENTY);
+            read(&host, &mut reader, RingPosition::of_word(end.0), PLENTY);
+            read(&host, &mut reader, RingPosition { segment: 2, bytes: 300 }, PLENTY);
+        }
+    }
+}

@@ -1,0 +1,362 @@
+//! The notice board of one pool: what the leader heard of the daemon, in shared data for all VMs.
+//!
+//! A small head names the version in force and which of two sides holds it; the messages themselves, as they came off the wire, are on the
+//! sides. A writer fills the side that is not in force and then turns the head, so a reader finds a whole message or, for the moment of a
+//! race, one that the head does not name, and looks again at the next wake-up. All writes are compare-and-swap, and give way to a later
+//! leader's epoch and to a newer version: a stalled leader can neither VM table the board back nor spoil a side in force.
+
+use exchange::Timestamp;
+use scheduler::Version;
+
+use super::words;
+use crate::host::{Host, HostError, Result, SharedValue, WriteCondition};
+
+/// Tries at a compare-and-swap: only two leaders at once make conflicts, and one of them is on its way out.
+const TRIES_MAX: usize = 4;
+/// Words before the message on a side.
+const STAMP: usize = 5;
+
+/// The keys of one pool.
+#[derive(Clone, Debug)]
+pub struct SharedSnapshotStore {
+    head: String,
+    pool_update: [String; 2],
+    metrics: [String; 2],
+}
+
+/// What is in force.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SnapshotHead {
+    /// Epoch of the leader that wrote it.
+    pub epoch: u64,
+    /// Of the pool update.
+    pub version: Version,
+    /// Of the metrics; 0 is none for this pool update.
+    pub metrics_sequence: u64,
+    /// Which side holds each: bit 0 the pool update, bit 1 the metrics.
+    sides: u64,
+}
+
+/// The head, and the token by which a later look tells whether it moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadReading {
+    /// What it said.
+    pub head: SnapshotHead,
+    /// Changes with every write.
+    pub token: u32,
+}
+
+/// A message from the board.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredMessage {
+    /// When the leader received it.
+    pub received: Timestamp,
+    bytes: Vec<u8>,
+}
+
+/// Why nothing was put up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PublishError {
+    /// A later leader has written: this one is none any more.
+    Superseded,
+    /// What is there is as new, or newer.
+    NotNewer,
+    /// The metrics are of another pool update.
+    OtherPoolUpdate,
+    /// The host would not have it, or not in time.
+    Host(HostError),
+}
+
+/// What marks a message on a side: whose it is, and what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct MessageStamp {
+    epoch: u64,
+    version: Version,
+    metrics_sequence: u64,
+    received: Timestamp,
+}
+
+// === impl SharedSnapshotStore ===
+
+impl SharedSnapshotStore {
+    /// The board of `pool`, which is a name from the filter's configuration: a fixed set.
+    #[must_use]
+    pub fn new(pool: &str) -> Self {
+        Self::with_prefix(&format!("switchpoint/1/pool/{pool}"))
+    }
+
+    fn with_prefix(at: &str) -> Self {
+        let key = |name: &str| format!("{at}/{name}");
+        Self { head: key("head"), pool_update: [key("pool_update/a"), key("pool_update/b")], metrics: [key("metrics/a"), key("metrics/b")] }
+    }
+
+    /// The board of what was learned of `pool`. It has a version of its own and nothing that belongs to it, so its messages hang where pool updates do.
+    #[must_use]
+    pub fn for_models(pool: &str) -> Self {
+        Self::with_prefix(&format!("switchpoint/1/learned/{pool}"))
+    }
+
+    /// What is in force; `None` when nothing ever was.
+    ///
+    /// # Errors
+    /// What the host says.
+    pub fn read_head<H: Host>(&self, host: &H) -> Result<Option<HeadReading>> {
+        Ok(host
+            .shared(&self.head)?
+            .and_then(|shared| SnapshotHead::from_bytes(&shared.bytes).map(|head| HeadReading { head, token: shared.token })))
+    }
+
+    /// The pool update that `head` names; `None` when it is being replaced this moment.
+    ///
+    /// # Errors
+    /// What the host says.
+    pub fn pool_update<H: Host>(&self, host: &H, head: SnapshotHead) -> Result<Option<StoredMessage>> {
+        read_message(host, side(&self.pool_update, head.pool_update_side()), |s| s.version == head.version && s.metrics_sequence == 0)
+    }
+
+    /// The metrics that `head` names; `None` when it names none, or they are being replaced this moment.
+    ///
+    /// # Errors
+    /// What the host says.
+    pub fn metrics<H: Host>(&self, host: &H, head: SnapshotHead) -> Result<Option<StoredMessage>> {
+        if head.metrics_sequence == 0 {
+            return Ok(None);
+        }
+        let named = |s: MessageStamp| s.version == head.version && s.metrics_sequence == head.metrics_sequence;
+        read_message(host, side(&self.metrics, head.metrics_side()), named)
+    }
+
+    /// Puts up a pool update.
+    ///
+    /// # Errors
+    /// [`PublishError`] says why not; what is in force stays.
+    pub fn publish_pool_update<H: Host>(
+        &self,
+        host: &H,
+        epoch: u64,
+        version: Version,
+        message: &[u8],
+        now: Timestamp,
+    ) -> Result<(), PublishError> {
+        self.publish(host, epoch, |old| {
+            if old.is_some_and(|old| old.version >= version) {
+                return Err(PublishError::NotNewer);
+            }
+            let old = old.unwrap_or_default();
+            let head = SnapshotHead { epoch, version, metrics_sequence: 0, sides: old.sides ^ POOL_UPDATE_SIDE };
+            let stamp = MessageStamp { epoch, version, metrics_sequence: 0, received: now };
+            write_side(host, side(&self.pool_update, head.pool_update_side()), stamp, message)?;
+            Ok(head)
+        })
+    }
+
+    /// Puts up metrics of the pool update in force.
+    ///
+    /// # Errors
+    /// [`PublishError`] says why not; what is in force stays.
+    pub fn publish_metrics<H: Host>(
+        &self,
+        host: &H,
+        epoch: u64,
+        named: (Version, u64),
+        message: &[u8],
+        now: Timestamp,
+    ) -> Result<(), PublishError> {
+        let (version, sequence) = named;
+        self.publish(host, epoch, |old| {
+            let Some(old) = old.filter(|old| old.version == version) else { return Err(PublishError::OtherPoolUpdate) };
+            if old.metrics_sequence >= sequence {
+                return Err(PublishError::NotNewer);
+            }
+            let head = SnapshotHead { epoch, metrics_sequence: sequence, sides: old.sides ^ METRICS_SIDE, ..old };
+            let stamp = MessageStamp { epoch, version, metrics_sequence: sequence, received: now };
+            write_side(host, side(&self.metrics, head.metrics_side()), stamp, message)?;
+            Ok(head)
+        })
+    }
+
+    fn publish<H: Host>(
+        &self,
+        host: &H,
+        epoch: u64,
+        next: impl Fn(Option<SnapshotHead>) -> Result<SnapshotHead, PublishError>,
+    ) -> Result<(), PublishError> {
+        for _ in 0..TRIES_MAX {
+            let shared = host.shared(&self.head)?;
+            let old = shared.as_ref().and_then(|shared| SnapshotHead::from_bytes(&shared.bytes));
+            if old.is_some_and(|old| old.epoch > epoch) {
+                return Err(PublishError::Superseded);
+            }
+            let head = next(old)?;
+            match host.share(&self.head, &head.to_bytes(), expect(shared.as_ref())) {
+                Err(HostError::CONFLICT) => {}
+                done => return Ok(done?),
+            }
+        }
+        Err(PublishError::Host(HostError::CONFLICT))
+    }
+}
+
+/// Fills a side, unless a later leader has.
+fn write_side<H: Host>(host: &H, key: &str, stamp: MessageStamp, message: &[u8]) -> Result<(), PublishError> {
+    let shared = host.shared(key)?;
+    if shared.as_ref().and_then(|s| MessageStamp::split(&s.bytes)).is_some_and(|(old, _)| old.epoch > stamp.epoch) {
+        return Err(PublishError::Superseded);
+    }
+    let bytes = words::write(&[stamp.epoch, stamp.version.term, stamp.version.sequence, stamp.metrics_sequence, stamp.received.0], message);
+    Ok(host.share(key, &bytes, expect(shared.as_ref()))?)
+}
+
+fn read_message<H: Host>(host: &H, key: &str, named: impl Fn(MessageStamp) -> bool) -> Result<Option<StoredMessage>> {
+    Ok(host.shared(key)?.and_then(|SharedValue { bytes, .. }| {
+        let (stamp, _) = MessageStamp::split(&bytes)?;
+        named(stamp).then_some(StoredMessage { received: stamp.received, bytes })
+    }))
+}
+
+fn side(sides: &[String; 2], second: bool) -> &str {
+    let [a, b] = sides;
+    if second { b } else { a }
+}
+
+fn expect(shared: Option<&SharedValue>) -> WriteCondition {
+    shared.map_or(WriteCondition::Absent, |shared| WriteCondition::Token(shared.token))
+}
+
+const POOL_UPDATE_SIDE: u64 = 1;
+const METRICS_SIDE: u64 = 2;
+
+// === impl SnapshotHead ===
+
+impl SnapshotHead {
+    fn pool_update_side(self) -> bool {
+        self.sides & POOL_UPDATE_SIDE != 0
+    }
+
+    fn metrics_side(self) -> bool {
+        self.sides & METRICS_SIDE != 0
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let [epoch, term, sequence, metrics_sequence, sides] = words::read(bytes)?;
+        Some(Self { epoch, version: Version { term, sequence }, metrics_sequence, sides })
+    }
+
+    fn to_bytes(self) -> Vec<u8> {
+        words::write(&[self.epoch, self.version.term, self.version.sequence, self.metrics_sequence, self.sides], &[])
+    }
+}
+
+// === impl StoredMessage ===
+
+impl StoredMessage {
+    /// The message.
+    #[must_use]
+    pub fn message(&self) -> &[u8] {
+        MessageStamp::split(&self.bytes).map_or(&[], |(_, message)| message)
+    }
+}
+
+// === impl MessageStamp ===
+
+impl MessageStamp {
+    fn split(bytes: &[u8]) -> Option<(Self, &[u8])> {
+        let ([epoch, term, sequence, metrics_sequence, received], message) = words::split::<STAMP>(bytes)?;
+        Some((Self { epoch, version: Version { term, sequence }, metrics_sequence, received: Timestamp(received) }, message))
+    }
+}
+
+// === impl PublishError ===
+
+impl From<HostError> for PublishError {
+    fn from(error: HostError) -> Self {
+        Self::Host(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::FakeHost;
+
+    const NOW: Timestamp = Timestamp(77);
+
+    fn v(term: u64, sequence: u64) -> Version {
+        Version { term, sequence }
+    }
+
+    fn in_force(store: &SharedSnapshotStore, host: &FakeHost) -> (Version, Vec<u8>, Option<Vec<u8>>) {
+        let head = store.read_head(host).unwrap().unwrap().head;
+        let pool_update = store.pool_update(host, head).unwrap().unwrap();
+        let metrics = store.metrics(host, head).unwrap();
+        (head.version, pool_update.message().to_vec(), metrics.map(|m| m.message().to_vec()))
+    }
+
+    #[test]
+    fn what_is_put_up_is_read_whole() {
+        let (host, store) = (FakeHost::new(), SharedSnapshotStore::new("default"));
+        assert_eq!(store.read_head(&host).unwrap(), None);
+        store.publish_pool_update(&host, 1, v(5, 1), b"one", NOW).unwrap();
+        assert_eq!(in_force(&store, &host), (v(5, 1), b"one".to_vec(), None));
+        store.publish_metrics(&host, 1, (v(5, 1), 2), b"m2", NOW).unwrap();
+        store.publish_metrics(&host, 1, (v(5, 1), 3), b"m3", NOW).unwrap();
+        assert_eq!(in_force(&store, &host), (v(5, 1), b"one".to_vec(), Some(b"m3".to_vec())));
+        store.publish_pool_update(&host, 1, v(5, 4), b"two", NOW).unwrap();
+        assert_eq!(in_force(&store, &host), (v(5, 4), b"two".to_vec(), None), "metrics are of their pool update");
+    }
+
+    #[test]
+    fn nothing_older_comes_back() {
+        let (host, store) = (FakeHost::new(), SharedSnapshotStore::new("default"));
+        store.publish_pool_update(&host, 1, v(5, 9), b"new", NOW).unwrap();
+        for old in [v(5, 9), v(5, 8), v(4, 99)] {
+            assert_eq!(store.publish_pool_update(&host, 1, old, b"old", NOW), Err(PublishError::NotNewer));
+        }
+        store.publish_metrics(&host, 1, (v(5, 9), 10), b"m", NOW).unwrap();
+        assert_eq!(store.publish_metrics(&host, 1, (v(5, 9), 10), b"m", NOW), Err(PublishError::NotNewer));
+        assert_eq!(store.publish_metrics(&host, 1, (v(5, 8), 11), b"m", NOW), Err(PublishError::OtherPoolUpdate));
+        store.publish_pool_update(&host, 1, v(6, 1), b"next life", NOW).unwrap();
+        assert_eq!(in_force(&store, &host), (v(6, 1), b"next life".to_vec(), None));
+    }
+
+    #[test]
+    fn a_stalled_leader_vm_tables_nothing_back() {
+        let (host, store) = (FakeHost::new(), SharedSnapshotStore::new("default"));
+        store.publish_pool_update(&host, 1, v(5, 1), b"one", NOW).unwrap();
+        store.publish_pool_update(&host, 2, v(5, 2), b"two", NOW).unwrap();
+        assert_eq!(store.publish_pool_update(&host, 1, v(5, 3), b"late", NOW), Err(PublishError::Superseded));
+        assert_eq!(store.publish_metrics(&host, 1, (v(5, 2), 3), b"late", NOW), Err(PublishError::Superseded));
+        assert_eq!(in_force(&store, &host), (v(5, 2), b"two".to_vec(), None));
+    }
+
+    /// The old leader wakes up between any two of its calls, after the new one has written: the board shows the new leader's pool update at the end.
+    #[test]
+    fn leaders_that_overlap_at_any_point_leave_a_whole_store() {
+        for steps in 1..3 {
+            let (host, store) = (FakeHost::new(), SharedSnapshotStore::new("default"));
+            store.publish_pool_update(&host, 1, v(5, 1), b"base", NOW).unwrap();
+            let (rival_host, rival_store) = (host.clone(), store.clone());
+            let rival = move || rival_store.publish_pool_update(&rival_host, 2, v(5, 3), b"rival", NOW).unwrap();
+            let outer = host.clone();
+            if steps == 1 {
+                host.before_next_share(rival);
+            } else {
+                host.before_next_share(move || outer.before_next_share(rival));
+            }
+            let late = store.publish_pool_update(&host, 1, v(5, 2), b"late", NOW);
+            assert!(late.is_err(), "{steps}: {late:?}");
+            assert_eq!(in_force(&store, &host), (v(5, 3), b"rival".to_vec(), None), "{steps}");
+        }
+    }
+
+    #[test]
+    fn garbage_on_the_store_reads_as_nothing_and_is_replaced() {
+        let (host, store) = (FakeHost::new(), SharedSnapshotStore::new("p"));
+        for key in ["head", "pool_update/a", "pool_update/b"] {
+            host.share(&format!("switchpoint/1/pool/p/{key}"), b"?", WriteCondition::Any).unwrap();
+        }
+        assert_eq!(store.read_head(&host).unwrap(), None);
+        store.publish_pool_update(&host, 1, v(1, 1), b"one", NOW).unwrap();
+        assert_eq!(in_force(&store, &host).1, b"one");
+    }
+}

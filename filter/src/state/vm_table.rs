@@ -1,0 +1,249 @@
+//! The VM table of this process's VMs: one shared table, a row each, kept by heartbeats.
+//!
+//! The first [`VM_SLOTS_MAX`] rows are VM slots. A VM slot numbers what its VM shares (queue, counters, row, ring), so that their names are a fixed set: shared
+//! data frees no key. VMs beyond that have rows without a VM slot: they pick by what they know themselves, share nothing, are woken by their ticks only,
+//! and take the first VM slot that comes free. A row without a heartbeat for [`EXPIRY_MS`] is free; a VM that was stalled for so long finds another in its
+//! row and enrols again.
+
+use exchange::Timestamp;
+
+use super::words;
+use crate::host::{Host, Result, WriteCondition};
+
+/// VM slots of a process. Each worker thread has a VM, and the main thread; so many are twice those of 192 cores, as all of them may be replaced at once
+/// and the VM slots of those that are lost are free only after [`EXPIRY_MS`]. The table is 32 bytes a row, and each VM reads it every 100 ms.
+pub const VM_SLOTS_MAX: usize = 512;
+/// Rows of the table, those without a VM slot included. Beyond that a VM is not even known to be there.
+const ROWS_MAX: usize = 2 * VM_SLOTS_MAX;
+/// How often a VM shows that it is alive.
+pub const HEARTBEAT_MS: u64 = 1_000;
+/// A VM silent for this long is gone: five heartbeats, so that a long blocking call on its thread does not evict it.
+pub const EXPIRY_MS: u64 = 5_000;
+
+/// Where the table is.
+const KEY: &str = "switchpoint/1/vms";
+/// Tries at a compare-and-swap. Conflicts come from other VMs' heartbeats, one a second each.
+const TRIES_MAX: usize = 16;
+/// Words of a row.
+const ROW: usize = 4;
+
+/// A VM's row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VmEntry {
+    /// Random identity; 0 is nobody.
+    pub vm: u64,
+    /// Its last heartbeat.
+    pub heartbeat: Timestamp,
+    /// The queue that wakes it; 0 before it has one.
+    pub queue: u32,
+    /// Has it ever served a request?
+    pub serves: bool,
+}
+
+/// The table as last read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VmTable {
+    rows: Vec<VmEntry>,
+}
+
+// === impl VM table ===
+
+impl VmTable {
+    /// Writes `row` where its VM is enrolled, or enrols it in the first free row. Its VM slot, if it has one, and the table as it is then; `None` when
+    /// nothing was written, because others got in between each time or the proxy refused: what was there still is.
+    pub fn write_heartbeat<H: Host>(host: &H, row: VmEntry) -> Option<(Option<u16>, Self)> {
+        for _ in 0..TRIES_MAX {
+            let (mut vm_table, expect) = Self::load(host).ok()?;
+            let vm_slot = vm_table.place(row);
+            if host.share(KEY, &vm_table.to_bytes(), expect).is_ok() {
+                return Some((vm_slot, vm_table));
+            }
+        }
+        None
+    }
+
+    /// The table as it is.
+    pub fn read<H: Host>(host: &H) -> Result<Self> {
+        Self::load(host).map(|(vm_table, _)| vm_table)
+    }
+
+    /// Everyone alive who has a VM slot, by VM slot.
+    pub fn alive(&self, now: Timestamp) -> impl Iterator<Item = (u16, VmEntry)> + '_ {
+        (0_u16..).zip(self.rows.iter().copied()).take(VM_SLOTS_MAX).filter(move |(_, row)| row.is_alive(now))
+    }
+
+    /// How many are alive and have no VM slot.
+    #[must_use]
+    pub fn without_vm_slot(&self, now: Timestamp) -> usize {
+        self.rows.iter().skip(VM_SLOTS_MAX).filter(|row| row.is_alive(now)).count()
+    }
+
+    /// Enrols a VM in this copy of the table.
+    #[cfg(feature = "drill")]
+    pub fn insert(&mut self, row: VmEntry) {
+        let _ = self.place(row);
+    }
+
+    /// Puts a VM at a VM slot of the shared table, whoever was there.
+    #[cfg(test)]
+    pub fn vm_slot(host: &crate::fake::FakeHost, slot: u16, row: VmEntry) {
+        let (mut vm_table, _) = Self::load(host).unwrap();
+        vm_table.rows.resize(vm_table.rows.len().max(usize::from(slot) + 1), VmEntry::default());
+        vm_table.rows[usize::from(slot)] = row;
+        host.share(KEY, &vm_table.to_bytes(), WriteCondition::Any).unwrap();
+    }
+
+    /// Puts `row` at its VM's VM slot, at a free VM slot, or else where it is known that it has none. Its VM slot.
+    fn place(&mut self, row: VmEntry) -> Option<u16> {
+        let enrolled = self.rows.iter().position(|r| r.vm == row.vm);
+        let seated = enrolled.filter(|at| *at < VM_SLOTS_MAX);
+        let free = || self.rows.iter().position(|r| !r.is_alive(row.heartbeat)).unwrap_or(self.rows.len());
+        let at = seated.unwrap_or_else(|| free().min(enrolled.unwrap_or(ROWS_MAX)));
+        if at >= ROWS_MAX {
+            return None;
+        }
+        if let Some(left) = enrolled.filter(|left| *left != at).and_then(|left| self.rows.get_mut(left)) {
+            *left = VmEntry::default();
+        }
+        if at == self.rows.len() {
+            self.rows.push(VmEntry::default());
+        }
+        *self.rows.get_mut(at)? = row;
+        u16::try_from(at).ok().filter(|_| at < VM_SLOTS_MAX)
+    }
+
+    fn load<H: Host>(host: &H) -> Result<(Self, WriteCondition)> {
+        Ok(match host.shared(KEY)? {
+            None => (Self::default(), WriteCondition::Absent),
+            Some(shared) => (Self::from_bytes(&shared.bytes), WriteCondition::Token(shared.token)),
+        })
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Self {
+        let (mut rows, mut rest) = (Vec::new(), bytes);
+        while let Some(([vm, heartbeat, queue, serves], tail)) = words::split::<ROW>(rest) {
+            rest = tail;
+            rows.push(VmEntry { vm, heartbeat: Timestamp(heartbeat), queue: u32::try_from(queue).unwrap_or(0), serves: serves == 1 });
+        }
+        rows.truncate(ROWS_MAX);
+        Self { rows }
+    }
+
+    fn to_bytes(&self) -> Vec<u8> {
+        let words: Vec<u64> = self.rows.iter().flat_map(|r| [r.vm, r.heartbeat.0, u64::from(r.queue), u64::from(r.serves)]).collect();
+        words::write(&words, &[])
+    }
+}
+
+// === impl VmEntry ===
+
+impl VmEntry {
+    fn is_alive(&self, now: Timestamp) -> bool {
+        self.vm != 0 && now.ms_since(self.heartbeat) < EXPIRY_MS
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::FakeHost;
+
+    fn at(ms: u64) -> Timestamp {
+        Timestamp(0).plus_ms(1_000_000 + ms)
+    }
+
+    fn row(vm: u64, ms: u64) -> VmEntry {
+        VmEntry { vm, heartbeat: at(ms), queue: 7, serves: false }
+    }
+
+    fn slot(host: &FakeHost, row: VmEntry) -> Option<u16> {
+        VmTable::write_heartbeat(host, row).unwrap().0
+    }
+
+    #[test]
+    fn everyone_has_a_slot_of_their_own_and_keeps_it() {
+        let host = FakeHost::new();
+        assert_eq!([1, 2, 3].map(|vm| slot(&host, row(vm, 0))), [Some(0), Some(1), Some(2)]);
+        assert_eq!(slot(&host, row(2, 1_000)), Some(1));
+        let vm_table = VmTable::write_heartbeat(&host, row(1, 5_500)).unwrap().1;
+        assert_eq!(vm_table.alive(at(5_500)).map(|(s, r)| (s, r.vm)).collect::<Vec<_>>(), [(0, 1), (1, 2)]);
+    }
+
+    #[test]
+    fn a_dead_row_is_reused_and_its_late_owner_enrols_again() {
+        let host = FakeHost::new();
+        slot(&host, row(1, 0));
+        slot(&host, row(2, 4_000));
+        assert_eq!(slot(&host, row(3, 5_000)), Some(0));
+        assert_eq!(slot(&host, row(1, 5_100)), Some(2));
+    }
+
+    #[test]
+    fn enrolling_while_another_does_loses_neither() {
+        let host = FakeHost::new();
+        host.before_next_share({
+            let host = host.clone();
+            move || assert_eq!(slot(&host, row(2, 0)), Some(0))
+        });
+        assert_eq!(slot(&host, row(1, 0)), Some(1));
+    }
+
+    #[test]
+    fn the_vms_of_a_host_with_192_cores_all_have_a_vm_slot_while_all_of_them_are_replaced() {
+        let host = FakeHost::new();
+        for vm in 1..=2 * 193 {
+            assert_eq!(slot(&host, row(vm, 0)).map(u64::from), Some(vm - 1));
+        }
+        let vm_table = VmTable::read(&host).unwrap();
+        assert_eq!((vm_table.alive(at(0)).count(), vm_table.without_vm_slot(at(0))), (2 * 193, 0));
+        // The dead are forgotten: those that come next sit where they were.
+        assert_eq!(slot(&host, row(1_000, EXPIRY_MS)), Some(0));
+    }
+
+    #[test]
+    fn who_finds_no_vm_slot_is_known_and_takes_the_first_that_comes_free() {
+        let host = FakeHost::new();
+        let last = VM_SLOTS_MAX as u64;
+        for vm in 1..=last {
+            assert!(slot(&host, row(vm, 0)).is_some());
+        }
+        assert_eq!([901, 902].map(|vm| slot(&host, row(vm, 0))), [None, None]);
+        assert_eq!(slot(&host, row(5, 10)), Some(4), "who sits goes on to");
+        let vm_table = VmTable::read(&host).unwrap();
+        assert_eq!((vm_table.alive(at(10)).count(), vm_table.without_vm_slot(at(10))), (VM_SLOTS_MAX, 2));
+        // VM 7 falls silent; all others do not.
+        for vm in (1..=last).filter(|vm| *vm != 7) {
+            slot(&host, row(vm, 4_000));
+        }
+        assert_eq!([901, 902].map(|vm| slot(&host, row(vm, 4_000))), [None, None]);
+        assert_eq!([902, 901].map(|vm| slot(&host, row(vm, 5_000))), [Some(6), None]);
+        let vm_table = VmTable::read(&host).unwrap();
+        assert_eq!((vm_table.alive(at(5_000)).count(), vm_table.without_vm_slot(at(5_000))), (VM_SLOTS_MAX, 1));
+    }
+
+    #[test]
+    fn more_than_the_table_has_rows_for_are_turned_away() {
+        let host = FakeHost::new();
+        for vm in 1..=ROWS_MAX as u64 + 10 {
+            slot(&host, row(vm, 0));
+        }
+        let vm_table = VmTable::read(&host).unwrap();
+        assert_eq!((vm_table.rows.len(), vm_table.without_vm_slot(at(0))), (ROWS_MAX, ROWS_MAX - VM_SLOTS_MAX));
+    }
+
+    #[test]
+    fn a_heartbeat_that_others_are_in_the_way_of_says_so() {
+        let host = FakeHost::new();
+        slot(&host, row(1, 0));
+        host.fail(&[crate::fake::FakeCall::Share]);
+        assert_eq!(VmTable::write_heartbeat(&host, row(1, 1_000)), None);
+    }
+
+    #[test]
+    fn garbage_in_the_table_is_survived() {
+        let host = FakeHost::new();
+        host.share(KEY, &[0xff; 100_001], WriteCondition::Any).unwrap();
+        let (_, vm_table) = VmTable::write_heartbeat(&host, row(1, 0)).unwrap();
+        assert!(vm_table.rows.len() <= ROWS_MAX);
+    }
+}

@@ -1,0 +1,488 @@
+//! The connection to the daemon: opened by the VM that leads, and what it does with what comes. [`wire`] says what it is made of.
+//!
+//! ```text
+//! Closed ── its time has come ──► Open ── silence, a changed configuration, the end of the lead ──► Closed
+//!    ▲                             │
+//!    └── the daemon or the network closed it: wait, longer each time, never in step with other proxies
+//! ```
+//! Every message is first decoded here, under [`CrashGuard::decode_guarded`]; then it goes up on the snapshot store, whence all other VMs take it; then it is
+//! in force here. A message that breaks a rule is refused whole, counted, logged, and, when it is a pool update, answered with the reason.
+
+mod connection;
+
+use exchange::Timestamp;
+use prost::Message as _;
+use proto::frames;
+use proto::state::{self, proxy_message};
+use scheduler::Version;
+
+use crate::config::{FilterConfig, StateConfig};
+use crate::host::{Host, WriteCondition};
+use crate::metrics::{FilterMetrics, Stat};
+use crate::state::crash_guard::CrashGuard;
+use crate::state::load_sharing::{SharingOccasion, VmContext};
+use crate::state::peer_publisher::PeerPublisher;
+use crate::state::replica::{DaemonUpdate, PoolReplica, RejectedMessage, decode};
+use crate::state::report;
+use crate::state::snapshot_store::PublishError;
+use crate::state::vm_table::VmTable;
+use connection::{ConnectionFailure, StateConnection};
+
+pub use connection::CallResponse;
+
+/// The first pause after a failure, in ms; it doubles with each further one.
+const BACKOFF_MS: u64 = 100;
+/// The longest pause, in ms, while there is a pool without any state: requests may be waiting for it, two seconds at most.
+const COLD_BACKOFF_MS: u64 = 250;
+/// How often the counters of all VMs are passed on, in ms.
+const REPORT_MS: u64 = 1_000;
+/// Random identity of the process, which all its VMs share; a hot restart runs two processes with one node id.
+const PROCESS_KEY: &str = "switchpoint/1/process";
+
+/// The connection, or the wait for one.
+#[derive(Debug)]
+pub struct StateLink {
+    phase: LinkPhase,
+    failures: u32,
+    crash_guard: CrashGuard,
+    reported: Timestamp,
+}
+
+#[derive(Debug)]
+enum LinkPhase {
+    Closed { retry_at: Timestamp },
+    Open(OpenLink),
+}
+
+#[derive(Debug)]
+struct OpenLink {
+    wire: StateConnection,
+    /// The root context it belongs to.
+    root: u32,
+    received_at: Timestamp,
+    /// What it was opened for.
+    state: StateConfig,
+    pools: Vec<String>,
+}
+
+/// What a leader works with.
+#[derive(Debug)]
+pub struct LeaderContext<'a, H> {
+    /// The proxy.
+    pub host: &'a H,
+    /// This VM.
+    pub vm: u64,
+    /// The root context of the current callback.
+    pub root: u32,
+    /// Epoch of the lead.
+    pub epoch: u64,
+    /// The moment.
+    pub now: Timestamp,
+    /// The configuration in force.
+    pub config: &'a FilterConfig,
+    /// The pools, for as long as this callback lasts: what is called from here on has them from here, and borrows no cell.
+    pub replicas: Vec<&'a mut PoolReplica>,
+    /// This VM among the others, when they share.
+    pub me: Option<VmContext<'a>>,
+    /// The VMs.
+    pub vm_table: &'a VmTable,
+    /// What is counted.
+    pub metrics: &'a FilterMetrics<H>,
+}
+
+// === impl StateLink ===
+
+impl Default for StateLink {
+    fn default() -> Self {
+        Self {
+            phase: LinkPhase::Closed { retry_at: Timestamp(0) },
+            failures: 0,
+            crash_guard: CrashGuard::default(),
+            reported: Timestamp(0),
+        }
+    }
+}
+
+impl StateLink {
+    /// This VM leads from now on.
+    pub fn begin<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>) {
+        let (crash_guard, lost) = CrashGuard::load(leader.host, leader.vm, leader.now);
+        if lost {
+            log::error!("a VM was lost while it decoded a message of the daemon; that message is refused from now on");
+            leader.metrics.count(Stat::CrashGuarded);
+        }
+        let phase = LinkPhase::Closed { retry_at: crash_guard.pause_ends() };
+        *self = Self { phase, crash_guard: crash_guard, ..Self::default() };
+    }
+
+    /// What is due at a tick: opening, reporting, giving up on a daemon that is silent.
+    pub fn drive<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>) {
+        match &self.phase {
+            LinkPhase::Closed { retry_at } if *retry_at <= leader.now => self.open(leader),
+            LinkPhase::Closed { .. } => {}
+            LinkPhase::Open(open)
+                if open.root != leader.root || open.state != leader.config.state || open.pools != names(&leader.replicas) =>
+            {
+                self.close(leader.host, leader.root);
+                self.open(leader);
+            }
+            LinkPhase::Open(open) if leader.now.ms_since(open.received_at) > leader.config.state.silence_max_ms => {
+                self.close(leader.host, leader.root);
+                self.schedule_retry(leader, "it is silent");
+            }
+            LinkPhase::Open(_) => {
+                self.report(leader);
+                self.forward_observations(leader);
+                self.renew_calls(leader);
+            }
+        }
+        leader.metrics.record(Stat::WithoutVmSlot, leader.vm_table.without_vm_slot(leader.now) as u64);
+        let newest = leader.replicas.iter().filter_map(|replica| replica.metrics_at()).max();
+        if let Some(at) = newest {
+            leader.metrics.record(Stat::AgeMs, leader.now.ms_since(at));
+        }
+    }
+
+    /// Tells the other proxies what changed here.
+    pub fn publish_load<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>) {
+        let (LinkPhase::Open(_), Some(_)) = (&self.phase, leader.me) else { return };
+        let mut shares = Vec::new();
+        for replica in &mut leader.replicas {
+            let PoolReplica { peer_publisher, sharing, pool, name, .. } = &mut **replica;
+            let (share, lost) = peer_publisher.next_report(leader.host, (name, pool), sharing, leader.now);
+            leader.metrics.add(Stat::PlacementsLost, lost);
+            shares.extend(share.map(proxy_message::Message::LoadReport));
+        }
+        self.send_all(leader, shares);
+    }
+
+    /// Is `stream` the open one?
+    #[must_use]
+    pub fn is(&self, stream: u32) -> bool {
+        matches!(&self.phase, LinkPhase::Open(open) if open.wire.is_stream(stream))
+    }
+
+    /// Ends the connection, if one is open. `root` is the root context of the current callback; a stream is its own root context's to end.
+    pub fn close<H: Host>(&mut self, host: &H, root: u32) {
+        if let LinkPhase::Open(open) = std::mem::replace(&mut self.phase, LinkPhase::Closed { retry_at: Timestamp(0) }) {
+            let elsewhere = open.root != root;
+            if elsewhere {
+                let _ = host.focus(open.root);
+            }
+            open.wire.close(host);
+            if elsewhere {
+                let _ = host.focus(root);
+            }
+        }
+    }
+
+    /// Ends the connection if it belongs to a root context that goes.
+    pub fn remove_root<H: Host>(&mut self, host: &H, root: u32) {
+        if matches!(&self.phase, LinkPhase::Open(open) if open.root == root) {
+            self.close(host, root);
+        }
+    }
+
+    /// The daemon or the network ended the connection. A stream's handle must be released here: later it would be another's.
+    pub fn on_closed<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>, why: &str) {
+        self.close(leader.host, leader.root);
+        self.schedule_retry(leader, why);
+    }
+
+    /// A call was answered, perhaps one of this connection's. The lead is over when a later leader has written.
+    pub fn on_response<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>, call: u32, answer: CallResponse) -> Result<(), PublishError> {
+        let LinkPhase::Open(open) = &mut self.phase else { return Ok(()) };
+        let Some(calls) = open.wire.calls_with(call) else { return Ok(()) };
+        let (messages, goes_on) = match calls.take_response(call, answer) {
+            Ok(answered) => answered,
+            Err(why) => {
+                self.on_closed(leader, &why);
+                return Ok(());
+            }
+        };
+        let mut rest = messages.as_slice();
+        while !rest.is_empty() && matches!(self.phase, LinkPhase::Open(_)) {
+            let Some((message, after)) = frames::take(rest) else {
+                self.on_closed(leader, "what it answers is cut short");
+                return Ok(());
+            };
+            self.on_message(leader, message)?;
+            rest = after;
+        }
+        if goes_on {
+            self.renew_calls(leader);
+        }
+        Ok(())
+    }
+
+    /// A message came. The lead is over when a later leader has written.
+    pub fn on_message<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>, bytes: &[u8]) -> Result<(), PublishError> {
+        let LinkPhase::Open(open) = &mut self.phase else { return Ok(()) };
+        open.received_at = leader.now;
+        open.wire.record_received();
+        #[cfg(feature = "drill")]
+        crate::drill::stall(leader.host, bytes);
+        let Some(decoded) = self.crash_guard.decode_guarded(leader.host, leader.vm, bytes, || decode(bytes, |pool| leader.replica(pool)))
+        else {
+            leader.metrics.count(Stat::Refused);
+            log::warn!("a message of the daemon is refused: a VM was lost decoding it");
+            return Ok(());
+        };
+        let ack = match decoded {
+            Ok(DaemonUpdate::Welcome(welcome)) => {
+                self.welcome(leader, &welcome);
+                None
+            }
+            Ok(DaemonUpdate::PoolUpdate(pool_update)) => {
+                self.record_received();
+                leader.apply_pool_update(*pool_update, bytes)?
+            }
+            Ok(DaemonUpdate::Metrics { pool, snapshot, sequence }) => {
+                self.record_received();
+                leader.apply_metrics(&pool, *snapshot, sequence, bytes)?;
+                None
+            }
+            Ok(DaemonUpdate::Peers(peers)) => {
+                leader.apply_peers(peers);
+                None
+            }
+            Ok(DaemonUpdate::Learned(learned)) => {
+                leader.apply_models(*learned, bytes)?;
+                None
+            }
+            Ok(DaemonUpdate::Nothing) => None,
+            Err(refused) => leader.nack(refused),
+        };
+        if let Some(ack) = ack {
+            self.send(leader, proxy_message::Message::Ack(ack));
+        }
+        Ok(())
+    }
+
+    fn open<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>) {
+        let pools = names(&leader.replicas);
+        match StateConnection::open(leader.host, &leader.config.state) {
+            Err(error) => self.schedule_retry(leader, &ConnectionFailure::from(error).to_string()),
+            Ok(wire) => {
+                leader.metrics.count(Stat::StreamsOpened);
+                // Another daemon, perhaps, that knows nothing of what the last one was told.
+                leader.replicas.iter_mut().for_each(|replica| replica.peer_publisher = PeerPublisher::default());
+                let (root, state) = (leader.root, leader.config.state.clone());
+                self.phase = LinkPhase::Open(OpenLink { wire, root, received_at: leader.now, state, pools: pools.clone() });
+                self.reported = leader.now;
+                let hello =
+                    state::Hello { schema: proto::SCHEMA, node_id: node_id(leader.host), process_id: process_id(leader.host), pools };
+                self.send(leader, proxy_message::Message::Hello(hello));
+            }
+        }
+    }
+
+    fn send<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>, message: proxy_message::Message) {
+        let bytes = state::ProxyMessage { message: Some(message) }.encode_to_vec();
+        self.act(leader, |host, wire, state| wire.send(host, state, &bytes));
+    }
+
+    /// Sends messages, until the connection ends.
+    fn send_all<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>, messages: Vec<proxy_message::Message>) {
+        messages.into_iter().for_each(|message| self.send(leader, message));
+    }
+
+    /// Calls are made anew as they are answered.
+    fn renew_calls<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>) {
+        self.act(leader, |host, wire, state| wire.drive(host, state));
+    }
+
+    fn act<H: Host>(
+        &mut self,
+        leader: &mut LeaderContext<'_, H>,
+        act: impl FnOnce(&H, &mut StateConnection, &StateConfig) -> Result<(), ConnectionFailure>,
+    ) {
+        let LinkPhase::Open(open) = &mut self.phase else { return };
+        if let Err(broken) = act(leader.host, &mut open.wire, &open.state) {
+            self.on_closed(leader, &broken.to_string());
+        }
+    }
+
+    fn welcome<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>, welcome: &state::Welcome) {
+        if welcome.schema != proto::SCHEMA {
+            self.on_closed(
+                leader,
+                &format!("it speaks state schema {}, this filter {}: run both of one release", welcome.schema, proto::SCHEMA),
+            );
+            return;
+        }
+        leader.metrics.record(Stat::Connected, 1);
+        if !welcome.unknown_pools.is_empty() {
+            log::warn!("the daemon does not know these pools of the filter's configuration: {}", welcome.unknown_pools.join(", "));
+        }
+    }
+
+    /// State came: a greeting alone is no sign of health, since a daemon with no room for us gives that too.
+    fn record_received(&mut self) {
+        if std::mem::take(&mut self.failures) > 0 {
+            log::info!("the daemon is there again");
+        }
+    }
+
+    /// Waits before the next attempt: half of the pause for sure, the other half by chance, so that proxies do not come back in step.
+    fn schedule_retry<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>, why: &str) {
+        leader.metrics.record(Stat::Connected, 0);
+        self.failures = self.failures.saturating_add(1);
+        // The first failure of a row, then ever fewer: an outage of a day is some twenty lines.
+        if self.failures.is_power_of_two() {
+            log::warn!("no daemon (attempt {}): {why}; picking goes on with the state there is", self.failures);
+        }
+        let doublings = self.failures.saturating_sub(1).min(20);
+        let cold = leader.replicas.iter().any(|replica| !replica.has_state());
+        let longest = if cold { COLD_BACKOFF_MS } else { leader.config.state.backoff_max_ms };
+        let pause = (BACKOFF_MS << doublings).min(longest);
+        let half = pause / 2;
+        let chance = leader.host.entropy().checked_rem(half.saturating_add(1)).unwrap_or(0);
+        self.phase = LinkPhase::Closed { retry_at: leader.now.plus_ms(half.saturating_add(chance)) };
+    }
+
+    fn report<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>) {
+        if leader.now.ms_since(self.reported) < REPORT_MS {
+            return;
+        }
+        self.reported = leader.now;
+        let gather = |replica: &&mut PoolReplica| report::gather(leader.host, &replica.name, leader.vm_table, leader.now);
+        let reports = leader.replicas.iter().flat_map(gather).map(proxy_message::Message::Report).collect();
+        self.send_all(leader, reports);
+    }
+
+    /// Passes on what ended requests of all VMs told since the last tick.
+    fn forward_observations<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>) {
+        let read = |replica: &mut &mut PoolReplica| replica.read_observations(leader.host, leader.vm_table, leader.now);
+        let observed = leader.replicas.iter_mut().flat_map(read).map(proxy_message::Message::Observations).collect();
+        self.send_all(leader, observed);
+    }
+}
+
+// === impl LeaderContext ===
+
+impl<'a, H: Host> LeaderContext<'a, H> {
+    fn replica(&self, pool: &str) -> Option<&PoolReplica> {
+        self.replicas.iter().map(|replica| &**replica).find(|replica| *replica.name == *pool)
+    }
+
+    /// Takes a pool update over; what is to be said of it.
+    fn apply_pool_update(&mut self, pool_update: proto::PoolUpdate, bytes: &[u8]) -> Result<Option<state::Ack>, PublishError> {
+        let Some(replica) = self.replicas.iter_mut().find(|r| *r.name == pool_update.pool) else { return Ok(None) };
+        let (version, endpoints) = (pool_update.snapshot.version(), pool_update.snapshot.endpoints().len());
+        let ack = state::Ack { pool: pool_update.pool.clone(), version: Some(wire(version)), ..state::Ack::default() };
+        match replica.store.publish_pool_update(self.host, self.epoch, version, bytes, self.now) {
+            Ok(()) => {
+                log::info!("pool {}: {endpoints} endpoints, version {}.{}", pool_update.pool, version.term, version.sequence);
+                replica.install(pool_update);
+                self.metrics.count(Stat::PoolUpdatesApplied);
+                self.wake_vms();
+            }
+            Err(PublishError::NotNewer) => {
+                // Sent again, or older than what a former leader heard: the board is right.
+                let _ = replica.refresh(self.host);
+                if replica.version() != version {
+                    // By the board's word: what is on it counts, even where it cannot be read here.
+                    let posted = replica.store.read_head(self.host).ok().flatten().map(|seen| seen.head.version);
+                    let held = posted.unwrap_or_default().max(replica.version());
+                    let why = format!("older than {}.{}, which is in force", held.term, held.sequence);
+                    let refused = self.nack(RejectedMessage { pool: pool_update.pool, version: Some(wire(version)), why });
+                    return Ok(refused.map(|ack| state::Ack { held: Some(wire(held)), ..ack }));
+                }
+            }
+            Err(PublishError::Host(error)) => {
+                let why = format!("the proxy could not store it: {error}");
+                return Ok(self.nack(RejectedMessage { pool: pool_update.pool, version: Some(wire(version)), why }));
+            }
+            Err(over) => return Err(over),
+        }
+        let total = self.replicas.iter().filter_map(|r| r.pool.snapshot().map(|s| s.endpoints().len() as u64)).sum();
+        self.metrics.record(Stat::Endpoints, total);
+        Ok(Some(ack))
+    }
+
+    fn apply_metrics(&mut self, pool: &str, snapshot: scheduler::Snapshot, sequence: u64, bytes: &[u8]) -> Result<(), PublishError> {
+        let Some(replica) = self.replicas.iter_mut().find(|r| *r.name == *pool) else { return Ok(()) };
+        match replica.store.publish_metrics(self.host, self.epoch, (snapshot.version(), sequence), bytes, self.now) {
+            Ok(()) => {
+                replica.install_metrics(snapshot, sequence, self.now);
+                self.metrics.count(Stat::MetricsApplied);
+                self.wake_vms();
+                Ok(())
+            }
+            // Old news; the next message comes soon.
+            Err(PublishError::NotNewer | PublishError::OtherPoolUpdate | PublishError::Host(_)) => Ok(()),
+            Err(over) => Err(over),
+        }
+    }
+
+    fn apply_models(&mut self, learned: proto::LearnedModels, bytes: &[u8]) -> Result<(), PublishError> {
+        let Some(replica) = self.replicas.iter_mut().find(|r| *r.name == *learned.pool) else { return Ok(()) };
+        match replica.model_store.publish_pool_update(self.host, self.epoch, learned.version, bytes, self.now) {
+            Ok(()) => {
+                replica.install_models(learned);
+                self.metrics.count(Stat::LearnedApplied);
+                self.wake_vms();
+                Ok(())
+            }
+            Err(PublishError::NotNewer) => {
+                let _ = replica.refresh(self.host);
+                Ok(())
+            }
+            // The next comes soon.
+            Err(PublishError::OtherPoolUpdate | PublishError::Host(_)) => Ok(()),
+            Err(over) => Err(over),
+        }
+    }
+
+    fn apply_peers(&mut self, peers: state::PeerLoad) {
+        let Some(replica) = self.replicas.iter_mut().find(|r| *r.name == *peers.pool) else { return };
+        let PoolReplica { peer_publisher, sharing, pool, .. } = &mut **replica;
+        if let Some(delay_us) = peer_publisher.receive_peers(&peers, self.now) {
+            self.metrics.record(Stat::ShareDelayUs, u64::from(delay_us));
+        }
+        if let Some(me) = self.me {
+            sharing.forward_peers(self.host, me, peers, peer_publisher.delay_us(), self.now);
+            sharing.publish(self.host, me, pool, self.now, SharingOccasion::Tick);
+        }
+    }
+
+    fn nack(&self, refused: RejectedMessage) -> Option<state::Ack> {
+        let RejectedMessage { pool, version, why } = refused;
+        self.metrics.count(Stat::Refused);
+        // Metrics come many times a second, and the next may be good; a pool update that is wrong is wrong until somebody acts.
+        let level = if version.is_some() || pool.is_empty() { log::Level::Error } else { log::Level::Debug };
+        log::log!(level, "pool {pool}: a message of the daemon is refused whole, what was in force stays: {why}");
+        version.is_some().then_some(state::Ack { pool, version, refused: why, held: None })
+    }
+
+    /// Tells every other VM to look at the board. A wake-up that is lost costs until that VM's next tick.
+    fn wake_vms(&self) {
+        for (_, row) in self.vm_table.alive(self.now) {
+            if row.vm != self.vm && row.queue != 0 {
+                let _ = self.host.queue_push(row.queue, b"store");
+            }
+        }
+    }
+}
+
+fn wire(version: Version) -> state::Version {
+    state::Version { term: version.term, sequence: version.sequence }
+}
+
+fn names(replicas: &[&mut PoolReplica]) -> Vec<String> {
+    replicas.iter().map(|replica| replica.name.to_string()).collect()
+}
+
+fn node_id<H: Host>(host: &H) -> String {
+    let id = host.property(&["xds", "node", "id"]).ok().flatten().unwrap_or_default();
+    String::from_utf8_lossy(&id).into_owned()
+}
+
+fn process_id<H: Host>(host: &H) -> u64 {
+    let fresh = host.entropy();
+    // The first VM's stands: writing where something is fails.
+    let _ = host.share(PROCESS_KEY, &fresh.to_le_bytes(), WriteCondition::Absent);
+    let shared = host.shared(PROCESS_KEY).ok().flatten();
+    shared.and_then(|s| <[u8; 8]>::try_from(s.bytes).ok()).map_or(fresh, u64::from_le_bytes)
+}

@@ -1,0 +1,300 @@
+//! What a connection to the daemon is made of: a gRPC stream, or, where a proxy allows its filters no such thing, HTTP calls.
+//!
+//! Both carry the same messages in the same order, and both end whole: whatever goes wrong with a call is the end of the connection, and the
+//! next one begins with a Hello. Calls are of two kinds, each with at most one under way:
+//!
+//! ```text
+//! tell: what there is to say, as soon as the call before is answered ──▶ 200
+//! hear: nothing ──▶ held by the daemon until it has something to say ──▶ 200 and messages; then the next
+//! ```
+//! A call cannot be called back. One of a connection that is given up is forgotten: its answer is nobody's.
+
+use std::fmt;
+
+use prost::Message;
+use proto::{MESSAGE_BYTES_MAX, frames};
+
+use crate::config::{StateConfig, StateTransport};
+use crate::host::{BodyBuffer, HeaderMap, Host, HostError, Result};
+use crate::pairs::HeaderPairs;
+
+/// What the proxy takes off the stream at most, in bytes: the wire's limit and a little. The little makes each byte of the number's encoding
+/// part of valid UTF-8 (E1 80 80 02), which the SDK asks of a serialized message.
+const RECEIVE_BYTES_MAX: u32 = 4_194_304 + 97;
+
+/// The most bytes that wait for the daemon: what it has not taken yet, or, on a stream, what was sent since it last spoke. A daemon speaks every
+/// second, and the most that 200 VMs tell in one is about 10 MiB. One that is so far behind is given up: what waits is memory of the proxy.
+const WAITING_BYTES_MAX: usize = 4 * MESSAGE_BYTES_MAX;
+
+/// Names the connection in each of its calls.
+const SESSION: &str = "x-switchpoint-session";
+
+/// An open connection.
+#[derive(Debug)]
+pub enum StateConnection {
+    /// A gRPC stream.
+    Stream(GrpcStream),
+    /// HTTP calls.
+    Calls(HttpCalls),
+}
+
+/// A gRPC stream.
+#[derive(Debug)]
+pub struct GrpcStream {
+    number: u32,
+    /// Bytes sent since the daemon last spoke. The proxy holds those that the daemon does not take, and does not say how many they are.
+    unacknowledged_bytes: usize,
+}
+
+/// Why a connection is of no more use.
+#[derive(Debug)]
+pub enum ConnectionFailure {
+    /// The proxy refuses what it needs.
+    Refused(HostError),
+    /// The daemon takes less than it is told.
+    Full,
+}
+
+/// Calls that stand for a stream.
+#[derive(Debug)]
+pub struct HttpCalls {
+    session: String,
+    /// Messages not told yet, framed.
+    outbox: Vec<u8>,
+    send_call: Option<u32>,
+    receive_call: Option<u32>,
+    /// The daemon knows of the connection.
+    known: bool,
+}
+
+/// The answer to a call; none by default.
+#[derive(Debug, Default)]
+pub struct CallResponse {
+    /// `:status`; nothing when there was no answer.
+    pub status: Option<Vec<u8>>,
+    /// Its body.
+    pub body: Vec<u8>,
+}
+
+// === impl StateConnection ===
+
+impl StateConnection {
+    /// Opens a connection. Over calls, what is sent first goes out with the first of them.
+    pub fn open<H: Host>(host: &H, config: &StateConfig) -> Result<Self> {
+        match config.transport {
+            StateTransport::Grpc => host
+                .stream_open(&service(config), "switchpoint.state.v1.StateService", "Stream")
+                .map(|number| Self::Stream(GrpcStream { number, unacknowledged_bytes: 0 })),
+            StateTransport::Http => Ok(Self::Calls(HttpCalls::new(host.entropy()))),
+        }
+    }
+
+    /// Sends a message; after an error the connection is of no more use.
+    pub fn send<H: Host>(&mut self, host: &H, config: &StateConfig, message: &[u8]) -> Result<(), ConnectionFailure> {
+        match self {
+            Self::Stream(stream) => stream.send(host, message),
+            Self::Calls(calls) => calls.send(host, config, message),
+        }
+    }
+
+    /// A message came.
+    pub fn record_received(&mut self) {
+        if let Self::Stream(stream) = self {
+            stream.unacknowledged_bytes = 0;
+        }
+    }
+
+    /// Makes the call that is due, if any.
+    pub fn drive<H: Host>(&mut self, host: &H, config: &StateConfig) -> Result<(), ConnectionFailure> {
+        match self {
+            Self::Stream(_) => Ok(()),
+            Self::Calls(calls) => calls.drive(host, config),
+        }
+    }
+
+    /// Ends it; for a stream, in a callback of its own root context.
+    pub fn close<H: Host>(&self, host: &H) {
+        if let Self::Stream(stream) = self {
+            let _ = host.stream_cancel(stream.number);
+        }
+    }
+
+    /// Is it this stream?
+    pub fn is_stream(&self, number: u32) -> bool {
+        matches!(self, Self::Stream(stream) if stream.number == number)
+    }
+
+    /// The calls, if one of them is `call`.
+    pub fn calls_with(&mut self, call: u32) -> Option<&mut HttpCalls> {
+        match self {
+            Self::Calls(calls) if calls.send_call == Some(call) || calls.receive_call == Some(call) => Some(calls),
+            _ => None,
+        }
+    }
+}
+
+// === impl GrpcStream ===
+
+impl GrpcStream {
+    fn send<H: Host>(&mut self, host: &H, message: &[u8]) -> Result<(), ConnectionFailure> {
+        self.unacknowledged_bytes = self.unacknowledged_bytes.saturating_add(message.len());
+        if self.unacknowledged_bytes > WAITING_BYTES_MAX {
+            return Err(ConnectionFailure::Full);
+        }
+        // A stream that is gone says so in a callback of its own.
+        host.stream_send(self.number, message).or(Ok(()))
+    }
+}
+
+// === impl ConnectionFailure ===
+
+impl From<HostError> for ConnectionFailure {
+    fn from(error: HostError) -> Self {
+        Self::Refused(error)
+    }
+}
+
+impl fmt::Display for ConnectionFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused(error) => write!(f, "its cluster is not to be had: {error}"),
+            Self::Full => write!(f, "it does not take what it is told: more than {WAITING_BYTES_MAX} bytes wait"),
+        }
+    }
+}
+
+// === impl CallResponse ===
+
+impl CallResponse {
+    /// Reads the answer of the current callback.
+    pub fn read<H: Host>(host: &H, size: usize) -> Self {
+        let headers = host.headers(HeaderMap::Answer).unwrap_or_default();
+        let status = HeaderPairs::new(&headers).find(|(name, _)| *name == b":status").map(|(_, value)| value.to_vec());
+        match host.buffer(BodyBuffer::Answer, size) {
+            Ok(body) => Self { status, body },
+            Err(_) => Self::default(),
+        }
+    }
+}
+
+// === impl HttpCalls ===
+
+impl HttpCalls {
+    fn new(session: u64) -> Self {
+        Self { session: format!("{session:016x}"), outbox: Vec::new(), send_call: None, receive_call: None, known: false }
+    }
+
+    fn send<H: Host>(&mut self, host: &H, config: &StateConfig, message: &[u8]) -> Result<(), ConnectionFailure> {
+        if self.outbox.len().saturating_add(message.len()) > WAITING_BYTES_MAX {
+            return Err(ConnectionFailure::Full);
+        }
+        frames::push(&mut self.outbox, message);
+        self.drive(host, config)
+    }
+
+    fn drive<H: Host>(&mut self, host: &H, config: &StateConfig) -> Result<(), ConnectionFailure> {
+        if self.send_call.is_none() && !self.outbox.is_empty() {
+            let (body, rest) = first_call(&self.outbox);
+            self.send_call = Some(self.call(host, config, "/switchpoint/state/tell", body)?);
+            self.outbox = rest.to_vec();
+        }
+        if self.receive_call.is_none() && self.known {
+            self.receive_call = Some(self.call(host, config, "/switchpoint/state/hear", &[])?);
+        }
+        Ok(())
+    }
+
+    fn call<H: Host>(&self, host: &H, config: &StateConfig, path: &str, body: &[u8]) -> Result<u32> {
+        let authority = if config.authority.is_empty() { &config.cluster } else { &config.authority };
+        let headers = [(":method", "POST"), (":path", path), (":authority", authority), (SESSION, &self.session)];
+        host.call(&config.cluster, &headers, body, config.silence_max_ms)
+    }
+
+    /// Takes the answer to `call`: the messages in it, framed, and whether the next call may be made at once; or why the connection is over.
+    pub fn take_response(&mut self, call: u32, answer: CallResponse) -> Result<(Vec<u8>, bool), String> {
+        let told = self.send_call == Some(call);
+        let place = if told { &mut self.send_call } else { &mut self.receive_call };
+        *place = None;
+        match answer.status.as_deref() {
+            Some(b"200") => {}
+            None => return Err("it does not answer".to_owned()),
+            Some(status) => {
+                let text = |bytes: &[u8]| String::from_utf8_lossy(bytes.get(..200).unwrap_or(bytes)).trim_end().to_owned();
+                return Err(format!("it answers {}: {}", text(status), text(&answer.body)));
+            }
+        }
+        self.known = true;
+        // A daemon that has nothing to say and does not wait is asked again at the next tick.
+        let goes_on = told || !answer.body.is_empty();
+        Ok(if told { (Vec::new(), goes_on) } else { (answer.body, goes_on) })
+    }
+}
+
+/// The messages of an outbox that go into the next call, and the rest: the daemon takes no larger body than a message may be.
+fn first_call(outbox: &[u8]) -> (&[u8], &[u8]) {
+    let (mut size, mut rest) = (0, outbox);
+    while let Some((_, after)) = frames::take(rest) {
+        let grown = outbox.len().saturating_sub(after.len());
+        // A message that is too large by itself goes alone, and is refused.
+        if size > 0 && grown > MESSAGE_BYTES_MAX {
+            break;
+        }
+        (size, rest) = (grown, after);
+    }
+    outbox.split_at_checked(size).unwrap_or((outbox, &[]))
+}
+
+/// A serialized `envoy.config.core.v3.GrpcService`. The host also takes the bare name of a cluster, but tries this first, and some names are
+/// valid messages by accident. Names have at most 48 bytes, so that every length in here is one ASCII byte.
+fn service(config: &StateConfig) -> String {
+    #[derive(Clone, PartialEq, Message)]
+    struct GrpcService {
+        #[prost(message, optional, tag = "1")]
+        envoy_grpc: Option<EnvoyGrpc>,
+    }
+    #[derive(Clone, PartialEq, Message)]
+    struct EnvoyGrpc {
+        #[prost(string, tag = "1")]
+        cluster_name: String,
+        #[prost(string, tag = "2")]
+        authority: String,
+        #[prost(message, optional, tag = "4")]
+        max_receive_message_length: Option<u32>,
+    }
+    let (cluster_name, authority) = (config.cluster.clone(), config.authority.clone());
+    let envoy_grpc = Some(EnvoyGrpc { cluster_name, authority, max_receive_message_length: Some(RECEIVE_BYTES_MAX) });
+    String::from_utf8(GrpcService { envoy_grpc }.encode_to_vec()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{FilterConfig, NAME_BYTES_MAX};
+
+    #[test]
+    fn a_call_takes_whole_messages_and_no_more_than_the_daemon_does() {
+        let mut outbox = Vec::new();
+        let sizes = [MESSAGE_BYTES_MAX / 2, MESSAGE_BYTES_MAX / 2 - 8, 10, MESSAGE_BYTES_MAX + 1, 3];
+        sizes.iter().for_each(|size| frames::push(&mut outbox, &vec![7; *size]));
+        let (mut rest, mut calls) = (outbox.as_slice(), Vec::new());
+        while !rest.is_empty() {
+            let (body, after) = first_call(rest);
+            calls.push(body.len());
+            rest = after;
+        }
+        assert_eq!(calls, [MESSAGE_BYTES_MAX, 14, MESSAGE_BYTES_MAX + 5, 7]);
+        assert_eq!(first_call(&[]), (&[][..], &[][..]));
+    }
+
+    #[test]
+    fn any_service_allowed_is_text_and_limits_what_is_received() {
+        assert!(RECEIVE_BYTES_MAX as usize >= proto::MESSAGE_BYTES_MAX);
+        for (cluster, authority) in [(1, 0), (NAME_BYTES_MAX, NAME_BYTES_MAX), (17, 3)] {
+            let mut state = FilterConfig::default().state;
+            (state.cluster, state.authority) = ("c".repeat(cluster), "a".repeat(authority));
+            let service = service(&state);
+            assert!(service.contains(&state.cluster) && service.len() > cluster + authority, "{service:?}");
+            assert!(service.as_bytes().windows(4).any(|w| w == [0xE1, 0x80, 0x80, 0x02]), "{service:?}");
+        }
+    }
+}

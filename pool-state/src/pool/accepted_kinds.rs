@@ -1,0 +1,94 @@
+//! Which endpoints lately accepted a kind of request: a model, or a model with these client
+//! credentials.
+//!
+//! A 404 or a 401 says that request and engine do not fit, but not which of them is wrong. It
+//! counts against an endpoint only where another one accepted the same kind a short while ago. So a
+//! client with a wrong model name or key ejects no endpoint. The same holds for a body that is not
+//! a reply of the API.
+
+use scheduler::EndpointRef;
+
+use crate::time::Timestamp;
+
+/// The most kinds of requests; beyond that the least recently accepted is dropped. A pool serves a
+/// few models, to some clients at a time.
+const KINDS_MAX: usize = 256;
+
+/// How long an acceptance proves that a kind of request is valid, ms.
+const LATELY_MS: u64 = 60_000;
+
+/// Kinds of requests, each with the last two endpoints that accepted it.
+#[derive(Debug, Default)]
+pub(super) struct AcceptedKinds {
+    rows: Vec<AcceptedKind>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct AcceptedKind {
+    kind: u64,
+    last: (EndpointRef, Timestamp),
+    before: Option<(EndpointRef, Timestamp)>,
+}
+
+// === impl AcceptedKinds ===
+
+impl AcceptedKinds {
+    /// The endpoint accepted a request of this kind.
+    pub(super) fn record(&mut self, kind: u64, endpoint: EndpointRef, now: Timestamp) {
+        if let Some(row) = self.rows.iter_mut().find(|row| row.kind == kind) {
+            if row.last.0 != endpoint {
+                row.before = Some(row.last);
+            }
+            row.last = (endpoint, now);
+            return;
+        }
+        let row = AcceptedKind { kind, last: (endpoint, now), before: None };
+        if self.rows.len() < KINDS_MAX {
+            self.rows.push(row);
+        } else if let Some(oldest) = self.rows.iter_mut().min_by_key(|row| row.last.1) {
+            *oldest = row;
+        }
+    }
+
+    /// Did an endpoint other than this one accept the kind lately?
+    pub(super) fn accepted_elsewhere(&self, kind: u64, endpoint: EndpointRef, now: Timestamp) -> bool {
+        let row = self.rows.iter().find(|row| row.kind == kind);
+        let accepted = row.map(|row| [Some(row.last), row.before]).unwrap_or_default();
+        accepted.iter().flatten().any(|&(other, at)| other != endpoint && now.ms_since(at) < LATELY_MS)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use scheduler::{Generation, Slot};
+
+    fn id(slot: u16) -> EndpointRef {
+        EndpointRef { slot: Slot(slot), generation: Generation(1) }
+    }
+
+    fn at(ms: u64) -> Timestamp {
+        Timestamp(0).plus_ms(ms)
+    }
+
+    #[test]
+    fn another_endpoint_must_have_accepted_the_same_lately() {
+        let mut accepted = AcceptedKinds::default();
+        assert!(!accepted.accepted_elsewhere(1, id(0), at(0)));
+        accepted.record(1, id(0), at(0));
+        assert!(!accepted.accepted_elsewhere(1, id(0), at(1)), "itself");
+        assert!(accepted.accepted_elsewhere(1, id(1), at(1)) && !accepted.accepted_elsewhere(2, id(1), at(1)));
+        accepted.record(1, id(1), at(10));
+        accepted.record(1, id(1), at(20));
+        assert!(accepted.accepted_elsewhere(1, id(1), at(21)), "the first is remembered beside the last");
+        assert!(!accepted.accepted_elsewhere(1, id(1), at(LATELY_MS)), "and forgotten in the end");
+    }
+
+    #[test]
+    fn the_least_recently_accepted_make_room() {
+        let mut accepted = AcceptedKinds::default();
+        (0..=KINDS_MAX as u64).for_each(|kind| accepted.record(kind, id(0), at(kind)));
+        assert!(!accepted.accepted_elsewhere(0, id(1), at(100)) && accepted.accepted_elsewhere(1, id(1), at(100)));
+        assert_eq!(accepted.rows.len(), KINDS_MAX);
+    }
+}

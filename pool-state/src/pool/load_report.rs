@@ -1,0 +1,835 @@
+//! The load report: what one VM, or all other proxies together, have outstanding in a pool, and the
+//! failures they know, in bytes.
+//!
+//! ```text
+//!  vm | written | ring | counts      one word each; counts = loads, SLOs, failures, 16 bits each
+//!  slot requests generation | prefill decode                     a load: 16, 16 and 32 bits, then 32 and 32
+//!         | prompts, their tokens | uncached ones, attention      and of its prefills 32 and 32, 32 and 32
+//!  slot . generation | TTFT TPOT                                 lowest SLOs in µs, 0 for none
+//!  slot . generation | known since | ejected until | failures    a failure; bit 32 of the last says that another proxy saw it, bit 33 that
+//!                                                                 answers were the reason
+//! ```
+//! A report is absolute, so the next one repairs a missed one. It names its VM and its moment, so
+//! that readers know the writer and whether it still runs. It costs time for what changed only: the
+//! writer changes its bytes in place, an endpoint keeps its place, and the reader compares the
+//! bytes with those it read last. Correctness depends on none of this, only cost does.
+
+use scheduler::in_flight::{EndpointLoad, InFlight, PeerLoads, PendingPrefills};
+use scheduler::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
+
+use super::ejection::Ejection;
+use crate::time::Timestamp;
+
+const WORD: usize = 8;
+const HEAD: usize = 4 * WORD;
+const LOAD: usize = 4 * WORD;
+const SLOS: usize = 2 * WORD;
+const FAILURE: usize = 4 * WORD;
+
+/// Empty loads that a report may carry before it is rebuilt: 2 KB, too little to matter.
+const NOTHING_MAX: usize = 64;
+
+/// The head of a report, before its loads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LoadReportHead {
+    /// The VM that wrote it; 0 is none.
+    pub vm: u64,
+    /// When it was written.
+    pub written: Timestamp,
+    /// How far the writer's placements are published; the host gives it a meaning.
+    pub ring: u64,
+}
+
+/// The report that a VM writes.
+#[derive(Debug, Default)]
+pub struct OwnLoadReport {
+    loads: Vec<[u8; LOAD]>,
+    /// The place of each slot among the loads.
+    places: Vec<Option<u16>>,
+    /// How many of the loads are empty.
+    nothing: usize,
+    /// Loads with an SLO.
+    slos: Vec<(EndpointRef, EndpointLoad)>,
+    bytes: Vec<u8>,
+}
+
+/// The report of another VM, as last read.
+#[derive(Debug, Default)]
+pub struct PeerLoadReport {
+    head: LoadReportHead,
+    bytes: Vec<u8>,
+    loads: usize,
+    slos: usize,
+    /// Whether its load counts.
+    counts: bool,
+}
+
+/// A failure that another process reports ejects for at most this long, ms: as long as an ejection
+/// for local failures can last. The other process may be hostile, or its clock wrong.
+pub const TOLD_MS_MAX: u64 = 30_000;
+
+/// The most prompts that one process can have waiting at an endpoint; requests have the same limit
+/// of 16 bits. Reports of as many processes as a daemon serves add up without overflow.
+const PROMPTS_MAX: u32 = 0xffff;
+
+/// Loads compared at once, as most are the same.
+const AT_ONCE: usize = 8;
+
+/// Marks a failure that another proxy saw, beside how many there were.
+const OUTSIDE: u64 = 1 << 32;
+
+/// Marks one that answers were the reason of.
+const BY_ANSWERS: u64 = 1 << 33;
+
+/// The sum of reports, where no picks use them: in the daemon, and in the VM that reports for its
+/// process.
+#[derive(Debug, Default)]
+pub struct LoadReportSum {
+    present: Vec<EndpointRef>,
+    others: PeerLoads,
+    /// Added loads with an SLO that came from no report.
+    added: Vec<(EndpointRef, EndpointLoad)>,
+}
+
+// === impl LoadReportHead ===
+
+impl LoadReportHead {
+    /// Bytes of an empty report.
+    pub const BYTES: usize = HEAD;
+
+    /// The writer that stands for all other proxies together.
+    pub const OUTSIDE: u64 = u64::MAX;
+
+    /// Puts this head before the loads of `row`. False when it is too short to be a report.
+    pub fn stamp(self, row: &mut [u8]) -> bool {
+        let Some(to) = row.as_chunks_mut::<WORD>().0.first_chunk_mut::<3>() else { return false };
+        *to = [self.vm, self.written.0, self.ring].map(u64::to_le_bytes);
+        true
+    }
+
+    /// Takes over the report of a writer with another clock: like [`Self::stamp`], and converts its
+    /// times to the local clock, as if it had been written now. This is the only place that bounds
+    /// what another process reports, in the daemon and in the proxies: no failure is from the
+    /// future, and none counts for longer than [`TOLD_MS_MAX`]. False, without effect, when it is
+    /// not a report.
+    #[must_use]
+    pub fn receive(self, row: &mut Vec<u8>) -> bool {
+        let Some(read) = PeerLoadReport::parse(std::mem::take(row)) else { return false };
+        let (begin, written) = (read.failures_at(), read.head.written.0);
+        let loads = HEAD..HEAD + read.loads * LOAD;
+        *row = read.bytes;
+        for load in row.get_mut(loads).unwrap_or_default().as_chunks_mut::<LOAD>().0 {
+            let [_, _, prompts, _] = words(load);
+            let (prompts, tokens) = unpair(prompts);
+            if prompts > PROMPTS_MAX
+                && let Some(to) = load.as_chunks_mut::<WORD>().0.get_mut(2)
+            {
+                *to = pair(PROMPTS_MAX, tokens).to_le_bytes();
+            }
+        }
+        let told_ns_max = Timestamp(0).plus_ms(TOLD_MS_MAX).0;
+        for failure in row.get_mut(begin..).unwrap_or_default().as_chunks_mut::<FAILURE>().0 {
+            let [_, since, until, _] = words(failure);
+            let since = self.written.0.saturating_sub(written.saturating_sub(since));
+            // One that answered is left out until 0 by every clock.
+            let until = if until == 0 { 0 } else { self.written.0.saturating_add(until.saturating_sub(written).min(told_ns_max)) };
+            for (to, moment) in failure.as_chunks_mut::<WORD>().0.iter_mut().skip(1).zip([since, until]) {
+                *to = moment.to_le_bytes();
+            }
+        }
+        self.stamp(row)
+    }
+}
+
+// === impl OwnLoadReport ===
+
+impl OwnLoadReport {
+    /// Whether it has no load.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.loads.len() == self.nothing
+    }
+
+    /// Applies the changes and returns the bytes of the report.
+    pub(super) fn write(&mut self, head: LoadReportHead, in_flight: &mut InFlight, ejections: &[Ejection]) -> &[u8] {
+        in_flight.take_changed(|endpoint, load| self.set(endpoint, load));
+        if self.nothing > NOTHING_MAX {
+            *self = Self::default();
+            in_flight.rows().for_each(|(endpoint, load)| self.set(endpoint, load));
+        }
+        let ejections = ejections.get(..ENDPOINTS_MAX).unwrap_or(ejections);
+        let counts = self.loads.len() as u64 | (self.slos.len() as u64) << 16 | (ejections.len() as u64) << 32;
+        self.bytes.clear();
+        append(&mut self.bytes, &[head.vm, head.written.0, head.ring, counts]);
+        self.bytes.extend_from_slice(self.loads.as_flattened());
+        for (endpoint, load) in &self.slos {
+            append(&mut self.bytes, &[place(*endpoint, 0), pair(load.ttft_slo_us.unwrap_or(0), load.tpot_slo_us.unwrap_or(0))]);
+        }
+        for ejection in ejections {
+            let flag = |is_set: bool, flag: u64| if is_set { flag } else { 0 };
+            let failures = u64::from(ejection.failures) | flag(ejection.outside, OUTSIDE) | flag(ejection.by_answers, BY_ANSWERS);
+            append(&mut self.bytes, &[place(ejection.endpoint, 0), ejection.at.0, ejection.until.0, failures]);
+        }
+        &self.bytes
+    }
+
+    fn set(&mut self, endpoint: EndpointRef, load: EndpointLoad) {
+        let slot = usize::from(endpoint.slot.0);
+        if self.places.len() <= slot {
+            self.places.resize(slot + 1, None);
+        }
+        let bytes = load_bytes(endpoint, load);
+        let Some(place) = self.places.get_mut(slot) else { return };
+        let known = place.and_then(|place| self.loads.get_mut(usize::from(place)));
+        if let Some(known) = known {
+            self.nothing -= usize::from(is_nothing(known));
+            *known = bytes;
+        } else {
+            *place = u16::try_from(self.loads.len()).ok();
+            self.loads.push(bytes);
+        }
+        self.nothing += usize::from(is_nothing(&bytes));
+        self.slos.retain(|(known, _)| known.slot != endpoint.slot);
+        if load.ttft_slo_us.is_some() || load.tpot_slo_us.is_some() {
+            self.slos.push((endpoint, load));
+        }
+    }
+}
+
+// === impl PeerLoadReport ===
+
+impl PeerLoadReport {
+    /// The head of a report, before its loads.
+    #[must_use]
+    pub fn head(&self) -> LoadReportHead {
+        self.head
+    }
+
+    /// Whether its load counts.
+    #[must_use]
+    pub fn counts(&self) -> bool {
+        self.counts
+    }
+
+    /// Whether it has no load.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.loads == 0
+    }
+
+    /// The failures it reports.
+    pub fn ejections(&self) -> impl Iterator<Item = Ejection> + '_ {
+        let bytes = self.bytes.get(self.failures_at()..).unwrap_or(&[]);
+        bytes.as_chunks::<FAILURE>().0.iter().filter_map(|chunk| {
+            let [at, since, until, failures] = words(chunk);
+            let (outside, by_answers) = (failures & OUTSIDE != 0, failures & BY_ANSWERS != 0);
+            Some(Ejection {
+                at: Timestamp(since),
+                failures: unpair(failures).0,
+                until: Timestamp(until),
+                endpoint: endpoint(at)?.0,
+                outside,
+                by_answers,
+            })
+        })
+    }
+
+    fn failures_at(&self) -> usize {
+        HEAD + self.loads * LOAD + self.slos * SLOS
+    }
+
+    /// Replaces the last read bytes by `bytes`; an invalid report counts as empty and without a
+    /// writer. `counts` says whether its load counts from now on. Returns whether SLOs must be
+    /// computed again.
+    pub(super) fn replace(&mut self, bytes: Vec<u8>, counts: bool, others: &mut PeerLoads) -> bool {
+        let next = Self::parse(bytes).unwrap_or_default();
+        let slos = self.slo_bytes() != next.slo_bytes();
+        match (self.counts, counts) {
+            (true, true) => self.apply_difference(&next, others),
+            (true, false) => self.each_load(|endpoint, load| others.subtract(endpoint, load)),
+            (false, true) => next.each_load(|endpoint, load| others.add(endpoint, load)),
+            (false, false) => {}
+        }
+        let turned = self.counts != counts && next.slos > 0;
+        *self = Self { counts, ..next };
+        slos || turned
+    }
+
+    /// Sets whether its load counts. Returns whether SLOs must be computed again.
+    pub(super) fn count(&mut self, counts: bool, others: &mut PeerLoads) -> bool {
+        match (std::mem::replace(&mut self.counts, counts), counts) {
+            (true, false) => self.each_load(|endpoint, load| others.subtract(endpoint, load)),
+            (false, true) => self.each_load(|endpoint, load| others.add(endpoint, load)),
+            _ => return false,
+        }
+        self.slos > 0
+    }
+
+    /// Adds its loads, if they count.
+    pub(super) fn add_to(&self, others: &mut PeerLoads) {
+        if self.counts {
+            self.each_load(|endpoint, load| others.add(endpoint, load));
+            self.add_slos_to(others);
+        }
+    }
+
+    /// Adds its SLOs, if it counts.
+    pub(super) fn add_slos_to(&self, others: &mut PeerLoads) {
+        for chunk in self.slo_bytes().as_chunks::<SLOS>().0.iter().filter(|_| self.counts) {
+            let [at, slos] = words(chunk);
+            let (ttft, tpot) = unpair(slos);
+            let some = |slo: u32| (slo > 0).then_some(slo);
+            if let Some((endpoint, _)) = endpoint(at) {
+                others.add(endpoint, EndpointLoad { ttft_slo_us: some(ttft), tpot_slo_us: some(tpot), ..EndpointLoad::default() });
+            }
+        }
+    }
+
+    fn parse(bytes: Vec<u8>) -> Option<Self> {
+        let [vm, written, ring, counts] = words(bytes.first_chunk::<HEAD>()?);
+        let count = |shift: u32| usize::try_from(counts >> shift & 0xffff).ok().filter(|count| *count <= ENDPOINTS_MAX);
+        let (loads, slos, failures) = (count(0)?, count(16)?, count(32)?);
+        let whole = bytes.len() == HEAD + loads * LOAD + slos * SLOS + failures * FAILURE;
+        let head = LoadReportHead { vm, written: Timestamp(written), ring };
+        whole.then_some(Self { head, bytes, loads, slos, counts: false })
+    }
+
+    fn load_bytes(&self) -> &[[u8; LOAD]] {
+        self.bytes.get(HEAD..HEAD + self.loads * LOAD).map_or(&[], |bytes| bytes.as_chunks().0)
+    }
+
+    fn slo_bytes(&self) -> &[u8] {
+        let begin = HEAD + self.loads * LOAD;
+        self.bytes.get(begin..begin + self.slos * SLOS).unwrap_or(&[])
+    }
+
+    fn each_load(&self, mut each: impl FnMut(EndpointRef, EndpointLoad)) {
+        for (endpoint, load) in self.load_bytes().iter().filter_map(load) {
+            each(endpoint, load);
+        }
+    }
+
+    /// Subtracts what is not in `next` and adds what was not in this one.
+    fn apply_difference(&self, next: &Self, others: &mut PeerLoads) {
+        let (old, new) = (self.load_bytes(), next.load_bytes());
+        let common = old.len().min(new.len());
+        // Most of the time of reading other reports is spent here, and most entries have not
+        // changed.
+        for (was, is) in old.chunks(AT_ONCE).zip(new.chunks(AT_ONCE)) {
+            if was.iter().zip(is).fold(0, |all, (was, is)| all | difference(was, is)) == 0 {
+                continue;
+            }
+            for (was, is) in was.iter().zip(is) {
+                if difference(was, is) != 0 {
+                    next.replace_entry(Some(was), Some(is), others);
+                }
+            }
+        }
+        old.iter().skip(common).for_each(|was| next.replace_entry(Some(was), None, others));
+        new.iter().skip(common).for_each(|is| next.replace_entry(None, Some(is), others));
+    }
+
+    /// Replaces one entry of this report by one of its successor.
+    fn replace_entry(&self, was: Option<&[u8; LOAD]>, is: Option<&[u8; LOAD]>, others: &mut PeerLoads) {
+        let (was, is) = (was.and_then(load), is.and_then(load));
+        let (endpoint, before, load) = match (was, is) {
+            (Some((endpoint, was)), Some((same, is))) if endpoint == same => {
+                others.replace(endpoint, &was, &is);
+                (endpoint, was, is)
+            }
+            (was, is) => {
+                was.into_iter().for_each(|(endpoint, was)| others.subtract(endpoint, was));
+                let Some((endpoint, is)) = is else { return };
+                others.add(endpoint, is);
+                (endpoint, EndpointLoad::default(), is)
+            }
+        };
+        if load.requests > before.requests && self.head.vm != LoadReportHead::OUTSIDE && others.picks_stand() {
+            let picked = EndpointLoad {
+                requests: load.requests - before.requests,
+                prefill_tokens: load.prefill_tokens.saturating_sub(before.prefill_tokens),
+                prefills: load.prefills.without(before.prefills),
+                ..EndpointLoad::default()
+            };
+            others.picked(endpoint, picked, self.head.written.us_since(Timestamp(0)));
+        }
+    }
+}
+
+// === impl LoadReportSum ===
+
+impl LoadReportSum {
+    /// Starts again: only these generations of endpoints count, with the loads of `rows` that
+    /// count.
+    pub fn reset<'r>(&mut self, present: Vec<EndpointRef>, rows: impl IntoIterator<Item = &'r PeerLoadReport>) {
+        self.others.start(&present);
+        self.added.clear();
+        self.present = present;
+        rows.into_iter().for_each(|row| row.add_to(&mut self.others));
+    }
+
+    /// Replaces the bytes of `row`; its load counts.
+    pub fn read(&mut self, row: &mut PeerLoadReport, bytes: Vec<u8>) {
+        row.replace(bytes, true, &mut self.others);
+    }
+
+    /// Sets whether the load of a report counts.
+    pub fn count(&mut self, row: &mut PeerLoadReport, counts: bool) {
+        row.count(counts, &mut self.others);
+    }
+
+    /// Adds a load.
+    pub fn add(&mut self, endpoint: EndpointRef, load: EndpointLoad) {
+        self.others.add(endpoint, load);
+        if load.ttft_slo_us.is_some() || load.tpot_slo_us.is_some() {
+            let slos = EndpointLoad { ttft_slo_us: load.ttft_slo_us, tpot_slo_us: load.tpot_slo_us, ..EndpointLoad::default() };
+            self.added.push((endpoint, slos));
+        }
+    }
+
+    /// The load of `endpoint`.
+    #[must_use]
+    pub fn load(&self, endpoint: EndpointRef) -> EndpointLoad {
+        self.others.load(endpoint)
+    }
+
+    /// The sum as a report. Its SLOs are those of `rows` that count, because a minimum cannot be
+    /// kept by differences. Its failures include the `own` ones: the latest of each endpoint,
+    /// without those that another proxy reported.
+    pub fn row<'r>(&mut self, head: LoadReportHead, rows: impl IntoIterator<Item = &'r PeerLoadReport>, own: &[Ejection]) -> Vec<u8> {
+        self.others.forget_slos();
+        self.added.iter().for_each(|(endpoint, slos)| self.others.add(*endpoint, *slos));
+        let mut failures: Vec<Ejection> = own.iter().filter(|failure| !failure.outside).copied().collect();
+        for row in rows {
+            row.add_slos_to(&mut self.others);
+            for failure in row.ejections().filter(|failure| row.counts && !failure.outside) {
+                match failures.iter_mut().find(|known| known.endpoint == failure.endpoint) {
+                    Some(known) => *known = (*known).max(failure),
+                    None => failures.push(failure),
+                }
+            }
+        }
+        let mut sum = OwnLoadReport::default();
+        for endpoint in &self.present {
+            let load = self.others.load(*endpoint);
+            if load != EndpointLoad::default() {
+                sum.set(*endpoint, load);
+            }
+        }
+        sum.write(head, &mut InFlight::default(), &failures).to_vec()
+    }
+}
+
+/// 0 when they are the same. By words: the C library compares byte by byte.
+fn difference(one: &[u8; LOAD], other: &[u8; LOAD]) -> u64 {
+    let ([a, b, c, d], [e, f, g, h]): ([u64; 4], [u64; 4]) = (words(one), words(other));
+    (a ^ e) | (b ^ f) | (c ^ g) | (d ^ h)
+}
+
+fn load_bytes(endpoint: EndpointRef, load: EndpointLoad) -> [u8; LOAD] {
+    let requests = u16::try_from(load.requests).unwrap_or(u16::MAX);
+    let PendingPrefills { prompts, prompt_tokens, uncached_tokens, attention } = load.prefills;
+    let words = [
+        place(endpoint, requests),
+        pair(narrow(load.prefill_tokens), narrow(load.decode_tokens)),
+        pair(prompts, narrow(prompt_tokens)),
+        pair(narrow(uncached_tokens), narrow(attention)),
+    ];
+    let mut bytes = [0; LOAD];
+    for (to, word) in bytes.as_chunks_mut::<WORD>().0.iter_mut().zip(words) {
+        *to = word.to_le_bytes();
+    }
+    bytes
+}
+
+/// The load of an entry; nothing, of a slot that no snapshot has.
+fn load(bytes: &[u8; LOAD]) -> Option<(EndpointRef, EndpointLoad)> {
+    let [at, tokens, prompts, work] = words(bytes);
+    let (endpoint, requests) = endpoint(at)?;
+    let [(prefill, decode), (prompts, prompt), (uncached, attention)] = [tokens, prompts, work].map(unpair);
+    let prefills = PendingPrefills { prompts, prompt_tokens: prompt.into(), uncached_tokens: uncached.into(), attention: attention.into() };
+    let load = EndpointLoad {
+        requests: u32::from(requests),
+        prefill_tokens: u64::from(prefill),
+        decode_tokens: u64::from(decode),
+        prefills,
+        ..EndpointLoad::default()
+    };
+    Some((endpoint, load))
+}
+
+fn is_nothing(bytes: &[u8; LOAD]) -> bool {
+    load(bytes).is_none_or(|(_, load)| load == EndpointLoad::default())
+}
+
+fn place(endpoint: EndpointRef, low: u16) -> u64 {
+    u64::from(endpoint.slot.0) | u64::from(low) << 16 | u64::from(endpoint.generation.0) << 32
+}
+
+fn endpoint(word: u64) -> Option<(EndpointRef, u16)> {
+    let (low, generation) = unpair(word);
+    #[expect(clippy::cast_possible_truncation, reason = "halves of a half")]
+    let (slot, rest) = (low as u16, (low >> 16) as u16);
+    (usize::from(slot) < ENDPOINTS_MAX).then_some((EndpointRef { slot: Slot(slot), generation: Generation(generation) }, rest))
+}
+
+fn pair(low: u32, high: u32) -> u64 {
+    u64::from(low) | u64::from(high) << 32
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "halves of a word")]
+fn unpair(word: u64) -> (u32, u32) {
+    (word as u32, (word >> 32) as u32)
+}
+
+fn narrow(count: u64) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}
+
+fn append(bytes: &mut Vec<u8>, words: &[u64]) {
+    words.iter().for_each(|word| bytes.extend_from_slice(&word.to_le_bytes()));
+}
+
+/// The words of as many bytes.
+fn words<const BYTES: usize, const WORDS: usize>(bytes: &[u8; BYTES]) -> [u64; WORDS] {
+    let mut words = [0; WORDS];
+    for (word, bytes) in words.iter_mut().zip(bytes.as_chunks::<WORD>().0) {
+        *word = u64::from_le_bytes(*bytes);
+    }
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use scheduler::in_flight::InFlightTicket;
+
+    const HEAD_OF_7: LoadReportHead = LoadReportHead { vm: 7, written: Timestamp(8), ring: 9 };
+
+    fn at(slot: u16, generation: u32) -> EndpointRef {
+        EndpointRef { slot: Slot(slot), generation: Generation(generation) }
+    }
+
+    fn started() -> PeerLoads {
+        let mut others = PeerLoads::default();
+        others.start(&(0..8).map(|slot| at(slot, 1)).collect::<Vec<_>>());
+        others
+    }
+
+    fn sums(others: &PeerLoads) -> Vec<EndpointLoad> {
+        (0..8).map(|slot| others.load(at(slot, 1))).collect()
+    }
+
+    #[test]
+    fn a_row_says_what_is_outstanding_and_who_failed() {
+        let (mut ledger, mut own, mut peer, mut others) =
+            (InFlight::default(), OwnLoadReport::default(), PeerLoadReport::default(), started());
+        let mut ticket = ledger.admit(at(3, 1), 500);
+        let _other = ledger.admit(at(5, u32::MAX), 1);
+        ledger.decoded(&mut ticket, 20);
+        let failed =
+            Ejection { at: Timestamp(1), failures: 2, until: Timestamp(u64::MAX), endpoint: at(1023, 9), outside: true, by_answers: true };
+        let bytes = own.write(HEAD_OF_7, &mut ledger, &[failed]).to_vec();
+        assert_eq!(bytes.len(), HEAD + 2 * LOAD + FAILURE);
+        assert!(!peer.replace(bytes, true, &mut others));
+        assert_eq!((peer.head(), peer.ejections().collect::<Vec<_>>()), (HEAD_OF_7, vec![failed]));
+        let prefills = PendingPrefills::of(500, 500);
+        assert_eq!(
+            others.load(at(3, 1)),
+            EndpointLoad { requests: 1, prefill_tokens: 500, decode_tokens: 20, prefills, ..EndpointLoad::default() }
+        );
+        assert_eq!(others.load(at(5, 1)), EndpointLoad::default(), "of another life");
+        ledger.release(ticket);
+        assert!(!own.is_idle());
+        peer.replace(own.write(HEAD_OF_7, &mut ledger, &[]).to_vec(), true, &mut others);
+        assert_eq!(sums(&others), vec![EndpointLoad::default(); 8]);
+    }
+
+    #[test]
+    fn the_lowest_slos_of_those_that_count_are_told() {
+        let (mut others, mut one, mut two) = (started(), PeerLoadReport::default(), PeerLoadReport::default());
+        let row = |ttft, tpot| {
+            let mut own = OwnLoadReport::default();
+            own.set(at(2, 1), EndpointLoad { requests: 1, ttft_slo_us: ttft, tpot_slo_us: tpot, ..EndpointLoad::default() });
+            own.write(HEAD_OF_7, &mut InFlight::default(), &[]).to_vec()
+        };
+        let slos = |others: &PeerLoads| (others.load(at(2, 1)).ttft_slo_us, others.load(at(2, 1)).tpot_slo_us);
+        assert!(one.replace(row(Some(500), None), true, &mut others) && two.replace(row(Some(300), Some(20)), true, &mut others));
+        one.add_slos_to(&mut others);
+        two.add_slos_to(&mut others);
+        assert_eq!(slos(&others), (Some(300), Some(20)));
+        assert!(two.count(false, &mut others));
+        others.forget_slos();
+        one.add_slos_to(&mut others);
+        two.add_slos_to(&mut others);
+        assert_eq!(slos(&others), (Some(500), None));
+    }
+
+    #[test]
+    fn slos_are_put_together_anew_when_they_change_or_the_row_begins_or_ceases_to_count() {
+        let (mut others, mut peer) = (started(), PeerLoadReport::default());
+        let row = |requests, ttft_slo_us, failures: &[Ejection]| {
+            let mut own = OwnLoadReport::default();
+            own.set(at(2, 1), EndpointLoad { requests, ttft_slo_us, ..EndpointLoad::default() });
+            own.write(HEAD_OF_7, &mut InFlight::default(), failures).to_vec()
+        };
+        let failed = Ejection { at: Timestamp(1), failures: 1, until: Timestamp(9), endpoint: at(3, 1), outside: false, by_answers: false };
+        for (requests, slo, counts, anew) in [
+            (1, None, true, false),
+            (1, None, false, false),
+            (1, Some(500), false, true),
+            (2, Some(500), false, false),
+            (2, Some(500), true, true),
+            (3, Some(500), true, false),
+            (3, Some(400), true, true),
+            (3, Some(400), false, true),
+            (3, None, true, true),
+        ] {
+            assert_eq!(peer.replace(row(requests, slo, &[failed]), counts, &mut others), anew, "{requests} {slo:?} {counts}");
+            assert_eq!(peer.ejections().collect::<Vec<_>>(), [failed], "wherever they stand behind the SLOs");
+            assert!(!peer.is_idle());
+        }
+        peer.replace(OwnLoadReport::default().write(HEAD_OF_7, &mut InFlight::default(), &[]).to_vec(), true, &mut others);
+        assert!(peer.is_idle());
+    }
+
+    #[test]
+    fn loads_differ_where_any_of_their_words_do() {
+        let load = [7; LOAD];
+        assert_eq!(difference(&load, &load), 0);
+        for changed in 1..16_u8 {
+            let mut other = load;
+            for word in (0..4).filter(|word| changed >> word & 1 == 1) {
+                other[word * WORD] = 8;
+            }
+            assert_ne!(difference(&load, &other), 0, "words {changed:#b}");
+        }
+    }
+
+    #[test]
+    fn a_slot_that_no_pool_has_is_nobody_s() {
+        let last = at(ENDPOINTS_MAX as u16 - 1, 1);
+        assert_eq!(endpoint(place(last, 5)), Some((last, 5)));
+        assert_eq!(endpoint(place(at(ENDPOINTS_MAX as u16, 1), 5)), None);
+    }
+
+    #[test]
+    fn picks_of_another_worker_stand_for_those_of_other_proxies_too() {
+        let row = |vm, slot, requests, prefill_tokens| {
+            let mut own = OwnLoadReport::default();
+            let prefills = PendingPrefills { prompts: requests, ..PendingPrefills::default() };
+            own.set(at(slot, 1), EndpointLoad { requests, prefill_tokens, prefills, ..EndpointLoad::default() });
+            own.write(LoadReportHead { vm, ..HEAD_OF_7 }, &mut InFlight::default(), &[]).to_vec()
+        };
+        let (mut others, mut peer) = (started(), PeerLoadReport::default());
+        let load = |others: &PeerLoads, slot| (others.load(at(slot, 1)).requests, others.load(at(slot, 1)).prefill_tokens);
+        peer.replace(row(7, 2, 1, 10), true, &mut others);
+        assert_eq!(load(&others, 2), (1, 10), "there is no other proxy");
+        others.stand_for(2, 1_000, 0);
+        peer.replace(row(7, 2, 3, 15), true, &mut others);
+        assert_eq!(load(&others, 2), (3 + 2 * 2, 15 + 2 * 5), "two more, each once here and once at each of two proxies");
+        assert_eq!(others.load(at(2, 1)).prefills.prompts, 3 + 2 * 2);
+        peer.replace(row(7, 2, 3, 40), true, &mut others);
+        assert_eq!(load(&others, 2), (7, 50), "the same requests are no pick");
+        peer.replace(row(7, 2, 2, 20), true, &mut others);
+        assert_eq!(load(&others, 2), (6, 30), "nor is an end");
+        peer.replace(row(7, 5, 1, 6), true, &mut others);
+        assert_eq!((load(&others, 2), load(&others, 5)), ((4, 10), (3, 18)), "in its place another endpoint");
+        PeerLoadReport::default().replace(row(LoadReportHead::OUTSIDE, 4, 6, 60), true, &mut others);
+        assert_eq!(load(&others, 4), (6, 60), "what the other proxies tell is theirs already");
+    }
+
+    #[test]
+    fn a_sum_of_rows_is_a_row() {
+        let row = |slot, requests, ttft| {
+            let mut own = OwnLoadReport::default();
+            own.set(at(slot, 1), EndpointLoad { requests, prefill_tokens: 10, ttft_slo_us: ttft, ..EndpointLoad::default() });
+            own.set(at(7, 1), EndpointLoad { requests: 1, ..EndpointLoad::default() });
+            own.write(HEAD_OF_7, &mut InFlight::default(), &[]).to_vec()
+        };
+        let (mut sum, mut one, mut two, mut others) =
+            (LoadReportSum::default(), PeerLoadReport::default(), PeerLoadReport::default(), started());
+        sum.reset((0..8).map(|slot| at(slot, 1)).collect(), []);
+        sum.read(&mut one, row(2, 3, Some(40)));
+        sum.read(&mut two, row(2, 4, Some(30)));
+        sum.add(at(5, 1), EndpointLoad { requests: 9, ttft_slo_us: Some(70), tpot_slo_us: Some(8), ..EndpointLoad::default() });
+        let mut whole = PeerLoadReport::default();
+        whole.replace(sum.row(HEAD_OF_7, [&one, &two], &[]), true, &mut others);
+        whole.add_slos_to(&mut others);
+        assert_eq!(
+            others.load(at(2, 1)),
+            EndpointLoad { requests: 7, prefill_tokens: 20, ttft_slo_us: Some(30), ..EndpointLoad::default() }
+        );
+        assert_eq!([5, 7].map(|slot| others.load(at(slot, 1)).requests), [9, 2]);
+        assert_eq!((others.load(at(5, 1)).ttft_slo_us, others.load(at(5, 1)).tpot_slo_us), (Some(70), Some(8)));
+        sum.count(&mut two, false);
+        whole.replace(sum.row(HEAD_OF_7, [&one, &two], &[]), true, &mut others);
+        assert_eq!(others.load(at(2, 1)).requests, 3, "without the one that asks");
+        sum.reset(vec![at(7, 1)], [&one, &two]);
+        whole.replace(sum.row(HEAD_OF_7, [&one, &two], &[]), true, &mut others);
+        assert_eq!(sums(&others).iter().map(|load| load.requests).collect::<Vec<_>>(), [0, 0, 0, 0, 0, 0, 0, 1]);
+    }
+
+    #[test]
+    fn failures_go_from_process_to_process_by_the_clock_of_each_and_not_in_circles() {
+        let failure = |slot, ms, outside| Ejection {
+            at: Timestamp(0).plus_ms(ms),
+            failures: 1,
+            until: Timestamp(0).plus_ms(ms + 1_000),
+            endpoint: at(slot, 1),
+            outside,
+            by_answers: false,
+        };
+        let (mut one, mut two, mut others) = (PeerLoadReport::default(), PeerLoadReport::default(), started());
+        let row = |failures: &[Ejection]| OwnLoadReport::default().write(HEAD_OF_7, &mut InFlight::default(), failures).to_vec();
+        one.replace(row(&[failure(1, 500, false), failure(2, 500, true)]), true, &mut others);
+        two.replace(row(&[failure(1, 700, false), failure(3, 100, false)]), true, &mut others);
+        let told = LoadReportSum::default().row(
+            LoadReportHead { written: Timestamp(0).plus_ms(800), ..HEAD_OF_7 },
+            [&one, &two],
+            &[failure(3, 600, false)],
+        );
+        let mut read = PeerLoadReport::default();
+        read.replace(told.clone(), true, &mut others);
+        let expected = [failure(3, 600, false), failure(1, 700, false)];
+        assert_eq!(read.ejections().collect::<Vec<_>>(), expected, "the last of each, and none of another proxy's");
+
+        let mut received = told;
+        assert!(LoadReportHead { written: Timestamp(0).plus_ms(5_800), ..HEAD_OF_7 }.receive(&mut received));
+        read.replace(received, true, &mut others);
+        assert_eq!(read.head(), LoadReportHead { written: Timestamp(0).plus_ms(5_800), ..HEAD_OF_7 });
+        assert_eq!(read.ejections().collect::<Vec<_>>(), [failure(3, 5_600, false), failure(1, 5_700, false)]);
+        let answered = Ejection { at: Timestamp(0), failures: 0, until: Timestamp(0), ..failure(1, 0, false) };
+        let mut received = row(&[answered, failure(2, u64::MAX >> 30, false)]);
+        assert!(HEAD_OF_7.receive(&mut received));
+        read.replace(received, true, &mut others);
+        let read: Vec<_> = read.ejections().collect();
+        assert_eq!((read[0], read[1].at), (answered, HEAD_OF_7.written), "nothing is of a moment to come");
+        for mut garbage in [vec![], vec![1; HEAD - 1], vec![0xff; HEAD + 5]] {
+            assert!(!HEAD_OF_7.receive(&mut garbage));
+        }
+    }
+
+    #[test]
+    fn nothing_another_process_says_lasts_longer_than_half_a_minute_or_counts_for_more_than_a_proxy_can_have() {
+        let now = Timestamp(0).plus_ms(5_000_000);
+        let head = LoadReportHead { written: now, ..HEAD_OF_7 };
+        let said = [(0, u64::MAX), (u64::MAX, u64::MAX), (1, now.0), (u64::MAX, 1)];
+        for (written, (at_, until)) in [0, 1, now.0, u64::MAX].into_iter().flat_map(|w| said.map(|s| (w, s))) {
+            let failure = Ejection {
+                at: Timestamp(at_),
+                failures: u32::MAX,
+                until: Timestamp(until),
+                endpoint: at(1, 1),
+                outside: false,
+                by_answers: false,
+            };
+            let from = LoadReportHead { written: Timestamp(written), ..HEAD_OF_7 };
+            let mut row = OwnLoadReport::default().write(from, &mut InFlight::default(), &[failure]).to_vec();
+            assert!(head.receive(&mut row));
+            let mut read = PeerLoadReport::default();
+            read.replace(row, true, &mut started());
+            let told = read.ejections().next().unwrap();
+            assert!(told.at <= now, "{written} {at_} {until}: {told:?}");
+            assert!(told.until <= now.plus_ms(TOLD_MS_MAX), "{written} {at_} {until}: {told:?}");
+        }
+        // The largest values of many reports must add up without overflow: what overflows would be
+        // missing when one of them leaves.
+        let prefills = PendingPrefills { prompts: u32::MAX, ..PendingPrefills::default() };
+        let load = EndpointLoad { requests: u32::MAX, prefills, ..EndpointLoad::default() };
+        let mut row = Vec::new();
+        append(&mut row, &[7, 0, 0, 1]);
+        row.extend_from_slice(&load_bytes(at(2, 1), load));
+        assert!(head.receive(&mut row));
+        let (mut read, mut others) = (PeerLoadReport::default(), started());
+        read.replace(row, true, &mut others);
+        assert_eq!(others.load(at(2, 1)).prefills.prompts, PROMPTS_MAX);
+        assert!(u64::from(PROMPTS_MAX) * 4_096 < u64::from(u32::MAX), "as many rows as a daemon serves streams");
+    }
+
+    #[test]
+    fn endpoints_that_are_idle_for_good_leave_the_row() {
+        let (mut ledger, mut own) = (InFlight::default(), OwnLoadReport::default());
+        let kept = ledger.admit(at(900, 1), 5);
+        for slot in 0..=NOTHING_MAX as u16 {
+            let ticket = ledger.admit(at(slot, 1), 5);
+            own.write(HEAD_OF_7, &mut ledger, &[]);
+            ledger.release(ticket);
+        }
+        assert_eq!(own.write(HEAD_OF_7, &mut ledger, &[]).len(), HEAD + LOAD);
+        ledger.release(kept);
+        assert_eq!(own.write(HEAD_OF_7, &mut ledger, &[]).len(), HEAD + LOAD);
+        assert!(own.is_idle());
+    }
+
+    /// One VM as another sees it.
+    #[derive(Default)]
+    struct ReportVm {
+        ledger: InFlight,
+        own: OwnLoadReport,
+        peer: PeerLoadReport,
+        tickets: Vec<InFlightTicket>,
+        last: Vec<u8>,
+    }
+
+    #[derive(Clone, Debug)]
+    enum ReportStep {
+        Admit(u16, u32, u32),
+        Release(prop::sample::Index),
+        Transfer(prop::sample::Index, u16),
+        Tell,
+        Count(bool),
+        Garbage(Vec<u8>),
+    }
+
+    fn step() -> impl Strategy<Value = ReportStep> {
+        prop_oneof![
+            4 => (0..8_u16, 1..3_u32, 0..1000_u32).prop_map(|(slot, life, tokens)| ReportStep::Admit(slot, life, tokens)),
+            3 => any::<prop::sample::Index>().prop_map(ReportStep::Release),
+            1 => (any::<prop::sample::Index>(), 0..8_u16).prop_map(|(i, slot)| ReportStep::Transfer(i, slot)),
+            4 => Just(ReportStep::Tell),
+            1 => any::<bool>().prop_map(ReportStep::Count),
+            1 => prop::collection::vec(any::<u8>(), 0..200).prop_map(ReportStep::Garbage),
+        ]
+    }
+
+    proptest! {
+        /// However reports change, are missed or garbled: the counts are exactly those of the last
+        /// read reports, as if read for the first time.
+        #[test]
+        fn differences_add_up_to_the_row(steps in prop::collection::vec((0..2_usize, step()), 0..80)) {
+            let mut others = started();
+            let mut vms = [ReportVm::default(), ReportVm::default()];
+            for (vm, step) in steps {
+                let ReportVm { ledger, own, peer, tickets, last } = &mut vms[vm];
+                match step {
+                    ReportStep::Admit(slot, life, tokens) => tickets.push(ledger.admit(at(slot, life), tokens)),
+                    ReportStep::Release(i) if !tickets.is_empty() => ledger.release(tickets.swap_remove(i.index(tickets.len()))),
+                    ReportStep::Transfer(i, slot) if !tickets.is_empty() => ledger.transfer(i.get_mut(tickets), at(slot, 1)),
+                    ReportStep::Tell => {
+                        *last = own.write(HEAD_OF_7, ledger, &[]).to_vec();
+                        peer.replace(last.clone(), peer.counts(), &mut others);
+                        prop_assert_eq!(own.is_idle(), ledger.rows().count() == 0);
+                    }
+                    ReportStep::Count(counts) => drop(peer.count(counts, &mut others)),
+                    ReportStep::Garbage(bytes) => {
+                        *last = bytes;
+                        peer.replace(last.clone(), true, &mut others);
+                    }
+                    _ => {}
+                }
+                let mut anew = started();
+                for ReportVm { peer, last, .. } in &vms {
+                    PeerLoadReport::default().replace(last.clone(), peer.counts(), &mut anew);
+                }
+                prop_assert_eq!(sums(&others), sums(&anew));
+            }
+            for ReportVm { ledger, own, peer, tickets, .. } in &mut vms {
+                tickets.drain(..).for_each(|ticket| ledger.release(ticket));
+                peer.replace(own.write(HEAD_OF_7, ledger, &[]).to_vec(), true, &mut others);
+            }
+            prop_assert_eq!(sums(&others), vec![EndpointLoad::default(); 8], "when all has ended nothing is left");
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! What an answer, or a missing answer, means for the endpoint that got the request.
+
+use scheduler::EndpointRef;
+
+use super::health::{self, RequestFailure};
+use super::{LedgerHold, ManagedPool, crash_correlation};
+use crate::time::Timestamp;
+use crate::verdict::Verdict;
+
+/// The properties of a request that its answer is judged by.
+#[derive(Clone, Copy, Debug)]
+pub struct SentRequest {
+    /// API and model of the request, as a hash: every endpoint that has the model serves requests
+    /// of the same kind.
+    pub kind: u64,
+    /// The client's credentials, as a hash.
+    pub credentials: u64,
+    /// The status of the answer.
+    pub status: u16,
+    /// Hash of the whole prompt; 0 without one.
+    pub prompt: u64,
+    /// When it was sent.
+    pub at: Timestamp,
+}
+
+// === impl SentRequest ===
+
+impl SentRequest {
+    /// The kind, of this client alone.
+    fn client(&self) -> u64 {
+        self.kind ^ self.credentials.rotate_left(1)
+    }
+
+    /// What was refused: this client, or the model for any client.
+    fn refused(&self) -> u64 {
+        if matches!(self.status, 401 | 403) { self.client() } else { self.kind }
+    }
+}
+
+// === impl ManagedPool ===
+
+impl ManagedPool {
+    /// An attempt got no answer.
+    pub fn record_unanswered(&mut self, endpoint: EndpointRef, held: &mut LedgerHold, failure: RequestFailure, now: Timestamp) {
+        // Requests in flight outlive their endpoint; a row for an endpoint that is gone would never
+        // be removed.
+        if self.knows(endpoint) {
+            self.counters.count_failed(endpoint);
+            self.record_failure(endpoint, held, failure, now);
+        }
+    }
+
+    /// The connection was lost over the prompt of this hash after it was sent.
+    pub fn record_lost_connection(&mut self, endpoint: EndpointRef, prompt: u64, now: Timestamp) {
+        if prompt != 0 && self.knows(endpoint) {
+            let mark = crash_correlation::mark(prompt);
+            self.crashing.record(mark, endpoint, now);
+            self.placements.push(endpoint, &[mark], 0);
+        }
+    }
+
+    /// Did the endpoint answer anything within the last second?
+    pub fn is_alive(&self, endpoint: EndpointRef, now: Timestamp) -> bool {
+        self.health.answered_at(endpoint).is_some_and(|at| now.ms_since(at) <= health::FRESH_MS)
+    }
+
+    /// An endpoint answered a request that was sent to it at `sent`. The answer is judged later.
+    pub fn record_answer(&mut self, endpoint: EndpointRef, sent: Timestamp, now: Timestamp) {
+        if self.knows(endpoint) {
+            self.health.record_answer(endpoint, now);
+        }
+        self.changes += u64::from(self.ejections.record_answer(endpoint, false, sent, now));
+        self.counters.count_served(endpoint);
+    }
+
+    /// The answer of an endpoint means this, by the table of [`crate::verdict`].
+    pub fn apply_verdict(&mut self, endpoint: EndpointRef, verdict: Verdict, sent: &SentRequest, held: &mut LedgerHold, now: Timestamp) {
+        if !self.knows(endpoint) {
+            return;
+        }
+        match verdict {
+            Verdict::Success => {
+                self.accepted.record(sent.kind, endpoint, now);
+                self.accepted.record(sent.client(), endpoint, now);
+                self.crashing.forget(sent.prompt);
+                self.record_success(endpoint, sent.at, held, now);
+                self.health.record_success(endpoint, sent.prompt, now);
+            }
+            Verdict::Ill | Verdict::Overloaded => self.record_failure(endpoint, held, RequestFailure::Answer, now),
+            Verdict::Misdirected | Verdict::Strange if self.accepted.accepted_elsewhere(sent.refused(), endpoint, now) => {
+                self.record_failure(endpoint, held, RequestFailure::Answer, now);
+            }
+            Verdict::Misdirected | Verdict::Strange | Verdict::ClientFault | Verdict::Unknown => {}
+        }
+    }
+
+    /// The endpoint serves a request that was sent at `sent` well.
+    pub fn record_success(&mut self, endpoint: EndpointRef, sent: Timestamp, held: &mut LedgerHold, now: Timestamp) {
+        if self.ejections.record_answer(endpoint, true, sent, now) {
+            self.health.reset(endpoint);
+            self.changes += 1;
+        }
+        held.probe = held.probe.filter(|(probe, _)| *probe != endpoint);
+    }
+
+    /// Is the request a probe of an endpoint that was ejected?
+    pub fn is_probe(held: &LedgerHold) -> bool {
+        held.probe.is_some()
+    }
+
+    fn record_failure(&mut self, endpoint: EndpointRef, held: &mut LedgerHold, failure: RequestFailure, now: Timestamp) {
+        let (is_reason, by_answers) = (self.health.record_failure(endpoint, failure, now), failure == RequestFailure::Answer);
+        if held.probe.is_some_and(|(probe, _)| probe == endpoint) {
+            held.probe = None;
+            self.ejections.probe_failed(endpoint, by_answers, self.rng.open01(), now);
+            self.changes += 1;
+        } else if is_reason {
+            let chance = self.rng.open01();
+            self.changes += u64::from(self.ejections.eject(endpoint, by_answers, chance, now));
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! The state of the proxy itself at the moment of a pick, beside the snapshot.
+
+use crate::endpoint::{EndpointIndex, Slot};
+use crate::in_flight::InFlight;
+
+/// The proxy's own state for one pick. Read only: the caller records the outcome.
+#[derive(Clone, Copy, Debug)]
+pub struct LocalState<'a> {
+    /// Requests outstanding, by endpoint slot.
+    pub in_flight: &'a InFlight,
+    /// Cached prefix blocks of this request at each endpoint, as estimated, parallel to the
+    /// snapshot's endpoints; empty when the request has none.
+    pub matched_blocks: &'a [u32],
+    /// The reuse interval of the longest cached prefix: how many such prompts each endpoint got, on
+    /// average, since it was last used ([`crate::prefix::PrefixIndex::idle`]).
+    pub prefix_idle: f32,
+    /// The age of each copy of the longest cached prefix: how close the endpoint is to evicting it,
+    /// 0 to 1, parallel to the snapshot's endpoints ([`crate::prefix::PrefixIndex::ages`]); empty
+    /// unless several endpoints have one.
+    pub prefix_ages: &'a [f32],
+    /// When each endpoint last answered a request of this proxy, in growing numbers, by slot; 0 is
+    /// never, and an empty list means never for all.
+    pub last_answers: &'a [u64],
+    /// Endpoints ejected now, parallel to the snapshot's endpoints; empty when none is.
+    pub ejected: &'a [bool],
+    /// The failure rate of each endpoint minus that of the other endpoints, 0 to 1, parallel to the
+    /// snapshot's endpoints; empty when no endpoint fails more often than the others.
+    pub failing: &'a [f32],
+    /// When each endpoint last got a request whose prefix was cached nowhere, in numbers that grow
+    /// with every such pick, parallel to the snapshot's endpoints; 0 is never, and an empty list
+    /// means never for all.
+    pub last_cold_picks: &'a [u64],
+    /// Whether each endpoint has the request's adapter in GPU memory, as estimated, parallel to the
+    /// snapshot's endpoints; empty when that is unknown.
+    pub adapter_rooms: &'a [AdapterRoom],
+    /// Other proxies pick too and their placements do not arrive here: a prompt that is cached
+    /// nowhere goes to its rendezvous endpoint ([`crate::prefix::rendezvous_endpoint`]).
+    pub peers_unreachable: bool,
+    /// Scraped metrics are too old and count as unknown.
+    pub metrics_stale: bool,
+}
+
+/// An endpoint's room for an adapter, estimated from the adapters of its past requests. An engine
+/// keeps an unused adapter until another one needs its place, but reports only those in use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AdapterRoom {
+    /// Unknown.
+    #[default]
+    Unknown,
+    /// The adapter is loaded: a request used it, and since then fewer other adapters were used than
+    /// fit.
+    Loaded,
+    /// It is not loaded and there is room for it.
+    Free,
+    /// It is not loaded, and loading it evicts another.
+    Full {
+        /// When the evicted adapter was last used, in numbers that grow with every pick.
+        displaced_used: u64,
+    },
+}
+
+impl<'a> LocalState<'a> {
+    /// Requests outstanding, and nothing else known. Callers add other state by struct update, so
+    /// that each column has one default, here.
+    #[must_use]
+    pub fn new(in_flight: &'a InFlight) -> Self {
+        Self {
+            in_flight,
+            matched_blocks: &[],
+            prefix_idle: 0.0,
+            prefix_ages: &[],
+            last_answers: &[],
+            ejected: &[],
+            failing: &[],
+            last_cold_picks: &[],
+            adapter_rooms: &[],
+            peers_unreachable: false,
+            metrics_stale: false,
+        }
+    }
+
+    /// Cached prefix blocks of the request at this endpoint, as estimated.
+    #[must_use]
+    pub fn matched_blocks(&self, index: EndpointIndex) -> u32 {
+        self.matched_blocks.get(index.get()).copied().unwrap_or(0)
+    }
+
+    /// How close this endpoint is to evicting a prefix that other endpoints have too, 0 to 1; 0 if
+    /// it does not have it.
+    #[must_use]
+    pub fn prefix_age(&self, index: EndpointIndex) -> f32 {
+        self.prefix_ages.get(index.get()).filter(|age| age.is_finite()).map_or(0.0, |age| age.clamp(0.0, 1.0))
+    }
+
+    /// When this endpoint last got a request whose prefix was cached nowhere; 0 is never.
+    #[must_use]
+    pub fn last_cold_pick(&self, index: EndpointIndex) -> u64 {
+        self.last_cold_picks.get(index.get()).copied().unwrap_or(0)
+    }
+
+    /// This endpoint's room for the request's adapter, as estimated.
+    #[must_use]
+    pub fn adapter_room(&self, index: EndpointIndex) -> AdapterRoom {
+        self.adapter_rooms.get(index.get()).copied().unwrap_or_default()
+    }
+
+    /// When the endpoint in this slot last answered a request of this proxy; 0 is never.
+    #[must_use]
+    pub fn last_answer(&self, slot: Slot) -> u64 {
+        self.last_answers.get(usize::from(slot.0)).copied().unwrap_or(0)
+    }
+
+    /// The failure rate of this endpoint minus that of the others, 0 to 1.
+    #[must_use]
+    pub fn failing(&self, index: EndpointIndex) -> f32 {
+        self.failing.get(index.get()).filter(|share| share.is_finite()).map_or(0.0, |share| share.clamp(0.0, 1.0))
+    }
+
+    /// Whether this endpoint is ejected now.
+    #[must_use]
+    pub fn ejected(&self, index: EndpointIndex) -> bool {
+        self.ejected.get(index.get()).copied().unwrap_or(false)
+    }
+}

@@ -1,0 +1,79 @@
+//! What is to happen, in the order of virtual time, and at one time in the order it was planned in.
+
+use std::cmp::Ordering;
+use std::collections::BinaryHeap;
+
+#[derive(Debug)]
+pub(crate) struct EventQueue<T> {
+    items: BinaryHeap<QueuedEvent<T>>,
+    planned: u64,
+}
+
+/// When in ms, as what number it was planned, and what.
+#[derive(Debug)]
+struct QueuedEvent<T>(f64, u64, T);
+
+// === impl QueuedEvent ===
+
+impl<T> PartialEq for QueuedEvent<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl<T> Eq for QueuedEvent<T> {}
+
+impl<T> PartialOrd for QueuedEvent<T> {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl<T> Ord for QueuedEvent<T> {
+    /// The heap gives the greatest first: here the soonest.
+    fn cmp(&self, other: &Self) -> Ordering {
+        other.0.total_cmp(&self.0).then(other.1.cmp(&self.1))
+    }
+}
+
+// === impl EventQueue ===
+
+impl<T> Default for EventQueue<T> {
+    fn default() -> Self {
+        Self { items: BinaryHeap::new(), planned: 0 }
+    }
+}
+
+impl<T> EventQueue<T> {
+    pub(crate) fn plan(&mut self, at: f64, what: T) {
+        self.planned += 1;
+        self.items.push(QueuedEvent(at, self.planned, what));
+    }
+
+    /// When the next happens; never, if nothing is planned.
+    pub(crate) fn next_at(&self) -> f64 {
+        self.items.peek().map_or(f64::INFINITY, |item| item.0)
+    }
+
+    /// What happens next, and when.
+    ///
+    /// # Errors
+    /// When nothing is planned, though a run still waits for something.
+    pub(crate) fn next(&mut self) -> Result<(f64, T), String> {
+        self.items.pop().map(|QueuedEvent(at, _, what)| (at, what)).ok_or_else(|| "nothing is left to happen".to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_soonest_comes_first_and_of_one_time_the_first_planned() {
+        let mut agenda = EventQueue::default();
+        [(2.0, 'c'), (1.0, 'a'), (2.0, 'd'), (1.0, 'b')].into_iter().for_each(|(at, what)| agenda.plan(at, what));
+        let order: String = (0..4).map(|_| agenda.next().unwrap().1).collect();
+        assert_eq!(order, "abcd");
+        assert!(agenda.next().is_err() && agenda.next_at().is_infinite());
+    }
+}

@@ -1,0 +1,130 @@
+//! Policies that no plugin stands for. Each is told what ours is told: the same ledger, the same prefix index, of the same age.
+
+use scheduler::in_flight::EndpointLoad;
+use scheduler::{Readiness, Rng, Snapshot};
+
+use super::oracle;
+use crate::engine::{BLOCK_TOKENS, EngineJob, EngineSimulator};
+use crate::workload::mix;
+
+/// A policy of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BaselinePolicy {
+    RoundRobin,
+    /// The fewest requests in flight.
+    LeastRequest,
+    /// The one with fewer requests in flight of two at random.
+    TwoChoices,
+    /// (Uncached tokens waiting + new ones) x (requests in flight + 1): OSDI'26.
+    LMetric,
+    /// New ones alone x (requests in flight + 1): the same paper's first form.
+    LMetricNew,
+    /// Blocks to prefill + blocks in use: NVIDIA Dynamo's KV router at temperature 0.
+    Dynamo,
+    /// Consistent hashing with bounded loads (factor 1.25, 128 places a replica) on the first 1,024 tokens.
+    Chwbl,
+    /// Sees the engines and the future of what is there, and takes the place where all who are there end soonest.
+    Oracle,
+}
+
+/// What a policy sees.
+pub(crate) struct PolicyView<'a, 'w> {
+    pub(crate) snapshot: &'a Snapshot,
+    pub(crate) loads: &'a [EndpointLoad],
+    pub(crate) matched: &'a [u32],
+    pub(crate) job: &'a EngineJob<'w>,
+    pub(crate) engines: &'a [Box<dyn EngineSimulator<'w> + 'w>],
+    pub(crate) now: f64,
+    pub(crate) turn: usize,
+}
+
+const CHWBL_HEAD_BLOCKS: usize = 16;
+const CHWBL_FACTOR: f64 = 1.25;
+const CHWBL_PLACES: u64 = 128;
+
+// === impl BaselinePolicy ===
+
+impl BaselinePolicy {
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        Some(match name {
+            "round-robin" => Self::RoundRobin,
+            "least-request" => Self::LeastRequest,
+            "p2c" => Self::TwoChoices,
+            "lmetric" => Self::LMetric,
+            "lmetric-new" => Self::LMetricNew,
+            "dynamo" => Self::Dynamo,
+            "chwbl" => Self::Chwbl,
+            "oracle" => Self::Oracle,
+            _ => return None,
+        })
+    }
+
+    /// The position picked, among those that are ready.
+    pub(crate) fn pick(self, view: &PolicyView<'_, '_>, rng: &mut Rng) -> Option<usize> {
+        let ready: Vec<usize> = view.ready();
+        let lowest = |cost: &dyn Fn(usize) -> f64, rng: &mut Rng| {
+            let costs = ready.iter().map(|&at| (cost(at), rng.next_u64(), at));
+            costs.min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1))).map(|(_, _, at)| at)
+        };
+        match self {
+            Self::RoundRobin => ready.get(view.turn % ready.len().max(1)).copied(),
+            Self::LeastRequest => lowest(&|at| view.requests(at), rng),
+            Self::TwoChoices => {
+                let one = rng.below(ready.len());
+                let other = (one + 1 + rng.below(ready.len().saturating_sub(1))) % ready.len().max(1);
+                let pair = [ready.get(one).copied()?, ready.get(other).copied()?];
+                pair.into_iter().min_by(|a, b| view.requests(*a).total_cmp(&view.requests(*b)))
+            }
+            Self::LMetric => lowest(&|at| (view.waiting(at) + view.uncached(at)) * (view.requests(at) + 1.0), rng),
+            Self::LMetricNew => lowest(&|at| view.uncached(at) * (view.requests(at) + 1.0), rng),
+            Self::Dynamo => lowest(&|at| view.waiting(at) + view.uncached(at) + view.context(at) + f64::from(view.job.prompt), rng),
+            Self::Chwbl => chwbl(view, &ready),
+            Self::Oracle => lowest(&|at| oracle::cost(view, at), rng),
+        }
+    }
+}
+
+// === impl PolicyView ===
+
+impl PolicyView<'_, '_> {
+    fn ready(&self) -> Vec<usize> {
+        let endpoints = self.snapshot.endpoints().iter().enumerate();
+        endpoints.filter(|(_, endpoint)| endpoint.readiness == Readiness::Ready).map(|(at, _)| at).collect()
+    }
+
+    fn load(&self, at: usize) -> EndpointLoad {
+        self.loads.get(at).copied().unwrap_or_default()
+    }
+
+    pub(super) fn requests(&self, at: usize) -> f64 {
+        f64::from(self.load(at).requests)
+    }
+
+    /// Uncached tokens of prompts without a first token.
+    fn waiting(&self, at: usize) -> f64 {
+        self.load(at).prefill_tokens as f64
+    }
+
+    /// Tokens of all in flight.
+    fn context(&self, at: usize) -> f64 {
+        (self.load(at).decode_tokens + self.load(at).prefills.prompt_tokens) as f64
+    }
+
+    /// Tokens of the prompt that are not believed to be there.
+    fn uncached(&self, at: usize) -> f64 {
+        let matched = self.matched.get(at).copied().unwrap_or(0) as usize * BLOCK_TOKENS;
+        // The last token of a prompt is always computed.
+        (f64::from(self.job.prompt) - matched as f64).max(1.0)
+    }
+}
+
+/// Walks a ring of places clockwise from the hash of the prompt's head, to the first replica below its bound.
+fn chwbl(view: &PolicyView<'_, '_>, ready: &[usize]) -> Option<usize> {
+    let hashes = view.job.hashes;
+    let head = hashes.get(CHWBL_HEAD_BLOCKS.min(hashes.len()).saturating_sub(1)).copied();
+    let hash = head.unwrap_or_else(|| mix(u64::from(view.job.request), 5));
+    let all: f64 = ready.iter().map(|&at| view.requests(at)).sum::<f64>() + 1.0;
+    let bound = (all / ready.len() as f64 * CHWBL_FACTOR).ceil();
+    let places = ready.iter().filter(|&&at| view.requests(at) < bound).flat_map(|&at| (0..CHWBL_PLACES).map(move |place| (at, place)));
+    places.min_by_key(|&(at, place)| mix(at as u64 + 1, place).wrapping_sub(hash)).map(|(at, _)| at)
+}

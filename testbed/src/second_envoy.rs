@@ -1,0 +1,65 @@
+//! Another proxy beside a stack's own, at the same daemon.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use crate::envoy::{EnvoyConfig, EnvoyOptions, EnvoyProcess};
+use crate::ports::ReservedPort;
+use crate::stack::{PickerMode, Stack};
+use crate::{Result, client, wait_for};
+
+/// From nothing to a picker with state, on a machine that compiles at the same time.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Another Envoy on the config of the first, with ports of its own.
+#[derive(Debug)]
+pub struct SecondEnvoy {
+    /// The proxy.
+    pub envoy: EnvoyProcess,
+    _ports: [ReservedPort; 2],
+    _folder: TempDir,
+}
+
+// === impl SecondEnvoy ===
+
+impl SecondEnvoy {
+    /// With a node id and so many workers of its own. Returns when its picker has state.
+    ///
+    /// # Errors
+    /// If it does not come up.
+    pub async fn start(first: &Stack, node: &str, workers: u32) -> Result<Self> {
+        let ports = [first.envoy.listener().port(), first.envoy.admin().port()];
+        Self::run(EnvoyConfig::read(&first.folder().join("envoy.json"))?, ports, node, workers).await
+    }
+
+    /// On the file of another front, with the daemon of the first.
+    ///
+    /// # Errors
+    /// If it does not come up.
+    pub async fn start_as(front: PickerMode, first: &Stack, node: &str) -> Result<Self> {
+        let daemon = first.daemon.as_ref().ok_or("no daemon")?.settings();
+        let mut config = EnvoyConfig::shipped(front.file())?;
+        config.replace_port(9004, daemon.state.number())?;
+        if front == PickerMode::ExtProc {
+            config.replace_port(9002, daemon.ext_proc.number())?;
+        }
+        Self::run(config, [8080, 9901], node, 1).await
+    }
+
+    /// `of_file`: the listener's and the admin port as the config has them.
+    async fn run(mut config: EnvoyConfig, of_file: [u16; 2], node: &str, workers: u32) -> Result<Self> {
+        let (folder, ports) = (tempfile::tempdir()?, [ReservedPort::lease()?, ReservedPort::lease()?]);
+        for (from, to) in of_file.into_iter().zip(&ports) {
+            config.replace_port(from, to.number())?;
+        }
+        let options =
+            EnvoyOptions { concurrency: workers, arguments: vec!["--service-node".into(), node.into()], ..EnvoyOptions::default() };
+        let envoy = EnvoyProcess::start(&config, ports[0].address(), ports[1].address(), &options, folder.path())?;
+        let ready =
+            |address: SocketAddr| async move { (client::get(address, "/switchpoint/ready").await.ok()?.status == 200).then_some(()) };
+        wait_for(LIMIT, "the second proxy", || ready(ports[0].address())).await?;
+        Ok(Self { envoy, _ports: ports, _folder: folder })
+    }
+}
