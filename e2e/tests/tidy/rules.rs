@@ -12,7 +12,7 @@ const HOST: &str = "filter/src/host.rs";
 const ADAPTER_LINES_MAX: usize = 800;
 
 /// Lines of one file before its tests: one idea a file.
-const FILE_LINES_MAX: usize = 500;
+const FILE_LINES_MAX: usize = 450;
 
 /// Files that may be longer, each with why.
 const LONG: &[(&str, &str)] = &[(GENERATED[0], "generated"), (GENERATED[1], "generated")];
@@ -79,6 +79,7 @@ const CELLS: &[&str] = &[
     "filter/src/state.rs",
     // Tests and drills.
     "filter/src/drill.rs",
+    "filter/src/sharing_cost.rs",
     "filter/src/fake.rs",
 ];
 
@@ -108,11 +109,12 @@ pub(crate) fn unsafe_stays_in_host(tree: &SourceTree) -> Vec<String> {
 // === all sources ===
 
 pub(crate) fn files_are_short(tree: &SourceTree) -> Vec<String> {
-    let long = |file: &&SourceFile| file.before_tests().count() > FILE_LINES_MAX;
+    let is_code = |(_, line): &(usize, &str)| !line.trim_start().starts_with("//");
+    let long = |file: &&SourceFile| file.before_tests().filter(is_code).count() > FILE_LINES_MAX;
     let exempt = |path: &str| LONG.iter().any(|(start, _why)| path.starts_with(start));
     let tests_alone = |path: &str| path.contains("/tests/") || path.ends_with("/tests.rs");
     let files = tree.under("", ".rs").filter(long).filter(|file| !exempt(&file.path) && !tests_alone(&file.path));
-    files.map(|file| format!("{}: more than {FILE_LINES_MAX} lines before its tests", file.path)).collect()
+    files.map(|file| format!("{}: more than {FILE_LINES_MAX} lines of code before its tests", file.path)).collect()
 }
 
 pub(crate) fn allows_have_a_reason(tree: &SourceTree) -> Vec<String> {
