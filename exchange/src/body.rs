@@ -190,7 +190,7 @@ impl<'b> BodyFields<'b> {
                 });
             }
             (b"extra_key", RequestApi::SglangGenerate) | (b"cache_salt", _) => {
-                self.cache_salt = reader.string()?.map_or(&[], |salt| salt.raw())
+                self.cache_salt = reader.string()?.map_or(&[], |salt| salt.raw());
             }
             (name, _) => return self.read_prompt(name, api, reader),
         }

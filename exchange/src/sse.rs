@@ -77,7 +77,7 @@ impl ResponseReader {
         let before = self.events;
         match &mut self.source {
             ResponseFormat::Stream(events) => {
-                events.feed(bytes, |data| self.events += u32::from(event::read(self.api, data, &mut self.facts)))
+                events.feed(bytes, |data| self.events += u32::from(event::read(self.api, data, &mut self.facts)));
             }
             ResponseFormat::Buffered(held) => {
                 self.facts.any |= !bytes.is_empty();

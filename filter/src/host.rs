@@ -194,7 +194,7 @@ pub use wasm::{ProxyWasm, install_logger};
 mod wasm {
     use std::ptr::null_mut;
 
-    use super::{Buffer, Expect, Host, HostError, Map, MetricKind, Result, Shared, Time};
+    use super::{BodyBuffer, HeaderMap, Host, HostError, MetricKind, Result, SharedValue, Timestamp, WriteCondition};
 
     /// A token no write of the host's ever has: its counter would need to wrap. Writing with it succeeds only where nothing is.
     const ABSENT: u32 = u32::MAX;

@@ -34,11 +34,11 @@ mod entry {
 
     thread_local! {
         /// The VM is one thread: all root contexts that ever live in it share this.
-        static VM: Rc<RefCell<Vm<ProxyWasm>>> = Rc::new(RefCell::new(Vm::new(ProxyWasm)));
+        static VM: Rc<RefCell<VmState<ProxyWasm>>> = Rc::new(RefCell::new(VmState::new(ProxyWasm)));
     }
 
     proxy_wasm::main! {{
         install_logger();
-        proxy_wasm::set_root_context(|id| Box::new(Root::new(id, ProxyWasm, VM.with(Rc::clone))));
+        proxy_wasm::set_root_context(|id| Box::new(FilterRoot::new(id, ProxyWasm, VM.with(Rc::clone))));
     }}
 }

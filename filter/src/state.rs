@@ -345,7 +345,7 @@ impl<H: Host> VmState<H> {
         let (before, known) = (self.vm_slot.slot, self.vm_slot.heartbeat.is_some());
         match VmTable::write_heartbeat(&self.host, row) {
             Some((slot, vm_table)) => {
-                self.vm_slot = VmSlot { slot, vm_table: vm_table, heartbeat: Some(now), ..std::mem::take(&mut self.vm_slot) };
+                self.vm_slot = VmSlot { slot, vm_table, heartbeat: Some(now), ..std::mem::take(&mut self.vm_slot) };
                 if slot.is_none() && (before.is_some() || !known) {
                     let vm_slots = VM_SLOTS_MAX;
                     log::warn!(

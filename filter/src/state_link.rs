@@ -112,7 +112,7 @@ impl StateLink {
             leader.metrics.count(Stat::CrashGuarded);
         }
         let phase = LinkPhase::Closed { retry_at: crash_guard.pause_ends() };
-        *self = Self { phase, crash_guard: crash_guard, ..Self::default() };
+        *self = Self { phase, crash_guard, ..Self::default() };
     }
 
     /// What is due at a tick: opening, reporting, giving up on a daemon that is silent.

@@ -171,7 +171,7 @@ impl ConfigReader {
                 self.item(path, node.line, ItemStatus::Implemented, "takes part in the profile");
             }
             (_, PluginKind::Scorer) if weight == 0.0 => {
-                self.item(path, node.line, ItemStatus::NoEffect, "a weight of 0 adds nothing to a total")
+                self.item(path, node.line, ItemStatus::NoEffect, "a weight of 0 adds nothing to a total");
             }
             (_, PluginKind::Scorer) => self.item(path, node.line, ItemStatus::Implemented, format!("weight {weight}")),
             (_, PluginKind::Producer) => self.item(path, node.line, ItemStatus::Implemented, "holds in every profile"),

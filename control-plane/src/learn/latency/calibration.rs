@@ -228,7 +228,7 @@ mod tests {
     fn the_past_is_forgotten() {
         let mut calibration = PredictionScores::default();
         let mut note = |seen, times| {
-            (0..times).for_each(|_| calibration.record(&EncodedObservation { predicted: predicted(100.0), ..observed(1, seen) }))
+            (0..times).for_each(|_| calibration.record(&EncodedObservation { predicted: predicted(100.0), ..observed(1, seen) }));
         };
         note(300.0, 1_000);
         note(100.0, RECENT_MAX);

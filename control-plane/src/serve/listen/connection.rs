@@ -42,7 +42,7 @@ pub(super) enum ConnectionIo {
 
 impl ServerConnection {
     pub(super) fn new(io: ConnectionIo, permit: Arc<ConnectionPermit>, closed: oneshot::Receiver<()>) -> Self {
-        Self { io, permit: permit, closed: Some(closed), stalled: None }
+        Self { io, permit, closed: Some(closed), stalled: None }
     }
 
     /// Is it to be closed?

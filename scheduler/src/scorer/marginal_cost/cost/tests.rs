@@ -129,7 +129,7 @@ fn costs_scale_with_the_speed_of_the_endpoint() {
         prefills: PendingPrefills { prompts: 2, uncached_tokens: 700, ..PendingPrefills::default() },
         ..EndpointLoad::default()
     };
-    let fixed = |weights: &CostWeights, speed| cost(&weights, &request(&step), &endpoint(load, speed, 0.0));
+    let fixed = |weights: &CostWeights, speed| cost(weights, &request(&step), &endpoint(load, speed, 0.0));
     near(fixed(&OWN_TIME_ONLY, (2.0, 3.0)), 2.0 * fixed(&OWN_TIME_ONLY, (1.0, 1.0)));
     let decoding = CostWeights { decode_weight: 1.0, ..OWN_TIME_ONLY };
     let decode = |speed| fixed(&decoding, (1.0, speed)) - fixed(&OWN_TIME_ONLY, (1.0, speed));
