@@ -12,7 +12,7 @@ const HOST: &str = "filter/src/host.rs";
 const ADAPTER_LINES_MAX: usize = 800;
 
 /// Lines of one file before its tests: one idea a file.
-const FILE_LINES_MAX: usize = 480;
+const FILE_LINES_MAX: usize = 490;
 
 /// Files that may be longer, each with why.
 const LONG: &[(&str, &str)] = &[(GENERATED[0], "generated"), (GENERATED[1], "generated")];
