@@ -11,7 +11,7 @@ use discovery::file_watcher::FileWatcher;
 use scheduler::PipelineSpec;
 use serde::Serialize;
 
-use crate::pool::event_loop::MetricsDiscovery;
+use crate::scrape::MetricsDiscovery;
 use crate::scrape::MetricsLocation;
 use crate::scrape::engine::EngineTable;
 

@@ -1,7 +1,6 @@
 //! The wiring: which task feeds which, and who stops whom.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -15,12 +14,14 @@ use tonic::service::Routes;
 
 use crate::cli::args::{EndpointTlsArgs, ObjectsArgs, ScrapeArgs, ServeArgs, StateTls};
 use crate::config::LatencyOptions;
+use crate::error::FatalError;
 use crate::learn::latency;
 use crate::pool::backends;
-use crate::pool::endpoint_source::{self, EndpointSource, WatchedComponents};
+use crate::pool::endpoint_source;
 use crate::pool::objects::{ObjectsSource, PoolName};
 use crate::pool::pools_file::PoolSource;
 use crate::pool::startup::{PoolTask, ScrapeSettings};
+use crate::pool::watched::{EndpointSource, WatchedComponents};
 use crate::scrape::{EndpointTls, ScrapeIntervals};
 use crate::serve::admin::AdminServer;
 use crate::serve::eds::{self, EdsServer};
@@ -38,44 +39,8 @@ pub mod signals;
 
 use signals::SignalWatch;
 
-/// How often a silent connection is asked whether it lives, and how long it may take to answer: a proxy that vanished without a word is
-/// noticed within the sum, well before the removal of an endpoint stops waiting for it.
-pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
-/// See [`KEEPALIVE_INTERVAL`].
-pub const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
-
 /// How long tasks may take to stop. Streams end at once; only a scrape or a write to disk takes time.
 const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(5);
-
-/// Why the daemon could not start, or had to stop.
-#[derive(Debug, thiserror::Error)]
-pub enum FatalError {
-    /// Somebody asked for what cannot be: whoever wrote the command line or a file it names is at fault.
-    #[error("{0}")]
-    Usage(String),
-    /// A listener could not be opened.
-    #[error("cannot listen on {address} (--listen-{what}): {source}")]
-    Listen {
-        /// Which.
-        what: &'static str,
-        /// Where.
-        address: SocketAddr,
-        /// Why.
-        source: io::Error,
-    },
-    /// The snapshot file cannot be written, so a later life could not tell itself from this one.
-    #[error("cannot write the snapshot file: {0}")]
-    Snapshot(io::Error),
-    /// Signals cannot be heard.
-    #[error("cannot listen for signals: {0}")]
-    Signals(io::Error),
-    /// Another daemon may lead from now on.
-    #[error("the lease is lost")]
-    LeaseLost,
-    /// A task ended that never should.
-    #[error("{0} ended unexpectedly")]
-    TaskEnded(&'static str),
-}
 
 /// Runs the daemon until a signal tells it to stop.
 ///

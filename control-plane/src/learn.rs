@@ -1,3 +1,4 @@
 //! What the daemon learns from finished requests.
 
+pub mod directory;
 pub mod latency;

@@ -14,6 +14,7 @@
 pub mod cli;
 pub mod config;
 pub mod daemon;
+pub mod error;
 pub mod learn;
 pub mod pool;
 pub mod scrape;

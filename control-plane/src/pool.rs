@@ -9,4 +9,5 @@ mod member;
 pub mod objects;
 pub mod pools_file;
 pub mod startup;
+pub mod watched;
 pub mod writer;

@@ -33,7 +33,7 @@ pub use fetch::{FailReason, PAGE_BYTES_MAX};
 pub use metric_spec::{InvalidMetricSpec, MetricSpec, SPEC_BYTES_MAX};
 pub use pace::{SCRAPES_PER_SECOND_MAX, ScrapeIntervals};
 pub use stats::{DURATION_BUCKETS_MS, ScrapeCounts, ScrapeStats};
-pub use target::{InvalidMetricsUrl, MetricsLocation, MetricsUrl, ScrapeTarget};
+pub use target::{InvalidMetricsUrl, MetricsDiscovery, MetricsLocation, MetricsUrl, ScrapeTarget};
 pub use tls::{EndpointTls, InvalidTls};
 
 use extract::RestartWatch;

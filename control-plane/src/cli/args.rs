@@ -11,6 +11,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use self::values::{duration, header_name, listen};
+use crate::cli::logging::LogArgs;
 use crate::cli::register::{InstancesArgs, RegisterArgs};
 use crate::config::STRATEGY_VARIABLE;
 use crate::daemon::lease::LeaseArgs;
@@ -467,26 +468,4 @@ pub struct EndpointsArgs {
     /// YAML list of pools, each with its own endpoints and configuration; --pool and --config then do not count.
     #[arg(long, env = "SWITCHPOINT_POOLS", value_name = "FILE", conflicts_with_all = ["pool", "config"])]
     pub pools: Option<PathBuf>,
-}
-
-/// How to log, to stderr.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Log, to stderr")]
-pub struct LogArgs {
-    /// How log lines look.
-    #[arg(long, env = "SWITCHPOINT_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
-    pub log_format: LogFormat,
-
-    /// What is logged: error, warn, info, debug, trace, or directives as in RUST_LOG (which counts when this is not given).
-    #[arg(long, env = "SWITCHPOINT_LOG_LEVEL", value_name = "LEVEL")]
-    pub log_level: Option<String>,
-}
-
-/// How log lines look.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    /// For people.
-    Text,
-    /// One JSON object a line.
-    Json,
 }

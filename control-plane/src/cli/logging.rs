@@ -2,12 +2,33 @@
 
 use std::io::IsTerminal;
 
+use clap::{Args, ValueEnum};
 use tracing_subscriber::EnvFilter;
 
-use crate::cli::args::{LogArgs, LogFormat};
-
-/// What is logged when nobody says: our own news, others' warnings.
+/// The default: our own messages, and warnings of libraries.
 const DIRECTIVES_DEFAULT: &str = "warn,control_plane=info,discovery=info";
+
+/// How to log, to stderr.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Log, to stderr")]
+pub struct LogArgs {
+    /// How log lines look.
+    #[arg(long, env = "SWITCHPOINT_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+
+    /// The level: error, warn, info, debug, trace, or directives as in RUST_LOG, which is used if this is absent.
+    #[arg(long, env = "SWITCHPOINT_LOG_LEVEL", value_name = "LEVEL")]
+    pub log_level: Option<String>,
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// Readable text.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
 
 /// Starts logging, for the rest of the process. A level that cannot be read is reported and the default used: no reason not to serve.
 pub fn init(log: &LogArgs) {

@@ -21,8 +21,8 @@ use discovery::{
 };
 use futures::StreamExt;
 
-use crate::cli::args::LogArgs;
 use crate::cli::etcd_access::EtcdAccess;
+use crate::cli::logging::LogArgs;
 use crate::scrape::http_client;
 
 /// How often the process is asked whether it is well.

@@ -14,7 +14,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
 use crate::cli::etcd_access::EtcdAccess;
-use crate::daemon::FatalError;
+use crate::error::FatalError;
 
 /// Who leads, where there are several daemons.
 #[derive(Clone, Debug, Default, Args)]

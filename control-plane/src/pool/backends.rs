@@ -24,8 +24,8 @@ use tokio::sync::watch;
 
 use crate::cli::args::UpstreamProtocol;
 use crate::cli::etcd_access::EtcdAccess;
-use crate::pool::endpoint_source::{EndpointSource, WatchedComponents};
 use crate::pool::objects::PoolName;
+use crate::pool::watched::{EndpointSource, WatchedComponents};
 use crate::state::shared::DaemonState;
 
 /// The label that says what an endpoint is there for, as llm-d names it.

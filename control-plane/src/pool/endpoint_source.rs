@@ -4,13 +4,14 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use discovery::{Instance, SetChanges, WatchedComponent};
+use discovery::Instance;
 
 use crate::cli::args::EndpointsArgs;
-use crate::daemon::FatalError;
+use crate::error::FatalError;
 use crate::pool::backends;
 use crate::pool::objects::ObjectsSource;
 use crate::pool::pools_file::{self, EndpointsSource, PoolSource};
+use crate::pool::watched::EndpointSource;
 
 /// The pools asked for.
 ///
@@ -28,23 +29,6 @@ pub async fn pools(
     }
     let endpoints = endpoints_file.map_or(EndpointsSource::List(endpoint), EndpointsSource::File);
     Ok(vec![PoolSource { name: pool, endpoints, config, objects }])
-}
-
-/// What a pool is told of its endpoints.
-pub struct EndpointSource {
-    /// Who they are.
-    pub changes: SetChanges,
-    /// Its components and what is known of each, where they are discovered.
-    pub components: WatchedComponents,
-}
-
-/// The components of a pool, by name.
-pub type WatchedComponents = Vec<(String, WatchedComponent)>;
-
-impl EndpointSource {
-    fn plain(changes: SetChanges) -> Self {
-        Self { changes, components: Vec::new() }
-    }
 }
 
 /// Opens the source of a pool's endpoints.

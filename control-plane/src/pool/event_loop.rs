@@ -12,8 +12,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use crate::config::{CompiledConfig, ConfigFile};
 use crate::pool::objects::{ObjectsFile, PoolObjects};
 use crate::pool::writer::{Pool, PoolMember, PoolView, WallAndMonotonic};
-use crate::scrape::engine::EngineTable;
-use crate::scrape::{MetricsLocation, ScrapeEvent, ScrapeTarget};
+use crate::scrape::{MetricsDiscovery, MetricsLocation, ScrapeEvent, ScrapeTarget};
 use crate::shutdown::Shutdown;
 use crate::state::shared::DaemonState;
 
@@ -41,15 +40,6 @@ pub struct PoolFeed {
     pub config: Option<ConfigFile>,
     /// The pool's objects, if they come from files.
     pub objects: Option<ObjectsFile>,
-}
-
-/// How endpoints' metrics are found, when discovery says nothing else.
-#[derive(Clone, Debug)]
-pub struct MetricsDiscovery {
-    /// By engine.
-    pub engines: Arc<EngineTable>,
-    /// Where.
-    pub location: MetricsLocation,
 }
 
 // === impl PoolFeed ===

@@ -8,12 +8,13 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 use crate::config::{CompiledConfig, ConfigFile, LatencyOptions};
-use crate::daemon::FatalError;
-use crate::pool::endpoint_source::{EndpointSource, WatchedComponents};
-use crate::pool::event_loop::{MetricsDiscovery, PoolFeed, SCRAPE_EVENTS_MAX};
+use crate::error::FatalError;
+use crate::pool::event_loop::{PoolFeed, SCRAPE_EVENTS_MAX};
 use crate::pool::objects::{ObjectSelection, ObjectsFile, ObjectsSource, PoolName, PoolObjects};
 use crate::pool::pools_file::PoolSource;
+use crate::pool::watched::{EndpointSource, WatchedComponents};
 use crate::pool::writer::{Pool, PoolSettings, WallAndMonotonic};
+use crate::scrape::MetricsDiscovery;
 use crate::scrape::{EndpointTls, ScrapeConfig, ScrapeIntervals, Scraper};
 use crate::shutdown::Shutdown;
 use crate::state::shared::{DaemonState, ScraperHandle};

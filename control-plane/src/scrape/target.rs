@@ -8,7 +8,7 @@ use std::sync::Arc;
 use reqwest::Url;
 use scheduler::EndpointRef;
 
-use super::engine::EngineSpec;
+use super::engine::{EngineSpec, EngineTable};
 
 /// One endpoint to scrape.
 #[derive(Clone, Debug)]
@@ -21,6 +21,15 @@ pub struct ScrapeTarget {
     pub url: MetricsUrl,
     /// How it names them.
     pub engine: Arc<EngineSpec>,
+}
+
+/// How the metrics of endpoints are found, unless discovery says otherwise.
+#[derive(Clone, Debug)]
+pub struct MetricsDiscovery {
+    /// Metric names by engine.
+    pub engines: Arc<EngineTable>,
+    /// Where they are.
+    pub location: MetricsLocation,
 }
 
 /// Where engines serve their metrics, as far as it is not where the engine table says.

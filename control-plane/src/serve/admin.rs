@@ -16,9 +16,9 @@ use tokio::time::Instant;
 
 use crate::cli::explain::{self, ExplainRequest, QUESTION_BYTES_MAX};
 use crate::config::{ConfigStatus, ResolvedConfig};
-use crate::learn::latency::LearnerDirectory;
+use crate::learn::directory::LearnerDirectory;
 use crate::pool::backends;
-use crate::pool::endpoint_source::WatchedComponents;
+use crate::pool::watched::WatchedComponents;
 use crate::pool::writer::{Absence, Absentee, MetricsStatus, PoolMember, PoolView};
 use crate::serve::metrics;
 use crate::state::counters::CounterTotals;

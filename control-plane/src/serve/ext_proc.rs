@@ -10,6 +10,7 @@
 
 mod answers;
 mod authority;
+mod counts;
 mod ext_proc_stream;
 mod framing;
 mod held_body;
@@ -21,11 +22,12 @@ mod server;
 mod session;
 mod wire;
 
+pub use counts::StreamCounts;
 pub use ext_proc_stream::{ExtProcStream, StreamAction};
 pub use framing::{ENVELOPE_BYTES_MAX, MESSAGE_BYTES_MAX};
 pub use memory::{HELD_BYTES_MAX, MemoryAccount, MemoryExceeded, StreamMemory};
 pub use serve::ExtProcListener;
-pub use server::{ExtProcServer, ServedPool, ServedPoolState, StreamCounts};
+pub use server::{ExtProcServer, ServedPool, ServedPoolState};
 pub use session::{BODY_MS_MAX, SILENCE_MS_MAX, SessionAction, StreamSession};
 
 use std::convert::Infallible;

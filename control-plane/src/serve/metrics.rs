@@ -18,7 +18,8 @@ use scheduler::EndpointMetrics;
 use tokio::time::Instant;
 
 use self::page::{HistogramBuckets, MetricLabels, MetricsPage};
-use crate::learn::latency::{LearnerReport as Learner, PredictedTarget, PredictionScore, RATIO_BOUNDS};
+use crate::learn::directory::LearnerReport as Learner;
+use crate::learn::latency::{PredictedTarget, PredictionScore, RATIO_BOUNDS};
 use crate::pool::writer::PoolView;
 use crate::scrape::{DURATION_BUCKETS_MS, ScrapeCounts};
 use crate::state::counters::{CounterTotals, ModelTotals, TotalsHistogram};

@@ -17,12 +17,18 @@ use tonic::service::Routes;
 use tonic::transport::Server;
 
 use crate::cli::args::{AdminTls, ServeArgs};
-use crate::daemon::{FatalError, KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT};
+use crate::error::FatalError;
 use crate::serve::admin::{self, AdminServer};
 use crate::serve::admin_token::{self, BearerToken};
 use crate::serve::health::HealthChecks;
 use crate::serve::listen::{IncomingConnections, ListenerName, ServerTls, TlsFiles, identify, listen};
 use crate::shutdown::Shutdown;
+
+/// How often a silent connection is pinged, and how long the answer may take. A proxy that vanished is
+/// noticed within the sum, well before the removal of an endpoint stops waiting for it.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+/// See [`KEEPALIVE_INTERVAL`].
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long a request may take, its body included; the slowest page takes milliseconds.
 const REQUEST_MAX: Duration = Duration::from_secs(30);

@@ -21,7 +21,9 @@ use tonic::Extensions;
 use tonic::transport::server::TcpConnectInfo;
 
 use crate::serve::listen::PeerName;
-use crate::state::shared::STREAMS_MAX;
+
+/// The most streams of one kind served at once: far above the proxies of a cluster, far below what memory holds.
+pub const STREAMS_MAX: usize = 4096;
 
 /// The most streams of one kind from one origin: a sixteenth of all, so that many hostile hosts are needed to take them from the others. Far above the
 /// processes of one host; a fleet of more proxies than this behind one address needs more daemons.

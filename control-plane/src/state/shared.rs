@@ -19,13 +19,13 @@ use scheduler::Version;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::learn::latency::LearnerDirectory;
-use crate::pool::endpoint_source::WatchedComponents;
+use crate::learn::directory::LearnerDirectory;
+use crate::pool::watched::WatchedComponents;
 use crate::pool::writer::PoolView;
 use crate::scrape::{BusyHint, ScrapeStats};
 use crate::serve::ext_proc::StreamCounts;
 use crate::state::counters::{CounterStore, CounterTotals, VmReport};
-use crate::state::peer::{Origin, OriginQuotas, ProxyProcess, RemoteAddress};
+use crate::state::peer::{Origin, OriginQuotas, ProxyProcess, RemoteAddress, STREAMS_MAX};
 use crate::state::peer_relay::PeerRelay;
 
 /// The newest view of every pool, by name.
@@ -34,9 +34,6 @@ pub struct PoolViews(BTreeMap<Arc<str>, Arc<PoolView>>);
 
 /// The connected state streams, by stream.
 pub type Proxies = BTreeMap<u64, ConnectedProxy>;
-
-/// The most streams of one kind served at once: far above the proxies of a cluster, far below what memory holds.
-pub const STREAMS_MAX: usize = 4096;
 
 /// How long the acknowledgements of a closed EDS stream stand for its Envoy: Envoy waits up to 30 s before it reconnects, and until then
 /// it keeps the hosts it had.

@@ -6,7 +6,7 @@ use super::plugins::DeclaredPlugin;
 use super::{ConfigReader, below, unknown};
 use crate::config::ItemStatus;
 use crate::config::yaml::{YamlNode, YamlValue};
-use crate::pool::event_loop::MetricsDiscovery;
+use crate::scrape::MetricsDiscovery;
 use crate::scrape::engine::{CustomMetric, EngineConfig, EngineTable};
 
 /// Parameters of `metrics-data-source`.

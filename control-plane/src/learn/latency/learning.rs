@@ -16,7 +16,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use super::calibration::{PredictedTarget, PredictionScores};
 use super::file::{ModelFile, SavedModel};
 use super::intake::ObservationIntake;
-use super::{LearnerInbox, LearnerReport, ObservationReport};
+use crate::learn::directory::{LearnerInbox, LearnerReport, ObservationReport};
 use crate::shutdown::Shutdown;
 use crate::state::shared::DaemonState;
 

@@ -12,7 +12,7 @@ use super::{
     health::HealthChecks,
 };
 use crate::cli::args::{self, ExtProcArgs};
-use crate::daemon::FatalError;
+use crate::error::FatalError;
 use crate::serve::listen::{IncomingConnections, ListenerName, ServerTls, TlsFiles, identify};
 use crate::serve::monitoring::{ended, open, server};
 use crate::shutdown::Shutdown;

@@ -7,7 +7,6 @@
 //! A pool is behind a lock that is held for one step of one exchange, some tens of µs, and never while anything is waited for.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
@@ -20,12 +19,12 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::authority::ServiceAuthority;
-use super::health::HealthChecks;
-use super::memory::StreamMemory;
+use super::counts::StreamCounts;
 use super::peers::LocalPeer;
 use super::session::StreamSession;
 use super::wire;
-use crate::pool::endpoint_source::WatchedComponents;
+use crate::pool::watched::WatchedComponents;
+use crate::serve::health::HealthChecks;
 use crate::serve::state_stream::StateSession;
 use crate::shutdown::Shutdown;
 use crate::state::counters::CounterTotals;
@@ -63,15 +62,6 @@ pub struct ExtProcServer {
     streams: Arc<StreamCounts>,
     /// Open streams, each by its number.
     talks: Mutex<HashMap<u64, Weak<StreamSession>>>,
-}
-
-/// How many streams there are, and what they hold.
-#[derive(Debug, Default)]
-pub struct StreamCounts {
-    begun: AtomicU64,
-    ended: AtomicU64,
-    refused: AtomicU64,
-    memory: Arc<StreamMemory>,
 }
 
 /// One pool of it.
@@ -346,48 +336,6 @@ fn observed(name: &str, pool: &mut exchange::ManagedPool) -> Option<state::Obser
     let (first, rows) = pool.take_observations();
     let rows: Vec<u8> = rows.iter().flat_map(EncodedObservation::to_bytes).collect();
     (!rows.is_empty()).then(|| state::Observations { pool: name.to_owned(), vm_id: 0, first, rows })
-}
-
-// === impl StreamCounts ===
-
-impl StreamCounts {
-    /// Counts one more. Its number.
-    pub(super) fn begin(&self) -> u64 {
-        self.begun.fetch_add(1, Ordering::Relaxed)
-    }
-
-    pub(super) fn end(&self) {
-        self.ended.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(super) fn refuse(&self) {
-        self.refused.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// What they hold.
-    #[must_use]
-    pub fn memory(&self) -> &Arc<StreamMemory> {
-        &self.memory
-    }
-
-    /// Requests answered because there was no memory for them or no end of their bodies, since the start.
-    #[must_use]
-    pub fn refused(&self) -> u64 {
-        self.refused.load(Ordering::Relaxed)
-    }
-
-    /// Since the start.
-    #[must_use]
-    pub fn begun(&self) -> u64 {
-        self.begun.load(Ordering::Relaxed)
-    }
-
-    /// Now.
-    #[must_use]
-    pub fn open(&self) -> u64 {
-        let ended = self.ended.load(Ordering::Relaxed);
-        self.begun().saturating_sub(ended)
-    }
 }
 
 // === impl ServedPool ===

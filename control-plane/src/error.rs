@@ -1,0 +1,34 @@
+//! Errors that end the daemon.
+
+use std::io;
+use std::net::SocketAddr;
+
+/// Why the daemon could not start, or had to stop.
+#[derive(Debug, thiserror::Error)]
+pub enum FatalError {
+    /// The command line, or a file it names, asks for something impossible; it has to change.
+    #[error("{0}")]
+    Usage(String),
+    /// A listener could not be opened.
+    #[error("cannot listen on {address} (--listen-{what}): {source}")]
+    Listen {
+        /// Its name.
+        what: &'static str,
+        /// Its address.
+        address: SocketAddr,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The snapshot file cannot be written, so the next start could not take a newer term.
+    #[error("cannot write the snapshot file: {0}")]
+    Snapshot(io::Error),
+    /// Signal handlers cannot be installed.
+    #[error("cannot listen for signals: {0}")]
+    Signals(io::Error),
+    /// Another daemon may lead from now on.
+    #[error("the lease is lost")]
+    LeaseLost,
+    /// A task ended that must not end.
+    #[error("{0} ended unexpectedly")]
+    TaskEnded(&'static str),
+}

@@ -1,0 +1,135 @@
+//! The learners of all pools: where observations go, and their reports.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use proto::state;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+
+use super::latency::{ObservationCounts, PredictedTarget, PredictionComparison, PredictionScore};
+
+/// Messages that wait for a pool's learner: those of a few hundred proxies in the time a training takes.
+pub(super) const MESSAGES_MAX: usize = 1_024;
+
+/// What the learners of all pools are told, and say of themselves.
+#[derive(Debug, Default)]
+pub struct LearnerDirectory {
+    pools: BTreeMap<Arc<str>, LearnerHandle>,
+}
+
+/// What a pool's learner is told, and says of itself.
+#[derive(Debug)]
+struct LearnerHandle {
+    sender: mpsc::Sender<ObservationReport>,
+    /// Messages that found the queue full.
+    overrun: Arc<AtomicU64>,
+    page: Arc<Mutex<LearnerReport>>,
+}
+
+/// Observations of a process.
+#[derive(Debug)]
+pub struct ObservationReport {
+    pub(super) process_id: u64,
+    pub(super) message: state::Observations,
+}
+
+/// A pool's learner as its task holds it.
+#[derive(Debug)]
+pub struct LearnerInbox {
+    pub(super) inbox: mpsc::Receiver<ObservationReport>,
+    pub(super) overrun: Arc<AtomicU64>,
+    pub(super) page: Arc<Mutex<LearnerReport>>,
+}
+
+/// What a pool's learner says of itself, for people and for metrics.
+#[derive(Clone, Debug, Default)]
+pub struct LearnerReport {
+    /// What became of the observations.
+    pub counts: ObservationCounts,
+    /// Requests of which nothing was predicted, by reason.
+    pub abstained: BTreeMap<&'static str, u64>,
+    /// Of all endpoints together.
+    pub pool: [PredictionScore; 2],
+    /// What was predicted against what came, since the start.
+    pub compared: [PredictionComparison; 2],
+    /// By name of endpoint.
+    pub endpoints: Vec<(String, [PredictionScore; 2])>,
+    /// Models published.
+    pub published: u64,
+    /// Models too large to publish.
+    pub oversized: u64,
+    /// Bytes of the last message.
+    pub bytes: usize,
+    /// Is a latency model in force?
+    pub predicts: bool,
+    /// What people are shown besides.
+    pub shown: Value,
+}
+
+// === impl LearnerDirectory ===
+
+impl LearnerDirectory {
+    /// One for each pool; the desks are their tasks'.
+    #[must_use]
+    pub fn new(pools: impl IntoIterator<Item = Arc<str>>) -> (Self, BTreeMap<Arc<str>, LearnerInbox>) {
+        let (mut learners, mut desks) = (BTreeMap::new(), BTreeMap::new());
+        for name in pools {
+            let (told, inbox) = mpsc::channel(MESSAGES_MAX);
+            let (overrun, page) = (Arc::<AtomicU64>::default(), Arc::<Mutex<LearnerReport>>::default());
+            desks.insert(Arc::clone(&name), LearnerInbox { inbox, overrun: Arc::clone(&overrun), page: Arc::clone(&page) });
+            learners.insert(name, LearnerHandle { sender: told, overrun, page });
+        }
+        (Self { pools: learners }, desks)
+    }
+
+    /// A process told what ended requests saw. Never waits.
+    pub fn enqueue(&self, process_id: u64, message: state::Observations) {
+        let Some(learner) = self.pools.get(message.pool.as_str()) else { return };
+        if learner.sender.try_send(ObservationReport { process_id, message }).is_err() {
+            learner.overrun.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// What a pool's learner says of itself; at most a second old.
+    #[must_use]
+    pub fn report(&self, pool: &str) -> Option<LearnerReport> {
+        self.pools.get(pool).map(|learner| learner.page.lock().unwrap_or_else(PoisonError::into_inner).clone())
+    }
+
+    /// Of all pools, for people.
+    #[must_use]
+    pub fn to_json(&self) -> Value {
+        let rows = self.pools.keys().filter_map(|name| Some((name, self.report(name)?))).map(|(name, page)| {
+            let LearnerReport { counts, abstained, pool, endpoints, published, oversized, bytes, predicts, shown, .. } = page;
+            let mut row = json!({ "pool": &**name });
+            row["observations"] = counts.rows().into_iter().map(|(name, count)| (name.to_owned(), json!(count))).collect();
+            row["abstained"] = json!(abstained);
+            row["calibration"] = json!({
+                "pool": scores(&pool),
+                "endpoints": endpoints.iter().map(|(name, of)| (name.clone(), scores(of))).collect::<serde_json::Map<_, _>>(),
+            });
+            row["published"] = json!({ "count": published, "refused_as_too_large": oversized, "bytes": bytes });
+            row["predicts"] = json!(predicts);
+            if let Value::Object(shown) = shown {
+                shown.into_iter().for_each(|(key, value)| row[key] = value);
+            }
+            row
+        });
+        json!({ "pools": rows.collect::<Vec<_>>() })
+    }
+}
+
+fn scores(of: &[PredictionScore; 2]) -> Value {
+    let row = |(target, score): (PredictedTarget, &PredictionScore)| {
+        let PredictionScore { count, recent, mape, pinball90_ms, coverage90 } = score;
+        let said = if *recent == 0 {
+            json!({ "count": count })
+        } else {
+            json!({ "count": count, "recent": recent, "mape": mape, "pinball90_ms": pinball90_ms, "coverage90": coverage90 })
+        };
+        (target.name().to_owned(), said)
+    };
+    PredictedTarget::ALL.into_iter().zip(of).map(row).collect::<serde_json::Map<_, _>>().into()
+}

@@ -1,0 +1,21 @@
+//! The endpoints of one pool as their source reports them.
+
+use discovery::{SetChanges, WatchedComponent};
+
+/// The source of a pool's endpoints.
+pub struct EndpointSource {
+    /// Whole sets of instances, of which the first is complete.
+    pub changes: SetChanges,
+    /// The discovered components; empty for a file or a fixed list.
+    pub components: WatchedComponents,
+}
+
+/// The components of a pool, by name.
+pub type WatchedComponents = Vec<(String, WatchedComponent)>;
+
+impl EndpointSource {
+    /// A source without components.
+    pub fn plain(changes: SetChanges) -> Self {
+        Self { changes, components: Vec::new() }
+    }
+}

@@ -1,0 +1,57 @@
+//! Counters of ext_proc streams.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::memory::StreamMemory;
+
+/// How many streams there are, and the memory they hold.
+#[derive(Debug, Default)]
+pub struct StreamCounts {
+    begun: AtomicU64,
+    ended: AtomicU64,
+    refused: AtomicU64,
+    memory: Arc<StreamMemory>,
+}
+
+// === impl StreamCounts ===
+
+impl StreamCounts {
+    /// Counts one more stream and returns its number.
+    pub(super) fn begin(&self) -> u64 {
+        self.begun.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(super) fn end(&self) {
+        self.ended.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn refuse(&self) {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The memory they hold.
+    #[must_use]
+    pub fn memory(&self) -> &Arc<StreamMemory> {
+        &self.memory
+    }
+
+    /// Requests answered because there was no memory for them or no end of their bodies, since the start.
+    #[must_use]
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    /// Streams since the start.
+    #[must_use]
+    pub fn begun(&self) -> u64 {
+        self.begun.load(Ordering::Relaxed)
+    }
+
+    /// Streams open now.
+    #[must_use]
+    pub fn open(&self) -> u64 {
+        let ended = self.ended.load(Ordering::Relaxed);
+        self.begun().saturating_sub(ended)
+    }
+}
