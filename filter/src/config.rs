@@ -1,7 +1,9 @@
-//! The filter's JSON configuration, read strictly: an error names the field and what it allows, and an unknown field is an error.
+//! The filter's JSON configuration, read strictly: an error names the field and its allowed values,
+//! and an unknown field is an error.
 //!
-//! [`FIELDS`] is the one table of plain fields: it parses, checks, names the default and prints the reference. Reading has no side effects,
-//! because the proxy tries every configuration in a throw-away VM first.
+//! [`FIELDS`] is the one table of plain fields: it parses, checks, has the defaults and prints the
+//! reference. Reading has no side effects, because the proxy tries every configuration in a
+//! temporary VM first.
 
 mod value;
 
@@ -15,7 +17,7 @@ use value::{ConfigFields, ConfigValue};
 
 /// The most pools one proxy routes to: each costs every worker a prefix index.
 pub const POOLS_MAX: usize = 64;
-/// The most clusters of one pool: they are compared one by one on each request.
+/// The most clusters of one pool: each request compares them one by one.
 pub const CLUSTERS_MAX: usize = 64;
 /// The longest name, in bytes, of a pool or cluster. With this, the description of the daemon's stream stays below 128 bytes a message,
 /// which keeps every length in it one ASCII byte: see `stream::service`.
@@ -24,41 +26,41 @@ pub const NAME_BYTES_MAX: usize = 48;
 /// A checked configuration.
 #[derive(Clone, Debug)]
 pub struct FilterConfig {
-    /// Where the daemon is.
+    /// How to reach the daemon.
     pub state: StateConfig,
     /// The pools; at least one, names distinct.
     pub pools: Vec<PoolConfig>,
-    /// How exchanges are handled.
+    /// Settings of exchanges.
     pub settings: ExchangeSettings,
     /// Entries of each pool's prefix index, in each worker.
     pub prefix_entries: usize,
-    /// How long a VM leads without a sign of life, in ms.
+    /// How long a VM leads without renewing its lease, ms.
     pub lease_ms: u64,
-    /// Do the workers, and proxies, tell each other what they picked?
+    /// Whether workers and proxies share their load and placements.
     pub sharing: bool,
 }
 
-/// Where the daemon is.
+/// How to reach the daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateConfig {
     /// Name of its cluster.
     pub cluster: String,
     /// `:authority` of the stream; empty for the cluster's name.
     pub authority: String,
-    /// How it is spoken to.
+    /// The transport.
     pub transport: StateTransport,
-    /// A stream silent for this long is opened anew, in ms.
+    /// A stream that is silent for this long is opened again, ms.
     pub silence_max_ms: u64,
     /// The longest pause between attempts to reach it, in ms.
     pub backoff_max_ms: u64,
 }
 
-/// How messages go to the daemon and come from it.
+/// The transport of messages to and from the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StateTransport {
-    /// By one gRPC stream.
+    /// One gRPC stream.
     Grpc,
-    /// By HTTP calls that stand for one.
+    /// HTTP calls in place of a stream.
     Http,
 }
 
@@ -71,7 +73,8 @@ pub struct PoolConfig {
     pub clusters: Vec<String>,
 }
 
-/// Why a configuration was refused: the field, and what it must be. The operator is at fault.
+/// Why a configuration was refused: the field and its allowed values. The operator has to change
+/// it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidConfig {
     /// Path of the field.
@@ -90,7 +93,7 @@ struct ConfigField {
 type FieldGetter<T> = fn(&FilterConfig) -> T;
 type FieldSetter<T> = fn(&mut FilterConfig, T);
 
-/// What a field may be, and how it is read and written.
+/// The type of a field, with its reading and writing.
 enum FieldKind {
     Number { min: u64, max: u64, get: FieldGetter<u64>, set: FieldSetter<u64> },
     Text { shape: ConfigShape, get: FieldGetter<String>, set: FieldSetter<String> },
@@ -98,7 +101,7 @@ enum FieldKind {
     Choice { allowed: &'static [&'static str], get: FieldGetter<&'static str>, set: FieldSetter<&'static str> },
 }
 
-/// What a text may be.
+/// The form of a text field.
 #[derive(Clone, Copy)]
 enum ConfigShape {
     Name,
@@ -137,7 +140,7 @@ const DESTINATION_FORMATS: &[&str] = &["list", "single"];
 const TRANSPORTS: &[&str] = &["grpc", "http"];
 const OBJECTIVE_HEADERS: &[&str] = &["ignore", "trust"];
 
-/// Every plain field. Defaults are those of [`FilterConfig::default`].
+/// Every plain field. The defaults are those of [`FilterConfig::default`].
 const FIELDS: &[ConfigField] = &[
     ConfigField { path: "state.cluster", kind: text!(Name, state.cluster), about: readable("Envoy cluster of the daemon's state port") },
     ConfigField {
@@ -308,7 +311,7 @@ impl FilterConfig {
         Ok(config)
     }
 
-    /// Is the pool of a request known without asking the proxy for its route?
+    /// The only pool, where a request's pool is known without its route.
     #[must_use]
     pub fn only_pool(&self) -> Option<usize> {
         matches!(self.pools.as_slice(), [only] if only.clusters.is_empty()).then_some(0)
@@ -333,7 +336,7 @@ impl FilterConfig {
     }
 }
 
-/// The reference of the configuration: a line for each field, with its default and what it allows.
+/// The reference of the configuration: a line for each field, with its default and allowed values.
 #[must_use]
 pub fn reference() -> String {
     let defaults = FilterConfig::default();
@@ -406,7 +409,7 @@ impl ConfigShape {
         match self {
             Self::Name => printable && (1..=NAME_BYTES_MAX).contains(&text.len()),
             Self::OptionalName => printable && text.len() <= NAME_BYTES_MAX,
-            // What HTTP/2 allows in a header name of ours, so that the proxy cannot refuse it later.
+            // The header names that HTTP/2 allows, so that the proxy cannot refuse it later.
             Self::Header => {
                 (1..=128).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
             }

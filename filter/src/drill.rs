@@ -12,13 +12,13 @@ use std::cell::RefCell;
 
 use crate::host::{Host, MetricKind, WriteCondition};
 
-/// What kills the VM that reads it.
+/// A VM that reads this traps.
 pub const TRAP: &[u8] = b"x-drill-trap";
 
-/// What stops the VM that leads, once in a process.
+/// The leader that reads this stands still, once in a process.
 pub const STALL: &[u8] = b"x-drill-stall";
 
-/// How long, in ms: a few leases of a drill.
+/// For how long, ms: a few leases of a drill.
 const STALL_MS: u64 = 4_000;
 
 /// Gauge of the keys of shared data that each VM of the process has written, all together.
@@ -44,7 +44,7 @@ pub fn wrote<H: Host>(host: &H, key: &str) {
     }
 }
 
-/// Traps if told to.
+/// Traps if the bytes contain the word.
 pub fn obey(bytes: &[u8]) {
     if bytes.windows(TRAP.len()).any(|word| word == TRAP) {
         log::error!("trap, as told by a drill");
@@ -55,7 +55,7 @@ pub fn obey(bytes: &[u8]) {
     }
 }
 
-/// Stands still if told to, busily: a thread cannot sleep here.
+/// Stands still if the bytes contain the word, in a busy loop: a thread cannot sleep here.
 pub fn stall<H: Host>(host: &H, bytes: &[u8]) {
     let told = bytes.windows(STALL.len()).any(|word| word == STALL);
     if told && host.share("switchpoint/1/drill/stalled", b"1", WriteCondition::Absent).is_ok() {

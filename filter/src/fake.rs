@@ -1,4 +1,5 @@
-//! A proxy process for tests: shared data, queues and streams as the real host has them, and what was asked of it. Clones are the same process.
+//! A proxy process for tests: shared data, queues and streams like the real host's, and a record of
+//! the calls. Clones are the same process.
 
 #![allow(
     missing_docs,
@@ -82,7 +83,7 @@ pub struct FakeProcess {
     entropy: Cell<u64>,
     hook: RefCell<Option<FakeHook>>,
     failing: RefCell<BTreeSet<FakeCall>>,
-    /// How many calls go through before one fails.
+    /// How many calls succeed before one fails.
     fails_after: Cell<Option<u32>>,
 }
 
@@ -111,7 +112,7 @@ impl FakeHost {
         *self.failing.borrow_mut() = kinds.iter().copied().collect();
     }
 
-    /// Of the calls from now on, of any kind, one fails: that which comes after `count` others.
+    /// From now on the call after `count` others fails, whatever its kind.
     pub fn fail_after(&self, count: u32) {
         self.fails_after.set(Some(count));
     }
@@ -348,7 +349,7 @@ fn slot(address: &str) -> u32 {
     address.bytes().fold(7_u32, |h, b| (h * 31 + u32::from(b)) % 1009)
 }
 
-/// So many addresses whose slots are apart.
+/// This many addresses with different slots.
 pub fn endpoints(count: usize) -> Vec<String> {
     let mut slots = std::collections::BTreeSet::new();
     (1..u16::MAX).map(|port| format!("10.0.0.1:{port}")).filter(|address| slots.insert(slot(address))).take(count).collect()

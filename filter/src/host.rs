@@ -1,9 +1,12 @@
-//! The proxy as the rest of the crate sees it: one narrow trait, and the only file that calls the proxy-wasm ABI.
+//! The proxy for the rest of the crate: one narrow trait, and the only file that calls the
+//! proxy-wasm ABI.
 //!
-//! The bindings are our own, not the SDK's. The SDK returns a status as a Rust enum, which is undefined behaviour for the statuses it does
-//! not list; it panics on most of those it does, and on every header that is not UTF-8; and a panic here fails all streams of a worker. Here
-//! a status is a number, a value is bytes, and whatever the host answers is a `Result`. The exceptions are opening a stream and
-//! making a call, because the SDK's dispatcher delivers only to those it made itself: see [`wasm::ProxyWasm`].
+//! The bindings are our own, not the SDK's. The SDK returns a status as a Rust enum, which is
+//! undefined behaviour for statuses it does not list; it panics on most of those it lists, and on
+//! every header that is not UTF-8; and a panic here fails all streams of a worker. Here a status is
+//! a number, a value is bytes, and every answer of the host is a `Result`. The exceptions are
+//! opening a stream and making a call, because the SDK's dispatcher delivers only to those it made
+//! itself: see [`wasm::ProxyWasm`].
 
 use std::fmt;
 
@@ -13,24 +16,24 @@ use exchange::Timestamp;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct HostError(u32);
 
-/// What a call to the host comes to.
+/// The result of a host call.
 pub type Result<T, E = HostError> = core::result::Result<T, E>;
 
 /// Which headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeaderMap {
-    /// Of the request.
+    /// Request headers.
     Request = 0,
-    /// Of the response.
+    /// Response headers.
     Response = 2,
-    /// Of the answer to a call.
+    /// Headers of the response to a call.
     Answer = 6,
 }
 
 /// Which bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BodyBuffer {
-    /// The request body as far as it is held.
+    /// The request body as far as it is buffered.
     RequestBody = 0,
     /// This piece of the response body.
     ResponseBody = 1,
@@ -53,7 +56,7 @@ pub enum MetricKind {
     Histogram = 2,
 }
 
-/// What a shared value must be for a write to go through.
+/// The condition for a write to shared data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteCondition {
     /// Anything.
@@ -73,16 +76,19 @@ pub struct SharedValue {
     pub token: u32,
 }
 
-/// The proxy. Calls about requests act on the context of the current callback, or on the one last [`Host::focus`]ed in it.
+/// The proxy. Calls about requests act on the context of the current callback, or on the one last
+/// [`Host::focus`]ed in it.
 ///
-/// No call calls back: what one causes at once (a reply, the end of a call that cannot be made) the proxy brings in a callback after the current one.
-/// So a cell may be open during a call. It must not be during a call to anything of ours that opens it again.
+/// No call calls back: the proxy delivers what a call causes at once (a reply, the end of a call
+/// that cannot be made) in a callback after the current one. So a cell may be borrowed during a
+/// host call. It must not be borrowed during a call of our own that borrows it again.
 pub trait Host: Clone + 'static {
     /// Monotonic time, the same clock for all VMs of a process.
     fn now(&self) -> Timestamp;
     /// Random bits.
     fn entropy(&self) -> u64;
-    /// Reads shared data. An empty value is one that was removed: both are `None`, but only a value ever written has a token.
+    /// Reads shared data. An empty value counts as removed: both are `None`, but only a key that
+    /// was ever written has a token.
     fn shared(&self, key: &str) -> Result<Option<SharedValue>>;
     /// Writes shared data; [`HostError::CONFLICT`] when it is not as expected.
     fn share(&self, key: &str, value: &[u8], expect: WriteCondition) -> Result<()>;
@@ -98,15 +104,17 @@ pub trait Host: Clone + 'static {
     fn stream_send(&self, stream: u32, message: &[u8]) -> Result<()>;
     /// Ends a stream of the current root context; no callback follows.
     fn stream_cancel(&self, stream: u32) -> Result<()>;
-    /// Sends an HTTP request to a cluster, as a call of the current root context; a callback brings the answer, or that there is none.
+    /// Sends an HTTP request to a cluster, as a call of the current root context; a callback has
+    /// the response, or that there is none.
     fn call(&self, cluster: &str, headers: &[(&str, &str)], body: &[u8], timeout_ms: u64) -> Result<u32>;
-    /// What the other side said when it ended the stream of the current callback.
+    /// The message with which the other side ended the stream of the current callback.
     fn stream_status(&self) -> String;
-    /// Reads a property; `None` when there is none.
+    /// Reads a property; `None` if it does not exist.
     fn property(&self, path: &[&str]) -> Result<Option<Vec<u8>>>;
     /// Sets a property of the stream, which the access log shows as the filter state `wasm.<name>`.
     fn property_set(&self, name: &str, value: &[u8]) -> Result<()>;
-    /// All headers, as serialized pairs. Only while the headers callback runs, or while it is held.
+    /// All headers, as serialized pairs. Only during the headers callback, or while the headers are
+    /// held.
     fn headers(&self, map: HeaderMap) -> Result<Vec<u8>>;
     /// Sets a header to one value.
     fn header_set(&self, map: HeaderMap, name: &str, value: &[u8]) -> Result<()>;
@@ -118,7 +126,7 @@ pub trait Host: Clone + 'static {
     fn buffer_replace(&self, buffer: BodyBuffer, size: usize, bytes: &[u8]) -> Result<()>;
     /// Answers the request; `headers` are serialized pairs. Takes effect when the callback returns.
     fn reply(&self, status: u16, headers: &[u8], body: &[u8]) -> Result<()>;
-    /// Lets a held request go on. Its headers cannot be changed from here on.
+    /// Lets a held request go on. Its headers cannot be changed after that.
     fn resume_request(&self) -> Result<()>;
     /// Makes another context of this VM the one that calls act on; an error when it is gone.
     fn focus(&self, context: u32) -> Result<()>;
@@ -130,14 +138,14 @@ pub trait Host: Clone + 'static {
     fn metric_add(&self, metric: u32, amount: i64) -> Result<()>;
     /// Sets a gauge, or records in a histogram.
     fn metric_record(&self, metric: u32, value: u64) -> Result<()>;
-    /// Applies the host's log level to what is logged from here on.
+    /// Applies the host's log level from now on.
     fn follow_log_level(&self);
 }
 
 // === impl HostError ===
 
 impl HostError {
-    /// What was asked for is not there.
+    /// The requested thing does not exist.
     pub const NOT_FOUND: Self = Self(1);
     /// Shared data is not as expected.
     pub const CONFLICT: Self = Self(8);
@@ -170,7 +178,7 @@ impl fmt::Display for HostError {
 
 impl std::error::Error for HostError {}
 
-/// Text as gRPC sends it, for people: `%20` is a space.
+/// Readable text of a gRPC message: `%20` is a space.
 #[must_use]
 pub fn percent_decoded(text: &[u8]) -> String {
     let (mut plain, mut rest) = (Vec::with_capacity(text.len()), text);
@@ -196,7 +204,8 @@ mod wasm {
 
     use super::{BodyBuffer, HeaderMap, Host, HostError, MetricKind, Result, SharedValue, Timestamp, WriteCondition};
 
-    /// A token no write of the host's ever has: its counter would need to wrap. Writing with it succeeds only where nothing is.
+    /// A token that no write of the host ever has, because its counter would have to wrap. Writing
+    /// with it succeeds only where no value is.
     const ABSENT: u32 = u32::MAX;
     /// WASI's monotonic clock.
     const MONOTONIC: u32 = 1;
@@ -260,14 +269,15 @@ mod wasm {
         std::panic::set_hook(Box::new(|info| write_log(log::Level::Error, &format!("panic: {info}"))));
         // A second call in one VM finds the logger in place already.
         let _ = log::set_logger(&Logger);
-        // The host's own level may not be asked for yet: it traps every call but a few while a module starts.
+        // The host's own level cannot be read yet: it traps all but a few calls while a module
+        // starts.
         log::set_max_level(log::LevelFilter::Info);
     }
 
     fn write_log(level: log::Level, text: &str) {
         // Ours fall from Error = 1 to Trace = 5, the host's rise from trace = 0 to error = 4.
         let level = 5_u32.saturating_sub(level as u32);
-        // SAFETY: the pointer and size are those of `text`. A line that the host refuses is lost; there is nowhere to say so.
+        // SAFETY: the pointer and size are those of `text`. A line that the host refuses is lost.
         let _ = unsafe { proxy_log(level, text.as_ptr(), text.len()) };
     }
 
@@ -292,7 +302,8 @@ mod wasm {
         Ok(unsafe { Vec::from_raw_parts(data, size, size) })
     }
 
-    // SAFETY of every call below: pointers and sizes are those of live slices or of locals, and the host only uses them during the call.
+    // SAFETY of every call below: pointers and sizes are those of live slices or of locals, and the
+    // host only uses them during the call.
     impl Host for ProxyWasm {
         fn now(&self) -> Timestamp {
             let mut time = 0;
@@ -398,7 +409,7 @@ mod wasm {
 
         fn buffer(&self, buffer: BodyBuffer, size: usize) -> Result<Vec<u8>> {
             match bytes(|data, read| unsafe { proxy_get_buffer_bytes(buffer as u32, 0, size, data, read) }) {
-                // The host's word for a body without bytes.
+                // The host's status for a body without bytes.
                 Err(HostError::NOT_FOUND) => Ok(Vec::new()),
                 read => read,
             }

@@ -15,7 +15,7 @@ use crate::config::FilterConfig;
 use crate::host::Host;
 use crate::state::VmState;
 
-/// The context the proxy knows. A parked request's VM holds what is in it, too.
+/// The context that the proxy knows. The VM also holds its content while the request is parked.
 pub struct HttpStreamContext<H: Host>(Rc<HttpStream<H>>);
 
 // === impl HttpStreamContext ===

@@ -33,7 +33,7 @@ mod entry {
     use crate::state::VmState;
 
     thread_local! {
-        /// The VM is one thread: all root contexts that ever live in it share this.
+        /// The VM is one thread: all its root contexts share this.
         static VM: Rc<RefCell<VmState<ProxyWasm>>> = Rc::new(RefCell::new(VmState::new(ProxyWasm)));
     }
 

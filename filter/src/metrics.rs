@@ -1,6 +1,7 @@
-//! Every statistic the proxy shows of us, in one table. No name holds anything a request or an endpoint brings: the proxy never frees one.
+//! Every statistic of the filter, in one table. No name contains text of a request or an endpoint,
+//! because the proxy never frees a name.
 //!
-//! Counters and histograms are of all VMs of a process together; the gauges are set by the VM that leads.
+//! Counters and histograms are sums over all VMs of a process; the leader sets the gauges.
 
 use scheduler::plugin::readable;
 

@@ -28,7 +28,7 @@ impl<H: Host> FilterRoot<H> {
         Self { id, host, vm, config: Rc::default() }
     }
 
-    /// Reads a configuration; what is wrong with it, for people.
+    /// Reads a configuration; the error is text for the log.
     fn configure(&mut self, size: usize) -> Result<(), String> {
         self.host.follow_log_level();
         let bytes = self.host.buffer(BodyBuffer::Configuration, size).map_err(|e| format!("the configuration could not be read: {e}"))?;

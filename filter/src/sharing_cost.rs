@@ -12,17 +12,18 @@ use crate::state::load_sharing::{SharingOccasion, VmContext};
 use crate::state::replica::{DaemonUpdate, PoolReplica, decode};
 use crate::state::vm_table::{self, VmTable};
 
-/// Request header that asks for the cost of sharing, answered instead of the request; its value is `peers/endpoints`.
+/// The request header that requests the cost of sharing in place of a normal reply; its value is
+/// `peers/endpoints`.
 pub const COST: &[u8] = b"x-drill-cost";
 
-/// In place of that value: what sharing cost the last picks of this VM, of real requests.
+/// The value for the cost of sharing in the last picks of real requests.
 const LIVE: &[u8] = b"live";
-/// So many of them.
+/// How many of them are kept.
 const PICKS_MAX: usize = 4_096;
 
-/// How often each thing is done.
+/// How often each operation is measured.
 const ROUNDS: u64 = 2_000;
-/// Loads of a row that change between two looks at it.
+/// Loads of a report that change between two readings.
 const CHANGES: usize = 6;
 
 thread_local! {
@@ -30,7 +31,7 @@ thread_local! {
     static PICKS: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
 }
 
-/// How long a pick spends on sharing, without the time that a reading of the clock takes.
+/// Measures the time that a pick spends on sharing, without the time of reading the clock.
 #[derive(Debug)]
 pub struct DrillTimer {
     since: Timestamp,
@@ -45,13 +46,13 @@ impl DrillTimer {
         Self { since, spent_ns: 0, reading_ns: since.0.saturating_sub(before.0) }
     }
 
-    /// What follows does not count.
+    /// Stops the measurement.
     pub fn paused<H: Host>(self, host: &H) -> Self {
         let spent_ns = host.now().0.saturating_sub(self.since.0).saturating_sub(self.reading_ns);
         Self { spent_ns: self.spent_ns.saturating_add(spent_ns), ..self }
     }
 
-    /// What follows counts again.
+    /// Continues the measurement.
     pub fn resumed<H: Host>(self, host: &H) -> Self {
         Self { since: host.now(), ..self }
     }
@@ -67,7 +68,8 @@ impl DrillTimer {
     }
 }
 
-/// Of the last picks: how many, and what sharing cost them on average, on average but for the slowest hundredth, at the median and at most but for one in a hundred, µs.
+/// The last picks: their number, and the cost of sharing in µs: mean, mean without the slowest
+/// hundredth, median, p99.
 #[expect(clippy::cast_precision_loss, reason = "nanoseconds of a call")]
 fn live() -> String {
     let mut picks = PICKS.take();
@@ -75,16 +77,16 @@ fn live() -> String {
     let us = |ns: u64| ns as f64 / 1_000.0;
     let at = |percent: usize| us(picks.get(picks.len().saturating_mul(percent) / 100).copied().unwrap_or(0));
     let mean = |picks: &[u64]| us(picks.iter().sum()) / picks.len().max(1) as f64;
-    // The slowest are those that the kernel interrupted: there are more threads at work than cores.
+    // The kernel interrupted the slowest ones: there are more threads than cores.
     let calm = mean(picks.get(..picks.len().saturating_mul(99) / 100).unwrap_or_default());
     let mean = mean(&picks);
     format!(r#"{{"picks":{},"mean_us":{mean:.2},"calm_us":{calm:.2},"p50_us":{:.2},"p99_us":{:.2}}}"#, picks.len(), at(50), at(99))
 }
 
-/// What sharing costs a pick in this VM with so many others, each with something outstanding at so many endpoints; in JSON, median µs of
-/// a call.
+/// The cost of sharing of a pick in this VM with this many peers, each with load at this many
+/// endpoints; as JSON, median µs of a call.
 ///
-/// Returns nothing when no such thing is asked for.
+/// `None` when the header is absent.
 pub fn cost<H: Host>(host: &H, headers: &[u8]) -> Option<String> {
     let mut pairs = crate::pairs::HeaderPairs::new(headers);
     let (_, asked) = pairs.find(|(name, _)| *name == COST)?;
@@ -142,7 +144,7 @@ pub fn cost<H: Host>(host: &H, headers: &[u8]) -> Option<String> {
         timed(&mut clock, &mut || {});
         exchanges.iter_mut().for_each(|exchange| _ = exchange.end(pool, at));
     }
-    // The median: a mean is mostly that of the moments at which another process had the core.
+    // The median: a mean would mostly measure the moments when another process had the core.
     let median = |times: &mut Vec<u64>| {
         times.sort_unstable();
         times.get(times.len() / 2).copied().unwrap_or(0)

@@ -1,9 +1,11 @@
-//! The state of one VM, shared by all its root contexts: after a configuration update the old root context lives beside the new one until its
-//! last stream has ended, and both are one VM with one set of pools, one VM slot among the VMs and at most one lead. So are several listeners with
-//! one `vm_id`: their pools are the VM's together, and the newest configuration says where the daemon is.
+//! The state of one VM, shared by all its root contexts. After a configuration update the old root
+//! context lives beside the new one until its last stream has ended: both are one VM with one set
+//! of pools, one VM slot and at most one lease. The same holds for several listeners with one
+//! `vm_id`: the VM has the pools of all of them, and the newest configuration says where the daemon
+//! is.
 //!
-//! What the VM does by itself it does in the ticks of its newest root context, beginning with the first: a configuration is also read by a
-//! throw-away VM that never ticks, and whatever that one did would be done for nobody.
+//! Background work happens in the ticks of the newest root context, from the first one on: a
+//! temporary VM that never ticks also reads each configuration, and its work would be lost.
 
 pub mod crash_guard;
 pub mod lease;
@@ -37,7 +39,7 @@ pub const TICK_MS: u32 = 100;
 /// The most requests parked in one VM; beyond it they are answered at once. A worker that got more in two seconds without state is not
 /// helped by holding them.
 const PARKED_MAX: usize = 1_024;
-/// Wake-ups taken off the queue at once: what is left is taken at the next.
+/// Wake-ups taken from the queue at once; the next tick takes the rest.
 const WAKES_MAX: usize = 1_024;
 
 /// One VM.
@@ -62,7 +64,7 @@ pub struct VmState<H: Host> {
 struct TickTimer {
     /// The last at which all was done that is due.
     complete: Option<Timestamp>,
-    /// The root context whose period is shortened, and to what.
+    /// The root context whose period is shortened, and the period.
     short: Option<(u32, u32)>,
 }
 
@@ -85,9 +87,9 @@ struct VmSlot {
 
 /// A request that waits for the first state of its pool.
 pub trait ParkedRequest {
-    /// Is there still something to be done for it at a tick?
+    /// Whether it still waits for a tick.
     fn waits(&self) -> bool;
-    /// There is state, or there will be none in time: decide again; or let go what is held.
+    /// State arrived, or the deadline passed: decide again, or release the held piece.
     fn retry(&self);
 }
 
@@ -102,7 +104,7 @@ struct ParkingEntry {
 impl<H: Host> VmState<H> {
     /// A VM without any configuration.
     pub fn new(host: H) -> Self {
-        // 0 is nobody in the table of VMs.
+        // 0 means no VM in the VM table.
         let id = host.entropy().max(1);
         let metrics = Rc::new(FilterMetrics::new(host.clone()));
         Self {
@@ -121,7 +123,7 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// What is counted.
+    /// The statistics.
     pub fn metrics(&self) -> Rc<FilterMetrics<H>> {
         Rc::clone(&self.metrics)
     }
@@ -133,7 +135,7 @@ impl<H: Host> VmState<H> {
         self.match_pools();
     }
 
-    /// A root context goes, and with the last one this VM's lead.
+    /// Removes a root context; with the last one, this VM gives up its lease.
     pub fn remove_root(&mut self, root: u32) {
         self.link.remove_root(&self.host, root);
         self.roots.retain(|r| r.id != root);
@@ -155,24 +157,24 @@ impl<H: Host> VmState<H> {
         config.pools.iter().all(|pool| self.replica(&pool.name).is_some_and(|r| r.borrow().has_state()))
     }
 
-    /// This VM gets requests: it is not the main thread's. A VM that took the place of a lost one gets them before its first tick, and what the
-    /// lost one knew is on the board.
+    /// This VM serves requests, so it is not the main thread's. A VM that replaced a lost one gets
+    /// requests before its first tick, and finds the state in the snapshot store.
     pub fn mark_serving(&mut self) {
         if !std::mem::replace(&mut self.serves, true) {
-            // The others read its row at each pick from now on.
+            // From now on the others read its load report at each pick.
             self.write_heartbeat(self.host.now());
             self.refresh();
         }
     }
 
-    /// Tells the other VMs what changed in a pool here.
+    /// Publishes the changes of a pool to the other VMs.
     pub fn publish_load(&self, replica: &mut PoolReplica, now: Timestamp, moment: SharingOccasion) {
         if let Some(me) = self.vm_context() {
             replica.sharing.publish(&self.host, me, &mut replica.pool, now, moment);
         }
     }
 
-    /// Takes in what the other VMs told of a pool.
+    /// Reads the changes of a pool from the other VMs.
     pub fn receive_loads(&self, replica: &mut PoolReplica, now: Timestamp, moment: SharingOccasion) {
         if let Some(me) = self.vm_context() {
             let lost = replica.sharing.receive(&self.host, me, &mut replica.pool, now, moment);
@@ -183,21 +185,21 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// Puts what ended requests told where the VM that leads finds it.
+    /// Writes the observations of finished requests for the leader.
     pub fn publish_observations(&self, replica: &mut PoolReplica) {
         if let Some(vm_slot) = self.vm_slot.slot {
             replica.publish_observations(&self.host, vm_slot, self.id);
         }
     }
 
-    /// This VM among the others; `None` when it has no VM slot, or shares nothing.
+    /// This VM among the others; `None` when it has no VM slot, or sharing is off.
     fn vm_context(&self) -> Option<VmContext<'_>> {
         let shares = self.roots.last().is_some_and(|root| root.config.sharing);
         let vm_slot = self.vm_slot.slot.filter(|_| shares)?;
         Some(VmContext { vm: self.id, vm_slot, vm_table: &self.vm_slot.vm_table })
     }
 
-    /// Holds a request; false when too many are held already.
+    /// Parks a request; false when too many are parked.
     pub fn park(&mut self, deadline: Timestamp, replica: Rc<RefCell<PoolReplica>>, request: Weak<dyn ParkedRequest>) -> bool {
         if self.parked.len() >= PARKED_MAX {
             return false;
@@ -207,7 +209,8 @@ impl<H: Host> VmState<H> {
         true
     }
 
-    /// Has a request that was parked look again at the first tick after `at`. There are no more of those than were parked.
+    /// Lets a request that was parked try again at the first tick after `at`. There are never more
+    /// of these than were parked.
     pub fn retry_after(&mut self, at: Timestamp, replica: Rc<RefCell<PoolReplica>>, request: Weak<dyn ParkedRequest>) {
         self.parked.push(ParkingEntry { deadline: at, replica, request });
     }
@@ -218,7 +221,7 @@ impl<H: Host> VmState<H> {
         self.parked.len()
     }
 
-    /// What is due; the requests returned are to be decided again.
+    /// Does what is due and returns the requests to decide again.
     pub fn tick(&mut self, root: u32) -> Vec<Rc<dyn ParkedRequest>> {
         let now = self.host.now();
         let Some(newest) = self.roots.last().filter(|r| r.id == root) else { return Vec::new() };
@@ -238,7 +241,7 @@ impl<H: Host> VmState<H> {
         self.take_due(now)
     }
 
-    /// Tells other proxies, if this VM leads, and ticks as often as that takes.
+    /// Publishes to other proxies, if this VM leads, and ticks as often as that needs.
     fn share_with_peers(&mut self, root: u32, now: Timestamp) {
         if self.epoch.is_some() {
             for replica in &self.replicas {
@@ -253,7 +256,7 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// Somebody put something on the board.
+    /// The snapshot store has changed.
     pub fn on_wake(&mut self, queue: u32) -> Vec<Rc<dyn ParkedRequest>> {
         for _ in 0..WAKES_MAX {
             match self.host.queue_pop(queue) {
@@ -354,7 +357,8 @@ impl<H: Host> VmState<H> {
                     );
                 }
             }
-            // Tried again at the next tick. Nobody else sits there until the heartbeat before has expired.
+            // Tried again at the next tick. No other VM takes the slot until the last heartbeat has
+            // expired.
             None if self.vm_slot.heartbeat.is_some_and(|heartbeat| now.ms_since(heartbeat) < EXPIRY_MS) => {}
             None => self.vm_slot.slot = None,
         }
@@ -378,8 +382,9 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// Work that no request should wait for. Making a prefix index takes milliseconds: a VM that does not lead is a worker's and will need it,
-    /// but of several pools it may never serve some, so those wait for their first request.
+    /// Prepares what no request should wait for. Creating a prefix index takes milliseconds. A VM
+    /// that does not lead serves requests and will need it; with several pools it may never serve
+    /// some of them, so those wait for their first request.
     fn prepare(&self, config: &FilterConfig, now: Timestamp) {
         for replica in &self.replicas {
             let replica = &mut *replica.borrow_mut();
@@ -394,7 +399,7 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// Takes, keeps or loses the lead, and leads.
+    /// Takes, keeps or loses the lease, and does the leader's work.
     fn contend_for_leader(&mut self, root: u32, config: &FilterConfig, now: Timestamp) {
         let before = self.epoch;
         self.epoch = self.lease.poll(&self.host, self.serves, config.lease_ms, now);
@@ -414,7 +419,7 @@ impl<H: Host> VmState<H> {
         self.with_leader(root, now, |link, leader| link.drive(leader));
     }
 
-    /// Whom a leader that serves requests hands over to: a VM that does not.
+    /// The VM that a leader which serves requests hands over to: one that does not.
     fn successor(&self, now: Timestamp) -> Option<VmEntry> {
         if !self.serves || !self.lease.can_hand_over(now) {
             return None;
@@ -465,7 +470,8 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// The requests that are to be decided now. They stay among those parked until they are: the proxy may refuse what one needs for it.
+    /// The requests to decide now. They stay parked until they are decided, because the proxy may
+    /// refuse a call that this needs.
     fn take_due(&mut self, now: Timestamp) -> Vec<Rc<dyn ParkedRequest>> {
         self.parked.retain(|parked| parked.request.upgrade().is_some_and(|request| request.waits()));
         let is_due = |p: &&ParkingEntry| p.deadline <= now || p.replica.borrow().has_state();
@@ -519,7 +525,7 @@ mod tests {
         vm.on_stream_message(root, stream, size).len()
     }
 
-    /// What was sent to the daemon since the last look, as text.
+    /// What was sent to the daemon since the last call, as text.
     fn said(host: &FakeHost) -> Vec<String> {
         let sent = std::mem::take(&mut *host.sent.borrow_mut());
         let text = |(stream, bytes): (u32, Vec<u8>)| match state::ProxyMessage::decode(bytes.as_slice()).unwrap().message.unwrap() {
@@ -600,7 +606,7 @@ mod tests {
         }
         assert_eq!(host.streams.borrow().len(), 2, "within the lease");
         said(&host);
-        // The daemon sends what it has again; that it is in force already is no reason to refuse it.
+        // The daemon sends its state again; that it is already in force is no reason to refuse it.
         send(&host, &mut other, pool_update_message("default", version(1), &["10.0.0.1:1"]));
         assert_eq!(said(&host), ["2: ack 1 "]);
         assert_eq!(host.metric_value("switchpoint_state_refused_total"), 0);
@@ -615,7 +621,7 @@ mod tests {
         assert_eq!(host.streams.borrow().len(), 2);
         send(&host, &mut other, pool_update_message("default", version(5), &["10.0.0.5:1"]));
         said(&host);
-        // What was under way to the stalled one arrives now.
+        // A message that was on its way to the stalled leader arrives now.
         let late = pool_update_message("default", version(9), &["10.0.0.9:1"]);
         host.buffers.borrow_mut().insert(BodyBuffer::StreamMessage as u32, late.clone());
         stalled.on_stream_message(1, 1, late.len());
@@ -642,7 +648,7 @@ mod tests {
         assert_eq!(leader.replica("default").unwrap().borrow().version().term, TERM + 1);
     }
 
-    /// A daemon that raises its term when it is told, as far as a proxy sees it: the clock of the one before was ahead.
+    /// A daemon that raises its term after a refusal: the clock of the daemon before it was ahead.
     #[test]
     fn a_daemon_whose_term_is_behind_is_told_what_is_held_and_heard_once_it_is_ahead() {
         const AHEAD: u64 = TERM + 1_000_000;
@@ -708,7 +714,8 @@ mod tests {
         let ahead = Version { term: TERM + 5, sequence: 2 };
         let replica = leader.replica("default").unwrap();
         replica.borrow().store.publish_pool_update(&host, 9, ahead, b"\xff\xff", host.now()).unwrap();
-        // A later leader has written; this one still has the lease, and learns of it by what it wants to post.
+        // A later leader has written. This one still has the lease, and learns of the other one
+        // when it publishes.
         host.share("switchpoint/1/leader", &words::write(&[9, leader.id, host.now().plus_ms(3_000).0], &[]), WriteCondition::Any).unwrap();
         leader.lease = LeaderElection::new(leader.id);
         leader.tick(1);
@@ -757,7 +764,7 @@ mod tests {
         host.pass_ms(100);
         leader.tick(1);
         assert_eq!(host.streams.borrow().len(), 2);
-        // Ever longer pauses, but bounded.
+        // The pauses grow up to a bound.
         let mut waits = Vec::new();
         for _ in 0..12 {
             let open = u32::try_from(host.streams.borrow().len()).unwrap();
@@ -804,7 +811,7 @@ mod tests {
         assert_eq!(leader.vm_slot.root, 2);
         leader.remove_root(1);
         assert_eq!(*host.streams.borrow(), [false, true]);
-        // A pool that no configuration names is gone; one that stays keeps what is known of it.
+        // A pool that no configuration names is gone; one that stays keeps its state.
         leader.configure(3, config(r#"{"pools": [{"name": "default"}]}"#));
         leader.remove_root(2);
         assert_eq!(*host.streams.borrow(), [false, false]);
@@ -892,7 +899,7 @@ mod tests {
         calls.iter().skip(std::mem::replace(seen, calls.len())).map(text).collect()
     }
 
-    /// A process whose VM 1 leads by calls, and has said hello: call 1.
+    /// A process whose VM 1 leads by calls and has sent its hello: call 1.
     fn calling() -> (FakeHost, VmState<FakeHost>, usize) {
         let host = FakeHost::new();
         let mut leader = VmState::new(host.clone());
@@ -919,7 +926,7 @@ mod tests {
         assert_eq!(in_force(&leader), 1);
         assert_eq!(host.metric_value("switchpoint_state_metrics_total"), 1, "both were taken, in order");
         assert_eq!(called(&host, &mut seen), [format!("tell {s} [\"ack 1\"]"), format!("hear {s} []")]);
-        // While one call tells, what is to be told gathers.
+        // Messages collect while a call is open.
         for sequence in 2..4 {
             let hear = host.calls.borrow().len();
             answer(&mut leader, hear, b"200", &[pool_update_message("default", version(sequence), &["10.0.0.1:1"])]);
@@ -961,7 +968,7 @@ mod tests {
             leader.tick(1);
             let again = called(&host, &mut seen);
             assert!(again.len() == 1 && again[0].ends_with("[\"hello\"]") && session(&host) != s, "{again:?}");
-            // The answer to a call of the one before is nobody's.
+            // The response to a call of the previous connection is ignored.
             answer(&mut leader, 2, b"200", &[pool_update_message("default", version(1), &["10.0.0.1:1"])]);
             assert_eq!((in_force(&leader), called(&host, &mut seen).len()), (0, 0));
         }
@@ -987,7 +994,7 @@ mod tests {
 
     // === a proxy that refuses ===
 
-    /// At some VM slots of the process requests end, more than the daemon is told at once.
+    /// Requests end at some VM slots of the process, more than the daemon takes at once.
     fn requests_end(host: &FakeHost, writers: &mut [observation_ring::ObservationRingWriter]) {
         for (vm_slot, writer) in (10_u16..).zip(writers) {
             let vm = 1_000 + u64::from(vm_slot);

@@ -1,12 +1,15 @@
-//! The connection to the daemon: opened by the VM that leads, and what it does with what comes. [`wire`] says what it is made of.
+//! The link to the daemon: the leader opens it and applies its messages. [`connection`] has the two
+//! kinds of connection.
 //!
 //! ```text
-//! Closed ── its time has come ──► Open ── silence, a changed configuration, the end of the lead ──► Closed
+//! Closed ── its time has come ──► Open ── silence, a changed configuration, the end of the lease ──► Closed
 //!    ▲                             │
-//!    └── the daemon or the network closed it: wait, longer each time, never in step with other proxies
+//!    └── the daemon or the network closed it: wait, longer each time, at different times than other proxies
 //! ```
-//! Every message is first decoded here, under [`CrashGuard::decode_guarded`]; then it goes up on the snapshot store, whence all other VMs take it; then it is
-//! in force here. A message that breaks a rule is refused whole, counted, logged, and, when it is a pool update, answered with the reason.
+//! The leader decodes every message first, under [`CrashGuard::decode_guarded`]; then it publishes
+//! the message in the snapshot store, from which all other VMs read it; then it applies it here. A
+//! message that breaks a rule is refused as a whole, counted, logged, and, if it is a pool update,
+//! answered with the reason.
 
 mod connection;
 
@@ -32,9 +35,10 @@ pub use connection::CallResponse;
 
 /// The first pause after a failure, in ms; it doubles with each further one.
 const BACKOFF_MS: u64 = 100;
-/// The longest pause, in ms, while there is a pool without any state: requests may be waiting for it, two seconds at most.
+/// The longest pause, ms, while a pool has no state: requests may be waiting for it, two seconds at
+/// most.
 const COLD_BACKOFF_MS: u64 = 250;
-/// How often the counters of all VMs are passed on, in ms.
+/// How often the counters of all VMs are sent, ms.
 const REPORT_MS: u64 = 1_000;
 /// Random identity of the process, which all its VMs share; a hot restart runs two processes with one node id.
 const PROCESS_KEY: &str = "switchpoint/1/process";
@@ -60,7 +64,7 @@ struct OpenLink {
     /// The root context it belongs to.
     root: u32,
     received_at: Timestamp,
-    /// What it was opened for.
+    /// The configuration it was opened with.
     state: StateConfig,
     pools: Vec<String>,
 }
@@ -74,19 +78,20 @@ pub struct LeaderContext<'a, H> {
     pub vm: u64,
     /// The root context of the current callback.
     pub root: u32,
-    /// Epoch of the lead.
+    /// Epoch of the lease.
     pub epoch: u64,
     /// The moment.
     pub now: Timestamp,
     /// The configuration in force.
     pub config: &'a FilterConfig,
-    /// The pools, for as long as this callback lasts: what is called from here on has them from here, and borrows no cell.
+    /// The pools, for as long as this callback lasts: functions called from here use these
+    /// references and borrow no cell.
     pub replicas: Vec<&'a mut PoolReplica>,
-    /// This VM among the others, when they share.
+    /// This VM among the others, if they share.
     pub me: Option<VmContext<'a>>,
     /// The VMs.
     pub vm_table: &'a VmTable,
-    /// What is counted.
+    /// The statistics.
     pub metrics: &'a FilterMetrics<H>,
 }
 
@@ -115,7 +120,7 @@ impl StateLink {
         *self = Self { phase, crash_guard, ..Self::default() };
     }
 
-    /// What is due at a tick: opening, reporting, giving up on a daemon that is silent.
+    /// Does what is due at a tick: opening, reporting, closing the link to a silent daemon.
     pub fn drive<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>) {
         match &self.phase {
             LinkPhase::Closed { retry_at } if *retry_at <= leader.now => self.open(leader),
@@ -143,7 +148,7 @@ impl StateLink {
         }
     }
 
-    /// Tells the other proxies what changed here.
+    /// Publishes changes to the other proxies.
     pub fn publish_load<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>) {
         let (LinkPhase::Open(_), Some(_)) = (&self.phase, leader.me) else { return };
         let mut shares = Vec::new();
@@ -189,7 +194,8 @@ impl StateLink {
         self.schedule_retry(leader, why);
     }
 
-    /// A call was answered, perhaps one of this connection's. The lead is over when a later leader has written.
+    /// A call was answered, perhaps one of this connection's. The error says that a later leader
+    /// has written.
     pub fn on_response<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>, call: u32, answer: CallResponse) -> Result<(), PublishError> {
         let LinkPhase::Open(open) = &mut self.phase else { return Ok(()) };
         let Some(calls) = open.wire.calls_with(call) else { return Ok(()) };
@@ -215,7 +221,7 @@ impl StateLink {
         Ok(())
     }
 
-    /// A message came. The lead is over when a later leader has written.
+    /// A message arrived. The error says that a later leader has written.
     pub fn on_message<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>, bytes: &[u8]) -> Result<(), PublishError> {
         let LinkPhase::Open(open) = &mut self.phase else { return Ok(()) };
         open.received_at = leader.now;
@@ -265,7 +271,7 @@ impl StateLink {
             Err(error) => self.schedule_retry(leader, &ConnectionFailure::from(error).to_string()),
             Ok(wire) => {
                 leader.metrics.count(Stat::StreamsOpened);
-                // Another daemon, perhaps, that knows nothing of what the last one was told.
+                // It may be another daemon, which knows nothing of what the last one received.
                 leader.replicas.iter_mut().for_each(|replica| replica.peer_publisher = PeerPublisher::default());
                 let (root, state) = (leader.root, leader.config.state.clone());
                 self.phase = LinkPhase::Open(OpenLink { wire, root, received_at: leader.now, state, pools: pools.clone() });
@@ -287,7 +293,7 @@ impl StateLink {
         messages.into_iter().for_each(|message| self.send(leader, message));
     }
 
-    /// Calls are made anew as they are answered.
+    /// Makes new calls as they are answered.
     fn renew_calls<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>) {
         self.act(leader, |host, wire, state| wire.drive(host, state));
     }
@@ -328,7 +334,8 @@ impl StateLink {
     fn schedule_retry<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>, why: &str) {
         leader.metrics.record(Stat::Connected, 0);
         self.failures = self.failures.saturating_add(1);
-        // The first failure of a row, then ever fewer: an outage of a day is some twenty lines.
+        // The first failure of a row, then fewer and fewer: an outage of a day is some twenty
+        // lines.
         if self.failures.is_power_of_two() {
             log::warn!("no daemon (attempt {}): {why}; picking goes on with the state there is", self.failures);
         }
@@ -351,7 +358,7 @@ impl StateLink {
         self.send_all(leader, reports);
     }
 
-    /// Passes on what ended requests of all VMs told since the last tick.
+    /// Sends the observations of all VMs since the last tick.
     fn forward_observations<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>) {
         let read = |replica: &mut &mut PoolReplica| replica.read_observations(leader.host, leader.vm_table, leader.now);
         let observed = leader.replicas.iter_mut().flat_map(read).map(proxy_message::Message::Observations).collect();
@@ -366,7 +373,7 @@ impl<'a, H: Host> LeaderContext<'a, H> {
         self.replicas.iter().map(|replica| &**replica).find(|replica| *replica.name == *pool)
     }
 
-    /// Takes a pool update over; what is to be said of it.
+    /// Applies a pool update and returns its acknowledgement.
     fn apply_pool_update(&mut self, pool_update: proto::PoolUpdate, bytes: &[u8]) -> Result<Option<state::Ack>, PublishError> {
         let Some(replica) = self.replicas.iter_mut().find(|r| *r.name == pool_update.pool) else { return Ok(None) };
         let (version, endpoints) = (pool_update.snapshot.version(), pool_update.snapshot.endpoints().len());
@@ -379,10 +386,10 @@ impl<'a, H: Host> LeaderContext<'a, H> {
                 self.wake_vms();
             }
             Err(PublishError::NotNewer) => {
-                // Sent again, or older than what a former leader heard: the board is right.
+                // Sent again, or older than what a former leader received: the store is right.
                 let _ = replica.refresh(self.host);
                 if replica.version() != version {
-                    // By the board's word: what is on it counts, even where it cannot be read here.
+                    // By the store's head: its version counts, even where it cannot be read here.
                     let posted = replica.store.read_head(self.host).ok().flatten().map(|seen| seen.head.version);
                     let held = posted.unwrap_or_default().max(replica.version());
                     let why = format!("older than {}.{}, which is in force", held.term, held.sequence);
@@ -450,13 +457,15 @@ impl<'a, H: Host> LeaderContext<'a, H> {
     fn nack(&self, refused: RejectedMessage) -> Option<state::Ack> {
         let RejectedMessage { pool, version, why } = refused;
         self.metrics.count(Stat::Refused);
-        // Metrics come many times a second, and the next may be good; a pool update that is wrong is wrong until somebody acts.
+        // Metrics arrive many times a second, and the next may be good; a wrong pool update stays
+        // wrong until an operator acts.
         let level = if version.is_some() || pool.is_empty() { log::Level::Error } else { log::Level::Debug };
         log::log!(level, "pool {pool}: a message of the daemon is refused whole, what was in force stays: {why}");
         version.is_some().then_some(state::Ack { pool, version, refused: why, held: None })
     }
 
-    /// Tells every other VM to look at the board. A wake-up that is lost costs until that VM's next tick.
+    /// Wakes every other VM to read the store. A lost wake-up costs the time until that VM's next
+    /// tick.
     fn wake_vms(&self) {
         for (_, row) in self.vm_table.alive(self.now) {
             if row.vm != self.vm && row.queue != 0 {
@@ -481,7 +490,7 @@ fn node_id<H: Host>(host: &H) -> String {
 
 fn process_id<H: Host>(host: &H) -> u64 {
     let fresh = host.entropy();
-    // The first VM's stands: writing where something is fails.
+    // The first VM's value stays: writing where a value exists fails.
     let _ = host.share(PROCESS_KEY, &fresh.to_le_bytes(), WriteCondition::Absent);
     let shared = host.shared(PROCESS_KEY).ok().flatten();
     shared.and_then(|s| <[u8; 8]>::try_from(s.bytes).ok()).map_or(fresh, u64::from_le_bytes)

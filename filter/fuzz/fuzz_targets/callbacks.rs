@@ -17,11 +17,11 @@ use switchpoint::state::VmState;
 #[derive(Arbitrary, Debug)]
 struct Step {
     stream: u8,
-    event: Event,
+    event: CallbackEvent,
 }
 
 #[derive(Arbitrary, Debug)]
-enum Event {
+enum CallbackEvent {
     Headers { path: u8, extra: Option<(String, String)>, end: bool },
     Body { body: u8, grown: u16, end: bool },
     Trailers,
@@ -49,19 +49,19 @@ fuzz_target!(|steps: Vec<Step>| {
         let at = usize::from(which) % STREAMS;
         let context = &mut streams[at];
         match event {
-            Event::Headers { path, extra, end } => {
+            CallbackEvent::Headers { path, extra, end } => {
                 let mut headers = vec![(":method".into(), "POST".into()), (":path".into(), PATHS[usize::from(path) % 5].into())];
                 headers.extend(extra);
                 *host.request.borrow_mut() = headers;
                 context.on_http_request_headers(3, end);
             }
-            Event::Body { body, grown, end } => {
+            CallbackEvent::Body { body, grown, end } => {
                 let body = BODIES[usize::from(body) % 4];
                 host.buffers.borrow_mut().insert(BodyBuffer::RequestBody as u32, body.into());
                 context.on_http_request_body(body.len() + usize::from(grown), end);
             }
-            Event::Trailers => drop(context.on_http_request_trailers(0)),
-            Event::Response { details, upstream, attempts, headers } => {
+            CallbackEvent::Trailers => drop(context.on_http_request_trailers(0)),
+            CallbackEvent::Response { details, upstream, attempts, headers } => {
                 let mut properties = host.properties.borrow_mut();
                 let details: &[u8] = [&b"via_upstream"[..], b"", b"response_timeout"][usize::from(details) % 3];
                 properties.insert("response.code_details".into(), details.to_vec());
@@ -71,28 +71,28 @@ fuzz_target!(|steps: Vec<Step>| {
                 *host.response.borrow_mut() = [vec![(":status".into(), "200".into())], headers].concat();
                 context.on_http_response_headers(0, false);
             }
-            Event::Chunk { bytes, end } => {
+            CallbackEvent::Chunk { bytes, end } => {
                 let size = bytes.len();
                 host.buffers.borrow_mut().insert(BodyBuffer::ResponseBody as u32, bytes);
                 context.on_http_response_body(size, end);
             }
-            Event::Done => {
+            CallbackEvent::Done => {
                 context.on_done();
                 streams[at] = stream(10 + at as u32);
             }
-            Event::PoolUpdate { endpoints, sequence } => {
+            CallbackEvent::PoolUpdate { endpoints, sequence } => {
                 let version = scheduler::Version { term: 1, sequence: u64::from(sequence) };
                 let replica = vm.borrow().replica("default").unwrap();
                 let pool_update = pool_update_message("default", version, &ADDRESSES[..usize::from(endpoints) % 4]);
                 let _ = replica.borrow().store.publish_pool_update(&host, 1, version, &pool_update, host.now());
                 replica.borrow_mut().refresh(&host).unwrap();
             }
-            Event::Tick => {
+            CallbackEvent::Tick => {
                 host.pass_ms(700);
                 let due = vm.borrow_mut().tick(1);
                 due.iter().for_each(|request| request.retry());
             }
-            Event::Hint(hint) => {
+            CallbackEvent::Hint(hint) => {
                 let path = "metadata.filter_metadata.envoy.lb.subset_hint.x-gateway-destination-endpoint-subset";
                 match hint {
                     Some(hint) => drop(host.properties.borrow_mut().insert(path.into(), hint)),

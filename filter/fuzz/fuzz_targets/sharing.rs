@@ -18,7 +18,7 @@ use switchpoint::http::HttpStreamContext;
 use switchpoint::state::VmState;
 
 #[derive(Arbitrary, Debug)]
-enum Event {
+enum SharingEvent {
     Tick {
         vm: bool,
     },
@@ -128,7 +128,7 @@ fn key(key: u8) -> String {
     format!("switchpoint/1/pool/default/{}", KEYS[usize::from(key) % KEYS.len()])
 }
 
-fuzz_target!(|events: Vec<Event>| {
+fuzz_target!(|events: Vec<SharingEvent>| {
     let mut world = World::new();
     world.pool_update(3, 1);
     for vm in &world.vms {
@@ -136,18 +136,18 @@ fuzz_target!(|events: Vec<Event>| {
     }
     for event in events.into_iter().take(100) {
         match event {
-            Event::Tick { vm } => drop(world.vms[usize::from(vm)].borrow_mut().tick(1)),
-            Event::Pass { ms } => world.host.pass_ms(u64::from(ms)),
-            Event::Request { vm, prompt } => world.request(usize::from(vm), prompt),
-            Event::Answered { stream, details, upstream } => world.answered(stream, details, upstream),
-            Event::Done { stream } if !world.streams.is_empty() => {
+            SharingEvent::Tick { vm } => drop(world.vms[usize::from(vm)].borrow_mut().tick(1)),
+            SharingEvent::Pass { ms } => world.host.pass_ms(u64::from(ms)),
+            SharingEvent::Request { vm, prompt } => world.request(usize::from(vm), prompt),
+            SharingEvent::Answered { stream, details, upstream } => world.answered(stream, details, upstream),
+            SharingEvent::Done { stream } if !world.streams.is_empty() => {
                 let at = usize::from(stream) % world.streams.len();
                 world.streams.swap_remove(at).1.on_done();
             }
-            Event::Done { .. } => {}
-            Event::PoolUpdate { endpoints, sequence } => world.pool_update(endpoints, sequence),
-            Event::Garbage { key: at, bytes } => world.host.share(&key(at), &bytes, WriteCondition::Any).unwrap(),
-            Event::Changed { key: at, at: byte, to } => {
+            SharingEvent::Done { .. } => {}
+            SharingEvent::PoolUpdate { endpoints, sequence } => world.pool_update(endpoints, sequence),
+            SharingEvent::Garbage { key: at, bytes } => world.host.share(&key(at), &bytes, WriteCondition::Any).unwrap(),
+            SharingEvent::Changed { key: at, at: byte, to } => {
                 let held = world.host.shared(&key(at)).unwrap();
                 if let Some(mut bytes) = held.map(|shared| shared.bytes).filter(|bytes| !bytes.is_empty()) {
                     let byte = usize::from(byte) % bytes.len();
@@ -155,7 +155,7 @@ fuzz_target!(|events: Vec<Event>| {
                     world.host.share(&key(at), &bytes, WriteCondition::Any).unwrap();
                 }
             }
-            Event::PeerLoad { proxies, row, slot, blocks } => {
+            SharingEvent::PeerLoad { proxies, row, slot, blocks } => {
                 let endpoint = EndpointRef { slot: Slot(slot), generation: Generation(1) };
                 let mut placements = Vec::new();
                 placements::push(&mut placements, endpoint, &blocks);
@@ -167,7 +167,7 @@ fuzz_target!(|events: Vec<Event>| {
                 world.host.buffers.borrow_mut().insert(BodyBuffer::StreamMessage as u32, bytes);
                 drop(world.vms[0].borrow_mut().on_stream_message(1, stream, size));
             }
-            Event::Replace { vm: which } => {
+            SharingEvent::Replace { vm: which } => {
                 // Its streams get no callback any more.
                 let which = usize::from(which);
                 world.streams.retain(|(vm, _)| *vm != which);

@@ -13,7 +13,7 @@ use switchpoint::state::VmState;
 use switchpoint::state_link::CallResponse;
 
 #[derive(Arbitrary, Debug)]
-enum Event {
+enum StateEvent {
     Tick {
         vm: bool,
     },
@@ -102,7 +102,7 @@ fn message(host: &FakeHost, vm: &mut VmState<FakeHost>, bytes: Vec<u8>) {
     vm.on_stream_message(1, stream, size);
 }
 
-fuzz_target!(|events: Vec<Event>| {
+fuzz_target!(|events: Vec<StateEvent>| {
     let host = FakeHost::new();
     let mut vms = [vm(&host, false), vm(&host, true)];
     let mut newest = [Default::default(); 2];
@@ -110,14 +110,14 @@ fuzz_target!(|events: Vec<Event>| {
     for event in events.into_iter().take(200) {
         let version = |term: u8, sequence: u8| scheduler_version(term, sequence);
         match event {
-            Event::Tick { vm } => drop(vms[usize::from(vm)].tick(1)),
-            Event::Pass { ms } => host.pass_ms(u64::from(ms)),
-            Event::Raw { vm, bytes } => message(&host, &mut vms[usize::from(vm)], bytes),
-            Event::PoolUpdate { vm, term, sequence, endpoints } => {
+            StateEvent::Tick { vm } => drop(vms[usize::from(vm)].tick(1)),
+            StateEvent::Pass { ms } => host.pass_ms(u64::from(ms)),
+            StateEvent::Raw { vm, bytes } => message(&host, &mut vms[usize::from(vm)], bytes),
+            StateEvent::PoolUpdate { vm, term, sequence, endpoints } => {
                 let addresses = &ADDRESSES[..usize::from(endpoints) % 5];
                 message(&host, &mut vms[usize::from(vm)], pool_update_message("default", version(term, sequence), addresses));
             }
-            Event::Metrics { vm, term, sequence, pool_update, queues } => {
+            StateEvent::Metrics { vm, term, sequence, pool_update, queues } => {
                 let queues: Vec<f32> = queues.iter().take(4).map(|q| if *q == 255 { f32::NAN } else { f32::from(*q) }).collect();
                 message(
                     &host,
@@ -125,27 +125,27 @@ fuzz_target!(|events: Vec<Event>| {
                     metrics_message("default", version(term, pool_update), u64::from(sequence), &queues),
                 );
             }
-            Event::Closed { vm } => {
+            StateEvent::Closed { vm } => {
                 let stream = host.streams.borrow().len() as u32;
                 if stream > 0 {
                     vms[usize::from(vm)].on_stream_closed(1, stream, "gone");
                 }
             }
-            Event::Answered { vm, back, status, raw, pool_updates } => {
+            StateEvent::Answered { vm, back, status, raw, pool_updates } => {
                 let call = (host.calls.borrow().len() as u32).wrapping_sub(u32::from(back % 4));
                 drop(vms[usize::from(vm)].on_call_response(1, call, answer(status, raw, &pool_updates)));
             }
-            Event::Wake { vm, queue } => {
+            StateEvent::Wake { vm, queue } => {
                 let queues = host.queues.borrow().len() as u32;
                 if queues > 0 {
                     drop(vms[usize::from(vm)].on_wake(u32::from(queue) % queues + 1));
                 }
             }
-            Event::Replace { vm: which } => {
+            StateEvent::Replace { vm: which } => {
                 vms[usize::from(which)] = vm(&host, which);
                 newest[usize::from(which)] = Default::default();
             }
-            Event::Garbage { key, bytes } => {
+            StateEvent::Garbage { key, bytes } => {
                 ours_alone = false;
                 host.share(KEYS[usize::from(key) % KEYS.len()], &bytes, WriteCondition::Any).unwrap();
             }

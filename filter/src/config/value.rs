@@ -18,7 +18,7 @@ pub enum ConfigValue {
     List(Vec<ConfigValue>),
     /// An object.
     Object(ConfigFields),
-    /// Anything else: null, other numbers, what is nested too deep.
+    /// Any other value: null, other numbers, values that are nested too deep.
     Other,
 }
 

@@ -1,14 +1,17 @@
-//! One exchange, hosted by the proxy: what a callback brings goes to [`Exchange`], what its step asks for goes to the [`Host`].
+//! One HTTP stream of the proxy: callbacks go to [`Exchange`], the steps of the exchange go to the
+//! [`Host`].
 //!
 //! ```text
-//!  Passing (no pool of ours, or gone on undecided)
+//!  Passing (no pool, or passed without a decision)
 //!  Buffering ── last byte ──► decide ──► Routed, or Answered
 //!                               │ no state yet
 //!                               └──► Parked ── state, or the deadline ──► decide
 //! ```
-//! A request is held from its headers on, because headers can be changed only so long; it goes on when it is decided. One whose body is read is
-//! decided when its last byte is in; any other at its headers, and a parked one of those goes on with as much of its body as there is: the body of
-//! a gRPC stream has no end that could be waited for. Whatever is needed of headers later is taken while they can be read.
+//! A request is held from its headers on, because headers can be changed only until they are sent
+//! on; it goes on when it is decided. A request whose body is read is decided at its last byte, any
+//! other at its headers. A parked request of the second kind goes on with the part of its body that
+//! has arrived: the body of a gRPC stream has no end to wait for. Everything that later steps need
+//! from the headers is copied while they can be read.
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
@@ -31,10 +34,10 @@ use crate::state::{ParkedRequest, VmState};
 /// The property that a recorded decision is put into; the access log shows it as `%FILTER_STATE(wasm.switchpoint_decision:PLAIN)%`.
 const RECORD: &str = "switchpoint_decision";
 
-/// Envoy gives it to what comes from upstream, and to nothing that it or a filter says itself.
+/// Envoy adds it to replies of the upstream, and not to its own replies or those of filters.
 const UPSTREAM_TIME: &[u8] = b"x-envoy-upstream-service-time";
 
-/// Where a route may name its pool, for routes that no cluster tells apart.
+/// Where a route can name its pool, for routes with the same cluster.
 const ROUTE_POOL: [&str; 5] = ["xds", "route_metadata", "filter_metadata", "switchpoint", "pool"];
 
 /// One exchange and its host.
@@ -53,7 +56,7 @@ pub struct HttpStream<H: Host> {
     /// Is its last byte in?
     complete: Cell<bool>,
     response: Cell<ResponseBody>,
-    /// How much of a held response is in.
+    /// How much of a held response has arrived.
     response_size: Cell<usize>,
 }
 
@@ -124,7 +127,7 @@ impl<H: Host> HttpStream<H> {
         }
     }
 
-    /// The request body, as far as it is in, is `size` bytes long.
+    /// The request body has `size` bytes so far.
     pub fn request_body(&self, size: usize, end_of_stream: bool) -> FilterAction {
         self.body_size.set(size);
         if self.pieces.get() == BodyDelivery::None {
@@ -157,7 +160,7 @@ impl<H: Host> HttpStream<H> {
         FilterAction::Hold
     }
 
-    /// The request ends with trailers. What is held of its body goes on before them.
+    /// The request ends with trailers. The held part of its body goes on before them.
     pub fn request_trailers(&self) -> FilterAction {
         if self.pieces.get() == BodyDelivery::HoldNext {
             self.pieces.set(BodyDelivery::InStep);
@@ -189,7 +192,7 @@ impl<H: Host> HttpStream<H> {
         let Some(replica) = self.replica.borrow().clone() else { return FilterAction::Go };
         let settings = &self.config.settings;
         let path = ["metadata", "filter_metadata", settings.subset_namespace.as_str(), settings.subset_key.as_str()];
-        // One that cannot be read allows nobody: never more than was meant.
+        // An unreadable hint allows no endpoint: never more than intended.
         let hint = self.host.property(&path).unwrap_or_else(|e| Some(self.failed("the subset hint", e)));
         let step = self.open(&replica, |vm, exchange, replica| {
             replica.pool.reserve_prefixes(self.config.prefix_entries);
@@ -231,8 +234,9 @@ impl<H: Host> HttpStream<H> {
             let reply = self.open(replica, |_, exchange, replica| exchange.abandon(&mut replica.pool, since));
             return self.refuse(&reply);
         }
-        // The proxy's router keeps a body that it may have to send again where the proxy also keeps what it holds for us, and would send that twice
-        // after a request that goes on in the middle of its body (Envoy 1.40). So such a request has one attempt.
+        // Envoy's router keeps a body for a retry in the buffer where Envoy also keeps the held
+        // part, and would send that part twice after a request that goes on in the middle of its
+        // body (Envoy 1.40). So such a request has one attempt.
         let once = self.pieces.get() != BodyDelivery::None && !self.complete.get();
         for (name, value) in forward.set.iter().filter(|(name, _)| !(once && name == headers::RETRY_ON)) {
             self.host.header_set(HeaderMap::Request, name, value.as_bytes()).unwrap_or_else(|e| self.failed("a request header", e));
@@ -277,15 +281,16 @@ impl<H: Host> HttpStream<H> {
         FilterAction::Hold
     }
 
-    /// Response headers are there, whoever made them.
+    /// Response headers arrived, from the upstream or from the proxy.
     pub fn response_headers(&self, end_of_stream: bool) -> FilterAction {
         if self.request.get() != RequestStage::Routed {
             return FilterAction::Go;
         }
         let Some(replica) = self.replica.borrow().clone() else { return FilterAction::Go };
         let bytes = self.host.headers(HeaderMap::Response).unwrap_or_else(|e| self.failed("response headers", e));
-        // Each property costs as much as all the headers, so those that can say nothing new are not asked for: only replies from upstream have
-        // this header (where Envoy is told to leave it out, the property tells), and before who was asked first nobody failed.
+        // A property costs as much as all headers, so it is read only where it can say something
+        // new: only replies from the upstream have this header (where Envoy is configured to omit
+        // it, the property says so), and no endpoint before the first one can have failed.
         let from_upstream = HeaderPairs::new(&bytes).any(|(name, _)| name == UPSTREAM_TIME);
         let origin =
             if from_upstream { ResponseOrigin::Upstream } else { ResponseOrigin::of_details(&self.text(&["response", "code_details"])) };
@@ -311,7 +316,7 @@ impl<H: Host> HttpStream<H> {
         if step.body == ResponseBody::Hold && !end_of_stream { FilterAction::Hold } else { FilterAction::Go }
     }
 
-    /// A piece of the response body is there; of a held one, all that is in.
+    /// A piece of the response body arrived; for a held body, everything so far.
     pub fn response_body(&self, size: usize, last: bool) -> FilterAction {
         match self.response.get() {
             ResponseBody::Hold if !last => {
@@ -325,7 +330,7 @@ impl<H: Host> HttpStream<H> {
         FilterAction::Go
     }
 
-    /// The response's last byte is in, if trailers say so.
+    /// The response has ended with trailers.
     pub fn response_complete(&self) {
         match self.response.get() {
             ResponseBody::Hold => self.response_piece(self.response_size.get(), true, true),
@@ -355,13 +360,14 @@ impl<H: Host> HttpStream<H> {
             Some(Err(error)) => self.failed("the client's model name", error),
             _ => {}
         }
-        // Most pieces bring a token that nobody is told of; and a pick looks at what others tell by itself.
+        // Most pieces have one token more, which is not published; and a pick reads the reports of
+        // others itself.
         if news {
             self.share_state(&replica, now);
         }
     }
 
-    /// The other VMs are told and heard, when no request waits for it here.
+    /// Publishes to and reads from the other VMs while no request waits for it here.
     fn share_state(&self, replica: &RefCell<PoolReplica>, now: Timestamp) {
         self.open(replica, |vm, _, replica| {
             vm.publish_load(replica, now, SharingOccasion::End);
@@ -369,7 +375,7 @@ impl<H: Host> HttpStream<H> {
         });
     }
 
-    /// The exchange is over, in whatever way.
+    /// The stream has ended.
     pub fn end(&self) {
         if self.request.get() == RequestStage::Parked {
             self.request.set(RequestStage::Passing);
@@ -418,13 +424,13 @@ impl<H: Host> HttpStream<H> {
         }
     }
 
-    /// How many endpoints were tried.
+    /// How many attempts the proxy made.
     fn attempt_count(&self) -> u32 {
         let attempts = self.text(&["upstream", "request_attempt_count"]).first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
         u32::try_from(attempts).unwrap_or(u32::MAX)
     }
 
-    /// A property; empty when there is none.
+    /// A property; empty if it does not exist.
     fn text(&self, path: &[&str]) -> Vec<u8> {
         self.host.property(path).unwrap_or_else(|e| self.failed("a property", e)).unwrap_or_default()
     }
@@ -437,7 +443,8 @@ impl<H: Host> HttpStream<H> {
     }
 }
 
-/// The answer of the ready path. A process in which some workers share nothing serves all the same: it says so, and is ready.
+/// The reply of the ready path. A process in which some workers have no VM slot serves too: it
+/// reports that, and is ready.
 fn ready_reply_of(ready: bool, without_vm_slot: usize) -> LocalReply {
     let reply = ready_reply(ready);
     match without_vm_slot {
@@ -452,11 +459,12 @@ impl<H: Host> ParkedRequest for HttpStream<H> {
     }
 
     fn retry(&self) {
-        // The proxy has no such stream any more when its client has left.
+        // The proxy has no such stream any more after its client left.
         if !self.waits() || self.host.focus(self.id).is_err() {
             return;
         }
-        // A body that is not whole is not read: its request was to be decided without. What of it is in goes on with the headers.
+        // An incomplete body is not read: the request is decided without it. The part that arrived
+        // goes on with the headers.
         let parked = self.request.get() == RequestStage::Parked;
         let body = || if self.complete.get() { self.body() } else { Vec::new() };
         if parked && self.decide(body(), self.host.now()) == FilterAction::Hold {

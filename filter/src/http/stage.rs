@@ -1,6 +1,6 @@
-//! How far a request and its body are, and what becomes of the bytes of a callback.
+//! The stages of a request and of its body, and what happens to the bytes of a callback.
 
-/// What becomes of the callback's headers or bytes.
+/// What happens to the headers or bytes of a callback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FilterAction {
     /// They go on.
@@ -9,7 +9,7 @@ pub enum FilterAction {
     Hold,
 }
 
-/// How far the request is.
+/// The stage of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RequestStage {
     /// Not decided here, or gone on undecided: its body flows by.
@@ -24,16 +24,17 @@ pub(super) enum RequestStage {
     Answered,
 }
 
-/// How the body comes. Where a filter held a piece and the proxy was told to go on before the last, Envoy up to 1.39 drops the piece after, unless the
-/// filter holds that too and lets it go together with yet another, or at a tick.
+/// How the body is delivered. When a filter held a piece and the proxy was resumed before the last
+/// one, Envoy up to 1.39 drops the next piece, unless the filter holds that one too and releases it
+/// with another one or at a tick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BodyDelivery {
     /// None was shown.
     None,
-    /// Held, or gone on, as their callbacks said.
+    /// Held or passed as the callbacks said.
     InStep,
-    /// Gone on at a tick: the next is to be held.
+    /// Resumed at a tick: the next piece must be held.
     Ahead,
-    /// One is held, for the next callback or tick.
+    /// A piece is held until the next callback or tick.
     HoldNext,
 }

@@ -78,7 +78,7 @@ impl HttpWorld {
         stream.on_http_response_headers(headers.len(), false)
     }
 
-    /// What a buffer holds.
+    /// The content of a buffer.
     fn buffer(&self, buffer: BodyBuffer) -> String {
         String::from_utf8(self.host.buffers.borrow()[&(buffer as u32)].clone()).unwrap()
     }
@@ -337,12 +337,12 @@ fn the_ready_path_tells_of_all_pools() {
     assert!(ask().starts_with("reply 503"));
     world.state("b");
     assert_eq!(ask(), r#"reply 200 {"ready":true}"#);
-    // More workers tha VM slots: it serves all the same, and says so.
+    // More workers than VM slots: it serves all the same, and reports it.
     for vm_slot in 0..crate::state::vm_table::VM_SLOTS_MAX as u64 + 2 {
         let row = crate::state::vm_table::VmEntry { vm: 1_000 + vm_slot, heartbeat: world.host.now(), queue: 0, serves: true };
         crate::state::vm_table::VmTable::write_heartbeat(&world.host, row).unwrap();
     }
-    // A VM that serves leaves a free lead to the others for a while.
+    // A VM that serves leaves a free lease to the others for a while.
     for _ in 0..2 {
         world.host.pass_ms(600);
         world.vm.borrow_mut().tick(1);
@@ -353,7 +353,8 @@ fn the_ready_path_tells_of_all_pools() {
     assert_eq!(world.host.metric_value("switchpoint_refused_unavailable_total"), 0);
 }
 
-/// A retried request: what is asked of the proxy tells who failed, and nothing is asked where the headers and the address say all.
+/// A retried request: a property names the endpoint that failed, and no property is read where the
+/// headers and the address say everything.
 #[test]
 fn who_failed_is_known_whichever_way_the_proxy_says_where_a_reply_is_from() {
     const FROM_UPSTREAM: (&str, &str) = ("x-envoy-upstream-service-time", "3");

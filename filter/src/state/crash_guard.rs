@@ -1,19 +1,22 @@
-//! Messages that must not be decoded again, because a VM was lost while it did.
+//! Messages that must not be decoded again, because a VM was lost while decoding them.
 //!
-//! The leader decodes each message before anybody else, under a mark in shared data. A leader that traps leaves its mark; the next one finds it,
-//! and refuses messages of that content from then on. Losing a VM fails all streams of a worker, so after each loss the daemon is also left
-//! alone for a while, longer each time: content that keeps changing may kill only so often.
+//! The leader decodes each message before the other VMs, under a mark in shared data. A leader that
+//! traps leaves its mark; the next one finds it and from then on refuses messages with that
+//! content. Losing a VM fails all streams of a worker, so after each loss the leader also stays
+//! away from the daemon for a while, longer each time: content that keeps changing can kill only so
+//! often.
 
 use exchange::Timestamp;
 
 use super::words;
 use crate::host::{Host, WriteCondition};
 
-/// Where the mark of the message being decoded is: [VM, digest].
+/// The mark of the message that is being decoded: [VM, digest].
 const MARK: &str = "switchpoint/1/decoding";
-/// Where the losses are: [time of the last, digest of each, newest first].
+/// The losses: [time of the last, digest of each, newest first].
 const KEY: &str = "switchpoint/1/crash_guard";
-/// How many digests are remembered: each stands for a VM lost, and a daemon that sends so many different ones has other troubles.
+/// How many digests are remembered: each stands for a lost VM, and a daemon that sends so many
+/// different ones has another problem.
 const CRASH_GUARD_MAX: usize = 8;
 /// The pause after the first loss, in ms; it doubles with each further one.
 const PAUSE_MS: u64 = 10_000;
@@ -31,7 +34,8 @@ pub struct CrashGuard {
 // === impl CrashGuard ===
 
 impl CrashGuard {
-    /// Reads what former leaders met, at the start of a lead. The second value says whether the last of them was lost to a message.
+    /// Reads what former leaders met, when a VM becomes leader. The second value says whether the
+    /// last of them was lost to a message.
     #[must_use]
     pub fn load<H: Host>(host: &H, vm: u64, now: Timestamp) -> (Self, bool) {
         let mut crash_guard = match read(host, KEY).split_first() {
@@ -49,7 +53,7 @@ impl CrashGuard {
         (crash_guard, lost)
     }
 
-    /// When the daemon may be asked again.
+    /// When the daemon may be contacted again.
     #[must_use]
     pub fn pause_ends(&self) -> Timestamp {
         match u32::try_from(self.digests.len()) {
@@ -86,8 +90,9 @@ fn read<H: Host>(host: &H, key: &str) -> Vec<u64> {
     words.iter().take(CRASH_GUARD_MAX.saturating_add(1)).map(|word| u64::from_le_bytes(*word)).collect()
 }
 
-/// A digest of what a message says, but for what differs each time it is sent. Of bytes that are no message, a digest of the bytes. Knows no
-/// more of the wire than how to step over a field: nothing that could fail the way decoding did.
+/// A digest of a message without what differs each time it is sent; for bytes that are no message,
+/// a digest of the bytes. It only knows how to skip a field, so nothing in it can fail the way
+/// decoding did.
 fn content(message: &[u8]) -> u64 {
     let mut lasting = Vec::with_capacity(message.len());
     match collect(message, &mut Vec::new(), &mut lasting) {
@@ -147,7 +152,7 @@ mod tests {
         let (first, lost) = CrashGuard::load(&host, 1, NOW);
         assert!(!lost);
         assert_eq!(first.decode_guarded(&host, 1, &pool_update(1, "10.0.0.1:1"), || 1), Some(1));
-        // The VM traps while it decodes: what its mark was at that moment is what stays.
+        // The VM traps while it decodes: its mark at that moment stays.
         let mut mark = None;
         first.decode_guarded(&host, 1, &pool_update(2, "10.6.6.6:1"), || mark = host.shared(MARK).unwrap());
         host.share(MARK, &mark.unwrap().bytes, WriteCondition::Any).unwrap();

@@ -1,23 +1,30 @@
-//! Which VM of the process leads: holds the daemon's stream and writes what it says into shared data.
+//! Elects the leader of the process: the VM that holds the daemon's stream and writes its messages
+//! into shared data.
 //!
-//! The lease is one shared value, [epoch, holder, expiry], changed only by compare-and-swap on the process's monotonic clock. Every change of
-//! holder raises the epoch, and everything a leader writes carries its epoch: a leader that was stalled past its lease ca VM table nothing back.
+//! The lease is one shared value, [epoch, holder, expiry], changed only by compare-and-swap on the
+//! process's monotonic clock. Every change of holder raises the epoch, and everything a leader
+//! writes carries its epoch: a leader that was stalled longer than its lease cannot roll anything
+//! back.
 //!
-//! Which VM is the main thread's cannot be asked. It is the one that never gets a request, so a VM that has served one defers to those that
-//! have not, and a leader that serves hands over to one that does not.
+//! No call says which VM is the main thread's. It is the one that never gets a request, so a VM
+//! that has served a request leaves the lease to those that have not, and a leader that serves
+//! hands over to one that does not.
 
 use exchange::Timestamp;
 
 use super::words;
 use crate::host::{Host, Result, WriteCondition};
 
-/// Where the lease is.
+/// The key of the lease.
 const KEY: &str = "switchpoint/1/leader";
-/// How long a VM that serves requests leaves a free lease to those that do not: a few of their ticks.
+/// How long a VM that serves requests leaves a free lease to those that do not: a few of their
+/// ticks.
 const DEFER_MS: u64 = 500;
-/// How long a leader leads before it hands over: so that a lease cannot wander round on a busy start.
+/// How long a leader leads before it hands over, so that the lease does not change hands often
+/// during a busy start.
 const DWELL_MS: u64 = 10_000;
-/// Tries at a compare-and-swap: each failure means that another VM got through, and there is one lease.
+/// Attempts at a compare-and-swap: each failure means that another VM succeeded, and there is one
+/// lease.
 const TRIES_MAX: usize = 4;
 
 /// The part of a VM in the lease.
@@ -28,7 +35,7 @@ pub struct LeaderElection {
     free_since: Option<Timestamp>,
 }
 
-/// A lease held.
+/// The lease while this VM holds it.
 #[derive(Clone, Copy, Debug)]
 struct HeldLease {
     epoch: u64,
@@ -53,17 +60,17 @@ impl LeaderElection {
         Self { vm, held_lease: None, free_since: None }
     }
 
-    /// Takes, renews or loses the lease, which lasts `term_ms` without renewal; `serves` is whether this VM has ever had a request. The epoch
-    /// while it leads.
+    /// Takes, renews or loses the lease, which lasts `term_ms` without renewal; `serves` is whether
+    /// this VM has ever had a request. Returns the epoch while this VM leads.
     pub fn poll<H: Host>(&mut self, host: &H, serves: bool, term_ms: u64, now: Timestamp) -> Option<u64> {
         match self.held_lease {
-            // Two thirds of it are left: nothing to do, and nothing anyone else may do.
+            // Two thirds of it are left: nothing to do, and no other VM may take it.
             Some(held) if held.until.ms_since(now) > term_ms.saturating_mul(2) / 3 => Some(held.epoch),
             _ => self.contend(host, serves, term_ms, now),
         }
     }
 
-    /// Does this VM lead, by its own clock?
+    /// Whether this VM leads, by its own clock.
     #[must_use]
     pub fn holds(&self, now: Timestamp) -> bool {
         self.held_lease.is_some_and(|held| held.until > now)
@@ -81,7 +88,7 @@ impl LeaderElection {
         self.give_up(host, |record| LeaseValue { epoch: record.epoch.saturating_add(1), holder: successor, until });
     }
 
-    /// Frees the lease, if this VM holds it.
+    /// Releases the lease, if this VM holds it.
     pub fn resign<H: Host>(&mut self, host: &H) {
         self.give_up(host, |record| LeaseValue { until: Timestamp(0), ..record });
     }
@@ -119,7 +126,7 @@ impl LeaderElection {
                 return Some(epoch);
             }
         }
-        // The host did not let us: what is held still holds until it runs out.
+        // The host refused the call: a held lease stays valid until it expires.
         self.held_lease.filter(|held| held.until > now).map(|held| held.epoch)
     }
 

@@ -1,14 +1,17 @@
-//! What this VM tells the other VMs of a pool, and what it hears of them: all of a process pick as one.
+//! What this VM publishes to the other VMs of a process about a pool, and reads from them, so that
+//! all of them pick with the same state.
 //!
 //! ```text
-//!  pick, first token, end, failure ──► own row (and ring), at once
-//!  pick ◄── rows of the others, at most every 2 ms ── rings of the others, at most every 10 ms
+//!  pick, first token, end, failure ──► own load report (and ring), at once
+//!  pick ◄── reports of the others, at most every 2 ms ── rings of the others, at most every 10 ms
 //! ```
-//! Responses that bring news (a first token, an end) look too, and sooner, when nobody waits: where there is traffic, a pick mostly finds both read a moment ago.
+//! Responses with news (a first token, an end) read too, and sooner, because no request waits for
+//! them: under traffic a pick mostly finds both read a moment ago.
 //!
-//! Nobody is woken on the request path: that costs up to 35 µs a thread, a look costs 0.7 µs a VM. Rows are preferred over gauges, which are
-//! atomics of the process: a hundred endpoints with two numbers each are 15 µs of gauges to read, and a VM that traps would leave its share
-//! in them for ever.
+//! No VM is woken on the request path: that costs up to 35 µs a thread, while reading costs 0.7 µs
+//! a VM. Reports are better than gauges, which are atomics of the process: a hundred endpoints with
+//! two numbers each cost 15 µs to read as gauges, and a VM that traps would leave its share in them
+//! for ever.
 
 use exchange::{ManagedPool, Timestamp};
 use pool_state::{Ejection, LoadReportHead, OwnLoadReport, PeerLoadReport};
@@ -18,27 +21,29 @@ use super::placement_ring::{PlacementRingReader, PlacementRingWriter, ReadBudget
 use super::vm_table::VmTable;
 use crate::host::{Host, WriteCondition};
 
-/// A row that was not written again for this long counts nothing: ten ticks, at each of which a VM that has anything outstanding writes. So a
-/// VM that trapped with streams open leaves nothing behind.
+/// A report that was not written for this long does not count: ten ticks, at each of which a VM
+/// with anything outstanding writes. So a VM that trapped with open streams leaves nothing behind.
 pub const ROW_EXPIRY_MS: u64 = 1_000;
-/// At a pick rows of others are read anew when the last look is so long ago, in ms ...
+/// At a pick, reports of others are read again if the last reading is this old, ms ...
 const ROWS_MS: u64 = 2;
-/// ... and when nobody waits for it, sooner.
+/// ... and sooner when no request waits for it.
 const ROWS_AT_END_MS: u64 = 1;
-/// ... but no more than so many a millisecond, in a process of more than 64 workers: a row costs 1 to 2 µs, so that looks never take more than a
-/// twentieth of a worker. With 192 workers the last look is 6 ms old, with 511 it is 15.
+/// ... but no more than this many per millisecond, in a process of more than 64 workers: a report
+/// costs 1 to 2 µs, so reading never takes more than a twentieth of a worker. With 192 workers the
+/// last reading is 6 ms old, with 511 it is 15.
 const ROWS_A_MS: u64 = 32;
-/// Rows of those that do not pick, and of all other proxies together: no more often than the daemon tells.
+/// Reports of VMs that do not pick, and of all other proxies together, are read no more often than
+/// the daemon sends them.
 const SLOW_ROWS_MS: u64 = 5;
 /// At a pick rings are read when the last look is so long ago, in ms ...
 const RINGS_AT_PICK_MS: u64 = 10;
-/// ... and at the end of a request, when nobody waits for it, sooner.
+/// ... and sooner at the end of a request, when no request waits for it.
 const RINGS_AT_END_MS: u64 = 5;
-/// Blocks taken in at a pick: up to 50 µs. What is left comes with the next look.
+/// Blocks read at a pick: up to 50 µs. The next reading takes the rest.
 const BLOCKS_AT_PICK: usize = 2_048;
 /// Blocks taken in at the end of a request: up to 0.2 ms.
 const BLOCKS_AT_END: usize = 8_192;
-/// Blocks taken in at a tick: up to 2 ms, when a VM has just begun and reads what all others have in their rings.
+/// Blocks read at a tick: up to 2 ms, when a VM has just started and reads the rings of all others.
 const BLOCKS_AT_TICK: usize = 65_536;
 
 /// When something is shared.
@@ -46,9 +51,9 @@ const BLOCKS_AT_TICK: usize = 65_536;
 pub enum SharingOccasion {
     /// A request waits for its decision.
     Pick,
-    /// A response goes by, or has ended: nobody waits for a decision.
+    /// A response passes or has ended: no decision waits.
     End,
-    /// Nobody waits.
+    /// No request waits.
     Tick,
 }
 
@@ -63,40 +68,40 @@ pub struct VmContext<'a> {
     pub vm_table: &'a VmTable,
 }
 
-/// What the row of all other proxies says of them in place of a ring.
+/// What the report of all other proxies says in place of a ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct RemotePeers {
     /// Proxies of the pool, this one included.
     proxies: u32,
-    /// How many others have told anything of late.
+    /// How many other proxies reported lately.
     active: u32,
-    /// How old what they tell is when it comes, µs.
+    /// The age of their reports on arrival, µs.
     delay_us: u32,
 }
 
-/// One pool's share of it.
+/// The state for one pool.
 #[derive(Debug)]
 pub struct LoadSharing {
     pool: Box<str>,
-    /// The VM slot this VM writes at, and the key of its row.
+    /// This VM's slot, and the key of its report.
     own: Option<(u16, String)>,
     /// By VM slot.
     peers: Vec<PeerVm>,
-    /// The other proxies together, by the word of the VM that leads.
+    /// The other proxies together, as the leader reports them.
     outside: PeerVm,
     ring: PlacementRingWriter,
     published_ring: RingPosition,
     row: OwnLoadReport,
-    /// The pool's changes that were told, and when.
+    /// The count of the pool's changes that were published, and when.
     published: Option<(u64, Timestamp)>,
     /// How many others pick.
     picking: u64,
     rows_at: Option<Timestamp>,
     slow_rows_at: Option<Timestamp>,
     rings_at: Option<Timestamp>,
-    /// When something of a ring was last found to be lost.
+    /// When a loss in a ring was last noticed.
     lost_at: Option<Timestamp>,
-    /// Is the sum of the others that of the rows last seen, and of the pool update in force?
+    /// Whether the sum of the others matches the reports last read and the current pool update.
     summed: bool,
 }
 
@@ -104,12 +109,12 @@ pub struct LoadSharing {
 #[derive(Debug)]
 struct PeerVm {
     key: String,
-    /// Of the last write seen.
+    /// The token of the last write that was read.
     token: Option<u32>,
     row: PeerLoadReport,
-    /// Who has the VM slot; 0 when nobody does.
+    /// The VM in the slot; 0 if none.
     vm: u64,
-    /// Does it pick, as far as it is known?
+    /// Whether it picks, as far as known.
     serves: bool,
     expiry_ms: u64,
     ring: PlacementRingReader,
@@ -118,7 +123,7 @@ struct PeerVm {
 // === impl LoadSharing ===
 
 impl LoadSharing {
-    /// Of `pool`, which is a name from the filter's configuration: a fixed set.
+    /// For `pool`, a name from the filter's configuration, so that keys are a fixed set.
     #[must_use]
     pub fn new(pool: &str) -> Self {
         Self {
@@ -143,12 +148,13 @@ impl LoadSharing {
         }
     }
 
-    /// Another pool update is in force: other lives of endpoints count.
+    /// Another pool update is in force: other generations of endpoints count.
     pub fn pool_update_changed(&mut self) {
         self.summed = false;
     }
 
-    /// Tells the others what changed here since the last time. At a tick also what did not, so that it goes on to count.
+    /// Publishes what changed here since the last time; at a tick also what did not change, so that
+    /// it keeps counting.
     pub fn publish<H: Host>(&mut self, host: &H, me: VmContext<'_>, pool: &mut ManagedPool, now: Timestamp, moment: SharingOccasion) {
         let changes = pool.changes();
         let news = match self.published {
@@ -165,32 +171,34 @@ impl LoadSharing {
         self.ring.flush(host);
         if let Some((_, key)) = &self.own {
             let head = LoadReportHead { vm: me.vm, written: now, ring: self.ring.position().to_word() };
-            // What the host does not take is told with the next change, or the next tick.
+            // If the host refuses, the next change or tick publishes it.
             let told = host.share(key, pool.write_load_report(&mut self.row, head), WriteCondition::Any).is_ok();
             self.published = told.then_some((changes, now)).or(self.published);
             self.published_ring = self.ring.position();
         }
     }
 
-    /// Passes on to all VMs what the other proxies told, and after how long it comes; [`Self::publish`] must follow. Only the VM that leads does.
+    /// Forwards the reports of the other proxies, with their age, to all VMs; [`Self::publish`]
+    /// must follow. Only the leader calls it.
     pub fn forward_peers<H: Host>(&mut self, host: &H, me: VmContext<'_>, peers: state::PeerLoad, delay_us: u32, now: Timestamp) {
         let mut row = peers.row;
         let outside = RemotePeers { proxies: peers.proxies, active: peers.active, delay_us };
         // In place of a ring.
         if (LoadReportHead { vm: LoadReportHead::OUTSIDE, written: now, ring: outside.to_word() }).receive(&mut row) {
-            // One that is not taken is told again in a few ms.
+            // If the host refuses, the report is sent again in a few ms.
             let _ = host.share(&self.outside.key, &row, WriteCondition::Any);
         }
         self.set_vm_slot(me);
         for (endpoint, blocks) in placements::each(&peers.placements) {
-            // All of it known: it came from outside and does not go there again.
+            // All of it counts as known: it came from other proxies and must not go back.
             self.ring.append(host, endpoint, &blocks, u32::MAX);
         }
         self.ring.flush(host);
     }
 
-    /// Do others pick whose placements are not known here? Another proxy, and long ago it was when it told anything, and when the daemon told of
-    /// endpoints, which was last at `heard`; or whoever wrote a ring of which something was lost of late.
+    /// Whether other processes or VMs pick whose placements do not arrive here: another proxy that
+    /// has reported nothing for long while the daemon is silent too (its last message was at
+    /// `heard`), or a VM in whose ring something was lost lately.
     #[must_use]
     pub fn are_peers_unreachable(&self, heard: Option<Timestamp>, now: Timestamp) -> bool {
         let long_since = |at: Option<Timestamp>| at.is_none_or(|at| now.ms_since(at) >= proto::SHARE_EXPIRY_MS);
@@ -198,24 +206,25 @@ impl LoadSharing {
         (self.remote_peers().proxies > 1 && long_since(heard) && long_since(Some(told))) || !long_since(self.lost_at)
     }
 
-    /// The rows of the other VMs of this process, as last read.
+    /// The reports of the other VMs of this process, as last read.
     pub fn rows(&self) -> impl Iterator<Item = &PeerLoadReport> {
         self.peers.iter().map(|peer| &peer.row)
     }
 
-    /// How far the rings of all VMs are, this one's too: the VM slot, the VM, the position.
+    /// The ring positions of all VMs, this one included: VM slot, VM, position.
     pub fn rings(&self) -> impl Iterator<Item = (u16, u64, RingPosition)> + '_ {
         let ring = |(vm_slot, peer): (u16, &PeerVm)| (vm_slot, peer.vm, RingPosition::of_word(peer.row.head().ring));
         let own = self.own.as_ref().map(|(vm_slot, _)| (*vm_slot, self.ring.vm(), self.ring.position()));
         (0_u16..).zip(&self.peers).filter(|(_, peer)| peer.has_vm_slot()).map(ring).chain(own)
     }
 
-    /// What is known of the other proxies.
+    /// What is known about the other proxies.
     fn remote_peers(&self) -> RemotePeers {
         RemotePeers::of_word(self.outside.row.head().ring)
     }
 
-    /// Takes in what the others told, as far as it is due. Returns how much of their rings was lost.
+    /// Reads what the others published, as far as it is due. Returns how much of their rings was
+    /// lost.
     pub fn receive<H: Host>(
         &mut self,
         host: &H,
@@ -231,7 +240,7 @@ impl LoadSharing {
         let rings = due(self.rings_at, rings_ms.max(spread_ms)) && pool.prefixes().bytes() > 0;
         if rings || due(self.rows_at, rows_ms.max(spread_ms)) {
             self.rows_at = Some(now);
-            // With nobody outside, only the end of that is to be noticed.
+            // Without other proxies, only their return has to be noticed.
             let slow_ms = if self.remote_peers().proxies > 1 { SLOW_ROWS_MS } else { RINGS_AT_PICK_MS };
             let slow = rings || due(self.slow_rows_at, slow_ms) || !self.summed;
             if slow {
@@ -242,7 +251,7 @@ impl LoadSharing {
         if rings { self.receive_placements(host, pool, now, moment) } else { 0 }
     }
 
-    /// This VM shares nothing any more, or has no VM slot: nobody else counts here.
+    /// This VM shares nothing any more, or has no VM slot: no other VM counts here.
     #[cold]
     pub fn forget_peers(&mut self, pool: &mut ManagedPool) {
         if self.rows_at.take().is_some() {
@@ -253,7 +262,7 @@ impl LoadSharing {
         }
     }
 
-    /// As if nothing had been told or heard for long, for measurements.
+    /// Forgets when it last published and read, for measurements.
     #[cfg(feature = "drill")]
     pub fn reset(&mut self) {
         (self.published, self.rows_at, self.slow_rows_at, self.rings_at) = (None, None, self.slow_rows_at, None);
@@ -266,7 +275,7 @@ impl LoadSharing {
         self.ring.sit(me.vm, me.vm_slot);
     }
 
-    /// Reads the rows of those that pick; of all others too, when that is due.
+    /// Reads the reports of VMs that pick, and those of all others when that is due.
     fn receive_load_reports<H: Host>(&mut self, host: &H, me: VmContext<'_>, pool: &mut ManagedPool, now: Timestamp, slow: bool) {
         for peer in &mut self.peers {
             peer.vm = 0;
@@ -323,7 +332,7 @@ impl LoadSharing {
     }
 }
 
-/// Where the row of the VM at `vm_slot` is.
+/// The key of the report of the VM in `vm_slot`.
 fn key(pool: &str, vm_slot: u16) -> String {
     format!("switchpoint/1/pool/{pool}/row/{vm_slot}")
 }
@@ -358,7 +367,7 @@ impl PeerVm {
         }
     }
 
-    /// Is the row that of the VM that has the VM slot?
+    /// Whether the report is from the VM in the slot.
     fn has_vm_slot(&self) -> bool {
         self.vm != 0 && self.row.head().vm == self.vm
     }
@@ -367,8 +376,8 @@ impl PeerVm {
         self.has_vm_slot() && now.ms_since(self.row.head().written) < self.expiry_ms
     }
 
-    /// Takes in the row if it was written since the last look; of one that has little to say, when it is its turn. Says whether SLOs are to be put
-    /// together anew.
+    /// Reads the report if it was written since the last time; a slow one only when it is due.
+    /// Returns whether SLOs must be computed again.
     fn receive<H: Host>(&mut self, host: &H, pool: &mut ManagedPool, now: Timestamp, slow: bool) -> bool {
         let little = self.vm == LoadReportHead::OUTSIDE || (!self.serves && self.token.is_some() && self.row.is_idle());
         let shared = if self.vm == 0 || (little && !slow) { None } else { host.shared(&self.key).ok().flatten() };

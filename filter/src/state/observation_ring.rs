@@ -1,8 +1,10 @@
-//! What ended requests tell of their endpoints, on its way from each VM to the daemon's learner: a ring of segments in shared data, of fixed size.
+//! Observations on their way from each VM to the daemon's learner: a ring of segments in shared
+//! data, of fixed size.
 //!
-//! Rows are numbered from 0 on, for as long as their VM lives, and a segment says the number of its first. So a reader that is too slow, or a
-//! leader that has just begun, finds the oldest row there is, and the daemon sees by the numbers what was lost and what it was told before.
-//! Learning from a sample is as good as learning from all, so nothing waits for room: the oldest go.
+//! Rows are numbered from 0 for as long as their VM lives, and a segment has the number of its
+//! first row. So a slow reader, or a new leader, finds the oldest row that exists, and the daemon
+//! sees by the numbers what was lost and what it already has. Learning from a sample is as good as
+//! learning from everything, so no writer waits: the oldest rows are overwritten.
 
 use pool_state::OBSERVATION_BYTES;
 use proto::state;
@@ -10,9 +12,11 @@ use proto::state;
 use super::words::{self, WORD};
 use crate::host::{Host, WriteCondition};
 
-/// Rows of a segment: 3 to 4 KB, which its VM writes again at the end of each request (about 1 µs, when nobody waits).
+/// Rows of a segment: 3 to 4 KB, which its VM writes again at the end of each request (about 1 µs,
+/// when no request waits).
 const SEGMENT_ROWS: u64 = 32;
-/// Segments of a ring. With rows read every 100 ms that is room for 5,000 requests a second in each VM and pool.
+/// Segments of a ring. With reads every 100 ms it has room for 5,000 requests a second in each VM
+/// and pool.
 const SEGMENTS: u64 = 16;
 /// Words at the head of a segment: its VM, and the number of its first row.
 const HEAD: usize = 2;
@@ -40,7 +44,7 @@ fn key(pool: &str, vm_slot: u16, number: u64) -> String {
 // === impl ObservationRingWriter ===
 
 impl ObservationRingWriter {
-    /// Appends `rows` for the VM and its VM slot, and puts them where they are found.
+    /// Appends `rows` for the VM and its slot, and writes the segment.
     pub fn append<H: Host>(
         &mut self,
         host: &H,
@@ -68,7 +72,7 @@ impl ObservationRingWriter {
     }
 
     fn flush<H: Host>(&self, host: &H, pool: &str) {
-        // What the host does not take is a gap in the numbers.
+        // If the host refuses, the numbers have a gap.
         let _ = host.share(&key(pool, self.vm_slot, self.next.saturating_sub(1)), &self.segment, WriteCondition::Any);
     }
 }
@@ -76,7 +80,8 @@ impl ObservationRingWriter {
 // === impl ObservationRingReader ===
 
 impl ObservationRingReader {
-    /// What the VM `vm` at `vm_slot` wrote since the last time: at most the whole ring; `None` when that is nothing.
+    /// What the VM `vm` in `vm_slot` wrote since the last time: at most the whole ring; `None` when
+    /// that is nothing.
     pub fn read<H: Host>(&mut self, host: &H, (pool, vm_slot, vm): (&str, u16, u64)) -> Option<state::Observations> {
         if self.vm != vm {
             *self = Self { vm, next: 0 };
@@ -89,7 +94,7 @@ impl ObservationRingReader {
             if first > begun {
                 let oldest = first.saturating_sub(SEGMENTS.saturating_sub(1).saturating_mul(SEGMENT_ROWS));
                 self.next = oldest.max(begun.saturating_add(SEGMENT_ROWS));
-                // What was read before the gap goes alone: numbers in a message run on.
+                // Rows before the gap go alone, because numbers in a message are consecutive.
                 if !told.rows.is_empty() {
                     break;
                 }
@@ -109,7 +114,8 @@ impl ObservationRingReader {
     }
 }
 
-/// The number of the first row of a segment, and its rows; `None` when it is not that VM's, or is none.
+/// The number of the first row of a segment, and its rows; `None` when it is another VM's or
+/// invalid.
 fn segment<H: Host>(host: &H, key: &str, vm: u64) -> Option<(u64, Vec<u8>)> {
     let shared = host.shared(key).ok()??;
     let ([writer, first], rows) = words::split::<HEAD>(&shared.bytes)?;
@@ -138,7 +144,7 @@ mod tests {
         writer.append(host, AT, numbers.map(row));
     }
 
-    /// The number of the first, and of all, by what is in them.
+    /// The number of the first row, and the contents of all.
     fn read(host: &FakeHost, reader: &mut ObservationRingReader) -> Option<(u64, Vec<u64>)> {
         let told = reader.read(host, AT)?;
         let rows = told.rows.as_chunks::<OBSERVATION_BYTES>().0;

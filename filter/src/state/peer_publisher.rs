@@ -1,6 +1,7 @@
-//! What the VM that leads tells the other proxies of a pool, for all VMs of its process: their rows as one, and their placements.
+//! What the leader publishes to the other proxies of a pool for all VMs of its process: the sum of
+//! their load reports, and their placements.
 //!
-//! Only when the daemon said that there are others; then every few ms, as long as anything changes.
+//! Only when the daemon has reported other proxies; then every few ms while anything changes.
 
 use exchange::{ManagedPool, Timestamp};
 use pool_state::{LoadReportHead, LoadReportSum};
@@ -10,29 +11,29 @@ use super::load_sharing::LoadSharing;
 use super::placement_ring::{PlacementRingReader, ReadBudget};
 use crate::host::Host;
 
-/// A row in which nothing changed is told again after so long, in ms: four times before it would count no more.
+/// A report without changes is sent again after this long, ms: four times before it would expire.
 const AGAIN_MS: u64 = proto::SHARE_EXPIRY_MS / 4;
 /// Blocks of placements in one message, and one record more: 1.6 to 3 MB a second at most. Under more, rings run over before they are read, which is counted.
 const BLOCKS_MAX: usize = 1_024;
-/// After so long without a change, in ms, there is no traffic.
+/// After this long without a change, ms, there is no traffic.
 const QUIET_MS: u64 = 1_000;
-/// Tick period while there is traffic. Load that is 10 ms old picks nearly as well as load of now; at 100 ms it makes all proxies run to the same
-/// endpoint.
+/// Tick period under traffic. Picks with load that is 10 ms old are nearly as good as with current
+/// load; at 100 ms all proxies run to the same endpoint.
 const BUSY_TICK_MS: u32 = 5;
-/// Tick period while there is none: how late the first request of a burst is told.
+/// Tick period without traffic: how late the first request of a burst is published.
 const QUIET_TICK_MS: u32 = 10;
-/// A stamp that comes back later than this, in ms, says nothing: the daemon was away meanwhile.
+/// A stamp that comes back later than this, ms, is ignored: the daemon was away meanwhile.
 const DELAY_MAX_MS: u64 = proto::SHARE_EXPIRY_MS;
-/// The weight of one more measured delay is one in so many.
+/// One more measured delay has a weight of one in this many.
 const DELAYS: u32 = 8;
 
-/// One pool's share of it.
+/// The state for one pool.
 #[derive(Debug, Default)]
 pub struct PeerPublisher {
-    /// Proxies of the pool, this one included; 0 while the daemon has not said.
+    /// Proxies of the pool, this one included; 0 before the daemon has reported it.
     proxies: u32,
     sum: LoadReportSum,
-    /// How far the ring at each VM slot was told.
+    /// How far the ring in each VM slot was published.
     published: Vec<PlacementRingReader>,
     row: Vec<u8>,
     sent_at: Timestamp,
@@ -40,15 +41,15 @@ pub struct PeerPublisher {
     looked_at: Timestamp,
     /// The stamp that came back last.
     received_at: u64,
-    /// What comes of others is so old, and what is told of here, where it comes, µs: a mean of late.
+    /// The age of others' reports on arrival here, and of ours on arrival there, µs: a recent mean.
     delay_us: u32,
 }
 
 // === impl PeerPublisher ===
 
 impl PeerPublisher {
-    /// The daemon spoke. Returns how old the oldest of our news was by now, µs, when it says that something more has been passed on: to the others
-    /// it takes as long as back to us.
+    /// The daemon sent a message. Returns the age of our oldest report by now, µs, when the message
+    /// says that more was forwarded: it takes as long to the others as back to us.
     pub fn receive_peers(&mut self, peers: &state::PeerLoad, now: Timestamp) -> Option<u32> {
         self.proxies = peers.proxies;
         let stamp = std::mem::replace(&mut self.received_at, peers.stamp);
@@ -81,7 +82,7 @@ impl PeerPublisher {
         self.proxies > 1
     }
 
-    /// What is to be told now, if anything; and how many segments of rings were lost on the way.
+    /// The next report, if there is one; and how many segments of rings were lost since the last.
     pub fn next_report<H: Host>(
         &mut self,
         host: &H,
@@ -107,7 +108,8 @@ impl PeerPublisher {
         self.sent_at = now;
         self.row.clone_from(&row);
         LoadReportHead { written: now, ..LoadReportHead::default() }.stamp(&mut row);
-        // The oldest news is of right after the last look; told again only because it stands, it is no news.
+        // The oldest change is from right after the last reading; a report that is only repeated
+        // has none.
         let stamp = if changed { looked_at.0 } else { 0 };
         (Some(state::LoadReport { pool: name.to_owned(), row, placements, stamp }), lost)
     }

@@ -1,9 +1,12 @@
-//! Which endpoints were given which prompts, as each VM tells the others: a ring of segments in shared data, of fixed size.
+//! Which prompts were given to which endpoints, as each VM publishes it to the others: a ring of
+//! segments in shared data, of fixed size.
 //!
-//! A segment names its VM and its number, which grows; its place in the ring is the number modulo [`SEGMENTS`]. How far a ring is written says
-//! its VM's row, so a reader asks for nothing that is not there. A segment that carries another number than it should was overwritten before it
-//! was read: a gap, which is counted and stepped over. What was in it is missing from this VM's belief: for a while it asks a hash where cold prompts
-//! belong, as all do who lost something ([`super::sharing`]).
+//! A segment names its VM and its number, which grows; its place in the ring is the number modulo
+//! [`SEGMENTS`]. The VM's load report says how far its ring is written, so a reader reads nothing
+//! that does not exist. A segment with another number than expected was overwritten before it was
+//! read: a gap, which is counted and skipped. Its placements are missing here: for a while this VM
+//! uses rendezvous endpoints for cold prompts, as every VM does that lost something
+//! ([`super::load_sharing`]).
 
 use scheduler::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
 
@@ -12,21 +15,24 @@ use crate::host::{Host, WriteCondition};
 
 /// Bytes of a segment. Its VM writes it again with each placement, at 0.15 µs and little more; a reader pays 0.8 µs for it.
 const SEGMENT_BYTES_MAX: usize = 8 << 10;
-/// Bits of a position's word that say how many bytes of its segment are written.
+/// Bits of a position's word for the number of bytes written in its segment.
 const BYTES_BITS: u32 = 16;
-/// Segments of a ring: 1 MB for each VM and pool that picks, 300 prompts of 400 blocks. A worker that does not pick reads at ticks of 100 ms,
-/// so one that picks may place 3,000 such prompts a second.
+/// Segments of a ring: 1 MB for each VM and pool that picks, 300 prompts of 400 blocks. A worker
+/// that does not pick reads at ticks of 100 ms, so one that picks may place 3,000 such prompts a
+/// second.
 pub const SEGMENTS: u64 = 128;
-/// Blocks of a record: a longer prompt is told in pieces. A record of it fits a segment.
+/// The most blocks of a record: a longer prompt has several records. A record of this size fits
+/// into a segment.
 const RECORD_BLOCKS_MAX: usize = 1_000;
 /// Words at the head of a segment.
 const HEAD: usize = 2;
 /// Words at the head of a record.
 const RECORD_HEAD: usize = 2;
-/// What the look at a segment costs of a reader's budget, in blocks: the call, about as long as so many inserts.
+/// What reading a segment costs of a reader's budget, in blocks: the host call, about as long as so
+/// many inserts.
 const LOOK_BLOCKS: usize = 32;
 
-/// How far a ring is written: which segment is the newest, and how many bytes it has.
+/// How far a ring is written: the newest segment, and how many bytes it has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RingPosition {
     /// Grows by one with each segment begun; 0 is before the first.
@@ -50,18 +56,19 @@ pub struct PlacementRingWriter {
 pub struct PlacementRingReader {
     vm: u64,
     at: RingPosition,
-    /// The newest segment when it met that VM. What is overwritten of older ones was never to be read here.
+    /// The newest segment when the reader met that VM. Older ones that are overwritten are not
+    /// counted as lost.
     met: u64,
 }
 
 /// A placement, or a piece of a long one.
 #[derive(Clone, Copy, Debug)]
 pub struct PlacementRecord<'r> {
-    /// Who was given the blocks.
+    /// The endpoint that got the blocks.
     pub endpoint: EndpointRef,
     /// All of them.
     pub blocks: &'r [u64],
-    /// Those it was not believed to hold already.
+    /// The blocks that it did not have cached, as estimated.
     pub new: &'r [u64],
 }
 
@@ -97,13 +104,14 @@ fn halves(word: u64) -> (u32, u32) {
 // === impl RingPosition ===
 
 impl RingPosition {
-    /// As one word, of which the bytes of a segment need [`BYTES_BITS`]: the rest is for segments, and never runs out.
+    /// As one word: [`BYTES_BITS`] for the bytes of a segment, the rest for segments, which never
+    /// run out.
     #[must_use]
     pub fn to_word(self) -> u64 {
         u64::from(self.bytes) | self.segment << BYTES_BITS
     }
 
-    /// The position of a word: any word is one.
+    /// The position in a word; any word is one.
     #[must_use]
     pub fn of_word(word: u64) -> Self {
         let segment = word >> BYTES_BITS;
@@ -128,7 +136,7 @@ impl PlacementRingWriter {
         }
     }
 
-    /// Whose it is.
+    /// The VM it belongs to.
     #[must_use]
     pub fn vm(&self) -> u64 {
         self.vm
@@ -140,11 +148,12 @@ impl PlacementRingWriter {
         self.position
     }
 
-    /// Tells that `endpoint` was given these blocks, the first `known` of which it was believed to hold. Written by [`Self::flush`], or before,
-    /// when a segment is full.
+    /// Appends a placement: `endpoint` got these blocks and had the first `known` of them cached,
+    /// as estimated. [`Self::flush`] writes it, or a full segment does so earlier.
     pub fn append<H: Host>(&mut self, host: &H, endpoint: EndpointRef, blocks: &[u64], known: u32) {
         let mut known = known as usize;
-        // Other workers hear of the pick even if the prompt was not read: the order of picks counts.
+        // Other workers learn of the pick even if the prompt was not read, because the order of
+        // picks counts.
         for piece in blocks.chunks(RECORD_BLOCKS_MAX).chain(blocks.is_empty().then_some(blocks)) {
             let bytes = piece.len().saturating_add(RECORD_HEAD).saturating_mul(WORD);
             if self.segment.is_empty() || self.segment.len().saturating_add(bytes) > SEGMENT_BYTES_MAX {
@@ -158,7 +167,7 @@ impl PlacementRingWriter {
         }
     }
 
-    /// Writes the segment there is.
+    /// Writes the current segment.
     pub fn flush<H: Host>(&mut self, host: &H) {
         if !self.segment.is_empty() {
             self.position.bytes = u32::try_from(self.segment.len()).unwrap_or(u32::MAX);
@@ -177,8 +186,9 @@ impl PlacementRingWriter {
 // === impl PlacementRingReader ===
 
 impl PlacementRingReader {
-    /// Takes in what the VM `vm` at `vm_slot` wrote since the last time, up to `end` and within the budget; a VM met for the first time, from its
-    /// oldest segment on. `take` says how many blocks it cost. True when nothing was left.
+    /// Reads what the VM `vm` in `vm_slot` wrote since the last time, up to `end` and within the
+    /// budget; for a new VM, from its oldest segment on. `take` returns how many blocks it cost.
+    /// True when nothing was left.
     pub fn read<H: Host>(
         &mut self,
         host: &H,
@@ -215,7 +225,8 @@ impl PlacementRingReader {
         true
     }
 
-    /// Takes in what is new of a segment. False when the budget ended before it; `None` when it is not the one it should be.
+    /// Reads what is new in a segment. False when the budget ended before it; `None` when it is not
+    /// the expected one.
     fn segment<H: Host>(
         &mut self,
         host: &H,
@@ -412,7 +423,7 @@ mod tests {
     }
 
     proptest! {
-        /// With room enough nothing is lost, cut or doubled, whatever the lengths.
+        /// With enough room nothing is lost, cut or doubled, whatever the lengths.
         #[test]
         fn what_is_placed_is_read(chains in prop::collection::vec((0..1024_u16, prop::collection::vec(any::<u64>(), 1..3000)), 0..20)) {
             let (host, mut writer, mut reader) = (FakeHost::new(), writer(), PlacementRingReader::default());

@@ -1,7 +1,9 @@
-//! One pool in one VM: what the daemon says of it, as far as this VM has taken it over, beside what the VM knows itself.
+//! One pool in one VM: the daemon's state as this VM has applied it, beside the VM's own state.
 //!
-//! A replica changes only in [`PoolReplica::install`] and [`PoolReplica::install_metrics`], whole or not at all, never while a request is being decided (a VM that replaced a lost one does it before its first). Both are given
-//! what [`decode`] made of a message: the leader decodes it off the wire, everybody else off the snapshot store.
+//! A replica changes only in [`PoolReplica::install`] and [`PoolReplica::install_metrics`], as a
+//! whole or not at all, and never while a request is being decided (a VM that replaced a lost one
+//! does it before its first). Both take the result of [`decode`]: the leader decodes messages from
+//! the daemon, every other VM those in the snapshot store.
 
 use std::ops::Deref;
 
@@ -23,21 +25,21 @@ use crate::host::{Host, Result};
 pub struct PoolReplica {
     /// Its name with the daemon.
     pub name: Box<str>,
-    /// Where the leader puts up what it heard.
+    /// Where the leader publishes the daemon's messages.
     pub store: SharedSnapshotStore,
-    /// What requests are decided with.
+    /// The state for decisions.
     pub pool: ManagedPool,
     /// Time a pick took, µs.
     pub pick_us: CountHistogram,
-    /// What this VM and the others tell each other.
+    /// Sharing between this VM and the others.
     pub sharing: LoadSharing,
-    /// What this VM tells other proxies while it leads.
+    /// What this VM publishes to other proxies while it leads.
     pub peer_publisher: PeerPublisher,
-    /// Where the leader puts up what the daemon learned.
+    /// Where the leader publishes learned models.
     pub model_store: SharedSnapshotStore,
-    /// What this VM tells the daemon of ended requests.
+    /// Writes the observations of this VM for the leader.
     observed: observation_ring::ObservationRingWriter,
-    /// By VM slot, how far the leader has read what other VMs tell so.
+    /// By VM slot, how far the leader has read the observations of the other VMs.
     observed_by: Vec<observation_ring::ObservationRingReader>,
     learned: Version,
     model_head: Option<HeadReading>,
@@ -47,7 +49,7 @@ pub struct PoolReplica {
     head: Option<HeadReading>,
 }
 
-/// What a message of the daemon comes to.
+/// A decoded message of the daemon.
 #[derive(Debug)]
 pub enum DaemonUpdate {
     /// The daemon's greeting.
@@ -63,7 +65,7 @@ pub enum DaemonUpdate {
         /// Grows with every message of a term.
         sequence: u64,
     },
-    /// What the other proxies of a pool have under way, and placed.
+    /// The load and placements of the other proxies of a pool.
     Peers(state::PeerLoad),
     /// The learned models of a pool.
     Learned(Box<proto::LearnedModels>),
@@ -82,23 +84,24 @@ pub struct RejectedMessage {
     pub why: String,
 }
 
-/// What a look at the board brought.
+/// The result of reading the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RefreshOutcome {
     /// A pool update was taken over.
     pub pool_update: bool,
     /// Metrics were taken over.
     pub metrics: bool,
-    /// What was learned was taken over.
+    /// Whether learned models were applied.
     pub learned: bool,
-    /// What is on the board could not be read.
+    /// Whether the store has a message that could not be decoded.
     pub refused: bool,
 }
 
 // === impl PoolReplica ===
 
 impl PoolReplica {
-    /// A pool nothing is known of yet, without a prefix index: a tick brings that, or the first request.
+    /// A pool without state and without a prefix index: a tick, or the first request, creates the
+    /// index.
     #[must_use]
     pub fn new(name: &str, seed: u64) -> Self {
         Self {
@@ -150,14 +153,15 @@ impl PoolReplica {
         self.pick_us.record(us as f64, &DURATION_BOUNDS_MS);
     }
 
-    /// Takes over what is new on the board. What cannot be read stays there, and what was in force stays in force.
+    /// Applies what is new in the store. A message that cannot be decoded stays there, and the
+    /// current state stays in force.
     ///
     /// # Errors
-    /// What the host says.
+    /// The error of the host.
     pub fn refresh<H: Host>(&mut self, host: &H) -> Result<RefreshOutcome> {
         let mut refreshed = self.refresh_models(host)?;
         let Some(seen) = self.store.read_head(host)?.filter(|seen| self.head != Some(*seen)) else { return Ok(refreshed) };
-        // A side that is being replaced this moment is looked for again; one that cannot be read is not.
+        // A side that is being replaced is read again later; one that cannot be decoded is not.
         let mut settled = true;
         if seen.head.version > self.version {
             match self.store.pool_update(host, seen.head)? {
@@ -191,7 +195,8 @@ impl PoolReplica {
         let mut refreshed = RefreshOutcome::default();
         let Some(seen) = self.model_store.read_head(host)?.filter(|seen| self.model_head != Some(*seen)) else { return Ok(refreshed) };
         let notice = if seen.head.version > self.learned { self.model_store.pool_update(host, seen.head)? } else { None };
-        // As with the pool update: what is being replaced is looked for again, what cannot be read is not.
+        // As with the pool update: a message that is being replaced is read again later, one that
+        // cannot be decoded is not.
         self.model_head = (notice.is_some() || seen.head.version <= self.learned).then_some(seen);
         if let Some(notice) = notice {
             match decode(notice.message(), |_| None::<&Self>) {
@@ -205,7 +210,8 @@ impl PoolReplica {
         Ok(refreshed)
     }
 
-    /// What ended requests told the VMs of the process since the last time: a message for each that has any.
+    /// The observations of the process's VMs since the last time: one message for each VM that has
+    /// any.
     pub fn read_observations<H: Host>(&mut self, host: &H, vm_table: &VmTable, now: Timestamp) -> Vec<state::Observations> {
         let Self { name, observed_by, .. } = self;
         let read = |(vm_slot, row): (u16, VmEntry)| {
@@ -217,7 +223,7 @@ impl PoolReplica {
         vm_table.alive(now).filter_map(read).collect()
     }
 
-    /// Puts what ended requests told here where the VM that leads finds it.
+    /// Writes the observations of this VM for the leader.
     pub fn publish_observations<H: Host>(&mut self, host: &H, vm_slot: u16, vm: u64) {
         let (_, rows) = self.pool.take_observations();
         self.observed.append(host, (&self.name, vm_slot, vm), rows.iter().map(EncodedObservation::to_bytes));
@@ -246,10 +252,10 @@ impl PoolReplica {
     }
 }
 
-/// Reads a message of the daemon; `find` gives the replica of a pool.
+/// Decodes a message of the daemon; `find` gives the replica of a pool.
 ///
 /// # Errors
-/// [`RejectedMessage`] says why nothing of it may be used.
+/// [`RejectedMessage`] says why no part of it may be used.
 pub fn decode<R: Deref<Target = PoolReplica>>(
     message: &[u8],
     find: impl FnOnce(&str) -> Option<R>,
@@ -276,7 +282,7 @@ pub fn decode<R: Deref<Target = PoolReplica>>(
             let Some(snapshot) = replica.pool.snapshot() else { return Ok(DaemonUpdate::Nothing) };
             match proto::metrics(&metrics, snapshot) {
                 Ok(snapshot) => Ok(DaemonUpdate::Metrics { pool: metrics.pool, snapshot: Box::new(snapshot), sequence: metrics.sequence }),
-                // Of a pool update that was refused, or is not here yet.
+                // For a pool update that was refused, or has not arrived.
                 Err(proto::InvalidState::OtherPoolUpdate) => Ok(DaemonUpdate::Nothing),
                 Err(why) => Err(RejectedMessage { pool: metrics.pool, version: None, why: why.to_string() }),
             }

@@ -1,9 +1,11 @@
-//! The notice board of one pool: what the leader heard of the daemon, in shared data for all VMs.
+//! The snapshot store of one pool: the daemon's messages, as the leader received them, in shared
+//! data for all VMs.
 //!
-//! A small head names the version in force and which of two sides holds it; the messages themselves, as they came off the wire, are on the
-//! sides. A writer fills the side that is not in force and then turns the head, so a reader finds a whole message or, for the moment of a
-//! race, one that the head does not name, and looks again at the next wake-up. All writes are compare-and-swap, and give way to a later
-//! leader's epoch and to a newer version: a stalled leader can neither VM table the board back nor spoil a side in force.
+//! A small head names the current version and which of two sides has it; the messages are on the
+//! sides, as received. A writer fills the other side and then switches the head, so a reader finds
+//! a complete message or, during a race, one that the head does not name, and reads again at the
+//! next wake-up. All writes are compare-and-swap and yield to a later leader's epoch and to a newer
+//! version: a stalled leader can neither roll the store back nor spoil the current side.
 
 use exchange::Timestamp;
 use scheduler::Version;
@@ -11,7 +13,8 @@ use scheduler::Version;
 use super::words;
 use crate::host::{Host, HostError, Result, SharedValue, WriteCondition};
 
-/// Tries at a compare-and-swap: only two leaders at once make conflicts, and one of them is on its way out.
+/// Attempts at a compare-and-swap: only two leaders at once conflict, and one of them is about to
+/// stop.
 const TRIES_MAX: usize = 4;
 /// Words before the message on a side.
 const STAMP: usize = 5;
@@ -24,29 +27,29 @@ pub struct SharedSnapshotStore {
     metrics: [String; 2],
 }
 
-/// What is in force.
+/// The current messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SnapshotHead {
     /// Epoch of the leader that wrote it.
     pub epoch: u64,
-    /// Of the pool update.
+    /// The version of the pool update.
     pub version: Version,
-    /// Of the metrics; 0 is none for this pool update.
+    /// The sequence of the metrics; 0 is none for this pool update.
     pub metrics_sequence: u64,
-    /// Which side holds each: bit 0 the pool update, bit 1 the metrics.
+    /// The side of each: bit 0 for the pool update, bit 1 for the metrics.
     sides: u64,
 }
 
-/// The head, and the token by which a later look tells whether it moved.
+/// The head, and a token that shows later whether it changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeadReading {
-    /// What it said.
+    /// The head.
     pub head: SnapshotHead,
     /// Changes with every write.
     pub token: u32,
 }
 
-/// A message from the board.
+/// A message from the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredMessage {
     /// When the leader received it.
@@ -57,9 +60,9 @@ pub struct StoredMessage {
 /// Why nothing was put up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PublishError {
-    /// A later leader has written: this one is none any more.
+    /// A later leader has written: this VM does not lead any more.
     Superseded,
-    /// What is there is as new, or newer.
+    /// The stored message is as new, or newer.
     NotNewer,
     /// The metrics are of another pool update.
     OtherPoolUpdate,
@@ -67,7 +70,7 @@ pub enum PublishError {
     Host(HostError),
 }
 
-/// What marks a message on a side: whose it is, and what.
+/// The stamp of a message on a side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct MessageStamp {
     epoch: u64,
@@ -79,7 +82,7 @@ struct MessageStamp {
 // === impl SharedSnapshotStore ===
 
 impl SharedSnapshotStore {
-    /// The board of `pool`, which is a name from the filter's configuration: a fixed set.
+    /// The store of `pool`, a name from the filter's configuration, so that keys are a fixed set.
     #[must_use]
     pub fn new(pool: &str) -> Self {
         Self::with_prefix(&format!("switchpoint/1/pool/{pool}"))
@@ -90,34 +93,35 @@ impl SharedSnapshotStore {
         Self { head: key("head"), pool_update: [key("pool_update/a"), key("pool_update/b")], metrics: [key("metrics/a"), key("metrics/b")] }
     }
 
-    /// The board of what was learned of `pool`. It has a version of its own and nothing that belongs to it, so its messages hang where pool updates do.
+    /// The store of the learned models of `pool`. They have a version of their own and are stored
+    /// in the place of pool updates.
     #[must_use]
     pub fn for_models(pool: &str) -> Self {
         Self::with_prefix(&format!("switchpoint/1/learned/{pool}"))
     }
 
-    /// What is in force; `None` when nothing ever was.
+    /// The current head; `None` when none was ever written.
     ///
     /// # Errors
-    /// What the host says.
+    /// The error of the host.
     pub fn read_head<H: Host>(&self, host: &H) -> Result<Option<HeadReading>> {
         Ok(host
             .shared(&self.head)?
             .and_then(|shared| SnapshotHead::from_bytes(&shared.bytes).map(|head| HeadReading { head, token: shared.token })))
     }
 
-    /// The pool update that `head` names; `None` when it is being replaced this moment.
+    /// The pool update that `head` names; `None` while it is being replaced.
     ///
     /// # Errors
-    /// What the host says.
+    /// The error of the host.
     pub fn pool_update<H: Host>(&self, host: &H, head: SnapshotHead) -> Result<Option<StoredMessage>> {
         read_message(host, side(&self.pool_update, head.pool_update_side()), |s| s.version == head.version && s.metrics_sequence == 0)
     }
 
-    /// The metrics that `head` names; `None` when it names none, or they are being replaced this moment.
+    /// The metrics that `head` names; `None` when it names none, or while they are being replaced.
     ///
     /// # Errors
-    /// What the host says.
+    /// The error of the host.
     pub fn metrics<H: Host>(&self, host: &H, head: SnapshotHead) -> Result<Option<StoredMessage>> {
         if head.metrics_sequence == 0 {
             return Ok(None);
@@ -126,10 +130,10 @@ impl SharedSnapshotStore {
         read_message(host, side(&self.metrics, head.metrics_side()), named)
     }
 
-    /// Puts up a pool update.
+    /// Publishes a pool update.
     ///
     /// # Errors
-    /// [`PublishError`] says why not; what is in force stays.
+    /// [`PublishError`] says why not; the current one stays.
     pub fn publish_pool_update<H: Host>(
         &self,
         host: &H,
@@ -150,10 +154,10 @@ impl SharedSnapshotStore {
         })
     }
 
-    /// Puts up metrics of the pool update in force.
+    /// Publishes metrics of the current pool update.
     ///
     /// # Errors
-    /// [`PublishError`] says why not; what is in force stays.
+    /// [`PublishError`] says why not; the current ones stay.
     pub fn publish_metrics<H: Host>(
         &self,
         host: &H,
@@ -320,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stalled_leader_vm_tables_nothing_back() {
+    fn a_stalled_leader_rolls_nothing_back() {
         let (host, store) = (FakeHost::new(), SharedSnapshotStore::new("default"));
         store.publish_pool_update(&host, 1, v(5, 1), b"one", NOW).unwrap();
         store.publish_pool_update(&host, 2, v(5, 2), b"two", NOW).unwrap();
@@ -329,7 +333,8 @@ mod tests {
         assert_eq!(in_force(&store, &host), (v(5, 2), b"two".to_vec(), None));
     }
 
-    /// The old leader wakes up between any two of its calls, after the new one has written: the board shows the new leader's pool update at the end.
+    /// The old leader resumes between any two of its calls, after the new one has written: the
+    /// store has the new leader's pool update at the end.
     #[test]
     fn leaders_that_overlap_at_any_point_leave_a_whole_store() {
         for steps in 1..3 {

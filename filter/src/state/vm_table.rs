@@ -1,26 +1,29 @@
-//! The VM table of this process's VMs: one shared table, a row each, kept by heartbeats.
+//! The table of this process's VMs: one shared table with a row for each, kept by heartbeats.
 //!
-//! The first [`VM_SLOTS_MAX`] rows are VM slots. A VM slot numbers what its VM shares (queue, counters, row, ring), so that their names are a fixed set: shared
-//! data frees no key. VMs beyond that have rows without a VM slot: they pick by what they know themselves, share nothing, are woken by their ticks only,
-//! and take the first VM slot that comes free. A row without a heartbeat for [`EXPIRY_MS`] is free; a VM that was stalled for so long finds another in its
-//! row and enrols again.
+//! The first [`VM_SLOTS_MAX`] rows are VM slots. A VM slot numbers what its VM shares (queue,
+//! counters, load report, ring), so that the names are a fixed set: shared data frees no key.
+//! Further VMs have rows without a slot: they pick with their own state, share nothing, are woken
+//! by their ticks only, and take the first free slot. A row without a heartbeat for [`EXPIRY_MS`]
+//! is free; a VM that was stalled for that long finds another one in its row and enrols again.
 
 use exchange::Timestamp;
 
 use super::words;
 use crate::host::{Host, Result, WriteCondition};
 
-/// VM slots of a process. Each worker thread has a VM, and the main thread; so many are twice those of 192 cores, as all of them may be replaced at once
-/// and the VM slots of those that are lost are free only after [`EXPIRY_MS`]. The table is 32 bytes a row, and each VM reads it every 100 ms.
+/// VM slots of a process. Each worker thread has a VM, and so has the main thread. This is more
+/// than twice those of 192 cores, because all VMs may be replaced at once, and slots of lost VMs
+/// are free only after [`EXPIRY_MS`]. The table has 32 bytes a row, and each VM reads it every 100
+/// ms.
 pub const VM_SLOTS_MAX: usize = 512;
-/// Rows of the table, those without a VM slot included. Beyond that a VM is not even known to be there.
+/// Rows of the table, including those without a slot. VMs beyond that are not known at all.
 const ROWS_MAX: usize = 2 * VM_SLOTS_MAX;
-/// How often a VM shows that it is alive.
+/// How often a VM writes its heartbeat.
 pub const HEARTBEAT_MS: u64 = 1_000;
 /// A VM silent for this long is gone: five heartbeats, so that a long blocking call on its thread does not evict it.
 pub const EXPIRY_MS: u64 = 5_000;
 
-/// Where the table is.
+/// The key of the table.
 const KEY: &str = "switchpoint/1/vms";
 /// Tries at a compare-and-swap. Conflicts come from other VMs' heartbeats, one a second each.
 const TRIES_MAX: usize = 16;
@@ -30,13 +33,13 @@ const ROW: usize = 4;
 /// A VM's row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VmEntry {
-    /// Random identity; 0 is nobody.
+    /// Random identity; 0 is none.
     pub vm: u64,
     /// Its last heartbeat.
     pub heartbeat: Timestamp,
     /// The queue that wakes it; 0 before it has one.
     pub queue: u32,
-    /// Has it ever served a request?
+    /// Whether it has ever served a request.
     pub serves: bool,
 }
 
@@ -49,8 +52,9 @@ pub struct VmTable {
 // === impl VM table ===
 
 impl VmTable {
-    /// Writes `row` where its VM is enrolled, or enrols it in the first free row. Its VM slot, if it has one, and the table as it is then; `None` when
-    /// nothing was written, because others got in between each time or the proxy refused: what was there still is.
+    /// Writes `row` where its VM is enrolled, or enrols it in the first free row. Returns its slot,
+    /// if it has one, and the table after that; `None` when nothing was written, because others
+    /// wrote each time or the proxy refused.
     pub fn write_heartbeat<H: Host>(host: &H, row: VmEntry) -> Option<(Option<u16>, Self)> {
         for _ in 0..TRIES_MAX {
             let (mut vm_table, expect) = Self::load(host).ok()?;
@@ -62,17 +66,17 @@ impl VmTable {
         None
     }
 
-    /// The table as it is.
+    /// The current table.
     pub fn read<H: Host>(host: &H) -> Result<Self> {
         Self::load(host).map(|(vm_table, _)| vm_table)
     }
 
-    /// Everyone alive who has a VM slot, by VM slot.
+    /// The running VMs with a slot, by slot.
     pub fn alive(&self, now: Timestamp) -> impl Iterator<Item = (u16, VmEntry)> + '_ {
         (0_u16..).zip(self.rows.iter().copied()).take(VM_SLOTS_MAX).filter(move |(_, row)| row.is_alive(now))
     }
 
-    /// How many are alive and have no VM slot.
+    /// How many running VMs have no slot.
     #[must_use]
     pub fn without_vm_slot(&self, now: Timestamp) -> usize {
         self.rows.iter().skip(VM_SLOTS_MAX).filter(|row| row.is_alive(now)).count()
@@ -84,7 +88,7 @@ impl VmTable {
         let _ = self.place(row);
     }
 
-    /// Puts a VM at a VM slot of the shared table, whoever was there.
+    /// Puts a VM into a slot of the shared table, in place of any other.
     #[cfg(test)]
     pub fn vm_slot(host: &crate::fake::FakeHost, slot: u16, row: VmEntry) {
         let (mut vm_table, _) = Self::load(host).unwrap();
@@ -93,7 +97,7 @@ impl VmTable {
         host.share(KEY, &vm_table.to_bytes(), WriteCondition::Any).unwrap();
     }
 
-    /// Puts `row` at its VM's VM slot, at a free VM slot, or else where it is known that it has none. Its VM slot.
+    /// Puts `row` into its VM's slot, a free slot, or else a row without a slot. Returns its slot.
     fn place(&mut self, row: VmEntry) -> Option<u16> {
         let enrolled = self.rows.iter().position(|r| r.vm == row.vm);
         let seated = enrolled.filter(|at| *at < VM_SLOTS_MAX);
@@ -196,7 +200,7 @@ mod tests {
         }
         let vm_table = VmTable::read(&host).unwrap();
         assert_eq!((vm_table.alive(at(0)).count(), vm_table.without_vm_slot(at(0))), (2 * 193, 0));
-        // The dead are forgotten: those that come next sit where they were.
+        // Dead VMs are forgotten, and new ones take their slots.
         assert_eq!(slot(&host, row(1_000, EXPIRY_MS)), Some(0));
     }
 
@@ -211,7 +215,7 @@ mod tests {
         assert_eq!(slot(&host, row(5, 10)), Some(4), "who sits goes on to");
         let vm_table = VmTable::read(&host).unwrap();
         assert_eq!((vm_table.alive(at(10)).count(), vm_table.without_vm_slot(at(10))), (VM_SLOTS_MAX, 2));
-        // VM 7 falls silent; all others do not.
+        // VM 7 stops; the others go on.
         for vm in (1..=last).filter(|vm| *vm != 7) {
             slot(&host, row(vm, 4_000));
         }

@@ -1,9 +1,10 @@
-//! Values in shared data are rows of little-endian 64-bit words: fixed, small, and the same for every build of a schema.
+//! Values in shared data are rows of little-endian 64-bit words: fixed, small, and the same for
+//! every build of a schema.
 
 /// Bytes of a word.
 pub const WORD: usize = 8;
 
-/// The first `N` words, and what follows them; `None` when there are fewer.
+/// The first `N` words and the rest; `None` when there are fewer.
 #[must_use]
 pub fn split<const N: usize>(bytes: &[u8]) -> Option<([u64; N], &[u8])> {
     let (mut words, mut rest) = ([0; N], bytes);
@@ -14,7 +15,7 @@ pub fn split<const N: usize>(bytes: &[u8]) -> Option<([u64; N], &[u8])> {
     Some((words, rest))
 }
 
-/// The words of a value that is exactly `N` of them.
+/// The words of a value that has exactly `N` of them.
 #[must_use]
 pub fn read<const N: usize>(bytes: &[u8]) -> Option<[u64; N]> {
     split(bytes).and_then(|(words, rest)| rest.is_empty().then_some(words))
@@ -36,7 +37,8 @@ pub fn append(bytes: &mut Vec<u8>, words: &[u64]) {
     }
 }
 
-/// A digest to tell messages apart, not to withstand anyone: FNV-1a over words (the last one filled up with zeros) and the length.
+/// A digest to tell messages apart, not a cryptographic one: FNV-1a over words (the last one filled
+/// up with zeros) and the length.
 #[must_use]
 pub fn digest(bytes: &[u8]) -> u64 {
     const PRIME: u64 = 0x0000_0100_0000_01b3;

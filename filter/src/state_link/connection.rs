@@ -1,13 +1,15 @@
-//! What a connection to the daemon is made of: a gRPC stream, or, where a proxy allows its filters no such thing, HTTP calls.
+//! The connection to the daemon: a gRPC stream, or, where a proxy does not allow that to its
+//! filters, HTTP calls.
 //!
-//! Both carry the same messages in the same order, and both end whole: whatever goes wrong with a call is the end of the connection, and the
-//! next one begins with a Hello. Calls are of two kinds, each with at most one under way:
+//! Both carry the same messages in the same order, and both end as a whole: any failed call ends
+//! the connection, and the next one begins with a Hello. There are two kinds of calls, each with at
+//! most one open:
 //!
 //! ```text
-//! tell: what there is to say, as soon as the call before is answered ──▶ 200
-//! hear: nothing ──▶ held by the daemon until it has something to say ──▶ 200 and messages; then the next
+//! tell: the messages that wait, as soon as the call before is answered ──▶ 200
+//! hear: no message ──▶ held by the daemon until it has messages ──▶ 200 and messages; then the next
 //! ```
-//! A call cannot be called back. One of a connection that is given up is forgotten: its answer is nobody's.
+//! A call cannot be cancelled. The response to a call of a closed connection is ignored.
 
 use std::fmt;
 
@@ -18,12 +20,15 @@ use crate::config::{StateConfig, StateTransport};
 use crate::host::{BodyBuffer, HeaderMap, Host, HostError, Result};
 use crate::pairs::HeaderPairs;
 
-/// What the proxy takes off the stream at most, in bytes: the wire's limit and a little. The little makes each byte of the number's encoding
-/// part of valid UTF-8 (E1 80 80 02), which the SDK asks of a serialized message.
+/// The most the proxy takes off the stream, in bytes: the wire's limit and a little. The little
+/// makes each byte of the number's encoding part of valid UTF-8 (E1 80 80 02), which the SDK
+/// requires of a serialized message.
 const RECEIVE_BYTES_MAX: u32 = 4_194_304 + 97;
 
-/// The most bytes that wait for the daemon: what it has not taken yet, or, on a stream, what was sent since it last spoke. A daemon speaks every
-/// second, and the most that 200 VMs tell in one is about 10 MiB. One that is so far behind is given up: what waits is memory of the proxy.
+/// The most bytes that wait for the daemon: those it has not taken, or, on a stream, those sent
+/// since its last message. A daemon sends every second, and 200 VMs send at most about 10 MiB in
+/// one. The link to a daemon that is so far behind is closed, because what waits is memory of the
+/// proxy.
 const WAITING_BYTES_MAX: usize = 4 * MESSAGE_BYTES_MAX;
 
 /// Names the connection in each of its calls.
@@ -42,24 +47,25 @@ pub enum StateConnection {
 #[derive(Debug)]
 pub struct GrpcStream {
     number: u32,
-    /// Bytes sent since the daemon last spoke. The proxy holds those that the daemon does not take, and does not say how many they are.
+    /// Bytes sent since the daemon's last message. The proxy keeps those that the daemon does not
+    /// take, and does not say how many.
     unacknowledged_bytes: usize,
 }
 
-/// Why a connection is of no more use.
+/// Why a connection cannot be used any more.
 #[derive(Debug)]
 pub enum ConnectionFailure {
-    /// The proxy refuses what it needs.
+    /// The proxy refuses a call that it needs.
     Refused(HostError),
-    /// The daemon takes less than it is told.
+    /// The daemon takes less than it is sent.
     Full,
 }
 
-/// Calls that stand for a stream.
+/// HTTP calls in place of a stream.
 #[derive(Debug)]
 pub struct HttpCalls {
     session: String,
-    /// Messages not told yet, framed.
+    /// Messages that were not sent yet, framed.
     outbox: Vec<u8>,
     send_call: Option<u32>,
     receive_call: Option<u32>,
@@ -79,7 +85,7 @@ pub struct CallResponse {
 // === impl StateConnection ===
 
 impl StateConnection {
-    /// Opens a connection. Over calls, what is sent first goes out with the first of them.
+    /// Opens a connection. Over calls, the first messages go out with the first call.
     pub fn open<H: Host>(host: &H, config: &StateConfig) -> Result<Self> {
         match config.transport {
             StateTransport::Grpc => host
@@ -89,7 +95,7 @@ impl StateConnection {
         }
     }
 
-    /// Sends a message; after an error the connection is of no more use.
+    /// Sends a message; after an error the connection cannot be used any more.
     pub fn send<H: Host>(&mut self, host: &H, config: &StateConfig, message: &[u8]) -> Result<(), ConnectionFailure> {
         match self {
             Self::Stream(stream) => stream.send(host, message),
@@ -119,7 +125,7 @@ impl StateConnection {
         }
     }
 
-    /// Is it this stream?
+    /// Whether it is this stream.
     pub fn is_stream(&self, number: u32) -> bool {
         matches!(self, Self::Stream(stream) if stream.number == number)
     }
@@ -141,7 +147,7 @@ impl GrpcStream {
         if self.unacknowledged_bytes > WAITING_BYTES_MAX {
             return Err(ConnectionFailure::Full);
         }
-        // A stream that is gone says so in a callback of its own.
+        // A closed stream is reported in a callback of its own.
         host.stream_send(self.number, message).or(Ok(()))
     }
 }
@@ -224,7 +230,7 @@ impl HttpCalls {
             }
         }
         self.known = true;
-        // A daemon that has nothing to say and does not wait is asked again at the next tick.
+        // A daemon that has no message and does not wait is called again at the next tick.
         let goes_on = told || !answer.body.is_empty();
         Ok(if told { (Vec::new(), goes_on) } else { (answer.body, goes_on) })
     }

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// What is due at the next tick, as the root context does it.
+/// Does what is due at the next tick, like the root context.
 fn tick(world: &HttpWorld) {
     world.host.pass_ms(100);
     let due = world.vm.borrow_mut().tick(1);
@@ -97,7 +97,7 @@ fn a_parked_request_is_decided_when_state_comes_however_much_of_its_body_is_in()
             assert!(world.request_header(DESTINATION).is_some());
             assert_eq!(world.request_header("x-envoy-retry-on").is_some(), pieces == 0, "what is in is not sent twice");
             assert_eq!(world.in_flight(), 1);
-            // After pieces that were held, Envoy up to 1.39 drops the next if that goes on alone.
+            // After held pieces, Envoy up to 1.39 drops the next piece if it passes alone.
             let next = if pieces == 0 { Action::Continue } else { Action::Pause };
             assert_eq!(stream.on_http_request_body(9, false), next);
             assert_eq!(stream.on_http_request_body(9, false), Action::Continue, "from here on they go by");

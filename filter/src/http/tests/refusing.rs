@@ -1,5 +1,5 @@
-//! A proxy that refuses any call at any time: two VMs, their requests and their daemon, in any order. Nobody panics, and when the proxy is well
-//! again, so is everything else.
+//! A proxy that refuses any call at any time: two VMs, their requests and their daemon, in any
+//! order. Nothing panics, and when the proxy works again, everything else does.
 
 use proptest::prelude::*;
 use proto::state::{self, daemon_message};
@@ -38,7 +38,7 @@ const PATHS: [&str; 4] = ["/v1/chat/completions", "/v1/models", "/some.Service/T
 
 #[derive(Clone, Debug)]
 enum RefusalStep {
-    /// Every call of these kinds fails, until the next such step.
+    /// Every call of these kinds fails until the next such step.
     Fail(Vec<usize>),
     FailAfter(u32),
     Tick(usize),
@@ -141,7 +141,7 @@ impl RefusalProcess {
         u32::try_from(calls.iter().rposition(|(path, _, _)| path.ends_with(kind)).map_or(0, |at| at + 1)).unwrap()
     }
 
-    /// An answer to a call; what made none of that number does not mind.
+    /// Delivers the response to a call; one for an unknown call has no effect.
     fn answer(&self, call: u32, answer: &CallResponse) {
         for (vm, root) in &self.vms {
             let answer = CallResponse { status: answer.status.clone(), body: answer.body.clone() };
@@ -150,7 +150,7 @@ impl RefusalProcess {
         }
     }
 
-    /// The daemon says something, on the stream or the call that there is.
+    /// The daemon sends a message on the current stream or call.
     fn says(&self, message: Vec<u8>) {
         let stream = u32::try_from(self.host.streams.borrow().len()).unwrap();
         let size = message.len();
@@ -238,7 +238,7 @@ impl RefusalProcess {
         }
     }
 
-    /// The proxy does all it is asked from here on, and the daemon speaks, for so many ticks.
+    /// From now on the proxy does every call, and the daemon answers, for this many ticks.
     fn heals(&mut self, ticks: usize) {
         self.host.fail(&[]);
         self.host.fail_after(u32::MAX);

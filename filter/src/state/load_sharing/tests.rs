@@ -1,4 +1,4 @@
-//! Several VMs of one process in memory, each with streams of its own.
+//! Several VMs of one process in memory, each with its own streams.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -19,7 +19,7 @@ const DESTINATION: &str = "x-gateway-destination-endpoint";
 
 type SharedVm = Rc<RefCell<VmState<FakeHost>>>;
 
-/// A process whose VMs all have a pool update of three.
+/// A process whose VMs all have a pool update of three endpoints.
 struct SharingWorld {
     host: FakeHost,
     config: Rc<FilterConfig>,
@@ -55,7 +55,7 @@ impl SharingWorld {
         self.host.pass_ms(u64::from(TICK_MS));
     }
 
-    /// A request at a worker; who is to try it, in order.
+    /// A request at a worker, and its ranked list.
     fn request(&self, worker: usize, prompt: &str) -> (HttpStreamContext<FakeHost>, Vec<String>) {
         self.streams.set(self.streams.get() + 1);
         let vm = Rc::clone(&self.workers[worker]);
@@ -80,7 +80,7 @@ impl SharingWorld {
         let _ = stream.on_http_response_headers(1, false);
     }
 
-    /// What a worker believes is outstanding, over all endpoints.
+    /// The load that a worker knows, over all endpoints.
     fn known(&self, worker: usize) -> EndpointLoad {
         let replica = self.workers[worker].borrow().replica("default").unwrap();
         let replica = replica.borrow();
@@ -97,7 +97,7 @@ impl SharingWorld {
         self.known(worker)
     }
 
-    /// How many blocks of a prompt each endpoint is believed to hold, at best.
+    /// How many blocks of a prompt the best endpoint has cached, as a worker estimates.
     fn matched(&self, worker: usize, blocks: &[u64]) -> u32 {
         let replica = self.workers[worker].borrow().replica("default").unwrap();
         let (replica, mut out) = (replica.borrow(), Vec::new());
@@ -284,7 +284,7 @@ fn a_placement_is_known_to_the_others_within_ten_ms_and_the_leader_keeps_none() 
     world.tick();
     let leader = world.workers[0].borrow().replica("default").unwrap();
     assert_eq!(leader.borrow().pool.prefixes().bytes(), 0);
-    // One that comes later reads what there is.
+    // A worker that starts later reads the current state.
     world.workers.push(world.worker());
     world.tick();
     assert_eq!(world.matched(3, &blocks), blocks.len() as u32);
@@ -308,7 +308,7 @@ fn workers_that_lost_each_others_rings_agree_by_a_hash_for_as_long_as_news_count
                 world.look(worker);
             }
         }
-        // Time stands still from here on, so neither hears of what the other is given.
+        // Time stands still from here on, so neither learns about the other's picks.
         [1, 2].map(|worker| {
             let home = |number: usize| {
                 let (mut stream, list) = world.request(worker, &prompt(number));
@@ -355,7 +355,8 @@ fn keys_are_a_fixed_set() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
-    /// Whatever begins and ends wherever in whatever order: all agree on the sum of what is open, and in the end every row is zero.
+    /// Whatever begins and ends, wherever and in whatever order: all agree on the sum of open
+    /// requests, and in the end every report is empty.
     #[test]
     fn all_agree_and_in_the_end_nothing_is_left(steps in prop::collection::vec((0..3_usize, any::<bool>(), 0..2_u8, 0..300_u64), 1..60)) {
         let world = SharingWorld::new(3, "");

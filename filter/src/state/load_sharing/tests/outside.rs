@@ -1,4 +1,4 @@
-//! What two processes tell each other through a daemon.
+//! Two processes that share through a daemon.
 
 use super::*;
 use prost::Message as _;
@@ -58,7 +58,7 @@ fn what_one_process_has_under_way_counts_at_every_worker_of_the_other() {
     }
     assert!(long.len() > 5);
     assert_eq!(two.matched(1, &long), long.len() as u32);
-    // What it heard it does not tell, and what it has itself it does.
+    // It does not publish what it received, but it publishes its own.
     two.tick();
     assert!(told(&two).iter().all(|share| share.row.len() == LoadReportHead::BYTES && share.placements.is_empty()), "{:?}", told(&two));
 
@@ -148,7 +148,7 @@ fn own_picks_weigh_once_for_each_active_proxy_while_the_others_cannot_know_of_th
     world.host.pass_ms(ROWS_MS);
     world.tick();
     let stamp = told(&world).pop().unwrap().stamp;
-    // Heard, after some way there and back.
+    // Received after some time in both directions.
     let peers = state::PeerLoad { row: vec![0; LoadReportHead::BYTES], stamp, active: 3, ..others(4) };
     say(&world, peers.clone());
     first.on_done();
@@ -204,7 +204,7 @@ fn proxies_that_cannot_hear_each_other_agree_on_cold_prompts() {
         heartbeat(world, 2);
         say(world, state::PeerLoad { row: vec![0; LoadReportHead::BYTES], ..others(2) });
     }
-    // So that chance is not the same in both.
+    // So that the random numbers of the two differ.
     for i in 0..7 {
         worlds[1].request(1, &format!("{i}")).0.on_done();
     }
