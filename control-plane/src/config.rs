@@ -1,8 +1,8 @@
-//! The `EndpointPickerConfig` file: read strictly, answered item by item.
+//! The `EndpointPickerConfig` file: read strictly, with an answer for each item.
 //!
-//! Every item of a file ends as one of three: *implemented*, *no effect* (with the reason), *refused* (with what to use instead); or the
-//! file is invalid, with line, path and, where a name is nearly right, what was probably meant. Nothing is ignored in silence, and all
-//! that is wrong is said at once.
+//! Every item of a file is *implemented*, has *no effect* (with the reason), or is *refused* (with
+//! a substitute); or the file is invalid, with line, path and the nearest known name. Nothing is
+//! ignored in silence, and all errors are reported at once.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -30,40 +30,40 @@ pub(crate) use reader::{below, unknown};
 pub use resolved::ResolvedConfig;
 pub use status::{ConfigError, ConfigStatus};
 
-/// What a file says, compiled.
+/// A file, compiled.
 #[derive(Clone, Debug)]
 pub struct CompiledConfig {
-    /// How requests are scheduled.
+    /// The scheduling pipeline.
     pub pipeline: PipelineSpec,
-    /// How endpoints are scraped.
+    /// How to find the metrics of endpoints.
     pub scraping: MetricsDiscovery,
 }
 
-/// What `check` prints, and what start-up goes by.
+/// The output of `check`, which also decides about start-up.
 #[derive(Debug, Default, Serialize)]
 pub struct ConfigReport {
-    /// What becomes of each item, in the order of the file.
+    /// The answer for each item, in the order of the file.
     pub items: Vec<ConfigItem>,
-    /// What makes the file invalid.
+    /// The errors that make the file invalid.
     pub errors: Vec<ConfigProblem>,
 }
 
 /// One item of a file.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct ConfigItem {
-    /// Where: `plugins[2].parameters.threshold`.
+    /// The path of the item: `plugins[2].parameters.threshold`.
     pub path: String,
     /// Line, from 1.
     pub line: u64,
-    /// What becomes of it.
+    /// The answer.
     pub status: ItemStatus,
-    /// Why, for people.
+    /// The reason.
     pub reason: String,
-    /// What to use instead, when refused.
+    /// A substitute, when refused.
     pub substitute: Option<String>,
 }
 
-/// What becomes of an item.
+/// The answer for an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ItemStatus {
@@ -71,18 +71,18 @@ pub enum ItemStatus {
     Implemented,
     /// It changes nothing here.
     NoEffect,
-    /// It would change decisions and cannot be had.
+    /// It would change decisions and is not available.
     Refused,
 }
 
 /// Something that makes a file invalid.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct ConfigProblem {
-    /// Where.
+    /// The path.
     pub path: String,
     /// Line, from 1; 0 when it concerns the whole file.
     pub line: u64,
-    /// What, and what was probably meant.
+    /// The error, with the nearest known name.
     pub message: String,
 }
 
@@ -104,10 +104,10 @@ pub fn read(text: &str) -> (ConfigReport, Option<CompiledConfig>) {
 // === impl CompiledConfig ===
 
 impl CompiledConfig {
-    /// What holds when there is no file.
+    /// The configuration without a file.
     ///
     /// # Errors
-    /// Never but by a mistake in the built-in table of engines.
+    /// Only a mistake in the built-in table of engines.
     pub fn default_config(latency: &LatencyOptions) -> Result<Self, String> {
         let engines = EngineTable::try_new(&[], "", "").map_err(|e| e.to_string())?;
         let scraping = MetricsDiscovery { engines: Arc::new(engines), location: MetricsLocation::default() };
@@ -157,7 +157,8 @@ impl ConfigFile {
         self.follow.path()
     }
 
-    /// Waits for the file to say something new; the first call tells what it says now. An error says why it cannot be used. Cancel-safe.
+    /// Waits for new content; the first call returns the current content. An error says why it
+    /// cannot be used. Cancel-safe.
     pub async fn changed(&mut self) -> Result<CompiledConfig, String> {
         let text = self.follow.changed().await.map_err(|e| e.to_string())?;
         let (report, config) = read(&text);
@@ -187,7 +188,7 @@ mod tests {
         config.unwrap_or_else(|| panic!("{}", report.complaints("f")))
     }
 
-    /// What keeps a file from being used, as printed.
+    /// The errors of a file, as printed.
     fn complaints(rest: &str) -> String {
         let (report, config) = read(&file(rest));
         assert!(config.is_none(), "taken: {rest}");

@@ -1,4 +1,4 @@
-//! The wiring: which task feeds which, and who stops whom.
+//! The wiring: which task feeds which, and the order of shutdown.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -39,10 +39,10 @@ pub mod signals;
 
 use signals::SignalWatch;
 
-/// How long tasks may take to stop. Streams end at once; only a scrape or a write to disk takes time.
+/// How long tasks may take to stop. Streams end at once; only a scrape or a disk write takes time.
 const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Runs the daemon until a signal tells it to stop.
+/// Runs the daemon until a signal stops it.
 ///
 /// # Errors
 /// [`FatalError`] says why it could not start, or had to stop.
@@ -74,11 +74,12 @@ pub async fn serve(args: ServeArgs) -> Result<(), FatalError> {
     ended
 }
 
-/// A daemon that follows its endpoints and what they say of themselves, and answers probes, but no proxy yet: when it leads, it knows them.
+/// A daemon that follows its endpoints and their metadata and answers probes, but serves no proxy
+/// yet: when it becomes leader, it knows them.
 pub struct StandbyDaemon {
     args: ServeArgs,
     pools: Vec<(PoolSource, EndpointSource)>,
-    /// What is open already.
+    /// The listeners that are open already.
     pub monitoring: MonitoringServer,
     tasks: JoinSet<&'static str>,
     trigger: shutdown::ShutdownTrigger,
@@ -88,17 +89,17 @@ pub struct StandbyDaemon {
 /// A running daemon.
 #[derive(Debug)]
 pub struct Daemon {
-    /// Where state and EDS are served.
+    /// The address of state and EDS.
     pub state_address: SocketAddr,
-    /// Where the admin routes are.
+    /// The address of the admin routes.
     pub admin_address: SocketAddr,
-    /// Where metrics are, if anywhere but there.
+    /// The address of the metrics listener, if there is one.
     pub metrics_address: Option<SocketAddr>,
-    /// Where gateways without our filter ask, if anywhere.
+    /// The address of the ext_proc server, if there is one.
     pub ext_proc_address: Option<SocketAddr>,
-    /// Where health is asked for, if anywhere.
+    /// The address of the health service, if there is one.
     pub health_address: Option<SocketAddr>,
-    /// What its tasks share.
+    /// The state that its tasks share.
     pub shared: Arc<DaemonState>,
     tasks: JoinSet<&'static str>,
     trigger: shutdown::ShutdownTrigger,
@@ -110,8 +111,8 @@ impl StandbyDaemon {
     /// Begins to follow.
     ///
     /// # Errors
-    /// [`FatalError::Usage`] when pools or sources cannot be what they are said to be, or a listener would be exposed without protection; [`FatalError::Listen`] when one
-    /// cannot be opened.
+    /// [`FatalError::Usage`] when pools or sources are invalid, or a listener would be exposed
+    /// without protection; [`FatalError::Listen`] when one cannot be opened.
     pub async fn begin(args: ServeArgs) -> Result<Self, FatalError> {
         for warning in exposure::check(&args).map_err(FatalError::Usage)? {
             tracing::warn!("{warning}");
@@ -128,12 +129,13 @@ impl StandbyDaemon {
         Ok(Self { args, pools, monitoring, tasks, trigger, shutdown })
     }
 
-    /// What it follows, where that is discovered.
+    /// The discovered components that it follows.
     pub fn components(&self) -> impl Iterator<Item = &WatchedComponent> {
         self.pools.iter().flat_map(|(_, source)| source.components.iter().map(|(_, followed)| followed))
     }
 
-    /// Starts everything else; serves before it returns. Files are read and the term begins now, not when it began to follow.
+    /// Starts everything else, and serves before it returns. Files are read and the term begins
+    /// now, not when it began to follow.
     ///
     /// # Errors
     /// [`FatalError`] says why it cannot.
@@ -145,7 +147,7 @@ impl StandbyDaemon {
 // === impl Daemon ===
 
 impl Daemon {
-    /// Starts everything; serves before it returns.
+    /// Starts everything, and serves before it returns.
     ///
     /// # Errors
     /// [`FatalError`] says why it cannot.
@@ -210,7 +212,7 @@ impl Daemon {
         Ok(Self { state_address, admin_address, metrics_address, ext_proc_address, health_address, shared, tasks, trigger })
     }
 
-    /// Waits for a task to end, which none should; says which.
+    /// Waits for a task to end, which none should, and returns its name.
     pub async fn task_ended(&mut self) -> &'static str {
         match self.tasks.join_next().await {
             Some(Ok(name)) => name,
@@ -219,7 +221,7 @@ impl Daemon {
         }
     }
 
-    /// Stops all tasks; those that take too long are left.
+    /// Stops all tasks, without waiting for those that take too long.
     pub async fn stop(mut self) {
         self.trigger.pull();
         let all = async { while self.tasks.join_next().await.is_some() {} };
@@ -229,7 +231,7 @@ impl Daemon {
     }
 }
 
-/// What tells this life of the daemon from others.
+/// What distinguishes this start of the daemon from others.
 struct DaemonTerm {
     term: u64,
     hash_secret: u128,

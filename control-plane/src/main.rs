@@ -1,4 +1,4 @@
-//! switchpointd. What it does is in the library; here are only the process's edges: arguments, output, log, exit code.
+//! The process `switchpointd`: arguments, output, log and exit code. Its work is in the library.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -39,7 +39,8 @@ async fn main() -> ExitCode {
         CliCommand::Instances(args) => ended(register::instances(args, std::io::stdout()).await),
         CliCommand::Check(args) => {
             let (printed, verdict) = check::check(args).await;
-            // Whoever closed our output does not want to read it; the exit code still says how it ended.
+            // A reader that closed our output does not want it; the exit code still gives the
+            // result.
             let _ = std::io::stdout().write_all(printed.as_bytes());
             ExitCode::from(verdict as u8)
         }

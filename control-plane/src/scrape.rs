@@ -1,12 +1,13 @@
-//! The scraper: asks the endpoints of a pool for their load, adaptively, and says what it heard.
+//! The scraper: reads the load of a pool's endpoints at an adaptive pace and reports it.
 //!
 //! ```text
-//!  watch<targets> ──▶ run: who is due ──▶ tasks: fetch ─▶ exposition ─▶ extract ──▶ run ──▶ mpsc<ScrapeEvent>
+//!  watch<targets> ──▶ run: what is due ──▶ tasks: fetch ─▶ exposition ─▶ extract ──▶ run ──▶ mpsc<ScrapeEvent>
 //!  picks ───────────▶ (BusyHint)                                (pure)     (pure)    pace, restarts
 //! ```
-//! One loop owns all state of its endpoints; tasks only fetch and parse, each within a deadline, never two for one endpoint and never more than
-//! [`SCRAPES_IN_FLIGHT_MAX`]. The scraper reports and forgets: whether metrics are too old to count is for their reader to decide, by `observed_at`.
-//! A failure is an event, not an absence: the old metrics stay valid until the reader finds them stale.
+//! One loop owns the state of all endpoints; tasks only fetch and parse, each within a deadline,
+//! never two for one endpoint and never more than [`SCRAPES_IN_FLIGHT_MAX`]. The scraper reports
+//! and keeps nothing: its reader decides by `observed_at` whether metrics are too old. A failure is
+//! an event, not an absence: the old metrics stay valid until the reader finds them stale.
 
 pub mod engine;
 pub mod exposition;
@@ -40,20 +41,22 @@ use extract::RestartWatch;
 use fetch::{FetchHabit, PageFetcher, ScrapedPage};
 use pace::{ScrapeOutcome, ScrapePace};
 
-/// The most scrapes at once. Even if all of a full pool hang, each holds its place for a deadline (1 s) and then pauses for 5 s: a sixth
-/// of 1,024 at any time, so the living are still asked in time.
+/// The most scrapes at once. Even if all endpoints of a full pool hang, each takes its place for a
+/// deadline (1 s) and then pauses for 5 s: a sixth of 1,024 at any time, so working endpoints are
+/// still scraped in time.
 pub const SCRAPES_IN_FLIGHT_MAX: usize = 256;
 
-/// Hints that wait to be read; beyond that they are dropped, since one hint in two seconds is enough for an endpoint.
+/// Hints that wait to be read. Further hints are dropped, because one hint in two seconds is enough
+/// for an endpoint.
 const HINTS_MAX: usize = 1024;
 
 /// The time one scrape may take. A page that takes longer would be stale on arrival; the reference gives as much.
 const DEADLINE: Duration = Duration::from_secs(1);
 
-/// How the scraper behaves.
+/// The settings of a scraper.
 #[derive(Clone, Debug)]
 pub struct ScrapeConfig {
-    /// How often.
+    /// The intervals.
     pub intervals: ScrapeIntervals,
     /// Time for one scrape, fallback included.
     pub deadline: Duration,
@@ -61,29 +64,30 @@ pub struct ScrapeConfig {
     pub tls: EndpointTls,
 }
 
-/// What an endpoint said of itself.
+/// The report of an endpoint.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScrapedMetrics {
-    /// For the scheduler. At least one of queue, running and KV-cache utilisation is known.
+    /// The metrics. At least one of queue, running requests and KV-cache utilization is known.
     pub metrics: EndpointMetrics,
-    /// Start of the process in Unix seconds, where the engine says so.
+    /// Start of the process in Unix seconds, if the engine reports it.
     pub process_start: Option<f64>,
     /// When the answer began to arrive. The page was written just before, so picks since then are not in it.
     pub observed_at: Instant,
 }
 
-/// What the scraper tells its reader.
+/// An event of the scraper.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ScrapeEvent {
-    /// An endpoint said how it is.
+    /// New metrics of an endpoint.
     Metrics(EndpointRef, ScrapedMetrics),
-    /// It did not; how often in a row by now.
+    /// A failed scrape, and how many have failed in a row.
     Failed(EndpointRef, FailReason, u32),
-    /// Another process answers at its address than before. What it said is withheld once, since it is not of this generation.
+    /// Another process answers at the address. Its first report is dropped, because it is not of
+    /// this generation.
     Restarted(EndpointRef),
 }
 
-/// Tells a scraper that an endpoint was picked, so that it looks more often. Lossy and cheap.
+/// Tells a scraper that an endpoint was picked, so that it scrapes more often. Lossy and cheap.
 #[derive(Clone, Debug)]
 pub struct BusyHint(mpsc::Sender<EndpointRef>);
 
@@ -96,10 +100,10 @@ pub struct Scraper {
     hints: mpsc::Receiver<EndpointRef>,
 }
 
-/// An endpoint and what is remembered of it.
+/// An endpoint and its scrape state.
 struct ScrapeEntry {
     target: ScrapeTarget,
-    /// Tells this row from an earlier one of the same id.
+    /// Distinguishes this row from an earlier one with the same id.
     ticket: u64,
     /// `None` while it is being scraped.
     due: Option<Instant>,
@@ -108,7 +112,7 @@ struct ScrapeEntry {
     restarts: RestartWatch,
 }
 
-/// All rows, and in which order they are due.
+/// All rows, and the order in which they are due.
 #[derive(Default)]
 struct ScrapeSchedule {
     by_id: HashMap<EndpointRef, ScrapeEntry>,
@@ -196,7 +200,7 @@ impl Scraper {
         }
     }
 
-    /// Takes in a finished scrape; `None` if its endpoint has gone meanwhile.
+    /// Takes the result of a scrape; `None` if its endpoint is gone.
     fn finish(&self, rows: &mut ScrapeSchedule, done: FinishedScrape) -> Option<ScrapeEvent> {
         let FinishedScrape { id, ticket, took, result } = done;
         let row = rows.by_id.get_mut(&id).filter(|row| row.ticket == ticket)?;
@@ -238,7 +242,7 @@ impl Scraper {
 }
 
 impl ScrapeSchedule {
-    /// Takes over the new set: rows of endpoints that stay keep what is remembered, all others start anew.
+    /// Takes the new set: rows of remaining endpoints keep their state, all others start new.
     fn reconcile(&mut self, targets: &[ScrapeTarget], intervals: ScrapeIntervals) {
         let mut old = std::mem::take(&mut self.by_id);
         self.due.clear();
@@ -270,7 +274,7 @@ impl ScrapeSchedule {
         self.due.first().map(|(due, _)| *due)
     }
 
-    /// The row that is due first, if it is by now; it counts as in flight from here on.
+    /// The row that is due first, if it is due; it counts as in flight from now on.
     fn take_due(&mut self, now: Instant) -> Option<&ScrapeEntry> {
         let &(due, id) = self.due.first().filter(|(due, _)| *due <= now)?;
         self.due.remove(&(due, id));

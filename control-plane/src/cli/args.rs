@@ -46,39 +46,42 @@ Examples:
     switchpointd explain --request decision.json --format json
 ";
 
-/// Discovers model servers, scrapes them, and tells the Switchpoint filters in Envoy about them.
+/// Discovers model servers, scrapes them, and sends their state to the Switchpoint filters in
+/// Envoy.
 #[derive(Debug, Parser)]
 #[command(name = "switchpointd", version, after_help = EXAMPLES, disable_help_subcommand = true)]
 pub struct Cli {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: CliCommand,
 }
 
-/// What to do.
+/// The command.
 #[derive(Debug, Subcommand)]
 pub enum CliCommand {
     /// Run the daemon.
     ///
-    /// Exit code: 0 after SIGTERM or SIGINT, 1 if it could not start or had to stop, 2 for a command line that cannot be read.
+    /// Exit code: 0 after SIGTERM or SIGINT, 1 if it could not start or had to stop, 2 for an
+    /// invalid command line.
     #[command(after_help = EXAMPLES)]
     Serve(Box<ServeArgs>),
-    /// Check a configuration file, or whether a model server reports what is needed.
+    /// Check a configuration file, or whether a model server reports what picking needs.
     ///
-    /// Exit code: 0 fine, 1 invalid (or the server lacks something), 2 the file asks for something that is refused here.
+    /// Exit code: 0 valid, 1 invalid (or the server lacks something), 2 the file uses something
+    /// that is refused here.
     #[command(after_help = EXAMPLES)]
     Check(CheckArgs),
     /// Register a process of any language, until this one ends.
     Register(Box<RegisterArgs>),
     /// List the instances that may get traffic, or watch them come and go.
     Instances(InstancesArgs),
-    /// Say why a request goes where it goes: a request, or a recorded decision, is put to the live state of a running daemon.
+    /// Explain why a request goes to an endpoint, by the live state of a running daemon.
     ///
-    /// The file holds the body of a request, or a decision record (the field `decision` of the access log, with decision_log_one_in in the
-    /// filter's configuration). A record is decided again with all that it was decided by, so it gives the same list while the configuration is
-    /// the same.
+    /// The file holds the body of a request, or a decision record (the field `decision` of the
+    /// access log, with decision_log_one_in in the filter's configuration). A record has all inputs
+    /// of its decision, so it gives the same list while the configuration is the same.
     ///
-    /// Exit code: 0 answered, 1 the file cannot be read or the daemon not asked.
+    /// Exit code: 0 answered, 1 the file cannot be read or the daemon cannot be reached.
     #[command(after_help = EXPLAIN_EXAMPLES)]
     Explain(ExplainArgs),
 }
@@ -98,11 +101,11 @@ pub struct ExplainArgs {
     #[arg(long, value_name = "FILE")]
     pub request: PathBuf,
 
-    /// Whose endpoints; needed where there are several pools.
+    /// The pool; needed where there are several.
     #[arg(long, value_name = "NAME")]
     pub pool: Option<String>,
 
-    /// Path of the request, which tells its API.
+    /// Path of the request, which decides its API.
     #[arg(long, value_name = "PATH", default_value = "/v1/chat/completions")]
     pub path: String,
 
@@ -114,15 +117,15 @@ pub struct ExplainArgs {
     #[arg(long, value_name = "IP:PORT,...")]
     pub subset: Option<String>,
 
-    /// What if this endpoint were not there? May be repeated.
+    /// Explain as if this endpoint did not exist. May be repeated.
     #[arg(long, value_name = "IP:PORT")]
     pub without: Vec<String>,
 
-    /// What if this EndpointPickerConfig were in force?
+    /// Explain with this EndpointPickerConfig instead of the current one.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// For people, or one JSON object.
+    /// Readable text, or one JSON object.
     #[arg(long, value_enum, default_value_t = OutputFormat::Text)]
     pub format: OutputFormat,
 }
@@ -143,7 +146,7 @@ pub struct CheckArgs {
     #[arg(long, value_name = "NAME", requires = "endpoint")]
     pub engine: Option<String>,
 
-    /// For people, or one JSON object.
+    /// Readable text, or one JSON object.
     #[arg(long, value_enum, default_value_t = OutputFormat::Text)]
     pub format: OutputFormat,
 }
@@ -161,10 +164,10 @@ pub struct CheckTarget {
     pub endpoint: Option<String>,
 }
 
-/// How `check` and `explain` print.
+/// The output format of `check` and `explain`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum OutputFormat {
-    /// For people.
+    /// Readable text.
     Text,
     /// One JSON object.
     Json,
@@ -173,7 +176,7 @@ pub enum OutputFormat {
 /// Options of `serve`.
 #[derive(Debug, Args)]
 pub struct ServeArgs {
-    /// Who is in the pool.
+    /// The endpoints of the pool.
     #[command(flatten)]
     pub endpoints: EndpointsArgs,
 
@@ -181,23 +184,25 @@ pub struct ServeArgs {
     #[arg(long, env = "SWITCHPOINT_POOL", value_name = "NAME", default_value = "default")]
     pub pool: String,
 
-    /// How requests are scheduled: an EndpointPickerConfig as llm-d's; read again when its content changes.
+    /// The scheduling configuration: an EndpointPickerConfig like llm-d's; read again when its
+    /// content changes.
     #[arg(long, env = "SWITCHPOINT_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// What is configured about requests.
+    /// Models, rewrites and objectives.
     #[command(flatten)]
     pub objects: ObjectsArgs,
 
-    /// Who leads, where there are several daemons.
+    /// Leader election among several daemons.
     #[command(flatten)]
     pub lease: LeaseArgs,
 
-    /// Where to keep what the next start must know (slots, generations, hash secret); without it a restart costs proxies their prefix state.
+    /// Where to keep what the next start needs (slots, generations, hash secret); without it a
+    /// restart costs proxies their prefix state.
     #[arg(long, env = "SWITCHPOINT_SNAPSHOT_FILE", value_name = "FILE")]
     pub snapshot_file: Option<PathBuf>,
 
-    /// Where filters get their state and Envoys their EDS, by gRPC.
+    /// The gRPC listener for the state of filters and the EDS of Envoys.
     #[arg(long, env = "SWITCHPOINT_LISTEN_STATE", value_name = "IP:PORT", default_value = "127.0.0.1:9004")]
     pub listen_state: SocketAddr,
 
@@ -205,7 +210,8 @@ pub struct ServeArgs {
     #[arg(long, env = "SWITCHPOINT_LISTEN_ADMIN", value_name = "IP:PORT", default_value = "127.0.0.1:9090")]
     pub listen_admin: SocketAddr,
 
-    /// A read-only listener for Prometheus, in clear: /metrics /livez /readyz and nothing else. Usually 0.0.0.0:9091; `none`: not opened.
+    /// A read-only listener for Prometheus, without TLS: /metrics /livez /readyz and nothing else.
+    /// Usually 0.0.0.0:9091; `none`: not opened.
     #[arg(long, env = "SWITCHPOINT_LISTEN_METRICS", value_name = "IP:PORT", default_value = "none", value_parser = listen)]
     pub listen_metrics: OptionalAddress,
 
@@ -213,15 +219,16 @@ pub struct ServeArgs {
     #[command(flatten)]
     pub ext_proc: ExtProcArgs,
 
-    /// What Envoy's clusters of the pools speak to model servers; an InferencePool whose appProtocol is another is warned of.
+    /// The protocol of Envoy's clusters towards model servers; an InferencePool with another
+    /// appProtocol causes a warning.
     #[arg(long, env = "SWITCHPOINT_MODEL_SERVERS_SPEAK", value_enum, default_value_t = UpstreamProtocol::Http1)]
     pub model_servers_speak: UpstreamProtocol,
 
-    /// How endpoints are asked for their load.
+    /// Scraping.
     #[command(flatten)]
     pub scrape: ScrapeArgs,
 
-    /// What is predicted of requests.
+    /// Latency prediction.
     #[command(flatten)]
     pub latency: LatencyArgs,
 
@@ -233,7 +240,7 @@ pub struct ServeArgs {
     #[command(flatten)]
     pub admin_tls: AdminTls,
 
-    /// How to log.
+    /// Logging.
     #[command(flatten)]
     pub log: LogArgs,
 }
@@ -242,7 +249,7 @@ pub struct ServeArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Endpoint Picker Protocol (ext_proc)")]
 pub struct ExtProcArgs {
-    /// Where gateways without our filter ask by ext_proc; `none`: nowhere.
+    /// The ext_proc listener, for gateways without the filter; `none`: not opened.
     #[arg(long, env = "SWITCHPOINT_LISTEN_EXT_PROC", value_name = "IP:PORT", default_value = "127.0.0.1:9002", value_parser = listen)]
     pub listen_ext_proc: OptionalAddress,
 
@@ -267,12 +274,13 @@ pub struct ExtProcArgs {
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_PLAINTEXT", conflicts_with = "ext_proc_tls_cert")]
     pub ext_proc_plaintext: bool,
 
-    /// Allow --ext-proc-plaintext beyond loopback. At stake: any machine on the path between gateway and daemon can read every prompt and
-    /// reply, and change where requests go and what they say.
+    /// Allow --ext-proc-plaintext beyond loopback. The risk: any machine between gateway and daemon
+    /// can read every prompt and reply, and change where requests go and what they contain.
     #[arg(long, env = "SWITCHPOINT_INSECURE_EXT_PROC")]
     pub insecure_ext_proc: bool,
 
-    /// How the destination is told, unless the stream's gRPC metadata x-switchpoint-destination-format says otherwise.
+    /// The format of the destination, unless the stream's gRPC metadata
+    /// x-switchpoint-destination-format says otherwise.
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_DESTINATION_FORMAT", value_enum, default_value_t = DestinationFormatArg::Single)]
     pub ext_proc_destination_format: DestinationFormatArg,
 
@@ -280,11 +288,12 @@ pub struct ExtProcArgs {
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_OBJECTIVE_HEADER", value_enum, default_value_t = ObjectiveHeaderArg::Ignore)]
     pub ext_proc_objective_header: ObjectiveHeaderArg,
 
-    /// Tell clients that ask (x-switchpoint-explain: 1) the reasons of a decision.
+    /// Give clients that request it (x-switchpoint-explain: 1) the reasons of a decision.
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_EXPLAIN")]
     pub ext_proc_explain: bool,
 
-    /// What else exchanges are handled by; the filter's configuration has the same under these names.
+    /// Other request-handling settings; the filter's configuration has the same ones under these
+    /// names.
     #[command(flatten)]
     pub exchanges: ExchangeArgs,
 }
@@ -313,11 +322,13 @@ pub struct ExchangeArgs {
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_SUBSET_KEY", value_name = "NAME")]
     pub ext_proc_subset_key: Option<String>,
 
-    /// What becomes of a request while there has never been state: refused, or any endpoint [default: close].
+    /// What happens to a request while there has never been state: refuse it, or let any endpoint
+    /// serve it [default: close].
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_FAILURE_MODE", value_enum)]
     pub ext_proc_failure_mode: Option<FailureModeArg>,
 
-    /// How long a request may wait for the first state; keep `message_timeout` of the gateway above it [default: 2s].
+    /// How long a request may wait for the first state; keep `message_timeout` of the gateway above
+    /// it [default: 2s].
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_COLD_START_WAIT", value_name = "DURATION", value_parser = duration)]
     pub ext_proc_cold_start_wait: Option<Duration>,
 
@@ -334,10 +345,11 @@ pub struct ExchangeArgs {
     pub ext_proc_no_retry: bool,
 }
 
-/// A body is one message of ext_proc, and those end at 33 MiB ([`crate::serve::ext_proc::MESSAGE_BYTES_MAX`]).
+/// A body is one ext_proc message, and those end at 33 MiB
+/// ([`crate::serve::ext_proc::MESSAGE_BYTES_MAX`]).
 const BODY_LIMIT_BYTES_MAX: i64 = 32 << 20;
 
-/// What Envoy's clusters speak to model servers.
+/// The protocol of Envoy's clusters towards model servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum UpstreamProtocol {
     /// HTTP/1.1, as the files are shipped.
@@ -346,7 +358,7 @@ pub enum UpstreamProtocol {
     H2c,
 }
 
-/// What becomes of a request while there has never been state.
+/// What happens to a request while there has never been state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum FailureModeArg {
     /// It is refused (503).
@@ -364,28 +376,29 @@ pub struct OptionalAddress(pub Option<SocketAddr>);
 pub enum DestinationFormatArg {
     /// The best, and the second under x-gateway-destination-endpoint-fallback: what ORIGINAL_DST clusters take.
     Single,
-    /// All of it, comma-separated, for clusters that try one after the other (`override_host`).
+    /// The whole list, comma-separated, for clusters that try one after the other
+    /// (`override_host`).
     List,
 }
 
 /// Who sets the objective header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ObjectiveHeaderArg {
-    /// The client's, who may not choose how important it is: it is removed.
+    /// Clients, which may not choose their priority: the header is removed.
     Ignore,
-    /// That of something in front of the gateway that sets it, and removes the client's own.
+    /// A proxy in front of the gateway that sets it and removes the client's own.
     Trust,
 }
 
-/// What is configured about requests.
+/// Models, rewrites and objectives.
 #[derive(Clone, Debug, Args)]
 pub struct ObjectsArgs {
-    /// InferenceObjective, InferenceModel and InferenceModelRewrite objects in YAML: all files of a folder, or one file; read again when they change.
-    /// Those whose poolRef names the pool count.
+    /// InferenceObjective, InferenceModel and InferenceModelRewrite objects in YAML: all files of a
+    /// folder, or one file; read again when they change. Those whose poolRef names the pool count.
     #[arg(long, env = "SWITCHPOINT_OBJECTS", value_name = "DIR")]
     pub objects: Option<PathBuf>,
 
-    /// The same objects from this namespace of the Kubernetes cluster around us, or of the kubeconfig.
+    /// The same objects from this namespace of the in-cluster API server, or of the kubeconfig.
     #[arg(long, env = "SWITCHPOINT_OBJECTS_KUBERNETES", value_name = "NAMESPACE", conflicts_with = "objects")]
     pub objects_kubernetes: Option<String>,
 
@@ -394,24 +407,27 @@ pub struct ObjectsArgs {
     pub strict_models: bool,
 }
 
-/// What is predicted of requests.
+/// Latency prediction.
 #[derive(Clone, Debug, Args)]
 pub struct LatencyArgs {
-    /// Predict TTFT and TPOT of requests, so that their SLOs (x-slo-ttft-ms, x-slo-tpot-ms) count. With the slo-aware-profile-handler every inference
-    /// request must then have one (400), unless that says sloMissing: default; with any other handler none needs one.
+    /// Predict TTFT and TPOT of requests, so that their SLOs (x-slo-ttft-ms, x-slo-tpot-ms) count.
+    /// With the slo-aware-profile-handler every inference request must then have one (400), unless
+    /// that says sloMissing: default; with any other handler none needs one.
     #[arg(long, env = "SWITCHPOINT_LATENCY_PREDICTION")]
     pub latency_prediction: bool,
 
-    /// Where what was learned of engines is kept, written every 30 s while anything is new: the next start, or another daemon's, begins with it.
+    /// Where learned models are kept, written every 30 s while anything is new: the next start, or
+    /// another daemon's, begins with them.
     #[arg(long, env = "SWITCHPOINT_LATENCY_MODEL_FILE", value_name = "FILE")]
     pub latency_model_file: Option<PathBuf>,
 
-    /// Which headroom is best where the configuration does not say: least (or lowest), or most (or highest).
+    /// Which headroom is best where the configuration does not say: least (or lowest), or most (or
+    /// highest).
     #[arg(long, env = STRATEGY_VARIABLE, value_name = "WHICH")]
     pub headroom_selection_strategy: Option<String>,
 }
 
-/// How endpoints are asked for their load.
+/// Scraping.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Scraping")]
 pub struct ScrapeArgs {
@@ -432,7 +448,8 @@ pub struct ScrapeArgs {
     pub endpoint_tls: EndpointTlsArgs,
 }
 
-/// TLS towards endpoints whose metrics are served by https (`metrics: {scheme: https}`, or `metrics-data-source` in --config).
+/// TLS towards endpoints whose metrics are served by https (`metrics: {scheme: https}`, or
+/// `metrics-data-source` in --config).
 #[derive(Debug, Args)]
 #[command(next_help_heading = "TLS towards endpoints")]
 pub struct EndpointTlsArgs {
@@ -453,7 +470,7 @@ pub struct EndpointTlsArgs {
     pub endpoint_tls_insecure: bool,
 }
 
-/// Where endpoints come from: exactly one of these.
+/// The source of endpoints: exactly one of these.
 #[derive(Clone, Debug, Args)]
 #[group(required = true, multiple = false)]
 pub struct EndpointsArgs {

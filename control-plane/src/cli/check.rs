@@ -1,4 +1,5 @@
-//! `switchpointd check`: will this configuration do, and does this model server report what is needed?
+//! `switchpointd check`: whether a configuration is valid, and whether a model server reports what
+//! picking needs.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -16,10 +17,11 @@ use crate::scrape::extract::{Extraction, PageReading};
 use crate::scrape::http_client;
 use crate::scrape::{MetricsLocation, PAGE_BYTES_MAX};
 
-/// How long a model server may take to answer; a scrape gets less, a person wants to know.
+/// How long a model server may take to answer. A scrape allows less; here an operator waits for the
+/// answer.
 const FETCH_MAX: Duration = Duration::from_secs(5);
 
-/// How a check ended. The numbers are the process's exit codes.
+/// The result of a check. The numbers are the process's exit codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum CheckVerdict {
@@ -27,11 +29,11 @@ pub enum CheckVerdict {
     Fine = 0,
     /// Invalid, out of reach, or short of something.
     Invalid = 1,
-    /// Valid, but it asks for something that is refused here.
+    /// Valid, but it uses something that is refused here.
     Refused = 2,
 }
 
-/// What a server says of one thing that is needed.
+/// What a server reports about one needed metric.
 #[derive(Debug, Serialize)]
 struct MetricCheck {
     meaning: &'static str,
@@ -43,7 +45,7 @@ struct MetricCheck {
     consequence: Option<&'static str>,
 }
 
-/// What is said of a file, and the pipeline it makes when it can be used.
+/// The report on a file, and its pipeline if it is valid.
 #[derive(Debug, Serialize)]
 struct FileReport {
     #[serde(flatten)]
@@ -59,7 +61,8 @@ struct EndpointReport {
     metrics: Vec<MetricCheck>,
 }
 
-/// What is needed, in the order printed; whether a pick is blind without it; and what does not work then.
+/// The needed metrics, in the order printed; whether picks depend on each; and what does not work
+/// without it.
 const NEEDED: [(MetricMeaning, &str, bool, &str); 8] = [
     (MetricMeaning::Queued, "requests waiting", true, "queue-scorer does not tell this server from others"),
     (MetricMeaning::Running, "requests running", true, "running-requests-size-scorer does not tell this server from others"),
@@ -81,7 +84,7 @@ const NEEDED: [(MetricMeaning, &str, bool, &str); 8] = [
     (MetricMeaning::Counter, "a counter", false, "a restart is noticed only by the start of the process"),
 ];
 
-/// Runs the check; what is to be printed, and how it ended.
+/// Runs the check; returns the text to print and the result.
 pub async fn check(args: CheckArgs) -> (String, CheckVerdict) {
     let CheckArgs { what: CheckTarget { file, endpoint }, engine, format } = args;
     match (file, endpoint) {
@@ -160,7 +163,7 @@ async fn check_endpoint(given: &str, engine: Option<&str>, format: OutputFormat)
         None => engines.all().into_iter().map(AsRef::as_ref).collect(),
         Some(name) => vec![engines.get(name).ok_or_else(|| format!("unknown engine {name:?}; known are {}", known()))?],
     };
-    // Of engines that keep their metrics at the same place one fetch tells them apart; others are asked one by one.
+    // One fetch distinguishes engines with the same metrics path; others are tried one by one.
     let mut best: Option<EndpointReport> = None;
     let mut last_error = String::new();
     for spec in candidates {

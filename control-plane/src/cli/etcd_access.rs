@@ -1,4 +1,4 @@
-//! How etcd is reached, said the same way wherever it is said: on the command line, or for a pool in the pools file.
+//! How to reach etcd: the same options on the command line and for a pool in the pools file.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use clap::Args;
 use discovery::etcd::EtcdConfig;
 use serde::Deserialize;
 
-/// Who asks etcd, and how it is known to be etcd.
+/// Credentials for etcd, and how its identity is checked.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct EtcdAccess {
@@ -18,7 +18,7 @@ pub struct EtcdAccess {
     #[arg(long = "etcd-user", env = "SWITCHPOINT_ETCD_USER", value_name = "NAME", requires = "password_file")]
     user: Option<String>,
 
-    /// Holds the user's password and nothing else.
+    /// A file with the user's password and nothing else.
     #[arg(long = "etcd-password-file", env = "SWITCHPOINT_ETCD_PASSWORD_FILE", value_name = "FILE", requires = "user")]
     password_file: Option<PathBuf>,
 
@@ -36,10 +36,10 @@ pub struct EtcdAccess {
 }
 
 impl EtcdAccess {
-    /// For these members, with the files read.
+    /// The configuration for these members, with the files read.
     ///
     /// # Errors
-    /// Names the file that cannot be read, or what is missing beside another.
+    /// Names the file that cannot be read, or the option that is missing beside another.
     pub async fn config(self, endpoints: Vec<String>) -> Result<EtcdConfig, String> {
         let Self { prefix, user, password_file, ca_file, cert_file, key_file } = self;
         if user.is_some() != password_file.is_some() || cert_file.is_some() != key_file.is_some() {

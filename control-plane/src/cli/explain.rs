@@ -1,8 +1,10 @@
-//! Why this endpoint? A request, or a decision that was recorded, is put to the live state of a pool, or to a variation of it.
+//! Explains a pick: a request, or a recorded decision, is decided with the live state of a pool, or
+//! with a variation of it.
 //!
-//! The daemon answers (`POST /debug/explain`), with the same exchange and scheduler as its proxies; the command asks and prints. What the
-//! daemon does not have is the proxies' prefix index: a fresh request is explained as one nobody holds a prefix of, and the answer says so. A
-//! decision record brings its own matches.
+//! The daemon answers (`POST /debug/explain`) with the same exchange and scheduler as its proxies;
+//! the command sends the question and prints the answer. The daemon does not have the proxies'
+//! prefix index: a fresh request is explained as cached nowhere, and the answer says so. A decision
+//! record has its own matches.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -30,11 +32,11 @@ pub const QUESTION_BYTES_MAX: usize = 64 << 20;
 /// How long the daemon may take to answer.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
 
-/// What is asked.
+/// A question to the daemon.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ExplainRequest {
-    /// Whose endpoints; may be left out where there is one pool.
+    /// The pool; may be left out where there is one.
     pub pool: Option<String>,
     /// The body of a request, or a decision record.
     pub request: String,
@@ -44,16 +46,16 @@ pub struct ExplainRequest {
     pub headers: Vec<(String, String)>,
     /// The subset hint, as a proxy would give it.
     pub subset: Option<String>,
-    /// Addresses to be taken for absent.
+    /// Addresses of endpoints to leave out.
     pub without: Vec<String>,
     /// Text of an EndpointPickerConfig to use instead of the one in force.
     pub config: Option<String>,
 }
 
-/// Answers from the state of the moment.
+/// Answers from the current state.
 ///
 /// # Errors
-/// A sentence for whoever asked: no such pool, no state yet, or a question that cannot be read.
+/// A sentence for the caller: no such pool, no state yet, or an invalid question.
 pub fn answer(shared: &DaemonState, question: &ExplainRequest) -> Result<Value, String> {
     let pools = shared.pools.borrow().clone();
     let name = match (&question.pool, shared.pool_names.as_slice()) {
@@ -87,7 +89,7 @@ pub fn answer(shared: &DaemonState, question: &ExplainRequest) -> Result<Value, 
     Ok(Value::Object(answer))
 }
 
-/// The pool as it is now, but for what the question changes.
+/// The current pool with the changes of the question.
 fn live(view: &PoolView, question: &ExplainRequest) -> Result<Snapshot, String> {
     let other = question.config.as_deref().map(other_pipeline).transpose()?;
     let other = other.map(|other| PipelineSpec { latency_prediction: view.pipeline.latency_prediction, ..other });
@@ -101,7 +103,7 @@ fn live(view: &PoolView, question: &ExplainRequest) -> Result<Snapshot, String> 
     Snapshot::try_new(version, endpoints, metrics, pipeline).map(|s| s.with_objects(objects)).map_err(|e| e.to_string())
 }
 
-/// To take away what is not there would change nothing, and look as if it made no difference.
+/// Leaving out an address that does not exist would change nothing and look like a result.
 fn all_there(view: &PoolView, addresses: &[String]) -> Result<(), String> {
     let there = |address: &String| view.members.iter().any(|member| member.instance.address.to_string() == *address);
     addresses.iter().find(|address| !there(address)).map_or(Ok(()), |address| Err(format!("no endpoint {address} in pool {}", view.name)))
@@ -165,7 +167,7 @@ fn members(json: &str) -> Map<String, Value> {
     serde_json::from_str(json).unwrap_or_default()
 }
 
-/// What the command is given.
+/// The arguments of the command.
 #[derive(Debug)]
 pub struct ExplainCall {
     /// Base address of the daemon's admin listener.
@@ -176,16 +178,16 @@ pub struct ExplainCall {
     pub file: PathBuf,
     /// A file with a configuration to use instead.
     pub config: Option<PathBuf>,
-    /// All else.
+    /// The other parts of the question.
     pub question: ExplainRequest,
-    /// How to print.
+    /// The output format.
     pub format: OutputFormat,
 }
 
-/// Asks, and returns what is to be printed.
+/// Sends the question and returns the text to print.
 ///
 /// # Errors
-/// A sentence that says which file cannot be read, or what the daemon said.
+/// A sentence that says which file cannot be read, or what the daemon answered.
 pub async fn ask(ask: ExplainCall) -> Result<String, String> {
     let read = |path: &PathBuf| std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()));
     let question = ExplainRequest { request: read(&ask.file)?, config: ask.config.as_ref().map(read).transpose()?, ..ask.question };
@@ -208,7 +210,7 @@ pub async fn ask(ask: ExplainCall) -> Result<String, String> {
     }
 }
 
-/// For people: who was picked, and a table of candidates for each profile that ran.
+/// Readable text: the picked endpoints, and a table of candidates for each profile.
 fn table(answer: &Value) -> String {
     let mut out = String::new();
     // Writing to a String cannot fail.

@@ -8,11 +8,11 @@ use tracing_subscriber::EnvFilter;
 /// The default: our own messages, and warnings of libraries.
 const DIRECTIVES_DEFAULT: &str = "warn,control_plane=info,discovery=info";
 
-/// How to log, to stderr.
+/// Logging, to stderr.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Log, to stderr")]
 pub struct LogArgs {
-    /// How log lines look.
+    /// The format of log lines.
     #[arg(long, env = "SWITCHPOINT_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
 
@@ -21,7 +21,7 @@ pub struct LogArgs {
     pub log_level: Option<String>,
 }
 
-/// How log lines look.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
     /// Readable text.
@@ -30,7 +30,8 @@ pub enum LogFormat {
     Json,
 }
 
-/// Starts logging, for the rest of the process. A level that cannot be read is reported and the default used: no reason not to serve.
+/// Starts logging for the rest of the process. An invalid level is reported and the default is
+/// used.
 pub fn init(log: &LogArgs) {
     let LogArgs { log_format, log_level } = log;
     let wanted = log_level.clone().or_else(|| std::env::var("RUST_LOG").ok()).filter(|w| !w.is_empty());

@@ -1,7 +1,8 @@
-//! `switchpointd register` and `switchpointd instances`: the two sides of discovery for processes of any language, and for people.
+//! `switchpointd register` and `switchpointd instances`: registration and discovery for processes
+//! in any language.
 //!
-//! A process that knows nothing of registries is registered by a sidecar that asks its health and registers what it finds; the sidecar's end, however it
-//! comes, is the end of the registration.
+//! A process that knows nothing of registries gets a sidecar, which checks its health and registers
+//! it; when the sidecar ends, the registration ends.
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -25,31 +26,32 @@ use crate::cli::etcd_access::EtcdAccess;
 use crate::cli::logging::LogArgs;
 use crate::scrape::http_client;
 
-/// How often the process is asked whether it is well.
+/// How often the health of the process is checked.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long an answer may take.
+/// How long a check may take.
 const PROBE_DEADLINE: Duration = Duration::from_secs(2);
 
-/// How often metadata is asked of the process.
+/// How often the metadata of the process is read.
 const METADATA_INTERVAL: Duration = Duration::from_secs(5);
 
-/// After this many bad answers on end it is not ready: one may be a garbage collection, as a kubelet holds too.
+/// It is not ready after this many failed checks in a row: a single one may be a garbage
+/// collection, as kubelets assume too.
 const PROBE_FAILURES_MAX: u32 = 3;
 
-/// Where instances are registered: exactly one of these.
+/// The registry: exactly one of these.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub struct RegistryArgs {
-    /// In this directory.
+    /// A directory.
     #[arg(long, value_name = "FOLDER")]
     pub directory: Option<PathBuf>,
 
-    /// In etcd, at these members: http://host:port or https://host:port.
+    /// etcd, at these members: http://host:port or https://host:port.
     #[arg(long, value_name = "URL", value_delimiter = ',')]
     pub etcd: Vec<String>,
 
-    /// In this namespace of the Kubernetes cluster around us, or of the kubeconfig.
+    /// This namespace of the in-cluster API server, or of the kubeconfig.
     #[arg(long, value_name = "NAMESPACE")]
     pub kubernetes: Option<String>,
 }
@@ -57,11 +59,11 @@ pub struct RegistryArgs {
 /// Options of `instances`.
 #[derive(Debug, Args)]
 pub struct InstancesArgs {
-    /// Where to look.
+    /// The registry.
     #[command(flatten)]
     pub registry: RegistryArgs,
 
-    /// How etcd is reached.
+    /// Access to etcd.
     #[command(flatten)]
     pub access: EtcdAccess,
 
@@ -81,11 +83,11 @@ pub struct InstancesArgs {
 /// Options of `register`.
 #[derive(Debug, Args)]
 pub struct RegisterArgs {
-    /// Where to register.
+    /// The registry.
     #[command(flatten)]
     pub registry: RegistryArgs,
 
-    /// How etcd is reached.
+    /// Access to etcd.
     #[command(flatten)]
     pub access: EtcdAccess,
 
@@ -97,7 +99,7 @@ pub struct RegisterArgs {
     #[arg(long, value_name = "NAME")]
     pub component: String,
 
-    /// Where the process takes requests; in Kubernetes its slice says so.
+    /// The address where the process takes requests; in Kubernetes its EndpointSlice has it.
     #[arg(long, value_name = "IP:PORT", required_unless_present = "kubernetes")]
     pub address: Option<SocketAddr>,
 
@@ -109,29 +111,29 @@ pub struct RegisterArgs {
     #[arg(long, value_name = "URL")]
     pub probe: Option<String>,
 
-    /// What the process says of itself, a JSON object; read again when its content changes.
+    /// A file with the metadata of the process, a JSON object; read again when its content changes.
     #[arg(long, value_name = "FILE")]
     pub metadata_file: Option<PathBuf>,
 
-    /// The same, asked of the process itself every five seconds.
+    /// The same from this URL of the process, read every five seconds.
     #[arg(long, value_name = "URL", conflicts_with = "metadata_file")]
     pub metadata_url: Option<String>,
 
-    /// Serve /metadata and /health here, which is what a readiness probe in Kubernetes asks.
+    /// Serve /metadata and /health here, for a readiness probe in Kubernetes.
     #[arg(long, value_name = "IP:PORT", required_unless_present_any = ["directory", "etcd"])]
     pub listen: Option<SocketAddr>,
 
-    /// How to log.
+    /// Logging.
     #[command(flatten)]
     pub log: LogArgs,
 }
 
 // === instances ===
 
-/// Lists, and with `watch` goes on for ever.
+/// Lists instances, and with `watch` keeps printing changes.
 ///
 /// # Errors
-/// Says what could not be done.
+/// Says what failed.
 pub async fn instances(args: InstancesArgs, mut out: impl Write) -> Result<(), String> {
     let InstancesArgs { registry, access, namespace, component, watch } = args;
     let discovery = discovery_of(registry, access).await?;
@@ -178,7 +180,7 @@ async fn discovery_of(registry: RegistryArgs, access: EtcdAccess) -> Result<Box<
 /// Registers a process, and keeps its readiness and metadata up to date until dropped.
 ///
 /// # Errors
-/// Says what could not be done.
+/// Says what failed.
 pub async fn register(args: RegisterArgs) -> Result<(), String> {
     let RegisterArgs { registry, access, namespace, component, address, name, probe, metadata_file, metadata_url, listen, log: _ } = args;
     let registry = registry_of(registry, access, address, name).await?;
@@ -194,7 +196,7 @@ pub async fn register(args: RegisterArgs) -> Result<(), String> {
         }
     };
     let client = probing_client()?;
-    // Metadata first, so that nobody is ready before it is known what it is.
+    // Metadata first, so that no process is ready before its metadata is known.
     let mut metadata = match (metadata_file, metadata_url) {
         (Some(file), _) => MetadataChoice::File(FileWatcher::new(file)),
         (None, Some(url)) => MetadataChoice::Url(url, client.clone()),
@@ -208,10 +210,10 @@ pub async fn register(args: RegisterArgs) -> Result<(), String> {
     }
 }
 
-/// Where metadata comes from.
+/// The source of the metadata.
 enum MetadataChoice {
     File(FileWatcher),
-    /// Asked of the process; how.
+    /// The process itself, with the client for it.
     Url(String, reqwest::Client),
     Never,
 }
@@ -234,14 +236,15 @@ async fn keep_ready(handle: &InstanceHandle, probe: Option<String>, client: &req
     }
 }
 
-/// For what is a machine's own business: no proxy, no redirect.
+/// A client for local requests: no proxy, no redirect.
 fn probing_client() -> Result<reqwest::Client, String> {
     let described = || reqwest::Client::builder().no_proxy().redirect(reqwest::redirect::Policy::none()).timeout(PROBE_DEADLINE);
     http_client::build(described).map_err(|e| e.to_string())
 }
 
 impl MetadataChoice {
-    /// What is said first. A file must be right; a process may still be starting, and is waited for.
+    /// Sets the first metadata. A file must be valid; a process may still be starting, so this
+    /// waits for it.
     async fn first(&mut self, handle: &InstanceHandle) -> Result<(), String> {
         match self {
             Self::File(file) => take_metadata(handle, &file.changed().await.map_err(|e| e.to_string())?),

@@ -1,17 +1,19 @@
-//! What of the daemon's own settings goes into every pipeline: whether latency is predicted, and the strategy of its environment.
+//! Settings of the daemon that every pipeline gets: whether latency is predicted, and the strategy
+//! from the environment.
 
 use scheduler::plugin::ParameterValue;
 use scheduler::{PipelineSpec, registry};
 
-/// The environment variable that says which headroom is best where a plugin's parameter does not, as at the reference.
+/// The environment variable with the best headroom where a plugin's parameter has none, as in
+/// llm-d.
 pub const STRATEGY_VARIABLE: &str = "HEADROOM_SELECTION_STRATEGY";
 
 const STRATEGY: &str = "headroomSelectionStrategy";
 
-/// What goes into every pipeline.
+/// Settings for every pipeline.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LatencyOptions {
-    /// Is it predicted?
+    /// Whether latency is predicted.
     pub prediction: bool,
     /// The strategy where none is given.
     strategy: Option<String>,
@@ -20,10 +22,10 @@ pub struct LatencyOptions {
 // === impl LatencyOptions ===
 
 impl LatencyOptions {
-    /// With the strategy of the environment, if it has one.
+    /// Options with the strategy of the environment, if it has one.
     ///
     /// # Errors
-    /// Where that is none that the scorers know.
+    /// An unknown strategy.
     pub fn new(prediction: bool, strategy: Option<String>) -> Result<Self, String> {
         let strategy = strategy.map(|strategy| strategy.trim().to_lowercase()).filter(|strategy| !strategy.is_empty());
         let given = strategy.iter().map(|strategy| (STRATEGY.to_owned(), ParameterValue::Text(strategy.clone()))).collect::<Vec<_>>();

@@ -1,4 +1,5 @@
-//! `docs/reference/plugins.md`: what can be configured, printed from the tables that reading goes by.
+//! `docs/reference/plugins.md`: what can be configured, printed from the tables that the reader
+//! uses.
 
 use std::fmt::Write;
 

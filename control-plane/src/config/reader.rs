@@ -1,7 +1,8 @@
-//! Walks the tree of a file, answers for every item of it, and gathers what it configures.
+//! Walks a file, answers for every item, and collects the configuration.
 //!
-//! Here is what every part of the walk needs: the report, and nodes read as what they must be. The parts: [`sections`] by the table of the
-//! file's shape, [`plugins`] what is declared, [`profiles`] what they make up, [`scraping`] how engines are asked.
+//! This module has what every part of the walk needs: the report, and typed reading of nodes. The
+//! parts: [`sections`] by the table of the file's shape, [`plugins`] for declarations,
+//! [`profiles`], and [`scraping`] for engines' metrics.
 
 use std::collections::BTreeSet;
 
@@ -23,7 +24,7 @@ mod sections;
 /// The largest plugin name or text parameter, in bytes, so that a pipeline of [`scheduler`]'s size fits a message beside a full pool update.
 const TEXT_BYTES_MAX: usize = 1024;
 
-/// Names listed after an unknown one for which nothing is near; more help nobody.
+/// The most names listed after an unknown one without a near match.
 const NAMES_LISTED_MAX: usize = 12;
 
 /// Reads one file.
@@ -38,7 +39,7 @@ struct ConfigReader {
     location: MetricsLocation,
 }
 
-/// Reads a file's text: what becomes of it, and what it configures as far as it can be told.
+/// Reads a file's text: the report, and the configuration as far as it is valid.
 pub(super) fn read(text: &str) -> (ConfigReport, Option<CompiledConfig>) {
     let mut reader = ConfigReader {
         report: ConfigReport::default(),
@@ -191,7 +192,8 @@ impl ConfigReader {
             }
             let fits = |plugin_type: &str| PluginRole::of(plugin_type).is_some_and(|role| allowed.contains(&role));
             let names: Vec<&str> = self.plugins.iter().filter(|p| fits(&p.plugin_type)).map(|p| p.name.as_str()).collect();
-            // No name is near, perhaps a type is: somebody forgot to declare it, or wrote its name wrongly.
+            // No name is near, but a type may be: the plugin was not declared, or its name is
+            // misspelt.
             let near_type = closest(&name, plugin_types().filter(|plugin_type| fits(plugin_type)));
             let message = match (closest(&name, names.iter().copied()), near_type) {
                 (None, Some(near)) if near == name => {
@@ -205,7 +207,7 @@ impl ConfigReader {
         };
         self.referred.insert(name.clone());
         match PluginRole::of(&declared.plugin_type) {
-            _ if declared.is_refused() => None, // told already, and what to use instead may be of another kind
+            _ if declared.is_refused() => None, // reported already, and the substitute may be of another kind
             Some(role) if !allowed.contains(&role) => {
                 let wanted = allowed.iter().map(PluginRole::to_string).collect::<Vec<_>>().join(" or ");
                 let message = format!("{name:?} (line {}) is {role} ({}), not {wanted}", declared.line, declared.plugin_type);
@@ -222,7 +224,7 @@ pub(crate) fn below(path: &str, name: &str) -> String {
     if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
 }
 
-/// What to say of a name that does not exist.
+/// The message for an unknown name.
 pub(crate) fn unknown<'a>(what: &str, name: &str, known: impl IntoIterator<Item = &'a str> + Clone) -> String {
     match closest(name, known.clone()) {
         Some(near) => format!("unknown {what} {name:?}; did you mean {near:?}?"),

@@ -1,22 +1,23 @@
-//! What the reference has and we do not run as such: one table, so that every name is answered for.
+//! Items of llm-d that have no counterpart of their own here: one table, so that every name has an
+//! answer.
 
 use std::fmt;
 
 use scheduler::registry::{self, PluginKind};
 
-/// What becomes of an item that is not implemented as such.
+/// The answer for an item without a counterpart of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ItemSupport {
-    /// It does what it says, as part of something that is not a plugin here.
+    /// Implemented, as part of something that is not a plugin here.
     Implemented(&'static str),
-    /// What it does happens here anyway, or cannot matter; for this reason.
+    /// It happens here anyway, or cannot matter; for this reason.
     NoEffect(&'static str),
     /// It would change decisions and is not there, for the reason; use the second instead.
     Refused(&'static str, &'static str),
 }
 use ItemSupport::{Implemented, NoEffect, Refused};
 
-/// What a plugin is for: what may refer to it.
+/// The role of a plugin: what may refer to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PluginRole {
     /// One that schedules.
@@ -37,18 +38,18 @@ pub enum PluginRole {
     Ordering,
     /// `flowControl.usageLimitPolicyPluginRef`.
     UsageLimit,
-    /// What the reference would run by its declaration alone.
+    /// llm-d runs it when it is declared.
     Unreferred,
 }
 
-/// A plugin type of the reference that is not one of [`registry::PLUGINS`].
+/// A plugin type of llm-d that is not in [`registry::PLUGINS`].
 #[derive(Clone, Copy, Debug)]
 pub struct ReferencePlugin {
     /// Its `type`.
     pub name: &'static str,
-    /// What it is for.
+    /// Its role.
     pub role: PluginRole,
-    /// What becomes of it.
+    /// The answer.
     pub support: ItemSupport,
 }
 
@@ -129,18 +130,19 @@ pub const FEATURE_GATES: &[(&str, ItemSupport)] = &[
     ("haPopulateNonLeaderDatastore", NoEffect("standby daemons follow discovery anyway")),
 ];
 
-/// Parameters of our types that the scheduler does not know: type, parameter, and what becomes of it.
+/// Parameters of our types that the scheduler does not know: type, parameter, and answer.
 pub const PARAMETERS: &[(&str, &str, ItemSupport)] = &[
     ("token-producer", "vllm", Refused("no other server is asked for tokens", "the estimate, which is the default")),
     ("token-producer", "modelName", NoEffect("tokens are estimated, whatever the model")),
     ("predicted-latency-producer", "contextTTL", NoEffect("a request is forgotten when it ends, however it ends")),
 ];
 
-/// How the doc of a parameter begins that is checked and changes nothing.
+/// The start of the doc of a parameter that is checked and has no effect.
 pub const NO_EFFECT: &str = "no effect: ";
 
-/// Parameters that name something else in the file: type (empty: any), way to the parameter, and what it names. All there are lead from a handler to
-/// its deciders and profiles, or from a scorer to its producer, none back: a cycle cannot be written, it is a reference of the wrong kind.
+/// Parameters that name something else in the file: type (empty: any), path of the parameter, and
+/// what it names. All lead from a handler to its deciders and profiles, or from a scorer to its
+/// producer, and none back: a cycle would be a reference of the wrong kind.
 pub const REFERENCES: &[(&str, &[&str], ParameterReference)] = &[
     ("disagg-profile-handler", &["deciders", "prefill"], DECIDER),
     ("disagg-profile-handler", &["deciders", "encode"], DECIDER),
@@ -179,7 +181,7 @@ pub fn foreign(plugin_type: &str) -> Option<&'static ReferencePlugin> {
     FOREIGN.iter().find(|row| row.name == plugin_type)
 }
 
-/// Every plugin type there is an answer for.
+/// Every plugin type with an answer.
 pub fn plugin_types() -> impl Iterator<Item = &'static str> + Clone {
     registry::PLUGINS.iter().map(|row| row.name).chain(FOREIGN.iter().map(|row| row.name))
 }
@@ -187,7 +189,7 @@ pub fn plugin_types() -> impl Iterator<Item = &'static str> + Clone {
 // === impl PluginRole ===
 
 impl PluginRole {
-    /// What that plugin type is for; `None` when there is no such type.
+    /// The role of a plugin type; `None` if there is no such type.
     #[must_use]
     pub fn of(plugin_type: &str) -> Option<Self> {
         match registry::lookup(plugin_type) {
@@ -196,7 +198,7 @@ impl PluginRole {
         }
     }
 
-    /// Types that a reference may name without declaring them: the reference makes those.
+    /// Types that a reference may name without declaring them, because llm-d creates them.
     #[must_use]
     pub fn made_on_demand(self, plugin_type: &str) -> bool {
         match self {

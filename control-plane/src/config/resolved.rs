@@ -1,5 +1,5 @@
-//! The pipeline as it runs: what a file says, what its defaults are, and what is made without being asked for. For people, who see it in
-//! `check` and on `/debug/config`.
+//! The pipeline in full: the file, its defaults, and what is created implicitly; shown by `check`
+//! and on `/debug/config`.
 
 use std::fmt::Write;
 
@@ -8,18 +8,18 @@ use scheduler::registry::{self, PluginKind, PluginType};
 use scheduler::{PipelineSpec, PluginSpec, ProfileSpec};
 use serde::Serialize;
 
-/// A pipeline, all of it spelled out.
+/// A pipeline in full.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct ResolvedConfig {
-    /// Who runs the profiles.
+    /// The profile handler.
     pub profile_handler: String,
-    /// Who says how full the pool is.
+    /// The saturation detector.
     pub saturation_detector: String,
-    /// Endpoints in the ranked list where a picker does not say.
+    /// Length of the ranked list where a picker has none.
     pub ranked_max: u32,
     /// In the order written.
     pub profiles: Vec<ResolvedProfile>,
-    /// Declared ones in the order written, then those made without being declared.
+    /// Declared ones in the order written, then implicit ones.
     pub plugins: Vec<ResolvedPlugin>,
 }
 
@@ -37,7 +37,7 @@ pub struct ResolvedProfile {
 pub struct ResolvedProfilePlugin {
     /// Name of the plugin.
     pub name: String,
-    /// In which phase it works.
+    /// Its phase.
     pub kind: &'static str,
     /// Weight of a scorer.
     pub weight: Option<f64>,
@@ -51,9 +51,9 @@ pub struct ResolvedPlugin {
     /// Its type.
     #[serde(rename = "type")]
     pub plugin_type: String,
-    /// What it is.
+    /// Its kind.
     pub kind: &'static str,
-    /// Nobody declared it; a pipeline has one all the same.
+    /// Whether it is implicit.
     pub auto_created: bool,
     /// In the order of the reference.
     pub parameters: Vec<ResolvedParameter>,
@@ -72,14 +72,14 @@ pub struct ResolvedParameter {
     pub given: bool,
 }
 
-/// What every pipeline has, and of which type it is where nobody declares one.
+/// What every pipeline has, and its type where none is declared.
 const ALWAYS: [(PluginKind, &str); 3] = [
     (PluginKind::ProfileHandler, "single-profile-handler"),
     (PluginKind::Picker, "max-score-picker"),
     (PluginKind::Detector, "utilization-detector"),
 ];
 
-/// Producers that the reference makes for whoever consumes what they produce: type, and what of.
+/// Producers that llm-d creates for consumers: type, and what they produce.
 const PRODUCERS: [(&str, RequiredState); 4] = [
     ("predicted-latency-producer", RequiredState::Latency),
     ("approx-prefix-cache-producer", RequiredState::PrefixIndex),
@@ -105,7 +105,7 @@ impl ResolvedConfig {
         make(!spec.profiles.iter().all(has_picker), picker);
         make(spec.saturation_detector.is_empty(), detector);
         for (producer, state) in PRODUCERS {
-            // What one producer needs another makes: in the order of the list.
+            // One producer may need another: in the order of the list.
             let needed = plugins.iter().any(|plugin| plugin.needs.contains(&state.to_string()));
             if needed && !plugins.iter().any(|plugin| plugin.plugin_type == producer) {
                 plugins.extend(resolved(&PluginSpec::of_type(producer), true));
@@ -128,7 +128,7 @@ impl ResolvedConfig {
         }
     }
 
-    /// As a person reads it.
+    /// As readable text.
     #[must_use]
     pub fn to_text(&self) -> String {
         let mut text = String::new(); // writing to it cannot fail
@@ -227,7 +227,7 @@ fn json_of_default(default: &ParameterDefault) -> serde_json::Value {
     }
 }
 
-/// Whole numbers without a point, as people write them.
+/// Whole numbers without a decimal point.
 #[expect(clippy::cast_possible_truncation, reason = "whole and within 2^53, where every f64 is an i64")]
 fn json_of_number(number: f64) -> serde_json::Value {
     const EXACT_MAX: f64 = 9_007_199_254_740_992.0; // 2^53

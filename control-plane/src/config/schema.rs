@@ -22,7 +22,7 @@ pub const API_VERSIONS: [(&str, ConfigDialect); 3] = [
     ("inference.networking.x-k8s.io/v1alpha1", ConfigDialect::V1Alpha1),
 ];
 
-/// The one kind of file there is.
+/// The kind of the file.
 pub const KIND: &str = "EndpointPickerConfig";
 
 /// A field that a map may have.
@@ -30,17 +30,17 @@ pub const KIND: &str = "EndpointPickerConfig";
 pub struct SchemaField {
     /// Its key.
     pub name: &'static str,
-    /// What stands there.
+    /// The value.
     pub shape: SchemaShape,
     /// Must it be there?
     pub required: bool,
-    /// What becomes of it; `None`: whoever reads it, or the fields within, say so.
+    /// The answer; `None` where its reader, or the fields in it, give one.
     pub fate: Option<ItemSupport>,
-    /// The one dialect that has it, if not all do, and where the others have it (`""`: nowhere).
+    /// The only dialect that has it, and its place in the others (`""`: none).
     pub only: Option<(ConfigDialect, &'static str)>,
 }
 
-/// What may stand at a field.
+/// The shape of a field.
 #[derive(Clone, Copy, Debug)]
 pub enum SchemaShape {
     /// Read by a function of its own.
@@ -55,13 +55,13 @@ pub enum SchemaShape {
     Duration,
     /// The name of a declared plugin of that role.
     Reference(PluginRole),
-    /// A list of such.
+    /// A list of these.
     List(&'static SchemaShape),
     /// These fields.
     Map(&'static [SchemaField]),
 }
 
-/// Without the feature gate these do nothing at the reference either; with it the gate itself is refused.
+/// Without the feature gate these do nothing in llm-d either; with it, the gate itself is refused.
 const QUEUES: ItemSupport = ItemSupport::NoEffect("it counts only with the feature gate flowControl, which is refused");
 const SCRAPES: ItemSupport = ItemSupport::NoEffect("the daemon scrapes every endpoint by itself");
 const SHARES: ItemSupport = ItemSupport::NoEffect("proxies share their state through the daemon");

@@ -1,4 +1,5 @@
-//! How a pool's configuration is doing, for people: what is in force and since when, and why the newest content of the file is not.
+//! The status of a pool's configuration: what is in force and since when, and why newer content of
+//! the file is not.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -6,15 +7,15 @@ use std::time::SystemTime;
 /// One pool's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigStatus {
-    /// The file; `None`: there is none, and the default pipeline holds.
+    /// The file; `None` means the default pipeline.
     pub file: Option<Arc<str>>,
-    /// Since when what is in force is in force.
+    /// Since when the current configuration is in force.
     pub since: SystemTime,
     /// When the file's content was last taken, whether it changed anything or not.
     pub taken_at: SystemTime,
-    /// How often it was taken.
+    /// How often content was applied.
     pub taken: u64,
-    /// How often it could not be used.
+    /// How often content could not be used.
     pub refused: u64,
     /// Why its newest content is not in force, if so.
     pub error: Option<ConfigError>,
@@ -38,7 +39,7 @@ impl ConfigStatus {
         Self { file, since: now, taken_at: now, taken: 1, refused: 0, error: None }
     }
 
-    /// The file's content was taken; `changed`: something else is in force now.
+    /// Content was applied; `changed`: the configuration in force changed.
     pub fn take(&mut self, changed: bool, now: SystemTime) {
         self.taken += 1;
         self.taken_at = now;
@@ -48,7 +49,7 @@ impl ConfigStatus {
         }
     }
 
-    /// The file's content cannot be used; what was in force stays.
+    /// Content cannot be used; the configuration in force stays.
     pub fn refuse(&mut self, why: String, now: SystemTime) {
         self.refused += 1;
         self.error = Some(ConfigError { why, at: now });

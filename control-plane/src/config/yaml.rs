@@ -12,11 +12,11 @@ use serde_saphyr::{Spanned, UserMessageFormatter};
 pub struct YamlNode {
     /// Line, from 1.
     pub line: u64,
-    /// What stands there.
+    /// The value.
     pub value: YamlValue,
 }
 
-/// What can stand in a file.
+/// A value in a file.
 #[derive(Clone, Debug, PartialEq)]
 pub enum YamlValue {
     /// Nothing.
@@ -42,7 +42,7 @@ pub struct YamlKey {
     pub name: String,
 }
 
-/// Reads one document; others beside it may say nothing, as behind the `---` that templates end with.
+/// Reads one document; others may be empty, as after the `---` at the end of templates.
 ///
 /// # Errors
 /// Where it stops being YAML, and why; or where a second document begins.
@@ -55,7 +55,7 @@ pub fn parse(text: &str) -> Result<YamlNode, (u64, String)> {
     }
 }
 
-/// Reads any number of documents; those that say nothing are left out.
+/// Reads any number of documents; empty ones are left out.
 ///
 /// # Errors
 /// As [`parse`].
@@ -64,7 +64,8 @@ pub fn parse_all(text: &str) -> Result<Vec<YamlNode>, (u64, String)> {
     Ok(spanned.into_iter().map(node).filter(|node| node.value != YamlValue::Null).collect())
 }
 
-/// What is not finite is refused where it stands, by whoever reads it: here it would hide all other mistakes.
+/// The reader of a value refuses numbers that are not finite: refusing them here would hide all
+/// other errors.
 fn options() -> serde_saphyr::Options {
     serde_saphyr::options! { non_finite_float_policy: NonFiniteFloatPolicy::PassThrough }
 }
@@ -80,13 +81,13 @@ fn node(spanned: Spanned<YamlValue>) -> YamlNode {
 // === impl YamlNode ===
 
 impl YamlNode {
-    /// The entries of a map; none of anything else.
+    /// The entries of a map; empty for other values.
     #[must_use]
     pub fn entries(&self) -> &[(YamlKey, YamlNode)] {
         if let YamlValue::Map(entries) = &self.value { entries } else { &[] }
     }
 
-    /// The value of a key. What says nothing counts as not there, as in every reader of such files.
+    /// The value of a key. An empty value counts as absent, as in every reader of such files.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&Self> {
         let found = self.entries().iter().find(|(key, _)| key.name == name).map(|(_, node)| node);
@@ -99,7 +100,8 @@ impl YamlNode {
         way.iter().try_fold(self, |node, name| node.get(name))
     }
 
-    /// The line of the key, or list item, at the end of a way such as `conditions[1].metric`; that of the last one on it that is there.
+    /// The line of the key, or list item, at the end of a path such as `conditions[1].metric`; that
+    /// of the last existing one on it.
     #[must_use]
     pub fn line_of(&self, way: &str) -> Option<u64> {
         let (mut node, mut line) = (self, None);
@@ -119,7 +121,7 @@ impl YamlNode {
 // === impl YamlValue ===
 
 impl YamlValue {
-    /// What it is, for messages.
+    /// Its type, for messages.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
@@ -132,7 +134,7 @@ impl YamlValue {
         }
     }
 
-    /// The same without lines, for readers of JSON.
+    /// The same as JSON, without lines.
     #[must_use]
     pub fn to_json(&self) -> serde_json::Value {
         match self {

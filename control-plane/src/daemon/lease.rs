@@ -1,10 +1,13 @@
-//! One of several daemons leads; the others stand by.
+//! Leader election among several daemons; the others stand by.
 //!
-//! A daemon that stands by follows its endpoints and reads their metadata, so that none who lives is missed for being asked for the first time. It scrapes nobody
-//! and serves no proxy. Its health, admin and metrics listeners are open ([`crate::serve::monitoring`]) and say that it lives and is not ready. When the lease is its own it starts as any daemon does: its term is
-//! therefore newer than all before it, so proxies take its state over, and its generations are new (with a snapshot file on a volume that all
-//! share they are the old ones, and so is the hash secret). Until it listens, proxies go on as they do without a daemon. One that loses the lease
-//! ends, as Kubernetes' controllers do, and whoever keeps it running starts it anew.
+//! A standby follows its endpoints and reads their metadata, so that no running endpoint is missing
+//! when it takes over. It scrapes no endpoint and serves no proxy. Its health, admin and metrics
+//! listeners are open ([`crate::serve::monitoring`]) and report that it is alive and not ready.
+//! When it gets the lease it starts like any daemon: its term is newer than all before it, so
+//! proxies take its state, and its generations are new (with a snapshot file on a shared volume
+//! they are the old ones, and so is the hash secret). Until it listens, proxies go on as without a
+//! daemon. A daemon that loses the lease exits, as Kubernetes' controllers do, and is started
+//! again.
 
 use clap::Args;
 use discovery::etcd::EtcdLease;
@@ -16,7 +19,7 @@ use tokio::task::JoinHandle;
 use crate::cli::etcd_access::EtcdAccess;
 use crate::error::FatalError;
 
-/// Who leads, where there are several daemons.
+/// Leader election among several daemons.
 #[derive(Clone, Debug, Default, Args)]
 pub struct LeaseArgs {
     /// Lead only with the Lease of this namespace and name in Kubernetes; else stand by.
@@ -31,16 +34,16 @@ pub struct LeaseArgs {
     #[arg(long, env = "SWITCHPOINT_LEASE_NAME", value_name = "NAME", default_value = "switchpointd")]
     pub lease_name: String,
 
-    /// Who we are, for people who look at the lease; made unique.
+    /// The holder's name in the lease; a suffix makes it unique.
     #[arg(long, env = "SWITCHPOINT_LEASE_IDENTITY", value_name = "NAME", default_value = "switchpointd")]
     pub lease_identity: String,
 
-    /// How etcd is reached for it.
+    /// Access to etcd for it.
     #[command(flatten)]
     pub access: EtcdAccess,
 }
 
-/// A lease that is wanted, and perhaps held.
+/// A lease that this daemon campaigns for, or holds.
 #[derive(Debug)]
 pub struct LeaderLease {
     leads: watch::Receiver<bool>,
@@ -51,7 +54,7 @@ pub struct LeaderLease {
 // === impl LeaseArgs ===
 
 impl LeaseArgs {
-    /// Begins to want the lease asked for, if any is.
+    /// Begins to campaign for the configured lease, if there is one.
     ///
     /// # Errors
     /// [`FatalError::Usage`] says what is wrong.
@@ -71,7 +74,7 @@ impl LeaseArgs {
                 Box::new(EtcdLease::new(config, &lease_name).map_err(FatalError::Usage)?)
             }
         };
-        // Two of one name would both lead: a pod's name is used again by its next container.
+        // Two processes of one name would both lead: the next container of a pod has the same name.
         let me = format!("{lease_identity}_{:016x}", rand::random::<u64>());
         let (leads, follow) = watch::channel(false);
         let (stop, stopped) = oneshot::channel::<()>();

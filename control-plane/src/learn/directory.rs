@@ -13,13 +13,13 @@ use super::latency::{ObservationCounts, PredictedTarget, PredictionComparison, P
 /// Messages that wait for a pool's learner: those of a few hundred proxies in the time a training takes.
 pub(super) const MESSAGES_MAX: usize = 1_024;
 
-/// What the learners of all pools are told, and say of themselves.
+/// The learners of all pools: their queues and reports.
 #[derive(Debug, Default)]
 pub struct LearnerDirectory {
     pools: BTreeMap<Arc<str>, LearnerHandle>,
 }
 
-/// What a pool's learner is told, and says of itself.
+/// One pool's learner: its queue and report.
 #[derive(Debug)]
 struct LearnerHandle {
     sender: mpsc::Sender<ObservationReport>,
@@ -35,7 +35,7 @@ pub struct ObservationReport {
     pub(super) message: state::Observations,
 }
 
-/// A pool's learner as its task holds it.
+/// The learner's end of the queue, for its task.
 #[derive(Debug)]
 pub struct LearnerInbox {
     pub(super) inbox: mpsc::Receiver<ObservationReport>,
@@ -43,18 +43,18 @@ pub struct LearnerInbox {
     pub(super) page: Arc<Mutex<LearnerReport>>,
 }
 
-/// What a pool's learner says of itself, for people and for metrics.
+/// The report of a pool's learner, for pages and metrics.
 #[derive(Clone, Debug, Default)]
 pub struct LearnerReport {
-    /// What became of the observations.
+    /// Counts of the observations by result.
     pub counts: ObservationCounts,
-    /// Requests of which nothing was predicted, by reason.
+    /// Requests without a prediction, by reason.
     pub abstained: BTreeMap<&'static str, u64>,
-    /// Of all endpoints together.
+    /// For all endpoints together.
     pub pool: [PredictionScore; 2],
-    /// What was predicted against what came, since the start.
+    /// Predictions against measurements, since the start.
     pub compared: [PredictionComparison; 2],
-    /// By name of endpoint.
+    /// By endpoint name.
     pub endpoints: Vec<(String, [PredictionScore; 2])>,
     /// Models published.
     pub published: u64,
@@ -64,7 +64,7 @@ pub struct LearnerReport {
     pub bytes: usize,
     /// Is a latency model in force?
     pub predicts: bool,
-    /// What people are shown besides.
+    /// Further values for the page.
     pub shown: Value,
 }
 
@@ -84,7 +84,7 @@ impl LearnerDirectory {
         (Self { pools: learners }, desks)
     }
 
-    /// A process told what ended requests saw. Never waits.
+    /// Queues the observations of a process. Never waits.
     pub fn enqueue(&self, process_id: u64, message: state::Observations) {
         let Some(learner) = self.pools.get(message.pool.as_str()) else { return };
         if learner.sender.try_send(ObservationReport { process_id, message }).is_err() {
@@ -92,13 +92,13 @@ impl LearnerDirectory {
         }
     }
 
-    /// What a pool's learner says of itself; at most a second old.
+    /// The report of a pool's learner; at most a second old.
     #[must_use]
     pub fn report(&self, pool: &str) -> Option<LearnerReport> {
         self.pools.get(pool).map(|learner| learner.page.lock().unwrap_or_else(PoisonError::into_inner).clone())
     }
 
-    /// Of all pools, for people.
+    /// The reports of all pools as JSON.
     #[must_use]
     pub fn to_json(&self) -> Value {
         let rows = self.pools.keys().filter_map(|name| Some((name, self.report(name)?))).map(|(name, page)| {

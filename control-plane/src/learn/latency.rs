@@ -1,13 +1,15 @@
-//! What is learned of each pool's engines, from what ended requests saw; and how good the predictions made with it were.
+//! Learns a step model of each pool's engines from finished requests, and measures how good
+//! predictions were.
 //!
 //! ```text
-//!  proxies, front ── Observations ──▶ Learning, a task for each pool ── Learned ──▶ state streams, front ──▶ every snapshot
-//!                                        │  held to the rules, counted              (a version of its own: resends no pool update)
-//!                                        └──▶ calibration ──▶ /metrics, /debug/model        file ◀──▶ the next life
+//!  proxies, ext_proc ── observations ──▶ LearningTask, one per pool ── models ──▶ state streams, ext_proc ──▶ every snapshot
+//!                                        │  checked, counted                 (their own version: no pool update is sent again)
+//!                                        └──▶ calibration ──▶ /metrics, /debug/model        file ◀──▶ the next start
 //! ```
-//! What engines' steps cost is always learned: the default policy picks by it. Latencies are predicted where `--latency-prediction` says so. A task has
-//! its learners to itself, so training waits for nobody and nobody for it; what is told while it trains waits in a bounded queue, and what finds
-//! that full is lost, and counted.
+//! The step model is always learned, because the default policy picks by it. Latencies are
+//! predicted where `--latency-prediction` says so. A task owns its learners, so training delays
+//! nothing and nothing delays it; messages that arrive while it trains wait in a bounded queue, and
+//! messages that find it full are dropped and counted.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -61,7 +63,7 @@ mod tests {
         EndpointRef { slot: Slot(slot), generation: Generation(1) }
     }
 
-    /// A request that ended well, of which nothing was predicted.
+    /// A successful request without a prediction.
     pub(super) fn observed(slot: u16, ttft_ms: f32) -> EncodedObservation {
         let conditions = Conditions { prompt_tokens: 100.0, uncached_tokens: 100.0, ..Conditions::default() };
         let observation = Observation {

@@ -1,4 +1,5 @@
-//! Pools whose endpoints are discovered: how the pools file says so, and what is opened for it.
+//! Pools with discovered endpoints: their keys in the pools file, and the sources that are opened
+//! for them.
 //!
 //! ```yaml
 //! kubernetes: {namespace: dynamo, components: [{name: decode, role: decode}, {name: prefill, role: prefill}], kubeNamespace: prod, portName: http}
@@ -6,8 +7,9 @@
 //! etcd: {endpoints: ["https://etcd-0:2379"], namespace: dynamo, components: [{name: decode}], access: {user: u, passwordFile: f, caFile: ca.pem}}
 //! directory: {path: /run/switchpoint, namespace: dynamo, components: [{name: decode}]}
 //! ```
-//! `metadata` is `wanted` (asked for; an instance that has none is routed all the same), `required` or `ignored`; a plain InferencePool ignores it unless told
-//! otherwise, since its pods are plain model servers. A component's `role` becomes the label that the disaggregation plugins read.
+//! `metadata` is `wanted` (fetched; an instance without any is routed too), `required` or
+//! `ignored`; the default of an InferencePool is `ignored`, because its pods are plain model
+//! servers. A component's `role` becomes the label that the disaggregation plugins read.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -28,7 +30,7 @@ use crate::pool::objects::PoolName;
 use crate::pool::watched::{EndpointSource, WatchedComponents};
 use crate::state::shared::DaemonState;
 
-/// The label that says what an endpoint is there for, as llm-d names it.
+/// The label with the stages that an endpoint serves, as in llm-d.
 const ROLE_LABEL: &str = "llm-d.ai/role";
 
 /// The Kubernetes namespace where none is given.
@@ -37,20 +39,20 @@ const KUBE_NAMESPACE_DEFAULT: &str = "default";
 /// The most components of one pool: encode, prefill, decode and their variants.
 const COMPONENTS_MAX: usize = 16;
 
-/// Where a pool's endpoints are discovered.
+/// The discovery source of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DiscoverySource {
-    /// In the EndpointSlices of Services.
+    /// The EndpointSlices of Services.
     Kubernetes(KubernetesSource),
     /// Among the pods an InferencePool selects.
     InferencePool(InferencePoolSource),
-    /// In a directory.
+    /// A directory.
     Directory(DirectorySource),
-    /// In etcd.
+    /// etcd.
     Etcd(EtcdSource),
 }
 
-/// In the EndpointSlices of Services that select components.
+/// The EndpointSlices of Services that select components.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct KubernetesSource {
@@ -66,7 +68,7 @@ pub struct KubernetesSource {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct InferencePoolSource {
-    // There is but one kind of namespace here.
+    // There is only one kind of namespace here.
     #[serde(alias = "namespace")]
     kube_namespace: Option<String>,
     name: String,
@@ -74,7 +76,7 @@ pub struct InferencePoolSource {
     metadata: Option<MetadataMode>,
 }
 
-/// In a directory.
+/// A directory.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct DirectorySource {
@@ -83,7 +85,7 @@ pub struct DirectorySource {
     components: Vec<ComponentRow>,
 }
 
-/// In etcd.
+/// etcd.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct EtcdSource {
@@ -116,10 +118,10 @@ enum ApiVersion {
     V1Alpha2,
 }
 
-/// Opens a source. Needs a runtime; whether anybody is there at the other end is seen later.
+/// Opens a source. Needs a runtime. It does not wait for the other end.
 ///
 /// # Errors
-/// Says what is wrong with what was asked for.
+/// Says what is wrong with the settings.
 pub async fn open(source: DiscoverySource) -> Result<EndpointSource, String> {
     match source {
         DiscoverySource::Kubernetes(KubernetesSource { kube_namespace, namespace, components, port_name, port, metadata }) => {
@@ -155,7 +157,7 @@ pub async fn open(source: DiscoverySource) -> Result<EndpointSource, String> {
 // === impl DiscoverySource ===
 
 impl DiscoverySource {
-    /// The Kubernetes namespace of what is discovered, where it is discovered in one.
+    /// The Kubernetes namespace of a source in Kubernetes.
     #[must_use]
     pub fn kube_namespace(&self) -> Option<&str> {
         let (Self::Kubernetes(KubernetesSource { kube_namespace, .. }) | Self::InferencePool(InferencePoolSource { kube_namespace, .. })) =
@@ -197,7 +199,8 @@ fn policy(given: Option<MetadataMode>, default: MetadataMode) -> MetadataPolicy 
     }
 }
 
-/// Says what an InferencePool asks of its gateway, whenever it asks for something else. Ends when it is followed no more.
+/// Logs the failure mode that an InferencePool sets for its gateway, whenever it changes. Ends with
+/// the source.
 async fn tell_failure_mode(inference_pool: String, mut status: watch::Receiver<BackendStatus>) {
     let mut told = None;
     let mode = |status: &BackendStatus| status.requirements.as_ref().map(|asked| asked.failure_mode);
@@ -215,8 +218,8 @@ async fn tell_failure_mode(inference_pool: String, mut status: watch::Receiver<B
     }
 }
 
-/// Warns, from now on, of each component whose registry says that its servers speak another protocol than clusters do. Clusters are the gateway's, so only
-/// the operator can say what they speak.
+/// From now on warns of each component whose registry names another protocol than the clusters
+/// have. Clusters belong to the gateway, so only the operator can say what they speak.
 pub fn compare_protocols(shared: &DaemonState, components: &BTreeMap<Arc<str>, WatchedComponents>, speak: UpstreamProtocol) {
     let cluster = match speak {
         UpstreamProtocol::Http1 => AppProtocol::Http,
@@ -247,7 +250,7 @@ async fn tell_protocol((pool, inference_pool): (String, String), mut status: wat
     }
 }
 
-/// As an InferencePool says it.
+/// In the spelling of an InferencePool.
 #[must_use]
 pub fn app_protocol(protocol: AppProtocol) -> &'static str {
     match protocol {
@@ -256,7 +259,7 @@ pub fn app_protocol(protocol: AppProtocol) -> &'static str {
     }
 }
 
-/// Says what of use cannot be had of a component. Ends when it is followed no more.
+/// Logs the warnings of a component. Ends with the source.
 async fn tell_warnings(component: String, mut status: watch::Receiver<BackendStatus>) {
     let mut told = None;
     while let Ok(warning) = status.wait_for(|status| status.warning != told).await.map(|status| status.warning.clone()) {
@@ -267,14 +270,14 @@ async fn tell_warnings(component: String, mut status: watch::Receiver<BackendSta
     }
 }
 
-/// As people write it.
+/// As `NAMESPACE/NAME:PORT`.
 #[must_use]
 pub fn picker(service: &PickerService) -> String {
     let PickerService { namespace, name, port } = service;
     port.map_or_else(|| format!("{namespace}/{name}"), |port| format!("{namespace}/{name}:{port}"))
 }
 
-/// As an InferencePool says it.
+/// In the spelling of an InferencePool.
 #[must_use]
 pub fn failure_mode(mode: PickerFailureMode) -> &'static str {
     match mode {
@@ -283,7 +286,7 @@ pub fn failure_mode(mode: PickerFailureMode) -> &'static str {
     }
 }
 
-/// A state in a word, and why.
+/// A state in a word, and its reason.
 #[must_use]
 pub fn said(state: &InstanceState) -> (&'static str, &str) {
     match state {

@@ -1,4 +1,4 @@
-//! What an instance says of itself by its metadata, as far as picking goes by it: which models it serves, and how much it can take.
+//! The parts of an instance's metadata that picking needs: its models, and its capacity.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -6,26 +6,28 @@ use std::sync::Arc;
 use discovery::{Instance, Metadata};
 use scheduler::EndpointMetrics;
 
-/// The most bytes of the names of models of one pool, each set of them counted once: as with objects, a quarter of the largest message to a proxy.
+/// The most bytes of model names in one pool, each set counted once: as with objects, a quarter of
+/// the largest message to a proxy.
 pub const MODEL_NAMES_BYTES_MAX: usize = 1 << 20;
 
-/// The attribute that says how many requests an engine runs at once, as `max_num_seqs` of its runtime config says it.
+/// The attribute with the most requests an engine runs at once, `max_num_seqs` of its runtime
+/// config.
 const SEQUENCES_MAX: &str = scheduler::SEQUENCES_MAX_ATTRIBUTE;
 
-/// The attribute that says how many tokens are in a batch at most.
+/// The attribute with the most tokens in a batch.
 const BATCHED_TOKENS_MAX: &str = "max_num_batched_tokens";
 
-/// What an instance says of itself.
+/// The metadata of an instance.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct InstanceMetadata {
-    /// Models it serves, sorted; none: it does not say.
+    /// Models it serves, sorted; empty when it names none.
     pub models: Arc<[Box<str>]>,
     kv_blocks: Option<u32>,
     kv_block_tokens: Option<u32>,
     attributes: Vec<(&'static str, f32)>,
 }
 
-/// How much room there is left for names of models.
+/// How many bytes are left for names of models.
 #[derive(Debug, Default)]
 pub(super) struct ModelNameBudget {
     sets: BTreeSet<Arc<[Box<str>]>>,
@@ -53,7 +55,7 @@ impl InstanceMetadata {
         }
     }
 
-    /// `metrics`, and what the engine's own do not tell.
+    /// `metrics`, completed by the metadata.
     pub(super) fn fill_in(&self, metrics: &EndpointMetrics) -> EndpointMetrics {
         let mut all = metrics.clone();
         all.kv_blocks = all.kv_blocks.or(self.kv_blocks);
@@ -69,7 +71,7 @@ impl InstanceMetadata {
     }
 }
 
-/// Dynamo's model deployment card says it.
+/// In Dynamo's model deployment card.
 fn card_block_tokens(metadata: &Metadata) -> Option<u64> {
     metadata.get("MDC").or_else(|| metadata.get("mdc"))?.get("kv_cache_block_size")?.as_u64()
 }

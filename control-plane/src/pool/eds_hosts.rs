@@ -1,8 +1,10 @@
-//! Which endpoints Envoy is to know as hosts: all, unless the pipeline splits requests by role. Then those that only encode or prefill are
-//! called by others' sidecars and are no destination of the proxy's.
+//! The endpoints that Envoy has as hosts: all, unless the pipeline splits requests by role. Then
+//! endpoints that only encode or prefill are called by other sidecars and are no destination for
+//! the proxy.
 //!
-//! A new pipeline that needs more hosts gets them at once, and the pool update waits for EDS as for any new endpoint. One that needs fewer lets go
-//! of them as departed endpoints are let go of: a proxy may still schedule by the pipeline before.
+//! A new pipeline that needs more hosts gets them at once, and the pool update waits for EDS as for
+//! any new endpoint. One that needs fewer removes them like departed endpoints, because a proxy may
+//! still schedule by the previous pipeline.
 
 use std::time::Duration;
 
@@ -12,12 +14,12 @@ use tokio::time::Instant;
 
 use super::writer::{ACK_WAIT_MAX, EDS_REMOVAL_GRACE};
 
-/// Who is a host.
+/// Which endpoints are hosts.
 #[derive(Debug)]
 pub(super) struct HostSelection {
-    /// By the pipeline in force: only those that decode?
+    /// Whether only endpoints that decode are hosts, by the current pipeline.
     decoders_only: bool,
-    /// The others, too, until every proxy has the pool update of this revision.
+    /// Until when all are hosts: until every proxy has the pool update of this revision.
     all_until: Option<(Instant, u64)>,
 }
 
@@ -39,7 +41,7 @@ impl HostSelection {
         self.decoders_only = decoders_only;
     }
 
-    /// Says whether there are fewer hosts from now on.
+    /// Returns whether there are fewer hosts from now on.
     pub(super) fn settle(&mut self, acknowledged: impl Fn(u64) -> bool, now: Instant) -> bool {
         let done = self.all_until.is_some_and(|(at, revision)| is_over(now.saturating_duration_since(at), || acknowledged(revision)));
         if done {

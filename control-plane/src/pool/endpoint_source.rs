@@ -1,4 +1,5 @@
-//! Where pools and their endpoints come from: the command line or the pools file, names resolved.
+//! The sources of pools and their endpoints: the command line or the pools file, with names
+//! resolved.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -13,7 +14,7 @@ use crate::pool::objects::ObjectsSource;
 use crate::pool::pools_file::{self, EndpointsSource, PoolSource};
 use crate::pool::watched::EndpointSource;
 
-/// The pools asked for.
+/// The configured pools.
 ///
 /// # Errors
 /// [`FatalError::Usage`] when the pools file cannot be used.
@@ -34,8 +35,9 @@ pub async fn pools(
 /// Opens the source of a pool's endpoints.
 ///
 /// # Errors
-/// [`FatalError::Usage`] when a host name cannot be resolved or the list breaks a rule, or a source of discovery cannot be set up. A file is followed, whatever
-/// it says now, and a cluster whether it is there or not.
+/// [`FatalError::Usage`] when a host name cannot be resolved, the list breaks a rule, or a
+/// discovery source cannot be set up. A file is followed whatever its content is now, and a cluster
+/// whether it is reachable or not.
 pub async fn open(source: EndpointsSource) -> Result<EndpointSource, FatalError> {
     let given = match source {
         EndpointsSource::File(path) => return Ok(EndpointSource::plain(discovery::file::follow(path))),
@@ -51,8 +53,9 @@ pub async fn open(source: EndpointsSource) -> Result<EndpointSource, FatalError>
     Ok(EndpointSource::plain(discovery::fixed(instances)))
 }
 
-/// Envoy is handed addresses, never names, so that header and host are the same bytes. A name with several addresses is several servers,
-/// or one by two ways: which, nobody here can tell, so that is refused.
+/// Envoy gets addresses, never names, so that header and host are the same bytes. A name with
+/// several addresses is several servers, or one with several addresses; that cannot be told apart
+/// here, so it is refused.
 ///
 /// # Errors
 /// [`FatalError::Usage`] says what is wrong with it.
@@ -63,7 +66,7 @@ pub async fn resolve(given: &str) -> Result<SocketAddr, FatalError> {
     }
     let found = tokio::net::lookup_host(given).await.map_err(|e| unusable(e.to_string()))?;
     let all: BTreeSet<SocketAddr> = found.collect();
-    // Both loopbacks of one machine are the same server.
+    // Both loopback addresses of one machine are the same server.
     let wanted: Vec<SocketAddr> = match all.iter().filter(|a| a.is_ipv4()).copied().collect::<Vec<_>>() {
         v4 if v4.is_empty() => all.into_iter().collect(),
         v4 => v4,

@@ -1,5 +1,5 @@
-//! Drives one pool: whatever discovery, the scraper, the configuration file and the proxies say becomes a verb of [`Pool`], and what
-//! comes of it is published.
+//! The event loop of one pool: events of discovery, the scraper, the configuration file and the
+//! proxies become calls of [`Pool`], and the result is published.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,13 +16,14 @@ use crate::scrape::{MetricsDiscovery, MetricsLocation, ScrapeEvent, ScrapeTarget
 use crate::shutdown::Shutdown;
 use crate::state::shared::DaemonState;
 
-/// How often ageing is looked at: departures and staleness are measured in seconds.
+/// How often ageing is checked: departures and staleness are measured in seconds.
 const AGEING_INTERVAL: Duration = Duration::from_millis(100);
 
 /// New metrics alone are published at most this often: half of what a proxy is sent, so that this adds little to their age.
 const METRICS_PUBLISH_INTERVAL: Duration = Duration::from_millis(25);
 
-/// Scrape events that may wait: those of every endpoint of a pool at once. A full queue slows the scraper down.
+/// Scrape events that may wait: one for every endpoint of a pool. A full queue slows the scraper
+/// down.
 pub const SCRAPE_EVENTS_MAX: usize = 1024;
 
 /// A pool with what feeds it.
@@ -30,11 +31,11 @@ pub const SCRAPE_EVENTS_MAX: usize = 1024;
 pub struct PoolFeed {
     /// The pool.
     pub pool: Pool,
-    /// Where it is published.
+    /// Where views are published.
     pub shared: Arc<DaemonState>,
-    /// To the scraper: who is to be asked.
+    /// The scraper's targets.
     pub targets: watch::Sender<Arc<[ScrapeTarget]>>,
-    /// How endpoints' metrics are found.
+    /// How the metrics of endpoints are found.
     pub scraping: MetricsDiscovery,
     /// The pool's configuration file, if it has one.
     pub config: Option<ConfigFile>,
@@ -101,7 +102,7 @@ impl PoolFeed {
                     "configuration in force"
                 );
                 self.scraping = scraping;
-                published.revision = 0; // whoever is scraped may now be scraped otherwise
+                published.revision = 0; // the targets of the scraper may change
                 self.pool.configure(Ok(pipeline), WallAndMonotonic::read());
             }
             Err(why) => {
@@ -141,7 +142,7 @@ impl PoolFeed {
     }
 }
 
-/// What was published last.
+/// The last published state.
 #[derive(Debug)]
 struct LastPublished {
     revision: u64,

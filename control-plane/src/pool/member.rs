@@ -15,25 +15,26 @@ use super::writer::WallAndMonotonic;
 pub struct PoolMember {
     /// Slot and generation.
     pub id: EndpointRef,
-    /// What discovery says of it.
+    /// The instance of discovery.
     pub instance: Arc<Instance>,
-    /// What it says of itself that picking goes by.
+    /// Its metadata for picking.
     pub metadata: InstanceMetadata,
     /// When it joined the pool.
     pub joined: Instant,
-    /// The first EDS revision that contains its address, or, of one that is no host, any that proxies have.
+    /// The first EDS revision with its address, or, for an endpoint that is no host, any revision
+    /// that proxies have.
     pub eds_since: u64,
-    /// How its metrics are doing.
+    /// The status of its metrics.
     pub metrics: MetricsStatus,
     /// Since when [`Self::metrics`] is of its kind.
     pub since: SystemTime,
     pub(super) observed_at: Option<Instant>,
 }
 
-/// Whether an endpoint's metrics are known, for people.
+/// Whether an endpoint's metrics are known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MetricsStatus {
-    /// Not yet asked.
+    /// Not scraped yet.
     Awaited,
     /// Known and fresh.
     Fresh,
@@ -46,7 +47,7 @@ pub enum MetricsStatus {
 /// An endpoint that discovery knows but that is not in the pool update.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Absentee {
-    /// What discovery says, or last said, of it.
+    /// The last instance of discovery.
     pub instance: Arc<Instance>,
     /// Why it is not in the pool update.
     pub absence: Absence,
@@ -57,18 +58,18 @@ pub struct Absentee {
 /// Why an endpoint is not in the pool update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Absence {
-    /// Left; its slot is held until the proxies acknowledged that.
+    /// It left; its slot is kept until the proxies have acknowledged that.
     Departing(EndpointRef),
     /// Every slot is taken; it joins when one comes free.
     NoFreeSlot,
-    /// The names of its models are too many beside those of the others.
+    /// The names of its models exceed the limit of the pool.
     TooManyModels,
 }
 
 // === impl PoolMember ===
 
 impl PoolMember {
-    /// As the scheduler knows it.
+    /// As the scheduler's type.
     #[must_use]
     pub fn endpoint(&self, now: Instant) -> Endpoint {
         let age = now.saturating_duration_since(self.joined);
@@ -83,7 +84,7 @@ impl PoolMember {
         }
     }
 
-    /// Says whether anything changed; [`Self::since`] moves only with the kind.
+    /// Returns whether anything changed; [`Self::since`] changes only with the kind.
     pub(super) fn set_status(&mut self, status: MetricsStatus, wall: SystemTime) -> bool {
         if self.metrics == status {
             return false;

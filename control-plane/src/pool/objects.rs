@@ -1,4 +1,4 @@
-//! `--objects`: what is configured about requests, as the objects people already have.
+//! `--objects`: models, rewrites and objectives, as the objects that users already have.
 //!
 //! ```yaml
 //! apiVersion: llm-d.ai/v1alpha2
@@ -6,11 +6,14 @@
 //! metadata: {name: batch}
 //! spec: {priority: -1, poolRef: {name: default}}
 //! ```
-//! `InferenceObjective`, `InferenceModel` and `InferenceModelRewrite`, in any number of files and documents, read as strictly as a
-//! configuration. A pool takes those whose `poolRef` names it: by the name and namespace of its `InferencePool` where it has one, else by its own name.
-//! Objects that name no pool of this daemon count nowhere; that is a warning, for they look like objects that work.
+//! `InferenceObjective`, `InferenceModel` and `InferenceModelRewrite`, in any number of files and
+//! documents, read as strictly as a configuration. A pool takes those whose `poolRef` names it: by
+//! the name and namespace of its `InferencePool` where it has one, else by its own name. Objects
+//! that name no pool of this daemon have no effect; that is a warning, because they look as if they
+//! worked.
 //!
-//! Age settles what two objects claim. Files have none, so `metadata.creationTimestamp` counts where it is given; objects without one are younger than
+//! Of two objects with the same claim the older wins. Files have no age, so
+//! `metadata.creationTimestamp` counts where it is given; objects without one are younger than
 //! those with, in the order of files (by name) and documents.
 
 use std::collections::BTreeMap;
@@ -30,7 +33,7 @@ mod reader;
 
 pub use reader::{ObjectKind, read};
 
-/// Where a pool's objects come from.
+/// The source of a pool's objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ObjectsSource {
     /// A folder of files, or one file.
@@ -52,11 +55,11 @@ pub struct PoolObject {
     pub pool: String,
     /// When it was made, as Kubernetes writes it; `None` when not given.
     pub created: Option<String>,
-    /// What it says.
+    /// Its content.
     pub body: ObjectBody,
 }
 
-/// What an object says.
+/// The content of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ObjectBody {
     /// `InferenceObjective`
@@ -70,10 +73,10 @@ pub enum ObjectBody {
     Rewrite(Vec<RewriteSpec>),
 }
 
-/// How objects name a pool.
+/// The name of a pool in objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolName {
-    /// What their `poolRef` says.
+    /// The name in their `poolRef`.
     pub name: Arc<str>,
     /// Their own namespace, which is that of the pool they name; `None`: any.
     pub namespace: Option<Arc<str>>,
@@ -90,16 +93,16 @@ pub struct ObjectSelection {
     pub strict_models: bool,
 }
 
-/// A pool's objects, and how many there are that are not its own.
+/// A pool's objects, and counts of other objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PoolObjects {
-    /// Those of the pool.
+    /// The objects of the pool.
     pub spec: ObjectsSpec,
-    /// How many there are of other pools of this daemon, by name.
+    /// Objects of other pools of this daemon, counted by pool.
     pub elsewhere: BTreeMap<String, usize>,
-    /// How many there are that name no pool of this daemon, by the name that they give.
+    /// Objects that name no pool of this daemon, counted by the name they give.
     pub without_pool: BTreeMap<String, usize>,
-    /// Objectives and models that an older one of the same name keeps from counting.
+    /// Objectives and models that have no effect because of an older one of the same name.
     pub shadowed: Vec<String>,
 }
 
@@ -109,18 +112,19 @@ pub struct ObjectsFile {
     /// The daemon's name of the pool, for messages.
     pool: Arc<str>,
     selection: ObjectSelection,
-    /// What was told last, unless that was an error.
+    /// The last objects, unless that was an error.
     last_objects: Option<PoolObjects>,
 }
 
-/// Where they come from.
+/// Where the objects come from.
 enum ObjectOrigin {
     Files(FileSetWatcher),
     /// Custom objects of this namespace.
     Cluster(String, BoxStream<'static, Result<Vec<Value>, String>>),
 }
 
-/// The kinds in Kubernetes: those of llm-d, and those of the Gateway API Inference Extension that they were before.
+/// The kinds in Kubernetes: those of llm-d, and their predecessors in the Gateway API Inference
+/// Extension.
 const CLUSTER_KINDS: [CustomKind; 5] = [
     custom("llm-d.ai", "InferenceObjective", "inferenceobjectives"),
     custom("llm-d.ai", "InferenceModelRewrite", "inferencemodelrewrites"),
@@ -136,7 +140,7 @@ const fn custom(group: &'static str, kind: &'static str, plural: &'static str) -
 // === impl PoolObjects ===
 
 impl PoolObjects {
-    /// Says what is in force now, and what does not count.
+    /// Logs the objects in force, and those without effect.
     pub fn log(&self, pool: &str) {
         let ObjectsSpec { objectives, models, rewrites, strict_models } = &self.spec;
         let (objectives, models, rules) = (objectives.len(), models.len(), rewrites.len());
@@ -156,7 +160,7 @@ impl PoolObjects {
 // === impl ObjectsFile ===
 
 impl ObjectsFile {
-    /// Follows what is at `path` for the pool named `pool`.
+    /// Follows the objects at `path` for the pool named `pool`.
     #[must_use]
     pub fn new(path: PathBuf, pool: Arc<str>, selection: ObjectSelection) -> Self {
         Self { from: ObjectOrigin::Files(FileSetWatcher::new(path)), pool, selection, last_objects: None }
@@ -165,13 +169,13 @@ impl ObjectsFile {
     /// Follows the objects in a namespace of Kubernetes, which need not be reachable.
     ///
     /// # Errors
-    /// Says what is missing for that.
+    /// Says what is missing in the deployment.
     pub async fn in_cluster(kube_namespace: String, pool: Arc<str>, selection: ObjectSelection) -> Result<Self, String> {
         let objects = follow_objects(&kubernetes::connect().await?, &kube_namespace, &CLUSTER_KINDS);
         Ok(Self { from: ObjectOrigin::Cluster(kube_namespace, objects), pool, selection, last_objects: None })
     }
 
-    /// What is followed, for people.
+    /// The source, for messages.
     #[must_use]
     pub fn described(&self) -> String {
         match &self.from {
@@ -180,12 +184,14 @@ impl ObjectsFile {
         }
     }
 
-    /// Waits for something new; the first call tells what there is now. An error says why none of it can be used. Cancel-safe.
+    /// Waits for new objects; the first call returns the current ones. An error says why none of
+    /// them can be used. Cancel-safe.
     pub async fn changed(&mut self) -> Result<PoolObjects, String> {
         loop {
             let found = self.next().await;
             let objects = found.inspect_err(|_| self.last_objects = None)?;
-            // A cluster is listed again every few minutes: what has not changed is not told, nor logged, again.
+            // A cluster is listed again every few minutes: unchanged objects are neither returned
+            // nor logged again.
             if self.last_objects.as_ref() != Some(&objects) {
                 self.last_objects = Some(objects.clone());
                 return Ok(objects);
@@ -211,7 +217,7 @@ impl fmt::Debug for ObjectsFile {
     }
 }
 
-/// The objects of a pool, out of all of a namespace. One that cannot be read is somebody's own affair: it is left out, and that is said.
+/// The objects of a pool among all in a namespace. Unreadable objects are skipped and logged.
 fn of_cluster(all: &[Value], pool: &str, selection: &ObjectSelection) -> Result<PoolObjects, String> {
     let mut objects = Vec::new();
     for object in all {
@@ -226,10 +232,10 @@ fn of_cluster(all: &[Value], pool: &str, selection: &ObjectSelection) -> Result<
     checked(select(objects, selection), &selection.pool)
 }
 
-/// The objects of a pool, out of all files.
+/// The objects of a pool among all files.
 ///
 /// # Errors
-/// Everything that is wrong in any of them, a line each: an object that cannot be read may be of any pool.
+/// Every error in any of the files, a line each: an unreadable object may belong to any pool.
 pub fn of_pool(files: &FileSet, selection: &ObjectSelection) -> Result<PoolObjects, String> {
     let (mut objects, mut complaints) = (Vec::new(), Vec::new());
     let mut taken: BTreeMap<(ObjectKind, String, String), String> = BTreeMap::new();
@@ -297,7 +303,7 @@ pub fn holds_objects(text: &str) -> bool {
     first.is_some_and(|kind| kind == "List" || ObjectKind::nearest(kind).is_some())
 }
 
-/// What `check` prints of a file of objects.
+/// The report of `check` on a file of objects.
 #[must_use]
 pub fn report(text: &str) -> ConfigReport {
     read(text).0
@@ -312,7 +318,7 @@ impl PoolName {
         Self { name: name.into(), namespace: None }
     }
 
-    /// A file need not say of which namespace its objects are.
+    /// Objects in a file need no namespace.
     fn is_named_by(&self, object: &PoolObject) -> bool {
         let here = self.namespace.as_deref().is_none_or(|namespace| object.namespace.is_empty() || object.namespace == namespace);
         here && *self.name == object.pool
@@ -322,7 +328,7 @@ impl PoolName {
 // === impl ObjectSelection ===
 
 impl ObjectSelection {
-    /// What a pool of this name takes where there is no other.
+    /// The selection for a pool of this name when it is the only one.
     #[must_use]
     pub fn of(pool: &str) -> Self {
         let pool = PoolName::anywhere(pool);

@@ -23,7 +23,7 @@ use crate::pool::objects::{ObjectsSource, PoolName};
 /// The most pools of one daemon: each has a scraper of its own and at most 1,024 endpoints.
 pub const POOLS_MAX: usize = 64;
 
-/// A pool, and where it gets what it needs.
+/// A pool and its sources.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolSource {
     /// Its name.
@@ -36,7 +36,7 @@ pub struct PoolSource {
     pub objects: ObjectsSource,
 }
 
-/// Where endpoints come from.
+/// The source of endpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EndpointsSource {
     /// A file that is followed.
@@ -50,7 +50,7 @@ pub enum EndpointsSource {
 // === impl PoolSource ===
 
 impl PoolSource {
-    /// How objects name it: as an InferencePool they know nothing of the name that we give it.
+    /// Its name in objects: they know an InferencePool, not the name in this file.
     #[must_use]
     pub fn named(&self) -> PoolName {
         let inference_pool = match &self.endpoints {
@@ -83,7 +83,7 @@ struct PoolEntry {
     strict_models: Option<bool>,
 }
 
-/// Whether objects come from Kubernetes, and from where.
+/// Whether objects come from Kubernetes, and from which namespace.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum ObjectsKubernetes {
@@ -93,10 +93,10 @@ enum ObjectsKubernetes {
     Namespace(String),
 }
 
-/// Reads the file at `path`. Objects `given` hold for pools that name none of their own.
+/// Reads the file at `path`. The objects in `given` are for pools that name none of their own.
 ///
 /// # Errors
-/// Says what is wrong and where. Whoever wrote the file is at fault.
+/// Says what is wrong and where. The author of the file has to change it.
 pub async fn read(path: &Path, given: &ObjectsSource) -> Result<Vec<PoolSource>, String> {
     let text = discovery::file_watcher::read(path).await.map_err(|e| e.to_string())?;
     parse(&text, given).map_err(|why| format!("{}: {why}", path.display()))

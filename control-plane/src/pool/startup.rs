@@ -20,13 +20,14 @@ use crate::shutdown::Shutdown;
 use crate::state::shared::{DaemonState, ScraperHandle};
 use crate::state::snapshot_file::SavedPool;
 
-/// How long the first objects of a cluster are waited for: an API server answers in milliseconds, or it is not there.
+/// How long start-up waits for the first objects of a cluster: an API server answers in
+/// milliseconds, or it is down.
 const FIRST_OBJECTS_WAIT: Duration = Duration::from_secs(3);
 
-/// How all pools are scraped.
+/// The scrape settings of all pools.
 #[derive(Clone, Debug)]
 pub struct ScrapeSettings {
-    /// How often.
+    /// The intervals.
     pub intervals: ScrapeIntervals,
     /// TLS towards endpoints.
     pub tls: EndpointTls,
@@ -34,7 +35,7 @@ pub struct ScrapeSettings {
     pub staleness_max: Duration,
 }
 
-/// A pool ready to be set going.
+/// A pool that is ready to start.
 pub struct PoolTask {
     pool: Pool,
     source: EndpointSource,
@@ -48,7 +49,7 @@ pub struct PoolTask {
 // === impl PoolTask ===
 
 impl PoolTask {
-    /// Reads what must be right at start: a configuration that cannot be used now is an error, later it is not.
+    /// Reads what must be valid at start: an invalid configuration is an error now, but not later.
     ///
     /// # Errors
     /// [`FatalError::Usage`] says what is wrong.
@@ -83,13 +84,13 @@ impl PoolTask {
         Ok(Self { pool, source, scraping, config, objects, scraper, handle: ScraperHandle { busy, stats } })
     }
 
-    /// What others need of its scraper, under its name.
+    /// The handle of its scraper, by name.
     #[must_use]
     pub fn scraper(&self) -> (Arc<str>, ScraperHandle) {
         (Arc::clone(self.pool.name()), self.handle.clone())
     }
 
-    /// What is known of its components, under its name.
+    /// Its components, by name.
     #[must_use]
     pub fn components(&self) -> (Arc<str>, WatchedComponents) {
         (Arc::clone(self.pool.name()), self.source.components.clone())

@@ -1,14 +1,17 @@
-//! The state of one pool and its sole writer.
+//! The state of one pool and its only writer.
 //!
-//! `[ discovery ] -> [ Pool ] <- [ scraper ]`, and out from_instance it one [`PoolView`] after the other: an immutable value that readers get by a
-//! watch channel, whole, and only when something changed.
+//! `[ discovery ] -> [ Pool ] <- [ scraper ]`. It publishes one [`PoolView`] after the other: an
+//! immutable value that readers get by a watch channel, complete, and only when something changed.
 //!
-//! An endpoint's life: discovered, it gets the lowest free slot and a generation never used before; gone from discovery it leaves the
-//! pool update at once but keeps slot and place in EDS as *departing*, until every connected proxy acknowledged a pool update without it (so that
-//! nothing is recorded under a slot that means somebody else, and no list names a host Envoy has forgotten), or [`ACK_WAIT_MAX`] went by.
+//! An endpoint's life: when it is discovered, it gets the lowest free slot and a new generation.
+//! When it is gone from discovery, it leaves the pool update at once but keeps its slot and its
+//! place in EDS as *departing*, until every connected proxy has acknowledged a pool update without
+//! it (so that nothing is recorded under a slot of another endpoint, and no list names a host that
+//! Envoy has forgotten), or [`ACK_WAIT_MAX`] has passed.
 //!
-//! Readiness is discovery's word. An endpoint whose metrics cannot be had stays routable, with metrics unknown: a failing scrape is no
-//! evidence that requests fail, and the proxies see for themselves who refuses them.
+//! Readiness comes from discovery. An endpoint without metrics stays routable, with unknown
+//! metrics: a failing scrape is no evidence that requests fail, and the proxies see refusals
+//! themselves.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -29,18 +32,20 @@ use crate::config::ConfigStatus;
 use crate::pool::objects::PoolObjects;
 use crate::scrape::ScrapeEvent;
 
-/// How long a removed endpoint stays in EDS at least: a list picked just before may still name it at a retry.
+/// How long a removed endpoint stays in EDS at least: a list picked just before may still name it
+/// at a retry.
 pub const EDS_REMOVAL_GRACE: Duration = Duration::from_secs(2);
 
-/// How long the acknowledgement of a removal is waited for: a proxy silent for this long has lost its stream or will resynchronise.
+/// How long to wait for the acknowledgement of a removal: a proxy silent for this long has lost its
+/// stream or will resynchronise.
 pub const ACK_WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// One moment on both clocks: durations are measured on the monotonic one, people are told the other.
+/// One moment on both clocks: durations use the monotonic clock, reports the wall clock.
 #[derive(Clone, Copy, Debug)]
 pub struct WallAndMonotonic {
     /// Monotonic.
     pub instant: Instant,
-    /// For people and files.
+    /// For reports and files.
     pub wall: SystemTime,
 }
 
@@ -58,54 +63,54 @@ pub struct EdsSet {
 pub struct PoolView {
     /// Its name.
     pub name: Arc<str>,
-    /// Is this a whole set, told by discovery or restored from an earlier life? Until then it is served to nobody: an empty pool would be
-    /// taken for the truth.
+    /// Whether it is a complete set, from discovery or restored from the snapshot file. Until then
+    /// it is not served: an empty pool would be taken for the truth.
     pub complete: bool,
     /// Grows with each change of members, pipeline or objects; never 0.
     pub revision: u64,
-    /// Who may be picked, by slot.
+    /// The endpoints that may be picked, by slot.
     pub members: Arc<[PoolMember]>,
     /// Metrics, parallel to `members`.
     pub metrics: Arc<[EndpointMetrics]>,
     /// Grows with each change of `metrics`.
     pub metrics_revision: u64,
-    /// How requests are scheduled.
+    /// The scheduling pipeline.
     pub pipeline: Arc<PipelineSpec>,
-    /// What is configured about requests.
+    /// Models, rewrites and objectives.
     pub objects: Arc<ObjectsSpec>,
     /// Metrics older than this are unknown.
     pub staleness_max: Duration,
-    /// What Envoy is told.
+    /// The endpoints for Envoy.
     pub eds: EdsSet,
-    /// Known, but not to be picked.
+    /// Known instances that must not be picked.
     pub absent: Arc<[Absentee]>,
-    /// The generation to be given next: what a later life of the daemon must begin above.
+    /// The next generation: a later start of the daemon must begin above it.
     pub generation_next: u32,
     /// State of what feeds the pool.
     pub sources: SourceStatus,
 }
 
-/// State of what feeds a pool, for people.
+/// The status of a pool's sources.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceStatus {
-    /// Has discovery told a complete set in this life of the daemon?
+    /// Whether discovery has sent a complete set since the start.
     pub synced: bool,
-    /// Why discovery's source cannot be read now, if so; the last set stays in force.
+    /// Why discovery's source cannot be read now; the last set stays in force.
     pub discovery_error: Option<String>,
-    /// How the configuration is doing.
+    /// The status of the configuration.
     pub config: ConfigStatus,
-    /// How the objects are doing.
+    /// The status of the objects.
     pub objects: ConfigStatus,
-    /// How many objects beside the pool's name no pool of this daemon, by the name that they give.
+    /// How many objects name no pool of this daemon, by the name they give.
     pub objects_without_pool: Arc<BTreeMap<String, usize>>,
-    /// How often any of these errors came up.
+    /// How often any of these errors occurred.
     pub errors: u64,
 }
 
-/// The writer. All of it is synchronous and takes time as an argument.
+/// The writer. It is synchronous and takes time as an argument.
 #[derive(Debug)]
 pub struct Pool {
-    /// As last taken, but for what stands beside it here.
+    /// The last view, without the fields beside it.
     view: PoolView,
     /// By slot.
     members: Vec<PoolMember>,
@@ -125,18 +130,18 @@ struct DepartingHost {
     revision: u64,
 }
 
-/// What a pool begins with.
+/// The initial settings of a pool.
 #[derive(Clone, Debug)]
 pub struct PoolSettings {
     /// Its name.
     pub name: Arc<str>,
-    /// How requests are scheduled until configured otherwise.
+    /// The pipeline until another is configured.
     pub pipeline: PipelineSpec,
-    /// The file that says so, if any.
+    /// Its file, if any.
     pub config_file: Option<Arc<str>>,
     /// Metrics older than this are unknown.
     pub staleness_max: Duration,
-    /// The first generation to be given.
+    /// The first generation to use.
     pub generation_first: u32,
 }
 
@@ -153,7 +158,7 @@ impl WallAndMonotonic {
 // === impl Pool ===
 
 impl Pool {
-    /// A pool nobody is in yet.
+    /// A pool without endpoints.
     #[must_use]
     pub fn new(settings: PoolSettings) -> Self {
         let PoolSettings { name, pipeline, config_file, staleness_max, generation_first } = settings;
@@ -190,7 +195,7 @@ impl Pool {
         &self.view.name
     }
 
-    /// The same with these objects, read from `file` if any. Only before any other verb.
+    /// The same with these objects, read from `file` if any. Only before any other call.
     #[must_use]
     pub fn with_objects(mut self, file: Option<Arc<str>>, objects: PoolObjects) -> Self {
         self.view.sources.objects = ConfigStatus::new(file, SystemTime::now());
@@ -199,7 +204,8 @@ impl Pool {
         self
     }
 
-    /// Takes over the endpoints of an earlier life, slots and generations and all. Only before any other verb.
+    /// Takes over the endpoints of the snapshot file with their slots and generations. Only before
+    /// any other call.
     pub fn restore(&mut self, saved: Vec<(EndpointRef, Instance)>, now: WallAndMonotonic) {
         let members: Vec<PoolMember> =
             saved.into_iter().map(|(id, instance)| member(id, Arc::new(instance), self.view.eds.revision, now)).collect();
@@ -207,7 +213,7 @@ impl Pool {
         self.replace_members(members);
     }
 
-    /// Discovery told its whole set.
+    /// Takes the whole set of discovery.
     pub fn replace_instances(&mut self, instances: Vec<Instance>, now: WallAndMonotonic) {
         if !self.view.sources.synced || self.view.sources.discovery_error.is_some() {
             self.view.sources.synced = true;
@@ -215,7 +221,7 @@ impl Pool {
             self.view.sources.discovery_error = None;
             self.touched = true;
         }
-        // Another generation at the same address is another life: it gets a slot of its own.
+        // Another process at the same address is another generation and gets its own slot.
         let life = |i: &Instance| (i.namespace.clone(), i.name.clone(), i.generation.clone(), i.address);
         let mut wanted: BTreeMap<_, Instance> = instances.into_iter().map(|i| (life(&i), i)).collect();
         let mut members = Vec::with_capacity(wanted.len());
@@ -296,7 +302,7 @@ impl Pool {
         }
     }
 
-    /// The scraper heard, or failed to hear, an endpoint. What is said of a life that is over is dropped.
+    /// Takes an event of the scraper. Events for an old generation are dropped.
     pub fn observe(&mut self, event: ScrapeEvent, now: WallAndMonotonic) {
         let (ScrapeEvent::Metrics(id, _) | ScrapeEvent::Failed(id, ..) | ScrapeEvent::Restarted(id)) = &event;
         let Ok(position) = self.members.binary_search_by_key(&id.slot, |m| m.id.slot) else { return };
@@ -354,8 +360,8 @@ impl Pool {
         }
     }
 
-    /// Lets go of departed endpoints whose removal `acknowledged` (by pool revision) says every proxy knows of, and gives free slots
-    /// to those who wait for one.
+    /// Removes departed endpoints whose removal every proxy has `acknowledged` (by pool revision),
+    /// and gives free slots to endpoints that wait for one.
     pub fn settle(&mut self, acknowledged: impl Fn(u64) -> bool, now: WallAndMonotonic) {
         let before = self.departing.len();
         self.departing.retain(|d| {
@@ -376,7 +382,8 @@ impl Pool {
         }
     }
 
-    /// Is nobody departing, from the pool update or from EDS? Else [`Self::settle`] has work.
+    /// Whether no endpoint is departing, from the pool update or from EDS. Else [`Self::settle`]
+    /// has work.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         self.departing.is_empty() && self.hosts.is_settled()
@@ -426,7 +433,8 @@ impl Pool {
         }
     }
 
-    /// Lets go of members that say more than there is room for, so that the others can be told at all. Says whether there were any.
+    /// Drops members whose metadata exceeds the limits, so that the others can be sent. Returns
+    /// whether there were any.
     fn make_room(&mut self, members: &mut Vec<PoolMember>, now: WallAndMonotonic) -> bool {
         let (mut room, revision, before) = (ModelNameBudget::default(), self.view.revision + 1, members.len());
         members.retain(|m| {
@@ -446,7 +454,7 @@ impl Pool {
         Generation(next)
     }
 
-    /// Puts a new set in force; metrics follow the lives they belong to.
+    /// Puts a new set in force; metrics follow their generations.
     fn replace_members(&mut self, mut members: Vec<PoolMember>) {
         members.sort_by_key(|m| m.id.slot);
         let mut known: BTreeMap<EndpointRef, EndpointMetrics> =

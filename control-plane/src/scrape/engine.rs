@@ -1,9 +1,11 @@
-//! What each engine calls things: ONE table from engine to metric names, and the configuration that adds to it.
+//! Metric names by engine: one table, and the configuration that adds to it.
 //!
-//! The engine of an endpoint comes from its label [`ENGINE_LABEL`] (or the older [`ENGINE_LABEL_OLDER`]), else the default. A meaning has its
-//! names in order of preference, newest first; the first that a page has wins. The scale of KV-cache utilisation is a column of the table,
-//! never guessed from the value: 0.5 may be half full or half a per cent. A configured engine replaces the built-in one of the same name,
-//! in the shape of the `engineConfigs` of the reference's `core-metrics-extractor`.
+//! The engine of an endpoint comes from its label [`ENGINE_LABEL`] (or the older
+//! [`ENGINE_LABEL_OLDER`]), else it is the default engine. A meaning has its names in order of
+//! preference, newest first; the first one on a page is used. The scale of KV-cache utilization is
+//! a column of the table and not guessed from the value: 0.5 may be half full or half a per cent. A
+//! configured engine replaces the built-in one of the same name, in the format of `engineConfigs`
+//! of llm-d's `core-metrics-extractor`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,7 +17,7 @@ use super::metric_spec::{InvalidMetricSpec, MetricSpec};
 /// Endpoint label that names the engine.
 pub const ENGINE_LABEL: &str = "llm-d.ai/engine-type";
 
-/// What the label was called before.
+/// The former name of the label.
 pub const ENGINE_LABEL_OLDER: &str = "inference.networking.k8s.io/engine-type";
 
 /// Engine of an endpoint without a label.
@@ -27,7 +29,7 @@ pub const KEY_BYTES_MAX: usize = 128;
 /// The most metrics of one engine: one bit each in [`FamilySet`].
 pub const METRICS_MAX: usize = 64;
 
-/// What a metric tells us.
+/// The meaning of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetricMeaning {
     /// Requests waiting. Several series: their sum.
@@ -44,9 +46,9 @@ pub enum MetricMeaning {
     Lora,
     /// Start of the process, in Unix seconds. Several series: the newest.
     ProcessStart,
-    /// Only grows while the engine lives. Several series: their sum.
+    /// Only grows while the engine runs. Several series: their sum.
     Counter,
-    /// A metric asked for by configuration, by position. Several series: the last.
+    /// A configured metric, by position. Several series: the last.
     Custom(usize),
 }
 
@@ -62,12 +64,12 @@ pub(super) struct EngineMetric {
     pub(super) label: Option<Box<str>>,
 }
 
-/// All that is looked for on the page of one engine.
+/// The metrics that are read from the page of one engine.
 #[derive(Clone, Debug)]
 pub struct EngineSpec {
     /// Name of the engine, as in the endpoint label.
     pub name: Box<str>,
-    /// Where the engine serves its exposition unless the endpoint says otherwise.
+    /// Where the engine serves its metrics unless the endpoint says otherwise.
     pub metrics_path: &'static str,
     /// On which port, if not the one that takes requests.
     pub metrics_port: Option<u16>,
@@ -88,8 +90,9 @@ pub struct EngineTable {
     label: Box<str>,
 }
 
-/// Metric names of one engine as users configure them: `engineConfigs[]` of the reference's `core-metrics-extractor`, and a scale.
-/// Specs look like `metric` or `metric{label=value}`; an empty one means the engine does not say.
+/// Metric names of one engine as users configure them: `engineConfigs[]` of llm-d's
+/// `core-metrics-extractor`, and a scale. Specs have the form `metric` or `metric{label=value}`; an
+/// empty one means that the engine does not report it.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct EngineConfig {
@@ -104,7 +107,8 @@ pub struct EngineConfig {
     /// KV-cache utilisation.
     #[serde(default)]
     pub kv_usage_spec: String,
-    /// Factor that takes the KV-cache utilisation to 0..1: 1 unless said otherwise, 0.01 for a metric in per cent. Ours; the reference has none.
+    /// The factor to scale the KV-cache utilization to 0..1: 1 by default, 0.01 for a metric in per
+    /// cent. llm-d has no such setting.
     #[serde(default)]
     pub kv_usage_scale: Option<f64>,
     /// LoRA adapters: labels `running_lora_adapters`, `waiting_lora_adapters`, `max_lora`.
@@ -113,10 +117,10 @@ pub struct EngineConfig {
     /// Cache configuration in labels.
     #[serde(default)]
     pub cache_info_spec: String,
-    /// Label of `cacheInfoSpec` with the tokens of a block; `block_size` unless said otherwise.
+    /// Label of `cacheInfoSpec` with the tokens of a block; `block_size` by default.
     #[serde(default)]
     pub cache_block_size_label_name: String,
-    /// Label of `cacheInfoSpec` with the number of blocks; `num_gpu_blocks` unless said otherwise.
+    /// Label of `cacheInfoSpec` with the number of blocks; `num_gpu_blocks` by default.
     #[serde(default)]
     pub cache_num_blocks_label_name: String,
     /// Tokens of a block as a value.
@@ -136,7 +140,7 @@ pub struct EngineConfig {
 pub struct CustomMetric {
     /// The key.
     pub attribute_key: String,
-    /// Where it is found.
+    /// The spec of the metric.
     pub metric_spec: String,
 }
 
@@ -172,7 +176,7 @@ pub enum InvalidEngine {
     /// Two have one name.
     #[error("engineConfigs: engine {0:?} is defined twice")]
     Duplicate(String),
-    /// A spec cannot be read.
+    /// An invalid spec.
     #[error("engineConfigs: engine {engine:?}: {field}: {source}")]
     Spec {
         /// The engine.
@@ -201,7 +205,7 @@ pub enum InvalidEngine {
     UnknownDefault(String),
 }
 
-/// Where a built-in meaning is found.
+/// The source of a built-in meaning.
 enum BuiltInSource {
     /// The value of the series.
     Value(&'static str),
@@ -303,7 +307,7 @@ const TABLE: &[BuiltInEngine] = &[
         part_label: None,
         kv_scale: 1.0,
         queued: &["nv_inference_pending_request_count"],
-        running: &[], // the reference reads nv_inference_exec_count, which counts all executions ever: it only grows
+        running: &[], // llm-d reads nv_inference_exec_count, which counts all executions ever and only grows
         kv_utilization: &[],
         block_tokens: &[],
         blocks: &[],
@@ -312,7 +316,8 @@ const TABLE: &[BuiltInEngine] = &[
     },
 ];
 
-/// Of every process that uses a Prometheus client library; not in the multi-process mode of the Python one (SGLang, vLLM with several API servers).
+/// From every process that uses a Prometheus client library, except the multi-process mode of the
+/// Python one (SGLang, vLLM with several API servers).
 const PROCESS_START: &str = "process_start_time_seconds";
 
 impl EngineTable {
@@ -371,7 +376,7 @@ impl EngineSpec {
         names
     }
 
-    /// What is looked for and under which series names; within one meaning in order of preference.
+    /// The meanings and their series names; within one meaning in order of preference.
     pub fn looked_for(&self) -> impl Iterator<Item = (MetricMeaning, &str)> {
         self.metrics.iter().map(|metric| (metric.meaning, metric.spec.name()))
     }
@@ -453,7 +458,7 @@ impl EngineSpec {
     }
 }
 
-/// Gathers the metrics of one engine and says which field was wrong.
+/// Collects the metrics of one engine and reports which field was wrong.
 struct EngineSpecBuilder<'a> {
     engine: &'a str,
     metrics: Vec<EngineMetric>,

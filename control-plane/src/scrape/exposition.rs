@@ -1,12 +1,14 @@
 //! Prometheus text exposition: bytes in, samples out. Pure.
 //!
-//! Own parser rather than a library because of what a scraper of model servers needs and none offers together: it is fed chunks as they arrive,
-//! borrows from them, looks no further than the name of a sample nobody wants (nine lines in ten of an engine's page are histogram
-//! buckets), stops at the line after the last wanted family, and survives anything: a bad line is skipped and counted, never the page.
+//! It is our own parser, because no library has everything that a scraper of model servers needs:
+//! it takes chunks as they arrive, borrows from them, reads only the name of an unwanted sample
+//! (nine lines in ten of an engine's page are histogram buckets), stops at the line after the last
+//! wanted family, and survives anything: a bad line is skipped and counted, never the page.
 //!
-//! Reads the text format 0.0.4, UTF-8 names in quotes (`{"name",label="x"} 1`), and the sample lines of OpenMetrics (exemplars are
-//! dropped, `# EOF` is a comment like any other). Bytes that are not UTF-8 are handed on as they are. Comments, HELP and TYPE are not looked at:
-//! what a family means is decided by the engine table, not by what the page says of itself.
+//! It reads the text format 0.0.4, UTF-8 names in quotes (`{"name",label="x"} 1`), and the sample
+//! lines of OpenMetrics (exemplars are dropped, `# EOF` is a comment like any other). Bytes that
+//! are not UTF-8 are passed on as they are. Comments, HELP and TYPE are skipped: the engine table
+//! decides what a family means.
 //!
 //! Law: cutting the same bytes into other chunks changes neither the samples nor the counts.
 
@@ -15,14 +17,15 @@ use std::ops::Range;
 
 use memchr::memchr;
 
-/// The most bytes of one line. The longest real ones are `vllm:lora_requests_info` with hundreds of adapter names and
-/// `vllm:cache_config_info` with all settings as labels: some KB. A longer line is skipped, so it bounds what is carried between chunks.
+/// The most bytes of one line. The longest real ones are `vllm:lora_requests_info` with hundreds of
+/// adapter names and `vllm:cache_config_info` with all settings as labels: some KB. A longer line
+/// is skipped. This bounds what is kept between chunks.
 pub const LINE_BYTES_MAX: usize = 64 * 1024;
 
 /// The most labels of one sample: `vllm:cache_config_info` has about forty. Bounds the quadratic search for duplicates.
 pub const LABELS_MAX: usize = 256;
 
-/// What a visitor wants of the sample whose name was just read.
+/// What a visitor wants from the sample whose name was just read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LineInterest {
     /// Parse it and hand it over.
@@ -33,20 +36,20 @@ pub enum LineInterest {
     Stop,
 }
 
-/// Receives what a page says.
+/// Receives the samples of a page.
 pub trait SampleVisitor {
-    /// Is a sample of this name wanted? Asked once a sample line, in order.
+    /// Whether a sample of this name is wanted. Called once for each sample line, in order.
     fn interest(&mut self, name: &[u8]) -> LineInterest;
     /// A well-formed sample of a wanted name.
     fn sample(&mut self, sample: &MetricSample<'_>);
 }
 
-/// Whether the rest of the page matters.
+/// Whether the rest of the page is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ParseProgress {
     /// Feed on.
     More,
-    /// The visitor said [`LineInterest::Stop`].
+    /// The visitor returned [`LineInterest::Stop`].
     Done,
 }
 
@@ -75,7 +78,7 @@ pub struct MetricSample<'a> {
 /// Incremental parser of one page.
 #[derive(Debug, Default)]
 pub struct ExpositionParser {
-    /// Start of a line whose end has not arrived.
+    /// The start of a line whose end has not arrived.
     carry: Vec<u8>,
     /// The line being carried is too long: drop up to its end.
     overlong: bool,
@@ -85,7 +88,7 @@ pub struct ExpositionParser {
     spans: Vec<LabelSpan>,
 }
 
-/// Where a label lies in its line, quotes excluded.
+/// The position of a label in its line, quotes excluded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct LabelSpan {
     name: Range<usize>,
@@ -109,7 +112,7 @@ impl<'a> MetricSample<'a> {
         self.spans.iter().map(move |span| (unescape(slice(line, &span.name)), unescape(slice(line, &span.value))))
     }
 
-    /// Value of a label; `None` where there is no such label.
+    /// Value of a label; `None` if it does not exist.
     #[must_use]
     pub fn label(&self, name: &[u8]) -> Option<Cow<'a, [u8]>> {
         self.labels().find(|(key, _)| &**key == name).map(|(_, value)| value)
@@ -313,7 +316,7 @@ fn name_len(text: &[u8]) -> usize {
     text.iter().position(|&b| !(b.is_ascii_alphanumeric() || b == b'_' || b == b':')).unwrap_or(text.len())
 }
 
-/// `\\`, `\n` and `\"`; any other backslash stands for itself, as in `prometheus_client`.
+/// `\\`, `\n` and `\"`; any other backslash is kept, as in `prometheus_client`.
 fn unescape(text: &[u8]) -> Cow<'_, [u8]> {
     if memchr(b'\\', text).is_none() {
         return Cow::Borrowed(text);
@@ -338,7 +341,7 @@ fn is_blank(byte: u8) -> bool {
     byte == b' ' || byte == b'\t'
 }
 
-/// Past the blanks, one comma, if there is one, and the blanks behind it.
+/// Skips blanks, one comma if there is one, and blanks after it.
 fn skip_comma(line: &[u8], from: usize) -> usize {
     let at = skip_blanks(line, from);
     if line.get(at) == Some(&b',') { skip_blanks(line, at + 1) } else { at }

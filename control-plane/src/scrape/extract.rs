@@ -1,8 +1,9 @@
-//! From the samples of a page to what the scheduler is told: the engine table applied. Pure.
+//! Applies the engine table to the samples of a page. Pure.
 //!
-//! What a page does not say, or says in numbers that cannot be (NaN, infinite, negative, a share above one), is unknown: `None`, never zero and
-//! never the older metric in its place. One engine process may show several series of a metric (data-parallel ranks, models, tensor-parallel
-//! ranks that all report the one scheduler): [`MetricMeaning`] says how they fold into one number.
+//! A value that is missing, or invalid (NaN, infinite, negative, a share above one), is unknown:
+//! `None`, never zero and never the previous value. One engine process may have several series of a
+//! metric (data-parallel ranks, models, tensor-parallel ranks that all report the one scheduler):
+//! [`MetricMeaning`] says how they fold into one number.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 

@@ -44,17 +44,17 @@ pub(super) enum ScrapeOutcome {
     Idle,
     Busy,
     Failed,
-    /// Nobody listens.
+    /// Nothing listens.
     Away,
 }
 
-/// The pace of one endpoint.
+/// The scrape pace of one endpoint.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ScrapePace {
     failures: u32,
     away: bool,
     busy_until: Option<Instant>,
-    /// How long the last answer took.
+    /// The duration of the last scrape.
     took: Duration,
 }
 
@@ -71,7 +71,7 @@ impl ScrapePace {
         self.failures
     }
 
-    /// Somebody just picked the endpoint, or saw it work.
+    /// The endpoint was just picked, or has work.
     pub(super) fn busy(&mut self, now: Instant) {
         self.busy_until = Some(now + BUSY_HOLD);
     }
@@ -86,7 +86,7 @@ impl ScrapePace {
         }
     }
 
-    /// Pause before the next scrape of one among `endpoints`; `chance` in [0, 1).
+    /// The pause before the next scrape of one among `endpoints`; `chance` in [0, 1).
     pub(super) fn pause(&self, intervals: ScrapeIntervals, endpoints: usize, now: Instant, chance: f64) -> Duration {
         let busy = self.busy_until.is_some_and(|until| now < until);
         let wanted = match self.failures {
@@ -101,7 +101,8 @@ impl ScrapePace {
     }
 }
 
-/// Pause before the first scrape of one of `new` endpoints that came together; `chance` in [0, 1).
+/// The pause before the first scrape of one of `new` endpoints that arrived together; `chance` in
+/// [0, 1).
 pub(super) fn first_pause(intervals: ScrapeIntervals, new: usize, chance: f64) -> Duration {
     FIRST_SPREAD.mul_f64(new.saturating_sub(1) as f64).min(intervals.idle).mul_f64(chance)
 }

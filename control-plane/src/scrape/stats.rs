@@ -1,4 +1,4 @@
-//! What the scraper counts about itself, for the admin page. Cumulative; written by the scrape tasks, read by anyone.
+//! The scraper's counters, for the metrics page. Cumulative; written by the scrape tasks.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -30,9 +30,9 @@ pub struct ScrapeCounts {
     pub polls: u64,
     /// Failed scrapes by kind, kinds as in [`FailReason::kind`].
     pub failures: Vec<(&'static str, u64)>,
-    /// Pages asked for with `name[]`.
+    /// Pages requested with `name[]`.
     pub pages_filtered: u64,
-    /// Whole pages asked for.
+    /// Whole pages requested.
     pub full_pages: u64,
     /// Bytes of pages received.
     pub bytes: u64,

@@ -1,5 +1,5 @@
-//! What is scraped, and where. The URL is built from parts and checked to lead to the endpoint's own host and port, so nothing that
-//! discovery or metadata says of an endpoint can send the scraper elsewhere.
+//! The targets of the scraper. The URL is built from parts and checked to lead to the endpoint's
+//! own host and port, so nothing in discovery or metadata can send the scraper elsewhere.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -17,9 +17,9 @@ pub struct ScrapeTarget {
     pub id: EndpointRef,
     /// For the log.
     pub name: Arc<str>,
-    /// Where its metrics are.
+    /// Its URL.
     pub url: MetricsUrl,
-    /// How it names them.
+    /// Its metric names.
     pub engine: Arc<EngineSpec>,
 }
 
@@ -28,11 +28,11 @@ pub struct ScrapeTarget {
 pub struct MetricsDiscovery {
     /// Metric names by engine.
     pub engines: Arc<EngineTable>,
-    /// Where they are.
+    /// Their location.
     pub location: MetricsLocation,
 }
 
-/// Where engines serve their metrics, as far as it is not where the engine table says.
+/// Where engines serve their metrics, if not where the engine table says.
 #[derive(Clone, Debug, Default)]
 pub struct MetricsLocation {
     /// TLS?
@@ -47,7 +47,7 @@ pub struct MetricsLocation {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MetricsUrl(Url);
 
-/// An address or path no metrics URL can be made of; whoever registered the endpoint or wrote the configuration is at fault.
+/// An address or path that makes no valid metrics URL; its author has to change it.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidMetricsUrl {
     /// Not `host:port`.
@@ -81,7 +81,8 @@ impl MetricsUrl {
         self.0.clone()
     }
 
-    /// `?name[]=a&name[]=b`, which the Python and Java client libraries answer with those series alone and others ignore.
+    /// `?name[]=a&name[]=b`: the Python and Java client libraries answer with only those series,
+    /// others ignore it.
     pub(super) fn filtered(&self, engine: &EngineSpec) -> Url {
         let mut url = self.0.clone();
         url.query_pairs_mut().extend_pairs(engine.names().into_iter().map(|name| ("name[]", name)));
@@ -89,7 +90,7 @@ impl MetricsUrl {
     }
 }
 
-/// Host as it stands in a URL, and port. Host names hold letters, digits, dots and hyphens, and nothing that means something in a URL.
+/// The host as in a URL, and the port. Host names contain letters, digits, dots and hyphens only.
 fn host_and_port(address: &str) -> Option<(String, u16)> {
     if let Ok(socket) = address.parse::<SocketAddr>() {
         let host = match socket.ip() {

@@ -10,7 +10,7 @@ use crate::scrape::http_client;
 /// Idle connections are dropped before uvicorn does (5 s), so that none is picked up in the moment it closes.
 const IDLE_CONNECTION_MAX: Duration = Duration::from_secs(4);
 
-/// One connection an endpoint: scrapes of one endpoint never overlap.
+/// One connection for each endpoint: its scrapes never overlap.
 const IDLE_CONNECTIONS_PER_ENDPOINT_MAX: usize = 1;
 
 /// TLS towards endpoints whose metrics location says `https`.
@@ -32,18 +32,18 @@ pub enum InvalidTls {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the system.
         source: std::io::Error,
     },
-    /// A file holds no usable certificate or key.
+    /// A file has no usable certificate or key.
     #[error("{path}: {source}")]
     Pem {
         /// The file.
         path: PathBuf,
-        /// What the TLS library says.
+        /// The error of the TLS library.
         source: reqwest::Error,
     },
-    /// A file holds no certificate at all.
+    /// A file has no certificate at all.
     #[error("{0}: no certificate in it")]
     Empty(PathBuf),
     /// The parts do not fit together.

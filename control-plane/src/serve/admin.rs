@@ -1,4 +1,5 @@
-//! The admin listener, for people, probes and Prometheus. On loopback by default; it changes nothing. The metrics listener serves a part of these routes.
+//! The admin listener, for operators, probes and Prometheus. On loopback by default; it changes
+//! nothing. The metrics listener serves some of these routes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,14 +28,14 @@ use crate::state::snapshot_file::SnapshotFile;
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// What the routes look at.
+/// The state for the routes.
 #[derive(Clone, Debug)]
 pub struct AdminServer {
-    /// All the state there is.
+    /// The state of the daemon.
     pub shared: Arc<DaemonState>,
     /// The snapshot file, if there is one.
     pub snapshot: Option<Arc<SnapshotFile>>,
-    /// What discovery knows, by pool.
+    /// The discovered components, by pool.
     pub components: Arc<BTreeMap<Arc<str>, WatchedComponents>>,
 }
 
@@ -71,7 +72,7 @@ fn debug_router(admin: AdminServer) -> Router {
         .with_state(admin)
 }
 
-/// Ready once every pool has a complete set: what is served before would be taken for the truth.
+/// Ready once every pool has a complete set: anything served earlier would be taken for the truth.
 async fn readyz(State(AdminServer { shared, .. }): State<AdminServer>) -> Response {
     let pools = shared.pools.borrow().clone();
     let waiting: Vec<String> = shared
@@ -86,7 +87,7 @@ async fn readyz(State(AdminServer { shared, .. }): State<AdminServer>) -> Respon
     if waiting.is_empty() { "ready\n".into_response() } else { (StatusCode::SERVICE_UNAVAILABLE, waiting.concat()).into_response() }
 }
 
-/// What a question about a decision comes to. A POST for its body's sake alone: it changes nothing.
+/// Explains a decision. It is a POST only because of its body; it changes nothing.
 async fn why(State(AdminServer { shared, .. }): State<AdminServer>, Json(question): Json<ExplainRequest>) -> Response {
     match explain::answer(&shared, &question) {
         Ok(answer) => Json(answer).into_response(),
@@ -115,7 +116,8 @@ async fn endpoints(State(AdminServer { shared, .. }): State<AdminServer>) -> Jso
     Json(json!({ "endpoints": rows }))
 }
 
-/// Every instance that discovery saw lately: what is held of it, and why. One that is not ready here is in no pool.
+/// Every instance that discovery saw lately, its state and the reason. One that is not ready here
+/// is in no pool.
 async fn instances(State(AdminServer { components, .. }): State<AdminServer>) -> Json<Value> {
     let all = || components.iter().flat_map(|(pool, all)| all.iter().map(move |(name, followed)| (pool, name, followed)));
     let rows = all().flat_map(|(pool, name, followed)| {
@@ -236,12 +238,13 @@ async fn state(State(AdminServer { shared, snapshot, .. }): State<AdminServer>) 
     }))
 }
 
-/// What was learned of each pool, how good it is, and why nothing is predicted where nothing is.
+/// The learned models of each pool, how good they are, and why there is no prediction.
 async fn model(State(AdminServer { shared, .. }): State<AdminServer>) -> Json<Value> {
     Json(shared.learners.get().map_or_else(|| json!({ "pools": [] }), LearnerDirectory::to_json))
 }
 
-/// Requests with an SLO that run now, by endpoint and VM, the strictest of each first: what each asked for, what was predicted of it, what it saw so far.
+/// Running requests with an SLO, by endpoint and VM, the strictest first: their SLOs, predictions
+/// and measurements.
 async fn running(State(AdminServer { shared, .. }): State<AdminServer>) -> Json<Value> {
     let pools = shared.pools.borrow().clone();
     let now = Instant::now();

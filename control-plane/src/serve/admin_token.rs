@@ -26,7 +26,8 @@ pub struct BearerToken(watch::Receiver<Arc<str>>);
 // === impl BearerToken ===
 
 impl BearerToken {
-    /// Reads the file, and again whenever it changes. New content that is no token is logged, and the old token stays in force.
+    /// Reads the file, and again whenever it changes. Invalid new content is logged, and the old
+    /// token stays in force.
     ///
     /// # Errors
     /// Says why the file cannot be used.
@@ -35,7 +36,7 @@ impl BearerToken {
             token(&file_watcher::read(&file).await.map_err(|e| e.to_string())?).map_err(|why| format!("{}: {why}", file.display()))?;
         let (sender, receiver) = watch::channel(first);
         let mut follow = FileWatcher::new(&file);
-        let _ = follow.changed().await; // what is there at first was just read
+        let _ = follow.changed().await; // the first content was just read
         tokio::spawn(async move {
             loop {
                 let changed = tokio::select! {

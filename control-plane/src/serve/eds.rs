@@ -1,8 +1,10 @@
-//! EDS for the pools, on the listener of the state stream: a cluster's `eds_config` names this daemon and its `service_name` the pool.
+//! EDS for the pools, on the listener of the state stream: a cluster's `eds_config` names this
+//! daemon and its `service_name` the pool.
 //!
-//! Both variants, state of the world and incremental, are thin adapters of [`EdsSubscription`]. Every endpoint carries the metadata
-//! `envoy.lb: {open: "1"}`, by which a subset load balancer that refuses everything else can be told to fail open for one request.
-//! Health is not told: Envoy ignores it for hosts that a header names.
+//! Both variants, state of the world and incremental, are thin adapters of [`EdsSubscription`].
+//! Every endpoint has the metadata `envoy.lb: {open: "1"}`: with it, a subset load balancer that
+//! refuses everything else can fail open for one request. Health is not sent, because Envoy ignores
+//! it for hosts that a header names.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
@@ -45,14 +47,15 @@ pub const TYPE_URL: &str = "type.googleapis.com/envoy.config.endpoint.v3.Cluster
 /// The most names one stream may subscribe to: a guard against nonsense, above the pools one Envoy serves.
 const NAMES_MAX: usize = 256;
 
-/// How long pool updates wait for an Envoy to take over what it was sent by EDS. Envoys do so in milliseconds, a busy one within a second; what takes longer is
-/// no Envoy, or one that is ill, and must not keep endpoints from its proxy for ever.
+/// How long pool updates wait for an Envoy to apply an EDS response. Envoys do so in milliseconds,
+/// a busy one within a second. A client that takes longer is no Envoy, or a broken one, and must
+/// not keep endpoints from its proxy for ever.
 pub const EDS_ACK_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// The largest request taken, in bytes: Envoy's first names all of its extensions, some 100 KB.
 pub const REQUEST_BYTES_MAX: usize = 512 << 10;
 
-/// How long a new stream may take to ask for anything.
+/// How long a new stream may take to its first request.
 const FIRST_REQUEST_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// Serves EDS.
@@ -72,13 +75,13 @@ struct EdsRequest {
 }
 
 enum SubscriptionChange {
-    /// All there are.
+    /// All names.
     All(Vec<String>),
     /// More and fewer than before.
     Delta { more: Vec<String>, fewer: Vec<String> },
 }
 
-/// The two variants differ only in how they wrap what is asked and told.
+/// The two variants differ only in their messages.
 trait XdsVariant: Send + 'static {
     type XdsRequest: Send + 'static;
     type XdsResponse: Send + 'static;
@@ -91,7 +94,7 @@ trait XdsVariant: Send + 'static {
 struct SotwXds;
 struct DeltaXds;
 
-/// A stream's row in the table, gone when the stream is.
+/// A stream's row in the table, removed with the stream.
 struct EdsStreamGuard {
     shared: Arc<DaemonState>,
     stream_id: u64,
@@ -104,7 +107,7 @@ type XdsResponseStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>
 // === impl EdsServer ===
 
 impl EdsServer {
-    /// Serves what `shared` holds until `shutdown`.
+    /// Serves the state in `shared` until `shutdown`.
     #[must_use]
     pub fn new(shared: Arc<DaemonState>, shutdown: Shutdown) -> Self {
         Self { shared, shutdown }
@@ -136,7 +139,7 @@ impl EdsServer {
     ) -> Result<(), Status> {
         let first = tokio::time::timeout(FIRST_REQUEST_WAIT_MAX, inbound.message());
         let Some(first) = first.await.map_err(|_| Status::deadline_exceeded("no request came"))?? else { return Ok(()) };
-        // What comes faster than its origin may speak waits in the network.
+        // Requests above the origin's rate wait in the network.
         let pay = |bytes: usize| permit.message(bytes.saturating_add(EDS_REQUEST_COST), Instant::now());
         let mut read_at = pay(V::bytes(&first));
         let first = V::parse_request(first);
@@ -197,7 +200,8 @@ impl EdsServer {
         if names.len() > NAMES_MAX {
             return Err(Status::invalid_argument(format!("{} names subscribed to, at most {NAMES_MAX}", names.len())));
         }
-        // Only names that can be answered are kept, and those that cannot are said once for each stream: an Envoy may ask again and again.
+        // Only names that can be answered are kept, and unknown ones are logged once for each
+        // stream: an Envoy may repeat them.
         let is_served = |name: &String| self.shared.pool_names.iter().any(|known| **known == **name);
         let (names, unknown): (BTreeSet<String>, BTreeSet<String>) = names.into_iter().partition(is_served);
         if !unknown.is_empty() && subscription.is_first_unknown() {
@@ -348,7 +352,7 @@ impl Drop for EdsStreamGuard {
     }
 }
 
-/// Why Envoy refused a response, as far as it is kept.
+/// Why Envoy refused a response, cut to a limit.
 fn reason(error: rpc::Status) -> String {
     let rpc::Status { mut message, .. } = error;
     message.truncate(message.floor_char_boundary(REASON_BYTES_MAX));

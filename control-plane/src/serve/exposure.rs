@@ -1,11 +1,11 @@
-//! What a listener needs before it may be reached from other machines.
+//! What a listener needs before other machines may reach it.
 //!
 //! | listener | beyond loopback it needs | lifted by |
 //! |---|---|---|
 //! | state and EDS | mutual TLS | `--insecure-state` |
 //! | ext_proc | TLS (it has it unless `--ext-proc-plaintext`) | `--insecure-ext-proc` |
 //! | admin and debug | mutual TLS, or a bearer token | `--insecure-admin` |
-//! | metrics, health | nothing: they show counts and whether the daemon is well | |
+//! | metrics, health | nothing: they show counts and whether the daemon works | |
 
 use std::net::SocketAddr;
 
@@ -16,22 +16,22 @@ use crate::serve::listen::ListenerName;
 struct ListenerExposure {
     listener: ListenerName,
     address: SocketAddr,
-    /// Does it authenticate clients, or at least encrypt where that is the rule?
+    /// Whether it authenticates clients, or at least encrypts where that is enough.
     guarded: bool,
     /// Is the rule lifted by an `--insecure-...` flag?
     lifted: bool,
     /// What is wrong.
     lacks: &'static str,
-    /// What is at stake.
+    /// The risk.
     stake: &'static str,
-    /// What to give instead.
+    /// The option to set instead.
     remedy: &'static str,
 }
 
 /// Checks every listener. Returns a warning for each rule that the command line lifts.
 ///
 /// # Errors
-/// Names the option that exposes a listener, what is at stake, and what to set.
+/// Names the option that exposes a listener, the risk, and what to set.
 pub fn check(args: &ServeArgs) -> Result<Vec<String>, String> {
     let mut warnings = Vec::new();
     for exposure in exposures(args) {

@@ -1,12 +1,13 @@
-//! The picker for gateways that speak the Endpoint Picker Protocol over Envoy's external processing service.
+//! The picker for gateways that use the Endpoint Picker Protocol over Envoy's external processing
+//! service.
 //!
 //! ```text
-//!  gateway ── one gRPC stream an HTTP exchange ──▶ Conversation ──▶ exchange::Exchange ──▶ scheduler
+//!  gateway ── one gRPC stream per HTTP exchange ──▶ ExtProcStream ──▶ exchange::Exchange ──▶ scheduler
 //!                                                       │ one step under its lock
-//!                                                     Front ◀── push::Session ◀── pools of the daemon
+//!                                                   ExtProcServer ◀── StateSession ◀── pools of the daemon
 //! ```
-//! The same exchange and the same scheduler as in the wasm filter: no rule of the protocol is written here, only how Envoy's messages bring in
-//! what happens and take out what is to be done.
+//! It uses the same exchange and the same scheduler as the wasm filter: this module only translates
+//! Envoy's messages.
 
 mod answers;
 mod authority;
@@ -50,20 +51,24 @@ use tonic::server::NamedService;
 use crate::serve::health;
 use crate::shutdown::Shutdown;
 
-/// Names the pool of a stream, among its gRPC metadata (`initial_metadata` in Envoy's `grpc_service`); not needed where there is but one, nor where the
-/// stream's authority is the Service that the pool's InferencePool names.
+/// The gRPC metadata that names the pool of a stream (`initial_metadata` in Envoy's
+/// `grpc_service`). It is not needed where there is one pool, nor where the stream's authority is
+/// the Service that the pool's InferencePool names.
 pub const POOL: &str = "x-switchpoint-pool";
 
-/// How the destination is told on a stream, likewise: `list` or `single`.
+/// The gRPC metadata with the format of the destination: `list` or `single`.
 pub const DESTINATION_FORMAT: &str = "x-switchpoint-destination-format";
 
-/// The most streams at once, of all connections: one for each exchange that any gateway has under way. Each takes some KiB besides what it is accounted for.
+/// The most streams at once, of all connections: one for each exchange of all gateways. Each takes
+/// some KiB besides what it is charged for.
 pub const STREAMS_MAX: u64 = 16_384;
 
-/// The most streams of one connection, so that one does not take all. An Envoy that has more under way opens another connection.
+/// The most streams of one connection, so that one does not take all. An Envoy with more opens
+/// another connection.
 pub const STREAMS_PER_CONNECTION_MAX: u32 = 4_096;
 
-/// Read-ahead of one stream, in bytes: some pieces of a body. A stream is read as soon as anything comes, unless its proxy takes no answers.
+/// Read-ahead of one stream, in bytes: some pieces of a body. A stream is read as soon as data
+/// arrives, unless its proxy takes no answers.
 pub const STREAM_WINDOW_BYTES: u32 = 256 << 10;
 
 /// Read-ahead of a connection, in bytes: a gigabyte a second where a round trip takes a millisecond. This much memory a connection can take that we
@@ -73,7 +78,7 @@ pub const CONNECTION_WINDOW_BYTES: u32 = 1 << 20;
 /// The longest header list of a gRPC request, in bytes: its metadata is two short names. Each open stream may send that much.
 pub const METADATA_BYTES_MAX: u32 = 16 << 10;
 
-/// The method that there is.
+/// The only method.
 const METHOD: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
 
 /// Serves ext_proc streams.
@@ -229,7 +234,7 @@ impl StreamTransport {
     }
 }
 
-/// How a stream ends.
+/// The trailers of a stream.
 fn trailers(status: &Status) -> HeaderMap {
     let mut trailers = HeaderMap::new();
     if status.add_header(&mut trailers).is_err() {

@@ -36,9 +36,9 @@ const REQUEST_MAX: Duration = Duration::from_secs(30);
 /// The listeners, and what they answer.
 #[derive(Debug)]
 pub struct MonitoringServer {
-    /// Where the admin routes are.
+    /// The address of the admin routes.
     pub admin_address: SocketAddr,
-    /// Where metrics are, if anywhere but there.
+    /// The address of the metrics listener, if there is one.
     pub metrics_address: Option<SocketAddr>,
     /// Where gRPC health is, if anywhere.
     pub health_address: Option<SocketAddr>,

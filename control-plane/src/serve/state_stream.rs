@@ -47,7 +47,7 @@ type DaemonMessages = mpsc::Sender<Result<state::DaemonMessage, Status>>;
 // === impl StateServer ===
 
 impl StateServer {
-    /// Serves what `shared` holds until `shutdown`.
+    /// Serves the state in `shared` until `shutdown`.
     #[must_use]
     pub fn new(shared: Arc<DaemonState>, shutdown: Shutdown) -> Self {
         Self { shared, shutdown }
@@ -90,7 +90,7 @@ impl StateServer {
         let mut proxies = self.shared.proxies.subscribe();
         let mut relayed = self.shared.relayed.subscribe();
         let mut shutdown = self.shutdown.clone();
-        // What comes faster than its origin may speak waits in the network.
+        // Requests above the origin's rate wait in the network.
         let mut read_at = Instant::now();
         loop {
             // Seen before it is read: a change meanwhile wakes us again.

@@ -223,7 +223,7 @@ impl DaemonState {
         }
     }
 
-    /// A process told what ended requests saw. Never waits.
+    /// Queues the observations of a process. Never waits.
     pub fn observed(&self, process_id: u64, observations: state::Observations) {
         if let Some(learners) = self.learners.get() {
             learners.enqueue(process_id, observations);

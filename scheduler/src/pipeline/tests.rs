@@ -31,7 +31,7 @@ fn the_default_pipeline_builds() {
 fn names_weights_and_the_missing_picker() {
     let pipeline = Pipeline::build(&spec(vec![plugin("queue-scorer", "", 0.0, &[]), plugin("queue-scorer", "again", 1e6, &[])])).unwrap();
     assert_eq!(scorers(&pipeline), [("queue-scorer", 0.0), ("again", 1e6)], "without a name it goes by its type");
-    assert_eq!(format!("{:?}", pipeline.profiles().only().unwrap().picker), "MaxScore");
+    assert_eq!(format!("{:?}", pipeline.profiles().only().unwrap().picker), "MaxScorePicker");
 }
 
 #[test]

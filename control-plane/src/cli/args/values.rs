@@ -1,4 +1,4 @@
-//! How the values of options are written.
+//! Parsers for the values of options.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ pub(super) fn listen(text: &str) -> Result<OptionalAddress, String> {
     if text == "none" { Ok(OptionalAddress(None)) } else { address().map(OptionalAddress) }
 }
 
-/// What HTTP/2 allows in a header name of ours.
+/// A header name that HTTP/2 allows.
 pub(super) fn header_name(text: &str) -> Result<String, String> {
     let allowed = (1..=128).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
     if allowed { Ok(text.to_owned()) } else { Err("must be 1 to 128 characters a-z, 0-9 and -".to_owned()) }

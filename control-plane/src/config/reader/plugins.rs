@@ -1,4 +1,4 @@
-//! Declared plugins: what becomes of each and of every parameter of it.
+//! Declared plugins: the answer for each and for all its parameters.
 
 use scheduler::PLUGINS_MAX;
 use scheduler::plugin::{self, InvalidParameter};
@@ -28,7 +28,7 @@ pub(super) type GivenParameters = Vec<(String, plugin::ParameterValue)>;
 // === impl DeclaredPlugin ===
 
 impl DeclaredPlugin {
-    /// The parameters with the keys they stand at.
+    /// The parameters with their keys.
     pub(super) fn entries(&self) -> &[(YamlKey, YamlNode)] {
         self.parameters.entries()
     }
@@ -38,7 +38,8 @@ impl DeclaredPlugin {
         format!("{}.parameters.{name}", self.path)
     }
 
-    /// What is given of it, for the scheduler; values it cannot take are left out. It knows extractors by their type: of each there is one.
+    /// The parameters for the scheduler, without values it cannot take. Extractors are found by
+    /// their type, because there is one of each.
     pub(super) fn given(&self, all: &[Self]) -> GivenParameters {
         let ours = self.entries().iter().filter(|(key, _)| self.fate_of(&key.name).is_none());
         let entries = ours.filter_map(|(key, node)| Some((key.name.clone(), value(node)?)));
@@ -58,12 +59,12 @@ impl DeclaredPlugin {
         given
     }
 
-    /// What becomes of a parameter that the scheduler does not know.
+    /// The answer for a parameter that the scheduler does not know.
     fn fate_of(&self, parameter: &str) -> Option<ItemSupport> {
         PARAMETERS.iter().find(|(t, p, _)| *t == self.plugin_type && *p == parameter).map(|(.., fate)| *fate)
     }
 
-    /// Is it one of those that cannot be had?
+    /// Whether it is refused.
     pub(super) fn is_refused(&self) -> bool {
         registry::lookup(&self.plugin_type).is_none()
             && matches!(foreign(&self.plugin_type), Some(ReferencePlugin { support: ItemSupport::Refused(..), .. }))
@@ -115,7 +116,7 @@ impl ConfigReader {
         Some(DeclaredPlugin { name, plugin_type, parameters, path, line: plugin.line })
     }
 
-    /// Says what becomes of a declared plugin.
+    /// Reports the answer for a declared plugin.
     fn plugin_type(&mut self, declared: &DeclaredPlugin, all: &[DeclaredPlugin]) {
         let DeclaredPlugin { plugin_type, path, line, .. } = declared;
         match (registry::lookup(plugin_type), foreign(plugin_type)) {
@@ -140,7 +141,7 @@ impl ConfigReader {
         let mut wrong = self.unusable(declared);
         let mut given = declared.given(all);
         given.retain(|(name, _)| !wrong.contains(name));
-        // One mistake a round: what is wrong is told and left out, until the rest builds.
+        // One error a round: it is reported and left out, until the rest builds.
         while let Err(error) = row.build(&given) {
             let at = error_path(&error);
             let top = at.split(['.', '[']).next().unwrap_or_default().to_owned();
@@ -191,7 +192,7 @@ impl ConfigReader {
         }
     }
 
-    /// What parameters refer to must be there, and of the right kind.
+    /// Checks that everything that parameters refer to exists and has the right kind.
     pub(super) fn parameter_references(&mut self, profiles: &[&str]) {
         let plugins = std::mem::take(&mut self.plugins);
         let wanted =
@@ -210,7 +211,7 @@ impl ConfigReader {
                 (YamlValue::Text(name), ParameterReference::Profile) if !profiles.contains(&name.as_str()) => {
                     self.problem(&path, node.line, unknown("profile", name, profiles.iter().copied()));
                 }
-                _ => {} // of another type: told where parameters are read
+                _ => {} // another type is reported where parameters are read
             }
         }
     }
@@ -235,7 +236,7 @@ impl ConfigReader {
     }
 }
 
-/// A value as the scheduler takes it; `None` where it holds nothing, or a text that is too long.
+/// A value for the scheduler; `None` where it is empty, or a text that is too long.
 fn value(node: &YamlNode) -> Option<plugin::ParameterValue> {
     match &node.value {
         YamlValue::Null => None,

@@ -1,5 +1,6 @@
-//! Profiles, and the pipeline they and the declared plugins make up. What the reference adds by itself is added here: a handler, a picker,
-//! weights of 1, and a profile of everything declared where none is given.
+//! Profiles, and the pipeline of them and the declared plugins. llm-d's implicit parts are added
+//! here: a handler, a picker, weights of 1, and a profile of all declared plugins where none is
+//! given.
 
 use scheduler::registry::{self, PluginKind};
 use scheduler::{Pipeline, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec};
@@ -10,7 +11,7 @@ use crate::config::ItemStatus;
 use crate::config::reference_items::PluginRole;
 use crate::config::yaml::{YamlNode, YamlValue};
 
-/// What a profile may hold.
+/// Roles that a profile may contain.
 const IN_PROFILES: [PluginRole; 4] = [
     PluginRole::Scheduling(PluginKind::Filter),
     PluginRole::Scheduling(PluginKind::Scorer),
@@ -18,16 +19,16 @@ const IN_PROFILES: [PluginRole; 4] = [
     PluginRole::Scheduling(PluginKind::Detector), // filters too
 ];
 
-/// Producers that the reference's files name in profiles, though they hold wherever they are declared.
+/// Producers that llm-d's files name in profiles, although they apply wherever they are declared.
 const NAMED_IN_PROFILES: [&str; 2] = ["predicted-latency-producer", "slo-request-tracker"];
 
 /// The weight of a scorer that is given none.
 const WEIGHT_DEFAULT: f64 = 1.0;
 
-/// The name of a profile that nobody named, as at the reference.
+/// The name of an unnamed profile, as in llm-d.
 const PROFILE_DEFAULT: &str = "default";
 
-/// The detector that is asked when none is named, by its name.
+/// The name of the default detector.
 const DETECTOR_DEFAULT: &str = "utilization-detector";
 
 // === impl ConfigReader ===
@@ -52,7 +53,7 @@ impl ConfigReader {
         let parsers = self.parsers(root);
         let in_force = |p: &&DeclaredPlugin| match registry::lookup(&p.plugin_type).map(|row| row.kind) {
             None => false,
-            Some(PluginKind::Parser) => parsers.contains(&p.name), // being there is being in force
+            Some(PluginKind::Parser) => parsers.contains(&p.name), // it is in force by being declared
             Some(_) => true,
         };
         let mut plugins: Vec<PluginSpec> = self.plugins.iter().filter(in_force).map(|declared| self.spec(declared)).collect();
@@ -159,7 +160,7 @@ impl ConfigReader {
         }
         let name = name?;
         let declared = self.plugins.iter().find(|p| p.name == name)?;
-        let row = registry::lookup(&declared.plugin_type)?; // one that is refused or unknown has been told of
+        let row = registry::lookup(&declared.plugin_type)?; // one that is refused or unknown was reported
         match (weight_line, row.kind) {
             (Some(line), kind) if kind != PluginKind::Scorer => {
                 self.item(
@@ -180,7 +181,8 @@ impl ConfigReader {
         Some((row.kind, ProfilePlugin { name, weight }))
     }
 
-    /// No profile is given: all plugins declared that can be in one, each with weight 1. Nothing if there is none.
+    /// No profile is given: one with all declared plugins that can be in a profile, each with
+    /// weight 1. `None` if there is none.
     fn implied_profile(&mut self) -> Option<ProfileSpec> {
         let fits = |p: &&DeclaredPlugin| {
             registry::lookup(&p.plugin_type).is_some_and(|row| IN_PROFILES.contains(&PluginRole::Scheduling(row.kind)))
@@ -225,7 +227,7 @@ impl ConfigReader {
         handlers.into_iter().next().map(|(name, ..)| name).unwrap_or_default()
     }
 
-    /// What only the whole can be wrong in; the rest was told where it stands.
+    /// Checks the pipeline as a whole; its parts were checked where they are.
     fn check(&mut self, pipeline: &PipelineSpec) {
         if !self.report.errors.is_empty() || self.report.refuses() {
             return;

@@ -1,4 +1,4 @@
-//! How engines are asked for their load: `core-metrics-extractor` and `metrics-data-source`.
+//! How engines' metrics are read: `core-metrics-extractor` and `metrics-data-source`.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ const DATA_SOURCE: [&str; 8] =
 // === impl ConfigReader ===
 
 impl ConfigReader {
-    /// All that was gathered, over what is built in.
+    /// The collected settings over the built-in ones.
     pub(super) fn scraping(&mut self) -> Option<MetricsDiscovery> {
         let engines = match self.engines.take() {
             Some(engines) => engines,

@@ -1,4 +1,4 @@
-//! What stands beside plugins and profiles, by the table of the file's shape.
+//! The sections beside plugins and profiles, by the table of the file's shape.
 
 use super::{ConfigReader, below, unknown};
 use crate::config::ItemStatus;
@@ -50,7 +50,8 @@ impl ConfigReader {
         }
     }
 
-    /// The plugin that says whether the pool is saturated; empty for the default. The newer of the two places counts, as at the reference.
+    /// The saturation detector; empty for the default. The newer of the two places wins, as in
+    /// llm-d.
     pub(super) fn saturation_detector(&mut self, root: &YamlNode) -> String {
         let places = [
             Some(&["flowControl", "saturationDetector"][..]),
@@ -80,7 +81,8 @@ impl ConfigReader {
 }
 
 impl ConfigReader {
-    /// Names of the parsers whose requests are read; none for all. The newer of the two places counts, as at the reference.
+    /// Names of the parsers whose requests are read; empty for all. The newer of the two places
+    /// wins, as in llm-d.
     pub(super) fn parsers(&mut self, root: &YamlNode) -> Vec<String> {
         const PLACES: [&str; 2] = ["requestHandler.parsers", "parser"];
         let listed = root.at(&["requestHandler", "parsers"]).map(|node| (node.line, self.list(node, PLACES[0])));

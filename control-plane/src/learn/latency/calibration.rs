@@ -1,8 +1,9 @@
-//! How good predictions were: what a proxy predicted at the pick against what came of it.
+//! How good predictions were: the prediction at the pick against the measurement.
 //!
-//! Of each endpoint the newest outcomes are kept, so that what is told is of now, not of all time, and a drift shows. MAPE alone proves little (a
-//! constant does well where little varies), so beside it stand the pinball loss at 0.9, which a ninth decile is made to keep small, and how often the
-//! outcome lay within that decile, which should be nine times of ten.
+//! The newest outcomes of each endpoint are kept, so that the figures are current and a drift
+//! shows. MAPE alone proves little (a constant does well where little varies), so there are also
+//! the pinball loss at 0.9, which a p90 is fitted to keep small, and the coverage: how often the
+//! outcome was within the p90, which should be nine times of ten.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -11,10 +12,11 @@ use scheduler::EndpointRef;
 
 use crate::state::counters::TotalsHistogram;
 
-/// Outcomes kept of an endpoint and target: enough for a coverage of 90 % to be known to 3 %, few enough to show a drift, and its end.
+/// Outcomes kept for an endpoint and target: enough to know a coverage of 90 % to 3 %, few enough
+/// to show a drift and its end.
 const RECENT_MAX: usize = 100;
 
-/// What is predicted.
+/// A predicted time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PredictedTarget {
     /// Time to the first token.
@@ -29,7 +31,7 @@ const RATIO_MAX: f64 = 100.0;
 /// Upper bounds of buckets of what came relative to what was predicted; a last bucket is unbounded. Close around 1, where good predictions are.
 pub const RATIO_BOUNDS: [f64; 10] = [0.25, 0.5, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0];
 
-/// The counters of one pool.
+/// The scores of one pool.
 #[derive(Debug, Default)]
 pub struct PredictionScores {
     rows: BTreeMap<(EndpointRef, PredictedTarget), EndpointOutcomes>,
@@ -37,20 +39,20 @@ pub struct PredictionScores {
     compared: [PredictionComparison; 2],
 }
 
-/// All predictions ever made of one target that an outcome is known of, and those outcomes.
+/// All predictions of one target with a known outcome, and those outcomes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PredictionComparison {
-    /// What was predicted, ms.
+    /// The predictions, ms.
     pub predicted_ms: TotalsHistogram,
-    /// What came, ms.
+    /// The outcomes, ms.
     pub actual_ms: TotalsHistogram,
-    /// What came relative to what was predicted: counts by bucket of [`RATIO_BOUNDS`].
+    /// Outcome relative to prediction: counts by bucket of [`RATIO_BOUNDS`].
     pub ratios: [u64; RATIO_BOUNDS.len() + 1],
-    /// Sum of those.
+    /// Sum of the ratios.
     pub ratio_sum: f64,
 }
 
-/// Of one endpoint and target.
+/// For one endpoint and target.
 #[derive(Debug, Default)]
 struct EndpointOutcomes {
     count: u64,
@@ -64,12 +66,12 @@ struct PredictionOutcome {
     covered: bool,
 }
 
-/// How good predictions are, of the newest outcomes.
+/// How good predictions are, over the newest outcomes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PredictionScore {
-    /// Predictions ever held against an outcome.
+    /// Predictions ever compared with an outcome.
     pub count: u64,
-    /// The newest of them, which the rest is of.
+    /// The number of the newest ones, which the other fields are about.
     pub recent: usize,
     /// Mean absolute error relative to the outcome.
     pub mape: f64,
@@ -85,7 +87,7 @@ impl PredictedTarget {
     /// Both.
     pub const ALL: [Self; 2] = [Self::Ttft, Self::Tpot];
 
-    /// As metrics and pages call it.
+    /// Its name in metrics and pages.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -94,7 +96,7 @@ impl PredictedTarget {
         }
     }
 
-    /// What was predicted, its ninth decile, and what came; `None` where one of them is not known.
+    /// The prediction, its p90, and the outcome; `None` where one of them is unknown.
     fn of(self, observed: &EncodedObservation) -> Option<(f64, f64, f64)> {
         let predicted = observed.predicted?;
         let (middle, decile, seen) = match self {
@@ -108,7 +110,7 @@ impl PredictedTarget {
 // === impl PredictionScores ===
 
 impl PredictionScores {
-    /// A request ended well. Nothing, where nothing was predicted of it.
+    /// Records a successful request. Does nothing without a prediction.
     pub fn record(&mut self, observed: &EncodedObservation) {
         for (target, compared) in PredictedTarget::ALL.into_iter().zip(&mut self.compared) {
             let Some((middle, decile, seen)) = target.of(observed) else { continue };
@@ -123,24 +125,24 @@ impl PredictionScores {
         }
     }
 
-    /// Only these lives of endpoints are of interest from now on.
+    /// Drops endpoints of other generations.
     pub fn retain(&mut self, is_present: impl Fn(EndpointRef) -> bool) {
         self.rows.retain(|(endpoint, _), _| is_present(*endpoint));
     }
 
-    /// All that was ever compared, in the order of [`PredictedTarget::ALL`].
+    /// All comparisons, in the order of [`PredictedTarget::ALL`].
     #[must_use]
     pub fn comparisons(&self) -> [PredictionComparison; 2] {
         self.compared
     }
 
-    /// The counters of one endpoint.
+    /// The score of one endpoint.
     #[must_use]
     pub fn of_endpoint(&self, endpoint: EndpointRef, target: PredictedTarget) -> PredictionScore {
         PredictionScore::of(self.rows.get(&(endpoint, target)))
     }
 
-    /// Of all together.
+    /// The score of all endpoints together.
     #[must_use]
     pub fn of_pool(&self, target: PredictedTarget) -> PredictionScore {
         PredictionScore::of(self.rows.iter().filter(|((_, of), _)| *of == target).map(|(_, row)| row))
@@ -153,7 +155,7 @@ impl PredictionComparison {
     fn record(&mut self, predicted_ms: f64, actual_ms: f64) {
         self.predicted_ms.record(predicted_ms);
         self.actual_ms.record(actual_ms);
-        // A prediction of nothing is wrong by as much as can be said.
+        // A prediction of 0 is wrong by the largest ratio.
         let ratio = if predicted_ms > 0.0 { actual_ms / predicted_ms } else { RATIO_MAX };
         if let Some(count) = self.ratios.get_mut(RATIO_BOUNDS.partition_point(|bound| *bound < ratio)) {
             *count += 1;

@@ -1,7 +1,8 @@
-//! The file that models are kept in: written while there is anything new, read at the start, so that a daemon begins where the last one ended, or
-//! where that of a like pool did.
+//! The file of learned models: written while there is anything new, read at the start, so that a
+//! daemon continues where the last one, or one of a similar pool, ended.
 //!
-//! JSON, the models as the words that go to proxies. What cannot be used is left out, with a warning: a daemon without a model learns one.
+//! It is JSON with the models as the words that go to proxies. Invalid parts are left out with a
+//! warning: a daemon without a model learns one.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -20,16 +21,16 @@ const SCHEMA: u32 = 1;
 /// The largest file read, in bytes: 64 KB of models for each of a hundred pools, as decimal numbers.
 const FILE_BYTES_MAX: u64 = 32 << 20;
 
-/// What is kept of a pool.
+/// The saved models of a pool.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SavedModel {
-    /// What its engines' steps cost.
+    /// The step model of its engines.
     pub step: StepModel,
     /// Predicts latencies.
     pub latency: Option<LatencyModel>,
 }
 
-/// The file, and what it holds.
+/// The file and its content.
 #[derive(Debug)]
 pub struct ModelFile {
     path: PathBuf,
@@ -68,7 +69,7 @@ impl SavedModel {
 // === impl ModelFile ===
 
 impl ModelFile {
-    /// Reads what is there. One that is not there yet, or cannot be used, holds nothing.
+    /// Reads the file. One that does not exist, or is invalid, is empty.
     #[must_use]
     pub fn open(path: PathBuf) -> Self {
         let pools = read(&path).and_then(|text| text.map_or(Ok(BTreeMap::new()), |text| parse(&text)));
@@ -79,16 +80,17 @@ impl ModelFile {
         Self { path, pools: Mutex::new(pools) }
     }
 
-    /// What is known of a pool.
+    /// The models of a pool.
     #[must_use]
     pub fn model(&self, pool: &str) -> Option<SavedModel> {
         self.pools.lock().unwrap_or_else(PoisonError::into_inner).get(pool).cloned()
     }
 
-    /// Keeps what is known of a pool by now, beside the others: a reader, or the next life after a crash, finds one file or the other whole.
+    /// Saves the models of a pool beside the others. A reader, or the next start after a crash,
+    /// finds one complete file or the other.
     ///
     /// # Errors
-    /// Whatever the file system says. The old file is intact then.
+    /// The error of the file system. The old file is intact then.
     pub fn save(&self, pool: &str, model: SavedModel) -> io::Result<()> {
         let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
         pools.insert(pool.to_owned(), model);

@@ -1,8 +1,8 @@
-//! What comes from proxies, held to the rules before anything is learned from it.
+//! Checks the observations of proxies before anything is learned from them.
 //!
-//! A VM numbers its rows, so what was told before (by a leader that has just taken over, by a stream that was opened again) is known by its
-//! numbers, and what is missing is counted as lost. A row that is not what it may be is refused by itself: the others of its message are as good as
-//! without it.
+//! A VM numbers its rows, so repeated rows (of a new leader, of a stream that was opened again) are
+//! recognised by their numbers, and missing rows are counted as lost. An invalid row is refused
+//! alone: the other rows of its message stay valid.
 
 use std::collections::BTreeMap;
 
@@ -10,40 +10,41 @@ use pool_state::{EncodedObservation, OBSERVATION_BYTES, OBSERVATIONS_MAX};
 use proto::state;
 use scheduler::latency::learn::RequestEnd;
 
-/// VMs whose numbers are remembered; beyond, those told of least lately are forgotten. The workers of a few hundred proxies.
+/// VMs whose numbers are remembered; beyond that the least recent is forgotten. The workers of a
+/// few hundred proxies.
 const VMS_MAX: usize = 4_096;
 
-/// What became of the rows, counted since the daemon started.
+/// Counts of rows by result, since the daemon started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ObservationCounts {
     /// Ended well, and learned from.
     pub learned: u64,
-    /// Left by their clients: nobody knows how long they would have taken.
+    /// The client left: the full time is unknown.
     pub censored: u64,
     /// Failed by their endpoints.
     pub failed: u64,
     /// Not what they may be, whole messages of nonsense counted as one.
     pub refused: u64,
-    /// Of a life of an endpoint that is not in the pool.
+    /// For a generation of an endpoint that is not in the pool.
     pub unknown: u64,
-    /// Told before.
+    /// Received before.
     pub again: u64,
     /// Overwritten before they were read, or more than there was time for.
     pub lost: u64,
 }
 
-/// How far each VM was heard.
+/// How far the rows of each VM have arrived.
 #[derive(Debug, Default)]
 pub struct ObservationIntake {
     vms: BTreeMap<(u64, u64), IntakePosition>,
     messages: u64,
-    /// What became of them.
+    /// Counts by result.
     pub counts: ObservationCounts,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct IntakePosition {
-    /// The number of the row after the last.
+    /// The number of the next row.
     next: u64,
     /// When, by the count of messages.
     at: u64,
@@ -71,7 +72,7 @@ impl ObservationCounts {
 // === impl ObservationIntake ===
 
 impl ObservationIntake {
-    /// The rows of a message of that process that are new and sound, each with whether it may be learned from.
+    /// The new and valid rows of a message, each with whether it may be learned from.
     pub fn take(&mut self, process_id: u64, message: &state::Observations) -> Vec<EncodedObservation> {
         let (rows, rest) = message.rows.as_chunks::<OBSERVATION_BYTES>();
         if !rest.is_empty() || rows.len() > OBSERVATIONS_MAX {
@@ -92,7 +93,8 @@ impl ObservationIntake {
         sound
     }
 
-    /// Counts what cannot be read. The first of a pool is worth a line: a filter of another version than the daemon teaches it nothing for ever.
+    /// Counts unreadable rows. The first of a pool is logged: a filter of another version than the
+    /// daemon would never teach it anything.
     fn refuse(&mut self, process_id: u64, count: u64) {
         if count > 0 && self.counts.refused == 0 {
             let process = format_args!("{process_id:016x}");
@@ -101,7 +103,7 @@ impl ObservationIntake {
         self.counts.refused += count;
     }
 
-    /// Counts a row. Says whether it may be learned from.
+    /// Counts a row. Returns whether it may be learned from.
     pub fn count(&mut self, observed: &EncodedObservation, is_present: bool) -> bool {
         let counts = &mut self.counts;
         let count = match observed.observation.ended {

@@ -1,4 +1,4 @@
-//! The task of one pool that learns: takes observations, and once a second says what it knows by now.
+//! The learning task of one pool: takes observations, and publishes models once a second.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -20,26 +20,27 @@ use crate::learn::directory::{LearnerInbox, LearnerReport, ObservationReport};
 use crate::shutdown::Shutdown;
 use crate::state::shared::DaemonState;
 
-/// How often what is new is told: a proxy takes a model over in well under a millisecond, and a drift should be known within seconds.
+/// How often new models are published: a proxy applies a model in well under a millisecond, and a
+/// drift should be known within seconds.
 const PUBLISH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How often what is new is kept in the file.
+/// How often new models are saved.
 const KEEP_INTERVAL: Duration = Duration::from_secs(30);
 
-/// What is said of a request while there is no model at all.
+/// The reason for no prediction while there is no model at all.
 const TOO_LITTLE: NoPrediction = NoPrediction::TooLittleData;
 
-/// Messages taken at once, before anything else gets a turn.
+/// Messages taken at once, before other work.
 const BATCH_MAX: usize = 64;
 
-/// What a pool's learner begins with.
+/// The settings of a pool's learner.
 #[derive(Debug)]
 pub struct LearningSettings {
     /// Its pool.
     pub pool: Arc<str>,
     /// Are latencies predicted?
     pub predict: bool,
-    /// Where models are kept.
+    /// Where models are saved.
     pub file: Option<Arc<ModelFile>>,
 }
 
@@ -54,7 +55,7 @@ pub struct LearningTask {
     calibration: PredictionScores,
     abstained: BTreeMap<&'static str, u64>,
     learner: LatencyLearner,
-    /// What is in force.
+    /// The current models.
     model: SavedModel,
     began: Instant,
     kept_at: Instant,
@@ -94,7 +95,7 @@ impl LearningTask {
 
     /// Learns until `shutdown`.
     pub async fn run(mut self, mut shutdown: Shutdown) {
-        // Proxies tell nothing before they know that somebody learns.
+        // Proxies send no observations before they know that a learner exists.
         self.publish();
         self.write_page();
         let mut tick = tokio::time::interval(PUBLISH_INTERVAL);
@@ -164,7 +165,7 @@ impl LearningTask {
         }
     }
 
-    /// What is due every second.
+    /// Does what is due every second.
     fn tick(&mut self) {
         let overrun = self.desk.overrun.load(Ordering::Relaxed);
         self.intake.counts.lost += overrun - std::mem::replace(&mut self.overrun, overrun);
@@ -185,7 +186,7 @@ impl LearningTask {
         self.write_page();
     }
 
-    /// Puts what is known before all proxies of the pool.
+    /// Publishes the models to all proxies of the pool.
     fn publish(&mut self) {
         let SavedModel { step, latency } = self.model.clone();
         let learned = LearnedModels { pool: self.settings.pool.to_string(), version: self.shared.next_version(), step, latency };
@@ -234,7 +235,7 @@ impl LearningTask {
         *self.desk.page.lock().unwrap_or_else(PoisonError::into_inner) = page;
     }
 
-    /// The models, for people.
+    /// The models as JSON.
     fn to_json(&self, members: &[(EndpointRef, String)]) -> Value {
         let LearnerStatus { window, adopted, rejected, drifts, .. } = self.learner.standing();
         let step = &self.model.step;
@@ -262,7 +263,7 @@ impl LearningTask {
         let abstains = (model.samples() < SAMPLES_MIN).then(|| TOO_LITTLE.reason());
         let (ttft_trees, tpot_trees) = model.trees();
         let limits = FEATURES.iter().zip(model.limits()).map(|(feature, limit)| (feature.name.to_owned(), json!(limit)));
-        // Of this life: what is known of one before it says nothing of it.
+        // For this generation: what is known about another one does not apply.
         let named = |known: EndpointRef| members.iter().find(|(endpoint, _)| *endpoint == known).map(|(_, name)| name.clone());
         let endpoints = model.endpoints().filter_map(|factor| {
             let name = named(factor.endpoint)?;

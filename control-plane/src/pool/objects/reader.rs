@@ -13,7 +13,8 @@ use super::{ObjectBody, PoolObject};
 use crate::config::yaml::{self, YamlNode, YamlValue};
 use crate::config::{ConfigItem, ConfigProblem, ConfigReport, ItemStatus, below, unknown};
 
-/// Groups of the kinds: the current one and those they had before. Any version of them, for fields have only been added.
+/// Groups of the kinds: the current one and earlier ones. Any version of them, because fields were
+/// only added.
 const GROUPS: [&str; 3] = ["llm-d.ai", "inference.networking.k8s.io", "inference.networking.x-k8s.io"];
 
 /// Groups of the pool that an object names.
@@ -21,7 +22,7 @@ const POOL_GROUPS: [&str; 2] = ["inference.networking.k8s.io", "inference.networ
 
 const POOL_KIND: &str = "InferencePool";
 
-/// What Kubernetes keeps of every object; of it only name, namespace and creationTimestamp are read.
+/// Fields that Kubernetes has in every object; only name, namespace and creationTimestamp are read.
 const METADATA: [&str; 12] = [
     "name",
     "namespace",
@@ -44,7 +45,7 @@ pub enum ObjectKind {
     InferenceObjective,
     /// A model that a pool serves.
     InferenceModel,
-    /// Other models for those that are asked for.
+    /// Replaces requested models by others.
     InferenceModelRewrite,
 }
 
@@ -65,7 +66,7 @@ struct ObjectReader {
     lines: BTreeMap<(ObjectKind, String, String), u64>,
 }
 
-/// Reads a file's text: what becomes of each object, and the objects, as far as they can be told.
+/// Reads a file's text: the report on each object, and the valid objects.
 #[must_use]
 pub fn read(text: &str) -> (ConfigReport, Vec<PoolObject>) {
     let mut reader = ObjectReader::default();
@@ -218,7 +219,7 @@ impl ObjectReader {
         self.required(model, &at, "value").and_then(|value| self.name(value, &below(&at, "value")))
     }
 
-    /// Targets, whose model stands under `key` and whose weights begin at `weight_min`.
+    /// Targets, with the model under `key` and weights from `weight_min` on.
     fn targets(&mut self, node: Option<&YamlNode>, path: &str, key: &str, weight_min: i64) -> Vec<TargetSpec> {
         let mut targets = Vec::new();
         for (i, target) in self.at_most(node, path).iter().enumerate() {
@@ -356,7 +357,7 @@ impl fmt::Display for ObjectKind {
 
 // === impl ObjectBody ===
 
-/// For people, in a line.
+/// Readable, in one line.
 impl fmt::Display for ObjectBody {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

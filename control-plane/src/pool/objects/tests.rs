@@ -3,7 +3,7 @@ use scheduler::objects::TargetSpec;
 
 use super::*;
 
-/// What `kubectl get` prints and people write: one file with all three kinds.
+/// One file with all three kinds, as `kubectl get` prints it and users write it.
 const ALL: &str = "\
 apiVersion: llm-d.ai/v1alpha2
 kind: InferenceObjective
@@ -79,7 +79,7 @@ fn an_inference_pool_takes_the_objects_of_its_namespace_that_name_it_and_says_wh
     let pool = |namespace: &str, name: &str| PoolName { name: name.into(), namespace: Some(namespace.into()) };
     let selection =
         |own: PoolName| ObjectSelection { served: Arc::from([pool("n1", "llama"), pool("n2", "llama")]), pool: own, strict_models: false };
-    // The namespace of each of these is `n` and its priority; the last says no namespace, as a file may.
+    // The namespace of each of these is `n` and its priority; the last has none, as a file may.
     let bare = objective("d", "llama", 4, "").replace(", namespace: n4", "");
     let texts = [objective("a", "llama", 1, ""), objective("b", "llama", 2, ""), objective("c", "default", 1, ""), bare];
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();

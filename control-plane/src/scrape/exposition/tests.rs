@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Takes everything but the families it is told to ignore, and stops at a name if told to.
+/// Takes everything except the given families, and stops at a given name.
 #[derive(Default)]
 struct SampleNotes {
     ignore: &'static [u8],
@@ -158,7 +158,7 @@ fn labels_have_a_limit() {
     }
 }
 
-/// A sample as the format can express it, and one of the ways to write it.
+/// A sample, and one of the ways to write it.
 #[derive(Clone, Debug)]
 struct WrittenSample {
     line: String,

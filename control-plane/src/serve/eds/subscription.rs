@@ -1,8 +1,9 @@
-//! What one EDS stream is to be sent next: pure, the same for both variants of the protocol.
+//! What one EDS stream sends next: pure, the same for both variants of the protocol.
 //!
-//! One response is out at a time; the next, when its acknowledgement or refusal is in, carries the newest set, whatever came between.
-//! A refused set is not sent again: Envoy keeps its last good one until the set changes. Envoys answer at once; one that has not taken over what it was
-//! sent for [`EDS_ACK_WAIT_MAX`] is marked late, until it has.
+//! One response is out at a time. The next one, after its acknowledgement or refusal, has the
+//! newest set. A refused set is not sent again: Envoy keeps its last good one until the set
+//! changes. Envoys answer at once; one that has not applied a response for [`EDS_ACK_WAIT_MAX`] is
+//! marked late until it has.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,7 +21,7 @@ pub struct EdsSubscription {
     sent: BTreeMap<String, u64>,
     acks: BTreeMap<String, EdsAck>,
     nonce: u64,
-    /// The log already has the unknown names that this stream asked for.
+    /// Whether unknown names of this stream were logged.
     unknown: bool,
     /// Since when something sent is not taken over.
     waits: Option<Instant>,
@@ -32,16 +33,16 @@ struct PendingResponse {
     revisions: Vec<(String, u64)>,
 }
 
-/// What is to be sent.
+/// A response to send.
 #[derive(Debug, PartialEq, Eq)]
 pub struct DueResponse {
     /// Comes back with the answer.
     pub nonce: String,
-    /// Pools to be told, those that changed.
+    /// The pools that changed.
     pub changed: Vec<String>,
 }
 
-/// How Envoy answered.
+/// Envoy's answer to a response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EnvoyAnswer {
     /// It took the response over.
@@ -53,7 +54,7 @@ pub enum EnvoyAnswer {
 // === impl EdsSubscription ===
 
 impl EdsSubscription {
-    /// Replaces the names subscribed to. What is subscribed to anew is sent anew.
+    /// Replaces the subscribed names. New ones are sent.
     pub fn set_names(&mut self, names: BTreeSet<String>) {
         self.sent.retain(|name, _| names.contains(name));
         self.acks.retain(|name, _| names.contains(name));
@@ -63,7 +64,7 @@ impl EdsSubscription {
         self.names = names;
     }
 
-    /// Are unknown names asked for for the first time?
+    /// Whether this is the first unknown name.
     pub fn is_first_unknown(&mut self) -> bool {
         !std::mem::replace(&mut self.unknown, true)
     }
@@ -74,13 +75,14 @@ impl EdsSubscription {
         &self.names
     }
 
-    /// What was acknowledged, by pool.
+    /// The acknowledgements, by pool.
     #[must_use]
     pub fn acks(&self) -> &BTreeMap<String, EdsAck> {
         &self.acks
     }
 
-    /// Envoy answered the response with `nonce`. An answer to any other but the last is out of date and says nothing.
+    /// Takes Envoy's answer to the response with `nonce`. An answer to an older response is
+    /// ignored.
     pub fn answer(&mut self, nonce: &str, answer: &EnvoyAnswer) -> bool {
         let Some(in_flight) = self.in_flight.take_if(|f| f.nonce == nonce) else { return false };
         for (name, revision) in in_flight.revisions {
@@ -102,13 +104,13 @@ impl EdsSubscription {
         self.waits.filter(|_| self.acks.values().all(|ack| !ack.late)).map(|since| since + EDS_ACK_WAIT_MAX)
     }
 
-    /// The time has come that [`Self::late_at`] told.
+    /// The time of [`Self::late_at`] has come.
     pub fn mark_late(&mut self) {
         let behind = |(name, ack): &(&String, &mut EdsAck)| self.sent.get(*name).is_some_and(|sent| *sent > ack.acked);
         self.acks.iter_mut().filter(behind).for_each(|(_, ack)| ack.late = true);
     }
 
-    /// What to send now, if anything; it counts as sent.
+    /// The next response, if there is one; it counts as sent.
     pub fn due(&mut self, pools: &PoolViews, now: Instant) -> Option<DueResponse> {
         if self.in_flight.is_some() {
             return None;

@@ -1,4 +1,4 @@
-//! What a conversation has to send, in order. A body in it is cut into messages only as they are taken.
+//! The answers of a stream, in order. A body is cut into messages only as they are taken.
 
 use std::collections::VecDeque;
 
@@ -23,7 +23,7 @@ enum ExtProcAnswer {
 pub struct AnswerBody {
     /// The pieces.
     pub pieces: BodyPieces,
-    /// Whose body it is.
+    /// Request or response.
     pub direction: BodyDirection,
     /// The pieces are all that goes on; otherwise each answers one that came.
     pub duplex: bool,
@@ -77,7 +77,7 @@ impl AnswerQueue {
         self.0.is_empty()
     }
 
-    /// Sends none of them.
+    /// Drops all of them.
     pub fn clear(&mut self) {
         self.0.clear();
     }

@@ -1,14 +1,17 @@
-//! One ext_proc stream: one exchange, as the proxy tells of it. Messages in, answers out; no sockets, no waiting.
+//! One ext_proc stream: one exchange, as the proxy reports it. Messages in, answers out; no
+//! sockets, no waiting.
 //!
-//! The rules are [`Exchange`]'s; here is when each mode of sending bodies lets its words take effect:
+//! The rules are [`Exchange`]'s. This module knows when the answers take effect in each mode of
+//! sending bodies:
 //!
 //! | request body | decided | destination goes with | the held body |
 //! |---|---|---|---|
-//! | full duplex, streamed early | at the last byte | the answer to the headers, given only then | the pieces as they came, changed where the model's name stood |
+//! | full duplex, streamed early | at the last byte | the answer to the headers, given only then | the pieces as they came, with the model's name replaced |
 //! | buffered, buffered partial | at the one piece | the answer to that piece, for which the headers wait | replaced if it changed |
 //! | streamed, none | at the headers, which do not wait | the answer to the headers | passes unread |
 //!
-//! A stream ends when the proxy has nothing more to ask, or its client left: either way what the pick holds is released, once, when this is dropped.
+//! A stream ends when the proxy has no more messages, or its client left: either way the pick is
+//! released, once, when this is dropped.
 
 use std::sync::Arc;
 
@@ -27,18 +30,18 @@ use super::refusal::StreamRefusal;
 use super::server::{ExtProcServer, ServedPool};
 use super::wire::{self, BodyDirection, BodyMode, BodyModes, HeaderChanges};
 
-/// Longest piece of a body sent in one full-duplex message, in bytes: Envoy asks for no more than 64 KiB.
+/// The longest piece of a body in one full-duplex message, in bytes: Envoy's limit is 64 KiB.
 const PIECE_BYTES_MAX: usize = 60 << 10;
 
-/// Who served, under the destination's namespace.
+/// The served endpoint, under the destination's namespace.
 const SERVED: &str = "x-gateway-destination-endpoint-served";
 
-/// What a stream asks of whoever drives it.
+/// What a stream needs from its driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamAction {
     /// The next message.
     Listen,
-    /// To be asked again by [`ExtProcStream::retry`] when the pool has state, or at this moment.
+    /// A call of [`ExtProcStream::retry`] when the pool has state, or at this moment.
     Wait(Timestamp),
 }
 
@@ -50,7 +53,7 @@ pub struct ExtProcStream {
     settings: Arc<ExchangeSettings>,
     exchange: Exchange,
     number: u64,
-    /// Of the API that was called.
+    /// The family of the API.
     family: ApiFamily,
     /// Length of the request headers, some of which the exchange keeps.
     head_bytes: usize,
