@@ -13,6 +13,7 @@ pub use replay::{InvalidRecord, ParsedRecord, RECORD_BYTES_MAX, ReplayedDecision
 
 use scheduler::in_flight::{EndpointLoad, RunningRequest};
 use scheduler::latency::Prediction;
+use scheduler::metrics::METRICS;
 use scheduler::{AdapterRoom, Endpoint, EndpointMetrics, LocalState, Readiness, Request, Rng, Snapshot};
 
 use crate::json::write::JsonWriter;
@@ -189,15 +190,9 @@ fn endpoint_members(w: &mut JsonWriter, endpoint: &Endpoint, load: EndpointLoad)
 }
 
 fn metrics_members(w: &mut JsonWriter, metrics: &EndpointMetrics) {
-    for (name, number) in [
-        ("queue_depth", metrics.queue_depth),
-        ("running_requests", metrics.running_requests),
-        ("kv_cache_utilization", metrics.kv_cache_utilization),
-    ] {
-        w.name(name).option(finite(number), |w, number| w.float(number));
+    for metric in METRICS {
+        w.name(metric.name).option(finite((metric.get)(metrics)), |w, number| w.float(number));
     }
-    w.name("kv_block_tokens").option(metrics.kv_block_tokens, |w, tokens| w.plain(tokens));
-    w.name("kv_blocks").option(metrics.kv_blocks, |w, blocks| w.plain(blocks));
     if let Some(lora) = &metrics.lora {
         w.name("lora").object(|w| {
             w.name("running").strings(lora.running.iter().map(|name| &**name));

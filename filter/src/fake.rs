@@ -394,20 +394,17 @@ pub fn pool_update_message(pool: &str, version: scheduler::Version, addresses: &
 
 /// Metrics with these queue depths.
 pub fn metrics_message(pool: &str, version: scheduler::Version, sequence: u64, queues: &[f32]) -> Vec<u8> {
-    use proto::state::{self, daemon_message::Message::Metrics};
-    let n = queues.len();
-    encode(Metrics(state::Metrics {
-        pool: pool.into(),
-        pool_update: Some(state::Version { term: version.term, sequence: version.sequence }),
-        sequence,
-        queue_depth: queues.to_vec(),
-        running_requests: vec![0.0; n],
-        kv_cache_utilization: vec![0.0; n],
-        kv_block_tokens: vec![16; n],
-        kv_blocks: vec![1_000; n],
-        lora: vec![],
-        attributes: vec![],
-    }))
+    use proto::state::daemon_message::Message::Metrics;
+    let metrics = |queue: &f32| scheduler::EndpointMetrics {
+        queue_depth: Some(*queue),
+        running_requests: Some(0.0),
+        kv_cache_utilization: Some(0.0),
+        kv_block_tokens: Some(16),
+        kv_blocks: Some(1_000),
+        ..scheduler::EndpointMetrics::default()
+    };
+    let metrics: Vec<_> = queues.iter().map(metrics).collect();
+    encode(Metrics(proto::encode_metrics(pool, version, sequence, &metrics)))
 }
 
 pub fn encode(message: proto::state::daemon_message::Message) -> Vec<u8> {

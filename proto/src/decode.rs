@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use scheduler::latency::InvalidModel;
+use scheduler::metrics::MetricDefinition;
 use scheduler::objects::{InvalidObjects, Objects};
 use scheduler::plugin::{ParameterValue, VALUE_DEPTH_MAX};
 use scheduler::sort::sort_by;
@@ -78,23 +79,21 @@ pub fn metrics(message: &state::Metrics, onto: &Snapshot) -> Result<Snapshot, In
         return Err(InvalidState::OtherPoolUpdate);
     }
     let n = onto.endpoints().len();
-    let columns = MetricColumns::new(message, n)?;
-    let mut metrics: Vec<EndpointMetrics> = (0..n).map(|i| columns.row(i)).collect();
+    let attributes = attributes(&message.attributes, n)?;
+    let mut metrics: Vec<EndpointMetrics> = (0..n).map(|i| endpoint_attributes(attributes, i)).collect();
+    for column in &message.columns {
+        let Some(metric) = MetricDefinition::named(&column.name) else { continue };
+        if column.values.len() != n {
+            return Err(InvalidState::ColumnLength(metric.name));
+        }
+        metrics.iter_mut().zip(&column.values).for_each(|(row, value)| (metric.set)(row, metric.unit.valid(*value)));
+    }
     for lora in &message.lora {
         let row = usize::try_from(lora.index).ok().and_then(|i| metrics.get_mut(i)).ok_or(InvalidState::OutOfRange("lora.index"))?;
         let names = |list: &[String]| list.iter().map(|s| s.as_str().into()).collect();
         row.lora = Some(LoraMetrics { running: names(&lora.running), waiting: names(&lora.waiting), max: lora.max });
     }
     onto.with_metrics(pool_update, metrics).map_err(InvalidState::Snapshot)
-}
-
-struct MetricColumns<'a> {
-    queue_depth: &'a [f32],
-    running_requests: &'a [f32],
-    kv_cache_utilization: &'a [f32],
-    kv_block_tokens: &'a [u32],
-    kv_blocks: &'a [u32],
-    attributes: &'a [state::Attribute],
 }
 
 // === impl InvalidState ===
@@ -117,38 +116,6 @@ impl fmt::Display for InvalidState {
 
 impl std::error::Error for InvalidState {}
 
-// === impl MetricColumns ===
-
-impl<'a> MetricColumns<'a> {
-    fn new(message: &'a state::Metrics, n: usize) -> Result<Self, InvalidState> {
-        fn column<'a, T>(values: &'a [T], n: usize, name: &'static str) -> Result<&'a [T], InvalidState> {
-            if values.len() == n { Ok(values) } else { Err(InvalidState::ColumnLength(name)) }
-        }
-        Ok(Self {
-            queue_depth: column(&message.queue_depth, n, "queue_depth")?,
-            running_requests: column(&message.running_requests, n, "running_requests")?,
-            kv_cache_utilization: column(&message.kv_cache_utilization, n, "kv_cache_utilization")?,
-            kv_block_tokens: column(&message.kv_block_tokens, n, "kv_block_tokens")?,
-            kv_blocks: column(&message.kv_blocks, n, "kv_blocks")?,
-            attributes: attributes(&message.attributes, n)?,
-        })
-    }
-
-    fn row(&self, i: usize) -> EndpointMetrics {
-        let number = |column: &[f32]| column.get(i).copied().filter(|x| x.is_finite() && *x >= 0.0);
-        let count = |column: &[u32]| column.get(i).copied().filter(|&x| x > 0);
-        EndpointMetrics {
-            queue_depth: number(self.queue_depth),
-            running_requests: number(self.running_requests),
-            kv_cache_utilization: number(self.kv_cache_utilization).map(|x| x.min(1.0)),
-            kv_block_tokens: count(self.kv_block_tokens),
-            kv_blocks: count(self.kv_blocks),
-            lora: None,
-            attributes: self.attributes.iter().filter_map(|column| attribute(column, i)).collect(),
-        }
-    }
-}
-
 /// Readers look attributes up by bisection, so their keys must be in order.
 fn attributes(columns: &[state::Attribute], n: usize) -> Result<&[state::Attribute], InvalidState> {
     if columns.iter().any(|column| column.values.len() != n) {
@@ -158,6 +125,10 @@ fn attributes(columns: &[state::Attribute], n: usize) -> Result<&[state::Attribu
         return Err(InvalidState::OutOfRange("attributes"));
     }
     Ok(columns)
+}
+
+fn endpoint_attributes(columns: &[state::Attribute], i: usize) -> EndpointMetrics {
+    EndpointMetrics { attributes: columns.iter().filter_map(|column| attribute(column, i)).collect(), ..EndpointMetrics::default() }
 }
 
 fn attribute(column: &state::Attribute, i: usize) -> Option<(Box<str>, f32)> {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use scheduler::metrics::{METRICS, MetricDefinition};
 use scheduler::objects::ObjectsSpec;
 use scheduler::{ATTRIBUTES_MAX, Endpoint, EndpointMetrics, PipelineSpec, PluginSpec, ProfileSpec, Readiness, Version};
 
@@ -52,19 +53,18 @@ fn low(secret: u128) -> u64 {
 /// The message that carries the metrics of the endpoints of `pool_update`, in their order.
 #[must_use]
 pub fn encode_metrics(pool: &str, pool_update: Version, sequence: u64, metrics: &[EndpointMetrics]) -> state::Metrics {
-    let known = |value: Option<f32>| value.unwrap_or(f32::NAN);
     state::Metrics {
         pool: pool.to_owned(),
         pool_update: Some(version(pool_update)),
         sequence,
-        queue_depth: metrics.iter().map(|m| known(m.queue_depth)).collect(),
-        running_requests: metrics.iter().map(|m| known(m.running_requests)).collect(),
-        kv_cache_utilization: metrics.iter().map(|m| known(m.kv_cache_utilization)).collect(),
-        kv_block_tokens: metrics.iter().map(|m| m.kv_block_tokens.unwrap_or(0)).collect(),
-        kv_blocks: metrics.iter().map(|m| m.kv_blocks.unwrap_or(0)).collect(),
+        columns: METRICS.iter().map(|metric| column(metric, metrics)).collect(),
         lora: (0u32..).zip(metrics).filter_map(|(index, m)| m.lora.as_ref().map(|l| lora(index, l))).collect(),
         attributes: attributes(metrics),
     }
+}
+
+fn column(metric: &MetricDefinition, metrics: &[EndpointMetrics]) -> state::MetricColumn {
+    state::MetricColumn { name: metric.name.to_owned(), values: metrics.iter().map(|m| (metric.get)(m).unwrap_or(f32::NAN)).collect() }
 }
 
 fn version(version: Version) -> state::Version {

@@ -27,7 +27,7 @@ mod encode;
 pub use encode::{PoolState, encode_metrics, encode_pool_update};
 
 /// The wire schema spoken here. Daemon and filter with different schemas refuse each other by name.
-pub const SCHEMA: u32 = 2;
+pub const SCHEMA: u32 = 3;
 
 /// The largest message either side accepts, in bytes: 1,024 endpoints with 1 KiB of labels each, four times over.
 pub const MESSAGE_BYTES_MAX: usize = 4 << 20;

@@ -25,7 +25,7 @@ mod text;
 // State: endpoints and requests.
 mod endpoint;
 pub use endpoint::{ENDPOINTS_MAX, Endpoint, EndpointIndex, EndpointRef, Generation, ROLE_LABEL, Readiness, Slot, decodes};
-mod metrics;
+pub mod metrics;
 pub use metrics::{ATTRIBUTES_MAX, EndpointMetrics, LoraMetrics, SEQUENCES_MAX_ATTRIBUTE};
 mod slo;
 pub use slo::{Slo, TrackedSlo};

@@ -27,6 +27,101 @@ pub struct EndpointMetrics {
     pub attributes: Box<[(Box<str>, f32)]>,
 }
 
+/// A number that engines report about themselves: a row of [`METRICS`].
+///
+/// It is a fact about the field, so that code which carries, prints or reads all numbers needs no
+/// line per number.
+#[derive(Debug)]
+pub struct MetricDefinition {
+    /// The name in messages, records and pages.
+    pub name: &'static str,
+    /// What it counts, in a few words.
+    pub help: &'static str,
+    /// Which values are valid.
+    pub unit: MetricUnit,
+    /// How the series of several schedulers behind one address become one number.
+    pub fold: MetricFold,
+    /// Reads the number. Exact for whole numbers up to 2^24; greater ones are rounded.
+    pub get: fn(&EndpointMetrics) -> Option<f32>,
+    /// Sets the number.
+    pub set: fn(&mut EndpointMetrics, Option<f32>),
+}
+
+/// The valid values of a number. Other values are unknown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MetricUnit {
+    /// Requests, from 0.
+    Requests,
+    /// A share, 0 to 1.
+    Share,
+    /// A whole number of blocks or tokens, from 1.
+    Count,
+}
+
+/// How several series of a number become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MetricFold {
+    /// Their sum.
+    Sum,
+    /// Their mean. For caches of equal size it is the share of the whole.
+    Mean,
+    /// The smallest.
+    Min,
+}
+
+/// Requests waiting to be scheduled by the engine.
+pub static QUEUE_DEPTH: MetricDefinition = MetricDefinition {
+    name: "queue_depth",
+    help: "requests waiting",
+    unit: MetricUnit::Requests,
+    fold: MetricFold::Sum,
+    get: |m| m.queue_depth,
+    set: |m, value| m.queue_depth = value,
+};
+
+/// Requests the engine is running.
+pub static RUNNING_REQUESTS: MetricDefinition = MetricDefinition {
+    name: "running_requests",
+    help: "requests running",
+    unit: MetricUnit::Requests,
+    fold: MetricFold::Sum,
+    get: |m| m.running_requests,
+    set: |m, value| m.running_requests = value,
+};
+
+/// Share of KV-cache blocks in use.
+pub static KV_CACHE_UTILIZATION: MetricDefinition = MetricDefinition {
+    name: "kv_cache_utilization",
+    help: "KV-cache utilisation",
+    unit: MetricUnit::Share,
+    fold: MetricFold::Mean,
+    get: |m| m.kv_cache_utilization,
+    set: |m, value| m.kv_cache_utilization = value,
+};
+
+/// Tokens in one KV-cache block.
+pub static KV_BLOCK_TOKENS: MetricDefinition = MetricDefinition {
+    name: "kv_block_tokens",
+    help: "tokens of a KV block",
+    unit: MetricUnit::Count,
+    fold: MetricFold::Min,
+    get: |m| m.kv_block_tokens.map(|tokens| tokens as f32),
+    set: |m, value| m.kv_block_tokens = value.map(|tokens| tokens as u32),
+};
+
+/// KV-cache blocks of the engine.
+pub static KV_BLOCKS: MetricDefinition = MetricDefinition {
+    name: "kv_blocks",
+    help: "KV blocks",
+    unit: MetricUnit::Count,
+    fold: MetricFold::Sum,
+    get: |m| m.kv_blocks.map(|blocks| blocks as f32),
+    set: |m, value| m.kv_blocks = value.map(|blocks| blocks as u32),
+};
+
+/// Every number of [`EndpointMetrics`] that has a field of its own, in the order it is shown.
+pub static METRICS: [&MetricDefinition; 5] = [&QUEUE_DEPTH, &RUNNING_REQUESTS, &KV_CACHE_UTILIZATION, &KV_BLOCK_TOKENS, &KV_BLOCKS];
+
 /// The newest `lora_requests_info` series of an engine.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LoraMetrics {
@@ -49,10 +144,79 @@ impl EndpointMetrics {
     }
 }
 
+// === impl MetricDefinition ===
+
+impl MetricDefinition {
+    /// The definition of that name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<&'static Self> {
+        METRICS.into_iter().find(|metric| metric.name == name)
+    }
+}
+
+impl PartialEq for MetricDefinition {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Eq for MetricDefinition {}
+
+// === impl MetricUnit ===
+
+impl MetricUnit {
+    /// The value as this unit has it, or none if it is not valid.
+    #[must_use]
+    pub fn valid(self, value: f32) -> Option<f32> {
+        let value = Some(value).filter(|value| value.is_finite() && *value >= 0.0)?;
+        match self {
+            Self::Requests => Some(value),
+            Self::Share => Some(value.min(1.0)),
+            Self::Count => (value >= 1.0).then(|| value.trunc()),
+        }
+    }
+}
+
 // === impl LoraMetrics ===
 
 impl LoraMetrics {
     pub(crate) fn reports(&self, adapter: &str) -> bool {
         self.running.iter().chain(&self.waiting).any(|reported| **reported == *adapter)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_definition_sets_the_number_it_gets_and_no_other() {
+        for metric in METRICS {
+            assert_eq!(MetricDefinition::named(metric.name), Some(metric), "two definitions have this name");
+            let mut metrics = EndpointMetrics::default();
+            (metric.set)(&mut metrics, Some(1.0));
+            let known: Vec<_> = METRICS.iter().filter(|other| (other.get)(&metrics).is_some()).map(|other| other.name).collect();
+            assert_eq!((known, (metric.get)(&metrics)), (vec![metric.name], Some(1.0)));
+            (metric.set)(&mut metrics, None);
+            assert_eq!(metrics, EndpointMetrics::default());
+        }
+    }
+
+    #[test]
+    fn counts_are_exact_up_to_two_to_the_24th() {
+        for (blocks, read) in [(1, 1), ((1 << 24) - 1, (1 << 24) - 1), (1 << 24, 1 << 24), ((1 << 24) + 1, 1 << 24)] {
+            let mut metrics = EndpointMetrics { kv_blocks: Some(blocks), ..EndpointMetrics::default() };
+            let carried = (KV_BLOCKS.get)(&metrics);
+            (KV_BLOCKS.set)(&mut metrics, carried);
+            assert_eq!(metrics.kv_blocks, Some(read));
+        }
+    }
+
+    #[test]
+    fn values_that_cannot_be_are_unknown() {
+        let valid = |unit: MetricUnit| [f32::NAN, f32::INFINITY, -1.0, 0.0, 0.5, 1.5].map(|value| unit.valid(value));
+        assert_eq!(valid(MetricUnit::Requests), [None, None, None, Some(0.0), Some(0.5), Some(1.5)]);
+        assert_eq!(valid(MetricUnit::Share), [None, None, None, Some(0.0), Some(0.5), Some(1.0)]);
+        assert_eq!(valid(MetricUnit::Count), [None, None, None, None, None, Some(1.0)]);
     }
 }

@@ -5,6 +5,7 @@ use std::fmt::Write;
 use std::path::Path;
 use std::time::Duration;
 
+use scheduler::metrics::{METRICS, MetricDefinition};
 use serde::Serialize;
 
 use crate::cli::args::{CheckArgs, CheckTarget, OutputFormat};
@@ -41,7 +42,7 @@ struct MetricCheck {
     /// The series it is read from.
     name: Option<String>,
     value: Option<String>,
-    /// What does not work without it.
+    /// The features that do not work without it.
     consequence: Option<&'static str>,
 }
 
@@ -61,28 +62,47 @@ struct EndpointReport {
     metrics: Vec<MetricCheck>,
 }
 
-/// The needed metrics, in the order printed; whether picks depend on each; and what does not work
-/// without it.
-const NEEDED: [(MetricMeaning, &str, bool, &str); 8] = [
-    (MetricMeaning::Queued, "requests waiting", true, "queue-scorer does not tell this server from others"),
-    (MetricMeaning::Running, "requests running", true, "running-requests-size-scorer does not tell this server from others"),
-    (
-        MetricMeaning::KvUtilization,
-        "KV-cache utilisation",
-        true,
-        "kv-cache-utilization-scorer does not tell this server from others, marginal-cost-scorer not whether a prompt finds memory",
-    ),
-    (MetricMeaning::BlockTokens, "tokens of a KV block", false, "the prefix index takes its default block size"),
-    (
-        MetricMeaning::Blocks,
-        "KV blocks",
-        false,
-        "the prefix index takes its default capacity, and marginal-cost-scorer cannot tell whether a prompt finds memory",
-    ),
-    (MetricMeaning::Lora, "LoRA adapters", false, "lora-affinity-scorer does not tell this server from others (fine without adapters)"),
-    (MetricMeaning::ProcessStart, "start of the process", false, "a restart is noticed only by a counter that fell"),
-    (MetricMeaning::Counter, "a counter", false, "a restart is noticed only by the start of the process"),
-];
+/// A metric that a check looks for on the engine's metrics page.
+struct NeededMetric {
+    meaning: MetricMeaning,
+    label: &'static str,
+    /// Picks depend on it.
+    needed: bool,
+    /// The features that do not work without it.
+    consequence: &'static str,
+}
+
+/// The metrics that a check looks for, in the order printed.
+fn needed_metrics() -> Vec<NeededMetric> {
+    let number = |metric: &'static MetricDefinition| {
+        let (needed, consequence) = without(metric);
+        NeededMetric { meaning: MetricMeaning::Number(metric), label: metric.help, needed, consequence }
+    };
+    let other = |meaning, label, consequence| NeededMetric { meaning, label, needed: false, consequence };
+    let others = [
+        other(MetricMeaning::Lora, "LoRA adapters", "lora-affinity-scorer does not tell this server from others (fine without adapters)"),
+        other(MetricMeaning::ProcessStart, "start of the process", "a restart is noticed only by a counter that fell"),
+        other(MetricMeaning::Counter, "a counter", "a restart is noticed only by the start of the process"),
+    ];
+    METRICS.into_iter().map(number).chain(others).collect()
+}
+
+/// Whether picks depend on this number, and what does not work without it.
+fn without(metric: &MetricDefinition) -> (bool, &'static str) {
+    match metric.name {
+        "queue_depth" => (true, "queue-scorer does not tell this server from others"),
+        "running_requests" => (true, "running-requests-size-scorer does not tell this server from others"),
+        "kv_cache_utilization" => (
+            true,
+            "kv-cache-utilization-scorer does not tell this server from others, marginal-cost-scorer not whether a prompt finds memory",
+        ),
+        "kv_block_tokens" => (false, "the prefix index takes its default block size"),
+        "kv_blocks" => {
+            (false, "the prefix index takes its default capacity, and marginal-cost-scorer cannot tell whether a prompt finds memory")
+        }
+        _ => (false, "plugins that read it do not tell this server from others"),
+    }
+}
 
 /// Runs the check; returns the text to print and the result.
 pub async fn check(args: CheckArgs) -> (String, CheckVerdict) {
@@ -179,7 +199,7 @@ async fn check_endpoint(given: &str, engine: Option<&str>, format: OutputFormat)
         }
     }
     let report = best.ok_or(last_error)?;
-    let lacks = report.metrics.iter().zip(NEEDED).any(|(found, (_, _, needed, _))| needed && found.status == "missing");
+    let lacks = report.metrics.iter().zip(needed_metrics()).any(|(found, metric)| metric.needed && found.status == "missing");
     let verdict = if lacks { CheckVerdict::Invalid } else { CheckVerdict::Fine };
     let printed = match format {
         OutputFormat::Json => serde_json::to_string_pretty(&report).unwrap_or_default() + "\n",
@@ -223,18 +243,18 @@ fn look_through(endpoint: &str, url: &str, engine: &EngineSpec, page: &[u8]) -> 
     parser.feed(page, &mut extraction);
     parser.finish(&mut extraction);
     let reading = extraction.finish();
-    let metrics = NEEDED
-        .iter()
-        .map(|(meaning, label, _, consequence)| {
-            let name = engine.looked_for().filter(|(m, _)| m == meaning).map(|(_, name)| name).find(|name| on_page(page, name));
-            let value = name.and_then(|_| value(&reading, *meaning));
-            let known = name.is_some() && (value.is_some() || *meaning == MetricMeaning::Counter);
+    let metrics = needed_metrics()
+        .into_iter()
+        .map(|NeededMetric { meaning, label, consequence, .. }| {
+            let name = engine.looked_for().filter(|(m, _)| *m == meaning).map(|(_, name)| name).find(|name| on_page(page, name));
+            let value = name.and_then(|_| value(&reading, meaning));
+            let known = name.is_some() && (value.is_some() || meaning == MetricMeaning::Counter);
             MetricCheck {
                 meaning: label,
                 status: if known { "found" } else { "missing" },
                 name: name.map(str::to_owned),
                 value,
-                consequence: (!known).then_some(*consequence),
+                consequence: (!known).then_some(consequence),
             }
         })
         .collect();
@@ -244,11 +264,7 @@ fn look_through(endpoint: &str, url: &str, engine: &EngineSpec, page: &[u8]) -> 
 fn value(reading: &PageReading, meaning: MetricMeaning) -> Option<String> {
     let metrics = &reading.metrics;
     match meaning {
-        MetricMeaning::Queued => metrics.queue_depth.map(|v| v.to_string()),
-        MetricMeaning::Running => metrics.running_requests.map(|v| v.to_string()),
-        MetricMeaning::KvUtilization => metrics.kv_cache_utilization.map(|v| v.to_string()),
-        MetricMeaning::BlockTokens => metrics.kv_block_tokens.map(|v| v.to_string()),
-        MetricMeaning::Blocks => metrics.kv_blocks.map(|v| v.to_string()),
+        MetricMeaning::Number(metric) => (metric.get)(metrics).map(|v| v.to_string()),
         MetricMeaning::Lora => metrics.lora.as_ref().map(|l| format!("{} running, at most {}", l.running.len(), l.max)),
         MetricMeaning::ProcessStart => reading.process_start.map(|v| v.to_string()),
         MetricMeaning::Counter | MetricMeaning::Custom(_) => None,

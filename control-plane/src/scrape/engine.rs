@@ -10,6 +10,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use scheduler::metrics::{KV_BLOCK_TOKENS, KV_BLOCKS, KV_CACHE_UTILIZATION, MetricDefinition, QUEUE_DEPTH, RUNNING_REQUESTS};
 use serde::Deserialize;
 
 use super::metric_spec::{InvalidMetricSpec, MetricSpec};
@@ -32,16 +33,8 @@ pub const METRICS_MAX: usize = 64;
 /// The meaning of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetricMeaning {
-    /// Requests waiting. Several series: their sum.
-    Queued,
-    /// Requests running. Several series: their sum.
-    Running,
-    /// Share of KV-cache blocks in use. Several series: their mean, which for caches of equal size is the share of the whole.
-    KvUtilization,
-    /// Tokens of a KV-cache block. Several series: the smallest.
-    BlockTokens,
-    /// KV-cache blocks. Several series: their sum.
-    Blocks,
+    /// A number of the scheduler's table. Its definition says how several series fold.
+    Number(&'static MetricDefinition),
     /// LoRA adapters in labels; the value is a time stamp, the newest series counts.
     Lora,
     /// Start of the process, in Unix seconds. Several series: the newest.
@@ -225,11 +218,8 @@ struct BuiltInEngine {
     /// A series where this label is not empty is a part of the one where it is, and is not counted again.
     part_label: Option<&'static str>,
     kv_scale: f64,
-    queued: &'static [&'static str],
-    running: &'static [&'static str],
-    kv_utilization: &'static [&'static str],
-    block_tokens: &'static [BuiltInSource],
-    blocks: &'static [BuiltInSource],
+    /// Where each number is, in order of preference. Numbers that are not listed are unknown.
+    numbers: &'static [(&'static MetricDefinition, &'static [BuiltInSource])],
     lora: &'static [&'static str],
     counters: &'static [&'static str],
 }
@@ -246,11 +236,13 @@ const TABLE: &[BuiltInEngine] = &[
         shard_labels: &[],
         part_label: None,
         kv_scale: 1.0,
-        queued: &["vllm:num_requests_waiting"],
-        running: &["vllm:num_requests_running"],
-        kv_utilization: &["vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"], // renamed in 0.9
-        block_tokens: &[Label("vllm:cache_config_info", "block_size")],
-        blocks: &[Label("vllm:cache_config_info", "num_gpu_blocks")],
+        numbers: &[
+            (&QUEUE_DEPTH, &[Value("vllm:num_requests_waiting")]),
+            (&RUNNING_REQUESTS, &[Value("vllm:num_requests_running")]),
+            (&KV_CACHE_UTILIZATION, &[Value("vllm:kv_cache_usage_perc"), Value("vllm:gpu_cache_usage_perc")]), // renamed in 0.9
+            (&KV_BLOCK_TOKENS, &[Label("vllm:cache_config_info", "block_size")]),
+            (&KV_BLOCKS, &[Label("vllm:cache_config_info", "num_gpu_blocks")]),
+        ],
         lora: &["vllm:lora_requests_info"],
         counters: &["vllm:generation_tokens_total", "vllm:prompt_tokens_total"],
     },
@@ -261,11 +253,13 @@ const TABLE: &[BuiltInEngine] = &[
         shard_labels: &["dp_rank", "dp"],
         part_label: Some("priority"),
         kv_scale: 1.0,
-        queued: &["sglang:num_queue_reqs"],
-        running: &["sglang:num_running_reqs"],
-        kv_utilization: &["sglang:token_usage"],
-        block_tokens: &[Value("sglang:page_size"), Label("sglang:cache_config_info", "page_size")], // a gauge since 0.5.11
-        blocks: &[Value("sglang:num_pages"), Label("sglang:cache_config_info", "num_pages")],
+        numbers: &[
+            (&QUEUE_DEPTH, &[Value("sglang:num_queue_reqs")]),
+            (&RUNNING_REQUESTS, &[Value("sglang:num_running_reqs")]),
+            (&KV_CACHE_UTILIZATION, &[Value("sglang:token_usage")]),
+            (&KV_BLOCK_TOKENS, &[Value("sglang:page_size"), Label("sglang:cache_config_info", "page_size")]), // a gauge since 0.5.11
+            (&KV_BLOCKS, &[Value("sglang:num_pages"), Label("sglang:cache_config_info", "num_pages")]),
+        ],
         lora: &[],
         counters: &["sglang:generation_tokens_total", "sglang:prompt_tokens_total"],
     },
@@ -276,11 +270,13 @@ const TABLE: &[BuiltInEngine] = &[
         shard_labels: &[],
         part_label: None,
         kv_scale: 1.0,
-        queued: &["trtllm_num_requests_waiting"],
-        running: &["trtllm_num_requests_running"],
-        kv_utilization: &["trtllm_kv_cache_utilization"],
-        block_tokens: &[Value("trtllm_kv_cache_tokens_per_block")],
-        blocks: &[Value("trtllm_kv_cache_max_blocks")],
+        numbers: &[
+            (&QUEUE_DEPTH, &[Value("trtllm_num_requests_waiting")]),
+            (&RUNNING_REQUESTS, &[Value("trtllm_num_requests_running")]),
+            (&KV_CACHE_UTILIZATION, &[Value("trtllm_kv_cache_utilization")]),
+            (&KV_BLOCK_TOKENS, &[Value("trtllm_kv_cache_tokens_per_block")]),
+            (&KV_BLOCKS, &[Value("trtllm_kv_cache_max_blocks")]),
+        ],
         lora: &[],
         counters: &["trtllm_generation_tokens_total", "trtllm_num_requests_completed_total"],
     },
@@ -291,11 +287,13 @@ const TABLE: &[BuiltInEngine] = &[
         shard_labels: &[],
         part_label: None,
         kv_scale: 1.0,
-        queued: &["nv_trt_llm_request_metrics{request_type=waiting}"],
-        running: &["nv_trt_llm_request_metrics{request_type=scheduled}"],
-        kv_utilization: &["nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=fraction}"],
-        block_tokens: &[Value("nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=tokens_per}")],
-        blocks: &[Value("nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=max}")],
+        numbers: &[
+            (&QUEUE_DEPTH, &[Value("nv_trt_llm_request_metrics{request_type=waiting}")]),
+            (&RUNNING_REQUESTS, &[Value("nv_trt_llm_request_metrics{request_type=scheduled}")]),
+            (&KV_CACHE_UTILIZATION, &[Value("nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=fraction}")]),
+            (&KV_BLOCK_TOKENS, &[Value("nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=tokens_per}")]),
+            (&KV_BLOCKS, &[Value("nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=max}")]),
+        ],
         lora: &[],
         counters: &["nv_inference_request_success"],
     },
@@ -306,11 +304,10 @@ const TABLE: &[BuiltInEngine] = &[
         shard_labels: &[],
         part_label: None,
         kv_scale: 1.0,
-        queued: &["nv_inference_pending_request_count"],
-        running: &[], // llm-d reads nv_inference_exec_count, which counts all executions ever and only grows
-        kv_utilization: &[],
-        block_tokens: &[],
-        blocks: &[],
+        numbers: &[
+            (&QUEUE_DEPTH, &[Value("nv_inference_pending_request_count")]),
+            // no running requests: llm-d reads nv_inference_exec_count, which counts all executions ever and only grows
+        ],
         lora: &[],
         counters: &["nv_inference_exec_count", "nv_inference_request_success"],
     },
@@ -383,25 +380,19 @@ impl EngineSpec {
 
     fn built_in(row: &BuiltInEngine) -> Result<Self, InvalidEngine> {
         let mut builder = EngineSpecBuilder::new(row.name);
-        let columns = [
-            (MetricMeaning::Queued, row.queued),
-            (MetricMeaning::Running, row.running),
-            (MetricMeaning::KvUtilization, row.kv_utilization),
-            (MetricMeaning::Lora, row.lora),
-            (MetricMeaning::Counter, row.counters),
-            (MetricMeaning::ProcessStart, &[PROCESS_START]),
-        ];
+        for &(metric, sources) in row.numbers {
+            for source in sources {
+                match source {
+                    Value(spec) => builder.value("built-in", MetricMeaning::Number(metric), spec)?,
+                    Label(spec, label) => builder.label("built-in", MetricMeaning::Number(metric), spec, label)?,
+                }
+            }
+        }
+        let columns =
+            [(MetricMeaning::Lora, row.lora), (MetricMeaning::Counter, row.counters), (MetricMeaning::ProcessStart, &[PROCESS_START])];
         for (meaning, specs) in columns {
             for spec in specs {
                 builder.value("built-in", meaning, spec)?;
-            }
-        }
-        for (meaning, sources) in [(MetricMeaning::BlockTokens, row.block_tokens), (MetricMeaning::Blocks, row.blocks)] {
-            for source in sources {
-                match source {
-                    Value(spec) => builder.value("built-in", meaning, spec)?,
-                    Label(spec, label) => builder.label("built-in", meaning, spec, label)?,
-                }
             }
         }
         builder.build(Some(row), row.kv_scale, Vec::new())
@@ -430,15 +421,25 @@ impl EngineSpec {
             return Err(InvalidEngine::Scale(name.clone()));
         }
         let mut builder = EngineSpecBuilder::new(name);
-        builder.value("queuedRequestsSpec", MetricMeaning::Queued, queued_requests_spec)?;
-        builder.value("runningRequestsSpec", MetricMeaning::Running, running_requests_spec)?;
-        builder.value("kvUsageSpec", MetricMeaning::KvUtilization, kv_usage_spec)?;
+        builder.value("queuedRequestsSpec", MetricMeaning::Number(&QUEUE_DEPTH), queued_requests_spec)?;
+        builder.value("runningRequestsSpec", MetricMeaning::Number(&RUNNING_REQUESTS), running_requests_spec)?;
+        builder.value("kvUsageSpec", MetricMeaning::Number(&KV_CACHE_UTILIZATION), kv_usage_spec)?;
         builder.value("loraSpec", MetricMeaning::Lora, lora_spec)?;
-        builder.value("cacheBlockSizeSpec", MetricMeaning::BlockTokens, cache_block_size_spec)?;
-        builder.value("cacheNumBlocksSpec", MetricMeaning::Blocks, cache_num_blocks_spec)?;
+        builder.value("cacheBlockSizeSpec", MetricMeaning::Number(&KV_BLOCK_TOKENS), cache_block_size_spec)?;
+        builder.value("cacheNumBlocksSpec", MetricMeaning::Number(&KV_BLOCKS), cache_num_blocks_spec)?;
         let or = |label: &'_ str, default: &'static str| -> Box<str> { if label.is_empty() { default } else { label }.into() };
-        builder.label("cacheInfoSpec", MetricMeaning::BlockTokens, cache_info_spec, &or(cache_block_size_label_name, "block_size"))?;
-        builder.label("cacheInfoSpec", MetricMeaning::Blocks, cache_info_spec, &or(cache_num_blocks_label_name, "num_gpu_blocks"))?;
+        builder.label(
+            "cacheInfoSpec",
+            MetricMeaning::Number(&KV_BLOCK_TOKENS),
+            cache_info_spec,
+            &or(cache_block_size_label_name, "block_size"),
+        )?;
+        builder.label(
+            "cacheInfoSpec",
+            MetricMeaning::Number(&KV_BLOCKS),
+            cache_info_spec,
+            &or(cache_num_blocks_label_name, "num_gpu_blocks"),
+        )?;
         let mut custom: Vec<&CustomMetric> = custom_metrics.iter().collect();
         custom.sort_by(|a, b| a.attribute_key.cmp(&b.attribute_key));
         for (index, metric) in custom.iter().enumerate() {

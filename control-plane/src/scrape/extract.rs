@@ -7,6 +7,7 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
+use scheduler::metrics::{KV_CACHE_UTILIZATION, METRICS, MetricDefinition, MetricFold, MetricUnit, QUEUE_DEPTH, RUNNING_REQUESTS};
 use scheduler::{EndpointMetrics, LoraMetrics};
 
 use super::engine::{EngineMetric, EngineSpec, FamilySet, MetricMeaning};
@@ -14,6 +15,9 @@ use super::exposition::{LineInterest, MetricSample, SampleVisitor};
 
 /// The most schedulers behind one endpoint. Data-parallel deployments have tens; it bounds the search for a rank already seen.
 const SHARDS_MAX: usize = 1024;
+
+/// The numbers that say how loaded an engine is.
+static LOAD_METRICS: [&MetricDefinition; 3] = [&QUEUE_DEPTH, &RUNNING_REQUESTS, &KV_CACHE_UTILIZATION];
 
 /// The most requests an engine can mean to report; beyond it, a number is noise (and would lose precision as `f32`).
 const REQUESTS_MAX: f64 = 1e7;
@@ -79,8 +83,7 @@ impl PageReading {
     /// Does it say anything about load?
     #[must_use]
     pub fn says_load(&self) -> bool {
-        let EndpointMetrics { queue_depth, running_requests, kv_cache_utilization, .. } = &self.metrics;
-        queue_depth.is_some() || running_requests.is_some() || kv_cache_utilization.is_some()
+        LOAD_METRICS.iter().any(|metric| (metric.get)(&self.metrics).is_some())
     }
 
     /// Does it lack something of that kind the engine has a name for?
@@ -90,7 +93,7 @@ impl PageReading {
             let mut named = engine.metrics.iter().enumerate().filter(|(_, metric)| metric.meaning == meaning).peekable();
             named.peek().is_none() || named.any(|(at, _)| self.present & (1 << at) != 0)
         };
-        ![MetricMeaning::Queued, MetricMeaning::Running, MetricMeaning::KvUtilization].into_iter().all(present)
+        !LOAD_METRICS.into_iter().map(MetricMeaning::Number).all(present)
     }
 
     /// Has the engine work?
@@ -121,20 +124,18 @@ impl<'e> Extraction<'e> {
         let rows = || engine.metrics.iter().zip(&cells);
         let first =
             |meaning: MetricMeaning| rows().find(|(metric, cell)| metric.meaning == meaning && cell.has_series()).map(|(_, cell)| cell);
-        let requests = |meaning| first(meaning).and_then(SeriesValues::sum).filter(|&sum| sum <= REQUESTS_MAX).map(|sum| sum as f32);
+        let number = |metric: &'static MetricDefinition| {
+            let scale = if *metric == KV_CACHE_UTILIZATION { engine.kv_scale } else { 1.0 };
+            first(MetricMeaning::Number(metric))?.fold(metric.fold).and_then(|value| valid(metric.unit, value * scale))
+        };
         let custom = engine.custom_keys.iter().enumerate();
-        let metrics = EndpointMetrics {
-            queue_depth: requests(MetricMeaning::Queued),
-            running_requests: requests(MetricMeaning::Running),
-            kv_cache_utilization: first(MetricMeaning::KvUtilization)
-                .and_then(SeriesValues::mean)
-                .and_then(|mean| utilization(mean * engine.kv_scale)),
-            kv_block_tokens: first(MetricMeaning::BlockTokens).and_then(SeriesValues::min).and_then(positive),
-            kv_blocks: first(MetricMeaning::Blocks).and_then(SeriesValues::sum).and_then(positive),
+        let mut metrics = EndpointMetrics {
             lora: first(MetricMeaning::Lora).and_then(|cell| cell.lora.as_ref()).map(|(_, lora)| lora.clone()),
             // Sorted as the keys are; what the page does not say is left out.
             attributes: custom.filter_map(|(at, key)| Some((key.clone(), finite(first(MetricMeaning::Custom(at))?.last()?)?))).collect(),
+            ..EndpointMetrics::default()
         };
+        METRICS.into_iter().for_each(|metric| (metric.set)(&mut metrics, number(metric)));
         PageReading {
             metrics,
             process_start: first(MetricMeaning::ProcessStart).and_then(SeriesValues::max),
@@ -235,6 +236,14 @@ impl SeriesValues {
         (!self.invalid && !self.shards.is_empty()).then(|| self.shards.iter().map(|(_, value)| *value))
     }
 
+    fn fold(&self, fold: MetricFold) -> Option<f64> {
+        match fold {
+            MetricFold::Sum => self.sum(),
+            MetricFold::Mean => self.mean(),
+            MetricFold::Min => self.min(),
+        }
+    }
+
     fn sum(&self) -> Option<f64> {
         self.values().map(Iterator::sum)
     }
@@ -272,18 +281,20 @@ fn shard(labels: &[&str], sample: &MetricSample<'_>) -> Option<u64> {
     Some(hasher.finish())
 }
 
-fn utilization(share: f64) -> Option<f32> {
-    (share <= 1.0 + UTILIZATION_ROUNDING).then(|| share.min(1.0) as f32)
+/// The value as the unit has it; none if an engine cannot mean it.
+fn valid(unit: MetricUnit, value: f64) -> Option<f32> {
+    let max = match unit {
+        MetricUnit::Requests => REQUESTS_MAX,
+        MetricUnit::Share => 1.0 + UTILIZATION_ROUNDING,
+        MetricUnit::Count => f64::from(u32::MAX),
+    };
+    if value <= max { unit.valid(value as f32) } else { None }
 }
 
 /// As the scheduler counts; what an f32 cannot hold is not known.
 fn finite(value: f64) -> Option<f32> {
     let value = value as f32;
     value.is_finite().then_some(value)
-}
-
-fn positive(value: f64) -> Option<u32> {
-    (value >= 1.0 && value <= f64::from(u32::MAX)).then_some(value as u32)
 }
 
 fn names(list: &str) -> Box<[Box<str>]> {

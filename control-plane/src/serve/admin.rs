@@ -10,6 +10,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use scheduler::metrics::{METRICS, MetricDefinition, MetricUnit};
 use scheduler::objects::{ObjectsSpec, TargetSpec};
 use scheduler::{EndpointMetrics, Generation, Slot, Version};
 use serde_json::{Value, json};
@@ -165,7 +166,6 @@ fn member_row(view: &PoolView, member: &PoolMember, metrics: &EndpointMetrics, t
         MetricsStatus::Unknown(why) => format!("metrics unknown: {why}"),
     };
     let counts = totals.endpoints.get(&(member.id.generation, member.id.slot)).copied().unwrap_or_default();
-    let lora = metrics.lora.as_ref().map(|l| json!({ "running": l.running, "waiting": l.waiting, "max": l.max }));
     json!({
         "name": member.instance.name,
         "namespace": member.instance.namespace,
@@ -185,16 +185,20 @@ fn member_row(view: &PoolView, member: &PoolMember, metrics: &EndpointMetrics, t
         "served": counts.served,
         "models": &*member.metadata.models,
         "failed": counts.failed,
-        "metrics": {
-            "queue_depth": metrics.queue_depth,
-            "running_requests": metrics.running_requests,
-            "kv_cache_utilization": metrics.kv_cache_utilization,
-            "kv_block_tokens": metrics.kv_block_tokens,
-            "kv_blocks": metrics.kv_blocks,
-            "lora": lora,
-            "attributes": metrics.attributes.iter().map(|(key, value)| (key.to_string(), json!(value))).collect::<serde_json::Map<_, _>>(),
-        },
+        "metrics": metrics_object(metrics),
     })
+}
+
+fn metrics_object(metrics: &EndpointMetrics) -> Value {
+    let number = |metric: &MetricDefinition| match metric.unit {
+        MetricUnit::Count => json!((metric.get)(metrics).map(|count| count as u32)),
+        MetricUnit::Requests | MetricUnit::Share => json!((metric.get)(metrics)),
+    };
+    let mut object: serde_json::Map<_, _> = METRICS.iter().map(|metric| (metric.name.to_owned(), number(metric))).collect();
+    let lora = metrics.lora.as_ref().map(|l| json!({ "running": l.running, "waiting": l.waiting, "max": l.max }));
+    let attributes: serde_json::Map<_, _> = metrics.attributes.iter().map(|(key, value)| (key.to_string(), json!(value))).collect();
+    object.extend([("lora".to_owned(), json!(lora)), ("attributes".to_owned(), Value::Object(attributes))]);
+    Value::Object(object)
 }
 
 fn absentee_row(view: &PoolView, absentee: &Absentee, totals: &CounterTotals) -> Value {

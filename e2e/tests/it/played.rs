@@ -9,9 +9,9 @@ use std::time::Duration;
 use futures::Stream;
 use proto::state::state_service_server::{StateService, StateServiceServer};
 use proto::state::{self, daemon_message, proxy_message};
-use proto::{PoolState, encode_pool_update};
+use proto::{PoolState, encode_metrics, encode_pool_update};
 use scheduler::objects::ObjectsSpec;
-use scheduler::{Endpoint, EndpointRef, Generation, PipelineSpec, PluginSpec, Readiness, Slot, Version};
+use scheduler::{Endpoint, EndpointMetrics, EndpointRef, Generation, PipelineSpec, PluginSpec, Readiness, Slot, Version};
 use serde_json::{Value, json};
 use testbed::ports::ReservedPort;
 use testbed::{Result, wait_for};
@@ -180,18 +180,16 @@ pub(crate) fn pool_update(term: u64, sequence: u64, hosts: &[SocketAddr]) -> sta
 
 /// Metrics of that pool update: these queues, and nothing in the engines.
 pub(crate) fn metrics(pool_update: (u64, u64), sequence: u64, queues: &[f32]) -> state::Metrics {
-    state::Metrics {
-        pool: "default".to_owned(),
-        pool_update: Some(state::Version { term: pool_update.0, sequence: pool_update.1 }),
-        sequence,
-        queue_depth: queues.to_vec(),
-        running_requests: vec![0.0; queues.len()],
-        kv_cache_utilization: vec![0.0; queues.len()],
-        kv_block_tokens: vec![16; queues.len()],
-        kv_blocks: vec![1_000; queues.len()],
-        lora: Vec::new(),
-        attributes: Vec::new(),
-    }
+    let metrics = |queue: &f32| EndpointMetrics {
+        queue_depth: Some(*queue),
+        running_requests: Some(0.0),
+        kv_cache_utilization: Some(0.0),
+        kv_block_tokens: Some(16),
+        kv_blocks: Some(1_000),
+        ..EndpointMetrics::default()
+    };
+    let version = Version { term: pool_update.0, sequence: pool_update.1 };
+    encode_metrics("default", version, sequence, &queues.iter().map(metrics).collect::<Vec<_>>())
 }
 
 /// An edit of the shipped config: Envoy knows these hosts from somebody else than the daemon, as with Istio.

@@ -2,6 +2,7 @@
 
 use scheduler::in_flight::{EndpointLoad, InFlight, PendingPrefills};
 use scheduler::latency::Prediction;
+use scheduler::metrics::METRICS;
 use scheduler::{
     AdapterRoom, Decision, ENDPOINTS_MAX, Endpoint, EndpointMetrics, Explanation, LocalState, LoraMetrics, Readiness, Request, Rng,
     Snapshot, SubsetHint, Version, schedule_again,
@@ -270,15 +271,10 @@ fn metrics(row: &Value) -> EndpointMetrics {
         max: count(lora, "max").unwrap_or(0),
     });
     let attributes = row.get("attributes").and_then(Value::as_object).into_iter().flatten();
-    EndpointMetrics {
-        queue_depth: real(row.get("queue_depth")),
-        running_requests: real(row.get("running_requests")),
-        kv_cache_utilization: real(row.get("kv_cache_utilization")),
-        kv_block_tokens: count(row, "kv_block_tokens"),
-        kv_blocks: count(row, "kv_blocks"),
-        lora,
-        attributes: attributes.filter_map(|(key, value)| Some((key.as_str().into(), real(Some(value))?))).collect(),
-    }
+    let attributes = attributes.filter_map(|(key, value)| Some((key.as_str().into(), real(Some(value))?))).collect();
+    let mut metrics = EndpointMetrics { lora, attributes, ..EndpointMetrics::default() };
+    METRICS.iter().for_each(|metric| (metric.set)(&mut metrics, real(row.get(metric.name))));
+    metrics
 }
 
 fn number<T: TryFrom<u64>>(row: &Value, name: &'static str) -> Result<T, InvalidRecord> {

@@ -279,7 +279,6 @@ pub struct Target {
     #[prost(uint32, optional, tag = "2")]
     pub weight: ::core::option::Option<u32>,
 }
-/// Columns that run parallel to the endpoints of `pool_update`. NaN, or 0 where it cannot be a value, is unknown.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Metrics {
     #[prost(string, tag = "1")]
@@ -289,21 +288,22 @@ pub struct Metrics {
     /// Grows with every message of a term.
     #[prost(uint64, tag = "3")]
     pub sequence: u64,
-    #[prost(float, repeated, tag = "4")]
-    pub queue_depth: ::prost::alloc::vec::Vec<f32>,
-    #[prost(float, repeated, tag = "5")]
-    pub running_requests: ::prost::alloc::vec::Vec<f32>,
-    #[prost(float, repeated, tag = "6")]
-    pub kv_cache_utilization: ::prost::alloc::vec::Vec<f32>,
-    #[prost(uint32, repeated, tag = "7")]
-    pub kv_block_tokens: ::prost::alloc::vec::Vec<u32>,
-    #[prost(uint32, repeated, tag = "8")]
-    pub kv_blocks: ::prost::alloc::vec::Vec<u32>,
+    /// One for each number that engines report: METRICS in scheduler/src/metrics.rs has their names. A reader ignores names it does not know.
+    #[prost(message, repeated, tag = "11")]
+    pub columns: ::prost::alloc::vec::Vec<MetricColumn>,
     #[prost(message, repeated, tag = "9")]
     pub lora: ::prost::alloc::vec::Vec<Lora>,
     /// One column for each number that configuration has read besides, keys sorted and each once.
     #[prost(message, repeated, tag = "10")]
     pub attributes: ::prost::alloc::vec::Vec<Attribute>,
+}
+/// A number of every endpoint, parallel to the endpoints of `pool_update`; NaN is unknown. Whole numbers are exact up to 2^24.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct MetricColumn {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(float, repeated, tag = "2")]
+    pub values: ::prost::alloc::vec::Vec<f32>,
 }
 /// A number of every endpoint by a key of the configuration's; NaN is unknown.
 #[derive(Clone, PartialEq, ::prost::Message)]

@@ -1,4 +1,4 @@
-//! Bytes that schema 2 once wrote stay readable, and mean what they meant. They are never regenerated: a reader that fails here
+//! Bytes that schema 3 once wrote stay readable, and mean what they meant. They are never regenerated: a reader that fails here
 //! would fail on the messages of an older daemon.
 
 use std::path::Path;
@@ -15,7 +15,7 @@ fn golden(name: &str) -> state::DaemonMessage {
 }
 
 #[test]
-fn schema_2() {
+fn schema_3() {
     let Some(daemon_message::Message::PoolUpdate(pool_update)) = golden("pool_update.hex").message else { panic!("not a pool update") };
     let decoded = proto::pool_update(pool_update).unwrap();
     assert_eq!((decoded.pool.as_str(), decoded.hash_secret, decoded.staleness_max_ms), ("llama", 0x0123_4567_89ab_cdef, 5000));
@@ -28,6 +28,7 @@ fn schema_2() {
     assert_eq!((&*b.name, &*b.address, b.readiness), ("gpu-1", "[fd00::2]:8000", Readiness::NotReady));
 
     let Some(daemon_message::Message::Metrics(metrics)) = golden("metrics.hex").message else { panic!("not metrics") };
+    assert!(metrics.columns.iter().any(|column| column.name == "unheard_of"), "a name that no reader knows is ignored");
     let measured = proto::metrics(&metrics, &snapshot).unwrap();
     let [a, b] = measured.metrics() else { panic!("not two rows") };
     assert_eq!((a.queue_depth, a.running_requests, a.kv_cache_utilization), (Some(4.0), Some(17.0), Some(0.25)));

@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 use prost::Message;
 use proto::{PoolState, encode_metrics, encode_pool_update, state};
+use scheduler::metrics::METRICS;
 use scheduler::{ProfilePlugin, Version};
 
 use crate::strategies::{PoolCase, any_pool, any_version, one_profile};
@@ -63,20 +64,12 @@ proptest! {
     }
 
     #[test]
-    fn a_column_too_short_or_long_is_refused(pool in any_pool(), column in 0usize..5, longer: bool) {
+    fn a_column_too_short_or_long_is_refused(pool in any_pool(), column in 0..METRICS.len(), longer: bool) {
         let snapshot = proto::pool_update(encode(&pool)).unwrap().snapshot;
         let mut message = encode_metrics("p", pool.version, 1, &pool.metrics);
         prop_assume!(longer || !pool.metrics.is_empty());
-        fn change<T: Default>(column: &mut Vec<T>, longer: bool) {
-            if longer { column.push(T::default()) } else { drop(column.pop()) }
-        }
-        match column {
-            0 => change(&mut message.queue_depth, longer),
-            1 => change(&mut message.running_requests, longer),
-            2 => change(&mut message.kv_cache_utilization, longer),
-            3 => change(&mut message.kv_block_tokens, longer),
-            _ => change(&mut message.kv_blocks, longer),
-        }
+        let values = &mut message.columns[column].values;
+        if longer { values.push(0.0) } else { values.truncate(values.len() - 1) }
         prop_assert!(matches!(proto::metrics(&message, &snapshot), Err(proto::InvalidState::ColumnLength(_))));
     }
 }

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proto::state;
+use scheduler::metrics::{METRICS, MetricDefinition, MetricUnit};
 use scheduler::objects::{ModelSpec, ObjectiveSpec, ObjectsSpec, RewriteSpec, TargetSpec};
 use scheduler::registry::{PLUGINS, PluginKind};
 use scheduler::{
@@ -68,24 +69,25 @@ fn any_endpoint() -> impl Strategy<Value = Endpoint> {
 }
 
 fn any_metrics() -> impl Strategy<Value = EndpointMetrics> {
-    let number = || proptest::option::of(0.0f32..1e9);
-    let count = || proptest::option::of(1u32..);
+    let number = |metric: &'static MetricDefinition| {
+        let value = match metric.unit {
+            MetricUnit::Requests => (0.0f32..1e9).boxed(),
+            MetricUnit::Share => (0.0f32..=1.0).boxed(),
+            MetricUnit::Count => (1u32..=1 << 24).prop_map(|count| count as f32).boxed(),
+        };
+        proptest::option::of(value)
+    };
+    let numbers: Vec<_> = METRICS.into_iter().map(number).collect();
     let names = || vec("[a-z]{1,8}".prop_map(Into::into), 0..4).prop_map(Vec::into_boxed_slice);
     let lora =
         proptest::option::of((names(), names(), any::<u32>()).prop_map(|(running, waiting, max)| LoraMetrics { running, waiting, max }));
     let attributes = proptest::collection::btree_map(proptest::sample::select(vec!["depth", "free", "x/y"]), -1e9f32..1e9, 0..3)
         .prop_map(|attributes| attributes.into_iter().map(|(key, value)| (key.into(), value)).collect());
-    (number(), number(), proptest::option::of(0.0f32..=1.0), count(), count(), lora, attributes).prop_map(
-        |(queue_depth, running_requests, kv_cache_utilization, kv_block_tokens, kv_blocks, lora, attributes)| EndpointMetrics {
-            queue_depth,
-            running_requests,
-            kv_cache_utilization,
-            kv_block_tokens,
-            kv_blocks,
-            lora,
-            attributes,
-        },
-    )
+    (numbers, lora, attributes).prop_map(|(numbers, lora, attributes)| {
+        let mut metrics = EndpointMetrics { lora, attributes, ..EndpointMetrics::default() };
+        METRICS.into_iter().zip(numbers).for_each(|(metric, number)| (metric.set)(&mut metrics, number));
+        metrics
+    })
 }
 
 /// The smallest pipeline there can be.

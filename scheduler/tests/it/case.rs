@@ -26,6 +26,7 @@
 
 use scheduler::in_flight::InFlight;
 use scheduler::latency::LatencyModel;
+use scheduler::metrics::MetricDefinition;
 use scheduler::plugin::ParameterValue;
 use scheduler::registry::{PluginKind, lookup};
 use scheduler::{
@@ -142,11 +143,6 @@ impl EndpointCase {
                 self.endpoint.models = models.into();
             }
             "age_ms" => self.endpoint.age_ms = number(cell)?,
-            "queue" => self.metrics.queue_depth = known(cell)?,
-            "running" => self.metrics.running_requests = known(cell)?,
-            "kv" => self.metrics.kv_cache_utilization = known(cell)?,
-            "kv_blocks" => self.metrics.kv_blocks = known(cell)?,
-            "kv_block_tokens" => self.metrics.kv_block_tokens = known(cell)?,
             "adapters" => self.lora().running = names(cell),
             "adapters_waiting" => self.lora().waiting = names(cell),
             "adapters_max" if cell == "-" => self.metrics.lora = None,
@@ -165,6 +161,7 @@ impl EndpointCase {
             "tpot" => self.predicted.get_or_insert_default().1 = number(cell)?,
             "ttft_slo" => self.slo.ttft_us = micros(cell)?,
             "tpot_slo" => self.slo.tpot_us = micros(cell)?,
+            _ if let Some(metric) = metric(column) => (metric.set)(&mut self.metrics, known(cell)?),
             _ if cell == "-" && column.contains(':') => {}
             _ if let Some(key) = column.strip_prefix("label:") => put(&mut self.endpoint.labels, key, cell.into()),
             _ if let Some(key) = column.strip_prefix("attribute:") => put(&mut self.metrics.attributes, key, number(cell)?),
@@ -461,6 +458,16 @@ fn set(into: &mut Vec<(String, ParameterValue)>, path: &str, value: ParameterVal
     if let Some((_, ParameterValue::Map(inner))) = into.iter_mut().find(|(name, _)| name == first) {
         set(inner, rest, value);
     }
+}
+
+/// The metric of a column; three have a short name too.
+fn metric(column: &str) -> Option<&'static MetricDefinition> {
+    MetricDefinition::named(match column {
+        "queue" => "queue_depth",
+        "running" => "running_requests",
+        "kv" => "kv_cache_utilization",
+        name => name,
+    })
 }
 
 fn known<T: std::str::FromStr>(cell: &str) -> Result<Option<T>, String> {

@@ -1,5 +1,6 @@
 use super::super::extract::tests::read;
 use super::*;
+use scheduler::metrics::METRICS;
 
 fn configs(yaml: &str) -> Vec<EngineConfig> {
     serde_saphyr::from_str(yaml).unwrap()
@@ -32,8 +33,11 @@ fn every_row_of_the_table_is_sound() {
     let engines = EngineTable::try_new(&[], "", "").unwrap();
     for row in TABLE {
         let spec = engines.get(row.name).unwrap();
-        assert!(spec.metrics.iter().any(|metric| metric.meaning == MetricMeaning::Queued), "{} has no queue", row.name);
+        assert!(spec.metrics.iter().any(|metric| metric.meaning == MetricMeaning::Number(&QUEUE_DEPTH)), "{} has no queue", row.name);
         assert!(spec.names().contains(&PROCESS_START));
+        for (metric, _) in row.numbers {
+            assert!(METRICS.contains(metric), "{} is not in METRICS, so no message carries it", metric.name);
+        }
     }
 }
 

@@ -21,7 +21,7 @@ fn told(reading: &PageReading) -> String {
     fn show<T: ToString>(value: Option<T>) -> String {
         value.map_or("?".into(), |value| value.to_string())
     }
-    let EndpointMetrics { queue_depth, running_requests, kv_cache_utilization, kv_block_tokens, kv_blocks, lora, attributes } =
+    let EndpointMetrics { queue_depth, running_requests, kv_cache_utilization, kv_block_tokens, kv_blocks, lora, attributes, .. } =
         &reading.metrics;
     assert!(attributes.is_empty(), "nobody asked for any");
     let lora = lora.as_ref().map(|l| format!(" lora {} running, {} waiting, max {}", l.running.join("+"), l.waiting.join("+"), l.max));
