@@ -1,43 +1,15 @@
 //! One HTTP exchange as a state machine without I/O: headers and bytes in, actions out.
 //!
-//! ```text
-//!              inference path                    last body byte
-//!  Started ───────────────────► Buffering ─────────────────────────┐
-//!     │                                                            ▼
-//!     │ no body, upgrade, gRPC, other path                      decide ◄── state arrived, deadline
-//!     └──────────────────────────────────────────────────────────► │            ▲
-//!                                                                  ├─ no state ─► Parked
-//!                                     refused: Replied ◄───────────┤
-//!                                                                  ▼
-//!           end ◄── chunks ◄── Responding ◄── response headers ── Routed
-//! ```
+//! [`Exchange`] holds the rules of the protocol and the phase of the request. A host does not call
+//! it: [`RequestDriver`](crate::RequestDriver) does, in the right order for every host. Code without
+//! a stream (an explanation, a replay, a benchmark) may call it alone.
+//!
 //! [`Exchange::end`] releases what the pick holds, exactly once, in every case: the hold is taken
 //! by value.
-//!
-//! # The host
-//!
-//! The host (the wasm filter, an ext_proc stream, a native module) owns sockets and clocks. For
-//! each request it calls, in this order:
-//!
-//! 1. [`Exchange::request_headers`], after it removed the headers that
-//!    [`ExchangeSettings::removes`]; then [`Exchange::capture_headers`] with the pool of the
-//!    request.
-//! 2. On [`HeadersStep::Buffer`]: [`Exchange::check_body_size`] for each piece of the body, which
-//!    it holds; [`Exchange::decide`] after the last byte. On [`HeadersStep::Decide`]: `decide` at
-//!    once, with an empty body.
-//! 3. On [`ExchangeStep::Park`]: nothing until the pool has state or the deadline has passed; then
-//!    `decide` again.
-//! 4. [`Exchange::response_headers`], then [`Exchange::response_chunk`] for each piece, unless the
-//!    step says that the body is ignored.
-//! 5. [`Exchange::end`], whatever happened, also when the client leaves while the request is
-//!    parked.
-//!
-//! A host must never let a request go on before its last body byte is decided on, never block,
-//! never call back into the exchange from one of its own callbacks, and never change a body except
-//! where a step says so.
 
 mod forward;
 mod pending_request;
+mod phase;
 mod routed_request;
 mod slo;
 
@@ -59,6 +31,7 @@ use pool_state::Timestamp;
 
 pub use forward::RequestChanges;
 pub use pending_request::{ParsedBody, PendingRequest};
+pub(crate) use phase::ExchangePhase;
 pub use routed_request::{ExchangeOutcome, HELD_BYTES_MAX, ResponseBody, ResponseHead, ResponseOrigin, ResponseStep};
 
 use routed_request::{RoutedRequest, SentPrompt};
@@ -70,7 +43,7 @@ const CAPTURED_BYTES_MAX: usize = 16_384;
 /// One exchange.
 #[derive(Debug)]
 pub struct Exchange {
-    phase: ExchangePhase,
+    pub(crate) phase: ExchangePhase,
     api: RequestApi,
     family: crate::api::ApiFamily,
     started: Timestamp,
@@ -87,22 +60,6 @@ pub struct Exchange {
     /// The client's credentials, as a hash.
     credentials: u64,
     captured: Vec<(Box<str>, Box<str>)>,
-}
-
-#[derive(Debug)]
-enum ExchangePhase {
-    /// Nothing was read yet.
-    Started,
-    /// Waiting for the last body byte.
-    Buffering,
-    /// Waiting for the first state of the pool.
-    Parked,
-    /// Sent; the ledger counts it.
-    Routed(Box<RoutedRequest>),
-    /// Answered by us before there was a pool to count it in.
-    Refused(&'static str),
-    /// Not ours to account: answered by us, passed on without a pick, or over.
-    Done,
 }
 
 /// What the host must do after the request headers.
@@ -215,7 +172,7 @@ impl Exchange {
         self.declared_bytes = head.content_length;
         self.named = head.model.and_then(|name| std::str::from_utf8(name).ok()).map(Into::into);
         if head.path_is(settings.ready_path.as_bytes()) {
-            self.phase = ExchangePhase::Done;
+            self.phase = ExchangePhase::Answered { uncounted: None };
             return HeadersStep::Ready;
         }
         if self.api.is_grpc() && !head.grpc {
@@ -268,7 +225,7 @@ impl Exchange {
         let undecided = matches!(self.phase, ExchangePhase::Started | ExchangePhase::Buffering);
         (undecided && bytes > settings.body_limit_bytes).then(|| {
             let refusal = Refusal::TooLarge(settings.body_limit_bytes);
-            self.phase = ExchangePhase::Refused(refusal.reason());
+            self.phase = ExchangePhase::Answered { uncounted: Some(refusal.reason()) };
             refusal.reply(self.family)
         })
     }
@@ -432,10 +389,11 @@ impl Exchange {
     /// Ends the exchange. Releases what the pick holds; `None` when it held nothing, or was
     /// released before.
     pub fn end(&mut self, pool: &mut ManagedPool, now: Timestamp) -> Option<ExchangeOutcome> {
-        match std::mem::replace(&mut self.phase, ExchangePhase::Done) {
+        match std::mem::replace(&mut self.phase, ExchangePhase::Ended) {
             ExchangePhase::Routed(flight) => Some(flight.end(pool, now)),
-            ExchangePhase::Refused(reason) => {
-                pool.counters_mut().count_dropped(reason);
+            ExchangePhase::Answered { uncounted } => {
+                self.phase = ExchangePhase::Answered { uncounted: None };
+                uncounted.into_iter().for_each(|reason| pool.counters_mut().count_dropped(reason));
                 None
             }
             _ => None,
@@ -446,6 +404,7 @@ impl Exchange {
     /// reply.
     pub fn abandon(&mut self, pool: &mut ManagedPool, now: Timestamp) -> LocalReply {
         let _ = self.end(pool, now);
+        self.phase = ExchangePhase::Answered { uncounted: None };
         Refusal::Unsent.reply(self.family)
     }
 
@@ -472,7 +431,7 @@ impl Exchange {
     }
 
     fn refuse(&mut self, pool: &mut ManagedPool, refusal: &Refusal) -> ExchangeStep {
-        self.phase = ExchangePhase::Done;
+        self.phase = ExchangePhase::Answered { uncounted: None };
         pool.counters_mut().count_dropped(refusal.reason());
         let mut reply = refusal.reply(self.family);
         reply.headers.extend(self.why.reasons.clone().map(|reasons| (headers::DECISION, reasons)));
@@ -488,7 +447,7 @@ impl Exchange {
         match settings.failure_mode {
             FailureMode::Close => self.refuse(pool, &Refusal::NoState),
             FailureMode::Open => {
-                self.phase = ExchangePhase::Done;
+                self.phase = ExchangePhase::Passed;
                 ExchangeStep::Forward(RequestChanges::open())
             }
         }

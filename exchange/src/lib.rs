@@ -1,8 +1,8 @@
 //! One HTTP exchange of an inference request without I/O: headers and bytes in, actions out.
 //!
-//! The wasm filter and the ext_proc server are two hosts of the same [`Exchange`], and the rules of
-//! the protocol are only here. Time is an argument ([`Timestamp`]), state lives in a
-//! [`ManagedPool`] that the host owns, and each call returns the step that the host must do.
+//! The wasm filter and the ext_proc server are two hosts of the same [`RequestDriver`], and the rules
+//! of the protocol are only here. Time comes from the host ([`Timestamp`]), state lives in a
+//! [`ManagedPool`] that the host owns. [`driver`] says what a host must do.
 #![deny(clippy::indexing_slicing, clippy::string_slice)]
 #![forbid(unsafe_code)]
 
@@ -11,6 +11,9 @@ pub use exchange::{
     Exchange, ExchangeOutcome, ExchangeStep, HELD_BYTES_MAX, HeadersStep, ParsedBody, PendingRequest, RequestChanges, ResponseBody,
     ResponseHead, ResponseOrigin, ResponseStep,
 };
+
+pub mod driver;
+pub use driver::{BodyProgress, PoolUse, RequestCount, RequestDriver, RequestFlow, RequestHost, RewriteError};
 
 mod settings;
 pub use settings::{DecideAt, DestinationFormat, ExchangeSettings, FailureMode, ObjectiveHeader};

@@ -1,16 +1,16 @@
-//! One HTTP stream of the proxy: each callback is one call into [`HttpStream`] and one translation to an [`Action`].
+//! One HTTP stream of the proxy: each callback is one call of [`HttpStream`] and one translation to
+//! an [`Action`].
 
 mod http_stream;
-mod stage;
 
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use exchange::RequestFlow;
 pub use proxy_wasm::traits::{Context, HttpContext};
 use proxy_wasm::types::Action;
 
 use self::http_stream::HttpStream;
-use self::stage::FilterAction;
 use crate::config::FilterConfig;
 use crate::host::Host;
 use crate::state::VmState;
@@ -27,12 +27,10 @@ impl<H: Host> HttpStreamContext<H> {
     }
 }
 
-impl From<FilterAction> for Action {
-    fn from(flow: FilterAction) -> Self {
-        match flow {
-            FilterAction::Go => Self::Continue,
-            FilterAction::Hold => Self::Pause,
-        }
+fn action(flow: RequestFlow) -> Action {
+    match flow {
+        RequestFlow::Go => Action::Continue,
+        RequestFlow::Hold => Action::Pause,
     }
 }
 
@@ -45,27 +43,27 @@ impl<H: Host> Context for HttpStreamContext<H> {
 
 impl<H: Host> HttpContext for HttpStreamContext<H> {
     fn on_http_request_headers(&mut self, _: usize, end_of_stream: bool) -> Action {
-        self.0.request_headers(end_of_stream).into()
+        action(self.0.request_headers(end_of_stream))
     }
 
     fn on_http_request_body(&mut self, size: usize, end_of_stream: bool) -> Action {
-        self.0.request_body(size, end_of_stream).into()
+        action(self.0.request_body(size, end_of_stream))
     }
 
     fn on_http_request_trailers(&mut self, _: usize) -> Action {
-        self.0.request_trailers().into()
+        action(self.0.request_trailers())
     }
 
     fn on_http_response_headers(&mut self, _: usize, end_of_stream: bool) -> Action {
-        self.0.response_headers(end_of_stream).into()
+        action(self.0.response_headers(end_of_stream))
     }
 
     fn on_http_response_body(&mut self, size: usize, end_of_stream: bool) -> Action {
-        self.0.response_body(size, end_of_stream).into()
+        action(self.0.response_body(size, end_of_stream))
     }
 
     fn on_http_response_trailers(&mut self, _: usize) -> Action {
-        self.0.response_complete();
+        self.0.response_trailers();
         Action::Continue
     }
 }

@@ -1,13 +1,13 @@
-//! The picker for gateways that use the Endpoint Picker Protocol over Envoy's external processing
+//! The picker for gateways that speak the Endpoint Picker Protocol over Envoy's external processing
 //! service.
 //!
 //! ```text
-//!  gateway ── one gRPC stream per HTTP exchange ──▶ ExtProcStream ──▶ exchange::Exchange ──▶ scheduler
-//!                                                       │ one step under its lock
-//!                                                   ExtProcServer ◀── StateSession ◀── pools of the daemon
+//!  gateway ── one gRPC stream a request ──▶ ExtProcStream ──▶ exchange::RequestDriver ──▶ scheduler
+//!                                               │ one step under its lock
+//!                                          ExtProcServer ◀── state stream ◀── pools of the daemon
 //! ```
-//! It uses the same exchange and the same scheduler as the wasm filter: this module only translates
-//! Envoy's messages.
+//! The driver and the scheduler are those of the wasm filter: no rule of the protocol is written
+//! here. This module translates Envoy's messages into events, and the driver's calls into answers.
 
 mod answers;
 mod authority;
@@ -227,8 +227,6 @@ impl StreamTransport {
     }
 
     async fn wait_for_state(&mut self, deadline: Timestamp) -> StreamAction {
-        // No room to wait in: what the deadline would bring comes now.
-        let Ok(_place) = self.front.parking.try_acquire() else { return self.talk.retry(deadline) };
         let waited = tokio::time::timeout_at(self.front.instant_of(deadline), self.pool.state()).await;
         self.talk.retry(if waited.is_ok() { self.front.now() } else { self.front.now().max(deadline) })
     }

@@ -128,7 +128,7 @@ pub(super) struct SentPrompt {
 }
 
 #[derive(Debug)]
-pub(super) struct RoutedRequest {
+pub(crate) struct RoutedRequest {
     api: RequestApi,
     counted: CountedRequest,
     ranked: Vec<(EndpointRef, Box<str>)>,

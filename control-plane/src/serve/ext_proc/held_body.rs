@@ -36,6 +36,12 @@ pub struct BodyPiece {
 
 // === impl HeldBody ===
 
+impl AsRef<[u8]> for HeldBody {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
 impl HeldBody {
     /// The next piece.
     pub fn push(&mut self, mut piece: Vec<u8>) {
@@ -63,12 +69,6 @@ impl HeldBody {
     #[must_use]
     pub fn memory(&self) -> usize {
         self.bytes.capacity() + self.ends.capacity() * size_of::<usize>()
-    }
-
-    /// The body so far.
-    #[must_use]
-    pub fn bytes(&self) -> &[u8] {
-        &self.bytes
     }
 
     /// Takes the body out, changed by `splice`; `None` if nothing of a body has come.
@@ -182,7 +182,7 @@ mod tests {
             };
             let whole_before = cut();
             prop_assert_eq!(whole_before.len(), body.len());
-            prop_assert_eq!(whole_before.bytes(), &body[..]);
+            prop_assert_eq!(whole_before.as_ref(), &body[..]);
             prop_assert_eq!(cut().take(Some(splice.clone())).unwrap().bytes, whole.clone());
             let pieces: Vec<BodyPiece> = cut().take_pieces(Some(splice), max).collect();
             prop_assert_eq!(pieces.iter().map(|piece| piece.last).rposition(|last| last), Some(pieces.len() - 1));

@@ -15,7 +15,7 @@ use exchange::Timestamp;
 use pool_state::{CountHistogram, DURATION_BOUNDS_MS, EncodedObservation};
 use proto::state::{self, daemon_message};
 use scheduler::prefix::ENTRIES_DEFAULT;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::authority::ServiceAuthority;
@@ -58,7 +58,7 @@ pub struct ExtProcServer {
     sources: OnceLock<Vec<(Arc<ServedPool>, watch::Receiver<BackendStatus>)>>,
     began: Instant,
     /// Places to wait in.
-    pub(super) parking: Semaphore,
+    parking: Arc<Semaphore>,
     streams: Arc<StreamCounts>,
     /// Open streams, each by its number.
     talks: Mutex<HashMap<u64, Weak<StreamSession>>>,
@@ -100,7 +100,7 @@ impl ExtProcServer {
             destination_namespace: destination_namespace.unwrap_or_else(|| wire::DESTINATION_NAMESPACE.to_owned()),
             sources: OnceLock::new(),
             began: Instant::now(),
-            parking: Semaphore::new(PARKED_MAX),
+            parking: Arc::new(Semaphore::new(PARKED_MAX)),
             streams: Arc::default(),
             talks: Mutex::default(),
         })
@@ -163,6 +163,11 @@ impl ExtProcServer {
     #[must_use]
     pub fn instant_of(&self, time: Timestamp) -> Instant {
         self.began + Duration::from_nanos(time.0)
+    }
+
+    /// A place for one more request that waits for state, if there is one.
+    pub(super) fn parking_place(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.parking).try_acquire_owned().ok()
     }
 
     /// Its streams, counted.

@@ -15,6 +15,7 @@ use proto::state;
 use proto::state::daemon_message::Message as Told;
 use scheduler::Version;
 
+use super::host::PIECE_BYTES_MAX;
 use super::*;
 
 const POOL: &str = "default";

@@ -1,0 +1,355 @@
+//! The host of an ext_proc stream's driver: its calls become answers to the proxy.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use envoy_types::pb::envoy::service::ext_proc::v3::{HttpHeaders, ProcessingRequest, ProcessingResponse};
+use exchange::rewrite::BodyEdit;
+use exchange::{
+    BodyProgress, ExchangeOutcome, ExchangeSettings, LocalReply, ManagedPool, PoolUse, RequestChanges, RequestCount, RequestHost,
+    ResponseHead, ResponseOrigin, ResponseStep, RewriteError, Timestamp, headers, ready_reply,
+};
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::super::answers::{self, AnswerQueue};
+use super::super::held_body::{BodyPieces, HeldBody};
+use super::super::server::{ExtProcServer, ServedPool};
+use super::super::wire::{self, BodyDirection, BodyMode, BodyModes, HeaderChanges};
+use super::StreamAction;
+
+/// Longest piece of a body in one full-duplex message, in bytes: Envoy takes at most 64 KiB.
+pub(super) const PIECE_BYTES_MAX: usize = 60 << 10;
+
+/// The key of the served endpoint, under the destination's namespace.
+const SERVED: &str = "x-gateway-destination-endpoint-served";
+
+/// The host.
+#[derive(Debug)]
+pub struct ExtProcHost {
+    pub(super) front: Arc<ExtProcServer>,
+    pool: Arc<ServedPool>,
+    settings: Arc<ExchangeSettings>,
+    pub(super) modes: Option<BodyModes>,
+    pub(super) hint: Option<Vec<u8>>,
+    /// Control headers that the client sent; they are removed.
+    stripped: Vec<String>,
+    held: HeldBody,
+    end: RequestEndedBy,
+    /// Whether the request headers were answered before the decision.
+    headers_answered: bool,
+    /// The deadline of a parked request, and its place among those that wait.
+    pub(super) parking: Option<(Timestamp, OwnedSemaphorePermit)>,
+    /// The piece of the response body that the driver may take.
+    pub(super) piece: Option<ResponsePiece>,
+    pub(super) out: AnswerQueue,
+}
+
+/// A piece of a response body.
+#[derive(Debug, Default)]
+pub struct ResponsePiece {
+    /// Its bytes.
+    pub(super) bytes: Vec<u8>,
+    /// Whether it is the last.
+    pub(super) ends: bool,
+}
+
+/// What the last byte of the request came with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum RequestEndedBy {
+    Headers,
+    Body,
+    Trailers,
+}
+
+// === impl ExtProcHost ===
+
+impl RequestHost for ExtProcHost {
+    type Pool = Arc<ServedPool>;
+    type RequestBody = HeldBody;
+    type ResponseBody = ResponsePiece;
+
+    const IS_FILTER: bool = false;
+
+    fn now(&self) -> Timestamp {
+        self.front.now()
+    }
+
+    fn settings(&self) -> &ExchangeSettings {
+        &self.settings
+    }
+
+    fn ready_reply(&self) -> LocalReply {
+        ready_reply(self.front.is_ready())
+    }
+
+    fn find_pool(&mut self) -> Option<Arc<ServedPool>> {
+        Some(Arc::clone(&self.pool))
+    }
+
+    /// The lock is held for one step: other streams do not wait while a body is read and hashed.
+    fn with_pool<R>(&self, pool: &Arc<ServedPool>, usage: PoolUse, _: Timestamp, act: impl FnOnce(&mut ManagedPool) -> R) -> R {
+        let mut inner = pool.lock();
+        if usage == PoolUse::Resolve {
+            inner.prepare_index();
+        }
+        act(&mut inner.pool)
+    }
+
+    fn subset_hint(&self) -> Option<Cow<'_, [u8]>> {
+        self.hint.as_deref().map(Cow::Borrowed)
+    }
+
+    fn wait_for_body(&mut self) -> bool {
+        match self.modes().request {
+            BodyMode::FullDuplex | BodyMode::Streamed { early: true } => true,
+            BodyMode::Buffered | BodyMode::BufferedPartial => {
+                self.headers_answered = true;
+                let changes = HeaderChanges { remove: std::mem::take(&mut self.stripped), set: Vec::new() };
+                self.answer(wire::headers_answer(BodyDirection::Request, changes));
+                true
+            }
+            BodyMode::None | BodyMode::Streamed { early: false } => false,
+        }
+    }
+
+    fn take_body(&mut self, _: usize) -> HeldBody {
+        std::mem::take(&mut self.held)
+    }
+
+    fn keep_body(&mut self, body: HeldBody) {
+        self.held = body;
+    }
+
+    fn forward(&mut self, RequestChanges { set, body: edit }: RequestChanges, body: Option<HeldBody>) -> Result<(), RewriteError> {
+        body.into_iter().for_each(|body| self.held = body);
+        let (open, set): (Vec<_>, Vec<_>) = set.into_iter().partition(|(name, _)| name == headers::OPEN);
+        let known = [&self.settings.destination_header, &self.settings.fallback_header];
+        let destinations = set.iter().filter(|(name, _)| known.contains(&name)).cloned();
+        // The metadata that `header_to_metadata` sets behind the filter is set here directly.
+        let metadata = destinations.chain(open.into_iter().map(|(_, value)| ("open".to_owned(), value)));
+        let metadata = wire::destination_metadata(self.front.destination_namespace(), metadata);
+        let mut remove = std::mem::take(&mut self.stripped);
+        remove.retain(|name| !set.iter().any(|(set, _)| set == name));
+        let changes = HeaderChanges { remove, set };
+        let mode_override = if self.end == RequestEndedBy::Headers { wire::decline_request_body(self.modes()) } else { None };
+        if self.headers_answered {
+            let (answer, body_bytes) = self.buffered_answer(edit, changes);
+            let answer = ProcessingResponse { dynamic_metadata: metadata, mode_override, ..answer };
+            self.out.push(answer, body_bytes);
+        } else {
+            let answer = wire::headers_answer(BodyDirection::Request, changes);
+            self.answer(ProcessingResponse { dynamic_metadata: metadata, mode_override, ..answer });
+            self.send_pieces(edit);
+        }
+        Ok(())
+    }
+
+    fn reply(&mut self, reply: LocalReply) {
+        self.held = HeldBody::default();
+        self.parking = None;
+        self.answer(wire::immediate(reply));
+    }
+
+    fn park(&mut self, _: &Arc<ServedPool>, deadline: Timestamp) -> bool {
+        self.parking = self.front.parking_place().map(|place| (deadline, place));
+        self.parking.is_some()
+    }
+
+    fn resume_after(&mut self, _: &Arc<ServedPool>, _: Timestamp) {}
+
+    fn log_decision(&mut self, _: &str) {}
+
+    /// The pool itself counts all but the time of a pick.
+    fn count(&mut self, pool: Option<&Arc<ServedPool>>, count: RequestCount) {
+        if let (Some(pool), RequestCount::Picked { us }) = (pool, count) {
+            pool.lock().record_pick_time(us);
+        }
+    }
+
+    fn send_response_headers(&mut self, step: ResponseStep) {
+        let remove = step.remove.into_iter().map(str::to_owned).collect();
+        let set = step.set.into_iter().map(|(name, value)| (name.into_owned(), value)).collect();
+        self.answer(wire::headers_answer(BodyDirection::Response, HeaderChanges { remove, set }));
+    }
+
+    fn take_response_body(&mut self, _: usize) -> ResponsePiece {
+        self.piece.take().unwrap_or_default()
+    }
+
+    fn send_response_body(&mut self, ResponsePiece { bytes, ends }: ResponsePiece, restored: Option<&[u8]>, held: bool) {
+        let restored = restored.map(<[u8]>::to_vec);
+        if self.modes().response == BodyMode::FullDuplex {
+            return self.send_duplex(BodyDirection::Response, restored.unwrap_or(bytes), ends);
+        }
+        let mut changes = HeaderChanges::default();
+        if let Some(restored) = restored.as_ref().filter(|_| held) {
+            changes.set.push((headers::CONTENT_LENGTH.to_owned(), restored.len().to_string()));
+        }
+        let body_bytes = restored.as_ref().map_or(0, Vec::len);
+        self.out.push(wire::body_answer(BodyDirection::Response, restored, changes), body_bytes);
+    }
+
+    fn append_response(&mut self, bytes: &[u8]) {
+        if self.modes().response == BodyMode::FullDuplex {
+            self.answer(wire::streamed_body(BodyDirection::Response, bytes.to_vec(), false));
+        }
+    }
+
+    /// The proxy does not say.
+    fn endpoint_broke_off(&mut self) -> bool {
+        false
+    }
+
+    fn ended(&mut self, _: &ExchangeOutcome) {}
+}
+
+impl ExtProcHost {
+    pub(super) fn new(front: Arc<ExtProcServer>, pool: Arc<ServedPool>, settings: Arc<ExchangeSettings>) -> Self {
+        Self {
+            front,
+            pool,
+            settings,
+            modes: None,
+            hint: None,
+            stripped: Vec::new(),
+            held: HeldBody::default(),
+            end: RequestEndedBy::Headers,
+            headers_answered: false,
+            parking: None,
+            piece: None,
+            out: AnswerQueue::default(),
+        }
+    }
+
+    /// Takes what a request's first message says besides its headers' meaning.
+    pub(super) fn begin<'m>(&mut self, message: &ProcessingRequest, pairs: impl Iterator<Item = (&'m [u8], &'m [u8])>) {
+        self.held = HeldBody::default();
+        self.end = RequestEndedBy::Headers;
+        self.headers_answered = false;
+        self.parking = None;
+        let settings = &self.settings;
+        self.stripped = pairs.filter(|(name, _)| settings.removes(name)).map(|(name, _)| lossy(name)).collect();
+        let hint = wire::metadata(message.metadata_context.as_ref(), &settings.subset_namespace, &settings.subset_key);
+        self.hint = hint.map(wire::subset_hint);
+    }
+
+    /// Memory for what the proxy sent, in bytes.
+    pub(super) fn memory(&self) -> usize {
+        self.hint.as_ref().map_or(0, Vec::capacity) + self.held.memory() + self.out.memory()
+    }
+
+    /// What the stream needs next.
+    pub(super) fn action(&self) -> StreamAction {
+        self.parking.as_ref().map_or(StreamAction::Listen, |(deadline, _)| StreamAction::Wait(*deadline))
+    }
+
+    /// Holds a piece of the request body. Returns the length of the body so far.
+    pub(super) fn hold(&mut self, piece: Vec<u8>, progress: BodyProgress) -> usize {
+        self.held.push(piece);
+        if progress != BodyProgress::Partial {
+            self.end = RequestEndedBy::Body;
+        }
+        self.held.len()
+    }
+
+    /// The request ends with trailers.
+    pub(super) fn end_with_trailers(&mut self) {
+        self.end = RequestEndedBy::Trailers;
+    }
+
+    pub(super) fn modes(&self) -> BodyModes {
+        self.modes.unwrap_or(BodyModes::of(None))
+    }
+
+    /// The answer to a body that came as one piece, and the length of the body in it.
+    fn buffered_answer(&mut self, edit: Option<BodyEdit>, changes: HeaderChanges) -> (ProcessingResponse, usize) {
+        // Trailers came instead of a body. Their answer cannot change headers, so the destination
+        // goes as metadata only.
+        let Some(piece) = self.held.take(edit) else { return (wire::trailers_answer(BodyDirection::Request), 0) };
+        let replacement = piece.changed.then_some(piece.bytes);
+        let body_bytes = replacement.as_ref().map_or(0, Vec::len);
+        (wire::body_answer(BodyDirection::Request, replacement, changes), body_bytes)
+    }
+
+    fn send_pieces(&mut self, edit: Option<BodyEdit>) {
+        let duplex = self.modes().request == BodyMode::FullDuplex;
+        // A piece that gets its own answer keeps its length.
+        let pieces = self.held.take_pieces(edit, if duplex { PIECE_BYTES_MAX } else { usize::MAX });
+        self.out.push_body(answers::AnswerBody {
+            pieces,
+            direction: BodyDirection::Request,
+            duplex,
+            ends: self.end == RequestEndedBy::Body,
+        });
+        if self.end == RequestEndedBy::Trailers {
+            self.answer(wire::trailers_answer(BodyDirection::Request));
+        }
+    }
+
+    /// Lets a piece of a body go on unread.
+    pub(super) fn forward_body(&mut self, direction: BodyDirection, body: Vec<u8>, end_of_stream: bool) {
+        let modes = self.modes();
+        let mode = if direction == BodyDirection::Request { modes.request } else { modes.response };
+        if mode == BodyMode::FullDuplex {
+            self.send_duplex(direction, body, end_of_stream);
+        } else {
+            self.answer(wire::body_answer(direction, None, HeaderChanges::default()));
+        }
+    }
+
+    fn send_duplex(&mut self, direction: BodyDirection, body: Vec<u8>, ends: bool) {
+        if body.len() > PIECE_BYTES_MAX {
+            let pieces = BodyPieces::of(body, PIECE_BYTES_MAX);
+            self.out.push_body(answers::AnswerBody { pieces, direction, duplex: true, ends });
+        } else {
+            let body_bytes = body.len();
+            self.out.push(wire::streamed_body(direction, body, ends), body_bytes);
+        }
+    }
+
+    /// Sends a message without a body.
+    pub(super) fn answer(&mut self, message: ProcessingResponse) {
+        self.out.push(message, 0);
+    }
+
+    /// Reads response headers, with the served endpoint from the attributes that the proxy sends,
+    /// else from the metadata of the protocol.
+    pub(super) fn response_head<'m>(&self, message: &'m ProcessingRequest, given: &'m HttpHeaders) -> ResponseHead<'m> {
+        let mut head = ResponseHead::read(wire::pairs(given.headers.as_ref()));
+        let served = wire::metadata(message.metadata_context.as_ref(), self.front.destination_namespace(), SERVED).and_then(wire::text);
+        match wire::text_attribute(message, "response.code_details") {
+            Some(details) => {
+                head.origin = ResponseOrigin::of_details(details.as_bytes());
+                head.upstream_address = wire::text_attribute(message, "upstream.address").or(served).map(str::as_bytes);
+                head.attempts = wire::count_attribute(message, "upstream.request_attempt_count").unwrap_or(0);
+            }
+            None => {
+                // The proxy's own errors look like those of a server here, so nothing is learned
+                // from them.
+                head.origin = if matches!(head.status, 502..=504) { ResponseOrigin::Ours } else { ResponseOrigin::Upstream };
+                head.upstream_address = served.map(str::as_bytes);
+            }
+        }
+        head.end_of_stream = given.end_of_stream;
+        match self.modes().response {
+            // Only here the headers wait for the body, so that they can have its new length.
+            BodyMode::Buffered => {}
+            // A body that is not shown is like one in an unknown encoding.
+            BodyMode::None => head.encoded = true,
+            BodyMode::Streamed { .. } | BodyMode::BufferedPartial | BodyMode::FullDuplex => {
+                head.content_length = head.content_length.map(|_| usize::MAX);
+            }
+        }
+        head
+    }
+}
+
+impl AsRef<[u8]> for ResponsePiece {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+fn lossy(name: &[u8]) -> String {
+    String::from_utf8_lossy(name).into_owned()
+}

@@ -1,0 +1,434 @@
+//! The driver of one request, below every host. It receives the events of a stream, and calls the
+//! host for what must be done.
+//!
+//! A host stands between a proxy and this crate: the wasm filter, the ext_proc server, a native
+//! Envoy module. A host translates calls. The driver owns the rest: the phases, parking, whether
+//! headers and bytes are held, when a body is read, whether a request may be retried, the release
+//! of what a pick holds, the served endpoint, and what is counted.
+//!
+//! ```text
+//!                    Started
+//!                       │ request headers
+//!          ┌────────────┼───────────────────────────┐
+//!          │ body is    │ no body, upgrade, gRPC,   │ route without a pool
+//!          │ read       │ other path, body unseen   │
+//!          ▼            │                           │
+//!      Buffering        │                           │
+//!          │ last byte  ▼                           │
+//!          └─────────► decide ◄── state, deadline ─┐│
+//!                       │                          ││
+//!                       ├── no state yet ────► Parked
+//!                       │                           │
+//!          ┌────────────┼─────────────┐             │
+//!          │ refused    │ picked      │ failed open │
+//!          ▼            ▼             ▼             │
+//!      Answered       Routed        Passed ◄────────┘
+//!                       │ end of the stream
+//!                       ▼
+//!                     Ended
+//! ```
+//! A body beyond the size limit leads from Buffering to Answered. The end of the stream leads from
+//! every other phase to Ended too, but an answered request stays Answered. The phases are one enum,
+//! in `exchange/phase.rs`.
+//!
+//! # What a host must do
+//!
+//! A host implements [`RequestHost`] and has one [`RequestDriver`] for each stream. It calls the
+//! driver for each event, in the order in which the proxy delivers them:
+//!
+//! | event | call | afterwards |
+//! |---|---|---|
+//! | request headers | [`RequestDriver::request_headers`] | follow the [`RequestFlow`] |
+//! | piece of the request body | [`RequestDriver::request_body`], the size so far | follow |
+//! | request trailers | [`RequestDriver::request_trailers`] | follow |
+//! | state arrived, or a time that the driver gave | [`RequestDriver::resume`] | on `Go`, resume |
+//! | response headers | [`RequestDriver::response_headers`] | follow |
+//! | piece of the response body | [`RequestDriver::response_body`] | follow |
+//! | response trailers | [`RequestDriver::response_trailers`] | let them go on |
+//! | end of the stream, however it came | [`RequestDriver::end`] | |
+//!
+//! A host removes the request headers that a client must not set
+//! ([`crate::ExchangeSettings::removes`]) before the request goes on.
+//!
+//! In each call, the driver calls the host in this order:
+//!
+//! 1. Request headers: `find_pool`; then `wait_for_body` if the body is read. Without a pool: only
+//!    `count`.
+//! 2. Decision: `take_body` if the body is whole; `with_pool` ([`PoolUse::Resolve`]);
+//!    `subset_hint`; `with_pool` ([`PoolUse::Pick`]); `log_decision`. Then `forward` and `count`,
+//!    or `count` and `reply`, or `park` and `keep_body`.
+//! 3. Response headers: `with_pool` ([`PoolUse::Respond`]), `send_response_headers`.
+//! 4. Response body: `take_response_body`, `with_pool` ([`PoolUse::ReadResponse`]),
+//!    `send_response_body`.
+//! 5. End: `with_pool` ([`PoolUse::Release`]), `ended`.
+//!
+//! # What a host must never do
+//!
+//! - Let a request go on while the last flow was [`RequestFlow::Hold`].
+//! - Call the driver from one of its own methods, or block in one.
+//! - Leave out [`RequestDriver::end`]: the endpoint would seem loaded for ever. A second call does
+//!   no harm.
+//! - Keep the pool locked after [`RequestHost::with_pool`] returns.
+//! - Change a body except where the driver says so, or read it to decide.
+//!
+//! All calls are dispatched statically, and bodies are handed over without a copy. A driver costs
+//! what the same code inside the host would cost.
+
+mod host;
+pub use host::{BodyProgress, PoolUse, RequestCount, RequestFlow, RequestHost, RewriteError};
+
+use pool_state::Timestamp;
+
+use crate::exchange::ExchangePhase;
+use crate::{Exchange, ExchangeStep, HeadersStep, LocalReply, RequestChanges, ResponseBody, ResponseHead, ResponseStep, headers};
+
+/// Drives one request.
+#[derive(Debug)]
+pub struct RequestDriver<H: RequestHost> {
+    exchange: Exchange,
+    /// The pool of its route, until the end.
+    pool: Option<H::Pool>,
+    /// Length of the request body so far.
+    body_bytes: usize,
+    /// Whether the last byte of the request has come.
+    is_whole: bool,
+    pieces: BodyDelivery,
+    response: ResponseBody,
+    /// Length of a held response body so far.
+    response_bytes: usize,
+}
+
+/// How the pieces of a request body reach a filter ([`RequestHost::IS_FILTER`]). When a filter held
+/// a piece and the proxy resumed the request before the last one, Envoy up to 1.39 drops the next
+/// piece, unless the filter holds it too and lets it go with another one, or later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum BodyDelivery {
+    /// No piece came.
+    None,
+    /// Each piece was held, or went on, as its event said.
+    InStep,
+    /// Pieces went on by [`RequestDriver::resume`]: the next one is held.
+    Ahead,
+    /// One piece is held until the next event or [`RequestDriver::resume`].
+    HoldNext,
+}
+
+// === impl RequestDriver ===
+
+impl<H: RequestHost> Default for RequestDriver<H> {
+    fn default() -> Self {
+        Self {
+            exchange: Exchange::new(Timestamp(0)),
+            pool: None,
+            body_bytes: 0,
+            is_whole: false,
+            pieces: BodyDelivery::None,
+            response: ResponseBody::Ignore,
+            response_bytes: 0,
+        }
+    }
+}
+
+impl<H: RequestHost> RequestDriver<H> {
+    /// The request headers have come. Names are lower-case.
+    pub fn request_headers<'h>(
+        &mut self,
+        host: &mut H,
+        pairs: impl Iterator<Item = (&'h [u8], &'h [u8])> + Clone,
+        end_of_stream: bool,
+    ) -> RequestFlow {
+        self.end(host); // a proxy that begins twice must not leak the first pick
+        *self = Self { exchange: Exchange::new(host.now()), is_whole: end_of_stream, ..Self::default() };
+        let step = self.exchange.request_headers(host.settings(), pairs.clone(), end_of_stream);
+        if step == HeadersStep::Ready {
+            host.reply(host.ready_reply());
+            return RequestFlow::Hold;
+        }
+        self.pool = host.find_pool();
+        let Some(pool) = &self.pool else {
+            self.exchange.phase = ExchangePhase::Passed;
+            host.count(None, RequestCount::Passed);
+            return RequestFlow::Go;
+        };
+        let exchange = &mut self.exchange;
+        host.with_pool(pool, PoolUse::Capture, Timestamp(0), |pool| exchange.capture_headers(pool, pairs));
+        match step {
+            HeadersStep::Buffer if host.wait_for_body() => RequestFlow::Hold,
+            HeadersStep::Buffer => {
+                self.exchange.set_body_unavailable();
+                self.decide(host)
+            }
+            HeadersStep::Decide | HeadersStep::Ready => self.decide(host),
+            HeadersStep::Reply(reply) => self.refuse(host, reply),
+        }
+    }
+
+    /// A piece of the request body has come. `size` is the length of the body so far.
+    pub fn request_body(&mut self, host: &mut H, size: usize, progress: BodyProgress) -> RequestFlow {
+        self.body_bytes = size;
+        if self.pieces == BodyDelivery::None {
+            self.pieces = BodyDelivery::InStep;
+        }
+        if self.awaits_body()
+            && let Some(reply) = self.exchange.check_body_size(host.settings(), size)
+        {
+            return self.refuse(host, reply);
+        }
+        let flow = match progress {
+            BodyProgress::Whole => self.request_complete(host),
+            BodyProgress::CutOff if self.awaits_body() => {
+                self.exchange.set_body_unavailable();
+                self.decide(host)
+            }
+            BodyProgress::CutOff | BodyProgress::Partial => self.flow(),
+        };
+        if flow == RequestFlow::Go { self.piece_goes_on(host) } else { flow }
+    }
+
+    /// The request ends with trailers. The held part of its body goes on before them.
+    pub fn request_trailers(&mut self, host: &mut H) -> RequestFlow {
+        if self.pieces == BodyDelivery::HoldNext {
+            self.pieces = BodyDelivery::InStep;
+        }
+        self.request_complete(host)
+    }
+
+    /// The pool has state, or the time of [`RequestHost::park`] or [`RequestHost::resume_after`]
+    /// has come. On [`RequestFlow::Go`] the request goes on with the held part of its body.
+    pub fn resume(&mut self, host: &mut H, now: Timestamp) -> RequestFlow {
+        if matches!(self.exchange.phase, ExchangePhase::Parked) {
+            let body = self.body(host);
+            if self.decide_at(host, body, now) == RequestFlow::Hold {
+                return RequestFlow::Hold;
+            }
+        }
+        if H::IS_FILTER && self.pieces != BodyDelivery::None {
+            self.pieces = BodyDelivery::Ahead;
+        }
+        RequestFlow::Go
+    }
+
+    /// The response headers have come, from an endpoint or from the proxy.
+    pub fn response_headers(&mut self, host: &mut H, head: &ResponseHead<'_>) -> RequestFlow {
+        let Some(pool) = self.pool.as_ref().filter(|_| self.is_routed()) else {
+            host.send_response_headers(ResponseStep::default());
+            return RequestFlow::Go;
+        };
+        let (exchange, now) = (&mut self.exchange, host.now());
+        let step = host.with_pool(pool, PoolUse::Respond, now, |pool| exchange.response_headers(pool, head, now));
+        self.response = step.body;
+        host.send_response_headers(step);
+        if self.response == ResponseBody::Hold && !head.end_of_stream { RequestFlow::Hold } else { RequestFlow::Go }
+    }
+
+    /// A piece of the response body has come. `size` is its length; if the body is held, the length
+    /// of all of it so far.
+    pub fn response_body(&mut self, host: &mut H, size: usize, last: bool) -> RequestFlow {
+        match self.response {
+            ResponseBody::Hold if !last => {
+                self.response_bytes = size;
+                return RequestFlow::Hold;
+            }
+            ResponseBody::Ignore => {}
+            ResponseBody::Read if size == 0 && !last => {}
+            ResponseBody::Read | ResponseBody::Restore | ResponseBody::Hold => self.read_response(host, size, last),
+        }
+        RequestFlow::Go
+    }
+
+    /// The response ends with trailers.
+    pub fn response_trailers(&mut self, host: &mut H) {
+        match self.response {
+            ResponseBody::Ignore => {}
+            ResponseBody::Hold if self.response_bytes > 0 => self.read_response(host, self.response_bytes, true),
+            ResponseBody::Read | ResponseBody::Restore | ResponseBody::Hold => {
+                self.response = ResponseBody::Ignore;
+                let Some(pool) = &self.pool else { return };
+                let (exchange, now) = (&mut self.exchange, host.now());
+                let rest = host.with_pool(pool, PoolUse::ReadResponse, now, |pool| exchange.response_chunk(pool, &[], true, now));
+                if let Some(rest) = rest {
+                    host.append_response(rest);
+                }
+            }
+        }
+    }
+
+    /// The stream has ended. Releases what the pick holds, once.
+    pub fn end(&mut self, host: &mut H) {
+        self.pieces = BodyDelivery::None;
+        let Some(pool) = self.pool.take() else { return };
+        let now = host.now();
+        if self.exchange.is_open() && host.endpoint_broke_off() {
+            self.exchange.record_cut_off();
+        }
+        let exchange = &mut self.exchange;
+        let outcome = host.with_pool(&pool, PoolUse::Release, now, |pool| exchange.end(pool, now));
+        if let Some(outcome) = outcome {
+            host.ended(&outcome);
+        }
+    }
+
+    /// Ends the request with a reply of the host's own.
+    pub fn answer(&mut self, host: &mut H, reply: LocalReply) -> RequestFlow {
+        self.end(host);
+        self.exchange.phase = ExchangePhase::Answered { uncounted: None };
+        host.reply(reply);
+        RequestFlow::Hold
+    }
+
+    /// Whether [`Self::resume`] must still be called.
+    #[must_use]
+    pub fn waits(&self) -> bool {
+        matches!(self.exchange.phase, ExchangePhase::Parked) || self.pieces == BodyDelivery::HoldNext
+    }
+
+    /// Whether the request is held until its last body byte.
+    #[must_use]
+    pub fn awaits_body(&self) -> bool {
+        matches!(self.exchange.phase, ExchangePhase::Buffering)
+    }
+
+    /// Whether the request is held, together with the pieces of its body that come.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        matches!(self.exchange.phase, ExchangePhase::Buffering | ExchangePhase::Parked)
+    }
+
+    /// Whether the client got a local reply.
+    #[must_use]
+    pub fn is_answered(&self) -> bool {
+        matches!(self.exchange.phase, ExchangePhase::Answered { .. })
+    }
+
+    /// Whether a picked endpoint has the request. Only then do its response headers matter.
+    #[must_use]
+    pub fn is_routed(&self) -> bool {
+        matches!(self.exchange.phase, ExchangePhase::Routed(_))
+    }
+
+    /// Whether this is the address of the endpoint that is tried first.
+    #[must_use]
+    pub fn is_first_endpoint(&self, address: &[u8]) -> bool {
+        self.exchange.is_first_endpoint(address)
+    }
+
+    /// Whether the response is changed on its way. Then the proxy needs the host until its end.
+    #[must_use]
+    pub fn restores_response(&self) -> bool {
+        matches!(self.response, ResponseBody::Restore | ResponseBody::Hold)
+    }
+
+    /// Only a request that is decided, or needs no decision, goes on.
+    fn flow(&self) -> RequestFlow {
+        match self.exchange.phase {
+            ExchangePhase::Started | ExchangePhase::Routed(_) | ExchangePhase::Passed | ExchangePhase::Ended => RequestFlow::Go,
+            ExchangePhase::Buffering | ExchangePhase::Parked | ExchangePhase::Answered { .. } => RequestFlow::Hold,
+        }
+    }
+
+    /// The last byte of the request has come.
+    fn request_complete(&mut self, host: &mut H) -> RequestFlow {
+        self.is_whole = true;
+        if self.awaits_body() { self.decide(host) } else { self.flow() }
+    }
+
+    fn piece_goes_on(&mut self, host: &mut H) -> RequestFlow {
+        match &self.pool {
+            Some(pool) if self.pieces == BodyDelivery::Ahead => {
+                self.pieces = BodyDelivery::HoldNext;
+                host.resume_after(pool, host.now());
+                RequestFlow::Hold
+            }
+            _ => {
+                self.pieces = BodyDelivery::InStep;
+                RequestFlow::Go
+            }
+        }
+    }
+
+    /// A body that is not whole is not read.
+    fn body(&self, host: &mut H) -> Option<H::RequestBody> {
+        self.is_whole.then(|| host.take_body(self.body_bytes))
+    }
+
+    fn decide(&mut self, host: &mut H) -> RequestFlow {
+        let now = host.now();
+        let body = self.body(host);
+        self.decide_at(host, body, now)
+    }
+
+    /// Reads the body and hashes its prompt outside of `with_pool`: other requests can use the pool
+    /// meanwhile.
+    fn decide_at(&mut self, host: &mut H, body: Option<H::RequestBody>, now: Timestamp) -> RequestFlow {
+        let Some(pool) = &self.pool else { return RequestFlow::Go };
+        let (exchange, settings) = (&mut self.exchange, host.settings());
+        let parsed = exchange.read(body.as_ref().map_or(&[], AsRef::as_ref));
+        let resolved = host.with_pool(pool, PoolUse::Resolve, now, |pool| exchange.resolve(settings, pool, parsed, now));
+        let step = match resolved {
+            Ok(pending) => {
+                let (pending, hint) = (pending.with_hashes(), host.subset_hint());
+                host.with_pool(pool, PoolUse::Pick, now, |pool| exchange.pick(settings, pool, hint.as_deref(), pending, now))
+            }
+            Err(step) => step,
+        };
+        if let Some(record) = self.exchange.take_record() {
+            host.log_decision(&record);
+        }
+        match step {
+            ExchangeStep::Forward(forward) => self.forward(host, forward, body, now),
+            ExchangeStep::Reply(reply) => self.refuse(host, reply),
+            ExchangeStep::Park { deadline } if host.park(pool, deadline) => {
+                body.into_iter().for_each(|body| host.keep_body(body));
+                RequestFlow::Hold
+            }
+            // Too many wait already: decide as at the deadline.
+            ExchangeStep::Park { deadline } => self.decide_at(host, body, deadline),
+        }
+    }
+
+    fn forward(&mut self, host: &mut H, mut forward: RequestChanges, body: Option<H::RequestBody>, since: Timestamp) -> RequestFlow {
+        // For a retry, Envoy's router keeps the body in the same buffer as the part that is held
+        // for a filter. Resumed in the middle of its body, a request would get that part twice
+        // (Envoy 1.40). So it has one attempt.
+        if H::IS_FILTER && self.pieces != BodyDelivery::None && !self.is_whole {
+            forward.set.retain(|(name, _)| name != headers::RETRY_ON);
+        }
+        if host.forward(forward, body).is_err() {
+            return self.abandon(host, since);
+        }
+        let us = host.now().us_since(since);
+        let counted = if self.is_routed() { RequestCount::Picked { us } } else { RequestCount::FailedOpen };
+        host.count(self.pool.as_ref(), counted);
+        RequestFlow::Go
+    }
+
+    fn abandon(&mut self, host: &mut H, now: Timestamp) -> RequestFlow {
+        let Some(pool) = &self.pool else { return RequestFlow::Go };
+        let exchange = &mut self.exchange;
+        let reply = host.with_pool(pool, PoolUse::Release, now, |pool| exchange.abandon(pool, now));
+        self.refuse(host, reply)
+    }
+
+    fn refuse(&mut self, host: &mut H, reply: LocalReply) -> RequestFlow {
+        let counted = match reply.status {
+            429 => RequestCount::Shed,
+            400..=499 => RequestCount::Invalid,
+            _ => RequestCount::Unavailable,
+        };
+        host.count(self.pool.as_ref(), counted);
+        host.reply(reply);
+        RequestFlow::Hold
+    }
+
+    fn read_response(&mut self, host: &mut H, size: usize, last: bool) {
+        let held = self.response == ResponseBody::Hold;
+        if last {
+            self.response = ResponseBody::Ignore;
+        }
+        let Some(pool) = &self.pool else { return };
+        let bytes = host.take_response_body(size);
+        let (exchange, now) = (&mut self.exchange, host.now());
+        let restored = host.with_pool(pool, PoolUse::ReadResponse, now, |pool| exchange.response_chunk(pool, bytes.as_ref(), last, now));
+        host.send_response_body(bytes, restored, held);
+    }
+}

@@ -1,0 +1,161 @@
+//! What a driver needs from its host.
+
+use std::borrow::Cow;
+
+use pool_state::{ManagedPool, Timestamp};
+
+use crate::{ExchangeOutcome, ExchangeSettings, LocalReply, RequestChanges, ResponseStep};
+
+/// Whether the headers or bytes of an event go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RequestFlow {
+    /// They go on.
+    Go,
+    /// The host holds them.
+    Hold,
+}
+
+/// How much of a request body has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BodyProgress {
+    /// More bytes may follow, or trailers.
+    Partial,
+    /// All of it.
+    Whole,
+    /// Part of it, and the host cannot show more before the decision.
+    CutOff,
+}
+
+/// Why the driver opens the pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PoolUse {
+    /// To see which request headers its plugins read.
+    Capture,
+    /// To resolve the model: a decision begins. A host that shares load with others first receives
+    /// theirs.
+    Resolve,
+    /// To pick. A host that shares load with others publishes its own afterwards.
+    Pick,
+    /// To record the response headers.
+    Respond,
+    /// To record a piece of the response. Most pieces change nothing that others need.
+    ReadResponse,
+    /// To release what the pick holds.
+    Release,
+}
+
+/// What a host counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RequestCount {
+    /// The request goes to a picked endpoint.
+    Picked {
+        /// Time from its last byte to the decision, in µs.
+        us: u64,
+    },
+    /// The request goes to any endpoint, because the pool has no state.
+    FailedOpen,
+    /// The route of the request has no pool.
+    Passed,
+    /// The request is refused because it is invalid (4xx).
+    Invalid,
+    /// The request is refused by policy (429).
+    Shed,
+    /// The request is refused because no endpoint can serve it (5xx).
+    Unavailable,
+}
+
+/// The host could not replace the beginning of the request body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RewriteError;
+
+/// What a driver needs from its host. All calls are about one stream.
+pub trait RequestHost {
+    /// A handle of a pool.
+    type Pool;
+    /// A held request body.
+    type RequestBody: AsRef<[u8]>;
+    /// A piece of a response body.
+    type ResponseBody: AsRef<[u8]>;
+
+    /// Whether the host is a filter: the proxy holds the request itself while the host decides.
+    /// A request that such a proxy resumes in the middle of its body gets one attempt, and its next
+    /// piece goes on only with the one after it, or later (see [`super`]).
+    const IS_FILTER: bool;
+
+    /// The monotonic time.
+    fn now(&self) -> Timestamp;
+
+    /// The settings of the request.
+    fn settings(&self) -> &ExchangeSettings;
+
+    /// The reply on the ready path.
+    fn ready_reply(&self) -> LocalReply;
+
+    /// The pool of the request's route, if it has one.
+    fn find_pool(&mut self) -> Option<Self::Pool>;
+
+    /// Calls `act` with the pool.
+    fn with_pool<R>(&self, pool: &Self::Pool, usage: PoolUse, now: Timestamp, act: impl FnOnce(&mut ManagedPool) -> R) -> R;
+
+    /// The raw subset hint. A hint that cannot be read is empty: it allows no endpoint.
+    fn subset_hint(&self) -> Option<Cow<'_, [u8]>>;
+
+    /// Prepares to hold the request until its last body byte. False when the host cannot show the
+    /// body before the decision: the driver then decides without it.
+    fn wait_for_body(&mut self) -> bool {
+        true
+    }
+
+    /// Hands over the request body of `size` bytes. A body that cannot be read is empty.
+    fn take_body(&mut self, size: usize) -> Self::RequestBody;
+
+    /// Takes a body back, because the request waits. A host whose proxy has the body drops it.
+    fn keep_body(&mut self, body: Self::RequestBody) {
+        drop(body);
+    }
+
+    /// Applies the changes and lets the request go on. `body` is the whole body; without it, the
+    /// held part of the body goes on unread.
+    ///
+    /// # Errors
+    /// [`RewriteError`]; then nothing was changed.
+    fn forward(&mut self, changes: RequestChanges, body: Option<Self::RequestBody>) -> Result<(), RewriteError>;
+
+    /// Replies to the client; the request does not go on.
+    fn reply(&mut self, reply: LocalReply);
+
+    /// Calls [`resume`](super::RequestDriver::resume) when the pool has state, or at `deadline`.
+    /// False when too many requests wait already.
+    fn park(&mut self, pool: &Self::Pool, deadline: Timestamp) -> bool;
+
+    /// Calls [`resume`](super::RequestDriver::resume) soon after `at`. Only for a filter
+    /// ([`Self::IS_FILTER`]).
+    fn resume_after(&mut self, pool: &Self::Pool, at: Timestamp);
+
+    /// Puts a decision record into the access log.
+    fn log_decision(&mut self, record: &str);
+
+    /// Counts.
+    fn count(&mut self, pool: Option<&Self::Pool>, count: RequestCount);
+
+    /// Changes the response headers. They go on, unless the body is held
+    /// ([`crate::ResponseBody::Hold`]).
+    fn send_response_headers(&mut self, step: ResponseStep);
+
+    /// Hands over `size` bytes of the response body.
+    fn take_response_body(&mut self, size: usize) -> Self::ResponseBody;
+
+    /// Lets a piece of the response body go on, or `restored` instead. With `held`, the headers go
+    /// on too, and `content-length` must be the length of `restored`.
+    fn send_response_body(&mut self, body: Self::ResponseBody, restored: Option<&[u8]>, held: bool);
+
+    /// Sends bytes before the trailers of the response. A filter cannot, and does nothing.
+    fn append_response(&mut self, bytes: &[u8]);
+
+    /// Whether the endpoint broke off its response. The driver asks when a stream ends before its
+    /// response does.
+    fn endpoint_broke_off(&mut self) -> bool;
+
+    /// A routed request has ended.
+    fn ended(&mut self, outcome: &ExchangeOutcome);
+}
