@@ -44,6 +44,8 @@ def broken(name: str, text: str, root: pathlib.Path = ROOT) -> list[str]:
             file = (folder / path).resolve() if path else root / name
             if not file.exists():
                 complaints.append(f"{name}:{number}: {target}: no such file")
+            elif name.startswith("docs/") and not file.is_relative_to(root / "docs"):
+                complaints.append(f"{name}:{number}: {target}: not on the site, which is built from docs/")
             elif anchor and file.suffix == ".md" and anchor not in anchors(file.read_text()):
                 complaints.append(f"{name}:{number}: {target}: no such heading")
     return complaints

@@ -69,17 +69,21 @@ class Counts(unittest.TestCase):
 
 
 class Links(unittest.TestCase):
-    def broken(self, text: str) -> list[str]:
+    def broken(self, text: str, name: str = "page.md") -> list[str]:
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)
+            (root / "docs").mkdir()
             (root / "there.md").write_text("# A `page`\n## One more: [it](x)\n")
-            return links.broken("page.md", text, root)
+            return links.broken(name, text, root)
 
     def test_links_that_lead_somewhere(self):
         self.assertEqual(self.broken("[a](there.md) [b](there.md#a-page) [c](there.md#one-more-it) [d](https://x/y) `[e](no.md)`"), [])
 
     def test_links_that_lead_nowhere(self):
         self.assertEqual(len(self.broken("[a](no.md)\n[b](there.md#nothing)")), 2)
+
+    def test_links_that_leave_the_site(self):
+        self.assertEqual(len(self.broken("[a](../there.md)\n", "docs/page.md")), 1)
 
     def test_code_blocks_are_not_read(self):
         self.assertEqual(self.broken("```\n[a](no.md)\n```\n"), [])
