@@ -1,27 +1,32 @@
-//! Where a prompt belongs when nobody can say where it is: rendezvous hashing on its head, within bounds of load.
+//! Chooses an endpoint for a prompt that is cached nowhere: rendezvous hashing on its head, with
+//! bounded load.
 //!
-//! Proxies that cannot hear each other agree on it without a message, since slots and generations are the daemon's and the same to all. Each
-//! endpoint draws a number from the head and itself; the highest has the prompt, unless it has more than its share of the work already, then
-//! the next highest. So an endpoint that joins or leaves moves only its own prompts, and a prompt that everybody sends overflows rather than
-//! drown one endpoint.
+//! Proxies without a connection to each other agree on the choice, since slots and generations come
+//! from the daemon and are the same everywhere. Each endpoint draws a number from the head and its
+//! own identity. The highest number wins, unless that endpoint already has more than its share of
+//! the load; then the next highest wins. So an endpoint that joins or leaves moves only its own
+//! prompts, and a prompt that every client sends overflows to others rather than overload one
+//! endpoint.
 //!
-//! Source: Thaler and Ravishankar, "Using name-based mappings to increase hit rates" (1998); Mirrokni, Thorup and Zadimoghaddam, "Consistent
-//! hashing with bounded loads" (2018).
+//! Source: Thaler and Ravishankar, "Using name-based mappings to increase hit rates" (1998);
+//! Mirrokni, Thorup and Zadimoghaddam, "Consistent hashing with bounded loads" (2018).
 
 use crate::endpoint::EndpointRef;
 use crate::rng::Rng;
 
-/// How far above the mean an endpoint may be loaded and still be given more: the paper's c = 1 + 1/4.
+/// How far above the mean load an endpoint may be and still get more: c = 1 + 1/4 of the paper.
 const SHARE_NUMERATOR: u64 = 5;
 const SHARE_DENOMINATOR: u64 = 4;
 
-/// The position among `endpoints` of the home of prompts that begin with `head`. `requests` is what each has under way, `None` for one that may
-/// not be picked. `None` when nobody may.
+/// The position among `endpoints` of the rendezvous endpoint of prompts that begin with `head`.
+/// `requests` gives the requests in flight at a position, or `None` if that endpoint may not be
+/// picked. Returns `None` if no endpoint may be picked.
 #[must_use]
 pub fn rendezvous_endpoint(head: u64, endpoints: &[EndpointRef], requests: impl Fn(usize) -> Option<u32>) -> Option<usize> {
     let may = || (0..endpoints.len()).filter_map(|at| Some((at, u64::from(requests(at)?))));
     let (count, total) = may().fold((0_u64, 0_u64), |(count, total), (_, requests)| (count + 1, total + requests));
-    // With the request that is to be placed; at least one has no more than the mean, and so is within.
+    // The total includes the request to place. At least one endpoint has no more than the mean, and
+    // so is within the bound.
     let bound = ((total + 1) * SHARE_NUMERATOR).div_ceil(count.max(1) * SHARE_DENOMINATOR);
     let within = may().filter(|(_, requests)| *requests < bound);
     within.filter_map(|(at, _)| Some((rank(head, *endpoints.get(at)?), at))).max().map(|(_, at)| at)
@@ -83,7 +88,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whoever leaves moves only its own; the order in which endpoints are listed says nothing.
+        /// An endpoint that leaves moves only its own prompts; the order of endpoints does not
+        /// matter.
         #[test]
         fn only_the_prompts_of_who_left_move(head: u64, slots in prop::collection::btree_set(0..1024_u16, 2..40), gone: prop::sample::Index) {
             let all = endpoints(slots.iter().copied());
