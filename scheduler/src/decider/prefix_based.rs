@@ -1,4 +1,5 @@
-//! `prefix-based-pd-decider`: when the decode server would have much of the prompt to work through itself.
+//! `prefix-based-pd-decider`: prefills elsewhere if much of the prompt is not cached at the decode
+//! endpoint.
 
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{Context, Decider, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable};

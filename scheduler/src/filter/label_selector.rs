@@ -1,4 +1,5 @@
-//! `label-selector-filter`: keeps endpoints whose labels match, by the rules of Kubernetes. `by-label-selector` is its older name.
+//! `label-selector-filter`: keeps endpoints whose labels match, by the rules of Kubernetes.
+//! `by-label-selector` is its older name.
 
 use crate::candidates::Candidates;
 use crate::plugin::{Context, Filter, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable};
@@ -29,7 +30,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     build,
 };
 
-/// The same under the name the reference deprecates.
+/// The same under its name that llm-d deprecates.
 pub(crate) const BY_LABEL_SELECTOR: PluginType = PluginType { name: "by-label-selector", ..PLUGIN };
 
 const EXPRESSION: &[Parameter] = &[
@@ -51,7 +52,7 @@ pub(crate) struct LabelSelectorFilter(Vec<LabelRequirement>);
 struct LabelRequirement {
     key: Box<str>,
     values: Box<[Box<str>]>,
-    /// Does it hold of a label with one of the values, with another value, of no such label?
+    /// Whether it holds for a label with a listed value, with another value, and without the label.
     holds: LabelOperator,
 }
 
@@ -85,7 +86,7 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 // === impl LabelSelectorFilter ===
 
 impl LabelSelectorFilter {
-    /// One label with one of these values; `unlabelled`: or without it.
+    /// Requires one label with one of these values, or, with `unlabelled`, no such label.
     pub(crate) fn one_of(key: &str, values: &[&str], unlabelled: bool) -> Self {
         Self(vec![LabelRequirement::new(key, values, LabelOperator { absent: unlabelled, ..IN })])
     }

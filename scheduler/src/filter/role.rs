@@ -1,13 +1,16 @@
-//! `decode-filter`, `prefill-filter`, `encode-filter`: keep endpoints that serve a stage, by the role in their label.
+//! `decode-filter`, `prefill-filter`, `encode-filter`: keep endpoints that serve a stage, by the
+//! role in their label.
 //!
-//! One table of roles says it all. An endpoint without the label serves whole requests, so it passes as a decoder and as nothing else.
+//! One table has all roles. An endpoint without the label serves whole requests, so it passes as a
+//! decoder and as nothing else.
 
 use crate::endpoint::ROLE_LABEL;
 use crate::filter::label_selector::LabelSelectorFilter;
 use crate::plugin::{InvalidParameter, Parameters, RequiredState, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 
-/// Roles, and whether each serves encode, prefill and decode. `both` is the deprecated spelling of `prefill-decode`.
+/// Roles, and whether each serves encode, prefill and decode. `both` is the deprecated name of
+/// `prefill-decode`.
 const ROLES: [(&str, [bool; 3]); 8] = [
     ("encode", [true, false, false]),
     ("prefill", [false, true, false]),
@@ -66,7 +69,7 @@ mod tests {
         for (role, [encode, prefill, decode]) in ROLES {
             let named = |stage: &str| role == stage || role.split('-').any(|part| part == stage) || (role == "both" && stage != "encode");
             assert_eq!((encode, prefill, decode), (named("encode"), named("prefill"), named("decode")), "{role}");
-            assert_eq!(crate::endpoint::decodes(Some(role)), decode, "{role}: who is a host of the proxy's follows the same table");
+            assert_eq!(crate::endpoint::decodes(Some(role)), decode, "{role}: the hosts of the proxy's cluster follow the same table");
         }
     }
 }

@@ -1,4 +1,5 @@
-//! `approx-prefix-cache-producer`: what the prefix index knows prompts by, and how much of them it keeps.
+//! `approx-prefix-cache-producer`: how prompts are cut into blocks, and how many blocks the prefix
+//! index keeps.
 
 use crate::plugin::{InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
@@ -47,7 +48,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     build,
 };
 
-/// The smallest block, in tokens: the reference's own clamp.
+/// The smallest block, in tokens; llm-d clamps to the same value.
 const BLOCK_TOKENS_MIN: u32 = 64;
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {

@@ -1,4 +1,4 @@
-//! `inflight-load-producer`: what a request counts for while it is in flight.
+//! `inflight-load-producer`: how much load a request counts for while it is in flight.
 
 use crate::plugin::{InvalidParameter, PRODUCER_NAME, Parameter, ParameterDefault, Parameters, RequiredState, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};

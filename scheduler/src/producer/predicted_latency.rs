@@ -1,7 +1,8 @@
-//! `predicted-latency-producer` and `slo-request-tracker`: what is predicted of requests, and by what their SLOs are held.
+//! `predicted-latency-producer` and `slo-request-tracker`: how latency is predicted and compared
+//! with SLOs.
 //!
-//! Predictions, and the queues of running requests they are compared with, are there whether a plugin is declared or not; a declared one sets
-//! what differs from the defaults. What switches prediction on is the daemon's flag.
+//! Predictions and the queues of running requests exist whether a plugin is declared or not; a
+//! declared one changes settings. The daemon's flag switches prediction on.
 
 use crate::plugin::{InvalidParameter, PRODUCER_NAME, Parameter, ParameterDefault, Parameters, RequiredState, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};

@@ -1,5 +1,6 @@
-//! `token-producer`: how many tokens a prompt has, by estimate. No tokenizer is run, and none is called: four bytes a token is good to a factor of
-//! two over languages and code, replies tell the rest, and everything that goes by it compares endpoints for one prompt.
+//! `token-producer`: estimates the tokens of a prompt. It runs no tokenizer and calls none: four
+//! bytes per token is right within a factor of two over languages and code, replies correct it, and
+//! plugins only compare endpoints for the same prompt.
 
 use crate::plugin::{InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};

@@ -1,4 +1,4 @@
-//! The plugin reference for people, printed from the one table that the scheduler runs by.
+//! The plugin reference in the documentation, printed from the same table that the scheduler uses.
 
 use std::fmt::Write;
 
@@ -19,10 +19,10 @@ const TITLES: [(&str, PluginKind); 9] = [
     ("Parsers", PluginKind::Parser),
 ];
 
-/// How the text of a parameter begins that changes nothing here.
+/// The start of the doc of a parameter without effect.
 const NO_EFFECT: &str = "no effect";
 
-/// Width of the lines of the page, tables apart.
+/// Width of the lines of the page, except tables.
 const WIDTH: usize = 120;
 
 /// Every plugin with its formula, source, parameters and defaults, as Markdown.

@@ -1,4 +1,5 @@
-//! `load-aware-scorer`: the shorter the engine's queue, the better, against a fixed length rather than against the other endpoints.
+//! `load-aware-scorer`: the shorter the engine's queue, the better, relative to a fixed length
+//! instead of the other endpoints.
 
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{Context, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, Scorer, readable};
@@ -19,7 +20,8 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     build,
 };
 
-/// What an empty queue is worth: an endpoint may be better than that by measures this one does not know.
+/// The score of an empty queue. Other endpoints may be better by measures that this scorer does not
+/// know.
 const IDLE: f32 = 0.5;
 
 #[derive(Debug)]

@@ -1,23 +1,24 @@
-//! `marginal-cost-scorer`: the best endpoint is the one where the request costs least: its own time, and
-//! what it costs the requests that are already there.
+//! `marginal-cost-scorer`: the best endpoint is the one where the request costs least: its own
+//! time, and what it costs the requests that are already there.
 //!
 //! [`cost`] has the formula, its terms and its symbols. Most inputs are known at the pick from the
-//! in-flight ledger, the prefix index and the step model, which the daemon learns online. Metrics of
-//! the engine improve the estimate but are not needed. Token counts are estimates; the step model is
-//! learned from the same estimates, so a different tokenizer only changes its coefficients.
+//! in-flight ledger, the prefix index and the step model, which the daemon learns online. Metrics
+//! of the engine improve the estimate but are not needed. Token counts are estimates; the step
+//! model is learned from the same estimates, so a different tokenizer only changes its
+//! coefficients.
 //!
 //! - Score: lowest cost / cost. 1 is the best; an endpoint that costs twice as much gets 0.5.
-//! - Costs within 2 % or 1 ms of the lowest are equal, because the model is no more exact than that.
-//!   Of equal endpoints the one with the fewest requests in flight is best, then the one that was
-//!   picked least recently. So endpoints that all seem free still get an even load.
-//! - `interference` keeps requests where their prefix is cached when the pool is busy, `displacement`
-//!   when it is idle. A prefix that many requests share may be copied everywhere.
-//! - An endpoint that fails at once has nothing in flight and would look cheapest: `failure` charges
-//!   the time a patient client would have waited for a reply.
+//! - Costs within 2 % or 1 ms of the lowest are equal, because the model is no more exact than
+//!   that. Of equal endpoints the one with the fewest requests in flight is best, then the one that
+//!   was picked least recently. So endpoints that all seem free still get an even load.
+//! - `interference` keeps requests where their prefix is cached when the pool is busy,
+//!   `displacement` when it is idle. A prefix that many requests share may be copied everywhere.
+//! - An endpoint that fails at once has nothing in flight and would look cheapest: `failure`
+//!   charges the time a patient client would have waited for a reply.
 //! - An adapter that is loaded, or that this proxy used there recently, costs nothing. Loading one
-//!   costs `adapterLoadMs`, and sixteen times that where it evicts another adapter, because that one
-//!   will be needed again and evict a third. The factor comes from simulation: 8 is too low where
-//!   loads take twice as long as configured, 32 keeps requests in queues.
+//!   costs `adapterLoadMs`, and sixteen times that where it evicts another adapter, because that
+//!   one will be needed again and evict a third. The factor comes from simulation: 8 is too low
+//!   where loads take twice as long as configured, 32 keeps requests in queues.
 
 mod cost;
 
@@ -115,8 +116,8 @@ const EVICTING_LOAD_FACTOR: f32 = 16.0;
 const EQUAL_SHARE: f32 = 0.02;
 const EQUAL_MS: f32 = 1.0;
 
-/// Scores of endpoints of equal cost span this much: less than [`EQUAL_SHARE`], so that they stay above
-/// every endpoint that costs more.
+/// Scores of endpoints of equal cost span this much: less than [`EQUAL_SHARE`], so that they stay
+/// above every endpoint that costs more.
 const EQUAL_SPAN: f32 = 0.01;
 
 #[derive(Debug)]
@@ -222,7 +223,7 @@ fn request_inputs<'a>(context: &Context<'a>, endpoints: &[EndpointInputs]) -> Re
     }
 }
 
-/// KV memory as the engine reports it; `None` where it does not, or where the metrics are stale.
+/// KV memory as the engine reports it; `None` if it does not, or if the metrics are stale.
 fn kv_memory(context: &Context<'_>, endpoint: EndpointIndex) -> Option<KvMemory> {
     let metrics = context.metrics(endpoint)?;
     let capacity = float(u64::from(metrics.kv_blocks?) * u64::from(metrics.kv_block_tokens?));
@@ -230,7 +231,8 @@ fn kv_memory(context: &Context<'_>, endpoint: EndpointIndex) -> Option<KvMemory>
     (capacity > 0.0).then_some(KvMemory { capacity, used })
 }
 
-/// Scores endpoints of equal cost by their key, lowest first: the first gets 1, equal keys get equal scores.
+/// Scores endpoints of equal cost by their key, lowest first: the first gets 1, equal keys get
+/// equal scores.
 fn score_equals(mut equals: Vec<((u32, u64), &mut f32)>) {
     sort_by(&mut equals, |(one, _), (other, _)| one < other);
     let count = float(equals.len() as u64);
@@ -243,14 +245,14 @@ fn score_equals(mut equals: Vec<((u32, u64), &mut f32)>) {
     }
 }
 
-/// Do at least two candidates have the longest cached prefix?
+/// Whether at least two candidates have the longest cached prefix.
 fn has_copies(context: &Context<'_>, endpoints: &[EndpointIndex]) -> bool {
     let cached_blocks = || endpoints.iter().map(|&endpoint| context.local.matched_blocks(endpoint));
     let longest = cached_blocks().max().unwrap_or(0);
     !context.local.prefix_ages.is_empty() && cached_blocks().filter(|&blocks| blocks == longest).nth(1).is_some()
 }
 
-/// Does the engine report that it runs the request's adapter?
+/// Whether the engine reports that it runs the request's adapter.
 fn reports_adapter(context: &Context<'_>, endpoint: EndpointIndex) -> bool {
     let lora = context.metrics(endpoint).and_then(|metrics| metrics.lora.as_ref());
     lora.is_some_and(|lora| lora.running.iter().any(|adapter| **adapter == *context.request.model))

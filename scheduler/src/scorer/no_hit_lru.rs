@@ -1,8 +1,9 @@
-//! `no-hit-lru-scorer`: spreads requests that nobody has a prefix of, so that caches grow evenly: the longer ago an endpoint was given such
-//! a request, the better.
+//! `no-hit-lru-scorer`: spreads requests whose prefix is cached nowhere, so that caches grow
+//! evenly: the longer ago an endpoint got such a request, the better.
 //!
-//! The plugin holds no state: who was given a cold request when is the proxy's ([`crate::Local::last_cold_picks`]), noted at the pick. The
-//! reference gives endpoints that never had one different scores by their position; here they all have the best, and chance decides.
+//! The plugin holds no state: the proxy records these picks
+//! ([`crate::LocalState::last_cold_picks`]). llm-d gives endpoints that never had one different
+//! scores by their position; here they all get the best score, and chance decides.
 
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{Context, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, Scorer, readable};
@@ -41,7 +42,7 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 }
 
 impl NoHitLruScorer {
-    /// Writes the score of each of these moments; 0 is never.
+    /// Writes the score for each of these picks, as numbers that grow with every pick; 0 is never.
     fn rate(&self, picks: &[u64], scores: &mut [f32]) {
         let mut sorted = picks.to_vec();
         sort_by(&mut sorted, |a, b| a < b);

@@ -1,4 +1,4 @@
-//! `prefix-cache-scorer`: the more of the prompt an endpoint is believed to hold already, the better.
+//! `prefix-cache-scorer`: the more of the prompt an endpoint has cached, as estimated, the better.
 
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{Context, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, Scorer, readable};

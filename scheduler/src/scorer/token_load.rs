@@ -1,4 +1,5 @@
-//! `token-load-scorer`: the less prefill work an endpoint would have with this request added, the better.
+//! `token-load-scorer`: the less prefill work the endpoint would have with this request, the
+//! better.
 
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{Context, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, Scorer, readable};

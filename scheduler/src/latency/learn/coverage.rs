@@ -1,5 +1,5 @@
 //! Measures which share of outcomes falls within the predicted median and p90 on synthetic streams:
-//! 300 outcomes of one endpoint, the last 90 of which are counted.
+//! 300 outcomes of one endpoint, and the last 90 are counted.
 
 use super::p90::CoverageIntegrator;
 use super::*;
