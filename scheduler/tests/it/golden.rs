@@ -1,4 +1,4 @@
-//! The cases of `tests/golden`, each decided as its file says.
+//! The golden cases of `tests/golden`: each must be decided as its file expects.
 
 use std::path::PathBuf;
 
@@ -45,7 +45,8 @@ fn a_case_that_is_wrong_says_where() {
     }
 }
 
-/// Endpoints 0 and 3 are in time, 1 and 2 late though a second scorer likes them best, and the last to answer.
+/// Endpoints 0 and 3 are in time. Endpoints 1 and 2 are late, although a second scorer ranks them
+/// best, and answered last.
 const LATE: &str = "
 profile
   slo-scorer explorationShare=0.3

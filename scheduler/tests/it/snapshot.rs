@@ -1,4 +1,4 @@
-//! What a snapshot accepts, refuses and updates.
+//! Which snapshots are accepted or refused, and how they are updated.
 
 use std::sync::Arc;
 
@@ -109,7 +109,7 @@ fn an_address_that_is_none_has_no_socket() {
     assert_eq!(sockets, ["10.0.0.1:8000".parse().ok(), None]);
 }
 
-/// Endpoints whose metadata names the base model, but for the last, which names another.
+/// Endpoints whose metadata names the base model; the last names another.
 fn of_one_base(model: ModelSpec) -> Snapshot {
     let mut endpoints = pool(3);
     for (endpoint, named) in endpoints.iter_mut().zip(["base", "base", "other"]) {
