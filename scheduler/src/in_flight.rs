@@ -220,10 +220,10 @@ impl InFlight {
         let mut ticket =
             InFlightTicket { endpoint, row_epoch: NOWHERE, load: share, past_first_token: false, output_tokens: 0, entry: None };
         self.picked(endpoint);
-        if self.life(endpoint) == NOWHERE {
+        if self.current_epoch(endpoint) == NOWHERE {
             self.start_row(endpoint);
         }
-        ticket.row_epoch = self.life(endpoint);
+        ticket.row_epoch = self.current_epoch(endpoint);
         self.add(&ticket);
         ticket
     }
@@ -276,7 +276,7 @@ impl InFlight {
     /// Requests of this proxy with an SLO at `endpoint`, the strictest first.
     #[must_use]
     pub fn running(&self, endpoint: EndpointRef) -> &[RunningRequest] {
-        if self.life(endpoint) == NOWHERE { &[] } else { self.queues.queue(endpoint.slot.0) }
+        if self.current_epoch(endpoint) == NOWHERE { &[] } else { self.queues.queue(endpoint.slot.0) }
     }
 
     /// Adds `tokens` to the output of the request.
@@ -296,11 +296,11 @@ impl InFlight {
         self.subtract(ticket);
         let mut request_id = Box::default();
         self.queued(ticket, |queues, slot, entry| request_id = queues.remove(slot, entry.id));
-        if self.life(to) == NOWHERE && self.row(to.slot).is_none_or(|row| row.load == EMPTY.load) {
+        if self.current_epoch(to) == NOWHERE && self.row(to.slot).is_none_or(|row| row.load == EMPTY.load) {
             self.start_row(to);
         }
         ticket.endpoint = to;
-        ticket.row_epoch = self.life(to);
+        ticket.row_epoch = self.current_epoch(to);
         self.add(ticket);
         self.enqueue(ticket, request_id);
     }
@@ -427,7 +427,7 @@ impl InFlight {
 
     /// The epoch that counts requests at `endpoint` from now on; [`NOWHERE`] if its row is of
     /// another generation.
-    fn life(&self, endpoint: EndpointRef) -> u64 {
+    fn current_epoch(&self, endpoint: EndpointRef) -> u64 {
         self.row(endpoint.slot).filter(|row| row.is_of(endpoint)).map_or(NOWHERE, |row| row.epoch)
     }
 

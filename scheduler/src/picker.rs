@@ -21,7 +21,7 @@ use crate::rng::Rng;
 pub(crate) const LIST_LENGTH: Parameter = Parameter {
     name: "maxNumOfEndpoints",
     default: ParameterDefault::Number(0.0),
-    doc: readable("length of the ranked list, a whole number from 1 to 8; 0 uses the profile's length"),
+    doc: readable("length of the ranked list, integer from 1 to 8; 0 uses the profile's length"),
 };
 
 /// The length of the ranked list in a picker's parameters; `None` uses the profile's.

@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_just_in_time_is_in_time() {
+    fn a_prediction_equal_to_the_limit_is_in_time() {
         assert!(predicted(slo(100, 40), slo(0, 0)).meets());
         assert!(!predicted(slo(99, 40), slo(0, 0)).meets() && !predicted(slo(100, 39), slo(0, 0)).meets());
     }

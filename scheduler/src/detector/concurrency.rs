@@ -25,12 +25,12 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         Parameter {
             name: "maxConcurrency",
             default: ParameterDefault::Number(100.0),
-            doc: readable("requests that one endpoint can take, a whole number from 1"),
+            doc: readable("requests that one endpoint can take, integer from 1"),
         },
         Parameter {
             name: "maxTokenConcurrency",
             default: ParameterDefault::Number(1_000_000.0),
-            doc: readable("prompt tokens in flight that one endpoint can take, a whole number from 1"),
+            doc: readable("prompt tokens in flight that one endpoint can take, integer from 1"),
         },
         HEADROOM,
         IN_FLIGHT_PRODUCER,

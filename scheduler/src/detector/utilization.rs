@@ -37,7 +37,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 pub(crate) const QUEUE_DEPTH: Parameter = Parameter {
     name: "queueDepthThreshold",
     default: ParameterDefault::Number(5.0),
-    doc: readable("requests waiting at which an endpoint is full, a whole number from 1"),
+    doc: readable("requests waiting at which an endpoint is full, integer from 1"),
 };
 
 /// Cache use at which an endpoint is full.

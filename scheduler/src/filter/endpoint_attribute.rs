@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn operators_and_what_is_missing() {
+    fn operators_and_missing_attributes() {
         let passes = |name: &str, pass_missing| {
             let (_, operator) = OPERATORS.into_iter().find(|(other, _)| *other == name).unwrap();
             let filter = EndpointAttributeFilter { key: "depth".into(), pass_missing, fall_back: false, operator, value: 5.0 };

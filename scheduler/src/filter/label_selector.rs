@@ -31,7 +31,8 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 };
 
 /// The same under its name that llm-d deprecates.
-pub(crate) const BY_LABEL_SELECTOR: PluginType = PluginType { name: "by-label-selector", ..PLUGIN };
+pub(crate) const BY_LABEL_SELECTOR: PluginType =
+    PluginType { name: "by-label-selector", doc: readable("Deprecated name of label-selector-filter."), ..PLUGIN };
 
 const EXPRESSION: &[Parameter] = &[
     Parameter { name: "key", default: ParameterDefault::Required, doc: readable("a label") },

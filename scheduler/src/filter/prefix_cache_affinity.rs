@@ -37,10 +37,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         Parameter {
             name: "ttftSource",
             default: ParameterDefault::Text("prefillThroughput"),
-            doc: readable(
-                "prefillThroughput or latencyPredictor; with the latter an endpoint without a \
-                prediction is neither slow nor fast",
-            ),
+            doc: readable("prefillThroughput or latencyPredictor, which leaves out endpoints without a prediction"),
         },
         Parameter {
             name: "peakPrefillThroughput",

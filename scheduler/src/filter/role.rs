@@ -37,7 +37,7 @@ pub(crate) const ENCODE: PluginType = PluginType {
 pub(crate) const PREFILL: PluginType = PluginType {
     name: "prefill-filter",
     doc: readable(
-        "Keeps endpoints whose label llm-d.ai/role is prefill, encode-prefill, prefill-decode (or its older name both) or encode-prefill-decode.",
+        "Keeps endpoints whose label llm-d.ai/role is prefill, encode-prefill, prefill-decode (older: both) or encode-prefill-decode.",
     ),
     build: |_| stage(1),
     ..ENCODE
@@ -46,7 +46,7 @@ pub(crate) const PREFILL: PluginType = PluginType {
 pub(crate) const DECODE: PluginType = PluginType {
     name: "decode-filter",
     doc: readable(
-        "Keeps endpoints whose label llm-d.ai/role is decode, encode-decode, prefill-decode (or its older name both) or encode-prefill-decode, and those without it.",
+        "Keeps endpoints whose label llm-d.ai/role is decode, encode-decode, prefill-decode (older: both) or encode-prefill-decode, and those without the label.",
     ),
     build: |_: &Parameters<'_>| stage(2),
     ..ENCODE

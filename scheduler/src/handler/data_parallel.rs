@@ -21,11 +21,11 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         "Runs the only profile. The request goes to primaryPort at the picked address; \
         x-data-parallel-host-port names the pick.",
     ),
-    source: readable("llm-d-router, profilehandler/dataparallel (deprecated there: list every rank's port instead)"),
+    source: readable("llm-d-router, profilehandler/dataparallel (deprecated: list every rank's port instead)"),
     parameters: &[Parameter {
         name: "primaryPort",
         default: ParameterDefault::Number(8000.0),
-        doc: readable("port that receives the requests for all ranks of a pod, a whole number from 1 to 65535"),
+        doc: readable("port that receives the requests for all ranks of a pod, integer from 1 to 65535"),
     }],
     needs: &[],
     build,

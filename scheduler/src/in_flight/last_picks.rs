@@ -49,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn later_picks_have_greater_numbers_and_another_life_has_none() {
+    fn later_picks_have_greater_numbers_and_another_generation_has_none() {
         let mut last = LastPicks::default();
         for slot in [3, 1, 3] {
             last.note(endpoint(slot, 7));

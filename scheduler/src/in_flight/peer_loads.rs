@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_many_add_up_and_only_of_lives_present() {
+    fn rows_add_up_for_current_generations_only() {
         let (a, b, mut others) = (endpoint(3, 1), endpoint(9, 2), PeerLoads::default());
         others.add(a, load(1, 1));
         assert_eq!(others.load(a), EndpointLoad::default(), "no endpoint is current yet");

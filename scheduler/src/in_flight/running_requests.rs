@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lowest_slo_is_that_of_those_who_still_wait_for_it() {
+    fn the_lowest_slo_is_that_of_requests_that_still_wait_for_it() {
         let (a, b, mut ledger) = (endpoint(3, 1), endpoint(4, 1), InFlight::default());
         let mut strict = tracked(&mut ledger, a, slo(100, 20));
         let loose = tracked(&mut ledger, a, slo(900, 50));
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn an_slo_that_nobody_can_meet_binds_nobody() {
+    fn an_slo_that_no_endpoint_can_meet_does_not_count() {
         let (a, mut ledger) = (endpoint(3, 1), InFlight::default());
         let mut greedy = ledger.admit(a, 10);
         ledger.track(&mut greedy, TrackedSlo { slo: slo(1, 1), counts: slo(0, 1), predicted: None }, "");
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn an_endpoint_that_crashed_owes_nobody_anything() {
+    fn a_crashed_endpoint_has_no_slos_to_keep() {
         let (old, new, mut ledger) = (endpoint(3, 1), endpoint(3, 2), InFlight::default());
         let mut before = tracked(&mut ledger, old, slo(100, 20));
         let after = tracked(&mut ledger, new, slo(900, 50));
@@ -252,7 +252,7 @@ mod tests {
         /// After any sequence of operations the lowest SLOs are those of the live requests; no
         /// request is lost, and none stays.
         #[test]
-        fn the_lowest_slos_are_those_of_who_is_there(ops in prop::collection::vec(op(), 0..100)) {
+        fn the_lowest_slos_are_those_of_live_requests(ops in prop::collection::vec(op(), 0..100)) {
             let mut ledger = InFlight::default();
             let mut lives = vec![1_u32; usize::from(SLOTS)];
             // Each ticket with the endpoint that counts it, its SLO, and whether it waits for its

@@ -4,7 +4,7 @@
 //! only our own requests, but is current. Adding both would count ours twice. So the ledger's count
 //! is stored when a scrape arrives, and only its change since then is added: picks minus ends.
 //!
-//! For counts of requests this is the only place that combines the two. The reference's scorers
+//! For counts of requests this is the only place that combines the two. llm-d's scorers
 //! keep their formulas: those for scraped metrics read only the scrape, those for requests in
 //! flight only the ledger, so they count nothing twice either.
 

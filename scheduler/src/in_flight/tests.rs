@@ -20,7 +20,7 @@ fn rows(ledger: &InFlight) -> Vec<(EndpointRef, EndpointLoad)> {
 }
 
 #[test]
-fn a_request_to_a_life_that_is_over_is_in_nobody_s_queue() {
+fn a_request_to_a_former_generation_is_in_no_queue() {
     let (before, after, mut ledger) = (endpoint(3, 1), endpoint(3, 2), InFlight::default());
     let mut ticket = ledger.admit(before, 5);
     let _other = ledger.admit(after, 5);
@@ -50,7 +50,7 @@ fn prompts_are_summed_up_until_their_first_token() {
 }
 
 #[test]
-fn what_others_have_is_seen_by_a_pick_but_is_not_ours() {
+fn the_load_of_others_is_seen_by_a_pick_but_is_not_ours() {
     let (a, mut ledger) = (endpoint(3, 1), InFlight::default());
     let ticket = ledger.admit(a, 100);
     ledger.others_mut().start(&[a]);
@@ -69,7 +69,7 @@ fn changed(ledger: &mut InFlight) -> Vec<(EndpointRef, EndpointLoad)> {
 }
 
 #[test]
-fn what_changed_is_told_once_and_as_it_is_now() {
+fn changed_rows_are_reported_once_with_their_current_load() {
     let (a, b, mut ledger) = (endpoint(3, 1), endpoint(9, 4), InFlight::default());
     let (mut one, two) = (ledger.admit(a, 10), ledger.admit(a, 20));
     assert_eq!(changed(&mut ledger), [(a, load(2, 30, 0))]);
@@ -137,7 +137,7 @@ fn a_retry_takes_all_of_it_along() {
 }
 
 #[test]
-fn a_new_life_starts_clean() {
+fn a_new_generation_starts_clean() {
     let (old, new, mut ledger) = (endpoint(5, 1), endpoint(5, 2), InFlight::default());
     let mut before = ledger.admit(old, 100);
     let after = ledger.admit(new, 1);
@@ -151,7 +151,7 @@ fn a_new_life_starts_clean() {
 }
 
 #[test]
-fn a_life_that_comes_back_does_not_get_its_tickets_back() {
+fn a_generation_that_comes_back_does_not_get_its_tickets_back() {
     let (one, two, mut ledger) = (endpoint(5, 1), endpoint(5, 2), InFlight::default());
     let first = ledger.admit(one, 100);
     let second = ledger.admit(two, 10);
@@ -164,7 +164,7 @@ fn a_life_that_comes_back_does_not_get_its_tickets_back() {
 }
 
 #[test]
-fn a_transfer_to_a_past_life_does_not_wipe_the_present_one() {
+fn a_transfer_to_a_former_generation_does_not_reset_the_current_one() {
     let (old, new, other, mut ledger) = (endpoint(5, 1), endpoint(5, 2), endpoint(0, 1), InFlight::default());
     let present = ledger.admit(new, 10);
     let mut late = ledger.admit(other, 7);

@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unknown_is_nothing_but_requests_running_are_known_to_the_ledger() {
+    fn unknown_features_are_0_but_running_requests_come_from_the_ledger() {
         let conditions = Conditions { requests: 7.0, prompt_tokens: 100.0, uncached_tokens: 100.0, ..Conditions::default() };
         let x = features(&conditions, &StepModel::default());
         let of = |name: &str| x[FEATURES.iter().position(|feature| feature.name == name).unwrap()];

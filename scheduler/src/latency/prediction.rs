@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn why_nothing_is_said_can_be_read() {
+    fn reasons_for_no_prediction_are_readable() {
         let reasons = [NoPrediction::TooLittleData, NoPrediction::OutsideRange("queued")].map(NoPrediction::reason);
         assert_eq!(reasons, ["too little data", "outside what was seen"]);
     }

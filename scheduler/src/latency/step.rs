@@ -210,7 +210,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_prefill_is_paid_for_what_is_not_cached_but_attends_to_all() {
+    fn a_prefill_computes_uncached_tokens_but_attends_to_all() {
         let model = StepModel::of([10.0, 0.05, 1e-6], [11.0, 0.025, 8e-5], 200.0);
         assert_eq!(model.prefill_ms(0.0, 8_000.0), 10.0);
         assert!((model.prefill_ms(1_000.0, 1_000.0) - 61.0).abs() < 1e-3, "10 + 50 + 1");
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_not_let_in() {
+    fn impossible_numbers_are_clamped_or_refused() {
         let endpoint = EndpointRef { slot: Slot(2), generation: Generation(5) };
         let model = StepModel::of([f32::NAN, -1.0, f32::INFINITY], [0.0; 3], f32::NAN).with_speed(endpoint, f32::NAN, 1e9);
         assert_eq!((model.prefill(), model.output_tokens(), model.speed(endpoint)), ([0.0, 0.0, 10_000.0], 1.0, (0.05, 20.0)));
@@ -250,7 +250,7 @@ mod tests {
         }
 
         #[test]
-        fn no_words_are_too_strange_to_refuse(words in prop::collection::vec(any::<u32>(), 0..60), known in any::<bool>()) {
+        fn any_words_are_read_or_refused(words in prop::collection::vec(any::<u32>(), 0..60), known in any::<bool>()) {
             let mut words = words;
             if let Some(first) = words.first_mut().filter(|_| known) {
                 *first = LAYOUT;

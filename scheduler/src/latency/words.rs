@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_wrong_with_words_can_be_read() {
+    fn errors_of_words_are_readable() {
         assert_eq!(InvalidModel::Length(3).to_string(), "3 words are no model");
         assert_eq!(InvalidModel::Word(7).to_string(), "word 7 of a model is not a number that it may be");
     }

@@ -45,12 +45,12 @@ fn a_pickers_list_length_stands_over_the_pipelines() {
     assert_eq!(length(0.0).unwrap(), 3);
     assert_eq!(
         length(9.0).unwrap_err().to_string(),
-        "plugin `random-picker`: parameter `maxNumOfEndpoints` is out of range: length of the ranked list, a whole number from 1 to 8; 0 uses the profile's length"
+        "plugin `random-picker`: parameter `maxNumOfEndpoints` is out of range: length of the ranked list, integer from 1 to 8; 0 uses the profile's length"
     );
 }
 
 #[test]
-fn refusals_name_the_thing_and_what_is_allowed() {
+fn refusals_name_the_cause_and_the_allowed_values() {
     assert!(
         refusal(&spec(vec![plugin("queue-score", "", 1.0, &[])]))
             .starts_with("unknown plugin type `queue-score`; did you mean `queue-scorer`?; known: `queue-scorer`, ")
@@ -121,6 +121,6 @@ fn requests_are_read_by_the_parsers_declared_or_by_all() {
 }
 
 #[test]
-fn the_weight_of_what_is_no_scorer_is_ignored() {
+fn the_weight_of_a_plugin_that_is_not_a_scorer_is_ignored() {
     assert!(Pipeline::build(&spec(vec![plugin("random-picker", "", f64::NAN, &[])])).is_ok());
 }

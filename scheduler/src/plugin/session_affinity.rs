@@ -37,7 +37,7 @@ pub(crate) const PARAMETERS: &[Parameter] = &[
         name: "sessionIdConfig",
         default: ParameterDefault::Structured("{sources: [{header: x-session-id}], evictionTtlSeconds, evictionSweepSeconds}"),
         doc: readable(
-            "sources of the id, the first present wins: {header: NAME} or {attribute: agent-identity}; nothing is stored, so the eviction settings have no effect",
+            "sources of the id, first present wins: {header: NAME} or {attribute: agent-identity}; eviction settings have no effect",
         ),
     },
     Parameter {

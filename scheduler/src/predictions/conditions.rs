@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn scrape_ledger_and_prompt_come_together_and_what_is_stale_is_unknown() {
+    fn scrape_ledger_and_prompt_are_combined_and_stale_metrics_are_unknown() {
         let metrics = EndpointMetrics {
             queue_depth: Some(2.0),
             running_requests: Some(5.0),

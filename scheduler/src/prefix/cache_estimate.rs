@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_corrects_what_is_believed_to_fit() {
+    fn a_reply_corrects_the_estimated_capacity() {
         let capacity = |cached| capacity(26, MatchLength { cached: 100, maybe_cached: 100 }, cached);
         assert!(capacity(0) < 1_000, "it was gone");
         assert_eq!(capacity(6_400), 1_000, "it was there");
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn so_little_doubted_that_a_block_end_is_as_much_says_nothing() {
+    fn a_maybe_cached_part_within_the_slack_teaches_nothing() {
         for (held, cached) in [(0, 0), (95, 95 * 64)] {
             let mut index = PrefixIndex::with_capacity(100_000);
             index.set_capacity(ENGINE, 1_000);
@@ -114,14 +114,14 @@ mod tests {
     }
 
     #[test]
-    fn of_what_is_doubted_only_that_it_was_there_says_something() {
+    fn of_maybe_cached_blocks_only_a_hit_teaches() {
         let capacity = |cached| capacity(16, MatchLength { cached: 0, maybe_cached: 100 }, cached);
         assert_eq!([0, 3_000].map(capacity), [1_000; 2]);
         assert_eq!([6_000, 6_400].map(capacity), [1_125; 2]);
     }
 
     #[test]
-    fn what_was_placed_for_nothing_is_undone_but_for_what_was_there_before() {
+    fn undo_removes_only_blocks_that_were_not_there_before() {
         let mut index = PrefixIndex::with_capacity(100_000);
         let (hashes, mut known): (Vec<u64>, _) = ((1..=100).map(|block| block << 1).collect(), Vec::new());
         let mut held = |index: &PrefixIndex| {
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_was_believed_lifts_it_and_a_reply_without_a_prompt_says_nothing() {
+    fn more_hits_than_estimated_raise_the_capacity() {
         let mut index = PrefixIndex::with_capacity(100_000);
         index.set_capacity(ENGINE, 1_000);
         let belief = index.place(ENGINE, &[2, 4, 6, 8], MatchLength::default());

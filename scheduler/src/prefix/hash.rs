@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_blocks_are_hashed_than_were_asked_for() {
+    fn no_more_blocks_are_hashed_than_requested() {
         for (asked, given) in [(0, 0), (2, 2), (usize::MAX, 5)] {
             let (mut hasher, mut blocks) = (hasher().up_to(asked), Vec::new());
             hasher.update(&[b'x'; BLOCK * 5], &mut blocks);

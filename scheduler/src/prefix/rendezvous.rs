@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn proxies_of_any_release_agree_on_a_home() {
+    fn proxies_of_any_release_agree_on_the_rendezvous_endpoint() {
         let all = endpoints(0..16);
         let homes = [0, 1, 2, u64::MAX, 0x0123_4567_89ab_cdef].map(|head| rendezvous_endpoint(head, &all, idle).unwrap());
         assert_eq!(homes, [9, 4, 9, 1, 12]);
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_home_where_nobody_may_be_picked() {
+    fn without_a_candidate_there_is_no_rendezvous_endpoint() {
         assert_eq!((rendezvous_endpoint(7, &[], idle), rendezvous_endpoint(7, &endpoints(0..3), |_| None)), (None, None));
         assert_eq!(rendezvous_endpoint(7, &endpoints(0..3), |at| (at == 1).then_some(u32::MAX)), Some(1), "the only one, however loaded");
     }
@@ -91,7 +91,7 @@ mod tests {
         /// An endpoint that leaves moves only its own prompts; the order of endpoints does not
         /// matter.
         #[test]
-        fn only_the_prompts_of_who_left_move(head: u64, slots in prop::collection::btree_set(0..1024_u16, 2..40), gone: prop::sample::Index) {
+        fn only_the_prompts_of_an_endpoint_that_left_move(head: u64, slots in prop::collection::btree_set(0..1024_u16, 2..40), gone: prop::sample::Index) {
             let all = endpoints(slots.iter().copied());
             let gone = gone.index(all.len());
             let before = all[rendezvous_endpoint(head, &all, idle).unwrap()];
@@ -102,7 +102,7 @@ mod tests {
         }
 
         #[test]
-        fn who_is_home_is_within_the_bound(head: u64, loads in prop::collection::vec(prop::option::of(0..50_u32), 1..40)) {
+        fn the_rendezvous_endpoint_is_within_the_bound(head: u64, loads in prop::collection::vec(prop::option::of(0..50_u32), 1..40)) {
             let all = endpoints(0..loads.len() as u16);
             let may: Vec<u32> = loads.iter().flatten().copied().collect();
             match rendezvous_endpoint(head, &all, |at| loads[at]) {

@@ -18,25 +18,22 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         Parameter {
             name: "blockSizeTokens",
             default: ParameterDefault::Number(16.0),
-            doc: readable(
-                "tokens per block, a whole number; less than 64 counts as 64: smaller \
-            blocks cost memory and gain no hits",
-            ),
+            doc: readable("tokens per block, integer; less than 64 counts as 64"),
         },
         Parameter {
             name: "maxPrefixTokensToMatch",
             default: ParameterDefault::Number(1_048_576.0),
-            doc: readable("tokens of a prompt to look up, a whole number; 0: use maxPrefixBlocksToMatch"),
+            doc: readable("tokens of a prompt to look up, integer; 0: use maxPrefixBlocksToMatch"),
         },
         Parameter {
             name: "maxPrefixBlocksToMatch",
             default: ParameterDefault::Number(2048.0),
-            doc: readable("blocks of a prompt to look up if maxPrefixTokensToMatch is 0, a whole number; 0: the maximum"),
+            doc: readable("blocks of a prompt to look up if maxPrefixTokensToMatch is 0, integer; 0: the maximum"),
         },
         Parameter {
             name: "lruCapacityPerServer",
             default: ParameterDefault::Number(31_250.0),
-            doc: readable("blocks to remember for an endpoint whose KV cache size is unknown, a whole number from 1"),
+            doc: readable("blocks to remember for an endpoint whose KV cache size is unknown, integer from 1"),
         },
         Parameter {
             name: "autoTune",

@@ -57,7 +57,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         Parameter {
             name: "maxDecodeTokenSamplesForPrediction",
             default: ParameterDefault::Number(0.0),
-            doc: readable("no effect: all tokens of a reply are measured, a whole number"),
+            doc: readable("no effect: all tokens of a reply are measured, integer"),
         },
         Parameter { name: "prefixMatchInfoProducerName", ..PRODUCER_NAME },
         Parameter { name: "inFlightLoadProducerName", ..PRODUCER_NAME },

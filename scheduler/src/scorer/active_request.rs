@@ -14,7 +14,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         Parameter {
             name: "idleThreshold",
             default: ParameterDefault::Number(0.0),
-            doc: readable("highest number of requests in flight that counts as idle, a whole number"),
+            doc: readable("highest number of requests in flight that counts as idle, integer"),
         },
         Parameter {
             name: "maxBusyScore",

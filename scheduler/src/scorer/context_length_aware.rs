@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_range() {
+    fn labels_that_are_not_a_range() {
         for label in ["", "2048", "8192-2048", "a-b", "0-1-2", "-5-10", "0-99999999999", "0 to 5"] {
             assert_eq!(ContextLengthRange::parse(label), None, "{label}");
         }

@@ -97,15 +97,12 @@ pub(crate) const SLO: PluginType = PluginType {
         Parameter {
             name: "explorationShare",
             default: ParameterDefault::Number(0.01),
-            doc: readable("how often a weighted pick takes an endpoint outside the best tier, to learn about it, 0 to 0.5"),
+            doc: readable("how often a weighted pick takes an endpoint outside the best tier, 0 to 0.5"),
         },
         Parameter {
             name: "shedBelowPriority",
             default: ParameterDefault::Number(1.0),
-            doc: readable(
-                "requests of lower priority are shed if no endpoint is valid, a whole number from \
-                0; Critical is 1; 0 sheds only negative priorities",
-            ),
+            doc: readable("requests of lower priority are shed if no endpoint is valid, integer from 0; Critical is 1"),
         },
         COMPOSITE_KV,
         COMPOSITE_QUEUE,

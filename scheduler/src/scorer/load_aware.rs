@@ -14,7 +14,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     parameters: &[Parameter {
         name: "threshold",
         default: ParameterDefault::Number(128.0),
-        doc: readable("requests waiting at which an endpoint counts as full, a whole number from 1"),
+        doc: readable("requests waiting at which an endpoint counts as full, integer from 1"),
     }],
     needs: &[RequiredState::QueueDepth],
     build,

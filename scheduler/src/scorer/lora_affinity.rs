@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_given_counts_between_reports() {
+    fn adapters_of_past_requests_count_between_reports() {
         let full = |displaced_used| AdapterRoom::Full { displaced_used };
         let displaced = [3, 5, 9];
         assert_eq!(score(Some(AdapterReport::Room), AdapterRoom::Loaded, &displaced), Some(LOADED), "idle adapters are in no report");
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_report_what_was_given_is_all_there_is() {
+    fn without_a_report_only_past_adapters_count() {
         assert_eq!(score(None, AdapterRoom::Unknown, &[]), None);
         assert_eq!(score(None, AdapterRoom::Loaded, &[]), Some(LOADED));
         assert_eq!(score(None, AdapterRoom::Free, &[]), Some(ROOM));

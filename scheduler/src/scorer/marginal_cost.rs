@@ -36,9 +36,9 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     name: "marginal-cost-scorer",
     kind: PluginKind::Scorer,
     doc: readable(
-        "lowest cost / cost; cost in ms = max(queue + prefill + interference + displacement + decode - refresh, W + S) + failure, by the formulas below",
+        "Lowest cost / cost. [The cost](#the-cost-of-marginal-cost-scorer) is the time in ms that the request takes, and takes from others.",
     ),
-    source: readable("ours; docs/reference/routing-quality.md"),
+    source: readable("Switchpoint; [routing-quality.md](routing-quality.md)"),
     parameters: &[
         Parameter {
             name: "externality",
@@ -48,7 +48,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         Parameter {
             name: "ownBatchShare",
             default: ParameterDefault::Number(0.22),
-            doc: readable("share of the delayed requests that run at the endpoint itself; the rest is the mean of the pool, 0 to 1"),
+            doc: readable("share of the delayed requests that run at this endpoint; the rest is the mean of the pool, 0 to 1"),
         },
         Parameter {
             name: "arrivalExternality",
@@ -63,9 +63,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         Parameter {
             name: "displacement",
             default: ParameterDefault::Number(55.0),
-            doc: readable(
-                "cost of one ms of computing uncached tokens for the prefixes it evicts, where this prefix is rarely used, 0 to 1000",
-            ),
+            doc: readable("cost of one ms of computing uncached tokens, for the prefixes that a rarely used one evicts, 0 to 1000"),
         },
         Parameter {
             name: "decodeWeight",
@@ -75,24 +73,22 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         Parameter {
             name: "adapterLoadMs",
             default: ParameterDefault::Number(100.0),
-            doc: readable("time to load a LoRA adapter, ms; counts sixteen times where another adapter is evicted; 0 to 600000"),
+            doc: readable("time to load a LoRA adapter, ms; sixteen times that where another is evicted; 0 to 600000"),
         },
         Parameter {
             name: "failureMs",
             default: ParameterDefault::Number(10_000.0),
-            doc: readable("cost of a failed request where requests fail more often than at other endpoints, ms, 0 to 600000"),
+            doc: readable("cost of a failure in excess of the other endpoints, ms, 0 to 600000"),
         },
         Parameter {
             name: "memoryWeight",
             default: ParameterDefault::Number(2.0),
-            doc: readable("cost of one ms of waiting for KV memory, where engines report how much is in use, 0 to 100"),
+            doc: readable("cost of one ms of waiting for KV memory, where engines report it, 0 to 100"),
         },
         Parameter {
             name: "refresh",
             default: ParameterDefault::Number(1.0),
-            doc: readable(
-                "value of one ms of prefill saved by an old copy of the prefix that would be evicted soon, where several endpoints have one, 0 to 100",
-            ),
+            doc: readable("value of one ms of prefill saved by the copy of a prefix nearest to eviction, where several exist, 0 to 100"),
         },
         PREFIX_PRODUCER,
     ],

@@ -23,7 +23,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         Parameter {
             name: "lruSize",
             default: ParameterDefault::Number(1024.0),
-            doc: readable("number of endpoints to remember; older ones count as never used; a whole number from 1"),
+            doc: readable("endpoints to remember; older ones count as never used; integer from 1"),
         },
         PREFIX_PRODUCER,
     ],
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_not_remembered_was_never_used() {
+    fn a_forgotten_endpoint_counts_as_never_used() {
         assert_eq!(rate(2, &[30, 10, 20]), [0.0, 1.0, 0.5]);
         assert_eq!(rate(2, &[1, 2, 3, 4, 5]), [1.0, 1.0, 1.0, 0.25, 0.0]);
         assert_eq!(rate(1, &[1, 2]), [1.0, 0.0]);

@@ -42,10 +42,14 @@ fn asking(slo: Slo) -> Request<'static> {
 #[test]
 fn each_endpoint_has_its_prospect() {
     let snapshot = snapshot();
-    let told = with_local(|local| predict(&snapshot, &asking(slo(200, 50)), local));
-    let told: Vec<[f32; 2]> = told.into_iter().map(|told| told.unwrap().prediction).map(|p| [p.ttft_ms, p.tpot_ms]).collect();
-    assert_eq!(told.len(), PREDICTED.len());
-    assert!(told.as_flattened().iter().zip(PREDICTED.as_flattened()).all(|(told, is)| (told - is).abs() < 0.01), "{told:?}");
+    let predicted = with_local(|local| predict(&snapshot, &asking(slo(200, 50)), local));
+    let predicted: Vec<[f32; 2]> =
+        predicted.into_iter().map(|predicted| predicted.unwrap().prediction).map(|p| [p.ttft_ms, p.tpot_ms]).collect();
+    assert_eq!(predicted.len(), PREDICTED.len());
+    assert!(
+        predicted.as_flattened().iter().zip(PREDICTED.as_flattened()).all(|(predicted, is)| (predicted - is).abs() < 0.01),
+        "{predicted:?}"
+    );
 }
 
 #[test]
@@ -100,7 +104,7 @@ fn learned(snapshot: &Snapshot, requests: u64) -> Arc<LatencyModel> {
 }
 
 #[test]
-fn what_an_idle_endpoint_could_not_keep_of_this_very_prompt_counts_for_nobody() {
+fn an_slo_that_an_idle_endpoint_could_not_keep_does_not_count() {
     let snapshot = snapshot();
     let model = learned(&snapshot, 2_000);
     let snapshot = snapshot.with_latency(Some(model));
@@ -119,7 +123,7 @@ fn what_an_idle_endpoint_could_not_keep_of_this_very_prompt_counts_for_nobody() 
 }
 
 #[test]
-fn where_the_model_says_nothing_the_steps_of_this_endpoint_are_what_is_promised() {
+fn without_a_prediction_the_step_model_decides_which_slos_count() {
     let snapshot = snapshot();
     let (model, first) = (learned(&snapshot, 40), snapshot.indices().next().unwrap());
     let step = StepModel::of([10.0, 0.05, 0.0], [5.0, 0.5, 0.001], 200.0).with_speed(snapshot.endpoints()[0].id, 2.0, 3.0);
@@ -135,7 +139,7 @@ fn where_the_model_says_nothing_the_steps_of_this_endpoint_are_what_is_promised(
 }
 
 #[test]
-fn of_whom_nothing_was_predicted_counts_as_the_mean_of_the_best() {
+fn an_endpoint_without_a_prediction_counts_as_the_mean_of_the_best() {
     let snapshot = snapshot();
     let again = |unknown: usize| -> Vec<f32> {
         let predicted = PREDICTED.iter().enumerate().map(|(at, &[ttft_ms, tpot_ms])| {

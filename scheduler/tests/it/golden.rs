@@ -16,7 +16,7 @@ pub fn files() -> Vec<(PathBuf, String)> {
 }
 
 #[test]
-fn every_case_is_decided_as_it_says() {
+fn every_case_is_decided_as_its_file_expects() {
     let mut wrong = String::new();
     for (file, text) in files() {
         assert!(text.starts_with("# "), "{}: a case begins by saying what it shows", file.display());

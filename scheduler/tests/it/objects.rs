@@ -174,7 +174,7 @@ proptest! {
     }
 
     #[test]
-    fn a_header_gets_nobody_more_than_the_body_would(spec in any_spec(), model in any_name(), header in any_name(), seed: u64) {
+    fn a_header_reaches_no_model_that_the_body_could_not(spec in any_spec(), model in any_name(), header in any_name(), seed: u64) {
         let objects = Objects::build(&spec).unwrap();
         let asked = |model, rewrite| objects.resolve(ModelRequest { model, objective: None, rewrite }, &mut Rng::seeded(seed));
         let (with, without) = (asked(&model, Some(header.as_str())), asked(&model, None));

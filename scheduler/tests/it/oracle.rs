@@ -134,10 +134,10 @@ fn marginal_cost(case: &DecisionCase, allowed: &[usize]) -> Vec<(usize, f64)> {
     let mean = allowed.iter().map(|&at| requests(at)).sum::<f64>() / allowed.len().max(1) as f64;
     let idle = f64::from(case.prefix_idle);
     let displacement = 55.0 * idle / (1.0 + idle);
-    let told: Vec<(f64, f64)> = allowed.iter().filter_map(|&at| memory(case, &case.pool[at])).collect();
+    let reported: Vec<(f64, f64)> = allowed.iter().filter_map(|&at| memory(case, &case.pool[at])).collect();
     #[expect(clippy::cast_precision_loss, reason = "a dozen")]
-    let mean_of = |of: fn(&(f64, f64)) -> f64| told.iter().map(of).sum::<f64>() / told.len() as f64;
-    let mean_memory = (!told.is_empty()).then(|| (mean_of(|told| told.0), mean_of(|told| told.1)));
+    let mean_of = |of: fn(&(f64, f64)) -> f64| reported.iter().map(of).sum::<f64>() / reported.len() as f64;
+    let mean_memory = (!reported.is_empty()).then(|| (mean_of(|memory| memory.0), mean_of(|memory| memory.1)));
     let most = allowed.iter().map(|&at| case.pool[at].matched_blocks).max().unwrap_or(0);
     let copies = allowed.iter().filter(|&&at| case.pool[at].matched_blocks == most).count() > 1;
     let cost = |at: usize| {

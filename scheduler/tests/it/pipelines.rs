@@ -115,7 +115,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
 
     #[test]
-    fn whoever_is_named_is_ready_and_allowed(case in any_case()) {
+    fn every_named_endpoint_is_ready_and_allowed(case in any_case()) {
         let outcome = case.decide().unwrap();
         for index in named(&outcome.decision) {
             let endpoint = &case.pool[index.get()].endpoint;
@@ -153,7 +153,7 @@ proptest! {
     }
 
     #[test]
-    fn nobody_is_shed_but_the_sheddable(case in any_case()) {
+    fn only_sheddable_requests_are_shed(case in any_case()) {
         let decision = case.decide().unwrap().decision;
         if case.priority >= 0 {
             prop_assert!(!matches!(decision, Decision::Shed(_)), "{decision:?}");
@@ -163,7 +163,7 @@ proptest! {
     }
 
     #[test]
-    fn where_somebody_answers_an_ejection_refuses_nobody(case in any_case()) {
+    fn an_ejection_never_causes_a_refusal(case in any_case()) {
         let mut calm = case.clone();
         calm.pool.iter_mut().for_each(|row| row.ejected = false);
         let (ejected, calm) = (case.decide().unwrap().decision, calm.decide().unwrap().decision);
@@ -258,23 +258,23 @@ fn what_a_handler_says_of_requests_the_pipeline_says() {
 }
 
 #[test]
-fn the_headers_that_plugins_read_are_told_each_once_in_lower_case() {
+fn the_headers_that_plugins_read_are_listed_once_in_lower_case() {
     let without = built("single-profile-handler", &[], &["a"]).headers().len();
-    let told = |handler: &str, plugins: &[(&str, &str)]| -> Vec<String> {
-        let mut told: Vec<String> = built(handler, plugins, &["a"]).headers().iter().map(|name| name.to_string()).collect();
-        assert!(told.len() >= without);
-        told.truncate(told.len() - without); // those of agent-identity, which every pipeline has
-        told
+    let headers = |handler: &str, plugins: &[(&str, &str)]| -> Vec<String> {
+        let mut headers: Vec<String> = built(handler, plugins, &["a"]).headers().iter().map(|name| name.to_string()).collect();
+        assert!(headers.len() >= without);
+        headers.truncate(headers.len() - without); // those of agent-identity, which every pipeline has
+        headers
     };
-    assert_eq!(told("header-profile-handler", &[]), ["epp-profile"]);
-    assert_eq!(told("single-profile-handler", &[("f", "session-affinity-filter strategy=session_id")]), ["x-session-id"]);
+    assert_eq!(headers("header-profile-handler", &[]), ["epp-profile"]);
+    assert_eq!(headers("single-profile-handler", &[("f", "session-affinity-filter strategy=session_id")]), ["x-session-id"]);
     let label = "header-label-affinity-scorer headerName=X-Zone labelKey=zone";
     let scorers = [("s", "session-affinity-scorer"), ("again", "session-affinity-scorer"), ("l", label)];
-    assert_eq!(told("single-profile-handler", &scorers), ["x-session-token", "x-zone"]);
+    assert_eq!(headers("single-profile-handler", &scorers), ["x-session-token", "x-zone"]);
 }
 
 #[test]
-fn session_headers_are_told_each_once() {
+fn session_headers_are_listed_once() {
     let token = |header: &str| format!("encodedEndpointHeaderConfig.header={header}");
     let (filter, scorer) = (format!("session-affinity-filter {}", token("x-a")), format!("session-affinity-scorer {}", token("x-b")));
     let pipeline = built("single-profile-handler", &[("f", &filter), ("s", &scorer), ("again", &scorer)], &["a"]);
@@ -299,7 +299,7 @@ fn profiles_are_bounded() {
 }
 
 #[test]
-fn what_a_plugin_needs_to_be_told_it_must_be_told() {
+fn required_parameters_must_be_given() {
     let refused = |words: &str| Pipeline::build(&bare("single-profile-handler", &[("p", words)], &["a"])).is_err();
     assert_eq!(["by-label label=tier", "by-label label=tier allowsNoLabel=true"].map(refused), [true, false]);
     let older = "endpoint-attribute-scorer algorithm.type=linear_higher_is_better attributeKey=key/producer";

@@ -37,7 +37,7 @@ fn as_many_endpoints_as_there_are_slots() {
 }
 
 #[test]
-fn what_was_learned_and_what_objects_there_are_is_kept() {
+fn models_and_objects_are_kept() {
     let endpoint = pool(1)[0].id;
     let step = StepModel::of([1.0, 2.0, 3.0], [4.0, 5.0, 6.0], 7.0).with_speed(endpoint, 2.0, 3.0);
     let model = ModelSpec { name: "m".to_owned(), priority: 0, targets: vec![] };
@@ -90,7 +90,7 @@ fn newer_metrics_leave_the_rest_as_it_was() {
 }
 
 #[test]
-fn an_observation_changes_the_row_of_its_endpoint_and_life() {
+fn an_observation_changes_the_row_of_its_endpoint_and_generation() {
     let mut snapshot = seal(pool(3)).unwrap();
     let second = snapshot.endpoints()[1].id;
     snapshot.observe(second, |metrics| metrics.queue_depth = Some(2.0));

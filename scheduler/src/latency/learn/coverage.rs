@@ -54,16 +54,16 @@ fn within(stream: Stream, seed: u64, delay: usize) -> [usize; 2] {
     for at in 0..OUTCOMES + delay {
         let conditions = Conditions { requests: delay as f32, prompt_tokens: 100.0, uncached_tokens: 100.0, ..Conditions::default() };
         said.push(model.as_ref().and_then(|model| model.predict(POD, &conditions).ok()));
-        let Some(told) = at.checked_sub(delay) else { continue };
-        let ms = 200.0 * libm::expf(stream(&mut rng, told + APART * seed as usize));
-        if let Some(said) = said[told].filter(|_| told >= OUTCOMES - COUNTED) {
+        let Some(outcome) = at.checked_sub(delay) else { continue };
+        let ms = 200.0 * libm::expf(stream(&mut rng, outcome + APART * seed as usize));
+        if let Some(said) = said[outcome].filter(|_| outcome >= OUTCOMES - COUNTED) {
             within[0] += usize::from(ms <= said.ttft_ms);
             within[1] += usize::from(ms <= said.ttft_p90_ms);
         }
         let (output_tokens, first_token, gap) = (None, None, None);
         let (ttft_ms, tpot_ms) = (Some(ms), Some(ms / 10.0));
         let seen = Observation { endpoint: POD, conditions, ended: RequestEnd::Done, ttft_ms, tpot_ms, output_tokens, first_token, gap };
-        assert_eq!(learner.observe_after(&seen, said[told].as_ref(), delay as f32), ObservationVerdict::Learned);
+        assert_eq!(learner.observe_after(&seen, said[outcome].as_ref(), delay as f32), ObservationVerdict::Learned);
         model = learner.publish(FIT_INTERVAL_MS * at as u64).or(model);
     }
     within
@@ -78,7 +78,7 @@ fn over_seeds(stream: Stream, delay: usize) -> ([f32; 2], f32) {
 }
 
 #[test]
-fn nine_of_ten_of_few_outcomes_are_within_whatever_they_do_and_chance_has_half_a_say() {
+fn nine_of_ten_of_few_outcomes_are_within_p90_with_half_the_deviation_of_chance() {
     for (name, stream) in STREAMS {
         let ([middle, ninth], spread) = over_seeds(stream, 0);
         assert!((36.0..=54.0).contains(&middle), "40 to 60 % of 90 are within the middle where it {name}: {middle}");
@@ -87,7 +87,7 @@ fn nine_of_ten_of_few_outcomes_are_within_whatever_they_do_and_chance_has_half_a
 }
 
 #[test]
-fn what_is_known_late_is_left_to_chance() {
+fn late_outcomes_are_left_to_chance() {
     for (name, stream) in [STREAMS[0], STREAMS[5]] {
         let ([_, ninth], spread) = over_seeds(stream, 30);
         assert!((79.2..=82.8).contains(&ninth) && spread < 1.6 * BINOMIAL, "88 to 92 % of 90 where it {name}: {ninth} ± {spread}");
@@ -95,7 +95,7 @@ fn what_is_known_late_is_left_to_chance() {
 }
 
 #[test]
-fn what_was_above_is_made_up_for_once_and_the_less_the_longer_the_run() {
+fn a_surplus_above_p90_is_corrected_once_and_less_in_a_longer_run() {
     let after = |outcomes: usize, above: usize| {
         let mut integrator = CoverageIntegrator::default();
         (0..outcomes).for_each(|at| integrator.outcome(0.1, Some(at >= outcomes - above)));

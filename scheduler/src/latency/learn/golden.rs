@@ -112,10 +112,11 @@ impl GoldenPool {
         }
     }
 
-    /// Learns from an observation, and publishes if it is time. Without `told`, the proxy had no
+    /// Learns from an observation, and publishes if it is time. Without `has_model`, the proxy had no
     /// model yet and made no prediction.
-    fn learn(&mut self, observation: &Observation, told: bool) {
-        let said = self.model.as_ref().filter(|_| told).and_then(|model| model.predict(observation.endpoint, &observation.conditions).ok());
+    fn learn(&mut self, observation: &Observation, has_model: bool) {
+        let said =
+            self.model.as_ref().filter(|_| has_model).and_then(|model| model.predict(observation.endpoint, &observation.conditions).ok());
         self.learner.observe(observation, said.as_ref());
         if let (Some(said), Some(ttft_ms), Some(tpot_ms)) = (said, observation.ttft_ms, observation.tpot_ms) {
             self.calibrations[0].add(said.ttft_ms, said.ttft_p90_ms, ttft_ms);

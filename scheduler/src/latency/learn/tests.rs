@@ -92,7 +92,7 @@ fn bare(endpoint: EndpointRef, conditions: Conditions) -> Observation {
 }
 
 #[test]
-fn at_first_it_says_nothing_then_that_it_knows_too_little_then_what_is_so() {
+fn the_model_starts_empty_then_has_too_little_data_then_predicts() {
     let mut world = LearnerWorld::new(1);
     for _ in 0..FRESH_MIN - 1 {
         assert_eq!(world.request(0), None);
@@ -108,7 +108,7 @@ fn at_first_it_says_nothing_then_that_it_knows_too_little_then_what_is_so() {
 }
 
 #[test]
-fn what_is_predicted_is_within_the_noise_and_nine_of_ten_are_within_the_decile() {
+fn predictions_are_within_the_noise_and_nine_of_ten_outcomes_within_p90() {
     let mut calibration = [crate::latency::Calibration::default(); 2];
     for seed in 2..6 {
         let mut world = LearnerWorld::new(seed);
@@ -128,7 +128,7 @@ fn what_is_predicted_is_within_the_noise_and_nine_of_ten_are_within_the_decile()
 }
 
 #[test]
-fn nine_of_ten_are_within_the_decile_while_the_whole_pool_slows_down_without_end() {
+fn nine_of_ten_are_within_p90_while_the_whole_pool_slows_down() {
     let mut world = LearnerWorld::new(5);
     world.run(1_000, 1, 0);
     let mut within = [0_u16; 2];
@@ -184,7 +184,7 @@ fn a_slow_pod_is_learned_without_a_label_and_its_successor_at_the_address_starts
 }
 
 #[test]
-fn what_cannot_be_and_what_was_cut_short_teaches_nothing() {
+fn impossible_and_aborted_requests_teach_nothing() {
     let mut world = LearnerWorld::new(10);
     world.run(500, 1, 0);
     let (before, words) = (world.learner.standing(), world.learner.model().unwrap().words());
@@ -229,7 +229,7 @@ fn what_cannot_be_and_what_was_cut_short_teaches_nothing() {
 }
 
 #[test]
-fn beyond_what_was_seen_it_goes_on_for_a_while_and_then_abstains_by_name() {
+fn the_model_extrapolates_for_a_while_and_then_abstains() {
     let mut world = LearnerWorld::new(11);
     world.run(800, 1, 0);
     let model = world.model.clone().unwrap();
@@ -332,7 +332,7 @@ fn a_loss_is_the_mean_of_what_rows_are_off_by_and_of_two_equal_ones_the_shorter_
 }
 
 #[test]
-fn who_is_not_known_is_as_all_are() {
+fn an_unknown_endpoint_has_the_mean_offset() {
     let mut offsets = EndpointOffsets::default();
     (0..20).for_each(|_| _ = offsets.push(endpoint(1, 1), 1.0, 5.0));
     (0..20).for_each(|_| _ = offsets.push(endpoint(2, 1), 0.0, 5.0));
@@ -342,7 +342,7 @@ fn who_is_not_known_is_as_all_are() {
 }
 
 #[test]
-fn what_comes_at_once_is_followed_at_once_and_what_comes_late_is_not() {
+fn outcomes_that_arrive_at_once_are_followed_at_once_and_late_ones_slowly() {
     let after_a_change = |delay: f32| {
         let mut offsets = EndpointOffsets::default();
         (0..40).for_each(|_| _ = offsets.push(endpoint(1, 1), 0.0, delay));
@@ -366,7 +366,7 @@ fn published_after(outcomes: usize, delay: f32, error: impl Fn(usize) -> f32) ->
 }
 
 #[test]
-fn a_drift_is_told_as_it_will_be_where_the_next_is_picked_at_once_and_what_trembles_is_not() {
+fn a_drift_is_extrapolated_if_outcomes_arrive_at_once_and_noise_is_not() {
     let falls = |at: usize| -0.01 * at as f32;
     let (published, next) = (published_after(150, 0.0, falls), falls(150));
     assert!((published - next).abs() < 0.03, "{published} {next}");
@@ -426,8 +426,8 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn whatever_it_is_told_its_model_is_one_and_says_numbers(
-        told in prop::collection::vec((0_u16..6, 0_u32..3, prop::array::uniform5(0.0_f32..20_000.0), 0.01_f32..1e6, 0.01_f32..1e5), 40..160),
+    fn any_observations_give_a_valid_model_with_finite_predictions(
+        observations in prop::collection::vec((0_u16..6, 0_u32..3, prop::array::uniform5(0.0_f32..20_000.0), 0.01_f32..1e6, 0.01_f32..1e5), 40..160),
         asked in prop::array::uniform5(0.0_f32..20_000.0),
     ) {
         let conditions = |[requests, prefill_tokens, context_tokens, prompt_tokens, share]: [f32; 5]| Conditions {
@@ -442,7 +442,7 @@ proptest! {
         };
         let mut learner = LatencyLearner::default();
         let mut now_ms = 0;
-        for (slot, generation, numbers, ttft, tpot) in told {
+        for (slot, generation, numbers, ttft, tpot) in observations {
             let observation = Observation { ttft_ms: Some(ttft), tpot_ms: Some(tpot), ..bare(endpoint(slot, generation), conditions(numbers)) };
             prop_assert_eq!(learner.observe(&observation, None), ObservationVerdict::Learned);
             now_ms += 300;
@@ -459,7 +459,7 @@ proptest! {
     }
 
     #[test]
-    fn no_words_are_too_strange_to_refuse(words in prop::collection::vec(any::<u32>(), 0..90), known in any::<bool>()) {
+    fn any_words_are_read_or_refused(words in prop::collection::vec(any::<u32>(), 0..90), known in any::<bool>()) {
         let mut words = words;
         if let Some(first) = words.first_mut().filter(|_| known) {
             *first = 0x4c33;

@@ -8,7 +8,7 @@ fn endpoint(slot: u16) -> EndpointRef {
     EndpointRef { slot: Slot(slot), generation: Generation(1) }
 }
 
-fn next_life(endpoint: EndpointRef) -> EndpointRef {
+fn next_generation(endpoint: EndpointRef) -> EndpointRef {
     EndpointRef { generation: Generation(endpoint.generation.0 + 1), ..endpoint }
 }
 
@@ -185,7 +185,7 @@ fn what_cannot_have_been_evicted_teaches_nothing() {
 }
 
 #[test]
-fn a_block_that_was_there_when_all_that_is_believed_had_been_given_since_lifts_the_belief_by_an_eighth() {
+fn a_hit_beyond_the_estimated_capacity_raises_it_by_an_eighth() {
     let (mut index, a) = (PrefixIndex::with_capacity(100_000), endpoint(0));
     index.set_capacity(a, 800);
     let there = |index: &mut PrefixIndex, at_least| {
@@ -221,7 +221,7 @@ fn the_forgotten_are_gone_at_once_and_swept_in_slices() {
     let (a, b, blocks) = (endpoint(1), endpoint(2), chain(1, 100));
     index.record(a, &blocks);
     index.record(b, &blocks);
-    index.forget(next_life(a));
+    index.forget(next_generation(a));
     assert_eq!(matched(&index, &blocks, &[a, b]), [100, 100], "another generation was meant");
     index.forget(a);
     assert_eq!(matched(&index, &blocks, &[a, b]), [0, 100]);
@@ -237,10 +237,10 @@ fn the_forgotten_are_gone_at_once_and_swept_in_slices() {
 }
 
 #[test]
-fn a_new_life_starts_clean() {
+fn a_new_generation_starts_clean() {
     let mut index = PrefixIndex::with_capacity(8000);
     let (old, blocks) = (endpoint(1), chain(1, 100));
-    let new = next_life(old);
+    let new = next_generation(old);
     index.record(old, &blocks);
     assert_eq!(matched(&index, &blocks, &[old, new]), [100, 0]);
     index.record(new, &blocks[..3]);
@@ -250,13 +250,13 @@ fn a_new_life_starts_clean() {
 }
 
 #[test]
-fn lives_may_pass_faster_than_sweeps() {
+fn generations_may_change_faster_than_sweeps() {
     let mut index = PrefixIndex::with_capacity(8000);
     let (neighbour, blocks) = (endpoint(9), chain(1, 10));
     index.record(neighbour, &blocks);
     let mut life = endpoint(1);
     for _ in 0..3 * crate::prefix::owners::OWNERS_MAX {
-        let next = next_life(life);
+        let next = next_generation(life);
         index.record(next, &blocks[..4]);
         assert_eq!(matched(&index, &blocks, &[life, next]), [0, 4]);
         life = next;
@@ -285,7 +285,7 @@ fn a_hole_does_not_cut_the_match() {
 }
 
 #[test]
-fn a_hole_in_what_is_doubted_does_not_cut_it_either() {
+fn a_hole_in_maybe_cached_blocks_does_not_cut_them_either() {
     let (a, common) = (endpoint(3), chain(1, 120));
     for (shared, hole) in [(40, 20), (40, 39), (40, 40), (40, 80), (1, 60), (119, 60)] {
         let mut index = PrefixIndex::with_capacity(20_000);
@@ -312,7 +312,7 @@ fn a_first_block_that_had_to_go_does_not_hide_the_others() {
 }
 
 #[test]
-fn in_a_table_that_loses_most_what_is_left_is_found_in_bounded_time() {
+fn in_a_table_that_loses_most_entries_a_look_up_takes_bounded_time() {
     let mut index = PrefixIndex::with_capacity(4096);
     let long = chain(1, BLOCKS_MAX);
     index.record(endpoint(0), &long);
@@ -361,7 +361,7 @@ fn beyond_its_capacity_an_endpoint_holds_the_most_recently_touched() {
 }
 
 #[test]
-fn what_was_given_one_to_two_capacities_ago_is_doubted_and_counts_half() {
+fn blocks_given_one_to_two_capacities_ago_count_half() {
     let (mut index, a) = (PrefixIndex::with_capacity(100_000), endpoint(0));
     index.set_capacity(a, 1_000);
     let chains: Vec<Vec<u64>> = (0..100).map(|seed| chain(seed, 100)).collect();
@@ -384,7 +384,7 @@ fn what_was_given_one_to_two_capacities_ago_is_doubted_and_counts_half() {
 }
 
 #[test]
-fn what_is_doubted_of_a_chain_begins_where_what_is_held_ends() {
+fn maybe_cached_blocks_begin_where_cached_ones_end() {
     let common = chain(1, 300);
     for shared in [1, 2, 57, 150, 298, 299] {
         let (mut index, a) = (PrefixIndex::with_capacity(100_000), endpoint(0));
@@ -400,7 +400,7 @@ fn what_is_doubted_of_a_chain_begins_where_what_is_held_ends() {
 }
 
 #[test]
-fn a_table_with_room_for_forty_times_what_an_endpoint_holds_still_knows_what_is_gone() {
+fn a_table_far_larger_than_a_cache_still_knows_what_is_evicted() {
     let (mut index, a) = (PrefixIndex::with_capacity(100_000), endpoint(0));
     index.set_capacity(a, 1_000);
     let chains: Vec<Vec<u64>> = (0..400).map(|seed| chain(seed, 100)).collect();

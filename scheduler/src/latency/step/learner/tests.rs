@@ -56,7 +56,7 @@ fn learns_another_machine_than_its_prior_and_forgets_it_for_a_third() {
 }
 
 #[test]
-fn a_slow_endpoint_is_learned_without_being_told_and_its_successor_starts_clean() {
+fn a_slow_endpoint_is_learned_and_its_successor_starts_clean() {
     let mut learner = StepLearner::default();
     taught(&mut learner, &h100(), (1, 2_000), |slot| if slot == 2 { 2.0 } else { 1.0 });
     let model = learner.model();
@@ -69,7 +69,7 @@ fn a_slow_endpoint_is_learned_without_being_told_and_its_successor_starts_clean(
 }
 
 #[test]
-fn an_endpoint_that_alone_is_asked_for_a_kind_of_prompt_is_no_faster_for_it() {
+fn an_endpoint_that_alone_gets_a_kind_of_prompt_is_not_faster_for_it() {
     let mut learner = StepLearner::default();
     let mut first = |slot, tokens: (f32, f32), service_ms, queued| {
         let sample = FirstToken { uncached_tokens: tokens.0, prompt_tokens: tokens.1, service_ms };
@@ -90,7 +90,7 @@ fn an_endpoint_that_alone_is_asked_for_a_kind_of_prompt_is_no_faster_for_it() {
 }
 
 #[test]
-fn what_cannot_be_teaches_nothing_and_a_stall_little() {
+fn impossible_samples_teach_nothing_and_a_stall_little() {
     let mut learner = StepLearner::default();
     taught(&mut learner, &h100(), (1, 500), |_| 1.0);
     let before = learner.model();
@@ -134,7 +134,7 @@ fn the_mean_output_is_followed() {
 
 proptest! {
     #[test]
-    fn whatever_it_is_taught_the_model_is_one(
+    fn any_samples_give_a_valid_model(
         samples in prop::collection::vec((0_u16..6, 0_u32..3, prop::array::uniform3(prop::num::f32::ANY)), 0..60),
         small in prop::collection::vec((0_u16..6, prop::array::uniform3(0.0_f32..1e6)), 0..60),
     ) {
