@@ -37,7 +37,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         Parameter {
             name: "ttftSource",
             default: ParameterDefault::Text("prefillThroughput"),
-            doc: readable("prefillThroughput or latencyPredictor, which leaves out endpoints without a prediction"),
+            doc: readable("prefillThroughput, or latencyPredictor, which compares endpoints with a prediction only"),
         },
         Parameter {
             name: "peakPrefillThroughput",

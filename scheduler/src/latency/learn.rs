@@ -63,7 +63,7 @@ pub struct Observation {
     /// Mean time per output token after the first, ms; `None` if the response was not streamed or
     /// had only one token.
     pub tpot_ms: Option<f32>,
-    /// Output tokens, from the usage of the response; `None` if unknown.
+    /// Output tokens; `None` if unknown.
     pub output_tokens: Option<u32>,
     /// The first token as a sample of a prefill, if it can serve as one.
     pub first_token: Option<FirstToken>,

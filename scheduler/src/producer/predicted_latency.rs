@@ -37,12 +37,12 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         Parameter {
             name: "streamingMode",
             default: ParameterDefault::Flag(false),
-            doc: readable("no effect: only streamed replies have a TTFT, and each reply shows whether it is streamed"),
+            doc: readable("no effect: each reply shows whether it is streamed"),
         },
         Parameter {
             name: "endpointRoleLabel",
             default: ParameterDefault::Text(""),
-            doc: readable("no effect: each endpoint has its own factors, whatever its role"),
+            doc: readable("no effect: each endpoint has its own factors"),
         },
         Parameter {
             name: "useEncoderCacheFeatures",

@@ -25,12 +25,7 @@ const NO_EFFECT: &str = "no effect";
 /// Width of the lines of the page, except tables.
 const WIDTH: usize = 120;
 
-/// What the head of each plugin means, once.
-const INTRODUCTION: &str = "A source without another name is a path in llm-d-router. Needs: the state that a plugin reads; scraped \
-                            state is reported by the engines. No effect: parameters that are accepted and ignored; a producer's name \
-                            is one, because each producer exists once, declared or not.";
-
-/// The source of most plugins, which [`INTRODUCTION`] names.
+/// The start of the source of most plugins. The page names it once and leaves out the paths.
 const LLM_D: &str = "llm-d-router, ";
 
 /// How the description of state begins that engines report.
@@ -42,7 +37,7 @@ const SHARED_MIN: usize = 2;
 /// Every plugin with its formula, source, parameters and defaults, as Markdown.
 #[must_use]
 pub fn reference_markdown() -> String {
-    let mut page = format!("{}\n\n", wrap(INTRODUCTION));
+    let mut page = format!("{}\n\n", wrap(&introduction()));
     let mut earlier: Vec<&PluginType> = Vec::new();
     for (title, kind) in TITLES {
         let mut plugins = PLUGINS.iter().filter(|plugin| plugin.kind == kind).peekable();
@@ -59,9 +54,13 @@ pub fn reference_markdown() -> String {
 
 fn write_plugin(page: &mut String, plugin: &PluginType, earlier: &[&PluginType]) {
     // Writing to a String cannot fail.
-    let _ = writeln!(page, "### `{}`\n\n{}\n\n{}\n", plugin.name, wrap(plugin.doc), wrap(&origin(plugin)));
-    let has_no_effect = |parameter: &&Parameter| parameter.doc.starts_with(NO_EFFECT);
-    let (idle, active): (Vec<&Parameter>, Vec<&Parameter>) = plugin.parameters.iter().partition(has_no_effect);
+    let _ = writeln!(page, "### `{}`\n\n{}\n", plugin.name, wrap(plugin.doc));
+    let origin = origin(plugin);
+    if !origin.is_empty() {
+        let _ = writeln!(page, "{}\n", wrap(&origin));
+    }
+    let parameters = plugin.parameters.iter().filter(|parameter| parameter.doc != PRODUCER_NAME.doc);
+    let (idle, active): (Vec<&Parameter>, Vec<&Parameter>) = parameters.partition(|parameter| parameter.doc.starts_with(NO_EFFECT));
     let shared = |other: &PluginType| active.iter().filter(|parameter| other.parameters.contains(parameter)).count();
     // The first of those that share most.
     let like = earlier.iter().rev().max_by_key(|other| shared(other)).filter(|other| {
@@ -86,19 +85,36 @@ fn write_plugin(page: &mut String, plugin: &PluginType, earlier: &[&PluginType])
     }
 }
 
-/// The source of a plugin, and the state that it reads.
-fn origin(plugin: &PluginType) -> String {
-    let mut text = format!("Source: {}.", plugin.source.trim_start_matches(LLM_D));
-    let needs: Vec<String> = plugin.needs.iter().map(ToString::to_string).collect();
-    let (scraped, own): (Vec<&String>, Vec<&String>) = needs.iter().partition(|need| need.starts_with(SCRAPED));
-    let own: Vec<&str> = own.into_iter().map(String::as_str).collect();
-    let scraped: Vec<&str> = scraped.into_iter().map(|need| need.trim_start_matches(SCRAPED)).collect();
-    let groups = [own.join(", "), if scraped.is_empty() { String::new() } else { format!("{SCRAPED}{}", scraped.join(", ")) }];
-    let groups: Vec<&str> = groups.iter().map(String::as_str).filter(|group| !group.is_empty()).collect();
-    if !groups.is_empty() {
-        let _ = write!(text, " Needs {}.", groups.join("; "));
+/// What holds for many plugins, once.
+fn introduction() -> String {
+    let mut names: Vec<&str> = Vec::new();
+    for parameter in PLUGINS.iter().flat_map(|plugin| plugin.parameters).filter(|parameter| parameter.doc == PRODUCER_NAME.doc) {
+        if !names.contains(&parameter.name) {
+            names.push(parameter.name);
+        }
     }
-    text
+    format!(
+        "\"Needs\" lists the state that a plugin reads; scraped state is reported by the engines. \"No effect\" lists \
+        parameters that are accepted and ignored. So are the names of producers (`{}`): each producer exists once, \
+        declared or not.",
+        names.join("`, `")
+    )
+}
+
+/// The source of a plugin, if it is not llm-d-router alone, and the state that it reads.
+fn origin(plugin: &PluginType) -> String {
+    let llm_d_alone = plugin.source.starts_with(LLM_D) && !plugin.source.contains([';', '(']);
+    let source = if llm_d_alone { String::new() } else { format!("Source: {}.", plugin.source) };
+    let needs: Vec<String> = plugin.needs.iter().map(ToString::to_string).collect();
+    let (scraped, own): (Vec<&str>, Vec<&str>) = needs.iter().map(String::as_str).partition(|need| need.starts_with(SCRAPED));
+    let scraped: Vec<&str> = scraped.into_iter().map(|need| need.trim_start_matches(SCRAPED)).collect();
+    let needs = match (own.join(", "), scraped.join(", ")) {
+        (own, scraped) if own.is_empty() && scraped.is_empty() => String::new(),
+        (own, scraped) if scraped.is_empty() => format!("Needs {own}."),
+        (own, scraped) if own.is_empty() => format!("Needs {SCRAPED}{scraped}."),
+        (own, scraped) => format!("Needs {own}; {SCRAPED}{scraped}."),
+    };
+    [source, needs].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" ")
 }
 
 /// Parameters without effect, those with the same reason together.
@@ -107,8 +123,7 @@ fn without_effect(idle: &[&Parameter]) -> String {
     reasons.dedup();
     let group = |reason: &&str| {
         let group: Vec<&Parameter> = idle.iter().copied().filter(|parameter| parameter.doc == *reason).collect();
-        let why = reason.trim_start_matches(NO_EFFECT).trim_start_matches(": ");
-        if *reason == PRODUCER_NAME.doc { names(&group) } else { format!("{} ({why})", names(&group)) }
+        format!("{} ({})", names(&group), reason.trim_start_matches(NO_EFFECT).trim_start_matches(": "))
     };
     reasons.iter().map(group).collect::<Vec<_>>().join("; ")
 }
@@ -149,19 +164,20 @@ mod tests {
     #[test]
     fn says_everything_in_the_table() {
         let page = reference_markdown();
-        assert_eq!(page.matches("\n## ").count() + 1, TITLES.len(), "each kind once");
+        assert_eq!(page.matches("\n## ").count(), TITLES.len(), "each kind once");
         assert_eq!(page.matches("### ").count(), PLUGINS.len(), "each plugin once");
-        assert!(page.contains("\nSource: scorer/queuedepth. Needs scraped: requests waiting.\n"));
+        assert!(page.contains("\nNeeds scraped: requests waiting.\n"));
         for plugin in PLUGINS {
             let (before, section) = page.split_once(&format!("### `{}`\n\n", plugin.name)).unwrap();
             let title = before.rsplit("\n## ").next().unwrap();
             let (kind, _) = TITLES.iter().find(|(_, kind)| *kind == plugin.kind).unwrap();
             assert!(title.starts_with(kind), "{} under {kind}", plugin.name);
             let section = section.split("\n##").next().unwrap();
-            assert!(section.starts_with(&format!("{}\n\nSource: ", wrap(plugin.doc))), "{section}");
-            assert_eq!(section.contains(" Needs "), !plugin.needs.is_empty(), "{section}");
+            assert!(section.starts_with(&format!("{}\n", wrap(plugin.doc))), "{section}");
+            assert_eq!(section.contains("Needs "), !plugin.needs.is_empty(), "{section}");
             for parameter in plugin.parameters {
-                assert!(section.contains(&format!("`{}`", parameter.name)), "{} in {section}", parameter.name);
+                let place = if parameter.doc == PRODUCER_NAME.doc { page.as_str() } else { section };
+                assert!(place.contains(&format!("`{}`", parameter.name)), "{} in {section}", parameter.name);
             }
         }
         assert!(page.contains("\nAs in `latency-scorer`: `headroomSelectionStrategy`, `ttftWeight`"), "equal parameters are printed once");

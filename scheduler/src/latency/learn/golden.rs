@@ -112,8 +112,8 @@ impl GoldenPool {
         }
     }
 
-    /// Learns from an observation, and publishes if it is time. Without `has_model`, the proxy had no
-    /// model yet and made no prediction.
+    /// Learns from an observation, and publishes if it is time. Without `has_model`, the proxy had
+    /// no model yet and made no prediction.
     fn learn(&mut self, observation: &Observation, has_model: bool) {
         let said =
             self.model.as_ref().filter(|_| has_model).and_then(|model| model.predict(observation.endpoint, &observation.conditions).ok());
