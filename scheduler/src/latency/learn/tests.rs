@@ -1,3 +1,4 @@
+use super::choice::TREES_SAMPLES_MIN;
 use super::p90::{LogOutcome, P90Tracker};
 use super::*;
 use crate::endpoint::{ENDPOINTS_MAX, Slot};
