@@ -1,6 +1,7 @@
-"""What decisions and plugins cost, natively and in wasm, side by side: builds and runs the bench `schedule` twice.
+"""The cost of decisions and plugins, natively and in wasm, side by side: builds and runs the bench `schedule` twice.
 
-The wasm host here is wasmtime, which compiles ahead of time as V8 in Envoy does in the end; of the two, numbers are alike within a fifth.
+The wasm host is wasmtime, which compiles ahead of time, as V8 in Envoy does in the end. Their numbers agree within a
+fifth.
 """
 
 import json
@@ -16,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def built(*arguments, **environment):
-    """The executable of the bench, built by these further arguments of cargo."""
+    """Builds the bench with further arguments of cargo, and returns its executable."""
     command = ["cargo", "bench", "-q", "-p", "scheduler", "--bench", "schedule", "--no-run", "--message-format=json", *arguments]
     output = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, env={**os.environ, **environment}).stdout
     executables = [json.loads(line).get("executable") for line in output.splitlines()]
@@ -24,7 +25,7 @@ def built(*arguments, **environment):
 
 
 def in_wasm(module):
-    """What the module prints."""
+    """Runs the module and returns its output."""
     engine = wasmtime.Engine()
     linker = wasmtime.Linker(engine)
     linker.define_wasi()

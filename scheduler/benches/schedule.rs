@@ -1,8 +1,10 @@
-//! What one decision costs: `cargo bench -p scheduler`, or built with `--target wasm32-wasip1` and run in any WASI host; `both.py` does both.
+//! The cost of one decision: `cargo bench -p scheduler`, or built with `--target wasm32-wasip1` and
+//! run in any WASI host; `both.py` does both.
 //!
-//! First whole decisions: six scorers and max-score, metrics all different, a prompt of 100 blocks; nanoseconds a decision, the median of
-//! many rounds. Then plugins one by one: nanoseconds an endpoint that each adds to a decision without it, in a pool of 100. Last, latency
-//! prediction: nanoseconds to predict for all endpoints of a pool, and of a whole decision by what is predicted.
+//! First whole decisions: six scorers and max-score, all metrics different, a prompt of 100 blocks;
+//! nanoseconds per decision, the median of many rounds. Then single plugins: nanoseconds per
+//! endpoint that each adds to a decision, in a pool of 100. Last, latency prediction: nanoseconds
+//! to predict for all endpoints of a pool, and of a whole decision that uses predictions.
 #![expect(clippy::disallowed_methods, reason = "a bench reads the clock")]
 
 use std::hint::black_box;
@@ -19,9 +21,10 @@ use scheduler::{
     Readiness, Request, Rng, Slot, Snapshot, SubsetHint, Version, schedule, session_token,
 };
 
-/// Decisions timed together: one alone is shorter than the clock is fine.
+/// Decisions timed together: one alone is shorter than the resolution of the clock.
 const BATCH: u32 = 200;
-/// Predictions for a whole pool: a batch must be shorter than the time that a busy machine lets a program run at a stretch.
+/// Predictions for a whole pool, timed together: a batch must be shorter than a time slice on a
+/// busy machine.
 const PREDICTION_BATCH: u32 = 5;
 const ROUNDS: usize = 101;
 
@@ -37,7 +40,7 @@ const SCORERS: [&str; 6] = [
 /// Endpoints in the pool where plugins are timed.
 const ENDPOINTS: u16 = 100;
 
-/// Cases that many plugins cannot do without, and that show them at work.
+/// Parameters of plugins that require some, or need some to have any effect.
 const PARAMETERS: [(&str, &[(&str, BenchValue)]); 6] = [
     ("header-label-affinity-scorer", &[("headerName", BenchValue::Text("x-tier")), ("labelKey", BenchValue::Text("tier"))]),
     (
@@ -71,7 +74,7 @@ const PARAMETERS: [(&str, &[(&str, BenchValue)]); 6] = [
     ("by-label", &[("label", BenchValue::Text("tier")), ("validValues", BenchValue::List(&[BenchValue::Text("gold")]))]),
 ];
 
-/// A value that can stand in a table.
+/// A value in a static table.
 #[derive(Clone, Copy)]
 enum BenchValue {
     Number(f64),
@@ -123,7 +126,7 @@ fn main() -> Result<(), String> {
     Ok(())
 }
 
-/// A model with as many trees as one has: of a pool that no sum of terms describes.
+/// A model with the maximum of trees, learned from a pool that no sum of terms describes.
 fn learned() -> LatencyModel {
     let (mut rng, mut learner) = (Rng::seeded(3), LatencyLearner::default());
     for at in 0..4_000_u64 {
@@ -205,7 +208,7 @@ impl BenchPool {
         Self { snapshot: self.snapshot.with_latency(Some(std::sync::Arc::new(model))), ..self }
     }
 
-    /// Nanoseconds to predict for all endpoints, the conditions of each given.
+    /// Nanoseconds to predict for all endpoints, with their conditions given.
     fn predict_ns(&self, model: &LatencyModel) -> u128 {
         let mut rng = Rng::seeded(4);
         let rows: Vec<_> = self.snapshot.endpoints().iter().map(|endpoint| (endpoint.id, conditions(&mut rng))).collect();
@@ -213,7 +216,8 @@ impl BenchPool {
         median_ns(PREDICTION_BATCH, || model.predict_all(black_box(&rows).iter().copied(), &mut out))
     }
 
-    /// Nanoseconds a decision, with half of the pool allowed by a hint or all of it, with reasons or without.
+    /// Nanoseconds per decision, with half of the pool or all of it allowed by a hint, with or
+    /// without an explanation.
     fn cost_ns(&self, subset: bool, explain: bool) -> u128 {
         let blocks = [0; 100];
         let token = session_token("pod-50");
@@ -237,7 +241,7 @@ impl BenchPool {
     }
 }
 
-/// Nanoseconds a call.
+/// Nanoseconds per call.
 fn median_ns(batch: u32, mut call: impl FnMut()) -> u128 {
     let mut rounds: Vec<u128> = (0..ROUNDS)
         .map(|_| {

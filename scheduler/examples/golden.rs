@@ -1,5 +1,6 @@
-//! Decides golden cases: one on standard input, printed with every digit, so that two builds can be compared byte for byte; or, with
-//! `--accept FILE...`, each file's expectation rewritten to what is decided now (then read the difference before you commit it).
+//! Decides golden cases. Either one from standard input, printed with every digit, so that two
+//! builds can be compared byte for byte. Or, with `--accept FILE...`, it rewrites each file's
+//! expectation to the present decision; read the diff before you commit it.
 
 #[path = "../tests/it/case.rs"]
 mod case;

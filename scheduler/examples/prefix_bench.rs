@@ -1,12 +1,14 @@
-//! What hashing, recording and looking up prefixes cost, on this host or in wasm:
+//! The cost of hashing, recording and looking up prefixes, on this host or in wasm:
 //!
 //! ```sh
 //! cargo run --release -p scheduler --example prefix_bench
-//! cargo build --release -p scheduler --example prefix_bench --target wasm32-wasip1    # then wasmtime, or node's WASI
+//! cargo build --release -p scheduler --example prefix_bench --target wasm32-wasip1
+//! # then run it in wasmtime, or in node's WASI
 //! ```
 //!
-//! Hot figures are the best of many short batches, cold ones the median of single calls, so that a busy neighbour shows less. The load is the
-//! worst there is: 6,600 chains of 100 blocks, all 660,000 blocks distinct.
+//! Hot figures are the best of many short batches, cold ones the median of single calls, so that
+//! other programs on the machine matter less. The load is the worst case: 6,600 chains of 100
+//! blocks, all 660,000 blocks distinct.
 #![expect(clippy::disallowed_methods, reason = "measures time; no part of the crate")]
 #![expect(clippy::print_stdout, reason = "prints its figures")]
 
@@ -29,7 +31,7 @@ fn main() {
     index(100, 2 * ENTRIES_DEFAULT, 3_125_000);
 }
 
-/// ns of one call.
+/// ns per call.
 fn time(mut call: impl FnMut()) -> f64 {
     let mut best = f64::INFINITY;
     for _ in 0..BATCHES {
@@ -45,7 +47,7 @@ fn time(mut call: impl FnMut()) -> f64 {
     best
 }
 
-/// Median ns of one call for each item, once.
+/// Median ns of one call per item, each called once.
 fn time_each<T>(items: impl Iterator<Item = T>, mut call: impl FnMut(T)) -> f64 {
     let each = items.map(|item| {
         let start = Instant::now();

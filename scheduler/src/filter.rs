@@ -1,9 +1,10 @@
 //! Scheduling filters: which endpoints may be picked at all.
 //!
-//! Four of them are structural: [`ReadinessFilter`], [`SubsetFilter`], [`ServesModelFilter`] and [`EjectionFilter`].
-//! [`crate::schedule()`] applies them to every request before the filters of the profile, and no
-//! configuration can leave them out. Their guarantees (only ready endpoints, only endpoints of the
-//! subset hint, only endpoints that serve the model) are given to the proxy, not to the operator.
+//! Four of them are structural: [`ReadinessFilter`], [`SubsetFilter`], [`ServesModelFilter`] and
+//! [`EjectionFilter`]. [`crate::schedule()`] applies them to every request before the filters of
+//! the profile, and no configuration can leave them out. They guarantee to the proxy that a
+//! decision names only ready endpoints, only endpoints of the subset hint, and only endpoints that
+//! serve the model.
 
 pub(crate) mod by_label;
 pub(crate) mod endpoint_attribute;

@@ -1,18 +1,19 @@
 //! The in-flight ledger: what this proxy has outstanding, by endpoint slot.
 //!
 //! It is fresher than any scrape: a row changes at the pick, not when the engine confirms. Every
-//! counted request has a [`InFlightTicket`]. A ticket cannot be copied and [`InFlight::release`] consumes
-//! it, so no request is released twice. A ticket that is dropped without a release stays counted
-//! for as long as the ledger lives: callers release in the one place where the state of a request
-//! ends, and a VM that traps loses its ledger too.
+//! counted request has an [`InFlightTicket`]. A ticket cannot be copied and [`InFlight::release`]
+//! consumes it, so no request is released twice. A ticket that is dropped without a release stays
+//! counted for as long as the ledger lives: callers release in the one place where the state of a
+//! request ends, and a VM that traps loses its ledger too.
 //!
 //! A row belongs to one generation of one endpoint. The first admission for another generation
 //! resets the row; tickets of the old generation then count nowhere.
 //!
-//! Requests with an SLO are also in the queue of their endpoint ([`RunningRequest`]), whose lowest SLOs
-//! are part of its load.
+//! Requests with an SLO are also in the queue of their endpoint ([`RunningRequest`]), whose lowest
+//! SLOs are part of its load.
 //!
-//! The load of other workers and proxies is kept beside it ([`PeerLoads`]) and read together with it.
+//! The load of other workers and proxies is kept beside it ([`PeerLoads`]) and read together with
+//! it.
 
 mod last_picks;
 use last_picks::LastPicks;
@@ -66,9 +67,9 @@ pub struct PendingPrefills {
     pub attention: u64,
 }
 
-/// Pairs of tokens in one unit of [`PendingPrefills::attention`]: the attention of a prompt of 256 tokens
-/// takes a fraction of a millisecond. With it, thousands of the longest prompts fit into 32 bits on
-/// the wire.
+/// Pairs of tokens in one unit of [`PendingPrefills::attention`]: the attention of a prompt of 256
+/// tokens takes a fraction of a millisecond. With it, thousands of the longest prompts fit into 32
+/// bits on the wire.
 pub const ATTENTION_UNIT: u64 = 65_536;
 
 /// The ledger. One writer; reads are array look-ups.
@@ -87,7 +88,7 @@ pub struct InFlight {
 
 /// The place of one request in the ledger.
 #[derive(Debug)]
-#[must_use = "a ticket that is never released counts for ever"]
+#[must_use = "a ticket that is never released stays counted"]
 pub struct InFlightTicket {
     endpoint: EndpointRef,
     /// The start of the row that counts it; [`NOWHERE`] if none does.
@@ -124,7 +125,8 @@ const NO_PREFILLS: PendingPrefills = PendingPrefills { prompts: 0, prompt_tokens
 // === impl PendingPrefills ===
 
 impl PendingPrefills {
-    /// One prompt with this many tokens, of which this many are not cached.
+    /// The prefill of one prompt with these tokens; `uncached_tokens` above `prompt_tokens` counts
+    /// as `prompt_tokens`.
     #[must_use]
     pub fn of(prompt_tokens: u32, uncached_tokens: u32) -> Self {
         let (prompt, uncached) = (u64::from(prompt_tokens), u64::from(uncached_tokens.min(prompt_tokens)));
@@ -211,17 +213,17 @@ impl InFlight {
         self.admit_prompt(endpoint, prefill_tokens, prefill_tokens)
     }
 
-    /// The same with a prompt of which only `uncached_tokens` are not cached.
+    /// Like [`Self::admit`], for a prompt with only `uncached_tokens` not cached.
     pub fn admit_prompt(&mut self, endpoint: EndpointRef, prompt_tokens: u32, uncached_tokens: u32) -> InFlightTicket {
         let prefills = PendingPrefills::of(prompt_tokens, uncached_tokens);
         let share = EndpointLoad { requests: 1, prefill_tokens: prefills.uncached_tokens, prefills, ..NOTHING };
         let mut ticket =
             InFlightTicket { endpoint, row_epoch: NOWHERE, load: share, past_first_token: false, output_tokens: 0, entry: None };
         self.picked(endpoint);
-        if self.life(endpoint) == NOWHERE {
+        if self.current_epoch(endpoint) == NOWHERE {
             self.start_row(endpoint);
         }
-        ticket.row_epoch = self.life(endpoint);
+        ticket.row_epoch = self.current_epoch(endpoint);
         self.add(&ticket);
         ticket
     }
@@ -274,7 +276,7 @@ impl InFlight {
     /// Requests of this proxy with an SLO at `endpoint`, the strictest first.
     #[must_use]
     pub fn running(&self, endpoint: EndpointRef) -> &[RunningRequest] {
-        if self.life(endpoint) == NOWHERE { &[] } else { self.queues.queue(endpoint.slot.0) }
+        if self.current_epoch(endpoint) == NOWHERE { &[] } else { self.queues.queue(endpoint.slot.0) }
     }
 
     /// Adds `tokens` to the output of the request.
@@ -294,11 +296,11 @@ impl InFlight {
         self.subtract(ticket);
         let mut request_id = Box::default();
         self.queued(ticket, |queues, slot, entry| request_id = queues.remove(slot, entry.id));
-        if self.life(to) == NOWHERE && self.row(to.slot).is_none_or(|row| row.load == EMPTY.load) {
+        if self.current_epoch(to) == NOWHERE && self.row(to.slot).is_none_or(|row| row.load == EMPTY.load) {
             self.start_row(to);
         }
         ticket.endpoint = to;
-        ticket.row_epoch = self.life(to);
+        ticket.row_epoch = self.current_epoch(to);
         self.add(ticket);
         self.enqueue(ticket, request_id);
     }
@@ -423,8 +425,9 @@ impl InFlight {
         ticket.row_epoch != NOWHERE && self.row(ticket.endpoint.slot).is_some_and(|row| row.epoch == ticket.row_epoch)
     }
 
-    /// The start number for requests at `endpoint` from now on.
-    fn life(&self, endpoint: EndpointRef) -> u64 {
+    /// The epoch that counts requests at `endpoint` from now on; [`NOWHERE`] if its row is of
+    /// another generation.
+    fn current_epoch(&self, endpoint: EndpointRef) -> u64 {
         self.row(endpoint.slot).filter(|row| row.is_of(endpoint)).map_or(NOWHERE, |row| row.epoch)
     }
 

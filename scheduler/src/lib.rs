@@ -1,6 +1,6 @@
 //! Endpoint picking as a pure function: the core of Switchpoint.
 //!
-//! A [`Snapshot`] of the pool, a [`Request`] and the proxy's own [`LocalState`] state go in; a
+//! A [`Snapshot`] of the pool, a [`Request`] and the proxy's own [`LocalState`] go in; a
 //! [`Decision`] comes out. Nothing here reads a clock, entropy, a file, a socket or the
 //! environment: time and randomness are arguments. So this crate does no I/O that could fail, and
 //! it decides the same natively and in wasm.

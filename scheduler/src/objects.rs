@@ -2,11 +2,11 @@
 //!
 //! Three small tables, compiled once and read by every request: from an objective's name to its
 //! priority, from a model's name to its targets, from a rewrite's match to its targets. They come
-//! from `InferenceObjective`, `InferenceModel` and `InferenceModelRewrite` objects. Their reader
-//! sorts them oldest first, because of two objects with the same claim the older wins.
+//! from `InferenceObjective`, `InferenceModel` and `InferenceModelRewrite` objects. The code that
+//! reads these sorts them oldest first, because of two objects with the same claim the older wins.
 //!
-//! There are no chains: a target is the model that the engine gets, whatever other objects say
-//! about that name.
+//! Rules do not chain: a target is the model that the engine gets, whatever other objects say about
+//! that name.
 
 use crate::sort::sort_by;
 use std::fmt;
@@ -23,7 +23,8 @@ pub const TARGETS_MAX: usize = 64;
 /// The longest name, in bytes: object names have at most 253; model names are paths at worst.
 pub const NAME_BYTES_MAX: usize = 256;
 
-/// The most bytes of all names of one pool together: a quarter of the largest message, which also carries the endpoints.
+/// Maximum bytes of all names of one pool together: a quarter of the largest message, which also
+/// carries the endpoints.
 pub const NAMES_BYTES_MAX: usize = 1 << 20;
 
 /// The largest weight of a target, as in the CRD: sums of [`TARGETS_MAX`] of them fit into 32 bits.

@@ -1,7 +1,8 @@
 //! Pickers: from scored candidates to the ranked list.
 //!
-//! All three are one selection of the top few by a key, and differ in the key alone: the score, a sample weighted by it, or nothing.
-//! Equal keys are ordered by a random draw, so that a tie never favours a position in the pool.
+//! All three select the top few candidates by a key. They differ only in the key: the score, a
+//! sample weighted by the score, or nothing. Equal keys are ordered by a random draw, so that a tie
+//! never favours a position in the pool.
 
 pub(crate) mod max_score;
 pub(crate) mod random;
@@ -15,11 +16,12 @@ use crate::endpoint::EndpointIndex;
 use crate::plugin::{InvalidParameter, Parameter, ParameterDefault, Parameters, readable};
 use crate::rng::Rng;
 
-/// Every picker's parameter. [`crate::Pipeline::build`] reads it, since the whole profile goes by the length of the list.
+/// The parameter of every picker. [`crate::Pipeline::build`] reads it, since the length of the list
+/// applies to the whole profile.
 pub(crate) const LIST_LENGTH: Parameter = Parameter {
     name: "maxNumOfEndpoints",
     default: ParameterDefault::Number(0.0),
-    doc: readable("length of the ranked list, a whole number from 1 to 8; 0: as the profile says"),
+    doc: readable("length of the ranked list, integer from 1 to 8; 0 uses the profile's length"),
 };
 
 /// The length of the ranked list in a picker's parameters; `None` uses the profile's.

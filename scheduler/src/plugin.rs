@@ -38,7 +38,8 @@ pub trait Scorer: PluginDebug + Send + Sync {
     /// filled with 0. More is better.
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]);
 
-    /// The terms that each endpoint's score was computed from, for `explain`; empty for a scorer without terms.
+    /// The terms from which each endpoint's score is computed, for `explain`; empty for a scorer
+    /// without terms.
     fn cost_terms(&self, _context: &Context<'_>, _endpoints: &[EndpointIndex]) -> Vec<CostTerms> {
         Vec::new()
     }

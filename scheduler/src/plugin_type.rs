@@ -30,9 +30,9 @@ pub enum Plugin {
     Admitter(Box<dyn Admitter>),
     /// Settings of a producer.
     Producer(ProducerSetting),
-    /// Has the requests of an API read; its type.
+    /// Selects an API whose requests are read; its type.
     Parser(&'static str),
-    /// One of the others that goes by headers of clients.
+    /// One of the others, with the client headers that it uses.
     WithHeaders(ClientHeaders, Box<Plugin>),
 }
 
@@ -71,9 +71,9 @@ pub enum PluginKind {
 /// One row of [`crate::registry::PLUGINS`].
 #[derive(Debug)]
 pub struct PluginType {
-    /// Its `type` in configuration files.
+    /// The state it may read, with any parameters.
     pub name: &'static str,
-    /// Its phase.
+    /// Builds it from checked parameters; other crates call [`PluginType::build`].
     pub kind: PluginKind,
     /// One line for the printed reference: the formula.
     pub doc: &'static str,
@@ -90,10 +90,10 @@ pub struct PluginType {
 // === impl PluginType ===
 
 impl PluginType {
-    /// Makes one from the given parameters over its defaults.
+    /// Builds it from the given parameters and defaults.
     ///
     /// # Errors
-    /// [`InvalidParameter`] when one is unknown, given twice, of another type or out of range.
+    /// [`InvalidParameter`] if one is unknown, given twice, of another type or out of range.
     pub fn build(&self, given: &[(String, ParameterValue)]) -> Result<Plugin, InvalidParameter> {
         (self.build)(&Parameters::check(self.parameters, given)?)
     }

@@ -214,11 +214,11 @@ mod tests {
         assert_eq!(of(slo(200, 50), slo(0, 0)), ((200.0, false), (25.0, false)));
         assert_eq!(of(slo(200, 50), slo(150, 80)), ((150.0, true), (25.0, false)));
         assert_eq!(of(slo(200, 0), slo(0, 30)), ((200.0, false), (15.0, true)));
-        assert_eq!(of(slo(0, 0), slo(150, 80)), ((0.0, true), (0.0, true)), "one that asks for nothing has no headroom");
+        assert_eq!(of(slo(0, 0), slo(150, 80)), ((0.0, true), (0.0, true)), "a request without SLOs has no headroom");
     }
 
     #[test]
-    fn what_is_just_in_time_is_in_time() {
+    fn a_prediction_equal_to_the_limit_is_in_time() {
         assert!(predicted(slo(100, 40), slo(0, 0)).meets());
         assert!(!predicted(slo(99, 40), slo(0, 0)).meets() && !predicted(slo(100, 39), slo(0, 0)).meets());
     }

@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn every_parameter_refuses_what_is_no_number_of_its_range() {
+    fn every_parameter_refuses_numbers_out_of_range() {
         for (plugin, parameter) in PLUGINS.iter().flat_map(|p| p.parameters.iter().map(move |parameter| (p, parameter))) {
             if !matches!(parameter.default, ParameterDefault::Number(_)) {
                 continue;

@@ -49,8 +49,8 @@ impl<'a> Request<'a> {
     }
 }
 
-/// The endpoints a proxy allows for one request (`x-gateway-destination-endpoint-subset`). Absent differs from empty: absent allows all,
-/// empty allows none.
+/// The endpoints that a proxy allows for one request (`x-gateway-destination-endpoint-subset`).
+/// Absent and empty differ: absent allows all, empty allows none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SubsetHint {
     entries: Vec<SubsetEntry>,
@@ -62,12 +62,13 @@ enum SubsetEntry {
     Ip(IpAddr),
 }
 
-/// The most entries of a hint that are read: as many as a pool can have endpoints. More cannot add one.
+/// Maximum entries of a hint that are read: as many as a pool can have endpoints.
 const SUBSET_ENTRIES_MAX: usize = crate::endpoint::ENDPOINTS_MAX;
 
 impl SubsetHint {
-    /// Reads `ip:port`, `[ipv6]:port`, or an address alone (then every port of it is allowed). An entry that is neither allows nothing,
-    /// so a hint of only such entries is empty, not absent.
+    /// Parses `ip:port`, `[ipv6]:port`, or an address alone, which allows every port of it. An
+    /// entry that is none of these allows nothing, so a hint of only such entries is empty, not
+    /// absent.
     pub fn parse<'a>(entries: impl IntoIterator<Item = &'a str>) -> Self {
         let mut entries: Vec<SubsetEntry> = entries.into_iter().take(SUBSET_ENTRIES_MAX).filter_map(SubsetEntry::parse).collect();
         sort_by(&mut entries, |a, b| a < b);

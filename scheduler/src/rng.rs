@@ -1,6 +1,7 @@
 //! Randomness as a value: the caller seeds it and the scheduler draws from it.
 
-/// A SplitMix64 generator: eight bytes of state, good enough to break ties and to sample, and identical on every host.
+/// A SplitMix64 generator: eight bytes of state, good enough to break ties and to sample, and
+/// identical on every host.
 ///
 /// Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
 #[derive(Clone, Debug)]
@@ -33,14 +34,16 @@ impl Rng {
         open_unit(self.next_u64())
     }
 
-    /// A uniform index in `0..n`; 0 when `n` is 0. Bias is below 2^-32 for the sizes a pool can have.
+    /// A uniform index in `0..n`; 0 if `n` is 0. The bias is below 2^-32 for the sizes that a pool
+    /// can have.
     pub fn below(&mut self, n: usize) -> usize {
         let wide = (self.next_u64() >> 32).wrapping_mul(n as u64) >> 32;
         usize::try_from(wide).unwrap_or(0)
     }
 }
 
-/// The middle of one of 2^23 equal parts of (0, 1): a 24th bit would leave none for the half, and the last part would round to 1.
+/// The middle of one of 2^23 equal parts of (0, 1). With 2^24 parts the half would not fit the
+/// mantissa, and the last part would round to 1.
 fn open_unit(bits: u64) -> f32 {
     #[expect(clippy::cast_precision_loss, reason = "23 bits and a half fit an f32 mantissa exactly")]
     let part = (bits >> 41) as f32;

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn each_way_to_have_nobody_has_its_name() {
+    fn each_reason_for_no_endpoint_has_its_name() {
         assert_eq!(route(&pool(&[]), &Request::default(), &[]), Err(UnavailableReason::NoReadyEndpoint));
         let elsewhere = SubsetHint::parse(["10.9.9.9"]);
         let request = Request { subset: Some(&elsewhere), ..Request::default() };

@@ -31,13 +31,15 @@ pub(crate) const UNKNOWN: f32 = 0.5;
 /// The name of the prefix index that a plugin reads.
 pub(crate) const PREFIX_PRODUCER: Parameter = Parameter { name: "prefixMatchInfoProducerName", ..PRODUCER_NAME };
 
-/// Writes `rating` of each endpoint into the score column, and the mean of the known ratings where it is `None`.
+/// Writes the `rating` of each endpoint into the score column; where it is `None`, the mean of the
+/// known ratings.
 pub(crate) fn rate(endpoints: &[EndpointIndex], scores: &mut [f32], rating: impl Fn(EndpointIndex) -> Option<f32>) {
     write(endpoints, scores, rating);
     give_unknown_the_mean(scores);
 }
 
-/// Min-max of a load over the candidates: `(max - load) / (max - min)`, and 1 for all when they are equal.
+/// Min-max normalisation of a load over the candidates: `(max - load) / (max - min)`; 1 for all if
+/// all are equal.
 pub(crate) fn rate_by_load(endpoints: &[EndpointIndex], scores: &mut [f32], load: impl Fn(EndpointIndex) -> Option<f32>) {
     write(endpoints, scores, load);
     let (mut min, mut max) = (f32::INFINITY, f32::NEG_INFINITY);

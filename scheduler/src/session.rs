@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_token_names_nobody() {
+    fn an_invalid_token_names_no_endpoint() {
         for bad in ["", "Zg", "Zg=", "Zg===", "====", "Z===", "Zm9v=", "Zm 9", "Zm9vZm9v!", "Zg==Zg==", "é==="] {
             assert_eq!(decode_token(bad), None, "{bad}");
         }

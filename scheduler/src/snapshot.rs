@@ -21,7 +21,8 @@ pub struct Version {
     pub sequence: u64,
 }
 
-/// The state of a pool at one version, with the pipeline that schedules its requests. Immutable: a new version is a new value.
+/// The state of a pool at one version, with the pipeline that schedules its requests. Immutable: a
+/// new version is a new value.
 #[derive(Debug)]
 pub struct Snapshot {
     version: Version,

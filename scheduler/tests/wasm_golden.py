@@ -1,4 +1,4 @@
-"""Runs the wasm build of the example `golden` on each case and prints what it decides, one after another.
+"""Runs the wasm build of the example `golden` on each case and prints the decisions in order.
 
 usage: wasm_golden.py golden.wasm CASE...
 """
@@ -10,7 +10,7 @@ import wasmtime
 
 
 def decide(engine, linker, module, case):
-    """What the module prints with `case` on its standard input."""
+    """Runs the module with `case` on its standard input and returns its output."""
     with tempfile.NamedTemporaryFile() as output:
         wasi = wasmtime.WasiConfig()
         wasi.argv = ["golden"]

@@ -208,7 +208,7 @@ impl PolicyRouter {
 
     /// The reply told how much of the prompt was cached.
     pub(crate) fn hit(&mut self, cache_estimate: &CacheEstimate, job: &EngineJob<'_>, cached: u32) {
-        self.prefixes.told(cache_estimate, blocks_of(job.hashes, job.hashes.len()), cached, job.prompt);
+        self.prefixes.correct(cache_estimate, blocks_of(job.hashes, job.hashes.len()), cached, job.prompt);
     }
 
     /// The request has ended.

@@ -231,7 +231,7 @@ impl ManagedPool {
         self.token_rate.learn(text_bytes, usage);
         let told = usage.cached_tokens.zip(usage.prompt_tokens);
         if let (Some(cache_estimate), Some(blocks), Some((cached, prompt))) = (&held.cache_estimate, blocks, told) {
-            self.prefixes.told(cache_estimate, blocks, cached, prompt);
+            self.prefixes.correct(cache_estimate, blocks, cached, prompt);
         }
     }
 

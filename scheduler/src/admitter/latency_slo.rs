@@ -1,4 +1,5 @@
-//! `latency-slo-admitter`: refuses a sheddable request that no endpoint would serve within the SLOs.
+//! `latency-slo-admitter`: refuses a sheddable request that no endpoint would serve within its
+//! SLOs.
 
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{Admitter, Context, InvalidParameter, PRODUCER_NAME, Parameter, Parameters, RequiredState, readable};
@@ -25,7 +26,8 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     build,
 };
 
-/// Below it an endpoint is cold: what is predicted of it is not worth a refusal. The reference's.
+/// An endpoint with lower KV cache use is cold: predictions for it do not justify a refusal.
+/// llm-d's value.
 const COLD_KV_CACHE: f32 = 0.02;
 
 #[derive(Debug)]

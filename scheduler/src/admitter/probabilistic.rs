@@ -1,4 +1,5 @@
-//! `probabilistic-admitter`: refuses the more of the sheddable requests the fuller the pool, long before it is full.
+//! `probabilistic-admitter`: refuses a share of sheddable requests that grows with saturation, long
+//! before the pool is full.
 
 use crate::detector::utilization::{KV_CACHE, QUEUE_DEPTH, UtilizationThresholds};
 use crate::endpoint::EndpointIndex;

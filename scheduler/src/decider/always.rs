@@ -1,4 +1,5 @@
-//! `always-disagg-pd-decider` and `always-disagg-multimodal-decider`: every request, and every one with something to encode.
+//! `always-disagg-pd-decider` and `always-disagg-multimodal-decider`: for every request, and for
+//! every request with media to encode.
 
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{Context, Decider, RequiredState, readable};

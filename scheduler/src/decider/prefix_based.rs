@@ -1,4 +1,5 @@
-//! `prefix-based-pd-decider`: when the decode server would have much of the prompt to work through itself.
+//! `prefix-based-pd-decider`: prefills elsewhere if much of the prompt is not cached at the decode
+//! endpoint.
 
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{Context, Decider, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable};
@@ -13,8 +14,8 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     ),
     source: readable("llm-d-router, profilehandler/disagg"),
     parameters: &[
-        Parameter { name: "nonCachedTokens", default: ParameterDefault::Number(0.0), doc: readable("tokens, a whole number; 0: never") },
-        Parameter { name: "promptTokens", default: ParameterDefault::Number(0.0), doc: readable("tokens, a whole number; 0: any prompt") },
+        Parameter { name: "nonCachedTokens", default: ParameterDefault::Number(0.0), doc: readable("tokens, integer; 0: never") },
+        Parameter { name: "promptTokens", default: ParameterDefault::Number(0.0), doc: readable("tokens, integer; 0: any prompt") },
     ],
     needs: &[RequiredState::PrefixIndex, RequiredState::Prompt],
     build,

@@ -1,4 +1,5 @@
-//! `concurrency-detector`: how full endpoints are by what we have in flight there. Counted by us, so never stale and never unknown.
+//! `concurrency-detector`: saturation by the load in flight. The ledger counts it, so it is never
+//! stale and never unknown.
 
 use crate::candidates::Candidates;
 use crate::detector::{HEADROOM, IN_FLIGHT_PRODUCER, relaxed};
@@ -24,12 +25,12 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         Parameter {
             name: "maxConcurrency",
             default: ParameterDefault::Number(100.0),
-            doc: readable("requests that one endpoint can take, a whole number from 1"),
+            doc: readable("requests that one endpoint can take, integer from 1"),
         },
         Parameter {
             name: "maxTokenConcurrency",
             default: ParameterDefault::Number(1_000_000.0),
-            doc: readable("prompt tokens in flight that one endpoint can take, a whole number from 1"),
+            doc: readable("prompt tokens in flight that one endpoint can take, integer from 1"),
         },
         HEADROOM,
         IN_FLIGHT_PRODUCER,
@@ -40,11 +41,11 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 
 #[derive(Debug)]
 struct ConcurrencyDetector {
-    /// `None` where requests do not count.
+    /// `None` if requests do not count.
     requests_max: Option<f64>,
-    /// `None` where tokens do not count.
+    /// `None` if tokens do not count.
     tokens_max: Option<f64>,
-    /// Saturation below which a filter keeps an endpoint.
+    /// A filter keeps an endpoint whose saturation is below this.
     kept_below: f64,
 }
 
@@ -62,7 +63,7 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 }
 
 impl ConcurrencyDetector {
-    /// What these endpoints have together, as a share of what they can take together.
+    /// The load of these endpoints together, as a share of their capacity.
     #[expect(clippy::cast_precision_loss, reason = "loads stay far below 2^52")]
     fn share(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> f64 {
         let (mut requests, mut tokens) = ((0_u64, 0.0), (0_u64, 0.0));
@@ -75,7 +76,7 @@ impl ConcurrencyDetector {
         of(requests).max(of(tokens))
     }
 
-    /// As configured, or fewer where the endpoint says that it runs fewer at once.
+    /// The configured limit, or the engine's own if that is lower.
     fn requests_max(&self, context: &Context<'_>, endpoint: EndpointIndex) -> f64 {
         let own = context.table.metrics_of(endpoint).and_then(|metrics| metrics.attribute(SEQUENCES_MAX_ATTRIBUTE));
         self.requests_max.map_or(0.0, |max| own.map_or(max, |own| max.min(f64::from(own).max(1.0))))

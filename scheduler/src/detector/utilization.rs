@@ -1,4 +1,4 @@
-//! `utilization-detector`: how full engines say they are.
+//! `utilization-detector`: saturation by the engines' reported queue and KV cache.
 
 use crate::candidates::Candidates;
 use crate::detector::{HEADROOM, IN_FLIGHT_PRODUCER, relaxed};
@@ -37,7 +37,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 pub(crate) const QUEUE_DEPTH: Parameter = Parameter {
     name: "queueDepthThreshold",
     default: ParameterDefault::Number(5.0),
-    doc: readable("requests waiting at which an endpoint is full, a whole number from 1"),
+    doc: readable("requests waiting at which an endpoint is full, integer from 1"),
 };
 
 /// Cache use at which an endpoint is full.
@@ -47,7 +47,7 @@ pub(crate) const KV_CACHE: Parameter = Parameter {
     doc: readable("share of the KV cache in use at which an endpoint is full, above 0 to 1"),
 };
 
-/// Where an endpoint is full.
+/// The thresholds at which an endpoint is full.
 #[derive(Debug)]
 pub(crate) struct UtilizationThresholds {
     queue_depth: f32,
@@ -57,7 +57,7 @@ pub(crate) struct UtilizationThresholds {
 #[derive(Debug)]
 pub(crate) struct UtilizationDetector {
     thresholds: UtilizationThresholds,
-    /// Saturation up to which a filter keeps an endpoint.
+    /// A filter keeps an endpoint up to this saturation.
     kept_max: f32,
 }
 
@@ -74,7 +74,7 @@ impl UtilizationThresholds {
         })
     }
 
-    /// How full one endpoint is; `None` when nothing is known of it.
+    /// The saturation of one endpoint; `None` if its metrics are unknown.
     fn saturation_of(&self, context: &Context<'_>, endpoint: EndpointIndex) -> Option<f32> {
         let queue = context.metric(endpoint, |m| m.queue_depth).map(|q| q / self.queue_depth);
         let cache = context.metric(endpoint, |m| m.kv_cache_utilization).map(|u| u / self.kv_cache_utilization);
@@ -84,7 +84,7 @@ impl UtilizationThresholds {
         }
     }
 
-    /// The mean over those of which anything is known; 0 when nothing is of any.
+    /// The mean over the endpoints with known metrics; 0 if there are none.
     pub(crate) fn saturation(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> f64 {
         let known = endpoints.iter().filter_map(|&endpoint| self.saturation_of(context, endpoint));
         let (sum, count) = known.fold((0.0, 0_u32), |(sum, count), one| (sum + f64::from(one), count + 1));

@@ -1,4 +1,5 @@
-//! `by-label`: the reference's older way to filter by one label; `label-selector-filter` and the role filters say the same.
+//! `by-label`: llm-d's older filter by one label, replaced by `label-selector-filter` and the role
+//! filters.
 
 use crate::filter::label_selector::LabelSelectorFilter;
 use crate::plugin::{InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable};

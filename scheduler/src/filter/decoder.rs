@@ -1,11 +1,12 @@
-//! Keeps endpoints that may be sent whole requests.
+//! Keeps endpoints that may get whole requests.
 
 use crate::candidates::Candidates;
 use crate::endpoint::Endpoint;
 use crate::plugin::{Context, Filter};
 use crate::rng::Rng;
 
-/// `role`: where requests are split by role, an endpoint for an earlier stage alone is not in the proxy's cluster.
+/// `role`: where requests are split by role, an endpoint that serves only earlier stages is not in
+/// the proxy's cluster.
 #[derive(Debug)]
 pub(crate) struct DecoderFilter;
 

@@ -1,11 +1,11 @@
-//! Leaves out endpoints that failed just now.
+//! Drops ejected endpoints.
 
 use crate::candidates::Candidates;
 use crate::plugin::{Context, Filter};
 use crate::rng::Rng;
 
-/// `ejected`: when a profile would have nobody left for it, [`crate::schedule()`] runs the profile without. An ejection is a guess from a
-/// few failures; trying beats refusing.
+/// `ejected`: if a profile would have no endpoint left, [`crate::schedule()`] runs it again without
+/// this filter. An ejection is a guess from a few failures; trying is better than refusing.
 #[derive(Debug)]
 pub(crate) struct EjectionFilter;
 

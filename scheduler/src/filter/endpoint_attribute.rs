@@ -1,5 +1,5 @@
-//! `endpoint-attribute-filter`: keeps endpoints by any number that the engine exports and the metrics extractor was told to read
-//! (`customMetrics`).
+//! `endpoint-attribute-filter`: filters by any metric of the engine that `customMetrics`
+//! configures.
 
 use std::cmp::Ordering;
 
@@ -54,7 +54,7 @@ const THRESHOLD: &[Parameter] = &[
     Parameter { name: "value", default: ParameterDefault::Number(0.0), doc: readable("what the attribute is compared with") },
 ];
 
-/// Is it so when the attribute is less than the value, equal, greater?
+/// Whether the condition holds if the attribute is less than the value, equal to it, or greater.
 type ComparisonOperator = [bool; 3];
 
 const OPERATORS: [(&str, ComparisonOperator); 6] = [
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn operators_and_what_is_missing() {
+    fn operators_and_missing_attributes() {
         let passes = |name: &str, pass_missing| {
             let (_, operator) = OPERATORS.into_iter().find(|(other, _)| *other == name).unwrap();
             let filter = EndpointAttributeFilter { key: "depth".into(), pass_missing, fall_back: false, operator, value: 5.0 };

@@ -1,4 +1,5 @@
-//! `label-selector-filter`: keeps endpoints whose labels match, by the rules of Kubernetes. `by-label-selector` is its older name.
+//! `label-selector-filter`: keeps endpoints whose labels match, by the rules of Kubernetes.
+//! `by-label-selector` is its older name.
 
 use crate::candidates::Candidates;
 use crate::plugin::{Context, Filter, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable};
@@ -29,8 +30,9 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     build,
 };
 
-/// The same under the name the reference deprecates.
-pub(crate) const BY_LABEL_SELECTOR: PluginType = PluginType { name: "by-label-selector", ..PLUGIN };
+/// The same under its name that llm-d deprecates.
+pub(crate) const BY_LABEL_SELECTOR: PluginType =
+    PluginType { name: "by-label-selector", doc: readable("Deprecated name of label-selector-filter."), ..PLUGIN };
 
 const EXPRESSION: &[Parameter] = &[
     Parameter { name: "key", default: ParameterDefault::Required, doc: readable("a label") },
@@ -51,7 +53,7 @@ pub(crate) struct LabelSelectorFilter(Vec<LabelRequirement>);
 struct LabelRequirement {
     key: Box<str>,
     values: Box<[Box<str>]>,
-    /// Does it hold of a label with one of the values, with another value, of no such label?
+    /// Whether it holds for a label with a listed value, with another value, and without the label.
     holds: LabelOperator,
 }
 
@@ -85,7 +87,7 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 // === impl LabelSelectorFilter ===
 
 impl LabelSelectorFilter {
-    /// One label with one of these values; `unlabelled`: or without it.
+    /// Requires one label with one of these values, or, with `unlabelled`, no such label.
     pub(crate) fn one_of(key: &str, values: &[&str], unlabelled: bool) -> Self {
         Self(vec![LabelRequirement::new(key, values, LabelOperator { absent: unlabelled, ..IN })])
     }

@@ -4,10 +4,13 @@ use crate::candidates::Candidates;
 use crate::plugin::{Context, Filter};
 use crate::rng::Rng;
 
-/// `model`: an endpoint that says which models it serves is asked for those and for the adapters that its engine reports; one that says nothing is asked
-/// for any. A target that no endpoint names may be asked for anywhere: metadata names base models, adapters come and go without it.
+/// `model`: an endpoint whose metadata names models gets requests for those and for the adapters
+/// that its engine reports; an endpoint without named models gets any request. A target model that
+/// no endpoint names may go anywhere: metadata names base models, while adapters come and go
+/// without it.
 ///
-/// Source: the model to instance map of Dynamo's frontend, which sends a request only to instances registered for its model.
+/// Source: the model to instance map of Dynamo's frontend, which sends a request only to instances
+/// registered for its model.
 #[derive(Debug)]
 pub(crate) struct ServesModelFilter;
 

@@ -1,5 +1,5 @@
-//! `prefix-cache-affinity-filter`: keeps the endpoints that hold most of the prompt already, unless waiting for them costs more than a
-//! prefill elsewhere.
+//! `prefix-cache-affinity-filter`: keeps the endpoints that have most of the prompt cached, unless
+//! waiting for them costs more than a prefill elsewhere.
 
 use crate::candidates::Candidates;
 use crate::endpoint::EndpointIndex;
@@ -37,10 +37,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         Parameter {
             name: "ttftSource",
             default: ParameterDefault::Text("prefillThroughput"),
-            doc: readable(
-                "prefillThroughput or latencyPredictor; with the latter an endpoint without a \
-                prediction is neither slow nor fast",
-            ),
+            doc: readable("prefillThroughput, or latencyPredictor, which compares endpoints with a prediction only"),
         },
         Parameter {
             name: "peakPrefillThroughput",
@@ -55,18 +52,19 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     build,
 };
 
-/// The most milliseconds, and the most tokens a second: far beyond any there are, and their product is still a number.
+/// Maximum of milliseconds and of tokens per second: far above any real value, and their product is
+/// still finite.
 const QUANTITY_MAX: f64 = 1e9;
 
 #[derive(Debug)]
 struct PrefixCacheAffinityFilter {
     threshold: f64,
     exploration: f64,
-    /// What holding the prompt may cost; `None`: anything.
+    /// The extra cost accepted for a cached prompt; `None` is no limit.
     penalty: Option<AffinityPenalty>,
 }
 
-/// By how much the best of those that hold the prompt may be behind the best of the others.
+/// How far the best endpoint with the prompt cached may be behind the best of the others.
 #[derive(Clone, Copy, Debug)]
 enum AffinityPenalty {
     /// In prompt tokens in flight.
@@ -99,7 +97,8 @@ impl PrefixCacheAffinityFilter {
         f64::from(matched) >= self.threshold * f64::from(blocks)
     }
 
-    /// Is there an endpoint elsewhere that is that much better off than all that hold the prompt?
+    /// Whether another endpoint is better by more than the penalty than all that have the prompt
+    /// cached.
     fn too_slow(&self, context: &Context<'_>, candidates: &Candidates) -> bool {
         let Some(penalty) = self.penalty else { return false };
         let cost = |endpoint: EndpointIndex| match penalty {
@@ -150,6 +149,6 @@ mod tests {
         assert!(PLUGIN.build(&given).is_ok());
         let predicted = ("ttftSource", ParameterValue::Text("latencyPredictor".to_owned()));
         let given = [idle_throughput(), predicted].map(|(name, value)| (name.to_owned(), value));
-        assert!(PLUGIN.build(&given).is_ok(), "what is predicted needs no throughput");
+        assert!(PLUGIN.build(&given).is_ok(), "predictions need no throughput");
     }
 }

@@ -5,7 +5,8 @@ use crate::endpoint::Readiness;
 use crate::plugin::{Context, Filter};
 use crate::rng::Rng;
 
-/// `ready`: Envoy ignores health for hosts it is given by name, so readiness is decided here or nowhere.
+/// `ready`: Envoy ignores the health of hosts that the picker names, so readiness must be checked
+/// here.
 #[derive(Debug)]
 pub(crate) struct ReadinessFilter;
 

@@ -1,13 +1,16 @@
-//! `decode-filter`, `prefill-filter`, `encode-filter`: keep endpoints that serve a stage, by the role in their label.
+//! `decode-filter`, `prefill-filter`, `encode-filter`: keep endpoints that serve a stage, by the
+//! role in their label.
 //!
-//! One table of roles says it all. An endpoint without the label serves whole requests, so it passes as a decoder and as nothing else.
+//! One table has all roles. An endpoint without the label serves whole requests, so it passes as a
+//! decoder and as nothing else.
 
 use crate::endpoint::ROLE_LABEL;
 use crate::filter::label_selector::LabelSelectorFilter;
 use crate::plugin::{InvalidParameter, Parameters, RequiredState, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 
-/// Roles, and whether each serves encode, prefill and decode. `both` is the deprecated spelling of `prefill-decode`.
+/// Roles, and whether each serves encode, prefill and decode. `both` is the deprecated name of
+/// `prefill-decode`.
 const ROLES: [(&str, [bool; 3]); 8] = [
     ("encode", [true, false, false]),
     ("prefill", [false, true, false]),
@@ -34,7 +37,7 @@ pub(crate) const ENCODE: PluginType = PluginType {
 pub(crate) const PREFILL: PluginType = PluginType {
     name: "prefill-filter",
     doc: readable(
-        "Keeps endpoints whose label llm-d.ai/role is prefill, encode-prefill, prefill-decode (or its older name both) or encode-prefill-decode.",
+        "Keeps endpoints whose label llm-d.ai/role is prefill, encode-prefill, prefill-decode (older: both) or encode-prefill-decode.",
     ),
     build: |_| stage(1),
     ..ENCODE
@@ -43,7 +46,7 @@ pub(crate) const PREFILL: PluginType = PluginType {
 pub(crate) const DECODE: PluginType = PluginType {
     name: "decode-filter",
     doc: readable(
-        "Keeps endpoints whose label llm-d.ai/role is decode, encode-decode, prefill-decode (or its older name both) or encode-prefill-decode, and those without it.",
+        "Keeps endpoints whose label llm-d.ai/role is decode, encode-decode, prefill-decode (older: both) or encode-prefill-decode, and those without the label.",
     ),
     build: |_: &Parameters<'_>| stage(2),
     ..ENCODE
@@ -66,7 +69,7 @@ mod tests {
         for (role, [encode, prefill, decode]) in ROLES {
             let named = |stage: &str| role == stage || role.split('-').any(|part| part == stage) || (role == "both" && stage != "encode");
             assert_eq!((encode, prefill, decode), (named("encode"), named("prefill"), named("decode")), "{role}");
-            assert_eq!(crate::endpoint::decodes(Some(role)), decode, "{role}: who is a host of the proxy's follows the same table");
+            assert_eq!(crate::endpoint::decodes(Some(role)), decode, "{role}: the hosts of the proxy's cluster follow the same table");
         }
     }
 }

@@ -1,4 +1,5 @@
-//! `session-affinity-filter`: a session's requests go where the session is, and nowhere else as long as that endpoint is there.
+//! `session-affinity-filter`: keeps only the endpoint of the request's session, as long as it is a
+//! candidate.
 
 use crate::candidates::Candidates;
 use crate::plugin::session_affinity::{self, SessionAffinity};

@@ -1,4 +1,5 @@
-//! `slo-headroom-tier-filter`: keeps those that would serve the request within all SLOs, and now and then the others.
+//! `slo-headroom-tier-filter`: keeps endpoints that would meet all SLOs, and sometimes the others
+//! instead.
 
 use crate::candidates::Candidates;
 use crate::endpoint::EndpointIndex;

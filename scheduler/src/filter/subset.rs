@@ -4,7 +4,7 @@ use crate::candidates::Candidates;
 use crate::plugin::{Context, Filter};
 use crate::rng::Rng;
 
-/// `subset`: no hint allows the whole pool, an empty one allows nobody.
+/// `subset`: without a hint the whole pool is allowed; an empty hint allows no endpoint.
 ///
 /// Source: Gateway API Inference Extension, proposal 004 (endpoint picker protocol), subset hint.
 #[derive(Debug)]

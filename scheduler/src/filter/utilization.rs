@@ -1,4 +1,4 @@
-//! `utilization-filter`: drops endpoints that are too busy by any of a list of measures.
+//! `utilization-filter`: drops endpoints that are too busy by any of a list of metrics.
 
 use crate::candidates::Candidates;
 use crate::endpoint::EndpointIndex;

@@ -1,8 +1,10 @@
-//! `data-parallel-profile-handler`: each rank of a model server is an endpoint with a port of its own, but requests enter at one of them,
-//! whose sidecar hands them on to the rank that a header names.
+//! `data-parallel-profile-handler`: each rank of a model server is an endpoint with its own port,
+//! but requests enter at one of them. Its sidecar forwards a request to the rank that a header
+//! names.
 //!
-//! The list has one entry: the header names one rank, and the primary port of another pod cannot reach it. Where the pick's own primary
-//! port is not among those that may be named, the rank is addressed itself.
+//! The list has one entry: the header names one rank, and the primary port of another pod cannot
+//! reach it. If the primary port of the picked rank is not an allowed endpoint, the request goes to
+//! the rank itself.
 
 use std::net::SocketAddr;
 
@@ -19,11 +21,11 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         "Runs the only profile. The request goes to primaryPort at the picked address; \
         x-data-parallel-host-port names the pick.",
     ),
-    source: readable("llm-d-router, profilehandler/dataparallel (deprecated there: list every rank's port instead)"),
+    source: readable("llm-d-router, profilehandler/dataparallel (deprecated: list every rank's port instead)"),
     parameters: &[Parameter {
         name: "primaryPort",
         default: ParameterDefault::Number(8000.0),
-        doc: readable("port that receives the requests for all ranks of a pod, a whole number from 1 to 65535"),
+        doc: readable("port that receives the requests for all ranks of a pod, integer from 1 to 65535"),
     }],
     needs: &[],
     build,

@@ -1,8 +1,10 @@
-//! `disagg-profile-handler`: decode on one model server, and where a decider says so prefill on a second and encode on others before it.
+//! `disagg-profile-handler`: decodes on one model server and, if a decider says so, prefills on a
+//! second and encodes on others before that.
 //!
-//! Decode is picked first: the proxy sends the request there, and its sidecar calls the others, which headers name. A stage whose decider
-//! says no, whose profile leaves nobody, or whose pick is the one that comes after it anyway, is left to the next: a request never fails for
-//! want of a prefill server.
+//! Decode is picked first: the proxy sends the request there, and its sidecar calls the other
+//! servers, which headers name. A stage runs at the next stage's endpoint if its decider says no,
+//! if its profile leaves no endpoint, or if it picks that endpoint anyway. So a request never fails
+//! for lack of a prefill server.
 
 use crate::decision::{Decision, Route};
 use crate::endpoint::EndpointIndex;
@@ -52,7 +54,7 @@ struct DisaggProfileHandler {
     encode: Option<RemoteStage>,
 }
 
-/// A stage that may run elsewhere.
+/// A stage that may run on another endpoint.
 #[derive(Debug)]
 struct RemoteStage {
     profile: Box<str>,
@@ -82,7 +84,8 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 }
 
 impl RemoteStage {
-    /// Whom the stage's profile picks, when its decider wants it run elsewhere than at `next`.
+    /// The endpoints that the stage's profile picks, without `next`; empty if the decider does not
+    /// want the stage to run elsewhere.
     fn picked(&self, run: &mut SchedulingRun<'_>, decode: EndpointIndex, next: EndpointIndex) -> Vec<EndpointIndex> {
         if !run.disaggregates(&self.decider, decode) {
             return Vec::new();

@@ -1,4 +1,5 @@
-//! `header-profile-handler`: the request names its profile, for a coordinator that runs the stages of a request one after another.
+//! `header-profile-handler`: a header of the request names its profile, for a coordinator that runs
+//! the stages of a request one after another.
 
 use crate::decision::{Decision, Route};
 use crate::plugin::{InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable};

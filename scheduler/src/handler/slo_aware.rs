@@ -1,10 +1,11 @@
-//! `slo-aware-profile-handler`: requests that ask for it by header are scheduled by their SLOs, the others as ever.
+//! `slo-aware-profile-handler`: requests that choose it by header are scheduled by their SLOs,
+//! other requests as usual.
 //!
 //! | prediction | SLO | header | runs |
 //! |---|---|---|---|
 //! | off | any | any | the default profile |
 //! | on | none | any | nothing: 400, unless `sloMissing: default`, then the default profile |
-//! | on | some | false or absent | the default profile; its SLO counts for others all the same |
+//! | on | some | false or absent | the default profile; its SLO still counts for later picks |
 //! | on | some | true | the SLO profile |
 
 use crate::decision::{Decision, Route};

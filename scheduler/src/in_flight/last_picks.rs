@@ -1,12 +1,13 @@
-//! When each endpoint was last given a request, by the count of picks: of endpoints that cost the same, the one that waited longest is next.
+//! The last pick of each endpoint, as a number that grows with every pick. Of endpoints with equal
+//! costs, the one picked least recently is next.
 
 use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation};
 
-/// By slot, up to the highest one picked.
+/// By slot, up to the highest slot picked.
 #[derive(Debug, Default)]
 pub(super) struct LastPicks {
     rows: Vec<(Generation, u64)>,
-    /// Picks made so far.
+    /// The number of the last pick.
     picks: u64,
 }
 
@@ -29,7 +30,7 @@ impl LastPicks {
         }
     }
 
-    /// 0: never, in this life.
+    /// 0 if this generation was never picked.
     pub(super) fn of(&self, endpoint: EndpointRef) -> u64 {
         match self.rows.get(usize::from(endpoint.slot.0)) {
             Some(&(generation, pick)) if generation == endpoint.generation => pick,
@@ -48,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn later_picks_have_greater_numbers_and_another_life_has_none() {
+    fn later_picks_have_greater_numbers_and_another_generation_has_none() {
         let mut last = LastPicks::default();
         for slot in [3, 1, 3] {
             last.note(endpoint(slot, 7));

@@ -1,37 +1,41 @@
-//! What others have outstanding, as they told: the workers beside this one, and other proxies.
+//! The load of others, as they reported it: other workers of this process, and other proxies.
 //!
-//! Others tell absolute rows, each of a moment. Where one row takes the place of another, what the old one said is taken out exactly as it was
-//! put in, so the table is always the sum of the rows as they are: nothing is counted twice, and what is lost is mended by the next row. It
-//! counts only lives that are present. A minimum cannot be taken out, so the SLOs are put together anew when any of them changes.
+//! Others report absolute rows, each of one moment. When a row replaces another, exactly the
+//! numbers of the old row are subtracted. So the table is always the sum of the current rows:
+//! nothing is counted twice, and a lost report is corrected by the next one. Only current
+//! generations count. A minimum cannot be subtracted, so the SLOs are recomputed when any of them
+//! changes.
 //!
-//! What other proxies have done in the last moments is not told yet. Meanwhile they see the same pool and do about the same, so each pick made
-//! here stands for one of each of them until it is so old that theirs of that moment are heard. In simulation this wins back a part of what load
-//! that is 100 ms old loses, and costs nothing at 10 ms.
+//! The newest picks of other proxies are not reported yet. These proxies see the same pool and pick
+//! in much the same way. So each pick made here counts once for each of them, until it is old
+//! enough that their reports of that moment have arrived. In simulation this recovers part of what
+//! load reports that are 100 ms old lose, and costs nothing at 10 ms.
 
 use std::collections::VecDeque;
 
 use super::EndpointLoad;
 use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation};
 
-/// Picks that may stand for others' at once: 20 ms of 50,000 picks a second. Beyond it the oldest cease to.
+/// Maximum recent picks that count for others at once: 20 ms at 50,000 picks per second. Beyond it
+/// the oldest stop counting.
 const YOUNG_MAX: usize = 1_024;
 
-/// The table. One writer; reads are array look-ups.
+/// The load of others, by endpoint. One writer; reads are array look-ups.
 #[derive(Debug, Default)]
 pub struct PeerLoads {
-    /// By slot, up to the highest one present.
+    /// By slot, up to the highest current one.
     rows: Vec<Option<(Generation, EndpointLoad)>>,
-    /// For how many picks of others one made here stands, and for how long, µs.
+    /// The number of other proxies that a pick made here counts for, and for how long, µs.
     stands_for: u32,
     delay_us: u64,
-    /// When each that does was made, and what it adds; the oldest first.
+    /// The time of each recent pick, its endpoint, and the load that it added; oldest first.
     young: VecDeque<(u64, EndpointRef, EndpointLoad)>,
 }
 
 // === impl PeerLoads ===
 
 impl PeerLoads {
-    /// Starts afresh: nothing is outstanding, and only these lives of endpoints will count.
+    /// Starts empty: no load, and from now on only these generations count.
     pub fn start(&mut self, present: &[EndpointRef]) {
         self.rows.clear();
         self.young.clear();
@@ -49,7 +53,7 @@ impl PeerLoads {
         }
     }
 
-    /// Somebody has `load` outstanding at `endpoint`. Nothing, if that life is not present.
+    /// Adds `load` at `endpoint`. Does nothing if that generation is not current.
     pub fn add(&mut self, endpoint: EndpointRef, load: EndpointLoad) {
         if let Some(Some((generation, sum))) = self.rows.get_mut(usize::from(endpoint.slot.0))
             && *generation == endpoint.generation
@@ -58,7 +62,7 @@ impl PeerLoads {
         }
     }
 
-    /// Takes out what [`Self::add`] put in; the SLOs stay.
+    /// Subtracts what [`Self::add`] added; the SLOs stay.
     pub fn subtract(&mut self, endpoint: EndpointRef, load: EndpointLoad) {
         if let Some(Some((generation, sum))) = self.rows.get_mut(usize::from(endpoint.slot.0))
             && *generation == endpoint.generation
@@ -70,7 +74,8 @@ impl PeerLoads {
         }
     }
 
-    /// [`Self::subtract`] of `was` and [`Self::add`] of `is` in one look, but for SLOs: most of what a look at others' rows has to do.
+    /// [`Self::subtract`] of `was` and [`Self::add`] of `is` in one look-up, except for SLOs. This
+    /// is most of the work when other workers' rows are read.
     pub fn replace(&mut self, endpoint: EndpointRef, was: &EndpointLoad, is: &EndpointLoad) {
         if let Some(Some((generation, sum))) = self.rows.get_mut(usize::from(endpoint.slot.0))
             && *generation == endpoint.generation
@@ -88,15 +93,16 @@ impl PeerLoads {
         }
     }
 
-    /// Nobody has an SLO until it is added again.
+    /// Clears all SLOs, before they are added again.
     pub fn forget_slos(&mut self) {
         for (_, load) in self.rows.iter_mut().flatten() {
             (load.ttft_slo_us, load.tpot_slo_us) = (None, None);
         }
     }
 
-    /// From now on a pick made here stands for one of each of so many other proxies, until it is `delay_us` old. What is older by `now_us`, on the
-    /// clock of [`Self::picked`], ceases to.
+    /// From now on a pick made here counts once for each of `proxies` other proxies, until it is
+    /// `delay_us` old. Stops counting picks that are older at `now_us`, on the clock of
+    /// [`Self::picked`].
     pub fn stand_for(&mut self, proxies: u32, delay_us: u64, now_us: u64) {
         (self.stands_for, self.delay_us) = (proxies, delay_us);
         while let Some(&(at, endpoint, load)) = self.young.front()
@@ -107,13 +113,13 @@ impl PeerLoads {
         }
     }
 
-    /// Is there another proxy that a pick made here stands for?
+    /// Whether picks made here count for another proxy.
     #[must_use]
     pub fn picks_stand(&self) -> bool {
         self.stands_for > 0
     }
 
-    /// Somebody here picked `endpoint` for a request of `load`.
+    /// Records a pick of `endpoint` here, for a request of `load`.
     pub fn picked(&mut self, endpoint: EndpointRef, load: EndpointLoad, now_us: u64) {
         if self.picks_stand() {
             let load = EndpointLoad { ttft_slo_us: None, tpot_slo_us: None, ..load.times(self.stands_for) };
@@ -123,13 +129,13 @@ impl PeerLoads {
         }
     }
 
-    /// What all others together have outstanding at `endpoint`.
+    /// The load of all others together at `endpoint`.
     #[must_use]
     pub fn load(&self, endpoint: EndpointRef) -> EndpointLoad {
         self.row(endpoint).copied().unwrap_or_default()
     }
 
-    /// How many requests that is.
+    /// The requests of [`Self::load`].
     #[must_use]
     pub fn requests(&self, endpoint: EndpointRef) -> u32 {
         self.row(endpoint).map_or(0, |load| load.requests)
@@ -157,10 +163,10 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_many_add_up_and_only_of_lives_present() {
+    fn rows_add_up_for_current_generations_only() {
         let (a, b, mut others) = (endpoint(3, 1), endpoint(9, 2), PeerLoads::default());
         others.add(a, load(1, 1));
-        assert_eq!(others.load(a), EndpointLoad::default(), "nobody is present yet");
+        assert_eq!(others.load(a), EndpointLoad::default(), "no endpoint is current yet");
         others.start(&[a, b, endpoint(u16::MAX, 1)]);
         others.add(a, load(2, 50));
         others.add(a, load(1, 7));
@@ -174,7 +180,7 @@ mod tests {
         others.replace(endpoint(3, 2), &load(3, 9), &load(0, 0));
         assert_eq!(others.load(a), load(3, 9));
         others.start(&[a]);
-        assert_eq!(others.load(a), EndpointLoad::default(), "made anew");
+        assert_eq!(others.load(a), EndpointLoad::default(), "started again");
     }
 
     #[test]
@@ -189,13 +195,13 @@ mod tests {
         others.picked(a, EndpointLoad { ttft_slo_us: Some(5), tpot_slo_us: Some(6), ..load(1, 50) }, 2_000);
         others.picked(b, load(1, 7), 8_000);
         others.add(a, load(2, 20));
-        assert_eq!((others.load(a), others.load(b)), (load(5, 170), load(3, 21)), "SLOs are not multiplied by guessing");
+        assert_eq!((others.load(a), others.load(b)), (load(5, 170), load(3, 21)), "SLOs are not multiplied");
         others.stand_for(3, 10_000, 11_999);
         assert_eq!(others.load(a), load(5, 170));
         others.stand_for(3, 10_000, 12_000);
         assert_eq!((others.load(a), others.load(b)), (load(2, 20), load(3, 21)));
         others.stand_for(0, 0, 12_001);
-        assert_eq!((others.load(a), others.load(b)), (load(2, 20), EndpointLoad::default()), "nobody else is there any more");
+        assert_eq!((others.load(a), others.load(b)), (load(2, 20), EndpointLoad::default()), "no other proxy is left");
         others.stand_for(1, u64::MAX, 0);
         (0..2 * YOUNG_MAX).for_each(|_| others.picked(b, load(1, 1), 0));
         assert_eq!(others.load(b).requests as usize, YOUNG_MAX, "bounded");

@@ -1,12 +1,14 @@
-//! The queue of running requests of each endpoint: those that have an SLO, the strictest first, each with what was predicted of it and what it saw.
+//! The running requests of each endpoint that have an SLO, the strictest first, each with its
+//! prediction and its measured latency.
 //!
-//! A request is in the queue of its endpoint from its pick to its end, whatever ends it. What the queue is for is its lowest SLOs: they go into
-//! the endpoint's [`Load`](super::Load), and so to all workers and proxies.
+//! A request is in the queue of its endpoint from its pick to its end, however it ends. The queue
+//! exists for its lowest SLOs: they are part of the endpoint's
+//! [`EndpointLoad`](super::EndpointLoad), which is reported to all workers and proxies.
 
 use crate::latency::Prediction;
 use crate::slo::{Slo, TrackedSlo};
 
-/// Measured times kept of one request, the newest: what came before is in nobody's way any more.
+/// Number of measured TPOTs kept per request, the newest; older ones are not needed.
 pub const MEASURED_MAX: usize = 8;
 
 /// One running request with an SLO.
@@ -14,29 +16,29 @@ pub const MEASURED_MAX: usize = 8;
 pub struct RunningRequest {
     /// Its number in this ledger.
     pub id: u64,
-    /// What people know it by; empty where that is not told.
+    /// The request id that operators know; empty if there is none.
     pub request_id: Box<str>,
-    /// What it asked for.
+    /// Its SLOs.
     pub slo: Slo,
-    /// What was predicted when it was sent.
+    /// The prediction when it was sent.
     pub predicted: Option<Prediction>,
-    /// What it took to its first token, ms; `None` while it waits for that.
+    /// Measured TTFT, ms; `None` while it waits for its first token.
     pub ttft_ms: Option<f32>,
-    /// What further tokens took, ms each, oldest first, at most [`MEASURED_MAX`].
+    /// Measured times per token after the first, ms, oldest first, at most [`MEASURED_MAX`].
     pub tpots_ms: Vec<f32>,
-    /// Those of its SLOs that others have to keep.
+    /// Those of its SLOs that later picks have to respect.
     counts: Slo,
     waits: bool,
 }
 
-/// A request's entry, wherever it is queued.
+/// The key of a request in the queues, whatever its endpoint.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RunningKey {
     pub(super) id: u64,
     pub(super) promise: TrackedSlo,
 }
 
-/// All queues.
+/// The queues of all endpoints.
 #[derive(Debug, Default)]
 pub(super) struct RunningQueues {
     by_slot: Vec<Vec<RunningRequest>>,
@@ -46,12 +48,13 @@ pub(super) struct RunningQueues {
 // === impl RunningRequest ===
 
 impl RunningRequest {
-    /// The stricter SLO first; none comes last, and the older before the younger.
+    /// Stricter SLOs first, requests without one last, older before younger.
     fn order(&self) -> (u32, u32, u64) {
         (self.slo.tpot_us.unwrap_or(u32::MAX), self.slo.ttft_us.unwrap_or(u32::MAX), self.id)
     }
 
-    /// What the endpoint must keep for it: the time to its first token only while it waits for that.
+    /// The SLOs that later picks have to respect: TTFT only while the request waits for its first
+    /// token.
     fn keeps(&self) -> Slo {
         Slo { ttft_us: self.counts.ttft_us.filter(|_| self.waits), ..self.counts }
     }
@@ -60,7 +63,7 @@ impl RunningRequest {
 // === impl RunningQueues ===
 
 impl RunningQueues {
-    /// An entry for a request of which this is promised.
+    /// Assigns a key to a request with this SLO and prediction.
     pub(super) fn number(&mut self, promise: TrackedSlo) -> RunningKey {
         self.numbered += 1;
         RunningKey { id: self.numbered, promise }
@@ -79,14 +82,14 @@ impl RunningQueues {
         }
     }
 
-    /// Takes it out; what people know it by.
+    /// Removes a request; returns its request id.
     pub(super) fn remove(&mut self, slot: u16, id: u64) -> Box<str> {
         let Some(queue) = self.by_slot.get_mut(usize::from(slot)) else { return Box::default() };
         let at = queue.iter().position(|running| running.id == id);
         at.map(|at| queue.remove(at).request_id).unwrap_or_default()
     }
 
-    /// Its first token is out.
+    /// Records that the first token of a request was sent.
     pub(super) fn started(&mut self, slot: u16, id: u64) {
         if let Some(running) = self.find(slot, id) {
             running.waits = false;
@@ -108,7 +111,7 @@ impl RunningQueues {
         }
     }
 
-    /// Another life begins there: of those who were, nobody is.
+    /// Empties the queue of a slot, because another generation starts there.
     pub(super) fn clear(&mut self, slot: u16) {
         if let Some(queue) = self.by_slot.get_mut(usize::from(slot)) {
             queue.clear();
@@ -119,7 +122,7 @@ impl RunningQueues {
         self.by_slot.get(usize::from(slot)).map_or(&[], Vec::as_slice)
     }
 
-    /// The strictest of all that must be kept there.
+    /// The strictest SLOs that later picks have to respect at this slot.
     pub(super) fn lowest(&self, slot: u16) -> Slo {
         self.queue(slot).iter().fold(Slo::default(), |lowest, running| lowest.strictest(running.keeps()))
     }
@@ -184,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lowest_slo_is_that_of_those_who_still_wait_for_it() {
+    fn the_lowest_slo_is_that_of_requests_that_still_wait_for_it() {
         let (a, b, mut ledger) = (endpoint(3, 1), endpoint(4, 1), InFlight::default());
         let mut strict = tracked(&mut ledger, a, slo(100, 20));
         let loose = tracked(&mut ledger, a, slo(900, 50));
@@ -199,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn an_slo_that_nobody_can_meet_binds_nobody() {
+    fn an_slo_that_no_endpoint_can_meet_does_not_count() {
         let (a, mut ledger) = (endpoint(3, 1), InFlight::default());
         let mut greedy = ledger.admit(a, 10);
         ledger.track(&mut greedy, TrackedSlo { slo: slo(1, 1), counts: slo(0, 1), predicted: None }, "");
@@ -211,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn an_endpoint_that_crashed_owes_nobody_anything() {
+    fn a_crashed_endpoint_has_no_slos_to_keep() {
         let (old, new, mut ledger) = (endpoint(3, 1), endpoint(3, 2), InFlight::default());
         let mut before = tracked(&mut ledger, old, slo(100, 20));
         let after = tracked(&mut ledger, new, slo(900, 50));
@@ -246,12 +249,14 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever happens in whatever order: the lowest SLOs are those of the requests that are there, nobody is lost and nobody stays.
+        /// After any sequence of operations the lowest SLOs are those of the live requests; no
+        /// request is lost, and none stays.
         #[test]
-        fn the_lowest_slos_are_those_of_who_is_there(ops in prop::collection::vec(op(), 0..100)) {
+        fn the_lowest_slos_are_those_of_live_requests(ops in prop::collection::vec(op(), 0..100)) {
             let mut ledger = InFlight::default();
             let mut lives = vec![1_u32; usize::from(SLOTS)];
-            // Each with where it is counted, what it asks for, and whether it waits.
+            // Each ticket with the endpoint that counts it, its SLO, and whether it waits for its
+            // first token.
             let mut live: Vec<(InFlightTicket, EndpointRef, Slo, bool)> = Vec::new();
             for op in ops {
                 match op {

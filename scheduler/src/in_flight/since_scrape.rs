@@ -1,24 +1,28 @@
-//! What an endpoint has under way, where a scrape and the ledger both know something.
+//! The number of requests at an endpoint, from a scrape and the ledger together.
 //!
-//! A scrape knows of requests that never came through here, but is of the past; the ledger knows of ours, now. Adding both would count ours twice.
-//! So the ledger is noted when a scrape comes in, and only what it changed by since then is added: picks, less ends.
+//! A scrape includes requests that did not come through this proxy, but it is old; the ledger has
+//! only our own requests, but is current. Adding both would count ours twice. So the ledger's count
+//! is stored when a scrape arrives, and only its change since then is added: picks minus ends.
 //!
-//! For counts of requests this is the one place where the two meet. The reference's scorers stay as their formulas are: those of scraped metrics read the scrape alone,
-//! those of requests in flight the ledger alone, and so count nothing twice either.
+//! For counts of requests this is the only place that combines the two. llm-d's scorers
+//! keep their formulas: those for scraped metrics read only the scrape, those for requests in
+//! flight only the ledger, so they count nothing twice either.
 
 use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation};
 
-/// The ledger as it was when the last scrape came in.
+/// The ledger's request counts when the last scrape arrived.
 #[derive(Debug, Default)]
 pub(super) struct ScrapeBaseline {
     /// By slot.
     rows: Vec<Option<(Generation, u32)>>,
 }
 
-/// Requests an endpoint has now: the `scraped` ones (running and queued), and what the ledger changed by since (`then`, `now`). Never fewer than the
-/// ledger has now, since all of those are on their way or there; the ledger alone where no scrape is known.
+/// The number of requests that an endpoint has now: the scraped ones (running and queued) plus the
+/// change of the ledger since (`now - then`). Never fewer than the ledger has now, since all of
+/// those are at the endpoint or on the way. Without a scrape, only the ledger counts.
 ///
-/// What was picked between the scrape and its arrival here, some tens of ms, is missing from it: too little by that, never twice.
+/// Picks between the scrape and its arrival here, some tens of ms, are missing: the result can be
+/// too low by those, but counts nothing twice.
 #[must_use]
 #[expect(clippy::cast_precision_loss, reason = "counts of requests, far below 2^24")]
 pub fn requests_now(scraped: Option<f32>, then: u32, now: u32) -> f32 {
@@ -84,7 +88,7 @@ mod tests {
         let first = ledger.admit(at, 1);
         ledger.others_mut().start(&[at]);
         ledger.others_mut().add(at, EndpointLoad { requests: 2, ..EndpointLoad::default() });
-        assert_eq!(ledger.requests_now(at, &said), 10.0, "nothing noted: all of ours is news");
+        assert_eq!(ledger.requests_now(at, &said), 10.0, "no scrape arrived: all of ours count as new");
         ledger.scraped(&[at]);
         assert_eq!(ledger.requests_now(at, &said), 7.0, "ours are among the seven");
         let second = ledger.admit(at, 1);
@@ -104,7 +108,8 @@ mod tests {
     }
 
     proptest! {
-        /// Against an engine that serves ours and others: whatever comes and goes after a scrape of the moment, the count stays right.
+        /// For an engine that serves our requests and others, the count stays right whatever starts
+        /// and ends after a scrape.
         #[test]
         fn nothing_is_counted_twice(ours in 0..50_u32, foreign in 0..50_u32, picks in 0..50_u32, ends in 0..50_u32) {
             let now = (ours + picks).saturating_sub(ends);

@@ -10,7 +10,7 @@ fn load(requests: u32, prefill_tokens: u64, decode_tokens: u64) -> EndpointLoad 
     EndpointLoad { requests, prefill_tokens, decode_tokens, ..NOTHING }
 }
 
-/// But for what is tested by itself.
+/// Without the pending prefills, which have their own test.
 fn plain(load: EndpointLoad) -> EndpointLoad {
     EndpointLoad { prefills: NO_PREFILLS, ..load }
 }
@@ -20,7 +20,7 @@ fn rows(ledger: &InFlight) -> Vec<(EndpointRef, EndpointLoad)> {
 }
 
 #[test]
-fn a_request_to_a_life_that_is_over_is_in_nobody_s_queue() {
+fn a_request_to_a_former_generation_is_in_no_queue() {
     let (before, after, mut ledger) = (endpoint(3, 1), endpoint(3, 2), InFlight::default());
     let mut ticket = ledger.admit(before, 5);
     let _other = ledger.admit(after, 5);
@@ -50,7 +50,7 @@ fn prompts_are_summed_up_until_their_first_token() {
 }
 
 #[test]
-fn what_others_have_is_seen_by_a_pick_but_is_not_ours() {
+fn the_load_of_others_is_seen_by_a_pick_but_is_not_ours() {
     let (a, mut ledger) = (endpoint(3, 1), InFlight::default());
     let ticket = ledger.admit(a, 100);
     ledger.others_mut().start(&[a]);
@@ -69,7 +69,7 @@ fn changed(ledger: &mut InFlight) -> Vec<(EndpointRef, EndpointLoad)> {
 }
 
 #[test]
-fn what_changed_is_told_once_and_as_it_is_now() {
+fn changed_rows_are_reported_once_with_their_current_load() {
     let (a, b, mut ledger) = (endpoint(3, 1), endpoint(9, 4), InFlight::default());
     let (mut one, two) = (ledger.admit(a, 10), ledger.admit(a, 20));
     assert_eq!(changed(&mut ledger), [(a, load(2, 30, 0))]);
@@ -79,14 +79,14 @@ fn what_changed_is_told_once_and_as_it_is_now() {
     assert_eq!(changed(&mut ledger), [(a, load(1, 20, 0)), (b, load(1, 10, 5))]);
     let third = ledger.admit(endpoint(3, 2), 7);
     ledger.release(two);
-    assert_eq!(changed(&mut ledger), [(endpoint(3, 2), load(1, 7, 0))], "the row is another life's now");
+    assert_eq!(changed(&mut ledger), [(endpoint(3, 2), load(1, 7, 0))], "the row is of another generation now");
     ledger.release(one);
     ledger.release(third);
     assert_eq!(changed(&mut ledger), [(b, load(0, 0, 0)), (endpoint(3, 2), load(0, 0, 0))]);
     for life in 3..6 {
         _ = ledger.admit(endpoint(3, life), 7);
     }
-    assert_eq!(changed(&mut ledger), [(endpoint(3, 5), load(1, 7, 0))], "once, however many lives it had");
+    assert_eq!(changed(&mut ledger), [(endpoint(3, 5), load(1, 7, 0))], "once, however many generations it had");
 }
 
 #[test]
@@ -137,7 +137,7 @@ fn a_retry_takes_all_of_it_along() {
 }
 
 #[test]
-fn a_new_life_starts_clean() {
+fn a_new_generation_starts_clean() {
     let (old, new, mut ledger) = (endpoint(5, 1), endpoint(5, 2), InFlight::default());
     let mut before = ledger.admit(old, 100);
     let after = ledger.admit(new, 1);
@@ -145,13 +145,13 @@ fn a_new_life_starts_clean() {
     ledger.first_token(&mut before, 100);
     ledger.decoded(&mut before, 5);
     ledger.release(before);
-    assert_eq!(plain(ledger.load(new)), load(1, 1, 0), "nothing of the old life reaches the new");
+    assert_eq!(plain(ledger.load(new)), load(1, 1, 0), "nothing of the old generation reaches the new");
     ledger.release(after);
     assert_eq!(plain(ledger.load(new)), EndpointLoad::default());
 }
 
 #[test]
-fn a_life_that_comes_back_does_not_get_its_tickets_back() {
+fn a_generation_that_comes_back_does_not_get_its_tickets_back() {
     let (one, two, mut ledger) = (endpoint(5, 1), endpoint(5, 2), InFlight::default());
     let first = ledger.admit(one, 100);
     let second = ledger.admit(two, 10);
@@ -164,7 +164,7 @@ fn a_life_that_comes_back_does_not_get_its_tickets_back() {
 }
 
 #[test]
-fn a_transfer_to_a_past_life_does_not_wipe_the_present_one() {
+fn a_transfer_to_a_former_generation_does_not_reset_the_current_one() {
     let (old, new, other, mut ledger) = (endpoint(5, 1), endpoint(5, 2), endpoint(0, 1), InFlight::default());
     let present = ledger.admit(new, 10);
     let mut late = ledger.admit(other, 7);
@@ -216,7 +216,8 @@ fn op() -> impl Strategy<Value = LedgerOp> {
     ]
 }
 
-/// The naive twin: every live ticket with what it adds, summed up anew each time. `lives` says how often a slot restarted.
+/// The naive twin: sums the load of every live ticket from scratch. `lives` has the current
+/// generation of each slot.
 fn sums(live: &[(InFlightTicket, EndpointRef, EndpointLoad)], lives: &[u32]) -> BTreeMap<EndpointRef, EndpointLoad> {
     let mut sums = BTreeMap::new();
     for (_, at, share) in live.iter().filter(|(_, at, _)| at.generation.0 == lives[usize::from(at.slot.0)]) {
@@ -227,7 +228,8 @@ fn sums(live: &[(InFlightTicket, EndpointRef, EndpointLoad)], lives: &[u32]) -> 
 }
 
 proptest! {
-    /// Whatever happens in whatever order, rows are the sum of the live tickets of present lives, and in the end zero.
+    /// After any sequence of operations, rows are the sums of the live tickets of current
+    /// generations, and zero in the end.
     #[test]
     fn rows_are_the_sum_of_live_tickets(ops in prop::collection::vec(op(), 0..120)) {
         let mut ledger = InFlight::default();
@@ -241,7 +243,7 @@ proptest! {
                 }
                 LedgerOp::Restart(slot) => {
                     lives[usize::from(slot)] += 1;
-                    // The ledger learns of a new life by its first request.
+                    // The ledger learns of a new generation by its first request.
                     let at = endpoint(slot, lives[usize::from(slot)]);
                     live.push((ledger.admit(at, 0), at, load(1, 0, 0)));
                 }
@@ -260,7 +262,8 @@ proptest! {
                 LedgerOp::Transfer(i, slot, late) if !live.is_empty() => {
                     let (ticket, at, _) = i.get_mut(&mut live);
                     let present = lives[usize::from(slot)];
-                    // A life past is only in question where the present one has work; an empty row adopts whoever comes.
+                    // A former generation is used only if the current one has load; an empty row
+                    // accepts any generation.
                     let busy = ledger.load(endpoint(slot, present)) != EndpointLoad::default() && *at != endpoint(slot, present);
                     *at = endpoint(slot, if late && busy && present > 1 { present - 1 } else { present });
                     ledger.transfer(ticket, *at);

@@ -1,6 +1,6 @@
-//! How good predictions are, measured as they turn out.
+//! Accuracy of predictions, measured when their outcomes are known.
 
-/// Sums over predictions whose outcome is known.
+/// Sums over predictions with a known outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Calibration {
     count: u64,
@@ -12,7 +12,8 @@ pub struct Calibration {
 // === impl Calibration ===
 
 impl Calibration {
-    /// One outcome: `middle_ms` and `p90_ms` were said, `actual_ms` it was. What is no number is left out.
+    /// Adds one outcome: the predicted median and p90, and the actual time, ms. Ignores it if a
+    /// number is not finite or the actual time is not positive.
     pub fn add(&mut self, middle_ms: f32, p90_ms: f32, actual_ms: f32) {
         let all = [middle_ms, p90_ms, actual_ms];
         if !all.iter().all(|ms| ms.is_finite()) || actual_ms <= 0.0 {
@@ -25,25 +26,27 @@ impl Calibration {
         self.covered += u64::from(actual <= p90);
     }
 
-    /// Outcomes.
+    /// Number of outcomes.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// Mean absolute error of the middle, as a share of the outcome.
+    /// Mean absolute error of the median, as a share of the actual time (MAPE); `None` without
+    /// outcomes.
     #[must_use]
     pub fn mape(&self) -> Option<f64> {
         self.mean(self.relative_error)
     }
 
-    /// Mean pinball loss of the ninth decile, ms: 0.9 of what outcomes are above it, 0.1 of what they are below. The least is the true decile's.
+    /// Mean pinball loss of p90, ms: 0.9 of the amount by which outcomes are above it, 0.1 of the
+    /// amount by which they are below. The true p90 has the least. `None` without outcomes.
     #[must_use]
     pub fn pinball90_ms(&self) -> Option<f64> {
         self.mean(self.pinball)
     }
 
-    /// The share of outcomes within the ninth decile; 0.9 is right.
+    /// The share of outcomes within p90; 0.9 is right. `None` without outcomes.
     #[must_use]
     pub fn coverage90(&self) -> Option<f64> {
         self.mean(count(self.covered))

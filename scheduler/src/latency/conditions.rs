@@ -1,34 +1,37 @@
-//! What is true of an endpoint and a request at the moment of a pick.
+//! The conditions of an endpoint and a request at the moment of a pick.
 
-/// The largest number a condition may be: beyond it, it is no count of requests or tokens but an error. Fits an `f32` exactly.
+/// The largest valid condition. A larger number is an error, not a count of requests or tokens. An
+/// `f32` represents it exactly.
 const CONDITION_MAX: f32 = 16_777_216.0;
 
-/// What is true of one endpoint and one request at the moment of a pick. Counts are what is known there and then, this request not among them.
+/// The conditions of one endpoint and one request at the moment of a pick, as known there and then.
+/// Counts do not include this request.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Conditions {
-    /// Requests that wait in the engine, as scraped; `None` is unknown.
+    /// Requests waiting in the engine, as scraped; `None` if unknown.
     pub queued: Option<f32>,
-    /// Requests that the engine runs, as scraped; `None` is unknown.
+    /// Requests running in the engine, as scraped; `None` if unknown.
     pub running: Option<f32>,
-    /// Requests under way at the endpoint: the scrape corrected by what changed since, or the ledger alone.
+    /// Requests in flight at the endpoint: the last scrape plus changes since, or the ledger alone.
     pub requests: f32,
-    /// Uncached prompt tokens of requests that have no first token yet, by the ledger.
+    /// Uncached prompt tokens of requests without a first token yet, from the ledger.
     pub prefill_tokens: f32,
-    /// Tokens of context of requests past their first token, by the ledger.
+    /// Context tokens of requests past their first token, from the ledger.
     pub context_tokens: f32,
-    /// Share of KV-cache blocks in use, 0 to 1, as scraped; `None` is unknown.
+    /// Share of KV-cache blocks in use, 0 to 1, as scraped; `None` if unknown.
     pub kv_utilization: Option<f32>,
-    /// Tokens of this request's prompt.
+    /// Prompt tokens of this request.
     pub prompt_tokens: f32,
-    /// Those of them that the endpoint is not believed to hold, at most all.
+    /// Prompt tokens estimated not to be cached at the endpoint; at most `prompt_tokens`.
     pub uncached_tokens: f32,
 }
 
 // === impl Conditions ===
 
 impl Conditions {
-    /// The same where every number is one that can be: finite, not negative, shares at most 1, no more uncached than there is; `None` where one is
-    /// not, for which the sender is to blame.
+    /// Returns the conditions if every number is possible: finite, not negative, shares at most 1,
+    /// no more uncached tokens than prompt tokens. Returns `None` otherwise; the sender is then at
+    /// fault.
     #[must_use]
     pub fn checked(self) -> Option<Self> {
         let Self { queued, running, requests, prefill_tokens, context_tokens, kv_utilization, prompt_tokens, uncached_tokens } = self;

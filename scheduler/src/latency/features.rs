@@ -1,26 +1,28 @@
-//! From conditions to the numbers a model sees: the one table of features, and the one function that fills it.
+//! From conditions to the numbers that a model sees: the table of features, and the function that
+//! fills it.
 //!
-//! Features are plain counts and times, no logarithms: what is linear in them is (work that is queued takes its time, whatever the amount), and the
-//! trees that correct the rest only compare. So nothing but one `exp` for each time is costly at a pick.
+//! Features are plain counts and times, without logarithms: latency is linear in them (queued work
+//! takes its time, whatever the amount), and the trees that correct the rest only compare. So the
+//! only costly operation at a pick is one `exp` for each time.
 
 use super::conditions::Conditions;
 use super::step::StepModel;
 use crate::text::readable;
 
-/// How many features there are.
+/// Number of features.
 pub const FEATURES_COUNT: usize = FEATURES.len();
 
 /// The features of one endpoint and one request, in the order of [`FEATURES`].
 pub type Features = [f32; FEATURES_COUNT];
 
-/// One number a model sees.
+/// One number that a model sees.
 #[derive(Clone, Copy, Debug)]
 pub struct Feature {
     /// Its name.
     pub name: &'static str,
-    /// What it is, for people.
+    /// Its meaning, as printed in the documentation.
     pub doc: &'static str,
-    /// Up to here it is nothing unusual, whatever was seen.
+    /// Values up to this are within range even if none was seen yet.
     pub usual: f32,
 }
 
@@ -41,7 +43,8 @@ pub const FEATURES: [Feature; 10] = [
 /// Inputs of the linear part of each of the two times.
 pub(super) const TERMS: usize = 8;
 
-/// The features under these conditions: what is unknown counts as nothing there, but for requests running, which the ledger knows too.
+/// The features under these conditions. Unknown values count as 0, except running requests, which
+/// the ledger also knows.
 #[must_use]
 pub fn features(conditions: &Conditions, step: &StepModel) -> Features {
     let c = conditions;
@@ -60,14 +63,14 @@ pub fn features(conditions: &Conditions, step: &StepModel) -> Features {
     ]
 }
 
-/// What the time to the first token is a sum of, each with a weight that is not negative.
+/// The terms whose weighted sum, with non-negative weights, is the TTFT.
 pub(super) fn ttft_terms(x: &Features) -> [f32; TERMS] {
     let &[own, step, requests, queued, _running, kv, _prompt, uncached, prefill, _context] = x;
     [1.0, own, step, requests, queued, uncached, prefill, prefill * kv]
 }
 
-/// What the time of each further token is a sum of. It does not grow with a queue for ever: an engine mixes at most one chunk of prefill into a step,
-/// so what a queue adds saturates.
+/// The terms whose weighted sum is the TPOT. It does not grow with a queue without bound: an engine
+/// mixes at most one chunk of prefill into a step, so the terms of a queue saturate.
 pub(super) fn tpot_terms(x: &Features) -> [f32; TERMS] {
     let &[_own, step, requests, queued, _running, kv, _prompt, uncached, prefill, _context] = x;
     let waiting = uncached + prefill;
@@ -109,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unknown_is_nothing_but_requests_running_are_known_to_the_ledger() {
+    fn unknown_features_are_0_but_running_requests_come_from_the_ledger() {
         let conditions = Conditions { requests: 7.0, prompt_tokens: 100.0, uncached_tokens: 100.0, ..Conditions::default() };
         let x = features(&conditions, &StepModel::default());
         let of = |name: &str| x[FEATURES.iter().position(|feature| feature.name == name).unwrap()];

@@ -1,17 +1,22 @@
-//! From what requests saw to a [`LatencyModel`].
+//! Learns a [`LatencyModel`] from finished requests.
 //!
-//! Each observation is kept in a bounded window, stratified so that the common case does not push out the rare ones; it moves its endpoint's offset
-//! at once; and when enough new ones have come, new shapes are fitted to the older part of the window and judged by the newest, which neither they
-//! nor the model in force were fitted to. Only what is better there takes its place. So there is one model in force at any time, and it changes
-//! slowly in shape, quickly in offsets.
+//! Each observation goes into a bounded, stratified window, so that common requests do not push out
+//! rare ones. It updates the offset of its endpoint at once. When enough new observations have
+//! arrived, the learner fits new shapes to the older part of the window and tests them on the
+//! newest part, which was used neither for this fit nor for the model in force. A new shape is
+//! adopted only if it is better there. So one model is in force at any time; its shape changes
+//! slowly, its offsets change quickly.
 //!
 //! ```text
-//! observe ──► endpoint's offset, error of what was predicted (for the ninth decile), window
-//! publish ──► enough is new? fit to the old, judge by the new, better? fit to all ──► model in force + offsets + deciles
+//! observe ──► endpoint offset, error of the prediction (for p90), window
+//! publish ──► enough new? fit to the old, test on the new, better? fit to all
+//!         ──► model in force + offsets + p90
 //! ```
 //!
-//! What an aborted or failed request would have taken is not known, so it teaches nothing. Nor do numbers that cannot be.
+//! An aborted or failed request is not learned from: its full latency is unknown. Observations with
+//! impossible numbers are refused.
 
+mod choice;
 mod errors;
 mod fit;
 mod offset;
@@ -20,6 +25,7 @@ mod window;
 
 use std::ops::RangeInclusive;
 
+use choice::{chosen, errors};
 use errors::ErrorWindow;
 use fit::FitRow;
 use offset::{DELAY_FRESH, EndpointOffsets};
@@ -27,7 +33,7 @@ use window::{LatencyTarget, RequestSample, SampleWindow};
 
 use super::features::{FEATURES, FEATURES_COUNT, Features, TERMS, features, tpot_terms, ttft_terms};
 use super::model::{BEYOND_TIMES, EndpointOffset, LatencyModel, TargetPredictor};
-use super::shape::{LatencyShape, TREES_MAX};
+use super::shape::LatencyShape;
 use super::step::{self, FirstToken, StepModel, TokenGap};
 use super::{Conditions, Prediction};
 use crate::endpoint::{EndpointRef, Generation};
@@ -35,41 +41,46 @@ use crate::endpoint::{EndpointRef, Generation};
 /// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestEnd {
-    /// With its last token.
+    /// The last token was sent.
     Done,
-    /// The client left before that: how long it would have taken is not known, so it is not learned from.
+    /// The client disconnected before the last token. The full latency is unknown, so the request
+    /// is not learned from.
     Aborted,
-    /// The endpoint failed it: no measure of its speed either.
+    /// The endpoint failed the request. This says nothing about its speed.
     Failed,
 }
 
-/// What one request saw.
+/// The measured times of one finished request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Observation {
-    /// Who served it.
+    /// The served endpoint.
     pub endpoint: EndpointRef,
-    /// What was true of that endpoint and this request at the pick.
+    /// The conditions of that endpoint and this request at the pick.
     pub conditions: Conditions,
-    /// How it ended.
+    /// How the request ended.
     pub ended: RequestEnd,
-    /// From sending it to its first token, ms; `None` when it was not streamed.
+    /// Time from sending the request to its first token, ms; `None` if the response was not
+    /// streamed.
     pub ttft_ms: Option<f32>,
-    /// Time for each token after the first, by tokens, ms; `None` when it was not streamed, or had but one.
+    /// Mean time per output token after the first, ms; `None` if the response was not streamed or
+    /// had only one token.
     pub tpot_ms: Option<f32>,
-    /// Tokens it put out.
+    /// Output tokens; `None` if unknown.
     pub output_tokens: Option<u32>,
-    /// Its first token as a measure of a prefill, when it was one.
+    /// The first token as a sample of a prefill, if it can serve as one.
     pub first_token: Option<FirstToken>,
-    /// A gap of its stream as a measure of a decode step, when there was one.
+    /// A gap of the token stream as a sample of a decode step, if there was one.
     pub gap: Option<TokenGap>,
 }
 
-/// A first token that took this much longer since its pick than its service did had to wait for others', ms.
+/// A request whose TTFT exceeds its service time by more than this waited for the prefills of other
+/// requests, ms.
 const QUEUED_MS: f32 = 0.5;
 
 impl Observation {
-    /// Did the first tokens of other requests come at its endpoint between its pick and its own? Of one that was not streamed: did prompts wait there at
-    /// the pick?
+    /// Returns whether first tokens of other requests came at this endpoint between the pick and
+    /// this request's first token. For a request that was not streamed: whether prompts waited for
+    /// prefill there at the pick.
     #[must_use]
     pub fn queued(&self) -> bool {
         match (self.ttft_ms, self.first_token) {
@@ -79,37 +90,38 @@ impl Observation {
     }
 }
 
-/// What became of an observation.
+/// What the learner did with an observation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ObservationVerdict {
     /// Learned from.
     Learned,
-    /// Not learned from: how long it would have taken is not known.
+    /// Not learned from: the request did not complete, so its latency is unknown.
     Censored,
-    /// Not learned from: no such numbers can be.
+    /// Not learned from: its numbers are impossible.
     Refused,
 }
 
-/// How learning stands, for people.
+/// Counters of the learner, for status output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LearnerStatus {
     /// Observations learned from.
     pub learned: u64,
     /// Observations of requests that were aborted or failed.
     pub censored: u64,
-    /// Observations that cannot be.
+    /// Observations refused because of impossible numbers.
     pub refused: u64,
-    /// Of those learned from, in the window.
+    /// Observations now in the window.
     pub window: usize,
-    /// Shapes that took the place of the one in force.
+    /// Fits whose shapes replaced those in force.
     pub adopted: u64,
-    /// Shapes that did not, as they were no better on the newest observations.
+    /// Fits that were rejected because they were no better on the newest observations.
     pub rejected: u64,
-    /// How often an endpoint, or the whole pool, was found to have changed.
+    /// How often a change of an endpoint, or of the whole pool, was detected.
     pub drifts: u64,
 }
 
-/// Learns a [`StepModel`] and, on top of it, a [`LatencyModel`]. One writer; time is an argument.
+/// Learns a [`StepModel`] and, on top of it, a [`LatencyModel`]. Has one writer; time is an
+/// argument.
 #[derive(Clone, Debug, Default)]
 pub struct LatencyLearner {
     steps: step::StepLearner,
@@ -118,21 +130,21 @@ pub struct LatencyLearner {
     ttft: TargetModel,
     tpot: TargetModel,
     window: SampleWindow,
-    /// The most seen of each feature.
+    /// The largest value seen of each feature.
     most: Features,
     standing: LearnerStatus,
-    /// Outcomes of an endpoint that come between the pick of a request and its own, on average.
+    /// Outcomes of the same endpoint that arrive between a pick and its own outcome, on average.
     delay: f32,
     fitted_at_ms: Option<u64>,
     published_at_ms: Option<u64>,
-    /// Anything new since the last publication?
+    /// Whether anything changed since the last publication.
     changed: bool,
 }
 
-/// What is learned of one of the two times.
+/// What is learned about one of the two times, TTFT or TPOT.
 #[derive(Clone, Debug, Default)]
 struct TargetModel {
-    /// In force.
+    /// The shape in force.
     shape: Option<LatencyShape>,
     offsets: EndpointOffsets,
     errors: ErrorWindow,
@@ -141,45 +153,43 @@ struct TargetModel {
     fresh: usize,
 }
 
-/// What a time may be, ms: an hour. What takes longer hangs.
+/// Valid range of TTFT, ms. The maximum is one hour: a request that takes longer hangs.
 const TTFT_MS: RangeInclusive<f32> = 0.01..=3_600_000.0;
-/// What a time for a token may be, ms.
+/// Valid range of TPOT, ms.
 const TPOT_MS: RangeInclusive<f32> = 0.001..=600_000.0;
 
-/// New samples below which nothing is fitted, and the part of all samples that must be new: a fit costs some ms of the daemon's time.
+/// A fit needs at least `FRESH_MIN` new samples and one new sample in `FRESH_PART` of all: a fit
+/// costs some ms of the daemon's time.
 const FRESH_MIN: usize = 32;
 const FRESH_PART: usize = 8;
 
-/// How long a fit is left alone, and a publication, ms: the latter is what proxies decode.
+/// Least interval between two fits, and between two publications, ms. Every proxy decodes each
+/// publication.
 const FIT_INTERVAL_MS: u64 = 1_000;
 const PUBLISH_INTERVAL_MS: u64 = 500;
 
-/// Samples below which no trees are tried: they would learn chance.
-const TREES_SAMPLES_MIN: usize = 200;
-
-/// How many trees are tried.
-const TREES: [usize; 3] = [0, TREES_MAX / 2, TREES_MAX];
-
-/// The part of all samples, the newest, that chooses what a shape is built of.
+/// One in this many of all samples, the newest, chooses the base and the number of trees of a
+/// shape.
 const NEWEST_PART: usize = 4;
 
-/// Parts of the time, each of which is predicted by a fit to the others.
-const PARTS: usize = 3;
-
-/// Samples after which one counts for 1/e: what an engine did then says less of what it does now.
+/// The age, in samples, at which the weight of a sample has fallen to 1/e: older samples say less
+/// about what the engine does now.
 const FORGET_SAMPLES: f32 = 3_000.0;
 
-/// The pool as a whole has changed when all its endpoints are off by this, as a logarithm: a fifth. What is older then counts for a tenth.
+/// The pool as a whole has changed when the mean offset exceeds `DRIFT`, as a logarithm (about a
+/// fifth). Samples from before the change then get the weight `BEFORE_DRIFT`.
 const DRIFT: f32 = 0.2;
 const BEFORE_DRIFT: f32 = 0.1;
 
-/// Outcomes over which it is averaged how many come between a pick and its own; below [`DELAY_FRESH`], what was told is what would be told now.
+/// Outcomes over which `LatencyLearner::delay` is averaged. Below [`DELAY_FRESH`], the prediction
+/// at the pick equals the one that would be made now.
 const DELAY_OUTCOMES: f32 = 20.0;
 
 // === impl LatencyLearner ===
 
 impl LatencyLearner {
-    /// A learner that starts from what another learned: its model is in force until a better one is found, and its step model is the prior.
+    /// Creates a learner from an earlier result: `model` is in force until a better one is found,
+    /// and `step` is the prior of the step model.
     #[must_use]
     pub fn starting_from(step: &StepModel, model: Option<&LatencyModel>) -> Self {
         let mut learner = Self { steps: step::StepLearner::starting_from(step), step: step.without_speeds(), ..Self::default() };
@@ -197,13 +207,17 @@ impl LatencyLearner {
         learner
     }
 
-    /// Learns from what one request saw; `predicted` is what was said of it at the pick, if anything was.
+    /// Learns from one finished request. `predicted` is the prediction made at its pick, if there
+    /// was one.
     pub fn observe(&mut self, observation: &Observation, predicted: Option<&Prediction>) -> ObservationVerdict {
-        // As many requests end, while one is there, as there were when it came: Little's law.
+        // Little's law: while a request is in service, as many others end as were there when it
+        // came.
         self.observe_after(observation, predicted, observation.conditions.requests)
     }
 
-    /// The same, where it is known how many outcomes of its endpoint came between its pick and its own: by so many, what was said of it is old.
+    /// Like [`Self::observe`], where `delay` is known: the number of outcomes of the same endpoint
+    /// that came between the pick and this outcome. The prediction at the pick is older than that
+    /// many outcomes.
     pub fn observe_after(&mut self, observation: &Observation, predicted: Option<&Prediction>, delay: f32) -> ObservationVerdict {
         let verdict = self.judge(observation);
         match verdict {
@@ -249,8 +263,8 @@ impl LatencyLearner {
         self.changed = true;
     }
 
-    /// Fits anew where enough is new, and gives the model in force when it is time to tell proxies of it; `None` when nothing has changed, or nothing
-    /// is known yet.
+    /// Fits again if enough is new, and returns the model in force if it is time to publish it.
+    /// Returns `None` when nothing has changed or there is no model yet.
     pub fn publish(&mut self, now_ms: u64) -> Option<LatencyModel> {
         let due = |last: Option<u64>, interval_ms: u64| last.is_none_or(|last| now_ms >= last.saturating_add(interval_ms));
         if due(self.fitted_at_ms, FIT_INTERVAL_MS) && self.fit() {
@@ -271,7 +285,7 @@ impl LatencyLearner {
         let (ttft, tpot) = (self.ttft.head()?, self.tpot.head()?);
         let slots = self.ttft.offsets.slots().max(self.tpot.offsets.slots());
         let offset = |slot| {
-            let (ttft, tpot) = (self.ttft.offsets.told(slot), self.tpot.offsets.told(slot));
+            let (ttft, tpot) = (self.ttft.offsets.published(slot), self.tpot.offsets.published(slot));
             let generation = ttft.or(tpot).map_or(Generation(0), |(generation, _)| generation);
             let of = |row: Option<_>| row.filter(|(life, _)| *life == generation).map_or(0.0, |(_, offset)| offset);
             EndpointOffset { generation, ttft: of(ttft), tpot: of(tpot) }
@@ -283,19 +297,19 @@ impl LatencyLearner {
         Some(LatencyModel { step: self.step.clone(), ttft, tpot, limits, offsets: (0..slots).map(offset).collect() })
     }
 
-    /// What is known of the steps of engines by now.
+    /// The step model as learned so far.
     #[must_use]
     pub fn step(&self) -> StepModel {
         self.steps.model()
     }
 
-    /// How learning stands.
+    /// The counters of the learner.
     #[must_use]
     pub fn standing(&self) -> LearnerStatus {
         LearnerStatus { window: self.window.len(), ..self.standing }
     }
 
-    /// Fits both times where enough is new. Was anything fitted?
+    /// Fits both times if enough is new; returns whether anything was fitted.
     fn fit(&mut self) -> bool {
         let fresh = self.ttft.due() || self.tpot.due();
         if !fresh {
@@ -306,7 +320,8 @@ impl LatencyLearner {
         let ttft = self.ttft.candidate(LatencyTarget::Ttft, &samples, (&self.step, &step));
         let tpot = self.tpot.candidate(LatencyTarget::Tpot, &samples, (&self.step, &step));
         let first = self.ttft.shape.is_none() || self.tpot.shape.is_none();
-        // Both are of one step model: they are taken, or left, together, by what they are better by in sum.
+        // Both shapes use the same step model, so they are adopted or rejected together, by the sum
+        // of their gains.
         let better = ttft.gain + tpot.gain > 0.0;
         if !(better || first) {
             self.standing.rejected += 1;
@@ -328,21 +343,24 @@ impl LatencyLearner {
     }
 }
 
-/// A shape that might take the place of the one in force.
+/// A shape that may replace the one in force.
 struct ShapeCandidate {
-    /// Fitted to all samples; `None` where there were too few.
+    /// Fitted to all samples; `None` if there were too few.
     shape: Option<LatencyShape>,
-    /// How much less wrong it is on the newest samples, fitted without them; a relative error.
+    /// How much smaller its loss on the newest samples is, when fitted without them; a relative
+    /// error.
     gain: f32,
-    /// What it says, and how far off that is, for each sample, fitted without it, as logarithms.
+    /// For each sample, the prediction of a fit without that sample's fold, and its error, both as
+    /// logarithms.
     errors: Vec<(f32, f32)>,
 }
 
 // === impl TargetModel ===
 
 impl TargetModel {
-    /// Learns from a sample; `said` are the middle and the ninth decile it was told, as logarithms, and so many outcomes came between. Was its endpoint
-    /// found to have changed?
+    /// Learns from a sample. `said` are the median and p90 that were predicted for it, as
+    /// logarithms; `delay` is the number of outcomes that came in between. Returns whether a change
+    /// of the endpoint was detected.
     fn observe(&mut self, sample: &mut RequestSample, which: LatencyTarget, x: &Features, (said, delay): (Option<[f32; 2]>, f32)) -> bool {
         let Some(log) = sample.log(which) else { return false };
         (self.samples, self.fresh) = (self.samples.saturating_add(1), self.fresh + 1);
@@ -350,7 +368,7 @@ impl TargetModel {
         let middle = log_of(shape, which, x);
         match said.filter(|said| said.iter().all(|log| log.is_finite())) {
             Some([said, ninth]) => {
-                self.offsets.proved(sample.endpoint, said - middle, log - middle);
+                self.offsets.confirm(sample.endpoint, said - middle, log - middle);
                 self.errors.push(said, log - said, (delay < DELAY_FRESH).then_some(log > ninth), delay);
             }
             None => {
@@ -368,8 +386,8 @@ impl TargetModel {
         self.fresh >= FRESH_MIN.max(samples.min(window::SAMPLES_MAX) / FRESH_PART)
     }
 
-    /// The best that can be fitted: what it is built of is chosen by the newest quarter, fitted without it, and it is judged by what is new since the
-    /// last fit.
+    /// Fits the best candidate. The newest quarter, left out of the fit, chooses base and trees;
+    /// the samples since the last fit judge the result.
     fn candidate(&self, which: LatencyTarget, samples: &[RequestSample], (in_force, step): (&StepModel, &StepModel)) -> ShapeCandidate {
         let drifted = self.offsets.mean().abs() > DRIFT;
         let of = |step: &StepModel| rows(samples, which, step, if drifted { self.fresh } else { usize::MAX });
@@ -377,7 +395,7 @@ impl TargetModel {
         let fresh = self.fresh.min(rows.len());
         let (old, newest) = rows.split_at(rows.len() - fresh.max(rows.len() / NEWEST_PART).min(rows.len()));
         if old.len() < FRESH_MIN {
-            // The first fit of all: there is nothing to compare with.
+            // The first fit: there is no shape to compare with.
             let enough = rows.len() >= FRESH_MIN && self.shape.is_none();
             return ShapeCandidate { shape: enough.then(|| fit::base(&rows, None)), gain: 0.0, errors: Vec::new() };
         }
@@ -391,7 +409,7 @@ impl TargetModel {
         ShapeCandidate { shape: Some(shape), gain, errors: errors(&rows, &chosen) }
     }
 
-    /// Learns the offsets of endpoints anew, against another shape.
+    /// Recomputes the offsets of all endpoints against the shape in force.
     fn replay(&mut self, which: LatencyTarget, samples: &mut [RequestSample], (step, delay): (&StepModel, f32)) {
         let Some(shape) = &self.shape else { return };
         self.offsets = EndpointOffsets::afresh(&self.offsets);
@@ -403,65 +421,14 @@ impl TargetModel {
         }
     }
 
-    /// As a proxy is told: what all endpoints are off by is in the shape, what each is off by besides in its offset.
+    /// The predictor to publish: the mean offset of all endpoints is folded into the weights of the
+    /// shape; what an endpoint differs from the mean is its own offset.
     fn head(&self) -> Option<TargetPredictor> {
         let shape = self.shape.as_ref()?;
         let factor = libm::expf(self.offsets.trust() * self.offsets.mean());
         let shape = LatencyShape { weights: shape.weights.map(|weight| weight * factor), trees: shape.trees.clone() };
         Some(TargetPredictor { samples: self.samples, shape, spread: self.errors.spread() })
     }
-}
-
-/// What the linear part is made of.
-#[derive(Clone, Copy, Debug)]
-enum LinearBase {
-    Terms,
-    Constant,
-}
-
-impl LinearBase {
-    fn fit(self, rows: &[FitRow], near: Option<&LatencyShape>) -> LatencyShape {
-        match self {
-            Self::Terms => fit::base(rows, near),
-            Self::Constant => fit::constant(rows),
-        }
-    }
-}
-
-/// What is least wrong on the `newest` rows when fitted to the `old` ones.
-struct FittedShape {
-    base: LinearBase,
-    trees: usize,
-    /// The linear part.
-    shape: LatencyShape,
-    /// How wrong it is on the last rows alone.
-    loss: f32,
-}
-
-/// Chooses by the newest rows; how wrong that is on the `fresh` last of them is told.
-fn chosen(old: &[FitRow], newest: &[FitRow], fresh: usize) -> FittedShape {
-    let loss_of = |shape: &LatencyShape| fit::loss(shape, newest, 0.0);
-    let (terms, constant) = (fit::base(old, None), fit::constant(old));
-    let (base, shape) = if loss_of(&terms) <= loss_of(&constant) { (LinearBase::Terms, terms) } else { (LinearBase::Constant, constant) };
-    let most = if old.len() >= TREES_SAMPLES_MIN { TREES_MAX } else { 0 };
-    let all = fit::with_trees(&shape, old, most);
-    let first = |count: usize| LatencyShape { weights: all.weights, trees: all.trees.iter().take(count).copied().collect() };
-    let tried = TREES.into_iter().filter(|count| *count <= most).map(|count| (count, loss_of(&first(count))));
-    let (trees, _) = tried.fold((0, f32::INFINITY), |best, tried| if tried.1 < best.1 { tried } else { best });
-    let judges = newest.get(newest.len().saturating_sub(fresh)..).unwrap_or_default();
-    FittedShape { base, trees, shape, loss: fit::loss(&first(trees), judges, 0.0) }
-}
-
-/// What such a shape says of each row, fitted to the other parts of the time, and how far off that is.
-fn errors(rows: &[FitRow], chosen: &FittedShape) -> Vec<(f32, f32)> {
-    let part = rows.len().div_ceil(PARTS).max(1);
-    let of_part = |(at, part): (usize, &[FitRow])| {
-        let start = at * part.len();
-        let others: Vec<FitRow> = rows.iter().take(start).chain(rows.iter().skip(start + part.len())).copied().collect();
-        let shape = fit::with_trees(&chosen.base.fit(&others, Some(&chosen.shape)), &others, chosen.trees);
-        part.iter().map(|row| fit::log(&shape, row)).zip(part).map(|(said, row)| (said, row.log - said)).collect::<Vec<_>>()
-    };
-    rows.chunks(part).enumerate().flat_map(of_part).collect()
 }
 
 fn log_of(shape: &LatencyShape, which: LatencyTarget, x: &Features) -> f32 {
@@ -475,7 +442,8 @@ fn terms(which: LatencyTarget, x: &Features) -> [f32; TERMS] {
     }
 }
 
-/// Samples of one time as rows to fit, oldest first, those that endpoints differ by taken out; before the last `since`, they count for little.
+/// The samples of one time as rows to fit, oldest first, without the differences between endpoints.
+/// Rows older than the last `since` get little weight.
 #[expect(clippy::cast_precision_loss, reason = "some thousands of samples")]
 fn rows(samples: &[RequestSample], which: LatencyTarget, step: &StepModel, since: usize) -> Vec<FitRow> {
     let count = samples.iter().filter(|sample| sample.log(which).is_some()).count();

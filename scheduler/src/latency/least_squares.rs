@@ -1,7 +1,9 @@
-//! Least squares with weights that cannot be negative, for a handful of inputs: coordinate descent on the normal equations.
+//! Least squares with non-negative weights for a handful of inputs: coordinate descent on the
+//! normal equations.
 
-/// Improves `weights`, one after the other, to those that leave least of what was seen, none of them negative. `normal` holds sums of products of inputs,
-/// `seen` sums of inputs times what was seen. `ridge` says for an input with this sum of squares how strongly its weight is pulled, and where to.
+/// Improves `weights` in turn towards the non-negative ones with the least squared error. `normal`
+/// holds the sums of products of inputs, `seen` the sums of inputs times target. `ridge` gets an
+/// input's sum of squares and returns how strongly its weight is pulled, and towards which value.
 pub(super) fn solve<const N: usize>(
     normal: &[[f64; N]; N],
     seen: &[f64; N],

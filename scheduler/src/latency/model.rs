@@ -1,4 +1,4 @@
-//! The model that a proxy holds: small, immutable, plain numbers.
+//! The latency model that a proxy holds: small, immutable, plain numbers.
 
 use std::ops::RangeInclusive;
 
@@ -9,35 +9,37 @@ use super::words::{InvalidModel, WordReader, put};
 use super::{Conditions, NoPrediction, Prediction};
 use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
 
-/// Samples of each time below which a model says nothing.
+/// Samples of each time that a model needs before it predicts.
 pub const SAMPLES_MIN: u32 = 64;
 
-/// A model goes on this many times beyond the most it has seen of a feature; there, it says nothing.
+/// A model extrapolates up to this many times the largest value seen of a feature; beyond that it
+/// gives no prediction.
 pub const BEYOND_TIMES: f32 = 4.0;
 
-/// Predicts TTFT and TPOT. Immutable: what was learned since is another model.
+/// Predicts TTFT and TPOT. Immutable: later learning produces another model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LatencyModel {
-    /// What [`features()`] calls the times of steps; its endpoints are all alike, their differences are in `offsets`.
+    /// The step model behind [`features()`]. All its endpoints are alike; their differences are in
+    /// `offsets`.
     pub(super) step: StepModel,
     pub(super) ttft: TargetPredictor,
     pub(super) tpot: TargetPredictor,
-    /// The most of each feature that it says anything of.
+    /// The largest value of each feature that it predicts for.
     pub(super) limits: Features,
     /// By slot.
     pub(super) offsets: Box<[EndpointOffset]>,
 }
 
-/// One of the two times.
+/// The predictor of one of the two times.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct TargetPredictor {
-    /// From how many requests it was learned.
+    /// Number of requests it was learned from.
     pub(super) samples: u32,
     pub(super) shape: LatencyShape,
     pub(super) spread: P90Spread,
 }
 
-/// What one endpoint differs by, as logarithms.
+/// How far one endpoint deviates, as logarithms.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct EndpointOffset {
     pub(super) generation: Generation,
@@ -45,14 +47,14 @@ pub(super) struct EndpointOffset {
     pub(super) tpot: f32,
 }
 
-/// What one endpoint takes, as a model has it.
+/// The factors of one endpoint in a model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EndpointFactor {
-    /// Which endpoint.
+    /// The endpoint.
     pub endpoint: EndpointRef,
-    /// How many times as long as the others to its first token.
+    /// Its TTFT as a multiple of the other endpoints'.
     pub ttft: f32,
-    /// How many times as long for each further token.
+    /// Its TPOT as a multiple of the other endpoints'.
     pub tpot: f32,
 }
 
@@ -60,20 +62,20 @@ const AVERAGE: EndpointOffset = EndpointOffset { generation: Generation(0), ttft
 
 const NOBODY: EndpointRef = EndpointRef { slot: Slot(0), generation: Generation(0) };
 
-/// The first word of a latency model.
+/// The first word of an encoded latency model: its layout.
 const LAYOUT: u32 = 0x4c33;
 
-/// The most that is predicted, ms: a day. What is beyond is no prediction, and must stay a number whatever is done with it.
+/// The largest prediction, ms: a day. It keeps every result of later arithmetic finite.
 const MS_MAX: f32 = 86_400_000.0;
 
-/// What an endpoint's offset may be: a hundred and fifty times as fast or slow.
+/// Valid range of an endpoint's offset, as a logarithm: about 150 times as fast or slow.
 pub(super) const OFFSETS: RangeInclusive<f32> = -5.0..=5.0;
 
 // === impl LatencyModel ===
 
 impl LatencyModel {
-    /// A model that says the same of every request: for tests, and for a pool whose times are agreed rather than learned. What is not positive counts
-    /// as one ms.
+    /// A model that predicts the same for every request: for tests, and for a pool with fixed
+    /// times. A time that is not positive and finite becomes 1 ms.
     #[must_use]
     pub fn constant(ttft_ms: f32, tpot_ms: f32) -> Self {
         let head = |ms: f32| {
@@ -85,7 +87,8 @@ impl LatencyModel {
         Self { step: StepModel::default(), ttft: head(ttft_ms), tpot: head(tpot_ms), limits, offsets: Box::default() }
     }
 
-    /// The same, where this endpoint takes so many times as long as the others: to its first token, and for each further one.
+    /// Returns the model with the factors of `endpoint` set: its TTFT and TPOT as multiples of the
+    /// other endpoints'.
     #[must_use]
     pub fn with_endpoint(self, endpoint: EndpointRef, ttft_factor: f32, tpot_factor: f32) -> Self {
         let offset = |factor: f32| libm::logf(factor).clamp(*OFFSETS.start(), *OFFSETS.end());
@@ -100,10 +103,10 @@ impl LatencyModel {
         Self { offsets: offsets.into(), ..self }
     }
 
-    /// What a request would see at `endpoint` under these conditions.
+    /// Predicts the latency of a request at `endpoint` under these conditions.
     ///
     /// # Errors
-    /// [`NoPrediction`]: why nothing is predicted.
+    /// [`NoPrediction`]: why there is no prediction.
     pub fn predict(&self, endpoint: EndpointRef, conditions: &Conditions) -> Result<Prediction, NoPrediction> {
         let x = features(conditions, &self.step);
         self.say(endpoint, &x, (self.ttft.shape.correction(&x), self.tpot.shape.correction(&x)))
@@ -138,7 +141,8 @@ impl LatencyModel {
         out.extend(block.iter().zip(corrections).map(|((endpoint, x), corrections)| self.say(*endpoint, x, corrections)));
     }
 
-    /// What is said where the features are these, and trees correct the two times by so much.
+    /// The prediction for these features; `ttft` and `tpot` are the corrections by the trees, as
+    /// logarithms.
     fn say(&self, endpoint: EndpointRef, x: &Features, (ttft, tpot): (f32, f32)) -> Result<Prediction, NoPrediction> {
         if self.samples() < SAMPLES_MIN {
             return Err(NoPrediction::TooLittleData);
@@ -152,25 +156,25 @@ impl LatencyModel {
         Ok(Prediction { ttft_ms, tpot_ms, ttft_p90_ms, tpot_p90_ms })
     }
 
-    /// From how many requests it was learned: of the time of which it saw fewer.
+    /// Number of requests it was learned from: the smaller of the counts of the two times.
     #[must_use]
     pub fn samples(&self) -> u32 {
         self.ttft.samples.min(self.tpot.samples)
     }
 
-    /// How many trees correct the time to the first token, and that of each further one.
+    /// Number of trees that correct TTFT and TPOT.
     #[must_use]
     pub fn trees(&self) -> (usize, usize) {
         (self.ttft.shape.trees.len(), self.tpot.shape.trees.len())
     }
 
-    /// The most of each feature, in the order of [`FEATURES`], that it says anything of.
+    /// The largest value of each feature, in the order of [`FEATURES`], that it predicts for.
     #[must_use]
     pub fn limits(&self) -> &Features {
         &self.limits
     }
 
-    /// The endpoints of which it knows that they are not like the others, by slot.
+    /// The endpoints known to differ from the others, by slot.
     pub fn endpoints(&self) -> impl Iterator<Item = EndpointFactor> + '_ {
         let known = (0_u16..).zip(&self.offsets).filter(|(_, offset)| (offset.ttft, offset.tpot) != (0.0, 0.0));
         known.map(|(slot, offset)| EndpointFactor {
@@ -180,7 +184,8 @@ impl LatencyModel {
         })
     }
 
-    /// The whole model as 32-bit words, at most [`WORDS_MAX`](super::WORDS_MAX): how it goes to a proxy or into a file.
+    /// The model as 32-bit words, at most [`WORDS_MAX`](super::WORDS_MAX), as sent to proxies and
+    /// written to files.
     #[must_use]
     pub fn words(&self) -> Vec<u32> {
         let mut words = vec![LAYOUT];
@@ -198,16 +203,16 @@ impl LatencyModel {
         words
     }
 
-    /// Its size on the wire, bytes.
+    /// Its encoded size, bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         4 * self.words().len()
     }
 
-    /// The model of these words, each number of it looked at.
+    /// Decodes a model and checks every number.
     ///
     /// # Errors
-    /// [`InvalidModel`]; nothing of it may then be used.
+    /// [`InvalidModel`] if the words are not a valid model.
     pub fn from_words(words: &[u32]) -> Result<Self, InvalidModel> {
         let count = words.len();
         let mut words = WordReader::of(words, LAYOUT)?;
@@ -242,7 +247,7 @@ impl LatencyModel {
 // === impl TargetPredictor ===
 
 impl TargetPredictor {
-    /// The middle and the ninth decile, ms.
+    /// Median and p90, ms.
     fn say(&self, terms: &[f32; TERMS], correction: f32) -> (f32, f32) {
         let ms = (self.shape.base_ms(terms) * libm::expf(correction)).clamp(MS_MIN, MS_MAX);
         (ms, self.spread.p90_ms(ms).max(ms))

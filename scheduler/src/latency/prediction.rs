@@ -1,31 +1,31 @@
-//! What a model answers: a prediction, or why it says nothing.
+//! The answer of a latency model: a prediction, or the reason why there is none.
 
-/// What a request would see at an endpoint.
+/// The latency that a request would see at an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Prediction {
-    /// Time to the first token, ms: the middle of what is expected.
+    /// Median time to the first token (TTFT), ms.
     pub ttft_ms: f32,
-    /// Time for each further token, ms: the middle.
+    /// Median time per output token after the first (TPOT), ms.
     pub tpot_ms: f32,
-    /// Nine of ten requests have their first token within this, ms.
+    /// TTFT that nine of ten requests stay within, ms.
     pub ttft_p90_ms: f32,
-    /// Nine of ten requests have their further tokens within this, ms a token.
+    /// TPOT that nine of ten requests stay within, ms per token.
     pub tpot_p90_ms: f32,
 }
 
-/// Why a model says nothing.
+/// Why a model gives no prediction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoPrediction {
-    /// It has seen too few requests.
+    /// The model has learned from too few requests.
     TooLittleData,
-    /// This feature lies outside what it has seen.
+    /// The named feature is outside the range that the model has seen.
     OutsideRange(&'static str),
 }
 
 // === impl NoPrediction ===
 
 impl NoPrediction {
-    /// For people, in a few words.
+    /// The reason in a few words, for logs and `explain`.
     #[must_use]
     pub fn reason(self) -> &'static str {
         match self {
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn why_nothing_is_said_can_be_read() {
+    fn reasons_for_no_prediction_are_readable() {
         let reasons = [NoPrediction::TooLittleData, NoPrediction::OutsideRange("queued")].map(NoPrediction::reason);
         assert_eq!(reasons, ["too little data", "outside what was seen"]);
     }

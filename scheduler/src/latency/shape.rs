@@ -1,30 +1,32 @@
-//! How one time follows from features: a sum of terms, corrected by small trees.
+//! How one time follows from the features: a sum of terms, corrected by small trees.
 //!
-//! The terms are physics (their weights are not negative, so more work never takes less time) and go on where nothing was seen yet: queues twice as long as
-//! ever take twice as long. The trees are oblivious ones: all nodes of a level ask the same question, so a tree is three comparisons and one
-//! look-up, without a branch. What they say, as a logarithm, is bounded, and constant beyond what was seen.
+//! The terms are physics. Their weights are not negative, so more work never takes less time, and
+//! they extrapolate: a queue twice as long as any seen takes twice as long. The trees are
+//! oblivious: all nodes of a level ask the same question, so a tree is three comparisons and one
+//! look-up, without a branch. Their correction, a logarithm, is bounded, and constant outside the
+//! range that was seen.
 
 use std::ops::RangeInclusive;
 
 use super::features::{FEATURES_COUNT, Features, TERMS};
 use super::words::{InvalidModel, WordReader, put};
 
-/// Endpoints that are predicted for together: what a vector register or two hold.
+/// Endpoints that are predicted together: one or two vector registers.
 pub(super) const LANES: usize = 8;
 
-/// Features of that many endpoints, feature by feature.
+/// The features of that many endpoints, feature by feature.
 pub(super) type FeatureColumns = [[f32; LANES]; FEATURES_COUNT];
 
-/// Questions of a tree.
+/// Depth of a tree: its number of questions.
 pub(super) const DEPTH: usize = 3;
 
-/// The most trees of one time: what evaluation at a pick may cost.
+/// Maximum trees of one time; this bounds the cost of evaluation at a pick.
 pub(super) const TREES_MAX: usize = 8;
 
-/// How many kinds of predictions, by how long they are, have a ninth decile of their own.
+/// Number of bins, by length of the median, with a p90 factor of their own.
 pub(super) const BINS: usize = 8;
 
-/// The least that is predicted, ms: nothing takes no time.
+/// The least prediction, ms: nothing takes no time.
 pub(super) const MS_MIN: f32 = 0.01;
 
 /// How one time follows from features.
@@ -34,24 +36,24 @@ pub(super) struct LatencyShape {
     pub(super) trees: Box<[DecisionTree]>,
 }
 
-/// Three questions, and what to add to the logarithm for each of their eight answers.
+/// Three questions, and a correction of the logarithm for each of their eight answers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct DecisionTree {
-    /// Which feature each asks for.
+    /// The feature that each question asks about.
     pub(super) features: [u8; DEPTH],
-    /// Is it above this?
+    /// The answer is yes if the feature is above this.
     pub(super) thresholds: [f32; DEPTH],
     pub(super) leaves: [f32; 1 << DEPTH],
 }
 
-/// What the ninth decile is: a multiple of the middle, by how long that is, and a level besides.
+/// p90 as a function of the median: a factor by the length of the median, plus a level.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct P90Spread {
-    /// Where each bin but the last ends, ms.
+    /// Upper end of each bin but the last, ms.
     pub(super) ends: [f32; BINS - 1],
-    /// How many times the middle counts, in each bin.
+    /// Factor on the median, by bin.
     pub(super) factors: [f32; BINS],
-    /// What is added, ms.
+    /// Level that is added, ms.
     pub(super) level: f32,
 }
 
@@ -64,12 +66,12 @@ pub(super) const LEVELS: RangeInclusive<f32> = 0.0..=1e9;
 // === impl LatencyShape ===
 
 impl LatencyShape {
-    /// Milliseconds by the terms alone.
+    /// The sum of the terms alone, ms.
     pub(super) fn base_ms(&self, terms: &[f32; TERMS]) -> f32 {
         terms.iter().zip(&self.weights).map(|(term, weight)| term * weight).sum::<f32>().max(MS_MIN)
     }
 
-    /// [`Self::correction`] of each of them.
+    /// [`Self::correction`] for each of these endpoints.
     pub(super) fn corrections(&self, columns: &FeatureColumns) -> [f32; LANES] {
         let mut sums = [0.0; LANES];
         for tree in &self.trees {
@@ -78,7 +80,7 @@ impl LatencyShape {
         sums
     }
 
-    /// What the trees add, as a logarithm.
+    /// The correction by the trees, as a logarithm.
     pub(super) fn correction(&self, x: &Features) -> f32 {
         self.trees.iter().map(|tree| tree.leaf(x)).sum()
     }
@@ -113,7 +115,7 @@ impl DecisionTree {
         self.leaves.get(at).copied().unwrap_or(0.0)
     }
 
-    /// [`Self::leaf`] of each of them, without a branch.
+    /// [`Self::leaf`] for each of these endpoints, without a branch.
     fn add_leaves(&self, columns: &FeatureColumns, sums: &mut [f32; LANES]) {
         let mut at = [0_u32; LANES];
         for (level, (feature, threshold)) in self.features.iter().zip(&self.thresholds).enumerate() {
@@ -139,17 +141,17 @@ impl DecisionTree {
 // === impl P90Spread ===
 
 impl P90Spread {
-    /// One factor for all.
+    /// The same factor for all bins.
     pub(super) fn of(factor: f32) -> Self {
         Self { ends: [f32::MAX; BINS - 1], factors: [factor; BINS], level: 0.0 }
     }
 
-    /// The ninth decile where the middle is `ms`.
+    /// p90 where the median is `ms`.
     pub(super) fn p90_ms(&self, ms: f32) -> f32 {
         ms * self.factor(ms) + self.level
     }
 
-    /// How many times `ms` counts.
+    /// The factor on a median of `ms`.
     fn factor(&self, ms: f32) -> f32 {
         let bin: usize = self.ends.iter().map(|end| usize::from(ms > *end)).sum();
         self.factors.get(bin).copied().unwrap_or(1.0)

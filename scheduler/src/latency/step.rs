@@ -1,7 +1,10 @@
-//! What the steps of an engine cost, and how that is learned from first tokens and from gaps between tokens.
+//! The cost of the steps of an engine, and how it is learned from first tokens and from the gaps
+//! between tokens.
 //!
-//! A prefill of `u` uncached of `n` prompt tokens takes `c0 + c1 u + c2 (n² - (n-u)²)` ms: a constant, the work of each token, and its attention
-//! to all before it. A decode step of a batch of `B` with `K` tokens of context takes `e0 + e1 B + e2 K` ms. Both times a speed of the endpoint.
+//! A prefill of `u` uncached of `n` prompt tokens takes `c0 + c1 u + c2 (n² - (n-u)²)` ms: a
+//! constant, the work for each token, and its attention to all tokens before it. A decode step of a
+//! batch of `B` requests with `K` context tokens takes `e0 + e1 B + e2 K` ms. Each is multiplied by
+//! a relative speed of the endpoint.
 
 mod learner;
 pub use learner::{FirstToken, StepLearner, TokenGap};
@@ -12,20 +15,21 @@ use super::words::{InvalidModel, WordReader, put};
 use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation};
 use crate::in_flight::EndpointLoad;
 
-/// What the steps of a pool's engines cost, in ms. The default is deliberately rough: the learner corrects it within some tens of requests.
+/// The cost of the steps of a pool's engines, in ms. The default is deliberately rough: the learner
+/// corrects it within some tens of requests.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepModel {
     /// `c0`, `c1`, `c2` of a prefill.
     prefill: [f32; 3],
     /// `e0`, `e1`, `e2` of a decode step.
     decode: [f32; 3],
-    /// Tokens that a request puts out, on average.
+    /// Mean output tokens of a request.
     output_tokens: f32,
     /// By slot.
     speeds: Box<[EndpointSpeed]>,
 }
 
-/// How many times as long as by the pool's model one endpoint takes.
+/// Relative speed of one endpoint: its time as a multiple of the pool's model. Above 1 is slower.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct EndpointSpeed {
     generation: Generation,
@@ -33,24 +37,25 @@ struct EndpointSpeed {
     decode: f32,
 }
 
-/// Wrong for every machine, on purpose: nothing may depend on their being right. Source: the simulations the default policy was tuned in.
+/// Wrong for every machine on purpose: nothing may depend on these being right. Source: the
+/// simulations in which the default policy was tuned.
 const PREFILL_PRIOR: [f32; 3] = [10.0, 0.05, 1e-6];
 const DECODE_PRIOR: [f32; 3] = [11.0, 0.025, 8e-5];
 const OUTPUT_TOKENS_PRIOR: f32 = 200.0;
 
-/// What a coefficient may be, ms: beyond ten seconds for one token there is no engine.
+/// Valid range of a coefficient, ms: no engine takes ten seconds for one token.
 const COEFFICIENTS: RangeInclusive<f32> = 0.0..=10_000.0;
 
-/// What an average output may be, tokens.
+/// Valid range of the mean output, tokens.
 const OUTPUT_TOKENS: RangeInclusive<f32> = 1.0..=1_000_000.0;
 
-/// How many times as long one endpoint may take: what lies beyond is no accelerator but an error, and must not make one endpoint attract, or never
-/// again get, all requests.
+/// Valid range of a relative speed. A value outside is an error, not an accelerator, and must not
+/// make one endpoint attract all requests or never get one again.
 const SPEEDS: RangeInclusive<f32> = 0.05..=20.0;
 
 const AVERAGE: EndpointSpeed = EndpointSpeed { generation: Generation(0), prefill: 1.0, decode: 1.0 };
 
-/// The first word of a step model.
+/// The first word of an encoded step model: its layout.
 const LAYOUT: u32 = 0x5731;
 
 // === impl StepModel ===
@@ -62,7 +67,8 @@ impl Default for StepModel {
 }
 
 impl StepModel {
-    /// A model of these coefficients, in ms, all endpoints alike. What cannot be is taken to the nearest that can; no number counts as the least.
+    /// A model with these coefficients, in ms, and all endpoints alike. Each number is clamped to
+    /// its valid range; NaN becomes the minimum.
     #[must_use]
     pub fn of(prefill: [f32; 3], decode: [f32; 3], output_tokens: f32) -> Self {
         let within = |coefficients: [f32; 3]| coefficients.map(|c| nearest(c, &COEFFICIENTS));
@@ -70,7 +76,8 @@ impl StepModel {
         Self { prefill: within(prefill), decode: within(decode), output_tokens, speeds: Box::default() }
     }
 
-    /// The same where this endpoint takes so many times as long as the others. Below 1 is faster.
+    /// Returns the model with the relative speeds of `endpoint` set: its times as a multiple of an
+    /// average endpoint's. Below 1 is faster.
     #[must_use]
     pub fn with_speed(self, endpoint: EndpointRef, prefill: f32, decode: f32) -> Self {
         let slot = usize::from(endpoint.slot.0);
@@ -85,28 +92,30 @@ impl StepModel {
         Self { speeds: speeds.into(), ..self }
     }
 
-    /// The same where all endpoints are alike.
+    /// Returns the model with all endpoints alike.
     #[must_use]
     pub fn without_speeds(&self) -> Self {
         Self { speeds: Box::default(), ..*self }
     }
 
-    /// A prefill of `uncached` of `prompt` tokens at an average endpoint, ms.
+    /// Time of a prefill of `uncached` of `prompt` tokens at an average endpoint, ms.
     #[must_use]
     pub fn prefill_ms(&self, uncached: f32, prompt: f32) -> f32 {
         let [c0, c1, c2] = self.prefill;
         c0 + uncached * (c1 + c2 * (prompt + prompt - uncached))
     }
 
-    /// A decode step of `batch` requests with `context_tokens` in all, at an average endpoint, ms.
+    /// Time of a decode step of `batch` requests with `context_tokens` in total at an average
+    /// endpoint, ms.
     #[must_use]
     pub fn decode_ms(&self, batch: f32, context_tokens: f32) -> f32 {
         let [e0, e1, e2] = self.decode;
         e0 + e1 * batch + e2 * context_tokens
     }
 
-    /// How long a request of `prompt` tokens, `uncached` of them not cached, takes at `endpoint` beside what is in flight there: to its first token, and
-    /// to the end of `output` tokens, ms.
+    /// Expected latency, beside the load in flight, of a request of `prompt` tokens, `uncached` of
+    /// which are not cached at `endpoint`: time to the first token, and time to the end of `output`
+    /// tokens, ms.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "times are no better known than to seven digits")]
     pub fn expected_ms(&self, endpoint: EndpointRef, load: &EndpointLoad, uncached: f32, prompt: f32, output: f32) -> (f32, f32) {
@@ -129,21 +138,21 @@ impl StepModel {
         self.decode
     }
 
-    /// Tokens that a request puts out, on average.
+    /// Mean output tokens of a request.
     #[must_use]
     pub fn output_tokens(&self) -> f32 {
         self.output_tokens
     }
 
-    /// How many times as long as an average endpoint this one takes: for a prefill, and for a decode step. 1 where nothing is known of this
-    /// generation.
+    /// Relative speeds of `endpoint` for a prefill and for a decode step, as multiples of an
+    /// average endpoint's time. 1 if this generation is unknown.
     #[must_use]
     pub fn speed(&self, endpoint: EndpointRef) -> (f32, f32) {
         let speed = self.speeds.get(usize::from(endpoint.slot.0)).filter(|speed| speed.generation == endpoint.generation);
         speed.map_or((1.0, 1.0), |speed| (speed.prefill, speed.decode))
     }
 
-    /// The whole model as 32-bit words: how it goes to a proxy or into a file.
+    /// The model as 32-bit words, as sent to proxies and written to files.
     #[must_use]
     pub fn words(&self) -> Vec<u32> {
         let mut words = vec![LAYOUT];
@@ -155,10 +164,10 @@ impl StepModel {
         words
     }
 
-    /// The model of these words, each number of it looked at.
+    /// Decodes a model and checks every number.
     ///
     /// # Errors
-    /// [`InvalidModel`]; nothing of it may then be used.
+    /// [`InvalidModel`] if the words are not a valid model.
     pub fn from_words(words: &[u32]) -> Result<Self, InvalidModel> {
         let count = words.len();
         let mut words = WordReader::of(words, LAYOUT)?;
@@ -175,7 +184,7 @@ impl StepModel {
         Ok(model)
     }
 
-    /// Appends all but the speeds.
+    /// Appends everything but the speeds.
     pub(super) fn put_costs(&self, words: &mut Vec<u32>) {
         put(words, &self.prefill);
         put(words, &self.decode);
@@ -189,7 +198,7 @@ impl StepModel {
     }
 }
 
-/// The number of the range that is nearest; its least for what is no number.
+/// Clamps `number` to `range`; NaN becomes the minimum.
 fn nearest(number: f32, range: &RangeInclusive<f32>) -> f32 {
     if number.is_nan() { *range.start() } else { number.clamp(*range.start(), *range.end()) }
 }
@@ -201,7 +210,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_prefill_is_paid_for_what_is_not_cached_but_attends_to_all() {
+    fn a_prefill_computes_uncached_tokens_but_attends_to_all() {
         let model = StepModel::of([10.0, 0.05, 1e-6], [11.0, 0.025, 8e-5], 200.0);
         assert_eq!(model.prefill_ms(0.0, 8_000.0), 10.0);
         assert!((model.prefill_ms(1_000.0, 1_000.0) - 61.0).abs() < 1e-3, "10 + 50 + 1");
@@ -210,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_not_let_in() {
+    fn impossible_numbers_are_clamped_or_refused() {
         let endpoint = EndpointRef { slot: Slot(2), generation: Generation(5) };
         let model = StepModel::of([f32::NAN, -1.0, f32::INFINITY], [0.0; 3], f32::NAN).with_speed(endpoint, f32::NAN, 1e9);
         assert_eq!((model.prefill(), model.output_tokens(), model.speed(endpoint)), ([0.0, 0.0, 10_000.0], 1.0, (0.05, 20.0)));
@@ -241,7 +250,7 @@ mod tests {
         }
 
         #[test]
-        fn no_words_are_too_strange_to_refuse(words in prop::collection::vec(any::<u32>(), 0..60), known in any::<bool>()) {
+        fn any_words_are_read_or_refused(words in prop::collection::vec(any::<u32>(), 0..60), known in any::<bool>()) {
             let mut words = words;
             if let Some(first) = words.first_mut().filter(|_| known) {
                 *first = LAYOUT;

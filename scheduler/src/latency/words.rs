@@ -1,25 +1,27 @@
-//! Models as 32-bit words: how they go to a proxy and into a file. One reader that looks at every number, so that nothing absurd gets in.
+//! Models as 32-bit words, as sent to proxies and written to files. One reader checks every number,
+//! so that no impossible number gets in.
 
 use std::fmt;
 use std::ops::RangeInclusive;
 
-/// The most 32-bit words a model may be on the wire: it is pushed whole to every proxy, so 64 KB.
+/// Maximum 32-bit words of an encoded model. The whole model is pushed to every proxy, so the limit
+/// is 64 KB.
 pub const WORDS_MAX: usize = 16_384;
 
-/// Why words are no model. The sender is at fault; sending the same again will fail the same.
+/// Why words are not a valid model. The sender is at fault, and a retry fails in the same way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InvalidModel {
-    /// More than [`WORDS_MAX`].
+    /// More than [`WORDS_MAX`] words.
     TooLong(usize),
-    /// Not as many as the layout says.
+    /// The number of words does not match the layout.
     Length(usize),
-    /// A layout that this version does not know.
+    /// This version does not know the layout.
     Layout(u32),
-    /// The word at this position is no finite number, or not one that it may be.
+    /// The word at this position is not a finite number, or is out of range.
     Word(usize),
 }
 
-/// Reads words one after the other.
+/// Reads words in order.
 pub(super) struct WordReader<'w> {
     words: &'w [u32],
     at: usize,
@@ -28,7 +30,7 @@ pub(super) struct WordReader<'w> {
 // === impl WordReader ===
 
 impl<'w> WordReader<'w> {
-    /// Of a model in this layout, which is its first word.
+    /// Reads a model whose first word must be `layout`.
     pub(super) fn of(words: &'w [u32], layout: u32) -> Result<Self, InvalidModel> {
         if words.len() > WORDS_MAX {
             return Err(InvalidModel::TooLong(words.len()));
@@ -39,31 +41,31 @@ impl<'w> WordReader<'w> {
         }
     }
 
-    /// Is there nothing left?
+    /// Returns whether all words are read.
     pub(super) fn ended(&self) -> bool {
         self.at >= self.words.len()
     }
 
-    /// The next word as it is.
+    /// The next word, unchecked.
     pub(super) fn word(&mut self) -> Result<u32, InvalidModel> {
         let word = self.words.get(self.at).ok_or(InvalidModel::Length(self.words.len()))?;
         self.at += 1;
         Ok(*word)
     }
 
-    /// The next as a count, at most `max`.
+    /// The next word as a count, at most `max`.
     pub(super) fn count(&mut self, max: usize) -> Result<usize, InvalidModel> {
         let at = self.at;
         usize::try_from(self.word()?).ok().filter(|count| *count <= max).ok_or(InvalidModel::Word(at))
     }
 
-    /// The next as a number in a range.
+    /// The next word as a number within a range.
     pub(super) fn number(&mut self, range: &RangeInclusive<f32>) -> Result<f32, InvalidModel> {
         let at = self.at;
         Some(f32::from_bits(self.word()?)).filter(|number| range.contains(number)).ok_or(InvalidModel::Word(at))
     }
 
-    /// The next as numbers in a range.
+    /// The next words as numbers within a range.
     pub(super) fn numbers<const N: usize>(&mut self, range: &RangeInclusive<f32>) -> Result<[f32; N], InvalidModel> {
         let mut numbers = [0.0; N];
         numbers.iter_mut().try_for_each(|number| self.number(range).map(|read| *number = read))?;
@@ -71,7 +73,7 @@ impl<'w> WordReader<'w> {
     }
 }
 
-/// Appends numbers.
+/// Appends numbers as words.
 pub(super) fn put(words: &mut Vec<u32>, numbers: &[f32]) {
     words.extend(numbers.iter().map(|number| number.to_bits()));
 }
@@ -96,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_wrong_with_words_can_be_read() {
+    fn errors_of_words_are_readable() {
         assert_eq!(InvalidModel::Length(3).to_string(), "3 words are no model");
         assert_eq!(InvalidModel::Word(7).to_string(), "word 7 of a model is not a number that it may be");
     }

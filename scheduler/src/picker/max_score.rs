@@ -1,4 +1,4 @@
-//! `max-score-picker`: the greatest total first.
+//! `max-score-picker`: ranks by total, highest first.
 
 use crate::candidates::Candidates;
 use crate::decision::RankedList;

@@ -1,4 +1,4 @@
-//! `random-picker`: any candidate, each as likely.
+//! `random-picker`: every candidate with equal probability.
 
 use crate::candidates::Candidates;
 use crate::decision::RankedList;

@@ -1,4 +1,4 @@
-//! `weighted-random-picker`: a sample without replacement, each candidate as likely as its total is great.
+//! `weighted-random-picker`: a sample without replacement, weighted by total.
 
 use crate::candidates::Candidates;
 use crate::decision::RankedList;
@@ -32,7 +32,7 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 
 impl Picker for WeightedRandomPicker {
     fn pick(&self, candidates: &Candidates, max: usize, rng: &mut Rng) -> Option<RankedList> {
-        // ln(U) / w orders as U^(1/w) does and does not underflow for small weights.
+        // ln(U) / w has the same order as U^(1/w), and does not underflow for small weights.
         rank(candidates, max, rng, |weight, rng| if weight > 0.0 { libm::logf(rng.open01()) / weight } else { f32::NEG_INFINITY })
     }
 

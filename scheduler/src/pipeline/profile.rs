@@ -1,4 +1,4 @@
-//! Makes a profile from its specification.
+//! Builds a profile from its specification.
 
 use super::spec::{InvalidPipeline, PLUGINS_MAX, PipelineSpec, ProfilePlugin, ProfileSpec, WEIGHT_MAX, no_such};
 use crate::picker;
@@ -6,7 +6,7 @@ use crate::plugin_type::Plugin;
 use crate::run::Profile;
 use crate::settings::ProducerSetting;
 
-/// Makes a profile from the plugins it names.
+/// Builds a profile from the plugins it names.
 pub(super) fn build(profile: &ProfileSpec, pipeline: &PipelineSpec) -> Result<Profile, InvalidPipeline> {
     if profile.plugins.len() > PLUGINS_MAX {
         return Err(InvalidPipeline::TooManyPlugins(profile.plugins.len()));
@@ -46,7 +46,7 @@ pub(super) fn build(profile: &ProfileSpec, pipeline: &PipelineSpec) -> Result<Pr
                 built.picker = picker;
                 built.listed = picker::list_length(&parameters).map_err(|error| plugin.refuse(error))?;
             }
-            // The reference's files name these in profiles.
+            // llm-d's configuration files name these in profiles.
             Plugin::Producer(ProducerSetting::Latency(_) | ProducerSetting::Tracker) => {}
             Plugin::ProfileHandler(_)
             | Plugin::Decider(_)

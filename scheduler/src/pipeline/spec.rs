@@ -1,4 +1,4 @@
-//! A pipeline as configuration says it, and why one is refused.
+//! A pipeline as configured, and the reasons to refuse one.
 
 use std::fmt;
 
@@ -6,20 +6,21 @@ use crate::decision::RANKED_MAX;
 use crate::plugin::{InvalidParameter, ParameterValue, Parameters, write_known};
 use crate::registry::{PLUGINS, Plugin, lookup};
 
-/// A pipeline as configuration says it: plain data, in the order written.
+/// A pipeline as configured: plain data, in the order written.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PipelineSpec {
     /// Every plugin declared. Names are unique.
     pub plugins: Vec<PluginSpec>,
-    /// What they are put together to; at least one, names unique.
+    /// Its profiles; at least one, names unique.
     pub profiles: Vec<ProfileSpec>,
-    /// Name of the plugin that runs the profiles; empty: single-profile-handler.
+    /// Name of the profile handler; empty means single-profile-handler.
     pub profile_handler: String,
-    /// Name of the plugin that says how full the pool is; empty: utilization-detector with its defaults.
+    /// Name of the saturation detector; empty means utilization-detector with its defaults.
     pub saturation_detector: String,
-    /// Endpoints in the ranked list where a picker does not say, 1 to [`crate::RANKED_MAX`].
+    /// Length of the ranked list if a picker does not set it, 1 to [`crate::RANKED_MAX`].
     pub ranked_max: u32,
-    /// Is latency predicted? Without, SLOs and what asks for them change nothing.
+    /// Whether latency is predicted. Without predictions, SLOs and plugins that need them have no
+    /// effect.
     pub latency_prediction: bool,
 }
 
@@ -28,7 +29,7 @@ pub struct PipelineSpec {
 pub struct PluginSpec {
     /// Its `type`: a row of [`crate::registry::PLUGINS`].
     pub plugin_type: String,
-    /// The name it is referred to and explained by; the type when empty.
+    /// The name that profiles and `explain` use; empty means the type.
     pub name: String,
     /// Given parameters.
     pub parameters: Vec<(String, ParameterValue)>,
@@ -39,11 +40,12 @@ pub struct PluginSpec {
 pub struct ProfileSpec {
     /// Its name.
     pub name: String,
-    /// Its plugins: filters run in this order, scorers add up, at most one picker (none: max-score).
+    /// Its plugins: filters run in this order, scores are added up, at most one picker (default:
+    /// max-score-picker).
     pub plugins: Vec<ProfilePlugin>,
 }
 
-/// A declared plugin's part in a profile.
+/// The use of a declared plugin in a profile.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProfilePlugin {
     /// Name of the plugin.
@@ -52,7 +54,7 @@ pub struct ProfilePlugin {
     pub weight: f64,
 }
 
-/// Why a pipeline was refused. Whoever wrote the configuration is at fault.
+/// Why a pipeline was refused. The configuration has to change.
 #[derive(Clone, Debug, PartialEq)]
 pub enum InvalidPipeline {
     /// No such plugin type.
@@ -75,14 +77,14 @@ pub enum InvalidPipeline {
     Duplicate(String),
     /// A name that nothing of that kind has.
     NoSuch {
-        /// What was looked for: `plugin`, `profile`, `decider` ...
+        /// The kind of plugin or profile: `plugin`, `profile`, `decider` ...
         kind: &'static str,
         /// The name.
         name: String,
-        /// Who refers to it.
+        /// The part of the configuration that refers to it.
         by: String,
     },
-    /// The pipeline has this many profiles, and its handler runs the only one.
+    /// The pipeline has this many profiles, but its handler needs exactly one.
     NotOneProfile(usize),
     /// `ranked_max` is not in 1..=[`crate::RANKED_MAX`].
     RankedMax(u32),
@@ -92,22 +94,24 @@ pub enum InvalidPipeline {
     TooManyProfiles(usize),
 }
 
-/// The most plugins that may be declared, or be in one profile: each is paid for by every request.
+/// Maximum plugins declared, or in one profile: every request pays for each.
 pub const PLUGINS_MAX: usize = 64;
 
-/// The most profiles a pipeline may have. A request runs three at most; a coordinator names one of a few.
+/// Maximum profiles of a pipeline. A request runs at most three; a coordinator chooses among a few
+/// by header.
 pub const PROFILES_MAX: usize = 32;
 
-/// The greatest weight of a scorer. A total is an f32: beside a greater weight it no longer tells two scores of a scorer of weight 1 apart.
+/// The greatest weight of a scorer. A total is an f32: beside a greater weight, it could not
+/// distinguish two scores of a scorer with weight 1.
 pub const WEIGHT_MAX: f64 = 1e6;
 
-/// Endpoints in the ranked list of the default pipeline: two retries have somewhere good to go.
+/// Length of the ranked list in the default pipeline: the pick and two retries.
 const RANKED_DEFAULT: u32 = 3;
 
 // === impl PipelineSpec ===
 
 impl PipelineSpec {
-    /// A pipeline of one profile: these plugins, each with its weight there.
+    /// A pipeline with one profile of these plugins and their weights.
     #[must_use]
     pub fn of_one_profile(name: &str, plugins: Vec<(PluginSpec, f64)>, ranked_max: u32) -> Self {
         let part = |(plugin, weight): &(PluginSpec, f64)| ProfilePlugin { name: plugin.name().to_owned(), weight: *weight };
@@ -124,7 +128,7 @@ impl PipelineSpec {
 }
 
 impl Default for PipelineSpec {
-    /// The pipeline of a pool whose operator configured none.
+    /// The pipeline of a pool without a configured one.
     fn default() -> Self {
         let plugins = ["marginal-cost-scorer", "max-score-picker"].map(|plugin_type| (PluginSpec::of_type(plugin_type), 1.0)).into();
         Self::of_one_profile("default", plugins, RANKED_DEFAULT)
@@ -140,7 +144,7 @@ impl PluginSpec {
         Self { plugin_type: plugin_type.to_owned(), name: plugin_type.to_owned(), parameters: Vec::new() }
     }
 
-    /// What it is referred to by.
+    /// The name that it is referred to by.
     #[must_use]
     pub fn name(&self) -> &str {
         if self.name.is_empty() { &self.plugin_type } else { &self.name }
@@ -199,10 +203,10 @@ impl fmt::Display for InvalidPipeline {
             Self::Parameter { plugin, error } => write!(f, "plugin `{plugin}`: {error}"),
             Self::Weight { plugin } => write!(f, "plugin `{plugin}`: a weight is a number from 0 to {WEIGHT_MAX}"),
             Self::TwoPickers(first, second) => write!(f, "two pickers, `{first}` and `{second}`: a profile has one"),
-            Self::Duplicate(name) => write!(f, "the name `{name}` is taken twice"),
-            Self::NoSuch { kind, name, by } => write!(f, "{by} refers to `{name}`, which is no {kind}"),
-            Self::NotOneProfile(count) => write!(f, "{count} profiles, and a profile handler that runs the only one"),
-            Self::RankedMax(length) => write!(f, "a ranked list of {length} endpoints: allowed are 1 to {RANKED_MAX}"),
+            Self::Duplicate(name) => write!(f, "the name `{name}` is used twice"),
+            Self::NoSuch { kind, name, by } => write!(f, "{by} refers to `{name}`, which is not a {kind}"),
+            Self::NotOneProfile(count) => write!(f, "there are {count} profiles, but the profile handler needs exactly one"),
+            Self::RankedMax(length) => write!(f, "a ranked list of {length} endpoints; 1 to {RANKED_MAX} are allowed"),
             Self::TooManyPlugins(count) => write!(f, "{count} plugins, at most {PLUGINS_MAX} are allowed"),
             Self::TooManyProfiles(count) => write!(f, "{count} profiles, at most {PROFILES_MAX} are allowed"),
         }

@@ -45,12 +45,12 @@ fn a_pickers_list_length_stands_over_the_pipelines() {
     assert_eq!(length(0.0).unwrap(), 3);
     assert_eq!(
         length(9.0).unwrap_err().to_string(),
-        "plugin `random-picker`: parameter `maxNumOfEndpoints` is out of range: length of the ranked list, a whole number from 1 to 8; 0: as the profile says"
+        "plugin `random-picker`: parameter `maxNumOfEndpoints` is out of range: length of the ranked list, integer from 1 to 8; 0 uses the profile's length"
     );
 }
 
 #[test]
-fn refusals_name_the_thing_and_what_is_allowed() {
+fn refusals_name_the_cause_and_the_allowed_values() {
     assert!(
         refusal(&spec(vec![plugin("queue-score", "", 1.0, &[])]))
             .starts_with("unknown plugin type `queue-score`; did you mean `queue-scorer`?; known: `queue-scorer`, ")
@@ -68,7 +68,7 @@ fn refusals_name_the_thing_and_what_is_allowed() {
     );
     for ranked_max in [0, 9] {
         let spec = PipelineSpec { ranked_max, ..PipelineSpec::default() };
-        assert_eq!(refusal(&spec), format!("a ranked list of {ranked_max} endpoints: allowed are 1 to 8"));
+        assert_eq!(refusal(&spec), format!("a ranked list of {ranked_max} endpoints; 1 to 8 are allowed"));
     }
 }
 
@@ -89,21 +89,21 @@ fn no_more_than_there_may_be() {
 fn names_are_taken_once_and_found() {
     assert_eq!(
         refusal(&spec(vec![plugin("queue-scorer", "", 1.0, &[]), plugin("random-picker", "queue-scorer", 1.0, &[])])),
-        "the name `queue-scorer` is taken twice"
+        "the name `queue-scorer` is used twice"
     );
     let mut twice = PipelineSpec::default();
     twice.profiles.push(twice.profiles[0].clone());
-    assert_eq!(refusal(&twice), "the name `default` is taken twice");
+    assert_eq!(refusal(&twice), "the name `default` is used twice");
     let mut absent = PipelineSpec::default();
     absent.profiles[0].plugins.push(ProfilePlugin { name: "absent".to_owned(), weight: 1.0 });
-    assert_eq!(refusal(&absent), "profile `default` refers to `absent`, which is no plugin");
+    assert_eq!(refusal(&absent), "profile `default` refers to `absent`, which is not a plugin");
     let mut picker = PipelineSpec { profile_handler: "max-score-picker".to_owned(), ..PipelineSpec::default() };
-    assert_eq!(refusal(&picker), "the pipeline refers to `max-score-picker`, which is no profile handler");
+    assert_eq!(refusal(&picker), "the pipeline refers to `max-score-picker`, which is not a profile handler");
     picker.profile_handler.clear();
     picker.saturation_detector = "absent".to_owned();
-    assert_eq!(refusal(&picker), "the pipeline refers to `absent`, which is no saturation detector");
+    assert_eq!(refusal(&picker), "the pipeline refers to `absent`, which is not a saturation detector");
     let none = PipelineSpec { profiles: Vec::new(), ..PipelineSpec::default() };
-    assert_eq!(refusal(&none), "0 profiles, and a profile handler that runs the only one");
+    assert_eq!(refusal(&none), "there are 0 profiles, but the profile handler needs exactly one");
 }
 
 #[test]
@@ -121,6 +121,6 @@ fn requests_are_read_by_the_parsers_declared_or_by_all() {
 }
 
 #[test]
-fn the_weight_of_what_is_no_scorer_is_ignored() {
+fn the_weight_of_a_plugin_that_is_not_a_scorer_is_ignored() {
     assert!(Pipeline::build(&spec(vec![plugin("random-picker", "", f64::NAN, &[])])).is_ok());
 }

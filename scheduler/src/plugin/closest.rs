@@ -1,9 +1,11 @@
-//! What was probably meant by a name that does not exist.
+//! Suggests a known name for a misspelt one.
 
-/// Names longer than this are not compared: no name of ours is, and the work grows with the product of both lengths.
+/// Longer names are not compared: no known name is longer, and the work grows with the product of
+/// both lengths.
 const NAME_CHARS_MAX: usize = 64;
 
-/// The name of `known` nearest to `name`, when it is near enough to be a slip of the hand: at most one edit in three letters.
+/// The name in `known` nearest to `name`, if it is near enough to be a typing error: at most one
+/// edit in three letters.
 pub fn closest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     if name.chars().count() > NAME_CHARS_MAX {
         return None;
@@ -12,7 +14,8 @@ pub fn closest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
     known.into_iter().map(|other| (edits(name, other), other)).filter(|(edits, _)| *edits <= near_enough).min().map(|(_, other)| other)
 }
 
-/// Levenshtein distance, ASCII case ignored: row by row, where `row[j]` is the distance to the first `j` letters of `b`.
+/// Levenshtein distance, ignoring ASCII case: row by row, where `row[j]` is the distance to the
+/// first `j` letters of `b`.
 fn edits(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.to_ascii_lowercase().chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();

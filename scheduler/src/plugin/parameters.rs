@@ -1,20 +1,22 @@
-//! Parameters of a plugin: what is given over what the table says.
+//! The parameters of a plugin: given values over the defaults of its table.
 //!
-//! A plugin reads each by name with the type and range it needs; a name it never declared is an error like any other, so a plugin and
-//! its table cannot drift apart unseen. Messages take the allowed range from the parameter's own line of documentation.
+//! A plugin reads each parameter by name, with the type and range it needs. A name that it did not
+//! declare is an error like any other, so a plugin and its table cannot drift apart. Error texts
+//! take the allowed range from the parameter's own documentation.
 //!
-//! A map inside a structured value is read by the same rules with a table of its own ([`Parameters::nested`], [`Parameters::each`]), so a
-//! field three levels down is as strict as the first, and its error names the way to it.
+//! A map inside a structured value is read by the same rules with its own table
+//! ([`Parameters::nested`], [`Parameters::each`]). So a field three levels down is checked as
+//! strictly as the first, and its error names the path to it.
 
 use std::fmt;
 use std::ops::RangeInclusive;
 
 use super::closest::closest;
 
-/// The value of a parameter, as configuration and wire carry it.
+/// The value of a parameter in configuration and on the wire.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ParameterValue {
-    /// A number; whether it must be whole or bounded, the plugin says.
+    /// A number. The plugin checks its range and whether it must be whole.
     Number(f64),
     /// true or false.
     Flag(bool),
@@ -26,24 +28,26 @@ pub enum ParameterValue {
     Map(Vec<(String, ParameterValue)>),
 }
 
-/// How deep lists and maps may lie in one another: a list of maps of lists is all that any plugin takes, and reading recurses.
+/// Maximum depth of nested lists and maps. The deepest parameter is a list of maps of lists, and
+/// reading recurses.
 pub const VALUE_DEPTH_MAX: usize = 8;
 
-/// The most values one parameter may hold, all levels together: a selector or a table of thresholds has a handful, and requests pay for each.
+/// Maximum number of values in one parameter, over all levels. A selector or a table of thresholds
+/// has a handful, and requests pay for each.
 pub const VALUES_MAX: usize = 256;
 
 /// One parameter of a plugin, for validation and for the printed reference.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Parameter {
-    /// Its name, as in the reference's configuration files.
+    /// Its name, as in llm-d's configuration files.
     pub name: &'static str,
-    /// What it has when not given.
+    /// Its value when not given.
     pub default: ParameterDefault,
     /// Meaning, unit and range, in one line.
     pub doc: &'static str,
 }
 
-/// A default that can stand in a static table.
+/// A default in a static table.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ParameterDefault {
     /// A number.
@@ -56,18 +60,18 @@ pub enum ParameterDefault {
     Required,
     /// A number without a default: it must be given.
     RequiredNumber,
-    /// A list or map, absent unless given; its shape, as the reference prints it.
+    /// A list or map, absent unless given; its shape as printed in the reference.
     Structured(&'static str),
 }
 
-/// Why a parameter was refused. Whoever wrote the configuration is at fault.
+/// Why a parameter was refused. The configuration has to change.
 #[derive(Clone, Debug, PartialEq)]
 pub enum InvalidParameter {
     /// The plugin has no such parameter.
     Unknown {
         /// The name given.
         name: String,
-        /// What the plugin has.
+        /// The parameters that the plugin has.
         known: &'static [Parameter],
     },
     /// It is given more than once.
@@ -78,23 +82,23 @@ pub enum InvalidParameter {
     TooLarge(String),
     /// A value inside a structured parameter.
     Within {
-        /// Where, such as `conditions[1]`.
+        /// The path to it, such as `conditions[1]`.
         path: String,
-        /// What is wrong there.
+        /// The error there.
         error: Box<InvalidParameter>,
     },
-    /// It has, but of another type.
+    /// The value has another type.
     WrongType {
         /// The parameter.
         name: String,
-        /// What it takes.
+        /// The type it takes.
         expected: &'static str,
     },
     /// Not finite, or outside its range.
     OutOfRange {
         /// The parameter.
         name: String,
-        /// What it allows.
+        /// The allowed range.
         allowed: &'static str,
     },
 }
@@ -106,7 +110,7 @@ pub struct Parameters<'a> {
     given: &'a [(String, ParameterValue)],
 }
 
-/// A default or a given value, for reading.
+/// A default or a given value.
 enum ParameterSource<'a> {
     Number(f64),
     Flag(bool),
@@ -117,7 +121,7 @@ enum ParameterSource<'a> {
 // === impl ParameterValue ===
 
 impl ParameterValue {
-    /// Is it as shallow and as small as a parameter may be?
+    /// Whether it is within [`VALUE_DEPTH_MAX`] and [`VALUES_MAX`].
     #[must_use]
     pub fn within_bounds(&self) -> bool {
         let mut left = VALUES_MAX;
@@ -138,10 +142,11 @@ impl ParameterValue {
 // === impl Parameters ===
 
 impl<'a> Parameters<'a> {
-    /// Given parameters that are all known, each once and of its type. Ranges are checked as they are read.
+    /// Checks that given parameters are known, each given once and of its type. Ranges are checked
+    /// when a plugin reads them.
     ///
     /// # Errors
-    /// [`InvalidParameter`] names the first that is not.
+    /// [`InvalidParameter`] names the first that is wrong.
     pub fn check(known: &'static [Parameter], given: &'a [(String, ParameterValue)]) -> Result<Self, InvalidParameter> {
         for (at, (name, value)) in given.iter().enumerate() {
             let parameter = find(known, name)?;
@@ -171,7 +176,7 @@ impl<'a> Parameters<'a> {
     /// A number within `range`.
     ///
     /// # Errors
-    /// [`InvalidParameter`] when it is outside, or the parameter is no number.
+    /// [`InvalidParameter`] if it is outside, or the parameter is not a number.
     pub fn number(&self, name: &str, range: RangeInclusive<f64>) -> Result<f64, InvalidParameter> {
         match self.find(name)? {
             (_, ParameterSource::Number(number)) if range.contains(&number) => Ok(number),
@@ -180,10 +185,10 @@ impl<'a> Parameters<'a> {
         }
     }
 
-    /// Any finite number, as metrics are kept.
+    /// Any finite number, as an `f32` like metrics.
     ///
     /// # Errors
-    /// [`InvalidParameter`] when it is not finite or too large for one, or the parameter is no number.
+    /// [`InvalidParameter`] if it is not finite or too large, or the parameter is not a number.
     pub fn finite(&self, name: &str) -> Result<f32, InvalidParameter> {
         let max = f64::from(f32::MAX);
         #[expect(clippy::cast_possible_truncation, reason = "within the range of f32")]
@@ -193,7 +198,7 @@ impl<'a> Parameters<'a> {
     /// A whole number within `range`.
     ///
     /// # Errors
-    /// [`InvalidParameter`] when it is outside or not whole, or the parameter is no number.
+    /// [`InvalidParameter`] if it is outside or not whole, or the parameter is not a number.
     pub fn integer(&self, name: &str, range: RangeInclusive<u32>) -> Result<u32, InvalidParameter> {
         let number = self.number(name, f64::from(*range.start())..=f64::from(*range.end()))?;
         if number.fract() > 0.0 {
@@ -207,7 +212,7 @@ impl<'a> Parameters<'a> {
     /// true or false.
     ///
     /// # Errors
-    /// [`InvalidParameter`] when the parameter is no flag.
+    /// [`InvalidParameter`] if the parameter is not a flag.
     pub fn flag(&self, name: &str) -> Result<bool, InvalidParameter> {
         match self.find(name)? {
             (_, ParameterSource::Flag(flag)) => Ok(flag),
@@ -218,7 +223,7 @@ impl<'a> Parameters<'a> {
     /// Text.
     ///
     /// # Errors
-    /// [`InvalidParameter`] when the parameter is no text.
+    /// [`InvalidParameter`] if the parameter is not text.
     pub fn text(&self, name: &str) -> Result<&'a str, InvalidParameter> {
         match self.find(name)? {
             (_, ParameterSource::Text(text)) => Ok(text),
@@ -229,25 +234,25 @@ impl<'a> Parameters<'a> {
     /// The name of a header, lower-case.
     ///
     /// # Errors
-    /// [`InvalidParameter`] when it is empty, or the parameter is no text.
+    /// [`InvalidParameter`] if it is empty, or the parameter is not text.
     pub fn header(&self, name: &str) -> Result<Box<str>, InvalidParameter> {
         let header = self.text(name)?.trim().to_ascii_lowercase();
         if header.is_empty() { Err(self.out_of_range(name)) } else { Ok(header.into()) }
     }
 
-    /// What one of a few words stands for.
+    /// The meaning of one of a few words.
     ///
     /// # Errors
-    /// [`InvalidParameter`] when it is none of them, or the parameter is no text.
+    /// [`InvalidParameter`] if it is none of them, or the parameter is not text.
     pub fn choice<T: Copy>(&self, name: &str, choices: &[(&str, T)]) -> Result<T, InvalidParameter> {
         let text = self.text(name)?;
         choices.iter().find(|(word, _)| *word == text).map(|(_, meaning)| *meaning).ok_or_else(|| self.out_of_range(name))
     }
 
-    /// A list or map as it was given; `None` when it was not.
+    /// A list or map as given; `None` if it was not given.
     ///
     /// # Errors
-    /// [`InvalidParameter`] when the parameter is not structured.
+    /// [`InvalidParameter`] if the parameter is not structured.
     pub fn structured(&self, name: &str) -> Result<Option<&'a ParameterValue>, InvalidParameter> {
         match self.find(name)? {
             (_, ParameterSource::Structured(value)) => Ok(value),
@@ -255,10 +260,10 @@ impl<'a> Parameters<'a> {
         }
     }
 
-    /// The entries of a map, in order; none when it was not given.
+    /// The entries of a map, in order; empty if it was not given.
     ///
     /// # Errors
-    /// [`InvalidParameter`] when it is a list, or the parameter is not structured.
+    /// [`InvalidParameter`] if it is a list, or the parameter is not structured.
     pub fn map(&self, name: &str) -> Result<&'a [(String, ParameterValue)], InvalidParameter> {
         match self.structured(name)? {
             Some(ParameterValue::Map(entries)) => Ok(entries),
@@ -267,10 +272,10 @@ impl<'a> Parameters<'a> {
         }
     }
 
-    /// The values of a list; none when it was not given.
+    /// The values of a list; empty if it was not given.
     ///
     /// # Errors
-    /// [`InvalidParameter`] when it is a map, or the parameter is not structured.
+    /// [`InvalidParameter`] if it is a map, or the parameter is not structured.
     pub fn list(&self, name: &str) -> Result<&'a [ParameterValue], InvalidParameter> {
         match self.structured(name)? {
             Some(ParameterValue::List(values)) => Ok(values),
@@ -279,10 +284,10 @@ impl<'a> Parameters<'a> {
         }
     }
 
-    /// A list of text; empty when it was not given.
+    /// A list of texts; empty if it was not given.
     ///
     /// # Errors
-    /// [`InvalidParameter`] when it is no list, or holds anything but text.
+    /// [`InvalidParameter`] if it is not a list, or contains anything but text.
     pub fn texts(&self, name: &str) -> Result<Vec<&'a str>, InvalidParameter> {
         let text = |value: &'a ParameterValue| {
             if let ParameterValue::Text(text) = value { Ok(text.as_str()) } else { Err(wrong_type(name, self.shape(name))) }
@@ -290,10 +295,10 @@ impl<'a> Parameters<'a> {
         self.list(name)?.iter().map(text).collect()
     }
 
-    /// A map of text to text, in the order written; empty when it was not given.
+    /// A map of text to text, in the order written; empty if it was not given.
     ///
     /// # Errors
-    /// [`InvalidParameter`] when it is no map, holds anything but text, or names a key twice.
+    /// [`InvalidParameter`] if it is not a map, contains anything but text, or has a key twice.
     pub fn text_map(&self, name: &str) -> Result<Vec<(&'a str, &'a str)>, InvalidParameter> {
         let entries = self.map(name)?;
         let entry = |(at, (key, value)): (usize, &'a (String, ParameterValue))| {
@@ -305,10 +310,10 @@ impl<'a> Parameters<'a> {
         entries.iter().enumerate().map(entry).collect()
     }
 
-    /// A map read as parameters of its own, over the defaults of `known`; `None` when it was not given.
+    /// A map, read as parameters over the defaults of `known`; `None` if it was not given.
     ///
     /// # Errors
-    /// [`InvalidParameter`] when it is no map, when one of its entries is none of `known`, or when `read` says so.
+    /// [`InvalidParameter`] if it is not a map, if an entry is not in `known`, or from `read`.
     pub fn nested<T>(
         &self,
         name: &str,
@@ -322,10 +327,10 @@ impl<'a> Parameters<'a> {
         read.map(Some).map_err(|error| within(name.to_owned(), error))
     }
 
-    /// A map that must be given, read as [`Self::nested`] reads it.
+    /// A map that must be given, read like [`Self::nested`].
     ///
     /// # Errors
-    /// [`InvalidParameter`] when it is not given, or as [`Self::nested`].
+    /// [`InvalidParameter`] if it is not given, or as for [`Self::nested`].
     pub fn require<T>(
         &self,
         name: &str,
@@ -335,10 +340,11 @@ impl<'a> Parameters<'a> {
         self.nested(name, known, read)?.ok_or_else(|| InvalidParameter::Missing(name.to_owned()))
     }
 
-    /// A list of maps, each read as parameters of its own over the defaults of `known`; none when it was not given.
+    /// A list of maps, each read as parameters over the defaults of `known`; empty if it was not
+    /// given.
     ///
     /// # Errors
-    /// As [`Self::nested`], for the first item that is wrong.
+    /// As for [`Self::nested`], for the first item that is wrong.
     pub fn each<T>(
         &self,
         name: &str,
@@ -352,13 +358,13 @@ impl<'a> Parameters<'a> {
         self.list(name)?.iter().enumerate().map(item).collect()
     }
 
-    /// Says that a value is not allowed beside the others; the reader found it.
+    /// The error for a value that a plugin finds not allowed beside the others.
     #[must_use]
     pub fn out_of_range(&self, name: &str) -> InvalidParameter {
         find(self.known, name).map_or_else(|unknown| unknown, out_of_range)
     }
 
-    /// How the parameter's value is written, for messages.
+    /// The written form of the parameter's value, for error texts.
     fn shape(&self, name: &str) -> &'static str {
         match self.known.iter().find(|parameter| parameter.name == name).map(|parameter| parameter.default) {
             Some(ParameterDefault::Structured(shape)) => shape,
@@ -424,7 +430,7 @@ impl fmt::Display for InvalidParameter {
 
 impl std::error::Error for InvalidParameter {}
 
-/// Says after an unknown name what was probably meant, and what there is.
+/// After an unknown name: writes the most likely one and all known names.
 pub(crate) fn write_known(f: &mut fmt::Formatter<'_>, name: &str, known: impl Iterator<Item = &'static str> + Clone) -> fmt::Result {
     if let Some(near) = closest(name, known.clone()) {
         write!(f, "; did you mean `{near}`?")?;

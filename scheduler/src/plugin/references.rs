@@ -3,18 +3,20 @@
 use super::parameters::{InvalidParameter, Parameter, ParameterDefault, Parameters};
 use crate::text::readable;
 
-/// A reference from a plugin to who produces what it reads. There is one of each kind here, declared or not, so the name changes nothing.
+/// A reference from a plugin to the producer of its data. Each kind of producer exists once here,
+/// declared or not, so the name has no effect.
 pub(crate) const PRODUCER_NAME: Parameter =
     Parameter { name: "", default: ParameterDefault::Text(""), doc: readable("no effect: each producer exists once, declared or not") };
 
-/// Who produces an endpoint's attributes.
+/// The producer of an endpoint's attributes.
 pub(crate) const METRICS_EXTRACTOR: Parameter = Parameter {
     name: "producer",
     default: ParameterDefault::Text(""),
     doc: readable("core-metrics-extractor or empty: no other plugin produces attributes"),
 };
 
-/// The key of an attribute. With a slash it is the older spelling `KEY/PRODUCER`, which would match nothing, unless the producer is given.
+/// The key of an attribute. With a slash it is the older spelling `KEY/PRODUCER`, which would match
+/// nothing; it is refused unless the producer is given.
 pub(crate) fn attribute_key(parameters: &Parameters<'_>, name: &str) -> Result<Box<str>, InvalidParameter> {
     let said = parameters.choice(METRICS_EXTRACTOR.name, &[("", false), ("core-metrics-extractor", true)])?;
     let key = parameters.text(name)?;

@@ -1,13 +1,16 @@
-//! Which session a request belongs to, and which endpoint that session is at. Two strategies, neither of which remembers anything, so that
-//! every worker, every proxy and every restart of either agree:
+//! Finds the session of a request, and the endpoint of that session. There are two strategies.
+//! Neither stores anything, so that every worker and every proxy agree, also after a restart:
 //!
-//! - `encoded_endpoint_header`: the client says it. Each response carries a token, the base64 of the name of the endpoint that served; the
-//!   client sends it with the next request.
-//! - `session_id`: the client sends an id of its own, in a header. The session is at the candidate that scores highest for that id (rendezvous
-//!   hashing). When an endpoint leaves, its sessions alone move, each to the same second choice everywhere, and back when it returns; when
-//!   one joins, it takes an equal share. The reference keeps a table from id to endpoint in each replica instead, with a time to live.
+//! - `encoded_endpoint_header`: the client names the endpoint. Each response carries a token, the
+//!   base64 of the name of the served endpoint; the client sends it with the next request.
+//! - `session_id`: the client sends its own id in a header. The session's endpoint is the candidate
+//!   with the highest hash of id and endpoint (rendezvous hashing). When an endpoint leaves, only
+//!   its sessions move, each to the same second choice everywhere, and back when it returns; an
+//!   endpoint that joins takes an equal share. llm-d instead keeps a table from id to endpoint in
+//!   each replica, with a time to live.
 //!
-//! Source: llm-d-router, scheduling/util/sessionaffinity. Thaler and Ravishankar, "Using name-based mappings to increase hit rates", 1998.
+//! Source: llm-d-router, scheduling/util/sessionaffinity. Thaler and Ravishankar, "Using name-based
+//! mappings to increase hit rates", 1998.
 
 use super::context::Context;
 use super::parameters::{InvalidParameter, Parameter, ParameterDefault, Parameters};
@@ -18,7 +21,7 @@ use crate::text::readable;
 
 pub(crate) const SOURCE: &str = readable("llm-d-router, scheduling/util/sessionaffinity");
 
-/// Parameters of the scorer and the filter alike.
+/// The parameters of both the scorer and the filter.
 pub(crate) const PARAMETERS: &[Parameter] = &[
     Parameter {
         name: "strategy",
@@ -34,7 +37,7 @@ pub(crate) const PARAMETERS: &[Parameter] = &[
         name: "sessionIdConfig",
         default: ParameterDefault::Structured("{sources: [{header: x-session-id}], evictionTtlSeconds, evictionSweepSeconds}"),
         doc: readable(
-            "sources of the id, the first present wins: {header: NAME} or {attribute: agent-identity}; nothing is stored, so the eviction settings have no effect",
+            "sources of the id, first present wins: {header: NAME} or {attribute: agent-identity}; eviction settings have no effect",
         ),
     },
     Parameter {
@@ -75,7 +78,7 @@ const ID_SOURCE: &[Parameter] = &[
 
 const ID_HEADER: &str = "x-session-id";
 
-/// How the requests of one plugin are told apart by session.
+/// How one plugin finds the session of a request.
 #[derive(Debug)]
 pub(crate) struct SessionAffinity {
     strategy: SessionStrategy,
@@ -111,7 +114,8 @@ impl SessionAffinity {
         Ok(Self { strategy: SessionStrategy::Id(sources.into()), headers })
     }
 
-    /// Whom of `endpoints` the request's session is at; `None` when it has no session, or the session's endpoint is not among them.
+    /// The endpoint among `endpoints` of the request's session; `None` if it has no session, or the
+    /// session's endpoint is not among them.
     pub(crate) fn endpoint(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> Option<EndpointIndex> {
         match &self.strategy {
             SessionStrategy::Token(token) => {
@@ -144,7 +148,7 @@ impl SessionIdSource {
     fn headers(&self) -> Vec<Box<str>> {
         match self {
             Self::Header(name) => vec![name.clone()],
-            // The pipeline names those of an agent to whoever captures headers.
+            // The pipeline itself declares the headers of agent-identity.
             Self::AgentIdentity => Vec::new(),
         }
     }
@@ -174,7 +178,8 @@ fn sources(config: &Parameters<'_>) -> Result<Vec<SessionIdSource>, InvalidParam
     })
 }
 
-/// How much a session likes an endpoint. Source: the finalizer of SplitMix64, as [`crate::Rng`] has it.
+/// The hash of a session and an endpoint. Source: the finalizer of SplitMix64, as in
+/// [`crate::Rng`].
 fn weight(id: u64, endpoint: u64) -> u64 {
     Rng::seeded(id ^ endpoint).next_u64()
 }

@@ -1,11 +1,12 @@
-//! How plugins are printed, where anybody prints them.
+//! Prints plugins, except in the wasm module.
 
 use std::fmt;
 
-/// What writes a plugin's `Debug`. Were that the supertrait, the table of functions of each plugin would keep the code of it in the module
-/// inside the proxy, 10 KB for all of them, where nobody prints one.
+/// Writes a plugin's `Debug`. If `Debug` itself were the supertrait, the vtable of each plugin
+/// would keep its code in the wasm module: 10 KB for all of them, although the module prints no
+/// plugin.
 pub trait PluginDebug {
-    /// Writes it; in that module, nothing.
+    /// Writes the plugin; in the wasm module, nothing.
     ///
     /// # Errors
     /// Those of the formatter.

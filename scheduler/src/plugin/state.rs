@@ -1,8 +1,8 @@
-//! What state a plugin looks at, for people who want to know what a pipeline lives on.
+//! The state that a plugin reads, as printed in the reference and by `check`.
 
 use std::fmt;
 
-/// Something that must be there, or a plugin cannot tell endpoints apart.
+/// State without which a plugin cannot distinguish endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequiredState {
     /// Requests waiting, as engines report them.
@@ -13,17 +13,17 @@ pub enum RequiredState {
     KvCacheUtilization,
     /// LoRA adapters, as engines report them.
     Adapters,
-    /// LoRA adapters that endpoints were given requests for.
+    /// LoRA adapters of recent requests, by endpoint.
     AdapterRooms,
-    /// Metrics that configuration asks engines for.
+    /// Metrics that `customMetrics` configures.
     Attributes,
-    /// What proxies have outstanding at each endpoint.
+    /// The load in flight at each endpoint.
     InFlight,
-    /// Which endpoint is believed to hold which prompt.
+    /// The prefix index.
     PrefixIndex,
-    /// What steps of the engines cost, as learned.
+    /// The learned cost of engine steps.
     StepModel,
-    /// Endpoints that were lately given prompts which nobody held.
+    /// The last pick of each endpoint for a prompt that was cached nowhere.
     ColdPicks,
     /// Length and parts of the request's own prompt.
     Prompt,
@@ -31,7 +31,7 @@ pub enum RequiredState {
     Labels,
     /// Headers of the request.
     Headers,
-    /// What predicts latency.
+    /// The latency model.
     Latency,
 }
 

@@ -1,4 +1,5 @@
-//! The conditions of a pick, from what the scheduler is given: the one place where they are read, for what is predicted and for what is learned.
+//! Reads the conditions of a pick from the scheduler's inputs. Prediction and learning both use
+//! this one function.
 
 use crate::endpoint::EndpointIndex;
 use crate::endpoint_table::EndpointTable;
@@ -10,8 +11,9 @@ use crate::request::Request;
 // === impl Conditions ===
 
 impl Conditions {
-    /// What is true of the endpoint at `index` and of `request` now, before it counts there; nothing of a position that is not in the table.
-    /// Scraped numbers that are too old are unknown.
+    /// The conditions of the endpoint at `index` and of `request` now, before the request counts
+    /// there; the default for a position outside the table. Scraped numbers that are too old are
+    /// unknown.
     #[must_use]
     pub fn at_pick(table: &EndpointTable, local: &LocalState<'_>, request: &Request<'_>, index: EndpointIndex) -> Self {
         let (Some(endpoint), Some(said)) = (table.endpoint(index), table.metrics_of(index)) else { return Self::default() };
@@ -32,7 +34,7 @@ impl Conditions {
     }
 }
 
-/// At most what a condition may be.
+/// Limits a count to the largest valid condition.
 #[expect(clippy::cast_precision_loss, reason = "at most 2^24")]
 fn count(tokens: u64) -> f32 {
     const MAX: u64 = 1 << f32::MANTISSA_DIGITS;
@@ -63,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn scrape_ledger_and_prompt_come_together_and_what_is_stale_is_unknown() {
+    fn scrape_ledger_and_prompt_are_combined_and_stale_metrics_are_unknown() {
         let metrics = EndpointMetrics {
             queue_depth: Some(2.0),
             running_requests: Some(5.0),

@@ -1,4 +1,4 @@
-//! What was believed of an endpoint's cache when it was picked, and what its reply says of that.
+//! The estimate of an endpoint's cache at a pick, and its correction by the endpoint's reply.
 
 use super::hash::blocks_of;
 use super::index::PrefixIndex;
@@ -6,17 +6,17 @@ use super::lookup::MatchLength;
 use super::owners::ReuseDistance;
 use crate::endpoint::EndpointRef;
 
-/// How much of a prompt an endpoint was believed to hold.
+/// How much of a prompt an endpoint was estimated to have cached.
 #[derive(Clone, Copy, Debug)]
 pub struct CacheEstimate {
     endpoint: EndpointRef,
-    /// Hashes of the prompt, from the first, that it was believed to hold.
+    /// Hashes of the prompt, from the first, that were estimated to be cached.
     known: usize,
     held: CachedPart,
     may_hold: CachedPart,
 }
 
-/// So much of it, and how long ago it was given the last of that.
+/// A part of the prompt, and how long ago the endpoint was given the last block of it.
 #[derive(Clone, Copy, Debug)]
 struct CachedPart {
     blocks: u32,
@@ -24,7 +24,8 @@ struct CachedPart {
 }
 
 impl PrefixIndex {
-    /// [`Self::record`]s that `endpoint` is given a prompt of these hashes, of which it was believed to hold `known`.
+    /// [`Self::record`]s that `endpoint` is given a prompt of these hashes; `known` is how much of
+    /// it was estimated to be cached before.
     pub fn place(&mut self, endpoint: EndpointRef, hashes: &[u64], known: MatchLength) -> CacheEstimate {
         let part = |length: u32| {
             let last = length.checked_sub(1).and_then(|last| hashes.get(last as usize));
@@ -36,18 +37,21 @@ impl PrefixIndex {
         CacheEstimate { endpoint, known: known.cached as usize, held, may_hold }
     }
 
-    /// The endpoint never worked on the prompt of these hashes: what it was not believed to hold before, it does not hold now.
+    /// Undoes a placement that the endpoint never processed: removes the hashes that were not
+    /// estimated to be cached before.
     pub fn undo(&mut self, belief: &CacheEstimate, hashes: &[u64]) {
         self.withdraw(belief.endpoint, hashes.get(belief.known..).unwrap_or_default());
     }
 
-    /// The engine told that it had `cached` of the `prompt` tokens of a prompt of so many blocks. Its tokens are not ours, but what part of the
-    /// prompt was cached is the same in both; a sixteenth is left for templates and block ends. Where what was doubted is gone nothing is learned.
-    pub fn told(&mut self, belief: &CacheEstimate, blocks: u32, cached: u32, prompt: u32) {
+    /// Corrects the estimated capacity by a reply: the engine reported `cached` of `prompt` tokens
+    /// for a prompt of `blocks` blocks. Its tokens are not ours, but the cached share of the prompt
+    /// is the same; a sixteenth is left as slack for chat templates and block ends. A miss in the
+    /// maybe-cached part is expected and teaches nothing.
+    pub fn correct(&mut self, belief: &CacheEstimate, blocks: u32, cached: u32, prompt: u32) {
         let Some(held) = (u64::from(cached) * u64::from(blocks)).checked_div(u64::from(prompt)) else { return };
         let slack = |part: CachedPart| 1 + u64::from(part.blocks / 16);
         let has = |part: CachedPart| held + slack(part) >= u64::from(part.blocks);
-        // Less than the slack cannot be told apart.
+        // A difference within the slack is not significant.
         let doubts = u64::from(belief.may_hold.blocks) > u64::from(belief.held.blocks) + slack(belief.may_hold);
         let part = if doubts && has(belief.may_hold) { belief.may_hold } else { belief.held };
         if held > u64::from(belief.may_hold.blocks) + slack(belief.may_hold) {
@@ -65,8 +69,9 @@ mod tests {
 
     const ENGINE: EndpointRef = EndpointRef { slot: Slot(1), generation: Generation(1) };
 
-    /// Thirty prompts of 100 blocks, of which eight to nine are believed to be there and ten more doubted; that of number `again` comes again, of which
-    /// so much is believed, and the engine has `cached` of its 6,400 tokens. What the endpoint is believed to hold at most, from then on.
+    /// Records thirty prompts of 100 blocks, so that eight to nine are cached and ten more maybe
+    /// cached. Repeats number `again`, which should match `believed`; the engine reports `cached`
+    /// of its 6,400 tokens. Returns the estimated capacity after that.
     fn capacity(again: usize, believed: MatchLength, cached: u32) -> u32 {
         let mut index = PrefixIndex::with_capacity(100_000);
         index.set_capacity(ENGINE, 1_000);
@@ -76,12 +81,12 @@ mod tests {
         index.matched(&prompts[again], &[ENGINE], &mut known);
         assert_eq!(known, [believed]);
         let belief = index.place(ENGINE, &prompts[again], known[0]);
-        index.told(&belief, 100, cached, 6_400);
+        index.correct(&belief, 100, cached, 6_400);
         index.capacity(ENGINE).unwrap()
     }
 
     #[test]
-    fn a_reply_corrects_what_is_believed_to_fit() {
+    fn a_reply_corrects_the_estimated_capacity() {
         let capacity = |cached| capacity(26, MatchLength { cached: 100, maybe_cached: 100 }, cached);
         assert!(capacity(0) < 1_000, "it was gone");
         assert_eq!(capacity(6_400), 1_000, "it was there");
@@ -89,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn so_little_doubted_that_a_block_end_is_as_much_says_nothing() {
+    fn a_maybe_cached_part_within_the_slack_teaches_nothing() {
         for (held, cached) in [(0, 0), (95, 95 * 64)] {
             let mut index = PrefixIndex::with_capacity(100_000);
             index.set_capacity(ENGINE, 1_000);
@@ -103,20 +108,20 @@ mod tests {
             index.matched(blocks, &[ENGINE], &mut known);
             assert_eq!(known, [MatchLength { cached: held as u32, maybe_cached: blocks.len() as u32 }]);
             let belief = index.place(ENGINE, blocks, known[0]);
-            index.told(&belief, blocks.len() as u32, cached, 64 * blocks.len() as u32);
+            index.correct(&belief, blocks.len() as u32, cached, 64 * blocks.len() as u32);
             assert_eq!(index.capacity(ENGINE), Some(1_000), "{held} held");
         }
     }
 
     #[test]
-    fn of_what_is_doubted_only_that_it_was_there_says_something() {
+    fn of_maybe_cached_blocks_only_a_hit_teaches() {
         let capacity = |cached| capacity(16, MatchLength { cached: 0, maybe_cached: 100 }, cached);
         assert_eq!([0, 3_000].map(capacity), [1_000; 2]);
         assert_eq!([6_000, 6_400].map(capacity), [1_125; 2]);
     }
 
     #[test]
-    fn what_was_placed_for_nothing_is_undone_but_for_what_was_there_before() {
+    fn undo_removes_only_blocks_that_were_not_there_before() {
         let mut index = PrefixIndex::with_capacity(100_000);
         let (hashes, mut known): (Vec<u64>, _) = ((1..=100).map(|block| block << 1).collect(), Vec::new());
         let mut held = |index: &PrefixIndex| {
@@ -134,13 +139,13 @@ mod tests {
     }
 
     #[test]
-    fn more_than_was_believed_lifts_it_and_a_reply_without_a_prompt_says_nothing() {
+    fn more_hits_than_estimated_raise_the_capacity() {
         let mut index = PrefixIndex::with_capacity(100_000);
         index.set_capacity(ENGINE, 1_000);
         let belief = index.place(ENGINE, &[2, 4, 6, 8], MatchLength::default());
-        index.told(&belief, 4, 0, 0);
+        index.correct(&belief, 4, 0, 0);
         assert_eq!(index.capacity(ENGINE), Some(1_000));
-        index.told(&belief, 4, 256, 256);
+        index.correct(&belief, 4, 256, 256);
         assert!(index.capacity(ENGINE).is_some_and(|blocks| blocks > 1_000));
     }
 }

@@ -1,80 +1,95 @@
 //! A prompt as a chain of block hashes.
 //!
 //! ```text
-//! seed    = siphash(secret; len(model) model len(lora) lora len(cache_salt) cache_salt)    each padded to whole words of 8 bytes
+//! seed    = siphash(secret; len(model) model len(lora) lora len(cache_salt) cache_salt)
+//!           each field padded to whole words of 8 bytes
 //! text    = the prompt's pieces in order, with one byte 0xFF at each separator
-//! sum(i)  = xxh64(seed; first (i + 1) * block_bytes bytes of text)                         the last: all of text
-//! hash(i) = siphash(secret; sum(i))                                                        a single word, as no seed's message is
-//! kept    = hash(i) for i < 128, then for every fourth: i + 1 = 132, 136, ...              lowest bit: 0 for one block, 1 for four
+//! sum(i)  = xxh64(seed; first (i + 1) * block_bytes bytes of text); the last: all of text
+//! hash(i) = siphash(secret; sum(i))   a single word, which no seed's message is
+//! kept    = hash(i) for i < 128, then every fourth: i + 1 = 132, 136, ...
+//!           lowest bit: 0 for one block, 1 for four
 //! ```
 //!
-//! Each hash covers all bytes before it, so equal hashes mean equal prefixes. Hashing every prefix from its start is one pass over the text,
-//! because xxh64 gives a digest at any point of its stream; the four lanes that run on (256 bits) also chain more than a 64-bit hash fed
-//! into the next block would. Model, LoRA and cache salt seed the chain because engines share no KV block between two of any.
+//! Each hash covers all bytes before it, so equal hashes mean equal prefixes. Hashing every prefix
+//! from its start takes one pass over the text, because xxh64 gives a digest at any point of its
+//! stream. Its four running lanes (256 bits) also chain more state than feeding a 64-bit hash into
+//! the next block would. Model, LoRA adapter and cache salt seed the chain, because engines share
+//! no KV block between two models, adapters or salts.
 //!
-//! The deployment has one secret of 128 bits. Hashes leave the process, and xxh64 is no keyed function: a reader that knows the text of one sum can
-//! compute the seed, and then try other texts. So the hasher gives out only a pseudorandom function of each sum, keyed by the secret. A reader without the secret
-//! learns which hashes are equal, and no prompt, whatever prompts it can guess.
+//! A deployment has one secret of 128 bits. Hashes leave the process, and xxh64 is not a keyed
+//! function: a reader who knows the text of one sum can compute the seed, and then try other texts.
+//! So the hasher publishes only a pseudorandom function of each sum, keyed by the secret. A reader
+//! without the secret learns which hashes are equal, but no prompt, whatever prompts it can guess.
 //!
-//! Of the first [`DENSE_BLOCKS`] blocks each has its hash; of those behind only every [`STRIDE`]th, which stands for itself and those since the
-//! one before. Places are counted from the beginning, so prompts that extend each other agree on them. What is shared of a long prompt is
-//! thereby found too short by less than [`STRIDE`] blocks, 2 % of it at most, and remembering, looking up and telling it costs a third. Its
-//! lowest bit says for how many blocks a hash stands ([`blocks_of`]), wherever it goes.
+//! Each of the first [`DENSE_BLOCKS`] blocks has a hash; after them only every [`STRIDE`]th block,
+//! whose hash stands for itself and the blocks since the previous hash. Positions are counted from
+//! the start, so prompts that extend each other agree on them. The shared part of a long prompt is
+//! therefore found too short by less than [`STRIDE`] blocks, at most 2 % of it; in return, storing,
+//! looking up and sending hashes costs a third. The lowest bit of a hash says for how many blocks
+//! it stands ([`blocks_of`]), wherever it goes.
 //!
-//! A trailing partial block counts, as it does in llm-d's approximate prefix producer. An engine caches full blocks only, but of its own
-//! smaller size (16 tokens against our 64), so most of such a tail is held; and a prompt shorter than one block keeps its affinity. The
-//! price is a belief too long by less than a block (behind the first [`DENSE_BLOCKS`], less than [`STRIDE`]), in prompts that come again unchanged.
+//! A trailing partial block counts, as in llm-d's approximate prefix producer. An engine caches
+//! only full blocks, but its blocks are smaller (16 tokens against our 64), so most of such a tail
+//! is cached; and a prompt shorter than one block keeps its affinity. The price: for prompts that
+//! are repeated unchanged, the estimate is too long by less than a block (after the first
+//! [`DENSE_BLOCKS`], by less than [`STRIDE`]).
 
 use super::siphash::SipHash;
 use super::xxh64::{STRIPE_BYTES, Xxh64};
 
-/// Bytes of a block when nothing else is configured: 64 tokens of 4 bytes, the smallest block llm-d's producer allows.
+/// Default block size, bytes: 64 tokens of 4 bytes, the smallest block that llm-d's producer
+/// allows.
 pub const BLOCK_BYTES_DEFAULT: usize = 256;
 
-/// The smallest block: one stripe of xxh64, about 8 tokens. No engine caches in smaller pieces than that by default.
+/// The smallest block size, bytes: one stripe of xxh64, about 8 tokens. No engine caches in smaller
+/// units by default.
 pub const BLOCK_BYTES_MIN: usize = STRIPE_BYTES;
 
-/// The largest block: 16,384 tokens of 4 bytes. Beyond it whole prompts would fall into one block and match all or nothing.
+/// The largest block size, bytes: 16,384 tokens of 4 bytes. With larger blocks, whole prompts would
+/// fit into one block and match all or nothing.
 pub const BLOCK_BYTES_MAX: usize = 65_536;
 
-/// The most blocks of one prompt: a prompt of 1M tokens at [`BLOCK_BYTES_DEFAULT`]. llm-d stops at 131,072 tokens (2,048 blocks), but agents
-/// of today send 200,000 tokens in the median and what lies beyond the cap would look uncached everywhere. The cost at the cap is bounded:
-/// 128 KB of hashes and about half a millisecond to record, for a prompt whose prefill takes minutes.
+/// Maximum blocks of one prompt: a prompt of 1M tokens at [`BLOCK_BYTES_DEFAULT`]. llm-d stops at
+/// 131,072 tokens (2,048 blocks), but today's agents send 200,000 tokens in the median, and what is
+/// beyond the limit would look uncached everywhere. The cost at the limit is bounded: 128 KB of
+/// hashes and about half a millisecond to record, for a prompt whose prefill takes minutes.
 pub const BLOCKS_MAX: usize = 16_384;
 
-/// Blocks from the beginning of a prompt of which each has a hash: 8,192 tokens at [`BLOCK_BYTES_DEFAULT`].
+/// The first blocks of a prompt, each with its own hash: 8,192 tokens at [`BLOCK_BYTES_DEFAULT`].
 pub const DENSE_BLOCKS: usize = 128;
 
-/// Blocks that each hash behind those stands for.
+/// Blocks that each later hash stands for.
 pub const STRIDE: usize = 4;
 
-/// What marks the hash that stands for [`STRIDE`] blocks.
+/// The bit that marks a hash that stands for [`STRIDE`] blocks.
 const WIDE: u64 = 1;
 
-/// Stands between two pieces of a prompt (messages). It occurs nowhere in UTF-8, so nowhere in JSON text.
+/// Separates two pieces of a prompt (messages). The byte does not occur in UTF-8, so not in JSON
+/// text.
 const SEPARATOR: [u8; 1] = [0xFF];
 
-/// Hashes one prompt, piece by piece. How the bytes are cut into calls of [`update`](Self::update) changes nothing.
+/// Hashes one prompt, piece by piece. The result does not depend on how the bytes are divided into
+/// calls of [`update`](Self::update).
 #[derive(Clone, Debug)]
 pub struct BlockHasher {
     text: Xxh64,
-    /// Nothing taken yet, keyed.
+    /// The keyed function before any input.
     keyed: SipHash,
     block_bytes: usize,
     /// Blocks before those that the next hash stands for.
     blocks: usize,
     blocks_max: usize,
-    /// Bytes to come before the next hash is due.
+    /// Bytes until the next hash is due.
     bytes_left: usize,
 }
 
-/// Does this hash stand for [`STRIDE`] blocks rather than for one?
+/// Returns whether this hash stands for [`STRIDE`] blocks rather than for one.
 #[must_use]
 pub fn is_wide(hash: u64) -> bool {
     hash & WIDE != 0
 }
 
-/// How many blocks the first `count` of these hashes of a prompt stand for.
+/// The number of blocks that the first `count` of these hashes of a prompt stand for.
 #[must_use]
 pub fn blocks_of(hashes: &[u64], count: usize) -> u32 {
     let hashes = hashes.get(..count).unwrap_or(hashes);
@@ -88,8 +103,10 @@ pub fn blocks_of(hashes: &[u64], count: usize) -> u32 {
 // === impl BlockHasher ===
 
 impl BlockHasher {
-    /// A hasher for a prompt to `model` with adapter `lora` (empty: none) and the client's `cache_salt` (empty: none). `block_bytes` is
-    /// brought into [`BLOCK_BYTES_MIN`]`..=`[`BLOCK_BYTES_MAX`] and down to a multiple of [`BLOCK_BYTES_MIN`].
+    /// A hasher for a prompt to `model` with adapter `lora` (empty: none) and the client's
+    /// `cache_salt` (empty: none). `block_bytes` is clamped to
+    /// [`BLOCK_BYTES_MIN`]`..=`[`BLOCK_BYTES_MAX`] and rounded down to a multiple of
+    /// [`BLOCK_BYTES_MIN`].
     #[must_use]
     pub fn new(secret: u128, model: &[u8], lora: &[u8], cache_salt: &[u8], block_bytes: usize) -> Self {
         let keyed = SipHash::new(secret);
@@ -100,13 +117,14 @@ impl BlockHasher {
         Self { text: Xxh64::new(seed.digest()), keyed, block_bytes, blocks: 0, blocks_max: BLOCKS_MAX, bytes_left: block_bytes }
     }
 
-    /// The same for the first `blocks_max` blocks of a prompt, at most [`BLOCKS_MAX`].
+    /// Limits the hasher to the first `blocks_max` blocks of a prompt, at most [`BLOCKS_MAX`].
     #[must_use]
     pub fn up_to(self, blocks_max: usize) -> Self {
         Self { blocks_max: blocks_max.min(BLOCKS_MAX), ..self }
     }
 
-    /// Takes the next bytes of the prompt and appends the hashes that are due in them. What lies beyond the last block is left out.
+    /// Hashes the next bytes of the prompt and appends the hashes that become due. Ignores bytes
+    /// beyond the last block.
     pub fn update(&mut self, mut bytes: &[u8], hashes: &mut Vec<u64>) {
         while self.has_room() && bytes.len() >= self.bytes_left {
             let (head, rest) = bytes.split_at(self.bytes_left);
@@ -122,7 +140,8 @@ impl BlockHasher {
         }
     }
 
-    /// Takes something whose tokens cannot be told from its bytes (an image, by its data URI): however long, it counts as its own 8-byte hash.
+    /// Hashes a piece whose token count does not follow from its bytes (an image, by its data URI).
+    /// Whatever its length, it counts as the 8 bytes of its own hash.
     pub fn opaque(&mut self, bytes: &[u8], hashes: &mut Vec<u64>) {
         let mut hash = Xxh64::new(0);
         hash.write(bytes);
@@ -134,7 +153,7 @@ impl BlockHasher {
         self.update(&SEPARATOR, hashes);
     }
 
-    /// Ends the prompt: what is left over since the last hash counts as one more.
+    /// Ends the prompt; bytes left since the last hash make one more.
     pub fn finish(self, hashes: &mut Vec<u64>) {
         if self.has_room() && self.bytes_left < self.span() * self.block_bytes {
             hashes.push(self.hash());
@@ -150,7 +169,7 @@ impl BlockHasher {
         self.blocks + self.span() <= self.blocks_max
     }
 
-    #[inline(never)] // three callers, and the module is to be small
+    #[inline(never)] // three callers, and the wasm module should be small
     fn hash(&self) -> u64 {
         let wide = if self.blocks < DENSE_BLOCKS { 0 } else { WIDE };
         let mut hash = self.keyed.clone();
@@ -202,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_blocks_are_hashed_than_were_asked_for() {
+    fn no_more_blocks_are_hashed_than_requested() {
         for (asked, given) in [(0, 0), (2, 2), (usize::MAX, 5)] {
             let (mut hasher, mut blocks) = (hasher().up_to(asked), Vec::new());
             hasher.update(&[b'x'; BLOCK * 5], &mut blocks);
@@ -264,7 +283,7 @@ mod tests {
         assert_eq!(all.len(), 7);
     }
 
-    /// xxh64 of a text below one stripe, undone: each of its steps can be.
+    /// Inverts xxh64 of a text shorter than one stripe: each of its steps is invertible.
     fn seed_of(sum: u64, text: &[u8]) -> u64 {
         const PRIMES: [u64; 5] =
             [0x9E37_79B1_85EB_CA87, 0xC2B2_AE3D_27D4_EB4F, 0x1656_67B1_9E37_79F9, 0x85EB_CA77_C2B2_AE63, 0x27D4_EB2F_1656_67C5];
@@ -279,7 +298,8 @@ mod tests {
         hash.wrapping_sub(text.len() as u64).wrapping_sub(PRIMES[4])
     }
 
-    /// Someone who reads hashes, has a dictionary of prompts that holds those sent, and knows the text of one of the hashes.
+    /// An attacker reads hashes, has a dictionary that contains the prompts sent, and knows the
+    /// text of one of the hashes.
     #[test]
     fn a_reader_with_a_dictionary_and_one_known_prompt_learns_no_other() {
         let mut sum = Xxh64::new(0x5eed);
@@ -294,7 +314,8 @@ mod tests {
             hasher.separator(&mut sent);
             hasher.finish(&mut sent);
         }
-        // What it can try without the secret: seeds undone from the hash it knows, both ways the lowest bit may have been, and weak secrets.
+        // What the attacker can try without the secret: seeds computed back from the known hash,
+        // with both values of the lowest bit, and weak secrets.
         let mut seeds: Vec<u64> = [sent[0], sent[0] | 1].map(|hash| seed_of(hash, b"hi\xFF")).into();
         seeds.extend(0..4);
         for text in &dictionary {

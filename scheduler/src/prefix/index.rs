@@ -1,87 +1,100 @@
-//! Which endpoint is believed to hold which prefix blocks, in fixed memory.
+//! Estimates which endpoint has which prefix blocks cached, in fixed memory.
 //!
-//! Written at the pick: the endpoint picked will hold the prompt's blocks when its prefill is done, and the next request that begins the
-//! same way must know already. Read at the next pick: how far into this chain does each candidate reach?
+//! The index is written at the pick: the endpoint picked will have the prompt's blocks cached when
+//! its prefill is done, and the next request with the same beginning must see that already. It is
+//! read at the next pick: how many blocks of this chain does each candidate have cached?
 //!
-//! The length believed of an endpoint is the position of the deepest block found of it, so a lost block within a chain changes nothing.
-//! Endpoints are asked about in regions of eight, whose entries of one block lie together; [`IndexLookup`] finds eight lengths at once.
+//! The estimate for an endpoint is the position of the deepest block found for it, so a lost block
+//! within a chain changes nothing. Endpoints are looked up in regions of eight, whose entries of
+//! one block lie together; [`IndexLookup`] finds eight lengths at once.
 //!
-//! Age is counted in touches, not in time: an epoch is a fixed number of them, and entries carry the low 16 bits of the epoch of their last
-//! touch. When a block finds both its buckets full, the place of a dead or expired entry is taken, else of the oldest. Every epoch a few
-//! buckets are looked through and what is too old for its stamp is dropped, so that no old entry ever looks young.
+//! Age is counted in touches, not in time: an epoch is a fixed number of touches, and an entry
+//! carries the low 16 bits of the epoch of its last touch. When both buckets of a block are full,
+//! its entry replaces a dead or expired one, else the oldest. Every epoch sweeps a few buckets and
+//! drops entries too old for their stamp, so that no old entry ever looks young.
 
 use super::hash::{BLOCKS_MAX, is_wide};
 use super::lookup::{IndexLookup, MatchLength};
 use super::owners::{EntryState, OwnerTable, REGION_OWNERS, REGIONS, ReuseDistance, region};
-use super::table::{BlockEntry, BlockTable, LANES, NOBODY, age, epoch_of};
+use super::table::{BlockEntry, BlockTable, LANES, NO_OWNER, age, epoch_of};
 use crate::endpoint::EndpointRef;
 use std::fmt;
 
-/// Entries of an index when nothing else is configured. 100 endpoints of 6,600 blocks (64 tokens each: 422,000 tokens of KV cache) are
-/// 660,000; with 2.4 places for each, 0.005 % are lost. As many again may be doubted, and give way to those. 13.2 MB with the books of the owners, in every VM that picks.
+/// Default number of entries. 100 endpoints with 6,600 blocks each (of 64 tokens: 422,000 tokens of
+/// KV cache) need 660,000; with 2.4 places for each of these, 0.005 % are lost. As many entries
+/// again may be `maybe_cached`; they are replaced first. Takes 13.2 MB with the owner table, in
+/// every VM that picks.
 pub const ENTRIES_DEFAULT: usize = 1_572_864;
 
-/// The most entries: 512 MB, far beyond what a VM should hold, and well within 32 bits of buckets.
+/// Maximum number of entries: 512 MB, far more than a VM should hold, and well within 32 bits of
+/// buckets.
 pub const ENTRIES_MAX: usize = 1 << 26;
 
-/// Epochs in which as many blocks are touched as the table has places. A finer clock tells ages better apart, and how often a prefix is asked for:
-/// at the default an epoch is 192 blocks, two or three prompts. A coarser one reaches further back before its 16 bits end: [`AGE_MAX`] is four
-/// tables full of touches, 6 million at the default, ten times what the endpoints it is made for can hold.
+/// Epochs during which as many blocks are touched as the table has places. A shorter epoch measures
+/// age, and how often a prefix is requested, more finely: at the default an epoch is 192 blocks,
+/// two or three prompts. A longer one reaches further back before the 16 bits wrap: [`AGE_MAX`] is
+/// four tables full of touches, 6 million at the default, ten times what the endpoints it is sized
+/// for can cache.
 const EPOCHS_PER_TABLE: usize = 8192;
 
-/// Entries not touched for as many epochs are dropped: half of what a stamp can tell.
+/// Entries not touched for this many epochs are dropped: half the range of a stamp.
 const AGE_MAX: u16 = 1 << 15;
 
-/// Epochs in which the whole table is looked through once: [`AGE_MAX`] and this together stay below 2^16, where stamps repeat.
+/// Epochs in which the sweep covers the whole table once. Together with [`AGE_MAX`] this stays
+/// below 2^16, where stamps repeat.
 const EPOCHS_PER_SWEEP: usize = 1 << 14;
 
-/// What is doubted goes before anything that is held: beyond any age.
+/// Added to the rank of entries that are only `maybe_cached`, more than any age: they are replaced
+/// before any cached one.
 const DOUBTED: u32 = 1 << 16;
 
-/// Copies of a prefix whose ages are told apart: each costs a probe, and what more hold is asked for too often to be lost.
+/// Maximum copies of a prefix whose ages are compared. Each costs a probe, and a prefix with more
+/// copies is requested too often to be lost.
 const COPIES_MAX: usize = 16;
 
-/// Blocks whose cache lines are fetched together. The table is far larger than the caches, so nearly every block is a miss, and the processor
-/// waits for some ten of them at a time when none depends on another.
+/// Blocks whose cache lines are fetched together. The table is far larger than the CPU caches, so
+/// nearly every block is a miss, and the processor handles about ten independent misses at a time.
 const AT_ONCE: usize = 64;
 
-/// The index. One writer.
+/// The prefix index of a pool. Has one writer.
 pub struct PrefixIndex {
     table: BlockTable,
     owners: OwnerTable,
     /// Blocks touched so far.
     touches: u64,
-    /// Touches that make an epoch.
+    /// Touches per epoch.
     epoch_touches: u64,
-    /// The present epoch.
+    /// The current epoch.
     epoch: u64,
-    /// Buckets looked through so far; where the next is follows from it.
+    /// Buckets swept so far; the position of the next follows from it.
     swept: u64,
     evictions: u64,
 }
 
-/// How full an index is, and of what.
+/// Fill level of a prefix index.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PrefixStats {
-    /// Entries of present lives, those beyond their endpoint's capacity included.
+    /// Entries of current generations, including those beyond their endpoint's capacity.
     pub entries: usize,
-    /// Entries there is room for.
+    /// Maximum entries.
     pub entries_max: usize,
-    /// Entries of present lives that had to go for newer ones, since the index was made.
+    /// Entries of current generations that were replaced by newer ones, since the index was
+    /// created.
     pub evictions: u64,
     /// Endpoints that have, or may have, entries.
     pub owners: usize,
-    /// Former lives whose entries are not swept yet.
+    /// Former generations whose entries are not swept yet.
     pub retired: usize,
-    /// Memory held, in bytes; never changes.
+    /// Allocated memory, bytes; constant.
     pub bytes: usize,
 }
 
 // === impl PrefixIndex ===
 
 impl PrefixIndex {
-    /// An index of `entries` (endpoint, block) pairs, at most [`ENTRIES_MAX`], rounded up to whole cache lines. All its memory is allocated
-    /// here, once, zeroed. With 0 it holds no memory, remembers nothing and never matches: for a VM that serves no requests.
+    /// An index of `entries` (endpoint, block) pairs, at most [`ENTRIES_MAX`], rounded up to whole
+    /// cache lines. Allocates all its memory here, zeroed. With 0 it holds no memory, remembers
+    /// nothing and never matches: for a VM that serves no requests.
     #[must_use]
     pub fn with_capacity(entries: usize) -> Self {
         let table = BlockTable::new(entries.min(ENTRIES_MAX));
@@ -90,14 +103,15 @@ impl PrefixIndex {
         Self { table, owners, touches: 0, epoch_touches, epoch: 0, swept: 0, evictions: 0 }
     }
 
-    /// Memory held, in bytes; never changes.
+    /// Allocated memory, bytes; constant.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.table.bytes() + self.owners.bytes()
     }
 
-    /// Remembers that `endpoint` was given a prompt of these hashes, first block first; refreshes what is there already. `endpoint` is of
-    /// the current snapshot: what another life at its slot held is forgotten.
+    /// Records that `endpoint` was given a prompt of these hashes, first block first, and refreshes
+    /// entries that exist. `endpoint` is of the current snapshot: entries of another generation at
+    /// its slot are dropped.
     pub fn record(&mut self, endpoint: EndpointRef, blocks: &[u64]) {
         let Some(owner) = self.owner(endpoint) else { return };
         let blocks = blocks.get(..BLOCKS_MAX).unwrap_or(blocks);
@@ -113,12 +127,13 @@ impl PrefixIndex {
         self.look_through(self.epoch - before);
     }
 
-    /// Writes to `out` how many of these hashes, counted from the first, each of `endpoints` is believed to hold: replaces what `out` had,
-    /// runs parallel to `endpoints`. An endpoint never recorded holds 0. [`MatchLength::blocks`] says for how many blocks they stand.
+    /// Replaces `out` by the number of these hashes, counted from the first, that each of
+    /// `endpoints` is estimated to have cached; `out` runs parallel to `endpoints`. An endpoint
+    /// that was never recorded has 0. [`MatchLength::blocks`] converts hashes to blocks.
     pub fn matched(&self, blocks: &[u64], endpoints: &[EndpointRef], out: &mut Vec<MatchLength>) {
         out.clear();
-        // Who they are in the index, until it is known what they hold.
-        let owner = |endpoint: &EndpointRef| u32::from(self.owners.get(*endpoint).unwrap_or(NOBODY));
+        // Until their lengths are known, `out` holds the owner ids of the endpoints.
+        let owner = |endpoint: &EndpointRef| u32::from(self.owners.get(*endpoint).unwrap_or(NO_OWNER));
         out.extend(endpoints.iter().map(|endpoint| MatchLength { cached: owner(endpoint), maybe_cached: 0 }));
         let mut asked = [false; REGIONS];
         for owner in out.iter() {
@@ -140,17 +155,20 @@ impl PrefixIndex {
         }
     }
 
-    /// How many blocks of KV cache `endpoint` has, of the size that prompts are cut into (from `cache_config_info`: engine blocks times
-    /// tokens of each, over the tokens of one of ours); unlimited until said. Beyond it the least recently touched of the endpoint's
-    /// blocks are doubted, in steps of an eighth of the capacity, and beyond twice as many they stop counting. Output that fills the cache too is not known here.
+    /// Sets how many blocks of KV cache `endpoint` has, in blocks of the prompt hashes (from the
+    /// engine's `cache_config_info`: engine blocks times tokens of each, over the tokens of one
+    /// block here). Unlimited until set. Beyond the capacity the endpoint's least recently touched
+    /// blocks become `maybe_cached`, in steps of an eighth of the capacity; beyond twice the
+    /// capacity they no longer count. Generated tokens fill the cache too, but are not counted
+    /// here.
     pub fn set_capacity(&mut self, endpoint: EndpointRef, blocks: u32) {
         if let Some(owner) = self.owner(endpoint) {
             self.owners.set_capacity(owner, blocks);
         }
     }
 
-    /// Forgets that `endpoint` was given these blocks: it never worked on them. What other prompts gave it meanwhile of the same blocks is
-    /// forgotten too, until it is given them again.
+    /// Removes these blocks of `endpoint`, which never processed them. Blocks that other prompts
+    /// recorded there meanwhile are removed too, until they are recorded again.
     pub fn withdraw(&mut self, endpoint: EndpointRef, blocks: &[u64]) {
         let Some(owner) = self.owners.get(endpoint) else { return };
         for &block in blocks {
@@ -161,7 +179,7 @@ impl PrefixIndex {
         }
     }
 
-    /// How long ago `endpoint` was given this block; `None` when it is not known to have been.
+    /// How long ago `endpoint` was given this block; `None` if it is not known to have been.
     #[must_use]
     pub fn reuse(&self, endpoint: EndpointRef, block: u64) -> Option<ReuseDistance> {
         let owner = self.owners.get(endpoint)?;
@@ -169,8 +187,10 @@ impl PrefixIndex {
         self.owners.reuse(owner, epoch_of(entry.stamp, self.epoch))
     }
 
-    /// How little is asked for the longest prefix of these that anybody holds: how many prompts of as many hashes each of `endpoints` was given, on
-    /// average, since it was last. 0 when nobody holds any; `known` is what [`matched`](Self::matched) found, parallel to `endpoints`.
+    /// How rarely the longest cached prefix of these hashes is requested: the mean number of
+    /// prompts of this length that each of `endpoints` was given since the last request for it. 0
+    /// if no endpoint has a prefix cached. `known` is the result of [`matched`](Self::matched),
+    /// parallel to `endpoints`.
     #[must_use]
     pub fn idle(&self, blocks: &[u64], endpoints: &[EndpointRef], known: &[MatchLength]) -> f32 {
         let Some((longest, last)) = longest(blocks, known) else { return 0.0 };
@@ -179,12 +199,14 @@ impl PrefixIndex {
         let Some(owner) = self.owners.get(holder) else { return 0.0 };
         let Some((_, entry)) = self.table.find(self.table.key(last, region(owner)), owner) else { return 0.0 };
         let touches = (self.epoch - epoch_of(entry.stamp, self.epoch)) * self.epoch_touches;
-        // Of several holders each is asked in turn.
+        // Requests for a prefix with several holders go to each in turn.
         touches as f32 / blocks.len() as f32 / (endpoints.len() * holders().count()) as f32
     }
 
-    /// Where several of `endpoints` hold the longest prefix of these alike: how near each is to losing it, from 0, just asked for there, to 1, as much
-    /// given since as fits. 0 for those that hold less. Empties `out` where only one holds it, or nobody, or more than sixteen; `known` as in [`idle`](Self::idle).
+    /// If several of `endpoints` have the longest prefix cached alike: how near each is to evicting
+    /// it, from 0 (just requested there) to 1 (a whole capacity of blocks given since). 0 for
+    /// endpoints with less cached. Empties `out` if no endpoint, only one, or more than sixteen
+    /// have it cached. `known` as in [`idle`](Self::idle).
     pub fn ages(&self, blocks: &[u64], endpoints: &[EndpointRef], known: &[MatchLength], out: &mut Vec<f32>) {
         out.clear();
         let Some((longest, last)) = longest(blocks, known) else { return };
@@ -194,43 +216,46 @@ impl PrefixIndex {
         }
     }
 
-    /// How much `endpoint` was given since this block, as a share of what it can hold; in whole eighths, short rather than long.
+    /// Blocks given to `endpoint` since this block, as a share of its capacity; in whole eighths,
+    /// rounded down.
     fn age(&self, endpoint: EndpointRef, block: u64) -> Option<f32> {
         let (since, capacity) = (self.reuse(endpoint, block)?.at_least, self.capacity(endpoint)?);
         Some((since as f32 / capacity.max(1) as f32).min(1.0))
     }
 
-    /// The engine said of a block given so long ago that it was `there`, or gone: what its cache really holds is learned, an eighth of it at a
-    /// time.
+    /// Learns from an engine's report that a block of this age was still cached (`there`) or
+    /// evicted: corrects the estimated capacity by an eighth at a time.
     pub fn learn(&mut self, endpoint: EndpointRef, reuse: ReuseDistance, there: bool) {
         if let Some(owner) = self.owners.get(endpoint) {
             self.owners.learn(owner, reuse, there);
         }
     }
 
-    /// The engine held more of a prompt than was believed.
+    /// Learns that the engine had more of a prompt cached than was estimated.
     pub fn learn_more(&mut self, endpoint: EndpointRef) {
         if let Some(owner) = self.owners.get(endpoint) {
             self.owners.learn_more(owner);
         }
     }
 
-    /// Blocks that `endpoint` is believed to hold at most: told by [`Self::set_capacity`], corrected by [`Self::learn`].
+    /// Estimated capacity of `endpoint`, blocks: set by [`Self::set_capacity`], corrected by
+    /// [`Self::learn`].
     #[must_use]
     pub fn capacity(&self, endpoint: EndpointRef) -> Option<u32> {
         self.owners.capacity(self.owners.get(endpoint)?)
     }
 
-    /// Forgets all that `endpoint` cached: it was removed. At once invisible; [`sweep`](Self::sweep) frees the entries. Another life at the
-    /// same slot is left alone.
+    /// Drops everything `endpoint` has cached, because it was removed. Its entries are invisible at
+    /// once; [`sweep`](Self::sweep) frees them. Leaves another generation at the same slot alone.
     pub fn forget(&mut self, endpoint: EndpointRef) {
         if self.owners.get(endpoint).is_some() {
             self.retire_slot(endpoint);
         }
     }
 
-    /// Looks through `budget_buckets` buckets (of eight entries) and frees what forgotten endpoints left there. True when nothing is left to
-    /// free. A bucket takes about 20 ns: 4 ms for one turn of the default table, so give it a few thousand a tick.
+    /// Sweeps `budget_buckets` buckets (of eight entries) and frees the entries of forgotten
+    /// endpoints there. Returns true when none is left to free. A bucket takes about 20 ns: 4 ms
+    /// for the whole default table, so pass a few thousand per tick.
     pub fn sweep(&mut self, budget_buckets: usize) -> bool {
         if self.owners.retired() > 0 {
             self.look_at(budget_buckets);
@@ -238,7 +263,7 @@ impl PrefixIndex {
         self.owners.retired() == 0
     }
 
-    /// How full it is. Walks the owners, not the entries.
+    /// The fill level. Walks the owners, not the entries.
     #[must_use]
     pub fn stats(&self) -> PrefixStats {
         let (owners, entries) = self.owners.totals();
@@ -252,7 +277,8 @@ impl PrefixIndex {
         }
     }
 
-    /// The owner id of `endpoint`, lent now if it has none. `None` for a slot that no snapshot has, and in an index without room.
+    /// The owner id of `endpoint`; assigns one if it has none. `None` for a slot beyond the table,
+    /// and in an index without room.
     fn owner(&mut self, endpoint: EndpointRef) -> Option<u16> {
         if let Some(owner) = self.owners.get(endpoint) {
             return Some(owner);
@@ -264,7 +290,8 @@ impl PrefixIndex {
         if let Some(owner) = self.owners.lend(endpoint, self.epoch) {
             return Some(owner);
         }
-        // Every id is lent or waits for the sweep. At most one life a slot is present, so half of the ids come free with one whole turn.
+        // Every id is in use or waits for the sweep. At most one generation of a slot is current,
+        // so one whole sweep frees at least half of the ids.
         self.look_at(self.table.buckets());
         self.owners.lend(endpoint, self.epoch)
     }
@@ -273,7 +300,7 @@ impl PrefixIndex {
         self.owners.retire_slot(endpoint, self.swept + self.table.buckets() as u64);
     }
 
-    /// Stamps the entry of `owner` and `block` with the present epoch.
+    /// Stamps the entry of `owner` and `block` with the current epoch.
     fn touch(&mut self, owner: u16, block: u64) {
         let epoch = self.epoch;
         let key = self.table.key(block, region(owner));
@@ -300,7 +327,7 @@ impl PrefixIndex {
         self.owners.gained(new, epoch);
     }
 
-    /// The share of the table that is due after `epochs` more of them.
+    /// Sweeps the share of the table that is due after `epochs` more epochs.
     fn look_through(&mut self, epochs: u64) {
         if epochs > 0 {
             let share = self.table.buckets().div_ceil(EPOCHS_PER_SWEEP);
@@ -333,7 +360,8 @@ impl fmt::Debug for PrefixIndex {
     }
 }
 
-/// How many of these hashes anybody holds at most, and the last of them; `None` where nobody holds any.
+/// The largest number of these hashes that an endpoint has cached, and the last of those hashes;
+/// `None` if no endpoint has any cached.
 fn longest(blocks: &[u64], known: &[MatchLength]) -> Option<(u32, u64)> {
     let longest = known.iter().map(|known| known.cached).max()?;
     Some((longest, *blocks.get((longest as usize).checked_sub(1)?)?))

@@ -1,20 +1,26 @@
-//! How far into a chain of blocks the owners of one region reach, without walking the chain.
+//! Finds how much of a chain of blocks the owners of one region have cached, without walking the
+//! chain.
 //!
-//! Who holds a block held all before it when it was recorded, so "holds block i" is true up to some length and false beyond: bisection
-//! finds the length, for eight owners at once. Blocks get lost from the table, though, and such a hole looks like the end. A bisection that
-//! hits a hole closes in on exactly that place, since all before it is held; so where it ends, one look at the next block tells an end from
-//! a hole, and beyond a hole it goes on.
+//! An owner of a block had all earlier blocks when it was recorded, so "has block i cached" is true
+//! up to some length and false beyond. Bisection finds this length, for eight owners at once. But
+//! the table can lose blocks, and such a hole looks like the end. A bisection that meets a hole
+//! converges on exactly that place, since everything before it is cached. So where it ends, one
+//! look at the next block distinguishes the end from a hole, and beyond a hole the search
+//! continues.
 
 //!
-//! What was given long ago is doubted, and who is given a block is given all before it: so the held end where the doubted begin, which is looked for
-//! only where the last of all is doubted. (Other proxies tell the end of a prompt alone when they have told its head before. A head that is asked
-//! for through them only ages here, and takes what hangs on it along.)
+//! Blocks given long ago are only maybe cached, and an owner that is given a block is given all
+//! earlier ones too. So the cached blocks end where the maybe-cached ones begin; that position is
+//! searched only if the last block found is maybe cached. (Other proxies send only the end of a
+//! prompt if they sent its head before. A head requested only through them ages here, and the
+//! blocks after it age with it.)
 
 use super::hash::blocks_of;
 use super::owners::{EntryState, OwnerTable, REGION_OWNERS, region, region_bit};
 use super::table::{BlockTable, epoch_of};
 
-/// Holes a look-up steps over. In a table that has lost 7 % it meets one in two look-ups of 400 blocks, so eight are not met by chance.
+/// Holes that a look-up steps over. In a table that has lost 7 %, one in two look-ups of 400 blocks
+/// meets a hole, so eight are not met by chance.
 const HOLES_MAX: u32 = 8;
 
 /// One look-up.
@@ -26,28 +32,29 @@ pub(super) struct IndexLookup<'a> {
     pub(super) region: u16,
 }
 
-/// How far into a chain an endpoint reaches, in hashes from its first.
+/// How much of a chain an endpoint has cached, in hashes from the first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MatchLength {
-    /// Those it is believed to hold.
+    /// Hashes that are estimated to be cached.
     pub cached: u32,
-    /// The same with those given so long ago that it may hold them: as often as not.
+    /// The same including hashes given so long ago that about half of them are still cached; at
+    /// least `cached`.
     pub maybe_cached: u32,
 }
 
-/// What is found of the owners of the region.
+/// The results for the owners of the region.
 pub(super) type MatchLengths = [MatchLength; REGION_OWNERS];
 
-/// How far they reach while a bisection goes on.
+/// The lengths during a bisection.
 struct MatchBounds {
-    /// By what they hold, or by what they may.
+    /// Whether it searches for cached blocks, or for those that may be cached.
     cached: bool,
     lengths: [u32; REGION_OWNERS],
-    /// Of whom the deepest block seen so far is doubted.
+    /// Owners whose deepest block seen so far is only maybe cached.
     stale: u8,
 }
 
-/// Whose block it is, by their bits.
+/// The owners of a block, as bits.
 #[derive(Clone, Copy, Default)]
 struct OwnerBits {
     cached: u8,
@@ -57,7 +64,7 @@ struct OwnerBits {
 // === impl MatchLength ===
 
 impl MatchLength {
-    /// For how many blocks of text those of a prompt of these hashes stand, what is doubted counted half.
+    /// The number of blocks of a prompt with these hashes; maybe-cached ones count half.
     #[must_use]
     pub fn blocks(self, hashes: &[u64]) -> u32 {
         let held = blocks_of(hashes, self.cached as usize);
@@ -68,10 +75,12 @@ impl MatchLength {
 // === impl IndexLookup ===
 
 impl IndexLookup<'_> {
-    /// Writes how far each owner of the region reaches: one more than the position of the deepest block found of it.
+    /// Writes the length for each owner of the region: one more than the position of the deepest
+    /// block found.
     pub(super) fn run(&self, found: &mut MatchLengths) {
         let Some(last) = self.blocks.len().checked_sub(1) else { return };
-        // Most regions hold nothing and are done. The second block in case the first is lost, which it can be only where there was no room.
+        // Most regions have nothing cached and are done. The second block is read in case the first
+        // is lost, which happens only if its bucket was full.
         let mut any = self.seen_once(0);
         if self.blocks.first().is_some_and(|&first| self.table.was_full(self.table.key(first, self.region))) {
             any = any.or(self.seen_once(1));
@@ -93,7 +102,8 @@ impl IndexLookup<'_> {
         }
     }
 
-    /// The owners of `wanted` reach `low` blocks at least and, but for holes, `high` at most.
+    /// Searches where the owners in `wanted` have at least `low` blocks and, except for holes, at
+    /// most `high`.
     fn bisect(&self, (mut low, mut high): (usize, usize), wanted: u8, holes_left: u32, reach: &mut MatchBounds) {
         if wanted == 0 {
             return;
@@ -124,13 +134,13 @@ impl IndexLookup<'_> {
         self.bisect((low + 2, last), holed, holes_left.saturating_sub(1), reach);
     }
 
-    /// [`Self::seen`] where it is not asked again and again.
+    /// [`Self::seen`] for places outside the inner loop; not inlined, to keep the code small.
     #[inline(never)]
     fn seen_once(&self, at: usize) -> OwnerBits {
         self.seen(at)
     }
 
-    /// Which owners of the region hold the block at `at`.
+    /// The owners of the region that have the block at `at`.
     #[inline(always)]
     fn seen(&self, at: usize) -> OwnerBits {
         let Some(&block) = self.blocks.get(at) else { return OwnerBits::default() };
@@ -162,7 +172,7 @@ impl MatchBounds {
         if self.cached { seen.cached } else { seen.maybe_cached }
     }
 
-    /// These were seen to hold a block that is deeper than all they were seen to hold before.
+    /// Notes that these owners have this block, the deepest seen of them so far.
     fn note(&mut self, seen: OwnerBits, owners: u8) {
         self.stale = self.stale & !owners | owners & !seen.cached;
     }

@@ -1,76 +1,86 @@
-//! Whose the entries are: internal ids for lives of endpoints, and how much each is believed to hold.
+//! The owners of entries: internal ids for generations of endpoints, and an estimate of how much
+//! each has cached.
 //!
-//! Entries carry an id of 16 bits. A (slot, generation) pair gets an id of its own, so what is known of a former life stops matching at
-//! once, without a walk of the table; an id is lent again only after a whole sweep has passed since it was retired.
+//! Entries carry an id of 16 bits. Each (slot, generation) pair gets its own id, so that entries of
+//! a former generation stop matching at once, without a walk of the table. An id is reused only
+//! after a whole sweep has passed since it was retired.
 //!
-//! An engine's cache is close to least-recently-used. So for each owner we count the blocks of its entries by the epoch of their last touch, in a few
-//! *age bands*: the newest ones that together fill its capacity count as held, older ones as evicted. Only whole age bands are told
-//! apart, so what counts is seven to eight eighths of the capacity: short rather than long, since the engine needs room for output too. How much
-//! that takes varies, so the end is not sharp: of what is older, up to twice the capacity, something like half is still there.
+//! An engine's cache is nearly least-recently-used. So for each owner the table counts the blocks
+//! of its entries by the epoch of their last touch, in a few *age bands*. The newest bands that
+//! together fill the capacity count as cached, older ones as evicted. Only whole bands are
+//! distinguished, so seven to eight eighths of the capacity count: rather too few, since the engine
+//! needs room for generated tokens too. How much room varies, so the boundary is not sharp: of the
+//! blocks beyond it, up to twice the capacity, about half are still cached (`maybe_cached`).
 //!
-//! The capacity that an engine tells is nominal: its blocks hold more or less text than ours, and output fills it as well. What its replies tell
-//! of true hits corrects it: a block that was gone sets a bound to what fits, one that was there though it no longer counted as held lifts it.
+//! The capacity that an engine reports is nominal: its blocks hold more or less text than ours, and
+//! generated tokens fill it as well. The cached tokens that its replies report correct it: an
+//! evicted block bounds the capacity, and a cached block beyond the estimate raises it.
 
-use super::table::{BlockEntry, NOBODY};
+use super::table::{BlockEntry, NO_OWNER};
 use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation};
 use std::collections::VecDeque;
 
-/// Ids: one for each endpoint there can be, and as many again for lives whose entries are not swept yet. Id 0 is [`NOBODY`].
+/// Number of ids: one for each possible endpoint, and as many again for generations whose entries
+/// are not swept yet. Id 0 is [`NO_OWNER`].
 pub(super) const OWNERS_MAX: usize = 2 * ENDPOINTS_MAX;
 
-/// Owners whose entries of a block share buckets, so that one probe answers for all of them. The price is that blocks which everybody holds
-/// crowd together: where all are like that, 5 % are lost at the load the default table is made for. With four it would be 0.9 %, and twice
-/// the probes of every look-up.
+/// Owners whose entries of a block share buckets, so that one probe answers for all of them. The
+/// price is that blocks which every endpoint has cached crowd together: if all blocks were like
+/// that, 5 % would be lost at the load the default table is sized for. With four owners it would be
+/// 0.9 %, at twice the probes of every look-up.
 pub(super) const REGION_OWNERS: usize = 8;
 
-/// Regions there are.
+/// Number of regions.
 pub(super) const REGIONS: usize = OWNERS_MAX / REGION_OWNERS;
 
-/// An owner's capacity is cut into this many age bands ...
+/// The capacity of an owner is divided into this many age bands ...
 const PARTS: u32 = 8;
 
-/// ... and this many are kept: those, the one being filled, four for what is doubted, and one for all that is gone. Any may have shrunk because its
-/// entries were touched again.
+/// ... and this many bands are kept: those, the one being filled, four for `maybe_cached` entries,
+/// and one for everything evicted. Any band may have shrunk because its entries were touched again.
 const AGE_BANDS: usize = 14;
 
-/// Capacities within which an entry may be held.
+/// Multiples of the capacity within which an entry may be cached.
 const DOUBTED_CAPACITIES: u32 = 2;
 
-/// Of an entry: gone, doubted, held.
+/// Stages of an entry: evicted, maybe cached, cached.
 const STAGES: u32 = 3;
 
-/// How far the true capacity may be above the nominal: text of two bytes a token where ours has four.
+/// Limit of the true capacity relative to the nominal one: text with two bytes per token, where
+/// ours assumes four.
 const CAPACITY_FACTOR_MAX: u32 = 2;
 
-/// How long ago an endpoint was given a block, counted in blocks it was given since. Known by the age band only, so a range.
+/// How long ago an endpoint was given a block, counted in blocks given to it since. Only the age
+/// band is known, so this is a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReuseDistance {
-    /// At least so many.
+    /// Lower bound, blocks.
     pub at_least: u32,
-    /// At most so many, the block itself included.
+    /// Upper bound, blocks, including the block itself.
     pub at_most: u32,
 }
 
-/// The owners.
+/// All owners.
 pub(super) struct OwnerTable {
     /// By id.
     rows: Vec<Owner>,
-    /// Which life a slot has now, and its id: [`NOBODY`] when it has none.
+    /// The current generation of each slot, and its id: [`NO_OWNER`] if it has none.
     by_slot: Vec<(Generation, u16)>,
-    /// Ids whose entries are being swept, oldest first, each with the number of buckets to have been swept when it is free.
+    /// Ids whose entries are being swept, oldest first, each with the count of swept buckets at
+    /// which it becomes free.
     retired: VecDeque<(u16, u64)>,
 }
 
 #[derive(Clone, Copy)]
 struct Owner {
     state: OwnerState,
-    /// Blocks the endpoint's cache can hold, as it says.
+    /// Capacity of the endpoint's cache, blocks, as reported.
     nominal: u32,
-    /// The same, as its hits say.
+    /// The same, corrected by reported hits.
     capacity: u32,
-    /// Entries touched in this epoch or later count as held.
+    /// Entries touched in this epoch or later count as cached.
     oldest: u64,
-    /// Those touched in this or later may be.
+    /// Entries touched in this epoch or later may be cached.
     oldest_stale: u64,
     /// Oldest first; those from `len` on are unused. Never empty for a live owner.
     age_bands: [AgeBand; AGE_BANDS],
@@ -78,7 +88,7 @@ struct Owner {
     entries: u32,
 }
 
-/// Does an entry count as held, and may it be at least?
+/// Whether an entry counts as cached, and whether it may be cached.
 #[derive(Clone, Copy, Default)]
 pub(super) struct EntryState {
     pub(super) cached: bool,
@@ -94,13 +104,13 @@ enum OwnerState {
 
 #[derive(Clone, Copy, Default)]
 struct AgeBand {
-    /// Its first epoch.
+    /// The first epoch of the band.
     start: u64,
-    /// Blocks that the entries last touched in it stand for.
+    /// Blocks of the entries last touched in it.
     blocks: u32,
 }
 
-/// Which region an owner belongs to.
+/// The region of an owner.
 pub(super) fn region(owner: u16) -> u16 {
     owner / REGION_OWNERS as u16
 }
@@ -113,10 +123,11 @@ pub(super) fn region_bit(owner: u16) -> u8 {
 // === impl OwnerTable ===
 
 impl OwnerTable {
-    /// Nobody yet; `present` false for an index that holds nothing and needs no room for them.
+    /// A table without owners. `present` is false for an index of zero entries, which needs no room
+    /// for them.
     pub(super) fn new(present: bool) -> Self {
         let (owners, slots) = if present { (OWNERS_MAX, ENDPOINTS_MAX) } else { (0, 0) };
-        Self { rows: vec![Owner::FREE; owners], by_slot: vec![(Generation(0), NOBODY); slots], retired: VecDeque::with_capacity(owners) }
+        Self { rows: vec![Owner::FREE; owners], by_slot: vec![(Generation(0), NO_OWNER); slots], retired: VecDeque::with_capacity(owners) }
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -128,15 +139,15 @@ impl OwnerTable {
     /// The id of `endpoint`, if it has one.
     pub(super) fn get(&self, endpoint: EndpointRef) -> Option<u16> {
         let &(generation, id) = self.by_slot.get(usize::from(endpoint.slot.0))?;
-        (id != NOBODY && generation == endpoint.generation).then_some(id)
+        (id != NO_OWNER && generation == endpoint.generation).then_some(id)
     }
 
-    /// Is there room for the slot of `endpoint`? Not for one no snapshot has.
+    /// Whether the slot of `endpoint` is within the table.
     pub(super) fn has_slot(&self, endpoint: EndpointRef) -> bool {
         usize::from(endpoint.slot.0) < self.by_slot.len()
     }
 
-    /// Lends the lowest free id to `endpoint`, which has none. `None` when none is free.
+    /// Assigns the lowest free id to `endpoint`, which must have none. `None` if no id is free.
     pub(super) fn lend(&mut self, endpoint: EndpointRef, epoch: u64) -> Option<u16> {
         let slot = usize::from(endpoint.slot.0);
         let free = |row: &Owner| row.state == OwnerState::Free;
@@ -146,11 +157,12 @@ impl OwnerTable {
         Some(id as u16)
     }
 
-    /// Takes the slot's id away from whichever life has it; it is free again when `clean_at` buckets have been swept.
+    /// Retires the id of the slot, whichever generation has it. The id becomes free when `clean_at`
+    /// buckets have been swept.
     pub(super) fn retire_slot(&mut self, endpoint: EndpointRef, clean_at: u64) {
         let Some((_, held)) = self.by_slot.get_mut(usize::from(endpoint.slot.0)) else { return };
-        let id = std::mem::replace(held, NOBODY);
-        if id == NOBODY {
+        let id = std::mem::replace(held, NO_OWNER);
+        if id == NO_OWNER {
             return;
         }
         if let Some(row) = self.rows.get_mut(usize::from(id)) {
@@ -159,7 +171,7 @@ impl OwnerTable {
         }
     }
 
-    /// Frees the ids that a whole sweep has passed over. True when none is left waiting.
+    /// Frees the ids that a whole sweep has passed over. Returns true when no id is left waiting.
     pub(super) fn swept(&mut self, buckets: u64) -> bool {
         while let Some(&(id, clean_at)) = self.retired.front()
             && clean_at <= buckets
@@ -176,7 +188,8 @@ impl OwnerTable {
         self.row(id).is_some_and(|row| row.state == OwnerState::Live)
     }
 
-    /// What is believed of an entry of `id` last touched in `epoch`. Nothing, when the owner is not live.
+    /// The state of an entry of `id` last touched in `epoch`; neither cached nor maybe cached if
+    /// the owner is not live.
     pub(super) fn holding(&self, id: u16, epoch: u64) -> EntryState {
         self.row(id)
             .map_or(EntryState::default(), |row| EntryState { cached: epoch >= row.oldest, maybe_cached: epoch >= row.oldest_stale })
@@ -191,7 +204,7 @@ impl OwnerTable {
         }
     }
 
-    /// An entry last touched in `epoch` is gone.
+    /// Discounts an entry last touched in `epoch`.
     pub(super) fn lost(&mut self, entry: BlockEntry, epoch: u64) {
         let Some(row) = self.rows.get_mut(usize::from(entry.owner)) else { return };
         row.entries = row.entries.saturating_sub(1);
@@ -201,7 +214,8 @@ impl OwnerTable {
         }
     }
 
-    /// The capacity the endpoint says it has. What was learned stands as long as that does not change.
+    /// Sets the reported capacity. The learned correction stays as long as the reported value does
+    /// not change.
     pub(super) fn set_capacity(&mut self, id: u16, nominal: u32) {
         if let Some(row) = self.rows.get_mut(usize::from(id)).filter(|row| row.nominal != nominal) {
             (row.nominal, row.capacity, row.oldest_stale) = (nominal, nominal, 0);
@@ -213,7 +227,7 @@ impl OwnerTable {
         self.row(id).map(|row| row.capacity)
     }
 
-    /// How much `id` was given since an entry that was last touched in `epoch`.
+    /// How much `id` was given since an entry last touched in `epoch`.
     pub(super) fn reuse(&self, id: u16, epoch: u64) -> Option<ReuseDistance> {
         let live = self.row(id)?.live();
         let own = live.iter().rposition(|age_band| age_band.start <= epoch).unwrap_or(0);
@@ -221,7 +235,7 @@ impl OwnerTable {
         Some(ReuseDistance { at_least, at_most: at_least.saturating_add(live.get(own)?.blocks) })
     }
 
-    /// A block of this age was there, or was gone.
+    /// Learns that a block of this age was cached (`there`) or evicted.
     pub(super) fn learn(&mut self, id: u16, reuse: ReuseDistance, there: bool) {
         let Some(row) = self.rows.get_mut(usize::from(id)) else { return };
         match there {
@@ -231,14 +245,15 @@ impl OwnerTable {
         }
     }
 
-    /// More was there than was believed.
+    /// Learns that more was cached than was estimated.
     pub(super) fn learn_more(&mut self, id: u16) {
         if let Some(row) = self.rows.get_mut(usize::from(id)) {
             row.grow();
         }
     }
 
-    /// After touches up to `epoch`: starts a age band when the newest has its share, and decides anew what counts as held.
+    /// Updates `id` after touches up to `epoch`: starts an age band when the newest is full, and
+    /// recomputes which entries count as cached.
     pub(super) fn touched(&mut self, id: u16, epoch: u64) {
         if let Some(row) = self.rows.get_mut(usize::from(id)) {
             row.age(epoch);
@@ -246,13 +261,13 @@ impl OwnerTable {
         }
     }
 
-    /// Live owners, and entries they have.
+    /// The number of live owners and of their entries.
     pub(super) fn totals(&self) -> (usize, usize) {
         let live = self.rows.iter().filter(|row| row.state == OwnerState::Live);
         live.fold((0, 0), |(owners, entries), row| (owners + 1, entries + row.entries as usize))
     }
 
-    /// Ids waiting for the sweep.
+    /// Number of ids waiting for the sweep.
     pub(super) fn retired(&self) -> usize {
         self.retired.len()
     }
@@ -298,16 +313,19 @@ impl Owner {
         live.get_mut(newest_not_after)
     }
 
-    /// By an eighth at a time, up to what is plausible. Where no capacity is known nothing is lifted.
+    /// Raises the capacity by an eighth, up to a plausible maximum. An unlimited capacity stays as
+    /// it is.
     fn grow(&mut self) {
         let most = self.nominal.saturating_mul(CAPACITY_FACTOR_MAX);
         self.capacity = self.capacity.saturating_add((self.capacity / PARTS).max(1)).min(most);
         self.settle();
     }
 
-    /// To what fits by the word of one hit, but by an eighth at most, as it grows: what runs takes memory from the cache for a while, and what is no longer
-    /// believed is no longer asked for, so nothing tells that there is room again. A block given so recently that it cannot have been evicted was not
-    /// computed yet, and says nothing.
+    /// Lowers the capacity to what fits according to one reported miss, but by at most an eighth,
+    /// the same step as `grow`. Running requests take cache memory for a while; and blocks no
+    /// longer counted as cached are no longer requested, so no report would show that there is room
+    /// again. A missing block that is too recent to have been evicted was not computed yet, and is
+    /// ignored.
     fn shrink(&mut self, ReuseDistance { at_least, at_most }: ReuseDistance) {
         let held = self.live().iter().fold(0_u32, |sum, age_band| sum.saturating_add(age_band.blocks));
         let believed = self.capacity.min(held);
@@ -317,8 +335,8 @@ impl Owner {
         }
     }
 
-    /// Starts a age band with the next epoch when the newest has an eighth of the capacity. With the next, not this one: entries already
-    /// stamped with this epoch stay counted where they are.
+    /// Starts an age band with the next epoch when the newest has an eighth of the capacity. Not
+    /// with the current epoch: entries already stamped with it stay counted where they are.
     fn age(&mut self, epoch: u64) {
         let Some(newest) = self.live().last() else { return };
         if newest.start > epoch || newest.blocks < (self.capacity / PARTS).max(1) {
@@ -333,8 +351,9 @@ impl Owner {
         }
     }
 
-    /// Joins two neighbours: where both are gone, for how old they are does not matter; else of those that count alike the two with the fewest blocks
-    /// together, the doubted before the held.
+    /// Merges two neighbouring bands: two evicted ones if possible, since their age does not
+    /// matter; else, among neighbours of the same stage, the pair with the fewest blocks,
+    /// maybe-cached pairs before cached ones.
     fn merge(&mut self) {
         let stage = |start| u32::from(start >= self.oldest_stale) + u32::from(start >= self.oldest);
         let pairs = (0..).zip(self.live().iter().zip(self.live().iter().skip(1)));
@@ -352,14 +371,16 @@ impl Owner {
         self.len -= 1;
     }
 
-    /// Decides what counts as held: what fills the capacity but for less than one more eighth.
+    /// Recomputes the boundary of what counts as cached: the newest bands that fill all but the
+    /// last eighth of the capacity.
     fn settle(&mut self) {
         self.oldest = self.newest_of(self.capacity - self.capacity / PARTS);
-        // Never back: what has been given up may be in one age band with all that is gone.
+        // This boundary never moves back: blocks that were given up may share an age band with
+        // everything evicted.
         self.oldest_stale = self.newest_of(self.capacity.saturating_mul(DOUBTED_CAPACITIES)).max(self.oldest_stale);
     }
 
-    /// The first epoch of the newest age bands that together have so many blocks, or of all.
+    /// The first epoch of the newest age bands that together have `blocks` blocks, or of all bands.
     fn newest_of(&self, blocks: u32) -> u64 {
         let (mut sum, mut oldest) = (0_u32, u64::MAX);
         for age_band in self.live().iter().rev() {

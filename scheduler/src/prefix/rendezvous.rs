@@ -1,27 +1,32 @@
-//! Where a prompt belongs when nobody can say where it is: rendezvous hashing on its head, within bounds of load.
+//! Chooses an endpoint for a prompt that is cached nowhere: rendezvous hashing on its head, with
+//! bounded load.
 //!
-//! Proxies that cannot hear each other agree on it without a message, since slots and generations are the daemon's and the same to all. Each
-//! endpoint draws a number from the head and itself; the highest has the prompt, unless it has more than its share of the work already, then
-//! the next highest. So an endpoint that joins or leaves moves only its own prompts, and a prompt that everybody sends overflows rather than
-//! drown one endpoint.
+//! Proxies without a connection to each other agree on the choice, since slots and generations come
+//! from the daemon and are the same everywhere. Each endpoint draws a number from the head and its
+//! own identity. The highest number wins, unless that endpoint already has more than its share of
+//! the load; then the next highest wins. So an endpoint that joins or leaves moves only its own
+//! prompts, and a prompt that every client sends overflows to others rather than overload one
+//! endpoint.
 //!
-//! Source: Thaler and Ravishankar, "Using name-based mappings to increase hit rates" (1998); Mirrokni, Thorup and Zadimoghaddam, "Consistent
-//! hashing with bounded loads" (2018).
+//! Source: Thaler and Ravishankar, "Using name-based mappings to increase hit rates" (1998);
+//! Mirrokni, Thorup and Zadimoghaddam, "Consistent hashing with bounded loads" (2018).
 
 use crate::endpoint::EndpointRef;
 use crate::rng::Rng;
 
-/// How far above the mean an endpoint may be loaded and still be given more: the paper's c = 1 + 1/4.
+/// How far above the mean load an endpoint may be and still get more: c = 1 + 1/4 of the paper.
 const SHARE_NUMERATOR: u64 = 5;
 const SHARE_DENOMINATOR: u64 = 4;
 
-/// The position among `endpoints` of the home of prompts that begin with `head`. `requests` is what each has under way, `None` for one that may
-/// not be picked. `None` when nobody may.
+/// The position among `endpoints` of the rendezvous endpoint of prompts that begin with `head`.
+/// `requests` gives the requests in flight at a position, or `None` if that endpoint may not be
+/// picked. Returns `None` if no endpoint may be picked.
 #[must_use]
 pub fn rendezvous_endpoint(head: u64, endpoints: &[EndpointRef], requests: impl Fn(usize) -> Option<u32>) -> Option<usize> {
     let may = || (0..endpoints.len()).filter_map(|at| Some((at, u64::from(requests(at)?))));
     let (count, total) = may().fold((0_u64, 0_u64), |(count, total), (_, requests)| (count + 1, total + requests));
-    // With the request that is to be placed; at least one has no more than the mean, and so is within.
+    // The total includes the request to place. At least one endpoint has no more than the mean, and
+    // so is within the bound.
     let bound = ((total + 1) * SHARE_NUMERATOR).div_ceil(count.max(1) * SHARE_DENOMINATOR);
     let within = may().filter(|(_, requests)| *requests < bound);
     within.filter_map(|(at, _)| Some((rank(head, *endpoints.get(at)?), at))).max().map(|(_, at)| at)
@@ -58,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn proxies_of_any_release_agree_on_a_home() {
+    fn proxies_of_any_release_agree_on_the_rendezvous_endpoint() {
         let all = endpoints(0..16);
         let homes = [0, 1, 2, u64::MAX, 0x0123_4567_89ab_cdef].map(|head| rendezvous_endpoint(head, &all, idle).unwrap());
         assert_eq!(homes, [9, 4, 9, 1, 12]);
@@ -77,15 +82,16 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_home_where_nobody_may_be_picked() {
+    fn without_a_candidate_there_is_no_rendezvous_endpoint() {
         assert_eq!((rendezvous_endpoint(7, &[], idle), rendezvous_endpoint(7, &endpoints(0..3), |_| None)), (None, None));
         assert_eq!(rendezvous_endpoint(7, &endpoints(0..3), |at| (at == 1).then_some(u32::MAX)), Some(1), "the only one, however loaded");
     }
 
     proptest! {
-        /// Whoever leaves moves only its own; the order in which endpoints are listed says nothing.
+        /// An endpoint that leaves moves only its own prompts; the order of endpoints does not
+        /// matter.
         #[test]
-        fn only_the_prompts_of_who_left_move(head: u64, slots in prop::collection::btree_set(0..1024_u16, 2..40), gone: prop::sample::Index) {
+        fn only_the_prompts_of_an_endpoint_that_left_move(head: u64, slots in prop::collection::btree_set(0..1024_u16, 2..40), gone: prop::sample::Index) {
             let all = endpoints(slots.iter().copied());
             let gone = gone.index(all.len());
             let before = all[rendezvous_endpoint(head, &all, idle).unwrap()];
@@ -96,7 +102,7 @@ mod tests {
         }
 
         #[test]
-        fn who_is_home_is_within_the_bound(head: u64, loads in prop::collection::vec(prop::option::of(0..50_u32), 1..40)) {
+        fn the_rendezvous_endpoint_is_within_the_bound(head: u64, loads in prop::collection::vec(prop::option::of(0..50_u32), 1..40)) {
             let all = endpoints(0..loads.len() as u16);
             let may: Vec<u32> = loads.iter().flatten().copied().collect();
             match rendezvous_endpoint(head, &all, |at| loads[at]) {

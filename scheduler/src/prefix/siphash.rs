@@ -1,8 +1,10 @@
-//! SipHash-2-4 of messages that are whole words: a pseudorandom function of 128 bits of key, for what must say nothing to those who lack the key.
+//! SipHash-2-4 of messages of whole words: a pseudorandom function with a key of 128 bits. Without
+//! the key, a digest reveals nothing about the message.
 //!
-//! Source: Aumasson and Bernstein, "SipHash: a fast short-input PRF" (2012); with words of 8 bytes, little end first, its values are the paper's.
+//! Source: Aumasson and Bernstein, "SipHash: a fast short-input PRF" (2012). With little-endian
+//! words of 8 bytes, the digests are those of the paper.
 
-/// Rounds behind each word, and at the end.
+/// Rounds after each word, and at the end.
 const COMPRESSION_ROUNDS: u32 = 2;
 const FINAL_ROUNDS: u32 = 4;
 
@@ -25,13 +27,13 @@ impl SipHash {
         }
     }
 
-    #[inline(never)] // small wherever it is called from
+    #[inline(never)] // called from several places; kept out of line for size
     pub(super) fn word(&mut self, word: u64) {
         self.words += 1;
         self.mix(word);
     }
 
-    /// Some bytes with their number before them, so that two fields do not run together.
+    /// Adds a length-prefixed field, so that two fields cannot run together.
     #[inline(never)]
     pub(super) fn field(&mut self, bytes: &[u8]) {
         self.word(bytes.len() as u64);
@@ -43,7 +45,7 @@ impl SipHash {
     }
 
     pub(super) fn digest(mut self) -> u64 {
-        // The message's bytes, modulo 256, in the highest byte.
+        // The message's length in bytes, modulo 256, in the highest byte.
         self.mix(self.words << 59);
         self.v[2] ^= 0xff;
         self.rounds(FINAL_ROUNDS);

@@ -1,38 +1,44 @@
-//! The entries: a flat two-choice table in one allocation that is never moved, grown or rehashed.
+//! The entries of the index: a flat two-choice hash table in one allocation that is never moved,
+//! grown or rehashed.
 //!
-//! A bucket is one 64-byte cache line of eight entries: eight 32-bit fingerprints, then eight words of owner, weight and stamp. An entry of a key
-//! lies in the key's first bucket, or, if that was ever full, in its second; so a look-up touches one line until the table fills up. A
-//! bucket was ever full when its last fingerprint is set: entries are freed by their owner alone, fingerprints stay.
+//! A bucket is one 64-byte cache line with eight entries: eight 32-bit fingerprints, then eight
+//! words of owner, weight and stamp. An entry of a key lies in the key's first bucket or, if that
+//! was ever full, in its second; so a look-up touches one line until the table fills up. A bucket
+//! was ever full if its last fingerprint is set: freeing an entry clears its owner only, the
+//! fingerprint stays.
 //!
-//! Measured against a hash map of owner sets: a third of the memory, a quarter of the insertion time, and no stall of milliseconds when it
-//! grows. Two choices matter: with one, 2.5 % of the entries are lost at a load of 0.6; with two 0.25 %.
+//! Measured against a hash map of owner sets: a third of the memory, a quarter of the insertion
+//! time, and no pause of milliseconds when it grows. Two choices matter: with one, 2.5 % of the
+//! entries are lost at a load of 0.6; with two, 0.25 %.
 
 use super::hash::STRIDE;
 
-/// Entries of a bucket: as many as fill a cache line.
+/// Entries per bucket: as many as fill a cache line.
 pub(super) const LANES: usize = 8;
 
 const LINE_WORDS: usize = 2 * LANES;
 const LINE_BYTES: usize = LINE_WORDS * size_of::<u32>();
 
-/// Nobody's: the owner of an unused or freed entry.
-pub(super) const NOBODY: u16 = 0;
+/// The owner of an unused or freed entry.
+pub(super) const NO_OWNER: u16 = 0;
 
-/// The word of an entry that nobody has.
+/// The word of an unused entry.
 const FREE: u32 = 0;
 
 type TableLine = [u32; LINE_WORDS];
 
-/// The table.
+/// The hash table of entries.
 pub(super) struct BlockTable {
-    /// Zeroed at allocation, so that untouched pages cost nothing where the operating system hands them out lazily.
+    /// Zeroed at allocation, so that untouched pages cost nothing where the operating system
+    /// allocates them lazily.
     words: Vec<u32>,
     /// Words before the first cache line boundary.
     offset: usize,
     buckets: usize,
 }
 
-/// Where entries of one block held by one region of owners may lie, and how they are told apart.
+/// The two buckets in which entries of one block and one region of owners may lie, and their
+/// fingerprint.
 #[derive(Clone, Copy)]
 pub(super) struct BlockKey {
     fingerprint: u32,
@@ -40,18 +46,18 @@ pub(super) struct BlockKey {
     second: usize,
 }
 
-/// What is kept of one (owner, block) pair beside its fingerprint.
+/// An (owner, block) pair, without its fingerprint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct BlockEntry {
     /// Below 2^15.
     pub(super) owner: u16,
-    /// Does it stand for several blocks?
+    /// Whether it stands for several blocks.
     pub(super) wide: bool,
-    /// Low bits of the epoch of its last touch.
+    /// The low bits of the epoch of its last touch.
     pub(super) stamp: u16,
 }
 
-/// Position of an entry.
+/// The position of an entry.
 #[derive(Clone, Copy)]
 pub(super) struct EntryPosition {
     bucket: usize,
@@ -61,7 +67,7 @@ pub(super) struct EntryPosition {
 // === impl BlockTable ===
 
 impl BlockTable {
-    /// Room for `entries`, rounded up to whole buckets.
+    /// A table for `entries` entries, rounded up to whole buckets.
     pub(super) fn new(entries: usize) -> Self {
         let buckets = entries.div_ceil(LANES);
         let spare = if buckets == 0 { 0 } else { LINE_WORDS };
@@ -78,22 +84,25 @@ impl BlockTable {
         self.words.len() * size_of::<u32>()
     }
 
-    /// The key of `block` among the owners of `region`.
+    /// The key of `block` in `region`.
     pub(super) fn key(&self, block: u64, region: u16) -> BlockKey {
-        // The block is a hash already, so it needs no mixing, only the region's mark on every bit. Odd multipliers (of SplitMix64) keep
-        // different blocks different; the first bucket comes of the high bits, the fingerprint of the low ones.
+        // The block is a hash already, so it only needs the region mixed into every bit. Odd
+        // multipliers (from SplitMix64) keep different blocks different. The first bucket is
+        // computed from the high bits, the fingerprint from the low ones.
         let x = (block ^ u64::from(region).wrapping_mul(0x9E37_79B9_7F4A_7C15)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         let y = (x ^ (x >> 32)).wrapping_mul(0x94D0_49BB_1331_11EB);
         BlockKey { fingerprint: (x as u32).max(1), first: self.reduce(x), second: self.reduce(y) }
     }
 
-    /// Reads a word of the first bucket of each block and region, so that what follows finds them in the caches.
+    /// Reads a word of the first bucket of each block and region, so that later reads find them in
+    /// the CPU caches.
     pub(super) fn fetch(&self, keys: impl Iterator<Item = (u64, u16)>) {
         let word = |(block, region)| self.line(self.key(block, region).first).and_then(|line| line.first().copied()).unwrap_or(0);
         std::hint::black_box(keys.map(word).fold(0, |all, word| all ^ word));
     }
 
-    /// Was the first bucket of `key` ever full? Else nothing of it had to go.
+    /// Whether the first bucket of `key` was ever full. If not, none of its entries was ever
+    /// replaced.
     pub(super) fn was_full(&self, key: BlockKey) -> bool {
         self.line(key.first).is_some_and(was_full)
     }
@@ -115,7 +124,7 @@ impl BlockTable {
         }
     }
 
-    /// Where the entry of `key` and `owner` is.
+    /// Finds the entry of `key` and `owner`.
     pub(super) fn find(&self, key: BlockKey, owner: u16) -> Option<(EntryPosition, BlockEntry)> {
         for bucket in [key.first, key.second] {
             let line = self.line(bucket)?;
@@ -135,7 +144,8 @@ impl BlockTable {
         None
     }
 
-    /// Where a new entry of `key` goes: a place nobody has, else that of the entry which `rank` puts highest.
+    /// Chooses the position for a new entry of `key`: an unused one, else that of the entry with
+    /// the highest `rank`.
     pub(super) fn choose(&self, key: BlockKey, rank: impl Fn(BlockEntry) -> u32) -> Option<(EntryPosition, BlockEntry)> {
         for bucket in [key.first, key.second] {
             let free = equal(self.line(bucket)?.last_chunk()?, FREE);
@@ -166,18 +176,18 @@ impl BlockTable {
         self.set(place, BlockEntry::unpack(FREE));
     }
 
-    /// Changes the entry at `place`, keeping its key.
+    /// Replaces the entry at `place`, keeping its key.
     pub(super) fn set(&mut self, place: EntryPosition, new: BlockEntry) {
         if let Some(entry) = self.line_mut(place.bucket).and_then(|line| line.get_mut(LANES + place.lane)) {
             *entry = new.pack();
         }
     }
 
-    /// Frees every entry of `bucket` that `keep` refuses.
+    /// Frees the entries of `bucket` for which `keep` returns false.
     pub(super) fn retain(&mut self, bucket: usize, mut keep: impl FnMut(BlockEntry) -> bool) {
         let Some(line) = self.line_mut(bucket) else { return };
         for word in line.iter_mut().skip(LANES) {
-            // Written only when it changes, so that pages never touched stay so.
+            // Written only on a change, so that untouched pages stay untouched.
             if *word != FREE && !keep(BlockEntry::unpack(*word)) {
                 *word = FREE;
             }
@@ -185,7 +195,8 @@ impl BlockTable {
     }
 
     fn reduce(&self, x: u64) -> usize {
-        // The high half of x, scaled to the number of buckets (Lemire's multiply and shift); `ENTRIES_MAX` keeps that below 2^32.
+        // The high half of x, scaled to the number of buckets (Lemire's multiply and shift).
+        // `ENTRIES_MAX` keeps that number below 2^32.
         (((x >> 32) * self.buckets as u64) >> 32) as usize
     }
 
@@ -201,7 +212,7 @@ impl BlockTable {
 // === impl BlockEntry ===
 
 impl BlockEntry {
-    /// Blocks it stands for.
+    /// Blocks that it stands for.
     pub(super) fn blocks(self) -> u32 {
         if self.wide { STRIDE as u32 } else { 1 }
     }
@@ -220,7 +231,7 @@ pub(super) fn age(stamp: u16, epoch: u64) -> u16 {
     (epoch as u16).wrapping_sub(stamp)
 }
 
-/// The epoch an entry was stamped in.
+/// The epoch in which an entry was stamped.
 pub(super) fn epoch_of(stamp: u16, epoch: u64) -> u64 {
     epoch.saturating_sub(u64::from(age(stamp, epoch)))
 }
@@ -231,7 +242,8 @@ fn hits(line: &TableLine, fingerprint: u32) -> u32 {
     line.first_chunk().map_or(0, |fingerprints| equal(fingerprints, fingerprint))
 }
 
-/// A bit for each equal word. Written so that it compiles to two vector compares, natively and in wasm.
+/// A bit for each equal word. Written so that it compiles to two vector compares, natively and in
+/// wasm.
 #[inline(always)]
 fn equal(words: &[u32; LANES], word: u32) -> u32 {
     const BITS: [u32; LANES] = [1, 2, 4, 8, 16, 32, 64, 128];
@@ -281,14 +293,14 @@ mod tests {
             (0..10_000).map(|block| table.key(block, 0)).filter(|key| (key.first, key.second) == (0, 1)).take(LANES + 1).collect();
         for (owner, &key) in (1..).zip(&keys) {
             let (place, held) = table.choose(key, |_| 0).unwrap();
-            assert_eq!(held.owner, NOBODY);
+            assert_eq!(held.owner, NO_OWNER);
             table.put(place, key, BlockEntry { owner, wide: false, stamp: 0 });
         }
         table.retain(0, |entry| entry.owner == 5);
         let last = keys[LANES];
         assert_eq!(owners(&table, last), [LANES as u16 + 1], "it lies in the second bucket and is still found");
         assert_eq!(owners(&table, keys[4]), [5]);
-        assert!(owners(&table, keys[0]).iter().all(|&owner| owner == NOBODY));
+        assert!(owners(&table, keys[0]).iter().all(|&owner| owner == NO_OWNER));
     }
 
     #[test]
@@ -304,8 +316,9 @@ mod tests {
         assert_eq!(victim, BlockEntry { owner: 9, wide: false, stamp: 15 });
     }
 
-    /// Each compared entry agrees by chance on k bits of fingerprint with probability 2^-k. The 32 bits of the real thing would take days to
-    /// see fail; so count agreement on 12 of them among the entries that look-ups of absent blocks compare.
+    /// A compared entry agrees by chance on k bits of fingerprint with probability 2^-k. To see 32
+    /// bits fail would take days, so this counts agreement on 12 of them among the entries that
+    /// look-ups of absent blocks compare.
     #[test]
     fn false_positives_are_as_rare_as_theory_says() {
         let (mut table, mut rng) = (BlockTable::new(100_000), Rng::seeded(1));

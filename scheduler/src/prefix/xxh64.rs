@@ -1,9 +1,10 @@
 //! xxHash64, streaming, with a digest at any point of the stream.
 //!
-//! Source: Yann Collet, "xxHash fast digest algorithm", doc/xxhash_spec.md, XXH64. Chosen by measurement: of the 64-bit hashes it is the
-//! fastest in wasm, which has no wide multiply, and its state carries over from block to block, so that chaining costs nothing.
+//! Source: Yann Collet, "xxHash fast digest algorithm", doc/xxhash_spec.md, XXH64. Chosen by
+//! measurement: it is the fastest 64-bit hash in wasm, which has no wide multiply, and its state
+//! carries over from block to block, so that chaining costs nothing.
 
-/// Bytes that go through the four lanes at a time.
+/// Bytes that the four lanes process at a time.
 pub(super) const STRIPE_BYTES: usize = 32;
 
 const PRIME_1: u64 = 0x9E37_79B1_85EB_CA87;
@@ -74,7 +75,7 @@ impl Xxh64 {
         avalanche(hash)
     }
 
-    /// Completes the pending stripe as far as `bytes` reach and returns what is left of them.
+    /// Completes the pending stripe as far as `bytes` reach; returns the rest.
     fn fill_pending<'a>(&mut self, bytes: &'a [u8]) -> &'a [u8] {
         let (head, rest) = bytes.split_at(bytes.len().min(STRIPE_BYTES - self.pending_len));
         self.keep(head);

@@ -1,4 +1,4 @@
-//! `agent-identity`: which headers tell an agent's sessions apart.
+//! `agent-identity`: the headers that identify an agent's session.
 
 use crate::plugin::{InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
@@ -21,7 +21,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     build,
 };
 
-/// Headers that agents send of themselves.
+/// Headers that agents send by themselves.
 const KNOWN: [&str; 4] = ["x-claude-code-session-id", "x-session-affinity", "session-id", "session_id"];
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {

@@ -1,4 +1,5 @@
-//! `approx-prefix-cache-producer`: what the prefix index knows prompts by, and how much of them it keeps.
+//! `approx-prefix-cache-producer`: how prompts are cut into blocks, and how many blocks the prefix
+//! index keeps.
 
 use crate::plugin::{InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
@@ -17,25 +18,22 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         Parameter {
             name: "blockSizeTokens",
             default: ParameterDefault::Number(16.0),
-            doc: readable(
-                "tokens per block, a whole number; less than 64 counts as 64: smaller \
-            blocks cost memory and gain no hits",
-            ),
+            doc: readable("tokens per block, integer; less than 64 counts as 64"),
         },
         Parameter {
             name: "maxPrefixTokensToMatch",
             default: ParameterDefault::Number(1_048_576.0),
-            doc: readable("tokens of a prompt to look up, a whole number; 0: use maxPrefixBlocksToMatch"),
+            doc: readable("tokens of a prompt to look up, integer; 0: use maxPrefixBlocksToMatch"),
         },
         Parameter {
             name: "maxPrefixBlocksToMatch",
             default: ParameterDefault::Number(2048.0),
-            doc: readable("blocks of a prompt to look up if maxPrefixTokensToMatch is 0, a whole number; 0: the maximum"),
+            doc: readable("blocks of a prompt to look up if maxPrefixTokensToMatch is 0, integer; 0: the maximum"),
         },
         Parameter {
             name: "lruCapacityPerServer",
             default: ParameterDefault::Number(31_250.0),
-            doc: readable("blocks to remember for an endpoint whose KV cache size is unknown, a whole number from 1"),
+            doc: readable("blocks to remember for an endpoint whose KV cache size is unknown, integer from 1"),
         },
         Parameter {
             name: "autoTune",
@@ -47,7 +45,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     build,
 };
 
-/// The smallest block, in tokens: the reference's own clamp.
+/// The smallest block, in tokens; llm-d clamps to the same value.
 const BLOCK_TOKENS_MIN: u32 = 64;
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {

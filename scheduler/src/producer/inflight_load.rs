@@ -1,4 +1,4 @@
-//! `inflight-load-producer`: what a request counts for while it is in flight.
+//! `inflight-load-producer`: how much load a request counts for while it is in flight.
 
 use crate::plugin::{InvalidParameter, PRODUCER_NAME, Parameter, ParameterDefault, Parameters, RequiredState, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
@@ -27,7 +27,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         Parameter {
             name: "maxEstimatedOutputTokens",
             default: ParameterDefault::Number(0.0),
-            doc: readable("upper bound of expected output tokens, a whole number; 0: no limit"),
+            doc: readable("upper bound of expected output tokens, integer; 0: no limit"),
         },
         Parameter {
             name: "syncCrossReplicaState",
@@ -63,7 +63,7 @@ mod tests {
     use crate::plugin::ParameterValue;
 
     #[test]
-    fn output_counts_when_asked_and_no_more_than_it_can_be() {
+    fn output_counts_if_configured_up_to_its_limits() {
         let add = ("addEstimatedOutputTokens".to_owned(), ParameterValue::Flag(true));
         let settings = |given: &[_]| LoadSettings::read(&Parameters::check(PLUGIN.parameters, given).unwrap()).unwrap();
         assert_eq!(settings(&[]).output_tokens(1000, None), 0);

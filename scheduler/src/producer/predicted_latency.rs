@@ -1,7 +1,8 @@
-//! `predicted-latency-producer` and `slo-request-tracker`: what is predicted of requests, and by what their SLOs are held.
+//! `predicted-latency-producer` and `slo-request-tracker`: how latency is predicted and compared
+//! with SLOs.
 //!
-//! Predictions, and the queues of running requests they are compared with, are there whether a plugin is declared or not; a declared one sets
-//! what differs from the defaults. What switches prediction on is the daemon's flag.
+//! Predictions and the queues of running requests exist whether a plugin is declared or not; a
+//! declared one changes settings. The daemon's flag switches prediction on.
 
 use crate::plugin::{InvalidParameter, PRODUCER_NAME, Parameter, ParameterDefault, Parameters, RequiredState, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
@@ -36,12 +37,12 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         Parameter {
             name: "streamingMode",
             default: ParameterDefault::Flag(false),
-            doc: readable("no effect: only streamed replies have a TTFT, and each reply shows whether it is streamed"),
+            doc: readable("no effect: each reply shows whether it is streamed"),
         },
         Parameter {
             name: "endpointRoleLabel",
             default: ParameterDefault::Text(""),
-            doc: readable("no effect: each endpoint has its own factors, whatever its role"),
+            doc: readable("no effect: each endpoint has its own factors"),
         },
         Parameter {
             name: "useEncoderCacheFeatures",
@@ -56,7 +57,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         Parameter {
             name: "maxDecodeTokenSamplesForPrediction",
             default: ParameterDefault::Number(0.0),
-            doc: readable("no effect: all tokens of a reply are measured, a whole number"),
+            doc: readable("no effect: all tokens of a reply are measured, integer"),
         },
         Parameter { name: "prefixMatchInfoProducerName", ..PRODUCER_NAME },
         Parameter { name: "inFlightLoadProducerName", ..PRODUCER_NAME },

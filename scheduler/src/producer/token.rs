@@ -1,5 +1,6 @@
-//! `token-producer`: how many tokens a prompt has, by estimate. No tokenizer is run, and none is called: four bytes a token is good to a factor of
-//! two over languages and code, replies tell the rest, and everything that goes by it compares endpoints for one prompt.
+//! `token-producer`: estimates the tokens of a prompt. It runs no tokenizer and calls none: four
+//! bytes per token is right within a factor of two over languages and code, replies correct it, and
+//! plugins only compare endpoints for the same prompt.
 
 use crate::plugin::{InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
@@ -48,16 +49,12 @@ const IMAGE: &[Parameter] = &[
     Parameter { name: "static", default: ParameterDefault::Structured("{staticToken: 0}"), doc: readable("tokens of an image") },
 ];
 const RESOLUTION: &[Parameter] = &[
-    Parameter { name: "width", default: ParameterDefault::Number(640.0), doc: readable("pixels, a whole number up to 65536") },
-    Parameter { name: "height", default: ParameterDefault::Number(360.0), doc: readable("pixels, a whole number up to 65536") },
+    Parameter { name: "width", default: ParameterDefault::Number(640.0), doc: readable("pixels, integer up to 65536") },
+    Parameter { name: "height", default: ParameterDefault::Number(360.0), doc: readable("pixels, integer up to 65536") },
 ];
-const DYNAMIC: &[Parameter] = &[Parameter {
-    name: "factor",
-    default: ParameterDefault::Number(1024.0),
-    doc: readable("pixels for each token, a whole number from 1"),
-}];
-const STATIC: &[Parameter] =
-    &[Parameter { name: "staticToken", default: ParameterDefault::Number(0.0), doc: readable("tokens, a whole number") }];
+const DYNAMIC: &[Parameter] =
+    &[Parameter { name: "factor", default: ParameterDefault::Number(1024.0), doc: readable("pixels for each token, integer from 1") }];
+const STATIC: &[Parameter] = &[Parameter { name: "staticToken", default: ParameterDefault::Number(0.0), doc: readable("tokens, integer") }];
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
     TokenSettings::read(parameters).map(|settings| Plugin::Producer(ProducerSetting::Token(settings)))
@@ -102,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_counts_for_its_pixels_or_what_is_said() {
+    fn an_image_counts_for_its_pixels_or_a_fixed_number() {
         let read =
             |given: &[(String, ParameterValue)]| TokenSettings::read(&Parameters::check(PLUGIN.parameters, given)?).map(|s| s.media_tokens);
         assert_eq!(read(&[]), Ok(225), "640 x 360 / 1024");

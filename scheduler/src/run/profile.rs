@@ -2,7 +2,8 @@
 
 use crate::plugin::{Decider, Filter, Picker, Scorer, Shedder};
 
-/// A profile ready to work. Each use of a plugin is an instance of its own: plugins keep nothing between requests.
+/// A profile, built. Each use of a plugin has its own instance: plugins keep nothing between
+/// requests.
 #[derive(Debug)]
 pub(crate) struct Profile {
     pub(crate) name: Box<str>,
@@ -10,13 +11,13 @@ pub(crate) struct Profile {
     pub(crate) scorers: Vec<(Box<str>, f32, Box<dyn Scorer>)>,
     pub(crate) shedders: Vec<Box<dyn Shedder>>,
     pub(crate) picker: Box<dyn Picker>,
-    /// The list's length that the picker's parameters ask for.
+    /// The length of the list, if the picker's parameters set it.
     pub(crate) listed: Option<usize>,
-    /// Endpoints in its ranked list at most.
+    /// Maximum endpoints in its ranked list.
     pub(crate) ranked_max: usize,
 }
 
-/// The profiles of a pipeline, and the deciders that its handler asks.
+/// The profiles of a pipeline, and the deciders that its handler uses.
 #[derive(Debug)]
 pub(crate) struct Profiles {
     profiles: Vec<Profile>,
@@ -26,7 +27,7 @@ pub(crate) struct Profiles {
 // === impl Profile ===
 
 impl Profile {
-    /// Does it put endpoints that would be late behind all others?
+    /// Whether it ranks endpoints that would be late behind all others.
     pub(crate) fn puts_late_last(&self) -> bool {
         !self.shedders.is_empty()
     }

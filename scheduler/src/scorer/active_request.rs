@@ -1,4 +1,5 @@
-//! `active-request-scorer`: the fewer requests this proxy has outstanding, the better. Counted by us, so never stale and never unknown.
+//! `active-request-scorer`: the fewer requests in flight, the better. The ledger counts them, so
+//! they are never stale and never unknown.
 
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{Context, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, Scorer, readable};
@@ -13,7 +14,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         Parameter {
             name: "idleThreshold",
             default: ParameterDefault::Number(0.0),
-            doc: readable("highest number of requests in flight that counts as idle, a whole number"),
+            doc: readable("highest number of requests in flight that counts as idle, integer"),
         },
         Parameter {
             name: "maxBusyScore",
@@ -40,7 +41,7 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 
 impl ActiveRequestScorer {
     fn rate(&self, requests: f32, max: f32) -> f32 {
-        // Above the threshold requests are above 0, and so is `max`.
+        // Above the threshold, `requests` is above 0, and so is `max`.
         if requests <= self.idle_threshold { 1.0 } else { (max - requests) / max * self.max_busy_score }
     }
 }
@@ -72,7 +73,7 @@ mod tests {
     fn idle_gets_one_and_the_busiest_nothing() {
         let scorer = ActiveRequestScorer { idle_threshold: 0.0, max_busy_score: 1.0 };
         assert_eq!([0.0, 1.0, 2.0, 4.0].map(|c| scorer.rate(c, 4.0)), [1.0, 0.75, 0.5, 0.0]);
-        assert_eq!(scorer.rate(0.0, 0.0), 1.0, "nobody has anything in flight");
+        assert_eq!(scorer.rate(0.0, 0.0), 1.0, "no endpoint has anything in flight");
         assert_eq!(scorer.rate(whole(u32::MAX), whole(u32::MAX)), 0.0);
     }
 

@@ -1,7 +1,9 @@
-//! `context-length-aware`: a prompt goes to an endpoint set up for prompts of its length, as the endpoint's label says.
+//! `context-length-aware`: prefers endpoints that are set up for prompts of this length, according
+//! to their label.
 //!
-//! In range always beats out of range. In range, narrower ranges and more room above the prompt are better; out of range, the nearer the
-//! better. With `enableFiltering` it also drops endpoints whose range the prompt is not in, before any scorer runs.
+//! In range always beats out of range. In range, narrower ranges and more room above the prompt are
+//! better; out of range, nearer ranges are better. With `enableFiltering` it also drops endpoints
+//! whose range excludes the prompt, before any scorer runs.
 
 use crate::candidates::Candidates;
 use crate::endpoint::EndpointIndex;
@@ -36,11 +38,12 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     build,
 };
 
-/// What lies between the best out of range and the worst in range.
+/// The boundary between the best score out of range and the worst in range.
 const OUT_OF_RANGE_BELOW: f64 = 0.3;
-/// How much of the score in range the width of the range decides, and how much the room above the prompt.
+/// The share of the score in range that the width of the range decides; the room above the prompt
+/// decides the rest.
 const WIDTH_SHARE: f64 = 0.7;
-/// Tokens of width, and of distance, at which the score has halved.
+/// Tokens of width, and of distance, that halve the score.
 const WIDTH_SCALE_TOKENS: f64 = 10_000.0;
 const DISTANCE_SCALE_TOKENS: f64 = 1_000.0;
 
@@ -146,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_range() {
+    fn labels_that_are_not_a_range() {
         for label in ["", "2048", "8192-2048", "a-b", "0-1-2", "-5-10", "0-99999999999", "0 to 5"] {
             assert_eq!(ContextLengthRange::parse(label), None, "{label}");
         }

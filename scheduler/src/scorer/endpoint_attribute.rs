@@ -1,4 +1,4 @@
-//! `endpoint-attribute-scorer`: any number that the engine exports and the metrics extractor was told to read (`customMetrics`).
+//! `endpoint-attribute-scorer`: scores by any metric of the engine that `customMetrics` configures.
 
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{
@@ -54,9 +54,9 @@ const FIXED_RANGE: &[Parameter] = &[
 #[derive(Debug)]
 struct EndpointAttributeScorer {
     key: Box<str>,
-    /// 1 where lower is better, -1 where higher is.
+    /// 1 if lower is better, -1 if higher is.
     sign: f32,
-    /// Least and greatest; `None`: those of the candidates.
+    /// Minimum and maximum; `None` uses those of the candidates.
     range: Option<(f32, f32)>,
 }
 

@@ -1,4 +1,4 @@
-//! `header-label-affinity-scorer`: the request names in a header what it wants, the endpoint has it in a label.
+//! `header-label-affinity-scorer`: prefers endpoints whose label has the value of a request header.
 
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{Context, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, Scorer, readable};

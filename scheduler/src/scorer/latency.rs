@@ -1,19 +1,22 @@
-//! `latency-scorer` and `slo-scorer`: the best is where a request would be served within all SLOs, by how much time that leaves.
+//! `latency-scorer` and `slo-scorer`: prefer endpoints that meet all SLOs, by the headroom that
+//! remains.
 //!
-//! Endpoints stand in tiers, and only the best tier there is gets scores:
+//! Endpoints are in tiers, and only the best tier with any endpoint is scored:
 //!
 //! ```text
-//!  Meets      all SLOs are met: its own, and the lowest of those who are there
-//!  Idle       not so, but nothing is under way there, so nobody else is late for it
-//!  TpotLate   only the time for each token is too long
-//!  TtftLate   only the time to the first token is
-//!  BothLate
+//!  Meets      all SLOs are met: the request's own, and the lowest of the requests there
+//!  Idle       not met, but nothing is in flight there, so no other request is late
+//!  TpotLate   only TPOT is too long
+//!  TtftLate   only TTFT is too long
+//!  BothLate   both are too long
 //! ```
-//! Within a tier both headrooms are spread over 0 to 1, min to max, and blended; one that all have alike drops out. Where SLOs are met the
-//! strategy says whether little headroom is better (pack, and keep room for large requests) or much (spread); elsewhere the least is missing.
+//! Within a tier both headrooms are scaled to 0..1 (min-max) and blended; a headroom that is equal
+//! everywhere drops out. Where SLOs are met, the strategy decides whether little headroom is better
+//! (pack, and keep room for large requests) or much (spread). Elsewhere the smallest excess is
+//! better.
 //!
-//! An endpoint of which nothing is predicted gets the mean of those that are scored. Where nothing is predicted of any, a mix of KV cache, queue and
-//! prefix stands in (the reference's composite).
+//! An endpoint without a prediction gets the mean of the scored ones. Without any prediction, a mix
+//! of KV cache, queue and prefix is used (llm-d's composite).
 
 use super::{PREFIX_PRODUCER, rate};
 use crate::endpoint::EndpointIndex;
@@ -23,7 +26,8 @@ use crate::plugin::{
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::predictions::{EndpointPrediction, Headroom};
 
-/// How headroom is turned into preference; the daemon takes it from the environment where it is not given.
+/// How headroom becomes a preference. Where it is not given, the daemon takes it from the
+/// environment.
 const STRATEGY: Parameter = Parameter {
     name: "headroomSelectionStrategy",
     default: ParameterDefault::Text("least"),
@@ -93,15 +97,12 @@ pub(crate) const SLO: PluginType = PluginType {
         Parameter {
             name: "explorationShare",
             default: ParameterDefault::Number(0.01),
-            doc: readable("how often a weighted pick takes an endpoint outside the best tier, to learn about it, 0 to 0.5"),
+            doc: readable("how often a weighted pick takes an endpoint outside the best tier, 0 to 0.5"),
         },
         Parameter {
             name: "shedBelowPriority",
             default: ParameterDefault::Number(1.0),
-            doc: readable(
-                "requests of lower priority are shed if no endpoint is valid, a whole number from \
-                0; Critical is 1; 0 sheds only negative priorities",
-            ),
+            doc: readable("requests of lower priority are shed if no endpoint is valid, integer from 0; Critical is 1"),
         },
         COMPOSITE_KV,
         COMPOSITE_QUEUE,
@@ -126,14 +127,14 @@ const NEEDS: &[RequiredState] = &[
     RequiredState::KvCacheUtilization,
 ];
 
-/// What is good where SLOs are met.
+/// Which headroom is better where SLOs are met.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HeadroomStrategy {
     Least,
     Most,
 }
 
-/// How an endpoint stands; the better first.
+/// The tier of an endpoint, best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum HeadroomTier {
     Meets,
@@ -148,7 +149,7 @@ struct LatencyScorer {
     ttft_weight: f64,
     tpot_weight: f64,
     strategy: HeadroomStrategy,
-    /// Of free KV cache, queue and prefix; they add up to 1.
+    /// Weights of free KV cache, queue and prefix; their sum is 1.
     composite: [f32; 3],
 }
 
@@ -158,13 +159,13 @@ struct SloScorer {
     exploration_share: f64,
 }
 
-/// Sheds requests of a priority below this that no endpoint would serve in time.
+/// Sheds requests below a priority that no endpoint would serve in time.
 #[derive(Debug)]
 struct SloShedder {
     below_priority: i32,
 }
 
-/// Least and greatest size of one headroom over a tier.
+/// Minimum and maximum of one headroom over a tier.
 #[derive(Clone, Copy)]
 struct HeadroomRange {
     least: f64,
@@ -194,7 +195,8 @@ impl LatencyScorer {
         })
     }
 
-    /// Scores the best tier, 0 to the others, and those of whom nothing is known as the mean of the tier. False where nothing is predicted.
+    /// Scores the best tier; others get 0, endpoints without a prediction the mean of the tier.
+    /// Returns false if there is no prediction at all.
     fn score_best_tier(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) -> bool {
         let known = || endpoints.iter().map(|&endpoint| context.prediction(endpoint));
         let Some(best) = known().flatten().map(tier).min() else { return false };
@@ -214,12 +216,12 @@ impl LatencyScorer {
         }
         let (sum, count) = scores.iter().filter(|score| **score > 0.0).fold((0.0, 0.0), |(sum, count), score| (sum + score, count + 1.0));
         for score in scores.iter_mut().filter(|score| score.is_nan()) {
-            *score = sum / count; // the best tier has somebody, and nobody in it has 0
+            *score = sum / count; // the best tier is not empty, and all its scores are above 0
         }
         true
     }
 
-    /// A headroom that all have alike says nothing.
+    /// A headroom that is equal everywhere gets no weight.
     fn weights(&self, ttft: HeadroomRange, tpot: HeadroomRange) -> (f64, f64) {
         let sum = self.ttft_weight + self.tpot_weight;
         match (ttft.tells(), tpot.tells()) {
@@ -230,7 +232,7 @@ impl LatencyScorer {
         }
     }
 
-    /// What stands in for predictions.
+    /// The score without predictions.
     fn score_composite(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
         let queue = |endpoint| context.metric(endpoint, |m| m.queue_depth);
         let longest = endpoints.iter().filter_map(|&endpoint| queue(endpoint)).fold(0.0, f32::max);
@@ -266,7 +268,7 @@ impl Scorer for SloScorer {
         let total: f32 = scores.iter().sum();
         let others = scores.iter().filter(|score| **score <= 0.0).count();
         if others > 0 {
-            // Of all weights together the others have this share, each as much.
+            // The other endpoints together have this share of all weights, in equal parts.
             #[expect(
                 clippy::cast_possible_truncation,
                 clippy::cast_precision_loss,
@@ -290,7 +292,7 @@ impl Shedder for SloShedder {
 // === impl HeadroomRange ===
 
 impl HeadroomRange {
-    /// Too little to tell endpoints apart, ms.
+    /// Smaller differences are not significant, ms.
     const NOTHING: f64 = 1e-9;
 
     fn of(headrooms: impl Iterator<Item = Headroom>) -> Self {
@@ -305,7 +307,8 @@ impl HeadroomRange {
         self.greatest - self.least > Self::NOTHING
     }
 
-    /// Where it lies between least and greatest, 0 to 1; the middle where that says nothing, and 1 for what nothing limits.
+    /// The position between minimum and maximum, 0 to 1: 0.5 if the range is not significant, 1
+    /// without a limit.
     fn place(self, headroom: Headroom) -> f64 {
         let size = size(headroom);
         if !self.tells() {

@@ -1,4 +1,5 @@
-//! `load-aware-scorer`: the shorter the engine's queue, the better, against a fixed length rather than against the other endpoints.
+//! `load-aware-scorer`: the shorter the engine's queue, the better, relative to a fixed length
+//! instead of the other endpoints.
 
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{Context, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, Scorer, readable};
@@ -13,13 +14,14 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     parameters: &[Parameter {
         name: "threshold",
         default: ParameterDefault::Number(128.0),
-        doc: readable("requests waiting at which an endpoint counts as full, a whole number from 1"),
+        doc: readable("requests waiting at which an endpoint counts as full, integer from 1"),
     }],
     needs: &[RequiredState::QueueDepth],
     build,
 };
 
-/// What an empty queue is worth: an endpoint may be better than that by measures this one does not know.
+/// The score of an empty queue. Other endpoints may be better by measures that this scorer does not
+/// know.
 const IDLE: f32 = 0.5;
 
 #[derive(Debug)]

@@ -1,9 +1,11 @@
-//! `lora-affinity-scorer`: best where the adapter is loaded, then where there is room for it.
+//! `lora-affinity-scorer`: prefers endpoints that have the adapter loaded, then those with room for
+//! it.
 //!
-//! What an engine reports is the adapters in use this moment, as of the last scrape. Between two requests an adapter is in nobody's report
-//! though it is still in memory, so by reports alone every request of a rare adapter goes where it has to be loaded anew, in place of another
-//! that is wanted next. So what endpoints were *given* counts too ([`AdapterRoom`]): an adapter stays where it was last, and where one must
-//! go, it is the one that the pool has not used for longest.
+//! An engine reports the adapters in use at the moment of the scrape. Between two requests an
+//! adapter is not reported although it is still in memory. By reports alone, every request of a
+//! rare adapter would go to an endpoint that has to load it, evicting an adapter that is needed
+//! next. So the adapters of past requests count too ([`AdapterRoom`]): an adapter stays where it
+//! was used last, and if one must be evicted, it is the one that the pool has not used for longest.
 
 use crate::endpoint::EndpointIndex;
 use crate::local_state::AdapterRoom;
@@ -31,14 +33,15 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 const LOADED: f32 = 1.0;
 const ROOM: f32 = 0.8;
 const WAITING: f32 = 0.6;
-/// Below [`WAITING`]: a place in a queue costs less than two loads, this adapter's now and the displaced one's next.
+/// Below [`WAITING`]: a place in a queue costs less than two loads, of this adapter now and of the
+/// evicted one later.
 const DISPLACING_MAX: f32 = 0.5;
 const FULL: f32 = 0.0;
 
 #[derive(Debug)]
 struct LoraAffinityScorer;
 
-/// What an engine says of an adapter.
+/// The engine's report on an adapter.
 #[derive(Clone, Copy)]
 enum AdapterReport {
     Running,
@@ -68,7 +71,7 @@ impl AdapterReport {
     }
 }
 
-/// `displaced`: the moments of all candidates that would have to displace an adapter, sorted.
+/// `displaced`: the last use of the adapter that each candidate would evict, sorted.
 fn score(report: Option<AdapterReport>, room: AdapterRoom, displaced: &[u64]) -> Option<f32> {
     Some(match (report, room) {
         (None, AdapterRoom::Unknown) => return None,
@@ -117,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_given_counts_between_reports() {
+    fn adapters_of_past_requests_count_between_reports() {
         let full = |displaced_used| AdapterRoom::Full { displaced_used };
         let displaced = [3, 5, 9];
         assert_eq!(score(Some(AdapterReport::Room), AdapterRoom::Loaded, &displaced), Some(LOADED), "idle adapters are in no report");
@@ -130,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_report_what_was_given_is_all_there_is() {
+    fn without_a_report_only_past_adapters_count() {
         assert_eq!(score(None, AdapterRoom::Unknown, &[]), None);
         assert_eq!(score(None, AdapterRoom::Loaded, &[]), Some(LOADED));
         assert_eq!(score(None, AdapterRoom::Free, &[]), Some(ROOM));

@@ -1,23 +1,24 @@
-//! `marginal-cost-scorer`: the best endpoint is the one where the request costs least: its own time, and
-//! what it costs the requests that are already there.
+//! `marginal-cost-scorer`: the best endpoint is the one where the request costs least: its own
+//! time, and what it costs the requests that are already there.
 //!
 //! [`cost`] has the formula, its terms and its symbols. Most inputs are known at the pick from the
-//! in-flight ledger, the prefix index and the step model, which the daemon learns online. Metrics of
-//! the engine improve the estimate but are not needed. Token counts are estimates; the step model is
-//! learned from the same estimates, so a different tokenizer only changes its coefficients.
+//! in-flight ledger, the prefix index and the step model, which the daemon learns online. Metrics
+//! of the engine improve the estimate but are not needed. Token counts are estimates; the step
+//! model is learned from the same estimates, so a different tokenizer only changes its
+//! coefficients.
 //!
 //! - Score: lowest cost / cost. 1 is the best; an endpoint that costs twice as much gets 0.5.
-//! - Costs within 2 % or 1 ms of the lowest are equal, because the model is no more exact than that.
-//!   Of equal endpoints the one with the fewest requests in flight is best, then the one that was
-//!   picked least recently. So endpoints that all seem free still get an even load.
-//! - `interference` keeps requests where their prefix is cached when the pool is busy, `displacement`
-//!   when it is idle. A prefix that many requests share may be copied everywhere.
-//! - An endpoint that fails at once has nothing in flight and would look cheapest: `failure` charges
-//!   the time a patient client would have waited for a reply.
+//! - Costs within 2 % or 1 ms of the lowest are equal, because the model is no more exact than
+//!   that. Of equal endpoints the one with the fewest requests in flight is best, then the one that
+//!   was picked least recently. So endpoints that all seem free still get an even load.
+//! - `interference` keeps requests where their prefix is cached when the pool is busy,
+//!   `displacement` when it is idle. A prefix that many requests share may be copied everywhere.
+//! - An endpoint that fails at once has nothing in flight and would look cheapest: `failure`
+//!   charges the time a patient client would have waited for a reply.
 //! - An adapter that is loaded, or that this proxy used there recently, costs nothing. Loading one
-//!   costs `adapterLoadMs`, and sixteen times that where it evicts another adapter, because that one
-//!   will be needed again and evict a third. The factor comes from simulation: 8 is too low where
-//!   loads take twice as long as configured, 32 keeps requests in queues.
+//!   costs `adapterLoadMs`, and sixteen times that where it evicts another adapter, because that
+//!   one will be needed again and evict a third. The factor comes from simulation: 8 is too low
+//!   where loads take twice as long as configured, 32 keeps requests in queues.
 
 mod cost;
 
@@ -35,9 +36,9 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     name: "marginal-cost-scorer",
     kind: PluginKind::Scorer,
     doc: readable(
-        "lowest cost / cost; cost in ms = max(queue + prefill + interference + displacement + decode - refresh, W + S) + failure, by the formulas below",
+        "Lowest cost / cost. [The cost](#the-cost-of-marginal-cost-scorer) is the time in ms that the request takes, and takes from others.",
     ),
-    source: readable("ours; docs/reference/routing-quality.md"),
+    source: readable("Switchpoint; [routing-quality.md](routing-quality.md)"),
     parameters: &[
         Parameter {
             name: "externality",
@@ -47,7 +48,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         Parameter {
             name: "ownBatchShare",
             default: ParameterDefault::Number(0.22),
-            doc: readable("share of the delayed requests that run at the endpoint itself; the rest is the mean of the pool, 0 to 1"),
+            doc: readable("share of the delayed requests that run at this endpoint; the rest is the mean of the pool, 0 to 1"),
         },
         Parameter {
             name: "arrivalExternality",
@@ -62,9 +63,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         Parameter {
             name: "displacement",
             default: ParameterDefault::Number(55.0),
-            doc: readable(
-                "cost of one ms of computing uncached tokens for the prefixes it evicts, where this prefix is rarely used, 0 to 1000",
-            ),
+            doc: readable("cost of one ms of computing uncached tokens, for the prefixes that a rarely used one evicts, 0 to 1000"),
         },
         Parameter {
             name: "decodeWeight",
@@ -74,24 +73,22 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         Parameter {
             name: "adapterLoadMs",
             default: ParameterDefault::Number(100.0),
-            doc: readable("time to load a LoRA adapter, ms; counts sixteen times where another adapter is evicted; 0 to 600000"),
+            doc: readable("time to load a LoRA adapter, ms; sixteen times that where another is evicted; 0 to 600000"),
         },
         Parameter {
             name: "failureMs",
             default: ParameterDefault::Number(10_000.0),
-            doc: readable("cost of a failed request where requests fail more often than at other endpoints, ms, 0 to 600000"),
+            doc: readable("cost of a failure in excess of the other endpoints, ms, 0 to 600000"),
         },
         Parameter {
             name: "memoryWeight",
             default: ParameterDefault::Number(2.0),
-            doc: readable("cost of one ms of waiting for KV memory, where engines report how much is in use, 0 to 100"),
+            doc: readable("cost of one ms of waiting for KV memory, where engines report it, 0 to 100"),
         },
         Parameter {
             name: "refresh",
             default: ParameterDefault::Number(1.0),
-            doc: readable(
-                "value of one ms of prefill saved by an old copy of the prefix that would be evicted soon, where several endpoints have one, 0 to 100",
-            ),
+            doc: readable("value of one ms of prefill saved by the copy of a prefix nearest to eviction, where several exist, 0 to 100"),
         },
         PREFIX_PRODUCER,
     ],
@@ -115,8 +112,8 @@ const EVICTING_LOAD_FACTOR: f32 = 16.0;
 const EQUAL_SHARE: f32 = 0.02;
 const EQUAL_MS: f32 = 1.0;
 
-/// Scores of endpoints of equal cost span this much: less than [`EQUAL_SHARE`], so that they stay above
-/// every endpoint that costs more.
+/// Scores of endpoints of equal cost span this much: less than [`EQUAL_SHARE`], so that they stay
+/// above every endpoint that costs more.
 const EQUAL_SPAN: f32 = 0.01;
 
 #[derive(Debug)]
@@ -222,7 +219,7 @@ fn request_inputs<'a>(context: &Context<'a>, endpoints: &[EndpointInputs]) -> Re
     }
 }
 
-/// KV memory as the engine reports it; `None` where it does not, or where the metrics are stale.
+/// KV memory as the engine reports it; `None` if it does not, or if the metrics are stale.
 fn kv_memory(context: &Context<'_>, endpoint: EndpointIndex) -> Option<KvMemory> {
     let metrics = context.metrics(endpoint)?;
     let capacity = float(u64::from(metrics.kv_blocks?) * u64::from(metrics.kv_block_tokens?));
@@ -230,7 +227,8 @@ fn kv_memory(context: &Context<'_>, endpoint: EndpointIndex) -> Option<KvMemory>
     (capacity > 0.0).then_some(KvMemory { capacity, used })
 }
 
-/// Scores endpoints of equal cost by their key, lowest first: the first gets 1, equal keys get equal scores.
+/// Scores endpoints of equal cost by their key, lowest first: the first gets 1, equal keys get
+/// equal scores.
 fn score_equals(mut equals: Vec<((u32, u64), &mut f32)>) {
     sort_by(&mut equals, |(one, _), (other, _)| one < other);
     let count = float(equals.len() as u64);
@@ -243,14 +241,14 @@ fn score_equals(mut equals: Vec<((u32, u64), &mut f32)>) {
     }
 }
 
-/// Do at least two candidates have the longest cached prefix?
+/// Whether at least two candidates have the longest cached prefix.
 fn has_copies(context: &Context<'_>, endpoints: &[EndpointIndex]) -> bool {
     let cached_blocks = || endpoints.iter().map(|&endpoint| context.local.matched_blocks(endpoint));
     let longest = cached_blocks().max().unwrap_or(0);
     !context.local.prefix_ages.is_empty() && cached_blocks().filter(|&blocks| blocks == longest).nth(1).is_some()
 }
 
-/// Does the engine report that it runs the request's adapter?
+/// Whether the engine reports that it runs the request's adapter.
 fn reports_adapter(context: &Context<'_>, endpoint: EndpointIndex) -> bool {
     let lora = context.metrics(endpoint).and_then(|metrics| metrics.lora.as_ref());
     lora.is_some_and(|lora| lora.running.iter().any(|adapter| **adapter == *context.request.model))

@@ -1,8 +1,9 @@
-//! `no-hit-lru-scorer`: spreads requests that nobody has a prefix of, so that caches grow evenly: the longer ago an endpoint was given such
-//! a request, the better.
+//! `no-hit-lru-scorer`: spreads requests whose prefix is cached nowhere, so that caches grow
+//! evenly: the longer ago an endpoint got such a request, the better.
 //!
-//! The plugin holds no state: who was given a cold request when is the proxy's ([`crate::Local::last_cold_picks`]), noted at the pick. The
-//! reference gives endpoints that never had one different scores by their position; here they all have the best, and chance decides.
+//! The plugin holds no state: the proxy records these picks
+//! ([`crate::LocalState::last_cold_picks`]). llm-d gives endpoints that never had one different
+//! scores by their position; here they all get the best score, and chance decides.
 
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{Context, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, Scorer, readable};
@@ -22,7 +23,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         Parameter {
             name: "lruSize",
             default: ParameterDefault::Number(1024.0),
-            doc: readable("number of endpoints to remember; older ones count as never used; a whole number from 1"),
+            doc: readable("endpoints to remember; older ones count as never used; integer from 1"),
         },
         PREFIX_PRODUCER,
     ],
@@ -41,7 +42,7 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 }
 
 impl NoHitLruScorer {
-    /// Writes the score of each of these moments; 0 is never.
+    /// Writes the score for each of these picks, as numbers that grow with every pick; 0 is never.
     fn rate(&self, picks: &[u64], scores: &mut [f32]) {
         let mut sorted = picks.to_vec();
         sort_by(&mut sorted, |a, b| a < b);
@@ -86,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_not_remembered_was_never_used() {
+    fn a_forgotten_endpoint_counts_as_never_used() {
         assert_eq!(rate(2, &[30, 10, 20]), [0.0, 1.0, 0.5]);
         assert_eq!(rate(2, &[1, 2, 3, 4, 5]), [1.0, 1.0, 1.0, 0.25, 0.0]);
         assert_eq!(rate(1, &[1, 2]), [1.0, 0.0]);

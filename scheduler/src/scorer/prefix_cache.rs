@@ -1,4 +1,4 @@
-//! `prefix-cache-scorer`: the more of the prompt an endpoint is believed to hold already, the better.
+//! `prefix-cache-scorer`: the more of the prompt an endpoint has cached, as estimated, the better.
 
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{Context, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, Scorer, readable};
@@ -21,7 +21,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         Parameter {
             name: "matchLengthScaleTokens",
             default: ParameterDefault::Number(8192.0),
-            doc: readable("matched tokens that give the full score for length, a whole number from 1"),
+            doc: readable("matched tokens that give the full score for length, integer from 1"),
         },
         PREFIX_PRODUCER,
     ],

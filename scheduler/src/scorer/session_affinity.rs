@@ -1,4 +1,4 @@
-//! `session-affinity-scorer`: a session's requests go where the session is.
+//! `session-affinity-scorer`: prefers the endpoint of the request's session.
 
 use crate::endpoint::EndpointIndex;
 use crate::plugin::session_affinity::{self, SessionAffinity};

@@ -1,4 +1,5 @@
-//! `token-load-scorer`: the less prefill work an endpoint would have with this request added, the better.
+//! `token-load-scorer`: the less prefill work the endpoint would have with this request, the
+//! better.
 
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{Context, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, Scorer, readable};
@@ -12,7 +13,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     parameters: &[Parameter {
         name: "queueThresholdTokens",
         default: ParameterDefault::Number(4_194_304.0),
-        doc: readable("prompt tokens in flight at which an endpoint counts as full, a whole number from 1"),
+        doc: readable("prompt tokens in flight at which an endpoint counts as full, integer from 1"),
     }],
     needs: &[RequiredState::InFlight, RequiredState::PrefixIndex, RequiredState::Prompt],
     build,

@@ -1,5 +1,5 @@
-//! What is predicted of a request: told of each endpoint, promised of the one it goes to, and taken in place of the model when a decision is made
-//! again.
+//! Predictions of a request: at each endpoint, for the endpoint it is sent to, and recorded ones in
+//! place of the model's when a decision is repeated.
 
 use std::sync::Arc;
 
@@ -11,14 +11,14 @@ use scheduler::{Explanation, LocalState, Request, Rng, Slo, Snapshot, predict, s
 
 use crate::case::DecisionCase;
 
-/// By the model, TTFT and TPOT.
+/// TTFT and TPOT by the model, ms.
 const PREDICTED: [[f32; 2]; 4] = [[190.0, 10.0], [150.0, 45.0], [110.0, 30.0], [400.0, 30.0]];
 
 fn snapshot() -> Snapshot {
     snapshot_with("")
 }
 
-/// Of a pipeline with these plugins, too.
+/// The same with further plugins in its pipeline.
 fn snapshot_with(plugins: &str) -> Snapshot {
     let rows: String = PREDICTED.iter().zip('a'..).map(|([ttft, tpot], name)| format!("  {name}  {ttft}  {tpot}\n")).collect();
     let profile = "profile\n  latency-scorer\n  max-score-picker\n";
@@ -42,10 +42,14 @@ fn asking(slo: Slo) -> Request<'static> {
 #[test]
 fn each_endpoint_has_its_prospect() {
     let snapshot = snapshot();
-    let told = with_local(|local| predict(&snapshot, &asking(slo(200, 50)), local));
-    let told: Vec<[f32; 2]> = told.into_iter().map(|told| told.unwrap().prediction).map(|p| [p.ttft_ms, p.tpot_ms]).collect();
-    assert_eq!(told.len(), PREDICTED.len());
-    assert!(told.as_flattened().iter().zip(PREDICTED.as_flattened()).all(|(told, is)| (told - is).abs() < 0.01), "{told:?}");
+    let predicted = with_local(|local| predict(&snapshot, &asking(slo(200, 50)), local));
+    let predicted: Vec<[f32; 2]> =
+        predicted.into_iter().map(|predicted| predicted.unwrap().prediction).map(|p| [p.ttft_ms, p.tpot_ms]).collect();
+    assert_eq!(predicted.len(), PREDICTED.len());
+    assert!(
+        predicted.as_flattened().iter().zip(PREDICTED.as_flattened()).all(|(predicted, is)| (predicted - is).abs() < 0.01),
+        "{predicted:?}"
+    );
 }
 
 #[test]
@@ -67,8 +71,9 @@ fn of_a_time_per_token_only_what_may_be_used_up_is_promised() {
     assert_eq!([counts(slo(191, 21)), counts(slo(191, 19))], [slo(191, 21), Slo { tpot_us: None, ..slo(191, 0) }]);
 }
 
-/// Learned of so many requests of a pool where a first token takes 20 ms, 0.05 for each token that is not cached, and a fifth more for each other
-/// request; each further token, 9 ms, 1 for each other request and 1 for each thousand tokens of its prompt.
+/// The model learned from this many requests of a pool where a first token takes 20 ms plus 0.05 ms
+/// per uncached token, and a fifth more for each other request; each further token takes 9 ms, plus
+/// 1 ms for each other request and for each thousand tokens of its prompt.
 fn learned(snapshot: &Snapshot, requests: u64) -> Arc<LatencyModel> {
     let (mut rng, mut learner) = (Rng::seeded(3), LatencyLearner::default());
     for at in 0..requests {
@@ -99,7 +104,7 @@ fn learned(snapshot: &Snapshot, requests: u64) -> Arc<LatencyModel> {
 }
 
 #[test]
-fn what_an_idle_endpoint_could_not_keep_of_this_very_prompt_counts_for_nobody() {
+fn an_slo_that_an_idle_endpoint_could_not_keep_does_not_count() {
     let snapshot = snapshot();
     let model = learned(&snapshot, 2_000);
     let snapshot = snapshot.with_latency(Some(model));
@@ -109,7 +114,7 @@ fn what_an_idle_endpoint_could_not_keep_of_this_very_prompt_counts_for_nobody() 
         let Slo { ttft_us, tpot_us } = with_local(|local| tracked_slo(&snapshot, &request, local, first)).counts;
         (ttft_us.is_some(), tpot_us.is_some())
     };
-    // 370 ms of work, then 16 ms a token; a short prompt takes 25 and 9.
+    // 370 ms of prefill, then 16 ms per token; a short prompt takes 25 and 9.
     assert_eq!(
         [(200, 12), (200, 20), (600, 12)].map(|(ttft, tpot)| counts(7_000, slo(ttft, tpot))),
         [(false, false), (false, true), (true, false)]
@@ -118,7 +123,7 @@ fn what_an_idle_endpoint_could_not_keep_of_this_very_prompt_counts_for_nobody() 
 }
 
 #[test]
-fn where_the_model_says_nothing_the_steps_of_this_endpoint_are_what_is_promised() {
+fn without_a_prediction_the_step_model_decides_which_slos_count() {
     let snapshot = snapshot();
     let (model, first) = (learned(&snapshot, 40), snapshot.indices().next().unwrap());
     let step = StepModel::of([10.0, 0.05, 0.0], [5.0, 0.5, 0.001], 200.0).with_speed(snapshot.endpoints()[0].id, 2.0, 3.0);
@@ -127,13 +132,14 @@ fn where_the_model_says_nothing_the_steps_of_this_endpoint_are_what_is_promised(
         let request = Request { prompt_tokens: 1_000, ..asking(asked) };
         with_local(|local| tracked_slo(&snapshot, &request, local, first))
     };
-    // Twice 10 ms and 50 for the prompt, three times 5 ms, a half for the request and 1 for its context.
+    // Twice 10 ms plus 50 for the prompt; three times 5 ms, plus a half for the request and 1 for
+    // its context.
     assert_eq!((tracked(slo(121, 20)).counts, tracked(slo(121, 20)).predicted), (slo(121, 20), None));
     assert_eq!(tracked(slo(119, 19)).counts, Slo::default());
 }
 
 #[test]
-fn of_whom_nothing_was_predicted_counts_as_the_mean_of_the_best() {
+fn an_endpoint_without_a_prediction_counts_as_the_mean_of_the_best() {
     let snapshot = snapshot();
     let again = |unknown: usize| -> Vec<f32> {
         let predicted = PREDICTED.iter().enumerate().map(|(at, &[ttft_ms, tpot_ms])| {
@@ -151,6 +157,6 @@ fn of_whom_nothing_was_predicted_counts_as_the_mean_of_the_best() {
         assert!(scores.iter().zip(expected).all(|(score, expected)| (score - expected).abs() < 0.001), "{scores:?} {expected:?}");
     };
     near(&again(4), [0.81, 0.61, 0.12, 0.0]);
-    // Of a and b alone TTFT headrooms are 10 and 50, TPOT headrooms 40 and 5.
+    // Over a and b alone TTFT headrooms are 10 and 50, TPOT headrooms 40 and 5.
     near(&again(2), [0.81, 0.2, 0.505, 0.0]);
 }

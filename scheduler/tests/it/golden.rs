@@ -1,4 +1,4 @@
-//! The cases of `tests/golden`, each decided as its file says.
+//! The golden cases of `tests/golden`: each must be decided as its file expects.
 
 use std::path::PathBuf;
 
@@ -16,7 +16,7 @@ pub fn files() -> Vec<(PathBuf, String)> {
 }
 
 #[test]
-fn every_case_is_decided_as_it_says() {
+fn every_case_is_decided_as_its_file_expects() {
     let mut wrong = String::new();
     for (file, text) in files() {
         assert!(text.starts_with("# "), "{}: a case begins by saying what it shows", file.display());
@@ -45,7 +45,8 @@ fn a_case_that_is_wrong_says_where() {
     }
 }
 
-/// Endpoints 0 and 3 are in time, 1 and 2 late though a second scorer likes them best, and the last to answer.
+/// Endpoints 0 and 3 are in time. Endpoints 1 and 2 are late, although a second scorer ranks them
+/// best, and answered last.
 const LATE: &str = "
 profile
   slo-scorer explorationShare=0.3

@@ -1,4 +1,4 @@
-//! What holds for every pool, request and profile.
+//! Properties that hold for every pool, request and profile.
 
 use proptest::prelude::*;
 use scheduler::{Decision, EndpointIndex, EndpointMetrics, ProfileExplanation, Readiness};
@@ -6,7 +6,7 @@ use scheduler::{Decision, EndpointIndex, EndpointMetrics, ProfileExplanation, Re
 use crate::case::{CaseDecision, DecisionCase, EndpointCase};
 use crate::pools;
 
-/// The score of a pod in every column, and its total; nothing when it was dropped.
+/// The score of a pod in every column, and its total; empty if it was dropped.
 fn scores_of(outcome: &CaseDecision, name: &str) -> Vec<f32> {
     let named = |(index, _): &&(EndpointIndex, f32)| outcome.names[index.get()] == name;
     let of_profile = |profile: &ProfileExplanation| -> Vec<f32> {
@@ -30,7 +30,8 @@ fn metrics_unknown_where(case: &DecisionCase, wrong: fn(f32) -> bool) -> Decisio
     case
 }
 
-/// Raises one kind of load of a pod by `more` above 0; false when that load is unknown, so that there is nothing to raise.
+/// Raises one kind of load of a pod by `more`, at least above 0; returns false if that load is
+/// unknown and cannot be raised.
 fn raise(row: &mut EndpointCase, load: usize, more: u16) -> bool {
     let metrics = &mut row.metrics;
     let raised = |metric: &mut Option<f32>, more: f32| match metric {
@@ -135,9 +136,10 @@ proptest! {
     ) {
         prop_assume!(!case.pool.is_empty());
         let at = at.index(case.pool.len());
-        // What a miss costs all requests there are is told apart by `marginal-cost-scorer`: with one more anywhere it weighs a held prompt
-        // more, so that the one who holds it gains on the others though it is the one that got busier. And who does not tell of KV memory is taken
-        // for the mean of those that do.
+        // Two exceptions, both of `marginal-cost-scorer`. A cache miss also costs the other
+        // requests of the pool. With one more request anywhere, a cached prompt therefore weighs
+        // more, and its endpoint gains on the others even if it is the one that got busier. And an
+        // endpoint that does not report KV memory counts with the mean of those that do.
         let weighs_all = case.pipeline.plugins.iter().any(|plugin| plugin.plugin_type == "marginal-cost-scorer");
         prop_assume!(!weighs_all || load < 2 || load == 4 && case.pool[at].in_flight > 0);
         let mut loaded = case.clone();
@@ -151,14 +153,15 @@ proptest! {
 
     #[test]
     fn of_marginal_costs_the_lowest_is_the_measure(mut case in pools::case(Just(of_marginal_cost())), at in any::<prop::sample::Index>()) {
-        // Who comes to hold more than others has the only copy, whose age does not count.
+        // An endpoint that comes to have more cached than others has the only copy, whose age does
+        // not count.
         case.pool.iter_mut().for_each(|row| row.prefix_age = 0.0);
         let outcome = case.decide().unwrap();
         let scores = |outcome: &CaseDecision| outcome.explanation.profiles.first().map(|profile| profile.totals.clone()).unwrap_or_default();
         let totals = scores(&outcome);
         prop_assume!(!totals.is_empty());
         prop_assert!(totals.iter().all(|(_, score)| *score > 0.0 && *score <= 1.0) && totals.iter().any(|(_, score)| *score == 1.0));
-        // Whoever is believed to hold more of the prompt is no worse for it.
+        // An endpoint with more of the prompt cached does not score worse.
         let at = at.index(case.pool.len());
         let mut holding = case;
         holding.pool[at].matched_blocks = holding.pool[at].matched_blocks.saturating_add(1);
@@ -171,7 +174,7 @@ proptest! {
         let mut silent = case.clone();
         let mut roomy = case;
         for (silent, roomy) in silent.pool.iter_mut().zip(&mut roomy.pool) {
-            // Which adapters run is asked where there are some, and is not of load.
+            // Running adapters are only read where adapters exist, and are not a kind of load.
             silent.metrics = EndpointMetrics { lora: silent.metrics.lora.take(), ..EndpointMetrics::default() };
             let room = (Some(0.0), Some(1 << 20), Some(16));
             (roomy.metrics.kv_cache_utilization, roomy.metrics.kv_blocks, roomy.metrics.kv_block_tokens) = room;

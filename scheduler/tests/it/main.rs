@@ -1,4 +1,4 @@
-//! The scheduler as its users meet it: through the public API alone.
+//! Tests of the scheduler through its public API alone.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod again;

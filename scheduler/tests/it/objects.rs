@@ -1,4 +1,4 @@
-//! What a pool's objects make of requests: cases to read, and laws.
+//! Resolution of models by a pool's objects: readable cases, and properties.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -62,7 +62,8 @@ fn target(text: &str) -> TargetSpec {
     TargetSpec { model: model.to_owned(), weight }
 }
 
-/// In words, over many draws; shares are rounded to tens, which so many draws cannot miss.
+/// The outcome in words, over many draws. Shares are rounded to tens, which so many draws cannot
+/// miss.
 fn outcome(spec: &ObjectsSpec, asked: ModelRequest<'_>) -> String {
     const DRAWS: u32 = 10_000;
     let objects = Objects::build(spec).unwrap();
@@ -101,7 +102,7 @@ fn any_spec() -> impl Strategy<Value = ObjectsSpec> {
         .prop_map(|(objectives, models, rewrites, strict_models)| ObjectsSpec { objectives, models, rewrites, strict_models })
 }
 
-/// The rules, written as one would say them: no tables, every line a loop over what was written.
+/// The rules written plainly: no tables, each line a loop over the spec.
 mod oracle {
     use super::*;
 
@@ -112,7 +113,7 @@ mod oracle {
         }
     }
 
-    /// The targets that speak of a model.
+    /// The targets that apply to a model.
     pub(super) fn targets<'s>(spec: &'s ObjectsSpec, model: &str) -> Option<&'s [TargetSpec]> {
         let own = spec.models.iter().find(|m| m.name == model).map(|m| m.targets.as_slice()).filter(|t| !t.is_empty());
         let exact = spec.rewrites.iter().find(|rule| rule.models.iter().any(|m| m == model));
@@ -120,7 +121,7 @@ mod oracle {
         own.or_else(|| rule.map(|rule| rule.targets.as_slice()))
     }
 
-    /// Those of them that may be drawn.
+    /// Those of the targets that may be drawn.
     pub(super) fn eligible(targets: &[TargetSpec]) -> Vec<&str> {
         let weighted = targets.iter().any(|t| t.weight.is_some());
         targets.iter().filter(|t| t.weight.unwrap_or(u32::from(!weighted)) > 0).map(|t| t.model.as_str()).collect()
@@ -173,7 +174,7 @@ proptest! {
     }
 
     #[test]
-    fn a_header_gets_nobody_more_than_the_body_would(spec in any_spec(), model in any_name(), header in any_name(), seed: u64) {
+    fn a_header_reaches_no_model_that_the_body_could_not(spec in any_spec(), model in any_name(), header in any_name(), seed: u64) {
         let objects = Objects::build(&spec).unwrap();
         let asked = |model, rewrite| objects.resolve(ModelRequest { model, objective: None, rewrite }, &mut Rng::seeded(seed));
         let (with, without) = (asked(&model, Some(header.as_str())), asked(&model, None));
@@ -211,7 +212,7 @@ fn every_name_counts_towards_the_limit_of_all() {
     let model = |bytes: usize| ModelSpec { name: name(bytes), priority: 0, targets: vec![long.clone(); TARGETS_MAX] };
     let rule = RewriteSpec { models: vec![name(NAME_BYTES_MAX)], targets: vec![long.clone(); TARGETS_MAX - 1] };
     let objective = |bytes: usize| ObjectiveSpec { name: name(bytes), priority: 0 };
-    // 64 KB with each, so that 16 of them are all there may be.
+    // 64 KB each, so that 16 of them reach the limit.
     let sized = |models: usize, rewrites: usize, objectives: Vec<ObjectiveSpec>| ObjectsSpec {
         models: vec![model(NAME_BYTES_MAX); models],
         rewrites: vec![rule.clone(); rewrites],

@@ -1,4 +1,5 @@
-//! A twin of the scheduler, slow and plain enough to be seen right: sets of positions, f64, formulas as the reference states them.
+//! A twin of the scheduler that is slow and simple enough to be seen right: sets of positions, f64,
+//! and the formulas as llm-d states them.
 
 use proptest::prelude::*;
 use scheduler::registry::{PluginKind, lookup};
@@ -7,7 +8,7 @@ use scheduler::{AdapterRoom, Decision, Readiness, SETTLED_MS, UnavailableReason}
 use crate::case::{DecisionCase, EndpointCase};
 use crate::pools;
 
-/// What the twin says: who may be picked, and what each is worth.
+/// The twin's result: the allowed endpoints and their totals.
 struct OracleVerdict {
     allowed: Vec<usize>,
     totals: Vec<f64>,
@@ -44,7 +45,7 @@ fn is_scorer(name: &str) -> bool {
     lookup(scorer(name)).is_some_and(|plugin| plugin.kind == PluginKind::Scorer)
 }
 
-/// The type of a plugin that is named after its type and a number.
+/// The type of a plugin whose name is its type and a number.
 fn scorer(name: &str) -> &str {
     name.trim_end_matches(|c: char| c.is_ascii_digit()).trim_end_matches('-')
 }
@@ -103,12 +104,12 @@ fn scores(case: &DecisionCase, allowed: &[usize], scorer: &str) -> Vec<(usize, f
             row(&|row| f64::from(u8::from(header(case, "x-tier").is_some() && header(case, "x-tier") == label(row, "tier"))))
         }
         "endpoint-attribute-scorer" => {
-            // Above 0, so that the same twin of the range will do.
+            // Above 0, so that the same twin of min-max works.
             let depth = |row: &EndpointCase| row.metrics.attributes.first().map(|(_, depth)| depth + 100.0);
             neutral(&min_max(&known(depth)))
         }
         "marginal-cost-scorer" => marginal_cost(case, allowed),
-        // No latency is predicted here: what stands in for it.
+        // Latency is not predicted here, so the composite applies.
         "latency-scorer" | "slo-scorer" => {
             let free = scores(case, allowed, "kv-cache-utilization-scorer");
             let queues = known(|row| row.metrics.queue_depth);
@@ -122,7 +123,8 @@ fn scores(case: &DecisionCase, allowed: &[usize], scorer: &str) -> Vec<(usize, f
     }
 }
 
-/// With the rough step model that a pool starts with: c = 10, 0.05, 1e-6; e = 11, 0.025, 8e-5; 200 tokens of output. Whatever waits is uncached.
+/// With the rough step model that a pool starts with: c = 10, 0.05, 1e-6; e = 11, 0.025, 8e-5; 200
+/// output tokens. Every waiting token is uncached.
 fn marginal_cost(case: &DecisionCase, allowed: &[usize]) -> Vec<(usize, f64)> {
     let attention = |uncached: f64, prompt: f64| prompt.powi(2) - (prompt - uncached).powi(2);
     let service = |uncached: f64, attention: f64| 10.0 + 0.05 * uncached + 1e-6 * attention;
@@ -132,18 +134,18 @@ fn marginal_cost(case: &DecisionCase, allowed: &[usize]) -> Vec<(usize, f64)> {
     let mean = allowed.iter().map(|&at| requests(at)).sum::<f64>() / allowed.len().max(1) as f64;
     let idle = f64::from(case.prefix_idle);
     let displacement = 55.0 * idle / (1.0 + idle);
-    let told: Vec<(f64, f64)> = allowed.iter().filter_map(|&at| memory(case, &case.pool[at])).collect();
+    let reported: Vec<(f64, f64)> = allowed.iter().filter_map(|&at| memory(case, &case.pool[at])).collect();
     #[expect(clippy::cast_precision_loss, reason = "a dozen")]
-    let mean_of = |of: fn(&(f64, f64)) -> f64| told.iter().map(of).sum::<f64>() / told.len() as f64;
-    let mean_memory = (!told.is_empty()).then(|| (mean_of(|told| told.0), mean_of(|told| told.1)));
+    let mean_of = |of: fn(&(f64, f64)) -> f64| reported.iter().map(of).sum::<f64>() / reported.len() as f64;
+    let mean_memory = (!reported.is_empty()).then(|| (mean_of(|memory| memory.0), mean_of(|memory| memory.1)));
     let most = allowed.iter().map(|&at| case.pool[at].matched_blocks).max().unwrap_or(0);
     let copies = allowed.iter().filter(|&&at| case.pool[at].matched_blocks == most).count() > 1;
     let cost = |at: usize| {
         let (row, batch) = (&case.pool[at], requests(at));
         let memory = memory(case, row).or(mean_memory);
         let waiting = if row.in_flight == 0 { 0.0 } else { f64::from(row.prefill_tokens) };
-        // The ledger counts attention by 256 x 256 tokens.
-        // One prompt, which counts for four fifths of its constant.
+        // The ledger counts attention in units of 256 x 256 tokens. One queued prompt counts for
+        // four fifths of its constant.
         let w = if waiting > 0.0 { service(waiting, (attention(waiting, waiting) / 65_536.0).ceil() * 65_536.0) - 2.0 } else { 0.0 };
         let loaded = !case.metrics_stale
             && row.metrics.lora.as_ref().is_some_and(|lora| lora.running.iter().any(|adapter| **adapter == *case.model));
@@ -156,7 +158,7 @@ fn marginal_cost(case: &DecisionCase, allowed: &[usize]) -> Vec<(usize, f64)> {
         let uncached = (prompt - cached).max(0.0);
         let s = service(uncached, attention(uncached, prompt)) + adapter;
         let step = 11.0 + 0.025 * (batch + 1.0) + 8e-5 * (waiting + prompt);
-        // 900 of 1,000 tokens of memory are for prompts, and half of those that wait have theirs.
+        // 900 of 1,000 tokens of memory are for prompts, and queued prompts have half of theirs.
         let lacking = memory
             .map_or(0.0, |(capacity, used)| (used + waiting / 2.0 + uncached + 200.0 - 0.9 * capacity).clamp(0.0, uncached) / capacity);
         let w = w + 2.0 * 200.0 * step * lacking;
@@ -211,7 +213,7 @@ fn fit(range: &str, tokens: u32) -> f64 {
     }
 }
 
-/// Whom a filter keeps of `left`.
+/// The endpoints of `left` that a filter keeps.
 fn kept(case: &DecisionCase, left: &[usize], filter: &str) -> Vec<usize> {
     let only = |keep: &dyn Fn(&EndpointCase) -> bool| left.iter().copied().filter(|&at| keep(&case.pool[at])).collect::<Vec<_>>();
     let or_all = |kept: Vec<usize>| if kept.is_empty() { left.to_vec() } else { kept };
@@ -234,7 +236,7 @@ fn kept(case: &DecisionCase, left: &[usize], filter: &str) -> Vec<usize> {
         }
         "prefix-cache-affinity-filter" => {
             let holds = |row: &EndpointCase| case.blocks > 0 && f64::from(row.matched_blocks) / f64::from(case.blocks) >= 0.8;
-            // 18 s at 100 tokens a second.
+            // 18 s at 100 tokens per second.
             let least = |of: &[usize]| {
                 let tokens = |at: &usize| if case.pool[*at].in_flight == 0 { 0 } else { case.pool[*at].prefill_tokens };
                 of.iter().map(tokens).min()
@@ -283,7 +285,7 @@ fn adapter(case: &DecisionCase, allowed: &[usize], at: usize) -> Option<f64> {
     }
 }
 
-/// How far f32 may be from f64 in a total of these weights.
+/// The largest difference between f32 and f64 in a total with these weights.
 fn tolerance(case: &DecisionCase) -> f64 {
     case.pipeline.profiles.iter().flat_map(|profile| &profile.plugins).map(|part| part.weight).sum::<f64>() * 1e-5 + 1e-9
 }

@@ -1,4 +1,5 @@
-//! What holds for every pipeline there can be: any plugins, profiles and handler, with deciders, a detector and admitters.
+//! Properties of every possible pipeline: any plugins, profiles and handler, with deciders, a
+//! detector and admitters.
 
 use proptest::prelude::*;
 use scheduler::latency::step::StepModel;
@@ -10,7 +11,8 @@ use scheduler::{
 use crate::case::{self, DecisionCase};
 use crate::pools;
 
-/// Handlers with their parameters; each runs the profiles that any pipeline here has, or the only one.
+/// Handlers with their parameters; each runs profiles that every pipeline here has, or the only
+/// one.
 const HANDLERS: [&str; 7] = [
     "single-profile-handler",
     "data-parallel-profile-handler",
@@ -23,7 +25,7 @@ const HANDLERS: [&str; 7] = [
 
 const PROFILES: [&str; 3] = ["decode", "prefill", "encode"];
 
-/// Plugins that a profile may have, none of which needs a parameter.
+/// The plugins that a profile may have and that need no parameter.
 fn parts() -> impl Strategy<Value = Vec<(&'static str, f64)>> {
     let of =
         |kinds: &[PluginKind]| PLUGINS.iter().filter(|plugin| kinds.contains(&plugin.kind)).map(|plugin| plugin.name).collect::<Vec<_>>();
@@ -41,7 +43,7 @@ fn plugin(name: &str, words: &str) -> PluginSpec {
     PluginSpec { plugin_type, name: name.to_owned(), parameters: case::parameters(&words.collect::<Vec<_>>()) }
 }
 
-/// Any pipeline that can be built.
+/// Any pipeline that builds.
 fn any_pipeline() -> impl Strategy<Value = PipelineSpec> {
     let handler = prop::sample::select(HANDLERS.to_vec());
     let decider = prop::sample::select(vec![
@@ -82,7 +84,8 @@ fn any_pipeline() -> impl Strategy<Value = PipelineSpec> {
     )
 }
 
-/// Any request to any such pipeline; every other endpoint is a second rank at the address before it.
+/// Any request to any such pipeline; every other endpoint is a second rank at the address before
+/// it.
 fn any_case() -> impl Strategy<Value = DecisionCase> {
     let profile = prop::option::of(prop::sample::select(vec!["decode", "prefill", " encode ", "verify", ""]));
     (pools::case(any_pipeline()), -2..2, 0_u32..3, profile, any::<bool>()).prop_map(|(mut case, priority, media_items, profile, ranks)| {
@@ -96,12 +99,12 @@ fn any_case() -> impl Strategy<Value = DecisionCase> {
     })
 }
 
-/// Everyone whom a decision names.
+/// All endpoints that a decision names.
 fn named(decision: &Decision) -> Vec<EndpointIndex> {
     if let Decision::Route(route) = decision { route.endpoints().collect() } else { Vec::new() }
 }
 
-/// Does the hint allow the address? Told by meaning, apart from the code it checks.
+/// Whether the hint allows the address, checked by meaning, independently of the code under test.
 fn allowed(case: &DecisionCase, address: &str) -> bool {
     let socket: std::net::SocketAddr = address.parse().unwrap();
     let allows = |entry: &String| entry.trim().parse() == Ok(socket) || entry.trim().parse() == Ok(socket.ip());
@@ -112,7 +115,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
 
     #[test]
-    fn whoever_is_named_is_ready_and_allowed(case in any_case()) {
+    fn every_named_endpoint_is_ready_and_allowed(case in any_case()) {
         let outcome = case.decide().unwrap();
         for index in named(&outcome.decision) {
             let endpoint = &case.pool[index.get()].endpoint;
@@ -150,7 +153,7 @@ proptest! {
     }
 
     #[test]
-    fn nobody_is_shed_but_the_sheddable(case in any_case()) {
+    fn only_sheddable_requests_are_shed(case in any_case()) {
         let decision = case.decide().unwrap().decision;
         if case.priority >= 0 {
             prop_assert!(!matches!(decision, Decision::Shed(_)), "{decision:?}");
@@ -160,11 +163,12 @@ proptest! {
     }
 
     #[test]
-    fn where_somebody_answers_an_ejection_refuses_nobody(case in any_case()) {
+    fn an_ejection_never_causes_a_refusal(case in any_case()) {
         let mut calm = case.clone();
         calm.pool.iter_mut().for_each(|row| row.ejected = false);
         let (ejected, calm) = (case.decide().unwrap().decision, calm.decide().unwrap().decision);
-        // Not the other way round: whom a filter prefers may be whom the next one drops, and then it helps that the first left it out.
+        // The converse does not hold: a filter may prefer an endpoint that the next filter drops,
+        // and then ejecting it helps.
         let refused = matches!(ejected, Decision::Unavailable(_)) && !matches!(calm, Decision::Unavailable(_));
         prop_assert!(!refused, "{:?} and {:?}", ejected, calm);
     }
@@ -180,7 +184,7 @@ proptest! {
     }
 }
 
-/// Plugins by name, and profiles that have none.
+/// A pipeline with these plugins by name, and profiles without plugins.
 fn bare(handler: &str, plugins: &[(&str, &str)], profiles: &[&str]) -> PipelineSpec {
     let declared = [("handler", handler)].into_iter().chain(plugins.iter().copied());
     PipelineSpec {
@@ -201,7 +205,7 @@ fn what_a_handler_refers_to_must_be_there() {
     for (handler, plugins, profiles, missing) in [
         ("data-parallel-profile-handler", &[][..], &["a"][..], None),
         ("data-parallel-profile-handler", &[], &["a", "b"], Some("profile")),
-        ("header-profile-handler", &[], &["a"], None), // the only one is run, whatever its name
+        ("header-profile-handler", &[], &["a"], None), // the only profile runs, whatever its name
         ("header-profile-handler", &[], &["decode", "b"], None),
         ("header-profile-handler", &[], &["a", "b"], Some("`decode`")),
         ("disagg-profile-handler", &[], &["decode"], None),
@@ -254,23 +258,23 @@ fn what_a_handler_says_of_requests_the_pipeline_says() {
 }
 
 #[test]
-fn the_headers_that_plugins_read_are_told_each_once_in_lower_case() {
+fn the_headers_that_plugins_read_are_listed_once_in_lower_case() {
     let without = built("single-profile-handler", &[], &["a"]).headers().len();
-    let told = |handler: &str, plugins: &[(&str, &str)]| -> Vec<String> {
-        let mut told: Vec<String> = built(handler, plugins, &["a"]).headers().iter().map(|name| name.to_string()).collect();
-        assert!(told.len() >= without);
-        told.truncate(told.len() - without); // those of agents, whom every pipeline tells apart
-        told
+    let headers = |handler: &str, plugins: &[(&str, &str)]| -> Vec<String> {
+        let mut headers: Vec<String> = built(handler, plugins, &["a"]).headers().iter().map(|name| name.to_string()).collect();
+        assert!(headers.len() >= without);
+        headers.truncate(headers.len() - without); // those of agent-identity, which every pipeline has
+        headers
     };
-    assert_eq!(told("header-profile-handler", &[]), ["epp-profile"]);
-    assert_eq!(told("single-profile-handler", &[("f", "session-affinity-filter strategy=session_id")]), ["x-session-id"]);
+    assert_eq!(headers("header-profile-handler", &[]), ["epp-profile"]);
+    assert_eq!(headers("single-profile-handler", &[("f", "session-affinity-filter strategy=session_id")]), ["x-session-id"]);
     let label = "header-label-affinity-scorer headerName=X-Zone labelKey=zone";
     let scorers = [("s", "session-affinity-scorer"), ("again", "session-affinity-scorer"), ("l", label)];
-    assert_eq!(told("single-profile-handler", &scorers), ["x-session-token", "x-zone"]);
+    assert_eq!(headers("single-profile-handler", &scorers), ["x-session-token", "x-zone"]);
 }
 
 #[test]
-fn session_headers_are_told_each_once() {
+fn session_headers_are_listed_once() {
     let token = |header: &str| format!("encodedEndpointHeaderConfig.header={header}");
     let (filter, scorer) = (format!("session-affinity-filter {}", token("x-a")), format!("session-affinity-scorer {}", token("x-b")));
     let pipeline = built("single-profile-handler", &[("f", &filter), ("s", &scorer), ("again", &scorer)], &["a"]);
@@ -295,7 +299,7 @@ fn profiles_are_bounded() {
 }
 
 #[test]
-fn what_a_plugin_needs_to_be_told_it_must_be_told() {
+fn required_parameters_must_be_given() {
     let refused = |words: &str| Pipeline::build(&bare("single-profile-handler", &[("p", words)], &["a"])).is_err();
     assert_eq!(["by-label label=tier", "by-label label=tier allowsNoLabel=true"].map(refused), [true, false]);
     let older = "endpoint-attribute-scorer algorithm.type=linear_higher_is_better attributeKey=key/producer";

@@ -1,4 +1,4 @@
-//! Pools, profiles and requests of any kind, for the laws.
+//! Pools, profiles and requests of any kind, for property tests.
 
 use proptest::prelude::*;
 use scheduler::registry::{PLUGINS, PluginKind};
@@ -6,7 +6,7 @@ use scheduler::{AdapterRoom, Endpoint, LoraMetrics, PipelineSpec, PluginSpec, Re
 
 use crate::case::{self, DecisionCase, EndpointCase};
 
-/// Parameters of the plugins that cannot do without, and some for others.
+/// Parameters of the plugins that require some, and of some others.
 const PARAMETERS: [(&str, &str); 7] = [
     ("header-label-affinity-scorer", "headerName=X-Tier labelKey=tier"),
     ("endpoint-attribute-scorer", "attributeKey=depth algorithm={type:linear_lower_is_better}"),
@@ -17,7 +17,7 @@ const PARAMETERS: [(&str, &str); 7] = [
     ("prefix-cache-affinity-filter", "peakPrefillThroughput=100"),
 ];
 
-/// A metric as a model server might report it: absent, sane, or nonsense.
+/// A metric as a model server might report it: absent, valid, or nonsense.
 pub fn metric(sane: impl Strategy<Value = f32> + 'static) -> BoxedStrategy<Option<f32>> {
     prop_oneof![
         1 => Just(None),
@@ -76,7 +76,7 @@ fn row() -> impl Strategy<Value = EndpointCase> {
     })
 }
 
-/// Any pool of at most 12, named and addressed by position.
+/// Any pool of at most 12 endpoints, named and addressed by position.
 pub fn pool() -> impl Strategy<Value = Vec<EndpointCase>> {
     prop::collection::vec(row(), 0..12).prop_map(|rows| rows.into_iter().enumerate().map(|(at, row)| placed(at, row)).collect())
 }
@@ -93,7 +93,7 @@ fn plugin(at: usize, plugin_type: &str) -> PluginSpec {
     PluginSpec { name: format!("{plugin_type}-{at}"), parameters, ..PluginSpec::of_type(plugin_type) }
 }
 
-/// Any scorers of any weights with this picker.
+/// Any scorers with any weights, and this picker.
 pub fn pipeline(picker: &'static str) -> impl Strategy<Value = PipelineSpec> {
     let scorers: Vec<&str> = PLUGINS.iter().filter(|plugin| plugin.kind == PluginKind::Scorer).map(|plugin| plugin.name).collect();
     let weights = prop::sample::select(vec![0.0, 0.5, 1.0, 2.0, 3.0, 100.0]);
@@ -114,7 +114,7 @@ pub fn filters() -> impl Strategy<Value = PipelineSpec> {
     })
 }
 
-/// Any picker's pipeline of one profile.
+/// A pipeline of one profile with any picker.
 pub fn any_pipeline() -> impl Strategy<Value = PipelineSpec> {
     prop_oneof![pipeline("max-score-picker"), pipeline("weighted-random-picker"), pipeline("random-picker")]
 }

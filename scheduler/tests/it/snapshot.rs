@@ -1,4 +1,4 @@
-//! What a snapshot accepts, refuses and updates.
+//! Which snapshots are accepted or refused, and how they are updated.
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ fn as_many_endpoints_as_there_are_slots() {
 }
 
 #[test]
-fn what_was_learned_and_what_objects_there_are_is_kept() {
+fn models_and_objects_are_kept() {
     let endpoint = pool(1)[0].id;
     let step = StepModel::of([1.0, 2.0, 3.0], [4.0, 5.0, 6.0], 7.0).with_speed(endpoint, 2.0, 3.0);
     let model = ModelSpec { name: "m".to_owned(), priority: 0, targets: vec![] };
@@ -90,7 +90,7 @@ fn newer_metrics_leave_the_rest_as_it_was() {
 }
 
 #[test]
-fn an_observation_changes_the_row_of_its_endpoint_and_life() {
+fn an_observation_changes_the_row_of_its_endpoint_and_generation() {
     let mut snapshot = seal(pool(3)).unwrap();
     let second = snapshot.endpoints()[1].id;
     snapshot.observe(second, |metrics| metrics.queue_depth = Some(2.0));
@@ -109,7 +109,7 @@ fn an_address_that_is_none_has_no_socket() {
     assert_eq!(sockets, ["10.0.0.1:8000".parse().ok(), None]);
 }
 
-/// Endpoints whose metadata names the base model, but for the last, which names another.
+/// Endpoints whose metadata names the base model; the last names another.
 fn of_one_base(model: ModelSpec) -> Snapshot {
     let mut endpoints = pool(3);
     for (endpoint, named) in endpoints.iter_mut().zip(["base", "base", "other"]) {

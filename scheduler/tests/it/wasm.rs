@@ -1,4 +1,4 @@
-//! The same decision natively and in wasm, to the last digit of every score.
+//! Decisions are the same natively and in wasm, to the last digit of every score.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,14 +10,15 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
 }
 
-/// Builds the example `golden` for wasm, in a target folder of its own: the build that runs this test holds the lock of the usual one.
+/// Builds the example `golden` for wasm in a separate target folder, because the build that runs
+/// this test holds the lock of the usual one.
 fn build() -> PathBuf {
     let target = root().join("target/wasm-golden");
     let status = Command::new(env!("CARGO"))
         .args(["build", "--quiet", "--release", "-p", "scheduler", "--example", "golden", "--target", "wasm32-wasip1"])
         .current_dir(root())
         .env("CARGO_TARGET_DIR", &target)
-        // What the outer cargo says of its own build must not leak into this one.
+        // Settings of the outer cargo must not affect this build.
         .env_remove("RUSTFLAGS")
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
         .status()

@@ -1,4 +1,5 @@
-//! How many of few outcomes are within their middle, and within their ninth decile, on streams that no file gave: 300 outcomes of one endpoint, of which the last 90 count.
+//! Measures which share of outcomes falls within the predicted median and p90 on synthetic streams:
+//! 300 outcomes of one endpoint, and the last 90 are counted.
 
 use super::p90::CoverageIntegrator;
 use super::*;
@@ -11,37 +12,41 @@ const OUTCOMES: usize = 300;
 const COUNTED: usize = 90;
 const SEEDS: u64 = 12;
 
-/// What independent outcomes would spread by were each within with a chance of nine in ten: the root of 90 · 0.9 · 0.1.
+/// Standard deviation if each of 90 outcomes were independently within p90 with probability 0.9:
+/// √(90 · 0.9 · 0.1).
 const BINOMIAL: f32 = 2.85;
 
-/// How long the outcome at a place takes, as a logarithm.
+/// The logarithm of the duration of the outcome at this position.
 type Stream = fn(&mut Rng, usize) -> f32;
 
-/// Of mean nought and deviation one, as near to the normal distribution as three numbers come.
+/// Mean 0, deviation 1: as near to the normal distribution as a sum of three uniform numbers comes.
 fn normal(rng: &mut Rng) -> f32 {
     2.0 * (rng.open01() + rng.open01() + rng.open01() - 1.5)
 }
 
-/// What each does, and what an outcome at a place in it takes.
+/// A description of each stream, and the outcome at a position in it.
 const STREAMS: [(&str, Stream); 10] = [
     ("only trembles", |rng, _| 0.1 * normal(rng)),
     ("trembles and falls", |rng, at| 0.1 * normal(rng) - 0.01 * at as f32),
     ("trembles and rises", |rng, at| 0.1 * normal(rng) + 0.01 * at as f32),
     ("falls", |rng, at| 0.02 * normal(rng) - 0.01 * at as f32),
     ("rises", |rng, at| 0.02 * normal(rng) + 0.01 * at as f32),
-    // A Pareto tail: one in a hundred is over four times as long as the least, one in a thousand over eight times.
+    // A Pareto tail: one in a hundred exceeds four times the minimum, one in a thousand eight
+    // times.
     ("has a heavy tail", |rng, _| -0.3 * libm::logf(rng.open01())),
     ("steps up", |rng, at| 0.1 * normal(rng) + if at < 250 { 0.0 } else { 0.5 }),
     ("steps down", |rng, at| 0.1 * normal(rng) - if at < 250 { 0.0 } else { 0.5 }),
-    // As an engine that admits in waves: by a third at once, and hardly a tremble between.
+    // Like an engine that admits requests in waves: a jump of a third, and hardly any noise
+    // between.
     ("falls and jumps back", |rng, at| 0.02 * normal(rng) - 0.01 * (at % 35) as f32),
     ("falls and jumps back, and hardly trembles", |rng, at| 0.005 * normal(rng) - 0.0087 * (at % 35) as f32),
 ];
 
-/// Outcomes that a stream is further on with each seed: what it does in waves is counted from any place in one.
+/// Offset in outcomes between the seeds, so that waves are counted from different phases.
 const APART: usize = 3;
 
-/// How many of the last outcomes of a stream are within the middle, and within the ninth decile, where so many come between a pick and its own.
+/// How many of the last outcomes of a stream are within the median and within p90, if `delay`
+/// outcomes come between a pick and its own.
 fn within(stream: Stream, seed: u64, delay: usize) -> [usize; 2] {
     let (mut rng, mut learner, mut model) = (Rng::seeded(seed), LatencyLearner::default(), None::<LatencyModel>);
     let mut said: Vec<Option<Prediction>> = Vec::new();
@@ -49,22 +54,23 @@ fn within(stream: Stream, seed: u64, delay: usize) -> [usize; 2] {
     for at in 0..OUTCOMES + delay {
         let conditions = Conditions { requests: delay as f32, prompt_tokens: 100.0, uncached_tokens: 100.0, ..Conditions::default() };
         said.push(model.as_ref().and_then(|model| model.predict(POD, &conditions).ok()));
-        let Some(told) = at.checked_sub(delay) else { continue };
-        let ms = 200.0 * libm::expf(stream(&mut rng, told + APART * seed as usize));
-        if let Some(said) = said[told].filter(|_| told >= OUTCOMES - COUNTED) {
+        let Some(outcome) = at.checked_sub(delay) else { continue };
+        let ms = 200.0 * libm::expf(stream(&mut rng, outcome + APART * seed as usize));
+        if let Some(said) = said[outcome].filter(|_| outcome >= OUTCOMES - COUNTED) {
             within[0] += usize::from(ms <= said.ttft_ms);
             within[1] += usize::from(ms <= said.ttft_p90_ms);
         }
         let (output_tokens, first_token, gap) = (None, None, None);
         let (ttft_ms, tpot_ms) = (Some(ms), Some(ms / 10.0));
         let seen = Observation { endpoint: POD, conditions, ended: RequestEnd::Done, ttft_ms, tpot_ms, output_tokens, first_token, gap };
-        assert_eq!(learner.observe_after(&seen, said[told].as_ref(), delay as f32), ObservationVerdict::Learned);
+        assert_eq!(learner.observe_after(&seen, said[outcome].as_ref(), delay as f32), ObservationVerdict::Learned);
         model = learner.publish(FIT_INTERVAL_MS * at as u64).or(model);
     }
     within
 }
 
-/// How many are within the middle and within the ninth decile, on average over seeds, and how far the latter spreads.
+/// The mean over seeds of how many are within the median and within p90, and the deviation of the
+/// latter.
 fn over_seeds(stream: Stream, delay: usize) -> ([f32; 2], f32) {
     let all: Vec<[f32; 2]> = (0..SEEDS).map(|seed| within(stream, seed, delay).map(|count| count as f32)).collect();
     let mean = [0, 1].map(|at| all.iter().map(|within| within[at]).sum::<f32>() / all.len() as f32);
@@ -72,7 +78,7 @@ fn over_seeds(stream: Stream, delay: usize) -> ([f32; 2], f32) {
 }
 
 #[test]
-fn nine_of_ten_of_few_outcomes_are_within_whatever_they_do_and_chance_has_half_a_say() {
+fn nine_of_ten_of_few_outcomes_are_within_p90_with_half_the_deviation_of_chance() {
     for (name, stream) in STREAMS {
         let ([middle, ninth], spread) = over_seeds(stream, 0);
         assert!((36.0..=54.0).contains(&middle), "40 to 60 % of 90 are within the middle where it {name}: {middle}");
@@ -81,7 +87,7 @@ fn nine_of_ten_of_few_outcomes_are_within_whatever_they_do_and_chance_has_half_a
 }
 
 #[test]
-fn what_is_known_late_is_left_to_chance() {
+fn late_outcomes_are_left_to_chance() {
     for (name, stream) in [STREAMS[0], STREAMS[5]] {
         let ([_, ninth], spread) = over_seeds(stream, 30);
         assert!((79.2..=82.8).contains(&ninth) && spread < 1.6 * BINOMIAL, "88 to 92 % of 90 where it {name}: {ninth} ± {spread}");
@@ -89,7 +95,7 @@ fn what_is_known_late_is_left_to_chance() {
 }
 
 #[test]
-fn what_was_above_is_made_up_for_once_and_the_less_the_longer_the_run() {
+fn a_surplus_above_p90_is_corrected_once_and_less_in_a_longer_run() {
     let after = |outcomes: usize, above: usize| {
         let mut integrator = CoverageIntegrator::default();
         (0..outcomes).for_each(|at| integrator.outcome(0.1, Some(at >= outcomes - above)));
@@ -104,5 +110,5 @@ fn what_was_above_is_made_up_for_once_and_the_less_the_longer_the_run() {
     assert!(integrator.at().abs() < 1e-4, "one of ten is as it should be: {}", integrator.at());
     integrator.outcome(0.1, Some(true));
     integrator.outcome(0.1, None);
-    assert_eq!(integrator.at(), 0.0, "what was told by what is no longer so");
+    assert_eq!(integrator.at(), 0.0, "a prediction that is out of date is not corrected");
 }

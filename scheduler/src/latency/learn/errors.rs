@@ -1,49 +1,55 @@
-//! From how far off predictions were, and whether outcomes were within the deciles that had been said of them, to the ninth decile.
+//! Estimates p90 from the errors of predictions and from whether outcomes were within the predicted
+//! p90.
 //!
-//! Errors are of what was said before the time was known, never of a fit to it, so that they are as large as the next ones will be. A new shape brings
-//! those of its own, on parts of the window that it was fitted without for that; errors of another shape say nothing of it.
+//! An error is always that of a prediction made before the time was known, never the residual of a
+//! fit, so that errors are as large as the next ones will be. A new shape brings its own errors
+//! from cross-validation; the errors of another shape say nothing about it.
 //!
-//! There are two candidates for the decile: a multiple of the middle, by how long that is, and one level for all requests. They are mixed by the pinball
-//! loss that each had of late, so the mix is hardly worse than the better of both. And as errors to come need not be as those of the past were,
-//! the mix is moved, outcome by outcome, until a tenth is above it: online conformal prediction, by quantile tracking.
+//! There are two candidates for p90: a multiple of the median, by the length of the median, and one
+//! level for all requests. They are mixed by their recent pinball losses, so the mix is hardly
+//! worse than the better of both. Future errors need not be distributed like past ones, so each
+//! outcome also moves the mix until a tenth of outcomes are above it: online conformal prediction
+//! by quantile tracking.
 
 use std::collections::VecDeque;
 
 use super::super::shape::{BINS, FACTORS, LEVELS, P90Spread};
 use super::p90::{CoverageIntegrator, LogOutcome, P90Tracker, PinballLosses, SHARE};
 
-/// The newest errors of one time, and the candidates for its ninth decile.
+/// The newest errors of one time, and the candidates for its p90.
 #[derive(Clone, Debug)]
 pub(super) struct ErrorWindow {
-    /// What was said, and how far off that was, as logarithms.
+    /// Prediction and error, as logarithms.
     errors: VecDeque<(f32, f32)>,
-    /// Pushed since `multiple` was made of them.
+    /// Errors pushed since `multiple` was computed.
     fresh: usize,
-    /// How many times the middle the decile was among `errors`; until there are enough, what was assumed.
+    /// p90 among `errors` as a multiple of the median; the assumed one until there are enough
+    /// errors.
     multiple: P90Spread,
-    /// One decile for all requests, as a logarithm.
+    /// One p90 for all requests, as a logarithm.
     level: Option<P90Tracker>,
-    /// What is added to the logarithm of both mixed.
+    /// Shift that is added to the logarithm of the mix.
     moved: P90Tracker,
-    /// What is added to that for those above what was told.
+    /// Correction on top of `moved`, from how many outcomes were above the p90 that was predicted
+    /// for them.
     integrator: CoverageIntegrator,
-    /// Of the two candidates.
+    /// Losses of the two candidates.
     losses: PinballLosses,
 }
 
-/// Errors kept: few enough to follow, enough for a decile of each bin.
+/// Errors kept: few enough to follow changes, enough for a p90 of each bin.
 const ERRORS_MAX: usize = 1_600;
 
-/// Errors after which it is looked anew how many times the middle the decile is: sorting them costs some tens of µs.
+/// `multiple` is recomputed after this many new errors: sorting them costs some tens of µs.
 const FRESH_MAX: usize = 16;
 
-/// Errors of a bin, at least.
+/// Minimum errors in a bin.
 const BIN_MIN: usize = 40;
 
-/// The farthest that the mix is moved, as a logarithm.
+/// Bound of `moved` in either direction, as a logarithm.
 const MOVED_MAX: f32 = 2.0;
 
-/// The ninth decile before anything is known.
+/// p90 as a multiple of the median before anything is known.
 const FACTOR_PRIOR: f32 = 1.5;
 
 // === impl ErrorWindow ===
@@ -63,31 +69,32 @@ impl Default for ErrorWindow {
 }
 
 impl ErrorWindow {
-    /// Until there are enough errors, this.
+    /// Uses `spread` until there are enough errors.
     pub(super) fn assume(&mut self, spread: &P90Spread) {
         self.multiple = *spread;
     }
 
-    /// Another shape is in force: its errors, oldest first.
+    /// Starts with the errors of a new shape, oldest first.
     pub(super) fn start(&mut self, errors: &[(f32, f32)]) {
         self.errors = errors.iter().skip(errors.len().saturating_sub(ERRORS_MAX)).copied().collect();
         self.refresh();
     }
 
-    /// What was said of a time, and how far off that was, as logarithms; was it above the decile that was told, where that is told now too, and how many
-    /// outcomes came between.
-    pub(super) fn push(&mut self, said: f32, error: f32, above_told: Option<bool>, delay: f32) {
+    /// Adds one outcome: the predicted median and its error, as logarithms; whether it was above
+    /// the predicted p90, if that prediction is still current (else `None`); and how many outcomes
+    /// came in between.
+    pub(super) fn push(&mut self, said: f32, error: f32, above_p90: Option<bool>, delay: f32) {
         let log = said + error;
         let mut level = self.level.unwrap_or(P90Tracker::starting_at(log));
         let by_multiple = self.by_multiple(said);
         let mixed = self.mixed(by_multiple, level.at());
         if !mixed.is_finite() {
-            return; // nobody said that
+            return; // no model predicts that
         }
         self.losses.add(log, [by_multiple, level.at()]);
-        self.integrator.outcome(log - mixed - self.moved.at(), above_told);
+        self.integrator.outcome(log - mixed - self.moved.at(), above_p90);
         self.moved.outcome(LogOutcome { value: log - mixed, base: mixed, delay });
-        // No decile is below the middle, so there is nothing to gain from moving further than there.
+        // p90 is never below the median, so moving further down gains nothing.
         self.moved.clamp((said - mixed).clamp(-MOVED_MAX, 0.0), MOVED_MAX);
         level.outcome(LogOutcome { value: log, base: 0.0, delay });
         self.level = Some(level);
@@ -101,7 +108,7 @@ impl ErrorWindow {
         }
     }
 
-    /// The decile as a multiple of what was said, as a logarithm.
+    /// p90 as a multiple of the prediction; both as logarithms.
     fn by_multiple(&self, said: f32) -> f32 {
         libm::logf(self.multiple.p90_ms(libm::expf(said)).max(f32::MIN_POSITIVE))
     }
@@ -111,7 +118,7 @@ impl ErrorWindow {
         libm::logf((1.0 - share) * libm::expf(by_multiple) + share * libm::expf(level))
     }
 
-    /// As proxies are told.
+    /// The spread to publish to proxies.
     pub(super) fn spread(&self) -> P90Spread {
         let share = self.level.map_or(0.0, |_| self.losses.second_counts());
         let moved = self.moved.at() + self.integrator.at();
@@ -124,7 +131,7 @@ impl ErrorWindow {
         }
     }
 
-    /// Makes anew what decile the errors have, by how long it was that was said.
+    /// Recomputes p90 of the errors, by the length of the prediction.
     fn refresh(&mut self) {
         self.fresh = 0;
         let bins = (self.errors.len() / BIN_MIN).min(BINS);
@@ -141,7 +148,7 @@ impl ErrorWindow {
             let errors = of_bin.iter().map(|(_, error)| *error).collect();
             *factor = libm::expf(quantile(errors, SHARE)).clamp(*FACTORS.start(), *FACTORS.end());
         }
-        // The last bin, and those that are not filled, have no end.
+        // The last bin, and bins that are not filled, have no end.
         for (bin, place) in spread.ends.iter_mut().enumerate() {
             *place = sorted.get(end(bin)).map_or(f32::MAX, |(said, _)| libm::expf(*said).min(f32::MAX));
         }
@@ -149,7 +156,8 @@ impl ErrorWindow {
     }
 }
 
-/// What this share of errors is at most: of n, the (n+1)·share-th, so that the next one is below it with that chance.
+/// Quantile `share` of the errors: the ⌈(n+1)·share⌉-th of n, so that the next error is below it
+/// with that probability.
 fn quantile(mut errors: Vec<f32>, share: f32) -> f32 {
     crate::sort::sort_by(&mut errors, |a, b| a < b);
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of some hundreds")]

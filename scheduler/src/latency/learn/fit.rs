@@ -1,4 +1,5 @@
-//! Fits one time to samples: the linear part by robust relative least squares, then small trees on what is left.
+//! Fits one time to samples: the linear part by robust relative least squares, then small trees on
+//! the residual.
 
 use super::super::features::{FEATURES_COUNT, Features, TERMS};
 use super::super::least_squares::solve;
@@ -11,35 +12,38 @@ pub(super) struct FitRow {
     pub(super) terms: [f32; TERMS],
     /// What an average endpoint would have taken, as a logarithm of ms.
     pub(super) log: f32,
-    /// How much it counts.
+    /// Weight of this row.
     pub(super) weight: f32,
 }
 
-/// Rounds of reweighting: each brings the fit nearer to the smallest *absolute* relative error, which a few absurd samples do not move.
+/// Rounds of reweighting. Each brings the fit nearer to the smallest *absolute* relative error,
+/// which a few outliers do not move.
 const REWEIGHTINGS: usize = 8;
 const REWEIGHTINGS_NEAR: usize = 2;
 
-/// Relative errors below this count alike.
+/// Relative errors below this get the same weight.
 const ERROR_MIN: f64 = 0.02;
 
-/// A pull towards nothing, as a share of each weight's own curvature: it decides between inputs that say the same.
+/// Ridge towards zero, as a share of each weight's own curvature. It decides between collinear
+/// inputs.
 const RIDGE: f64 = 1e-4;
 
 const SWEEPS: usize = 60;
 
-/// Where a tree may ask: so many places a feature.
+/// Thresholds that a tree may use, per feature.
 const CUTS: usize = 15;
 
-/// Samples that "no correction" counts for in each leaf.
+/// In each leaf, "no correction" counts as this many samples.
 const LEAF_SHRINK: f32 = 10.0;
 
-/// How much of what it sees a tree says: the next ones say the rest, or learn that it was chance.
+/// The share of the residual that each tree corrects. Later trees correct the rest, or find that it
+/// was noise.
 const LEARNING_RATE: f32 = 0.3;
 
-/// How far one sample may pull a leaf, as a logarithm.
+/// Bound of the residual of one sample in a leaf, as a logarithm.
 const PULL_MAX: f32 = 0.7;
 
-/// The linear part; from `near`, one that is nearly so, a few rounds are enough.
+/// Fits the linear part. When `near` is nearly right, a few rounds are enough.
 pub(super) fn base(rows: &[FitRow], near: Option<&LatencyShape>) -> LatencyShape {
     let mut shape = LatencyShape { weights: near.map_or([0.0; TERMS], |near| near.weights), trees: Box::default() };
     let mut weights = shape.weights.map(f64::from);
@@ -49,7 +53,8 @@ pub(super) fn base(rows: &[FitRow], near: Option<&LatencyShape>) -> LatencyShape
             let ms = f64::from(libm::expf(row.log));
             let expected = if round == 0 { ms } else { f64::from(shape.base_ms(&row.terms)) };
             let error = if round == 0 { 1.0 } else { libm::log(ms / expected).abs().max(ERROR_MIN) };
-            // Twice too much and half are as wrong: relative to the larger of both, lest what is far too low weigh without end.
+            // Too high by a factor of two is as wrong as too low by two. The error is relative to
+            // the larger of both, or a far too low prediction would weigh without bound.
             let scale = expected.max(ms);
             add((&mut normal, &mut seen), &row.terms.map(|term| f64::from(term) / scale), ms / scale, f64::from(row.weight) / error);
         }
@@ -59,7 +64,7 @@ pub(super) fn base(rows: &[FitRow], near: Option<&LatencyShape>) -> LatencyShape
     shape
 }
 
-/// The same time for all: the median.
+/// The same time for all requests: the weighted median.
 pub(super) fn constant(rows: &[FitRow]) -> LatencyShape {
     let mut sorted: Vec<(f32, f32)> = rows.iter().map(|row| (row.log, row.weight)).collect();
     crate::sort::sort_by(&mut sorted, |a, b| a.0 < b.0);
@@ -82,7 +87,7 @@ fn add((normal, seen): (&mut [[f64; TERMS]; TERMS], &mut [f64; TERMS]), inputs: 
     }
 }
 
-/// So many trees more on top of a linear part.
+/// Adds `count` trees to a linear part.
 pub(super) fn with_trees(shape: &LatencyShape, rows: &[FitRow], count: usize) -> LatencyShape {
     let cuts = cuts(rows);
     let binned: Vec<[u8; FEATURES_COUNT]> = rows.iter().map(|row| bins(&row.x, &cuts)).collect();
@@ -98,7 +103,7 @@ pub(super) fn with_trees(shape: &LatencyShape, rows: &[FitRow], count: usize) ->
     LatencyShape { weights: shape.weights, trees: trees.into() }
 }
 
-/// Where trees may ask: at quantiles of each feature, each value once.
+/// Thresholds that trees may use: quantiles of each feature, without duplicates.
 fn cuts(rows: &[FitRow]) -> [Vec<f32>; FEATURES_COUNT] {
     std::array::from_fn(|feature| {
         let mut values: Vec<f32> = rows.iter().filter_map(|row| row.x.get(feature).copied()).collect();
@@ -117,10 +122,10 @@ fn bins(x: &Features, cuts: &[Vec<f32>; FEATURES_COUNT]) -> [u8; FEATURES_COUNT]
     bins
 }
 
-/// Sum of weights and of what is left, by leaf and by bin of a feature.
+/// Sums of weights and of weighted residuals, by leaf and by bin of a feature.
 type FitHistogram = [[(f32, f32); CUTS + 1]; 1 << DEPTH];
 
-/// The tree that leaves least, found level by level.
+/// The tree that reduces the residual most, found level by level.
 fn tree(rows: &[FitRow], binned: &[[u8; FEATURES_COUNT]], left: &[f32], cuts: &[Vec<f32>; FEATURES_COUNT]) -> DecisionTree {
     let mut leaves = vec![0_u8; rows.len()];
     let mut tree = DecisionTree { features: [0; DEPTH], thresholds: [f32::MAX; DEPTH], leaves: [0.0; 1 << DEPTH] };
@@ -166,7 +171,7 @@ fn histogram(rows: &[FitRow], binned: &[[u8; FEATURES_COUNT]], left: &[f32], (le
     histogram
 }
 
-/// How much less is left when every leaf is split at `cut`: bins up to it, and those above.
+/// How much the residual falls when every leaf is split at `cut`: bins up to it, and bins above.
 fn gain(histogram: &FitHistogram, cut: usize) -> f32 {
     let worth = |(weight, sum): (f32, f32)| sum * sum / (weight + LEAF_SHRINK);
     let add = |a: (f32, f32), b: &(f32, f32)| (a.0 + b.0, a.1 + b.1);
@@ -178,12 +183,13 @@ fn gain(histogram: &FitHistogram, cut: usize) -> f32 {
     histogram.iter().map(of_leaf).sum()
 }
 
-/// What a shape says of a row, as a logarithm.
+/// The prediction of a shape for a row, as a logarithm.
 pub(super) fn log(shape: &LatencyShape, row: &FitRow) -> f32 {
     libm::logf(shape.base_ms(&row.terms).max(MS_MIN)) + shape.correction(&row.x)
 }
 
-/// How wrong a shape is: the mean absolute error of logarithms, so a relative one. Infinite where there is nothing to judge by.
+/// The loss of a shape: mean absolute error of logarithms, so a relative error. Infinite without
+/// rows.
 pub(super) fn loss(shape: &LatencyShape, rows: &[FitRow], shift: f32) -> f32 {
     let (error, weight) = rows
         .iter()

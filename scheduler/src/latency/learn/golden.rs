@@ -1,8 +1,10 @@
-//! What is learned of fixed streams of outcomes, number by number: `tests/latency/learned.txt`. Other tests hold that it is right within the noise; this
-//! one, that every step on the way there is the one that was meant.
+//! What is learned from fixed streams of outcomes, number by number: `tests/latency/learned.txt`.
+//! Other tests check that it is right within the noise; this one checks that no step on the way
+//! changes unnoticed.
 //!
-//! `UPDATE_GOLDENS=1` writes what came out into the file; read the diff before committing it. The mathematics is that of the crate `libm`, so
-//! builds with and without optimisation agree to the last bit.
+//! `UPDATE_GOLDENS=1` writes the present result into the file; read the diff before committing it.
+//! All mathematics is from the crate `libm`, so builds with and without optimisation agree to the
+//! last bit.
 
 use std::fmt::Write;
 
@@ -14,42 +16,43 @@ use crate::rng::Rng;
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/latency/learned.txt");
 
 const HEAD: &str = "\
-# What the learner of latencies makes of fixed streams of outcomes; times are in ms. An endpoint is a slot and, after a dot, its generation.
-# To accept what comes out now: UPDATE_GOLDENS=1 cargo test -p scheduler --lib golden
+# What the latency learner learns from fixed streams of outcomes; times are in ms. An endpoint is written slot.generation.
+# To accept the present result: UPDATE_GOLDENS=1 cargo test -p scheduler --lib golden
 ";
 
-/// Endpoints of a pool.
+/// Endpoints of the pool.
 const SLOTS: u16 = 4;
 
-/// A pool, and those who learn of it.
+/// A pool with its learner and the model last published.
 struct GoldenPool {
     rng: Rng,
     learner: LatencyLearner,
     model: Option<LatencyModel>,
     now_ms: u64,
-    /// By slot: how many times as long as the others it takes, and who lives there.
+    /// By slot: the time as a multiple of the other endpoints', and the generation.
     factors: [f32; SLOTS as usize],
     generations: [u32; SLOTS as usize],
-    /// How good the two times were told.
+    /// Accuracy of the predictions of TTFT and TPOT.
     calibrations: [Calibration; 2],
     text: String,
 }
 
-/// The two times of a request under these conditions, before noise.
+/// TTFT and TPOT of a request under these conditions, before noise.
 type TrueTimes = fn(&Conditions) -> (f32, f32);
 
-/// An engine whose prefills queue, and which preempts where its cache is nearly full: a jump that no sum of terms says.
+/// An engine whose prefills queue, and which preempts when its cache is nearly full: a jump that no
+/// sum of terms can express.
 fn engine(c: &Conditions) -> (f32, f32) {
     let preempts = if c.kv_utilization.is_some_and(|share| share > 0.7) { 1.6 } else { 1.0 };
     (preempts * (25.0 + 0.04 * (c.uncached_tokens + c.prefill_tokens)), preempts * (8.0 + 0.3 * c.requests))
 }
 
-/// The same after an upgrade: each token costs more, all else less.
+/// The same pool after an upgrade: each token costs more, everything else less.
 fn upgraded(c: &Conditions) -> (f32, f32) {
     (5.0 + 0.1 * (c.uncached_tokens + c.prefill_tokens), 2.0 + 1.5 * c.requests)
 }
 
-/// A gateway that holds every reply to the same times, whatever is asked.
+/// A gateway that delays every reply to the same times, whatever the request.
 fn alike(_: &Conditions) -> (f32, f32) {
     (120.0, 15.0)
 }
@@ -87,7 +90,8 @@ impl GoldenPool {
         }
     }
 
-    /// What a request sees under these conditions, a quarter of noise either way; its first token and a gap of it are measures of steps.
+    /// The observation of a request under random conditions, with a quarter of noise either way;
+    /// its first token and one gap are samples of steps.
     fn outcome(&mut self, truth: TrueTimes) -> Observation {
         let slot = self.rng.below(usize::from(SLOTS));
         let conditions = self.conditions();
@@ -108,9 +112,11 @@ impl GoldenPool {
         }
     }
 
-    /// Learned from, and published if it is time; every third proxy had no model yet that said anything.
-    fn learn(&mut self, observation: &Observation, told: bool) {
-        let said = self.model.as_ref().filter(|_| told).and_then(|model| model.predict(observation.endpoint, &observation.conditions).ok());
+    /// Learns from an observation, and publishes if it is time. Without `has_model`, the proxy had
+    /// no model yet and made no prediction.
+    fn learn(&mut self, observation: &Observation, has_model: bool) {
+        let said =
+            self.model.as_ref().filter(|_| has_model).and_then(|model| model.predict(observation.endpoint, &observation.conditions).ok());
         self.learner.observe(observation, said.as_ref());
         if let (Some(said), Some(ttft_ms), Some(tpot_ms)) = (said, observation.ttft_ms, observation.tpot_ms) {
             self.calibrations[0].add(said.ttft_ms, said.ttft_p90_ms, ttft_ms);
@@ -120,7 +126,7 @@ impl GoldenPool {
         self.model = self.learner.publish(self.now_ms).or(self.model.take());
     }
 
-    /// So many outcomes, of which `change` makes what it likes, and what is known then.
+    /// Learns from so many outcomes, each changed by `change`, and describes the result.
     fn run(&mut self, what: &str, outcomes: usize, truth: TrueTimes, change: fn(usize, &mut Observation)) {
         for at in 0..outcomes {
             let mut observation = self.outcome(truth);
@@ -136,10 +142,10 @@ impl GoldenPool {
         let LearnerStatus { learned, censored, refused, window, adopted, rejected, drifts } = self.learner.standing();
         let _ = writeln!(text, "learned {learned}, censored {censored}, refused {refused}, window {window}");
         let _ = writeln!(text, "shapes adopted {adopted}, rejected {rejected}; drifts {drifts}");
-        for (name, told) in ["ttft", "tpot"].iter().zip(&self.calibrations) {
+        for (name, calibration) in ["ttft", "tpot"].iter().zip(&self.calibrations) {
             let of = |number: Option<f64>| number.map_or("-".to_owned(), |number| digits(number as f32));
-            let (error, coverage) = (of(told.mape()), of(told.coverage90()));
-            let _ = writeln!(text, "{name}: told {}, mean error {error}, within the ninth decile {coverage}", told.count());
+            let (error, coverage) = (of(calibration.mape()), of(calibration.coverage90()));
+            let _ = writeln!(text, "{name}: predicted {}, mean error {error}, within p90 {coverage}", calibration.count());
         }
         let step = self.learner.step();
         let _ = writeln!(text, "prefill {}; decode {}", row(&step.prefill()), row(&step.decode()));
@@ -170,16 +176,16 @@ impl GoldenPool {
             }
             let _ = writeln!(
                 text,
-                "  decile up to {}: {} times, and {}",
+                "  p90 up to {}: {} times the median, plus {}",
                 row(&head.spread.ends),
                 row(&head.spread.factors),
                 digits(head.spread.level)
             );
         }
         let _ = writeln!(text, "\n{:<7}  {:<8}  {:>9}  {:>9}  {:>9}  {:>9}", "request", "endpoint", "ttft", "ttft p90", "tpot", "tpot p90");
-        let nobody = EndpointRef { slot: Slot(SLOTS), generation: Generation(1) };
+        let unknown = EndpointRef { slot: Slot(SLOTS), generation: Generation(1) };
         for (name, conditions) in probes() {
-            for endpoint in self.endpoints().chain([nobody]) {
+            for endpoint in self.endpoints().chain([unknown]) {
                 match model.predict(endpoint, &conditions) {
                     Ok(Prediction { ttft_ms, ttft_p90_ms, tpot_ms, tpot_p90_ms }) => {
                         let said = [ttft_ms, ttft_p90_ms, tpot_ms, tpot_p90_ms].map(|ms| format!("  {:>9}", digits(ms))).concat();
@@ -187,7 +193,7 @@ impl GoldenPool {
                     }
                     Err(why) => {
                         let _ = writeln!(text, "{name:<7}  any       abstains: {why:?}");
-                        break; // Nobody's speed has to do with it.
+                        break; // The same for every endpoint.
                     }
                 }
             }
@@ -195,7 +201,7 @@ impl GoldenPool {
     }
 }
 
-/// Requests that are asked about.
+/// Requests to predict.
 fn probes() -> [(&'static str, Conditions); 4] {
     let of = |queued: f32, running: f32, [prompt_tokens, uncached_tokens]: [f32; 2]| Conditions {
         queued: Some(queued),
@@ -216,7 +222,7 @@ fn probes() -> [(&'static str, Conditions); 4] {
     ]
 }
 
-/// Five significant digits, and no more than tell the number.
+/// Five significant digits, without trailing zeros.
 fn digits(number: f32) -> String {
     if number == f32::MAX {
         return "any".to_owned();
@@ -232,7 +238,7 @@ fn row(numbers: &[f32]) -> String {
 
 fn as_it_is(_: usize, _: &mut Observation) {}
 
-/// Two speeds, then all that happens to a pool.
+/// A pool of two speeds, then all events that can happen to a pool.
 fn eventful() -> GoldenPool {
     let mut pool = GoldenPool::new("a pool of two speeds", 1, LatencyLearner::default());
     pool.factors[2] = 2.0;
@@ -263,7 +269,7 @@ fn eventful() -> GoldenPool {
 }
 
 #[test]
-#[expect(clippy::disallowed_methods, reason = "whether to accept is said in the environment, as with all goldens")]
+#[expect(clippy::disallowed_methods, reason = "UPDATE_GOLDENS is an environment variable, as with all goldens")]
 fn every_number_that_is_learned_is_the_one_in_the_file() {
     let eventful = eventful();
     let mut next = GoldenPool::new(
@@ -292,5 +298,5 @@ fn every_number_that_is_learned_is_the_one_in_the_file() {
     }
     let then = std::fs::read_to_string(FILE).unwrap();
     let differs = then.lines().zip(now.lines()).enumerate().find(|(_, (then, now))| then != now);
-    assert!(then == now, "{FILE} says otherwise, first in {differs:?}");
+    assert!(then == now, "{FILE} differs, first in {differs:?}");
 }

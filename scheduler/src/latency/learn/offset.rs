@@ -1,44 +1,50 @@
-//! What each endpoint is off by: learned at once from each sample, so that a pod that slows down is known before any shape is fitted anew.
+//! How far each endpoint deviates from the shape. It is learned at once from each sample, so that a
+//! pod that slows down is known before any shape is fitted again.
 //!
-//! Two averages follow the errors of an endpoint, a slow one that hardly trembles and a fast one. While they agree within what chance explains, the slow
-//! one counts. When they do not, the endpoint has changed: the slow one jumps to the fast one.
+//! Two averages follow the errors of an endpoint: a slow one with little noise, and a fast one.
+//! While they agree within the noise, the slow one is used. When they disagree, the endpoint has
+//! changed, and the slow one jumps to the fast one.
 //!
-//! Where nothing comes between a pick and its outcome, a third, of the newest two, leads it: what they are off by besides, the next is off by again, as far as
-//! that has proved true. Between the jumps of what comes in waves that still leaves the middle on one side of outcomes for long; so besides, it is moved a little
-//! with each, until half are above it.
+//! If no outcome comes between a pick and its own, a third average, of the newest two errors, leads
+//! the slow one: the next outcome deviates like the newest ones, as far as that has proved true.
+//! Engines that admit in waves jump; between the jumps the median would still stay on one side of
+//! outcomes for long. So each outcome also moves it a little, until half of outcomes are above it.
 
 use super::super::model::OFFSETS;
 use super::p90::{GAIN, HALF, QuantileTracker, SCALE_OUTCOMES_FAST};
 use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation};
 
-/// With fewer outcomes than this between a pick and its own, what was told is what would be told now.
+/// With fewer outcomes than this between a pick and its own, the prediction at the pick is the one
+/// that would be made now.
 pub(super) const DELAY_FRESH: f32 = 1.0;
 
-/// Offsets of one time, by slot.
+/// Offsets of one of the two times, by slot.
 #[derive(Clone, Debug)]
 pub(super) struct EndpointOffsets {
     rows: Vec<OffsetRow>,
-    /// How far single samples are off, absolute, on average.
+    /// Mean absolute error of single samples.
     noise: f32,
     trust: OffsetTrust,
     persistence: OffsetPersistence,
 }
 
-/// How much of an offset is true by the time a request is served: a slow pod is slow then, too, but a passing hour has passed. By least squares of
-/// what requests were off by, on the offset that was in force when they were picked.
+/// The share of an offset that is still true when a request is served: a slow pod is still slow
+/// then, but a short disturbance is over. Least squares of the errors of requests on the offset in
+/// force when they were picked.
 #[derive(Clone, Copy, Debug, Default)]
 struct OffsetTrust {
     products: f32,
     squares: f32,
 }
 
-/// How much of what the newest outcomes were off by, the next one is off by, too: nothing where outcomes tremble, all where they come in long runs, and
-/// more than that where they drift. By least squares of what outcomes were off by, on what those before them were.
+/// The share of the newest errors that the next outcome repeats: 0 where outcomes are noise, 1
+/// where they come in long runs, more where they drift. Least squares of the errors of outcomes on
+/// the errors of those just before them.
 #[derive(Clone, Copy, Debug, Default)]
 struct OffsetPersistence {
     products: f32,
     squares: f32,
-    /// Squares of what outcomes were off by, and how many outcomes those are of.
+    /// Squared errors of outcomes, and how many outcomes those are.
     errors: f32,
     outcomes: f32,
 }
@@ -50,9 +56,11 @@ struct OffsetRow {
     slow: f32,
     fast: f32,
     newest: f32,
-    /// How far the newest lead the slow one, where that can still be so at the next pick; else nothing.
+    /// How far the newest average is ahead of the slow one, if that can still hold at the next
+    /// pick; else 0.
     lead: f32,
-    /// What is added to what else is told, so that half of outcomes are above: where a lead can be, else nothing.
+    /// Shift that is added to the published offset so that half of outcomes are above it; 0 where
+    /// there is no lead.
     middle: QuantileTracker,
 }
 
@@ -66,38 +74,44 @@ const NOTHING: OffsetRow = OffsetRow {
     middle: QuantileTracker::starting_at(0.0),
 };
 
-/// Samples that the slow average remembers, at most, and the fast one. What is told by an average comes true as many outcomes later as come between a
-/// pick and its own; one that follows faster than that swings. So the slow one remembers ten times as many, where that is less.
+/// Samples that each average remembers, at most. An average takes effect as many outcomes late as
+/// come between a pick and its own, and one that follows faster than that oscillates. So the slow
+/// one remembers ten times as many outcomes as that delay, if this is less than `SLOW`.
 const SLOW: f32 = 100.0;
 const FAST: f32 = 10.0;
 const NEWEST: f32 = 2.0;
 
-/// Samples that "as all others" counts for.
+/// "Like all other endpoints" counts as this many samples.
 const SHRINK: f32 = 8.0;
 
-/// The averages disagree by more than chance beyond so many times the noise: the fast one trembles by some 0.3 of it, so a false alarm is rare.
+/// The averages disagree when they differ by more than this many times the noise. The fast one
+/// varies by about 0.3 times the noise, so false alarms are rare.
 const CHANGED: f32 = 1.2;
 
-/// How far one sample may be off: a stall says little of what comes after it.
+/// Bound of the error of one sample: a stall says little about the next request.
 const ERROR_MAX: f32 = 2.0;
 
-/// Noise before anything is known of it, least noise that is believed, and samples over which it is learned.
+/// Noise before anything is known, the least noise that is assumed, and the samples over which it
+/// is averaged.
 const NOISE_PRIOR: f32 = 0.3;
 const NOISE_MIN: f32 = 0.02;
 const NOISE_SAMPLES: f32 = 200.0;
 
-/// Samples that trust remembers, and squared offset that full trust counts for beforehand.
+/// Share of the trust sums that each sample keeps, and the squared offset of the prior for full
+/// trust.
 const TRUST_KEEP: f32 = 0.995;
 const TRUST_PRIOR: f32 = 0.05;
 
-/// The least trust: an offset of which nothing is told can never prove true again.
+/// The least trust: with 0, no offset would be published, and none could prove true again.
 const TRUST_MIN: f32 = 0.2;
 
-/// Outcomes that persistence remembers, as a share kept by each, and how many outcomes that are off by chance alone count beforehand.
+/// Share of the persistence sums that each outcome keeps, and the number of pure-noise outcomes in
+/// the prior.
 const PERSISTENCE_KEEP: f32 = 0.98;
 const PERSISTENCE_PRIOR: f32 = 1.0;
 
-/// The most of a lead that is told. An average lags a steady drift by what it remembers: this much of their difference makes up for the lag of both.
+/// The largest share of a lead that is published. Under a steady drift an average lags by its
+/// memory; this share of the difference between two averages corrects the lag of both.
 const PERSISTENCE_MAX: f32 = FAST / (FAST - NEWEST);
 
 // === impl OffsetTrust ===
@@ -124,7 +138,8 @@ impl OffsetPersistence {
     }
 
     fn share(self) -> f32 {
-        // Of these outcomes, not the noise of all: that is of hundreds, of which the first were told by nothing.
+        // The error of these outcomes, not `noise`: that averages hundreds, and the first of those
+        // had no prediction to correct.
         let chance = self.errors / self.outcomes.max(1.0);
         (self.products / (self.squares + PERSISTENCE_PRIOR * chance).max(f32::MIN_POSITIVE)).clamp(0.0, PERSISTENCE_MAX)
     }
@@ -139,26 +154,28 @@ impl Default for EndpointOffsets {
 }
 
 impl EndpointOffsets {
-    /// None yet, but with the noise, and the trust, of before.
+    /// Starts without offsets, but with the noise, trust and persistence of before.
     pub(super) fn afresh(before: &Self) -> Self {
         Self { rows: Vec::new(), ..*before }
     }
 
-    /// A request of `endpoint` that was picked when `offset` was in force was off by `error` of what the shape says.
-    pub(super) fn proved(&mut self, endpoint: EndpointRef, offset: f32, error: f32) {
+    /// Learns trust and persistence from a request of `endpoint` that was picked with `offset` in
+    /// force and deviated from the shape by `error`.
+    pub(super) fn confirm(&mut self, endpoint: EndpointRef, offset: f32, error: f32) {
         if let Some(row) = self.row(endpoint) {
             self.persistence.learn(row.lead, (error - row.slow).clamp(-ERROR_MAX, ERROR_MAX));
         }
         self.trust.learn(offset.clamp(-ERROR_MAX, ERROR_MAX), error.clamp(-ERROR_MAX, ERROR_MAX));
     }
 
-    /// How much of an offset to believe, 0 to 1.
+    /// The share of an offset to apply, [`TRUST_MIN`] to 1.
     pub(super) fn trust(&self) -> f32 {
         self.trust.share()
     }
 
-    /// A sample of `endpoint` took this much longer than the shape says, as a logarithm, and so many outcomes came between its pick and itself. Was the
-    /// endpoint found to have changed?
+    /// Adds a sample of `endpoint`: it deviated from the shape by `error`, as a logarithm, and
+    /// `delay` outcomes came between its pick and its own. Returns whether a change of the endpoint
+    /// was detected.
     pub(super) fn push(&mut self, endpoint: EndpointRef, error: f32, delay: f32) -> bool {
         let slot = usize::from(endpoint.slot.0);
         if slot >= ENDPOINTS_MAX {
@@ -196,12 +213,12 @@ impl EndpointOffsets {
         row.filter(|row| row.count > 0.0 && row.generation == endpoint.generation)
     }
 
-    /// What `endpoint` is off by; what all are, when nothing is known of it.
+    /// The offset of `endpoint`; the mean of all endpoints if it is unknown.
     pub(super) fn of(&self, endpoint: EndpointRef) -> f32 {
         self.row(endpoint).map_or_else(|| self.mean(), |row| row.slow).clamp(*OFFSETS.start(), *OFFSETS.end())
     }
 
-    /// What all endpoints are off by, on average.
+    /// The mean offset of all endpoints.
     pub(super) fn mean(&self) -> f32 {
         let (sum, count) = self.rows.iter().fold((0.0, 0.0), |(sum, count), row| {
             let weight = row.count.min(SLOW);
@@ -210,7 +227,7 @@ impl EndpointOffsets {
         if count > 0.0 { (sum / count).clamp(*OFFSETS.start(), *OFFSETS.end()) } else { 0.0 }
     }
 
-    /// What `endpoint` is off by more than all are.
+    /// The offset of `endpoint` relative to the mean.
     pub(super) fn relative(&self, endpoint: EndpointRef) -> f32 {
         (self.of(endpoint) - self.mean()).clamp(*OFFSETS.start(), *OFFSETS.end())
     }
@@ -219,8 +236,10 @@ impl EndpointOffsets {
         self.rows.len()
     }
 
-    /// Who is known at a slot, and what is told of it: by what it is off more than all are, as far as that is believed, and what leads that.
-    pub(super) fn told(&self, slot: usize) -> Option<(Generation, f32)> {
+    /// The generation known at a slot, and its published offset: the trusted share of its
+    /// difference from the mean, plus the persistent share of its lead, plus the shift to the
+    /// median.
+    pub(super) fn published(&self, slot: usize) -> Option<(Generation, f32)> {
         let row = self.rows.get(slot).filter(|row| row.count > 0.0)?;
         let offset = self.trust() * (row.slow - self.mean()) + self.persistence.share() * row.lead + row.middle.at();
         Some((row.generation, offset.clamp(*OFFSETS.start(), *OFFSETS.end())))

@@ -1,44 +1,52 @@
-//! A number that a tenth of outcomes are above, followed as they come: online conformal prediction, by quantile tracking.
+//! Tracks the value that a tenth of outcomes exceed: online conformal prediction by quantile
+//! tracking.
 //!
-//! A tracked number goes up by nine where an outcome is above it and down by one where it is not, so in the long run a tenth are, whatever outcomes
-//! do. How long that run is, is the size of a step: large ones follow what drifts, and tremble where nothing does. So there are two, and the one
-//! that lost less of late counts more.
+//! A tracked value goes up by nine steps when an outcome is above it and down by one step when it
+//! is not. So in the long run a tenth of outcomes are above, whatever their distribution. The step
+//! size decides how long that run is: large steps follow a drift but add noise where there is none.
+//! So there are two trackers, and the one with the smaller recent loss counts more.
 //!
-//! What few outcomes are within what they were told is still left to chance. Where nothing comes between a pick and its outcome, how many were above is
-//! known at the next pick, and the integrator of a controller makes up for it (conformal PID control).
+//! Over a short run the share of outcomes within the value is still left to chance. If no outcome
+//! comes between a pick and its own, the number of outcomes above is known at the next pick, and
+//! the integrator of a controller corrects it (conformal PID control).
 
-/// What is meant to be within the ninth decile.
+/// The share of outcomes meant to be within p90.
 pub(super) const SHARE: f32 = 0.9;
 
-/// What is meant to be within the middle.
+/// The share of outcomes meant to be within the median.
 pub(super) const HALF: f32 = 0.5;
 
-/// How far an outcome moves the slow one, and the middle, as a share of its scale; and the fast one where nothing comes between a pick and its outcome.
+/// Step per outcome as a share of the scale: `GAIN` of the slow tracker and of the median;
+/// `GAIN_FAST` of the fast tracker, if no outcome comes between a pick and its own.
 pub(super) const GAIN: f32 = 0.1;
 const GAIN_FAST: f32 = 0.8;
 
-/// Outcomes over which the scale of the slow one is averaged; and of the fast one, and of the middle, where nothing comes between.
+/// Outcomes over which the scale is averaged: `SCALE_OUTCOMES` of the slow tracker;
+/// `SCALE_OUTCOMES_FAST` of the median and of the fast tracker, if no outcome comes in between.
 const SCALE_OUTCOMES: f32 = 100.0;
 pub(super) const SCALE_OUTCOMES_FAST: f32 = 20.0;
 
 /// Outcomes over which losses are averaged.
 const LOSS_OUTCOMES: f32 = 100.0;
 
-/// How far one outcome too many above moves what is told, as a share of the integrator's scale, in the first so many outcomes. What is to be right is a share,
-/// and the more outcomes it is of, the more may be too many: so in a run that is longer it is less, by the square of how many times as long, up to the last.
+/// Step for one outcome too many above, as a share of the integrator's scale, during the first
+/// `INTEGRAL_OUTCOMES`. The target is a share, and among more outcomes more may be too many. So in
+/// a run that is n times as long the step is divided by n², n at most `INTEGRAL_LONGEST`.
 const INTEGRAL_GAIN: f32 = 0.5;
 const INTEGRAL_OUTCOMES: f32 = 300.0;
 const INTEGRAL_LONGEST: f32 = 3.0;
 
-/// The most outcomes too many, or too few, that are made up for in the first ones, and as many times as that later: what is beyond was a change, which is
-/// followed, not paid back.
+/// The most outcomes too many, or too few, that are corrected during the first `INTEGRAL_OUTCOMES`;
+/// n times as many in a run n times as long. A larger surplus was a change, which the trackers
+/// follow, not an error to pay back.
 const INTEGRAL_MAX: f32 = 3.0;
 
-/// A scale before anything is known, and the least: what is exact so far need not stay so.
+/// The scale before anything is known, and the least scale: outcomes that were exact so far need
+/// not stay so.
 const SCALE_PRIOR: f32 = 0.1;
 const SCALE_MIN: f32 = 0.001;
 
-/// A ninth decile, as a logarithm or a difference of two.
+/// A tracked p90, as a logarithm or a difference of logarithms.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct P90Tracker {
     slow: QuantileTracker,
@@ -46,36 +54,36 @@ pub(super) struct P90Tracker {
     losses: PinballLosses,
 }
 
-/// A number that is moved until a share of outcomes are within it.
+/// A value that is moved until a given share of outcomes are within it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct QuantileTracker {
     at: f32,
-    /// How far outcomes are from it, absolute, on average.
+    /// Mean absolute distance of outcomes from the value.
     scale: f32,
 }
 
-/// What makes up for outcomes that were above what they had been told, and for those that should have been.
+/// Corrects for a past surplus or lack of outcomes above the p90 that was predicted for them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CoverageIntegrator {
     /// Outcomes above, less a tenth of all.
     sum: f32,
     outcomes: f32,
-    /// How far outcomes are from where it starts, absolute, on average.
+    /// Mean absolute distance of outcomes from the uncorrected p90.
     scale: f32,
 }
 
-/// Mean pinball losses of two candidates for a decile, ms.
+/// Mean pinball losses of two candidates for a p90, ms.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct PinballLosses([f32; 2]);
 
 /// An outcome, as logarithms.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LogOutcome {
-    /// What it was, less `base`.
+    /// The outcome less `base`.
     pub(super) value: f32,
-    /// What the decile is added to.
+    /// The value that the tracked p90 is added to.
     pub(super) base: f32,
-    /// Outcomes that came between its pick and itself.
+    /// Outcomes that came between this one's pick and itself.
     pub(super) delay: f32,
 }
 
@@ -92,8 +100,9 @@ impl P90Tracker {
         (1.0 - fast) * self.slow.at + fast * self.fast.at
     }
 
-    /// Moves it by an outcome. The faster what is told follows outcomes that were told of by something older, the more it swings about where it
-    /// should be: so the fast one is the slower, the more outcomes come between.
+    /// Moves both trackers by an outcome. A value that follows outcomes of older predictions too
+    /// fast oscillates around its target, so the fast tracker gets slower the more outcomes come in
+    /// between.
     pub(super) fn outcome(&mut self, LogOutcome { value, base, delay }: LogOutcome) {
         self.losses.add(base + value, [base + self.slow.at, base + self.fast.at]);
         self.slow.outcome(value, SHARE, GAIN, SCALE_OUTCOMES);
@@ -107,8 +116,8 @@ impl P90Tracker {
     }
 }
 
-/// What an outcome counts for where this share is meant to be within: so much where it is above, so much less one where it is not; where as many are above as
-/// are meant to, nothing in sum.
+/// The signed step of an outcome for a target `share`: `share` if it is above, `share - 1` if not.
+/// The steps sum to zero when the intended share is within.
 fn up(above: bool, share: f32) -> f32 {
     if above { share } else { share - 1.0 }
 }
@@ -139,30 +148,31 @@ impl Default for CoverageIntegrator {
 }
 
 impl CoverageIntegrator {
-    /// As a logarithm.
+    /// The correction, as a logarithm.
     pub(super) fn at(&self) -> f32 {
         INTEGRAL_GAIN * self.scale * self.sum / (self.longer() * self.longer())
     }
 
-    /// How many times as many as the first outcomes there were.
+    /// The length of the run as a multiple of `INTEGRAL_OUTCOMES`, 1 to `INTEGRAL_LONGEST`.
     fn longer(&self) -> f32 {
         (self.outcomes / INTEGRAL_OUTCOMES).clamp(1.0, INTEGRAL_LONGEST)
     }
 
-    /// An outcome was so far from where the integrator starts; was it above what it had been told? Where that was told by what is no longer so, there is
-    /// nothing to make up for.
-    pub(super) fn outcome(&mut self, off: f32, above_told: Option<bool>) {
+    /// Adds an outcome: its distance `off` from the uncorrected p90, and whether it was above the
+    /// p90 predicted for it. `None` means that this prediction is out of date, so there is nothing
+    /// to correct.
+    pub(super) fn outcome(&mut self, off: f32, above_p90: Option<bool>) {
         self.scale += (off.abs().clamp(SCALE_MIN, 1.0) - self.scale) / SCALE_OUTCOMES_FAST;
         self.outcomes += 1.0;
         let most = INTEGRAL_MAX * self.longer();
-        self.sum = above_told.map_or(0.0, |above| (self.sum + up(above, SHARE)).clamp(-most, most));
+        self.sum = above_p90.map_or(0.0, |above| (self.sum + up(above, SHARE)).clamp(-most, most));
     }
 }
 
 // === impl PinballLosses ===
 
 impl PinballLosses {
-    /// It was `log`, and the candidates said so much.
+    /// Adds an outcome, as a logarithm, and the values of the two candidates.
     pub(super) fn add(&mut self, log: f32, candidates: [f32; 2]) {
         for (loss, candidate) in self.0.iter_mut().zip(candidates) {
             let off = libm::expf(log) - libm::expf(candidate);
@@ -170,7 +180,8 @@ impl PinballLosses {
         }
     }
 
-    /// How much the second counts, 0 to 1: shares are as losses to minus the strictness, so the mix is hardly worse than the better of both.
+    /// The weight of the second candidate, 0 to 1. Weights are proportional to loss^-`STRICTNESS`,
+    /// so the mix is hardly worse than the better candidate.
     pub(super) fn second_counts(&self) -> f32 {
         const STRICTNESS: f32 = 8.0;
         let [first, second] = self.0;

@@ -1,3 +1,4 @@
+use super::choice::TREES_SAMPLES_MIN;
 use super::p90::{LogOutcome, P90Tracker};
 use super::*;
 use crate::endpoint::{ENDPOINTS_MAX, Slot};
@@ -7,14 +8,15 @@ use proptest::prelude::*;
 
 const ENDPOINTS: u16 = 4;
 
-/// Where in the words of a model without trees the counts of samples stand.
+/// Positions of the sample counts in the words of a model without trees.
 const SAMPLES_AT: [usize; 2] = [18, 44];
 
 fn endpoint(slot: u16, generation: u32) -> EndpointRef {
     EndpointRef { slot: Slot(slot), generation: Generation(generation) }
 }
 
-/// A pool of engines whose prefill takes its time for what is queued and for the prompt, and whose steps take longer the more requests there are.
+/// A pool of engines whose prefill time grows with the queue and the prompt, and whose decode step
+/// takes longer the more requests run.
 struct LearnerWorld {
     rng: Rng,
     learner: LatencyLearner,
@@ -46,7 +48,8 @@ impl LearnerWorld {
         }
     }
 
-    /// One request at `slot`; gives back by how much its prediction was off, as a share, where there was one.
+    /// One request at `slot`; returns the relative errors of its prediction (TTFT, TPOT), if there
+    /// was one.
     fn request(&mut self, slot: u16) -> Option<(f32, f32)> {
         let at = usize::from(slot);
         let endpoint = endpoint(slot, self.generations[at]);
@@ -57,7 +60,7 @@ impl LearnerWorld {
         predicted.map(|said| ((said.ttft_ms / ttft_ms - 1.0).abs(), (said.tpot_ms / tpot_ms - 1.0).abs()))
     }
 
-    /// The two times of such a request at `slot`: a tenth of noise either way.
+    /// The two times of such a request at `slot`, with a tenth of noise either way.
     fn takes(&mut self, slot: u16, conditions: &Conditions) -> (f32, f32) {
         let factor = self.factors[usize::from(slot)];
         let mut noisy = |ms: f32| factor * (0.9 + 0.2 * self.rng.open01()) * ms;
@@ -70,7 +73,8 @@ impl LearnerWorld {
         self.model = self.learner.publish(self.now_ms).or(self.model.take());
     }
 
-    /// So many requests over all endpoints; the mean errors of the last `judged` of those that `slot` served.
+    /// Sends `requests` over all endpoints; returns the mean errors of the last `judged` that
+    /// `slot` served.
     fn run(&mut self, requests: usize, judged: usize, slot: u16) -> (f32, f32) {
         let mut errors = Vec::new();
         for _ in 0..requests {
@@ -89,7 +93,7 @@ fn bare(endpoint: EndpointRef, conditions: Conditions) -> Observation {
 }
 
 #[test]
-fn at_first_it_says_nothing_then_that_it_knows_too_little_then_what_is_so() {
+fn the_model_starts_empty_then_has_too_little_data_then_predicts() {
     let mut world = LearnerWorld::new(1);
     for _ in 0..FRESH_MIN - 1 {
         assert_eq!(world.request(0), None);
@@ -105,7 +109,7 @@ fn at_first_it_says_nothing_then_that_it_knows_too_little_then_what_is_so() {
 }
 
 #[test]
-fn what_is_predicted_is_within_the_noise_and_nine_of_ten_are_within_the_decile() {
+fn predictions_are_within_the_noise_and_nine_of_ten_outcomes_within_p90() {
     let mut calibration = [crate::latency::Calibration::default(); 2];
     for seed in 2..6 {
         let mut world = LearnerWorld::new(seed);
@@ -125,7 +129,7 @@ fn what_is_predicted_is_within_the_noise_and_nine_of_ten_are_within_the_decile()
 }
 
 #[test]
-fn nine_of_ten_are_within_the_decile_while_the_whole_pool_slows_down_without_end() {
+fn nine_of_ten_are_within_p90_while_the_whole_pool_slows_down() {
     let mut world = LearnerWorld::new(5);
     world.run(1_000, 1, 0);
     let mut within = [0_u16; 2];
@@ -149,7 +153,7 @@ fn an_endpoint_that_slows_down_threefold_is_known_within_two_hundred_requests() 
         let mut world = LearnerWorld::new(seed);
         add(&mut before, world.run(1_000, 150, 2));
         world.factors[2] = 3.0;
-        // Of the two hundred, some fifty are of the endpoint itself.
+        // About fifty of the two hundred go to the endpoint itself.
         world.run(200, 1, 2);
         add(&mut after, world.run(400, 100, 2));
         add(&mut others, world.run(400, 100, 1));
@@ -172,7 +176,7 @@ fn a_slow_pod_is_learned_without_a_label_and_its_successor_at_the_address_starts
 
     let conditions = world.conditions();
     let of = |model: &LatencyModel, generation| model.predict(endpoint(3, generation), &conditions).unwrap().ttft_ms;
-    assert!(of(&model, 2) < of(&model, 1) / 1.5, "nothing of the former life counts for the next");
+    assert!(of(&model, 2) < of(&model, 1) / 1.5, "nothing of the former generation counts for the next");
     (world.generations[3], world.factors[3]) = (2, 1.0);
     let errors = world.run(400, 50, 3);
     assert!(errors.0 < 0.12, "{errors:?}");
@@ -181,7 +185,7 @@ fn a_slow_pod_is_learned_without_a_label_and_its_successor_at_the_address_starts
 }
 
 #[test]
-fn what_cannot_be_and_what_was_cut_short_teaches_nothing() {
+fn impossible_and_aborted_requests_teach_nothing() {
     let mut world = LearnerWorld::new(10);
     world.run(500, 1, 0);
     let (before, words) = (world.learner.standing(), world.learner.model().unwrap().words());
@@ -213,24 +217,20 @@ fn what_cannot_be_and_what_was_cut_short_teaches_nothing() {
     for ended in [RequestEnd::Aborted, RequestEnd::Failed] {
         assert_eq!(world.learner.observe(&Observation { ended, first_token, ..good }, None), ObservationVerdict::Censored);
     }
-    assert_eq!(world.learner.step(), step, "nor of steps");
+    assert_eq!(world.learner.step(), step, "the step model did not learn either");
     assert_eq!(world.learner.model().unwrap().words(), words);
     let after = world.learner.standing();
     assert_eq!(after, LearnerStatus { refused: absurd.len() as u64, censored: 2, ..before });
     let nonsense = Prediction { ttft_ms: f32::NAN, tpot_ms: -1.0, ttft_p90_ms: 0.0, tpot_p90_ms: f32::INFINITY };
     let huge = Prediction { ttft_ms: f32::MAX, tpot_ms: f32::MAX, ttft_p90_ms: f32::MAX, tpot_p90_ms: f32::MAX };
     for said in [nonsense, huge] {
-        assert_eq!(
-            world.learner.observe(&good, Some(&said)),
-            ObservationVerdict::Learned,
-            "what was said does not matter where it is nonsense"
-        );
+        assert_eq!(world.learner.observe(&good, Some(&said)), ObservationVerdict::Learned, "nonsense predictions are ignored");
     }
     assert!(world.learner.model().unwrap().predict(endpoint(0, 1), &good.conditions).is_ok());
 }
 
 #[test]
-fn beyond_what_was_seen_it_goes_on_for_a_while_and_then_abstains_by_name() {
+fn the_model_extrapolates_for_a_while_and_then_abstains() {
     let mut world = LearnerWorld::new(11);
     world.run(800, 1, 0);
     let model = world.model.clone().unwrap();
@@ -278,7 +278,7 @@ fn what_was_learned_starts_another_learner() {
     let conditions = world.conditions();
     let said = |model: &LatencyModel| model.predict(endpoint(9, 1), &conditions).unwrap();
     assert!((said(&started).ttft_ms / said(&model).ttft_ms - 1.0).abs() < 1e-3);
-    assert_eq!((started.samples(), next.publish(0)), (model.samples(), None), "nothing is told twice");
+    assert_eq!((started.samples(), next.publish(0)), (model.samples(), None), "nothing is published twice");
 }
 
 #[test]
@@ -304,13 +304,14 @@ fn the_largest_model_fits_and_no_word_of_it_is_taken_on_trust() {
     for at in (1..60).filter(|at| trees == 0 || *at < 40) {
         let mut bad = words.clone();
         bad[at] = f32::NAN.to_bits();
-        // What is a count and no number is refused as too large, or counts samples, of which there may be any number.
+        // NaN in place of a count of trees is refused as too large; a count of samples may be any
+        // number.
         let read = LatencyModel::from_words(&bad).map(|read| read.words());
         assert!(read == Err(InvalidModel::Word(at)) || (read == Ok(bad) && SAMPLES_AT.contains(&at)), "word {at}");
     }
 }
 
-/// A request that took so long, as a logarithm, where nothing but that is known.
+/// A row that took `log` (a logarithm), with no features.
 fn took(log: f32, weight: f32) -> FitRow {
     FitRow { x: [0.0; FEATURES_COUNT], terms: [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], log, weight }
 }
@@ -332,60 +333,62 @@ fn a_loss_is_the_mean_of_what_rows_are_off_by_and_of_two_equal_ones_the_shorter_
 }
 
 #[test]
-fn who_is_not_known_is_as_all_are() {
+fn an_unknown_endpoint_has_the_mean_offset() {
     let mut offsets = EndpointOffsets::default();
     (0..20).for_each(|_| _ = offsets.push(endpoint(1, 1), 1.0, 5.0));
     (0..20).for_each(|_| _ = offsets.push(endpoint(2, 1), 0.0, 5.0));
     assert_eq!([endpoint(1, 2), endpoint(0, 0), endpoint(9, 1)].map(|unknown| offsets.of(unknown)), [offsets.mean(); 3]);
     assert!(offsets.of(endpoint(1, 1)) > offsets.mean() && offsets.of(endpoint(2, 1)) < offsets.mean());
-    assert!(offsets.told(0).is_none() && offsets.told(1).is_some());
+    assert!(offsets.published(0).is_none() && offsets.published(1).is_some());
 }
 
 #[test]
-fn what_comes_at_once_is_followed_at_once_and_what_comes_late_is_not() {
+fn outcomes_that_arrive_at_once_are_followed_at_once_and_late_ones_slowly() {
     let after_a_change = |delay: f32| {
         let mut offsets = EndpointOffsets::default();
         (0..40).for_each(|_| _ = offsets.push(endpoint(1, 1), 0.0, delay));
-        (0..20).for_each(|_| _ = offsets.push(endpoint(1, 1), 0.2, delay)); // no more than chance explains, so it is no jump
+        (0..20).for_each(|_| _ = offsets.push(endpoint(1, 1), 0.2, delay)); // within the noise, so no jump is detected
         offsets.of(endpoint(1, 1))
     };
     assert!(after_a_change(0.0) > 0.16, "{}", after_a_change(0.0));
     assert!(after_a_change(50.0) < 0.08, "{}", after_a_change(50.0));
 }
 
-/// What is told of an endpoint after so many outcomes, each of which so many others came before.
-fn told_after(outcomes: usize, delay: f32, error: impl Fn(usize) -> f32) -> f32 {
+/// The published offset of an endpoint, mean included, after so many outcomes with `delay` others
+/// before each.
+fn published_after(outcomes: usize, delay: f32, error: impl Fn(usize) -> f32) -> f32 {
     let mut offsets = EndpointOffsets::default();
     for at in 0..outcomes {
-        let (endpoint, said) = (endpoint(0, 1), offsets.told(0).map_or(0.0, |(_, told)| told + offsets.mean()));
-        offsets.proved(endpoint, said, error(at));
+        let (endpoint, said) = (endpoint(0, 1), offsets.published(0).map_or(0.0, |(_, offset)| offset + offsets.mean()));
+        offsets.confirm(endpoint, said, error(at));
         offsets.push(endpoint, error(at), delay);
     }
-    offsets.told(0).map_or(0.0, |(_, told)| told + offsets.mean())
+    offsets.published(0).map_or(0.0, |(_, offset)| offset + offsets.mean())
 }
 
 #[test]
-fn a_drift_is_told_as_it_will_be_where_the_next_is_picked_at_once_and_what_trembles_is_not() {
+fn a_drift_is_extrapolated_if_outcomes_arrive_at_once_and_noise_is_not() {
     let falls = |at: usize| -0.01 * at as f32;
-    let (told, next) = (told_after(150, 0.0, falls), falls(150));
-    assert!((told - next).abs() < 0.03, "{told} {next}");
-    assert!(told_after(150, 30.0, falls) > next + 0.09, "what is known late may be so no longer");
+    let (published, next) = (published_after(150, 0.0, falls), falls(150));
+    assert!((published - next).abs() < 0.03, "{published} {next}");
+    assert!(published_after(150, 30.0, falls) > next + 0.09, "an outcome that arrives late may be out of date");
     let trembles = |at: usize| if at.is_multiple_of(2) { 0.2 } else { -0.2 };
-    assert!(told_after(150, 0.0, trembles).abs() < 0.03, "{}", told_after(150, 0.0, trembles));
+    assert!(published_after(150, 0.0, trembles).abs() < 0.03, "{}", published_after(150, 0.0, trembles));
 }
 
 #[test]
 fn an_offset_that_once_proved_wrong_can_prove_true_again() {
     let mut offsets = EndpointOffsets::default();
-    (0..20).for_each(|_| offsets.proved(endpoint(1, 1), -0.2, 1.5));
+    (0..20).for_each(|_| offsets.confirm(endpoint(1, 1), -0.2, 1.5));
     let least = offsets.trust();
     assert!(least < 0.5, "{least}");
-    // What is told of an offset is as much of it as is believed.
-    (0..30).for_each(|_| offsets.proved(endpoint(1, 1), 1.4 * offsets.trust(), 1.4));
+    // The offset in force is the trusted share of it.
+    (0..30).for_each(|_| offsets.confirm(endpoint(1, 1), 1.4 * offsets.trust(), 1.4));
     assert!(offsets.trust() > 0.9, "{}", offsets.trust());
 }
 
-/// How many of the last 300 of so many outcomes that fall by so much each were within their ninth decile.
+/// How many of the last 300 of 600 outcomes, each `step` lower than the one before, were within
+/// their p90.
 fn within_while_falling(step: f32, delay: f32) -> usize {
     let (mut ninth, mut rng) = (P90Tracker::starting_at(0.0), Rng::seeded(7));
     let outcome = |at: usize| {
@@ -405,7 +408,7 @@ fn a_decile_comes_down_as_fast_as_it_goes_up() {
         assert!((255..=285).contains(&within), "85 to 95 % of 300, by steps of {step}: {within}");
     }
     let within = within_while_falling(0.001, 100.0);
-    assert!(within > 285, "it does not swing after what is known late: {within}");
+    assert!(within > 285, "no oscillation when outcomes arrive late: {within}");
 }
 
 #[test]
@@ -424,8 +427,8 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn whatever_it_is_told_its_model_is_one_and_says_numbers(
-        told in prop::collection::vec((0_u16..6, 0_u32..3, prop::array::uniform5(0.0_f32..20_000.0), 0.01_f32..1e6, 0.01_f32..1e5), 40..160),
+    fn any_observations_give_a_valid_model_with_finite_predictions(
+        observations in prop::collection::vec((0_u16..6, 0_u32..3, prop::array::uniform5(0.0_f32..20_000.0), 0.01_f32..1e6, 0.01_f32..1e5), 40..160),
         asked in prop::array::uniform5(0.0_f32..20_000.0),
     ) {
         let conditions = |[requests, prefill_tokens, context_tokens, prompt_tokens, share]: [f32; 5]| Conditions {
@@ -440,7 +443,7 @@ proptest! {
         };
         let mut learner = LatencyLearner::default();
         let mut now_ms = 0;
-        for (slot, generation, numbers, ttft, tpot) in told {
+        for (slot, generation, numbers, ttft, tpot) in observations {
             let observation = Observation { ttft_ms: Some(ttft), tpot_ms: Some(tpot), ..bare(endpoint(slot, generation), conditions(numbers)) };
             prop_assert_eq!(learner.observe(&observation, None), ObservationVerdict::Learned);
             now_ms += 300;
@@ -457,7 +460,7 @@ proptest! {
     }
 
     #[test]
-    fn no_words_are_too_strange_to_refuse(words in prop::collection::vec(any::<u32>(), 0..90), known in any::<bool>()) {
+    fn any_words_are_read_or_refused(words in prop::collection::vec(any::<u32>(), 0..90), known in any::<bool>()) {
         let mut words = words;
         if let Some(first) = words.first_mut().filter(|_| known) {
             *first = 0x4c33;

@@ -1,12 +1,12 @@
-//! The samples that shapes are fitted to: bounded, and by strata, so that an hour of short prompts at idle endpoints does not make forgotten what a queue
-//! of long ones is like.
+//! The samples that shapes are fitted to. They are bounded and stratified, so that an hour of short
+//! prompts at idle endpoints does not displace the samples of long prompts in a queue.
 
 use std::collections::VecDeque;
 
 use super::super::Conditions;
 use crate::endpoint::EndpointRef;
 
-/// Which of the two times.
+/// Which of the two times is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LatencyTarget {
     Ttft,
@@ -21,30 +21,31 @@ pub(super) struct RequestSample {
     /// Logarithms of ms.
     pub(super) ttft: Option<f32>,
     pub(super) tpot: Option<f32>,
-    /// What its endpoint was off by then, more than others, as logarithms.
+    /// The offset of its endpoint relative to the mean at that time, as a logarithm.
     ttft_relative: f32,
     tpot_relative: f32,
-    /// When it came, among all.
+    /// Sequence number among all samples.
     number: u64,
 }
 
-/// The window.
+/// The stratified window.
 #[derive(Clone, Debug)]
 pub(super) struct SampleWindow {
     strata: [VecDeque<RequestSample>; STRATA],
     next: u64,
 }
 
-/// Where classes of waiting requests, and of tokens to be worked through, end.
+/// Upper ends of the classes of waiting requests, and of uncached prompt tokens.
 const QUEUES: [f32; 4] = [1.0, 4.0, 16.0, 64.0];
 const TOKENS: [f32; 3] = [256.0, 2_048.0, 8_192.0];
 
 const STRATA: usize = (QUEUES.len() + 1) * (TOKENS.len() + 1);
 
-/// Samples of a stratum. All strata full are a third of a megabyte, and a fit to them takes some tens of ms.
+/// Maximum samples in a stratum. All strata full take a third of a megabyte, and a fit to them
+/// takes some tens of ms.
 const STRATUM_MAX: usize = 150;
 
-/// Samples of all strata.
+/// Maximum samples of all strata.
 pub(super) const SAMPLES_MAX: usize = STRATA * STRATUM_MAX;
 
 // === impl SampleWindow ===
@@ -56,7 +57,7 @@ impl Default for SampleWindow {
 }
 
 impl SampleWindow {
-    /// Keeps a sample, and lets the oldest of its stratum go where that is full.
+    /// Adds a sample; a full stratum drops its oldest.
     pub(super) fn push(&mut self, sample: RequestSample) {
         let class = |ends: &[f32], value: f32| ends.iter().filter(|end| value >= **end).count();
         let queue = class(&QUEUES, sample.conditions.queued.unwrap_or(0.0));
@@ -73,14 +74,15 @@ impl SampleWindow {
         self.strata.iter().map(VecDeque::len).sum()
     }
 
-    /// All of them, oldest first.
+    /// All samples, oldest first.
     pub(super) fn by_age(&self) -> Vec<RequestSample> {
         let mut samples: Vec<RequestSample> = self.strata.iter().flatten().copied().collect();
         crate::sort::sort_by(&mut samples, |a, b| a.number < b.number);
         samples
     }
 
-    /// Takes over what endpoints are off by from `samples`, which are all that there are, by age.
+    /// Takes over the relative offsets from `samples`, which are all samples of the window, oldest
+    /// first.
     pub(super) fn refresh(&mut self, samples: &[RequestSample]) {
         for sample in self.strata.iter_mut().flatten() {
             if let Ok(at) = samples.binary_search_by(|other| other.number.cmp(&sample.number)) {
@@ -93,7 +95,7 @@ impl SampleWindow {
 // === impl RequestSample ===
 
 impl RequestSample {
-    /// Logarithms of ms, where known.
+    /// `ttft` and `tpot` are logarithms of ms, where known.
     pub(super) fn new(endpoint: EndpointRef, conditions: Conditions, ttft: Option<f32>, tpot: Option<f32>) -> Self {
         Self { endpoint, conditions, ttft, tpot, ttft_relative: 0.0, tpot_relative: 0.0, number: 0 }
     }

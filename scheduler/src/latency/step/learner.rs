@@ -1,13 +1,20 @@
-//! Learns a step model from what engines do, a sample at a time and at a constant cost.
+//! Learns a step model from observed steps, one sample at a time and at constant cost.
 //!
-//! Each of the two times is linear in three inputs with weights that cannot be negative. Weights are learned as multiples of their priors, by least
-//! squares of the *relative* error (a short prefill counts as much as a long one), with forgetting and with a ridge towards the one scale that would
-//! make the prior right on average: after a handful of samples the scale is right, and the shape follows as inputs vary. What a sample says is
-//! clipped, so that one stall teaches little. An endpoint's speed is the ratio of what was seen there to what others take for like inputs, against the
-//! same ratio of all endpoints (so that a change of the whole pool is the pool's model's to learn), shrunk to 1. An engine that the formula does not fit
-//! takes longer than expected for some inputs wherever they are worked on, and the endpoint that has more of them is not slower for it.
+//! Each of the two times is linear in three inputs with non-negative weights. Weights are learned
+//! as multiples of their priors, by least squares of the *relative* error, so a short prefill
+//! counts as much as a long one. Old samples are forgotten. A ridge pulls all weights towards the
+//! one scale that would make the prior right on average: after a handful of samples the scale is
+//! right, and the shape follows as inputs vary. Samples are clipped, so that one stall has little
+//! effect.
 //!
-//! Source: the simulations the default policy was tuned in, where this does as well as the true formulas given.
+//! An endpoint's speed is the ratio of its observed times to those of other endpoints for similar
+//! inputs, divided by the same ratio over all endpoints (a change of the whole pool belongs to the
+//! pool's model) and shrunk to 1. Comparing similar inputs matters for engines that the formula
+//! does not fit: they take longer than expected for some inputs on every endpoint, and an endpoint
+//! that gets more of those inputs is not slower.
+//!
+//! Source: the simulations in which the default policy was tuned. There this learner does as well
+//! as the true formulas.
 
 use std::collections::BTreeMap;
 
@@ -15,25 +22,27 @@ use super::super::least_squares::solve;
 use super::{AVERAGE, COEFFICIENTS, EndpointSpeed, OUTPUT_TOKENS, SPEEDS, StepModel, nearest};
 use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation};
 
-/// A first token, as the step learner wants it: of the request that had waited longest at its endpoint.
+/// A first token as a sample of a prefill: of the request that had waited longest at its endpoint.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FirstToken {
-    /// Prompt tokens worked through.
+    /// Prompt tokens that were prefilled.
     pub uncached_tokens: f32,
     /// All prompt tokens.
     pub prompt_tokens: f32,
-    /// From the pick, or from the endpoint's previous first token if that was later, to this first token, ms.
+    /// Time to this first token from the pick, or from the endpoint's previous first token if that
+    /// was later, ms.
     pub service_ms: f32,
 }
 
-/// A gap between two tokens of one stream, while nobody at its endpoint waited for a first token.
+/// A gap between two tokens of one stream, while no request at its endpoint waited for a first
+/// token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TokenGap {
     /// Requests decoding at the endpoint.
     pub batch: f32,
-    /// Tokens of context of all of them.
+    /// Context tokens of all of them.
     pub context_tokens: f32,
-    /// The gap, ms a token.
+    /// The gap, ms per token.
     pub gap_ms: f32,
 }
 
@@ -51,39 +60,42 @@ pub struct StepLearner {
 #[derive(Clone, Debug)]
 struct LeastSquaresFit {
     prior: [f64; 3],
-    /// What is kept of the past at each sample.
+    /// Share of the sums that each sample keeps.
     keep: f64,
     /// Weights as multiples of the prior.
     theta: [f64; 3],
-    /// Sums over samples: of products of inputs, of inputs times what was seen (all relative to what was expected), and their number.
+    /// Sums over samples: products of inputs, inputs times observed time (all relative to the
+    /// expected time), and the number of samples.
     normal: [[f64; 3]; 3],
     seen: [f64; 3],
     count: f64,
-    /// Sums of what was seen, and of what the prior says: the common scale.
+    /// Sums of observed times and of times by the prior; their ratio is the common scale.
     observed_ms: f64,
     prior_ms: f64,
-    /// Samples whose inputs lie between the same powers of two: what endpoints are compared by.
+    /// Samples by the powers of two between which their inputs lie; endpoints are compared within
+    /// these groups.
     alike: BTreeMap<[u64; 2], SimilarSamples>,
     samples: u64,
 }
 
-/// Sums over samples of like inputs: what an average endpoint takes, and the terms of the prior, of which the weights of any moment make what the fit says.
+/// Sums over samples with similar inputs: the time of an average endpoint, and the prior's terms.
+/// Those times the current weights give the time that the fit expects.
 #[derive(Clone, Copy, Debug, Default)]
 struct SimilarSamples {
     average_ms: f64,
     terms: [f64; 3],
-    /// How many samples there were when it was last added to.
+    /// Number of samples of the fit when this group was last added to.
     at: u64,
 }
 
-/// What the weights of a fit are at least.
+/// Lower bounds of the weights of a fit.
 #[derive(Clone, Copy, Debug)]
 struct WeightFloors {
     least_ms: [f32; 3],
     of_first: [f32; 3],
 }
 
-/// What was seen at one endpoint against what others take for the like.
+/// Observed times of one endpoint relative to those of others for similar inputs.
 #[derive(Clone, Copy, Debug)]
 struct SpeedRatios {
     generation: Generation,
@@ -91,7 +103,8 @@ struct SpeedRatios {
     decode: SpeedRatio,
 }
 
-/// Sums over samples of one endpoint: what was seen, and what was expected of an average endpoint by like samples before.
+/// Sums over samples of one endpoint: observed times, and times expected of an average endpoint by
+/// earlier similar samples.
 #[derive(Clone, Copy, Debug, Default)]
 struct SpeedRatio {
     observed_ms: f64,
@@ -99,40 +112,44 @@ struct SpeedRatio {
     count: f64,
 }
 
-/// What is kept of the past at each sample: a memory of about 1,000 first tokens, and of 500 gaps; of an endpoint of about 330 and 100, since those
-/// change sooner.
+/// Share of the sums that each sample keeps. The fits remember about 1,000 first tokens and 500
+/// gaps. The speed of an endpoint, which can change sooner, remembers about 330 and 100.
 const PREFILL_KEEP: f64 = 0.999;
 const DECODE_KEEP: f64 = 0.998;
 const PREFILL_SPEED_KEEP: f64 = 0.997;
 const DECODE_SPEED_KEEP: f64 = 0.99;
 
-/// Samples that the common scale counts for against what is seen of each weight, and that "like all others" counts for at each endpoint.
+/// Samples that the common scale counts as for each weight, and that "like all others" counts as
+/// for each endpoint.
 const RIDGE_SAMPLES: f64 = 2.0;
 const SHRINK_SAMPLES: f64 = 10.0;
 
-/// An endpoint this little off is like all others: noise must not sort equal endpoints.
+/// An endpoint whose speed deviates less than this counts as average: noise must not rank equal
+/// endpoints.
 const SPEED_IGNORED: f64 = 0.05;
 
-/// Samples of the pool from which on endpoints are compared.
+/// Samples of the pool needed before endpoints are compared.
 const SPEEDS_FROM_SAMPLES: f64 = 16.0;
 
-/// A sample counts for at most this many times what was expected, and this many ms more: beyond, something else than a step took its time.
+/// A sample is clipped at this many times the expected time plus this many ms: a longer one was not
+/// only a step.
 const CLIP_TIMES: f64 = 4.0;
 const CLIP_MORE_MS: f64 = 20.0;
 
-/// The least that each term of a step may cost, ms, and the least against what the first term costs: a tenth of what the fastest accelerators take. An
-/// engine whose time does not grow with the prompt, or with the batch, would else teach that load and a lost prefix are free.
+/// Least cost of each term of a step: in ms, and relative to the first term. It is a tenth of what
+/// the fastest accelerators take. Without it, an engine whose time does not grow with the prompt or
+/// the batch would teach that load and lost prefixes are free.
 const PREFILL_FLOORS: WeightFloors = WeightFloors { least_ms: [0.0, 0.001, 0.0], of_first: [0.0, 1e-4, 0.0] };
 const DECODE_FLOORS: WeightFloors = WeightFloors { least_ms: [0.0, 5e-4, 1e-6], of_first: [0.0, 2e-4, 1e-6] };
 
-/// What a sample may say, ms; tokens and requests of one.
+/// Valid range of a sample, ms, and the largest number of tokens or requests in one.
 const SAMPLE_MS: std::ops::RangeInclusive<f32> = 0.01..=600_000.0;
 const SAMPLE_COUNT_MAX: f32 = 16_777_216.0;
 
-/// Rounds of solving for one weight after the other: three weights settle in far fewer.
+/// Rounds of coordinate descent: three weights settle in far fewer.
 const SWEEPS: usize = 20;
 
-/// How fast the mean output is followed: some 200 requests.
+/// Weight of each new output length in the mean: a memory of about 200 requests.
 const OUTPUT_WEIGHT: f64 = 0.005;
 
 const NOTHING: SpeedRatios = SpeedRatios {
@@ -150,8 +167,9 @@ impl Default for StepLearner {
 }
 
 impl StepLearner {
-    /// A learner whose prior is this model (of an earlier life, or of another pool); its endpoints' speeds are not taken over, they are learned anew
-    /// within some tens of requests.
+    /// Creates a learner with this model as its prior, for example from an earlier run or another
+    /// pool. It does not take over the endpoints' speeds; it learns them again within some tens of
+    /// requests.
     #[must_use]
     pub fn starting_from(model: &StepModel) -> Self {
         Self {
@@ -162,8 +180,9 @@ impl StepLearner {
         }
     }
 
-    /// Learns from a first token; `queued`: others' first tokens came at its endpoint between its pick and its own. `false` when it cannot
-    /// be, and is not learned from.
+    /// Learns from a first token. `queued` says whether first tokens of other requests came at its
+    /// endpoint between its pick and its own. Returns `false` for an impossible sample, which is
+    /// ignored.
     pub fn first_token(&mut self, endpoint: EndpointRef, sample: &FirstToken, queued: bool) -> bool {
         let FirstToken { uncached_tokens, prompt_tokens, service_ms } = *sample;
         if !(0.0..=SAMPLE_COUNT_MAX).contains(&prompt_tokens) || !(0.0..=prompt_tokens).contains(&uncached_tokens) {
@@ -176,15 +195,17 @@ impl StepLearner {
         let speed = row.prefill.speed(pool);
         let seen_ms = self.prefill.learn(speed, &inputs, service_ms);
         row.prefill = row.prefill.forgetting(PREFILL_SPEED_KEEP);
-        // First tokens that come soon after one another show a fast endpoint, or one that works on many prompts at once: the more it is given, the
-        // faster it would seem.
+        // First tokens that follow each other closely show a fast endpoint, or one that works on
+        // many prompts at once. If they counted, an endpoint would seem faster the more requests it
+        // gets.
         if !queued {
             self.prefill.compare(&mut row.prefill, speed, &inputs, seen_ms);
         }
         true
     }
 
-    /// Learns from a gap between two tokens. `false` when it cannot be, and is not learned from.
+    /// Learns from a gap between two tokens. Returns `false` for an impossible sample, which is
+    /// ignored.
     pub fn gap(&mut self, endpoint: EndpointRef, sample: &TokenGap) -> bool {
         let TokenGap { batch, context_tokens, gap_ms } = *sample;
         if ![batch, context_tokens].iter().all(|count| (0.0..=SAMPLE_COUNT_MAX).contains(count)) {
@@ -200,13 +221,13 @@ impl StepLearner {
         true
     }
 
-    /// A request ended, with so many tokens of output.
+    /// Learns that a request ended after `output_tokens`.
     pub fn ended(&mut self, output_tokens: u32) {
         let tokens = f64::from(output_tokens).min(f64::from(*OUTPUT_TOKENS.end()));
         self.output_tokens += OUTPUT_WEIGHT * (tokens - self.output_tokens);
     }
 
-    /// What it knows by now.
+    /// The model as learned so far.
     #[must_use]
     pub fn model(&self) -> StepModel {
         let output_tokens = nearest(narrow(self.output_tokens), &OUTPUT_TOKENS);
@@ -228,7 +249,7 @@ impl StepLearner {
     }
 }
 
-/// What is known of the endpoint: nothing, where the row was of another of its lives.
+/// The row of an endpoint; starts empty if the row was of another generation.
 fn row(endpoints: &mut Vec<SpeedRatios>, endpoint: EndpointRef) -> Option<&mut SpeedRatios> {
     let slot = usize::from(endpoint.slot.0);
     if slot >= ENDPOINTS_MAX {
@@ -264,13 +285,13 @@ impl SpeedRatio {
         Self { observed_ms: keep * self.observed_ms, expected_ms: keep * self.expected_ms, count: keep * self.count }
     }
 
-    /// What was seen at all of these together against what was expected.
+    /// The ratio of observed to expected times over all these rows.
     fn of(rows: impl Iterator<Item = Self>) -> f64 {
         let (observed_ms, expected_ms) = rows.fold((0.0, 0.0), |(o, e), row| (o + row.observed_ms, e + row.expected_ms));
         if expected_ms > 0.0 { observed_ms / expected_ms } else { 1.0 }
     }
 
-    /// How many times as long as a pool of that ratio this endpoint takes.
+    /// The time of this endpoint as a multiple of that of a pool with this ratio.
     fn speed(self, pool: f64) -> f64 {
         let shrink = SHRINK_SAMPLES * self.expected_ms / self.count;
         let speed = (self.observed_ms / pool + shrink) / (self.expected_ms + shrink);
@@ -306,7 +327,7 @@ impl LeastSquaresFit {
         [w0 * t0, w1 * t1, w2 * t2].map(|weight| nearest(narrow(weight), &COEFFICIENTS))
     }
 
-    /// What the prior's terms say of these inputs, ms; never all nothing.
+    /// The prior's terms for these inputs, ms; never all zero.
     fn terms(&self, inputs: &[f64; 3]) -> [f64; 3] {
         let [w0, w1, w2] = self.prior;
         let [x0, x1, x2] = *inputs;
@@ -317,7 +338,8 @@ impl LeastSquaresFit {
         dot(&self.terms(inputs), &self.theta).max(1e-6)
     }
 
-    /// One sample of an endpoint of that speed: teaches the fit what it says at an average one. Gives back as much of what was seen as it counts for.
+    /// Adds one sample of an endpoint with this speed; the fit learns what an average endpoint
+    /// would take. Returns the observed time after clipping.
     fn learn(&mut self, speed: f64, inputs: &[f64; 3], seen_ms: f32) -> f64 {
         let expected_ms = self.expected_ms(inputs);
         let seen_ms = f64::from(seen_ms).min(CLIP_TIMES * expected_ms * speed + CLIP_MORE_MS);
@@ -326,10 +348,12 @@ impl LeastSquaresFit {
         seen_ms
     }
 
-    /// One sample: says how fast its endpoint, of which that speed is known, is against those that had the like before.
+    /// Compares one sample of an endpoint with earlier samples of similar inputs; `speed` is the
+    /// speed known so far.
     fn compare(&mut self, endpoint: &mut SpeedRatio, speed: f64, inputs: &[f64; 3], seen_ms: f64) {
         self.samples += 1;
-        // The first samples of a pool are clipped by a prior that may be far off: they would make the endpoint that was sampled first seem fast.
+        // The first samples of a pool are clipped by a prior that may be far off. They would make
+        // the endpoint that was sampled first seem fast.
         if self.count < SPEEDS_FROM_SAMPLES {
             return;
         }
@@ -337,7 +361,7 @@ impl LeastSquaresFit {
         let terms = self.terms(inputs);
         let alike = self.alike.entry([one, other].map(octave)).or_default();
         let expected_ms = alike.average_ms * dot(&terms, &self.theta) / dot(&alike.terms, &self.theta);
-        // The first of its like says nothing of its endpoint.
+        // The first sample of a group has nothing to be compared with.
         if expected_ms.is_normal() {
             endpoint.observed_ms += seen_ms;
             endpoint.expected_ms += expected_ms;
@@ -368,7 +392,7 @@ impl LeastSquaresFit {
         }
     }
 
-    /// Coordinate descent, each weight as good as it can be given the others and not negative.
+    /// Coordinate descent: each weight as good as it can be given the others, and not negative.
     fn solve(&mut self) {
         let scale = self.observed_ms / self.prior_ms;
         let count = self.count;
@@ -376,7 +400,7 @@ impl LeastSquaresFit {
     }
 }
 
-/// Between which powers of two it lies: the exponent.
+/// The octave of an input: the exponent of the power of two below it.
 fn octave(input: f64) -> u64 {
     (1.0 + input).to_bits() >> (f64::MANTISSA_DIGITS - 1)
 }

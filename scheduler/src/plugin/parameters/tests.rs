@@ -33,7 +33,7 @@ fn defaults_where_nothing_is_given() {
 }
 
 #[test]
-fn what_is_given_stands_over_the_default() {
+fn given_values_override_defaults() {
     let all = [
         ("threshold".to_owned(), ParameterValue::Number(10.0)),
         ("strict".to_owned(), ParameterValue::Flag(false)),
@@ -46,7 +46,7 @@ fn what_is_given_stands_over_the_default() {
 }
 
 #[test]
-fn unknown_names_say_what_was_meant_and_what_there_is() {
+fn unknown_names_suggest_a_known_one_and_list_all() {
     let check = |name| refusal(Parameters::check(KNOWN, &given(name, ParameterValue::Flag(true))));
     assert_eq!(check("treshold"), "unknown parameter `treshold`; did you mean `threshold`?; known: `threshold`, `strict`, `strategy`");
     assert_eq!(check("colour"), "unknown parameter `colour`; known: `threshold`, `strict`, `strategy`");
@@ -89,7 +89,7 @@ fn whole_numbers_and_choices() {
 }
 
 #[test]
-fn a_plugin_that_reads_what_it_never_declared_is_told() {
+fn reading_an_undeclared_parameter_is_an_error() {
     let parameters = Parameters::check(KNOWN, &[]).unwrap();
     assert!(refusal(parameters.flag("undeclared")).starts_with("unknown parameter `undeclared`"));
     assert_eq!(refusal(parameters.flag("threshold")), "parameter `threshold` takes true or false");
@@ -154,7 +154,7 @@ fn structured_parameters_are_read_by_shape() {
 }
 
 #[test]
-fn what_is_wrong_inside_is_named_with_the_way_to_it() {
+fn errors_inside_a_value_name_the_path_to_it() {
     let said = |items: Vec<ParameterValue>| refusal(conditions(&given("conditions", ParameterValue::List(items))));
     assert_eq!(said(vec![map(&[("metric", text("q"))]), map(&[])]), "in `conditions[1]`: parameter `metric` must be given");
     assert_eq!(

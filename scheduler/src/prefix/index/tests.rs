@@ -8,7 +8,7 @@ fn endpoint(slot: u16) -> EndpointRef {
     EndpointRef { slot: Slot(slot), generation: Generation(1) }
 }
 
-fn next_life(endpoint: EndpointRef) -> EndpointRef {
+fn next_generation(endpoint: EndpointRef) -> EndpointRef {
     EndpointRef { generation: Generation(endpoint.generation.0 + 1), ..endpoint }
 }
 
@@ -98,7 +98,7 @@ fn without_room_it_remembers_nothing() {
     assert_eq!(index.stats(), PrefixStats::default());
 }
 
-/// An engine that forgets what it has not used for longest, and tells how much of a prompt it had.
+/// An engine with a least-recently-used cache, which reports how much of a prompt it had cached.
 struct LruEngine {
     capacity: usize,
     used: Vec<u64>,
@@ -108,7 +108,7 @@ impl LruEngine {
     fn serve(&mut self, blocks: &[u64]) -> u32 {
         let held = blocks.iter().take_while(|block| self.used.contains(block)).count();
         self.used.retain(|block| !blocks.contains(block));
-        // As engines do: the end of a chain goes before its beginning.
+        // Like engines, it evicts the end of a chain before its beginning.
         self.used.extend(blocks.iter().rev());
         let over = self.used.len().saturating_sub(self.capacity);
         self.used.drain(..over);
@@ -116,7 +116,8 @@ impl LruEngine {
     }
 }
 
-/// Requests of chains drawn unevenly; how far belief was off in the last half of them, in blocks a request, and the capacity in the end.
+/// Sends requests from chains drawn with uneven frequency. Returns the mean error of the estimate
+/// in the last half of them, in blocks per request, and the final capacity.
 fn follow(nominal: u32, engine: usize, learning: bool) -> (f64, u32) {
     let (mut index, a, mut rng) = (PrefixIndex::with_capacity(100_000), endpoint(0), Rng::seeded(5));
     let mut engine = LruEngine { capacity: engine, used: Vec::new() };
@@ -170,7 +171,7 @@ fn what_cannot_have_been_evicted_teaches_nothing() {
     index.learn(a, ReuseDistance { at_least: 300, at_most: 400 }, false);
     assert_eq!(index.capacity(a), Some(875), "by an eighth at most");
     index.set_capacity(a, 1_000);
-    assert_eq!(index.capacity(a), Some(875), "said again, it does not undo what was learned");
+    assert_eq!(index.capacity(a), Some(875), "the same nominal capacity again does not undo what was learned");
     index.set_capacity(a, 2_000);
     assert_eq!(index.capacity(a), Some(2_000), "another engine configuration does");
     for _ in 0..50 {
@@ -184,7 +185,7 @@ fn what_cannot_have_been_evicted_teaches_nothing() {
 }
 
 #[test]
-fn a_block_that_was_there_when_all_that_is_believed_had_been_given_since_lifts_the_belief_by_an_eighth() {
+fn a_hit_beyond_the_estimated_capacity_raises_it_by_an_eighth() {
     let (mut index, a) = (PrefixIndex::with_capacity(100_000), endpoint(0));
     index.set_capacity(a, 800);
     let there = |index: &mut PrefixIndex, at_least| {
@@ -220,8 +221,8 @@ fn the_forgotten_are_gone_at_once_and_swept_in_slices() {
     let (a, b, blocks) = (endpoint(1), endpoint(2), chain(1, 100));
     index.record(a, &blocks);
     index.record(b, &blocks);
-    index.forget(next_life(a));
-    assert_eq!(matched(&index, &blocks, &[a, b]), [100, 100], "another life was meant");
+    index.forget(next_generation(a));
+    assert_eq!(matched(&index, &blocks, &[a, b]), [100, 100], "another generation was meant");
     index.forget(a);
     assert_eq!(matched(&index, &blocks, &[a, b]), [0, 100]);
     assert_eq!((index.stats().entries, index.stats().retired), (100, 1));
@@ -236,26 +237,26 @@ fn the_forgotten_are_gone_at_once_and_swept_in_slices() {
 }
 
 #[test]
-fn a_new_life_starts_clean() {
+fn a_new_generation_starts_clean() {
     let mut index = PrefixIndex::with_capacity(8000);
     let (old, blocks) = (endpoint(1), chain(1, 100));
-    let new = next_life(old);
+    let new = next_generation(old);
     index.record(old, &blocks);
     assert_eq!(matched(&index, &blocks, &[old, new]), [100, 0]);
     index.record(new, &blocks[..3]);
     assert_eq!(matched(&index, &blocks, &[old, new]), [0, 3]);
     index.record(old, &blocks[..1]);
-    assert_eq!(matched(&index, &blocks, &[old, new]), [1, 0], "a life that comes back does not get its entries back");
+    assert_eq!(matched(&index, &blocks, &[old, new]), [1, 0], "a generation that comes back does not get its entries back");
 }
 
 #[test]
-fn lives_may_pass_faster_than_sweeps() {
+fn generations_may_change_faster_than_sweeps() {
     let mut index = PrefixIndex::with_capacity(8000);
     let (neighbour, blocks) = (endpoint(9), chain(1, 10));
     index.record(neighbour, &blocks);
     let mut life = endpoint(1);
     for _ in 0..3 * crate::prefix::owners::OWNERS_MAX {
-        let next = next_life(life);
+        let next = next_generation(life);
         index.record(next, &blocks[..4]);
         assert_eq!(matched(&index, &blocks, &[life, next]), [0, 4]);
         life = next;
@@ -284,7 +285,7 @@ fn a_hole_does_not_cut_the_match() {
 }
 
 #[test]
-fn a_hole_in_what_is_doubted_does_not_cut_it_either() {
+fn a_hole_in_maybe_cached_blocks_does_not_cut_them_either() {
     let (a, common) = (endpoint(3), chain(1, 120));
     for (shared, hole) in [(40, 20), (40, 39), (40, 40), (40, 80), (1, 60), (119, 60)] {
         let mut index = PrefixIndex::with_capacity(20_000);
@@ -311,7 +312,7 @@ fn a_first_block_that_had_to_go_does_not_hide_the_others() {
 }
 
 #[test]
-fn in_a_table_that_loses_most_what_is_left_is_found_in_bounded_time() {
+fn in_a_table_that_loses_most_entries_a_look_up_takes_bounded_time() {
     let mut index = PrefixIndex::with_capacity(4096);
     let long = chain(1, BLOCKS_MAX);
     index.record(endpoint(0), &long);
@@ -360,7 +361,7 @@ fn beyond_its_capacity_an_endpoint_holds_the_most_recently_touched() {
 }
 
 #[test]
-fn what_was_given_one_to_two_capacities_ago_is_doubted_and_counts_half() {
+fn blocks_given_one_to_two_capacities_ago_count_half() {
     let (mut index, a) = (PrefixIndex::with_capacity(100_000), endpoint(0));
     index.set_capacity(a, 1_000);
     let chains: Vec<Vec<u64>> = (0..100).map(|seed| chain(seed, 100)).collect();
@@ -375,15 +376,15 @@ fn what_was_given_one_to_two_capacities_ago_is_doubted_and_counts_half() {
     assert_eq!(MatchLength { cached: 40, maybe_cached: 100 }.blocks(&chains[0]), 70);
     let old = index.reuse(a, chains[85][99]).unwrap();
     index.learn(a, old, false);
-    assert_eq!(index.capacity(a), Some(1_000), "that it is gone was to be expected");
+    assert_eq!(index.capacity(a), Some(1_000), "a miss was to be expected");
     index.learn(a, old, true);
-    assert_eq!(index.capacity(a), Some(1_125), "that it was there was not");
+    assert_eq!(index.capacity(a), Some(1_125), "a hit was not");
     let may_hold: u32 = chains.iter().map(|blocks| stale(&index, blocks, a).maybe_cached).sum();
     assert!(may_hold <= 2_300, "a larger capacity brings back nothing that was given up: {may_hold}");
 }
 
 #[test]
-fn what_is_doubted_of_a_chain_begins_where_what_is_held_ends() {
+fn maybe_cached_blocks_begin_where_cached_ones_end() {
     let common = chain(1, 300);
     for shared in [1, 2, 57, 150, 298, 299] {
         let (mut index, a) = (PrefixIndex::with_capacity(100_000), endpoint(0));
@@ -399,7 +400,7 @@ fn what_is_doubted_of_a_chain_begins_where_what_is_held_ends() {
 }
 
 #[test]
-fn a_table_with_room_for_forty_times_what_an_endpoint_holds_still_knows_what_is_gone() {
+fn a_table_far_larger_than_a_cache_still_knows_what_is_evicted() {
     let (mut index, a) = (PrefixIndex::with_capacity(100_000), endpoint(0));
     index.set_capacity(a, 1_000);
     let chains: Vec<Vec<u64>> = (0..400).map(|seed| chain(seed, 100)).collect();
@@ -424,7 +425,7 @@ fn of_several_copies_each_is_as_old_as_much_was_given_since() {
         index.set_capacity(endpoint, 400);
     }
     let asked = chain(1, 20);
-    assert!(ages(&index, &asked).is_empty(), "nobody holds any of it");
+    assert!(ages(&index, &asked).is_empty(), "no endpoint has any of it");
     index.record(endpoint(0), &asked);
     assert!(ages(&index, &asked).is_empty(), "there is one copy");
     for other in 2..14 {
@@ -440,7 +441,7 @@ fn of_several_copies_each_is_as_old_as_much_was_given_since() {
 
 #[test]
 fn a_prefix_is_the_longer_idle_the_more_prompts_each_endpoint_was_given_since() {
-    // Sixteen touches are an epoch.
+    // An epoch is sixteen touches.
     let mut index = PrefixIndex::with_capacity(131_072);
     let endpoints: Vec<_> = (0..4).map(endpoint).collect();
     let (asked, others) = (chain(1, 16), (2..).map(|seed| chain(seed, 16)));
@@ -449,7 +450,7 @@ fn a_prefix_is_the_longer_idle_the_more_prompts_each_endpoint_was_given_since() 
         index.matched(&asked, &endpoints, &mut known);
         index.idle(&asked, &endpoints, &known)
     };
-    assert_eq!(idle(&index), 0.0, "nobody holds any of it");
+    assert_eq!(idle(&index), 0.0, "no endpoint has any of it");
     index.record(endpoints[2], &asked);
     assert!(idle(&index) <= 0.25);
     for (number, other) in others.take(40).enumerate() {
@@ -457,7 +458,7 @@ fn a_prefix_is_the_longer_idle_the_more_prompts_each_endpoint_was_given_since() 
     }
     assert!((10.0..10.3).contains(&idle(&index)), "{}", idle(&index));
     index.record(endpoints[3], &asked[..8]);
-    assert!(idle(&index) >= 10.0, "asked for by half of it");
+    assert!(idle(&index) >= 10.0, "requested by half of it");
     index.record(endpoints[3], &asked);
     index.record(endpoints[2], &asked);
     assert!(idle(&index) <= 0.25);
@@ -516,7 +517,7 @@ fn a_capacity_learnt_late_does_not_empty_the_endpoint() {
 
 #[test]
 fn an_old_entry_never_looks_young() {
-    // As small as can be: every touch is an epoch, so stamps come round after 65,536.
+    // As small as possible: every touch is an epoch, so stamps wrap after 65,536.
     let mut index = PrefixIndex::with_capacity(512);
     let (idle, busy) = (chain(1, 20), chain(2, 50));
     index.record(endpoint(0), &idle);
@@ -543,7 +544,8 @@ fn few_are_lost_at_the_load_it_is_made_for() {
     assert!(index.bytes() < 16_000_000);
 }
 
-/// The other extreme: eight entries of a block lie together, so pairs of buckets overflow sooner. What is lost are holes.
+/// The other extreme: eight entries of a block lie together, so pairs of buckets overflow sooner.
+/// The lost entries are holes.
 #[test]
 fn little_is_lost_where_everybody_holds_the_same() {
     let mut index = PrefixIndex::with_capacity(ENTRIES_DEFAULT);
@@ -577,7 +579,7 @@ fn trees() -> Vec<Vec<u64>> {
         let fork = CHAIN / 2 + n;
         trees.push([&trees[n / 2][..fork], &chain(n as u64, CHAIN - fork)].concat());
     }
-    // As of long prompts: behind the first blocks each stands for several.
+    // As in long prompts: after the first blocks each hash stands for several.
     trees.iter_mut().flat_map(|blocks| blocks.iter_mut().skip(CHAIN * 2 / 3)).for_each(|block| *block |= 1);
     trees
 }
@@ -644,7 +646,8 @@ impl NaiveIndex {
     }
 }
 
-/// The deepest block of which this holds of its entry, and one more, by looking at each.
+/// One more than the position of the deepest block whose entry satisfies the condition, by a walk
+/// over all.
 fn deepest(index: &PrefixIndex, blocks: &[u64], endpoint: EndpointRef, of: fn(EntryState) -> bool) -> u32 {
     let Some(owner) = index.owners.get(endpoint) else { return 0 };
     let holding = |&block: &u64| {
@@ -655,7 +658,7 @@ fn deepest(index: &PrefixIndex, blocks: &[u64], endpoint: EndpointRef, of: fn(En
 }
 
 proptest! {
-    /// Where nothing makes holes, what is found without walking a chain is what is found by it.
+    /// Without holes, the look-up without a walk finds what a walk finds.
     #[test]
     fn bisection_finds_what_a_walk_finds(ops in prop::collection::vec(op(), 0..120)) {
         let (mut index, mut twin) = (PrefixIndex::with_capacity(60_000), NaiveIndex::new());
@@ -673,7 +676,7 @@ proptest! {
         }
     }
 
-    /// With room for all, and nothing to make holes, the index is the naive twin.
+    /// With room for all entries and no holes, the index equals the naive twin.
     #[test]
     fn with_room_it_is_exact(ops in prop::collection::vec(op(), 0..60)) {
         let (mut index, mut twin) = (PrefixIndex::with_capacity(60_000), NaiveIndex::new());
@@ -688,7 +691,8 @@ proptest! {
         prop_assert_eq!(index.stats().evictions, 0);
     }
 
-    /// However small it is and whatever happens, it never claims more than the truth, and its books and its memory are in order.
+    /// Whatever its size and the order of operations, it never claims more than the truth, and its
+    /// counts and its memory are consistent.
     #[test]
     fn it_never_claims_too_much(entries in 0..3000_usize, ops in prop::collection::vec(op(), 0..120)) {
         let (mut index, mut twin) = (PrefixIndex::with_capacity(entries), NaiveIndex::new());

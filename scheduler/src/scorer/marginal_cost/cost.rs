@@ -1,4 +1,4 @@
-//! The cost of one request at one endpoint, in ms. Each term is one function of its own.
+//! The cost of one request at one endpoint, in ms. Each term is one function.
 //!
 //! ```text
 //! cost = max(queue + prefill + interference + displacement + decode - refresh, W + S) + failure
@@ -8,7 +8,8 @@
 //! interference  externality (ownBatchShare B S + (1 - ownBatchShare) Bmean (S + Smean) / 2)
 //! displacement  displacement r / (1 + r) c1 u
 //! decode        decodeWeight o w (D + B (e1 + e2 n) / 2)
-//! refresh       refresh a (1 - U/C) (Sn - Su) (1 + externality (ownBatchShare B + (1 - ownBatchShare) Bmean))
+//! refresh       refresh a (1 - U/C) (Sn - Su)
+//!                 (1 + externality (ownBatchShare B + (1 - ownBatchShare) Bmean))
 //! failure       failureMs f
 //!
 //! W = v (c0 P / (1 + P/4) + c1 Pu + c2 Pq) + memoryWeight o w D min(u, missing) / C
@@ -29,7 +30,7 @@
 //! | C, U | `memory` | KV memory of the engine in tokens, and how much of it is in use |
 //! | missing | [`KvMemory::missing_tokens`] | tokens of KV memory that this request needs and the engine lacks |
 //! | A | `adapter_ms` | time to load the LoRA adapter |
-//! | Sn, Su | `full_prefill_ms`, `prefill_ms` | prefill of all n tokens, and of the u uncached tokens, without A |
+//! | Sn, Su | `full_prefill_ms`, `prefill_ms` | v times the prefill of all n, and of the u uncached tokens, without A |
 //! | a | `prefix_age` | what was cached here since the prefix was last used, as a share of what fits |
 //! | r | `reuse_interval` | prompts per endpoint since the longest cached prefix was last used |
 //! | f | `excess_failure_rate` | failure rate here minus the rate at the other endpoints |
@@ -41,7 +42,8 @@ use crate::latency::step::StepModel;
 /// queue share engine steps.
 const PROMPTS_PER_STEP: f32 = 4.0;
 
-/// The share of KV memory that is available to prompts. The engine needs the rest for output tokens.
+/// The share of KV memory that is available to prompts. The engine needs the rest for output
+/// tokens.
 const PROMPT_MEMORY_SHARE: f32 = 0.9;
 
 /// The weights of the terms: parameters of the plugin. All are at least 0.
@@ -58,30 +60,32 @@ pub(super) struct CostWeights {
     pub(super) refresh: f32,
 }
 
-/// What is the same at every endpoint.
+/// The inputs that are the same at every endpoint.
 pub(super) struct RequestInputs<'a> {
     pub(super) step: &'a StepModel,
     pub(super) prompt_tokens: f32,
     /// Expected output tokens; 0 at a stage before decode.
     pub(super) output_tokens: f32,
-    /// Prompts per endpoint since the longest cached prefix was last used; infinite for a new prefix.
+    /// Prompts per endpoint since the longest cached prefix was last used; infinite for a new
+    /// prefix.
     pub(super) reuse_interval: f32,
     /// Mean number of requests in flight over the candidates.
     pub(super) mean_batch: f32,
 }
 
-/// What differs by endpoint.
+/// The inputs that differ by endpoint.
 pub(super) struct EndpointInputs {
     pub(super) load: EndpointLoad,
-    /// How many times as long as an average endpoint this one takes for a prefill and for a decode step.
+    /// The time of this endpoint for a prefill and for a decode step, as multiples of an average
+    /// endpoint's.
     pub(super) speed: (f32, f32),
     pub(super) uncached_tokens: f32,
     pub(super) adapter_ms: f32,
-    /// `None` where no engine of the pool reports its KV memory.
+    /// `None` if no engine of the pool reports its KV memory.
     pub(super) memory: Option<KvMemory>,
     /// Failure rate here minus the rate at the other endpoints, 0 to 1.
     pub(super) excess_failure_rate: f32,
-    /// What was cached here since the prefix was last used, as a share of what fits; 0 where no other
+    /// What was cached here since the prefix was last used, as a share of what fits; 0 if no other
     /// endpoint has the prefix.
     pub(super) prefix_age: f32,
 }
@@ -117,7 +121,7 @@ struct CostTimes {
     service_ms: f32,
     /// Smean.
     mean_service_ms: f32,
-    /// Su, at an endpoint of average speed.
+    /// Su / v.
     prefill_ms: f32,
     /// o w D.
     decode_ms: f32,
@@ -136,7 +140,7 @@ impl Cost {
             displacement: displacement(weights, request, endpoint),
             decode: decode(weights, request, endpoint, &times),
             refresh: refresh(weights, request, endpoint, &times),
-            failure: weights.failure_ms * endpoint.excess_failure_rate,
+            failure: failure(weights, endpoint),
             lowest: times.waiting_ms + times.service_ms,
         }
     }
@@ -206,6 +210,10 @@ fn refresh(weights: &CostWeights, request: &RequestInputs<'_>, endpoint: &Endpoi
     weights.refresh * endpoint.prefix_age * free * saved_ms * (1.0 + weights.externality * (own + others))
 }
 
+/// Requests that fail here in excess of the other endpoints cost the client a wait.
+fn failure(weights: &CostWeights, endpoint: &EndpointInputs) -> f32 {
+    weights.failure_ms * endpoint.excess_failure_rate
+}
 /// How many running requests a prefill here delays: at this endpoint, and elsewhere in the pool.
 fn delayed_requests(weights: &CostWeights, request: &RequestInputs<'_>, times: &CostTimes) -> (f32, f32) {
     (weights.own_batch_share * times.batch, (1.0 - weights.own_batch_share) * request.mean_batch)
@@ -234,8 +242,8 @@ impl CostTimes {
     }
 }
 
-/// Prefill time of the prompts in a queue at an average endpoint, in ms. The constant c0 was learned
-/// from single prompts; prompts in a queue share steps.
+/// Prefill time of the prompts in a queue at an average endpoint, in ms. The constant c0 was
+/// learned from single prompts; prompts in a queue share steps.
 fn queued_prefills_ms(step: &StepModel, prefills: &PendingPrefills) -> f32 {
     let [c0, c1, c2] = step.prefill();
     let prompts = float(u64::from(prefills.prompts));
@@ -247,7 +255,7 @@ fn queued_prefills_ms(step: &StepModel, prefills: &PendingPrefills) -> f32 {
 // === impl KvMemory ===
 
 impl KvMemory {
-    /// The mean over the engines that report their memory; `None` where none does.
+    /// The mean over the engines that report their memory; `None` if none does.
     pub(super) fn mean(endpoints: &[EndpointInputs]) -> Option<Self> {
         let reported = || endpoints.iter().filter_map(|endpoint| endpoint.memory);
         let count = float(reported().count() as u64);
@@ -260,10 +268,10 @@ impl KvMemory {
         self.missing_tokens(request, endpoint) / self.capacity
     }
 
-    /// Tokens of KV memory that the request needs and does not find free. At most what the prompt
-    /// itself needs: a shortage beyond that delays every request, and moving this one to an endpoint
-    /// that has not cached its prefix would take even more memory. Prompts in the queue have about
-    /// half of their memory already.
+    /// Tokens of KV memory that the request needs and does not find free; at most what the prompt
+    /// itself needs. A shortage beyond that delays every request, and moving this one to an
+    /// endpoint that has not cached its prefix would take even more memory. Prompts in the queue
+    /// have about half of their memory already.
     fn missing_tokens(&self, request: &RequestInputs<'_>, endpoint: &EndpointInputs) -> f32 {
         let taken = self.used + float(endpoint.load.prefills.uncached_tokens) / 2.0;
         let missing = taken + endpoint.uncached_tokens + request.output_tokens - PROMPT_MEMORY_SHARE * self.capacity;

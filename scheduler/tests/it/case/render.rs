@@ -1,4 +1,4 @@
-//! What came out of a case, as its file tells it.
+//! Renders the outcome of a case as text, in the form of its file.
 
 use std::fmt::Write;
 
@@ -9,7 +9,7 @@ use super::{CaseDecision, Digits};
 // === impl CaseDecision ===
 
 impl CaseDecision {
-    /// The picked, best first; nobody when the decision is another.
+    /// The ranked list, best first; empty if the decision is not a route.
     pub fn ranked(&self) -> Vec<usize> {
         match &self.decision {
             Decision::Route(route) => route.ranked.iter().map(EndpointIndex::get).collect(),
@@ -17,12 +17,13 @@ impl CaseDecision {
         }
     }
 
-    /// Everyone who was dropped by a profile or before it.
+    /// All endpoints dropped by a profile or before it.
     pub fn dropped<'o>(&'o self, profile: &'o ProfileExplanation) -> impl Iterator<Item = &'o DroppedEndpoint> {
         self.explanation.dropped.iter().chain(&profile.dropped)
     }
 
-    /// The decision, and a table for each profile that ran: who was dropped by whom, scores and totals.
+    /// The decision, and a table for each profile that ran: dropped endpoints with the plugin that
+    /// dropped them, scores and totals.
     pub fn render(&self, digits: Digits) -> String {
         let none = [ProfileExplanation::default()];
         let profiles = if self.explanation.profiles.is_empty() { &none[..] } else { &self.explanation.profiles };
@@ -38,7 +39,7 @@ impl CaseDecision {
         text
     }
 
-    /// What was predicted of each endpoint, ms, and what that leaves to the SLOs that count there.
+    /// The predictions at each endpoint, ms, and their headroom.
     fn prospects(&self, digits: Digits) -> String {
         let ms = |value: f32| match digits {
             Digits::Few => format!("{value:.1}"),

@@ -7,7 +7,8 @@ fn endpoint(slot: u16, generation: u32) -> EndpointRef {
     EndpointRef { slot: Slot(slot), generation: Generation(generation) }
 }
 
-/// First tokens and gaps of engines that do what `truth` says, each `factor(slot)` times as long, with a tenth of noise.
+/// Samples of engines with the costs of `truth`, each `factor(slot)` times as long, with a tenth of
+/// noise.
 fn taught(learner: &mut StepLearner, truth: &StepModel, (seed, samples): (u64, usize), factor: impl Fn(u16) -> f32) {
     let mut rng = Rng::seeded(seed);
     for _ in 0..samples {
@@ -35,7 +36,7 @@ fn off(model: &StepModel, truth: &StepModel) -> f32 {
     prefills.chain(steps).map(|ratio| (ratio - 1.0).abs()).fold(0.0, f32::max)
 }
 
-/// Llama-3.1-8B on an H100: by kernel measurements.
+/// Llama-3.1-8B on an H100, from kernel measurements.
 fn h100() -> StepModel {
     StepModel::of([9.6, 0.0168, 5.46e-7], [7.07, 0.00745, 4.31e-5], 200.0)
 }
@@ -48,14 +49,14 @@ fn learns_another_machine_than_its_prior_and_forgets_it_for_a_third() {
     taught(&mut learner, &h100(), (2, 1_000), |_| 1.0);
     assert!(off(&learner.model(), &h100()) < 0.05, "{:?}", learner.model());
     assert_eq!(learner.model().speed(endpoint(1, 1)), (1.0, 1.0), "noise does not sort equal endpoints");
-    assert_eq!(learner.model(), learner.model().without_speeds(), "and of them nothing is told");
+    assert_eq!(learner.model(), learner.model().without_speeds(), "and no speeds are published");
     let qwen = StepModel::of([10.5, 0.0807, 4.22e-7], [19.2, 0.0248, 5.81e-5], 200.0);
     taught(&mut learner, &qwen, (3, 4_000), |_| 1.0);
     assert!(off(&learner.model(), &qwen) < 0.1, "{:?}", learner.model());
 }
 
 #[test]
-fn a_slow_endpoint_is_learned_without_being_told_and_its_successor_starts_clean() {
+fn a_slow_endpoint_is_learned_and_its_successor_starts_clean() {
     let mut learner = StepLearner::default();
     taught(&mut learner, &h100(), (1, 2_000), |slot| if slot == 2 { 2.0 } else { 1.0 });
     let model = learner.model();
@@ -68,18 +69,19 @@ fn a_slow_endpoint_is_learned_without_being_told_and_its_successor_starts_clean(
 }
 
 #[test]
-fn an_endpoint_that_alone_is_asked_for_a_kind_of_prompt_is_no_faster_for_it() {
+fn an_endpoint_that_alone_gets_a_kind_of_prompt_is_not_faster_for_it() {
     let mut learner = StepLearner::default();
     let mut first = |slot, tokens: (f32, f32), service_ms, queued| {
         let sample = FirstToken { uncached_tokens: tokens.0, prompt_tokens: tokens.1, service_ms };
         assert!(learner.first_token(endpoint(slot, 1), &sample, queued));
     };
-    // An engine that takes 150 ms whatever it is asked. Short prompts everywhere, most of them beside others.
+    // An engine that takes 150 ms for every request. First short prompts everywhere, most of them
+    // beside others.
     for round in 0..500_u16 {
         let alone = round % 80 < 8;
         first(round % 8, (310.0, 310.0), if alone { 150.0 } else { 37.0 }, !alone);
     }
-    // Then conversations that come one after another to one endpoint.
+    // Then conversations, one after another, at one endpoint.
     for turn in 0..100 {
         let tokens = [(1_510.0, 1_510.0), (100.0, 1_570.0), (97.0, 1_630.0), (93.0, 1_690.0)][turn % 4];
         first(4, tokens, 150.0, false);
@@ -88,7 +90,7 @@ fn an_endpoint_that_alone_is_asked_for_a_kind_of_prompt_is_no_faster_for_it() {
 }
 
 #[test]
-fn what_cannot_be_teaches_nothing_and_a_stall_little() {
+fn impossible_samples_teach_nothing_and_a_stall_little() {
     let mut learner = StepLearner::default();
     taught(&mut learner, &h100(), (1, 500), |_| 1.0);
     let before = learner.model();
@@ -132,7 +134,7 @@ fn the_mean_output_is_followed() {
 
 proptest! {
     #[test]
-    fn whatever_it_is_taught_the_model_is_one(
+    fn any_samples_give_a_valid_model(
         samples in prop::collection::vec((0_u16..6, 0_u32..3, prop::array::uniform3(prop::num::f32::ANY)), 0..60),
         small in prop::collection::vec((0_u16..6, prop::array::uniform3(0.0_f32..1e6)), 0..60),
     ) {
