@@ -140,7 +140,8 @@ impl SloExperiment {
         let stack = self.builder(policy, folder.path())?.start().await?;
         let mut outcomes = BTreeMap::new();
         if policy == ExperimentPolicy::Slo {
-            // Train the model under the same load with other requests. How long that takes is not measured.
+            // Train the model under the same load with other requests. How long that takes is not
+            // measured.
             let began = Instant::now();
             while predicts(&stack, Duration::from_millis(1)).await.is_err() {
                 self.play(&stack, policy, rate, 1_000, Duration::from_secs(4)).await?;

@@ -123,7 +123,8 @@ fn wasm_plugin(made: &mut AssembledConfig, plugin: &Value, folder: &Path) -> Res
                 "root_id": spec["pluginName"],
                 "failure_policy": policy,
                 "configuration": {"@type": "type.googleapis.com/google.protobuf.StringValue", "value": spec["pluginConfig"].to_string()},
-                // No `vm_id` and no `allow_on_headers_stop_iteration`: the WasmPlugin API has neither.
+                // No `vm_id` and no `allow_on_headers_stop_iteration`: the WasmPlugin API has
+                // neither.
                 "vm_config": {
                     "runtime": "envoy.wasm.runtime.v8",
                     "code": {"remote": {"http_uri": {"uri": spec["url"], "timeout": "30s", "cluster": "_"}}},

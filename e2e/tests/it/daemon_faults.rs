@@ -233,7 +233,8 @@ async fn parked_requests_whose_bodies_have_no_end_yet_are_picked_when_the_daemon
         for raw in &mut open {
             raw.write(chunk(piece)).await?;
         }
-        // The first pieces come further apart than the filter's ticks, as from a client that waits for answers.
+        // The first pieces come further apart than the filter's ticks, as from a client that waits
+        // for answers.
         tokio::time::sleep(Duration::from_millis(if number < 4 { 250 } else { 2 })).await;
     }
     for mut raw in open {

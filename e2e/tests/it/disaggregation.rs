@@ -144,7 +144,8 @@ async fn the_always_decider_spreads_prefills_and_a_client_cannot_name_a_server()
     let split = DisaggregatedStack::start("{prefill: always-disagg-pd-decider}", &TWO_AND_TWO).await?;
     let decode = &split.addresses(ServerRole::Decode)[0];
     for number in 0..20 {
-        // If the proxy forwarded this header, the decode server would refuse to prefill, and the reply would show it.
+        // If the proxy forwarded this header, the decode server would refuse to prefill, and the
+        // reply would show it.
         let request = echo::post("/v1/chat/completions", &[("x-prefiller-host-port", decode), ("x-echo", "0")], long(number).to_string())?;
         let (mut parts, body) = request.into_parts();
         parts.headers.remove("x-echo");

@@ -139,7 +139,8 @@ async fn a_retry_takes_the_accounting_with_it() -> Result<()> {
     let stack = Stack::builder().servers_like(2, &slow(50)).start().await?;
     stack.servers[0].fault(ServerFault { status: Some(503), ..ServerFault::new(FaultMode::Status) }).await;
     let mut running = Vec::new();
-    // One after the other: the second at the latest is picked for the failing endpoint, which has no load.
+    // One after the other: the second at the latest is picked for the failing endpoint, which has
+    // no load.
     for _ in 0..6 {
         running.extend(streams::open(stack.address(), 1, 1_000).await?);
     }
@@ -217,7 +218,8 @@ async fn an_endpoint_replaced_at_its_address_begins_anew() -> Result<()> {
         "the prefix index still has prompts of the old generation: {believed:?}"
     );
     load.goes_on(60, LIMIT).await?;
-    // Responses that had started when the engine died broke; requests without a response were retried.
+    // Responses that had started when the engine died broke; requests without a response were
+    // retried.
     let outcome = ledger_metrics::close_but("endpoint replaced at its address", load, &stack, client::is_broken_off).await?;
     let failed = outcome.failures.len();
     assert!(failed <= CLIENTS, "at most one request of each client: {:?}", outcome.failures);

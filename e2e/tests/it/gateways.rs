@@ -328,7 +328,8 @@ async fn the_daemon_takes_the_arguments_of_its_manifests() -> Result<()> {
         let containers = ["containers", "initContainers"].iter().filter_map(|list| pod[list].as_array()).flatten();
         let daemon = containers.clone().find(|container| container["name"] == "switchpointd").ok_or("no daemon")?;
         let arguments = daemon["args"].as_array().ok_or("no arguments")?.iter().filter_map(Value::as_str).map(str::to_owned);
-        // A pod's folders do not exist here and its ports may be in use: replace them; the daemon must start with the rest.
+        // A pod's folders do not exist here and its ports may be in use: replace them; the daemon
+        // must start with the rest.
         let folder = tempfile::tempdir()?;
         let port = || ReservedPort::lease();
         let (state, ext_proc, health, admin, metrics) = (port()?, port()?, port()?, port()?, port()?);

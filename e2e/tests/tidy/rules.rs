@@ -152,7 +152,8 @@ pub(crate) fn modules_have_names(tree: &SourceTree) -> Vec<String> {
 }
 
 pub(crate) fn nothing_is_of_one_machine(tree: &SourceTree) -> Vec<String> {
-    // Written in two parts, so that this file does not contain what it forbids. The last is the path of this checkout.
+    // Written in two parts, so that this file does not contain what it forbids. The last is the
+    // path of this checkout.
     let places = [concat!("/ro", "ot/"), concat!("/ho", "me/"), concat!("/Us", "ers/"), env!("CARGO_MANIFEST_DIR")];
     let registries = [concat!("pypi", ".org"), concat!("python", "hosted.org"), concat!("crates", ".io/"), concat!("proxy.", "golang.org")];
     let mut complaints = Vec::new();
