@@ -1,9 +1,9 @@
 //! Where CPU and latency go, for a request and for a streamed chunk: one Envoy has many listeners.
-//! Each does one thing more than the listener before it, from plain Envoy to the filter and from plain
-//! Envoy to ext_proc.
+//! Each does one thing more than the listener before it, from plain Envoy to the filter and from
+//! plain Envoy to ext_proc.
 //!
-//! Any picker that uses the same protocol pays for the steps before the last one. Only the last step
-//! is the cost of this picker.
+//! Any picker that uses the same protocol pays for the steps before the last one. Only the last
+//! step is the cost of this picker.
 
 use std::net::SocketAddr;
 use std::path::Path;

@@ -1,7 +1,8 @@
-//! InferencePools with their published CRDs on a real kube-apiserver, through a real Envoy: the pool of
+//! InferencePools with their published CRDs on a real kube-apiserver, through a real Envoy: the
+//! pool of
 //! `inference-pool.yaml` with the objects that configure its requests, and several pools behind one
-//! ext_proc port. The daemon finds the pool of a request as the gateways expect. Each test has its own
-//! network, as in `kubernetes.rs`.
+//! ext_proc port. The daemon finds the pool of a request as the gateways expect. Each test has its
+//! own network, as in `kubernetes.rs`.
 
 use std::path::{Path, PathBuf};
 

@@ -17,7 +17,7 @@ use crate::echo;
 mod dictionary;
 mod outsider;
 mod secrecy;
-use outsider::{RevokedProxy, tells_apart};
+use outsider::{SimulatedPeer, tells_apart};
 
 const WORKERS: u32 = 4;
 
@@ -198,7 +198,7 @@ async fn what_one_proxy_placed_another_finds() -> Result<()> {
 async fn load_told_from_outside_counts_once_and_expires_when_its_proxy_falls_silent() -> Result<()> {
     let config = tempfile::NamedTempFile::new()?;
     let mut stack = asked(&config)?.servers(2).concurrency(2).start().await?;
-    let outsider = RevokedProxy::join(&mut stack).await?;
+    let outsider = SimulatedPeer::join(&mut stack).await?;
     tells_apart(&stack, "active-request-scorer", false).await?;
     outsider.tell(0, 50).await?;
     tells_apart(&stack, "active-request-scorer", true).await?;
@@ -221,7 +221,7 @@ async fn load_told_from_outside_counts_once_and_expires_when_its_proxy_falls_sil
 async fn load_and_placements_reach_other_proxies_in_time_and_nothing_of_a_prompt_does() -> Result<()> {
     let slow = ModelServerOptions { models: vec!["demo".into()], speed: 0.0, chunk_delay_ms: 300, ..ModelServerOptions::default() };
     let mut stack = Stack::builder().servers_like(2, &slow).start().await?;
-    let mut outsider = RevokedProxy::join(&mut stack).await?;
+    let mut outsider = SimulatedPeer::join(&mut stack).await?;
     // From now on the proxy knows that it has a peer.
     outsider.hear_until(0).await?;
     tokio::time::sleep(Duration::from_millis(300)).await;

@@ -9,7 +9,7 @@ use serde_json::json;
 use testbed::stack::Stack;
 use testbed::{Result, client};
 
-use super::outsider::{LIMIT, RevokedProxy};
+use super::outsider::{LIMIT, SimulatedPeer};
 
 /// A prompt that the attacker sent, so knows to be among the hashes.
 const KNOWN: &str = "hi";
@@ -87,7 +87,7 @@ async fn asked(stack: &Stack, prompt: &str, id: &str) -> Result<String> {
 async fn a_reader_with_a_dictionary_learns_nothing_of_frames_or_logs() -> Result<()> {
     let picker = json!({"decision_log_one_in": 1, "explain": true});
     let mut stack = Stack::builder().servers(2).picker(picker).start().await?;
-    let mut outsider = RevokedProxy::join(&mut stack).await?;
+    let mut outsider = SimulatedPeer::join(&mut stack).await?;
     outsider.hear_until(0).await?;
     tokio::time::sleep(Duration::from_millis(300)).await;
     let (began, mut said) = (Instant::now(), String::new());

@@ -20,7 +20,7 @@ use tokio_stream::wrappers::ReceiverStream;
 pub(super) const LIMIT: Duration = Duration::from_secs(20);
 
 /// The simulated proxy.
-pub(super) struct RevokedProxy {
+pub(super) struct SimulatedPeer {
     out: mpsc::Sender<proxy_message::Message>,
     stream: tonic::Streaming<state::DaemonMessage>,
     pool_update: state::PoolUpdate,
@@ -29,7 +29,7 @@ pub(super) struct RevokedProxy {
     pub(super) received: Vec<Vec<u8>>,
 }
 
-impl RevokedProxy {
+impl SimulatedPeer {
     /// Joins the pool of a stack.
     pub(super) async fn join(stack: &mut Stack) -> Result<Self> {
         let daemon = stack.daemon()?.settings().state.address();

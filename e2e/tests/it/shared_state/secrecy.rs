@@ -10,7 +10,7 @@ use testbed::cuttable_link::CuttableLink;
 use testbed::stack::Stack;
 use testbed::{Result, wait_for};
 
-use super::outsider::{LIMIT, RevokedProxy};
+use super::outsider::{LIMIT, SimulatedPeer};
 use crate::echo;
 
 /// A text that occurs nowhere else.
@@ -76,7 +76,7 @@ async fn told(transport: &str) -> Result<(Vec<u8>, BTreeSet<u64>)> {
     let mut stack = Stack::builder().servers(2).concurrency(2).picker(json!({"state": state})).cable(&cable).start().await?;
     cable.connect_to(stack.daemon()?.settings().state.address());
     stack.wait_until_ready().await?;
-    let mut outsider = RevokedProxy::join(&mut stack).await?;
+    let mut outsider = SimulatedPeer::join(&mut stack).await?;
     // From now on the proxy knows that it has a peer. It does not send earlier placements.
     outsider.hear_until(0).await?;
     tokio::time::sleep(Duration::from_millis(300)).await;
