@@ -147,8 +147,8 @@ async fn an_inference_pool_serves_through_envoy_as_its_objects_say() -> Result<(
     Ok(())
 }
 
-/// Adds what a gateway writes for one more pool: a route whose picker has this authority, or none
-/// and then the name of its cluster.
+/// Adds what a gateway writes for one more pool: a route whose ext_proc stream has this authority,
+/// or the cluster's name if it is `None`.
 fn asks(config: &mut Value, pool: &str, cluster_name: &str, authority: Option<&str>) {
     let resources = &mut config["static_resources"];
     let clusters = resources["clusters"].as_array_mut().expect("clusters");

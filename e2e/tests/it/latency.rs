@@ -181,8 +181,8 @@ async fn a_pod_that_slows_down_three_times_is_known_within_200_observations_or_a
     };
 
     stack.servers[0].slow_down(3.0);
-    // Then the newest outcomes are all of observations after the drift became known. Other load on
-    // this machine adds errors that come and go, so a minute is allowed.
+    // With this many outcomes, all that are scored come from the time after the drift must be
+    // known. Other load on this machine adds errors that come and go, so a minute is allowed.
     let enough = outcomes(&before, "server-0") + DRIFT_OBSERVATIONS + RECENT;
     let bound = 1.2 * error_before;
     let as_before = |page: &Value| outcomes(page, "server-0") >= enough && error(page) <= bound;

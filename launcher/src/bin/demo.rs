@@ -209,13 +209,14 @@ fn invitation() -> String {
         r#"Everything keeps running until you press Ctrl-C. In another terminal, try:
 
 A chat completion, and a streamed one:
-
   curl -s localhost:{listener}/v1/chat/completions -H 'content-type: application/json' \
     -d '{{"model":"{MODEL}","messages":[{{"role":"user","content":"hello"}}],"max_tokens":8}}'
   curl -sN localhost:{listener}/v1/chat/completions -H 'content-type: application/json' \
     -d '{{"model":"{MODEL}","stream":true,"messages":[{{"role":"user","content":"hello"}}],"max_tokens":8}}'
+
 A request that names no model, and the error it gets:
   curl -s localhost:{listener}/v1/chat/completions -d '{{"no":"model"}}'
+
 What the daemon knows about the endpoints, and the metrics of the daemon and of the filter:
   curl -s localhost:{admin}/debug/endpoints
   curl -s localhost:{admin}/metrics | grep -v '^#'
