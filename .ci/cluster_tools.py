@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Builds a real etcd, a real Kubernetes control plane and Envoy Gateway's translator into .tools/bin, and fetches published schemas into
-.tools/schemas, for the tests that want the truth.
+"""Builds a real etcd, a real Kubernetes control plane and Envoy Gateway's translator into .tools/bin, and fetches published
+schemas into .tools/schemas, for tests that need the real programs and schemas.
 
     .ci/cluster_tools.py etcd kubernetes schemas envoy-gateway
 
-Published Go modules and plain `go build`: no prebuilt binary, no container, no root. A tool whose stamp names its version is left
-alone. Without Go, or when a module cannot be had, it says so and exits with 3: the tests then skip what needs the tool, and say so.
-Standard library only.
+It uses published Go modules and plain `go build`: no prebuilt binary, no container, no root. It skips a tool whose stamp file has
+the right version. If Go or a module is unavailable, it prints so and exits with 3; the tests that need the tool are then skipped
+with a message. Standard library only.
 """
 
 import json
@@ -20,11 +20,11 @@ from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TOOLS = ROOT / ".tools"
-# Exit code for "cannot be built here", as opposed to a mistake in this script.
+# Exit code for "cannot be built on this machine", as opposed to an error in this script.
 UNAVAILABLE = 3
 KUBERNETES = "k8s.io/kubernetes"
 KUBERNETES_VERSION = "v1.36.3"
-# Without them a server's version is `v0.0.0-master+$Format:%H$`, which kubectl and Helm cannot read.
+# Without these variables a server's version is `v0.0.0-master+$Format:%H$`, which kubectl and Helm cannot read.
 KUBERNETES_VERSION_PARTS = {
     f"{package}.git{part}": value
     for package in ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
@@ -35,8 +35,8 @@ ENVOY_GATEWAY_VERSION = "v1.9.1"
 
 
 class Tool(NamedTuple):
-    """One `go build` each of `packages`; `replaced` reads the replacements of staging modules from the module's own go.mod; `told` are variables that
-    its own build scripts set."""
+    """A tool to build, with one `go build` for each of `packages`. If `replaced`, the replacements of staging modules are read from
+    the module's go.mod. `told` are linker variables that the tool's own build scripts set."""
 
     module: str
     version: str
@@ -46,7 +46,7 @@ class Tool(NamedTuple):
 
 
 TABLE = {
-    # `go install` refuses it: its go.mod has replace directives. Hence a module of our own that requires it.
+    # `go install` refuses a module with replace directives, so `build` makes a module that requires it.
     "etcd": Tool("go.etcd.io/etcd/server/v3", "v3.6.15", {"etcd": "go.etcd.io/etcd/server/v3"}),
     "kubernetes": Tool(
         KUBERNETES,
@@ -58,13 +58,13 @@ TABLE = {
         replaced=True,
         told=KUBERNETES_VERSION_PARTS,
     ),
-    # Its command `translate` makes Envoy's configuration of manifests, offline.
+    # Its command `translate` turns manifests into Envoy's configuration, offline.
     "envoy-gateway": Tool(ENVOY_GATEWAY, ENVOY_GATEWAY_VERSION, {"egctl": f"{ENVOY_GATEWAY}/cmd/egctl"}),
 }
 
 
 class Schemas(NamedTuple):
-    """The files of a published module that define kinds of Kubernetes objects."""
+    """The files of a published module that define custom resources."""
 
     module: str
     version: str
@@ -72,8 +72,8 @@ class Schemas(NamedTuple):
 
 
 INFERENCE_EXTENSION = "sigs.k8s.io/gateway-api-inference-extension"
-# The Gateway API in the version that this Envoy Gateway is built with. Of the Inference Extension each kind in the last version that has it: objectives and
-# rewrites have moved to llm-d since, whose module is not published, with the same fields.
+# The Gateway API in the version that this Envoy Gateway is built with. For the Inference Extension, the last version that has each
+# kind: objectives and rewrites have since moved to llm-d, with the same fields, but llm-d's module is not published.
 SCHEMAS = [
     Schemas("istio.io/api", "v1.31.1", "kubernetes/customresourcedefinitions.gen.yaml"),
     Schemas("sigs.k8s.io/gateway-api", "v1.6.1", "config/crd/standard/gateway.networking.k8s.io_*s.yaml"),
@@ -85,7 +85,7 @@ SCHEMAS = [
 
 
 class Unavailable(Exception):
-    """Go, or a module, is out of reach."""
+    """Go or a module is unavailable."""
 
 
 def build(name: str) -> None:
@@ -95,7 +95,7 @@ def build(name: str) -> None:
         return
     if shutil.which("go") is None:
         raise Unavailable("Go is not installed")
-    print(f"setup: {name} {tool.version} into .tools (once; minutes)", flush=True)
+    print(f"setup: {name} {tool.version} into .tools (once, takes minutes)", flush=True)
     began = time.monotonic()
     folder = TOOLS / "go" / name
     folder.mkdir(parents=True, exist_ok=True)
@@ -114,7 +114,7 @@ def build(name: str) -> None:
 
 
 def fetch_schemas() -> None:
-    """Copies each module's files beside each other; nothing of them is kept in the repository."""
+    """Copies the files of all modules into one folder. The repository contains none of them."""
     stamp = TOOLS / ("." + "-".join(["schemas", *(schemas.version for schemas in SCHEMAS)]))
     if stamp.exists() and (TOOLS / "schemas").exists():
         return
@@ -133,7 +133,7 @@ def fetch_schemas() -> None:
 
 
 def replace_staging(folder: pathlib.Path, tool: Tool) -> None:
-    """Kubernetes' go.mod points its staging modules at folders beside it; published, they are modules of version v0.X.Y."""
+    """Replaces Kubernetes' staging modules, which its go.mod takes from local folders, by the published modules of version v0.X.Y."""
     found = json.loads(go(folder, "mod", "download", "-json", f"{tool.module}@{tool.version}"))
     mod = json.loads(go(folder, "mod", "edit", "-json", found["GoMod"]))
     version = "v0" + tool.version.removeprefix("v1")
@@ -143,7 +143,7 @@ def replace_staging(folder: pathlib.Path, tool: Tool) -> None:
 
 
 def go(folder: pathlib.Path, *arguments: str) -> str:
-    # What is installed is used: no other toolchain is fetched. The caches are ours, so that `make clean` removes them.
+    # Use the installed toolchain and fetch no other. The caches are in .tools, so that `make clean` removes them.
     own = {"GOTOOLCHAIN": "local", "CGO_ENABLED": "0", "GOFLAGS": "-mod=mod -modcacherw"}
     own |= {"GOMODCACHE": str(TOOLS / "go" / "mod"), "GOCACHE": str(TOOLS / "go" / "cache")}
     done = subprocess.run(["go", *arguments], cwd=folder, env=os.environ | own, capture_output=True, text=True, check=False)
@@ -161,9 +161,9 @@ def main(names: list[str]) -> int:
         try:
             fetch_schemas() if name == "schemas" else build(name)
         except Unavailable as why:
-            print(f"setup: {name} cannot be built here, and what needs it will be SKIPPED: {why}", file=sys.stderr)
+            print(f"setup: {name} cannot be built here, and tests that need it will be SKIPPED: {why}", file=sys.stderr)
             return UNAVAILABLE
-    # Gigabytes, of no use once the binaries are there.
+    # Remove the module and build caches: gigabytes that are useless after the build.
     shutil.rmtree(TOOLS / "go", ignore_errors=True)
     return 0
 

@@ -3,9 +3,9 @@
 
     .ci/steps.py lint wasm tests
 
-The counts are real: for test binaries those of their `test result:` lines, for everything else one a step. A step whose
-tool is out of reach (the advisory database, say) counts as skipped, loudly, and never as passed; so does a test that prints
-`SKIPPED name: why` and returns. Standard library only.
+The counts are those of the `test result:` lines for test binaries, and one per step for everything else. A step whose tool is
+unavailable (for example the advisory database) counts as skipped, with a message, and never as passed. So does a test that
+prints `SKIPPED name: why` and returns. Standard library only.
 """
 
 import os
@@ -23,15 +23,15 @@ import unsteady
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LOGS = ROOT / "target" / "ci"
 DENY = ".tools/bin/cargo-deny --locked"
-# A step that is still running then hangs: a cold build of the whole workspace takes a few minutes on two cores.
+# A step that runs longer counts as hung: a cold build of the whole workspace takes a few minutes on two cores.
 STEP_SECONDS_MAX = 1500
-# The mutants of scheduler and exchange are thousands, a night and more of them: a run takes one of so many parts, another each day.
+# There are thousands of mutants, more than a night's work. Each run tests one of so many parts, another one each day.
 MUTANTS_SHARDS = 80
 MUTANTS_SECONDS_MAX = 3_600
 MUTANTS_ALL_SECONDS_MAX = 48 * 3_600
-# Of a failing step's output; all of it stays in target/ci.
+# Lines shown of a failing step's output; target/ci has all of it.
 LINES_SHOWN_MAX = 400
-# Of a panic's message in the list at the very end: an assertion with both of its sides.
+# Lines of a panic's message in the list at the very end: enough for an assertion with both sides.
 PANIC_LINES_MAX = 6
 REMARK_CHARACTERS_MAX = 900
 # Failed tests that are run once more, alone. More at once are a breakage, not a busy machine.
@@ -76,28 +76,28 @@ def cargo_test(status: int, output: str) -> Counts:
 
 
 def advisories(status: int, output: str) -> Counts:
-    """The advisory database is fetched; without a way out that is a skip, not a verdict."""
+    """Fetches the advisory database; counts as skipped if that is impossible."""
     if status != 0 and re.search(r"failed to (fetch|open|load|acquire)[^\n]*(advisory|database|db|repository)", output):
         return Counts(skipped=1)
     return one(status, output)
 
 
 def buildable(status: int, _output: str) -> Counts:
-    """What the step builds cannot be built everywhere; then the tests that want it are skipped, and this says so."""
+    """Some tools cannot be built on every machine. Then this step counts as skipped, as do the tests that need the tool."""
     return Counts(skipped=1) if status == 3 else one(status, _output)
 
 
 def no_survivor(status: int, _output: str) -> Counts:
-    """A mutant by which the tests fail is found out, and so is one by which they hang (3); one that they pass with (2) is not."""
+    """A mutant is caught if the tests fail or hang with it (3). A mutant that passes all tests (2) fails the step."""
     return one(0 if status == 3 else status, _output)
 
 
-# What a test prints that cannot run here: to `cargo test` it passes, for it knows no other end.
+# The line that a test prints if it cannot run on this machine. For `cargo test` such a test passes.
 SKIPPED = re.compile(r"SKIPPED ([\w:]+): (.*)")
 
 
 def skips(output: str) -> list[str]:
-    """Why tests were skipped, and how many for each reason."""
+    """The reasons for skipped tests, with the number of tests for each."""
     tests: dict[str, set[str]] = {}
     for name, why in SKIPPED.findall(output):
         tests.setdefault(why, set()).add(name)
@@ -195,7 +195,7 @@ def run(step: Step) -> tuple[Counts, list[str]]:
 
 
 def capture(command: str, seconds_max: int) -> tuple[int, str]:
-    """Status and whole output; a step out of time is ended with all that it started."""
+    """Status and whole output. A step that takes too long is killed with all its child processes."""
     environment = os.environ | {"CARGO_TERM_COLOR": "never", "CARGO_TERM_PROGRESS_WHEN": "never"}
     with subprocess.Popen(
         command, shell=True, cwd=ROOT, env=environment, text=True, errors="replace",
@@ -220,7 +220,7 @@ def fuzz_steps() -> list[Step]:
     for manifest in sorted(ROOT.glob("*/fuzz/Cargo.toml")):
         crate = manifest.parent.parent.name
         for target in sorted((manifest.parent / "fuzz_targets").glob("*.rs")):
-            # What is found goes into the corpus, which is nobody else's; the seeds are committed, a few small ones for each target.
+            # New inputs go into the corpus, which is not committed. The seeds, a few small ones for each target, are committed.
             corpus, seeds = f"fuzz/corpus/{target.stem}", f"fuzz/seeds/{target.stem}"
             folders = f"{corpus} {seeds}" if (ROOT / crate / seeds).is_dir() else corpus
             fuzz = f"../.tools/bin/cargo-fuzz run {target.stem} {folders} -- -max_total_time={seconds} -rss_limit_mb=4096"
@@ -234,7 +234,7 @@ def mutants_steps() -> list[Step]:
     shard = os.environ.get("MUTANTS_SHARD") or f"{date.today().toordinal() % MUTANTS_SHARDS}/{MUTANTS_SHARDS}"
     part, seconds_max = ("", MUTANTS_ALL_SECONDS_MAX) if shard == "all" else (f" --sharding round-robin --shard {shard}", MUTANTS_SECONDS_MAX)
     mutants = ".tools/bin/cargo-mutants mutants -p scheduler -p pool-state -p exchange"
-    count = f'echo "$({mutants} --list | wc -l) mutants in all, of which are run: {shard}"'
+    count = f'echo "$({mutants} --list | wc -l) mutants in all; this run tests part {shard}"'
     return [Step(f"mutants: {shard}", f"{count} && PROPTEST_CASES=32 {mutants} -o target{part}", no_survivor, seconds_max)]
 
 
@@ -252,7 +252,7 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
         Step("lint: documents as a site", ".tools/bin/mdbook build docs", one),
         Step("lint: rustfmt", "cargo fmt --all --check", one),
         Step("lint: clippy", "cargo clippy --locked --workspace --all-targets -- -D warnings", one),
-        # Left out of all targets, as they are of `cargo test`: what runs only when asked for, and the filter's test build.
+        # `--all-targets` leaves out the long tests and the filter's test build, so they get steps of their own.
         Step("lint: clippy, long tests", "cargo clippy --locked --workspace --test long -- -D warnings", one),
         Step("lint: clippy, wasm32, drill", "cargo clippy --locked -p filter --features drill --target wasm32-wasip1 -- -D warnings", one),
         Step("lint: clippy, wasm32", "cargo clippy --locked -p filter --target wasm32-wasip1 -- -D warnings", one),
@@ -260,9 +260,9 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
         Step("lint: advisories", f"timeout 120 {DENY} check advisories", advisories),
     ],
     "wasm": lambda: [Step("wasm: build and size", "make --no-print-directory wasm", one)],
-    # All tests of all crates in one go: the dependencies are then compiled with one set of features, once.
+    # All tests of all crates in one run, so that the dependencies are compiled once, with one set of features.
     "tests": lambda: [
-        # Once, some minutes: etcd 1, Kubernetes 4 on two quiet cores. A second run costs nothing.
+        # The first run takes minutes (etcd 1, Kubernetes 4 on two idle cores); later runs take no time.
         Step("tests: a real etcd and Kubernetes, published schemas", "python3 .ci/cluster_tools.py etcd kubernetes schemas", buildable),
         Step("tests: build", "cargo build --locked --workspace --bins --tests", one),
         Step("tests: run", "cargo test --locked --workspace --no-fail-fast", cargo_test),
@@ -282,7 +282,7 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
             cargo_test,
         ),
     ],
-    # Survivors that are explained stand, each with its reason, in .cargo/mutants.toml.
+    # .cargo/mutants.toml excludes mutants that no test can catch.
     "mutants": mutants_steps,
     "fuzz": fuzz_steps,
 }
@@ -308,7 +308,7 @@ def main(names: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    # A step has a process group of its own, so an end of ours must be passed on: as an exception it reaches `capture`.
+    # Each step has its own process group, so a signal to this program must be passed on: as an exception it reaches `capture`.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""Tests of what `.ci/steps.py` makes of the output of `cargo test`: run by its own first step. Standard library only."""
+"""Tests how `.ci/steps.py` reads the output of `cargo test`. Its first step runs these tests. Standard library only."""
 
 import pathlib
 import tempfile
@@ -9,7 +9,7 @@ from unittest import mock
 import steps
 import unsteady
 
-# What `cargo test --no-fail-fast` prints of one end-to-end test that fails beside one that passes, shortened.
+# Shortened output of `cargo test --no-fail-fast` for one end-to-end test that fails and one that passes.
 ONE_FAILED = """\
      Running tests/e2e/main.rs (target/debug/deps/e2e-0123456789abcdef)
 
@@ -33,7 +33,7 @@ error: 1 target failed:
 
 
 class Again(unittest.TestCase):
-    """The whole step with a `cargo` that prints the above, then, asked for the failed test alone, what `alone` says."""
+    """Runs the whole step with a `cargo` that prints the output above, and `alone` when it runs the failed test alone."""
 
     def run_step(self, alone: str, output: str = ONE_FAILED) -> tuple[steps.Counts, list[str]]:
         with tempfile.TemporaryDirectory() as folder, mock.patch.object(steps, "LOGS", steps.ROOT / "target" / "ci"), mock.patch("builtins.print"):
@@ -101,7 +101,7 @@ class Counted(unittest.TestCase):
     def test_a_test_that_says_that_it_cannot_run_is_skipped_and_is_one(self):
         said = "SKIPPED drills::daemon_killed: there is no etcd\n"
         output = ONE_FAILED.replace("FAILED", "ok").replace("1 passed; 1 failed", "2 passed; 0 failed")
-        # Tests of one binary run at once, and each may say it more than once, also in the middle of a line.
+        # Tests of one binary run at the same time, and each may print the line several times, also in the middle of another.
         for printed in [output.replace("running 2 tests\n", "running 2 tests\n" + said + said), output.replace("killed ... ok", "killed ... " + said + "ok")]:
             self.assertEqual(steps.cargo_test(0, printed), steps.Counts(passed=1, skipped=1))
         self.assertEqual(steps.cargo_test(0, output), steps.Counts(passed=2))

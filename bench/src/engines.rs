@@ -1,4 +1,5 @@
-//! Engines of every kind and broken ones, on a real Envoy: the figures of `docs/reference/engines.md`.
+//! Spread of traffic over engines of every kind, and over pools with broken engines, on a real
+//! Envoy: the figures of `docs/reference/engines.md`.
 
 use std::net::SocketAddr;
 
@@ -9,7 +10,7 @@ use testbed::engine_page::{MatrixRow, MatrixShape};
 use testbed::second_envoy::SecondEnvoy;
 use testbed::stack::Stack;
 
-/// Workers of each proxy, and proxies.
+/// (workers of each proxy, number of proxies)
 const SHAPES: [(u32, u32); 4] = [(4, 1), (1, 1), (2, 1), (2, 2)];
 
 /// How much to measure.
@@ -18,7 +19,8 @@ pub(crate) struct Args {
     /// Seed of the prompts
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// The first so many of: 4 workers, 1 worker, 2 workers, 2 proxies of 2 workers
+    /// How many of these shapes to measure, in this order: 4 workers, 1 worker, 2 workers, 2
+    /// proxies of 2 workers
     #[arg(long, default_value_t = SHAPES.len())]
     shapes: usize,
 }

@@ -1,4 +1,5 @@
-//! An ext_proc server that reads nothing and decides nothing: what any picker pays that is asked over a socket. `bench steps` puts it beside ours.
+//! An ext_proc server that reads nothing and decides nothing: the cost of any picker that runs
+//! behind a socket. `bench steps` compares our ext_proc server with it.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -22,16 +23,16 @@ use testbed::process::ChildProcess;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status, Streaming};
 
-/// Longest message taken: the largest body of the bench, and its headers.
+/// Longest message the server accepts: the largest body of the bench, and its headers.
 const MESSAGE_BYTES_MAX: usize = 2 << 20;
 
-/// Sends every request to one endpoint.
+/// An ext_proc server that sends every request to one endpoint.
 #[derive(Debug)]
 struct PassThroughProcessor {
     endpoint: Arc<str>,
 }
 
-/// Starts it as a process of its own.
+/// Starts the server as a separate process.
 ///
 /// # Errors
 /// If this program cannot be started again.
@@ -41,10 +42,10 @@ pub(crate) fn start(listen: SocketAddr, endpoint: &str, folder: &Path) -> Result
     ChildProcess::spawn("go-on", &mut command, folder)
 }
 
-/// Is it, until the process is ended.
+/// Runs the server until the process is ended.
 ///
 /// # Errors
-/// If it cannot listen.
+/// If the server cannot listen.
 pub(crate) async fn serve(listen: SocketAddr, endpoint: &str) -> Result<()> {
     let service =
         ExternalProcessorServer::new(PassThroughProcessor { endpoint: endpoint.into() }).max_decoding_message_size(MESSAGE_BYTES_MAX);
@@ -61,7 +62,8 @@ impl ExternalProcessor for PassThroughProcessor {
     }
 }
 
-/// The request's body carries the destination, as the held headers wait for that; all else goes on as it is.
+/// Answers one message. The answer to the request body carries the destination, because Envoy holds
+/// the request headers until then; all other messages continue unchanged.
 fn answer(message: &ProcessingRequest, endpoint: &str) -> ProcessingResponse {
     let body = |response| BodyResponse { response: Some(response) };
     let response = match &message.request {
@@ -77,7 +79,7 @@ fn answer(message: &ProcessingRequest, endpoint: &str) -> ProcessingResponse {
     ProcessingResponse { response, dynamic_metadata: asked.then(|| metadata(endpoint)), ..ProcessingResponse::default() }
 }
 
-/// Where the cluster looks for the destination.
+/// Dynamic metadata in which Envoy's `override_host` policy looks for the destination.
 fn metadata(endpoint: &str) -> Struct {
     let one = |name: &str, kind| Struct { fields: HashMap::from([(name.to_owned(), Value { kind: Some(kind) })]) };
     one("envoy.lb", Kind::StructValue(one("x-gateway-destination-endpoint", Kind::StringValue(endpoint.to_owned()))))

@@ -1,4 +1,5 @@
-//! One run of the load generator, and what it and the CPU clocks say of it.
+//! One run of the load generator `oha`, with its figures and the CPU time of the processes under
+//! test.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -7,25 +8,26 @@ use serde_json::Value;
 use testbed::{Result, root};
 use tokio::process::Command;
 
-/// The core everything is pinned to when there is one connection.
+/// The core to which all processes are pinned in runs with one connection.
 const CORE: &str = "0";
 
-/// Load on one target.
+/// Load to send to one address.
 #[derive(Clone, Debug)]
 pub(crate) struct LoadRun {
     pub(crate) target: SocketAddr,
     pub(crate) bodies: PathBuf,
     pub(crate) connections: usize,
     pub(crate) seconds: u32,
-    /// Requests/s that come whether the ones before are answered or not; without, each connection asks when it has its answer.
+    /// Open loop: requests/s that are sent whether or not earlier ones have been answered. `None`
+    /// is a closed loop: each connection sends its next request when it has its answer.
     pub(crate) rate: Option<u32>,
-    /// Whose CPU is counted.
+    /// Processes whose CPU time is counted.
     pub(crate) processes: [u32; 2],
-    /// Further headers, `name: value`.
+    /// Additional headers, `name: value`.
     pub(crate) headers: &'static [&'static str],
 }
 
-/// What one run gave.
+/// Figures of one run.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LoadFigures {
     pub(crate) requests: u64,
@@ -34,15 +36,16 @@ pub(crate) struct LoadFigures {
     pub(crate) p99_us: f64,
     pub(crate) p999_us: f64,
     pub(crate) rps: f64,
-    /// CPU time of the processes for each request.
+    /// CPU time of the processes per request.
     pub(crate) cpu_us: f64,
 }
 
 // === impl LoadRun ===
 
 impl LoadRun {
-    /// Runs `oha`, pinned with the processes to one core when there is one connection: unpinned, wake-ups across cores move the median by more than what is
-    /// looked for.
+    /// Runs `oha`. With one connection, `oha` and the processes are pinned to one core: without
+    /// that, wake-ups across cores move the median by more than the differences the bench looks
+    /// for.
     ///
     /// # Errors
     /// If `oha` is missing or fails.
@@ -102,7 +105,7 @@ impl LoadFigures {
     }
 }
 
-/// CPU time of all threads of a process, from the scheduler's own clock.
+/// CPU time of all threads of a process, from the kernel scheduler's clock (`schedstat`), in ns.
 ///
 /// # Errors
 /// If there is no such process.
@@ -110,7 +113,7 @@ pub(crate) fn cpu_ns(pid: u32) -> Result<u64> {
     cpu_ns_of(pid, |_| true)
 }
 
-/// The same of the threads whose names are such.
+/// CPU time of the threads whose name satisfies `such`, in ns.
 ///
 /// # Errors
 /// If there is no such process.
@@ -118,7 +121,7 @@ pub(crate) fn cpu_ns_of(pid: u32, such: impl Fn(&str) -> bool) -> Result<u64> {
     let mut total = 0;
     for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
         let task = task?.path();
-        // A thread that ends meanwhile has no name and no time.
+        // A thread that ends in the meantime has no name and no time.
         if such(&std::fs::read_to_string(task.join("comm")).unwrap_or_default()) {
             let text = std::fs::read_to_string(task.join("schedstat")).unwrap_or_default();
             total += text.split(' ').next().and_then(|ns| ns.parse::<u64>().ok()).unwrap_or(0);
@@ -127,7 +130,7 @@ pub(crate) fn cpu_ns_of(pid: u32, such: impl Fn(&str) -> bool) -> Result<u64> {
     Ok(total)
 }
 
-/// Lets a process run on these cores only.
+/// Lets all threads of a process run on these cores only.
 pub(crate) async fn pin(pid: u32, cores: &str) -> Result<()> {
     Command::new("taskset").args(["-a", "-p", "-c", cores, &pid.to_string()]).output().await?;
     Ok(())

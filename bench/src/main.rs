@@ -1,18 +1,21 @@
-//! The race: what the picker adds to a request, a streamed chunk and a machine, side by side in one run.
+//! Benchmarks: what the picker adds to a request, to a streamed chunk and to the machine's load.
+//! All variants run side by side.
 //!
-//! | part | what | file in `target/bench` |
+//! | part | measures | file in `target/bench` |
 //! |---|---|---|
-//! | `overhead` | a request, by plain EnvoyProcess, the filter and ext_proc; tails under open load | `overhead.json` |
+//! | `overhead` | a request through plain Envoy, the filter and ext_proc; tail latency under open-loop load | `overhead.json` |
 //! | `streams` | a streamed chunk | `streams.json` |
-//! | `standing` | scraping, memory, start, changes | `standing.json` |
-//! | `steps` | where the CPU of a request and of a streamed chunk goes, from plain EnvoyProcess to the filter and to ext_proc | `steps.json`, `chunk-steps.json` |
-//! | `sharing`, `relay` | what it buys that workers and proxies pick as one, and what it costs | `sharing.json` |
-//! | `engines` | how traffic is spread over engines of every kind, and broken ones | `engines.json` |
-//! | `quality` | where requests are sent, in real time: our policy, 2/2/3 and round robin | `quality-real.json` |
-//! | `page` | the first four as `docs/reference/performance.md`, with plots | |
+//! | `standing` | scraping, memory, time to start, time until a change takes effect | `standing.json` |
+//! | `steps` | where the CPU of a request and of a streamed chunk goes, from plain Envoy to the filter and to ext_proc | `steps.json`, `chunk-steps.json` |
+//! | `sharing` | what shared state between workers and proxies gains, and its cost per pick | `sharing.json` |
+//! | `relay` | what many proxies cost one daemon | `relay.json` |
+//! | `engines` | how traffic spreads over engines of every kind, and over pools with broken engines | `engines.json` |
+//! | `quality` | routing in real time: our policy, llm-d's weights 2/2/3 and round robin | `quality-real.json` |
+//! | `page` | writes `docs/reference/performance.md`, with plots, from the results of the first four | |
 //!
-//! Without a part: the first four, and the page. CPU is the processes' own scheduler clock, in nanoseconds. Sinks that answer at once stand behind everything, so that
-//! what is measured is the proxy.
+//! Without a part, `bench` runs the first four and writes the page. CPU is the kernel scheduler's
+//! clock of the processes, in nanoseconds. The model servers answer at once, so that only the proxy
+//! is measured.
 #![allow(clippy::print_stdout, reason = "this program talks to a person")]
 
 use std::net::SocketAddr;
@@ -62,13 +65,13 @@ struct Args {
     /// Connections
     #[arg(long, value_delimiter = ',', default_values_t = [1, 16, 64])]
     connections: Vec<usize>,
-    /// Rounds, each measuring every way once
+    /// Rounds; each measures every variant once
     #[arg(long, default_value_t = 5)]
     rounds: usize,
     /// Seconds of load for each way and round
     #[arg(long, default_value_t = 1)]
     seconds: u32,
-    /// Further arguments of the daemon, such as --latency-prediction
+    /// More arguments for the daemon, such as --latency-prediction
     #[arg(long, allow_hyphen_values = true)]
     daemon_argument: Vec<String>,
 }
@@ -81,29 +84,33 @@ enum BenchPart {
     Streams(Args),
     /// Scraping, memory, start, changes
     Standing(Args),
-    /// Where a request's CPU goes: listeners that do one thing more each
+    /// Where a request's CPU goes: listeners that each do one thing more than the one before
     Steps(Args),
-    /// One worker against several, of one proxy and of two: hits, spread, bursts, cost of a pick -> target/bench/sharing.json
+    /// What shared state gains: one worker against several, of one proxy and of two ->
+    /// target/bench/sharing.json
     Sharing(sharing::Args),
-    /// One daemon that carries many proxies: its CPU, and how old load and placements are when they arrive
+    /// What 32 proxies cost one daemon: its CPU, and the age of load and placements on arrival ->
+    /// target/bench/relay.json
     Relay(relay::Args),
-    /// Engines of every kind and broken ones: bursts, load, conversations, the share of the broken one -> target/bench/engines.json
+    /// Engines of every kind and broken ones: bursts, load, conversations, share of the broken one
+    /// -> target/bench/engines.json
     Engines(engines::Args),
-    /// Our policy, 2/2/3 and round robin over simulated servers in real time: does the simulator's ranking hold? -> target/bench/quality-real.json
+    /// Our policy, 2/2/3 and round robin on simulated servers in real time: does the simulator's
+    /// ranking hold? -> target/bench/quality-real.json
     Quality(quality::Args),
-    /// Write docs/reference/performance.md from what was measured last
+    /// Write docs/reference/performance.md from the last results
     Page,
-    /// Be an ext_proc server that decides nothing (started by the bench itself)
+    /// Run the ext_proc server that decides nothing (the bench starts it)
     #[command(hide = true)]
     GoOn {
         /// Address to listen on
         #[arg(long)]
         listen: SocketAddr,
-        /// Where every request goes
+        /// Endpoint that gets every request
         #[arg(long)]
         endpoint: String,
     },
-    /// Be the model servers (started by the bench itself)
+    /// Run the model servers that answer at once (the bench starts them)
     #[command(hide = true)]
     Sink {
         /// Addresses to listen on
@@ -157,7 +164,8 @@ fn write_result(part: &str, rows: &[impl Serialize]) -> Result<()> {
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let result = json!({
         "host": std::env::consts::ARCH, "cores": cores, "envoy": envoy, "rows": rows,
-        // Of the last minute, our own among it: much above the number of cores, somebody else was at work.
+        // Over the last minute, the bench's own load included. A value far above the number of
+        // cores means that other processes used the machine.
         "load_average": load.split(' ').next().and_then(|load| load.parse::<f64>().ok()),
     });
     std::fs::write(&file, serde_json::to_string_pretty(&result)?)?;

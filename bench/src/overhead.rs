@@ -1,7 +1,10 @@
-//! What a picker adds to a request: plain Envoy, the filter, ext_proc, one right after the other in every round.
+//! What a picker adds to a request: plain Envoy, the filter and ext_proc, one right after the other
+//! in every round.
 //!
-//! Rounds take the ways in turn, so that none is always first after the pause, and what is reported is the median of the differences of each round to the
-//! plain one beside it. This machine may be shared and noisy: their spread says how much to believe.
+//! The order of the variants rotates from round to round, so that none is always first after the
+//! pause. The result is the median over the rounds of the difference to plain Envoy in the same
+//! round. The machine may be shared and noisy: the spread of the differences (interquartile range)
+//! says how much to trust them.
 
 use std::path::{Path, PathBuf};
 
@@ -13,19 +16,20 @@ use crate::stats::{PairedDifference, median, quantile};
 use crate::world::{BenchStack, RequestPath};
 use crate::{Args, predicting, write_result};
 
-/// Share of backslashes in the bodies that have any: one in so many bytes, as code and quoted text do.
+/// In bodies with escapes, every 55th byte is a backslash, as in code and quoted text.
 const ESCAPE_EVERY: usize = 55;
 
 /// Bodies that differ in their first bytes, so that most requests of a run share no prefix.
 const BODIES: usize = 64;
 
-/// Of the requests/s that the slowest way can take: load under which tails are compared.
+/// Load of the tail measurement, relative to the requests/s that the slowest variant sustains.
 const TAIL_LOAD: f64 = 0.5;
 
-/// The pool in which everything is measured; the other sizes are measured with two bodies.
+/// Number of endpoints for which everything is measured. Other numbers are measured with two body
+/// sizes only.
 pub(crate) const ENDPOINTS: usize = 100;
 
-/// Bodies measured with every size of pool and every number of connections.
+/// Body sizes measured with every number of endpoints and every number of connections.
 pub(crate) const BODIES_EVERYWHERE: [usize; 2] = [10_000, 220_000];
 
 /// One row of the result file.
@@ -59,7 +63,7 @@ pub(crate) struct OverheadRow {
     pub(crate) p999_us: f64,
 }
 
-/// One thing to measure.
+/// One case to measure.
 #[derive(Clone, Copy, Debug)]
 struct OverheadCase {
     endpoints: usize,
@@ -90,7 +94,7 @@ pub(crate) async fn bench(args: &Args) -> Result<()> {
     write_result("overhead", &rows)
 }
 
-/// The same with predictions on, in the pool where everything is measured.
+/// Measures with latency prediction on, in the pool where everything is measured.
 async fn predicting(args: &Args) -> Result<Vec<OverheadRow>> {
     let folder = tempfile::tempdir()?;
     let mut world = predicting::world(ENDPOINTS, &args.daemon_argument, folder.path()).await?;
@@ -105,7 +109,8 @@ async fn predicting(args: &Args) -> Result<Vec<OverheadRow>> {
     Ok(rows)
 }
 
-/// Bodies of every size in one pool; two of them in pools of other sizes, and with many connections.
+/// The cases of one pool size: all body sizes at [`ENDPOINTS`], otherwise [`BODIES_EVERYWHERE`].
+/// Many connections and bodies with escapes are measured at [`ENDPOINTS`] only.
 fn cases(args: &Args, endpoints: usize) -> Vec<OverheadCase> {
     let everything = endpoints == ENDPOINTS || args.endpoints.len() == 1;
     let mut cases = Vec::new();
@@ -200,7 +205,7 @@ fn said(row: &OverheadRow, plain: &OverheadRow) -> String {
     )
 }
 
-/// Chat requests of about the size asked for, one a line.
+/// Writes chat requests of about `body_bytes` bytes to a file, one per line.
 pub(crate) fn write_bodies(body_bytes: usize, escapes: bool, folder: &Path) -> Result<PathBuf> {
     let file = folder.join(format!("bodies-{body_bytes}-{escapes}"));
     let lines: Vec<String> = (0..BODIES)

@@ -1,5 +1,5 @@
-//! `docs/reference/performance.md` and its plots, from what was measured last. What people found out stands in `performance.md` beside this file and is
-//! copied around the figures.
+//! Writes `docs/reference/performance.md` and its plots from the last results. The text around the
+//! figures comes from `performance.md` beside this file.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -17,7 +17,7 @@ use crate::{overhead, standing, steps, streams};
 
 const TEMPLATE: &str = include_str!("performance.md");
 
-/// Where the template wants the figures.
+/// Places of the template that figures replace, in the order in which [`write`] makes them.
 const MARKS: [&str; 7] = [
     "<!-- machine -->",
     "<!-- targets -->",
@@ -28,23 +28,23 @@ const MARKS: [&str; 7] = [
     "<!-- chunk steps -->",
 ];
 
-/// A figure that was promised.
+/// A figure with a target.
 struct TargetFigure {
     what: &'static str,
     reference: &'static str,
-    /// In the unit of `what`.
+    /// The target, in the unit of `what`.
     bound: FigureBound,
     found: fn(&BenchResults) -> Option<FoundFigure>,
 }
 
-/// What was promised of it.
+/// The target of a figure.
 #[derive(Clone, Copy)]
 enum FigureBound {
     AtMost(f64),
     AtLeast(f64),
 }
 
-/// A figure, and its spread where it is a difference.
+/// A measured figure; `iqr` is its interquartile range if it is a difference, else 0.
 #[derive(Clone, Copy)]
 struct FoundFigure {
     value: f64,
@@ -173,7 +173,7 @@ impl BenchResults {
             .find(|row| row.connections == connections && !row.escapes && !row.predicting && row.rate_rps.is_none())
     }
 
-    /// What plain Envoy did in the same rounds.
+    /// The row of plain Envoy for the same case.
     fn beside(&self, row: &overhead::OverheadRow) -> Option<&overhead::OverheadRow> {
         let case =
             |row: &overhead::OverheadRow| (row.body_bytes, row.escapes, row.predicting, row.endpoints, row.connections, row.rate_rps);
@@ -188,7 +188,8 @@ impl BenchResults {
         self.request(front, body_bytes, 100, 16).map(|row| FoundFigure { value: row.added_cpu_us, iqr: row.iqr_cpu_us })
     }
 
-    /// Not of one run, so its spread is that of both.
+    /// The difference between two pool sizes. They are measured in separate runs, so the spread is
+    /// the sum of both.
     fn growth(&self) -> Option<FoundFigure> {
         let (few, many) = (self.p50("filter", 10_000, 10)?, self.p50("filter", 10_000, 1_000)?);
         Some(FoundFigure { value: many.value - few.value, iqr: few.iqr + many.iqr })

@@ -1,4 +1,5 @@
-//! A pool whose picks are by predicted latency: taught first, so that what is measured is a model and not its absence.
+//! A stack whose picks use predicted latency. It is trained first, so that the bench measures picks
+//! by a latency model that predicts.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -14,10 +15,11 @@ use tokio::task::JoinSet;
 
 use crate::world::BenchStack;
 
-/// What every request of such a pool must say; nobody is late for it.
+/// Headers of every request: they request picks by predicted latency, with objectives that no
+/// endpoint misses.
 pub(crate) const HEADERS: &[&str] = &["x-llm-d-slo-ttft-ms: 600000", "x-llm-d-slo-tpot-ms: 60000", "PredictionBasedRouting: true"];
 
-/// Two profiles, as docs/how-to/slo.md has them.
+/// Two profiles, as in `docs/how-to/slo.md`.
 const CONFIG: &str = "
 apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig
@@ -34,15 +36,16 @@ schedulingProfiles:
   plugins: [{pluginRef: slo-request-tracker}, {pluginRef: slo-scorer}, {pluginRef: weighted-random-picker}]
 ";
 
-/// Clients that teach, the lengths of their prompts in words, and how long it may take.
+/// Clients that send training requests, the lengths of their prompts in words, and how long
+/// training may take.
 const CLIENTS: usize = 8;
 const WORDS: [usize; 4] = [200, 2_000, 20_000, 40_000];
 const LIMIT: Duration = Duration::from_secs(90);
 
-/// Starts it, and returns when its model predicts.
+/// Starts the stack and trains both daemons; returns when their latency models predict.
 ///
 /// # Errors
-/// If a part does not come up, or nothing is learned in time.
+/// If a part does not start, or a model does not predict in time.
 pub(crate) async fn world(endpoints: usize, daemon: &[String], folder: &Path) -> Result<BenchStack> {
     let config = folder.join("predicting.yaml");
     std::fs::write(&config, CONFIG)?;
@@ -57,7 +60,7 @@ pub(crate) async fn world(endpoints: usize, daemon: &[String], folder: &Path) ->
         }
         wait_for(LIMIT, "a model that predicts", || async { predicts(admin).await.ok()?.then_some(()) }).await?;
     }
-    Ok(world) // teachers end with their set
+    Ok(world) // dropping each set ended its clients
 }
 
 async fn predicts(daemon: SocketAddr) -> Result<bool> {
@@ -65,7 +68,7 @@ async fn predicts(daemon: SocketAddr) -> Result<bool> {
     Ok(page["pools"][0]["predicts"] == true)
 }
 
-/// One stream to its end.
+/// Sends one streaming request and reads the answer to its end.
 async fn teach(listener: SocketAddr, number: u64) -> Result<()> {
     let words = WORDS[usize::try_from(number).unwrap_or(0) % WORDS.len()];
     let text = format!("{number:05} ").repeat(words);

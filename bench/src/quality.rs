@@ -1,7 +1,9 @@
-//! Does the simulator's ranking hold where everything but the GPUs is real? A recorded trace in real time through Envoy, the filter and the daemon,
-//! by our policy, by llm-d's weights and by Envoy's round robin.
+//! Does the simulator's ranking of policies hold where everything but the GPUs is real? Replays a
+//! recorded trace in real time through Envoy, the filter and the daemon, with our policy, with
+//! llm-d's weights and with Envoy's round robin.
 //!
-//! Policies take turns within a round, each over servers that know nothing yet; a round has its own spread of arrivals.
+//! The policies take turns within a round, each on servers with empty caches. Each round places the
+//! arrivals differently within the trace's time steps.
 
 use std::time::Duration;
 
@@ -14,7 +16,7 @@ use testbed::replay::{self, ReplayPlan, ReplayResult, quantile};
 use testbed::trace::{self, Arrival};
 use testbed::{Result, root};
 
-/// Model the servers serve.
+/// Model name of the simulated servers.
 const MODEL: &str = "llama-3.1-8b";
 /// Requests with this header take the round-robin route.
 const POLICY_HEADER: &str = "x-bench-policy";
@@ -22,13 +24,13 @@ const POLICY_HEADER: &str = "x-bench-policy";
 /// How much to measure.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Rounds, each measuring every policy once
+    /// Rounds; each measures every policy once
     #[arg(long, default_value_t = 1)]
     rounds: u64,
     /// Minutes of the trace
     #[arg(long, default_value_t = 10.0)]
     minutes: f64,
-    /// How much faster than recorded the requests come: 3 is 0.7 of what eight servers sustain
+    /// Speed-up of the recorded arrivals; 3 is 0.7 of what eight servers sustain
     #[arg(long, default_value_t = 3.0)]
     rate: f64,
     /// Simulated model servers: Llama 3.1 8B on one H100 each
@@ -36,7 +38,7 @@ pub(crate) struct Args {
     servers: usize,
 }
 
-/// A way to pick, the best by the simulator first.
+/// A policy to measure, ordered by the simulator's ranking, best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum QualityPolicy {
     Ours,
@@ -44,7 +46,7 @@ enum QualityPolicy {
     RoundRobin,
 }
 
-/// One run.
+/// One row of the result file: one run.
 #[derive(Clone, Debug, Serialize)]
 struct QualityRow {
     policy: &'static str,
@@ -55,7 +57,7 @@ struct QualityRow {
     ttft_p50_ms: f64,
     ttft_p99_ms: f64,
     e2e_mean_ms: f64,
-    /// Share of prompt tokens that engines had cached.
+    /// Share of prompt tokens that the engines had cached.
     hits: f64,
 }
 
@@ -92,7 +94,8 @@ impl QualityPolicy {
         }
     }
 
-    /// The daemon's configuration. Round robin passes the picker by.
+    /// The daemon's configuration file. Round robin ignores it, because its route bypasses the
+    /// picker.
     fn config(self) -> String {
         let scorers: &[(&str, u32)] = match self {
             Self::Weighted => &[("queue-scorer", 2), ("kv-cache-utilization-scorer", 2), ("prefix-cache-scorer", 3)],

@@ -1,5 +1,7 @@
-//! One daemon that carries many proxies. The proxies are played, at the protocol: each tells every few ms a row of all endpoints in which much
-//! changed, and placements, as a proxy of so many picks a second does. What counts is the daemon's CPU, and how old things are when they arrive.
+//! What many proxies cost one daemon. The bench simulates the proxies at the protocol level: each
+//! sends a load report of all endpoints every few milliseconds, in which much changes, and
+//! placements, as a proxy with so many picks per second does. It measures the daemon's CPU, and how
+//! old load reports and placements are on arrival.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,11 +26,11 @@ use tonic::Streaming;
 
 use crate::load::cpu_ns;
 
-/// From the first proxy to the last pool update.
+/// Longest time from the first proxy to the last pool update.
 const LIMIT: Duration = Duration::from_secs(30);
-/// The longest age told apart, in tenths of a ms.
+/// Longest age recorded, in tenths of a ms; older ones count as this age.
 const AGE_TENTHS_MAX: usize = 100_000;
-/// What a new daemon and new streams cost is not asked for.
+/// Pause before measuring, so that the start of the daemon and of the streams is not counted.
 const SETTLE: Duration = Duration::from_secs(2);
 
 /// How much to measure.
@@ -37,10 +39,10 @@ pub(crate) struct Args {
     /// Proxies
     #[arg(long, default_value_t = 32)]
     proxies: u16,
-    /// Picks a second of each
+    /// Picks per second of each proxy
     #[arg(long, default_value_t = 1_000)]
     picks: usize,
-    /// Blocks of 64 tokens that each pick places anew
+    /// New blocks of 64 tokens in each pick's placement
     #[arg(long, default_value_t = 8)]
     blocks: usize,
     /// Endpoints, at least as many as proxies
@@ -54,7 +56,7 @@ pub(crate) struct Args {
     seconds: u64,
 }
 
-/// What all proxies together told and saw, with each thing's age as it arrived.
+/// What all proxies together sent and received, and the ages on arrival.
 #[derive(Debug, Default)]
 struct RelayCounts {
     reports_sent: u64,
@@ -64,13 +66,13 @@ struct RelayCounts {
     placements: AgeHistogram,
 }
 
-/// How often each age was seen, by tenths of a ms.
+/// Count of each age, by tenths of a ms.
 #[derive(Debug, Default)]
 struct AgeHistogram {
     counts: Vec<u64>,
 }
 
-/// What they share.
+/// What the simulated proxies share.
 #[derive(Debug)]
 struct RelayBench {
     args: Args,
@@ -90,7 +92,7 @@ pub(crate) async fn bench(args: Args) -> Result<()> {
     for (flag, port) in ["--listen-admin", "--listen-ext-proc", "--listen-health"].into_iter().zip(&others) {
         command.arg(flag).arg(port.address().to_string());
     }
-    // Nobody is there; who is scraped does not matter here.
+    // No model server listens at these addresses; scraping does not matter here.
     command.args((0..args.endpoints).flat_map(|i| ["--endpoint".to_owned(), format!("127.0.0.1:{}", 1 + i)]));
     let daemon = ChildProcess::spawn("switchpointd", &mut command, folder.path())?;
 
@@ -117,7 +119,7 @@ pub(crate) async fn bench(args: Args) -> Result<()> {
     stage.report(cores, dropped)
 }
 
-/// Placements that some proxy was never told.
+/// Placements that the daemon dropped instead of forwarding.
 async fn dropped(admin: std::net::SocketAddr) -> Result<f64> {
     let page = client::get(admin, "/metrics").await?.text();
     let line = page.lines().find(|line| line.starts_with("switchpoint_placements_dropped_total"));
@@ -135,23 +137,28 @@ impl RelayBench {
         self.counts_seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// `cores`: of the daemon, and of this process, which plays all proxies.
+    /// Prints and writes the result. `cores`: CPU of the daemon and of this process, which
+    /// simulates the proxies.
     fn report(&self, cores: [f64; 2], dropped: f64) -> Result<()> {
         let (seen, args) = (self.seen(), &self.args);
         let ages = |ages: &AgeHistogram| [0.5, 0.99, 1.0].map(|share| ages.quantile_ms(share));
         let (rows, placements) = (ages(&seen.rows), ages(&seen.placements));
         let per_second = |count: u64| count as f64 / args.seconds as f64;
         println!(
-            "{} proxies of {} picks a second, {} endpoints, {} new blocks a pick, a message every {} ms: {:.2} cores of the daemon, {:.2} of those who play the proxies",
+            "{} proxies with {} picks/s each, {} endpoints, {} new blocks per pick, a message every {} ms: the daemon uses {:.2} cores, the simulated proxies {:.2}",
             args.proxies, args.picks, args.endpoints, args.blocks, args.every_ms, cores[0], cores[1]
         );
         let due = f64::from(args.proxies) * 1e3 / args.every_ms as f64;
-        println!("messages a second: {:.0} told of {due:.0}, {:.0} passed on", per_second(seen.reports_sent), per_second(seen.messages));
+        println!(
+            "messages per second: {:.0} sent of {due:.0} planned, {:.0} forwarded",
+            per_second(seen.reports_sent),
+            per_second(seen.messages)
+        );
         let listeners = f64::from(args.proxies) - 1.0;
         let arrived = seen.placements.count() as f64 / (seen.placements_sent as f64 * listeners);
         println!("placements: {:.1} % arrived, {dropped:.0} dropped", arrived * 1e2);
-        println!("load from proxy to proxy: p50 {:.1} ms, p99 {:.1}, longest {:.1}", rows[0], rows[1], rows[2]);
-        println!("placements: p50 {:.1} ms, p99 {:.1}, longest {:.1}", placements[0], placements[1], placements[2]);
+        println!("age of load reports on arrival: p50 {:.1} ms, p99 {:.1} ms, longest {:.1} ms", rows[0], rows[1], rows[2]);
+        println!("age of placements on arrival: p50 {:.1} ms, p99 {:.1} ms, longest {:.1} ms", placements[0], placements[1], placements[2]);
         let file = root().join("target/bench/relay.json");
         std::fs::create_dir_all(file.parent().ok_or("no folder")?)?;
         let row = json!({
@@ -191,18 +198,19 @@ impl AgeHistogram {
     }
 }
 
-/// A proxy as the daemon sees it.
+/// A simulated proxy.
 struct RelayProxy {
     stage: Arc<RelayBench>,
     number: u16,
     present: Vec<EndpointRef>,
-    /// What each proxy said of itself when last heard.
+    /// The last time stamp received from each proxy.
     received: Vec<u64>,
     peers: (LoadReportSum, PeerLoadReport),
 }
 
 impl RelayProxy {
-    /// Connects, and tells and hears from when it has a pool update until all is over.
+    /// Connects, waits for the pool update, then sends and receives in a task until the bench is
+    /// over.
     async fn start(stage: &Arc<RelayBench>, number: u16, daemon: &str) -> Result<tokio::task::JoinHandle<Result<()>>> {
         let (out, messages) = mpsc::channel(16);
         let mut client = StateServiceClient::connect(daemon.to_owned()).await?;
@@ -241,14 +249,15 @@ impl RelayProxy {
                     Some(daemon_message::Message::PeerLoad(peers)) => self.receive(peers),
                     Some(daemon_message::Message::PoolUpdate(pool_update)) => out.send(ack(&pool_update)).await?,
                     Some(_) => {}
-                    None => return Err("the daemon has left".into()),
+                    None => return Err("the daemon closed the stream".into()),
                 },
             }
         }
         Ok(())
     }
 
-    /// At the endpoint of its own number it says when it told, as a number of tokens; at the others what changes all the time.
+    /// Builds a load report. At the endpoint with this proxy's number, the prefill tokens are the
+    /// sending time; at the other endpoints the values change all the time.
     fn report(&self, round: u64, picks: usize, now_us: u64) -> state::LoadReport {
         let (mut sum, proxies) = (LoadReportSum::default(), usize::from(self.stage.args.proxies));
         sum.reset(self.present.clone(), []);
@@ -292,7 +301,7 @@ impl RelayProxy {
             let mut rest = peers.placements.as_slice();
             while let Some((_, blocks, after)) = placements::take(rest) {
                 rest = after;
-                // The first block is the moment.
+                // The first block hash is the sending time.
                 seen.placements.add(now_us.saturating_sub(blocks.first().map_or(0, |told| u64::from_le_bytes(*told))));
             }
         }
@@ -301,7 +310,7 @@ impl RelayProxy {
 
 async fn pool_update(stream: &mut Streaming<state::DaemonMessage>, out: &mpsc::Sender<proxy_message::Message>) -> Result<Vec<EndpointRef>> {
     loop {
-        let message = stream.message().await?.ok_or("the daemon has left")?.message;
+        let message = stream.message().await?.ok_or("the daemon closed the stream")?.message;
         if let Some(daemon_message::Message::PoolUpdate(pool_update)) = message {
             out.send(ack(&pool_update)).await?;
             let endpoint =

@@ -1,7 +1,9 @@
-//! What it buys that workers and proxies pick as one, and what it costs a pick.
+//! What shared state between workers and proxies gains, and what it costs a pick.
 //!
-//! The same conversations and the same bursts ([`testbed::fleet`]) go through one worker, four of one proxy and two of each of two, and again with
-//! sharing switched off. The cost is measured in a worker's VM on the real host, by a module that is built as the shipped one is.
+//! The same conversations and the same bursts ([`testbed::fleet`]) go through one worker, through
+//! four workers of one proxy and through two proxies of two workers, each with sharing on and off.
+//! The cost is measured in a worker's VM in a real Envoy, by a module that is built as the shipped
+//! one is.
 
 use std::path::Path;
 
@@ -19,20 +21,22 @@ use testbed::{Result, client, drill, root};
 use crate::load::LoadRun;
 use crate::{overhead, sink, world};
 
-/// Servers that conversations go to.
+/// Model servers for conversations.
 const SERVERS: usize = 8;
-/// How fast they are beside what was measured: so slow that each has half a dozen requests running. With one or two, how evenly they are spread is
-/// mostly chance.
+/// Speed of the simulated servers relative to measured engines: so slow that each has about six
+/// requests running. With one or two running, the spread is mostly chance.
 const SPEED: f64 = 0.25;
-/// Hits are to be those of one worker but for this part ...
+/// Target: the cache hits are at most this share below those of one worker.
 const HITS_WITHIN: f64 = 0.02;
-/// ... and the spread of running requests is to be wider by no more than this part.
+/// Target: the spread of running requests is at most this share wider than with one worker.
 const SPREAD_WITHIN: f64 = 0.1;
-/// What a pick pays is said of a pool of so many endpoints, all of which have something outstanding ...
+/// The cost of a pick is measured in a pool of this many endpoints, all with requests outstanding.
 const ENDPOINTS: u32 = 100;
-/// ... and beside that of a large one, for a proxy of sixteen workers.
+/// Also measured: 15 peers (a proxy of sixteen workers) and 500 endpoints.
 const LARGE: [u32; 2] = [15, 500];
-/// What picks paid under load is asked of a proxy of so many workers, with so many connections, which then ask on new ones until, surely, each worker was asked.
+/// The cost under load is measured in a proxy with this many workers and connections. Then requests
+/// on new connections read the result; there are so many that each worker almost surely answers
+/// some of them.
 const LIVE_WORKERS: u32 = 4;
 const LIVE_CONNECTIONS: usize = 16;
 const LIVE_SECONDS: u32 = 6;
@@ -48,12 +52,13 @@ pub(crate) struct Args {
     /// Runs of conversations for each shape
     #[arg(long, default_value_t = 3)]
     runs: u64,
-    /// Conversations of a run
+    /// Conversations in each run
     #[arg(long, default_value_t = 90)]
     conversations: usize,
 }
 
-/// One row of the result file: a run of conversations, or a burst; what was not measured in it is null.
+/// One row of the result file: a run of conversations, or a burst. Figures that it did not measure
+/// are null.
 #[derive(Debug, Default, Serialize)]
 struct SharingRow {
     workers: u32,
@@ -62,7 +67,7 @@ struct SharingRow {
     seed: u64,
     hit_rate: Option<f64>,
     running_cv: Option<f64>,
-    /// Running requests of a server, on average.
+    /// Mean number of running requests per server.
     running: Option<f64>,
     burst_max: Option<usize>,
     pick_cost_us: f64,
@@ -71,9 +76,9 @@ struct SharingRow {
 /// What sharing costs a pick, µs.
 #[derive(Clone, Copy, Debug)]
 struct SharingCost {
-    /// To hear of others, all of whom have something new to tell.
+    /// Reading the load reports of the other workers when all of them have changed.
     hear_us: f64,
-    /// To tell them.
+    /// Publishing this worker's own load report.
     tell_us: f64,
 }
 
@@ -119,12 +124,12 @@ async fn converse(args: Args, shape: FleetShape, sharing: bool, seed: u64) -> Re
     let fleet = Fleet::start(shape, sharing, SERVERS, &ModelServerOptions { speed: SPEED, ..ModelServerOptions::default() }).await?;
     let begin_within = std::time::Duration::from_secs(15);
     let outcome = fleet.converse(ConversationPlan { count: args.conversations, turns: 8, begin_within, seed }).await?;
-    // How old load is when it reaches the other proxy, as the proxy itself measures it.
+    // Age of load when it reaches the other proxy, measured by that proxy.
     let page = fleet.stack.envoy.admin_page("/stats?filter=switchpoint_share_delay_us&format=json&histogram_buckets=summary").await?;
     Ok((outcome, if shape.proxies > 1 && sharing { delays(&serde_json::from_str(&page)?) } else { String::new() }))
 }
 
-/// The median and the 99th percentile of how old load was when another proxy heard of it.
+/// Median and 99th percentile of the age of load when the other proxy receives it, as text.
 fn delays(stats: &Value) -> String {
     let histogram = stats.pointer("/stats/0/histograms");
     let quantiles = histogram.and_then(|h| h["supported_quantiles"].as_array()).cloned().unwrap_or_default();
@@ -144,7 +149,8 @@ impl SharingCost {
     }
 }
 
-/// Of a VM beside so many others, measured in a proxy of one worker, where the others are played.
+/// Measures the cost in a VM beside `peers` other VMs. The proxy has one worker; the other VMs are
+/// simulated.
 async fn cost(peers: u32, endpoints: u32) -> Result<SharingCost> {
     let stack = Stack::builder().envoy_config(drill::envoy_config()?).quiet().start().await?;
     let asked = Request::get("/health").header(drill::COST, format!("{peers}/{endpoints}")).body(client::empty())?;
@@ -153,7 +159,8 @@ async fn cost(peers: u32, endpoints: u32) -> Result<SharingCost> {
     Ok(SharingCost { hear_us: number("hear_us")?, tell_us: number("tell_us")? })
 }
 
-/// What sharing cost the last picks of each worker's VM while all were at work: most find that the others' rows were read a moment ago.
+/// Measures the cost of the last picks of each worker's VM under load. Most of these picks find
+/// that the other workers' load reports were read a moment ago.
 async fn live() -> Result<String> {
     let servers = ReservedPort::lease()?;
     let folder = tempfile::tempdir()?;
@@ -177,7 +184,7 @@ async fn live() -> Result<String> {
         (picks, sum_us, calm_us) = (picks + of, sum_us + of * number("mean_us")?, calm_us + of * number("calm_us")?);
     }
     Ok(format!(
-        "{LIVE_WORKERS} workers, {ENDPOINTS} endpoints, {LIVE_CONNECTIONS} connections, {:.0} requests/s: sharing cost {:.2} us a pick, the mean of the last {picks}; {:.2} but for the slowest hundredth",
+        "{LIVE_WORKERS} workers, {ENDPOINTS} endpoints, {LIVE_CONNECTIONS} connections, {:.0} requests/s: sharing cost {:.2} us per pick, mean of the last {picks} picks; {:.2} without the slowest 1 %",
         measured.rps,
         sum_us / picks.max(1.0),
         calm_us / picks.max(1.0)
@@ -186,7 +193,7 @@ async fn live() -> Result<String> {
 
 fn said(peers: u32, endpoints: u32, cost: SharingCost) -> String {
     format!(
-        "a pick of {} workers and {endpoints} endpoints, all others with news: {:.2} us to hear, {:.2} us to tell",
+        "a pick with {} workers and {endpoints} endpoints, when all other workers have changed: {:.2} us to read their load, {:.2} us to publish its own",
         peers + 1,
         cost.hear_us,
         cost.tell_us
@@ -227,7 +234,8 @@ fn mean(rows: &[SharingRow], shape: FleetShape, sharing: bool, of_row: fn(&Shari
     values.iter().sum::<f64>() / values.len().max(1) as f64
 }
 
-/// Is it as good as one worker? One worker has nobody to share with, so that all its runs count.
+/// Compares a shape with one worker. A single worker has no peers to share with, so all its runs
+/// count.
 fn verdict(rows: &[SharingRow], shape: FleetShape, sharing: bool) -> String {
     let one =
         |of: fn(&SharingRow) -> Option<f64>| f64::midpoint(mean(rows, FleetShape::ONE, true, of), mean(rows, FleetShape::ONE, false, of));
@@ -237,7 +245,7 @@ fn verdict(rows: &[SharingRow], shape: FleetShape, sharing: bool) -> String {
     let wider = mean(rows, shape, sharing, spread) / one(spread) - 1.0;
     let word = |met| if met { "met" } else { "NOT met" };
     format!(
-        "{} x {} with sharing {}, beside one worker: hits {:+.1} % (within {:.0} %: {}), spread {:+.1} % (within {:.0} %: {})",
+        "{} x {} with sharing {}, compared with one worker: hits {:+.1} % (within {:.0} %: {}), spread {:+.1} % (within {:.0} %: {})",
         shape.proxies,
         shape.workers,
         if sharing { "on" } else { "off" },

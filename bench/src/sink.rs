@@ -1,5 +1,6 @@
-//! Model servers that do nothing: they read the request and answer at once, so that what is measured is the proxy. Asked by
-//! `?chunks=N&every_ms=M`, one streams so many events at that pace. Their page of metrics is as long as an engine's.
+//! Model servers that do nothing: they read the request and answer at once, so that only the proxy
+//! is measured. With `?chunks=N&every_ms=M` a server streams N events at that pace. Their metrics
+//! page is as long as an engine's.
 
 use std::convert::Infallible;
 use std::fmt::Write as _;
@@ -24,25 +25,26 @@ use tokio::task::JoinSet;
 
 const REPLY: &str = r#"{"id":"1","object":"chat.completion","model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"ok"},"finish_reason":"stop"}],"usage":{"prompt_tokens":9,"completion_tokens":1,"total_tokens":10}}"#;
 
-/// One token of a stream, as long as vLLM's.
+/// One event of a stream, as long as vLLM's.
 const EVENT: &str = "data: {\"id\":\"chatcmpl-0123456789abcdef0123456789abcdef\",\"object\":\"chat.completion.chunk\",\"created\":1750000000,\"model\":\"m\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\" word\"},\"finish_reason\":null}]}\n\n";
 
-/// Bytes of a page of metrics: as vLLM's, whose histograms nobody here reads.
+/// Length of a metrics page: as long as vLLM's, whose histograms the daemon does not read.
 const METRICS_BYTES: usize = 38_000;
 
-/// The page of an engine that has nothing to do, and of one that has.
+/// The metrics page of an idle engine and of a busy one.
 static METRICS: LazyLock<[String; 2]> = LazyLock::new(|| [page(0), page(1)]);
 
-/// An engine that was asked within this time says that it is busy, whichever way the request came: real ones take longer, and the daemon asks busy ones more often.
+/// An engine reports that it is busy for this long after a request, whichever way the request came:
+/// real engines take longer to answer, and the daemon scrapes busy ones more often.
 const BUSY: Duration = Duration::from_secs(1);
 static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
-/// When any of them worked last, in ms; 0 before that.
+/// When any of the servers last worked, in ms; 0 before that.
 static WORKED_MS: AtomicU64 = AtomicU64::new(0);
 
 fn page(running: u32) -> String {
     let mut page = format!("vllm:num_requests_waiting 0\nvllm:num_requests_running {running}\nvllm:kv_cache_usage_perc 0\n");
     for bucket in 0.. {
-        let _ = writeln!(page, "vllm:e2e_request_latency_seconds_bucket{{engine=\"0\",le=\"{bucket}.0\",model_name=\"m\"}} 0.0"); // a String takes all
+        let _ = writeln!(page, "vllm:e2e_request_latency_seconds_bucket{{engine=\"0\",le=\"{bucket}.0\",model_name=\"m\"}} 0.0"); // writing to a String cannot fail
         if page.len() > METRICS_BYTES {
             break;
         }
@@ -54,16 +56,16 @@ fn now_ms() -> u64 {
     u64::try_from((BEGAN.elapsed() + BUSY).as_millis()).unwrap_or(u64::MAX)
 }
 
-/// The page of this moment.
+/// The current metrics page.
 fn metrics() -> &'static str {
     let busy = now_ms().saturating_sub(WORKED_MS.load(Ordering::Relaxed)) < u64::try_from(BUSY.as_millis()).unwrap_or(u64::MAX);
     &METRICS[usize::from(busy)]
 }
 
-/// Starts this program as the servers at `addresses`, in a process of its own.
+/// Starts the servers at `addresses` in a separate process of this program.
 ///
 /// # Errors
-/// If it cannot be run.
+/// If the process cannot be started.
 pub(crate) fn start(addresses: &[String], folder: &Path) -> Result<ChildProcess> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["sink", "--listen", &addresses.join(",")]);

@@ -1,4 +1,5 @@
-//! What it costs to be there: scraping while nothing is asked, memory, the time from start to the first pick and from a change to its effect.
+//! Costs that do not depend on traffic: scraping an idle pool, memory, the time from start to the
+//! first pick and from a change of the endpoints to its effect.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -16,21 +17,23 @@ use crate::stats::{median, quantile};
 use crate::world::{BenchStack, RequestPath, addresses};
 use crate::{Args, sink, write_result};
 
-/// Scraping settles in the first seconds, and is measured over these.
+/// Time for scraping to settle before it is measured.
 const SETTLE: Duration = Duration::from_secs(3);
-/// With a tenth of jitter either way and the time of a page, no metric is older than a second.
+/// With a tenth of jitter either way and the time to fetch a page, no metric is older than a
+/// second.
 const SCRAPE_INTERVAL: &str = "900ms";
 const SCRAPE_WINDOWS: usize = 3;
 /// Starts with each number of workers.
 const MEMORY_ROUNDS: usize = 3;
 const SCRAPE_WINDOW: Duration = Duration::from_secs(8);
 
-/// 6,600 blocks for each of 100 endpoints, in prompts so short that the index has an entry for each of their blocks.
+/// Prompts that put 6,600 blocks of each of 100 endpoints into the prefix index; so short that the
+/// index has an entry for each block.
 const PROMPTS: usize = 5_500;
 const BLOCKS: usize = 120;
 const BLOCK_BYTES: usize = 256;
 
-/// How often a change is timed.
+/// How many changes are timed.
 const CHANGES: usize = 20;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -41,7 +44,7 @@ pub(crate) struct StandingRow {
     pub(crate) what: String,
     pub(crate) unit: String,
     pub(crate) value: f64,
-    /// Of several, the worst; null of one.
+    /// The worst of several values; null if there is only one.
     pub(crate) worst: Option<f64>,
 }
 
@@ -70,7 +73,7 @@ fn row(what: impl Into<String>, unit: &str, values: &[f64]) -> StandingRow {
     StandingRow { what: what.into(), unit: unit.to_owned(), value: median(values), worst }
 }
 
-/// CPU of a daemon that nobody asks, each page as long as an engine's.
+/// CPU of a daemon without clients. Each metrics page is as long as an engine's.
 #[expect(clippy::cast_precision_loss, reason = "nanoseconds of some seconds")]
 async fn scraping(endpoints: usize) -> Result<StandingRow> {
     let (folder, servers) = (tempfile::tempdir()?, ReservedPort::lease()?);
@@ -93,7 +96,7 @@ async fn scraping(endpoints: usize) -> Result<StandingRow> {
     Ok(row(format!("scraping {endpoints} endpoints, {often}, pages of 38 KB"), "cores", &cores))
 }
 
-/// Resident memory, MiB.
+/// Resident memory of a process, MiB.
 fn resident_mb(pid: u32) -> Result<f64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).ok_or("no VmRSS")?;
@@ -101,7 +104,8 @@ fn resident_mb(pid: u32) -> Result<f64> {
     Ok(kb / 1024.0)
 }
 
-/// Of Envoy with one worker and with three, before and after prompts that fill the index.
+/// Memory of Envoy with one worker and with three, before and after prompts that fill the prefix
+/// index.
 async fn memory(args: &Args) -> Result<Vec<StandingRow>> {
     let mut seen: [[Vec<f64>; 2]; 2] = Default::default();
     let mut daemon_mb = Vec::new();
@@ -135,7 +139,7 @@ async fn memory(args: &Args) -> Result<Vec<StandingRow>> {
     ])
 }
 
-/// From the start of the daemon and Envoy to the first request that is picked.
+/// Time from the start of the daemon and Envoy to the first picked request.
 async fn starts(args: &Args) -> Result<Vec<StandingRow>> {
     let mut seconds = Vec::new();
     for _ in 0..3 {
@@ -152,7 +156,7 @@ async fn starts(args: &Args) -> Result<Vec<StandingRow>> {
     Ok(vec![row("from start to the first pick, with compilation of the module", "s", &seconds)])
 }
 
-/// From a rewritten endpoints file to a pick by it.
+/// Time from a rewritten endpoints file to a pick without the removed endpoint.
 async fn changes(args: &Args) -> Result<StandingRow> {
     let folder = tempfile::tempdir()?;
     let (file, servers) = (folder.path().join("endpoints.yaml"), ReservedPort::lease()?);
@@ -185,7 +189,7 @@ async fn until_named(target: SocketAddr, endpoints: usize) -> Result<()> {
         }
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    Err("the change never shows".into())
+    Err("the change did not reach the picker in time".into())
 }
 
 fn write_endpoints(file: &Path, addresses: &[String]) -> Result<()> {

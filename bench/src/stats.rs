@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// A difference between two things that were measured one right after the other, several times.
+/// A difference between two variants that are measured one right after the other, several times.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(crate) struct PairedDifference {
     /// Median of the differences.
@@ -14,14 +14,14 @@ pub(crate) struct PairedDifference {
 // === impl PairedDifference ===
 
 impl PairedDifference {
-    /// Of `ours` over `theirs`, round by round.
+    /// The differences `ours` - `theirs`, round by round.
     pub(crate) fn of(ours: &[f64], theirs: &[f64]) -> Self {
         let differences: Vec<f64> = ours.iter().zip(theirs).map(|(ours, theirs)| ours - theirs).collect();
         Self { median: quantile(&differences, 0.5), iqr: quantile(&differences, 0.75) - quantile(&differences, 0.25) }
     }
 }
 
-/// The value below which this share of them lies; `NaN` of none.
+/// The value below which this share of the values lies; `NaN` without values.
 pub(crate) fn quantile(values: &[f64], share: f64) -> f64 {
     let mut values = values.to_vec();
     values.sort_by(f64::total_cmp);
@@ -40,7 +40,7 @@ mod tests {
 
     #[test]
     fn a_difference_is_taken_round_by_round() {
-        // A machine that slows down over the rounds slows both: the difference stays.
+        // A machine that slows down over the rounds slows both variants; the difference stays.
         let paired = PairedDifference::of(&[11.0, 22.0, 33.0, 44.0, 55.0], &[10.0, 20.0, 30.0, 40.0, 50.0]);
         assert!((paired.median - 3.0).abs() < 1e-9 && (paired.iqr - 2.0).abs() < 1e-9, "{paired:?}");
         assert!(median(&[]).is_nan());

@@ -1,7 +1,9 @@
-//! Where CPU and time go: listeners of one Envoy that do one thing more each, from plain to the filter, and from plain to ext_proc; for a request and
-//! for a streamed chunk.
+//! Where CPU and latency go, for a request and for a streamed chunk: one Envoy has many listeners.
+//! Each does one thing more than the listener before it, from plain Envoy to the filter and from
+//! plain Envoy to ext_proc.
 //!
-//! What the steps between plain and ours add is what any picker pays that speaks the protocol that way; only the last is ours to make cheaper.
+//! Any picker that uses the same protocol pays for the steps before the last one. Only the last
+//! step is the cost of this picker.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -26,7 +28,8 @@ const MODULE: &str = "target/wasm32-wasip1/release/examples/steps.wasm";
 
 const ENDPOINTS: usize = 100;
 
-/// One, where what a step needs is no longer in the caches when the next request comes, and many.
+/// With one connection, the data that a step needs is no longer in the CPU caches when the next
+/// request comes; with many it is.
 const CONNECTIONS: [usize; 2] = [1, 16];
 
 const BODIES: [usize; 2] = [10_000, 220_000];
@@ -39,12 +42,12 @@ enum FilterStep {
     Retries,
     Wasm(&'static str),
     Filter,
-    /// Asks a server that decides nothing.
+    /// Calls an ext_proc server that decides nothing.
     GoesOn,
     ExtProc,
 }
 
-/// Each beyond the one before it.
+/// Steps, each with its description; each does one thing more than the one before it.
 type StepLadder = &'static [(FilterStep, &'static str)];
 
 const PLAIN: (FilterStep, &str) = (FilterStep::Plain, "plain Envoy, round robin");
@@ -78,29 +81,29 @@ pub(crate) struct StepRow {
     pub(crate) step: String,
     pub(crate) body_bytes: usize,
     pub(crate) connections: usize,
-    /// Of Envoy and whoever is asked, for each request.
+    /// CPU per request, of Envoy and of the daemon or ext_proc server.
     pub(crate) cpu_us: f64,
-    /// Over the step before.
+    /// Difference to the previous step.
     pub(crate) added_cpu_us: f64,
     pub(crate) iqr_us: f64,
     pub(crate) p50_us: f64,
-    /// Over the step before.
+    /// Difference to the previous step.
     pub(crate) added_p50_us: f64,
     pub(crate) iqr_p50_us: f64,
 }
 
-/// One row of `chunk-steps.json`: CPU of a chunk, µs.
+/// One row of `chunk-steps.json`: CPU per chunk, µs.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct ChunkRow {
     pub(crate) step: String,
-    /// Of Envoy's workers, of the rest of Envoy, of the daemon.
+    /// CPU of Envoy's workers, of the rest of Envoy, and of the daemon.
     pub(crate) cpu_us: [f64; 3],
-    /// Over the step before, of the workers.
+    /// Difference of the workers' CPU to the previous step.
     pub(crate) added_us: f64,
     pub(crate) iqr_us: f64,
 }
 
-/// Every listener, and whoever stands behind.
+/// A listener for every step, and the processes behind them.
 struct StepListeners {
     front: DaemonAndEnvoy,
     ext_proc_daemon: ExtProcDaemon,
@@ -225,7 +228,7 @@ impl StepListeners {
         self.places.iter().find(|(known, _)| *known == step).map_or(DaemonAndEnvoy::address(), |(_, port)| port.address())
     }
 
-    /// Envoy, and whoever has a part in it.
+    /// Envoy's process, and the daemon or ext_proc server that takes part in this step.
     fn processes(&mut self, step: FilterStep) -> [u32; 2] {
         let other = match step {
             FilterStep::GoesOn => self.goes_on.id(),
@@ -236,7 +239,7 @@ impl StepListeners {
     }
 }
 
-/// A listener for this step of those between plain and the filter.
+/// Adds a listener for one of the steps between plain Envoy and the filter.
 fn add(config: &mut EnvoyConfig, step: FilterStep, port: &ReservedPort, endpoints: &[String]) -> Result<()> {
     let endpoint = endpoints.first().ok_or("no endpoints")?;
     let filters = match step {
@@ -257,7 +260,7 @@ fn add(config: &mut EnvoyConfig, step: FilterStep, port: &ReservedPort, endpoint
     Ok(())
 }
 
-/// Sets the headers of a picker that always says the same, those of retries on request.
+/// A header mutation that always sets the same endpoint and, if `retries`, the headers for retries.
 fn orders(endpoint: &str, retries: bool) -> Value {
     let headers = [
         ("x-gateway-destination-endpoint", endpoint),

@@ -1,4 +1,5 @@
-//! What a streamed chunk costs: many slow streams at once, the same through each way, CPU by chunk.
+//! What a streamed chunk costs: many slow streams at once, the same through each variant; CPU per
+//! chunk.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -14,12 +15,13 @@ use crate::stats::{PairedDifference, median};
 use crate::world::{BenchStack, RequestPath};
 use crate::{Args, write_result};
 
-/// Streams at once, the chunks of each, and the pause between two: 5,000 chunks/s for some 3 s.
+/// Concurrent streams, chunks of each, and the pause between two chunks: 5,000 chunks/s for about 3
+/// s.
 const STREAMS: u64 = 50;
 const CHUNKS: u64 = 300;
 const EVERY_MS: u64 = 10;
 
-/// A run that has not ended by then hangs.
+/// A run that takes longer than this counts as hung.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// One row of the result file.
@@ -28,7 +30,7 @@ pub(crate) struct StreamsRow {
     pub(crate) front: String,
     pub(crate) chunks: u64,
     pub(crate) chunks_per_s: f64,
-    /// Of Envoy and the daemon.
+    /// CPU per chunk, of Envoy and the daemon.
     pub(crate) cpu_us: f64,
     pub(crate) added_cpu_us: f64,
     pub(crate) iqr_us: f64,
@@ -70,10 +72,10 @@ pub(crate) async fn bench(args: &Args) -> Result<()> {
     write_result("streams", &rows)
 }
 
-/// What one run gave.
+/// Figures of one run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StreamRunFigures {
-    /// CPU of a chunk, µs: of Envoy's workers, of the rest of Envoy, of the daemon.
+    /// CPU per chunk, µs: of Envoy's workers, of the rest of Envoy, of the daemon.
     pub(crate) cpu_us: [f64; 3],
     chunks_per_s: f64,
 }
@@ -84,7 +86,7 @@ impl StreamRunFigures {
     }
 }
 
-/// Lets the streams run through `target`, by this Envoy and this daemon.
+/// Runs the streams through `target` and measures the CPU of this Envoy and this daemon.
 #[expect(clippy::cast_precision_loss, reason = "counts of one run")]
 pub(crate) async fn run(target: SocketAddr, [envoy, daemon]: [u32; 2]) -> Result<StreamRunFigures> {
     let worker = |name: &str| name.starts_with("wrk:");
@@ -104,10 +106,10 @@ pub(crate) async fn run(target: SocketAddr, [envoy, daemon]: [u32; 2]) -> Result
             Ok::<usize, testbed::Error>(bytes)
         });
     }
-    let ended = tokio::time::timeout(LIMIT, streams.join_all()).await.map_err(|_| "the streams do not end")?;
+    let ended = tokio::time::timeout(LIMIT, streams.join_all()).await.map_err(|_| "the streams did not end in time")?;
     let bytes: Vec<usize> = ended.into_iter().collect::<Result<_>>()?;
     if bytes.iter().any(|got| *got != bytes[0] || *got == 0) {
-        return Err("a stream was cut".into());
+        return Err("a stream ended early".into());
     }
     let (chunks, after) = ((STREAMS * CHUNKS) as f64, cpu()?);
     let cpu_us = [0, 1, 2].map(|part| (after[part] - before[part]) as f64 / 1e3 / chunks);

@@ -47,18 +47,18 @@ pub(crate) fn chart(title: &str, x: &str, y: &str, series: &[ChartSeries]) -> St
         }
         Ok(())
     };
-    let _ = draw(); // a String takes all
+    let _ = draw(); // writing to a String cannot fail
     svg.push_str("</svg>\n");
     svg
 }
 
-/// The least and the greatest, to whole powers of ten.
+/// The smallest and the largest value, rounded out to powers of ten.
 fn range(values: impl Iterator<Item = f64>) -> (f64, f64) {
     let (low, high) = values.fold((f64::MAX, f64::MIN), |(low, high), value| (low.min(value), high.max(value)));
     if low > high { (1.0, 10.0) } else { (10f64.powf(low.log10().floor()), 10f64.powf(high.log10().ceil())) }
 }
 
-/// How far along the axis, 0 to 1.
+/// Position along the axis, 0 to 1.
 fn share(value: f64, (low, high): (f64, f64)) -> f64 {
     if high > low { (value / low).log10() / (high / low).log10() } else { 0.5 }
 }

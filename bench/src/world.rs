@@ -1,7 +1,9 @@
-//! Three ways to the same servers through one Envoy: plain, with the filter, asking by ext_proc.
+//! Three ways to the same servers through one Envoy: plain, with the filter, and with ext_proc.
 //!
-//! One process, so that what differs is the way and nothing else; listeners as shipped, but that the plain one has no picker and balances by
-//! round robin. By ext_proc another daemon is asked than the filter's: a proxy has one of the two, and only proxies of one daemon tell each other how it goes.
+//! All three are in one Envoy process, so that only the way differs. The listeners are the shipped
+//! ones, except that the plain one has no picker and balances by round robin. The ext_proc listener
+//! uses a daemon of its own: a proxy has the filter or ext_proc, not both, and the proxies of one
+//! daemon share state.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -18,10 +20,10 @@ use testbed::{Result, client, root, wait_for};
 
 use crate::sink;
 
-/// For a daemon to have state, and to end.
+/// Longest time for a daemon to have state, and to end.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// The way a request takes.
+/// The way a request takes through Envoy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum RequestPath {
     Plain,
@@ -29,7 +31,7 @@ pub(crate) enum RequestPath {
     ExtProc,
 }
 
-/// Everything that runs.
+/// All processes of the bench, and their ports.
 #[derive(Debug)]
 pub(crate) struct BenchStack {
     pub(crate) front: DaemonAndEnvoy,
@@ -41,7 +43,7 @@ pub(crate) struct BenchStack {
     _sink: ChildProcess,
 }
 
-/// A daemon that ext_proc listeners ask, and nobody else.
+/// A daemon that only ext_proc listeners use.
 #[derive(Debug)]
 pub(crate) struct ExtProcDaemon {
     daemon: ChildProcess,
@@ -65,20 +67,22 @@ impl RequestPath {
 // === impl BenchStack ===
 
 impl BenchStack {
-    /// Starts it all in front of so many endpoints, with these further arguments of the daemon and workers of Envoy.
+    /// Starts everything, with this many endpoints and Envoy workers and these additional arguments
+    /// of the daemon.
     ///
     /// # Errors
-    /// If a part does not come up.
+    /// If a part does not start.
     pub(crate) async fn start(endpoints: usize, workers: u32, daemon: &[String]) -> Result<Self> {
         let servers = ReservedPort::lease()?;
         let told = addresses(endpoints, servers.number());
         Self::start_at(servers, &told, endpoints, workers, daemon).await
     }
 
-    /// The same with servers at this port, of which the daemon is told `told` by its command line.
+    /// Starts everything with servers at this port; the daemon's command line names the endpoints
+    /// `told`.
     ///
     /// # Errors
-    /// If a part does not come up.
+    /// If a part does not start.
     pub(crate) async fn start_at(
         servers: ReservedPort,
         told: &[String],
@@ -88,7 +92,7 @@ impl BenchStack {
     ) -> Result<Self> {
         let (plain, ext_proc) = (ReservedPort::lease()?, ReservedPort::lease()?);
         let folder = tempfile::tempdir()?;
-        // One socket for all: every address of 127.0.0.0/8 is this machine.
+        // One socket serves all endpoints: every address of 127.0.0.0/8 is this machine.
         let sink = sink::start(&[format!("0.0.0.0:{}", servers.number())], folder.path())?;
         let addresses = addresses(endpoints, servers.number());
         let asked = ExtProcDaemon::start(told, daemon, folder.path())?;
@@ -111,13 +115,14 @@ impl BenchStack {
         }
     }
 
-    /// The way, and the admin page of the daemon that decides there.
+    /// The filter's and the ext_proc listener, each with the admin address of the daemon that it
+    /// uses.
     pub(crate) fn pickers(&self) -> [(SocketAddr, SocketAddr); 2] {
         let filter = SocketAddr::from((Ipv4Addr::LOCALHOST, DAEMON_ADMIN));
         [(self.address(RequestPath::Filter), filter), (self.address(RequestPath::ExtProc), self.ext_proc_daemon.ports[3].address())]
     }
 
-    /// Whose CPU a request costs: Envoy's, and the daemon's that is asked, or else that of the filter.
+    /// The processes whose CPU a request costs: Envoy, and the daemon of ext_proc or of the filter.
     pub(crate) fn processes(&mut self, way: RequestPath) -> [u32; 2] {
         let daemon = if way == RequestPath::ExtProc { self.ext_proc_daemon.id() } else { self.front.daemon().id() };
         [self.front.envoy().id(), daemon]
@@ -126,7 +131,7 @@ impl BenchStack {
     /// Ends Envoy and both daemons.
     ///
     /// # Errors
-    /// If one does not end when asked.
+    /// If a process does not end when signalled.
     pub(crate) async fn stop(self) -> Result<()> {
         self.front.stop().await?;
         self.ext_proc_daemon.stop().await
@@ -136,7 +141,7 @@ impl BenchStack {
 // === impl ExtProcDaemon ===
 
 impl ExtProcDaemon {
-    /// Starts it with these endpoints and further arguments.
+    /// Starts the daemon with these endpoints and additional arguments.
     ///
     /// # Errors
     /// If there is no release build.
@@ -154,7 +159,7 @@ impl ExtProcDaemon {
         Ok(Self { daemon: ChildProcess::spawn("asked", &mut command, folder)?, ports })
     }
 
-    /// Where it is asked.
+    /// The port of its ext_proc server.
     pub(crate) fn port(&self) -> u16 {
         self.ports[0].number()
     }
@@ -163,25 +168,25 @@ impl ExtProcDaemon {
         self.daemon.id()
     }
 
-    /// Ends it.
+    /// Ends the daemon.
     ///
     /// # Errors
-    /// If it does not end when asked.
+    /// If it does not end when signalled.
     pub(crate) async fn stop(mut self) -> Result<()> {
         self.daemon.stop(LIMIT).await.map(drop)
     }
 }
 
-/// Until a listener's picker, or who is asked for it, has state.
+/// Waits until a listener's picker, or the ext_proc server that it calls, has state.
 ///
 /// # Errors
 /// If that takes too long.
 pub(crate) async fn wait_until_asked(listener: SocketAddr) -> Result<()> {
     let ready = || async { (client::get(listener, "/switchpoint/ready").await.ok()?.status == 200).then_some(()) };
-    wait_for(LIMIT, "the daemon that is asked", ready).await
+    wait_for(LIMIT, "the picker of a listener to be ready", ready).await
 }
 
-/// So many endpoints behind one port.
+/// The addresses of `count` endpoints that share one port.
 pub(crate) fn addresses(count: usize, port: u16) -> Vec<String> {
     let address = |n: usize| Ipv4Addr::new(127, 1, u8::try_from(n / 250).unwrap_or(u8::MAX), u8::try_from(n % 250).unwrap_or_default() + 1);
     (0..count).map(|n| format!("{}:{port}", address(n))).collect()
@@ -195,7 +200,8 @@ pub(crate) fn listeners(config: &mut EnvoyConfig) -> Result<&mut Vec<Value>> {
     Ok(config.value().pointer_mut("/static_resources/listeners").and_then(Value::as_array_mut).ok_or("the config has no listeners")?)
 }
 
-/// The listener of `ext_proc.yaml`, and a cluster of whom it asks. Without TLS: that is the reference's cost, and not the picker's.
+/// Adds the listener of `ext_proc.yaml`, and a cluster for the ext_proc server at port `asked`.
+/// Without TLS, as in the measurements of llm-d's picker that ours are compared with.
 pub(crate) fn add_ext_proc(config: &mut EnvoyConfig, name: &str, address: SocketAddr, asked: u16) -> Result<()> {
     const SHIPPED: &str = "switchpoint-ext-proc";
     let mut other = EnvoyConfig::shipped("ext_proc.yaml")?;
@@ -204,9 +210,12 @@ pub(crate) fn add_ext_proc(config: &mut EnvoyConfig, name: &str, address: Socket
     listener["address"]["socket_address"]["port_value"] = address.port().into();
     let filters = listener.pointer_mut("/filter_chains/0/filters/0/typed_config/http_filters").and_then(Value::as_array_mut);
     let filter = filters.ok_or("no HTTP filters")?.iter_mut().find(|filter| filter["name"] == "switchpoint").ok_or("no picker")?;
-    *filter.pointer_mut("/typed_config/grpc_service/envoy_grpc/cluster_name").ok_or("it asks nobody")? = name.into();
-    let mut cluster =
-        clusters(&mut other)?.iter().find(|cluster| cluster["name"] == SHIPPED).cloned().ok_or("ext_proc.yaml asks nobody")?;
+    *filter.pointer_mut("/typed_config/grpc_service/envoy_grpc/cluster_name").ok_or("the ext_proc filter names no cluster")? = name.into();
+    let mut cluster = clusters(&mut other)?
+        .iter()
+        .find(|cluster| cluster["name"] == SHIPPED)
+        .cloned()
+        .ok_or("ext_proc.yaml has no cluster for the ext_proc server")?;
     cluster["name"] = name.into();
     cluster["load_assignment"] = json!({"cluster_name": name, "endpoints": [{"lb_endpoints": [
         {"endpoint": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": asked}}}}
@@ -217,7 +226,8 @@ pub(crate) fn add_ext_proc(config: &mut EnvoyConfig, name: &str, address: Socket
     Ok(())
 }
 
-/// A listener as shipped but for the picker, over the same endpoints by round robin.
+/// Adds a listener as shipped but without the picker, which spreads requests over the same
+/// endpoints by round robin.
 pub(crate) fn add_plain(config: &mut EnvoyConfig, address: SocketAddr, endpoints: &[String]) -> Result<()> {
     let hosts: Vec<Value> = endpoints
         .iter()
@@ -239,7 +249,7 @@ pub(crate) fn add_plain(config: &mut EnvoyConfig, address: SocketAddr, endpoints
     listener["address"]["socket_address"]["port_value"] = address.port().into();
     let hcm = listener.pointer_mut("/filter_chains/0/filters/0/typed_config").ok_or("the listener has no HTTP filter chain")?;
     let routes = hcm["route_config"]["virtual_hosts"][0]["routes"].as_array_mut().ok_or("no routes")?;
-    // Without the picker, no route can turn it off.
+    // Drops the routes that turn the picker off: this listener has no picker.
     routes.retain(|route| route["route"].is_object());
     routes.iter_mut().for_each(|route| route["route"]["cluster"] = "plain".into());
     let filters = hcm["http_filters"].as_array_mut().ok_or("no HTTP filters")?;

@@ -1,4 +1,5 @@
-//! Asks the picker why: `x-switchpoint-explain`, where the configuration allows it (`"explain": true`).
+//! Requests explanations from the picker (`x-switchpoint-explain`), where its configuration allows
+//! it (`"explain": true`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -11,15 +12,15 @@ use serde_json::json;
 use testbed::stack::Stack;
 use testbed::{Result, client, wait_for};
 
-/// From a changed pool to a picker that knows it; promised are milliseconds.
+/// Longest time from a changed pool to a picker that knows it; the product promises milliseconds.
 const POOL_LIMIT: Duration = Duration::from_secs(60);
 
-/// A decision, as the reply's header tells it.
+/// A decision, as the header `x-switchpoint-decision` of the response reports it.
 #[derive(Clone, Debug, Deserialize)]
 pub struct ExplainedDecision {
     /// The ranked list.
     pub picked: Vec<String>,
-    /// Everyone in the snapshot.
+    /// All endpoints of the snapshot.
     pub candidates: Vec<ExplainedCandidate>,
 }
 
@@ -28,20 +29,21 @@ pub struct ExplainedDecision {
 pub struct ExplainedCandidate {
     /// Its address.
     pub endpoint: String,
-    /// The filter that left it out, if one did.
+    /// The scheduling filter that removed the endpoint, if one did.
     pub dropped_by: Option<String>,
-    /// By scorer.
+    /// Scores, by scorer.
     pub scores: BTreeMap<String, f64>,
 }
 
 // === impl ExplainedDecision ===
 
 impl ExplainedDecision {
-    /// Sends a chat request of its own through `proxy` and reads how it was decided. It asks for a stream: an engine tells its load with other
-    /// replies, and the question would change the answer to the next.
+    /// Sends a chat request through `proxy` and reads how it was decided. The request is streaming,
+    /// because an engine reports its load with other responses, and that would change the next
+    /// decision.
     ///
     /// # Errors
-    /// If it was not served, or not explained.
+    /// If the request was not served, or not explained.
     pub async fn ask(proxy: SocketAddr, prompt: &str) -> Result<Self> {
         let body = json!({"model": "demo", "stream": true, "max_tokens": 1, "messages": [{"role": "user", "content": prompt}]});
         let request = Request::post("/v1/chat/completions").header("x-switchpoint-explain", "1").body(client::full(body.to_string()))?;
@@ -53,27 +55,29 @@ impl ExplainedDecision {
         Ok(serde_json::from_str(header)?)
     }
 
-    /// Addresses of everyone in the snapshot.
+    /// Addresses of all endpoints in the snapshot.
     pub fn endpoints(&self) -> BTreeSet<String> {
         self.candidates.iter().map(|candidate| candidate.endpoint.clone()).collect()
     }
 
-    /// What a scorer said of each endpoint.
+    /// The score that a scorer gave each endpoint.
     pub fn scores(&self, scorer: &str) -> BTreeMap<String, f64> {
         self.candidates.iter().filter_map(|c| Some((c.endpoint.clone(), *c.scores.get(scorer)?))).collect()
     }
 
-    /// Does a scorer tell the endpoints apart? False where it knows nothing of any, or the same of all.
+    /// Whether a scorer gives different scores. False if it scores no endpoint, or all endpoints
+    /// the same.
     pub fn distinguishes(&self, scorer: &str) -> bool {
         let scores = self.scores(scorer);
         scores.values().any(|score| Some(score) != scores.values().next())
     }
 }
 
-/// Waits until the picker of a stack, which must explain itself, knows exactly these of its servers.
+/// Waits until the picker of a stack knows exactly these servers. The stack must allow
+/// explanations.
 ///
 /// # Errors
-/// If it does not come to.
+/// If the picker does not know exactly these servers in time.
 pub async fn pool_is(stack: &Stack, indices: &[usize]) -> Result<()> {
     let addresses = indices.iter().map(|index| Some(stack.servers.get(*index)?.addr().to_string()));
     let wanted = addresses.collect::<Option<BTreeSet<_>>>().ok_or("no such server")?;

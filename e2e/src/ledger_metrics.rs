@@ -1,7 +1,8 @@
-//! The end of a drill: who was failed, and what is left in the books.
+//! The end of a drill: which requests failed, and what is left in the in-flight ledgers.
 //!
-//! While something breaks, [`testbed::load::LoadGenerator`] runs. At the end everybody must have been served, except whom the laws of nature took (a stream
-//! whose server or own proxy dies), and then, when nothing runs any more, nothing may be in any ledger: not at an endpoint, not of a model.
+//! [`testbed::load::LoadGenerator`] runs while something breaks. At the end every request must have
+//! been served, except those that no proxy can save (streams whose model server or proxy process
+//! dies). When no request runs any more, every ledger must be empty, by endpoint and by model.
 
 use std::time::Duration;
 
@@ -11,27 +12,28 @@ use testbed::load::{LoadGenerator, LoadOutcome};
 use testbed::stack::Stack;
 use testbed::{Result, wait_for};
 
-/// How long the last report of all VMs may take; promised is a second or two.
+/// Longest wait for the last report of all VMs; the product promises a second or two.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Reports that must have come of each proxy since the end of the traffic: of one that is under way the beginning may be older.
+/// Reports that each proxy must have sent since the end of the traffic. Two, because a report that
+/// is under way may have begun before the end.
 const REPORTS: f64 = 2.0;
 
-/// What a ledger has of an endpoint.
+/// Fields of a ledger entry.
 const ENTRIES: [&str; 5] = ["in_flight", "in_flight_prefill_tokens", "in_flight_decode_tokens", "in_flight_prompts", "in_flight_with_slo"];
 
-/// Ends a drill in which nobody may be failed.
+/// Ends a drill in which no request may fail.
 ///
 /// # Errors
-/// If somebody was, or something is left.
+/// If a request failed, or a ledger is not empty.
 pub async fn close(drill: &str, load: LoadGenerator, stack: &Stack) -> Result<LoadOutcome> {
     close_but(drill, load, stack, |_| false).await
 }
 
-/// Ends a drill in which failures that are `excused` may happen; says how many did.
+/// Ends a drill in which failures that are `excused` may happen. The outcome lists all failures.
 ///
 /// # Errors
-/// If another happened, or something is left.
+/// If another failure happened, or a ledger is not empty.
 pub async fn close_but(drill: &str, load: LoadGenerator, stack: &Stack, excused: impl Fn(&str) -> bool) -> Result<LoadOutcome> {
     let outcome = load.stop().await?;
     let mut rest = outcome.clone();
@@ -42,7 +44,7 @@ pub async fn close_but(drill: &str, load: LoadGenerator, stack: &Stack, excused:
     Ok(outcome)
 }
 
-/// Writes down what a drill saw, for who reads the test's output.
+/// Prints what a drill observed.
 pub fn note(drill: &str, seen: &str) {
     #[allow(clippy::print_stdout, reason = "it is shown by `--nocapture`, and docs/reference/failure-drills.md is written from it")]
     {
@@ -50,23 +52,27 @@ pub fn note(drill: &str, seen: &str) {
     }
 }
 
-/// Holds failures against Envoy's own account of them: of its access log, which it writes once a second, as many lines are `lost` as are expected.
+/// Compares failures with Envoy's access log, which Envoy writes once a second: as many lines must
+/// be `lost` as are expected.
 ///
 /// # Errors
-/// If it has more or fewer, with how many.
+/// If the log has more or fewer such lines, with their number.
 pub async fn agree(stack: &Stack, expected: usize, lost: impl Fn(&Value) -> bool) -> Result<()> {
     let count = || stack.envoy.access_log().iter().filter(|line| lost(line)).count();
     let agrees = || async { (count() == expected).then_some(()) };
-    wait_for(LIMIT, "Envoy to have lost as many", agrees).await.map_err(|error| format!("{error}: {} and not {expected}", count()).into())
+    wait_for(LIMIT, "Envoy's access log to have as many lost requests", agrees)
+        .await
+        .map_err(|error| format!("{error}: {} and not {expected}", count()).into())
 }
 
-/// Waits until the proxy has nothing under way, and what its VMs report since then is nothing too.
+/// Waits until the proxy has no request under way and its VMs have reported empty ledgers since
+/// then.
 ///
 /// # Errors
-/// If anything stays in a ledger.
+/// If a ledger does not become empty in time.
 pub async fn nothing_left(stack: &Stack) -> Result<()> {
     let idle = || async { (stack.envoy.stat("cluster.inference-pool.upstream_rq_active").await.ok()? == 0).then_some(()) };
-    wait_for(LIMIT, "no request to be under way", idle).await?;
+    wait_for(LIMIT, "all requests to end", idle).await?;
     let before = LedgerMetrics::read(stack).await?;
     let empty = || async {
         let now = LedgerMetrics::read(stack).await.ok()?;
@@ -78,18 +84,18 @@ pub async fn nothing_left(stack: &Stack) -> Result<()> {
     }
 }
 
-/// What the daemon knows of ledgers.
+/// What the daemon reports of the ledgers.
 struct LedgerMetrics {
     reports: f64,
-    /// Proxies that the daemon hears.
+    /// Proxies connected to the daemon.
     proxies: f64,
-    /// Everything that is not zero.
+    /// All values that are not zero.
     entries: Vec<String>,
 }
 
 impl LedgerMetrics {
     async fn read(stack: &Stack) -> Result<Self> {
-        let daemon = stack.daemon.as_ref().ok_or("no daemon keeps the books")?;
+        let daemon = stack.daemon.as_ref().ok_or("the stack has no daemon")?;
         let page = daemon.admin("/metrics").await?.text();
         let number = |line: &str| line.rsplit(' ').next().and_then(|number| number.parse::<f64>().ok());
         let reports =

@@ -1,4 +1,4 @@
-//! Support that only these tests need; everything else is in `testbed`.
+//! Code that only the e2e tests need; everything else is in `testbed`.
 
 pub mod explain;
 pub mod ledger_metrics;

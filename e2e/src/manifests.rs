@@ -1,9 +1,12 @@
-//! The shipped manifests for gateways, run without the gateways: what a gateway would make of them is put together here, and a real Envoy runs it.
-//! Envoy starts with what is its own and discovers the rest, as in a gateway: to Envoy a cluster that it discovered is not one that it started with.
+//! Runs the shipped manifests for gateways without the gateways: this module assembles the
+//! configuration that a gateway would make of them, and a real Envoy runs it. Envoy starts with its
+//! bootstrap and discovers the rest, as in a gateway, because Envoy treats a discovered cluster
+//! differently from a static one.
 //!
-//! A manifest's Envoy fragments go in as they stand, but for a listed set of [`Substitution`]s: what a laptop has not, such as the name of a
-//! Service. Each is made only where the manifest says exactly what is listed, and [`PlacedFragment::check`] undoes them in what Envoy was given and compares, so
-//! nothing else can have changed.
+//! The Envoy fragments of a manifest are used unchanged, except for a list of [`Substitution`]s of
+//! what a test machine does not have, such as the name of a Service. A substitution is made only
+//! where the manifest has exactly the listed value. [`PlacedFragment::check`] undoes the
+//! substitutions in Envoy's configuration and compares, so nothing else can have changed.
 
 pub mod envoy_gateway;
 pub mod istio;
@@ -14,23 +17,25 @@ use serde_json::{Value, json};
 
 use testbed::{Result, root};
 
-/// The daemon's Service, as the manifests name it.
+/// The host name of the daemon's Service in the manifests.
 pub const DAEMON: &str = "switchpointd.switchpoint.svc.cluster.local";
 
-/// Where the address of the daemon stands in its cluster.
+/// JSON pointer to the daemon's address in its cluster.
 const DAEMON_AT: &str = "/load_assignment/endpoints/0/lb_endpoints/0/endpoint/address/socket_address";
 
-/// Where a proxy's certificate, its key and its authority stand there, what the manifests say and what a test's folder has.
+/// JSON pointers to a proxy's certificate, its key and its authority in that cluster; the file
+/// names in the manifests; the file names in a test's folder.
 const CERTIFICATES: [(&str, &str, &str); 3] = [
     ("/transport_socket/typed_config/common_tls_context/tls_certificates/0/certificate_chain/filename", "tls.crt", "proxy.pem"),
     ("/transport_socket/typed_config/common_tls_context/tls_certificates/0/private_key/filename", "tls.key", "proxy.key"),
     ("/transport_socket/typed_config/common_tls_context/validation_context/trusted_ca/filename", "ca.crt", "ca.pem"),
 ];
 
-/// Where the Secret with them is mounted.
+/// The path where the manifests mount the Secret with these files.
 pub const MOUNTED: &str = "/etc/switchpoint-tls";
 
-/// What a control plane delivers, in the words of [`AssembledConfig::config`], and the type of each.
+/// Lists of [`AssembledConfig::config`] that a control plane delivers, and the type of their
+/// resources.
 const DELIVERED: [(&str, &str); 3] = [
     ("clusters", "envoy.config.cluster.v3.Cluster"),
     ("listeners", "envoy.config.listener.v3.Listener"),
@@ -40,74 +45,76 @@ const DELIVERED: [(&str, &str); 3] = [
 /// The clusters that Envoy starts with.
 const OWN_CLUSTERS: &str = "/bootstrap/static_resources/clusters";
 
-/// The module as `make wasm` leaves it, relative to where Envoy runs.
+/// The module that `make wasm` builds, relative to Envoy's working directory.
 const MODULE: &str = "target/wasm32-wasip1/release/switchpoint.wasm";
 
-/// What a test has in place of what the manifests name.
+/// Ports and files of a test, in place of those in the manifests.
 #[derive(Clone, Debug)]
 pub struct LocalPorts {
-    /// Envoy's for clients.
+    /// Envoy's port for clients.
     pub listener: u16,
-    /// Envoy's own.
+    /// Envoy's admin port.
     pub admin: u16,
-    /// The daemon's state.
+    /// The daemon's port for state.
     pub state: u16,
-    /// A folder as [`testbed::certificates::Authority::folder`] makes it, for [`DAEMON`]. What Envoy discovers goes there too.
+    /// A folder that [`testbed::certificates::Authority::folder`] made for [`DAEMON`]. Files that
+    /// Envoy discovers go there too.
     pub folder: PathBuf,
 }
 
-/// Something of a fragment that is another in a test.
+/// A value of a fragment that a test replaces.
 #[derive(Clone, Debug)]
 pub struct Substitution {
-    /// Where in the fragment.
+    /// JSON pointer in the fragment.
     pub at: &'static str,
-    /// What the manifest says.
+    /// The value in the manifest.
     pub meant: Value,
-    /// What the test says.
+    /// The value in the test.
     pub here: Value,
 }
 
-/// A fragment of a manifest, where it went.
+/// A fragment of a manifest, and its place in Envoy's configuration.
 #[derive(Clone, Debug)]
 pub struct PlacedFragment {
-    /// What the manifest says.
+    /// The fragment in the manifest.
     pub meant: Value,
-    /// What was substituted in it.
+    /// The substitutions made in it.
     pub substituted: Vec<Substitution>,
-    /// Where it is: the pointer to a list and the `name` in it, or to a single thing that it was merged into.
+    /// Its place in the configuration.
     pub at: FragmentPlace,
 }
 
 /// Where a fragment is.
 #[derive(Clone, Debug)]
 pub enum FragmentPlace {
-    /// The item of that name in the list at this pointer.
+    /// The item with this name in the list at this JSON pointer.
     Named(&'static str, String),
-    /// In the thing at this pointer, among other things.
+    /// Merged into the object at this JSON pointer.
     In(String),
-    /// The one resource of a file that Envoy discovers.
+    /// The only resource of a file that Envoy discovers.
     File(PathBuf),
 }
 
-/// A configuration of Envoy put together from a manifest.
+/// Envoy's configuration, assembled from a manifest.
 #[derive(Clone, Debug)]
 pub struct AssembledConfig {
-    /// What Envoy starts with, `bootstrap`, and what it discovers: lists of `clusters`, `listeners` and `routes`.
+    /// `bootstrap`, with which Envoy starts, and the lists `clusters`, `listeners` and `routes`,
+    /// which Envoy discovers.
     pub config: Value,
-    /// What of the manifest is where in it.
+    /// The fragments of the manifest, with their places.
     pub placed: Vec<PlacedFragment>,
 }
 
-/// All objects of a manifest in `envoy-config/`.
+/// Reads all objects of a manifest in `envoy-config/`.
 ///
 /// # Errors
-/// If it is not there or not YAML.
+/// If the file is missing or is not YAML.
 pub fn read(file: &str) -> Result<Vec<Value>> {
     let text = std::fs::read_to_string(root().join("envoy-config").join(file))?;
     Ok(serde_saphyr::from_multiple(&text).map_err(|error| format!("{file}: {error}"))?)
 }
 
-/// The one object of that kind.
+/// The only object of a kind.
 ///
 /// # Errors
 /// If there is none, or more than one.
@@ -119,10 +126,11 @@ pub fn only<'o>(objects: &'o [Value], kind: &str) -> Result<&'o Value> {
     }
 }
 
-/// The ports of a test's Envoy, from the shipped file made ready for it; and its folder.
+/// The ports of a test's Envoy, read from the shipped file as the test adapted it, and the test's
+/// folder.
 ///
 /// # Errors
-/// If it is not the shipped file.
+/// If `shipped` is not the shipped file.
 pub fn local(shipped: &Value, folder: &Path) -> Result<LocalPorts> {
     let port = |pointer: &str| -> Result<u16> {
         let port = shipped.pointer(pointer).and_then(Value::as_u64).ok_or_else(|| format!("no port at {pointer}"))?;
@@ -139,13 +147,13 @@ pub fn local(shipped: &Value, folder: &Path) -> Result<LocalPorts> {
 // === impl Substitution ===
 
 impl Substitution {
-    /// The daemon is on this machine.
+    /// The daemon's address on this machine.
     fn daemon(state: u16) -> Self {
         let address = |address: &str, port: u16| json!({"address": address, "port_value": port});
         Self { at: DAEMON_AT, meant: address(DAEMON, 9004), here: address("127.0.0.1", state) }
     }
 
-    /// The daemon is on this machine, and so are the certificates.
+    /// The daemon's address and the certificates on this machine.
     fn state_cluster(local: &LocalPorts) -> Vec<Self> {
         let file = |(at, meant, here): (&'static str, &str, &str)| Self {
             at,
@@ -155,12 +163,12 @@ impl Substitution {
         [Self::daemon(local.state)].into_iter().chain(CERTIFICATES.map(file)).collect()
     }
 
-    /// The module is a file of this machine.
+    /// The module as a local file.
     fn module(at: &'static str, meant: Value) -> Self {
         Self { at, meant, here: json!({"local": {"filename": MODULE}}) }
     }
 
-    /// What is discovered comes from a file.
+    /// Discovery from a file instead of from the control plane.
     fn discovered(at: &'static str, meant: Value, file: &Path) -> Self {
         let mut here = meant.clone();
         if let Some(fields) = here.as_object_mut() {
@@ -182,7 +190,7 @@ impl Substitution {
 fn exchange(fragment: &mut Value, at: &str, from: &Value, to: &Value) -> Result<()> {
     let found = fragment.pointer_mut(at).ok_or_else(|| format!("nothing at {at}"))?;
     if found != from {
-        return Err(format!("at {at} stands {found}, not {from}").into());
+        return Err(format!("at {at} is {found} instead of {from}").into());
     }
     *found = to.clone();
     Ok(())
@@ -191,7 +199,8 @@ fn exchange(fragment: &mut Value, at: &str, from: &Value, to: &Value) -> Result<
 // === impl PlacedFragment ===
 
 impl PlacedFragment {
-    /// Puts `meant` into the list at `list`, before the item named `before` or at its end.
+    /// Puts `meant` into the list at `list`, before the item named `before`, or at the end if it is
+    /// `None`.
     fn insert(
         made: &mut AssembledConfig,
         list: &'static str,
@@ -212,7 +221,7 @@ impl PlacedFragment {
         Ok(())
     }
 
-    /// Writes `meant` where Envoy discovers it.
+    /// Writes `meant` to the file from which Envoy discovers it.
     fn discover(made: &mut AssembledConfig, file: PathBuf, meant: &Value, substituted: Vec<Substitution>) -> Result<()> {
         let mut resource = meant.clone();
         substituted.iter().try_for_each(|s| s.make(&mut resource))?;
@@ -221,7 +230,8 @@ impl PlacedFragment {
         Ok(())
     }
 
-    /// Merges `meant` into what stands at `at`, as protobuf does: messages field by field, lists one after the other.
+    /// Merges `meant` into the object at `at`, as protobuf does: messages field by field, lists
+    /// appended.
     fn merge(made: &mut AssembledConfig, at: String, meant: &Value) -> Result<()> {
         let into = made.config.pointer_mut(&at).ok_or_else(|| format!("nothing at {at}"))?;
         merge(into, meant);
@@ -229,10 +239,10 @@ impl PlacedFragment {
         Ok(())
     }
 
-    /// In what Envoy was given stands what the manifest says, but for the substitutions.
+    /// Checks that Envoy's configuration has what the manifest says, apart from the substitutions.
     ///
     /// # Errors
-    /// If not, showing both.
+    /// If it has something else; the text shows both.
     pub fn check(&self, config: &Value) -> Result<()> {
         let there = match &self.at {
             FragmentPlace::Named(list, name) => {
@@ -248,17 +258,18 @@ impl PlacedFragment {
             FragmentPlace::Named(..) | FragmentPlace::File(_) => there == self.meant,
             FragmentPlace::In(_) => holds(&there, &self.meant),
         };
-        if same { Ok(()) } else { Err(format!("at {:?} stands\n{there}\nand not\n{}", self.at, self.meant).into()) }
+        if same { Ok(()) } else { Err(format!("at {:?} is\n{there}\ninstead of\n{}", self.at, self.meant).into()) }
     }
 }
 
 // === impl AssembledConfig ===
 
 impl AssembledConfig {
-    /// See [`PlacedFragment::check`]; and at least so many fragments were placed.
+    /// Checks all fragments ([`PlacedFragment::check`]), and that at least `fragments_min` were
+    /// placed.
     ///
     /// # Errors
-    /// If one is not as the manifest says.
+    /// If a fragment differs from the manifest, or too few were placed.
     pub fn check(&self, fragments_min: usize) -> Result<()> {
         if self.placed.len() < fragments_min {
             return Err(format!("only {} fragments were placed", self.placed.len()).into());
@@ -266,7 +277,7 @@ impl AssembledConfig {
         self.placed.iter().try_for_each(|placed| placed.check(&self.config))
     }
 
-    /// Writes what Envoy discovers to files in `folder`, and returns what it starts with.
+    /// Writes what Envoy discovers to files in `folder`, and returns the bootstrap.
     ///
     /// # Errors
     /// If the folder cannot be written.
@@ -280,28 +291,29 @@ impl AssembledConfig {
     }
 }
 
-/// The cluster that a gateway makes of a Service: a patch sends its requests elsewhere.
+/// The cluster that a gateway makes of a Service. It is unused: a patch sends its requests to
+/// another cluster.
 fn unused(name: &str) -> Value {
     json!({"name": name, "type": "STATIC", "load_assignment": {"cluster_name": name}})
 }
 
-/// The file that a list is discovered from.
+/// The file from which Envoy discovers a list.
 fn delivery(folder: &Path, list: &str) -> PathBuf {
     folder.join(format!("{list}.json"))
 }
 
-/// Tells Envoy to discover a list from its file.
+/// The `config_source` by which Envoy discovers a list from its file.
 fn source(folder: &Path, list: &str) -> Value {
     json!({"path_config_source": {"path": delivery(folder, list)}, "resource_api_version": "V3"})
 }
 
-/// Writes resources of a type to a file that Envoy discovers them from.
+/// Writes resources of a type to a file from which Envoy discovers them.
 fn write(file: &Path, kind: &str, mut resources: Vec<Value>) -> Result<()> {
     resources.iter_mut().for_each(|resource| resource["@type"] = json!(format!("type.googleapis.com/{kind}")));
     Ok(std::fs::write(file, json!({"version_info": "1", "resources": resources}).to_string())?)
 }
 
-/// The resource that was written to `file`.
+/// Reads the resource that was written to `file`.
 fn resource(file: &Path) -> Result<Value> {
     let mut response: Value = serde_json::from_slice(&std::fs::read(file)?)?;
     let mut resource = response["resources"][0].take();
@@ -324,7 +336,7 @@ fn merge(into: &mut Value, from: &Value) {
     }
 }
 
-/// Is all of `part` in `whole`?
+/// Whether `whole` contains all of `part`.
 fn holds(whole: &Value, part: &Value) -> bool {
     match (whole, part) {
         (Value::Object(whole), Value::Object(part)) => part.iter().all(|(key, value)| whole.get(key).is_some_and(|w| holds(w, value))),

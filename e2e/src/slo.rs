@@ -1,8 +1,10 @@
-//! Traffic of several classes of SLO on a pool of two speeds, and how much of it is in time, by who picks.
+//! Traffic with several SLO classes on a pool with fast and slow servers; measures the share that
+//! is in time, by policy.
 //!
-//! All policies get the same requests at the same moments: a seed is arrivals, classes and prompts. The load is a share of what the pool can do,
-//! which is measured first. A request is in time when its first token and its mean time for each further one, as the client sees them, are
-//! within the SLO it asked for; one that is shed is not.
+//! All policies get the same requests at the same moments: a seed decides arrivals, classes and
+//! prompts. The load is a share of the pool's capacity, which is measured first. A request is in
+//! time if the client sees its first token and its mean time per further token within the SLO of
+//! the request. A shed request is not in time.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -23,49 +25,49 @@ use testbed::{Result, wait_for};
 /// Tokens of every answer.
 const OUTPUT_TOKENS: u32 = 16;
 
-/// Words of a prompt, about four bytes each.
+/// Smallest and largest number of words of a prompt; a word has about four bytes.
 const WORDS: [usize; 2] = [100, 500];
 
 /// A class of requests.
 #[derive(Clone, Copy, Debug)]
 pub struct ExperimentClass {
-    /// Its objective.
+    /// Name of the class and of its InferenceObjective.
     pub name: &'static str,
-    /// Of that objective; 1 is critical.
+    /// Priority of the objective; 1 is critical.
     pub priority: i32,
-    /// How many of ten requests are of it.
+    /// How many of ten requests belong to the class.
     pub tenths: usize,
-    /// What it asks for, ms to the first token.
+    /// Requested TTFT, ms.
     pub ttft_ms: f64,
-    /// And for each further one.
+    /// Requested time per further token (TPOT), ms.
     pub tpot_ms: f64,
 }
 
-/// Who picks.
+/// The policy that picks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExperimentPolicy {
-    /// The proposal's profiles, every request asking for it.
+    /// The SLO-aware profiles of the llm-d proposal; every request asks for prediction.
     Slo,
-    /// As the picker is without a configuration.
+    /// The picker without a configuration.
     Default,
-    /// Queue, KV cache, prefix and requests in flight, weighed.
+    /// The weighted scorers for queue, KV cache, prefix and requests in flight.
     Weighed,
-    /// One after another, past the proxy.
+    /// Round robin over the servers, without the proxy.
     RoundRobin,
 }
 
 /// An experiment.
 #[derive(Clone, Debug)]
 pub struct SloExperiment {
-    /// Servers of the fast kind, and of the slow kind.
+    /// Number of fast servers and of slow servers.
     pub servers: [usize; 2],
-    /// The fast kind.
+    /// The fast servers.
     pub engine: ModelServerOptions,
-    /// Steps of the slow kind take so many times as long.
+    /// Factor by which the steps of a slow server take longer.
     pub slowdown: f64,
     /// The classes.
     pub classes: Vec<ExperimentClass>,
-    /// Share of what the pool can do.
+    /// Load as a share of the pool's capacity.
     pub load: f64,
     /// How long each seed is measured.
     pub measured: Duration,
@@ -73,27 +75,27 @@ pub struct SloExperiment {
     pub seeds: Vec<u64>,
 }
 
-/// What became of the requests of a class.
+/// Counts of a class.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ExperimentOutcome {
-    /// Sent.
+    /// Requests sent.
     pub sent: usize,
-    /// Answered in time.
+    /// Requests answered in time.
     pub in_time: usize,
-    /// Refused with 429.
+    /// Requests refused with 429.
     pub shed: usize,
 }
 
-/// The proposal's example, as it is.
+/// The configuration file of the proposal's example, unchanged.
 #[must_use]
 pub fn example() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../control-plane/tests/configs/good/slo-aware.yaml")
 }
 
-/// A chat request of so many words that wants a stream of so many tokens.
+/// A chat request for a stream of at most `max_tokens` tokens.
 ///
 /// # Errors
-/// Never but for headers that are none.
+/// If a header is invalid.
 pub fn chat(prompt: &str, max_tokens: u32, headers: &[(&str, &str)]) -> Result<Request<Body>> {
     let body = json!({
         "model": "demo", "max_tokens": max_tokens, "stream": true, "stream_options": {"include_usage": true},
@@ -103,10 +105,10 @@ pub fn chat(prompt: &str, max_tokens: u32, headers: &[(&str, &str)]) -> Result<R
     Ok(request.body(client::full(body.to_string()))?)
 }
 
-/// Waits until the daemon has a model that predicts.
+/// Waits until the daemon has a latency model that predicts.
 ///
 /// # Errors
-/// If that takes too long.
+/// If that takes longer than `limit`.
 pub async fn predicts(stack: &Stack, limit: Duration) -> Result<()> {
     let page = || async {
         let page = stack.daemon.as_ref()?.admin("/debug/model").await.ok()?.json().ok()?;
@@ -118,7 +120,7 @@ pub async fn predicts(stack: &Stack, limit: Duration) -> Result<()> {
 // === impl ExperimentOutcome ===
 
 impl ExperimentOutcome {
-    /// Share of those sent that were answered in time.
+    /// Share of the sent requests that were answered in time.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "some thousand requests")]
     pub fn attainment(self) -> f64 {
@@ -129,21 +131,22 @@ impl ExperimentOutcome {
 // === impl SloExperiment ===
 
 impl SloExperiment {
-    /// Runs all seeds under one policy; what became of each class.
+    /// Runs all seeds under one policy and returns the counts of each class.
     ///
     /// # Errors
-    /// If a part does not come up, or an answer breaks off.
+    /// If a part does not start, or an answer breaks off.
     pub async fn run(&self, policy: ExperimentPolicy, rate: f64) -> Result<BTreeMap<&'static str, ExperimentOutcome>> {
         let folder = tempfile::tempdir()?;
         let stack = self.builder(policy, folder.path())?.start().await?;
         let mut outcomes = BTreeMap::new();
         if policy == ExperimentPolicy::Slo {
-            // Learned under the same load, of other requests; how long that takes is no part of this.
+            // Train the model under the same load with other requests. How long that takes is not
+            // measured.
             let began = Instant::now();
             while predicts(&stack, Duration::from_millis(1)).await.is_err() {
                 self.play(&stack, policy, rate, 1_000, Duration::from_secs(4)).await?;
                 if began.elapsed() > Duration::from_secs(120) {
-                    return Err("nothing was learned within two minutes".into());
+                    return Err("the latency model did not learn to predict within two minutes".into());
                 }
             }
             self.play(&stack, policy, rate, 1_001, self.measured.max(Duration::from_secs(10))).await?;
@@ -157,7 +160,8 @@ impl SloExperiment {
         Ok(outcomes)
     }
 
-    /// Requests a second that the pool can do, each server asked for twice what it runs at once.
+    /// Capacity of the pool in requests per second, measured with twice as many clients per server
+    /// as it runs requests at once.
     ///
     /// # Errors
     /// If a server does not answer.
@@ -251,7 +255,7 @@ fn prompt(rng: &mut Rng) -> String {
     format!("{:08x} ", rng.next_u64() as u32) + &"abc ".repeat(words)
 }
 
-/// Was it in time, was it shed?
+/// Sends one request; returns whether it was in time and whether it was shed.
 async fn one(to: SocketAddr, class: ExperimentClass, prompt: &str) -> Result<(bool, bool)> {
     let (ttft, tpot) = (class.ttft_ms.to_string(), class.tpot_ms.to_string());
     let headers = [

@@ -1,5 +1,7 @@
-//! What Envoy Gateway makes of the manifest: of its patches alone, put on the little that it makes of a Gateway and an HTTPRoute; and of all of it, by
-//! its own translator, where that was built.
+//! Envoy's configuration that Envoy Gateway makes of the manifest. [`patched`] applies only the
+//! manifest's patches, to the little that Envoy Gateway makes of a Gateway and an HTTPRoute;
+//! [`translated`] translates the whole manifest by Envoy Gateway's own translator, if that was
+//! built.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,16 +16,16 @@ const FILTERS: &str = "/listeners/0/default_filter_chain/filters/0/typed_config/
 const CLUSTERS: &str = "/clusters";
 const CODE_AT: &str = "/typed_config/config/vm_config/code";
 
-/// Its translator (`egctl`), where `.ci/cluster_tools.py` or somebody else has built it.
+/// The translator (`egctl`), if `.ci/cluster_tools.py` or the user has built it.
 pub fn translator() -> Option<PathBuf> {
     let assets = std::env::var_os("KUBEBUILDER_ASSETS").map(PathBuf::from);
     assets.into_iter().chain([root().join(".tools/bin")]).map(|folder| folder.join("egctl")).find(|path| path.exists())
 }
 
-/// The patches, on a bare gateway.
+/// Applies the patches to a bare gateway.
 ///
 /// # Errors
-/// If one is not understood, or finds nothing to patch.
+/// If a patch is of an unknown kind, or finds nothing to patch.
 pub fn patched(local: &LocalPorts) -> Result<AssembledConfig> {
     let mut made = AssembledConfig { config: bare(local), placed: Vec::new() };
     for cluster in own_clusters()? {
@@ -41,16 +43,16 @@ pub fn patched(local: &LocalPorts) -> Result<AssembledConfig> {
             }
             "Listener" => set(&mut made, &format!("/listeners/0{path}"), operation)?,
             "RouteConfiguration" => set(&mut made, &format!("/routes/0{path}"), operation)?,
-            other => return Err(format!("a patch of {other} is not understood here").into()),
+            other => return Err(format!("this test does not know patches of {other}").into()),
         }
     }
     Ok(made)
 }
 
-/// The whole manifest, translated.
+/// Translates the whole manifest.
 ///
 /// # Errors
-/// If the translator refuses it, or makes of it what we do not know.
+/// If the translator refuses the manifest, or its result is not as expected.
 pub fn translated(translator: &Path, local: &LocalPorts) -> Result<AssembledConfig> {
     let words =
         ["experimental", "translate", "--from", "gateway-api", "--to", "xds", "--type", "all", "--add-missing-resources", "-o", "json"];
@@ -66,18 +68,18 @@ pub fn translated(translator: &Path, local: &LocalPorts) -> Result<AssembledConf
     };
     let (mut listeners, routes, mut clusters) =
         (all("dynamicListeners", "listener"), all("dynamicRouteConfigs", "routeConfig"), all("dynamicActiveClusters", "cluster"));
-    // Its readiness listener is its own affair, on a port that is not ours to take.
+    // Drops Envoy Gateway's own readiness listener, whose port may be in use here.
     listeners.retain(|listener| listener["name"] == "default/inference/http");
     let ([listener], [route]) = (&mut listeners[..], &routes[..]) else { return Err(format!("listeners {listeners:?}").into()) };
     let probed = probed_port()?;
     if listener["address"]["socketAddress"]["portValue"] != probed {
-        return Err(format!("the pods are probed at {probed}, and the listener is at {}", listener["address"]).into());
+        return Err(format!("the readiness probe uses port {probed}, but the listener is at {}", listener["address"]).into());
     }
     listener["address"] = json!({"socketAddress": {"address": "127.0.0.1", "portValue": local.listener}});
     let manager = listener.pointer_mut("/defaultFilterChain/filters/0/typedConfig").and_then(Value::as_object_mut).ok_or("no HTTP")?;
     manager.remove("rds").ok_or("routes are not discovered")?;
     manager.insert("routeConfig".to_owned(), route.clone());
-    // The Service's own cluster would be discovered; nothing is sent to it.
+    // The Service's own cluster would need discovery; no request goes to it.
     clusters.retain(|cluster| cluster["name"] == "inference-pool");
     let mut made = AssembledConfig { config: bare(local), placed: Vec::new() };
     let starts_with = configs.iter().find_map(|config| config.pointer("/bootstrap/staticResources/clusters")).and_then(Value::as_array);
@@ -93,7 +95,8 @@ pub fn translated(translator: &Path, local: &LocalPorts) -> Result<AssembledConf
     Ok(made)
 }
 
-/// The manifest with its EnvoyProxy named by the GatewayClass: the controller renders the bootstrap of one that a Gateway names, the translator does not.
+/// The manifest with its EnvoyProxy named by the GatewayClass instead of by the Gateway. The
+/// controller renders the bootstrap of an EnvoyProxy that a Gateway names; the translator does not.
 fn for_the_translator(folder: &Path) -> Result<PathBuf> {
     let mut objects = read(FILE)?;
     let proxy = only(&objects, "EnvoyProxy")?["metadata"].clone();
@@ -106,32 +109,33 @@ fn for_the_translator(folder: &Path) -> Result<PathBuf> {
     Ok(file)
 }
 
-/// Where the readiness of a proxy's pod is asked.
+/// The port of the readiness probe of a proxy's pod.
 fn probed_port() -> Result<Value> {
     let objects = read(FILE)?;
     let patch = &only(&objects, "EnvoyProxy")?["spec"]["provider"]["kubernetes"]["envoyDeployment"]["patch"]["value"];
     let probe = &patch["spec"]["template"]["spec"]["containers"][0]["readinessProbe"]["httpGet"];
-    if probe["path"] == "/switchpoint/ready" { Ok(probe["port"].clone()) } else { Err(format!("another probe: {probe}").into()) }
+    if probe["path"] == "/switchpoint/ready" { Ok(probe["port"].clone()) } else { Err(format!("unexpected probe: {probe}").into()) }
 }
 
-/// The same substitutions in the words of the translator, which spells fields otherwise.
+/// Makes the substitutions of [`Substitution`] in the translator's output, which spells field names
+/// in camel case.
 fn here(item: &mut Value, local: &LocalPorts) -> Result<()> {
     if let Some(code) = item.pointer_mut("/typedConfig/config/vmConfig/code") {
         let meant = json!({"local": {"filename": "/etc/switchpoint/switchpoint.wasm"}});
         if *code != meant {
-            return Err(format!("another module: {code}").into());
+            return Err(format!("unexpected module: {code}").into());
         }
         *code = json!({"local": {"filename": super::MODULE}});
     }
     if let Some(address) = item.pointer_mut("/loadAssignment/endpoints/0/lbEndpoints/0/endpoint/address/socketAddress") {
         if *address != json!({"address": super::DAEMON, "portValue": 9004}) {
-            return Err(format!("another daemon: {address}").into());
+            return Err(format!("unexpected daemon: {address}").into());
         }
         *address = json!({"address": "127.0.0.1", "portValue": local.state});
         for (at, meant, here) in super::CERTIFICATES {
             let file = item.pointer_mut(&camel_case(at)).ok_or_else(|| format!("no certificate at {at}"))?;
             if *file != json!(format!("{}/{meant}", super::MOUNTED)) {
-                return Err(format!("another certificate: {file}").into());
+                return Err(format!("unexpected certificate: {file}").into());
             }
             *file = json!(local.folder.join(here));
         }
@@ -145,7 +149,7 @@ fn camel_case(pointer: &str) -> String {
     words.fold(first, |done, word| done + &word[..1].to_uppercase() + &word[1..])
 }
 
-/// Without the type that a dump names each resource by.
+/// Removes the type that a config dump adds to each resource.
 fn untyped(mut resource: Value) -> Value {
     if let Some(fields) = resource.as_object_mut() {
         fields.remove("@type");
@@ -158,13 +162,17 @@ fn patches() -> Result<Vec<Value>> {
     Ok(only(&objects, "EnvoyPatchPolicy")?["spec"]["jsonPatches"].as_array().ok_or("no patches")?.clone())
 }
 
-/// The clusters that the EnvoyProxy has Envoy start with.
+/// The clusters that the EnvoyProxy adds to Envoy's bootstrap.
 fn own_clusters() -> Result<Vec<Value>> {
     let objects = read(FILE)?;
     let bootstrap = &only(&objects, "EnvoyProxy")?["spec"]["bootstrap"];
     let added = bootstrap["jsonPatches"].as_array().into_iter().flatten().map(|patch| {
         let appends = patch["op"] == "add" && patch["path"] == "/static_resources/clusters/-";
-        if appends { Ok(patch["value"].clone()) } else { Err(format!("a patch of the bootstrap is not understood here: {patch}").into()) }
+        if appends {
+            Ok(patch["value"].clone())
+        } else {
+            Err(format!("this test does not know such a patch of the bootstrap: {patch}").into())
+        }
     });
     added.collect()
 }
@@ -173,7 +181,7 @@ fn substituted(fragment: &Value) -> Vec<Substitution> {
     fragment.pointer(CODE_AT).map(|code| Substitution::module(CODE_AT, code.clone())).into_iter().collect()
 }
 
-/// A JSON patch of one place.
+/// Applies a JSON patch to one place.
 fn set(made: &mut AssembledConfig, at: &str, operation: &Value) -> Result<()> {
     let (parent, key) = at.rsplit_once('/').ok_or("a path without a name")?;
     let fields = made.config.pointer_mut(parent).and_then(Value::as_object_mut).ok_or_else(|| format!("nothing at {parent}"))?;
@@ -185,7 +193,7 @@ fn set(made: &mut AssembledConfig, at: &str, operation: &Value) -> Result<()> {
     Ok(())
 }
 
-/// What the gateway makes of a Gateway and an HTTPRoute, as far as it matters to us.
+/// What Envoy Gateway makes of a Gateway and an HTTPRoute, as far as it matters here.
 fn bare(local: &LocalPorts) -> Value {
     let address = |port: u16| json!({"socket_address": {"address": "127.0.0.1", "port_value": port}});
     let connection_manager = json!({

@@ -1,5 +1,6 @@
-//! What istiod makes of an EnvoyFilter and a WasmPlugin, as its documentation has it. It is not istiod: its own fields come from what its gateways are
-//! known to run, and only the kinds of patches that we ship are understood; any other is an error.
+//! The configuration that istiod makes of an EnvoyFilter and a WasmPlugin according to Istio's
+//! documentation. This is not istiod: the fields that istiod adds are those known from running
+//! gateways, and only the kinds of patches that we ship are supported; any other is an error.
 
 use std::path::{Path, PathBuf};
 
@@ -18,10 +19,10 @@ const FAULT: &str = "envoy.filters.http.fault";
 const ROUTER: &str = "envoy.filters.http.router";
 const WASM: &str = "type.googleapis.com/envoy.extensions.filters.http.wasm.v3.Wasm";
 
-/// What a gateway runs by the objects of `file`.
+/// The configuration of a gateway with the objects of `file`.
 ///
 /// # Errors
-/// If they hold something that is not understood.
+/// If the objects hold something that is not supported.
 pub fn gateway(file: &str, local: &LocalPorts) -> Result<AssembledConfig> {
     let objects = read(file)?;
     let (routes, cluster) = routes(&only(&objects, "VirtualService")?["spec"]["http"])?;
@@ -37,14 +38,17 @@ pub fn gateway(file: &str, local: &LocalPorts) -> Result<AssembledConfig> {
     Ok(made)
 }
 
-/// The clusters that the gateway's Envoy starts with by the annotation that names [`BOOTSTRAP`]'s ConfigMap.
+/// The clusters of the gateway's bootstrap, from [`BOOTSTRAP`]'s ConfigMap, which an annotation of
+/// the pod names.
 fn own_clusters() -> Result<Vec<Value>> {
     let objects = read(BOOTSTRAP)?;
-    let text = only(&objects, "ConfigMap")?["data"]["custom_bootstrap.json"].as_str().ok_or("Istio's agent reads another name")?;
+    let text = only(&objects, "ConfigMap")?["data"]["custom_bootstrap.json"]
+        .as_str()
+        .ok_or("no custom_bootstrap.json, the name that Istio's agent reads")?;
     let mut bootstrap: Value = serde_saphyr::from_str(text)?;
     let clusters: Vec<Value> = serde_json::from_value(bootstrap["static_resources"]["clusters"].take())?;
     if bootstrap != json!({"static_resources": {"clusters": null}}) {
-        return Err(format!("not only clusters: {bootstrap}").into());
+        return Err(format!("the bootstrap has more than clusters: {bootstrap}").into());
     }
     Ok(clusters)
 }
@@ -53,7 +57,7 @@ fn apply(made: &mut AssembledConfig, patch: &Value, local: &LocalPorts) -> Resul
     let (operation, value) = (patch["patch"]["operation"].as_str().unwrap_or(""), &patch["patch"]["value"]);
     let context = &patch["match"]["context"];
     if context != "GATEWAY" {
-        return Err(format!("for {context}, and not for a gateway").into());
+        return Err(format!("a patch for {context} instead of GATEWAY").into());
     }
     let chain = &patch["match"]["listener"]["filterChain"]["filter"];
     match (patch["applyTo"].as_str().unwrap_or(""), operation) {
@@ -78,7 +82,7 @@ fn apply(made: &mut AssembledConfig, patch: &Value, local: &LocalPorts) -> Resul
         }
         ("LISTENER", "MERGE") => PlacedFragment::merge(made, LISTENER.to_owned(), value),
         ("CLUSTER", "ADD") => PlacedFragment::insert(made, CLUSTERS, None, value, Vec::new()),
-        (to, how) => Err(format!("{how} to {to} is not understood here").into()),
+        (to, how) => Err(format!("this test does not know {how} of {to}").into()),
     }
 }
 
@@ -86,27 +90,28 @@ fn discovery_file(folder: &Path, name: &str) -> PathBuf {
     folder.join(format!("{}.json", name.replace('/', "-")))
 }
 
-/// Puts a filter that is discovered into the file where it is discovered here.
+/// Writes a discovered filter to the file from which the test's Envoy discovers it.
 fn extension(made: &mut AssembledConfig, meant: &Value, folder: &Path) -> Result<()> {
     let at = "/typed_config/config/vm_config/code";
     let code = meant.pointer(at).ok_or("a filter without a module")?;
     let uri = code.pointer("/remote/http_uri/uri").and_then(Value::as_str).unwrap_or_default();
     if !uri.starts_with("oci://") {
-        return Err(format!("the agent fetches no {uri:?}").into());
+        return Err(format!("Istio's agent fetches oci:// only, not {uri:?}").into());
     }
     let name = meant["name"].as_str().unwrap_or_default();
     PlacedFragment::discover(made, discovery_file(folder, name), meant, vec![Substitution::module(at, code.clone())])
 }
 
-/// The filter that a WasmPlugin without a phase becomes: discovered, before fault injection and CORS, with no more settings than the API has.
+/// The filter that a WasmPlugin without a phase becomes: discovered, placed before fault injection
+/// and CORS, with only the settings that the WasmPlugin API has.
 fn wasm_plugin(made: &mut AssembledConfig, plugin: &Value, folder: &Path) -> Result<()> {
     let spec = &plugin["spec"];
     if ["phase", "vmConfig", "sha256", "imagePullSecret"].iter().any(|field| spec.get(field).is_some()) {
-        return Err("a field of the WasmPlugin is not understood here".into());
+        return Err("this test does not know a field of the WasmPlugin".into());
     }
     let policy = match spec["failStrategy"].as_str() {
         Some("FAIL_RELOAD") => "FAIL_RELOAD",
-        other => return Err(format!("{other:?}: another fail strategy").into()),
+        other => return Err(format!("unexpected failStrategy {other:?}").into()),
     };
     let name = format!("extensions.istio.io/wasmplugin/istio-system.{}", plugin["metadata"]["name"].as_str().unwrap_or_default());
     let filter = json!({
@@ -118,7 +123,8 @@ fn wasm_plugin(made: &mut AssembledConfig, plugin: &Value, folder: &Path) -> Res
                 "root_id": spec["pluginName"],
                 "failure_policy": policy,
                 "configuration": {"@type": "type.googleapis.com/google.protobuf.StringValue", "value": spec["pluginConfig"].to_string()},
-                // No vm_id and no leave to stop at the headers: the API has neither.
+                // No `vm_id` and no `allow_on_headers_stop_iteration`: the WasmPlugin API has
+                // neither.
                 "vm_config": {
                     "runtime": "envoy.wasm.runtime.v8",
                     "code": {"remote": {"http_uri": {"uri": spec["url"], "timeout": "30s", "cluster": "_"}}},
@@ -137,19 +143,19 @@ fn filter(name: &str, kind: &str) -> Value {
     json!({"name": name, "typed_config": {"@type": format!("type.googleapis.com/envoy.extensions.filters.http.{kind}")}})
 }
 
-/// The routes of a VirtualService, one for each of its matches, and the cluster of its Service.
+/// The routes of a VirtualService, one for each match, and the cluster of its Service.
 fn routes(http: &Value) -> Result<(Vec<Value>, String)> {
     let mut routes = Vec::new();
     let destination = &http[0]["route"][0]["destination"];
     let cluster = format!("outbound|{}||{}", destination["port"]["number"], destination["host"].as_str().unwrap_or_default());
     for entry in http.as_array().into_iter().flatten() {
         for condition in entry["match"].as_array().ok_or("a route without a match")? {
-            let (how, uri) = condition["uri"].as_object().and_then(|uri| uri.iter().next()).ok_or("a match that is of no path")?;
+            let (how, uri) = condition["uri"].as_object().and_then(|uri| uri.iter().next()).ok_or("a match without a path")?;
             let matched = match how.as_str() {
                 "exact" => json!({"path": uri}),
                 "prefix" => json!({"prefix": uri}),
                 "regex" => json!({"safe_regex": {"regex": uri}}),
-                other => return Err(format!("a match by {other} is not understood here").into()),
+                other => return Err(format!("this test does not know a match by {other}").into()),
             };
             let action = json!({"cluster": cluster, "timeout": "0s", "max_grpc_timeout": "0s"});
             routes.push(json!({"name": entry["name"], "match": matched, "route": action}));
@@ -158,7 +164,7 @@ fn routes(http: &Value) -> Result<(Vec<Value>, String)> {
     Ok((routes, cluster))
 }
 
-/// What a gateway of Istio's runs without patches, as far as it matters to us.
+/// What an Istio gateway runs without patches, as far as it matters here.
 fn bare(local: &LocalPorts, routes: &[Value], cluster: &str) -> Value {
     let address = |port: u16| json!({"socket_address": {"address": "127.0.0.1", "port_value": port}});
     let connection_manager = json!({
@@ -201,7 +207,8 @@ fn bare(local: &LocalPorts, routes: &[Value], cluster: &str) -> Value {
     })
 }
 
-/// Where the tests look: who was meant, who served, in the words of the metadata.
+/// The access log that the tests read: the ranked list and the served endpoint, from dynamic
+/// metadata.
 fn access_log() -> Value {
     json!({
         "name": "envoy.access_loggers.stdout",

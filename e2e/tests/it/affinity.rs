@@ -1,4 +1,4 @@
-//! Requests that belong somewhere: by session, by label, by adapter.
+//! Requests that should go to certain endpoints: by session, by label, by LoRA adapter.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -18,12 +18,12 @@ use testbed::{Result, client, wait_for};
 
 use crate::echo;
 
-/// For starting, and for what is said at leisure.
+/// Longest wait for starts, and for changes without a promised time.
 const LIMIT: Duration = Duration::from_secs(30);
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// A pipeline of these plugins, as people write it.
+/// A configuration with these plugins.
 fn config(plugins: &str) -> Result<NamedTempFile> {
     let file = NamedTempFile::new()?;
     std::fs::write(file.path(), format!("apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n{plugins}"))?;
@@ -32,11 +32,12 @@ fn config(plugins: &str) -> Result<NamedTempFile> {
 
 fn builder(config: &NamedTempFile) -> Result<StackBuilder> {
     let config = config.path().to_str().ok_or("a path of text")?;
-    // Two workers: what one knows of a session the other must know too.
+    // Two workers: both must send a session to the same endpoint.
     Ok(Stack::builder().concurrency(2).daemon_arguments(&["--config", config]))
 }
 
-/// Each on a connection of its own, so that both workers are asked.
+/// The servers that answer `requests` requests. Each request uses its own connection, so that both
+/// workers get some.
 async fn servers_of(stack: &Stack, headers: &[(&str, &str)], requests: usize) -> Result<BTreeSet<usize>> {
     let mut servers = BTreeSet::new();
     for number in 0..requests {
@@ -46,7 +47,7 @@ async fn servers_of(stack: &Stack, headers: &[(&str, &str)], requests: usize) ->
     Ok(servers)
 }
 
-/// The base64 of a name, written apart from the code it checks.
+/// The base64 of a server's name, written out so that it does not depend on the tested code.
 fn token_of(server: usize) -> &'static str {
     ["c2VydmVyLTA=", "c2VydmVyLTE=", "c2VydmVyLTI=", "c2VydmVyLTM="][server]
 }
@@ -60,12 +61,12 @@ async fn a_session_token_brings_its_bearer_back() -> Result<()> {
         let first: ClientReply = stack.send(echo::post(CHAT, &[], echo::chat(&format!("hello {number}")).to_string())?).await?;
         let server = stack.server_of(&first)?;
         let token = first.header("x-session-token").to_owned();
-        assert_eq!(token, token_of(server), "the response names who served");
+        assert_eq!(token, token_of(server), "the session token names the served endpoint");
         assert_eq!(servers_of(&stack, &[("x-session-token", &token)], 4).await?, BTreeSet::from([server]));
         seen.insert(server);
     }
     assert!(seen.len() > 1, "sessions begin anywhere: {seen:?}");
-    // A token of nobody, and none: served all the same.
+    // A token of an unknown endpoint and an invalid token are ignored.
     for token in ["bm9ib2R5", "!!!", ""] {
         let reply = stack.send(echo::post(CHAT, &[("x-session-token", token)], echo::chat("hello").to_string())?).await?;
         assert_eq!((reply.status, reply.header("x-session-token")), (200, token_of(stack.server_of(&reply)?)));
@@ -95,16 +96,16 @@ async fn a_session_id_is_at_one_endpoint_for_every_worker() -> Result<()> {
         assert_eq!(servers.len(), 1, "{id} is at {servers:?}");
         seen.extend(servers);
         let reply = stack.send(echo::post(CHAT, &[("x-session-id", &id)], echo::chat("hello").to_string())?).await?;
-        assert_eq!(reply.header("x-session-token"), "", "the client has an id of its own");
+        assert_eq!(reply.header("x-session-token"), "", "no token is sent to a client that sends a session id");
     }
     assert!(seen.len() > 1, "sessions spread: {seen:?}");
     let workers = stack.envoy.stats("worker_[0-9]+\\.downstream_cx_total").await?;
     assert!(workers.len() == 2 && workers.values().all(|connections| *connections > 0), "{workers:?}");
-    assert!(servers_of(&stack, &[], 24).await?.len() > 1, "without an id anybody will do");
+    assert!(servers_of(&stack, &[], 24).await?.len() > 1, "without a session id, requests spread");
     Ok(())
 }
 
-/// Endpoints whose labels name a tier: gold, silver, silver, none.
+/// An endpoints file whose labels name a tier: gold, silver, silver, none.
 fn labelled(servers: &[ModelServer]) -> String {
     let labels = ["{tier: gold, zone: a}", "{tier: silver, zone: a}", "{tier: silver, zone: b}", "{}"];
     let row = |(at, (server, labels)): (usize, (&ModelServer, &str))| {
@@ -129,8 +130,12 @@ async fn a_header_finds_the_label_it_asks_for() -> Result<()> {
     let stack = start_labelled(&config).await?;
     let gold = || async { (servers_of(&stack, &[("x-tier", "gold")], 6).await.ok()? == BTreeSet::from([0])).then_some(()) };
     wait_for(LIMIT, "the labels to be known", gold).await?;
-    assert_eq!(servers_of(&stack, &[("X-Tier", "silver")], 24).await?, BTreeSet::from([1, 2]), "equals share");
-    assert!(servers_of(&stack, &[("x-tier", "bronze")], 24).await?.len() > 2, "what nobody has anybody may serve");
+    assert_eq!(
+        servers_of(&stack, &[("X-Tier", "silver")], 24).await?,
+        BTreeSet::from([1, 2]),
+        "endpoints with the same label share the requests"
+    );
+    assert!(servers_of(&stack, &[("x-tier", "bronze")], 24).await?.len() > 2, "a label that no endpoint has restricts nothing");
     Ok(())
 }
 
@@ -144,7 +149,7 @@ async fn a_selector_keeps_whom_it_selects() -> Result<()> {
     assert_eq!(
         servers_of(&stack, &[("x-session-token", token_of(0))], 8).await?,
         BTreeSet::from([1]),
-        "nothing leads out of the selection"
+        "a session token cannot leave the selection"
     );
     Ok(())
 }
@@ -153,7 +158,8 @@ const ADAPTERS: u32 = 20;
 const SLOTS: usize = 4;
 const REQUESTS: usize = 1_000;
 
-/// The same servers behind Envoy's own least-request balancer, for requests with this header; the picker lets that cluster pass.
+/// Adds a cluster with the same servers and Envoy's least-request balancer, for requests with
+/// `x-policy: least-request`. The picker ignores that cluster.
 fn add_least_request(config: &mut Value) {
     let routes = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/route_config/virtual_hosts/0/routes";
     let routes = config.pointer_mut(routes).and_then(Value::as_array_mut).expect("the config has routes");
@@ -170,7 +176,8 @@ fn add_least_request(config: &mut Value) {
     clusters.push(cluster);
 }
 
-/// Sends a Zipf mix of adapters, the same one each time, so many at a time; says how many adapters were loaded meanwhile.
+/// Sends a Zipf mix of adapters, the same each time, 12 requests at a time; returns how many
+/// adapters the servers loaded meanwhile.
 async fn adapter_loads(stack: &Stack, policy: &str) -> Result<u64> {
     let before = loads(stack).await?;
     let zipf = WeightedIndex::new((1..=ADAPTERS).map(|rank| 1.0 / f64::from(rank)))?;
@@ -190,7 +197,7 @@ async fn adapter_loads(stack: &Stack, policy: &str) -> Result<u64> {
 async fn loads(stack: &Stack) -> Result<u64> {
     let mut loads = 0;
     for server in &stack.servers {
-        loads += server.state().await?["lora_loads"].as_u64().ok_or("the simulator counts adapter loads")?;
+        loads += server.state().await?["lora_loads"].as_u64().ok_or("the simulated server reports no lora_loads")?;
     }
     Ok(loads)
 }

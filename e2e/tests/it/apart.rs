@@ -1,4 +1,4 @@
-//! Two proxies that cannot hear each other, as the daemon is away.
+//! Two proxies that cannot exchange state, because the daemon is down.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::echo;
 const LIMIT: Duration = Duration::from_secs(60);
 const PROMPTS: usize = 12;
 
-/// Who serves a prompt sent to this proxy.
+/// The server that answers a prompt sent through this proxy.
 async fn served(fleet: &Fleet, proxy: std::net::SocketAddr, prompt: &str) -> Result<usize> {
     let body = echo::chat(&prompt.repeat(200)).to_string();
     fleet.stack.server_of(&client::post(proxy, "/v1/chat/completions", body).await?)
@@ -40,12 +40,12 @@ async fn without_the_daemon_two_proxies_send_cold_prompts_to_the_same_and_with_i
     for prompt in &prompts {
         here.push(served(&fleet, one, prompt).await?);
     }
-    // The other way round, so that who takes turns in the same order does not agree.
+    // In reverse order, so that two round-robin pickers would not agree.
     for prompt in prompts.iter().rev() {
         there.insert(0, served(&fleet, two, prompt).await?);
     }
-    assert_eq!(here, there, "by chance that is one in sixteen million");
-    assert!(here.iter().any(|server| *server != here[0]), "and not because all go to one: {here:?}");
+    assert_eq!(here, there, "both proxies choose the same endpoints; the chance of a coincidence is one in sixteen million");
+    assert!(here.iter().any(|server| *server != here[0]), "not all prompts go to one endpoint: {here:?}");
 
     fleet.stack.daemon()?.start_again()?;
     for proxy in [&fleet.stack.envoy, &fleet.seconds[0].envoy] {
@@ -57,7 +57,7 @@ async fn without_the_daemon_two_proxies_send_cold_prompts_to_the_same_and_with_i
     for round in 0..8 {
         let prompt = format!("{round} is told again. ");
         let server = served(&fleet, one, &prompt).await?;
-        // Ten times what is promised.
+        // Ten times the promised time.
         tokio::time::sleep(Duration::from_secs(1)).await;
         assert_eq!(served(&fleet, two, &prompt).await?, server, "round {round}");
     }

@@ -1,4 +1,5 @@
-//! Request bodies in every form HTTP has for them: each reaches the engine byte for byte, or is refused in the words of its API.
+//! Request bodies in every form of HTTP: each reaches the engine byte for byte, or is refused with
+//! an error in the format of its API.
 
 use http::{HeaderMap, HeaderName, HeaderValue, Request};
 use hyper::body::Frame;
@@ -9,7 +10,7 @@ use testbed::{Error, Result};
 
 use crate::echo;
 
-/// Sends `bodies` to `path` and expects each to arrive as it was sent.
+/// Sends `bodies` to `path` and checks that each arrives as it was sent.
 async fn arrive(stack: &Stack, path: &str, bodies: &[&str]) -> Result<()> {
     for body in bodies {
         let reply = stack.send(echo::post(path, &[], (*body).to_owned())?).await?;
@@ -99,7 +100,7 @@ async fn http1_content_length_chunked_and_expect() -> Result<()> {
     assert_eq!(raw.read_reply().await?.json()?["body"], body, "after 100 Continue");
     raw.write(format!("{start}content-length: 0\r\n\r\n")).await?;
     assert_eq!(raw.read_reply().await?.status, 400, "an inference request without a body");
-    // Envoy may close the connection after a reply of its own or of a filter.
+    // Envoy may close the connection after a local reply, its own or a filter's.
     let mut raw = RawConnection::connect(stack.address()).await?;
     raw.write(format!("{start}transfer-encoding: chunked\r\n\r\n0\r\n\r\n")).await?;
     assert_eq!(raw.read_reply().await?.status, 400, "an empty chunked body");
@@ -125,15 +126,15 @@ async fn http2_frames_trailers_and_empty_data() -> Result<()> {
     let empty = [vec![data("")], vec![Frame::trailers(trailers())]];
     for frames in empty {
         let reply = connection.send(echo::request("POST", "/v1/chat/completions", &[], client::frames(frames))?).await?;
-        assert_eq!(reply.status, 400, "no body is no JSON: {}", reply.text());
+        assert_eq!(reply.status, 400, "an empty body is invalid JSON: {}", reply.text());
     }
     let opaque = connection.send(echo::request("POST", "/v1/rerank", &[], client::frames(vec![Frame::trailers(trailers())]))?).await?;
-    assert_eq!(opaque.status, 200, "headers and trailers alone get a pick: {}", opaque.text());
+    assert_eq!(opaque.status, 200, "a request with headers and trailers only is picked: {}", opaque.text());
     echo::ranked(&opaque)?;
     Ok(())
 }
 
-/// A chat request of about so many bytes.
+/// A chat request of about `bytes` bytes.
 fn large(bytes: usize) -> String {
     echo::chat(&"lorem ipsum ".repeat(bytes / 12)).to_string()
 }
@@ -156,7 +157,7 @@ async fn too_large_is_our_413() -> Result<()> {
     let too_large = |reply: &client::ClientReply| -> Result<()> {
         assert_eq!(reply.status, 413, "{}", reply.text());
         assert_eq!(reply.json()?["error"]["code"], "request_too_large");
-        assert!(reply.text().contains("100000 bytes"), "names the limit: {}", reply.text());
+        assert!(reply.text().contains("100000 bytes"), "the error names the limit: {}", reply.text());
         Ok::<(), Error>(())
     };
     too_large(&stack.send(echo::post("/v1/chat/completions", &[], large(150_000))?).await?)?;
@@ -167,7 +168,11 @@ async fn too_large_is_our_413() -> Result<()> {
     let just = large(90_000);
     assert_eq!(stack.send(echo::post("/v1/chat/completions", &[], just)?).await?.status, 200);
     let opaque = stack.send(Request::post("/v1/rerank").header("x-echo", "1").body(client::full("x".repeat(200_000)))?).await?;
-    assert_eq!((opaque.status, &opaque.json()?["body_bytes"]), (200, &json!(200_000)), "what is not buffered is not limited");
+    assert_eq!(
+        (opaque.status, &opaque.json()?["body_bytes"]),
+        (200, &json!(200_000)),
+        "the limit does not apply to bodies that are not buffered"
+    );
     Ok(())
 }
 
@@ -183,15 +188,15 @@ async fn compressed_bodies_are_picked_by_their_content() -> Result<()> {
     let send = async |text: &str| stack.send(echo::post("/v1/chat/completions", &[("content-encoding", "gzip")], gzip(text)?)?).await;
     let body = echo::chat("hello").to_string();
     assert_eq!(send(&body).await?.json()?["body"], body);
-    assert_eq!(send("{").await?.status, 400, "read after decompression");
+    assert_eq!(send("{").await?.status, 400, "the picker reads the decompressed body");
     assert_eq!(send(&large(150_000)).await?.status, 413, "the limit counts after decompression");
     Ok(())
 }
 
-/// A zstd frame that holds `text` as it is: a frame may be made of raw blocks.
+/// A zstd frame that contains `text` uncompressed, as a raw block.
 fn zstd(text: &str) -> Result<Vec<u8>> {
     let size = u8::try_from(text.len())?;
-    // Magic number; single segment with its size in one byte; one last block, raw, of that size.
+    // Magic number; single segment, its size in one byte; one block: last, raw, of that size.
     let mut frame = vec![0x28, 0xb5, 0x2f, 0xfd, 0x20, size];
     frame.extend(&((u32::from(size) << 3) | 1).to_le_bytes()[..3]);
     frame.extend(text.as_bytes());
@@ -204,7 +209,7 @@ async fn zstd_bodies_are_picked_by_their_content() -> Result<()> {
     let send = async |text: &str| stack.send(echo::post("/v1/chat/completions", &[("content-encoding", "zstd")], zstd(text)?)?).await;
     let body = echo::chat("hello").to_string();
     assert_eq!(send(&body).await?.json()?["body"], body);
-    assert_eq!(send("{").await?.status, 400, "read after decompression");
+    assert_eq!(send("{").await?.status, 400, "the picker reads the decompressed body");
     Ok(())
 }
 

@@ -1,4 +1,4 @@
-//! Engines that are broken, and prompts that break engines.
+//! Broken engines, and prompts that crash engines.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,31 +12,32 @@ use testbed::stack::Stack;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
-/// Ten times what it should take.
+/// Ten times what mending should take.
 const MENDED_LIMIT: Duration = Duration::from_secs(100);
 
-/// What a broken engine may be sent of all requests after the first second.
+/// Largest share of all requests after the first second that a broken engine may get.
 const SHARE_MAX: f64 = 0.02;
 
-/// All kinds of faults at the same time, each in a pool of its own behind one Envoy of four workers.
+/// All kinds of faults at the same time, each in a pool of its own behind one Envoy with four
+/// workers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_broken_engine_gets_next_to_no_traffic_and_traffic_again_once_it_is_mended() -> Result<()> {
     let pools = BrokenPools::start(4).await?;
     let counted = pools.count(&[pools.world().stack.address()]).await;
     for sent in &counted {
-        println!("{}: {:?}, {:.2} % to the broken one", sent.fault, sent.requests, sent.share_of_broken() * 100.0);
+        println!("{}: {:?}, {:.2} % to the broken engine", sent.fault, sent.requests, sent.share_of_broken() * 100.0);
     }
     let wrong =
         counted.iter().filter(|sent| sent.share_of_broken() > SHARE_MAX || sent.requests.iter().skip(1).any(|requests| *requests < 20));
     let wrong: Vec<_> = wrong.collect();
-    assert!(wrong.is_empty(), "the first engine is broken: {wrong:?}");
+    assert!(wrong.is_empty(), "requests by engine, the first is broken: {wrong:?}");
     for (sent, took) in counted.iter().zip(pools.mend(MENDED_LIMIT).await?) {
-        println!("{}: serves {:.1} s after it was mended", sent.fault, took.as_secs_f64());
+        println!("{}: got traffic {:.1} s after it was mended", sent.fault, took.as_secs_f64());
     }
     Ok(())
 }
 
-/// An engine that dies of one prompt, as far as its connection goes, and answers all others.
+/// An engine that closes the connection on one prompt, as a crash would, and answers all others.
 async fn crashing_engine() -> Result<(SocketAddr, Arc<AtomicU64>)> {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
     let (address, crashes) = (listener.local_addr()?, Arc::new(AtomicU64::new(0)));
@@ -60,7 +61,7 @@ async fn crashing_engine() -> Result<(SocketAddr, Arc<AtomicU64>)> {
                     "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
                     body.len()
                 );
-                let _ = stream.write_all(reply.as_bytes()).await; // the proxy may have left
+                let _ = stream.write_all(reply.as_bytes()).await; // the proxy may have closed the connection
             });
         }
     });
@@ -86,11 +87,11 @@ async fn a_prompt_that_crashes_engines_meets_two_of_them_and_is_then_refused() -
         assert_eq!(reply.status, 200, "{}", reply.text());
     }
     let crashes = || engines.iter().map(|(_, crashes)| crashes.load(Ordering::Relaxed)).sum::<u64>();
-    assert_eq!(ask("poison".to_owned()).await?.status, 503, "no engine survives it");
-    assert_eq!(crashes(), 2, "tried once more, not on all of the list");
+    assert_eq!(ask("poison".to_owned()).await?.status, 503, "every engine crashes on this prompt");
+    assert_eq!(crashes(), 2, "retried once, not on the whole ranked list");
     let reply = ask("poison".to_owned()).await?;
     assert_eq!((reply.status, &reply.json()?["error"]["code"]), (502, &json!("crashing_prompt")));
     assert_eq!(crashes(), 2);
-    assert_eq!(ask("another that is fine".to_owned()).await?.status, 200, "others are served");
+    assert_eq!(ask("another that is fine".to_owned()).await?.status, 200, "other prompts are still served");
     Ok(())
 }

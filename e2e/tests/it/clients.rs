@@ -1,4 +1,5 @@
-//! The test clients themselves, against a model server without Envoy: what they claim to have seen must be what came.
+//! Tests of the test clients themselves, with a model server and without Envoy: they must report
+//! exactly what was received.
 
 use std::time::Duration;
 
@@ -25,7 +26,7 @@ async fn exact_bytes_arrive_as_they_were_written() -> Result<()> {
     assert_eq!(values, [&json!(["x-a", "1"]), &json!(["x-a", "2"])], "both values, on two lines");
 
     raw.write("POST /any HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n").await?;
-    assert_eq!(raw.read_reply().await?.status, 100, "the same connection, one reply after the other");
+    assert_eq!(raw.read_reply().await?.status, 100, "two replies on one connection");
     raw.write("hi").await?;
     assert_eq!(raw.read_reply().await?.json()?["body"], "hi");
     Ok(())
@@ -56,7 +57,7 @@ async fn events_are_read_one_by_one() -> Result<()> {
     let last = rest.last().ok_or("one event only")?;
     assert_eq!(last.data, "[DONE]");
     assert!(serde_json::from_str::<serde_json::Value>(&first.data).is_ok(), "{first:?}");
-    assert!(last.at - first.at >= Duration::from_millis(40), "the events came over time, not at the end");
+    assert!(last.at - first.at >= Duration::from_millis(40), "the events arrived one by one, not all at the end");
     Ok(())
 }
 

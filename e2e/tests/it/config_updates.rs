@@ -1,4 +1,5 @@
-//! The picker's configuration changes while requests run: by the extension config discovery of Envoy (ECDS), from a file.
+//! The picker's configuration changes while requests run, through Envoy's extension config
+//! discovery (ECDS) from a file.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -15,7 +16,7 @@ use testbed::{Result, wait_for};
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// The filter's configuration in a file of its own, that Envoy follows.
+/// The filter's configuration in a separate file that Envoy watches.
 struct WatchedConfig {
     file: PathBuf,
     _folder: TempDir,
@@ -45,7 +46,8 @@ impl WatchedConfig {
         })
     }
 
-    /// Sets keys of the picker's configuration, as an operator's tool does: by rename.
+    /// Sets keys of the picker's configuration. Replaces the file by renaming, as tools of
+    /// operators do.
     fn set(&self, keys: &Value) -> Result<()> {
         let response: Value = serde_json::from_slice(&std::fs::read(&self.file)?)?;
         let mut typed = response["resources"][0]["typed_config"].clone();
@@ -84,7 +86,7 @@ async fn a_new_configuration_takes_force_and_no_request_is_lost() -> Result<()> 
 
     let load = LoadGenerator::start(stack.address(), 6);
     load.goes_on(50, LIMIT).await?;
-    let parked = stack.envoy.picker_stat("switchpoint_parked_total").await?; // by a worker that was ready a moment after the other
+    let parked = stack.envoy.picker_stat("switchpoint_parked_total").await?; // a worker that became ready a moment later may have parked some
     for round in 0..8 {
         let path = format!("/v1/models/ready-{round}");
         followed.set(&json!({"ready_path": path}))?;
@@ -92,9 +94,17 @@ async fn a_new_configuration_takes_force_and_no_request_is_lost() -> Result<()> 
         load.goes_on(20, LIMIT).await?;
     }
     let events = stream.rest().await?;
-    assert_eq!(events.last().map(|event| event.data.as_str()), Some("[DONE]"), "what ran at the first update came to its end");
+    assert_eq!(
+        events.last().map(|event| event.data.as_str()),
+        Some("[DONE]"),
+        "the stream that ran during the first update ended normally"
+    );
     load.stop().await?.check_all_served()?;
-    assert_eq!(stack.envoy.picker_stat("switchpoint_parked_total").await?, parked, "state is the VM's, not the configuration's");
+    assert_eq!(
+        stack.envoy.picker_stat("switchpoint_parked_total").await?,
+        parked,
+        "no request waited: the state belongs to the VM and outlives a configuration"
+    );
     assert_eq!(stack.envoy.picker_stat("switchpoint_state_connected").await?, 1);
     Ok(())
 }

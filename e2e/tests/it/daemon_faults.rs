@@ -1,4 +1,4 @@
-//! The daemon fails, or was never there: picking goes on with the state there is, and says so.
+//! The daemon fails, or never ran: picking goes on with the last state, and the proxy reports it.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -17,10 +17,10 @@ use testbed::{Result, wait_for};
 use crate::echo;
 use crate::played::known_hosts;
 
-/// Far above whatever is promised: a machine that compiles beside the test is slow.
+/// Far above every promised time, because a machine that compiles at the same time is slow.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// With explanations, and a daemon that is missed after a second instead of five.
+/// Allows explanations, and gives up a silent daemon after one second instead of five.
 fn attentive() -> Value {
     json!({"explain": true, "state": {"cluster": "switchpoint-state", "silence_max_ms": 1_000}})
 }
@@ -29,7 +29,7 @@ async fn queue_tells_apart(stack: &Stack, wanted: bool) -> Result<()> {
     let look = || async {
         (ExplainedDecision::ask(stack.address(), "who is busy?").await.ok()?.distinguishes("queue-scorer") == wanted).then_some(())
     };
-    wait_for(LIMIT, &format!("the queue to tell endpoints apart: {wanted}"), look).await
+    wait_for(LIMIT, &format!("queue-scorer to distinguish endpoints: {wanted}"), look).await
 }
 
 async fn term(stack: &Stack) -> Result<u64> {
@@ -40,7 +40,7 @@ async fn term(stack: &Stack) -> Result<u64> {
 #[tokio::test]
 async fn a_killed_daemon_is_not_missed_and_its_successor_is_heard() -> Result<()> {
     let arguments = ["--staleness-max", "1s"];
-    // One worker, since each has a prefix index of its own.
+    // One worker, because each worker has its own prefix index.
     let builder = Stack::builder().servers(4).scored_by(&[("queue-scorer", 1), ("prefix-cache-scorer", 1)]);
     let mut stack = builder.picker(attentive()).daemon_arguments(&arguments).start().await?;
     stack.set_pool(&[0, 1, 2])?;
@@ -57,20 +57,23 @@ async fn a_killed_daemon_is_not_missed_and_its_successor_is_heard() -> Result<()
     load.goes_on(100, LIMIT).await?;
     let (decision, again) =
         (ExplainedDecision::ask(stack.address(), &long_prompt()).await?, ExplainedDecision::ask(stack.address(), &long_prompt()).await?);
-    assert_eq!(decision.picked[0], again.picked[0], "what the picker knows itself goes on: prefixes");
+    assert_eq!(decision.picked[0], again.picked[0], "the proxy's own prefix index is still used");
     assert!(again.distinguishes("prefix-cache-scorer"), "{again:?}");
 
-    // One goes and one comes while nobody looks.
+    // While the daemon is down, one endpoint leaves and one joins.
     stack.set_pool(&[1, 2, 3])?;
     stack.daemon()?.start_again()?;
     stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 1, LIMIT).await?;
     pool_is(&stack, &[1, 2, 3]).await?;
     load.goes_on(50, LIMIT).await?;
     ledger_metrics::close("daemon killed, one endpoint gone and one come meanwhile", load, &stack).await?;
-    assert!(term(&stack).await? > before, "a new life is a newer term");
+    assert!(term(&stack).await? > before, "a restarted daemon has a newer term");
     let log = stack.envoy.process().stderr();
-    assert!(log.contains("picking goes on with the state there is") && log.contains("the daemon is there again"), "the log tells both");
-    assert!(stack.envoy.picker_stat("switchpoint_state_pool_updates_total").await? > heard, "everything is sent anew");
+    assert!(
+        log.contains("picking goes on with the state there is") && log.contains("the daemon is there again"),
+        "the log reports the loss and the return"
+    );
+    assert!(stack.envoy.picker_stat("switchpoint_state_pool_updates_total").await? > heard, "the restarted daemon sends everything again");
     stack.envoy.picker_stat_until("switchpoint_state_age_ms", |age_ms| age_ms < 2_000, LIMIT).await?;
     Ok(())
 }
@@ -87,7 +90,7 @@ async fn a_paused_daemon_is_given_up_and_heard_again() -> Result<()> {
     let before = term(&stack).await?;
     let load = LoadGenerator::start(stack.address(), 4);
     stack.daemon()?.process().signal(Signal::STOP)?;
-    // Its connections stand, and nothing comes: silence alone tells.
+    // Its connections stay open, so only its silence shows that it stopped.
     stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 0, LIMIT).await?;
     let streams = stack.envoy.picker_stat("switchpoint_state_streams_total").await?;
     stack.envoy.picker_stat_until("switchpoint_state_streams_total", |opened| opened > streams, LIMIT).await?;
@@ -99,7 +102,7 @@ async fn a_paused_daemon_is_given_up_and_heard_again() -> Result<()> {
     pool_is(&stack, &[0, 2, 3]).await?;
     load.goes_on(50, LIMIT).await?;
     ledger_metrics::close("daemon stopped by SIGSTOP, one endpoint gone and one come meanwhile", load, &stack).await?;
-    assert_eq!(term(&stack).await?, before, "it was the same life");
+    assert_eq!(term(&stack).await?, before, "the daemon was not restarted");
     Ok(())
 }
 
@@ -117,14 +120,14 @@ async fn a_daemon_that_comes_and_goes_harms_nobody() -> Result<()> {
     ledger_metrics::close("daemon killed and restarted four times", load, &stack).await.map(drop)
 }
 
-// === Before there ever was a daemon ===
+// === Before the first start of a daemon ===
 
-/// As the echoing server writes it.
+/// The SHA-256 of a body in hex, as the echoing server reports it.
 fn sha256(body: &str) -> String {
     ring::digest::digest(&ring::digest::SHA256, body.as_bytes()).as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Is this our refusal for want of state?
+/// Checks that a response is the picker's refusal for lack of state.
 fn assert_not_ready(reply: &ClientReply) -> Result<()> {
     assert_eq!(reply.status, 503, "{}", reply.text());
     assert_eq!(reply.json()?["error"]["code"], "not_ready");
@@ -135,14 +138,14 @@ fn assert_not_ready(reply: &ClientReply) -> Result<()> {
 #[tokio::test]
 async fn without_a_daemon_requests_wait_and_are_refused() -> Result<()> {
     let stack = Stack::builder().without_daemon().picker(json!({"cold_start_wait_ms": 500})).start().await?;
-    let (asked, question) = (Instant::now(), echo::chat("anybody there?"));
+    let (asked, question) = (Instant::now(), echo::chat("hello?"));
     let (chat, list, tokens) =
         tokio::join!(stack.post("/v1/chat/completions", &question), stack.get("/v1/models"), stack.post("/v1/messages", &question),);
-    assert!(asked.elapsed() >= Duration::from_millis(450), "they waited: {:?}", asked.elapsed());
+    assert!(asked.elapsed() >= Duration::from_millis(450), "the requests waited only {:?}", asked.elapsed());
     assert_not_ready(&chat?)?;
     assert_not_ready(&list?)?;
     let tokens = tokens?;
-    assert_eq!((tokens.status, &tokens.json()?["error"]["type"]), (503, &json!("overloaded_error")), "in the API's own words");
+    assert_eq!((tokens.status, &tokens.json()?["error"]["type"]), (503, &json!("overloaded_error")), "in the error format of the API");
     assert_eq!(stack.envoy.picker_stat("switchpoint_parked_total").await?, 3);
     assert_eq!(stack.envoy.picker_stat("switchpoint_state_connected").await?, 0);
     assert_eq!(stack.get("/switchpoint/ready").await?.status, 503);
@@ -152,7 +155,7 @@ async fn without_a_daemon_requests_wait_and_are_refused() -> Result<()> {
 #[tokio::test]
 async fn no_wait_is_no_wait() -> Result<()> {
     let stack = Stack::builder().without_daemon().picker(json!({"cold_start_wait_ms": 0})).start().await?;
-    assert_not_ready(&stack.post("/v1/chat/completions", &echo::chat("anybody there?")).await?)?;
+    assert_not_ready(&stack.post("/v1/chat/completions", &echo::chat("hello?")).await?)?;
     assert_eq!(stack.envoy.picker_stat("switchpoint_parked_total").await?, 0);
     Ok(())
 }
@@ -168,7 +171,7 @@ async fn parked_requests_are_served_whole_when_the_daemon_comes() -> Result<()> 
     for body in bodies.clone() {
         waiting.push(tokio::spawn(async move { client::send(address, echo::post("/v1/chat/completions", &[], body)?).await }));
     }
-    // Of the kinds without a body too; and one that has not come in whole when it may go on.
+    // Also a request without a body, and one whose body is incomplete when the state arrives.
     let bodiless = tokio::spawn(async move { client::get(address, "/v1/models").await });
     let mut slow = RawConnection::connect(address).await?;
     let text = echo::chat("slowly").to_string();
@@ -178,7 +181,7 @@ async fn parked_requests_are_served_whole_when_the_daemon_comes() -> Result<()> 
         &text[..9]
     ))
     .await?;
-    // And one whose client leaves before.
+    // And one whose client disconnects before.
     let mut gone = RawConnection::connect(address).await?;
     gone.write(format!("POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{text}", text.len())).await?;
     stack.envoy.picker_stat_until("switchpoint_parked_total", |parked| parked == PARKED as i64 + 2, LIMIT).await?;
@@ -196,11 +199,16 @@ async fn parked_requests_are_served_whole_when_the_daemon_comes() -> Result<()> 
     let reply = slow.read_reply().await?;
     assert_eq!((reply.status, &reply.json()?["body"]), (200, &json!(text)));
     stack.wait_until_ready().await?;
-    assert_eq!(stack.envoy.picker_stat("switchpoint_host_errors_total").await?, 0, "the one that left was let go quietly");
+    assert_eq!(
+        stack.envoy.picker_stat("switchpoint_host_errors_total").await?,
+        0,
+        "the request of the disconnected client ended without an error"
+    );
     Ok(())
 }
 
-/// A path whose body is not read: it may be a conversation in which the client waits for an answer before it says more.
+/// A path whose body the picker does not read. The body may be a dialogue, in which the client
+/// waits for an answer before it sends more.
 #[tokio::test]
 async fn parked_requests_whose_bodies_have_no_end_yet_are_picked_when_the_daemon_comes() -> Result<()> {
     const OPEN: usize = 4;
@@ -225,7 +233,8 @@ async fn parked_requests_whose_bodies_have_no_end_yet_are_picked_when_the_daemon
         for raw in &mut open {
             raw.write(chunk(piece)).await?;
         }
-        // The first few each alone, as of one who waits for an answer: longer apart than ticks.
+        // The first pieces come further apart than the filter's ticks, as from a client that waits
+        // for answers.
         tokio::time::sleep(Duration::from_millis(if number < 4 { 250 } else { 2 })).await;
     }
     for mut raw in open {
@@ -246,15 +255,19 @@ async fn fail_open_goes_to_any_endpoint_that_envoy_knows() -> Result<()> {
     let stack = Stack::builder().without_daemon().picker(picker).envoy_config(known_hosts(&hosts)).start().await?;
     let mut by = BTreeSet::new();
     for i in 0..20 {
-        // A client that names its own destination is not obeyed here either.
+        // A destination that the client sends is ignored in this mode too.
         let forged = [("x-gateway-destination-endpoint", "127.0.0.1:1"), ("x-switchpoint-open", "0")];
         let reply = stack.send(echo::post("/v1/chat/completions", &forged, echo::chat(&i.to_string()).to_string())?).await?;
         assert_eq!(reply.status, 200, "{}", reply.text());
-        assert_eq!(echo::header(&reply.json()?, "x-switchpoint-open"), Vec::<&str>::new(), "the engine does not see how");
+        assert_eq!(
+            echo::header(&reply.json()?, "x-switchpoint-open"),
+            Vec::<&str>::new(),
+            "the engine does not receive the internal header"
+        );
         by.insert(reply.header("x-served-by").to_owned());
     }
-    assert_eq!(by.len(), 2, "any of them: {by:?}");
+    assert_eq!(by.len(), 2, "both endpoints were used: {by:?}");
     assert_eq!(stack.envoy.picker_stat("switchpoint_failed_open_total").await?, 20);
-    assert_eq!(stack.get("/switchpoint/ready").await?.status, 503, "open is not ready");
+    assert_eq!(stack.get("/switchpoint/ready").await?.status, 503, "failing open does not count as ready");
     Ok(())
 }

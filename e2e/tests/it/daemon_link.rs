@@ -1,5 +1,6 @@
-//! The connection to the daemon as the shipped config sets it, by stream and by calls: a daemon that stands still is noticed, one that comes back is found at once,
-//! and with `mtls.yaml` each knows who the other is.
+//! The connection to the daemon with the shipped configuration, for both transports (gRPC stream
+//! and HTTP calls): a stalled daemon is detected, a restarted one is found at once, and with
+//! `mtls.yaml` proxy and daemon verify each other.
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,22 +13,22 @@ use testbed::envoy::EnvoyConfig;
 use testbed::stack::{Stack, StackBuilder};
 use testbed::{Result, wait_for};
 
-/// Far above whatever is promised: a machine that compiles beside the test is slow.
+/// Far above every promised time, because a machine that compiles at the same time is slow.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Ten times the interval of the pings (10 s) and what an answer may take (5 s).
+/// Ten times the sum of the ping interval (10 s) and the ping timeout (5 s).
 const PING_LIMIT: Duration = Duration::from_secs(150);
 
 async fn stat_until(stack: &Stack, name: &str, wanted: impl Fn(i64) -> bool, limit: Duration) -> Result<i64> {
     wait_for(limit, name, || async { stack.envoy.stat(name).await.ok().filter(|value| wanted(*value)) }).await
 }
 
-/// Waits until Envoy has so many hosts from the daemon.
+/// Waits until Envoy has received `count` hosts from the daemon.
 async fn hosts_are(stack: &Stack, count: i64) -> Result<()> {
     stat_until(stack, "cluster.inference-pool.membership_total", |hosts| hosts == count, LIMIT).await.map(drop)
 }
 
-/// A stack whose picker hears the daemon by this transport.
+/// A stack whose picker receives state by this transport.
 fn by(transport: &str) -> StackBuilder {
     Stack::builder().servers(2).picker(json!({"state": {"cluster": "switchpoint-state", "transport": transport}}))
 }
@@ -41,12 +42,13 @@ async fn stands_still(transport: &str) -> Result<()> {
     let mut stack = by(transport).start().await?;
     hosts_are(&stack, 2).await?;
     assert_eq!(stack.envoy.stat("cluster.inference-pool.update_failure").await?, 0);
-    // Its kernel goes on to acknowledge, and EDS is silent for hours when nothing changes: nothing but a ping tells. (The picker's own
-    // stream is given up earlier, but that is a stream, not the connection.)
+    // The kernel of a stopped daemon still acknowledges, and EDS is silent for hours if nothing
+    // changes, so only a ping detects it. (The picker gives up its own stream earlier, but that is
+    // only the stream, not the connection.)
     stack.daemon()?.process().signal(Signal::STOP)?;
     stat_until(&stack, "cluster.switchpoint-state.http2.keepalive_timeout", |timeouts| timeouts > 0, PING_LIMIT).await?;
     stat_until(&stack, "cluster.inference-pool.update_failure", |failures| failures > 0, LIMIT).await?;
-    assert_eq!(stack.get("/v1/models").await?.status, 200, "nobody else notices");
+    assert_eq!(stack.get("/v1/models").await?.status, 200, "requests are still served");
 
     stack.set_pool(&[1])?;
     stack.daemon()?.process().signal(Signal::CONT)?;
@@ -63,32 +65,34 @@ async fn comes_back(transport: &str) -> Result<()> {
     let mut stack = by(transport).start().await?;
     hosts_are(&stack, 2).await?;
     stack.daemon()?.process().kill()?;
-    // Tries of EDS alone. At 0.25 s between them at most, these take 5 s at most; by Envoy's defaults (doubling from 0.5 s to 30 s) minutes,
-    // and the next would be half a minute off.
+    // Failed attempts of EDS only. With at most 0.25 s between them, 20 take at most 5 s. With
+    // Envoy's defaults (doubling from 0.5 s to 30 s) they would take minutes, and the next attempt
+    // would come half a minute later.
     stat_until(&stack, "cluster.inference-pool.update_failure", |failures| failures >= TRIES, LIMIT).await?;
     stack.set_pool(&[0])?;
     stack.daemon()?.start_again()?;
     let listens = || async { stack.daemon.as_ref()?.admin("/readyz").await.ok().filter(|reply| reply.status == 200) };
     wait_for(LIMIT, "the daemon", listens).await?;
-    // Ten times the longest pause.
+    // Ten times the longest pause between attempts.
     stat_until(&stack, "cluster.inference-pool.membership_total", |hosts| hosts == 1, Duration::from_millis(2_500)).await?;
     stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 1, LIMIT).await.map(drop)
 }
 
 // === mTLS ===
 
-/// A folder `certs` as the documents name it: a CA, and the daemon and a proxy certified by it.
+/// A folder `certs` as in the documentation: a CA, and certificates of the daemon and of a proxy
+/// signed by it.
 fn certificates(ours: &Authority) -> Result<TempDir> {
     ours.folder("switchpointd")
 }
 
-/// A stack whose daemon is started as `mtls.yaml` says.
+/// A stack whose daemon is started as `mtls.yaml` describes.
 fn guarded(certs: &Path, transport: &str) -> StackBuilder {
     let arguments = daemon_arguments(certs);
     by(transport).daemon_arguments(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
-/// The edit that `mtls.yaml` asks for, with its `certs/` in this folder.
+/// The edit of Envoy's configuration that `mtls.yaml` describes, with `certs/` in this folder.
 fn with_fragment(certs: &Path) -> Result<impl Fn(&mut Value) + Send + 'static> {
     let mut fragment = EnvoyConfig::shipped("mtls.yaml")?.value().clone();
     replace_folder(&mut fragment, certs);
@@ -121,20 +125,20 @@ async fn prove_who_they_are(transport: &str) -> Result<()> {
     let ours = Authority::new()?;
     let certs = certificates(&ours)?;
     let mut stack = guarded(certs.path(), transport).envoy_config(with_fragment(certs.path())?).start().await?;
-    assert_eq!(stack.get("/v1/models").await?.status, 200, "the picker has its state: the first stream");
+    assert_eq!(stack.get("/v1/models").await?.status, 200, "the picker has state, which comes by the first stream");
     stack.set_pool(&[1])?;
-    hosts_are(&stack, 1).await?; // EDS: the second
+    hosts_are(&stack, 1).await?; // EDS is the second stream
     let reply = stack.get("/v1/models").await?;
     assert_eq!((reply.status, stack.server_of(&reply)?), (200, 1));
     let tls = stack.envoy.stats("^cluster\\.switchpoint-state\\.(ssl\\.handshake|upstream_cx_total)$").await?;
     assert_eq!(
         tls["cluster.switchpoint-state.ssl.handshake"], tls["cluster.switchpoint-state.upstream_cx_total"],
-        "none in clear: {tls:?}"
+        "no connection without TLS: {tls:?}"
     );
     Ok(())
 }
 
-/// Neither state nor hosts come to this proxy.
+/// Checks that this proxy receives neither state nor hosts.
 async fn learns_nothing(stack: &Stack, what: &str) -> Result<()> {
     assert_eq!(stack.get("/switchpoint/ready").await?.status, 503, "{what}");
     assert_eq!(stack.envoy.picker_stat("switchpoint_state_pool_updates_total").await?, 0, "{what}");
@@ -162,8 +166,8 @@ async fn is_told_nothing(transport: &str) -> Result<()> {
     };
     let edits: [(&str, &str, LinkEdit); 3] = [
         ("without a certificate", "peer sent no certificates", Box::new(anonymous)),
-        ("with a certificate of somebody else", "invalid peer certificate", Box::new(with_forged)),
-        ("in clear, as without the fragment", "received corrupt message", Box::new(|_| ())),
+        ("with a certificate of another CA", "invalid peer certificate", Box::new(with_forged)),
+        ("without TLS, as without the fragment", "received corrupt message", Box::new(|_| ())),
     ];
     for (what, reason, edit) in edits {
         let mut stack = guarded(certs.path(), transport).envoy_config(edit).without_waiting().start().await?;
@@ -182,7 +186,7 @@ async fn a_daemon_that_cannot_prove_who_it_is_is_not_listened_to() -> Result<()>
 
 async fn is_not_listened_to(transport: &str) -> Result<()> {
     let (ours, theirs) = (Authority::new()?, Authority::new()?);
-    // Another proxy's certificate is of the right authority, but not for the daemon's name.
+    // A proxy's certificate is signed by the right CA, but not for the daemon's name.
     for (what, signer, name, stat) in
         [("of another name", &ours, "a-proxy", "fail_verify_san"), ("of another CA", &theirs, "switchpointd", "fail_verify_error")]
     {

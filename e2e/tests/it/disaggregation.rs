@@ -1,4 +1,5 @@
-//! One request on several servers: prefill and decode, encode, ranks behind one port. The servers play their roles and refuse what is not theirs.
+//! Requests that are split over several servers: prefill and decode, encode, data-parallel ranks
+//! behind one port. The simulated servers play their roles and refuse requests of other roles.
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,14 +15,14 @@ use crate::echo;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// A pool whose servers have roles, in front of it the stack.
+/// A stack with a pool whose servers have roles.
 struct DisaggregatedStack {
     stack: Stack,
     servers: Vec<(ServerRole, ModelServer)>,
     folder: TempDir,
 }
 
-/// The plugins and profiles of a pool that splits requests; the rest of the line is about deciders.
+/// Plugins and profiles of a pool that splits requests. `DECIDERS` is replaced by the deciders.
 const BY_ROLE: &str = "apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig
 plugins:
@@ -73,7 +74,7 @@ impl DisaggregatedStack {
         self.servers.iter().filter(move |(other, _)| *other == role).map(|(_, server)| server)
     }
 
-    /// Inference requests that reached each server of a role, with their headers.
+    /// The inference requests that reached each server of a role, with their headers.
     async fn requests(&self, role: ServerRole) -> Result<Vec<Vec<Value>>> {
         let mut requests = Vec::new();
         for server in self.of(role) {
@@ -86,7 +87,7 @@ impl DisaggregatedStack {
         Ok(self.requests(role).await?.iter().map(Vec::len).sum())
     }
 
-    /// Addresses of a role's servers.
+    /// Addresses of the servers of a role.
     fn addresses(&self, role: ServerRole) -> Vec<String> {
         self.of(role).map(|server| server.addr().to_string()).collect()
     }
@@ -103,7 +104,7 @@ fn write_endpoints(file: &Path, servers: &[(ServerRole, ModelServer)]) -> Result
     Ok(std::fs::rename(draft, file)?)
 }
 
-/// Some 640 tokens that no other request has.
+/// A prompt of about 640 tokens that shares no prefix with other requests.
 fn long(number: usize) -> Value {
     echo::chat(&format!("Request {number} begins in its own way. {}", "And goes on for long. ".repeat(116)))
 }
@@ -123,11 +124,12 @@ async fn a_long_prompt_is_worked_through_elsewhere_until_the_decode_server_has_i
     assert!(split.addresses(ServerRole::Decode).contains(&server), "{server}");
     let asked = split.requests(ServerRole::Prefill).await?.concat();
     assert_eq!(asked.len(), 1, "{asked:?}");
-    assert_eq!(echo::header(&asked[0], "x-stage"), ["prefill"], "the sidecar asked, not the proxy");
+    assert_eq!(echo::header(&asked[0], "x-stage"), ["prefill"], "the decode server's sidecar sent the request, not the proxy");
     let decoded = split.requests(ServerRole::Decode).await?.concat();
     let named = echo::header(&decoded[0], "x-prefiller-host-port");
     assert!(split.addresses(ServerRole::Prefill).iter().any(|address| named == [address.as_str()]), "{named:?}");
-    // A short prompt is not worth it, and what the decode server holds need not be given to it again.
+    // A short prompt is not worth a separate prefill, and neither is a prompt that the decode
+    // server has cached.
     split.ask(echo::chat("short")).await?;
     assert_eq!(split.asked(ServerRole::Prefill).await?, 1);
     for _ in 0..5 {
@@ -142,7 +144,8 @@ async fn the_always_decider_spreads_prefills_and_a_client_cannot_name_a_server()
     let split = DisaggregatedStack::start("{prefill: always-disagg-pd-decider}", &TWO_AND_TWO).await?;
     let decode = &split.addresses(ServerRole::Decode)[0];
     for number in 0..20 {
-        // Were it passed on, the decode server would refuse to prefill, and the reply would say so.
+        // If the proxy forwarded this header, the decode server would refuse to prefill, and the
+        // reply would show it.
         let request = echo::post("/v1/chat/completions", &[("x-prefiller-host-port", decode), ("x-echo", "0")], long(number).to_string())?;
         let (mut parts, body) = request.into_parts();
         parts.headers.remove("x-echo");
@@ -161,11 +164,11 @@ async fn without_a_prefill_server_decode_does_all_of_it() -> Result<()> {
     let mut split = DisaggregatedStack::start("{prefill: always-disagg-pd-decider}", &[ServerRole::Prefill, ServerRole::Decode]).await?;
     split.ask(long(0)).await?;
     assert_eq!(split.asked(ServerRole::Prefill).await?, 1);
-    // It fails: the decode server's sidecar makes that good.
+    // The prefill server fails: the decode server prefills itself.
     let fault = |mode| ServerFault { mode, ..serde_json::from_value(json!({"mode": "none"})).expect("a fault") };
     split.servers[0].1.fault(fault(FaultMode::Status)).await;
     split.ask(long(1)).await?;
-    // It leaves the pool: the picker no longer names it.
+    // The prefill server leaves the pool: the picker no longer names it.
     let gone = split.servers.remove(0);
     write_endpoints(&split.folder.path().join("endpoints.yaml"), &split.servers)?;
     let unnamed = || async {
@@ -209,7 +212,7 @@ async fn an_image_is_encoded_elsewhere_and_text_is_not() -> Result<()> {
     let encoded = split.requests(ServerRole::Encode).await?.concat();
     assert_eq!(encoded.len(), 1);
     assert_eq!(echo::header(&encoded[0], "x-stage"), ["encode"]);
-    assert_eq!(split.asked(ServerRole::Prefill).await?, 1, "an image counts for 225 tokens, more than the 64 that are worth it");
+    assert_eq!(split.asked(ServerRole::Prefill).await?, 1, "an image counts as 225 tokens, more than the threshold of 64");
     Ok(())
 }
 
@@ -226,10 +229,10 @@ async fn a_rank_is_reached_by_its_pods_first_port() -> Result<()> {
     let entrance = split.servers[0].1.addr().to_string();
     for number in 0..30 {
         let reply = split.ask(long(number)).await?;
-        assert_eq!(reply.header("x-served-by"), entrance, "all of them enter at the first port");
+        assert_eq!(reply.header("x-served-by"), entrance, "all requests go to the first port");
     }
     let asked: Vec<usize> = split.requests(ServerRole::Both).await?.iter().map(Vec::len).collect();
     assert_eq!(asked[0], 30);
-    assert!(asked[1] >= 3 && asked[2] >= 3, "and are handed on to every rank: {asked:?}");
+    assert!(asked[1] >= 3 && asked[2] >= 3, "every rank gets requests: {asked:?}");
     Ok(())
 }

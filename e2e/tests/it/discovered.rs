@@ -1,5 +1,6 @@
-//! From a registration to a routed request: processes register themselves by `switchpointd register`, the daemon finds them, Envoy sends requests where
-//! their metadata says the model is. The same with a directory and with etcd; Kubernetes has a file of its own.
+//! From registration to a routed request: workers are registered by `switchpointd register`, the
+//! daemon discovers them, and Envoy sends each request to a worker whose metadata names the model.
+//! Tested with a directory and with etcd; Kubernetes has its own file.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -21,11 +22,12 @@ use testbed::{Result, daemon, wait_for};
 
 use crate::cluster;
 
-/// Longer than the longest lease and, after an outage of the API server, than the longest wait of Kubernetes' own controllers (30 s) and of ours
-/// (10 s) one after the other, on a machine that has other things to do.
+/// Longer than the longest lease. Also longer than, after an outage of the API server, the longest
+/// retry wait of Kubernetes' own controllers (30 s) followed by the daemon's (10 s), on a busy
+/// machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
-/// A process that is registered, whose health the test decides on.
+/// A registered worker whose health the test controls.
 pub(crate) struct RegisteredWorker {
     pub(crate) sidecar: ChildProcess,
     pub(crate) healthy: Arc<AtomicBool>,
@@ -33,7 +35,7 @@ pub(crate) struct RegisteredWorker {
 }
 
 impl RegisteredWorker {
-    /// Registers by `arguments` what says this of itself.
+    /// Registers a worker with this metadata through the registry that `arguments` name.
     pub(crate) async fn register(arguments: &[String], component: &str, name: &str, metadata: &Value) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let file = folder.path().join("metadata.json");
@@ -55,7 +57,7 @@ impl RegisteredWorker {
     }
 }
 
-/// A pools file with one pool, fed by `source`.
+/// A pools file with one pool, whose endpoints come from `source`.
 pub(crate) fn fed_by(folder: &Path, source: &Value) -> Result<String> {
     let file = folder.join("pools.json");
     let mut pool = json!({"name": "default"});
@@ -66,7 +68,8 @@ pub(crate) fn fed_by(folder: &Path, source: &Value) -> Result<String> {
     Ok(file.display().to_string())
 }
 
-/// Who serves that model: the status, and by whom if it is 200. Each prompt is another, so that no prefix draws them together.
+/// Sends a request for a model; returns the status and, if it is 200, the served endpoint. Each
+/// prompt is different, so that no cached prefix affects the pick.
 pub(crate) async fn asked(stack: &Stack, model: &str) -> Result<(u16, String)> {
     static PROMPTS: AtomicUsize = AtomicUsize::new(0);
     let prompt = format!("{} is there?", PROMPTS.fetch_add(1, Ordering::Relaxed));
@@ -90,12 +93,13 @@ fn builder() -> StackBuilder {
     Stack::builder().servers_like(3, &options)
 }
 
-/// Register, metadata, ready, Added, routed; where the model is, and nowhere else; not ready, Removed, no request; gone, for good.
+/// The whole life of a worker: registered with metadata, ready, picked for its models only; not
+/// ready and not picked; gone for good.
 async fn whole_flow(source: Value, registry: Vec<String>) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let pools = fed_by(folder.path(), &source)?;
     let stack = builder().daemon_arguments(&["--pools", &pools]).start().await?;
-    assert_eq!(asked(&stack, "llama").await?.0, 503, "nobody is registered");
+    assert_eq!(asked(&stack, "llama").await?.0, 503, "no worker is registered");
     let address = |at: usize| stack.servers[at].addr().to_string();
     let register = async |at: usize, component: &str, metadata: Value| {
         let arguments = [registry.clone(), vec!["--address".to_owned(), address(at)]].concat();
@@ -103,7 +107,7 @@ async fn whole_flow(source: Value, registry: Vec<String>) -> Result<()> {
     };
     let mut first = register(0, "decode", serves(&["llama"])).await?;
     until(&stack, "llama", 200, &address(0)).await?;
-    assert_eq!(asked(&stack, "qwen").await?.0, 404, "nobody serves it");
+    assert_eq!(asked(&stack, "qwen").await?.0, 404, "no worker serves this model");
     let second = register(1, "decode", serves(&["qwen"])).await?;
     until(&stack, "qwen", 200, &address(1)).await?;
     for _ in 0..20 {
@@ -115,12 +119,13 @@ async fn whole_flow(source: Value, registry: Vec<String>) -> Result<()> {
     until(&stack, "qwen", 404, "").await?;
     second.healthy.store(true, Ordering::Relaxed);
     until(&stack, "qwen", 200, &address(1)).await?;
-    // Loaded later, without any other event.
+    // A worker loads a model later; only its metadata changes.
     first.say(&serves(&["llama", "qwen"]))?;
     until(&stack, "qwen", 200, &address(0)).await?;
     first.say(&serves(&["llama"]))?;
     until(&stack, "qwen", 200, &address(1)).await?;
-    // A component that the pool does not name is none of its own; one that it names beside the first is, and has its role.
+    // The pool ignores a component that it does not name. It takes the second component that it
+    // names, with that component's role.
     let _other = register(2, "elsewhere", serves(&["llama"])).await?;
     first.sidecar.kill()?;
     until(&stack, "llama", 404, "").await?;
@@ -130,22 +135,24 @@ async fn whole_flow(source: Value, registry: Vec<String>) -> Result<()> {
     Ok(())
 }
 
-/// What people are shown of an instance: its models, its capacity, and of how long ago this is.
+/// Checks what the debug pages show of an instance: its models, its capacity, and the age of the
+/// source.
 async fn shown(stack: &Stack, address: &str) -> Result<()> {
     let daemon = stack.daemon.as_ref().ok_or("no daemon")?;
     let rows = daemon.endpoints().await?;
-    let row = rows.iter().find(|row| row["address"] == address).ok_or("it is in the pool")?;
+    let row = rows.iter().find(|row| row["address"] == address).ok_or("the address is not in the pool")?;
     assert_eq!(row["models"], json!(["llama"]));
     assert_eq!(row["metrics"]["attributes"]["max_num_seqs"], 256.0);
     let page = daemon.admin("/debug/instances").await?.json()?;
     assert!(page["instances"].as_array().is_some_and(|all| all.iter().any(|row| row["address"] == address && row["state"] == "ready")));
     assert!(page["sources"][0]["age_seconds"].as_f64().is_some_and(|age| age < 60.0), "{page}");
     let metrics = daemon.admin("/metrics").await?.text();
-    assert!(metrics.lines().any(|line| line.starts_with("switchpoint_discovery_age_seconds{")), "the age is a metric, too");
+    assert!(metrics.lines().any(|line| line.starts_with("switchpoint_discovery_age_seconds{")), "the age is also a metric");
     Ok(())
 }
 
-/// Metadata names the base model alone: an adapter is loaded and unloaded without it.
+/// Metadata names only the base model: adapters are loaded and unloaded without a change of
+/// metadata.
 #[tokio::test]
 async fn an_adapter_is_served_where_metadata_names_the_base_model_alone() -> Result<()> {
     let (folder, objects) = (tempfile::tempdir()?, tempfile::tempdir()?);
@@ -176,7 +183,7 @@ async fn an_adapter_is_served_where_metadata_names_the_base_model_alone() -> Res
     wait_for(LIMIT, "the proxy to know a worker", known).await?;
     assert_eq!(asked(&stack, "targeted").await?.0, 200, "an object targets the adapter");
 
-    assert_eq!(asked(&stack, "reported").await?.0, 503, "no server says that it has the adapter loaded");
+    assert_eq!(asked(&stack, "reported").await?.0, 503, "no server reports the adapter as loaded");
     let long = json!({"model": "reported", "max_tokens": 4_000, "ignore_eos": true, "stream": true, "prompt": "long"});
     let request = http::Request::post("/v1/completions").body(testbed::client::full(long.to_string()))?;
     let running = testbed::client::start(stack.servers[1].addr(), request).await?;
@@ -204,7 +211,7 @@ async fn from_registration_to_request_by_etcd() -> Result<()> {
     whole_flow(source, vec!["--etcd".to_owned(), etcd.url.clone()]).await
 }
 
-/// What `instances` prints of what `register` registered.
+/// `switchpointd instances` prints what `switchpointd register` registered.
 #[tokio::test]
 async fn a_terminal_lists_what_a_sidecar_registered() -> Result<()> {
     let registry = tempfile::tempdir()?;
@@ -220,7 +227,7 @@ async fn a_terminal_lists_what_a_sidecar_registered() -> Result<()> {
     wait_for(LIMIT, "the table to name it", || async { list() }).await
 }
 
-/// A real etcd.
+/// A real etcd server.
 pub(crate) struct EtcdProcess {
     _service: cluster::ClusterProcess,
     pub(crate) url: String,
@@ -235,7 +242,8 @@ impl EtcdProcess {
     }
 }
 
-/// Two daemons, one lease: the one that leads is killed under load and its place is taken; then the other is stopped in good order.
+/// Two daemons with one lease. The leading daemon is killed under load and the other takes over;
+/// then the other is stopped and the first leads again.
 pub(crate) async fn fail_over(lease: &[&str], source: &Value) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let pools = fed_by(folder.path(), source)?;
@@ -247,7 +255,7 @@ pub(crate) async fn fail_over(lease: &[&str], source: &Value) -> Result<()> {
     let mut second = daemon::DaemonProcess::start(spare)?;
     let stands_by = || async { (second.admin("/readyz").await.ok()?.status == 503).then_some(()) };
     wait_for(LIMIT, "the second to stand by", stands_by).await?;
-    wait_for(LIMIT, "somebody to serve", || async { (asked(&stack, "demo").await.ok()?.0 == 200).then_some(()) }).await?;
+    wait_for(LIMIT, "a request to be served", || async { (asked(&stack, "demo").await.ok()?.0 == 200).then_some(()) }).await?;
     let load = LoadGenerator::start(stack.address(), 2);
     load.goes_on(50, LIMIT).await?;
     stack.daemon()?.process().kill()?;
@@ -255,7 +263,7 @@ pub(crate) async fn fail_over(lease: &[&str], source: &Value) -> Result<()> {
     wait_for(LIMIT, "the second to lead", leads).await?;
     load.goes_on(50, LIMIT).await?;
     heard(&second).await?;
-    // The first is back and stands by until the second stops.
+    // The first daemon restarts and stands by until the second stops.
     stack.daemon()?.start_again()?;
     load.goes_on(50, LIMIT).await?;
     second.process().stop(LIMIT).await?;
@@ -266,7 +274,7 @@ pub(crate) async fn fail_over(lease: &[&str], source: &Value) -> Result<()> {
     load.stop().await?.check_all_served()
 }
 
-/// The proxy has the daemon's state in force.
+/// Waits until a proxy has acknowledged this daemon's state.
 async fn heard(daemon: &daemon::DaemonProcess) -> Result<()> {
     let acked = || async {
         let state = daemon.admin("/debug/state").await.ok()?.json().ok()?;
@@ -276,7 +284,7 @@ async fn heard(daemon: &daemon::DaemonProcess) -> Result<()> {
     wait_for(LIMIT, "a proxy to acknowledge its state", acked).await
 }
 
-/// Both daemons behind the name of one, as behind a Service.
+/// Puts both daemons behind one cluster, as behind a Service.
 fn both_daemons(config: &mut Value, other: u16) {
     let clusters = config["static_resources"]["clusters"].as_array_mut().into_iter().flatten();
     for cluster in clusters.filter(|cluster| cluster["name"] == "switchpoint-state") {

@@ -1,4 +1,5 @@
-//! What happens to the endpoints file happens to real files: half written, deleted, changed all the time. The last good set serves.
+//! The endpoints file suffers what happens to real files: it is half written, deleted, or changed
+//! all the time. The last valid set of endpoints stays in use.
 
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ fn explained(servers: usize, workers: u32) -> testbed::stack::StackBuilder {
     Stack::builder().servers(servers).concurrency(workers).picker(serde_json::json!({"explain": true}))
 }
 
-/// What `/debug/state` says is wrong with discovery.
+/// The error of discovery that `/debug/state` reports.
 async fn discovery_error(stack: &Stack) -> Option<Value> {
     let state = stack.daemon.as_ref()?.admin("/debug/state").await.ok()?.json().ok()?;
     Some(state["pools"][0]["discovery"]["error"].clone())
@@ -51,9 +52,9 @@ async fn a_file_that_cannot_be_read_leaves_the_last_good_set_and_says_why() -> R
         stack.daemon()?.settings().write_endpoints_file(text)?;
         let told = || async { discovery_error(&stack).await?.as_str().filter(|error| error.contains(why)).map(drop) };
         wait_for(LIMIT, &format!("/debug/state to name {why:?} in {text:?}"), told).await?;
-        assert_eq!(source_ok(&stack).await, Some(false), "the metric says so too");
+        assert_eq!(source_ok(&stack).await, Some(false), "the metric reports it too");
         pool_is(&stack, &[0, 1, 2]).await?;
-        assert_eq!(stack.daemon()?.admin("/readyz").await?.status, 200, "it has a set");
+        assert_eq!(stack.daemon()?.admin("/readyz").await?.status, 200, "the daemon still has a set of endpoints");
         stack.set_pool(&[0, 1, 2])?;
         wait_for(LIMIT, "a good file to be taken", || async { discovery_error(&stack).await?.is_null().then_some(()) }).await?;
     }
@@ -65,10 +66,10 @@ async fn a_file_that_is_gone_for_a_while_is_not_missed() -> Result<()> {
     let mut stack = explained(3, 1).start().await?;
     let load = LoadGenerator::start(stack.address(), 2);
     std::fs::remove_file(stack.folder().join("endpoints.yaml"))?;
-    wait_for(LIMIT, "the loss to be told", || async { discovery_error(&stack).await?.is_string().then_some(()) }).await?;
+    wait_for(LIMIT, "the loss to be reported", || async { discovery_error(&stack).await?.is_string().then_some(()) }).await?;
     load.goes_on(100, LIMIT).await?;
     pool_is(&stack, &[0, 1, 2]).await?;
-    // Even over a restart: what it last knew is on its disk.
+    // Even after a restart: the daemon has its last state on disk.
     stack.daemon()?.process().kill()?;
     stack.daemon()?.start_again()?;
     let again = || async { (stack.daemon.as_ref()?.admin("/readyz").await.ok()?.status == 200).then_some(()) };
@@ -111,7 +112,7 @@ async fn endpoints_that_come_under_load_are_never_named_before_envoy_knows_them(
     load.goes_on(300, LIMIT).await?;
     let outcome = load.stop().await?;
     outcome.check_all_served()?;
-    assert!(outcome.served.len() > ADDED / 2, "the new ones serve: {:?}", outcome.served);
+    assert!(outcome.served.len() > ADDED / 2, "the new endpoints serve: {:?}", outcome.served);
     Ok(())
 }
 
@@ -130,7 +131,11 @@ async fn an_endpoint_that_leaves_finishes_what_it_streams() -> Result<()> {
     stack.set_pool(&[other])?;
     pool_is(&stack, &[other]).await?;
     let events = stream.rest().await?;
-    assert_eq!(events.last().map(|event| event.data.as_str()), Some("[DONE]"), "it goes on from an endpoint that is no longer picked");
+    assert_eq!(
+        events.last().map(|event| event.data.as_str()),
+        Some("[DONE]"),
+        "the stream ends normally at an endpoint that is no longer picked"
+    );
     Ok(())
 }
 
@@ -139,13 +144,13 @@ async fn a_pool_of_nobody_says_so_and_recovers() -> Result<()> {
     let mut stack = explained(2, 1).start().await?;
     stack.set_pool(&[])?;
     let refused = || async {
-        let reply = stack.post("/v1/chat/completions", &echo::chat("anybody?")).await.ok()?;
+        let reply = stack.post("/v1/chat/completions", &echo::chat("hello?")).await.ok()?;
         (reply.status == 503).then_some(reply)
     };
     let reply = wait_for(LIMIT, "an empty pool to refuse", refused).await?;
     assert_eq!(reply.json()?["error"]["code"], "no_ready_endpoint", "{}", reply.text());
     assert_eq!(reply.header("x-llm-d-request-dropped-reason"), "rejected-no-endpoints");
-    assert_eq!(stack.get("/switchpoint/ready").await?.status, 200, "the picker knows its pool: it is empty");
+    assert_eq!(stack.get("/switchpoint/ready").await?.status, 200, "an empty pool is a known state");
     stack.set_pool(&[0, 1])?;
     pool_is(&stack, &[0, 1]).await
 }

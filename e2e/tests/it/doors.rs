@@ -1,4 +1,5 @@
-//! What a client can reach through the shipped files: the paths they list, however a path is spelled, and nothing else.
+//! The paths that clients can reach through the shipped files: only listed paths, however they are
+//! spelled.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +10,8 @@ use testbed::{Error, Result};
 
 use crate::echo;
 
-/// Orders that engines take from anyone who reaches their port, and paths that look like served ones.
+/// Control paths, which engines obey from any client that reaches their port, and paths that look
+/// like served ones.
 const CLOSED: [&str; 20] = [
     "/",
     "/metrics",
@@ -33,7 +35,7 @@ const CLOSED: [&str; 20] = [
     "/v1/models/%2e%2e%2f%2e%2e%2fflush_cache",
 ];
 
-/// Ways to spell the path of a chat that engines read as the same.
+/// Spellings of the chat path that engines treat as the same path.
 const SPELLINGS: [&str; 6] = [
     "/v1/chat/%63ompletions",
     "/%76%31/chat/completions",
@@ -51,7 +53,8 @@ async fn each_front() -> Result<Vec<(PickerMode, Stack)>> {
     Ok(stacks)
 }
 
-/// Paths of bodies that are read, as the documentation lists their ends, each whole.
+/// The paths whose bodies the picker reads: the documentation lists their endings, this completes
+/// them.
 fn read_paths() -> Vec<String> {
     let table = exchange::api::reference();
     let ends = table.lines().skip(2).filter_map(|row| row.split('`').nth(1));
@@ -79,9 +82,9 @@ async fn a_path_that_is_not_listed_is_refused_before_picker_and_engine() -> Resu
         let anthropic = stack.send(echo::post("/v1/messages/batches", &[], "{}")?).await?;
         assert_eq!((anthropic.status, &anthropic.json()?["error"]["type"]), (404, &json!("not_found_error")), "{front:?}");
         if front == PickerMode::Filter {
-            assert_eq!(stack.envoy.picker_stat("switchpoint_picked_total").await?, 0, "nothing was picked for them");
+            assert_eq!(stack.envoy.picker_stat("switchpoint_picked_total").await?, 0, "no pick was made for these paths");
         }
-        assert_eq!(stack.envoy.stat("cluster.inference-pool.upstream_rq_total").await?, 0, "{front:?}: no engine was asked");
+        assert_eq!(stack.envoy.stat("cluster.inference-pool.upstream_rq_total").await?, 0, "{front:?}: no request reached an engine");
     }
     Ok(())
 }
@@ -119,7 +122,7 @@ async fn a_chat_is_a_chat_however_its_path_is_spelled() -> Result<()> {
     Ok(())
 }
 
-/// What is said to a chat whose head asks for an upgrade.
+/// The reply to a chat request whose headers request an upgrade.
 async fn upgrade(stack: &Stack, method: &str, path: &str) -> Result<ClientReply> {
     let body = echo::chat("unread").to_string();
     let mut raw = RawConnection::connect(stack.address()).await?;
@@ -139,12 +142,12 @@ async fn an_upgrade_is_no_way_around_reading_a_body() -> Result<()> {
             let reply = upgrade(&stack, "POST", path).await?;
             assert_eq!(reply.status, 403, "{front:?} {path}: {}", reply.text());
         }
-        assert_eq!(stack.envoy.stat("cluster.inference-pool.upstream_rq_total").await?, 0, "{front:?}: no engine was asked");
+        assert_eq!(stack.envoy.stat("cluster.inference-pool.upstream_rq_total").await?, 0, "{front:?}: no request reached an engine");
     }
     Ok(())
 }
 
-/// The same where a gateway lets every route upgrade.
+/// The same, with a gateway that lets every route upgrade.
 #[tokio::test]
 async fn the_picker_refuses_an_upgrade_of_what_it_reads() -> Result<()> {
     for front in PickerMode::ALL {
@@ -157,7 +160,7 @@ async fn the_picker_refuses_an_upgrade_of_what_it_reads() -> Result<()> {
         let stack = builder.start().await?;
         let reply = upgrade(&stack, "POST", "/v1/chat/completions").await?;
         assert_eq!((reply.status, &reply.json()?["error"]["code"]), (400, &json!("invalid_json")), "{front:?}: {}", reply.text());
-        assert_eq!(stack.envoy.stat("cluster.inference-pool.upstream_rq_total").await?, 0, "{front:?}: no engine was asked");
+        assert_eq!(stack.envoy.stat("cluster.inference-pool.upstream_rq_total").await?, 0, "{front:?}: no request reached an engine");
     }
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! Failure drills about the daemon and the VM that listens to it. Those of a daemon killed, paused and flapping are in `daemon_faults`.
+//! Failure drills of the daemon and of the leader VM. `daemon_faults` has those of a killed, a
+//! paused and a flapping daemon.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -62,8 +63,11 @@ async fn a_daemon_with_an_empty_memory_is_a_new_life() -> Result<()> {
     stack.set_pool(&[1, 2, 3])?;
     stack.daemon()?.start_again()?;
     pool_is(&stack, &[1, 2, 3]).await?;
-    assert!(stack.daemon()?.admin("/debug/state").await?.json()?["term"].as_u64() > before, "by its clock");
-    // Hashes have another key now: what was placed is unknown, what is placed is found.
+    assert!(
+        stack.daemon()?.admin("/debug/state").await?.json()?["term"].as_u64() > before,
+        "the term of a daemon without a snapshot comes from its clock"
+    );
+    // Block hashes have a new key now: old placements are unknown, new ones are found.
     let prompt = "A prompt to be found again. ".repeat(100);
     let home = ExplainedDecision::ask(stack.address(), &prompt).await?.picked[0].clone();
     let found = || async { (ExplainedDecision::ask(stack.address(), &prompt).await.ok()?.picked[0] == home).then_some(()) };
@@ -88,7 +92,11 @@ async fn a_daemon_of_a_newer_version_in_its_place_is_not_obeyed() -> Result<()> 
     wait_for(LIMIT, "the log to say what to do", told).await?;
     load.goes_on(100, LIMIT).await?;
     let known = ExplainedDecision::ask(stack.address(), "who is there?").await?.endpoints();
-    assert_eq!(known, hosts[..3].iter().map(ToString::to_string).collect::<BTreeSet<_>>(), "nothing it says is taken");
+    assert_eq!(
+        known,
+        hosts[..3].iter().map(ToString::to_string).collect::<BTreeSet<_>>(),
+        "the proxy applies no message of a newer version"
+    );
     drop(newer);
     stack.set_pool(&[1, 2, 3])?;
     stack.daemon()?.start_again()?;
@@ -97,7 +105,7 @@ async fn a_daemon_of_a_newer_version_in_its_place_is_not_obeyed() -> Result<()> 
     Ok(())
 }
 
-/// The endpoints file of these servers, the first with a label.
+/// An endpoints file with these servers; each has the label `note`.
 fn labelled(stack: &Stack, indices: &[usize], label: &str) -> String {
     let row = |index: &usize| {
         let address = stack.servers[*index].addr();
@@ -106,7 +114,7 @@ fn labelled(stack: &Stack, indices: &[usize], label: &str) -> String {
     json!({"endpoints": indices.iter().map(row).collect::<Vec<Value>>()}).to_string()
 }
 
-/// Since when the proxy's connection stands.
+/// The start time of the proxy's connection.
 async fn connection(stack: &Stack) -> Option<String> {
     let state = stack.daemon.as_ref()?.admin("/debug/state").await.ok()?.json().ok()?;
     Some(state["proxies"][0]["since"].as_str()?.to_owned())
@@ -119,7 +127,8 @@ async fn a_leader_that_stands_still_beyond_its_lease_is_followed_and_rolls_nothi
     let first = connection(&stack).await.ok_or("a connection")?;
     let load = LoadGenerator::start(stack.address(), 4);
     load.goes_on(20, LIMIT).await?;
-    // The main thread's VM takes the message and stands still for four seconds, and Envoy's admin port with it; a worker leads meanwhile.
+    // The main thread's VM receives the message and stalls for four seconds, and Envoy's admin port
+    // with it. A worker's VM leads meanwhile.
     let stalling = labelled(&stack, &[0, 1, 2], drill::STALL);
     stack.daemon()?.settings().write_endpoints_file(&stalling)?;
     let another = || async { connection(&stack).await.filter(|since| *since != first).map(drop) };
@@ -129,7 +138,7 @@ async fn a_leader_that_stands_still_beyond_its_lease_is_followed_and_rolls_nothi
     stack.envoy.picker_stat_until("switchpoint_state_leaders_total", |leaders| leaders >= 2, LIMIT).await?;
     load.goes_on(100, LIMIT).await?;
     pool_is(&stack, &[0, 1]).await?;
-    assert!(stack.envoy.process().stderr().contains("standing still, as told by a drill"), "the drill was one");
+    assert!(stack.envoy.process().stderr().contains("standing still, as told by a drill"), "the VM did not stall");
     connected(&stack, 1).await?;
     assert_eq!(stack.post("/v1/chat/completions", &echo::chat("x")).await?.status, 200);
     ledger_metrics::close("main-thread leader stalled 4 s beyond a lease of 0.5 s", load, &stack).await?;

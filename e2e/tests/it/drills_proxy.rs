@@ -1,5 +1,6 @@
-//! Failure drills about the proxy: a VM that traps among many streams, one of two proxies killed. Those of its configuration, its drain and its
-//! healing are in `config_updates`, `lifecycle` and `vm_faults`.
+//! Failure drills of the proxy: a VM that traps while many streams run, and one of two proxies
+//! killed. `config_updates`, `lifecycle` and `vm_faults` have those of its configuration, its drain
+//! and its recovery.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,27 +18,27 @@ use crate::streams::{self, slow};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Load alone, so that a ghost would be seen.
+/// Scores by load only, so that requests counted after their end would be visible.
 const CONFIG: &str = "apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig
 plugins:
 - type: active-request-scorer
 ";
 
-/// Connections of each worker: accepted so far, and open now.
+/// Connections of each worker: `of` is "total" (accepted so far) or "active" (open now).
 async fn connections(stack: &Stack, of: &str) -> Result<BTreeMap<String, i64>> {
     let stats = stack.envoy.stats(&format!("^listener\\..*worker_[0-9]+\\.downstream_cx_{of}$")).await?;
     let worker = |name: String| name.split('.').find(|part| part.starts_with("worker_")).map(str::to_owned);
     Ok(stats.into_iter().filter_map(|(name, value)| Some((worker(name)?, value))).collect())
 }
 
-/// Waits until a proxy thinks all endpoints equally busy, as they are.
+/// Waits until a proxy counts the same load at all endpoints, which is true by then.
 async fn no_ghosts(proxy: std::net::SocketAddr) -> Result<()> {
     let calm = || async {
         let decision = ExplainedDecision::ask(proxy, "who is busy?").await.ok()?;
         (!decision.scores("active-request-scorer").is_empty() && !decision.distinguishes("active-request-scorer")).then_some(())
     };
-    wait_for(LIMIT, "nobody to count what is over", calm).await
+    wait_for(LIMIT, "the proxy to count no ended requests", calm).await
 }
 
 #[tokio::test]
@@ -49,7 +50,7 @@ async fn a_vm_that_traps_among_a_hundred_streams_fails_its_own_and_no_other() ->
     let builder = Stack::builder().envoy_config(drill::envoy_config()?).picker(json!({"explain": true}));
     let builder = builder.daemon_arguments(&["--config", &config.path().to_string_lossy()]);
     let stack = builder.servers_like(4, &slow(200)).concurrency(4).start().await?;
-    // Nobody else connects meanwhile, so that the workers' counts are those of the streams.
+    // No other client connects meanwhile, so the differences are the streams of each worker.
     let before = connections(&stack, "total").await?;
     let running = streams::open(stack.address(), STREAMS, 200).await?;
     let after = connections(&stack, "total").await?;
@@ -61,19 +62,20 @@ async fn a_vm_that_traps_among_a_hundred_streams_fails_its_own_and_no_other() ->
     let reply = stack.send(echo::post("/v1/chat/completions", &[(drill::TRAP, "1")], echo::chat("trap").to_string())?).await?;
     assert_eq!(reply.status, 503);
     load.goes_on(60, LIMIT).await?;
-    // Its streams are over: the worker that trapped has none of them left.
+    // All streams of the worker that trapped have ended.
     let lost = || async {
         let open = connections(&stack, "active").await.ok()?;
         held.iter().find(|(worker, held)| **held > 0 && open.get(**worker).is_none_or(|open| open < *held)).map(|(_, held)| *held)
     };
     let lost = wait_for(LIMIT, "a worker to have lost its streams", lost).await?;
     let (whole, broken) = streams::ends(running).await;
-    assert_eq!((whole, broken), (STREAMS - lost as usize, lost as usize), "those of one worker exactly: {held:?}");
+    assert_eq!((whole, broken), (STREAMS - lost as usize, lost as usize), "exactly the streams of one worker broke: {held:?}");
     let outcome = ledger_metrics::close_but("a VM traps among 100 streams", load, &stack, drill::is_of_a_trap).await?;
-    // Whom each client had with that worker at that moment, or while it healed; the request that trapped; the streams.
+    // At most the requests that each client had at that worker at that moment, or while the VM
+    // recovered. Envoy's log also has the request that trapped, and the streams.
     assert!(outcome.failures.len() <= CLIENTS, "{:?}", outcome.failures);
     ledger_metrics::agree(&stack, outcome.failures.len() + 1 + broken, drill::is_lost_to_a_trap).await?;
-    ledger_metrics::note("a VM traps among 100 streams", &format!("{broken} broke, all of the worker that trapped; {whole} came whole"));
+    ledger_metrics::note("a VM traps among 100 streams", &format!("{broken} broke, all at the worker that trapped; {whole} were complete"));
     no_ghosts(stack.address()).await
 }
 
@@ -89,7 +91,7 @@ async fn one_of_two_proxies_killed_leaves_no_ghosts_at_the_other() -> Result<()>
     let busy = || async {
         ExplainedDecision::ask(stack.address(), "who is busy?").await.ok()?.distinguishes("active-request-scorer").then_some(())
     };
-    wait_for(LIMIT, "the one proxy to count what the other has", busy).await?;
+    wait_for(LIMIT, "one proxy to count the streams of the other", busy).await?;
     let more = streams::open(second.envoy.listener(), STREAMS - theirs.len(), 2_000).await?;
     let ours = streams::open(stack.address(), STREAMS, 60).await?;
     let (load, their_load) = (LoadGenerator::start(stack.address(), 4), LoadGenerator::start(second.envoy.listener(), 2));
@@ -97,11 +99,14 @@ async fn one_of_two_proxies_killed_leaves_no_ghosts_at_the_other() -> Result<()>
     their_load.goes_on(10, LIMIT).await?;
     second.envoy.process().kill()?;
     let (whole, broken) = streams::ends(theirs.into_iter().chain(more).collect()).await;
-    assert_eq!((whole, broken), (0, STREAMS), "a proxy takes its own streams with it");
+    assert_eq!((whole, broken), (0, STREAMS), "all streams of the killed proxy break");
     drop(their_load);
-    assert_eq!(streams::ends(ours).await, (STREAMS, 0), "and no other's");
+    assert_eq!(streams::ends(ours).await, (STREAMS, 0), "no stream of the other proxy breaks");
     load.goes_on(60, LIMIT).await?;
     ledger_metrics::close("SIGKILL of one of two proxies", load, &stack).await?;
-    ledger_metrics::note("SIGKILL of one of two proxies", &format!("{broken} streams, its own, broke; {STREAMS} of the other came whole"));
+    ledger_metrics::note(
+        "SIGKILL of one of two proxies",
+        &format!("its own {broken} streams broke; all {STREAMS} of the other were complete"),
+    );
     no_ghosts(stack.address()).await
 }

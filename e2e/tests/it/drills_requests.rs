@@ -1,4 +1,5 @@
-//! Failure drills about requests: clients that leave, engines that fail, endpoints that go. docs/reference/failure-drills.md says what each showed.
+//! Failure drills of requests: clients that disconnect, engines that fail, endpoints that leave.
+//! docs/reference/failure-drills.md lists the results.
 
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use crate::streams::{self, slow};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Clients of each kind.
+/// Number of clients of each kind.
 const EACH: usize = 6;
 
 async fn upstream_active(stack: &Stack, count: usize) -> Result<()> {
@@ -29,7 +30,7 @@ fn post_head(length: usize) -> String {
     format!("POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n")
 }
 
-/// One who leaves after so many bytes of its request.
+/// A client that disconnects after sending `bytes`.
 async fn leaves_after(stack: &Stack, bytes: &str) -> Result<()> {
     let mut raw = RawConnection::connect(stack.address()).await?;
     raw.write(bytes).await?;
@@ -47,9 +48,9 @@ async fn clients_that_leave_at_any_moment_leave_nothing_behind() -> Result<()> {
         leaves_after(&stack, &head[..head.len() / 2]).await?;
         leaves_after(&stack, &head).await?;
         leaves_after(&stack, &(head.clone() + &body[..body.len() / 2])).await?;
-        leaves_after(&stack, &whole).await?; // as soon as it was sent: before, during or after the pick
+        leaves_after(&stack, &whole).await?; // at once after sending: before, during or after the pick
     }
-    // Before the first token: the engines take the request and say nothing for long.
+    // Before the first token: these engines accept the request and send nothing for a long time.
     let silent = Stack::builder().servers_like(2, &slow(60_000)).start().await?;
     let (mut raws, mut pending) = (Vec::new(), Vec::new());
     for i in 0..EACH {
@@ -67,9 +68,9 @@ async fn clients_that_leave_at_any_moment_leave_nothing_behind() -> Result<()> {
     raws.into_iter().try_for_each(RawConnection::reset)?;
     pending.iter().for_each(tokio::task::JoinHandle::abort);
     ledger_metrics::nothing_left(&silent).await?;
-    // In the middle of a stream.
+    // These clients disconnect in the middle of a stream.
     drop(streams::open(stack.address(), 2 * EACH, 1_000).await?);
-    assert_eq!(stack.envoy.picker_stat("switchpoint_host_errors_total").await?, 0, "they were let go quietly");
+    assert_eq!(stack.envoy.picker_stat("switchpoint_host_errors_total").await?, 0, "their requests ended without an error");
     ledger_metrics::close("clients leave: in headers, in the body, at the pick, before the first token, in the stream", load, &stack)
         .await?;
     Ok(())
@@ -99,7 +100,7 @@ async fn clients_that_leave_while_parked_leave_nothing_behind() -> Result<()> {
 #[tokio::test]
 async fn an_engine_that_fails_before_it_answers_fails_nobody() -> Result<()> {
     let stack = Stack::builder().servers(3).concurrency(2).picker(json!({"per_try_timeout_ms": 300})).start().await?;
-    // Streams, since only those are given up on while an engine says nothing.
+    // Streams, because the per-try timeout applies only to streaming requests.
     let load = LoadGenerator::of_streams(stack.address(), 6);
     for mode in [FaultMode::Refuse, FaultMode::Hang, FaultMode::ResetBeforeHeaders, FaultMode::ResetMidHeaders, FaultMode::Status] {
         let failed = stack.envoy.picker_stat("switchpoint_failed_attempts_total").await?;
@@ -138,18 +139,19 @@ async fn a_retry_takes_the_accounting_with_it() -> Result<()> {
     let stack = Stack::builder().servers_like(2, &slow(50)).start().await?;
     stack.servers[0].fault(ServerFault { status: Some(503), ..ServerFault::new(FaultMode::Status) }).await;
     let mut running = Vec::new();
-    // One after the other: the second at the latest is for the endpoint that has none.
+    // One after the other: the second at the latest is picked for the failing endpoint, which has
+    // no load.
     for _ in 0..6 {
         running.extend(streams::open(stack.address(), 1, 1_000).await?);
     }
     let (by, count) = (stack.servers[1].addr().to_string(), running.len());
-    assert!(running.iter().all(|stream| stream.by == by), "the other served all");
+    assert!(running.iter().all(|stream| stream.by == by), "the other endpoint served all");
     let moved = || async {
         let (failed, served) = (row(&stack, "server-0").await.ok()?, row(&stack, "server-1").await.ok()?);
         let as_it_was = failed["in_flight"] == 0 && failed["failed"].as_u64() > Some(0) && failed["served"] == 0;
         (as_it_was && served["in_flight"] == count && served["served"] == count).then_some(())
     };
-    if let Err(error) = wait_for(LIMIT, "what was retried to count where it is served", moved).await {
+    if let Err(error) = wait_for(LIMIT, "the retried requests to count at their served endpoint", moved).await {
         return Err(format!("{error}: {count} streams, {} {}", row(&stack, "server-0").await?, row(&stack, "server-1").await?).into());
     }
     let load = LoadGenerator::start(stack.address(), 4);
@@ -167,7 +169,7 @@ async fn an_endpoint_removed_while_it_serves_ends_its_streams_itself() -> Result
     let running = streams::open(stack.address(), STREAMS, 60).await?;
     let leaving = stack.servers[0].addr().to_string();
     let served = running.iter().filter(|stream| stream.by == leaving).count();
-    assert!(served > 0, "it serves some");
+    assert!(served > 0, "the leaving endpoint serves some streams");
     stack.set_pool(&[1, 2])?;
     pool_is(&stack, &[1, 2]).await?;
     load.goes_on(60, LIMIT).await?;
@@ -198,10 +200,11 @@ async fn an_endpoint_replaced_at_its_address_begins_anew() -> Result<()> {
     let lost = running.iter().filter(|stream| stream.by == home).count();
     stack.servers[0].restart(Some(Duration::from_millis(300))).await;
     let (whole, broken) = streams::ends(running).await;
-    assert_eq!((whole, broken), (STREAMS - lost, lost), "those of the one that died, and no other");
+    assert_eq!((whole, broken), (STREAMS - lost, lost), "exactly the streams of the restarted engine broke");
     let replaced = || async { (row(&stack, name).await.ok()?["generation"].as_u64() > before).then_some(()) };
-    wait_for(LIMIT, "another life at the same address", replaced).await?;
-    // Each prompt is asked once, since asking places it: the workers hear of the new life within milliseconds.
+    wait_for(LIMIT, "a new generation at the same address", replaced).await?;
+    // Ask for each prompt only once, because a pick also places the prompt. The workers learn of
+    // the new generation within milliseconds.
     let mut believed = Vec::new();
     for prompt in &known {
         let score = ExplainedDecision::ask(stack.address(), prompt).await?.scores("prefix-cache-scorer").get(&home).copied();
@@ -210,15 +213,19 @@ async fn an_endpoint_replaced_at_its_address_begins_anew() -> Result<()> {
             break;
         }
     }
-    assert!(believed.last().is_some_and(|last| last.is_none_or(|score| score == 0.0)), "its prompts died with it: {believed:?}");
+    assert!(
+        believed.last().is_some_and(|last| last.is_none_or(|score| score == 0.0)),
+        "the prefix index still has prompts of the old generation: {believed:?}"
+    );
     load.goes_on(60, LIMIT).await?;
-    // Replies that had begun at the moment of death; a request that had not was sent on.
+    // Responses that had started when the engine died broke; requests without a response were
+    // retried.
     let outcome = ledger_metrics::close_but("endpoint replaced at its address", load, &stack, client::is_broken_off).await?;
     let failed = outcome.failures.len();
-    assert!(failed <= CLIENTS, "at most what each client had under way: {:?}", outcome.failures);
+    assert!(failed <= CLIENTS, "at most one request of each client: {:?}", outcome.failures);
     let had_begun =
         |line: &Value| line["details"].as_str().is_some_and(|details| details.starts_with("upstream_reset_after_response_started"));
     ledger_metrics::agree(&stack, failed + broken, had_begun).await?;
-    ledger_metrics::note("endpoint replaced at its address", &format!("{lost} of {STREAMS} streams were its own and broke"));
+    ledger_metrics::note("endpoint replaced at its address", &format!("{lost} of {STREAMS} streams were at this endpoint and broke"));
     Ok(())
 }

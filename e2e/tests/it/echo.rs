@@ -1,21 +1,21 @@
-//! Requests that the engine answers by repeating what reached it.
+//! Requests that the engine answers with an echo of what it received.
 
 use http::Request;
 use serde_json::{Value, json};
 use testbed::Result;
 use testbed::client::{self, Body, ClientReply};
 
-/// A chat request of one message.
+/// A chat request with one message.
 pub(crate) fn chat(prompt: &str) -> Value {
     json!({"model": "demo", "max_tokens": 4, "messages": [{"role": "user", "content": prompt}]})
 }
 
-/// `POST path` with these headers, echoed.
+/// `POST path` with these headers, to be echoed.
 pub(crate) fn post(path: &str, headers: &[(&str, &str)], body: impl Into<hyper::body::Bytes>) -> Result<Request<Body>> {
     request("POST", path, headers, client::full(body))
 }
 
-/// `GET path` with these headers, echoed.
+/// `GET path` with these headers, to be echoed.
 pub(crate) fn get(path: &str, headers: &[(&str, &str)]) -> Result<Request<Body>> {
     request("GET", path, headers, client::empty())
 }
@@ -28,13 +28,13 @@ pub(crate) fn request(method: &str, path: &str, headers: &[(&str, &str)], body: 
     Ok(request.body(body)?)
 }
 
-/// Values of a header that reached the engine.
+/// Values of a header that the engine received.
 pub(crate) fn header<'a>(echo: &'a Value, name: &str) -> Vec<&'a str> {
     let pairs = echo["headers"].as_array().into_iter().flatten();
     pairs.filter(|pair| pair[0] == name).filter_map(|pair| pair[1].as_str()).collect()
 }
 
-/// The ranked list that reached the engine, from an echo.
+/// The ranked list that the engine received, from an echo.
 pub(crate) fn ranked(reply: &ClientReply) -> Result<Vec<String>> {
     let echo = reply.json()?;
     let list = header(&echo, "x-gateway-destination-endpoint");

@@ -1,4 +1,4 @@
-//! Engines of a few lines, for what a well-behaved one never does: they have the bare socket in hand.
+//! Minimal engines that write to the raw socket, to do what a well-behaved engine never does.
 
 use std::net::SocketAddr;
 
@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
-/// Something that listens; gone when dropped.
+/// An engine that listens until it is dropped.
 pub(crate) struct RawEngine {
     port: ReservedPort,
     task: JoinHandle<()>,
@@ -17,7 +17,8 @@ pub(crate) struct RawEngine {
 // === impl RawEngine ===
 
 impl RawEngine {
-    /// Gives every connection to `serve` once the head of its first request was read. The daemon's scrapes are told that there are no metrics.
+    /// Starts the engine. It gives every connection to `serve` after reading the head of its first
+    /// request. It answers 404 to the daemon's scrapes.
     pub(crate) async fn start<F>(serve: impl Fn(TcpStream) -> F + Send + 'static) -> Result<Self>
     where
         F: Future<Output = ()> + Send + 'static,
@@ -46,7 +47,7 @@ impl Drop for RawEngine {
     }
 }
 
-/// The head of a request without a body; none if the connection ends first.
+/// Reads the head of a request without a body; `None` if the connection ends first.
 pub(crate) async fn head(stream: &mut TcpStream) -> Option<String> {
     let mut bytes = Vec::new();
     while !bytes.ends_with(b"\r\n\r\n") {

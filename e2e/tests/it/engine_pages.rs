@@ -1,4 +1,5 @@
-//! Engines other than vLLM: by an endpoint's label the daemon finds the engine's page of metrics, and picks follow the queue that the page reports.
+//! Engines other than vLLM: an endpoint's label selects where the daemon finds the engine's metrics
+//! page, and picks follow the queue that the page reports.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,20 +16,20 @@ use tokio::net::TcpListener;
 
 use crate::discovered::asked;
 
-/// For some scrapes on a busy machine.
+/// Longest wait for some scrapes on a busy machine.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Picks in a row that show a preference: by chance it is one in a thousand.
+/// Picks in a row that prove a preference; by chance this happens once in a thousand.
 const IN_A_ROW: usize = 10;
 
-/// An engine as the daemon must know it by its label.
+/// A kind of engine that the daemon recognises by the endpoint's label.
 #[derive(Clone, Copy)]
 struct EngineKind {
     label: &'static str,
-    /// Where its page is: a port of its own, if it has one, and a path.
+    /// Where the metrics page is: a separate port, if the engine has one, and a path.
     port: Option<u16>,
     path: &'static str,
-    /// The page, for a queue of 0 in place of `QUEUE`.
+    /// The metrics page, with `QUEUE` in place of the queue length.
     page: &'static str,
 }
 
@@ -62,14 +63,15 @@ nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=\"fraction\",model=\"tenso
 ",
 };
 
-/// One such engine, with a queue that the test sets.
+/// A running engine of such a kind, with a queue length that the test sets.
 struct PageEngine {
     address: SocketAddr,
     queue: Arc<AtomicUsize>,
 }
 
 impl PageEngine {
-    /// Listens on an address of this machine that no other test uses: an engine's own port is the same for all of them.
+    /// Listens on a loopback address that no other test uses, because the metrics port of an engine
+    /// kind is fixed.
     async fn start(kind: EngineKind) -> Result<Self> {
         let ip = format!("127.{}.{}.{}", 1 + rand::random::<u8>() % 254, rand::random::<u8>(), 1 + rand::random::<u8>() % 254);
         let api = TcpListener::bind((ip.as_str(), 0)).await?;
@@ -85,7 +87,7 @@ impl PageEngine {
             }
             match uri.path() {
                 "/v1/chat/completions" => ([("x-served-by", address.to_string())], "{\"object\":\"chat.completion\"}").into_response(),
-                // TensorRT-LLM has JSON there, which is no page of metrics.
+                // TensorRT-LLM serves JSON here, which is not Prometheus text.
                 "/metrics" => "[]".into_response(),
                 _ => StatusCode::NOT_FOUND.into_response(),
             }
@@ -127,7 +129,7 @@ async fn picks_follow_the_queue(kind: EngineKind) -> Result<()> {
             }
             Some(())
         };
-        wait_for(LIMIT, &format!("{}: picks of {free}, where the queue is empty", kind.label), follows).await?;
+        wait_for(LIMIT, &format!("{}: only picks of {free}, whose queue is empty", kind.label), follows).await?;
     }
     for row in daemon.endpoints().await? {
         let metrics = &row["metrics"];

@@ -1,9 +1,11 @@
-//! Engines that are nothing like the simulated ones, on a real Envoy: load is spread, and prompts find their servers again.
+//! Engines that differ strongly from the simulated default, on a real Envoy: load is spread, and
+//! prompts return to the servers that cached them.
 
 use testbed::Result;
 use testbed::engine_matrix::{EngineMatrix, MatrixResult};
 
-/// All kinds of engines at the same time, each in pools of its own behind one Envoy of four workers.
+/// All kinds of engines at the same time, each in pools of its own behind one Envoy with four
+/// workers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn any_engine_is_loaded_evenly_and_keeps_its_prompts_by_four_workers() -> Result<()> {
     let matrix = EngineMatrix::start(4, 1).await?;

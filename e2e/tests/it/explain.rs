@@ -1,4 +1,5 @@
-//! Why this endpoint: what clients may ask, what the access log keeps, and what the daemon says of a decision made again.
+//! Explanations of decisions: those that clients may request, those in the access log, and those
+//! that the daemon replays.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,7 +12,7 @@ use tokio::process::Command;
 
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// A stack whose every decision is recorded.
+/// A stack that records every decision.
 async fn recorded(servers: usize) -> Result<Stack> {
     Stack::builder().servers(servers).picker(json!({"decision_log_one_in": 1, "explain": true})).start().await
 }
@@ -22,7 +23,7 @@ fn chat(stack: &Stack, prompt: &str, id: &str) -> Result<Request<client::Body>> 
     Ok(request.header("content-type", "application/json").body(client::full(body.to_string()))?)
 }
 
-/// Runs `switchpointd explain`; what it printed, or what it complained of.
+/// Runs `switchpointd explain`; `Ok` is what it printed, `Err` its error text.
 async fn explain(stack: &mut Stack, file: &Path, more: &[&str]) -> Result<std::result::Result<String, String>> {
     let admin = stack.daemon()?.settings().admin.address().to_string();
     let mut command = Command::new(daemon::binary()?);
@@ -47,20 +48,20 @@ fn written(stack: &Stack, name: &str, text: &str) -> Result<PathBuf> {
 async fn a_logged_decision_made_again_gives_the_same_list() -> Result<()> {
     let mut stack = recorded(4).await?;
     for number in 0..6 {
-        // Twice each prompt, so that some decisions stand on a prefix.
+        // Each prompt twice, so that some decisions use a cached prefix.
         let prompt = format!("{} a story ", number / 2).repeat(200);
         let id = format!("explain-{number}");
         let reply = stack.send(chat(&stack, &prompt, &id)?).await?;
         assert_eq!(reply.status, 200, "{}", reply.text());
         let line = stack.envoy.access_log_of(&id, LIMIT).await?;
         let record = line["decision"].as_str().ok_or_else(|| format!("no decision in {line}"))?;
-        assert!(!record.contains("a story"), "no prompt is in a log: {record}");
+        assert!(!record.contains("a story"), "prompts must not be logged: {record}");
         let file = written(&stack, &format!("{id}.json"), record)?;
         let answer = explained(&mut stack, &file, &[]).await?;
         let destination: Vec<&str> = line["destination"].as_str().unwrap_or_default().split(',').collect();
         let cached =
             &answer["candidates"].as_array().ok_or("no candidates")?.iter().map(|c| c["predicted"]["cached_tokens"].as_u64()).max();
-        assert_eq!(cached.flatten() > Some(0), number % 2 == 1, "the second of each prompt stands on the first: {answer}");
+        assert_eq!(cached.flatten() > Some(0), number % 2 == 1, "only the second request of each prompt finds a cached prefix: {answer}");
         assert_eq!((&answer["picked"], &answer["was_picked"]), (&json!(destination), &json!(destination)), "{answer}");
         let without = explained(&mut stack, &file, &["--without", destination[0]]).await?;
         assert_ne!(without["picked"][0], destination[0]);
@@ -79,7 +80,7 @@ async fn a_request_is_explained_by_the_live_state_and_by_what_might_be() -> Resu
     let candidates = answer["candidates"].as_array().ok_or("no candidates")?;
     assert_eq!(candidates.len(), 3, "{answer}");
     assert!(candidates.iter().all(|row| row["scores"]["marginal-cost-scorer"].is_number() && row["total"].is_number()), "{answer}");
-    let first = answer["picked"][0].as_str().ok_or("nobody picked")?.to_owned();
+    let first = answer["picked"][0].as_str().ok_or("no endpoint picked")?.to_owned();
 
     let hinted = explained(&mut stack, &file, &[&path[..], &["--subset", &first]].concat()).await?;
     assert_eq!(hinted["picked"], json!([first]));
@@ -91,7 +92,7 @@ async fn a_request_is_explained_by_the_live_state_and_by_what_might_be() -> Resu
     let config = config.to_str().ok_or("a path in UTF-8")?;
     let random = explained(&mut stack, &file, &[&path[..], &["--config", config]].concat()).await?;
     assert_eq!(random["picked"].as_array().map(Vec::len), Some(1));
-    assert_eq!(random["candidates"][0]["scores"], json!({}), "no scorer is left: {random}");
+    assert_eq!(random["candidates"][0]["scores"], json!({}), "this configuration has no scorer: {random}");
 
     let table = explain(&mut stack, &file, &path).await??;
     assert!(table.starts_with("picked: ") && table.contains("marginal-cost-scorer") && table.contains(&first), "{table}");

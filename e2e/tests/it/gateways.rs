@@ -1,5 +1,6 @@
-//! The manifests for Istio and Envoy Gateway: every Envoy fragment in them runs on a real Envoy, with no more changed than a listed few things
-//! (`e2e::manifests`). What runs here is what we know the gateways to make of them; Envoy Gateway's own translator is asked in the long suite.
+//! The manifests for Istio and Envoy Gateway: every Envoy fragment in them runs on a real Envoy,
+//! changed only by a short list of substitutions (`e2e::manifests`). The rest of the configuration
+//! is what the gateways are known to generate. The long suite runs Envoy Gateway's own translator.
 
 use std::io::Write as _;
 use std::time::Duration;
@@ -20,14 +21,15 @@ use crate::{echo, limits};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// When a request is decided.
+/// When the picker decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum DecisionPoint {
     AtTheBody,
     AtTheHeaders,
 }
 
-/// A stack whose Envoy runs what `make` makes; at least `fragments` pieces of a manifest are in it, unchanged. The folder has the certificates.
+/// A stack whose Envoy runs the configuration that `make` returns. At least `fragments` fragments
+/// of a manifest are in it, unchanged. The folder has the certificates.
 fn stack(fragments: usize, make: impl Fn(&LocalPorts) -> Result<AssembledConfig> + Send + 'static) -> Result<(StackBuilder, TempDir)> {
     let folder = Authority::new()?.folder(manifests::DAEMON)?;
     let path = folder.path().to_owned();
@@ -46,7 +48,8 @@ fn istio_gateway(file: &'static str, fragments: usize) -> Result<(StackBuilder, 
     stack(fragments, move |local| istio::gateway(file, local))
 }
 
-/// Envoy took all that was delivered to it; if not, its log (which a failed test shows) says why.
+/// Checks that Envoy accepted every delivered resource. If not, its log, which a failed test
+/// prints, has the reason.
 async fn takes_all_that_is_delivered(stack: &Stack) -> Result<()> {
     let refused = stack.envoy.stats("\\.update_rejected$").await?;
     let refused: Vec<_> = refused.into_iter().filter(|(_, count)| *count > 0).collect();
@@ -54,7 +57,7 @@ async fn takes_all_that_is_delivered(stack: &Stack) -> Result<()> {
     Ok(())
 }
 
-/// What all of them do.
+/// Checks that every gateway must pass.
 async fn serves(stack: &Stack, decided: DecisionPoint) -> Result<()> {
     takes_all_that_is_delivered(stack).await?;
     let chat = echo::chat("hello").to_string();
@@ -89,7 +92,7 @@ async fn serves(stack: &Stack, decided: DecisionPoint) -> Result<()> {
             assert_eq!((bad.status, &bad.json()?["error"]["code"]), (400, &json!("invalid_json")), "{}", bad.text());
             assert_eq!((too_large.status, &too_large.json()?["error"]["code"]), (413, &json!("request_too_large")));
         }
-        // The engine's to judge, and none of it was held.
+        // The engine judges the body, because the filter did not hold it.
         DecisionPoint::AtTheHeaders => {
             assert_ne!(bad.json()?["error"]["code"], "invalid_json", "{}", bad.text());
             assert_eq!(too_large.status, 200);
@@ -100,7 +103,8 @@ async fn serves(stack: &Stack, decided: DecisionPoint) -> Result<()> {
     fails_over(stack).await
 }
 
-/// Only listed paths are served, as the engine would read them; and no upgrade but on the one path that is for it.
+/// Checks that only listed paths are served, after normalisation, and that an upgrade is refused on
+/// other paths than the one for it.
 async fn serves_listed_paths_only(stack: &Stack) -> Result<()> {
     let chat = echo::chat("hello").to_string();
     for same in ["/v1/chat/%63ompletions", "//v1//chat/completions", "/v1/x/../chat/completions", "/v1%2Fchat/completions"] {
@@ -116,7 +120,8 @@ async fn serves_listed_paths_only(stack: &Stack) -> Result<()> {
     Ok(())
 }
 
-/// A compressed request reaches the engine in the clear, also a very regular one.
+/// Checks that a compressed request reaches the engine decompressed, also one with an extreme
+/// ratio.
 async fn inflates(stack: &Stack) -> Result<()> {
     let text = echo::chat(&"a".repeat(2_000_000)).to_string();
     let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
@@ -128,8 +133,9 @@ async fn inflates(stack: &Stack) -> Result<()> {
     Ok(())
 }
 
-/// A dead engine costs no client a request: the next of the list answers. One is dead and not two, as engines that have answered before get one retry of
-/// each other's requests: a request that crashes engines must not crash all of them.
+/// Checks that a dead engine costs no request: the next endpoint of the list answers. Only one
+/// engine is dead: a request to engines that have answered before is retried once only, so that a
+/// request that crashes engines cannot crash all of them.
 async fn fails_over(stack: &Stack) -> Result<()> {
     stack.servers[0].fault(ServerFault::new(FaultMode::Refuse)).await;
     for number in 0..9 {
@@ -140,7 +146,7 @@ async fn fails_over(stack: &Stack) -> Result<()> {
     Ok(())
 }
 
-/// What the access log of our own making shows: the protocol's metadata.
+/// Checks the protocol's metadata in the access log of our Istio configuration.
 async fn metadata(stack: &Stack) -> Result<()> {
     let line = stack.envoy.access_log_of("one", LIMIT).await?;
     let destination = line["lb:x-gateway-destination-endpoint"].as_str().ok_or("no destination in the metadata")?;
@@ -178,7 +184,7 @@ async fn a_request_that_cannot_be_held_waits_for_the_first_state_with_its_body()
     let (builder, _folder) = istio_gateway("istio/wasmplugin.yaml", 9)?;
     let mut stack = builder.without_daemon().start().await?;
     let address = stack.address();
-    // Sent in pieces by the client's own pace: some of it comes while the request waits, some after.
+    // The client sends this body in pieces: some arrive while the request waits, some after.
     let body = echo::chat(&"lorem ".repeat(50_000)).to_string();
     let asked = {
         let body = body.clone();
@@ -187,7 +193,8 @@ async fn a_request_that_cannot_be_held_waits_for_the_first_state_with_its_body()
     tokio::time::sleep(Duration::from_millis(200)).await;
     stack.start_daemon()?;
     let reply = asked.await??;
-    // A machine under load may be slower than the wait is long; then the refusal is the picker's own.
+    // On a loaded machine the daemon may start after the longest wait; then the picker must have
+    // refused the request.
     if reply.status == 503 {
         assert_eq!(reply.json()?["error"]["code"], "not_ready", "{}", reply.text());
     } else {
@@ -209,7 +216,7 @@ async fn a_bomb_does_not_fill_the_memory_of_a_gateway() -> Result<()> {
             assert_eq!(reply.status, 413, "{}", reply.text());
         }
         let growth = limits::memory_kib(&mut stack, "VmHWM")?.saturating_sub(before);
-        assert!(growth < limits::GROWTH_KIB_MAX, "{before} KiB, and {growth} KiB more at its worst");
+        assert!(growth < limits::GROWTH_KIB_MAX, "memory was {before} KiB and grew by at most {growth} KiB");
     }
     Ok(())
 }
@@ -237,14 +244,14 @@ fn both_files_for_istio_say_the_same_where_they_can() -> Result<()> {
     let without_the_picker = |patches: Vec<Value>| -> Vec<Value> {
         patches.into_iter().filter(|patch| patch["patch"]["value"]["name"] != "switchpoint").collect()
     };
-    assert_eq!(whole.len(), rest.len() + 2, "the module and its place");
+    assert_eq!(whole.len(), rest.len() + 2, "the module and its HTTP filter");
     assert_eq!(without_the_picker(whole), rest);
     let route = |file: &str| -> Result<Value> { Ok(manifests::only(&manifests::read(file)?, "VirtualService")?["spec"].clone()) };
     assert_eq!(route("istio/envoyfilter.yaml")?, route("istio/wasmplugin.yaml")?);
     Ok(())
 }
 
-/// How a VirtualService says an Envoy route's match.
+/// An Envoy route's match in the terms of a VirtualService.
 fn uris(matched: &Value) -> Vec<Value> {
     let uri = |how: &str, path: &Value| json!({"uri": {how: path}});
     match (&matched["path_separated_prefix"], &matched["path"], &matched["prefix"]) {
@@ -277,7 +284,8 @@ fn all_gateways_serve_the_same_paths() -> Result<()> {
 
 #[test]
 fn fragments_are_those_of_the_standalone_file() -> Result<()> {
-    // What a cluster and a filter say there, each with its reason, they say in the manifests: none is forgotten when one is changed.
+    // The manifests must equal the standalone file in the cluster and in the filters, so that no
+    // file is forgotten when one changes.
     let standalone: Value = serde_saphyr::from_str(&std::fs::read_to_string(testbed::root().join("envoy-config/standalone.yaml"))?)?;
     let cluster = &standalone["static_resources"]["clusters"][0];
     let istio = manifests::read("istio/envoyfilter.yaml")?;
@@ -320,7 +328,8 @@ async fn the_daemon_takes_the_arguments_of_its_manifests() -> Result<()> {
         let containers = ["containers", "initContainers"].iter().filter_map(|list| pod[list].as_array()).flatten();
         let daemon = containers.clone().find(|container| container["name"] == "switchpointd").ok_or("no daemon")?;
         let arguments = daemon["args"].as_array().ok_or("no arguments")?.iter().filter_map(Value::as_str).map(str::to_owned);
-        // The folders of a pod are not here, and its ports may be taken: what is left must start.
+        // A pod's folders do not exist here and its ports may be in use: replace them; the daemon
+        // must start with the rest.
         let folder = tempfile::tempdir()?;
         let port = || ReservedPort::lease();
         let (state, ext_proc, health, admin, metrics) = (port()?, port()?, port()?, port()?, port()?);

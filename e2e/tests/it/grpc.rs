@@ -1,4 +1,5 @@
-//! gRPC through a real Envoy to servers that speak HTTP/2 in clear, with `h2c.yaml`: one request for each parser that is for gRPC.
+//! gRPC through a real Envoy to servers that speak HTTP/2 without TLS, with `h2c.yaml`: one request
+//! for each parser of gRPC.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -18,10 +19,10 @@ use testbed::envoy::EnvoyConfig;
 use testbed::stack::Stack;
 use tokio::net::TcpListener;
 
-/// Path, version and body of each request that came.
+/// Path, version and body of each request received.
 type ReceivedRequests = Arc<Mutex<Vec<(String, Version, Bytes)>>>;
 
-/// A gRPC server that takes HTTP/2 only and answers each request with the one message `message`.
+/// A gRPC server that accepts only HTTP/2 and answers each request with the message `message`.
 struct GrpcServer {
     address: SocketAddr,
     requests: ReceivedRequests,
@@ -36,7 +37,7 @@ impl GrpcServer {
             while let Ok((stream, _)) = listener.accept().await {
                 let noted = Arc::clone(&noted);
                 let service = service_fn(move |request| answer(request, Arc::clone(&noted)));
-                // A client that speaks no HTTP/2 is turned away by hyper.
+                // hyper rejects a client that does not speak HTTP/2.
                 tokio::spawn(http2::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service));
             }
         });
@@ -64,20 +65,20 @@ fn framed(message: &[u8]) -> Vec<u8> {
     [&[0][..], &length, message].concat()
 }
 
-/// A protobuf field of bytes; the length in two bytes.
+/// A protobuf field of bytes, with its length as a varint of two bytes.
 fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
     let length = u16::try_from(bytes.len()).expect("a short field");
     let varint = [(length & 0x7f) as u8 | 0x80, (length >> 7) as u8];
     [&[number << 3 | 2][..], &varint, bytes].concat()
 }
 
-/// A chat as Vertex AI's gRPC API has it.
+/// A chat request of Vertex AI's gRPC API.
 fn vertex_chat(json: &str) -> Vec<u8> {
     let http_body = [field(1, b"application/json"), field(2, json.as_bytes())].concat();
     framed(&[field(1, b"projects/p/locations/l/endpoints/e"), field(2, &http_body)].concat())
 }
 
-/// As `h2c.yaml` says.
+/// The edit of Envoy's configuration that `h2c.yaml` describes.
 fn by_h2c(config: &mut Value) {
     let fragment = EnvoyConfig::shipped("h2c.yaml").expect("a shipped file").value().clone();
     let cluster = config.pointer_mut("/static_resources/clusters/0").and_then(Value::as_object_mut).expect("the pool's cluster");
@@ -96,7 +97,8 @@ fn with_parser(folder: &Path, parser: &str) -> Result<String> {
     Ok(file.display().to_string())
 }
 
-/// Sends one message to `path` under this parser; the reply, and what the server got.
+/// Sends one message to `path` with this parser; returns the reply and the requests that the server
+/// received.
 async fn sent(parser: &str, path: &str, message: Vec<u8>) -> Result<(ClientReply, Vec<(String, Version, Bytes)>)> {
     let (server, folder) = (GrpcServer::start().await?, tempfile::tempdir()?);
     let config = with_parser(folder.path(), parser)?;
@@ -126,11 +128,11 @@ async fn a_grpc_chat_of_vertex_ai_is_read_and_goes_on_by_h2c() -> Result<()> {
     let message = vertex_chat(&chat.to_string());
     let (reply, came) = sent("vertexai-parser", path, message.clone()).await?;
     assert!(is_whole(&reply), "{reply:?}");
-    assert_eq!(came, [(path.to_owned(), Version::HTTP_2, Bytes::from(message))], "as it was sent");
-    assert!(prompt_tokens(&reply)? > 200, "its prompt counts: {}", reply.header("x-switchpoint-decision"));
+    assert_eq!(came, [(path.to_owned(), Version::HTTP_2, Bytes::from(message))], "the message arrives unchanged");
+    assert!(prompt_tokens(&reply)? > 200, "the prompt is counted: {}", reply.header("x-switchpoint-decision"));
 
     let (wrong, came) = sent("vertexai-parser", path, vertex_chat("{no JSON")).await?;
-    assert!(!is_whole(&wrong) && came.is_empty(), "what cannot be read is the client's error: {wrong:?}");
+    assert!(!is_whole(&wrong) && came.is_empty(), "an unreadable message is a client error: {wrong:?}");
     Ok(())
 }
 

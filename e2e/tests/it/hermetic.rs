@@ -1,4 +1,5 @@
-//! Small worlds as data (`hermetic.yaml`), run through the real Envoy: a row of loads, a request, and where it must go or how it must be refused.
+//! Test cases as data (`hermetic.yaml`), run through a real Envoy: the loads of the endpoints, a
+//! request, and where it must go or how it must be refused.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,10 +19,10 @@ use crate::echo;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Proxies report every second or so.
+/// Longer than the interval at which proxies report, about a second.
 const REPORTS: Duration = Duration::from_secs(3);
 
-/// What the reference's tests configure.
+/// The configuration of the reference picker's tests.
 const DEFAULT: &str = "
 plugins: [{type: queue-scorer}, {type: kv-cache-utilization-scorer}, {type: prefix-cache-scorer}, {type: lora-affinity-scorer}, {type: openai-parser}]
 requestHandler: {parsers: [{pluginRef: openai-parser}]}
@@ -40,7 +41,7 @@ spec:
   rules: [{matches: [{model: {value: model-to-be-rewritten}}], targets: [{modelRewrite: model-after-rewrite}]}]
 ";
 
-/// Times a request is sent: what is meant to be sure must not be luck.
+/// How often each request is sent, so that a case cannot pass by chance.
 const TIMES: usize = 3;
 
 #[derive(Debug, Deserialize)]
@@ -52,7 +53,7 @@ struct HermeticCase {
     endpoints: Vec<EndpointLoadRow>,
     request: HermeticRequest,
     expect: HermeticExpectation,
-    /// Why the reference answers otherwise; for readers.
+    /// Why the reference picker answers differently; for readers only.
     #[serde(default, rename = "differs")]
     _differs: Option<String>,
 }
@@ -65,7 +66,7 @@ enum HermeticConfig {
     Passthrough,
 }
 
-/// Requests waiting, KV-cache utilisation, adapters in use.
+/// Waiting requests, KV-cache utilisation, LoRA adapters in use.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged)]
 enum EndpointLoadRow {
@@ -82,10 +83,11 @@ struct HermeticRequest {
     raw: Option<Vec<String>>,
     #[serde(default)]
     get: bool,
-    /// The engine answers for itself; else it repeats what reached it.
+    /// If true, the engine answers as usual; otherwise it echoes the request.
     #[serde(default)]
     infer: bool,
-    /// Indices of endpoints; nobody who is there when empty.
+    /// Indices of the endpoints in the subset hint. An empty list is a hint with no endpoint of the
+    /// pool.
     subset: Option<Vec<usize>>,
 }
 
@@ -95,13 +97,13 @@ struct HermeticExpectation {
     to: Option<usize>,
     #[serde(default)]
     body_as_sent: bool,
-    /// What reaches the engine.
+    /// The body that the engine must receive.
     body: Option<String>,
-    /// What the reply says of the model.
+    /// The model name in the reply.
     model: Option<String>,
-    /// What each event of a streamed reply says of it.
+    /// The model name in each event of a streamed reply.
     events_of: Option<String>,
-    /// By how much the daemon's count of output tokens grows.
+    /// By how much the daemon's count of output tokens must grow.
     completion_tokens: Option<u64>,
     status: Option<u16>,
     code: Option<String>,
@@ -130,7 +132,7 @@ impl EndpointLoadRow {
     }
 }
 
-/// A stack with one configuration, its endpoints' loads as each case wants them.
+/// A stack with one configuration. Each case sets the loads of its endpoints.
 struct HermeticStack {
     stack: Stack,
 }
@@ -151,7 +153,7 @@ impl HermeticStack {
             loras: ["foo", "bar", "sql-lora-1fdg2", "sql-lora-sheddable"].map(str::to_owned).into(),
             max_lora: 2,
             speed: 0.0,
-            // In the middle of names and events.
+            // Cuts names and events in the middle.
             bytes_per_write: 23,
             ..ModelServerOptions::default()
         };
@@ -165,7 +167,7 @@ impl HermeticStack {
         Ok((Self { stack: stack.await? }, folder))
     }
 
-    /// Gives the endpoints these loads, and waits until the picker goes by them.
+    /// Sets the loads of the endpoints and waits until the picker uses them.
     async fn becomes(&mut self, rows: &[EndpointLoadRow]) -> Result<()> {
         for (server, row) in self.stack.servers.iter().zip(rows) {
             server.override_metrics(row.lies());
@@ -180,12 +182,12 @@ impl HermeticStack {
             if rows.is_empty() {
                 return (stack.get("/v1/models").await.ok()?.status == 503).then_some(());
             }
-            let decision = ExplainedDecision::ask(stack.address(), "how full is everybody?").await.ok()?;
+            let decision = ExplainedDecision::ask(stack.address(), "how full are you?").await.ok()?;
             let scores = decision.scores("kv-cache-utilization-scorer");
             let scores: BTreeMap<String, i64> = scores.into_iter().map(|(endpoint, score)| (endpoint, permille(score))).collect();
             (scores == expected).then_some(())
         };
-        wait_for(LIMIT, &format!("the picker to go by {rows:?}"), seen).await
+        wait_for(LIMIT, &format!("the picker to use {rows:?}"), seen).await
     }
 
     async fn send(&self, request: &HermeticRequest) -> Result<ClientReply> {
@@ -210,7 +212,7 @@ impl HermeticStack {
         self.stack.send(request).await
     }
 
-    /// Output tokens of all models, as the daemon's metrics have them.
+    /// Output tokens of all models, from the daemon's metrics.
     async fn output_tokens(&self) -> Result<u64> {
         let page = self.stack.daemon.as_ref().ok_or("no daemon")?.admin("/metrics").await?.text();
         let sums = page.lines().filter(|line| line.starts_with("llm_d_epp_request_output_tokens_sum"));
@@ -219,7 +221,7 @@ impl HermeticStack {
         Ok(sum)
     }
 
-    /// The same, when the reports of earlier cases are in.
+    /// Output tokens of all models, after the reports of earlier cases have arrived.
     async fn settled_output_tokens(&self) -> Result<u64> {
         let mut before = self.output_tokens().await?;
         loop {
@@ -266,14 +268,14 @@ impl HermeticStack {
     }
 }
 
-/// Scores of two ways of counting, made comparable.
+/// A score in thousandths, so that floats from different computations compare equal.
 fn permille(share: f64) -> i64 {
     #[expect(clippy::cast_possible_truncation, reason = "a share")]
     let permille = (share * 1000.0).round() as i64;
     permille
 }
 
-/// No case has loads like these, so what comes after them is new.
+/// Loads that no case uses, so that the loads of the next case are seen as a change.
 fn between() -> Vec<EndpointLoadRow> {
     vec![EndpointLoadRow::Plain(0.0, 0.55), EndpointLoadRow::Plain(0.0, 0.56), EndpointLoadRow::Plain(0.0, 0.57)]
 }

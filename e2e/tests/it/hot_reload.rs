@@ -1,4 +1,4 @@
-//! The file that says how requests are scheduled is rewritten while they run.
+//! The scheduling configuration file is rewritten while requests run.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -13,22 +13,23 @@ use testbed::{Result, wait_for};
 
 use crate::echo;
 
-/// For starting and for what is said at leisure.
+/// Longest wait for starts, and for changes without a promised time.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Promised is one second on a machine of its own; a test machine compiles beside.
+/// The product promises one second on an idle machine; a test machine may compile at the same time.
 const IN_FORCE_LIMIT: Duration = Duration::from_secs(10);
 
 const WORKERS: usize = 4;
 
-/// Which endpoint a pipeline allows: two pipelines that no pick can be taken for the other's.
+/// A configuration that allows one endpoint only, so that each pick shows which configuration made
+/// it.
 fn only(server: usize) -> String {
     format!(
         "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n- type: label-selector-filter\n  parameters: {{matchLabels: {{server: '{server}'}}}}\n- type: random-picker\n"
     )
 }
 
-/// How operators and kubelets write.
+/// How operators and kubelets write files.
 #[derive(Clone, Copy, Debug)]
 enum WriteMethod {
     Rename,
@@ -36,7 +37,7 @@ enum WriteMethod {
     Symlink,
 }
 
-/// A folder as a mounted ConfigMap is: `config.yaml -> ..data/config.yaml`, `..data -> ..N`.
+/// A folder like a mounted ConfigMap: `config.yaml -> ..data/config.yaml`, `..data -> ..N`.
 struct ConfigMapMount {
     folder: TempDir,
     version: usize,
@@ -59,7 +60,7 @@ impl ConfigMapMount {
             WriteMethod::Symlink => self.swap(text),
             WriteMethod::InPlace => Ok(std::fs::write(self.file(), text)?),
             WriteMethod::Rename => {
-                // What a kubelet's symlink points to, as an editor replaces it.
+                // Replaces the file that the kubelet's symlink points to, as an editor does.
                 let target = std::fs::canonicalize(self.file())?;
                 let draft = target.with_extension("draft");
                 std::fs::write(&draft, text)?;
@@ -79,7 +80,7 @@ impl ConfigMapMount {
     }
 }
 
-/// Endpoints that differ in a label.
+/// Endpoints with different labels.
 fn endpoints(stack: &Stack) -> String {
     let row = |(i, server): (usize, &testbed::model_server::ModelServer)| {
         let address = server.addr();
@@ -91,7 +92,7 @@ fn endpoints(stack: &Stack) -> String {
 async fn start(config: &Path) -> Result<Stack> {
     let config = config.to_str().ok_or("a path of text")?;
     let arguments = ["--config", config];
-    // Nobody may be picked before the endpoints have their labels, which they get below.
+    // No pick may be made before the endpoints have their labels, which the code below sets.
     let mut stack = Stack::builder().servers(2).concurrency(4).daemon_arguments(&arguments).without_waiting().start().await?;
     let text = endpoints(&stack);
     stack.daemon()?.settings().write_endpoints_file(&text)?;
@@ -101,7 +102,8 @@ async fn start(config: &Path) -> Result<Stack> {
     Ok(stack)
 }
 
-/// Who serves each of some requests, each on a connection of its own, so that every worker is asked sooner or later.
+/// The servers that answer some requests. Each request uses its own connection, so that sooner or
+/// later every worker gets one.
 async fn picks(stack: &Stack) -> Result<Vec<usize>> {
     let mut picks = Vec::new();
     for _ in 0..2 * WORKERS {
@@ -131,7 +133,7 @@ async fn picks_follow_the_file_and_no_request_is_lost() -> Result<()> {
         let way = [WriteMethod::Rename, WriteMethod::InPlace, WriteMethod::Symlink][round % 3];
         mounted.write(way, &only(round % 2))?;
         until_all_go_to(&stack, round % 2).await?;
-        // Once in force it stays: no worker falls back to what was before.
+        // Once applied it stays: no worker goes back to an earlier configuration.
         assert!(picks(&stack).await?.iter().all(|pick| *pick == round % 2), "round {round}, {way:?}");
     }
     let config = debug_config(&stack).await?;
@@ -160,7 +162,7 @@ async fn a_bad_file_changes_nothing_and_is_seen() -> Result<()> {
             config["error"]["message"].to_string().contains(why).then_some(config)
         };
         let config = wait_for(LIMIT, &format!("/debug/config to say {why}"), told).await?;
-        assert_eq!((&config["pipeline"], &config["since"]), (&good["pipeline"], &good["since"]), "what was in force stays");
+        assert_eq!((&config["pipeline"], &config["since"]), (&good["pipeline"], &good["since"]), "the last good configuration stays");
         assert_eq!(config["refused"], round + 1);
         assert_eq!(picks(&stack).await?, [0; 8]);
     }

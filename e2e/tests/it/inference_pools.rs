@@ -1,5 +1,8 @@
-//! InferencePools on a real kube-apiserver, of the published definitions, through a real Envoy: the pool of `inference-pool.yaml` with what its objects say of
-//! requests, and several pools behind one ext_proc port, told apart as gateways do. Each test has a network of its own, as in `kubernetes.rs`.
+//! InferencePools with their published CRDs on a real kube-apiserver, through a real Envoy: the
+//! pool of
+//! `inference-pool.yaml` with the objects that configure its requests, and several pools behind one
+//! ext_proc port. The daemon finds the pool of a request as the gateways expect. Each test has its
+//! own network, as in `kubernetes.rs`.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +16,7 @@ use crate::discovered::{LIMIT, asked};
 use crate::echo;
 use crate::kubernetes::{KubernetesPlace, outside, server_at};
 
-/// Where the shipped file puts everything.
+/// The namespace of the shipped file.
 const NAMESPACE: &str = "inference";
 
 const OBJECTIVE: &str = "x-llm-d-inference-objective";
@@ -23,12 +26,13 @@ fn shipped(file: &str) -> Vec<Value> {
     cluster::objects(&path)
 }
 
-/// The object of that kind in the shipped file.
+/// The object of a kind in the shipped file.
 fn shipped_object(kind: &str) -> Result<Value> {
     Ok(shipped("inference-pool.yaml").into_iter().find(|object| object["kind"] == kind).ok_or("no such object")?)
 }
 
-/// The pools of the shipped ConfigMap; `name` is what the shipped files of Envoy call the only one.
+/// The pools of the shipped ConfigMap. The only pool is renamed to `name`, which the shipped Envoy
+/// files use.
 fn shipped_pools(folder: &Path, name: &str) -> Result<String> {
     let map = shipped_object("ConfigMap")?;
     let mut pools: Value = serde_saphyr::from_str(map["data"]["pools.yaml"].as_str().ok_or("no pools")?)?;
@@ -47,7 +51,7 @@ fn collection(group: &str, version: &str, plural: &str) -> String {
     format!("/apis/{group}/{version}/namespaces/{NAMESPACE}/{plural}")
 }
 
-/// A pod of these labels whose engine listens at the target port of the pools, ready.
+/// Creates a ready pod with this label whose engine listens at the target port of the pools.
 async fn pod(place: &KubernetesPlace, at: u8, app: &str, model: &str) -> Result<ModelServer> {
     let (name, ip) = (format!("{app}-{at}"), format!("10.99.0.{at}"));
     let server = server_at(&format!("{ip}:8000"), model)?;
@@ -74,7 +78,7 @@ async fn make_pool(place: &KubernetesPlace, change: impl FnOnce(&mut Value)) -> 
     make(place, &collection(V1.0, V1.1, V1.2), &pool).await
 }
 
-/// An object of the Inference Extension that names a pool.
+/// Creates an object of the Inference Extension that names a pool.
 async fn make_object(place: &KubernetesPlace, kind: &str, name: &str, pool: &str, mut spec: Value) -> Result<()> {
     let group = "inference.networking.x-k8s.io";
     spec["poolRef"] = json!({"name": pool});
@@ -103,7 +107,7 @@ async fn its_objects_mean_what_they_say(front: PickerMode, servers: &[ModelServe
     let served = || async { (asked(&stack, "demo").await.ok()?.0 == 200).then_some(()) };
     wait_for(LIMIT, "the pods of the pool to be known", served).await?;
     assert!(addresses.contains(&asked(&stack, "demo").await?.1), "{front:?}");
-    // By the picker, that is: no server was asked.
+    // The picker itself answers: no server header is set.
     let unknown = || async { (asked(&stack, "unheard-of").await.ok()? == (404, String::new())).then_some(()) };
     wait_for(LIMIT, "a model that the pool does not list to be 404", unknown).await?;
 
@@ -115,7 +119,7 @@ async fn its_objects_mean_what_they_say(front: PickerMode, servers: &[ModelServe
     assert_eq!(chat_as(&stack, "urgent", "demo").await?, 200, "{front:?}");
     servers.iter().for_each(|server| server.override_metrics(MetricOverrides::new()));
 
-    // What names no pool of this daemon is said wherever one would look.
+    // Objects that name no pool of this daemon are reported by the debug page and by a metric.
     let config = stack.daemon()?.admin("/debug/config").await?.json()?;
     let objects = &config["pools"][0]["objects"];
     assert_eq!(objects["without_pool"], json!({"inference/default": 1}), "{objects}");
@@ -143,7 +147,8 @@ async fn an_inference_pool_serves_through_envoy_as_its_objects_say() -> Result<(
     Ok(())
 }
 
-/// What a gateway writes for one more pool: a route of its own, whose picker is asked by this authority, or by the name of its cluster.
+/// Adds what a gateway writes for one more pool: a route whose ext_proc stream has this authority,
+/// or the cluster's name if it is `None`.
 fn asks(config: &mut Value, pool: &str, cluster_name: &str, authority: Option<&str>) {
     let resources = &mut config["static_resources"];
     let clusters = resources["clusters"].as_array_mut().expect("clusters");
@@ -173,7 +178,7 @@ fn asks(config: &mut Value, pool: &str, cluster_name: &str, authority: Option<&s
     routes.insert(0, route);
 }
 
-/// What the shipped EnvoyFilter makes of Istio's cluster of that name.
+/// The options that the shipped EnvoyFilter adds to Istio's cluster of that name.
 fn patched_by_istio(cluster_name: &str) -> Value {
     let filter = shipped("inference-pool-istio.yaml").into_iter().find(|object| object["kind"] == "EnvoyFilter").expect("an EnvoyFilter");
     let patch = &filter["spec"]["configPatches"][0];
@@ -183,27 +188,27 @@ fn patched_by_istio(cluster_name: &str) -> Value {
     serde_json::from_str(&options.replace(":9002", &format!(":{port}"))).expect("options")
 }
 
-/// Which server a route's picker leads to, or why to none.
+/// The server to which a route's picker sends a request, or the refusal.
 async fn to(stack: &Stack, pool: &str) -> Result<String> {
     let request = echo::post("/v1/chat/completions", &[("x-to", pool)], echo::chat("hello").to_string())?;
     let reply = stack.send(request).await?;
     Ok(if reply.status == 200 { reply.header("x-served-by").to_owned() } else { format!("{} {}", reply.status, reply.text()) })
 }
 
-/// A pool, and how a gateway asks for its picker.
+/// A pool, and how a gateway addresses its picker.
 struct GatewayPool {
     pool: &'static str,
-    /// The label of its pods.
+    /// The `app` label of its pods.
     app: &'static str,
     service: &'static str,
     port: u16,
     cluster: &'static str,
-    /// Where there is none, Envoy sends the name of the cluster.
+    /// Without an authority, Envoy sends the name of the cluster.
     authority: Option<&'static str>,
 }
 
 const ASKED: [GatewayPool; 4] = [
-    // As Envoy AI Gateway and kgateway do: one Service, a port of it for each pool.
+    // As Envoy AI Gateway and kgateway do: one Service, with one port for each pool.
     GatewayPool {
         pool: "llama",
         app: "llama",
@@ -220,7 +225,7 @@ const ASKED: [GatewayPool; 4] = [
         cluster: "endpointpicker_qwen_inference_ext_proc",
         authority: Some("switchpointd.inference.svc:9012"),
     },
-    // As one writes it by hand: the full name of a Service of its own.
+    // As written by hand: the full name of a separate Service.
     GatewayPool {
         pool: "mixtral",
         app: "mixtral",
@@ -229,7 +234,7 @@ const ASKED: [GatewayPool; 4] = [
         cluster: "mixtral-picker",
         authority: Some("mixtral-picker.inference.svc.cluster.local:9002"),
     },
-    // As Istio does; `inference-pool-istio.yaml` adds to the cluster.
+    // As Istio does; `inference-pool-istio.yaml` patches the cluster.
     GatewayPool {
         pool: "gemma",
         app: "llama",
@@ -251,7 +256,7 @@ async fn pools_behind_one_port_are_told_apart_by_the_service_that_a_gateway_asks
         servers.push((app, pod(&place, at, app, "demo").await?));
     }
     let address = |app: &str| servers.iter().find(|(of, _)| *of == app).map(|(_, server)| server.addr().to_string()).unwrap_or_default();
-    // The pool of the shipped file; the test adds the pools that it sends requests to.
+    // The pool of the shipped file comes first; the test adds the pools that it sends requests to.
     let mut rows = vec![json!({"name": "default", "endpoints": [address("llama")]})];
     for GatewayPool { pool: name, app, service, port, .. } in ASKED {
         make_pool(&place, |pool| {
@@ -287,7 +292,7 @@ async fn pools_behind_one_port_are_told_apart_by_the_service_that_a_gateway_asks
     pickers_are_shown(&mut stack).await
 }
 
-/// `/debug/instances` says which Service each pool names.
+/// `/debug/instances` shows the Service that each pool names.
 async fn pickers_are_shown(stack: &mut Stack) -> Result<()> {
     let sources = stack.daemon()?.admin("/debug/instances").await?.json()?["sources"].clone();
     let pickers: Vec<&str> = sources.as_array().into_iter().flatten().filter_map(|source| source["picker"].as_str()).collect();

@@ -1,4 +1,5 @@
-//! The proxy frees no key of its shared data: whatever comes, the VMs write the same ones. Counted by a test-only build, in a gauge.
+//! The set of shared-data keys is bounded: the proxy never frees a key, so the VMs must reuse the
+//! same ones whatever happens. A test-only build counts the keys in a gauge.
 
 use std::time::{Duration, Instant};
 
@@ -10,17 +11,19 @@ use crate::echo;
 
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// A worker's rings of placements and observations, and a few keys more, twice; and what the main thread's VM has.
+/// For two workers: rings of placements and observations and some other keys each; plus the keys of
+/// the main thread's VM.
 const KEYS_MAX: i64 = 2 * 200 + 50;
 
-/// How often endpoints change, each time as another life too: were there a key for each, both workers would have one.
+/// How often the endpoints change, each time with a new generation. If each generation added a key,
+/// both workers would add one.
 const ROUNDS: usize = 8;
 
 async fn keys(stack: &Stack) -> Result<i64> {
     stack.envoy.picker_stat("switchpoint_drill_keys").await
 }
 
-/// So many prompts that nobody has seen, of about so many bytes, over all workers.
+/// Sends `prompts` new prompts of about `bytes` bytes each, over all workers.
 async fn ask(stack: &Stack, salt: &str, prompts: usize, bytes: usize) -> Result<()> {
     let prompt = |number: usize| echo::chat(&format!("{salt} {number} {}", "and so on ".repeat(bytes / 10)));
     for reply in join_all((0..prompts).map(async |number| stack.post("/v1/chat/completions", &prompt(number)).await)).await {
@@ -32,17 +35,18 @@ async fn ask(stack: &Stack, salt: &str, prompts: usize, bytes: usize) -> Result<
 #[tokio::test]
 async fn keys_of_shared_data_are_a_fixed_set() -> Result<()> {
     let mut stack = Stack::builder().envoy_config(drill::envoy_config()?).servers(4).concurrency(2).start().await?;
-    // Long prompts fill the rings of placements of both workers, and many prompts those of observations.
+    // Long prompts fill the placement rings of both workers; many prompts fill the observation
+    // rings.
     let (began, mut full, mut rounds_without) = (Instant::now(), keys(&stack).await?, 0);
     while rounds_without < 3 {
-        assert!(began.elapsed() < LIMIT, "{full} keys and no end");
+        assert!(began.elapsed() < LIMIT, "the number of keys still grows: {full}");
         ask(&stack, &format!("{:?}", began.elapsed()), 8, 500_000).await?;
         ask(&stack, &format!("{:?}", began.elapsed()), 150, 300).await?;
         let before = std::mem::replace(&mut full, keys(&stack).await?);
         rounds_without = if full == before { rounds_without + 1 } else { 0 };
     }
     assert!((100..KEYS_MAX).contains(&full), "{full} keys");
-    // Other endpoints, other lives of them, other prompts and clients.
+    // Other endpoints, other generations, other prompts and other clients.
     for round in 0..ROUNDS {
         stack.set_pool(&[round % 4, (round + 1) % 4, (round + 2) % 4])?;
         stack.servers[round % 4].restart(None).await;
@@ -51,7 +55,7 @@ async fn keys_of_shared_data_are_a_fixed_set() -> Result<()> {
         tokio::time::sleep(Duration::from_millis(300)).await;
         ask(&stack, &format!("again {round}"), 30, 100 << round).await?;
     }
-    // A ring may have had a segment left to begin.
+    // A ring may have had one unused segment.
     let after = keys(&stack).await?;
     assert!(after < full + ROUNDS as i64, "{full} keys became {after}");
     Ok(())

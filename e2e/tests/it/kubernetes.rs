@@ -1,8 +1,12 @@
-//! The flow of the proposal on a real kube-apiserver with the real EndpointSlice controller: register, metadata, ready, slice, Added, a routed request;
-//! not ready, Removed, no request. A Lease says which of two daemons leads, and objects of custom kinds what requests mean.
+//! The flow of the llm-d proposal on a real kube-apiserver with the real EndpointSlice controller:
+//! a worker registers, publishes metadata and becomes ready; the slice adds it, and requests are
+//! routed to it. When it is not ready, it is removed and gets no requests. A Lease decides which of
+//! two daemons leads, and custom resources configure models and rewrites.
 //!
-//! The API refuses loopback addresses in slices, so pods need others: each test here runs itself again in a network of its own, where nothing from outside
-//! can be reached, nor reach in. The kubelet is played by the test: it asks the readiness probe and writes the pod's condition.
+//! The API server refuses loopback addresses in slices, so pods need other ones. Each test
+//! therefore runs itself again in its own network namespace, which has no connection to the
+//! outside. The test plays the kubelet: it calls the readiness probe and writes the pod's
+//! condition.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -23,12 +27,13 @@ use testbed::{Result, client, wait_for};
 use crate::cluster::{self, TestCluster};
 use crate::discovered::{LIMIT, RegisteredWorker, asked, fail_over, fed_by, until};
 
-/// Set where the test already has a network of its own.
+/// Set in the process that runs in its own network.
 const INSIDE: &str = "SWITCHPOINT_OWN_NETWORK";
 
 const NAMESPACE: &str = "flow";
 
-/// Runs the test of that name again in a network with the addresses of three pods; `None` inside of it, and where that cannot be had.
+/// Runs the named test again in a network that has the addresses of three pods. Returns `None` in
+/// that network, and `Ok` if the machine does not allow it or lacks the tools.
 pub(crate) fn outside(name: &str) -> Option<Result<()>> {
     if std::env::var_os(INSIDE).is_some() {
         return None;
@@ -39,13 +44,13 @@ pub(crate) fn outside(name: &str) -> Option<Result<()>> {
     let allowed =
         Command::new("unshare").args(["-Urn", "ip", "link", "set", "lo", "up"]).output().is_ok_and(|tried| tried.status.success());
     if !allowed {
-        cluster::skipped("no network of one's own can be had here (unshare, ip)");
+        cluster::skipped("this machine does not allow a network namespace (unshare, ip)");
         return Some(Ok(()));
     }
     let run = || -> Result<()> {
         let folder = tempfile::tempdir()?;
         let addresses: String = (1..=3).map(|pod| format!("ip addr add 10.99.0.{pod}/32 dev lo && ")).collect();
-        // An API server looks for the way out, though none is ever taken.
+        // An API server needs a default route, although it never uses it.
         let script = format!("ip link set lo up && {addresses} ip route add default dev lo && exec \"$0\" --exact {name} --nocapture");
         let mut command = Command::new("unshare");
         command.args(["-Urn", "sh", "-c", &script]).arg(std::env::current_exe()?);
@@ -55,7 +60,7 @@ pub(crate) fn outside(name: &str) -> Option<Result<()>> {
     Some(run())
 }
 
-/// A cluster of one's own, a namespace in it, and its kubeconfig where our programs look for it.
+/// A cluster of the test's own with a namespace; its kubeconfig is where our programs look for it.
 pub(crate) struct KubernetesPlace {
     cluster: TestCluster,
     pub(crate) client: Client,
@@ -86,12 +91,12 @@ impl KubernetesPlace {
 
     async fn service(&self, component: &str) -> Result<()> {
         let selector = json!({"nvidia.com/dynamo-namespace": "dynamo", "nvidia.com/dynamo-component": component});
-        // The port is a dummy: there the pods tell of themselves; traffic goes where their metadata says.
+        // Pods serve their metadata at this port; requests go to the port that the metadata names.
         let spec = json!({"selector": selector, "ports": [{"name": "http", "port": 8080, "targetPort": 8080}]});
         self.create(&self.api::<Service>(), json!({"metadata": {"name": format!("dynamo-{component}-service")}, "spec": spec})).await
     }
 
-    /// Says of a pod what a kubelet would whose readiness probe is answered.
+    /// Sets the status of a pod as a kubelet does when the readiness probe succeeds.
     pub(crate) async fn ready_in(&self, namespace: &str, pod: &str, ip: &str) -> Result<()> {
         let status = json!({"status": {"podIP": ip, "podIPs": [{"ip": ip}], "phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}});
         let pods = Api::<Pod>::namespaced(self.client.clone(), namespace);
@@ -99,7 +104,7 @@ impl KubernetesPlace {
         Ok(())
     }
 
-    /// A pod with its sidecar, at an address of its own, and a kubelet that asks its readiness probe.
+    /// A pod with its sidecar at its own address, and a kubelet that calls its readiness probe.
     async fn pod(&self, at: u8, component: &str, metadata: &Value) -> Result<RegisteredWorker> {
         let (name, ip) = (format!("{component}-{at}"), format!("10.99.0.{at}"));
         let labels = json!({"nvidia.com/dynamo-namespace": "dynamo", "nvidia.com/dynamo-component": component});
@@ -113,7 +118,7 @@ impl KubernetesPlace {
     }
 }
 
-/// What a kubelet does of all this.
+/// The part of a kubelet that the tests need.
 async fn kubelet(pods: Api<Pod>, name: String, ip: String) {
     let mut before = None;
     loop {
@@ -165,7 +170,7 @@ async fn from_registration_to_request() -> Result<()> {
     place.service("prefill").await?;
     let pools = fed_by(folder.path(), &source())?;
     let mut stack = Stack::builder().daemon_arguments(&["--pools", &pools]).start().await?;
-    assert_eq!(asked(&stack, "llama").await?.0, 503, "nobody is registered");
+    assert_eq!(asked(&stack, "llama").await?.0, 503, "no worker is registered");
     let (llama, qwen) = (server("10.99.0.1", "llama")?, server("10.99.0.2", "qwen")?);
     let first = place.pod(1, "decode", &says(&llama, "Model", "llama")).await?;
     until(&stack, "llama", 200, &llama.addr().to_string()).await?;
@@ -176,19 +181,19 @@ async fn from_registration_to_request() -> Result<()> {
         assert_eq!(asked(&stack, "qwen").await?, (200, qwen.addr().to_string()));
     }
     let rows = stack.daemon()?.endpoints().await?;
-    let row = rows.iter().find(|row| row["name"] == "decode-1").ok_or("the id is the name of the pod")?;
-    assert_eq!(row["address"], llama.addr().to_string(), "where its metadata says that traffic goes");
+    let row = rows.iter().find(|row| row["name"] == "decode-1").ok_or("no instance with the pod's name")?;
+    assert_eq!(row["address"], llama.addr().to_string(), "requests go to the port that the metadata names");
 
-    // Not ready, Removed, no request; ready again.
+    // Not ready: the pod is removed and gets no request. Then ready again.
     first.healthy.store(false, std::sync::atomic::Ordering::Relaxed);
     until(&stack, "llama", 404, "").await?;
     for _ in 0..5 {
-        assert_eq!(asked(&stack, "llama").await?.0, 404, "no request reaches it");
+        assert_eq!(asked(&stack, "llama").await?.0, 404, "no request reaches the pod");
     }
     first.healthy.store(true, std::sync::atomic::Ordering::Relaxed);
     until(&stack, "llama", 200, &llama.addr().to_string()).await?;
 
-    // A prefill worker is found the same way, with its role.
+    // A prefill worker is discovered the same way, with its role.
     let other = server("10.99.0.3", "llama")?;
     let _third = place.pod(3, "prefill", &says(&other, "Model", "llama")).await?;
     let role = || async {
@@ -198,12 +203,13 @@ async fn from_registration_to_request() -> Result<()> {
     };
     wait_for(LIMIT, "the prefill worker", role).await?;
 
-    // The API server is gone for a while: nothing changes but the age. What is deleted meanwhile in the data plane's sight is gone when it is back.
+    // The API server is down for a while: nothing changes but the age of the data. A pod that is
+    // deleted afterwards leaves the pool.
     place.cluster.apiserver.lock().map_err(|_| "poisoned")?.kill();
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert_eq!(asked(&stack, "qwen").await?, (200, qwen.addr().to_string()));
-    assert_eq!(stack.daemon()?.admin("/readyz").await?.status, 200, "it stays ready");
-    // A cold start with the backend down: from the disk.
+    assert_eq!(stack.daemon()?.admin("/readyz").await?.status, 200, "the daemon stays ready");
+    // A restart of the daemon without the API server: it starts from its snapshot on disk.
     stack.daemon()?.process().kill()?;
     stack.daemon()?.start_again()?;
     let again = || async { (stack.daemon.as_ref()?.admin("/readyz").await.ok()?.status == 200).then_some(()) };
@@ -235,7 +241,8 @@ async fn daemons_fail_over_by_a_lease_and_objects_come_from_the_api() -> Result<
     let lease = leases.get("switchpointd").await?.spec.ok_or("a lease has a spec")?;
     assert_eq!((lease.lease_duration_seconds, lease.lease_transitions >= Some(2)), (Some(15), true), "{lease:?}");
 
-    // A rewrite, made where everybody else makes theirs. The pool's pods serve `tuned` as well, but do not say so of another.
+    // A rewrite, created as a custom resource. The pods also serve `tuned`, but their metadata does
+    // not name it.
     let folder = tempfile::tempdir()?;
     let pools = fed_by(folder.path(), &source())?;
     let stack = Stack::builder().daemon_arguments(&["--pools", &pools]).start().await?;
@@ -255,7 +262,7 @@ async fn daemons_fail_over_by_a_lease_and_objects_come_from_the_api() -> Result<
 }
 
 impl KubernetesPlace {
-    /// A custom kind with any fields.
+    /// Defines a custom kind that allows any fields.
     async fn define(&self, kind: &GroupVersionKind, plural: &str) -> Result<()> {
         let schema = json!({"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}});
         let names = json!({"plural": plural, "singular": kind.kind.to_lowercase(), "kind": kind.kind});

@@ -1,5 +1,6 @@
-//! Learning from live traffic: what ended requests saw goes to the daemon, what is learned comes back to the proxies, and it follows a pool that
-//! changes. What is wrong changes nothing.
+//! Learning from live traffic: proxies send what ended requests measured to the daemon, the daemon
+//! sends the learned models back, and the models follow a pool that changes. Wrong messages change
+//! nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,18 +22,19 @@ use crate::played::{PlayedDaemon, message, pool_update};
 
 const LIMIT: Duration = Duration::from_secs(90);
 
-/// Observations of an endpoint within which a drift must be known.
+/// Observations of an endpoint after which a drift must be known.
 const DRIFT_OBSERVATIONS: u64 = 200;
 
-/// Outcomes that the daemon's scores are of.
+/// Number of newest outcomes in the daemon's calibration scores.
 const RECENT: u64 = 100;
 
-/// An engine some times as fast as a real one, so that a test takes seconds, and slow enough that its times are more than those of this machine.
+/// A simulated engine: faster than a real one, so that a test takes seconds, and slow enough that
+/// its times exceed the machine's own delays.
 fn engine(slowdown: f64) -> ModelServerOptions {
     ModelServerOptions { models: vec!["demo".to_owned()], speed: 1.5, slowdown, ..ModelServerOptions::default() }
 }
 
-/// Two machines, the second slower by half, every endpoint asked alike.
+/// Two servers, the second 1.5 times slower. Random picks send them the same traffic.
 fn builder(config: &NamedTempFile, arguments: &[&str]) -> Result<StackBuilder> {
     std::fs::write(config.path(), "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n- type: random-picker\n")?;
     let config = config.path().to_str().ok_or("a path of text")?;
@@ -40,7 +42,7 @@ fn builder(config: &NamedTempFile, arguments: &[&str]) -> Result<StackBuilder> {
     Ok(Stack::builder().servers_like(1, &engine(1.0)).more_servers_like(1, &engine(1.5)).concurrency(2).daemon_arguments(&arguments))
 }
 
-/// Streams of all lengths, until it is dropped.
+/// Streams of all lengths, until this is dropped.
 struct BackgroundTraffic {
     over: Arc<AtomicBool>,
 }
@@ -53,7 +55,7 @@ impl BackgroundTraffic {
             tokio::spawn(async move {
                 while !over.load(Ordering::Relaxed) {
                     let n = number.fetch_add(1, Ordering::Relaxed);
-                    let _ = client::post(address, "/v1/chat/completions", body(n, 6).to_string()).await; // what fails is another test's
+                    let _ = client::post(address, "/v1/chat/completions", body(n, 6).to_string()).await; // other tests check failures
                 }
             });
         }
@@ -67,7 +69,7 @@ impl Drop for BackgroundTraffic {
     }
 }
 
-/// A prompt of its own, of 100 to some 3,000 tokens.
+/// A unique prompt of 100 to about 3,000 tokens.
 fn body(n: u64, tokens: u32) -> Value {
     let words = 30 + usize::try_from(n * 7_919 % 900).unwrap_or(0);
     let text = format!("{n:06} wonders. ").repeat(words);
@@ -77,7 +79,7 @@ fn body(n: u64, tokens: u32) -> Value {
     })
 }
 
-/// What the daemon says of its one pool's learner.
+/// What the daemon reports of its only pool's learner.
 async fn page(stack: &Stack) -> Result<Value> {
     let daemon = stack.daemon.as_ref().ok_or("a daemon")?;
     Ok(daemon.admin("/debug/model").await?.json()?["pools"][0].clone())
@@ -103,7 +105,7 @@ fn outcomes(page: &Value, endpoint: &str) -> u64 {
     count(page, &format!("/calibration/endpoints/{endpoint}/tpot/count"))
 }
 
-/// Waits for so many more outcomes at an endpoint; what the daemon says then.
+/// Waits for this many more outcomes at an endpoint; returns the daemon's report then.
 async fn more(stack: &Stack, endpoint: &str, outcomes_more: u64) -> Result<Value> {
     let before = outcomes(&page(stack).await?, endpoint);
     page_that(stack, &format!("{outcomes_more} outcomes at {endpoint}"), |page| outcomes(page, endpoint) >= before + outcomes_more).await
@@ -121,17 +123,17 @@ async fn a_cold_pool_abstains_visibly_and_live_traffic_makes_proxies_predict() -
         ["server-0", "server-1"].iter().all(|endpoint| outcomes(page, endpoint) >= 60)
     })
     .await?;
-    // A machine half as slow again, learned without a label.
+    // The 1.5 times slower server is learned without a label.
     let speed = |page: &Value, endpoint: &str| number(page, &format!("/step/speeds/{endpoint}/decode"));
     let slower = |page: &Value| (1.15..2.2).contains(&(speed(page, "server-1") / speed(page, "server-0")));
-    page_that(&stack, "the slower machine told apart", slower).await?;
+    page_that(&stack, "the slower server to be recognised", slower).await?;
     drop(traffic);
-    assert!(count(&learned, "/abstained/too little data") >= 60, "what was not predicted is told: {learned:#}");
+    assert!(count(&learned, "/abstained/too little data") >= 60, "requests without a prediction are reported: {learned:#}");
     assert_eq!((&learned["predicts"], &learned["latency"]["abstains"]), (&json!(true), &json!(null)), "{learned:#}");
     assert!(count(&learned, "/published/bytes") <= 65_536);
     assert_eq!(stack.envoy.picker_stat("switchpoint_state_refused_total").await?, 0);
     assert!(stack.envoy.picker_stat("switchpoint_state_learned_total").await? > 1);
-    // Prometheus says the same.
+    // The Prometheus metrics report the same.
     let metrics = stack.daemon.as_ref().ok_or("a daemon")?.admin("/metrics").await?.text();
     for line in [
         r#"switchpoint_latency_observations_total{pool="default",result="learned"}"#,
@@ -179,13 +181,13 @@ async fn a_pod_that_slows_down_three_times_is_known_within_200_observations_or_a
     };
 
     stack.servers[0].slow_down(3.0);
-    // The newest outcomes are then of what came after so many observations, and of nothing before. A machine that tests something else beside this
-    // adds errors of its own, which come and go: then it has the minute.
+    // With this many outcomes, all that are scored come from the time after the drift must be
+    // known. Other load on this machine adds errors that come and go, so a minute is allowed.
     let enough = outcomes(&before, "server-0") + DRIFT_OBSERVATIONS + RECENT;
     let bound = 1.2 * error_before;
     let as_before = |page: &Value| outcomes(page, "server-0") >= enough && error(page) <= bound;
     let after = page_that(&stack, &format!("an error of at most {bound:.3} again"), as_before).await?;
-    assert!(slower(&after) > 1.6 * slower(&before), "it is known to be slower: {:.2}, then {:.2}", slower(&before), slower(&after));
+    assert!(slower(&after) > 1.6 * slower(&before), "the pod is known to be slower: {:.2}, then {:.2}", slower(&before), slower(&after));
     Ok(())
 }
 
@@ -197,16 +199,16 @@ async fn a_pod_replaced_at_its_address_starts_clean() -> Result<()> {
     let traffic = BackgroundTraffic::start(&stack, 6);
     more(&stack, "server-1", RECENT).await?;
     let is_slower = |page: &Value| number(page, "/step/speeds/server-1/decode") > number(page, "/step/speeds/server-0/decode") * 1.5;
-    page_that(&stack, "the slower pod told apart", is_slower).await?;
+    page_that(&stack, "the slower pod to be recognised", is_slower).await?;
     drop(traffic);
 
     stack.servers[1].restart(None).await;
     stack.servers[1].slow_down(1.0);
-    // The same name and address, another start time: another life.
+    // The same name and address with another start time is a new generation.
     let clean = page_that(&stack, "the new pod", |page| outcomes(page, "server-1") == 0).await?;
     assert_eq!(clean["step"]["speeds"]["server-1"], json!({"prefill": 1.0, "decode": 1.0}), "{clean:#}");
     assert_eq!(&clean["latency"]["endpoints"]["server-1"], &json!(null), "{clean:#}");
-    // And is as fast as it is.
+    // The new pod's real speed is learned.
     let _traffic = BackgroundTraffic::start(&stack, 6);
     let learned = more(&stack, "server-1", RECENT).await?;
     let ratio = number(&learned, "/step/speeds/server-1/decode") / number(&learned, "/step/speeds/server-0/decode");
@@ -249,7 +251,8 @@ async fn clients_that_leave_are_censored_and_the_ext_proc_front_learns_too() -> 
     Ok(())
 }
 
-/// Says what no filter would, to the state listener of a daemon; returns once all of it was taken off the stream.
+/// Sends observations that no filter would send to the daemon's state listener; returns after the
+/// daemon has read them.
 async fn told(stack: &Stack, observations: Vec<state::Observations>) -> Result<()> {
     let address = stack.daemon.as_ref().ok_or("a daemon")?.settings().state.address();
     let mut client = StateServiceClient::connect(format!("http://{address}")).await?;
@@ -257,9 +260,9 @@ async fn told(stack: &Stack, observations: Vec<state::Observations>) -> Result<(
     let hello = state::Hello { schema: proto::SCHEMA, node_id: "liar".to_owned(), process_id: 99, pools };
     let said = [proxy_message::Message::Hello(hello)].into_iter().chain(observations.into_iter().map(proxy_message::Message::Observations));
     let said: Vec<state::ProxyMessage> = said.map(|message| state::ProxyMessage { message: Some(message) }).collect();
-    // The stream stays open: what ends it ends what is on it.
+    // The stream stays open, because closing it could drop messages that are still on it.
     let mut replies = client.stream(tokio_stream::iter(said).chain(tokio_stream::pending())).await?.into_inner();
-    let _ = tokio::time::timeout(Duration::from_secs(2), async { while replies.next().await.is_some() {} }).await; // heartbeats go on
+    let _ = tokio::time::timeout(Duration::from_secs(2), async { while replies.next().await.is_some() {} }).await; // heartbeats never end
     Ok(())
 }
 
@@ -270,7 +273,7 @@ async fn absurd_observations_are_refused_counted_and_harmless() -> Result<()> {
     let traffic = BackgroundTraffic::start(&stack, 6);
     more(&stack, "server-0", RECENT).await?;
     drop(traffic);
-    tokio::time::sleep(Duration::from_secs(2)).await; // what is under way ends
+    tokio::time::sleep(Duration::from_secs(2)).await; // running requests end
     let before = page(&stack).await?;
 
     let row = |word: u32| -> Vec<u8> { (0..OBSERVATION_BYTES / 4).flat_map(|_| word.to_le_bytes()).collect() };
@@ -280,11 +283,12 @@ async fn absurd_observations_are_refused_counted_and_harmless() -> Result<()> {
     let messages = vec![of(1, 0, &rows), of(2, u64::MAX, &rows), of(3, 0, &rows[1..]), of(4, 0, &[0; OBSERVATION_BYTES * 600])];
     told(&stack, messages).await?;
 
-    // Six rows of each of the first two, and what is no whole row; the last is longer than a message may be, and refused where it comes in.
+    // Six rows of each of the first two messages, and one incomplete row. The last message exceeds
+    // the size limit and is refused on receipt.
     let after = page_that(&stack, "refusals", |page| count(page, "/observations/refused") >= 13).await?;
     let unchanged = |page: &Value| (page["step"].clone(), page["latency"]["endpoints"].clone(), count(page, "/observations/learned"));
     assert_eq!(unchanged(&after), unchanged(&before));
-    // And it goes on.
+    // Learning goes on.
     let _traffic = BackgroundTraffic::start(&stack, 6);
     more(&stack, "server-0", 20).await?;
     Ok(())
@@ -318,8 +322,8 @@ async fn a_model_that_is_wrong_or_too_large_is_refused_whole_and_the_next_is_tak
     assert_eq!(stack.envoy.picker_stat("switchpoint_state_learned_total").await?, 0);
     daemon.say(message(Message::LearnedModels(good(21))))?;
     stack.envoy.picker_stat_until("switchpoint_state_learned_total", |now| now == 1, LIMIT).await?;
-    // A proxy that knows that somebody learns tells what requests saw, with what was predicted of them.
-    // The count is the process's; the worker that serves may take the model over a moment later.
+    // A proxy that has a latency model sends observations with the predictions of their requests.
+    // The statistic is of the process; the worker that serves may install the model a moment later.
     for n in 0..10 {
         let reply = stack.post("/v1/chat/completions", &body(n, 6)).await?;
         assert_eq!(reply.status, 200);

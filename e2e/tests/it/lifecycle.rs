@@ -1,4 +1,4 @@
-//! Starting and stopping: what the shipped scripts promise about requests under way.
+//! Starting and stopping: what the shipped scripts promise for running requests.
 
 use std::time::{Duration, Instant};
 
@@ -30,14 +30,14 @@ async fn the_start_script_stops_without_cutting_a_stream() -> Result<()> {
     stack.envoy.process().signal(Signal::TERM)?;
     let envoy = stack.envoy.process();
     let draining = || std::future::ready(envoy.stderr().contains("start.sh: draining").then_some(()));
-    wait_for(LIMIT, "it to drain", draining).await?;
+    wait_for(LIMIT, "the drain to begin", draining).await?;
     load.goes_on(3, LIMIT).await?; // new requests are served while it drains
     let outcome = load.stop().await?;
     outcome.check_all_served()?;
     ledger_metrics::note("Envoy drained by the start script", &format!("{} served, 0 failed", outcome.total()));
     let events = stream.rest().await?;
-    assert_eq!(events.last().map(|event| event.data.as_str()), Some("[DONE]"), "the stream came to its own end");
-    assert!(asked.elapsed() > Duration::from_secs(2), "and that was well after the drain");
+    assert_eq!(events.last().map(|event| event.data.as_str()), Some("[DONE]"), "the stream ended normally");
+    assert!(asked.elapsed() > Duration::from_secs(2), "the stream ended well after the drain began");
 
     let address = stack.address();
     let gone = || async move { client::get(address, "/v1/models").await.is_err().then_some(()) };

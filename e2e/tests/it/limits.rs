@@ -1,4 +1,5 @@
-//! What a client can make Envoy hold: windows, connections, memory. Each limit of the shipped config is met on purpose, and left again.
+//! What a client can make Envoy hold: windows, connections, memory. The tests exceed each limit of
+//! the shipped configuration and check that Envoy recovers.
 
 use std::io::Write as _;
 use std::process::Command;
@@ -16,12 +17,13 @@ use tokio::io::AsyncWriteExt;
 use crate::echo;
 use crate::engine::RawEngine;
 
-/// Far above whatever is promised: a machine that compiles beside the test is slow.
+/// Far above every promised time, because a machine that compiles at the same time is slow.
 const LIMIT: Duration = Duration::from_secs(30);
 
 // === HTTP/2 windows ===
 
-/// A connection preface and an empty SETTINGS frame: our windows are the protocol's 65,535 bytes.
+/// A connection preface and an empty SETTINGS frame: the client's windows are the protocol's
+/// default of 65,535 bytes.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
 const SETTINGS: u8 = 4;
@@ -58,11 +60,11 @@ async fn http2_windows_carry_a_long_prompt_and_no_more_than_may_be_held() -> Res
     Ok(())
 }
 
-/// What an engine offers to a client that does not read, in pieces of 1 MiB.
+/// Size of the reply that an engine sends to a client that does not read, in MiB.
 const OFFERED_MIB: usize = 1_024;
 
-/// What of it Envoy may take in: its own buffers (32 KiB below, 1 MiB above) and the sockets' (a client that does not read leaves up to 4 MiB
-/// in those of Linux on each side).
+/// Most of it that Envoy may read: its own buffers (32 KiB downstream, 1 MiB upstream) and the
+/// socket buffers (up to 4 MiB in Linux on each side when a client does not read).
 const HELD_BYTES_MAX: i64 = 16 << 20;
 
 const RECEIVED: &str = "cluster.inference-pool.upstream_cx_rx_bytes_total";
@@ -70,7 +72,7 @@ const RECEIVED: &str = "cluster.inference-pool.upstream_cx_rx_bytes_total";
 async fn offering() -> Result<(RawEngine, Stack)> {
     let engine = RawEngine::start(|mut stream| async move {
         let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", OFFERED_MIB << 20);
-        let _ = stream.write_all(head.as_bytes()).await; // an end of the connection is an end of the offer
+        let _ = stream.write_all(head.as_bytes()).await; // if the connection is closed, the loop below ends
         let piece = vec![b'x'; 1 << 20];
         for _ in 0..OFFERED_MIB {
             if stream.write_all(&piece).await.is_err() {
@@ -83,11 +85,11 @@ async fn offering() -> Result<(RawEngine, Stack)> {
     Ok((engine, stack))
 }
 
-/// Waits until Envoy reads no more of the engine, and says how much it read.
+/// Waits until Envoy stops reading from the engine, and returns the number of bytes it has read.
 async fn held(stack: &Stack) -> Result<i64> {
     let paused =
         || async { stack.envoy.stat("cluster.inference-pool.upstream_flow_control_paused_reading_total").await.ok().filter(|n| *n > 0) };
-    wait_for(LIMIT, "the reply to be held back", paused).await?;
+    wait_for(LIMIT, "Envoy to pause reading the reply", paused).await?;
     let mut before = -1;
     loop {
         let now = stack.envoy.stat(RECEIVED).await?;
@@ -107,7 +109,7 @@ async fn a_client_that_does_not_read_holds_back_the_engine() -> Result<()> {
     let held = held(&stack).await?;
     assert!((1..HELD_BYTES_MAX).contains(&held), "{held} bytes of {OFFERED_MIB} MiB");
     raw.read_exactly(32 << 20).await?;
-    assert!(stack.envoy.stat(RECEIVED).await? > 32 << 20, "and is served when it reads again");
+    assert!(stack.envoy.stat(RECEIVED).await? > 32 << 20, "the reply goes on when the client reads again");
     Ok(())
 }
 
@@ -116,7 +118,7 @@ async fn an_http2_client_that_opens_no_window_holds_back_the_engine() -> Result<
     let (_engine, stack) = offering().await?;
     let mut raw = RawConnection::connect(stack.address()).await?;
     raw.write(PREFACE).await?;
-    // HEADERS of stream 1, all there is: GET http /v1/models, authority "x", by HPACK's static table.
+    // HEADERS frame of stream 1, the whole request: GET http /v1/models, authority "x", by HPACK's static table.
     raw.write(b"\0\0\x11\x01\x05\0\0\0\x01\x82\x86\x04\x0a/v1/models\x41\x01x").await?;
     let first = held(&stack).await?;
     assert!((65_535..HELD_BYTES_MAX).contains(&first), "{first} bytes of {OFFERED_MIB} MiB");
@@ -124,13 +126,14 @@ async fn an_http2_client_that_opens_no_window_holds_back_the_engine() -> Result<
         raw.write([&[0, 0, 4, WINDOW_UPDATE, 0, 0, 0, 0, stream][..], &(64_u32 << 20).to_be_bytes()].concat()).await?;
     }
     let more = || async { stack.envoy.stat(RECEIVED).await.ok().filter(|received| *received > first + (1 << 20)) };
-    wait_for(LIMIT, "more, once there is a window", more).await?;
+    wait_for(LIMIT, "more bytes after the window opens", more).await?;
     Ok(())
 }
 
 // === Overload ===
 
-/// An edit of one number of the overload manager: of the monitor whose name ends so, the key to this value.
+/// An edit of the overload manager: sets `key` to `value` in the monitor whose name ends with
+/// `name`.
 fn monitor(name: &'static str, key: &'static str, value: u64) -> impl Fn(&mut Value) + Send + 'static {
     move |config| {
         let monitors = config.pointer_mut("/overload_manager/resource_monitors").and_then(Value::as_array_mut).expect("monitors");
@@ -146,7 +149,7 @@ async fn overloaded(stack: &Stack, wanted: bool) -> Result<()> {
     wait_for(LIMIT, &format!("{name}: {wanted}"), look).await.map(drop)
 }
 
-/// Uploads this much of a larger prompt, and goes on to hold it.
+/// Uploads `bytes` bytes of a larger prompt, and keeps the connection open.
 async fn unfinished(stack: &Stack, bytes: usize) -> Result<RawConnection> {
     let mut raw = RawConnection::connect(stack.address()).await?;
     raw.write(format!("POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", bytes + 1)).await?;
@@ -161,7 +164,7 @@ async fn a_proxy_short_of_memory_refuses_and_recovers() -> Result<()> {
     let stack = Stack::builder().servers(1).envoy_config(monitor("fixed_heap", "max_heap_size_bytes", HEAP_BYTES_MAX)).start().await?;
     let question = echo::chat("is there room?");
     assert_eq!(stack.post("/v1/chat/completions", &question).await?.status, 200);
-    // As many bodies as the limit has room for cannot all be held: the last may be refused already.
+    // Bodies that together fill the limit cannot all be held: the last may be refused already.
     let mut uploads = Vec::new();
     for _ in 0..HEAP_BYTES_MAX as usize / BODY_BYTES {
         uploads.push(unfinished(&stack, BODY_BYTES).await);
@@ -173,9 +176,9 @@ async fn a_proxy_short_of_memory_refuses_and_recovers() -> Result<()> {
     let anthropic = stack.post("/v1/messages", &question).await?;
     assert_eq!(anthropic.status, 503);
     assert_eq!(anthropic.json()?, json!({"type": "error", "error": {"type": "overloaded_error", "message": message}}));
-    assert!(stack.envoy.stat("http.ingress.downstream_rq_overload_close").await? >= 2, "counted");
+    assert!(stack.envoy.stat("http.ingress.downstream_rq_overload_close").await? >= 2, "refusals are counted");
     let shrunk = || async { stack.envoy.stat("overload.envoy.overload_actions.shrink_heap.shrink_count").await.ok().filter(|n| *n > 0) };
-    wait_for(LIMIT, "what is free to be given back, which Envoy does every 10 s", shrunk).await?;
+    wait_for(LIMIT, "Envoy to give free memory back, which it does every 10 s", shrunk).await?;
 
     drop(uploads);
     overloaded(&stack, false).await?;
@@ -183,7 +186,7 @@ async fn a_proxy_short_of_memory_refuses_and_recovers() -> Result<()> {
     Ok(())
 }
 
-/// Asks on a connection that stays open; an error where it is closed instead.
+/// Sends a request on a connection that stays open; an error if Envoy closes the connection.
 async fn ask(raw: &mut RawConnection) -> Result<ClientReply> {
     raw.write("GET /switchpoint/ready HTTP/1.1\r\nhost: x\r\n\r\n").await?;
     raw.read_reply().await
@@ -195,7 +198,7 @@ async fn connections_beyond_the_limit_are_closed_and_the_admin_page_is_not() -> 
     let edit = monitor("downstream_max_connections", "max_active_downstream_connections", CONNECTIONS_MAX as u64);
     let stack = Stack::builder().servers(1).envoy_config(edit).start().await?;
     let active = || async { stack.envoy.stat("http.ingress.downstream_cx_active").await.ok().filter(|active| *active == 0) };
-    wait_for(LIMIT, "the connections of the start to end", active).await?;
+    wait_for(LIMIT, "the connections of the start-up checks to end", active).await?;
     let mut open = Vec::new();
     for _ in 0..CONNECTIONS_MAX {
         let mut raw = RawConnection::connect(stack.address()).await?;
@@ -203,27 +206,32 @@ async fn connections_beyond_the_limit_are_closed_and_the_admin_page_is_not() -> 
         open.push(raw);
     }
     let mut beyond = RawConnection::connect(stack.address()).await?;
-    assert!(ask(&mut beyond).await.is_err(), "closed");
+    assert!(ask(&mut beyond).await.is_err(), "the connection beyond the limit is closed");
     let name = format!("listener.{}.downstream_global_cx_overflow", stack.address().to_string().replace(':', "_"));
-    assert!(stack.envoy.stat(&name).await? >= 1, "counted, and told by an admin page that is not shut with the door");
+    assert!(stack.envoy.stat(&name).await? >= 1, "the overflow is counted, and the admin page still answers");
     for raw in &mut open {
-        assert_eq!(ask(raw).await?.status, 200, "who is in stays in");
+        assert_eq!(ask(raw).await?.status, 200, "open connections stay open");
     }
     drop(open);
-    wait_for(LIMIT, "room again", || async { stack.get("/switchpoint/ready").await.ok().filter(|reply| reply.status == 200) }).await?;
+    wait_for(LIMIT, "room for a new connection", || async {
+        stack.get("/switchpoint/ready").await.ok().filter(|reply| reply.status == 200)
+    })
+    .await?;
     Ok(())
 }
 
 // === Bombs ===
 
-/// What any bomb may add to Envoy's memory, KiB. One read of 32 KiB becomes 32 MiB at most, which Envoy's decompressor holds twice while it
-/// copies its output; the rest is the allocator's slack and the first request's own. The size of the bomb does not enter.
+/// Most memory that any compressed bomb may add to Envoy, KiB. One read of 32 KiB inflates to 32
+/// MiB at most, which Envoy's decompressor holds twice while it copies its output. The rest is the
+/// allocator's slack and the first request's own memory. The size of the bomb does not matter.
 pub(crate) const GROWTH_KIB_MAX: u64 = 100 << 10;
 
 pub(crate) const GIB: usize = 1 << 30;
 
-/// So many spaces, about a thousandth of that: one MiB deflated once, again and again, since after a full flush nothing refers to what was before.
-/// Nobody reads as far as the end, so there is none.
+/// Compresses `bytes` spaces to about a thousandth: 1 MiB is deflated once and repeated, because
+/// after a full flush no block refers to earlier ones. The stream has no end, because Envoy stops
+/// reading before it.
 pub(crate) fn gzip(bytes: usize) -> Result<Vec<u8>> {
     const HEADER: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 0xff];
     let mut mib = Vec::with_capacity(64 << 10);
@@ -231,17 +239,19 @@ pub(crate) fn gzip(bytes: usize) -> Result<Vec<u8>> {
     Ok([&HEADER[..], &mib.repeat(bytes >> 20)].concat())
 }
 
-/// So many spaces in blocks that say "this byte, 128 KiB times": a thirty-thousandth of that.
+/// `bytes` spaces as zstd blocks that say "this byte, 128 KiB times": a thirty-thousandth of the
+/// size.
 fn zstd(bytes: usize) -> Vec<u8> {
     const BLOCK: u32 = 128 << 10;
     const RUN: u32 = 1;
     let blocks = u32::try_from(bytes).unwrap_or(u32::MAX) / BLOCK;
-    let header = [0x28, 0xb5, 0x2f, 0xfd, 0, (17 - 10) << 3]; // of unknown size, in a window of 2^17 bytes
+    let header = [0x28, 0xb5, 0x2f, 0xfd, 0, (17 - 10) << 3]; // unknown size, a window of 2^17 bytes
     let block = |index| [&(BLOCK << 3 | RUN << 1 | u32::from(index + 1 == blocks)).to_le_bytes()[..3], b" "].concat();
     header.into_iter().chain((0..blocks).flat_map(block)).collect()
 }
 
-/// What the shipped file asks for by its `unzstd`: Envoy before 1.40 inflates zstd without bounds, and must do without.
+/// Removes `unzstd` from the shipped configuration for Envoy before 1.40, as the comment in the
+/// shipped file requires: those versions inflate zstd without bounds.
 fn fit_for_bombs() -> Result<impl Fn(&mut Value) + Send + 'static> {
     let said = String::from_utf8(Command::new(EnvoyProcess::binary()).arg("--version").output()?.stdout)?;
     // `.../envoy  version: <commit>/1.40.0/Clean/RELEASE/BoringSSL`
@@ -254,7 +264,7 @@ fn fit_for_bombs() -> Result<impl Fn(&mut Value) + Send + 'static> {
     })
 }
 
-/// A line of `/proc/<pid>/status`, KiB.
+/// A line of `/proc/<pid>/status` in KiB.
 pub(crate) fn memory_kib(stack: &mut Stack, line: &str) -> Result<u64> {
     let status = std::fs::read_to_string(format!("/proc/{}/status", stack.envoy.process().id()))?;
     let value = status.lines().find_map(|text| text.strip_prefix(line)?.strip_prefix(':')?.trim().strip_suffix(" kB"));
@@ -272,7 +282,7 @@ async fn a_bomb_is_refused_and_does_not_fill_the_memory() -> Result<()> {
     };
     for (what, encoding, bomb, statuses) in [
         ("gzip", "gzip", &gzip, [413, 413]),
-        // Envoy itself cuts off zstd beyond 100:1. What is left is no JSON.
+        // Envoy itself cuts zstd off at a ratio of 100:1. The rest is invalid JSON.
         ("zstd", "zstd", &zstd, [400, 413]),
         ("zstd in gzip", "gzip, zstd", &layered, [400, 413]),
     ] {
@@ -286,7 +296,7 @@ async fn a_bomb_is_refused_and_does_not_fill_the_memory() -> Result<()> {
             assert!(statuses.contains(&http2.status), "{what}: {} {}", http2.status, http2.text());
         }
         let growth = memory_kib(&mut stack, "VmHWM")?.saturating_sub(before);
-        assert!(growth < GROWTH_KIB_MAX, "{what}: {before} KiB, and {growth} KiB more at its worst");
+        assert!(growth < GROWTH_KIB_MAX, "{what}: memory was {before} KiB and grew by at most {growth} KiB");
         assert_eq!(stack.post("/v1/chat/completions", &echo::chat("still there?")).await?.status, 200);
     }
     Ok(())

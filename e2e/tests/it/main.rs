@@ -1,6 +1,6 @@
-//! The product on a real Envoy, through the very files that users mount: each test stands up a stack of its own.
+//! The product on a real Envoy, with the files that users mount. Each test starts its own stack.
 
-#![allow(clippy::expect_used, reason = "a test stops where it cannot go on")]
+#![allow(clippy::expect_used, reason = "a test fails at the first error")]
 
 mod affinity;
 mod apart;

@@ -1,4 +1,5 @@
-//! Objectives, models and rewrites: who is shed, whom the pool serves and under which name, and how the objects change while requests run.
+//! Objectives, models and rewrites: which requests are shed, which models the pool serves and under
+//! which names, and changes of the objects while requests run.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,7 +16,7 @@ use testbed::{Result, wait_for};
 use crate::echo;
 use crate::pools::TwoPools;
 
-/// For what is said at leisure.
+/// Longest wait for changes without a promised time.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Names of the objective header, the older one last.
@@ -23,7 +24,7 @@ const OBJECTIVE: [&str; 2] = ["x-llm-d-inference-objective", "x-gateway-inferenc
 
 const PATHS: [&str; 2] = ["/v1/chat/completions", "/v1/messages"];
 
-/// Objectives of every sign, of the pool `default`.
+/// Objectives of the pool `default`: negative, zero and positive priorities.
 const OBJECTIVES: [(&str, i32); 4] = [("batch", -1), ("scavenger", -10), ("normal", 0), ("urgent", 10)];
 
 /// A folder of objects.
@@ -46,7 +47,7 @@ impl ObjectsFolder {
         self.0.path()
     }
 
-    /// A daemon that follows it.
+    /// A builder whose daemon watches the folder.
     fn follow(&self, builder: StackBuilder) -> StackBuilder {
         builder.daemon_arguments(&["--objects", &self.path().display().to_string()])
     }
@@ -74,11 +75,12 @@ fn full() -> MetricOverrides {
     MetricOverrides::from([("num_requests_waiting".to_owned(), "50".to_owned())])
 }
 
-/// Every engine says that so many wait, and the picker has heard it: a request that may be shed is.
+/// Makes every engine report a long queue, and waits until the picker knows: until `shed` is
+/// refused.
 async fn saturate(stack: &Stack, shed: impl AsyncFn() -> Result<ClientReply>) -> Result<ClientReply> {
     stack.servers.iter().for_each(|server| server.override_metrics(full()));
     let refused = || async { shed().await.ok().filter(|reply| reply.status != 200) };
-    wait_for(LIMIT, "the picker to hear that its pool is saturated", refused).await
+    wait_for(LIMIT, "the picker to know that its pool is saturated", refused).await
 }
 
 async fn chat_as(stack: &Stack, path: &str, headers: &[(&str, &str)], model: &str) -> Result<ClientReply> {
@@ -93,8 +95,10 @@ fn assert_shed(reply: &ClientReply, path: &str) -> Result<()> {
     let body = reply.json()?;
     assert_eq!(body["error"]["type"], "rate_limit_error", "{body}");
     match path {
-        "/v1/messages" => assert_eq!((&body["type"], &body["error"]["code"]), (&json!("error"), &Value::Null), "Anthropic's shape: {body}"),
-        _ => assert_eq!((&body["type"], &body["error"]["code"]), (&Value::Null, &json!("saturated")), "OpenAI's shape: {body}"),
+        "/v1/messages" => {
+            assert_eq!((&body["type"], &body["error"]["code"]), (&json!("error"), &Value::Null), "Anthropic's format: {body}")
+        }
+        _ => assert_eq!((&body["type"], &body["error"]["code"]), (&Value::Null, &json!("saturated")), "OpenAI's format: {body}"),
     }
     Ok(())
 }
@@ -105,7 +109,7 @@ async fn a_sheddable_request_is_429_when_the_pool_is_saturated() -> Result<()> {
     let mut stack = folder.follow(Stack::builder().servers(2).picker(json!({"objective_header": "trust"}))).start().await?;
     for (name, _) in OBJECTIVES {
         let reply = chat_as(&stack, PATHS[0], &[(OBJECTIVE[0], name)], "demo").await?;
-        assert_eq!(reply.status, 200, "{name} passes while there is room: {}", reply.text());
+        assert_eq!(reply.status, 200, "{name} is served while the pool has room: {}", reply.text());
     }
     let first = saturate(&stack, async || chat_as(&stack, PATHS[0], &[(OBJECTIVE[0], "batch")], "demo").await).await?;
     assert_shed(&first, PATHS[0])?;
@@ -120,9 +124,13 @@ async fn a_sheddable_request_is_429_when_the_pool_is_saturated() -> Result<()> {
             }
         }
         let both = chat_as(&stack, path, &[(OBJECTIVE[1], "batch"), (OBJECTIVE[0], "normal")], "demo").await?;
-        assert_eq!(both.status, 200, "the current name goes before the older one");
+        assert_eq!(both.status, 200, "the current header name has precedence");
         for headers in [&[][..], &[(OBJECTIVE[0], "nobody's")]] {
-            assert_eq!(chat_as(&stack, path, headers, "demo").await?.status, 200, "without an objective that the pool has: {headers:?}");
+            assert_eq!(
+                chat_as(&stack, path, headers, "demo").await?.status,
+                200,
+                "requests without a known objective are served: {headers:?}"
+            );
         }
     }
     let bodyless = stack.send(echo::get("/v1/models", &[(OBJECTIVE[0], "batch")])?).await?;
@@ -130,14 +138,14 @@ async fn a_sheddable_request_is_429_when_the_pool_is_saturated() -> Result<()> {
 
     stack.servers.iter().for_each(|server| server.override_metrics(MetricOverrides::new()));
     let served = || async { (chat_as(&stack, PATHS[0], &[(OBJECTIVE[0], "batch")], "demo").await.ok()?.status == 200).then_some(()) };
-    wait_for(LIMIT, "the picker to hear that there is room again", served).await?;
+    wait_for(LIMIT, "the picker to know that there is room again", served).await?;
     let daemon = stack.daemon()?;
     let counted = || async {
         let page = daemon.admin("/metrics").await.ok()?.text();
         let counted = |parts: &[&str]| page.lines().any(|line| parts.iter().all(|part| line.contains(part)) && !line.ends_with(" 0"));
         (counted(&["rejected-saturated"]) && counted(&["llm_d_epp_request_total", "model_name=\"demo\"", "priority=\"10\""])).then_some(())
     };
-    wait_for(LIMIT, "what was shed to be counted", counted).await
+    wait_for(LIMIT, "the shed requests to be counted", counted).await
 }
 
 #[tokio::test]
@@ -152,13 +160,14 @@ async fn a_client_does_not_choose_its_priority_unless_it_is_trusted() -> Result<
         let reply = chat_as(&stack, PATHS[0], &[(header, "urgent")], "lazy").await?;
         assert_shed(&reply, PATHS[0])?;
         let reply = chat_as(&stack, PATHS[0], &[(header, "batch")], "demo").await?;
-        assert_eq!(reply.status, 200, "the model decides: {}", reply.text());
-        assert!(echo::header(&reply.json()?, header).is_empty(), "and nobody behind us is told otherwise");
+        assert_eq!(reply.status, 200, "the model's criticality decides: {}", reply.text());
+        assert!(echo::header(&reply.json()?, header).is_empty(), "the engine does not receive the client's objective");
     }
     Ok(())
 }
 
-/// The filter that `docs/how-to/envoy.md` tells operators to put before the picker, for clients that are all the same to them.
+/// The filter that `docs/how-to/envoy.md` puts before the picker to give all clients the same
+/// objective.
 fn everybody_is(objective: &str) -> Value {
     json!({
         "name": "envoy.filters.http.header_mutation",
@@ -204,9 +213,9 @@ async fn a_model_that_the_pool_does_not_serve_is_404() -> Result<()> {
     for path in PATHS {
         assert_eq!(chat_as(&stack, path, &[], "demo").await?.status, 200, "{path}");
         let asked = chat_as(&stack, path, &[("x-llm-d-model-name-rewrite", "elsewhere")], "demo").await?;
-        assert_eq!(asked.status, 404, "a header gets nobody more than the body would");
+        assert_eq!(asked.status, 404, "a rewrite header gives access to no further models");
     }
-    assert_eq!(stack.send(echo::get("/v1/models", &[])?).await?.status, 200, "what names no model is not asked for one");
+    assert_eq!(stack.send(echo::get("/v1/models", &[])?).await?.status, 200, "a request that names no model needs none");
     Ok(())
 }
 
@@ -222,7 +231,7 @@ async fn strict_pools_need_no_models_to_refuse_others() -> Result<()> {
     Ok(())
 }
 
-/// The model that the engine was asked for, from an echo.
+/// The model in the body that the engine received, from an echo.
 fn asked_for(reply: &ClientReply) -> Result<String> {
     let echo = reply.json()?;
     let body: Value = serde_json::from_str(echo["body"].as_str().ok_or("no body in the echo")?)?;
@@ -248,9 +257,13 @@ async fn targets_are_drawn_by_weight_on_every_worker() -> Result<()> {
     for _ in 0..400 {
         *shares.entry(asked_for(&chat_as(&stack, PATHS[0], &[], "chat").await?)?).or_default() += 1;
     }
-    // 100 expected, standard deviation 9: beyond six of them it is not chance.
+    // 100 expected, with a standard deviation of 9; the bounds are six deviations.
     assert!(shares.keys().eq(["new", "old"]) && (48..=152).contains(&shares["new"]), "{shares:?}");
-    assert_eq!(asked_for(&chat_as(&stack, PATHS[0], &[], "anything").await?)?, "demo", "a rule for all is for all others");
+    assert_eq!(
+        asked_for(&chat_as(&stack, PATHS[0], &[], "anything").await?)?,
+        "demo",
+        "a rule without matches applies to all other models"
+    );
     let body = json!({"model": "chat", "prompt": "hi", "max_tokens": 2});
     let reply = stack.post("/v1/completions", &body).await?.json()?;
     assert_eq!(reply["model"], "chat", "the client gets the name it used: {reply}");
@@ -266,7 +279,7 @@ async fn objects_change_while_requests_run() -> Result<()> {
     assert_eq!(status("second").await?, 404);
     let is = |name: &'static str, wanted: u16| {
         let status = &status;
-        // Each request is a connection of its own, so that every worker is asked.
+        // Each request uses its own connection, so that every worker gets some.
         move || async move {
             for _ in 0..8 {
                 (status(name).await.ok()? == wanted).then_some(())?;
@@ -275,7 +288,7 @@ async fn objects_change_while_requests_run() -> Result<()> {
         }
     };
     folder.write("second.yaml", &model("second", "default", "Critical", &[("demo", 1)]).to_string())?;
-    wait_for(LIMIT, "a model more to be served", is("second", 200)).await?;
+    wait_for(LIMIT, "the new model to be served", is("second", 200)).await?;
     let debug = async || {
         Ok::<Value, testbed::Error>(
             stack.daemon.as_ref().ok_or("no daemon")?.admin("/debug/config").await?.json()?["pools"][0]["objects"].clone(),
@@ -292,13 +305,13 @@ async fn objects_change_while_requests_run() -> Result<()> {
             .contains("second.yaml:2: kind: unknown kind \"InferenceModle\"; did you mean")
             .then_some(objects)
     };
-    let bad = wait_for(LIMIT, "a bad file to be told", told).await?;
-    assert_eq!(bad["models"], good["models"], "what was in force stays");
+    let bad = wait_for(LIMIT, "a bad file to be reported", told).await?;
+    assert_eq!(bad["models"], good["models"], "the last good objects stay");
     for _ in 0..8 {
         assert_eq!(status("second").await?, 200);
     }
     std::fs::remove_file(folder.path().join("second.yaml"))?;
-    wait_for(LIMIT, "the model to be served no more", is("second", 404)).await?;
+    wait_for(LIMIT, "the removed model to be refused", is("second", 404)).await?;
     assert_eq!(debug().await?["error"], Value::Null);
     load.stop().await?.check_all_served()?;
     let daemon = stack.daemon()?;
@@ -318,10 +331,10 @@ async fn the_objects_of_a_pool_are_no_other_pools() -> Result<()> {
     for round in 0..5 {
         let reply = ask("qwen", "other").await?;
         assert_eq!((reply.status, asked_for(&reply)?.as_str()), (200, "demo"), "{round}");
-        assert_eq!(ask("qwen", "unheard-of").await?.status, 404, "{round}: this pool lists its models");
+        assert_eq!(ask("qwen", "unheard-of").await?.status, 404, "{round}: this pool has a list of models");
         for name in ["other", "unheard-of"] {
             let reply = ask("default", name).await?;
-            assert_eq!((reply.status, asked_for(&reply)?.as_str()), (200, name), "{round}: this one has no objects");
+            assert_eq!((reply.status, asked_for(&reply)?.as_str()), (200, name), "{round}: this pool has no objects");
         }
     }
     Ok(())

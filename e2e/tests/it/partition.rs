@@ -1,4 +1,5 @@
-//! The daemon is there, and nothing passes between it and the proxy. Short in the ordinary suite, a minute in the long one.
+//! The daemon runs, but no bytes pass between it and the proxy. Some seconds in the ordinary suite,
+//! a minute in the long one.
 
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use testbed::stack::Stack;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Cut off for so long, and meanwhile one endpoint goes and another comes.
+/// Cuts the link for this time; meanwhile one endpoint leaves and another joins.
 pub(crate) async fn partitioned_for(time: Duration, transport: &str) -> Result<()> {
     let cable = CuttableLink::lay().await?;
     let state = json!({"cluster": "switchpoint-state", "transport": transport, "silence_max_ms": 1_000});
@@ -28,10 +29,10 @@ pub(crate) async fn partitioned_for(time: Duration, transport: &str) -> Result<(
     cable.cut();
     stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 0, LIMIT).await?;
     stack.set_pool(&[1, 2, 3])?;
-    tokio::time::sleep(time).await; // the length is the drill
+    tokio::time::sleep(time).await; // the drill is about this length
     load.goes_on(50, LIMIT).await?;
     let known = ExplainedDecision::ask(stack.address(), "who is there?").await?.endpoints();
-    assert!(known.contains(&stack.servers[0].addr().to_string()), "nothing came through: {known:?}");
+    assert!(known.contains(&stack.servers[0].addr().to_string()), "the proxy knows no change during the partition: {known:?}");
 
     cable.mend();
     stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 1, LIMIT).await?;

@@ -1,4 +1,5 @@
-//! The Endpoint Picker Protocol through every front: clause by clause as data (`fronts.yaml`), and what is the business of ext_proc alone.
+//! The Endpoint Picker Protocol in both picker modes: its clauses as data (`fronts.yaml`), and
+//! tests of ext_proc only.
 
 mod failover;
 mod tls;
@@ -21,7 +22,7 @@ use crate::echo;
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-// === the protocol, by either front ===
+// === The protocol, in both modes ===
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -30,9 +31,9 @@ struct FrontCase {
     case: String,
     get: Option<String>,
     post: Option<String>,
-    /// In place of a good one.
+    /// Replaces the default body.
     body: Option<String>,
-    /// A good one with a prompt of so many bytes.
+    /// A default body with a prompt of this many bytes.
     filler: Option<usize>,
     #[serde(default)]
     headers: BTreeMap<String, String>,
@@ -45,7 +46,7 @@ struct FrontCase {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FrontExpectation {
-    /// Whom the list names, in any order.
+    /// The endpoints that the ranked list must name, in any order.
     from: Option<BTreeSet<usize>>,
     served: Option<usize>,
     absent: Option<String>,
@@ -56,7 +57,7 @@ struct FrontExpectation {
     dropped: Option<String>,
 }
 
-/// Adds what `envoy.lb` metadata holds to the access log: nothing else shows it.
+/// Adds the `envoy.lb` metadata to the access log, the only place where a test can see it.
 fn log_metadata(config: &mut Value) {
     let format = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/access_log/0/typed_config/log_format/json_format";
     if let Some(fields) = config.pointer_mut(format).and_then(Value::as_object_mut) {
@@ -157,7 +158,7 @@ async fn the_protocol_by_the_filter() -> Result<()> {
 
 #[tokio::test]
 async fn the_protocol_by_the_filter_that_decides_at_the_headers() -> Result<()> {
-    // All of it, but for what is said about bodies that are read.
+    // All cases except those that need the picker to read the body.
     let mut cases: Vec<FrontCase> = serde_saphyr::from_str(include_str!("fronts.yaml"))?;
     cases.retain(|case| case.clause != "bodies" || case.expect.status.is_none());
     play(PickerMode::Filter, Stack::builder().picker(json!({"decide_at": "headers"})), &cases).await
@@ -185,7 +186,11 @@ async fn a_model_header_says_what_an_unread_body_cannot() -> Result<()> {
         let unknown = ask("unheard-of").await?;
         assert_eq!((unknown.status, &unknown.json()?["error"]["code"]), (404, &json!("model_not_found")), "{front:?}: {}", unknown.text());
         assert_eq!(ask("demo").await?.status, 200, "{front:?}");
-        assert_eq!(stack.post("/v1/chat/completions", &echo::chat("x")).await?.status, 200, "{front:?}: nobody says which");
+        assert_eq!(
+            stack.post("/v1/chat/completions", &echo::chat("x")).await?.status,
+            200,
+            "{front:?}: without the header the model is unknown"
+        );
     }
     Ok(())
 }
@@ -206,7 +211,7 @@ spec:
   rules: [{matches: [{model: {value: alias}}], targets: [{modelRewrite: demo}]}]
 "#;
 
-/// Objects in a folder, and a stack that follows them.
+/// Objects in a folder, and a stack that watches the folder.
 fn with_objects(builder: StackBuilder) -> Result<(StackBuilder, tempfile::TempDir)> {
     let folder = tempfile::tempdir()?;
     std::fs::write(folder.path().join("objects.yaml"), OBJECTS)?;
@@ -224,7 +229,7 @@ async fn a_full_pool_sheds() -> Result<()> {
             let request = echo::post("/v1/chat/completions", &[("x-llm-d-inference-objective", objective)], echo::chat("x").to_string());
             async { stack.send(request?).await }
         };
-        assert_eq!(ask("batch").await?.status, 200, "{front:?}: there is room");
+        assert_eq!(ask("batch").await?.status, 200, "{front:?}: the pool has room");
         stack
             .servers
             .iter()
@@ -232,7 +237,7 @@ async fn a_full_pool_sheds() -> Result<()> {
         let shed = wait_for(LIMIT, "the pool to be full", || async { ask("batch").await.ok().filter(|reply| reply.status != 200) }).await?;
         assert_eq!((shed.status, shed.header("x-llm-d-request-dropped-reason")), (429, "rejected-saturated"), "{front:?}: {}", shed.text());
         assert_eq!(shed.header("retry-after"), "1", "{front:?}");
-        assert_eq!(ask("unheard-of").await?.status, 200, "{front:?}: only who may be shed is");
+        assert_eq!(ask("unheard-of").await?.status, 200, "{front:?}: only sheddable requests are shed");
     }
     Ok(())
 }
@@ -265,20 +270,20 @@ async fn one_destination_where_the_older_text_is_read() -> Result<()> {
     Ok(())
 }
 
-// === ext_proc alone ===
+// === ext_proc only ===
 
 fn ext_proc() -> StackBuilder {
     Stack::builder().front(PickerMode::ExtProc)
 }
 
-/// The filter that asks.
+/// The ext_proc filter that calls the daemon.
 fn asking(config: &mut Value) -> Option<&mut Value> {
     let filters = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/http_filters";
     let filters = config.pointer_mut(filters)?.as_array_mut()?;
     Some(&mut filters.iter_mut().find(|filter| filter["name"] == "switchpoint")?["typed_config"])
 }
 
-/// Other ways to send bodies than the shipped file's, as other gateways have them.
+/// Sets other body modes than the shipped file's, as other gateways use them.
 fn modes(request: &'static str, response: &'static str, early: bool) -> impl Fn(&mut Value) + Send + 'static {
     move |config| {
         let Some(asking) = asking(config) else { return };
@@ -296,7 +301,7 @@ fn streamed(model: &str, tokens: u32) -> Value {
            "messages": [{"role": "user", "content": "tell me more"}]})
 }
 
-/// The events of so many tokens, as they come.
+/// Opens a stream of this many tokens.
 async fn stream(address: SocketAddr, tokens: u32) -> Result<EventStream> {
     let request = Request::post("/v1/chat/completions").header("content-type", "application/json");
     Ok(EventStream::new(client::start(address, request.body(client::full(streamed("demo", tokens).to_string()))?).await?))
@@ -317,7 +322,8 @@ async fn until_in_flight(stack: &Stack, wanted: u64) -> Result<()> {
     wait_for(LIMIT, &format!("{wanted} in flight"), seen).await
 }
 
-/// Small, large, streamed and renamed exchanges in one pair of modes; `read`: the request's body is seen before the decision.
+/// Small, large, streamed and rewritten exchanges in one combination of body modes. `read`: the
+/// picker sees the request body before the decision.
 async fn in_modes(request: &'static str, response: &'static str, early: bool, read: bool) -> Result<()> {
     let what = format!("{request} {early}, {response}");
     let (builder, _folder) = with_objects(ext_proc().servers(2).envoy_config(modes(request, response, early)))?;
@@ -347,7 +353,7 @@ async fn in_modes(request: &'static str, response: &'static str, early: bool, re
         assert_eq!((bad.status, &bad.json()?["error"]["code"]), (400, &json!("invalid_json")), "{what}: {}", bad.text());
         assert_eq!(plain.json()?["body"], renamed.to_string().replace("alias", "demo"), "{what}");
     } else {
-        assert_ne!(bad.json()?["error"]["code"], "invalid_json", "{what}: the engine's to judge: {}", bad.text());
+        assert_ne!(bad.json()?["error"]["code"], "invalid_json", "{what}: the engine judges the body: {}", bad.text());
         assert_eq!(plain.json()?["body"], renamed.to_string(), "{what}");
     }
     if read && response != "NONE" {
@@ -400,7 +406,7 @@ async fn one_that_looks_on_changes_nothing() -> Result<()> {
     };
     let stack = ext_proc().servers(1).envoy_config(observe).without_waiting().start().await?;
     let reply = stack.post("/v1/chat/completions", &echo::chat("x")).await?;
-    assert_eq!(reply.status, 503, "nobody says where to: {}", reply.text());
+    assert_eq!(reply.status, 503, "in observability mode no destination is set: {}", reply.text());
     Ok(())
 }
 
@@ -408,12 +414,12 @@ async fn one_that_looks_on_changes_nothing() -> Result<()> {
 async fn a_client_that_leaves_at_any_moment_leaves_nothing_behind() -> Result<()> {
     let stack = ext_proc().servers_like(1, &slow(50)).start().await?;
     let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n";
-    // While the body comes.
+    // While the body is being sent.
     let mut raw = RawConnection::connect(stack.address()).await?;
     raw.write(format!("{head}content-length: 1000\r\n\r\n{{\"model\":")).await?;
     tokio::time::sleep(Duration::from_millis(100)).await;
     drop(raw);
-    // While the engine thinks.
+    // Before the engine answers.
     stack.servers[0].fault(ServerFault::new(FaultMode::Hang)).await;
     let body = echo::chat("x").to_string();
     let mut raw = RawConnection::connect(stack.address()).await?;
@@ -422,7 +428,7 @@ async fn a_client_that_leaves_at_any_moment_leaves_nothing_behind() -> Result<()
     drop(raw);
     until_in_flight(&stack, 0).await?;
     stack.servers[0].fault(ServerFault::new(FaultMode::None)).await;
-    // While it streams.
+    // While the engine streams.
     let mut events = stream(stack.address(), 500).await?;
     assert!(events.next().await?.is_some());
     until_in_flight(&stack, 1).await?;
@@ -448,7 +454,7 @@ async fn a_daemon_that_dies_cuts_no_reply_and_refuses_until_it_is_back() -> Resu
             tokens += usize::from(event.data.contains("\"content\""));
             done |= event.data == "[DONE]";
         }
-        assert!(done && tokens >= 60, "graceful {graceful}: {tokens} tokens, and the end: {done}");
+        assert!(done && tokens >= 60, "graceful {graceful}: {tokens} tokens, ended normally: {done}");
         stack.daemon()?.start_again()?;
         let back = || async { stack.post("/v1/chat/completions", &echo::chat("x")).await.ok().filter(|reply| reply.status == 200) };
         wait_for(LIMIT, "the daemon to be back", back).await?;

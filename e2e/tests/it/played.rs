@@ -1,4 +1,5 @@
-//! A daemon that the test plays: it says what the test wants said, word for word, and keeps what it hears.
+//! A daemon that the test simulates: it sends exactly the messages that the test gives it, and
+//! records what it receives.
 
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -21,27 +22,27 @@ use tokio_stream::StreamExt;
 use tokio_stream::wrappers::{TcpListenerStream, UnboundedReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
 
-/// From a message to its effect; promised are milliseconds.
+/// Longest time from a message to its effect; the product promises milliseconds.
 const LIMIT: Duration = Duration::from_secs(30);
 
 type PlayedMessages = mpsc::UnboundedSender<Result<state::DaemonMessage, Status>>;
 
-/// The daemon on its stage.
+/// The simulated daemon.
 pub(crate) struct PlayedDaemon {
     stage: Arc<PlayedState>,
     address: SocketAddr,
-    /// Ours to keep, if it is not somebody else's.
+    /// Its port, if no other process leased it.
     port: Option<ReservedPort>,
     task: JoinHandle<()>,
 }
 
 #[derive(Default)]
 struct PlayedState {
-    /// What the Welcome says.
+    /// The schema version in the Welcome.
     schema: AtomicU32,
-    /// Said after each Welcome.
+    /// Messages that follow each Welcome.
     opening: Mutex<Vec<state::DaemonMessage>>,
-    /// To the newest stream.
+    /// The newest stream.
     lines: Mutex<Option<PlayedMessages>>,
     received: Mutex<Vec<proxy_message::Message>>,
 }
@@ -49,7 +50,7 @@ struct PlayedState {
 // === impl PlayedDaemon ===
 
 impl PlayedDaemon {
-    /// Takes the stage: every stream is welcomed and then told `opening`.
+    /// Starts the daemon: every stream gets a Welcome and then `opening`.
     pub(crate) async fn start(opening: Vec<state::DaemonMessage>) -> Result<Self> {
         let port = ReservedPort::lease()?;
         let mut played = Self::start_at(port.address()).await?;
@@ -58,22 +59,23 @@ impl PlayedDaemon {
         Ok(played)
     }
 
-    /// Where another daemon was; it has nothing to say yet.
+    /// Starts at the address of another daemon, without messages after the Welcome.
     pub(crate) async fn start_at(address: SocketAddr) -> Result<Self> {
         let stage = Arc::new(PlayedState { schema: proto::SCHEMA.into(), ..PlayedState::default() });
         let listener = tokio::net::TcpListener::bind(address).await?;
-        // As large as messages come, to see what the filter says of too large ones.
+        // No size limit, so that tests can send messages that are too large.
         let service = StateServiceServer::new(PlayedService(stage.clone())).max_encoding_message_size(usize::MAX);
         let server = tonic::transport::Server::builder().add_service(service);
-        // By a signal that never comes, connections end with the server.
+        // With a shutdown signal that never comes, connections end when the task is aborted.
         let server = server.serve_with_incoming_shutdown(TcpListenerStream::new(listener), std::future::pending());
         let task = tokio::spawn(async move {
-            let _ = server.await; // ends with the test
+            let _ = server.await; // runs until the test ends
         });
         Ok(Self { stage, address, port: None, task })
     }
 
-    /// An edit of the shipped config: state comes from this daemon, and `hosts` are known to Envoy by other means.
+    /// An edit of the shipped configuration: state comes from this daemon, and Envoy knows `hosts`
+    /// without it.
     pub(crate) fn envoy_config(&self, hosts: &[SocketAddr]) -> impl Fn(&mut Value) + Send + 'static {
         let (hosts, port) = (known_hosts(hosts), self.address.port());
         move |config| {
@@ -83,31 +85,31 @@ impl PlayedDaemon {
         }
     }
 
-    /// What the next Welcome says, and what is told after it.
+    /// Sets the schema of the next Welcome, and the messages that follow it.
     pub(crate) fn rehearse(&self, schema: u32, opening: Vec<state::DaemonMessage>) {
         self.stage.schema.store(schema, Ordering::Relaxed);
         *lock(&self.stage.opening) = opening;
     }
 
-    /// Says something on the newest stream.
+    /// Sends a message on the newest stream.
     pub(crate) fn say(&self, message: state::DaemonMessage) -> Result<()> {
         let lines = lock(&self.stage.lines);
-        Ok(lines.as_ref().ok_or("nobody listens")?.send(Ok(message))?)
+        Ok(lines.as_ref().ok_or("no stream is open")?.send(Ok(message))?)
     }
 
-    /// Ends the newest stream.
+    /// Ends the newest stream with an error.
     pub(crate) fn leave(&self) {
         if let Some(lines) = lock(&self.stage.lines).take() {
-            let _ = lines.send(Err(Status::unavailable("the actor leaves"))); // it may have ended by itself
+            let _ = lines.send(Err(Status::unavailable("the test ends this stream"))); // it may have ended by itself
         }
     }
 
-    /// Waits for something to be said by a proxy, from the first word on.
+    /// Waits for a message from a proxy that satisfies `pick`, from the first message on.
     pub(crate) async fn hear<T>(&self, what: &str, pick: impl Fn(&proxy_message::Message) -> Option<T>) -> Result<T> {
         wait_for(LIMIT, what, || async { lock(&self.stage.received).iter().find_map(&pick) }).await
     }
 
-    /// Everything heard so far.
+    /// All messages received so far.
     pub(crate) fn heard(&self) -> Vec<proxy_message::Message> {
         lock(&self.stage.received).clone()
     }
@@ -133,7 +135,7 @@ impl StateService for PlayedService {
         let welcome = state::Welcome { schema, release: "played".to_owned(), unknown_pools: Vec::new() };
         let opening = lock(&stage.opening).clone();
         for message in [message(daemon_message::Message::Welcome(welcome))].into_iter().chain(opening) {
-            let _ = lines.send(Ok(message)); // the receiver is right here
+            let _ = lines.send(Ok(message)); // the receiver still exists
         }
         *lock(&stage.lines) = Some(lines);
         tokio::spawn(async move {
@@ -149,13 +151,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-// === Lines ===
+// === Messages ===
 
 pub(crate) fn message(message: daemon_message::Message) -> state::DaemonMessage {
     state::DaemonMessage { message: Some(message) }
 }
 
-/// A pool update of the pool `default` as the daemon would make it, scored by the metrics below.
+/// A pool update of the pool `default` as the daemon would send it, scored by queue length.
 pub(crate) fn pool_update(term: u64, sequence: u64, hosts: &[SocketAddr]) -> state::PoolUpdate {
     let endpoint = |(slot, address): (u16, &SocketAddr)| Endpoint {
         id: EndpointRef { slot: Slot(slot), generation: Generation(1) },
@@ -178,7 +180,7 @@ pub(crate) fn pool_update(term: u64, sequence: u64, hosts: &[SocketAddr]) -> sta
     })
 }
 
-/// Metrics of that pool update: these queues, and nothing in the engines.
+/// Metrics for that pool update, with these queues and otherwise idle engines.
 pub(crate) fn metrics(pool_update: (u64, u64), sequence: u64, queues: &[f32]) -> state::Metrics {
     let metrics = |queue: &f32| EndpointMetrics {
         queue_depth: Some(*queue),
@@ -192,7 +194,8 @@ pub(crate) fn metrics(pool_update: (u64, u64), sequence: u64, queues: &[f32]) ->
     encode_metrics("default", version, sequence, &queues.iter().map(metrics).collect::<Vec<_>>())
 }
 
-/// An edit of the shipped config: Envoy knows these hosts from somebody else than the daemon, as with Istio.
+/// An edit of the shipped configuration: Envoy knows these hosts from another source than the
+/// daemon, as with Istio.
 pub(crate) fn known_hosts(hosts: &[SocketAddr]) -> impl Fn(&mut Value) + Send + 'static {
     let host = |host: &SocketAddr| {
         json!({

@@ -1,4 +1,4 @@
-//! Several pools in one proxy, several proxies on one daemon: nothing of one shows in the other.
+//! Several pools in one proxy, and several proxies on one daemon: neither affects the other.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -20,8 +20,9 @@ use crate::echo;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// A daemon with the pools `default` (a file) and `qwen` (a list), and a proxy whose routes go by the header `x-to`: to the pool `default` and to
-/// `qwen` by cluster, to `qwen` by route metadata, and to two pools that nobody knows.
+/// A daemon with the pools `default` (from a file) and `qwen` (a list), and a proxy whose routes go
+/// by the header `x-to`: to `default` and `qwen` by cluster, to `qwen` by route metadata, and to a
+/// pool that the daemon does not have.
 pub(crate) struct TwoPools {
     pub(crate) stack: Stack,
     default: [ModelServer; 2],
@@ -72,7 +73,8 @@ fn write_pools(folder: &Path, default: &[ModelServer], qwen: &[ModelServer]) -> 
     Ok(pools.display().to_string())
 }
 
-/// What an operator writes for a second pool: a cluster like the first with its own service name, and routes.
+/// What an operator writes for a second pool: a cluster like the first with another service name,
+/// and routes.
 fn routes(config: &mut Value) {
     let clusters = config.pointer_mut("/static_resources/clusters").and_then(Value::as_array_mut).expect("clusters");
     for (name, pool) in [("qwen-pool", "qwen"), ("twin-of-qwen-pool", "qwen"), ("unknown-pool", "unknown")] {
@@ -100,7 +102,8 @@ fn routes(config: &mut Value) {
 async fn each_route_goes_to_its_pool_and_to_no_other() -> Result<()> {
     let two = TwoPools::start(|builder| builder.concurrency(2)).await?;
     let pools = [("default", addresses(&two.default)), ("qwen", addresses(&two.qwen)), ("qwen-by-metadata", addresses(&two.qwen))];
-    // One prompt, long enough to be remembered: a memory that leaked would name the other pool's endpoint.
+    // One prompt for all pools, long enough for the prefix index: a shared index would name the
+    // other pool's endpoint.
     let prompt = "One prompt for all of them. ".repeat(50);
     for round in 0..10 {
         for (route, pool) in &pools {
@@ -143,8 +146,8 @@ async fn a_pool_follows_its_own_file_alone() -> Result<()> {
         let reply = two.to("default", "who?").await.ok()?;
         (echo::ranked(&reply).ok()? == [two.default[0].addr().to_string()]).then_some(())
     };
-    wait_for(LIMIT, "the one pool to shrink", shrunk).await?;
-    assert_eq!(echo::ranked(&two.to("qwen", "who?").await?)?.len(), 2, "the other stays");
+    wait_for(LIMIT, "the first pool to shrink", shrunk).await?;
+    assert_eq!(echo::ranked(&two.to("qwen", "who?").await?)?.len(), 2, "the other pool does not change");
     load.stop().await?.check_all_served()
 }
 
@@ -153,7 +156,7 @@ async fn a_route_of_a_pool_that_the_filter_does_not_have_reaches_nobody() -> Res
     let two = TwoPools::start(|builder| builder).await?;
     let reply = two.to("unknown", "hello?").await?;
     assert_eq!(reply.status, 503, "{}", reply.text());
-    assert_eq!(two.stack.envoy.picker_stat("switchpoint_passed_total").await?, 1, "not the picker's business");
+    assert_eq!(two.stack.envoy.picker_stat("switchpoint_passed_total").await?, 1, "the picker lets the unknown pool pass");
     assert_eq!(two.to("default", "hello?").await?.status, 200);
     Ok(())
 }
@@ -175,7 +178,8 @@ async fn a_pool_that_the_daemon_does_not_have_is_told_and_harms_no_other() -> Re
 
 // === Several proxies ===
 
-/// One daemon of so many threads, a proxy of one worker here and of four there; `node` is the second proxy's id.
+/// One daemon with this many threads, one proxy with one worker and one with four; `node` is the
+/// second proxy's node id.
 async fn two_proxies(node: &str, daemon_threads: u32) -> Result<()> {
     let mut stack = Stack::builder().servers(3).daemon_threads(daemon_threads).picker(json!({"explain": true})).start().await?;
     let second = SecondEnvoy::start(&stack, node, 4).await?;
@@ -195,7 +199,7 @@ async fn two_proxies(node: &str, daemon_threads: u32) -> Result<()> {
     for load in loads {
         load.stop().await?.check_all_served()?;
     }
-    // One goes; the daemon forgets it and the other does not care.
+    // One proxy ends: the daemon forgets it, and the other is not affected.
     drop(second);
     let one = || async {
         (stack.daemon.as_ref()?.admin("/debug/state").await.ok()?.json().ok()?["proxies"].as_array()?.len() == 1).then_some(())
@@ -210,7 +214,8 @@ async fn two_proxies_hear_the_same_daemon() -> Result<()> {
     two_proxies("another", 1).await
 }
 
-/// As when nobody gave them ids of their own: slower to learn of endpoints at worst, never wrong.
+/// Two proxies with the same node id, as when none is set: at worst they learn of endpoints later;
+/// they never get wrong state.
 #[tokio::test]
 async fn two_proxies_of_one_name_hear_the_same_daemon() -> Result<()> {
     two_proxies("switchpoint-standalone", 4).await

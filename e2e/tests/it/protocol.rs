@@ -17,7 +17,7 @@ fn hinted() -> StackBuilder {
     Stack::builder().servers(3).filter_before_picker(subset_hint_filter())
 }
 
-/// Adds what `envoy.lb` metadata holds to the access log: nothing else shows it.
+/// Adds the `envoy.lb` metadata to the access log, the only place where a test can see it.
 fn log_metadata(config: &mut Value) {
     let format = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/access_log/0/typed_config/log_format/json_format";
     if let Some(fields) = config.pointer_mut(format).and_then(Value::as_object_mut) {
@@ -112,7 +112,7 @@ async fn a_client_cannot_hint() -> Result<()> {
     let only = stack.servers[1].addr().to_string();
     for _ in 0..5 {
         let reply = stack.send(echo::get("/v1/models", &[("x-gateway-destination-endpoint-subset", &only)])?).await?;
-        assert_eq!(echo::ranked(&reply)?.len(), 2, "the header is not metadata");
+        assert_eq!(echo::ranked(&reply)?.len(), 2, "a header does not count as a hint");
     }
     Ok(())
 }
@@ -131,14 +131,14 @@ async fn no_ready_endpoint_is_503_in_the_shape_of_the_api() -> Result<()> {
     let anthropic = stack.post("/v1/messages", &json!({"model": "demo", "max_tokens": 1, "messages": []})).await?;
     assert_eq!((anthropic.status, &anthropic.json()?["type"]), (503, &json!("error")), "{}", anthropic.text());
     let bodyless = stack.get("/v1/models").await?;
-    assert_eq!(bodyless.status, 503, "requests without a body are no exception");
+    assert_eq!(bodyless.status, 503, "also without a body");
     Ok(())
 }
 
 #[tokio::test]
 async fn namespaces_and_keys_can_be_named_otherwise() -> Result<()> {
     fn other_names(config: &mut Value) {
-        // The Lua of the harness writes the default names; this test's gateway has its own.
+        // The test harness's Lua filter writes the default names; replace them by other names.
         let text = config
             .to_string()
             .replace("envoy.lb.subset_hint\\\"", "my.ns\\\"")
@@ -160,11 +160,11 @@ async fn upgrades_and_connect_do_not_hang() -> Result<()> {
     let mut raw = testbed::client::RawConnection::connect(stack.address()).await?;
     raw.write("GET /v1/realtime HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n").await?;
     let reply = raw.read_reply().await?;
-    assert!(reply.status > 0, "answered, whatever the engine says to it");
+    assert!(reply.status > 0, "the upgrade gets an answer");
     let mut raw = testbed::client::RawConnection::connect(stack.address()).await?;
     raw.write("CONNECT example:443 HTTP/1.1\r\nhost: example:443\r\n\r\n").await?;
     let reply = raw.read_reply().await?;
-    assert!((400..600).contains(&reply.status), "no route takes CONNECT, and it is said at once: {}", reply.status);
+    assert!((400..600).contains(&reply.status), "CONNECT has no route and is refused at once: {}", reply.status);
     Ok(())
 }
 
@@ -180,6 +180,6 @@ async fn reasons_are_told_only_with_leave() -> Result<()> {
     assert_eq!(decision["picked"], json!(echo::ranked(&reply)?));
     assert_eq!(decision["candidates"].as_array().map(Vec::len), Some(2));
     let silent = stack.send(Request::get("/v1/models").body(testbed::client::empty())?).await?;
-    assert_eq!(silent.header("x-switchpoint-decision"), "", "and only when asked");
+    assert_eq!(silent.header("x-switchpoint-decision"), "", "only on request");
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! What happens when the picked endpoint fails before it answers: the next of the list, at once; then it is left out for a while.
+//! The picked endpoint fails before it answers: the next of the ranked list is tried at once, and
+//! the failed endpoint is ejected for a while.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +14,7 @@ use crate::echo;
 
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Sends chat requests until one is picked for `index` first, and returns what came of that one.
+/// Sends chat requests until one is picked for `index` first; returns the result of that request.
 async fn picked_first(stack: &Stack, index: usize, tag: &str) -> Result<Value> {
     let wanted = stack.servers[index].addr().to_string();
     for attempt in 0..100 {
@@ -62,7 +63,7 @@ async fn a_failed_endpoint_is_left_out_and_comes_back() -> Result<()> {
     stack.servers[0].fault(ServerFault::new(FaultMode::Refuse)).await;
     picked_first(&stack, 0, "fails").await?;
     let failed = stack.servers[0].addr().to_string();
-    // Within the second of its ejection nothing is tried there.
+    // No request goes to the endpoint within the second of its ejection.
     let end = Instant::now() + Duration::from_millis(600);
     while Instant::now() < end {
         let reply = stack.send(echo::get("/v1/models", &[])?).await?;
@@ -127,7 +128,7 @@ async fn retries_stay_within_the_subset() -> Result<()> {
     let only = stack.servers[0].addr().to_string();
     for _ in 0..3 {
         let reply = stack.send(echo::get("/v1/models", &[("x-test-subset-list", &only)])?).await?;
-        assert_eq!(reply.status, 503, "nobody else is allowed: {}", reply.text());
+        assert_eq!(reply.status, 503, "no other endpoint is allowed: {}", reply.text());
         assert!(!reply.headers.contains_key("x-served-by"), "no engine answered");
     }
     Ok(())
@@ -146,7 +147,8 @@ async fn a_large_body_is_sent_again_whole() -> Result<()> {
     Ok(())
 }
 
-/// What takes minutes is not done twice; and what is no inference may not be done twice.
+/// Work that takes minutes is not repeated, because it costs too much; other paths are not, because
+/// repeating them may do harm.
 #[tokio::test]
 async fn long_work_and_other_paths_are_not_sent_again_once_an_engine_had_them() -> Result<()> {
     let stack = Stack::start(2).await?;
@@ -181,7 +183,7 @@ async fn many_at_once_survive_one_dead_engine() -> Result<()> {
 async fn a_clients_own_fault_is_not_held_against_an_endpoint() -> Result<()> {
     let stack = Stack::start(2).await?;
     for server in &stack.servers {
-        server.fault(ServerFault::new(FaultMode::Hang)).await; // or the engine might answer before the body breaks
+        server.fault(ServerFault::new(FaultMode::Hang)).await; // otherwise the engine might answer before the body breaks
     }
     for _ in 0..6 {
         let mut raw = RawConnection::connect(stack.address()).await?;
@@ -193,7 +195,7 @@ async fn a_clients_own_fault_is_not_held_against_an_endpoint() -> Result<()> {
         server.fault(ServerFault::new(FaultMode::None)).await;
     }
     let reply = stack.send(echo::get("/v1/models", &[])?).await?;
-    assert_eq!(echo::ranked(&reply)?.len(), 2, "nobody is ejected");
+    assert_eq!(echo::ranked(&reply)?.len(), 2, "no endpoint is ejected");
     assert_eq!(stack.envoy.picker_stat("switchpoint_failed_attempts_total").await?, 0);
     Ok(())
 }

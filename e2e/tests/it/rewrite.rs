@@ -1,4 +1,4 @@
-//! A model under another name: what reaches the engine and what the client gets back, byte for byte.
+//! Model rewrites: the bytes that reach the engine, and the bytes that the client gets back.
 
 use std::fmt::Write as _;
 use std::io::Read as _;
@@ -13,20 +13,21 @@ use testbed::stack::Stack;
 
 use crate::echo;
 
-/// The longest unstreamed reply that keeps its length, as the documentation says.
+/// The documented limit up to which a reply that is not streamed keeps its content-length.
 const HELD_BYTES_MAX: usize = 32_768;
 
-/// Asks for another model.
+/// The header that requests another model.
 const ASK: (&str, &str) = ("x-llm-d-model-name-rewrite", "demo");
 
-/// What is sent, and what is to arrive: of the text between «» only the name changes.
+/// The request to send and the request that must arrive, from a text in which «» mark the model
+/// name.
 fn versions(marked: &str) -> (String, String) {
     let (before, rest) = marked.split_once('«').expect("a mark");
     let (asked, after) = rest.split_once('»').expect("its end");
     (format!("{before}{asked}{after}"), format!("{before}\"demo\"{after}"))
 }
 
-/// What an echo says of the body that arrived: its length as declared, its bytes.
+/// Checks by an echo that the engine received `expected`: its bytes, and its length as declared.
 fn arrived(reply: &ClientReply, expected: &str) -> Result<()> {
     let echo = reply.json()?;
     if !echo["body"].is_null() {
@@ -77,7 +78,7 @@ async fn only_the_name_changes_on_the_way_to_the_engine() -> Result<()> {
     assert_eq!(
         (&echo["body"], &echo::header(&echo, "accept-encoding")[..]),
         (&json!(r#"{"text":"x"}"#), &["br"][..]),
-        "no name, no change"
+        "a request without a model name passes unchanged"
     );
     Ok(())
 }
@@ -95,7 +96,7 @@ async fn however_the_body_is_sent() -> Result<()> {
     raw.write(format!("{start}transfer-encoding: chunked\r\n\r\n{chunks}")).await?;
     let reply = raw.read_reply().await?;
     arrived(&reply, &expected)?;
-    assert_eq!(echo::header(&reply.json()?, "content-length"), [""; 0], "a length nobody declared");
+    assert_eq!(echo::header(&reply.json()?, "content-length"), [""; 0], "no length is declared for a chunked body");
 
     let connection = Http2Client::connect(stack.address()).await?;
     let trailers = HeaderMap::from_iter([(HeaderName::from_static("x-sum"), HeaderValue::from_static("7"))]);
@@ -151,7 +152,7 @@ async fn a_request_that_waited_for_the_first_state_is_rewritten_too() -> Result<
     arrived(&reply, &expected)
 }
 
-/// A request to the engine itself, for the model `demo` under the name `a`.
+/// A request for the model `a` that is rewritten to `demo`, answered by the engine without an echo.
 fn ask(path: &str, body: Value, headers: &[(&str, &str)]) -> Result<Request<client::Body>> {
     let mut request = Request::post(path).header(ASK.0, ASK.1);
     for (name, value) in headers {
@@ -162,7 +163,7 @@ fn ask(path: &str, body: Value, headers: &[(&str, &str)]) -> Result<Request<clie
     Ok(request.body(client::full(body.to_string()))?)
 }
 
-/// One request of each API that answers with a model's name, with a prompt that says it too.
+/// One request of each API whose reply has a model name. The prompts contain the name too.
 fn requests(stream: bool) -> [(&'static str, Value); 4] {
     let messages = json!([{"role": "user", "content": r#""model":"demo""#}]);
     [
@@ -187,11 +188,15 @@ async fn an_unstreamed_reply_has_the_clients_name_and_its_right_length() -> Resu
     let reply = stack.send(ask("/v1/embeddings", json!({"input": inputs}), &[])?).await?;
     assert!(reply.body.len() > HELD_BYTES_MAX && reply.header("content-length").is_empty());
     let embeddings = reply.json()?;
-    assert_eq!((embeddings["data"].as_array().map(Vec::len), &embeddings["model"]), (Some(500), &json!("a")), "longer than what is held");
+    assert_eq!(
+        (embeddings["data"].as_array().map(Vec::len), &embeddings["model"]),
+        (Some(500), &json!("a")),
+        "longer than the filter holds back"
+    );
     Ok(())
 }
 
-/// A server that cuts what it streams into pieces of so many bytes.
+/// A server that writes its streams in pieces of this many bytes.
 fn cutting(bytes_per_write: usize) -> model_server::ModelServerOptions {
     model_server::ModelServerOptions {
         models: vec!["demo".into()],
@@ -223,7 +228,7 @@ fn ask_directly(path: &str, body: &Value) -> Result<Request<client::Body>> {
     Ok(Request::post(path).body(client::full(body.to_string()))?)
 }
 
-/// A stream without what differs from one reply to the next: ids and times.
+/// A stream without the fields that differ between replies: ids and times.
 fn settled(stream: &str) -> String {
     let mut out = String::new();
     for line in stream.lines() {

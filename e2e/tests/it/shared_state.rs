@@ -1,4 +1,5 @@
-//! Several workers pick as one: each knows what the others have under way, whom they saw fail, and who was given which prompt.
+//! Several workers pick as one: each knows the requests of the others, the endpoints that failed at
+//! them, and the prompts they placed.
 
 use std::time::{Duration, Instant};
 
@@ -16,11 +17,12 @@ use crate::echo;
 mod dictionary;
 mod outsider;
 mod secrecy;
-use outsider::{RevokedProxy, tells_apart};
+use outsider::{SimulatedPeer, tells_apart};
 
 const WORKERS: u32 = 4;
 
-/// Every worker has served: connections are spread by chance, so that one got none of a hundred is one chance in 10^12.
+/// Sends requests until every worker has served: that one of four gets none of a hundred
+/// connections has a chance of about 10^-12.
 async fn warm(stack: &Stack) -> Result<()> {
     for reply in join_all((0..100).map(|_| stack.get("/v1/models"))).await {
         assert_eq!(reply?.status, 200);
@@ -28,7 +30,8 @@ async fn warm(stack: &Stack) -> Result<()> {
     Ok(())
 }
 
-/// How many attempts a refusing endpoint costs within its first ejection, all workers together.
+/// The number of attempts that a refusing endpoint costs within its first ejection, over all
+/// workers.
 async fn attempts_at_a_dead_endpoint(sharing: bool) -> Result<i64> {
     let stack = Stack::builder().servers(4).concurrency(WORKERS).picker(json!({"sharing": sharing})).start().await?;
     warm(&stack).await?;
@@ -37,7 +40,7 @@ async fn attempts_at_a_dead_endpoint(sharing: bool) -> Result<i64> {
     while failed().await? == 0 {
         assert_eq!(stack.get("/v1/models").await?.status, 200);
     }
-    // The others have 2 ms to hear of it; the ejection is for a second.
+    // The other workers learn of the failure within 2 ms; the ejection lasts a second.
     tokio::time::sleep(Duration::from_millis(2)).await;
     let (before, end) = (failed().await?, Instant::now() + Duration::from_millis(600));
     while Instant::now() < end {
@@ -45,7 +48,7 @@ async fn attempts_at_a_dead_endpoint(sharing: bool) -> Result<i64> {
             assert_eq!(reply?.status, 200);
         }
     }
-    assert_eq!(before, 1, "one request at a time found out");
+    assert_eq!(before, 1, "only one request met the failure");
     failed().await
 }
 
@@ -57,7 +60,7 @@ async fn what_fails_at_one_worker_costs_no_other_a_try() -> Result<()> {
 
 #[tokio::test]
 async fn without_sharing_every_worker_pays_for_the_same_failure() -> Result<()> {
-    assert!(attempts_at_a_dead_endpoint(false).await? > 1, "what the test above holds would fail");
+    assert!(attempts_at_a_dead_endpoint(false).await? > 1, "the test above would not notice missing sharing");
     Ok(())
 }
 
@@ -70,8 +73,8 @@ async fn check_spread(shape: FleetShape, seeds: std::ops::Range<usize>) -> Resul
     Ok(())
 }
 
-/// That the check can fail. Few workers that know nothing of each other each take a round over the servers, which looks like a spread; many do
-/// not get round.
+/// Shows that [`check_spread`] can fail. A few workers without shared state each go round the
+/// servers, which looks like an even spread; many workers do not get round.
 async fn check_pile(shape: FleetShape) -> Result<()> {
     let fleet = Fleet::for_bursts(shape, false).await?;
     for seed in 0..10 {
@@ -79,7 +82,7 @@ async fn check_pile(shape: FleetShape) -> Result<()> {
             return Ok(());
         }
     }
-    Err(format!("{shape:?}: without sharing it was spread as well").into())
+    Err(format!("{shape:?}: the bursts were spread even without sharing").into())
 }
 
 #[tokio::test]
@@ -109,7 +112,9 @@ async fn a_prompt_finds_its_endpoint_again_through_any_worker() -> Result<()> {
     let stack = Stack::builder().servers(6).concurrency(WORKERS).start().await?;
     warm(&stack).await?;
     for round in 0..10 {
-        // Of engines that answer at once even the floor on what a token costs must make the prefix worth more than the 1 ms that counts as equal.
+        // The engines answer at once, so the learned cost of a token is at its minimum. The prompt
+        // must be long enough that its cached prefix is worth more than 1 ms, the difference that
+        // counts as equal.
         let prompt = format!("{round} conversations. {}", "They go on and on. ".repeat(800));
         let first = stack.server_of(&stack.post("/v1/chat/completions", &echo::chat(&prompt)).await?)?;
         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -122,9 +127,9 @@ async fn a_prompt_finds_its_endpoint_again_through_any_worker() -> Result<()> {
     Ok(())
 }
 
-// === between proxies ===
+// === Between proxies ===
 
-/// A scorer of load and one of prefixes, each of which can be asked what it says.
+/// A scorer of load and one of prefixes, whose scores the tests read.
 const ASKED: &str = "apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig
 plugins:
@@ -156,7 +161,7 @@ async fn what_fails_at_one_proxy_costs_the_other_no_try() -> Result<()> {
     while one.picker_stat(failed).await? == 0 {
         assert_eq!(testbed::client::get(one.listener(), "/v1/models").await?.status, 200);
     }
-    // It takes 20 ms; the ejection is for a second.
+    // The other proxy learns of the failure within 20 ms; the ejection lasts a second.
     tokio::time::sleep(Duration::from_millis(200)).await;
     let end = Instant::now() + Duration::from_millis(400);
     while Instant::now() < end {
@@ -179,7 +184,7 @@ async fn what_one_proxy_placed_another_finds() -> Result<()> {
         let prompt = format!("{round} conversations. {}", "They go on and on. ".repeat(200));
         let (first, then) = if round % 2 == 0 { (one, two) } else { (two, one) };
         let server = fleet.stack.server_of(&post(first, prompt.clone()).await?)?;
-        // Ten times what is promised.
+        // Ten times the promised time.
         tokio::time::sleep(Duration::from_secs(1)).await;
         for turn in 0..6 {
             let reply = post(then, format!("{prompt} {turn}")).await?;
@@ -193,16 +198,16 @@ async fn what_one_proxy_placed_another_finds() -> Result<()> {
 async fn load_told_from_outside_counts_once_and_expires_when_its_proxy_falls_silent() -> Result<()> {
     let config = tempfile::NamedTempFile::new()?;
     let mut stack = asked(&config)?.servers(2).concurrency(2).start().await?;
-    let outsider = RevokedProxy::join(&mut stack).await?;
+    let outsider = SimulatedPeer::join(&mut stack).await?;
     tells_apart(&stack, "active-request-scorer", false).await?;
     outsider.tell(0, 50).await?;
     tells_apart(&stack, "active-request-scorer", true).await?;
     let address = stack.servers[0].addr().to_string();
     let scores = ExplainedDecision::ask(stack.address(), "who is busy?").await?.scores("active-request-scorer");
     assert!(scores.iter().all(|(endpoint, score)| (*endpoint == address) == (*score < 0.5)), "{scores:?}");
-    // It stays connected, and says nothing more.
+    // The simulated proxy stays connected and sends nothing more.
     let silent = tells_apart(&stack, "active-request-scorer", false).await?;
-    assert!(silent > Duration::from_millis(1_000), "it counts for two seconds: {silent:?}");
+    assert!(silent > Duration::from_millis(1_000), "the load of a silent proxy counts for two seconds: {silent:?}");
     outsider.tell(1, 50).await?;
     tells_apart(&stack, "active-request-scorer", true).await?;
     outsider.tell(1, 0).await?;
@@ -210,13 +215,14 @@ async fn load_told_from_outside_counts_once_and_expires_when_its_proxy_falls_sil
     Ok(())
 }
 
-/// Promised are 20 ms for load and 100 ms for placements; ten times that is allowed on a busy machine. Prints what it was.
+/// The product promises 20 ms for load and 100 ms for placements; ten times that is allowed on a
+/// busy machine. Prints the measured delays.
 #[tokio::test]
 async fn load_and_placements_reach_other_proxies_in_time_and_nothing_of_a_prompt_does() -> Result<()> {
     let slow = ModelServerOptions { models: vec!["demo".into()], speed: 0.0, chunk_delay_ms: 300, ..ModelServerOptions::default() };
     let mut stack = Stack::builder().servers_like(2, &slow).start().await?;
-    let mut outsider = RevokedProxy::join(&mut stack).await?;
-    // From now on the proxy knows that there is another.
+    let mut outsider = SimulatedPeer::join(&mut stack).await?;
+    // From now on the proxy knows that it has a peer.
     outsider.hear_until(0).await?;
     tokio::time::sleep(Duration::from_millis(300)).await;
     let secret = "the password of the safe is swordfish";
@@ -232,17 +238,18 @@ async fn load_and_placements_reach_other_proxies_in_time_and_nothing_of_a_prompt
         placed += outsider.hear_until(0).await?.1;
     }
     delays.sort_unstable();
-    println!("load at another proxy after {delays:?}, the request's own way included");
+    println!("load reached another proxy after {delays:?}, including the request's own way");
     assert!(delays[4] < Duration::from_millis(200), "{delays:?}");
-    assert!(placed >= 10, "each of ten prompts was placed: {placed}");
+    assert!(placed >= 10, "placements of ten prompts arrived: {placed}");
     let words: Vec<&[u8]> = secret.as_bytes().windows(6).collect();
     let told = |bytes: &[u8]| words.iter().any(|word| memchr::memmem::find(bytes, word).is_some());
-    assert!(told(format!("a {secret} is found").as_bytes()), "that the look can fail");
+    assert!(told(format!("a {secret} is found").as_bytes()), "the search must be able to find the secret");
     assert!(!outsider.received.iter().any(|bytes| told(bytes)));
     Ok(())
 }
 
-/// As soon as a scrape tells: no prompt has to be missed first. From there to the proxies it takes 50 ms; ten times that is allowed.
+/// The affinity is lost as soon as a scrape reports the restart, before any request misses its
+/// prefix. From there it takes 50 ms to the proxies; ten times that is allowed.
 #[tokio::test]
 async fn a_cold_restart_at_the_same_address_loses_all_affinity_at_once() -> Result<()> {
     let config = tempfile::NamedTempFile::new()?;
@@ -263,7 +270,7 @@ async fn a_cold_restart_at_the_same_address_loses_all_affinity_at_once() -> Resu
     };
     for (number, prompt) in prompts.iter().enumerate() {
         let known = || async { held(number % 2, prompt).await.ok()?.then_some(()) };
-        wait_for(outsider::LIMIT, "what was placed to be known", known).await?;
+        wait_for(outsider::LIMIT, "the placed prompts to be known", known).await?;
     }
     stack.servers[server].restart(None).await;
     let daemon = stack.daemon()?;
@@ -272,16 +279,16 @@ async fn a_cold_restart_at_the_same_address_loses_all_affinity_at_once() -> Resu
         let mut restarts = page.lines().filter(|line| line.starts_with("switchpoint_endpoint_restarts_total"));
         restarts.any(|line| line.ends_with(" 1")).then_some(())
     };
-    wait_for(outsider::LIMIT, "a scrape to tell", noticed).await?;
+    wait_for(outsider::LIMIT, "a scrape to report the restart", noticed).await?;
     tokio::time::sleep(Duration::from_millis(500)).await;
-    // Each question places its prompt anew, so each is asked once.
+    // Ask for each prompt only once, because a pick places the prompt again.
     for (number, prompt) in prompts.iter().enumerate() {
-        assert!(!held(number % 2, prompt).await?, "proxy {} still believes in prompt {number} of {}", number % 2, prompts.len());
+        assert!(!held(number % 2, prompt).await?, "proxy {} still counts prompt {number} of {} as cached", number % 2, prompts.len());
     }
     Ok(())
 }
 
-// === a multi-turn trace, in short ===
+// === A short multi-turn trace ===
 
 #[tokio::test]
 async fn conversations_hit_as_often_with_many_workers_as_with_one() -> Result<()> {
@@ -294,6 +301,6 @@ async fn conversations_hit_as_often_with_many_workers_as_with_one() -> Result<()
     let (two, alone) = (outcome(FleetShape::TWO_BY_TWO, true).await?, outcome(FleetShape { proxies: 2, workers: 4 }, false).await?);
     println!("{one:?}\n{four:?}\n{two:?}\n{alone:?}");
     assert!(one.hit_rate - four.hit_rate < 0.05 && one.hit_rate - two.hit_rate < 0.05, "{one:?} {four:?} {two:?}");
-    assert!(one.hit_rate - alone.hit_rate > 0.05, "that the check can fail: {one:?} {alone:?}");
+    assert!(one.hit_rate - alone.hit_rate > 0.05, "without sharing the hit rate must be lower: {one:?} {alone:?}");
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! What the shipped config sets against Envoy's defaults, each by its effect or, where the effect takes minutes, by what Envoy says it is running.
+//! Settings of the shipped configuration that differ from Envoy's defaults. Each is tested by its
+//! effect or, where the effect takes minutes, by the configuration that Envoy reports.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -16,12 +17,12 @@ use tokio::sync::mpsc;
 
 use crate::engine::{self, RawEngine};
 
-/// What Envoy says it runs with, all of it in one tree.
+/// The configuration that Envoy runs with, as one tree.
 async fn running(stack: &Stack) -> Result<Value> {
     Ok(serde_json::from_str(&stack.envoy.admin_page("/config_dump").await?)?)
 }
 
-/// Values of a key, wherever it stands.
+/// All values of a key in the tree.
 fn values<'a>(tree: &'a Value, key: &str) -> Vec<&'a Value> {
     match tree {
         Value::Object(fields) => {
@@ -62,9 +63,9 @@ async fn limits_and_times_fit_long_generations() -> Result<()> {
         let found = values(&tree, key);
         assert!(found.contains(&&expected), "{key}: {found:?}");
     }
-    assert!(values(&tree, "timeout").contains(&&json!("0s")), "the route has no time limit");
+    assert!(values(&tree, "timeout").contains(&&json!("0s")), "the route has no timeout");
     let monitors = stack.envoy.stats("^overload\\..*pressure$").await?;
-    assert_eq!(monitors.len(), 2, "memory and connections are watched: {monitors:?}");
+    assert_eq!(monitors.len(), 2, "memory and connections are monitored: {monitors:?}");
     Ok(())
 }
 
@@ -86,7 +87,7 @@ async fn control_headers_of_a_client_go_no_further() -> Result<()> {
             "x-switchpoint-open",
             "x-switchpoint-decision",
         ] {
-            request = request.header(name, elsewhere).header(name, elsewhere); // twice: all values go
+            request = request.header(name, elsewhere).header(name, elsewhere); // twice: all values are removed
         }
         let body = json!({"model": "demo", "messages": []}).to_string();
         let reply = stack.send(request.body(client::full(body))?).await?;
@@ -101,12 +102,12 @@ async fn a_client_cannot_order_retries() -> Result<()> {
     let stack = Stack::start(1).await?;
     stack.servers[0].fault(ServerFault::new(FaultMode::Status)).await;
     let request = Request::get("/v1/models").header("x-envoy-retry-on", "5xx").header("x-envoy-max-retries", "5");
-    // As if a trusted proxy stood in front.
+    // As if a trusted proxy were in front.
     let request = request.header("x-forwarded-for", "10.0.0.1").header("x-request-id", "retries");
     let reply = stack.send(request.body(client::empty())?).await?;
     assert_eq!(reply.status, 503, "the engine's own reply: {}", reply.text());
     let line = stack.envoy.access_log_of("retries", Duration::from_secs(5)).await?;
-    assert_eq!(line["attempts"], 1, "a list of one is tried once");
+    assert_eq!(line["attempts"], 1, "a ranked list of one endpoint is tried once");
     Ok(())
 }
 
@@ -130,7 +131,8 @@ async fn replies_of_envoy_speak_the_language_of_the_api() -> Result<()> {
 
 #[tokio::test]
 async fn a_destination_outside_the_pool_is_refused() -> Result<()> {
-    // What no header of a client can do, a filter behind the picker does here: it names a server that is not of the pool.
+    // No client header can do this, so a filter behind the picker does: it sets a destination that
+    // is not in the pool.
     let stack = Stack::builder().servers(2).envoy_config(overwrite_destination).start().await?;
     let reply = stack.get("/v1/models").await?;
     assert_eq!((reply.status, reply.header("x-llm-d-request-dropped-reason")), (503, "rejected-no-endpoints"));
@@ -142,13 +144,14 @@ async fn a_destination_outside_the_pool_is_refused() -> Result<()> {
 async fn an_idle_connection_is_closed_before_uvicorn_would() -> Result<()> {
     const UVICORN: Duration = Duration::from_secs(5);
     let (told, mut tells) = mpsc::unbounded_channel();
-    // Answers on its connection for as long as it is asked; tells how often, and whether it was closed before it would have closed it.
+    // Answers on its connection as long as requests come. Sends the number of answers, and whether
+    // Envoy closed the connection before the engine would have.
     let engine = RawEngine::start(move |mut stream| {
         let told = told.clone();
         async move {
             let mut answered = 0;
             let closed = loop {
-                let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await; // if it is closed, the next line sees it
+                let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await; // if the connection is closed, the next read notices
                 answered += 1;
                 match tokio::time::timeout(UVICORN, engine::head(&mut stream)).await {
                     Ok(Some(_)) => {}
@@ -165,15 +168,16 @@ async fn an_idle_connection_is_closed_before_uvicorn_would() -> Result<()> {
         assert_eq!(stack.get("/v1/models").await?.text(), "ok");
     }
     let (answered, closed) = tells.recv().await.ok_or("the engine is gone")?;
-    assert_eq!(answered, 3, "kept alive and used again");
-    assert!(closed, "by Envoy, and before {UVICORN:?} were over");
+    assert_eq!(answered, 3, "the connection was reused");
+    assert!(closed, "Envoy closed the connection before {UVICORN:?} had passed");
     Ok(())
 }
 
 #[tokio::test]
 async fn an_endpoint_that_takes_no_connection_is_soon_left_for_the_next() -> Result<()> {
     const DEFAULT: Duration = Duration::from_secs(5);
-    // A listener whose queue is full: the kernel lets further connections wait, as a black hole in the network does.
+    // A listener whose queue is full: the kernel lets further connections wait, like a network that
+    // drops packets.
     let port = ReservedPort::lease()?;
     let socket = TcpSocket::new_v4()?;
     socket.bind(port.address())?;
@@ -193,7 +197,7 @@ async fn an_endpoint_that_takes_no_connection_is_soon_left_for_the_next() -> Res
         }
     }
     let took = left.ok_or("the endpoint was never picked first")?;
-    assert!(took < DEFAULT, "Envoy's default is {DEFAULT:?}: {took:?}");
+    assert!(took < DEFAULT, "shorter than Envoy's default of {DEFAULT:?}: {took:?}");
     assert_eq!(stack.envoy.stat("cluster.inference-pool.upstream_cx_connect_timeout").await?, 1);
     Ok(())
 }
@@ -220,7 +224,7 @@ fn overwrite_destination(config: &mut Value) {
 async fn compressed_requests_arrive_in_the_clear() -> Result<()> {
     use std::io::Write as _;
     let stack = Stack::start(1).await?;
-    // Very regular: 1000:1, where Envoy's default cuts off at 100:1.
+    // Very regular: a ratio of 1000:1, where Envoy's default limit is 100:1.
     let text = json!({"model": "demo", "messages": [{"role": "user", "content": "a".repeat(2_000_000)}]}).to_string();
     let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
     encoder.write_all(text.as_bytes())?;

@@ -1,4 +1,5 @@
-//! SLOs on the real thing: the proposal's own example as it is, one lowest SLO for all proxies, and how much is in time on a pool of two speeds.
+//! SLOs on a real Envoy: the llm-d proposal's example unchanged, and the lowest SLO of an endpoint
+//! as seen by all workers and proxies.
 
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use testbed::second_envoy::SecondEnvoy;
 use testbed::stack::{Stack, StackBuilder};
 use testbed::{Result, wait_for};
 
-/// For what is learned of live traffic.
+/// Longest wait for learning from live traffic.
 const LIMIT: Duration = Duration::from_secs(60);
 
 const LOOSE: [(&str, &str); 3] = [("x-slo-ttft-ms", "60000"), ("x-slo-tpot-ms", "5000"), ("PredictionBasedRouting", "true")];
@@ -20,7 +21,7 @@ fn engine() -> ModelServerOptions {
     ModelServerOptions { models: vec!["demo".to_owned()], speed: 2.0, ..ModelServerOptions::default() }
 }
 
-/// The proposal's example, its environment variable included.
+/// The proposal's example, including its environment variable.
 fn by_example(builder: StackBuilder) -> Result<StackBuilder> {
     let file = example();
     let arguments = ["--latency-prediction", "--config", file.to_str().ok_or("a path of text")?];
@@ -28,7 +29,7 @@ fn by_example(builder: StackBuilder) -> Result<StackBuilder> {
     Ok(builder.picker(picker).daemon_arguments(&arguments).daemon_environment("HEADROOM_SELECTION_STRATEGY", "highest"))
 }
 
-/// Requests of all lengths until latency is predicted.
+/// Sends requests of all lengths until the daemon has a latency model that predicts.
 async fn learn(stack: &Stack) -> Result<()> {
     let learned = predicts(stack, LIMIT);
     let traffic = async {
@@ -49,7 +50,7 @@ async fn learn(stack: &Stack) -> Result<()> {
     }
 }
 
-/// How the picker decided, by its reply.
+/// The decision that the picker reports in its reply.
 fn reasons(reply: &ClientReply) -> Result<Value> {
     Ok(serde_json::from_str(reply.header("x-switchpoint-decision"))?)
 }
@@ -80,7 +81,7 @@ async fn the_proposals_example_runs_as_it_is() -> Result<()> {
     assert_eq!((by_weights.status, &reasons(&by_weights)?["profile"]), (200, &json!("default")), "{}", by_weights.text());
     let cold = asked(&stack, &[slo, ("predictionbasedrouting", "True")]).await?;
     assert_eq!((cold.status, &reasons(&cold)?["profile"]), (200, &json!("slo")));
-    assert_eq!(stack.get("/v1/models").await?.status, 200, "what is no inference needs no SLO");
+    assert_eq!(stack.get("/v1/models").await?.status, 200, "a request without inference needs no SLO");
 
     learn(&stack).await?;
     let predicted = wait_for(LIMIT, "the proxy to predict", || async {
@@ -95,7 +96,7 @@ async fn the_proposals_example_runs_as_it_is() -> Result<()> {
     Ok(())
 }
 
-/// Streams that go on, on every server, so that none is idle.
+/// Opens long streams, so that no server is idle.
 async fn busy(stack: &Stack, headers: &[(&str, &str)], streams: usize) -> Result<Vec<EventStream>> {
     let mut open = Vec::new();
     for at in 0..streams {
@@ -133,11 +134,11 @@ async fn the_lowest_slo_of_a_server_is_the_lowest_at_any_proxy_until_its_request
         })
     };
     told("others there", 1234.0).await?;
-    // None can be had within a tenth of a millisecond, not even alone: that binds nobody.
+    // Not even an idle server can meet a TPOT of 0.1 ms, so such an SLO does not limit others.
     let greedy = busy(&stack, &[("x-slo-tpot-ms", "0.1")], 1).await?;
     tokio::time::sleep(Duration::from_millis(200)).await;
     told("others there", 1234.0).await?;
-    // But who asks for it and is not critical is shed.
+    // But a request with such an SLO is shed if it is not critical.
     let shed = asked(&stack, &[("x-slo-tpot-ms", "0.1"), ("PredictionBasedRouting", "true")]).await?;
     assert_eq!((shed.status, &shed.json()?["error"]["code"]), (429, &json!("slo_unattainable")), "{}", shed.text());
     drop(open);
@@ -155,7 +156,7 @@ async fn the_lowest_slo_of_a_server_is_the_lowest_at_any_worker() -> Result<()> 
         reasons(&reply).ok()?["candidates"][0]["predicted"]["tpot"]["limit_ms"].as_f64()
     };
     wait_for(LIMIT, "the proxy to predict", limit_ms).await?;
-    // One stream is at one worker; each question is a connection of its own, at any worker.
+    // The stream is at one worker. Each question uses its own connection, so any worker may answer.
     let open = busy(&stack, &[("x-slo-tpot-ms", "1234")], 1).await?;
     tokio::time::sleep(Duration::from_millis(50)).await;
     for at in 0..40 {
@@ -164,12 +165,12 @@ async fn the_lowest_slo_of_a_server_is_the_lowest_at_any_worker() -> Result<()> 
     drop(open);
     wait_for(LIMIT, "the stream to be forgotten", || async { (limit_ms().await == Some(5000.0)).then_some(()) }).await?;
     for at in 0..40 {
-        assert_eq!(limit_ms().await, Some(5000.0), "question {at}, nobody else being there");
+        assert_eq!(limit_ms().await, Some(5000.0), "question {at}, without other requests");
     }
     Ok(())
 }
 
-/// Objectives of these names and priorities, as a folder of objects.
+/// A folder with objectives of these names and priorities.
 fn objectives(rows: &[(&str, i32)]) -> Result<tempfile::TempDir> {
     let folder = tempfile::tempdir()?;
     for (name, priority) in rows {
@@ -180,7 +181,9 @@ fn objectives(rows: &[(&str, i32)]) -> Result<tempfile::TempDir> {
     Ok(folder)
 }
 
-/// Waits until the proxy predicts; with a strict SLO, until no server is valid for a request, be it that none is idle. Of a priority that no test counts.
+/// Waits until the proxy predicts. With a strict SLO, waits until no server is valid for the
+/// request, which also requires that none is idle. The requests have a priority that no test
+/// counts.
 async fn predicting(stack: &Stack, headers: &[(&str, &str)], valid: bool) -> Result<()> {
     let headers = [headers, &[("x-llm-d-inference-objective", "probe")]].concat();
     let all = || async {
@@ -194,7 +197,7 @@ async fn predicting(stack: &Stack, headers: &[(&str, &str)], valid: bool) -> Res
     wait_for(LIMIT, "the proxy to predict", all).await
 }
 
-/// How many requests of a priority had this outcome, by the daemon's metrics.
+/// The number of requests of a priority with this outcome, from the daemon's metrics.
 async fn counted(stack: &Stack, priority: &str, outcome: &str) -> Option<u64> {
     let page = stack.daemon.as_ref()?.admin("/metrics").await.ok()?.text();
     let is_row = |line: &&str| line.starts_with("switchpoint_slo_requests_total{") && line.contains(&format!("outcome=\"{outcome}\""));
@@ -202,7 +205,8 @@ async fn counted(stack: &Stack, priority: &str, outcome: &str) -> Option<u64> {
     rows.map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).map(|count| count.map(|count| count as u64)).sum()
 }
 
-/// No server can give a first token in a tenth of a millisecond, and none is idle: so nothing here hangs on how fast the machine is.
+/// No server can send a first token within 0.1 ms, and none is idle, so the result does not depend
+/// on the speed of the machine.
 #[tokio::test]
 async fn only_requests_that_are_not_critical_are_shed_on_a_pool_of_two_speeds() -> Result<()> {
     const ROUNDS: u64 = 10;
@@ -226,7 +230,7 @@ async fn only_requests_that_are_not_critical_are_shed_on_a_pool_of_two_speeds() 
             assert_eq!((shed.status, &shed.json()?["error"]["code"]), (429, &json!("slo_unattainable")), "{round} {objective}");
         }
         for (objective, by_slo) in [("critical", "true"), ("batch", "false")] {
-            assert_eq!(ask(objective, by_slo).await?.status, 200, "{round}: {objective} requests are served, late as they are");
+            assert_eq!(ask(objective, by_slo).await?.status, 200, "{round}: {objective} requests are served, although they are late");
         }
     }
     let told = || async {
@@ -261,7 +265,7 @@ async fn the_daemon_shows_running_requests_with_an_slo_by_their_own_ids_until_th
     assert_eq!(shown["request"], "the-clients-own");
     assert!(shown["ttft_ms"].as_f64() > Some(0.0) && shown["predicted"].as_array().is_some_and(|four| four.len() == 4), "{shown}");
     drop(open);
-    wait_for(LIMIT, "it to be gone", || async { running().await?.is_empty().then_some(()) }).await?;
+    wait_for(LIMIT, "the ended request to be removed", || async { running().await?.is_empty().then_some(()) }).await?;
 
     let metrics = stack.daemon.as_ref().ok_or("a daemon")?.admin("/metrics").await?.text();
     for name in ["predicted_seconds", "actual_seconds", "actual_to_predicted_ratio"] {

@@ -1,4 +1,4 @@
-//! The spine: daemon, snapshot, filter, pick, Envoy. What everything else hangs on.
+//! The basic path: daemon, snapshot, filter, pick, Envoy.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -8,14 +8,15 @@ use serde_json::{Value, json};
 use testbed::stack::Stack;
 use testbed::{Result, client, wait_for};
 
-/// From a change in the endpoints file to its effect on picks; what is promised is far less (see DESIGN of the push: 50 ms).
+/// Longest time from a change in the endpoints file to its effect on picks; the product promises 50
+/// ms.
 const EFFECT_LIMIT: Duration = Duration::from_secs(10);
 
 fn chat(prompt: &str) -> Value {
     json!({"model": "demo", "max_tokens": 4, "messages": [{"role": "user", "content": prompt}]})
 }
 
-/// A chat request that the engine answers by repeating it.
+/// A chat request that the engine echoes.
 fn echoed_chat(prompt: &str, id: &str) -> Result<Request<client::Body>> {
     let request = Request::post("/v1/chat/completions").header("content-type", "application/json");
     Ok(request.header("x-echo", "1").header("x-request-id", id).body(client::full(chat(prompt).to_string()))?)
@@ -37,9 +38,9 @@ async fn a_request_is_picked_and_served() -> Result<()> {
     let destination = header_of(&echo, "x-gateway-destination-endpoint");
     assert_eq!(destination.len(), 1, "one header line: {echo}");
     let ranked = destination[0].split(',').map(str::trim).collect::<Vec<_>>();
-    assert_eq!(ranked.first(), Some(&by.as_str()), "the first of the list serves");
+    assert_eq!(ranked.first(), Some(&by.as_str()), "the first endpoint of the list serves");
     let pool = BTreeSet::from_iter(stack.servers.iter().map(|server| server.addr().to_string()));
-    assert!(ranked.iter().all(|address| pool.contains(*address)), "{ranked:?} are all of the pool");
+    assert!(ranked.iter().all(|address| pool.contains(*address)), "{ranked:?} are endpoints of the pool");
     assert_eq!(BTreeSet::from_iter(&ranked).len(), ranked.len(), "{ranked:?} has no endpoint twice");
     assert_eq!(echo["body"], chat("hello").to_string(), "the body reaches the engine byte for byte");
 
@@ -54,7 +55,8 @@ async fn a_request_is_picked_and_served() -> Result<()> {
 #[tokio::test]
 async fn every_worker_picks() -> Result<()> {
     let stack = Stack::builder().servers(3).concurrency(4).start().await?;
-    // Many connections, so that each of the four workers gets some; different prompts, so that no prefix draws them together.
+    // Many connections, so that each of the four workers gets some; different prompts, so that no
+    // cached prefix affects the picks.
     let requests = (0..80).map(|number| {
         let (address, body) = (stack.address(), chat(&format!("{number} is a number")).to_string());
         async move { client::post(address, "/v1/chat/completions", body).await }
@@ -90,7 +92,7 @@ async fn the_pool_follows_the_endpoints_file() -> Result<()> {
     Ok(())
 }
 
-/// The ranked list that a request gets; an error while it gets none.
+/// The ranked list that a request gets; an error if it gets none.
 async fn destination(stack: &Stack, prompt: &str) -> Result<Vec<String>> {
     let reply = stack.send(echoed_chat(prompt, "any")?).await?;
     assert_eq!(reply.status, 200, "no request fails while the pool changes: {}", reply.text());

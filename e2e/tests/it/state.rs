@@ -1,4 +1,5 @@
-//! How state gets into the proxy: refused whole or taken whole, in order, into every worker. The daemon is played by the test.
+//! How state enters the proxy: a message is taken as a whole or refused, in order, by every worker.
+//! The test simulates the daemon.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -17,7 +18,7 @@ use crate::played::{PlayedDaemon, message, metrics, pool_update};
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// A proxy that has heard pool update 7.10 of all its hosts from a played daemon.
+/// A proxy that has received pool update 7.10 with all hosts from a simulated daemon.
 struct StateScene {
     daemon: PlayedDaemon,
     stack: Stack,
@@ -31,7 +32,7 @@ impl StateScene {
         let servers = [server()?, server()?, server()?];
         let hosts: Vec<SocketAddr> = servers.iter().map(ModelServer::addr).collect();
         let daemon = PlayedDaemon::start(vec![message(Message::PoolUpdate(pool_update(7, 10, &hosts)))]).await?;
-        // The actor has no heartbeat.
+        // The simulated daemon sends no heartbeats.
         let picker = json!({"explain": true, "state": {"cluster": "switchpoint-state", "silence_max_ms": 600_000}});
         let builder = Stack::builder().without_daemon().concurrency(workers).picker(picker);
         let mut stack = builder.envoy_config(daemon.envoy_config(&hosts)).start().await?;
@@ -43,7 +44,7 @@ impl StateScene {
         ExplainedDecision::ask(self.stack.address(), "and now?").await
     }
 
-    /// Waits for a decision that is so: workers follow the VM that leads by milliseconds.
+    /// Waits for a decision that satisfies `so`. Workers follow the leader VM within milliseconds.
     async fn decides(&self, what: &str, so: impl Fn(&ExplainedDecision) -> bool) -> Result<()> {
         wait_for(LIMIT, what, || async { self.decision().await.ok().filter(|decision| so(decision)).map(drop) }).await
     }
@@ -60,7 +61,7 @@ impl StateScene {
         self.stack.envoy.picker_stat_until(name, |now| now >= value, LIMIT).await
     }
 
-    /// Why this version was refused, in the proxy's answer.
+    /// The reason in the proxy's refusal of this version.
     async fn refusal(&self, version: state::Version) -> Result<String> {
         let refusal = |message: &proxy_message::Message| match message {
             proxy_message::Message::Ack(ack) if ack.version == Some(version) && !ack.refused.is_empty() => Some(ack.refused.clone()),
@@ -88,7 +89,7 @@ fn addresses(hosts: &[SocketAddr]) -> BTreeSet<String> {
 
 type PoolUpdateEdit = fn(&mut state::PoolUpdate);
 
-/// Each would do harm if it were taken, even in part: they all name one endpoint only.
+/// Each would do harm if it were applied, even in part: they all have one endpoint only.
 const BAD_POOL_UPDATES: &[(&str, PoolUpdateEdit)] = &[
     ("slot 0 is claimed by two endpoints", |r| {
         r.endpoints.push(state::Endpoint { address: "127.0.0.1:1".into(), ..r.endpoints[0].clone() });
@@ -124,9 +125,9 @@ async fn a_bad_pool_update_is_refused_whole_counted_and_answered_with_the_reason
         let answer = scene.refusal(version(7, sequence)).await?;
         assert!(answer.contains(why), "{answer:?} should say {why:?}");
         assert_eq!(scene.stat("switchpoint_state_refused_total").await?, refused + 1, "{why}");
-        assert_eq!(scene.decision().await?.endpoints(), addresses(&scene.hosts), "what was in force stays: {why}");
+        assert_eq!(scene.decision().await?.endpoints(), addresses(&scene.hosts), "the last good pool update stays: {why}");
     }
-    // One that cannot even be answered.
+    // A pool update without a version cannot be acknowledged.
     let refused = scene.stat("switchpoint_state_refused_total").await?;
     scene.daemon.say(message(Message::PoolUpdate(state::PoolUpdate { version: None, ..pool_update(7, 90, &scene.hosts[..1]) })))?;
     scene.stat_reaches("switchpoint_state_refused_total", refused + 1).await?;
@@ -134,7 +135,7 @@ async fn a_bad_pool_update_is_refused_whole_counted_and_answered_with_the_reason
     scene.daemon.say(message(Message::PoolUpdate(pool_update(7, 99, &scene.hosts[..2]))))?;
     scene.accepted(version(7, 99)).await?;
     scene.knows(&scene.hosts[..2]).await?;
-    assert_eq!(scene.stat("switchpoint_state_connected").await?, 1, "the stream was never given up");
+    assert_eq!(scene.stat("switchpoint_state_connected").await?, 1, "the stream was never closed");
     load.stop().await?.check_all_served()
 }
 
@@ -147,7 +148,7 @@ async fn nothing_older_comes_back() -> Result<()> {
         assert!(answer.contains("older than 7.10"), "{answer}");
         assert_eq!(scene.decision().await?.endpoints(), addresses(&scene.hosts), "{term}.{sequence}");
     }
-    // A new life of the daemon begins anywhere.
+    // A restarted daemon has a new term and may begin with any sequence.
     scene.daemon.say(message(Message::PoolUpdate(pool_update(8, 1, &scene.hosts[..2]))))?;
     scene.accepted(version(8, 1)).await?;
     scene.daemon.say(message(Message::PoolUpdate(pool_update(7, 11, &scene.hosts))))?;
@@ -166,7 +167,7 @@ async fn metrics_count_only_for_their_pool_update_and_in_order() -> Result<()> {
     scene.daemon.say(message(Message::Metrics(metrics((7, 10), 20, &[9.0, 0.0, 0.0]))))?;
     busiest_is(0).await?;
 
-    // Late, or of another pool update: neither an error nor news.
+    // Late metrics, or metrics of another pool update, are ignored and are no error.
     for old in [metrics((7, 10), 19, &[0.0, 9.0, 0.0]), metrics((7, 9), 21, &[0.0, 9.0, 0.0]), metrics((6, 10), 22, &[0.0, 9.0, 0.0])] {
         scene.daemon.say(message(Message::Metrics(old)))?;
     }
@@ -177,7 +178,7 @@ async fn metrics_count_only_for_their_pool_update_and_in_order() -> Result<()> {
     for (count, bad) in (1..).zip(bad) {
         scene.daemon.say(message(Message::Metrics(bad)))?;
         scene.stat_reaches("switchpoint_state_refused_total", count).await?;
-        assert_eq!(busiest(&scene.decision().await?), Some(scene.hosts[0].to_string()), "what was in force stays");
+        assert_eq!(busiest(&scene.decision().await?), Some(scene.hosts[0].to_string()), "the last good metrics stay");
     }
     assert_eq!(scene.stat("switchpoint_state_metrics_total").await?, 1);
 
@@ -185,7 +186,7 @@ async fn metrics_count_only_for_their_pool_update_and_in_order() -> Result<()> {
     busiest_is(2).await
 }
 
-/// The endpoint whose queue the picker believes to be the longest.
+/// The endpoint that has the longest queue in the picker's view.
 fn busiest(decision: &ExplainedDecision) -> Option<String> {
     let scores = decision.scores("queue-scorer");
     scores.into_iter().filter(|(_, score)| *score < 0.5).map(|(endpoint, _)| endpoint).next()
@@ -195,7 +196,7 @@ fn busiest(decision: &ExplainedDecision) -> Option<String> {
 async fn numbers_that_are_none_count_as_unknown() -> Result<()> {
     let scene = StateScene::open(1).await?;
     for (sequence, nonsense) in (20..).step_by(2).zip([f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -3.0]) {
-        // In between all are told apart, so that what is seen is of this one.
+        // Send normal metrics in between, so that the next check sees the effect of this value.
         scene.daemon.say(message(Message::Metrics(metrics((7, 10), sequence, &[9.0, 0.0, 0.0]))))?;
         scene.decides("numbers", |decision| busiest(decision).is_some_and(|busiest| busiest == scene.hosts[0].to_string())).await?;
         scene.daemon.say(message(Message::Metrics(metrics((7, 10), sequence + 1, &[nonsense, 0.0, 8.0]))))?;
@@ -231,11 +232,15 @@ async fn a_daemon_of_another_schema_is_not_listened_to() -> Result<()> {
     scene.daemon.rehearse(proto::SCHEMA + 1, vec![message(Message::PoolUpdate(pool_update(9, 1, &scene.hosts[..1])))]);
     scene.daemon.leave();
     let streams = scene.stat("switchpoint_state_streams_total").await?;
-    scene.stat_reaches("switchpoint_state_streams_total", streams + 2).await?; // it tries again, and again
+    scene.stat_reaches("switchpoint_state_streams_total", streams + 2).await?; // the proxy tries again and again
     assert_eq!(scene.stat("switchpoint_state_connected").await?, 0);
-    assert_eq!(scene.decision().await?.endpoints(), addresses(&scene.hosts), "nothing it says is taken, the old state stays");
+    assert_eq!(
+        scene.decision().await?.endpoints(),
+        addresses(&scene.hosts),
+        "no message of another schema is applied; the old state stays"
+    );
     let log = scene.stack.envoy.process().stderr();
-    assert!(log.contains("run both of one release"), "the log says what to do");
+    assert!(log.contains("run both of one release"), "the log says how to fix it");
 
     scene.daemon.rehearse(proto::SCHEMA, vec![message(Message::PoolUpdate(pool_update(9, 2, &scene.hosts[..2])))]);
     scene.accepted(version(9, 2)).await?;
@@ -273,7 +278,8 @@ async fn every_worker_follows_and_is_counted() -> Result<()> {
         scene.daemon.say(message(Message::Metrics(metrics((7, sequence), sequence * 100, &vec![0.0; hosts.len()]))))?;
     }
     scene.accepted(version(7, 30)).await?;
-    // Each VM tells which version it has; the main thread's serves nobody, but has it too.
+    // Each VM reports the version that it has. The main thread's VM serves no requests, but has the
+    // state too.
     let vms = || async {
         let latest = scene.daemon.heard().into_iter().rev().find_map(|message| match message {
             proxy_message::Message::Report(report) => Some(report),

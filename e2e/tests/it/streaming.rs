@@ -1,4 +1,5 @@
-//! Replies pass through untouched while tokens are counted, and what a pick holds is released however it ends.
+//! Replies pass through unchanged while tokens are counted, and the in-flight ledger is released
+//! however a request ends.
 
 use std::time::Duration;
 
@@ -27,7 +28,8 @@ fn slow(chunk_delay_ms: u64) -> ModelServerOptions {
     ModelServerOptions { models: vec!["demo".into()], speed: 0.0, chunk_delay_ms, ..ModelServerOptions::default() }
 }
 
-/// What the proxy still counts as in flight, over all workers; the daemon hears of it every second.
+/// Waits until no worker of the proxy counts a request in flight, as the daemon learns every
+/// second.
 async fn nothing_in_flight(stack: &Stack) -> Result<()> {
     let idle = || async {
         let endpoints = stack.daemon.as_ref()?.endpoints().await.ok()?;
@@ -68,7 +70,7 @@ async fn events_come_one_by_one() -> Result<()> {
     let first = events.next().await?.ok_or("no event")?;
     let rest = events.rest().await?;
     let last = rest.last().ok_or("one event only")?;
-    assert!(last.at - first.at >= Duration::from_millis(150), "not held back until the end");
+    assert!(last.at - first.at >= Duration::from_millis(150), "the events were held back until the end");
     Ok(())
 }
 
@@ -98,10 +100,10 @@ async fn released_when_the_engine_breaks_off() -> Result<()> {
     let stack = Stack::builder().servers_like(1, &slow(10)).start().await?;
     stack.servers[0].fault(ServerFault { after_chunks: Some(3), ..ServerFault::new(FaultMode::ResetMidStream) }).await;
     let reply = stack.post("/v1/chat/completions", &streamed(50)).await;
-    assert!(reply.is_err(), "a broken stream is seen as broken");
+    assert!(reply.is_err(), "the client sees that the stream broke");
     let connection = Http2Client::connect(stack.address()).await?;
     let request = Request::post("/v1/chat/completions").body(client::full(streamed(50).to_string()))?;
-    assert!(connection.send(request).await.is_err(), "by HTTP/2 clients too");
+    assert!(connection.send(request).await.is_err(), "an HTTP/2 client sees it too");
     nothing_in_flight(&stack).await
 }
 

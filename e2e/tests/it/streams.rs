@@ -10,25 +10,25 @@ use testbed::Result;
 use testbed::client::{self, EventStream, Http2Client};
 use testbed::model_server::ModelServerOptions;
 
-/// A stream whose first event has come.
+/// A stream whose first event has arrived.
 pub(crate) struct RunningStream {
     /// The endpoint that serves it.
     pub(crate) by: String,
     events: EventStream,
 }
 
-/// A server that takes so long between two events.
+/// A server that pauses this long between two events.
 pub(crate) fn slow(chunk_delay_ms: u64) -> ModelServerOptions {
     ModelServerOptions { models: vec!["demo".into()], speed: 0.0, chunk_delay_ms, ..ModelServerOptions::default() }
 }
 
-/// A request for a stream of so many events, like no other.
+/// A request for a stream of this many events; `tag` makes its prompt unique.
 pub(crate) fn chat(tag: &str, tokens: u32) -> Value {
     json!({"model": "demo", "stream": true, "max_tokens": tokens, "ignore_eos": true, "messages": [{"role": "user", "content": tag}]})
 }
 
 pub(crate) fn request(tag: &str, tokens: u32) -> Result<Request<client::Body>> {
-    // With an SLO, which nobody can miss: it is there to be forgotten at the end.
+    // The SLO cannot be missed; it checks that the proxy forgets it at the end.
     Ok(Request::post("/v1/chat/completions").header("x-slo-tpot-ms", "60000").body(client::full(chat(tag, tokens).to_string()))?)
 }
 
@@ -40,7 +40,8 @@ async fn begin(address: SocketAddr, request: Request<client::Body>, http2: bool)
     Ok(RunningStream { by, events })
 }
 
-/// Opens so many streams, each on a connection of its own, every other one by HTTP/2; returns when all have begun.
+/// Opens this many streams, each on its own connection and every second one by HTTP/2; returns when
+/// all have begun.
 pub(crate) async fn open(address: SocketAddr, count: usize, tokens: u32) -> Result<Vec<RunningStream>> {
     static NUMBERS: AtomicUsize = AtomicUsize::new(0);
     let all = (0..count).map(|i| {
@@ -50,7 +51,8 @@ pub(crate) async fn open(address: SocketAddr, count: usize, tokens: u32) -> Resu
     join_all(all).await.into_iter().collect()
 }
 
-/// Waits for all of them to end: how many came whole, and how many broke off, visibly.
+/// Waits for all streams to end; returns how many were complete and how many broke off with an
+/// error.
 pub(crate) async fn ends(streams: Vec<RunningStream>) -> (usize, usize) {
     let ends = join_all(streams.into_iter().map(|running| running.events.rest())).await;
     let whole =

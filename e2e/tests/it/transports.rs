@@ -1,4 +1,5 @@
-//! What proxies do by one gRPC stream they do by HTTP calls.
+//! HTTP calls as the transport of state: proxies can do by calls all that they do by one gRPC
+//! stream.
 
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use crate::streams::{self, slow};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Scored by what is tested here and nothing else.
+/// Only the scorers that these tests check.
 const CONFIG: &str = "apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig
 plugins:
@@ -23,7 +24,7 @@ plugins:
 - type: prefix-cache-scorer
 ";
 
-/// A connection by this transport, that gives a silent daemon up after a second.
+/// A stack that uses this transport and gives up a silent daemon after one second.
 pub(crate) fn by(transport: &str) -> StackBuilder {
     let state = json!({"cluster": "switchpoint-state", "transport": transport, "silence_max_ms": 1_000});
     Stack::builder().picker(json!({"explain": true, "state": state}))
@@ -37,7 +38,7 @@ async fn state_comes_by_calls_and_acknowledgements_and_reports_go() -> Result<()
         stack.set_pool(indices)?;
         pool_is(&stack, indices).await?;
     }
-    // A slot is free only when the proxy acknowledged that its endpoint is gone.
+    // A slot becomes free only when the proxy has acknowledged the removal of its endpoint.
     let departed = || async {
         let state = stack.daemon.as_ref()?.admin("/debug/state").await.ok()?.json().ok()?;
         (state["pools"][0]["departing"] == 0 && state["proxies"].as_array()?.len() == 1).then_some(())
@@ -45,22 +46,23 @@ async fn state_comes_by_calls_and_acknowledgements_and_reports_go() -> Result<()
     wait_for(LIMIT, "removals to be acknowledged", departed).await?;
     stack.servers[0].override_metrics([("num_requests_waiting".to_owned(), "40".to_owned())].into());
     let told = || async { ExplainedDecision::ask(stack.address(), "who is busy?").await.ok()?.distinguishes("queue-scorer").then_some(()) };
-    wait_for(LIMIT, "metrics to come", told).await?;
+    wait_for(LIMIT, "metrics to arrive", told).await?;
     let reported = || async {
         let rows = stack.daemon.as_ref()?.endpoints().await.ok()?;
         rows.iter().all(|row| row["served"].as_u64() > Some(0)).then_some(())
     };
-    wait_for(LIMIT, "all to be reported as serving", reported).await?;
-    assert_eq!(stack.envoy.picker_stat("switchpoint_state_streams_total").await?, 1, "one connection from beginning to end");
+    wait_for(LIMIT, "all endpoints to be reported as serving", reported).await?;
+    assert_eq!(stack.envoy.picker_stat("switchpoint_state_streams_total").await?, 1, "one connection for the whole test");
     let callouts = stack.envoy.stat("cluster.switchpoint-state.upstream_rq_200").await?;
-    assert!(callouts > 20, "it was calls: {callouts}");
+    assert!(callouts > 20, "state came by HTTP calls: {callouts}");
     ledger_metrics::close("none, by HTTP calls", load, &stack).await?;
     Ok(())
 }
 
 #[tokio::test]
 async fn calls_go_by_http_1_as_well() -> Result<()> {
-    // What a proxy allows may be HTTP/1.1 alone; hosts then come from somebody else than our EDS, which is gRPC.
+    // A proxy may allow only HTTP/1.1 to the daemon. EDS is gRPC, so Envoy then needs its hosts
+    // from another source.
     let stack = by("http").without_waiting();
     let stack = stack.envoy_config(|config| {
         let clusters = config.pointer_mut("/static_resources/clusters").and_then(serde_json::Value::as_array_mut).expect("clusters");
@@ -79,7 +81,8 @@ async fn calls_go_by_http_1_as_well() -> Result<()> {
     Ok(())
 }
 
-/// Two proxies on one daemon: what one has under way weighs at the other, and where one placed a prompt the other sends it.
+/// Two proxies on one daemon: the load of one counts at the other, and a prompt that one placed is
+/// sent to the same endpoint by the other.
 async fn two_pick_as_one(transport: &str) -> Result<()> {
     let config = tempfile::NamedTempFile::new()?;
     std::fs::write(config.path(), CONFIG)?;
@@ -91,7 +94,7 @@ async fn two_pick_as_one(transport: &str) -> Result<()> {
             (ExplainedDecision::ask(stack.address(), "who is busy?").await.ok()?.distinguishes("active-request-scorer") == wanted)
                 .then_some(())
         };
-        wait_for(LIMIT, &format!("the other proxy's load to tell endpoints apart: {wanted}"), look).await
+        wait_for(LIMIT, &format!("the other proxy's load to distinguish endpoints: {wanted}"), look).await
     };
     apart(false).await?;
     let running = streams::open(second.envoy.listener(), 3, 100).await?;
@@ -99,7 +102,8 @@ async fn two_pick_as_one(transport: &str) -> Result<()> {
     assert_eq!(streams::ends(running).await, (3, 0));
     apart(false).await?;
 
-    // Told within 100 ms on a machine of its own; here there is ever more time, and by chance one in eight agrees.
+    // Placements arrive within 100 ms on an idle machine. This test waits longer in each round; one
+    // in eight prompts would agree by chance.
     let mut found = 0;
     for round in 0..12 {
         let prompt = format!("{round} is how this prompt begins. {}", "It goes on for long. ".repeat(200));

@@ -1,5 +1,5 @@
-//! A VM that traps, which the picker must never do: what it costs, and that it heals with its state. The module is a test build that traps on
-//! demand; all else is as shipped.
+//! A VM that traps, which the picker must never do: what it costs, and that the VM recovers with
+//! its state. The module is a test build that traps on demand; everything else is as shipped.
 
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,7 @@ async fn trap(stack: &Stack) -> Result<ClientReply> {
 #[test]
 fn the_shipped_module_has_no_drill_in_it() -> Result<()> {
     let contains = |module: Vec<u8>| memchr::memmem::find(&module, drill::TRAP.as_bytes()).is_some();
-    assert!(contains(std::fs::read(drill::module()?)?), "the test build has the word, so the look for it can fail");
+    assert!(contains(std::fs::read(drill::module()?)?), "the test build contains the word, so the search can find it");
     assert!(!contains(std::fs::read(root().join("target/wasm32-wasip1/release/switchpoint.wasm"))?));
     Ok(())
 }
@@ -40,7 +40,7 @@ async fn a_trap_costs_its_worker_a_moment_and_no_state() -> Result<()> {
     let stack = trappable()?.servers(3).concurrency(4).start().await?;
     let load = LoadGenerator::start(stack.address(), CLIENTS);
     load.goes_on(100, LIMIT).await?;
-    let parked = stack.envoy.picker_stat("switchpoint_parked_total").await?; // by a worker that was ready a moment after the others
+    let parked = stack.envoy.picker_stat("switchpoint_parked_total").await?; // a worker that became ready a moment later may have parked some
     for _ in 0..TRAPS {
         let reply = trap(&stack).await?;
         assert_eq!((reply.status, &reply.json()?["error"]["message"]), (503, &json!("the endpoint picker failed; retry")));
@@ -48,20 +48,30 @@ async fn a_trap_costs_its_worker_a_moment_and_no_state() -> Result<()> {
     }
     let outcome = ledger_metrics::close_but("a VM traps six times", load, &stack, drill::is_of_a_trap).await?;
     let failed = outcome.failures.len();
-    // Whom each client had with that worker at that moment, or while it healed; and those that trapped.
+    // At most the requests that each client had at that worker at that moment, or while the VM
+    // recovered. Envoy's log also has those that trapped.
     assert!(failed <= CLIENTS * TRAPS, "{:?}", outcome.failures);
     ledger_metrics::agree(&stack, failed + TRAPS, drill::is_lost_to_a_trap).await?;
 
     let calm = LoadGenerator::start(stack.address(), 8);
     calm.goes_on(200, LIMIT).await?;
     calm.stop().await?.check_all_served()?;
-    assert_eq!(stack.envoy.picker_stat("switchpoint_parked_total").await?, parked, "state was there at once, out of shared data");
-    assert_eq!(stack.envoy.picker_stat("switchpoint_state_leaders_total").await?, 1, "the one that leads serves nobody and was not hit");
+    assert_eq!(
+        stack.envoy.picker_stat("switchpoint_parked_total").await?,
+        parked,
+        "no request waited: the new VM read its state from shared data"
+    );
+    assert_eq!(
+        stack.envoy.picker_stat("switchpoint_state_leaders_total").await?,
+        1,
+        "the leader is the main thread's VM, which serves no requests and did not trap"
+    );
     assert_eq!(stack.envoy.picker_stat("switchpoint_state_connected").await?, 1);
     Ok(())
 }
 
-/// By Envoy's default a worker is out for about a second; shipped is 10 ms.
+/// By Envoy's default a worker is out for about a second after a trap; the shipped configuration
+/// sets 10 ms.
 #[tokio::test]
 async fn a_worker_heals_long_before_envoys_default() -> Result<()> {
     let stack = trappable()?.servers(1).start().await?;
@@ -92,13 +102,13 @@ async fn streams_of_the_vm_that_trapped_end_and_are_not_held_against_the_engine(
 
     assert_eq!(trap(&stack).await?.status, 503);
     let (one, two) = tokio::join!(one.rest(), two.rest());
-    assert!(one.is_err() && two.is_err(), "they break off, visibly: {one:?} {two:?}");
-    // The VM that held the account is gone, and with it what was in flight.
+    assert!(one.is_err() && two.is_err(), "the clients see that the streams broke: {one:?} {two:?}");
+    // The VM that counted these requests is gone, and its in-flight count with it.
     let idle = || async {
         let endpoints = stack.daemon.as_ref()?.endpoints().await.ok()?;
         endpoints.iter().all(|endpoint| endpoint["in_flight"] == 0).then_some(())
     };
-    wait_for(LIMIT, "the daemon to hear of nothing in flight", idle).await?;
+    wait_for(LIMIT, "the daemon to report no requests in flight", idle).await?;
     for _ in 0..10 {
         assert_eq!(stack.get("/v1/models").await?.status, 200);
     }
@@ -123,7 +133,8 @@ async fn streams_of_other_workers_notice_nothing() -> Result<()> {
     let ends = futures::future::join_all(streams.into_iter().map(EventStream::rest)).await;
     let whole =
         ends.iter().filter(|end| end.as_ref().is_ok_and(|events| events.last().is_some_and(|event| event.data == "[DONE]"))).count();
-    // The kernel spreads connections over the four workers; that all twelve are one's is one chance in four million.
-    assert!(whole > 0, "of the other workers some streams at least came to their end");
+    // The kernel spreads connections over the four workers; all twelve go to one with a chance of
+    // one in four million.
+    assert!(whole > 0, "streams of the other workers end normally");
     Ok(())
 }

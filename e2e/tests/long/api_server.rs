@@ -1,4 +1,5 @@
-//! The API server of a real cluster is gone for a minute: nobody who lives is lost, and who died meanwhile is gone soon after it is back.
+//! Stops the API server of a real cluster for a minute. Discovery loses no ready endpoint
+//! meanwhile, and removes a deleted endpoint soon after the API server is back.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -16,7 +17,8 @@ use crate::cluster::TestCluster;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The waits after an error are at most this long: how much longer an outage lasts for us than for the API server.
+/// Longest wait of the client between two attempts: discovery may notice the end of an outage this
+/// much later.
 const BOUND: Duration = Duration::from_secs(15);
 
 async fn ready(discovery: &Discovery<Kubernetes>) -> Option<BTreeSet<String>> {
@@ -60,6 +62,6 @@ async fn an_api_server_that_is_gone_for_a_minute() -> Result<()> {
     put(5).await?;
     let back = Instant::now();
     wait_for(LIMIT, "five", || async { (ready(&discovery).await? == names(5)).then_some(()) }).await?;
-    assert!(back.elapsed() < BOUND, "the dead is kept for {:?}", back.elapsed());
+    assert!(back.elapsed() < BOUND, "a deleted endpoint was kept for {:?}", back.elapsed());
     Ok(())
 }

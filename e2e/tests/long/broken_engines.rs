@@ -1,4 +1,5 @@
-//! Broken engines behind one worker, behind two, and behind two proxies that share what they know.
+//! Pools with a broken engine behind one worker, behind two workers, and behind two proxies that
+//! share state.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -7,10 +8,10 @@ use testbed::Result;
 use testbed::broken_pools::BrokenPools;
 use testbed::second_envoy::SecondEnvoy;
 
-/// Ten times what it should take.
+/// Ten times what mending should take.
 const MENDED_LIMIT: Duration = Duration::from_secs(100);
 
-/// What a broken engine may be sent of all requests after the first second.
+/// Largest share of all requests after the first second that a broken engine may get.
 const SHARE_MAX: f64 = 0.02;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,4 +1,5 @@
-//! Engines that are nothing like the simulated ones behind one worker, behind two, and behind two proxies that share what they know.
+//! Engines that differ strongly from the simulated default, behind one worker, behind two workers,
+//! and behind two proxies that share state.
 
 use std::net::SocketAddr;
 

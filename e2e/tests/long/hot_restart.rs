@@ -1,4 +1,5 @@
-//! A new Envoy takes over from the old one: two processes with one node id, and no request lost.
+//! A hot restart: a new Envoy takes over from the old one. Two processes have one node id, and no
+//! request is lost.
 
 use std::time::Duration;
 
@@ -23,7 +24,7 @@ async fn processes(stack: &Stack) -> Option<Vec<String>> {
 
 #[tokio::test]
 async fn a_hot_restart_loses_no_request_and_both_hear_the_daemon() -> Result<()> {
-    // A base id is a number that no other test has: that of a leased port.
+    // The base id must differ from that of every other test: the number of a leased port does.
     let base = testbed::ports::ReservedPort::lease()?;
     let base_id = base.number().to_string();
     let times = ["--drain-time-s", "3", "--parent-shutdown-time-s", "8"];
@@ -50,19 +51,19 @@ async fn a_hot_restart_loses_no_request_and_both_hear_the_daemon() -> Result<()>
     let config = EnvoyConfig::read(&stack.folder().join("envoy.json"))?;
     let second = EnvoyProcess::start(&config, stack.envoy.listener(), stack.envoy.admin(), &options, folder.path())?;
     let both = || async { processes(&stack).await.filter(|ids| ids.len() == 2 && ids.contains(&old[0])) };
-    wait_for(LIMIT, "both processes to hear the daemon", both).await?;
+    wait_for(LIMIT, "both processes to be connected to the daemon", both).await?;
     load.goes_on(100, LIMIT).await?;
     stack.set_pool(&[0, 1])?;
     load.goes_on(100, LIMIT).await?;
     let events = stream.rest().await?;
-    assert_eq!(events.last().map(|event| event.data.as_str()), Some("[DONE]"), "the old process let it come to its end");
+    assert_eq!(events.last().map(|event| event.data.as_str()), Some("[DONE]"), "the old process finished the stream");
 
     let status = stack.envoy.process().wait(LIMIT).await?;
-    assert!(status.success(), "the old process left in peace: {status}");
+    assert!(status.success(), "the old process ended without success: {status}");
     let one = || async { processes(&stack).await.filter(|ids| ids.len() == 1 && !ids.contains(&old[0])) };
-    wait_for(LIMIT, "the daemon to know the new process alone", one).await?;
+    wait_for(LIMIT, "the daemon to know only the new process", one).await?;
     load.goes_on(100, LIMIT).await?;
-    stack.envoy = second; // whose numbers are asked for from now on
+    stack.envoy = second; // the checks below read its statistics
     ledger_metrics::close("Envoy hot-restarted", load, &stack).await?;
     assert!(stack.envoy.process().check_running().is_ok());
     Ok(())

@@ -1,4 +1,5 @@
-//! The VM that leads is lost, to a message of the daemon and without one. The module is a test build that traps on demand.
+//! The leader VM is lost, by a message of the daemon and without one. The module is a test build
+//! that traps on demand.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -13,14 +14,15 @@ use testbed::load::LoadGenerator;
 use testbed::stack::{Stack, StackBuilder};
 use testbed::{Result, drill, wait_for};
 
-/// A lease is 3 s, the daemon is left alone for 10 s after a loss.
+/// A leader's lease is 3 s, and a VM waits 10 s after a loss before it connects to the daemon
+/// again.
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn trappable() -> Result<StackBuilder> {
     Ok(Stack::builder().envoy_config(drill::envoy_config()?).picker(json!({"explain": true})))
 }
 
-/// The endpoints file of these servers, the first with a label.
+/// An endpoints file with these servers; each has the label `note`.
 fn labelled(stack: &Stack, indices: &[usize], label: &str) -> String {
     let row = |index: &usize| {
         let address = stack.servers[*index].addr();
@@ -33,7 +35,8 @@ fn labelled(stack: &Stack, indices: &[usize], label: &str) -> String {
 async fn a_message_that_kills_costs_one_vm_once() -> Result<()> {
     let mut stack = trappable()?.servers(3).concurrency(4).start().await?;
     let load = LoadGenerator::start(stack.address(), 4);
-    // The daemon tells every proxy, again and again: each time it is another version and other ages, and the same content.
+    // The daemon sends the update again and again, each time with another version and other ages
+    // but the same content.
     let poison = labelled(&stack, &[0, 1], drill::TRAP);
     stack.daemon()?.settings().write_endpoints_file(&poison)?;
     stack.envoy.picker_stat_until("switchpoint_state_crash_guarded_total", |poisoned| poisoned == 1, LIMIT).await?;
@@ -44,7 +47,7 @@ async fn a_message_that_kills_costs_one_vm_once() -> Result<()> {
     load.goes_on(200, LIMIT).await?;
     assert_eq!(stack.envoy.picker_stat("switchpoint_state_crash_guarded_total").await?, 1, "once");
     assert_eq!(stack.envoy.picker_stat("switchpoint_state_leaders_total").await?, 2);
-    // It serves nobody, so nobody noticed.
+    // The main thread's VM, which was lost, serves no requests, so no client noticed.
     ledger_metrics::close("a message that traps its decoder", load, &stack).await?;
 
     let cured = labelled(&stack, &[0, 1], "harmless");
@@ -56,14 +59,14 @@ async fn a_message_that_kills_costs_one_vm_once() -> Result<()> {
 async fn a_leader_that_serves_is_lost_and_replaced() -> Result<()> {
     const CLIENTS: usize = 4;
     let mut stack = trappable()?.servers(3).concurrency(4).start().await?;
-    // The main thread's VM is lost first, as above: then a worker leads.
+    // First lose the main thread's VM, as above, so that a worker's VM becomes the leader.
     let poison = labelled(&stack, &[0, 1, 2], drill::TRAP);
     stack.daemon()?.settings().write_endpoints_file(&poison)?;
     stack.envoy.picker_stat_until("switchpoint_state_leaders_total", |leaders| leaders == 2, LIMIT).await?;
     stack.set_pool(&[0, 1, 2])?;
     stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 1, LIMIT).await?;
 
-    // Now whichever worker gets the connection traps, until it was the one that leads.
+    // Now trap the worker that happens to get the connection, until that worker was the leader.
     let load = LoadGenerator::start(stack.address(), CLIENTS);
     let traps = Cell::new(0);
     let replaced = || async {
@@ -81,12 +84,12 @@ async fn a_leader_that_serves_is_lost_and_replaced() -> Result<()> {
     let (failed, traps) = (outcome.failures.len(), traps.get());
     assert!(failed <= CLIENTS * traps, "{traps} traps: {:?}", outcome.failures);
     ledger_metrics::agree(&stack, failed + traps, drill::is_lost_to_a_trap).await?;
-    ledger_metrics::note("leader lost", &format!("{traps} traps until it was the one that leads"));
+    ledger_metrics::note("leader lost", &format!("{traps} traps until the leader was hit"));
     assert_eq!(stack.envoy.picker_stat("switchpoint_state_connected").await?, 1);
     Ok(())
 }
 
-/// As when a machine sleeps: leases run out and streams are given up while nobody can notice.
+/// As when a machine sleeps: leases run out and streams time out while no process can notice.
 #[tokio::test]
 async fn a_proxy_that_was_stopped_for_long_goes_on() -> Result<()> {
     let mut stack = Stack::builder().servers(3).concurrency(4).picker(json!({"explain": true})).start().await?;

@@ -1,7 +1,8 @@
-//! Drills on a real Envoy that take their time: a lease runs out, a pause is kept, a process drains. `make e2e-long` runs them.
+//! Slow drills on a real Envoy: a lease expires, a pause is waited out, a process drains. `make
+//! e2e-long` runs them.
 
-#![allow(clippy::expect_used, reason = "a test stops where it cannot go on")]
-#![allow(clippy::print_stdout, reason = "a skipped test says so")]
+#![allow(clippy::expect_used, reason = "a test fails at the first error")]
+#![allow(clippy::print_stdout, reason = "a skipped test prints why")]
 
 mod api_server;
 mod broken_engines;

@@ -1,4 +1,4 @@
-//! A partition of a minute: longer than any patience there is on either side.
+//! A network partition of a minute: longer than every timeout on either side.
 
 use std::time::Duration;
 

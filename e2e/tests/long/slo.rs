@@ -1,5 +1,6 @@
-//! How much of mixed traffic is in time at 0.9 of what a pool of two speeds can do: by SLO, without a configuration, by load and prefix weighed, by
-//! round robin; same seeds.
+//! Share of mixed traffic that is in time at 0.9 of the capacity of a pool with fast and slow
+//! servers, with the same seeds: SLO-aware, without a configuration, with weighted load and prefix
+//! scorers, and with round robin.
 
 use std::time::Duration;
 
@@ -29,14 +30,12 @@ async fn critical_requests_are_in_time_where_without_slos_they_are_late() -> Res
         experiment.run(ExperimentPolicy::Weighed, rate).await?,
         experiment.run(ExperimentPolicy::RoundRobin, rate).await?,
     ];
-    println!(
-        "{rate:.1} requests a second\nby SLO {by_slo:#?}\nby default {by_default:#?}\nby weights {by_weights:#?}\nby turns {by_turns:#?}"
-    );
+    println!("{rate:.1} requests/s\nSLO-aware {by_slo:#?}\ndefault {by_default:#?}\nweighted {by_weights:#?}\nround robin {by_turns:#?}");
     let ours = by_slo["critical"].attainment();
     assert!(ours >= 0.95, "critical in time: {ours}");
-    for (who, without) in [("without a configuration", &by_default), ("by weights", &by_weights), ("by turns", &by_turns)] {
+    for (policy, without) in [("default", &by_default), ("weighted", &by_weights), ("round robin", &by_turns)] {
         let late = without["critical"].attainment();
-        assert!(late < 0.95, "{who} {late} are in time: where they are not late, this shows nothing");
+        assert!(late < 0.95, "{policy}: {late} of critical requests are in time without SLOs, so this load proves nothing");
     }
     assert_eq!(by_slo["critical"].shed, 0, "only requests that are not critical are shed");
     Ok(())

@@ -1,10 +1,13 @@
-//! Mixed traffic for a while: memory stays, counters agree, ledgers empty.
+//! Mixed traffic for a while: memory stays flat, counters agree, ledgers end empty.
 //!
-//! `SOAK_SECONDS` is the length (10 minutes unless said). The slope of memory is that of the block minima, 16 blocks of what is left after the
-//! first third, which is warm-up: pools of connections, prefix indexes and the allocators' arenas fill once. A minimum is what was not given
-//! back; peaks are traffic. The bounds are those of least squares, one-sided 95 % each (t of 14 degrees of freedom); neighbouring blocks are not
-//! quite independent, so they are a little too narrow. A bound of 1 MB an hour can only be shown by hours: shorter runs fail when growth is
-//! *shown*, that is, when even the lower bound is above; those of an hour and more when the upper bound is.
+//! `SOAK_SECONDS` is the length, 10 minutes by default. The slope of memory is fitted to the minima
+//! of 16 blocks of samples. The first third of the samples is left out as warm-up, in which
+//! connection pools, prefix indexes and the allocators' arenas fill once. Minima are used because
+//! memory at a minimum was not given back; peaks are traffic. The bounds are those of least
+//! squares, one-sided 95 % each (t with 14 degrees of freedom). Neighbouring blocks are not quite
+//! independent, so the bounds are a little too narrow. Only hours of traffic can show growth below
+//! 1 MB an hour. Shorter runs therefore fail only if even the lower bound of the slope is above the
+//! limit; runs of an hour or more fail if the upper bound is.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -27,10 +30,10 @@ const T95: f64 = 1.761;
 const SLOPE_MB_PER_HOUR_MAX: f64 = 1.0;
 const CLIENTS: usize = 6;
 
-/// What clients did and got.
+/// What the clients did and received.
 #[derive(Debug, Default)]
 struct SoakCounts {
-    /// Sent with a body that can be picked for, and not left.
+    /// Requests that can be picked for and that the client waits for.
     sent: AtomicUsize,
     served: AtomicUsize,
     left: AtomicUsize,
@@ -51,13 +54,13 @@ fn rss_mb(id: u32) -> Result<f64> {
 }
 
 fn chat(number: usize, stream: bool) -> Value {
-    // Conversations that come back, of very different lengths.
+    // Conversations that recur, of very different lengths.
     let system = format!("{} is who you are. ", number % 23).repeat(1 + (number % 7) * 300);
     let messages = json!([{"role": "system", "content": system}, {"role": "user", "content": format!("question {number}")}]);
     json!({"model": "demo", "stream": stream, "max_tokens": 4 + number % 12, "messages": messages})
 }
 
-/// One request, of a kind by its number.
+/// Sends one request, of a kind that its number decides.
 async fn one(address: SocketAddr, number: usize, tally: &SoakCounts) -> Result<()> {
     let count = |counter: &AtomicUsize| counter.fetch_add(1, Ordering::Relaxed);
     let post = |body: String| Ok::<_, testbed::Error>(Request::post("/v1/chat/completions").body(client::full(body))?);
@@ -68,7 +71,7 @@ async fn one(address: SocketAddr, number: usize, tally: &SoakCounts) -> Result<(
             count(&tally.refused);
         }
         1 => {
-            // Leaves in the middle.
+            // This client disconnects in the middle of the stream.
             let mut events = EventStream::new(client::start(address, post(chat(number, true).to_string())?).await?);
             events.next().await?;
             count(&tally.left);
@@ -94,7 +97,7 @@ async fn traffic(address: SocketAddr, over: Arc<AtomicBool>, numbers: Arc<Atomic
     Ok(())
 }
 
-/// Slope of what is not given back, and its one-sided 95 % bounds, in MB an hour.
+/// Slope of the block minima, and its one-sided 95 % bounds, in MB per hour.
 fn slope(samples: &[(f64, f64)]) -> (f64, f64, f64) {
     let settled = &samples[samples.len() / 3..];
     let block = settled.len() / BLOCKS;
@@ -136,7 +139,7 @@ async fn memory_stays_and_counters_agree() -> Result<()> {
         for ((_, id), samples) in processes.iter().zip(&mut samples) {
             samples.push((began.elapsed().as_secs_f64() / 3_600.0, rss_mb(*id)?));
         }
-        // Now and then an engine fails for a moment; requests go on to the next.
+        // Every 7 s an engine fails three requests; retries send them to the next endpoint.
         if last_fault.elapsed() > Duration::from_secs(7) {
             last_fault = Instant::now();
             let index = began.elapsed().as_secs() as usize % stack.servers.len();
@@ -150,8 +153,8 @@ async fn memory_stays_and_counters_agree() -> Result<()> {
     ledger_metrics::nothing_left(&stack).await?;
     let value = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
     let (asked, served, left, refused) = (value(&tally.sent), value(&tally.served), value(&tally.left), value(&tally.refused));
-    assert_eq!((asked - served, value(&tally.failed)), (0, 0), "everybody was served");
-    // Picked is picked, by whoever counts.
+    assert_eq!((asked - served, value(&tally.failed)), (0, 0), "every request was served");
+    // The filter, the clients and the daemon must count the same number of picks.
     let picked = stack.envoy.picker_stat("switchpoint_picked_total").await?;
     assert_eq!(picked, i64::try_from(asked + left)?, "the filter's count is the clients'");
     assert_eq!(stack.envoy.picker_stat("switchpoint_refused_invalid_total").await?, i64::try_from(refused)?);

@@ -1,4 +1,5 @@
-//! Envoy Gateway's own translator makes Envoy's configuration of our manifest, and a real Envoy runs it.
+//! Envoy Gateway's own translator turns our manifest into Envoy's configuration, and a real Envoy
+//! runs it.
 
 use e2e::manifests::{self, envoy_gateway};
 use http::Request;
@@ -31,7 +32,7 @@ async fn what_envoy_gateway_makes_of_the_manifest_picks() -> Result<()> {
         *config = made.deliver(&path).expect("a folder that can be written");
     });
     let stack = builder.start().await?;
-    // Larger than Envoy Gateway's own limit of 32 KiB: the patch of the limit holds.
+    // Larger than Envoy Gateway's default limit of 32 KiB, which a patch of the manifest raises.
     let body = json!({"model": "demo", "max_tokens": 1, "messages": [{"role": "user", "content": "lorem ".repeat(50_000)}]}).to_string();
     for _ in 0..5 {
         let request = Request::post("/v1/chat/completions").header("x-echo", "1").header("x-gateway-destination-endpoint", "192.0.2.1:1");
@@ -47,7 +48,7 @@ async fn what_envoy_gateway_makes_of_the_manifest_picks() -> Result<()> {
     let bad = client::post(stack.address(), "/v1/chat/completions", "{").await?;
     assert_eq!((bad.status, &bad.json()?["error"]["code"]), (400, &json!("invalid_json")), "{}", bad.text());
     assert_eq!(stack.get("/v1/models").await?.status, 200);
-    assert_eq!(client::post(stack.address(), "/sleep", "").await?.status, 404, "an order to an engine");
+    assert_eq!(client::post(stack.address(), "/sleep", "").await?.status, 404, "a control path of the engine must not be reachable");
     let refused = stack.envoy.stats("\\.update_rejected$").await?;
     assert!(refused.values().all(|count| *count == 0), "{refused:?}");
     Ok(())

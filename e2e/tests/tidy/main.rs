@@ -1,9 +1,10 @@
-//! What no compiler lint can hold, held by reading the sources.
+//! Rules that no compiler lint can express, checked by reading the sources.
 //!
-//! A rule is a pure function from files to complaints, with a sample it must complain about: each yields two tests, that the
-//! repository keeps the rule and that the rule can fail at all. This folder is not read, since the samples live in it.
+//! A rule is a pure function from files to complaints, with a sample that it must complain about.
+//! Each rule yields two tests: the repository keeps the rule, and the rule can fail. The rules do
+//! not read this folder, because it contains the samples.
 
-#![allow(clippy::expect_used, reason = "a test stops where it cannot go on")]
+#![allow(clippy::expect_used, reason = "a test fails at the first error")]
 
 mod rules;
 mod tree;
@@ -72,7 +73,8 @@ rules! {
     ];
 }
 
-/// The arrow that deny.toml cannot draw, since it sees one graph for all: what the module is built from.
+/// The dependency rule that deny.toml cannot express, because it checks one graph for all crates:
+/// what the wasm module is built from.
 #[test]
 fn the_module_is_built_without_the_daemons_stack() {
     let output = std::process::Command::new(env!("CARGO"))

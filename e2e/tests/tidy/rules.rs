@@ -1,25 +1,26 @@
-//! The rules. Each returns one complaint a line, and none where all is well.
+//! The rules. Each returns one line per complaint, and none if the rule is kept.
 
 use std::collections::BTreeSet;
 
 use crate::tree::{SourceFile, SourceTree};
 
-/// The files that may speak to the host; the last is the only one that may call it.
+/// The files that may use `proxy_wasm`; only the last may call the host.
 const ADAPTER: &[&str] = &["filter/src/lib.rs", "filter/src/root.rs", "filter/src/http.rs", HOST];
 const HOST: &str = "filter/src/host.rs";
 
-/// Lines of the adapter together, before tests: it translates, it does not think.
+/// Most lines of the adapter's files together, before tests: the adapter translates and decides
+/// nothing.
 const ADAPTER_LINES_MAX: usize = 800;
 
-/// Lines of one file before its tests: one idea a file.
+/// Most lines of one file before its tests.
 const FILE_LINES_MAX: usize = 490;
 
-/// Files that may be longer, each with why.
+/// Files that may be longer, each with the reason.
 const LONG: &[(&str, &str)] = &[(GENERATED[0], "generated"), (GENERATED[1], "generated")];
 const GENERATED: [&str; 2] = ["proto/src/gen/", "discovery/src/etcd/gen/"];
 
-/// Methods of the SDK's context traits that are calls to the host. They panic on a host status, so the adapter may implement
-/// the traits but not use these.
+/// Methods of the SDK's context traits that call the host. They panic if the host returns an error,
+/// so the adapter implements the traits but must not call these methods.
 const HOST_METHODS: &[&str] = &[
     "self.get_http_",
     "self.set_http_",
@@ -50,11 +51,12 @@ const HOST_METHODS: &[&str] = &[
     "self.done()",
 ];
 
-/// Most direct dependencies of the crates that end up in a proxy: each is code on the request path.
+/// Most direct dependencies of the crates that are linked into a proxy: each dependency is code on
+/// the request path.
 const DEPENDENCIES_MAX: &[(&str, usize)] =
     &[("scheduler/Cargo.toml", 3), ("pool-state/Cargo.toml", 3), ("exchange/Cargo.toml", 5), ("filter/Cargo.toml", 8)];
 
-/// Crates that bring an operating system with them.
+/// Crates that need an operating system.
 const DAEMON_CRATES: &[&str] = &["tokio", "tonic", "hyper", "axum", "reqwest", "rustls", "ring", "kube", "rand", "getrandom"];
 
 // === the filter ===
@@ -69,8 +71,10 @@ pub(crate) fn hostcalls_stay_in_host(tree: &SourceTree) -> Vec<String> {
     })
 }
 
-/// Who opens a cell twice traps, and a trap fails all streams of a worker. So cells are opened where a callback enters, in these files; all that is
-/// called from there is handed what it works on, and the compiler sees that nobody has it twice.
+/// Files that may borrow from a `RefCell`. Borrowing a cell twice traps, and a trap fails all
+/// streams of a worker. So cells are borrowed only where a callback enters the module, in these
+/// files. All code called from there gets references, and the compiler checks that none is borrowed
+/// twice.
 const CELLS: &[&str] = &[
     "filter/src/lib.rs",
     "filter/src/root.rs",
@@ -88,7 +92,7 @@ pub(crate) fn cells_are_opened_where_callbacks_enter(tree: &SourceTree) -> Vec<S
         |file: &&SourceFile| !CELLS.contains(&file.path.as_str()) && !file.path.ends_with("/tests.rs") && !file.path.contains("/tests/");
     complain(tree.under("filter/src/", ".rs").filter(below), |_, line| {
         let opens = ["RefCell", ".borrow()", ".borrow_mut()", "RefMut"].iter().any(|word| line.contains(word));
-        opens.then_some("a cell is opened below the entry of a callback: take what it holds by reference")
+        opens.then_some("a cell is borrowed below the entry of a callback: take its contents by reference")
     })
 }
 
@@ -138,24 +142,25 @@ pub(crate) fn tests_are_never_ignored(tree: &SourceTree) -> Vec<String> {
     let mut complaints = Vec::new();
     for file in tree.under("", ".rs") {
         let ignored = file.lines().filter(|(_, line)| line.trim_start().starts_with("#[ignore"));
-        complaints.extend(ignored.map(|(number, _)| format!("{}:{number}: an ignored test shows nothing", file.path)));
+        complaints.extend(ignored.map(|(number, _)| format!("{}:{number}: an ignored test proves nothing", file.path)));
     }
     complaints
 }
 
 pub(crate) fn modules_have_names(tree: &SourceTree) -> Vec<String> {
-    tree.under("", "/mod.rs").map(|file| format!("{}: write foo.rs beside foo/", file.path)).collect()
+    tree.under("", "/mod.rs").map(|file| format!("{}: name the file foo.rs beside the folder foo/", file.path)).collect()
 }
 
 pub(crate) fn nothing_is_of_one_machine(tree: &SourceTree) -> Vec<String> {
-    // Written apart, so that this file does not name what it forbids; the last is this very checkout.
+    // Written in two parts, so that this file does not contain what it forbids. The last is the
+    // path of this checkout.
     let places = [concat!("/ro", "ot/"), concat!("/ho", "me/"), concat!("/Us", "ers/"), env!("CARGO_MANIFEST_DIR")];
     let registries = [concat!("pypi", ".org"), concat!("python", "hosted.org"), concat!("crates", ".io/"), concat!("proxy.", "golang.org")];
     let mut complaints = Vec::new();
     for file in &tree.0 {
         for (number, line) in file.lines() {
             for needle in places.iter().chain(&registries).filter(|needle| line.contains(*needle)) {
-                complaints.push(format!("{}:{number}: {needle} is a place of one machine or registry", file.path));
+                complaints.push(format!("{}:{number}: {needle} is a path of one machine or the name of a registry", file.path));
             }
         }
     }
@@ -184,10 +189,10 @@ pub(crate) fn members_take_the_lints(tree: &SourceTree) -> Vec<String> {
 
 pub(crate) fn fuzz_crates_stand_alone(tree: &SourceTree) -> Vec<String> {
     let joined = tree.under("", "/fuzz/Cargo.toml").filter(|file| !file.text.contains("[workspace]"));
-    joined.map(|file| format!("{}: a fuzz crate needs nightly, so it is no member: give it [workspace]", file.path)).collect()
+    joined.map(|file| format!("{}: a fuzz crate needs nightly and must not be a workspace member: add [workspace]", file.path)).collect()
 }
 
-/// Clippy reads one file a crate and does not merge it with the root's.
+/// Clippy reads one `clippy.toml` per crate and does not merge it with the root's.
 pub(crate) fn pure_crates_repeat_the_bans(tree: &SourceTree) -> Vec<String> {
     let bans = |text: &str| -> BTreeSet<String> {
         text.split("path = \"").skip(1).filter_map(|rest| rest.split('"').next().map(str::to_owned)).collect()
@@ -216,7 +221,8 @@ pub(crate) fn envoy_is_configured_in_one_place(tree: &SourceTree) -> Vec<String>
     })
 }
 
-/// Verbs as documents show them: in backquotes, or at the start of a line of a code block.
+/// Checks the verbs (`make test`) that documents show in backquotes or at the start of a line of a
+/// code block.
 pub(crate) fn documented_verbs_exist(tree: &SourceTree) -> Vec<String> {
     let verbs = BTreeSet::from_iter(tree.text("Makefile").lines().filter_map(|line| line.split(':').next()));
     let mut complaints = Vec::new();
@@ -227,14 +233,15 @@ pub(crate) fn documented_verbs_exist(tree: &SourceTree) -> Vec<String> {
             let typed = line.strip_prefix("make ").filter(|_| in_block).into_iter();
             let shown = typed.chain(line.split("`make ").skip(1));
             for verb in shown.filter_map(|rest| rest.split([' ', '`']).next()).filter(|verb| !verbs.contains(verb)) {
-                complaints.push(format!("{}: `make {verb}` is no verb of the Makefile", file.path));
+                complaints.push(format!("{}: `make {verb}` is not a target of the Makefile", file.path));
             }
         }
     }
     complaints
 }
 
-/// Flags of the daemon in the documents, found among its arguments as a field (clap derives the flag from it) or a literal.
+/// Checks the daemon's flags in the documents. A flag must be a field of the daemon's arguments
+/// (clap derives the flag from it) or a string literal in its sources.
 pub(crate) fn documented_flags_exist(tree: &SourceTree) -> Vec<String> {
     let source: String = tree.under("control-plane/src/", ".rs").map(|file| file.text.as_str()).collect();
     let mut complaints = Vec::new();
@@ -258,7 +265,7 @@ pub(crate) fn documented_ports_exist(tree: &SourceTree) -> Vec<String> {
     missing.map(|port| format!("docs/how-to/envoy.md: port {port} is not in standalone.yaml")).collect()
 }
 
-/// Tests named as `module::test` in the page of drills.
+/// Checks the tests that the page of failure drills names as `module::test`.
 pub(crate) fn documented_drills_exist(tree: &SourceTree) -> Vec<String> {
     let page = tree.text("docs/reference/failure-drills.md");
     let names = page.split('`').skip(1).step_by(2).filter_map(|name| name.split_once("::"));
@@ -283,7 +290,7 @@ fn complain<'a>(files: impl Iterator<Item = &'a SourceFile>, judge: impl Fn(&Sou
     complaints
 }
 
-/// Names under `[dependencies]` of a manifest.
+/// Names under `[dependencies]` in a manifest.
 fn dependencies(manifest: &str) -> Vec<String> {
     let section = manifest.lines().skip_while(|line| line.trim() != "[dependencies]").skip(1);
     let lines = section.take_while(|line| !line.starts_with('['));
@@ -291,7 +298,8 @@ fn dependencies(manifest: &str) -> Vec<String> {
     names.filter(|name| !name.is_empty() && !name.starts_with('#')).map(str::to_owned).collect()
 }
 
-/// The word (letters, digits, dashes, underscores) after each occurrence of `marker` that starts a word itself.
+/// The word (letters, digits, dashes, underscores) after each occurrence of `marker` that is at the
+/// start of a word.
 fn after<'a>(text: &'a str, marker: &'a str) -> impl Iterator<Item = &'a str> {
     text.match_indices(marker).filter_map(move |(at, _)| {
         let starts_word = text[..at].chars().next_back().is_none_or(|before| !before.is_alphanumeric() && before != '-');

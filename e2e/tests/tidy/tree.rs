@@ -1,12 +1,12 @@
-//! The repository as a list of files, small enough to hold.
+//! The repository as a list of files in memory.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Folders that hold nothing written by hand, and this test's own samples.
+/// Folders without hand-written files, and the samples of this test.
 const UNREAD: &[&str] = &[".git", ".venv", ".venv-1.38", ".tools", "target", "node_modules", "e2e/tests/tidy"];
 
-/// What is read of the repository: everything a person edits.
+/// Extensions of the files that are read: everything that contributors edit.
 const READ: &[&str] = &["rs", "toml", "yaml", "yml", "md", "py", "sh", "proto", "txt", "json"];
 
 /// One file, by its path from the root.
@@ -15,13 +15,13 @@ pub(crate) struct SourceFile {
     pub(crate) text: String,
 }
 
-/// Some files, in order of path.
+/// Files, ordered by path.
 pub(crate) struct SourceTree(pub(crate) Vec<SourceFile>);
 
 // === impl SourceTree ===
 
 impl SourceTree {
-    /// Everything in the working tree that a person edits.
+    /// Every file of the work tree that contributors edit.
     pub(crate) fn of_repository() -> Self {
         let root = root();
         let mut files = Vec::new();
@@ -50,12 +50,12 @@ impl SourceTree {
 // === impl SourceFile ===
 
 impl SourceFile {
-    /// Numbered lines of code: no comments, nothing after the unit tests begin.
+    /// Numbered lines of code: without comments, and without the unit tests at the end.
     pub(crate) fn code(&self) -> impl Iterator<Item = (usize, &str)> {
         self.before_tests().filter(|(_, line)| !line.trim_start().starts_with("//"))
     }
 
-    /// Numbered lines up to the unit tests at the end of a file.
+    /// Numbered lines up to the unit tests at the end of the file.
     pub(crate) fn before_tests(&self) -> impl Iterator<Item = (usize, &str)> {
         self.lines().take_while(|(_, line)| !line.starts_with("#[cfg(test)]"))
     }
@@ -81,7 +81,7 @@ fn read(root: &Path, folder: &Path, files: &mut Vec<SourceFile>) {
                 read(root, &full, files);
             }
         } else if path == "Makefile" || READ.iter().any(|suffix| path.ends_with(&format!(".{suffix}"))) {
-            // What is not text, or went away meanwhile, is not for us.
+            // Skips files that are not text, or that were deleted meanwhile.
             if let Ok(text) = fs::read_to_string(&full) {
                 files.push(SourceFile { path, text });
             }

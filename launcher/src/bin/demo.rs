@@ -1,5 +1,6 @@
-//! The main job, before your eyes: a real trace through a real Envoy, once by round robin and once by the picker.
-#![allow(clippy::print_stdout, reason = "this program talks to a person")]
+//! Replays a real trace through a real Envoy, once with Envoy's round robin and once with the
+//! picker, and compares the two.
+#![allow(clippy::print_stdout, reason = "a command-line program prints its results")]
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -15,32 +16,33 @@ use testbed::replay::{self, ReplayPlan, ReplayResult, quantile};
 use testbed::trace::{self, Arrival};
 use testbed::{Result, root};
 
-/// Model the simulated servers serve.
+/// Model name of the simulated servers.
 const MODEL: &str = "llama-3.1-8b";
 
 /// Requests with this header take the round-robin route instead of the picker's.
 const POLICY_HEADER: &str = "x-demo-policy";
 
-/// How often the table is drawn on a terminal, and printed elsewhere.
+/// How often the table is printed: on a terminal, and elsewhere.
 const DRAW_EVERY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(15));
 
-/// Rest between the two replays, so that the second starts on idle servers.
+/// Pause between the two replays, so that the second starts on idle servers.
 const REST: Duration = Duration::from_secs(2);
 
-/// Replay a real trace against Envoy's round robin and against the picker, on simulated GPUs, and compare.
+/// Compare Envoy's round robin with the picker on simulated GPUs, by replaying a real trace against
+/// both.
 #[derive(Debug, Parser)]
 #[command(about, long_about = None)]
 struct Args {
     /// Minutes of the trace to replay
     #[arg(long, default_value_t = 3.0)]
     minutes: f64,
-    /// How much faster than recorded the requests come
+    /// Speed-up of the recorded arrivals
     #[arg(long, default_value_t = 1.6)]
     rate: f64,
     /// Simulated model servers, on ports 8001 and up
     #[arg(long, default_value_t = 4)]
     servers: u16,
-    /// End after the comparison instead of staying up
+    /// Exit after the comparison instead of staying up
     #[arg(long)]
     exit: bool,
     /// Trace file
@@ -64,16 +66,20 @@ async fn main() -> ExitCode {
 }
 
 async fn run(args: Args) -> Result<()> {
-    // Arrivals within one 3 s step of the trace's clock are spread by this seed: the same in both replays.
+    // The trace's clock has steps of 3 s. This seed spreads the arrivals within a step, the same
+    // way in both replays.
     let end = Duration::from_secs_f64(args.minutes * 60.0);
     let arrivals: Vec<Arrival> = trace::read(&args.trace, 1)?.into_iter().filter(|a| a.at < end).collect();
-    println!("Starting {} simulated model servers (Llama 3.1 8B on an H100 each), switchpointd and Envoy ...", args.servers);
+    println!(
+        "Starting {} simulated model servers (Llama 3.1 8B on an H100 each), switchpointd and Envoy. This takes some seconds ...",
+        args.servers
+    );
     let servers = (0..args.servers).map(|i| server(8001 + i)).collect::<Result<Vec<_>>>()?;
     let addresses: Vec<String> = servers.iter().map(|s| s.addr().to_string()).collect();
     let mut front =
         DaemonAndEnvoy::start(&addresses, ExtraArgs::default(), |config| front::add_round_robin(config, &addresses, POLICY_HEADER)).await?;
     println!(
-        "Replaying {} requests of a real conversation trace ({:.0} s each time): once by Envoy's round robin, once by the picker.",
+        "Replaying {} requests of a real conversation trace twice, {:.0} s each time: first with Envoy's round robin, then with the picker.",
         arrivals.len(),
         end.as_secs_f64() / args.rate
     );
@@ -87,7 +93,8 @@ async fn run(args: Args) -> Result<()> {
     tokio::time::sleep(REST).await;
     let after = picker.run(&args, &arrivals, &servers).await?;
     front.check_running()?;
-    println!("\n{}", comparison(&[(round_robin.name, &before), (picker.name, &after)]));
+    println!("\nBoth replays are done. TTFT is the time to the first token.");
+    println!("{}", comparison(&[(round_robin.name, &before), (picker.name, &after)]));
 
     if !args.exit {
         println!("{}", invitation());
@@ -98,7 +105,7 @@ async fn run(args: Args) -> Result<()> {
 
 fn server(port: u16) -> Result<ModelServer> {
     let options = ModelServerOptions { listen: ([127, 0, 0, 1], port).into(), models: vec![MODEL.into()], ..ModelServerOptions::default() };
-    Ok(ModelServer::start(options).map_err(|error| format!("port {port} is needed and not free: {error}"))?)
+    Ok(ModelServer::start(options).map_err(|error| format!("cannot listen on port {port}, which the demo needs: {error}"))?)
 }
 
 /// One pass over the trace.
@@ -110,7 +117,7 @@ struct DemoReplay {
 impl DemoReplay {
     async fn run(&self, args: &Args, arrivals: &[Arrival], servers: &[ModelServer]) -> Result<Vec<ReplayResult>> {
         let plan = ReplayPlan { target: DaemonAndEnvoy::address(), model: MODEL.into(), headers: self.headers.clone(), rate: args.rate };
-        let (start, terminal) = (Instant::now(), std::io::stdout().is_terminal());
+        let (start, length, terminal) = (Instant::now(), args.minutes * 60.0 / args.rate, std::io::stdout().is_terminal());
         let before = served(servers).await?;
         let mut replay = std::pin::pin!(replay::run(&plan, arrivals));
         let mut draw = tokio::time::interval(if terminal { DRAW_EVERY.0 } else { DRAW_EVERY.1 });
@@ -122,14 +129,14 @@ impl DemoReplay {
                 seen = &mut replay => return seen,
                 _ = draw.tick() => {
                     let home = if terminal { "\x1b[H" } else { "" };
-                    println!("{home}{}: {:.0} s\n{}", self.name, start.elapsed().as_secs_f64(), live(servers, &before).await?);
+                    println!("{home}{}, second {:.0} of {:.0}\n{}", self.name, start.elapsed().as_secs_f64(), length, live(servers, &before).await?);
                 }
             }
         }
     }
 }
 
-/// Requests that each server has answered since it was started.
+/// Requests that each server has answered since it started.
 async fn served(servers: &[ModelServer]) -> Result<Vec<f64>> {
     let mut served = Vec::new();
     for server in servers {
@@ -156,7 +163,7 @@ async fn live(servers: &[ModelServer], before: &[f64]) -> Result<Table> {
 }
 
 fn comparison(replays: &[(&str, &Vec<ReplayResult>)]) -> Table {
-    let mut table = table(&["policy", "TTFT p50", "TTFT p99", "whole reply p50", "prefix hit rate", "requests", "errors"]);
+    let mut table = table(&["policy", "TTFT p50", "TTFT p99", "full reply p50", "prefix hit rate", "requests", "errors"]);
     for (name, seen) in replays {
         let mut ttfts: Vec<Duration> = seen.iter().filter_map(|s| s.ttft).collect();
         let mut durations: Vec<Duration> = seen.iter().filter(|s| s.ttft.is_some()).map(|s| s.duration).collect();
@@ -184,7 +191,7 @@ fn table(header: &[&str]) -> Table {
     table
 }
 
-/// Numbers to the right, names to the left.
+/// Aligns all columns but the first to the right.
 fn right(mut table: Table) -> Table {
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
@@ -199,15 +206,22 @@ fn share(part: f64, whole: f64) -> String {
 fn invitation() -> String {
     let (listener, admin, envoy) = (front::LISTENER, front::DAEMON_ADMIN, front::ENVOY_ADMIN);
     format!(
-        r#"It all stays up until Ctrl-C. Try it:
+        r#"Everything keeps running until you press Ctrl-C. In another terminal, try:
 
+A chat completion, and a streamed one:
   curl -s localhost:{listener}/v1/chat/completions -H 'content-type: application/json' \
     -d '{{"model":"{MODEL}","messages":[{{"role":"user","content":"hello"}}],"max_tokens":8}}'
   curl -sN localhost:{listener}/v1/chat/completions -H 'content-type: application/json' \
     -d '{{"model":"{MODEL}","stream":true,"messages":[{{"role":"user","content":"hello"}}],"max_tokens":8}}'
+
+A request that names no model, and the error it gets:
   curl -s localhost:{listener}/v1/chat/completions -d '{{"no":"model"}}'
+
+What the daemon knows about the endpoints, and the metrics of the daemon and of the filter:
   curl -s localhost:{admin}/debug/endpoints
   curl -s localhost:{admin}/metrics | grep -v '^#'
-  curl -s localhost:{envoy}/stats/prometheus | grep switchpoint"#
+  curl -s localhost:{envoy}/stats/prometheus | grep switchpoint
+
+Next: put it in front of your own model servers with  make run ENDPOINTS=host:port,host:port"#
     )
 }

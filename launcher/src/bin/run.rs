@@ -1,5 +1,5 @@
-//! `make run`: the daemon and Envoy, as shipped, in front of a user's own model servers.
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "this program talks to a person")]
+//! `make run`: runs the daemon and Envoy, as shipped, in front of a user's own model servers.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command-line program prints its results")]
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -9,17 +9,17 @@ use testbed::Result;
 use testbed::front::{self, DaemonAndEnvoy, ExtraArgs};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// How often it is looked whether both processes are still there.
+/// How often to check that both processes still run.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// Run switchpointd and Envoy, with the picker inside, in front of model servers. Ctrl-C stops both.
+/// Run switchpointd and Envoy with the picker in front of model servers. Ctrl-C stops both.
 #[derive(Debug, Parser)]
 #[command(about, long_about = None)]
 struct Args {
-    /// The model servers
+    /// The model servers, separated by commas
     #[arg(long, value_name = "HOST:PORT", value_delimiter = ',', required = true)]
     endpoints: Vec<String>,
-    /// Further arguments of `switchpointd serve`
+    /// More arguments for `switchpointd serve`, after --
     #[arg(last = true)]
     daemon: Vec<String>,
 }
@@ -37,7 +37,7 @@ async fn main() -> ExitCode {
 
 async fn run(args: Args) -> Result<()> {
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-    println!("Starting switchpointd and Envoy in front of {} ...", args.endpoints.join(", "));
+    println!("Starting switchpointd and Envoy in front of {}. This takes some seconds ...", args.endpoints.join(", "));
     let mut front = tokio::select! {
         front = DaemonAndEnvoy::start(&args.endpoints, ExtraArgs { daemon: &args.daemon, ..ExtraArgs::default() }, |_| Ok(())) => front?,
         _ = interrupt.recv() => return Ok(()),
@@ -51,7 +51,7 @@ async fn run(args: Args) -> Result<()> {
             () = tokio::time::sleep(LOOK_EVERY) => if let Err(ended) = front.check_running() { break Err(ended) },
         }
     };
-    println!("\nStopping ...");
+    println!("\nStopping Envoy and switchpointd ...");
     outcome.and(front.stop().await)
 }
 
@@ -59,15 +59,15 @@ fn usage() -> String {
     let (listener, envoy, daemon) = (front::LISTENER, front::ENVOY_ADMIN, front::DAEMON_ADMIN);
     format!(
         r#"
-Ready. Ask it (put your model's name):
+Ready. Send it requests (replace MODEL by the name of your model):
   curl -s http://127.0.0.1:{listener}/v1/models
   curl -N http://127.0.0.1:{listener}/v1/chat/completions -H 'content-type: application/json' \
     -d '{{"model": "MODEL", "stream": true, "messages": [{{"role": "user", "content": "hello"}}]}}'
 
-See what it knows and does:
+See what the daemon knows about your servers, and the filter's metrics:
   curl -s http://127.0.0.1:{daemon}/debug/endpoints
   curl -s http://127.0.0.1:{envoy}/stats/prometheus | grep ^switchpoint
 
-Ctrl-C stops it."#
+Ctrl-C stops both."#
     )
 }

@@ -1,4 +1,5 @@
-//! P9: after a failover to another pool, the picker of the pool that answered hears who served.
+//! P9: after a failover to another pool, the picker of the pool that answered learns which endpoint
+//! served.
 //!
 //! ```text
 //!                 ┌ first try, at "default" ▶ the gateway ▶ picker of pool `default`, whose only server refuses ▶ 503
@@ -21,10 +22,10 @@ use crate::echo;
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// The pool of the shipped routes, and a further one.
+/// The pool of the shipped routes, and a second one.
 const POOLS: [&str; 2] = ["default", "second"];
 
-/// What an operator writes for a second pool: a cluster, and a route by the name that the request asks for.
+/// What an operator writes for a second pool: a cluster, and a route by the request's authority.
 fn second_route(config: &mut Value, front: PickerMode) {
     let clusters = config.pointer_mut("/static_resources/clusters").and_then(Value::as_array_mut).expect("clusters");
     let mut cluster = clusters[0].clone();
@@ -38,7 +39,7 @@ fn second_route(config: &mut Value, front: PickerMode) {
     route["route"]["cluster"] = json!("second-pool");
     route["metadata"]["filter_metadata"]["switchpoint"]["pool"] = json!("second");
     if front == PickerMode::ExtProc {
-        // Which pool is asked for is gRPC metadata, here as the route says.
+        // The pool's name goes to the daemon as gRPC metadata, which the route overrides.
         route["typed_per_filter_config"]["switchpoint"] = json!({
             "@type": "type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute",
             "overrides": {"grpc_initial_metadata": [{"key": "x-switchpoint-pool", "value": "second"}]},
@@ -47,7 +48,7 @@ fn second_route(config: &mut Value, front: PickerMode) {
     routes.insert(0, route);
 }
 
-/// The proxy ahead: it tries the gateway by the first name, and after a 5xx by the second.
+/// Adds the proxy in front: it calls the gateway by the first name, and after a 5xx by the second.
 fn ahead(config: &mut Value, listen: SocketAddr, gateway: u16) {
     let at = |address: &str, port: u16| json!({"socket_address": {"address": address, "port_value": port}});
     let tier = |(priority, pool): (usize, &&str)| json!({"priority": priority, "lb_endpoints": [{"endpoint": {"hostname": pool, "address": at("127.0.0.1", gateway)}}]});
@@ -79,7 +80,7 @@ fn ahead(config: &mut Value, listen: SocketAddr, gateway: u16) {
     }));
 }
 
-/// How often each of the pools' servers was picked, and how often it served.
+/// How often the server of each pool was picked, and how often it served.
 async fn counted(stack: &Stack, servers: &[ModelServer]) -> Option<Vec<(u64, u64)>> {
     let rows = stack.daemon.as_ref()?.endpoints().await.ok()?;
     let of = |server: &ModelServer| {
@@ -123,10 +124,11 @@ async fn who_answers_is_told(front: PickerMode) -> Result<()> {
     assert_eq!(reply.status, 200, "{front:?}: {}", reply.text());
     assert_eq!(reply.header("x-served-by"), servers[1].addr().to_string(), "{front:?}");
     let both = || async { (counted(&stack, &servers).await? == [(1, 0), (1, 1)]).then_some(()) };
-    wait_for(LIMIT, "the second pool's picker alone to hear that its server served", both).await?;
+    wait_for(LIMIT, "only the second pool's picker to count a served request", both).await?;
     stack.envoy.access_log_of("failed-over", LIMIT).await?;
     let lines = stack.envoy.access_log();
-    // Envoy writes whom it tried, whatever came of it: of the pool that was left, its own server, and never that of the other.
+    // Envoy writes the endpoint that it tried, whatever the result: for the pool that failed its
+    // own server, never that of the other pool.
     let told: Vec<(&Value, &Value)> = lines
         .iter()
         .filter(|line| line["request_id"] == "failed-over")

@@ -1,4 +1,4 @@
-//! How the proxy that asks the daemon knows whom it asks.
+//! How the proxy verifies the daemon that it calls by ext_proc.
 
 use serde_json::{Value, json};
 use testbed::Result;
@@ -6,7 +6,7 @@ use testbed::Result;
 use super::ext_proc;
 use crate::echo;
 
-/// Replaces how the proxy connects to the daemon to ask.
+/// Replaces the transport socket of the proxy's cluster for the daemon.
 fn transport(socket: Option<Value>) -> impl Fn(&mut Value) + Send + 'static {
     move |config| {
         let clusters = config.pointer_mut("/static_resources/clusters").and_then(Value::as_array_mut);
@@ -47,7 +47,7 @@ async fn by_a_certificate_that_the_proxy_checks() -> Result<()> {
     let stack = ext_proc().daemon_arguments(&arguments).envoy_config(transport(Some(context("switchpointd")))).start().await?;
     assert_eq!(stack.post("/v1/chat/completions", &echo::chat("x")).await?.status, 200);
     drop(stack);
-    // Made by itself at start, it is nobody's that the proxy knows.
+    // The proxy does not trust the certificate that the daemon makes at start by default.
     let stack = ext_proc().envoy_config(transport(Some(context("switchpointd")))).without_waiting().start().await?;
     assert_eq!(stack.get("/v1/models").await?.status, 503);
     Ok(())

@@ -1,4 +1,5 @@
-//! Both fronts at once, the filter in one Envoy and ext_proc in another: the daemon's front is one more proxy to it.
+//! Both picker modes at once, the filter in one Envoy and ext_proc in another: for the daemon, its
+//! ext_proc server is one more proxy.
 
 use std::time::Duration;
 
@@ -22,12 +23,12 @@ async fn both_fronts_at_once_share_one_state() -> Result<()> {
     for i in 0..8 {
         let address = if i % 2 == 0 { stack.address() } else { beside.envoy.listener() };
         open.push(stream(address, 200).await?);
-        tokio::time::sleep(Duration::from_millis(300)).await; // far more than it takes to tell, so that no pick is made in ignorance
+        tokio::time::sleep(Duration::from_millis(300)).await; // far longer than load takes to reach the other proxy, so that each pick knows it
     }
     until_in_flight(&stack, 8).await?;
     let endpoints = stack.daemon.as_ref().ok_or("no daemon")?.endpoints().await?;
     let spread: Vec<Option<u64>> = endpoints.iter().map(|endpoint| endpoint["in_flight"].as_u64()).collect();
-    assert_eq!(spread, [Some(4), Some(4)], "each fills the gap that the other left");
+    assert_eq!(spread, [Some(4), Some(4)], "each proxy balances the load of the other");
     Ok(())
 }
 
@@ -44,14 +45,14 @@ async fn what_one_front_placed_the_other_finds() -> Result<()> {
     let post = |front: usize, prompt: String| async move {
         client::post(fronts[front], "/v1/chat/completions", echo::chat(&prompt).to_string()).await
     };
-    // A front that was never used hears nothing.
+    // A proxy that has not served yet gets no state from others.
     for front in [0, 1] {
         post(front, "to begin with".to_owned()).await?;
     }
     for round in 0..6 {
         let prompt = format!("{round} conversations. {}", "They go on and on. ".repeat(200));
         let server = stack.server_of(&post(round % 2, prompt.clone()).await?)?;
-        // Ten times what is promised.
+        // Ten times the promised time.
         tokio::time::sleep(Duration::from_secs(1)).await;
         for turn in 0..4 {
             let reply = post((round + 1) % 2, format!("{prompt} {turn}")).await?;

@@ -1,4 +1,5 @@
-//! A reader of what leaves a proxy, with every prompt there could be and without the secret: of the state stream's frames, and of decision logs.
+//! An attacker who reads what leaves a proxy (frames of the state stream, decision logs), knows
+//! every possible prompt, and does not know the deployment's secret.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -8,15 +9,15 @@ use serde_json::json;
 use testbed::stack::Stack;
 use testbed::{Result, client};
 
-use super::outsider::{LIMIT, RevokedProxy};
+use super::outsider::{LIMIT, SimulatedPeer};
 
-/// A prompt that the reader knows was sent, since the reader sent it.
+/// A prompt that the attacker sent, so knows to be among the hashes.
 const KNOWN: &str = "hi";
 
-/// One that somebody else sent.
+/// A prompt that another client sent.
 const SECRET: &str = "zq";
 
-/// The primes of xxh64 by which single bytes and the end are mixed in.
+/// The primes by which xxh64 mixes in single bytes and the end.
 const PRIMES: [u64; 4] = [0x9E37_79B1_85EB_CA87, 0xC2B2_AE3D_27D4_EB4F, 0x1656_67B1_9E37_79F9, 0x27D4_EB2F_1656_67C5];
 
 /// All prompts of two letters.
@@ -24,12 +25,12 @@ fn dictionary() -> Vec<String> {
     ('a'..='z').flat_map(|first| ('a'..='z').map(move |second| format!("{first}{second}"))).collect()
 }
 
-/// The text that is hashed of such a prompt.
+/// The bytes that are hashed for such a prompt.
 fn text(prompt: &str) -> Vec<u8> {
     [prompt.as_bytes(), b"\xFF"].concat()
 }
 
-/// xxh64 of fewer bytes than four.
+/// xxh64 of fewer than four bytes.
 fn sum_of(seed: u64, text: &[u8]) -> u64 {
     let mut sum = seed.wrapping_add(PRIMES[3]).wrapping_add(text.len() as u64);
     for &byte in text {
@@ -40,7 +41,7 @@ fn sum_of(seed: u64, text: &[u8]) -> u64 {
     sum ^ sum >> 32
 }
 
-/// The seed of such a sum: each of its steps can be undone.
+/// The seed of such a hash: each of its steps can be inverted.
 fn seed_of(sum: u64, text: &[u8]) -> u64 {
     let inverse = |prime: u64| (0..6).fold(prime, |x, _| x.wrapping_mul(2_u64.wrapping_sub(prime.wrapping_mul(x))));
     let unshift = |x: u64, by: u32| (0..64 / by).fold(x, |y, _| x ^ y >> by);
@@ -53,10 +54,12 @@ fn seed_of(sum: u64, text: &[u8]) -> u64 {
     seed.wrapping_sub(text.len() as u64).wrapping_sub(PRIMES[3])
 }
 
-/// Prompts of the dictionary that the reader finds among `hashes`: it takes each for that of the known prompt, undoes it, and hashes all others.
+/// Prompts of the dictionary that the attacker finds among `hashes`: the attacker assumes for each
+/// hash that it belongs to the known prompt, computes the seed, and hashes all other prompts with
+/// that seed.
 fn learned(hashes: &BTreeSet<u64>) -> Vec<String> {
     let seeds = hashes.iter().flat_map(|&hash| [hash, hash | 1]).map(|sum| seed_of(sum, &text(KNOWN)));
-    // And seeds that need no guess.
+    // Also try obvious seeds.
     let seeds: Vec<u64> = seeds.chain(0..4).collect();
     let is_there = |prompt: &String| seeds.iter().any(|&seed| hashes.contains(&(sum_of(seed, &text(prompt)) & !1)));
     dictionary().into_iter().filter(|prompt| prompt != KNOWN).filter(is_there).collect()
@@ -68,7 +71,8 @@ fn the_reader_would_learn_what_bare_hashes_say() {
     assert_eq!(learned(&bare), [SECRET]);
 }
 
-/// Sends a prompt, and credentials; returns all that is logged and explained of the decision.
+/// Sends a prompt and credentials; returns everything that is logged and explained about the
+/// decision.
 async fn asked(stack: &Stack, prompt: &str, id: &str) -> Result<String> {
     let body = json!({"model": "demo", "max_tokens": 2, "prompt": prompt}).to_string();
     let request = Request::post("/v1/completions").header("content-type", "application/json").header("x-request-id", id);
@@ -83,24 +87,24 @@ async fn asked(stack: &Stack, prompt: &str, id: &str) -> Result<String> {
 async fn a_reader_with_a_dictionary_learns_nothing_of_frames_or_logs() -> Result<()> {
     let picker = json!({"decision_log_one_in": 1, "explain": true});
     let mut stack = Stack::builder().servers(2).picker(picker).start().await?;
-    let mut outsider = RevokedProxy::join(&mut stack).await?;
+    let mut outsider = SimulatedPeer::join(&mut stack).await?;
     outsider.hear_until(0).await?;
     tokio::time::sleep(Duration::from_millis(300)).await;
     let (began, mut said) = (Instant::now(), String::new());
     while outsider.placed().len() < 2 {
-        assert!(began.elapsed() < LIMIT, "what was placed was not told: {:?}", outsider.placed());
-        // Longer than it takes to be told that something is under way.
+        assert!(began.elapsed() < LIMIT, "the placements did not arrive: {:?}", outsider.placed());
+        // Repeat for longer than load takes to reach the other proxy.
         for prompt in [KNOWN, SECRET].repeat(10) {
             said += &asked(&stack, prompt, &format!("{:?}", began.elapsed())).await?;
         }
         outsider.hear_until(0).await?;
     }
     let hashes: BTreeSet<u64> = outsider.placed().into_iter().flatten().collect();
-    assert!(hashes.len() >= 2, "both prompts were told: {hashes:?}");
-    assert_eq!(learned(&hashes), Vec::<String>::new(), "of frames");
-    assert!(!said.contains("s3cret"), "no header: {said}");
+    assert!(hashes.len() >= 2, "both prompts' hashes arrived: {hashes:?}");
+    assert_eq!(learned(&hashes), Vec::<String>::new(), "from frames");
+    assert!(!said.contains("s3cret"), "no header is logged: {said}");
     let logged: BTreeSet<u64> = said.split(|c: char| !c.is_ascii_digit()).filter_map(|number| number.parse().ok()).collect();
-    assert_eq!(learned(&logged), Vec::<String>::new(), "of logs");
+    assert_eq!(learned(&logged), Vec::<String>::new(), "from logs");
     assert_eq!(logged.intersection(&hashes).count(), 0, "no hash is in a log");
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! A proxy that the test plays at the real daemon, beside a real one: what it tells counts there, and what it hears comes from there.
+//! A proxy that the test simulates at the real daemon, beside a real proxy: each receives the load
+//! and the placements of the other.
 
 use std::time::{Duration, Instant};
 
@@ -15,20 +16,20 @@ use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 
-/// From a word to its effect, ten times over.
+/// Longest time from a message to its effect, far above the promised time.
 pub(super) const LIMIT: Duration = Duration::from_secs(20);
 
-/// The proxy.
-pub(super) struct RevokedProxy {
+/// The simulated proxy.
+pub(super) struct SimulatedPeer {
     out: mpsc::Sender<proxy_message::Message>,
     stream: tonic::Streaming<state::DaemonMessage>,
     pool_update: state::PoolUpdate,
     others: (LoadReportSum, PeerLoadReport),
-    /// All that the daemon said, as bytes.
+    /// All messages of the daemon, as bytes.
     pub(super) received: Vec<Vec<u8>>,
 }
 
-impl RevokedProxy {
+impl SimulatedPeer {
     /// Joins the pool of a stack.
     pub(super) async fn join(stack: &mut Stack) -> Result<Self> {
         let daemon = stack.daemon()?.settings().state.address();
@@ -58,9 +59,9 @@ impl RevokedProxy {
     }
 
     async fn next(&mut self) -> Result<daemon_message::Message> {
-        let next = tokio::time::timeout(LIMIT, self.stream.message()).await??.ok_or("the daemon has left")?;
+        let next = tokio::time::timeout(LIMIT, self.stream.message()).await??.ok_or("the daemon closed the stream")?;
         self.received.push(next.encode_to_vec());
-        next.message.ok_or_else(|| Error::from("nothing was said"))
+        next.message.ok_or_else(|| Error::from("an empty message"))
     }
 
     fn endpoint(&self, server: usize) -> Result<EndpointRef> {
@@ -69,7 +70,7 @@ impl RevokedProxy {
         Ok(EndpointRef { slot: Slot(u16::try_from(endpoint.slot)?), generation: Generation(endpoint.generation) })
     }
 
-    /// Says that it has so many requests at a server.
+    /// Sends a load report with this many requests at a server.
     pub(super) async fn tell(&self, server: usize, requests: u32) -> Result<()> {
         let (mut sum, endpoint) = (LoadReportSum::default(), self.endpoint(server)?);
         sum.reset(vec![endpoint], []);
@@ -79,7 +80,7 @@ impl RevokedProxy {
         Ok(self.out.send(proxy_message::Message::LoadReport(share)).await?)
     }
 
-    /// The blocks of each prompt that was told as placed.
+    /// The block hashes of each prompt in the received placements.
     pub(super) fn placed(&self) -> Vec<Vec<u64>> {
         let message = |bytes: &Vec<u8>| state::DaemonMessage::decode(bytes.as_slice()).ok()?.message;
         let placements = |message| if let daemon_message::Message::PeerLoad(peers) = message { peers.placements } else { Vec::new() };
@@ -87,7 +88,8 @@ impl RevokedProxy {
         told.flat_map(|told| proto::placements::each(&told).map(|(_, blocks)| blocks).collect::<Vec<_>>()).collect()
     }
 
-    /// Waits until the other proxies have so many requests, all servers together; after how long, and how many prompts were placed meanwhile.
+    /// Waits until the other proxies have this many requests, over all servers. Returns how long it
+    /// took, and how many placements arrived meanwhile.
     pub(super) async fn hear_until(&mut self, requests: u32) -> Result<(Duration, usize)> {
         let (began, mut placed) = (Instant::now(), 0);
         loop {
@@ -110,12 +112,13 @@ impl RevokedProxy {
     }
 }
 
-/// Waits until a scorer tells the servers of a stack apart, or does not.
+/// Waits until a scorer gives the servers of a stack different scores, or equal ones if `expected`
+/// is false.
 pub(super) async fn tells_apart(stack: &Stack, scorer: &str, expected: bool) -> Result<Duration> {
     let began = Instant::now();
     let look = || async {
         let decision = e2e::explain::ExplainedDecision::ask(stack.address(), "a question of its own").await.ok()?;
         (decision.distinguishes(scorer) == expected).then(|| began.elapsed())
     };
-    wait_for(LIMIT, &format!("{scorer} to tell apart: {expected}"), look).await
+    wait_for(LIMIT, &format!("{scorer} to distinguish endpoints: {expected}"), look).await
 }

@@ -1,4 +1,5 @@
-//! What a proxy tells the daemon, byte by byte: no word of a prompt or a reply, in no form; and hashes that say nothing without the secret.
+//! The bytes that a proxy sends to the daemon: they contain no word of a prompt or of a reply, in
+//! any encoding, and their hashes mean nothing without the secret.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -9,16 +10,17 @@ use testbed::cuttable_link::CuttableLink;
 use testbed::stack::Stack;
 use testbed::{Result, wait_for};
 
-use super::outsider::{LIMIT, RevokedProxy};
+use super::outsider::{LIMIT, SimulatedPeer};
 use crate::echo;
 
-/// Not to be found anywhere else.
+/// A text that occurs nowhere else.
 const SECRET: &str = "Zanzibar-Quixote-Ocelot";
 
-/// So many bytes of the secret in a row are part of it, and no chance.
+/// This many bytes of the secret in a row cannot occur by chance.
 const WINDOW: usize = 7;
 
-/// Each API with the secret wherever it takes words, long enough to be placed, anew each round.
+/// One request of each API with the secret in every text field, long enough to be placed, and
+/// different in each round.
 fn requests(round: u64) -> Vec<(&'static str, String)> {
     let long = |number: u64| format!("{} {}", 10 * round + number, format!("{SECRET}. ").repeat(60));
     let tool = json!({"type": "function", "function": {"name": "f", "description": SECRET, "parameters": {}}});
@@ -39,19 +41,19 @@ fn requests(round: u64) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// The secret in every form that bytes with words in them take.
+/// The secret in every encoding that a message might use.
 fn forms() -> Vec<Vec<u8>> {
     let hex: String = SECRET.bytes().map(|byte| format!("{byte:02x}")).collect();
     let escaped: String = SECRET.bytes().map(|byte| format!("\\u{byte:04x}")).collect();
     let wide = SECRET.bytes().flat_map(|byte| [byte, 0]).collect();
-    // However many bytes stand before it.
+    // Base64 depends on the number of bytes before the secret, modulo 3.
     let encoded = (0..3).map(|begin| base64(&SECRET.as_bytes()[begin..]).into_bytes());
     let mut forms = vec![SECRET.into(), hex.to_uppercase().into(), hex.into(), escaped.into(), wide];
     forms.extend(encoded);
     forms
 }
 
-/// Of all whole threes of bytes.
+/// Base64 of all complete groups of three bytes.
 fn base64(bytes: &[u8]) -> String {
     let digits = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let word = |three: &[u8; 3]| u32::from_be_bytes([0, three[0], three[1], three[2]]);
@@ -59,30 +61,31 @@ fn base64(bytes: &[u8]) -> String {
     bytes.as_chunks().0.iter().flat_map(|three| (0..4).map(move |at| digit(word(three), at))).collect()
 }
 
-/// The pieces of the secret that are in `bytes`.
+/// The pieces of the secret that `bytes` contains.
 fn found(bytes: &[u8]) -> Vec<String> {
     let forms = forms();
     let windows = forms.iter().flat_map(|form| form.windows(WINDOW));
     windows.filter(|window| memmem::find(bytes, window).is_some()).map(|window| String::from_utf8_lossy(window).into_owned()).collect()
 }
 
-/// What a proxy said to its daemon while it served all of them, and the hashes that another proxy was told.
+/// Returns the bytes that a proxy sent to its daemon while it served all requests, and the hashes
+/// that another proxy received.
 async fn told(transport: &str) -> Result<(Vec<u8>, BTreeSet<u64>)> {
     let cable = CuttableLink::lay().await?;
     let state = json!({"cluster": "switchpoint-state", "transport": transport});
     let mut stack = Stack::builder().servers(2).concurrency(2).picker(json!({"state": state})).cable(&cable).start().await?;
     cable.connect_to(stack.daemon()?.settings().state.address());
     stack.wait_until_ready().await?;
-    let mut outsider = RevokedProxy::join(&mut stack).await?;
-    // From now on the proxy is told that there is another; what it placed before, it does not tell.
+    let mut outsider = SimulatedPeer::join(&mut stack).await?;
+    // From now on the proxy knows that it has a peer. It does not send earlier placements.
     outsider.hear_until(0).await?;
     tokio::time::sleep(Duration::from_millis(300)).await;
     let (began, mut round) = (Instant::now(), 0);
     while outsider.placed().len() < requests(0).len() {
-        assert!(began.elapsed() < LIMIT, "not all that was placed was told: {:?}", outsider.placed());
+        assert!(began.elapsed() < LIMIT, "not all placements arrived: {:?}", outsider.placed());
         round += 1;
         for (path, body) in requests(round) {
-            // The reply repeats what was asked.
+            // The reply echoes the request.
             assert_eq!(stack.send(echo::post(path, &[], body)?).await?.status, 200, "{path}");
         }
         outsider.hear_until(0).await?;
@@ -92,25 +95,25 @@ async fn told(transport: &str) -> Result<(Vec<u8>, BTreeSet<u64>)> {
         let rows = stack.daemon.as_ref()?.endpoints().await.ok()?;
         (rows.iter().filter_map(|row| row["served"].as_u64()).sum::<u64>() >= served).then_some(())
     };
-    wait_for(LIMIT, "all that was served to be reported", reported).await?;
+    wait_for(LIMIT, "all served requests to be reported", reported).await?;
     Ok((cable.sent_bytes(), outsider.placed().into_iter().flatten().collect()))
 }
 
 #[tokio::test]
 async fn the_daemon_gets_hashes_of_its_deployment_and_no_word_of_a_prompt() -> Result<()> {
     for (path, body) in requests(1) {
-        assert!(!found(body.as_bytes()).is_empty(), "that the look can fail: {path}");
+        assert!(!found(body.as_bytes()).is_empty(), "the search must find the secret in the request: {path}");
     }
     let mut deployments = Vec::new();
     for transport in ["grpc", "http"] {
         let (said, hashes) = told(transport).await?;
         let tapped = hashes.iter().filter(|hash| memmem::find(&said, &hash.to_le_bytes()).is_some()).count();
-        // One may lie across two frames.
-        assert!(tapped > hashes.len() / 2, "{transport}: what was told is not among what was tapped");
+        // A hash may be split over two frames.
+        assert!(tapped > hashes.len() / 2, "{transport}: the tapped bytes do not contain the received hashes");
         assert_eq!(found(&said), Vec::<String>::new(), "{transport}");
         deployments.push(hashes);
     }
-    // Each stack has a secret of its own, and the prompts were the same.
-    assert_eq!(deployments[0].intersection(&deployments[1]).count(), 0, "hashes that say the same in two deployments");
+    // Each stack has its own secret, and the prompts were the same.
+    assert_eq!(deployments[0].intersection(&deployments[1]).count(), 0, "the same hash in two deployments");
     Ok(())
 }
