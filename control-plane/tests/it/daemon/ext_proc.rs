@@ -1,4 +1,5 @@
-//! The front for gateways without the filter, asked over real gRPC: who is let in, which pool is meant, how healthy it is, what it counts.
+//! The ext_proc server for gateways without the filter, over real gRPC: access, selection of the
+//! pool, health and counts.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -20,7 +21,7 @@ use tonic_health::pb::health_client::HealthClient;
 
 use super::harness::{daemon, endpoints, get, get_json, until, write};
 
-/// One stream, as a gateway holds it.
+/// The gateway's side of one stream.
 struct GatewayStream {
     outbound: mpsc::Sender<ProcessingRequest>,
     inbound: Streaming<ProcessingResponse>,
@@ -51,7 +52,7 @@ impl GatewayStream {
         self.inbound.message().await.unwrap().unwrap().response.unwrap()
     }
 
-    /// Where a request without a body is sent.
+    /// The destination of a request without a body.
     async fn destination(&mut self) -> String {
         match self.say(&[(":method", "GET"), (":path", "/v1/models")], false).await {
             Answer::RequestHeaders(answer) => {
@@ -84,7 +85,7 @@ async fn health_is_that_of_the_protocol() {
         for alive in ["", liveness, INFERENCE_EXTENSION] {
             assert_eq!(serving(channel, alive).await, Ok(true), "{alive:?}: it lives");
         }
-        assert_eq!([serving(channel, readiness).await, serving(channel, service).await], [Ok(false), Ok(false)], "it knows nothing");
+        assert_eq!([serving(channel, readiness).await, serving(channel, service).await], [Ok(false), Ok(false)], "it has no state yet");
         assert_eq!(serving(channel, "another").await, Err(Code::NotFound));
     }
     write(&file, &endpoints(&[1]));

@@ -1,4 +1,4 @@
-//! Proxies that hold state of another life of the daemon.
+//! Proxies that hold state of another term of the daemon.
 
 use std::time::Duration;
 
@@ -50,6 +50,6 @@ async fn a_peer_that_lies_about_its_term_changes_it_for_nobody_else_and_gets_no_
     rig.reset(vec![instance("b", 2)]).await;
     let after = good.pool_update().await.version.unwrap();
     assert!(after.term == before.term && after.sequence > before.sequence, "{before:?} {after:?}");
-    // The liar is still served.
+    // The proxy that lied is still served.
     while !matches!(bad.next().await.unwrap(), Message::Metrics(_)) {}
 }
