@@ -110,7 +110,7 @@ async fn processes_that_register_are_in_the_pool_while_they_are_well() {
         let row = seen["instances"].as_array().unwrap().iter().find(|row| row["name"] == "d0").unwrap();
         format!("{} {} {}", row["state"].as_str().unwrap(), row["component"].as_str().unwrap(), row["reason"].as_str().unwrap())
     };
-    assert_eq!(seen().await, "not_ready decode it says that it is not ready");
+    assert_eq!(seen().await, "not_ready decode it reports that it is not ready");
     health.send_replace(StatusCode::OK);
     is("d0 127.0.0.1:9001 Some(\"decode\"), p0 127.0.0.1:9003 Some(\"prefill\")").await;
     drop(decode); // killed, so its heartbeats end
