@@ -381,7 +381,7 @@ mod tests {
         for rest in ["plugins: []\nplugins: []\n", ": 1\n", "plugins:\n\t- type: queue-scorer\n", "plugins: [*x]\n"] {
             let said = complaints(rest);
             assert!(said.starts_with("f:"), "{said}");
-            assert!(!["Policy", "Option", "from_str"].iter().any(|word| said.contains(word)), "advice for programmers: {said}");
+            assert!(!["Policy", "Option", "from_str"].iter().any(|word| said.contains(word)), "the message is for programmers: {said}");
         }
     }
 

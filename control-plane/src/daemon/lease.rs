@@ -80,7 +80,7 @@ impl LeaseArgs {
         let me = format!("{lease_identity}_{:016x}", rand::random::<u64>());
         let (leads, follow) = watch::channel(false);
         let (stop, stopped) = oneshot::channel::<()>();
-        tracing::info!(me, "standing by until the lease is ours");
+        tracing::info!(me, "standing by until this daemon gets the lease");
         let task = tokio::spawn(async move {
             let failed = |why: String| tracing::warn!(why, "cannot acquire or renew the lease now");
             campaign(&*store, me, &leads, async { drop(stopped.await) }, failed).await;

@@ -141,7 +141,7 @@ fn the_last_good_metadata_counts_while_it_is_the_same_life() {
     assert_eq!(
         rig.run(|t, now, events| t.fetched(&fetch, MetadataResponse::Is(model("old"), None), now, events)),
         "",
-        "the answer of the old life"
+        "the answer of the old generation"
     );
     assert_eq!(rig.answer(MetadataResponse::Is(model("new"), None)), "+a@8000");
     assert_eq!(rig.told_model("a").as_deref(), Some("new"));

@@ -12,7 +12,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The next event as text: `+id@address` or `-id`.
 pub(crate) async fn next(events: &mut InstanceEvents) -> String {
-    let event = tokio::time::timeout(PATIENCE, events.next()).await.expect("an event in time").expect("the stream goes on");
+    let event = tokio::time::timeout(PATIENCE, events.next()).await.expect("an event in time").expect("the stream continues");
     match event {
         InstanceEvent::Added(instance) => format!("+{}@{}", instance.name, instance.address),
         InstanceEvent::Removed(id) => format!("-{id}"),

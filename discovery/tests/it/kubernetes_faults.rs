@@ -145,10 +145,10 @@ async fn every_fault_ends_in_the_truth_and_none_empties_the_set() {
         }
         fake.put("services", service("more", "dynamo", "decode"));
         fake.put_untold("endpointslices", slice("s", "svc", 80, &[endpoint("b", "10.0.0.2", true)]));
-        assert_eq!(next(&mut events).await, "-a", "{fault:?}: what no watch told");
+        assert_eq!(next(&mut events).await, "-a", "{fault:?}: a change without an event");
         until(0, || async { fake.faults_left() }).await;
         fake.put("endpointslices", slice("s", "svc", 80, &[endpoint("b", "10.0.0.2", true), endpoint("c", "10.0.0.3", true)]));
-        assert_eq!(next(&mut events).await, "+c@10.0.0.3:80", "{fault:?}: it goes on after");
+        assert_eq!(next(&mut events).await, "+c@10.0.0.3:80", "{fault:?}: it continues after");
     }
 }
 

@@ -156,7 +156,7 @@ async fn no_answer_of_an_instance_does_harm() {
     let records = rows.iter().map(|(name, address, _)| record(name, *address)).chain([record("plain", plain)]).collect();
     play.send(BackendEvent::Reset(records)).unwrap();
     let mut events = discovery.watch("n", "c").unwrap();
-    assert_eq!(next(&mut events).await, format!("+plain@{plain}"), "404: it has none, and is told");
+    assert_eq!(next(&mut events).await, format!("+plain@{plain}"), "404: it has none, and is published");
     let followed = discovery.follow("n", "c").unwrap();
     for (name, _, expected) in rows {
         let reason = || {

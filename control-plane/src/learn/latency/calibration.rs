@@ -218,7 +218,7 @@ mod tests {
         assert_eq!((score.count, score.recent, score.coverage90), (2, 2, 0.5));
         assert!((score.mape - (0.2 + 0.6) / 2.0).abs() < 1e-6, "{score:?}");
         assert!((score.pinball90_ms - (0.1 * 60.0 + 0.9 * 40.0) / 2.0).abs() < 1e-6, "{score:?}");
-        assert_eq!(calibration.of_endpoint(endpoint(2), PredictedTarget::Ttft).count, 1, "nothing was predicted of the other");
+        assert_eq!(calibration.of_endpoint(endpoint(2), PredictedTarget::Ttft).count, 1, "the other request had no prediction");
         assert_eq!((calibration.of_pool(PredictedTarget::Ttft).count, calibration.of_pool(PredictedTarget::Tpot).count), (3, 3));
         calibration.retain(|at| at == endpoint(2));
         assert_eq!(

@@ -75,7 +75,7 @@ impl ModelFile {
     pub fn open(path: PathBuf) -> Self {
         let pools = read(&path).and_then(|text| text.map_or(Ok(BTreeMap::new()), |text| parse(&text)));
         let pools = pools.unwrap_or_else(|why| {
-            tracing::warn!(file = %path.display(), why, "cannot read models from the file; learning starts from nothing");
+            tracing::warn!(file = %path.display(), why, "cannot read models from the file; learning starts without them");
             BTreeMap::new()
         });
         Self { path, pools: Mutex::new(pools) }

@@ -314,7 +314,7 @@ impl ObjectReader {
 
     fn whole(&mut self, node: &YamlNode, path: &str, range: &RangeInclusive<i64>) -> Option<i64> {
         let number = match &node.value {
-            #[expect(clippy::cast_possible_truncation, reason = "saturates, and no range of ours reaches that far")]
+            #[expect(clippy::cast_possible_truncation, reason = "saturates, and no allowed range reaches that far")]
             YamlValue::Number(number) if number.fract() == 0.0 => Some(*number as i64),
             _ => None,
         };

@@ -212,7 +212,7 @@ async fn what_an_inference_pool_asks_of_its_gateway_is_said() {
     assert_eq!(log.line("FailClose").await["level"], "INFO");
     assert_eq!(shown().await, "FailClose");
     fake.delete("inferencepools", "llama");
-    until("that a pool which is gone asks for nothing", || async { shown().await.is_null() }).await;
+    until("a deleted pool has no settings", || async { shown().await.is_null() }).await;
 }
 
 #[test]

@@ -83,7 +83,7 @@ async fn health_is_that_of_the_protocol() {
     let [liveness, readiness, service] = [LIVENESS, READINESS, EXT_PROC];
     for channel in [&health, &front] {
         for alive in ["", liveness, INFERENCE_EXTENSION] {
-            assert_eq!(serving(channel, alive).await, Ok(true), "{alive:?}: it lives");
+            assert_eq!(serving(channel, alive).await, Ok(true), "{alive:?}: it is alive");
         }
         assert_eq!([serving(channel, readiness).await, serving(channel, service).await], [Ok(false), Ok(false)], "it has no state yet");
         assert_eq!(serving(channel, "another").await, Err(Code::NotFound));
@@ -127,12 +127,12 @@ async fn what_it_does_is_counted_and_what_it_holds_is_released() {
     let row = async || get_json(daemon.admin_address, "/debug/endpoints").await["endpoints"][0].clone();
     let mut first = GatewayStream::ask(channel.clone(), &[]).await.unwrap();
     assert_eq!(first.destination().await, "127.0.0.1:1");
-    until("the pick is told", || async { row().await["in_flight"] == 1 && row().await["picked"] == 1 }).await;
+    until("the pick is reported", || async { row().await["in_flight"] == 1 && row().await["picked"] == 1 }).await;
     first.say(&[(":status", "500")], true).await;
     drop(first);
     let mut second = GatewayStream::ask(channel.clone(), &[]).await.unwrap();
     second.destination().await;
-    until("what is over is released", || async { row().await["in_flight"] == 1 && row().await["picked"] == 2 }).await;
+    until("ended requests are released", || async { row().await["in_flight"] == 1 && row().await["picked"] == 2 }).await;
     let page = get(daemon.admin_address, "/metrics").await.1;
     for line in ["llm_d_epp_extproc_streams_inflight 1", "llm_d_epp_extproc_streams_total 2"] {
         assert!(page.lines().any(|l| l.starts_with(line)), "{line} in\n{page}");
@@ -157,7 +157,7 @@ async fn an_endpoint_that_leaves_keeps_its_slot_until_the_front_has_heard() {
         let state = get_json(daemon.admin_address, "/debug/state").await;
         state["pools"][0]["departing"] == 0
     };
-    until("its slot is free: the front, too, acknowledged", settled).await;
+    until("its slot is free: the ext_proc server acknowledged too", settled).await;
     write(&file, &endpoints(&[]));
     until("nobody is left", || async { list().await == "503" }).await;
     daemon.stop().await;

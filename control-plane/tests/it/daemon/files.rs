@@ -91,7 +91,7 @@ async fn until_the_file_can_be_read_the_daemon_is_alive_but_not_ready() {
         let (status, text) = get(daemon.admin_address, "/readyz").await;
         status == 503 && text.contains("No such file")
     };
-    until("readyz says why", said).await;
+    until("readyz gives the reason", said).await;
     assert_eq!(get(daemon.admin_address, "/livez").await.0, 200);
     assert!(
         filter.pool_update_within(std::time::Duration::from_millis(1500)).await.is_none(),
@@ -229,7 +229,7 @@ async fn objects_are_reloaded_and_bad_ones_keep_the_old() {
     };
     until("the mistake is visible", told).await;
     write(&file, &objective("default", -2));
-    assert_eq!(priority(filter.pool_update().await), Some(-2), "nothing was sent between");
+    assert_eq!(priority(filter.pool_update().await), Some(-2), "no pool update was sent in between");
     assert!(pool_state(&daemon).await["objects"]["error"].is_null());
     std::fs::remove_file(&file).unwrap();
     assert_eq!(priority(filter.pool_update().await), None, "an empty folder has no objects");

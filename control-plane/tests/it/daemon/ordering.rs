@@ -124,7 +124,7 @@ async fn without_an_eds_stream_endpoints_come_after_a_short_delay() {
             break pool_update.endpoints[1].clone();
         }
     };
-    assert!(b.age_ms >= 300, "told {} ms after it appeared", b.age_ms);
+    assert!(b.age_ms >= 300, "published {} ms after it appeared", b.age_ms);
 }
 
 #[tokio::test]

@@ -187,7 +187,7 @@ async fn peers_that_are_slow_or_dead_are_cut_off() {
 async fn a_standby_lives_and_is_not_ready() {
     // There is no etcd, so this daemon never leads.
     let args = ["--endpoint", "127.0.0.1:1", "--listen-ext-proc", "127.0.0.1:0", "--lease-etcd", "http://127.0.0.1:1"];
-    let process = LoggedDaemon::start(1_024, &args, "standing by until the lease is ours").await;
+    let process = LoggedDaemon::start(1_024, &args, "standing by until this daemon gets the lease").await;
     assert_eq!(process.health().await, [true, false, false, false]);
     for listener in ["admin", "metrics"] {
         assert_eq!(get(process.at(listener), "/livez").await.0, 200);
@@ -206,7 +206,7 @@ async fn a_standby_that_comes_to_lead_becomes_ready_on_the_same_port() {
     let args = ["--endpoint", "127.0.0.1:1", "--listen-ext-proc", "none", "--lease-etcd", &etcd];
     let mut leader = LoggedDaemon::start(1_024, &args, "serving").await;
     until("the leader is ready", || async { leader.health().await == [true, true, true, false] }).await;
-    let standby = LoggedDaemon::start(1_024, &args, "standing by until the lease is ours").await;
+    let standby = LoggedDaemon::start(1_024, &args, "standing by until this daemon gets the lease").await;
     assert_eq!(standby.health().await, [true, false, false, false]);
     let probe = plain(standby.at("health")).await;
     leader.child.kill().await.unwrap();

@@ -8,7 +8,7 @@ use super::kit::{ELSEWHERE, HOME, channel, filter};
 use crate::daemon::harness::{DaemonHarness, FilterStream, PATIENCE, instance, names};
 
 async fn refuse(filter: &FilterStream, pool_update: &state::PoolUpdate, held: state::Version) {
-    let refused = "older than what is in force".to_owned();
+    let refused = "older than the state in force".to_owned();
     let ack = state::Ack { pool: pool_update.pool.clone(), version: pool_update.version, refused, held: Some(held) };
     filter.say(proxy_message::Message::Ack(ack)).await;
 }

@@ -75,8 +75,8 @@ fn out_of_order() -> Vec<StreamCase> {
         ("a request in the middle of its response", vec![get(), reply(), reply_body(false), begin(), ask(), reply_body(true)], None),
         ("messages after the end", after_the_end, None),
         ("messages after a refusal", vec![begin(), framed(&body("{", true)), ask(), get(), reply()], None),
-        ("messages that say nothing", vec![framed(&ProcessingRequest::default()); 1_000], None),
-        ("one that looks on", vec![framed(&ProcessingRequest { observability_mode: true, ..chat(BodySendMode::Buffered) }), ask()], None),
+        ("empty messages", vec![framed(&ProcessingRequest::default()); 1_000], None),
+        ("an observer", vec![framed(&ProcessingRequest { observability_mode: true, ..chat(BodySendMode::Buffered) }), ask()], None),
     ]
 }
 
@@ -126,7 +126,7 @@ fn extreme_headers() -> Vec<StreamCase> {
         ("a path of no text", one(b":path", &[0xff; 100]), None),
         ("a header of 200 KiB", one(b"x-gateway-model-name", &vec![b'm'; 200 << 10]), None),
         ("control headers without end", vec![framed(&with_headers(control))], None),
-        ("a header beyond what is taken", one(b"x", &vec![b'm'; 300 << 10]), Some(Code::ResourceExhausted)),
+        ("a header larger than allowed", one(b"x", &vec![b'm'; 300 << 10]), Some(Code::ResourceExhausted)),
         ("a million entries of metadata", with(million), Some(Code::ResourceExhausted)),
         ("ten thousand endpoints in a hint", with(hint), None),
         ("metadata a thousand levels deep", vec![framed_bytes(&deep)], Some(Code::InvalidArgument)),

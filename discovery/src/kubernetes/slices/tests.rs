@@ -56,7 +56,7 @@ impl RecordSet {
             match event {
                 BackendEvent::Reset(all) => self.0 = all.into_iter().map(|r| (r.name().to_owned(), r)).collect(),
                 BackendEvent::Apply(record) => drop(self.0.insert(record.name().to_owned(), record)),
-                BackendEvent::Delete(id) => assert!(self.0.remove(&*id).is_some(), "{id} deleted, but never told"),
+                BackendEvent::Delete(id) => assert!(self.0.remove(&*id).is_some(), "{id} deleted, but never published"),
                 BackendEvent::Failed(why) => panic!("{why}"),
                 BackendEvent::Requirements(_) | BackendEvent::Warns(_) | BackendEvent::Alive => {}
             }
