@@ -32,7 +32,7 @@ impl CallClient {
         if let Some(session) = session {
             request = request.header("x-switchpoint-session", session);
         }
-        let answer = tokio::time::timeout(PATIENCE, request.send()).await.expect("the daemon fell silent").unwrap();
+        let answer = tokio::time::timeout(PATIENCE, request.send()).await.expect("the daemon stopped answering").unwrap();
         (answer.status().as_u16(), answer.bytes().await.unwrap().to_vec())
     }
 
@@ -141,8 +141,8 @@ async fn what_breaks_the_protocol_is_refused_with_the_reason() {
     let cases = [
         (caller.post("tell", None, Vec::new()).await, 400, "x-switchpoint-session"),
         (caller.post("tell", Some("no number"), Vec::new()).await, 400, "hexadecimal"),
-        (caller.post("tell", Some("5"), b"\xff\xff\xff\xff".to_vec()).await, 400, "no sequence of messages"),
-        (caller.post("tell", Some("5"), b"\x01\0\0\0\xff".to_vec()).await, 400, "no sequence of messages"),
+        (caller.post("tell", Some("5"), b"\xff\xff\xff\xff".to_vec()).await, 400, "not a sequence of messages"),
+        (caller.post("tell", Some("5"), b"\x01\0\0\0\xff".to_vec()).await, 400, "not a sequence of messages"),
         (caller.post("tell", Some("5"), Vec::new()).await, 410, "Hello"),
         (caller.tell(vec![proxy_message::Message::Report(state::Report::default())]).await, 410, "Hello"),
         (caller.post("hear", Some("5"), Vec::new()).await, 410, "Hello"),

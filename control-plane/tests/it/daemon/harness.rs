@@ -192,7 +192,7 @@ impl FilterStream {
     }
 
     pub(crate) async fn next(&mut self) -> Result<daemon_message::Message, Status> {
-        let next = tokio::time::timeout(PATIENCE, self.inbound.message()).await.expect("the daemon fell silent")?;
+        let next = tokio::time::timeout(PATIENCE, self.inbound.message()).await.expect("the daemon stopped answering")?;
         Ok(next.expect("the stream ended").message.expect("an empty message"))
     }
 
@@ -270,7 +270,7 @@ impl EnvoyStream {
     }
 
     pub(crate) async fn next(&mut self) -> Result<DiscoveryResponse, Status> {
-        let next = tokio::time::timeout(PATIENCE, self.inbound.message()).await.expect("the daemon fell silent")?;
+        let next = tokio::time::timeout(PATIENCE, self.inbound.message()).await.expect("the daemon stopped answering")?;
         Ok(next.expect("the stream ended"))
     }
 
