@@ -301,7 +301,7 @@ pub struct ExtProcArgs {
     pub exchanges: ExchangeArgs,
 }
 
-/// Request-handling settings. Options that are not given keep the defaults of `exchange::Settings`.
+/// Request-handling settings. Options that are not given keep their defaults.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Endpoint Picker Protocol (ext_proc)")]
 pub struct ExchangeArgs {

@@ -322,8 +322,7 @@ fn name_len(text: &[u8]) -> usize {
     text.iter().position(|&b| !(b.is_ascii_alphanumeric() || b == b'_' || b == b':')).unwrap_or(text.len())
 }
 
-/// Resolves `\\`, `
-/// ` and `\"`. Any other backslash is kept, as in `prometheus_client`.
+/// Resolves `\\`, `\n` and `\"`. Any other backslash is kept, as in `prometheus_client`.
 fn unescape(text: &[u8]) -> Cow<'_, [u8]> {
     if memchr(b'\\', text).is_none() {
         return Cow::Borrowed(text);

@@ -137,7 +137,7 @@ impl LearningTask {
         let Some(view) = pools.get(&self.settings.pool) else { return };
         for observed in rows {
             let endpoint = observed.observation.endpoint;
-            // A pool has a few hundred members at most, sorted by slot.
+            // A pool has at most 1,024 members, sorted by slot.
             let at = view.members.binary_search_by_key(&endpoint.slot, |member| member.id.slot);
             let is_present = at.is_ok_and(|at| view.members.get(at).is_some_and(|member| member.id == endpoint));
             if self.intake.count(&observed, is_present) {

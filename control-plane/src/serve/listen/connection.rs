@@ -16,9 +16,8 @@ use tonic::transport::server::Connected;
 use super::ConnectionPermit;
 use super::peer::{PeerInfo, PeerName};
 
-/// How long a peer may read nothing of what is sent. Slow streams are no case of this, because
-/// HTTP/2 flow control holds them back one by one; a whole connection stalls only if the peer reads
-/// nothing.
+/// How long a peer may read nothing of what is sent. HTTP/2 flow control holds back a slow stream
+/// alone; a whole connection stalls only if the peer reads nothing at all.
 pub const WRITE_STALL_MAX: Duration = Duration::from_secs(30);
 
 /// A connection whose TLS handshake is done. Reads and writes fail when the listener has to close
