@@ -402,21 +402,9 @@ impl MetricsCollector {
         let streams = self.shared.front_streams.get();
         let now = |of: fn(&crate::serve::ext_proc::StreamCounts) -> f64| streams.map(|s| (MetricLabels::new(), of(s)));
         page.gauge("llm_d_epp_extproc_streams_inflight", "Open ext_proc streams of gateways.", now(|s| float(s.open())))?;
-        page.gauge(
-            "switchpoint_ext_proc_held_bytes",
-            "Bytes of bodies and answers that ext_proc streams hold.",
-            now(|s| count(s.memory().used())),
-        )?;
-        page.counter(
-            "llm_d_epp_extproc_streams",
-            "ext_proc streams of gateways since the start.",
-            streams.map(|s| (MetricLabels::new(), s.begun())),
-        )?;
-        page.counter(
-            "switchpoint_ext_proc_refused",
-            "Requests that ext_proc streams refused.",
-            streams.map(|s| (MetricLabels::new(), s.refused())),
-        )?;
+        page.gauge("switchpoint_ext_proc_held_bytes", "Bytes held for ext_proc streams.", now(|s| count(s.memory().used())))?;
+        page.counter("llm_d_epp_extproc_streams", "ext_proc streams since start.", streams.map(|s| (MetricLabels::new(), s.begun())))?;
+        page.counter("switchpoint_ext_proc_refused", "Requests refused by ext_proc.", streams.map(|s| (MetricLabels::new(), s.refused())))?;
         self.peers(page)?;
         let per_pool = |of: &dyn Fn(&PoolCounts) -> f64| self.pools.iter().map(|p| (pool_label(p), of(p))).collect::<Vec<_>>();
         page.gauge("switchpoint_pool_revision", "Grows with every change of a pool.", per_pool(&|p| float(p.view.revision)))?;
@@ -431,19 +419,11 @@ impl MetricsCollector {
             ];
             ok.map(|(source, ok)| (with(&pool_label(p), "source", source), flag(ok)))
         });
-        page.gauge(
-            "switchpoint_source_ok",
-            "0 while the newest content of a source cannot be used and the last good content stays.",
-            sources,
-        )?;
+        page.gauge("switchpoint_source_ok", "0 while the newest content of a source cannot be used; the last one stays.", sources)?;
         let errors = self.pools.iter().map(|p| (pool_label(p), p.view.sources.errors));
         page.counter("switchpoint_source_errors", "Contents of sources that could not be used.", errors)?;
         let without_pool = |p: &PoolCounts| count(p.view.sources.objects_without_pool.values().sum());
-        page.gauge(
-            "switchpoint_objects_without_pool",
-            "Objects that name no pool of this daemon and have no effect.",
-            per_pool(&without_pool),
-        )?;
+        page.gauge("switchpoint_objects_without_pool", "Objects that name no pool of this daemon.", per_pool(&without_pool))?;
         self.discovery(page)?;
         self.configs(page)?;
         let plain = {
@@ -473,7 +453,7 @@ impl MetricsCollector {
             let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
             (MetricLabels::new(), (now.as_secs_f64() - float(written) / 1e3).max(0.0))
         });
-        page.gauge("switchpoint_snapshot_age_seconds", "Time since the snapshot file was last written; it is written on change.", age)
+        page.gauge("switchpoint_snapshot_age_seconds", "Time since the snapshot file was written; it is written on change.", age)
     }
 }
 
