@@ -1,4 +1,4 @@
-//! The command line, and the commands beside `serve`.
+//! The command line and the commands beside `serve`.
 
 pub mod args;
 pub mod check;

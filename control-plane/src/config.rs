@@ -1,8 +1,8 @@
 //! The `EndpointPickerConfig` file: read strictly, with an answer for each item.
 //!
-//! Every item of a file is *implemented*, has *no effect* (with the reason), or is *refused* (with
-//! a substitute); or the file is invalid, with line, path and the nearest known name. Nothing is
-//! ignored in silence, and all errors are reported at once.
+//! Each item of a file is *implemented*, has *no effect* (with the reason), or is *refused* (with a
+//! substitute). Otherwise the file is invalid, and the error gives line, path and the nearest known
+//! name. Nothing is ignored silently, and all errors are reported at once.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub(crate) use reader::{below, unknown};
 pub use resolved::ResolvedConfig;
 pub use status::{ConfigError, ConfigStatus};
 
-/// A file, compiled.
+/// The content of a configuration file, compiled.
 #[derive(Clone, Debug)]
 pub struct CompiledConfig {
     /// The scheduling pipeline.
@@ -39,7 +39,7 @@ pub struct CompiledConfig {
     pub scraping: MetricsDiscovery,
 }
 
-/// The output of `check`, which also decides about start-up.
+/// The output of `check`; the daemon also uses it to decide whether a file can be used.
 #[derive(Debug, Default, Serialize)]
 pub struct ConfigReport {
     /// The answer for each item, in the order of the file.
@@ -67,20 +67,20 @@ pub struct ConfigItem {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ItemStatus {
-    /// It does what it says.
+    /// The item does what its documentation says.
     Implemented,
-    /// It changes nothing here.
+    /// The item changes nothing here.
     NoEffect,
-    /// It would change decisions and is not available.
+    /// The item would change decisions and is not available.
     Refused,
 }
 
 /// Something that makes a file invalid.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct ConfigProblem {
-    /// The path.
+    /// The path of the item.
     pub path: String,
-    /// Line, from 1; 0 when it concerns the whole file.
+    /// Line, from 1; 0 when the error concerns the whole file.
     pub line: u64,
     /// The error, with the nearest known name.
     pub message: String,
@@ -93,7 +93,7 @@ pub struct ConfigFile {
     latency: LatencyOptions,
 }
 
-/// Reads a file's text. The configuration is there unless the report names errors or refused items.
+/// Reads a file's text. Returns no configuration if the report has errors or refused items.
 #[must_use]
 pub fn read(text: &str) -> (ConfigReport, Option<CompiledConfig>) {
     let (report, config) = reader::read(text);
@@ -104,10 +104,10 @@ pub fn read(text: &str) -> (ConfigReport, Option<CompiledConfig>) {
 // === impl CompiledConfig ===
 
 impl CompiledConfig {
-    /// The configuration without a file.
+    /// The configuration of a daemon without a configuration file.
     ///
     /// # Errors
-    /// Only a mistake in the built-in table of engines.
+    /// Only if the built-in table of engines is invalid.
     pub fn default_config(latency: &LatencyOptions) -> Result<Self, String> {
         let engines = EngineTable::try_new(&[], "", "").map_err(|e| e.to_string())?;
         let scraping = MetricsDiscovery { engines: Arc::new(engines), location: MetricsLocation::default() };
@@ -120,13 +120,13 @@ impl CompiledConfig {
 // === impl ConfigReport ===
 
 impl ConfigReport {
-    /// Is any item refused?
+    /// Whether any item is refused.
     #[must_use]
     pub fn refuses(&self) -> bool {
         self.items.iter().any(|item| item.status == ItemStatus::Refused)
     }
 
-    /// Everything that keeps the file from being used, a line each, with the file's name.
+    /// Everything that prevents the use of the file, one line each, starting with the file's name.
     #[must_use]
     pub fn complaints(&self, file: &str) -> String {
         let errors = self.errors.iter().map(|p| format!("{file}:{}: {}", p.line, at(&p.path, &p.message)));
@@ -151,14 +151,14 @@ impl ConfigFile {
         Self { follow: FileWatcher::new(path), latency }
     }
 
-    /// The file followed.
+    /// The path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.follow.path()
     }
 
-    /// Waits for new content; the first call returns the current content. An error says why it
-    /// cannot be used. Cancel-safe.
+    /// Waits for new content; the first call returns the current content. An error says why the
+    /// content cannot be used. Cancel-safe.
     pub async fn changed(&mut self) -> Result<CompiledConfig, String> {
         let text = self.follow.changed().await.map_err(|e| e.to_string())?;
         let (report, config) = read(&text);
@@ -214,7 +214,7 @@ mod tests {
         let config = good(&file("plugins:\n- type: queue-scorer\n- type: random-picker\n"));
         assert_eq!(config.pipeline.profiles[0].plugins.len(), 2);
         for nothing in ["", "plugins: []\n", "plugins:\nschedulingProfiles: []\n", "plugins: [{type: openai-parser}]\n"] {
-            assert_eq!(good(&file(nothing)).pipeline, PipelineSpec::default(), "nothing declared that schedules: our default");
+            assert_eq!(good(&file(nothing)).pipeline, PipelineSpec::default(), "no scheduling plugin is declared: the default applies");
         }
     }
 
@@ -222,7 +222,7 @@ mod tests {
     fn a_profile_without_a_picker_takes_the_one_declared() {
         let config = good(&file(
             "plugins: [{type: queue-scorer}, {type: random-picker}]\nschedulingProfiles: [{name: a, plugins: [{pluginRef: queue-scorer}]}, {name: b}]\n\
-             # two profiles need somebody who chooses\n",
+             # two profiles need a profile handler\n",
         ).replace("[{type: queue-scorer}", "[{type: header-profile-handler, parameters: {defaultProfile: a}}, {type: queue-scorer}"));
         let pickers: Vec<_> = config.pipeline.profiles.iter().map(|p| p.plugins.last().map(|p| p.name.as_str())).collect();
         assert_eq!(pickers, [Some("random-picker"); 2]);
@@ -306,7 +306,7 @@ mod tests {
             )
         };
         let path = "f:4: plugins[0].parameters.deciders.prefill: ";
-        // A handler that refers to itself, the nearest to a cycle that can be written.
+        // A handler that refers to itself: the closest to a cycle that a file can contain.
         let itself = complaints(&handler("{deciders: {prefill: disagg-profile-handler}}"));
         assert!(itself.starts_with(&format!("{path}\"disagg-profile-handler\" (line 4) is a profile handler")), "{itself}");
         let scorer = complaints(&handler("{deciders: {prefill: queue-scorer}}"));
@@ -315,7 +315,7 @@ mod tests {
         let profile = complaints(&handler("{profiles: {decode: decoed}}"));
         assert!(profile.contains("profiles.decode: unknown profile \"decoed\"; did you mean \"decode\"?"), "{profile}");
         let gone = complaints("plugins: [{type: disagg-profile-handler}]\nschedulingProfiles: [{name: all}]\n");
-        assert!(gone.contains("`decode`"), "the profile it has by default must be there: {gone}");
+        assert!(gone.contains("`decode`"), "its default profile must be declared: {gone}");
     }
 
     #[test]
@@ -381,7 +381,7 @@ mod tests {
         for rest in ["plugins: []\nplugins: []\n", ": 1\n", "plugins:\n\t- type: queue-scorer\n", "plugins: [*x]\n"] {
             let said = complaints(rest);
             assert!(said.starts_with("f:"), "{said}");
-            assert!(!["Policy", "Option", "from_str"].iter().any(|word| said.contains(word)), "advice for programmers: {said}");
+            assert!(!["Policy", "Option", "from_str"].iter().any(|word| said.contains(word)), "the message is for programmers: {said}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! The wiring: which task feeds which, and the order of shutdown.
+//! The wiring of the daemon: which task feeds which, and the order of shutdown.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -74,12 +74,12 @@ pub async fn serve(args: ServeArgs) -> Result<(), FatalError> {
     ended
 }
 
-/// A daemon that follows its endpoints and their metadata and answers probes, but serves no proxy
-/// yet: when it becomes leader, it knows them.
+/// A daemon that stands by: it follows its endpoints and their metadata and answers probes, but
+/// serves no proxy. When it becomes leader, it knows its endpoints already.
 pub struct StandbyDaemon {
     args: ServeArgs,
     pools: Vec<(PoolSource, EndpointSource)>,
-    /// The listeners that are open already.
+    /// The listeners that a standby has open.
     pub monitoring: MonitoringServer,
     tasks: JoinSet<&'static str>,
     trigger: shutdown::ShutdownTrigger,
@@ -89,7 +89,7 @@ pub struct StandbyDaemon {
 /// A running daemon.
 #[derive(Debug)]
 pub struct Daemon {
-    /// The address of state and EDS.
+    /// The address of the state listener (state and EDS).
     pub state_address: SocketAddr,
     /// The address of the admin routes.
     pub admin_address: SocketAddr,
@@ -108,7 +108,7 @@ pub struct Daemon {
 // === impl StandbyDaemon ===
 
 impl StandbyDaemon {
-    /// Begins to follow.
+    /// Begins to follow the endpoints of all pools, and opens the listeners of a standby.
     ///
     /// # Errors
     /// [`FatalError::Usage`] when pools or sources are invalid, or a listener would be exposed
@@ -129,16 +129,16 @@ impl StandbyDaemon {
         Ok(Self { args, pools, monitoring, tasks, trigger, shutdown })
     }
 
-    /// The discovered components that it follows.
+    /// The discovered components that the standby follows.
     pub fn components(&self) -> impl Iterator<Item = &WatchedComponent> {
         self.pools.iter().flat_map(|(_, source)| source.components.iter().map(|(_, followed)| followed))
     }
 
-    /// Starts everything else, and serves before it returns. Files are read and the term begins
-    /// now, not when it began to follow.
+    /// Starts everything else, and serves before it returns. Files are read, and the term begins,
+    /// when this is called, not when the standby began.
     ///
     /// # Errors
-    /// [`FatalError`] says why it cannot.
+    /// [`FatalError`] says why the daemon cannot start.
     pub async fn start_leading(self) -> Result<Daemon, FatalError> {
         Daemon::of(self).await
     }
@@ -150,7 +150,7 @@ impl Daemon {
     /// Starts everything, and serves before it returns.
     ///
     /// # Errors
-    /// [`FatalError`] says why it cannot.
+    /// [`FatalError`] says why the daemon cannot start.
     pub async fn start(args: ServeArgs) -> Result<Self, FatalError> {
         StandbyDaemon::begin(args).await?.start_leading().await
     }
@@ -195,8 +195,8 @@ impl Daemon {
         }
         latency::spawn(&mut tasks, &shared, learning, &shutdown);
         let health = monitoring.health.clone();
-        if let Some(front) = ext_proc {
-            front.spawn(&mut tasks, &shared, health, &shutdown);
+        if let Some(listener) = ext_proc {
+            listener.spawn(&mut tasks, &shared, health, &shutdown);
         } else {
             let readiness = health.follow(Arc::clone(&shared), shutdown.clone());
             tasks.spawn(async {
@@ -212,16 +212,16 @@ impl Daemon {
         Ok(Self { state_address, admin_address, metrics_address, ext_proc_address, health_address, shared, tasks, trigger })
     }
 
-    /// Waits for a task to end, which none should, and returns its name.
+    /// Waits until a task ends, which none should, and returns the name of the task.
     pub async fn task_ended(&mut self) -> &'static str {
         match self.tasks.join_next().await {
             Some(Ok(name)) => name,
-            Some(Err(_)) => "a task that panicked",
-            None => "everything",
+            Some(Err(_)) => "a task (it panicked)",
+            None => "all tasks",
         }
     }
 
-    /// Stops all tasks, without waiting for those that take too long.
+    /// Stops all tasks; abandons those that take longer than [`SHUTDOWN_DEADLINE`].
     pub async fn stop(mut self) {
         self.trigger.pull();
         let all = async { while self.tasks.join_next().await.is_some() {} };
@@ -239,7 +239,8 @@ struct DaemonTerm {
 }
 
 impl DaemonTerm {
-    /// Larger than the one before by its file, and, should that be lost or old, by the clock.
+    /// Creates the values of this start. The term is larger than the one in the snapshot file and, in
+    /// case the file is lost or old, not smaller than the clock.
     fn after(before: Option<&SavedState>) -> Self {
         let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let unix_ms = u64::try_from(unix.as_millis()).unwrap_or(u64::MAX);
@@ -281,7 +282,7 @@ pub async fn serve_state(incoming: IncomingConnections, shared: Arc<DaemonState>
     let eds = EndpointDiscoveryServiceServer::new(EdsServer::new(shared, shutdown.clone()));
     let eds = eds.max_decoding_message_size(eds::REQUEST_BYTES_MAX);
     let served = server()
-        .accept_http1(true) // calls may come either way
+        .accept_http1(true) // calls may use HTTP/1.1 or HTTP/2
         .layer(identify())
         .add_routes(Routes::from(calls))
         .add_service(state)

@@ -6,15 +6,15 @@ use std::net::SocketAddr;
 /// Why the daemon could not start, or had to stop.
 #[derive(Debug, thiserror::Error)]
 pub enum FatalError {
-    /// The command line, or a file it names, asks for something impossible; it has to change.
+    /// The command line, or a file it names, is invalid and has to change.
     #[error("{0}")]
     Usage(String),
     /// A listener could not be opened.
     #[error("cannot listen on {address} (--listen-{what}): {source}")]
     Listen {
-        /// Its name.
+        /// Name of the listener.
         what: &'static str,
-        /// Its address.
+        /// Address of the listener.
         address: SocketAddr,
         /// The cause.
         source: io::Error,
@@ -25,10 +25,10 @@ pub enum FatalError {
     /// Signal handlers cannot be installed.
     #[error("cannot listen for signals: {0}")]
     Signals(io::Error),
-    /// Another daemon may lead from now on.
+    /// The lease is lost; another daemon may lead now.
     #[error("the lease is lost")]
     LeaseLost,
-    /// A task ended that must not end.
+    /// A task ended that should run until shutdown.
     #[error("{0} ended unexpectedly")]
     TaskEnded(&'static str),
 }

@@ -1,4 +1,4 @@
-//! switchpointd: discovers, scrapes and pushes state to the filters.
+//! switchpointd: discovers and scrapes model servers, and sends their state to the filters.
 //!
 //! ```text
 //!  endpoints file ─▶ discovery ─▶ pool ◀─ scrape ◀─ model servers
@@ -6,9 +6,12 @@
 //!              ┌───────────┬───────┴──┬──────────┐
 //!            push ──┐     eds       admin     persist
 //!              │  ext_proc │
-//!           filters      Envoys   (an endpoint reaches a filter's pool update only once its Envoy acknowledged it by EDS)
+//!           filters      Envoys
 //! ```
-//! [`daemon`] is the wiring; [`cli::args`] the only place with defaults.
+//! The EDS order matters: a pool update names an endpoint to a filter only after the filter's Envoy
+//! has acknowledged that endpoint by EDS.
+//!
+//! [`daemon`] is the wiring; [`cli::args`] is the only place with defaults.
 #![forbid(unsafe_code)]
 
 pub mod cli;

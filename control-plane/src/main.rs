@@ -1,4 +1,4 @@
-//! The process `switchpointd`: arguments, output, log and exit code. Its work is in the library.
+//! The process `switchpointd`: arguments, output, log and exit code. The library does the work.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -10,7 +10,8 @@ use control_plane::cli::{check, logging, register};
 use control_plane::daemon;
 use control_plane::daemon::signals::SignalWatch;
 
-/// The daemon could not start or had to stop. (2 is clap's, for a command line it cannot read.)
+/// Exit code if the daemon could not start or had to stop. (clap exits with 2 on an invalid command
+/// line.)
 const EXIT_FAILED: u8 = 1;
 
 #[tokio::main]
@@ -39,8 +40,7 @@ async fn main() -> ExitCode {
         CliCommand::Instances(args) => ended(register::instances(args, std::io::stdout()).await),
         CliCommand::Check(args) => {
             let (printed, verdict) = check::check(args).await;
-            // A reader that closed our output does not want it; the exit code still gives the
-            // result.
+            // A closed stdout is no failure: the exit code still gives the result.
             let _ = std::io::stdout().write_all(printed.as_bytes());
             ExitCode::from(verdict as u8)
         }

@@ -1,4 +1,5 @@
-//! One pool: where its endpoints come from, its state, and the loop that keeps the state current.
+//! One pool: the source of its endpoints, its state, and the event loop that keeps the state
+//! current.
 
 pub mod backends;
 mod capabilities;

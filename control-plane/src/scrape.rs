@@ -1,13 +1,13 @@
-//! The scraper: reads the load of a pool's endpoints at an adaptive pace and reports it.
+//! The scraper: reads the load of a pool's endpoints at an adaptive pace and sends it to the pool.
 //!
 //! ```text
 //!  watch<targets> ──▶ run: what is due ──▶ tasks: fetch ─▶ exposition ─▶ extract ──▶ run ──▶ mpsc<ScrapeEvent>
 //!  picks ───────────▶ (BusyHint)                                (pure)     (pure)    pace, restarts
 //! ```
-//! One loop owns the state of all endpoints; tasks only fetch and parse, each within a deadline,
-//! never two for one endpoint and never more than [`SCRAPES_IN_FLIGHT_MAX`]. The scraper reports
-//! and keeps nothing: its reader decides by `observed_at` whether metrics are too old. A failure is
-//! an event, not an absence: the old metrics stay valid until the reader finds them stale.
+//! One loop owns the state of all endpoints. Tasks only fetch and parse, each within a deadline;
+//! there is at most one for each endpoint, and at most [`SCRAPES_IN_FLIGHT_MAX`] in all. The
+//! scraper keeps no metrics: the pool decides by `observed_at` whether metrics are too old. A
+//! failed scrape is an event of its own; the old metrics stay valid until they are stale.
 
 pub mod engine;
 pub mod exposition;
@@ -41,16 +41,17 @@ use extract::RestartWatch;
 use fetch::{FetchHabit, PageFetcher, ScrapedPage};
 use pace::{ScrapeOutcome, ScrapePace};
 
-/// The most scrapes at once. Even if all endpoints of a full pool hang, each takes its place for a
-/// deadline (1 s) and then pauses for 5 s: a sixth of 1,024 at any time, so working endpoints are
-/// still scraped in time.
+/// The most scrapes at once. If all 1,024 endpoints of a full pool hang, each occupies a scrape for
+/// the deadline (1 s) and then pauses for 5 s: a sixth of them at any time, so working endpoints
+/// are still scraped in time.
 pub const SCRAPES_IN_FLIGHT_MAX: usize = 256;
 
-/// Hints that wait to be read. Further hints are dropped, because one hint in two seconds is enough
-/// for an endpoint.
+/// Hints that wait to be read. Further hints are dropped: one hint in two seconds is enough for an
+/// endpoint.
 const HINTS_MAX: usize = 1024;
 
-/// The time one scrape may take. A page that takes longer would be stale on arrival; the reference gives as much.
+/// The time one scrape may take. A page that takes longer would be stale on arrival; llm-d uses the
+/// same limit.
 const DEADLINE: Duration = Duration::from_secs(1);
 
 /// The settings of a scraper.
@@ -58,7 +59,7 @@ const DEADLINE: Duration = Duration::from_secs(1);
 pub struct ScrapeConfig {
     /// The intervals.
     pub intervals: ScrapeIntervals,
-    /// Time for one scrape, fallback included.
+    /// Time for one scrape, including a second request for the whole page.
     pub deadline: Duration,
     /// TLS towards endpoints.
     pub tls: EndpointTls,
@@ -71,7 +72,8 @@ pub struct ScrapedMetrics {
     pub metrics: EndpointMetrics,
     /// Start of the process in Unix seconds, if the engine reports it.
     pub process_start: Option<f64>,
-    /// When the answer began to arrive. The page was written just before, so picks since then are not in it.
+    /// When the answer began to arrive. The page was written just before, so it does not contain
+    /// later picks.
     pub observed_at: Instant,
 }
 
@@ -82,12 +84,13 @@ pub enum ScrapeEvent {
     Metrics(EndpointRef, ScrapedMetrics),
     /// A failed scrape, and how many have failed in a row.
     Failed(EndpointRef, FailReason, u32),
-    /// Another process answers at the address. Its first report is dropped, because it is not of
-    /// this generation.
+    /// Another process answers at the address. Its first page is dropped, because it belongs to the
+    /// next generation.
     Restarted(EndpointRef),
 }
 
-/// Tells a scraper that an endpoint was picked, so that it scrapes more often. Lossy and cheap.
+/// Reports picks to a scraper, so that it scrapes the picked endpoint more often. Cheap; drops
+/// hints when the queue is full.
 #[derive(Clone, Debug)]
 pub struct BusyHint(mpsc::Sender<EndpointRef>);
 
@@ -103,16 +106,16 @@ pub struct Scraper {
 /// An endpoint and its scrape state.
 struct ScrapeEntry {
     target: ScrapeTarget,
-    /// Distinguishes this row from an earlier one with the same id.
+    /// Distinguishes this entry from an earlier one with the same id.
     ticket: u64,
-    /// `None` while it is being scraped.
+    /// When the next scrape begins; `None` during a scrape.
     due: Option<Instant>,
     pace: ScrapePace,
     habit: FetchHabit,
     restarts: RestartWatch,
 }
 
-/// All rows, and the order in which they are due.
+/// All entries, and the order in which they are due.
 #[derive(Default)]
 struct ScrapeSchedule {
     by_id: HashMap<EndpointRef, ScrapeEntry>,
@@ -135,14 +138,14 @@ impl Default for ScrapeConfig {
 }
 
 impl BusyHint {
-    /// The endpoint was picked.
+    /// Reports that the endpoint was picked.
     pub fn hint(&self, id: EndpointRef) {
-        let _ = self.0.try_send(id); // full: the loop is behind and knows more than enough
+        let _ = self.0.try_send(id); // a full queue has hints enough
     }
 }
 
 impl Scraper {
-    /// A scraper, the handle for hints, and its counters.
+    /// Creates a scraper, the handle for hints, and its counters.
     ///
     /// # Errors
     /// [`InvalidTls`] when the TLS files cannot be used.
@@ -154,7 +157,8 @@ impl Scraper {
         Ok((Self { fetcher, intervals: *intervals, deadline: *deadline, hints }, BusyHint(sender), stats))
     }
 
-    /// Scrapes until the targets' sender or the events' receiver is gone. A reader that does not keep up slows the scraping down.
+    /// Scrapes until the sender of `targets` or the receiver of `events` is dropped. A receiver
+    /// that does not keep up slows the scraper down.
     pub async fn run(mut self, mut targets: watch::Receiver<Arc<[ScrapeTarget]>>, events: mpsc::Sender<ScrapeEvent>) {
         let mut rows = ScrapeSchedule::default();
         let mut in_flight = JoinSet::new();
@@ -200,7 +204,7 @@ impl Scraper {
         }
     }
 
-    /// Takes the result of a scrape; `None` if its endpoint is gone.
+    /// Processes a finished scrape. Returns `None` if its endpoint has been removed meanwhile.
     fn finish(&self, rows: &mut ScrapeSchedule, done: FinishedScrape) -> Option<ScrapeEvent> {
         let FinishedScrape { id, ticket, took, result } = done;
         let row = rows.by_id.get_mut(&id).filter(|row| row.ticket == ticket)?;
@@ -242,7 +246,7 @@ impl Scraper {
 }
 
 impl ScrapeSchedule {
-    /// Takes the new set: rows of remaining endpoints keep their state, all others start new.
+    /// Applies a new set of targets. Unchanged targets keep their state; all others start new.
     fn reconcile(&mut self, targets: &[ScrapeTarget], intervals: ScrapeIntervals) {
         let mut old = std::mem::take(&mut self.by_id);
         self.due.clear();
@@ -274,7 +278,7 @@ impl ScrapeSchedule {
         self.due.first().map(|(due, _)| *due)
     }
 
-    /// The row that is due first, if it is due; it counts as in flight from now on.
+    /// Returns the first entry that is due, if any, and marks it as being scraped.
     fn take_due(&mut self, now: Instant) -> Option<&ScrapeEntry> {
         let &(due, id) = self.due.first().filter(|(due, _)| *due <= now)?;
         self.due.remove(&(due, id));
@@ -291,7 +295,7 @@ impl ScrapeSchedule {
         self.due.insert((due, id));
     }
 
-    /// A picked endpoint is looked at soon, unless it is failing: then picks are no reason to hurry.
+    /// Brings the next scrape of a picked endpoint forward, unless the endpoint is failing.
     fn hint(&mut self, id: EndpointRef, intervals: ScrapeIntervals) {
         let endpoints = self.by_id.len();
         let Some(row) = self.by_id.get_mut(&id) else { return };

@@ -1,4 +1,5 @@
-//! The listeners: state and EDS for proxies, ext_proc for gateways, admin pages, metrics and health.
+//! The listeners: state and EDS for proxies, ext_proc for gateways, admin pages, metrics and
+//! health.
 
 pub mod admin;
 pub mod admin_token;

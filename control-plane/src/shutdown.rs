@@ -1,16 +1,16 @@
-//! One signal that all tasks hear: it is time to stop.
+//! The shutdown signal of all tasks.
 
 use tokio::sync::watch;
 
-/// Tells all holders of its [`Shutdown`]s to stop, at the latest when dropped.
+/// Sends the shutdown signal when pulled, or when dropped.
 #[derive(Debug)]
 pub struct ShutdownTrigger(watch::Sender<bool>);
 
-/// Hears of it.
+/// Receives the shutdown signal.
 #[derive(Clone, Debug)]
 pub struct Shutdown(watch::Receiver<bool>);
 
-/// A trigger and its ear.
+/// A trigger and a receiver of its signal.
 #[must_use]
 pub fn channel() -> (ShutdownTrigger, Shutdown) {
     let (sender, receiver) = watch::channel(false);
@@ -18,15 +18,15 @@ pub fn channel() -> (ShutdownTrigger, Shutdown) {
 }
 
 impl ShutdownTrigger {
-    /// Now.
+    /// Sends the signal.
     pub fn pull(&self) {
         self.0.send_replace(true);
     }
 }
 
 impl Shutdown {
-    /// Waits until it is time. Cancel-safe.
+    /// Waits for the signal. Cancel-safe.
     pub async fn begun(&mut self) {
-        let _ = self.0.wait_for(|begun| *begun).await; // an error is a dropped trigger, which says the same
+        let _ = self.0.wait_for(|begun| *begun).await; // an error means a dropped trigger: shut down too
     }
 }

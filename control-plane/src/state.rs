@@ -1,4 +1,4 @@
-//! What the daemon's tasks share, and what of it a restart keeps.
+//! The state that the daemon's tasks share, and the part of it that survives a restart.
 
 pub mod counters;
 pub mod peer;

@@ -1,8 +1,8 @@
-"""What the real prometheus_client reads and writes, for the exposition parser to be held against.
+"""Reads and writes pages with the real prometheus_client, to compare our exposition parser with it.
 
 stdin:  {"lines": [text, ...], "seeds": [n, ...]}
 stdout: {"lines": [samples | null, ...], "pages": [{"text", "text_samples", "openmetrics", "openmetrics_samples"}, ...]}
-A sample is [name, {label: value}, value, timestamp in seconds or null], numbers as repr; null stands for a line that was refused.
+A sample is [name, {label: value}, value, timestamp in seconds or null], numbers as repr; null means that the line was refused.
 """
 import json
 import random
@@ -28,7 +28,7 @@ def samples(families):
 def read_line(line):
     try:
         return samples(parse_text(line))
-    except Exception:  # it raises whatever happens to go wrong
+    except Exception:  # it raises exceptions of many types
         return None
 
 
@@ -36,7 +36,7 @@ NASTY = ["", " ", "a, b", "\\", '"', "\n", "{}", "}", "# ", "=", ",", "é", "漢
 
 
 def registry(seed, prefix):
-    """Metrics of every type with label values that need care."""
+    """Metrics of every type with label values that need escaping."""
     rng = random.Random(seed)
     made = CollectorRegistry()
     for index in range(rng.randint(1, 6)):
@@ -58,9 +58,9 @@ def registry(seed, prefix):
 
 
 def page(seed):
-    """A registry in both formats, and as this library reads them back."""
+    """A page in both formats, and the samples that prometheus_client reads from it."""
     text = generate_latest(registry(seed, "vllm:")).decode()
-    om = openmetrics.generate_latest(registry(seed, "om_")).decode()  # whose reader trips over colons that its writer replaced
+    om = openmetrics.generate_latest(registry(seed, "om_")).decode()  # its reader fails on colons, which its writer replaces
     return {"text": text, "text_samples": samples(parse_text(text)), "openmetrics": om, "openmetrics_samples": samples(parse_openmetrics(om))}
 
 

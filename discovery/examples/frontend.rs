@@ -13,7 +13,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let folder = std::env::args().nth(1).ok_or("usage: frontend FOLDER")?;
     let discovery = DirectoryBackend::new(folder).discovery();
     let mut events = discovery.watch("dynamo", "decode")?;
-    // Which worker serves which model: all that a router needs to start.
+    // The address and the models of each worker: all that a router needs to start.
     let mut workers: BTreeMap<String, (String, Vec<String>)> = BTreeMap::new();
     while let Some(event) = events.next().await {
         match event {

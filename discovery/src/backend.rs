@@ -33,38 +33,38 @@ pub struct InstanceRecord {
     pub readiness: InstanceReadiness,
     /// Where its metadata is.
     pub metadata: MetadataSource,
-    /// When two records have the same address, the one with the greater value wins: an IP address
-    /// may be given to a new pod while the old pod still exists. Each backend uses a number of its
-    /// own that grows with time.
+    /// If two records have the same address, the one with the greater value wins: an IP address may
+    /// be given to a new pod while the old pod still exists. Each backend uses its own number,
+    /// which grows with time.
     pub freshness: u64,
 }
 
 /// Whether an instance may get traffic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InstanceReadiness {
-    /// Yes.
+    /// The instance may get traffic.
     Ready,
-    /// No, for this reason.
+    /// The instance may not get traffic, for this reason.
     NotReady(String),
 }
 
-/// Where an instance's metadata is.
+/// The source of an instance's metadata.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MetadataSource {
-    /// It has none.
+    /// The instance has no metadata.
     None,
-    /// It came with the record.
+    /// The metadata came with the record.
     Given(Arc<Metadata>),
-    /// The instance itself serves it, by `GET /metadata` at this address.
+    /// The instance serves it itself, by `GET /metadata` at this address.
     At(SocketAddr),
 }
 
-/// What happens to a request when the gateway gets no pick.
+/// What the gateway does with a request that gets no pick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PickerFailureMode {
-    /// The gateway refuses it.
+    /// Refuses the request.
     Close,
-    /// The gateway sends it to any instance.
+    /// Sends the request to any instance.
     Open,
 }
 
@@ -81,7 +81,7 @@ pub enum AppProtocol {
 /// The settings that an `InferencePool` has for gateways.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolRequirements {
-    /// What to do without a pick.
+    /// What the gateway does without a pick.
     pub failure_mode: PickerFailureMode,
     /// The protocol towards instances.
     pub protocol: AppProtocol,
@@ -100,21 +100,21 @@ pub struct PickerService {
     pub port: Option<u16>,
 }
 
-/// What a backend reports. The first event that changes the set is a [`BackendEvent::Reset`].
+/// An event of a backend. The first event that changes the set is a [`BackendEvent::Reset`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BackendEvent {
     /// The whole set. It replaces everything reported before.
     Reset(Vec<Arc<InstanceRecord>>),
-    /// A new record, or a new value of a known one.
+    /// A new record, or a new value of a known record.
     Apply(Arc<InstanceRecord>),
-    /// The record of this name is gone.
+    /// The record of this name was removed.
     Delete(Arc<str>),
     /// The backend cannot be reached or read, for this reason. The last set stays in force.
     Failed(String),
-    /// Settings for gateways from the registry (an `InferencePool` has them); `None` when they are
-    /// gone.
+    /// Settings for gateways from the registry (an `InferencePool` has them); `None` if there are
+    /// none or they were removed.
     Requirements(Option<PoolRequirements>),
-    /// The backend cannot read something optional, for this reason; `None` once it can again. The
+    /// The backend cannot read something optional, for this reason; `None` when it can again. The
     /// set of instances is complete without it.
     Warns(Option<String>),
     /// The backend is reachable and nothing changed.
@@ -141,30 +141,30 @@ pub(crate) fn stream(following: impl ComponentFollower) -> BoxStream<'static, Ba
         .boxed()
 }
 
-/// Why a namespace or component name is refused. The caller chose the name and has to change it.
+/// Why a namespace or component name is refused. The caller has to choose another name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no name: 1 to {NAME_BYTES_MAX} letters, digits, '-', '_' and '.', beginning with a letter or digit")]
+#[error("{0:?} is not a valid name: 1 to {NAME_BYTES_MAX} letters, digits, '-', '_' and '.', beginning with a letter or digit")]
 pub struct InvalidName(pub String);
 
 // === impl Component ===
 
 impl Component {
-    /// A component by its names.
+    /// Creates a component from its names.
     ///
     /// # Errors
-    /// [`InvalidName`]: the names become labels, keys and folders, so they must be valid as all of
-    /// these.
+    /// [`InvalidName`]: the names become labels, keys and folders, so they must be valid as each of
+    /// them.
     pub fn try_new(namespace: &str, name: &str) -> Result<Self, InvalidName> {
         Ok(Self { namespace: checked_name(namespace)?.into(), name: checked_name(name)?.into() })
     }
 
-    /// Its namespace.
+    /// The namespace of the component.
     #[must_use]
     pub fn namespace(&self) -> &str {
         &self.namespace
     }
 
-    /// Its name in that namespace.
+    /// The name of the component in its namespace.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -174,7 +174,7 @@ impl Component {
 /// Checks that a name is valid as a label, a key and a file name.
 ///
 /// # Errors
-/// [`InvalidName`].
+/// [`InvalidName`] if it is not.
 pub fn checked_name(name: &str) -> Result<&str, InvalidName> {
     let allowed = name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
     let begins = name.as_bytes().first().is_some_and(u8::is_ascii_alphanumeric);
@@ -184,7 +184,7 @@ pub fn checked_name(name: &str) -> Result<&str, InvalidName> {
 // === impl InstanceRecord ===
 
 impl InstanceRecord {
-    /// Its name.
+    /// The name of the instance.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.instance.name

@@ -6,15 +6,15 @@
 //!  "labels": {"llm-d.ai/role": "decode"}, "metadata": {"model": {"name": "Qwen3-32B"}}}
 //! ```
 //! It is meant for one machine, or for a shared file system without a cluster. Writers rename whole
-//! files into place, so a reader never sees half of one; names that begin with a dot are skipped.
-//! Only the *content* of a file counts. A file with `heartbeat_seconds` must also be touched that
-//! often by a running process; after [`HEARTBEATS_MISSED_MAX`] missed heartbeats its instance
-//! counts as dead. The reader measures that time on its own monotonic clock, from when it saw the
-//! time stamp change, so clock jumps and clock skew expire no instance. A file written by hand has
-//! no heartbeat and stays until it is removed.
+//! files into place, so a reader never sees a partial file; names that begin with a dot are
+//! skipped. Only the *content* of a file counts. A file with `heartbeat_seconds` must also be
+//! touched that often by a running process; after [`HEARTBEATS_MISSED_MAX`] missed heartbeats its
+//! instance counts as dead. The reader measures that time on its own monotonic clock, from when it
+//! saw the time stamp change, so clock jumps and clock skew expire no instance. A file written by
+//! hand has no heartbeat and stays until it is removed.
 //!
-//! Notifications of the kernel say when to read, and a poll is the backstop. Each read takes the
-//! whole directory.
+//! Kernel notifications trigger reads, and a poll catches what they miss. Each read takes the whole
+//! directory.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -35,11 +35,12 @@ use crate::instance::INSTANCES_MAX;
 use crate::registry::{Announcement, InstanceHandle, RegisterError, Registrant, Registration, ServiceRegistry, new_generation};
 use crate::watch::Discovery;
 
-/// How often the directory is read without a notification: changes that another host makes on a
-/// network file system cause none here.
+/// How often the directory is read without a notification. Changes that another host makes on a
+/// network file system cause no notification.
 pub const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The same where notifications are not available, mostly because the folder does not exist yet.
+/// How often the directory is read if notifications are not available, mostly because the folder
+/// does not exist yet.
 pub const POLL_INTERVAL_UNWATCHED: Duration = Duration::from_millis(250);
 
 /// The shortest time between two reads after notifications: a hundred processes that start together
@@ -70,7 +71,7 @@ pub struct DirectoryRegistry {
 #[derive(Debug)]
 struct DirectoryScanner {
     folder: PathBuf,
-    /// By file: its last content, and when its time stamp was seen to change.
+    /// By file: its last content, and when its time stamp was last seen to change.
     files: HashMap<PathBuf, ScannedFile>,
     published: BTreeMap<Arc<str>, Arc<InstanceRecord>>,
     synced: bool,
@@ -95,7 +96,7 @@ impl DirectoryBackend {
         Self { root: root.into() }
     }
 
-    /// Discovery with this backend.
+    /// Creates discovery with this backend.
     #[must_use]
     pub fn discovery(self) -> Discovery<Self> {
         Discovery::new(self, MetadataPolicy::Preferred)
@@ -111,7 +112,7 @@ impl Backend for DirectoryBackend {
 }
 
 struct DirectoryFollower {
-    /// `None` while it reads.
+    /// `None` during a read.
     scanner: Option<DirectoryScanner>,
     looks: ScanTimer,
     folder: PathBuf,
@@ -250,7 +251,7 @@ fn read(path: &Path) -> Result<(InstanceRecord, Option<Duration>), String> {
 /// Reads an instance file: the record, and its heartbeat interval if it has one.
 ///
 /// # Errors
-/// Says what is wrong with the file. Its writer has to change it.
+/// Says what is invalid in the file.
 pub fn parse(id: &str, text: &[u8]) -> Result<(InstanceRecord, Option<Duration>), String> {
     let document = InstanceDocument::parse(text)?;
     let heartbeat = document.heartbeat_seconds.map(|s| Duration::from_secs(u64::from(s.max(1))));
@@ -273,8 +274,8 @@ impl ScanTimer {
         Self { relist, wake: Arc::new(Notify::new()), watcher: None, first: true }
     }
 
-    /// Waits until it is time to read. The watch is set before the read, so no change is missed
-    /// between them.
+    /// Waits until it is time to read. The watch is set before the read, so no change between them
+    /// is missed.
     async fn next(&mut self, folder: &Path) {
         if !std::mem::take(&mut self.first) {
             let poll = if self.watcher.is_some() { POLL_INTERVAL } else { POLL_INTERVAL_UNWATCHED };
@@ -284,8 +285,8 @@ impl ScanTimer {
                 () = tokio::time::sleep(poll) => {}
             }
         }
-        // Set again at each poll: the folder may have been replaced by another one of the same
-        // name.
+        // Set again at each poll, because the folder may have been replaced by another one of the
+        // same name.
         self.watcher = self.watch(folder);
     }
 
@@ -293,7 +294,7 @@ impl ScanTimer {
         let told = Arc::clone(&self.wake);
         let tell = move |event: notify::Result<notify::Event>| {
             use notify::event::{EventKind, ModifyKind};
-            // Heartbeats touch files; the next poll sees that. Errors and overflows are a reason to
+            // Heartbeats touch files, and the next poll sees them. Errors and overflows trigger a
             // read.
             if !event.is_ok_and(|e| matches!(e.kind, EventKind::Access(_) | EventKind::Modify(ModifyKind::Metadata(_)))) {
                 told.notify_one();
@@ -393,7 +394,7 @@ impl DirectoryRegistration {
     fn touch(&self, said: &Announcement) -> io::Result<()> {
         match self.is_ours() {
             Some(true) => std::fs::File::options().write(true).open(&self.path)?.set_modified(SystemTime::now()),
-            Some(false) => Ok(()), // another process has taken over the id
+            Some(false) => Ok(()), // another process registered under the same id
             None => self.write(said),
         }
     }
@@ -407,7 +408,7 @@ impl DirectoryRegistration {
         let _ = std::fs::remove_file(&self.temporary);
     }
 
-    /// Whether the file exists, and whether this process wrote it.
+    /// Whether this process wrote the file; `None` if the file does not exist or cannot be read.
     fn is_ours(&self) -> Option<bool> {
         let (record, _) = read(&self.path).ok()?;
         Some(record.instance.generation == *self.generation)

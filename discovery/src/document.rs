@@ -65,7 +65,7 @@ impl InstanceDocument {
         serde_json::from_slice(text).map_err(|e| e.to_string())
     }
 
-    /// The record of the instance of that id.
+    /// The record of the instance with this id.
     pub(crate) fn record(self, id: &str, freshness: u64) -> Result<InstanceRecord, String> {
         let Self { generation, address, ready, heartbeat_seconds: _, labels, metadata } = self;
         let metadata = if metadata.is_empty() {
@@ -76,7 +76,7 @@ impl InstanceDocument {
         let id = checked_name(id).map_err(|e| e.to_string())?;
         let instance = Instance { generation, labels: labels.into_iter().collect(), ..Instance::new(id, address) };
         let readiness =
-            if ready { InstanceReadiness::Ready } else { InstanceReadiness::NotReady("it says that it is not ready".to_owned()) };
+            if ready { InstanceReadiness::Ready } else { InstanceReadiness::NotReady("it reports that it is not ready".to_owned()) };
         Ok(InstanceRecord { instance, readiness, metadata, freshness })
     }
 }

@@ -51,8 +51,8 @@ mod api {
 /// The default prefix of the keys of instances.
 pub const PREFIX_DEFAULT: &str = "/switchpoint/instances";
 
-/// How long an instance stays registered after its last keep-alive. Ten seconds, a common choice,
-/// was lost to a slow DNS or a leader election and removed whole deployments.
+/// How long an instance stays registered after its last keep-alive. Ten seconds is a common choice,
+/// but with it a slow DNS or a leader election removed whole deployments.
 pub const LEASE: Duration = Duration::from_secs(30);
 
 /// How often the connection is pinged.
@@ -61,7 +61,7 @@ pub const PING_INTERVAL: Duration = Duration::from_secs(5);
 /// How long a ping may take.
 pub const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long one request may take: a keep-alive has to fit into a third of the lease.
+/// How long one request may take; a keep-alive has to fit into a third of the lease.
 const REQUEST_DEADLINE: Duration = Duration::from_secs(5);
 
 /// The first wait after an error. It doubles up to [`RETRY_MAX`]; up to half of it is random.
@@ -70,8 +70,8 @@ const RETRY_FIRST: Duration = Duration::from_millis(250);
 /// The longest wait after an error.
 const RETRY_MAX: Duration = Duration::from_secs(10);
 
-/// The largest answer, in bytes: a full component with modest metadata. A larger answer is refused,
-/// not kept in memory.
+/// The largest answer accepted, in bytes: a full component with modest metadata. A larger answer is
+/// refused, so that it does not fill the memory.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 
 /// How to reach etcd.
@@ -190,15 +190,15 @@ fn wait_after(failures: u32) -> Duration {
 // === impl Etcd ===
 
 impl Etcd {
-    /// The instances in that cluster. It does not connect yet.
+    /// A backend for that cluster. Does not connect yet.
     ///
     /// # Errors
-    /// Says what is wrong with the configuration.
+    /// Says what is invalid in the configuration.
     pub fn new(config: EtcdConfig) -> Result<Self, String> {
         Ok(Self { connection: EtcdConnection::open(config)? })
     }
 
-    /// Discovery with this backend.
+    /// Creates discovery with this backend.
     #[must_use]
     pub fn discovery(self) -> Discovery<Self> {
         Discovery::new(self, MetadataPolicy::Preferred)
@@ -216,9 +216,9 @@ impl Backend for Etcd {
 struct EtcdFollower {
     connection: EtcdConnection,
     folder: String,
-    /// The watch; `None` means that a list comes first.
+    /// The open watch; `None`: list first.
     watch: Option<Streaming<api::WatchResponse>>,
-    /// The last record by key. It stays in force where a new value cannot be read.
+    /// The last record by key. It stays in force if a new value cannot be read.
     known: BTreeMap<String, Arc<InstanceRecord>>,
     failures: u32,
     relist: Arc<Notify>,
@@ -265,7 +265,7 @@ impl EtcdFollower {
         }
     }
 
-    /// The whole set, and a watch of everything after it.
+    /// Lists the whole set, and opens a watch of everything after it.
     async fn list(&mut self) -> Result<Vec<Arc<InstanceRecord>>, Status> {
         let channel = &self.connection.channel;
         let (key, range_end) = (self.folder.clone().into_bytes(), range_end(&self.folder));
@@ -316,7 +316,8 @@ impl EtcdFollower {
     }
 }
 
-/// The first key after all that begin with `prefix`, which ends in a slash: `0` comes after it.
+/// The first key after all keys with `prefix`. The prefix ends in a slash, and `0` is the next
+/// character.
 fn range_end(prefix: &str) -> Vec<u8> {
     let mut end = prefix.as_bytes().to_vec();
     if let Some(last) = end.last_mut() {
@@ -336,7 +337,7 @@ impl EtcdRegistry {
     /// Registers in that cluster.
     ///
     /// # Errors
-    /// Says what is wrong with the configuration.
+    /// Says what is invalid in the configuration.
     pub fn new(config: EtcdConfig, registrant: impl Into<Registrant>) -> Result<Self, String> {
         Ok(Self { connection: EtcdConnection::open(config)?, registrant: registrant.into() })
     }
@@ -384,15 +385,15 @@ impl EtcdRegistration {
         let mut failures = 0;
         loop {
             let Err(status) = self.hold(&mut said, &mut failures).await;
-            // No caller sees the error: the instance keeps serving. Readers see it disappear with
-            // its lease and come back.
+            // No caller gets the error, because the instance keeps serving. Readers see it
+            // disappear with its lease and come back.
             self.connection.failed(status).await;
             tokio::time::sleep(wait_after(failures)).await;
             failures += 1;
         }
     }
 
-    /// One lease, from its grant to its loss.
+    /// Holds one lease, from its grant to its loss.
     async fn hold(&self, said: &mut watch::Receiver<Announcement>, failures: &mut u32) -> Result<std::convert::Infallible, Status> {
         let mut client = LeaseClient::new(self.connection.channel.clone());
         revoke(&self.connection, self.lease.lock().await.take()).await; // if the old lease still exists, its key must not outlive this process
@@ -407,11 +408,11 @@ impl EtcdRegistration {
             tokio::select! {
                 changed = said.changed() => match changed {
                     Ok(()) => self.put(lease.id, said).await?,
-                    Err(_) => return Err(Status::cancelled("nobody holds the handle")),
+                    Err(_) => return Err(Status::cancelled("the handle was dropped")),
                 },
                 _ = due.tick() => {
-                    // One stream for each keep-alive: a stream that hangs would only be noticed
-                    // when the lease is lost.
+                    // Each keep-alive uses a stream of its own: if a long stream hangs, that shows
+                    // only when the lease is lost.
                     let ask = futures::stream::iter([api::LeaseKeepAliveRequest { id: lease.id }]);
                     let mut answers = within(client.lease_keep_alive(self.connection.request(ask, false).await?)).await?;
                     let answer = tokio::time::timeout(REQUEST_DEADLINE, answers.message()).await;

@@ -1,4 +1,5 @@
-//! The set of instances as subscribers and operators see it: events, states, and how metadata is used.
+//! The set of instances as subscribers and operators see it: events, states, and the use of
+//! metadata.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,9 +12,9 @@ use crate::instance::Instance;
 /// One moment on both clocks: durations use the monotonic clock, reports the wall clock.
 #[derive(Clone, Copy, Debug)]
 pub struct ClockReading {
-    /// Monotonic.
+    /// The monotonic clock.
     pub instant: Instant,
-    /// Wall clock, for reports.
+    /// The wall clock, for reports.
     pub wall: SystemTime,
 }
 
@@ -23,23 +24,23 @@ pub struct ClockReading {
 pub enum InstanceEvent {
     /// This instance may get traffic.
     Added(Arc<Instance>),
-    /// The instance with this id may not get traffic any more.
+    /// The instance with this id may no longer get traffic.
     Removed(Arc<str>),
 }
 
 /// How metadata that an instance serves itself is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MetadataPolicy {
-    /// It is not fetched.
+    /// Metadata is not fetched.
     Ignored,
-    /// It is fetched; an instance that has none (404) is published without.
+    /// Metadata is fetched; an instance without metadata (404) is published too.
     #[default]
     Preferred,
-    /// It is fetched; an instance that has none is not published.
+    /// Metadata is fetched; an instance without metadata is not published.
     Required,
 }
 
-/// An instance that was seen lately, for display.
+/// A recently seen instance, for display.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InstanceSummary {
     /// Its id.
@@ -50,7 +51,7 @@ pub struct InstanceSummary {
     pub address: SocketAddr,
     /// Its state.
     pub state: InstanceState,
-    /// Since when it has that state.
+    /// When the variant of `state` last changed.
     pub since: SystemTime,
 }
 
@@ -64,13 +65,13 @@ pub enum InstanceState {
     Stale(String),
     /// It is published, although the backend's first list after an outage does not have it.
     RemovalHeld,
-    /// Its backend reports it as not ready.
+    /// Its backend reports that it is not ready.
     NotReady(String),
     /// It is ready, but its metadata is not known.
     Pending(String),
-    /// It breaks a rule, or another instance has its address.
+    /// It is invalid, or another instance has its address.
     Refused(String),
-    /// The backend does not have it any more.
+    /// Its backend does not have it any more.
     Removed,
 }
 

@@ -1,7 +1,7 @@
-//! Fetches the metadata of an instance: one conditional GET to its own address, within bounds.
+//! Fetches the metadata of an instance with one conditional GET to its own address, within limits.
 //!
-//! It follows no redirect, uses no proxy from the environment and resolves no name, so the answer
-//! comes from the instance or there is none.
+//! It follows no redirect, uses no proxy from the environment and resolves no name, so only the
+//! instance itself can answer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,11 +20,11 @@ use crate::table::{MetadataRequest, MetadataResponse};
 /// How long one fetch may take, from connecting to the last byte.
 pub(crate) const FETCH_DEADLINE: Duration = Duration::from_secs(2);
 
-/// How many fetches run at once: the metadata of a pool of a thousand arrives within about a
-/// second, in at most this many times [`METADATA_BYTES_MAX`] of memory.
+/// The most fetches at once. The metadata of a pool of a thousand instances arrives within about a
+/// second, with at most this many times [`METADATA_BYTES_MAX`] of memory.
 pub(crate) const FETCHES_MAX: usize = 32;
 
-/// The longest entity tag kept; ours have some 40 bytes.
+/// The longest entity tag kept, in bytes; those of [`crate::serve`] have about 40.
 const ETAG_BYTES_MAX: usize = 256;
 
 /// Fetches metadata from instances.
@@ -38,7 +38,7 @@ impl MetadataFetcher {
         let mut connector = HttpConnector::new();
         connector.set_connect_timeout(Some(FETCH_DEADLINE));
         connector.set_nodelay(true);
-        // A connection is not worth keeping for one request every half minute.
+        // Idle connections are not kept for one request every half minute.
         Self(Client::builder(TokioExecutor::new()).timer(TokioTimer::new()).pool_max_idle_per_host(0).build(connector))
     }
 
@@ -79,8 +79,8 @@ fn entity_tag(headers: &HeaderMap) -> Option<String> {
     headers.get(ETAG)?.to_str().ok().filter(|tag| tag.len() <= ETAG_BYTES_MAX).map(str::to_owned)
 }
 
-/// The last cause is the useful one: "client error (Connect)" says little, "Connection refused"
-/// says much.
+/// The innermost cause: "client error (Connect)" says little, "Connection refused" says what
+/// happened.
 fn innermost(error: &(dyn std::error::Error + 'static)) -> String {
     let mut error = error;
     while let Some(source) = error.source() {

@@ -3,12 +3,16 @@
 //! ```yaml
 //! endpoints:
 //! - {name: gpu-0, address: "10.0.0.1", port: "8000", labels: {llm-d.ai/engine-type: vllm}}
-//! - {name: gpu-1, address: "fd00::2", port: 8000, namespace: prod, metrics: {port: 9400, path: /metrics}}
+//! - name: gpu-1
+//!   namespace: prod
+//!   address: "fd00::2"
+//!   port: 8000
+//!   metrics: {port: 9400, path: /metrics}
 //! ```
 //!
-//! Beyond llm-d's format, a port may be a number, an address may be IPv6, and `metrics` may say
-//! where the metrics of one endpoint are. Unknown keys are refused, because a misspelt key would be
-//! a setting ignored in silence.
+//! Beyond llm-d's format, a port may be a number, an address may be IPv6, and `metrics` may set the
+//! location of one endpoint's metrics. Unknown keys are refused, because a misspelt key would
+//! otherwise be ignored silently.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -40,7 +44,7 @@ pub fn follow(path: impl Into<PathBuf>) -> SetChanges {
 /// Reads the text of an endpoints file.
 ///
 /// # Errors
-/// Says what is wrong and where. The author of the file has to change it.
+/// Says which entry is invalid and why.
 pub fn parse(text: &str) -> Result<Vec<Instance>, String> {
     let file: EndpointsFile = serde_saphyr::from_str(text).map_err(|e| e.without_snippet().to_string())?;
     let instances = file.endpoints.into_iter().map(instance).collect::<Result<Vec<_>, _>>()?;
@@ -75,7 +79,7 @@ struct MetricsEntry {
     path: Option<String>,
 }
 
-/// llm-d writes ports as strings; most users write numbers.
+/// A port as number or string: llm-d writes strings, most users write numbers.
 #[derive(Clone, Copy)]
 struct PortNumber(u16);
 

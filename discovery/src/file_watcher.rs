@@ -2,8 +2,8 @@
 //!
 //! It polls. A poll sees in-place writes, atomic renames, the symlink swaps of a mounted ConfigMap,
 //! network file systems and files that do not exist yet, and cannot miss an event. It compares
-//! content, not time stamps. New content counts once two reads agree, so that a half-written file
-//! is not taken for a complete one.
+//! content, not time stamps. New content counts when two reads agree, so that a partly written file
+//! does not count as complete.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use tokio::io::AsyncReadExt;
 use tokio::time::Instant;
 
 /// How often a file is read. Reading 1 MiB takes well under a millisecond, and users expect an edit
-/// to work at once.
+/// to take effect at once.
 pub const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// How long new content must stay the same before it counts: longer than a writer takes between two
@@ -22,17 +22,17 @@ pub const SETTLE: Duration = Duration::from_millis(50);
 /// The largest file, in bytes; llm-d has the same limit for an endpoints file.
 pub const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// The most files in a folder: they are written by hand, one for each thing configured.
+/// The most files in a folder. They are written by hand, one for each configured thing.
 pub const FILES_MAX: usize = 256;
 
-/// The most bytes of all files of a folder together: every poll reads all of them.
+/// The most bytes of all files of a folder together; every poll reads all of them.
 pub const FOLDER_BYTES_MAX: usize = 4 << 20;
 
 /// File name extensions that are read in a folder. Hidden files, such as those of an editor or a
 /// mounted ConfigMap, are skipped.
 pub const FOLDER_EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
 
-/// The content, or why it could not be read.
+/// The content, or the reason why it could not be read.
 pub type FileContent<C = String> = Result<C, ReadError>;
 
 /// Content that can be followed.
@@ -41,7 +41,7 @@ pub trait Readable: Clone + PartialEq + Send {
     fn read(path: &Path) -> impl Future<Output = FileContent<Self>> + Send;
 }
 
-/// The text of the file at a path, or of all files of the folder there, by name.
+/// The path and text of the file at a path, or of all files of the folder there, sorted by name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileSet(pub Vec<(PathBuf, String)>);
 
@@ -51,7 +51,7 @@ pub struct FileSet(pub Vec<(PathBuf, String)>);
 pub struct ReadError {
     /// The file.
     pub path: String,
-    /// What went wrong.
+    /// The reason.
     pub why: String,
 }
 
@@ -79,7 +79,7 @@ impl<C: Readable> PathWatcher<C> {
         Self { path: path.into(), last_content: None, candidate: None, next_look: Instant::now() }
     }
 
-    /// The path.
+    /// The path that is followed.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -123,8 +123,8 @@ impl Readable for FileSet {
 /// Reads the file at `path`, or all files of the folder there.
 ///
 /// # Errors
-/// [`ReadError`] names the file or folder and the reason. An unreadable file is never left out:
-/// the others may mean something else without it.
+/// [`ReadError`] names the file or folder and the reason. An unreadable file is an error of the
+/// whole folder, because the other files may mean something else without it.
 pub async fn read_all(path: &Path) -> FileContent<FileSet> {
     let unreadable = |why: String| ReadError { path: path.display().to_string(), why };
     let io = |e: std::io::Error| unreadable(e.to_string());
@@ -163,7 +163,7 @@ pub async fn read_all(path: &Path) -> FileContent<FileSet> {
 pub async fn read(path: &Path) -> FileContent {
     let unreadable = |why: String| ReadError { path: path.display().to_string(), why };
     let io = |e: std::io::Error| unreadable(e.to_string());
-    // A named pipe would block the reader for ever; a directory has no content.
+    // A named pipe would block the reader forever, and a directory has no content.
     if !tokio::fs::metadata(path).await.map_err(io)?.is_file() {
         return Err(unreadable("not a regular file".to_owned()));
     }
@@ -180,7 +180,7 @@ pub async fn read(path: &Path) -> FileContent {
 mod tests {
     use super::*;
 
-    /// Returns whether many polls found nothing new.
+    /// Whether many polls find nothing new.
     async fn quiet<C: Readable>(file: &mut PathWatcher<C>) -> bool {
         tokio::time::timeout(POLL_INTERVAL * 20, file.changed()).await.is_err()
     }
@@ -216,7 +216,7 @@ mod tests {
             std::future::pending::<()>().await;
         };
         tokio::select! {
-            seen = file.changed() => assert_eq!(seen.unwrap().len(), 199, "half a file"),
+            seen = file.changed() => assert_eq!(seen.unwrap().len(), 199, "a partly written file"),
             () = writer => {}
         }
     }
@@ -235,12 +235,12 @@ mod tests {
         }
         assert_eq!(names(&follow.changed().await.unwrap()), ["a.yml=1", "b.yaml=2", "c.json=3"]);
         write("notes.txt", "y");
-        assert!(quiet(&mut follow).await, "what is not looked at does not count");
+        assert!(quiet(&mut follow).await, "files with other extensions do not count");
         std::fs::remove_file(folder.path().join("a.yml")).unwrap();
         assert_eq!(names(&follow.changed().await.unwrap()), ["b.yaml=2", "c.json=3"]);
         std::fs::create_dir(folder.path().join("d.yaml")).unwrap();
-        assert!(follow.changed().await.unwrap_err().path.ends_with("d.yaml"), "one that cannot be read is not left out");
-        assert_eq!(names(&read_all(&folder.path().join("b.yaml")).await.unwrap()), ["b.yaml=2"], "a file stands for itself");
+        assert!(follow.changed().await.unwrap_err().path.ends_with("d.yaml"), "an unreadable file is not left out");
+        assert_eq!(names(&read_all(&folder.path().join("b.yaml")).await.unwrap()), ["b.yaml=2"], "a single file is a set of one");
     }
 
     #[tokio::test]

@@ -8,30 +8,31 @@ use crate::metadata::Metadata;
 /// A model server as discovery reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Instance {
-    /// Its name, unique in its namespace: the instance id. In Kubernetes the name of the pod.
+    /// The instance id, unique in its namespace. In Kubernetes it is the name of the pod.
     pub name: String,
     /// The namespace of the name; [`NAMESPACE_DEFAULT`] when the source has none.
     pub namespace: String,
-    /// The generation: which process has this name (in Kubernetes the pod's UID). State learned
-    /// about another generation does not apply to this one. Empty when the source has no such
-    /// number.
+    /// The generation: which process has this name (in Kubernetes the pod's UID). State that was
+    /// learned about another generation does not apply to this one. Empty if the source has no
+    /// generation.
     pub generation: String,
-    /// Where requests go. Always an IP address: Envoy gets these bytes and resolves no names.
+    /// The address for requests. Always an IP address: Envoy gets it unchanged and resolves no
+    /// names.
     pub address: SocketAddr,
     /// Labels, sorted by key.
     pub labels: Vec<(String, String)>,
-    /// Where its metrics are, if not where the pool's settings say.
+    /// The location of its metrics, where it differs from the settings of the pool.
     pub metrics: InstanceMetricsLocation,
     /// Its metadata, if it has any; [`Self::metadata`] reads it.
     pub metadata: Option<Arc<Metadata>>,
 }
 
-/// Where the metrics of an instance are; `None` uses the setting of the pool.
+/// The location of an instance's metrics; `None` uses the setting of the pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InstanceMetricsLocation {
     /// TLS or plaintext.
     pub scheme: Option<MetricsScheme>,
-    /// Port; the port of the address when neither the instance nor the pool has one.
+    /// Port; if neither the instance nor the pool sets one, the port of the address.
     pub port: Option<u16>,
     /// Path, with its leading slash.
     pub path: Option<String>,
@@ -49,23 +50,23 @@ pub enum MetricsScheme {
 /// The namespace of instances whose source names none.
 pub const NAMESPACE_DEFAULT: &str = "default";
 
-/// The most instances one source may list: the slots of a pool.
+/// The most instances of one source: the slots of a pool.
 pub const INSTANCES_MAX: usize = 1024;
 
-/// The most bytes of labels of one instance, keys and values together: a full pool has to fit into
-/// one message to a proxy.
+/// The most bytes of labels of one instance, keys and values together, so that a full pool fits
+/// into one message to a proxy.
 pub const LABEL_BYTES_MAX: usize = 2048;
 
 /// The most labels of one instance, for the same reason.
 pub const LABELS_MAX: usize = 64;
 
-/// The longest name or namespace, in bytes: that of a DNS name, and so of a pod.
+/// The longest name or namespace, in bytes: the limit of DNS names, and so of pods.
 pub const NAME_BYTES_MAX: usize = 253;
 
 // === impl Instance ===
 
 impl Instance {
-    /// An instance with a name and an address, and nothing else known.
+    /// Creates an instance with a name and an address only.
     #[must_use]
     pub fn new(name: impl Into<String>, address: SocketAddr) -> Self {
         Self {
@@ -79,26 +80,25 @@ impl Instance {
         }
     }
 
-    /// The same with this metadata.
+    /// Returns the instance with this metadata.
     #[must_use]
     pub fn with_metadata(self, metadata: Option<Arc<Metadata>>) -> Self {
         Self { metadata, ..self }
     }
 
-    /// The metadata of the instance; empty when it has none (plain vLLM has none). It came with the
-    /// instance, so reading it cannot fail. When it changes, another `Added` event carries the new
-    /// value.
+    /// The metadata of the instance; empty if it has none, like plain vLLM. It came with the
+    /// instance, so reading it cannot fail. A change of it causes another `Added` event with the
+    /// new value.
     #[must_use]
     pub fn metadata(&self) -> &Metadata {
         self.metadata.as_deref().unwrap_or(Metadata::empty())
     }
 }
 
-/// Checks a set against the rules that hold for every backend: sizes, and unique names and
-/// addresses.
+/// Checks the rules that hold for every backend: sizes, and unique names and addresses.
 ///
 /// # Errors
-/// Says what is wrong, with the names of the instances. The author of the source has to change it.
+/// Says which instances are invalid and why.
 pub fn validate(instances: &[Instance]) -> Result<(), String> {
     if instances.len() > INSTANCES_MAX {
         return Err(format!("{} endpoints; at most {INSTANCES_MAX} are allowed", instances.len()));
@@ -130,7 +130,7 @@ pub fn validate(instances: &[Instance]) -> Result<(), String> {
 /// Checks one instance against the rules.
 ///
 /// # Errors
-/// Says what is wrong with it.
+/// Says what is invalid.
 pub fn validate_instance(instance: &Instance) -> Result<(), String> {
     let Instance { name, namespace, generation, address, labels, metrics, metadata: _ } = instance;
     for (what, text) in [("name", name), ("namespace", namespace)] {

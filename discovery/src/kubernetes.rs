@@ -12,9 +12,9 @@
 //! | endpoint gone from its last slice, slice deleted, or absent from a new list | Removed |
 //!
 //! A Service is found by its *selector* on the labels [`NAMESPACE_LABEL`] and [`COMPONENT_LABEL`],
-//! not by its name: two namespaces may have a component of one name. Its slices are found by
-//! `kubernetes.io/service-name`, because the slice controller mirrors the labels of the Service,
-//! not those of the pods. The labels of pods are read from the pods: [`labels`].
+//! not by its name, because two namespaces may have a component of the same name. Its slices are
+//! found by `kubernetes.io/service-name`: the slice controller copies the labels of the Service to
+//! the slices, not those of the pods. Labels of pods are read from the pods ([`labels`]).
 //!
 //! [`InferencePools`] is the alternative: an `InferencePool` names its pods by selector.
 
@@ -51,25 +51,24 @@ pub use objects::{CustomKind, follow_objects};
 pub use pool::{InferencePools, PoolGroup};
 pub use slices::{PortRule, SliceIndex};
 
-/// The label of a pod, and in the selector of its Service, that names the pod's namespace in the
-/// serving system.
+/// The label with the namespace in the serving system, on a pod and in the selector of its Service.
 pub const NAMESPACE_LABEL: &str = "nvidia.com/dynamo-namespace";
 
-/// The label that names the component.
+/// The label with the component.
 pub const COMPONENT_LABEL: &str = "nvidia.com/dynamo-component";
 
-/// The label of a slice that names its Service.
+/// The label of a slice with the name of its Service.
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 
-/// The most Services that may select one component: their names go into a label selector, which is
+/// The most Services that may select one component. Their names go into a label selector, which is
 /// part of a URL.
 const SERVICES_MAX: usize = 32;
 
-/// How long connecting to the API server may take: it is close, or it is down.
+/// How long connecting to the API server may take; a running API server answers much faster.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 
-/// How long the first set waits for the labels of the pods. An API server that just sent the slices
-/// sends pods as quickly, unless we may not read them.
+/// How long the first set waits for the labels of the pods. An API server that has just sent the
+/// slices sends pods as quickly, unless the daemon may not read pods.
 const LABELS_WAIT: Duration = Duration::from_secs(3);
 
 /// A Kubernetes cluster as a discovery backend.
@@ -80,7 +79,7 @@ pub struct Kubernetes {
     ports: PortRule,
 }
 
-/// Registers the pod this process runs in.
+/// Registers the pod that this process runs in.
 #[derive(Clone)]
 pub struct KubernetesRegistry {
     client: Client,
@@ -88,10 +87,10 @@ pub struct KubernetesRegistry {
     pod: String,
 }
 
-/// Connects to the cluster this process runs in, or else to the cluster of the kubeconfig.
+/// Connects to the cluster that this process runs in, or else to the cluster of the kubeconfig.
 ///
 /// # Errors
-/// Says what is missing in the deployment. An unreachable cluster is not an error yet.
+/// Says which part of the configuration is missing. An unreachable cluster is not an error here.
 pub async fn connect() -> Result<Client, String> {
     client(Config::infer().await.map_err(|e| format!("no Kubernetes configuration: {e}"))?)
 }
@@ -99,7 +98,7 @@ pub async fn connect() -> Result<Client, String> {
 /// Connects with this configuration and the timeouts that discovery needs.
 ///
 /// # Errors
-/// Says what is wrong with the configuration.
+/// Says what is invalid in the configuration.
 pub fn client(mut config: Config) -> Result<Client, String> {
     config.default_retry = false; // this crate retries itself, so that it can report an outage
     config.connect_timeout = Some(CONNECT_DEADLINE);
@@ -109,19 +108,19 @@ pub fn client(mut config: Config) -> Result<Client, String> {
 // === impl Kubernetes ===
 
 impl Kubernetes {
-    /// The instances in one Kubernetes namespace of a cluster.
+    /// A backend for one Kubernetes namespace of a cluster.
     #[must_use]
     pub fn new(client: Client, kube_namespace: impl Into<String>) -> Self {
         Self { client, kube_namespace: kube_namespace.into(), ports: PortRule::default() }
     }
 
-    /// The same with this rule for ports.
+    /// Returns the backend with this rule for ports.
     #[must_use]
     pub fn with_ports(self, ports: PortRule) -> Self {
         Self { ports, ..self }
     }
 
-    /// Discovery with this backend.
+    /// Creates discovery with this backend.
     #[must_use]
     pub fn discovery(self, policy: MetadataPolicy) -> Discovery<Self> {
         Discovery::new(self, policy)
@@ -169,9 +168,10 @@ struct KubernetesFollower {
     index: SliceIndex,
     pods: ObjectWatch<Pod>,
     labels: PodLabels,
-    /// Whether the labels of the pods are known, or known to be unavailable.
+    /// Whether the labels of the pods are known, or known to be unreadable.
     labelled: bool,
-    /// Until when the first set waits for the labels: without them it would be taken as complete.
+    /// Until when the first set waits for the labels: readers would take a set without them for
+    /// complete.
     withheld: Option<Instant>,
     relist: Arc<Notify>,
 }
@@ -227,7 +227,7 @@ impl KubernetesFollower {
         }
         let first = !std::mem::replace(&mut self.listed, true);
         if names == self.names && !first {
-            // With no Service there are no slice events, so this is the only sign of life.
+            // Without a Service there are no slice events, so this is the only sign of life.
             return if self.names.is_empty() { vec![BackendEvent::Alive] } else { Vec::new() };
         }
         if names.len() > SERVICES_MAX {
@@ -257,7 +257,7 @@ impl KubernetesFollower {
             ObjectWatchEvent::Deleted(slice) => self.index.delete(&slice.name_any()),
             ObjectWatchEvent::Failed(why) => return vec![BackendEvent::Failed(why)],
         };
-        // The whole set is sent later.
+        // While the first set waits, it will contain this change.
         if self.withheld.is_some() { Vec::new() } else { events.into_iter().map(|event| self.labels.join_event(event)).collect() }
     }
 
@@ -266,7 +266,7 @@ impl KubernetesFollower {
             ObjectWatchEvent::All(pods) => {
                 let changed = self.labels.reset(&pods);
                 let mut events = vec![BackendEvent::Warns(None)];
-                // Never as a reset, which would mean that the slices have been read.
+                // Not as a reset, which would mean that the slices have been read.
                 events.extend(changed.iter().filter_map(|pod| self.relabelled(pod)));
                 events.extend(self.labelled());
                 events
@@ -285,13 +285,13 @@ impl KubernetesFollower {
         }
     }
 
-    /// The record of a pod from its slices, with its current labels.
+    /// The new record of a pod in the slices, with its current labels.
     fn relabelled(&self, pod: &str) -> Option<BackendEvent> {
         let record = self.index.get(pod).filter(|_| self.withheld.is_none())?;
         Some(BackendEvent::Apply(self.labels.join(record)))
     }
 
-    /// The wait is over: returns the delayed events.
+    /// Ends the wait for labels; returns the set that waited, if any.
     fn labelled(&mut self) -> Vec<BackendEvent> {
         self.labelled = true;
         Vec::from_iter(self.withheld.take().map(|_| self.all()))
@@ -316,7 +316,7 @@ fn has_labels(labels: &BTreeMap<String, String>, component: &Component) -> bool 
 // === impl KubernetesRegistry ===
 
 impl KubernetesRegistry {
-    /// Registers the pod of that name. A pod gets its own name and namespace by the downward API.
+    /// Registers the pod with this name. A pod gets its own name and namespace by the downward API.
     #[must_use]
     pub fn new(client: Client, kube_namespace: impl Into<String>, pod: impl Into<String>) -> Self {
         Self { client, kube_namespace: kube_namespace.into(), pod: pod.into() }
@@ -324,7 +324,7 @@ impl KubernetesRegistry {
 
     /// Checks what other processes need to find the pod: its labels, and a Service that selects it
     /// by them. After that, the registration lasts as long as the pod, and its readiness is what
-    /// the probe reads from [`crate::serve`].
+    /// the readiness probe reads from [`crate::serve`].
     async fn register(&self, namespace: &str, component: &str) -> Result<InstanceHandle, RegisterError> {
         let component = Component::try_new(namespace, component)?;
         let unavailable = |what: &str, e: &kube::Error| match e {
@@ -348,7 +348,7 @@ impl KubernetesRegistry {
         });
         if !selected {
             return Err(RegisterError::Refused(format!(
-                "no Service of namespace {:?} selects pod {:?} by {NAMESPACE_LABEL} and {COMPONENT_LABEL}: nobody would find it",
+                "no Service of namespace {:?} selects pod {:?} by {NAMESPACE_LABEL} and {COMPONENT_LABEL}: no client would find it",
                 self.kube_namespace, self.pod
             )));
         }

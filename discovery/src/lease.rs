@@ -1,4 +1,4 @@
-//! Leader election among several processes, by a lease that the leader renews; the timings are
+//! Leader election among several processes, by a lease that the leader renews. The timings are
 //! those of Kubernetes' own controllers.
 //!
 //! ```text
@@ -8,10 +8,10 @@
 //!     └── another holds it, or no renewal was confirmed for RENEW_DEADLINE ──┘
 //! ```
 //! No clocks are compared. A candidate measures on its own monotonic clock how long the record has
-//! not changed. A leader gives up after [`RENEW_DEADLINE`] without a confirmed renewal, which is
-//! before any candidate may take the lease. Writes are compare-and-swap, so of two that try at once
-//! one succeeds. A leader that stops in good order releases the lease, and another process leads
-//! within [`RETRY_PERIOD`].
+//! not changed. A leader gives up after [`RENEW_DEADLINE`] without a confirmed renewal, before any
+//! candidate may take the lease. Writes are compare-and-swap, so of two that try at once one
+//! succeeds. A leader that stops in good order releases the lease, and another process leads within
+//! [`RETRY_PERIOD`].
 
 use std::time::Duration;
 
@@ -28,26 +28,26 @@ pub const RENEW_DEADLINE: Duration = Duration::from_secs(10);
 /// How often the lease is renewed or read.
 pub const RETRY_PERIOD: Duration = Duration::from_secs(2);
 
-/// How long one read and write may take: two fit into [`RENEW_DEADLINE`].
+/// How long one read and write may take together; two of them fit into [`RENEW_DEADLINE`].
 const ATTEMPT_DEADLINE: Duration = Duration::from_secs(4);
 
 /// A lease as read from the store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LeaseRecord {
-    /// Its holder; empty if it has none.
+    /// The holder; empty if there is none.
     pub holder: String,
     /// Changes with each write.
     pub version: String,
-    /// How often it has changed its holder.
+    /// The number of changes of the holder.
     pub transitions: u32,
 }
 
-/// Where a lease is kept.
+/// The store of a lease.
 pub trait LeaseStore: Send + Sync {
     /// The current lease; `None` if there is none yet.
     fn read(&self) -> BoxFuture<'_, Result<Option<LeaseRecord>, String>>;
 
-    /// Writes `holder` if the lease is still as `expected`. Returns the new lease, or `None` when
+    /// Writes `holder` if the lease is still as `expected`. Returns the new lease, or `None` if
     /// another process was faster.
     fn write<'a>(&'a self, holder: &'a str, expected: Option<&'a LeaseRecord>) -> BoxFuture<'a, Result<Option<LeaseRecord>, String>>;
 }
@@ -56,9 +56,9 @@ pub trait LeaseStore: Send + Sync {
 #[derive(Debug)]
 struct Election {
     me: String,
-    /// The lease as last read, and since when it has not changed.
+    /// The lease as last read, and since when it is unchanged.
     lease: Option<(LeaseRecord, Instant)>,
-    /// When the last confirmed renewal began, if this process leads.
+    /// When the last confirmed renewal began; `None` if this process does not lead.
     renewed: Option<Instant>,
 }
 
@@ -69,7 +69,7 @@ impl Election {
         Self { me, lease: None, renewed: None }
     }
 
-    /// Takes the lease as read and returns whether this process may write it.
+    /// Records the lease as read. Returns whether this process may write it.
     fn read(&mut self, found: Option<&LeaseRecord>, now: Instant) -> bool {
         let Some(found) = found else {
             (self.lease, self.renewed) = (None, None);
@@ -86,7 +86,7 @@ impl Election {
         mine || found.holder.is_empty() || lapsed
     }
 
-    /// Takes the result of a write that began at `began`.
+    /// Records the result of a write that began at `began`.
     fn written(&mut self, now_is: Option<LeaseRecord>, began: Instant) {
         if let Some(seen) = now_is {
             self.lease = Some((seen, began));
@@ -100,11 +100,11 @@ impl Election {
     }
 }
 
-/// Campaigns for the lease as `me` until `stop`, then releases it. `leads` says at any moment
-/// whether `me` has it.
+/// Campaigns for the lease as `me` until `stop`, then releases it. `leads` is true while `me` holds
+/// the lease.
 ///
-/// `me` must be unique to this process: two processes of one name would both lead. It ends only
-/// with `stop`; errors of the store go to `failed`.
+/// `me` must be unique to this process: two processes with one name would both lead. Only `stop`
+/// ends the campaign; errors of the store go to `failed`.
 pub async fn campaign(
     store: &dyn LeaseStore,
     me: String,
@@ -140,7 +140,7 @@ pub async fn campaign(
     if leads.send_replace(false)
         && let Some((seen, _)) = &election.lease
     {
-        let _ = tokio::time::timeout(ATTEMPT_DEADLINE, store.write("", Some(seen))).await; // otherwise it lapses
+        let _ = tokio::time::timeout(ATTEMPT_DEADLINE, store.write("", Some(seen))).await; // otherwise it expires
     }
 }
 
@@ -160,7 +160,7 @@ mod tests {
 
     use super::*;
 
-    /// A store that can be slow, or cut off from each of its users.
+    /// A store that can be cut off from each of its users.
     #[derive(Clone, Default)]
     struct FakeLeaseStore {
         lease: Arc<Mutex<(Option<LeaseRecord>, u64)>>,
@@ -225,11 +225,11 @@ mod tests {
         let b = candidate(&shelf, "b");
         assert_eq!(after(LEASE_DURATION * 4, &[&a, &b]).await, [true, false]);
         *a.down.lock().unwrap() = true;
-        assert_eq!(after(RENEW_DEADLINE - RETRY_PERIOD * 2, &[&a, &b]).await, [true, false], "what is in doubt is kept for a while");
-        assert_eq!(after(RETRY_PERIOD * 2, &[&a, &b]).await, [false, false], "laid down by itself");
+        assert_eq!(after(RENEW_DEADLINE - RETRY_PERIOD * 2, &[&a, &b]).await, [true, false], "the leader leads on until its deadline");
+        assert_eq!(after(RETRY_PERIOD * 2, &[&a, &b]).await, [false, false], "then it gives up by itself");
         assert_eq!(after(LEASE_DURATION - RENEW_DEADLINE + RETRY_PERIOD * 2, &[&a, &b]).await, [false, true]);
         *a.down.lock().unwrap() = false;
-        assert_eq!(after(LEASE_DURATION * 2, &[&a, &b]).await, [false, true], "back, it stands by");
+        assert_eq!(after(LEASE_DURATION * 2, &[&a, &b]).await, [false, true], "when it is back, it stands by");
     }
 
     #[tokio::test(start_paused = true)]

@@ -7,7 +7,7 @@
 //! use std::net::SocketAddr;
 //!
 //! use discovery::{InstanceEvent, InstanceStatus, ServiceDiscovery, ServiceRegistry};
-//! use discovery::directory::{Directory, DirectoryRegistry};
+//! use discovery::directory::{DirectoryBackend, DirectoryRegistry};
 //! use futures::StreamExt;
 //! use serde_json::json;
 //!
@@ -18,18 +18,20 @@
 //! // The worker publishes its address, its models and, once it can serve, its readiness.
 //! let registry = DirectoryRegistry::new(folder, SocketAddr::from(([10, 0, 0, 1], 8000)));
 //! let worker = registry.register_instance("dynamo", "decode").await?;
-//! worker.set_metadata(json!({"model": {"name": "Qwen3-32B"}}).as_object().cloned().unwrap_or_default())?;
+//! let metadata = json!({"model": {"name": "Qwen3-32B"}});
+//! worker.set_metadata(metadata.as_object().cloned().unwrap_or_default())?;
 //! worker.set_ready(InstanceStatus::Ready);
 //!
-//! // The frontend gets all current instances first, then every change, with no gap between.
-//! let discovery = Directory::new(folder).discovery();
+//! // The frontend gets all current instances first, then every change, without a gap.
+//! let discovery = DirectoryBackend::new(folder).discovery();
 //! let mut events = discovery.watch("dynamo", "decode")?;
 //! let Some(InstanceEvent::Added(instance)) = events.next().await else { panic!() };
 //! assert_eq!(instance.name, worker.instance_id());
 //! assert_eq!(instance.metadata().models()[0].name, "Qwen3-32B");
 //!
 //! drop(worker);
-//! assert!(matches!(events.next().await, Some(InstanceEvent::Removed(id)) if *id == *instance.name));
+//! let Some(InstanceEvent::Removed(id)) = events.next().await else { panic!() };
+//! assert_eq!(*id, *instance.name);
 //! # Ok(())
 //! # }
 //! ```
@@ -38,13 +40,12 @@
 //!  worker ── ServiceRegistry ──▶ Kubernetes │ directory │ ... ── Backend ──▶ Discovery ── list, watch ──▶ frontend
 //!  /metadata, /health  ◀──────────────────── conditional GET ──────────────────┘
 //! ```
-//! Everything is level-triggered: an event carries the whole value, a backend may send its whole
-//! set again at any moment, and an error never empties a set. A subscriber that is too slow gets
-//! the current state instead of a queue of old events.
+//! Events carry the whole value of an instance, a backend may send its whole set again at any time,
+//! and an error never empties a set. A subscriber that is too slow gets the current state instead
+//! of a queue of old events.
 //!
-//! The daemon uses [`SetChanges`]: whole sets, of which the first is complete. [`file`] (an endpoints
-//! file) and [`fixed`] (a fixed list) give it directly, [`Discovery::changes`] gives it for any
-//! backend.
+//! The daemon uses [`SetChanges`]: each item is the complete set. [`file`] (an endpoints file) and
+//! [`fixed`] (a fixed list) return it directly; [`Discovery::changes`] returns it for any backend.
 #![forbid(unsafe_code)]
 
 use futures::stream::{BoxStream, StreamExt};
@@ -82,13 +83,13 @@ pub use metadata::Metadata;
 pub use registry::{InstanceHandle, InstanceStatus, RegisterError, Registrant, ServiceRegistry};
 pub use watch::{BackendStatus, Discovery, DiscoveryError, InstanceEvents, ServiceDiscovery, WatchedComponent};
 
-/// A change of the set. The first of a stream that is not [`SetChange::Unreadable`] is a
-/// [`SetChange::Reset`].
+/// A change of the set. A [`SetChange::Reset`] is the first item of a stream, except for any
+/// [`SetChange::Unreadable`] before it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SetChange {
     /// The whole set. It replaces everything reported before.
     Reset(Vec<Instance>),
-    /// The source cannot be read or breaks a rule, for this reason. The last set stays in force.
+    /// The source cannot be read or is invalid, for this reason. The last set stays in force.
     Unreadable(String),
 }
 

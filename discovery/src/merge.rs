@@ -1,10 +1,10 @@
-//! Merges several sources of one pool: prefill and decode workers, for example, each a component of
-//! its own.
+//! Merges several sources into one pool, for example the components of prefill and of decode
+//! workers.
 //!
-//! The first set is sent once every source has sent its own, because decoders without prefillers
-//! would be taken for the complete pool. After that each source changes on its own, and a source
-//! that fails keeps its last set. Where two sources have an instance of one name or one address,
-//! the earlier source wins.
+//! The first set is sent when every source has sent its own, because readers would take decoders
+//! without prefillers for the complete pool. After that each source changes independently, and a
+//! source that fails keeps its last set. If two sources have an instance of the same name or
+//! address, the earlier source wins.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use crate::{Instance, SetChange, SetChanges};
 
 /// One of several sources.
 pub struct MergeSource {
-    /// Its changes.
+    /// The changes of its set.
     pub changes: SetChanges,
     /// Labels for its instances that do not have them.
     pub labels: Vec<(String, String)>,
@@ -25,8 +25,8 @@ struct MergedChanges {
     labels: Vec<Vec<(String, String)>>,
     sets: Vec<Option<Vec<Instance>>>,
     errors: Vec<Option<String>>,
-    /// The error of a source, repeated after the set of another source, so that it does not look
-    /// resolved.
+    /// The error of a source, repeated after the set of another source, so that the error does not
+    /// look resolved.
     standing: Option<String>,
 }
 
@@ -66,7 +66,7 @@ impl MergedChanges {
         }
     }
 
-    /// The whole set, once every source has sent its own.
+    /// The whole set; `None` until every source has sent its own.
     fn all(&self) -> Option<Vec<Instance>> {
         let (mut all, mut names, mut addresses) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
         for (set, labels) in self.sets.iter().zip(&self.labels) {
@@ -117,14 +117,14 @@ mod tests {
         let ((decode, a), (prefill, b)) = (part("decode"), part("prefill"));
         let mut merged = merge(vec![a, b]);
         decode.send(set(&[("d", 1)])).unwrap();
-        assert_eq!(next(&mut merged), None, "decoders alone are not the truth");
+        assert_eq!(next(&mut merged), None, "decoders alone are not the complete pool");
         prefill.send(set(&[("p", 2), ("d", 3), ("q", 1)])).unwrap();
-        assert_eq!(next(&mut merged).unwrap(), "d:1=decode p:2=prefill", "names and addresses are told once");
+        assert_eq!(next(&mut merged).unwrap(), "d:1=decode p:2=prefill", "each name and address occurs once");
         prefill.send(SetChange::Unreadable("gone".to_owned())).unwrap();
         assert_eq!(next(&mut merged).unwrap(), "! gone");
         decode.send(set(&[])).unwrap();
         assert_eq!(next(&mut merged).unwrap(), "p:2=prefill d:3=prefill q:1=prefill", "the last prefillers stay");
-        assert_eq!(next(&mut merged).unwrap(), "! gone", "and it is still said that they are old");
+        assert_eq!(next(&mut merged).unwrap(), "! gone", "and the error is repeated");
         prefill.send(set(&[])).unwrap();
         assert_eq!(next(&mut merged).unwrap(), "");
         assert_eq!(next(&mut merged), None);

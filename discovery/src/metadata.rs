@@ -1,12 +1,13 @@
-//! The metadata of an instance: a JSON object of its own making. Some keys are interpreted here.
+//! The metadata of an instance: a JSON object that the instance chooses. Some keys are interpreted
+//! here.
 //!
 //! ```json
 //! {"Model": {"name": "Qwen3-32B", "type": "Completions", "runtime_config": {"total_kv_blocks": 24064, "max_num_seqs": 256}},
 //!  "Transport": {"address": "10.1.2.3:9000"},
 //!  "MDC": {}}
 //! ```
-//! Both spellings of keys that exist are read, `ModelCard` and `model`; a model may be an array of
-//! models. Other keys are kept and passed on.
+//! Keys are accepted in both spellings that exist, `Model` and `model`, and a model may be an array
+//! of models. Other keys are kept and passed on.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::OnceLock;
@@ -14,10 +15,10 @@ use std::sync::OnceLock;
 use serde_json::{Map, Value};
 
 /// The most bytes of metadata of one instance, as JSON. A model card with its tokenizer's
-/// configuration has tens of kilobytes; etcd takes at most 1.5 MiB a request.
+/// configuration has tens of kilobytes; etcd accepts at most 1.5 MiB a request.
 pub const METADATA_BYTES_MAX: usize = 1 << 20;
 
-/// The most models of one instance: the base model and adapters of an engine that serves hundreds.
+/// The most models of one instance: a base model and hundreds of adapters.
 pub const MODELS_MAX: usize = 512;
 
 /// The metadata of an instance.
@@ -31,13 +32,13 @@ pub struct Metadata {
 pub struct ModelCard {
     /// The name in requests.
     pub name: String,
-    /// `Completions`, `Chat`, ...; as the instance writes it.
+    /// `Completions`, `Chat`, ..., as the instance writes it.
     pub kind: Option<String>,
     /// The engine's configuration.
     pub runtime: RuntimeConfig,
 }
 
-/// The engine's configuration. `None` is unknown.
+/// The engine's configuration. `None` means unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RuntimeConfig {
     /// Blocks of the KV cache.
@@ -50,7 +51,7 @@ pub struct RuntimeConfig {
     pub max_num_batched_tokens: Option<u64>,
 }
 
-/// Why metadata is refused. Its author has to change it; trying again does not help.
+/// Why metadata is refused. The instance has to change it; trying again does not help.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MetadataError {
     /// More than [`METADATA_BYTES_MAX`].
@@ -67,7 +68,7 @@ pub enum MetadataError {
 // === impl Metadata ===
 
 impl Metadata {
-    /// Metadata from a map.
+    /// Creates metadata from a map.
     ///
     /// # Errors
     /// [`MetadataError`] if it is too large, or a key that is interpreted here has an invalid
@@ -77,10 +78,10 @@ impl Metadata {
         Self { map }.validated(bytes)
     }
 
-    /// Metadata from JSON text.
+    /// Parses metadata from JSON text.
     ///
     /// # Errors
-    /// As [`Self::try_new`], and if it is not a JSON object.
+    /// As [`Self::try_new`], and if the text is not a JSON object.
     pub fn parse(text: &[u8]) -> Result<Self, MetadataError> {
         if text.len() > METADATA_BYTES_MAX {
             return Err(MetadataError::TooLarge(text.len()));
@@ -89,7 +90,7 @@ impl Metadata {
         Self { map }.validated(text.len())
     }
 
-    /// No metadata.
+    /// Empty metadata.
     #[must_use]
     pub fn empty() -> &'static Self {
         static EMPTY: OnceLock<Metadata> = OnceLock::new();
@@ -108,24 +109,24 @@ impl Metadata {
         self.map.get(key)
     }
 
-    /// The part that is interpreted here.
+    /// The keys that are interpreted here, with their values.
     #[must_use]
     pub fn understood(&self) -> Map<String, Value> {
         let understood = |key: &str| ["Model", "model", "models", "Transport", "transport"].contains(&key);
         self.map.iter().filter(|(key, _)| understood(key)).map(|(k, v)| (k.clone(), v.clone())).collect()
     }
 
-    /// The models it serves; empty when it names none.
+    /// The models that the instance serves; empty if it names none.
     #[must_use]
     pub fn models(&self) -> Vec<ModelCard> {
         self.try_models().unwrap_or_default()
     }
 
-    /// Where its traffic goes, if it says so. `own` is the address of the instance: an instance
-    /// cannot send traffic to another host.
+    /// The address for the instance's traffic, if its metadata sets one. `own` is the address of
+    /// the instance; traffic to another host is refused.
     ///
     /// # Errors
-    /// Says what is wrong with the address.
+    /// Says what is invalid in the address.
     pub fn transport(&self, own: SocketAddr) -> Result<Option<SocketAddr>, MetadataError> {
         let Some(Value::Object(transport)) = self.either("Transport", "transport") else { return Ok(None) };
         let invalid = |why: String| MetadataError::Invalid(format!("transport: {why}"));

@@ -1,8 +1,8 @@
-//! The registering side: a handle that stands for the registration and ends it when dropped.
+//! The registering side: a handle that keeps the registration and ends it when dropped.
 //!
-//! The state of the instance is in one place, a watch channel: the routes of [`crate::serve`] read
-//! it, the backend follows it, and only the handle writes it. So metadata can be read as soon as it
-//! is set, ready or not.
+//! One watch channel holds the state of the instance: the routes of [`crate::serve`] read it, the
+//! backend follows it, and only the handle writes it. So metadata can be read as soon as it is set,
+//! whether the instance is ready or not.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -24,20 +24,20 @@ pub trait ServiceRegistry: Send + Sync {
     /// metadata.
     ///
     /// # Errors
-    /// [`RegisterError`] says what has to change and whether to try again.
+    /// [`RegisterError`] says what has to change, or that a later attempt may succeed.
     fn register_instance<'a>(&'a self, namespace: &'a str, component: &'a str) -> BoxFuture<'a, Result<InstanceHandle, RegisterError>>;
 }
 
 /// Whether the instance may get traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InstanceStatus {
-    /// Yes.
+    /// The instance may get traffic.
     Ready,
-    /// No: it is starting, draining or broken.
+    /// The instance may not get traffic: it is starting, draining or broken.
     NotReady,
 }
 
-/// The process to register, where the registry stores instances: its address, name and labels.
+/// The process to register, in a registry that stores instances: its address, name and labels.
 #[derive(Clone, Debug)]
 pub struct Registrant {
     pub(crate) address: SocketAddr,
@@ -51,8 +51,8 @@ pub enum RegisterError {
     /// The namespace, component or id is not a valid name.
     #[error(transparent)]
     Name(#[from] InvalidName),
-    /// The process is not deployed as what it registers as. The deployment has to change; trying
-    /// again does not help.
+    /// The process is not deployed as the component it registers as. The deployment has to change;
+    /// trying again does not help.
     #[error("cannot register: {0}")]
     Refused(String),
     /// The backend cannot be reached; try again.
@@ -80,7 +80,7 @@ pub struct InstanceHandle {
     _registration: Registration,
 }
 
-/// What ends with a handle.
+/// Ends the registration when dropped with its handle.
 pub(crate) struct Registration {
     /// Publishes the state.
     pub(crate) task: Option<AbortHandle>,
@@ -97,20 +97,20 @@ impl From<SocketAddr> for Registrant {
 }
 
 impl Registrant {
-    /// The same with this instance id instead of a generated one. A later registration under the
-    /// same id takes it over.
+    /// Returns the registrant with this instance id instead of a generated one. A later
+    /// registration under the same id replaces the earlier one.
     #[must_use]
     pub fn with_name(self, name: impl Into<String>) -> Self {
         Self { name: Some(name.into()), ..self }
     }
 
-    /// The same with these labels.
+    /// Returns the registrant with these labels.
     #[must_use]
     pub fn with_labels(self, labels: impl IntoIterator<Item = (String, String)>) -> Self {
         Self { labels: labels.into_iter().collect(), ..self }
     }
 
-    /// Its instance id in that component and generation.
+    /// The instance id of this generation in that component.
     pub(crate) fn id(&self, component: &Component, generation: &str) -> Result<Arc<str>, InvalidName> {
         Ok(match &self.name {
             Some(name) => checked_name(name)?.into(),
@@ -122,14 +122,14 @@ impl Registrant {
 // === impl InstanceHandle ===
 
 impl InstanceHandle {
-    /// A handle; its registration follows the state that the handle publishes.
+    /// Creates a handle. `publish` starts the registration, which follows the state of the handle.
     pub(crate) fn new(id: Arc<str>, generation: Arc<str>, publish: impl FnOnce(watch::Receiver<Announcement>) -> Registration) -> Self {
         let said = Announcement { generation, metadata: Arc::default(), revision: 0, status: InstanceStatus::NotReady };
         let (said, follow) = watch::channel(said);
         Self { id, announcement: said, _registration: publish(follow) }
     }
 
-    /// The unique identifier of the instance in the registry. In Kubernetes the name of the pod.
+    /// The unique id of the instance in the registry. In Kubernetes it is the name of the pod.
     #[must_use]
     pub fn instance_id(&self) -> &str {
         &self.id
@@ -138,8 +138,8 @@ impl InstanceHandle {
     /// Replaces the metadata of the instance. It can be read at once.
     ///
     /// # Errors
-    /// [`MetadataError`]: it is too large, or a key that is interpreted here has an invalid value.
-    /// The old metadata then stays.
+    /// [`MetadataError`] if it is too large, or a key that is interpreted here has an invalid
+    /// value. The old metadata then stays.
     pub fn set_metadata(&self, metadata: Map<String, Value>) -> Result<(), MetadataError> {
         let metadata = Arc::new(Metadata::try_new(metadata)?);
         self.announcement.send_if_modified(|said| {
@@ -158,7 +158,7 @@ impl InstanceHandle {
         self.announcement.send_if_modified(|said| std::mem::replace(&mut said.status, status) != status);
     }
 
-    /// The current state, and every change of it.
+    /// Follows the current state and every change of it.
     #[must_use]
     pub fn follow(&self) -> watch::Receiver<Announcement> {
         self.announcement.subscribe()
@@ -189,7 +189,7 @@ impl Drop for Registration {
 impl FromStr for InstanceStatus {
     type Err = String;
 
-    /// `ready` or `notready`, in any case and with or without a dash.
+    /// Reads `ready` or `notready`, in any case and with or without a dash.
     fn from_str(text: &str) -> Result<Self, String> {
         match text.to_ascii_lowercase().replace(['-', '_'], "").as_str() {
             "ready" => Ok(Self::Ready),
@@ -208,18 +208,19 @@ impl fmt::Display for InstanceStatus {
     }
 }
 
-/// A unique name for this generation of a process.
+/// A unique generation of this process.
 pub(crate) fn new_generation() -> Arc<str> {
     format!("{:016x}-{}", random(), std::process::id()).into()
 }
 
-/// A random number, uniform from 0 to 1.
+/// A random number, uniform in 0..=1.
 #[cfg(any(feature = "kubernetes", feature = "etcd"))]
 pub(crate) fn chance() -> f64 {
     f64::from(u16::try_from(random() >> 48).unwrap_or(0)) / f64::from(u16::MAX)
 }
 
-/// The standard library's only source of randomness: each hasher gets a new key.
+/// A random number from the keys of a new hasher, the only source of randomness in the standard
+/// library.
 fn random() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(std::process::id())
@@ -246,7 +247,7 @@ mod tests {
         handle.set_ready(InstanceStatus::NotReady);
         assert!(!follow.has_changed().unwrap());
         handle.set_metadata(json!({"model": 7}).as_object().cloned().unwrap()).unwrap_err();
-        assert!(!follow.has_changed().unwrap(), "what is refused changes nothing");
+        assert!(!follow.has_changed().unwrap(), "refused metadata changes nothing");
         handle.set_ready(InstanceStatus::Ready);
         let said = follow.borrow_and_update().clone();
         assert_eq!((said.status, said.revision), (InstanceStatus::Ready, 1));

@@ -1,12 +1,12 @@
-//! What a registered process serves about itself: `/metadata`, which discovery fetches, and
-//! `/health`, for its readiness probe.
+//! The routes of a registered process: `/metadata`, which discovery fetches, and `/health`, for its
+//! readiness probe.
 //!
-//! Both are routes to mount into a server that the process has anyway, or to serve on a port of
-//! their own by [`serve`].
+//! Mount them into an existing server of the process, or serve them on their own port with
+//! [`serve`].
 //!
 //! | request | answer |
 //! |---|---|
-//! | `GET /metadata` | 200, the JSON object, `ETag: "<generation>-<generation>"`; 304 if `If-None-Match` names that |
+//! | `GET /metadata` | 200, the JSON object, `ETag: "<generation>-<revision>"`; 304 if `If-None-Match` has it |
 //! | `GET /health` | 200 `{"status":"ready"}`, or 503 `{"status":"notready"}` |
 
 use axum::Router;
@@ -19,8 +19,7 @@ use tokio::sync::watch;
 
 use crate::registry::{Announcement, InstanceHandle, InstanceStatus};
 
-/// The routes of an instance. They stay when its handle is dropped, and then report that it is not
-/// ready.
+/// The routes of an instance. After its handle is dropped they report that it is not ready.
 pub fn router(handle: &InstanceHandle) -> Router {
     Router::new().route("/metadata", get(metadata)).route("/health", get(health)).with_state(handle.follow())
 }

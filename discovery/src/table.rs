@@ -1,5 +1,5 @@
-//! The instances of one component, and which of them subscribers see. Pure: no I/O, and time is an
-//! argument.
+//! The instances of one component, and those of them that subscribers see. Pure: no I/O, and time
+//! is an argument.
 //!
 //! ```text
 //!           Apply, Reset                    metadata                 owns its address
@@ -8,12 +8,11 @@
 //!                            ▼                ▼                        ▼
 //!                         NotReady         Pending                  Refused               not published (Removed if it was)
 //! ```
-//! Each function costs time for what it touches (a row, and the rows with the same address), never
-//! for the whole table. Events are upserts of the full value and only published when the value
-//! changed.
+//! A function takes time for the rows that it changes and for rows with the same address, never for
+//! the whole table. An event carries the full value, and is published only if the value changed.
 //!
-//! **Mass disappearance.** When the first list after an outage lacks more than half of the
-//! published instances, the backend more often has lost its state than the cluster its servers.
+//! **Mass disappearance.** If the first list after an outage lacks more than half of the published
+//! instances, it is more likely that the backend lost its state than that the servers are gone.
 //! Those rows then stay as they were for [`HOLD`]; the backend is asked to list again, and rows
 //! that are still missing at the end are removed.
 
@@ -34,18 +33,18 @@ use crate::metadata::Metadata;
 /// servers that are really gone fail over.
 pub const HOLD: Duration = Duration::from_secs(10);
 
-/// With fewer published instances nothing is delayed: in a small pool half of them may well go at
-/// once.
+/// With fewer published instances no removal is delayed: in a small pool half of them may well
+/// disappear at once.
 pub const HOLD_INSTANCES_MIN: usize = 4;
 
-/// How often metadata is fetched again without an event: it may change without one (a LoRA adapter
-/// is loaded, for example).
+/// How often metadata is fetched again without an event. It may change without one, for example
+/// when a LoRA adapter is loaded.
 pub const METADATA_POLL_INTERVAL: Duration = Duration::from_secs(30);
 
 /// The first wait after metadata could not be fetched. It doubles up to [`METADATA_POLL_INTERVAL`].
 pub const METADATA_RETRY_FIRST: Duration = Duration::from_millis(250);
 
-/// How many removed instances are kept for display.
+/// The most removed instances kept for display.
 const GONE_MAX: usize = 256;
 
 /// A request for the metadata of an instance.
@@ -65,7 +64,7 @@ pub(crate) enum MetadataResponse {
     Is(Arc<Metadata>, Option<String>),
     /// Not modified.
     Unchanged,
-    /// The instance has none.
+    /// The instance has no metadata.
     Absent,
     /// It could not be fetched, for this reason.
     Failed(String),
@@ -76,7 +75,7 @@ pub(crate) enum MetadataResponse {
 pub(crate) struct InstanceTable {
     policy: MetadataPolicy,
     rows: BTreeMap<Arc<str>, InstanceRow>,
-    /// The claims on each address; the greatest wins.
+    /// The claims on each address; the greatest claim wins.
     claims: HashMap<SocketAddr, BTreeSet<AddressClaim>>,
     due: BTreeSet<(Instant, Arc<str>)>,
     removed: VecDeque<InstanceSummary>,
@@ -90,7 +89,8 @@ type AddressClaim = (u64, String, Arc<str>);
 struct InstanceRow {
     record: Arc<InstanceRecord>,
     metadata: KnownMetadata,
-    /// The instance as it would be published if it wins its address, or why it is not published.
+    /// The instance as it would be published if it wins its address, or the reason why it is not
+    /// published.
     candidate: Result<Arc<Instance>, InstanceState>,
     claim: Option<(SocketAddr, AddressClaim)>,
     published: Option<Arc<Instance>>,
@@ -101,21 +101,21 @@ struct InstanceRow {
 /// The metadata that an instance serves.
 #[derive(Debug, Default)]
 struct KnownMetadata {
-    /// The last good answer; `Some(None)` means that it has none.
+    /// The last good answer; `Some(None)` means that the instance has none.
     answer: Option<Option<Arc<Metadata>>>,
     etag: Option<String>,
     failure: Option<String>,
     failures: u32,
     due: Option<Instant>,
     fetching: bool,
-    /// Whether to fetch again as soon as the current fetch is over.
+    /// Whether to fetch again when the current fetch ends.
     again: bool,
 }
 
 #[derive(Debug)]
 struct RemovalHold {
     until: Instant,
-    /// The value of each row when the hold ends: another record, or none.
+    /// What happens to each row when the hold ends: it gets this record, or is removed.
     doomed: BTreeMap<Arc<str>, Option<Arc<InstanceRecord>>>,
 }
 
@@ -127,8 +127,8 @@ impl InstanceTable {
         Self { policy, rows, claims, due, removed: gone, hold: None, published_count: 0 }
     }
 
-    /// Takes the whole set. `after_outage`: the backend could not be reached before. Returns
-    /// whether the backend should list again.
+    /// Applies the whole set. `after_outage` says that the backend could not be reached before.
+    /// Returns whether the backend should list again.
     pub(crate) fn reset(
         &mut self,
         records: Vec<Arc<InstanceRecord>>,
@@ -165,7 +165,7 @@ impl InstanceTable {
         suspicious && held.is_none()
     }
 
-    /// A new record, or a new value of a known one.
+    /// Applies a new record, or a new value of a known one.
     pub(crate) fn apply(&mut self, record: Arc<InstanceRecord>, now: ClockReading, events: &mut Vec<InstanceEvent>) {
         let id: Arc<str> = record.name().into();
         self.release(&id);
@@ -189,8 +189,7 @@ impl InstanceTable {
         }
     }
 
-    /// The next metadata fetch that is due, if any. At most one fetch for each instance runs at a
-    /// time.
+    /// The next metadata fetch that is due, if any. An instance has at most one fetch at a time.
     pub(crate) fn next_fetch(&mut self, now: Instant) -> Option<MetadataRequest> {
         loop {
             let due = self.due.first().filter(|(at, _)| *at <= now)?.clone();
@@ -200,7 +199,7 @@ impl InstanceTable {
             row.metadata.due = None;
             let MetadataSource::At(address) = row.record.metadata else { continue };
             if row.record.readiness != InstanceReadiness::Ready {
-                continue; // fetched when it is over
+                continue; // fetched when it becomes ready
             }
             if std::mem::replace(&mut row.metadata.fetching, true) {
                 row.metadata.again = true;
@@ -211,13 +210,13 @@ impl InstanceTable {
         }
     }
 
-    /// When the next fetch or hold is due.
+    /// When the next fetch or the end of a hold is due.
     pub(crate) fn next_due(&self) -> Option<Instant> {
         let hold = self.hold.as_ref().map(|hold| hold.until);
         self.due.first().map(|(at, _)| *at).into_iter().chain(hold).min()
     }
 
-    /// Takes the result of a fetch. The result for an older generation is ignored.
+    /// Applies the result of a fetch; ignores that of an older generation.
     pub(crate) fn fetched(
         &mut self,
         fetch: &MetadataRequest,
@@ -255,14 +254,14 @@ impl InstanceTable {
         self.rows.iter().filter_map(|(id, row)| row.published.as_ref().map(|instance| (id, instance)))
     }
 
-    /// Whether a ready instance has a first metadata fetch without a result, good or bad.
+    /// Whether a ready instance waits for the first result of a metadata fetch, good or bad.
     pub(crate) fn is_asking(&self) -> bool {
         self.rows
             .values()
             .any(|row| matches!(row.state, InstanceState::Pending(_)) && row.metadata.answer.is_none() && row.metadata.failure.is_none())
     }
 
-    /// All instances seen lately.
+    /// All recently seen instances.
     pub(crate) fn seen(&self) -> Vec<InstanceSummary> {
         let rows = self.rows.iter().map(|(id, row)| InstanceSummary {
             id: Arc::clone(id),
@@ -278,7 +277,7 @@ impl InstanceTable {
         self.hold.as_ref().is_some_and(|hold| hold.doomed.contains_key(id))
     }
 
-    /// Ends the hold of one row: the backend has reported it again.
+    /// Ends the hold of one row, because the backend has reported it again.
     fn release(&mut self, id: &str) {
         if let Some(hold) = &mut self.hold {
             hold.doomed.remove(id);
@@ -363,13 +362,13 @@ impl InstanceTable {
                 claims.insert(claim);
             }
         }
-        // In this order no two published instances ever have one address.
+        // This order ensures that no two published instances have the same address at any time.
         for id in loser.iter().chain([id]).chain(&heir) {
             self.settle(id, now, events);
         }
     }
 
-    /// Removes a claim and returns the id that now has the address.
+    /// Removes a claim and returns the id that has the address now.
     fn withdraw(&mut self, address: SocketAddr, claim: &AddressClaim) -> Option<Arc<str>> {
         let claims = self.claims.get_mut(&address)?;
         claims.remove(claim);
@@ -388,7 +387,7 @@ impl InstanceTable {
         let (tell, state) = match &row.candidate {
             Err(state) => (None, state.clone()),
             Ok(_) if owner != Some(id) => {
-                (None, InstanceState::Refused(format!("its address is that of {:?}, which is newer", owner.map_or("", |o| &**o))))
+                (None, InstanceState::Refused(format!("a newer instance has its address: {:?}", owner.map_or("", |o| &**o))))
             }
             Ok(candidate) => (Some(Arc::clone(candidate)), row.metadata.failure.clone().map_or(InstanceState::Ready, InstanceState::Stale)),
         };
@@ -412,7 +411,8 @@ impl InstanceRow {
         (self.record.freshness, self.record.instance.generation.clone(), Arc::clone(id))
     }
 
-    /// The instance as it would be published if it wins its address, or why it is not published.
+    /// The instance as it would be published if it wins its address, or the reason why it is not
+    /// published.
     fn candidate(&self, policy: MetadataPolicy) -> Result<Arc<Instance>, InstanceState> {
         if let InstanceReadiness::NotReady(why) = &self.record.readiness {
             return Err(InstanceState::NotReady(why.clone()));
@@ -422,12 +422,12 @@ impl InstanceRow {
             (MetadataSource::None, _) | (MetadataSource::At(_), MetadataPolicy::Ignored) => None,
             (MetadataSource::At(_), _) => match (&self.metadata.answer, &self.metadata.failure) {
                 (Some(answer), _) => answer.clone(),
-                (None, Some(why)) => return Err(InstanceState::Pending(format!("its metadata cannot be had: {why}"))),
-                (None, None) => return Err(InstanceState::Pending("its metadata has been asked for".to_owned())),
+                (None, Some(why)) => return Err(InstanceState::Pending(format!("its metadata cannot be fetched: {why}"))),
+                (None, None) => return Err(InstanceState::Pending("its metadata is being fetched".to_owned())),
             },
         };
         if metadata.is_none() && policy == MetadataPolicy::Required {
-            return Err(InstanceState::Pending("it has no metadata, which is required here".to_owned()));
+            return Err(InstanceState::Pending("it has no metadata, but metadata is required".to_owned()));
         }
         let mut instance = self.record.instance.clone();
         if let Some(metadata) = &metadata {
@@ -439,7 +439,7 @@ impl InstanceRow {
         Ok(self.published.as_ref().filter(|told| ***told == instance).map_or_else(|| Arc::new(instance), Arc::clone))
     }
 
-    /// [`Self::since`] changes only with the kind of state.
+    /// Sets the state; [`Self::since`] changes only with the variant.
     fn set_state(&mut self, state: InstanceState, now: ClockReading) {
         if std::mem::discriminant(&self.state) != std::mem::discriminant(&state) {
             self.since = now.wall;
@@ -448,8 +448,8 @@ impl InstanceRow {
     }
 }
 
-/// Spreads a wait by up to a quarter, always the same for the same id: the instances of a pool are
-/// not fetched in one moment, and tests know when.
+/// Lengthens a wait by up to a quarter, always the same for the same id, so that the instances of a
+/// pool are not fetched at the same moment and tests know the time.
 fn jittered(wait: Duration, id: &str) -> Duration {
     let hash = id.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)); // FNV-1a
     wait + wait.mul_f64(f64::from(u16::try_from(hash >> 48).unwrap_or(0)) / f64::from(u16::MAX) / 4.0)

@@ -1,10 +1,10 @@
-//! The reading side: list and watch, the same over every backend.
+//! The reading side: list and watch, the same for every backend.
 //!
-//! Each component that is followed has one task. It feeds events of the backend and metadata of
-//! instances into the component's [`InstanceTable`] and publishes the changes. Followers subscribe under
-//! the lock under which the table changes, so no change is lost between a list and the watch that
-//! continues from it. A follower that falls behind gets the current table instead of an unbounded
-//! queue, and slows no other follower down.
+//! Each followed component has one task. It feeds events of the backend and metadata of instances
+//! into the component's [`InstanceTable`] and publishes the changes. Followers subscribe under the
+//! lock under which the table changes, so no change is lost between a list and the watch after it.
+//! A follower that falls behind gets the current table instead of an unbounded queue, and does not
+//! slow other followers down.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
@@ -27,34 +27,34 @@ use crate::instance::Instance;
 use crate::table::InstanceTable;
 use crate::{SetChange, SetChanges};
 
-/// How many events a follower may lag behind before it gets the current table instead: a rollout of
-/// a full pool, in and out.
+/// How many events a follower may lag behind before it gets the current table instead: the
+/// additions and removals of a rollout of a full pool.
 const EVENTS_MAX: usize = 2048;
 
-/// How long additions are gathered before the daemon gets them: a rollout comes in bursts, and 20
-/// ms are nothing for a server that took a minute to load its model. Removals are sent at once.
+/// How long additions are gathered before the daemon gets them. A rollout comes in bursts, and 20
+/// ms do not matter for a server that took a minute to load its model. Removals are sent at once.
 pub const GATHER: Duration = Duration::from_millis(20);
 
-/// How long the first set waits for metadata: a daemon that just took over would otherwise remove,
-/// for a moment, every instance whose metadata has not arrived. It does not wait longer for a
-/// silent instance.
+/// How long the first set waits for metadata. Otherwise a daemon that just became the leader would
+/// briefly remove every instance whose metadata has not arrived. It does not wait longer for an
+/// instance that does not answer.
 const FIRST_SET_MAX: Duration = Duration::from_secs(3);
 
 /// Lists and watches instances.
 pub trait ServiceDiscovery: Send + Sync {
-    /// The instances of `component` in `namespace` that may get traffic. Waits until the backend
-    /// has sent its whole set once.
+    /// Lists the instances of `component` in `namespace` that may get traffic. Waits until the
+    /// backend has sent its whole set once.
     ///
     /// # Errors
-    /// [`DiscoveryError`] says what has to change. If the backend was reached once and is gone now,
-    /// this returns the last known set.
+    /// [`DiscoveryError`] says what has to change. If the backend was reached before and is not
+    /// reachable now, this returns the last known set.
     fn list_instances<'a>(&'a self, namespace: &'a str, component: &'a str) -> BoxFuture<'a, Result<Vec<Arc<Instance>>, DiscoveryError>>;
 
-    /// First an [`InstanceEvent::Added`] for each instance that may get traffic, then every change,
-    /// without a gap.
+    /// Watches the instances. First there is an [`InstanceEvent::Added`] for each instance that may
+    /// get traffic, then every change, without a gap.
     ///
     /// # Errors
-    /// [`DiscoveryError::Name`] only: it waits for a backend that cannot be reached.
+    /// Only [`DiscoveryError::Name`]: a watch waits for a backend that cannot be reached.
     fn watch(&self, namespace: &str, component: &str) -> Result<InstanceEvents, DiscoveryError>;
 }
 
@@ -72,21 +72,20 @@ pub enum DiscoveryError {
 /// The status of a component's backend.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BackendStatus {
-    /// Whether it has ever sent its whole set.
+    /// Whether it has sent its whole set at least once.
     pub synced: bool,
-    /// Why it cannot be reached or read now; the last known set stays in force.
+    /// Why it cannot be reached or read now; the last known set stays in force. `None` if it can.
     pub error: Option<String>,
-    /// When its last event arrived: the age of the set.
+    /// When its last event arrived, which gives the age of the set.
     pub last_contact: Option<SystemTime>,
     /// Settings for gateways, if the registry has them.
     pub requirements: Option<PoolRequirements>,
-    /// What optional data cannot be read, and why. The set is complete without it.
+    /// Why optional data cannot be read; the set is complete without it. `None` if it can.
     pub warning: Option<String>,
 }
 
-/// [`ServiceDiscovery`] over any [`Backend`]. A component is followed from its first use for as
-/// long as this lives: listing it again costs nothing, and gives the last known set during an
-/// outage.
+/// [`ServiceDiscovery`] over any [`Backend`]. A component is followed from its first use until this
+/// is dropped: listing it again costs nothing, and returns the last known set during an outage.
 #[derive(Debug)]
 pub struct Discovery<B> {
     backend: B,
@@ -94,16 +93,17 @@ pub struct Discovery<B> {
     hubs: Mutex<HashMap<Component, Arc<ComponentHub>>>,
 }
 
-/// Changes of a component, as a stream that never ends. See [`ServiceDiscovery::watch`].
+/// A stream of changes of a component, which ends only with its backend. See
+/// [`ServiceDiscovery::watch`].
 pub struct InstanceEvents {
     hub: Arc<ComponentHub>,
     queue: BroadcastStream<InstanceEvent>,
-    /// The instances that the reader of this stream knows.
+    /// The instances that the reader of this stream has.
     known: BTreeMap<Arc<str>, Arc<Instance>>,
     backlog: VecDeque<InstanceEvent>,
 }
 
-/// A component that is followed.
+/// A followed component.
 #[derive(Debug)]
 struct ComponentHub {
     shared: Arc<HubState>,
@@ -121,17 +121,17 @@ struct HubState {
 // === impl Discovery ===
 
 impl<B: Backend> Discovery<B> {
-    /// Discovery over `backend`; `policy` says how metadata is fetched.
+    /// Creates discovery over `backend`; `policy` says how metadata is fetched.
     #[must_use]
     pub fn new(backend: B, policy: MetadataPolicy) -> Self {
         Self { backend, policy, hubs: Mutex::default() }
     }
 
-    /// Whole sets for the daemon, of which the first is complete: additions within [`GATHER`],
-    /// removals at once, nothing while nothing changes.
+    /// Follows a component as whole sets, for the daemon. An addition is sent within [`GATHER`], a
+    /// removal at once, and nothing while nothing changes.
     ///
     /// # Errors
-    /// [`DiscoveryError::Name`].
+    /// [`DiscoveryError::Name`] if a name is invalid.
     pub fn changes(&self, namespace: &str, component: &str) -> Result<SetChanges, DiscoveryError> {
         let feed = SetFeed::new(self.watch(namespace, component)?);
         Ok(futures::stream::unfold(feed, |mut feed| async move { Some((feed.next().await, feed)) }).boxed())
@@ -140,7 +140,7 @@ impl<B: Backend> Discovery<B> {
     /// Follows a component for as long as the handle lives.
     ///
     /// # Errors
-    /// [`DiscoveryError::Name`].
+    /// [`DiscoveryError::Name`] if a name is invalid.
     pub fn follow(&self, namespace: &str, component: &str) -> Result<WatchedComponent, DiscoveryError> {
         Ok(WatchedComponent(self.hub(namespace, component)?))
     }
@@ -187,18 +187,18 @@ impl<B: Backend> ServiceDiscovery for Discovery<B> {
 
 // === Followed ===
 
-/// A component that is followed, with more than its events.
+/// A followed component, for its status and its instances.
 #[derive(Clone, Debug)]
 pub struct WatchedComponent(Arc<ComponentHub>);
 
 impl WatchedComponent {
-    /// The status of the backend, and every change of it.
+    /// Follows the status of the backend and every change of it.
     #[must_use]
     pub fn status(&self) -> watch::Receiver<BackendStatus> {
         self.0.shared.status.subscribe()
     }
 
-    /// All instances seen lately, published or not, and why.
+    /// All recently seen instances, published or not, with the reason.
     #[must_use]
     pub fn seen(&self) -> Vec<InstanceSummary> {
         self.0.shared.table().seen()
@@ -220,7 +220,7 @@ impl HubState {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the table and publishes the changes, under one lock.
+    /// Changes the table and publishes the resulting events, under one lock.
     fn change(&self, change: impl FnOnce(&mut InstanceTable, &mut Vec<InstanceEvent>)) {
         let mut table = self.table();
         let mut events = Vec::new();
@@ -319,7 +319,7 @@ impl InstanceEvents {
         events
     }
 
-    /// Continues from the table: removes what is gone, adds what is new or has changed.
+    /// Continues from the table: removes missing instances, and adds new or changed ones.
     fn reconcile(&mut self) {
         let table = self.hub.shared.table();
         self.queue = BroadcastStream::new(self.hub.shared.events.subscribe());
@@ -394,7 +394,8 @@ impl SetFeed {
                     _ => std::future::pending().await,
                 }
             };
-            // Events first: when the status says synced, all of the first set has been sent.
+            // Events first: when the status says `synced`, all events of the first set have been
+            // sent.
             tokio::select! {
                 biased;
                 Some(event) = self.events.next() => match event {

@@ -1,4 +1,5 @@
-//! Raw text as a configuration file: answered for, item by item, and what is taken is a pipeline that can be built and shown.
+//! Raw text as a configuration file: every item has an answer, and an accepted file gives a
+//! pipeline that can be built and shown.
 
 #![no_main]
 
@@ -14,6 +15,6 @@ fuzz_target!(|text: &str| {
             scheduler::Pipeline::build(&config.pipeline).expect("a pipeline the filter would refuse");
             assert_eq!(ResolvedConfig::of(&config.pipeline).profiles.len(), config.pipeline.profiles.len());
         }
-        None => assert!(!report.errors.is_empty() || refused, "refused without a word"),
+        None => assert!(!report.errors.is_empty() || refused, "refused without a reason"),
     }
 });

@@ -1,4 +1,5 @@
-//! Pages of series that engines have, with values and labels they should not: what comes out is unknown or within its range.
+//! Pages with the series of an engine but impossible values and labels: each number is unknown or
+//! within its range.
 
 #![no_main]
 
@@ -77,6 +78,6 @@ fuzz_target!(|input: Pages| {
         let lora = metrics.lora.iter().flat_map(|lora| lora.running.iter().chain(&lora.waiting));
         assert!(lora.into_iter().all(|name| !name.is_empty() && name.trim() == &**name && !name.contains(',')));
         restarts.observe(&reading);
-        assert!(!restarts.observe(&reading), "the same page twice is no restart");
+        assert!(!restarts.observe(&reading), "the same page twice is not a restart");
     }
 });

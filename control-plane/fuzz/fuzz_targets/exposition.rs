@@ -1,4 +1,4 @@
-//! Raw bytes as a page: never a panic, and the chunks it arrives in change nothing.
+//! Raw bytes as a page: no panic, and the same result however the bytes are split into chunks.
 
 #![no_main]
 

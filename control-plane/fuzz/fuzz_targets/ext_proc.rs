@@ -1,5 +1,7 @@
-//! Any messages on several ext_proc streams at once, in any order, of any bytes and cut anywhere, while time passes and memory runs short: no panic, the
-//! books of what is held are right after every step, nothing picked or held is left behind, and in full duplex what goes on is what came, in its order.
+//! Arbitrary messages on several ext_proc streams at once: in any order, with any bytes, cut
+//! anywhere, while time passes and memory runs short. There is no panic, the account of held bytes
+//! is right after every step, every pick and held byte is released at the end, and in full duplex
+//! the bytes that are passed on are those that came, in their order.
 
 #![no_main]
 
@@ -54,15 +56,15 @@ enum Said {
 #[derive(Arbitrary, Debug)]
 enum Event {
     Says(Said),
-    /// The same, in frames of so many bytes.
+    /// The same, in frames of this many bytes.
     SaysInFrames(Said, u8),
     /// Bytes that need not be a message.
     Bytes(Vec<u8>),
-    /// So many times, what is to be sent is taken.
+    /// Takes pending output, at most this many times.
     Takes(u8),
-    /// Its clock goes on, by so many seconds.
+    /// The clock of the stream advances by this many seconds.
     Waits(u8),
-    /// All other streams of the daemon hold all but so many bytes.
+    /// All other streams of the daemon hold all memory but this many bytes.
     Short(u32),
     Leaves,
 }
@@ -74,22 +76,23 @@ struct Gateway {
     events: Vec<(u8, Event)>,
 }
 
-/// Streams at once.
+/// Number of streams at once.
 const STREAMS: usize = 3;
 
-/// One stream, and what its bodies were.
+/// One stream, and the bytes of its request bodies in and out.
 struct StreamScript {
     talk: Arc<StreamSession>,
     config: Option<ProtocolConfiguration>,
     came: Vec<u8>,
     went: Vec<u8>,
     begun: u32,
-    /// Arbitrary bytes may begin a second request or change the configuration; the counts need not balance then.
+    /// Whether bytes in and out must match. Arbitrary bytes may begin a second request or change
+    /// the configuration; then they need not.
     balances: bool,
 }
 
-fn front() -> Arc<ExtProcServer> {
-    let front = ExtProcServer::new(&["p".into()]);
+fn server() -> Arc<ExtProcServer> {
+    let server = ExtProcServer::new(&["p".into()]);
     let endpoint = |slot: u32| state::Endpoint {
         slot,
         name: format!("e{slot}"),
@@ -115,9 +118,9 @@ fn front() -> Arc<ExtProcServer> {
         }),
         ..state::PoolUpdate::default()
     };
-    let ack = front.apply(state::DaemonMessage { message: Some(daemon_message::Message::PoolUpdate(pool_update)) }).expect("an answer");
+    let ack = server.apply(state::DaemonMessage { message: Some(daemon_message::Message::PoolUpdate(pool_update)) }).expect("an answer");
     assert_eq!(ack.refused, "");
-    front
+    server
 }
 
 fn headers(pairs: &[(&str, String)], end_of_stream: bool) -> HttpHeaders {
@@ -153,7 +156,7 @@ fn request(said: Said) -> Option<ProcessingRequest> {
 }
 
 impl StreamScript {
-    fn new(front: &Arc<ExtProcServer>, settings: &Arc<ExchangeSettings>, modes: Option<(u8, u8, bool)>) -> Self {
+    fn new(server: &Arc<ExtProcServer>, settings: &Arc<ExchangeSettings>, modes: Option<(u8, u8, bool)>) -> Self {
         let config = modes.map(|(request, response, early)| ProtocolConfiguration {
             request_body_mode: i32::from(request % 6),
             response_body_mode: i32::from(response % 6),
@@ -161,7 +164,7 @@ impl StreamScript {
             ..ProtocolConfiguration::default()
         });
         let balances = config.as_ref().is_none_or(|config| config.request_body_mode == DUPLEX);
-        let talk = StreamSession::new(front, front.pool(None).expect("the pool"), settings);
+        let talk = StreamSession::new(server, server.pool(None).expect("the pool"), settings);
         Self { talk, config, came: Vec::new(), went: Vec::new(), begun: 0, balances }
     }
 
@@ -178,7 +181,7 @@ impl StreamScript {
         Some([&[0], &length.to_be_bytes()[..], &message].concat())
     }
 
-    /// Takes what is to be sent. Is there more?
+    /// Takes pending output. Returns whether there may be more.
     fn take(&mut self) -> bool {
         let bytes = match self.talk.next() {
             SessionAction::Send(bytes) => bytes,
@@ -202,15 +205,15 @@ impl StreamScript {
 }
 
 fuzz_target!(|gateway: Gateway| {
-    let front = front();
-    let memory = Arc::clone(front.streams().memory());
+    let server = server();
+    let memory = Arc::clone(server.streams().memory());
     let destination_format = if gateway.list { DestinationFormat::List } else { DestinationFormat::Single };
     let settings = Arc::new(ExchangeSettings { destination_format, body_limit_bytes: 4096, ..ExchangeSettings::default() });
     let (mut others, mut short, mut ahead_ms) = (memory.account(), 0, 0);
     let mut streams: [Option<StreamScript>; STREAMS] = std::array::from_fn(|_| None);
     for (index, event) in gateway.events {
         let index = usize::from(index) % STREAMS;
-        let stream = streams[index].get_or_insert_with(|| StreamScript::new(&front, &settings, gateway.modes[index]));
+        let stream = streams[index].get_or_insert_with(|| StreamScript::new(&server, &settings, gateway.modes[index]));
         match event {
             Event::Says(said) => {
                 let bytes = stream.framed(said).unwrap_or_default();
@@ -233,7 +236,7 @@ fuzz_target!(|gateway: Gateway| {
             }
             Event::Waits(seconds) => {
                 ahead_ms += u64::from(seconds) * 1000;
-                stream.talk.expire(front.now().plus_ms(ahead_ms));
+                stream.talk.expire(server.now().plus_ms(ahead_ms));
             }
             Event::Short(left) => {
                 let ours = memory.used() - short;
@@ -246,7 +249,7 @@ fuzz_target!(|gateway: Gateway| {
         assert_eq!(memory.used(), held + short);
     }
     drop((streams, others));
-    let pool = front.pool(None).expect("the pool");
+    let pool = server.pool(None).expect("the pool");
     let left: u32 = pool.lock().pool.in_flight().rows().map(|(_, load)| load.requests).sum();
-    assert_eq!((left, memory.used(), front.streams().open()), (0, 0, 0));
+    assert_eq!((left, memory.used(), server.streams().open()), (0, 0, 0));
 });

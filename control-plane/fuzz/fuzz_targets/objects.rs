@@ -1,4 +1,5 @@
-//! Raw text as a file of objects: every object is taken or something is said, and what is taken of a pool is what a filter takes.
+//! Raw text as a file of objects: every object is accepted or has an error, and accepted objects of
+//! a pool can be built as in a filter.
 
 #![no_main]
 
@@ -19,7 +20,7 @@ fuzz_target!(|text: &str| {
                 let _ = compiled
                     .resolve(ModelRequest { model, objective: Some(&object.name), rewrite: Some(model) }, &mut scheduler::Rng::seeded(1));
             }
-            Err(why) => assert!(!why.is_empty(), "refused without a word"),
+            Err(why) => assert!(!why.is_empty(), "refused without a reason"),
         }
     }
 });

@@ -1,4 +1,5 @@
-//! Any sequence of messages of several peers on the state port: no panic, and the promises to another peer hold.
+//! Any sequence of messages of several peers on the state port: no panic, and another peer still
+//! gets what it needs.
 
 #![no_main]
 

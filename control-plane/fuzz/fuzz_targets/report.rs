@@ -1,4 +1,4 @@
-//! Raw bytes as reports and as a snapshot file: counted or refused, never a panic.
+//! Raw bytes as reports and as a snapshot file: counted or refused, without a panic.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! The command line: every option, every default, each also as an environment variable.
+//! The command line: all options with their defaults. Each option is also an environment variable.
 
 mod ports;
 mod values;
@@ -31,7 +31,7 @@ Examples:
   See what it knows:
     curl -s 127.0.0.1:9090/debug/endpoints
 
-  Is a configuration of llm-d's picker good here, and does a model server report what is needed?
+  Check a configuration of llm-d's picker, and whether a model server reports the needed metrics:
     switchpointd check config.yaml
     switchpointd check --endpoint 10.0.0.1:8000
 
@@ -56,7 +56,7 @@ pub struct Cli {
     pub command: CliCommand,
 }
 
-/// The command.
+/// The commands of `switchpointd`.
 #[derive(Debug, Subcommand)]
 pub enum CliCommand {
     /// Run the daemon.
@@ -71,7 +71,7 @@ pub enum CliCommand {
     /// that is refused here.
     #[command(after_help = EXAMPLES)]
     Check(CheckArgs),
-    /// Register a process of any language, until this one ends.
+    /// Register a process of any language; the registration ends with this process.
     Register(Box<RegisterArgs>),
     /// List the instances that may get traffic, or watch them come and go.
     Instances(InstancesArgs),
@@ -142,7 +142,8 @@ pub struct CheckArgs {
     #[command(flatten)]
     pub what: CheckTarget,
 
-    /// The engine of that server, as in its label llm-d.ai/engine-type; found out by its metrics if not given.
+    /// The engine of that server, as in its label llm-d.ai/engine-type. If not given, it is
+    /// recognised by its metrics.
     #[arg(long, value_name = "NAME", requires = "endpoint")]
     pub engine: Option<String>,
 
@@ -155,11 +156,11 @@ pub struct CheckArgs {
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub struct CheckTarget {
-    /// An EndpointPickerConfig, or objects as --objects takes them.
+    /// An EndpointPickerConfig, or a file of objects as for --objects.
     #[arg(value_name = "FILE")]
     pub file: Option<PathBuf>,
 
-    /// A model server: its /metrics is fetched once and looked through.
+    /// A model server: its /metrics page is fetched once and checked.
     #[arg(long, value_name = "HOST:PORT")]
     pub endpoint: Option<String>,
 }
@@ -197,16 +198,17 @@ pub struct ServeArgs {
     #[command(flatten)]
     pub lease: LeaseArgs,
 
-    /// Where to keep what the next start needs (slots, generations, hash secret); without it a
-    /// restart costs proxies their prefix state.
+    /// A file for what the next start needs (slots, generations, hash secret). Without it, proxies
+    /// lose their prefix state when the daemon restarts.
     #[arg(long, env = "SWITCHPOINT_SNAPSHOT_FILE", value_name = "FILE")]
     pub snapshot_file: Option<PathBuf>,
 
-    /// The gRPC listener for the state of filters and the EDS of Envoys.
+    /// The gRPC listener that sends state to filters and EDS to Envoys.
     #[arg(long, env = "SWITCHPOINT_LISTEN_STATE", value_name = "IP:PORT", default_value = "127.0.0.1:9004")]
     pub listen_state: SocketAddr,
 
-    /// The admin listener: /livez /readyz /metrics /debug/endpoints /debug/running /debug/state /debug/config /debug/model.
+    /// The admin listener: /livez /readyz /metrics /debug/endpoints /debug/running /debug/state
+    /// /debug/config /debug/model.
     #[arg(long, env = "SWITCHPOINT_LISTEN_ADMIN", value_name = "IP:PORT", default_value = "127.0.0.1:9090")]
     pub listen_admin: SocketAddr,
 
@@ -215,11 +217,11 @@ pub struct ServeArgs {
     #[arg(long, env = "SWITCHPOINT_LISTEN_METRICS", value_name = "IP:PORT", default_value = "none", value_parser = listen)]
     pub listen_metrics: OptionalAddress,
 
-    /// The picker for gateways without our filter.
+    /// The picker for gateways without the Switchpoint filter.
     #[command(flatten)]
     pub ext_proc: ExtProcArgs,
 
-    /// The protocol of Envoy's clusters towards model servers; an InferencePool with another
+    /// The protocol that Envoy's clusters use towards model servers. An InferencePool with another
     /// appProtocol causes a warning.
     #[arg(long, env = "SWITCHPOINT_MODEL_SERVERS_SPEAK", value_enum, default_value_t = UpstreamProtocol::Http1)]
     pub model_servers_speak: UpstreamProtocol,
@@ -253,16 +255,17 @@ pub struct ExtProcArgs {
     #[arg(long, env = "SWITCHPOINT_LISTEN_EXT_PROC", value_name = "IP:PORT", default_value = "127.0.0.1:9002", value_parser = listen)]
     pub listen_ext_proc: OptionalAddress,
 
-    /// gRPC health, in clear, served while standing by too. Services: liveness, leading, readiness,
+    /// gRPC health in plaintext, also served by a standby. Services: liveness, leading, readiness,
     /// envoy.service.ext_proc.v3.ExternalProcessor; `none`: not opened.
     #[arg(long, env = "SWITCHPOINT_LISTEN_HEALTH", value_name = "IP:PORT", default_value = "127.0.0.1:9003", value_parser = listen)]
     pub listen_health: OptionalAddress,
 
-    /// Certificate with its chain, PEM, read again when it changes; one is made at each start when not given.
+    /// Certificate with its chain, PEM; read again when it changes. If not given, a self-signed one
+    /// is created at each start.
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_TLS_CERT", value_name = "FILE", requires = "ext_proc_tls_key")]
     pub ext_proc_tls_cert: Option<PathBuf>,
 
-    /// Its key, PEM.
+    /// The key of that certificate, PEM.
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_TLS_KEY", value_name = "FILE", requires = "ext_proc_tls_cert")]
     pub ext_proc_tls_key: Option<PathBuf>,
 
@@ -298,11 +301,12 @@ pub struct ExtProcArgs {
     pub exchanges: ExchangeArgs,
 }
 
-/// Settings of exchanges, each as shipped (`exchange::Settings`) unless given.
+/// Request-handling settings. Options that are not given keep their defaults.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Endpoint Picker Protocol (ext_proc)")]
 pub struct ExchangeArgs {
-    /// Header that names the model where a gateway does not show the body [default: x-gateway-model-name].
+    /// Header that names the model where a gateway does not show the body [default:
+    /// x-gateway-model-name].
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_MODEL_HEADER", value_name = "NAME", value_parser = header_name)]
     pub ext_proc_model_header: Option<String>,
 
@@ -322,13 +326,13 @@ pub struct ExchangeArgs {
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_SUBSET_KEY", value_name = "NAME")]
     pub ext_proc_subset_key: Option<String>,
 
-    /// What happens to a request while there has never been state: refuse it, or let any endpoint
+    /// What happens to a request before the first state has arrived: refuse it, or let any endpoint
     /// serve it [default: close].
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_FAILURE_MODE", value_enum)]
     pub ext_proc_failure_mode: Option<FailureModeArg>,
 
-    /// How long a request may wait for the first state; keep `message_timeout` of the gateway above
-    /// it [default: 2s].
+    /// How long a request may wait for the first state. Set `message_timeout` of the gateway higher
+    /// [default: 2s].
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_COLD_START_WAIT", value_name = "DURATION", value_parser = duration)]
     pub ext_proc_cold_start_wait: Option<Duration>,
 
@@ -336,34 +340,35 @@ pub struct ExchangeArgs {
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_BODY_LIMIT_BYTES", value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1_024..=BODY_LIMIT_BYTES_MAX))]
     pub ext_proc_body_limit_bytes: Option<u32>,
 
-    /// Time one attempt of a streamed request may take to its response headers [default: no limit].
+    /// Time from the start of one attempt of a streamed request to its response headers [default:
+    /// no limit].
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_PER_TRY_TIMEOUT", value_name = "DURATION", value_parser = duration)]
     pub ext_proc_per_try_timeout: Option<Duration>,
 
-    /// Failed attempts do not go on to the next ranked endpoint.
+    /// Do not retry a failed attempt at the next ranked endpoint.
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_NO_RETRY")]
     pub ext_proc_no_retry: bool,
 }
 
-/// A body is one ext_proc message, and those end at 33 MiB
+/// A body is one ext_proc message; a message has at most 33 MiB
 /// ([`crate::serve::ext_proc::MESSAGE_BYTES_MAX`]).
 const BODY_LIMIT_BYTES_MAX: i64 = 32 << 20;
 
-/// The protocol of Envoy's clusters towards model servers.
+/// The protocol that Envoy's clusters use towards model servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum UpstreamProtocol {
-    /// HTTP/1.1, as the files are shipped.
+    /// HTTP/1.1, as in the shipped Envoy files.
     Http1,
-    /// HTTP/2 in clear, as with h2c.yaml.
+    /// HTTP/2 in plaintext, as with h2c.yaml.
     H2c,
 }
 
-/// What happens to a request while there has never been state.
+/// What happens to a request before the first state has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum FailureModeArg {
-    /// It is refused (503).
+    /// The request is refused (503).
     Close,
-    /// Any endpoint may have it.
+    /// Any endpoint may serve the request.
     Open,
 }
 
@@ -374,19 +379,20 @@ pub struct OptionalAddress(pub Option<SocketAddr>);
 /// The format of the ranked list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum DestinationFormatArg {
-    /// The best, and the second under x-gateway-destination-endpoint-fallback: what ORIGINAL_DST clusters take.
+    /// The best endpoint, and the second one under x-gateway-destination-endpoint-fallback, as
+    /// ORIGINAL_DST clusters expect.
     Single,
-    /// The whole list, comma-separated, for clusters that try one after the other
+    /// The whole list, comma-separated, for clusters that try one endpoint after the other
     /// (`override_host`).
     List,
 }
 
-/// Who sets the objective header.
+/// Whether the objective header of a request is trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ObjectiveHeaderArg {
-    /// Clients, which may not choose their priority: the header is removed.
+    /// Clients may set it but not choose their priority: the header is removed.
     Ignore,
-    /// A proxy in front of the gateway that sets it and removes the client's own.
+    /// A proxy in front of the gateway sets it and removes the client's own.
     Trust,
 }
 
@@ -394,15 +400,16 @@ pub enum ObjectiveHeaderArg {
 #[derive(Clone, Debug, Args)]
 pub struct ObjectsArgs {
     /// InferenceObjective, InferenceModel and InferenceModelRewrite objects in YAML: all files of a
-    /// folder, or one file; read again when they change. Those whose poolRef names the pool count.
+    /// folder, or one file; read again when they change. Only objects whose poolRef names the pool
+    /// apply.
     #[arg(long, env = "SWITCHPOINT_OBJECTS", value_name = "DIR")]
     pub objects: Option<PathBuf>,
 
-    /// The same objects from this namespace of the in-cluster API server, or of the kubeconfig.
+    /// The same objects from this namespace of the API server (in-cluster, or of the kubeconfig).
     #[arg(long, env = "SWITCHPOINT_OBJECTS_KUBERNETES", value_name = "NAMESPACE", conflicts_with = "objects")]
     pub objects_kubernetes: Option<String>,
 
-    /// Answer 404 to a model that no object names, even without any InferenceModel.
+    /// Answer 404 to a model that no object names, even if there is no InferenceModel.
     #[arg(long, env = "SWITCHPOINT_STRICT_MODELS")]
     pub strict_models: bool,
 }
@@ -411,18 +418,18 @@ pub struct ObjectsArgs {
 #[derive(Clone, Debug, Args)]
 pub struct LatencyArgs {
     /// Predict TTFT and TPOT of requests, so that their SLOs (x-slo-ttft-ms, x-slo-tpot-ms) count.
-    /// With the slo-aware-profile-handler every inference request must then have one (400), unless
-    /// that says sloMissing: default; with any other handler none needs one.
+    /// With the slo-aware-profile-handler every inference request must then have an SLO (else 400),
+    /// unless the handler has sloMissing: default. With any other handler no request needs one.
     #[arg(long, env = "SWITCHPOINT_LATENCY_PREDICTION")]
     pub latency_prediction: bool,
 
-    /// Where learned models are kept, written every 30 s while anything is new: the next start, or
-    /// another daemon's, begins with them.
+    /// File of the learned models, written every 30 s if a model changed. The next start begins
+    /// with them; another daemon may begin with them too.
     #[arg(long, env = "SWITCHPOINT_LATENCY_MODEL_FILE", value_name = "FILE")]
     pub latency_model_file: Option<PathBuf>,
 
-    /// Which headroom is best where the configuration does not say: least (or lowest), or most (or
-    /// highest).
+    /// Which headroom is best where the configuration has no strategy: least (or lowest), or most
+    /// (or highest).
     #[arg(long, env = STRATEGY_VARIABLE, value_name = "WHICH")]
     pub headroom_selection_strategy: Option<String>,
 }
@@ -439,7 +446,7 @@ pub struct ScrapeArgs {
     #[arg(long, env = "SWITCHPOINT_SCRAPE_INTERVAL_BUSY", value_name = "DURATION", default_value = "100ms", value_parser = duration)]
     pub scrape_interval_busy: Duration,
 
-    /// Metrics older than this count as unknown (which is neither idle nor full).
+    /// Metrics older than this count as unknown (which means neither idle nor full).
     #[arg(long, env = "SWITCHPOINT_STALENESS_MAX", value_name = "DURATION", default_value = "5s", value_parser = duration)]
     pub staleness_max: Duration,
 
@@ -448,20 +455,20 @@ pub struct ScrapeArgs {
     pub endpoint_tls: EndpointTlsArgs,
 }
 
-/// TLS towards endpoints whose metrics are served by https (`metrics: {scheme: https}`, or
+/// TLS towards endpoints that serve their metrics by https (`metrics: {scheme: https}`, or
 /// `metrics-data-source` in --config).
 #[derive(Debug, Args)]
 #[command(next_help_heading = "TLS towards endpoints")]
 pub struct EndpointTlsArgs {
-    /// Trust servers signed by this CA, PEM; the system's CAs when not given.
+    /// Trust servers signed by this CA, PEM. If not given, the system's CAs are trusted.
     #[arg(long, env = "SWITCHPOINT_ENDPOINT_TLS_CA", value_name = "FILE")]
     pub endpoint_tls_ca: Option<PathBuf>,
 
-    /// Certificate to show to servers, PEM.
+    /// Client certificate for these servers, PEM.
     #[arg(long, env = "SWITCHPOINT_ENDPOINT_TLS_CERT", value_name = "FILE", requires = "endpoint_tls_key")]
     pub endpoint_tls_cert: Option<PathBuf>,
 
-    /// Its key, PEM.
+    /// The key of that certificate, PEM.
     #[arg(long, env = "SWITCHPOINT_ENDPOINT_TLS_KEY", value_name = "FILE", requires = "endpoint_tls_cert")]
     pub endpoint_tls_key: Option<PathBuf>,
 
@@ -482,7 +489,8 @@ pub struct EndpointsArgs {
     #[arg(long, env = "SWITCHPOINT_ENDPOINT", value_name = "HOST:PORT", value_delimiter = ',')]
     pub endpoint: Vec<String>,
 
-    /// YAML list of pools, each with its own endpoints and configuration; --pool and --config then do not count.
+    /// YAML list of pools, each with its own endpoints and configuration. Excludes --pool and
+    /// --config.
     #[arg(long, env = "SWITCHPOINT_POOLS", value_name = "FILE", conflicts_with_all = ["pool", "config"])]
     pub pools: Option<PathBuf>,
 }

@@ -18,23 +18,23 @@ use crate::scrape::extract::{Extraction, PageReading};
 use crate::scrape::http_client;
 use crate::scrape::{MetricsLocation, PAGE_BYTES_MAX};
 
-/// How long a model server may take to answer. A scrape allows less; here an operator waits for the
-/// answer.
+/// How long a model server may take to answer. This is longer than in a scrape, because here an
+/// operator waits for the answer.
 const FETCH_MAX: Duration = Duration::from_secs(5);
 
-/// The result of a check. The numbers are the process's exit codes.
+/// The result of a check; each number is the exit code of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum CheckVerdict {
-    /// All is well.
+    /// No error was found.
     Fine = 0,
-    /// Invalid, out of reach, or short of something.
+    /// The file is invalid, or the server cannot be reached or lacks a needed metric.
     Invalid = 1,
-    /// Valid, but it uses something that is refused here.
+    /// The file is valid, but uses something that is refused here.
     Refused = 2,
 }
 
-/// What a server reports about one needed metric.
+/// The result for one needed metric of a server.
 #[derive(Debug, Serialize)]
 struct MetricCheck {
     meaning: &'static str,
@@ -66,7 +66,7 @@ struct EndpointReport {
 struct NeededMetric {
     meaning: MetricMeaning,
     label: &'static str,
-    /// Picks depend on it.
+    /// Whether picks depend on it.
     needed: bool,
     /// The features that do not work without it.
     consequence: &'static str,
@@ -80,9 +80,9 @@ fn needed_metrics() -> Vec<NeededMetric> {
     };
     let other = |meaning, label, consequence| NeededMetric { meaning, label, needed: false, consequence };
     let others = [
-        other(MetricMeaning::Lora, "LoRA adapters", "lora-affinity-scorer does not tell this server from others (fine without adapters)"),
-        other(MetricMeaning::ProcessStart, "start of the process", "a restart is noticed only by a counter that fell"),
-        other(MetricMeaning::Counter, "a counter", "a restart is noticed only by the start of the process"),
+        other(MetricMeaning::Lora, "LoRA adapters", "lora-affinity-scorer ranks this server like any other (fine without adapters)"),
+        other(MetricMeaning::ProcessStart, "start of the process", "a restart is noticed only when a counter falls"),
+        other(MetricMeaning::Counter, "a counter", "a restart is noticed only by the process start time"),
     ];
     METRICS.into_iter().map(number).chain(others).collect()
 }
@@ -90,17 +90,14 @@ fn needed_metrics() -> Vec<NeededMetric> {
 /// Whether picks depend on this number, and what does not work without it.
 fn without(metric: &MetricDefinition) -> (bool, &'static str) {
     match metric.name {
-        "queue_depth" => (true, "queue-scorer does not tell this server from others"),
-        "running_requests" => (true, "running-requests-size-scorer does not tell this server from others"),
-        "kv_cache_utilization" => (
-            true,
-            "kv-cache-utilization-scorer does not tell this server from others, marginal-cost-scorer not whether a prompt finds memory",
-        ),
-        "kv_block_tokens" => (false, "the prefix index takes its default block size"),
-        "kv_blocks" => {
-            (false, "the prefix index takes its default capacity, and marginal-cost-scorer cannot tell whether a prompt finds memory")
+        "queue_depth" => (true, "queue-scorer ranks this server like any other"),
+        "running_requests" => (true, "running-requests-size-scorer ranks this server like any other"),
+        "kv_cache_utilization" => {
+            (true, "kv-cache-utilization-scorer ranks this server like any other, and marginal-cost-scorer ignores free KV memory")
         }
-        _ => (false, "plugins that read it do not tell this server from others"),
+        "kv_block_tokens" => (false, "the prefix index takes its default block size"),
+        "kv_blocks" => (false, "the prefix index takes its default capacity, and marginal-cost-scorer ignores free KV memory"),
+        _ => (false, "plugins that read it rank this server like any other"),
     }
 }
 
@@ -112,7 +109,7 @@ pub async fn check(args: CheckArgs) -> (String, CheckVerdict) {
         (None, Some(endpoint)) => check_endpoint(&endpoint, engine.as_deref(), format)
             .await
             .unwrap_or_else(|why| (error_text(&endpoint, &why, format), CheckVerdict::Invalid)),
-        (None, None) => ("give a FILE or --endpoint\n".to_owned(), CheckVerdict::Invalid), // clap does not let this happen
+        (None, None) => ("give a FILE or --endpoint\n".to_owned(), CheckVerdict::Invalid), // clap rules this out
     }
 }
 
@@ -144,7 +141,7 @@ async fn check_file(path: &Path, format: OutputFormat) -> (String, CheckVerdict)
 }
 
 fn file_text(report: &ConfigReport, pipeline: Option<&ResolvedConfig>, file: &str, verdict: CheckVerdict) -> String {
-    let mut text = String::new(); // writing to it cannot fail
+    let mut text = String::new(); // writing to a String cannot fail
     for problem in &report.errors {
         let _ = writeln!(text, "{file}:{}: error: {}{}", problem.line, path_prefix(&problem.path), problem.message);
     }
@@ -166,7 +163,7 @@ fn file_text(report: &ConfigReport, pipeline: Option<&ResolvedConfig>, file: &st
     let _ = match verdict {
         CheckVerdict::Fine => writeln!(text, "{file}: fine"),
         CheckVerdict::Invalid => writeln!(text, "{file}: invalid"),
-        CheckVerdict::Refused => writeln!(text, "{file}: asks for something that is refused here"),
+        CheckVerdict::Refused => writeln!(text, "{file}: uses something that is refused here"),
     };
     text
 }
@@ -183,7 +180,7 @@ async fn check_endpoint(given: &str, engine: Option<&str>, format: OutputFormat)
         None => engines.all().into_iter().map(AsRef::as_ref).collect(),
         Some(name) => vec![engines.get(name).ok_or_else(|| format!("unknown engine {name:?}; known are {}", known()))?],
     };
-    // One fetch distinguishes engines with the same metrics path; others are tried one by one.
+    // Fetches the page of each candidate engine; the engine with the most metrics found wins.
     let mut best: Option<EndpointReport> = None;
     let mut last_error = String::new();
     for spec in candidates {
@@ -228,7 +225,7 @@ async fn fetch(url: &str) -> Result<Vec<u8>, String> {
     Ok(page)
 }
 
-/// The innermost cause: the outer ones repeat the URL.
+/// The innermost cause of an error: the outer ones repeat the URL.
 pub(crate) fn cause(error: &reqwest::Error) -> String {
     let mut innermost: &dyn std::error::Error = error;
     while let Some(source) = innermost.source() {
@@ -271,14 +268,14 @@ fn value(reading: &PageReading, meaning: MetricMeaning) -> Option<String> {
     }
 }
 
-/// Is there a series of that name?
+/// Whether the page has a series of that name.
 fn on_page(page: &[u8], name: &str) -> bool {
     page.split(|b| *b == b'\n')
         .any(|line| line.strip_prefix(name.as_bytes()).is_some_and(|rest| matches!(rest.first(), Some(b'{' | b' ' | b'\t'))))
 }
 
 fn endpoint_text(report: &EndpointReport, verdict: CheckVerdict) -> String {
-    let mut text = String::new(); // writing to it cannot fail
+    let mut text = String::new(); // writing to a String cannot fail
     let _ = writeln!(text, "{} as {} ({})", report.endpoint, report.engine, report.url);
     for MetricCheck { meaning, name, value, consequence, .. } in &report.metrics {
         let _ = match (consequence, name) {
@@ -286,14 +283,14 @@ fn endpoint_text(report: &EndpointReport, verdict: CheckVerdict) -> String {
                 writeln!(text, "  found    {meaning}: {name}{}", value.as_ref().map(|v| format!(" = {v}")).unwrap_or_default())
             }
             (consequence, name) => {
-                let why = name.as_ref().map(|n| format!(" ({n} is there, but its value cannot be used)")).unwrap_or_default();
+                let why = name.as_ref().map(|n| format!(" ({n} is on the page, but its value cannot be used)")).unwrap_or_default();
                 writeln!(text, "  missing  {meaning}{why}: {}", consequence.unwrap_or_default())
             }
         };
     }
     let _ = match verdict {
         CheckVerdict::Fine => writeln!(text, "fine"),
-        _ => writeln!(text, "lacks metrics of load: requests are routed to it by what the proxies know alone"),
+        _ => writeln!(text, "lacks load metrics: proxies pick this server by their own counts alone"),
     };
     text
 }

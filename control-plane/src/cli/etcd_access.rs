@@ -1,4 +1,4 @@
-//! How to reach etcd: the same options on the command line and for a pool in the pools file.
+//! Access to etcd: the same options on the command line and for a pool in the pools file.
 
 use std::path::PathBuf;
 
@@ -6,15 +6,15 @@ use clap::Args;
 use discovery::etcd::EtcdConfig;
 use serde::Deserialize;
 
-/// Credentials for etcd, and how its identity is checked.
+/// Credentials for etcd, and the CA that its certificate is checked with.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct EtcdAccess {
-    /// Keys begin with this.
+    /// Prefix of all keys.
     #[arg(long = "etcd-prefix", env = "SWITCHPOINT_ETCD_PREFIX", value_name = "TEXT")]
     prefix: Option<String>,
 
-    /// User that etcd knows.
+    /// User name in etcd.
     #[arg(long = "etcd-user", env = "SWITCHPOINT_ETCD_USER", value_name = "NAME", requires = "password_file")]
     user: Option<String>,
 
@@ -26,24 +26,24 @@ pub struct EtcdAccess {
     #[arg(long = "etcd-ca", env = "SWITCHPOINT_ETCD_CA", value_name = "FILE")]
     ca_file: Option<PathBuf>,
 
-    /// Certificate to show etcd, PEM.
+    /// Client certificate for etcd, PEM.
     #[arg(long = "etcd-cert", env = "SWITCHPOINT_ETCD_CERT", value_name = "FILE", requires = "key_file")]
     cert_file: Option<PathBuf>,
 
-    /// Its key, PEM.
+    /// The key of that certificate, PEM.
     #[arg(long = "etcd-key", env = "SWITCHPOINT_ETCD_KEY", value_name = "FILE", requires = "cert_file")]
     key_file: Option<PathBuf>,
 }
 
 impl EtcdAccess {
-    /// The configuration for these members, with the files read.
+    /// Reads the files and builds the configuration for the etcd members `endpoints`.
     ///
     /// # Errors
-    /// Names the file that cannot be read, or the option that is missing beside another.
+    /// Names the file that cannot be read, or the option that is missing.
     pub async fn config(self, endpoints: Vec<String>) -> Result<EtcdConfig, String> {
         let Self { prefix, user, password_file, ca_file, cert_file, key_file } = self;
         if user.is_some() != password_file.is_some() || cert_file.is_some() != key_file.is_some() {
-            return Err("etcd: a user needs a password file, and a certificate its key".to_owned());
+            return Err("etcd: a user needs a password file, and a certificate needs its key".to_owned());
         }
         let read = async |file: Option<PathBuf>| match file {
             Some(path) => discovery::file_watcher::read(&path).await.map(Some).map_err(|e| e.to_string()),

@@ -1,9 +1,9 @@
-//! Explains a pick: a request, or a recorded decision, is decided with the live state of a pool, or
+//! Explains a pick: decides a request, or a recorded decision, with the live state of a pool or
 //! with a variation of it.
 //!
 //! The daemon answers (`POST /debug/explain`) with the same exchange and scheduler as its proxies;
 //! the command sends the question and prints the answer. The daemon does not have the proxies'
-//! prefix index: a fresh request is explained as cached nowhere, and the answer says so. A decision
+//! prefix index: it explains a fresh request as cached nowhere, and the answer says so. A decision
 //! record has its own matches.
 
 use std::fmt::Write;
@@ -26,13 +26,14 @@ use crate::pool::writer::PoolView;
 use crate::scrape::http_client;
 use crate::state::shared::DaemonState;
 
-/// The largest question, in bytes: a request of the largest body that proxies take, escaped once more.
+/// The largest question, in bytes: a request with the largest body that proxies take, escaped as
+/// JSON.
 pub const QUESTION_BYTES_MAX: usize = 64 << 20;
 
 /// How long the daemon may take to answer.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
 
-/// A question to the daemon.
+/// A question to the daemon: the body of `POST /debug/explain`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ExplainRequest {
@@ -52,7 +53,7 @@ pub struct ExplainRequest {
     pub config: Option<String>,
 }
 
-/// Answers from the current state.
+/// Answers a question from the current state.
 ///
 /// # Errors
 /// A sentence for the caller: no such pool, no state yet, or an invalid question.
@@ -103,7 +104,8 @@ fn live(view: &PoolView, question: &ExplainRequest) -> Result<Snapshot, String> 
     Snapshot::try_new(version, endpoints, metrics, pipeline).map(|s| s.with_objects(objects)).map_err(|e| e.to_string())
 }
 
-/// Leaving out an address that does not exist would change nothing and look like a result.
+/// Refuses a question that leaves out an address that the pool does not have: the result would be
+/// the same as without it and would mislead.
 fn all_there(view: &PoolView, addresses: &[String]) -> Result<(), String> {
     let there = |address: &String| view.members.iter().any(|member| member.instance.address.to_string() == *address);
     addresses.iter().find(|address| !there(address)).map_or(Ok(()), |address| Err(format!("no endpoint {address} in pool {}", view.name)))
@@ -114,7 +116,7 @@ fn other_pipeline(text: &str) -> Result<PipelineSpec, String> {
     config.map(|config| config.pipeline).ok_or_else(|| report.complaints("config"))
 }
 
-/// A decision made again.
+/// Decides a record again, with its own inputs.
 fn replay(record: &ParsedRecord, live: &Snapshot, question: &ExplainRequest) -> Result<Map<String, Value>, String> {
     let replay = record.replay(live, &question.without).map_err(|e| e.to_string())?;
     let mut answer = members(&exchange::explain::reasons(&replay.snapshot, &replay.decision, &replay.explanation, usize::MAX));
@@ -122,7 +124,7 @@ fn replay(record: &ParsedRecord, live: &Snapshot, question: &ExplainRequest) -> 
     Ok(answer)
 }
 
-/// A request that has just come.
+/// Decides a request as if it had just arrived.
 fn fresh(
     live: Snapshot,
     learned: Option<proto::LearnedModels>,
@@ -158,7 +160,7 @@ fn fresh(
     }
     answer.insert(
         "note".to_owned(),
-        "the proxies' prefix index is not known here: explained as if nobody held a prefix of this prompt".into(),
+        "the daemon does not have the proxies' prefix index: explained as if no endpoint had cached a prefix of this prompt".into(),
     );
     Ok(answer)
 }
@@ -172,7 +174,7 @@ fn members(json: &str) -> Map<String, Value> {
 pub struct ExplainCall {
     /// Base address of the daemon's admin listener.
     pub admin: String,
-    /// A file with the token that the listener wants.
+    /// A file with the token of that listener.
     pub token: Option<PathBuf>,
     /// The file with the request.
     pub file: PathBuf,
@@ -264,7 +266,8 @@ fn candidates_table(rows: &[Value]) -> comfy_table::Table {
     table
 }
 
-/// A row for each candidate whose scorer compared costs: the terms of the cost. `None` where no scorer did.
+/// A row for each candidate with a cost: the terms of that cost. `None` if no scorer compared
+/// costs.
 fn costs_table(rows: &[Value]) -> Option<comfy_table::Table> {
     let terms = names_in(rows, "cost");
     let mut table = empty_table();

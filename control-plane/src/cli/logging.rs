@@ -5,7 +5,7 @@ use std::io::IsTerminal;
 use clap::{Args, ValueEnum};
 use tracing_subscriber::EnvFilter;
 
-/// The default: our own messages, and warnings of libraries.
+/// The default level: messages of this project, and warnings of libraries.
 const DIRECTIVES_DEFAULT: &str = "warn,control_plane=info,discovery=info";
 
 /// Logging, to stderr.
@@ -16,7 +16,8 @@ pub struct LogArgs {
     #[arg(long, env = "SWITCHPOINT_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
 
-    /// The level: error, warn, info, debug, trace, or directives as in RUST_LOG, which is used if this is absent.
+    /// The level: error, warn, info, debug or trace, or directives as in RUST_LOG. RUST_LOG is used
+    /// if this is not given.
     #[arg(long, env = "SWITCHPOINT_LOG_LEVEL", value_name = "LEVEL")]
     pub log_level: Option<String>,
 }
@@ -46,6 +47,6 @@ pub fn init(log: &LogArgs) {
         LogFormat::Json => builder.json().flatten_event(true).init(),
     }
     if let Some(error) = bad {
-        tracing::warn!(%error, "log level not understood; using {DIRECTIVES_DEFAULT}");
+        tracing::warn!(%error, "log level is invalid; using {DIRECTIVES_DEFAULT}");
     }
 }

@@ -1,8 +1,8 @@
 //! `switchpointd register` and `switchpointd instances`: registration and discovery for processes
 //! in any language.
 //!
-//! A process that knows nothing of registries gets a sidecar, which checks its health and registers
-//! it; when the sidecar ends, the registration ends.
+//! A process without discovery code gets a sidecar, which checks the health of the process and
+//! registers it. When the sidecar ends, the registration ends.
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -35,8 +35,8 @@ const PROBE_DEADLINE: Duration = Duration::from_secs(2);
 /// How often the metadata of the process is read.
 const METADATA_INTERVAL: Duration = Duration::from_secs(5);
 
-/// It is not ready after this many failed checks in a row: a single one may be a garbage
-/// collection, as kubelets assume too.
+/// The process is not ready after this many failed checks in a row. One failure may be a garbage
+/// collection; kubelets allow the same.
 const PROBE_FAILURES_MAX: u32 = 3;
 
 /// The registry: exactly one of these.
@@ -51,7 +51,7 @@ pub struct RegistryArgs {
     #[arg(long, value_name = "URL", value_delimiter = ',')]
     pub etcd: Vec<String>,
 
-    /// This namespace of the in-cluster API server, or of the kubeconfig.
+    /// This namespace of the API server (in-cluster, or of the kubeconfig).
     #[arg(long, value_name = "NAMESPACE")]
     pub kubernetes: Option<String>,
 }
@@ -71,11 +71,11 @@ pub struct InstancesArgs {
     #[arg(long, value_name = "NAME")]
     pub namespace: String,
 
-    /// Component of it.
+    /// Component in that namespace.
     #[arg(long, value_name = "NAME")]
     pub component: String,
 
-    /// Go on, one line for each change.
+    /// Keep running and print one line for each change.
     #[arg(long)]
     pub watch: bool,
 }
@@ -95,19 +95,20 @@ pub struct RegisterArgs {
     #[arg(long, value_name = "NAME")]
     pub namespace: String,
 
-    /// Component of it.
+    /// Component in that namespace.
     #[arg(long, value_name = "NAME")]
     pub component: String,
 
-    /// The address where the process takes requests; in Kubernetes its EndpointSlice has it.
+    /// The address where the process takes requests; in Kubernetes the EndpointSlice has it.
     #[arg(long, value_name = "IP:PORT", required_unless_present = "kubernetes")]
     pub address: Option<SocketAddr>,
 
-    /// Its instance id; made up when not given, in Kubernetes the name of the pod.
+    /// The instance id of the process. If not given, it is generated; in Kubernetes it is the name
+    /// of the pod.
     #[arg(long, env = "POD_NAME", value_name = "NAME", required_unless_present_any = ["directory", "etcd"])]
     pub name: Option<String>,
 
-    /// Ready as long as this answers 200; at once when not given.
+    /// Ready while this URL answers 200. If not given, ready at once.
     #[arg(long, value_name = "URL")]
     pub probe: Option<String>,
 
@@ -115,7 +116,7 @@ pub struct RegisterArgs {
     #[arg(long, value_name = "FILE")]
     pub metadata_file: Option<PathBuf>,
 
-    /// The same from this URL of the process, read every five seconds.
+    /// URL of the process that returns its metadata; read every five seconds.
     #[arg(long, value_name = "URL", conflicts_with = "metadata_file")]
     pub metadata_url: Option<String>,
 
@@ -177,7 +178,7 @@ async fn discovery_of(registry: RegistryArgs, access: EtcdAccess) -> Result<Box<
 
 // === register ===
 
-/// Registers a process, and keeps its readiness and metadata up to date until dropped.
+/// Registers a process and keeps its readiness and metadata up to date until the future is dropped.
 ///
 /// # Errors
 /// Says what failed.
@@ -196,7 +197,7 @@ pub async fn register(args: RegisterArgs) -> Result<(), String> {
         }
     };
     let client = probing_client()?;
-    // Metadata first, so that no process is ready before its metadata is known.
+    // Metadata first, so that no process is ready without its metadata.
     let mut metadata = match (metadata_file, metadata_url) {
         (Some(file), _) => MetadataChoice::File(FileWatcher::new(file)),
         (None, Some(url)) => MetadataChoice::Url(url, client.clone()),
@@ -244,13 +245,13 @@ fn probing_client() -> Result<reqwest::Client, String> {
 
 impl MetadataChoice {
     /// Sets the first metadata. A file must be valid; a process may still be starting, so this
-    /// waits for it.
+    /// waits until the process answers.
     async fn first(&mut self, handle: &InstanceHandle) -> Result<(), String> {
         match self {
             Self::File(file) => take_metadata(handle, &file.changed().await.map_err(|e| e.to_string())?),
             Self::Url(url, client) => {
                 while let Err(why) = ask(handle, url, client).await {
-                    tracing::info!(why, "metadata cannot be had yet");
+                    tracing::info!(why, "metadata is not available yet");
                     tokio::time::sleep(PROBE_INTERVAL).await;
                 }
                 Ok(())
@@ -273,7 +274,7 @@ impl MetadataChoice {
                 Self::Never => return std::future::pending().await,
             };
             if let Err(why) = taken {
-                tracing::error!(why, "metadata cannot be used; what was said before stays");
+                tracing::error!(why, "metadata cannot be used; the last valid metadata stays");
             }
         }
     }

@@ -1,31 +1,30 @@
-//! Settings of the daemon that every pipeline gets: whether latency is predicted, and the strategy
-//! from the environment.
+//! Settings of the daemon that apply to every pipeline: latency prediction, and the headroom
+//! strategy from the environment.
 
 use scheduler::plugin::ParameterValue;
 use scheduler::{PipelineSpec, registry};
 
-/// The environment variable with the best headroom where a plugin's parameter has none, as in
-/// llm-d.
+/// The environment variable with the headroom strategy of plugins that set none, as in llm-d.
 pub const STRATEGY_VARIABLE: &str = "HEADROOM_SELECTION_STRATEGY";
 
 const STRATEGY: &str = "headroomSelectionStrategy";
 
-/// Settings for every pipeline.
+/// Settings that apply to every pipeline.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LatencyOptions {
     /// Whether latency is predicted.
     pub prediction: bool,
-    /// The strategy where none is given.
+    /// The strategy of plugins that set none.
     strategy: Option<String>,
 }
 
 // === impl LatencyOptions ===
 
 impl LatencyOptions {
-    /// Options with the strategy of the environment, if it has one.
+    /// Creates options with the strategy of the environment, if there is one.
     ///
     /// # Errors
-    /// An unknown strategy.
+    /// Says that the strategy is unknown.
     pub fn new(prediction: bool, strategy: Option<String>) -> Result<Self, String> {
         let strategy = strategy.map(|strategy| strategy.trim().to_lowercase()).filter(|strategy| !strategy.is_empty());
         let given = strategy.iter().map(|strategy| (STRATEGY.to_owned(), ParameterValue::Text(strategy.clone()))).collect::<Vec<_>>();
@@ -35,7 +34,7 @@ impl LatencyOptions {
         }
     }
 
-    /// Puts it into a pipeline.
+    /// Applies the settings to a pipeline.
     pub fn apply(&self, pipeline: &mut PipelineSpec) {
         pipeline.latency_prediction = self.prediction;
         let Some(strategy) = &self.strategy else { return };

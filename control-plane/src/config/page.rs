@@ -1,5 +1,4 @@
-//! `docs/reference/plugins.md`: what can be configured, printed from the tables that the reader
-//! uses.
+//! Prints `docs/reference/plugins.md` from the tables that the reader uses.
 
 use std::fmt::Write;
 
@@ -74,7 +73,7 @@ queueExternality 0, arrivalExternality 0, decodeWeight 1.3. [routing-quality.md]
 
 ";
 
-/// The page.
+/// The text of the page, Markdown.
 #[must_use]
 pub fn reference_page() -> String {
     let mut page = format!("{HEAD}\n{}{COST}", reference_markdown());

@@ -1,8 +1,8 @@
-//! Walks a file, answers for every item, and collects the configuration.
+//! Reads a file: answers for each item and collects the configuration.
 //!
-//! This module has what every part of the walk needs: the report, and typed reading of nodes. The
-//! parts: [`sections`] by the table of the file's shape, [`plugins`] for declarations,
-//! [`profiles`], and [`scraping`] for engines' metrics.
+//! This module has what every part of the reader needs: the report, and typed access to nodes. The
+//! parts are [`sections`] (driven by the table of the file's shape), [`plugins`] (declarations),
+//! [`profiles`], and [`scraping`] (engines' metrics).
 
 use std::collections::BTreeSet;
 
@@ -21,10 +21,11 @@ mod profiles;
 mod scraping;
 mod sections;
 
-/// The largest plugin name or text parameter, in bytes, so that a pipeline of [`scheduler`]'s size fits a message beside a full pool update.
+/// The largest plugin name or text parameter, in bytes, so that a pipeline of the size that
+/// [`scheduler`] allows fits a message beside a full pool update.
 const TEXT_BYTES_MAX: usize = 1024;
 
-/// The most names listed after an unknown one without a near match.
+/// The most names listed for an unknown name without a near match.
 const NAMES_LISTED_MAX: usize = 12;
 
 /// Reads one file.
@@ -33,13 +34,13 @@ struct ConfigReader {
     report: ConfigReport,
     dialect: ConfigDialect,
     plugins: Vec<DeclaredPlugin>,
-    /// Names of plugins that something refers to.
+    /// Names of the plugins that something refers to.
     referred: BTreeSet<String>,
     engines: Option<EngineTable>,
     location: MetricsLocation,
 }
 
-/// Reads a file's text: the report, and the configuration as far as it is valid.
+/// Reads a file's text. Returns the report, and the configuration as far as it is valid.
 pub(super) fn read(text: &str) -> (ConfigReport, Option<CompiledConfig>) {
     let mut reader = ConfigReader {
         report: ConfigReport::default(),
@@ -114,7 +115,7 @@ impl ConfigReader {
                 }
             };
             match FEATURE_GATES.iter().find(|(known, _)| *known == name) {
-                Some(_) if !on => self.item(&path, gate.line, ItemStatus::NoEffect, "it is off anyway"),
+                Some(_) if !on => self.item(&path, gate.line, ItemStatus::NoEffect, "the gate is off"),
                 Some((_, fate)) => self.fate(&path, gate.line, *fate),
                 None => self.problem(&path, gate.line, unknown("feature gate", name, FEATURE_GATES.iter().map(|(n, _)| *n))),
             }
@@ -183,7 +184,7 @@ impl ConfigReader {
         }
     }
 
-    /// The name of a declared plugin; `allowed` are the roles it may have.
+    /// Reads a reference to a declared plugin. `allowed` are the roles that the plugin may have.
     fn reference(&mut self, node: &YamlNode, path: &str, allowed: &[PluginRole]) -> Option<String> {
         let name = self.text(node, path)?;
         let Some(declared) = self.plugins.iter().find(|p| p.name == name) else {
@@ -192,8 +193,8 @@ impl ConfigReader {
             }
             let fits = |plugin_type: &str| PluginRole::of(plugin_type).is_some_and(|role| allowed.contains(&role));
             let names: Vec<&str> = self.plugins.iter().filter(|p| fits(&p.plugin_type)).map(|p| p.name.as_str()).collect();
-            // No name is near, but a type may be: the plugin was not declared, or its name is
-            // misspelt.
+            // If a plugin type is nearer than any declared name, suggest the type: the plugin is
+            // not declared, or the name is misspelt.
             let near_type = closest(&name, plugin_types().filter(|plugin_type| fits(plugin_type)));
             let message = match (closest(&name, names.iter().copied()), near_type) {
                 (None, Some(near)) if near == name => {
@@ -207,7 +208,7 @@ impl ConfigReader {
         };
         self.referred.insert(name.clone());
         match PluginRole::of(&declared.plugin_type) {
-            _ if declared.is_refused() => None, // reported already, and the substitute may be of another kind
+            _ if declared.is_refused() => None, // reported already; the substitute may be of another kind
             Some(role) if !allowed.contains(&role) => {
                 let wanted = allowed.iter().map(PluginRole::to_string).collect::<Vec<_>>().join(" or ");
                 let message = format!("{name:?} (line {}) is {role} ({}), not {wanted}", declared.line, declared.plugin_type);
@@ -219,7 +220,7 @@ impl ConfigReader {
     }
 }
 
-/// The path of a field.
+/// The path of the field `name` in `path`.
 pub(crate) fn below(path: &str, name: &str) -> String {
     if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
 }

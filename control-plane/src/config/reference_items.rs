@@ -1,18 +1,18 @@
-//! Items of llm-d that have no counterpart of their own here: one table, so that every name has an
-//! answer.
+//! The table of llm-d's items without a counterpart here, so that every known name has an answer.
 
 use std::fmt;
 
 use scheduler::registry::{self, PluginKind};
 
-/// The answer for an item without a counterpart of its own.
+/// The answer for an item without a counterpart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ItemSupport {
-    /// Implemented, as part of something that is not a plugin here.
+    /// Implemented here by something that is not a plugin.
     Implemented(&'static str),
-    /// It happens here anyway, or cannot matter; for this reason.
+    /// It has no effect here, for this reason.
     NoEffect(&'static str),
-    /// It would change decisions and is not there, for the reason; use the second instead.
+    /// It would change decisions and is not available. The first text is the reason, the second
+    /// what to use instead.
     Refused(&'static str, &'static str),
 }
 use ItemSupport::{Implemented, NoEffect, Refused};
@@ -20,7 +20,7 @@ use ItemSupport::{Implemented, NoEffect, Refused};
 /// The role of a plugin: what may refer to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PluginRole {
-    /// One that schedules.
+    /// A scheduling plugin.
     Scheduling(PluginKind),
     /// `dataLayer.sources[]`.
     Source,
@@ -38,7 +38,7 @@ pub enum PluginRole {
     Ordering,
     /// `flowControl.usageLimitPolicyPluginRef`.
     UsageLimit,
-    /// llm-d runs it when it is declared.
+    /// Nothing refers to it: llm-d runs it when it is declared.
     Unreferred,
 }
 
@@ -62,7 +62,7 @@ const FILTER: PluginRole = PluginRole::Scheduling(PluginKind::Filter);
 const HANDLER: PluginRole = PluginRole::Scheduling(PluginKind::ProfileHandler);
 const PRODUCER_ROLE: PluginRole = PluginRole::Scheduling(PluginKind::Producer);
 
-/// Sources: llm-d-router `cmd/epp/runner/runner.go` (`registerInTreePlugins`), v0.10 and what came after it.
+/// Source: llm-d-router `cmd/epp/runner/runner.go` (`registerInTreePlugins`), v0.10 and later.
 #[rustfmt::skip] // a table
 pub const FOREIGN: &[ReferencePlugin] = &[
     row("metrics-data-source", PluginRole::Source, Implemented("where endpoints are scraped; applies whether declared or not")),
@@ -78,7 +78,7 @@ pub const FOREIGN: &[ReferencePlugin] = &[
     row("pd-profile-handler", HANDLER, Refused("deprecated in llm-d-router", "disagg-profile-handler, its deciders.prefill for deciderPluginName")),
     row("precise-prefix-cache-scorer", SCORER, Refused(NO_EVENTS, "prefix-cache-scorer")),
     row("precise-prefix-cache-producer", PluginRole::Extractor, Refused(NO_EVENTS, "approx-prefix-cache-producer: its index is corrected by cached_tokens")),
-    row("burst-prefix-cache-producer", PluginRole::Unreferred, Refused(NOT_YET, "approx-prefix-cache-producer: its index changes at the pick, so requests of a burst find each other")),
+    row("burst-prefix-cache-producer", PluginRole::Unreferred, Refused(NOT_YET, "approx-prefix-cache-producer: its index is updated at the pick, so requests of a burst share their prefix")),
     row("multicluster-approx-prefix-cache-producer", PluginRole::Unreferred, Refused(NOT_YET, "approx-prefix-cache-producer in a pool for each cluster (--pools)")),
     row("mm-embeddings-cache-scorer", SCORER, Refused(NOT_YET, "prefix-cache-scorer")),
     row("mm-embeddings-cache-producer", PluginRole::Extractor, Refused(NOT_YET, "approx-prefix-cache-producer")),
@@ -124,25 +124,25 @@ pub const FOREIGN: &[ReferencePlugin] = &[
     row("destination-endpoint-served-verifier", PluginRole::Unreferred, Refused("only llm-d-router's tests use it", "Envoy's access log, which names the served endpoint")),
 ];
 
-/// Feature gates of the reference and what becomes of each when on.
+/// The feature gates of llm-d, and the answer when a gate is on.
 pub const FEATURE_GATES: &[(&str, ItemSupport)] = &[
     ("flowControl", Refused(NO_QUEUE, "engines' own queues, balanced by queue-scorer, and shedding by saturationDetector")),
     ("haPopulateNonLeaderDatastore", NoEffect("standby daemons follow discovery anyway")),
 ];
 
-/// Parameters of our types that the scheduler does not know: type, parameter, and answer.
+/// Parameters of implemented types that the scheduler does not have: type, parameter and answer.
 pub const PARAMETERS: &[(&str, &str, ItemSupport)] = &[
-    ("token-producer", "vllm", Refused("no other server is asked for tokens", "the estimate, which is the default")),
-    ("token-producer", "modelName", NoEffect("tokens are estimated, whatever the model")),
-    ("predicted-latency-producer", "contextTTL", NoEffect("a request is forgotten when it ends, however it ends")),
+    ("token-producer", "vllm", Refused("no external tokenizer is called", "the estimate, which is the default")),
+    ("token-producer", "modelName", NoEffect("tokens are estimated in the same way for every model")),
+    ("predicted-latency-producer", "contextTTL", NoEffect("the context of a request is dropped when the request ends")),
 ];
 
-/// The start of the doc of a parameter that is checked and has no effect.
+/// The first words of the doc of a parameter that is checked but has no effect.
 pub const NO_EFFECT: &str = "no effect: ";
 
 /// Parameters that name something else in the file: type (empty: any), path of the parameter, and
-/// what it names. All lead from a handler to its deciders and profiles, or from a scorer to its
-/// producer, and none back: a cycle would be a reference of the wrong kind.
+/// what it names. All of them lead from a handler to its deciders and profiles, or from a scorer to
+/// its producer, and none leads back, so a cycle is always a reference of the wrong kind.
 pub const REFERENCES: &[(&str, &[&str], ParameterReference)] = &[
     ("disagg-profile-handler", &["deciders", "prefill"], DECIDER),
     ("disagg-profile-handler", &["deciders", "encode"], DECIDER),
@@ -175,13 +175,13 @@ const fn row(name: &'static str, role: PluginRole, fate: ItemSupport) -> Referen
     ReferencePlugin { name, role, support: fate }
 }
 
-/// The type of the reference of that name that is not ours.
+/// The entry of [`FOREIGN`] for a plugin type.
 #[must_use]
 pub fn foreign(plugin_type: &str) -> Option<&'static ReferencePlugin> {
     FOREIGN.iter().find(|row| row.name == plugin_type)
 }
 
-/// Every plugin type with an answer.
+/// Every plugin type that has an answer.
 pub fn plugin_types() -> impl Iterator<Item = &'static str> + Clone {
     registry::PLUGINS.iter().map(|row| row.name).chain(FOREIGN.iter().map(|row| row.name))
 }
@@ -198,7 +198,8 @@ impl PluginRole {
         }
     }
 
-    /// Types that a reference may name without declaring them, because llm-d creates them.
+    /// Whether a reference may name this type although it is not declared, because llm-d creates
+    /// it.
     #[must_use]
     pub fn made_on_demand(self, plugin_type: &str) -> bool {
         match self {
@@ -226,13 +227,13 @@ impl fmt::Display for PluginRole {
             Self::Scheduling(PluginKind::Parser) => "a parser",
             Self::Source => "a data source",
             Self::Extractor => "an extractor",
-            Self::Discovery => "a discovery",
-            Self::Peers => "a discovery of peers",
+            Self::Discovery => "a discovery plugin",
+            Self::Peers => "a peer discovery plugin",
             Self::Syncer => "a cross-replica syncer",
             Self::Fairness => "a fairness policy",
             Self::Ordering => "an ordering policy",
             Self::UsageLimit => "a usage limit policy",
-            Self::Unreferred => "nothing that is referred to",
+            Self::Unreferred => "a plugin without references",
         })
     }
 }

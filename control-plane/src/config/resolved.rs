@@ -1,5 +1,5 @@
-//! The pipeline in full: the file, its defaults, and what is created implicitly; shown by `check`
-//! and on `/debug/config`.
+//! The complete pipeline: the file, its defaults, and implicit plugins. `check` and `/debug/config`
+//! show it.
 
 use std::fmt::Write;
 
@@ -8,18 +8,18 @@ use scheduler::registry::{self, PluginKind, PluginType};
 use scheduler::{PipelineSpec, PluginSpec, ProfileSpec};
 use serde::Serialize;
 
-/// A pipeline in full.
+/// A complete pipeline.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct ResolvedConfig {
     /// The profile handler.
     pub profile_handler: String,
     /// The saturation detector.
     pub saturation_detector: String,
-    /// Length of the ranked list where a picker has none.
+    /// Length of the ranked list if a picker sets none.
     pub ranked_max: u32,
-    /// In the order written.
+    /// The profiles, in the order of the file.
     pub profiles: Vec<ResolvedProfile>,
-    /// Declared ones in the order written, then implicit ones.
+    /// Declared plugins in the order of the file, then implicit ones.
     pub plugins: Vec<ResolvedPlugin>,
 }
 
@@ -37,9 +37,9 @@ pub struct ResolvedProfile {
 pub struct ResolvedProfilePlugin {
     /// Name of the plugin.
     pub name: String,
-    /// Its phase.
+    /// Its kind.
     pub kind: &'static str,
-    /// Weight of a scorer.
+    /// Its weight, if it is a scorer.
     pub weight: Option<f64>,
 }
 
@@ -53,11 +53,11 @@ pub struct ResolvedPlugin {
     pub plugin_type: String,
     /// Its kind.
     pub kind: &'static str,
-    /// Whether it is implicit.
+    /// Whether the plugin is implicit.
     pub auto_created: bool,
-    /// In the order of the reference.
+    /// All parameters, in the order of the reference page.
     pub parameters: Vec<ResolvedParameter>,
-    /// The state it looks at.
+    /// The state that the plugin reads.
     pub needs: Vec<String>,
 }
 
@@ -66,20 +66,20 @@ pub struct ResolvedPlugin {
 pub struct ResolvedParameter {
     /// Its name.
     pub name: &'static str,
-    /// Given or default; null where there is neither.
+    /// The value from the file, else the default; null if there is neither.
     pub value: serde_json::Value,
-    /// Does the file give it?
+    /// Whether the file sets it.
     pub given: bool,
 }
 
-/// What every pipeline has, and its type where none is declared.
+/// The plugins that every pipeline has, with the type used if none is declared.
 const ALWAYS: [(PluginKind, &str); 3] = [
     (PluginKind::ProfileHandler, "single-profile-handler"),
     (PluginKind::Picker, "max-score-picker"),
     (PluginKind::Detector, "utilization-detector"),
 ];
 
-/// Producers that llm-d creates for consumers: type, and what they produce.
+/// Producers that llm-d creates for consumers: type, and the state that they produce.
 const PRODUCERS: [(&str, RequiredState); 4] = [
     ("predicted-latency-producer", RequiredState::Latency),
     ("approx-prefix-cache-producer", RequiredState::PrefixIndex),
@@ -90,7 +90,7 @@ const PRODUCERS: [(&str, RequiredState); 4] = [
 // === impl ResolvedConfig ===
 
 impl ResolvedConfig {
-    /// Spells `spec` out.
+    /// Completes the pipeline `spec`.
     #[must_use]
     pub fn of(spec: &PipelineSpec) -> Self {
         let mut plugins: Vec<ResolvedPlugin> = spec.plugins.iter().filter_map(|plugin| resolved(plugin, false)).collect();
@@ -105,7 +105,7 @@ impl ResolvedConfig {
         make(!spec.profiles.iter().all(has_picker), picker);
         make(spec.saturation_detector.is_empty(), detector);
         for (producer, state) in PRODUCERS {
-            // One producer may need another: in the order of the list.
+            // A producer may need another one later in the list.
             let needed = plugins.iter().any(|plugin| plugin.needs.contains(&state.to_string()));
             if needed && !plugins.iter().any(|plugin| plugin.plugin_type == producer) {
                 plugins.extend(resolved(&PluginSpec::of_type(producer), true));
@@ -128,10 +128,10 @@ impl ResolvedConfig {
         }
     }
 
-    /// As readable text.
+    /// The pipeline as readable text.
     #[must_use]
     pub fn to_text(&self) -> String {
-        let mut text = String::new(); // writing to it cannot fail
+        let mut text = String::new(); // writing to a String cannot fail
         let Self { profile_handler, saturation_detector, ranked_max, profiles, plugins } = self;
         let _ = writeln!(text, "profile handler      {profile_handler}");
         let _ = writeln!(text, "saturation detector  {saturation_detector}");
@@ -145,7 +145,7 @@ impl ResolvedConfig {
         }
         for ResolvedPlugin { name, plugin_type, kind, auto_created, parameters, needs } in plugins {
             let called = if name == plugin_type { String::new() } else { format!(" ({plugin_type})") };
-            let made = if *auto_created { ", made without being declared" } else { "" };
+            let made = if *auto_created { ", created by default" } else { "" };
             let _ = writeln!(text, "plugin {name}{called}: {kind}{made}");
             if !needs.is_empty() {
                 let _ = writeln!(text, "  needs {}", needs.join("; "));
@@ -227,7 +227,7 @@ fn json_of_default(default: &ParameterDefault) -> serde_json::Value {
     }
 }
 
-/// Whole numbers without a decimal point.
+/// A number as JSON; whole numbers without a decimal point.
 #[expect(clippy::cast_possible_truncation, reason = "whole and within 2^53, where every f64 is an i64")]
 fn json_of_number(number: f64) -> serde_json::Value {
     const EXACT_MAX: f64 = 9_007_199_254_740_992.0; // 2^53

@@ -1,6 +1,8 @@
-//! The shape of the file beside its plugins and profiles: ONE table, so that every field is known, typed and answered for in each dialect.
+//! The shape of the file except plugins and profiles. It is one table, so that every field has a
+//! type and an answer in each dialect.
 //!
-//! Sources: llm-d-router `apix/config/v1alpha1/endpointpickerconfig_types.go`; for `llm-d.ai/v1` what its loader's conversion moves.
+//! Sources: llm-d-router `apix/config/v1alpha1/endpointpickerconfig_types.go`; for `llm-d.ai/v1`
+//! the fields that the conversion of its loader moves.
 
 use scheduler::registry::PluginKind;
 
@@ -15,7 +17,7 @@ pub enum ConfigDialect {
     V1Alpha1,
 }
 
-/// The dialects spoken.
+/// The dialects that can be read.
 pub const API_VERSIONS: [(&str, ConfigDialect); 3] = [
     ("llm-d.ai/v1", ConfigDialect::V1),
     ("llm-d.ai/v1alpha1", ConfigDialect::V1Alpha1),
@@ -32,18 +34,19 @@ pub struct SchemaField {
     pub name: &'static str,
     /// The value.
     pub shape: SchemaShape,
-    /// Must it be there?
+    /// Whether the field is required.
     pub required: bool,
-    /// The answer; `None` where its reader, or the fields in it, give one.
+    /// The answer for the field; `None` if the function that reads it, or its own fields, give one.
     pub fate: Option<ItemSupport>,
-    /// The only dialect that has it, and its place in the others (`""`: none).
+    /// The only dialect that has the field, and the path of the counterpart in the other (`""`:
+    /// none).
     pub only: Option<(ConfigDialect, &'static str)>,
 }
 
 /// The shape of a field.
 #[derive(Clone, Copy, Debug)]
 pub enum SchemaShape {
-    /// Read by a function of its own.
+    /// Read by a function of its own, not by the table.
     Own,
     /// true or false.
     Flag,
@@ -51,17 +54,17 @@ pub enum SchemaShape {
     Integer,
     /// A quantity as Kubernetes writes it: `5000`, `1k`, `10Gi`.
     Quantity,
-    /// A time as Go writes it: `60s`, `1m30s`.
+    /// A duration as Go writes it: `60s`, `1m30s`.
     Duration,
     /// The name of a declared plugin of that role.
     Reference(PluginRole),
-    /// A list of these.
+    /// A list of values of this shape.
     List(&'static SchemaShape),
-    /// These fields.
+    /// A map with these fields.
     Map(&'static [SchemaField]),
 }
 
-/// Without the feature gate these do nothing in llm-d either; with it, the gate itself is refused.
+/// In llm-d these have no effect without the feature gate either, and the gate itself is refused.
 const QUEUES: ItemSupport = ItemSupport::NoEffect("it counts only with the feature gate flowControl, which is refused");
 const SCRAPES: ItemSupport = ItemSupport::NoEffect("the daemon scrapes every endpoint by itself");
 const SHARES: ItemSupport = ItemSupport::NoEffect("proxies share their state through the daemon");
@@ -178,7 +181,7 @@ const fn newer(name: &'static str, shape: SchemaShape, fate: ItemSupport, before
 // === impl SchemaShape ===
 
 impl SchemaShape {
-    /// Is this text a quantity: digits, perhaps a point, perhaps a suffix?
+    /// Whether the text is a quantity: digits, optionally a decimal point, optionally a suffix.
     #[must_use]
     pub fn is_quantity(text: &str) -> bool {
         const SUFFIXES: [&str; 14] = ["m", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei", ""];
@@ -187,7 +190,7 @@ impl SchemaShape {
         number.parse::<f64>().is_ok() && SUFFIXES.contains(&suffix)
     }
 
-    /// Is this text a time: numbers, each with its unit, or a bare 0?
+    /// Whether the text is a duration: numbers, each with its unit, or a bare 0.
     #[must_use]
     pub fn is_duration(text: &str) -> bool {
         const UNITS: [&str; 7] = ["ns", "us", "µs", "ms", "s", "m", "h"];

@@ -1,32 +1,32 @@
 //! The status of a pool's configuration: what is in force and since when, and why newer content of
-//! the file is not.
+//! the file is not in force.
 
 use std::sync::Arc;
 use std::time::SystemTime;
 
-/// One pool's.
+/// The status of one pool's configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigStatus {
     /// The file; `None` means the default pipeline.
     pub file: Option<Arc<str>>,
     /// Since when the current configuration is in force.
     pub since: SystemTime,
-    /// When the file's content was last taken, whether it changed anything or not.
+    /// When content of the file was last applied, whether or not it changed anything.
     pub taken_at: SystemTime,
     /// How often content was applied.
     pub taken: u64,
     /// How often content could not be used.
     pub refused: u64,
-    /// Why its newest content is not in force, if so.
+    /// Why the newest content is not in force; `None` if it is.
     pub error: Option<ConfigError>,
 }
 
 /// Why a file's content is not in force.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError {
-    /// Everything wrong with it, a line each.
+    /// All errors of the content, one line each.
     pub why: String,
-    /// Since when.
+    /// When the content was refused.
     pub at: SystemTime,
 }
 
@@ -39,7 +39,7 @@ impl ConfigStatus {
         Self { file, since: now, taken_at: now, taken: 1, refused: 0, error: None }
     }
 
-    /// Content was applied; `changed`: the configuration in force changed.
+    /// Notes that content was applied. `changed` says whether the configuration in force changed.
     pub fn take(&mut self, changed: bool, now: SystemTime) {
         self.taken += 1;
         self.taken_at = now;
@@ -49,7 +49,7 @@ impl ConfigStatus {
         }
     }
 
-    /// Content cannot be used; the configuration in force stays.
+    /// Notes that content cannot be used; the configuration in force stays.
     pub fn refuse(&mut self, why: String, now: SystemTime) {
         self.refused += 1;
         self.error = Some(ConfigError { why, at: now });

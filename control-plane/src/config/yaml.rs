@@ -1,4 +1,4 @@
-//! YAML as a tree that remembers where everything stood, so that a message can point at it.
+//! YAML as a tree with the line of every node, so that messages can name the line.
 
 use std::fmt;
 
@@ -29,7 +29,7 @@ pub enum YamlValue {
     Text(String),
     /// A list.
     List(Vec<YamlNode>),
-    /// Keys with their lines, and values; in order, no key twice.
+    /// Keys with their lines, and values, in the order of the file. No key occurs twice.
     Map(Vec<(YamlKey, YamlNode)>),
 }
 
@@ -42,10 +42,11 @@ pub struct YamlKey {
     pub name: String,
 }
 
-/// Reads one document; others may be empty, as after the `---` at the end of templates.
+/// Reads a file with one document. Further documents must be empty, as after the `---` at the end
+/// of templates.
 ///
 /// # Errors
-/// Where it stops being YAML, and why; or where a second document begins.
+/// The line where the text stops being YAML, and the reason; or the line of a second document.
 pub fn parse(text: &str) -> Result<YamlNode, (u64, String)> {
     let mut documents = parse_all(text)?.into_iter();
     match (documents.next(), documents.next()) {
@@ -55,7 +56,7 @@ pub fn parse(text: &str) -> Result<YamlNode, (u64, String)> {
     }
 }
 
-/// Reads any number of documents; empty ones are left out.
+/// Reads any number of documents and drops empty ones.
 ///
 /// # Errors
 /// As [`parse`].
@@ -64,8 +65,8 @@ pub fn parse_all(text: &str) -> Result<Vec<YamlNode>, (u64, String)> {
     Ok(spanned.into_iter().map(node).filter(|node| node.value != YamlValue::Null).collect())
 }
 
-/// The reader of a value refuses numbers that are not finite: refusing them here would hide all
-/// other errors.
+/// Lets numbers that are not finite through: the reader of each value refuses them, and refusing
+/// them here would hide all other errors.
 fn options() -> serde_saphyr::Options {
     serde_saphyr::options! { non_finite_float_policy: NonFiniteFloatPolicy::PassThrough }
 }
@@ -87,21 +88,21 @@ impl YamlNode {
         if let YamlValue::Map(entries) = &self.value { entries } else { &[] }
     }
 
-    /// The value of a key. An empty value counts as absent, as in every reader of such files.
+    /// The value of a key. An empty value counts as absent, as usual for configuration files.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&Self> {
         let found = self.entries().iter().find(|(key, _)| key.name == name).map(|(_, node)| node);
         found.filter(|node| node.value != YamlValue::Null)
     }
 
-    /// The node at the end of these keys.
+    /// The node at the end of this path of keys.
     #[must_use]
     pub fn at(&self, way: &[&str]) -> Option<&Self> {
         way.iter().try_fold(self, |node, name| node.get(name))
     }
 
-    /// The line of the key, or list item, at the end of a path such as `conditions[1].metric`; that
-    /// of the last existing one on it.
+    /// The line of the key or list item at the end of a path such as `conditions[1].metric`; if the
+    /// end does not exist, the line of the deepest existing step.
     #[must_use]
     pub fn line_of(&self, way: &str) -> Option<u64> {
         let (mut node, mut line) = (self, None);
@@ -121,7 +122,7 @@ impl YamlNode {
 // === impl YamlValue ===
 
 impl YamlValue {
-    /// Its type, for messages.
+    /// The name of its type, for messages.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
@@ -134,7 +135,7 @@ impl YamlValue {
         }
     }
 
-    /// The same as JSON, without lines.
+    /// The value as JSON, without lines.
     #[must_use]
     pub fn to_json(&self) -> serde_json::Value {
         match self {

@@ -3,11 +3,11 @@
 //! A standby follows its endpoints and reads their metadata, so that no running endpoint is missing
 //! when it takes over. It scrapes no endpoint and serves no proxy. Its health, admin and metrics
 //! listeners are open ([`crate::serve::monitoring`]) and report that it is alive and not ready.
-//! When it gets the lease it starts like any daemon: its term is newer than all before it, so
-//! proxies take its state, and its generations are new (with a snapshot file on a shared volume
-//! they are the old ones, and so is the hash secret). Until it listens, proxies go on as without a
-//! daemon. A daemon that loses the lease exits, as Kubernetes' controllers do, and is started
-//! again.
+//! When it gets the lease it starts like any daemon: its term is newer than all earlier ones, so
+//! proxies accept its state, and its generations are new (with a snapshot file on a shared volume
+//! it keeps the old generations and the hash secret). Until its state listener is open, proxies
+//! work as they do without a daemon. A daemon that loses the lease exits, as Kubernetes'
+//! controllers do, and is started again.
 
 use clap::Args;
 use discovery::etcd::EtcdLease;
@@ -22,11 +22,12 @@ use crate::error::FatalError;
 /// Leader election among several daemons.
 #[derive(Clone, Debug, Default, Args)]
 pub struct LeaseArgs {
-    /// Lead only with the Lease of this namespace and name in Kubernetes; else stand by.
+    /// Lead only while holding this Lease (namespace and name) in Kubernetes; stand by otherwise.
     #[arg(long, env = "SWITCHPOINT_LEASE_KUBERNETES", value_name = "NAMESPACE/NAME", conflicts_with = "lease_etcd")]
     pub lease_kubernetes: Option<String>,
 
-    /// The same with a lease in etcd, at these members: http://host:port or https://host:port.
+    /// Lead only while holding a lease in etcd, at these members: http://host:port or
+    /// https://host:port.
     #[arg(long, env = "SWITCHPOINT_LEASE_ETCD", value_name = "URL", value_delimiter = ',')]
     pub lease_etcd: Vec<String>,
 
@@ -34,16 +35,16 @@ pub struct LeaseArgs {
     #[arg(long, env = "SWITCHPOINT_LEASE_NAME", value_name = "NAME", default_value = "switchpointd")]
     pub lease_name: String,
 
-    /// The holder's name in the lease; a suffix makes it unique.
+    /// The holder's name in the lease. A random suffix makes it unique.
     #[arg(long, env = "SWITCHPOINT_LEASE_IDENTITY", value_name = "NAME", default_value = "switchpointd")]
     pub lease_identity: String,
 
-    /// Access to etcd for it.
+    /// Access to etcd for the lease.
     #[command(flatten)]
     pub access: EtcdAccess,
 }
 
-/// A lease that this daemon campaigns for, or holds.
+/// A lease that this daemon holds or campaigns for.
 #[derive(Debug)]
 pub struct LeaderLease {
     leads: watch::Receiver<bool>,
@@ -57,7 +58,7 @@ impl LeaseArgs {
     /// Begins to campaign for the configured lease, if there is one.
     ///
     /// # Errors
-    /// [`FatalError::Usage`] says what is wrong.
+    /// [`FatalError::Usage`] if an option or the access to the store is invalid.
     pub async fn want(self) -> Result<Option<LeaderLease>, FatalError> {
         let Self { lease_kubernetes, lease_etcd, lease_name, lease_identity, access } = self;
         let store: Box<dyn LeaseStore> = match lease_kubernetes {
@@ -74,13 +75,14 @@ impl LeaseArgs {
                 Box::new(EtcdLease::new(config, &lease_name).map_err(FatalError::Usage)?)
             }
         };
-        // Two processes of one name would both lead: the next container of a pod has the same name.
+        // The random suffix keeps two processes of one name from both leading: the next container
+        // of a pod has the same name.
         let me = format!("{lease_identity}_{:016x}", rand::random::<u64>());
         let (leads, follow) = watch::channel(false);
         let (stop, stopped) = oneshot::channel::<()>();
-        tracing::info!(me, "standing by until the lease is ours");
+        tracing::info!(me, "standing by until this daemon gets the lease");
         let task = tokio::spawn(async move {
-            let failed = |why: String| tracing::warn!(why, "the lease cannot be had or renewed now");
+            let failed = |why: String| tracing::warn!(why, "cannot acquire or renew the lease now");
             campaign(&*store, me, &leads, async { drop(stopped.await) }, failed).await;
         });
         Ok(Some(LeaderLease { leads: follow, stop: Some(stop), task }))
@@ -90,27 +92,27 @@ impl LeaseArgs {
 // === impl LeaderLease ===
 
 impl LeaderLease {
-    /// Stands by until the lease is ours.
+    /// Stands by until this daemon holds the lease.
     ///
     /// # Errors
-    /// [`FatalError::LeaseLost`] when it never can be.
+    /// [`FatalError::LeaseLost`] when the campaign ended without the lease.
     pub async fn won(&mut self) -> Result<(), FatalError> {
         self.leads.wait_for(|leads| *leads).await.map(drop).map_err(|_| FatalError::LeaseLost)
     }
 
     /// Waits for the lease to be lost.
     pub async fn lost(&mut self) {
-        let _ = self.leads.wait_for(|leads| !*leads).await; // nobody renews it any more: that is a loss too
+        let _ = self.leads.wait_for(|leads| !*leads).await; // an ended campaign renews nothing: lost too
     }
 
-    /// Gives it back, so that another need not wait for it to lapse.
+    /// Releases the lease, so that another daemon need not wait for it to expire.
     pub async fn give_back(mut self) {
         drop(self.stop.take());
         let _ = self.task.await;
     }
 }
 
-/// Waits for the loss of a lease, if there is one.
+/// Waits for the loss of `lease`; waits forever if there is none.
 pub async fn lost(lease: &mut Option<LeaderLease>) {
     match lease {
         Some(lease) => lease.lost().await,

@@ -4,7 +4,8 @@ use std::io;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Hears them from the moment it is made: one that comes while the daemon starts is kept until it can be obeyed, and kills nobody.
+/// Receives the signals from its creation on. A signal that arrives while the daemon starts is kept
+/// and obeyed later; it does not kill the process.
 #[derive(Debug)]
 pub struct SignalWatch {
     terminate: Signal,
@@ -17,12 +18,12 @@ impl SignalWatch {
     /// Begins to listen.
     ///
     /// # Errors
-    /// Those of the operating system, which rules out that any can be heard.
+    /// The error of the operating system if a handler cannot be installed.
     pub fn listen() -> io::Result<Self> {
         Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
     }
 
-    /// Waits for one; says which it was. Cancel-safe.
+    /// Waits for a signal and returns its name. Cancel-safe.
     pub async fn received(&mut self) -> &'static str {
         tokio::select! {
             _ = self.terminate.recv() => "SIGTERM",

@@ -1,4 +1,4 @@
-//! The learners of all pools: where observations go, and their reports.
+//! The learners of all pools: the queues for their observations, and their reports.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +10,8 @@ use tokio::sync::mpsc;
 
 use super::latency::{ObservationCounts, PredictedTarget, PredictionComparison, PredictionScore};
 
-/// Messages that wait for a pool's learner: those of a few hundred proxies in the time a training takes.
+/// Queue length of a pool's learner, in messages: those of a few hundred proxies during one
+/// training.
 pub(super) const MESSAGES_MAX: usize = 1_024;
 
 /// The learners of all pools: their queues and reports.
@@ -23,12 +24,12 @@ pub struct LearnerDirectory {
 #[derive(Debug)]
 struct LearnerHandle {
     sender: mpsc::Sender<ObservationReport>,
-    /// Messages that found the queue full.
+    /// Messages dropped because the queue was full.
     overrun: Arc<AtomicU64>,
     page: Arc<Mutex<LearnerReport>>,
 }
 
-/// Observations of a process.
+/// Observations of one proxy process.
 #[derive(Debug)]
 pub struct ObservationReport {
     pub(super) process_id: u64,
@@ -50,28 +51,29 @@ pub struct LearnerReport {
     pub counts: ObservationCounts,
     /// Requests without a prediction, by reason.
     pub abstained: BTreeMap<&'static str, u64>,
-    /// For all endpoints together.
+    /// Scores over all endpoints of the pool, in the order of [`PredictedTarget::ALL`].
     pub pool: [PredictionScore; 2],
-    /// Predictions against measurements, since the start.
+    /// Predictions compared with measurements since the start, in the order of
+    /// [`PredictedTarget::ALL`].
     pub compared: [PredictionComparison; 2],
-    /// By endpoint name.
+    /// Scores by endpoint name.
     pub endpoints: Vec<(String, [PredictionScore; 2])>,
     /// Models published.
     pub published: u64,
     /// Models too large to publish.
     pub oversized: u64,
-    /// Bytes of the last message.
+    /// Size of the last published message, in bytes.
     pub bytes: usize,
-    /// Is a latency model in force?
+    /// Whether a latency model is in force.
     pub predicts: bool,
-    /// Further values for the page.
+    /// More values for the debug page.
     pub shown: Value,
 }
 
 // === impl LearnerDirectory ===
 
 impl LearnerDirectory {
-    /// One for each pool; the desks are their tasks'.
+    /// Creates a learner for each pool. Returns the inboxes for the learning tasks.
     #[must_use]
     pub fn new(pools: impl IntoIterator<Item = Arc<str>>) -> (Self, BTreeMap<Arc<str>, LearnerInbox>) {
         let (mut learners, mut desks) = (BTreeMap::new(), BTreeMap::new());
@@ -84,7 +86,7 @@ impl LearnerDirectory {
         (Self { pools: learners }, desks)
     }
 
-    /// Queues the observations of a process. Never waits.
+    /// Queues the observations of a process. Never waits; a full queue drops and counts them.
     pub fn enqueue(&self, process_id: u64, message: state::Observations) {
         let Some(learner) = self.pools.get(message.pool.as_str()) else { return };
         if learner.sender.try_send(ObservationReport { process_id, message }).is_err() {

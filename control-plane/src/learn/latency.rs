@@ -7,9 +7,9 @@
 //!                                        └──▶ calibration ──▶ /metrics, /debug/model        file ◀──▶ the next start
 //! ```
 //! The step model is always learned, because the default policy picks by it. Latencies are
-//! predicted where `--latency-prediction` says so. A task owns its learners, so training delays
-//! nothing and nothing delays it; messages that arrive while it trains wait in a bounded queue, and
-//! messages that find it full are dropped and counted.
+//! predicted only with `--latency-prediction`. A task owns its learners, so that training and the
+//! rest of the daemon do not delay each other. Messages that arrive during a training wait in a
+//! bounded queue; when it is full they are dropped and counted.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -30,7 +30,8 @@ pub use file::{ModelFile, SavedModel};
 pub use intake::ObservationCounts;
 pub use learning::{LearningSettings, LearningTask};
 
-/// Sets a learner going for each pool; `predict` latencies or not, and keep models in `file`, if any.
+/// Starts a learner for each pool. `predict` turns on latency prediction; `file`, if any, keeps the
+/// models.
 pub fn spawn(tasks: &mut JoinSet<&'static str>, shared: &Arc<DaemonState>, (predict, file): (bool, Option<PathBuf>), shutdown: &Shutdown) {
     let (learners, desks) = LearnerDirectory::new(shared.pool_names.iter().map(Arc::clone));
     let _ = shared.learners.set(learners); // a daemon is started once

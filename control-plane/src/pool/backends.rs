@@ -1,5 +1,5 @@
-//! Pools with discovered endpoints: their keys in the pools file, and the sources that are opened
-//! for them.
+//! Pools with discovered endpoints: their keys in the pools file, and the discovery sources for
+//! them.
 //!
 //! ```yaml
 //! kubernetes: {namespace: dynamo, components: [{name: decode, role: decode}, {name: prefill, role: prefill}], kubeNamespace: prod, portName: http}
@@ -7,8 +7,8 @@
 //! etcd: {endpoints: ["https://etcd-0:2379"], namespace: dynamo, components: [{name: decode}], access: {user: u, passwordFile: f, caFile: ca.pem}}
 //! directory: {path: /run/switchpoint, namespace: dynamo, components: [{name: decode}]}
 //! ```
-//! `metadata` is `wanted` (fetched; an instance without any is routed too), `required` or
-//! `ignored`; the default of an InferencePool is `ignored`, because its pods are plain model
+//! `metadata` is `preferred` (fetched, but an instance without metadata is routed too), `required`
+//! or `ignored`. The default of an InferencePool is `ignored`, because its pods are plain model
 //! servers. A component's `role` becomes the label that the disaggregation plugins read.
 
 use std::collections::BTreeMap;
@@ -33,7 +33,7 @@ use crate::state::shared::DaemonState;
 /// The label with the stages that an endpoint serves, as in llm-d.
 const ROLE_LABEL: &str = "llm-d.ai/role";
 
-/// The Kubernetes namespace where none is given.
+/// The default Kubernetes namespace.
 const KUBE_NAMESPACE_DEFAULT: &str = "default";
 
 /// The most components of one pool: encode, prefill, decode and their variants.
@@ -44,7 +44,7 @@ const COMPONENTS_MAX: usize = 16;
 pub enum DiscoverySource {
     /// The EndpointSlices of Services.
     Kubernetes(KubernetesSource),
-    /// Among the pods an InferencePool selects.
+    /// The pods that an InferencePool selects.
     InferencePool(InferencePoolSource),
     /// A directory.
     Directory(DirectorySource),
@@ -64,11 +64,11 @@ pub struct KubernetesSource {
     metadata: Option<MetadataMode>,
 }
 
-/// Among the pods an InferencePool selects.
+/// The pods that an InferencePool selects.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct InferencePoolSource {
-    // There is only one kind of namespace here.
+    // `namespace` is accepted too: an InferencePool has only the namespace of Kubernetes.
     #[serde(alias = "namespace")]
     kube_namespace: Option<String>,
     name: String,
@@ -119,10 +119,10 @@ enum ApiVersion {
     V1Alpha2,
 }
 
-/// Opens a source. Needs a runtime. It does not wait for the other end.
+/// Opens a discovery source; does not wait for its backend. Must be called in a Tokio runtime.
 ///
 /// # Errors
-/// Says what is wrong with the settings.
+/// Says which setting is invalid.
 pub async fn open(source: DiscoverySource) -> Result<EndpointSource, String> {
     match source {
         DiscoverySource::Kubernetes(KubernetesSource { kube_namespace, namespace, components, port_name, port, metadata }) => {
@@ -141,7 +141,7 @@ pub async fn open(source: DiscoverySource) -> Result<EndpointSource, String> {
             let namespace = kube_namespace.unwrap_or_else(|| KUBE_NAMESPACE_DEFAULT.to_owned());
             let source = follow(&discovery, &namespace, vec![ComponentRow { name, role: None }])?;
             for (name, followed) in &source.components {
-                tokio::spawn(tell_failure_mode(name.clone(), followed.status()));
+                tokio::spawn(log_failure_mode(name.clone(), followed.status()));
             }
             Ok(source)
         }
@@ -169,7 +169,7 @@ impl DiscoverySource {
         Some(kube_namespace.as_deref().unwrap_or(KUBE_NAMESPACE_DEFAULT))
     }
 
-    /// The name of the InferencePool, where it is one: what objects call the pool.
+    /// The name of the InferencePool, if the source is one. Objects name the pool by it.
     #[must_use]
     pub fn inference_pool(&self) -> Option<PoolName> {
         let Self::InferencePool(InferencePoolSource { name, .. }) = self else { return None };
@@ -186,7 +186,7 @@ fn follow<B: Backend>(discovery: &Discovery<B>, namespace: &str, components: Vec
         let changes = discovery.changes(namespace, &name).map_err(|e| e.to_string())?;
         parts.push(MergeSource { changes, labels: role.into_iter().map(|role| (ROLE_LABEL.to_owned(), role)).collect() });
         let follows = discovery.follow(namespace, &name).map_err(|e| e.to_string())?;
-        tokio::spawn(tell_warnings(name.clone(), follows.status()));
+        tokio::spawn(log_warnings(name.clone(), follows.status()));
         followed.push((name, follows));
     }
     Ok(EndpointSource { changes: merge(parts), components: followed })
@@ -200,9 +200,9 @@ fn policy(given: Option<MetadataMode>, default: MetadataMode) -> MetadataPolicy 
     }
 }
 
-/// Logs the failure mode that an InferencePool sets for its gateway, whenever it changes. Ends with
-/// the source.
-async fn tell_failure_mode(inference_pool: String, mut status: watch::Receiver<BackendStatus>) {
+/// Logs the failure mode that an InferencePool sets for its gateway, at each change. Ends with the
+/// source.
+async fn log_failure_mode(inference_pool: String, mut status: watch::Receiver<BackendStatus>) {
     let mut told = None;
     let mode = |status: &BackendStatus| status.requirements.as_ref().map(|asked| asked.failure_mode);
     while let Ok(asks) = status.wait_for(|status| mode(status) != told).await.map(|status| mode(&status)) {
@@ -212,15 +212,20 @@ async fn tell_failure_mode(inference_pool: String, mut status: watch::Receiver<B
             Some(PickerFailureMode::Open) => tracing::warn!(
                 inference_pool,
                 failure_mode,
-                "gateways must be told: with the filter by `failure_mode` \"open\" of its configuration, with ext_proc by its own and --ext-proc-failure-mode"
+                "the InferencePool wants FailOpen; configure it at the gateway: with the filter, `failure_mode` \"open\"; with ext_proc, the gateway's own setting and --ext-proc-failure-mode"
             ),
-            _ => tracing::info!(inference_pool, failure_mode, "requests are refused without a pick, unless gateways are told otherwise"),
+            _ => tracing::info!(
+                inference_pool,
+                failure_mode,
+                "the gateway refuses requests without a pick, unless it is configured otherwise"
+            ),
         }
     }
 }
 
-/// From now on warns of each component whose registry names another protocol than the clusters
-/// have. Clusters belong to the gateway, so only the operator can say what they speak.
+/// Starts to warn about each InferencePool whose `appProtocol` differs from `speak`, the protocol
+/// of Envoy's clusters. The clusters belong to the gateway, so only the operator knows their
+/// protocol.
 pub fn compare_protocols(shared: &DaemonState, components: &BTreeMap<Arc<str>, WatchedComponents>, speak: UpstreamProtocol) {
     let cluster = match speak {
         UpstreamProtocol::Http1 => AppProtocol::Http,
@@ -229,12 +234,12 @@ pub fn compare_protocols(shared: &DaemonState, components: &BTreeMap<Arc<str>, W
     let _ = shared.cluster_protocol.set(cluster); // a daemon is started once
     for (pool, components) in components {
         for (name, followed) in components {
-            tokio::spawn(tell_protocol((pool.to_string(), name.clone()), followed.status(), cluster));
+            tokio::spawn(log_protocol((pool.to_string(), name.clone()), followed.status(), cluster));
         }
     }
 }
 
-async fn tell_protocol((pool, inference_pool): (String, String), mut status: watch::Receiver<BackendStatus>, cluster: AppProtocol) {
+async fn log_protocol((pool, inference_pool): (String, String), mut status: watch::Receiver<BackendStatus>, cluster: AppProtocol) {
     let mut told = None;
     let asked = |status: &BackendStatus| status.requirements.as_ref().map(|asked| asked.protocol);
     while let Ok(asks) = status.wait_for(|status| asked(status) != told).await.map(|status| asked(&status)) {
@@ -245,13 +250,13 @@ async fn tell_protocol((pool, inference_pool): (String, String), mut status: wat
                 inference_pool,
                 app_protocol = app_protocol(asks),
                 cluster = app_protocol(cluster),
-                "the InferencePool's servers speak another protocol than its cluster: see h2c.yaml, and --model-servers-speak"
+                "the InferencePool's servers use another protocol than its cluster: see h2c.yaml and --model-servers-speak"
             );
         }
     }
 }
 
-/// In the spelling of an InferencePool.
+/// The protocol in the spelling of an InferencePool.
 #[must_use]
 pub fn app_protocol(protocol: AppProtocol) -> &'static str {
     match protocol {
@@ -261,24 +266,24 @@ pub fn app_protocol(protocol: AppProtocol) -> &'static str {
 }
 
 /// Logs the warnings of a component. Ends with the source.
-async fn tell_warnings(component: String, mut status: watch::Receiver<BackendStatus>) {
+async fn log_warnings(component: String, mut status: watch::Receiver<BackendStatus>) {
     let mut told = None;
     while let Ok(warning) = status.wait_for(|status| status.warning != told).await.map(|status| status.warning.clone()) {
         if let Some(why) = &warning {
-            tracing::warn!(component, why, "discovery goes on without");
+            tracing::warn!(component, why, "discovery continues with a limitation");
         }
         told = warning;
     }
 }
 
-/// As `NAMESPACE/NAME:PORT`.
+/// Formats the service as `NAMESPACE/NAME:PORT`.
 #[must_use]
 pub fn picker(service: &PickerService) -> String {
     let PickerService { namespace, name, port } = service;
     port.map_or_else(|| format!("{namespace}/{name}"), |port| format!("{namespace}/{name}:{port}"))
 }
 
-/// In the spelling of an InferencePool.
+/// The failure mode in the spelling of an InferencePool.
 #[must_use]
 pub fn failure_mode(mode: PickerFailureMode) -> &'static str {
     match mode {
@@ -287,16 +292,16 @@ pub fn failure_mode(mode: PickerFailureMode) -> &'static str {
     }
 }
 
-/// A state in a word, and its reason.
+/// The state as one word, and the reason for it.
 #[must_use]
 pub fn said(state: &InstanceState) -> (&'static str, &str) {
     match state {
         InstanceState::Ready => ("ready", ""),
         InstanceState::Stale(why) => ("ready", why),
-        InstanceState::RemovalHeld => ("held", "its source lacks it after an outage; kept for a while"),
+        InstanceState::RemovalHeld => ("held", "missing from its source after an outage; kept for a while"),
         InstanceState::NotReady(why) => ("not_ready", why),
         InstanceState::Pending(why) => ("pending", why),
         InstanceState::Refused(why) => ("refused", why),
-        InstanceState::Removed => ("gone", "its source knows it no more"),
+        InstanceState::Removed => ("gone", "removed from its source"),
     }
 }

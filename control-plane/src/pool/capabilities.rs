@@ -6,28 +6,28 @@ use std::sync::Arc;
 use discovery::{Instance, Metadata};
 use scheduler::EndpointMetrics;
 
-/// The most bytes of model names in one pool, each set counted once: as with objects, a quarter of
-/// the largest message to a proxy.
+/// The most bytes of model names in one pool; each set of names counts once. As for objects, this
+/// is a quarter of the largest message to a proxy.
 pub const MODEL_NAMES_BYTES_MAX: usize = 1 << 20;
 
-/// The attribute with the most requests an engine runs at once, `max_num_seqs` of its runtime
-/// config.
+/// The attribute with the most requests that an engine runs at once (`max_num_seqs` of its runtime
+/// config).
 const SEQUENCES_MAX: &str = scheduler::SEQUENCES_MAX_ATTRIBUTE;
 
-/// The attribute with the most tokens in a batch.
+/// The attribute with the most tokens in one batch.
 const BATCHED_TOKENS_MAX: &str = "max_num_batched_tokens";
 
-/// The metadata of an instance.
+/// The metadata of an instance that picking uses.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct InstanceMetadata {
-    /// Models it serves, sorted; empty when it names none.
+    /// Models that the instance serves, sorted; empty if it names none.
     pub models: Arc<[Box<str>]>,
     kv_blocks: Option<u32>,
     kv_block_tokens: Option<u32>,
     attributes: Vec<(&'static str, f32)>,
 }
 
-/// How many bytes are left for names of models.
+/// The bytes used for model names in one pool.
 #[derive(Debug, Default)]
 pub(super) struct ModelNameBudget {
     sets: BTreeSet<Arc<[Box<str>]>>,
@@ -55,7 +55,7 @@ impl InstanceMetadata {
         }
     }
 
-    /// `metrics`, completed by the metadata.
+    /// Returns `metrics` with missing values filled in from the metadata.
     pub(super) fn fill_in(&self, metrics: &EndpointMetrics) -> EndpointMetrics {
         let mut all = metrics.clone();
         all.kv_blocks = all.kv_blocks.or(self.kv_blocks);
@@ -71,7 +71,7 @@ impl InstanceMetadata {
     }
 }
 
-/// In Dynamo's model deployment card.
+/// The block size in Dynamo's model deployment card, in tokens.
 fn card_block_tokens(metadata: &Metadata) -> Option<u64> {
     metadata.get("MDC").or_else(|| metadata.get("mdc"))?.get("kv_cache_block_size")?.as_u64()
 }
@@ -79,7 +79,7 @@ fn card_block_tokens(metadata: &Metadata) -> Option<u64> {
 // === impl ModelNameBudget ===
 
 impl ModelNameBudget {
-    /// Is there room for these names? Then it is taken.
+    /// Reserves room for these names. Returns whether there was room.
     pub(super) fn reserve(&mut self, models: &Arc<[Box<str>]>) -> bool {
         if models.is_empty() || self.sets.contains(models) {
             return true;
@@ -137,6 +137,6 @@ mod tests {
         let mut room = ModelNameBudget::default();
         let fitting = (0..).take_while(|&at| room.reserve(&set(at * 512))).count();
         assert_eq!(fitting, MODEL_NAMES_BYTES_MAX / (512 * 250));
-        assert!(room.reserve(&set(0)) && room.reserve(&Arc::default()), "what is there already takes no room");
+        assert!(room.reserve(&set(0)) && room.reserve(&Arc::default()), "a known set takes no room");
     }
 }

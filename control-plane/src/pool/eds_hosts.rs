@@ -1,10 +1,10 @@
-//! The endpoints that Envoy has as hosts: all, unless the pipeline splits requests by role. Then
-//! endpoints that only encode or prefill are called by other sidecars and are no destination for
-//! the proxy.
+//! The endpoints that Envoy gets as hosts. That is all of them, unless the pipeline splits requests
+//! by role: then endpoints that only encode or prefill are called by sidecars and are no
+//! destination for the proxy.
 //!
-//! A new pipeline that needs more hosts gets them at once, and the pool update waits for EDS as for
-//! any new endpoint. One that needs fewer removes them like departed endpoints, because a proxy may
-//! still schedule by the previous pipeline.
+//! A new pipeline that needs more hosts gets them at once; the pool update waits for EDS as for any
+//! new endpoint. A new pipeline that needs fewer hosts removes them like departed endpoints,
+//! because a proxy may still schedule by the old pipeline.
 
 use std::time::Duration;
 
@@ -14,12 +14,13 @@ use tokio::time::Instant;
 
 use super::writer::{ACK_WAIT_MAX, EDS_REMOVAL_GRACE};
 
-/// Which endpoints are hosts.
+/// Decides which endpoints are hosts.
 #[derive(Debug)]
 pub(super) struct HostSelection {
     /// Whether only endpoints that decode are hosts, by the current pipeline.
     decoders_only: bool,
-    /// Until when all are hosts: until every proxy has the pool update of this revision.
+    /// Set while all endpoints stay hosts: when that began, and the pool update that every proxy
+    /// must have before it ends.
     all_until: Option<(Instant, u64)>,
 }
 
@@ -30,7 +31,7 @@ impl HostSelection {
         Self { decoders_only: disaggregates(pipeline), all_until: None }
     }
 
-    /// A new pipeline is in force from the pool update of `revision` on.
+    /// Applies a new pipeline, which is in force from the pool update of `revision` on.
     pub(super) fn follow(&mut self, pipeline: &PipelineSpec, revision: u64, now: Instant) {
         let decoders_only = disaggregates(pipeline);
         if decoders_only && !self.decoders_only {
@@ -41,7 +42,7 @@ impl HostSelection {
         self.decoders_only = decoders_only;
     }
 
-    /// Returns whether there are fewer hosts from now on.
+    /// Ends the wait for proxies when it is over. Returns whether there are fewer hosts now.
     pub(super) fn settle(&mut self, acknowledged: impl Fn(u64) -> bool, now: Instant) -> bool {
         let done = self.all_until.is_some_and(|(at, revision)| is_over(now.saturating_duration_since(at), || acknowledged(revision)));
         if done {
@@ -60,7 +61,7 @@ impl HostSelection {
     }
 }
 
-/// May what left the pool update so long ago leave EDS, too?
+/// Whether an endpoint that left the pool update `elapsed` ago may leave EDS too.
 pub(super) fn is_over(elapsed: Duration, acknowledged: impl FnOnce() -> bool) -> bool {
     elapsed >= EDS_REMOVAL_GRACE && (elapsed >= ACK_WAIT_MAX || acknowledged())
 }

@@ -1,5 +1,5 @@
-//! The sources of pools and their endpoints: the command line or the pools file, with names
-//! resolved.
+//! The sources of pools and their endpoints, from the command line or the pools file, with host
+//! names resolved.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -35,9 +35,8 @@ pub async fn pools(
 /// Opens the source of a pool's endpoints.
 ///
 /// # Errors
-/// [`FatalError::Usage`] when a host name cannot be resolved, the list breaks a rule, or a
-/// discovery source cannot be set up. A file is followed whatever its content is now, and a cluster
-/// whether it is reachable or not.
+/// [`FatalError::Usage`] when a host name cannot be resolved, the list is invalid, or a discovery
+/// source cannot be set up. A file may be invalid now and a cluster unreachable: both are followed.
 pub async fn open(source: EndpointsSource) -> Result<EndpointSource, FatalError> {
     let given = match source {
         EndpointsSource::File(path) => return Ok(EndpointSource::plain(discovery::file::follow(path))),
@@ -53,12 +52,12 @@ pub async fn open(source: EndpointsSource) -> Result<EndpointSource, FatalError>
     Ok(EndpointSource::plain(discovery::fixed(instances)))
 }
 
-/// Envoy gets addresses, never names, so that header and host are the same bytes. A name with
-/// several addresses is several servers, or one with several addresses; that cannot be told apart
-/// here, so it is refused.
+/// Resolves `HOST:PORT`. Envoy gets addresses, never names, so that header and host are the same
+/// bytes. A name with several addresses is refused, because it may be several servers or one server
+/// with several addresses.
 ///
 /// # Errors
-/// [`FatalError::Usage`] says what is wrong with it.
+/// [`FatalError::Usage`] says why the name cannot be used.
 pub async fn resolve(given: &str) -> Result<SocketAddr, FatalError> {
     let unusable = |why: String| FatalError::Usage(format!("endpoint {given:?}: {why}"));
     if !given.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok()) {
@@ -66,7 +65,7 @@ pub async fn resolve(given: &str) -> Result<SocketAddr, FatalError> {
     }
     let found = tokio::net::lookup_host(given).await.map_err(|e| unusable(e.to_string()))?;
     let all: BTreeSet<SocketAddr> = found.collect();
-    // Both loopback addresses of one machine are the same server.
+    // The IPv4 and IPv6 loopback addresses are the same server, so IPv6 counts only without IPv4.
     let wanted: Vec<SocketAddr> = match all.iter().filter(|a| a.is_ipv4()).copied().collect::<Vec<_>>() {
         v4 if v4.is_empty() => all.into_iter().collect(),
         v4 => v4,
@@ -74,6 +73,6 @@ pub async fn resolve(given: &str) -> Result<SocketAddr, FatalError> {
     match wanted.as_slice() {
         [] => Err(unusable("the name has no address".to_owned())),
         [one] => Ok(*one),
-        several => Err(unusable(format!("the name has {} addresses ({several:?}); give the one that is meant", several.len()))),
+        several => Err(unusable(format!("the name has {} addresses ({several:?}); give one of them", several.len()))),
     }
 }

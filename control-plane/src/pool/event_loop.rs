@@ -1,5 +1,5 @@
-//! The event loop of one pool: events of discovery, the scraper, the configuration file and the
-//! proxies become calls of [`Pool`], and the result is published.
+//! The event loop of one pool. It turns events of discovery, the scraper, the configuration file
+//! and the proxies into calls of [`Pool`], and publishes the result.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,22 +16,23 @@ use crate::scrape::{MetricsDiscovery, MetricsLocation, ScrapeEvent, ScrapeTarget
 use crate::shutdown::Shutdown;
 use crate::state::shared::DaemonState;
 
-/// How often ageing is checked: departures and staleness are measured in seconds.
+/// How often departures and staleness are checked; both are measured in seconds.
 const AGEING_INTERVAL: Duration = Duration::from_millis(100);
 
-/// New metrics alone are published at most this often: half of what a proxy is sent, so that this adds little to their age.
+/// The shortest time between two publications with new metrics only. It is half of the interval of
+/// messages to a proxy, so that it adds little to the age of metrics.
 const METRICS_PUBLISH_INTERVAL: Duration = Duration::from_millis(25);
 
-/// Scrape events that may wait: one for every endpoint of a pool. A full queue slows the scraper
+/// Scrape events that may wait: one for each endpoint of a pool. A full queue slows the scraper
 /// down.
 pub const SCRAPE_EVENTS_MAX: usize = 1024;
 
-/// A pool with what feeds it.
+/// A pool and the sources that feed it.
 #[derive(Debug)]
 pub struct PoolFeed {
     /// The pool.
     pub pool: Pool,
-    /// Where views are published.
+    /// The shared state that views are published to.
     pub shared: Arc<DaemonState>,
     /// The scraper's targets.
     pub targets: watch::Sender<Arc<[ScrapeTarget]>>,
@@ -46,7 +47,7 @@ pub struct PoolFeed {
 // === impl PoolFeed ===
 
 impl PoolFeed {
-    /// Runs until `shutdown`.
+    /// Runs the loop until `shutdown`.
     pub async fn run(mut self, mut changes: SetChanges, mut scrapes: mpsc::Receiver<ScrapeEvent>, mut shutdown: Shutdown) {
         let mut proxies = self.shared.proxies.subscribe();
         let mut ageing = tokio::time::interval(AGEING_INTERVAL);

@@ -1,4 +1,4 @@
-//! An endpoint in the pool, and one that is not in it.
+//! An endpoint in the pool, and a known endpoint that is not in it.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -17,16 +17,16 @@ pub struct PoolMember {
     pub id: EndpointRef,
     /// The instance of discovery.
     pub instance: Arc<Instance>,
-    /// Its metadata for picking.
+    /// The metadata that picking uses.
     pub metadata: InstanceMetadata,
     /// When it joined the pool.
     pub joined: Instant,
-    /// The first EDS revision with its address, or, for an endpoint that is no host, any revision
-    /// that proxies have.
+    /// The first EDS revision with the endpoint's address. For an endpoint that is no host: any
+    /// revision that proxies have already.
     pub eds_since: u64,
     /// The status of its metrics.
     pub metrics: MetricsStatus,
-    /// Since when [`Self::metrics`] is of its kind.
+    /// When the variant of [`Self::metrics`] last changed.
     pub since: SystemTime,
     pub(super) observed_at: Option<Instant>,
 }
@@ -40,27 +40,28 @@ pub enum MetricsStatus {
     Fresh,
     /// Known, but the last scrape failed, for this reason.
     Failing(String),
-    /// Unknown: too old, or never had, for this reason.
+    /// Unknown, for this reason: the last scrape is too old, or no scrape succeeded.
     Unknown(String),
 }
 
-/// An endpoint that discovery knows but that is not in the pool update.
+/// An endpoint that discovery reports but that is not in the pool update.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Absentee {
     /// The last instance of discovery.
     pub instance: Arc<Instance>,
     /// Why it is not in the pool update.
     pub absence: Absence,
-    /// Since when.
+    /// Since when it has been absent.
     pub since: SystemTime,
 }
 
 /// Why an endpoint is not in the pool update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Absence {
-    /// It left; its slot is kept until the proxies have acknowledged that.
+    /// It left discovery or the pool update; its slot stays reserved until the proxies have
+    /// acknowledged that.
     Departing(EndpointRef),
-    /// Every slot is taken; it joins when one comes free.
+    /// All slots are taken; it joins when a slot becomes free.
     NoFreeSlot,
     /// The names of its models exceed the limit of the pool.
     TooManyModels,
@@ -69,7 +70,7 @@ pub enum Absence {
 // === impl PoolMember ===
 
 impl PoolMember {
-    /// As the scheduler's type.
+    /// The endpoint as the scheduler's type.
     #[must_use]
     pub fn endpoint(&self, now: Instant) -> Endpoint {
         let age = now.saturating_duration_since(self.joined);
@@ -84,7 +85,8 @@ impl PoolMember {
         }
     }
 
-    /// Returns whether anything changed; [`Self::since`] changes only with the kind.
+    /// Sets the status and returns whether it changed. [`Self::since`] changes only with the
+    /// variant.
     pub(super) fn set_status(&mut self, status: MetricsStatus, wall: SystemTime) -> bool {
         if self.metrics == status {
             return false;
@@ -97,7 +99,7 @@ impl PoolMember {
     }
 }
 
-/// One that has just joined.
+/// Creates a member that joins now.
 pub(super) fn member(id: EndpointRef, instance: Arc<Instance>, eds_since: u64, now: WallAndMonotonic) -> PoolMember {
     let said = InstanceMetadata::from_instance(&instance);
     PoolMember {

@@ -1,4 +1,5 @@
-//! `--objects`: models, rewrites and objectives, as the objects that users already have.
+//! Models, rewrites and objectives of a pool (`--objects`), in the formats of llm-d and the Gateway
+//! API Inference Extension.
 //!
 //! ```yaml
 //! apiVersion: llm-d.ai/v1alpha2
@@ -6,15 +7,14 @@
 //! metadata: {name: batch}
 //! spec: {priority: -1, poolRef: {name: default}}
 //! ```
-//! `InferenceObjective`, `InferenceModel` and `InferenceModelRewrite`, in any number of files and
-//! documents, read as strictly as a configuration. A pool takes those whose `poolRef` names it: by
-//! the name and namespace of its `InferencePool` where it has one, else by its own name. Objects
-//! that name no pool of this daemon have no effect; that is a warning, because they look as if they
-//! worked.
+//! `InferenceObjective`, `InferenceModel` and `InferenceModelRewrite` objects, in any number of
+//! files and documents, are read as strictly as a configuration. A pool takes the objects whose
+//! `poolRef` names it: by name and namespace of its `InferencePool` if it has one, else by its own
+//! name. Objects that name no pool of this daemon have no effect; the daemon warns about them.
 //!
-//! Of two objects with the same claim the older wins. Files have no age, so
-//! `metadata.creationTimestamp` counts where it is given; objects without one are younger than
-//! those with, in the order of files (by name) and documents.
+//! Of two objects with the same name the older one counts. A file gives no age, so
+//! `metadata.creationTimestamp` counts if it is set. Objects without it are younger than objects
+//! with it, in the order of files (by name) and documents.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -38,13 +38,13 @@ pub use reader::{ObjectKind, read};
 pub struct ObjectsSource {
     /// A folder of files, or one file.
     pub path: Option<PathBuf>,
-    /// A namespace of the Kubernetes cluster around us, or of the kubeconfig.
+    /// A namespace of the Kubernetes cluster that the daemon runs in, or of the kubeconfig.
     pub kubernetes: Option<String>,
-    /// A model that no object names is unknown, even without any InferenceModel.
+    /// Whether a model that no object names is unknown, even without any InferenceModel.
     pub strict_models: bool,
 }
 
-/// An object as read.
+/// An object that was read from YAML.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolObject {
     /// Its name.
@@ -53,7 +53,7 @@ pub struct PoolObject {
     pub namespace: String,
     /// The pool it is for.
     pub pool: String,
-    /// When it was made, as Kubernetes writes it; `None` when not given.
+    /// Its creation time in the format of Kubernetes; `None` when not given.
     pub created: Option<String>,
     /// Its content.
     pub body: ObjectBody,
@@ -73,12 +73,12 @@ pub enum ObjectBody {
     Rewrite(Vec<RewriteSpec>),
 }
 
-/// The name of a pool in objects.
+/// The name by which objects refer to a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolName {
-    /// The name in their `poolRef`.
+    /// The name in `poolRef` of the objects.
     pub name: Arc<str>,
-    /// Their own namespace, which is that of the pool they name; `None`: any.
+    /// The namespace of the objects, which is also that of their pool; `None`: any.
     pub namespace: Option<Arc<str>>,
 }
 
@@ -89,11 +89,11 @@ pub struct ObjectSelection {
     pub pool: PoolName,
     /// The names of all pools of the daemon.
     pub served: Arc<[PoolName]>,
-    /// A model that no object names is unknown, even without any InferenceModel.
+    /// Whether a model that no object names is unknown, even without any InferenceModel.
     pub strict_models: bool,
 }
 
-/// A pool's objects, and counts of other objects.
+/// The objects of a pool, and counts of other objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PoolObjects {
     /// The objects of the pool.
@@ -106,13 +106,13 @@ pub struct PoolObjects {
     pub shadowed: Vec<String>,
 }
 
-/// A pool's objects, followed.
+/// Follows the objects of a pool.
 pub struct ObjectsFile {
     from: ObjectOrigin,
     /// The daemon's name of the pool, for messages.
     pool: Arc<str>,
     selection: ObjectSelection,
-    /// The last objects, unless that was an error.
+    /// The last objects; `None` if the last read failed.
     last_objects: Option<PoolObjects>,
 }
 
@@ -123,8 +123,8 @@ enum ObjectOrigin {
     Cluster(String, BoxStream<'static, Result<Vec<Value>, String>>),
 }
 
-/// The kinds in Kubernetes: those of llm-d, and their predecessors in the Gateway API Inference
-/// Extension.
+/// The custom resources in Kubernetes: those of llm-d, and their predecessors in the Gateway API
+/// Inference Extension.
 const CLUSTER_KINDS: [CustomKind; 5] = [
     custom("llm-d.ai", "InferenceObjective", "inferenceobjectives"),
     custom("llm-d.ai", "InferenceModelRewrite", "inferencemodelrewrites"),
@@ -146,13 +146,13 @@ impl PoolObjects {
         let (objectives, models, rules) = (objectives.len(), models.len(), rewrites.len());
         tracing::info!(pool, objectives, models, rewrite_rules = rules, strict_models, "objects in force");
         for (other, count) in &self.elsewhere {
-            tracing::info!(pool, count, pool_ref = other, "objects of another pool do not count here");
+            tracing::info!(pool, count, pool_ref = other, "objects of another pool have no effect on this one");
         }
         for (other, count) in &self.without_pool {
-            tracing::warn!(pool, count, pool_ref = other, "objects name a pool that this daemon does not serve; they count nowhere");
+            tracing::warn!(pool, count, pool_ref = other, "objects name a pool that this daemon does not serve; they have no effect");
         }
         for object in &self.shadowed {
-            tracing::warn!(pool, object, "an older object has the same name; this one does not count");
+            tracing::warn!(pool, object, "an older object has the same name; this one has no effect");
         }
     }
 }
@@ -166,10 +166,10 @@ impl ObjectsFile {
         Self { from: ObjectOrigin::Files(FileSetWatcher::new(path)), pool, selection, last_objects: None }
     }
 
-    /// Follows the objects in a namespace of Kubernetes, which need not be reachable.
+    /// Follows the objects in a namespace of Kubernetes. The cluster need not be reachable.
     ///
     /// # Errors
-    /// Says what is missing in the deployment.
+    /// Says which part of the access to the cluster is missing.
     pub async fn in_cluster(kube_namespace: String, pool: Arc<str>, selection: ObjectSelection) -> Result<Self, String> {
         let objects = follow_objects(&kubernetes::connect().await?, &kube_namespace, &CLUSTER_KINDS);
         Ok(Self { from: ObjectOrigin::Cluster(kube_namespace, objects), pool, selection, last_objects: None })
@@ -217,7 +217,7 @@ impl fmt::Debug for ObjectsFile {
     }
 }
 
-/// The objects of a pool among all in a namespace. Unreadable objects are skipped and logged.
+/// Selects a pool's objects among all in a namespace. Unreadable objects are skipped and logged.
 fn of_cluster(all: &[Value], pool: &str, selection: &ObjectSelection) -> Result<PoolObjects, String> {
     let mut objects = Vec::new();
     for object in all {
@@ -232,10 +232,11 @@ fn of_cluster(all: &[Value], pool: &str, selection: &ObjectSelection) -> Result<
     checked(select(objects, selection), &selection.pool)
 }
 
-/// The objects of a pool among all files.
+/// Selects a pool's objects among those of all files.
 ///
 /// # Errors
-/// Every error in any of the files, a line each: an unreadable object may belong to any pool.
+/// All errors in all files, one line each. One error refuses all files, because an unreadable
+/// object may belong to any pool.
 pub fn of_pool(files: &FileSet, selection: &ObjectSelection) -> Result<PoolObjects, String> {
     let (mut objects, mut complaints) = (Vec::new(), Vec::new());
     let mut taken: BTreeMap<(ObjectKind, String, String), String> = BTreeMap::new();
@@ -267,10 +268,11 @@ fn checked(found: PoolObjects, pool: &PoolName) -> Result<PoolObjects, String> {
     }
 }
 
-/// Those of a pool, oldest first.
+/// Selects the objects of a pool, oldest first.
 fn select(mut objects: Vec<PoolObject>, selection: &ObjectSelection) -> PoolObjects {
     let ObjectSelection { pool, served, strict_models } = selection;
-    // Times as Kubernetes writes them sort as text; stable, so that the order of files settles the rest.
+    // Kubernetes' timestamps sort as text. The sort is stable, so the order of files decides the
+    // rest.
     objects.sort_by_key(|object| (object.created.is_none(), object.created.clone()));
     let mut found = PoolObjects { spec: ObjectsSpec { strict_models: *strict_models, ..ObjectsSpec::default() }, ..PoolObjects::default() };
     for object in objects {
@@ -295,7 +297,7 @@ fn select(mut objects: Vec<PoolObject>, selection: &ObjectSelection) -> PoolObje
     found
 }
 
-/// Is this a file of objects, rather than a configuration? By the first kind that it names.
+/// Whether the text is a file of objects rather than a configuration, judged by its first `kind`.
 #[must_use]
 pub fn holds_objects(text: &str) -> bool {
     let kinds = text.lines().filter_map(|line| line.trim_start_matches(['-', ' ', '{', '"']).strip_prefix("kind"));
@@ -312,13 +314,13 @@ pub fn report(text: &str) -> ConfigReport {
 // === impl PoolName ===
 
 impl PoolName {
-    /// A pool of this name, whatever the namespace of the objects.
+    /// The pool of this name, for objects of any namespace.
     #[must_use]
     pub fn anywhere(name: &str) -> Self {
         Self { name: name.into(), namespace: None }
     }
 
-    /// Objects in a file need no namespace.
+    /// Whether the object names this pool. An object in a file needs no namespace.
     fn is_named_by(&self, object: &PoolObject) -> bool {
         let here = self.namespace.as_deref().is_none_or(|namespace| object.namespace.is_empty() || object.namespace == namespace);
         here && *self.name == object.pool
@@ -328,7 +330,7 @@ impl PoolName {
 // === impl ObjectSelection ===
 
 impl ObjectSelection {
-    /// The selection for a pool of this name when it is the only one.
+    /// The selection for the only pool of the daemon.
     #[must_use]
     pub fn of(pool: &str) -> Self {
         let pool = PoolName::anywhere(pool);
@@ -339,7 +341,7 @@ impl ObjectSelection {
 // === impl PoolObject ===
 
 impl PoolObject {
-    /// The pool that it names, with the namespace.
+    /// The pool that the object names, with the namespace.
     fn pool_in_full(&self) -> String {
         if self.namespace.is_empty() { self.pool.clone() } else { format!("{}/{}", self.namespace, self.pool) }
     }
@@ -348,7 +350,7 @@ impl PoolObject {
 // === impl ObjectBody ===
 
 impl ObjectBody {
-    /// Its kind.
+    /// The kind of the object.
     #[must_use]
     pub fn kind(&self) -> ObjectKind {
         match self {

@@ -9,8 +9,9 @@
 //!   objectsKubernetes: prod
 //! - {name: mixtral, inferencePool: {namespace: prod, name: mixtral}, objectsKubernetes: true}
 //! ```
-//! Read once: a pool more or less is a change of what Envoy is configured with anyway. The files it names are followed. Relative names
-//! count from where the daemon was started, as on the command line.
+//! The file is read once, at start: adding or removing a pool changes Envoy's configuration anyway.
+//! The files that it names are followed. Relative paths start at the daemon's working directory, as
+//! on the command line.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -20,7 +21,7 @@ use serde::Deserialize;
 use crate::pool::backends::{DirectorySource, DiscoverySource, EtcdSource, InferencePoolSource, KubernetesSource};
 use crate::pool::objects::{ObjectsSource, PoolName};
 
-/// The most pools of one daemon: each has a scraper of its own and at most 1,024 endpoints.
+/// The most pools of one daemon. Each pool has its own scraper and at most 1,024 endpoints.
 pub const POOLS_MAX: usize = 64;
 
 /// A pool and its sources.
@@ -39,18 +40,19 @@ pub struct PoolSource {
 /// The source of endpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EndpointsSource {
-    /// A file that is followed.
+    /// A file, followed.
     File(PathBuf),
-    /// A list, as host:port.
+    /// A fixed list of `host:port`.
     List(Vec<String>),
-    /// Servers that are discovered.
+    /// Servers that a discovery source reports.
     Discovered(DiscoverySource),
 }
 
 // === impl PoolSource ===
 
 impl PoolSource {
-    /// Its name in objects: they know an InferencePool, not the name in this file.
+    /// The name that objects use for the pool: that of its InferencePool if it has one, else the
+    /// name in this file.
     #[must_use]
     pub fn named(&self) -> PoolName {
         let inference_pool = match &self.endpoints {
@@ -87,16 +89,16 @@ struct PoolEntry {
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum ObjectsKubernetes {
-    /// From the namespace of the endpoints, or not at all.
+    /// `true`: from the namespace of the endpoints. `false`: not from Kubernetes.
     There(bool),
     /// From this namespace.
     Namespace(String),
 }
 
-/// Reads the file at `path`. The objects in `given` are for pools that name none of their own.
+/// Reads the file at `path`. `given` applies to pools that set no objects of their own.
 ///
 /// # Errors
-/// Says what is wrong and where. The author of the file has to change it.
+/// Says which entry is invalid and why.
 pub async fn read(path: &Path, given: &ObjectsSource) -> Result<Vec<PoolSource>, String> {
     let text = discovery::file_watcher::read(path).await.map_err(|e| e.to_string())?;
     parse(&text, given).map_err(|why| format!("{}: {why}", path.display()))

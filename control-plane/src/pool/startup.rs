@@ -1,4 +1,4 @@
-//! One pool made ready and set going: its state, its scraper, and the feed between them.
+//! Start of one pool: its state, its scraper, and the event loop that connects them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,8 +20,8 @@ use crate::shutdown::Shutdown;
 use crate::state::shared::{DaemonState, ScraperHandle};
 use crate::state::snapshot_file::SavedPool;
 
-/// How long start-up waits for the first objects of a cluster: an API server answers in
-/// milliseconds, or it is down.
+/// How long start-up waits for the first objects of a cluster: a reachable API server answers in
+/// milliseconds.
 const FIRST_OBJECTS_WAIT: Duration = Duration::from_secs(3);
 
 /// The scrape settings of all pools.
@@ -49,10 +49,10 @@ pub struct PoolTask {
 // === impl PoolTask ===
 
 impl PoolTask {
-    /// Reads what must be valid at start: an invalid configuration is an error now, but not later.
+    /// Reads everything that must be valid at start. Later, invalid content is only reported.
     ///
     /// # Errors
-    /// [`FatalError::Usage`] says what is wrong.
+    /// [`FatalError::Usage`] says what is invalid.
     pub async fn prepare(
         (pool, source): (PoolSource, EndpointSource),
         saved: Option<&SavedPool>,
@@ -84,19 +84,19 @@ impl PoolTask {
         Ok(Self { pool, source, scraping, config, objects, scraper, handle: ScraperHandle { busy, stats } })
     }
 
-    /// The handle of its scraper, by name.
+    /// The pool's name and the handle of its scraper.
     #[must_use]
     pub fn scraper(&self) -> (Arc<str>, ScraperHandle) {
         (Arc::clone(self.pool.name()), self.handle.clone())
     }
 
-    /// Its components, by name.
+    /// The pool's name and its discovered components.
     #[must_use]
     pub fn components(&self) -> (Arc<str>, WatchedComponents) {
         (Arc::clone(self.pool.name()), self.source.components.clone())
     }
 
-    /// Sets it going.
+    /// Starts the tasks of the pool.
     pub fn spawn(self, tasks: &mut JoinSet<&'static str>, shared: &Arc<DaemonState>, shutdown: &Shutdown) {
         let Self { pool, source, scraping, config, objects, scraper, handle: _ } = self;
         let (targets, targets_seen) = watch::channel(Arc::from([]));
@@ -114,7 +114,7 @@ impl PoolTask {
     }
 }
 
-/// The objects a pool begins with, and the files they come from.
+/// The first objects of a pool, and the source that follows them.
 async fn first_objects(
     source: ObjectsSource,
     pool: &str,
@@ -124,10 +124,10 @@ async fn first_objects(
     let none = || PoolObjects { spec: ObjectsSpec { strict_models, ..ObjectsSpec::default() }, ..PoolObjects::default() };
     if let Some(namespace) = kubernetes {
         let mut objects = ObjectsFile::in_cluster(namespace, pool.into(), selection).await.map_err(FatalError::Usage)?;
-        // Requests need not wait for a cluster that cannot be reached.
+        // Start without objects if the cluster does not answer: requests must not wait for it.
         let found = tokio::time::timeout(FIRST_OBJECTS_WAIT, objects.changed()).await;
         let found = found.unwrap_or_else(|_| Err("no answer yet".to_owned()));
-        let found = found.inspect_err(|why| tracing::error!(pool, why, "objects cannot be had yet; there are none for now"));
+        let found = found.inspect_err(|why| tracing::error!(pool, why, "objects are not available yet; starting without them"));
         let found = found.inspect(|found| found.log(pool));
         return Ok((Some(objects), found.unwrap_or_else(|_| none())));
     }

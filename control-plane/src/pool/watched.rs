@@ -4,7 +4,7 @@ use discovery::{SetChanges, WatchedComponent};
 
 /// The source of a pool's endpoints.
 pub struct EndpointSource {
-    /// Whole sets of instances, of which the first is complete.
+    /// Complete sets of instances, one for each change.
     pub changes: SetChanges,
     /// The discovered components; empty for a file or a fixed list.
     pub components: WatchedComponents,

@@ -1,16 +1,17 @@
 //! The state of one pool and its only writer.
 //!
-//! `[ discovery ] -> [ Pool ] <- [ scraper ]`. It publishes one [`PoolView`] after the other: an
-//! immutable value that readers get by a watch channel, complete, and only when something changed.
+//! `[ discovery ] -> [ Pool ] <- [ scraper ]`. The pool publishes one [`PoolView`] after another:
+//! an immutable value that readers get by a watch channel, always complete, and only when something
+//! changed.
 //!
-//! An endpoint's life: when it is discovered, it gets the lowest free slot and a new generation.
-//! When it is gone from discovery, it leaves the pool update at once but keeps its slot and its
-//! place in EDS as *departing*, until every connected proxy has acknowledged a pool update without
-//! it (so that nothing is recorded under a slot of another endpoint, and no list names a host that
-//! Envoy has forgotten), or [`ACK_WAIT_MAX`] has passed.
+//! The life of an endpoint: when discovery reports it, it gets the lowest free slot and a new
+//! generation. When discovery removes it, it leaves the pool update at once, but keeps its slot and
+//! its place in EDS as *departing* until every connected proxy has acknowledged a pool update
+//! without it, or [`ACK_WAIT_MAX`] has passed. So nothing is recorded under a slot that belongs to
+//! another endpoint by then, and no ranked list names a host that Envoy has already removed.
 //!
 //! Readiness comes from discovery. An endpoint without metrics stays routable, with unknown
-//! metrics: a failing scrape is no evidence that requests fail, and the proxies see refusals
+//! metrics: a failed scrape does not show that requests fail, and proxies see failing requests
 //! themselves.
 
 use std::collections::BTreeMap;
@@ -32,24 +33,24 @@ use crate::config::ConfigStatus;
 use crate::pool::objects::PoolObjects;
 use crate::scrape::ScrapeEvent;
 
-/// How long a removed endpoint stays in EDS at least: a list picked just before may still name it
-/// at a retry.
+/// How long a removed endpoint stays in EDS at least: a ranked list picked just before may still
+/// name it at a retry.
 pub const EDS_REMOVAL_GRACE: Duration = Duration::from_secs(2);
 
-/// How long to wait for the acknowledgement of a removal: a proxy silent for this long has lost its
-/// stream or will resynchronise.
+/// How long to wait for the acknowledgement of a removal. A proxy that is silent for this long has
+/// lost its stream or will get the whole state again.
 pub const ACK_WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// One moment on both clocks: durations use the monotonic clock, reports the wall clock.
 #[derive(Clone, Copy, Debug)]
 pub struct WallAndMonotonic {
-    /// Monotonic.
+    /// The monotonic clock.
     pub instant: Instant,
-    /// For reports and files.
+    /// The wall clock, for reports and files.
     pub wall: SystemTime,
 }
 
-/// The set of hosts Envoy may connect to: members and departing.
+/// The set of hosts that Envoy may connect to: members and departing endpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EdsSet {
     /// Grows with each change of the set; never 0.
@@ -58,13 +59,14 @@ pub struct EdsSet {
     pub addresses: Arc<[SocketAddr]>,
 }
 
-/// One version of a pool. What is equal in `revision` is equal in members, pipeline, objects and `staleness_max`.
+/// One version of a pool. Views with equal `revision` have equal members, pipeline, objects and
+/// `staleness_max`. It has many fields because readers need one consistent value of all of them.
 #[derive(Clone, Debug)]
 pub struct PoolView {
     /// Its name.
     pub name: Arc<str>,
-    /// Whether it is a complete set, from discovery or restored from the snapshot file. Until then
-    /// it is not served: an empty pool would be taken for the truth.
+    /// Whether the pool has had a complete set of endpoints, from discovery or from the snapshot
+    /// file. Until then it is not served, because proxies would take it for an empty pool.
     pub complete: bool,
     /// Grows with each change of members, pipeline or objects; never 0.
     pub revision: u64,
@@ -80,22 +82,22 @@ pub struct PoolView {
     pub objects: Arc<ObjectsSpec>,
     /// Metrics older than this are unknown.
     pub staleness_max: Duration,
-    /// The endpoints for Envoy.
+    /// The hosts for Envoy.
     pub eds: EdsSet,
-    /// Known instances that must not be picked.
+    /// Known endpoints that must not be picked.
     pub absent: Arc<[Absentee]>,
-    /// The next generation: a later start of the daemon must begin above it.
+    /// The next generation. A later start of the daemon must begin at it or above.
     pub generation_next: u32,
     /// State of what feeds the pool.
     pub sources: SourceStatus,
 }
 
-/// The status of a pool's sources.
+/// The status of the sources of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceStatus {
     /// Whether discovery has sent a complete set since the start.
     pub synced: bool,
-    /// Why discovery's source cannot be read now; the last set stays in force.
+    /// Why discovery cannot read its source now; the last set stays in force. `None` if it can.
     pub discovery_error: Option<String>,
     /// The status of the configuration.
     pub config: ConfigStatus,
@@ -103,16 +105,16 @@ pub struct SourceStatus {
     pub objects: ConfigStatus,
     /// How many objects name no pool of this daemon, by the name they give.
     pub objects_without_pool: Arc<BTreeMap<String, usize>>,
-    /// How often any of these errors occurred.
+    /// How often an error of discovery, configuration or objects occurred.
     pub errors: u64,
 }
 
-/// The writer. It is synchronous and takes time as an argument.
+/// The writer of a pool. It is synchronous and takes the time as an argument.
 #[derive(Debug)]
 pub struct Pool {
-    /// The last view, without the fields beside it.
+    /// The last view. Its members, metrics and absentees are filled in by [`Pool::take_view`].
     view: PoolView,
-    /// By slot.
+    /// Sorted by slot.
     members: Vec<PoolMember>,
     metrics: Vec<EndpointMetrics>,
     departing: Vec<DepartingHost>,
@@ -126,7 +128,7 @@ struct DepartingHost {
     id: EndpointRef,
     instance: Arc<Instance>,
     at: WallAndMonotonic,
-    /// The first pool update without it.
+    /// The revision of the first pool update without it.
     revision: u64,
 }
 
@@ -135,9 +137,9 @@ struct DepartingHost {
 pub struct PoolSettings {
     /// Its name.
     pub name: Arc<str>,
-    /// The pipeline until another is configured.
+    /// The pipeline until another one is configured.
     pub pipeline: PipelineSpec,
-    /// Its file, if any.
+    /// The configuration file, if any.
     pub config_file: Option<Arc<str>>,
     /// Metrics older than this are unknown.
     pub staleness_max: Duration,
@@ -148,7 +150,7 @@ pub struct PoolSettings {
 // === impl WallAndMonotonic ===
 
 impl WallAndMonotonic {
-    /// This moment.
+    /// Reads both clocks.
     #[must_use]
     pub fn read() -> Self {
         Self { instant: Instant::now(), wall: SystemTime::now() }
@@ -158,7 +160,7 @@ impl WallAndMonotonic {
 // === impl Pool ===
 
 impl Pool {
-    /// A pool without endpoints.
+    /// Creates a pool without endpoints.
     #[must_use]
     pub fn new(settings: PoolSettings) -> Self {
         let PoolSettings { name, pipeline, config_file, staleness_max, generation_first } = settings;
@@ -189,13 +191,13 @@ impl Pool {
         Self { view, members: Vec::new(), metrics: Vec::new(), departing: Vec::new(), waiting: Vec::new(), hosts, touched: true }
     }
 
-    /// Its name.
+    /// The name of the pool.
     #[must_use]
     pub fn name(&self) -> &Arc<str> {
         &self.view.name
     }
 
-    /// The same with these objects, read from `file` if any. Only before any other call.
+    /// Sets the first objects, which come from `file` if given. Call it before any other method.
     #[must_use]
     pub fn with_objects(mut self, file: Option<Arc<str>>, objects: PoolObjects) -> Self {
         self.view.sources.objects = ConfigStatus::new(file, SystemTime::now());
@@ -204,8 +206,8 @@ impl Pool {
         self
     }
 
-    /// Takes over the endpoints of the snapshot file with their slots and generations. Only before
-    /// any other call.
+    /// Restores the endpoints of the snapshot file with their slots and generations. Call it before
+    /// any other method.
     pub fn restore(&mut self, saved: Vec<(EndpointRef, Instance)>, now: WallAndMonotonic) {
         let members: Vec<PoolMember> =
             saved.into_iter().map(|(id, instance)| member(id, Arc::new(instance), self.view.eds.revision, now)).collect();
@@ -213,7 +215,7 @@ impl Pool {
         self.replace_members(members);
     }
 
-    /// Takes the whole set of discovery.
+    /// Applies a complete set of discovery.
     pub fn replace_instances(&mut self, instances: Vec<Instance>, now: WallAndMonotonic) {
         if !self.view.sources.synced || self.view.sources.discovery_error.is_some() {
             self.view.sources.synced = true;
@@ -221,7 +223,7 @@ impl Pool {
             self.view.sources.discovery_error = None;
             self.touched = true;
         }
-        // Another process at the same address is another generation and gets its own slot.
+        // A new process at the same address is a new generation and gets its own slot.
         let life = |i: &Instance| (i.namespace.clone(), i.name.clone(), i.generation.clone(), i.address);
         let mut wanted: BTreeMap<_, Instance> = instances.into_iter().map(|i| (life(&i), i)).collect();
         let mut members = Vec::with_capacity(wanted.len());
@@ -252,7 +254,7 @@ impl Pool {
         }
     }
 
-    /// Discovery's source cannot be read; the set stays.
+    /// Notes that discovery cannot read its source; the current set stays.
     pub fn set_discovery_error(&mut self, why: String) {
         if self.view.sources.discovery_error.as_ref() != Some(&why) {
             self.view.sources.discovery_error = Some(why);
@@ -261,7 +263,7 @@ impl Pool {
         }
     }
 
-    /// A new configuration, or why the newest is not in force.
+    /// Applies a new configuration, or notes why the newest cannot be used.
     pub fn configure(&mut self, config: Result<PipelineSpec, String>, now: WallAndMonotonic) {
         self.touched = true;
         match config {
@@ -282,7 +284,7 @@ impl Pool {
         }
     }
 
-    /// New objects, or why the newest are not in force.
+    /// Applies new objects, or notes why the newest cannot be used.
     pub fn set_objects(&mut self, objects: Result<PoolObjects, String>, now: WallAndMonotonic) {
         self.touched = true;
         match objects {
@@ -302,7 +304,7 @@ impl Pool {
         }
     }
 
-    /// Takes an event of the scraper. Events for an old generation are dropped.
+    /// Applies an event of the scraper. Drops events of an old generation.
     pub fn observe(&mut self, event: ScrapeEvent, now: WallAndMonotonic) {
         let (ScrapeEvent::Metrics(id, _) | ScrapeEvent::Failed(id, ..) | ScrapeEvent::Restarted(id)) = &event;
         let Ok(position) = self.members.binary_search_by_key(&id.slot, |m| m.id.slot) else { return };
@@ -340,7 +342,7 @@ impl Pool {
         }
     }
 
-    /// Blanks metrics that are too old to count.
+    /// Clears metrics that are older than `staleness_max`.
     pub fn expire(&mut self, now: WallAndMonotonic) {
         let staleness_max = self.view.staleness_max;
         for (member, metrics) in self.members.iter_mut().zip(&mut self.metrics) {
@@ -382,14 +384,14 @@ impl Pool {
         }
     }
 
-    /// Whether no endpoint is departing, from the pool update or from EDS. Else [`Self::settle`]
-    /// has work.
+    /// Whether no endpoint is departing, neither from the pool update nor from EDS. Otherwise
+    /// [`Self::settle`] has work.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         self.departing.is_empty() && self.hosts.is_settled()
     }
 
-    /// The state as of now, if it changed since last taken.
+    /// The current view, if it changed since the last call.
     pub fn take_view(&mut self) -> Option<PoolView> {
         if !std::mem::take(&mut self.touched) {
             return None;
@@ -433,8 +435,8 @@ impl Pool {
         }
     }
 
-    /// Drops members whose metadata exceeds the limits, so that the others can be sent. Returns
-    /// whether there were any.
+    /// Removes members whose model names exceed the limit, so that the others can be sent. Returns
+    /// whether any was removed.
     fn make_room(&mut self, members: &mut Vec<PoolMember>, now: WallAndMonotonic) -> bool {
         let (mut room, revision, before) = (ModelNameBudget::default(), self.view.revision + 1, members.len());
         members.retain(|m| {
@@ -454,7 +456,7 @@ impl Pool {
         Generation(next)
     }
 
-    /// Puts a new set in force; metrics follow their generations.
+    /// Replaces the members; metrics stay with their slot and generation.
     fn replace_members(&mut self, mut members: Vec<PoolMember>) {
         members.sort_by_key(|m| m.id.slot);
         let mut known: BTreeMap<EndpointRef, EndpointMetrics> =
@@ -478,7 +480,8 @@ impl Pool {
         }
         let revision = self.view.eds.revision + 1;
         for member in &mut self.members {
-            // Should its address be in EDS already, Envoy knows it; one that is no host waits for nothing.
+            // An address that was in EDS before is known to Envoy; an endpoint that is no host does
+            // not wait for EDS.
             let (address, eds) = (member.instance.address, &self.view.eds.addresses);
             if addresses.binary_search(&address).is_ok() && eds.binary_search(&address).is_err() {
                 member.eds_since = revision;
@@ -536,7 +539,7 @@ mod tests {
         assert_eq!(view.metrics[0], EndpointMetrics::default());
         assert_eq!(view.members[0].metrics, MetricsStatus::Unknown(FailReason::Timeout.to_string()));
         assert_eq!(view.members[0].since, at(origin, 5001).wall);
-        assert_eq!(view.revision, 2, "a pool update is not changed by metrics");
+        assert_eq!(view.revision, 2, "metrics do not change the pool update");
     }
 
     #[test]
@@ -661,7 +664,7 @@ mod tests {
             assert_eq!(member.eds_since, if is_host { view.eds.revision } else { view.eds.revision - 1 }, "only hosts wait for EDS");
         }
         pool.replace_instances(all[..5].to_vec(), at(origin, 10));
-        assert_eq!(hosts(&pool.take_view().unwrap()), [0, 2, 4], "departing makes nobody a host");
+        assert_eq!(hosts(&pool.take_view().unwrap()), [0, 2, 4], "departing makes no endpoint a host");
     }
 
     #[test]
@@ -672,7 +675,7 @@ mod tests {
         assert_eq!(hosts(&pool.take_view().unwrap()), [0, 1]);
         pool.configure(Ok(by_role()), at(origin, 100));
         let view = pool.take_view().unwrap();
-        assert_eq!((hosts(&view), pool.is_settled()), (vec![0, 1], false), "a proxy may still go by the pipeline before");
+        assert_eq!((hosts(&view), pool.is_settled()), (vec![0, 1], false), "a proxy may still use the old pipeline");
         pool.settle(|revision| revision < view.revision, at(origin, 3_000));
         assert!(pool.take_view().is_none());
         pool.settle(|revision| revision <= view.revision, at(origin, 3_000));
@@ -705,18 +708,18 @@ mod tests {
                 }
                 let Some(view) = pool.take_view() else { continue };
                 let ids: Vec<EndpointRef> = view.members.iter().map(|m| m.id).collect();
-                prop_assert!(ids.is_sorted_by(|a, b| a.slot < b.slot), "slots are each lent once: {:?}", ids);
+                prop_assert!(ids.is_sorted_by(|a, b| a.slot < b.slot), "each slot has one endpoint: {:?}", ids);
                 prop_assert_eq!(view.metrics.len(), ids.len());
                 for absentee in view.absent.iter() {
                     if let Absence::Departing(id) = absentee.absence {
-                        prop_assert!(ids.iter().all(|other| other.slot != id.slot), "a slot lent while it is being given back");
+                        prop_assert!(ids.iter().all(|other| other.slot != id.slot), "a departing endpoint's slot is in use");
                         prop_assert!(view.eds.addresses.contains(&absentee.instance.address));
                     }
                 }
                 for member in view.members.iter() {
                     let before = owner.insert(member.id.generation, (member.id.slot, member.instance.address));
                     let now = (member.id.slot, member.instance.address);
-                    prop_assert!(before.is_none_or(|before| before == now), "one generation, two lives");
+                    prop_assert!(before.is_none_or(|before| before == now), "one generation for two endpoints");
                     prop_assert!(view.eds.addresses.contains(&member.instance.address), "in the pool update but not in EDS");
                     prop_assert!(member.eds_since <= view.eds.revision);
                 }

@@ -1,11 +1,11 @@
-//! Metric names by engine: one table, and the configuration that adds to it.
+//! Metric names by engine: a built-in table, and the configuration that adds to it.
 //!
 //! The engine of an endpoint comes from its label [`ENGINE_LABEL`] (or the older
 //! [`ENGINE_LABEL_OLDER`]), else it is the default engine. A meaning has its names in order of
 //! preference, newest first; the first one on a page is used. The scale of KV-cache utilization is
-//! a column of the table and not guessed from the value: 0.5 may be half full or half a per cent. A
-//! configured engine replaces the built-in one of the same name, in the format of `engineConfigs`
-//! of llm-d's `core-metrics-extractor`.
+//! a column of the table, because it cannot be guessed from a value: 0.5 may be half full or half a
+//! per cent. A configured engine replaces the built-in one of the same name. The format is that of
+//! `engineConfigs` of llm-d's `core-metrics-extractor`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -24,36 +24,36 @@ pub const ENGINE_LABEL_OLDER: &str = "inference.networking.k8s.io/engine-type";
 /// Engine of an endpoint without a label.
 pub const DEFAULT_ENGINE: &str = "vllm";
 
-/// The longest key of a custom metric, in bytes: it travels with the value of every endpoint.
+/// The longest key of a custom metric, in bytes. The key is sent with the value of every endpoint.
 pub const KEY_BYTES_MAX: usize = 128;
 
-/// The most metrics of one engine: one bit each in [`FamilySet`].
+/// The most metrics of one engine: each is one bit of a [`FamilySet`].
 pub const METRICS_MAX: usize = 64;
 
 /// The meaning of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetricMeaning {
-    /// A number of the scheduler's table. Its definition says how several series fold.
+    /// A number of the scheduler's table. Its definition says how several series become one number.
     Number(&'static MetricDefinition),
-    /// LoRA adapters in labels; the value is a time stamp, the newest series counts.
+    /// LoRA adapters, in labels. The value is a time stamp; the newest series counts.
     Lora,
-    /// Start of the process, in Unix seconds. Several series: the newest.
+    /// Start of the process, in Unix seconds. Of several series the newest counts.
     ProcessStart,
-    /// Only grows while the engine runs. Several series: their sum.
+    /// A counter, which only grows while the engine runs. Several series are added.
     Counter,
-    /// A configured metric, by position. Several series: the last.
+    /// A configured metric, by its position. Of several series the last counts.
     Custom(usize),
 }
 
-/// Set of positions in [`EngineSpec::metrics`].
+/// A set of positions in [`EngineSpec::metrics`], one bit each.
 pub(super) type FamilySet = u64;
 
-/// One metric that is looked for.
+/// One metric to read.
 #[derive(Clone, Debug)]
 pub(super) struct EngineMetric {
     pub(super) meaning: MetricMeaning,
     pub(super) spec: MetricSpec,
-    /// The value is this label's, not the sample's.
+    /// The label to read the value from; `None`: the value of the sample.
     pub(super) label: Option<Box<str>>,
 }
 
@@ -62,20 +62,20 @@ pub(super) struct EngineMetric {
 pub struct EngineSpec {
     /// Name of the engine, as in the endpoint label.
     pub name: Box<str>,
-    /// Where the engine serves its metrics unless the endpoint says otherwise.
+    /// Path of the engine's metrics, unless the endpoint sets another.
     pub metrics_path: &'static str,
-    /// On which port, if not the one that takes requests.
+    /// Port of the metrics, if it is not the port for requests.
     pub metrics_port: Option<u16>,
     pub(super) kv_scale: f64,
     pub(super) shard_labels: &'static [&'static str],
     pub(super) part_label: Option<&'static str>,
-    /// Within one meaning in order of preference.
+    /// Metrics of one meaning are in order of preference.
     pub(super) metrics: Vec<EngineMetric>,
-    /// Sorted; [`MetricMeaning::Custom`] counts in them.
+    /// Sorted keys; [`MetricMeaning::Custom`] is an index into them.
     pub(super) custom_keys: Vec<Box<str>>,
 }
 
-/// The engines known, built in and configured.
+/// All known engines, built in and configured.
 #[derive(Clone, Debug)]
 pub struct EngineTable {
     by_name: HashMap<Box<str>, Arc<EngineSpec>>,
@@ -84,8 +84,8 @@ pub struct EngineTable {
 }
 
 /// Metric names of one engine as users configure them: `engineConfigs[]` of llm-d's
-/// `core-metrics-extractor`, and a scale. Specs have the form `metric` or `metric{label=value}`; an
-/// empty one means that the engine does not report it.
+/// `core-metrics-extractor`, plus a scale. A spec has the form `metric` or `metric{label=value}`;
+/// an empty spec means that the engine does not report the metric.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct EngineConfig {
@@ -100,14 +100,14 @@ pub struct EngineConfig {
     /// KV-cache utilisation.
     #[serde(default)]
     pub kv_usage_spec: String,
-    /// The factor to scale the KV-cache utilization to 0..1: 1 by default, 0.01 for a metric in per
-    /// cent. llm-d has no such setting.
+    /// The factor that scales the KV-cache utilization to 0..1: 1 by default, 0.01 for a metric in
+    /// per cent. llm-d has no such setting.
     #[serde(default)]
     pub kv_usage_scale: Option<f64>,
     /// LoRA adapters: labels `running_lora_adapters`, `waiting_lora_adapters`, `max_lora`.
     #[serde(default, rename = "loraSpec")]
     pub lora_spec: String,
-    /// Cache configuration in labels.
+    /// The cache configuration as labels of a series.
     #[serde(default)]
     pub cache_info_spec: String,
     /// Label of `cacheInfoSpec` with the tokens of a block; `block_size` by default.
@@ -116,18 +116,18 @@ pub struct EngineConfig {
     /// Label of `cacheInfoSpec` with the number of blocks; `num_gpu_blocks` by default.
     #[serde(default)]
     pub cache_num_blocks_label_name: String,
-    /// Tokens of a block as a value.
+    /// Tokens of a block as the value of a series.
     #[serde(default)]
     pub cache_block_size_spec: String,
-    /// Number of blocks as a value.
+    /// Number of blocks as the value of a series.
     #[serde(default)]
     pub cache_num_blocks_spec: String,
-    /// Further scalars, handed on under their keys.
+    /// More scalars, sent to proxies under their keys.
     #[serde(default)]
     pub custom_metrics: Vec<CustomMetric>,
 }
 
-/// A scalar to hand on under a key.
+/// A scalar that is sent to proxies under a key.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct CustomMetric {
@@ -138,7 +138,7 @@ pub struct CustomMetric {
 }
 
 impl EngineConfig {
-    /// Its fields, as configured.
+    /// The names of the fields in the configuration.
     pub const FIELDS: [&str; 12] = [
         "name",
         "queuedRequestsSpec",
@@ -156,17 +156,17 @@ impl EngineConfig {
 }
 
 impl CustomMetric {
-    /// Its fields, as configured.
+    /// The names of the fields in the configuration.
     pub const FIELDS: [&str; 2] = ["attributeKey", "metricSpec"];
 }
 
-/// Why a configured engine was refused. The configuration is at fault; only changing it helps.
+/// Why a configured engine was refused. The configuration has to change.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidEngine {
     /// `name` is missing or reserved.
     #[error("engineConfigs: the name {0:?} is empty or reserved")]
     Name(String),
-    /// Two have one name.
+    /// Two engines have one name.
     #[error("engineConfigs: engine {0:?} is defined twice")]
     Duplicate(String),
     /// An invalid spec.
@@ -176,10 +176,10 @@ pub enum InvalidEngine {
         engine: String,
         /// The field as written in the configuration.
         field: &'static str,
-        /// What is wrong with it.
+        /// The error in the spec.
         source: InvalidMetricSpec,
     },
-    /// The scale is no positive number.
+    /// The scale is not a positive number.
     #[error("engineConfigs: engine {0:?}: kvUsageScale must be a positive number")]
     Scale(String),
     /// More than [`METRICS_MAX`] metrics.
@@ -198,36 +198,40 @@ pub enum InvalidEngine {
     UnknownDefault(String),
 }
 
-/// The source of a built-in meaning.
+/// Where a built-in number comes from.
 enum BuiltInSource {
-    /// The value of the series.
+    /// The value of a series.
     Value(&'static str),
-    /// The named label of the series.
+    /// A label of a series: series, label.
     Label(&'static str, &'static str),
 }
 use BuiltInSource::{Label, Value};
 
-/// A row of the table.
+/// A built-in engine.
 struct BuiltInEngine {
     name: &'static str,
     metrics_path: &'static str,
     metrics_port: Option<u16>,
-    /// Series with equal values of these labels show the same scheduler (every tensor-parallel rank reports it) and count once, by
-    /// their largest value. Empty: every series is its own.
+    /// Series with equal values of these labels belong to the same scheduler (each tensor-parallel
+    /// rank reports it) and count once, by their largest value. Empty: each series counts by
+    /// itself.
     shard_labels: &'static [&'static str],
-    /// A series where this label is not empty is a part of the one where it is, and is not counted again.
+    /// A series where this label is not empty is a part of the series where it is empty, and is not
+    /// counted again.
     part_label: Option<&'static str>,
     kv_scale: f64,
-    /// Where each number is, in order of preference. Numbers that are not listed are unknown.
+    /// The sources of each number, in order of preference. Numbers that are not listed are unknown.
     numbers: &'static [(&'static MetricDefinition, &'static [BuiltInSource])],
     lora: &'static [&'static str],
     counters: &'static [&'static str],
 }
 
-/// Names verified in the engines' sources: vLLM v1 `vllm/v1/metrics/loggers.py` (data-parallel ranks as label `engine`) and v0
-/// `engine/metrics.py`; SGLang `observability/metrics_collector.py` (`priority=""` is the total, ranks in labels); TensorRT-LLM
-/// `metrics/collector.py`, mounted by `serve/openai_server.py` at `/prometheus/metrics` (`/metrics` is JSON there); Triton's documentation.
-/// All of them count KV-cache utilisation from 0 to 1, vLLM's `_perc` too.
+/// The names were verified in the engines' sources: vLLM v1 `vllm/v1/metrics/loggers.py`
+/// (data-parallel ranks as label `engine`) and v0 `engine/metrics.py`; SGLang
+/// `observability/metrics_collector.py` (`priority=""` is the total, ranks in labels); TensorRT-LLM
+/// `metrics/collector.py`, mounted by `serve/openai_server.py` at `/prometheus/metrics` (`/metrics`
+/// is JSON there); Triton's documentation. All of them report KV-cache utilization from 0 to 1,
+/// also vLLM's `_perc`.
 const TABLE: &[BuiltInEngine] = &[
     BuiltInEngine {
         name: "vllm",
@@ -306,19 +310,21 @@ const TABLE: &[BuiltInEngine] = &[
         kv_scale: 1.0,
         numbers: &[
             (&QUEUE_DEPTH, &[Value("nv_inference_pending_request_count")]),
-            // no running requests: llm-d reads nv_inference_exec_count, which counts all executions ever and only grows
+            // No running requests: llm-d reads nv_inference_exec_count, which counts all executions
+            // since the start and only grows.
         ],
         lora: &[],
         counters: &["nv_inference_exec_count", "nv_inference_request_success"],
     },
 ];
 
-/// From every process that uses a Prometheus client library, except the multi-process mode of the
-/// Python one (SGLang, vLLM with several API servers).
+/// Reported by every process that uses a Prometheus client library, except Python's in
+/// multi-process mode (SGLang, vLLM with several API servers).
 const PROCESS_START: &str = "process_start_time_seconds";
 
 impl EngineTable {
-    /// The built-in engines and those of the configuration. Empty `default_engine` and `label` mean [`DEFAULT_ENGINE`] and [`ENGINE_LABEL`].
+    /// Creates the table of the built-in engines and those of the configuration. Empty
+    /// `default_engine` and `label` mean [`DEFAULT_ENGINE`] and [`ENGINE_LABEL`].
     ///
     /// # Errors
     /// [`InvalidEngine`] names the engine and the field.
@@ -340,13 +346,13 @@ impl EngineTable {
         Ok(Self { by_name, default, label: if label.is_empty() { ENGINE_LABEL } else { label }.into() })
     }
 
-    /// The engine of that name.
+    /// The engine with this name.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&Arc<EngineSpec>> {
         self.by_name.get(name)
     }
 
-    /// Every engine, by name.
+    /// All engines, sorted by name.
     #[must_use]
     pub fn all(&self) -> Vec<&Arc<EngineSpec>> {
         let mut all: Vec<_> = self.by_name.values().collect();
@@ -354,7 +360,8 @@ impl EngineTable {
         all
     }
 
-    /// The engine of an endpoint with these labels. A label that names no engine counts as none.
+    /// The engine of an endpoint with these labels. A label with an unknown engine counts as
+    /// absent.
     #[must_use]
     pub fn of_labels(&self, labels: &[(Box<str>, Box<str>)]) -> Arc<EngineSpec> {
         let value = |key: &str| labels.iter().find(|(k, _)| &**k == key).map(|(_, v)| &**v);
@@ -364,7 +371,7 @@ impl EngineTable {
 }
 
 impl EngineSpec {
-    /// Series names to ask for, each once.
+    /// The series names to request, each once.
     #[must_use]
     pub fn names(&self) -> Vec<&str> {
         let mut names: Vec<&str> = self.metrics.iter().map(|metric| metric.spec.name()).collect();
@@ -373,7 +380,7 @@ impl EngineSpec {
         names
     }
 
-    /// The meanings and their series names; within one meaning in order of preference.
+    /// Each meaning with its series names; those of one meaning in order of preference.
     pub fn looked_for(&self) -> impl Iterator<Item = (MetricMeaning, &str)> {
         self.metrics.iter().map(|metric| (metric.meaning, metric.spec.name()))
     }
@@ -414,7 +421,7 @@ impl EngineSpec {
             custom_metrics,
         } = config;
         if name.is_empty() || name == "default" {
-            return Err(InvalidEngine::Name(name.clone())); // the reference reserves "default"
+            return Err(InvalidEngine::Name(name.clone())); // llm-d reserves "default"
         }
         let scale = kv_usage_scale.unwrap_or(1.0);
         if !(scale.is_finite() && scale > 0.0) {
@@ -459,7 +466,7 @@ impl EngineSpec {
     }
 }
 
-/// Collects the metrics of one engine and reports which field was wrong.
+/// Collects the metrics of one engine; its errors name the field.
 struct EngineSpecBuilder<'a> {
     engine: &'a str,
     metrics: Vec<EngineMetric>,

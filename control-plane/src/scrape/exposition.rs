@@ -1,75 +1,77 @@
-//! Prometheus text exposition: bytes in, samples out. Pure.
+//! Parser of the Prometheus text exposition: bytes in, samples out. It does no I/O.
 //!
-//! It is our own parser, because no library has everything that a scraper of model servers needs:
-//! it takes chunks as they arrive, borrows from them, reads only the name of an unwanted sample
-//! (nine lines in ten of an engine's page are histogram buckets), stops at the line after the last
-//! wanted family, and survives anything: a bad line is skipped and counted, never the page.
+//! No library has all that a scraper of model servers needs. This parser takes chunks as they
+//! arrive and borrows from them. It reads only the name of an unwanted sample (nine in ten lines of
+//! an engine's page are histogram buckets), and stops at the line after the last wanted family. A
+//! bad line is skipped and counted; the rest of the page is still read.
 //!
 //! It reads the text format 0.0.4, UTF-8 names in quotes (`{"name",label="x"} 1`), and the sample
-//! lines of OpenMetrics (exemplars are dropped, `# EOF` is a comment like any other). Bytes that
-//! are not UTF-8 are passed on as they are. Comments, HELP and TYPE are skipped: the engine table
-//! decides what a family means.
+//! lines of OpenMetrics (exemplars are dropped, `# EOF` counts as a comment). Bytes that are not
+//! UTF-8 are passed on unchanged. Comments, HELP and TYPE are skipped: the engine table decides the
+//! meaning of a family.
 //!
-//! Law: cutting the same bytes into other chunks changes neither the samples nor the counts.
+//! Invariant: splitting the same bytes into other chunks changes neither the samples nor the
+//! counts.
 
 use std::borrow::Cow;
 use std::ops::Range;
 
 use memchr::memchr;
 
-/// The most bytes of one line. The longest real ones are `vllm:lora_requests_info` with hundreds of
-/// adapter names and `vllm:cache_config_info` with all settings as labels: some KB. A longer line
-/// is skipped. This bounds what is kept between chunks.
+/// The most bytes of one line; a longer line is skipped. The longest real lines have some KB:
+/// `vllm:lora_requests_info` with hundreds of adapter names, and `vllm:cache_config_info` with all
+/// settings as labels. This bounds what is kept between chunks.
 pub const LINE_BYTES_MAX: usize = 64 * 1024;
 
-/// The most labels of one sample: `vllm:cache_config_info` has about forty. Bounds the quadratic search for duplicates.
+/// The most labels of one sample; `vllm:cache_config_info` has about forty. This bounds the
+/// quadratic search for duplicates.
 pub const LABELS_MAX: usize = 256;
 
 /// What a visitor wants from the sample whose name was just read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LineInterest {
-    /// Parse it and hand it over.
+    /// Parse the sample and pass it to the visitor.
     Take,
-    /// Skip the line unread: it is neither checked nor counted as bad.
+    /// Skip the line: it is neither checked nor counted as bad.
     Ignore,
-    /// Everything wanted has been seen: read no further.
+    /// All wanted samples have been seen: stop reading.
     Stop,
 }
 
 /// Receives the samples of a page.
 pub trait SampleVisitor {
-    /// Whether a sample of this name is wanted. Called once for each sample line, in order.
+    /// Returns whether a sample of this name is wanted. Called once for each sample line, in order.
     fn interest(&mut self, name: &[u8]) -> LineInterest;
-    /// A well-formed sample of a wanted name.
+    /// Receives a well-formed sample of a wanted name.
     fn sample(&mut self, sample: &MetricSample<'_>);
 }
 
 /// Whether the rest of the page is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ParseProgress {
-    /// Feed on.
+    /// Feed the next bytes.
     More,
     /// The visitor returned [`LineInterest::Stop`].
     Done,
 }
 
-/// Lines of a page that had something on them.
+/// Counts of the lines of a page that are not blank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LineCounts {
-    /// All, comments included.
+    /// All lines, comments included.
     pub read: u64,
-    /// Skipped: malformed, or longer than [`LINE_BYTES_MAX`].
+    /// Lines skipped: malformed, or longer than [`LINE_BYTES_MAX`].
     pub skipped: u64,
 }
 
-/// One sample; everything in it borrows from the line.
+/// One sample. It borrows everything from its line.
 #[derive(Debug)]
 pub struct MetricSample<'a> {
     /// Name of the series, unescaped.
     pub name: Cow<'a, [u8]>,
-    /// Value; may be NaN or infinite.
+    /// The value; may be NaN or infinite.
     pub value: f64,
-    /// As written: milliseconds in the text format, seconds in OpenMetrics.
+    /// The timestamp as written: milliseconds in the text format, seconds in OpenMetrics.
     pub timestamp: Option<f64>,
     line: &'a [u8],
     spans: &'a [LabelSpan],
@@ -78,13 +80,13 @@ pub struct MetricSample<'a> {
 /// Incremental parser of one page.
 #[derive(Debug, Default)]
 pub struct ExpositionParser {
-    /// The start of a line whose end has not arrived.
+    /// The start of a line whose end has not arrived yet.
     carry: Vec<u8>,
-    /// The line being carried is too long: drop up to its end.
+    /// Whether the unfinished line is too long: drop it up to its end.
     overlong: bool,
     done: bool,
     counts: LineCounts,
-    /// Reused from line to line.
+    /// Label positions; the memory is reused for each line.
     spans: Vec<LabelSpan>,
 }
 
@@ -106,13 +108,13 @@ struct SampleHead {
 }
 
 impl<'a> MetricSample<'a> {
-    /// Labels in order, unescaped; names are unique.
+    /// The labels in order, unescaped; names are unique.
     pub fn labels(&self) -> impl Iterator<Item = (Cow<'a, [u8]>, Cow<'a, [u8]>)> {
         let line = self.line;
         self.spans.iter().map(move |span| (unescape(slice(line, &span.name)), unescape(slice(line, &span.value))))
     }
 
-    /// Value of a label; `None` if it does not exist.
+    /// The value of a label; `None` if there is no such label.
     #[must_use]
     pub fn label(&self, name: &[u8]) -> Option<Cow<'a, [u8]>> {
         self.labels().find(|(key, _)| &**key == name).map(|(_, value)| value)
@@ -134,7 +136,8 @@ impl ExpositionParser {
         self.progress()
     }
 
-    /// Reads the last line, which may lack its newline, and returns the counts. The parser is ready for the next page.
+    /// Reads the last line, which may lack its newline, and returns the counts. After that the
+    /// parser is ready for the next page.
     pub fn finish(&mut self, visitor: &mut impl SampleVisitor) -> LineCounts {
         if !self.done {
             self.end_line(&[], visitor);
@@ -206,7 +209,8 @@ impl ExpositionParser {
     }
 }
 
-/// `bare` is the length of the unquoted name at the start; 0 where the name must be in the braces.
+/// Parses a sample line. `bare` is the length of the unquoted name at the start; 0 if the name is a
+/// quoted one in the braces.
 fn parse_sample(line: &[u8], bare: usize, spans: &mut Vec<LabelSpan>) -> Result<SampleHead, MalformedLine> {
     spans.clear();
     let mut at = skip_blanks(line, bare);
@@ -219,16 +223,17 @@ fn parse_sample(line: &[u8], bare: usize, spans: &mut Vec<LabelSpan>) -> Result<
             _ => return Err(MalformedLine),
         };
     } else if at == bare {
-        return Err(MalformedLine); // neither a blank nor a brace behind the name
+        return Err(MalformedLine); // neither a blank nor a brace follows the name
     }
     let (value, timestamp) = parse_value(line.get(at..).unwrap_or_default())?;
     Ok(SampleHead { name: name.ok_or(MalformedLine)?, value, timestamp })
 }
 
-/// From behind `{` to behind `}`; also the span of a quoted metric name among the labels.
+/// Parses from after `{` to after `}`. Also returns the span of a quoted metric name among the
+/// labels.
 fn parse_labels(line: &[u8], mut at: usize, spans: &mut Vec<LabelSpan>) -> Result<(usize, Option<Range<usize>>), MalformedLine> {
     let mut metric = None;
-    at = skip_comma(line, at); // prometheus_client takes one leading comma as well as one trailing
+    at = skip_comma(line, at); // prometheus_client accepts one leading and one trailing comma
     while line.get(at) != Some(&b'}') {
         let quoted = line.get(at) == Some(&b'"');
         let name = if quoted { quoted_span(line, at)? } else { at..at + name_len(line.get(at..).unwrap_or_default()) };
@@ -253,7 +258,7 @@ fn parse_labels(line: &[u8], mut at: usize, spans: &mut Vec<LabelSpan>) -> Resul
     Ok((at + 1, metric))
 }
 
-/// A metric has one name, and it is not empty.
+/// Sets the metric's name. A metric has exactly one name, which is not empty.
 fn named(metric: &mut Option<Range<usize>>, name: Range<usize>) -> Result<(), MalformedLine> {
     if name.is_empty() || metric.is_some() {
         return Err(MalformedLine);
@@ -271,7 +276,7 @@ fn push_label(line: &[u8], spans: &mut Vec<LabelSpan>, label: LabelSpan) -> Resu
     Ok(())
 }
 
-/// The inside of the quoted string that starts at `at`.
+/// The text inside the quoted string that starts at `at`.
 fn quoted_span(line: &[u8], at: usize) -> Result<Range<usize>, MalformedLine> {
     if line.get(at) != Some(&b'"') {
         return Err(MalformedLine);
@@ -289,7 +294,7 @@ fn quoted_span(line: &[u8], at: usize) -> Result<Range<usize>, MalformedLine> {
     }
 }
 
-/// Value, optional timestamp, optional exemplar (` # {..} 1 2`), which is dropped.
+/// Parses value, optional timestamp and optional exemplar (` # {..} 1 2`); drops the exemplar.
 fn parse_value(rest: &[u8]) -> Result<(f64, Option<f64>), MalformedLine> {
     let mut tokens = rest.split(|&b| is_blank(b)).filter(|token| !token.is_empty());
     let value = number(tokens.next().ok_or(MalformedLine)?)?;
@@ -303,7 +308,8 @@ fn parse_value(rest: &[u8]) -> Result<(f64, Option<f64>), MalformedLine> {
     }
 }
 
-/// Rust reads the same numbers as Go and Python here: decimal with exponent, `NaN`, `Inf`, `Infinity`, in any case, with a sign.
+/// Parses a number. Rust accepts the same numbers as Go and Python here: decimal with exponent,
+/// `NaN`, `Inf`, `Infinity`, in any case, with a sign.
 fn number(token: &[u8]) -> Result<f64, MalformedLine> {
     std::str::from_utf8(token).ok().and_then(|text| text.parse().ok()).ok_or(MalformedLine)
 }
@@ -316,7 +322,7 @@ fn name_len(text: &[u8]) -> usize {
     text.iter().position(|&b| !(b.is_ascii_alphanumeric() || b == b'_' || b == b':')).unwrap_or(text.len())
 }
 
-/// `\\`, `\n` and `\"`; any other backslash is kept, as in `prometheus_client`.
+/// Resolves `\\`, `\n` and `\"`. Any other backslash is kept, as in `prometheus_client`.
 fn unescape(text: &[u8]) -> Cow<'_, [u8]> {
     if memchr(b'\\', text).is_none() {
         return Cow::Borrowed(text);

@@ -1,9 +1,9 @@
-//! Applies the engine table to the samples of a page. Pure.
+//! Reads the numbers of an engine from the samples of a page. It does no I/O.
 //!
-//! A value that is missing, or invalid (NaN, infinite, negative, a share above one), is unknown:
+//! A value that is missing or invalid (NaN, infinite, negative, a share above one) is unknown:
 //! `None`, never zero and never the previous value. One engine process may have several series of a
-//! metric (data-parallel ranks, models, tensor-parallel ranks that all report the one scheduler):
-//! [`MetricMeaning`] says how they fold into one number.
+//! metric (data-parallel ranks, models, tensor-parallel ranks that all report one scheduler):
+//! [`MetricMeaning`] says how they become one number.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -13,35 +13,38 @@ use scheduler::{EndpointMetrics, LoraMetrics};
 use super::engine::{EngineMetric, EngineSpec, FamilySet, MetricMeaning};
 use super::exposition::{LineInterest, MetricSample, SampleVisitor};
 
-/// The most schedulers behind one endpoint. Data-parallel deployments have tens; it bounds the search for a rank already seen.
+/// The most schedulers behind one endpoint. Data-parallel deployments have tens; this bounds the
+/// search for a known rank.
 const SHARDS_MAX: usize = 1024;
 
-/// The numbers that say how loaded an engine is.
+/// The numbers that describe the load of an engine.
 static LOAD_METRICS: [&MetricDefinition; 3] = [&QUEUE_DEPTH, &RUNNING_REQUESTS, &KV_CACHE_UTILIZATION];
 
-/// The most requests an engine can mean to report; beyond it, a number is noise (and would lose precision as `f32`).
+/// The most requests that an engine can plausibly report. A larger number is invalid (and would
+/// lose precision as `f32`).
 const REQUESTS_MAX: f64 = 1e7;
 
-/// How far above 1 a utilisation may be by rounding and still count as full.
+/// How far above 1 a utilization may be by rounding and still count as full.
 const UTILIZATION_ROUNDING: f64 = 0.01;
 
-/// A process that started this much earlier or later, in seconds, is another one. Below it, client libraries round.
+/// If the start time of the process moves by more than this, in seconds, it is another process.
+/// Client libraries round within this range.
 const PROCESS_START_TOLERANCE_S: f64 = 0.5;
 
-/// What one page said.
+/// The content of one page.
 #[derive(Debug)]
 pub struct PageReading {
-    /// For the scheduler.
+    /// The metrics for the scheduler.
     pub metrics: EndpointMetrics,
     /// Start of the process in Unix seconds.
     pub process_start: Option<f64>,
-    /// In the order of the table.
+    /// The counters, in the order of the engine's table.
     pub(super) counters: Vec<Option<CounterSum>>,
-    /// Which metrics of the table the page has, by name.
+    /// The metrics of the table whose name is on the page.
     pub(super) present: FamilySet,
 }
 
-/// The sum of a counter's series and how many there were.
+/// The sum of a counter's series, and their number.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct CounterSum {
     sum: f64,
@@ -52,17 +55,17 @@ pub(super) struct CounterSum {
 #[derive(Debug)]
 pub struct Extraction<'e> {
     engine: &'e EngineSpec,
-    /// Parallel to the engine's metrics.
+    /// One for each of the engine's metrics.
     cells: Vec<SeriesValues>,
-    /// Metrics whose name has come by.
+    /// Metrics whose name has been read.
     present: FamilySet,
-    /// Read on until these are complete; to the end of the page if `None`.
+    /// Stop when these are complete; `None`: read to the end of the page.
     until: Option<FamilySet>,
     last_name: Vec<u8>,
     last: FamilySet,
 }
 
-/// Notices that the process behind an address is not the one it was.
+/// Detects that another process answers at an address.
 #[derive(Debug, Default)]
 pub struct RestartWatch {
     process_start: Option<f64>,
@@ -72,21 +75,21 @@ pub struct RestartWatch {
 /// The series of one metric.
 #[derive(Debug, Default)]
 struct SeriesValues {
-    /// By scheduler, in order of appearance.
+    /// Scheduler and value, in order of appearance.
     shards: Vec<(u64, f64)>,
-    /// Some series has a value that cannot be: a sum without it would be invented.
+    /// Whether a series has an impossible value. A sum without it would be wrong.
     invalid: bool,
     lora: Option<(f64, LoraMetrics)>,
 }
 
 impl PageReading {
-    /// Does it say anything about load?
+    /// Whether the page has any load metric.
     #[must_use]
     pub fn says_load(&self) -> bool {
         LOAD_METRICS.iter().any(|metric| (metric.get)(&self.metrics).is_some())
     }
 
-    /// Does it lack something of that kind the engine has a name for?
+    /// Whether the page lacks a load metric that the engine's table names.
     #[must_use]
     pub(super) fn lacks_load(&self, engine: &EngineSpec) -> bool {
         let present = |meaning| {
@@ -96,7 +99,7 @@ impl PageReading {
         !LOAD_METRICS.into_iter().map(MetricMeaning::Number).all(present)
     }
 
-    /// Has the engine work?
+    /// Whether the engine has waiting or running requests.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         [self.metrics.queue_depth, self.metrics.running_requests].iter().flatten().any(|&requests| requests > 0.0)
@@ -104,7 +107,8 @@ impl PageReading {
 }
 
 impl<'e> Extraction<'e> {
-    /// Reads on until the families of `until` are complete; `None` or none: to the end of the page.
+    /// Reads until the families in `until` are complete; `None` or an empty set: to the end of the
+    /// page.
     #[must_use]
     pub(super) fn new(engine: &'e EngineSpec, until: Option<FamilySet>) -> Self {
         let cells = engine.metrics.iter().map(|_| SeriesValues::default()).collect();
@@ -117,7 +121,7 @@ impl<'e> Extraction<'e> {
         Self::new(engine, None)
     }
 
-    /// Folds the series into what they mean.
+    /// Combines the series of each metric into one number.
     #[must_use]
     pub fn finish(self) -> PageReading {
         let Self { engine, cells, present, .. } = self;
@@ -131,7 +135,7 @@ impl<'e> Extraction<'e> {
         let custom = engine.custom_keys.iter().enumerate();
         let mut metrics = EndpointMetrics {
             lora: first(MetricMeaning::Lora).and_then(|cell| cell.lora.as_ref()).map(|(_, lora)| lora.clone()),
-            // Sorted as the keys are; what the page does not say is left out.
+            // Sorted, because the keys are; keys without a value on the page are left out.
             attributes: custom.filter_map(|(at, key)| Some((key.clone(), finite(first(MetricMeaning::Custom(at))?.last()?)?))).collect(),
             ..EndpointMetrics::default()
         };
@@ -162,7 +166,7 @@ impl<'e> Extraction<'e> {
 impl SampleVisitor for Extraction<'_> {
     fn interest(&mut self, name: &[u8]) -> LineInterest {
         if name != self.last_name {
-            // A family's lines stand together, so another name ends all families before it.
+            // The lines of a family are adjacent, so another name ends all families before it.
             if self.until.is_some_and(|until| until & !self.present == 0) {
                 return LineInterest::Stop;
             }
@@ -190,8 +194,9 @@ impl SampleVisitor for Extraction<'_> {
 }
 
 impl RestartWatch {
-    /// Takes in a page; true if another process wrote it than the page before. What a page does not say is compared when it next does.
-    /// A counter that lost series may fall without a restart and only sets a new mark.
+    /// Compares a page with the last one; returns whether another process wrote it. A value that
+    /// this page lacks is compared with the next page that has it. A counter with fewer series than
+    /// before may fall without a restart; it only becomes the new reference.
     pub fn observe(&mut self, reading: &PageReading) -> bool {
         let moved = |(old, new): (f64, f64)| (new - old).abs() > PROCESS_START_TOLERANCE_S;
         let mut restarted = self.process_start.zip(reading.process_start).is_some_and(moved);
@@ -269,7 +274,7 @@ impl SeriesValues {
     }
 }
 
-/// Which scheduler a series shows; `None`: one of its own.
+/// The scheduler that a series belongs to; `None`: the series counts by itself.
 fn shard(labels: &[&str], sample: &MetricSample<'_>) -> Option<u64> {
     if labels.is_empty() {
         return None;
@@ -281,7 +286,7 @@ fn shard(labels: &[&str], sample: &MetricSample<'_>) -> Option<u64> {
     Some(hasher.finish())
 }
 
-/// The value as the unit has it; none if an engine cannot mean it.
+/// The value in the scheduler's type; `None` if an engine cannot mean it.
 fn valid(unit: MetricUnit, value: f64) -> Option<f32> {
     let max = match unit {
         MetricUnit::Requests => REQUESTS_MAX,
@@ -291,7 +296,7 @@ fn valid(unit: MetricUnit, value: f64) -> Option<f32> {
     if value <= max { unit.valid(value as f32) } else { None }
 }
 
-/// As the scheduler counts; what an f32 cannot hold is not known.
+/// The value as f32; `None` if an f32 cannot hold it.
 fn finite(value: f64) -> Option<f32> {
     let value = value as f32;
     value.is_finite().then_some(value)

@@ -1,15 +1,18 @@
-//! One scrape over HTTP: asks for the needed families alone, falls back to the whole page, reads within bounds.
+//! One scrape over HTTP: requests only the needed families, falls back to the whole page, and reads
+//! within limits.
 //!
 //! ```text
 //!            families come back                     families come back
 //!  Filtered ───────────────────▶ Filtered    Whole ───────────────────▶ Whole, read up to the last family the page has
 //!     │  some are missing: the whole page, at once    │ after FILTER_RETRY
 //!     │  has it more? ──▶ Whole                       └──▶ Filtered
-//!     └─ no: they do not exist; not asked again for their sake
+//!     └─ no: they do not exist, and the filter stays
 //! ```
-//! The filter is for the engine's sake more than ours: writing a whole page takes its API server fifty times the CPU of the needed families.
-//! A restart forgets all of it. `prometheus_client` in its multi-process mode (SGLang; vLLM with several API servers) answers a filter with
-//! nothing, which is what `Whole` is for. No redirect is followed and no proxy of the environment used: the page comes from the endpoint or not at all.
+//! The filter helps the engine more than the daemon: writing a whole page costs its API server
+//! fifty times the CPU of the needed families. A restart resets this state. `prometheus_client` in
+//! multi-process mode (SGLang; vLLM with several API servers) answers a filter with nothing;
+//! `Whole` is for those servers. Redirects are not followed and proxies of the environment are not
+//! used: the page comes from the endpoint itself.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -25,76 +28,81 @@ use super::extract::{Extraction, PageReading};
 use super::stats::ScrapeStats;
 use super::target::ScrapeTarget;
 
-/// The most bytes of one page. An engine's page has 40-200 KB and grows with label values; a hundred times that is an endpoint gone wrong, and
-/// reading more would only feed it memory bandwidth (nothing is stored).
+/// The most bytes of one page. An engine's page has 40-200 KB and grows with label values. A page a
+/// hundred times as large is an error of the endpoint, and reading it would only waste memory
+/// bandwidth (nothing is stored).
 pub const PAGE_BYTES_MAX: usize = 8 * 1024 * 1024;
 
-/// What is left of a page after its last wanted family is read to keep the connection, if it is no more than this: below it, reading is cheaper
-/// than a new TCP connection.
+/// The rest of a page after its last wanted family is read if it has at most this many bytes, to
+/// keep the connection: reading that much is cheaper than a new TCP connection.
 const DRAIN_BYTES_MAX: usize = 64 * 1024;
 
-/// How long a whole page is taken to have no other families than when last read to its end. A family may appear late (LoRA, with its first use).
+/// How long a whole page is assumed to have only the families of its last complete reading. A
+/// family may appear late (LoRA, with its first use).
 const RELEARN_AFTER: Duration = Duration::from_secs(10);
 
-/// When an endpoint that did not honour the filter is asked with one again: a proxy or configuration in front may have changed.
+/// When the filter is tried again at an endpoint that ignored it: the proxy in front of it or its
+/// configuration may have changed.
 const FILTER_RETRY: Duration = Duration::from_secs(300);
 
 /// The most bytes of an error's text that are kept for the log.
 const DETAIL_BYTES_MAX: usize = 200;
 
-/// The text format and nothing else: OpenMetrics costs the engine more to write and says nothing more that is needed.
+/// The accepted format: the text format only. OpenMetrics costs the engine more to write and has
+/// nothing more that is needed.
 const ACCEPTED: HeaderValue = HeaderValue::from_static("text/plain;version=0.0.4");
 
-/// Why a scrape failed. The endpoint (or the way to it) is at fault; the scraper tries again by itself.
+/// Why a scrape failed. The cause is the endpoint or the network; the scraper tries again by
+/// itself.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FailReason {
-    /// Not finished by the deadline.
+    /// The answer was not complete by the deadline.
     #[error("no complete answer in time")]
     Timeout,
     /// No connection, or no TLS session.
     #[error("cannot connect: {0}")]
     Connect(Box<str>),
-    /// Answered with a redirect, which is not followed.
+    /// A redirect, which is not followed.
     #[error("answered {0}, and redirects are not followed")]
     Redirect(u16),
-    /// Answered with another status than 200.
+    /// A status other than 200.
     #[error("answered {0}")]
     Status(u16),
-    /// Compressed, though that was not asked for.
-    #[error("answered in a content encoding that was not asked for")]
+    /// A compressed answer, although the request did not allow that.
+    #[error("answered in a content encoding that was not requested")]
     Encoding,
-    /// Longer than [`PAGE_BYTES_MAX`].
+    /// A page longer than [`PAGE_BYTES_MAX`].
     #[error("page longer than {PAGE_BYTES_MAX} bytes")]
     TooLarge,
-    /// The connection broke in the middle, or did not speak HTTP.
+    /// The connection ended in the middle, or the answer was not HTTP.
     #[error("answer broke off: {0}")]
     Broken(Box<str>),
-    /// A page without any metric of load that the engine should have.
-    #[error("no load metric of the engine on the page: is the engine label right?")]
+    /// A page without any load metric of the engine.
+    #[error("no load metric of the engine on the page: is the engine label correct?")]
     NoMetrics,
 }
 
-/// How an endpoint is asked, learned from its answers.
+/// How to request metrics from an endpoint, learned from its answers.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct FetchHabit {
-    /// Since when the whole page is asked for.
+    /// Since when the whole page is requested; `None`: the filter is used.
     full_page_since: Option<Instant>,
-    /// Families the endpoint is known to have or lack; `None` before the first comparison.
+    /// Families on the endpoint's last complete page or filtered answer; `None` before the first.
     settled: Option<FamilySet>,
     /// When a whole page was last read to its end.
     learned_at: Option<Instant>,
 }
 
-/// What a scrape brought.
+/// The result of a scrape.
 #[derive(Debug)]
 pub(super) struct ScrapedPage {
     pub(super) reading: PageReading,
-    /// When the answer began to arrive: the page was written just before.
+    /// When the answer began to arrive; the page was written just before.
     pub(super) observed_at: Instant,
     pub(super) habit: FetchHabit,
 }
 
-/// Asks endpoints.
+/// Fetches pages from endpoints.
 #[derive(Clone, Debug)]
 pub(super) struct PageFetcher {
     pub(super) client: Client,
@@ -104,7 +112,7 @@ pub(super) struct PageFetcher {
 struct FetchedPage {
     reading: PageReading,
     observed_at: Instant,
-    /// Read to its end?
+    /// Whether the page was read to its end.
     complete: bool,
 }
 
@@ -112,7 +120,7 @@ impl FailReason {
     /// All kinds, as label values of a metric.
     pub const KINDS: [&'static str; 8] = ["timeout", "connect", "redirect", "status", "encoding", "too_large", "broken", "no_metrics"];
 
-    /// Short name of the kind.
+    /// The short name of the kind, as in metrics.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
@@ -129,7 +137,7 @@ impl FailReason {
 }
 
 impl PageFetcher {
-    /// One scrape. The caller bounds its time.
+    /// Makes one scrape. The caller limits its time.
     pub(super) async fn scrape(&self, target: &ScrapeTarget, habit: FetchHabit) -> Result<ScrapedPage, FailReason> {
         let whole = habit.full_page_since.is_some_and(|since| since.elapsed() < FILTER_RETRY);
         let (page, habit) = if whole { self.whole(target, habit).await? } else { self.filtered(target, habit).await? };

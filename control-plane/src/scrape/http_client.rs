@@ -1,14 +1,16 @@
-//! Clients of other programs' HTTP.
+//! HTTP clients for requests to other programs.
 
 use reqwest::{Client, ClientBuilder};
 
-/// Builds the client that `described` describes. Where the system has no CA certificates, as in a minimal image, it is one that trusts no https server: the
-/// library wants certificates at once, and most engines speak plain HTTP.
+/// Builds the client that `described` describes. On a system without CA certificates, as in a
+/// minimal image, the client trusts no https server: reqwest loads the certificates when it builds
+/// a client, and most engines use plain HTTP.
 ///
 /// # Errors
-/// Those of the library, if the description is at fault.
+/// The error of reqwest, if the description is invalid.
 pub fn build(described: impl Fn() -> ClientBuilder) -> Result<Client, reqwest::Error> {
-    // Already installed is as good: every user in this process installs the same. The library wants one for plain HTTP too.
+    // An error means that a provider is installed already, which is the same one. reqwest needs a
+    // provider for plain HTTP too.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let error = match described().build() {
         Ok(client) => return Ok(client),
@@ -16,7 +18,7 @@ pub fn build(described: impl Fn() -> ClientBuilder) -> Result<Client, reqwest::E
     };
     match described().tls_certs_only([]).build() {
         Ok(client) => {
-            tracing::warn!("this system has no CA certificates: no https server is trusted, unless its CA is given");
+            tracing::warn!("this system has no CA certificates: https servers are trusted only if their CA is configured");
             Ok(client)
         }
         Err(_) => Err(error),

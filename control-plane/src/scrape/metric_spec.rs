@@ -1,27 +1,29 @@
-//! Names one series, or several: `metric` or `metric{label=value,other="value"}`, as users of the reference write it.
+//! Selects series of a metric: `metric` or `metric{label=value,other="value"}`, as in llm-d's
+//! configuration.
 
 use super::exposition::MetricSample;
 
-/// The longest spec. Real ones stay below a hundred bytes; it keeps the scrape URL they end up in short.
+/// The longest spec, in bytes. Real ones have less than a hundred; the limit keeps the scrape URL
+/// short.
 pub const SPEC_BYTES_MAX: usize = 512;
 
-/// A metric name and the label values a series of it must have.
+/// A metric name, and the label values that a series must have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MetricSpec {
     name: Box<str>,
     labels: Box<[(Box<str>, Box<str>)]>,
 }
 
-/// Why a spec was refused; its writer is at fault.
+/// Why a spec was refused. The configuration has to change.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidMetricSpec {
     /// Longer than [`SPEC_BYTES_MAX`].
     #[error("longer than {SPEC_BYTES_MAX} bytes")]
     TooLong,
-    /// Not a metric name before the braces.
+    /// The text before the braces is not a metric name.
     #[error("{0:?} is not a metric name")]
     Name(String),
-    /// A brace is missing, or there is text behind it.
+    /// A brace is missing, or text follows the closing brace.
     #[error("{0:?} must be metric or metric{{label=value,...}}")]
     Braces(String),
     /// A selector is not `label=value`.
@@ -30,10 +32,10 @@ pub enum InvalidMetricSpec {
 }
 
 impl MetricSpec {
-    /// Reads a spec; blanks around its parts and quotes around values do not matter.
+    /// Parses a spec. Blanks around its parts and quotes around values are ignored.
     ///
     /// # Errors
-    /// [`InvalidMetricSpec`] quotes the part that is wrong.
+    /// [`InvalidMetricSpec`] quotes the invalid part.
     pub fn parse(text: &str) -> Result<Self, InvalidMetricSpec> {
         if text.len() > SPEC_BYTES_MAX {
             return Err(InvalidMetricSpec::TooLong);
@@ -57,7 +59,7 @@ impl MetricSpec {
         &self.name
     }
 
-    /// Has the series the label values asked for? Its name is not looked at.
+    /// Whether the series has the required label values. Its name is not checked.
     #[must_use]
     pub fn selects(&self, sample: &MetricSample<'_>) -> bool {
         self.labels.iter().all(|(key, value)| sample.label(key.as_bytes()).is_some_and(|found| *found == *value.as_bytes()))

@@ -1,50 +1,57 @@
 //! When an endpoint is scraped next. Pure: time and chance are arguments.
 //!
-//! Idle endpoints are asked every `idle`; those with work, or picked in the last moments, every `busy`; failing ones ever more seldom, unless nobody
-//! listens there: to find that out costs nothing, and who begins to listen is another process, whose cache is empty. However
-//! many there are, the intervals stretch so that no more than [`SCRAPES_PER_SECOND_MAX`] are begun; and an endpoint that takes long to
-//! answer, which is mostly its own CPU writing the page, is asked less often. Picks do not wait for metrics: the in-flight ledger is fresher
-//! than any scrape, and KV memory fills and empties in seconds. So nothing is worth more than that.
+//! Idle endpoints are scraped every `idle`; endpoints with work, or picked within the last 2 s,
+//! every `busy`. Failing endpoints are scraped less and less often. The exception is an address
+//! where nothing listens: a refused connection costs nothing, and the process that listens there
+//! next has an empty cache and should be noticed soon. The intervals stretch so that at most
+//! [`SCRAPES_PER_SECOND_MAX`] begin in a second, and an endpoint that takes long to answer, mostly
+//! its own CPU time for writing the page, is scraped less often. Picks do not wait for metrics: the
+//! in-flight ledger is newer than any scrape, and KV memory takes seconds to fill or empty. So more
+//! frequent scrapes would not pay.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The most scrapes begun in a second, over all endpoints of a pool: 0.11 ms of CPU each (0.14 ms for a whole page of 38 KB), so 0.07 core.
+/// The most scrapes begun in a second, over all endpoints of a pool. A scrape costs 0.11 ms of CPU
+/// (0.14 ms for a whole page of 38 KB), so this is 0.07 core.
 pub const SCRAPES_PER_SECOND_MAX: f64 = 500.0;
 
-/// Endpoints count as busy this long after they were last seen with work or picked.
+/// How long an endpoint counts as busy after it last had work or was picked.
 const BUSY_HOLD: Duration = Duration::from_secs(2);
 
-/// The longest pause after failures: how late a recovery may be noticed.
+/// The longest pause after failures, which is also the longest delay until a recovery is noticed.
 const BACK_OFF_MAX: Duration = Duration::from_secs(5);
 
-/// The share of time an endpoint may spend on answering when it is asked more often than `idle`: `prometheus_client` takes 3.4 ms of the API
-/// server's one Python thread for a page of 38 KB (0.06 ms for the needed families alone), and several times that in multi-process mode.
+/// The largest share of time that an endpoint may spend on answering when it is scraped more often
+/// than `idle`. `prometheus_client` takes 3.4 ms of the API server's only Python thread for a page
+/// of 38 KB (0.06 ms for the needed families alone), and several times that in multi-process mode.
 const ANSWERING_SHARE_MAX: f64 = 0.05;
 
-/// Intervals vary by this share either way, so that endpoints found together drift apart.
+/// Pauses vary randomly by this share either way, so that scrapes of endpoints that joined together
+/// spread out.
 const JITTER: f64 = 0.1;
 
-/// New endpoints are first asked within this much time each, so that a large pool does not begin all at once.
+/// New endpoints are first scraped within this time multiplied by their number, so that a large
+/// pool does not begin all at once.
 const FIRST_SPREAD: Duration = Duration::from_millis(5);
 
 /// How often to scrape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScrapeIntervals {
-    /// An endpoint without work.
+    /// For an endpoint without work.
     pub idle: Duration,
-    /// An endpoint with work.
+    /// For an endpoint with work.
     pub busy: Duration,
 }
 
-/// How a scrape went.
+/// The result of a scrape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ScrapeOutcome {
     Idle,
     Busy,
     Failed,
-    /// Nothing listens.
+    /// Nothing listens at the address.
     Away,
 }
 
@@ -59,7 +66,8 @@ pub(super) struct ScrapePace {
 }
 
 impl Default for ScrapeIntervals {
-    /// 1 s idle; 100 ms busy, some tens of engine steps: the ledger covers what happens between.
+    /// 1 s idle. 100 ms busy, which is some tens of engine steps; the in-flight ledger covers the
+    /// time between scrapes.
     fn default() -> Self {
         Self { idle: Duration::from_secs(1), busy: Duration::from_millis(100) }
     }
@@ -71,12 +79,12 @@ impl ScrapePace {
         self.failures
     }
 
-    /// The endpoint was just picked, or has work.
+    /// Notes that the endpoint was just picked, or has work.
     pub(super) fn busy(&mut self, now: Instant) {
         self.busy_until = Some(now + BUSY_HOLD);
     }
 
-    /// Takes in how a scrape went and how long it took.
+    /// Records the result and the duration of a scrape.
     pub(super) fn record(&mut self, outcome: ScrapeOutcome, took: Duration, now: Instant) {
         self.took = took;
         self.away = outcome == ScrapeOutcome::Away;
@@ -101,14 +109,14 @@ impl ScrapePace {
     }
 }
 
-/// The pause before the first scrape of one of `new` endpoints that arrived together; `chance` in
+/// The pause before the first scrape of one of `new` endpoints that joined together; `chance` in
 /// [0, 1).
 pub(super) fn first_pause(intervals: ScrapeIntervals, new: usize, chance: f64) -> Duration {
     FIRST_SPREAD.mul_f64(new.saturating_sub(1) as f64).min(intervals.idle).mul_f64(chance)
 }
 
 fn back_off(first: Duration, failures: u32) -> Duration {
-    let doublings = (failures - 1).min(16); // far beyond the cap already
+    let doublings = (failures - 1).min(16); // far above the cap
     first.saturating_mul(1 << doublings).min(BACK_OFF_MAX.max(first))
 }
 

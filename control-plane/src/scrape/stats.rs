@@ -1,11 +1,12 @@
-//! The scraper's counters, for the metrics page. Cumulative; written by the scrape tasks.
+//! The scraper's counters for the metrics page. They are cumulative; the scrape tasks write them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::fetch::FailReason;
 
-/// Upper bounds of the duration histogram, in ms; one more bucket takes the rest. From a filtered page on the same node to the deadline.
+/// Upper bounds of the duration histogram, in ms, from a filtered page on the same node to the
+/// deadline. One more bucket counts longer scrapes.
 pub const DURATION_BUCKETS_MS: [u64; 8] = [1, 2, 5, 10, 25, 100, 250, 1000];
 
 /// Counters of one scraper.
@@ -26,7 +27,7 @@ pub struct ScrapeStats {
 /// The counters at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ScrapeCounts {
-    /// Scrapes finished, well or not.
+    /// Scrapes finished, successful or not.
     pub polls: u64,
     /// Failed scrapes by kind, kinds as in [`FailReason::kind`].
     pub failures: Vec<(&'static str, u64)>,
@@ -44,7 +45,8 @@ pub struct ScrapeCounts {
     pub restarts: u64,
     /// Time spent in scrapes, in µs.
     pub duration_us: u64,
-    /// Scrapes by duration: one count for each bound of [`DURATION_BUCKETS_MS`], then the rest. Not cumulative.
+    /// Scrapes by duration: one count for each bound of [`DURATION_BUCKETS_MS`], then one for
+    /// longer scrapes. Not cumulative over the buckets.
     pub duration_buckets: Vec<u64>,
 }
 

@@ -1,5 +1,5 @@
-//! The targets of the scraper. The URL is built from parts and checked to lead to the endpoint's
-//! own host and port, so nothing in discovery or metadata can send the scraper elsewhere.
+//! The targets of the scraper. A URL is built from parts and always has the endpoint's own host, so
+//! discovery and metadata cannot send the scraper elsewhere.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -15,45 +15,45 @@ use super::engine::{EngineSpec, EngineTable};
 pub struct ScrapeTarget {
     /// Slot and generation: a new generation is a new target.
     pub id: EndpointRef,
-    /// For the log.
+    /// The name of the endpoint, for the log.
     pub name: Arc<str>,
-    /// Its URL.
+    /// The URL of its metrics.
     pub url: MetricsUrl,
-    /// Its metric names.
+    /// The metric names of its engine.
     pub engine: Arc<EngineSpec>,
 }
 
-/// How the metrics of endpoints are found, unless discovery says otherwise.
+/// How the metrics of endpoints are found, unless discovery sets it for an endpoint.
 #[derive(Clone, Debug)]
 pub struct MetricsDiscovery {
     /// Metric names by engine.
     pub engines: Arc<EngineTable>,
-    /// Their location.
+    /// The location of the metrics.
     pub location: MetricsLocation,
 }
 
-/// Where engines serve their metrics, if not where the engine table says.
+/// Where engines serve their metrics, if not at the location in the engine table.
 #[derive(Clone, Debug, Default)]
 pub struct MetricsLocation {
-    /// TLS?
+    /// Whether to use TLS.
     pub https: bool,
-    /// Port, if neither the engine's usual one nor the endpoint's own.
+    /// The port; `None`: the engine's usual port, else the endpoint's own.
     pub port: Option<u16>,
-    /// Path, if not the engine's usual one.
+    /// The path; `None`: the engine's usual path.
     pub path: Option<String>,
 }
 
-/// Address of an exposition: the endpoint's own host, no query, no credentials.
+/// The URL of a metrics page: host of the endpoint, no query, no credentials.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MetricsUrl(Url);
 
-/// An address or path that makes no valid metrics URL; its author has to change it.
+/// An address or path that gives no valid metrics URL.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidMetricsUrl {
-    /// Not `host:port`.
+    /// The address is not `host:port`.
     #[error("{0:?} is not host:port")]
     Address(String),
-    /// Not an absolute path, or more than a path.
+    /// The path is not absolute, or has a query or fragment.
     #[error("metrics path {0:?} must start with / and hold neither query nor fragment")]
     Path(String),
 }
@@ -62,7 +62,7 @@ impl MetricsLocation {
     /// The URL for an endpoint at `address` (`ip:port`, IPv6 in brackets, or `host:port`).
     ///
     /// # Errors
-    /// [`InvalidMetricsUrl`] quotes the part that is wrong.
+    /// [`InvalidMetricsUrl`] quotes the invalid part.
     pub fn url(&self, address: &str, engine: &EngineSpec) -> Result<MetricsUrl, InvalidMetricsUrl> {
         let (host, port) = host_and_port(address).ok_or_else(|| InvalidMetricsUrl::Address(address.into()))?;
         let port = self.port.or(engine.metrics_port).unwrap_or(port);
@@ -81,8 +81,8 @@ impl MetricsUrl {
         self.0.clone()
     }
 
-    /// `?name[]=a&name[]=b`: the Python and Java client libraries answer with only those series,
-    /// others ignore it.
+    /// The URL with `?name[]=a&name[]=b`. The Python and Java client libraries answer with only
+    /// those series; others ignore the query.
     pub(super) fn filtered(&self, engine: &EngineSpec) -> Url {
         let mut url = self.0.clone();
         url.query_pairs_mut().extend_pairs(engine.names().into_iter().map(|name| ("name[]", name)));
@@ -90,7 +90,8 @@ impl MetricsUrl {
     }
 }
 
-/// The host as in a URL, and the port. Host names contain letters, digits, dots and hyphens only.
+/// The host in the form for a URL, and the port. Host names have letters, digits, dots, hyphens and
+/// underscores only.
 fn host_and_port(address: &str) -> Option<(String, u16)> {
     if let Ok(socket) = address.parse::<SocketAddr>() {
         let host = match socket.ip() {

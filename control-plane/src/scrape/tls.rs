@@ -7,24 +7,26 @@ use reqwest::{Certificate, Client, Identity, redirect};
 
 use crate::scrape::http_client;
 
-/// Idle connections are dropped before uvicorn does (5 s), so that none is picked up in the moment it closes.
+/// How long idle connections are kept. It is shorter than uvicorn's 5 s, so that no connection is
+/// reused just when the server closes it.
 const IDLE_CONNECTION_MAX: Duration = Duration::from_secs(4);
 
-/// One connection for each endpoint: its scrapes never overlap.
+/// One connection for each endpoint, because its scrapes never overlap.
 const IDLE_CONNECTIONS_PER_ENDPOINT_MAX: usize = 1;
 
-/// TLS towards endpoints whose metrics location says `https`.
+/// TLS settings for endpoints whose metrics use `https`.
 #[derive(Clone, Debug, Default)]
 pub struct EndpointTls {
-    /// PEM file with the authorities that may have signed an endpoint's certificate; the system's if unset.
+    /// PEM file with the CAs that endpoints' certificates are checked against; the system's CAs if
+    /// unset.
     pub ca_file: Option<PathBuf>,
-    /// PEM files with our certificate chain and its key, for endpoints that ask for one.
+    /// PEM files with the client certificate chain and its key, for endpoints that request one.
     pub identity: Option<(PathBuf, PathBuf)>,
-    /// Accept any certificate. For tests and self-signed engines inside a trusted network.
+    /// Accept any certificate. For tests, and for self-signed engines in a trusted network.
     pub insecure_skip_verify: bool,
 }
 
-/// Why no client could be made. The configuration is at fault.
+/// Why no client could be created. The configuration has to change.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidTls {
     /// A file cannot be read.
@@ -43,15 +45,15 @@ pub enum InvalidTls {
         /// The error of the TLS library.
         source: reqwest::Error,
     },
-    /// A file has no certificate at all.
+    /// A file contains no certificate.
     #[error("{0}: no certificate in it")]
     Empty(PathBuf),
-    /// The parts do not fit together.
+    /// The TLS library refuses the combination.
     #[error("TLS towards endpoints: {0}")]
     Client(#[from] reqwest::Error),
 }
 
-/// Makes the client: HTTP/1.1, no redirects, no proxy, no decompression.
+/// Creates the client: HTTP/1.1, no redirects, no proxy, no decompression.
 pub(super) fn client(tls: &EndpointTls, deadline: Duration) -> Result<Client, InvalidTls> {
     let EndpointTls { ca_file, identity, insecure_skip_verify } = tls;
     let authorities = ca_file.as_deref().map(authorities).transpose()?;
@@ -81,7 +83,7 @@ fn authorities(file: &Path) -> Result<Vec<Certificate>, InvalidTls> {
     if authorities.is_empty() { Err(InvalidTls::Empty(file.into())) } else { Ok(authorities) }
 }
 
-/// The certificate that we show, with its key.
+/// Reads the client certificate with its key.
 fn shown(certificate: &Path, key: &Path) -> Result<Identity, InvalidTls> {
     let mut pem = read(certificate)?;
     pem.push(b'\n');

@@ -1,5 +1,5 @@
-//! The admin listener, for operators, probes and Prometheus. On loopback by default; it changes
-//! nothing. The metrics listener serves some of these routes.
+//! The admin listener, for operators, probes and Prometheus. It is on loopback by default and
+//! changes nothing. The metrics listener serves some of these routes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ use crate::state::snapshot_file::SnapshotFile;
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// The state for the routes.
+/// The state that the routes show.
 #[derive(Clone, Debug)]
 pub struct AdminServer {
     /// The state of the daemon.
@@ -40,14 +40,14 @@ pub struct AdminServer {
     pub components: Arc<BTreeMap<Arc<str>, WatchedComponents>>,
 }
 
-/// While another daemon leads. The page of metrics is empty: to Prometheus a standby is up.
+/// The routes of a standby. Its metrics page is empty, so that Prometheus counts the target as up.
 pub fn standing_by() -> Router {
     let waits = || async { (StatusCode::SERVICE_UNAVAILABLE, "standing by: another daemon leads\n") };
     let metrics = || async { ([(header::CONTENT_TYPE, OPEN_METRICS)], "# EOF\n") };
     Router::new().route("/livez", get(|| async { "ok\n" })).route("/metrics", get(metrics)).route("/readyz", get(waits)).fallback(waits)
 }
 
-/// The routes of the metrics listener: counts, and whether the daemon is well.
+/// The routes of the metrics listener: metrics, liveness and readiness.
 pub fn metrics_router(admin: AdminServer) -> Router {
     Router::new()
         .route("/livez", get(|| async { "ok\n" }))
@@ -73,7 +73,8 @@ fn debug_router(admin: AdminServer) -> Router {
         .with_state(admin)
 }
 
-/// Ready once every pool has a complete set: anything served earlier would be taken for the truth.
+/// Ready once every pool has a complete set of endpoints: proxies would take an earlier set for a
+/// smaller pool.
 async fn readyz(State(AdminServer { shared, .. }): State<AdminServer>) -> Response {
     let pools = shared.pools.borrow().clone();
     let waiting: Vec<String> = shared
@@ -88,7 +89,7 @@ async fn readyz(State(AdminServer { shared, .. }): State<AdminServer>) -> Respon
     if waiting.is_empty() { "ready\n".into_response() } else { (StatusCode::SERVICE_UNAVAILABLE, waiting.concat()).into_response() }
 }
 
-/// Explains a decision. It is a POST only because of its body; it changes nothing.
+/// Explains a decision. It is a POST only because it needs a body; it changes nothing.
 async fn why(State(AdminServer { shared, .. }): State<AdminServer>, Json(question): Json<ExplainRequest>) -> Response {
     match explain::answer(&shared, &question) {
         Ok(answer) => Json(answer).into_response(),
@@ -117,8 +118,8 @@ async fn endpoints(State(AdminServer { shared, .. }): State<AdminServer>) -> Jso
     Json(json!({ "endpoints": rows }))
 }
 
-/// Every instance that discovery saw lately, its state and the reason. One that is not ready here
-/// is in no pool.
+/// Lists every instance that discovery saw lately, with its state and the reason. Only ready
+/// instances are in a pool.
 async fn instances(State(AdminServer { components, .. }): State<AdminServer>) -> Json<Value> {
     let all = || components.iter().flat_map(|(pool, all)| all.iter().map(move |(name, followed)| (pool, name, followed)));
     let rows = all().flat_map(|(pool, name, followed)| {
@@ -204,8 +205,8 @@ fn metrics_object(metrics: &EndpointMetrics) -> Value {
 fn absentee_row(view: &PoolView, absentee: &Absentee, totals: &CounterTotals) -> Value {
     let (state, reason, id) = match absentee.absence {
         Absence::Departing(id) => ("departing", "left discovery; waiting for the proxies to acknowledge that", Some(id)),
-        Absence::NoFreeSlot => ("waiting", "every slot of the pool is taken", None),
-        Absence::TooManyModels => ("waiting", "with the names of its models the pool's would be longer than a proxy can be told", None),
+        Absence::NoFreeSlot => ("waiting", "all slots of the pool are taken", None),
+        Absence::TooManyModels => ("waiting", "the model names of the pool would exceed the limit of a message to proxies", None),
     };
     let counts = id.and_then(|id| totals.endpoints.get(&(id.generation, id.slot))).copied().unwrap_or_default();
     json!({
@@ -353,7 +354,8 @@ fn eds_row(stream: &EdsStream) -> Value {
     json!({ "node_id": stream.node_id, "peer": stream.remote.to_string(), "certificate": stream.remote.origin.certificate.as_deref(), "since": rfc3339(stream.since), "pools": pools })
 }
 
-/// `2026-11-21T15:06:35.123Z`. Days to civil date: Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms", `civil_from_days`.
+/// Formats a time as `2026-11-21T15:06:35.123Z`. The date is computed as in Howard Hinnant,
+/// "chrono-Compatible Low-Level Date Algorithms", `civil_from_days`.
 fn rfc3339(time: SystemTime) -> String {
     let since_epoch = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let (seconds, millis) = (since_epoch.as_secs(), since_epoch.subsec_millis());

@@ -13,10 +13,10 @@ use tokio::sync::watch;
 
 use crate::shutdown::Shutdown;
 
-/// Paths that need no token: probes have none.
+/// Paths that need no token, because probes have none.
 const OPEN: [&str; 2] = ["/livez", "/readyz"];
 
-/// The fewest bytes of a token: 128 bits as hexadecimal digits have twice as many.
+/// The fewest bytes of a token. 128 bits in hexadecimal are twice as many.
 const TOKEN_BYTES_MIN: usize = 16;
 
 /// The token in force.
@@ -26,8 +26,8 @@ pub struct BearerToken(watch::Receiver<Arc<str>>);
 // === impl BearerToken ===
 
 impl BearerToken {
-    /// Reads the file, and again whenever it changes. Invalid new content is logged, and the old
-    /// token stays in force.
+    /// Reads the file, and again when it changes. Invalid new content is logged, and the old token
+    /// stays in force.
     ///
     /// # Errors
     /// Says why the file cannot be used.

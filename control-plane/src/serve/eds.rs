@@ -1,8 +1,8 @@
-//! EDS for the pools, on the listener of the state stream: a cluster's `eds_config` names this
-//! daemon and its `service_name` the pool.
+//! EDS for the pools, on the listener of the state stream. The `eds_config` of a cluster in Envoy
+//! names this daemon, and its `service_name` is the pool.
 //!
 //! Both variants, state of the world and incremental, are thin adapters of [`EdsSubscription`].
-//! Every endpoint has the metadata `envoy.lb: {open: "1"}`: with it, a subset load balancer that
+//! Every endpoint has the metadata `envoy.lb: {open: "1"}`, so that a subset load balancer that
 //! refuses everything else can fail open for one request. Health is not sent, because Envoy ignores
 //! it for hosts that a header names.
 
@@ -41,21 +41,22 @@ use crate::state::shared::{DaemonState, EdsStream, PoolViews};
 mod subscription;
 pub use subscription::{DueResponse, EdsSubscription, EnvoyAnswer};
 
-/// The type of the one resource served here.
+/// The only resource type served here.
 pub const TYPE_URL: &str = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment";
 
-/// The most names one stream may subscribe to: a guard against nonsense, above the pools one Envoy serves.
+/// The most names that one stream may subscribe to: more than the pools of any Envoy.
 const NAMES_MAX: usize = 256;
 
-/// How long pool updates wait for an Envoy to apply an EDS response. Envoys do so in milliseconds,
-/// a busy one within a second. A client that takes longer is no Envoy, or a broken one, and must
-/// not keep endpoints from its proxy for ever.
+/// How long pool updates wait for an Envoy to apply an EDS response. Envoys need milliseconds, a
+/// busy one up to a second. A client that takes longer is broken or not an Envoy, and must not
+/// withhold endpoints from its proxy forever.
 pub const EDS_ACK_WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// The largest request taken, in bytes: Envoy's first names all of its extensions, some 100 KB.
+/// The largest request accepted, in bytes. Envoy's first request names all of its extensions, some
+/// 100 KB.
 pub const REQUEST_BYTES_MAX: usize = 512 << 10;
 
-/// How long a new stream may take to its first request.
+/// How long a new stream may take to send its first request.
 const FIRST_REQUEST_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// Serves EDS.
@@ -65,7 +66,7 @@ pub struct EdsServer {
     shutdown: Shutdown,
 }
 
-/// A request of either variant, as far as it matters.
+/// The parts of a request that matter, for both variants.
 struct EdsRequest {
     node_id: Option<String>,
     type_url: String,
@@ -75,13 +76,13 @@ struct EdsRequest {
 }
 
 enum SubscriptionChange {
-    /// All names.
+    /// All names that are subscribed now.
     All(Vec<String>),
-    /// More and fewer than before.
+    /// Names added and names removed.
     Delta { more: Vec<String>, fewer: Vec<String> },
 }
 
-/// The two variants differ only in their messages.
+/// The differences of the two variants: their messages.
 trait XdsVariant: Send + 'static {
     type XdsRequest: Send + 'static;
     type XdsResponse: Send + 'static;
@@ -94,7 +95,7 @@ trait XdsVariant: Send + 'static {
 struct SotwXds;
 struct DeltaXds;
 
-/// A stream's row in the table, removed with the stream.
+/// A stream's row in the table of EDS streams; dropping it removes the row.
 struct EdsStreamGuard {
     shared: Arc<DaemonState>,
     stream_id: u64,
@@ -139,7 +140,7 @@ impl EdsServer {
     ) -> Result<(), Status> {
         let first = tokio::time::timeout(FIRST_REQUEST_WAIT_MAX, inbound.message());
         let Some(first) = first.await.map_err(|_| Status::deadline_exceeded("no request came"))?? else { return Ok(()) };
-        // Requests above the origin's rate wait in the network.
+        // Requests above the origin's rate stay unread, so that flow control slows the sender down.
         let pay = |bytes: usize| permit.message(bytes.saturating_add(EDS_REQUEST_COST), Instant::now());
         let mut read_at = pay(V::bytes(&first));
         let first = V::parse_request(first);
@@ -184,7 +185,7 @@ impl EdsServer {
             if let EnvoyAnswer::Refused(why) = &answer
                 && counts
             {
-                tracing::error!(why, names = ?subscription.names(), "Envoy refused an EDS response; it keeps the hosts it had");
+                tracing::error!(why, names = ?subscription.names(), "Envoy refused an EDS response; it keeps its old hosts");
                 self.shared.counters().eds_refused += 1;
             }
         }
@@ -200,26 +201,27 @@ impl EdsServer {
         if names.len() > NAMES_MAX {
             return Err(Status::invalid_argument(format!("{} names subscribed to, at most {NAMES_MAX}", names.len())));
         }
-        // Only names that can be answered are kept, and unknown ones are logged once for each
-        // stream: an Envoy may repeat them.
+        // Only names of known pools are kept. Unknown ones are logged once for each stream, because
+        // an Envoy may repeat them.
         let is_served = |name: &String| self.shared.pool_names.iter().any(|known| **known == **name);
         let (names, unknown): (BTreeSet<String>, BTreeSet<String>) = names.into_iter().partition(is_served);
         if !unknown.is_empty() && subscription.is_first_unknown() {
             let unknown: Vec<&str> = unknown.iter().filter_map(|name| name.get(..name.floor_char_boundary(NAME_BYTES_MAX))).collect();
-            tracing::warn!(?unknown, pools = ?self.shared.pool_names, "an Envoy asks for the endpoints of pools that are not configured here");
+            tracing::warn!(?unknown, pools = ?self.shared.pool_names, "an Envoy subscribes to pools that are not configured here");
         }
         subscription.set_names(names);
         row.update(subscription);
         Ok(())
     }
 
-    /// It does not answer: pool updates wait for it no longer.
+    /// Marks a stream as late because its Envoy does not answer: pool updates no longer wait for
+    /// it.
     fn mark_late(&self, subscription: &mut EdsSubscription, row: &EdsStreamGuard) {
         subscription.mark_late();
         row.update(subscription);
         self.shared.counters().eds_unanswered += 1;
         let peer = row.remote.to_string();
-        tracing::warn!(peer, node = row.node_id, names = ?subscription.names(), "an Envoy has not taken over its hosts for {EDS_ACK_WAIT_MAX:?}; endpoints are no longer kept from its proxy");
+        tracing::warn!(peer, node = row.node_id, names = ?subscription.names(), "an Envoy has not applied its hosts for {EDS_ACK_WAIT_MAX:?}; its proxy gets new endpoints without waiting for it");
     }
 }
 
@@ -352,7 +354,7 @@ impl Drop for EdsStreamGuard {
     }
 }
 
-/// Why Envoy refused a response, cut to a limit.
+/// The reason why Envoy refused a response, truncated to [`REASON_BYTES_MAX`].
 fn reason(error: rpc::Status) -> String {
     let rpc::Status { mut message, .. } = error;
     message.truncate(message.floor_char_boundary(REASON_BYTES_MAX));

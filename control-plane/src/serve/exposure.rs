@@ -1,4 +1,4 @@
-//! What a listener needs before other machines may reach it.
+//! The protection that each listener needs before other machines may reach it.
 //!
 //! | listener | beyond loopback it needs | lifted by |
 //! |---|---|---|
@@ -16,11 +16,11 @@ use crate::serve::listen::ListenerName;
 struct ListenerExposure {
     listener: ListenerName,
     address: SocketAddr,
-    /// Whether it authenticates clients, or at least encrypts where that is enough.
+    /// Whether it authenticates clients or, where that is enough, encrypts.
     guarded: bool,
-    /// Is the rule lifted by an `--insecure-...` flag?
+    /// Whether an `--insecure-...` flag lifts the rule.
     lifted: bool,
-    /// What is wrong.
+    /// The missing protection.
     lacks: &'static str,
     /// The risk.
     stake: &'static str,
@@ -74,9 +74,9 @@ fn exposures(args: &ServeArgs) -> Vec<ListenerExposure> {
         address,
         guarded: !args.ext_proc.ext_proc_plaintext,
         lifted: args.ext_proc.insecure_ext_proc,
-        lacks: "in clear (--ext-proc-plaintext)",
+        lacks: "in plaintext (--ext-proc-plaintext)",
         stake: "any machine on the network path can read and change the prompts that gateways send",
-        remedy: "no --ext-proc-plaintext (a certificate is made at each start), or --ext-proc-tls-cert and --ext-proc-tls-key",
+        remedy: "no --ext-proc-plaintext (a certificate is created at each start), or --ext-proc-tls-cert and --ext-proc-tls-key",
     });
     [Some(state), ext_proc, Some(admin)].into_iter().flatten().collect()
 }

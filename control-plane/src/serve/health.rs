@@ -1,4 +1,4 @@
-//! gRPC health, as the protocol and Kubernetes' probes ask for it.
+//! gRPC health, in the form that the protocol and Kubernetes' probes define.
 
 use std::sync::Arc;
 
@@ -9,29 +9,29 @@ use tonic_health::server::{HealthReporter, HealthService, health_reporter};
 use crate::shutdown::Shutdown;
 use crate::state::shared::DaemonState;
 
-/// The process lives, whether it leads or stands by. Also the answer for no service at all (``).
+/// The process is alive, as leader or standby. The empty service name has the same answer.
 pub const LIVENESS: &str = "liveness";
 
-/// This daemon leads: it serves state, though perhaps it does not know every pool yet.
+/// This daemon leads and serves state, though perhaps not yet for every pool.
 pub const LEADING: &str = "leading";
 
-/// It leads, and every pool has state, so requests can be decided.
+/// This daemon leads, and every pool has state, so requests can be decided.
 pub const READINESS: &str = "readiness";
 
-/// The same of the service that decides; never where no ext_proc is served.
+/// Like [`READINESS`], for the ext_proc service. Never serving if there is no ext_proc listener.
 pub const EXT_PROC: &str = "envoy.service.ext_proc.v3.ExternalProcessor";
 
-/// What the charts of upstream's picker probe where there is one replica: that it lives.
+/// The service that the charts of the upstream picker probe with one replica. It means liveness.
 pub const INFERENCE_EXTENSION: &str = "inference-extension";
 
-/// Says what can be had of this daemon.
+/// Reports which services of this daemon work.
 #[derive(Clone, Debug)]
 pub struct HealthChecks(HealthReporter);
 
 // === impl HealthChecks ===
 
 impl HealthChecks {
-    /// It lives, and no more.
+    /// Creates the report of a process that is alive but does not lead.
     pub async fn new() -> Self {
         let health = Self(health_reporter().0);
         for service in [LIVENESS, INFERENCE_EXTENSION] {
@@ -43,24 +43,25 @@ impl HealthChecks {
         health
     }
 
-    /// The gRPC service that answers.
+    /// The gRPC service that answers probes.
     #[must_use]
     pub fn service(&self) -> HealthServer<HealthService> {
         HealthServer::new(HealthService::from_health_reporter(self.0.clone()))
     }
 
-    /// State is served from now on.
+    /// Reports that this daemon leads.
     pub async fn leads(&self) {
         self.0.set_service_status(LEADING, ServingStatus::Serving).await;
     }
 
-    /// From now on requests can be decided by ext_proc, or not.
+    /// Reports whether ext_proc can decide requests.
     pub async fn ready(&self, ready: bool) {
         self.set(READINESS, ready).await;
         self.set(EXT_PROC, ready).await;
     }
 
-    /// Follows the pools until `shutdown`, where no ext_proc front does.
+    /// Reports readiness from the state of the pools until `shutdown`. Used when there is no
+    /// ext_proc server, which reports readiness itself.
     pub async fn follow(self, shared: Arc<DaemonState>, mut shutdown: Shutdown) {
         let mut pools = shared.pools.subscribe();
         loop {

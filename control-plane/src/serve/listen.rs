@@ -1,8 +1,9 @@
-//! Listeners: plain, TLS, or TLS that demands a client certificate; the same for every protocol above.
+//! Listeners: plaintext, TLS, or TLS with client certificates; the same for every protocol on top.
 //!
-//! Accepting a connection never waits for anything but the next one. What a connection may cost before it has proved useful is bounded: see
-//! [`FIRST_REQUEST_WAIT_MAX`] for its time and [`ConnectionBudget`] for how many there may be. What it may cost afterwards is bounded by HTTP/2 pings, TCP
-//! keepalive and [`WRITE_STALL_MAX`].
+//! Accepting a connection waits for nothing but the next connection. Before its first request, the
+//! cost of a connection is bounded in time by [`FIRST_REQUEST_WAIT_MAX`] and in number by
+//! [`ConnectionBudget`]. After that it is bounded by HTTP/2 pings, TCP keepalive and
+//! [`WRITE_STALL_MAX`].
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -35,22 +36,26 @@ pub use tls::{ServerTls, TlsFiles};
 use connection::ConnectionIo;
 use connection_limits::{ClosedConnections, ConnectionLimits};
 
-/// Connections whose handshake is done, ahead of the server above; more wait in tasks of their own.
+/// Connections whose handshake is done and that wait for the server; more of them wait in their own
+/// tasks.
 const READY_MAX: usize = 64;
 
-/// Pause after the system refused to accept (mostly: no file descriptor is free).
+/// The pause after the system refused to accept a connection, mostly because no file descriptor is
+/// free.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// How often silent connections are looked for.
+/// How often connections without a request are closed.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How often the log says how many connections were closed.
+/// How often the log reports the number of closed connections.
 const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Failed handshakes that the log shows one by one in that time, so that operators see the cause and a flood does not fill the disk.
+/// Failed handshakes that the log shows one by one in that interval, so that operators see the
+/// cause and a flood does not fill the disk.
 const FAILURES_SHOWN_MAX: u64 = 10;
 
-/// A peer that vanished without a word is noticed after the sum of these, on connections that no HTTP/2 ping keeps an eye on.
+/// A peer that disappeared is noticed after idle time + interval * probes, on connections without
+/// HTTP/2 pings.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE_PROBES: u32 = 3;
@@ -62,7 +67,7 @@ pub struct IncomingConnections {
     connections: mpsc::Receiver<ServerConnection>,
 }
 
-/// The place of a connection among those of its listener; given up when the connection is dropped.
+/// The permit of a connection among those of its listener; returned when the connection is dropped.
 #[derive(Debug)]
 struct ConnectionPermit {
     rooms: Arc<Mutex<ConnectionLimits>>,
@@ -71,7 +76,7 @@ struct ConnectionPermit {
     requested: AtomicBool,
 }
 
-/// One listener, accepting.
+/// The accept loop of one listener.
 struct Acceptor {
     listener: ListenerName,
     socket: TcpListener,
@@ -82,7 +87,7 @@ struct Acceptor {
     failed: Arc<AtomicU64>,
 }
 
-/// Opens a listener. It ends with `shutdown`.
+/// Opens a listener, which ends with `shutdown`.
 ///
 /// # Errors
 /// Says why the address or the certificates cannot be used.
@@ -136,7 +141,7 @@ impl Acceptor {
         }
     }
 
-    /// Lets a task of its own do all that takes time.
+    /// Admits a connection and starts a task for its handshake.
     fn admit(&self, stream: TcpStream, peer: SocketAddr) {
         let address = peer.ip().to_canonical();
         let Some((number, closed)) = lock(&self.rooms).admit(address, Instant::now()) else { return };
@@ -156,7 +161,8 @@ impl Acceptor {
         });
     }
 
-    /// One line for all that happened since the last one: a flood of connections does not fill the log.
+    /// Logs one line for everything since the last report, so that a flood of connections does not
+    /// fill the log.
     fn report(&self, told: &mut ClosedConnections) {
         let (closed, failed) = (lock(&self.rooms).closed(), self.failed.swap(0, Ordering::Relaxed));
         let not_shown = failed.saturating_sub(FAILURES_SHOWN_MAX);
@@ -174,14 +180,14 @@ impl Acceptor {
     }
 }
 
-/// `None`: the connection was to be closed meanwhile.
+/// Prepares the socket and does the TLS handshake. `None`: the connection had to close meanwhile.
 async fn shake_hands(
     stream: TcpStream,
     acceptor: Option<TlsAcceptor>,
     permit: Arc<ConnectionPermit>,
     mut closed: oneshot::Receiver<()>,
 ) -> io::Result<Option<ServerConnection>> {
-    let _ = stream.set_nodelay(true); // only latency is at stake
+    let _ = stream.set_nodelay(true); // an error costs only latency
     let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL).with_retries(KEEPALIVE_PROBES);
     SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
     let io = match acceptor {
@@ -201,7 +207,7 @@ fn lock(rooms: &Mutex<ConnectionLimits>) -> MutexGuard<'_, ConnectionLimits> {
 // === impl ConnectionPermit ===
 
 impl ConnectionPermit {
-    /// The connection made a request.
+    /// Notes that the connection made a request.
     fn mark_requested(&self) {
         if !self.requested.swap(true, Ordering::Relaxed) {
             lock(&self.rooms).mark_requested(self.address, self.number);
@@ -218,7 +224,7 @@ impl Drop for ConnectionPermit {
 // === impl IncomingConnections ===
 
 impl IncomingConnections {
-    /// Where it listens; the port is the real one where 0 was asked for.
+    /// The address of the listener, with the actual port if port 0 was configured.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address

@@ -1,8 +1,9 @@
-//! `/metrics`: what Prometheus is told, in OpenMetrics.
+//! The `/metrics` page for Prometheus, in OpenMetrics.
 //!
-//! Names of the reference (`llm_d_epp_*`, llm-d-router `docs/metrics.md`) where the meaning is the same; all else is `switchpoint_*`.
-//! Requests carry one label more than at the reference, `pool`: one daemon serves several. Histograms of tokens have but the one unbounded
-//! bucket: proxies report sums, which is what rates and means are made of.
+//! Metrics with the meaning of llm-d's have the names of llm-d (`llm_d_epp_*`, llm-d-router
+//! `docs/metrics.md`); all others are `switchpoint_*`. Metrics of requests have one more label than
+//! in llm-d, `pool`, because one daemon serves several pools. Histograms of tokens have only the
+//! unbounded bucket: proxies report sums, which is enough for rates and means.
 
 mod page;
 
@@ -26,7 +27,7 @@ use crate::state::counters::{CounterTotals, ModelTotals, TotalsHistogram};
 use crate::state::shared::{ConnectedProxy, DaemonState, ProxyEds};
 use crate::state::snapshot_file::SnapshotFile;
 
-/// Everything at one moment.
+/// All values at one moment.
 #[derive(Debug)]
 struct MetricsCollector {
     shared: Arc<DaemonState>,
@@ -45,13 +46,13 @@ struct PoolCounts {
 type TimeHistogram = fn(&ModelTotals) -> &TotalsHistogram;
 type ModelSum = fn(&ModelTotals) -> u64;
 type EndpointGauge = fn(&EndpointMetrics) -> Option<f32>;
-/// Name, help and value.
+/// Name, help text and value.
 type LatencyGauge = (&'static str, &'static str, fn(&PredictionScore) -> f64);
 
 /// The text of `/metrics`.
 ///
 /// # Errors
-/// Never, as it is written to memory; the encoder's signature says otherwise.
+/// None in practice, because it writes to memory; the encoder's signature has an error.
 pub fn page(shared: &Arc<DaemonState>, snapshot: Option<&SnapshotFile>) -> Result<String, fmt::Error> {
     let now = Instant::now();
     let views: Vec<PoolView> = shared.pools.borrow().iter().cloned().collect();
@@ -109,7 +110,7 @@ impl MetricsCollector {
         page.counter("llm_d_epp_request_error", "Requests answered with an error, by HTTP status.", errors)?;
         page.gauge("llm_d_epp_request_running", "Requests outstanding.", rows().map(|(labels, m)| (labels, float(m.running))))?;
         let times: [(&str, &str, TimeHistogram); 3] = [
-            ("llm_d_epp_request_duration_seconds", "Whole exchanges.", |m| &m.duration_ms),
+            ("llm_d_epp_request_duration_seconds", "Time from a request to the end of its response.", |m| &m.duration_ms),
             ("llm_d_epp_request_ttft_seconds", "Time to the first token.", |m| &m.ttft_ms),
             ("llm_d_epp_request_streaming_tpot_seconds", "Time for each token after the first.", |m| &m.tpot_ms),
         ];
@@ -133,7 +134,8 @@ impl MetricsCollector {
         Ok(())
     }
 
-    /// How old what discovery knows is: an outage of its backend shows here, while the last known set goes on.
+    /// The age of the data of discovery. During an outage of its backend the last known set stays
+    /// in force, and the age grows.
     fn discovery(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
         let components = self.shared.components.get().into_iter().flat_map(|pools| pools.iter());
         let all: Vec<(MetricLabels, BackendStatus)> = components
@@ -144,18 +146,22 @@ impl MetricsCollector {
             .collect();
         let age = |status: &BackendStatus| status.last_contact.and_then(|at| at.elapsed().ok()).map(|age| age.as_secs_f64());
         let ages = all.iter().filter_map(|(labels, status)| Some((labels.clone(), age(status)?)));
-        page.gauge("switchpoint_discovery_age_seconds", "Since the backend of a component was last heard of.", ages)?;
+        page.gauge("switchpoint_discovery_age_seconds", "Time since the last contact with the backend of a component.", ages)?;
         let cluster = self.shared.cluster_protocol.get().copied().unwrap_or_default();
         let others =
             all.iter().filter_map(|(labels, status)| Some((labels.clone(), flag(status.requirements.as_ref()?.protocol != cluster))));
-        page.gauge("switchpoint_protocol_mismatch", "1 where servers speak another protocol than the pool's cluster.", others)?;
+        page.gauge(
+            "switchpoint_protocol_mismatch",
+            "1 if the InferencePool's servers use another protocol than the pool's cluster.",
+            others,
+        )?;
         let connected = all.iter().map(|(labels, status)| (labels.clone(), flag(status.synced && status.error.is_none())));
         page.gauge("switchpoint_discovery_connected", "0 while the backend of a component cannot be reached or read.", connected)
     }
 
     fn pools(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
         let columns: [(&str, &str, EndpointGauge); 3] = [
-            ("kv_cache_utilization", "KV-cache utilisation, 0 to 1", |m| m.kv_cache_utilization),
+            ("kv_cache_utilization", "KV-cache utilization, 0 to 1", |m| m.kv_cache_utilization),
             ("queue_size", "requests waiting in the engines", |m| m.queue_depth),
             ("running_requests", "requests running in the engines", |m| m.running_requests),
         ];
@@ -261,18 +267,18 @@ impl MetricsCollector {
         let pages = rows().flat_map(|(l, s)| {
             [("filtered", s.pages_filtered), ("whole", s.full_pages)].map(|(kind, count)| (with(&l, "kind", kind), count))
         });
-        page.counter("switchpoint_scrape_pages", "Pages asked for: only what is needed, or whole.", pages)?;
+        page.counter("switchpoint_scrape_pages", "Pages requested: filtered (needed families only) or whole.", pages)?;
         page.counter("switchpoint_scrape_bytes", "Bytes of pages read.", rows().map(|(l, s)| (l, s.bytes)))?;
         page.counter("switchpoint_scrape_lines_skipped", "Lines that could not be read.", rows().map(|(l, s)| (l, s.lines_skipped)))?;
-        page.counter("switchpoint_endpoint_restarts", "Restarts of engines noticed.", rows().map(|(l, s)| (l, s.restarts)))?;
+        page.counter("switchpoint_endpoint_restarts", "Restarts of engines.", rows().map(|(l, s)| (l, s.restarts)))?;
         let durations = rows().map(|(labels, s)| {
             let bounds = DURATION_BUCKETS_MS.iter().map(|&ms| float(ms) / 1e3).chain([f64::INFINITY]);
             (labels, HistogramBuckets { counts: bounds.zip(s.duration_buckets.iter().copied()).collect(), sum: float(s.duration_us) / 1e6 })
         });
-        page.histogram("switchpoint_scrape_duration_seconds", "Scrapes, from the request to the page read.", durations)
+        page.histogram("switchpoint_scrape_duration_seconds", "Time of a scrape, from the request to the end of the page.", durations)
     }
 
-    /// What was predicted against what came, of the same requests.
+    /// Predictions and outcomes of the same requests.
     fn compared(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
         let rows = || {
             self.pools.iter().filter_map(|pool| Some((pool_label(pool), pool.learner.as_ref()?))).flat_map(|(labels, p)| {
@@ -283,27 +289,27 @@ impl MetricsCollector {
             })
         };
         let predicted = rows().map(|(labels, c)| (labels, HistogramBuckets::scaled(&c.predicted_ms, 1e-3)));
-        page.histogram("switchpoint_latency_predicted_seconds", "What was predicted at the pick, where it is known what came.", predicted)?;
+        page.histogram("switchpoint_latency_predicted_seconds", "Predictions at the pick, of requests with a known outcome.", predicted)?;
         let actual = rows().map(|(labels, c)| (labels, HistogramBuckets::scaled(&c.actual_ms, 1e-3)));
-        page.histogram("switchpoint_latency_actual_seconds", "What came of the same requests.", actual)?;
+        page.histogram("switchpoint_latency_actual_seconds", "Measured times of the same requests.", actual)?;
         let ratios = rows().map(|(labels, c)| {
             let bounds = RATIO_BOUNDS.into_iter().chain([f64::INFINITY]);
             (labels, HistogramBuckets { counts: bounds.zip(c.ratios).collect(), sum: c.ratio_sum })
         });
-        page.histogram("switchpoint_latency_actual_to_predicted_ratio", "What came relative to what was predicted.", ratios)
+        page.histogram("switchpoint_latency_actual_to_predicted_ratio", "Measured time divided by predicted time.", ratios)
     }
 
     fn latency(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
         let rows = || self.pools.iter().filter_map(|pool| Some((pool_label(pool), pool.learner.as_ref()?)));
         let observations = rows().flat_map(|(l, p)| p.counts.rows().map(|(result, count)| (with(&l, "result", result), count)));
-        page.counter("switchpoint_latency_observations", "What proxies told of ended requests, by what became of it.", observations)?;
+        page.counter("switchpoint_latency_observations", "Observations of ended requests from proxies, by result.", observations)?;
         let abstained = rows().flat_map(|(l, p)| p.abstained.iter().map(move |(reason, count)| (with(&l, "reason", reason), *count)));
-        page.counter("switchpoint_latency_abstentions", "Requests of which no latency was predicted, by reason.", abstained)?;
-        page.counter("switchpoint_latency_models", "Models told to proxies.", rows().map(|(l, p)| (l, p.published)))?;
-        page.counter("switchpoint_latency_models_oversized", "Models too large to be told.", rows().map(|(l, p)| (l, p.oversized)))?;
-        page.gauge("switchpoint_latency_model_bytes", "Size of the model told last.", rows().map(|(l, p)| (l, count(p.bytes))))?;
+        page.counter("switchpoint_latency_abstentions", "Requests without a latency prediction, by reason.", abstained)?;
+        page.counter("switchpoint_latency_models", "Models published to proxies.", rows().map(|(l, p)| (l, p.published)))?;
+        page.counter("switchpoint_latency_models_oversized", "Models too large to publish.", rows().map(|(l, p)| (l, p.oversized)))?;
+        page.gauge("switchpoint_latency_model_bytes", "Size of the last published model.", rows().map(|(l, p)| (l, count(p.bytes))))?;
         page.gauge("switchpoint_latency_predicts", "1 while there is a latency model.", rows().map(|(l, p)| (l, flag(p.predicts))))?;
-        // An empty endpoint is all of the pool.
+        // The empty endpoint name stands for the whole pool.
         let scores = || {
             rows().flat_map(|(labels, p)| {
                 let endpoints = p.endpoints.iter().map(|(name, scores)| (name.as_str(), scores));
@@ -318,9 +324,9 @@ impl MetricsCollector {
             })
         };
         let predicted = scores().map(|(labels, score)| (labels, score.count));
-        page.counter("switchpoint_latency_predictions", "Predictions that were held against what came of them.", predicted)?;
+        page.counter("switchpoint_latency_predictions", "Predictions compared with a measurement.", predicted)?;
         let gauges: [LatencyGauge; 3] = [
-            ("switchpoint_latency_mape", "Mean error of the newest predictions, relative to what came.", |s| s.mape),
+            ("switchpoint_latency_mape", "Mean absolute error of the newest predictions, relative to the measurement.", |s| s.mape),
             ("switchpoint_latency_pinball90_milliseconds", "Pinball loss at 0.9 of the newest predictions.", |s| s.pinball90_ms),
             ("switchpoint_latency_coverage90", "Share of the newest requests that took no longer than the predicted P90.", |s| {
                 s.coverage90
@@ -338,11 +344,11 @@ impl MetricsCollector {
         page.gauge("switchpoint_config_last_reload_successful", "0 while the newest content of the file cannot be used.", taken)?;
         let seconds = |at: SystemTime| at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         let at = rows().map(|(labels, config)| (labels, seconds(config.taken_at)));
-        page.gauge("switchpoint_config_last_reload_success_timestamp_seconds", "When the file's content was last taken.", at)?;
+        page.gauge("switchpoint_config_last_reload_success_timestamp_seconds", "When content of the file was last applied.", at)?;
         let outcomes = rows().flat_map(|(labels, config)| {
             [("success", config.taken), ("failure", config.refused)].map(|(result, count)| (with(&labels, "result", result), count))
         });
-        page.counter("switchpoint_config_reloads", "New contents of the file, by what became of them; the first is the start.", outcomes)
+        page.counter("switchpoint_config_reloads", "Reloads of the file, by result; the start counts as the first.", outcomes)
     }
 
     fn relayed(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
@@ -351,12 +357,12 @@ impl MetricsCollector {
         let dropped: Vec<(MetricLabels, u64)> = self.pools.iter().zip(relayed).map(untold).collect();
         page.counter(
             "switchpoint_placements_dropped",
-            "Prompts placed by one worker that others were not told of, as there were too many.",
+            "Placements that were not shared with other workers because there were too many.",
             dropped,
         )
     }
 
-    /// Who is connected.
+    /// Metrics of the connected proxies and Envoys.
     fn peers(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
         let (proxies, eds) = (self.shared.proxies.borrow().clone(), self.shared.eds.borrow().clone());
         let per_pool = |of: &dyn Fn(&PoolCounts) -> f64| self.pools.iter().map(|p| (pool_label(p), of(p))).collect::<Vec<_>>();
@@ -367,7 +373,7 @@ impl MetricsCollector {
         let late = |p: &PoolCounts| count(eds.open.values().filter_map(|s| s.pools.get(&*p.view.name)).filter(|ack| ack.late).count());
         page.gauge(
             "switchpoint_eds_streams_unanswered",
-            "EDS streams whose Envoy does not take over what it is sent: pool updates no longer wait for it.",
+            "EDS streams whose Envoy does not apply its responses: pool updates no longer wait for it.",
             per_pool(&late),
         )?;
         let has_no_eds = |proxy: &&ConnectedProxy, pool: &str| {
@@ -382,7 +388,7 @@ impl MetricsCollector {
         let withheld = |p: &PoolCounts| count(proxies.values().filter_map(|proxy| Some(proxy.pools.get(&*p.view.name)?.withheld)).sum());
         page.gauge(
             "switchpoint_endpoints_withheld",
-            "Endpoints kept from proxies whose Envoy does not know them yet.",
+            "Endpoints withheld from proxies whose Envoy does not have them yet.",
             per_pool(&withheld),
         )?;
         let refused = self.shared.origins.refused().map(|(kind, count)| (vec![("kind", kind.name().to_owned())], count));
@@ -392,13 +398,13 @@ impl MetricsCollector {
     fn daemon(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
         let release = vec![("commit", String::new()), ("build_ref", env!("CARGO_PKG_VERSION").to_owned())];
         page.gauge("llm_d_epp_info", "The build.", [(release, 1.0)])?;
-        page.gauge("switchpoint_term", "This life of the daemon.", [(MetricLabels::new(), float(self.shared.term))])?;
+        page.gauge("switchpoint_term", "Term of this start of the daemon.", [(MetricLabels::new(), float(self.shared.term))])?;
         let streams = self.shared.front_streams.get();
         let now = |of: fn(&crate::serve::ext_proc::StreamCounts) -> f64| streams.map(|s| (MetricLabels::new(), of(s)));
-        page.gauge("llm_d_epp_extproc_streams_inflight", "Streams of gateways that ask by ext_proc.", now(|s| float(s.open())))?;
-        page.gauge("switchpoint_ext_proc_held_bytes", "Bytes of bodies and answers they hold.", now(|s| count(s.memory().used())))?;
-        page.counter("llm_d_epp_extproc_streams", "The same, since the start.", streams.map(|s| (MetricLabels::new(), s.begun())))?;
-        page.counter("switchpoint_ext_proc_refused", "Requests they refused.", streams.map(|s| (MetricLabels::new(), s.refused())))?;
+        page.gauge("llm_d_epp_extproc_streams_inflight", "Open ext_proc streams of gateways.", now(|s| float(s.open())))?;
+        page.gauge("switchpoint_ext_proc_held_bytes", "Bytes held for ext_proc streams.", now(|s| count(s.memory().used())))?;
+        page.counter("llm_d_epp_extproc_streams", "ext_proc streams since start.", streams.map(|s| (MetricLabels::new(), s.begun())))?;
+        page.counter("switchpoint_ext_proc_refused", "Requests refused by ext_proc.", streams.map(|s| (MetricLabels::new(), s.refused())))?;
         self.peers(page)?;
         let per_pool = |of: &dyn Fn(&PoolCounts) -> f64| self.pools.iter().map(|p| (pool_label(p), of(p))).collect::<Vec<_>>();
         page.gauge("switchpoint_pool_revision", "Grows with every change of a pool.", per_pool(&|p| float(p.view.revision)))?;
@@ -413,15 +419,11 @@ impl MetricsCollector {
             ];
             ok.map(|(source, ok)| (with(&pool_label(p), "source", source), flag(ok)))
         });
-        page.gauge("switchpoint_source_ok", "0 while the newest of a source cannot be used and the last good stays.", sources)?;
+        page.gauge("switchpoint_source_ok", "0 while the newest content of a source cannot be used; the last one stays.", sources)?;
         let errors = self.pools.iter().map(|p| (pool_label(p), p.view.sources.errors));
         page.counter("switchpoint_source_errors", "Contents of sources that could not be used.", errors)?;
         let without_pool = |p: &PoolCounts| count(p.view.sources.objects_without_pool.values().sum());
-        page.gauge(
-            "switchpoint_objects_without_pool",
-            "Objects read that name no pool of this daemon: they count nowhere.",
-            per_pool(&without_pool),
-        )?;
+        page.gauge("switchpoint_objects_without_pool", "Objects that name no pool of this daemon.", per_pool(&without_pool))?;
         self.discovery(page)?;
         self.configs(page)?;
         let plain = {
@@ -432,15 +434,15 @@ impl MetricsCollector {
                 ("switchpoint_reports", "Reports of proxies.", c.reports),
                 (
                     "switchpoint_reports_invalid",
-                    "Parts of reports that could not be read, or were of no pool of the proxy.",
+                    "Parts of reports that could not be read, or named a pool that the proxy does not have.",
                     c.reports_invalid,
                 ),
                 (
                     "switchpoint_peer_messages_refused",
-                    "Other messages of proxies that were too large, or of no pool of theirs.",
+                    "Other messages of proxies that were too large, or named a pool that the proxy does not have.",
                     c.messages_refused,
                 ),
-                ("switchpoint_eds_unanswered", "EDS responses that an Envoy did not take over in time.", c.eds_unanswered),
+                ("switchpoint_eds_unanswered", "EDS responses that an Envoy did not apply in time.", c.eds_unanswered),
                 ("switchpoint_snapshot_write_errors", "Writes of the snapshot file that failed.", c.snapshot_write_errors),
             ]
         };
@@ -451,7 +453,7 @@ impl MetricsCollector {
             let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
             (MetricLabels::new(), (now.as_secs_f64() - float(written) / 1e3).max(0.0))
         });
-        page.gauge("switchpoint_snapshot_age_seconds", "Since the snapshot file was written; it is written on change.", age)
+        page.gauge("switchpoint_snapshot_age_seconds", "Time since the snapshot file was written; it is written on change.", age)
     }
 }
 
@@ -467,7 +469,7 @@ fn pool_label(pool: &PoolCounts) -> MetricLabels {
     vec![("pool", pool.view.name.to_string())]
 }
 
-/// The reference calls the label of its pool metrics so.
+/// llm-d names the label of its pool metrics `name`.
 fn name_label(pool: &PoolCounts) -> MetricLabels {
     vec![("name", pool.view.name.to_string())]
 }
@@ -478,7 +480,7 @@ fn with(labels: &MetricLabels, key: &'static str, value: &str) -> MetricLabels {
     labels
 }
 
-/// Mean and standard deviation of the known values; `None` when none is.
+/// Mean and standard deviation of the known values; `None` if none is known.
 fn moments(values: impl Iterator<Item = f32>) -> Option<(f64, f64)> {
     let values: Vec<f64> = values.map(f64::from).collect();
     let n = count(values.len());

@@ -1,6 +1,8 @@
-//! The listeners for probes, Prometheus and operators: health, admin and metrics. They are open from the start, also while another daemon leads.
+//! The listeners for probes, Prometheus and operators: health, admin and metrics. They are open
+//! from the start, also on a standby.
 //!
-//! They stay open when this daemon becomes the leader; only their answers change, so a probe never finds the port closed.
+//! When the daemon becomes the leader they stay open and only their answers change, so a probe
+//! never finds the port closed.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -24,25 +26,26 @@ use crate::serve::health::HealthChecks;
 use crate::serve::listen::{IncomingConnections, ListenerName, ServerTls, TlsFiles, identify, listen};
 use crate::shutdown::Shutdown;
 
-/// How often a silent connection is pinged, and how long the answer may take. A proxy that vanished is
-/// noticed within the sum, well before the removal of an endpoint stops waiting for it.
+/// How often an idle connection is pinged. The answer may take [`KEEPALIVE_TIMEOUT`]. A proxy that
+/// disappeared is noticed within the sum, well before the removal of an endpoint stops waiting for
+/// it.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 /// See [`KEEPALIVE_INTERVAL`].
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a request may take, its body included; the slowest page takes milliseconds.
+/// How long a request may take, including its body; the slowest page takes milliseconds.
 const REQUEST_MAX: Duration = Duration::from_secs(30);
 
-/// The listeners, and what they answer.
+/// The listeners and their answers.
 #[derive(Debug)]
 pub struct MonitoringServer {
     /// The address of the admin routes.
     pub admin_address: SocketAddr,
     /// The address of the metrics listener, if there is one.
     pub metrics_address: Option<SocketAddr>,
-    /// Where gRPC health is, if anywhere.
+    /// The address of gRPC health, if it is served.
     pub health_address: Option<SocketAddr>,
-    /// What health says.
+    /// The services that gRPC health reports.
     pub health: HealthChecks,
     admin: watch::Sender<Router>,
     metrics: watch::Sender<Router>,
@@ -51,10 +54,11 @@ pub struct MonitoringServer {
 // === impl MonitoringServer ===
 
 impl MonitoringServer {
-    /// Opens the listeners. Health says that this daemon lives and is not ready; the others say that another leads.
+    /// Opens the listeners. Health reports that the daemon is alive and not ready; the other
+    /// listeners answer that another daemon leads.
     ///
     /// # Errors
-    /// [`FatalError`] says which cannot be opened, or that the token cannot be read.
+    /// [`FatalError`] says which listener cannot be opened, or that the token cannot be read.
     pub async fn open(args: &ServeArgs, tasks: &mut JoinSet<&'static str>, shutdown: &Shutdown) -> Result<Self, FatalError> {
         let tls = admin_tls(&args.admin_tls);
         let token = match args.admin_tls.admin_token_file.clone() {
@@ -93,7 +97,7 @@ impl MonitoringServer {
         Ok(Self { admin_address, metrics_address, health_address, health, admin, metrics })
     }
 
-    /// This daemon leads: from now on its state is shown.
+    /// Switches the listeners to the state of this daemon, which leads now.
     pub async fn leads(&self, state: AdminServer) {
         let _standing_by = self.metrics.send_replace(admin::metrics_router(state.clone()));
         let _standing_by = self.admin.send_replace(admin::router(state));
@@ -101,7 +105,7 @@ impl MonitoringServer {
     }
 }
 
-/// The routes of the moment.
+/// Forwards each request to the current routes.
 fn current(pages: watch::Receiver<Router>) -> Router {
     Router::new().fallback(move |request: Request| {
         let mut router = pages.borrow().clone();
@@ -124,7 +128,7 @@ fn admin_tls(args: &AdminTls) -> ServerTls {
 /// Opens one listener of the daemon.
 ///
 /// # Errors
-/// [`FatalError::Listen`] says which and why.
+/// [`FatalError::Listen`] names the listener and the cause.
 pub async fn open(
     listener: ListenerName,
     address: SocketAddr,
@@ -147,7 +151,7 @@ async fn serve_pages(incoming: IncomingConnections, router: Router, what: &'stat
 async fn in_time(request: Request, next: Next) -> Response {
     match tokio::time::timeout(REQUEST_MAX, next.run(request)).await {
         Ok(response) => response,
-        Err(_) => (StatusCode::REQUEST_TIMEOUT, "the request did not come in time\n").into_response(),
+        Err(_) => (StatusCode::REQUEST_TIMEOUT, "the request took too long\n").into_response(),
     }
 }
 
@@ -160,12 +164,12 @@ async fn serve_health(incoming: IncomingConnections, health: HealthChecks, mut s
     ended(served, "health listener")
 }
 
-/// A server whose dead connections are noticed.
+/// A server that notices dead connections.
 pub fn server() -> Server {
     Server::builder().http2_keepalive_interval(Some(KEEPALIVE_INTERVAL)).http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
 }
 
-/// What a listener's task says at its end.
+/// Logs the error of a listener's task, if any, and returns its name.
 pub fn ended(served: Result<(), tonic::transport::Error>, what: &'static str) -> &'static str {
     if let Err(error) = served {
         tracing::error!(%error, what, "failed");

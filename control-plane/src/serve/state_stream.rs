@@ -1,8 +1,9 @@
-//! The state stream: one for each Envoy process, opened by the VM that leads there.
+//! The state stream: one for each Envoy process, opened by its leader VM.
 //!
-//! `Hello` -> `Welcome`, then a `PoolUpdate` for each pool asked for, then `Metrics`; `Ack` and `Report` come back. What comes in is held to bounds by
-//! [`admission`], what to send is [`StateSession`]'s to say, [`StateStream`] puts both together; here it meets the sockets. A newer stream of a process
-//! replaces the older one, whose connection may be long dead.
+//! `Hello` -> `Welcome`, then a `PoolUpdate` for each requested pool, then `Metrics`; the proxy
+//! sends `Ack` and `Report`. [`admission`] limits what comes in, [`StateSession`] decides what to
+//! send, [`StateStream`] joins both, and this module connects them to the sockets. A newer stream
+//! of a process replaces the older one, whose connection may be long dead.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -27,17 +28,17 @@ mod stream;
 pub use session::{EDS_ABSENT_GRACE, FIRST_POOL_UPDATE_WAIT, METRICS_INTERVAL_MIN, RAISES_MAX, StateSession};
 pub use stream::StateStream;
 
-/// How long a new stream may take to say hello.
+/// How long a new stream may take to send its Hello.
 const HELLO_WAIT_MAX: std::time::Duration = std::time::Duration::from_secs(5);
 
-/// Serves state streams, and the calls that stand for them: see [`calls`].
+/// Serves state streams, and their replacement by HTTP calls (see [`calls`]).
 #[derive(Clone, Debug)]
 pub struct StateServer {
     shared: Arc<DaemonState>,
     shutdown: Shutdown,
 }
 
-/// What a proxy says, by whatever way it comes.
+/// The messages of a proxy, from a stream or from calls.
 trait ProxyMessages: Stream<Item = Result<state::ProxyMessage, Status>> + Send + Unpin {}
 
 impl<S: Stream<Item = Result<state::ProxyMessage, Status>> + Send + Unpin> ProxyMessages for S {}
@@ -53,7 +54,7 @@ impl StateServer {
         Self { shared, shutdown }
     }
 
-    /// A place among the streams, which counts before a word is said.
+    /// Acquires a permit for a stream, before any message is read.
     fn acquire(&self, remote: &RemoteAddress) -> Result<QuotaPermit, Status> {
         self.shared.origins.acquire(StreamQuota::StateStream, &remote.origin, Instant::now()).map_err(refusal)
     }
@@ -90,18 +91,19 @@ impl StateServer {
         let mut proxies = self.shared.proxies.subscribe();
         let mut relayed = self.shared.relayed.subscribe();
         let mut shutdown = self.shutdown.clone();
-        // Requests above the origin's rate wait in the network.
+        // Requests above the origin's rate stay unread, so that flow control slows the sender down.
         let mut read_at = Instant::now();
         loop {
-            // Seen before it is read: a change meanwhile wakes us again.
+            // Marked as seen before it is read, so that a change meanwhile wakes the loop again.
             eds.borrow_and_update();
-            // Only when it may be passed on: what came too soon wakes us then.
+            // Marked as seen only when it may be sent; until then a change stays pending and wakes
+            // the loop later.
             let relay_at = conversation.relay_at(Instant::now());
             if relay_at <= Instant::now() {
                 relayed.borrow_and_update();
             }
             let views = pools.borrow_and_update().clone();
-            // Room first, then the message: what is sent is as new as the moment it can be.
+            // Reserve room first, then make the message, so that it has the newest state.
             if let Ok(permit) = outbound.try_reserve()
                 && let Some(message) = conversation.next(Instant::now())
             {
@@ -109,7 +111,8 @@ impl StateServer {
                 continue;
             }
             let wake_at = conversation.wake_at(&views, Instant::now());
-            // Others tell hundreds of times a second: no look at any of it before it may be passed on.
+            // Other proxies report hundreds of times a second: do not wake up for that before it
+            // may be sent.
             let full = outbound.capacity() == 0;
             let may_read = read_at <= Instant::now();
             tokio::select! {
@@ -165,7 +168,7 @@ async fn hello(inbound: &mut impl ProxyMessages) -> Result<state::Hello, Status>
     }
 }
 
-/// The status that a stream beyond the limits ends with.
+/// The status of a stream that exceeds a limit.
 pub(crate) fn refusal(full: QuotaExceeded) -> Status {
     Status::resource_exhausted(full.to_string())
 }

@@ -1,9 +1,10 @@
-//! What is counted: by the VMs of the proxies, as they report it, and by the daemon itself.
+//! The daemon's counters: those that the VMs of proxies report, and its own.
 //!
-//! A VM's report is cumulative since it started, so a lost one loses nothing and the newest replaces the one before. A VM that fell
-//! silent keeps its counts (totals never fall), but what it had outstanding is over. Beyond [`VMS_MAX`] or [`BYTES_MAX`], and beyond its share
-//! of either for each origin, the longest silent are folded into a retired total of their pool; should such a one report again, it is counted twice,
-//! which a scrape shows as a jump and nothing else depends on.
+//! A VM's report is cumulative since the VM started: the newest report replaces the one before, and
+//! a lost report loses nothing. A VM that no longer reports keeps its counts (totals never fall),
+//! but its outstanding requests stop counting. Beyond [`VMS_MAX`] or [`BYTES_MAX`], or the share of
+//! an origin, the VMs that were silent longest are merged into a retired total of their pool. If
+//! such a VM reports again it is counted twice; the only effect is a jump in the metrics.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,22 +18,27 @@ use crate::state::peer::{Origin, ProxyProcess};
 mod totals;
 pub use totals::{CounterTotals, EndpointTotals, MODELS_MAX, ModelTotals, OTHER, TotalsHistogram, TotalsLabel};
 
-/// The most VMs counted one by one: the workers of a few hundred proxies. Typically some 10 KB each.
+/// The most VMs counted one by one: the workers of a few hundred proxies. Typically a VM takes
+/// about 10 KB.
 pub const VMS_MAX: usize = 4096;
 
-/// The most VMs counted one by one of one origin: the workers of the largest hosts, in some pools.
+/// The most VMs of one origin counted one by one: the workers of the largest hosts, in several
+/// pools.
 const VMS_PER_ORIGIN_MAX: usize = VMS_MAX / 8;
 
-/// The most memory that VMs counted one by one take, in bytes, about: 4,096 of them in a pool of 300 endpoints.
+/// The most memory of VMs counted one by one, in bytes (approximate): 4,096 VMs in a pool of 300
+/// endpoints.
 pub const BYTES_MAX: usize = 128 << 20;
 
-/// The most memory of it that VMs of one origin take.
+/// The most of that memory for the VMs of one origin.
 const BYTES_PER_ORIGIN_MAX: usize = BYTES_MAX / 8;
 
-/// When there are too many, so much is left of what there may be: then it takes as many reports again until the next look at all of them.
+/// When a limit is exceeded, VMs are retired until this many eighths of it are used, so that
+/// retiring is rare.
 const LEFT_EIGHTHS: usize = 7;
 
-/// What a VM said is outstanding counts for this long; it reports every second or so.
+/// How long a VM's outstanding requests count after its last report; a VM reports about once a
+/// second.
 const OUTSTANDING_FRESH: Duration = Duration::from_secs(10);
 
 /// All counters of the daemon.
@@ -42,32 +48,32 @@ pub struct CounterStore {
     pub pool_updates_refused: u64,
     /// EDS responses refused by Envoys.
     pub eds_refused: u64,
-    /// Responses by EDS that were not taken over in time: pool updates no longer wait for them.
+    /// EDS responses that were not applied in time: pool updates no longer wait for them.
     pub eds_unanswered: u64,
-    /// Other messages of proxies that were out of bounds.
+    /// Other messages of proxies that were out of limits.
     pub messages_refused: u64,
     /// Reports received.
     pub reports: u64,
-    /// Parts of reports that could not be read, or were of pools that are not served.
+    /// Parts of reports that could not be read, or named a pool that is not served.
     pub reports_invalid: u64,
     /// Writes of the snapshot file that failed.
     pub snapshot_write_errors: u64,
     vms: BTreeMap<VmKey, VmTotals>,
-    /// What the VMs of each origin take.
+    /// The usage by the VMs of each origin.
     origins: BTreeMap<Origin, VmUsage>,
     all: VmUsage,
-    /// By pool that is served.
+    /// Merged totals of retired VMs, by pool.
     retired: BTreeMap<String, CounterTotals>,
 }
 
-/// What VMs take.
+/// Number and memory of VMs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct VmUsage {
     vms: usize,
     bytes: usize,
 }
 
-/// What a VM counted in a pool, ready to be added up.
+/// A VM's counts of one pool, ready to be added.
 #[derive(Debug)]
 pub struct VmReport {
     pool: String,
@@ -75,17 +81,18 @@ pub struct VmReport {
     totals: CounterTotals,
 }
 
-/// A VM's share in one pool.
+/// Key of a VM's counts of one pool.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct VmKey {
-    /// See [`ProxyProcess::id`].
+    /// The process, as in [`ProxyProcess::id`].
     peer: u64,
     vm_id: u64,
     pool: String,
 }
 
-/// The front of this process, which is no VM: VMs have random ids, and no peer has the id 0.
-const FRONT: VmKey = VmKey { peer: 0, vm_id: 0, pool: String::new() };
+/// The key of the ext_proc server of this process. It cannot be the key of a VM: VMs have random
+/// ids, and no peer has the id 0.
+const EXT_PROC_SERVER: VmKey = VmKey { peer: 0, vm_id: 0, pool: String::new() };
 
 #[derive(Debug)]
 struct VmTotals {
@@ -98,8 +105,9 @@ struct VmTotals {
 // === impl CounterStore ===
 
 impl CounterStore {
-    /// A process reported what its VMs counted, of pools that are served. Says who was given work since the report before, or has some: those of earlier
-    /// stages are in flight without being counted as picked.
+    /// Records the counts of a process's VMs, of pools that are served. Returns the endpoints that
+    /// got work since the last report or have some now. Endpoints of earlier stages have requests
+    /// in flight without being counted as picked.
     pub fn report(&mut self, peer: &ProxyProcess, report: Vec<VmReport>, now: Instant) -> Vec<(String, EndpointRef)> {
         self.reports += 1;
         let mut picked = Vec::new();
@@ -111,9 +119,10 @@ impl CounterStore {
         picked
     }
 
-    /// Our own front counted this of a pool: its cumulative totals. Says who was given work as [`Self::report`] does.
+    /// Records the cumulative totals of this process's own ext_proc server for a pool. Returns
+    /// endpoints like [`Self::report`].
     pub fn report_local(&mut self, pool: &str, totals: CounterTotals, now: Instant) -> Vec<EndpointRef> {
-        self.take(VmKey { pool: pool.to_owned(), ..FRONT }, &Origin::default(), totals, now)
+        self.take(VmKey { pool: pool.to_owned(), ..EXT_PROC_SERVER }, &Origin::default(), totals, now)
     }
 
     fn take(&mut self, key: VmKey, origin: &Origin, totals: CounterTotals, now: Instant) -> Vec<EndpointRef> {
@@ -159,7 +168,8 @@ impl CounterStore {
         Some(vm.totals)
     }
 
-    /// Folds the longest silent, of one origin or of all, until some room is left under these limits.
+    /// Retires the VMs that were silent longest, of one origin or of all, until [`LEFT_EIGHTHS`] of
+    /// these limits are used.
     fn retire(&mut self, origin: Option<&Origin>, (vms_max, bytes_max): (usize, usize)) {
         let of_origin = self.vms.iter().filter(|(_, vm)| origin.is_none_or(|origin| vm.origin == *origin));
         let mut oldest: Vec<(Instant, VmKey)> = of_origin.map(|(key, vm)| (vm.updated_at, key.clone())).collect();
@@ -193,7 +203,7 @@ impl VmUsage {
 // === impl VmReport ===
 
 impl VmReport {
-    /// What a VM says.
+    /// Reads the counts that a VM reported.
     #[must_use]
     pub fn from_vm(mut counters: state::VmCounters) -> Self {
         let pool = std::mem::take(&mut counters.pool);
@@ -205,7 +215,7 @@ impl VmReport {
 mod tests {
     use super::*;
 
-    /// A VM's counters: what was picked, and what is in flight, at slots 0, 1, ...
+    /// A VM's counts: picked requests and requests in flight, at slots 0, 1, ...
     fn counters(vm_id: u64, rows: &[(u64, u64)]) -> VmReport {
         let row = |(slot, &(picked, requests)): (usize, &(u64, u64))| {
             let slot = u32::try_from(slot).unwrap();
@@ -228,7 +238,7 @@ mod tests {
             found.into_iter().map(|(_, endpoint)| endpoint.slot.0).collect::<Vec<_>>()
         };
         assert_eq!(told(&[(1, 0), (0, 1), (0, 0)]), [0, 1], "picked; at work; neither");
-        assert_eq!(told(&[(1, 0), (0, 0), (0, 0)]), [0; 0], "all over");
+        assert_eq!(told(&[(1, 0), (0, 0), (0, 0)]), [0; 0], "nothing is outstanding");
         assert_eq!(told(&[(2, 0), (0, 0), (0, 0)]), [0]);
     }
 
@@ -241,7 +251,8 @@ mod tests {
             all.report(&peer(2 + vm % 50, 2), vec![counters(vm, &[(1, 0)])], later);
             assert!(all.vms.len() <= VMS_PER_ORIGIN_MAX + 1);
         }
-        // Large ones, of many more models than there are: held to fewer, and counted by their size.
+        // Large reports with many more models than allowed: cut to the limit, and counted by their
+        // size.
         let models = |vm: u64| {
             let error = |i: u64| state::Count { key: format!("{i}-{}", "x".repeat(300)), count: 1 };
             let model =
@@ -257,7 +268,7 @@ mod tests {
             all.report(&peer(99, 2), vec![models(vm)], now + Duration::from_secs(60));
             assert!(all.all.bytes <= BYTES_PER_ORIGIN_MAX + (4 << 20), "{:?}", all.all);
         }
-        assert!(all.vms.contains_key(&VmKey { peer: 1, vm_id: 1, pool: "p".to_owned() }), "another's is not touched");
+        assert!(all.vms.contains_key(&VmKey { peer: 1, vm_id: 1, pool: "p".to_owned() }), "the VM of another origin stays");
         let totals = all.totals("p", now);
         assert_eq!(totals.endpoints[&(Generation(1), Slot(0))].picked, 3_001);
         let sum = all.vms.values().fold(VmUsage::default(), |mut sum, vm| {

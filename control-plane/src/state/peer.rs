@@ -1,12 +1,13 @@
-//! Who speaks to the daemon on the state port, and how much of the daemon each may take.
+//! The peers of the daemon on the state port, and the share of the daemon that each may use.
 //!
-//! | word | what it is | what it is for |
+//! | type | meaning | use |
 //! |---|---|---|
-//! | [`Origin`] | certificate name and IP address: what the connection itself proves | sharing out streams, memory, time and weight |
+//! | [`Origin`] | certificate name and IP address, which the connection proves | limits of streams, memory, time and weight |
 //! | [`RemoteAddress`] | origin and port: one connection | matching an Envoy's EDS streams with its state stream |
-//! | [`ProxyProcess`] | certificate name (without one: the address), node id and random process id: one proxy process | rows, counters and placements |
+//! | [`ProxyProcess`] | one proxy process: certificate name (without one, the address), node id and random process id | rows, counters and placements |
 //!
-//! Node id and process id are the peer's own choice. They tell peers apart and earn nothing: a thousand peers of one origin get together what one gets.
+//! A peer chooses its node id and process id itself. They distinguish peers but give no extra
+//! share: a thousand peers of one origin together get what one gets.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,35 +23,41 @@ use tonic::transport::server::TcpConnectInfo;
 
 use crate::serve::listen::PeerName;
 
-/// The most streams of one kind served at once: far above the proxies of a cluster, far below what memory holds.
+/// The most streams of one kind served at once: far more than the proxies of a cluster, far less
+/// than memory allows.
 pub const STREAMS_MAX: usize = 4096;
 
-/// The most streams of one kind from one origin: a sixteenth of all, so that many hostile hosts are needed to take them from the others. Far above the
-/// processes of one host; a fleet of more proxies than this behind one address needs more daemons.
+/// The most streams of one kind from one origin. It is a sixteenth of all, so that only many
+/// hostile hosts together can use up all streams. It is far more than the processes of one host; a
+/// fleet with more proxies behind one address needs more daemons.
 pub const STREAMS_PER_ORIGIN_MAX: usize = STREAMS_MAX / 16;
 
-/// The most bodies of calls read at once from one origin: a process has one under way. Each is as large as a message may be.
+/// The most bodies of calls read at once from one origin; a process sends one at a time. Each may
+/// be as large as a message.
 pub const UPLOADS_PER_ORIGIN_MAX: usize = 16;
 
-/// The most bodies of calls read at once, 256 MiB of them.
+/// The most bodies of calls read at once, 256 MiB in all.
 const UPLOADS_MAX: usize = 64;
 
-/// What one origin may cost in a second, in bytes read: ten times what the busiest proxy tells. What comes faster waits in the network.
+/// The most that one origin may cost in a second, in bytes read: ten times the rate of the busiest
+/// proxy. Faster messages stay unread, so that flow control slows the sender down.
 const COST_PER_SECOND: u32 = 64 << 20;
 
-/// How far ahead an origin may be of that: as many proxies of one host as may come back at the same moment.
+/// How far an origin may exceed that rate for a moment: enough for many proxies of one host that
+/// reconnect at once.
 const COST_BURST: Duration = Duration::from_secs(1);
 
-/// What any message costs besides its bytes.
+/// The fixed cost of a message, in bytes.
 const MESSAGE_COST: usize = 1 << 10;
 
-/// What an EDS request costs besides its bytes: it may wake every state stream.
+/// The fixed cost of an EDS request, in bytes. It is high because a request may wake every state
+/// stream.
 pub const EDS_REQUEST_COST: usize = 64 << 10;
 
-/// What a stream costs to begin: it is sent whole pools, and wakes every other stream.
+/// The cost of starting a stream, in bytes: it gets whole pools and wakes every other stream.
 const STREAM_COST: usize = 1 << 20;
 
-/// What connections prove of where they come from.
+/// What a connection proves about its client.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Origin {
     /// The name in the client certificate, if there is one.
@@ -62,9 +69,9 @@ pub struct Origin {
 /// The other end of a connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RemoteAddress {
-    /// Where it comes from.
+    /// Certificate name and address.
     pub origin: Origin,
-    /// The address with its port: one connection.
+    /// The address with its port, which identifies one connection. `None` if unknown.
     pub socket: Option<SocketAddr>,
 }
 
@@ -73,18 +80,19 @@ pub struct RemoteAddress {
 pub struct ProxyProcess {
     /// Envoy's node id.
     pub node_id: String,
-    /// The random id of its process.
+    /// The random id of the process.
     pub process_id: u64,
-    /// Stands for certificate name, node id and process id together, for this life of the daemon.
+    /// Identifies certificate name (or address), node id and process id together, until the daemon
+    /// restarts.
     pub id: u64,
-    /// The connection it speaks by.
+    /// The connection of the process.
     pub remote: RemoteAddress,
 }
 
-/// What is shared out among origins.
+/// The resources that are limited for each origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamQuota {
-    /// State streams, and the calls that stand for them.
+    /// State streams, and the calls that replace them.
     StateStream,
     /// EDS streams.
     EdsStream,
@@ -92,11 +100,12 @@ pub enum StreamQuota {
     Upload,
 }
 
-/// What each origin has of the daemon.
+/// The resources used by each origin.
 #[derive(Debug, Default)]
 pub struct OriginQuotas {
     table: Mutex<QuotaTable>,
-    /// Keys [`ProxyProcess::id`], so that nobody can choose a process id that gives another's.
+    /// Keys the hash of [`ProxyProcess::id`], so that a peer cannot choose a process id that yields
+    /// another peer's id.
     key: RandomState,
 }
 
@@ -110,13 +119,13 @@ struct QuotaTable {
 #[derive(Debug)]
 struct OriginUsage {
     taken: [usize; KINDS],
-    /// What it cost so far is paid for at this moment.
+    /// Until when the origin's rate is used up; a past time means that it may send at once.
     paid_at: Instant,
 }
 
 const KINDS: usize = 3;
 
-/// One of what is shared out; given back when dropped.
+/// A permit for one resource; returned when dropped.
 #[derive(Debug)]
 pub struct QuotaPermit {
     origins: Arc<OriginQuotas>,
@@ -124,13 +133,13 @@ pub struct QuotaPermit {
     kind: StreamQuota,
 }
 
-/// Why there is no seat.
+/// Why a permit is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QuotaExceeded {
-    /// The origin has its share.
+    /// The origin uses its whole share.
     #[error("this address and certificate have {0} {1} open already, which is their share")]
     Share(usize, StreamQuota),
-    /// All are taken.
+    /// All permits are in use.
     #[error("{0} {1} are open already; try another daemon")]
     All(usize, StreamQuota),
 }
@@ -138,13 +147,13 @@ pub enum QuotaExceeded {
 // === impl RemoteAddress ===
 
 impl RemoteAddress {
-    /// As the listener knows it.
+    /// Reads the address from the extensions of a request on a listener of the daemon.
     #[must_use]
     pub fn of(extensions: &Extensions) -> Self {
         Self::new(extensions.get::<PeerName>(), extensions.get::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr))
     }
 
-    /// At this address, with the certificate of that name.
+    /// The address `socket`, with the certificate of that name.
     #[must_use]
     pub fn new(name: Option<&PeerName>, socket: Option<SocketAddr>) -> Self {
         let certificate = name.and_then(|PeerName(name)| name.clone());
@@ -164,7 +173,7 @@ impl fmt::Display for RemoteAddress {
 // === impl ProxyProcess ===
 
 impl ProxyProcess {
-    /// The daemon's own front, which no connection leads to.
+    /// The daemon's own ext_proc server, which has no connection.
     #[must_use]
     pub fn front(node_id: &str, process_id: u64) -> Self {
         Self { node_id: node_id.to_owned(), process_id, id: process_id, remote: RemoteAddress::default() }
@@ -174,10 +183,10 @@ impl ProxyProcess {
 // === impl StreamQuota ===
 
 impl StreamQuota {
-    /// All of them.
+    /// All resources.
     pub const ALL: [Self; KINDS] = [Self::StateStream, Self::EdsStream, Self::Upload];
 
-    /// At most so many in all, and of one origin.
+    /// The most in all, and of one origin.
     const fn max(self) -> (usize, usize) {
         match self {
             Self::StateStream | Self::EdsStream => (STREAMS_MAX, STREAMS_PER_ORIGIN_MAX),
@@ -185,7 +194,7 @@ impl StreamQuota {
         }
     }
 
-    /// For labels of metrics.
+    /// The name in metric labels.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -218,10 +227,10 @@ impl fmt::Display for StreamQuota {
 // === impl OriginQuotas ===
 
 impl OriginQuotas {
-    /// Takes a seat for `origin`.
+    /// Acquires a permit for `origin`.
     ///
     /// # Errors
-    /// [`QuotaExceeded`] when the origin has its share, or all are taken.
+    /// [`QuotaExceeded`] if the origin's share or all permits are in use.
     pub fn acquire(self: &Arc<Self>, kind: StreamQuota, origin: &Origin, now: Instant) -> Result<QuotaPermit, QuotaExceeded> {
         let mut table = self.lock();
         let (all_max, each_max) = kind.max();
@@ -247,16 +256,16 @@ impl OriginQuotas {
         Err(full)
     }
 
-    /// Seats refused so far, by kind.
+    /// The number of refused permits since the start, by resource.
     pub fn refused(&self) -> impl Iterator<Item = (StreamQuota, u64)> {
         StreamQuota::ALL.into_iter().zip(self.lock().refused)
     }
 
-    /// The process that says so of itself at `remote`.
+    /// The process that sent `hello` from `remote`.
     pub fn peer(&self, hello: &state::Hello, remote: RemoteAddress) -> ProxyProcess {
-        // Without a certificate the address is all that is proved.
+        // Without a certificate only the address is proved.
         let address = remote.origin.address.filter(|_| remote.origin.certificate.is_none());
-        let id = self.key.hash_one((&remote.origin.certificate, address, &hello.node_id, hello.process_id)).max(1); // 0 is nobody's
+        let id = self.key.hash_one((&remote.origin.certificate, address, &hello.node_id, hello.process_id)).max(1); // 0 is reserved
         ProxyProcess { node_id: hello.node_id.clone(), process_id: hello.process_id, id, remote }
     }
 
@@ -268,18 +277,18 @@ impl OriginQuotas {
 // === impl QuotaPermit ===
 
 impl QuotaPermit {
-    /// Where it is taken from.
+    /// The origin that the permit belongs to.
     #[must_use]
     pub fn origin(&self) -> &Origin {
         &self.origin
     }
 
-    /// The stream begins. Returns from when on it may be read.
+    /// Charges the start of the stream. Returns when it may first be read.
     pub fn begin(&self, now: Instant) -> Instant {
         self.charge(STREAM_COST, now)
     }
 
-    /// A message of `bytes` came. Returns when the next may be read.
+    /// Charges a message of `bytes`. Returns when the next message may be read.
     pub fn message(&self, bytes: usize, now: Instant) -> Instant {
         self.charge(bytes.saturating_add(MESSAGE_COST), now)
     }
@@ -329,7 +338,7 @@ mod tests {
         assert!(take(1).is_ok());
         assert!(origins.lock().origins.len() <= 21);
         let _ = origins.acquire(StreamQuota::StateStream, &origin(200), now + Duration::from_secs(60));
-        assert_eq!(origins.lock().origins.len(), 1, "those that are gone are forgotten");
+        assert_eq!(origins.lock().origins.len(), 1, "origins without permits are removed");
     }
 
     #[test]
@@ -339,13 +348,13 @@ mod tests {
         let other = origins.acquire(StreamQuota::StateStream, &origin(2), now).unwrap();
         let second = usize::try_from(COST_PER_SECOND).unwrap();
         assert_eq!(one.message(second - MESSAGE_COST, now), now, "a burst");
-        assert_eq!(two.message(second - MESSAGE_COST, now), now + Duration::from_secs(1), "one origin, one allowance");
+        assert_eq!(two.message(second - MESSAGE_COST, now), now + Duration::from_secs(1), "the streams of one origin share one allowance");
         assert_eq!(other.message(100, now), now);
         let later = now + Duration::from_secs(3);
         assert_eq!(one.message(100, later), later);
         drop((one, two));
         let again = origins.acquire(StreamQuota::StateStream, &origin(1), now).unwrap();
-        assert!(again.begin(now) > now, "coming back is no way round it");
+        assert!(again.begin(now) > now, "reconnecting does not reset the allowance");
     }
 
     #[test]
@@ -357,8 +366,8 @@ mod tests {
             origins.peer(&hello, RemoteAddress { origin, socket: None }).id
         };
         let known = id(Some("a"), 1, "n", 1);
-        assert_eq!(known, id(Some("a"), 2, "n", 1), "a process may come back by another address");
-        assert_ne!(id(None, 1, "n", 1), id(None, 2, "n", 1), "without a certificate that would be anybody's word");
+        assert_eq!(known, id(Some("a"), 2, "n", 1), "a process may reconnect from another address");
+        assert_ne!(id(None, 1, "n", 1), id(None, 2, "n", 1), "without a certificate the address is part of the id");
         for other in [id(None, 1, "n", 1), id(Some("b"), 1, "n", 1), id(Some("a"), 1, "m", 1), id(Some("a"), 1, "n", 2)] {
             assert_ne!(known, other);
         }

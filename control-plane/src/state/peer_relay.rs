@@ -1,12 +1,13 @@
-//! What the proxies of a pool tell each other, by way of the daemon: what they have under way, and what they placed.
+//! Relays load and placements between the proxies of a pool.
 //!
 //! ```text
 //!  Share of a process ──▶ its row (replaces the one before) ──▶ sum of all ──▶ Peers to every other process: the sum without its own row
 //!                    └──▶ placements, a bounded queue ────────▶ each once to every other process; the oldest go first when there are too many
 //! ```
-//! Rows are bytes that only [`pool_state::LoadReportSum`] reads; placements are passed on as they came. Nothing here survives the daemon, and nothing needs to: rows are
-//! absolute and told again, placements are beliefs. Moments in rows are by the clock of their process; they are taken over to the daemon's here,
-//! and to that of who hears them there.
+//! Only [`pool_state::LoadReportSum`] reads the bytes of rows; placements are passed on unchanged.
+//! Nothing here is saved, and nothing needs to be: rows are absolute and sent again, placements are
+//! estimates. Times in a row are by the clock of its process. They are converted to the daemon's
+//! clock here, and to the receiver's clock there.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -20,50 +21,55 @@ use tokio::time::Instant;
 use crate::pool::writer::PoolView;
 use crate::state::peer::Origin;
 
-/// The least time between two messages to a proxy: load that is 10 ms old picks nearly as well as load of now, and each costs CPU twice.
+/// The least time between two messages to a proxy. Picks with a load that is 10 ms old are nearly
+/// as good as with the current load, and each message costs CPU on both sides.
 pub const SHARE_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Placements kept of a pool for proxies that have not taken them yet, in bytes: 300 prompts of 400 blocks twice over.
+/// The most bytes of placements kept of a pool for proxies that have not got them yet: 300 prompts
+/// of 400 blocks, twice.
 const BYTES_KEPT_MAX: usize = 2 << 20;
 
-/// The longest row taken, in bytes: every endpoint there can be, and the SLOs of each.
+/// The longest row accepted, in bytes: the most endpoints, each with its SLOs.
 pub const ROW_BYTES_MAX: usize = 80 * ENDPOINTS_MAX + 64;
 
-/// At most so many processes of one origin count as others that pick meanwhile: each pick stands for one of each of them until it is known better. A host
-/// runs one Envoy, two while it restarts, and some run a handful; a host that says it runs hundreds should not make every pick weigh hundreds.
+/// The most processes of one origin that count as active. Each pick assumes one unreported pick of
+/// every other active process. A host runs one Envoy, two during a restart, sometimes a handful; a
+/// host that claims hundreds must not make every pick weigh hundreds.
 pub const ACTIVE_PER_ORIGIN_MAX: u32 = 16;
 
-/// Placements kept of one origin, in bytes: more than that and its own oldest go first, so that no host takes the place of all others. A proxy is told of
-/// them within 120 ms.
+/// The most bytes of placements kept of one origin. Beyond that its own oldest are dropped, so that
+/// one host does not displace those of all others. A proxy gets placements within 120 ms.
 const BYTES_PER_ORIGIN_MAX: usize = BYTES_KEPT_MAX / 4;
 
-/// How long placements are kept: as long as anything a proxy tells counts. One that has not taken them since then is as good as gone.
+/// How long placements are kept: as long as a report of a proxy counts. A proxy that has not read
+/// them by then is probably gone.
 const KEPT_MAX: Duration = Duration::from_millis(SHARE_EXPIRY_MS);
 
-/// When the daemon's clock begins, in ms: later than anything in a row is old.
+/// Start of the relay's clock, in ms: larger than any age in a row, so that times do not become
+/// negative.
 const CLOCK_BEGINS_MS: u64 = 86_400_000;
 
-/// One daemon's relay.
+/// The relay of one daemon.
 #[derive(Debug)]
 pub struct PeerRelay {
     began: Instant,
     pools: BTreeMap<String, PoolRelay>,
 }
 
-/// How far a proxy was told of a pool.
+/// What a proxy has been sent of a pool.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RelayCursor {
     version: u64,
-    /// The number of the first placement it was not told.
+    /// The number of the first placement that it has not been sent.
     placement: u64,
     sent_at: Option<Instant>,
-    /// There was more than fits a message.
+    /// Whether more was due than fits one message.
     more: bool,
 }
 
 #[derive(Debug, Default)]
 struct PoolRelay {
-    /// Of the view the sum was started for.
+    /// The revision of the view that the sum was made for.
     revision: u64,
     sum: LoadReportSum,
     processes: BTreeMap<u64, RelayProcess>,
@@ -72,7 +78,7 @@ struct PoolRelay {
     /// Number of the next placement.
     next_placement: u64,
     bytes: usize,
-    /// Grows with everything there is to tell.
+    /// Grows with every change that proxies should get.
     version: u64,
     dropped: u64,
 }
@@ -82,32 +88,32 @@ struct RelayProcess {
     origin: Origin,
     row: PeerLoadReport,
     received_at: Instant,
-    /// Of the last share that had one.
+    /// The stamp of the last report that had one; 0 if none had.
     stamp: u64,
 }
 
-/// What the processes of one origin are together.
+/// The processes and placements of one origin.
 #[derive(Debug, Default)]
 struct OriginTotals {
     processes: u32,
-    /// Those whose row counts.
+    /// Processes whose row counts.
     active: u32,
-    /// Of the placements that are kept: how many bytes, and the first number of each piece, oldest first.
+    /// Bytes of its kept placements; `pieces` has the first number of each batch, oldest first.
     bytes: usize,
     pieces: VecDeque<u64>,
 }
 
-/// Placements that came together, and go together.
+/// Placements that arrived together and are sent together.
 #[derive(Debug)]
 struct PlacementBatch {
     process_id: u64,
     origin: Origin,
     at: Instant,
-    /// How many.
+    /// The number of placements.
     count: u64,
-    /// The number of the first.
+    /// The number of the first placement.
     first: u64,
-    /// Nothing, when its origin placed too much since.
+    /// Empty if they were dropped because the origin placed too much since.
     bytes: Box<[u8]>,
 }
 
@@ -120,12 +126,12 @@ impl Default for PeerRelay {
 }
 
 impl PeerRelay {
-    /// A proxy asked for `pool`.
+    /// Adds a proxy that requested `pool`.
     pub fn join(&mut self, pool: &str, (process_id, origin): (u64, &Origin), now: Instant) {
         self.pools.entry(pool.to_owned()).or_default().join(process_id, origin, now);
     }
 
-    /// A proxy is gone, and with it what it had under way.
+    /// Removes a proxy, and with it its load.
     pub fn leave(&mut self, pool: &str, process_id: u64) {
         let Some(pool) = self.pools.get_mut(pool) else { return };
         if let Some(mut process) = pool.processes.remove(&process_id) {
@@ -141,7 +147,7 @@ impl PeerRelay {
         }
     }
 
-    /// A proxy told something. Nothing of a proxy that never asked for the pool.
+    /// Records a load report. Ignored if the proxy did not request the pool.
     pub fn receive(&mut self, process_id: u64, mut share: state::LoadReport, now: Instant) {
         let head = LoadReportHead { vm: process_id, written: self.time(now), ring: 0 };
         let Some(pool) = self.pools.get_mut(&share.pool) else { return };
@@ -163,7 +169,7 @@ impl PeerRelay {
         pool.version += 1;
     }
 
-    /// What `process_id` is to be told of the pool, if anything is due.
+    /// The next message of the pool for `process_id`, if one is due.
     pub fn next(&mut self, view: &PoolView, process_id: u64, cursor: &mut RelayCursor, now: Instant) -> Option<state::PeerLoad> {
         let written = self.time(now);
         let pool = self.pools.get_mut(&*view.name)?;
@@ -192,7 +198,7 @@ impl PeerRelay {
         Timestamp(began.0.saturating_add(since))
     }
 
-    /// Placements of a pool that some proxy was never told.
+    /// The number of placements of a pool that some proxy did not get.
     #[must_use]
     pub fn dropped(&self, pool: &str) -> u64 {
         self.pools.get(pool).map_or(0, |pool| pool.dropped)
@@ -202,13 +208,13 @@ impl PeerRelay {
 // === impl RelayCursor ===
 
 impl RelayCursor {
-    /// When the proxy may be told again.
+    /// When the proxy may next get a message; `None`: at once.
     #[must_use]
     pub fn due_at(&self) -> Option<Instant> {
         self.sent_at.map(|at| at + SHARE_INTERVAL)
     }
 
-    /// Is something due to it that nobody will tell again?
+    /// Whether something is due that did not fit the last message.
     #[must_use]
     pub fn has_more(&self) -> bool {
         self.more
@@ -239,14 +245,15 @@ impl PoolRelay {
         self.origins.entry(origin.clone()).or_default().processes += 1;
     }
 
-    /// The row of a process of `origin` begins or ceases to count.
+    /// Updates the active processes of `origin` when the row of one begins or ceases to count.
     fn set_active(&mut self, origin: &Origin, was: bool, is: bool) {
         if let Some(of) = self.origins.get_mut(origin) {
             of.active = of.active + u32::from(is) - u32::from(was);
         }
     }
 
-    /// How many others pick, as far as that is believed.
+    /// The number of other processes that pick, with at most [`ACTIVE_PER_ORIGIN_MAX`] of each
+    /// origin.
     fn active_others(&self, process_id: u64) -> u32 {
         let own = self.processes.get(&process_id).filter(|own| own.row.counts()).map(|own| &own.origin);
         let others = |(origin, of): (&Origin, &OriginTotals)| (of.active - u32::from(Some(origin) == own)).min(ACTIVE_PER_ORIGIN_MAX);
@@ -270,7 +277,7 @@ impl PoolRelay {
         }
     }
 
-    /// What is too old goes, and the oldest where there is too much.
+    /// Drops placements that are too old, and the oldest if there are too many.
     fn drop_old(&mut self, now: Instant) {
         let is_over = |oldest: &mut PlacementBatch, bytes| bytes > BYTES_KEPT_MAX || now.saturating_duration_since(oldest.at) >= KEPT_MAX;
         let bytes = &mut self.bytes;
@@ -284,7 +291,7 @@ impl PoolRelay {
         }
     }
 
-    /// What nobody told again is over.
+    /// Stops counting the rows of processes that have been silent for too long.
     fn expire(&mut self, now: Instant) {
         for process in self.processes.values_mut() {
             let silent = now.saturating_duration_since(process.received_at) >= Duration::from_millis(SHARE_EXPIRY_MS);
@@ -298,7 +305,7 @@ impl PoolRelay {
         }
     }
 
-    /// Other lives of endpoints count when the pool has changed.
+    /// Resets the sum to the endpoints and generations of a changed pool.
     fn follow(&mut self, view: &PoolView) {
         if self.revision != view.revision {
             self.revision = view.revision;
@@ -322,11 +329,11 @@ impl PoolRelay {
         row
     }
 
-    /// As many as fit one message; whether those are all.
+    /// The placements that fit one message, and whether they are all that are due.
     fn placements_for(&mut self, process_id: u64, cursor: &mut RelayCursor) -> (Vec<u8>, bool) {
         let oldest = self.placements.front().map_or(self.next_placement, |placed| placed.first);
         let lost = oldest.saturating_sub(cursor.placement);
-        // What a new proxy was never told, because it was not there, is no loss.
+        // Placements from before a new proxy joined do not count as lost.
         self.dropped += if cursor.sent_at.is_some() { lost } else { 0 };
         let mut placements = Vec::new();
         let told = self.placements.partition_point(|placed| placed.first < cursor.placement);
@@ -383,7 +390,7 @@ mod tests {
         let mut cursors = [RelayCursor::default(); 4];
         for (process_id, expected) in [(1, vec![20]), (2, vec![10]), (3, vec![10, 20])] {
             let (placements, all) = pool.placements_for(process_id, &mut cursors[process_id as usize]);
-            assert_eq!((firsts(&placements), all), (expected, true), "a process that never asked is not heard");
+            assert_eq!((firsts(&placements), all), (expected, true), "reports of a process that did not join are ignored");
             assert_eq!(pool.placements_for(process_id, &mut cursors[process_id as usize]).0.len(), 0);
         }
     }
@@ -395,7 +402,7 @@ mod tests {
         relay.join("p", (4, &of(4)), now);
         let mut cursor = RelayCursor { sent_at: Some(now), ..RelayCursor::default() };
         placed(&mut relay, 4, 1_000, 3);
-        // Each fills a message.
+        // Each of these fills a message.
         let kept = (BYTES_PER_ORIGIN_MAX / PLACEMENTS_BYTES_MAX) as u64;
         for block in 0..kept + 500 {
             placed(&mut relay, 1, block, PLACEMENTS_BYTES_MAX / 8 - 2);
@@ -411,7 +418,7 @@ mod tests {
                 break;
             }
         }
-        assert_eq!(got, [1_000].into_iter().chain(500..500 + kept).collect::<Vec<_>>(), "another's is there still");
+        assert_eq!(got, [1_000].into_iter().chain(500..500 + kept).collect::<Vec<_>>(), "the placement of the other origin is kept");
         assert_eq!((pool.dropped, pool.bytes), (500, pool.placements.iter().map(|placed| placed.bytes.len()).sum()));
     }
 
@@ -454,7 +461,7 @@ mod tests {
             sum.load(at).requests
         };
         assert_eq!([1, 2, 3].map(|process_id| heard(&mut pool, process_id)), [3_200, 3_010, 210]);
-        assert_eq!([1, 2, 3].map(|process_id| heard(&mut pool, process_id)), [3_200, 3_010, 210], "asking changes nothing");
+        assert_eq!([1, 2, 3].map(|process_id| heard(&mut pool, process_id)), [3_200, 3_010, 210], "reading changes nothing");
         pool.processes.get_mut(&2).unwrap().received_at = now + Duration::from_secs(1);
         pool.expire(now + Duration::from_millis(SHARE_EXPIRY_MS));
         assert_eq!([1, 2, 3].map(|process_id| heard(&mut pool, process_id)), [200, 0, 200]);

@@ -1,12 +1,13 @@
-//! What the daemon's tasks share: three tables in watch channels, each row with one writer.
+//! The state that the daemon's tasks share: three tables in watch channels; each row has one
+//! writer.
 //!
-//! | table | a row is | written by | read by |
+//! | table | row | writer | readers |
 //! |---|---|---|---|
 //! | [`PoolViews`] | a pool's newest view | that pool's task | state streams, EDS streams, admin, persistence |
 //! | [`EdsStreams`] | an Envoy's EDS stream | that stream | state streams (ordering), admin |
-//! | [`Proxies`] | a proxy's state stream | that stream | pools (slots of the departed), admin |
+//! | [`Proxies`] | a proxy's state stream | that stream | pools (slots of departed endpoints), admin |
 //!
-//! Readers are woken only by change and always read whole rows, so nobody queues old state for anybody.
+//! A change wakes the readers, which always read whole rows, so no queue of old state builds up.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,97 +29,100 @@ use crate::state::counters::{CounterStore, CounterTotals, VmReport};
 use crate::state::peer::{Origin, OriginQuotas, ProxyProcess, RemoteAddress, STREAMS_MAX};
 use crate::state::peer_relay::PeerRelay;
 
-/// The newest view of every pool, by name.
+/// The newest view of each pool, by name.
 #[derive(Clone, Debug, Default)]
 pub struct PoolViews(BTreeMap<Arc<str>, Arc<PoolView>>);
 
-/// The connected state streams, by stream.
+/// The connected state streams, by stream id.
 pub type Proxies = BTreeMap<u64, ConnectedProxy>;
 
-/// How long the acknowledgements of a closed EDS stream stand for its Envoy: Envoy waits up to 30 s before it reconnects, and until then
-/// it keeps the hosts it had.
+/// How long the acknowledgements of a closed EDS stream still count for its Envoy. Envoy waits up
+/// to 30 s before it reconnects, and until then it keeps its hosts.
 pub const EDS_LINGER: Duration = Duration::from_secs(35);
 
-/// Everything the tasks share.
+/// The state that all tasks share. It has many fields because it is the one place through which the
+/// tasks of the daemon reach each other.
 #[derive(Debug)]
 pub struct DaemonState {
-    /// This life of the daemon.
+    /// The term of this start of the daemon.
     pub term: u64,
     /// Keys the hashes of prompt blocks; the same for all pools and proxies.
     pub hash_secret: u128,
-    /// Names of the pools there are, whether or not they have a set yet.
+    /// The names of all configured pools, with or without a complete set of endpoints.
     pub pool_names: Vec<Arc<str>>,
-    /// Every pool.
+    /// The views of all pools.
     pub pools: watch::Sender<PoolViews>,
-    /// Envoys' EDS streams.
+    /// The EDS streams of Envoys.
     pub eds: watch::Sender<EdsStreams>,
-    /// Proxies' state streams.
+    /// The state streams of proxies.
     pub proxies: watch::Sender<Proxies>,
-    /// What each origin of streams has of the daemon.
+    /// The resources used by each origin.
     pub origins: Arc<OriginQuotas>,
     sequence: AtomicU64,
     stream_id: AtomicU64,
     counters: Mutex<CounterStore>,
-    /// What our own front has, as a proxy has it; nothing where there is no front.
+    /// What the ext_proc server of this process has of each pool; empty without one.
     front: Mutex<BTreeMap<String, ProxyPool>>,
-    /// Its streams, counted; nothing where there is no front.
+    /// The counts of its streams; unset without an ext_proc server.
     pub front_streams: OnceLock<Arc<StreamCounts>>,
     relay: Mutex<PeerRelay>,
-    /// What was learned of each pool, by the task that learns it.
+    /// The learned models of each pool; the learning task of the pool writes them.
     pub learned: watch::Sender<BTreeMap<Arc<str>, Arc<state::LearnedModels>>>,
-    /// Those who learn; nothing where nobody does.
+    /// The learners; unset until they are started.
     pub learners: OnceLock<LearnerDirectory>,
-    /// What Envoy's clusters speak to model servers, as the operator says; HTTP/1.1 where nothing is said.
+    /// The protocol of Envoy's clusters towards model servers, from the command line; HTTP/1.1 if
+    /// unset.
     pub cluster_protocol: OnceLock<AppProtocol>,
-    /// The components of pools that are discovered, once they are followed.
+    /// The discovered components of all pools, once they are followed.
     pub components: OnceLock<Arc<BTreeMap<Arc<str>, WatchedComponents>>>,
-    /// Wakes those who have something to tell their proxies.
+    /// Wakes the state streams when the relay has new load or placements.
     pub relayed: watch::Sender<()>,
     scrapers: BTreeMap<Arc<str>, ScraperHandle>,
 }
 
-/// What others need of a pool's scraper.
+/// The parts of a pool's scraper that other tasks use.
 #[derive(Clone, Debug)]
 pub struct ScraperHandle {
-    /// Tells it who was picked.
+    /// Reports picked endpoints to the scraper.
     pub busy: BusyHint,
-    /// Its counters.
+    /// The counters of the scraper.
     pub stats: Arc<ScrapeStats>,
 }
 
-/// What a proxy's state stream is at.
+/// The status of a proxy's state stream.
 #[derive(Clone, Debug)]
 pub struct ConnectedProxy {
-    /// Who it is.
+    /// The process.
     pub peer: ProxyProcess,
     /// Since when.
     pub since: SystemTime,
-    /// What it has, by pool asked for.
+    /// What it has, by requested pool.
     pub pools: BTreeMap<String, ProxyPool>,
 }
 
 /// What a proxy has of a pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProxyPool {
-    /// The pool update sent last, and the pool revision it was made of.
+    /// The pool update sent last, and the pool revision that it was made from.
     pub sent: Option<(Version, u64)>,
-    /// The newest pool update in force there, likewise.
+    /// The newest pool update that the proxy acknowledged, likewise.
     pub acked: Option<(Version, u64)>,
-    /// Endpoints held back until its Envoy knows them.
+    /// Endpoints withheld until its Envoy has them.
     pub withheld: usize,
-    /// Why it refused the last pool update, if it did.
+    /// Why it refused the last pool update; `None` if it did not.
     pub refused: Option<String>,
 }
 
-/// Every Envoy's EDS streams.
+/// The EDS streams of all Envoys.
 ///
-/// Envoy does not say which process an EDS stream is of. Those that share a connection with a state stream are of its process; where there is none,
-/// those of the same origin and node id are taken for it.
+/// Envoy does not say which process an EDS stream belongs to. Streams on the same connection as a
+/// state stream belong to its process. If there is none, streams of the same origin and node id are
+/// assumed to belong to it.
 #[derive(Clone, Debug, Default)]
 pub struct EdsStreams {
-    /// The open ones, by stream.
+    /// The open streams, by stream id.
     pub open: BTreeMap<u64, EdsStream>,
-    /// The open ones of each Envoy, as far as Envoys are told apart.
+    /// The open streams of each Envoy, identified by origin and node id.
     by_envoy: BTreeMap<(Origin, String), BTreeSet<u64>>,
     closed: BTreeMap<(Origin, String, String), ClosedEdsStream>,
 }
@@ -129,43 +133,45 @@ struct ClosedEdsStream {
     acked: u64,
 }
 
-/// What an Envoy's EDS stream is at.
+/// The status of an Envoy's EDS stream.
 #[derive(Clone, Debug)]
 pub struct EdsStream {
     /// Envoy's node id.
     pub node_id: String,
-    /// Where it connects from.
+    /// The address that it connects from.
     pub remote: RemoteAddress,
     /// Since when.
     pub since: SystemTime,
-    /// What it has, by pool subscribed to.
+    /// What it has, by subscribed pool.
     pub pools: BTreeMap<String, EdsAck>,
 }
 
 /// What an Envoy has of a pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EdsAck {
-    /// The newest EDS revision it acknowledged; 0 is none.
+    /// The newest EDS revision that it acknowledged; 0 means none.
     pub acked: u64,
-    /// Why it refused the last, if it did.
+    /// Why it refused the last response; `None` if it did not.
     pub refused: Option<String>,
-    /// It has not taken over the newest it was sent for longer than [`crate::serve::eds::EDS_ACK_WAIT_MAX`].
+    /// Whether it has not applied the newest response for longer than
+    /// [`crate::serve::eds::EDS_ACK_WAIT_MAX`].
     pub late: bool,
 }
 
-/// What the EDS streams of a proxy say about a pool.
+/// What the EDS streams of a proxy's Envoy have of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProxyEds {
-    /// None is subscribed, or none answers: Envoy gets its hosts from elsewhere, or has not asked yet.
+    /// No stream subscribes to the pool, or none answers: Envoy gets its hosts from elsewhere, or
+    /// has not subscribed yet.
     None,
-    /// All acknowledged this revision, or a newer one.
+    /// All streams acknowledged this revision or a newer one.
     Acked(u64),
 }
 
 // === impl DaemonState ===
 
 impl DaemonState {
-    /// Nothing connected, nothing known of the pools named by `scrapers`.
+    /// The state of a new daemon: no connections, and no views of the pools that `scrapers` names.
     #[must_use]
     pub fn new(term: u64, hash_secret: u128, scrapers: BTreeMap<Arc<str>, ScraperHandle>) -> Arc<Self> {
         Arc::new(Self {
@@ -191,29 +197,29 @@ impl DaemonState {
         })
     }
 
-    /// A version newer than every other of this term.
+    /// A version newer than all earlier ones of this term.
     pub fn next_version(&self) -> Version {
         Version { term: self.term, sequence: self.sequence.fetch_add(1, Ordering::Relaxed) + 1 }
     }
 
-    /// A name for a stream.
+    /// A new stream id.
     pub fn next_stream_id(&self) -> u64 {
         self.stream_id.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// What is counted.
+    /// Locks the counters.
     pub fn counters(&self) -> MutexGuard<'_, CounterStore> {
         self.counters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What proxies tell each other.
+    /// Locks the relay between proxies.
     pub fn relay(&self) -> MutexGuard<'_, PeerRelay> {
         self.relay.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A process reported. Whoever was picked is looked at more often.
+    /// Records the report of a process, and scrapes the picked endpoints more often.
     pub fn report(&self, peer: &ProxyProcess, report: Vec<state::VmCounters>, now: Instant) {
-        // What takes long is done before others are kept waiting.
+        // Parse before the lock is taken, so that other tasks do not wait.
         let totals: Vec<_> = report.into_iter().map(VmReport::from_vm).collect();
         let picked = self.counters().report(peer, totals, now);
         for (pool, id) in picked {
@@ -230,7 +236,7 @@ impl DaemonState {
         }
     }
 
-    /// Our own front counted this of a pool.
+    /// Records the counts of this process's own ext_proc server for a pool.
     pub fn front_counted(&self, pool: &str, totals: CounterTotals, now: Instant) {
         let picked = self.counters().report_local(pool, totals, now);
         if let Some(scraper) = self.scrapers.get(pool) {
@@ -238,25 +244,26 @@ impl DaemonState {
         }
     }
 
-    /// Our own front has this of the pools.
+    /// Sets what this process's own ext_proc server has of the pools.
     pub fn front_has(&self, pools: BTreeMap<String, ProxyPool>) {
         *self.front.lock().unwrap_or_else(PoisonError::into_inner) = pools;
     }
 
-    /// Counters of a pool's scraper.
+    /// The counters of a pool's scraper.
     #[must_use]
     pub fn scrape_stats(&self, pool: &str) -> Option<&ScrapeStats> {
         self.scrapers.get(pool).map(|scraper| &*scraper.stats)
     }
 
-    /// Puts a pool's new view before the readers.
+    /// Publishes a new view of a pool to the readers.
     pub fn publish(&self, view: PoolView) {
         self.pools.send_modify(|pools| {
             pools.0.insert(Arc::clone(&view.name), Arc::new(view));
         });
     }
 
-    /// Has every connected proxy that asked for `pool` a pool update of `revision` or newer in force, our own front among them?
+    /// Whether every proxy that requested `pool`, and the own ext_proc server, has acknowledged a
+    /// pool update of `revision` or newer.
     #[must_use]
     pub fn acknowledged(&self, pool: &str, revision: u64) -> bool {
         let (proxies, front) = (self.proxies.borrow(), self.front.lock().unwrap_or_else(PoisonError::into_inner));
@@ -268,13 +275,13 @@ impl DaemonState {
 // === impl PoolViews ===
 
 impl PoolViews {
-    /// The pool of that name, once it has a complete set.
+    /// The pool of this name, if it has a complete set of endpoints.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&PoolView> {
         self.0.get(name).map(AsRef::as_ref).filter(|view| view.complete)
     }
 
-    /// All of them, complete or not.
+    /// All views, complete or not.
     pub fn iter(&self) -> impl Iterator<Item = &PoolView> {
         self.0.values().map(AsRef::as_ref)
     }
@@ -283,7 +290,8 @@ impl PoolViews {
 // === impl EdsStreams ===
 
 impl EdsStreams {
-    /// What the streams of `peer` say about `pool`. Streams closed a moment ago count as they were.
+    /// What the streams of `peer`'s Envoy have of `pool`. Streams closed less than [`EDS_LINGER`]
+    /// ago count as they were.
     #[must_use]
     pub fn of(&self, peer: &ProxyProcess, pool: &str, now: Instant) -> ProxyEds {
         let ProxyProcess { node_id, remote, .. } = peer;
@@ -293,7 +301,7 @@ impl EdsStreams {
         let [mut own, mut any] = [EdsAckSummary::default(); 2];
         for (is_own, ack) in acks {
             if is_own {
-                // What its Envoy refused it does not have, however long ago.
+                // A set that its Envoy refused is not applied there, however long ago that was.
                 own.add(ack, ack.late && ack.refused.is_none());
             } else {
                 any.add(ack, ack.late);
@@ -309,13 +317,13 @@ impl EdsStreams {
         }
     }
 
-    /// Takes a stream in.
+    /// Adds a stream.
     pub fn open(&mut self, stream_id: u64, stream: EdsStream) {
         self.by_envoy.entry(stream.envoy()).or_default().insert(stream_id);
         self.open.insert(stream_id, stream);
     }
 
-    /// Takes a stream out, remembering for a while what it had acknowledged.
+    /// Removes a stream. What it acknowledged still counts for [`EDS_LINGER`].
     pub fn close(&mut self, stream_id: u64, now: Instant) {
         self.closed.retain(|_, closed| now.saturating_duration_since(closed.at) < EDS_LINGER);
         let Some(stream) = self.open.remove(&stream_id) else { return };
@@ -326,7 +334,7 @@ impl EdsStreams {
                 self.by_envoy.remove(&envoy);
             }
         }
-        // One that acknowledged nothing says nothing of what its Envoy has.
+        // A stream that acknowledged nothing gives no information about its Envoy.
         for (pool, ack) in stream.pools.into_iter().filter(|(_, ack)| ack.acked > 0 && !ack.late) {
             if self.closed.len() < STREAMS_MAX {
                 self.closed.insert((envoy.0.clone(), envoy.1.clone(), pool), ClosedEdsStream { at: now, acked: ack.acked });
@@ -335,11 +343,11 @@ impl EdsStreams {
     }
 }
 
-/// What some streams have acknowledged.
+/// A summary of what some streams acknowledged.
 #[derive(Clone, Copy, Debug, Default)]
 struct EdsAckSummary {
     streams: usize,
-    /// The least of those that count.
+    /// The least revision among the streams that count.
     least: Option<u64>,
 }
 
@@ -359,7 +367,7 @@ impl EdsStream {
         (self.remote.origin.clone(), self.node_id.clone())
     }
 
-    /// Is it on that very connection?
+    /// Whether the stream is on the same connection.
     fn is_of(&self, remote: &RemoteAddress) -> bool {
         self.remote.socket.is_some() && self.remote.socket == remote.socket
     }
@@ -424,13 +432,13 @@ mod tests {
         eds.open(1, stream(remote(1, 1), 5));
         eds.open(2, stream(remote(1, 2), 3));
         eds.close(1, now);
-        assert_eq!(eds.of(&peer, "p", now), ProxyEds::Acked(3), "an open stream says more than a closed one");
+        assert_eq!(eds.of(&peer, "p", now), ProxyEds::Acked(3), "open streams count before closed ones");
         eds.close(2, now);
         assert_eq!(eds.of(&peer, "p", now + EDS_LINGER / 2), ProxyEds::Acked(3));
         assert_eq!(eds.of(&peer, "p", now + EDS_LINGER), ProxyEds::None);
         eds.open(3, stream(remote(1, 1), 0));
         eds.close(3, now);
-        assert_eq!(eds.of(&peer, "p", now), ProxyEds::Acked(3), "one that acknowledged nothing says nothing");
+        assert_eq!(eds.of(&peer, "p", now), ProxyEds::Acked(3), "a stream that acknowledged nothing is ignored");
         eds.close(9, now); // never opened
         assert!(eds.by_envoy.is_empty());
     }

@@ -1,7 +1,10 @@
-//! The snapshot file: what a later life of the daemon must know to go on as if nothing had been.
+//! The snapshot file: what the next start of the daemon needs to continue without a change for
+//! proxies.
 //!
-//! Term, hash secret, and every pool's endpoints with slots and generations; no metrics, which would be stale. Written whole, by rename,
-//! whenever a pool update changes. A file that cannot be read is moved aside and said so: state is worth less than a daemon that starts.
+//! It has the term, the hash secret, and the endpoints of every pool with slots and generations. It
+//! has no metrics, because they would be stale. It is written whole and renamed into place whenever
+//! a pool update changes. A file that cannot be read is renamed with a warning, and the daemon
+//! starts without it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions, Permissions};
@@ -20,37 +23,38 @@ use serde_json::{Map, Value};
 use crate::shutdown::Shutdown;
 use crate::state::shared::{DaemonState, PoolViews};
 
-/// The format written. A file of another is treated as unreadable.
+/// The version of the format. A file of another version counts as unreadable.
 const SCHEMA: u32 = 1;
 
-/// Who may read the file: its owner, since the secret of the hashes is in it.
+/// The file mode: only the owner may read it, because it contains the hash secret.
 const MODE: u32 = 0o600;
 
-/// The largest file read: several full pools with all their labels.
+/// The largest file read, in bytes: several full pools with all their labels.
 const FILE_BYTES_MAX: u64 = 32 << 20;
 
-/// Changes that come within this time of each other are written once.
+/// How long to wait after a change, so that several changes are written once.
 const SETTLE: Duration = Duration::from_millis(50);
 
-/// What is saved.
+/// The content of the file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SavedState {
     schema: u32,
-    /// The life of the daemon that wrote it.
+    /// The term of the daemon that wrote the file.
     pub term: u64,
-    /// Keys the hashes of prompt blocks. In hex: JSON numbers are not exact beyond 2^53.
+    /// The key of the hashes of prompt blocks. In hexadecimal, because JSON numbers are not exact
+    /// beyond 2^53.
     #[serde(with = "hex")]
     pub hash_secret: u128,
     /// Pools by name.
     pub pools: BTreeMap<String, SavedPool>,
 }
 
-/// A pool as saved.
+/// The saved part of a pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SavedPool {
-    /// The generation to be given next.
+    /// The next generation to use.
     pub generation_next: u32,
     endpoints: Vec<SavedEndpoint>,
 }
@@ -62,13 +66,14 @@ struct SavedEndpoint {
     generation: u32,
     name: String,
     namespace: String,
-    /// Which life of the name, as discovery tells lives apart.
+    /// The generation as discovery reports it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     instance_generation: String,
     address: std::net::SocketAddr,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     labels: Vec<(String, String)>,
-    /// What is understood of it: the rest may be large, and comes again with discovery's first word.
+    /// The known keys of the metadata. The others may be large, and discovery reads them again at
+    /// the start.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     metadata: Map<String, Value>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -89,7 +94,8 @@ pub struct SnapshotFile {
 // === impl SavedState ===
 
 impl SavedState {
-    /// What `pools` hold now. PoolViews without a complete set are as in `before`: nothing is known of them that is newer.
+    /// The current state of `pools`. A pool without a complete set is taken from `before`, which is
+    /// the newest that is known.
     #[must_use]
     pub fn of(shared: &DaemonState, pools: &PoolViews, before: &BTreeMap<String, SavedPool>) -> Self {
         let mut saved = before.clone();
@@ -104,12 +110,12 @@ impl SavedState {
     /// Reads the text of a snapshot file.
     ///
     /// # Errors
-    /// Says what is wrong with it.
+    /// Says what is invalid.
     pub fn parse(text: &str) -> Result<Self, String> {
         serde_json::from_str::<Self>(text).map_err(|e| e.to_string()).and_then(Self::validate)
     }
 
-    /// Holds what was read to the rules that the pool relies on.
+    /// Checks the rules that the pool relies on.
     fn validate(self) -> Result<Self, String> {
         if self.schema != SCHEMA {
             return Err(format!("schema {}, this release reads {SCHEMA}", self.schema));
@@ -129,7 +135,7 @@ impl SavedState {
 // === impl SavedPool ===
 
 impl SavedPool {
-    /// Its endpoints.
+    /// The endpoints with slots and generations.
     #[must_use]
     pub fn endpoints(&self) -> Vec<(EndpointRef, Instance)> {
         let id = |e: &SavedEndpoint| EndpointRef { slot: Slot(e.slot), generation: Generation(e.generation) };
@@ -159,7 +165,8 @@ impl SavedEndpoint {
 
     fn instance(&self) -> Instance {
         let scheme = |https| if https { MetricsScheme::Https } else { MetricsScheme::Http };
-        // What was once taken is taken again; should a later release be stricter, the source will tell it anew.
+        // It was valid when it was saved. If a later release is stricter, discovery reads it again
+        // from the source.
         let metadata = Some(&self.metadata).filter(|m| !m.is_empty()).and_then(|m| Metadata::try_new(m.clone()).ok());
         Instance {
             namespace: self.namespace.clone(),
@@ -185,7 +192,8 @@ impl SnapshotFile {
         Self { path, written_unix_ms: AtomicU64::new(0) }
     }
 
-    /// What an earlier life left, if anything readable. What is unreadable is moved aside, as `<file>.corrupt`, for whoever wants to look.
+    /// Reads the file of an earlier start. An unreadable file is renamed to `<file>.corrupt` and
+    /// counts as none.
     #[must_use]
     pub fn load(&self) -> Option<SavedState> {
         let loaded = match read(&self.path) {
@@ -198,20 +206,21 @@ impl SnapshotFile {
                 let aside = with_suffix(&self.path, ".corrupt");
                 let moved = fs::rename(&self.path, &aside).is_ok();
                 let aside = aside.display().to_string();
-                tracing::warn!(file = %self.path.display(), why, moved_to = moved.then_some(aside), "snapshot file cannot be used; starting afresh");
+                tracing::warn!(file = %self.path.display(), why, moved_to = moved.then_some(aside), "snapshot file cannot be used; starting without it");
             })
             .ok()
     }
 
-    /// Puts `saved` in place of what is there, so that a reader, or the next life after a crash, finds one or the other whole.
+    /// Replaces the file by `saved`, atomically: a reader, or the next start after a crash, finds
+    /// the old or the new file, never a part.
     ///
     /// # Errors
-    /// Whatever the file system says. The old file is intact then.
+    /// The error of the file system. The old file is intact then.
     pub fn store(&self, saved: &SavedState) -> io::Result<()> {
         let text = serde_json::to_string(saved).map_err(io::Error::other)?;
         let temporary = with_suffix(&self.path, ".new");
         let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(MODE).open(&temporary)?;
-        // One that an earlier life left keeps its own mode.
+        // A temporary file left by an earlier start keeps its own mode, so set it.
         file.set_permissions(Permissions::from_mode(MODE))?;
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
@@ -223,13 +232,13 @@ impl SnapshotFile {
         Ok(())
     }
 
-    /// When it was last written, in ms since the epoch; 0 is never.
+    /// When the file was last written, in ms since the epoch; 0 means never.
     #[must_use]
     pub fn written_unix_ms(&self) -> u64 {
         self.written_unix_ms.load(Ordering::Relaxed)
     }
 
-    /// Keeps the file up to date until `shutdown`, then writes a last time.
+    /// Keeps the file up to date until `shutdown`, then writes it a last time.
     pub async fn keep(self: Arc<Self>, shared: Arc<DaemonState>, mut last: SavedState, mut shutdown: Shutdown) {
         let mut pools = shared.pools.subscribe();
         let mut written = Vec::new();
@@ -242,7 +251,7 @@ impl SnapshotFile {
                 tokio::time::sleep(SETTLE).await;
             }
             let views = pools.borrow_and_update().clone();
-            // Most changes are of metrics, which are not saved.
+            // Most changes are only of metrics, which are not saved.
             let pool_updates: Vec<u64> = views.iter().filter(|v| v.complete).map(|v| v.revision).collect();
             if pool_updates != written {
                 let now = SavedState::of(&shared, &views, &last.pools);

@@ -1,7 +1,8 @@
-//! Configuration files as people have them, in a folder by how they end: `tests/configs/{good,refused,invalid}/*.yaml`, each beside what
-//! `switchpointd check` prints of it.
+//! Typical configuration files, in a folder for each verdict:
+//! `tests/configs/{good,refused,invalid}/*.yaml`. Beside each file is the output of `switchpointd
+//! check`.
 //!
-//! `UPDATE_GOLDENS=1` writes what came out into the files; read the diff before committing it.
+//! `UPDATE_GOLDENS=1` writes the current output into the files; read the diff before you commit it.
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +16,7 @@ use crate::daemon::harness;
 const FOLDERS: [(&str, CheckVerdict); 3] =
     [("good", CheckVerdict::Fine), ("refused", CheckVerdict::Refused), ("invalid", CheckVerdict::Invalid)];
 
-/// The files, with how each must end.
+/// The files with their expected verdicts.
 fn files() -> Vec<(PathBuf, CheckVerdict)> {
     let of = |(folder, verdict): (&str, CheckVerdict)| {
         let entries = std::fs::read_dir(Path::new("tests/configs").join(folder)).unwrap(); // tests run in the folder of their crate
@@ -38,7 +39,7 @@ fn golden(file: &Path, extension: &str, printed: &str) {
         std::fs::write(&golden, printed).unwrap();
     }
     let expected = std::fs::read_to_string(&golden).unwrap_or_default();
-    assert!(expected == printed, "{} says:\n{expected}\nbut it is:\n{printed}", golden.display());
+    assert!(expected == printed, "{} has:\n{expected}\nbut the output is:\n{printed}", golden.display());
 }
 
 #[tokio::test]
@@ -90,7 +91,7 @@ async fn the_daemon_starts_with_each_good_file_and_shows_it() {
     }
 }
 
-/// What a slip of the hand leaves of a file: a line lost, doubled, moved or cut, and the file ended early.
+/// Damaged copies of a file: one line is lost, doubled, moved or cut, or the file ends early.
 fn slips(text: &str) -> Vec<String> {
     let lines: Vec<&str> = text.lines().collect();
     let joined = |lines: &[&str]| lines.join("\n") + "\n";
@@ -118,7 +119,7 @@ fn a_damaged_file_loads_to_a_pipeline_or_is_refused_with_a_word() {
                     loaded += 1;
                 }
                 (report, None) => {
-                    assert!(!report.complaints("f").is_empty(), "{}: refused without a word\n{text}", file.display());
+                    assert!(!report.complaints("f").is_empty(), "{}: refused without a reason\n{text}", file.display());
                     refused += 1;
                 }
             }

@@ -1,4 +1,5 @@
-//! The daemon as its peers see it: played here are filters, Envoys, people and the files they write.
+//! The daemon as its peers see it: the tests play filters, Envoys and operators, and write the
+//! files that operators write.
 
 mod admin;
 mod calls;

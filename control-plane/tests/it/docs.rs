@@ -1,4 +1,4 @@
-//! What is written for users is what the code says.
+//! The printed pages of the documentation match the code.
 
 use std::path::Path;
 
@@ -12,5 +12,5 @@ fn docs_of_plugins_are_fresh() {
         std::fs::write(&file, &page).unwrap();
     }
     let written = std::fs::read_to_string(&file).unwrap_or_default();
-    assert!(written == page, "docs/reference/plugins.md is stale; its head says how to print it again");
+    assert!(written == page, "docs/reference/plugins.md is stale; the first lines of the page say how to print it again");
 }

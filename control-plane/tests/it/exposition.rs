@@ -1,4 +1,5 @@
-//! Our exposition parser against the one of `prometheus_client`, which most engines write their pages with.
+//! Compares our exposition parser with that of `prometheus_client`, the library that most engines
+//! write their pages with.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -12,7 +13,7 @@ use rand::seq::IndexedRandom;
 use serde::Deserialize;
 use serde_json::json;
 
-/// Name, labels, value, timestamp as read: numbers as text there, as themselves here.
+/// Name, labels, value and timestamp as prometheus_client read them; numbers as text.
 type ReferenceSample = (String, BTreeMap<String, String>, String, Option<String>);
 
 #[derive(Debug, Clone, PartialEq)]
@@ -23,7 +24,7 @@ struct SampleReading {
     timestamp: Option<f64>,
 }
 
-/// A number that equals itself even if it is none.
+/// A number that equals itself even if it is NaN.
 #[derive(Debug, Clone, Copy)]
 struct SampleValue(f64);
 
@@ -95,7 +96,7 @@ fn ask(lines: &[String], seeds: &[u64]) -> PageResponse {
     let writer = std::thread::spawn(move || stdin.write_all(question.as_bytes()));
     let output = child.wait_with_output().unwrap();
     writer.join().unwrap().unwrap();
-    assert!(output.status.success(), "prometheus_client could not be asked: is .venv complete? run `make setup`");
+    assert!(output.status.success(), "prometheus_client failed: is .venv complete? run `make setup`");
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
@@ -111,7 +112,7 @@ fn pages_of_the_real_client_library_read_the_same() {
     }
 }
 
-/// Lines of tokens that mean something, in orders that often do not.
+/// A line of meaningful tokens in an order that is often wrong.
 fn adversarial_line(rng: &mut StdRng) -> String {
     const NAMES: &[&str] = &["a", "vllm:x", "_", "1a", "a-b", "a.b", "", "a b", "\"q\"", "nan", "inf"];
     const KEYS: &[&str] = &["x", "y", "x", "\"z z\"", "x:y", "1", "", "__name__", "é", "\"\\\\\""];
@@ -164,18 +165,19 @@ fn is_bare_name(name: &str) -> bool {
     name.starts_with(|c: char| legal(c) && !c.is_ascii_digit()) && name.chars().all(legal)
 }
 
-/// Why we may refuse a line that `prometheus_client` takes. It is the laxer of the two ("successful parsing does not imply that the parsed text
-/// meets the specification", it says of itself); each reason is a rule of the format it does not check.
+/// Why our parser may refuse a line that `prometheus_client` accepts. The library is more lenient
+/// ("successful parsing does not imply that the parsed text meets the specification", says its
+/// documentation); each reason is a rule of the format that it does not check.
 fn known_laxity(line: &str, read: &SampleReading) -> Option<&'static str> {
     let named_in_braces = line.contains("{\"q\"") || line.contains("__name__");
     if !is_bare_name(&read.name) && !named_in_braces {
-        return Some("takes any text before the braces for a name");
+        return Some("accepts any text before the braces as a name");
     }
     if !line.trim().contains([' ', '\t', '{']) {
         return Some("reads a lone NaN or Infinity as a value, and its letters but the last as a name");
     }
     if read.labels.keys().any(|key| key.contains('"')) {
-        return Some("takes a run of quoted strings for one");
+        return Some("accepts a run of quoted strings as one");
     }
     let equals = line.matches('=').count();
     (equals > read.labels.len()).then_some("drops a label without a value")
@@ -189,7 +191,7 @@ fn adversarial_lines_read_the_same_or_are_refused_for_a_reason() {
     let (mut taken, mut failures) = (0, Vec::new());
     for (line, theirs_read) in lines.iter().zip(&answer.lines) {
         let mine = ours(line);
-        // Milliseconds in the text format; prometheus_client hands out seconds.
+        // The text format has milliseconds; prometheus_client returns seconds.
         let expected: Option<Vec<SampleReading>> = theirs_read.as_ref().map(|samples| samples.iter().map(theirs).collect());
         let mine_s: Vec<SampleReading> =
             mine.iter().map(|read| SampleReading { timestamp: read.timestamp.map(|ms| ms / 1000.0), ..read.clone() }).collect();
@@ -202,10 +204,10 @@ fn adversarial_lines_read_the_same_or_are_refused_for_a_reason() {
     }
     assert!(
         failures.is_empty(),
-        "{} of {} differ, {taken} taken by both; the first:\n{}",
+        "{} of {} differ, {taken} accepted by both; the first:\n{}",
         failures.len(),
         lines.len(),
         failures[..failures.len().min(20)].join("\n")
     );
-    assert!(taken > 1000, "only {taken} lines were good: the generator has lost its aim");
+    assert!(taken > 1000, "only {taken} lines were valid: the generator makes too few valid lines");
 }

@@ -1,5 +1,6 @@
-//! Peers on the state port that speak the protocol well and mean ill, or are unlucky. What is looked at is another proxy: when it gets its pool update, what it
-//! is told of others; and what the daemon costs.
+//! Hostile or broken peers on the state port that use the protocol correctly. The tests check
+//! another proxy (when it gets its pool update, and what it gets of other proxies) and what the
+//! daemon's work costs.
 
 mod counts;
 mod eds;

@@ -1,5 +1,6 @@
-//! Peers of the ext_proc port that speak well-formed gRPC and mean harm, or are merely broken. The daemon is a process of its own here, so that its
-//! memory and CPU are what the system says they are. Each test has a well-behaved neighbour on another connection whose picks must go on.
+//! Hostile or broken peers on the ext_proc port that send well-formed gRPC. The daemon is a
+//! separate process, so that the system reports its memory and CPU. In each test a well-behaved
+//! neighbour on another connection must still get its picks.
 
 mod floods;
 mod kit;

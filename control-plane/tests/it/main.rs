@@ -1,6 +1,7 @@
-//! Integration tests of the daemon: its parts through their public face, against real counterparts where there are any.
+//! Integration tests of the daemon: its parts through their public interfaces, against real
+//! counterparts where there are any.
 
-#![cfg(test)] // so that the lints know helpers outside #[test] functions for tests too
+#![cfg(test)] // so that lints treat helpers outside #[test] functions as test code
 
 mod configs;
 mod daemon;

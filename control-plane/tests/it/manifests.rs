@@ -1,4 +1,4 @@
-//! What the manifests for Kubernetes say of the daemon's ports.
+//! The Kubernetes manifests match the daemon's ports.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! The scraper against servers that behave as engines do, and as they should not.
+//! The scraper against servers that behave like engines, and against misbehaving ones.
 
 mod server;
 mod tls;
@@ -16,10 +16,10 @@ use server::{MetricsServer, ServerAnswer, page};
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
-/// A test that hears nothing for so long has failed.
+/// A test that gets no event for this long fails.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A scraper at work.
+/// A running scraper with its channels.
 struct ScraperHarness {
     targets: watch::Sender<Arc<[ScrapeTarget]>>,
     events: mpsc::Receiver<ScrapeEvent>,
@@ -28,13 +28,14 @@ struct ScraperHarness {
     task: tokio::task::JoinHandle<()>,
 }
 
-/// Short intervals; a deadline that no busy machine misses, where the test is not about deadlines.
+/// Short intervals, and a deadline that even a busy machine meets, for tests that are not about
+/// deadlines.
 fn config() -> ScrapeConfig {
     let intervals = ScrapeIntervals { idle: Duration::from_millis(20), busy: Duration::from_millis(5) };
     ScrapeConfig { intervals, deadline: PATIENCE, ..ScrapeConfig::default() }
 }
 
-/// Asks once, then not again while the test runs.
+/// Scrapes once, then not again during the test.
 fn once() -> ScrapeConfig {
     let long = Duration::from_secs(3600);
     ScrapeConfig { intervals: ScrapeIntervals { idle: long, busy: long }, ..config() }
@@ -73,7 +74,7 @@ impl ScraperHarness {
         }
     }
 
-    /// The first failure.
+    /// Expects the first failure in a row.
     async fn failure(&mut self) -> FailReason {
         match self.next().await {
             ScrapeEvent::Failed(_, reason, 1) => reason,
@@ -122,8 +123,8 @@ async fn falls_back_to_the_whole_page_for_those_that_answer_a_filter_with_nothin
         assert_eq!(rig.metrics().await.metrics.queue_depth, Some(1.0));
     }
     let filtered = server.queries().iter().filter(|query| !query.is_empty()).count();
-    assert_eq!(filtered, 1, "once is enough to know");
-    assert_eq!(server.connections(), 1, "the rest of a page is read rather than the connection dropped");
+    assert_eq!(filtered, 1, "one comparison is enough");
+    assert_eq!(server.connections(), 1, "the rest of a page is read to keep the connection");
 }
 
 #[tokio::test]
@@ -157,7 +158,7 @@ async fn what_an_engine_does_not_have_is_not_asked_for_twice() {
         assert_eq!(partial_rig.metrics().await.metrics.running_requests, None);
     }
     assert_eq!(rig.counts().full_pages, 0);
-    assert_eq!(partial_rig.counts().full_pages, 1, "the one comparison");
+    assert_eq!(partial_rig.counts().full_pages, 1, "one comparison");
 }
 
 #[tokio::test]
@@ -179,7 +180,7 @@ async fn a_new_process_is_noticed_and_asked_with_the_filter_again() {
             other => panic!("{other:?}"),
         }
     }
-    assert_eq!((restarts, rig.counts().restarts), (1, 1), "said once, and before anything of the new process");
+    assert_eq!((restarts, rig.counts().restarts), (1, 1), "reported once, and before any metrics of the new process");
     let before = server.queries().len();
     rig.metrics().await;
     rig.metrics().await;
@@ -267,7 +268,8 @@ async fn targets_come_and_go() {
     assert_eq!(rig.metrics().await.metrics.queue_depth, Some(1.0));
     rig.targets.send_replace([target(id(1, 2), &second.address, "vllm")].into());
     let heard = loop {
-        // What was under way when the set changed may still be said, but only of the old generation.
+        // A scrape that was running when the set changed may still report, but only for the old
+        // generation.
         match rig.next().await {
             ScrapeEvent::Metrics(which, _) if which == id(1, 1) => {}
             other => break other,
@@ -287,7 +289,7 @@ async fn picked_endpoints_are_asked_at_once() {
     let mut rig = ScraperHarness::start(&ScrapeConfig { intervals, ..config() }, vec![target(id(1, 1), &server.address, "vllm")]);
     rig.metrics().await;
     rig.hint.hint(id(1, 1));
-    rig.hint.hint(id(7, 7)); // nobody
+    rig.hint.hint(id(7, 7)); // an unknown endpoint
     rig.metrics().await;
     rig.metrics().await;
 }

@@ -9,7 +9,7 @@ use discovery::Metadata;
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 
-/// Equal, except for the last digit of numbers, which is not read exactly.
+/// Whether the values are equal, except for the last digit of numbers, which is not read exactly.
 fn same(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::Number(a), Value::Number(b)) if a != b => {

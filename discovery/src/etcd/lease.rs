@@ -1,5 +1,5 @@
-//! A lease kept in etcd: the key `<prefix>/leaders/<name>`, whose value is the holder. It does not
-//! use a lease of etcd; it lapses when its value stops changing.
+//! A lease kept in etcd: the key `<prefix>/leaders/<name>`, with the holder as value. It does not
+//! use the leases of etcd; it expires when its value stops changing.
 
 use futures::future::BoxFuture;
 
@@ -16,10 +16,10 @@ pub struct EtcdLease {
 // === impl EtcdLease ===
 
 impl EtcdLease {
-    /// The lease of that name.
+    /// The lease with this name.
     ///
     /// # Errors
-    /// Says what is wrong with the configuration, or the name.
+    /// Says what is invalid in the configuration or the name.
     pub fn new(config: EtcdConfig, name: &str) -> Result<Self, String> {
         let name = crate::backend::checked_name(name).map_err(|e| e.to_string())?;
         let connection = EtcdConnection::open(config)?;
@@ -56,7 +56,7 @@ impl EtcdLease {
     }
 }
 
-/// `<transitions> <holder>`; any other text is the holder.
+/// Reads `<transitions> <holder>`; any other text is the holder.
 fn parsed(value: &[u8]) -> (String, u32) {
     let text = String::from_utf8_lossy(value);
     match text.split_once(' ').and_then(|(count, holder)| Some((holder.to_owned(), count.parse().ok()?))) {

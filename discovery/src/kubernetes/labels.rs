@@ -1,8 +1,8 @@
 //! Adds the labels of pods to the records from slices. Pure.
 //!
-//! The slice controller mirrors the labels of the Service, which are the same for all its pods.
-//! What differs between pods (engine, role, adapters that fit) is only on the pod. Where both have
-//! a label, the pod's value wins.
+//! The slice controller copies the labels of the Service, which are the same for all its pods.
+//! Labels that differ between pods (engine, role, adapters that fit) are only on the pods. If both
+//! have a label, the pod's value wins.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub(super) struct PodLabels(HashMap<String, LabelSet>);
 
 #[derive(Debug, PartialEq, Eq)]
 struct LabelSet {
-    /// UID of the pod: another pod of the same name is another generation.
+    /// UID of the pod: a new pod with the same name is a new generation.
     uid: String,
     labels: Vec<(String, String)>,
 }
@@ -27,14 +27,14 @@ struct LabelSet {
 // === impl PodLabels ===
 
 impl PodLabels {
-    /// Takes the complete list of pods and returns the names of those whose labels changed.
+    /// Applies the complete list of pods; returns the names of those whose labels changed.
     pub(super) fn reset(&mut self, pods: &[Pod]) -> Vec<String> {
         let before = std::mem::take(&mut self.0);
         self.0 = pods.iter().map(|pod| (pod.name_any(), LabelSet::of(pod))).collect();
         self.0.iter().filter(|(name, labels)| before.get(*name) != Some(labels)).map(|(name, _)| name.clone()).collect()
     }
 
-    /// Takes a new or changed pod and returns whether its labels changed.
+    /// Applies a new or changed pod; returns whether its labels changed.
     pub(super) fn apply(&mut self, pod: &Pod) -> bool {
         let labels = LabelSet::of(pod);
         let changed = self.0.get(&pod.name_any()) != Some(&labels);
@@ -42,12 +42,12 @@ impl PodLabels {
         changed
     }
 
-    /// Forgets a pod. Its remaining slice records have no pod labels.
+    /// Removes a pod. Its remaining slice records have no pod labels.
     pub(super) fn delete(&mut self, name: &str) {
         self.0.remove(name);
     }
 
-    /// The record with the labels of its pod, if they are known.
+    /// Returns the record with the labels of its pod, if they are known.
     pub(super) fn join(&self, record: Arc<InstanceRecord>) -> Arc<InstanceRecord> {
         let of_pod = self.0.get(record.name()).filter(|pod| pod.uid == record.instance.generation);
         let Some(LabelSet { labels, .. }) = of_pod else { return record };
@@ -58,7 +58,7 @@ impl PodLabels {
         Arc::new(InstanceRecord { instance, ..(*record).clone() })
     }
 
-    /// The same for an event from a slice.
+    /// Like [`Self::join`], for an event from a slice.
     pub(super) fn join_event(&self, event: BackendEvent) -> BackendEvent {
         match event {
             BackendEvent::Apply(record) => BackendEvent::Apply(self.join(record)),
@@ -105,7 +105,7 @@ mod tests {
         assert_eq!(joined(&labels, "1"), "engine=vllm of=service", "not known yet");
         assert_eq!(labels.reset(&[pod("1", &json!({ "engine": "sglang", "role": "decode" }))]), ["p"]);
         assert_eq!(joined(&labels, "1"), "engine=sglang of=service role=decode");
-        assert_eq!(joined(&labels, "2"), "engine=vllm of=service", "another pod of the name");
+        assert_eq!(joined(&labels, "2"), "engine=vllm of=service", "another pod with the same name");
         assert!(labels.reset(&[pod("1", &json!({ "engine": "sglang", "role": "decode" }))]).is_empty(), "nothing changed");
         assert!(!labels.apply(&pod("1", &json!({ "engine": "sglang", "role": "decode" }))));
         assert!(labels.apply(&pod("1", &json!({ "role": "prefill" }))));

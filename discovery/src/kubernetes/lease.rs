@@ -1,4 +1,4 @@
-//! A `Lease` of `coordination.k8s.io/v1`, written as Kubernetes' own controllers write theirs, so
+//! A `Lease` of `coordination.k8s.io/v1`, written in the way of Kubernetes' own controllers, so
 //! that `kubectl get lease` shows the leader.
 
 use futures::future::BoxFuture;
@@ -20,7 +20,7 @@ pub struct KubernetesLease {
 // === impl KubernetesLease ===
 
 impl KubernetesLease {
-    /// The lease of that name in that namespace.
+    /// The lease with this name in that namespace.
     #[must_use]
     pub fn new(client: Client, kube_namespace: &str, name: impl Into<String>) -> Self {
         Self { leases: Api::namespaced(client, kube_namespace), name: name.into() }

@@ -1,10 +1,10 @@
 //! List and watch of one kind. Every fault ends in a new list.
 //!
-//! `kube`'s watcher resumes from its resource version. That is wrong after every fault: a proxy
-//! that answers HTTP 410 at the start of a watch would be asked for ever, and after a restore of
+//! `kube`'s watcher resumes from its resource version. That is wrong after every fault: it would
+//! retry forever at a proxy that answers HTTP 410 at the start of a watch; and after a restore of
 //! etcd from a backup the version lies in the future, where a watch is accepted and stays silent.
-//! So after an error, and at a maximum age, this waits and lists again, and the list replaces the
-//! set. Events in between stay in force.
+//! So after an error, and at a maximum age, this code waits and lists again, and the list replaces
+//! the set. Events in between stay in force.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -15,20 +15,22 @@ use kube::{Api, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
-/// After this many seconds a watch is ended and started again. The client gives up on a silent
-/// connection 5 s later, so a network that drops packets goes unnoticed for at most that long.
+/// After this many seconds a watch ends and starts again. The client gives up on a silent
+/// connection 5 s later, so a network that drops packets is noticed after that time at most.
 const WATCH_SECONDS: u32 = 30;
 
-/// The maximum age of a set without a new list: the bound on what a watch can miss in silence.
+/// The maximum age of a set without a new list, which bounds how long a missed event can stay
+/// unnoticed.
 pub(super) const RELIST_INTERVAL: Duration = Duration::from_secs(300);
 
-/// How long a list may take: ten thousand endpoints are 5 MB.
+/// How long a list may take; ten thousand endpoints are 5 MB.
 const LIST_DEADLINE: Duration = Duration::from_secs(30);
 
 /// The first wait after an error. It doubles up to [`RETRY_MAX`].
 const RETRY_FIRST: Duration = Duration::from_millis(250);
 
-/// The longest wait after an error: how much longer an outage lasts for us than for the API server.
+/// The longest wait after an error. It is how long after the API server's recovery an outage may
+/// last here.
 const RETRY_MAX: Duration = Duration::from_secs(10);
 
 /// The objects of one kind that a label selector matches.
@@ -39,7 +41,7 @@ pub(super) struct ObjectWatch<K> {
     state: ObjectWatchState,
     /// When `state` ends.
     until: Instant,
-    /// Whether an unknown kind counts as a kind without objects rather than as an error.
+    /// Whether an unknown kind counts as a kind without objects instead of an error.
     optional: bool,
     failures: u32,
     listed: Vec<K>,
@@ -62,7 +64,7 @@ pub(super) enum ObjectWatchEvent<K> {
     All(Vec<K>),
     /// A new object, or a new value of a known one.
     Applied(K),
-    /// The object is gone.
+    /// The object was removed.
     Deleted(K),
     /// The objects cannot be read now, for this reason.
     Failed(String),
@@ -79,7 +81,7 @@ impl<K: Resource<DynamicType: Default> + Clone + DeserializeOwned + Debug + Send
 }
 
 impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> ObjectWatch<K> {
-    /// One object, by its name.
+    /// One object, selected by its name.
     pub(super) fn of_one(api: Api<K>, name: &str) -> Self {
         Self::with_config(api, watcher::Config::default().timeout(WATCH_SECONDS).fields(&format!("metadata.name={name}")))
     }
@@ -151,7 +153,7 @@ impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> ObjectWatc
     }
 
     fn rest(&mut self, wait: Duration) {
-        // Half of it is random, so that not all daemons come back at once.
+        // Half of the wait is random, so that not all daemons come back at once.
         (self.state, self.until) = (ObjectWatchState::Resting, Instant::now() + wait.mul_f64(0.5 + crate::registry::chance() / 2.0));
         self.watch = futures::stream::pending().boxed();
         self.listed.clear();
@@ -177,12 +179,12 @@ fn start<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static>(
         .boxed()
 }
 
-/// Whether the API has no such kind (or no longer).
+/// Whether the API does not have this kind.
 fn is_unknown_kind(error: &watcher::Error) -> bool {
     matches!(error, watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404)
 }
 
-/// The error with its causes; the last one is the useful one.
+/// The error with its causes.
 fn innermost(error: &dyn std::error::Error) -> String {
     let (mut text, mut next) = (error.to_string(), error.source());
     while let Some(source) = next {

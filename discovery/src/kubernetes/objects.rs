@@ -1,7 +1,8 @@
-//! Follows custom objects of several kinds in one namespace together. Each item is a whole set.
+//! Follows custom resources of several kinds in one namespace. Each item of the stream is the whole
+//! set.
 //!
-//! A kind that is not installed has no objects; it is tried again later, because it may be
-//! installed. An error keeps the last set.
+//! A kind that is not installed has no objects; it is tried again later, in case it is installed.
+//! An error keeps the last set.
 
 use std::collections::BTreeMap;
 
@@ -12,27 +13,27 @@ use serde_json::Value;
 
 use super::listing::{ObjectWatch, ObjectWatchEvent};
 
-/// A kind of custom object.
+/// A kind of custom resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CustomKind {
-    /// Its API group.
+    /// The API group.
     pub group: &'static str,
     /// The version to read.
     pub version: &'static str,
-    /// Its name.
+    /// The name of the kind.
     pub kind: &'static str,
-    /// Its name in URLs.
+    /// The name in URLs.
     pub plural: &'static str,
 }
 
 struct ObjectFollower {
     events: SelectAll<BoxStream<'static, (usize, ObjectWatchEvent<DynamicObject>)>>,
-    /// By kind and name; `None` until a kind was listed.
+    /// By kind and name; `None` until the kind was listed.
     sets: Vec<Option<BTreeMap<String, Value>>>,
 }
 
-/// Follows all objects of these kinds in `kube_namespace`, without the fields that the API keeps
-/// for itself. An error says why they cannot be read now; the last set stays in force.
+/// Follows all objects of these kinds in `kube_namespace`, without the fields that the API server
+/// manages. An error says why they cannot be read now; the last set stays in force.
 #[must_use]
 pub fn follow_objects(client: &Client, kube_namespace: &str, kinds: &[CustomKind]) -> BoxStream<'static, Result<Vec<Value>, String>> {
     let streams = kinds.iter().enumerate().map(|(at, kind)| {

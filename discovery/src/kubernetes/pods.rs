@@ -58,10 +58,10 @@ fn difference(old: &[Arc<InstanceRecord>], new: Vec<Arc<InstanceRecord>>) -> Vec
 
 fn records(pod: &Pod, ports: &[u16]) -> Vec<Arc<InstanceRecord>> {
     let status = pod.status.as_ref();
-    // Evicted pods lose their address.
+    // An evicted pod has no address.
     let Some(ip) = status.and_then(|s| s.pod_ip.as_ref()).and_then(|ip| ip.parse::<IpAddr>().ok()) else { return Vec::new() };
     let readiness = readiness(pod);
-    // Of two pods with one address, the later one wins.
+    // If two pods have one address, the later one wins.
     let created = pod.creation_timestamp().and_then(|t| u64::try_from(t.0.as_microsecond()).ok()).unwrap_or(0);
     let one = ports.len() == 1;
     let record = |(rank, port): (usize, &u16)| {

@@ -1,12 +1,12 @@
-//! An `InferencePool` as source: the pods that its selector matches, at its target ports.
+//! An `InferencePool` as a source: the pods that its selector matches, at its target ports.
 //!
-//! It reads both API groups, `inference.networking.k8s.io/v1` and the older
-//! `inference.networking.x-k8s.io/v1alpha2`. The namespace is the Kubernetes namespace, the
-//! component is the name of the pool. After an edit of the pool its pods are listed again; until
+//! Both API groups are supported, `inference.networking.k8s.io/v1` and the older
+//! `inference.networking.x-k8s.io/v1alpha2`. The namespace is the Kubernetes namespace, and the
+//! component is the name of the pool. After a change of the pool its pods are listed again; until
 //! then the old set stays in force. A deleted pool has no pods.
 //!
-//! [`BackendEvent::Requirements`] carries its `endpointPickerRef` (`extensionRef` in the older API group)
-//! and its `appProtocol`.
+//! [`BackendEvent::Requirements`] carries its `endpointPickerRef` (`extensionRef` in the older API
+//! group) and its `appProtocol`.
 
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ pub struct InferencePools {
     group: PoolGroup,
 }
 
-/// The fields of a pool that matter here.
+/// The fields of a pool that select its instances.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct InferencePoolSpec {
     selector: String,
@@ -67,13 +67,13 @@ struct PoolFollower {
 // === impl InferencePools ===
 
 impl InferencePools {
-    /// Pools of this group.
+    /// A backend for the pools of this group.
     #[must_use]
     pub fn new(client: Client, group: PoolGroup) -> Self {
         Self { client, group }
     }
 
-    /// Discovery with this backend.
+    /// Creates discovery with this backend.
     #[must_use]
     pub fn discovery(self, policy: MetadataPolicy) -> Discovery<Self> {
         Discovery::new(self, policy)
@@ -153,7 +153,7 @@ impl PoolFollower {
         events
     }
 
-    /// Lists the pods again when the selector changed.
+    /// Lists the pods again if the selector or the ports changed.
     fn pods_of(&mut self, pool: Option<&DynamicObject>) -> Option<BackendEvent> {
         let spec = match pool.map(|pool| InferencePoolSpec::parse(&pool.data)).transpose() {
             Ok(spec) => spec,
@@ -174,7 +174,7 @@ impl PoolFollower {
     }
 }
 
-/// Reads an object of either group. Without a failure mode it is `FailClose`, the API's default.
+/// Reads the settings for gateways. The default of the failure mode is `FailClose`, as in the API.
 fn requirements(object: &Value, kube_namespace: &Arc<str>) -> PoolRequirements {
     let picker = ["endpointPickerRef", "extensionRef"].into_iter().find_map(|name| object.get("spec")?.get(name));
     let text = |key: &str| picker.and_then(|picker| picker.get(key)).and_then(Value::as_str);
@@ -190,8 +190,7 @@ fn requirements(object: &Value, kube_namespace: &Arc<str>) -> PoolRequirements {
     PoolRequirements { failure_mode, protocol: protocol(object), picker }
 }
 
-/// Reads an object of the newer group; the older one has no such field. Without a protocol it is
-/// HTTP/1.1, the API's default.
+/// Reads `appProtocol`, which only the newer group has. The default is HTTP/1.1, as in the API.
 fn protocol(object: &Value) -> AppProtocol {
     match object.get("spec").and_then(|spec| spec.get("appProtocol")).and_then(Value::as_str) {
         Some("kubernetes.io/h2c") => AppProtocol::H2c,
@@ -202,7 +201,7 @@ fn protocol(object: &Value) -> AppProtocol {
 // === impl InferencePoolSpec ===
 
 impl InferencePoolSpec {
-    /// Reads an object of either group.
+    /// Reads a pool of either group.
     fn parse(object: &Value) -> Result<Self, String> {
         let spec = object.get("spec").ok_or("it has no spec")?;
         let selector = spec.get("selector").ok_or("it has no selector")?;

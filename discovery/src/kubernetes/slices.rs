@@ -1,14 +1,13 @@
 //! Merges all EndpointSlices of a component. Pure.
 //!
-//! An endpoint may be in several slices at once (while it moves, when it is dual-stack, when two
+//! An endpoint may be in several slices at once (while it moves, if it is dual-stack, if two
 //! Services select it), and slices change one at a time. So records are kept by slice; an endpoint
-//! is the merge of its records and is gone when its last slice drops it. An event costs time for
-//! its own slice, not for all slices.
+//! is the merge of its records and is removed with its last record. An event takes time for its own
+//! slice, not for all slices.
 //!
-//! Of several records of one endpoint, the best one wins, in this order: ready; IPv4 (an endpoint
-//! is reached by one address); the newest by the slice's trigger time, so that the later of two
-//! pods of one name wins. The order has no ties, so the result does not depend on the order of
-//! events.
+//! Among several records of one endpoint the best one wins, in this order: ready; IPv4 (an endpoint
+//! has one address); the newest trigger time of the slice, so that the later of two pods with one
+//! name wins. The order has no ties, so the result does not depend on the order of events.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -30,13 +29,13 @@ const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 const NODE_LABEL: &str = "kubernetes.io/hostname";
 
-/// Which port of a slice is the instance's. The instance serves `/metadata` there and, unless its
-/// metadata says otherwise, its traffic.
+/// The port of a slice that is the instance's. The instance serves `/metadata` there and, unless
+/// its metadata sets another port, its traffic.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PortRule {
-    /// The port with this name; the first of the slice if `None`.
+    /// The name of the port; `None`: the first port of the slice.
     pub name: Option<String>,
-    /// The port where a slice has none, or none with that name.
+    /// The port if a slice has none, or none with that name.
     pub fallback: Option<u16>,
 }
 
@@ -59,25 +58,25 @@ struct SliceRecord {
 // === impl SliceIndex ===
 
 impl SliceIndex {
-    /// No slice yet.
+    /// Creates an index without slices.
     #[must_use]
     pub fn new(ports: PortRule) -> Self {
         Self { ports, slices: HashMap::new(), endpoints: HashMap::new() }
     }
 
-    /// Takes a new or changed slice and returns the resulting events.
+    /// Applies a new or changed slice; returns the resulting events.
     pub fn apply(&mut self, slice: &EndpointSlice) -> Vec<BackendEvent> {
         let name: Arc<str> = slice.name_any().into();
         let records = records(slice, &self.ports);
         self.replace(&name, records)
     }
 
-    /// Forgets a slice and returns the resulting events.
+    /// Removes a slice; returns the resulting events.
     pub fn delete(&mut self, name: &str) -> Vec<BackendEvent> {
         self.replace(&name.into(), Vec::new())
     }
 
-    /// Takes the complete list of slices and returns the whole set.
+    /// Applies the complete list of slices; returns the whole set.
     pub fn reset(&mut self, slices: &[EndpointSlice]) -> Vec<Arc<InstanceRecord>> {
         self.slices.clear();
         self.endpoints.clear();
@@ -152,8 +151,8 @@ fn best(said: &[SliceRecord]) -> Option<&Arc<InstanceRecord>> {
     said.iter().max_by_key(|said| rank(said)).map(|said| &said.record)
 }
 
-/// The records of one slice. Entries that cannot be used (a name instead of an address, no address)
-/// are left out.
+/// The records of one slice, without entries that cannot be used (without an address, or with a
+/// name instead).
 fn records(slice: &EndpointSlice, rule: &PortRule) -> Vec<Arc<InstanceRecord>> {
     let port = port(slice.ports.as_deref().unwrap_or_default(), rule);
     let service = slice.labels().get("kubernetes.io/service-name").map_or("service", String::as_str);
@@ -188,13 +187,13 @@ fn records(slice: &EndpointSlice, rule: &PortRule) -> Vec<Arc<InstanceRecord>> {
         };
         Some(Arc::new(InstanceRecord { instance, readiness, metadata: MetadataSource::At(address), freshness }))
     };
-    // FQDN has no semantics and is deprecated.
+    // Slices of type FQDN have no defined semantics and are deprecated.
     let slices_of_addresses = ["IPv4", "IPv6"].contains(&slice.address_type.as_str());
     slice.endpoints.iter().flatten().filter(|_| slices_of_addresses).filter_map(record).collect()
 }
 
-/// `ready` alone is not enough: with `publishNotReadyAddresses` it is always true, also for a model
-/// server that does not serve.
+/// Reads the readiness. `ready` alone is not enough: with `publishNotReadyAddresses` it is always
+/// true, also for a server that does not serve.
 fn readiness(conditions: Option<&EndpointConditions>) -> InstanceReadiness {
     let Some(EndpointConditions { ready, serving, terminating }) = conditions else { return InstanceReadiness::Ready };
     let not_ready = |why: &str| InstanceReadiness::NotReady(why.to_owned());

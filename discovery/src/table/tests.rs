@@ -25,7 +25,7 @@ fn model(name: &str) -> Arc<Metadata> {
     Arc::new(Metadata::parse(json!({ "model": name }).to_string().as_bytes()).unwrap())
 }
 
-/// A table with its clock; shows events as `+name@port` and `-name`.
+/// A table with its clock. Events are shown as `+name@port` and `-name`.
 struct TableHarness {
     table: InstanceTable,
     origin: Instant,
@@ -104,7 +104,7 @@ fn an_event_is_an_upsert_of_the_whole_value_and_nothing_is_told_twice() {
 fn a_list_replaces_the_set() {
     let mut rig = TableHarness::new(MetadataPolicy::Preferred);
     assert_eq!(rig.reset(vec![record("a", AT), record("b", "10.0.0.2:1")], false), "+a@8000 +b@1");
-    assert_eq!(rig.reset(vec![record("b", "10.0.0.2:1"), record("c", "10.0.0.3:1")], true), "-a +c@1", "too few to be held");
+    assert_eq!(rig.reset(vec![record("b", "10.0.0.2:1"), record("c", "10.0.0.3:1")], true), "-a +c@1", "too few to hold their removal");
     assert_eq!(rig.reset(vec![], false), "-b -c");
 }
 
@@ -114,14 +114,14 @@ fn ready_without_metadata_is_pending_and_none_is_an_answer() {
     assert_eq!(rig.apply(served("a", AT, "1")), "");
     assert!(matches!(rig.state("a"), InstanceState::Pending(_)));
     assert_eq!(rig.answer(MetadataResponse::Failed("refused".to_owned())), "");
-    assert_eq!(rig.state("a"), InstanceState::Pending("its metadata cannot be had: refused".to_owned()));
-    assert_eq!(rig.table.next_fetch(rig.now().instant), None, "not at once again");
+    assert_eq!(rig.state("a"), InstanceState::Pending("its metadata cannot be fetched: refused".to_owned()));
+    assert_eq!(rig.table.next_fetch(rig.now().instant), None, "not again at once");
     rig.wait(METADATA_RETRY_FIRST * 2);
-    assert_eq!(rig.answer(MetadataResponse::Absent), "+a@8000", "a plain vLLM is routed");
+    assert_eq!(rig.answer(MetadataResponse::Absent), "+a@8000", "an instance without metadata is published");
     let mut rig = TableHarness::new(MetadataPolicy::Required);
     rig.apply(served("a", AT, "1"));
     assert_eq!(rig.answer(MetadataResponse::Absent), "");
-    assert_eq!(rig.state("a"), InstanceState::Pending("it has no metadata, which is required here".to_owned()));
+    assert_eq!(rig.state("a"), InstanceState::Pending("it has no metadata, but metadata is required".to_owned()));
     let mut rig = TableHarness::new(MetadataPolicy::Ignored);
     assert_eq!(rig.apply(served("a", AT, "1")), "+a@8000");
     assert_eq!(rig.table.next_due(), None);
@@ -134,14 +134,14 @@ fn the_last_good_metadata_counts_while_it_is_the_same_life() {
     assert_eq!(rig.answer(MetadataResponse::Is(model("m"), Some("\"1\"".to_owned()))), "+a@8000");
     rig.wait(METADATA_POLL_INTERVAL * 2);
     let fetch = rig.table.next_fetch(rig.now().instant).unwrap();
-    assert_eq!(fetch.etag.as_deref(), Some("\"1\""), "asked for on condition");
+    assert_eq!(fetch.etag.as_deref(), Some("\"1\""), "a conditional request");
     assert_eq!(rig.run(|t, now, events| t.fetched(&fetch, MetadataResponse::Failed("reset".to_owned()), now, events)), "");
     assert_eq!((rig.told_model("a"), rig.state("a")), (Some("m".to_owned()), InstanceState::Stale("reset".to_owned())));
-    assert_eq!(rig.apply(served("a", AT, "2")), "-a", "another life said nothing yet");
+    assert_eq!(rig.apply(served("a", AT, "2")), "-a", "the new generation has no metadata yet");
     assert_eq!(
         rig.run(|t, now, events| t.fetched(&fetch, MetadataResponse::Is(model("old"), None), now, events)),
         "",
-        "the answer of the old life"
+        "the answer of the old generation"
     );
     assert_eq!(rig.answer(MetadataResponse::Is(model("new"), None)), "+a@8000");
     assert_eq!(rig.told_model("a").as_deref(), Some("new"));
@@ -155,7 +155,7 @@ fn changed_metadata_is_told_and_a_change_while_it_is_asked_for_is_asked_about_ag
     let labelled =
         |r: InstanceRecord| InstanceRecord { instance: Instance { labels: vec![("z".into(), "1".into())], ..r.instance.clone() }, ..r };
     rig.apply(labelled(served("a", AT, "1")));
-    assert_eq!(rig.table.next_fetch(rig.now().instant), None, "one at a time");
+    assert_eq!(rig.table.next_fetch(rig.now().instant), None, "one fetch at a time");
     assert_eq!(rig.run(|t, now, events| t.fetched(&fetch, MetadataResponse::Is(model("m"), None), now, events)), "+a@8000");
     assert_eq!(rig.answer(MetadataResponse::Is(model("n"), None)), "+a@8000");
     rig.wait(METADATA_POLL_INTERVAL * 2);
@@ -179,11 +179,11 @@ fn one_address_is_told_once_and_the_newer_has_it() {
     let mut rig = TableHarness::new(MetadataPolicy::Preferred);
     let aged = |name: &str, freshness| InstanceRecord { freshness, ..record(name, AT) };
     assert_eq!(rig.apply(aged("old", 1)), "+old@8000");
-    assert_eq!(rig.apply(aged("new", 2)), "-old +new@8000", "never both");
+    assert_eq!(rig.apply(aged("new", 2)), "-old +new@8000", "never both at once");
     assert!(matches!(rig.state("old"), InstanceState::Refused(_)));
     assert_eq!(rig.apply(record("new", "10.0.0.2:1")), "+new@1 +old@8000");
     assert_eq!(rig.apply(aged("new", 2)), "-old +new@8000");
-    assert_eq!(rig.apply(not_ready(aged("new", 2))), "-new +old@8000", "who is not ready has no claim");
+    assert_eq!(rig.apply(not_ready(aged("new", 2))), "-new +old@8000", "an instance that is not ready has no claim");
     assert_eq!(rig.apply(aged("new", 2)), "-old +new@8000");
     assert_eq!(rig.delete("new"), "-new +old@8000");
 }
@@ -199,19 +199,19 @@ fn a_mass_disappearance_after_an_outage_is_held_and_then_believed() {
         let (now, few) = (rig.now(), all(1).into_iter().map(Arc::new).collect());
         rig.table.reset(few, true, now, &mut Vec::new())
     };
-    assert!(asks, "the backend is to list again");
+    assert!(asks, "the backend should list again");
     assert_eq!((rig.table.published_instances().count(), rig.state("e7")), (8, InstanceState::RemovalHeld));
-    assert_eq!(rig.delete("e7"), "-e7", "what it says expressly is believed at once");
-    assert_eq!(rig.reset(all(1), false), "", "the second list says the same");
+    assert_eq!(rig.delete("e7"), "-e7", "an explicit removal takes effect at once");
+    assert_eq!(rig.reset(all(1), false), "", "the second list has the same");
     assert_eq!(rig.wait(HOLD - Duration::from_millis(1)), "");
     assert_eq!(rig.wait(Duration::from_millis(1)), "-e1 -e2 -e3 -e4 -e5 -e6");
     rig.reset(all(8), false);
     rig.reset(vec![], true);
-    assert_eq!(rig.reset(all(8), false), "", "it came to its senses");
+    assert_eq!(rig.reset(all(8), false), "", "the backend has them again");
     assert_eq!(rig.wait(HOLD * 2), "");
     assert_eq!(rig.state("e3"), InstanceState::Ready);
     let all_not_ready = all(8).into_iter().map(not_ready).collect();
-    assert_eq!(rig.reset(all_not_ready, true), "", "a control plane that lost its nodes, too");
+    assert_eq!(rig.reset(all_not_ready, true), "", "also if all become not ready");
     assert_eq!(rig.wait(HOLD), "-e0 -e1 -e2 -e3 -e4 -e5 -e6 -e7");
 }
 
@@ -283,11 +283,11 @@ proptest! {
                 match event {
                     InstanceEvent::Added(instance) => {
                         let taken = replayed.values().any(|other| other.address == instance.address && other.name != instance.name);
-                        prop_assert!(!taken, "an address given away before it was taken back");
+                        prop_assert!(!taken, "an address has a second owner before the first lost it");
                         let before = replayed.insert(instance.name.clone(), Arc::clone(&instance));
-                        prop_assert_ne!(before, Some(instance), "told twice");
+                        prop_assert_ne!(before, Some(instance), "published twice");
                     }
-                    InstanceEvent::Removed(id) => prop_assert!(replayed.remove(&*id).is_some(), "removed, but never told"),
+                    InstanceEvent::Removed(id) => prop_assert!(replayed.remove(&*id).is_some(), "removed, but never published"),
                 }
             }
             let told: BTreeMap<String, Arc<Instance>> = rig.table.published_instances().map(|(id, i)| (id.to_string(), Arc::clone(i))).collect();

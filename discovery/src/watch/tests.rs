@@ -4,8 +4,8 @@ use crate::table::MetadataResponse;
 
 use super::*;
 
-/// A component whose backend and instances the test plays, on a clock that moves only when all
-/// tasks wait.
+/// A component whose backend and instances are played by the test, on a clock that advances only
+/// when all tasks wait.
 struct WatchHarness {
     shared: Arc<HubState>,
     feed: SetFeed,
@@ -31,7 +31,7 @@ impl WatchHarness {
         Self { shared, feed, began: Instant::now() }
     }
 
-    /// Sets the result of the next fetch, and its delay.
+    /// Sets the result of the next fetch and its delay.
     fn answers(&self, after: Duration, fetched: MetadataResponse) {
         let fetch = self.shared.table().next_fetch(Instant::now()).expect("a fetch is due");
         let shared = Arc::clone(&self.shared);
@@ -41,7 +41,7 @@ impl WatchHarness {
         });
     }
 
-    /// The next set, and how many milliseconds it came after the previous one.
+    /// The next set, and the milliseconds since the previous one.
     async fn next(&mut self) -> (Vec<String>, u128) {
         let SetChange::Reset(set) = self.feed.next().await else { panic!("unreadable") };
         let waited = std::mem::replace(&mut self.began, Instant::now()).elapsed();
@@ -69,10 +69,10 @@ const GATHER_MS: u128 = GATHER.as_millis();
 async fn additions_are_gathered_removals_told_at_once_and_what_is_no_change_is_not_told() {
     let mut rig = WatchHarness::new();
     rig.shared.apply(BackendEvent::Reset(vec![record("a", 1, false)]));
-    assert_eq!(rig.next().await, (set(&["a"]), 0), "nobody is waited for");
+    assert_eq!(rig.next().await, (set(&["a"]), 0), "no metadata to wait for");
     rig.shared.apply(BackendEvent::Apply(record("b", 2, false)));
     rig.shared.apply(BackendEvent::Apply(record("c", 3, false)));
-    assert_eq!(rig.next().await, (set(&["a", "b", "c"]), GATHER_MS), "both at once");
+    assert_eq!(rig.next().await, (set(&["a", "b", "c"]), GATHER_MS), "both in one set");
     rig.shared.apply(BackendEvent::Delete("b".into()));
     assert_eq!(rig.next().await, (set(&["a", "c"]), 0));
     rig.shared.apply(BackendEvent::Apply(record("d", 4, false)));
@@ -91,7 +91,7 @@ async fn the_first_set_waits_for_metadata_that_was_asked_for() {
     rig.shared.apply(BackendEvent::Reset(vec![record("asked", 1, true), record("plain", 2, false)]));
     rig.answers(Duration::from_secs(1), good());
     let (first, waited) = rig.next().await;
-    assert_eq!(first, set(&["asked", "plain"]), "none is taken away for having been asked");
+    assert_eq!(first, set(&["asked", "plain"]), "no instance is missing because its fetch runs");
     assert!((1000..=1000 + GATHER_MS).contains(&waited), "{waited} ms");
     // Later sets are not delayed.
     rig.shared.apply(BackendEvent::Apply(record("late", 3, true)));
@@ -107,7 +107,7 @@ async fn an_instance_that_is_silent_does_not_hold_the_first_set_for_long() {
     let (first, waited) = rig.next().await;
     assert_eq!(first, set(&["plain"]));
     assert!((FIRST_SET_MAX.as_millis()..=(FIRST_SET_MAX + GATHER).as_millis()).contains(&waited), "{waited} ms");
-    assert_eq!(rig.next().await.0, set(&["plain", "silent"]), "it is told when it answers");
+    assert_eq!(rig.next().await.0, set(&["plain", "silent"]), "it is published when it answers");
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,5 +1,5 @@
-//! A real etcd, kube-apiserver and kube-controller-manager, shared by all tests that run at one
-//! time and ended with the last of them.
+//! A real etcd, kube-apiserver and kube-controller-manager. All tests that run at the same time
+//! share them, and they end with the last test.
 //!
 //! The binaries are those of `KUBEBUILDER_ASSETS`, or those that `.ci/cluster_tools.py` built into
 //! `.tools/bin`. Without them each test that needs a cluster reports that it is skipped, and is
@@ -23,10 +23,10 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tokio::sync::Mutex as AsyncMutex;
 
-/// It is ready in about ten seconds; it takes much longer where compilers run beside it.
+/// The start takes about ten seconds, and much longer while compilers run.
 const START_MAX: Duration = Duration::from_secs(120);
 
-/// Certificates are not tested here, so every test knows the token.
+/// Authentication is not tested here, so all tests know the tokens.
 const TOKENS: &str = "tok,admin,1,\"system:masters\"\nlimited,limited,2\nworker,worker,3\nslices,slices,4\n";
 
 pub(crate) struct TestCluster {
@@ -57,7 +57,7 @@ pub(crate) async fn shared() -> Option<Arc<TestCluster>> {
     Some(cluster)
 }
 
-/// The path of this binary.
+/// The path of this program.
 pub(crate) fn tool(name: &str) -> Option<PathBuf> {
     let assets = std::env::var_os("KUBEBUILDER_ASSETS").map(PathBuf::from);
     let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.tools/bin");
@@ -69,7 +69,7 @@ pub(crate) fn tool(name: &str) -> Option<PathBuf> {
 }
 
 /// Reports that the test of this thread cannot run here. `.ci/steps.py` counts these lines. They
-/// are written past `print!`, whose output `cargo test` hides for tests that pass.
+/// are not written with `print!`, because `cargo test` hides its output for tests that pass.
 pub(crate) fn skipped(why: &str) {
     let thread = std::thread::current();
     let _ = writeln!(std::io::stdout(), "SKIPPED {}: {why}", thread.name().unwrap_or("a_test"));
@@ -96,7 +96,7 @@ pub(crate) fn definitions(part: &str) -> Option<Vec<Value>> {
     Some(all)
 }
 
-/// Creates an object; it may exist already.
+/// Creates an object; it may already exist.
 pub(crate) async fn post(client: &Client, path: &str, object: &Value) -> Result<Value, String> {
     let request = Request::post(path).header("content-type", "application/json").body(object.to_string().into_bytes()).unwrap();
     client.request(request).await.map_err(|error| error.to_string())
@@ -132,7 +132,7 @@ pub(crate) fn etcd(binary: PathBuf, folder: &Path, port: u16) -> ClusterProcess 
     etcd_at(binary, folder, &format!("http://127.0.0.1:{port}"), &[])
 }
 
-/// An etcd that clients reach at `client`, with further arguments.
+/// An etcd with the client URL `client` and more arguments.
 pub(crate) fn etcd_at(binary: PathBuf, folder: &Path, client: &str, further: &[String]) -> ClusterProcess {
     let peer = format!("http://127.0.0.1:{}", free_port());
     let arguments = [
@@ -147,7 +147,7 @@ pub(crate) fn etcd_at(binary: PathBuf, folder: &Path, client: &str, further: &[S
     ClusterProcess::new(binary, [&arguments, further].concat(), folder.join("etcd.log"))
 }
 
-/// Copies a folder with everything in it.
+/// Copies a folder and its content.
 pub(crate) fn copy_folder(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
     for entry in fs::read_dir(from).unwrap() {
@@ -162,7 +162,7 @@ pub(crate) fn copy_folder(from: &Path, to: &Path) {
 }
 
 impl TestCluster {
-    /// A cluster for one test alone, to break it.
+    /// A cluster for one test alone, which may break it.
     pub(crate) async fn start() -> Option<Self> {
         let (etcd_binary, api_binary, manager) = (tool("etcd")?, tool("kube-apiserver")?, tool("kube-controller-manager")?);
         let folder = tempfile::tempdir().unwrap();
@@ -254,7 +254,7 @@ impl ClusterProcess {
         self.child = Some(command.spawn().unwrap());
     }
 
-    /// Kills it without warning, like a power failure.
+    /// Kills the process without warning, like a power failure.
     pub(crate) fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
@@ -262,7 +262,7 @@ impl ClusterProcess {
         }
     }
 
-    /// `STOP` and `CONT`: like a machine that is paused.
+    /// Sends `STOP` or `CONT`: the process then behaves like a paused machine.
     pub(crate) fn signal(&self, name: &str) {
         let id = self.child.as_ref().unwrap().id().to_string();
         assert!(Command::new("kill").args(["-s", name, &id]).status().unwrap().success());

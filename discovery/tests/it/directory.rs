@@ -37,7 +37,7 @@ async fn the_whole_flow() {
     let root = tempfile::tempdir().unwrap();
     let discovery = DirectoryBackend::new(root.path()).discovery();
     let mut events = discovery.watch("dynamo", "decode").unwrap();
-    assert!(discovery.list_instances("dynamo", "decode").await.unwrap().is_empty(), "nobody registered, in a folder that does not exist");
+    assert!(discovery.list_instances("dynamo", "decode").await.unwrap().is_empty(), "no instances in a folder that does not exist");
     let worker = register(root.path(), "w0", 8000).await;
     worker
         .set_metadata(map(&json!({"Model": {"name": "q", "runtime_config": {"max_num_seqs": 256}}, "Transport": {"port": 9000}})))
@@ -53,10 +53,10 @@ async fn the_whole_flow() {
     worker.set_ready(InstanceStatus::Ready);
     assert_eq!(next(&mut events).await, "+w0@10.0.0.1:9000");
     let mut late = discovery.watch("dynamo", "decode").unwrap();
-    assert_eq!(next(&mut late).await, "+w0@10.0.0.1:9000", "whoever comes late is told who is there");
+    assert_eq!(next(&mut late).await, "+w0@10.0.0.1:9000", "a late subscriber gets the current instances");
     drop(worker);
     assert_eq!((next(&mut events).await.as_str(), next(&mut late).await.as_str()), ("-w0", "-w0"));
-    assert_eq!(fs::read_dir(root.path().join("dynamo/decode")).unwrap().count(), 0, "nothing is left behind");
+    assert_eq!(fs::read_dir(root.path().join("dynamo/decode")).unwrap().count(), 0, "no file is left");
 }
 
 #[tokio::test]
@@ -89,7 +89,7 @@ async fn files_by_hand_count_by_content_and_a_broken_one_changes_nothing() {
     assert_eq!(next(&mut events).await, "+a@10.0.0.1:1");
     write(root.path(), "a.json", r#"{"address": "10.0.0.1:1", "ready": true}"#);
     write(root.path(), ".b.json", r#"{"address": "10.0.0.1:2"}"#);
-    write(root.path(), "c.txt", "not ours");
+    write(root.path(), "c.txt", "not an instance");
     write(root.path(), "a.json", r#"{"address": "10.0.0"#);
     silence(&mut events, POLL_INTERVAL * 2).await;
     write(root.path(), "a.json", r#"{"address": "10.0.0.1:7"}"#);
@@ -97,7 +97,7 @@ async fn files_by_hand_count_by_content_and_a_broken_one_changes_nothing() {
     fs::remove_dir_all(root.path().join("dynamo")).unwrap();
     assert_eq!(next(&mut events).await, "-a");
     write(root.path(), "a.json", r#"{"address": "10.0.0.1:8"}"#);
-    assert_eq!(next(&mut events).await, "+a@10.0.0.1:8", "the folder is another one now");
+    assert_eq!(next(&mut events).await, "+a@10.0.0.1:8", "the folder was replaced");
 }
 
 #[tokio::test]
@@ -111,15 +111,15 @@ async fn a_registration_comes_back_when_its_file_is_lost_and_the_later_of_two_ha
     assert_eq!(next(&mut events).await, "+w@10.0.0.1:1");
     fs::remove_file(&file).unwrap();
     assert_eq!(next(&mut events).await, "-w");
-    assert_eq!(next(&mut events).await, "+w@10.0.0.1:1", "within a heartbeat");
+    assert_eq!(next(&mut events).await, "+w@10.0.0.1:1", "within one heartbeat");
     let second = register(root.path(), "w", 2).await;
     second.set_ready(InstanceStatus::Ready);
-    // It is not ready at first, so it disappears for a moment, unless that is over before the next
+    // It is not ready at first, so it disappears for a moment, unless that passes before the next
     // poll.
     while next(&mut events).await != "+w@10.0.0.1:2" {}
     drop(first);
     silence(&mut events, POLL_INTERVAL * 2).await;
-    assert!(file.exists(), "the file is the second's");
+    assert!(file.exists(), "the file belongs to the second registration");
     drop(second);
     assert_eq!(next(&mut events).await, "-w");
 }
@@ -145,7 +145,7 @@ async fn a_lost_process_is_gone_within_the_bound_and_a_left_over_file_never_coun
     let seen = discovery.follow("dynamo", "decode").unwrap().seen();
     let left_over = seen.iter().find(|s| &*s.id == "left-over").unwrap();
     assert!(matches!(&left_over.state, InstanceState::NotReady(why) if why.contains("heartbeat")), "{left_over:?}");
-    // The clock of another machine, an hour behind; its heartbeats count all the same.
+    // The clock of another machine is an hour behind; heartbeats count all the same.
     file("left-over.json").set_modified(hour_ago + Duration::from_secs(1)).unwrap();
     while next(&mut events).await != "+left-over@10.0.0.1:1" {}
 }
@@ -173,8 +173,8 @@ async fn the_daemon_is_told_whole_sets_and_nothing_when_nothing_changed() {
     fs::rename(&folder, root.path().join("aside")).unwrap();
     fs::write(&folder, "not a folder").unwrap();
     loop {
-        // Between the two, the folder does not exist, which is a valid answer; a file in its place
-        // is an error.
+        // Between the two steps the folder does not exist, which is a valid answer; a file in its
+        // place is an error.
         match changes.next().await.unwrap() {
             SetChange::Unreadable(why) => break assert!(why.contains("decode"), "{why}"),
             SetChange::Reset(set) => assert!(set.is_empty()),

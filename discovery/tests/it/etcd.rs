@@ -1,5 +1,5 @@
-//! etcd as registry, with a real etcd: killed, paused longer than its lease, restored from an old
-//! copy.
+//! etcd as registry, with a real etcd: killed, paused for longer than its lease, and restored from
+//! an old copy.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -61,7 +61,7 @@ async fn the_whole_flow() {
     worker.set_ready(InstanceStatus::Ready);
     assert_eq!(next(&mut events).await, "+w0@10.0.0.1:8000");
     drop(worker);
-    assert_eq!(next(&mut events).await, "-w0", "at once, not with its lease");
+    assert_eq!(next(&mut events).await, "-w0", "at once, without waiting for its lease");
 }
 
 #[tokio::test]
@@ -81,18 +81,18 @@ async fn an_etcd_that_is_killed_or_loses_its_memory_costs_no_living_instance() {
     rig.etcd.start();
     until(false, failing).await;
     silence(&mut events, Duration::from_millis(500)).await;
-    // All keys and leases are lost and revisions start again. With a set this small the loss is
-    // published, until the instance is back.
+    // All keys and leases are lost, and revisions start again. The loss of a set this small is
+    // published until the instance is registered again.
     rig.etcd.kill();
     until(true, failing).await;
     std::fs::remove_dir_all(rig.folder.path().join("etcd")).unwrap();
     rig.etcd.start();
     assert_eq!(next(&mut events).await, "-lives");
-    assert_eq!(next(&mut events).await, "+lives@10.0.0.1:1", "registered anew, by itself, under the same id");
+    assert_eq!(next(&mut events).await, "+lives@10.0.0.1:1", "registered again by itself, under the same id");
 }
 
-/// Paused for longer than the lease: etcd may drop or keep the lease. Either way the set stays
-/// meanwhile and is correct afterwards.
+/// Paused for longer than the lease, etcd may drop or keep it. In both cases the set stays during
+/// the pause and is correct afterwards.
 #[tokio::test]
 async fn an_etcd_that_is_paused_beyond_the_lease_is_survived() {
     let Some(rig) = rig() else { return };
@@ -107,7 +107,7 @@ async fn an_etcd_that_is_paused_beyond_the_lease_is_survived() {
     assert_eq!(listed(&discovery).await, ["lives"], "the last known set");
     let dead = rig.registry("dies", 2).register_instance("dynamo", "decode").await.unwrap();
     dead.set_ready(InstanceStatus::Ready);
-    drop(dead); // it never reached etcd
+    drop(dead); // its withdrawal never reached etcd
     rig.etcd.signal("CONT");
     until(None, || async { followed.status().borrow().error.clone() }).await;
     until(vec!["lives".to_owned()], || listed(&discovery)).await;
@@ -132,7 +132,7 @@ async fn a_wrong_password_is_said_and_nobody_is_there() {
     assert!(Etcd::new(wrong).is_err());
 }
 
-/// etcd's JSON over HTTP: with it the test does what only an administrator can do.
+/// etcd's JSON API over HTTP, for what only an administrator can do.
 async fn administer(rig: &EtcdHarness, path: &str, message: Value) -> Option<Value> {
     use hyper_util::client::legacy::Client;
     let client = Client::builder(hyper_util::rt::TokioExecutor::new()).build_http::<Body>();
@@ -228,8 +228,8 @@ async fn a_history_that_was_compacted_away_is_not_missed() {
     lives.set_ready(InstanceStatus::Ready);
     dies.set_ready(InstanceStatus::Ready);
     until(vec!["dies".to_owned(), "lives".to_owned()], || listed(&discovery)).await;
-    // While the watch is cut off, one instance is withdrawn, and the revisions that say so are
-    // compacted away.
+    // While the watch is cut off, one instance is withdrawn, and the revisions with that event are
+    // compacted.
     let followed = discovery.follow("dynamo", "decode").unwrap();
     rig.etcd.signal("STOP");
     until(true, || async { followed.status().borrow().error.is_some() }).await;
@@ -251,7 +251,7 @@ async fn a_history_that_was_compacted_away_is_not_missed() {
 }
 
 /// etcd is restored from an older copy: revisions go backwards, the key of a dead instance is back,
-/// that of a running one is missing.
+/// and the key of a running one is missing.
 #[tokio::test]
 async fn an_etcd_put_back_to_an_older_state_ends_as_the_truth() {
     let Some(mut rig) = rig() else { return };
@@ -272,8 +272,8 @@ async fn an_etcd_put_back_to_an_older_state_ends_as_the_truth() {
     std::fs::remove_dir_all(&data).unwrap();
     std::fs::rename(&copy, &data).unwrap();
     rig.etcd.start();
-    // A running instance registers again within a third of its lease; the key of the dead one goes
-    // with its lease, which is not renewed.
+    // A running instance registers again within a third of its lease. The key of the dead one
+    // expires with its lease, which is not renewed.
     let bound = tokio::time::Instant::now() + LEASE * 2;
     until(true, || async { listed(&discovery).await.contains(&"lives".to_owned()) }).await;
     while listed(&discovery).await != ["lives"] {
@@ -288,7 +288,7 @@ async fn of_two_writers_of_a_lease_one_succeeds() {
     let lease = EtcdLease::new(rig.config.clone(), "switchpointd").unwrap();
     until(true, || async { lease.read().await == Ok(None) }).await;
     let first = lease.write("a", None).await.unwrap().unwrap();
-    assert_eq!(lease.write("b", None).await, Ok(None), "it is there already");
+    assert_eq!(lease.write("b", None).await, Ok(None), "it exists already");
     assert_eq!(lease.read().await, Ok(Some(first.clone())));
     let renewed = lease.write("a", Some(&first)).await.unwrap().unwrap();
     assert!(renewed.version != first.version && renewed.transitions == 0);

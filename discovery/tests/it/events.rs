@@ -1,4 +1,4 @@
-//! Waiting for events.
+//! Helpers that wait for events.
 
 use std::fmt::Debug;
 use std::future::Future;
@@ -7,19 +7,19 @@ use std::time::{Duration, Instant};
 use discovery::{InstanceEvent, InstanceEvents};
 use futures::StreamExt;
 
-/// No test here takes longer, on however busy a machine.
+/// The most time that any step takes, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The next event as text: `+id@address` or `-id`.
 pub(crate) async fn next(events: &mut InstanceEvents) -> String {
-    let event = tokio::time::timeout(PATIENCE, events.next()).await.expect("an event in time").expect("the stream goes on");
+    let event = tokio::time::timeout(PATIENCE, events.next()).await.expect("an event in time").expect("the stream continues");
     match event {
         InstanceEvent::Added(instance) => format!("+{}@{}", instance.name, instance.address),
         InstanceEvent::Removed(id) => format!("-{id}"),
     }
 }
 
-/// Checks that no event comes for this long.
+/// Checks that no event arrives for this long.
 pub(crate) async fn silence(events: &mut InstanceEvents, elapsed: Duration) {
     if let Ok(event) = tokio::time::timeout(elapsed, events.next()).await {
         panic!("{event:?}, though nothing changed");

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// A worker that is killed is missed after three heartbeats of five seconds.
+/// A killed worker is noticed after three heartbeats of five seconds.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A running example; it ends with its test.
@@ -19,13 +19,12 @@ impl Drop for ExampleProcess {
     }
 }
 
-/// The path where `cargo test` built it; `None` if it built only this test.
+/// The path of the example that `cargo test` built; `None` if it built only this test.
 fn binary(name: &str) -> Option<PathBuf> {
     let us = std::env::current_exe().unwrap();
     let path = us.ancestors().nth(2).unwrap().join("examples").join(name);
     if !path.exists() {
-        // Counted like `cluster::skipped`, which does not exist without a backend that has a
-        // server.
+        // Counted like `cluster::skipped`, which exists only with a backend that needs a server.
         let thread = std::thread::current();
         let why = "the examples are not built; `cargo build -p discovery --examples` builds them";
         let _ = writeln!(std::io::stdout(), "SKIPPED {}: {why}", thread.name().unwrap_or("a_test"));

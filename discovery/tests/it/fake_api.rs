@@ -1,6 +1,5 @@
-//! A Kubernetes API server of two kinds of objects, for faults that a real one does not show on
-//! demand: refusing at any step, breaking off in the middle of a line, falling silent, omitting
-//! events of a watch, losing its history.
+//! A fake Kubernetes API server for faults that a real one does not show on demand: it refuses any
+//! request, breaks off within a line, stays silent, omits events of a watch, or loses its history.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -20,7 +19,7 @@ use tokio::sync::broadcast;
 /// A fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ApiFault {
-    /// The next request of this kind (`true`: a watch) is answered with this status.
+    /// The next request of this kind (`true`: a watch) gets this status.
     Refuse(bool, u16),
     /// The next watch breaks off in the middle of an event.
     HalfALine,
@@ -28,7 +27,7 @@ pub(crate) enum ApiFault {
     Expired,
     /// The next watch ends at once, without an error.
     Ends,
-    /// The next watch is silent and does not end, like a network that drops packets.
+    /// The next watch is silent and does not end, as in a network that drops packets.
     Stalls,
 }
 
@@ -44,13 +43,13 @@ pub(crate) struct FakeApi {
 #[derive(Clone, Default)]
 pub(crate) struct FakeApiState {
     version: u64,
-    /// By plural and name.
+    /// Objects by plural and name.
     objects: BTreeMap<(String, String), Value>,
     /// Events for watches, by version and plural: a watch that starts at an older version gets them
     /// too.
     history: Vec<(u64, String, Value)>,
     faults: VecDeque<ApiFault>,
-    /// The requests, and how each was answered.
+    /// The requests and their answers.
     log: Vec<String>,
     down: bool,
 }
@@ -81,18 +80,19 @@ impl FakeApi {
         self.world().faults.len()
     }
 
-    /// While it is down, every request is answered 503; open watches stay open and silent.
+    /// While the server is down, every request is answered with 503; open watches stay open and
+    /// silent.
     pub(crate) fn set_down(&self, down: bool) {
         self.world().down = down;
     }
 
-    /// A copy of everything, for [`Self::restore`].
+    /// A copy of all state, for [`Self::restore`].
     pub(crate) fn backup(&self) -> FakeApiState {
         self.world().clone()
     }
 
-    /// As after a restore of etcd: objects and versions are those of the copy, and open watches get
-    /// no event.
+    /// Restores a copy, like a restore of etcd: objects and versions are those of the copy, and
+    /// open watches get no event.
     pub(crate) fn restore(&self, backup: FakeApiState) {
         let FakeApiState { version, objects, history, .. } = backup;
         let mut world = self.world();
@@ -108,7 +108,7 @@ impl FakeApi {
         self.put_if_told(plural, object, true);
     }
 
-    /// Adds an object without an event for open watches, as when an event was lost.
+    /// Adds an object without an event for open watches, as if the event was lost.
     pub(crate) fn put_untold(&self, plural: &str, object: Value) {
         self.put_if_told(plural, object, false);
     }
@@ -148,7 +148,7 @@ impl FakeApi {
 
     fn answer(&self, plural: &str, query: &BTreeMap<String, String>) -> Response {
         let watch = query.get("watch").is_some_and(|w| w == "true" || w == "1");
-        // Subscribed before the version is read, so that a watch misses nothing.
+        // Subscribe before the version is read, so that the watch misses nothing.
         let told = self.events.subscribe();
         let mut ends = self.ends.subscribe();
         let mut world = self.world();
@@ -224,7 +224,7 @@ async fn grouped(
     fake.answer(&plural, &query)
 }
 
-/// `a=b,c=d` and `a in (b,c)`.
+/// Whether the object matches the selector: `a=b,c=d` or `a in (b,c)`.
 fn selected(object: &Value, selector: &str) -> bool {
     let label = |key: &str| object["metadata"]["labels"].get(key).and_then(Value::as_str);
     match selector.split_once(" in (") {
@@ -238,7 +238,7 @@ fn status(code: u16, why: &str) -> Response {
     (StatusCode::from_u16(code).unwrap(), Json(body)).into_response()
 }
 
-/// Sends this and then breaks the connection.
+/// Sends this text and then breaks the connection.
 fn broken(text: &'static str) -> Response {
     let end = Err(std::io::Error::other("broken by the test"));
     Body::from_stream(stream::iter([Ok(Bytes::from_static(text.as_bytes())), end])).into_response()

@@ -1,8 +1,8 @@
-//! The committed code is generated from `etcd.proto`.
+//! The committed code is the one generated from `etcd.proto`.
 
 use std::path::Path;
 
-/// Generates the code without `protoc` and compares. On a difference the message says how to update
+/// Generates the code without `protoc` and compares. If they differ, the message says how to update
 /// the committed code.
 #[test]
 fn the_committed_code_is_what_etcd_proto_generates() {

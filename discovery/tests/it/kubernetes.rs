@@ -1,6 +1,6 @@
-//! Discovery over a real kube-apiserver with the real controllers of kube-controller-manager.
-//! Addresses are made up, because the API refuses loopback addresses; metadata served by instances
-//! is tested with the fake API server.
+//! Discovery with a real kube-apiserver and the real controllers of kube-controller-manager.
+//! Addresses are fictitious, because the API refuses loopback addresses; metadata that instances
+//! serve is tested with the fake API server.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -52,7 +52,7 @@ impl TestNamespace {
         .await;
     }
 
-    /// Creates a slice that no controller manages.
+    /// Creates a slice without a controller.
     async fn slice(&self, name: &str, service: &str, kind: &str, endpoints: Value) {
         let slice = json!({ "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": kind, "endpoints": endpoints,
             "metadata": { "name": name, "labels": { "kubernetes.io/service-name": service } }, "ports": [{ "name": "http", "port": 8080 }] });
@@ -66,14 +66,14 @@ impl TestNamespace {
         create(&self.api::<Pod>(), pod).await;
     }
 
-    /// Sets the readiness as a kubelet would after a probe.
+    /// Sets the readiness as a kubelet does after a probe.
     async fn probe(&self, pod: &str, ip: &str, ready: bool) {
         let condition = json!({ "type": "Ready", "status": if ready { "True" } else { "False" } });
         let status = json!({ "status": { "podIP": ip, "podIPs": [{ "ip": ip }], "phase": "Running", "conditions": [condition] } });
         self.api::<Pod>().patch_status(pod, &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
     }
 
-    /// Gives a user the roles of a shipped file in this namespace.
+    /// Gives a user the roles of a shipped file, in this namespace.
     async fn grant(&self, file: &str, user: &str) {
         for mut object in cluster::objects(&root(file)) {
             let kind = object["kind"].as_str().unwrap().to_owned();
@@ -89,7 +89,7 @@ impl TestNamespace {
         }
     }
 
-    /// Gives the user of this name a role with these rules.
+    /// Gives a user a role with these rules.
     async fn grant_rules(&self, user: &str, rules: &Value) {
         let group = "rbac.authorization.k8s.io";
         let role = json!({ "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": { "name": user }, "rules": rules });
@@ -165,11 +165,11 @@ async fn a_pod_enters_and_leaves_by_its_probe_through_the_real_controller() {
     place.probe("decode-0", "10.1.0.1", true).await;
     assert_eq!(next(&mut events).await, "+decode-0@10.1.0.1:8080");
     let [reborn] = discovery.list_instances("dynamo", "decode").await.unwrap().try_into().unwrap();
-    assert_ne!(reborn.generation, instance.generation, "of the same name, at the same address");
+    assert_ne!(reborn.generation, instance.generation, "the same name and address, another generation");
 }
 
 /// With `publishNotReadyAddresses` the controller reports `ready: true` for every pod; only
-/// `serving` and `terminating` show which can work.
+/// `serving` and `terminating` show which pods can serve.
 #[tokio::test]
 async fn a_service_that_publishes_who_is_not_ready_does_not_get_them_traffic() {
     let Some(cluster) = cluster::shared().await else { return };
@@ -178,7 +178,7 @@ async fn a_service_that_publishes_who_is_not_ready_does_not_get_them_traffic() {
     place.service("svc", "decode").await;
     let publish = Patch::Merge(json!({ "spec": { "publishNotReadyAddresses": true } }));
     place.api::<Service>().patch("svc", &PatchParams::default(), &publish).await.unwrap();
-    // What the real controller reports of the only pod.
+    // The conditions that the real controller reports for the only pod.
     let said = || async {
         let slices = place.api::<EndpointSlice>().list(&ListParams::default()).await.unwrap();
         let conditions = slices.items.iter().flat_map(|slice| slice.endpoints.iter().flatten()).next()?.conditions.clone()?;
@@ -194,12 +194,12 @@ async fn a_service_that_publishes_who_is_not_ready_does_not_get_them_traffic() {
     until(Some((Some(true), Some(false), Some(false))), said).await;
     until(why("it is not serving, though published as ready"), state).await;
     place.probe("decode-0", "10.6.0.1", true).await;
-    assert_eq!(next(&mut events).await, "+decode-0@10.6.0.1:8080", "the first that is told of it");
+    assert_eq!(next(&mut events).await, "+decode-0@10.6.0.1:8080", "the first event");
     place.probe("decode-0", "10.6.0.1", false).await;
     assert_eq!(next(&mut events).await, "-decode-0");
     place.probe("decode-0", "10.6.0.1", true).await;
     assert_eq!(next(&mut events).await, "+decode-0@10.6.0.1:8080");
-    // No kubelet ends it here: it keeps terminating, ready and serving as before.
+    // No kubelet ends the pod here: it stays terminating, ready and serving.
     place.api::<Pod>().delete("decode-0", &DeleteParams::default().grace_period(60)).await.unwrap();
     until(Some((Some(true), Some(true), Some(true))), said).await;
     assert_eq!(next(&mut events).await, "-decode-0");
@@ -281,10 +281,10 @@ async fn an_inference_pool_is_followed_through_its_edits() {
     let picker = followed.status().borrow().requirements.as_ref().and_then(|asked| asked.picker.clone()).expect("a picker");
     assert_eq!((&*picker.namespace, &*picker.name, picker.port), ("pools", "epp", Some(9002)));
     place.probe("p0", "10.3.0.1", false).await;
-    assert_eq!(next(&mut events).await, "-p0", "and an edit of that lost nobody");
+    assert_eq!(next(&mut events).await, "-p0", "and the edit lost no pod");
 }
 
-/// The rights in `rbac.yaml` are enough; without them the error says what is missing.
+/// The rights in `rbac.yaml` are enough; without them the error names the missing right.
 #[tokio::test]
 async fn the_shipped_rights_are_enough_and_needed() {
     let Some(cluster) = cluster::shared().await else { return };
@@ -299,16 +299,16 @@ async fn the_shipped_rights_are_enough_and_needed() {
     until(true, || async { discovery.list_instances("dynamo", "decode").await.is_ok_and(|all| all.len() == 1) }).await;
     place.pod("p1", "decode").await;
     KubernetesRegistry::new(limited.clone(), place.name, "p1").register_instance("dynamo", "decode").await.unwrap();
-    // The same rights are enough for leader election, and of two candidates one leads.
+    // The same rights are enough for leader election, and one of two candidates leads.
     let lease = KubernetesLease::new(limited, place.name, "switchpointd");
     assert_eq!(lease.read().await, Ok(None));
     let first = lease.write("a", None).await.unwrap().unwrap();
-    assert_eq!(lease.write("b", None).await, Ok(None), "it is there already");
+    assert_eq!(lease.write("b", None).await, Ok(None), "it exists already");
     let renewed = lease.write("a", Some(&first)).await.unwrap().unwrap();
     assert_eq!((renewed.version == first.version, renewed.transitions, lease.read().await), (false, 0, Ok(Some(renewed.clone()))));
     assert_eq!(lease.write("b", Some(&first)).await, Ok(None), "it has changed since");
     assert_eq!(lease.write("b", Some(&renewed)).await.unwrap().unwrap().transitions, 1);
-    // They give no right to any other Lease.
+    // They give no right to other Leases.
     let theirs = KubernetesLease::new(place.client.clone(), place.name, "theirs").write("them", None).await.unwrap().unwrap();
     let other = KubernetesLease::new(cluster.client("limited").await, place.name, "theirs");
     let read = other.read().await.unwrap_err();
@@ -316,7 +316,7 @@ async fn the_shipped_rights_are_enough_and_needed() {
     assert!(read.contains("forbidden") && taken.contains("forbidden"), "{read}; {taken}");
 }
 
-/// The rights in the manifest of a worker are enough to register, and no more than that.
+/// The rights in the manifest of a worker are enough to register, and nothing more is allowed.
 #[tokio::test]
 async fn the_rights_of_a_worker_are_enough_to_register() {
     let Some(cluster) = cluster::shared().await else { return };
@@ -341,7 +341,7 @@ async fn the_rights_of_a_worker_are_enough_to_register() {
     place.grant("worker.yaml", "worker").await;
     until(true, || async { registry.register_instance(namespace, component).await.is_ok() }).await;
     let watched = Api::<Pod>::namespaced(cluster.client("worker").await, place.name).list(&ListParams::default()).await;
-    assert!(watched.is_err(), "its own pod is enough");
+    assert!(watched.is_err(), "it may read only its own pod");
 }
 
 /// The engine, the role and the label `of` of an instance.
@@ -378,7 +378,8 @@ async fn labels_of_a_pod_are_read_and_go_before_those_of_its_service() {
     label("p2", json!({ "llm-d.ai/engine-type": null })).await;
     until(is(["vllm", "prefill", "service"]), || labels(&discovery, "p2")).await;
 
-    // Without the right to list pods, discovery still reports the endpoints and warns that the labels of pods are missing.
+    // Without the right to list pods, discovery reports the endpoints and warns that the labels of
+    // pods are missing.
     place
         .grant_rules(
             "slices",
@@ -406,13 +407,13 @@ async fn no_outage_empties_the_set_and_none_keeps_who_is_gone() {
     let followed = discovery.follow("dynamo", "decode").unwrap();
     let failing = || async { followed.status().borrow().error.is_some() };
 
-    // A copy of the current state, for later.
+    // Copies the current state, for later.
     cluster.apiserver.lock().unwrap().kill();
     cluster.etcd.lock().unwrap().kill();
     let (data, copy) = (cluster.etcd_data(), cluster.etcd_data().with_extension("before"));
     cluster::copy_folder(&data, &copy);
     until(true, failing).await;
-    assert_eq!(ready(&discovery).await, names(&["p1", "p2", "p3"]), "the last known set, for ever");
+    assert_eq!(ready(&discovery).await, names(&["p1", "p2", "p3"]), "the last known set, as long as the outage lasts");
     tokio::time::sleep(Duration::from_secs(2)).await;
     cluster.etcd.lock().unwrap().start();
     cluster.apiserver.lock().unwrap().start();

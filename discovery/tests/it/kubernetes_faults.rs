@@ -1,4 +1,4 @@
-//! Faults of Kubernetes, played by a fake API server: after any of them the set ends up correct,
+//! Faults of Kubernetes, played by a fake API server. After each of them the set ends up correct,
 //! and no error empties it.
 
 use std::collections::BTreeSet;
@@ -47,8 +47,8 @@ async fn rig(policy: MetadataPolicy) -> (FakeApi, Discovery<Kubernetes>) {
     (fake, discovery)
 }
 
-/// The whole flow from registration to removal: the test probes as the kubelet would and writes
-/// slices as the controller would.
+/// The whole flow from registration to removal. The test probes like the kubelet and writes slices
+/// like the controller.
 #[tokio::test]
 async fn the_whole_flow_with_metadata() {
     use discovery::kubernetes::KubernetesRegistry;
@@ -104,7 +104,7 @@ async fn services_are_found_by_selector_and_may_come_change_and_go() {
     let (fake, discovery) = rig(MetadataPolicy::Ignored).await;
     fake.put("services", service("dynamo-decode-service", "other", "decode"));
     fake.put("endpointslices", slice("t", "dynamo-decode-service", 80, &[endpoint("foreign", "10.0.0.9", true)]));
-    assert_eq!(ready(&discovery).await, names(&["a", "b"]), "the other namespace has a component of that name");
+    assert_eq!(ready(&discovery).await, names(&["a", "b"]), "another namespace has a component with that name");
     let mut events = discovery.watch("dynamo", "decode").unwrap();
     next(&mut events).await;
     next(&mut events).await;
@@ -112,7 +112,7 @@ async fn services_are_found_by_selector_and_may_come_change_and_go() {
     fake.put("endpointslices", slice("u", "second", 80, &[endpoint("b", "10.0.0.2", true), endpoint("c", "10.0.0.3", true)]));
     assert_eq!(next(&mut events).await, "+c@10.0.0.3:80");
     fake.delete("endpointslices", "s");
-    assert_eq!(next(&mut events).await, "-a", "b is in the other slice still");
+    assert_eq!(next(&mut events).await, "-a", "b is still in the other slice");
     fake.put("services", service("second", "dynamo", "prefill"));
     assert_eq!((next(&mut events).await, next(&mut events).await), ("-b".to_owned(), "-c".to_owned()));
     fake.delete("services", "svc");
@@ -139,16 +139,16 @@ async fn every_fault_ends_in_the_truth_and_none_empties_the_set() {
         let (fake, discovery) = rig(MetadataPolicy::Ignored).await;
         let mut events = discovery.watch("dynamo", "decode").unwrap();
         assert_eq!((next(&mut events).await.as_str(), next(&mut events).await.as_str()), ("+a@10.0.0.1:80", "+b@10.0.0.2:80"));
-        // The open watch lasts long; one more Service causes another watch, which meets the fault.
+        // The open watch lasts long. One more Service causes another watch, which gets the fault.
         for _ in 0..3 {
             fake.fault(fault);
         }
         fake.put("services", service("more", "dynamo", "decode"));
         fake.put_untold("endpointslices", slice("s", "svc", 80, &[endpoint("b", "10.0.0.2", true)]));
-        assert_eq!(next(&mut events).await, "-a", "{fault:?}: what no watch told");
+        assert_eq!(next(&mut events).await, "-a", "{fault:?}: a change without an event");
         until(0, || async { fake.faults_left() }).await;
         fake.put("endpointslices", slice("s", "svc", 80, &[endpoint("b", "10.0.0.2", true), endpoint("c", "10.0.0.3", true)]));
-        assert_eq!(next(&mut events).await, "+c@10.0.0.3:80", "{fault:?}: it goes on after");
+        assert_eq!(next(&mut events).await, "+c@10.0.0.3:80", "{fault:?}: it continues after");
     }
 }
 
@@ -168,7 +168,7 @@ async fn an_outage_keeps_the_set_says_so_and_is_over_by_a_list() {
     assert_eq!(ready(&discovery).await, names(&["a", "b"]));
     let failed = fake.requests().len();
     tokio::time::sleep(Duration::from_secs(2)).await;
-    assert!(fake.requests().len() - failed < 20, "asked again too often");
+    assert!(fake.requests().len() - failed < 20, "too many retries");
     fake.set_down(false);
     assert_eq!(next(&mut events).await, "-a");
     until(None, || async { followed.status().borrow().error.clone() }).await;
@@ -225,7 +225,7 @@ async fn an_inference_pool_of_either_group() {
         fake.put("pods", pod("p1", "10.0.0.2", "True"));
         assert_eq!(next(&mut events).await, "+p1@10.0.0.2:8000");
         fake.put("pods", json!({ "metadata": { "name": "p1", "labels": { "app": "vllm" } }, "status": { "phase": "Failed" } }));
-        assert_eq!(next(&mut events).await, "-p1", "evicted: it has no address any more");
+        assert_eq!(next(&mut events).await, "-p1", "evicted: it has no address");
         fake.put("inferencepools", kind(&wider));
         let edit = [next(&mut events).await, next(&mut events).await, next(&mut events).await];
         assert_eq!(edit, ["-p0", "+p0-rank-0@10.0.0.1:8000", "+p0-rank-1@10.0.0.1:8001"]);
@@ -236,8 +236,8 @@ async fn an_inference_pool_of_either_group() {
     }
 }
 
-/// The settings for gateways are reported as they are, in either API group, and an edit of them
-/// alone does not change the pool.
+/// The settings for gateways are reported in either API group, and a change of them alone does not
+/// change the pool.
 #[tokio::test]
 async fn an_inference_pool_says_what_its_gateway_does_without_a_pick() {
     for (group, spec, picker) in [
@@ -274,14 +274,14 @@ async fn an_inference_pool_says_what_its_gateway_does_without_a_pick() {
         until(Some(PickerFailureMode::Open), asks).await;
         fake.put("inferencepools", pool(None));
         until(Some(PickerFailureMode::Close), asks).await;
-        assert_eq!(lists(), before, "its pods are the same");
+        assert_eq!(lists(), before, "its pods were not listed again");
         fake.delete("inferencepools", "llama");
         until(None, asks).await;
         assert_eq!(next(&mut events).await, "-p0");
     }
 }
 
-/// Metadata is fetched from the address in the record, whatever else the slice says.
+/// Metadata is fetched from the address in the record, whatever else the slice contains.
 #[tokio::test]
 async fn metadata_is_asked_of_the_instance_and_a_dead_one_is_pending() {
     let (fake, discovery) = rig(MetadataPolicy::Preferred).await;
@@ -300,7 +300,7 @@ async fn custom_objects_are_whole_sets_and_a_kind_that_is_not_installed_has_none
     let fake = FakeApi::start().await;
     let kind = |kind, plural| CustomKind { group: "llm-d.ai", version: "v1alpha2", kind, plural };
     let kinds = [kind("InferenceObjective", "inferenceobjectives"), kind("InferenceModel", "inferencemodels")];
-    fake.fault(ApiFault::Refuse(false, 404)); // one of the two, whichever is listed first
+    fake.fault(ApiFault::Refuse(false, 404)); // one of the two kinds, the one listed first
     let object = |name: &str, priority: i32| {
         json!({ "apiVersion": "llm-d.ai/v1alpha2", "kind": "InferenceObjective", "metadata": { "name": name, "namespace": "default",
             "creationTimestamp": "2026-01-02T03:04:05Z", "uid": "u", "annotations": { "a": "b" } }, "spec": { "priority": priority }, "status": {} })
@@ -321,7 +321,7 @@ async fn custom_objects_are_whole_sets_and_a_kind_that_is_not_installed_has_none
     assert_eq!(set, [expected]);
 }
 
-/// A watch that is silent and does not end is given up five seconds after its time.
+/// A silent watch that does not end is given up five seconds after its time.
 #[tokio::test]
 async fn a_stalled_watch_costs_no_more_than_its_time() {
     let fake = FakeApi::start().await;
@@ -339,7 +339,7 @@ async fn a_stalled_watch_costs_no_more_than_its_time() {
     assert!(began.elapsed() < Duration::from_secs(50), "noticed after {:?}", began.elapsed());
 }
 
-/// etcd is put back to what it was an hour ago: versions go backwards, and nobody says so.
+/// etcd is restored to its state of an hour ago: versions go backwards, without any notice.
 #[tokio::test]
 async fn a_version_that_goes_backwards_is_no_reason_to_disbelieve() {
     let (fake, discovery) = rig(MetadataPolicy::Ignored).await;
@@ -352,11 +352,11 @@ async fn a_version_that_goes_backwards_is_no_reason_to_disbelieve() {
     let mut three = [next(&mut events).await, next(&mut events).await, next(&mut events).await];
     three.sort();
     assert_eq!(three, ["+c@10.0.0.3:80", "-a", "-b"]);
-    // Told by a watch that goes on: an older version than the last is news all the same.
+    // A watch that continues: an event with an older version than the last one counts all the same.
     fake.restore(backup.clone());
     fake.put("endpointslices", slice("s", "svc", 80, &[a.clone(), c.clone()]));
     assert_eq!(next(&mut events).await, "+a@10.0.0.1:80");
-    // Told by a list: it replaces the set, and the watch goes on from its version.
+    // A list: it replaces the set, and the watch continues from its version.
     forward();
     assert_eq!(next(&mut events).await, "-a");
     fake.restore(backup);
@@ -368,7 +368,8 @@ async fn a_version_that_goes_backwards_is_no_reason_to_disbelieve() {
     assert_eq!(next(&mut events).await, "-a");
 }
 
-/// The worst of it: a watch taken up again from a version that lies in the future is accepted, and silent. A list in any case is the bound.
+/// The worst case: a watch that resumes from a version in the future is accepted and stays silent.
+/// The periodic list limits how long that lasts.
 #[tokio::test(start_paused = true)]
 async fn a_watch_from_a_future_version_is_silent_and_a_list_ends_that() {
     let (fake, discovery) = rig(MetadataPolicy::Ignored).await;
@@ -384,7 +385,8 @@ async fn a_watch_from_a_future_version_is_silent_and_a_list_ends_that() {
     assert!(restored.elapsed() <= Duration::from_secs(300 + 35), "noticed after {:?}", restored.elapsed());
 }
 
-/// Half of a pool that vanishes with the first list after an outage is kept until another list says the same.
+/// If half of a pool disappears with the first list after an outage, it is kept until another list
+/// confirms that.
 #[tokio::test]
 async fn a_mass_disappearance_after_an_outage_is_held_and_listed_again() {
     let fake = FakeApi::start().await;
@@ -407,12 +409,12 @@ async fn a_mass_disappearance_after_an_outage_is_held_and_listed_again() {
     lose(&all[..2]).await;
     let held = || async { followed.seen().iter().filter(|s| s.state == InstanceState::RemovalHeld).count() };
     until(6, held).await;
-    assert_eq!(ready(&discovery).await.len(), 8, "kept for a while, and said so");
-    // The next list has them again: they were never gone.
+    assert_eq!(ready(&discovery).await.len(), 8, "held for a while, and reported as held");
+    // The next list has them again, so they were never removed.
     fake.put("endpointslices", slice("s", "svc", 80, &all));
     until(0, held).await;
     assert_eq!(ready(&discovery).await.len(), 8);
-    // This time they stay away, which is honoured.
+    // This time they stay away, and are removed.
     lose(&all[..2]).await;
     until(names(&["p1", "p2"]), || ready(&discovery)).await;
 }

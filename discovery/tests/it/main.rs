@@ -1,4 +1,4 @@
-//! The library as its users meet it: over a directory, over HTTP, over a real Kubernetes API.
+//! The library as users see it: with a directory, over HTTP, and with a real Kubernetes API.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test stops where it cannot go on")]
 #![allow(clippy::print_stdout, reason = "a skipped test says so")]

@@ -1,5 +1,6 @@
-//! The manifests in `envoy-config/` before a real API server, with the published schemas of Istio, the Gateway API and Envoy Gateway: each object is taken
-//! as it stands, and no field of it is unknown. What a gateway makes of them is tested with Envoy (`e2e`).
+//! The manifests in `envoy-config/`, sent to a real API server with the published schemas of Istio,
+//! the Gateway API and Envoy Gateway: each object is accepted unchanged, and all of its fields are
+//! known. What gateways do with them is tested with Envoy (`e2e`).
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -9,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::cluster::{self, objects, post};
 
-/// Where the manifests are, and how many files there are at least.
+/// The folders of manifests, and the least number of files in each.
 const FOLDERS: [(&str, usize); 3] = [("istio", 2), ("envoy-gateway", 1), ("kubernetes", 6)];
 
 /// A definition takes effect in about a second.
@@ -23,7 +24,7 @@ fn manifests() -> Vec<PathBuf> {
     let of = |(folder, files_min): &(&str, usize)| {
         let entries = std::fs::read_dir(root().join("envoy-config").join(folder)).expect("a folder of manifests");
         let files = entries.map(|entry| entry.expect("a file").path()).filter(|path| path.extension().is_some_and(|end| end == "yaml"));
-        // Values of a Helm chart are no objects.
+        // Values of a Helm chart are not objects.
         let files: Vec<PathBuf> = files.filter(|path| path.file_name().is_some_and(|name| name != "gateway-values.yaml")).collect();
         assert!(files.len() >= *files_min, "{folder}: {files:?}");
         files
@@ -31,7 +32,7 @@ fn manifests() -> Vec<PathBuf> {
     FOLDERS.iter().flat_map(of).collect()
 }
 
-/// Where objects of this kind are made.
+/// The URL of the collection for objects of this kind.
 fn collection(object: &Value, namespace: &str) -> String {
     let (version, kind) = (object["apiVersion"].as_str().expect("a version"), object["kind"].as_str().expect("a kind"));
     let kind = kind.to_lowercase();
@@ -47,12 +48,13 @@ fn collection(object: &Value, namespace: &str) -> String {
     }
 }
 
-/// What the API server says to an object, without keeping it.
+/// Sends an object to the API server as a dry run; returns its answer.
 async fn judge(client: &Client, object: &Value) -> Result<Value, String> {
     post(client, &format!("{}?dryRun=All&fieldValidation=Strict", collection(object, "default")), object).await
 }
 
-/// The same once the definitions are in force: until then the server knows no such path.
+/// Like [`judge`], repeated until the definitions take effect: before that the server does not know
+/// the path.
 async fn judge_soon(client: &Client, object: &Value) -> Result<Value, String> {
     let began = Instant::now();
     loop {
@@ -73,16 +75,16 @@ async fn every_object_is_as_published_schemas_want_it() {
     let client = cluster.client("tok").await;
     cluster::define(&client, &definitions).await;
     let mut judged = 0;
-    // Of files that leave it to others.
+    // The namespaces that the files expect to exist.
     for name in ["switchpoint", "inference"] {
         let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
-        let _ = post(&client, "/api/v1/namespaces", &namespace).await; // another test may have made it
+        let _ = post(&client, "/api/v1/namespaces", &namespace).await; // another test may have created it
     }
     for path in manifests() {
         let file = path.display();
         for object in objects(&path) {
             if object["kind"] == "Namespace" {
-                let _ = post(&client, "/api/v1/namespaces", &object).await; // another file may have made it
+                let _ = post(&client, "/api/v1/namespaces", &object).await; // another file may have created it
                 continue;
             }
             let said = judge_soon(&client, &object).await;
@@ -92,11 +94,11 @@ async fn every_object_is_as_published_schemas_want_it() {
     }
     assert!(judged > 35, "{judged} objects were judged");
 
-    // The judge is strict: a field that is not there, and a value that is not allowed, are refused.
+    // The check is strict: unknown fields and invalid values are refused.
     let plugin = objects(&root().join("envoy-config/istio/wasmplugin.yaml")).into_iter().find(|object| object["kind"] == "WasmPlugin");
     let mut plugin = plugin.expect("a WasmPlugin");
     plugin["spec"]["allowOnHeadersStopIteration"] = json!(true);
-    let said = judge(&client, &plugin).await.expect_err("a field that there is not");
+    let said = judge(&client, &plugin).await.expect_err("an unknown field");
     assert!(said.contains("unknown field"), "{said}");
     plugin["spec"]["failStrategy"] = json!("FAIL_SOMEHOW");
     assert!(judge(&client, &plugin).await.is_err());

@@ -1,4 +1,5 @@
-//! Metadata over HTTP: what a registered process serves, and what a hostile one may do to whoever asks.
+//! Metadata over HTTP: what a registered process serves, and what a hostile one may do to
+//! discovery.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -22,7 +23,7 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 
 use crate::events::{next, until};
 
-/// A backend whose events are played by the test.
+/// A backend whose events the test sends.
 struct ScriptedBackend(std::sync::Mutex<Option<mpsc::UnboundedReceiver<BackendEvent>>>);
 
 impl Backend for ScriptedBackend {
@@ -81,7 +82,7 @@ async fn what_a_process_serves_of_itself() {
     assert_ne!(etag, newer);
     drop(worker);
     let (status, _, body) = ask(address, "/health", None).await;
-    assert_eq!((status, body.as_str()), (503, r#"{"status":"notready"}"#), "a dropped handle is a failing probe");
+    assert_eq!((status, body.as_str()), (503, r#"{"status":"notready"}"#), "a dropped handle fails the probe");
 }
 
 #[tokio::test]
@@ -155,7 +156,7 @@ async fn no_answer_of_an_instance_does_harm() {
     let records = rows.iter().map(|(name, address, _)| record(name, *address)).chain([record("plain", plain)]).collect();
     play.send(BackendEvent::Reset(records)).unwrap();
     let mut events = discovery.watch("n", "c").unwrap();
-    assert_eq!(next(&mut events).await, format!("+plain@{plain}"), "404: it has none, and is told");
+    assert_eq!(next(&mut events).await, format!("+plain@{plain}"), "404: it has none, and is published");
     let followed = discovery.follow("n", "c").unwrap();
     for (name, _, expected) in rows {
         let reason = || {
@@ -167,11 +168,11 @@ async fn no_answer_of_an_instance_does_harm() {
         };
         until(true, || async { reason().contains(expected) }).await;
     }
-    assert_eq!(target.load(Ordering::Relaxed), 0, "nobody was sent elsewhere");
+    assert_eq!(target.load(Ordering::Relaxed), 0, "no request went to another host");
     const { assert!(METADATA_BYTES_MAX < 1 << 22) };
 }
 
-/// A pool of a hundred that comes at once is not asked all at once.
+/// A pool of a hundred instances that join at once is not fetched all at once.
 #[tokio::test]
 async fn so_many_are_asked_at_one_time_and_no_more() {
     const ALL: usize = 100;

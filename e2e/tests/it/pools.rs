@@ -172,7 +172,7 @@ async fn a_pool_that_the_daemon_does_not_have_is_told_and_harms_no_other() -> Re
     assert_eq!(two.stack.get("/switchpoint/ready").await?.status, 503, "not all pools of the configuration have state");
     let (proxy, daemon) = (two.stack.envoy.process().stderr(), two.stack.daemon()?.process().stderr());
     assert!(proxy.contains("does not know these pools of the filter's configuration: unknown"), "the proxy's log");
-    assert!(daemon.contains("a proxy asks for pools that are not configured here"), "the daemon's log");
+    assert!(daemon.contains("a proxy requests pools that are not configured here"), "the daemon's log");
     Ok(())
 }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-/// TLS of the state listener; in clear when not given.
+/// TLS of the state listener; without these options it is plaintext.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "TLS of the state listener")]
 pub struct StateTls {
@@ -12,22 +12,23 @@ pub struct StateTls {
     #[arg(long, env = "SWITCHPOINT_STATE_TLS_CERT", value_name = "FILE", requires = "state_tls_key")]
     pub state_tls_cert: Option<PathBuf>,
 
-    /// Its key, PEM.
+    /// The key of that certificate, PEM.
     #[arg(long, env = "SWITCHPOINT_STATE_TLS_KEY", value_name = "FILE", requires = "state_tls_cert")]
     pub state_tls_key: Option<PathBuf>,
 
-    /// Demand client certificates signed by this CA, PEM. Beyond loopback the listener needs this.
+    /// Demand client certificates signed by this CA, PEM. A listener beyond loopback needs this.
     #[arg(long, env = "SWITCHPOINT_STATE_TLS_CLIENT_CA", value_name = "FILE", requires = "state_tls_cert")]
     pub state_tls_client_ca: Option<PathBuf>,
 
-    /// Allow --listen-state beyond loopback without mutual TLS. At stake: any host that reaches the port can read the secret key of the prompt
-    /// hashes, and so test whether a given prompt was sent; it can have half of the endpoints ejected on every proxy, and exhaust the
-    /// daemon's memory.
+    /// Allow --listen-state beyond loopback without mutual TLS. The risk: any host that reaches the
+    /// port can read the secret key of the prompt hashes, and so test whether a given prompt was
+    /// sent; it can have half of the endpoints ejected on every proxy, and exhaust the daemon's
+    /// memory.
     #[arg(long, env = "SWITCHPOINT_INSECURE_STATE")]
     pub insecure_state: bool,
 }
 
-/// TLS and token of the admin listener; neither when not given.
+/// TLS and token of the admin listener. Without these options it has neither.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "TLS and token of the admin listener")]
 pub struct AdminTls {
@@ -35,21 +36,24 @@ pub struct AdminTls {
     #[arg(long, env = "SWITCHPOINT_ADMIN_TLS_CERT", value_name = "FILE", requires = "admin_tls_key")]
     pub admin_tls_cert: Option<PathBuf>,
 
-    /// Its key, PEM.
+    /// The key of that certificate, PEM.
     #[arg(long, env = "SWITCHPOINT_ADMIN_TLS_KEY", value_name = "FILE", requires = "admin_tls_cert")]
     pub admin_tls_key: Option<PathBuf>,
 
-    /// Demand client certificates signed by this CA, PEM. Beyond loopback the listener needs this or a token.
+    /// Demand client certificates signed by this CA, PEM. A listener beyond loopback needs this or
+    /// a token.
     #[arg(long, env = "SWITCHPOINT_ADMIN_TLS_CLIENT_CA", value_name = "FILE", requires = "admin_tls_cert")]
     pub admin_tls_client_ca: Option<PathBuf>,
 
-    /// Demand the token in this file (`authorization: Bearer TOKEN`, at least 16 characters) for all but /livez and /readyz; read again when it
-    /// changes. Without --admin-tls-cert any machine on the network path can read the token.
+    /// Demand the token in this file (`authorization: Bearer TOKEN`, at least 16 characters) for
+    /// all routes but /livez and /readyz; read again when it changes. Without --admin-tls-cert any
+    /// machine on the network path can read the token.
     #[arg(long, env = "SWITCHPOINT_ADMIN_TOKEN_FILE", value_name = "FILE")]
     pub admin_token_file: Option<PathBuf>,
 
-    /// Allow --listen-admin beyond loopback without mutual TLS or a token. At stake: any host that reaches the port can read addresses and load of
-    /// all endpoints, the configuration and the names of all proxies, and make the daemon spend CPU on /debug/explain.
+    /// Allow --listen-admin beyond loopback without mutual TLS or a token. The risk: any host that
+    /// reaches the port can read addresses and load of all endpoints, the configuration and the
+    /// names of all proxies, and make the daemon spend CPU on /debug/explain.
     #[arg(long, env = "SWITCHPOINT_INSECURE_ADMIN")]
     pub insecure_admin: bool,
 }

@@ -4,19 +4,19 @@ use std::time::Duration;
 
 use super::OptionalAddress;
 
-/// `ip:port`, or `none`.
+/// Reads `ip:port` or `none`.
 pub(super) fn listen(text: &str) -> Result<OptionalAddress, String> {
     let address = || text.parse().map(Some).map_err(|_| "give an address as 127.0.0.1:9002, or `none`".to_owned());
     if text == "none" { Ok(OptionalAddress(None)) } else { address().map(OptionalAddress) }
 }
 
-/// A header name that HTTP/2 allows.
+/// Reads a header name that HTTP/2 allows.
 pub(super) fn header_name(text: &str) -> Result<String, String> {
     let allowed = (1..=128).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
     if allowed { Ok(text.to_owned()) } else { Err("must be 1 to 128 characters a-z, 0-9 and -".to_owned()) }
 }
 
-/// `250ms`, `2s`, `1.5s`, `1m`.
+/// Reads a duration greater than zero: `250ms`, `2s`, `1.5s`, `1m`.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
     let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
@@ -27,5 +27,5 @@ pub(super) fn duration(text: &str) -> Result<Duration, String> {
         _ => return Err("give a number and a unit: 250ms, 2s or 1m".to_owned()),
     };
     let seconds: f64 = number.parse().map_err(|_| format!("{number:?} is not a number"))?;
-    Duration::try_from_secs_f64(seconds * scale).ok().filter(|d| !d.is_zero()).ok_or_else(|| "must be more than nothing".to_owned())
+    Duration::try_from_secs_f64(seconds * scale).ok().filter(|d| !d.is_zero()).ok_or_else(|| "must be greater than zero".to_owned())
 }

@@ -1,4 +1,4 @@
-//! Declared plugins: the answer for each and for all its parameters.
+//! Declared plugins: the answer for each plugin and for all of its parameters.
 
 use scheduler::PLUGINS_MAX;
 use scheduler::plugin::{self, InvalidParameter};
@@ -16,13 +16,13 @@ use crate::config::yaml::{YamlKey, YamlNode, YamlValue};
 pub(super) struct DeclaredPlugin {
     pub(super) name: String,
     pub(super) plugin_type: String,
-    /// A map, or nothing.
+    /// A map, which may be empty.
     pub(super) parameters: YamlNode,
     pub(super) path: String,
     pub(super) line: u64,
 }
 
-/// Parameters as the scheduler takes them.
+/// Parameters in the form that the scheduler takes.
 pub(super) type GivenParameters = Vec<(String, plugin::ParameterValue)>;
 
 // === impl DeclaredPlugin ===
@@ -33,13 +33,13 @@ impl DeclaredPlugin {
         self.parameters.entries()
     }
 
-    /// The way to a parameter.
+    /// The path of a parameter.
     pub(super) fn parameter(&self, name: &str) -> String {
         format!("{}.parameters.{name}", self.path)
     }
 
-    /// The parameters for the scheduler, without values it cannot take. Extractors are found by
-    /// their type, because there is one of each.
+    /// The parameters for the scheduler, without values that it cannot take. A name of an extractor
+    /// is replaced by its type, because the scheduler finds extractors by type.
     pub(super) fn given(&self, all: &[Self]) -> GivenParameters {
         let ours = self.entries().iter().filter(|(key, _)| self.fate_of(&key.name).is_none());
         let entries = ours.filter_map(|(key, node)| Some((key.name.clone(), value(node)?)));
@@ -64,7 +64,7 @@ impl DeclaredPlugin {
         PARAMETERS.iter().find(|(t, p, _)| *t == self.plugin_type && *p == parameter).map(|(.., fate)| *fate)
     }
 
-    /// Whether it is refused.
+    /// Whether the plugin's type is refused.
     pub(super) fn is_refused(&self) -> bool {
         registry::lookup(&self.plugin_type).is_none()
             && matches!(foreign(&self.plugin_type), Some(ReferencePlugin { support: ItemSupport::Refused(..), .. }))
@@ -88,7 +88,7 @@ impl ConfigReader {
             }
             self.plugins.push(declared);
         }
-        // Only now: one may refer to another that is declared behind it.
+        // Check the plugins only after all are read: a plugin may refer to a later one.
         let all = std::mem::take(&mut self.plugins);
         for declared in &all {
             self.plugin_type(declared, &all);
@@ -141,7 +141,7 @@ impl ConfigReader {
         let mut wrong = self.unusable(declared);
         let mut given = declared.given(all);
         given.retain(|(name, _)| !wrong.contains(name));
-        // One error a round: it is reported and left out, until the rest builds.
+        // `build` returns one error at a time: report it, leave out its parameter, and try again.
         while let Err(error) = row.build(&given) {
             let at = error_path(&error);
             let top = at.split(['.', '[']).next().unwrap_or_default().to_owned();
@@ -172,12 +172,12 @@ impl ConfigReader {
         }
     }
 
-    /// Parameters whose values the scheduler cannot take.
+    /// Reports the parameters whose values the scheduler cannot take, and returns their names.
     fn unusable(&mut self, declared: &DeclaredPlugin) -> Vec<String> {
         let mut wrong = Vec::new();
         for (key, node) in declared.entries() {
             if value(node).is_none() && node.value != YamlValue::Null {
-                let message = format!("holds nothing where a value must be, or a text of more than {TEXT_BYTES_MAX} bytes");
+                let message = format!("has an empty value, or a text of more than {TEXT_BYTES_MAX} bytes");
                 self.problem(&declared.parameter(&key.name), key.line, message);
                 wrong.push(key.name.clone());
             }
@@ -187,7 +187,7 @@ impl ConfigReader {
 
     fn ignored_parameters(&mut self, declared: &DeclaredPlugin) {
         for (key, _) in declared.entries() {
-            let reason = format!("{} does nothing of its own here", declared.plugin_type);
+            let reason = format!("{} has no effect here", declared.plugin_type);
             self.item(&declared.parameter(&key.name), key.line, ItemStatus::NoEffect, reason);
         }
     }
@@ -211,12 +211,13 @@ impl ConfigReader {
                 (YamlValue::Text(name), ParameterReference::Profile) if !profiles.contains(&name.as_str()) => {
                     self.problem(&path, node.line, unknown("profile", name, profiles.iter().copied()));
                 }
-                _ => {} // another type is reported where parameters are read
+                _ => {} // a value of another type is reported where parameters are read
             }
         }
     }
 
-    /// Plugins that are declared and then never referred to, though only that would give them work.
+    /// Reports plugins without effect: of kinds that work only when referred to, and not referred
+    /// to.
     pub(super) fn unused(&mut self) {
         use registry::PluginKind::{Decider, Detector, Filter, Parser, Picker, Scorer};
         let unused = self.plugins.iter().filter(|p| {
@@ -236,7 +237,7 @@ impl ConfigReader {
     }
 }
 
-/// A value for the scheduler; `None` where it is empty, or a text that is too long.
+/// The value for the scheduler; `None` if it is empty or a text that is too long.
 fn value(node: &YamlNode) -> Option<plugin::ParameterValue> {
     match &node.value {
         YamlValue::Null => None,
@@ -251,7 +252,7 @@ fn value(node: &YamlNode) -> Option<plugin::ParameterValue> {
     }
 }
 
-/// The way to what an error is about: `conditions[1].metric`.
+/// The path of the parameter that an error is about: `conditions[1].metric`.
 fn error_path(error: &InvalidParameter) -> String {
     match error {
         InvalidParameter::Within { path, error } => format!("{path}.{}", error_path(error)),

@@ -1,6 +1,6 @@
-//! Profiles, and the pipeline of them and the declared plugins. llm-d's implicit parts are added
-//! here: a handler, a picker, weights of 1, and a profile of all declared plugins where none is
-//! given.
+//! Profiles, and the pipeline built from them and the declared plugins. This module adds llm-d's
+//! implicit parts: a handler, a picker, weights of 1, and one profile of all declared plugins if
+//! the file has no profiles.
 
 use scheduler::registry::{self, PluginKind};
 use scheduler::{Pipeline, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec};
@@ -11,21 +11,21 @@ use crate::config::ItemStatus;
 use crate::config::reference_items::PluginRole;
 use crate::config::yaml::{YamlNode, YamlValue};
 
-/// Roles that a profile may contain.
+/// The roles of plugins that a profile may contain.
 const IN_PROFILES: [PluginRole; 4] = [
     PluginRole::Scheduling(PluginKind::Filter),
     PluginRole::Scheduling(PluginKind::Scorer),
     PluginRole::Scheduling(PluginKind::Picker),
-    PluginRole::Scheduling(PluginKind::Detector), // filters too
+    PluginRole::Scheduling(PluginKind::Detector), // a detector also filters
 ];
 
-/// Producers that llm-d's files name in profiles, although they apply wherever they are declared.
+/// Producers that llm-d's files name in profiles, although they apply in every profile.
 const NAMED_IN_PROFILES: [&str; 2] = ["predicted-latency-producer", "slo-request-tracker"];
 
-/// The weight of a scorer that is given none.
+/// The weight of a scorer without a weight.
 const WEIGHT_DEFAULT: f64 = 1.0;
 
-/// The name of an unnamed profile, as in llm-d.
+/// The name of the implicit profile, as in llm-d.
 const PROFILE_DEFAULT: &str = "default";
 
 /// The name of the default detector.
@@ -34,7 +34,7 @@ const DETECTOR_DEFAULT: &str = "utilization-detector";
 // === impl ConfigReader ===
 
 impl ConfigReader {
-    /// The pipeline, unless something in it could not be read.
+    /// Builds the pipeline and checks it.
     pub(super) fn pipeline(&mut self, root: &YamlNode) -> Option<PipelineSpec> {
         let given = root.get("schedulingProfiles").map(|node| (node.line, self.list(node, "schedulingProfiles")));
         let profiles = match given {
@@ -53,7 +53,7 @@ impl ConfigReader {
         let parsers = self.parsers(root);
         let in_force = |p: &&DeclaredPlugin| match registry::lookup(&p.plugin_type).map(|row| row.kind) {
             None => false,
-            Some(PluginKind::Parser) => parsers.contains(&p.name), // it is in force by being declared
+            Some(PluginKind::Parser) => parsers.contains(&p.name), // a parser applies only if the parser list names it
             Some(_) => true,
         };
         let mut plugins: Vec<PluginSpec> = self.plugins.iter().filter(in_force).map(|declared| self.spec(declared)).collect();
@@ -111,7 +111,8 @@ impl ConfigReader {
             if kind == PluginKind::Picker {
                 match &picker {
                     Some(first) => {
-                        let message = format!("{:?} is a second picker; a profile has one, and this one has {first:?}", plugin.name);
+                        let message =
+                            format!("{:?} is a second picker; a profile has one, and this one already has {first:?}", plugin.name);
                         self.problem(&path, reference.line, message);
                         continue;
                     }
@@ -126,7 +127,8 @@ impl ConfigReader {
         plugins
     }
 
-    /// A profile without a picker takes one that is declared, as at the reference; of several the first. (None: the scheduler's own default.)
+    /// Returns the picker of a profile that names none: the first declared one, as in llm-d. `None`
+    /// leaves the choice to the scheduler's default.
     fn declared_picker(&mut self) -> Option<ProfilePlugin> {
         let name = self.declared_of(PluginKind::Picker).next()?.name.clone();
         self.referred.insert(name.clone());
@@ -160,7 +162,7 @@ impl ConfigReader {
         }
         let name = name?;
         let declared = self.plugins.iter().find(|p| p.name == name)?;
-        let row = registry::lookup(&declared.plugin_type)?; // one that is refused or unknown was reported
+        let row = registry::lookup(&declared.plugin_type)?; // refused and unknown types are reported already
         match (weight_line, row.kind) {
             (Some(line), kind) if kind != PluginKind::Scorer => {
                 self.item(
@@ -175,14 +177,14 @@ impl ConfigReader {
                 self.item(path, node.line, ItemStatus::NoEffect, "a weight of 0 adds nothing to a total");
             }
             (_, PluginKind::Scorer) => self.item(path, node.line, ItemStatus::Implemented, format!("weight {weight}")),
-            (_, PluginKind::Producer) => self.item(path, node.line, ItemStatus::Implemented, "holds in every profile"),
+            (_, PluginKind::Producer) => self.item(path, node.line, ItemStatus::Implemented, "applies in every profile"),
             _ => self.item(path, node.line, ItemStatus::Implemented, "takes part in the profile"),
         }
         Some((row.kind, ProfilePlugin { name, weight }))
     }
 
-    /// No profile is given: one with all declared plugins that can be in a profile, each with
-    /// weight 1. `None` if there is none.
+    /// Builds the profile of a file without profiles: all declared plugins that may be in a
+    /// profile, each with weight 1. `None` if there are none.
     fn implied_profile(&mut self) -> Option<ProfileSpec> {
         let fits = |p: &&DeclaredPlugin| {
             registry::lookup(&p.plugin_type).is_some_and(|row| IN_PROFILES.contains(&PluginRole::Scheduling(row.kind)))
@@ -193,7 +195,7 @@ impl ConfigReader {
                 "schedulingProfiles",
                 0,
                 ItemStatus::NoEffect,
-                "no plugin that could be in a profile is declared: the default profile holds",
+                "no plugin that could be in a profile is declared: the default profile applies",
             );
             return None;
         }
@@ -201,7 +203,7 @@ impl ConfigReader {
             self.declared_of(PluginKind::Picker).map(|p| (p.name.clone(), p.path.clone(), p.line)).collect();
         for (name, path, line) in pickers.iter().skip(1) {
             let first = &pickers[0].0;
-            let message = format!("{name:?} is a second picker: all plugins declared make up the one profile, and this one has {first:?}");
+            let message = format!("{name:?} is a second picker: all declared plugins form one profile, which has {first:?}");
             self.problem(path, *line, message);
         }
         self.referred.extend(names.iter().cloned());
@@ -209,7 +211,7 @@ impl ConfigReader {
         Some(ProfileSpec { name: PROFILE_DEFAULT.to_owned(), plugins })
     }
 
-    /// The handler is the one that is declared; nothing refers to it.
+    /// Returns the declared profile handler; no other item refers to it. Reports a second one.
     fn profile_handler(&mut self, profiles: usize, line: u64) -> String {
         let handlers: Vec<(String, String, u64)> =
             self.declared_of(PluginKind::ProfileHandler).map(|p| (p.name.clone(), p.path.clone(), p.line)).collect();
@@ -227,7 +229,7 @@ impl ConfigReader {
         handlers.into_iter().next().map(|(name, ..)| name).unwrap_or_default()
     }
 
-    /// Checks the pipeline as a whole; its parts were checked where they are.
+    /// Checks the pipeline as a whole; its parts are checked where they are read.
     fn check(&mut self, pipeline: &PipelineSpec) {
         if !self.report.errors.is_empty() || self.report.refuses() {
             return;

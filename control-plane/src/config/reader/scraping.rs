@@ -16,7 +16,7 @@ const DATA_SOURCE: [&str; 8] =
 // === impl ConfigReader ===
 
 impl ConfigReader {
-    /// The collected settings over the built-in ones.
+    /// The collected settings; built-in ones where the file has none.
     pub(super) fn scraping(&mut self) -> Option<MetricsDiscovery> {
         let engines = match self.engines.take() {
             Some(engines) => engines,
@@ -25,7 +25,7 @@ impl ConfigReader {
         Some(MetricsDiscovery { engines: Arc::new(engines), location: std::mem::take(&mut self.location) })
     }
 
-    /// `core-metrics-extractor`: names of engines' metrics.
+    /// Reads `core-metrics-extractor`: the names of engines' metrics.
     pub(super) fn extractor(&mut self, declared: &DeclaredPlugin) {
         const USED: [(&str, &str); 3] = [
             ("engineConfigs", "the metric names of an engine"),
@@ -74,7 +74,7 @@ impl ConfigReader {
         read.inspect_err(|error| self.problem(path, engine.line, error.to_string())).ok()
     }
 
-    /// `metrics-data-source`: where metrics are.
+    /// Reads `metrics-data-source`: where the metrics of endpoints are.
     pub(super) fn data_source(&mut self, declared: &DeclaredPlugin) {
         for (key, node) in declared.entries() {
             let path = declared.parameter(&key.name);

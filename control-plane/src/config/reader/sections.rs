@@ -1,4 +1,4 @@
-//! The sections beside plugins and profiles, by the table of the file's shape.
+//! The sections of the file except plugins and profiles, read by the table of the file's shape.
 
 use super::{ConfigReader, below, unknown};
 use crate::config::ItemStatus;
@@ -6,7 +6,8 @@ use crate::config::schema::{API_VERSIONS, ConfigDialect, SchemaField, SchemaShap
 use crate::config::yaml::{YamlKey, YamlNode, YamlValue};
 
 impl ConfigReader {
-    /// Checks a node against its shape, and answers for every field that the table has an answer for.
+    /// Checks a node against its shape, and reports the answer of every field that has one in the
+    /// table.
     pub(super) fn shaped(&mut self, node: &YamlNode, path: &str, shape: &SchemaShape) {
         match (shape, &node.value) {
             (SchemaShape::Own, _) | (_, YamlValue::Null) | (SchemaShape::Flag, YamlValue::Flag(_)) => {}
@@ -50,8 +51,8 @@ impl ConfigReader {
         }
     }
 
-    /// The saturation detector; empty for the default. The newer of the two places wins, as in
-    /// llm-d.
+    /// Returns the name of the saturation detector; empty for the default. The newer of the two
+    /// places wins, as in llm-d.
     pub(super) fn saturation_detector(&mut self, root: &YamlNode) -> String {
         let places = [
             Some(&["flowControl", "saturationDetector"][..]),
@@ -71,7 +72,7 @@ impl ConfigReader {
                     self.item(&path, section.line, ItemStatus::NoEffect, reason);
                 }
                 None => {
-                    self.item(&path, section.line, ItemStatus::Implemented, "says when requests of negative priority are refused");
+                    self.item(&path, section.line, ItemStatus::Implemented, "decides when requests of negative priority are refused");
                     chosen = Some((path, name));
                 }
             }
@@ -81,7 +82,7 @@ impl ConfigReader {
 }
 
 impl ConfigReader {
-    /// Names of the parsers whose requests are read; empty for all. The newer of the two places
+    /// Returns the names of the parsers that apply; empty for all. The newer of the two places
     /// wins, as in llm-d.
     pub(super) fn parsers(&mut self, root: &YamlNode) -> Vec<String> {
         const PLACES: [&str; 2] = ["requestHandler.parsers", "parser"];
@@ -98,7 +99,7 @@ impl ConfigReader {
             (_, None) => return Vec::new(),
         };
         let line = nodes.first().map_or(0, |node| node.line);
-        self.item(path, line, ItemStatus::Implemented, "requests of these APIs are read; others go as they are");
+        self.item(path, line, ItemStatus::Implemented, "requests of these APIs are parsed; others pass through unread");
         let name = |node: &YamlNode| match node.get("pluginRef").map(|name| &name.value) {
             Some(YamlValue::Text(name)) => Some(name.clone()),
             _ => None,

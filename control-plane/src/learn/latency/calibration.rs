@@ -1,9 +1,9 @@
-//! How good predictions were: the prediction at the pick against the measurement.
+//! Measures how good predictions were: compares the prediction at the pick with the measurement.
 //!
-//! The newest outcomes of each endpoint are kept, so that the figures are current and a drift
-//! shows. MAPE alone proves little (a constant does well where little varies), so there are also
-//! the pinball loss at 0.9, which a p90 is fitted to keep small, and the coverage: how often the
-//! outcome was within the p90, which should be nine times of ten.
+//! The newest outcomes of each endpoint are kept, so that the figures are current and show a drift.
+//! MAPE alone proves little (where times vary little, a constant does well), so there are also the
+//! pinball loss at 0.9, which the fit of a p90 minimises, and the coverage: the share of outcomes
+//! at or below the p90, which should be 0.9.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -12,8 +12,8 @@ use scheduler::EndpointRef;
 
 use crate::state::counters::TotalsHistogram;
 
-/// Outcomes kept for an endpoint and target: enough to know a coverage of 90 % to 3 %, few enough
-/// to show a drift and its end.
+/// Outcomes kept for each endpoint and target: enough for a standard error of the coverage of 3
+/// percentage points at 90 %, and few enough to show a drift and its end.
 const RECENT_MAX: usize = 100;
 
 /// A predicted time.
@@ -25,10 +25,11 @@ pub enum PredictedTarget {
     Tpot,
 }
 
-/// The largest ratio that is added up: one prediction of nearly nothing must not be the whole mean.
+/// The largest ratio that enters the sum, so that one prediction near 0 does not dominate the mean.
 const RATIO_MAX: f64 = 100.0;
 
-/// Upper bounds of buckets of what came relative to what was predicted; a last bucket is unbounded. Close around 1, where good predictions are.
+/// Upper bounds of the buckets of the ratio outcome / prediction; a last bucket is unbounded. They
+/// are dense around 1, where good predictions are.
 pub const RATIO_BOUNDS: [f64; 10] = [0.25, 0.5, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0];
 
 /// The scores of one pool.
@@ -52,7 +53,7 @@ pub struct PredictionComparison {
     pub ratio_sum: f64,
 }
 
-/// For one endpoint and target.
+/// The outcomes of one endpoint and target.
 #[derive(Debug, Default)]
 struct EndpointOutcomes {
     count: u64,
@@ -71,23 +72,23 @@ struct PredictionOutcome {
 pub struct PredictionScore {
     /// Predictions ever compared with an outcome.
     pub count: u64,
-    /// The number of the newest ones, which the other fields are about.
+    /// The number of outcomes that the other fields cover.
     pub recent: usize,
-    /// Mean absolute error relative to the outcome.
+    /// Mean absolute error relative to the outcome (1 = 100 %).
     pub mape: f64,
     /// Pinball loss at 0.9, ms.
     pub pinball90_ms: f64,
-    /// Share of outcomes within the predicted ninth decile.
+    /// Share of outcomes at or below the predicted p90.
     pub coverage90: f64,
 }
 
 // === impl PredictedTarget ===
 
 impl PredictedTarget {
-    /// Both.
+    /// Both targets.
     pub const ALL: [Self; 2] = [Self::Ttft, Self::Tpot];
 
-    /// Its name in metrics and pages.
+    /// The name of the target in metrics and pages.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -96,7 +97,7 @@ impl PredictedTarget {
         }
     }
 
-    /// The prediction, its p90, and the outcome; `None` where one of them is unknown.
+    /// The prediction, its p90 and the outcome, ms; `None` if one of them is unknown.
     fn of(self, observed: &EncodedObservation) -> Option<(f64, f64, f64)> {
         let predicted = observed.predicted?;
         let (middle, decile, seen) = match self {
@@ -110,7 +111,7 @@ impl PredictedTarget {
 // === impl PredictionScores ===
 
 impl PredictionScores {
-    /// Records a successful request. Does nothing without a prediction.
+    /// Records the outcome of a successful request. Does nothing without a prediction.
     pub fn record(&mut self, observed: &EncodedObservation) {
         for (target, compared) in PredictedTarget::ALL.into_iter().zip(&mut self.compared) {
             let Some((middle, decile, seen)) = target.of(observed) else { continue };
@@ -125,7 +126,7 @@ impl PredictionScores {
         }
     }
 
-    /// Drops endpoints of other generations.
+    /// Keeps only the endpoints (with their generation) for which `is_present` holds.
     pub fn retain(&mut self, is_present: impl Fn(EndpointRef) -> bool) {
         self.rows.retain(|(endpoint, _), _| is_present(*endpoint));
     }
@@ -155,7 +156,7 @@ impl PredictionComparison {
     fn record(&mut self, predicted_ms: f64, actual_ms: f64) {
         self.predicted_ms.record(predicted_ms);
         self.actual_ms.record(actual_ms);
-        // A prediction of 0 is wrong by the largest ratio.
+        // A prediction of 0 counts as the largest ratio.
         let ratio = if predicted_ms > 0.0 { actual_ms / predicted_ms } else { RATIO_MAX };
         if let Some(count) = self.ratios.get_mut(RATIO_BOUNDS.partition_point(|bound| *bound < ratio)) {
             *count += 1;
@@ -217,7 +218,7 @@ mod tests {
         assert_eq!((score.count, score.recent, score.coverage90), (2, 2, 0.5));
         assert!((score.mape - (0.2 + 0.6) / 2.0).abs() < 1e-6, "{score:?}");
         assert!((score.pinball90_ms - (0.1 * 60.0 + 0.9 * 40.0) / 2.0).abs() < 1e-6, "{score:?}");
-        assert_eq!(calibration.of_endpoint(endpoint(2), PredictedTarget::Ttft).count, 1, "nothing was predicted of the other");
+        assert_eq!(calibration.of_endpoint(endpoint(2), PredictedTarget::Ttft).count, 1, "the other request had no prediction");
         assert_eq!((calibration.of_pool(PredictedTarget::Ttft).count, calibration.of_pool(PredictedTarget::Tpot).count), (3, 3));
         calibration.retain(|at| at == endpoint(2));
         assert_eq!(

@@ -1,8 +1,8 @@
-//! The file of learned models: written while there is anything new, read at the start, so that a
-//! daemon continues where the last one, or one of a similar pool, ended.
+//! The file of learned models. It is written while models change and read at the start, so that a
+//! daemon continues with the models of the last one, or of a daemon with a similar pool.
 //!
-//! It is JSON with the models as the words that go to proxies. Invalid parts are left out with a
-//! warning: a daemon without a model learns one.
+//! The file is JSON; the models have the same words as in messages to proxies. If a part is invalid
+//! the whole file is ignored with a warning: the daemon then learns new models.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -15,10 +15,11 @@ use scheduler::latency::LatencyModel;
 use scheduler::latency::step::StepModel;
 use serde::{Deserialize, Serialize};
 
-/// The version of the file.
+/// The version of the format.
 const SCHEMA: u32 = 1;
 
-/// The largest file read, in bytes: 64 KB of models for each of a hundred pools, as decimal numbers.
+/// The largest file read, in bytes: 64 KB of models for each of a hundred pools, as decimal
+/// numbers.
 const FILE_BYTES_MAX: u64 = 32 << 20;
 
 /// The saved models of a pool.
@@ -26,7 +27,7 @@ const FILE_BYTES_MAX: u64 = 32 << 20;
 pub struct SavedModel {
     /// The step model of its engines.
     pub step: StepModel,
-    /// Predicts latencies.
+    /// The latency model, if one was learned.
     pub latency: Option<LatencyModel>,
 }
 
@@ -69,12 +70,12 @@ impl SavedModel {
 // === impl ModelFile ===
 
 impl ModelFile {
-    /// Reads the file. One that does not exist, or is invalid, is empty.
+    /// Reads the file. A missing or invalid file counts as empty.
     #[must_use]
     pub fn open(path: PathBuf) -> Self {
         let pools = read(&path).and_then(|text| text.map_or(Ok(BTreeMap::new()), |text| parse(&text)));
         let pools = pools.unwrap_or_else(|why| {
-            tracing::warn!(file = %path.display(), why, "no models can be read from it; they are learned anew");
+            tracing::warn!(file = %path.display(), why, "cannot read models from the file; learning starts without them");
             BTreeMap::new()
         });
         Self { path, pools: Mutex::new(pools) }
@@ -86,8 +87,8 @@ impl ModelFile {
         self.pools.lock().unwrap_or_else(PoisonError::into_inner).get(pool).cloned()
     }
 
-    /// Saves the models of a pool beside the others. A reader, or the next start after a crash,
-    /// finds one complete file or the other.
+    /// Saves the models of a pool beside those of other pools. The file is replaced atomically: a
+    /// reader, or the next start after a crash, finds the old or the new file, never a part.
     ///
     /// # Errors
     /// The error of the file system. The old file is intact then.

@@ -1,8 +1,8 @@
 //! Checks the observations of proxies before anything is learned from them.
 //!
-//! A VM numbers its rows, so repeated rows (of a new leader, of a stream that was opened again) are
-//! recognised by their numbers, and missing rows are counted as lost. An invalid row is refused
-//! alone: the other rows of its message stay valid.
+//! A VM numbers its rows. Rows that are sent again (by a new leader, or after a stream was opened
+//! again) are recognised by their numbers, and missing rows are counted as lost. An invalid row is
+//! refused alone: the other rows of its message stay valid.
 
 use std::collections::BTreeMap;
 
@@ -10,26 +10,26 @@ use pool_state::{EncodedObservation, OBSERVATION_BYTES, OBSERVATIONS_MAX};
 use proto::state;
 use scheduler::latency::learn::RequestEnd;
 
-/// VMs whose numbers are remembered; beyond that the least recent is forgotten. The workers of a
-/// few hundred proxies.
+/// VMs whose numbers are remembered: the workers of a few hundred proxies. Beyond that the VM seen
+/// longest ago is forgotten.
 const VMS_MAX: usize = 4_096;
 
 /// Counts of rows by result, since the daemon started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ObservationCounts {
-    /// Ended well, and learned from.
+    /// Rows of successful requests, learned from.
     pub learned: u64,
-    /// The client left: the full time is unknown.
+    /// Rows of requests that the client aborted: the full time is unknown.
     pub censored: u64,
-    /// Failed by their endpoints.
+    /// Rows of requests that the endpoint failed.
     pub failed: u64,
-    /// Not what they may be, whole messages of nonsense counted as one.
+    /// Invalid rows; an invalid message counts as one.
     pub refused: u64,
-    /// For a generation of an endpoint that is not in the pool.
+    /// Rows for a generation of an endpoint that is not in the pool.
     pub unknown: u64,
-    /// Received before.
+    /// Rows received before.
     pub again: u64,
-    /// Overwritten before they were read, or more than there was time for.
+    /// Rows overwritten in the VM before they were read, or dropped because the queue was full.
     pub lost: u64,
 }
 
@@ -46,14 +46,14 @@ pub struct ObservationIntake {
 struct IntakePosition {
     /// The number of the next row.
     next: u64,
-    /// When, by the count of messages.
+    /// Number of the last message of this VM, for [`ObservationIntake::forget`].
     at: u64,
 }
 
 // === impl ObservationCounts ===
 
 impl ObservationCounts {
-    /// By name, for pages and metrics.
+    /// The counts by name, for pages and metrics.
     #[must_use]
     pub fn rows(self) -> [(&'static str, u64); 7] {
         let Self { learned, censored, failed, refused, unknown, again, lost } = self;
@@ -72,7 +72,7 @@ impl ObservationCounts {
 // === impl ObservationIntake ===
 
 impl ObservationIntake {
-    /// The new and valid rows of a message, each with whether it may be learned from.
+    /// The new and valid rows of a message.
     pub fn take(&mut self, process_id: u64, message: &state::Observations) -> Vec<EncodedObservation> {
         let (rows, rest) = message.rows.as_chunks::<OBSERVATION_BYTES>();
         if !rest.is_empty() || rows.len() > OBSERVATIONS_MAX {
@@ -93,17 +93,17 @@ impl ObservationIntake {
         sound
     }
 
-    /// Counts unreadable rows. The first of a pool is logged: a filter of another version than the
-    /// daemon would never teach it anything.
+    /// Counts unreadable rows. The first of a pool is logged: the daemon learns nothing from a
+    /// filter of another version.
     fn refuse(&mut self, process_id: u64, count: u64) {
         if count > 0 && self.counts.refused == 0 {
             let process = format_args!("{process_id:016x}");
-            tracing::warn!(%process, "not learned from: what a proxy observed cannot be read; is its filter of this daemon's version?");
+            tracing::warn!(%process, "cannot read a proxy's observations, so nothing is learned from them; is its filter of this daemon's version?");
         }
         self.counts.refused += count;
     }
 
-    /// Counts a row. Returns whether it may be learned from.
+    /// Counts a row by its result. Returns whether to learn from it.
     pub fn count(&mut self, observed: &EncodedObservation, is_present: bool) -> bool {
         let counts = &mut self.counts;
         let count = match observed.observation.ended {
@@ -141,7 +141,7 @@ mod tests {
             let sent = &rows[usize::try_from(first).unwrap()..usize::try_from(until).unwrap()];
             intake.take(9, &message(1, first, sent)).iter().map(|row| row.observation.ttft_ms.unwrap()).collect::<Vec<_>>()
         };
-        assert_eq!(taken(2, 4), [2.0, 3.0], "a VM that was never heard begins where it is");
+        assert_eq!(taken(2, 4), [2.0, 3.0], "the first message of a VM sets its position");
         assert_eq!(taken(0, 5), [4.0], "a new leader reads the ring from its beginning");
         assert_eq!(taken(7, 9), [7.0, 8.0]);
         assert_eq!((intake.counts.again, intake.counts.lost), (4, 2));

@@ -1,4 +1,4 @@
-//! The learning task of one pool: takes observations, and publishes models once a second.
+//! The learning task of one pool: receives observations, and publishes models once a second.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -20,31 +20,32 @@ use crate::learn::directory::{LearnerInbox, LearnerReport, ObservationReport};
 use crate::shutdown::Shutdown;
 use crate::state::shared::DaemonState;
 
-/// How often new models are published: a proxy applies a model in well under a millisecond, and a
-/// drift should be known within seconds.
+/// How often new models are published. A proxy applies a model in well under a millisecond, and a
+/// drift should reach proxies within seconds.
 const PUBLISH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How often new models are saved.
+/// How often changed models are saved.
 const KEEP_INTERVAL: Duration = Duration::from_secs(30);
 
-/// The reason for no prediction while there is no model at all.
+/// The reason for no prediction before there is a latency model.
 const TOO_LITTLE: NoPrediction = NoPrediction::TooLittleData;
 
-/// Messages taken at once, before other work.
+/// Messages taken at once from the queue.
 const BATCH_MAX: usize = 64;
 
 /// The settings of a pool's learner.
 #[derive(Debug)]
 pub struct LearningSettings {
-    /// Its pool.
+    /// Name of the pool.
     pub pool: Arc<str>,
-    /// Are latencies predicted?
+    /// Whether latencies are predicted.
     pub predict: bool,
-    /// Where models are saved.
+    /// The file of models, if any.
     pub file: Option<Arc<ModelFile>>,
 }
 
-/// One pool's learner.
+/// The learner of one pool. It has many fields because one task owns all state of learning, so that
+/// the state can move as a whole to the thread that trains.
 #[derive(Debug)]
 pub struct LearningTask {
     settings: LearningSettings,
@@ -68,7 +69,7 @@ pub struct LearningTask {
 // === impl LearningTask ===
 
 impl LearningTask {
-    /// Begins with what the file knows.
+    /// Begins with the models in the file, if any.
     #[must_use]
     pub fn new(settings: LearningSettings, shared: Arc<DaemonState>, desk: LearnerInbox) -> Self {
         let saved = settings.file.as_ref().and_then(|file| file.model(&settings.pool)).unwrap_or_default();
@@ -113,7 +114,7 @@ impl LearningTask {
                 }
                 _ = tick.tick() => {
                     let mut this = self;
-                    // Training takes its time, on a thread of its own.
+                    // Training takes long, so it runs on a blocking thread.
                     self = match tokio::task::spawn_blocking(move || { this.tick(); this }).await {
                         Ok(this) => this,
                         Err(error) => {
@@ -136,7 +137,7 @@ impl LearningTask {
         let Some(view) = pools.get(&self.settings.pool) else { return };
         for observed in rows {
             let endpoint = observed.observation.endpoint;
-            // Members are few hundred at most and sorted by slot.
+            // A pool has at most 1,024 members, sorted by slot.
             let at = view.members.binary_search_by_key(&endpoint.slot, |member| member.id.slot);
             let is_present = at.is_ok_and(|at| view.members.get(at).is_some_and(|member| member.id == endpoint));
             if self.intake.count(&observed, is_present) {
@@ -156,7 +157,8 @@ impl LearningTask {
         if observed.predicted.is_none() && self.settings.predict {
             let why = match &self.model.latency {
                 None => TOO_LITTLE.reason(),
-                // A retry was predicted of another endpoint; a proxy may be a model behind.
+                // The learner now has a model but the pick had no prediction: the request was
+                // retried at another endpoint, or its proxy had an older model.
                 Some(model) => {
                     model.predict(observation.endpoint, &observation.conditions).err().map_or("at the pick alone", NoPrediction::reason)
                 }
@@ -165,7 +167,7 @@ impl LearningTask {
         }
     }
 
-    /// Does what is due every second.
+    /// Does the work of every second: train, publish, save, report.
     fn tick(&mut self) {
         let overrun = self.desk.overrun.load(Ordering::Relaxed);
         self.intake.counts.lost += overrun - std::mem::replace(&mut self.overrun, overrun);
@@ -192,7 +194,7 @@ impl LearningTask {
         let learned = LearnedModels { pool: self.settings.pool.to_string(), version: self.shared.next_version(), step, latency };
         let Some(message) = proto::encode_learned(&learned) else {
             self.oversized += 1;
-            tracing::error!(pool = &*self.settings.pool, "what was learned is too large to be told; proxies keep what they have");
+            tracing::error!(pool = &*self.settings.pool, "the learned models are too large for a message; proxies keep their models");
             return;
         };
         self.bytes = prost::Message::encoded_len(&message);
@@ -207,7 +209,7 @@ impl LearningTask {
         let Some(file) = self.settings.file.as_ref().filter(|_| self.kept != self.model) else { return };
         match file.save(&self.settings.pool, self.model.clone()) {
             Ok(()) => self.kept = self.model.clone(),
-            Err(error) => tracing::error!(pool = &*self.settings.pool, %error, "models not kept; trying again"),
+            Err(error) => tracing::error!(pool = &*self.settings.pool, %error, "cannot save the models; trying again later"),
         }
     }
 
@@ -263,7 +265,7 @@ impl LearningTask {
         let abstains = (model.samples() < SAMPLES_MIN).then(|| TOO_LITTLE.reason());
         let (ttft_trees, tpot_trees) = model.trees();
         let limits = FEATURES.iter().zip(model.limits()).map(|(feature, limit)| (feature.name.to_owned(), json!(limit)));
-        // For this generation: what is known about another one does not apply.
+        // Only endpoints of the current generation: values of another generation do not apply.
         let named = |known: EndpointRef| members.iter().find(|(endpoint, _)| *endpoint == known).map(|(_, name)| name.clone());
         let endpoints = model.endpoints().filter_map(|factor| {
             let name = named(factor.endpoint)?;

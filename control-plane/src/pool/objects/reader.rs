@@ -1,6 +1,7 @@
-//! Reads objects out of YAML: every field known, typed and answered for.
+//! Reads objects from YAML: each field is known and typed, and each object gets an answer.
 //!
-//! Shapes: llm-d-router `apix/v1alpha2`, and for `InferenceModel` the gateway-api-inference-extension before 1.0.
+//! Sources: llm-d-router `apix/v1alpha2`; for `InferenceModel`, gateway-api-inference-extension
+//! before 1.0.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,16 +14,16 @@ use super::{ObjectBody, PoolObject};
 use crate::config::yaml::{self, YamlNode, YamlValue};
 use crate::config::{ConfigItem, ConfigProblem, ConfigReport, ItemStatus, below, unknown};
 
-/// Groups of the kinds: the current one and earlier ones. Any version of them, because fields were
-/// only added.
+/// API groups of the kinds: the current one and earlier ones. Any version is accepted, because
+/// later versions only added fields.
 const GROUPS: [&str; 3] = ["llm-d.ai", "inference.networking.k8s.io", "inference.networking.x-k8s.io"];
 
-/// Groups of the pool that an object names.
+/// API groups of the pool that an object names.
 const POOL_GROUPS: [&str; 2] = ["inference.networking.k8s.io", "inference.networking.x-k8s.io"];
 
 const POOL_KIND: &str = "InferencePool";
 
-/// Fields that Kubernetes has in every object; only name, namespace and creationTimestamp are read.
+/// Fields of `metadata` in Kubernetes. Only name, namespace and creationTimestamp are read.
 const METADATA: [&str; 12] = [
     "name",
     "namespace",
@@ -66,7 +67,7 @@ struct ObjectReader {
     lines: BTreeMap<(ObjectKind, String, String), u64>,
 }
 
-/// Reads a file's text: the report on each object, and the valid objects.
+/// Reads a file's text. Returns the report on each object, and the valid objects.
 #[must_use]
 pub fn read(text: &str) -> (ConfigReport, Vec<PoolObject>) {
     let mut reader = ObjectReader::default();
@@ -86,7 +87,7 @@ pub fn read(text: &str) -> (ConfigReport, Vec<PoolObject>) {
 // === impl ObjectReader ===
 
 impl ObjectReader {
-    /// An object, or a list of them as `kubectl get -o yaml` prints it.
+    /// Reads an object, or a `List` of objects as `kubectl get -o yaml` prints it.
     fn document(&mut self, node: &YamlNode, path: &str) {
         if !matches!(node.get("kind"), Some(YamlNode { value: YamlValue::Text(kind), .. }) if kind == "List") {
             return self.object(node, path);
@@ -137,11 +138,11 @@ impl ObjectReader {
         if !GROUPS.contains(&group) {
             self.problem(&at, given.line, format!("{} (followed by / and a version)", unknown("group", group, GROUPS)));
         } else if !version.strip_prefix('v').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit())) {
-            self.problem(&at, given.line, format!("{version:?} is no version such as v1alpha2"));
+            self.problem(&at, given.line, format!("{version:?} is not a version such as v1alpha2"));
         }
     }
 
-    /// Name, namespace, and when it was made.
+    /// Reads name, namespace and creation time.
     fn metadata(&mut self, node: &YamlNode, path: &str) -> Option<(String, String, Option<String>)> {
         self.fields(node, path, &METADATA);
         let name = self.required(node, path, "name").and_then(|name| self.name(name, &below(path, "name")))?;
@@ -219,7 +220,7 @@ impl ObjectReader {
         self.required(model, &at, "value").and_then(|value| self.name(value, &below(&at, "value")))
     }
 
-    /// Targets, with the model under `key` and weights from `weight_min` on.
+    /// Reads targets, with the model under `key` and weights of at least `weight_min`.
     fn targets(&mut self, node: Option<&YamlNode>, path: &str, key: &str, weight_min: i64) -> Vec<TargetSpec> {
         let mut targets = Vec::new();
         for (i, target) in self.at_most(node, path).iter().enumerate() {
@@ -313,7 +314,7 @@ impl ObjectReader {
 
     fn whole(&mut self, node: &YamlNode, path: &str, range: &RangeInclusive<i64>) -> Option<i64> {
         let number = match &node.value {
-            #[expect(clippy::cast_possible_truncation, reason = "saturates, and no range of ours reaches that far")]
+            #[expect(clippy::cast_possible_truncation, reason = "saturates, and no allowed range reaches that far")]
             YamlValue::Number(number) if number.fract() == 0.0 => Some(*number as i64),
             _ => None,
         };
@@ -324,7 +325,8 @@ impl ObjectReader {
         found
     }
 
-    /// Only as Kubernetes writes it, so that texts sort as times do.
+    /// Reads a timestamp. Only the format of Kubernetes is accepted, so that timestamps sort as
+    /// text.
     fn timestamp(&mut self, node: &YamlNode, path: &str) -> Option<String> {
         const SHAPE: &str = "0000-00-00T00:00:00Z";
         let text = self.text(node, path)?;
@@ -332,7 +334,7 @@ impl ObjectReader {
         if text.len() == SHAPE.len() && text.bytes().zip(SHAPE.bytes()).all(|(given, shape)| digit(given, shape)) {
             return Some(text);
         }
-        self.problem(path, node.line, format!("{text:?} is no time such as 2026-11-21T15:06:35Z"));
+        self.problem(path, node.line, format!("{text:?} is not a time such as 2026-11-21T15:06:35Z"));
         None
     }
 }
@@ -340,7 +342,7 @@ impl ObjectReader {
 // === impl ObjectKind ===
 
 impl ObjectKind {
-    /// The kind that is probably meant by a name.
+    /// The kind with this name or the nearest name; `None` if none is near.
     #[must_use]
     pub fn nearest(name: &str) -> Option<Self> {
         let meant = closest(name, KINDS.map(|(known, _)| known))?;
@@ -357,7 +359,7 @@ impl fmt::Display for ObjectKind {
 
 // === impl ObjectBody ===
 
-/// Readable, in one line.
+/// Describes the object in one line.
 impl fmt::Display for ObjectBody {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -3,7 +3,7 @@ use scheduler::objects::TargetSpec;
 
 use super::*;
 
-/// One file with all three kinds, as `kubectl get` prints it and users write it.
+/// One file with all three kinds, as `kubectl get` prints them and users write them.
 const ALL: &str = "\
 apiVersion: llm-d.ai/v1alpha2
 kind: InferenceObjective
@@ -46,7 +46,7 @@ fn target(model: &str, weight: Option<u32>) -> TargetSpec {
     TargetSpec { model: model.to_owned(), weight }
 }
 
-/// An objective in one line.
+/// An objective as one line of YAML.
 fn objective(name: &str, pool: &str, priority: i32, created: &str) -> String {
     let created = if created.is_empty() { String::new() } else { format!(", creationTimestamp: {created}") };
     format!(
@@ -55,7 +55,7 @@ fn objective(name: &str, pool: &str, priority: i32, created: &str) -> String {
     )
 }
 
-/// Everything wrong with one file, as printed.
+/// All errors of one file, as printed.
 fn complaints(text: &str) -> String {
     of_pool(&files(&[text]), &ObjectSelection::of("llama")).expect_err("taken")
 }
@@ -79,7 +79,8 @@ fn an_inference_pool_takes_the_objects_of_its_namespace_that_name_it_and_says_wh
     let pool = |namespace: &str, name: &str| PoolName { name: name.into(), namespace: Some(namespace.into()) };
     let selection =
         |own: PoolName| ObjectSelection { served: Arc::from([pool("n1", "llama"), pool("n2", "llama")]), pool: own, strict_models: false };
-    // The namespace of each of these is `n` and its priority; the last has none, as a file may.
+    // The namespace of each object is `n` followed by its priority. The last object has none, as a
+    // file may.
     let bare = objective("d", "llama", 4, "").replace(", namespace: n4", "");
     let texts = [objective("a", "llama", 1, ""), objective("b", "llama", 2, ""), objective("c", "default", 1, ""), bare];
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
@@ -121,7 +122,7 @@ fn the_oldest_of_one_name_counts() {
     assert_eq!(first(&[&plain, &other]), 1, "by file");
     assert_eq!(first(&[&format!("{other}---\n{plain}")]), 2, "by document");
     assert_eq!(first(&[&new, &old]), 3, "by time, where it is given");
-    assert_eq!(first(&[&plain, &new]), 4, "one that has a time is older than one that has none");
+    assert_eq!(first(&[&plain, &new]), 4, "an object with a time is older than one without");
 }
 
 #[test]
@@ -150,7 +151,7 @@ fn mistakes_are_named_with_line_path_and_what_was_meant() {
         (
             "llm-d.ai/v1alpha2\nkind: InferenceObjective",
             "llm-d.ai/alpha\nkind: InferenceObjective",
-            "0.yaml:1: [0].apiVersion: \"alpha\" is no version",
+            "0.yaml:1: [0].apiVersion: \"alpha\" is not a version",
         ),
         ("priority: -1", "priorty: -1", "0.yaml:5: [0].spec.priorty: unknown field \"priorty\"; did you mean \"priority\"?"),
         ("priority: -1", "priority: -1.5", "0.yaml:5: [0].spec.priority: must be a whole number from -2147483648 to 2147483647"),
@@ -160,7 +161,7 @@ fn mistakes_are_named_with_line_path_and_what_was_meant() {
         ("  poolRef: {group: inference.networking.k8s.io, kind: InferencePool, name: llama}", "", "0.yaml:5: [0].spec: has no poolRef"),
         ("kind: InferencePool,", "kind: Service,", "0.yaml:6: [0].spec.poolRef.kind: unknown kind \"Service\"; known are InferencePool"),
         ("name: batch, namespace", "namespace", "0.yaml:3: [0].metadata: has no name"),
-        ("labels: {team: a}", "creationTimestamp: yesterday", "0.yaml:3: [0].metadata.creationTimestamp: \"yesterday\" is no time"),
+        ("labels: {team: a}", "creationTimestamp: yesterday", "0.yaml:3: [0].metadata.creationTimestamp: \"yesterday\" is not a time"),
         ("modelName: chat", "modelName: ''", "0.yaml:12: [1].spec.modelName: has 0 bytes"),
         ("Critical\n", "Crytical\n", "0.yaml:13: [1].spec.criticality: unknown criticality \"Crytical\"; did you mean \"Critical\"?"),
         ("weight: 90", "weight: -1", "0.yaml:15: [1].spec.targetModels[0].weight: must be a whole number from 0 to 1000000"),

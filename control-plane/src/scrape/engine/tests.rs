@@ -84,7 +84,7 @@ fn attributes_are_sorted_by_key_and_hold_what_the_page_says() {
     let engines = EngineTable::try_new(&configs, "mine", "").unwrap();
     let page = "first 1\nsecond{x=\"z\"} 7\nsecond{x=\"y\"} 2.5\nthird NaN\n";
     let attributes = read(&engines.of_labels(&[]), page).metrics.attributes;
-    assert_eq!(*attributes, [("a".into(), 2.5), ("z".into(), 1.0)], "in the scheduler's order; what is no number is not known");
+    assert_eq!(*attributes, [("a".into(), 2.5), ("z".into(), 1.0)], "in the scheduler's order, without values that are not numbers");
 }
 
 #[test]

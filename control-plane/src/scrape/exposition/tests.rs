@@ -158,7 +158,7 @@ fn labels_have_a_limit() {
     }
 }
 
-/// A sample, and one of the ways to write it.
+/// A sample, and one way to write it.
 #[derive(Clone, Debug)]
 struct WrittenSample {
     line: String,
@@ -203,7 +203,7 @@ fn cut<'a>(bytes: &'a [u8], cuts: &[prop::sample::Index]) -> Vec<&'a [u8]> {
     at.into_iter().map(|end| &bytes[std::mem::replace(&mut start, end)..end]).collect()
 }
 
-/// Bytes that look enough like a page to get deep into the parser.
+/// Bytes that resemble a page enough to get deep into the parser.
 fn nearly_a_page() -> impl Strategy<Value = Vec<u8>> {
     let token = prop_oneof![
         Just(b"a".to_vec()),

@@ -16,14 +16,14 @@ fn built_in(name: &str) -> Arc<EngineSpec> {
     Arc::clone(EngineTable::try_new(&[], "", "").unwrap().get(name).unwrap())
 }
 
-/// As people would say it; `?` is unknown.
+/// The reading as readable text; `?` is unknown.
 fn told(reading: &PageReading) -> String {
     fn show<T: ToString>(value: Option<T>) -> String {
         value.map_or("?".into(), |value| value.to_string())
     }
     let EndpointMetrics { queue_depth, running_requests, kv_cache_utilization, kv_block_tokens, kv_blocks, lora, attributes, .. } =
         &reading.metrics;
-    assert!(attributes.is_empty(), "nobody asked for any");
+    assert!(attributes.is_empty(), "none is configured");
     let lora = lora.as_ref().map(|l| format!(" lora {} running, {} waiting, max {}", l.running.join("+"), l.waiting.join("+"), l.max));
     format!(
         "queued {} running {} kv {} blocks {}x{} started {}{}",
@@ -164,7 +164,7 @@ fn numbers_that_cannot_be_are_unknown() {
     for value in ["NaN", "+Inf", "-Inf", "-1", "1e300"] {
         check("vllm", &format!("vllm:num_requests_waiting {value}\nvllm:kv_cache_usage_perc {value}\n"), unknown);
     }
-    check("vllm", "vllm:kv_cache_usage_perc 42\n", unknown); // per cent? not by this table
+    check("vllm", "vllm:kv_cache_usage_perc 42\n", unknown); // the table says 0 to 1, so it is not per cent
     check("vllm", "vllm:num_requests_waiting{engine=\"0\"} 1\nvllm:num_requests_waiting{engine=\"1\"} NaN\n", unknown);
     check("vllm", "vllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"None\"} 1\n", "queued ? running ? kv ? blocks ?x16 started ?");
     check("vllm", "vllm:cache_config_info{block_size=\"0\",num_gpu_blocks=\"-5\"} 1\n", unknown);
@@ -217,6 +217,10 @@ fn restarts_show_in_the_start_time_and_in_counters() {
     assert_eq!(restarted(&[(100.0, &[5]), (160.5, &[9]), (160.5, &[9])]), [false, true, false]);
     assert_eq!(restarted(&[(0.0, &[5]), (0.0, &[4]), (0.0, &[4])]), [false, true, false]);
     assert_eq!(restarted(&[(0.0, &[5, 5]), (0.0, &[5, 0])]), [false, true], "one rank restarted");
-    assert_eq!(restarted(&[(0.0, &[5, 5]), (0.0, &[6])]), [false, false], "a series that is gone is not a counter that fell");
-    assert_eq!(restarted(&[(100.0, &[5]), (0.0, &[]), (160.0, &[6])]), [false, false, true], "silence in between hides nothing");
+    assert_eq!(restarted(&[(0.0, &[5, 5]), (0.0, &[6])]), [false, false], "a series that disappeared is not a counter that fell");
+    assert_eq!(
+        restarted(&[(100.0, &[5]), (0.0, &[]), (160.0, &[6])]),
+        [false, false, true],
+        "pages without the value in between hide nothing"
+    );
 }

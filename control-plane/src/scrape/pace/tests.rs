@@ -27,7 +27,11 @@ async fn failing_endpoints_are_asked_ever_more_seldom() {
     let seconds = |failures| pace(&vec![ScrapeOutcome::Failed; failures], now).pause(ScrapeIntervals::default(), 1, now, MIDDLE).as_secs();
     assert_eq!([seconds(1), seconds(2), seconds(3), seconds(4), seconds(1000)], [1, 2, 4, 5, 5]);
     let away = pace(&[ScrapeOutcome::Failed, ScrapeOutcome::Failed, ScrapeOutcome::Away], now);
-    assert_eq!(away.pause(ScrapeIntervals::default(), 1, now, MIDDLE), ScrapeIntervals::default().idle, "who comes back is to be noticed");
+    assert_eq!(
+        away.pause(ScrapeIntervals::default(), 1, now, MIDDLE),
+        ScrapeIntervals::default().idle,
+        "a returning endpoint should be noticed soon"
+    );
     let recovered = pace(&[ScrapeOutcome::Failed, ScrapeOutcome::Failed, ScrapeOutcome::Idle], now);
     assert_eq!(recovered.pause(ScrapeIntervals::default(), 1, now, MIDDLE), ScrapeIntervals::default().idle);
 }

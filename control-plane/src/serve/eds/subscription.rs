@@ -1,9 +1,9 @@
-//! What one EDS stream sends next: pure, the same for both variants of the protocol.
+//! What one EDS stream sends next. Pure, and the same for both variants of the protocol.
 //!
-//! One response is out at a time. The next one, after its acknowledgement or refusal, has the
-//! newest set. A refused set is not sent again: Envoy keeps its last good one until the set
+//! At most one response is unanswered. The next response, after Envoy's acknowledgement or refusal,
+//! has the newest set. A refused set is not sent again: Envoy keeps its last good one until the set
 //! changes. Envoys answer at once; one that has not applied a response for [`EDS_ACK_WAIT_MAX`] is
-//! marked late until it has.
+//! late until it does.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,18 +12,18 @@ use tokio::time::Instant;
 use super::EDS_ACK_WAIT_MAX;
 use crate::state::shared::{EdsAck, PoolViews};
 
-/// A stream's subscriptions.
+/// The subscriptions of a stream.
 #[derive(Debug, Default)]
 pub struct EdsSubscription {
     names: BTreeSet<String>,
     in_flight: Option<PendingResponse>,
-    /// Revisions sent, by pool; answered or not.
+    /// Revisions sent, by pool, answered or not.
     sent: BTreeMap<String, u64>,
     acks: BTreeMap<String, EdsAck>,
     nonce: u64,
     /// Whether unknown names of this stream were logged.
     unknown: bool,
-    /// Since when something sent is not taken over.
+    /// Since when a response has not been applied.
     waits: Option<Instant>,
 }
 
@@ -36,7 +36,7 @@ struct PendingResponse {
 /// A response to send.
 #[derive(Debug, PartialEq, Eq)]
 pub struct DueResponse {
-    /// Comes back with the answer.
+    /// Envoy returns it with its answer.
     pub nonce: String,
     /// The pools that changed.
     pub changed: Vec<String>,
@@ -45,16 +45,16 @@ pub struct DueResponse {
 /// Envoy's answer to a response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EnvoyAnswer {
-    /// It took the response over.
+    /// Envoy applied the response.
     Accepted,
-    /// It did not, for this reason.
+    /// Envoy refused it, for this reason.
     Refused(String),
 }
 
 // === impl EdsSubscription ===
 
 impl EdsSubscription {
-    /// Replaces the subscribed names. New ones are sent.
+    /// Replaces the subscribed names. Pools of new names become due.
     pub fn set_names(&mut self, names: BTreeSet<String>) {
         self.sent.retain(|name, _| names.contains(name));
         self.acks.retain(|name, _| names.contains(name));
@@ -64,12 +64,12 @@ impl EdsSubscription {
         self.names = names;
     }
 
-    /// Whether this is the first unknown name.
+    /// Whether unknown names are reported for the first time on this stream.
     pub fn is_first_unknown(&mut self) -> bool {
         !std::mem::replace(&mut self.unknown, true)
     }
 
-    /// The names subscribed to.
+    /// The subscribed names.
     #[must_use]
     pub fn names(&self) -> &BTreeSet<String> {
         &self.names
@@ -81,8 +81,8 @@ impl EdsSubscription {
         &self.acks
     }
 
-    /// Takes Envoy's answer to the response with `nonce`. An answer to an older response is
-    /// ignored.
+    /// Applies Envoy's answer to the response with `nonce`. Returns whether it was the answer to
+    /// the last response; others are ignored.
     pub fn answer(&mut self, nonce: &str, answer: &EnvoyAnswer) -> bool {
         let Some(in_flight) = self.in_flight.take_if(|f| f.nonce == nonce) else { return false };
         for (name, revision) in in_flight.revisions {
@@ -98,19 +98,20 @@ impl EdsSubscription {
         true
     }
 
-    /// When it will be late, if it is not already and does not answer.
+    /// When the stream becomes late if it does not answer; `None` if nothing waits or it is late
+    /// already.
     #[must_use]
     pub fn late_at(&self) -> Option<Instant> {
         self.waits.filter(|_| self.acks.values().all(|ack| !ack.late)).map(|since| since + EDS_ACK_WAIT_MAX)
     }
 
-    /// The time of [`Self::late_at`] has come.
+    /// Marks the pools without acknowledgement as late, at the time of [`Self::late_at`].
     pub fn mark_late(&mut self) {
         let behind = |(name, ack): &(&String, &mut EdsAck)| self.sent.get(*name).is_some_and(|sent| *sent > ack.acked);
         self.acks.iter_mut().filter(behind).for_each(|(_, ack)| ack.late = true);
     }
 
-    /// The next response, if there is one; it counts as sent.
+    /// The next response, if one is due. It counts as sent.
     pub fn due(&mut self, pools: &PoolViews, now: Instant) -> Option<DueResponse> {
         if self.in_flight.is_some() {
             return None;

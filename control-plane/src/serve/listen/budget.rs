@@ -1,4 +1,4 @@
-//! How many connections each listener may hold, out of the file descriptors that the process has.
+//! How many connections each listener may have, as a share of the process's file descriptors.
 
 use rustix::process::{Resource, getrlimit, setrlimit};
 
@@ -20,17 +20,19 @@ pub enum ListenerName {
 /// The most connections of one listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionBudget {
-    /// At once, waiting and served.
+    /// At once, with and without a request so far.
     pub connections_max: usize,
 }
 
-/// The number of descriptors assumed where the system sets no limit.
+/// The number of descriptors assumed if the system sets no limit.
 const DESCRIPTORS_MAX: u64 = 1 << 20;
 
-/// The fewest connections a listener gets, however few descriptors there are: the room that waits is a quarter of it.
+/// The fewest connections of a listener, even with few descriptors: a quarter of it may wait for a
+/// first request.
 const CONNECTIONS_MIN: usize = 8;
 
-/// Raises the soft limit of open files to the hard one: scraping and proxies together may need more than the usual 1,024.
+/// Raises the soft limit of open files to the hard limit: scraping and proxies together may need
+/// more than the usual 1,024.
 pub fn raise_descriptors() {
     let mut limit = getrlimit(Resource::Nofile);
     if limit.current == limit.maximum {
@@ -39,12 +41,12 @@ pub fn raise_descriptors() {
     let before = limit.current;
     limit.current = limit.maximum;
     match setrlimit(Resource::Nofile, limit) {
-        Ok(()) => tracing::debug!(?before, now = ?limit.current, "the limit of open files is raised"),
-        Err(error) => tracing::warn!(%error, limit = ?before, "the limit of open files cannot be raised"),
+        Ok(()) => tracing::debug!(?before, now = ?limit.current, "raised the limit of open files"),
+        Err(error) => tracing::warn!(%error, limit = ?before, "cannot raise the limit of open files"),
     }
 }
 
-/// File descriptors that this process may have open.
+/// The number of file descriptors that this process may have open.
 fn descriptors() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(DESCRIPTORS_MAX).min(DESCRIPTORS_MAX)
 }
@@ -64,19 +66,21 @@ impl ListenerName {
         }
     }
 
-    /// What it may hold by the limit of open files of this moment.
+    /// The budget under the current limit of open files.
     #[must_use]
     pub fn budget(self) -> ConnectionBudget {
         self.budget_of(descriptors())
     }
 
-    /// At most so many connections, and at most this part (in 32nds) of all descriptors. The parts add up to 15 of 32, and to 19 while connections
-    /// close ([`ConnectionBudget::open_max`]): the rest is for scraping, discovery and files, which no client can take away.
+    /// At most `connections_max` connections, and at most `part` 32nds of all descriptors. The
+    /// parts add up to 15 of 32, and to 19 while connections close
+    /// ([`ConnectionBudget::open_max`]). The rest is for scraping, discovery and files; clients
+    /// cannot use it up.
     fn budget_of(self, descriptors: u64) -> ConnectionBudget {
         let (connections_max, part) = match self {
-            // A few thousand proxies with two connections each.
+            // Room for a few thousand proxies with two connections each.
             Self::State => (8_192, 8),
-            // A connection for each worker of each gateway.
+            // One connection for each worker of each gateway.
             Self::ExtProc => (8_192, 4),
             // Probes, scrapers and operators: a few at a time.
             Self::Health | Self::Admin | Self::Metrics => (256, 1),
@@ -89,17 +93,18 @@ impl ListenerName {
 // === impl ConnectionBudget ===
 
 impl ConnectionBudget {
-    /// Connections without a request so far.
+    /// The most connections that have made no request so far.
     pub(super) fn waiting_max(self) -> usize {
         self.connections_max / 4
     }
 
-    /// Connections that asked something.
+    /// The most connections that have made a request.
     pub(super) fn served_max(self) -> usize {
         self.connections_max - self.waiting_max()
     }
 
-    /// Connections with those that were told to close and still hold a descriptor, for as long as a task takes to run.
+    /// The most open descriptors: connections, and those that must close but hold their descriptor
+    /// until their task runs.
     pub(super) fn open_max(self) -> usize {
         self.connections_max + self.waiting_max()
     }

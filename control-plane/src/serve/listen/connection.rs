@@ -16,22 +16,23 @@ use tonic::transport::server::Connected;
 use super::ConnectionPermit;
 use super::peer::{PeerInfo, PeerName};
 
-/// How long a peer may take none of what it is sent. HTTP/2 flow control holds a stream back without this; a whole connection stands still only
-/// where the peer reads nothing.
+/// How long a peer may read nothing of what is sent. HTTP/2 flow control holds back a slow stream
+/// alone; a whole connection stalls only if the peer reads nothing at all.
 pub const WRITE_STALL_MAX: Duration = Duration::from_secs(30);
 
-/// A connection, its TLS handshake done. Reads and writes fail when its listener needs the place for others.
+/// A connection whose TLS handshake is done. Reads and writes fail when the listener has to close
+/// it.
 #[derive(Debug)]
 pub struct ServerConnection {
     io: ConnectionIo,
     permit: Arc<ConnectionPermit>,
-    /// `None` once it told us.
+    /// The signal to close; `None` once it was received.
     closed: Option<oneshot::Receiver<()>>,
     /// Runs while a write waits for the peer.
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
-/// Bytes in and out.
+/// The transport below HTTP.
 #[derive(Debug)]
 pub(super) enum ConnectionIo {
     Plain(TcpStream),
@@ -45,7 +46,7 @@ impl ServerConnection {
         Self { io, permit, closed: Some(closed), stalled: None }
     }
 
-    /// Is it to be closed?
+    /// Fails if the listener wants to close the connection.
     fn poll_closed(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         if let Some(closed) = &mut self.closed
             && Pin::new(closed).poll(cx).is_pending()
@@ -56,7 +57,7 @@ impl ServerConnection {
         Err(io::Error::new(io::ErrorKind::ConnectionAborted, "silent for too long, or one connection too many"))
     }
 
-    /// Bounds the time that a write takes.
+    /// Limits the time of a write to [`WRITE_STALL_MAX`].
     fn in_time<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if written.is_ready() {
             self.stalled = None;

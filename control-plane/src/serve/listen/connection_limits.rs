@@ -1,8 +1,10 @@
 //! Which connections of a listener stay open when there are too many.
 //!
-//! A connection is in the waiting room until its first request, and in the served room from then on. Both rooms have a maximum. When one is full, the client address that
-//! holds the most of it gives up a connection, so one address cannot keep others out: among those that wait the oldest (a proper client is
-//! past its handshake in milliseconds), among those that are served the newest (what works stays).
+//! A connection is in the waiting group until its first request, and in the served group after it.
+//! Both groups have a maximum. When a group is full, the client address with the most connections
+//! in it loses one, so one address cannot keep others out. In the waiting group that is the oldest
+//! (a proper client makes a request within milliseconds), in the served group the newest (working
+//! connections stay).
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -13,8 +15,9 @@ use tokio::time::Instant;
 
 use super::ConnectionBudget;
 
-/// From the moment a connection is accepted to its first request, TLS and HTTP/2 handshakes included. A peer on the same network needs
-/// milliseconds; clients that connect ahead of their first request connect again.
+/// The time from accepting a connection to its first request, including the TLS and HTTP/2
+/// handshakes. A peer on the same network needs milliseconds; clients that connect long before
+/// their first request connect again.
 pub const FIRST_REQUEST_WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// The connections of one listener.
@@ -22,7 +25,7 @@ pub const FIRST_REQUEST_WAIT_MAX: Duration = Duration::from_secs(10);
 pub(super) struct ConnectionLimits {
     waiting: ConnectionGroup,
     served: ConnectionGroup,
-    /// Connections that exist, also those that were told to close and have not yet.
+    /// Open connections, including those that must close but have not yet.
     open: usize,
     open_max: usize,
     next: u64,
@@ -32,9 +35,9 @@ pub(super) struct ConnectionLimits {
 /// How many connections were closed, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct ClosedConnections {
-    /// No request came in time.
+    /// Closed because no request came in time.
     pub(super) silent: u64,
-    /// The listener was full.
+    /// Closed because the listener was full.
     pub(super) crowded: u64,
 }
 
@@ -43,7 +46,7 @@ pub(super) struct ClosedConnections {
 struct ConnectionGroup {
     open: usize,
     open_max: usize,
-    /// Numbers of connections rise with time.
+    /// Connections by number; numbers grow with time.
     by_address: HashMap<IpAddr, BTreeMap<u64, OpenConnection>>,
 }
 
@@ -54,7 +57,7 @@ struct OpenConnection {
     _open: oneshot::Sender<()>,
 }
 
-/// Which connection of the address leaves a full room.
+/// Which connection of the address leaves a full group.
 #[derive(Clone, Copy, Debug)]
 enum EvictionOrder {
     Oldest,
@@ -76,7 +79,8 @@ impl ConnectionLimits {
         }
     }
 
-    /// Registers an accepted connection. Returns its number and the signal to close it; `None` when it must be dropped at once.
+    /// Registers an accepted connection. Returns its number and the signal to close it; `None` if
+    /// it must be dropped at once.
     pub(super) fn admit(&mut self, address: IpAddr, now: Instant) -> Option<(u64, oneshot::Receiver<()>)> {
         if self.open >= self.open_max {
             self.closed.crowded += 1;
@@ -90,14 +94,14 @@ impl ConnectionLimits {
         Some((number, closed))
     }
 
-    /// A connection made its first request.
+    /// Notes that a connection made its first request.
     pub(super) fn mark_requested(&mut self, address: IpAddr, number: u64) {
         if let Some(held) = self.waiting.remove(address, number) {
             self.closed.crowded += self.served.insert(address, number, held, EvictionOrder::Newest);
         }
     }
 
-    /// A connection is gone.
+    /// Removes a closed connection.
     pub(super) fn remove(&mut self, address: IpAddr, number: u64) {
         self.open = self.open.saturating_sub(1);
         if self.waiting.remove(address, number).is_none() {
@@ -105,12 +109,12 @@ impl ConnectionLimits {
         }
     }
 
-    /// Closes what waited too long.
+    /// Closes connections that waited too long for their first request.
     pub(super) fn sweep(&mut self, now: Instant) {
         self.closed.silent += self.waiting.retain(|held| now.saturating_duration_since(held.since) < FIRST_REQUEST_WAIT_MAX);
     }
 
-    /// How many were closed since the listener was opened.
+    /// The numbers of closed connections since the listener was opened.
     pub(super) fn closed(&self) -> ClosedConnections {
         self.closed
     }
@@ -130,7 +134,8 @@ impl ConnectionGroup {
         if self.open <= self.open_max {
             return 0;
         }
-        // Among equals the newcomer's own address: an address never loses a connection to one that holds as many.
+        // If addresses have equally many, the new connection's own address loses one: an address
+        // never loses a connection to another that has as many.
         let heaviest = self.by_address.iter().max_by_key(|(a, held)| (held.len(), **a == address));
         let leaver = heaviest.and_then(|(address, held)| {
             let number = match leaves {
@@ -152,7 +157,7 @@ impl ConnectionGroup {
         Some(held)
     }
 
-    /// Returns how many were removed.
+    /// Removes the connections that do not stay, and returns their number.
     fn retain(&mut self, stays: impl Fn(&OpenConnection) -> bool) -> u64 {
         let before = self.open;
         self.by_address.retain(|_, held| {
@@ -174,7 +179,7 @@ mod tests {
         IpAddr::from([10, 0, 1, n])
     }
 
-    /// Room for 4 that wait and 12 that are served.
+    /// Room for 4 connections that wait and 12 that are served.
     fn rooms() -> ConnectionLimits {
         ConnectionLimits::new(ConnectionBudget { connections_max: 16 })
     }
@@ -210,7 +215,7 @@ mod tests {
             let (number, _closed) = rooms.admit(ATTACKER, now).unwrap();
             rooms.remove(ATTACKER, number);
         }
-        assert!(is_open(&mut proper.1), "one that is served is not closed for those that wait");
+        assert!(is_open(&mut proper.1), "waiting connections do not close a served one");
     }
 
     #[test]
@@ -226,7 +231,7 @@ mod tests {
         assert!(!is_open(&mut refused.1), "its own address holds the most");
         let mut proper = ask(other(1));
         assert!(is_open(&mut proper.1));
-        assert!(!is_open(&mut hoard[11].1) && is_open(&mut hoard[0].1), "the newest of the hoard went");
+        assert!(!is_open(&mut hoard[11].1) && is_open(&mut hoard[0].1), "the newest of the address with the most is closed");
         assert_eq!(rooms.closed(), ClosedConnections { silent: 0, crowded: 2 });
     }
 

@@ -10,14 +10,16 @@ use webpki::EndEntityCert;
 
 use super::ConnectionPermit;
 
-/// The name in the client certificate of a connection: the first URI among its alternative names (a SPIFFE id is one), else the first DNS
-/// name, else the subject's common name. `None` without a client certificate, or when the certificate has no name.
+/// The name in the client certificate of a connection: the first URI among its alternative names
+/// (such as a SPIFFE id), else the first DNS name, else the subject's common name. `None` without a
+/// client certificate, or if the certificate has no name.
 ///
-/// An extension of every request on a listener of ours.
+/// Every request on a listener of the daemon has it as an extension.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PeerName(pub Option<Arc<str>>);
 
-/// What is known of a connection from its handshakes; becomes the extensions [`TcpConnectInfo`] and [`PeerName`] of each request.
+/// What the handshakes of a connection say about the peer. Each request gets it as the extensions
+/// [`TcpConnectInfo`] and [`PeerName`].
 #[derive(Clone, Debug)]
 pub struct PeerInfo {
     pub(super) tcp: TcpConnectInfo,
@@ -25,7 +27,8 @@ pub struct PeerInfo {
     pub(super) permit: Weak<ConnectionPermit>,
 }
 
-/// Puts what is known of the peer where handlers find it, and tells the listener that the peer made a request.
+/// A layer that adds the peer's identity to the extensions of a request, and notes at the listener
+/// that the peer made a request.
 pub type IdentifyLayer = InterceptorLayer<fn(Request<()>) -> Result<Request<()>, Status>>;
 
 /// The layer that every server on an [`Incoming`](super::Incoming) needs.
@@ -49,7 +52,7 @@ fn split(mut request: Request<()>) -> Result<Request<()>, Status> {
 // === impl PeerName ===
 
 impl PeerName {
-    /// The name in a certificate that was checked.
+    /// The name in a certificate that was verified.
     pub(super) fn of(certificate: &CertificateDer<'_>) -> Self {
         let Ok(certificate) = EndEntityCert::try_from(certificate) else { return Self(None) };
         let uri = certificate.valid_uri_names().next();
@@ -74,7 +77,8 @@ fn common_name(mut subject: &[u8]) -> Option<&str> {
     None
 }
 
-/// The content of the first DER element, and what follows it. Names are short: lengths of more than two bytes are not read.
+/// The content of the first DER element, and the bytes after it. Names are short, so lengths of
+/// more than two bytes are not supported.
 fn element(der: &[u8]) -> Option<(&[u8], &[u8])> {
     let (_tag, rest) = der.split_first()?;
     let (length, rest) = match rest {
@@ -95,7 +99,7 @@ mod tests {
     fn name(common: Option<&str>, dns: &[&str], uri: &[&str]) -> Option<String> {
         let mut params = CertificateParams::new(dns.iter().map(|&name| name.to_owned()).collect::<Vec<_>>()).unwrap();
         params.distinguished_name = DistinguishedName::new();
-        params.distinguished_name.push(DnType::OrganizationName, "o".repeat(200)); // longer than a short length can say
+        params.distinguished_name.push(DnType::OrganizationName, "o".repeat(200)); // needs more than a one-byte length
         if let Some(common) = common {
             params.distinguished_name.push(DnType::CommonName, common);
         }

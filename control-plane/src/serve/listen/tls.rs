@@ -1,5 +1,6 @@
-//! Certificates of listeners, read again when their files change, so that they can be rotated without a restart. New files that do not fit together
-//! (a certificate whose key is not there yet) leave the old ones in force, and say so.
+//! Certificates of listeners. The files are read again when they change, so that certificates
+//! rotate without a restart. If new files do not fit together (a certificate whose key has not
+//! arrived yet), the old certificates stay in force and the log says so.
 
 use std::io;
 use std::path::PathBuf;
@@ -17,26 +18,27 @@ use crate::shutdown::Shutdown;
 /// Certificate files of one listener.
 #[derive(Clone, Debug)]
 pub struct TlsFiles {
-    /// Our certificate, with its chain, PEM.
+    /// The server's certificate with its chain, PEM.
     pub cert: PathBuf,
     /// Its key, PEM.
     pub key: PathBuf,
-    /// Who signs clients' certificates; when given, every client must show one.
+    /// The CA of client certificates, PEM. If set, every client must present a certificate.
     pub client_ca: Option<PathBuf>,
 }
 
 /// How a listener is protected.
 #[derive(Clone, Debug)]
 pub enum ServerTls {
-    /// Not at all.
+    /// Plaintext.
     Off,
-    /// With these files.
+    /// TLS with these files.
     Files(TlsFiles),
-    /// With a certificate made at each start, which clients cannot verify: it keeps others on the network path from reading, no more.
+    /// TLS with a self-signed certificate, created at each start. Clients cannot verify it: it only
+    /// keeps others on the network path from reading.
     SelfSigned,
 }
 
-/// What a listener shows to clients, now and after each change; `None` in clear.
+/// The TLS configuration, now and after each change; `None` for plaintext.
 pub(super) async fn configuration(tls: ServerTls, shutdown: &Shutdown) -> io::Result<Option<watch::Receiver<Arc<ServerConfig>>>> {
     Ok(match tls {
         ServerTls::Off => None,
@@ -45,12 +47,12 @@ pub(super) async fn configuration(tls: ServerTls, shutdown: &Shutdown) -> io::Re
     })
 }
 
-/// Reads the files, and again whenever they change.
+/// Reads the files, and again when they change.
 async fn follow(files: TlsFiles, mut shutdown: Shutdown) -> io::Result<watch::Receiver<Arc<ServerConfig>>> {
     let (sender, receiver) = watch::channel(Arc::new(server_config(&files).await.map_err(io::Error::other)?));
     let mut follows: Vec<FileWatcher> =
         [Some(&files.cert), Some(&files.key), files.client_ca.as_ref()].into_iter().flatten().map(FileWatcher::new).collect();
-    // What is there at first was just read.
+    // The first content was just read.
     for follow in &mut follows {
         let _ = follow.changed().await;
     }
@@ -78,7 +80,8 @@ async fn server_config(files: &TlsFiles) -> Result<ServerConfig, String> {
     let chain = certificates(cert).await?;
     let key_pem = file_watcher::read(key).await.map_err(|e| e.to_string())?;
     let key = PrivateKeyDer::from_pem_slice(key_pem.as_bytes()).map_err(|e| format!("{}: {e}", key.display()))?;
-    // An error means that it is installed already; all code of this process installs the same one.
+    // An error means that a provider is installed already; all code of this process installs the
+    // same one.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let builder = match client_ca {
         None => ServerConfig::builder().with_no_client_auth(),

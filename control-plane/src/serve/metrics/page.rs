@@ -1,4 +1,4 @@
-//! Families of metrics, written one after the other in OpenMetrics.
+//! Writes the metric families of a page one after another, in OpenMetrics.
 
 use std::fmt;
 
@@ -12,13 +12,13 @@ use crate::state::counters::TotalsHistogram;
 /// Names and values of labels.
 pub(super) type MetricLabels = Vec<(&'static str, String)>;
 
-/// A histogram as it is written: bounds with counts, and the sum.
+/// A histogram as it is written: bounds with their counts (not cumulative), and the sum.
 pub(super) struct HistogramBuckets {
     pub(super) counts: Vec<(f64, u64)>,
     pub(super) sum: f64,
 }
 
-/// Writes families one after the other.
+/// Writes metric families one after another.
 pub(super) struct MetricsPage<'e>(pub(super) DescriptorEncoder<'e>);
 
 // === impl HistogramBuckets ===
@@ -48,7 +48,7 @@ impl EncodeMetric for HistogramBuckets {
 // === impl MetricsPage ===
 
 impl MetricsPage<'_> {
-    /// The name is given without `_total`, which the encoder appends.
+    /// Writes a counter. `name` has no `_total`; the encoder appends it.
     pub(super) fn counter(&mut self, name: &str, help: &str, rows: impl IntoIterator<Item = (MetricLabels, u64)>) -> fmt::Result {
         let mut family = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
         for (labels, value) in rows {
@@ -79,7 +79,7 @@ impl MetricsPage<'_> {
     }
 }
 
-/// One row; without labels also without their braces.
+/// Writes one row; without labels it has no braces either.
 fn labelled(
     family: &mut MetricEncoder<'_>,
     labels: &MetricLabels,

@@ -1,7 +1,9 @@
-//! Where what a proxy says comes in, and is held to bounds: size and scope here, time where rows are read ([`pool_state::RowHead::receive`]).
+//! Checks the messages of proxies: size and scope here, time where rows are read
+//! ([`pool_state::RowHead::receive`]).
 //!
-//! A proxy speaks for itself alone, and of pools that it asked for and that are served here. What is out of bounds is left out and counted, the rest of
-//! its message is taken: a filter with a fault should lose what is wrong, not its state.
+//! A proxy may report only for itself, and only about pools that it requested and that this daemon
+//! serves. Parts outside these limits are dropped and counted, and the rest of the message is used:
+//! a faulty filter should lose only the faulty part.
 
 use std::sync::Arc;
 
@@ -13,50 +15,51 @@ use tonic::Status;
 
 use crate::state::peer_relay::ROW_BYTES_MAX;
 
-/// The most pools one proxy may ask for: a guard against nonsense, above what one Envoy serves.
+/// The most pools that one proxy may request: more than any Envoy serves.
 const POOLS_ASKED_MAX: usize = 256;
 
-/// The longest node id and pool name taken, in bytes.
+/// The longest node id and pool name accepted, in bytes.
 pub const NAME_BYTES_MAX: usize = 1024;
 
-/// The longest reason for a refusal that is kept, in bytes: a person reads it in the log.
+/// The longest reason for a refusal that is kept, in bytes, for the log.
 pub const REASON_BYTES_MAX: usize = 1024;
 
 /// The most placements in one message from a proxy, in bytes: twice what a filter puts into one.
 const SHARE_PLACEMENTS_BYTES_MAX: usize = 2 * PLACEMENTS_BYTES_MAX;
 
-/// What a proxy may speak of.
+/// The pools that a proxy may report about.
 #[derive(Debug)]
 pub struct ProxyScope {
     pools: Vec<String>,
 }
 
-/// What a proxy said, within bounds.
+/// A message of a proxy, within the limits.
 #[derive(Debug)]
 pub enum AdmittedMessage {
-    /// It took a pool update over, or did not.
+    /// The proxy applied or refused a pool update.
     Ack(state::Ack),
-    /// What its VMs counted.
+    /// Counters of its VMs.
     Report(Vec<state::VmCounters>),
-    /// What it has under way and placed.
+    /// Its load and placements.
     Share(state::LoadReport),
-    /// What ended requests saw.
+    /// Measured times of finished requests.
     Observations(state::Observations),
 }
 
-/// A message as admitted.
+/// The result of checking a message.
 #[derive(Debug)]
 pub struct Admission {
-    /// What is taken, if anything.
+    /// The accepted message; `None` if nothing of it is accepted.
     pub message: Option<AdmittedMessage>,
-    /// Parts of it that were out of bounds.
+    /// The number of parts that were dropped.
     pub refused: u64,
 }
 
-/// The first message of a stream: who it is. Of the pools asked for only those served stay, the others are returned beside.
+/// Checks the first message of a stream. Keeps the requested pools that are served here, and
+/// returns the others separately.
 ///
 /// # Errors
-/// Says which rule of the protocol it breaks.
+/// Says which rule of the protocol the Hello breaks.
 pub fn hello(mut hello: state::Hello, served: &[Arc<str>]) -> Result<(state::Hello, Vec<String>), Status> {
     if hello.schema != proto::SCHEMA {
         return Err(Status::failed_precondition(format!(
@@ -67,7 +70,7 @@ pub fn hello(mut hello: state::Hello, served: &[Arc<str>]) -> Result<(state::Hel
         )));
     }
     if hello.pools.len() > POOLS_ASKED_MAX {
-        return Err(Status::invalid_argument(format!("asked for {} pools, at most {POOLS_ASKED_MAX}", hello.pools.len())));
+        return Err(Status::invalid_argument(format!("{} pools requested, at most {POOLS_ASKED_MAX} are allowed", hello.pools.len())));
     }
     if hello.pools.iter().chain([&hello.node_id]).any(|name| name.len() > NAME_BYTES_MAX) {
         return Err(Status::invalid_argument(format!("a node id or pool name is longer than {NAME_BYTES_MAX} bytes")));
@@ -81,16 +84,16 @@ pub fn hello(mut hello: state::Hello, served: &[Arc<str>]) -> Result<(state::Hel
 // === impl ProxyScope ===
 
 impl ProxyScope {
-    /// Of these pools, each served here.
+    /// Creates the scope of a proxy with these pools, all of them served here.
     #[must_use]
     pub fn new(pools: Vec<String>) -> Self {
         Self { pools }
     }
 
-    /// Takes in a message.
+    /// Checks a message.
     ///
     /// # Errors
-    /// [`Status::invalid_argument`] when no proxy says that at this place.
+    /// [`Status::invalid_argument`] if the protocol does not allow the message at this point.
     pub fn admit(&self, message: state::ProxyMessage) -> Result<Admission, Status> {
         let (said, refused) = match message.message {
             Some(proxy_message::Message::Ack(ack)) => single(self.ack(ack).map(AdmittedMessage::Ack)),
@@ -103,12 +106,12 @@ impl ProxyScope {
             Some(proxy_message::Message::LoadReport(share)) => single(self.share(share).map(AdmittedMessage::Share)),
             Some(proxy_message::Message::Observations(told)) => single(self.observations(told).map(AdmittedMessage::Observations)),
             Some(proxy_message::Message::Hello(_)) => return Err(Status::invalid_argument("a second Hello")),
-            None => (None, 0), // a newer filter may say more than this daemon understands
+            None => (None, 0), // a message that only a newer filter and daemon know
         };
         Ok(Admission { message: said, refused })
     }
 
-    /// Which pools.
+    /// The pools of the proxy.
     #[must_use]
     pub fn pools(&self) -> &[String] {
         &self.pools

@@ -1,12 +1,15 @@
-//! The state stream as HTTP calls, for proxies that allow their filters no gRPC: the same messages, the same [`StateServer`] behind them.
+//! The state stream as HTTP calls, for proxies that do not allow their filters gRPC. The messages
+//! and the [`StateServer`] are the same.
 //!
 //! ```text
 //! POST /switchpoint/state/tell   messages of the proxy, framed   ──▶ 200
 //! POST /switchpoint/state/hear   nothing                         ──▶ 200 and messages, framed, as soon as there are any; none after HOLD_MAX
 //! ```
-//! A header names the connection that a call belongs to. The first call of one tells a Hello, and begins what a stream is: a task with two ends, of
-//! which the calls hold the other ones. It is over when its daemon end says so, which the next call is told, or when nobody has called for
-//! [`SILENCE_MAX`]. A message that did not arrive is not sent again: the proxy then begins anew, as it does when a stream breaks.
+//! A header names the connection that a call belongs to. The first call of a connection sends a
+//! Hello and starts the task of a stream; the calls feed and read its two channels. The connection
+//! ends when the daemon ends it, which the next call reports, or after [`SILENCE_MAX`] without a
+//! call. A lost message is not sent again: the proxy then begins a new connection, as after a
+//! broken stream.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -34,45 +37,47 @@ use super::{StateServer, refusal};
 use crate::serve::listen::PeerName;
 use crate::state::peer::{Origin, RemoteAddress, StreamQuota};
 
-/// How long a call is held when there is nothing to say. Metrics come twice a second: this is for a proxy whose pools are not known yet.
+/// How long a call is held while there is no message. Metrics come at least twice a second, so this
+/// matters only for a proxy without known pools.
 const HOLD_MAX: Duration = Duration::from_secs(1);
 
-/// A connection on which nobody called for so long is over: far above the pause between two calls, and what a proxy takes for our silence.
+/// How long a connection lives without a call: far longer than the pause between two calls, and the
+/// time after which a proxy gives the daemon up.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
 
-/// Messages told but not taken yet, of one connection; a call that tells more waits.
+/// Messages of one connection that were received but not processed yet; a call with more waits.
 const TOLD_MAX: usize = 16;
 
-/// The most messages of one call: those of seconds in which the daemon answered nothing.
+/// The most messages of one call: those of several seconds without an answer from the daemon.
 const MESSAGES_MAX: usize = 4_096;
 
-/// No further message is put into an answer of so many bytes.
+/// An answer with this many bytes or more gets no further message.
 const ANSWER_BYTES: usize = MESSAGE_BYTES_MAX / 4;
 
 /// The header that names a connection.
 const SESSION: &str = "x-switchpoint-session";
 
-/// How long the body of a call may take: a proxy sends it at once.
+/// How long the body of a call may take to arrive; a proxy sends it at once.
 const UPLOAD_MAX: Duration = Duration::from_secs(10);
 
-/// The connections.
+/// All connections, by the number in the header.
 #[derive(Clone, Debug)]
 struct CallConnections {
     server: StateServer,
     table: Arc<Mutex<BTreeMap<u64, Arc<CallConnection>>>>,
 }
 
-/// The proxy's ends of a connection.
+/// The proxy's side of a connection.
 #[derive(Debug)]
 struct CallConnection {
-    /// Whose it is: calls from elsewhere are none of it.
+    /// The origin that began the connection; calls of other origins cannot use it.
     origin: Origin,
     from_proxy: mpsc::Sender<Result<state::ProxyMessage, Status>>,
     to_proxy: AsyncMutex<mpsc::Receiver<Result<state::DaemonMessage, Status>>>,
     called: Mutex<Instant>,
 }
 
-/// The routes.
+/// The routes of the calls.
 pub fn router(server: StateServer) -> Router {
     Router::new()
         .route("/switchpoint/state/tell", post(receive_call))
@@ -87,7 +92,8 @@ async fn receive_call(
     body: Body,
 ) -> Result<(), CallRefusal> {
     let session = session(&headers)?;
-    // Before it is read, and until all of it is taken: a body takes as much memory as a message may.
+    // Acquired before the body is read and held until all of it is processed: a body takes as much
+    // memory as a message may.
     let _permit = calls.server.shared.origins.acquire(StreamQuota::Upload, &remote.origin, Instant::now()).map_err(refusal)?;
     let body = tokio::time::timeout(UPLOAD_MAX, to_bytes(body, MESSAGE_BYTES_MAX)).await;
     let body = body.map_err(|_| Status::deadline_exceeded("the body took too long"))?;
@@ -116,7 +122,7 @@ async fn poll_call(
         Err(_) => return Ok(answer),
         Ok(first) => push(&mut answer, first.ok_or_else(over)?)?,
     }
-    // What more there is right now; that it is the end, the next call is told.
+    // Add the messages that are ready now. If the connection ended, the next call reports it.
     while answer.len() < ANSWER_BYTES
         && let Ok(Ok(message)) = heard.try_recv()
     {
@@ -144,7 +150,7 @@ fn messages(body: &[u8]) -> Result<Vec<state::ProxyMessage>, CallRefusal> {
             rest = after;
             state::ProxyMessage::decode(message).ok()
         });
-        messages.push(message.ok_or_else(|| CallRefusal(Status::invalid_argument("this is no sequence of messages")))?);
+        messages.push(message.ok_or_else(|| CallRefusal(Status::invalid_argument("the body is not a sequence of messages")))?);
     }
     if rest.is_empty() { Ok(messages) } else { Err(CallRefusal(Status::invalid_argument(format!("more than {MESSAGES_MAX} messages")))) }
 }
@@ -156,13 +162,13 @@ fn over() -> CallRefusal {
 // === impl CallConnections ===
 
 impl CallConnections {
-    /// The connection of that name, if it is of that origin.
+    /// The connection with this number, if it belongs to this origin.
     fn find(&self, session: u64, origin: &Origin) -> Option<Arc<CallConnection>> {
         let connection = self.table.lock().unwrap_or_else(PoisonError::into_inner).get(&session).cloned();
         connection.filter(|connection| connection.origin == *origin).inspect(|connection| connection.record_call())
     }
 
-    /// Begins a connection, and ends it when it is over.
+    /// Begins a connection, and removes it when it has ended.
     fn begin(&self, session: u64, remote: RemoteAddress) -> Result<Arc<CallConnection>, CallRefusal> {
         let permit = self.server.acquire(&remote)?;
         let ((told, inbound), (outbound, heard)) = (mpsc::channel(TOLD_MAX), mpsc::channel(1));
@@ -171,11 +177,12 @@ impl CallConnections {
             Arc::new(CallConnection { origin, from_proxy: told, to_proxy: AsyncMutex::new(heard), called: Mutex::new(Instant::now()) });
         match self.table.lock().unwrap_or_else(PoisonError::into_inner).entry(session) {
             Entry::Vacant(entry) => drop(entry.insert(Arc::clone(&connection))),
-            Entry::Occupied(_) => return Err(over()), // another's, or begun this moment by another call
+            Entry::Occupied(_) => return Err(over()), // of another origin, or just begun by another call
         }
         let (calls, ours) = (self.clone(), Arc::clone(&connection));
         tokio::spawn(async move {
-            // Calls come by many connections: none of them is that of an EDS stream for sure.
+            // Calls use many TCP connections, so none of them identifies the EDS stream of the same
+            // Envoy.
             let remote = RemoteAddress { socket: None, ..remote };
             let served = calls.server.clone().serve(ReceiverStream::new(inbound), outbound.clone(), remote, permit);
             let ended = tokio::select! {
@@ -183,7 +190,7 @@ impl CallConnections {
                 () = ours.wait_for_silence() => Ok(()),
             };
             if let Err(status) = ended {
-                // For the call that waits, or the next.
+                // For the call that waits, or for the next one.
                 let _ = tokio::time::timeout(SILENCE_MAX, outbound.send(Err(status))).await;
                 let _ = tokio::time::timeout(SILENCE_MAX, outbound.reserve()).await;
             }
@@ -200,7 +207,7 @@ impl CallConnection {
         *self.called.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 
-    /// Returns when nobody has called for [`SILENCE_MAX`].
+    /// Returns after [`SILENCE_MAX`] without a call.
     async fn wait_for_silence(&self) {
         loop {
             let until = *self.called.lock().unwrap_or_else(PoisonError::into_inner) + SILENCE_MAX;
@@ -212,7 +219,7 @@ impl CallConnection {
     }
 }
 
-/// Why a call is refused, as the stream would have ended.
+/// Why a call is refused: the status that a stream would have ended with.
 struct CallRefusal(Status);
 
 impl From<Status> for CallRefusal {
@@ -221,7 +228,7 @@ impl From<Status> for CallRefusal {
     }
 }
 
-/// Who calls.
+/// The origin and address of a caller.
 struct CallOrigin(RemoteAddress);
 
 impl<S: Sync> FromRequestParts<S> for CallOrigin {

@@ -1,7 +1,7 @@
-//! What one proxy is to be sent next: pure, with time as an argument.
+//! What one proxy gets next. Pure, with time as an argument.
 //!
-//! A session never queues. Whenever the stream can take a message, [`StateSession::next`] makes the newest one that is due; whatever a
-//! slow reader missed in between it never needed.
+//! A session has no queue. Whenever the stream can take a message, [`StateSession::next`] makes the
+//! newest one that is due, so a slow reader skips outdated messages.
 //!
 //! ```text
 //! no pool update yet ── all members known to its Envoy, or FIRST_POOL_UPDATE_WAIT over ──▶ pool update ──▶ metrics, metrics, ...
@@ -21,29 +21,32 @@ use crate::state::peer::ProxyProcess;
 use crate::state::peer_relay::RelayCursor;
 use crate::state::shared::{DaemonState, EdsStreams, PoolViews, ProxyEds, ProxyPool};
 
-/// After a Hello, how long an EDS stream of the same proxy is waited for before Envoy counts as getting its hosts from elsewhere (Istio,
-/// static clusters); and, for such an Envoy, how long a new endpoint is held back so that its other source can tell it.
+/// How long after a Hello an EDS stream of the same proxy may take to open. After that the daemon
+/// assumes that the proxy's Envoy gets its hosts from elsewhere (Istio, static clusters). For such
+/// an Envoy it is also how long a new endpoint is withheld, so that the other source can deliver
+/// it.
 pub const EDS_ABSENT_GRACE: Duration = Duration::from_millis(300);
 
-/// How long the first pool update of a stream waits to be complete: an Envoy acknowledges EDS in milliseconds, and a proxy without state parks
-/// its requests for no more than 2 s.
+/// How long the first pool update of a stream waits to be complete. An Envoy acknowledges EDS in
+/// milliseconds, and a proxy without state parks its requests for 2 s at most.
 pub const FIRST_POOL_UPDATE_WAIT: Duration = Duration::from_secs(1);
 
-/// The least time between two metrics messages of a pool: engines change their gauges no faster than their steps of some 20 ms, and a
-/// proxy's own ledger is fresher anyway.
+/// The least time between two metrics messages of a pool. Engines change their gauges no faster
+/// than their steps of about 20 ms, and a proxy's own in-flight ledger is newer anyway.
 pub const METRICS_INTERVAL_MIN: Duration = Duration::from_millis(50);
 
-/// Metrics unchanged are sent this often: twice the rate that the filter counts on.
+/// How often unchanged metrics are sent: twice as often as the filter requires.
 const HEARTBEAT: Duration = Duration::from_millis(METRICS_INTERVAL_MAX_MS / 2);
 
-/// Pool updates sent whose acknowledgement is remembered; a proxy further behind than this acknowledges a newer one sooner or later.
+/// Sent pool updates whose acknowledgement is awaited. A proxy that is further behind acknowledges
+/// a newer one later.
 const UNACKED_MAX: usize = 64;
 
-/// How often a stream's term is raised, for each pool, because the proxy holds state of a later one. Once is enough for a proxy that tells the truth; each
-/// costs a whole pool update.
+/// How often the term of a stream is raised, for each pool, because the proxy holds state of a
+/// later term. A correct proxy needs one; each costs a whole pool update.
 pub const RAISES_MAX: u32 = 3;
 
-/// A proxy's stream.
+/// What one proxy has been sent.
 #[derive(Debug)]
 pub struct StateSession {
     peer: ProxyProcess,
@@ -51,18 +54,19 @@ pub struct StateSession {
     pools: BTreeMap<String, PoolSession>,
 }
 
-/// What a proxy was sent of one pool.
+/// What a proxy has been sent of one pool.
 #[derive(Debug, Default)]
 struct PoolSession {
     pool_update: Option<SentPoolUpdate>,
     metrics: Option<SentMetrics>,
     unacked: VecDeque<(Version, u64)>,
-    /// Its pool updates are of this term at least: above what the proxy held when it refused one of ours. The daemon's own term stays what it is, so that what one
-    /// proxy says of its state reaches no other.
+    /// The least term of its pool updates: above the term of the state that the proxy held when it
+    /// refused one. The daemon's own term does not change, so a false report of one proxy does not
+    /// affect others.
     term_min: u64,
     raises: u32,
     relayed: RelayCursor,
-    /// The sequence of what was learned, as sent last.
+    /// The sequence of the models sent last.
     learned: Option<u64>,
     status: ProxyPool,
 }
@@ -71,7 +75,7 @@ struct PoolSession {
 struct SentPoolUpdate {
     version: Version,
     revision: u64,
-    /// Positions in the view's members.
+    /// Positions in the members of the view.
     rows: Vec<usize>,
 }
 
@@ -81,33 +85,34 @@ struct SentMetrics {
     revision: u64,
 }
 
-/// Which members a proxy may hear of now.
+/// Which members may be sent to a proxy now.
 #[derive(Clone, Copy, Debug)]
 enum MemberGate {
-    /// Its Envoy acknowledged this EDS revision.
+    /// Those in this EDS revision, which its Envoy acknowledged.
     Eds(u64),
-    /// Its Envoy is not ours to tell: whoever joined before this moment.
+    /// Those that joined before this moment: its Envoy gets its hosts from elsewhere.
     JoinedBefore(Instant),
-    /// Its Envoy may yet ask.
+    /// None: its Envoy may still open an EDS stream.
     Undecided,
 }
 
 // === impl StateSession ===
 
 impl StateSession {
-    /// A proxy said hello and asked for `pools`.
+    /// Starts a session after a Hello that requested `pools`.
     #[must_use]
     pub fn new(peer: ProxyProcess, pools: impl IntoIterator<Item = String>, now: Instant) -> Self {
         Self { peer, begun: now, pools: pools.into_iter().map(|name| (name, PoolSession::default())).collect() }
     }
 
-    /// What the proxy has, for people and for those who wait for its acknowledgement.
+    /// What the proxy has of each pool, for display and for waits for its acknowledgement.
     #[must_use]
     pub fn status(&self) -> BTreeMap<String, ProxyPool> {
         self.pools.iter().map(|(name, pool)| (name.clone(), pool.status.clone())).collect()
     }
 
-    /// The newest message that is due, if any: pool updates before metrics, then what was learned, what other proxies tell last.
+    /// The newest message that is due, if any. The order is pool updates, metrics, learned models,
+    /// load of other proxies.
     pub fn next(&mut self, shared: &DaemonState, now: Instant) -> Option<state::DaemonMessage> {
         use state::daemon_message::Message::{LearnedModels, Metrics, PeerLoad, PoolUpdate};
         let (views, eds) = (shared.pools.borrow().clone(), shared.eds.borrow());
@@ -140,13 +145,14 @@ impl StateSession {
         None
     }
 
-    /// When the proxy may be told of others again, of any pool; past when it may be at once.
+    /// When the proxy may next get the load of other proxies, over all pools. A past time means at
+    /// once.
     #[must_use]
     pub fn relay_at(&self, now: Instant) -> Instant {
         self.pools.values().filter_map(|pool| pool.relayed.due_at()).max().unwrap_or(now)
     }
 
-    /// When to ask again though nobody changed anything.
+    /// When to call [`Self::next`] again if nothing changes.
     #[must_use]
     pub fn wake_at(&self, pools: &PoolViews, now: Instant) -> Instant {
         let mut at = now + HEARTBEAT;
@@ -169,7 +175,8 @@ impl StateSession {
         at
     }
 
-    /// The proxy acknowledged or refused a pool update. An acknowledgement of what was never sent changes nothing.
+    /// Records an acknowledgement or refusal of a pool update. One for a version that was not sent
+    /// changes nothing.
     pub fn ack(&mut self, ack: state::Ack) -> Option<&ProxyPool> {
         let state::Ack { pool, version, refused, held } = ack;
         let [version, held] = [version, held].map(|v| v.map(|v| Version { term: v.term, sequence: v.sequence }));
@@ -193,8 +200,9 @@ impl StateSession {
 // === impl PoolSession ===
 
 impl PoolSession {
-    /// The proxy holds `held`, of a life of the daemon whose clock was ahead, or of another daemon: it takes nothing older. A term at the end of its range
-    /// has none above it; such a proxy keeps what it has until it is restarted.
+    /// Raises the term above `held`, the state that the proxy has from another daemon or from a
+    /// start of this one with a clock ahead: the proxy refuses anything older. If the term is at
+    /// the end of its range, the proxy keeps its state until it is restarted.
     fn raise_above(&mut self, held: Version) {
         if let Some(above) = held.term.checked_add(1)
             && self.raises < RAISES_MAX
@@ -222,11 +230,12 @@ impl PoolSession {
         let withheld = view.members.len() - rows.len();
         self.status.withheld = withheld;
         let due = match &self.pool_update {
-            // A first pool update short of members would replace a complete one the proxy may have, or end its parking too soon.
+            // A first pool update without all members would replace a complete one that the proxy
+            // may have, or end its parking too soon.
             None => withheld == 0 && !matches!(gate, MemberGate::Undecided) || now >= begun + FIRST_POOL_UPDATE_WAIT,
             Some(sent) => sent.revision != view.revision || sent.rows != rows,
         };
-        // Held back entirely is no reason to tell a proxy that the pool is empty.
+        // If all members are withheld, send nothing: the proxy would take the pool for empty.
         if !due || (rows.is_empty() && withheld > 0) {
             return None;
         }
@@ -260,7 +269,8 @@ impl PoolSession {
         if !due {
             return None;
         }
-        // While a newer pool update is held back, the old one's endpoints are not the view's: say that we live, and nothing of them.
+        // While a newer pool update is withheld, the sent endpoints are not those of the view: send
+        // a heartbeat with unknown metrics.
         let current = pool_update.revision == view.revision;
         let of_row = |&i: &usize| view.metrics.get(i).filter(|_| current).cloned().unwrap_or_default();
         let metrics: Vec<EndpointMetrics> = pool_update.rows.iter().map(of_row).collect();

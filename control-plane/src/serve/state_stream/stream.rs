@@ -1,4 +1,5 @@
-//! A proxy's stream without the sockets: what it says goes where it belongs, what it is to be sent comes out.
+//! A proxy's stream without the sockets: distributes the messages of the proxy, and makes the
+//! messages for it.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -19,17 +20,18 @@ pub struct StateStream {
     peer: ProxyProcess,
     scope: ProxyScope,
     session: StateSession,
-    /// Its row in the table of proxies, gone with it.
+    /// Key of its row in the table of proxies; dropping the stream removes the row.
     stream_id: u64,
-    /// Pool updates it refused.
+    /// Pool updates that the proxy refused.
     refusals: u64,
 }
 
 // === impl StateStream ===
 
 impl StateStream {
-    /// A proxy at `remote` said hello. It is in the table of proxies from now on, and any older stream of it no longer. What it is to be told first
-    /// comes back, too.
+    /// Begins the stream after the Hello of a proxy at `remote`. Adds the stream to the table of
+    /// proxies in place of any older one of the same process. Also returns the first message for
+    /// the proxy.
     ///
     /// # Errors
     /// Says which rule of the protocol the Hello breaks.
@@ -42,7 +44,7 @@ impl StateStream {
         let (hello, unknown_pools) = admission::hello(hello, &shared.pool_names)?;
         let peer = shared.origins.peer(&hello, remote);
         if !unknown_pools.is_empty() {
-            tracing::warn!(node = peer.node_id, unknown = ?unknown_pools, known = ?shared.pool_names, "a proxy asks for pools that are not configured here");
+            tracing::warn!(node = peer.node_id, unknown = ?unknown_pools, known = ?shared.pool_names, "a proxy requests pools that are not configured here");
         }
         let session = StateSession::new(peer.clone(), hello.pools.iter().cloned(), now);
         let stream_id = shared.next_stream_id();
@@ -61,25 +63,26 @@ impl StateStream {
         Ok((Self { shared: Arc::clone(shared), peer, scope, session, stream_id, refusals: 0 }, welcome))
     }
 
-    /// Who it is with.
+    /// The proxy process at the other end.
     #[must_use]
     pub fn peer(&self) -> &ProxyProcess {
         &self.peer
     }
 
-    /// The pools it is about.
+    /// The pools of the stream.
     #[must_use]
     pub fn pools(&self) -> &[String] {
         self.scope.pools()
     }
 
-    /// Its row in the table of proxies; not there any more: a newer stream of the process took over.
+    /// Key of its row in the table of proxies. If the row is missing, a newer stream of the process
+    /// has replaced this one.
     #[must_use]
     pub fn stream_id(&self) -> u64 {
         self.stream_id
     }
 
-    /// The proxy said this.
+    /// Processes a message of the proxy.
     ///
     /// # Errors
     /// Says why the stream must end.
@@ -110,20 +113,20 @@ impl StateStream {
     /// The newest message that is due, if any.
     pub fn next(&mut self, now: Instant) -> Option<state::DaemonMessage> {
         let message = self.session.next(&self.shared, now)?;
-        // Some hundred a second, and none of them changes what is known of the proxy.
+        // Peer load is sent some hundred times a second and does not change the status.
         if !matches!(message.message, Some(daemon_message::Message::PeerLoad(_))) {
             self.update();
         }
         Some(message)
     }
 
-    /// When the proxy may be told of others again.
+    /// When the proxy may next get the load of other proxies.
     #[must_use]
     pub fn relay_at(&self, now: Instant) -> Instant {
         self.session.relay_at(now)
     }
 
-    /// When to ask again though nobody changed anything.
+    /// When to call [`Self::next`] again if nothing changes.
     #[must_use]
     pub fn wake_at(&self, pools: &PoolViews, now: Instant) -> Instant {
         self.session.wake_at(pools, now)
@@ -133,14 +136,15 @@ impl StateStream {
         if !ack.refused.is_empty() {
             self.refusals += 1;
             self.shared.counters().pool_updates_refused += 1;
-            // The first of a stream, then ever fewer: a peer can refuse as fast as it can speak.
+            // Log the first refusal of a stream, then ever fewer: a peer can refuse as fast as it
+            // can send.
             if self.refusals.is_power_of_two() {
                 tracing::error!(
                     pool = ack.pool,
                     why = ack.refused,
                     held_term = ack.held.map(|held| held.term),
                     process = format!("{:016x}", self.peer.process_id),
-                    "a proxy refused a pool update; it keeps the one it had"
+                    "a proxy refused a pool update; it keeps its old one"
                 );
             }
         }
@@ -167,7 +171,7 @@ impl Drop for StateStream {
             gone = proxies.remove(&self.stream_id);
             gone.is_some()
         });
-        // Replaced by a newer stream of the process, it is not in the table any more: the process stays.
+        // If a newer stream has replaced this one, the row is gone and the process stays.
         if let Some(proxy) = gone {
             for pool in proxy.pools.keys() {
                 self.shared.relay().leave(pool, proxy.peer.id);

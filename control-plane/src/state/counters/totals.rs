@@ -1,70 +1,74 @@
-//! What was counted in a pool, and how it adds up. Names in it may be clients' choice: each kind has a limit, beyond which all are counted as one.
+//! Counts of a pool, and their addition. Clients choose some of the names, so each kind of name has
+//! a limit; all names beyond it are counted as one.
 
 use std::collections::BTreeMap;
 
 use proto::{HISTOGRAM_BOUNDS, state};
 use scheduler::{ENDPOINTS_MAX, Generation, Slot};
 
-/// The most models told apart in a pool; the rest is counted as [`OTHER`]. Clients choose these names; the reference has the same cap.
+/// The most models counted separately in a pool; the rest counts as [`OTHER`]. Clients choose these
+/// names; llm-d has the same limit.
 pub const MODELS_MAX: usize = 1000;
 
-/// The most models of one VM that are kept.
+/// The most models kept of one VM.
 const MODELS_PER_VM_MAX: usize = pool_state::MODELS_MAX + 1;
 
-/// Stands for all models beyond the cap.
+/// The label of all models beyond the limit.
 pub const OTHER: &str = "other";
 
-/// The longest model name or reason kept, in bytes.
+/// The longest model name or reason kept, in bytes; longer ones are truncated.
 const NAME_BYTES_MAX: usize = 256;
 
-/// The longest text of a VM's running requests that is kept, in bytes: several times what a filter writes.
+/// The longest list of a VM's running requests that is kept, in bytes: several times what a filter
+/// writes.
 const RUNNING_BYTES_MAX: usize = 64 << 10;
 
-/// The most drop reasons or HTTP statuses kept apart in one place.
+/// The most drop reasons or HTTP statuses counted separately in one place.
 const KEYS_MAX: usize = 64;
 
 /// Counts of a pool.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CounterTotals {
-    /// VMs that reported lately.
+    /// VMs that reported recently.
     pub vms: u64,
-    /// By life of an endpoint.
+    /// Counts of each generation of an endpoint.
     pub endpoints: BTreeMap<(Generation, Slot), EndpointTotals>,
     /// Counts of requests, by label.
     pub models: BTreeMap<TotalsLabel, ModelTotals>,
-    /// Requests refused by us, by drop reason.
+    /// Requests that proxies refused, by drop reason.
     pub dropped: BTreeMap<String, u64>,
     /// Time of a pick, in µs.
     pub pick_us: TotalsHistogram,
     /// Entries of the largest prefix index.
     pub prefix_entries: u64,
-    /// Entries evicted.
+    /// Entries evicted from prefix indexes.
     pub prefix_evictions: u64,
-    /// Placements that nobody was told of, as too many waited to be told.
+    /// Placements that were not sent to others because too many waited.
     pub placements_dropped: u64,
-    /// Of each VM its requests with an SLO that run now, as [`exchange::record::running`] has them.
+    /// The running requests with an SLO, one text for each VM, as [`exchange::record::running`]
+    /// writes it.
     pub running: Vec<Box<str>>,
 }
 
 /// The label of a count of requests.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TotalsLabel {
-    /// The model asked for.
+    /// The requested model.
     pub model: String,
-    /// The model sent on.
+    /// The model in the request to the endpoint.
     pub target: String,
     /// The priority.
     pub priority: i32,
 }
 
-/// Counts of one endpoint's life.
+/// Counts of one generation of an endpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EndpointTotals {
-    /// Named first in a ranked list.
+    /// Times named first in a ranked list.
     pub picked: u64,
-    /// Answered.
+    /// Requests answered.
     pub served: u64,
-    /// Refused or reset before a response.
+    /// Requests refused or reset before a response.
     pub failed: u64,
     /// Requests outstanding now.
     pub requests: u64,
@@ -72,7 +76,7 @@ pub struct EndpointTotals {
     pub prefill_tokens: u64,
     /// Tokens being generated now.
     pub decode_tokens: u64,
-    /// Prompts whose first token is waited for now.
+    /// Prompts that wait for their first token now.
     pub prompts: u64,
     /// Requests with an SLO outstanding now.
     pub tracked: u64,
@@ -83,9 +87,9 @@ pub struct EndpointTotals {
 pub struct ModelTotals {
     /// Requests begun.
     pub requests: u64,
-    /// By HTTP status of the reply.
+    /// Error answers by HTTP status.
     pub errors: BTreeMap<String, u64>,
-    /// Whole exchanges, in ms.
+    /// Time of whole exchanges, in ms.
     pub duration_ms: TotalsHistogram,
     /// Time to the first token, in ms.
     pub ttft_ms: TotalsHistogram,
@@ -110,7 +114,7 @@ pub struct ModelTotals {
 /// Counts by bucket of [`HISTOGRAM_BOUNDS`], the last one unbounded.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TotalsHistogram {
-    /// By bucket.
+    /// Counts by bucket.
     pub counts: [u64; HISTOGRAM_BOUNDS.len() + 1],
     /// Sum of the values.
     pub sum: f64,
@@ -153,7 +157,7 @@ impl CounterTotals {
         totals
     }
 
-    /// What was counted in this process, where nothing need be checked.
+    /// The counts of this process's own ext_proc server; they need no checks.
     #[must_use]
     pub fn from_pool(pool: &exchange::ManagedPool, pick_us: &pool_state::CountHistogram) -> Self {
         let (counters, prefixes) = (pool.counters(), pool.prefixes().stats());
@@ -174,9 +178,9 @@ impl CounterTotals {
         Self {
             vms: 1,
             endpoints: counters.endpoints().iter().map(endpoint).collect(),
-            models: counters.models().iter().map(|m| (TotalsLabel::of_front(&m.label), ModelTotals::of_front(m))).collect(),
+            models: counters.models().iter().map(|m| (TotalsLabel::of_local(&m.label), ModelTotals::of_local(m))).collect(),
             dropped: counters.dropped().iter().map(|(reason, count)| ((*reason).to_owned(), *count)).collect(),
-            pick_us: TotalsHistogram::of_front(pick_us),
+            pick_us: TotalsHistogram::of_local(pick_us),
             prefix_entries: prefixes.entries as u64,
             prefix_evictions: prefixes.evictions,
             placements_dropped: pool.placements_dropped(),
@@ -184,9 +188,9 @@ impl CounterTotals {
         }
     }
 
-    /// How much memory it takes, about.
+    /// The memory that it takes, in bytes, approximately.
     pub(super) fn bytes(&self) -> usize {
-        // What a tree of such entries takes for each, besides the entry.
+        // Memory of a tree for each entry, beside the entry.
         const NODE: usize = 16;
         let counts = |counts: &BTreeMap<String, u64>| counts.keys().map(|key| key.len() + size_of::<(String, u64)>() + NODE).sum::<usize>();
         let model = |(label, totals): (&TotalsLabel, &ModelTotals)| {
@@ -197,7 +201,7 @@ impl CounterTotals {
         endpoints + self.models.iter().map(model).sum::<usize>() + counts(&self.dropped) + running
     }
 
-    /// Adds another's counts; what it has outstanding only if that is `fresh`.
+    /// Adds the counts of `other`. What it has outstanding counts only if it is `fresh`.
     pub(super) fn add(&mut self, other: &Self, fresh: bool) {
         if fresh {
             self.vms += other.vms;
@@ -207,7 +211,7 @@ impl CounterTotals {
         for (id, row) in &other.endpoints {
             self.endpoints.entry(*id).or_default().add(row, fresh);
         }
-        // Lives long over; the newest are the largest.
+        // Drop old generations; the newest have the largest keys.
         while self.endpoints.len() > 4 * ENDPOINTS_MAX {
             self.endpoints.pop_first();
         }
@@ -230,7 +234,7 @@ impl CounterTotals {
 // === impl TotalsLabel ===
 
 impl TotalsLabel {
-    fn of_front(label: &pool_state::ModelLabel) -> Self {
+    fn of_local(label: &pool_state::ModelLabel) -> Self {
         Self { model: label.model.to_string(), target: label.target_model.to_string(), priority: label.priority }
     }
 }
@@ -275,13 +279,13 @@ impl ModelTotals {
         }
     }
 
-    fn of_front(m: &pool_state::ModelCounters) -> Self {
+    fn of_local(m: &pool_state::ModelCounters) -> Self {
         Self {
             requests: m.requests,
             errors: m.errors.iter().map(|(status, count)| (status.to_string(), *count)).collect(),
-            duration_ms: TotalsHistogram::of_front(&m.duration_ms),
-            ttft_ms: TotalsHistogram::of_front(&m.ttft_ms),
-            tpot_ms: TotalsHistogram::of_front(&m.tpot_ms),
+            duration_ms: TotalsHistogram::of_local(&m.duration_ms),
+            ttft_ms: TotalsHistogram::of_local(&m.ttft_ms),
+            tpot_ms: TotalsHistogram::of_local(&m.tpot_ms),
             prompt_tokens: m.prompt_tokens,
             completion_tokens: m.completion_tokens,
             cached_tokens: m.cached_tokens,
@@ -313,7 +317,7 @@ impl ModelTotals {
 // === impl TotalsHistogram ===
 
 impl TotalsHistogram {
-    /// How many values.
+    /// The number of values.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.counts.iter().fold(0, |sum, count| sum.saturating_add(*count))
@@ -336,7 +340,7 @@ impl TotalsHistogram {
         histogram
     }
 
-    fn of_front(histogram: &pool_state::CountHistogram) -> Self {
+    fn of_local(histogram: &pool_state::CountHistogram) -> Self {
         Self { counts: histogram.counts, sum: histogram.sum }
     }
 

@@ -1,4 +1,4 @@
-//! The admin listener, as people, probes and Prometheus use it.
+//! The admin listener, as operators, probes and Prometheus use it.
 
 use std::io::Write;
 use std::path::Path;
@@ -12,7 +12,8 @@ use serde_json::json;
 
 use super::harness::{FilterStream, daemon, get, get_json, until};
 
-/// Reads a page with the parser of `prometheus_client`; fails on what it refuses. Gives the samples, a line each.
+/// Parses a page with `prometheus_client` and fails on lines that it refuses. Returns the samples,
+/// one per line.
 fn parse(page: &str) -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let python = root.join(".venv/bin/python");

@@ -1,4 +1,4 @@
-//! The state stream as HTTP calls: what a stream does, they do.
+//! The state stream as HTTP calls: they do what a stream does.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use scheduler::{EndpointRef, Generation, Slot};
 
 use super::harness::{DaemonHarness, FilterStream, PATIENCE, instance, names, until};
 
-/// A filter's end of a connection.
+/// The filter's side of a connection.
 struct CallClient {
     client: reqwest::Client,
     address: SocketAddr,
@@ -32,7 +32,7 @@ impl CallClient {
         if let Some(session) = session {
             request = request.header("x-switchpoint-session", session);
         }
-        let answer = tokio::time::timeout(PATIENCE, request.send()).await.expect("the daemon fell silent").unwrap();
+        let answer = tokio::time::timeout(PATIENCE, request.send()).await.expect("the daemon stopped answering").unwrap();
         (answer.status().as_u16(), answer.bytes().await.unwrap().to_vec())
     }
 
@@ -63,7 +63,7 @@ impl CallClient {
         Ok(messages)
     }
 
-    /// The next message that `pick` wants.
+    /// The next message for which `pick` returns a value.
     async fn next<T>(&self, pick: impl Fn(Message) -> Option<T>) -> T {
         loop {
             if let Some(found) = self.hear().await.unwrap().into_iter().find_map(&pick) {
@@ -104,7 +104,7 @@ async fn a_hello_is_answered_by_all_that_a_stream_is_told() {
     let metrics = caller.next(|message| if let Message::Metrics(metrics) = message { Some(metrics) } else { None }).await;
     assert_eq!(metrics.pool_update, pool_update.version);
     rig.reset(vec![instance("b", 2)]).await;
-    assert_eq!(names(&caller.pool_update().await), ["b"], "what changes comes to the call that waits");
+    assert_eq!(names(&caller.pool_update().await), ["b"], "a waiting call returns as soon as something changes");
 }
 
 #[tokio::test]
@@ -141,8 +141,8 @@ async fn what_breaks_the_protocol_is_refused_with_the_reason() {
     let cases = [
         (caller.post("tell", None, Vec::new()).await, 400, "x-switchpoint-session"),
         (caller.post("tell", Some("no number"), Vec::new()).await, 400, "hexadecimal"),
-        (caller.post("tell", Some("5"), b"\xff\xff\xff\xff".to_vec()).await, 400, "no sequence of messages"),
-        (caller.post("tell", Some("5"), b"\x01\0\0\0\xff".to_vec()).await, 400, "no sequence of messages"),
+        (caller.post("tell", Some("5"), b"\xff\xff\xff\xff".to_vec()).await, 400, "not a sequence of messages"),
+        (caller.post("tell", Some("5"), b"\x01\0\0\0\xff".to_vec()).await, 400, "not a sequence of messages"),
         (caller.post("tell", Some("5"), Vec::new()).await, 410, "Hello"),
         (caller.tell(vec![proxy_message::Message::Report(state::Report::default())]).await, 410, "Hello"),
         (caller.post("hear", Some("5"), Vec::new()).await, 410, "Hello"),
@@ -156,7 +156,7 @@ async fn what_breaks_the_protocol_is_refused_with_the_reason() {
     assert_eq!(rig.shared.proxies.borrow().len(), 0);
 
     let other_schema = CallClient::new(rig.address, 6);
-    assert_eq!(other_schema.tell(vec![hello(proto::SCHEMA + 1, 1)]).await.0, 200, "it is taken, then looked at");
+    assert_eq!(other_schema.tell(vec![hello(proto::SCHEMA + 1, 1)]).await.0, 200, "the call is accepted before its messages are read");
     let (status, why) = other_schema.end().await;
     assert!(status == 400 && why.contains(&format!("schema {}", proto::SCHEMA + 1)), "{status} {why}");
     let twice = CallClient::hello(rig.address, 7, 1).await;
@@ -181,7 +181,7 @@ async fn a_newer_connection_of_a_process_takes_over() {
 async fn a_proxy_that_calls_no_more_is_gone() {
     let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
     let caller = CallClient::hello(rig.address, 1, 1).await;
-    // Longer than the silence that ends it: calls keep it.
+    // Longer than the silence that would end the connection: calls keep it open.
     let end = tokio::time::Instant::now() + Duration::from_secs(6);
     while tokio::time::Instant::now() < end {
         caller.hear().await.unwrap();

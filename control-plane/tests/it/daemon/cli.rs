@@ -1,4 +1,4 @@
-//! The program as typed.
+//! The program, run from a command line.
 
 use std::process::{Command, Output};
 use std::time::Duration;
@@ -38,7 +38,7 @@ fn every_option_of_serve_is_an_environment_variable_too() {
     let mut count = 0;
     for option in options.filter(|o| *o != "help") {
         let variable = match option {
-            "headroom-selection-strategy" => "HEADROOM_SELECTION_STRATEGY".to_owned(), // the proposal's own name
+            "headroom-selection-strategy" => "HEADROOM_SELECTION_STRATEGY".to_owned(), // the name in llm-d
             _ => format!("SWITCHPOINT_{}", option.to_uppercase().replace('-', "_")),
         };
         assert!(help.contains(&format!("[env: {variable}=")), "--{option} has no {variable}");
@@ -191,6 +191,6 @@ async fn it_scrapes_plain_http_on_a_system_without_ca_certificates() {
     let asked = tokio::time::timeout(Duration::from_secs(30), engine.accept()).await;
     let _ = child.start_kill();
     let log = String::from_utf8(child.wait_with_output().await.unwrap().stderr).unwrap();
-    assert!(asked.is_ok(), "the engine was not asked: {log}");
+    assert!(asked.is_ok(), "the engine was not scraped: {log}");
     assert!(log.contains("WARN") && log.contains("no CA certificates"), "{log}");
 }

@@ -19,10 +19,10 @@ use tokio::sync::watch;
 use super::fake_api::FakeApi;
 use super::harness::{daemon, get, get_json, serve, until};
 
-/// A lost process is noticed by three missed heartbeats of five seconds.
+/// A lost process is noticed after three missed heartbeats of five seconds.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A program that is ended with its test.
+/// A process that ends with its test.
 struct SidecarProcess(Child);
 
 impl Drop for SidecarProcess {
@@ -110,16 +110,17 @@ async fn processes_that_register_are_in_the_pool_while_they_are_well() {
         let row = seen["instances"].as_array().unwrap().iter().find(|row| row["name"] == "d0").unwrap();
         format!("{} {} {}", row["state"].as_str().unwrap(), row["component"].as_str().unwrap(), row["reason"].as_str().unwrap())
     };
-    assert_eq!(seen().await, "not_ready decode it says that it is not ready");
+    assert_eq!(seen().await, "not_ready decode it reports that it is not ready");
     health.send_replace(StatusCode::OK);
     is("d0 127.0.0.1:9001 Some(\"decode\"), p0 127.0.0.1:9003 Some(\"prefill\")").await;
-    drop(decode); // killed: its heartbeats end
+    drop(decode); // killed, so its heartbeats end
     is("p0 127.0.0.1:9003 Some(\"prefill\")").await;
     assert_eq!(seen().await, "not_ready decode no heartbeat for more than 15s");
     daemon.stop().await;
 }
 
-/// One that stands by knows, when it comes to lead, whom it followed until then: with its source gone by now it could not ask.
+/// A standby that becomes the leader knows the endpoints that it followed. Its source is gone by
+/// then, so it could not read them again.
 #[tokio::test]
 async fn whoever_stands_by_leads_with_whom_it_followed() {
     let root = tempfile::tempdir().unwrap();
@@ -142,7 +143,7 @@ async fn whoever_stands_by_leads_with_whom_it_followed() {
     daemon.stop().await;
 }
 
-/// What a daemon logs, line by line.
+/// The log of a daemon, line by line.
 struct DaemonLog(Arc<Mutex<Vec<Value>>>);
 
 impl DaemonLog {
@@ -157,7 +158,7 @@ impl DaemonLog {
         all
     }
 
-    /// The first line that has this, once it is there.
+    /// Waits for a line with this text and returns the first.
     async fn line(&self, part: &str) -> Value {
         let found = || self.0.lock().unwrap().iter().find(|line| line.to_string().contains(part)).cloned();
         until(part, || async { found().is_some() }).await;
@@ -165,7 +166,8 @@ impl DaemonLog {
     }
 }
 
-/// What an InferencePool asks of its gateway, nobody here can do; so it is said, to whoever reads the log and to whoever looks.
+/// The daemon cannot configure the gateway of an InferencePool, so it reports what the pool wants
+/// in the log and on the admin pages.
 #[tokio::test]
 async fn what_an_inference_pool_asks_of_its_gateway_is_said() {
     let (root, fake) = (tempfile::tempdir().unwrap(), FakeApi::start().await);
@@ -210,7 +212,7 @@ async fn what_an_inference_pool_asks_of_its_gateway_is_said() {
     assert_eq!(log.line("FailClose").await["level"], "INFO");
     assert_eq!(shown().await, "FailClose");
     fake.delete("inferencepools", "llama");
-    until("that a pool which is gone asks for nothing", || async { shown().await.is_null() }).await;
+    until("a deleted pool has no settings", || async { shown().await.is_null() }).await;
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! EDS as Envoy speaks it.
+//! EDS as Envoy uses it.
 
 use envoy_types::pb::envoy::config::core::v3::Node;
 use envoy_types::pb::envoy::config::endpoint::v3::ClusterLoadAssignment;

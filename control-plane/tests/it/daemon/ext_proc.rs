@@ -1,4 +1,5 @@
-//! The front for gateways without the filter, asked over real gRPC: who is let in, which pool is meant, how healthy it is, what it counts.
+//! The ext_proc server for gateways without the filter, over real gRPC: access, selection of the
+//! pool, health and counts.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -20,7 +21,7 @@ use tonic_health::pb::health_client::HealthClient;
 
 use super::harness::{daemon, endpoints, get, get_json, until, write};
 
-/// One stream, as a gateway holds it.
+/// The gateway's side of one stream.
 struct GatewayStream {
     outbound: mpsc::Sender<ProcessingRequest>,
     inbound: Streaming<ProcessingResponse>,
@@ -51,7 +52,7 @@ impl GatewayStream {
         self.inbound.message().await.unwrap().unwrap().response.unwrap()
     }
 
-    /// Where a request without a body is sent.
+    /// The destination of a request without a body.
     async fn destination(&mut self) -> String {
         match self.say(&[(":method", "GET"), (":path", "/v1/models")], false).await {
             Answer::RequestHeaders(answer) => {
@@ -82,9 +83,9 @@ async fn health_is_that_of_the_protocol() {
     let [liveness, readiness, service] = [LIVENESS, READINESS, EXT_PROC];
     for channel in [&health, &front] {
         for alive in ["", liveness, INFERENCE_EXTENSION] {
-            assert_eq!(serving(channel, alive).await, Ok(true), "{alive:?}: it lives");
+            assert_eq!(serving(channel, alive).await, Ok(true), "{alive:?}: it is alive");
         }
-        assert_eq!([serving(channel, readiness).await, serving(channel, service).await], [Ok(false), Ok(false)], "it knows nothing");
+        assert_eq!([serving(channel, readiness).await, serving(channel, service).await], [Ok(false), Ok(false)], "it has no state yet");
         assert_eq!(serving(channel, "another").await, Err(Code::NotFound));
     }
     write(&file, &endpoints(&[1]));
@@ -126,12 +127,12 @@ async fn what_it_does_is_counted_and_what_it_holds_is_released() {
     let row = async || get_json(daemon.admin_address, "/debug/endpoints").await["endpoints"][0].clone();
     let mut first = GatewayStream::ask(channel.clone(), &[]).await.unwrap();
     assert_eq!(first.destination().await, "127.0.0.1:1");
-    until("the pick is told", || async { row().await["in_flight"] == 1 && row().await["picked"] == 1 }).await;
+    until("the pick is reported", || async { row().await["in_flight"] == 1 && row().await["picked"] == 1 }).await;
     first.say(&[(":status", "500")], true).await;
     drop(first);
     let mut second = GatewayStream::ask(channel.clone(), &[]).await.unwrap();
     second.destination().await;
-    until("what is over is released", || async { row().await["in_flight"] == 1 && row().await["picked"] == 2 }).await;
+    until("ended requests are released", || async { row().await["in_flight"] == 1 && row().await["picked"] == 2 }).await;
     let page = get(daemon.admin_address, "/metrics").await.1;
     for line in ["llm_d_epp_extproc_streams_inflight 1", "llm_d_epp_extproc_streams_total 2"] {
         assert!(page.lines().any(|l| l.starts_with(line)), "{line} in\n{page}");
@@ -156,7 +157,7 @@ async fn an_endpoint_that_leaves_keeps_its_slot_until_the_front_has_heard() {
         let state = get_json(daemon.admin_address, "/debug/state").await;
         state["pools"][0]["departing"] == 0
     };
-    until("its slot is free: the front, too, acknowledged", settled).await;
+    until("its slot is free: the ext_proc server acknowledged too", settled).await;
     write(&file, &endpoints(&[]));
     until("nobody is left", || async { list().await == "503" }).await;
     daemon.stop().await;

@@ -1,4 +1,4 @@
-//! Files as operators and kubelets change them, and what a restart remembers.
+//! Files as operators and kubelets change them, and the state that a restart keeps.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -91,16 +91,20 @@ async fn until_the_file_can_be_read_the_daemon_is_alive_but_not_ready() {
         let (status, text) = get(daemon.admin_address, "/readyz").await;
         status == 503 && text.contains("No such file")
     };
-    until("readyz says why", said).await;
+    until("readyz gives the reason", said).await;
     assert_eq!(get(daemon.admin_address, "/livez").await.0, 200);
-    assert!(filter.pool_update_within(std::time::Duration::from_millis(1500)).await.is_none(), "an empty pool told as the truth");
+    assert!(
+        filter.pool_update_within(std::time::Duration::from_millis(1500)).await.is_none(),
+        "sent an empty pool before the first complete set"
+    );
     write(&file, &endpoints(&[1]));
     assert_eq!(names(&filter.pool_update().await), ["e1"]);
     assert_eq!(get(daemon.admin_address, "/readyz").await.0, 200);
     daemon.stop().await;
 }
 
-/// The secret of the hashes is in it. One that an earlier release wrote for all to read is not left so.
+/// The file contains the secret of the hashes. A file that an earlier release made readable for all
+/// is made private.
 #[tokio::test]
 async fn the_snapshot_file_is_its_owners_alone() {
     use std::os::unix::fs::PermissionsExt;
@@ -137,7 +141,7 @@ async fn a_restart_keeps_slots_generations_and_secret_in_a_newer_term() {
     };
     first.stop().await;
 
-    // The source is gone when the next life begins; what was last known is served.
+    // The source is gone when the daemon starts again; the last known endpoints are served.
     std::fs::remove_file(&file).unwrap();
     let second = daemon(&args).await;
     assert_eq!(get(second.admin_address, "/readyz").await.0, 200);
@@ -202,7 +206,7 @@ async fn a_configuration_is_reloaded_and_a_bad_one_keeps_the_old() {
     daemon.stop().await;
 }
 
-/// An objective of a pool, in a line.
+/// An objective of a pool, as one line of YAML.
 fn objective(pool: &str, priority: i32) -> String {
     format!(
         "{{apiVersion: llm-d.ai/v1alpha2, kind: InferenceObjective, metadata: {{name: batch}}, spec: {{priority: {priority}, poolRef: {{name: {pool}}}}}}}"
@@ -225,7 +229,7 @@ async fn objects_are_reloaded_and_bad_ones_keep_the_old() {
     };
     until("the mistake is visible", told).await;
     write(&file, &objective("default", -2));
-    assert_eq!(priority(filter.pool_update().await), Some(-2), "nothing was sent between");
+    assert_eq!(priority(filter.pool_update().await), Some(-2), "no pool update was sent in between");
     assert!(pool_state(&daemon).await["objects"]["error"].is_null());
     std::fs::remove_file(&file).unwrap();
     assert_eq!(priority(filter.pool_update().await), None, "an empty folder has no objects");

@@ -30,7 +30,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 use tonic::{Status, Streaming};
 
-/// Longer than anything here takes on a busy machine; reached only by a failure.
+/// Longer than any step takes on a busy machine; only a failure reaches it.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// One pool named `default`, fed by the test, behind a real gRPC listener.
@@ -42,13 +42,13 @@ pub(crate) struct DaemonHarness {
     _trigger: ShutdownTrigger,
 }
 
-/// A filter's end of the state stream.
+/// The filter's side of the state stream.
 pub(crate) struct FilterStream {
     outbound: mpsc::Sender<state::ProxyMessage>,
     pub(crate) inbound: Streaming<state::DaemonMessage>,
 }
 
-/// Envoy's end of an EDS stream.
+/// Envoy's side of an EDS stream.
 pub(crate) struct EnvoyStream {
     outbound: mpsc::Sender<DiscoveryRequest>,
     inbound: Streaming<DiscoveryResponse>,
@@ -59,12 +59,12 @@ pub(crate) fn instance(name: &str, port: u16) -> Instance {
     Instance::new(name, SocketAddr::from(([127, 0, 0, 1], port)))
 }
 
-/// Starts the daemon as the command line would; ports are the system's choice.
+/// Starts the daemon as the command line would, on free ports.
 pub(crate) async fn daemon(args: &[&str]) -> Daemon {
     Daemon::start(serve(args)).await.unwrap()
 }
 
-/// The command line of it.
+/// The command line of such a daemon.
 pub(crate) fn serve(args: &[&str]) -> ServeArgs {
     let ports = ["--listen-state", "--listen-admin", "--listen-ext-proc", "--listen-health"].into_iter().flat_map(|l| [l, "127.0.0.1:0"]);
     let line = ["switchpointd", "serve"].into_iter().chain(args.iter().copied()).chain(ports);
@@ -94,7 +94,7 @@ pub(crate) async fn get_json(address: SocketAddr, path: &str) -> serde_json::Val
     serde_json::from_str(&get(address, path).await.1).unwrap()
 }
 
-/// Asks until it is so.
+/// Repeats until the condition holds.
 pub(crate) async fn until<F: Future<Output = bool>>(what: &str, mut condition: impl FnMut() -> F) {
     let patient = async {
         while !condition().await {
@@ -114,7 +114,7 @@ impl DaemonHarness {
         rig
     }
 
-    /// Fed by a discovery of the test's own.
+    /// A daemon that gets its endpoints from the test's own discovery.
     pub(crate) async fn following(discovered: SetChanges) -> Self {
         Self::fed_by(discovered, mpsc::channel(1).0).await
     }
@@ -154,7 +154,7 @@ impl DaemonHarness {
 // === impl FilterStream ===
 
 impl FilterStream {
-    /// Connects and says nothing yet.
+    /// Connects without sending anything.
     pub(crate) async fn silent(address: SocketAddr) -> Self {
         let channel = Channel::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap();
         Self::over(channel).await.unwrap()
@@ -167,7 +167,7 @@ impl FilterStream {
         Ok(Self { outbound, inbound })
     }
 
-    /// Connects, says hello and is welcomed.
+    /// Connects, sends a Hello and reads the Welcome.
     pub(crate) async fn connect(address: SocketAddr, node_id: &str, process_id: u64, pools: &[&str]) -> (Self, state::Welcome) {
         let mut filter = Self::silent(address).await;
         filter.hello(proto::SCHEMA, node_id, process_id, pools).await;
@@ -181,7 +181,7 @@ impl FilterStream {
         self.outbound.send(state::ProxyMessage { message: Some(message) }).await.unwrap();
     }
 
-    /// The same; false when the stream has ended.
+    /// Sends a message; returns false if the stream has ended.
     pub(crate) async fn tell(&self, message: proxy_message::Message) -> bool {
         self.outbound.send(state::ProxyMessage { message: Some(message) }).await.is_ok()
     }
@@ -192,7 +192,7 @@ impl FilterStream {
     }
 
     pub(crate) async fn next(&mut self) -> Result<daemon_message::Message, Status> {
-        let next = tokio::time::timeout(PATIENCE, self.inbound.message()).await.expect("the daemon fell silent")?;
+        let next = tokio::time::timeout(PATIENCE, self.inbound.message()).await.expect("the daemon stopped answering")?;
         Ok(next.expect("the stream ended").message.expect("an empty message"))
     }
 
@@ -204,7 +204,7 @@ impl FilterStream {
         }
     }
 
-    /// The next pool update, acknowledged.
+    /// The next pool update, which it acknowledges.
     pub(crate) async fn pool_update(&mut self) -> state::PoolUpdate {
         let pool_update = self.pool_update_unanswered().await;
         self.ack(&pool_update, "").await;
@@ -224,7 +224,7 @@ impl FilterStream {
         self.say(proxy_message::Message::Ack(ack)).await;
     }
 
-    /// Is there a pool update within `time`?
+    /// The pool update that arrives within `time`, if any.
     pub(crate) async fn pool_update_within(&mut self, time: Duration) -> Option<state::PoolUpdate> {
         tokio::time::timeout(time, self.pool_update()).await.ok()
     }
@@ -239,14 +239,14 @@ impl EnvoyStream {
         Self::over(channel, node_id).await
     }
 
-    /// The same by this connection.
+    /// Subscribes over this connection.
     pub(crate) async fn over(channel: Channel, node_id: &str) -> Self {
         let envoy = Self { node_id: node_id.to_owned(), ..Self::mute(channel).await };
         envoy.send("", None, &["default"]).await;
         envoy
     }
 
-    /// Opens a stream and asks for nothing.
+    /// Opens a stream without subscribing.
     pub(crate) async fn mute(channel: Channel) -> Self {
         let (outbound, messages) = mpsc::channel(16);
         let stream = EndpointDiscoveryServiceClient::new(channel).stream_endpoints(ReceiverStream::new(messages)).await.unwrap();
@@ -270,11 +270,11 @@ impl EnvoyStream {
     }
 
     pub(crate) async fn next(&mut self) -> Result<DiscoveryResponse, Status> {
-        let next = tokio::time::timeout(PATIENCE, self.inbound.message()).await.expect("the daemon fell silent")?;
+        let next = tokio::time::timeout(PATIENCE, self.inbound.message()).await.expect("the daemon stopped answering")?;
         Ok(next.expect("the stream ended"))
     }
 
-    /// The next set, acknowledged: its ports.
+    /// The ports of the next set, which it acknowledges.
     pub(crate) async fn ports(&mut self) -> Vec<u32> {
         let response = self.next().await.unwrap();
         self.ack(&response).await;

@@ -1,4 +1,5 @@
-//! The order of EDS and pool update: a filter never hears of a host that its Envoy does not know, and loses one before Envoy does.
+//! The order of EDS and pool updates: a filter gets an endpoint only after its Envoy has it as a
+//! host, and loses it before Envoy does.
 
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use control_plane::serve::state_stream::EDS_ABSENT_GRACE;
 
 use super::harness::{DaemonHarness, EnvoyStream, FilterStream, instance, names, ports, until};
 
-/// Long enough that a message which wrongly comes would have come; a correct daemon never sends it.
+/// Long enough for a wrong message to arrive; a correct daemon never sends it.
 const QUIET: Duration = Duration::from_millis(700);
 
 #[tokio::test]
@@ -44,7 +45,7 @@ async fn every_eds_stream_of_the_node_must_acknowledge_but_no_other() {
     let partial = filter.pool_update_within(QUIET).await;
     assert!(partial.is_none_or(|r| names(&r) == ["a"]), "one of two streams is not enough");
     two.ack(&late).await;
-    assert_eq!(names(&filter.pool_update().await), ["a", "b"], "the other node's stream has acknowledged nothing, and need not");
+    assert_eq!(names(&filter.pool_update().await), ["a", "b"], "the stream of another node need not acknowledge");
 }
 
 #[tokio::test]
@@ -59,7 +60,7 @@ async fn a_removed_endpoint_leaves_the_pool_update_at_once_and_eds_after_a_grace
     assert_eq!(names(&filter.pool_update().await), ["a"]);
     let left = std::time::Instant::now();
     assert_eq!(envoy.ports().await, [1]);
-    assert!(left.elapsed() > EDS_REMOVAL_GRACE / 2, "Envoy forgot the host while lists may still name it");
+    assert!(left.elapsed() > EDS_REMOVAL_GRACE / 2, "EDS removed the host while ranked lists may still name it");
 }
 
 #[tokio::test]
@@ -96,7 +97,7 @@ async fn a_slot_is_lent_again_only_after_every_filter_acknowledged() {
     assert_ne!(second.slot, first.slot, "a's slot is not free yet");
     assert!(second.generation > first.generation);
 
-    drop(filter); // nobody is left to acknowledge
+    drop(filter); // no proxy is left to acknowledge
     let freed = || async { rig.shared.pools.borrow().get("default").unwrap().absent.is_empty() };
     until("a departs", freed).await;
     rig.reset(vec![instance("b", 2), instance("c", 3)]).await;
@@ -114,7 +115,7 @@ async fn without_an_eds_stream_endpoints_come_after_a_short_delay() {
     let begun = std::time::Instant::now();
     let (mut filter, _) = FilterStream::connect(rig.address, "istio", 1, &["default"]).await;
     assert_eq!(names(&filter.pool_update().await), ["a"]);
-    assert!(begun.elapsed() >= EDS_ABSENT_GRACE, "Envoy had no chance to ask");
+    assert!(begun.elapsed() >= EDS_ABSENT_GRACE, "Envoy had no time to subscribe");
 
     rig.reset(vec![instance("a", 1), instance("b", 2)]).await;
     let b = loop {
@@ -123,7 +124,7 @@ async fn without_an_eds_stream_endpoints_come_after_a_short_delay() {
             break pool_update.endpoints[1].clone();
         }
     };
-    assert!(b.age_ms >= 300, "told {} ms after it appeared", b.age_ms);
+    assert!(b.age_ms >= 300, "published {} ms after it appeared", b.age_ms);
 }
 
 #[tokio::test]

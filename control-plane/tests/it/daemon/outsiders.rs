@@ -1,4 +1,4 @@
-//! Access to listeners, and what a peer that only connects can do to others.
+//! Access to listeners, and the harm that a peer can do by connecting alone.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -21,20 +21,21 @@ use super::ext_proc::{plain, serving};
 use super::harness::{FilterStream, daemon, endpoints, get, names, until, write};
 use super::tls::{TlsAuthority, served, tls};
 
-/// A proper client is served while others hold all they can, well before what they hold times out (10 s).
+/// A proper client is served while others hold all the connections they can, well before those time
+/// out (10 s).
 const AT_ONCE: Duration = Duration::from_secs(5);
 
-/// Longer than a silent connection may stay, on a busy machine.
+/// Longer than a silent connection may stay open, also on a busy machine.
 const SILENCE_ENDS: Duration = Duration::from_secs(60);
 
-/// The program, and where it listens, by its own log.
+/// The program and the addresses of its listeners, from its log.
 struct LoggedDaemon {
     child: Child,
     listens: HashMap<String, SocketAddr>,
 }
 
 impl LoggedDaemon {
-    /// Starts it with at most so many open files; returns once the log has the message.
+    /// Starts the program with this limit of open files; returns when the log has the message.
     async fn start(descriptors: u32, args: &[&str], message: &str) -> Self {
         let any = "127.0.0.1:0";
         let mut child = Command::new("sh")
@@ -87,7 +88,7 @@ async fn silent(address: SocketAddr, count: usize) -> Vec<TcpStream> {
     streams
 }
 
-/// Waits for the other side to close.
+/// Waits until the other side closes the connection.
 async fn closed(stream: &mut TcpStream) {
     let mut bytes = Vec::new();
     let end = tokio::time::timeout(SILENCE_ENDS, stream.read_to_end(&mut bytes)).await;
@@ -137,7 +138,7 @@ async fn silent_connections_stop_neither_scraping_nor_proper_clients() {
         held.extend(silent(process.at(listener), 220).await);
     }
     assert!(held.len() >= 1_100);
-    // An endpoint that needs a connection of its own is scraped, again and again.
+    // A new endpoint, for which the scraper needs a new connection, is scraped several times.
     write(&file, &endpoints(&[port]));
     until("the new endpoint is scraped", || async { scrapes.load(Ordering::Relaxed) >= 5 }).await;
     let proper = async {
@@ -154,13 +155,13 @@ async fn silent_connections_stop_neither_scraping_nor_proper_clients() {
     }
 }
 
-/// The start of an HTTP/2 connection with a health check on it.
+/// The start of an HTTP/2 connection with a health check.
 fn health_check() -> Vec<u8> {
     let frame = |kind: u8, flags: u8, stream: u8, payload: &[u8]| {
         [&[0, 0, u8::try_from(payload.len()).unwrap(), kind, flags, 0, 0, 0, stream], payload].concat()
     };
     let path = b"/grpc.health.v1.Health/Check";
-    // By HPACK's static table: POST, http, `:path`, content-type.
+    // With HPACK's static table: POST, http, `:path`, content-type.
     let headers = [&[0x83, 0x86, 0x04, u8::try_from(path.len()).unwrap()], &path[..], &[0x0f, 0x10, 16], b"application/grpc"].concat();
     [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(), frame(4, 0, 0, &[]), frame(1, 4, 1, &headers), frame(0, 1, 1, &[0; 5])].concat()
 }
@@ -173,7 +174,7 @@ async fn peers_that_are_slow_or_dead_are_cut_off() {
     dead.write_all(&health_check()).await.unwrap();
     let mut answer = [0; 9];
     dead.read_exact(&mut answer).await.unwrap();
-    // From here on it answers no ping.
+    // From here on the client answers no ping.
     let mut half = TcpStream::connect(daemon.admin_address).await.unwrap();
     half.write_all(b"GET /livez HTTP/1.1\r\nhost: a\r\nx-slow: ").await.unwrap();
     let mut preface = TcpStream::connect(daemon.state_address).await.unwrap();
@@ -184,9 +185,9 @@ async fn peers_that_are_slow_or_dead_are_cut_off() {
 
 #[tokio::test]
 async fn a_standby_lives_and_is_not_ready() {
-    // There is no etcd, so it never leads.
+    // There is no etcd, so this daemon never leads.
     let args = ["--endpoint", "127.0.0.1:1", "--listen-ext-proc", "127.0.0.1:0", "--lease-etcd", "http://127.0.0.1:1"];
-    let process = LoggedDaemon::start(1_024, &args, "standing by until the lease is ours").await;
+    let process = LoggedDaemon::start(1_024, &args, "standing by until this daemon gets the lease").await;
     assert_eq!(process.health().await, [true, false, false, false]);
     for listener in ["admin", "metrics"] {
         assert_eq!(get(process.at(listener), "/livez").await.0, 200);
@@ -205,7 +206,7 @@ async fn a_standby_that_comes_to_lead_becomes_ready_on_the_same_port() {
     let args = ["--endpoint", "127.0.0.1:1", "--listen-ext-proc", "none", "--lease-etcd", &etcd];
     let mut leader = LoggedDaemon::start(1_024, &args, "serving").await;
     until("the leader is ready", || async { leader.health().await == [true, true, true, false] }).await;
-    let standby = LoggedDaemon::start(1_024, &args, "standing by until the lease is ours").await;
+    let standby = LoggedDaemon::start(1_024, &args, "standing by until this daemon gets the lease").await;
     assert_eq!(standby.health().await, [true, false, false, false]);
     let probe = plain(standby.at("health")).await;
     leader.child.kill().await.unwrap();
@@ -272,7 +273,7 @@ async fn the_admin_listener_asks_for_its_token() {
     until("the new token counts", || async { status("/debug/state", &accepted).await == 200 }).await;
     assert_eq!(status("/debug/state", &format!("Bearer {old}")).await, 401);
     write(&file, "short");
-    tokio::time::sleep(Duration::from_millis(600)).await; // longer than a poll takes to see it
-    assert_eq!(status("/debug/state", &accepted).await, 200, "content that is no token does not replace a token");
+    tokio::time::sleep(Duration::from_millis(600)).await; // longer than the interval of the file watcher
+    assert_eq!(status("/debug/state", &accepted).await, 200, "invalid content does not replace a token");
     daemon.stop().await;
 }

@@ -1,4 +1,5 @@
-//! How soon a proxy is told, from what an API server's watch says to the pool update on the wire; and that it is not told what is nothing new.
+//! How fast a proxy gets a change, from the event of an API server's watch to the pool update on
+//! the wire; and that a proxy gets no pool update without a change.
 
 use std::time::{Duration, Instant};
 
@@ -9,12 +10,12 @@ use serde_json::{Value, json};
 use super::fake_api::FakeApi;
 use super::harness::{DaemonHarness, EnvoyStream, FilterStream, names};
 
-/// Ten times what is promised of an addition: the machine may be busy with other things.
+/// Ten times the promised time of an addition, because the machine may be busy.
 const LIMIT: Duration = Duration::from_millis(500);
 
 const ROUNDS: usize = 9;
 
-/// A slice of these pods. What triggered it is of no account to whoever is in it.
+/// A slice with these pods. The trigger time must not matter.
 fn slice(pods: &[&str], trigger: usize) -> Value {
     let endpoint = |(at, pod): (usize, &&str)| json!({"addresses": [format!("10.0.0.{}", at + 1)], "targetRef": {"kind": "Pod", "name": pod, "uid": pod}});
     let annotations = json!({"endpoints.kubernetes.io/last-change-trigger-time": format!("2026-11-21T00:00:{trigger:02}Z")});
@@ -53,13 +54,13 @@ async fn a_proxy_is_told_of_who_comes_and_goes_in_time_and_of_nothing_else() {
     let (added, removed) = (median(added), median(removed));
     assert!(added <= LIMIT && removed <= LIMIT, "added after {added:?}, removed after {removed:?}");
 
-    // Written again and again, as a controller does whose pods change in ways that nobody here asks about.
+    // Written again and again, as a controller does for changes of pods that the daemon ignores.
     for round in 0..20 {
         fake.put("endpointslices", slice(&["stays"], round));
     }
     let told = filter.pool_update_within(Duration::from_secs(1)).await;
-    assert!(told.is_none(), "told again: {told:?}");
+    assert!(told.is_none(), "sent again: {told:?}");
     fake.put("endpointslices", slice(&["stays", "comes"], 21));
-    assert_eq!(names(&filter.pool_update().await), ["stays", "comes"], "the next that it is told is news");
+    assert_eq!(names(&filter.pool_update().await), ["stays", "comes"], "the next pool update has the change");
     acknowledges.abort();
 }

@@ -1,4 +1,4 @@
-//! The state stream as filters speak it, and as nobody should.
+//! The state stream, used as filters use it and as none should.
 
 use std::time::{Duration, Instant};
 
@@ -81,7 +81,7 @@ async fn metrics_come_soon_after_a_scrape_and_as_a_heartbeat() {
     rig.scraped(ScrapeEvent::Metrics(other_life, observed(6.0))).await;
     rig.scraped(ScrapeEvent::Failed(id, FailReason::Timeout, 1)).await;
     for _ in 0..3 {
-        assert_eq!(queue_depths(&filter.metrics().await), [5.0], "another life's news, or a failed scrape, changed the metrics");
+        assert_eq!(queue_depths(&filter.metrics().await), [5.0], "an event of another generation, or a failed scrape, changed the metrics");
     }
 }
 
@@ -97,7 +97,7 @@ async fn a_restarted_engine_is_another_life_in_the_same_slot() {
     assert_eq!(after.endpoints[0].slot, before.endpoints[0].slot);
     assert!(after.endpoints[0].generation > before.endpoints[0].generation);
     assert!(after.version.unwrap().sequence > before.version.unwrap().sequence);
-    assert!(queue_depths(&filter.metrics().await)[0].is_nan(), "what the dead engine said says nothing about this one");
+    assert!(queue_depths(&filter.metrics().await)[0].is_nan(), "metrics of the old process do not apply to the new one");
 }
 
 #[tokio::test]
@@ -162,7 +162,7 @@ async fn a_refused_pool_update_is_remembered_with_its_reason_and_acknowledges_no
     until("the refusal is seen", told).await;
     assert_eq!(rig.shared.counters().pool_updates_refused, 1);
     assert!(!rig.shared.acknowledged("default", 1));
-    // An acknowledgement of something never sent changes nothing.
+    // An acknowledgement of a version that was not sent changes nothing.
     let mut forged = pool_update.clone();
     forged.version.as_mut().unwrap().sequence += 1000;
     filter.ack(&forged, "").await;
@@ -274,7 +274,7 @@ async fn reports_add_up_over_vms_and_survive_nonsense() {
     let later = tokio::time::Instant::now() + Duration::from_secs(60);
     let totals = rig.shared.counters().totals("default", later);
     let row = totals.endpoints[&(id.generation, id.slot)];
-    assert_eq!((row.picked, row.requests, totals.vms), (17, 0, 0), "a silent VM's counts stay, what it had outstanding is over");
+    assert_eq!((row.picked, row.requests, totals.vms), (17, 0, 0), "a silent VM's counts stay, and its outstanding requests do not");
 }
 
 #[tokio::test]
@@ -288,7 +288,8 @@ async fn an_empty_pool_is_told_as_empty() {
 
 #[tokio::test]
 async fn what_others_tell_too_soon_is_passed_on_as_soon_as_it_is_due() {
-    // Rounds that tell something: on a busy machine most are over before the daemon could be too early.
+    // Rounds that prove something: on a busy machine most rounds end before the daemon could be too
+    // early.
     const ROUNDS: u32 = 8;
     const TRIES_MAX: u32 = 1_000;
     let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
@@ -296,7 +297,7 @@ async fn what_others_tell_too_soon_is_passed_on_as_soon_as_it_is_due() {
     let (mut two, _) = FilterStream::connect(rig.address, "two", 2, &["default"]).await;
     let (pool_update, _) = (one.pool_update().await, two.pool_update().await);
     let share = || proxy_message::Message::LoadReport(state::LoadReport { pool: "default".to_owned(), ..state::LoadReport::default() });
-    // Whether a heartbeat had to come first.
+    // `late` counts rounds in which a heartbeat had to come first.
     let (mut rounds, mut late) = (0, 0);
     for _ in 0..TRIES_MAX {
         two.say(share()).await;
@@ -304,7 +305,7 @@ async fn what_others_tell_too_soon_is_passed_on_as_soon_as_it_is_due() {
         let told = std::time::Instant::now();
         two.say(share()).await;
         tokio::time::sleep(SHARE_INTERVAL / 4).await;
-        // It says something meanwhile, and then nobody says a word.
+        // One message wakes the daemon meanwhile; after it all is quiet.
         one.ack(&pool_update, "").await;
         let early = told.elapsed() < SHARE_INTERVAL / 2;
         let waited = !matches!(one.next().await.unwrap(), Message::PeerLoad(_));
@@ -314,6 +315,6 @@ async fn what_others_tell_too_soon_is_passed_on_as_soon_as_it_is_due() {
         }
         tokio::time::sleep(2 * SHARE_INTERVAL).await;
     }
-    assert_eq!(rounds, ROUNDS, "the machine was too busy to tell anything");
+    assert_eq!(rounds, ROUNDS, "the machine was too busy for a result");
     assert!(late < ROUNDS / 4, "it waited for a heartbeat {late} times");
 }

@@ -1,4 +1,4 @@
-//! TLS on the listeners: who is let in, and certificates that change.
+//! TLS on the listeners: which clients may connect, and certificates that change.
 
 use std::path::{Path, PathBuf};
 
@@ -22,7 +22,7 @@ impl TlsAuthority {
         Self { pem, issuer: Issuer::new(params, key) }
     }
 
-    /// Certificate and key, PEM.
+    /// A certificate and its key, PEM.
     fn sign(&self) -> (String, String) {
         let key = KeyPair::generate().unwrap();
         let certificate = CertificateParams::new(vec!["localhost".to_owned()]).unwrap().signed_by(&key, &self.issuer).unwrap();
@@ -54,7 +54,7 @@ async fn connect(address: std::net::SocketAddr, tls: ClientTlsConfig) -> Result<
     Endpoint::from_shared(format!("https://localhost:{}", address.port())).unwrap().tls_config(tls)?.connect().await
 }
 
-/// Says hello and gets a pool update?
+/// Whether a client with this TLS configuration gets a pool update.
 pub(super) async fn served(address: std::net::SocketAddr, tls: ClientTlsConfig) -> bool {
     let Ok(channel) = connect(address, tls).await else { return false };
     let Ok(filter) = FilterStream::over(channel).await else { return false };
@@ -85,8 +85,8 @@ async fn only_clients_of_the_right_authority_are_served() {
         Err(_) => true,
         Ok(channel) => FilterStream::over(channel).await.is_err(),
     };
-    assert!(refused, "a client in clear");
-    assert!(served(daemon.state_address, tls(&ours, Some(&ours))).await, "all that did no harm");
+    assert!(refused, "a plaintext client");
+    assert!(served(daemon.state_address, tls(&ours, Some(&ours))).await, "a proper client is still served");
     daemon.stop().await;
 }
 
@@ -102,7 +102,7 @@ async fn certificates_are_read_again_when_they_change() {
     new.put(folder.path());
     until("the new certificate is shown", || served(daemon.state_address, tls(&new, None))).await;
     std::fs::write(folder.path().join("cert.pem"), "garbage").unwrap();
-    tokio::time::sleep(std::time::Duration::from_millis(600)).await; // longer than a poll takes to see it
+    tokio::time::sleep(std::time::Duration::from_millis(600)).await; // longer than the interval of the file watcher
     assert!(served(daemon.state_address, tls(&new, None)).await, "garbage does not replace a certificate");
     daemon.stop().await;
 }

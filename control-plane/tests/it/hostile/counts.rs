@@ -1,4 +1,4 @@
-//! Reports that count what there is not.
+//! Reports with impossible counts.
 
 use prost::Message as _;
 use proto::state::{self, proxy_message};
@@ -24,7 +24,7 @@ async fn only_pools_that_are_served_are_counted() {
     until("the last counts", || async { rig.shared.counters().totals("default", Instant::now()).vms == 1 }).await;
     let counters = rig.shared.counters();
     let counted = (0..1_000).filter(|pool| counters.totals(&format!("nonsense-{pool}"), Instant::now()).vms > 0).count();
-    assert_eq!(counted, 0, "pools that nobody serves are counted");
+    assert_eq!(counted, 0, "pools that are not served are counted");
 }
 
 #[tokio::test]
@@ -38,7 +38,7 @@ async fn one_host_pushes_out_no_others_counts() {
         bad.say(report((first..first + 500).map(|vm_id| vm("default", vm_id)).collect())).await;
     }
     until("all of it is counted", || async { rig.shared.counters().totals("default", Instant::now()).prefix_evictions >= 6_001 }).await;
-    // Counted once more, as it had been retired, were it among those pushed out.
+    // If its VM had been retired, this report would be counted a second time.
     good.say(report(vec![vm("default", 1)])).await;
     good.say(report(vec![vm("default", 1)])).await;
     bad.say(report(vec![vm("default", 5_999)])).await;

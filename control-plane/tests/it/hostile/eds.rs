@@ -1,4 +1,4 @@
-//! EDS streams that do not do what Envoy does, beside proxies that have the same node id.
+//! EDS streams that do not behave like Envoy, beside proxies with the same node id.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ async fn rig() -> DaemonHarness {
     DaemonHarness::start(vec![instance("a", 1)]).await
 }
 
-/// The pool update of these endpoints, soon.
+/// Waits for a pool update with these endpoints, for [`SOON`].
 async fn pool_update_of(filter: &mut FilterStream, expected: &[&str]) -> state::PoolUpdate {
     let found = async {
         loop {
@@ -68,7 +68,7 @@ async fn a_pool_update_waits_for_a_silent_eds_stream_so_long_and_no_longer_and_t
     assert_eq!(names(&good.pool_update_within(PATIENCE).await.expect("no pool update")), ["a"]);
     assert!(begun.elapsed() > EDS_ACK_WAIT_MAX / 2, "it did not wait");
     assert!(rig.shared.counters().eds_unanswered > 0);
-    // It answers after all, and counts again.
+    // It answers in the end, and counts again.
     rig.reset(vec![instance("a", 1), instance("b", 2)]).await;
     pool_update_of(&mut good, &["a", "b"]).await;
 }
@@ -101,7 +101,7 @@ async fn state_at_one_daemon_and_eds_at_another_work_together() {
     assert_eq!(envoy.ports().await, [1]);
     let mut good = filter(&channel(a.address, HOME).await, 1).await;
     pool_update_of(&mut good, &["a"]).await;
-    // The proxy hears of a new endpoint later than Envoy does, as with any other source of hosts.
+    // The proxy gets a new endpoint later than Envoy does, as with any other source of hosts.
     let both = vec![instance("a", 1), instance("b", 2)];
     b.reset(both.clone()).await;
     a.reset(both).await;
@@ -110,12 +110,12 @@ async fn state_at_one_daemon_and_eds_at_another_work_together() {
     let envoy_knows = told.elapsed();
     let pool_update = pool_update_of(&mut good, &["a", "b"]).await;
     assert!(told.elapsed() >= envoy_knows);
-    assert!(pool_update.endpoints[1].age_ms >= 300, "told {} ms after it appeared", pool_update.endpoints[1].age_ms);
-    // One that goes is no longer picked before Envoy forgets it.
+    assert!(pool_update.endpoints[1].age_ms >= 300, "sent {} ms after it appeared", pool_update.endpoints[1].age_ms);
+    // A removed endpoint leaves the pool update before it leaves EDS.
     b.reset(vec![instance("a", 1)]).await;
     a.reset(vec![instance("a", 1)]).await;
     pool_update_of(&mut good, &["a"]).await;
-    assert!(envoy.within(Duration::from_millis(500)).await.is_none(), "Envoy forgot it first");
+    assert!(envoy.within(Duration::from_millis(500)).await.is_none(), "EDS removed it first");
     assert_eq!(ports(&envoy.next().await.unwrap()), [1]);
 }
 

@@ -1,4 +1,5 @@
-//! Floods, and messages that never end: what they cost a daemon that is a process of its own, and what another proxy notices.
+//! Floods, and messages that never end: what they cost the daemon, which is a separate process, and
+//! whether another proxy notices.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -12,16 +13,17 @@ use tokio::net::{TcpSocket, TcpStream};
 use super::kit::{ELSEWHERE, HOME, NODE, channel, filter, largest_row, share};
 use crate::daemon::harness::{FilterStream, PATIENCE, endpoints, names, write};
 
-/// By how much the daemon may grow through one hostile host, in bytes: half messages on all its streams, and what it may have counted and placed.
+/// How much the daemon may grow through one hostile host, in bytes: partial messages on all its
+/// streams, and its counts and placements.
 const GROWTH_MAX: u64 = 256 << 20;
 
-/// The most CPU that floods may take, in cores. It was 0.3 without optimization.
+/// The most CPU that the floods may cost, in cores. Measured: 0.3 without optimization.
 const CORES_MAX: f64 = 1.2;
 
-/// How late a pool update or another proxy's placement may be while all this goes on.
+/// How late a pool update or another proxy's placement may be during the floods.
 const LATE_MAX: Duration = Duration::from_secs(10);
 
-/// The program, and where it listens.
+/// The program and the address of its state listener.
 struct FloodedDaemon {
     child: tokio::process::Child,
     state: SocketAddr,
@@ -70,7 +72,7 @@ impl FloodedDaemon {
     }
 }
 
-/// Says the same as fast as the daemon takes it, until the daemon ends the stream.
+/// Sends the same messages as fast as the daemon reads them, until the daemon ends the stream.
 async fn say_without_end(filter: FilterStream, messages: Vec<proxy_message::Message>) {
     for message in messages.iter().cycle() {
         if !filter.tell(message.clone()).await {
@@ -79,7 +81,7 @@ async fn say_without_end(filter: FilterStream, messages: Vec<proxy_message::Mess
     }
 }
 
-/// One of each kind, as large as a peer can make it or as small.
+/// Messages of each kind, as large or as small as a peer can make them.
 fn everything() -> Vec<Vec<proxy_message::Message>> {
     let at: Vec<EndpointRef> = (0..1_024).map(|slot| EndpointRef { slot: Slot(slot), generation: Generation(1) }).collect();
     let pool = || "default".to_owned();
@@ -119,7 +121,7 @@ async fn floods_of_every_message_leave_other_proxies_served_and_the_daemon_small
     }
     tokio::time::sleep(Duration::from_secs(3)).await;
 
-    // While that goes on: a change of the pool, and what another proxy places.
+    // During the floods: a change of the pool, and a placement of another proxy.
     write(&daemon.folder.path().join("endpoints.yaml"), &endpoints(&[1, 2, 3, 4, 5]));
     let asked = Instant::now();
     while names(&good.pool_update().await).len() != 5 {}
@@ -140,7 +142,7 @@ async fn floods_of_every_message_leave_other_proxies_served_and_the_daemon_small
             }
         }
     };
-    tokio::time::timeout(LATE_MAX, arrives).await.expect("what another proxy placed was lost");
+    tokio::time::timeout(LATE_MAX, arrives).await.expect("the placement of another proxy was lost");
     assert!(asked.elapsed() < LATE_MAX);
 
     let cores = (daemon.cpu() - cpu).as_secs_f64() / begun.elapsed().as_secs_f64();
@@ -151,7 +153,7 @@ async fn floods_of_every_message_leave_other_proxies_served_and_the_daemon_small
     floods.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
-/// HTTP/2 by hand: opens streams, and on each sends most of a message.
+/// HTTP/2 by hand: opens streams, and sends most of a message on each.
 async fn half_messages(address: SocketAddr, streams: u32) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind((ELSEWHERE, 0).into()).unwrap();
@@ -175,7 +177,7 @@ async fn half_messages(address: SocketAddr, streams: u32) -> TcpStream {
     .concat();
     let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
     bytes.extend(frame(4, 0, 0, &[]));
-    // A gRPC message of 500,000 bytes, of which a part comes.
+    // The beginning of a gRPC message of 500,000 bytes.
     let mut begin = vec![0];
     begin.extend(500_000_u32.to_be_bytes());
     begin.resize(16_000, 0x0a);
@@ -200,7 +202,7 @@ async fn messages_that_never_end_take_bounded_memory_and_their_streams_are_close
     let growth = daemon.memory().saturating_sub(before);
     println!("half messages: {} MiB more", growth >> 20);
     assert!(growth < GROWTH_MAX, "{growth} bytes more");
-    // Their share of streams is free again once no Hello came of them.
+    // The share of streams is free again after the wait for their Hello.
     let again = async {
         loop {
             if let Ok(filter) = FilterStream::over(channel(daemon.state, ELSEWHERE).await).await {
@@ -210,5 +212,5 @@ async fn messages_that_never_end_take_bounded_memory_and_their_streams_are_close
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, again).await.expect("their places are not free");
+    tokio::time::timeout(PATIENCE, again).await.expect("their streams are not free");
 }

@@ -1,4 +1,4 @@
-//! Peers that say they are another, or many.
+//! Peers that claim to be another peer, or to be many.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ async fn a_peer_that_takes_anothers_ids_does_not_end_its_stream_or_speak_for_it(
         by_answers: false,
     };
     bad.say(share(row_of_failures(1, &[lie]), Vec::new())).await;
-    assert_eq!(peers(&mut good).await.proxies, 2, "two processes, whatever they say");
+    assert_eq!(peers(&mut good).await.proxies, 2, "two processes, whatever they claim");
 }
 
 #[tokio::test]
@@ -35,7 +35,7 @@ async fn four_thousand_hellos_of_one_host_leave_room_for_others() {
     let mut crowd = Vec::new();
     let (mut taken, mut refused) = (0, 0);
     let flood = async {
-        // A connection carries 200 streams.
+        // One connection carries 200 streams.
         for connection in 0..22_u64 {
             let channel = channel(rig.address, ELSEWHERE).await;
             for stream in 0..190_u64 {
@@ -53,7 +53,7 @@ async fn four_thousand_hellos_of_one_host_leave_room_for_others() {
             }
         }
     };
-    tokio::time::timeout(4 * PATIENCE, flood).await.expect("the daemon fell silent");
+    tokio::time::timeout(4 * PATIENCE, flood).await.expect("the daemon stopped answering");
     assert!(refused > 3_000 && taken >= 256, "{taken} taken, {refused} refused");
     let mut good = filter(&channel(rig.address, HOME).await, 1).await;
     assert_eq!(names(&good.pool_update().await), ["a"]);
@@ -69,7 +69,7 @@ async fn silent_streams_take_no_more_than_their_share_and_are_closed() {
             silent.extend(FilterStream::over(channel.clone()).await.ok());
         }
     }
-    assert_eq!(silent.len(), 256, "a stream counts before it says a word");
+    assert_eq!(silent.len(), 256, "a stream counts before its first message");
     let mut good = filter(&channel(rig.address, HOME).await, 1).await;
     good.pool_update().await;
     let ended = tokio::time::timeout(PATIENCE, silent[0].next()).await.unwrap();
@@ -79,7 +79,7 @@ async fn silent_streams_take_no_more_than_their_share_and_are_closed() {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, again).await.expect("their places are not free");
+    tokio::time::timeout(PATIENCE, again).await.expect("their streams are not free");
 }
 
 #[tokio::test]
@@ -98,7 +98,7 @@ async fn a_call_belongs_to_the_host_that_began_the_connection() {
     proto::frames::push(&mut body, &prost::Message::encode_to_vec(&message));
     let (good, bad) = (client(HOME), client(ELSEWHERE));
     assert_eq!(call(&good, "tell", body.clone()).await, 200);
-    assert_eq!(call(&bad, "hear", Vec::new()).await, 410, "another host's");
+    assert_eq!(call(&bad, "hear", Vec::new()).await, 410, "of another host");
     assert_eq!(call(&bad, "tell", Vec::new()).await, 410);
     assert_eq!(call(&good, "hear", Vec::new()).await, 200);
 }

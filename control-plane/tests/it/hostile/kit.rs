@@ -1,4 +1,4 @@
-//! Where hostile peers come from, and what they say.
+//! Addresses and messages of hostile peers.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -12,13 +12,13 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::daemon::harness::{DaemonHarness, FilterStream};
 
-/// Where good peers come from.
+/// The address of good peers.
 pub(super) const HOME: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// Where hostile ones come from: another host, as far as the daemon can see.
+/// The address of hostile peers: another host, as far as the daemon can see.
 pub(super) const ELSEWHERE: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 66));
 
-/// The node id that all share, as with the files that are shipped.
+/// The node id that all peers share, as with the shipped Envoy files.
 pub(super) const NODE: &str = "switchpoint-envoy";
 
 /// A connection from that address.
@@ -26,7 +26,7 @@ pub(super) async fn channel(address: SocketAddr, from: IpAddr) -> Channel {
     Endpoint::from_shared(format!("http://{address}")).unwrap().local_address(Some(from)).connect().await.unwrap()
 }
 
-/// A stream that has said hello and was welcomed.
+/// A stream after Hello and Welcome.
 pub(super) async fn filter(channel: &Channel, process_id: u64) -> FilterStream {
     let mut filter = FilterStream::over(channel.clone()).await.unwrap();
     filter.hello(proto::SCHEMA, NODE, process_id, &["default"]).await;
@@ -40,13 +40,13 @@ pub(super) fn endpoints(rig: &DaemonHarness) -> Vec<EndpointRef> {
     pools.get("default").unwrap().members.iter().map(|member: &PoolMember| member.id).collect()
 }
 
-/// A row that says this of failures and nothing of load, written at `written`.
+/// A row with these failures and no load, written at `written`.
 pub(super) fn row_of_failures(written: u64, failures: &[Ejection]) -> Vec<u8> {
     let head = pool_state::LoadReportHead { vm: 7, written: Timestamp(written), ring: 0 };
     LoadReportSum::default().row(head, [], failures)
 }
 
-/// A row as large as numbers allow, of these endpoints.
+/// A row with the largest possible numbers for these endpoints.
 pub(super) fn largest_row(endpoints: &[EndpointRef]) -> Vec<u8> {
     let count = endpoints.len() as u64;
     let mut row: Vec<u8> = [u64::MAX, u64::MAX, u64::MAX, count | count << 16 | count << 32].map(u64::to_le_bytes).concat();
@@ -62,7 +62,7 @@ pub(super) fn share(row: Vec<u8>, placements: Vec<u8>) -> proxy_message::Message
     proxy_message::Message::LoadReport(state::LoadReport { pool: "default".to_owned(), row, placements, stamp: 1 })
 }
 
-/// The next news of others.
+/// The next load of other proxies.
 pub(super) async fn peers(filter: &mut FilterStream) -> state::PeerLoad {
     loop {
         if let Message::PeerLoad(peers) = filter.next().await.unwrap() {
@@ -71,7 +71,7 @@ pub(super) async fn peers(filter: &mut FilterStream) -> state::PeerLoad {
     }
 }
 
-/// The failures in a row as the daemon passes it on, and when it says it was written.
+/// The failures in a row that the daemon passed on, and the time at which it says it was written.
 pub(super) fn failures(row: &[u8]) -> (Timestamp, Vec<Ejection>) {
     let mut read = PeerLoadReport::default();
     LoadReportSum::default().read(&mut read, row.to_vec());

@@ -1,4 +1,4 @@
-//! What one proxy says of endpoints, as another hears it.
+//! What one proxy reports about endpoints, as another proxy receives it.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ async fn rig() -> (DaemonHarness, FilterStream, FilterStream) {
     (rig, good, bad)
 }
 
-/// What a row of load says, put together as the daemon does.
+/// A row with this load, encoded as the daemon does it.
 fn row_of_load(at: EndpointRef, load: EndpointLoad) -> Vec<u8> {
     let mut sum = LoadReportSum::default();
     sum.reset(vec![at], []);
@@ -87,7 +87,7 @@ async fn after_a_row_of_the_largest_numbers_the_sum_is_right_again() {
         }
     };
     tokio::time::timeout(PATIENCE, mended).await.unwrap();
-    // One more look, as the last may have been in between.
+    // Read once more, because the last message may have been made in between.
     third.say(tell()).await;
     assert_eq!(load(peers(&mut good).await, at), small);
 }
@@ -109,7 +109,7 @@ async fn many_processes_of_one_host_stand_for_a_few() {
         most = most.max(peers(&mut good).await.active);
         crowd[0].say(share(row_of_load(at, EndpointLoad { requests: 1, ..EndpointLoad::default() }), Vec::new())).await;
     }
-    assert!(most <= 17, "each pick counts {most} times over");
+    assert!(most <= 17, "each pick counts {most} times");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -132,7 +132,7 @@ async fn what_a_good_proxy_placed_arrives_though_a_hostile_one_places_without_en
             let mut placements = Vec::new();
             proto::placements::push(&mut placements, at, &[block]);
             third.say(share(Vec::new(), placements)).await;
-            // It reads, too, as a proxy does.
+            // Reads too, as a proxy does.
             let _ = third.next().await;
         }
         third
@@ -147,5 +147,5 @@ async fn what_a_good_proxy_placed_arrives_though_a_hostile_one_places_without_en
     let _ = tokio::time::timeout(PATIENCE, hears).await;
     flood.abort();
     tells.abort();
-    assert_eq!(arrived, sent, "placements of a good proxy were pushed out");
+    assert_eq!(arrived, sent, "placements of a good proxy were dropped");
 }

@@ -1,5 +1,6 @@
-//! Any sequence of messages from some peers, beside one that behaves well. Bytes say what happens, so that a fuzzer and a property test can both choose.
-//! Also a part of `fuzz/fuzz_targets/peers.rs`.
+//! Any sequence of messages of several peers, beside one that behaves well. Input bytes choose the
+//! messages, so that a fuzzer and a property test can both drive it. `fuzz/fuzz_targets/peers.rs`
+//! includes this file.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,12 +19,12 @@ use prost::Message as _;
 use proto::state::{self, daemon_message, proxy_message};
 use tokio::time::Instant;
 
-/// Hostile peers at once; the good one comes besides.
+/// Number of hostile peers; the good one is extra.
 const PEERS: u8 = 5;
-/// Hosts they come from.
+/// Number of hosts that they come from.
 const HOSTS: u8 = 2;
 
-/// The daemon's end of it all.
+/// The daemon's side.
 struct SequenceDaemon {
     shared: Arc<DaemonState>,
     pool: Pool,
@@ -34,17 +35,17 @@ struct SequenceDaemon {
     bad: Vec<Option<(StateStream, ReceivedState)>>,
 }
 
-/// What a peer was told.
+/// What a peer has received.
 #[derive(Default)]
 struct ReceivedState {
     version: Option<(u64, u64)>,
     endpoints: usize,
 }
 
-/// What happens next is read from here.
+/// The bytes that choose what happens next.
 struct SequenceBytes<'b>(&'b [u8]);
 
-/// Plays what `bytes` say; panics where the daemon breaks a promise.
+/// Plays the messages that `bytes` choose; panics if the daemon breaks a promise.
 pub fn play(bytes: &[u8]) {
     let (mut world, mut bytes) = (SequenceDaemon::new(), SequenceBytes(bytes));
     while !bytes.0.is_empty() {
@@ -116,7 +117,7 @@ impl SequenceDaemon {
         self.publish();
     }
 
-    /// Each takes what is due to it; only the good one acknowledges.
+    /// Each peer reads the messages due to it; only the good one acknowledges.
     fn listen(&mut self) {
         for (conversation, heard) in self.bad.iter_mut().flatten() {
             while let Some(message) = conversation.next(self.now) {
@@ -129,21 +130,22 @@ impl SequenceDaemon {
             }
         }
         let open = self.bad.iter().flatten().count() + 1;
-        assert!(self.shared.proxies.borrow().len() <= open, "rows of streams that are over");
+        assert!(self.shared.proxies.borrow().len() <= open, "rows of ended streams are left");
         assert!(self.shared.proxies.borrow().contains_key(&self.good.stream_id()), "the good one was replaced");
         let counters = self.shared.counters();
-        assert_eq!(counters.totals("q", self.now).vms, 0, "a pool that nobody serves is counted");
+        assert_eq!(counters.totals("q", self.now).vms, 0, "a pool that is not served is counted");
     }
 
     fn end(&mut self) {
         self.now += FIRST_POOL_UPDATE_WAIT;
         self.listen();
-        assert_eq!(self.good_has.endpoints, usize::from(self.endpoints), "the good one has not the newest pool update");
+        assert_eq!(self.good_has.endpoints, usize::from(self.endpoints), "the good one does not have the newest pool update");
     }
 }
 
 impl ReceivedState {
-    /// Holds a message to what any proxy may rely on. The acknowledgement of it, if it wants one.
+    /// Checks a message against what any proxy may rely on. Returns the acknowledgement, if the
+    /// message needs one.
     fn take(&mut self, message: state::DaemonMessage) -> Option<state::Ack> {
         match message.message? {
             daemon_message::Message::PoolUpdate(pool_update) => {
@@ -176,7 +178,7 @@ impl SequenceBytes<'_> {
         *first
     }
 
-    /// Small, large, or as large as can be.
+    /// A number: small, large, or the largest.
     fn number(&mut self) -> u64 {
         match self.byte() {
             255 => u64::MAX,

@@ -1,4 +1,4 @@
-//! Proxies that hold state of another life of the daemon.
+//! Proxies that hold state of another term of the daemon.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::kit::{ELSEWHERE, HOME, channel, filter};
 use crate::daemon::harness::{DaemonHarness, FilterStream, PATIENCE, instance, names};
 
 async fn refuse(filter: &FilterStream, pool_update: &state::PoolUpdate, held: state::Version) {
-    let refused = "older than what is in force".to_owned();
+    let refused = "older than the state in force".to_owned();
     let ack = state::Ack { pool: pool_update.pool.clone(), version: pool_update.version, refused, held: Some(held) };
     filter.say(proxy_message::Message::Ack(ack)).await;
 }
@@ -50,6 +50,6 @@ async fn a_peer_that_lies_about_its_term_changes_it_for_nobody_else_and_gets_no_
     rig.reset(vec![instance("b", 2)]).await;
     let after = good.pool_update().await.version.unwrap();
     assert!(after.term == before.term && after.sequence > before.sequence, "{before:?} {after:?}");
-    // The liar is still served.
+    // The proxy that lied is still served.
     while !matches!(bad.next().await.unwrap(), Message::Metrics(_)) {}
 }

@@ -1,4 +1,4 @@
-//! Many of something: messages, streams, connections that say nothing, answers that are not taken.
+//! Floods of messages, streams, idle connections, and answers that the peer does not read.
 
 use std::time::{Duration, Instant};
 
@@ -16,17 +16,19 @@ use crate::daemon::harness::until;
 /// How long each flood lasts.
 const FLOOD: Duration = Duration::from_secs(2);
 
-/// What peers that are silent may take of the daemon's CPU, in parts of one core; it takes a few hundredths by itself (a debug build, some more).
+/// The most CPU that idle peers may cost, in cores. The daemon alone takes a few hundredths (a
+/// debug build somewhat more).
 const IDLE_CORES_MAX: f64 = 0.5;
 
-/// What a silent stream may take of memory, in bytes.
+/// The most memory that an idle stream may take, in bytes.
 const STREAM_BYTES_MAX: u64 = 32 << 10;
 
 async fn flood(message: Bytes, begins: Bytes) {
     let program = DaemonProgram::start().await;
     let neighbour = SteadyClient::of(&program).await;
     let channel = program.channel().await;
-    // Many messages to a frame: one that is sent alone costs its sender more than it costs us.
+    // Many messages in one frame: a message that is sent alone costs its sender more than the
+    // daemon.
     let batch = Bytes::from(message.repeat((32 << 10) / message.len() + 1));
     let senders = (0..4).map(|_| {
         let (peer, begins, batch) = (RawStream::open(&channel), begins.clone(), batch.clone());
@@ -58,7 +60,7 @@ async fn a_flood_of_requests_on_a_stream_leaves_room_for_others() {
     flood(get, Bytes::new()).await;
 }
 
-/// Each piece is a few bytes or none, and takes more than those to keep.
+/// Each piece has few bytes or none, and takes more memory than that to keep.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flood_of_empty_pieces_is_not_kept_for_ever() {
     flood(framed(&body("", false)), framed(&chat(BodySendMode::FullDuplexStreamed))).await;
@@ -75,7 +77,7 @@ async fn silent_streams_cost_little_and_no_connection_takes_all() {
     let channel = program.channel().await;
     let idle = program.rss();
     let limit = STREAMS_PER_CONNECTION_MAX as usize;
-    // Some more than there is room for on the connection: those wait at the client.
+    // More than the connection has room for: the rest waits at the client.
     let mut peers = Vec::new();
     for _ in 0..limit + 16 {
         let peer = RawStream::open(&channel);
@@ -106,13 +108,13 @@ async fn half_open_handshakes_leave_room_for_others() {
     let neighbour = SteadyClient::of(&program).await;
     const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
     let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0];
-    // Headers that never end, of a stream that is never finished.
+    // Headers that never end, on a stream that is never finished.
     let open_headers = [0, 0, 1, 1, 0, 0, 0, 0, 1, 0x82];
     let whole = [PREFACE, &settings, &open_headers].concat();
     let mut connections = Vec::new();
     for index in 0..300 {
         let mut connection = TcpStream::connect(program.ext_proc).await.unwrap();
-        // Cut off at every byte.
+        // Cut off after each possible number of bytes.
         connection.write_all(&whole[..index % (whole.len() + 1)]).await.unwrap();
         connections.push(connection);
     }
@@ -127,7 +129,8 @@ async fn half_open_handshakes_leave_room_for_others() {
     program.settled().await;
 }
 
-/// Peers that send whole bodies and take nothing of what comes back: what they do not take is held, and is within the bound as well.
+/// Peers that send whole bodies and do not read what comes back. The daemon holds it, and that is
+/// limited too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_that_are_not_taken_are_bounded_too() {
     let program = DaemonProgram::start().await;
@@ -135,7 +138,7 @@ async fn answers_that_are_not_taken_are_bounded_too() {
     let piece = framed(&body(vec![b' '; 64 << 10], false));
     let mut senders = Vec::new();
     for _ in 0..40 {
-        // It takes one byte of each stream, and that is all.
+        // The peer reads one byte of each stream.
         let channel = program.endpoint().initial_stream_window_size(1).initial_connection_window_size(65_535).connect().await.unwrap();
         let (peer, piece) = (RawStream::unread(&channel), piece.clone());
         senders.push(tokio::spawn(async move {
@@ -161,7 +164,8 @@ async fn answers_that_are_not_taken_are_bounded_too() {
     program.settled().await;
 }
 
-/// A body of one long piece is cut into those that Envoy takes, in a time that grows with its length and not with its square.
+/// A body in one long piece is split into pieces that Envoy accepts, in a time that is linear in
+/// its length.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_long_piece_takes_a_time_like_its_length() {
     let program = DaemonProgram::start().await;

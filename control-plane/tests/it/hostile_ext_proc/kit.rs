@@ -1,4 +1,5 @@
-//! The daemon as a process, a hostile peer that sends any bytes on a gRPC stream, and the neighbour who only wants to be served.
+//! The daemon as a process, a hostile peer that sends any bytes on a gRPC stream, and a
+//! well-behaved neighbour.
 
 use std::net::{SocketAddr, TcpListener};
 use std::process::{Child, Command, Stdio};
@@ -26,15 +27,17 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::daemon::harness::{get, get_json, until};
 
-/// What the daemon may take of memory whatever its peers do: the shipped manifest ends it at 1 GiB.
+/// The most memory that the daemon may take, whatever its peers do: the shipped manifest limits it
+/// to 1 GiB.
 pub(crate) const RSS_BYTES_MAX: u64 = 700 << 20;
 
-/// How long a pick of the neighbour may take. It takes a millisecond; the rest is for a machine with other work.
+/// How long a pick of the neighbour may take. It takes a millisecond; the rest is for a busy
+/// machine.
 pub(crate) const PICK_MAX: Duration = Duration::from_secs(3);
 
 const PATH: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
 
-/// A daemon of its own, with one endpoint.
+/// A separate daemon process with one endpoint.
 pub(crate) struct DaemonProgram {
     child: Child,
     pub(crate) ext_proc: SocketAddr,
@@ -48,7 +51,7 @@ pub(crate) struct RawStream {
     answers: JoinHandle<(Vec<ProcessingResponse>, Option<Status>)>,
 }
 
-/// A client who is served all the while.
+/// A client that makes picks all the time.
 pub(crate) struct SteadyClient {
     stop: Arc<AtomicBool>,
     picks: Arc<AtomicU64>,
@@ -77,7 +80,7 @@ impl DaemonProgram {
         program
     }
 
-    /// A connection.
+    /// A new connection.
     pub(crate) async fn channel(&self) -> Channel {
         self.endpoint().connect().await.unwrap()
     }
@@ -86,7 +89,7 @@ impl DaemonProgram {
         Endpoint::from_shared(format!("http://{}", self.ext_proc)).unwrap()
     }
 
-    /// A figure of the system's page about the process, in kB.
+    /// A figure of `/proc/PID/status`, in kB.
     fn status(&self, name: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("the daemon lives");
         let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
@@ -98,7 +101,7 @@ impl DaemonProgram {
         self.status("VmHWM:") * 1024
     }
 
-    /// What memory it has now, in bytes.
+    /// Its memory now, in bytes.
     pub(crate) fn rss(&self) -> u64 {
         self.status("VmRSS:") * 1024
     }
@@ -123,7 +126,7 @@ impl DaemonProgram {
         get_json(self.admin, "/debug/endpoints").await["endpoints"][0]["in_flight"].as_u64().unwrap()
     }
 
-    /// Everything that hostile peers held is given back.
+    /// Waits until everything that hostile peers held is released.
     pub(crate) async fn settled(&self) {
         until("nothing is in flight", || async { self.in_flight().await == 0 }).await;
         until("no stream is open", || async { self.metric("llm_d_epp_extproc_streams_inflight").await == 0.0 }).await;
@@ -161,7 +164,7 @@ pub(crate) fn headers(pairs: &[(&str, &str)], end_of_stream: bool) -> HttpHeader
     HttpHeaders { headers: Some(HeaderMap { headers: pairs.iter().map(header).collect() }), end_of_stream, ..HttpHeaders::default() }
 }
 
-/// The beginning of a chat, its body sent in this way.
+/// The beginning of a chat request whose body is sent in this mode.
 pub(crate) fn chat(mode: BodySendMode) -> ProcessingRequest {
     let config =
         ProtocolConfiguration { request_body_mode: mode.into(), response_body_mode: mode.into(), ..ProtocolConfiguration::default() };
@@ -188,7 +191,7 @@ impl RawStream {
         Self::over(channel, metadata, true)
     }
 
-    /// It takes none of its answers.
+    /// A peer that reads no answers.
     pub(crate) fn unread(channel: &Channel) -> Self {
         Self::over(channel, &[], false)
     }
@@ -217,7 +220,7 @@ impl RawStream {
         Self { bytes, answers }
     }
 
-    /// Sends these bytes, if the daemon still takes any.
+    /// Sends these bytes; returns false if the daemon accepts no more.
     pub(crate) async fn send(&self, bytes: Bytes) -> bool {
         self.bytes.send(bytes).await.is_ok()
     }
@@ -230,18 +233,18 @@ impl RawStream {
         self.answers.is_finished()
     }
 
-    /// Sends no more. All answers, and the status where it is an error.
+    /// Ends the sending side. Returns all answers, and the status if it is an error.
     pub(crate) async fn end(self) -> (Vec<ProcessingResponse>, Option<Status>) {
         drop(self.bytes);
         tokio::time::timeout(Duration::from_secs(20), self.answers).await.expect("the daemon leaves its peer hanging").unwrap()
     }
 
-    /// The stream as it is, with nothing more said, until the daemon ends it.
+    /// Sends nothing more, and returns when the daemon has ended the stream.
     pub(crate) async fn ended(self) -> (Vec<ProcessingResponse>, Option<Status>) {
         tokio::time::timeout(Duration::from_secs(20), self.answers).await.expect("the daemon leaves its peer hanging").unwrap()
     }
 
-    /// Leaves without a word.
+    /// Resets the stream.
     pub(crate) fn leave(self) {
         self.answers.abort();
     }
@@ -252,7 +255,7 @@ async fn read(response: http::Response<tonic::body::Body>) -> (Vec<ProcessingRes
     let mut body = response.into_body();
     while let Some(frame) = body.frame().await {
         match frame {
-            // A body that failed once fails for ever: reading on would never end.
+            // A body that failed once fails forever: reading on would never end.
             Err(status) => {
                 trailers = Some(status);
                 break;
@@ -273,7 +276,7 @@ async fn read(response: http::Response<tonic::body::Body>) -> (Vec<ProcessingRes
     (answers, trailers.filter(|status| status.code() != tonic::Code::Ok))
 }
 
-/// The reply among the answers that a client is given in place of a model server's.
+/// The reply to the client that is among the answers, if there is one.
 pub(crate) fn immediate(answers: &[ProcessingResponse]) -> Option<&ImmediateResponse> {
     answers.iter().find_map(|answer| match &answer.response {
         Some(Answer::ImmediateResponse(reply)) => Some(reply),
@@ -281,7 +284,7 @@ pub(crate) fn immediate(answers: &[ProcessingResponse]) -> Option<&ImmediateResp
     })
 }
 
-/// One whole chat of a well-behaved gateway: is it sent to the endpoint?
+/// Makes one whole chat as a well-behaved gateway does. Fails if it is not sent to the endpoint.
 pub(crate) async fn pick(channel: &Channel) -> Result<(), String> {
     let peer = RawStream::open(channel);
     peer.say(&chat(BodySendMode::FullDuplexStreamed)).await;
@@ -295,7 +298,7 @@ pub(crate) async fn pick(channel: &Channel) -> Result<(), String> {
 // === impl SteadyClient ===
 
 impl SteadyClient {
-    /// Asks again and again from now on.
+    /// Makes picks again and again from now on.
     pub(crate) async fn of(program: &DaemonProgram) -> Self {
         let channel = program.channel().await;
         let (stop, picks) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
@@ -314,7 +317,7 @@ impl SteadyClient {
         Self { stop, picks, task }
     }
 
-    /// Its slowest pick; it must have been served, and each time promptly.
+    /// Stops, checks that every pick was fast, and returns the slowest.
     pub(crate) async fn was_served(self) -> Duration {
         self.stop.store(true, Ordering::Relaxed);
         let slowest = self.task.await.unwrap();

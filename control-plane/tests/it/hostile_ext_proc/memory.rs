@@ -1,4 +1,4 @@
-//! Bodies that are sent and never finished, in sum more than the daemon may have.
+//! Bodies that are never finished, together more than the daemon may hold.
 
 use std::time::{Duration, Instant};
 
@@ -9,12 +9,12 @@ use tonic::Code;
 use super::kit::{DaemonProgram, PICK_MAX, RSS_BYTES_MAX, RawStream, SteadyClient, body, chat, framed, immediate, pick};
 use crate::daemon::harness::{EnvoyStream, PATIENCE, get, until};
 
-/// Clients, and what each sends of its body.
+/// The number of clients, and what each sends of its body.
 const HOGS: usize = 64;
 const BODY_BYTES: usize = 20 << 20;
 const PIECE_BYTES: usize = 64 << 10;
 
-/// All of a chat but its last byte.
+/// Sends all of a chat request but its last byte.
 async fn hog(peer: RawStream, mode: BodySendMode) -> RawStream {
     peer.say(&chat(mode)).await;
     if mode == BodySendMode::Buffered {
@@ -49,7 +49,7 @@ async fn unfinished_bodies(mode: BodySendMode) {
     }
     let mut peers = Vec::new();
     for hog in hogs {
-        peers.push(tokio::time::timeout(4 * PATIENCE, hog).await.expect("a peer is left hanging").unwrap());
+        peers.push(tokio::time::timeout(4 * PATIENCE, hog).await.expect("a peer got no answer").unwrap());
     }
     until("all that is sent has come", || async {
         let before = program.rss();
@@ -65,7 +65,7 @@ async fn unfinished_bodies(mode: BodySendMode) {
     #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
     let budget = HELD_BYTES_MAX as f64;
     assert!(held > 0.0 && held <= budget, "{held}");
-    // Those who are refused are told so at once, in words that name the reason.
+    // Refused requests are answered at once, and the answer gives the reason.
     let mut refused = 0;
     let mut waiting = Vec::new();
     for peer in peers {
@@ -83,7 +83,7 @@ async fn unfinished_bodies(mode: BodySendMode) {
         }
     }
     assert!(refused > 0 && !waiting.is_empty(), "{refused} of {HOGS} refused");
-    // The rest of the daemon goes on.
+    // The rest of the daemon still works.
     let began = Instant::now();
     assert_eq!(EnvoyStream::connect(program.state, "another").await.ports().await, [1]);
     assert_eq!(get(program.admin, "/metrics").await.0, 200);

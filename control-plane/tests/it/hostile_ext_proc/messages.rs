@@ -1,4 +1,5 @@
-//! Messages that are well-formed and make no sense: extreme values, wrong order. One test tries them all against one daemon.
+//! Well-formed messages without sense: extreme values, wrong order. One test sends them all to one
+//! daemon.
 
 use envoy_types::pb::envoy::config::core::v3::{HeaderMap, HeaderValue, Metadata};
 use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode;
@@ -25,7 +26,7 @@ fn with_headers(pairs: Vec<(Vec<u8>, Vec<u8>)>) -> ProcessingRequest {
     said(Part::RequestHeaders(HttpHeaders { headers, end_of_stream: true, ..HttpHeaders::default() }))
 }
 
-/// A protobuf field that says its length.
+/// A protobuf field with its length.
 fn field(tag: u8, bytes: &[u8]) -> Vec<u8> {
     let mut field = Vec::new();
     prost::encoding::encode_varint(u64::from(tag) << 3 | 2, &mut field);
@@ -34,12 +35,13 @@ fn field(tag: u8, bytes: &[u8]) -> Vec<u8> {
     field
 }
 
-/// A value within lists, so many levels deep.
+/// A value within lists, nested this deep.
 fn nested(levels: usize) -> Vec<u8> {
     (0..levels).fold(Vec::new(), |inner, _| field(6, &field(1, &inner)))
 }
 
-/// The messages of a stream, what is wrong with them, and the status it must end with, if one is certain.
+/// A description, the messages of a stream, and the status that it must end with, if one is
+/// certain.
 type StreamCase = (&'static str, Vec<Bytes>, Option<Code>);
 
 fn begin() -> Bytes {
@@ -73,8 +75,8 @@ fn out_of_order() -> Vec<StreamCase> {
         ("a request in the middle of its response", vec![get(), reply(), reply_body(false), begin(), ask(), reply_body(true)], None),
         ("messages after the end", after_the_end, None),
         ("messages after a refusal", vec![begin(), framed(&body("{", true)), ask(), get(), reply()], None),
-        ("messages that say nothing", vec![framed(&ProcessingRequest::default()); 1_000], None),
-        ("one that looks on", vec![framed(&ProcessingRequest { observability_mode: true, ..chat(BodySendMode::Buffered) }), ask()], None),
+        ("empty messages", vec![framed(&ProcessingRequest::default()); 1_000], None),
+        ("an observer", vec![framed(&ProcessingRequest { observability_mode: true, ..chat(BodySendMode::Buffered) }), ask()], None),
     ]
 }
 
@@ -124,7 +126,7 @@ fn extreme_headers() -> Vec<StreamCase> {
         ("a path of no text", one(b":path", &[0xff; 100]), None),
         ("a header of 200 KiB", one(b"x-gateway-model-name", &vec![b'm'; 200 << 10]), None),
         ("control headers without end", vec![framed(&with_headers(control))], None),
-        ("a header beyond what is taken", one(b"x", &vec![b'm'; 300 << 10]), Some(Code::ResourceExhausted)),
+        ("a header larger than allowed", one(b"x", &vec![b'm'; 300 << 10]), Some(Code::ResourceExhausted)),
         ("a million entries of metadata", with(million), Some(Code::ResourceExhausted)),
         ("ten thousand endpoints in a hint", with(hint), None),
         ("metadata a thousand levels deep", vec![framed_bytes(&deep)], Some(Code::InvalidArgument)),
@@ -167,7 +169,7 @@ async fn no_message_harms_the_daemon_or_its_other_clients() {
     program.settled().await;
 }
 
-/// A message just within any bound of its length, which is a gigabyte once it is decoded.
+/// A message just below the limit of its length that would take a gigabyte when decoded.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sixteen_million_empty_headers_are_not_decoded() {
     let program = DaemonProgram::start().await;

@@ -1,4 +1,4 @@
-//! A metrics endpoint on 127.0.0.1 that answers as told.
+//! A metrics endpoint on 127.0.0.1 that answers as the test chooses.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -18,21 +18,21 @@ use tokio::net::{TcpListener, TcpStream};
 pub enum ServerAnswer {
     /// This page, whatever the query.
     Page(String),
-    /// As prometheus_client: only the series named in the query.
+    /// Like prometheus_client: only the series named in the query.
     HonoursFilter(String),
-    /// As prometheus_client in its multi-process mode: nothing if there is a query.
+    /// Like prometheus_client in multi-process mode: nothing if there is a query.
     EmptyWhenFiltered(String),
     /// 400 if there is a query.
     RefusesQueries(String),
     Status(u16),
     Redirect(String),
-    /// gzip, unasked.
+    /// gzip, although not requested.
     Compressed,
-    /// Endless; its length announced or not.
+    /// An endless page, with or without a content-length.
     Huge {
         announced: bool,
     },
-    /// Announces more than it sends, then closes.
+    /// Announces more bytes than it sends, then closes.
     CutShort(String),
     NotHttp,
     /// Reads and never answers.
@@ -53,7 +53,7 @@ pub struct MetricsServer {
     shared: MetricsServerState,
 }
 
-/// A page as vLLM writes it, with something around what is wanted.
+/// A page as vLLM writes it, with other series around the needed ones.
 pub fn page(waiting: u32, running: u32, kv: f64) -> String {
     let mut page =
         String::from("# TYPE python_gc_objects_collected_total counter\npython_gc_objects_collected_total{generation=\"0\"} 1\n");
@@ -81,7 +81,7 @@ impl MetricsServer {
         *self.shared.answer.lock().unwrap() = answer;
     }
 
-    /// The query of every request so far; empty where there was none.
+    /// The query of every request so far; empty for a request without one.
     pub fn queries(&self) -> Vec<String> {
         self.shared.queries.lock().unwrap().clone()
     }
@@ -95,7 +95,8 @@ impl MetricsServer {
     }
 }
 
-/// What axum can serve goes through a real server behind a small relay, which counts connections and does what no HTTP server would.
+/// Answers that axum can give go through a real server behind a small relay. The relay counts
+/// connections, and gives the answers that no HTTP server would.
 async fn accept(listener: TcpListener, shared: MetricsServerState) {
     let inner = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let inner_address = inner.local_addr().unwrap();

@@ -12,7 +12,7 @@ use rustls::{RootCertStore, ServerConfig, ServerConnection, StreamOwned};
 
 use super::*;
 
-/// An authority, a server that it vouches for, and the files a client of it needs.
+/// A CA, a server with a certificate of it, and the files that a client needs.
 struct TlsFixture {
     folder: tempfile::TempDir,
     server: ServerConfig,
@@ -48,7 +48,7 @@ impl TlsFixture {
         Path::new(self.folder.path()).join(name)
     }
 
-    /// Serves one page to every connection; returns the address.
+    /// Serves one page on every connection; returns the address.
     fn serve(&self) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();

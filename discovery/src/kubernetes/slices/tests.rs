@@ -46,7 +46,7 @@ fn row(pod: u8) -> SliceRow {
     SliceRow { pod, uid: 0, ip: pod, ready: Some(true), serving: None, terminating: None }
 }
 
-/// The endpoints that a reader of these events takes for ready, with address and generation.
+/// The endpoints that a reader of these events considers ready, with address and generation.
 #[derive(Default)]
 struct RecordSet(BTreeMap<String, Arc<InstanceRecord>>);
 
@@ -56,7 +56,7 @@ impl RecordSet {
             match event {
                 BackendEvent::Reset(all) => self.0 = all.into_iter().map(|r| (r.name().to_owned(), r)).collect(),
                 BackendEvent::Apply(record) => drop(self.0.insert(record.name().to_owned(), record)),
-                BackendEvent::Delete(id) => assert!(self.0.remove(&*id).is_some(), "{id} deleted, but never told"),
+                BackendEvent::Delete(id) => assert!(self.0.remove(&*id).is_some(), "{id} deleted, but never published"),
                 BackendEvent::Failed(why) => panic!("{why}"),
                 BackendEvent::Requirements(_) | BackendEvent::Warns(_) | BackendEvent::Alive => {}
             }
@@ -152,7 +152,7 @@ fn an_endpoint_that_moves_between_slices_is_never_gone() {
     reader.read(index.delete("b"));
     assert_eq!(reader.ready(), ["pod-1"]);
     reader.read(index.delete("a"));
-    assert!(reader.0.is_empty() && index.endpoints.is_empty() && index.slices.is_empty(), "nothing is kept of who is gone");
+    assert!(reader.0.is_empty() && index.endpoints.is_empty() && index.slices.is_empty(), "nothing is kept of removed endpoints");
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn of_two_pods_of_one_name_the_ready_one_counts_then_the_newer() {
 enum SliceStep {
     Apply(u8, u8, bool, Vec<SliceRow>),
     Delete(u8),
-    /// The watch broke: events were missed and a list follows.
+    /// The watch broke: events were missed, and a list follows.
     Relist(Vec<(u8, u8, bool, Vec<SliceRow>)>),
 }
 
@@ -212,7 +212,7 @@ fn any_step() -> impl Strategy<Value = SliceStep> {
 }
 
 proptest! {
-    /// Only the final slices decide, whatever events led to them; an endpoint is ready if it is
+    /// The final slices alone decide, whatever events led to them. An endpoint is ready if it is
     /// ready in any slice.
     #[test]
     fn any_history_ends_as_the_union_of_the_final_slices(steps in prop::collection::vec(any_step(), 0..40)) {
@@ -248,8 +248,8 @@ proptest! {
     }
 }
 
-/// Ten thousand endpoints in a hundred slices: an event costs time for its own slice. The test
-/// compares with itself on this machine, not with a clock.
+/// Ten thousand endpoints in a hundred slices: an event takes time for its own slice. The test
+/// compares with a smaller index on the same machine, not with a fixed time.
 #[test]
 fn an_event_costs_its_slice_however_many_there_are() {
     let event_cost = |slices: u16| {
@@ -280,7 +280,7 @@ fn an_event_costs_its_slice_however_many_there_are() {
     assert!(many <= few * 3, "an event at 10,000 endpoints took {many:?}, one at 100 {few:?}");
 }
 
-/// Ten thousand endpoints in the index and in the table, with the labels of a real slice.
+/// Ten thousand endpoints in the index and in the table, with the labels of real slices.
 #[test]
 fn ten_thousand_endpoints_fit_in_64_megabytes() {
     use crate::event::{ClockReading, MetadataPolicy};
