@@ -105,7 +105,6 @@ struct ComponentRow {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 enum MetadataMode {
-    #[serde(alias = "wanted")]
     Preferred,
     Required,
     Ignored,
