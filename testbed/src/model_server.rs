@@ -11,19 +11,16 @@
 //! The engine is a pure state machine ([`engine`]) owned by one task ([`driver`]); everything else reads what that task publishes.
 
 mod admin;
-mod blocks;
 mod driver;
 mod engine;
 mod faults;
 mod http;
-mod lora;
 mod metrics;
 mod reply;
 mod request;
 mod roles;
 mod socket;
 mod stats;
-mod step_time;
 mod text;
 
 use std::io;
@@ -32,12 +29,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use engine_sim::{EngineProfile, SimulatedEngineSpec};
 use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use driver::EngineHandle;
-use engine::ModelEngineConfig;
 use faults::FaultTable;
 use metrics::PageOptions;
 use request::{ModelApi, ServedModels};
@@ -45,7 +43,6 @@ use request::{ModelApi, ServedModels};
 pub use faults::{FaultMode, FaultPaths, ServerFault};
 pub use metrics::{EngineNames, MetricOverrides};
 pub use roles::ServerRole;
-pub use step_time::StepTimeProfile;
 
 /// What a server is like.
 #[derive(Clone, Debug, clap::Args)]
@@ -56,8 +53,8 @@ pub struct ModelServerOptions {
     pub listen: SocketAddr,
 
     /// Model and GPU whose measured step times and KV memory to use
-    #[arg(long, value_enum, default_value_t = ModelServerOptions::default().profile)]
-    pub profile: StepTimeProfile,
+    #[arg(long, default_value_t = ModelServerOptions::default().profile, value_parser = profiles())]
+    pub profile: EngineProfile,
 
     /// Name the model is served under; repeat for more names of the one model [default: the profile's]
     #[arg(long = "model", value_name = "NAME")]
@@ -149,7 +146,7 @@ impl Default for ModelServerOptions {
     fn default() -> Self {
         Self {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
-            profile: StepTimeProfile::Llama8bH100,
+            profile: EngineProfile::Llama8bH100,
             models: Vec::new(),
             loras: Vec::new(),
             max_lora: 4,
@@ -179,26 +176,30 @@ impl Default for ModelServerOptions {
 
 impl ModelServerOptions {
     fn kv_blocks(&self) -> u32 {
-        self.num_gpu_blocks.unwrap_or_else(|| self.profile.kv_blocks()).max(1)
+        let measured = || u32::try_from(self.profile.kv_tokens()).unwrap_or(u32::MAX) / engine::BLOCK_TOKENS;
+        self.num_gpu_blocks.unwrap_or_else(measured).max(1)
     }
 
-    fn engine_config(&self) -> ModelEngineConfig {
-        ModelEngineConfig {
-            step_times: self.profile.step_times(),
-            kv_blocks: self.kv_blocks(),
-            batch_tokens_max: self.max_num_batched_tokens.max(u32::try_from(self.max_num_seqs).unwrap_or(u32::MAX)),
-            sequences_max: self.max_num_seqs.max(1),
-            lora_slots: if self.loras.is_empty() { 0 } else { self.max_lora.max(1) },
-            lora_load_ms: f64::from(self.lora_load_ms),
-            slowdown: self.slowdown,
-        }
+    fn engine_spec(&self) -> SimulatedEngineSpec {
+        let mut spec = self.profile.spec(engine::BLOCK_TOKENS as usize);
+        spec.times.slowdown = self.slowdown;
+        spec.kv_blocks = self.kv_blocks() as usize;
+        spec.budget = self.max_num_seqs.max(self.max_num_batched_tokens as usize);
+        spec.sequences_max = self.max_num_seqs.max(1);
+        spec.adapter_places = if self.loras.is_empty() { 0 } else { self.max_lora.max(1) };
+        spec.adapter_load_ms = f64::from(self.lora_load_ms);
+        spec
     }
 
     fn served(&self) -> ServedModels {
         let models = if self.models.is_empty() { vec![self.profile.model().to_owned()] } else { self.models.clone() };
-        let model_len = self.max_model_len.min(self.kv_blocks().saturating_mul(blocks::BLOCK_TOKENS));
+        let model_len = self.max_model_len.min(self.kv_blocks().saturating_mul(engine::BLOCK_TOKENS));
         ServedModels { models, adapters: self.loras.clone(), model_len }
     }
+}
+
+fn profiles() -> impl TypedValueParser<Value = EngineProfile> {
+    PossibleValuesParser::new(EngineProfile::ALL.map(EngineProfile::name)).try_map(|name| name.parse::<EngineProfile>())
 }
 
 /// How much slower, or faster, than measured an engine may be made: beyond it nothing would be simulated any more.
@@ -249,7 +250,7 @@ impl ModelServerState {
             old_names: self.options.old_metric_names,
             model: self.served.models.first().cloned().unwrap_or_default(),
             kv_blocks: self.options.kv_blocks(),
-            max_lora: self.options.engine_config().lora_slots,
+            max_lora: self.options.engine_spec().adapter_places,
         }
     }
 
@@ -284,7 +285,7 @@ impl ModelServer {
         let server = Arc::new(ModelServerState {
             address,
             served: options.served(),
-            engine: EngineHandle::spawn(options.engine_config(), options.speed, options.loras.clone()),
+            engine: EngineHandle::spawn(options.engine_spec(), options.speed, options.loras.clone()),
             socket: orders,
             faults: Mutex::default(),
             lies: Mutex::default(),

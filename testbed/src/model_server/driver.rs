@@ -8,10 +8,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use engine_sim::SimulatedEngineSpec;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
-use super::engine::{FinishReason, ModelEngine, ModelEngineConfig, ModelEngineLoad, ModelSequence, SequenceEvent, SequenceId};
+use super::engine::{FinishReason, ModelEngine, ModelEngineLoad, ModelSequence, SequenceEvent, SequenceId};
 use super::stats::{EngineStats, RequestParameters};
 
 /// Series of `lora_requests_info` kept: real pages keep one per combination ever seen, readers must take the newest.
@@ -97,13 +98,13 @@ impl Drop for GenerationHandle {
 
 impl EngineHandle {
     /// Starts the task. `adapters` are the names behind [`ModelSequence::adapter`].
-    pub(super) fn spawn(config: ModelEngineConfig, speed: f64, adapters: Vec<String>) -> Self {
+    pub(super) fn spawn(spec: SimulatedEngineSpec, speed: f64, adapters: Vec<String>) -> Self {
         let speed = if speed > 0.0 { speed.clamp(SPEED_MIN, SPEED_MAX) } else { 0.0 };
         let (commands, inbox) = mpsc::unbounded_channel();
         let (load_out, load) = watch::channel(ModelEngineLoad::default());
         let driver = EngineDriver {
-            engine: ModelEngine::new(config.clone()),
-            config,
+            engine: ModelEngine::new(spec),
+            spec,
             speed,
             adapters,
             epoch: Instant::now(),
@@ -151,7 +152,7 @@ impl EngineHandle {
 
 struct EngineDriver {
     engine: ModelEngine,
-    config: ModelEngineConfig,
+    spec: SimulatedEngineSpec,
     speed: f64,
     adapters: Vec<String>,
     epoch: Instant,
@@ -226,13 +227,13 @@ impl EngineDriver {
                 }); // the asker left
             }
             DriverCommand::Slow(slowdown) => {
-                self.config.slowdown = slowdown;
+                self.spec.times.slowdown = slowdown;
                 self.engine.set_slowdown(slowdown);
             }
             DriverCommand::Restart => {
                 // Two restarts within the clock's resolution still are two processes.
                 let started_at = unix_seconds().max(self.stats.started_at + 0.01);
-                self.engine = ModelEngine::new(self.config.clone());
+                self.engine = ModelEngine::new(self.spec);
                 self.stats = EngineStats::new(started_at, ms_scale(self.speed));
                 self.requests.clear();
                 self.lora_series.clear();

@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 
 use clap::ValueEnum;
 
-use super::blocks::BLOCK_TOKENS;
 use super::driver::EngineReport;
+use super::engine::BLOCK_TOKENS;
 use super::stats::{HISTOGRAMS, StatsHistogram};
 
 /// Metric values to be told instead of the true ones, by name without the engine's prefix: the raw text of the value.

@@ -3,7 +3,7 @@
 //! No tokenizer: prompts are rendered to bytes and cut every four. Generated tokens are four bytes of text too (a word and a space), so
 //! a client that sends an answer back in its next turn continues the very prefix whose blocks the engine still holds.
 
-use super::blocks::{BLOCK_TOKENS, BlockHash};
+use super::engine::BLOCK_TOKENS;
 
 /// English text comes to about four bytes a token; llm-d's estimating tokenizer says the same.
 pub(super) const TOKEN_BYTES: usize = 4;
@@ -39,7 +39,7 @@ fn fold(state: u64, word: u64) -> u64 {
 }
 
 /// Chained hashes of the full blocks of `text`; `salt` separates adapters and tenants.
-pub(super) fn block_hashes(salt: u64, text: &[u8]) -> Vec<BlockHash> {
+pub(super) fn block_hashes(salt: u64, text: &[u8]) -> Vec<u64> {
     let (blocks, _) = text.as_chunks::<BLOCK_BYTES>();
     blocks
         .iter()
