@@ -46,7 +46,8 @@ impl EngineProfile {
         }
     }
 
-    /// Tokens whose KV fits beside the weights at a memory utilisation of 0.9, in whole blocks of 16.
+    /// Tokens whose KV fits beside the weights at a memory utilisation of 0.9, in whole blocks of
+    /// 16.
     pub const fn kv_tokens(self) -> usize {
         16 * match self {
             Self::Llama8bH100 | Self::Llama8bA100 => 26_313,
@@ -66,8 +67,8 @@ impl EngineProfile {
         StepTimeModel { decode, prefill, overhead: 1.0, slowdown: 1.0 }
     }
 
-    /// The engine with KV blocks of `block_tokens`, at most 256 sequences and 8,192 tokens in a step,
-    /// and no LoRA adapters.
+    /// The engine with KV blocks of `block_tokens`, at most 256 sequences and 8,192 tokens in a
+    /// step, and no LoRA adapters.
     pub const fn spec(self, block_tokens: usize) -> SimulatedEngineSpec {
         SimulatedEngineSpec {
             times: self.times(),

@@ -174,7 +174,8 @@ impl ModelEngine {
         self.engine.adapters().map(|adapters| adapters.into_iter().map(|adapter| usize::from(adapter) - 1).collect())
     }
 
-    /// Takes a sequence in. The caller keeps prompt and output within the KV memory and `id` unique.
+    /// Takes a sequence in. The caller keeps prompt and output within the KV memory, and `id`
+    /// unique.
     pub(super) fn submit(&mut self, now_ms: f64, id: SequenceId, sequence: ModelSequence) {
         let timeline = SequenceTimeline { arrived_ms: now_ms, ..SequenceTimeline::default() };
         self.arriving.push_back((now_ms + self.engine.spec().api_ms, TimedSequence { id, sequence, timeline }));
