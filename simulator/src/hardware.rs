@@ -1,22 +1,11 @@
-//! Engines that were measured: fits over kernel tables of AIConfigurator (vLLM 0.19, bf16, one GPU), with 1 ms of overhead a step and 7 ms
-//! a request from real servers.
+//! The measured engines of the campaigns.
 
-use crate::engine::{BLOCK_TOKENS, SimulatedEngineSpec, StepTimeModel};
+use engine_sim::EngineProfile;
+
+use crate::engine::{BLOCK_TOKENS, SimulatedEngineSpec};
 
 /// Llama 3.1 8B on one H100 SXM.
-pub(crate) const LLAMA_8B_H100: SimulatedEngineSpec = SimulatedEngineSpec {
-    times: StepTimeModel { decode: [6.07, 0.00745, 4.31e-5], prefill: [2.6, 0.0168, 5.46e-7], overhead: 1.0, slowdown: 1.0 },
-    kv_blocks: 26_313 * 16 / BLOCK_TOKENS,
-    budget: 8192,
-    sequences_max: 256,
-    api_ms: 7.0,
-    adapter_places: 0,
-    adapter_load_ms: 0.0,
-};
+pub(crate) const LLAMA_8B_H100: SimulatedEngineSpec = EngineProfile::Llama8bH100.spec(BLOCK_TOKENS);
 
 /// Qwen3 32B on one H200 SXM.
-pub(crate) const QWEN_32B_H200: SimulatedEngineSpec = SimulatedEngineSpec {
-    times: StepTimeModel { decode: [18.17, 0.0248, 5.81e-5], prefill: [3.5, 0.0807, 4.22e-7], overhead: 1.0, slowdown: 1.0 },
-    kv_blocks: 15_423 * 16 / BLOCK_TOKENS,
-    ..LLAMA_8B_H100
-};
+pub(crate) const QWEN_32B_H200: SimulatedEngineSpec = EngineProfile::Qwen32bH200.spec(BLOCK_TOKENS);

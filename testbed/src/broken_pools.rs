@@ -1,4 +1,5 @@
-//! Pools in which one engine of four is broken: it answers at once, looks fine by its metrics, and is not worth any traffic.
+//! Pools in which one engine of four is broken: it answers at once and its metrics look healthy,
+//! but its answers are errors.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,44 +14,46 @@ use crate::plain_pools::{PlainPool, PlainPools};
 use crate::stack::StackBuilder;
 use crate::{Result, wait_for};
 
-/// Clients of each pool.
+/// Clients per pool.
 const CLIENTS: usize = 32;
 
-/// A working engine's reply.
+/// Time that a working engine takes for a reply.
 const REPLY: Duration = Duration::from_millis(500);
 
-/// Engines must notice within a second; as much again is left for a machine that does other things as well.
+/// Time before requests are counted. Broken engines must be noticed within a second; the other
+/// second is for a busy machine.
 const SETTLING: Duration = Duration::from_secs(2);
 
-/// How long requests are counted.
+/// Time during which requests are counted.
 const MEASURED: Duration = Duration::from_secs(6);
 
-/// How long working engines may take to begin.
+/// Time limit for the first replies of working engines.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Requests that show a mended engine serves: probes alone would be one in five seconds.
+/// Requests after which a mended engine counts as serving again: probes alone would be one in five
+/// seconds.
 const SERVED: u64 = 10;
 
-/// Requests of one client, however long a caller that forgot to stop goes on.
+/// Most requests of one client, for a caller that forgets to stop.
 const REQUESTS_MAX: u64 = 20_000;
 
-/// One pool for each fault, its first engine broken, with clients at work.
+/// One pool for each fault, with clients. The first engine of each pool is broken.
 #[derive(Debug)]
 pub struct BrokenPools {
     world: PlainPools,
     over: Arc<AtomicBool>,
 }
 
-/// What one pool's engines were sent.
+/// The requests that the engines of one pool received.
 #[derive(Clone, Debug)]
 pub struct PoolRequests {
-    /// The fault, by name.
+    /// The name of the fault.
     pub fault: String,
     /// Requests to each engine; the first is broken.
     pub requests: Vec<u64>,
 }
 
-/// Each fault by name, and what the broken engine does.
+/// The name of each fault, and the behaviour of the broken engine.
 fn faults() -> Vec<(&'static str, PlainBehaviour)> {
     let error = |code: u16| json!({"error": {"message": "CUDA error", "type": "InternalServerError", "code": code}}).to_string();
     vec![
@@ -71,7 +74,7 @@ fn works() -> PlainBehaviour {
 // === impl BrokenPools ===
 
 impl BrokenPools {
-    /// Starts the pools behind one proxy of so many workers.
+    /// Starts the pools behind one proxy with `workers` worker threads.
     ///
     /// # Errors
     /// If any part does not start.
@@ -79,7 +82,7 @@ impl BrokenPools {
         Self::start_with(|builder| builder.concurrency(workers)).await
     }
 
-    /// The same; `change` sets what else the stack should be like.
+    /// Like [`Self::start`], with further changes to the stack.
     ///
     /// # Errors
     /// If any part does not start.
@@ -98,7 +101,8 @@ impl BrokenPools {
         &self.world
     }
 
-    /// Clients begin to ask, by these proxies in turn, and what engines are sent is counted once the first seconds are over.
+    /// Starts the clients, spread over these proxies, and counts the requests that engines receive
+    /// after the first seconds.
     pub async fn count(&self, proxies: &[SocketAddr]) -> Vec<PoolRequests> {
         for pool in &self.world.pools {
             let numbers = Arc::new(AtomicU64::new(0));
@@ -106,10 +110,11 @@ impl BrokenPools {
                 tokio::spawn(ask(pool.clone(), *proxy, client, numbers.clone(), self.over.clone()));
             }
         }
-        // On a busy machine the first replies take their time, and before them nothing shows that it could be done better.
+        // On a busy machine the first replies take a while, and until then the broken engine is not
+        // known to be worse than the others.
         let serve =
             || async { self.world.pools.iter().all(|pool| pool.requests().iter().skip(1).all(|sent| *sent >= SERVED)).then_some(()) };
-        let _ = wait_for(LIMIT, "every working engine to serve", serve).await; // what did not is seen in what is counted
+        let _ = wait_for(LIMIT, "every working engine to serve", serve).await; // an engine that did not serve shows in the counts
         sleep(SETTLING).await;
         let before: Vec<Vec<u64>> = self.world.pools.iter().map(|pool| pool.requests()).collect();
         sleep(MEASURED).await;
@@ -120,10 +125,10 @@ impl BrokenPools {
         self.world.pools.iter().zip(&before).map(sent).collect()
     }
 
-    /// Mends every broken engine, and says after how long each serves as others do.
+    /// Mends every broken engine. Returns after how long each of them served requests again.
     ///
     /// # Errors
-    /// If one does not within `limit`.
+    /// If an engine does not within `limit`.
     pub async fn mend(&self, limit: Duration) -> Result<Vec<Duration>> {
         let mended = Instant::now();
         let serve = self.world.pools.iter().map(|pool| async move {
@@ -154,7 +159,7 @@ impl PoolRequests {
     }
 }
 
-/// A client with one request under way at a time; every other prompt is one of four that come again and again.
+/// A client with one request in flight at a time. Every other prompt is one of four that repeat.
 async fn ask(pool: Arc<PlainPool>, proxy: SocketAddr, client: usize, numbers: Arc<AtomicU64>, over: Arc<AtomicBool>) {
     for _ in 0..REQUESTS_MAX {
         if over.load(Ordering::Relaxed) {
@@ -163,6 +168,6 @@ async fn ask(pool: Arc<PlainPool>, proxy: SocketAddr, client: usize, numbers: Ar
         let number = numbers.fetch_add(1, Ordering::Relaxed);
         let prompt = if number.is_multiple_of(2) { format!("{number} is distinct. ") } else { format!("{} of four. ", client % 4) };
         let body = json!({"model": "demo", "stream": true, "max_tokens": 4, "messages": [{"role": "user", "content": prompt.repeat(40)}]});
-        let _ = pool.post(proxy, "/v1/chat/completions", &body).await; // a broken engine's reply is an error, and meant to be
+        let _ = pool.post(proxy, "/v1/chat/completions", &body).await; // a broken engine replies with an error on purpose
     }
 }

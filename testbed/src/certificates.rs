@@ -1,4 +1,4 @@
-//! Certificates for tests: an authority, and whom it certifies.
+//! Certificates for tests: a certificate authority and the certificates that it signs.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use crate::Result;
 
-/// Signs certificates.
+/// A certificate authority.
 #[derive(Debug)]
 pub struct Authority {
     pem: String,
@@ -17,10 +17,10 @@ pub struct Authority {
 // === impl Authority ===
 
 impl Authority {
-    /// A new one.
+    /// A new authority.
     ///
     /// # Errors
-    /// Those of the library.
+    /// If a key or certificate cannot be generated.
     pub fn new() -> Result<Self> {
         let mut params = CertificateParams::new(Vec::new())?;
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -30,20 +30,21 @@ impl Authority {
         Ok(Self { pem, issuer: Issuer::new(params, key) })
     }
 
-    /// Writes `<who>.pem` and `<who>.key` for this DNS name.
+    /// Writes `<who>.pem` and `<who>.key`: a certificate for the DNS name `name`.
     ///
     /// # Errors
     /// If the folder cannot be written.
     pub fn certify(&self, name: &str, who: &str, folder: &Path) -> Result<()> {
         let key = KeyPair::generate()?;
         let mut params = CertificateParams::new(vec![name.to_owned()])?;
-        // Of one subject with its issuer it would pass for signed by itself.
+        // A certificate with the same subject as its issuer would count as self-signed.
         params.distinguished_name.push(DnType::CommonName, name);
         std::fs::write(folder.join(who).with_extension("pem"), params.signed_by(&key, &self.issuer)?.pem())?;
         Ok(std::fs::write(folder.join(who).with_extension("key"), key.serialize_pem())?)
     }
 
-    /// A folder with `ca.pem`, and certificates of a daemon of this DNS name and of a proxy.
+    /// Creates a folder with `ca.pem`, a certificate for a daemon with this DNS name, and one for a
+    /// proxy.
     ///
     /// # Errors
     /// If it cannot be written.
@@ -56,7 +57,7 @@ impl Authority {
     }
 }
 
-/// How a daemon is started that demands certificates of proxies, with those of the folder.
+/// Arguments of a daemon that requires certificates from proxies, with the files of the folder.
 pub fn daemon_arguments(certificates: &Path) -> Vec<String> {
     let flags = [("--state-tls-cert", "daemon.pem"), ("--state-tls-key", "daemon.key"), ("--state-tls-client-ca", "ca.pem")];
     flags.map(|(flag, file)| [flag.to_owned(), certificates.join(file).display().to_string()]).concat()

@@ -1,7 +1,7 @@
-//! Clients: a polite one for HTTP/1 and HTTP/2, and a raw one that writes whatever bytes a test wants.
+//! HTTP clients: a regular one for HTTP/1 and HTTP/2, and a raw one that writes any bytes.
 //!
-//! Each call of [`send`] opens a connection of its own, so that one test's request says nothing about another's. Everything has a deadline: a test
-//! that waits for ever shows less than one that fails.
+//! Each call of [`send`] opens its own connection, so that requests do not affect each other. Every
+//! call has a deadline: a test that fails shows more than one that hangs.
 
 use std::convert::Infallible;
 use std::fmt::Write as _;
@@ -22,38 +22,38 @@ use tokio::time::timeout;
 
 use crate::Result;
 
-/// What a request may take before the test gives up on it; far above anything that works.
+/// Time limit for one request, far above the time of any request that works.
 pub const REPLY_LIMIT: Duration = Duration::from_secs(30);
 
 /// A request body.
 pub type Body = BoxBody<Bytes, Infallible>;
 
-/// A whole reply.
+/// A complete reply.
 #[derive(Clone, Debug)]
 pub struct ClientReply {
     /// Status code.
     pub status: u16,
-    /// Headers, all values.
+    /// All headers.
     pub headers: HeaderMap,
-    /// All of the body.
+    /// The complete body.
     pub body: Bytes,
     /// Trailers, if there were any.
     pub trailers: Option<HeaderMap>,
 }
 
-/// An HTTP/2 connection (prior knowledge); requests may run on it at once.
+/// An HTTP/2 connection (prior knowledge) that can carry several requests at once.
 #[derive(Clone, Debug)]
 pub struct Http2Client(conn::http2::SendRequest<Body>);
 
-/// A connection for exact bytes, both ways.
+/// A connection that reads and writes exact bytes.
 #[derive(Debug)]
 pub struct RawConnection {
     stream: TcpStream,
-    /// Read, but not yet taken.
+    /// Bytes that were read from the socket and not yet returned.
     buffer: Vec<u8>,
 }
 
-/// Server-sent events of a reply, one by one as they come.
+/// The server-sent events of a reply, as they arrive.
 #[derive(Debug)]
 pub struct EventStream {
     body: Incoming,
@@ -63,7 +63,7 @@ pub struct EventStream {
 /// One server-sent event.
 #[derive(Clone, Debug)]
 pub struct ServerEvent {
-    /// When its last byte came.
+    /// When its last byte arrived.
     pub at: Instant,
     /// Its `event:` field; empty if it has none.
     pub name: String,
@@ -73,7 +73,7 @@ pub struct ServerEvent {
 
 // === bodies ===
 
-/// No body.
+/// An empty body.
 pub fn empty() -> Body {
     Empty::new().boxed()
 }
@@ -83,53 +83,54 @@ pub fn full(bytes: impl Into<Bytes>) -> Body {
     Full::new(bytes.into()).boxed()
 }
 
-/// A body of unknown length in these pieces: chunked in HTTP/1, DATA frames (empty ones too) and trailers in HTTP/2.
+/// A body of unknown length in these pieces: chunked in HTTP/1, DATA frames (also empty ones) and
+/// trailers in HTTP/2.
 pub fn frames(frames: Vec<Frame<Bytes>>) -> Body {
     BodyExt::boxed(StreamBody::new(stream::iter(frames.into_iter().map(Ok))))
 }
 
 // === HTTP/1 ===
 
-/// `GET path`.
+/// Sends `GET path`.
 ///
 /// # Errors
-/// If there is no whole reply within [`REPLY_LIMIT`].
+/// If there is no complete reply within [`REPLY_LIMIT`].
 pub async fn get(address: SocketAddr, path: &str) -> Result<ClientReply> {
     send(address, Request::get(path).body(empty())?).await
 }
 
-/// `POST path` with a JSON content type.
+/// Sends `POST path` with a JSON content type.
 ///
 /// # Errors
-/// If there is no whole reply within [`REPLY_LIMIT`].
+/// If there is no complete reply within [`REPLY_LIMIT`].
 pub async fn post(address: SocketAddr, path: &str, body: impl Into<Bytes>) -> Result<ClientReply> {
     send(address, Request::post(path).header(header::CONTENT_TYPE, "application/json").body(full(body))?).await
 }
 
-/// Sends a request by HTTP/1.1 on a connection of its own and reads all of the reply.
+/// Sends a request over its own HTTP/1.1 connection and reads the complete reply.
 ///
 /// # Errors
-/// If there is no whole reply within [`REPLY_LIMIT`].
+/// If there is no complete reply within [`REPLY_LIMIT`].
 pub async fn send(address: SocketAddr, request: Request<Body>) -> Result<ClientReply> {
     timeout(REPLY_LIMIT, async { ClientReply::read(start(address, request).await?).await }).await?
 }
 
-/// Sends a request by HTTP/1.1 on a connection of its own; returns at the reply's headers.
+/// Sends a request over its own HTTP/1.1 connection. Returns when the headers of the reply arrive.
 ///
 /// # Errors
-/// If the connection fails first, or [`REPLY_LIMIT`] passes.
+/// If the connection fails first, or after [`REPLY_LIMIT`].
 pub async fn start(address: SocketAddr, mut request: Request<Body>) -> Result<Response<Incoming>> {
     let host = HeaderValue::from_str(&address.to_string())?;
     request.headers_mut().entry(header::HOST).or_insert(host);
     let stream = TcpStream::connect(address).await?;
     stream.set_nodelay(true)?;
     let (mut sender, connection) = conn::http1::handshake(TokioIo::new(stream)).await?;
-    // Ends with the reply's body, or when the reply is dropped.
+    // The task ends with the body of the reply, or when the reply is dropped.
     tokio::spawn(connection.with_upgrades());
     Ok(timeout(REPLY_LIMIT, sender.send_request(request)).await??)
 }
 
-/// Did a reply of HTTP/1, by its error, begin and not come to its end?
+/// True if this error means that an HTTP/1 reply began and did not end.
 #[must_use]
 pub fn is_broken_off(error: &str) -> bool {
     ["connection closed before message completed", "error reading a body from connection"].iter().any(|how| error.contains(how))
@@ -138,10 +139,10 @@ pub fn is_broken_off(error: &str) -> bool {
 // === impl Http2Client ===
 
 impl Http2Client {
-    /// Connects.
+    /// Opens a connection.
     ///
     /// # Errors
-    /// If nobody speaks HTTP/2 there.
+    /// If no server speaks HTTP/2 there.
     pub async fn connect(address: SocketAddr) -> Result<Self> {
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
@@ -150,18 +151,19 @@ impl Http2Client {
         Ok(Self(sender))
     }
 
-    /// Sends a request and reads all of the reply.
+    /// Sends a request and reads the complete reply.
     ///
     /// # Errors
-    /// If there is no whole reply within [`REPLY_LIMIT`].
+    /// If there is no complete reply within [`REPLY_LIMIT`].
     pub async fn send(&self, request: Request<Body>) -> Result<ClientReply> {
         timeout(REPLY_LIMIT, async { ClientReply::read(self.start(request).await?).await }).await?
     }
 
-    /// Sends a request (its URI may be a path alone); returns at the reply's headers.
+    /// Sends a request, whose URI may be a path alone. Returns when the headers of the reply
+    /// arrive.
     ///
     /// # Errors
-    /// If the connection fails first, or [`REPLY_LIMIT`] passes.
+    /// If the connection fails first, or after [`REPLY_LIMIT`].
     pub async fn start(&self, mut request: Request<Body>) -> Result<Response<Incoming>> {
         if request.uri().authority().is_none() {
             let mut parts = request.uri().clone().into_parts();
@@ -176,10 +178,10 @@ impl Http2Client {
 // === impl ClientReply ===
 
 impl ClientReply {
-    /// Reads all of a reply.
+    /// Reads the complete reply.
     ///
     /// # Errors
-    /// If its body breaks off.
+    /// If the body breaks off.
     pub async fn read(response: Response<Incoming>) -> Result<Self> {
         let (parts, body) = response.into_parts();
         let body = body.collect().await?;
@@ -187,7 +189,7 @@ impl ClientReply {
         Ok(Self { status: parts.status.as_u16(), headers: parts.headers, body: body.to_bytes(), trailers })
     }
 
-    /// First value of a header; empty if there is none.
+    /// The first value of a header; empty if there is none.
     pub fn header(&self, name: &str) -> &str {
         self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
     }
@@ -200,7 +202,7 @@ impl ClientReply {
     /// The body as JSON.
     ///
     /// # Errors
-    /// If it is none, quoting it.
+    /// If it is not JSON; the error quotes it.
     pub fn json(&self) -> Result<Value> {
         serde_json::from_slice(&self.body).map_err(|error| format!("{error} in {} {:?}", self.status, self.text()).into())
     }
@@ -209,53 +211,53 @@ impl ClientReply {
 // === impl RawConnection ===
 
 impl RawConnection {
-    /// Connects.
+    /// Opens a connection.
     ///
     /// # Errors
-    /// If nobody listens.
+    /// If no socket listens there.
     pub async fn connect(address: SocketAddr) -> Result<Self> {
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
         Ok(Self { stream, buffer: Vec::new() })
     }
 
-    /// Writes these bytes and no others.
+    /// Writes exactly these bytes.
     ///
     /// # Errors
-    /// If the peer is gone.
+    /// If the peer closed the connection.
     pub async fn write(&mut self, bytes: impl AsRef<[u8]>) -> Result<()> {
         Ok(self.stream.write_all(bytes.as_ref()).await?)
     }
 
-    /// Says that no more will be written.
+    /// Closes the writing side of the connection.
     ///
     /// # Errors
-    /// If the peer is gone.
+    /// If the peer closed the connection.
     pub async fn half_close(&mut self) -> Result<()> {
         Ok(self.stream.shutdown().await?)
     }
 
-    /// Closes with a reset, as a client that crashes does.
+    /// Closes the connection with a reset, like a client that crashes.
     ///
     /// # Errors
-    /// If the socket refuses.
+    /// If the socket option cannot be set.
     pub fn reset(self) -> Result<()> {
         Ok(self.stream.set_zero_linger()?)
     }
 
-    /// Everything until the peer closes.
+    /// Reads until the peer closes the connection.
     ///
     /// # Errors
-    /// If the connection breaks, or [`REPLY_LIMIT`] passes.
+    /// If the connection breaks, or after [`REPLY_LIMIT`].
     pub async fn read_to_end(&mut self) -> Result<Vec<u8>> {
         while self.fill().await? > 0 {}
         Ok(std::mem::take(&mut self.buffer))
     }
 
-    /// Everything up to and including `mark`.
+    /// Reads up to and including `mark`.
     ///
     /// # Errors
-    /// If the connection ends before, or [`REPLY_LIMIT`] passes.
+    /// If the connection ends before, or after [`REPLY_LIMIT`].
     pub async fn read_until(&mut self, mark: &[u8]) -> Result<Vec<u8>> {
         loop {
             if let Some(at) = find(&self.buffer, mark) {
@@ -265,10 +267,10 @@ impl RawConnection {
         }
     }
 
-    /// Exactly this many bytes.
+    /// Reads exactly this many bytes.
     ///
     /// # Errors
-    /// If the connection ends before, or [`REPLY_LIMIT`] passes.
+    /// If the connection ends before, or after [`REPLY_LIMIT`].
     pub async fn read_exactly(&mut self, bytes: usize) -> Result<Vec<u8>> {
         while self.buffer.len() < bytes {
             self.fill_some().await?;
@@ -276,10 +278,10 @@ impl RawConnection {
         Ok(self.buffer.drain(..bytes).collect())
     }
 
-    /// One HTTP/1 reply; `100 Continue` counts as one, without a body.
+    /// Reads one HTTP/1 reply. `100 Continue` counts as one, without a body.
     ///
     /// # Errors
-    /// If it is malformed or breaks off, or [`REPLY_LIMIT`] passes.
+    /// If it is malformed or breaks off, or after [`REPLY_LIMIT`].
     pub async fn read_reply(&mut self) -> Result<ClientReply> {
         let head = String::from_utf8(self.read_until(b"\r\n\r\n").await?)?;
         let mut lines = head.split("\r\n");
@@ -326,15 +328,15 @@ impl RawConnection {
 // === impl EventStream ===
 
 impl EventStream {
-    /// Reads the events of a reply.
+    /// The events of this reply.
     pub fn new(response: Response<Incoming>) -> Self {
         Self { body: response.into_body(), buffer: Vec::new() }
     }
 
-    /// The next event; none at the end of the reply.
+    /// The next event, or `None` at the end of the reply.
     ///
     /// # Errors
-    /// If the reply breaks off, or [`REPLY_LIMIT`] passes.
+    /// If the reply breaks off, or after [`REPLY_LIMIT`].
     pub async fn next(&mut self) -> Result<Option<ServerEvent>> {
         loop {
             if let Some(at) = find(&self.buffer, b"\n\n") {
@@ -348,10 +350,10 @@ impl EventStream {
         }
     }
 
-    /// All events to the end.
+    /// All remaining events.
     ///
     /// # Errors
-    /// If the reply breaks off, or [`REPLY_LIMIT`] passes.
+    /// If the reply breaks off, or after [`REPLY_LIMIT`].
     pub async fn rest(mut self) -> Result<Vec<ServerEvent>> {
         let mut events = Vec::new();
         while let Some(event) = self.next().await? {
@@ -373,7 +375,7 @@ impl ServerEvent {
 
 // === helpers ===
 
-/// A text as it stands in a query.
+/// The text, percent-encoded for a query string.
 pub fn percent_encode(text: &str) -> String {
     let mut encoded = String::new();
     for byte in text.bytes() {

@@ -1,4 +1,5 @@
-//! The network between two parts, to be cut: bytes that are under way stay there, and connections stand, as when packets are lost. And to be tapped.
+//! A TCP link that tests can cut and tap. While it is cut, bytes stay under way and connections
+//! stay open, as when packets are lost.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,10 +13,11 @@ use tokio::task::JoinHandle;
 use crate::Result;
 use crate::ports::ReservedPort;
 
-/// What one read takes at most, in bytes.
+/// Most bytes of one read.
 const PIECE_BYTES: usize = 16 * 1024;
 
-/// A cable. Whoever connects to this end talks to whoever listens at the other, as long as it is whole.
+/// A link with two ends. A client that connects to this end reaches the server at the other end,
+/// unless the link is cut.
 #[derive(Debug)]
 pub struct CuttableLink {
     end: ReservedPort,
@@ -25,16 +27,17 @@ pub struct CuttableLink {
     task: JoinHandle<()>,
 }
 
-/// What went from this end to the other.
+/// Bytes that passed from this end to the other.
 type SentBytes = Arc<Mutex<Vec<u8>>>;
 
 // === impl CuttableLink ===
 
 impl CuttableLink {
-    /// Lays a cable whose other end is in the air: what connects waits. Must be called in a tokio runtime.
+    /// Creates a link whose other end is not connected: clients that connect wait. Must be called
+    /// in a tokio runtime.
     ///
     /// # Errors
-    /// If there is no port.
+    /// If no port is free.
     pub async fn lay() -> Result<Self> {
         let end = ReservedPort::lease()?;
         let listener = TcpListener::bind(end.address()).await?;
@@ -44,28 +47,28 @@ impl CuttableLink {
         Ok(Self { end, other, connected: whole, sent: said, task })
     }
 
-    /// Where to connect.
+    /// The address of this end, to which clients connect.
     pub fn address(&self) -> SocketAddr {
         self.end.address()
     }
 
-    /// Puts the other end where somebody listens.
+    /// Connects the other end to a server.
     pub fn connect_to(&self, other: SocketAddr) {
         *self.other.lock().unwrap_or_else(PoisonError::into_inner) = Some(other);
         self.mend();
     }
 
-    /// All bytes so far that went from this end to the other, on all connections.
+    /// All bytes so far that passed from this end to the other, on all connections.
     pub fn sent_bytes(&self) -> Vec<u8> {
         self.sent.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Nothing passes from now on.
+    /// Cuts the link: no byte passes from now on.
     pub fn cut(&self) {
         self.connected.send_replace(false);
     }
 
-    /// What was held back passes, and all that comes.
+    /// Mends the link: the bytes held back pass, and all later ones.
     pub fn mend(&self) {
         self.connected.send_replace(true);
     }
@@ -94,12 +97,12 @@ async fn accept(listener: TcpListener, other: Arc<Mutex<Option<SocketAddr>>>, wh
     }
 }
 
-/// One way, until its sender has no more.
+/// Copies one direction until the sender closes it.
 async fn carry(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut intact: watch::Receiver<bool>, said: Option<SentBytes>) {
     let mut piece = vec![0; PIECE_BYTES];
     loop {
         let read = from.read(&mut piece).await.unwrap_or(0);
-        // An end, too, is only heard of through a cable that is whole.
+        // The end of a stream, too, passes only while the link is not cut.
         if intact.wait_for(|whole| *whole).await.is_err() {
             return;
         }

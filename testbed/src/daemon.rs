@@ -10,10 +10,10 @@ use crate::ports::ReservedPort;
 use crate::process::ChildProcess;
 use crate::{Result, client, root};
 
-/// The variable that names another binary than the one built beside the tests.
+/// The environment variable that names another binary than the one built with the tests.
 const BINARY: &str = "SWITCHPOINT_DAEMON";
 
-/// A running daemon, and all it needs to be started again as it was.
+/// A running daemon, with its settings so that it can be started again.
 #[derive(Debug)]
 pub struct DaemonProcess {
     process: ChildProcess,
@@ -23,28 +23,28 @@ pub struct DaemonProcess {
 /// How to run the daemon.
 #[derive(Debug)]
 pub struct DaemonSettings {
-    /// Pool state and EDS.
+    /// Port of the state stream and EDS.
     pub state: ReservedPort,
-    /// Metrics and admin.
+    /// Port of metrics and admin.
     pub admin: ReservedPort,
-    /// Gateways without the filter.
+    /// Port of the ext_proc server.
     pub ext_proc: ReservedPort,
-    /// The health of that.
+    /// Port of the health service of the ext_proc server.
     pub health: ReservedPort,
-    /// Where its files are: `endpoints.yaml`, `snapshot`, its logs.
+    /// The folder of its files: `endpoints.yaml`, `snapshot`, logs.
     pub folder: PathBuf,
     /// Further arguments of `serve`.
     pub arguments: Vec<String>,
-    /// Threads that serve; as many as there are cores unless said.
+    /// Worker threads; by default the number of cores.
     pub threads: Option<u32>,
-    /// Further variables of its environment.
+    /// Further environment variables.
     pub environment: Vec<(String, String)>,
 }
 
 // === impl DaemonSettings ===
 
 impl DaemonSettings {
-    /// Leased ports, files in `folder`.
+    /// Settings with leased ports, and files in `folder`.
     ///
     /// # Errors
     /// If no port is free.
@@ -63,7 +63,8 @@ impl DaemonSettings {
         })
     }
 
-    /// Writes the endpoints file by rename, as an editor or a ConfigMap does: a reader never sees half of it.
+    /// Writes the endpoints file and renames it into place, as an editor or a ConfigMap does, so
+    /// that no reader sees half of it.
     ///
     /// # Errors
     /// If the folder cannot be written.
@@ -73,7 +74,7 @@ impl DaemonSettings {
         self.write_endpoints_file(&file.to_string())
     }
 
-    /// The same with any text, also a broken one.
+    /// Like [`Self::write_endpoints`] with any text, which may be invalid.
     ///
     /// # Errors
     /// If the folder cannot be written.
@@ -86,7 +87,7 @@ impl DaemonSettings {
     fn command(&self) -> Result<Command> {
         let mut command = Command::new(binary()?);
         command.arg("serve");
-        // A file of pools says itself where each has its endpoints.
+        // A pools file names the endpoints file of each pool.
         if !self.arguments.iter().any(|argument| argument == "--pools") {
             command.arg("--endpoints-file").arg(self.folder.join("endpoints.yaml"));
         }
@@ -107,25 +108,25 @@ impl DaemonSettings {
 // === impl DaemonProcess ===
 
 impl DaemonProcess {
-    /// Starts the daemon on an endpoints file written before.
+    /// Starts the daemon. The endpoints file must exist.
     ///
     /// # Errors
-    /// If it cannot be run.
+    /// If the binary cannot be run.
     pub fn start(settings: DaemonSettings) -> Result<Self> {
         let process = ChildProcess::spawn("switchpointd", &mut settings.command()?, &settings.folder)?;
         Ok(Self { process, settings })
     }
 
-    /// Starts it again, with the same ports and files, after it was stopped or killed.
+    /// Starts it again with the same ports and files, after it was stopped or killed.
     ///
     /// # Errors
-    /// If it cannot be run.
+    /// If the binary cannot be run.
     pub fn start_again(&mut self) -> Result<()> {
         self.process = ChildProcess::spawn("switchpointd", &mut self.settings.command()?, &self.settings.folder)?;
         Ok(())
     }
 
-    /// How it was started.
+    /// Its settings.
     pub fn settings(&self) -> &DaemonSettings {
         &self.settings
     }
@@ -135,18 +136,18 @@ impl DaemonProcess {
         &mut self.process
     }
 
-    /// A reply of the admin listener.
+    /// Requests a page of the admin listener.
     ///
     /// # Errors
-    /// If it does not answer at all.
+    /// If there is no reply.
     pub async fn admin(&self, path: &str) -> Result<client::ClientReply> {
         client::get(self.settings.admin.address(), path).await
     }
 
-    /// `/debug/endpoints`.
+    /// The endpoints of `/debug/endpoints`.
     ///
     /// # Errors
-    /// If it does not answer with JSON.
+    /// If the reply is not JSON.
     pub async fn endpoints(&self) -> Result<Vec<Value>> {
         let page = self.admin("/debug/endpoints").await?.json()?;
         Ok(page["endpoints"].as_array().cloned().unwrap_or_default())
@@ -156,7 +157,7 @@ impl DaemonProcess {
 /// The binary built with the tests: `target/debug/switchpointd` for `target/debug/deps/e2e-…`.
 ///
 /// # Errors
-/// If it is not built.
+/// If it was not built.
 pub fn binary() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os(BINARY) {
         return Ok(root().join(path));

@@ -1,4 +1,4 @@
-//! The picker's module with a way to make it trap: how drills lose a VM for real.
+//! The filter module with a way to make it trap: drills lose a VM with it.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -8,28 +8,31 @@ use serde_json::{Value, json};
 
 use crate::{Result, client, root};
 
-/// The word that stops the VM that leads for some seconds when the daemon says it, once in a process; see `filter/src/drill.rs`.
+/// A word in a daemon message that stops the leader VM for some seconds, once per process; see
+/// `filter/src/drill.rs`.
 pub const STALL: &str = "x-drill-stall";
 
-/// The word that kills the VM that reads it, as a request header's name or in what the daemon says; see `filter/src/drill.rs`.
+/// A word that makes the VM trap that reads it, as the name of a request header or in a daemon
+/// message; see `filter/src/drill.rs`.
 pub const TRAP: &str = "x-drill-trap";
 
-/// The request header that asks for what sharing costs a pick; its value is `peers/endpoints`.
+/// The request header that requests the cost of sharing per pick; its value is `peers/endpoints`.
 pub const COST: &str = "x-drill-cost";
 
-/// Did a client, by its own words, lose this request to a VM that trapped?
+/// True if a client lost this request, by its error text, to a VM that trapped.
 #[must_use]
 pub fn is_of_a_trap(failure: &str) -> bool {
     client::is_broken_off(failure) || (failure.starts_with("503 ") && failure.contains("the endpoint picker failed; retry"))
 }
 
-/// Was this line of Envoy's access log lost to one?
+/// True if this line of Envoy's access log is a request lost to a trap.
 #[must_use]
 pub fn is_lost_to_a_trap(line: &Value) -> bool {
     line["details"] == "wasm_fail_stream"
 }
 
-/// Builds the module as the shipped one is, into a target folder of its own: nothing shipped is ever made from it. Quick when done before.
+/// Builds the module like the shipped one, into its own target folder, so that no shipped file is
+/// made from it. Quick if it was built before.
 ///
 /// # Errors
 /// If it does not compile.
@@ -38,7 +41,7 @@ pub fn module() -> Result<PathBuf> {
     BUILT.get_or_init(|| build().map_err(|error| error.to_string())).clone().map_err(Into::into)
 }
 
-/// An edit of the shipped config that runs this module in place of the shipped one.
+/// An edit of the shipped config that loads this module in place of the shipped one.
 ///
 /// # Errors
 /// If it does not compile.

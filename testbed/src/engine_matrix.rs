@@ -1,7 +1,9 @@
-//! Engines unlike the simulated ones, under the default configuration: is load spread over them, and do prompts find their servers again?
+//! Engines unlike the simulated ones, under the default configuration. Is load spread over them,
+//! and do the turns of a conversation return to the same server?
 //!
-//! Each engine has two pools behind the one Envoy: one of 16 servers that is sent bursts, and one of 8 that is sent a steady load, then
-//! conversations, and at last gets a ninth server. `exchange/tests/engines` has the same workloads in virtual time.
+//! Each engine has two pools behind one Envoy. A pool of 16 servers gets bursts. A pool of 8
+//! servers gets a steady load, then conversations, and finally a ninth server.
+//! `exchange/tests/engines` has the same workloads in virtual time.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -19,29 +21,30 @@ use crate::plain_pools::{PlainPool, PlainPools};
 use crate::stack::Stack;
 use crate::{Result, wait_for};
 
-/// A burst of distinct long prompts over idle servers; 4 for each server would be even.
+/// Requests of a burst of distinct long prompts over idle servers; an even spread is 4 per server.
 const BURST: u64 = 64;
 const BURST_SERVERS: usize = 16;
 const BURST_TIME: Duration = Duration::from_millis(200);
-/// A burst at first sight of the engine, and one when it is known.
+/// The first burst meets an unknown engine, the second a known one.
 const BURSTS: u64 = 2;
-/// So long a pool is idle before its next burst: the daemon has published what it learned by then.
+/// Idle time before the next burst. By then the daemon has published what it learned.
 const BURST_PAUSE: Duration = Duration::from_millis(1_500);
 
-/// Servers of the other workloads.
+/// Servers in the pool of the other workloads.
 const SERVERS: usize = 8;
 
 /// Conversations, one after another.
 const PREFIXES: u64 = 16;
 const TURNS: u64 = 6;
-/// From the end of a turn to the next: no client is faster, and other workers know of a turn milliseconds after it.
+/// From the end of a turn to the next. No real client is faster, and other workers know of a turn
+/// within milliseconds.
 const TURN_PAUSE: Duration = Duration::from_millis(20);
 
 /// A steady load of distinct prompts.
 const REQUESTS: u64 = 1_000;
 const CONCURRENCY: u64 = 32;
 
-/// Tokens of a prompt of bursts and conversations, and of one of the load.
+/// Prompt tokens of bursts and conversations, and of the steady load.
 const LONG_TOKENS: usize = 1_500;
 const SHORT_TOKENS: usize = 300;
 /// Tokens that a turn adds.
@@ -49,24 +52,25 @@ const TURN_TOKENS: usize = 60;
 /// Tokens of a reply.
 const OUTPUT_TOKENS: u64 = 6;
 
-/// A new endpoint is to be picked within a second; ten times that is waited.
+/// A new endpoint must be picked within a second. The test waits ten times that.
 const NEW_LIMIT: Duration = Duration::from_secs(10);
 
-/// Pools of slow engines that may be under load at the same time: their servers wait, so the machine is idle. Everything else has it for itself.
+/// Pools of slow engines that may be under load at the same time: their servers only wait, so the
+/// machine is idle. All other workloads run alone.
 const SHARES: u32 = 6;
 
-/// How an engine behaves, and how it is asked.
+/// The behaviour of an engine, and the API of its requests.
 #[derive(Clone, Debug)]
 pub struct MatrixEngine {
-    /// Its name in tables, which is the name of its pool as well.
+    /// Its name in tables, also the name of its pool.
     pub name: &'static str,
     behaviour: PlainBehaviour,
     api: MatrixApi,
-    /// Requests take so long that 32 at a time are no work for the machine.
+    /// True if requests take so long that 32 at a time are little work for the machine.
     slow: bool,
 }
 
-/// The APIs that engines are asked by.
+/// The APIs of the requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum MatrixApi {
     Chat,
@@ -74,43 +78,46 @@ enum MatrixApi {
     Rerank,
 }
 
-/// What was measured of one engine.
+/// The measurements of one engine.
 #[derive(Clone, Debug)]
 pub struct MatrixResult {
-    /// Its name.
+    /// The name of the engine.
     pub engine: &'static str,
-    /// The most requests of one burst that one server was sent.
+    /// The most requests of one burst at one server.
     pub worst_burst: u64,
-    /// Servers that had the first turn of a conversation. `None` where prompts are not read.
+    /// Servers that got the first turn of a conversation. `None` if prompts are not read.
     pub servers_used: Option<usize>,
-    /// Share of later turns that came to the server of the first, 0 to 1. `None` where prompts are not read.
+    /// Share of later turns that went to the server of the first turn, 0 to 1. `None` if prompts
+    /// are not read.
     pub returned: Option<f64>,
-    /// Requests of the load at the busiest server, over the mean.
+    /// Requests of the steady load at the busiest server, divided by the mean.
     pub busiest_over_mean: f64,
-    /// From the change of the endpoints file to the first request at the new server; `None` if there was none within 10 s.
+    /// From the change of the endpoints file to the first request at the new server; `None` if
+    /// there was none within 10 s.
     pub new_after: Option<Duration>,
 }
 
-/// What engines are held to. The load ([`BUSIEST_MAX`]) has one bound for all.
+/// The bounds of an engine. The steady load has one bound for all engines, [`BUSIEST_MAX`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MatrixBounds {
     /// The most requests of a burst at one server.
     pub burst_max: u64,
     /// The fewest servers that conversations use.
     pub servers_used_min: usize,
-    /// The smallest share of later turns that come to the server of the first.
+    /// The smallest share of later turns that go to the server of the first turn.
     pub returned_min: f64,
 }
 
-/// What is asked for every engine.
+/// The bounds of most engines.
 pub const BOUNDS: MatrixBounds = MatrixBounds { burst_max: 5, servers_used_min: 6, returned_min: 0.97 };
 
-/// Requests of the load at the busiest server over the mean, at most.
+/// The most requests of the steady load at the busiest server, divided by the mean.
 pub const BUSIEST_MAX: f64 = 1.3;
 
-/// Engines that do not keep a bound on a busy machine, and what they do keep there: tests run beside others. On a quiet one (docs/reference/engines.md) all
-/// conversations are spread; what answers at once is over its burst there, too, a known fault: it is never seen busy, so only the order of past picks tells
-/// servers apart, and workers learn of each other's picks a little late.
+/// Engines with wider bounds, because tests run beside others on a busy machine. On a quiet machine
+/// (docs/reference/engines.md) all conversations are spread. An engine that answers at once exceeds
+/// the burst bound there too, which is a known fault: it is never seen busy, so only the order of
+/// past picks distinguishes its servers, and workers learn of each other's picks a little late.
 const OPEN: [(&str, MatrixBounds); 5] = [
     ("constant-per-token", MatrixBounds { servers_used_min: 2, ..BOUNDS }),
     ("no-metrics", MatrixBounds { servers_used_min: 2, ..BOUNDS }),
@@ -119,8 +126,10 @@ const OPEN: [(&str, MatrixBounds); 5] = [
     ("at-once", MatrixBounds { burst_max: 7, ..BOUNDS }),
 ];
 
-/// What any engine keeps where requests go through two proxies in turn, on a busy machine. Proxies learn of each other's requests through the daemon, later
-/// than workers of one do, so a turn 20 ms after its predecessor may come to a proxy that does not know of it yet. On a quiet one all turns return.
+/// Bounds for all engines if requests alternate between two proxies, on a busy machine. Proxies
+/// learn of each other's requests through the daemon, later than the workers of one proxy do. So a
+/// turn 20 ms after the previous one may reach a proxy that does not know of it yet. On a quiet
+/// machine all turns return.
 const OPEN_OF_TWO_PROXIES: MatrixBounds = MatrixBounds { burst_max: 7, servers_used_min: 2, returned_min: 0.75 };
 
 /// The pools of all engines behind one proxy.
@@ -128,9 +137,9 @@ const OPEN_OF_TWO_PROXIES: MatrixBounds = MatrixBounds { burst_max: 7, servers_u
 pub struct EngineMatrix {
     world: PlainPools,
     engines: Vec<MatrixEngine>,
-    /// The machine.
+    /// Shares of the machine. A workload that must run alone takes all of them.
     shares: Semaphore,
-    /// Makes prompts of each seed distinct from those of others.
+    /// Makes the prompts of each seed distinct.
     seed: u64,
 }
 
@@ -143,7 +152,7 @@ struct MatrixBench<'a> {
     proxies: &'a [SocketAddr],
 }
 
-/// The matrix.
+/// The engines under test.
 #[must_use]
 pub fn engines() -> Vec<MatrixEngine> {
     let ms = Duration::from_millis;
@@ -167,7 +176,8 @@ pub fn engines() -> Vec<MatrixEngine> {
 // === impl MatrixResult ===
 
 impl MatrixResult {
-    /// Is it within the bounds of its engine, behind so many proxies? A new server has ten times what it should take.
+    /// True if the result is within the bounds of the engine, behind `proxies` proxies. A new
+    /// server has ten times its normal limit.
     #[must_use]
     pub fn is_good(&self, proxies: u32) -> bool {
         let of_one = OPEN.iter().find(|(open, _)| *open == self.engine).map_or(BOUNDS, |(_, bounds)| *bounds);
@@ -205,7 +215,7 @@ impl MatrixApi {
 // === impl EngineMatrix ===
 
 impl EngineMatrix {
-    /// Starts all pools behind one proxy of so many workers.
+    /// Starts all pools behind one proxy with `workers` worker threads.
     ///
     /// # Errors
     /// If any part does not start.
@@ -230,7 +240,7 @@ impl EngineMatrix {
     /// Runs every workload on every engine, through these proxies in turn.
     ///
     /// # Errors
-    /// If a request is not answered 200, or a file cannot be written.
+    /// If a reply is not 200, or a file cannot be written.
     pub async fn measure(&self, proxies: &[SocketAddr]) -> Result<Vec<MatrixResult>> {
         let measure = self.engines.iter().zip(self.world.pools.chunks_exact(2)).filter_map(|(engine, pools)| {
             let [burst_pool, pool] = pools else { return None };
@@ -245,10 +255,11 @@ impl EngineMatrix {
 
 impl MatrixBench<'_> {
     async fn measure(&self) -> Result<MatrixResult> {
-        // Loads first: those of slow engines run at the same time, and a burst between two of them would make each wait for the other.
+        // The steady loads run first: those of slow engines run at the same time, and a burst
+        // between two of them would make each wait for the other.
         let busiest_over_mean = self.load().await?;
         let conversations = async {
-            // A prompt that is not read cannot return.
+            // A prompt that is not read cannot return to a server.
             let conversations = if self.engine.api == MatrixApi::Rerank { None } else { Some(self.converse().await?) };
             Ok((conversations, self.grow().await?))
         };
@@ -258,17 +269,17 @@ impl MatrixBench<'_> {
         Ok(MatrixResult { engine: self.engine.name, worst_burst, servers_used, returned, busiest_over_mean, new_after })
     }
 
-    /// The machine for itself.
+    /// Waits until it has the machine alone.
     async fn alone(&self) -> Result<SemaphorePermit<'_>> {
         Ok(self.matrix.shares.acquire_many(SHARES).await?)
     }
 
-    /// As much of the machine as a load of this engine needs.
+    /// Waits for the shares of the machine that a steady load of this engine needs.
     async fn enough(&self) -> Result<SemaphorePermit<'_>> {
         Ok(self.matrix.shares.acquire_many(if self.engine.slow { 1 } else { SHARES }).await?)
     }
 
-    /// `number` also says which proxy is asked.
+    /// Sends a request. `number` selects the proxy.
     async fn ask(&self, pool: &PlainPool, number: u64, prompt: &str) -> Result<ClientReply> {
         let proxy = self.proxies.iter().cycle().nth(number as usize % self.proxies.len()).ok_or("no proxy")?;
         let reply = pool.post(*proxy, self.engine.api.path(), &self.engine.api.body(prompt)).await?;
@@ -279,7 +290,7 @@ impl MatrixBench<'_> {
         format!("{number:>7} times in {} there was a prompt like no other. ", self.matrix.seed) + &"It goes on. ".repeat(tokens / 3)
     }
 
-    /// The most of a burst at one server.
+    /// The most requests of a burst at one server.
     async fn worst_burst(&self) -> Result<u64> {
         let mut worst = 0;
         for round in 0..BURSTS {
@@ -299,7 +310,7 @@ impl MatrixBench<'_> {
         Ok(worst)
     }
 
-    /// Requests at the busiest server over the mean.
+    /// Requests of the steady load at the busiest server, divided by the mean.
     async fn load(&self) -> Result<f64> {
         let _machine = self.enough().await?;
         let next = AtomicU64::new(0);
@@ -316,7 +327,8 @@ impl MatrixBench<'_> {
         Ok(self.pool.requests().into_iter().max().unwrap_or(0) as f64 * SERVERS as f64 / REQUESTS as f64)
     }
 
-    /// Which part of the later turns came to the server of the first turn, and how many servers had a first turn.
+    /// The share of later turns that went to the server of the first turn, and the number of
+    /// servers that got a first turn.
     async fn converse(&self) -> Result<(f64, usize)> {
         let (mut homes, mut back) = (BTreeSet::new(), 0_u64);
         for prefix in 0..PREFIXES {
@@ -336,7 +348,7 @@ impl MatrixBench<'_> {
         Ok((back as f64 / (PREFIXES * (TURNS - 1)) as f64, homes.len()))
     }
 
-    /// Adds a server to the pool under load: after how long is it picked?
+    /// Adds a server to the pool under load. Returns after how long it is picked.
     async fn grow(&self) -> Result<Option<Duration>> {
         let _machine = self.enough().await?;
         let (over, next) = (AtomicBool::new(false), AtomicU64::new(REQUESTS));

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::broken_pools::PoolRequests;
 use crate::engine_matrix::{BOUNDS, BUSIEST_MAX, MatrixBounds, MatrixResult};
 
-/// What stands above the tables. The bounds come after it.
+/// The text above the tables, before the bounds.
 const HEAD: &str = "# Engines of every kind
 
 The tests print this page from `docs/data/engines.json`; do not edit it. `target/release/bench engines` (part of `make
@@ -31,7 +31,7 @@ are HTTP servers with an OpenAI API behind one real Envoy:
 
 ";
 
-/// What stands between the two tables of the page.
+/// The text between the two tables.
 const BROKEN: &str = "
 One of four engines is broken: it answers at once as its name says, and its metrics look healthy. The other three take
 0.5 s. 32 clients, counted for 6 s, starting 2 s after the first request. Bound: at most 2 % of requests at the broken
@@ -39,7 +39,7 @@ engine.
 
 ";
 
-/// One row of the data. What does not apply to it is null.
+/// One row of the data. Columns that do not apply are null.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MatrixRow {
     engine: String,
@@ -53,7 +53,7 @@ pub struct MatrixRow {
     share_of_broken: Option<f64>,
 }
 
-/// How many proxies were asked, and with which prompts.
+/// Proxies and workers of a run, and the seed of its prompts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MatrixShape {
     /// Workers of each proxy.
@@ -75,7 +75,7 @@ struct MatrixData {
 // === impl MatrixRow ===
 
 impl MatrixRow {
-    /// Of an engine that works.
+    /// The row of a working engine.
     #[must_use]
     pub fn of_engine(shape: MatrixShape, found: &MatrixResult) -> Self {
         Self {
@@ -90,7 +90,7 @@ impl MatrixRow {
         }
     }
 
-    /// Of a pool with a broken engine.
+    /// The row of a pool with a broken engine.
     #[must_use]
     pub fn of_broken(shape: MatrixShape, sent: &PoolRequests) -> Self {
         Self {
@@ -115,10 +115,10 @@ impl MatrixRow {
     }
 }
 
-/// The page of this data.
+/// The page for this data.
 ///
 /// # Errors
-/// If it is not what [`MatrixRow`]s are written as.
+/// If the data is not a list of [`MatrixRow`]s.
 pub fn page(data: &str) -> Result<String, serde_json::Error> {
     let data: MatrixData = serde_json::from_str(data)?;
     let mut page = HEAD.to_owned();
@@ -179,7 +179,7 @@ fn by_engine<'a>(rows: &[&'a MatrixRow]) -> Vec<(&'a str, Vec<&'a MatrixRow>)> {
     engines
 }
 
-/// The shapes in which a bound is broken.
+/// The shapes that exceed a bound.
 fn misses(rows: &[&MatrixRow]) -> String {
     let shapes = rows.iter().filter(|row| row.misses_a_bound()).map(|row| row.shape);
     shapes.map(|MatrixShape { workers, proxies, .. }| format!("{workers} x {proxies}")).collect::<Vec<_>>().join(", ")

@@ -1,8 +1,9 @@
 //! A real Envoy on a shipped config.
 //!
-//! The file is read as it stands in `envoy-config/` and changed by meaning, not by text: ports become leased ones, and a test may set keys of
-//! the picker's own configuration or put a filter in front of it. Everything else is what users mount. Relative paths in it hold, since Envoy
-//! runs from the repository root, as its header says.
+//! The file in `envoy-config/` is parsed and edited: ports become leased ports, and a test may set
+//! keys of the picker's configuration or insert a filter before it. All other settings are those
+//! that users mount. Envoy runs from the repository root, so the relative paths of the file work,
+//! as its header says.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -15,13 +16,14 @@ use serde_json::{Map, Value, json};
 use crate::process::ChildProcess;
 use crate::{Result, client, root};
 
-/// The binary, from the repository root; the variable is how the long suite runs another version.
+/// The binary, relative to the repository root. The long suite runs another version with the
+/// variable.
 const BINARY: (&str, &str) = ("SWITCHPOINT_ENVOY", ".venv/bin/envoy");
 
-/// Where the picker stands in `http_filters`.
+/// The name of the picker in `http_filters`.
 const PICKER: &str = "switchpoint";
 
-/// A shipped config, to be changed and run.
+/// A shipped config to edit and run.
 #[derive(Clone, Debug)]
 pub struct EnvoyConfig(Value);
 
@@ -32,9 +34,11 @@ pub struct EnvoyOptions {
     pub concurrency: u32,
     /// Further arguments.
     pub arguments: Vec<String>,
-    /// Run it by the shipped `start.sh` with this drain time, s: then its process stops gracefully on SIGTERM.
+    /// Run Envoy with the shipped `start.sh` and this drain time, s. The process then stops
+    /// gracefully on SIGTERM.
     pub start_script: Option<u32>,
-    /// With hot restart: `arguments` must then name a base id that nobody else on this machine uses.
+    /// Enable hot restart. `arguments` must then have a base id that no other Envoy on this machine
+    /// uses.
     pub hot_restart: bool,
 }
 
@@ -52,38 +56,38 @@ impl EnvoyConfig {
     /// Reads a file of `envoy-config/`.
     ///
     /// # Errors
-    /// If it is not there or not YAML.
+    /// If it does not exist or is not YAML.
     pub fn shipped(file: &str) -> Result<Self> {
         Self::read(&root().join("envoy-config").join(file))
     }
 
-    /// Reads any file: that of an Envoy that runs, for another that is to be like it.
+    /// Reads any config file, for example that of a running Envoy, to start another one like it.
     ///
     /// # Errors
-    /// If it is not there or not YAML.
+    /// If it does not exist or is not YAML.
     pub fn read(file: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(file)?;
         Ok(Self(serde_saphyr::from_str(&text).map_err(|error| format!("{}: {error}", file.display()))?))
     }
 
-    /// The whole of it.
+    /// The whole config.
     pub fn value(&mut self) -> &mut Value {
         &mut self.0
     }
 
-    /// Replaces a port number wherever it stands.
+    /// Replaces a port number wherever it occurs.
     ///
     /// # Errors
-    /// If the file does not have it: then the file and the tests disagree about ports.
+    /// If it does not occur: then the file and the tests disagree about ports.
     pub fn replace_port(&mut self, from: u16, to: u16) -> Result<()> {
         let replaced = replace_port(&mut self.0, from, to);
         if replaced == 0 { Err(format!("the config has no port_value {from}").into()) } else { Ok(()) }
     }
 
-    /// Sets keys of the picker's own configuration.
+    /// Sets keys of the picker's configuration.
     ///
     /// # Errors
-    /// If the picker is not where it was shipped.
+    /// If the picker is not at its usual place.
     pub fn set_picker(&mut self, keys: &Map<String, Value>) -> Result<()> {
         let picker = self.picker()?;
         let text = picker.pointer_mut("/typed_config/config/configuration/value").ok_or("the picker has no configuration")?;
@@ -93,37 +97,39 @@ impl EnvoyConfig {
         Ok(())
     }
 
-    /// The same where the proxy asks the daemon: what it says of itself with each question. The rest is the daemon's own.
+    /// Like [`Self::set_picker`] if the daemon picks: sets what the proxy sends to the daemon with
+    /// each request. Keys that are arguments of the daemon are ignored.
     ///
     /// # Errors
-    /// If it is nothing that can be said, or the picker is not where it was shipped.
+    /// If the daemon has no such setting, or the picker is not at its usual place.
     pub fn set_daemon(&mut self, key: &str, value: &Value) -> Result<()> {
         match key {
             "explain" | "objective_header" => Ok(()),
             "destination_format" => {
                 let picker = self.picker()?;
-                let said = picker.pointer_mut("/typed_config/grpc_service/initial_metadata").and_then(Value::as_array_mut);
-                let said = said.into_iter().flatten().find(|pair| pair["key"] == "x-switchpoint-destination-format");
-                *said.ok_or("the picker is not told a format")? = json!({"key": "x-switchpoint-destination-format", "value": value});
+                let metadata = picker.pointer_mut("/typed_config/grpc_service/initial_metadata").and_then(Value::as_array_mut);
+                let format = metadata.into_iter().flatten().find(|pair| pair["key"] == "x-switchpoint-destination-format");
+                *format.ok_or("the proxy sends no destination format")? =
+                    json!({"key": "x-switchpoint-destination-format", "value": value});
                 Ok(())
             }
             other => Err(format!("{other} cannot be set where the daemon picks").into()),
         }
     }
 
-    /// The filter that picks, or asks.
+    /// The filter that picks, or that calls the daemon.
     ///
     /// # Errors
-    /// If it is not where it was shipped.
+    /// If it is not at its usual place.
     pub fn picker(&mut self) -> Result<&mut Value> {
         let mut filters = self.filters()?.iter_mut();
         Ok(filters.find(|filter| filter["name"] == PICKER).ok_or("no picker among the filters")?)
     }
 
-    /// Puts a filter right before the picker: where a gateway would put what writes the subset hint.
+    /// Inserts a filter right before the picker, where a gateway would write the subset hint.
     ///
     /// # Errors
-    /// If the picker is not where it was shipped.
+    /// If the picker is not at its usual place.
     pub fn insert_before_picker(&mut self, filter: Value) -> Result<()> {
         let filters = self.filters()?;
         let at = filters.iter().position(|filter| filter["name"] == PICKER).ok_or("no picker among the filters")?;
@@ -131,7 +137,7 @@ impl EnvoyConfig {
         Ok(())
     }
 
-    /// The HTTP filters of the one listener, in order.
+    /// The HTTP filters of the listener, in order.
     fn filters(&mut self) -> Result<&mut Vec<Value>> {
         let path = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/http_filters";
         Ok(self.0.pointer_mut(path).and_then(Value::as_array_mut).ok_or("the config has no HTTP filters")?)
@@ -150,8 +156,9 @@ fn replace_port(value: &mut Value, from: u16, to: u16) -> usize {
     }
 }
 
-/// A filter that writes the subset hint from request headers, as a gateway's own logic would into dynamic metadata: `x-test-subset` as one
-/// string, `x-test-subset-list` (comma-separated; empty is the empty list) as a list.
+/// A filter that writes the subset hint into dynamic metadata from request headers, as a gateway
+/// would. `x-test-subset` becomes a string, `x-test-subset-list` (comma-separated) a list; an empty
+/// value is the empty list.
 pub fn subset_hint_filter() -> Value {
     let script = r#"
         local function write(handle, value)
@@ -189,15 +196,16 @@ impl Default for EnvoyOptions {
 // === impl EnvoyProcess ===
 
 impl EnvoyProcess {
-    /// The binary that `make setup` put there.
+    /// The binary that `make setup` installs.
     pub fn binary() -> PathBuf {
         root().join(std::env::var_os(BINARY.0).map_or_else(|| BINARY.1.into(), PathBuf::from))
     }
 
-    /// Starts Envoy on `config`, which listens on `listener` and `admin`; its files go to `folder`.
+    /// Starts Envoy with `config`, which listens on `listener` and `admin`. Its files go to
+    /// `folder`.
     ///
     /// # Errors
-    /// If it cannot be run.
+    /// If the binary cannot be run.
     pub fn start(config: &EnvoyConfig, listener: SocketAddr, admin: SocketAddr, options: &EnvoyOptions, folder: &Path) -> Result<Self> {
         let file = folder.join("envoy.json");
         std::fs::write(&file, config.0.to_string())?;
@@ -205,7 +213,7 @@ impl EnvoyProcess {
             None => {
                 let mut command = Command::new(Self::binary());
                 if !options.hot_restart {
-                    command.arg("--disable-hot-restart"); // several run at once, and none hands over to another
+                    command.arg("--disable-hot-restart"); // several Envoys run at once, and none restarts another
                 }
                 command
             }
@@ -213,18 +221,18 @@ impl EnvoyProcess {
                 let mut command = Command::new(root().join("envoy-config/start.sh"));
                 command.env("ENVOY", Self::binary()).env("ENVOY_ADMIN", admin.to_string());
                 command.env("DRAIN_SECONDS", drain_s.to_string());
-                command.arg("--use-dynamic-base-id"); // with hot restart on, Envoy ends when the script is killed
+                command.arg("--use-dynamic-base-id"); // with hot restart, Envoy ends when the script is killed
                 command
             }
         };
         command.current_dir(root()).arg("-c").arg(&file).arg("--concurrency").arg(options.concurrency.to_string());
-        // The access log is read while it runs.
+        // Tests read the access log while Envoy runs.
         command.args(["--log-level", "info", "--file-flush-interval-msec", "20"]);
         command.args(&options.arguments);
         Ok(Self { process: ChildProcess::spawn("envoy", &mut command, folder)?, listener, admin })
     }
 
-    /// Where clients connect.
+    /// The address to which clients connect.
     pub fn listener(&self) -> SocketAddr {
         self.listener
     }
@@ -239,25 +247,26 @@ impl EnvoyProcess {
         &mut self.process
     }
 
-    /// Body of a page of the admin port.
+    /// The body of a page of the admin port.
     ///
     /// # Errors
-    /// If it does not answer 200.
+    /// If the status is not 200.
     pub async fn admin_page(&self, path: &str) -> Result<String> {
         let reply = client::get(self.admin, path).await?;
         if reply.status == 200 { Ok(reply.text()) } else { Err(format!("admin {path}: {}", reply.status).into()) }
     }
 
-    /// An order to the admin port.
+    /// Posts to the admin port.
     ///
     /// # Errors
-    /// If it does not answer 200.
+    /// If the status is not 200.
     pub async fn admin_order(&self, path: &str) -> Result<()> {
         let reply = client::post(self.admin, path, Vec::new()).await?;
         if reply.status == 200 { Ok(()) } else { Err(format!("admin {path}: {} {}", reply.status, reply.text()).into()) }
     }
 
-    /// All counters and gauges whose names match `pattern` (a regular expression; empty for all).
+    /// All counters and gauges whose names match `pattern`, a regular expression; empty matches
+    /// all.
     ///
     /// # Errors
     /// If the admin port does not answer.
@@ -268,7 +277,8 @@ impl EnvoyProcess {
         Ok(stats.filter_map(|stat| Some((stat["name"].as_str()?.to_owned(), stat["value"].as_i64()?))).collect())
     }
 
-    /// One counter or gauge; 0 where Envoy has none of that name (most appear at their first use).
+    /// One counter or gauge; 0 if Envoy has none of that name, because most appear at their first
+    /// use.
     ///
     /// # Errors
     /// If the admin port does not answer.
@@ -277,7 +287,7 @@ impl EnvoyProcess {
         Ok(self.stats(&pattern).await?.get(name).copied().unwrap_or(0))
     }
 
-    /// A statistic of the picker, by the name that `/stats/prometheus` has for it.
+    /// A statistic of the picker, by its name in `/stats/prometheus`.
     ///
     /// # Errors
     /// If the admin port does not answer.
@@ -285,10 +295,10 @@ impl EnvoyProcess {
         self.stat(&format!("wasmcustom.{name}")).await
     }
 
-    /// Waits until a statistic of the picker is as wanted.
+    /// Waits until a statistic of the picker satisfies `wanted`.
     ///
     /// # Errors
-    /// If it is not within `limit`, saying what it was last.
+    /// If it does not within `limit`; the error has the last value.
     pub async fn picker_stat_until(&self, name: &str, wanted: impl Fn(i64) -> bool, limit: Duration) -> Result<i64> {
         let look = || async { self.picker_stat(name).await.ok().filter(|value| wanted(*value)) };
         let waited = crate::wait_for(limit, name, look).await;
@@ -306,15 +316,15 @@ impl EnvoyProcess {
         self.admin_page("/stats/prometheus").await
     }
 
-    /// The access log so far: one JSON object a request, in order of their ends.
+    /// The access log so far: one JSON object per request, in the order in which requests ended.
     pub fn access_log(&self) -> Vec<Value> {
         self.process.stdout().lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
     }
 
-    /// The line of the request with this `x-request-id`, waiting until it is written.
+    /// The access log line of the request with this `x-request-id`, once it is written.
     ///
     /// # Errors
-    /// If it does not come within `limit`.
+    /// If it is not written within `limit`.
     pub async fn access_log_of(&self, request_id: &str, limit: Duration) -> Result<Value> {
         let line = || async { self.access_log().into_iter().find(|line| line["request_id"] == request_id) };
         crate::wait_for(limit, &format!("the access log of request {request_id}"), line).await

@@ -1,7 +1,10 @@
-//! Several workers of several proxies in front of the same servers: do they pick as one?
+//! Several workers of several proxies in front of the same servers: do they pick as one picker
+//! would?
 //!
-//! Two loads tell. Conversations, each turn of which begins with all that was said before: who does not know what the others placed sends it where
-//! nothing of it is cached. And a burst of long cold prompts over idle servers: who does not know what the others have under way piles up.
+//! Two loads show it. In conversations each turn repeats all earlier turns; a worker that does not
+//! know where the others sent them picks a server that has nothing cached. In a burst of long cold
+//! prompts over idle servers, a worker that does not know the requests of the others sends too many
+//! to one server.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -20,35 +23,36 @@ use crate::stack::Stack;
 use crate::trace::Arrival;
 use crate::{Result, client, wait_for};
 
-/// A burst as the goal names it: so many requests within this time over so many idle servers, and the most that one of them may get.
+/// Requests of a burst of distinct prompts over idle servers.
 pub const BURST: usize = 64;
-/// The time it takes.
+/// The time within which a burst arrives.
 pub const BURST_TIME: Duration = Duration::from_millis(200);
-/// Idle servers.
+/// Servers of a burst.
 pub const BURST_SERVERS: usize = 16;
-/// The most that one of them may get; 4 would be even.
+/// The most requests of a burst that one server may get; an even spread is 4.
 pub const BURST_MAX: usize = 5;
 
-/// Tokens of each reply of a burst: none ends before all of the burst is there.
+/// Tokens of each reply of a burst, enough that none ends before the last request of the burst
+/// arrives.
 const BURST_TOKENS: u32 = 32;
 
-/// Model the servers serve.
+/// The model that the servers serve.
 const MODEL: &str = "demo";
-/// How often what runs is looked at.
+/// Time between two samples of running requests.
 const LOOK: Duration = Duration::from_millis(50);
-/// For a burst to end, and for proxies to hear of each other.
+/// Time limit for a burst to end.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// So many workers of each of so many proxies.
+/// The number of proxies, and of workers per proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FleetShape {
     /// Proxies.
     pub proxies: u32,
-    /// Workers of each.
+    /// Workers per proxy.
     pub workers: u32,
 }
 
-/// Proxies at one daemon, and model servers behind them.
+/// Proxies of one daemon, and the model servers behind them.
 #[derive(Debug)]
 pub struct Fleet {
     /// The first proxy, the daemon and the servers.
@@ -57,50 +61,52 @@ pub struct Fleet {
     pub seconds: Vec<SecondEnvoy>,
 }
 
-/// Conversations to be had.
+/// The conversations of a load.
 #[derive(Clone, Copy, Debug)]
 pub struct ConversationPlan {
-    /// How many.
+    /// Number of conversations.
     pub count: usize,
-    /// Turns of each: the first prompt has 1,536 tokens, each further one 512 more.
+    /// Turns per conversation. The first prompt has 1,536 tokens, and each further turn adds 512.
     pub turns: usize,
-    /// Conversations begin within this time; a turn follows the one before after a second or two.
+    /// Conversations begin within this time. A turn follows the previous one after one to two
+    /// seconds.
     pub begin_within: Duration,
-    /// Of arrivals.
+    /// Seed of the arrivals.
     pub seed: u64,
 }
 
-/// What a fleet made of conversations.
+/// The outcome of conversations.
 #[derive(Clone, Copy, Debug)]
 pub struct FleetOutcome {
     /// Requests answered.
     pub requests: usize,
-    /// Part of all prompt tokens that engines had cached.
+    /// Share of prompt tokens that were cached.
     pub hit_rate: f64,
-    /// Standard deviation of running requests over servers, by their mean: of looks every 50 ms, weighed by the mean.
+    /// Standard deviation of running requests over servers, divided by their mean. Sampled every 50
+    /// ms and weighted by the mean.
     pub running_cv: f64,
-    /// Running requests of a server, on average.
+    /// Mean number of running requests per server.
     pub running: f64,
 }
 
 // === impl FleetShape ===
 
 impl FleetShape {
-    /// One worker: who sees everything.
+    /// One worker, which sees all requests.
     pub const ONE: Self = Self { proxies: 1, workers: 1 };
     /// Four workers of one proxy.
     pub const FOUR_WORKERS: Self = Self { proxies: 1, workers: 4 };
-    /// Two proxies of two.
+    /// Two proxies with two workers each.
     pub const TWO_BY_TWO: Self = Self { proxies: 2, workers: 2 };
 }
 
 // === impl Fleet ===
 
 impl Fleet {
-    /// Starts it with so many servers like `server`.
+    /// Starts a fleet with `servers` servers like `server`.
     ///
     /// # Errors
-    /// If a part does not come up.
+    /// If a part does not start.
     pub async fn start(shape: FleetShape, sharing: bool, servers: usize, server: &ModelServerOptions) -> Result<Self> {
         let server = ModelServerOptions { models: vec![MODEL.into()], ..server.clone() };
         let picker = json!({"sharing": sharing});
@@ -110,7 +116,7 @@ impl Fleet {
         for proxy in 1..shape.proxies {
             fleet.seconds.push(SecondEnvoy::start(&fleet.stack, &format!("proxy-{proxy}"), shape.workers).await?);
         }
-        // Every worker serves from now on, and proxies know of each other.
+        // After these requests every worker serves, and proxies know of each other.
         for address in fleet.addresses() {
             join_all((0..50 * shape.workers).map(|_| client::get(address, "/v1/models"))).await.into_iter().collect::<Result<Vec<_>>>()?;
         }
@@ -118,24 +124,25 @@ impl Fleet {
         Ok(fleet)
     }
 
-    /// With servers none of which ends a burst's request before all of it is there.
+    /// Starts a fleet for bursts: no server ends a request of a burst before all of it has arrived.
     ///
     /// # Errors
-    /// If a part does not come up.
+    /// If a part does not start.
     pub async fn for_bursts(shape: FleetShape, sharing: bool) -> Result<Self> {
         Self::start(shape, sharing, BURST_SERVERS, &ModelServerOptions::default()).await
     }
 
-    /// Where clients connect.
+    /// The addresses to which clients connect.
     #[must_use]
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.seconds.iter().map(|second| second.envoy.listener()).chain([self.stack.address()]).collect()
     }
 
-    /// The most of a burst of distinct cold long prompts that any of the servers gets. Returns when they are idle again.
+    /// Sends a burst of distinct cold long prompts. Returns the most requests that one server got,
+    /// once the servers are idle again.
     ///
     /// # Errors
-    /// If a request is not served.
+    /// If a request fails.
     pub async fn burst(&self, seed: usize) -> Result<usize> {
         let proxies = self.addresses();
         let began = Instant::now();
@@ -162,10 +169,10 @@ impl Fleet {
         Ok(by_server.into_values().max().unwrap_or(0))
     }
 
-    /// Has conversations, turn after turn, through all proxies in turn.
+    /// Plays conversations through all proxies in turn.
     ///
     /// # Errors
-    /// If a request is not served.
+    /// If a request fails.
     pub async fn converse(&self, conversations: ConversationPlan) -> Result<FleetOutcome> {
         let (proxies, arrivals) = (self.addresses(), conversations.arrivals());
         let replays = proxies.iter().enumerate().map(|(at, &target)| {
@@ -198,7 +205,8 @@ impl Fleet {
 // === impl ConversationPlan ===
 
 impl ConversationPlan {
-    /// Requests in order of arrival. A conversation's prompt begins with the system prompt of its kind, one of four.
+    /// Requests in order of arrival. The prompt of a conversation begins with the system prompt of
+    /// its kind, one of four.
     fn arrivals(self) -> Vec<Arrival> {
         let mut rng = SmallRng::seed_from_u64(self.seed);
         let mut arrivals = Vec::new();

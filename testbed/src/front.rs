@@ -1,4 +1,5 @@
-//! The daemon and Envoy on their documented ports, from the release build: what a person runs, started and stopped as one.
+//! The daemon and Envoy from the release build, on their documented ports, started and stopped
+//! together: what a user runs.
 
 use std::net::{SocketAddr, TcpListener};
 use std::process::Command;
@@ -11,21 +12,22 @@ use crate::envoy::{EnvoyConfig, EnvoyProcess};
 use crate::process::ChildProcess;
 use crate::{Result, client, root, wait_for};
 
-/// Where clients connect.
+/// The port to which clients connect.
 pub const LISTENER: u16 = 8080;
-/// Envoy's admin page.
+/// Envoy's admin port.
 pub const ENVOY_ADMIN: u16 = 9901;
-/// The daemon's admin page and metrics.
+/// The daemon's port of admin pages and metrics.
 pub const DAEMON_ADMIN: u16 = 9090;
-/// State stream and EDS.
+/// The daemon's port of the state stream and EDS.
 pub const STATE: u16 = 9004;
-/// Where gateways without the filter ask, and its health.
+/// The ports of the ext_proc server and of its health service.
 pub const EXT_PROC: [u16; 2] = [9002, 9003];
 
-/// From start to a picker with state. Envoy compiles the module first, which takes seconds on a small machine.
+/// Time limit from start until the picker has state. Envoy compiles the module first, which takes
+/// seconds on a small machine.
 const START_LIMIT: Duration = Duration::from_secs(60);
 
-/// How long each process may take to end when asked.
+/// Time limit for each process to stop.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 
 /// Lines of each log shown when a process fails.
@@ -39,22 +41,24 @@ pub struct DaemonAndEnvoy {
     _folder: TempDir,
 }
 
-/// Further arguments of each.
+/// Further arguments of both processes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ExtraArgs<'a> {
-    /// Of `switchpointd serve`.
+    /// Arguments of `switchpointd serve`.
     pub daemon: &'a [String],
-    /// Of Envoy.
+    /// Arguments of Envoy.
     pub envoy: &'a [&'a str],
 }
 
 // === impl DaemonAndEnvoy ===
 
 impl DaemonAndEnvoy {
-    /// Starts both in front of `endpoints` (`host:port` each), with `standalone.yaml` as shipped but for `edit`.
+    /// Starts both in front of `endpoints` (`host:port` each), with the shipped `standalone.yaml`
+    /// changed by `edit`.
     ///
     /// # Errors
-    /// If a port is taken, a binary is missing, or the picker gets no state in time; with the last lines of the logs.
+    /// If a port is taken, a binary is missing, or the picker gets no state in time. The error has
+    /// the last lines of the logs.
     pub async fn start(endpoints: &[String], more: ExtraArgs<'_>, edit: impl FnOnce(&mut EnvoyConfig) -> Result<()>) -> Result<Self> {
         for port in [LISTENER, ENVOY_ADMIN, DAEMON_ADMIN, STATE].into_iter().chain(EXT_PROC) {
             TcpListener::bind(("127.0.0.1", port)).map_err(|error| format!("port {port} is needed and not free: {error}"))?;
@@ -85,16 +89,16 @@ impl DaemonAndEnvoy {
         }
     }
 
-    /// Where clients connect.
+    /// The address to which clients connect.
     #[must_use]
     pub fn address() -> SocketAddr {
         SocketAddr::from(([127, 0, 0, 1], LISTENER))
     }
 
-    /// Are both still there?
+    /// Checks that both processes run.
     ///
     /// # Errors
-    /// If one has ended, saying how and what it last said.
+    /// If one has ended; the error has its status and the end of its log.
     pub fn check_running(&mut self) -> Result<()> {
         self.daemon.check_running()?;
         self.envoy.check_running()
@@ -110,10 +114,10 @@ impl DaemonAndEnvoy {
         &mut self.envoy
     }
 
-    /// Ends both: Envoy first, so that nothing is asked of a daemon that is gone.
+    /// Stops both, Envoy first, so that it never calls a daemon that has stopped.
     ///
     /// # Errors
-    /// If one does not end in time; it is killed then.
+    /// If one does not stop in time; it is then killed.
     pub async fn stop(mut self) -> Result<()> {
         self.envoy.stop(STOP_LIMIT).await?;
         self.daemon.stop(STOP_LIMIT).await?;
@@ -137,11 +141,11 @@ impl DaemonAndEnvoy {
     }
 }
 
-/// Beside the picker, for comparison: with this header and value `round-robin` a request takes a route by which Envoy itself spreads requests over
-/// these servers; the picker lets its cluster pass.
+/// Adds a route for comparison: Envoy itself spreads requests whose `header` is `round-robin` over
+/// these servers. The picker leaves their cluster as it is.
 ///
 /// # Errors
-/// If the config is not shaped as the shipped ones are.
+/// If the config does not have the structure of the shipped ones.
 pub fn add_round_robin(config: &mut EnvoyConfig, servers: &[String], header: &str) -> Result<()> {
     let host = |server: &String| {
         let (address, port) = server.rsplit_once(':').ok_or("a server is ADDRESS:PORT")?;

@@ -1,7 +1,8 @@
-//! A real Envoy with the real filter, the real daemon, and simulated model servers: the parts that tests, benches and the
-//! demo put together.
+//! A real Envoy with the real filter, the real daemon, and simulated model servers: the parts of
+//! which tests, benches and the demo are made.
 //!
-//! [`stack::Stack`] stands it all up for one test; the other modules are its parts, usable alone.
+//! [`stack::Stack`] starts all of them for one test. The other modules are its parts and can be
+//! used alone.
 
 pub mod broken_pools;
 pub mod certificates;
@@ -30,26 +31,27 @@ use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// What went wrong, for the person who reads a failing test; nothing here is handled by kind.
+/// An error for the reader of a failing test. No code handles errors by kind.
 pub type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// A result for people.
+/// A result with such an error.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// How often a condition is looked at.
+/// Time between two looks at a condition.
 const POLL: Duration = Duration::from_millis(10);
 
-/// The root of the repository, where the shipped files are relative to. Cargo's word at run time counts more than that at compile time: a copy of
-/// the repository that shares a target folder has its own files.
+/// The root of the repository, to which the paths of shipped files are relative. The variable at
+/// run time has precedence over its value at compile time: a copy of the repository that shares a
+/// target folder has its own files.
 pub fn root() -> PathBuf {
     let us = std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
     us.parent().map_or_else(PathBuf::new, Path::to_owned)
 }
 
-/// Looks at a condition until it gives a value.
+/// Evaluates a condition until it gives a value.
 ///
 /// # Errors
-/// If it has given none after `limit`, naming `what`.
+/// If it gives none within `limit`; the error names `what`.
 pub async fn wait_for<T, F: Future<Output = Option<T>>>(limit: Duration, what: &str, mut look: impl FnMut() -> F) -> Result<T> {
     let end = Instant::now() + limit;
     loop {

@@ -1,7 +1,9 @@
-//! Steady load in the background of a drill: what counts is what went wrong, not how fast the rest was.
+//! Steady background load of a drill. It counts failures, not latency.
 //!
-//! Each client has one request under way, each request a connection of its own (so that every worker of Envoy gets some) and a prompt of its own
-//! (so that no prefix draws them together). Every other has an SLO, which nobody can miss: it is there to be forgotten at the end. One that was failed rests for a moment.
+//! Each client has one request in flight. Each request has its own connection, so that every worker
+//! of Envoy gets some, and its own prompt, so that no prefix attracts it to a server. Every other
+//! request has an SLO that every server meets: drills check that its bookkeeping is gone at the
+//! end. A client rests for a moment after a failure.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -15,28 +17,29 @@ use tokio::task::JoinHandle;
 
 use crate::{Result, client, wait_for};
 
-/// Between two requests of a client: a drill wants traffic all the time, not all of the machine.
+/// Time between two requests of a client, so that the load does not use the whole machine.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// After a failure: longer than a worker takes to heal, so that each outage of a moment fails a client once at most.
+/// Rest of a client after a failure, longer than a worker takes to recover, so that each short
+/// outage fails a client at most once.
 const REST: Duration = Duration::from_secs(2);
 
-/// Requests of one client, however long a test that forgot to stop its load goes on.
+/// Most requests of one client, for a test that forgets to stop its load.
 const REQUESTS_MAX: usize = 20_000;
 
-/// Clients at work.
+/// Running clients.
 #[derive(Debug)]
 pub struct LoadGenerator {
     shared: Arc<LoadState>,
     clients: Vec<JoinHandle<()>>,
 }
 
-/// What became of the requests.
+/// The outcome of the requests.
 #[derive(Clone, Debug, Default)]
 pub struct LoadOutcome {
-    /// Requests answered with 200, by the server that did.
+    /// Requests answered with 200, by server.
     pub served: BTreeMap<String, usize>,
-    /// The others, in words.
+    /// The error texts of the other requests.
     pub failures: Vec<String>,
 }
 
@@ -50,12 +53,12 @@ struct LoadState {
 // === impl LoadGenerator ===
 
 impl LoadGenerator {
-    /// Starts so many clients of the proxy at `address`. Must be called in a tokio runtime.
+    /// Starts `clients` clients of the proxy at `address`. Must be called in a tokio runtime.
     pub fn start(address: SocketAddr, clients: usize) -> Self {
         Self::of(address, clients, false)
     }
 
-    /// The same, asking for streams.
+    /// Like [`Self::start`], with streamed replies.
     pub fn of_streams(address: SocketAddr, clients: usize) -> Self {
         Self::of(address, clients, true)
     }
@@ -66,10 +69,10 @@ impl LoadGenerator {
         Self { shared, clients }
     }
 
-    /// Waits until `count` more requests were served than now.
+    /// Waits until `count` more requests are served.
     ///
     /// # Errors
-    /// If they are not within `limit`, with what failed meanwhile.
+    /// If they are not within `limit`; the error has the failures since then.
     pub async fn goes_on(&self, count: usize, limit: Duration) -> Result<()> {
         let before = self.shared.snapshot().total();
         let served = || async { (self.shared.snapshot().total() >= before + count).then_some(()) };
@@ -77,12 +80,12 @@ impl LoadGenerator {
         wait_for(limit, &what, served).await.map_err(|error| format!("{error}: {:?}", self.shared.snapshot().failures).into())
     }
 
-    /// What became of the requests so far.
+    /// The outcome so far.
     pub fn so_far(&self) -> LoadOutcome {
         self.shared.snapshot()
     }
 
-    /// Stops; requests under way come to their end first.
+    /// Stops the clients, after their requests in flight end.
     ///
     /// # Errors
     /// If a client panicked.
@@ -108,7 +111,7 @@ impl LoadState {
         self.outcome.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Was it served?
+    /// Records a reply. Returns true if the request was served.
     fn note(&self, reply: Result<client::ClientReply>) -> bool {
         let mut outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
         match reply {
@@ -126,15 +129,15 @@ impl LoadState {
 // === impl LoadOutcome ===
 
 impl LoadOutcome {
-    /// Requests answered with 200.
+    /// Number of requests answered with 200.
     pub fn total(&self) -> usize {
         self.served.values().sum()
     }
 
-    /// Nothing failed, and something was asked.
+    /// Checks that requests were sent and all of them served.
     ///
     /// # Errors
-    /// If not so, with the first failures.
+    /// If not; the error has the first failures.
     pub fn check_all_served(&self) -> Result<()> {
         match (self.total(), self.failures.len()) {
             (0, 0) => Err("no request was sent".into()),

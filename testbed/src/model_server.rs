@@ -5,25 +5,24 @@
 //!  can close   faults,   prompts,    engine: batching, KV     SSE or
 //!  and reset   echo      limits      blocks, step times       JSON
 //! ```
-//! What tests steer is real: sockets close and reset, streams break in the middle, queues build up because steps take as long as measured
-//! ones, prefixes hit because the blocks are there. What nobody downstream can tell is not: text is seeded filler, and a token is four bytes.
+//! All that tests depend on is real: sockets close and reset, streams break in the middle, queues
+//! build up because steps take as long as measured ones, prefixes are cached because their blocks
+//! are there. Only the text is not: it is seeded filler, and a token is four bytes.
 //!
-//! The engine is a pure state machine ([`engine`]) owned by one task ([`driver`]); everything else reads what that task publishes.
+//! The engine ([`engine`]) is a pure state machine owned by one task ([`driver`]). All other parts
+//! read what that task publishes.
 
 mod admin;
-mod blocks;
 mod driver;
 mod engine;
 mod faults;
 mod http;
-mod lora;
 mod metrics;
 mod reply;
 mod request;
 mod roles;
 mod socket;
 mod stats;
-mod step_time;
 mod text;
 
 use std::io;
@@ -32,12 +31,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use engine_sim::{EngineProfile, SimulatedEngineSpec};
 use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use driver::EngineHandle;
-use engine::ModelEngineConfig;
 use faults::FaultTable;
 use metrics::PageOptions;
 use request::{ModelApi, ServedModels};
@@ -45,21 +45,20 @@ use request::{ModelApi, ServedModels};
 pub use faults::{FaultMode, FaultPaths, ServerFault};
 pub use metrics::{EngineNames, MetricOverrides};
 pub use roles::ServerRole;
-pub use step_time::StepTimeProfile;
 
-/// What a server is like.
+/// Settings of a model server.
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Engine")]
 pub struct ModelServerOptions {
-    /// Where to listen; port 0 takes a free one.
+    /// The address to listen on; port 0 takes a free one.
     #[arg(skip = ModelServerOptions::default().listen)]
     pub listen: SocketAddr,
 
     /// Model and GPU whose measured step times and KV memory to use
-    #[arg(long, value_enum, default_value_t = ModelServerOptions::default().profile)]
-    pub profile: StepTimeProfile,
+    #[arg(long, default_value_t = ModelServerOptions::default().profile, value_parser = profiles())]
+    pub profile: EngineProfile,
 
-    /// Name the model is served under; repeat for more names of the one model [default: the profile's]
+    /// Name of the model; repeat for more names of the same model [default: the profile's]
     #[arg(long = "model", value_name = "NAME")]
     pub models: Vec<String>,
 
@@ -79,15 +78,15 @@ pub struct ModelServerOptions {
     #[arg(long, value_name = "X", default_value_t = ModelServerOptions::default().speed)]
     pub speed: f64,
 
-    /// Steps take so many times as long as measured: another accelerator, or one that throttles
+    /// Factor on the measured step times: another accelerator, or one that throttles
     #[arg(long, value_name = "X", default_value_t = ModelServerOptions::default().slowdown, value_parser = slowdown)]
     pub slowdown: f64,
 
-    /// Seed of output lengths and text: with one seed, every server answers a prompt alike
+    /// Seed of output lengths and text: all servers with one seed give the same answer to a prompt
     #[arg(long, default_value_t = ModelServerOptions::default().seed)]
     pub seed: u64,
 
-    /// Mean output length in tokens where the request does not fix it
+    /// Mean output length in tokens if the request does not fix it
     #[arg(long, value_name = "TOKENS", default_value_t = ModelServerOptions::default().output_tokens_mean)]
     pub output_tokens_mean: u32,
 
@@ -107,15 +106,16 @@ pub struct ModelServerOptions {
     #[arg(long, value_name = "N")]
     pub num_gpu_blocks: Option<u32>,
 
-    /// Whose names the core gauges of /metrics have
+    /// The engine whose names the core gauges of /metrics have
     #[arg(long, value_enum, default_value_t = ModelServerOptions::default().engine, help_heading = "Behaviour")]
     pub engine: EngineNames,
 
-    /// vllm:gpu_cache_usage_perc, as older vLLM said, instead of vllm:kv_cache_usage_perc
+    /// Report vllm:gpu_cache_usage_perc, as older versions of vLLM do, instead of
+    /// vllm:kv_cache_usage_perc
     #[arg(long, help_heading = "Behaviour")]
     pub old_metric_names: bool,
 
-    /// Ignore ?name[]= on /metrics and always answer with the whole page
+    /// Ignore ?name[]= on /metrics and always return the whole page
     #[arg(long, help_heading = "Behaviour")]
     pub no_name_filter: bool,
 
@@ -123,12 +123,14 @@ pub struct ModelServerOptions {
     #[arg(long, help_heading = "Behaviour")]
     pub orca_on_streams: bool,
 
-    /// Answer inference from a template, without an engine or a look at the prompt: least CPU, for overhead benches. Every answer has
-    /// --output-tokens-mean tokens, streamed in one go if the body has "stream":true
+    /// Answer inference from a template, without an engine and without reading the prompt: least
+    /// CPU, for overhead benches. Every answer has --output-tokens-mean tokens, streamed in one
+    /// write if the body has "stream":true
     #[arg(long, help_heading = "Behaviour")]
     pub bare: bool,
 
-    /// What of a request it does; others are asked as headers of the picker say
+    /// The stage of a request that the server serves. A decode server calls the other stages as the
+    /// picker's headers say
     #[arg(long, value_enum, default_value_t = ModelServerOptions::default().role, help_heading = "Behaviour")]
     pub role: ServerRole,
 
@@ -140,7 +142,8 @@ pub struct ModelServerOptions {
     #[arg(long, value_name = "N", default_value_t = ModelServerOptions::default().chunks_per_write, help_heading = "Behaviour")]
     pub chunks_per_write: u32,
 
-    /// Cut what a stream writes into pieces of so many bytes, a millisecond apart; 0 does not
+    /// Split the writes of a stream into pieces of this many bytes, a millisecond apart; 0 does not
+    /// split
     #[arg(long, value_name = "BYTES", default_value_t = ModelServerOptions::default().bytes_per_write, help_heading = "Behaviour")]
     pub bytes_per_write: usize,
 }
@@ -149,16 +152,16 @@ impl Default for ModelServerOptions {
     fn default() -> Self {
         Self {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
-            profile: StepTimeProfile::Llama8bH100,
+            profile: EngineProfile::Llama8bH100,
             models: Vec::new(),
             loras: Vec::new(),
             max_lora: 4,
-            // Reading a rank-16 adapter of an 8B model from host memory and laying it out.
+            // Time to read a rank-16 adapter of an 8B model from host memory and lay it out.
             lora_load_ms: 50,
             speed: 1.0,
             slowdown: 1.0,
             seed: 0,
-            // Azure's conversation trace has 211, its code trace 28.
+            // The mean of Azure's conversation trace is 211, that of its code trace 28.
             output_tokens_mean: 128,
             max_num_seqs: 256,
             max_num_batched_tokens: 8192,
@@ -179,29 +182,33 @@ impl Default for ModelServerOptions {
 
 impl ModelServerOptions {
     fn kv_blocks(&self) -> u32 {
-        self.num_gpu_blocks.unwrap_or_else(|| self.profile.kv_blocks()).max(1)
+        let measured = || u32::try_from(self.profile.kv_tokens()).unwrap_or(u32::MAX) / engine::BLOCK_TOKENS;
+        self.num_gpu_blocks.unwrap_or_else(measured).max(1)
     }
 
-    fn engine_config(&self) -> ModelEngineConfig {
-        ModelEngineConfig {
-            step_times: self.profile.step_times(),
-            kv_blocks: self.kv_blocks(),
-            batch_tokens_max: self.max_num_batched_tokens.max(u32::try_from(self.max_num_seqs).unwrap_or(u32::MAX)),
-            sequences_max: self.max_num_seqs.max(1),
-            lora_slots: if self.loras.is_empty() { 0 } else { self.max_lora.max(1) },
-            lora_load_ms: f64::from(self.lora_load_ms),
-            slowdown: self.slowdown,
-        }
+    fn engine_spec(&self) -> SimulatedEngineSpec {
+        let mut spec = self.profile.spec(engine::BLOCK_TOKENS as usize);
+        spec.times.slowdown = self.slowdown;
+        spec.kv_blocks = self.kv_blocks() as usize;
+        spec.budget = self.max_num_seqs.max(self.max_num_batched_tokens as usize);
+        spec.sequences_max = self.max_num_seqs.max(1);
+        spec.adapter_places = if self.loras.is_empty() { 0 } else { self.max_lora.max(1) };
+        spec.adapter_load_ms = f64::from(self.lora_load_ms);
+        spec
     }
 
     fn served(&self) -> ServedModels {
         let models = if self.models.is_empty() { vec![self.profile.model().to_owned()] } else { self.models.clone() };
-        let model_len = self.max_model_len.min(self.kv_blocks().saturating_mul(blocks::BLOCK_TOKENS));
+        let model_len = self.max_model_len.min(self.kv_blocks().saturating_mul(engine::BLOCK_TOKENS));
         ServedModels { models, adapters: self.loras.clone(), model_len }
     }
 }
 
-/// How much slower, or faster, than measured an engine may be made: beyond it nothing would be simulated any more.
+fn profiles() -> impl TypedValueParser<Value = EngineProfile> {
+    PossibleValuesParser::new(EngineProfile::ALL.map(EngineProfile::name)).try_map(|name| name.parse::<EngineProfile>())
+}
+
+/// Range of the slowdown. Beyond it the simulation would mean nothing.
 const SLOWDOWN: std::ops::RangeInclusive<f64> = 0.01..=100.0;
 
 fn slowdown(text: &str) -> Result<f64, String> {
@@ -209,7 +216,7 @@ fn slowdown(text: &str) -> Result<f64, String> {
     if SLOWDOWN.contains(&slowdown) { Ok(slowdown) } else { Err(format!("must be within {SLOWDOWN:?}")) }
 }
 
-/// What the parts of one server share.
+/// The state that the parts of one server share.
 #[derive(Debug)]
 struct ModelServerState {
     address: SocketAddr,
@@ -218,7 +225,7 @@ struct ModelServerState {
     engine: EngineHandle,
     socket: mpsc::UnboundedSender<(socket::SocketCommand, oneshot::Sender<()>)>,
     faults: Mutex<FaultTable>,
-    lies: Mutex<MetricOverrides>,
+    overrides: Mutex<MetricOverrides>,
     log: Mutex<http::RequestLog>,
     replies: AtomicU64,
 }
@@ -228,19 +235,19 @@ impl ModelServerState {
         self.faults.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn lies(&self) -> MutexGuard<'_, MetricOverrides> {
-        self.lies.lock().unwrap_or_else(PoisonError::into_inner)
+    fn overrides(&self) -> MutexGuard<'_, MetricOverrides> {
+        self.overrides.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn log(&self) -> MutexGuard<'_, http::RequestLog> {
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns once the order is carried out.
-    async fn tell_socket(&self, order: socket::SocketCommand) {
+    /// Sends a command to the accept loop. Returns once it is carried out.
+    async fn command_socket(&self, order: socket::SocketCommand) {
         let (done, carried_out) = oneshot::channel();
         let _ = self.socket.send((order, done)); // the server is stopping
-        let _ = carried_out.await; // likewise
+        let _ = carried_out.await; // the server is stopping
     }
 
     fn page_options(&self) -> PageOptions {
@@ -249,7 +256,7 @@ impl ModelServerState {
             old_names: self.options.old_metric_names,
             model: self.served.models.first().cloned().unwrap_or_default(),
             kv_blocks: self.options.kv_blocks(),
-            max_lora: self.options.engine_config().lora_slots,
+            max_lora: self.options.engine_spec().adapter_places,
         }
     }
 
@@ -265,7 +272,7 @@ impl ModelServerState {
     }
 }
 
-/// A running server; dropping it stops it at once, connections and all.
+/// A running server. Dropping it stops it at once and closes its connections.
 #[derive(Debug)]
 pub struct ModelServer {
     server: Arc<ModelServerState>,
@@ -284,10 +291,10 @@ impl ModelServer {
         let server = Arc::new(ModelServerState {
             address,
             served: options.served(),
-            engine: EngineHandle::spawn(options.engine_config(), options.speed, options.loras.clone()),
+            engine: EngineHandle::spawn(options.engine_spec(), options.speed, options.loras.clone()),
             socket: orders,
             faults: Mutex::default(),
-            lies: Mutex::default(),
+            overrides: Mutex::default(),
             log: Mutex::default(),
             replies: AtomicU64::default(),
             options,
@@ -298,27 +305,28 @@ impl ModelServer {
         Ok(Self { server, task })
     }
 
-    /// Where it listens.
+    /// The address it listens on.
     pub fn addr(&self) -> SocketAddr {
         self.server.address
     }
 
-    /// Orders a fault; [`FaultMode::None`] ends all of them.
+    /// Starts a fault; [`FaultMode::None`] ends all of them.
     pub async fn fault(&self, fault: ServerFault) {
         self.server.order(fault, None).await;
     }
 
-    /// Replaces the lies told on `/metrics` and in the ORCA header; none tells the truth again.
-    pub fn override_metrics(&self, lies: MetricOverrides) {
-        *self.server.lies() = lies;
+    /// Replaces the false values on `/metrics` and in the ORCA header; an empty map removes them.
+    pub fn override_metrics(&self, overrides: MetricOverrides) {
+        *self.server.overrides() = overrides;
     }
 
-    /// From the next step on, steps take so many times as long as measured.
+    /// Sets the factor on the measured step times, from the next step on.
     pub fn slow_down(&self, slowdown: f64) {
         self.server.engine.slow_down(slowdown.clamp(*SLOWDOWN.start(), *SLOWDOWN.end()));
     }
 
-    /// Restarts cold: KV cache, queue and counters gone, all connections reset, a new start time; refusing connections for `down`.
+    /// Restarts cold: KV cache, queue and counters are lost, all connections are reset, the start
+    /// time is new. Refuses connections for `down`.
     pub async fn restart(&self, down: Option<Duration>) {
         self.server.restart(down, None).await;
     }
@@ -331,10 +339,11 @@ impl ModelServer {
         self.server.state().await.map_err(io::Error::other)
     }
 
-    /// Stops gracefully: no new connections, requests in flight may end within `limit`.
+    /// Stops gracefully: accepts no new connections, and lets requests in flight end within
+    /// `limit`.
     pub async fn drain(mut self, limit: Duration) {
         let (done, _) = oneshot::channel(); // the task ends instead
-        let _ = self.server.socket.send((socket::SocketCommand::Drain, done)); // ended before
+        let _ = self.server.socket.send((socket::SocketCommand::Drain, done)); // the accept loop may have ended
         if tokio::time::timeout(limit, &mut self.task).await.is_err() {
             tracing::warn!(address = %self.addr(), "requests were still in flight");
         }
@@ -347,7 +356,7 @@ impl Drop for ModelServer {
     }
 }
 
-/// Serves orders for `servers` on `listen` until dropped; returns where it listens.
+/// Serves admin orders for `servers` on `listen` until dropped. Returns the address.
 ///
 /// # Errors
 /// If `listen` cannot be bound.

@@ -1,7 +1,9 @@
-//! A plain engine: an HTTP server with an OpenAI API that has no step model behind it, as mock servers, echo servers and proxies of other
-//! providers have none, and that can be broken in the ways in which engines break.
+//! A plain engine: an HTTP server with an OpenAI API and without a step model, like mock servers,
+//! echo servers and proxies of other providers. It can be broken in the ways in which engines
+//! break.
 //!
-//! [`PlainBehaviour`] says what it does, and can be changed while it runs: a broken engine can be mended. Every reply carries `x-served-by`.
+//! [`PlainBehaviour`] sets what it does and can be changed while it runs, so that a broken engine
+//! can be mended. Every reply has `x-served-by`.
 
 mod reply;
 
@@ -26,85 +28,86 @@ use tokio::time::sleep;
 
 use reply::PlainRequest;
 
-/// The model it serves, whatever a request names.
+/// The name of its model. It accepts requests for any model.
 pub const MODEL: &str = "demo";
 
-/// Above the largest body that a proxy lets through.
+/// Larger than the largest body that a proxy forwards.
 const BODY_BYTES_MAX: usize = 64 << 20;
 
-/// Streams of one HTTP/2 connection; hyper's 200 would queue a burst in the proxy.
+/// Streams per HTTP/2 connection; with hyper's default of 200 a burst would queue in the proxy.
 const STREAMS_MAX: u32 = 4096;
 
-/// How a plain engine behaves. The default is a healthy one that answers at once.
+/// The behaviour of a plain engine. The default is healthy and answers at once.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PlainBehaviour {
-    /// What a request for inference is answered.
+    /// The answer to an inference request.
     pub answer: PlainAnswer,
-    /// When.
+    /// The delay of the answer.
     pub delay: AnswerDelay,
-    /// What `GET /metrics` is answered.
+    /// The answer to `GET /metrics`.
     pub metrics: PlainMetrics,
-    /// Do replies say how many tokens they had?
+    /// Whether replies report token counts.
     pub usage: UsageReporting,
 }
 
-/// What a request for inference is answered.
+/// The answer to an inference request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum PlainAnswer {
-    /// The reply of the API that was asked.
+    /// The regular reply of the requested API.
     #[default]
     Reply,
-    /// This status with this body, as JSON; after the whole delay and never as a stream.
+    /// This status with this body as JSON, after the whole delay and never as a stream.
     Fixed(StatusCode, String),
-    /// A reply whose connection is closed after the first token, or, where it is not streamed, in the middle.
+    /// A reply whose connection is closed after the first token or, if it is not streamed, in the
+    /// middle.
     CutAfterFirstToken,
 }
 
 /// How long a reply takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AnswerDelay {
-    /// No time at all.
+    /// None.
     #[default]
     AtOnce,
-    /// The same for every request, then all of the reply at once.
+    /// The same for every request; then the whole reply at once.
     Constant(Duration),
-    /// So long to the first token, and so long from each token to the next.
+    /// A time to the first token, and a time between tokens.
     PerToken {
-        /// To the first token.
+        /// Time to the first token.
         first: Duration,
-        /// From each token to the next.
+        /// Time from each token to the next.
         next: Duration,
     },
-    /// So long for each token (of four bytes) of the prompt, however many requests run.
+    /// This time per prompt token (of four bytes), however many requests run.
     PerPromptToken(Duration),
-    /// So many requests at once, each for so long; the others wait in a queue.
+    /// A number of requests at once; the others wait in a queue.
     Slots {
         /// Requests at once.
         slots: usize,
-        /// For how long each.
+        /// Time per request.
         each: Duration,
     },
 }
 
-/// What `GET /metrics` is answered.
+/// The answer to `GET /metrics`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PlainMetrics {
-    /// Gauges by vLLM's names, true at the time.
+    /// Current gauges with vLLM's names.
     #[default]
     Live,
     /// The same page each time: that of an idle engine.
     Frozen,
-    /// 404.
+    /// Status 404.
     Missing,
 }
 
-/// Do replies say how many tokens they had?
+/// Whether replies report token counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UsageReporting {
-    /// They do.
+    /// They report them.
     #[default]
     Reported,
-    /// They do not.
+    /// They do not report them.
     Untold,
 }
 
@@ -124,14 +127,14 @@ struct PlainEngineState {
     running: watch::Sender<u64>,
 }
 
-/// A behaviour with the slots it needs.
+/// A behaviour with the request slots it needs.
 #[derive(Clone, Debug)]
 struct SlottedBehaviour {
     behaviour: PlainBehaviour,
     slots: Option<Arc<Semaphore>>,
 }
 
-/// A request that counts as running, and holds its slot, until this is dropped.
+/// A request that counts as running, and occupies its slot, until this is dropped.
 #[derive(Debug)]
 struct RunningGuard {
     shared: Arc<PlainEngineState>,
@@ -147,7 +150,8 @@ impl PlainBehaviour {
         Self { delay, ..Self::default() }
     }
 
-    /// Answers every request for inference this status and body, at once. A number that is no status counts as 500.
+    /// Healthy, except that every inference request gets this status and body at once. A number
+    /// that is not a status counts as 500.
     #[must_use]
     pub fn with_status(status: u16, body: &str) -> Self {
         let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
@@ -158,7 +162,7 @@ impl PlainBehaviour {
 // === impl PlainEngine ===
 
 impl PlainEngine {
-    /// Starts one; port 0 takes a free port. Must be called in a tokio runtime.
+    /// Starts an engine; port 0 takes a free port. Must be called in a tokio runtime.
     ///
     /// # Errors
     /// If the address cannot be bound.
@@ -177,24 +181,24 @@ impl PlainEngine {
         Ok(Self { shared, task })
     }
 
-    /// Where it listens.
+    /// The address it listens on.
     #[must_use]
     pub fn addr(&self) -> SocketAddr {
         self.shared.address
     }
 
-    /// Behaves like this from the next request on.
+    /// Changes the behaviour from the next request on.
     pub fn behave(&self, behaviour: PlainBehaviour) {
         *self.shared.manner.write().unwrap_or_else(std::sync::PoisonError::into_inner) = SlottedBehaviour::of(behaviour);
     }
 
-    /// Requests for inference it was sent.
+    /// Number of inference requests received.
     #[must_use]
     pub fn requests(&self) -> u64 {
         self.shared.requests.load(Ordering::Relaxed)
     }
 
-    /// Requests that run or wait here now.
+    /// Number of requests that run or wait now.
     #[must_use]
     pub fn running(&self) -> u64 {
         *self.shared.running.borrow()
@@ -247,7 +251,7 @@ async fn serve(listener: TcpListener, shared: Arc<PlainEngineState>) {
             Some(_) = connections.join_next() => {}
             accepted = listener.accept() => {
                 let Ok((stream, _)) = accepted else { continue };
-                let _ = stream.set_nodelay(true); // worse latency at most
+                let _ = stream.set_nodelay(true); // only latency is at stake
                 let shared = shared.clone();
                 connections.spawn(async move {
                     let service = hyper::service::service_fn(|request| {
@@ -256,7 +260,7 @@ async fn serve(listener: TcpListener, shared: Arc<PlainEngineState>) {
                     });
                     let mut builder = auto::Builder::new(TokioExecutor::new());
                     builder.http2().max_concurrent_streams(STREAMS_MAX);
-                    let _ = pin!(builder.serve_connection(TokioIo::new(stream), service)).await; // how it ended is the peer's to say
+                    let _ = pin!(builder.serve_connection(TokioIo::new(stream), service)).await; // the peer sees how it ended
                 });
             }
         }

@@ -1,4 +1,5 @@
-//! Many pools of plain engines behind one Envoy, each reached by the header `x-pool`: the default configuration, for engines of every kind at once.
+//! Many pools of plain engines behind one Envoy, selected by the header `x-pool`: the default
+//! configuration with engines of every kind at once.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -19,11 +20,11 @@ pub const POOL_HEADER: &str = "x-pool";
 /// One pool of plain engines.
 #[derive(Debug)]
 pub struct PlainPool {
-    /// Its name, as `x-pool` says it.
+    /// Its name, the value of `x-pool`.
     pub name: String,
     /// Its engines.
     pub engines: Vec<PlainEngine>,
-    /// So many of them, from the first on, are endpoints of the pool at the start.
+    /// The number of engines, from the first on, that are endpoints of the pool at the start.
     pub listed: usize,
 }
 
@@ -40,10 +41,10 @@ pub struct PlainPools {
 // === impl PlainPool ===
 
 impl PlainPool {
-    /// Starts one engine for each behaviour.
+    /// Starts one engine per behaviour.
     ///
     /// # Errors
-    /// If there is no port to listen on.
+    /// If no port is free.
     pub async fn start(name: &str, behaviours: impl IntoIterator<Item = PlainBehaviour>) -> Result<Self> {
         let mut engines = Vec::new();
         for behaviour in behaviours {
@@ -53,7 +54,7 @@ impl PlainPool {
         Ok(Self { name: name.to_owned(), engines, listed })
     }
 
-    /// The text of an endpoints file with the first so many engines.
+    /// The text of an endpoints file with the first `listed` engines.
     fn endpoints(&self, listed: usize) -> String {
         let row = |engine: &PlainEngine| {
             let address = engine.addr();
@@ -62,16 +63,16 @@ impl PlainPool {
         json!({"endpoints": self.engines.iter().take(listed).map(row).collect::<Vec<_>>()}).to_string() // JSON is YAML
     }
 
-    /// Requests for inference that each engine was sent, in order.
+    /// Number of inference requests that each engine received, in order.
     #[must_use]
     pub fn requests(&self) -> Vec<u64> {
         self.engines.iter().map(PlainEngine::requests).collect()
     }
 
-    /// Sends a body to this pool, through the proxy at `proxy`.
+    /// Sends a body to this pool through the proxy at `proxy`.
     ///
     /// # Errors
-    /// If the proxy cannot be reached or breaks off its reply.
+    /// If the proxy cannot be reached or its reply breaks off.
     pub async fn post(&self, proxy: SocketAddr, path: &str, body: &Value) -> Result<ClientReply> {
         let request = Request::post(path).header(POOL_HEADER, &self.name).header("content-type", "application/json");
         client::send(proxy, request.body::<Body>(client::full(body.to_string()))?).await
@@ -81,7 +82,8 @@ impl PlainPool {
 // === impl PlainPools ===
 
 impl PlainPools {
-    /// Starts a daemon that serves all of these pools, and a proxy in front; `change` sets what else the stack should be like.
+    /// Starts a daemon that serves all of these pools, and a proxy in front of it. `change` makes
+    /// further changes to the stack.
     ///
     /// # Errors
     /// If any part does not start.
@@ -103,7 +105,8 @@ impl PlainPools {
         Ok(Self { stack, pools: pools.into_iter().map(Arc::new).collect(), folder })
     }
 
-    /// Makes the first so many engines of this pool its endpoints. The file is replaced by a rename, so a reader never sees half of it.
+    /// Makes the first `listed` engines of this pool its endpoints. The file is replaced by a
+    /// rename, so that no reader sees half of it.
     ///
     /// # Errors
     /// If the folder cannot be written.
@@ -118,7 +121,8 @@ fn endpoints_file(folder: &Path, pool: &PlainPool) -> PathBuf {
     folder.join(format!("{}.yaml", pool.name))
 }
 
-/// A cluster for each pool, like the one of the shipped file, and a route to it for requests whose header names it.
+/// Adds for each pool a cluster like the shipped one, and a route for requests whose header names
+/// the pool.
 fn route_by_header(config: &mut Value, names: &[String]) {
     let routes_path = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/route_config/virtual_hosts/0/routes";
     let plain_cluster = config.pointer("/static_resources/clusters/0").cloned().unwrap_or_default();

@@ -1,7 +1,8 @@
-//! Ports of 127.0.0.1 that nobody else in this machine's tests holds.
+//! Ports of 127.0.0.1 that are exclusive among the tests of this machine.
 //!
-//! Asking the kernel for a free port and then letting a child bind it is a race: another test may get the same answer in between. A lease is
-//! a locked file, named by the port, and stands for as long as its holder lives; the kernel unlocks it even for a holder that was killed.
+//! To get a free port from the kernel and let a child process bind it later is a race: another test
+//! may get the same port in between. A lease is a locked file, named by the port. The kernel
+//! unlocks it when its process ends, even if the process was killed.
 
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -11,10 +12,11 @@ use std::sync::atomic::{AtomicU16, Ordering};
 
 use crate::Result;
 
-/// Below Linux's range for outgoing connections (32768 and up), so that none of those can sit on a leased port.
+/// Below Linux's range for outgoing connections (32768 and up), so that none of those uses a leased
+/// port.
 const RANGE: Range<u16> = 20_000..30_000;
 
-/// A port of 127.0.0.1 that is ours until this is dropped.
+/// A port of 127.0.0.1, leased until this is dropped.
 #[derive(Debug)]
 pub struct ReservedPort {
     number: u16,
@@ -24,12 +26,12 @@ pub struct ReservedPort {
 // === impl ReservedPort ===
 
 impl ReservedPort {
-    /// Leases a port that nobody listens on.
+    /// Leases a port that no socket listens on.
     ///
     /// # Errors
     /// If the lock files cannot be written, or all ports are taken.
     pub fn lease() -> Result<Self> {
-        // Processes start in different places and walk on, so two seldom try the same port.
+        // Processes start at different ports and continue upwards, so two seldom try the same one.
         static NEXT: AtomicU16 = AtomicU16::new(0);
         let spread = u16::try_from(process::id().wrapping_mul(61) % u32::from(RANGE.end - RANGE.start))?;
         let locks = std::env::temp_dir().join("switchpoint-e2e-ports");
@@ -38,7 +40,8 @@ impl ReservedPort {
             let step = NEXT.fetch_add(1, Ordering::Relaxed);
             let number = RANGE.start + (u32::from(spread) + u32::from(step)).rem_euclid(u32::from(RANGE.end - RANGE.start)) as u16;
             let lock = File::create(locks.join(number.to_string()))?;
-            // Asked by connecting: a socket bound to find out would live on in whatever another thread is just starting.
+            // Tested with a connect. A socket bound for the test could be inherited by a process
+            // that another thread is starting.
             if lock.try_lock().is_ok() && TcpStream::connect((Ipv4Addr::LOCALHOST, number)).is_err() {
                 return Ok(Self { number, _lock: lock });
             }
@@ -46,12 +49,12 @@ impl ReservedPort {
         Err(format!("no free port in {RANGE:?}").into())
     }
 
-    /// Its number.
+    /// The port number.
     pub fn number(&self) -> u16 {
         self.number
     }
 
-    /// Where to listen, or to connect.
+    /// The address to listen on or to connect to.
     pub fn address(&self) -> SocketAddr {
         SocketAddr::from((Ipv4Addr::LOCALHOST, self.number))
     }

@@ -1,4 +1,4 @@
-//! A child process that cannot outlive its owner, with its output kept for whoever has to explain a failure.
+//! A child process that is killed with its owner. Its output is kept, to explain failures.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -9,10 +9,10 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::Result;
 
-/// How often the end of a process is looked for.
+/// Time between two checks whether a process has ended.
 const POLL: Duration = Duration::from_millis(10);
 
-/// A running program; killed when dropped.
+/// A running process, killed when dropped.
 #[derive(Debug)]
 pub struct ChildProcess {
     name: &'static str,
@@ -24,14 +24,15 @@ pub struct ChildProcess {
 // === impl ChildProcess ===
 
 impl ChildProcess {
-    /// Starts `command`; its output goes to `<name>.out` and `<name>.err` in `folder`.
+    /// Starts `command`. Its output goes to `<name>.out` and `<name>.err` in `folder`.
     ///
     /// # Errors
-    /// If the program cannot be run, naming it.
+    /// If the program cannot be run; the error names it.
     pub fn spawn(name: &'static str, command: &mut Command, folder: &Path) -> Result<Self> {
         let stdout = folder.join(format!("{name}.out"));
         let stderr = folder.join(format!("{name}.err"));
-        // A restarted process goes on in the same files: what the one before said stays readable.
+        // A restarted process appends to the same files, so that the output of the previous one
+        // stays readable.
         let append = |path: &Path| File::options().create(true).append(true).open(path);
         let child = command
             .stdin(Stdio::null())
@@ -42,7 +43,7 @@ impl ChildProcess {
         Ok(Self { name, child, stdout, stderr })
     }
 
-    /// What it is called in messages.
+    /// Its name in messages.
     pub fn name(&self) -> &'static str {
         self.name
     }
@@ -52,10 +53,10 @@ impl ChildProcess {
         self.child.id()
     }
 
-    /// Its status, once it has ended.
+    /// Checks that it runs.
     ///
     /// # Errors
-    /// If it has ended, saying how and what it last said.
+    /// If it has ended; the error has its status and the end of its log.
     pub fn check_running(&mut self) -> Result<()> {
         match self.child.try_wait()? {
             None => Ok(()),
@@ -66,26 +67,26 @@ impl ChildProcess {
     /// Sends a signal.
     ///
     /// # Errors
-    /// If it has ended.
+    /// If the process has ended.
     pub fn signal(&mut self, signal: Signal) -> Result<()> {
-        self.check_running()?; // the id of one that was waited for may be another's by now
+        self.check_running()?; // the id of a process that was waited for may belong to another by now
         let id = Pid::from_raw(i32::try_from(self.child.id())?).ok_or("a process id is not 0")?;
         Ok(kill_process(id, signal)?)
     }
 
-    /// Asks it to end and waits for that; after `limit` it is killed.
+    /// Sends SIGTERM and waits for the end. Kills the process after `limit`.
     ///
     /// # Errors
-    /// If it had to be killed, or its end cannot be learnt.
+    /// If it had to be killed, or waiting for it fails.
     pub async fn stop(&mut self, limit: Duration) -> Result<ExitStatus> {
         let _ = self.signal(Signal::TERM); // it may have ended already
         self.wait(limit).await
     }
 
-    /// Waits for its own end; after `limit` it is killed.
+    /// Waits until it ends by itself. Kills the process after `limit`.
     ///
     /// # Errors
-    /// If it had to be killed, or its end cannot be learnt.
+    /// If it had to be killed, or waiting for it fails.
     pub async fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
         let end = Instant::now() + limit;
         while Instant::now() < end {
@@ -98,26 +99,26 @@ impl ChildProcess {
         Err(format!("{} did not end within {limit:?}", self.name).into())
     }
 
-    /// Ends it at once, as a crash would.
+    /// Kills it at once, like a crash.
     ///
     /// # Errors
-    /// If its end cannot be learnt.
+    /// If waiting for it fails.
     pub fn kill(&mut self) -> Result<ExitStatus> {
         self.child.kill()?;
         Ok(self.child.wait()?)
     }
 
-    /// All of its standard output so far.
+    /// Its standard output so far.
     pub fn stdout(&self) -> String {
         std::fs::read_to_string(&self.stdout).unwrap_or_default()
     }
 
-    /// All of its standard error so far.
+    /// Its standard error so far.
     pub fn stderr(&self) -> String {
         std::fs::read_to_string(&self.stderr).unwrap_or_default()
     }
 
-    /// The last `lines` of each stream, for people.
+    /// The last `lines` lines of standard output and standard error, for display.
     pub fn log_tail(&self, lines: usize) -> String {
         let tail = |stream: &str, text: &str| {
             let skip = text.lines().count().saturating_sub(lines);

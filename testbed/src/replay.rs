@@ -1,4 +1,5 @@
-//! Replays a trace against an OpenAI endpoint, open loop: requests are sent when they are due, whatever became of those before.
+//! Replays a trace against an OpenAI endpoint, open loop: each request is sent when it is due,
+//! whether or not earlier ones have ended.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,44 +15,46 @@ use crate::Result;
 use crate::client::{self, Body, EventStream};
 use crate::trace::Arrival;
 
-/// Requests under way at once. The trace never needs so many unless the servers fall far behind; then more would only exhaust sockets.
+/// Most requests in flight. The trace needs so many only if the servers fall far behind; more would
+/// exhaust sockets.
 const CONCURRENCY_MAX: usize = 2_000;
 
-/// How long one request may take: past this the run is hopeless anyway.
+/// Time limit of one request. A run with slower requests is useless.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Where and how fast to replay.
+/// The target and speed of a replay.
 #[derive(Clone, Debug)]
 pub struct ReplayPlan {
-    /// Who takes the requests.
+    /// The address that gets the requests.
     pub target: SocketAddr,
-    /// Model they ask for.
+    /// The model of the requests.
     pub model: String,
-    /// Headers on each.
+    /// Headers of each request.
     pub headers: Vec<(String, String)>,
-    /// How much faster than recorded.
+    /// Speed relative to the recording.
     pub rate: f64,
 }
 
-/// What one request saw.
+/// The result of one request.
 #[derive(Clone, Debug, Default)]
 pub struct ReplayResult {
-    /// HTTP status; 0 when there was none.
+    /// HTTP status; 0 if there was no reply.
     pub status: u16,
-    /// Send to first token.
+    /// From sending to the first token.
     pub ttft: Option<Duration>,
-    /// Send to end.
+    /// From sending to the end.
     pub duration: Duration,
-    /// Tokens of the prompt, as the engine counted.
+    /// Prompt tokens, as reported by the engine.
     pub prompt_tokens: u64,
-    /// How many of them it had cached.
+    /// Cached prompt tokens, as reported by the engine.
     pub cached_tokens: u64,
 }
 
-/// Replays `arrivals` as streamed chat requests and returns what each saw, in no order.
+/// Replays `arrivals` as streamed chat requests. Returns one result per request, in no particular
+/// order.
 ///
 /// # Errors
-/// If a header of the plan is none.
+/// If a header of the plan is invalid.
 pub async fn run(plan: &ReplayPlan, arrivals: &[Arrival]) -> Result<Vec<ReplayResult>> {
     let permits = Arc::new(Semaphore::new(CONCURRENCY_MAX));
     let start = Instant::now();
@@ -67,7 +70,7 @@ pub async fn run(plan: &ReplayPlan, arrivals: &[Arrival]) -> Result<Vec<ReplayRe
         running.spawn(async move {
             let _permit = permit;
             let (sent, mut seen) = (Instant::now(), ReplayResult::default());
-            // What failed shows in what is missing.
+            // A failure shows in the fields that stay unset.
             let _ = timeout(REQUEST_TIMEOUT, seen.watch(target, request, sent)).await;
             seen.duration = sent.elapsed();
             seen
@@ -101,7 +104,7 @@ impl ReplayResult {
     }
 }
 
-/// The `share` quantile (0 to 1) of sorted `values`, nearest rank; `None` of none.
+/// The `share` quantile (0 to 1) of sorted `values`, nearest rank; `None` if there are no values.
 #[must_use]
 pub fn quantile(values: &[Duration], share: f64) -> Option<Duration> {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "an index into the slice")]

@@ -1,4 +1,4 @@
-//! Pickers' configurations of scorers and nothing else.
+//! Picker configurations that consist of scorers only.
 
 use std::path::Path;
 
@@ -6,11 +6,12 @@ use serde_json::{Value, json};
 
 use crate::Result;
 
-/// Scorers of load and prefix with their weights, for what is to hang on neither learned times nor what is the default.
+/// Load and prefix scorers with their weights, for tests that must not depend on learned times or
+/// on the default profile.
 pub const WEIGHED: [(&str, u32); 4] =
     [("queue-scorer", 2), ("kv-cache-utilization-scorer", 2), ("prefix-cache-scorer", 3), ("active-request-scorer", 2)];
 
-/// Writes a configuration of these scorers with their weights into `folder`; its path.
+/// Writes a configuration with these scorers and weights into `folder`. Returns its path.
 ///
 /// # Errors
 /// If the folder cannot be written.

@@ -1,4 +1,4 @@
-//! Another proxy beside a stack's own, at the same daemon.
+//! A further proxy of the same daemon, beside the one of a stack.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use crate::ports::ReservedPort;
 use crate::stack::{PickerMode, Stack};
 use crate::{Result, client, wait_for};
 
-/// From nothing to a picker with state, on a machine that compiles at the same time.
+/// Time limit from start until the picker has state, on a machine that compiles at the same time.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Another Envoy on the config of the first, with ports of its own.
+/// A further Envoy with the config of the first and its own ports.
 #[derive(Debug)]
 pub struct SecondEnvoy {
     /// The proxy.
@@ -25,19 +25,19 @@ pub struct SecondEnvoy {
 // === impl SecondEnvoy ===
 
 impl SecondEnvoy {
-    /// With a node id and so many workers of its own. Returns when its picker has state.
+    /// Starts a proxy with this node id and number of workers. Returns when its picker has state.
     ///
     /// # Errors
-    /// If it does not come up.
+    /// If it does not start.
     pub async fn start(first: &Stack, node: &str, workers: u32) -> Result<Self> {
         let ports = [first.envoy.listener().port(), first.envoy.admin().port()];
         Self::run(EnvoyConfig::read(&first.folder().join("envoy.json"))?, ports, node, workers).await
     }
 
-    /// On the file of another front, with the daemon of the first.
+    /// Starts a proxy with the config of another picker mode and the daemon of the first.
     ///
     /// # Errors
-    /// If it does not come up.
+    /// If it does not start.
     pub async fn start_as(front: PickerMode, first: &Stack, node: &str) -> Result<Self> {
         let daemon = first.daemon.as_ref().ok_or("no daemon")?.settings();
         let mut config = EnvoyConfig::shipped(front.file())?;
@@ -48,7 +48,7 @@ impl SecondEnvoy {
         Self::run(config, [8080, 9901], node, 1).await
     }
 
-    /// `of_file`: the listener's and the admin port as the config has them.
+    /// `of_file` has the listener port and the admin port that the config uses.
     async fn run(mut config: EnvoyConfig, of_file: [u16; 2], node: &str, workers: u32) -> Result<Self> {
         let (folder, ports) = (tempfile::tempdir()?, [ReservedPort::lease()?, ReservedPort::lease()?]);
         for (from, to) in of_file.into_iter().zip(&ports) {

@@ -1,4 +1,4 @@
-//! The product, standing: simulated model servers, `switchpointd`, Envoy with the picker inside.
+//! A running product: simulated model servers, `switchpointd`, Envoy with the picker inside.
 //!
 //! ```text
 //!   client ──▶ Envoy + picker ──▶ model servers (in this process)
@@ -6,7 +6,8 @@
 //!            state │   │ EDS          │ /metrics
 //!                  └── switchpointd ──┘
 //! ```
-//! Each stack has ports and files of its own, so tests run side by side; it takes its processes with it when it goes, and shows what they last said.
+//! Each stack has its own ports and files, so tests run side by side. Dropping it kills its
+//! processes and prints the last lines of their logs.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -24,27 +25,27 @@ use crate::model_server::{self, ModelServer};
 use crate::ports::ReservedPort;
 use crate::{Result, scorers, wait_for};
 
-/// From nothing to a picker with state, on a machine that compiles at the same time.
+/// Time limit from start until the picker has state, on a machine that compiles at the same time.
 const START_LIMIT: Duration = Duration::from_secs(90);
 
 /// Lines of each log shown when a test fails.
 const LINES_SHOWN: usize = 60;
 
-/// Who asks the picker, and how.
+/// Where picks are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PickerMode {
-    /// The filter in the proxy: `standalone.yaml`.
+    /// In the proxy, by the filter: `standalone.yaml`.
     Filter,
-    /// The proxy asks the daemon by the Endpoint Picker Protocol: `ext_proc.yaml`.
+    /// In the daemon, which the proxy calls with the Endpoint Picker Protocol: `ext_proc.yaml`.
     ExtProc,
 }
 
-/// What to build. Every setting has the value that most tests want.
+/// Describes a stack to start. Every setting defaults to what most tests need.
 #[derive(Debug)]
 pub struct StackBuilder {
     front: PickerMode,
     servers: Vec<model_server::ModelServerOptions>,
-    strangers: Vec<SocketAddr>,
+    foreign_endpoints: Vec<SocketAddr>,
     envoy: EnvoyOptions,
     edits: Vec<ConfigEdit>,
     daemon_arguments: Vec<String>,
@@ -70,9 +71,9 @@ pub struct Stack {
     pub servers: Vec<ModelServer>,
     /// The proxy.
     pub envoy: EnvoyProcess,
-    /// The daemon, unless the stack was built without.
+    /// The daemon, unless the stack was built without one.
     pub daemon: Option<DaemonProcess>,
-    /// How to start it later, if so.
+    /// The settings with which the daemon can be started later, if the stack was built without one.
     absent: Option<DaemonSettings>,
     _ports: Vec<ReservedPort>,
     folder: TempDir,
@@ -92,10 +93,10 @@ impl std::fmt::Debug for ConfigEdit {
 // === impl PickerMode ===
 
 impl PickerMode {
-    /// Both.
+    /// Both modes.
     pub const ALL: [Self; 2] = [Self::Filter, Self::ExtProc];
 
-    /// Its file of `envoy-config/`.
+    /// The shipped file in `envoy-config/`.
     #[must_use]
     pub fn file(self) -> &'static str {
         match self {
@@ -104,7 +105,7 @@ impl PickerMode {
         }
     }
 
-    /// What of the picker's configuration the daemon is told, where it is the daemon that picks.
+    /// The daemon's arguments for the picker configuration of `edits`, if the daemon picks.
     fn daemon_arguments(self, edits: &[ConfigEdit]) -> Vec<String> {
         let keys = edits.iter().filter_map(|edit| if let ConfigEdit::Picker(keys) = edit { Some(keys) } else { None }).flatten();
         let argument = |(key, value): (&String, &Value)| match (key.as_str(), value) {
@@ -119,14 +120,14 @@ impl PickerMode {
 // === impl StackBuilder ===
 
 impl StackBuilder {
-    /// By another front than the filter.
+    /// Sets where picks are made; by default in the filter.
     #[must_use]
     pub fn front(mut self, front: PickerMode) -> Self {
         self.front = front;
         self
     }
 
-    /// So many model servers that serve the model `demo` and answer at once.
+    /// Starts `count` model servers that serve the model `demo` and answer at once.
     #[must_use]
     pub fn servers(self, count: usize) -> Self {
         let options =
@@ -134,42 +135,43 @@ impl StackBuilder {
         self.servers_like(count, &options)
     }
 
-    /// So many model servers like this one.
+    /// Starts `count` model servers like this one.
     #[must_use]
     pub fn servers_like(mut self, count: usize, options: &model_server::ModelServerOptions) -> Self {
         self.servers = vec![options.clone(); count];
         self
     }
 
-    /// So many more, like this one: a pool of unequal machines.
+    /// Adds `count` model servers like this one, for a pool of unequal machines.
     #[must_use]
     pub fn more_servers_like(mut self, count: usize, options: &model_server::ModelServerOptions) -> Self {
         self.servers.extend(vec![options.clone(); count]);
         self
     }
 
-    /// An endpoint that is no model server of ours: something that a test lets listen there, or nothing.
+    /// Adds an endpoint that is not one of the stack's model servers: a socket of the test, or an
+    /// address without a listener.
     #[must_use]
     pub fn stranger(mut self, address: SocketAddr) -> Self {
-        self.strangers.push(address);
+        self.foreign_endpoints.push(address);
         self
     }
 
-    /// Worker threads of Envoy (1 unless said).
+    /// Sets the worker threads of Envoy; 1 by default.
     #[must_use]
     pub fn concurrency(mut self, workers: u32) -> Self {
         self.envoy.concurrency = workers;
         self
     }
 
-    /// Further arguments of Envoy.
+    /// Adds arguments of Envoy.
     #[must_use]
     pub fn envoy_arguments(mut self, arguments: &[&str]) -> Self {
         self.envoy.arguments.extend(arguments.iter().map(ToString::to_string));
         self
     }
 
-    /// With hot restart; further arguments must then name a base id that nobody else uses.
+    /// Enables hot restart. The arguments must then have a base id that no other Envoy uses.
     #[must_use]
     pub fn hot_restart(mut self) -> Self {
         self.envoy.hot_restart = true;
@@ -183,8 +185,8 @@ impl StackBuilder {
         self
     }
 
-    /// Sets keys of the picker's configuration; `keys` is a JSON object. Where the daemon picks, there are `explain`, `objective_header` and
-    /// `destination_format`.
+    /// Sets keys of the picker's configuration; `keys` is a JSON object. If the daemon picks, the
+    /// keys are `explain`, `objective_header` and `destination_format`.
     #[must_use]
     pub fn picker(mut self, keys: Value) -> Self {
         if let Value::Object(keys) = keys {
@@ -193,21 +195,22 @@ impl StackBuilder {
         self
     }
 
-    /// Puts a filter right before the picker.
+    /// Inserts a filter right before the picker.
     #[must_use]
     pub fn filter_before_picker(mut self, filter: Value) -> Self {
         self.edits.push(ConfigEdit::FilterBeforePicker(filter));
         self
     }
 
-    /// Changes the shipped config in any way; for what no user can do by the file's own means, say why at the call.
+    /// Changes the shipped config in any way. If users cannot make the change in the file itself,
+    /// say why at the call.
     #[must_use]
     pub fn envoy_config(mut self, edit: impl Fn(&mut Value) + Send + 'static) -> Self {
         self.edits.push(ConfigEdit::Anything(Box::new(edit)));
         self
     }
 
-    /// Puts a cable between Envoy and the daemon, for the test to plug in.
+    /// Puts a link between Envoy and the daemon. The test connects its other end.
     #[must_use]
     pub fn cable(self, cable: &CuttableLink) -> Self {
         let end = cable.address().port();
@@ -220,59 +223,61 @@ impl StackBuilder {
         self.envoy_config(cabled).without_waiting()
     }
 
-    /// Further arguments of `switchpointd serve`.
+    /// Adds arguments of `switchpointd serve`.
     #[must_use]
     pub fn daemon_arguments(mut self, arguments: &[&str]) -> Self {
         self.daemon_arguments.extend(arguments.iter().map(ToString::to_string));
         self
     }
 
-    /// Configured to go by these scorers with their weights, in place of the default profile.
+    /// Configures these scorers with their weights in place of the default profile.
     #[must_use]
     pub fn scored_by(mut self, scorers: &[(&str, u32)]) -> Self {
         self.scorers = scorers.iter().map(|&(scorer, weight)| (scorer.to_owned(), weight)).collect();
         self
     }
 
-    /// Threads that the daemon serves with.
+    /// Sets the worker threads of the daemon.
     #[must_use]
     pub fn daemon_threads(mut self, threads: u32) -> Self {
         self.daemon_threads = Some(threads);
         self
     }
 
-    /// A further variable of the daemon's environment.
+    /// Adds an environment variable of the daemon.
     #[must_use]
     pub fn daemon_environment(mut self, name: &str, value: &str) -> Self {
         self.daemon_environment.push((name.to_owned(), value.to_owned()));
         self
     }
 
-    /// No daemon: how a proxy starts without one. The stack is then up when Envoy is.
+    /// Starts no daemon, to test how a proxy starts without one. The stack counts as started when
+    /// Envoy runs.
     #[must_use]
     pub fn without_daemon(mut self) -> Self {
         self.daemon = false;
         self.without_waiting()
     }
 
-    /// Returns as soon as Envoy listens, whether the picker has state or not.
+    /// Returns as soon as Envoy listens, even if the picker has no state.
     #[must_use]
     pub fn without_waiting(mut self) -> Self {
         self.ready = false;
         self
     }
 
-    /// Says nothing at its end. Else it shows the last lines of its logs, which a test runner keeps to itself unless the test fails.
+    /// Prints no logs at the end. By default the stack prints the last lines of its logs; a test
+    /// runner shows them only if the test fails.
     #[must_use]
     pub fn quiet(mut self) -> Self {
         self.quiet = true;
         self
     }
 
-    /// Starts it all. Must be called in a tokio runtime, which then runs the model servers too.
+    /// Starts the stack. Must be called in a tokio runtime, which then also runs the model servers.
     ///
     /// # Errors
-    /// If a part cannot be started or does not come up, with the last lines of the logs.
+    /// If a part does not start; the error has the last lines of the logs.
     pub async fn start(self) -> Result<Stack> {
         let folder = tempfile::Builder::new().prefix("switchpoint-e2e-").tempdir()?;
         let mut ports = Vec::new();
@@ -284,7 +289,8 @@ impl StackBuilder {
         };
         let mut servers = Vec::new();
         for options in self.servers {
-            // A leased port: a server that closes its socket, to refuse, keeps its place.
+            // A leased port: no other process can take it while the server closes its socket to
+            // refuse connections.
             servers.push(ModelServer::start(model_server::ModelServerOptions { listen: lease()?, ..options })?);
         }
         let (listener, admin) = (lease()?, lease()?);
@@ -300,8 +306,8 @@ impl StackBuilder {
             ports_of_file.push((9002, settings.ext_proc.number()));
         }
         let config = configured(self.front, &self.edits, &ports_of_file)?;
-        let strangers = self.strangers.iter().enumerate().map(|(index, address)| (format!("stranger-{index}"), *address));
-        settings.write_endpoints(&endpoints(&servers).into_iter().chain(strangers).collect::<Vec<_>>())?;
+        let foreign_endpoints = self.foreign_endpoints.iter().enumerate().map(|(index, address)| (format!("stranger-{index}"), *address));
+        settings.write_endpoints(&endpoints(&servers).into_iter().chain(foreign_endpoints).collect::<Vec<_>>())?;
         let (daemon, absent) = if self.daemon { (Some(DaemonProcess::start(settings)?), None) } else { (None, Some(settings)) };
         let envoy = EnvoyProcess::start(&config, listener, admin, &self.envoy, folder.path())?;
         let mut stack = Stack { servers, envoy, daemon, absent, _ports: ports, folder, quiet: self.quiet };
@@ -337,12 +343,12 @@ fn endpoints(servers: &[ModelServer]) -> Vec<(String, SocketAddr)> {
 // === impl Stack ===
 
 impl Stack {
-    /// Describes a stack: one model server, one worker, as shipped.
+    /// Describes a stack with one model server, one worker, and the shipped config.
     pub fn builder() -> StackBuilder {
         StackBuilder {
             front: PickerMode::Filter,
             servers: Vec::new(),
-            strangers: Vec::new(),
+            foreign_endpoints: Vec::new(),
             envoy: EnvoyOptions::default(),
             edits: Vec::new(),
             daemon_arguments: Vec::new(),
@@ -356,47 +362,47 @@ impl Stack {
         .servers(1)
     }
 
-    /// Starts so many model servers behind everything as shipped.
+    /// Starts a stack with `servers` model servers and the shipped config.
     ///
     /// # Errors
-    /// If a part does not come up.
+    /// If a part does not start.
     pub async fn start(servers: usize) -> Result<Self> {
         Self::builder().servers(servers).start().await
     }
 
-    /// Where clients connect.
+    /// The address to which clients connect.
     pub fn address(&self) -> SocketAddr {
         self.envoy.listener()
     }
 
-    /// `GET path` through Envoy.
+    /// Sends `GET path` through Envoy.
     ///
     /// # Errors
-    /// If there is no whole reply.
+    /// If there is no complete reply.
     pub async fn get(&self, path: &str) -> Result<ClientReply> {
         client::get(self.address(), path).await
     }
 
-    /// `POST path` with JSON through Envoy.
+    /// Sends `POST path` with JSON through Envoy.
     ///
     /// # Errors
-    /// If there is no whole reply.
+    /// If there is no complete reply.
     pub async fn post(&self, path: &str, body: &Value) -> Result<ClientReply> {
         client::post(self.address(), path, body.to_string()).await
     }
 
-    /// Sends any request through Envoy by HTTP/1.1.
+    /// Sends any request through Envoy, by HTTP/1.1.
     ///
     /// # Errors
-    /// If there is no whole reply.
+    /// If there is no complete reply.
     pub async fn send(&self, request: Request<Body>) -> Result<ClientReply> {
         client::send(self.address(), request).await
     }
 
-    /// Index of the server that answered.
+    /// The index of the server that answered.
     ///
     /// # Errors
-    /// If none of ours did.
+    /// If none of the stack's servers answered.
     pub fn server_of(&self, reply: &ClientReply) -> Result<usize> {
         let by = reply.header("x-served-by");
         let index = self.servers.iter().position(|server| server.addr().to_string() == by);
@@ -411,7 +417,7 @@ impl Stack {
         Ok(self.daemon.as_mut().ok_or("this stack has no daemon")?)
     }
 
-    /// Starts the daemon of a stack that was built without.
+    /// Starts the daemon of a stack that was built without one.
     ///
     /// # Errors
     /// If it cannot be run, or runs already.
@@ -421,10 +427,10 @@ impl Stack {
         Ok(())
     }
 
-    /// Makes these of the servers the pool, by index.
+    /// Makes these servers, by index, the endpoints of the pool.
     ///
     /// # Errors
-    /// If there is no daemon to read it, or no such server.
+    /// If there is no daemon, or no such server.
     pub fn set_pool(&mut self, indices: &[usize]) -> Result<()> {
         let all = endpoints(&self.servers);
         let chosen = indices.iter().map(|index| all.get(*index).cloned().ok_or("no such server")).collect::<Result<Vec<_>, _>>()?;
@@ -453,7 +459,7 @@ impl Stack {
     async fn wait_until_up(&mut self, ready: bool) -> Result<()> {
         let (listener, admin) = (self.envoy.listener(), self.envoy.admin());
         let up = || async move {
-            // Envoy says LIVE when its workers serve; the picker says ready when it has state.
+            // Envoy answers `LIVE` when its workers serve. The picker is ready when it has state.
             let live = client::get(admin, "/ready").await.is_ok_and(|reply| reply.status == 200);
             let has_state = || async { client::get(listener, "/switchpoint/ready").await.is_ok_and(|reply| reply.status == 200) };
             (live && (!ready || has_state().await)).then_some(())
@@ -464,7 +470,7 @@ impl Stack {
         }
     }
 
-    /// Returns when one of the processes has ended.
+    /// Returns when one of the processes ends.
     async fn an_end(envoy: &mut EnvoyProcess, mut daemon: Option<&mut DaemonProcess>) -> crate::Error {
         loop {
             let daemon_runs = daemon.as_mut().map_or(Ok(()), |daemon| daemon.process().check_running());

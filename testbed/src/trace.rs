@@ -1,7 +1,8 @@
-//! A recorded workload: when requests came, how long they were, and which prompts began alike.
+//! A recorded workload: arrival times, lengths, and shared prefixes of prompts.
 //!
-//! The trace holds no text. Each 512-token block of a prompt has an id, and equal ids mean equal text with equal text before it; so a prompt is
-//! made up here, block by block, from the ids alone: what was shared is shared again.
+//! The trace has no text. Each block of 512 prompt tokens has an id, and equal ids mean equal text
+//! after equal text. So the prompts are made up from the ids, block by block: what was shared in
+//! the recording is shared again.
 
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
@@ -12,28 +13,28 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use serde::Deserialize;
 
-/// Tokens one block id of the trace stands for.
+/// Tokens per block id of the trace.
 const BLOCK_TOKENS: usize = 512;
 
-/// Bytes the simulated servers take for one token.
+/// Bytes per token of the simulated servers.
 const BYTES_PER_TOKEN: usize = 4;
 
-/// Arrival times are recorded in steps of 3 s; within a step they are spread evenly at random.
+/// Arrival times are recorded in steps of 3 s. Within a step they are spread at random, uniformly.
 const QUANTUM_MS: u64 = 3_000;
 
-/// The longest line read: the longest prompts of such traces have a few thousand block ids.
+/// The longest line accepted: the longest prompts of such traces have a few thousand block ids.
 const LINE_BYTES_MAX: u64 = 1 << 20;
 
 /// One request of the trace.
 #[derive(Clone, Debug)]
 pub struct Arrival {
-    /// Since the start of the trace.
+    /// Time since the start of the trace.
     pub at: Duration,
     /// Prompt length in tokens.
     pub prompt_tokens: usize,
     /// Output length in tokens.
     pub output_tokens: usize,
-    /// One id for each block of the prompt.
+    /// One id per block of the prompt.
     pub blocks: Vec<u64>,
 }
 
@@ -45,10 +46,11 @@ struct TraceLine {
     hash_ids: Vec<u64>,
 }
 
-/// Reads a gzipped trace (one JSON object a line), in order of arrival; `seed` spreads arrivals within a step of the clock.
+/// Reads a gzipped trace, one JSON object per line, in order of arrival. `seed` spreads the
+/// arrivals within each step of the clock.
 ///
 /// # Errors
-/// When the file cannot be read or a line is not of the trace's format.
+/// If the file cannot be read, or a line does not have the format of the trace.
 pub fn read(path: &Path, seed: u64) -> io::Result<Vec<Arrival>> {
     let mut rng = SmallRng::seed_from_u64(seed);
     let mut reader = BufReader::new(GzDecoder::new(std::fs::File::open(path)?));
@@ -70,7 +72,7 @@ pub fn read(path: &Path, seed: u64) -> io::Result<Vec<Arrival>> {
 // === impl Arrival ===
 
 impl Arrival {
-    /// The prompt: for each block id the same made-up words, cut to the recorded length.
+    /// The prompt: made-up words for each block id, cut to the recorded length.
     #[must_use]
     pub fn prompt(&self) -> String {
         let mut text = String::with_capacity(self.prompt_tokens * BYTES_PER_TOKEN);
@@ -81,7 +83,7 @@ impl Arrival {
         text
     }
 
-    /// The prompt in a streamed chat request for `model`.
+    /// The body of a streamed chat request with this prompt.
     #[must_use]
     pub fn chat_body(&self, model: &str) -> Vec<u8> {
         serde_json::json!({
@@ -97,7 +99,8 @@ impl Arrival {
     }
 }
 
-/// Lower-case words, so that nothing needs escaping and a token is [`BYTES_PER_TOKEN`] bytes: three letters and a space.
+/// Appends lower-case words, so that no character needs escaping and a token is [`BYTES_PER_TOKEN`]
+/// bytes: three letters and a space.
 fn push_block(id: u64, text: &mut String) {
     let mut rng = SmallRng::seed_from_u64(id);
     for _ in 0..BLOCK_TOKENS {

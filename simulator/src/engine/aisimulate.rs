@@ -1,7 +1,9 @@
-//! NVIDIA's `aisimulate-core` behind the same trait: vLLM's scheduler, KV memory and prefix cache as others wrote them, with our step times. So that
-//! conclusions do not rest on one model of an engine.
+//! NVIDIA's `aisimulate-core` behind the same trait: another implementation of vLLM's scheduler, KV
+//! memory and prefix cache, with our step times. With it, conclusions do not rest on one model of
+//! an engine.
 //!
-//! It has no LoRA adapters, takes no KV from other engines, and its caches cannot be emptied: campaigns with those are for our own.
+//! It has no LoRA adapters, takes no KV from other engines, and its cache cannot be emptied.
+//! Campaigns that need these use our own engine.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -14,22 +16,23 @@ use uuid::Uuid;
 
 use super::{BLOCK_TOKENS, EngineJob, EngineSimulator, SimulatedEngineSpec, StepBatch, StepEvent, StepTimeModel};
 
-/// One engine of theirs.
+/// One engine of `aisimulate-core`.
 pub(crate) struct AisimulateEngine {
     spec: SimulatedEngineSpec,
     engine: Engine,
     times: Arc<AisimulateTimes>,
     pass: Option<(PassId, f64)>,
     metrics: Metrics,
-    /// Tokens that each request under way has put out.
+    /// Tokens so far of each request in flight.
     put_out: BTreeMap<u32, u32>,
 }
 
-/// Our step times as they ask for them: for the prompts of a step, then for its sequences that decode.
+/// Our step times in the form that `aisimulate-core` needs: first for the prompts of a step, then
+/// for its sequences that decode.
 struct AisimulateTimes {
     of: StepTimeModel,
     slowdown: AtomicU64,
-    /// They asked for a decode.
+    /// True if the engine requested a decode time in this step.
     decoded: AtomicBool,
 }
 
@@ -40,7 +43,8 @@ impl AisimulateTimes {
         f64::from_bits(self.slowdown.load(Ordering::Relaxed))
     }
 
-    /// What a step takes whatever is in it: part of their decode, which they leave out where nothing decodes.
+    /// The time of an empty step. It is part of the decode time, which `aisimulate-core` leaves out
+    /// if no sequence decodes.
     fn least_ms(&self) -> f64 {
         StepTimeModel { slowdown: self.slowdown(), ..self.of }.step_ms(StepBatch::default())
     }
@@ -78,7 +82,7 @@ impl AisimulateEngine {
         });
         let engine = EngineFactory::with_timing_model(config, times.clone())
             .and_then(|factory| factory.build(EngineIdentity::new(0), NonZeroU32::MIN))
-            .map_err(said)?;
+            .map_err(to_text)?;
         Ok(Self { spec, engine, times, pass: None, metrics: Metrics::default(), put_out: BTreeMap::new() })
     }
 }
@@ -102,7 +106,7 @@ impl<'w> EngineSimulator<'w> for AisimulateEngine {
         }
         let request =
             Request { request_id: id(job.request), tokens: tokens(&job), max_output_tokens: job.output as usize, output_token_ids: None };
-        let effects = self.engine.apply_command_effects(SchedulerCommand::new(0, Command::Submit(request)), now).map_err(said)?;
+        let effects = self.engine.apply_command_effects(SchedulerCommand::new(0, Command::Submit(request)), now).map_err(to_text)?;
         if let Some(rank) = effects.into_by_rank().pop() {
             self.metrics = rank.effects.metrics;
         }
@@ -128,7 +132,7 @@ impl<'w> EngineSimulator<'w> for AisimulateEngine {
 
     fn start(&mut self, now: f64, admitted: &mut dyn FnMut(u32, u32)) -> Result<Option<f64>, String> {
         self.times.decoded.store(false, Ordering::Relaxed);
-        let Some(pass) = self.engine.execute_pass(now).map_err(said)? else { return Ok(None) };
+        let Some(pass) = self.engine.execute_pass(now).map_err(to_text)? else { return Ok(None) };
         for admission in pass.by_rank.iter().flat_map(|rank| &rank.effects.admissions) {
             admitted(request(admission.request_id), u32::try_from(admission.reused_input_tokens).unwrap_or(u32::MAX));
         }
@@ -140,7 +144,7 @@ impl<'w> EngineSimulator<'w> for AisimulateEngine {
 
     fn end(&mut self, events: &mut Vec<StepEvent>) -> Result<(), String> {
         let Some((pass, ends)) = self.pass.take() else { return Ok(()) };
-        for rank in self.engine.complete_pass(pass, ends).map_err(said)?.effects.into_by_rank() {
+        for rank in self.engine.complete_pass(pass, ends).map_err(to_text)?.effects.into_by_rank() {
             self.metrics = rank.effects.metrics;
             for output in rank.effects.outputs {
                 let request = request(output.request_id);
@@ -162,7 +166,7 @@ impl<'w> EngineSimulator<'w> for AisimulateEngine {
     }
 }
 
-fn said(error: anyhow::Error) -> String {
+fn to_text(error: anyhow::Error) -> String {
     format!("aisimulate: {error:#}")
 }
 
@@ -174,7 +178,8 @@ fn request(id: Uuid) -> u32 {
     u32::try_from(id.as_u128().saturating_sub(1)).unwrap_or(u32::MAX)
 }
 
-/// A prompt whose blocks are alike where the job's are: each begins with its hash. What is left over is its own.
+/// A prompt whose blocks are equal where the job's blocks are: each begins with its hash. The rest
+/// of the prompt is unique.
 fn tokens(job: &EngineJob<'_>) -> Vec<u32> {
     let block = |hash: &u64| [*hash as u32, (*hash >> 32) as u32].into_iter().chain(std::iter::repeat_n(0, BLOCK_TOKENS - 2));
     let mut tokens: Vec<u32> = job.blocks.iter().flat_map(block).collect();
@@ -187,7 +192,7 @@ mod tests {
     use super::*;
     use crate::hardware::LLAMA_8B_H100;
 
-    /// Plays a job on an engine with nothing else to do: its TTFT, its end and what was cached of it.
+    /// Plays a job on an idle engine. Returns its TTFT, its end and its cached tokens.
     fn play(engine: &mut AisimulateEngine, job: EngineJob<'_>, start: f64) -> (f64, f64, u32) {
         engine.submit(job, start).unwrap();
         let (mut now, mut events, mut out) = (start, Vec::new(), (0.0, 0.0, 0));

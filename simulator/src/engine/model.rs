@@ -1,52 +1,53 @@
-//! What a run asks of an engine, whoever wrote it. Times in ms of virtual time.
+//! What a run needs of an engine. Times are ms of virtual time.
 
 use super::{EngineInternals, EngineJob, SimulatedEngineSpec, StepEvent};
 
-/// An engine that steps when it is told to. What a step computed is known at its end.
+/// An engine whose steps the run starts and ends. The tokens of a step come out at its end.
 pub(crate) trait EngineSimulator<'w> {
     fn spec(&self) -> &SimulatedEngineSpec;
 
-    /// From now on its steps take so many times as long as its spec says.
+    /// Makes the following steps take `times` as long as now.
     fn slow_down(&mut self, times: f64);
 
-    /// Everything cached is gone; what runs goes on.
+    /// Empties the prefix cache. Running requests go on.
     fn forget(&mut self);
 
-    /// The request was sent here and arrives after its API overhead.
+    /// Records that the request was sent here. It arrives after the API overhead.
     fn announce(&mut self, job: EngineJob<'w>);
 
-    /// The request is here.
+    /// Adds the request to the queue.
     fn submit(&mut self, job: EngineJob<'w>, now: f64) -> Result<(), String>;
 
     /// When the step in flight ends.
     fn busy_until(&self) -> Option<f64>;
 
-    /// Requests that wait, and those that run.
+    /// The number of waiting and of running requests.
     fn counts(&self) -> (usize, usize);
 
     fn kv_utilization(&self) -> f64;
 
-    /// LoRA adapters in use, and those of requests that wait.
+    /// LoRA adapters of running requests, and further ones of waiting requests.
     fn adapters(&self) -> (Vec<u16>, Vec<u16>) {
         (Vec::new(), Vec::new())
     }
 
-    /// Calls `each` with every request that runs and how many tokens it put out.
+    /// Calls `each` with every running request and the number of its tokens so far.
     fn progress(&self, each: &mut dyn FnMut(u32, u32));
 
-    /// Starts the next step at `now`, if there is anything to do; when it ends. `admitted` is told of each request's first admission and what
-    /// was cached of it.
+    /// Starts the next step at `now`, if there is anything to do, and returns when it ends. Calls
+    /// `admitted` with each request that is admitted for the first time and its cached tokens.
     fn start(&mut self, now: f64, admitted: &mut dyn FnMut(u32, u32)) -> Result<Option<f64>, String>;
 
     /// Ends the step in flight.
     fn end(&mut self, events: &mut Vec<StepEvent>) -> Result<(), String>;
 
-    /// Tokens of the job's prompt that it would find here: in the cache, or of prompts ahead of it. What only the oracle asks.
+    /// Tokens of the job's prompt that are cached here, or will be once the prompts ahead of it are
+    /// computed. Only the oracle policy uses it.
     fn would_find(&self, _job: &EngineJob<'w>) -> u32 {
         0
     }
 
-    /// All that is under way. What only the oracle asks.
+    /// All work under way. Only the oracle policy uses it.
     fn inside(&self) -> EngineInternals {
         EngineInternals::default()
     }

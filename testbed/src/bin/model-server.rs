@@ -9,11 +9,11 @@ use clap::Parser;
 use testbed::model_server::{ModelServer, ModelServerOptions, serve_admin};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Requests in flight may end within this time after SIGTERM or SIGINT.
+/// Time limit for requests in flight after SIGTERM or SIGINT.
 const DRAIN_LIMIT: Duration = Duration::from_secs(10);
 
-/// Simulated model servers: vLLM pods as their clients see them, with real queues, KV blocks, prefix hits and measured step times, but
-/// seeded text and no GPU.
+/// Simulated model servers: vLLM pods as their clients see them, with real queues, KV blocks,
+/// prefix hits and measured step times, but seeded text and no GPU.
 #[derive(Debug, Parser)]
 #[command(name = "model-server", version, after_long_help = EXAMPLES)]
 struct Args {

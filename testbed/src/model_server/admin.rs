@@ -1,4 +1,5 @@
-//! Orders to a model server, on its own port under `/admin/` and for all servers of a process on the control listener.
+//! Admin orders to a model server: under `/admin/` on its own port, and for all servers of a
+//! process on the control listener.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,7 +32,8 @@ struct PaceRequest {
     slowdown: f64,
 }
 
-/// Carries out an order. `spare` is the connection it came on: it alone survives a closing of the socket, and closes after the answer.
+/// Carries out an order. `spare` is the connection of the order: it stays open when the socket is
+/// closed, and closes after the answer.
 pub(super) async fn handle(server: &ModelServerState, action: &str, method: &Method, body: &[u8], spare: Option<u64>) -> Response<Body> {
     let outcome = match (method, action) {
         (&Method::GET, "state") => server.state().await,
@@ -43,10 +45,10 @@ pub(super) async fn handle(server: &ModelServerState, action: &str, method: &Met
             }
             Err(message) => Err(message),
         },
-        (&Method::GET, "lie") => Ok(json!(*server.lies())),
-        (&Method::POST, "lie") => read::<Value>(body).and_then(|lies| lies_of(&lies)).map(|lies| {
-            *server.lies() = lies;
-            json!(*server.lies())
+        (&Method::GET, "lie") => Ok(json!(*server.overrides())),
+        (&Method::POST, "lie") => read::<Value>(body).and_then(|overrides| parse_overrides(&overrides)).map(|overrides| {
+            *server.overrides() = overrides;
+            json!(*server.overrides())
         }),
         (&Method::POST, "pace") => read::<PaceRequest>(body).and_then(|PaceRequest { slowdown }| {
             let sane = super::SLOWDOWN.contains(&slowdown).then(|| server.engine.slow_down(slowdown));
@@ -79,18 +81,19 @@ fn read<T: for<'de> Deserialize<'de>>(body: &[u8]) -> Result<T, String> {
     serde_json::from_slice(body).map_err(|error| error.to_string())
 }
 
-/// `{"name": number or text}`; text stands on the page as it is.
-fn lies_of(value: &Value) -> Result<MetricOverrides, String> {
+/// Parses `{"name": number or text}`. Text appears on the page as it is.
+fn parse_overrides(value: &Value) -> Result<MetricOverrides, String> {
     let object = value.as_object().ok_or("An object of names and values is expected.")?;
-    let lie = |(name, value): (&String, &Value)| match value {
+    let entry = |(name, value): (&String, &Value)| match value {
         Value::String(text) => Ok((name.clone(), text.clone())),
         Value::Number(number) => Ok((name.clone(), number.to_string())),
         _ => Err(format!("`{name}` must be a number or a text.")),
     };
-    object.iter().map(lie).collect()
+    object.iter().map(entry).collect()
 }
 
-/// The control listener: `GET /servers` lists addresses, `/servers/<host:port>/<order>` is `/admin/<order>` of that server.
+/// The control listener. `GET /servers` lists addresses; `/servers/<host:port>/<order>` is
+/// `/admin/<order>` of that server.
 pub(super) async fn serve(listener: TcpListener, servers: Vec<Arc<ModelServerState>>) -> std::io::Result<()> {
     let router = Router::new()
         .route("/servers", axum::routing::get(list))
@@ -120,25 +123,26 @@ async fn one(
 }
 
 impl ModelServerState {
-    /// Puts a fault in force, or ends all of them.
+    /// Starts a fault, or ends all of them.
     pub(super) async fn order(&self, fault: ServerFault, spare: Option<u64>) {
         match fault.mode {
             FaultMode::None => {
                 self.faults().clear();
-                self.tell_socket(SocketCommand::Open).await;
+                self.command_socket(SocketCommand::Open).await;
             }
             FaultMode::Refuse => {
                 let reopen_after = fault.for_ms.map(Duration::from_millis);
-                self.tell_socket(SocketCommand::Close { reopen_after, spare }).await;
+                self.command_socket(SocketCommand::Close { reopen_after, spare }).await;
             }
             _ => self.faults().order(fault, Instant::now()),
         }
     }
 
-    /// A new process at the same address: cold, counters at zero; down for `down` if given.
+    /// Acts like a new process at the same address: cold, counters at zero, and down for `down` if
+    /// given.
     pub(super) async fn restart(&self, down: Option<Duration>, spare: Option<u64>) {
         self.engine.restart();
-        self.tell_socket(match down {
+        self.command_socket(match down {
             Some(_) => SocketCommand::Close { reopen_after: down, spare },
             None => SocketCommand::ResetAll { spare },
         })

@@ -1,27 +1,32 @@
-//! The task that owns an engine: commands in, tokens out, time mapped between the wall and the engine.
+//! The task that owns an engine. It receives commands, publishes tokens, and maps wall time to
+//! engine time.
 //!
-//! Engine time runs `speed` times as fast as the wall. A timer that fires late makes tokens late, never steps longer: the task catches up
-//! step by step at the times the engine planned. At speed 0 there is no waiting at all.
+//! Engine time runs `speed` times as fast as wall time. If a timer fires late, tokens are late but
+//! steps are not longer: the task catches up step by step, at the times that the engine planned. At
+//! speed 0 it does not wait.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use engine_sim::SimulatedEngineSpec;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
-use super::engine::{FinishReason, ModelEngine, ModelEngineConfig, ModelEngineLoad, ModelSequence, SequenceEvent, SequenceId};
+use super::engine::{FinishReason, ModelEngine, ModelEngineLoad, ModelSequence, SequenceEvent, SequenceId};
 use super::stats::{EngineStats, RequestParameters};
 
-/// Series of `lora_requests_info` kept: real pages keep one per combination ever seen, readers must take the newest.
+/// Most series of `lora_requests_info` kept. Real pages keep one per combination ever seen, and
+/// readers take the newest.
 const LORA_SERIES_MAX: usize = 8;
 
-/// Slower, engine time would not fit a `Duration`; faster, it is at once.
+/// Bounds of the speed. Slower, engine time would not fit a `Duration`; faster, there is no
+/// difference to no waiting.
 const SPEED_MIN: f64 = 1e-3;
 const SPEED_MAX: f64 = 1e6;
 
-/// What a request hears from the engine about its `index`th sequence.
+/// What the engine reports to a request about its `index`th sequence.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct SequenceOutput {
     pub index: usize,
@@ -35,14 +40,14 @@ pub(super) enum OutputKind {
     Finished(FinishReason),
 }
 
-/// Everything a metrics page or a state report needs, taken at one moment.
+/// The data of a metrics page or a state report, taken at one moment.
 #[derive(Clone, Debug)]
 pub(super) struct EngineReport {
     pub load: ModelEngineLoad,
     pub preemptions: u64,
     pub lora_loads: u64,
     pub stats: EngineStats,
-    /// (running adapters, waiting adapters) -> seconds since the epoch.
+    /// From (running adapters, waiting adapters) to seconds since the epoch.
     pub lora_series: BTreeMap<[String; 2], f64>,
 }
 
@@ -55,7 +60,7 @@ enum DriverCommand {
     Restart,
 }
 
-/// A handle to the task; it ends with its last handle.
+/// A handle to the task. The task ends when all handles are dropped.
 #[derive(Clone, Debug)]
 pub(super) struct EngineHandle {
     commands: mpsc::UnboundedSender<DriverCommand>,
@@ -63,7 +68,8 @@ pub(super) struct EngineHandle {
     next_id: Arc<AtomicU64>,
 }
 
-/// Sequences of one request. Dropping it aborts those still running, as a client that goes away does.
+/// The sequences of one request. Dropping it aborts those still running, as if the client
+/// disconnected.
 pub(super) struct GenerationHandle {
     outputs: mpsc::UnboundedReceiver<SequenceOutput>,
     commands: mpsc::UnboundedSender<DriverCommand>,
@@ -72,7 +78,7 @@ pub(super) struct GenerationHandle {
 }
 
 impl GenerationHandle {
-    /// The next output; `None` once all sequences have ended, or the engine was restarted.
+    /// The next output, or `None` if all sequences have ended or the engine was restarted.
     pub(super) async fn next(&mut self) -> Option<SequenceOutput> {
         if self.open == 0 {
             return None;
@@ -90,20 +96,20 @@ impl GenerationHandle {
 impl Drop for GenerationHandle {
     fn drop(&mut self) {
         if self.open > 0 {
-            let _ = self.commands.send(DriverCommand::Abort(std::mem::take(&mut self.ids))); // no task left: nothing to abort
+            let _ = self.commands.send(DriverCommand::Abort(std::mem::take(&mut self.ids))); // the task has ended: there is nothing to abort
         }
     }
 }
 
 impl EngineHandle {
-    /// Starts the task. `adapters` are the names behind [`ModelSequence::adapter`].
-    pub(super) fn spawn(config: ModelEngineConfig, speed: f64, adapters: Vec<String>) -> Self {
+    /// Starts the task. [`ModelSequence::adapter`] is a position in `adapters`.
+    pub(super) fn spawn(spec: SimulatedEngineSpec, speed: f64, adapters: Vec<String>) -> Self {
         let speed = if speed > 0.0 { speed.clamp(SPEED_MIN, SPEED_MAX) } else { 0.0 };
         let (commands, inbox) = mpsc::unbounded_channel();
         let (load_out, load) = watch::channel(ModelEngineLoad::default());
         let driver = EngineDriver {
-            engine: ModelEngine::new(config.clone()),
-            config,
+            engine: ModelEngine::new(spec),
+            spec,
             speed,
             adapters,
             epoch: Instant::now(),
@@ -127,35 +133,35 @@ impl EngineHandle {
         let sequences: Vec<_> = (first..).map(SequenceId).zip(sequences).collect();
         let ids: Vec<_> = sequences.iter().map(|(id, _)| *id).collect();
         let open = ids.len();
-        let _ = self.commands.send(DriverCommand::Submit { sequences, asked, outputs: sender }); // no task: `next` ends at once
+        let _ = self.commands.send(DriverCommand::Submit { sequences, asked, outputs: sender }); // the task has ended: `next` returns `None` at once
         GenerationHandle { outputs, commands: self.commands.clone(), ids, open }
     }
 
-    /// `None` if the task is gone.
+    /// The current report, or `None` if the task has ended.
     pub(super) async fn report(&self) -> Option<EngineReport> {
         let (sender, report) = oneshot::channel();
         self.commands.send(DriverCommand::Report(sender)).ok()?;
         report.await.ok()
     }
 
-    /// From the next step on, steps take so many times as long as measured.
+    /// Sets the factor on the measured step times, from the next step on.
     pub(super) fn slow_down(&self, slowdown: f64) {
-        let _ = self.commands.send(DriverCommand::Slow(slowdown)); // no task: nothing to slow down
+        let _ = self.commands.send(DriverCommand::Slow(slowdown)); // the task has ended: there is nothing to slow down
     }
 
-    /// Forgets everything but its speed: queue, KV memory, counters, start time.
+    /// Drops the queue, KV memory and counters, and sets a new start time. Speed and slowdown stay.
     pub(super) fn restart(&self) {
-        let _ = self.commands.send(DriverCommand::Restart); // no task: nothing to forget
+        let _ = self.commands.send(DriverCommand::Restart); // the task has ended: there is nothing to restart
     }
 }
 
 struct EngineDriver {
     engine: ModelEngine,
-    config: ModelEngineConfig,
+    spec: SimulatedEngineSpec,
     speed: f64,
     adapters: Vec<String>,
     epoch: Instant,
-    /// Engine time of the last thing that happened.
+    /// Engine time of the last event.
     now_ms: f64,
     stats: EngineStats,
     requests: HashMap<SequenceId, (usize, u32, mpsc::UnboundedSender<SequenceOutput>)>,
@@ -191,7 +197,7 @@ impl EngineDriver {
         while let Some(at_ms) = self.engine.next_event_ms().filter(|at_ms| *at_ms <= until_ms) {
             self.now_ms = at_ms;
             for event in self.engine.step(at_ms) {
-                self.tell(&event);
+                self.handle_event(&event);
             }
         }
         if !instant {
@@ -211,28 +217,29 @@ impl EngineDriver {
             DriverCommand::Abort(ids) => {
                 for id in ids {
                     if let Some(event) = self.engine.abort(self.now_ms, id) {
-                        self.tell(&event);
+                        self.handle_event(&event);
                     }
                 }
             }
             DriverCommand::Report(reply) => {
-                self.note_adapters();
+                self.record_adapters();
                 let _ = reply.send(EngineReport {
                     load: self.engine.load(),
                     preemptions: self.engine.preemptions(),
                     lora_loads: self.engine.lora_loads(),
                     stats: self.stats.clone(),
                     lora_series: self.lora_series.clone(),
-                }); // the asker left
+                }); // the receiver may be gone
             }
             DriverCommand::Slow(slowdown) => {
-                self.config.slowdown = slowdown;
+                self.spec.times.slowdown = slowdown;
                 self.engine.set_slowdown(slowdown);
             }
             DriverCommand::Restart => {
-                // Two restarts within the clock's resolution still are two processes.
+                // Start times must differ even if two restarts are closer than the resolution of
+                // the clock.
                 let started_at = unix_seconds().max(self.stats.started_at + 0.01);
-                self.engine = ModelEngine::new(self.config.clone());
+                self.engine = ModelEngine::new(self.spec);
                 self.stats = EngineStats::new(started_at, ms_scale(self.speed));
                 self.requests.clear();
                 self.lora_series.clear();
@@ -240,7 +247,7 @@ impl EngineDriver {
         }
     }
 
-    fn tell(&mut self, event: &SequenceEvent) {
+    fn handle_event(&mut self, event: &SequenceEvent) {
         self.stats.record(event);
         let (id, kind) = match *event {
             SequenceEvent::Stepped { .. } => return,
@@ -252,7 +259,7 @@ impl EngineDriver {
             if let OutputKind::Admitted { cached_tokens } = kind {
                 self.stats.admitted(*prompt_tokens, cached_tokens);
             }
-            let _ = outputs.send(SequenceOutput { index: *index, kind }); // the client left: its abort is on the way
+            let _ = outputs.send(SequenceOutput { index: *index, kind }); // the client disconnected: its abort is on the way
         }
         if matches!(kind, OutputKind::Finished(_)) {
             self.requests.remove(&id);
@@ -262,11 +269,11 @@ impl EngineDriver {
     fn publish(&mut self) {
         let load = self.engine.load();
         self.load.send_if_modified(|published| std::mem::replace(published, load) != load);
-        self.note_adapters();
+        self.record_adapters();
     }
 
-    /// Stamps the series of the present combination of adapters.
-    fn note_adapters(&mut self) {
+    /// Sets the time of the series with the current combination of adapters.
+    fn record_adapters(&mut self) {
         if self.adapters.is_empty() {
             return;
         }
@@ -283,7 +290,7 @@ impl EngineDriver {
     }
 }
 
-/// Seconds outside per engine ms.
+/// Wall seconds per engine ms.
 fn ms_scale(speed: f64) -> f64 {
     if speed > 0.0 { 1e-3 / speed } else { 0.0 }
 }

@@ -1,4 +1,4 @@
-//! Faults on demand: which requests go wrong, how, and for how long.
+//! Faults on demand: which requests fail, how, and for how long.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -6,36 +6,38 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-/// How requests go wrong.
+/// How requests fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FaultMode {
-    /// Ends every fault, and opens a closed socket again.
+    /// Ends every fault and opens a closed socket again.
     None,
-    /// The process is gone: the listening socket closes, open connections are reset. Takes `for_ms` only.
+    /// Acts as if the process were gone: closes the listening socket and resets open connections.
+    /// Uses `for_ms` only.
     Refuse,
     /// The request is read and never answered.
     Hang,
-    /// An answer with `status`, `body` and `retry_after`.
+    /// Answers with `status`, `body` and `retry_after`.
     Status,
-    /// The connection is reset after the request was read.
+    /// Resets the connection after the request was read.
     ResetBeforeHeaders,
-    /// The connection is reset in the middle of the response headers.
+    /// Resets the connection in the middle of the response headers.
     ResetMidHeaders,
-    /// The connection is reset after `after_chunks` chunks of a stream, or in the middle of an unstreamed body.
+    /// Resets the connection after `after_chunks` chunks of a stream, or in the middle of a body
+    /// that is not streamed.
     ResetMidStream,
 }
 
-/// Which requests a fault hits. Admin requests never fail.
+/// The requests that a fault affects. Admin requests never fail.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FaultPaths {
-    /// All but `/metrics` and `/health`.
+    /// All requests except `/metrics` and `/health`.
     #[default]
     Inference,
     /// `/metrics`.
     Metrics,
-    /// All of them.
+    /// All requests.
     All,
 }
 
@@ -49,31 +51,31 @@ impl FaultPaths {
     }
 }
 
-/// A fault as it is ordered: `{"mode":"status","status":503,"count":2}`.
+/// An order for a fault: `{"mode":"status","status":503,"count":2}`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ServerFault {
-    /// What happens.
+    /// The kind of fault.
     pub mode: FaultMode,
-    /// `status` only; 503 unless said.
+    /// For `status`; 503 by default.
     pub status: Option<u16>,
-    /// `status` only; an OpenAI-shaped error unless said.
+    /// For `status`; an error in the format of OpenAI by default.
     pub body: Option<String>,
-    /// `status` only: `retry-after` in seconds.
+    /// For `status`: the value of `retry-after`, seconds.
     pub retry_after: Option<u32>,
-    /// `reset_mid_stream` only; 1 unless said.
+    /// For `reset_mid_stream`; 1 by default.
     pub after_chunks: Option<u32>,
-    /// Requests it hits before it ends; without it all of them.
+    /// Requests after which it ends; unlimited by default.
     pub count: Option<u32>,
-    /// How long it lasts, ms; without it until `none`.
+    /// Duration, ms; by default until `none`.
     pub for_ms: Option<u64>,
-    /// Which requests it hits.
+    /// The requests that it affects.
     #[serde(default)]
     pub paths: FaultPaths,
 }
 
 impl ServerFault {
-    /// A fault of this mode with nothing else said.
+    /// A fault of this mode with default settings.
     pub fn new(mode: FaultMode) -> Self {
         Self {
             mode,
@@ -88,7 +90,7 @@ impl ServerFault {
     }
 }
 
-/// The faults in force: one for each kind of path.
+/// The active faults, one per kind of path.
 #[derive(Debug, Default)]
 pub(super) struct FaultTable {
     active: BTreeMap<FaultPaths, (ServerFault, Option<Instant>)>,
@@ -104,7 +106,7 @@ impl FaultTable {
         self.active.insert(fault.paths, (fault, until));
     }
 
-    /// The fault that hits this request, which counts as hit.
+    /// The fault for this request, which counts as one affected request.
     pub(super) fn hit(&mut self, path: &str, now: Instant) -> Option<ServerFault> {
         self.active.retain(|_, (fault, until)| fault.count != Some(0) && until.is_none_or(|until| now < until));
         let (fault, _) = self.active.values_mut().find(|(fault, _)| fault.paths.hit(path))?;

@@ -1,4 +1,4 @@
-//! One request to a model server: faults first, then echo, pages, and inference.
+//! Handles one request to a model server: faults first, then echo, pages, and inference.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -26,23 +26,24 @@ use super::stats::RequestParameters;
 use super::text::{self, TextRng};
 use super::{ModelServerState, admin, metrics};
 
-/// Above the largest body a filter lets through (a 1M-token prompt is 4 to 8 MB), below what would hurt the machine.
+/// Larger than the largest body that a filter forwards (a prompt of 1M tokens is 4 to 8 MB), and
+/// small enough for the machine.
 const BODY_BYTES_MAX: usize = 128 << 20;
-/// Bodies an echo repeats as text; of larger ones it gives the digest.
+/// Largest body that an echo returns as text; of larger ones it returns the digest.
 const ECHO_BYTES_MAX: usize = 64 << 10;
-/// Requests remembered for `/admin/state`: a test's worth.
+/// Requests kept for `/admin/state`, enough for one test.
 const RECORDS_MAX: usize = 256;
-/// What was written reaches the socket within this time, before a reset throws it away.
+/// Time for written bytes to reach the socket before a reset discards them.
 const FLUSH: Duration = Duration::from_millis(10);
 
 const EVENT_STREAM: &str = "text/event-stream; charset=utf-8";
 
-/// Between the pieces of a stream that is cut: long enough for a reader to see each alone.
+/// Time between the pieces of a split stream, long enough for a reader to see each alone.
 const PIECE_DELAY: Duration = Duration::from_millis(1);
 
-/// Half a head of an HTTP/1 response.
+/// Half of the head of an HTTP/1 response.
 const PARTIAL_HEAD: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-str";
-/// A HEADERS frame on stream 1 that promises 64 bytes and brings three.
+/// A HEADERS frame on stream 1 that announces 64 bytes and has three.
 const PARTIAL_FRAME: &[u8] = &[0, 0, 64, 1, 4, 0, 0, 0, 1, 0x88, 0x5f, 0x8b];
 
 /// A request that reached the engine.
@@ -55,7 +56,7 @@ pub(super) struct LoggedRequest {
     pub body_bytes: usize,
 }
 
-/// What the HTTP side remembers.
+/// The log of the HTTP side.
 #[derive(Debug, Default)]
 pub(super) struct RequestLog {
     pub records: VecDeque<LoggedRequest>,
@@ -110,7 +111,7 @@ pub(super) async fn handle(server: Arc<ModelServerState>, connection: Arc<Served
     served_by(&server, if wants_gzip { gzipped(reply).await } else { reply })
 }
 
-/// Does what the fault says; an answer, or none if the mode is not for requests.
+/// Acts as the fault says. Returns the answer, or `None` if the mode does not apply to requests.
 async fn fail(fault: &ServerFault, connection: &ServedConnection, version: Version) -> Option<Response<Body>> {
     match fault.mode {
         FaultMode::None | FaultMode::Refuse | FaultMode::ResetMidStream => return None,
@@ -134,7 +135,7 @@ fn fault_reply(fault: &ServerFault) -> Response<Body> {
     reply
 }
 
-/// The reply compressed, whatever the client accepts: for tests of what becomes of one that nobody can read.
+/// Compresses the reply, whatever the client accepts, to test replies that the picker cannot read.
 async fn gzipped(reply: Response<Body>) -> Response<Body> {
     let (mut parts, body) = reply.into_parts();
     let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
@@ -174,13 +175,13 @@ fn typed(content_type: &'static str, body: Body) -> Response<Body> {
     reply
 }
 
-/// One request on its way to an answer.
+/// One request until its answer.
 struct ServerExchange {
     server: Arc<ModelServerState>,
     connection: Arc<ServedConnection>,
-    /// Of the request.
+    /// Trailers of the request.
     trailers: Option<HeaderMap>,
-    /// Chunks until the connection is reset.
+    /// Chunks after which the connection is reset.
     cut_after: Option<u32>,
 }
 
@@ -212,7 +213,7 @@ impl ServerExchange {
         }
     }
 
-    /// The request as it arrived.
+    /// Answers with the request as it arrived.
     async fn echo(self, parts: &Parts, body: &Bytes) -> Response<Body> {
         let digest = ring::digest::digest(&ring::digest::SHA256, body);
         let digest: String = digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
@@ -257,7 +258,7 @@ impl ServerExchange {
         self.unstreamed(reply.to_json(), headers).await
     }
 
-    /// The answer any prompt gets, without an engine.
+    /// Answers any prompt with the same reply, without an engine.
     async fn infer_bare(self, api: ModelApi, body: &[u8]) -> Response<Body> {
         let tokens = self.server.options.output_tokens_mean;
         let mut text = Vec::new();
@@ -283,7 +284,8 @@ impl ServerExchange {
         typed(EVENT_STREAM, Body::from_stream(stream::iter(chunks)))
     }
 
-    /// The engine restarted under the request: the connection goes as the process would have.
+    /// Resets the connection: the engine was restarted during the request, so its process counts as
+    /// gone.
     async fn lost(&self) -> Response<Body> {
         self.connection.reset(b"");
         std::future::pending().await
@@ -379,13 +381,13 @@ impl ReplyEvents {
     }
 }
 
-/// `?name[]=a&name[]=b`.
+/// The names of `?name[]=a&name[]=b`.
 fn wanted(parts: &Parts) -> Vec<String> {
     let Ok(Query(pairs)) = Query::<Vec<(String, String)>>::try_from_uri(&parts.uri) else { return Vec::new() };
     pairs.into_iter().filter(|(key, _)| key == "name[]").map(|(_, name)| name).collect()
 }
 
-/// Whether the body has `"stream": true`, by a search instead of a parse.
+/// True if the body has `"stream": true`, found by a search instead of a parse.
 fn wants_stream(body: &[u8]) -> bool {
     const KEY: &[u8] = b"\"stream\"";
     memchr::memmem::find(body, KEY).is_some_and(|at| {
@@ -394,7 +396,7 @@ fn wants_stream(body: &[u8]) -> bool {
     })
 }
 
-/// Header lists as pairs in order of arrival, every value of a name.
+/// Headers as pairs in order of arrival, with every value of a name.
 pub(super) fn header_pairs(headers: &HeaderMap) -> Value {
     headers.iter().map(|(name, value)| json!([name.as_str(), String::from_utf8_lossy(value.as_bytes())])).collect()
 }
@@ -405,7 +407,7 @@ impl ModelServerState {
             return status_reply(StatusCode::INTERNAL_SERVER_ERROR, "The engine has stopped.");
         };
         let wanted = if self.options.no_name_filter { &[] } else { wanted };
-        let page = metrics::page(&self.page_options(), &report, &self.lies(), wanted);
+        let page = metrics::page(&self.page_options(), &report, &self.overrides(), wanted);
         typed("text/plain; version=0.0.4; charset=utf-8", page.into())
     }
 
@@ -422,10 +424,10 @@ impl ModelServerState {
         json!({"object": "list", "data": models.chain(adapters).collect::<Vec<_>>()})
     }
 
-    /// `endpoint-load-metrics` if asked for.
+    /// The ORCA header `endpoint-load-metrics`, if the request has a format for it.
     fn orca_headers(&self, format: Option<&str>) -> HeaderMap {
         let load = self.engine.load();
-        let value = format.and_then(|format| metrics::orca(format, load.kv_usage, load.waiting, &self.lies()));
+        let value = format.and_then(|format| metrics::orca(format, load.kv_usage, load.waiting, &self.overrides()));
         value
             .and_then(|value| HeaderValue::from_str(&value).ok())
             .map(|value| (HeaderName::from_static("endpoint-load-metrics"), value))
@@ -433,7 +435,7 @@ impl ModelServerState {
             .collect()
     }
 
-    /// The empty reply, and the sequences that will fill it.
+    /// The empty reply, and the sequences whose output fills it.
     fn plan(&self, inference: &InferenceRequest) -> (ModelReply, Vec<ModelSequence>) {
         let adapter_name = inference.adapter.and_then(|adapter| self.served.adapters.get(adapter));
         let salt = text::hash(0, adapter_name.map_or("", String::as_str).as_bytes());

@@ -1,21 +1,23 @@
-//! The `/metrics` page: vLLM's families as prometheus_client prints them, or the core gauges of another engine; and the ORCA header.
+//! The `/metrics` page, with vLLM's families as prometheus_client prints them or the core gauges of
+//! another engine; and the ORCA header.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use clap::ValueEnum;
 
-use super::blocks::BLOCK_TOKENS;
 use super::driver::EngineReport;
+use super::engine::BLOCK_TOKENS;
 use super::stats::{HISTOGRAMS, StatsHistogram};
 
-/// Metric values to be told instead of the true ones, by name without the engine's prefix: the raw text of the value.
+/// False metric values to report, by name without the engine's prefix, as the raw text of the
+/// value.
 pub type MetricOverrides = BTreeMap<String, String>;
 
-/// The one lie that is no value: the adapters in use, as the label has them.
+/// The one entry that is not a value: the adapters in use, as the text of the label.
 const RUNNING_ADAPTERS: &str = "running_lora_adapters";
 
-/// Whose metric names to use.
+/// The engine whose metric names to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum EngineNames {
     /// vLLM, the whole page.
@@ -29,7 +31,7 @@ pub enum EngineNames {
     Triton,
 }
 
-/// What a page says about its engine beside the report.
+/// What a page needs besides the report of the engine.
 #[derive(Clone, Debug)]
 pub(super) struct PageOptions {
     pub names: EngineNames,
@@ -39,9 +41,10 @@ pub(super) struct PageOptions {
     pub max_lora: usize,
 }
 
-/// Prints a page. With `wanted` only samples of these names, as prometheus_client does for `?name[]=`.
-pub(super) fn page(options: &PageOptions, report: &EngineReport, lies: &MetricOverrides, wanted: &[String]) -> String {
-    let mut page = ModelPage { out: String::new(), names: wanted, lies, family: None };
+/// Prints a page. With `wanted` it has only samples with these names, as prometheus_client does for
+/// `?name[]=`.
+pub(super) fn page(options: &PageOptions, report: &EngineReport, overrides: &MetricOverrides, wanted: &[String]) -> String {
+    let mut page = ModelPage { out: String::new(), names: wanted, overrides, family: None };
     page.family("gauge", "process_start_time_seconds", "Start time of the process since unix epoch in seconds.");
     page.sample("", "", report.stats.started_at);
     match options.names {
@@ -53,9 +56,10 @@ pub(super) fn page(options: &PageOptions, report: &EngineReport, lies: &MetricOv
     page.out
 }
 
-/// The value of `endpoint-load-metrics` in the asked format (`TEXT` or `JSON`), as vLLM writes it; `None` for other formats.
-pub(super) fn orca(format: &str, kv_usage: f64, waiting: usize, lies: &MetricOverrides) -> Option<String> {
-    let value = |name: &str, value: f64| lies.get(name).cloned().unwrap_or_else(|| format!("{value:?}"));
+/// The value of `endpoint-load-metrics` in the requested format (`TEXT` or `JSON`), as vLLM writes
+/// it; `None` for other formats.
+pub(super) fn orca(format: &str, kv_usage: f64, waiting: usize, overrides: &MetricOverrides) -> Option<String> {
+    let value = |name: &str, value: f64| overrides.get(name).cloned().unwrap_or_else(|| format!("{value:?}"));
     let metrics = [
         ("kv_cache_usage_perc", value("kv_cache_usage_perc", kv_usage)),
         ("num_requests_waiting", value("num_requests_waiting", waiting as f64)),
@@ -72,8 +76,8 @@ pub(super) fn orca(format: &str, kv_usage: f64, waiting: usize, lies: &MetricOve
 struct ModelPage<'a> {
     out: String,
     names: &'a [String],
-    lies: &'a MetricOverrides,
-    /// Name of the family, and its head until a sample of it is printed.
+    overrides: &'a MetricOverrides,
+    /// The name of the family, and its head until a sample of it is printed.
     family: Option<(&'static str, String)>,
 }
 
@@ -89,13 +93,13 @@ impl ModelPage<'_> {
         }
         self.out.push_str(head);
         head.clear();
-        let _ = write!(self.out, "{family}{suffix}"); // a String takes everything
+        let _ = write!(self.out, "{family}{suffix}"); // writing to a String cannot fail
         if !labels.is_empty() {
             let _ = write!(self.out, "{{{labels}}}");
         }
         self.out.push(' ');
         let bare = family.rsplit_once(':').map_or(*family, |(_, bare)| bare);
-        match self.lies.get(&format!("{bare}{suffix}")) {
+        match self.overrides.get(&format!("{bare}{suffix}")) {
             Some(lie) => self.out.push_str(lie),
             None => self.out.push_str(&go_float(value)),
         }
@@ -107,7 +111,7 @@ impl ModelPage<'_> {
         self.sample("", labels, value);
     }
 
-    /// `name` with its `_total`.
+    /// `name` with the suffix `_total`.
     fn counter(&mut self, name: &'static str, help: &str, samples: &[(&str, f64)]) {
         self.family("counter", name, help);
         for (labels, value) in samples {
@@ -208,7 +212,7 @@ fn vllm_info(page: &mut ModelPage<'_>, options: &PageOptions, report: &EngineRep
     page.gauge("vllm:cache_config_info", "Information of the LLMEngine CacheConfig", &cache, 1.0);
     if options.max_lora > 0 {
         page.family("gauge", "vllm:lora_requests_info", "Running stats on lora requests.");
-        if let Some(running) = page.lies.get(RUNNING_ADAPTERS) {
+        if let Some(running) = page.overrides.get(RUNNING_ADAPTERS) {
             let max = options.max_lora;
             let running = escaped(running);
             return page.sample("", &format!(r#"max_lora="{max}",running_lora_adapters="{running}",waiting_lora_adapters="""#), 1.0);
@@ -258,12 +262,13 @@ fn triton(page: &mut ModelPage<'_>, options: &PageOptions, report: &EngineReport
     }
 }
 
-/// A label value as the exposition format wants it.
+/// A label value, escaped for the exposition format.
 fn escaped(value: &str) -> String {
     value.replace('\\', r"\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
-/// A number as prometheus_client prints it: Python's repr, with an exponent from a million up (`1.0e+06` without its zeros).
+/// A number as prometheus_client prints it: Python's repr, with an exponent from a million up
+/// (`1.0e+06`).
 fn go_float(value: f64) -> String {
     if value.is_infinite() {
         return if value > 0.0 { "+Inf" } else { "-Inf" }.to_owned();
@@ -301,16 +306,16 @@ mod tests {
 
     #[test]
     fn orca_is_written_as_vllm_does() {
-        let lies = MetricOverrides::new();
+        let overrides = MetricOverrides::new();
         assert_eq!(
-            orca("TEXT", 0.5, 3, &lies).unwrap(),
+            orca("TEXT", 0.5, 3, &overrides).unwrap(),
             "TEXT named_metrics.kv_cache_usage_perc=0.5, named_metrics.num_requests_waiting=3.0"
         );
         assert_eq!(
-            orca("json", 0.5, 3, &lies).unwrap(),
+            orca("json", 0.5, 3, &overrides).unwrap(),
             r#"JSON {"named_metrics": {"kv_cache_usage_perc": 0.5, "num_requests_waiting": 3.0}}"#
         );
-        assert_eq!(orca("BIN", 0.5, 3, &lies), None);
+        assert_eq!(orca("BIN", 0.5, 3, &overrides), None);
         assert!(
             orca("TEXT", 0.5, 3, &MetricOverrides::from([("kv_cache_usage_perc".into(), "NaN".into())])).unwrap().contains("perc=NaN,")
         );

@@ -1,4 +1,5 @@
-//! Writing inference replies: one JSON object, or server-sent events as the API family spells them.
+//! Writes inference replies: one JSON object, or server-sent events in the format of the API
+//! family.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -10,14 +11,14 @@ use super::engine::FinishReason;
 use super::request::ModelApi;
 use super::text::TOKEN_BYTES;
 
-/// Dimensions of an embedding: enough to look like one.
+/// Dimensions of an embedding, enough to look like one.
 const EMBEDDING_DIMENSIONS: usize = 16;
 
-/// One sequence of a reply as it grows.
+/// One sequence of a reply in progress.
 #[derive(Clone, Debug)]
 pub(super) struct ReplyChoice {
     pub prompt_tokens: u32,
-    /// The text it will have said at its end.
+    /// The complete text that it will have.
     pub text: String,
     pub cached_tokens: u32,
     pub tokens: u32,
@@ -29,13 +30,13 @@ impl ReplyChoice {
         Self { prompt_tokens, text, cached_tokens: 0, tokens: 0, finish: None }
     }
 
-    fn said(&self) -> &str {
+    fn text_so_far(&self) -> &str {
         &self.text[..(self.tokens as usize * TOKEN_BYTES).min(self.text.len())]
     }
 
     fn last_word(&self) -> &str {
-        let said = self.said();
-        &said[said.len().saturating_sub(TOKEN_BYTES)..]
+        let text = self.text_so_far();
+        &text[text.len().saturating_sub(TOKEN_BYTES)..]
     }
 }
 
@@ -46,7 +47,7 @@ pub(super) struct ModelReply {
     /// Seconds since the epoch.
     pub created: u64,
     pub model: String,
-    /// Choices that share a prompt: their prompt tokens count once.
+    /// Choices per prompt. Their prompt tokens count once.
     pub n: u32,
     pub include_usage: bool,
     pub continuous_usage: bool,
@@ -54,7 +55,7 @@ pub(super) struct ModelReply {
 }
 
 impl ModelReply {
-    /// Takes in what the engine did. True if a stream has something to say about it.
+    /// Applies an output of the engine. Returns true if a stream has an event for it.
     fn apply(&mut self, output: SequenceOutput) -> bool {
         let Some(choice) = self.choices.get_mut(output.index) else { return false };
         match output.kind {
@@ -69,7 +70,7 @@ impl ModelReply {
         self.apply(output);
     }
 
-    /// Takes an output in and appends its events to `out`; true if there were any.
+    /// Applies an output and appends its events to `out`. Returns true if there were any.
     pub(super) fn stream(&mut self, output: SequenceOutput, out: &mut Vec<u8>) -> bool {
         if !self.apply(output) {
             return false;
@@ -90,7 +91,7 @@ impl ModelReply {
             _ => {
                 if self.include_usage {
                     let mut line = self.chunk_head();
-                    let _ = write!(line, r#"[],"usage":{}}}"#, self.usage()); // a String takes everything
+                    let _ = write!(line, r#"[],"usage":{}}}"#, self.usage()); // writing to a String cannot fail
                     event(None, &line, out);
                 }
                 event(None, "[DONE]", out);
@@ -114,7 +115,7 @@ impl ModelReply {
                 "input_tokens": prompt, "input_tokens_details": {"cached_tokens": cached},
                 "output_tokens": output, "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": prompt + output,
             }),
-            // Anthropic counts cached input apart.
+            // Anthropic counts cached input tokens separately.
             ModelApi::Messages => json!({
                 "input_tokens": prompt - cached, "cache_creation_input_tokens": 0, "cache_read_input_tokens": cached,
                 "output_tokens": output,
@@ -126,7 +127,8 @@ impl ModelReply {
         }
     }
 
-    /// A chat or completion chunk up to its choices: written by hand because benches send hundreds of thousands of them.
+    /// A chat or completion chunk up to its choices. Written by hand, because benches send hundreds
+    /// of thousands of them.
     fn chunk_head(&self) -> String {
         let object = if self.api == ModelApi::Chat { "chat.completion.chunk" } else { "text_completion" };
         let (id, created, model) = (&self.id, self.created, Value::from(self.model.as_str()));
@@ -178,8 +180,8 @@ impl ModelReply {
         if choice.finish.is_none() {
             return send("response.output_text.delta", json!({"delta": choice.last_word(), "logprobs": []}));
         }
-        send("response.output_text.done", json!({"text": choice.said(), "logprobs": []}));
-        send("response.content_part.done", json!({"part": part(choice.said())}));
+        send("response.output_text.done", json!({"text": choice.text_so_far(), "logprobs": []}));
+        send("response.content_part.done", json!({"part": part(choice.text_so_far())}));
         send("response.output_item.done", json!({"item": self.item("completed")}));
         send("response.completed", json!({"response": self.response("completed")}));
     }
@@ -216,10 +218,10 @@ impl ModelReply {
                 let choice = |(index, choice): (usize, &ReplyChoice)| {
                     let finish = choice.finish.map_or(Value::Null, openai_finish);
                     if self.api == ModelApi::Chat {
-                        let message = json!({"role": "assistant", "content": choice.said()});
+                        let message = json!({"role": "assistant", "content": choice.text_so_far()});
                         json!({"index": index, "message": message, "logprobs": null, "finish_reason": finish})
                     } else {
-                        json!({"index": index, "text": choice.said(), "logprobs": null, "finish_reason": finish})
+                        json!({"index": index, "text": choice.text_so_far(), "logprobs": null, "finish_reason": finish})
                     }
                 };
                 let object = if self.api == ModelApi::Chat { "chat.completion" } else { "text_completion" };
@@ -241,9 +243,9 @@ impl ModelReply {
         })
     }
 
-    /// The message of a response: empty until it is completed.
+    /// The message item of a Responses reply; empty until it is completed.
     fn item(&self, status: &str) -> Value {
-        let text = json!({"type": "output_text", "text": self.choices[0].said(), "annotations": []});
+        let text = json!({"type": "output_text", "text": self.choices[0].text_so_far(), "annotations": []});
         let content = if status == "completed" { json!([text]) } else { json!([]) };
         json!({"type": "message", "id": format!("msg_{}", self.id), "status": status, "role": "assistant", "content": content})
     }
@@ -251,7 +253,7 @@ impl ModelReply {
     fn message(&self) -> Value {
         json!({
             "id": self.id, "type": "message", "role": "assistant", "model": self.model,
-            "content": [{"type": "text", "text": self.choices[0].said()}],
+            "content": [{"type": "text", "text": self.choices[0].text_so_far()}],
             "stop_reason": self.choices[0].finish.map_or(Value::Null, anthropic_finish), "stop_sequence": null, "usage": self.usage(),
         })
     }
@@ -290,7 +292,7 @@ fn named_event(kind: &str, mut fields: Value, out: &mut Vec<u8>) {
 
 fn event(kind: Option<&str>, data: &str, out: &mut Vec<u8>) {
     if let Some(kind) = kind {
-        let _ = writeln!(out, "event: {kind}"); // a Vec takes everything
+        let _ = writeln!(out, "event: {kind}"); // writing to a Vec cannot fail
     }
     let _ = write!(out, "data: {data}\n\n");
 }

@@ -1,6 +1,7 @@
-//! Reading inference requests: every API family comes down to prompts as bytes and a few limits.
+//! Reads inference requests. Every API family is reduced to prompts as bytes and a few limits.
 //!
-//! Prompts are rendered so that a conversation's next turn, with the answer in it, extends the bytes of the turn before.
+//! Prompts are rendered so that the next turn of a conversation, which includes the answer, extends
+//! the bytes of the previous turn.
 
 use http::StatusCode;
 use serde_json::{Value, json};
@@ -8,9 +9,10 @@ use serde_json::{Value, json};
 use super::engine::FinishReason;
 use super::text::{self, TOKEN_BYTES, TextRng};
 
-/// vLLM's default for `/v1/completions`; the other families default to what is left of the context.
+/// vLLM's default for `/v1/completions`. The default of the other families is the rest of the
+/// context.
 const COMPLETION_TOKENS_DEFAULT: u64 = 16;
-/// Prompts times `n` of one request: more is a mistake in a test, not a load.
+/// Most prompts times `n` of one request. More is a mistake in a test, not a load.
 const SEQUENCES_MAX: usize = 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +42,7 @@ impl ModelApi {
         matches!(self, Self::Messages | Self::CountTokens)
     }
 
-    /// The names under which a request may limit its output.
+    /// The names of the output limit in requests.
     fn max_tokens_keys(self) -> &'static [&'static str] {
         match self {
             Self::Chat => &["max_completion_tokens", "max_tokens"],
@@ -50,7 +52,7 @@ impl ModelApi {
     }
 }
 
-/// An error in the shape of the API family.
+/// An error in the format of the API family.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct ApiError {
     pub status: StatusCode,
@@ -78,7 +80,7 @@ impl ApiError {
     }
 }
 
-/// What an engine serves.
+/// What a server serves.
 #[derive(Clone, Debug)]
 pub(super) struct ServedModels {
     pub models: Vec<String>,
@@ -88,7 +90,8 @@ pub(super) struct ServedModels {
 }
 
 impl ServedModels {
-    /// The model's name and, if it is one, its adapter. Without a name the first model answers, as in vLLM.
+    /// The name of the model and, if it is an adapter, its position. Without a name the first model
+    /// answers, as in vLLM.
     fn resolve(&self, asked: Option<&str>) -> Result<(String, Option<usize>), ApiError> {
         let Some(name) = asked else { return Ok((self.models.first().cloned().unwrap_or_default(), None)) };
         if self.models.iter().any(|model| model == name) {
@@ -102,7 +105,7 @@ impl ServedModels {
     }
 }
 
-/// An inference request, understood.
+/// A parsed inference request.
 #[derive(Clone, Debug)]
 pub(super) struct InferenceRequest {
     pub api: ModelApi,
@@ -172,7 +175,8 @@ impl InferenceRequest {
         Ok(())
     }
 
-    /// How much an engine of `model_len` generates for a prompt, and why it stops there: exponential around `mean` tokens within the limits.
+    /// The number of tokens that an engine of `model_len` generates for a prompt, exponential
+    /// around `mean` within the limits, and why it stops there.
     pub(super) fn output(&self, prompt_tokens: u32, rng: &mut TextRng, mean: u32, model_len: u32) -> (u32, FinishReason) {
         let room = model_len.saturating_sub(prompt_tokens).max(1);
         let limit = self.max_tokens.unwrap_or(u32::MAX).min(room);
@@ -247,7 +251,7 @@ fn conversation(head: &[&Value], messages: &Value, param: &'static str) -> Resul
     Ok(prompt)
 }
 
-/// Text as it is; anything else (images, tools, tool calls) as its JSON.
+/// Appends text as it is, and other content (images, tools, tool calls) as its JSON.
 fn write_content(content: &Value, prompt: &mut Vec<u8>) {
     match content {
         Value::Null => {}

@@ -1,11 +1,14 @@
-//! What of a request a server does, and the sidecar that calls the others.
+//! The stages of a request that a server serves, and the sidecar that calls the other stages.
 //!
-//! Where requests are split, each server has a sidecar in front of its engine. That of a decode server reads who encodes and who prefills from
-//! headers, asks them first, and then its own engine; a sidecar in front of several data-parallel ranks hands a request on to the rank that a
-//! header names. Headers are checked: a server named for a stage that it does not serve answers with an error, and so does the one that named
-//! it, so that a test that looks at statuses alone would see.
+//! If requests are split into stages, each server has a sidecar in front of its engine. The sidecar
+//! of a decode server reads the encode and prefill servers from headers, calls them first, and then
+//! its own engine. A sidecar in front of several data-parallel ranks forwards a request to the rank
+//! that a header names. Headers are checked: a server that is named for a stage it does not serve
+//! answers with an error, and so does the server that called it, so that a test sees it in the
+//! status.
 //!
-//! No KV cache is passed on: a decode server computes the prompt once more, at the engine's own cost. What tests look at is who is asked.
+//! No KV cache is transferred: a decode server computes the prompt again, at the cost of its own
+//! engine. Tests check which servers are called.
 
 use axum::body::{Body, Bytes};
 use http::request::Parts;
@@ -16,17 +19,17 @@ use super::ModelServerState;
 use super::http::status_reply;
 use crate::client;
 
-/// What of a request a server does.
+/// The stages of a request that a server serves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum ServerRole {
-    /// All of it.
+    /// All stages.
     #[default]
     Both,
     /// Encodes images, videos and audio clips for others.
     Encode,
-    /// Works through prompts for others.
+    /// Computes prompts for others.
     Prefill,
-    /// Answers, asking others for earlier stages where a header names them.
+    /// Generates the answer, and calls other servers for earlier stages if headers name them.
     Decode,
 }
 
@@ -34,13 +37,13 @@ const PREFILLER: &str = "x-prefiller-host-port";
 const ENCODERS: &str = "x-encoder-hosts-ports";
 const RANK: &str = "x-data-parallel-host-port";
 
-/// Which stage a sidecar asks for; no client sends it.
+/// The stage that a sidecar requests. Clients never send this header.
 const STAGE: &str = "x-stage";
 
 // === impl ModelServerState ===
 
 impl ModelServerState {
-    /// What the sidecar answers in the engine's place, if it does.
+    /// The answer of the sidecar in place of the engine, if it has one.
     pub(super) async fn sidecar(&self, parts: &Parts, body: &Bytes) -> Option<Response<Body>> {
         let named = |name: &str| parts.headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
         if let Some(rank) = named(RANK).filter(|rank| *rank != self.address.to_string()) {
@@ -58,7 +61,8 @@ impl ModelServerState {
         for (host, stage) in stages {
             match self.ask(&host, stage, parts, body).await {
                 Ok(reply) if reply.status == 200 => {}
-                // Its own mistake the client gets to know; a server's is made good here.
+                // The client gets an error that the request caused. If a server failed, this server
+                // does its stage.
                 Ok(reply) if reply.status < 500 => {
                     let status = StatusCode::from_u16(reply.status).unwrap_or(StatusCode::BAD_GATEWAY);
                     return Some(status_reply(status, &format!("{stage} by {host}: {}", reply.text())));
@@ -69,7 +73,7 @@ impl ModelServerState {
         None
     }
 
-    /// Why a request for this stage does not belong here.
+    /// The error text if a request for this stage does not belong here.
     fn not_mine(&self, stage: Option<&str>) -> Option<String> {
         let right = match (self.options.role, stage) {
             (ServerRole::Both, _) | (ServerRole::Decode, None) => true,
@@ -78,7 +82,7 @@ impl ModelServerState {
             (ServerRole::Decode, Some(_)) => false,
         };
         let asked = stage.map_or_else(|| "a whole request".to_owned(), |stage| format!("a request to {stage}"));
-        (!right).then(|| format!("{asked} reached a server that is there to {:?}", self.options.role))
+        (!right).then(|| format!("{asked} reached a server with the role {:?}", self.options.role))
     }
 
     async fn ask(&self, host: &str, stage: &str, parts: &Parts, body: &Bytes) -> crate::Result<client::ClientReply> {
@@ -89,7 +93,7 @@ impl ModelServerState {
         client::send(host.parse()?, request.body(client::full(asked.to_string()))?).await
     }
 
-    /// The rank's answer.
+    /// The answer of the rank.
     async fn pass_on(&self, rank: &str, parts: &Parts, body: &Bytes) -> Response<Body> {
         let passed = async {
             let mut request = Request::builder().method(parts.method.clone()).uri(parts.uri.clone());

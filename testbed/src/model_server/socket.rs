@@ -1,7 +1,9 @@
-//! Sockets that can misbehave: an accept loop that can close its door, and connections that end with a TCP reset.
+//! Sockets that can fail: an accept loop that can close its listening socket, and connections that
+//! end with a TCP reset.
 //!
-//! A reset is SO_LINGER 0 and close. hyper owns the stream, so the stream carries its own end: when its [`ServedConnection`] was reset, dropping
-//! it sends the parting bytes, if any, and then RST. On HTTP/2 that takes all streams of the connection with it, as a crash would.
+//! A reset is SO_LINGER 0 and close. hyper owns the stream, so the stream knows how it ends: if its
+//! [`ServedConnection`] was reset, dropping it sends the parting bytes, if any, and then RST. With
+//! HTTP/2 all streams of the connection end with it, as in a crash.
 
 use std::convert::Infallible;
 use std::io;
@@ -23,14 +25,15 @@ use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-/// Linux's own default; a burst of connections must not be dropped by us.
+/// Linux's default. The server must not drop connections of a burst.
 const BACKLOG: u32 = 4096;
-/// After a failed accept (out of descriptors) the next try waits this long.
+/// Delay before the next try after a failed accept, for example without free descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_millis(20);
-/// Streams of an HTTP/2 connection; hyper's 200 would queue a proxy's burst in the proxy.
+/// Streams per HTTP/2 connection; with hyper's default of 200 a proxy's burst would queue in the
+/// proxy.
 const H2_STREAMS_MAX: u32 = 4096;
 
-/// A connection as its requests see it.
+/// A connection as seen by its requests.
 #[derive(Debug, Default)]
 pub(super) struct ServedConnection {
     pub id: u64,
@@ -40,7 +43,7 @@ pub(super) struct ServedConnection {
 }
 
 impl ServedConnection {
-    /// Ends the connection with RST after writing `parting` to the bare socket.
+    /// Ends the connection with RST, after writing `parting` directly to the socket.
     pub(super) fn reset(&self, parting: &'static [u8]) {
         let _ = self.parting.set(Bytes::from_static(parting)); // the first reset counts
         self.resetting.store(true, Ordering::Release);
@@ -48,29 +51,30 @@ impl ServedConnection {
     }
 }
 
-/// An order to the accept loop, and who hears that it is done.
+/// Commands to the accept loop, each with a channel that reports when it is done.
 pub(super) type SocketCommands = mpsc::UnboundedReceiver<(SocketCommand, oneshot::Sender<()>)>;
 
-/// What the accept loop can be told.
+/// A command to the accept loop.
 #[derive(Debug)]
 pub(super) enum SocketCommand {
-    /// Close the listening socket and reset all connections but `spare`; open again after `reopen_after`.
+    /// Close the listening socket and reset all connections except `spare`. Open again after
+    /// `reopen_after`.
     Close {
         reopen_after: Option<Duration>,
         spare: Option<u64>,
     },
     Open,
-    /// Reset all connections but `spare`.
+    /// Reset all connections except `spare`.
     ResetAll {
         spare: Option<u64>,
     },
-    /// Accept no more, let requests end, then stop.
+    /// Accept no more connections, let requests end, then stop.
     Drain,
 }
 
 enum ListenState {
     Open(TcpListener),
-    /// Bound but not listening: connects are refused and nobody else gets the port.
+    /// Bound but not listening: connections are refused, and no other process can take the port.
     Closed {
         held: Option<TcpSocket>,
         until: Option<Instant>,
@@ -121,7 +125,8 @@ pub(super) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     bind(address)?.listen(BACKLOG)
 }
 
-/// Serves until told to drain, or dropped: then all connections go with it.
+/// Serves until it receives [`SocketCommand::Drain`] or is dropped; dropping closes all
+/// connections.
 pub(super) async fn serve<H, F>(address: SocketAddr, listener: TcpListener, mut orders: SocketCommands, handler: H)
 where
     H: Fn(Arc<ServedConnection>, Request<Incoming>) -> F + Clone + Send + Sync + 'static,
@@ -153,7 +158,7 @@ where
                             return;
                         }
                     }
-                    let _ = done.map(|done| done.send(())); // nobody waits
+                    let _ = done.map(|done| done.send(())); // the sender may be gone
                 }
             }
         };
@@ -171,7 +176,7 @@ where
     }
 }
 
-/// What ends a connection from outside.
+/// How the accept loop ends a connection.
 struct ConnectionEnd {
     /// The connection to spare.
     resets: watch::Receiver<Option<u64>>,
@@ -183,7 +188,7 @@ where
     H: Fn(Arc<ServedConnection>, Request<Incoming>) -> F + Send + Sync + 'static,
     F: Future<Output = Response<Body>> + Send + 'static,
 {
-    let _ = stream.set_nodelay(true); // worse latency at most
+    let _ = stream.set_nodelay(true); // only latency is at stake
     let socket = TokioIo::new(FaultySocket { stream, connection: connection.clone() });
     let for_requests = connection.clone();
     let service = hyper::service::service_fn(move |request| {
@@ -215,7 +220,7 @@ where
     }
 }
 
-/// A TCP stream that knows how to end badly.
+/// A TCP stream that can end with a reset.
 struct FaultySocket {
     stream: TcpStream,
     connection: Arc<ServedConnection>,
@@ -225,9 +230,9 @@ impl Drop for FaultySocket {
     fn drop(&mut self) {
         if self.connection.resetting.load(Ordering::Acquire) {
             if let Some(parting) = self.connection.parting.get().filter(|parting| !parting.is_empty()) {
-                let _ = self.stream.try_write(parting); // a full buffer: then without farewell
+                let _ = self.stream.try_write(parting); // if the socket buffer is full, there are no parting bytes
             }
-            let _ = self.stream.set_zero_linger(); // failing, the close is a clean one and the test says so
+            let _ = self.stream.set_zero_linger(); // if it fails, the close is clean and the test sees that
         }
     }
 }

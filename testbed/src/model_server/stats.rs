@@ -1,4 +1,5 @@
-//! What an engine has counted since it started: the numbers behind its `/metrics` page. Times are those a client sees (scaled).
+//! The counters of an engine since its start: the numbers of its `/metrics` page. Times are in wall
+//! time, as a client sees them.
 
 use super::engine::{FinishReason, SequenceEvent, SequenceTimeline};
 
@@ -11,7 +12,7 @@ const PER_TOKEN: &[f64] = &[0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 
 const LATENCY: &[f64] =
     &[0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0];
 
-/// The histograms of a vLLM page with their buckets and help, in its order.
+/// The histograms of a vLLM page with their buckets and help, in the order of the page.
 pub(super) const HISTOGRAMS: [(&str, &[f64], &str); 15] = [
     ("vllm:request_prompt_tokens", COUNTS, "Number of prefill tokens processed."),
     ("vllm:request_generation_tokens", COUNTS, "Number of generation tokens processed."),
@@ -33,7 +34,7 @@ pub(super) const HISTOGRAMS: [(&str, &[f64], &str); 15] = [
 #[derive(Clone, Debug)]
 pub(super) struct StatsHistogram {
     pub bounds: &'static [f64],
-    /// One per bound and one above; not cumulative.
+    /// One count per bound and one above; not cumulative.
     pub counts: Vec<u64>,
     pub sum: f64,
 }
@@ -46,7 +47,7 @@ impl StatsHistogram {
     }
 }
 
-/// What the client asked for, for the histograms of request parameters.
+/// The parameters of a request, for their histograms.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RequestParameters {
     pub n: u32,
@@ -61,7 +62,7 @@ pub(super) struct EngineStats {
     pub generation_tokens: u64,
     pub prefix_queries: u64,
     pub prefix_hits: u64,
-    /// Stop, length, abort.
+    /// Requests that ended with stop, length, abort.
     pub finished: [u64; 3],
     /// In the order of [`HISTOGRAMS`].
     pub histograms: Vec<StatsHistogram>,
@@ -69,7 +70,7 @@ pub(super) struct EngineStats {
 }
 
 impl EngineStats {
-    /// `ms_scale`: engine ms to the seconds that pass outside.
+    /// `ms_scale` is wall seconds per engine ms.
     pub(super) fn new(started_at: f64, ms_scale: f64) -> Self {
         let empty = |&(_, bounds, _): &(_, &'static [f64], _)| StatsHistogram { bounds, counts: vec![0; bounds.len() + 1], sum: 0.0 };
         Self {
@@ -109,7 +110,7 @@ impl EngineStats {
     pub(super) fn record(&mut self, event: &SequenceEvent) {
         match *event {
             SequenceEvent::Stepped { tokens } => self.observe("iteration_tokens_total", f64::from(tokens)),
-            SequenceEvent::Admitted { .. } => {} // needs the prompt's length: see `admitted`
+            SequenceEvent::Admitted { .. } => {} // `admitted` counts it, with the length of the prompt
             SequenceEvent::Token { first, since_ms, .. } => {
                 self.generation_tokens += 1;
                 self.observe_ms(if first { "time_to_first_token_seconds" } else { "inter_token_latency_seconds" }, since_ms);

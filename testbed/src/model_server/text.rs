@@ -1,25 +1,26 @@
-//! Text as tokens: four bytes make a token, sixteen tokens make a block.
+//! Text as tokens: four bytes are a token, sixteen tokens are a block.
 //!
-//! No tokenizer: prompts are rendered to bytes and cut every four. Generated tokens are four bytes of text too (a word and a space), so
-//! a client that sends an answer back in its next turn continues the very prefix whose blocks the engine still holds.
+//! There is no tokenizer: prompts are rendered to bytes, and every four bytes are a token.
+//! Generated tokens are four bytes of text too (a word and a space). So a client that sends an
+//! answer back in its next turn continues the prefix whose blocks the engine still has cached.
 
-use super::blocks::{BLOCK_TOKENS, BlockHash};
+use super::engine::BLOCK_TOKENS;
 
-/// English text comes to about four bytes a token; llm-d's estimating tokenizer says the same.
+/// English text has about four bytes per token; llm-d's estimating tokenizer uses the same number.
 pub(super) const TOKEN_BYTES: usize = 4;
 const BLOCK_BYTES: usize = TOKEN_BYTES * BLOCK_TOKENS as usize;
 
 const WORDS: [&str; 16] =
     ["the ", "sky ", "was ", "red ", "and ", "one ", "old ", "cat ", "sat ", "for ", "its ", "tea ", "but ", "who ", "can ", "say "];
 
-/// Odd constants for the folded multiply; any with well spread bits do.
+/// Odd constants for the folded multiply; any with well spread bits work.
 const FOLD: [u64; 2] = [0x9e37_79b9_7f4a_7c15, 0xd6e8_feb8_6659_fd93];
 
 pub(super) fn token_count(bytes: usize) -> u32 {
     u32::try_from(bytes.div_ceil(TOKEN_BYTES)).unwrap_or(u32::MAX)
 }
 
-/// A 64-bit hash, the same in every process: engines started with one seed answer alike.
+/// A 64-bit hash, the same in every process: engines with the same seed give the same answers.
 pub(super) fn hash(seed: u64, bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<8>();
     let mut state = seed ^ FOLD[1].wrapping_mul(bytes.len() as u64 + 1);
@@ -39,7 +40,7 @@ fn fold(state: u64, word: u64) -> u64 {
 }
 
 /// Chained hashes of the full blocks of `text`; `salt` separates adapters and tenants.
-pub(super) fn block_hashes(salt: u64, text: &[u8]) -> Vec<BlockHash> {
+pub(super) fn block_hashes(salt: u64, text: &[u8]) -> Vec<u64> {
     let (blocks, _) = text.as_chunks::<BLOCK_BYTES>();
     blocks
         .iter()

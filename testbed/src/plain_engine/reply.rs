@@ -1,4 +1,4 @@
-//! What a plain engine says: the JSON and the server-sent events of each API.
+//! The replies of a plain engine: JSON and server-sent events of each API.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use tokio::time::sleep;
 
 use super::{MODEL, PlainAnswer, PlainBehaviour, RunningGuard, UsageReporting};
 
-/// Tokens of a reply whose request sets no limit.
+/// Tokens of a reply if the request sets no limit.
 const TOKENS_DEFAULT: u32 = 16;
 
-/// Tokens of a reply, whatever the request asks for.
+/// Most tokens of a reply, whatever limit the request sets.
 const TOKENS_MAX: u32 = 4096;
 
 /// Bytes that count as one token.
@@ -22,10 +22,11 @@ const TOKEN_BYTES: usize = 4;
 /// One token of text.
 const TOKEN: &str = "word ";
 
-/// How long a connection that is to be cut stays open, so that what was written reaches the peer first.
+/// Time for which a connection stays open before it is cut, so that the peer receives what was
+/// written.
 const FLUSH: Duration = Duration::from_millis(10);
 
-/// The APIs it has.
+/// The APIs of a plain engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PlainApi {
     Chat,
@@ -42,7 +43,7 @@ const PATHS: &[(&str, PlainApi)] = &[
     ("/v1/rerank", PlainApi::Rerank),
 ];
 
-/// What a request asks for.
+/// The parts of a request that matter.
 #[derive(Debug)]
 pub(super) struct PlainRequest {
     api: PlainApi,
@@ -54,7 +55,7 @@ pub(super) struct PlainRequest {
 // === impl PlainRequest ===
 
 impl PlainRequest {
-    /// `None` where the path is none of the engine's.
+    /// Parses a request. `None` if the engine does not serve the path.
     pub(super) fn of(path: &str, body: &[u8]) -> Option<Self> {
         let (_, api) = *PATHS.iter().find(|(known, _)| *known == path)?;
         let fields: Map<String, Value> = serde_json::from_slice(body).unwrap_or_default();
@@ -74,7 +75,7 @@ impl PlainRequest {
         json!({"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": u64::from(prompt) + u64::from(output)})
     }
 
-    /// A whole reply.
+    /// The whole reply as JSON.
     fn whole(&self) -> Value {
         let text = || TOKEN.repeat(self.tokens as usize);
         match self.api {
@@ -93,13 +94,13 @@ impl PlainRequest {
         }
     }
 
-    /// An event with these choices.
+    /// A stream event with these choices.
     fn event(&self, choices: &Value) -> Value {
         let object = if self.api == PlainApi::Chat { "chat.completion.chunk" } else { "text_completion" };
         json!({"id": "0", "object": object, "created": 0, "model": MODEL, "choices": choices})
     }
 
-    /// The event of one token.
+    /// The stream event of one token.
     fn token(&self, last: bool) -> Value {
         let finish_reason = if last { json!("length") } else { Value::Null };
         match self.api {
@@ -108,7 +109,7 @@ impl PlainRequest {
         }
     }
 
-    /// The event after the last token.
+    /// The stream event after the last token.
     fn last_usage(&self) -> Value {
         let mut event = self.event(&json!([]));
         event["usage"] = self.usage();
@@ -116,7 +117,8 @@ impl PlainRequest {
     }
 }
 
-/// The reply; `next` is the time from each token to the next, `running` ends with the reply.
+/// The reply. `next` is the time from each token to the next. `running` is dropped when the reply
+/// ends.
 pub(super) async fn reply(asked: &PlainRequest, behaviour: &PlainBehaviour, next: Duration, running: RunningGuard) -> Response<Body> {
     let cut = behaviour.answer == PlainAnswer::CutAfterFirstToken;
     if asked.stream {
@@ -162,7 +164,7 @@ fn streamed(asked: &PlainRequest, usage: UsageReporting, next: Duration, cut: bo
     response
 }
 
-/// A body whose connection is closed when these are written.
+/// A body of these pieces that then fails, which closes the connection.
 fn cut_after(pieces: impl futures::Stream<Item = Bytes> + Send + 'static) -> Body {
     let end = stream::once(async {
         sleep(FLUSH).await;

@@ -1,4 +1,4 @@
-//! A small HTTP client and what the tests share.
+//! A small HTTP client and helpers that the tests share.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use hyper_util::rt::TokioExecutor;
 use serde_json::{Value, json};
 use testbed::model_server::{ModelServer, ModelServerOptions};
 
-/// Far above any wait of these tests: a hang fails instead of blocking the run.
+/// Far above any wait of these tests, so that a hang fails instead of blocking the run.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A server that answers at once.
@@ -50,7 +50,7 @@ impl ModelServerReply {
     }
 }
 
-/// Sends a request and returns once the response headers are there.
+/// Sends a request and returns when the response headers arrive.
 pub async fn open(address: SocketAddr, request: http::request::Builder, body: &str) -> Result<Response<Incoming>, String> {
     let request: Request<Full<Bytes>> = request.body(Full::from(body.to_owned())).unwrap();
     let client = Client::builder(TokioExecutor::new()).http2_only(request.version() == http::Version::HTTP_2).build_http();
@@ -76,7 +76,7 @@ pub async fn post(address: SocketAddr, path: &str, body: &Value) -> ModelServerR
     finish(open(address, request(address, "POST", path), &body.to_string()).await.unwrap()).await
 }
 
-/// A chat request for exactly `tokens` tokens, changed by `with`.
+/// A chat request for exactly `tokens` tokens, with the fields of `with`.
 pub fn chat(text: &str, tokens: u32, with: &Value) -> Value {
     let mut body = json!({
         "model": "demo", "messages": [{"role": "user", "content": text}], "max_tokens": tokens, "ignore_eos": true,
@@ -85,7 +85,7 @@ pub fn chat(text: &str, tokens: u32, with: &Value) -> Value {
     body
 }
 
-/// Waits until the server's state says so.
+/// Waits until `holds` is true of the server's state.
 pub async fn until(server: &ModelServer, holds: impl Fn(&Value) -> bool) -> Value {
     let wait = async {
         loop {

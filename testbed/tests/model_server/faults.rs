@@ -1,4 +1,4 @@
-//! Faults, restarts and endings, seen from the wire.
+//! Faults, restarts and shutdown, as clients see them.
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 
 use crate::client::{PATIENCE, chat, finish, get, instant, open, post, request, until, with};
 
-/// Sends a chat request over a bare socket; everything read, and how it ended.
+/// Sends a chat request over a raw socket. Returns everything read, and how the connection ended.
 async fn raw(address: SocketAddr, stream: bool) -> (String, Result<(), ErrorKind>) {
     let body = chat("hello", 20, &json!({"stream": stream})).to_string();
     let head = format!("POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());

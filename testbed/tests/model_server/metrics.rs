@@ -1,4 +1,4 @@
-//! The metrics page, its dialects and its lies.
+//! The metrics page, its variants for other engines, and false values.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use testbed::model_server::{EngineNames, ModelServer, ModelServerOptions};
 
 use crate::client::{chat, finish, get, instant, open, post, request, until, with};
 
-/// Samples of a page by name and labels; panics on a line that is none.
+/// Samples of a page by name and labels; panics on a line that is not a sample.
 fn samples(page: &str) -> BTreeMap<String, String> {
     let sample = |line: &str| {
         let (series, value) = line.rsplit_once(' ').unwrap();
@@ -178,7 +178,7 @@ async fn lies_stand_on_the_page_and_in_the_reply_until_taken_back() {
 
 #[tokio::test]
 async fn steps_take_as_long_as_ordered() {
-    // Some ms a token: a hundred times faster than that is far from a machine that is busy otherwise.
+    // A token takes some ms. A hundredth of that is far below what a busy machine adds.
     let server = with(ModelServerOptions { slowdown: 0.01, ..ModelServerOptions::default() });
     let token_s = async |slowdown: f64| {
         let told = post(server.addr(), "/admin/pace", &json!({ "slowdown": slowdown })).await;

@@ -1,4 +1,4 @@
-//! The plain engine, each of its behaviours.
+//! The plain engine with each of its behaviours.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use testbed::plain_engine::{AnswerDelay, PlainAnswer, PlainBehaviour, PlainEngin
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// A delay that no scheduler's pause hides.
+/// A delay longer than any pause of the operating system's scheduler.
 const LONG: Duration = Duration::from_millis(200);
 
 async fn start(behaviour: PlainBehaviour) -> PlainEngine {

@@ -1,0 +1,25 @@
+//! One inference engine as vLLM schedules it, simulated: continuous batching, chunked prefill,
+//! first come first served, paged KV memory with a prefix cache, preemption by recompute, LoRA
+//! adapters.
+//!
+//! The engine is a pure state machine. It reads no clock: the caller passes the time, starts a step
+//! with [`BatchingEngine::start`] and ends it with [`BatchingEngine::end`] at the time that `start`
+//! returned. The testbed's model server drives it in real time, the simulator in virtual time.
+//!
+//! All times are milliseconds of engine time.
+#![deny(clippy::indexing_slicing)]
+#![forbid(unsafe_code)]
+
+mod adapters;
+mod blocks;
+mod engine;
+mod profile;
+mod sequence;
+mod step_time;
+#[cfg(test)]
+mod tests;
+
+pub use engine::{BatchingEngine, EngineStep, SequenceProgress, SimulatedEngineSpec};
+pub use profile::EngineProfile;
+pub use sequence::{EngineRequest, EngineSequence};
+pub use step_time::{StepBatch, StepTimeModel};

@@ -1,0 +1,100 @@
+//! A request inside the engine, and the progress of its sequence.
+
+use crate::blocks::BlockCache;
+use crate::step_time::StepBatch;
+
+/// What the engine needs to know of a request.
+pub trait EngineRequest {
+    /// Tokens of the prompt, at least 1.
+    fn prompt_tokens(&self) -> u32;
+
+    /// Tokens to generate. 0 ends the sequence with its prefill (embeddings).
+    fn output_tokens(&self) -> u32;
+
+    /// Chained hashes of the full blocks of the prompt, or of prompt and output: a hash stands for
+    /// the whole prefix up to the end of its block. A block with hash 0 is never found.
+    fn block_hashes(&self) -> &[u64];
+
+    /// The LoRA adapter; 0 is the base model.
+    fn adapter(&self) -> u16 {
+        0
+    }
+
+    /// True if another engine computed the prompt and its KV, all but the last token, is here.
+    fn is_prefilled(&self) -> bool {
+        false
+    }
+}
+
+/// A request that waits or runs.
+#[derive(Debug)]
+pub struct EngineSequence<R> {
+    pub(crate) request: R,
+    /// Tokens in KV memory at the end of the last step.
+    pub(crate) computed: usize,
+    /// Tokens that must be in KV memory before the next token comes out.
+    pub(crate) target: usize,
+    pub(crate) generated: u32,
+    /// Tokens that the step in flight computes.
+    pub(crate) scheduled: usize,
+    pub(crate) blocks: Vec<u32>,
+    /// False until the first admission.
+    pub(crate) admitted: bool,
+}
+
+// === impl EngineSequence ===
+
+impl<R: EngineRequest> EngineSequence<R> {
+    pub(crate) fn new(request: R) -> Self {
+        let target = request.prompt_tokens() as usize;
+        Self { request, computed: 0, target, generated: 0, scheduled: 0, blocks: Vec::new(), admitted: false }
+    }
+
+    /// The request.
+    pub fn request(&self) -> &R {
+        &self.request
+    }
+
+    /// Tokens put out.
+    pub fn generated(&self) -> u32 {
+        self.generated
+    }
+
+    /// Tokens in KV memory once the step in flight ends.
+    pub fn computed(&self) -> usize {
+        self.computed + self.scheduled
+    }
+
+    /// Tokens that must be in KV memory before the next token comes out.
+    pub fn target(&self) -> usize {
+        self.target
+    }
+
+    /// Blocks to take before the next `tokens` can be computed.
+    pub(crate) fn blocks_missing(&self, tokens: usize, block_tokens: usize) -> usize {
+        let missing = (self.computed + tokens).saturating_sub(self.blocks.len() * block_tokens);
+        if missing == 0 { 0 } else { missing.div_ceil(block_tokens) }
+    }
+
+    /// Adds the next `tokens` to the step. Later sequences of the same step already find the blocks
+    /// that this fills, as in vLLM.
+    pub(crate) fn schedule(&mut self, tokens: usize, batch: &mut StepBatch, blocks: &mut BlockCache, block_tokens: usize) {
+        let (from, to) = (self.computed, self.computed + tokens);
+        self.scheduled = tokens;
+        if self.generated > 0 && tokens == 1 {
+            batch.add_decode(to);
+        } else {
+            batch.add_prefill(from, to);
+        }
+        self.publish(from, to, blocks, block_tokens);
+    }
+
+    /// Makes the blocks that the tokens `from..to` fill available to later sequences.
+    pub(crate) fn publish(&self, from: usize, to: usize, blocks: &mut BlockCache, block_tokens: usize) {
+        let hashes = self.request.block_hashes();
+        let (first, end) = (from / block_tokens, (to / block_tokens).min(hashes.len()));
+        for (block, hash) in self.blocks.iter().zip(hashes).take(end).skip(first) {
+            blocks.publish(*block, *hash);
+        }
+    }
+}

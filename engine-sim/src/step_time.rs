@@ -1,0 +1,140 @@
+//! How long one engine step takes.
+//!
+//! `slowdown × (overhead + decode(B, K) + max(0, prefill(n, pairs) - d0)) + loading`
+//!
+//! - `decode(B, K) = d0 + d1 B + d2 K`, for `B` sequences with `K` tokens of context together.
+//! - `prefill(n, pairs) = p0 + p1 n + p2 pairs`, for `n` new tokens. `pairs` is the sum over the
+//!   prefilling sequences of `(cached + new)² - cached²`: the cost of attention.
+//!
+//! A step reads the weights once, and `d0` is the time of that read. So a prefill adds only what
+//! exceeds `d0`.
+
+/// Coefficients of the step time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepTimeModel {
+    /// ms: constant, per sequence, per token of context.
+    pub decode: [f64; 3],
+    /// ms: constant, per token, per pair of tokens.
+    pub prefill: [f64; 3],
+    /// ms per step that kernel measurements leave out: sampling and the CPU between two steps.
+    pub overhead: f64,
+    /// Factor on all of the above; 1 is as measured.
+    pub slowdown: f64,
+}
+
+/// The work of one step.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct StepBatch {
+    /// Sequences that decode one token.
+    pub sequences: f64,
+    /// Sum of their context lengths, in tokens.
+    pub context: f64,
+    /// New prompt tokens.
+    pub prefill: f64,
+    /// Sum over the prefilling sequences of `(cached + new)² - cached²`.
+    pub pairs: f64,
+    /// Time to load LoRA adapters, ms.
+    pub loading_ms: f64,
+}
+
+// === impl StepBatch ===
+
+impl StepBatch {
+    /// Adds one decoded token, which sees `context` tokens with itself.
+    pub(crate) fn add_decode(&mut self, context: usize) {
+        self.sequences += 1.0;
+        self.context += context as f64;
+    }
+
+    /// Adds the prompt tokens `from..to` of one sequence.
+    pub(crate) fn add_prefill(&mut self, from: usize, to: usize) {
+        self.prefill += (to - from) as f64;
+        self.pairs += (to as f64).powi(2) - (from as f64).powi(2);
+    }
+
+    /// Tokens that the step computes.
+    pub(crate) fn tokens(&self) -> u32 {
+        (self.sequences + self.prefill) as u32
+    }
+}
+
+// === impl StepTimeModel ===
+
+impl StepTimeModel {
+    /// Duration of a step, ms.
+    pub fn step_ms(&self, batch: StepBatch) -> f64 {
+        let [d0, d1, d2] = self.decode;
+        let [p0, p1, p2] = self.prefill;
+        let decode = d0 + d1 * batch.sequences + d2 * batch.context;
+        let prefill = if batch.prefill > 0.0 { (p0 + p1 * batch.prefill + p2 * batch.pairs - d0).max(0.0) } else { 0.0 };
+        self.slowdown * (self.overhead + decode + prefill) + batch.loading_ms
+    }
+
+    /// Duration of a step that decodes `sequences` with `context` tokens together, and prefills
+    /// `tokens` of one prompt after the `done` ones, ms.
+    pub fn mixed_ms(&self, (sequences, context): (f64, f64), tokens: f64, done: f64) -> f64 {
+        self.step_ms(StepBatch { sequences, context, prefill: tokens, pairs: (done + tokens).powi(2) - done.powi(2), loading_ms: 0.0 })
+    }
+
+    /// Prefill time of a prompt on an idle engine with an empty cache, in chunks of `budget`
+    /// tokens, ms.
+    pub fn cold_ms(&self, tokens: u32, budget: usize) -> f64 {
+        let (mut done, mut total) = (0.0, 0.0);
+        while done < f64::from(tokens) {
+            let chunk = (f64::from(tokens) - done).min(budget as f64);
+            total += self.mixed_ms((0.0, 0.0), chunk, done);
+            done += chunk;
+        }
+        total
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::EngineProfile;
+    use proptest::prelude::*;
+
+    fn batch(decodes: u32, context: usize, prefill: usize) -> StepBatch {
+        let mut batch = StepBatch::default();
+        (0..decodes).for_each(|_| batch.add_decode(context));
+        batch.add_prefill(0, prefill);
+        batch
+    }
+
+    #[test]
+    fn a_cached_prefix_still_costs_its_attention() {
+        let times = EngineProfile::Llama8bH100.times();
+        let step_ms = |cached: f64| times.mixed_ms((0.0, 0.0), 2048.0, cached);
+        let attention_ms = times.prefill[2] * 2.0 * 8192.0 * 2048.0;
+        assert!((step_ms(8192.0) - step_ms(0.0) - attention_ms).abs() < 1e-9);
+    }
+
+    #[test]
+    fn loading_adapters_is_not_slowed_down() {
+        let times = StepTimeModel { slowdown: 3.0, ..EngineProfile::Llama8bH100.times() };
+        let plain = batch(2, 100, 0);
+        assert_eq!(times.step_ms(StepBatch { loading_ms: 50.0, ..plain }), times.step_ms(plain) + 50.0);
+        assert_eq!(batch(3, 10, 7).tokens(), 10);
+    }
+
+    proptest! {
+        #[test]
+        fn more_load_never_makes_a_step_shorter(
+            decodes in 0..512_u32, context in 0..8192_usize, prefill in 0..16_384_usize, cached in 0..65_536_usize, more in 1..4096_usize,
+        ) {
+            for profile in EngineProfile::ALL {
+                let times = profile.times();
+                let base = batch(decodes, context, prefill);
+                let step_ms = times.step_ms(base);
+                let (mut decode, mut prefill, mut deeper) = (base, base, base);
+                decode.add_decode(context + 1);
+                prefill.add_prefill(cached, cached + more);
+                deeper.add_prefill(cached + more, cached + 2 * more);
+                prop_assert!(times.step_ms(decode) > step_ms);
+                prop_assert!(times.step_ms(prefill) >= step_ms);
+                prop_assert!(times.step_ms(deeper) >= times.step_ms(prefill));
+            }
+        }
+    }
+}
