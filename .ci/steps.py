@@ -34,7 +34,7 @@ LINES_SHOWN_MAX = 400
 # Of a panic's message in the list at the very end: an assertion with both of its sides.
 PANIC_LINES_MAX = 6
 REMARK_CHARACTERS_MAX = 900
-# Failed tests that are run once more, alone. More at once are a breakage, not a busy machine.
+# At most this many failed tests run once more, alone. More at once are a breakage, not a busy machine.
 AGAIN_MAX = 8
 AGAIN_SECONDS_MAX = 600
 
@@ -132,22 +132,24 @@ def binaries(output: str) -> list[Binary]:
 
 
 def verdicts(output: str, word: str) -> list[str]:
-    """The tests of which `cargo test` said this word, `ok` or `FAILED`, in order."""
+    """The tests with this verdict of `cargo test`, `ok` or `FAILED`, in order."""
     return list(dict.fromkeys(re.findall(rf"(?m)^test (\S+)(?: - .*)? \.\.\. {word}$", output)))
 
 
 def again(command: str, output: str) -> list[str]:
-    """The failed end-to-end tests that pass alone. They run whole processes that share two cores with each other: a test that
-    fails only then is unsteady. One that `.ci/unsteady.toml` lists is a loud warning; any other has failed."""
+    """The failed tests that pass when they run again alone: unsteady ones. A test that `.ci/unsteady.toml` lists is then a loud
+    warning; any other has failed. A test that fails alone too has failed, listed or not."""
     failed = verdicts(output, "FAILED")
     if len(failed) > AGAIN_MAX:
         return []
     environment, _, _ = command.partition("cargo test")
-    passed: set[str] = set()
-    for target in re.findall(r"(?m)^    `(-p e2e --test \w+)`$", output):
+    passed, still_failing = set(), set()
+    for target in re.findall(r"(?m)^    `(-p [\w-]+ --(?:lib|(?:test|bin) [\w-]+))`$", output):
         _, alone = capture(f"{environment}cargo test --locked {target} -- --exact --test-threads=1 {' '.join(failed)}", AGAIN_SECONDS_MAX)
         passed |= set(verdicts(alone, "ok"))
-    return [name for name in failed if name in passed]
+        still_failing |= set(verdicts(alone, "FAILED"))
+    # Two targets may have a test of the same name.
+    return [name for name in failed if name in passed - still_failing]
 
 
 def remarks(step: Step, output: str, counts: Counts, alone: list[str]) -> list[str]:
@@ -167,7 +169,7 @@ def remarks(step: Step, output: str, counts: Counts, alone: list[str]) -> list[s
 
 
 def run(step: Step) -> tuple[Counts, list[str]]:
-    """The step's counts, and what is to be said of it at the end."""
+    """The step's counts, and the remarks to print at the end."""
     print(f"-- {step.name}", flush=True)
     began = time.monotonic()
     status, output = capture(step.command, step.seconds_max)
@@ -220,7 +222,7 @@ def fuzz_steps() -> list[Step]:
     for manifest in sorted(ROOT.glob("*/fuzz/Cargo.toml")):
         crate = manifest.parent.parent.name
         for target in sorted((manifest.parent / "fuzz_targets").glob("*.rs")):
-            # What is found goes into the corpus, which is nobody else's; the seeds are committed, a few small ones for each target.
+            # What a run finds goes into the corpus, which is not committed; a few small seeds for each target are.
             corpus, seeds = f"fuzz/corpus/{target.stem}", f"fuzz/seeds/{target.stem}"
             folders = f"{corpus} {seeds}" if (ROOT / crate / seeds).is_dir() else corpus
             fuzz = f"../.tools/bin/cargo-fuzz run {target.stem} {folders} -- -max_total_time={seconds} -rss_limit_mb=4096"
@@ -234,7 +236,7 @@ def mutants_steps() -> list[Step]:
     shard = os.environ.get("MUTANTS_SHARD") or f"{date.today().toordinal() % MUTANTS_SHARDS}/{MUTANTS_SHARDS}"
     part, seconds_max = ("", MUTANTS_ALL_SECONDS_MAX) if shard == "all" else (f" --sharding round-robin --shard {shard}", MUTANTS_SECONDS_MAX)
     mutants = ".tools/bin/cargo-mutants mutants -p scheduler -p pool-state -p exchange"
-    count = f'echo "$({mutants} --list | wc -l) mutants in all, of which are run: {shard}"'
+    count = f'echo "$({mutants} --list | wc -l) mutants in all; this run takes: {shard}"'
     return [Step(f"mutants: {shard}", f"{count} && PROPTEST_CASES=32 {mutants} -o target{part}", no_survivor, seconds_max)]
 
 
@@ -252,7 +254,7 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
         Step("lint: documents as a site", ".tools/bin/mdbook build docs", one),
         Step("lint: rustfmt", "cargo fmt --all --check", one),
         Step("lint: clippy", "cargo clippy --locked --workspace --all-targets -- -D warnings", one),
-        # Left out of all targets, as they are of `cargo test`: what runs only when asked for, and the filter's test build.
+        # Left out of all targets, as they are of `cargo test`: targets that run only on request, and the filter's test build.
         Step("lint: clippy, long tests", "cargo clippy --locked --workspace --test long -- -D warnings", one),
         Step("lint: clippy, wasm32, drill", "cargo clippy --locked -p filter --features drill --target wasm32-wasip1 -- -D warnings", one),
         Step("lint: clippy, wasm32", "cargo clippy --locked -p filter --target wasm32-wasip1 -- -D warnings", one),
