@@ -58,14 +58,12 @@ pub struct EdsSet {
     pub addresses: Arc<[SocketAddr]>,
 }
 
-/// One version of a pool. What is equal in `revision` is equal in members, pipeline, objects and `staleness_max`.
+/// One version of a pool. Views of equal `revision` are equal in members, pipeline, objects and
+/// `staleness_max`.
 #[derive(Clone, Debug)]
 pub struct PoolView {
     /// Its name.
     pub name: Arc<str>,
-    /// Whether it is a complete set, from discovery or restored from the snapshot file. Until then
-    /// it is not served: an empty pool would be taken for the truth.
-    pub complete: bool,
     /// Grows with each change of members, pipeline or objects; never 0.
     pub revision: u64,
     /// The endpoints that may be picked, by slot.
@@ -93,6 +91,9 @@ pub struct PoolView {
 /// The status of a pool's sources.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceStatus {
+    /// Whether the pool has had a complete set, from discovery or restored from the snapshot file.
+    /// Until then it is not served: an empty pool would be taken for the truth.
+    pub complete: bool,
     /// Whether discovery has sent a complete set since the start.
     pub synced: bool,
     /// Why discovery's source cannot be read now; the last set stays in force.
@@ -165,7 +166,6 @@ impl Pool {
         let now = SystemTime::now();
         let view = PoolView {
             name,
-            complete: false,
             revision: 1,
             members: Arc::from([]),
             metrics: Arc::from([]),
@@ -177,6 +177,7 @@ impl Pool {
             absent: Arc::from([]),
             generation_next: generation_first,
             sources: SourceStatus {
+                complete: false,
                 synced: false,
                 discovery_error: None,
                 config: ConfigStatus::new(config_file, now),
@@ -209,7 +210,7 @@ impl Pool {
     pub fn restore(&mut self, saved: Vec<(EndpointRef, Instance)>, now: WallAndMonotonic) {
         let members: Vec<PoolMember> =
             saved.into_iter().map(|(id, instance)| member(id, Arc::new(instance), self.view.eds.revision, now)).collect();
-        self.view.complete = true;
+        self.view.sources.complete = true;
         self.replace_members(members);
     }
 
@@ -217,7 +218,7 @@ impl Pool {
     pub fn replace_instances(&mut self, instances: Vec<Instance>, now: WallAndMonotonic) {
         if !self.view.sources.synced || self.view.sources.discovery_error.is_some() {
             self.view.sources.synced = true;
-            self.view.complete = true;
+            self.view.sources.complete = true;
             self.view.sources.discovery_error = None;
             self.touched = true;
         }

@@ -6,7 +6,7 @@
 //! | [`EdsStreams`] | an Envoy's EDS stream | that stream | state streams (ordering), admin |
 //! | [`Proxies`] | a proxy's state stream | that stream | pools (slots of the departed), admin |
 //!
-//! Readers are woken only by change and always read whole rows, so nobody queues old state for anybody.
+//! Readers are woken only by change and always read whole rows, so no old state is queued.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -43,10 +43,8 @@ pub const EDS_LINGER: Duration = Duration::from_secs(35);
 #[derive(Debug)]
 pub struct DaemonState {
     /// This life of the daemon.
-    pub term: u64,
-    /// Keys the hashes of prompt blocks; the same for all pools and proxies.
-    pub hash_secret: u128,
-    /// Names of the pools there are, whether or not they have a set yet.
+    pub life: DaemonLife,
+    /// Names of the configured pools, whether or not they have a set yet.
     pub pool_names: Vec<Arc<str>>,
     /// Every pool.
     pub pools: watch::Sender<PoolViews>,
@@ -54,27 +52,64 @@ pub struct DaemonState {
     pub eds: watch::Sender<EdsStreams>,
     /// Proxies' state streams.
     pub proxies: watch::Sender<Proxies>,
-    /// What each origin of streams has of the daemon.
+    /// What each origin of streams uses of the daemon.
     pub origins: Arc<OriginQuotas>,
+    /// What proxies report to each other.
+    pub peers: PeerReports,
+    /// What was learned.
+    pub learning: LearnedPools,
+    /// How the operator set up discovery.
+    pub discovery: DiscoverySetup,
+    /// The daemon's own ext_proc server.
+    pub ext_proc: ExtProcState,
+    counters: Mutex<CounterStore>,
+    scrapers: BTreeMap<Arc<str>, ScraperHandle>,
+}
+
+/// One life of the daemon, from start to stop: its keys, and the numbers it gives out.
+#[derive(Debug)]
+pub struct DaemonLife {
+    /// Grows with each start.
+    pub term: u64,
+    /// Keys the hashes of prompt blocks; the same for all pools and proxies.
+    pub hash_secret: u128,
     sequence: AtomicU64,
     stream_id: AtomicU64,
-    counters: Mutex<CounterStore>,
-    /// What our own front has, as a proxy has it; nothing where there is no front.
-    front: Mutex<BTreeMap<String, ProxyPool>>,
-    /// Its streams, counted; nothing where there is no front.
-    pub front_streams: OnceLock<Arc<StreamCounts>>,
+}
+
+/// What proxies report to each other through the daemon.
+#[derive(Debug)]
+pub struct PeerReports {
     relay: Mutex<PeerRelay>,
-    /// What was learned of each pool, by the task that learns it.
-    pub learned: watch::Sender<BTreeMap<Arc<str>, Arc<state::LearnedModels>>>,
-    /// Those who learn; nothing where nobody does.
+    /// Wakes the streams that have something to send to their proxies.
+    pub relayed: watch::Sender<()>,
+}
+
+/// What was learned of each pool.
+#[derive(Debug)]
+pub struct LearnedPools {
+    /// The models of each pool, by the task that learns them.
+    pub models: watch::Sender<BTreeMap<Arc<str>, Arc<state::LearnedModels>>>,
+    /// The tasks that learn; empty where learning is off.
     pub learners: OnceLock<LearnerDirectory>,
-    /// What Envoy's clusters speak to model servers, as the operator says; HTTP/1.1 where nothing is said.
+}
+
+/// How the operator set up discovery.
+#[derive(Debug, Default)]
+pub struct DiscoverySetup {
+    /// What Envoy's clusters speak to model servers, as the operator says; HTTP/1.1 by default.
     pub cluster_protocol: OnceLock<AppProtocol>,
     /// The components of pools that are discovered, once they are followed.
     pub components: OnceLock<Arc<BTreeMap<Arc<str>, WatchedComponents>>>,
-    /// Wakes those who have something to tell their proxies.
-    pub relayed: watch::Sender<()>,
-    scrapers: BTreeMap<Arc<str>, ScraperHandle>,
+}
+
+/// The daemon's own ext_proc server; empty where it does not run.
+#[derive(Debug, Default)]
+pub struct ExtProcState {
+    /// What it has of each pool, as a proxy has it.
+    pools: Mutex<BTreeMap<String, ProxyPool>>,
+    /// Its streams, counted.
+    pub streams: OnceLock<Arc<StreamCounts>>,
 }
 
 /// What others need of a pool's scraper.
@@ -169,36 +204,29 @@ impl DaemonState {
     #[must_use]
     pub fn new(term: u64, hash_secret: u128, scrapers: BTreeMap<Arc<str>, ScraperHandle>) -> Arc<Self> {
         Arc::new(Self {
-            term,
-            hash_secret,
+            life: DaemonLife { term, hash_secret, sequence: AtomicU64::new(0), stream_id: AtomicU64::new(0) },
             pool_names: scrapers.keys().map(Arc::clone).collect(),
             pools: watch::Sender::new(PoolViews::default()),
             eds: watch::Sender::new(EdsStreams::default()),
             proxies: watch::Sender::new(Proxies::new()),
             origins: Arc::default(),
-            sequence: AtomicU64::new(0),
-            stream_id: AtomicU64::new(0),
+            peers: PeerReports { relay: Mutex::new(PeerRelay::default()), relayed: watch::Sender::new(()) },
+            learning: LearnedPools { models: watch::Sender::new(BTreeMap::new()), learners: OnceLock::new() },
+            discovery: DiscoverySetup::default(),
+            ext_proc: ExtProcState::default(),
             counters: Mutex::new(CounterStore::default()),
-            front: Mutex::default(),
-            front_streams: OnceLock::new(),
-            relay: Mutex::new(PeerRelay::default()),
-            learned: watch::Sender::new(BTreeMap::new()),
-            learners: OnceLock::new(),
-            cluster_protocol: OnceLock::new(),
-            components: OnceLock::new(),
-            relayed: watch::Sender::new(()),
             scrapers,
         })
     }
 
     /// A version newer than every other of this term.
     pub fn next_version(&self) -> Version {
-        Version { term: self.term, sequence: self.sequence.fetch_add(1, Ordering::Relaxed) + 1 }
+        Version { term: self.life.term, sequence: self.life.sequence.fetch_add(1, Ordering::Relaxed) + 1 }
     }
 
     /// A name for a stream.
     pub fn next_stream_id(&self) -> u64 {
-        self.stream_id.fetch_add(1, Ordering::Relaxed) + 1
+        self.life.stream_id.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// What is counted.
@@ -208,7 +236,7 @@ impl DaemonState {
 
     /// What proxies tell each other.
     pub fn relay(&self) -> MutexGuard<'_, PeerRelay> {
-        self.relay.lock().unwrap_or_else(PoisonError::into_inner)
+        self.peers.relay.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A process reported. Whoever was picked is looked at more often.
@@ -225,7 +253,7 @@ impl DaemonState {
 
     /// Queues the observations of a process. Never waits.
     pub fn observed(&self, process_id: u64, observations: state::Observations) {
-        if let Some(learners) = self.learners.get() {
+        if let Some(learners) = self.learning.learners.get() {
             learners.enqueue(process_id, observations);
         }
     }
@@ -240,7 +268,7 @@ impl DaemonState {
 
     /// Our own front has this of the pools.
     pub fn front_has(&self, pools: BTreeMap<String, ProxyPool>) {
-        *self.front.lock().unwrap_or_else(PoisonError::into_inner) = pools;
+        *self.ext_proc.pools.lock().unwrap_or_else(PoisonError::into_inner) = pools;
     }
 
     /// Counters of a pool's scraper.
@@ -259,7 +287,7 @@ impl DaemonState {
     /// Has every connected proxy that asked for `pool` a pool update of `revision` or newer in force, our own front among them?
     #[must_use]
     pub fn acknowledged(&self, pool: &str, revision: u64) -> bool {
-        let (proxies, front) = (self.proxies.borrow(), self.front.lock().unwrap_or_else(PoisonError::into_inner));
+        let (proxies, front) = (self.proxies.borrow(), self.ext_proc.pools.lock().unwrap_or_else(PoisonError::into_inner));
         let mut rows = proxies.values().map(|proxy| &proxy.pools).chain([&*front]).filter_map(|pools| pools.get(pool));
         rows.all(|row| row.acked.is_some_and(|(_, acked)| acked >= revision))
     }
@@ -271,7 +299,7 @@ impl PoolViews {
     /// The pool of that name, once it has a complete set.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&PoolView> {
-        self.0.get(name).map(AsRef::as_ref).filter(|view| view.complete)
+        self.0.get(name).map(AsRef::as_ref).filter(|view| view.sources.complete)
     }
 
     /// All of them, complete or not.

@@ -50,10 +50,10 @@ impl ExtProcListener {
     pub fn spawn(self, tasks: &mut JoinSet<&'static str>, shared: &Arc<DaemonState>, health: HealthChecks, shutdown: &Shutdown) {
         let Self { ext_proc, settings, destination_namespace } = self;
         let front = ExtProcServer::with_namespace(&shared.pool_names, destination_namespace);
-        if let Some(components) = shared.components.get() {
+        if let Some(components) = shared.discovery.components.get() {
             front.follow(components);
         }
-        let _ = shared.front_streams.set(Arc::clone(front.streams())); // there is one front
+        let _ = shared.ext_proc.streams.set(Arc::clone(front.streams())); // there is one front
         let service = ExtProcService::new(Arc::clone(&front), &settings, shutdown.clone());
         let router = server()
             .max_concurrent_streams(STREAMS_PER_CONNECTION_MAX)
