@@ -56,12 +56,13 @@ PHRASES = {
 # What `check` allows. Each number may fall and never rise; most of them shall become 0.
 LIMITS = {
     "import cycles of more than 3 files": 1,
-    "type names defined more than once": 2,
+    "type names defined more than once": 0,
     "phrases": 599,
-    "functions over 70 lines": 2,
+    "functions over 70 lines": 0,
     "comment lines over 100 columns": 1640,
     "Markdown lines over 120 columns": 57,
-    "structs over 12 fields without a reason": 24,
+    "structs over 12 fields without a reason": 7,
+    "files over 500 lines before tests": 0,
     "commit subjects": 0,
 }
 
@@ -350,6 +351,18 @@ def functions(tree: Tree) -> list[tuple[int, str]]:
     return out
 
 
+def long_files(tree: Tree) -> list[str]:
+    """Files with more lines of code than allowed. Comments and blank lines do not count, nor do tests."""
+    out = []
+    for name in tree.rust():
+        if "/tests/" in name or name.endswith("/tests.rs"):
+            continue
+        lines = sum(1 for line in without_tests(split(tree.text(name))[0]).splitlines() if line.strip())
+        if lines > FILE_LINES_MAX:
+            out.append(f"{name}: {lines} lines")
+    return out
+
+
 def wide_structs(tree: Tree) -> list[str]:
     """Structs with more fields than allowed whose documentation gives no reason: a sentence with the word `fields`."""
     out = []
@@ -429,7 +442,6 @@ def count(tree: Tree) -> tuple[dict, dict[str, list[str]]]:
     twice = {name: places for name, places in names.items() if len(places) > 1 and name not in CONVENTIONS}
     found, phrase_places = phrases(tree)
     lengths = functions(tree)
-    long_files = [name for name in tree.rust() if len(without_tests(split(tree.text(name))[0]).splitlines()) > FILE_LINES_MAX]
     comment_words = sum(words(text) for name in tree.rust() for _, text in split(tree.text(name))[1])
     places = {
         "import cycles of more than 3 files": [
@@ -441,6 +453,7 @@ def count(tree: Tree) -> tuple[dict, dict[str, list[str]]]:
         "comment lines over 100 columns": wide_comments(tree),
         "Markdown lines over 120 columns": wide_markdown(tree),
         "structs over 12 fields without a reason": wide_structs(tree),
+        "files over 500 lines before tests": long_files(tree),
         "commit subjects": bad_subjects() if tree.revision is None else [],
     }
     counts = {
@@ -451,7 +464,6 @@ def count(tree: Tree) -> tuple[dict, dict[str, list[str]]]:
         "function lines, median": percentile([lines for lines, _ in lengths], 0.5),
         "function lines, p99": percentile([lines for lines, _ in lengths], 0.99),
         "function lines, longest": max(lines for lines, _ in lengths),
-        "files over 500 lines before tests": len(long_files),
         "words of documents": {name: words(tree.text(name)) for name in tree.markdown()},
         "words of documents, all": sum(words(tree.text(name)) for name in tree.markdown()),
         "words of comments": comment_words,
