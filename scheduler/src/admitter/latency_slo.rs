@@ -1,6 +1,7 @@
 //! `latency-slo-admitter`: refuses a sheddable request that no endpoint would serve within the SLOs.
 
 use crate::endpoint::EndpointIndex;
+use crate::metrics::KV_CACHE_UTILIZATION;
 use crate::plugin::{Admitter, Context, InvalidParameter, PRODUCER_NAME, Parameter, Parameters, RequiredState, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::rng::Rng;
@@ -18,7 +19,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     needs: &[
         RequiredState::Latency,
         RequiredState::InFlight,
-        RequiredState::KvCacheUtilization,
+        RequiredState::Metric(&KV_CACHE_UTILIZATION),
         RequiredState::PrefixIndex,
         RequiredState::Prompt,
     ],

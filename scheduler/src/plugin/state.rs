@@ -1,29 +1,27 @@
-//! What state a plugin looks at, for people who want to know what a pipeline lives on.
+//! The state that a plugin reads, for the printed reference and for `switchpointd check`.
 
 use std::fmt;
 
-/// Something that must be there, or a plugin cannot tell endpoints apart.
+use crate::metrics::MetricDefinition;
+
+/// State without which a plugin cannot distinguish endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequiredState {
-    /// Requests waiting, as engines report them.
-    QueueDepth,
-    /// Requests running, as engines report them.
-    RunningRequests,
-    /// KV-cache utilisation, as engines report it.
-    KvCacheUtilization,
+    /// A number that engines report.
+    Metric(&'static MetricDefinition),
     /// LoRA adapters, as engines report them.
     Adapters,
-    /// LoRA adapters that endpoints were given requests for.
+    /// LoRA adapters of recent picks, by endpoint.
     AdapterRooms,
-    /// Metrics that configuration asks engines for.
+    /// Metrics that the configuration names (`customMetrics`).
     Attributes,
     /// What proxies have outstanding at each endpoint.
     InFlight,
-    /// Which endpoint is believed to hold which prompt.
+    /// Which endpoint probably has which prompt cached.
     PrefixIndex,
-    /// What steps of the engines cost, as learned.
+    /// Learned times of the engines' steps.
     StepModel,
-    /// Endpoints that were lately given prompts which nobody held.
+    /// Endpoints that recently got prompts that were cached nowhere.
     ColdPicks,
     /// Length and parts of the request's own prompt.
     Prompt,
@@ -31,16 +29,14 @@ pub enum RequiredState {
     Labels,
     /// Headers of the request.
     Headers,
-    /// What predicts latency.
+    /// The latency model.
     Latency,
 }
 
 impl fmt::Display for RequiredState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::QueueDepth => "scraped: requests waiting",
-            Self::RunningRequests => "scraped: requests running",
-            Self::KvCacheUtilization => "scraped: KV-cache utilisation",
+            Self::Metric(metric) => return write!(f, "scraped: {}", metric.help),
             Self::Adapters => "scraped: LoRA adapters",
             Self::AdapterRooms => "recent adapter placements",
             Self::Attributes => "scraped: customMetrics",
