@@ -34,6 +34,9 @@ CYCLE_FILES_MAX = 3
 # Type names that several crates may define, because every Rust programmer expects them.
 CONVENTIONS = {"Args", "Command", "Config", "Error", "Kind", "Metrics", "Result", "Settings", "State", "Status"}
 
+# Documents whose code spans must name what exists.
+CONTRIBUTORS = ["ARCHITECTURE.md", "CONTRIBUTING.md"]
+
 # Phrases that a reader stumbles over, and what to write instead. Counted in comments, strings and documents.
 PHRASES = {
     r"\bnobody\b": "no endpoint, no client, none",
@@ -63,6 +66,7 @@ LIMITS = {
     "Markdown lines over 120 columns": 57,
     "structs over 12 fields without a reason": 7,
     "files over 500 lines before tests": 0,
+    "names in documents for contributors that do not exist": 0,
     "commit subjects": 0,
 }
 
@@ -384,6 +388,25 @@ def wide_structs(tree: Tree) -> list[str]:
     return out
 
 
+def unknown_names(documents: dict[str, str], codes: list[str], paths: list[str]) -> list[str]:
+    """Names in code spans of documents that do not exist: `Type::function` and paths from the root."""
+    out = []
+    folders = {path.split("/", 1)[0] for path in paths if "/" in path}
+    for name, text in documents.items():
+        text = re.sub(r"(?s)```.*?```", "", text)
+        for owner, member in re.findall(r"`([A-Z]\w*)::(\w+)`", text):
+            definition = re.compile(rf"\b(?:struct|enum|trait|type) {owner}\b|\bimpl\b[^\n]*\b{owner}\b")
+            defined = re.compile(rf"(?m)\bfn {member}\b|^\s*{member}\b")
+            if not any(definition.search(code) and defined.search(code) for code in codes):
+                out.append(f"{name}: `{owner}::{member}`")
+        for path in re.findall(r"`([\w.-]+/[\w./-]+)`", text):
+            stem = path.rstrip("/")
+            known = any(other == stem or other.startswith((stem + "/", stem + ".")) for other in paths)
+            if path.split("/", 1)[0] in folders and "NAME" not in path and not known:
+                out.append(f"{name}: `{path}`")
+    return out
+
+
 def wide_comments(tree: Tree) -> list[str]:
     out = []
     for name in tree.rust():
@@ -454,6 +477,11 @@ def count(tree: Tree) -> tuple[dict, dict[str, list[str]]]:
         "Markdown lines over 120 columns": wide_markdown(tree),
         "structs over 12 fields without a reason": wide_structs(tree),
         "files over 500 lines before tests": long_files(tree),
+        "names in documents for contributors that do not exist": unknown_names(
+            {name: tree.text(name) for name in CONTRIBUTORS if name in tree.names},
+            [split(tree.text(name))[0] for name in tree.rust()],
+            tree.names,
+        ),
         "commit subjects": bad_subjects() if tree.revision is None else [],
     }
     counts = {
