@@ -34,7 +34,7 @@ LINES_SHOWN_MAX = 400
 # Lines of a panic's message in the list at the very end: enough for an assertion with both sides.
 PANIC_LINES_MAX = 6
 REMARK_CHARACTERS_MAX = 900
-# Failed tests that are run once more, alone. More at once are a breakage, not a busy machine.
+# At most this many failed tests run once more, alone. More at once are a breakage, not a busy machine.
 AGAIN_MAX = 8
 AGAIN_SECONDS_MAX = 600
 
@@ -132,22 +132,24 @@ def binaries(output: str) -> list[Binary]:
 
 
 def verdicts(output: str, word: str) -> list[str]:
-    """The tests of which `cargo test` said this word, `ok` or `FAILED`, in order."""
+    """The tests with this verdict of `cargo test`, `ok` or `FAILED`, in order."""
     return list(dict.fromkeys(re.findall(rf"(?m)^test (\S+)(?: - .*)? \.\.\. {word}$", output)))
 
 
 def again(command: str, output: str) -> list[str]:
-    """The failed end-to-end tests that pass alone. They run whole processes that share two cores with each other: a test that
-    fails only then is unsteady. One that `.ci/unsteady.toml` lists is a loud warning; any other has failed."""
+    """The failed tests that pass when they run again alone: unsteady ones. A test that `.ci/unsteady.toml` lists is then a loud
+    warning; any other has failed. A test that fails alone too has failed, listed or not."""
     failed = verdicts(output, "FAILED")
     if len(failed) > AGAIN_MAX:
         return []
     environment, _, _ = command.partition("cargo test")
-    passed: set[str] = set()
-    for target in re.findall(r"(?m)^    `(-p e2e --test \w+)`$", output):
+    passed, still_failing = set(), set()
+    for target in re.findall(r"(?m)^    `(-p [\w-]+ --(?:lib|(?:test|bin) [\w-]+))`$", output):
         _, alone = capture(f"{environment}cargo test --locked {target} -- --exact --test-threads=1 {' '.join(failed)}", AGAIN_SECONDS_MAX)
         passed |= set(verdicts(alone, "ok"))
-    return [name for name in failed if name in passed]
+        still_failing |= set(verdicts(alone, "FAILED"))
+    # Two targets may have a test of the same name.
+    return [name for name in failed if name in passed - still_failing]
 
 
 def remarks(step: Step, output: str, counts: Counts, alone: list[str]) -> list[str]:
@@ -167,7 +169,7 @@ def remarks(step: Step, output: str, counts: Counts, alone: list[str]) -> list[s
 
 
 def run(step: Step) -> tuple[Counts, list[str]]:
-    """The step's counts, and what is to be said of it at the end."""
+    """The step's counts, and the remarks to print at the end."""
     print(f"-- {step.name}", flush=True)
     began = time.monotonic()
     status, output = capture(step.command, step.seconds_max)

@@ -89,5 +89,14 @@ class Links(unittest.TestCase):
         self.assertEqual(self.broken("```\n[a](no.md)\n```\n"), [])
 
 
+class Names(unittest.TestCase):
+    def test_names_in_documents_exist(self):
+        codes, paths = ["struct A;\nimpl A {\n    fn b() {}\n}", "enum C {\n    D,\n}"], ["c/src/a.rs", "c/src/a/b.rs"]
+        known = "`A::b` `C::D` `c/src/a.rs` `c/src/a/b` `c/src/` `c/src/NAME.rs` `other/thing`\n```\n`A::x`\n```\n"
+        self.assertEqual(house.unknown_names({"X.md": known}, codes, paths), [])
+        unknown = "`A::x` `B::b` `c/src/x.rs`"
+        self.assertEqual(house.unknown_names({"X.md": unknown}, codes, paths), ["X.md: `A::x`", "X.md: `B::b`", "X.md: `c/src/x.rs`"])
+
+
 if __name__ == "__main__":
     unittest.main()

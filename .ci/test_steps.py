@@ -3,7 +3,7 @@
 import pathlib
 import tempfile
 import unittest
-from datetime import date
+from datetime import date, timedelta
 from unittest import mock
 
 import steps
@@ -35,13 +35,14 @@ error: 1 target failed:
 class Again(unittest.TestCase):
     """Runs the whole step with a `cargo` that prints the output above, and `alone` when it runs the failed test alone."""
 
-    def run_step(self, alone: str, output: str = ONE_FAILED) -> tuple[steps.Counts, list[str]]:
+    def run_step(self, alone: str, output: str = ONE_FAILED, alone_in_lib: str = "") -> tuple[steps.Counts, list[str]]:
         with tempfile.TemporaryDirectory() as folder, mock.patch.object(steps, "LOGS", steps.ROOT / "target" / "ci"), mock.patch("builtins.print"):
             (pathlib.Path(folder) / "output").write_text(output)
             cargo = pathlib.Path(folder) / "cargo"
             cargo.write_text(
                 "#!/bin/sh\n"
-                f'case "$*" in *--exact*) echo "test drills::daemon_killed ... {alone}";; '
+                f'case "$*" in *--lib*--exact*) echo "test drills::daemon_killed ... {alone_in_lib or alone}";; '
+                f'*--exact*--test-threads=1*) echo "test drills::daemon_killed ... {alone}";; '
                 f'*) cat "{folder}/output"; exit 101;; esac\n'
             )
             cargo.chmod(0o755)
@@ -61,13 +62,24 @@ class Again(unittest.TestCase):
         self.assertEqual(counts, steps.Counts(passed=1, failed=1))
         self.assertRegex(remarks[0], r"^FAILED, passes when run alone and is not listed in .ci/unsteady.toml: drills::daemon_killed: ")
 
-    def test_failing_alone_too_is_failed(self):
-        counts, remarks = self.run_step("FAILED")
-        self.assertEqual(counts, steps.Counts(passed=1, failed=1))
-        self.assertRegex(remarks[0], r"^FAILED: drills::daemon_killed: ")
+    def test_failing_alone_too_is_failed_listed_or_not(self):
+        for listed in [set(), {"drills::daemon_killed"}]:
+            with mock.patch.object(unsteady, "names", lambda listed=listed: listed):
+                counts, remarks = self.run_step("FAILED")
+            self.assertEqual(counts, steps.Counts(passed=1, failed=1))
+            self.assertRegex(remarks[0], r"^FAILED: drills::daemon_killed: ")
 
-    def test_of_other_crates_none_is_run_again(self):
-        counts, _ = self.run_step("ok", ONE_FAILED.replace("-p e2e --test e2e", "-p scheduler --test it"))
+    def test_tests_of_every_kind_of_target_run_again(self):
+        for target in ["-p control-plane --test it", "-p control-plane --lib", "-p control-plane --bin switchpointd"]:
+            for listed, expected in [({"drills::daemon_killed"}, steps.Counts(passed=2)), (set(), steps.Counts(passed=1, failed=1))]:
+                with mock.patch.object(unsteady, "names", lambda listed=listed: listed):
+                    counts, _ = self.run_step("ok", ONE_FAILED.replace("-p e2e --test e2e", target))
+                self.assertEqual(counts, expected, target)
+
+    def test_a_test_of_two_targets_must_pass_in_both(self):
+        output = ONE_FAILED.replace("    `-p e2e --test e2e`\n", "    `-p e2e --test e2e`\n    `-p e2e --lib`\n")
+        with mock.patch.object(unsteady, "names", lambda: {"drills::daemon_killed"}):
+            counts, _ = self.run_step("ok", output, alone_in_lib="FAILED")
         self.assertEqual(counts, steps.Counts(passed=1, failed=1))
 
 
@@ -80,6 +92,15 @@ class Unsteady(unittest.TestCase):
         self.assertEqual(unsteady.complaints(entries, date(2026, 11, 15)), [])
         self.assertEqual(len(unsteady.complaints(entries, date(2026, 11, 16))), 1)
         self.assertEqual(len(unsteady.complaints(entries, date(2026, 10, 31))), 1)
+
+    def test_an_expired_entry_excuses_no_failure(self):
+        for since, names in [(date.today(), {"a::b"}), (date.today() - timedelta(days=15), set())]:
+            with tempfile.TemporaryDirectory() as folder:
+                path = pathlib.Path(folder) / "unsteady.toml"
+                path.write_text(self.ENTRY.replace("2026-11-01", since.isoformat()))
+                with mock.patch.object(unsteady, "PATH", path), mock.patch("builtins.print"):
+                    self.assertEqual(unsteady.names(), names)
+                    self.assertEqual(unsteady.main(), 0 if names else 1)
 
     def test_a_malformed_list_is_refused(self):
         for text in [self.ENTRY + self.ENTRY, self.ENTRY.replace("slow", ""), self.ENTRY.replace("11-01", "13-01"), "name = 1", '[[test]]\nnmae = "a"']:

@@ -174,7 +174,7 @@ impl Daemon {
         let scrapers: BTreeMap<Arc<str>, ScraperHandle> = pools.iter().map(PoolTask::scraper).collect();
         let components: Arc<BTreeMap<Arc<str>, WatchedComponents>> = Arc::new(pools.iter().map(PoolTask::components).collect());
         let shared = DaemonState::new(life.term, life.hash_secret, scrapers);
-        let _ = shared.components.set(Arc::clone(&components)); // a daemon is started once
+        let _ = shared.discovery.components.set(Arc::clone(&components)); // a daemon is started once
         backends::compare_protocols(&shared, &components, model_servers_speak);
 
         let state = open(ListenerName::State, listen_state, state_files(state_tls), &shutdown).await?;
@@ -208,7 +208,7 @@ impl Daemon {
         monitoring.leads(AdminServer { shared: Arc::clone(&shared), snapshot, components }).await;
         let MonitoringServer { admin_address, metrics_address, health_address, .. } = monitoring;
         let shown = ext_proc_address.map(tracing::field::display);
-        tracing::info!(state = %state_address, admin = %admin_address, ext_proc = shown, term = shared.term, pools = ?shared.pool_names, "serving");
+        tracing::info!(state = %state_address, admin = %admin_address, ext_proc = shown, term = shared.life.term, pools = ?shared.pool_names, "serving");
         Ok(Self { state_address, admin_address, metrics_address, ext_proc_address, health_address, shared, tasks, trigger })
     }
 

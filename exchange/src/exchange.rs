@@ -10,6 +10,7 @@
 mod forward;
 mod pending_request;
 mod phase;
+mod response_head;
 mod routed_request;
 mod slo;
 
@@ -32,7 +33,8 @@ use pool_state::Timestamp;
 pub use forward::RequestChanges;
 pub use pending_request::{ParsedBody, PendingRequest};
 pub(crate) use phase::ExchangePhase;
-pub use routed_request::{ExchangeOutcome, HELD_BYTES_MAX, ResponseBody, ResponseHead, ResponseOrigin, ResponseStep};
+pub use response_head::{ResponseHead, ResponseOrigin};
+pub use routed_request::{ExchangeOutcome, HELD_BYTES_MAX, ResponseBody, ResponseStep};
 
 use routed_request::{RoutedRequest, SentPrompt};
 
@@ -48,17 +50,24 @@ pub struct Exchange {
     family: crate::api::ApiFamily,
     started: Timestamp,
     why: DecisionReason,
+    /// The host cannot show the body.
+    unseen: bool,
+    asked: HeaderFacts,
+}
+
+/// What the request headers say, owned: the request may be held.
+#[derive(Debug)]
+struct HeaderFacts {
     /// The length of its body, where the client declared it.
     declared_bytes: Option<usize>,
     /// The model named by a header, which counts where the body is not seen.
-    named: Option<Box<str>>,
-    /// The host cannot show the body.
-    unseen: bool,
+    model: Option<Box<str>>,
     objective: Option<Box<str>>,
     rewrite: Option<Box<str>>,
     latency: Result<slo::RequestedSlo, slo::InvalidSloHeader>,
     /// The client's credentials, as a hash.
     credentials: u64,
+    /// Headers that plugins read: names and values.
     captured: Vec<(Box<str>, Box<str>)>,
 }
 
@@ -121,14 +130,16 @@ impl Exchange {
             family: ApiFamily::OpenAi,
             started: now,
             why: DecisionReason::default(),
-            declared_bytes: None,
-            named: None,
             unseen: false,
-            objective: None,
-            rewrite: None,
-            latency: Ok(slo::RequestedSlo::default()),
-            credentials: 0,
-            captured: Vec::new(),
+            asked: HeaderFacts {
+                declared_bytes: None,
+                model: None,
+                objective: None,
+                rewrite: None,
+                latency: Ok(slo::RequestedSlo::default()),
+                credentials: 0,
+                captured: Vec::new(),
+            },
         }
     }
 
@@ -165,12 +176,12 @@ impl Exchange {
         if head.explain && settings.explain {
             self.why.endpoints_max = self.why.endpoints_max.max(HEADER_ENDPOINTS_MAX);
         }
-        self.objective = head.objective.get().filter(|_| settings.objective_header == ObjectiveHeader::Trust).map(Into::into);
-        self.rewrite = head.rewrite.get().map(Into::into);
-        self.latency = head.slo.read();
-        self.credentials = head.credentials.and_then(|value| std::str::from_utf8(value).ok()).map_or(0, scheduler::name_hash);
-        self.declared_bytes = head.content_length;
-        self.named = head.model.and_then(|name| std::str::from_utf8(name).ok()).map(Into::into);
+        self.asked.objective = head.objective.get().filter(|_| settings.objective_header == ObjectiveHeader::Trust).map(Into::into);
+        self.asked.rewrite = head.rewrite.get().map(Into::into);
+        self.asked.latency = head.slo.read();
+        self.asked.credentials = head.credentials.and_then(|value| std::str::from_utf8(value).ok()).map_or(0, scheduler::name_hash);
+        self.asked.declared_bytes = head.content_length;
+        self.asked.model = head.model.and_then(|name| std::str::from_utf8(name).ok()).map(Into::into);
         if head.path_is(settings.ready_path.as_bytes()) {
             self.phase = ExchangePhase::Answered { uncounted: None };
             return HeadersStep::Ready;
@@ -209,7 +220,7 @@ impl Exchange {
             }
             if let (Ok(name), Ok(value)) = (std::str::from_utf8(name), std::str::from_utf8(value)) {
                 room -= name.len() + value.len();
-                self.captured.push((name.into(), value.into()));
+                self.asked.captured.push((name.into(), value.into()));
             }
         }
     }
@@ -271,14 +282,14 @@ impl Exchange {
         };
         let latency = self.requested_slo(pool).map_err(|refusal| self.refuse(pool, &refusal))?;
         let unseen = self.unseen && self.api.is_inference();
-        let named = self.named.as_deref().filter(|_| unseen).map(|name| Cow::Owned(name.to_owned()));
+        let named = self.asked.model.as_deref().filter(|_| unseen).map(|name| Cow::Owned(name.to_owned()));
         let model = parsed.as_mut().map(|p| std::mem::take(&mut p.model)).or(named).unwrap_or_default();
-        let asked = ModelRequest { model: &model, objective: self.objective.as_deref(), rewrite: self.rewrite.as_deref() };
+        let asked = ModelRequest { model: &model, objective: self.asked.objective.as_deref(), rewrite: self.asked.rewrite.as_deref() };
         let resolved = pool.resolve(asked).map_err(|refusal| self.refuse(pool, &refusal.into()))?;
         let target = resolved.target_model;
         let (splice, names) = parsed.as_ref().zip(target.as_deref()).and_then(|(p, target)| rewrite::model(body, p, target)).unzip();
         // A client may declare any length.
-        let unseen_bytes = self.declared_bytes.filter(|_| unseen).unwrap_or(0).min(settings.body_limit_bytes);
+        let unseen_bytes = self.asked.declared_bytes.filter(|_| unseen).unwrap_or(0).min(settings.body_limit_bytes);
         Ok(PendingRequest {
             prompt_tokens: pending_request::tokens(parsed.as_ref(), unseen_bytes, token, pool),
             parsed,
@@ -305,7 +316,7 @@ impl Exchange {
         now: Timestamp,
     ) -> ExchangeStep {
         let hint = hint.map(hint::parse);
-        let headers: Vec<(&str, &str)> = self.captured.iter().map(|(name, value)| (&**name, &**value)).collect();
+        let headers: Vec<(&str, &str)> = self.asked.captured.iter().map(|(name, value)| (&**name, &**value)).collect();
         let parsed = asking.parsed.as_ref();
         let request = Request {
             model: asking.target_model(),
@@ -321,7 +332,7 @@ impl Exchange {
             prediction_based: asking.latency.prediction_based,
         };
         let kind = self.kind(request.model);
-        self.why.recorded = pool.sample_one_in(settings.decision_log_one_in).then(|| settings.decision_log_headers.as_str().into());
+        self.why.recorded = pool.sample_one_in(settings.decision_log.one_in).then(|| settings.decision_log.headers.as_str().into());
         match pool.pick(&request, &asking.model, now, &mut self.why).map_err(Refusal::from) {
             Err(Refusal::Unavailable(UnavailableReason::ModelNotServed)) if asking.target.is_none() && !pool.knows_model(&asking.model) => {
                 self.refuse(pool, &Refusal::UnknownModel(asking.model.as_ref().into()))
@@ -331,7 +342,7 @@ impl Exchange {
                 let mut forward = RequestChanges::to(settings, &picked, self.api.is_inference(), parsed.is_some_and(|p| p.stream));
                 let counted = pool.counters_mut().count_sent(&asking.model, request.model, request.priority, asking.body_bytes);
                 if let Some(splice) = asking.splice {
-                    forward.rewrite(splice, self.declared_bytes.map(|_| asking.body_bytes));
+                    forward.rewrite(splice, self.asked.declared_bytes.map(|_| asking.body_bytes));
                 }
                 let prompt = SentPrompt {
                     text_bytes: parsed.map_or(0, prompt::text_bytes),
@@ -411,7 +422,7 @@ impl Exchange {
     /// Hashes of what decides whether endpoints accept a request: API and model, and credentials.
     fn kind(&self, model: &str) -> (u64, u64) {
         let parser = self.api.parser().map_or(0, scheduler::name_hash);
-        (scheduler::name_hash(model) ^ parser.rotate_left(2), self.credentials)
+        (scheduler::name_hash(model) ^ parser.rotate_left(2), self.asked.credentials)
     }
 
     fn parse<'b>(&self, body: &'b [u8]) -> Result<Option<body::ParsedRequest<'b>>, Refusal> {
@@ -426,7 +437,7 @@ impl Exchange {
     fn requested_slo(&self, pool: &ManagedPool) -> Result<slo::RequestedSlo, Refusal> {
         let predicting = pool.snapshot().map(Snapshot::pipeline).filter(|pipeline| pipeline.predicts() && self.api.is_inference());
         let Some(pipeline) = predicting else { return Ok(slo::RequestedSlo::default()) };
-        let asked = self.latency?;
+        let asked = self.asked.latency?;
         if pipeline.demands_slo() && !asked.slo.any() { Err(Refusal::SloMissing) } else { Ok(asked) }
     }
 

@@ -16,7 +16,10 @@ pub mod driver;
 pub use driver::{BodyProgress, PoolUse, RequestCount, RequestDriver, RequestFlow, RequestHost, RewriteError};
 
 mod settings;
-pub use settings::{DecideAt, DestinationFormat, ExchangeSettings, FailureMode, ObjectiveHeader};
+pub use settings::{
+    DecideAt, DecisionLogSettings, DestinationFormat, DestinationSettings, ExchangeSettings, FailureMode, ObjectiveHeader, RetrySettings,
+    SubsetSettings,
+};
 
 pub use pool_state::{ManagedPool, Timestamp};
 

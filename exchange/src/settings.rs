@@ -44,19 +44,54 @@ pub enum ObjectiveHeader {
     Trust,
 }
 
-/// The settings of all exchanges of one filter configuration.
+/// Where the ranked list goes.
 #[derive(Clone, Debug)]
-pub struct ExchangeSettings {
+pub struct DestinationSettings {
     /// Header (and metadata key) of the destination.
-    pub destination_header: String,
+    pub header: String,
     /// Header of the second choice in [`DestinationFormat::Single`].
     pub fallback_header: String,
     /// The format of the ranked list.
-    pub destination_format: DestinationFormat,
+    pub format: DestinationFormat,
+}
+
+/// Where a gateway puts the subset hint.
+#[derive(Clone, Debug)]
+pub struct SubsetSettings {
     /// Namespace of the subset hint in filter metadata.
-    pub subset_namespace: String,
+    pub namespace: String,
     /// Key of the subset hint in that namespace.
-    pub subset_key: String,
+    pub key: String,
+}
+
+/// Which decisions are recorded, for `switchpointd explain`.
+#[derive(Clone, Debug)]
+pub struct DecisionLogSettings {
+    /// One in this many decisions is recorded completely; 0: none. A record has some 200 bytes for
+    /// each endpoint.
+    pub one_in: u32,
+    /// Request headers that a record may show, comma-separated: plugins may read any header,
+    /// credentials too.
+    pub headers: String,
+}
+
+/// What happens after a failed attempt.
+#[derive(Clone, Debug)]
+pub struct RetrySettings {
+    /// Whether failed attempts are retried on the rest of the ranked list.
+    pub enabled: bool,
+    /// Time one attempt of a streamed request may take to its response headers, in ms; 0 is no
+    /// limit. Unstreamed replies send their headers at the end, so it never applies to them.
+    pub per_try_timeout_ms: u64,
+}
+
+/// The settings of all exchanges of one filter configuration.
+#[derive(Clone, Debug)]
+pub struct ExchangeSettings {
+    /// Where the ranked list goes.
+    pub destination: DestinationSettings,
+    /// Where the subset hint is.
+    pub subset: SubsetSettings,
     /// When a request on an inference path is decided.
     pub decide_at: DecideAt,
     /// The header that names the model where the body is not read. Its sender must have read the
@@ -70,32 +105,25 @@ pub struct ExchangeSettings {
     pub failure_mode: FailureMode,
     /// How long a request may wait for the first state, ms.
     pub cold_start_wait_ms: u64,
-    /// Path that answers 200 once state is there.
+    /// Path that answers 200 once all pools have state.
     pub ready_path: String,
-    /// May a client ask for the reasons of a decision by header?
+    /// Whether a client may request the reasons of a decision by header.
     pub explain: bool,
-    /// Does the objective header count?
+    /// Whether the objective header counts.
     pub objective_header: ObjectiveHeader,
-    /// One in this many decisions is recorded completely, for `switchpointd explain`; 0: none. A
-    /// record has some 200 bytes for each endpoint.
-    pub decision_log_one_in: u32,
-    /// Request headers that a record may show, comma-separated: plugins may read any header,
-    /// credentials too.
-    pub decision_log_headers: String,
-    /// Time one attempt of a streamed request may take to its response headers, in ms; 0 is no limit. Unstreamed replies send their
-    /// headers at the end, so it never applies to them.
-    pub per_try_timeout_ms: u64,
-    /// Are failed attempts retried on the rest of the ranked list?
-    pub retry: bool,
+    /// Which decisions are recorded.
+    pub decision_log: DecisionLogSettings,
+    /// What happens after a failed attempt.
+    pub retry: RetrySettings,
 }
 
 // === impl ExchangeSettings ===
 
 impl ExchangeSettings {
-    /// Is this a header that a client must not set? `name` is lower-case.
+    /// Whether this is a header that a client must not set. `name` is lower-case.
     #[must_use]
     pub fn removes(&self, name: &[u8]) -> bool {
-        let ours = [&self.destination_header, &self.fallback_header];
+        let ours = [&self.destination.header, &self.destination.fallback_header];
         headers::is_control(name)
             || ours.iter().any(|header| header.as_bytes() == name)
             || (self.objective_header == ObjectiveHeader::Ignore && headers::OBJECTIVE.iter().any(|header| header.as_bytes() == name))
@@ -105,11 +133,12 @@ impl ExchangeSettings {
 impl Default for ExchangeSettings {
     fn default() -> Self {
         Self {
-            destination_header: headers::DESTINATION.to_owned(),
-            fallback_header: headers::DESTINATION_FALLBACK.to_owned(),
-            destination_format: DestinationFormat::List,
-            subset_namespace: headers::SUBSET_NAMESPACE.to_owned(),
-            subset_key: headers::SUBSET.to_owned(),
+            destination: DestinationSettings {
+                header: headers::DESTINATION.to_owned(),
+                fallback_header: headers::DESTINATION_FALLBACK.to_owned(),
+                format: DestinationFormat::List,
+            },
+            subset: SubsetSettings { namespace: headers::SUBSET_NAMESPACE.to_owned(), key: headers::SUBSET.to_owned() },
             decide_at: DecideAt::Body,
             model_header: headers::MODEL.to_owned(),
             body_limit_bytes: 24 << 20,
@@ -117,11 +146,9 @@ impl Default for ExchangeSettings {
             cold_start_wait_ms: 2_000,
             ready_path: "/switchpoint/ready".to_owned(),
             explain: false,
-            decision_log_one_in: 0,
-            decision_log_headers: RECORDED_HEADERS_DEFAULT.to_owned(),
             objective_header: ObjectiveHeader::Ignore,
-            per_try_timeout_ms: 0,
-            retry: true,
+            decision_log: DecisionLogSettings { one_in: 0, headers: RECORDED_HEADERS_DEFAULT.to_owned() },
+            retry: RetrySettings { enabled: true, per_try_timeout_ms: 0 },
         }
     }
 }
@@ -140,8 +167,9 @@ mod tests {
 
     #[test]
     fn headers_named_by_the_operator_are_the_operators() {
-        let settings =
-            ExchangeSettings { destination_header: "x-to".to_owned(), fallback_header: "x-else".to_owned(), ..ExchangeSettings::default() };
+        let mut settings = ExchangeSettings::default();
+        settings.destination.header = "x-to".to_owned();
+        settings.destination.fallback_header = "x-else".to_owned();
         assert!(settings.removes(b"x-to") && settings.removes(b"x-else") && settings.removes(headers::DESTINATION.as_bytes()));
         assert!(!settings.removes(b"authorization"));
     }

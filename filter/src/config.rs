@@ -204,31 +204,35 @@ const FIELDS: &[ConfigField] = &[
         path: "destination_format",
         kind: FieldKind::Choice {
             allowed: DESTINATION_FORMATS,
-            get: |c| if c.settings.destination_format == DestinationFormat::Single { "single" } else { "list" },
+            get: |c| if c.settings.destination.format == DestinationFormat::Single { "single" } else { "list" },
             set: |c, v| {
-                c.settings.destination_format = if v == "single" { DestinationFormat::Single } else { DestinationFormat::List };
+                c.settings.destination.format = if v == "single" { DestinationFormat::Single } else { DestinationFormat::List };
             },
         },
         about: readable("all ranked endpoints in one header, or the first there and the second in the fallback header"),
     },
     ConfigField {
         path: "destination_header",
-        kind: text!(Header, settings.destination_header),
+        kind: text!(Header, settings.destination.header),
         about: readable("header of the destination"),
     },
-    ConfigField { path: "fallback_header", kind: text!(Header, settings.fallback_header), about: readable("header of the second choice") },
-    ConfigField { path: "subset_namespace", kind: text!(Key, settings.subset_namespace), about: readable("namespace of the subset hint") },
-    ConfigField { path: "subset_key", kind: text!(Key, settings.subset_key), about: readable("key of the subset hint in it") },
+    ConfigField {
+        path: "fallback_header",
+        kind: text!(Header, settings.destination.fallback_header),
+        about: readable("header of the second choice"),
+    },
+    ConfigField { path: "subset_namespace", kind: text!(Key, settings.subset.namespace), about: readable("namespace of the subset hint") },
+    ConfigField { path: "subset_key", kind: text!(Key, settings.subset.key), about: readable("key of the subset hint in it") },
     ConfigField { path: "ready_path", kind: text!(Path, settings.ready_path), about: readable("answers 200 once every pool has state") },
     ConfigField { path: "explain", kind: flag!(settings.explain), about: readable("clients may ask for the reasons of a decision") },
     ConfigField {
         path: "decision_log_one_in",
-        kind: number!(0, 1_000_000_000, settings.decision_log_one_in: u32),
+        kind: number!(0, 1_000_000_000, settings.decision_log.one_in: u32),
         about: readable("one of so many decisions is written whole to the access log, for `switchpointd explain`; 0: none"),
     },
     ConfigField {
         path: "decision_log_headers",
-        kind: text!(Key, settings.decision_log_headers),
+        kind: text!(Key, settings.decision_log.headers),
         about: readable("request headers shown in it, comma-separated; no other header's value is logged"),
     },
     ConfigField {
@@ -242,10 +246,14 @@ const FIELDS: &[ConfigField] = &[
         },
         about: readable("does x-llm-d-inference-objective give a request its priority; trust it only where clients cannot set it"),
     },
-    ConfigField { path: "retry", kind: flag!(settings.retry), about: readable("failed attempts go on to the next ranked endpoint") },
+    ConfigField {
+        path: "retry",
+        kind: flag!(settings.retry.enabled),
+        about: readable("failed attempts go on to the next ranked endpoint"),
+    },
     ConfigField {
         path: "per_try_timeout_ms",
-        kind: number!(0, 3_600_000, settings.per_try_timeout_ms: u64),
+        kind: number!(0, 3_600_000, settings.retry.per_try_timeout_ms: u64),
         about: readable("time one attempt of a streamed request may take to its response headers; 0: no limit"),
     },
     ConfigField {
@@ -510,6 +518,8 @@ impl std::error::Error for InvalidConfig {}
 
 #[cfg(test)]
 mod tests {
+    use exchange::{DecisionLogSettings, DestinationSettings, RetrySettings, SubsetSettings};
+
     use super::*;
 
     fn error(json: &str) -> String {
@@ -554,11 +564,8 @@ mod tests {
         )
         .unwrap();
         let settings = ExchangeSettings {
-            destination_header: "x-d".into(),
-            fallback_header: "x-f".into(),
-            destination_format: DestinationFormat::Single,
-            subset_namespace: "ns".into(),
-            subset_key: "k".into(),
+            destination: DestinationSettings { header: "x-d".into(), fallback_header: "x-f".into(), format: DestinationFormat::Single },
+            subset: SubsetSettings { namespace: "ns".into(), key: "k".into() },
             decide_at: DecideAt::Headers,
             model_header: "x-m".into(),
             body_limit_bytes: 2048,
@@ -566,11 +573,9 @@ mod tests {
             cold_start_wait_ms: 0,
             ready_path: "/r".into(),
             explain: true,
-            decision_log_one_in: 50,
-            decision_log_headers: "x-a,x-b".into(),
             objective_header: ObjectiveHeader::Trust,
-            per_try_timeout_ms: 9,
-            retry: false,
+            decision_log: DecisionLogSettings { one_in: 50, headers: "x-a,x-b".into() },
+            retry: RetrySettings { enabled: false, per_try_timeout_ms: 9 },
         };
         let state = StateConfig {
             cluster: "c".into(),

@@ -60,31 +60,57 @@ pub struct FakeProcess {
     pub reads: Cell<u32>,
     pub queues: RefCell<Vec<(String, VecDeque<Vec<u8>>)>>,
     pub properties: RefCell<BTreeMap<String, Vec<u8>>>,
-    /// Properties that cannot be read.
-    pub unreadable: RefCell<Vec<String>>,
-    /// Streams opened, and whether they are open still.
+    pub grpc: FakeGrpc,
+    pub http: FakeHttp,
+    /// Replies, resumptions and the like, in order, as text.
+    pub log: RefCell<Vec<String>>,
+    metrics: FakeMetrics,
+    entropy: Cell<u64>,
+    pub faults: FakeFaults,
+}
+
+/// Streams and calls to the daemon.
+#[derive(Default)]
+pub struct FakeGrpc {
+    /// For each stream opened, whether it is still open.
     pub streams: RefCell<Vec<bool>>,
     /// Messages sent, by stream.
     pub sent: RefCell<Vec<(u32, Vec<u8>)>>,
     /// Calls made: path, session and body.
     pub calls: RefCell<Vec<(String, String, Vec<u8>)>>,
-    /// Buffers that cannot be written.
-    pub read_only: Cell<bool>,
-    /// What the next read of a buffer gives.
-    pub buffers: RefCell<BTreeMap<u32, Vec<u8>>>,
+}
+
+/// The current request and its response.
+#[derive(Default)]
+pub struct FakeHttp {
     pub request: RefCell<Vec<(String, String)>>,
     pub response: RefCell<Vec<(String, String)>>,
+    /// Headers of the daemon's answer to a call.
     pub answer: RefCell<Vec<(String, String)>>,
-    /// Replies, resumptions and the like, in order, as text.
-    pub log: RefCell<Vec<String>>,
+    /// What the next read of a buffer returns.
+    pub buffers: RefCell<BTreeMap<u32, Vec<u8>>>,
+    /// Whether writes to buffers fail.
+    pub read_only: Cell<bool>,
+    /// Contexts that no longer exist.
     pub removed: RefCell<Vec<u32>>,
-    pub metrics: RefCell<BTreeMap<String, u64>>,
-    metric_names: RefCell<Vec<String>>,
-    entropy: Cell<u64>,
-    hook: RefCell<Option<FakeHook>>,
+}
+
+#[derive(Default)]
+struct FakeMetrics {
+    values: RefCell<BTreeMap<String, u64>>,
+    /// By number.
+    names: RefCell<Vec<String>>,
+}
+
+/// What fails, and what another thread does in between.
+#[derive(Default)]
+pub struct FakeFaults {
+    /// Properties that cannot be read.
+    pub unreadable: RefCell<Vec<String>>,
     failing: RefCell<BTreeSet<FakeCall>>,
     /// How many calls succeed before one fails.
     fails_after: Cell<Option<u32>>,
+    hook: RefCell<Option<FakeHook>>,
 }
 
 impl std::ops::Deref for FakeHost {
@@ -104,23 +130,23 @@ impl FakeHost {
 
     /// Runs `hook` just before the next write to shared data: another thread gets in between a read and its write.
     pub fn before_next_share(&self, hook: impl FnOnce() + 'static) {
-        *self.hook.borrow_mut() = Some(Box::new(hook));
+        *self.faults.hook.borrow_mut() = Some(Box::new(hook));
     }
 
     /// From now on every call of these kinds fails, and no other.
     pub fn fail(&self, kinds: &[FakeCall]) {
-        *self.failing.borrow_mut() = kinds.iter().copied().collect();
+        *self.faults.failing.borrow_mut() = kinds.iter().copied().collect();
     }
 
     /// From now on the call after `count` others fails, whatever its kind.
     pub fn fail_after(&self, count: u32) {
-        self.fails_after.set(Some(count));
+        self.faults.fails_after.set(Some(count));
     }
 
     fn may_fail(&self, call: FakeCall) -> Result<()> {
-        let left = self.fails_after.get();
-        self.fails_after.set(left.and_then(|left| left.checked_sub(1)));
-        if left == Some(0) || self.failing.borrow().contains(&call) { Err(HostError::INTERNAL) } else { Ok(()) }
+        let left = self.faults.fails_after.get();
+        self.faults.fails_after.set(left.and_then(|left| left.checked_sub(1)));
+        if left == Some(0) || self.faults.failing.borrow().contains(&call) { Err(HostError::INTERNAL) } else { Ok(()) }
     }
 
     pub fn pass_ms(&self, ms: u64) {
@@ -136,14 +162,14 @@ impl FakeHost {
     }
 
     pub fn metric_value(&self, name: &str) -> u64 {
-        self.metrics.borrow().get(name).copied().unwrap_or(0)
+        self.metrics.values.borrow().get(name).copied().unwrap_or(0)
     }
 
     fn map(&self, map: HeaderMap) -> &RefCell<Vec<(String, String)>> {
         match map {
-            HeaderMap::Request => &self.request,
-            HeaderMap::Response => &self.response,
-            HeaderMap::Answer => &self.answer,
+            HeaderMap::Request => &self.http.request,
+            HeaderMap::Response => &self.http.response,
+            HeaderMap::Answer => &self.http.answer,
         }
     }
 }
@@ -166,7 +192,7 @@ impl Host for FakeHost {
 
     fn share(&self, key: &str, value: &[u8], expect: WriteCondition) -> Result<()> {
         self.may_fail(FakeCall::Share)?;
-        let hook = self.hook.borrow_mut().take();
+        let hook = self.faults.hook.borrow_mut().take();
         if let Some(hook) = hook {
             hook();
         }
@@ -210,22 +236,22 @@ impl Host for FakeHost {
         self.may_fail(FakeCall::StreamOpen)?;
         assert!(upstream.contains("switchpoint-state"));
         assert_eq!((service, method), ("switchpoint.state.v1.StateService", "Stream"));
-        self.streams.borrow_mut().push(true);
-        Ok(u32::try_from(self.streams.borrow().len()).unwrap())
+        self.grpc.streams.borrow_mut().push(true);
+        Ok(u32::try_from(self.grpc.streams.borrow().len()).unwrap())
     }
 
     fn stream_send(&self, stream: u32, message: &[u8]) -> Result<()> {
         self.may_fail(FakeCall::StreamSend)?;
-        if !self.streams.borrow()[stream as usize - 1] {
+        if !self.grpc.streams.borrow()[stream as usize - 1] {
             return Err(HostError::NOT_FOUND);
         }
-        self.sent.borrow_mut().push((stream, message.to_vec()));
+        self.grpc.sent.borrow_mut().push((stream, message.to_vec()));
         Ok(())
     }
 
     fn stream_cancel(&self, stream: u32) -> Result<()> {
         self.may_fail(FakeCall::StreamCancel)?;
-        self.streams.borrow_mut()[stream as usize - 1] = false;
+        self.grpc.streams.borrow_mut()[stream as usize - 1] = false;
         Ok(())
     }
 
@@ -234,8 +260,8 @@ impl Host for FakeHost {
         assert!(cluster == "switchpoint-state" && timeout_ms > 0);
         let value = |name: &str| headers.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned()).unwrap();
         assert_eq!((value(":method").as_str(), value(":authority").as_str()), ("POST", "switchpoint-state"));
-        self.calls.borrow_mut().push((value(":path"), value("x-switchpoint-session"), body.to_vec()));
-        Ok(u32::try_from(self.calls.borrow().len()).unwrap())
+        self.grpc.calls.borrow_mut().push((value(":path"), value("x-switchpoint-session"), body.to_vec()));
+        Ok(u32::try_from(self.grpc.calls.borrow().len()).unwrap())
     }
 
     fn stream_status(&self) -> String {
@@ -245,7 +271,7 @@ impl Host for FakeHost {
     fn property(&self, path: &[&str]) -> Result<Option<Vec<u8>>> {
         self.may_fail(FakeCall::Property)?;
         let path = path.join(".");
-        if self.unreadable.borrow().contains(&path) {
+        if self.faults.unreadable.borrow().contains(&path) {
             return Err(HostError::INTERNAL);
         }
         Ok(self.properties.borrow().get(&path).cloned())
@@ -278,17 +304,17 @@ impl Host for FakeHost {
 
     fn buffer(&self, buffer: BodyBuffer, size: usize) -> Result<Vec<u8>> {
         self.may_fail(FakeCall::Buffer)?;
-        let mut bytes = self.buffers.borrow().get(&(buffer as u32)).cloned().unwrap_or_default();
+        let mut bytes = self.http.buffers.borrow().get(&(buffer as u32)).cloned().unwrap_or_default();
         bytes.truncate(size);
         Ok(bytes)
     }
 
     fn buffer_replace(&self, buffer: BodyBuffer, size: usize, bytes: &[u8]) -> Result<()> {
         self.may_fail(FakeCall::BufferReplace)?;
-        if self.read_only.get() {
+        if self.http.read_only.get() {
             return Err(HostError::INTERNAL);
         }
-        let mut buffers = self.buffers.borrow_mut();
+        let mut buffers = self.http.buffers.borrow_mut();
         let held = buffers.entry(buffer as u32).or_default();
         let rest = held.split_off(size.min(held.len()));
         *held = [bytes, &rest].concat();
@@ -309,7 +335,7 @@ impl Host for FakeHost {
 
     fn focus(&self, context: u32) -> Result<()> {
         self.may_fail(FakeCall::Focus)?;
-        if self.removed.borrow().contains(&context) {
+        if self.http.removed.borrow().contains(&context) {
             return Err(HostError::NOT_FOUND);
         }
         self.note(format!("focus {context}"));
@@ -324,21 +350,21 @@ impl Host for FakeHost {
 
     fn metric(&self, _kind: MetricKind, name: &str) -> Result<u32> {
         self.may_fail(FakeCall::Metric)?;
-        self.metric_names.borrow_mut().push(name.to_owned());
-        Ok(u32::try_from(self.metric_names.borrow().len()).unwrap() - 1)
+        self.metrics.names.borrow_mut().push(name.to_owned());
+        Ok(u32::try_from(self.metrics.names.borrow().len()).unwrap() - 1)
     }
 
     fn metric_add(&self, metric: u32, amount: i64) -> Result<()> {
         self.may_fail(FakeCall::MetricAdd)?;
-        let name = self.metric_names.borrow()[metric as usize].clone();
-        *self.metrics.borrow_mut().entry(name).or_default() += u64::try_from(amount).unwrap();
+        let name = self.metrics.names.borrow()[metric as usize].clone();
+        *self.metrics.values.borrow_mut().entry(name).or_default() += u64::try_from(amount).unwrap();
         Ok(())
     }
 
     fn metric_record(&self, metric: u32, value: u64) -> Result<()> {
         self.may_fail(FakeCall::MetricRecord)?;
-        let name = self.metric_names.borrow()[metric as usize].clone();
-        self.metrics.borrow_mut().insert(name, value);
+        let name = self.metrics.names.borrow()[metric as usize].clone();
+        self.metrics.values.borrow_mut().insert(name, value);
         Ok(())
     }
 

@@ -123,15 +123,7 @@ pub fn cost<H: Host>(host: &H, headers: &[u8]) -> Option<String> {
         for vm_slot in 0..peers {
             let head = [vm_of(vm_slot).to_le_bytes(), at.0.to_le_bytes()];
             row.iter_mut().zip(head.as_flattened()).for_each(|(to, byte)| *to = *byte);
-            // A few picks and ends since the last look.
-            for place in 0..CHANGES {
-                let entry = place.wrapping_mul(7).wrapping_add(round as usize).checked_rem(rows).unwrap_or(0);
-                let size = row.len().saturating_sub(LoadReportHead::BYTES).checked_div(rows).unwrap_or(0);
-                // The low byte of the prefill tokens: the second word of a load.
-                if let Some(byte) = row.get_mut(entry.saturating_mul(size).saturating_add(LoadReportHead::BYTES).saturating_add(8)) {
-                    *byte = byte.wrapping_add(1);
-                }
-            }
+            change_loads(&mut row, rows, round as usize);
             let _ = host.share(&format!("switchpoint/1/pool/drill/row/{vm_slot}"), &row, WriteCondition::Any);
         }
         let mut exchanges = picks(&mut replica, 1);
@@ -159,6 +151,18 @@ pub fn cost<H: Host>(host: &H, headers: &[u8]) -> Option<String> {
         us(same),
         us(tell)
     ))
+}
+
+/// Changes a few loads of a load report, like a few picks and ends since the last look.
+fn change_loads(report: &mut [u8], rows: usize, round: usize) {
+    let size = report.len().saturating_sub(LoadReportHead::BYTES).checked_div(rows).unwrap_or(0);
+    for place in 0..CHANGES {
+        let entry = place.wrapping_mul(7).wrapping_add(round).checked_rem(rows).unwrap_or(0);
+        // The low byte of the prefill tokens: the second word of a load.
+        if let Some(byte) = report.get_mut(entry.saturating_mul(size).saturating_add(LoadReportHead::BYTES).saturating_add(8)) {
+            *byte = byte.wrapping_add(1);
+        }
+    }
 }
 
 fn picks(replica: &mut PoolReplica, count: usize) -> Vec<Exchange> {

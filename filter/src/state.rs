@@ -519,15 +519,15 @@ mod tests {
 
     /// The daemon sends `bytes` on the newest stream.
     fn send(host: &FakeHost, vm: &mut VmState<FakeHost>, bytes: Vec<u8>) -> usize {
-        let (size, stream) = (bytes.len(), u32::try_from(host.streams.borrow().len()).unwrap());
-        host.buffers.borrow_mut().insert(BodyBuffer::StreamMessage as u32, bytes);
+        let (size, stream) = (bytes.len(), u32::try_from(host.grpc.streams.borrow().len()).unwrap());
+        host.http.buffers.borrow_mut().insert(BodyBuffer::StreamMessage as u32, bytes);
         let root = vm.roots.last().unwrap().id;
         vm.on_stream_message(root, stream, size).len()
     }
 
     /// What was sent to the daemon since the last call, as text.
     fn said(host: &FakeHost) -> Vec<String> {
-        let sent = std::mem::take(&mut *host.sent.borrow_mut());
+        let sent = std::mem::take(&mut *host.grpc.sent.borrow_mut());
         let text = |(stream, bytes): (u32, Vec<u8>)| match state::ProxyMessage::decode(bytes.as_slice()).unwrap().message.unwrap() {
             proxy_message::Message::Hello(h) => format!("{stream}: hello {} {:?}", h.node_id, h.pools),
             proxy_message::Message::Ack(a) => {
@@ -560,7 +560,7 @@ mod tests {
         let host = FakeHost::new();
         let mut canary = vm(&host, 1);
         canary.remove_root(1);
-        assert_eq!((host.writes.get(), host.queues.borrow().len(), host.streams.borrow().len()), (0, 0, 0));
+        assert_eq!((host.writes.get(), host.queues.borrow().len(), host.grpc.streams.borrow().len()), (0, 0, 0));
     }
 
     #[test]
@@ -570,7 +570,7 @@ mod tests {
         let mut other = vm(&host, 1);
         other.tick(1);
         assert_eq!(in_force(&other), 1, "a VM that comes later finds the board as it is");
-        assert_eq!(host.streams.borrow().len(), 1, "one stream a process");
+        assert_eq!(host.grpc.streams.borrow().len(), 1, "one stream a process");
 
         host.pass_ms(1_000);
         leader.tick(1);
@@ -604,7 +604,7 @@ mod tests {
             host.pass_ms(100);
             other.tick(1);
         }
-        assert_eq!(host.streams.borrow().len(), 2, "within the lease");
+        assert_eq!(host.grpc.streams.borrow().len(), 2, "within the lease");
         said(&host);
         // The daemon sends its state again; that it is already in force is no reason to refuse it.
         send(&host, &mut other, pool_update_message("default", version(1), &["10.0.0.1:1"]));
@@ -618,15 +618,15 @@ mod tests {
         let mut other = vm(&host, 1);
         host.pass_ms(3_000);
         other.tick(1);
-        assert_eq!(host.streams.borrow().len(), 2);
+        assert_eq!(host.grpc.streams.borrow().len(), 2);
         send(&host, &mut other, pool_update_message("default", version(5), &["10.0.0.5:1"]));
         said(&host);
         // A message that was on its way to the stalled leader arrives now.
         let late = pool_update_message("default", version(9), &["10.0.0.9:1"]);
-        host.buffers.borrow_mut().insert(BodyBuffer::StreamMessage as u32, late.clone());
+        host.http.buffers.borrow_mut().insert(BodyBuffer::StreamMessage as u32, late.clone());
         stalled.on_stream_message(1, 1, late.len());
         assert_eq!(said(&host), [""; 0]);
-        assert!(!host.streams.borrow()[0], "it closed its stream");
+        assert!(!host.grpc.streams.borrow()[0], "it closed its stream");
         stalled.tick(1);
         assert_eq!(in_force(&stalled), 5);
     }
@@ -667,14 +667,14 @@ mod tests {
             let hear = |leader: &mut VmState<FakeHost>, message: Vec<u8>| match transport {
                 "grpc" => drop(send(&host, leader, message)),
                 _ => {
-                    let last = |kind: &str| host.calls.borrow().iter().rposition(|(path, _, _)| path.ends_with(kind)).unwrap() + 1;
+                    let last = |kind: &str| host.grpc.calls.borrow().iter().rposition(|(path, _, _)| path.ends_with(kind)).unwrap() + 1;
                     answer(leader, last("tell"), b"200", &[]);
                     answer(leader, last("hear"), b"200", &[message]);
                 }
             };
             let acks = || -> Vec<state::Ack> {
-                let mut bytes: Vec<Vec<u8>> = host.sent.borrow().iter().map(|(_, bytes)| bytes.clone()).collect();
-                for (_, _, body) in &*host.calls.borrow() {
+                let mut bytes: Vec<Vec<u8>> = host.grpc.sent.borrow().iter().map(|(_, bytes)| bytes.clone()).collect();
+                for (_, _, body) in &*host.grpc.calls.borrow() {
                     let mut rest = body.as_slice();
                     while let Some((message, after)) = proto::frames::take(rest) {
                         rest = after;
@@ -719,7 +719,7 @@ mod tests {
         host.share("switchpoint/1/leader", &words::write(&[9, leader.id, host.now().plus_ms(3_000).0], &[]), WriteCondition::Any).unwrap();
         leader.lease = LeaderElection::new(leader.id);
         leader.tick(1);
-        let stream = u32::try_from(host.streams.borrow().len()).unwrap();
+        let stream = u32::try_from(host.grpc.streams.borrow().len()).unwrap();
         assert_eq!(leader.epoch, Some(9));
         send(&host, &mut leader, pool_update_message("default", version(3), &["10.0.0.2:1"]));
         assert_eq!(said(&host).last().unwrap(), &format!("{stream}: ack 3 older than 45.2, which is in force; holds 45.2"));
@@ -743,9 +743,9 @@ mod tests {
             }
         };
         ticks(&mut next, 31);
-        assert_eq!((next.epoch, host.streams.borrow().len()), (Some(2), 1), "it leads, and leaves the daemon alone for a while");
+        assert_eq!((next.epoch, host.grpc.streams.borrow().len()), (Some(2), 1), "it leads, and leaves the daemon alone for a while");
         ticks(&mut next, 100);
-        assert_eq!(host.streams.borrow().len(), 2);
+        assert_eq!(host.grpc.streams.borrow().len(), 2);
         said(&host);
         send(&host, &mut next, deadly(3));
         assert_eq!((in_force(&next), said(&host).len()), (1, 0));
@@ -758,19 +758,19 @@ mod tests {
     fn a_stream_that_ends_is_released_at_once_and_opened_again_after_a_pause() {
         let (host, mut leader) = led();
         leader.on_stream_closed(1, 1, "gone");
-        assert!(!host.streams.borrow()[0]);
+        assert!(!host.grpc.streams.borrow()[0]);
         leader.tick(1);
-        assert_eq!(host.streams.borrow().len(), 1, "not at once");
+        assert_eq!(host.grpc.streams.borrow().len(), 1, "not at once");
         host.pass_ms(100);
         leader.tick(1);
-        assert_eq!(host.streams.borrow().len(), 2);
+        assert_eq!(host.grpc.streams.borrow().len(), 2);
         // The pauses grow up to a bound.
         let mut waits = Vec::new();
         for _ in 0..12 {
-            let open = u32::try_from(host.streams.borrow().len()).unwrap();
+            let open = u32::try_from(host.grpc.streams.borrow().len()).unwrap();
             leader.on_stream_closed(1, open, "gone");
             let mut ticks = 0;
-            while host.streams.borrow().len() == open as usize {
+            while host.grpc.streams.borrow().len() == open as usize {
                 host.pass_ms(100);
                 leader.tick(1);
                 ticks += 1;
@@ -787,12 +787,12 @@ mod tests {
             host.pass_ms(100);
             leader.tick(1);
         }
-        assert_eq!(*host.streams.borrow(), [true]);
+        assert_eq!(*host.grpc.streams.borrow(), [true]);
         for _ in 0..4 {
             host.pass_ms(100);
             leader.tick(1);
         }
-        assert_eq!(*host.streams.borrow(), [false, true]);
+        assert_eq!(*host.grpc.streams.borrow(), [false, true]);
         assert_eq!(host.metric_value("switchpoint_state_connected"), 0);
     }
 
@@ -806,19 +806,19 @@ mod tests {
         leader.tick(2);
         // A stream is its own root context's to end.
         assert_eq!(host.take_log(), ["focus 1", "focus 2"]);
-        assert_eq!(*host.streams.borrow(), [false, true]);
+        assert_eq!(*host.grpc.streams.borrow(), [false, true]);
         assert_eq!(said(&host).last().unwrap(), "2: hello proxy-1 [\"default\", \"more\"]");
         assert_eq!(leader.vm_slot.root, 2);
         leader.remove_root(1);
-        assert_eq!(*host.streams.borrow(), [false, true]);
+        assert_eq!(*host.grpc.streams.borrow(), [false, true]);
         // A pool that no configuration names is gone; one that stays keeps its state.
         leader.configure(3, config(r#"{"pools": [{"name": "default"}]}"#));
         leader.remove_root(2);
-        assert_eq!(*host.streams.borrow(), [false, false]);
+        assert_eq!(*host.grpc.streams.borrow(), [false, false]);
         assert!(leader.replica("more").is_none());
         assert_eq!(in_force(&leader), 1);
         leader.tick(3);
-        assert_eq!(*host.streams.borrow(), [false, false, true]);
+        assert_eq!(*host.grpc.streams.borrow(), [false, false, true]);
     }
 
     #[test]
@@ -828,7 +828,7 @@ mod tests {
         other.tick(1);
         leader.remove_root(1);
         other.tick(1);
-        assert_eq!(*host.streams.borrow(), [false, true]);
+        assert_eq!(*host.grpc.streams.borrow(), [false, true]);
     }
 
     #[test]
@@ -843,7 +843,7 @@ mod tests {
             send(&host, &mut worker, metrics_message("default", version(1), host.now_ms.get(), &[1.0]));
         }
         main.tick(1);
-        assert_eq!(*host.streams.borrow(), [false, true]);
+        assert_eq!(*host.grpc.streams.borrow(), [false, true]);
         assert!(worker.epoch.is_none() && main.epoch.is_some());
     }
 
@@ -882,7 +882,7 @@ mod tests {
 
     /// The calls made since the last look, as text, numbered.
     fn called(host: &FakeHost, seen: &mut usize) -> Vec<String> {
-        let calls = host.calls.borrow();
+        let calls = host.grpc.calls.borrow();
         let text = |(path, session, body): &(String, String, Vec<u8>)| {
             let (mut kinds, mut rest) = (Vec::new(), body.as_slice());
             while let Some((message, after)) = proto::frames::take(rest) {
@@ -912,7 +912,7 @@ mod tests {
     }
 
     fn session(host: &FakeHost) -> u64 {
-        u64::from_str_radix(&host.calls.borrow().last().unwrap().1, 16).unwrap()
+        u64::from_str_radix(&host.grpc.calls.borrow().last().unwrap().1, 16).unwrap()
     }
 
     #[test]
@@ -928,13 +928,13 @@ mod tests {
         assert_eq!(called(&host, &mut seen), [format!("tell {s} [\"ack 1\"]"), format!("hear {s} []")]);
         // Messages collect while a call is open.
         for sequence in 2..4 {
-            let hear = host.calls.borrow().len();
+            let hear = host.grpc.calls.borrow().len();
             answer(&mut leader, hear, b"200", &[pool_update_message("default", version(sequence), &["10.0.0.1:1"])]);
             assert_eq!(called(&host, &mut seen), [format!("hear {s} []")]);
         }
         answer(&mut leader, 3, b"200", &[]);
         assert_eq!(called(&host, &mut seen), [format!("tell {s} [\"ack 2\", \"ack 3\"]")]);
-        assert_eq!(host.streams.borrow().len(), 0);
+        assert_eq!(host.grpc.streams.borrow().len(), 0);
     }
 
     #[test]
@@ -987,7 +987,7 @@ mod tests {
         let mut other = vm(&host, 1);
         host.pass_ms(3_000);
         other.tick(1);
-        let hear = host.calls.borrow().len();
+        let hear = host.grpc.calls.borrow().len();
         answer(&mut leader, hear, b"200", &[pool_update_message("default", version(9), &["10.0.0.9:1"])]);
         assert_eq!((in_force(&leader), called(&host, &mut seen).len(), leader.epoch), (0, 0, None));
     }
@@ -1022,7 +1022,7 @@ mod tests {
             }
             let said = called(&host, &mut seen);
             assert!(said.last().is_some_and(|call| call.starts_with("tell")), "round {round}: {said:?}");
-            let hello = host.calls.borrow().len();
+            let hello = host.grpc.calls.borrow().len();
             answer(&mut leader, hello, b"200", &[]);
         }
     }
@@ -1039,8 +1039,8 @@ mod tests {
             }
             let connections = |host: &FakeHost| {
                 let sessions: std::collections::BTreeSet<String> =
-                    host.calls.borrow().iter().map(|(_, session, _)| session.clone()).collect();
-                sessions.len() + host.streams.borrow().len()
+                    host.grpc.calls.borrow().iter().map(|(_, session, _)| session.clone()).collect();
+                sessions.len() + host.grpc.streams.borrow().len()
             };
             let mut writers: Vec<_> = (0..8).map(|_| observation_ring::ObservationRingWriter::default()).collect();
             // The daemon takes nothing, for less long than would count as silence.

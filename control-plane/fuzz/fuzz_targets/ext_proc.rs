@@ -80,7 +80,7 @@ struct Gateway {
 const STREAMS: usize = 3;
 
 /// One stream, and the bytes of its request bodies in and out.
-struct StreamScript {
+struct FuzzedStream {
     talk: Arc<StreamSession>,
     config: Option<ProtocolConfiguration>,
     came: Vec<u8>,
@@ -155,7 +155,7 @@ fn request(said: Said) -> Option<ProcessingRequest> {
     Some(ProcessingRequest { request: Some(request), ..ProcessingRequest::default() })
 }
 
-impl StreamScript {
+impl FuzzedStream {
     fn new(server: &Arc<ExtProcServer>, settings: &Arc<ExchangeSettings>, modes: Option<(u8, u8, bool)>) -> Self {
         let config = modes.map(|(request, response, early)| ProtocolConfiguration {
             request_body_mode: i32::from(request % 6),
@@ -207,13 +207,14 @@ impl StreamScript {
 fuzz_target!(|gateway: Gateway| {
     let server = server();
     let memory = Arc::clone(server.streams().memory());
-    let destination_format = if gateway.list { DestinationFormat::List } else { DestinationFormat::Single };
-    let settings = Arc::new(ExchangeSettings { destination_format, body_limit_bytes: 4096, ..ExchangeSettings::default() });
+    let mut settings = ExchangeSettings { body_limit_bytes: 4096, ..ExchangeSettings::default() };
+    settings.destination.format = if gateway.list { DestinationFormat::List } else { DestinationFormat::Single };
+    let settings = Arc::new(settings);
     let (mut others, mut short, mut ahead_ms) = (memory.account(), 0, 0);
-    let mut streams: [Option<StreamScript>; STREAMS] = std::array::from_fn(|_| None);
+    let mut streams: [Option<FuzzedStream>; STREAMS] = std::array::from_fn(|_| None);
     for (index, event) in gateway.events {
         let index = usize::from(index) % STREAMS;
-        let stream = streams[index].get_or_insert_with(|| StreamScript::new(&server, &settings, gateway.modes[index]));
+        let stream = streams[index].get_or_insert_with(|| FuzzedStream::new(&server, &settings, gateway.modes[index]));
         match event {
             Event::Says(said) => {
                 let bytes = stream.framed(said).unwrap_or_default();

@@ -82,7 +82,7 @@ pub fn answer(shared: &DaemonState, question: &ExplainRequest) -> Result<Value, 
                 };
                 (EndpointRef { slot, generation }, load)
             });
-            let learned = shared.learned.borrow().get(name).and_then(|learned| proto::learned((**learned).clone()).ok());
+            let learned = shared.learning.models.borrow().get(name).and_then(|learned| proto::learned((**learned).clone()).ok());
             fresh(live, learned, loads, question)?
         }
     };

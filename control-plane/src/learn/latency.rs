@@ -34,7 +34,7 @@ pub use learning::{LearningSettings, LearningTask};
 /// models.
 pub fn spawn(tasks: &mut JoinSet<&'static str>, shared: &Arc<DaemonState>, (predict, file): (bool, Option<PathBuf>), shutdown: &Shutdown) {
     let (learners, desks) = LearnerDirectory::new(shared.pool_names.iter().map(Arc::clone));
-    let _ = shared.learners.set(learners); // a daemon is started once
+    let _ = shared.learning.learners.set(learners); // a daemon is started once
     let file = file.map(|path| Arc::new(ModelFile::open(path)));
     for (pool, desk) in desks {
         let learning = LearningTask::new(LearningSettings { pool, predict, file: file.clone() }, Arc::clone(shared), desk);

@@ -230,7 +230,7 @@ pub fn compare_protocols(shared: &DaemonState, components: &BTreeMap<Arc<str>, W
         UpstreamProtocol::Http1 => AppProtocol::Http,
         UpstreamProtocol::H2c => AppProtocol::H2c,
     };
-    let _ = shared.cluster_protocol.set(cluster); // a daemon is started once
+    let _ = shared.discovery.cluster_protocol.set(cluster); // a daemon is started once
     for (pool, components) in components {
         for (name, followed) in components {
             tokio::spawn(log_protocol((pool.to_string(), name.clone()), followed.status(), cluster));

@@ -60,14 +60,11 @@ pub struct EdsSet {
 }
 
 /// One version of a pool. Views with equal `revision` have equal members, pipeline, objects and
-/// `staleness_max`. It has many fields because readers need one consistent value of all of them.
+/// `staleness_max`.
 #[derive(Clone, Debug)]
 pub struct PoolView {
     /// Its name.
     pub name: Arc<str>,
-    /// Whether the pool has had a complete set of endpoints, from discovery or from the snapshot
-    /// file. Until then it is not served, because proxies would take it for an empty pool.
-    pub complete: bool,
     /// Grows with each change of members, pipeline or objects; never 0.
     pub revision: u64,
     /// The endpoints that may be picked, by slot.
@@ -95,6 +92,9 @@ pub struct PoolView {
 /// The status of the sources of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceStatus {
+    /// Whether the pool has had a complete set of endpoints, from discovery or from the snapshot
+    /// file. Until then it is not served, because proxies would take it for an empty pool.
+    pub complete: bool,
     /// Whether discovery has sent a complete set since the start.
     pub synced: bool,
     /// Why discovery cannot read its source now; the last set stays in force. `None` if it can.
@@ -167,7 +167,6 @@ impl Pool {
         let now = SystemTime::now();
         let view = PoolView {
             name,
-            complete: false,
             revision: 1,
             members: Arc::from([]),
             metrics: Arc::from([]),
@@ -179,6 +178,7 @@ impl Pool {
             absent: Arc::from([]),
             generation_next: generation_first,
             sources: SourceStatus {
+                complete: false,
                 synced: false,
                 discovery_error: None,
                 config: ConfigStatus::new(config_file, now),
@@ -211,7 +211,7 @@ impl Pool {
     pub fn restore(&mut self, saved: Vec<(EndpointRef, Instance)>, now: WallAndMonotonic) {
         let members: Vec<PoolMember> =
             saved.into_iter().map(|(id, instance)| member(id, Arc::new(instance), self.view.eds.revision, now)).collect();
-        self.view.complete = true;
+        self.view.sources.complete = true;
         self.replace_members(members);
     }
 
@@ -219,7 +219,7 @@ impl Pool {
     pub fn replace_instances(&mut self, instances: Vec<Instance>, now: WallAndMonotonic) {
         if !self.view.sources.synced || self.view.sources.discovery_error.is_some() {
             self.view.sources.synced = true;
-            self.view.complete = true;
+            self.view.sources.complete = true;
             self.view.sources.discovery_error = None;
             self.touched = true;
         }

@@ -235,7 +235,7 @@ async fn state(State(AdminServer { shared, snapshot, .. }): State<AdminServer>) 
     Json(json!({
         "release": env!("CARGO_PKG_VERSION"),
         "schema": proto::SCHEMA,
-        "term": shared.term,
+        "term": shared.life.term,
         "snapshot_written": written.map(|ms| rfc3339(SystemTime::UNIX_EPOCH + std::time::Duration::from_millis(ms))),
         "pools": pools.iter().map(|view| pool_row(view, &shared.counters().totals(&view.name, Instant::now()))).collect::<Vec<_>>(),
         "proxies": proxies.values().map(proxy_row).collect::<Vec<_>>(),
@@ -245,7 +245,7 @@ async fn state(State(AdminServer { shared, snapshot, .. }): State<AdminServer>) 
 
 /// The learned models of each pool, how good they are, and why there is no prediction.
 async fn model(State(AdminServer { shared, .. }): State<AdminServer>) -> Json<Value> {
-    Json(shared.learners.get().map_or_else(|| json!({ "pools": [] }), LearnerDirectory::to_json))
+    Json(shared.learning.learners.get().map_or_else(|| json!({ "pools": [] }), LearnerDirectory::to_json))
 }
 
 /// Running requests with an SLO, by endpoint and VM, the strictest first: their SLOs, predictions
@@ -308,7 +308,7 @@ fn pool_row(view: &PoolView, totals: &CounterTotals) -> Value {
     let is_member = |at: &(Generation, Slot)| view.members.iter().any(|member| (member.id.generation, member.id.slot) == *at);
     json!({
         "name": &*view.name,
-        "complete": view.complete,
+        "complete": view.sources.complete,
         "revision": view.revision,
         "endpoints": view.members.len(),
         "in_flight_at_former_endpoints": totals.endpoints.iter().filter(|(at, _)| !is_member(at)).map(|(_, row)| row.requests).sum::<u64>(),

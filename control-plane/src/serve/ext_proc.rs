@@ -107,9 +107,13 @@ impl ExtProcService {
     /// Decides by what `front` knows.
     #[must_use]
     pub fn new(front: Arc<ExtProcServer>, settings: &ExchangeSettings, shutdown: Shutdown) -> Self {
-        let with = |destination_format| Arc::new(ExchangeSettings { destination_format, ..settings.clone() });
+        let with = |format| {
+            let mut settings = settings.clone();
+            settings.destination.format = format;
+            Arc::new(settings)
+        };
         let (single, list) = (with(DestinationFormat::Single), with(DestinationFormat::List));
-        Self { front, single, list, format: settings.destination_format, shutdown }
+        Self { front, single, list, format: settings.destination.format, shutdown }
     }
 
     fn pool(&self, metadata: &MetadataMap, authority: &str) -> Result<Arc<ServedPool>, Status> {

@@ -60,7 +60,7 @@ pub fn page(shared: &Arc<DaemonState>, snapshot: Option<&SnapshotFile>) -> Resul
     let pools = views.into_iter().map(|view| PoolCounts {
         totals: counters.totals(&view.name, now),
         scrapes: shared.scrape_stats(&view.name).map(|stats| stats.counts()),
-        learner: shared.learners.get().and_then(|learners| learners.report(&view.name)),
+        learner: shared.learning.learners.get().and_then(|learners| learners.report(&view.name)),
         view,
     });
     let pools = pools.collect();
@@ -137,7 +137,7 @@ impl MetricsCollector {
     /// The age of the data of discovery. During an outage of its backend the last known set stays
     /// in force, and the age grows.
     fn discovery(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
-        let components = self.shared.components.get().into_iter().flat_map(|pools| pools.iter());
+        let components = self.shared.discovery.components.get().into_iter().flat_map(|pools| pools.iter());
         let all: Vec<(MetricLabels, BackendStatus)> = components
             .flat_map(|(pool, components)| {
                 let labels = |name: &String| vec![("pool", pool.to_string()), ("component", name.clone())];
@@ -147,7 +147,7 @@ impl MetricsCollector {
         let age = |status: &BackendStatus| status.last_contact.and_then(|at| at.elapsed().ok()).map(|age| age.as_secs_f64());
         let ages = all.iter().filter_map(|(labels, status)| Some((labels.clone(), age(status)?)));
         page.gauge("switchpoint_discovery_age_seconds", "Time since the last contact with the backend of a component.", ages)?;
-        let cluster = self.shared.cluster_protocol.get().copied().unwrap_or_default();
+        let cluster = self.shared.discovery.cluster_protocol.get().copied().unwrap_or_default();
         let others =
             all.iter().filter_map(|(labels, status)| Some((labels.clone(), flag(status.requirements.as_ref()?.protocol != cluster))));
         page.gauge(
@@ -398,8 +398,8 @@ impl MetricsCollector {
     fn daemon(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
         let release = vec![("commit", String::new()), ("build_ref", env!("CARGO_PKG_VERSION").to_owned())];
         page.gauge("llm_d_epp_info", "The build.", [(release, 1.0)])?;
-        page.gauge("switchpoint_term", "Term of this start of the daemon.", [(MetricLabels::new(), float(self.shared.term))])?;
-        let streams = self.shared.front_streams.get();
+        page.gauge("switchpoint_term", "Term of this start of the daemon.", [(MetricLabels::new(), float(self.shared.life.term))])?;
+        let streams = self.shared.ext_proc.streams.get();
         let now = |of: fn(&crate::serve::ext_proc::StreamCounts) -> f64| streams.map(|s| (MetricLabels::new(), of(s)));
         page.gauge("llm_d_epp_extproc_streams_inflight", "Open ext_proc streams of gateways.", now(|s| float(s.open())))?;
         page.gauge("switchpoint_ext_proc_held_bytes", "Bytes held for ext_proc streams.", now(|s| count(s.memory().used())))?;
@@ -409,7 +409,11 @@ impl MetricsCollector {
         let per_pool = |of: &dyn Fn(&PoolCounts) -> f64| self.pools.iter().map(|p| (pool_label(p), of(p))).collect::<Vec<_>>();
         page.gauge("switchpoint_pool_revision", "Grows with every change of a pool.", per_pool(&|p| float(p.view.revision)))?;
         page.gauge("switchpoint_vms", "Filter VMs that reported lately.", per_pool(&|p| float(p.totals.vms)))?;
-        page.gauge("switchpoint_pool_complete", "1 once a pool has a complete set of endpoints.", per_pool(&|p| flag(p.view.complete)))?;
+        page.gauge(
+            "switchpoint_pool_complete",
+            "1 once a pool has a complete set of endpoints.",
+            per_pool(&|p| flag(p.view.sources.complete)),
+        )?;
         let sources = self.pools.iter().flat_map(|p| {
             let sources = &p.view.sources;
             let ok = [

@@ -89,7 +89,7 @@ impl StateServer {
         let mut pools = self.shared.pools.subscribe();
         let mut eds = self.shared.eds.subscribe();
         let mut proxies = self.shared.proxies.subscribe();
-        let mut relayed = self.shared.relayed.subscribe();
+        let mut relayed = self.shared.peers.relayed.subscribe();
         let mut shutdown = self.shutdown.clone();
         // Requests above the origin's rate stay unread, so that flow control slows the sender down.
         let mut read_at = Instant::now();

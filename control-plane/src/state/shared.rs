@@ -40,14 +40,11 @@ pub type Proxies = BTreeMap<u64, ConnectedProxy>;
 /// to 30 s before it reconnects, and until then it keeps its hosts.
 pub const EDS_LINGER: Duration = Duration::from_secs(35);
 
-/// The state that all tasks share. It has many fields because it is the one place through which the
-/// tasks of the daemon reach each other.
+/// The state that all tasks share.
 #[derive(Debug)]
 pub struct DaemonState {
-    /// The term of this start of the daemon.
-    pub term: u64,
-    /// Keys the hashes of prompt blocks; the same for all pools and proxies.
-    pub hash_secret: u128,
+    /// Term, keys and numbers of this start of the daemon.
+    pub life: DaemonLife,
     /// The names of all configured pools, with or without a complete set of endpoints.
     pub pool_names: Vec<Arc<str>>,
     /// The views of all pools.
@@ -58,26 +55,63 @@ pub struct DaemonState {
     pub proxies: watch::Sender<Proxies>,
     /// The resources used by each origin.
     pub origins: Arc<OriginQuotas>,
+    /// Load reports and placements of proxies.
+    pub peers: PeerReports,
+    /// Learned models.
+    pub learning: LearnedPools,
+    /// How the operator set up discovery.
+    pub discovery: DiscoverySetup,
+    /// The daemon's own ext_proc server.
+    pub ext_proc: ExtProcState,
+    counters: Mutex<CounterStore>,
+    scrapers: BTreeMap<Arc<str>, ScraperHandle>,
+}
+
+/// One run of the daemon, from start to stop: its term, its hash key, and the numbers it gives out.
+#[derive(Debug)]
+pub struct DaemonLife {
+    /// The term of this start of the daemon; grows with each start.
+    pub term: u64,
+    /// Keys the hashes of prompt blocks; the same for all pools and proxies.
+    pub hash_secret: u128,
     sequence: AtomicU64,
     stream_id: AtomicU64,
-    counters: Mutex<CounterStore>,
-    /// What the ext_proc server of this process has of each pool; empty without one.
-    front: Mutex<BTreeMap<String, ProxyPool>>,
-    /// The counts of its streams; unset without an ext_proc server.
-    pub front_streams: OnceLock<Arc<StreamCounts>>,
+}
+
+/// Load reports and placements that proxies send to each other through the daemon.
+#[derive(Debug)]
+pub struct PeerReports {
     relay: Mutex<PeerRelay>,
-    /// The learned models of each pool; the learning task of the pool writes them.
-    pub learned: watch::Sender<BTreeMap<Arc<str>, Arc<state::LearnedModels>>>,
+    /// Wakes the state streams when the relay has new load or placements.
+    pub relayed: watch::Sender<()>,
+}
+
+/// The learned models of each pool.
+#[derive(Debug)]
+pub struct LearnedPools {
+    /// The models of each pool; the learning task of the pool writes them.
+    pub models: watch::Sender<BTreeMap<Arc<str>, Arc<state::LearnedModels>>>,
     /// The learners; unset until they are started.
     pub learners: OnceLock<LearnerDirectory>,
+}
+
+/// How the operator set up discovery.
+#[derive(Debug, Default)]
+pub struct DiscoverySetup {
     /// The protocol of Envoy's clusters towards model servers, from the command line; HTTP/1.1 if
     /// unset.
     pub cluster_protocol: OnceLock<AppProtocol>,
     /// The discovered components of all pools, once they are followed.
     pub components: OnceLock<Arc<BTreeMap<Arc<str>, WatchedComponents>>>,
-    /// Wakes the state streams when the relay has new load or placements.
-    pub relayed: watch::Sender<()>,
-    scrapers: BTreeMap<Arc<str>, ScraperHandle>,
+}
+
+/// The daemon's own ext_proc server; empty where it does not run.
+#[derive(Debug, Default)]
+pub struct ExtProcState {
+    /// The state that the server has of each pool, as a proxy has it.
+    pools: Mutex<BTreeMap<String, ProxyPool>>,
+    /// The counts of its streams; unset without an ext_proc server.
+    pub streams: OnceLock<Arc<StreamCounts>>,
 }
 
 /// The parts of a pool's scraper that other tasks use.
@@ -175,36 +209,29 @@ impl DaemonState {
     #[must_use]
     pub fn new(term: u64, hash_secret: u128, scrapers: BTreeMap<Arc<str>, ScraperHandle>) -> Arc<Self> {
         Arc::new(Self {
-            term,
-            hash_secret,
+            life: DaemonLife { term, hash_secret, sequence: AtomicU64::new(0), stream_id: AtomicU64::new(0) },
             pool_names: scrapers.keys().map(Arc::clone).collect(),
             pools: watch::Sender::new(PoolViews::default()),
             eds: watch::Sender::new(EdsStreams::default()),
             proxies: watch::Sender::new(Proxies::new()),
             origins: Arc::default(),
-            sequence: AtomicU64::new(0),
-            stream_id: AtomicU64::new(0),
+            peers: PeerReports { relay: Mutex::new(PeerRelay::default()), relayed: watch::Sender::new(()) },
+            learning: LearnedPools { models: watch::Sender::new(BTreeMap::new()), learners: OnceLock::new() },
+            discovery: DiscoverySetup::default(),
+            ext_proc: ExtProcState::default(),
             counters: Mutex::new(CounterStore::default()),
-            front: Mutex::default(),
-            front_streams: OnceLock::new(),
-            relay: Mutex::new(PeerRelay::default()),
-            learned: watch::Sender::new(BTreeMap::new()),
-            learners: OnceLock::new(),
-            cluster_protocol: OnceLock::new(),
-            components: OnceLock::new(),
-            relayed: watch::Sender::new(()),
             scrapers,
         })
     }
 
     /// A version newer than all earlier ones of this term.
     pub fn next_version(&self) -> Version {
-        Version { term: self.term, sequence: self.sequence.fetch_add(1, Ordering::Relaxed) + 1 }
+        Version { term: self.life.term, sequence: self.life.sequence.fetch_add(1, Ordering::Relaxed) + 1 }
     }
 
     /// A new stream id.
     pub fn next_stream_id(&self) -> u64 {
-        self.stream_id.fetch_add(1, Ordering::Relaxed) + 1
+        self.life.stream_id.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// Locks the counters.
@@ -214,7 +241,7 @@ impl DaemonState {
 
     /// Locks the relay between proxies.
     pub fn relay(&self) -> MutexGuard<'_, PeerRelay> {
-        self.relay.lock().unwrap_or_else(PoisonError::into_inner)
+        self.peers.relay.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Records the report of a process, and scrapes the picked endpoints more often.
@@ -231,7 +258,7 @@ impl DaemonState {
 
     /// Queues the observations of a process. Never waits.
     pub fn observed(&self, process_id: u64, observations: state::Observations) {
-        if let Some(learners) = self.learners.get() {
+        if let Some(learners) = self.learning.learners.get() {
             learners.enqueue(process_id, observations);
         }
     }
@@ -246,7 +273,7 @@ impl DaemonState {
 
     /// Sets what this process's own ext_proc server has of the pools.
     pub fn front_has(&self, pools: BTreeMap<String, ProxyPool>) {
-        *self.front.lock().unwrap_or_else(PoisonError::into_inner) = pools;
+        *self.ext_proc.pools.lock().unwrap_or_else(PoisonError::into_inner) = pools;
     }
 
     /// The counters of a pool's scraper.
@@ -266,7 +293,7 @@ impl DaemonState {
     /// pool update of `revision` or newer.
     #[must_use]
     pub fn acknowledged(&self, pool: &str, revision: u64) -> bool {
-        let (proxies, front) = (self.proxies.borrow(), self.front.lock().unwrap_or_else(PoisonError::into_inner));
+        let (proxies, front) = (self.proxies.borrow(), self.ext_proc.pools.lock().unwrap_or_else(PoisonError::into_inner));
         let mut rows = proxies.values().map(|proxy| &proxy.pools).chain([&*front]).filter_map(|pools| pools.get(pool));
         rows.all(|row| row.acked.is_some_and(|(_, acked)| acked >= revision))
     }
@@ -278,7 +305,7 @@ impl PoolViews {
     /// The pool of this name, if it has a complete set of endpoints.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&PoolView> {
-        self.0.get(name).map(AsRef::as_ref).filter(|view| view.complete)
+        self.0.get(name).map(AsRef::as_ref).filter(|view| view.sources.complete)
     }
 
     /// All views, complete or not.

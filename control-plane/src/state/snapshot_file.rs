@@ -100,11 +100,11 @@ impl SavedState {
     pub fn of(shared: &DaemonState, pools: &PoolViews, before: &BTreeMap<String, SavedPool>) -> Self {
         let mut saved = before.clone();
         saved.retain(|name, _| shared.pool_names.iter().any(|n| **n == **name));
-        for view in pools.iter().filter(|view| view.complete) {
+        for view in pools.iter().filter(|view| view.sources.complete) {
             let endpoints = view.members.iter().map(|m| SavedEndpoint::of(m.id, &m.instance)).collect();
             saved.insert(view.name.to_string(), SavedPool { generation_next: view.generation_next, endpoints });
         }
-        Self { schema: SCHEMA, term: shared.term, hash_secret: shared.hash_secret, pools: saved }
+        Self { schema: SCHEMA, term: shared.life.term, hash_secret: shared.life.hash_secret, pools: saved }
     }
 
     /// Reads the text of a snapshot file.
@@ -251,8 +251,8 @@ impl SnapshotFile {
                 tokio::time::sleep(SETTLE).await;
             }
             let views = pools.borrow_and_update().clone();
-            // Most changes are only of metrics, which are not saved.
-            let pool_updates: Vec<u64> = views.iter().filter(|v| v.complete).map(|v| v.revision).collect();
+            // Most changes are of metrics, which are not saved.
+            let pool_updates: Vec<u64> = views.iter().filter(|v| v.sources.complete).map(|v| v.revision).collect();
             if pool_updates != written {
                 let now = SavedState::of(&shared, &views, &last.pools);
                 let (file, saved) = (Arc::clone(&self), now.clone());

@@ -37,15 +37,15 @@ impl RequestChanges {
     pub(super) fn to(settings: &ExchangeSettings, picked: &RecordedPick, inference: bool, streamed: bool) -> Self {
         let mut addresses = picked.ranked.iter().map(|(_, address)| &**address);
         let mut forward = Self::default();
-        let retries = match settings.destination_format {
+        let retries = match settings.destination.format {
             DestinationFormat::List => {
-                forward.set(&settings.destination_header, addresses.collect::<Vec<_>>().join(","));
+                forward.set(&settings.destination.header, addresses.collect::<Vec<_>>().join(","));
                 picked.ranked.len().saturating_sub(1)
             }
             DestinationFormat::Single => {
-                forward.set(&settings.destination_header, addresses.next().unwrap_or_default());
+                forward.set(&settings.destination.header, addresses.next().unwrap_or_default());
                 if let Some(second) = addresses.next() {
-                    forward.set(&settings.fallback_header, second);
+                    forward.set(&settings.destination.fallback_header, second);
                 }
                 0
             }
@@ -59,7 +59,11 @@ impl RequestChanges {
                 forward.set(name, addresses.join(","));
             }
         }
-        forward.retries(settings, &RetryPolicy::of(if settings.retry { retries } else { 0 }, picked, inference, streamed), streamed);
+        forward.retries(
+            settings,
+            &RetryPolicy::of(if settings.retry.enabled { retries } else { 0 }, picked, inference, streamed),
+            streamed,
+        );
         if inference {
             forward.set(headers::LOAD_FORMAT, "TEXT");
         }
@@ -93,8 +97,8 @@ impl RequestChanges {
                 self.set(headers::RETRIABLE_STATUS_CODES, RETRIED_STATUS);
             }
         }
-        if streamed && settings.per_try_timeout_ms > 0 {
-            self.set(headers::PER_TRY_TIMEOUT_MS, settings.per_try_timeout_ms.to_string());
+        if streamed && settings.retry.per_try_timeout_ms > 0 {
+            self.set(headers::PER_TRY_TIMEOUT_MS, settings.retry.per_try_timeout_ms.to_string());
         }
     }
 

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use scheduler::latency::learn::RequestEnd;
 use scheduler::{EndpointRef, Slo};
 
+use super::response_head::{ResponseHead, ResponseOrigin};
 use crate::api::RequestApi;
 use crate::headers;
 use crate::load;
@@ -17,45 +18,6 @@ use pool_state::{
     CountedRequest, DURATION_BOUNDS_MS, LedgerHold, ManagedPool, RecordedPick, RequestEnding, RequestFailure, SentRequest,
     SessionTokenHeader, ms_between,
 };
-
-/// The origin of a response.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ResponseOrigin {
-    /// A model server.
-    Upstream,
-    /// The proxy, because no attempt got a response.
-    Proxy,
-    /// The proxy, after the last tried endpoint got the request and lost the connection.
-    Lost,
-    /// The proxy, after the last tried endpoint did not answer in time.
-    TimedOut,
-    /// We did, or the proxy for a reason that is no server's fault.
-    #[default]
-    Ours,
-}
-
-/// The response headers that matter here.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct ResponseHead<'h> {
-    /// Its origin.
-    pub origin: ResponseOrigin,
-    /// HTTP status.
-    pub status: u16,
-    /// `ip:port` of the host of the last attempt, when known.
-    pub upstream_address: Option<&'h [u8]>,
-    /// Attempts made, including the last; 0 when unknown or none.
-    pub attempts: u32,
-    /// `content-type`.
-    pub content_type: Option<&'h [u8]>,
-    /// Is there a `content-encoding`? Compressed bodies are not read.
-    pub encoded: bool,
-    /// `content-length`.
-    pub content_length: Option<usize>,
-    /// `endpoint-load-metrics`, when the engine sent it.
-    pub load: Option<&'h [u8]>,
-    /// Whether it has no body.
-    pub end_of_stream: bool,
-}
 
 /// How the host handles a response body.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -127,90 +89,57 @@ pub(super) struct SentPrompt {
     pub(super) blocks: Option<u32>,
 }
 
+/// A request that was sent to a picked endpoint, until its end.
 #[derive(Debug)]
 pub(crate) struct RoutedRequest {
     api: RequestApi,
+    /// API and model, and credentials, as hashes.
+    kind: (u64, u64),
     counted: CountedRequest,
+    prompt: SentPrompt,
+    pick: SentPick,
+    reply: ReplyState,
+    /// The model was sent under another name, which the client must not see.
+    names: Option<ModelNames>,
+    restorer: Option<ModelNameRestorer>,
+}
+
+/// What was picked for a request.
+#[derive(Debug)]
+struct SentPick {
+    at: Timestamp,
     ranked: Vec<(EndpointRef, Box<str>)>,
     hold: LedgerHold,
     tokens: Vec<SessionTokenHeader>,
-    prompt: SentPrompt,
-    picked_at: Timestamp,
-    /// API and model, and credentials, as hashes.
-    kind: (u64, u64),
+}
+
+/// What the reply to a request has shown so far.
+#[derive(Debug)]
+struct ReplyState {
+    /// 0 before any reply.
     status: u16,
-    /// The endpoint that answered.
+    /// The endpoint that answered, if it is in the ranked list.
     served_by: Option<EndpointRef>,
+    /// Whether a model server answered.
     served: bool,
-    /// The engine broke off its reply.
+    /// Whether the engine broke off its reply.
     cut_off: bool,
     failed_attempts: u32,
-    reader: Option<ResponseReader>,
-    names: Option<ModelNames>,
-    restorer: Option<ModelNameRestorer>,
     streamed: bool,
-    /// Its last byte is in.
+    /// Whether its last byte is in.
     complete: bool,
+    bytes: u64,
+    reader: Option<ResponseReader>,
     first_token_at: Option<Timestamp>,
     last_token_at: Option<Timestamp>,
     /// Tokens since a moment whose pace was not published yet.
     unpublished_tokens: (Timestamp, u32),
-    response_bytes: u64,
-}
-
-// === impl ResponseOrigin ===
-
-impl ResponseOrigin {
-    /// Reads Envoy's `response.code_details`. Only details that name the upstream count against the
-    /// endpoint: the proxy also replies for a client's broken chunk or stalled upload after it
-    /// chose a host.
-    #[must_use]
-    pub fn of_details(details: &[u8]) -> Self {
-        const UNANSWERED: [&[u8]; 2] = [b"upstream_per_try_timeout", b"upstream_response_timeout"];
-        const RESET: [&[u8]; 2] = [b"upstream_reset_before_response_started", b"upstream_reset_after_response_started"];
-        // The reason of a reset is in braces; these reasons mean that there was no connection.
-        const UNCONNECTED: [&[u8]; 2] = [b"connection_failure", b"connection_timeout"];
-        let starts = |prefixes: &[&[u8]]| prefixes.iter().any(|prefix| details.starts_with(prefix));
-        match details {
-            b"via_upstream" => Self::Upstream,
-            _ if starts(&RESET) && UNCONNECTED.iter().any(|reason| memchr::memmem::find(details, reason).is_some()) => Self::Proxy,
-            // The proxy's own circuit breaker.
-            _ if memchr::memmem::find(details, b"{overflow").is_some() => Self::Ours,
-            _ if starts(&RESET) => Self::Lost,
-            _ if starts(&UNANSWERED) => Self::TimedOut,
-            _ => Self::Ours,
-        }
-    }
-}
-
-// === impl ResponseHead ===
-
-impl<'h> ResponseHead<'h> {
-    /// Reads the headers; names are lower-case.
-    pub fn read(pairs: impl IntoIterator<Item = (&'h [u8], &'h [u8])>) -> Self {
-        let mut head = Self::default();
-        for (name, value) in pairs {
-            match name {
-                b":status" => head.status = number(value).unwrap_or(0),
-                b"content-length" => head.content_length = number(value),
-                b"content-type" => head.content_type = Some(value),
-                b"content-encoding" => head.encoded = true,
-                _ if name == headers::LOAD.as_bytes() => head.load = Some(value),
-                _ => {}
-            }
-        }
-        head
-    }
 }
 
 /// Whether the body of a reply is read. Errors are, to tell the client's fault from the engine's;
 /// not where the status says it all.
 fn is_read(status: u16) -> bool {
     status == 200 || (matches!(status, 400..=499) && Verdict::of(status, ErrorBody::Error(None)) == Verdict::ClientFault)
-}
-
-fn number<N: std::str::FromStr>(value: &[u8]) -> Option<N> {
-    std::str::from_utf8(value).ok()?.parse().ok()
 }
 
 /// Whether the request missed its SLO; `None` where no time was measured, the client broke it off,
@@ -228,6 +157,27 @@ fn missed(slo: Slo, verdict: Verdict, ending: &RequestEnding<'_>) -> Option<bool
     }
 }
 
+// === impl ReplyState ===
+
+impl ReplyState {
+    fn new(now: Timestamp) -> Self {
+        Self {
+            status: 0,
+            served_by: None,
+            served: false,
+            cut_off: false,
+            failed_attempts: 0,
+            streamed: false,
+            complete: false,
+            bytes: 0,
+            reader: None,
+            first_token_at: None,
+            last_token_at: None,
+            unpublished_tokens: (now, 0),
+        }
+    }
+}
+
 // === impl RoutedRequest ===
 
 impl RoutedRequest {
@@ -239,30 +189,9 @@ impl RoutedRequest {
         kind: (u64, u64),
         now: Timestamp,
     ) -> Self {
-        Self {
-            api,
-            counted,
-            ranked: picked.ranked,
-            hold: picked.hold,
-            tokens: picked.tokens,
-            prompt,
-            picked_at: now,
-            kind,
-            status: 0,
-            served_by: None,
-            served: false,
-            cut_off: false,
-            failed_attempts: 0,
-            reader: None,
-            names: None,
-            restorer: None,
-            streamed: false,
-            complete: false,
-            first_token_at: None,
-            last_token_at: None,
-            unpublished_tokens: (now, 0),
-            response_bytes: 0,
-        }
+        let RecordedPick { ranked, hold, tokens, .. } = picked;
+        let pick = SentPick { at: now, ranked, hold, tokens };
+        Self { api, kind, counted, prompt, pick, reply: ReplyState::new(now), names: None, restorer: None }
     }
 
     /// The model was sent under another name, which the client must not see.
@@ -272,12 +201,12 @@ impl RoutedRequest {
     }
 
     pub(super) fn is_first_endpoint(&self, address: &[u8]) -> bool {
-        self.ranked.first().is_some_and(|(_, first)| first.as_bytes() == address)
+        self.pick.ranked.first().is_some_and(|(_, first)| first.as_bytes() == address)
     }
 
     pub(super) fn response_headers(&mut self, pool: &mut ManagedPool, head: &ResponseHead<'_>, now: Timestamp) -> ResponseStep {
-        self.status = head.status;
-        self.complete = head.end_of_stream;
+        self.reply.status = head.status;
+        self.reply.complete = head.end_of_stream;
         let mut step = ResponseStep::default();
         if head.load.is_some() {
             step.remove.push(headers::LOAD);
@@ -286,14 +215,14 @@ impl RoutedRequest {
         if head.origin != ResponseOrigin::Upstream {
             return step;
         }
-        self.served = true;
+        self.reply.served = true;
         if (200..300).contains(&head.status) {
             pool.counters_mut().count_success(&mut self.counted);
         }
         self.serve(pool, head, &mut step, now);
         if self.api.is_inference() && !self.api.is_grpc() && !head.encoded && is_read(head.status) {
-            self.streamed = head.content_type.is_some_and(|t| t.starts_with(b"text/event-stream"));
-            self.reader = Some(ResponseReader::new(self.api, self.streamed));
+            self.reply.streamed = head.content_type.is_some_and(|t| t.starts_with(b"text/event-stream"));
+            self.reply.reader = Some(ResponseReader::new(self.api, self.reply.streamed));
             step.body = ResponseBody::Read;
             if head.status == 200 {
                 self.restore(head, &mut step);
@@ -304,10 +233,10 @@ impl RoutedRequest {
 
     fn restore(&mut self, head: &ResponseHead<'_>, step: &mut ResponseStep) {
         let Some(names) = self.names.take() else { return };
-        self.restorer = Some(ModelNameRestorer::new(names, self.api, self.streamed));
+        self.restorer = Some(ModelNameRestorer::new(names, self.api, self.reply.streamed));
         step.body = ResponseBody::Restore;
         match head.content_length {
-            Some(bytes) if bytes <= HELD_BYTES_MAX && !self.streamed => step.body = ResponseBody::Hold,
+            Some(bytes) if bytes <= HELD_BYTES_MAX && !self.reply.streamed => step.body = ResponseBody::Hold,
             Some(_) => step.remove.push(headers::CONTENT_LENGTH),
             None => {}
         }
@@ -320,21 +249,21 @@ impl RoutedRequest {
     }
 
     pub(super) fn response_chunk(&mut self, pool: &mut ManagedPool, bytes: &[u8], last: bool, now: Timestamp) {
-        self.response_bytes += bytes.len() as u64;
-        self.complete |= last;
-        let Some(reader) = &mut self.reader else { return };
+        self.reply.bytes += bytes.len() as u64;
+        self.reply.complete |= last;
+        let Some(reader) = &mut self.reply.reader else { return };
         let progress = reader.chunk(bytes);
         if progress.first_token {
-            self.first_token_at = Some(now);
-            pool.record_first_token(&mut self.hold, self.prompt.tokens, now);
-            self.unpublished_tokens = (now, 0);
-            if self.streamed {
-                pool.record_ttft(&self.hold, ms_between(self.picked_at, now));
+            self.reply.first_token_at = Some(now);
+            pool.record_first_token(&mut self.pick.hold, self.prompt.tokens, now);
+            self.reply.unpublished_tokens = (now, 0);
+            if self.reply.streamed {
+                pool.record_ttft(&self.pick.hold, ms_between(self.pick.at, now));
             }
         }
         if progress.events > 0 {
-            self.last_token_at = Some(now);
-            pool.record_output(&mut self.hold, progress.events, now);
+            self.reply.last_token_at = Some(now);
+            pool.record_output(&mut self.pick.hold, progress.events, now);
             self.publish_pace(pool, progress.events, now);
         }
     }
@@ -342,15 +271,15 @@ impl RoutedRequest {
     /// Publishes the mean pace of a few tokens to the queue of running requests.
     #[expect(clippy::cast_precision_loss, reason = "a few tokens")]
     fn publish_pace(&mut self, pool: &mut ManagedPool, tokens: u32, now: Timestamp) {
-        let (since, untold) = self.unpublished_tokens;
+        let (since, untold) = self.reply.unpublished_tokens;
         // The first token is counted with the tokens that came with it, but took its own time.
-        self.unpublished_tokens = (since, if since == now { 0 } else { untold.saturating_add(tokens) });
-        if self.unpublished_tokens.1 >= PACE_TOKENS && self.streamed {
-            pool.record_tpot(&self.hold, ms_between(since, now) / self.unpublished_tokens.1 as f32);
-            self.unpublished_tokens = (now, 0);
+        self.reply.unpublished_tokens = (since, if since == now { 0 } else { untold.saturating_add(tokens) });
+        if self.reply.unpublished_tokens.1 >= PACE_TOKENS && self.reply.streamed {
+            pool.record_tpot(&self.pick.hold, ms_between(since, now) / self.reply.unpublished_tokens.1 as f32);
+            self.reply.unpublished_tokens = (now, 0);
             // A probe has shown enough: its stream may go on for minutes.
-            if let Some(endpoint) = self.served_by.filter(|_| ManagedPool::is_probe(&self.hold)) {
-                pool.record_success(endpoint, self.picked_at, &mut self.hold, now);
+            if let Some(endpoint) = self.reply.served_by.filter(|_| ManagedPool::is_probe(&self.pick.hold)) {
+                pool.record_success(endpoint, self.pick.at, &mut self.pick.hold, now);
             }
         }
     }
@@ -358,37 +287,37 @@ impl RoutedRequest {
     /// Whether the reply has begun and its end was not seen: the host may know which side broke it
     /// off.
     pub(super) fn is_open(&self) -> bool {
-        self.served && !self.complete && self.api.is_inference()
+        self.reply.served && !self.reply.complete && self.api.is_inference()
     }
 
     /// The engine broke off its reply.
     pub(super) fn record_cut_off(&mut self) {
-        self.cut_off = true;
+        self.reply.cut_off = true;
     }
 
     pub(super) fn end(mut self, pool: &mut ManagedPool, now: Timestamp) -> ExchangeOutcome {
-        let usage = self.reader.as_mut().map(ResponseReader::finish).unwrap_or_default();
+        let usage = self.reply.reader.as_mut().map(ResponseReader::finish).unwrap_or_default();
         let verdict = self.judge(pool, now);
         let outcome = ExchangeOutcome {
-            status: self.status,
+            status: self.reply.status,
             verdict,
-            served: self.served,
-            failed_attempts: self.failed_attempts,
-            ttft_ms: self.first_token_at.filter(|_| self.streamed).map(|at| at.ms_since(self.picked_at)),
-            duration_ms: now.ms_since(self.picked_at),
+            served: self.reply.served,
+            failed_attempts: self.reply.failed_attempts,
+            ttft_ms: self.reply.first_token_at.filter(|_| self.reply.streamed).map(|at| at.ms_since(self.pick.at)),
+            duration_ms: now.ms_since(self.pick.at),
             usage,
         };
-        let ttft_ms = self.first_token_at.filter(|_| self.streamed).map(|at| ms_between(self.picked_at, at));
+        let ttft_ms = self.reply.first_token_at.filter(|_| self.reply.streamed).map(|at| ms_between(self.pick.at, at));
         let ended = self.request_end(verdict);
         let ending = RequestEnding { ended, ttft_ms, tpot_ms: self.tpot_ms(&usage), usage: &usage };
-        self.count(pool, &outcome, missed(self.hold.slo(), verdict, &ending));
-        pool.observe_end(&self.hold, &ending);
+        self.count(pool, &outcome, missed(self.pick.hold.slo(), verdict, &ending));
+        pool.observe_end(&self.pick.hold, &ending);
         if verdict.keeps_placement() && ended != RequestEnd::Failed {
-            pool.record_cache_hit(&self.hold, &usage, self.prompt.text_bytes, self.prompt.blocks);
+            pool.record_cache_hit(&self.pick.hold, &usage, self.prompt.text_bytes, self.prompt.blocks);
         } else {
-            pool.undo_placement(&mut self.hold, &self.prompt.hashes);
+            pool.undo_placement(&mut self.pick.hold, &self.prompt.hashes);
         }
-        pool.release(self.hold, now);
+        pool.release(self.pick.hold, now);
         outcome
     }
 
@@ -401,23 +330,23 @@ impl RoutedRequest {
     /// The verdict on the answer, and its effects on the endpoint.
     fn judge(&mut self, pool: &mut ManagedPool, now: Timestamp) -> Verdict {
         let prompt = self.prompt_hash();
-        let verdict = match &self.reader {
-            _ if !self.served || !self.api.is_inference() => Verdict::Unknown,
-            _ if self.cut_off => Verdict::Ill,
+        let verdict = match &self.reply.reader {
+            _ if !self.reply.served || !self.api.is_inference() => Verdict::Unknown,
+            _ if self.reply.cut_off => Verdict::Ill,
             // The client left before the end.
-            Some(_) if !self.complete && self.status == 200 => Verdict::Unknown,
-            Some(reader) => Verdict::of(self.status, reader.says()),
-            None => Verdict::of(self.status, ErrorBody::Nothing),
+            Some(_) if !self.reply.complete && self.reply.status == 200 => Verdict::Unknown,
+            Some(reader) => Verdict::of(self.reply.status, reader.says()),
+            None => Verdict::of(self.reply.status, ErrorBody::Nothing),
         };
-        let Some(endpoint) = self.served_by else { return verdict };
-        if self.cut_off {
+        let Some(endpoint) = self.reply.served_by else { return verdict };
+        if self.reply.cut_off {
             pool.record_lost_connection(endpoint, prompt, now);
         }
         pool.apply_verdict(
             endpoint,
             verdict,
-            &SentRequest { kind: self.kind.0, credentials: self.kind.1, status: self.status, prompt, at: self.picked_at },
-            &mut self.hold,
+            &SentRequest { kind: self.kind.0, credentials: self.kind.1, status: self.reply.status, prompt, at: self.pick.at },
+            &mut self.pick.hold,
             now,
         );
         verdict
@@ -425,7 +354,7 @@ impl RoutedRequest {
 
     /// A reply that the client broke off measures nothing.
     fn request_end(&self, verdict: Verdict) -> RequestEnd {
-        match (verdict, self.served, self.status) {
+        match (verdict, self.reply.served, self.reply.status) {
             (Verdict::Success | Verdict::Strange, ..) => RequestEnd::Done,
             // Bodies of other paths than inference are not read, so their end is not known.
             (Verdict::Unknown, true, 200) if !self.api.is_inference() => RequestEnd::Done,
@@ -437,7 +366,7 @@ impl RoutedRequest {
     /// Time for each token after the first, by tokens rather than by pieces, ms; of streamed responses with at least two.
     #[expect(clippy::cast_precision_loss, reason = "token counts stay far below 2^24")]
     fn tpot_ms(&self, usage: &TokenUsage) -> Option<f32> {
-        let (first, last) = self.first_token_at.filter(|_| self.streamed).zip(self.last_token_at)?;
+        let (first, last) = self.reply.first_token_at.filter(|_| self.reply.streamed).zip(self.reply.last_token_at)?;
         let further = usage.completion_tokens?.checked_sub(1).filter(|further| *further > 0)?;
         Some(ms_between(first, last) / further as f32)
     }
@@ -452,9 +381,9 @@ impl RoutedRequest {
                 self.position(head.upstream_address).map_or(0, |last| last.saturating_add(1)).min(attempted)
             }
         };
-        self.failed_attempts = u32::try_from(failed).unwrap_or(u32::MAX);
+        self.reply.failed_attempts = u32::try_from(failed).unwrap_or(u32::MAX);
         let prompt = self.prompt_hash();
-        for (at, (endpoint, _)) in (1..).zip(self.ranked.iter().take(failed)) {
+        for (at, (endpoint, _)) in (1..).zip(self.pick.ranked.iter().take(failed)) {
             // Why an earlier attempt failed is not known: at an endpoint that works, it was lost
             // like the last one.
             if head.origin == ResponseOrigin::Lost && (at == failed || pool.is_alive(*endpoint, now)) {
@@ -463,20 +392,20 @@ impl RoutedRequest {
             // A request that is no inference is retried only where there was no connection.
             let is_refused = !self.api.is_inference() || (head.origin == ResponseOrigin::Proxy && at == failed);
             let failure = if is_refused { RequestFailure::Refused } else { RequestFailure::Lost(prompt) };
-            pool.record_unanswered(*endpoint, &mut self.hold, failure, now);
+            pool.record_unanswered(*endpoint, &mut self.pick.hold, failure, now);
         }
     }
 
     fn serve(&mut self, pool: &mut ManagedPool, head: &ResponseHead<'_>, step: &mut ResponseStep, now: Timestamp) {
-        pool.finish_earlier_stages(&mut self.hold);
+        pool.finish_earlier_stages(&mut self.pick.hold);
         let Some(position) = self.position(head.upstream_address) else { return };
-        let Some(&(server, _)) = self.ranked.get(position) else { return };
-        self.served_by = Some(server);
+        let Some(&(server, _)) = self.pick.ranked.get(position) else { return };
+        self.reply.served_by = Some(server);
         if position > 0 {
-            pool.move_pick(&mut self.hold, server, &self.prompt.hashes);
+            pool.move_pick(&mut self.pick.hold, server, &self.prompt.hashes);
         }
-        pool.record_answer(server, self.picked_at, now);
-        for SessionTokenHeader { header, values } in &mut self.tokens {
+        pool.record_answer(server, self.pick.at, now);
+        for SessionTokenHeader { header, values } in &mut self.pick.tokens {
             if let Some(value) = values.get_mut(position) {
                 step.set.push((std::mem::take(header).into_string().into(), std::mem::take(value)));
             }
@@ -488,13 +417,13 @@ impl RoutedRequest {
 
     fn position(&self, address: Option<&[u8]>) -> Option<usize> {
         let address = address?;
-        self.ranked.iter().position(|(_, a)| a.as_bytes() == address)
+        self.pick.ranked.iter().position(|(_, a)| a.as_bytes() == address)
     }
 
     #[expect(clippy::cast_precision_loss, reason = "milliseconds and token counts stay far below 2^52")]
     fn count(&self, pool: &mut ManagedPool, outcome: &ExchangeOutcome, missed: Option<bool>) {
         let row = pool.counters_mut().count_ended(&self.counted);
-        row.response_bytes += self.response_bytes;
+        row.response_bytes += self.reply.bytes;
         if let Some(count) = missed.and_then(|missed| row.slo.get_mut(usize::from(missed))) {
             *count += 1;
         }

@@ -111,7 +111,8 @@ struct RecordedRequest<'a> {
     headers: Vec<(&'a str, &'a str)>,
 }
 
-/// The inputs of `schedule` about the pool, column by column.
+/// The inputs of `schedule` about the pool. Its fields are the columns of a table that has one row
+/// for each endpoint, as `schedule` takes them.
 #[derive(Default)]
 struct RecordedPool {
     version: Version,

@@ -73,6 +73,22 @@ struct HostRequest {
     tokens: usize,
 }
 
+/// Events to come, in order of time, then of planning.
+#[derive(Default)]
+struct HostAgenda {
+    events: BinaryHeap<Reverse<(u64, u64, HostEvent)>>,
+    planned: u64,
+}
+
+// === impl HostAgenda ===
+
+impl HostAgenda {
+    fn plan(&mut self, at: u64, event: HostEvent) {
+        self.planned += 1;
+        self.events.push(Reverse((at, self.planned, event)));
+    }
+}
+
 pub(crate) struct EnginesHost {
     engine: EngineBehaviour,
     workers: Vec<HostWorker>,
@@ -81,8 +97,7 @@ pub(crate) struct EnginesHost {
     learner: StepLearner,
     rng: Rng,
     now: u64,
-    events: BinaryHeap<Reverse<(u64, u64, HostEvent)>>,
-    planned: u64,
+    agenda: HostAgenda,
     flights: Vec<Option<HostRequest>>,
     clients: Vec<ScriptClient>,
     picked: Vec<HostPick>,
@@ -107,8 +122,7 @@ impl EnginesHost {
             learner: StepLearner::default(),
             rng: Rng::seeded(seed ^ 0x5eed),
             now: 1_000 * MS,
-            events: BinaryHeap::new(),
-            planned: 0,
+            agenda: HostAgenda::default(),
             flights: Vec::new(),
             clients: Vec::new(),
             picked: Vec::new(),
@@ -139,7 +153,7 @@ impl EnginesHost {
 
     /// Plays the clients to their end: what was picked for whom, in order.
     pub(crate) fn play(&mut self, clients: Vec<ScriptClient>) -> Vec<HostPick> {
-        self.events.clear();
+        self.agenda.events.clear();
         for (client, at) in clients.iter().map(|client| client.begins).enumerate().filter(|(at, _)| !clients[*at].prompts.is_empty()) {
             self.plan(self.now + at, HostEvent::Send { client });
         }
@@ -148,7 +162,7 @@ impl EnginesHost {
         self.plan(self.now + LEARN_EVERY, HostEvent::Learn);
         self.plan(self.now, HostEvent::Scrape);
         while left > 0 {
-            let Reverse((at, _, event)) = self.events.pop().expect("requests under way end");
+            let Reverse((at, _, event)) = self.agenda.events.pop().expect("requests under way end");
             self.now = at;
             match event {
                 HostEvent::Send { client } => self.send(client),
@@ -173,8 +187,7 @@ impl EnginesHost {
     }
 
     fn plan(&mut self, at: u64, event: HostEvent) {
-        self.planned += 1;
-        self.events.push(Reverse((at, self.planned, event)));
+        self.agenda.plan(at, event);
     }
 
     fn send(&mut self, client: usize) {

@@ -1,9 +1,10 @@
 //! What a decision may know of a request: the headers its plugins read, within bounds; no body where the host shows none; and what it tells of itself.
 
-use exchange::{Exchange, ExchangeSettings, ExchangeStep, HeadersStep, ManagedPool, Timestamp};
+use exchange::{DecisionLogSettings, Exchange, ExchangeSettings, ExchangeStep, HeadersStep, ManagedPool, Timestamp};
 use scheduler::plugin::ParameterValue;
 use scheduler::{EndpointMetrics, Pipeline, PipelineSpec, PluginSpec, Snapshot, Version};
 
+use crate::record::recording;
 use crate::release::pool_update;
 
 const PAIRS: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", b"/v1/completions")];
@@ -27,13 +28,14 @@ fn pool() -> ManagedPool {
     pool
 }
 
-fn recording() -> ExchangeSettings {
-    ExchangeSettings { decision_log_one_in: 1, ..ExchangeSettings::default() }
+fn showing(headers: &str) -> ExchangeSettings {
+    let decision_log = DecisionLogSettings { one_in: 1, headers: headers.to_owned() };
+    ExchangeSettings { decision_log, ..ExchangeSettings::default() }
 }
 
 /// The headers of the request as the decision saw them: the members of that name in its record.
 fn seen(before_state: bool, headers: &[(&str, &str)]) -> Vec<(String, usize)> {
-    let shown = ExchangeSettings { decision_log_headers: "x-session-id,cookie,x-session-i,x-session-id2,x-a,x-b".into(), ..recording() };
+    let shown = showing("x-session-id,cookie,x-session-i,x-session-id2,x-a,x-b");
     let (settings, mut exchange, mut pool) = (shown, Exchange::new(Timestamp(0)), pool());
     exchange.request_headers(&settings, PAIRS, false);
     let bytes = headers.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes()));
@@ -79,10 +81,10 @@ fn no_header_reaches_the_log_that_is_not_listed() {
     for early in [true, false] {
         let log = logged(early, &given, &recording());
         assert!(!log.contains("s3cret") && log.contains("anna"), "early: {early}: {log}");
-        let none = ExchangeSettings { decision_log_headers: "-".into(), ..recording() };
+        let none = showing("-");
         assert!(!logged(early, &given, &none).contains("anna"), "early: {early}");
     }
-    let other = ExchangeSettings { decision_log_headers: "x-a,cookie".into(), ..recording() };
+    let other = showing("x-a,cookie");
     let log = logged(true, &given, &other);
     assert!(log.matches("s3cret").count() == 1 && log.contains(r#""cookie":"s3cret""#), "{log}");
 }
@@ -147,7 +149,8 @@ fn reasons_are_told_to_whoever_asks_for_them_in_the_house() {
 #[test]
 fn one_decision_in_so_many_is_recorded_and_none_for_0() {
     let recorded = |one_in: u32| {
-        let (settings, mut pool) = (ExchangeSettings { decision_log_one_in: one_in, ..ExchangeSettings::default() }, pool());
+        let (mut settings, mut pool) = (ExchangeSettings::default(), pool());
+        settings.decision_log.one_in = one_in;
         let decide = |_| {
             let mut exchange = Exchange::new(Timestamp(0));
             exchange.request_headers(&settings, PAIRS, false);

@@ -11,6 +11,7 @@ mod docs;
 mod golden;
 mod hosts;
 mod json;
+mod memory_host;
 mod observed;
 mod pool;
 mod record;

@@ -1,13 +1,19 @@
 //! A decision that was recorded can be made again, in another process, and comes out the same.
 
 use exchange::record::{InvalidRecord, ParsedRecord, RECORD_BYTES_MAX, RECORDED_ENDPOINTS_MAX};
-use exchange::{Exchange, ExchangeSettings, ExchangeStep, ManagedPool, Timestamp};
+use exchange::{DecisionLogSettings, Exchange, ExchangeSettings, ExchangeStep, ManagedPool, Timestamp};
 use proptest::prelude::*;
 use scheduler::plugin::ParameterValue;
 use scheduler::{
     Decision, Endpoint, EndpointMetrics, EndpointRef, Generation, LoraMetrics, Pipeline, PipelineSpec, PluginSpec, Readiness, Slot,
     Snapshot, Version,
 };
+
+/// Settings by which every decision is recorded.
+pub(crate) fn recording() -> ExchangeSettings {
+    let shipped = ExchangeSettings::default();
+    ExchangeSettings { decision_log: DecisionLogSettings { one_in: 1, ..shipped.decision_log }, ..shipped }
+}
 
 /// Plugins that look at everything there is, and a picker that draws.
 fn pipeline() -> Pipeline {
@@ -58,7 +64,7 @@ fn snapshot(queues: &[Option<u8>]) -> Snapshot {
 
 /// Sends a request, and returns what was picked, by address, and the record.
 fn decide(pool: &mut ManagedPool, body: &str, hint: Option<&str>) -> (Vec<String>, Option<String>) {
-    let settings = ExchangeSettings { decision_log_one_in: 1, ..ExchangeSettings::default() };
+    let settings = recording();
     let pairs: [(&[u8], &[u8]); 3] = [(b":method", b"POST"), (b":path", b"/v1/completions"), (b"x-session-id", b"anna")];
     let mut exchange = Exchange::new(Timestamp(0));
     exchange.request_headers(&settings, pairs, false);

@@ -108,14 +108,14 @@ impl ExchangeScript {
 
     fn setting(&mut self, rest: &str) {
         match rest {
-            "destination_format single" => self.settings.destination_format = DestinationFormat::Single,
+            "destination_format single" => self.settings.destination.format = DestinationFormat::Single,
             "failure_mode open" => self.settings.failure_mode = FailureMode::Open,
             "decide_at headers" => self.settings.decide_at = DecideAt::Headers,
             "model_header x-model" => self.settings.model_header = "x-model".to_owned(),
             "explain" => self.settings.explain = true,
             "objective_header trust" => self.settings.objective_header = ObjectiveHeader::Trust,
             "body_limit 100" => self.settings.body_limit_bytes = 100,
-            "per_try_timeout 300" => self.settings.per_try_timeout_ms = 300,
+            "per_try_timeout 300" => self.settings.retry.per_try_timeout_ms = 300,
             other => panic!("no such setting: {other}"),
         }
     }

@@ -8,6 +8,7 @@ use scheduler::latency::step::StepModel;
 use scheduler::plugin::ParameterValue;
 use scheduler::{Decision, EndpointRef, Generation, Pipeline, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec, Slo, Slot, Snapshot};
 
+use crate::record::recording;
 use crate::release::pool_update;
 
 const ASKED: [(&str, &str); 2] = [("predictionbasedrouting", "true"), ("x-slo-tpot-ms", "80")];
@@ -324,7 +325,7 @@ fn what_the_one_who_speaks_for_a_proxy_promised_itself_is_told_too() {
 #[test]
 fn a_record_says_what_was_asked_and_who_runs_where_with_which_slo() {
     let mut pool = pool([20.0, 60.0]);
-    let settings = ExchangeSettings { decision_log_one_in: 1, ..ExchangeSettings::default() };
+    let settings = recording();
     let mut record = |headers: &[(&str, &str)]| -> serde_json::Value {
         let (mut exchange, _) = ask(&mut pool, "/v1/completions", headers, &settings);
         serde_json::from_str(&exchange.take_record().unwrap()).unwrap()
@@ -349,7 +350,7 @@ fn reasons_say_what_is_predicted_and_who_is_late_and_a_record_decides_the_same_a
     while pool.in_flight().rows().count() < 2 {
         held.push(sent(&mut pool, &[("x-slo-tpot-ms", "500")]).0); // by the default profile, until nobody is idle
     }
-    let settings = ExchangeSettings { explain: true, decision_log_one_in: 1, ..ExchangeSettings::default() };
+    let settings = ExchangeSettings { explain: true, ..recording() };
     let headers = [ASKED.as_slice(), &[("x-switchpoint-explain", "1")]].concat();
     let (mut exchange, step) = ask(&mut pool, "/v1/completions", &headers, &settings);
     assert!(matches!(step, ExchangeStep::Forward(_)), "{step:?}");

@@ -8,6 +8,7 @@ use pool_state::{LoadReportHead, OwnLoadReport, PeerLoadReport, Placement};
 use scheduler::in_flight::EndpointLoad;
 use scheduler::{Decision, EndpointMetrics, EndpointRef, Generation, Pipeline, PipelineSpec, PluginSpec, Slot, Snapshot, Version};
 
+use crate::record::recording;
 use crate::release::{pool_update, split_pool_update};
 
 /// A pool of so many endpoints that goes by this scorer alone and names the best one.
@@ -361,7 +362,7 @@ fn out_of_touch_prompts_go_to_the_home_that_all_compute_alike() {
 
 #[test]
 fn out_of_touch_a_prompt_is_drawn_to_one_home_and_believed_to_be_nowhere() {
-    let settings = ExchangeSettings { decision_log_one_in: 1, ..ExchangeSettings::default() };
+    let settings = recording();
     let mut pool = pool_by("prefix-cache-scorer", 4, 1);
     pool.set_peers_unreachable(true);
     let mut homes = BTreeMap::new();

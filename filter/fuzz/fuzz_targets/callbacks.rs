@@ -52,12 +52,12 @@ fuzz_target!(|steps: Vec<Step>| {
             CallbackEvent::Headers { path, extra, end } => {
                 let mut headers = vec![(":method".into(), "POST".into()), (":path".into(), PATHS[usize::from(path) % 5].into())];
                 headers.extend(extra);
-                *host.request.borrow_mut() = headers;
+                *host.http.request.borrow_mut() = headers;
                 context.on_http_request_headers(3, end);
             }
             CallbackEvent::Body { body, grown, end } => {
                 let body = BODIES[usize::from(body) % 4];
-                host.buffers.borrow_mut().insert(BodyBuffer::RequestBody as u32, body.into());
+                host.http.buffers.borrow_mut().insert(BodyBuffer::RequestBody as u32, body.into());
                 context.on_http_request_body(body.len() + usize::from(grown), end);
             }
             CallbackEvent::Trailers => drop(context.on_http_request_trailers(0)),
@@ -68,12 +68,12 @@ fuzz_target!(|steps: Vec<Step>| {
                 properties.insert("upstream.address".into(), ADDRESSES[usize::from(upstream) % 3].into());
                 properties.insert("upstream.request_attempt_count".into(), u64::from(attempts).to_le_bytes().to_vec());
                 drop(properties);
-                *host.response.borrow_mut() = [vec![(":status".into(), "200".into())], headers].concat();
+                *host.http.response.borrow_mut() = [vec![(":status".into(), "200".into())], headers].concat();
                 context.on_http_response_headers(0, false);
             }
             CallbackEvent::Chunk { bytes, end } => {
                 let size = bytes.len();
-                host.buffers.borrow_mut().insert(BodyBuffer::ResponseBody as u32, bytes);
+                host.http.buffers.borrow_mut().insert(BodyBuffer::ResponseBody as u32, bytes);
                 context.on_http_response_body(size, end);
             }
             CallbackEvent::Done => {

@@ -27,7 +27,7 @@ fuzz_target!(|report: &[u8]| {
     let metrics = metrics_message("default", version, 1, &[1.0]);
     replica.borrow().store.publish_metrics(&host, 1, (version, 1), &metrics, host.now()).unwrap();
     replica.borrow_mut().refresh(&host).unwrap();
-    *host.request.borrow_mut() = vec![(":method".into(), "GET".into()), (":path".into(), "/v1/models".into())];
+    *host.http.request.borrow_mut() = vec![(":method".into(), "GET".into()), (":path".into(), "/v1/models".into())];
     let mut stream = HttpStreamContext::new(10, host.clone(), vm, config);
     stream.on_http_request_headers(2, true);
     let mut properties = host.properties.borrow_mut();
@@ -36,9 +36,9 @@ fuzz_target!(|report: &[u8]| {
     properties.insert("upstream.request_attempt_count".into(), 1_u64.to_le_bytes().to_vec());
     drop(properties);
     let report = String::from_utf8_lossy(report).into_owned();
-    *host.response.borrow_mut() = vec![(":status".into(), "200".into()), ("endpoint-load-metrics".into(), report)];
+    *host.http.response.borrow_mut() = vec![(":status".into(), "200".into()), ("endpoint-load-metrics".into(), report)];
     stream.on_http_response_headers(2, true);
-    assert!(host.response.borrow().iter().all(|(name, _)| name != "endpoint-load-metrics"));
+    assert!(host.http.response.borrow().iter().all(|(name, _)| name != "endpoint-load-metrics"));
     stream.on_done();
     let replica = replica.borrow();
     for metrics in replica.pool.snapshot().unwrap().metrics() {

@@ -38,10 +38,10 @@ fuzz_target!(|bytes: &[u8]| {
         .unwrap();
     replica.borrow_mut().refresh(&host).unwrap();
     host.properties.borrow_mut().insert(HINT.into(), bytes.to_vec());
-    *host.request.borrow_mut() = vec![(":method".into(), "GET".into()), (":path".into(), "/v1/models".into())];
+    *host.http.request.borrow_mut() = vec![(":method".into(), "GET".into()), (":path".into(), "/v1/models".into())];
     let mut stream = HttpStreamContext::new(10, host.clone(), vm, config);
     stream.on_http_request_headers(2, true);
-    let request = host.request.borrow();
+    let request = host.http.request.borrow();
     for (_, destination) in request.iter().filter(|(name, _)| name == "x-gateway-destination-endpoint") {
         for endpoint in destination.split(',') {
             assert!(ADDRESSES.contains(&endpoint));

@@ -95,8 +95,8 @@ impl World {
     fn request(&mut self, vm: usize, prompt: u8) {
         let prompt = "many words ".repeat(PROMPTS[usize::from(prompt) % 4]);
         let body = format!(r#"{{"model":"m","prompt":"{prompt}"}}"#);
-        *self.host.request.borrow_mut() = vec![(":method".into(), "POST".into()), (":path".into(), "/v1/completions".into())];
-        self.host.buffers.borrow_mut().insert(BodyBuffer::RequestBody as u32, body.clone().into());
+        *self.host.http.request.borrow_mut() = vec![(":method".into(), "POST".into()), (":path".into(), "/v1/completions".into())];
+        self.host.http.buffers.borrow_mut().insert(BodyBuffer::RequestBody as u32, body.clone().into());
         let id = 10 + self.streams.len() as u32;
         let mut stream = HttpStreamContext::new(id, self.host.clone(), Rc::clone(&self.vms[vm]), Rc::clone(&self.config));
         let _ = stream.on_http_request_headers(2, false);
@@ -113,7 +113,7 @@ impl World {
         properties.insert("upstream.address".into(), ADDRESSES[usize::from(upstream) % 3].into());
         properties.insert("upstream.request_attempt_count".into(), 3_u64.to_le_bytes().into());
         drop(properties);
-        *self.host.response.borrow_mut() = vec![(":status".into(), "200".into())];
+        *self.host.http.response.borrow_mut() = vec![(":status".into(), "200".into())];
         let _ = stream.on_http_response_headers(1, false);
     }
 }
@@ -163,8 +163,8 @@ fuzz_target!(|events: Vec<SharingEvent>| {
                 placements.extend_from_slice(&row);
                 let peers = PeerLoad { pool: "default".into(), proxies: u32::from(proxies), row, placements, ..PeerLoad::default() };
                 let bytes = encode(daemon_message::Message::PeerLoad(peers));
-                let (size, stream) = (bytes.len(), world.host.streams.borrow().len() as u32);
-                world.host.buffers.borrow_mut().insert(BodyBuffer::StreamMessage as u32, bytes);
+                let (size, stream) = (bytes.len(), world.host.grpc.streams.borrow().len() as u32);
+                world.host.http.buffers.borrow_mut().insert(BodyBuffer::StreamMessage as u32, bytes);
                 drop(world.vms[0].borrow_mut().on_stream_message(1, stream, size));
             }
             SharingEvent::Replace { vm: which } => {

@@ -97,8 +97,8 @@ fn answer(status: u8, raw: Option<Vec<u8>>, pool_updates: &[(u8, u8, u8)]) -> Ca
 }
 
 fn message(host: &FakeHost, vm: &mut VmState<FakeHost>, bytes: Vec<u8>) {
-    let (size, stream) = (bytes.len(), host.streams.borrow().len() as u32);
-    host.buffers.borrow_mut().insert(BodyBuffer::StreamMessage as u32, bytes);
+    let (size, stream) = (bytes.len(), host.grpc.streams.borrow().len() as u32);
+    host.http.buffers.borrow_mut().insert(BodyBuffer::StreamMessage as u32, bytes);
     vm.on_stream_message(1, stream, size);
 }
 
@@ -126,13 +126,13 @@ fuzz_target!(|events: Vec<StateEvent>| {
                 );
             }
             StateEvent::Closed { vm } => {
-                let stream = host.streams.borrow().len() as u32;
+                let stream = host.grpc.streams.borrow().len() as u32;
                 if stream > 0 {
                     vms[usize::from(vm)].on_stream_closed(1, stream, "gone");
                 }
             }
             StateEvent::Answered { vm, back, status, raw, pool_updates } => {
-                let call = (host.calls.borrow().len() as u32).wrapping_sub(u32::from(back % 4));
+                let call = (host.grpc.calls.borrow().len() as u32).wrapping_sub(u32::from(back % 4));
                 drop(vms[usize::from(vm)].on_call_response(1, call, answer(status, raw, &pool_updates)));
             }
             StateEvent::Wake { vm, queue } => {

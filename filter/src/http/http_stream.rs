@@ -214,7 +214,7 @@ impl<H: Host> RequestHost for FilterHost<H> {
 
     fn subset_hint(&self) -> Option<Cow<'_, [u8]>> {
         let settings = &self.config.settings;
-        let path = ["metadata", "filter_metadata", settings.subset_namespace.as_str(), settings.subset_key.as_str()];
+        let path = ["metadata", "filter_metadata", settings.subset.namespace.as_str(), settings.subset.key.as_str()];
         self.proxy.property(&path).unwrap_or_else(|e| Some(self.failed("the subset hint", e))).map(Cow::Owned)
     }
 

@@ -51,7 +51,7 @@ impl HttpWorld {
 
     /// Request headers of a stream that has just begun.
     fn headers(&self, headers: &[(&str, &str)], end: bool) -> (HttpStreamContext<FakeHost>, Action) {
-        *self.host.request.borrow_mut() = headers.iter().map(|(n, v)| ((*n).into(), (*v).into())).collect();
+        *self.host.http.request.borrow_mut() = headers.iter().map(|(n, v)| ((*n).into(), (*v).into())).collect();
         let mut stream = self.stream();
         let action = stream.on_http_request_headers(headers.len(), end);
         (stream, action)
@@ -63,13 +63,13 @@ impl HttpWorld {
 
     /// The whole body, then the callback that ends it, as HTTP/1 brings them.
     fn body(&self, stream: &mut HttpStreamContext<FakeHost>, body: &str) -> Action {
-        self.host.buffers.borrow_mut().insert(BodyBuffer::RequestBody as u32, body.into());
+        self.host.http.buffers.borrow_mut().insert(BodyBuffer::RequestBody as u32, body.into());
         assert_eq!(stream.on_http_request_body(body.len(), false), Action::Pause);
         stream.on_http_request_body(body.len(), true)
     }
 
     fn respond(&self, stream: &mut HttpStreamContext<FakeHost>, details: &str, upstream: &str, headers: &[(&str, &str)]) -> Action {
-        *self.host.response.borrow_mut() = headers.iter().map(|(n, v)| ((*n).into(), (*v).into())).collect();
+        *self.host.http.response.borrow_mut() = headers.iter().map(|(n, v)| ((*n).into(), (*v).into())).collect();
         let mut properties = self.host.properties.borrow_mut();
         properties.insert("response.code_details".into(), details.into());
         properties.insert("upstream.address".into(), upstream.into());
@@ -80,22 +80,22 @@ impl HttpWorld {
 
     /// The content of a buffer.
     fn buffer(&self, buffer: BodyBuffer) -> String {
-        String::from_utf8(self.host.buffers.borrow()[&(buffer as u32)].clone()).unwrap()
+        String::from_utf8(self.host.http.buffers.borrow()[&(buffer as u32)].clone()).unwrap()
     }
 
     /// A piece of the response body; what goes on in its place.
     fn piece(&self, stream: &mut HttpStreamContext<FakeHost>, piece: &str, last: bool) -> (String, Action) {
-        self.host.buffers.borrow_mut().insert(BodyBuffer::ResponseBody as u32, piece.into());
+        self.host.http.buffers.borrow_mut().insert(BodyBuffer::ResponseBody as u32, piece.into());
         let action = stream.on_http_response_body(piece.len(), last);
         (self.buffer(BodyBuffer::ResponseBody), action)
     }
 
     fn response_header(&self, name: &str) -> Option<String> {
-        self.host.response.borrow().iter().find(|(n, _)| n == name).map(|(_, v)| v.clone())
+        self.host.http.response.borrow().iter().find(|(n, _)| n == name).map(|(_, v)| v.clone())
     }
 
     fn request_header(&self, name: &str) -> Option<String> {
-        self.host.request.borrow().iter().find(|(n, _)| n == name).map(|(_, v)| v.clone())
+        self.host.http.request.borrow().iter().find(|(n, _)| n == name).map(|(_, v)| v.clone())
     }
 
     fn in_flight(&self) -> u32 {
@@ -121,9 +121,9 @@ fn a_chat_request_is_held_picked_and_released() {
         first,
         &[(":status", "200"), ("content-type", "text/event-stream"), ("endpoint-load-metrics", "x")],
     );
-    assert!(world.host.response.borrow().iter().all(|(n, _)| n != "endpoint-load-metrics"));
+    assert!(world.host.http.response.borrow().iter().all(|(n, _)| n != "endpoint-load-metrics"));
     let event = "data: {\"choices\":[{\"delta\":{\"content\":\"hi\"}}]}\n\n";
-    world.host.buffers.borrow_mut().insert(BodyBuffer::ResponseBody as u32, event.into());
+    world.host.http.buffers.borrow_mut().insert(BodyBuffer::ResponseBody as u32, event.into());
     world.host.pass_ms(30);
     stream.on_http_response_body(event.len(), false);
     stream.on_http_response_body(0, true);
@@ -196,15 +196,15 @@ fn a_short_unstreamed_reply_is_held_to_get_its_right_length() {
 #[test]
 fn a_proxy_that_does_not_let_a_body_be_changed_sends_none_under_a_wrong_name() {
     let world = HttpWorld::ready();
-    world.host.read_only.set(true);
+    world.host.http.read_only.set(true);
     let (mut stream, _) = world.post("/v1/chat/completions");
     assert_eq!(world.body(&mut stream, ALIAS), Action::Pause);
     assert!(world.host.take_log()[0].starts_with("reply 500 "));
     assert_eq!((world.in_flight(), world.request_header(DESTINATION)), (0, None));
 
-    world.host.read_only.set(false);
+    world.host.http.read_only.set(false);
     let mut stream = renamed(&world);
-    world.host.read_only.set(true);
+    world.host.http.read_only.set(true);
     world.respond(&mut stream, "via_upstream", "10.0.0.1:8000", &[(":status", "200"), ("content-length", "18")]);
     assert_eq!(world.piece(&mut stream, r#"{"model":"served"}"#, true), (r#"{"model":"served"}"#.to_owned(), Action::Continue));
     assert_eq!(world.response_header("content-length").as_deref(), Some("18"), "unchanged as its body");
@@ -224,7 +224,7 @@ fn every_control_header_of_a_client_is_removed() {
     ];
     let (_, action) = world.headers(&forged, true);
     assert_eq!(action, Action::Continue);
-    assert!(world.host.request.borrow().iter().all(|(_, v)| !v.contains("6.6.6.6")), "{:?}", world.host.request.borrow());
+    assert!(world.host.http.request.borrow().iter().all(|(_, v)| !v.contains("6.6.6.6")), "{:?}", world.host.http.request.borrow());
     assert!(world.request_header("x-mine").unwrap().contains("10.0.0."));
 }
 
@@ -260,7 +260,7 @@ fn what_is_read_is_refused_where_its_body_would_have_no_end() {
 fn trailers_end_a_body_and_an_empty_one_too() {
     let world = HttpWorld::ready();
     let (mut stream, _) = world.post("/v1/chat/completions");
-    world.host.buffers.borrow_mut().insert(BodyBuffer::RequestBody as u32, CHAT.into());
+    world.host.http.buffers.borrow_mut().insert(BodyBuffer::RequestBody as u32, CHAT.into());
     assert_eq!(stream.on_http_request_body(CHAT.len(), false), Action::Pause);
     assert_eq!(stream.on_http_request_trailers(1), Action::Continue);
     assert!(world.request_header(DESTINATION).is_some());
@@ -299,7 +299,7 @@ fn a_hint_that_allows_nobody_is_a_503() {
     world.host.properties.borrow_mut().insert(hint.into(), b"10.0.0.2:8000".to_vec());
     world.headers(&[(":method", "GET"), (":path", "/")], true);
     assert_eq!(world.request_header(DESTINATION).as_deref(), Some("10.0.0.2:8000"));
-    world.host.unreadable.borrow_mut().push(hint.into());
+    world.host.faults.unreadable.borrow_mut().push(hint.into());
     world.headers(&[(":method", "GET"), (":path", "/")], true);
     assert!(world.host.take_log()[0].starts_with("reply 503 "), "what cannot be read allows nobody");
     assert_eq!(world.host.metric_value("switchpoint_host_errors_total"), 1);
@@ -363,7 +363,7 @@ fn who_failed_is_known_whichever_way_the_proxy_says_where_a_reply_is_from() {
             let world = HttpWorld::ready();
             let (mut stream, _) = world.post("/v1/chat/completions");
             assert_eq!(world.body(&mut stream, CHAT), Action::Continue);
-            let list = world.host.request.borrow().iter().find(|(name, _)| name == DESTINATION).unwrap().1.clone();
+            let list = world.host.http.request.borrow().iter().find(|(name, _)| name == DESTINATION).unwrap().1.clone();
             let upstream = list.split(',').nth(place).unwrap().to_owned();
             world.host.properties.borrow_mut().insert("upstream.request_attempt_count".into(), (place as u64 + 1).to_le_bytes().into());
             world.respond(&mut stream, details, &upstream, &headers);

@@ -1,4 +1,5 @@
-//! Any pipeline, pool and request: scheduling never panics, never leaves the subset hint, never names who is not ready.
+//! Any pipeline, pool and request: scheduling never panics, never leaves the subset hint, and never
+//! names an endpoint that is not ready.
 #![no_main]
 
 use arbitrary::Arbitrary;
@@ -15,14 +16,30 @@ use scheduler::{
 
 #[derive(Arbitrary, Debug)]
 struct Input {
+    pipeline: AnyPipeline,
+    pool: Vec<AnyEndpoint>,
+    subset: Option<Vec<Entry>>,
+    request: AnyRequest,
+    local: AnyLocalState,
+    seed: u64,
+    slo: (Option<u32>, Option<u32>),
+    prediction_based: bool,
+    /// Times that are predicted, and the factors of each endpoint; none: prediction is off.
+    predicted: Option<(f32, f32, Vec<(f32, f32)>)>,
+}
+
+#[derive(Arbitrary, Debug)]
+struct AnyPipeline {
     plugins: Vec<AnyPlugin>,
     /// Plugins by position, with their weights.
     profiles: Vec<(AnyName, Vec<(u8, f64)>)>,
     handler: Option<u8>,
     detector: Option<u8>,
     ranked_max: u8,
-    pool: Vec<AnyEndpoint>,
-    subset: Option<Vec<Entry>>,
+}
+
+#[derive(Arbitrary, Debug)]
+struct AnyRequest {
     model: String,
     headers: Vec<(AnyName, String)>,
     media_items: u32,
@@ -31,7 +48,11 @@ struct Input {
     prompt_tokens: u32,
     blocks: u8,
     block_tokens: u32,
-    /// May be shorter or longer than the pool.
+}
+
+#[derive(Arbitrary, Debug)]
+struct AnyLocalState {
+    /// May be shorter or longer than the pool, as the other lists.
     matched_blocks: Vec<u32>,
     prefix_idle: f32,
     prefix_ages: Vec<f32>,
@@ -42,11 +63,6 @@ struct Input {
     adapter_rooms: Vec<Option<Option<u64>>>,
     metrics_stale: bool,
     peers_unreachable: bool,
-    seed: u64,
-    slo: (Option<u32>, Option<u32>),
-    prediction_based: bool,
-    /// Times that are predicted, and what each endpoint differs by; none: prediction is off.
-    predicted: Option<(f32, f32, Vec<(f32, f32)>)>,
 }
 
 #[derive(Arbitrary, Debug)]
@@ -104,11 +120,16 @@ struct AnyEndpoint {
     labels: Vec<(String, String)>,
     attributes: Vec<(String, f32)>,
     age_ms: u64,
+    metrics: AnyMetrics,
+    in_flight: Vec<u32>,
+}
+
+#[derive(Arbitrary, Debug)]
+struct AnyMetrics {
     queue: Option<f32>,
     running: Option<f32>,
     kv: Option<f32>,
     lora: Option<(Vec<String>, Vec<String>, u32)>,
-    in_flight: Vec<u32>,
 }
 
 #[derive(Arbitrary, Debug)]
@@ -149,17 +170,17 @@ fn decide(input: &Input, snapshot: &Snapshot) {
     }
     let entries: Option<Vec<String>> = input.subset.as_ref().map(|entries| entries.iter().map(Entry::text).collect());
     let hint = entries.as_ref().map(|entries| SubsetHint::parse(entries.iter().map(String::as_str)));
-    let prefix_blocks: Vec<u64> = vec![0; input.blocks.into()];
-    let headers: Vec<(&str, &str)> = input.headers.iter().map(|(name, value)| (name.text(), value.as_str())).collect();
+    let prefix_blocks: Vec<u64> = vec![0; input.request.blocks.into()];
+    let headers: Vec<(&str, &str)> = input.request.headers.iter().map(|(name, value)| (name.text(), value.as_str())).collect();
     let request = Request {
-        model: &input.model,
+        model: &input.request.model,
         subset: hint.as_ref(),
-        priority: input.priority,
-        prompt_tokens: input.prompt_tokens,
+        priority: input.request.priority,
+        prompt_tokens: input.request.prompt_tokens,
         prefix_blocks: &prefix_blocks,
-        prefix_block_tokens: input.block_tokens,
-        max_tokens: input.max_tokens,
-        media_items: input.media_items,
+        prefix_block_tokens: input.request.block_tokens,
+        max_tokens: input.request.max_tokens,
+        media_items: input.request.media_items,
         headers: &headers,
         slo: Slo { ttft_us: input.slo.0, tpot_us: input.slo.1 },
         prediction_based: input.prediction_based,
@@ -169,19 +190,19 @@ fn decide(input: &Input, snapshot: &Snapshot) {
         Some(None) => AdapterRoom::Loaded,
         Some(Some(displaced_used)) => AdapterRoom::Full { displaced_used },
     };
-    let adapter_rooms: Vec<AdapterRoom> = input.adapter_rooms.iter().map(room).collect();
+    let adapter_rooms: Vec<AdapterRoom> = input.local.adapter_rooms.iter().map(room).collect();
     let local = LocalState {
         in_flight: &in_flight,
-        matched_blocks: &input.matched_blocks,
-        prefix_idle: input.prefix_idle,
-        prefix_ages: &input.prefix_ages,
-        ejected: &input.ejected,
-        failing: &input.failing,
-        last_answers: &input.last_answers,
-        last_cold_picks: &input.last_cold_picks,
+        matched_blocks: &input.local.matched_blocks,
+        prefix_idle: input.local.prefix_idle,
+        prefix_ages: &input.local.prefix_ages,
+        ejected: &input.local.ejected,
+        failing: &input.local.failing,
+        last_answers: &input.local.last_answers,
+        last_cold_picks: &input.local.last_cold_picks,
         adapter_rooms: &adapter_rooms,
-        peers_unreachable: input.peers_unreachable,
-        metrics_stale: input.metrics_stale,
+        peers_unreachable: input.local.peers_unreachable,
+        metrics_stale: input.local.metrics_stale,
     };
     let mut explanation = Explanation::default();
     let decision = schedule(snapshot, &request, local, &mut Rng::seeded(input.seed), Some(&mut explanation));
@@ -195,7 +216,7 @@ fn decide(input: &Input, snapshot: &Snapshot) {
         }
     }
     if let Decision::Route(route) = decision {
-        let endpoint = |index| snapshot.endpoint(index).expect("whoever is named is of the snapshot");
+        let endpoint = |index| snapshot.endpoint(index).expect("a named endpoint is in the snapshot");
         let picked: Vec<&Endpoint> = route.ranked.iter().map(endpoint).collect();
         assert!(picked.len() <= RANKED_MAX);
         for (place, one) in picked.iter().enumerate() {
@@ -223,17 +244,17 @@ fn plugin_name(at: usize) -> String {
 }
 
 fn pipeline(input: &Input) -> PipelineSpec {
-    let name = |at: u8| plugin_name(usize::from(at) % input.plugins.len().max(1));
+    let name = |at: u8| plugin_name(usize::from(at) % input.pipeline.plugins.len().max(1));
     let profile = |(name_of_it, parts): &(AnyName, Vec<(u8, f64)>)| ProfileSpec {
         name: name_of_it.text().to_owned(),
         plugins: parts.iter().map(|&(at, weight)| ProfilePlugin { name: name(at), weight }).collect(),
     };
     PipelineSpec {
-        plugins: input.plugins.iter().enumerate().map(|(at, any)| any.spec(at, &name)).collect(),
-        profiles: input.profiles.iter().map(profile).collect(),
-        profile_handler: input.handler.map(name).unwrap_or_default(),
-        saturation_detector: input.detector.map(name).unwrap_or_default(),
-        ranked_max: u32::from(input.ranked_max % 10),
+        plugins: input.pipeline.plugins.iter().enumerate().map(|(at, any)| any.spec(at, &name)).collect(),
+        profiles: input.pipeline.profiles.iter().map(profile).collect(),
+        profile_handler: input.pipeline.handler.map(name).unwrap_or_default(),
+        saturation_detector: input.pipeline.detector.map(name).unwrap_or_default(),
+        ranked_max: u32::from(input.pipeline.ranked_max % 10),
         latency_prediction: input.predicted.is_some(),
     }
 }
@@ -304,7 +325,7 @@ impl AnyEndpoint {
         labels.into()
     }
 
-    /// Every other role serves one model only, which may be the one asked for.
+    /// Every second role serves one model only, which may be the requested one.
     fn models(&self) -> std::sync::Arc<[Box<str>]> {
         self.role.filter(|at| at % 2 == 1).map(|at| format!("m{}", at % 4).into()).into_iter().collect()
     }
@@ -312,16 +333,16 @@ impl AnyEndpoint {
     fn metrics(&self) -> EndpointMetrics {
         let boxed = |names: &[String]| names.iter().map(|name| name.as_str().into()).collect();
         EndpointMetrics {
-            queue_depth: self.queue,
-            running_requests: self.running,
-            kv_cache_utilization: self.kv,
+            queue_depth: self.metrics.queue,
+            running_requests: self.metrics.running,
+            kv_cache_utilization: self.metrics.kv,
             attributes: {
                 let mut attributes: Vec<(Box<str>, f32)> =
                     self.attributes.iter().map(|(key, value)| (key.as_str().into(), *value)).collect();
                 attributes.sort_by(|(a, _), (b, _)| a.cmp(b));
                 attributes.into()
             },
-            lora: self.lora.as_ref().map(|(running, waiting, max)| LoraMetrics {
+            lora: self.metrics.lora.as_ref().map(|(running, waiting, max)| LoraMetrics {
                 running: boxed(running),
                 waiting: boxed(waiting),
                 max: *max,

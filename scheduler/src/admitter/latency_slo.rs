@@ -2,6 +2,7 @@
 //! SLOs.
 
 use crate::endpoint::EndpointIndex;
+use crate::metrics::KV_CACHE_UTILIZATION;
 use crate::plugin::{Admitter, Context, InvalidParameter, PRODUCER_NAME, Parameter, Parameters, RequiredState, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::rng::Rng;
@@ -19,7 +20,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     needs: &[
         RequiredState::Latency,
         RequiredState::InFlight,
-        RequiredState::KvCacheUtilization,
+        RequiredState::Metric(&KV_CACHE_UTILIZATION),
         RequiredState::PrefixIndex,
         RequiredState::Prompt,
     ],

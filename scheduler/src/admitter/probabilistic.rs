@@ -3,6 +3,7 @@
 
 use crate::detector::utilization::{KV_CACHE, QUEUE_DEPTH, UtilizationThresholds};
 use crate::endpoint::EndpointIndex;
+use crate::metrics;
 use crate::plugin::{Admitter, Context, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::rng::Rng;
@@ -25,7 +26,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
             doc: readable("higher values make refusals rise faster, above 0"),
         },
     ],
-    needs: &[RequiredState::QueueDepth, RequiredState::KvCacheUtilization],
+    needs: &[RequiredState::Metric(&metrics::QUEUE_DEPTH), RequiredState::Metric(&metrics::KV_CACHE_UTILIZATION)],
     build,
 };
 

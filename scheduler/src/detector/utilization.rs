@@ -4,6 +4,7 @@ use crate::candidates::Candidates;
 use crate::detector::{HEADROOM, IN_FLIGHT_PRODUCER, relaxed};
 use crate::endpoint::EndpointIndex;
 use crate::filter::keep;
+use crate::metrics;
 use crate::plugin::{Context, Detector, Filter, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::rng::Rng;
@@ -29,7 +30,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         },
         IN_FLIGHT_PRODUCER,
     ],
-    needs: &[RequiredState::QueueDepth, RequiredState::KvCacheUtilization],
+    needs: &[RequiredState::Metric(&metrics::QUEUE_DEPTH), RequiredState::Metric(&metrics::KV_CACHE_UTILIZATION)],
     build,
 };
 

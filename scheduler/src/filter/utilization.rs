@@ -3,6 +3,7 @@
 use crate::candidates::Candidates;
 use crate::endpoint::EndpointIndex;
 use crate::filter::keep;
+use crate::metrics::{KV_CACHE_UTILIZATION, QUEUE_DEPTH, RUNNING_REQUESTS};
 use crate::plugin::{Context, Filter, InvalidParameter, PRODUCER_NAME, Parameter, ParameterDefault, Parameters, RequiredState, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::rng::Rng;
@@ -26,7 +27,12 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         Parameter { name: "fallbackOnEmpty", default: ParameterDefault::Flag(false), doc: readable("keep all if all would be dropped") },
         Parameter { name: "inFlightLoadProducerName", ..PRODUCER_NAME },
     ],
-    needs: &[RequiredState::QueueDepth, RequiredState::RunningRequests, RequiredState::KvCacheUtilization, RequiredState::InFlight],
+    needs: &[
+        RequiredState::Metric(&QUEUE_DEPTH),
+        RequiredState::Metric(&RUNNING_REQUESTS),
+        RequiredState::Metric(&KV_CACHE_UTILIZATION),
+        RequiredState::InFlight,
+    ],
     build,
 };
 

@@ -1,19 +1,17 @@
-//! The state that a plugin reads, as printed in the reference and by `check`.
+//! The state that a plugin reads, for the printed reference and for `switchpointd check`.
 
 use std::fmt;
+
+use crate::metrics::MetricDefinition;
 
 /// State without which a plugin cannot distinguish endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequiredState {
-    /// Requests waiting, as engines report them.
-    QueueDepth,
-    /// Requests running, as engines report them.
-    RunningRequests,
-    /// KV-cache utilisation, as engines report it.
-    KvCacheUtilization,
+    /// A number that engines report.
+    Metric(&'static MetricDefinition),
     /// LoRA adapters, as engines report them.
     Adapters,
-    /// LoRA adapters of recent requests, by endpoint.
+    /// LoRA adapters of recent picks, by endpoint.
     AdapterRooms,
     /// Metrics that `customMetrics` configures.
     Attributes,
@@ -38,9 +36,7 @@ pub enum RequiredState {
 impl fmt::Display for RequiredState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::QueueDepth => "scraped: requests waiting",
-            Self::RunningRequests => "scraped: requests running",
-            Self::KvCacheUtilization => "scraped: KV-cache utilisation",
+            Self::Metric(metric) => return write!(f, "scraped: {}", metric.help),
             Self::Adapters => "scraped: LoRA adapters",
             Self::AdapterRooms => "recent adapter placements",
             Self::Attributes => "scraped: customMetrics",

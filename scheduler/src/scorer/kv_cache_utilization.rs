@@ -1,6 +1,7 @@
 //! `kv-cache-utilization-scorer`: the emptier the KV cache, the better.
 
 use crate::endpoint::EndpointIndex;
+use crate::metrics::KV_CACHE_UTILIZATION;
 use crate::plugin::{Context, InvalidParameter, Parameters, RequiredState, Scorer, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::scorer::rate;
@@ -11,7 +12,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     doc: readable("1 - u, u = share of KV-cache blocks in use."),
     source: readable("llm-d-router, scorer/kvcacheutilization"),
     parameters: &[],
-    needs: &[RequiredState::KvCacheUtilization],
+    needs: &[RequiredState::Metric(&KV_CACHE_UTILIZATION)],
     build,
 };
 

@@ -20,6 +20,7 @@
 
 use super::{PREFIX_PRODUCER, rate};
 use crate::endpoint::EndpointIndex;
+use crate::metrics::{KV_CACHE_UTILIZATION, QUEUE_DEPTH};
 use crate::plugin::{
     Context, InvalidParameter, PRODUCER_NAME, Parameter, ParameterDefault, Parameters, RequiredState, Scorer, Shedder, readable,
 };
@@ -123,8 +124,8 @@ const NEEDS: &[RequiredState] = &[
     RequiredState::InFlight,
     RequiredState::PrefixIndex,
     RequiredState::Prompt,
-    RequiredState::QueueDepth,
-    RequiredState::KvCacheUtilization,
+    RequiredState::Metric(&QUEUE_DEPTH),
+    RequiredState::Metric(&KV_CACHE_UTILIZATION),
 ];
 
 /// Which headroom is better where SLOs are met.

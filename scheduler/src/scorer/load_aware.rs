@@ -2,6 +2,7 @@
 //! instead of the other endpoints.
 
 use crate::endpoint::EndpointIndex;
+use crate::metrics::QUEUE_DEPTH;
 use crate::plugin::{Context, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, Scorer, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::scorer::rate;
@@ -16,7 +17,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         default: ParameterDefault::Number(128.0),
         doc: readable("requests waiting at which an endpoint counts as full, integer from 1"),
     }],
-    needs: &[RequiredState::QueueDepth],
+    needs: &[RequiredState::Metric(&QUEUE_DEPTH)],
     build,
 };
 

@@ -27,6 +27,7 @@ use cost::{Cost, CostWeights, EndpointInputs, KvMemory, RequestInputs, float};
 use crate::decision::CostTerms;
 use crate::endpoint::EndpointIndex;
 use crate::local_state::AdapterRoom;
+use crate::metrics::KV_CACHE_UTILIZATION;
 use crate::plugin::{Context, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, Scorer, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::scorer::PREFIX_PRODUCER;
@@ -99,7 +100,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         RequiredState::StepModel,
         RequiredState::Adapters,
         RequiredState::AdapterRooms,
-        RequiredState::KvCacheUtilization,
+        RequiredState::Metric(&KV_CACHE_UTILIZATION),
     ],
     build,
 };

@@ -1,6 +1,7 @@
 //! `queue-scorer`: the shorter the engine's queue, the better.
 
 use crate::endpoint::EndpointIndex;
+use crate::metrics::QUEUE_DEPTH;
 use crate::plugin::{Context, InvalidParameter, Parameters, RequiredState, Scorer, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::scorer::rate_by_load;
@@ -11,7 +12,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     doc: readable("(max - q) / (max - min) over the candidates, q = requests waiting in the engine; 1 when all are equal."),
     source: readable("llm-d-router, scorer/queuedepth"),
     parameters: &[],
-    needs: &[RequiredState::QueueDepth],
+    needs: &[RequiredState::Metric(&QUEUE_DEPTH)],
     build,
 };
 

@@ -1,6 +1,7 @@
 //! `running-requests-size-scorer`: the fewer requests the engine runs, the better.
 
 use crate::endpoint::EndpointIndex;
+use crate::metrics::RUNNING_REQUESTS;
 use crate::plugin::{Context, InvalidParameter, Parameters, RequiredState, Scorer, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::scorer::rate_by_load;
@@ -14,7 +15,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     ),
     source: readable("llm-d-router, scorer/runningrequests"),
     parameters: &[],
-    needs: &[RequiredState::RunningRequests],
+    needs: &[RequiredState::Metric(&RUNNING_REQUESTS)],
     build,
 };
 

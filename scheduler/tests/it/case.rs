@@ -38,7 +38,8 @@ use scheduler::{
 #[path = "case/render.rs"]
 mod render;
 
-/// One endpoint with all that is known of it.
+/// One endpoint with all that is known about it. Its fields are the columns of the table `pool` in
+/// a golden case, apart from those of the endpoint and of its metrics.
 #[derive(Clone, Debug)]
 pub struct EndpointCase {
     pub endpoint: Endpoint,
@@ -62,11 +63,21 @@ pub struct EndpointCase {
     pub slo: Slo,
 }
 
-/// All that goes into one decision, and the text of what should come out.
+/// All that goes into one decision, and the text of the expected outcome.
 #[derive(Clone, Debug)]
 pub struct DecisionCase {
     pub pipeline: PipelineSpec,
     pub pool: Vec<EndpointCase>,
+    pub request: RequestCase,
+    pub prefix_idle: f32,
+    pub metrics_stale: bool,
+    pub seed: u64,
+    pub expected: String,
+}
+
+/// The request of a case.
+#[derive(Clone, Debug)]
+pub struct RequestCase {
     pub model: String,
     pub headers: Vec<(String, String)>,
     pub media_items: u32,
@@ -75,12 +86,27 @@ pub struct DecisionCase {
     pub prompt_tokens: u32,
     pub blocks: u32,
     pub block_tokens: u32,
-    pub prefix_idle: f32,
-    pub metrics_stale: bool,
     pub slo: Slo,
     pub prediction_based: bool,
-    pub seed: u64,
-    pub expected: String,
+}
+
+// === impl RequestCase ===
+
+impl Default for RequestCase {
+    fn default() -> Self {
+        Self {
+            model: String::new(),
+            headers: Vec::new(),
+            media_items: 0,
+            priority: 0,
+            subset: None,
+            prompt_tokens: 0,
+            blocks: 0,
+            block_tokens: 64,
+            slo: Slo::default(),
+            prediction_based: false,
+        }
+    }
 }
 
 /// What came out, with the names it is told by.
@@ -180,24 +206,7 @@ impl EndpointCase {
 impl DecisionCase {
     /// A request without a prompt, for this pool.
     pub fn new(pipeline: PipelineSpec, pool: Vec<EndpointCase>) -> Self {
-        Self {
-            pipeline,
-            pool,
-            model: String::new(),
-            headers: Vec::new(),
-            media_items: 0,
-            priority: 0,
-            subset: None,
-            prompt_tokens: 0,
-            blocks: 0,
-            block_tokens: 64,
-            prefix_idle: 0.0,
-            metrics_stale: false,
-            slo: Slo::default(),
-            prediction_based: false,
-            seed: 1,
-            expected: String::new(),
-        }
+        Self { pipeline, pool, request: RequestCase::default(), prefix_idle: 0.0, metrics_stale: false, seed: 1, expected: String::new() }
     }
 
     /// Reads a case; the error says which line is wrong.
@@ -293,21 +302,21 @@ impl DecisionCase {
     fn fact(&mut self, key: &str, values: &[&str]) -> Result<(), String> {
         let first = || values.first().copied().ok_or("no value");
         match key {
-            "model" => self.model = first()?.to_owned(),
-            "header" => self.headers.push((first()?.to_owned(), values.get(1..).unwrap_or_default().join(" "))),
-            "media_items" => self.media_items = number(first()?)?,
-            "priority" => self.priority = number(first()?)?,
-            "subset" => self.subset = Some(values.iter().map(|value| value.trim_end_matches(',').to_owned()).collect()),
-            "prompt_tokens" => self.prompt_tokens = number(first()?)?,
-            "blocks" => self.blocks = number(first()?)?,
-            "block_tokens" => self.block_tokens = number(first()?)?,
+            "model" => self.request.model = first()?.to_owned(),
+            "header" => self.request.headers.push((first()?.to_owned(), values.get(1..).unwrap_or_default().join(" "))),
+            "media_items" => self.request.media_items = number(first()?)?,
+            "priority" => self.request.priority = number(first()?)?,
+            "subset" => self.request.subset = Some(values.iter().map(|value| value.trim_end_matches(',').to_owned()).collect()),
+            "prompt_tokens" => self.request.prompt_tokens = number(first()?)?,
+            "blocks" => self.request.blocks = number(first()?)?,
+            "block_tokens" => self.request.block_tokens = number(first()?)?,
             "prefix_idle" => self.prefix_idle = number(first()?)?,
             "metrics_stale" => self.metrics_stale = yes(first()?)?,
             "seed" => self.seed = number(first()?)?,
             "latency_prediction" => self.pipeline.latency_prediction = yes(first()?)?,
-            "ttft_slo" => self.slo.ttft_us = micros(first()?)?,
-            "tpot_slo" => self.slo.tpot_us = micros(first()?)?,
-            "prediction_based" => self.prediction_based = yes(first()?)?,
+            "ttft_slo" => self.request.slo.ttft_us = micros(first()?)?,
+            "tpot_slo" => self.request.slo.tpot_us = micros(first()?)?,
+            "prediction_based" => self.request.prediction_based = yes(first()?)?,
             _ => return Err(format!("unknown fact `{key}`")),
         }
         Ok(())
@@ -355,7 +364,7 @@ impl DecisionCase {
 
     /// Schedules it on a snapshot and a ledger made before.
     pub fn decide_with(&self, snapshot: &Snapshot, in_flight: &InFlight, explanation: Option<&mut Explanation>) -> Decision {
-        let hint = self.subset.as_ref().map(|entries| SubsetHint::parse(entries.iter().map(String::as_str)));
+        let hint = self.request.subset.as_ref().map(|entries| SubsetHint::parse(entries.iter().map(String::as_str)));
         let matched_blocks: Vec<u32> = self.pool.iter().map(|row| row.matched_blocks).collect();
         let prefix_ages: Vec<f32> = self.pool.iter().map(|row| row.prefix_age).collect();
         let ejected: Vec<bool> = self.pool.iter().map(|row| row.ejected).collect();
@@ -363,19 +372,19 @@ impl DecisionCase {
         let failing: Vec<f32> = self.pool.iter().map(|row| row.failing).collect();
         let adapter_rooms: Vec<AdapterRoom> = self.pool.iter().map(|row| row.adapter_room).collect();
         let last_cold_picks: Vec<u64> = self.pool.iter().map(|row| row.last_cold_pick).collect();
-        let prefix_blocks = vec![0; self.blocks as usize];
-        let headers: Vec<(&str, &str)> = self.headers.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        let prefix_blocks = vec![0; self.request.blocks as usize];
+        let headers: Vec<(&str, &str)> = self.request.headers.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         let request = Request {
-            model: &self.model,
+            model: &self.request.model,
             headers: &headers,
-            media_items: self.media_items,
-            priority: self.priority,
+            media_items: self.request.media_items,
+            priority: self.request.priority,
             subset: hint.as_ref(),
-            prompt_tokens: self.prompt_tokens,
+            prompt_tokens: self.request.prompt_tokens,
             prefix_blocks: &prefix_blocks,
-            prefix_block_tokens: self.block_tokens,
-            slo: self.slo,
-            prediction_based: self.prediction_based,
+            prefix_block_tokens: self.request.block_tokens,
+            slo: self.request.slo,
+            prediction_based: self.request.prediction_based,
             ..Request::default()
         };
         let local = LocalState {

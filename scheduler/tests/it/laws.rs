@@ -66,7 +66,7 @@ proptest! {
         for (place, &at) in ranked.iter().enumerate() {
             let endpoint = &case.pool[at].endpoint;
             prop_assert_eq!(endpoint.readiness, Readiness::Ready);
-            if let Some(entries) = &case.subset {
+            if let Some(entries) = &case.request.subset {
                 let bare = endpoint.address.trim_end_matches(":8000");
                 prop_assert!(entries.iter().any(|entry| entry.trim() == bare || entry.trim() == &*endpoint.address));
             }

@@ -53,7 +53,7 @@ fn scorer(name: &str) -> &str {
 fn hinted(case: &DecisionCase, row: &EndpointCase) -> bool {
     let address = &*row.endpoint.address;
     let (ip, _) = address.rsplit_once(':').unwrap();
-    case.subset.as_ref().is_none_or(|entries| entries.iter().map(|entry| entry.trim()).any(|entry| entry == address || entry == ip))
+    case.request.subset.as_ref().is_none_or(|entries| entries.iter().map(|entry| entry.trim()).any(|entry| entry == address || entry == ip))
 }
 
 fn scores(case: &DecisionCase, allowed: &[usize], scorer: &str) -> Vec<(usize, f64)> {
@@ -76,12 +76,16 @@ fn scores(case: &DecisionCase, allowed: &[usize], scorer: &str) -> Vec<(usize, f
         }
         "token-load-scorer" => row(&|row| {
             let prefill = if row.in_flight == 0 { 0.0 } else { f64::from(row.prefill_tokens) };
-            let cached = f64::from(row.matched_blocks) * f64::from(case.block_tokens);
-            1.0 - (prefill + (f64::from(case.prompt_tokens) - cached).max(0.0)).min(4_194_304.0) / 4_194_304.0
+            let cached = f64::from(row.matched_blocks) * f64::from(case.request.block_tokens);
+            1.0 - (prefill + (f64::from(case.request.prompt_tokens) - cached).max(0.0)).min(4_194_304.0) / 4_194_304.0
         }),
-        "prefix-cache-scorer" => {
-            row(&|row| if case.blocks == 0 { 0.0 } else { f64::from(row.matched_blocks.min(case.blocks)) / f64::from(case.blocks) })
-        }
+        "prefix-cache-scorer" => row(&|row| {
+            if case.request.blocks == 0 {
+                0.0
+            } else {
+                f64::from(row.matched_blocks.min(case.request.blocks)) / f64::from(case.request.blocks)
+            }
+        }),
         "load-aware-scorer" => {
             let queues = known(|row| row.metrics.queue_depth);
             neutral(
@@ -97,7 +101,7 @@ fn scores(case: &DecisionCase, allowed: &[usize], scorer: &str) -> Vec<(usize, f
             allowed.iter().map(|&at| (at, if warm { 0.5 } else { cold(at) })).collect()
         }
         "context-length-aware" => {
-            row(&|row| label(row, "llm-d.ai/context-length-range").map_or(0.5, |range| fit(range, case.prompt_tokens)))
+            row(&|row| label(row, "llm-d.ai/context-length-range").map_or(0.5, |range| fit(range, case.request.prompt_tokens)))
         }
         "session-affinity-scorer" => row(&|row| f64::from(u8::from(in_session(case, row)))),
         "header-label-affinity-scorer" => {
@@ -128,7 +132,7 @@ fn scores(case: &DecisionCase, allowed: &[usize], scorer: &str) -> Vec<(usize, f
 fn marginal_cost(case: &DecisionCase, allowed: &[usize]) -> Vec<(usize, f64)> {
     let attention = |uncached: f64, prompt: f64| prompt.powi(2) - (prompt - uncached).powi(2);
     let service = |uncached: f64, attention: f64| 10.0 + 0.05 * uncached + 1e-6 * attention;
-    let prompt = f64::from(case.prompt_tokens);
+    let prompt = f64::from(case.request.prompt_tokens);
     let requests = |at: usize| f64::from(case.pool[at].in_flight);
     #[expect(clippy::cast_precision_loss, reason = "a dozen")]
     let mean = allowed.iter().map(|&at| requests(at)).sum::<f64>() / allowed.len().max(1) as f64;
@@ -148,13 +152,13 @@ fn marginal_cost(case: &DecisionCase, allowed: &[usize]) -> Vec<(usize, f64)> {
         // four fifths of its constant.
         let w = if waiting > 0.0 { service(waiting, (attention(waiting, waiting) / 65_536.0).ceil() * 65_536.0) - 2.0 } else { 0.0 };
         let loaded = !case.metrics_stale
-            && row.metrics.lora.as_ref().is_some_and(|lora| lora.running.iter().any(|adapter| **adapter == *case.model));
+            && row.metrics.lora.as_ref().is_some_and(|lora| lora.running.iter().any(|adapter| **adapter == *case.request.model));
         let adapter = match row.adapter_room {
             AdapterRoom::Free if !loaded => 100.0,
             AdapterRoom::Full { .. } if !loaded => 1_600.0,
             _ => 0.0,
         };
-        let cached = f64::from(row.matched_blocks) * f64::from(case.block_tokens);
+        let cached = f64::from(row.matched_blocks) * f64::from(case.request.block_tokens);
         let uncached = (prompt - cached).max(0.0);
         let s = service(uncached, attention(uncached, prompt)) + adapter;
         let step = 11.0 + 0.025 * (batch + 1.0) + 8e-5 * (waiting + prompt);
@@ -195,7 +199,7 @@ fn label<'r>(row: &'r EndpointCase, key: &str) -> Option<&'r str> {
 }
 
 fn header<'c>(case: &'c DecisionCase, name: &str) -> Option<&'c str> {
-    case.headers.iter().find(|(header, _)| header.to_lowercase() == name).map(|(_, value)| value.as_str())
+    case.request.headers.iter().find(|(header, _)| header.to_lowercase() == name).map(|(_, value)| value.as_str())
 }
 
 fn in_session(case: &DecisionCase, row: &EndpointCase) -> bool {
@@ -235,8 +239,9 @@ fn kept(case: &DecisionCase, left: &[usize], filter: &str) -> Vec<usize> {
             only(&|row| case.metrics_stale || row.metrics.attributes.first().is_none_or(|(_, depth)| *depth < 2.0))
         }
         "prefix-cache-affinity-filter" => {
-            let holds = |row: &EndpointCase| case.blocks > 0 && f64::from(row.matched_blocks) / f64::from(case.blocks) >= 0.8;
-            // 18 s at 100 tokens per second.
+            let holds =
+                |row: &EndpointCase| case.request.blocks > 0 && f64::from(row.matched_blocks) / f64::from(case.request.blocks) >= 0.8;
+            // 18 s at 100 tokens a second.
             let least = |of: &[usize]| {
                 let tokens = |at: &usize| if case.pool[*at].in_flight == 0 { 0 } else { case.pool[*at].prefill_tokens };
                 of.iter().map(tokens).min()
@@ -271,7 +276,7 @@ fn adapter(case: &DecisionCase, allowed: &[usize], at: usize) -> Option<f64> {
     #[expect(clippy::cast_precision_loss, reason = "a dozen")]
     let displaces = |used: u64| 0.5 * (1.0 - older(used) as f64 / (displacing.len() - 1).max(1) as f64);
     let lora = row.metrics.lora.as_ref().filter(|_| !case.metrics_stale);
-    let has = |adapters: &[Box<str>]| adapters.contains(&case.model.as_str().into());
+    let has = |adapters: &[Box<str>]| adapters.contains(&case.request.model.as_str().into());
     let room = lora.is_none_or(|lora| lora.running.len() + lora.waiting.len() < lora.max as usize);
     let (running, waiting) = (lora.is_some_and(|lora| has(&lora.running)), lora.is_some_and(|lora| has(&lora.waiting)));
     match row.adapter_room {

@@ -89,9 +89,9 @@ fn any_pipeline() -> impl Strategy<Value = PipelineSpec> {
 fn any_case() -> impl Strategy<Value = DecisionCase> {
     let profile = prop::option::of(prop::sample::select(vec!["decode", "prefill", " encode ", "verify", ""]));
     (pools::case(any_pipeline()), -2..2, 0_u32..3, profile, any::<bool>()).prop_map(|(mut case, priority, media_items, profile, ranks)| {
-        case.priority = priority;
-        case.media_items = media_items;
-        case.headers.extend(profile.map(|profile| ("epp-profile".to_owned(), profile.to_owned())));
+        case.request.priority = priority;
+        case.request.media_items = media_items;
+        case.request.headers.extend(profile.map(|profile| ("epp-profile".to_owned(), profile.to_owned())));
         for (at, row) in case.pool.iter_mut().enumerate().filter(|(at, _)| ranks && at % 2 == 1) {
             row.endpoint.address = format!("10.0.0.{at}:8001").into();
         }
@@ -108,7 +108,7 @@ fn named(decision: &Decision) -> Vec<EndpointIndex> {
 fn allowed(case: &DecisionCase, address: &str) -> bool {
     let socket: std::net::SocketAddr = address.parse().unwrap();
     let allows = |entry: &String| entry.trim().parse() == Ok(socket) || entry.trim().parse() == Ok(socket.ip());
-    case.subset.as_ref().is_none_or(|entries| entries.iter().any(allows))
+    case.request.subset.as_ref().is_none_or(|entries| entries.iter().any(allows))
 }
 
 proptest! {
@@ -120,7 +120,7 @@ proptest! {
         for index in named(&outcome.decision) {
             let endpoint = &case.pool[index.get()].endpoint;
             prop_assert_eq!(endpoint.readiness, Readiness::Ready);
-            prop_assert!(allowed(&case, &endpoint.address), "{} is outside {:?}", endpoint.address, case.subset);
+            prop_assert!(allowed(&case, &endpoint.address), "{} is outside {:?}", endpoint.address, case.request.subset);
         }
     }
 
@@ -155,7 +155,7 @@ proptest! {
     #[test]
     fn only_sheddable_requests_are_shed(case in any_case()) {
         let decision = case.decide().unwrap().decision;
-        if case.priority >= 0 {
+        if case.request.priority >= 0 {
             prop_assert!(!matches!(decision, Decision::Shed(_)), "{decision:?}");
         }
         let has_admitter = case.pipeline.plugins.iter().any(|plugin| plugin.name == "admitter");

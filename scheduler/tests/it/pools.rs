@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use scheduler::registry::{PLUGINS, PluginKind};
 use scheduler::{AdapterRoom, Endpoint, LoraMetrics, PipelineSpec, PluginSpec, Readiness};
 
-use crate::case::{self, DecisionCase, EndpointCase};
+use crate::case::{self, DecisionCase, EndpointCase, RequestCase};
 
 /// Parameters of the plugins that require some, and of some others.
 const PARAMETERS: [(&str, &str); 7] = [
@@ -139,18 +139,9 @@ pub fn case(pipeline: impl Strategy<Value = PipelineSpec>) -> impl Strategy<Valu
     let headers = (headers, prop::option::of(token)).prop_map(|(tiers, token)| tiers.into_iter().chain(token).collect());
     (pipeline, pool(), (request, prefix_idle), (model, headers), prop::bool::weighted(0.1), any::<u64>()).prop_map(
         |(pipeline, pool, ((subset, prompt_tokens, blocks, block_tokens), prefix_idle), (model, headers), metrics_stale, seed)| {
-            DecisionCase {
-                model: model.to_owned(),
-                headers,
-                subset,
-                prompt_tokens,
-                blocks,
-                block_tokens,
-                prefix_idle,
-                metrics_stale,
-                seed,
-                ..DecisionCase::new(pipeline, pool)
-            }
+            let model = model.to_owned();
+            let request = RequestCase { model, headers, subset, prompt_tokens, blocks, block_tokens, ..RequestCase::default() };
+            DecisionCase { request, prefix_idle, metrics_stale, seed, ..DecisionCase::new(pipeline, pool) }
         },
     )
 }

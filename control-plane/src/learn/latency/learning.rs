@@ -52,17 +52,28 @@ pub struct LearningTask {
     shared: Arc<DaemonState>,
     desk: LearnerInbox,
     intake: ObservationIntake,
-    overrun: u64,
     calibration: PredictionScores,
-    abstained: BTreeMap<&'static str, u64>,
     learner: LatencyLearner,
     /// The current models.
     model: SavedModel,
     began: Instant,
     kept_at: Instant,
     kept: SavedModel,
+    counts: LearningCounts,
+}
+
+/// What a learner counts for its report.
+#[derive(Debug, Default)]
+struct LearningCounts {
+    /// Messages that did not fit into the inbox, at the last look.
+    overrun: u64,
+    /// Requests without a prediction, by reason.
+    abstained: BTreeMap<&'static str, u64>,
+    /// Models published.
     published: u64,
+    /// Models too large to be published.
     oversized: u64,
+    /// Size of the last message.
     bytes: usize,
 }
 
@@ -83,14 +94,10 @@ impl LearningTask {
             shared,
             desk,
             intake: ObservationIntake::default(),
-            overrun: 0,
             calibration: PredictionScores::default(),
-            abstained: BTreeMap::new(),
             began: now,
             kept_at: now,
-            published: 0,
-            oversized: 0,
-            bytes: 0,
+            counts: LearningCounts::default(),
         }
     }
 
@@ -163,14 +170,14 @@ impl LearningTask {
                     model.predict(observation.endpoint, &observation.conditions).err().map_or("at the pick alone", NoPrediction::reason)
                 }
             };
-            *self.abstained.entry(why).or_default() += 1;
+            *self.counts.abstained.entry(why).or_default() += 1;
         }
     }
 
     /// Does the work of every second: train, publish, save, report.
     fn tick(&mut self) {
         let overrun = self.desk.overrun.load(Ordering::Relaxed);
-        self.intake.counts.lost += overrun - std::mem::replace(&mut self.overrun, overrun);
+        self.intake.counts.lost += overrun - std::mem::replace(&mut self.counts.overrun, overrun);
         let now_ms = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
         let latency = if self.settings.predict { self.learner.publish(now_ms) } else { None };
         let step = self.learner.step();
@@ -193,13 +200,13 @@ impl LearningTask {
         let SavedModel { step, latency } = self.model.clone();
         let learned = LearnedModels { pool: self.settings.pool.to_string(), version: self.shared.next_version(), step, latency };
         let Some(message) = proto::encode_learned(&learned) else {
-            self.oversized += 1;
+            self.counts.oversized += 1;
             tracing::error!(pool = &*self.settings.pool, "the learned models are too large for a message; proxies keep their models");
             return;
         };
-        self.bytes = prost::Message::encoded_len(&message);
-        self.published += 1;
-        self.shared.learned.send_modify(|learned| {
+        self.counts.bytes = prost::Message::encoded_len(&message);
+        self.counts.published += 1;
+        self.shared.learning.models.send_modify(|learned| {
             learned.insert(Arc::clone(&self.settings.pool), Arc::new(message));
         });
     }
@@ -224,13 +231,13 @@ impl LearningTask {
         let of = |endpoint| PredictedTarget::ALL.map(|target| self.calibration.of_endpoint(endpoint, target));
         let page = LearnerReport {
             counts: self.intake.counts,
-            abstained: self.abstained.clone(),
+            abstained: self.counts.abstained.clone(),
             pool: PredictedTarget::ALL.map(|target| self.calibration.of_pool(target)),
             compared: self.calibration.comparisons(),
             endpoints: members.iter().map(|(endpoint, name)| (name.clone(), of(*endpoint))).collect(),
-            published: self.published,
-            oversized: self.oversized,
-            bytes: self.bytes,
+            published: self.counts.published,
+            oversized: self.counts.oversized,
+            bytes: self.counts.bytes,
             predicts: self.model.latency.is_some(),
             shown: self.to_json(&members),
         };

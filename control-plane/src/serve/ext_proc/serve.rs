@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use exchange::{DestinationFormat, ExchangeSettings, FailureMode, ObjectiveHeader};
+use exchange::{DestinationFormat, DestinationSettings, ExchangeSettings, FailureMode, ObjectiveHeader, RetrySettings, SubsetSettings};
 use tokio::task::JoinSet;
 
 use super::{
@@ -50,10 +50,10 @@ impl ExtProcListener {
     pub fn spawn(self, tasks: &mut JoinSet<&'static str>, shared: &Arc<DaemonState>, health: HealthChecks, shutdown: &Shutdown) {
         let Self { ext_proc, settings, destination_namespace } = self;
         let front = ExtProcServer::with_namespace(&shared.pool_names, destination_namespace);
-        if let Some(components) = shared.components.get() {
+        if let Some(components) = shared.discovery.components.get() {
             front.follow(components);
         }
-        let _ = shared.front_streams.set(Arc::clone(front.streams())); // there is one front
+        let _ = shared.ext_proc.streams.set(Arc::clone(front.streams())); // there is one front
         let service = ExtProcService::new(Arc::clone(&front), &settings, shutdown.clone());
         let router = server()
             .max_concurrent_streams(STREAMS_PER_CONNECTION_MAX)
@@ -89,9 +89,13 @@ fn settings(args: &ExtProcArgs) -> ExchangeSettings {
     let (given, shipped) = (args.exchanges.clone(), ExchangeSettings::default());
     let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     ExchangeSettings {
-        destination_format: match args.ext_proc_destination_format {
-            args::DestinationFormatArg::Single => DestinationFormat::Single,
-            args::DestinationFormatArg::List => DestinationFormat::List,
+        destination: DestinationSettings {
+            header: given.ext_proc_destination_header.unwrap_or(shipped.destination.header),
+            format: match args.ext_proc_destination_format {
+                args::DestinationFormatArg::Single => DestinationFormat::Single,
+                args::DestinationFormatArg::List => DestinationFormat::List,
+            },
+            ..shipped.destination
         },
         objective_header: match args.ext_proc_objective_header {
             args::ObjectiveHeaderArg::Ignore => ObjectiveHeader::Ignore,
@@ -99,9 +103,10 @@ fn settings(args: &ExtProcArgs) -> ExchangeSettings {
         },
         explain: args.ext_proc_explain,
         model_header: given.ext_proc_model_header.unwrap_or(shipped.model_header),
-        destination_header: given.ext_proc_destination_header.unwrap_or(shipped.destination_header),
-        subset_namespace: given.ext_proc_subset_namespace.unwrap_or(shipped.subset_namespace),
-        subset_key: given.ext_proc_subset_key.unwrap_or(shipped.subset_key),
+        subset: SubsetSettings {
+            namespace: given.ext_proc_subset_namespace.unwrap_or(shipped.subset.namespace),
+            key: given.ext_proc_subset_key.unwrap_or(shipped.subset.key),
+        },
         failure_mode: match given.ext_proc_failure_mode {
             Some(args::FailureModeArg::Open) => FailureMode::Open,
             Some(args::FailureModeArg::Close) => FailureMode::Close,
@@ -109,8 +114,10 @@ fn settings(args: &ExtProcArgs) -> ExchangeSettings {
         },
         cold_start_wait_ms: given.ext_proc_cold_start_wait.map_or(shipped.cold_start_wait_ms, ms),
         body_limit_bytes: given.ext_proc_body_limit_bytes.and_then(|n| n.try_into().ok()).unwrap_or(shipped.body_limit_bytes),
-        per_try_timeout_ms: given.ext_proc_per_try_timeout.map_or(shipped.per_try_timeout_ms, ms),
-        retry: !given.ext_proc_no_retry,
+        retry: RetrySettings {
+            enabled: !given.ext_proc_no_retry,
+            per_try_timeout_ms: given.ext_proc_per_try_timeout.map_or(shipped.retry.per_try_timeout_ms, ms),
+        },
         ..shipped
     }
 }
@@ -135,7 +142,8 @@ mod tests {
 
     #[test]
     fn nothing_said_is_as_shipped_but_for_the_format() {
-        let shipped = ExchangeSettings { destination_format: DestinationFormat::Single, ..ExchangeSettings::default() };
+        let mut shipped = ExchangeSettings::default();
+        shipped.destination.format = DestinationFormat::Single;
         assert_eq!(format!("{:?}", read("")), format!("{shipped:?}"));
     }
 
@@ -147,17 +155,15 @@ mod tests {
              --ext-proc-no-retry --ext-proc-explain --ext-proc-objective-header trust --ext-proc-destination-format list",
         );
         let expected = ExchangeSettings {
-            destination_header: "x-d".into(),
-            subset_namespace: "ns".into(),
-            subset_key: "k".into(),
+            destination: DestinationSettings { header: "x-d".into(), ..ExchangeSettings::default().destination },
+            subset: SubsetSettings { namespace: "ns".into(), key: "k".into() },
             model_header: "x-m".into(),
             body_limit_bytes: 2048,
             failure_mode: FailureMode::Open,
             cold_start_wait_ms: 1,
             explain: true,
             objective_header: ObjectiveHeader::Trust,
-            per_try_timeout_ms: 3_000,
-            retry: false,
+            retry: RetrySettings { enabled: false, per_try_timeout_ms: 3_000 },
             ..ExchangeSettings::default()
         };
         assert_eq!(format!("{said:?}"), format!("{expected:?}"));

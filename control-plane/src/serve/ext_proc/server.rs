@@ -203,7 +203,7 @@ impl ExtProcServer {
         let process_id = rand::random::<u64>().max(1);
         let mut session =
             StateSession::new(ProxyProcess::front(NODE, process_id), self.pools.keys().map(ToString::to_string), Instant::now());
-        let (mut pools, mut relayed) = (shared.pools.subscribe(), shared.relayed.subscribe());
+        let (mut pools, mut relayed) = (shared.pools.subscribe(), shared.peers.relayed.subscribe());
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (mut reported, mut ready) = (Instant::now(), false);
@@ -301,7 +301,7 @@ impl ExtProcServer {
             // Proxies share only with those who pick: not with a front that nobody asks.
             if *used && peers.join() {
                 shared.relay().join(name, (process_id, &Origin::default()), Instant::now());
-                shared.relayed.send_replace(());
+                shared.peers.relayed.send_replace(());
             }
         }
     }
@@ -317,7 +317,7 @@ impl ExtProcServer {
             };
             if let Some(share) = share {
                 shared.relay().receive(process_id, share, Instant::now());
-                shared.relayed.send_replace(());
+                shared.peers.relayed.send_replace(());
             }
         }
         heard

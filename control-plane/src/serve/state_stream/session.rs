@@ -247,7 +247,7 @@ impl PoolSession {
             endpoints: &endpoints,
             pipeline: &view.pipeline,
             objects: &view.objects,
-            hash_secret: shared.hash_secret,
+            hash_secret: shared.life.hash_secret,
             staleness_max_ms: u32::try_from(view.staleness_max.as_millis()).unwrap_or(u32::MAX),
         });
         self.pool_update = Some(SentPoolUpdate { version, revision: view.revision, rows });
@@ -279,7 +279,7 @@ impl PoolSession {
     }
 
     fn next_models(&mut self, name: &str, shared: &DaemonState) -> Option<state::LearnedModels> {
-        let newest = shared.learned.borrow().get(name).map(Arc::clone)?;
+        let newest = shared.learning.models.borrow().get(name).map(Arc::clone)?;
         let sequence = newest.version?.sequence;
         let is_new = self.learned.replace(sequence) != Some(sequence);
         is_new.then(|| {

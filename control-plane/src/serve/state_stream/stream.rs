@@ -56,7 +56,7 @@ impl StateStream {
         for pool in &hello.pools {
             shared.relay().join(pool, (peer.id, &peer.remote.origin), now);
         }
-        shared.relayed.send_replace(());
+        shared.peers.relayed.send_replace(());
         let welcome = state::Welcome { schema: proto::SCHEMA, release: env!("CARGO_PKG_VERSION").to_owned(), unknown_pools };
         let welcome = state::DaemonMessage { message: Some(daemon_message::Message::Welcome(welcome)) };
         let scope = ProxyScope::new(hello.pools);
@@ -102,7 +102,7 @@ impl StateStream {
             Some(AdmittedMessage::Report(report)) => self.shared.report(&self.peer, report, now),
             Some(AdmittedMessage::Share(share)) => {
                 self.shared.relay().receive(self.peer.id, share, now);
-                self.shared.relayed.send_replace(());
+                self.shared.peers.relayed.send_replace(());
             }
             Some(AdmittedMessage::Observations(observations)) => self.shared.observed(self.peer.id, observations),
             None => {}
@@ -176,7 +176,7 @@ impl Drop for StateStream {
             for pool in proxy.pools.keys() {
                 self.shared.relay().leave(pool, proxy.peer.id);
             }
-            self.shared.relayed.send_replace(());
+            self.shared.peers.relayed.send_replace(());
         }
     }
 }

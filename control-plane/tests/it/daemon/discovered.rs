@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use axum::Router;
 use axum::http::StatusCode;
 use axum::routing;
-use control_plane::daemon::StandbyDaemon;
+use control_plane::daemon::{Daemon, StandbyDaemon};
 use discovery::InstanceState;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, BufReader};
@@ -44,6 +44,26 @@ fn register(folder: &Path, component: &str, name: &str, address: &str, more: &[&
     SidecarProcess(switchpointd(&[&line, more].concat()).spawn().unwrap())
 }
 
+/// The members of pool `p` as text: name, address and role.
+fn members(daemon: &Daemon) -> String {
+    let pools = daemon.shared.pools.borrow().clone();
+    let role = |labels: &[(String, String)]| labels.iter().find(|(key, _)| key == "llm-d.ai/role").map(|(_, role)| role.clone());
+    let row =
+        |m: &control_plane::pool::writer::PoolMember| format!("{} {} {:?}", m.instance.name, m.instance.address, role(&m.instance.labels));
+    let mut rows: Vec<String> = pools.get("p").into_iter().flat_map(|view| view.members.iter().map(row)).collect();
+    rows.sort();
+    rows.join(", ")
+}
+
+/// Waits until the pool has these members.
+async fn wait_for_members(daemon: &Daemon, expected: &str) {
+    let began = Instant::now();
+    while members(daemon) != expected {
+        assert!(began.elapsed() < PATIENCE, "{}, not {expected}", members(daemon));
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
 #[tokio::test]
 async fn processes_that_register_are_in_the_pool_while_they_are_well() {
     let root = tempfile::tempdir().unwrap();
@@ -53,26 +73,7 @@ async fn processes_that_register_are_in_the_pool_while_they_are_well() {
     let text = format!("pools: [{{name: p, directory: {{path: {}, namespace: dynamo, components: {components}}}}}]", folder.display());
     std::fs::write(&pools, text).unwrap();
     let daemon = daemon(&["--pools", pools.to_str().unwrap()]).await;
-    let members = || async {
-        let pools = daemon.shared.pools.borrow().clone();
-        let role = |labels: &[(String, String)]| labels.iter().find(|(key, _)| key == "llm-d.ai/role").map(|(_, role)| role.clone());
-        let row = |m: &control_plane::pool::writer::PoolMember| {
-            format!("{} {} {:?}", m.instance.name, m.instance.address, role(&m.instance.labels))
-        };
-        let mut rows: Vec<String> = pools.get("p").into_iter().flat_map(|view| view.members.iter().map(row)).collect();
-        rows.sort();
-        rows.join(", ")
-    };
-    let is = |expected: &'static str| {
-        let members = &members;
-        async move {
-            let began = Instant::now();
-            while members().await != expected {
-                assert!(began.elapsed() < PATIENCE, "{}, not {expected}", members().await);
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-        }
-    };
+    let is = |expected: &'static str| wait_for_members(&daemon, expected);
 
     let (health, told) = watch::channel(StatusCode::SERVICE_UNAVAILABLE);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

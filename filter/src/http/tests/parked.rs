@@ -51,7 +51,7 @@ fn a_client_that_leaves_while_it_waits_is_forgotten() {
     let world = HttpWorld::new(r#"{"pools": [{"name": "default"}]}"#);
     let (mut stream, _) = world.post("/v1/chat/completions");
     world.body(&mut stream, CHAT);
-    world.host.removed.borrow_mut().push(11);
+    world.host.http.removed.borrow_mut().push(11);
     stream.on_done();
     world.host.take_log();
     world.state("default");
@@ -135,7 +135,7 @@ fn a_client_that_waits_for_answers_has_each_of_its_pieces_sent_at_a_tick() {
             assert_eq!(stream.on_http_request_body(5, false), Action::Pause);
             assert_eq!(stream.on_http_request_trailers(1), Action::Continue, "what is held goes with them");
         }
-        world.host.removed.borrow_mut().push(11);
+        world.host.http.removed.borrow_mut().push(11);
         stream.on_done();
         tick(&world);
         assert_eq!((world.host.take_log(), world.in_flight(), world.vm.borrow().parked_count()), (vec![], 0, 0));
@@ -167,7 +167,7 @@ fn a_client_that_leaves_while_its_body_comes_is_forgotten() {
         let world = HttpWorld::new(r#"{"pools": [{"name": "default"}]}"#);
         let (mut stream, _) = world.headers(headers, false);
         assert_eq!(stream.on_http_request_body(5, false), Action::Pause);
-        world.host.removed.borrow_mut().push(11);
+        world.host.http.removed.borrow_mut().push(11);
         stream.on_done();
         world.host.take_log();
         world.state("default");

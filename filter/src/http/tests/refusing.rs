@@ -137,7 +137,7 @@ impl RefusalProcess {
     }
 
     fn call(&self, kind: &str) -> u32 {
-        let calls = self.host.calls.borrow();
+        let calls = self.host.grpc.calls.borrow();
         u32::try_from(calls.iter().rposition(|(path, _, _)| path.ends_with(kind)).map_or(0, |at| at + 1)).unwrap()
     }
 
@@ -152,11 +152,11 @@ impl RefusalProcess {
 
     /// The daemon sends a message on the current stream or call.
     fn says(&self, message: Vec<u8>) {
-        let stream = u32::try_from(self.host.streams.borrow().len()).unwrap();
+        let stream = u32::try_from(self.host.grpc.streams.borrow().len()).unwrap();
         let size = message.len();
         let mut body = Vec::new();
         proto::frames::push(&mut body, &message);
-        self.host.buffers.borrow_mut().insert(BodyBuffer::StreamMessage as u32, message);
+        self.host.http.buffers.borrow_mut().insert(BodyBuffer::StreamMessage as u32, message);
         for (vm, root) in self.vms.iter().filter(|_| stream > 0) {
             let due = vm.borrow_mut().on_stream_message(*root, stream, size);
             due.iter().for_each(|request| request.retry());
@@ -175,7 +175,7 @@ impl RefusalProcess {
 
     fn headers(&mut self, vm: usize, path: &str, end: bool) -> Action {
         let headers = [(":method", "POST"), (":path", path), ("x-gateway-destination-endpoint", "6.6.6.6:1")];
-        *self.host.request.borrow_mut() = headers.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
+        *self.host.http.request.borrow_mut() = headers.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
         self.contexts += 1;
         let mut stream = HttpStreamContext::new(self.contexts, self.host.clone(), Rc::clone(&self.vms[vm].0), Rc::clone(&self.config));
         let action = stream.on_http_request_headers(3, end);
@@ -184,7 +184,7 @@ impl RefusalProcess {
     }
 
     fn body(&mut self, stream: usize, end: bool) -> Option<Action> {
-        self.host.buffers.borrow_mut().insert(BodyBuffer::RequestBody as u32, STREAMED_CHAT.into());
+        self.host.http.buffers.borrow_mut().insert(BodyBuffer::RequestBody as u32, STREAMED_CHAT.into());
         Some(self.streams.get_mut(stream)?.on_http_request_body(STREAMED_CHAT.len(), end))
     }
 
@@ -206,7 +206,7 @@ impl RefusalProcess {
             }
             RefusalStep::Says(RefusalResult::Nonsense) => self.says(b"\xff\xff".to_vec()),
             RefusalStep::Closed => {
-                let stream = u32::try_from(self.host.streams.borrow().len()).unwrap();
+                let stream = u32::try_from(self.host.grpc.streams.borrow().len()).unwrap();
                 self.vms.iter().filter(|_| stream > 0).for_each(|(vm, root)| vm.borrow_mut().on_stream_closed(*root, stream, "gone"));
             }
             RefusalStep::NotAnswered => self.answer(self.call("hear"), &CallResponse::default()),
@@ -224,13 +224,13 @@ impl RefusalProcess {
                 let details = ["via_upstream", "", "response_timeout"][details];
                 self.host.properties.borrow_mut().insert("response.code_details".into(), details.into());
                 self.host.properties.borrow_mut().insert("upstream.address".into(), b"10.0.0.1:1".to_vec());
-                *self.host.response.borrow_mut() =
+                *self.host.http.response.borrow_mut() =
                     vec![(":status".into(), "200".into()), ("content-type".into(), "text/event-stream".into())];
                 let _ = self.streams.get_mut(stream).map(|stream| stream.on_http_response_headers(2, false));
             }
             RefusalStep::Chunk { stream, end } => {
                 let chunk = b"data: {\"model\":\"served\",\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n";
-                self.host.buffers.borrow_mut().insert(BodyBuffer::ResponseBody as u32, chunk.to_vec());
+                self.host.http.buffers.borrow_mut().insert(BodyBuffer::ResponseBody as u32, chunk.to_vec());
                 let _ = self.streams.get_mut(stream).map(|stream| stream.on_http_response_body(chunk.len(), end));
             }
             RefusalStep::Done { stream } if stream < self.streams.len() => _ = self.streams.remove(stream).on_done(),
@@ -279,7 +279,7 @@ proptest! {
             prop_assert_eq!(world.in_flight(vm), 0);
             prop_assert_eq!(world.headers(vm, PATHS[0], false), Action::Pause);
             prop_assert_eq!(world.body(vm, true), Some(Action::Continue));
-            let request = world.host.request.borrow();
+            let request = world.host.http.request.borrow();
             prop_assert!(request.iter().any(|(name, value)| name == DESTINATION && value.contains("10.0.")), "{:?}", request);
             drop(request);
             prop_assert_eq!(world.in_flight(vm), 1);

@@ -61,11 +61,11 @@ impl SharingWorld {
         let vm = Rc::clone(&self.workers[worker]);
         let mut stream = HttpStreamContext::new(self.streams.get(), self.host.clone(), vm, Rc::clone(&self.config));
         let body = format!(r#"{{"model":"m","prompt":"{prompt}"}}"#);
-        *self.host.request.borrow_mut() = vec![(":method".into(), "POST".into()), (":path".into(), "/v1/completions".into())];
-        self.host.buffers.borrow_mut().insert(BodyBuffer::RequestBody as u32, body.clone().into());
+        *self.host.http.request.borrow_mut() = vec![(":method".into(), "POST".into()), (":path".into(), "/v1/completions".into())];
+        self.host.http.buffers.borrow_mut().insert(BodyBuffer::RequestBody as u32, body.clone().into());
         let _ = stream.on_http_request_headers(2, false);
         let _ = stream.on_http_request_body(body.len(), true);
-        let headers = self.host.request.borrow();
+        let headers = self.host.http.request.borrow();
         let list = headers.iter().find(|(name, _)| name == DESTINATION).map(|(_, list)| list.clone()).unwrap();
         (stream, list.split(',').map(str::to_owned).collect())
     }
@@ -76,7 +76,7 @@ impl SharingWorld {
         properties.insert("upstream.address".into(), upstream.into());
         properties.insert("upstream.request_attempt_count".into(), attempts.to_le_bytes().into());
         drop(properties);
-        *self.host.response.borrow_mut() = vec![(":status".into(), "200".into())];
+        *self.host.http.response.borrow_mut() = vec![(":status".into(), "200".into())];
         let _ = stream.on_http_response_headers(1, false);
     }
 

@@ -123,7 +123,7 @@ impl RequestHost for ExtProcHost {
     fn forward(&mut self, RequestChanges { set, body: edit }: RequestChanges, body: Option<HeldBody>) -> Result<(), RewriteError> {
         body.into_iter().for_each(|body| self.held = body);
         let (open, set): (Vec<_>, Vec<_>) = set.into_iter().partition(|(name, _)| name == headers::OPEN);
-        let known = [&self.settings.destination_header, &self.settings.fallback_header];
+        let known = [&self.settings.destination.header, &self.settings.destination.fallback_header];
         let destinations = set.iter().filter(|(name, _)| known.contains(&name)).cloned();
         // The metadata that `header_to_metadata` sets behind the filter is set here directly.
         let metadata = destinations.chain(open.into_iter().map(|(_, value)| ("open".to_owned(), value)));
@@ -229,7 +229,7 @@ impl ExtProcHost {
         self.parking = None;
         let settings = &self.settings;
         self.stripped = pairs.filter(|(name, _)| settings.removes(name)).map(|(name, _)| lossy(name)).collect();
-        let hint = wire::metadata(message.metadata_context.as_ref(), &settings.subset_namespace, &settings.subset_key);
+        let hint = wire::metadata(message.metadata_context.as_ref(), &settings.subset.namespace, &settings.subset.key);
         self.hint = hint.map(wire::subset_hint);
     }
 

@@ -18,6 +18,12 @@ use scheduler::Version;
 use super::host::PIECE_BYTES_MAX;
 use super::*;
 
+fn with_format(format: DestinationFormat) -> ExchangeSettings {
+    let mut settings = ExchangeSettings::default();
+    settings.destination.format = format;
+    settings
+}
+
 const POOL: &str = "default";
 pub(in crate::serve::ext_proc) const SERVER: &str = "10.0.0.1:8000";
 const OTHER: &str = "10.0.0.2:8000";
@@ -251,7 +257,7 @@ fn play(transcript: &str) -> String {
         }
         let Some(message) = line.strip_prefix("> ").and_then(|line| script.says(line)) else { continue };
         let format = if script.list { DestinationFormat::List } else { DestinationFormat::Single };
-        let settings = || ExchangeSettings { destination_format: format, body_limit_bytes: 200, ..ExchangeSettings::default() };
+        let settings = || ExchangeSettings { body_limit_bytes: 200, ..with_format(format) };
         let conversation = conversation.get_or_insert_with(|| self::conversation(&front, settings()));
         assert_eq!(conversation.receive(message), StreamAction::Listen, "there is state");
         for answer in conversation.answers() {
@@ -396,11 +402,7 @@ fn a_stop_may_cut_off_only_what_the_proxy_finishes_alone() {
 #[test]
 fn who_serves_is_learned_from_the_protocols_word_alone() {
     let front = front(&[SERVER, OTHER]);
-    let settings = ExchangeSettings {
-        destination_format: DestinationFormat::List,
-        objective_header: ObjectiveHeader::Trust,
-        ..ExchangeSettings::default()
-    };
+    let settings = ExchangeSettings { objective_header: ObjectiveHeader::Trust, ..with_format(DestinationFormat::List) };
     let mut conversation = conversation(&front, settings);
     let served = format!("metadata envoy.lb x-gateway-destination-endpoint-served={OTHER}");
     say(&mut conversation, &["GET /v1/models", &served, "reply 200"]);
@@ -421,7 +423,7 @@ fn who_serves_is_learned_from_the_protocols_word_alone() {
 fn the_destination_and_who_served_are_told_in_the_namespace_that_the_operator_names() {
     let front = ExtProcServer::with_namespace(&[POOL.into()], Some("gateway.lb".to_owned()));
     tell(&front, 1, &[SERVER, OTHER]);
-    let settings = ExchangeSettings { destination_format: DestinationFormat::List, ..ExchangeSettings::default() };
+    let settings = with_format(DestinationFormat::List);
     let mut conversation = conversation(&front, settings);
     let sent = say(&mut conversation, &["GET /v1/models"]);
     assert!(sent.iter().any(|answer| answer.contains("gateway.lb")) && !sent.iter().any(|answer| answer.contains("envoy.lb")), "{sent:?}");
@@ -437,7 +439,7 @@ fn the_destination_and_who_served_are_told_in_the_namespace_that_the_operator_na
 #[test]
 fn after_a_failover_the_pool_that_answered_learns_who_served() {
     let (first, second) = (front(&[SERVER]), front(&[OTHER]));
-    let settings = || ExchangeSettings { destination_format: DestinationFormat::List, ..ExchangeSettings::default() };
+    let settings = || with_format(DestinationFormat::List);
     let mut given_up = conversation(&first, settings());
     let mut goes_on = conversation(&second, settings());
     let to_first = say(&mut given_up, &["POST /v1/chat/completions", CHAT]);

@@ -6,7 +6,7 @@ use proto::state::{daemon_message, proxy_message};
 
 /// Shares sent to the daemon since the last look.
 fn told(world: &SharingWorld) -> Vec<state::LoadReport> {
-    let sent = std::mem::take(&mut *world.host.sent.borrow_mut());
+    let sent = std::mem::take(&mut *world.host.grpc.sent.borrow_mut());
     let share = |(_, bytes): (u32, Vec<u8>)| match state::ProxyMessage::decode(bytes.as_slice()).unwrap().message {
         Some(proxy_message::Message::LoadReport(share)) => Some(share),
         _ => None,
@@ -16,8 +16,8 @@ fn told(world: &SharingWorld) -> Vec<state::LoadReport> {
 
 fn say(world: &SharingWorld, peers: state::PeerLoad) {
     let bytes = crate::fake::encode(daemon_message::Message::PeerLoad(peers));
-    let (size, stream) = (bytes.len(), world.host.streams.borrow().len() as u32);
-    world.host.buffers.borrow_mut().insert(BodyBuffer::StreamMessage as u32, bytes);
+    let (size, stream) = (bytes.len(), world.host.grpc.streams.borrow().len() as u32);
+    world.host.http.buffers.borrow_mut().insert(BodyBuffer::StreamMessage as u32, bytes);
     world.workers[0].borrow_mut().on_stream_message(1, stream, size);
 }
 

@@ -1,0 +1,205 @@
+//! A complete host in memory: the smallest code that drives requests without Envoy. Read it beside
+//! the rules in `exchange/src/driver.rs`.
+
+use std::borrow::Cow;
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use exchange::driver::{BodyProgress, PoolUse, RequestCount, RequestFlow, RequestHost, RewriteError};
+use exchange::{
+    ExchangeOutcome, ExchangeSettings, LocalReply, ManagedPool, RequestChanges, RequestDriver, ResponseHead, ResponseOrigin, ResponseStep,
+    Timestamp,
+};
+
+use crate::release::pool_update;
+
+const CHAT: &[u8] = br#"{"model":"m","messages":[{"role":"user","content":"hello"}]}"#;
+const REPLY: &[u8] = br#"{"choices":[{"message":{"content":"hi"}}],"usage":{"prompt_tokens":3,"completion_tokens":1}}"#;
+const HEADERS: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", b"/v1/chat/completions")];
+
+/// One stream of the host. The pool outlives it.
+struct MemoryHost {
+    pool: Rc<RefCell<ManagedPool>>,
+    settings: ExchangeSettings,
+    now: Timestamp,
+    request: Vec<u8>,
+    response: Vec<u8>,
+    /// What the host did, in order.
+    log: Vec<String>,
+}
+
+// === impl MemoryHost ===
+
+impl MemoryHost {
+    fn new(pool: &Rc<RefCell<ManagedPool>>, request: &[u8]) -> Self {
+        let settings = ExchangeSettings::default();
+        let (request, response) = (request.to_vec(), REPLY.to_vec());
+        Self { pool: Rc::clone(pool), settings, now: Timestamp(0).plus_ms(1), request, response, log: Vec::new() }
+    }
+
+    /// Sends the whole request.
+    fn send(&mut self) -> (RequestDriver<Self>, RequestFlow) {
+        let mut driver = RequestDriver::default();
+        let _ = driver.request_headers(self, HEADERS.into_iter(), false);
+        let size = self.request.len();
+        let flow = driver.request_body(self, size, BodyProgress::Whole);
+        (driver, flow)
+    }
+
+    /// The endpoint answers, and the stream ends.
+    fn answer(&mut self, driver: &mut RequestDriver<Self>, upstream_address: &str) {
+        let head = ResponseHead {
+            origin: ResponseOrigin::Upstream,
+            status: 200,
+            upstream_address: Some(upstream_address.as_bytes()),
+            attempts: 1,
+            ..ResponseHead::default()
+        };
+        assert_eq!(driver.response_headers(self, &head), RequestFlow::Go);
+        let size = self.response.len();
+        assert_eq!(driver.response_body(self, size, true), RequestFlow::Go);
+        driver.end(self);
+    }
+}
+
+impl RequestHost for MemoryHost {
+    type Pool = Rc<RefCell<ManagedPool>>;
+    type RequestBody = Vec<u8>;
+    type ResponseBody = Vec<u8>;
+
+    const IS_FILTER: bool = false;
+
+    fn now(&self) -> Timestamp {
+        self.now
+    }
+
+    fn settings(&self) -> &ExchangeSettings {
+        &self.settings
+    }
+
+    fn ready_reply(&self) -> LocalReply {
+        LocalReply { status: 200, headers: Vec::new(), body: Vec::new() }
+    }
+
+    fn find_pool(&mut self) -> Option<Self::Pool> {
+        Some(Rc::clone(&self.pool))
+    }
+
+    fn with_pool<R>(&self, pool: &Self::Pool, _usage: PoolUse, _now: Timestamp, act: impl FnOnce(&mut ManagedPool) -> R) -> R {
+        act(&mut pool.borrow_mut())
+    }
+
+    fn subset_hint(&self) -> Option<Cow<'_, [u8]>> {
+        None
+    }
+
+    fn take_body(&mut self, _size: usize) -> Vec<u8> {
+        std::mem::take(&mut self.request)
+    }
+
+    fn keep_body(&mut self, body: Vec<u8>) {
+        self.request = body;
+    }
+
+    fn forward(&mut self, changes: RequestChanges, body: Option<Vec<u8>>) -> Result<(), RewriteError> {
+        let destination = changes.set.iter().find(|(name, _)| *name == self.settings.destination.header).map(|(_, value)| value.as_str());
+        self.log.push(format!("forward {} bytes to {}", body.map_or(0, |body| body.len()), destination.unwrap_or("any")));
+        Ok(())
+    }
+
+    fn reply(&mut self, reply: LocalReply) {
+        self.log.push(format!("reply {}", reply.status));
+    }
+
+    fn park(&mut self, _pool: &Self::Pool, _deadline: Timestamp) -> bool {
+        self.log.push("park".to_owned());
+        true
+    }
+
+    fn resume_after(&mut self, _pool: &Self::Pool, _at: Timestamp) {
+        unreachable!("only a filter resumes in the middle of a body");
+    }
+
+    fn log_decision(&mut self, record: &str) {
+        self.log.push(format!("record of {} bytes", record.len()));
+    }
+
+    fn count(&mut self, _pool: Option<&Self::Pool>, count: RequestCount) {
+        self.log.push(format!("{count:?}"));
+    }
+
+    fn send_response_headers(&mut self, _step: ResponseStep) {}
+
+    fn take_response_body(&mut self, _size: usize) -> Vec<u8> {
+        std::mem::take(&mut self.response)
+    }
+
+    fn send_response_body(&mut self, body: Vec<u8>, restored: Option<&[u8]>, _held: bool) {
+        self.log.push(format!("{} bytes to the client", restored.unwrap_or(&body).len()));
+    }
+
+    fn append_response(&mut self, _bytes: &[u8]) {}
+
+    fn endpoint_broke_off(&mut self) -> bool {
+        false
+    }
+
+    fn ended(&mut self, outcome: &ExchangeOutcome) {
+        self.log.push(format!("{:?}, {:?} tokens", outcome.verdict, outcome.usage.completion_tokens));
+    }
+}
+
+/// A pool of two endpoints, or without state.
+fn pool(with_state: bool) -> Rc<RefCell<ManagedPool>> {
+    let mut pool = ManagedPool::new(7, 1024);
+    if with_state {
+        pool.install(pool_update(2, 1), 7, 1_000);
+    }
+    Rc::new(RefCell::new(pool))
+}
+
+fn in_flight(pool: &RefCell<ManagedPool>) -> Vec<u32> {
+    let pool = pool.borrow();
+    let endpoints = pool.snapshot().expect("state").endpoints();
+    endpoints.iter().map(|endpoint| pool.in_flight().own(endpoint.id).requests).collect()
+}
+
+#[test]
+fn a_request_is_routed_and_released() {
+    let pool = pool(true);
+    let mut host = MemoryHost::new(&pool, CHAT);
+    let (mut driver, flow) = host.send();
+    assert_eq!((flow, driver.is_routed(), in_flight(&pool).iter().sum::<u32>()), (RequestFlow::Go, true, 1));
+    let forwarded = host.log.first().cloned().unwrap_or_default();
+    let first = forwarded.rsplit(' ').next().and_then(|list| list.split(',').next()).unwrap();
+    assert!(forwarded.starts_with("forward 60 bytes to 10.0.0."), "{forwarded}");
+    host.answer(&mut driver, first);
+    driver.end(&mut host); // does no harm
+    assert_eq!(host.log[1..], ["Picked { us: 0 }", "92 bytes to the client", "Success, Some(1) tokens"]);
+    assert_eq!(in_flight(&pool), [0, 0]);
+}
+
+#[test]
+fn a_request_waits_for_the_first_state() {
+    let pool = pool(false);
+    let mut host = MemoryHost::new(&pool, CHAT);
+    let (mut driver, flow) = host.send();
+    assert_eq!((flow, driver.waits(), host.log.as_slice()), (RequestFlow::Hold, true, &["park".to_owned()][..]));
+    pool.borrow_mut().install(pool_update(2, 1), 7, 1_000);
+    host.now = host.now.plus_ms(10);
+    let now = host.now;
+    assert_eq!(driver.resume(&mut host, now), RequestFlow::Go);
+    assert!(host.log[1].starts_with("forward 60 bytes"), "{:?}", host.log);
+    driver.end(&mut host);
+    assert_eq!(in_flight(&pool), [0, 0]);
+}
+
+#[test]
+fn an_invalid_body_is_refused() {
+    let pool = pool(true);
+    let mut host = MemoryHost::new(&pool, b"{");
+    let (mut driver, flow) = host.send();
+    assert_eq!((flow, driver.is_answered(), host.log.as_slice()), (RequestFlow::Hold, true, &["Invalid".into(), "reply 400".into()][..]));
+    driver.end(&mut host);
+    assert_eq!(host.log.len(), 2, "an answered request has no outcome");
+}
