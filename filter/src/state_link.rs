@@ -14,10 +14,10 @@
 mod connection;
 
 use exchange::Timestamp;
+use pool_state::{Applied, DaemonUpdate, RejectedMessage, wire_version};
 use prost::Message as _;
 use proto::frames;
 use proto::state::{self, proxy_message};
-use scheduler::Version;
 
 use crate::config::{FilterConfig, StateConfig};
 use crate::host::{Host, WriteCondition};
@@ -25,7 +25,7 @@ use crate::metrics::{FilterMetrics, Stat};
 use crate::state::crash_guard::CrashGuard;
 use crate::state::load_sharing::{SharingOccasion, VmContext};
 use crate::state::peer_publisher::PeerPublisher;
-use crate::state::replica::{DaemonUpdate, PoolReplica, RejectedMessage, decode};
+use crate::state::replica::{PoolReplica, decode};
 use crate::state::report;
 use crate::state::snapshot_store::PublishError;
 use crate::state::vm_table::VmTable;
@@ -239,24 +239,16 @@ impl StateLink {
                 self.welcome(leader, &welcome);
                 None
             }
-            Ok(DaemonUpdate::PoolUpdate(pool_update)) => {
-                self.record_received();
-                leader.apply_pool_update(*pool_update, bytes)?
-            }
-            Ok(DaemonUpdate::Metrics { pool, snapshot, sequence }) => {
-                self.record_received();
-                leader.apply_metrics(&pool, *snapshot, sequence, bytes)?;
-                None
-            }
             Ok(DaemonUpdate::Peers(peers)) => {
                 leader.apply_peers(peers);
                 None
             }
-            Ok(DaemonUpdate::Learned(learned)) => {
-                leader.apply_models(*learned, bytes)?;
-                None
+            Ok(update) => {
+                if matches!(update, DaemonUpdate::PoolUpdate(_) | DaemonUpdate::Metrics { .. }) {
+                    self.record_received();
+                }
+                leader.apply(update, bytes)?
             }
-            Ok(DaemonUpdate::Nothing) => None,
             Err(refused) => leader.nack(refused),
         };
         if let Some(ack) = ack {
@@ -373,73 +365,63 @@ impl<'a, H: Host> LeaderContext<'a, H> {
         self.replicas.iter().map(|replica| &**replica).find(|replica| *replica.name == *pool)
     }
 
-    /// Applies a pool update and returns its acknowledgement.
-    fn apply_pool_update(&mut self, pool_update: proto::PoolUpdate, bytes: &[u8]) -> Result<Option<state::Ack>, PublishError> {
-        let Some(replica) = self.replicas.iter_mut().find(|r| *r.name == pool_update.pool) else { return Ok(None) };
-        let (version, endpoints) = (pool_update.snapshot.version(), pool_update.snapshot.endpoints().len());
-        let ack = state::Ack { pool: pool_update.pool.clone(), version: Some(wire(version)), ..state::Ack::default() };
-        match replica.store.publish_pool_update(self.host, self.epoch, version, bytes, self.now) {
+    /// Publishes an update to the other VMs, and applies it. Returns its acknowledgement. The error
+    /// says that a later leader has written.
+    fn apply(&mut self, update: DaemonUpdate, bytes: &[u8]) -> Result<Option<state::Ack>, PublishError> {
+        let Some(replica) = self.replicas.iter_mut().find(|replica| update.pool() == Some(&replica.name)) else { return Ok(None) };
+        let ack = update.ack();
+        match replica.publish(self.host, self.epoch, (&update, bytes), self.now) {
             Ok(()) => {
-                log::info!("pool {}: {endpoints} endpoints, version {}.{}", pool_update.pool, version.term, version.sequence);
-                replica.install(pool_update);
-                self.metrics.count(Stat::PoolUpdatesApplied);
+                let stat = match replica.apply(update, self.now) {
+                    Applied::PoolUpdate => {
+                        let (version, endpoints) = (replica.version(), replica.pool.snapshot().map_or(0, |s| s.endpoints().len()));
+                        log::info!("pool {}: {endpoints} endpoints, version {}.{}", replica.name, version.term, version.sequence);
+                        Stat::PoolUpdatesApplied
+                    }
+                    Applied::Metrics => Stat::MetricsApplied,
+                    Applied::Models => Stat::LearnedApplied,
+                    Applied::Nothing => return Ok(None),
+                };
+                self.metrics.count(stat);
                 self.wake_vms();
             }
-            Err(PublishError::NotNewer) => {
-                // Sent again, or older than what a former leader received: the store is right.
-                let _ = replica.refresh(self.host);
-                if replica.version() != version {
-                    // By the store's head: its version counts, even where it cannot be read here.
-                    let posted = replica.store.read_head(self.host).ok().flatten().map(|seen| seen.head.version);
-                    let held = posted.unwrap_or_default().max(replica.version());
-                    let why = format!("older than {}.{}, which is in force", held.term, held.sequence);
-                    let refused = self.nack(RejectedMessage { pool: pool_update.pool, version: Some(wire(version)), why });
-                    return Ok(refused.map(|ack| state::Ack { held: Some(wire(held)), ..ack }));
+            Err(PublishError::Superseded) => return Err(PublishError::Superseded),
+            Err(why) => {
+                if let Some(refusal) = self.not_published(&update, why) {
+                    return Ok(Some(refusal));
                 }
             }
-            Err(PublishError::Host(error)) => {
-                let why = format!("the proxy could not store it: {error}");
-                return Ok(self.nack(RejectedMessage { pool: pool_update.pool, version: Some(wire(version)), why }));
-            }
-            Err(over) => return Err(over),
         }
-        let total = self.replicas.iter().filter_map(|r| r.pool.snapshot().map(|s| s.endpoints().len() as u64)).sum();
-        self.metrics.record(Stat::Endpoints, total);
-        Ok(Some(ack))
+        if ack.is_some() {
+            let total = self.replicas.iter().filter_map(|r| r.pool.snapshot().map(|s| s.endpoints().len() as u64)).sum();
+            self.metrics.record(Stat::Endpoints, total);
+        }
+        Ok(ack)
     }
 
-    fn apply_metrics(&mut self, pool: &str, snapshot: scheduler::Snapshot, sequence: u64, bytes: &[u8]) -> Result<(), PublishError> {
-        let Some(replica) = self.replicas.iter_mut().find(|r| *r.name == *pool) else { return Ok(()) };
-        match replica.store.publish_metrics(self.host, self.epoch, (snapshot.version(), sequence), bytes, self.now) {
-            Ok(()) => {
-                replica.install_metrics(snapshot, sequence, self.now);
-                self.metrics.count(Stat::MetricsApplied);
-                self.wake_vms();
-                Ok(())
-            }
-            // Old news; the next message comes soon.
-            Err(PublishError::NotNewer | PublishError::OtherPoolUpdate | PublishError::Host(_)) => Ok(()),
-            Err(over) => Err(over),
+    /// An update could not be published. Returns the refusal of a pool update that is not in force.
+    fn not_published(&mut self, update: &DaemonUpdate, why: PublishError) -> Option<state::Ack> {
+        let replica = self.replicas.iter_mut().find(|replica| update.pool() == Some(&replica.name))?;
+        if why == PublishError::NotNewer && !matches!(update, DaemonUpdate::Metrics { .. }) {
+            // Sent again, or older than what a former leader received: the store is right.
+            let _ = replica.refresh(self.host);
         }
-    }
-
-    fn apply_models(&mut self, learned: proto::LearnedModels, bytes: &[u8]) -> Result<(), PublishError> {
-        let Some(replica) = self.replicas.iter_mut().find(|r| *r.name == *learned.pool) else { return Ok(()) };
-        match replica.model_store.publish_pool_update(self.host, self.epoch, learned.version, bytes, self.now) {
-            Ok(()) => {
-                replica.install_models(learned);
-                self.metrics.count(Stat::LearnedApplied);
-                self.wake_vms();
-                Ok(())
-            }
-            Err(PublishError::NotNewer) => {
-                let _ = replica.refresh(self.host);
-                Ok(())
-            }
-            // The next comes soon.
-            Err(PublishError::OtherPoolUpdate | PublishError::Host(_)) => Ok(()),
-            Err(over) => Err(over),
-        }
+        let DaemonUpdate::PoolUpdate(pool_update) = update else {
+            // The next metrics or models come soon.
+            return None;
+        };
+        let refusal = if let PublishError::Host(error) = why {
+            (format!("the proxy could not store it: {error}"), None)
+        } else if replica.version() == pool_update.snapshot.version() {
+            return None;
+        } else {
+            // By the store's head: its version counts, even where it cannot be read here.
+            let held = replica.stored_version(self.host).unwrap_or_default().max(replica.version());
+            (format!("older than {}.{}, which is in force", held.term, held.sequence), Some(wire_version(held)))
+        };
+        let (why, held) = refusal;
+        let ack = self.nack(update.refuse(&why)?)?;
+        Some(state::Ack { held, ..ack })
     }
 
     fn apply_peers(&mut self, peers: state::PeerLoad) {
@@ -454,14 +436,12 @@ impl<'a, H: Host> LeaderContext<'a, H> {
         }
     }
 
-    fn nack(&self, refused: RejectedMessage) -> Option<state::Ack> {
-        let RejectedMessage { pool, version, why } = refused;
+    fn nack(&self, rejected: RejectedMessage) -> Option<state::Ack> {
         self.metrics.count(Stat::Refused);
-        // Metrics arrive many times a second, and the next may be good; a wrong pool update stays
-        // wrong until an operator acts.
-        let level = if version.is_some() || pool.is_empty() { log::Level::Error } else { log::Level::Debug };
-        log::log!(level, "pool {pool}: a message of the daemon is refused whole, what was in force stays: {why}");
-        version.is_some().then_some(state::Ack { pool, version, refused: why, held: None })
+        let level = if rejected.needs_operator() { log::Level::Error } else { log::Level::Debug };
+        let RejectedMessage { pool, why, .. } = &rejected;
+        log::log!(level, "pool {pool}: the daemon's message is refused as a whole, the current state stays in force: {why}");
+        rejected.ack()
     }
 
     /// Wakes every other VM to read the store. A lost wake-up costs the time until that VM's next
@@ -473,10 +453,6 @@ impl<'a, H: Host> LeaderContext<'a, H> {
             }
         }
     }
-}
-
-fn wire(version: Version) -> state::Version {
-    state::Version { term: version.term, sequence: version.sequence }
 }
 
 fn names(replicas: &[&mut PoolReplica]) -> Vec<String> {

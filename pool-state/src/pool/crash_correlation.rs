@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use scheduler::EndpointRef;
 
 use super::health::EndpointHealthTable;
-use crate::time::Timestamp;
+use scheduler::Timestamp;
 
 /// How long a lost connection counts against its prompt, ms.
 const REMEMBERED_MS: u64 = 60_000;

@@ -22,7 +22,7 @@
 use scheduler::sort::sort_by;
 use scheduler::{EndpointRef, Readiness, Snapshot};
 
-use crate::time::Timestamp;
+use scheduler::Timestamp;
 
 /// First ejection, in ms: longer than a process takes to restart its listener, shorter than anybody would notice a third of the pool missing.
 const BASE_MS: u64 = 1_000;

@@ -19,7 +19,7 @@
 
 use scheduler::{ENDPOINTS_MAX, EndpointRef};
 
-use crate::time::Timestamp;
+use scheduler::Timestamp;
 
 /// Failures in a row that eject, like Envoy's `consecutive_5xx`.
 const STREAK: u32 = 5;

@@ -5,5 +5,6 @@
 mod any_bytes;
 mod generated;
 mod golden;
+mod observation;
 mod round_trip;
 mod strategies;

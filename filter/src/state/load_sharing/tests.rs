@@ -385,7 +385,7 @@ proptest! {
             prop_assert_eq!(world.look(worker), EndpointLoad::default());
             let replica = world.workers[worker].borrow().replica("default").unwrap();
             prop_assert_eq!(replica.borrow().pool.in_flight().rows().count(), 0);
-            prop_assert!(replica.borrow().sharing.row.is_idle());
+            prop_assert!(replica.borrow().sharing.own.report.is_idle());
         }
     }
 }
