@@ -34,10 +34,11 @@ use replica::PoolReplica;
 use snapshot_store::PublishError;
 use vm_table::{EXPIRY_MS, HEARTBEAT_MS, VM_SLOTS_MAX, VmTable};
 
-/// Tick period. It bounds how late a lost wake-up is noticed, a parked request answered, a free lease taken. A tick costs a few µs.
+/// Tick period. It bounds how late a lost wake-up is noticed, a parked request answered, a free
+/// lease taken. A tick costs a few µs.
 pub const TICK_MS: u32 = 100;
-/// The most requests parked in one VM; beyond it they are answered at once. A worker that got more in two seconds without state is not
-/// helped by holding them.
+/// The most requests parked in one VM; beyond it they are answered at once. Holding more would not
+/// help a worker that got so many in two seconds without state.
 const PARKED_MAX: usize = 1_024;
 /// Wake-ups taken from the queue at once; the next tick takes the rest.
 const WAKES_MAX: usize = 1_024;
@@ -152,7 +153,7 @@ impl<H: Host> VmState<H> {
         self.replicas.iter().find(|r| *r.borrow().name == *pool).cloned()
     }
 
-    /// Is anything known of every pool of `config`?
+    /// Whether every pool of `config` has state.
     pub fn is_ready(&self, config: &FilterConfig) -> bool {
         config.pools.iter().all(|pool| self.replica(&pool.name).is_some_and(|r| r.borrow().has_state()))
     }
@@ -298,7 +299,7 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// A call was answered, perhaps one to the daemon; `status` is nothing when there was no answer.
+    /// A call was answered, perhaps one to the daemon; `status` is `None` when there was no answer.
     pub fn on_call_response(&mut self, root: u32, call: u32, answer: CallResponse) -> Vec<Rc<dyn ParkedRequest>> {
         let now = self.host.now();
         let outcome = self.with_leader(root, now, |link, leader| link.on_response(leader, call, answer));
@@ -463,7 +464,7 @@ impl<H: Host> VmState<H> {
                 Err(error) => self.host_error("the snapshot store", error),
                 Ok(refreshed) if refreshed.refused => {
                     self.metrics.count(Stat::Refused);
-                    log::error!("pool {}: what is on the snapshot store cannot be read here", replica.name);
+                    log::error!("pool {}: a message in the snapshot store cannot be read here", replica.name);
                 }
                 Ok(_) => {}
             }

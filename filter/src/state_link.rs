@@ -40,7 +40,8 @@ const BACKOFF_MS: u64 = 100;
 const COLD_BACKOFF_MS: u64 = 250;
 /// How often the counters of all VMs are sent, ms.
 const REPORT_MS: u64 = 1_000;
-/// Random identity of the process, which all its VMs share; a hot restart runs two processes with one node id.
+/// Random identity of the process, which all its VMs share; a hot restart runs two processes with
+/// one node id.
 const PROCESS_KEY: &str = "switchpoint/1/process";
 
 /// The connection, or the wait for one.
@@ -167,7 +168,8 @@ impl StateLink {
         matches!(&self.phase, LinkPhase::Open(open) if open.wire.is_stream(stream))
     }
 
-    /// Ends the connection, if one is open. `root` is the root context of the current callback; a stream is its own root context's to end.
+    /// Ends the connection, if one is open. `root` is the root context of the current callback;
+    /// only a stream's own root context can end it.
     pub fn close<H: Host>(&mut self, host: &H, root: u32) {
         if let LinkPhase::Open(open) = std::mem::replace(&mut self.phase, LinkPhase::Closed { retry_at: Timestamp(0) }) {
             let elsewhere = open.root != root;
@@ -188,7 +190,8 @@ impl StateLink {
         }
     }
 
-    /// The daemon or the network ended the connection. A stream's handle must be released here: later it would be another's.
+    /// The daemon or the network ended the connection. A stream's handle must be released here:
+    /// later it could belong to another stream.
     pub fn on_closed<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>, why: &str) {
         self.close(leader.host, leader.root);
         self.schedule_retry(leader, why);
@@ -209,7 +212,7 @@ impl StateLink {
         let mut rest = messages.as_slice();
         while !rest.is_empty() && matches!(self.phase, LinkPhase::Open(_)) {
             let Some((message, after)) = frames::take(rest) else {
-                self.on_closed(leader, "what it answers is cut short");
+                self.on_closed(leader, "its answer is cut short");
                 return Ok(());
             };
             self.on_message(leader, message)?;
@@ -305,7 +308,7 @@ impl StateLink {
         if welcome.schema != proto::SCHEMA {
             self.on_closed(
                 leader,
-                &format!("it speaks state schema {}, this filter {}: run both of one release", welcome.schema, proto::SCHEMA),
+                &format!("it has state schema {}, this filter {}: run both of one release", welcome.schema, proto::SCHEMA),
             );
             return;
         }
@@ -315,14 +318,16 @@ impl StateLink {
         }
     }
 
-    /// State came: a greeting alone is no sign of health, since a daemon with no room for us gives that too.
+    /// State arrived. A greeting alone is no sign of health: a daemon without room for this proxy
+    /// sends that too.
     fn record_received(&mut self) {
         if std::mem::take(&mut self.failures) > 0 {
-            log::info!("the daemon is there again");
+            log::info!("the daemon is back");
         }
     }
 
-    /// Waits before the next attempt: half of the pause for sure, the other half by chance, so that proxies do not come back in step.
+    /// Waits before the next attempt: half of the pause always, the other half at random, so that
+    /// proxies do not come back at the same time.
     fn schedule_retry<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>, why: &str) {
         leader.metrics.record(Stat::Connected, 0);
         self.failures = self.failures.saturating_add(1);

@@ -4,9 +4,9 @@
 //!  message ── DaemonUpdate::decode ──► update ── AppliedVersions::apply ──► pool, Applied
 //!                     └─► RejectedMessage ──► log line, refusal
 //! ```
-//! A message applies as a whole or not at all. A host decides when to decode and where updates come
-//! from, sends the acknowledgement, and maps an outcome to its log lines and statistics. The load of
-//! other proxies goes to [`crate::peers`].
+//! A message applies as a whole or not at all. A host decides when to decode and where updates
+//! come from, sends the acknowledgement, and maps an outcome to its log lines and statistics. The
+//! load of other proxies goes to [`crate::peers`].
 
 use std::ops::Deref;
 
@@ -201,8 +201,8 @@ impl AppliedVersions {
         self.models
     }
 
-    /// Applies an update that was received at `received` to its pool. Endpoints that stay keep their
-    /// metrics until the next arrive.
+    /// Applies an update that was received at `received` to its pool. Endpoints that stay keep
+    /// their metrics until the next arrive.
     pub fn apply(&mut self, pool: &mut ManagedPool, update: DaemonUpdate, received: Timestamp) -> Applied {
         match update {
             DaemonUpdate::PoolUpdate(pool_update) => {

@@ -104,8 +104,8 @@ impl PeerReport {
         self.is_from_writer() && now.ms_since(self.report.head().written) < self.expiry_ms
     }
 
-    /// Reads newer bytes of the report, and learns its failures; [`Self::count`] must follow. Returns
-    /// whether [`ManagedPool::recompute_peer_slos`] must follow.
+    /// Reads newer bytes of the report, and learns its failures; [`Self::count`] must follow.
+    /// Returns whether [`ManagedPool::recompute_peer_slos`] must follow.
     pub fn read(&mut self, pool: &mut ManagedPool, bytes: Vec<u8>, now: Timestamp) -> bool {
         let counts = self.report.counts();
         let slos = pool.read_load_report(&mut self.report, bytes, counts);
@@ -139,15 +139,15 @@ impl ProxyPeers {
         self.proxies > 1
     }
 
-    /// Whether a report is due: at once if it changed, else again after [`REPEAT_MS`], unless it has
-    /// no load.
+    /// Whether a report is due: at once if it changed, else again after [`REPEAT_MS`], unless it
+    /// has no load.
     #[must_use]
     pub fn is_due(&self, is_changed: bool, is_idle: bool, now: Timestamp) -> bool {
         self.has_peers() && (is_changed || (!is_idle && now.ms_since(self.sent_at) >= REPEAT_MS))
     }
 
-    /// The message with a load report and placements; `stamp` comes back in [`state::PeerLoad`], 0 for
-    /// none.
+    /// The message with a load report and placements; `stamp` comes back in [`state::PeerLoad`],
+    /// 0 for none.
     pub fn report(&mut self, pool: &str, mut row: Vec<u8>, placements: Vec<u8>, stamp: u64, now: Timestamp) -> state::LoadReport {
         self.sent_at = now;
         LoadReportHead { written: now, ..LoadReportHead::default() }.stamp(&mut row);

@@ -1,5 +1,5 @@
-//! Messages to scheduler types. A message that breaks a rule is refused as a whole; [`InvalidState`]
-//! names the field.
+//! Messages to scheduler types. A message that breaks a rule is refused as a whole;
+//! [`InvalidState`] names the field.
 
 use std::fmt;
 use std::sync::Arc;

@@ -12,8 +12,8 @@
 //!                                             bit 32 of the last word: another proxy reported it,
 //!                                             bit 33: answers were the reason
 //! ```
-//! Loads follow the head, then SLOs, then failures. How a report changes in place is the business of
-//! its writer and its readers in `pool-state`.
+//! Loads follow the head, then SLOs, then failures. How a report changes in place is the business
+//! of its writer and its readers in `pool-state`.
 
 use scheduler::in_flight::{EndpointLoad, PendingPrefills};
 use scheduler::{ENDPOINTS_MAX, EndpointRef, Timestamp};
@@ -101,10 +101,10 @@ impl LoadReportHead {
     }
 
     /// Receives the report of a writer with another clock: like [`Self::stamp`], and converts its
-    /// times to the local clock, as if it had been written now. This is the only place that bounds
-    /// what another process reports, in the daemon and in the proxies: no failure is from the
-    /// future, and none counts for longer than [`PEER_EJECTION_MS_MAX`]. False, without effect, when
-    /// it is not a report.
+    /// times to the local clock, as if it had been written now. This is the only place that
+    /// bounds what another process reports, in the daemon and in the proxies: no failure is from
+    /// the future, and none counts for longer than [`PEER_EJECTION_MS_MAX`]. False, without
+    /// effect, when it is not a report.
     #[must_use]
     pub fn receive(self, report: &mut [u8]) -> bool {
         let Some(layout) = LoadReportLayout::parse(report) else { return false };

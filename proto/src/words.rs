@@ -1,5 +1,5 @@
-//! Little-endian words of 64 bits. Everything that crosses a VM or a proxy outside protobuf consists
-//! of them, so that it is the same for every build of a schema.
+//! Little-endian words of 64 bits. Everything that crosses a VM or a proxy outside protobuf
+//! consists of them, so that it is the same for every build of a schema.
 //!
 //! An endpoint takes one word: 16 bits for its slot, 16 bits for another number, 32 bits for its
 //! generation.

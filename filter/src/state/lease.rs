@@ -1,8 +1,8 @@
 //! Elects the leader of the process: the VM that holds the daemon's stream and writes its messages
 //! into shared data.
 //!
-//! The lease is one shared value, a [`LeaseValue`], changed only by compare-and-swap on the process's
-//! monotonic clock. Every change of holder raises the epoch, and everything a leader
+//! The lease is one shared value, a [`LeaseValue`], changed only by compare-and-swap on the
+//! process's monotonic clock. Every change of holder raises the epoch, and everything a leader
 //! writes carries its epoch: a leader that was stalled longer than its lease cannot roll anything
 //! back.
 //!

@@ -23,8 +23,8 @@ use super::placement_ring::{PlacementRingReader, PlacementRingWriter, ReadBudget
 use super::vm_table::VmTable;
 use crate::host::{Host, WriteCondition};
 
-/// A report that was not written for this long does not count: ten ticks, at each of which a VM
-/// with anything outstanding writes. So a VM that trapped with open streams leaves nothing behind.
+/// A report that was not written for this long does not count: ten ticks. A VM with anything
+/// outstanding writes at each tick, so a VM that trapped with open streams leaves nothing behind.
 pub const ROW_EXPIRY_MS: u64 = 1_000;
 /// At a pick, reports of others are read again if the last reading is this old, ms ...
 const ROWS_MS: u64 = 2;

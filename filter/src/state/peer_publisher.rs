@@ -12,8 +12,8 @@ use super::load_sharing::LoadSharing;
 use super::placement_ring::{PlacementRingReader, ReadBudget};
 use crate::host::Host;
 
-/// Blocks of placements in one message, and one record more: 1.6 to 3 MB a second at most. With more
-/// traffic, segments of rings are overwritten before they are read, which is counted.
+/// Blocks of placements in one message, and one record more: 1.6 to 3 MB a second at most. With
+/// more traffic, segments of rings are overwritten before they are read, which is counted.
 const BLOCKS_MAX: usize = 1_024;
 /// After this long without a change, ms, there is no traffic.
 const QUIET_MS: u64 = 1_000;

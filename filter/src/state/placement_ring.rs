@@ -13,8 +13,8 @@ use scheduler::EndpointRef;
 
 use crate::host::{Host, WriteCondition};
 
-/// Bytes of a segment. Its VM writes it again with each placement, which takes about 0.15 µs; a reader
-/// takes 0.8 µs for it.
+/// Bytes of a segment. Its VM writes it again with each placement, which takes about 0.15 µs; a
+/// reader takes 0.8 µs for it.
 const SEGMENT_BYTES_MAX: usize = 8 << 10;
 /// Segments of a ring: 1 MB for each VM and pool that picks, 300 prompts of 400 blocks. A worker
 /// that does not pick reads at ticks of 100 ms, so one that picks may place 3,000 such prompts a

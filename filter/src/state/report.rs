@@ -141,7 +141,7 @@ mod tests {
         write(&host, 1, 0, &replica);
         host.share(&key("p", 1), &vec![0; REPORT_BYTES_MAX], WriteCondition::Any).unwrap();
         host.share(&key("p", 4), b"x", WriteCondition::Any).unwrap();
-        host.share(&key("p", 9), b"of nobody", WriteCondition::Any).unwrap();
+        host.share(&key("p", 9), b"of no VM", WriteCondition::Any).unwrap();
         let reports = gather(&host, "p", &vm_table, host.now());
         assert_eq!(reports.iter().map(|r| r.counters.len()).collect::<Vec<_>>(), [2, 1]);
         let first = state::VmCounters::decode(reports[0].counters[0].as_slice()).unwrap();

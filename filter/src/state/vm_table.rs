@@ -20,8 +20,8 @@ pub const VM_SLOTS_MAX: usize = 512;
 const ROWS_MAX: usize = 2 * VM_SLOTS_MAX;
 /// How often a VM writes its heartbeat.
 pub const HEARTBEAT_MS: u64 = 1_000;
-/// A VM silent for this long is gone: five heartbeats, so that a long blocking call on its thread does
-/// not evict it.
+/// A VM silent for this long is gone: five heartbeats, so that a long blocking call on its thread
+/// does not evict it.
 pub const EXPIRY_MS: u64 = 5_000;
 
 /// The key of the table.

@@ -214,8 +214,8 @@ impl PoolCounters {
         row.request_bytes += counted.bytes;
     }
 
-    /// A request with an SLO is shed. Its model gets no label of its own, because no endpoint answered
-    /// for it.
+    /// A request with an SLO is shed. Its model gets no label of its own, because no endpoint
+    /// answered for it.
     #[cold]
     pub fn count_shed(&mut self, model: &str, target_model: &str, priority: i32) {
         let known = self.models.iter().any(|row| *row.label.model == *model && *row.label.target_model == *target_model);

@@ -20,7 +20,8 @@ use scheduler::Timestamp;
 /// enough that the batch does not change.
 const GAP_TOKENS: u32 = 4;
 
-/// The first token after which a gap is measured; the next ones after twice as many each, so that a stream of any length costs a few looks.
+/// The first token after which a gap is measured; each next one is measured after twice as many
+/// tokens, so that a stream of any length costs a few measurements.
 const GAP_FROM_TOKEN: u32 = 2;
 
 /// One request.

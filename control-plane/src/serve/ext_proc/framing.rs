@@ -1,7 +1,8 @@
 //! Messages of one gRPC stream, out of the bytes that come.
 //!
-//! In place of tonic's own reader, for what it holds has to be known and bounded: its buffer keeps the size of the largest message for as long as the
-//! stream lasts, and a message of a few MiB of empty headers decodes to a hundred times its size.
+//! In place of tonic's own reader, for what it holds has to be known and bounded: its buffer
+//! keeps the size of the largest message for as long as the stream lasts, and a message of a few
+//! MiB of empty headers decodes to a hundred times its size.
 
 use std::ops::Range;
 
@@ -11,19 +12,21 @@ use prost::Message;
 use prost::bytes::Buf;
 use tonic::Status;
 
-/// The longest message taken, in bytes: a body of Envoy's own limit in the shipped files (32 MiB) with its headers, so that one between that and
-/// our own limit (24 MiB) is refused in the words of its API.
+/// The longest message taken, in bytes: a body of Envoy's own limit in the shipped files (32 MiB)
+/// with its headers, so that one between that and our own limit (24 MiB) is refused in the words
+/// of its API.
 pub const MESSAGE_BYTES_MAX: usize = 33 << 20;
 
-/// The most bytes of a message besides those of a body: headers, trailers, metadata and attributes. Envoy takes 60 KiB of headers unless it
-/// is told otherwise.
+/// The most bytes of a message besides those of a body: headers, trailers, metadata and
+/// attributes. Envoy takes 60 KiB of headers unless it is told otherwise.
 pub const ENVELOPE_BYTES_MAX: usize = 256 << 10;
 
-/// A message besides its body takes at most so many times its bytes once it is decoded: an empty header is two bytes, and 72 then, in a list
-/// that is copied as it grows.
+/// A message besides its body takes at most so many times its bytes once it is decoded: an empty
+/// header is two bytes, and 72 then, in a list that is copied as it grows.
 pub const EXPANSION_MAX: usize = 80;
 
-/// An empty buffer keeps at most so many bytes for the next message: those of a streamed reply are shorter.
+/// An empty buffer keeps at most so many bytes for the next message: those of a streamed reply
+/// are shorter.
 const IDLE_BYTES_MAX: usize = 4 << 10;
 
 /// A body's bytes from so many on are moved out of the buffer that they came in, not copied.
@@ -387,7 +390,8 @@ mod tests {
     }
 
     proptest! {
-        /// Where this reader reads a message, it is what prost reads; where it does not, nor does prost, but for what is refused.
+        /// Where this reader reads a message, it is what prost reads; where it does not, nor does
+        /// prost, but for what is refused.
         #[test]
         fn it_reads_what_prost_reads(bytes in prop::collection::vec(any::<u8>(), 0..64), nested in prop::collection::vec(any::<u8>(), 0..32), as_body: bool) {
             let bytes = if as_body {

@@ -1,6 +1,7 @@
 //! A request body held until it is whole, and the pieces it is sent back in.
 //!
-//! The body is one run of bytes, so that reading it needs no copy; where its pieces ended is kept beside. A body that came in one piece is not copied.
+//! The body is one run of bytes, so that reading it needs no copy; where its pieces ended is kept
+//! beside. A body that came in one piece is not copied.
 
 use exchange::rewrite::BodyEdit;
 
@@ -82,7 +83,8 @@ impl HeldBody {
         Some(BodyPiece { bytes, changed, last: true })
     }
 
-    /// Takes the body out in the pieces it came in, none longer than `piece_bytes_max` but for what `splice` adds.
+    /// Takes the body out in the pieces it came in, none longer than `piece_bytes_max` but for
+    /// what `splice` adds.
     pub fn take_pieces(&mut self, splice: Option<BodyEdit>, piece_bytes_max: usize) -> BodyPieces {
         BodyPieces { body: std::mem::take(self), index: 0, taken: 0, piece_bytes_max, splice }
     }

@@ -1,4 +1,5 @@
-//! What a request is refused for that only this front knows: its own memory, and how long a body may take. All other refusals are the exchange's.
+//! What a request is refused for that only this front knows: its own memory, and how long a body
+//! may take. All other refusals are the exchange's.
 
 use exchange::api::ApiFamily;
 use exchange::json::write::JsonWriter;
@@ -6,7 +7,8 @@ use exchange::{LocalReply, headers};
 
 use super::memory::HELD_BYTES_MAX;
 
-/// How long a client is asked to wait when memory is short, in seconds: a body that is complete is gone in a fraction of it.
+/// How long a client is asked to wait when memory is short, in seconds: a body that is complete
+/// is gone in a fraction of it.
 const RETRY_AFTER_S: u32 = 1;
 
 /// Why.
