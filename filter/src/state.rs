@@ -712,7 +712,6 @@ mod tests {
         let (host, mut leader) = led();
         said(&host);
         let ahead = Version { term: TERM + 5, sequence: 2 };
-        let replica = leader.replica("default").unwrap();
         snapshot_store::SharedSnapshotStore::new("default").publish_pool_update(&host, 9, ahead, b"\xff\xff", host.now()).unwrap();
         // A later leader has written. This one still has the lease, and learns of the other one
         // when it publishes.
