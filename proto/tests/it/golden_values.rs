@@ -1,6 +1,6 @@
-//! Values outside protobuf: each is written as its golden bytes, and read back from them. A change
-//! of these bytes is a change of the format: the VMs of a process may be of two releases for a while,
-//! and so may proxies and daemon.
+//! Values outside protobuf: each is written as its golden bytes, and read back from them. A
+//! change of these bytes is a change of the format: the VMs of a process may be of two releases
+//! for a while, and so may proxies and daemon.
 
 use std::fmt::Debug;
 use std::path::Path;

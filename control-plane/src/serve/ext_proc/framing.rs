@@ -1,8 +1,8 @@
 //! Reads the messages of one gRPC stream from its bytes.
 //!
 //! It replaces tonic's own reader, because its memory has to be known and bounded: tonic's buffer
-//! keeps the size of the largest message for as long as the stream lasts, and a message of a few MiB
-//! of empty headers decodes to a hundred times its size.
+//! keeps the size of the largest message for as long as the stream lasts, and a message of a few
+//! MiB of empty headers decodes to a hundred times its size.
 
 use std::ops::Range;
 
@@ -12,17 +12,17 @@ use prost::Message;
 use prost::bytes::Buf;
 use tonic::Status;
 
-/// The longest message accepted, in bytes: a body of Envoy's limit in the shipped files (32 MiB) with
-/// its headers. So a body between that and the daemon's limit (24 MiB) is refused with an error of
-/// its API.
+/// The longest message accepted, in bytes: a body of Envoy's limit in the shipped files (32 MiB)
+/// with its headers. So a body between that and the daemon's limit (24 MiB) is refused with an
+/// error of its API.
 pub const MESSAGE_BYTES_MAX: usize = 33 << 20;
 
 /// The most bytes of a message besides those of a body: headers, trailers, metadata and
 /// attributes. Envoy accepts 60 KiB of headers by default.
 pub const ENVELOPE_BYTES_MAX: usize = 256 << 10;
 
-/// A decoded message without its body takes at most this many times its bytes: an empty header is two
-/// bytes, and 72 when decoded, in a list that is copied as it grows.
+/// A decoded message without its body takes at most this many times its bytes: an empty header is
+/// two bytes, and 72 when decoded, in a list that is copied as it grows.
 pub const EXPANSION_MAX: usize = 80;
 
 /// An empty buffer keeps at most this many bytes for the next message: messages of a streamed reply

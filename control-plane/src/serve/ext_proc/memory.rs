@@ -1,9 +1,10 @@
 //! The memory that streams may hold, all of them together.
 //!
 //! Every stream has a [`MemoryAccount`] of the bytes it holds: an unfinished message, a body that
-//! waits for its last byte, answers that the proxy has not taken. The sum over all streams stays within [`HELD_BYTES_MAX`], and a stream may hold at most
-//! a quarter of what the others leave. So a few large bodies do not shut out the rest: the more
-//! is held, the less a single stream may add, and a small request still finds room.
+//! waits for its last byte, answers that the proxy has not taken. The sum over all streams stays
+//! within [`HELD_BYTES_MAX`], and a stream may hold at most a quarter of what the others leave.
+//! So a few large bodies do not shut out the rest: the more is held, the less a single stream may
+//! add, and a small request still finds room.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,5 +1,5 @@
-//! The refusals of the ext_proc server itself: it has no memory for a body, or a body takes too long.
-//! All other refusals come from the exchange.
+//! The refusals of the ext_proc server itself: it has no memory for a body, or a body takes too
+//! long. All other refusals come from the exchange.
 
 use exchange::api::ApiFamily;
 use exchange::json::write::JsonWriter;
@@ -7,8 +7,8 @@ use exchange::{LocalReply, headers};
 
 use super::memory::HELD_BYTES_MAX;
 
-/// The `retry-after` when memory is short, in seconds: a complete body is forwarded in a fraction of
-/// it.
+/// The `retry-after` when memory is short, in seconds: a complete body is forwarded in a fraction
+/// of it.
 const RETRY_AFTER_S: u32 = 1;
 
 /// Why a request is refused.

@@ -180,9 +180,9 @@ pub fn headers_answer(direction: BodyDirection, changes: HeaderChanges) -> Proce
     })
 }
 
-/// Asks the proxy not to send the request's body, if it allows a mode override; if it does not, pieces
-/// of the body are still answered. `None` where its body mode cannot be changed. (A response's body
-/// is never declined, read or not: its end is the end of the exchange.)
+/// Asks the proxy not to send the request's body, if it allows a mode override; if it does not,
+/// pieces of the body are still answered. `None` where its body mode cannot be changed. (A
+/// response's body is never declined, read or not: its end is the end of the exchange.)
 pub fn decline_request_body(modes: BodyModes) -> Option<ProcessingMode> {
     let response = match modes.response {
         BodyMode::None => BodySendMode::None,
@@ -231,8 +231,8 @@ pub fn trailers_answer(direction: BodyDirection) -> ProcessingResponse {
     })
 }
 
-/// Answers the client in place of a model server. It has no `details`: by that the shipped Envoy files
-/// distinguish the picker's replies from Envoy's own.
+/// Answers the client in place of a model server. It has no `details`: by that the shipped Envoy
+/// files distinguish the picker's replies from Envoy's own.
 pub fn immediate(reply: LocalReply) -> ProcessingResponse {
     let set = reply.headers.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
     respond(Response::ImmediateResponse(ImmediateResponse {
