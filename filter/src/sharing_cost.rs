@@ -98,17 +98,14 @@ pub fn cost<H: Host>(host: &H, headers: &[u8]) -> Option<String> {
     let addresses = endpoints(count);
     let version = Version { term: 1, sequence: 1 };
     let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
-    let Ok(DaemonUpdate::PoolUpdate(pool_update)) = decode(&pool_update_message("drill", version, &addresses), |_| None::<&PoolReplica>)
-    else {
-        return None;
-    };
     let mut replica = PoolReplica::new("drill", 1);
-    replica.install(*pool_update);
+    replica.apply(decode(&pool_update_message("drill", version, &addresses), |_| None::<&PoolReplica>).ok()?, host.now());
     let _kept = picks(&mut replica, count.saturating_mul(8));
     let vm_of = |vm_slot: u16| u64::from(vm_slot).saturating_add(1);
     let now = host.now();
     let mut vm_table = VmTable::default();
-    (0..=peers).for_each(|vm_slot| vm_table.insert(vm_table::VmEntry { vm: vm_of(vm_slot), heartbeat: now, queue: 0, serves: true }));
+    (0..=peers)
+        .for_each(|vm_slot| vm_table.insert(proto::shared_data::VmEntry { vm: vm_of(vm_slot), heartbeat: now, queue: 0, serves: true }));
     let me = VmContext { vm: vm_of(peers), vm_slot: peers, vm_table: &vm_table };
     let mut row = replica.pool.write_load_report(&mut OwnLoadReport::default(), LoadReportHead::default()).to_vec();
     let rows = replica.pool.in_flight().rows().count();

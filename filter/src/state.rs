@@ -17,12 +17,12 @@ pub mod replica;
 pub mod report;
 pub mod snapshot_store;
 pub mod vm_table;
-mod words;
 
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
 
 use exchange::Timestamp;
+use proto::shared_data::VmEntry;
 
 use crate::config::FilterConfig;
 use crate::host::{BodyBuffer, Host};
@@ -32,12 +32,13 @@ use lease::LeaderElection;
 use load_sharing::{SharingOccasion, VmContext};
 use replica::PoolReplica;
 use snapshot_store::PublishError;
-use vm_table::{EXPIRY_MS, HEARTBEAT_MS, VM_SLOTS_MAX, VmEntry, VmTable};
+use vm_table::{EXPIRY_MS, HEARTBEAT_MS, VM_SLOTS_MAX, VmTable};
 
-/// Tick period. It bounds how late a lost wake-up is noticed, a parked request answered, a free lease taken. A tick costs a few µs.
+/// Tick period. It bounds how late a lost wake-up is noticed, a parked request answered, a free
+/// lease taken. A tick costs a few µs.
 pub const TICK_MS: u32 = 100;
-/// The most requests parked in one VM; beyond it they are answered at once. A worker that got more in two seconds without state is not
-/// helped by holding them.
+/// The most requests parked in one VM; beyond it they are answered at once. Holding more would not
+/// help a worker that got so many in two seconds without state.
 const PARKED_MAX: usize = 1_024;
 /// Wake-ups taken from the queue at once; the next tick takes the rest.
 const WAKES_MAX: usize = 1_024;
@@ -152,7 +153,7 @@ impl<H: Host> VmState<H> {
         self.replicas.iter().find(|r| *r.borrow().name == *pool).cloned()
     }
 
-    /// Is anything known of every pool of `config`?
+    /// Whether every pool of `config` has state.
     pub fn is_ready(&self, config: &FilterConfig) -> bool {
         config.pools.iter().all(|pool| self.replica(&pool.name).is_some_and(|r| r.borrow().has_state()))
     }
@@ -298,7 +299,7 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// A call was answered, perhaps one to the daemon; `status` is nothing when there was no answer.
+    /// A call was answered, perhaps one to the daemon; `status` is `None` when there was no answer.
     pub fn on_call_response(&mut self, root: u32, call: u32, answer: CallResponse) -> Vec<Rc<dyn ParkedRequest>> {
         let now = self.host.now();
         let outcome = self.with_leader(root, now, |link, leader| link.on_response(leader, call, answer));
@@ -463,7 +464,7 @@ impl<H: Host> VmState<H> {
                 Err(error) => self.host_error("the snapshot store", error),
                 Ok(refreshed) if refreshed.refused => {
                     self.metrics.count(Stat::Refused);
-                    log::error!("pool {}: what is on the snapshot store cannot be read here", replica.name);
+                    log::error!("pool {}: a message in the snapshot store cannot be read here", replica.name);
                 }
                 Ok(_) => {}
             }
@@ -498,6 +499,7 @@ mod tests {
     use crate::fake::{FakeHost, metrics_message, pool_update_message};
     use crate::host::WriteCondition;
     use prost::Message;
+    use proto::shared_data::LeaseValue;
     use proto::state::{self, proxy_message};
     use scheduler::Version;
 
@@ -655,12 +657,10 @@ mod tests {
         for transport in ["grpc", "http"] {
             let host = FakeHost::new();
             let ahead = Version { term: AHEAD, sequence: 77 };
-            let replica = PoolReplica::new("default", 1);
-            replica
-                .store
+            snapshot_store::SharedSnapshotStore::new("default")
                 .publish_pool_update(&host, 1, ahead, &pool_update_message("default", ahead, &["10.0.0.1:1"]), host.now())
                 .unwrap();
-            replica.model_store.publish_pool_update(&host, 1, ahead, b"\xff", host.now()).unwrap();
+            snapshot_store::SharedSnapshotStore::for_models("default").publish_pool_update(&host, 1, ahead, b"\xff", host.now()).unwrap();
             let mut leader = VmState::new(host.clone());
             leader.configure(1, config(&format!(r#"{{"pools": [{{"name": "default"}}], "state": {{"transport": "{transport}"}}}}"#)));
             leader.tick(1);
@@ -700,7 +700,7 @@ mod tests {
             hear(&mut leader, pool_update_message("default", raised, &["10.0.0.2:1"]));
             hear(&mut leader, metrics_message("default", raised, 2, &[4.0]));
             let replica = leader.replica("default").unwrap();
-            assert_eq!((replica.borrow().version(), replica.borrow().metrics_sequence()), (raised, 2), "{transport}");
+            assert_eq!((replica.borrow().version(), replica.borrow().applied().metrics_sequence()), (raised, 2), "{transport}");
             host.pass_ms(100);
             leader.tick(1);
             assert!(acks().last().is_some_and(|ack| ack.refused.is_empty() && ack.held.is_none()), "{transport}");
@@ -712,11 +712,15 @@ mod tests {
         let (host, mut leader) = led();
         said(&host);
         let ahead = Version { term: TERM + 5, sequence: 2 };
-        let replica = leader.replica("default").unwrap();
-        replica.borrow().store.publish_pool_update(&host, 9, ahead, b"\xff\xff", host.now()).unwrap();
+        snapshot_store::SharedSnapshotStore::new("default").publish_pool_update(&host, 9, ahead, b"\xff\xff", host.now()).unwrap();
         // A later leader has written. This one still has the lease, and learns of the other one
         // when it publishes.
-        host.share("switchpoint/1/leader", &words::write(&[9, leader.id, host.now().plus_ms(3_000).0], &[]), WriteCondition::Any).unwrap();
+        host.share(
+            "switchpoint/1/leader",
+            &LeaseValue { epoch: 9, holder: leader.id, until: host.now().plus_ms(3_000) }.to_bytes(),
+            WriteCondition::Any,
+        )
+        .unwrap();
         leader.lease = LeaderElection::new(leader.id);
         leader.tick(1);
         let stream = u32::try_from(host.grpc.streams.borrow().len()).unwrap();
@@ -999,7 +1003,7 @@ mod tests {
         for (vm_slot, writer) in (10_u16..).zip(writers) {
             let vm = 1_000 + u64::from(vm_slot);
             VmTable::vm_slot(host, vm_slot, VmEntry { vm, heartbeat: host.now(), queue: 0, serves: true });
-            writer.append(host, ("default", vm_slot, vm), (0..512).map(|_| [7; pool_state::OBSERVATION_BYTES]));
+            writer.append(host, ("default", vm_slot, vm), (0..512).map(|_| [7; proto::observation::OBSERVATION_BYTES]));
         }
     }
 

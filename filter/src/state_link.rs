@@ -14,10 +14,10 @@
 mod connection;
 
 use exchange::Timestamp;
+use pool_state::{Applied, DaemonUpdate, RejectedMessage, wire_version};
 use prost::Message as _;
 use proto::frames;
 use proto::state::{self, proxy_message};
-use scheduler::Version;
 
 use crate::config::{FilterConfig, StateConfig};
 use crate::host::{Host, WriteCondition};
@@ -25,7 +25,7 @@ use crate::metrics::{FilterMetrics, Stat};
 use crate::state::crash_guard::CrashGuard;
 use crate::state::load_sharing::{SharingOccasion, VmContext};
 use crate::state::peer_publisher::PeerPublisher;
-use crate::state::replica::{DaemonUpdate, PoolReplica, RejectedMessage, decode};
+use crate::state::replica::{PoolReplica, decode};
 use crate::state::report;
 use crate::state::snapshot_store::PublishError;
 use crate::state::vm_table::VmTable;
@@ -40,7 +40,8 @@ const BACKOFF_MS: u64 = 100;
 const COLD_BACKOFF_MS: u64 = 250;
 /// How often the counters of all VMs are sent, ms.
 const REPORT_MS: u64 = 1_000;
-/// Random identity of the process, which all its VMs share; a hot restart runs two processes with one node id.
+/// Random identity of the process, which all its VMs share; a hot restart runs two processes with
+/// one node id.
 const PROCESS_KEY: &str = "switchpoint/1/process";
 
 /// The connection, or the wait for one.
@@ -167,7 +168,8 @@ impl StateLink {
         matches!(&self.phase, LinkPhase::Open(open) if open.wire.is_stream(stream))
     }
 
-    /// Ends the connection, if one is open. `root` is the root context of the current callback; a stream is its own root context's to end.
+    /// Ends the connection, if one is open. `root` is the root context of the current callback;
+    /// only a stream's own root context can end it.
     pub fn close<H: Host>(&mut self, host: &H, root: u32) {
         if let LinkPhase::Open(open) = std::mem::replace(&mut self.phase, LinkPhase::Closed { retry_at: Timestamp(0) }) {
             let elsewhere = open.root != root;
@@ -188,7 +190,8 @@ impl StateLink {
         }
     }
 
-    /// The daemon or the network ended the connection. A stream's handle must be released here: later it would be another's.
+    /// The daemon or the network ended the connection. A stream's handle must be released here:
+    /// later it could belong to another stream.
     pub fn on_closed<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>, why: &str) {
         self.close(leader.host, leader.root);
         self.schedule_retry(leader, why);
@@ -209,7 +212,7 @@ impl StateLink {
         let mut rest = messages.as_slice();
         while !rest.is_empty() && matches!(self.phase, LinkPhase::Open(_)) {
             let Some((message, after)) = frames::take(rest) else {
-                self.on_closed(leader, "what it answers is cut short");
+                self.on_closed(leader, "its answer is cut short");
                 return Ok(());
             };
             self.on_message(leader, message)?;
@@ -239,24 +242,16 @@ impl StateLink {
                 self.welcome(leader, &welcome);
                 None
             }
-            Ok(DaemonUpdate::PoolUpdate(pool_update)) => {
-                self.record_received();
-                leader.apply_pool_update(*pool_update, bytes)?
-            }
-            Ok(DaemonUpdate::Metrics { pool, snapshot, sequence }) => {
-                self.record_received();
-                leader.apply_metrics(&pool, *snapshot, sequence, bytes)?;
-                None
-            }
             Ok(DaemonUpdate::Peers(peers)) => {
                 leader.apply_peers(peers);
                 None
             }
-            Ok(DaemonUpdate::Learned(learned)) => {
-                leader.apply_models(*learned, bytes)?;
-                None
+            Ok(update) => {
+                if matches!(update, DaemonUpdate::PoolUpdate(_) | DaemonUpdate::Metrics { .. }) {
+                    self.record_received();
+                }
+                leader.apply(update, bytes)?
             }
-            Ok(DaemonUpdate::Nothing) => None,
             Err(refused) => leader.nack(refused),
         };
         if let Some(ack) = ack {
@@ -313,7 +308,7 @@ impl StateLink {
         if welcome.schema != proto::SCHEMA {
             self.on_closed(
                 leader,
-                &format!("it speaks state schema {}, this filter {}: run both of one release", welcome.schema, proto::SCHEMA),
+                &format!("it has state schema {}, this filter {}: run both of one release", welcome.schema, proto::SCHEMA),
             );
             return;
         }
@@ -323,14 +318,16 @@ impl StateLink {
         }
     }
 
-    /// State came: a greeting alone is no sign of health, since a daemon with no room for us gives that too.
+    /// State arrived. A greeting alone is no sign of health: a daemon without room for this proxy
+    /// sends that too.
     fn record_received(&mut self) {
         if std::mem::take(&mut self.failures) > 0 {
-            log::info!("the daemon is there again");
+            log::info!("the daemon is back");
         }
     }
 
-    /// Waits before the next attempt: half of the pause for sure, the other half by chance, so that proxies do not come back in step.
+    /// Waits before the next attempt: half of the pause always, the other half at random, so that
+    /// proxies do not come back at the same time.
     fn schedule_retry<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>, why: &str) {
         leader.metrics.record(Stat::Connected, 0);
         self.failures = self.failures.saturating_add(1);
@@ -373,73 +370,63 @@ impl<'a, H: Host> LeaderContext<'a, H> {
         self.replicas.iter().map(|replica| &**replica).find(|replica| *replica.name == *pool)
     }
 
-    /// Applies a pool update and returns its acknowledgement.
-    fn apply_pool_update(&mut self, pool_update: proto::PoolUpdate, bytes: &[u8]) -> Result<Option<state::Ack>, PublishError> {
-        let Some(replica) = self.replicas.iter_mut().find(|r| *r.name == pool_update.pool) else { return Ok(None) };
-        let (version, endpoints) = (pool_update.snapshot.version(), pool_update.snapshot.endpoints().len());
-        let ack = state::Ack { pool: pool_update.pool.clone(), version: Some(wire(version)), ..state::Ack::default() };
-        match replica.store.publish_pool_update(self.host, self.epoch, version, bytes, self.now) {
+    /// Publishes an update to the other VMs, and applies it. Returns its acknowledgement. The error
+    /// says that a later leader has written.
+    fn apply(&mut self, update: DaemonUpdate, bytes: &[u8]) -> Result<Option<state::Ack>, PublishError> {
+        let Some(replica) = self.replicas.iter_mut().find(|replica| update.pool() == Some(&replica.name)) else { return Ok(None) };
+        let ack = update.ack();
+        match replica.publish(self.host, self.epoch, (&update, bytes), self.now) {
             Ok(()) => {
-                log::info!("pool {}: {endpoints} endpoints, version {}.{}", pool_update.pool, version.term, version.sequence);
-                replica.install(pool_update);
-                self.metrics.count(Stat::PoolUpdatesApplied);
+                let stat = match replica.apply(update, self.now) {
+                    Applied::PoolUpdate => {
+                        let (version, endpoints) = (replica.version(), replica.pool.snapshot().map_or(0, |s| s.endpoints().len()));
+                        log::info!("pool {}: {endpoints} endpoints, version {}.{}", replica.name, version.term, version.sequence);
+                        Stat::PoolUpdatesApplied
+                    }
+                    Applied::Metrics => Stat::MetricsApplied,
+                    Applied::Models => Stat::LearnedApplied,
+                    Applied::Nothing => return Ok(None),
+                };
+                self.metrics.count(stat);
                 self.wake_vms();
             }
-            Err(PublishError::NotNewer) => {
-                // Sent again, or older than what a former leader received: the store is right.
-                let _ = replica.refresh(self.host);
-                if replica.version() != version {
-                    // By the store's head: its version counts, even where it cannot be read here.
-                    let posted = replica.store.read_head(self.host).ok().flatten().map(|seen| seen.head.version);
-                    let held = posted.unwrap_or_default().max(replica.version());
-                    let why = format!("older than {}.{}, which is in force", held.term, held.sequence);
-                    let refused = self.nack(RejectedMessage { pool: pool_update.pool, version: Some(wire(version)), why });
-                    return Ok(refused.map(|ack| state::Ack { held: Some(wire(held)), ..ack }));
+            Err(PublishError::Superseded) => return Err(PublishError::Superseded),
+            Err(why) => {
+                if let Some(refusal) = self.not_published(&update, why) {
+                    return Ok(Some(refusal));
                 }
             }
-            Err(PublishError::Host(error)) => {
-                let why = format!("the proxy could not store it: {error}");
-                return Ok(self.nack(RejectedMessage { pool: pool_update.pool, version: Some(wire(version)), why }));
-            }
-            Err(over) => return Err(over),
         }
-        let total = self.replicas.iter().filter_map(|r| r.pool.snapshot().map(|s| s.endpoints().len() as u64)).sum();
-        self.metrics.record(Stat::Endpoints, total);
-        Ok(Some(ack))
+        if ack.is_some() {
+            let total = self.replicas.iter().filter_map(|r| r.pool.snapshot().map(|s| s.endpoints().len() as u64)).sum();
+            self.metrics.record(Stat::Endpoints, total);
+        }
+        Ok(ack)
     }
 
-    fn apply_metrics(&mut self, pool: &str, snapshot: scheduler::Snapshot, sequence: u64, bytes: &[u8]) -> Result<(), PublishError> {
-        let Some(replica) = self.replicas.iter_mut().find(|r| *r.name == *pool) else { return Ok(()) };
-        match replica.store.publish_metrics(self.host, self.epoch, (snapshot.version(), sequence), bytes, self.now) {
-            Ok(()) => {
-                replica.install_metrics(snapshot, sequence, self.now);
-                self.metrics.count(Stat::MetricsApplied);
-                self.wake_vms();
-                Ok(())
-            }
-            // Old news; the next message comes soon.
-            Err(PublishError::NotNewer | PublishError::OtherPoolUpdate | PublishError::Host(_)) => Ok(()),
-            Err(over) => Err(over),
+    /// An update could not be published. Returns the refusal of a pool update that is not in force.
+    fn not_published(&mut self, update: &DaemonUpdate, why: PublishError) -> Option<state::Ack> {
+        let replica = self.replicas.iter_mut().find(|replica| update.pool() == Some(&replica.name))?;
+        if why == PublishError::NotNewer && !matches!(update, DaemonUpdate::Metrics { .. }) {
+            // Sent again, or older than what a former leader received: the store is right.
+            let _ = replica.refresh(self.host);
         }
-    }
-
-    fn apply_models(&mut self, learned: proto::LearnedModels, bytes: &[u8]) -> Result<(), PublishError> {
-        let Some(replica) = self.replicas.iter_mut().find(|r| *r.name == *learned.pool) else { return Ok(()) };
-        match replica.model_store.publish_pool_update(self.host, self.epoch, learned.version, bytes, self.now) {
-            Ok(()) => {
-                replica.install_models(learned);
-                self.metrics.count(Stat::LearnedApplied);
-                self.wake_vms();
-                Ok(())
-            }
-            Err(PublishError::NotNewer) => {
-                let _ = replica.refresh(self.host);
-                Ok(())
-            }
-            // The next comes soon.
-            Err(PublishError::OtherPoolUpdate | PublishError::Host(_)) => Ok(()),
-            Err(over) => Err(over),
-        }
+        let DaemonUpdate::PoolUpdate(pool_update) = update else {
+            // The next metrics or models come soon.
+            return None;
+        };
+        let refusal = if let PublishError::Host(error) = why {
+            (format!("the proxy could not store it: {error}"), None)
+        } else if replica.version() == pool_update.snapshot.version() {
+            return None;
+        } else {
+            // By the store's head: its version counts, even where it cannot be read here.
+            let held = replica.stored_version(self.host).unwrap_or_default().max(replica.version());
+            (format!("older than {}.{}, which is in force", held.term, held.sequence), Some(wire_version(held)))
+        };
+        let (why, held) = refusal;
+        let ack = self.nack(update.refuse(&why)?)?;
+        Some(state::Ack { held, ..ack })
     }
 
     fn apply_peers(&mut self, peers: state::PeerLoad) {
@@ -454,14 +441,12 @@ impl<'a, H: Host> LeaderContext<'a, H> {
         }
     }
 
-    fn nack(&self, refused: RejectedMessage) -> Option<state::Ack> {
-        let RejectedMessage { pool, version, why } = refused;
+    fn nack(&self, rejected: RejectedMessage) -> Option<state::Ack> {
         self.metrics.count(Stat::Refused);
-        // Metrics arrive many times a second, and the next may be good; a wrong pool update stays
-        // wrong until an operator acts.
-        let level = if version.is_some() || pool.is_empty() { log::Level::Error } else { log::Level::Debug };
-        log::log!(level, "pool {pool}: a message of the daemon is refused whole, what was in force stays: {why}");
-        version.is_some().then_some(state::Ack { pool, version, refused: why, held: None })
+        let level = if rejected.needs_operator() { log::Level::Error } else { log::Level::Debug };
+        let RejectedMessage { pool, why, .. } = &rejected;
+        log::log!(level, "pool {pool}: the daemon's message is refused as a whole, the current state stays in force: {why}");
+        rejected.ack()
     }
 
     /// Wakes every other VM to read the store. A lost wake-up costs the time until that VM's next
@@ -473,10 +458,6 @@ impl<'a, H: Host> LeaderContext<'a, H> {
             }
         }
     }
-}
-
-fn wire(version: Version) -> state::Version {
-    state::Version { term: version.term, sequence: version.sequence }
 }
 
 fn names(replicas: &[&mut PoolReplica]) -> Vec<String> {

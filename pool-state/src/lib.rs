@@ -1,5 +1,5 @@
 //! The state of one pool in one proxy VM, and the operations that change it: pick, record, place,
-//! eject, count.
+//! eject, count, apply the daemon's messages, share with other proxies.
 //!
 //! A host (the wasm filter, the ext_proc server) owns one [`ManagedPool`] for each pool and each
 //! VM. There is no I/O and no HTTP here: time and randomness are arguments, a refused pick is a
@@ -7,14 +7,21 @@
 #![deny(clippy::indexing_slicing, clippy::string_slice)]
 #![forbid(unsafe_code)]
 
+mod apply;
+pub use apply::{Applied, AppliedVersions, DaemonUpdate, RejectedMessage, wire_version};
+
+pub mod peers;
+pub use peers::{LocalPeer, PeerReport, ProxyPeers};
+
 mod pool;
 pub use pool::*;
+pub use proto::load_report::LoadReportHead;
+pub use proto::observation::{EncodedObservation, OBSERVATIONS_MAX};
 
 mod refusal;
 pub use refusal::PickRefusal;
 
-mod time;
-pub use time::Timestamp;
+pub use scheduler::Timestamp;
 
 mod usage;
 pub use usage::TokenUsage;

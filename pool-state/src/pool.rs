@@ -25,10 +25,11 @@ mod token_rate;
 mod verdicts;
 
 pub use counters::CountedRequest;
-pub use counters::{CountHistogram, DURATION_BOUNDS_MS, EndpointCounters, MODELS_MAX, ModelCounters, ModelLabel, PoolCounters};
+pub use counters::{
+    CountHistogram, DURATION_BOUNDS_MS, EndpointCounters, MODELS_MAX, ModelCounters, ModelLabel, PoolCounters, TokenCounters,
+};
 pub use ejection::{Ejection, Ejections};
-pub use load_report::{LoadReportHead, LoadReportSum, OwnLoadReport, PeerLoadReport, TOLD_MS_MAX};
-pub use observation::{EncodedObservation, OBSERVATION_BYTES, OBSERVATIONS_MAX};
+pub use load_report::{LoadReportSum, OwnLoadReport, PeerLoadReport};
 pub use pick::{DecisionObserver, LedgerHold, RecordedPick, SessionTokenHeader};
 pub use request_timing::{RequestEnding, ms_between};
 pub use verdicts::SentRequest;
@@ -42,6 +43,8 @@ use crash_correlation::CrashCorrelator;
 use health::EndpointHealthTable;
 pub use health::RequestFailure;
 use observation::ObservationQueue;
+use proto::load_report::LoadReportHead;
+use proto::observation::EncodedObservation;
 use scheduler::in_flight::{EndpointLoad, InFlight};
 use scheduler::latency::LatencyModel;
 use scheduler::latency::step::StepModel;
@@ -51,7 +54,7 @@ use scheduler::{ENDPOINTS_MAX, EndpointMetrics, EndpointRef, PrefixSettings, Rng
 use token_rate::TokenRate;
 
 use crate::refusal::PickRefusal;
-use crate::time::Timestamp;
+use scheduler::Timestamp;
 
 /// Buckets of the prefix index swept in one tick: about 0.1 ms of work, so that a removal of an endpoint stalls no request.
 const SWEEP_BUCKETS: usize = 16_384;

@@ -7,7 +7,8 @@ use scheduler::Decision;
 pub enum PickRefusal {
     /// The pool has no state yet.
     NoState,
-    /// The prompt cost two engines their connection within a minute, while other prompts did well there.
+    /// The prompt cost two engines their connection within a minute, while other prompts did well
+    /// there.
     CrashingPrompt,
     /// No object of the pool names this model.
     UnknownModel(Box<str>),

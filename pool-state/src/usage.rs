@@ -9,6 +9,6 @@ pub struct TokenUsage {
     pub completion_tokens: Option<u32>,
     /// Tokens of the prompt that the engine took from its prefix cache.
     pub cached_tokens: Option<u32>,
-    /// `completion_tokens` is our count of events, since the engine reported none.
+    /// Whether `completion_tokens` was counted by events, because the engine reported none.
     pub estimated: bool,
 }

@@ -18,7 +18,8 @@ pub enum Verdict {
     Success,
     /// The request was wrong, and the engine said so in the error shape of its API.
     ClientFault,
-    /// The request is not for this engine: it does not have the model, or does not let this client in.
+    /// The request is not for this engine: it does not have the model, or does not let this
+    /// client in.
     Misdirected,
     /// The engine has more to do than it can take.
     Overloaded,

@@ -1,8 +1,10 @@
-//! Messages to scheduler types. A message that breaks a rule is refused whole; [`InvalidState`] names the field.
+//! Messages to scheduler types. A message that breaks a rule is refused as a whole;
+//! [`InvalidState`] names the field.
 
 use std::fmt;
 use std::sync::Arc;
 
+use prost::Message as _;
 use scheduler::latency::InvalidModel;
 use scheduler::metrics::MetricDefinition;
 use scheduler::objects::{InvalidObjects, Objects};
@@ -36,12 +38,14 @@ pub enum InvalidState {
     Objects(InvalidObjects),
     /// Words that are no model.
     Model(InvalidModel),
+    /// The bytes are no message.
+    Bytes(prost::DecodeError),
 }
 
 /// A decoded and checked pool update; the metrics of its snapshot are unknown.
 #[derive(Debug)]
 pub struct PoolUpdate {
-    /// The pool it is of.
+    /// The name of its pool.
     pub pool: String,
     /// The pool, metrics unknown.
     pub snapshot: Snapshot,
@@ -49,6 +53,14 @@ pub struct PoolUpdate {
     pub hash_secret: u128,
     /// Metrics not refreshed for this long count as unknown.
     pub staleness_max_ms: u32,
+}
+
+/// Decodes the bytes of a message of the daemon, without looking at its content.
+///
+/// # Errors
+/// [`InvalidState::Bytes`].
+pub fn daemon_message(bytes: &[u8]) -> Result<state::DaemonMessage, InvalidState> {
+    state::DaemonMessage::decode(bytes).map_err(InvalidState::Bytes)
 }
 
 /// Decodes a pool update.
@@ -110,6 +122,7 @@ impl fmt::Display for InvalidState {
             Self::Pipeline(why) => why.fmt(f),
             Self::Objects(why) => why.fmt(f),
             Self::Model(why) => why.fmt(f),
+            Self::Bytes(why) => why.fmt(f),
         }
     }
 }

@@ -27,7 +27,7 @@ pub struct PoolState<'a> {
     pub staleness_max_ms: u32,
 }
 
-/// The message that carries a pool but for its metrics.
+/// The message that carries a pool without its metrics.
 #[must_use]
 pub fn encode_pool_update(pool: PoolState<'_>) -> state::PoolUpdate {
     let sets: BTreeSet<&[Box<str>]> = pool.endpoints.iter().map(|e| &*e.models).filter(|models| !models.is_empty()).collect();
@@ -45,7 +45,7 @@ pub fn encode_pool_update(pool: PoolState<'_>) -> state::PoolUpdate {
     }
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "the lower half is what is asked for")]
+#[expect(clippy::cast_possible_truncation, reason = "the lower half")]
 fn low(secret: u128) -> u64 {
     secret as u64
 }

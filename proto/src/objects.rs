@@ -1,4 +1,5 @@
-//! A pool's objects, both ways. Limits are the scheduler's: [`scheduler::objects::Objects::build`] holds them.
+//! A pool's objects, in both directions. [`scheduler::objects::Objects::build`] checks their
+//! limits.
 
 use scheduler::objects::{ModelSpec, ObjectiveSpec, ObjectsSpec, RewriteSpec, TargetSpec};
 

@@ -1,39 +1,37 @@
-//! Placements as a `Share` and a `Peers` have them: an endpoint was given a prompt of these blocks, first block first; blocks that it was known to hold
-//! before may be left out.
+//! Placements in a `LoadReport` and in a `PeerLoad`: an endpoint was given a prompt of these
+//! blocks, first block first. Blocks that the endpoint was known to have cached may be left out.
 //!
 //! ```text
-//!  slot . generation | count | blocks      16, 16 and 32 bits, then words of 64, least significant byte first
+//!  slot . generation | count | blocks      16, 16 and 32 bits, then words of 64 bits
 //! ```
-//! One follows another, so that the daemon passes them on as it got them: what one proxy tells goes to all the others some hundred times a second.
+//! One follows another, so that the daemon forwards them as it received them: the placements of one
+//! proxy go to all the others some hundred times a second.
 
-use scheduler::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
+use scheduler::EndpointRef;
 
-const WORD: usize = 8;
-const HEAD: usize = 2 * WORD;
+use crate::words::{self, WORD};
 
-/// The endpoint and the blocks of a placement, and what follows it.
+/// The endpoint and the blocks of a placement, and the bytes behind it.
 type PlacementHead<'a> = (EndpointRef, &'a [[u8; WORD]], &'a [u8]);
 
 /// Appends a placement.
 pub fn push(placements: &mut Vec<u8>, endpoint: EndpointRef, blocks: &[u64]) {
-    let head = [u64::from(endpoint.slot.0) | u64::from(endpoint.generation.0) << 32, blocks.len() as u64];
-    head.iter().chain(blocks).for_each(|word| placements.extend_from_slice(&word.to_le_bytes()));
+    words::append(placements, &[words::of_endpoint(endpoint, 0), blocks.len() as u64]);
+    words::append(placements, blocks);
 }
 
-/// The endpoint and the blocks of the first placement, and what follows it; `None` where there is no whole one.
+/// The endpoint and the blocks of the first placement, and the bytes behind it; `None` where
+/// there is no whole one.
 #[must_use]
 pub fn take(placements: &[u8]) -> Option<PlacementHead<'_>> {
-    let (head, rest) = placements.split_at_checked(HEAD)?;
-    let [at, count] = head.as_chunks::<WORD>().0 else { return None };
-    let [s, t, _, _, generation @ ..] = *at;
-    let slot = u16::from_le_bytes([s, t]);
-    let bytes = usize::try_from(u64::from_le_bytes(*count)).ok()?.checked_mul(WORD)?;
+    let ([at, count], rest) = words::split(placements)?;
+    let bytes = usize::try_from(count).ok()?.checked_mul(WORD)?;
     let (blocks, rest) = rest.split_at_checked(bytes)?;
-    let endpoint = EndpointRef { slot: Slot(slot), generation: Generation(u32::from_le_bytes(generation)) };
-    (usize::from(slot) < ENDPOINTS_MAX).then_some((endpoint, blocks.as_chunks().0, rest))
+    let (endpoint, _) = words::endpoint(at)?;
+    Some((endpoint, blocks.as_chunks().0, rest))
 }
 
-/// All of them, up to what is none.
+/// All placements, up to the first invalid one.
 pub fn each(mut placements: &[u8]) -> impl Iterator<Item = (EndpointRef, Vec<u64>)> {
     std::iter::from_fn(move || {
         let (endpoint, blocks, rest) = take(placements)?;
@@ -42,8 +40,9 @@ pub fn each(mut placements: &[u8]) -> impl Iterator<Item = (EndpointRef, Vec<u64
     })
 }
 
-/// The same bytes in pieces of whole placements, none longer than `bytes_max`, each with how many it has. A placement that is longer is left out, and
-/// what follows something that is none.
+/// The same bytes in pieces of whole placements, none longer than `bytes_max`, each with its
+/// number of placements. A placement that is longer is left out, and so is everything behind an
+/// invalid one.
 pub fn pieces(mut placements: &[u8], bytes_max: usize) -> impl Iterator<Item = (&[u8], u64)> {
     std::iter::from_fn(move || {
         let (mut length, mut count) = (0, 0);
@@ -65,35 +64,38 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use scheduler::{Generation, Slot};
+
+    const HEAD: usize = 2 * WORD;
 
     fn at(slot: u16) -> EndpointRef {
         EndpointRef { slot: Slot(slot), generation: Generation(u32::MAX - 1) }
     }
 
-    fn bytes(told: &[(u16, Vec<u64>)]) -> Vec<u8> {
+    fn bytes(placements: &[(u16, Vec<u64>)]) -> Vec<u8> {
         let mut bytes = Vec::new();
-        told.iter().for_each(|(slot, blocks)| push(&mut bytes, at(*slot), blocks));
+        placements.iter().for_each(|(slot, blocks)| push(&mut bytes, at(*slot), blocks));
         bytes
     }
 
-    fn told() -> impl Strategy<Value = Vec<(u16, Vec<u64>)>> {
+    fn placements() -> impl Strategy<Value = Vec<(u16, Vec<u64>)>> {
         prop::collection::vec((0..1024_u16, prop::collection::vec(any::<u64>(), 0..20)), 0..12)
     }
 
     proptest! {
         #[test]
-        fn what_is_told_is_read(told in told()) {
-            let read: Vec<_> = each(&bytes(&told)).collect();
-            let expected: Vec<_> = told.into_iter().map(|(slot, blocks)| (at(slot), blocks)).collect();
+        fn pushed_placements_are_read_back(placed in placements()) {
+            let read: Vec<_> = each(&bytes(&placed)).collect();
+            let expected: Vec<_> = placed.into_iter().map(|(slot, blocks)| (at(slot), blocks)).collect();
             prop_assert_eq!(read, expected);
         }
 
         #[test]
-        fn pieces_are_all_that_fits_in_order(told in told(), bytes_max in 0..400_usize) {
-            let whole = bytes(&told);
+        fn pieces_are_all_that_fits_in_order(placed in placements(), bytes_max in 0..400_usize) {
+            let whole = bytes(&placed);
             let pieces: Vec<_> = pieces(&whole, bytes_max).collect();
             let fits = |(_, blocks): &&(u16, Vec<u64>)| HEAD + blocks.len() * WORD <= bytes_max;
-            let expected: Vec<_> = told.iter().filter(fits).cloned().collect();
+            let expected: Vec<_> = placed.iter().filter(fits).cloned().collect();
             prop_assert_eq!(pieces.iter().map(|(piece, _)| *piece).collect::<Vec<_>>().concat(), bytes(&expected));
             for (piece, count) in pieces {
                 prop_assert!(piece.len() <= bytes_max && each(piece).count() as u64 == count && count > 0);
@@ -108,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_none_ends_the_reading() {
+    fn an_invalid_placement_ends_the_reading() {
         let mut whole = bytes(&[(3, vec![1, 2])]);
         assert_eq!(each(&whole[..whole.len() - 1]).count(), 0, "cut short");
         push(&mut whole, at(1024), &[4]);

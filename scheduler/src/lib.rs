@@ -21,6 +21,8 @@ mod rng;
 pub use rng::Rng;
 pub mod sort;
 mod text;
+mod time;
+pub use time::Timestamp;
 
 // State: endpoints and requests.
 mod endpoint;

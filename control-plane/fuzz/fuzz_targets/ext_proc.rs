@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use arbitrary::Arbitrary;
-use control_plane::serve::ext_proc::{ExtProcServer, HELD_BYTES_MAX, SessionAction, StreamSession};
+use control_plane::serve::ext_proc::{ExpiringStream as _, ExtProcServer, HELD_BYTES_MAX, SessionAction, StreamSession};
 use envoy_types::pb::envoy::config::core::v3::{HeaderMap, HeaderValue};
 use envoy_types::pb::envoy::service::ext_proc::v3::body_mutation::Mutation;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request;

@@ -16,7 +16,7 @@ mod ext_proc_stream;
 mod framing;
 mod held_body;
 mod memory;
-mod peers;
+mod open_streams;
 mod refusal;
 mod serve;
 mod server;
@@ -27,6 +27,7 @@ pub use counts::StreamCounts;
 pub use ext_proc_stream::{ExtProcStream, StreamAction};
 pub use framing::{ENVELOPE_BYTES_MAX, MESSAGE_BYTES_MAX};
 pub use memory::{HELD_BYTES_MAX, MemoryAccount, MemoryExceeded, StreamMemory};
+pub use open_streams::ExpiringStream;
 pub use serve::ExtProcListener;
 pub use server::{ExtProcServer, ServedPool, ServedPoolState};
 pub use session::{BODY_MS_MAX, SILENCE_MS_MAX, SessionAction, StreamSession};
@@ -71,11 +72,12 @@ pub const STREAMS_PER_CONNECTION_MAX: u32 = 4_096;
 /// arrives, unless its proxy takes no answers.
 pub const STREAM_WINDOW_BYTES: u32 = 256 << 10;
 
-/// Read-ahead of a connection, in bytes: a gigabyte a second where a round trip takes a millisecond. This much memory a connection can take that we
-/// do not account for.
+/// Read-ahead of a connection, in bytes: a gigabyte a second where a round trip takes a
+/// millisecond. A connection can take this much memory that is not accounted for.
 pub const CONNECTION_WINDOW_BYTES: u32 = 1 << 20;
 
-/// The longest header list of a gRPC request, in bytes: its metadata is two short names. Each open stream may send that much.
+/// The longest header list of a gRPC request, in bytes: its metadata is two short names. Each open
+/// stream may send that much.
 pub const METADATA_BYTES_MAX: u32 = 16 << 10;
 
 /// The only method.
@@ -84,17 +86,17 @@ const METHOD: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
 /// Serves ext_proc streams.
 #[derive(Clone, Debug)]
 pub struct ExtProcService {
-    front: Arc<ExtProcServer>,
+    server: Arc<ExtProcServer>,
     single: Arc<ExchangeSettings>,
     list: Arc<ExchangeSettings>,
     format: DestinationFormat,
     shutdown: Shutdown,
 }
 
-/// A stream and what brings its bytes.
+/// A stream, and the source of its bytes.
 struct StreamTransport {
-    talk: Arc<StreamSession>,
-    front: Arc<ExtProcServer>,
+    session: Arc<StreamSession>,
+    server: Arc<ExtProcServer>,
     pool: Arc<ServedPool>,
     inbound: Body,
     shutdown: Shutdown,
@@ -104,16 +106,16 @@ struct StreamTransport {
 // === impl ExtProcService ===
 
 impl ExtProcService {
-    /// Decides by what `front` knows.
+    /// Decides with the state of `server`.
     #[must_use]
-    pub fn new(front: Arc<ExtProcServer>, settings: &ExchangeSettings, shutdown: Shutdown) -> Self {
+    pub fn new(server: Arc<ExtProcServer>, settings: &ExchangeSettings, shutdown: Shutdown) -> Self {
         let with = |format| {
             let mut settings = settings.clone();
             settings.destination.format = format;
             Arc::new(settings)
         };
         let (single, list) = (with(DestinationFormat::Single), with(DestinationFormat::List));
-        Self { front, single, list, format: settings.destination.format, shutdown }
+        Self { server, single, list, format: settings.destination.format, shutdown }
     }
 
     fn pool(&self, metadata: &MetadataMap, authority: &str) -> Result<Arc<ServedPool>, Status> {
@@ -125,7 +127,7 @@ impl ExtProcService {
                  Service or a port of its own, or name the pool in the gRPC metadata {POOL}"
             ),
         };
-        let pool = self.front.pool(name).or_else(|| if name.is_none() { self.front.pool_of_service(authority) } else { None });
+        let pool = self.server.pool(name).or_else(|| if name.is_none() { self.server.pool_of_service(authority) } else { None });
         pool.cloned().ok_or_else(|| Status::invalid_argument(why()))
     }
 
@@ -156,13 +158,13 @@ impl ExtProcService {
         if parts.uri.path() != METHOD {
             return Err(Status::unimplemented("the method is Process"));
         }
-        if self.front.streams().open() >= STREAMS_MAX {
+        if self.server.streams().open() >= STREAMS_MAX {
             return Err(Status::resource_exhausted(format!("the picker serves {STREAMS_MAX} streams already")));
         }
         let metadata = MetadataMap::from_headers(parts.headers);
         let pool = self.pool(&metadata, parts.uri.authority().map_or("", |authority| authority.as_str()))?;
-        let talk = StreamSession::new(&self.front, &pool, self.settings(&metadata)?);
-        Ok(StreamTransport { talk, front: Arc::clone(&self.front), pool, inbound, shutdown: self.shutdown.clone(), ended: false })
+        let session = StreamSession::new(&self.server, &pool, self.settings(&metadata)?);
+        Ok(StreamTransport { session, server: Arc::clone(&self.server), pool, inbound, shutdown: self.shutdown.clone(), ended: false })
     }
 }
 
@@ -181,8 +183,8 @@ impl Service<http::Request<Body>> for ExtProcService {
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
         ready(Ok(match self.stream(request) {
-            Ok(line) => {
-                let mut response = http::Response::new(Body::new(StreamBody::new(stream::unfold(line, StreamTransport::next))));
+            Ok(transport) => {
+                let mut response = http::Response::new(Body::new(StreamBody::new(stream::unfold(transport, StreamTransport::next))));
                 response.headers_mut().insert(http::header::CONTENT_TYPE, GRPC_CONTENT_TYPE);
                 response
             }
@@ -194,13 +196,14 @@ impl Service<http::Request<Body>> for ExtProcService {
 // === impl StreamTransport ===
 
 impl StreamTransport {
-    /// The next frame, and what comes after it. No task and no queue of its own: a stream that is dropped is a conversation that is over.
+    /// The next frame, and the rest of the stream. It has no task and no queue of its own, so
+    /// dropping it ends it.
     async fn next(mut self) -> Option<(Result<Frame<Bytes>, Status>, Self)> {
         if self.ended {
             return None;
         }
         loop {
-            match self.talk.next() {
+            match self.session.next() {
                 SessionAction::Send(bytes) => return Some((Ok(Frame::data(bytes)), self)),
                 SessionAction::Listen => self.read_frame().await,
                 SessionAction::Wait(deadline) => {
@@ -220,19 +223,19 @@ impl StreamTransport {
     async fn read_frame(&mut self) {
         tokio::select! {
             frame = self.inbound.frame() => match frame.and_then(Result::ok) {
-                Some(frame) => if let Some(bytes) = frame.data_ref() { self.talk.receive(bytes) },
-                // An end in error is one too: the proxy has left.
-                None => self.talk.close(),
+                Some(frame) => if let Some(bytes) = frame.data_ref() { self.session.receive(bytes) },
+                // An error is an end too: the proxy has left.
+                None => self.session.close(),
             },
-            () = self.talk.wait_for_wake() => {}
+            () = self.session.wait_for_wake() => {}
             // A clean end of the stream lets the proxy go on without the picker.
-            () = self.shutdown.begun(), if self.talk.is_dispensable() => self.talk.close(),
+            () = self.shutdown.begun(), if self.session.is_dispensable() => self.session.close(),
         }
     }
 
     async fn wait_for_state(&mut self, deadline: Timestamp) -> StreamAction {
-        let waited = tokio::time::timeout_at(self.front.instant_of(deadline), self.pool.state()).await;
-        self.talk.retry(if waited.is_ok() { self.front.now() } else { self.front.now().max(deadline) })
+        let waited = tokio::time::timeout_at(self.server.instant_of(deadline), self.pool.state()).await;
+        self.session.retry(if waited.is_ok() { self.server.now() } else { self.server.now().max(deadline) })
     }
 }
 
@@ -240,7 +243,7 @@ impl StreamTransport {
 fn trailers(status: &Status) -> HeaderMap {
     let mut trailers = HeaderMap::new();
     if status.add_header(&mut trailers).is_err() {
-        trailers.insert("grpc-status", HeaderValue::from_static("13")); // its words do not fit a header
+        trailers.insert("grpc-status", HeaderValue::from_static("13")); // its text does not fit a header
     }
     trailers
 }
@@ -252,15 +255,15 @@ mod tests {
 
     #[tokio::test]
     async fn more_streams_than_are_served_are_refused_at_once() {
-        let front = ExtProcServer::new(&["p".into()]);
-        let mut server = ExtProcService::new(Arc::clone(&front), &ExchangeSettings::default(), shutdown::channel().1);
+        let server = ExtProcServer::new(&["p".into()]);
+        let mut service = ExtProcService::new(Arc::clone(&server), &ExchangeSettings::default(), shutdown::channel().1);
         let mut status = async || {
             let request = http::Request::post(METHOD).body(Body::empty()).unwrap();
-            Status::from_header_map(server.call(request).await.unwrap().headers())
+            Status::from_header_map(service.call(request).await.unwrap().headers())
         };
         assert!(status().await.is_none());
         for _ in 0..STREAMS_MAX {
-            front.streams().begin();
+            server.streams().begin();
         }
         assert_eq!(status().await.unwrap().code(), tonic::Code::ResourceExhausted);
     }

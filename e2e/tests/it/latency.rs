@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use pool_state::OBSERVATION_BYTES;
+use proto::observation::OBSERVATION_BYTES;
 use proto::state::state_service_client::StateServiceClient;
 use proto::state::{self, daemon_message::Message, proxy_message};
 use scheduler::latency::LatencyModel;

@@ -4,7 +4,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use pool_state::{EncodedObservation, OBSERVATION_BYTES};
+use proto::observation::{EncodedObservation, OBSERVATION_BYTES};
 use scheduler::latency::LatencyModel;
 use scheduler::latency::learn::LatencyLearner;
 

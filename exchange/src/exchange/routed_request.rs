@@ -431,9 +431,7 @@ impl RoutedRequest {
         if outcome.status >= 400 {
             row.error(outcome.status);
         }
-        row.prompt_tokens += u64::from(outcome.usage.prompt_tokens.unwrap_or(0));
-        row.completion_tokens += u64::from(outcome.usage.completion_tokens.unwrap_or(0));
-        row.cached_tokens += u64::from(outcome.usage.cached_tokens.unwrap_or(0));
+        row.tokens.add(&outcome.usage);
         if let Some(ttft) = outcome.ttft_ms {
             row.ttft_ms.record(ttft as f64, &DURATION_BOUNDS_MS);
         }

@@ -340,9 +340,9 @@ impl ExchangeScript {
                     m.running,
                     m.request_bytes,
                     m.response_bytes,
-                    m.prompt_tokens,
-                    m.completion_tokens,
-                    m.cached_tokens,
+                    m.tokens.prompt,
+                    m.tokens.completion,
+                    m.tokens.cached,
                     m.errors
                 )
             })

@@ -420,7 +420,7 @@ fn what_engines_report_adds_up() {
         exchange.end(&mut pool, ms(3));
     }
     let [row] = pool.counters().models() else { panic!("one model") };
-    assert_eq!((row.requests, row.running, row.prompt_tokens, row.completion_tokens, row.cached_tokens), (2, 0, 200, 10, 50));
+    assert_eq!((row.requests, row.running, row.tokens.prompt, row.tokens.completion, row.tokens.cached), (2, 0, 200, 10, 50));
     assert_eq!(row.response_bytes, 2 * body.len() as u64);
 }
 

@@ -13,6 +13,7 @@ use switchpoint::fake::{FakeHost, pool_update_message};
 use switchpoint::host::{BodyBuffer, Host};
 use switchpoint::http::HttpStreamContext;
 use switchpoint::state::VmState;
+use switchpoint::state::snapshot_store::SharedSnapshotStore;
 
 #[derive(Arbitrary, Debug)]
 struct Step {
@@ -84,7 +85,7 @@ fuzz_target!(|steps: Vec<Step>| {
                 let version = scheduler::Version { term: 1, sequence: u64::from(sequence) };
                 let replica = vm.borrow().replica("default").unwrap();
                 let pool_update = pool_update_message("default", version, &ADDRESSES[..usize::from(endpoints) % 4]);
-                let _ = replica.borrow().store.publish_pool_update(&host, 1, version, &pool_update, host.now());
+                let _ = SharedSnapshotStore::new("default").publish_pool_update(&host, 1, version, &pool_update, host.now());
                 replica.borrow_mut().refresh(&host).unwrap();
             }
             CallbackEvent::Tick => {

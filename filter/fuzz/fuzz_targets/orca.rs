@@ -11,6 +11,7 @@ use switchpoint::fake::{FakeHost, metrics_message, pool_update_message};
 use switchpoint::host::Host;
 use switchpoint::http::HttpStreamContext;
 use switchpoint::state::VmState;
+use switchpoint::state::snapshot_store::SharedSnapshotStore;
 
 fuzz_target!(|report: &[u8]| {
     let host = FakeHost::new();
@@ -19,13 +20,10 @@ fuzz_target!(|report: &[u8]| {
     vm.borrow_mut().configure(1, Rc::clone(&config));
     let version = scheduler::Version { term: 1, sequence: 1 };
     let replica = vm.borrow().replica("default").unwrap();
-    replica
-        .borrow()
-        .store
-        .publish_pool_update(&host, 1, version, &pool_update_message("default", version, &["10.0.0.1:1"]), host.now())
+    SharedSnapshotStore::new("default").publish_pool_update(&host, 1, version, &pool_update_message("default", version, &["10.0.0.1:1"]), host.now())
         .unwrap();
     let metrics = metrics_message("default", version, 1, &[1.0]);
-    replica.borrow().store.publish_metrics(&host, 1, (version, 1), &metrics, host.now()).unwrap();
+    SharedSnapshotStore::new("default").publish_metrics(&host, 1, (version, 1), &metrics, host.now()).unwrap();
     replica.borrow_mut().refresh(&host).unwrap();
     *host.http.request.borrow_mut() = vec![(":method".into(), "GET".into()), (":path".into(), "/v1/models".into())];
     let mut stream = HttpStreamContext::new(10, host.clone(), vm, config);

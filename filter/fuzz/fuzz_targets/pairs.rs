@@ -12,6 +12,7 @@ use switchpoint::host::Host;
 use switchpoint::http::HttpStreamContext;
 use switchpoint::pairs::{HeaderPairs, serialize};
 use switchpoint::state::VmState;
+use switchpoint::state::snapshot_store::SharedSnapshotStore;
 
 const HINT: &str = "metadata.filter_metadata.envoy.lb.subset_hint.x-gateway-destination-endpoint-subset";
 const ADDRESSES: [&str; 3] = ["10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1"];
@@ -31,10 +32,7 @@ fuzz_target!(|bytes: &[u8]| {
     vm.borrow_mut().configure(1, Rc::clone(&config));
     let version = scheduler::Version { term: 1, sequence: 1 };
     let replica = vm.borrow().replica("default").unwrap();
-    replica
-        .borrow()
-        .store
-        .publish_pool_update(&host, 1, version, &pool_update_message("default", version, &ADDRESSES), host.now())
+    SharedSnapshotStore::new("default").publish_pool_update(&host, 1, version, &pool_update_message("default", version, &ADDRESSES), host.now())
         .unwrap();
     replica.borrow_mut().refresh(&host).unwrap();
     host.properties.borrow_mut().insert(HINT.into(), bytes.to_vec());

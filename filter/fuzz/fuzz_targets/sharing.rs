@@ -16,6 +16,7 @@ use switchpoint::fake::{FakeHost, encode, pool_update_message};
 use switchpoint::host::{BodyBuffer, Host, WriteCondition};
 use switchpoint::http::HttpStreamContext;
 use switchpoint::state::VmState;
+use switchpoint::state::snapshot_store::SharedSnapshotStore;
 
 #[derive(Arbitrary, Debug)]
 enum SharingEvent {
@@ -85,7 +86,7 @@ impl World {
         let version = scheduler::Version { term: 1, sequence: u64::from(sequence) };
         let pool_update = pool_update_message("default", version, &ADDRESSES[..usize::from(endpoints) % 4]);
         let replica = self.vms[0].borrow().replica("default").unwrap();
-        let _ = replica.borrow().store.publish_pool_update(&self.host, 1, version, &pool_update, self.host.now());
+        let _ = SharedSnapshotStore::new("default").publish_pool_update(&self.host, 1, version, &pool_update, self.host.now());
         for vm in &self.vms {
             let replica = vm.borrow().replica("default").unwrap();
             replica.borrow_mut().refresh(&self.host).unwrap();

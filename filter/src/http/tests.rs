@@ -40,7 +40,9 @@ impl HttpWorld {
         let version = Version { term: 1, sequence: 1 };
         let replica = self.vm.borrow().replica(pool).unwrap();
         let pool_update = pool_update_message(pool, version, &["10.0.0.1:8000", "10.0.0.2:8000"]);
-        replica.borrow().store.publish_pool_update(&self.host, 1, version, &pool_update, Timestamp(1)).unwrap();
+        crate::state::snapshot_store::SharedSnapshotStore::new(&replica.borrow().name)
+            .publish_pool_update(&self.host, 1, version, &pool_update, Timestamp(1))
+            .unwrap();
         replica.borrow_mut().refresh(&self.host).unwrap();
     }
 
@@ -339,7 +341,7 @@ fn the_ready_path_tells_of_all_pools() {
     assert_eq!(ask(), r#"reply 200 {"ready":true}"#);
     // More workers than VM slots: it serves all the same, and reports it.
     for vm_slot in 0..crate::state::vm_table::VM_SLOTS_MAX as u64 + 2 {
-        let row = crate::state::vm_table::VmEntry { vm: 1_000 + vm_slot, heartbeat: world.host.now(), queue: 0, serves: true };
+        let row = proto::shared_data::VmEntry { vm: 1_000 + vm_slot, heartbeat: world.host.now(), queue: 0, serves: true };
         crate::state::vm_table::VmTable::write_heartbeat(&world.host, row).unwrap();
     }
     // A VM that serves leaves a free lease to the others for a while.

@@ -7,57 +7,48 @@
 //! often.
 
 use exchange::Timestamp;
+use proto::shared_data::{CRASH_DIGESTS_MAX, CrashRecord, DecodingMark};
 
-use super::words;
 use crate::host::{Host, WriteCondition};
 
-/// The mark of the message that is being decoded: [VM, digest].
+/// The key of the [`DecodingMark`].
 const MARK: &str = "switchpoint/1/decoding";
-/// The losses: [time of the last, digest of each, newest first].
+/// The key of the [`CrashRecord`].
 const KEY: &str = "switchpoint/1/crash_guard";
-/// How many digests are remembered: each stands for a lost VM, and a daemon that sends so many
-/// different ones has another problem.
-const CRASH_GUARD_MAX: usize = 8;
 /// The pause after the first loss, in ms; it doubles with each further one.
 const PAUSE_MS: u64 = 10_000;
 
-/// Fields that differ each time the same is sent, as the way to them from [`proto::state::DaemonMessage`]: versions, sequences and ages.
+/// Fields that differ each time the same content is sent, each as the path of field numbers from
+/// [`proto::state::DaemonMessage`]: versions, sequences and ages.
 const VOLATILE: &[&[u32]] = &[&[2, 2], &[2, 3, 7], &[3, 2], &[3, 3]];
 
 /// Which messages crashed a VM that decoded them, as far as a leader knows.
 #[derive(Debug, Default)]
 pub struct CrashGuard {
-    lost_at: Timestamp,
-    digests: Vec<u64>,
+    record: CrashRecord,
 }
 
 // === impl CrashGuard ===
 
 impl CrashGuard {
-    /// Reads what former leaders met, when a VM becomes leader. The second value says whether the
-    /// last of them was lost to a message.
+    /// Reads what former leaders recorded, when a VM becomes leader. The second value says whether
+    /// the last of them was lost to a message.
     #[must_use]
     pub fn load<H: Host>(host: &H, vm: u64, now: Timestamp) -> (Self, bool) {
-        let mut crash_guard = match read(host, KEY).split_first() {
-            Some((lost_at, digests)) => Self { lost_at: Timestamp(*lost_at), digests: digests.to_vec() },
-            None => Self::default(),
-        };
-        let lost = match read(host, MARK).as_slice() {
-            &[holder, digest] if holder != vm => {
-                crash_guard.record_crash(host, digest, now);
-                true
-            }
-            _ => false,
-        };
+        let mut crash_guard = Self { record: CrashRecord::from_bytes(&read(host, KEY)) };
+        let mark = DecodingMark::from_bytes(&read(host, MARK)).filter(|mark| mark.vm != vm);
+        if let Some(mark) = mark {
+            crash_guard.record_crash(host, mark.digest, now);
+        }
         let _ = host.share(MARK, &[], WriteCondition::Any);
-        (crash_guard, lost)
+        (crash_guard, mark.is_some())
     }
 
     /// When the daemon may be contacted again.
     #[must_use]
     pub fn pause_ends(&self) -> Timestamp {
-        match u32::try_from(self.digests.len()) {
-            Ok(losses @ 1..) => self.lost_at.plus_ms(PAUSE_MS << losses.saturating_sub(1).min(16)),
+        match u32::try_from(self.record.digests.len()) {
+            Ok(losses @ 1..) => self.record.lost_at.plus_ms(PAUSE_MS << losses.saturating_sub(1).min(16)),
             _ => Timestamp(0),
         }
     }
@@ -65,29 +56,26 @@ impl CrashGuard {
     /// Decodes under the mark; `None` when the message crashed a VM before.
     pub fn decode_guarded<H: Host, T>(&self, host: &H, vm: u64, message: &[u8], decode: impl FnOnce() -> T) -> Option<T> {
         let digest = content(message);
-        if self.digests.contains(&digest) {
+        if self.record.digests.contains(&digest) {
             return None;
         }
-        let _ = host.share(MARK, &words::write(&[vm, digest], &[]), WriteCondition::Any);
+        let _ = host.share(MARK, &DecodingMark { vm, digest }.to_bytes(), WriteCondition::Any);
         let decoded = decode();
         let _ = host.share(MARK, &[], WriteCondition::Any);
         Some(decoded)
     }
 
     fn record_crash<H: Host>(&mut self, host: &H, digest: u64, now: Timestamp) {
-        self.lost_at = now;
-        self.digests.retain(|d| *d != digest);
-        self.digests.insert(0, digest);
-        self.digests.truncate(CRASH_GUARD_MAX);
-        let row: Vec<u64> = std::iter::once(now.0).chain(self.digests.iter().copied()).collect();
-        let _ = host.share(KEY, &words::write(&row, &[]), WriteCondition::Any);
+        self.record.lost_at = now;
+        self.record.digests.retain(|d| *d != digest);
+        self.record.digests.insert(0, digest);
+        self.record.digests.truncate(CRASH_DIGESTS_MAX);
+        let _ = host.share(KEY, &self.record.to_bytes(), WriteCondition::Any);
     }
 }
 
-fn read<H: Host>(host: &H, key: &str) -> Vec<u64> {
-    let bytes = host.shared(key).ok().flatten().map(|shared| shared.bytes).unwrap_or_default();
-    let (words, _) = bytes.as_chunks::<{ words::WORD }>();
-    words.iter().take(CRASH_GUARD_MAX.saturating_add(1)).map(|word| u64::from_le_bytes(*word)).collect()
+fn read<H: Host>(host: &H, key: &str) -> Vec<u8> {
+    host.shared(key).ok().flatten().map(|shared| shared.bytes).unwrap_or_default()
 }
 
 /// A digest of a message without what differs each time it is sent; for bytes that are no message,
@@ -96,8 +84,8 @@ fn read<H: Host>(host: &H, key: &str) -> Vec<u64> {
 fn content(message: &[u8]) -> u64 {
     let mut lasting = Vec::with_capacity(message.len());
     match collect(message, &mut Vec::new(), &mut lasting) {
-        Some(()) => words::digest(&lasting),
-        None => words::digest(message),
+        Some(()) => digest(&lasting),
+        None => digest(message),
     }
 }
 
@@ -132,6 +120,18 @@ fn varint(bytes: &[u8]) -> Option<(u64, &[u8])> {
     let end = bytes.iter().take(10).position(|byte| byte & 0x80 == 0)?;
     let (digits, rest) = bytes.split_at_checked(end.checked_add(1)?)?;
     Some((digits.iter().rev().fold(0, |value, digit| (value << 7) | u64::from(digit & 0x7f)), rest))
+}
+
+/// A digest that distinguishes messages, not a cryptographic one: FNV-1a over words (the last one
+/// filled up with zeros) and the length.
+fn digest(bytes: &[u8]) -> u64 {
+    const PRIME: u64 = 0x0000_0100_0000_01b3;
+    const BASIS: u64 = 0xcbf2_9ce4_8422_2325;
+    let mix = |hash: u64, word: u64| (hash ^ word).wrapping_mul(PRIME).rotate_left(23);
+    let (chunks, tail) = bytes.as_chunks::<{ proto::words::WORD }>();
+    let hash = chunks.iter().fold(BASIS, |hash, chunk| mix(hash, u64::from_le_bytes(*chunk)));
+    let last = tail.iter().rev().fold(0, |word, &byte| (word << 8) | u64::from(byte));
+    mix(mix(hash, last), bytes.len() as u64)
 }
 
 #[cfg(test)]
@@ -176,7 +176,7 @@ mod tests {
         let host = FakeHost::new();
         assert_eq!(CrashGuard::load(&host, 1, NOW).0.pause_ends(), Timestamp(0));
         for (digest, seconds) in [(1_u64, 10), (2, 20), (3, 40)] {
-            host.share(MARK, &words::write(&[1000, digest], &[]), WriteCondition::Any).unwrap();
+            host.share(MARK, &DecodingMark { vm: 1000, digest }.to_bytes(), WriteCondition::Any).unwrap();
             assert_eq!(CrashGuard::load(&host, 1, NOW).0.pause_ends(), NOW.plus_ms(seconds * 1_000));
         }
     }
@@ -188,13 +188,13 @@ mod tests {
         let metrics = |sequence, queue| metrics_message("p", Version { term: 1, sequence }, sequence, &[queue]);
         assert_eq!(content(&metrics(1, 5.0)), content(&metrics(9, 5.0)));
         assert_ne!(content(&metrics(1, 5.0)), content(&metrics(1, 6.0)));
-        assert_eq!(content(b"\xff\xff"), words::digest(b"\xff\xff"));
+        assert_eq!(content(b"\xff\xff"), digest(b"\xff\xff"));
     }
 
     #[test]
-    fn a_vm_that_leaders_again_is_not_its_own_victim() {
+    fn a_vm_that_leads_again_ignores_its_own_mark() {
         let host = FakeHost::new();
-        host.share(MARK, &words::write(&[7, 7], &[]), WriteCondition::Any).unwrap();
+        host.share(MARK, &DecodingMark { vm: 7, digest: 7 }.to_bytes(), WriteCondition::Any).unwrap();
         assert!(!CrashGuard::load(&host, 7, NOW).1);
     }
 
@@ -202,10 +202,26 @@ mod tests {
     fn memory_of_crash_guard_is_bounded() {
         let host = FakeHost::new();
         for digest in 1..100_u64 {
-            host.share(MARK, &words::write(&[1000, digest], &[]), WriteCondition::Any).unwrap();
+            host.share(MARK, &DecodingMark { vm: 1000, digest }.to_bytes(), WriteCondition::Any).unwrap();
             let (crash_guard, lost) = CrashGuard::load(&host, 1, NOW);
-            assert!(lost && crash_guard.digests.len() <= CRASH_GUARD_MAX && crash_guard.digests[0] == digest);
+            assert!(lost && crash_guard.record.digests.len() <= CRASH_DIGESTS_MAX && crash_guard.record.digests[0] == digest);
         }
+    }
+
+    #[test]
+    fn digests_see_every_byte_and_the_length() {
+        let base = vec![7_u8; 41];
+        let mut all = vec![digest(&base), digest(&base[..40]), digest(&[])];
+        for i in 0..base.len() {
+            let mut other = base.clone();
+            other[i] ^= 1;
+            all.push(digest(&other));
+        }
+        all.push(digest(&[&base[..], &[0]].concat()));
+        let count = all.len();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), count);
     }
 
     proptest::proptest! {

@@ -1,7 +1,7 @@
 //! Elects the leader of the process: the VM that holds the daemon's stream and writes its messages
 //! into shared data.
 //!
-//! The lease is one shared value, [epoch, holder, expiry], changed only by compare-and-swap on the
+//! The lease is one shared value, a [`LeaseValue`], changed only by compare-and-swap on the
 //! process's monotonic clock. Every change of holder raises the epoch, and everything a leader
 //! writes carries its epoch: a leader that was stalled longer than its lease cannot roll anything
 //! back.
@@ -11,8 +11,8 @@
 //! hands over to one that does not.
 
 use exchange::Timestamp;
+use proto::shared_data::LeaseValue;
 
-use super::words;
 use crate::host::{Host, Result, WriteCondition};
 
 /// The key of the lease.
@@ -40,14 +40,6 @@ pub struct LeaderElection {
 struct HeldLease {
     epoch: u64,
     since: Timestamp,
-    until: Timestamp,
-}
-
-/// The shared value.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct LeaseValue {
-    epoch: u64,
-    holder: u64,
     until: Timestamp,
 }
 
@@ -98,9 +90,9 @@ impl LeaderElection {
             return;
         }
         for _ in 0..TRIES_MAX {
-            match LeaseValue::load(host) {
+            match load(host) {
                 Ok((record, expect)) if record.holder == self.vm => {
-                    if next(record).store(host, expect).is_ok() {
+                    if store(host, next(record), expect).is_ok() {
                         return;
                     }
                 }
@@ -111,7 +103,7 @@ impl LeaderElection {
 
     fn contend<H: Host>(&mut self, host: &H, serves: bool, term_ms: u64, now: Timestamp) -> Option<u64> {
         for _ in 0..TRIES_MAX {
-            let Ok((record, expect)) = LeaseValue::load(host) else { break };
+            let Ok((record, expect)) = load(host) else { break };
             let mine = record.holder == self.vm && record.until > now;
             if !mine && !self.can_take(record, serves, now) {
                 self.held_lease = None;
@@ -119,7 +111,7 @@ impl LeaderElection {
             }
             let epoch = if mine { record.epoch } else { record.epoch.saturating_add(1) };
             let until = now.plus_ms(term_ms);
-            if (LeaseValue { epoch, holder: self.vm, until }).store(host, expect).is_ok() {
+            if store(host, LeaseValue { epoch, holder: self.vm, until }, expect).is_ok() {
                 let since = self.held_lease.filter(|held| held.epoch == epoch).map_or(now, |held| held.since);
                 self.held_lease = Some(HeldLease { epoch, since, until });
                 self.free_since = None;
@@ -141,22 +133,17 @@ impl LeaderElection {
     }
 }
 
-// === impl LeaseValue ===
+// === the shared value ===
 
-impl LeaseValue {
-    fn load<H: Host>(host: &H) -> Result<(Self, WriteCondition)> {
-        Ok(match host.shared(KEY)? {
-            None => (Self::default(), WriteCondition::Absent),
-            Some(shared) => {
-                let record = words::read(&shared.bytes).map(|[epoch, holder, until]| Self { epoch, holder, until: Timestamp(until) });
-                (record.unwrap_or_default(), WriteCondition::Token(shared.token))
-            }
-        })
-    }
+fn load<H: Host>(host: &H) -> Result<(LeaseValue, WriteCondition)> {
+    Ok(match host.shared(KEY)? {
+        None => (LeaseValue::default(), WriteCondition::Absent),
+        Some(shared) => (LeaseValue::from_bytes(&shared.bytes).unwrap_or_default(), WriteCondition::Token(shared.token)),
+    })
+}
 
-    fn store<H: Host>(self, host: &H, expect: WriteCondition) -> Result<()> {
-        host.share(KEY, &words::write(&[self.epoch, self.holder, self.until.0], &[]), expect)
-    }
+fn store<H: Host>(host: &H, lease: LeaseValue, expect: WriteCondition) -> Result<()> {
+    host.share(KEY, &lease.to_bytes(), expect)
 }
 
 #[cfg(test)]
@@ -171,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn one_leaders_and_renews() {
+    fn one_vm_leads_and_renews() {
         let host = FakeHost::new();
         let (mut a, mut b) = (LeaderElection::new(1), LeaderElection::new(2));
         assert_eq!(a.poll(&host, false, TERM, at(0)), Some(1));
@@ -182,13 +169,13 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_leader_is_followed_within_the_lease_and_cannot_come_back() {
+    fn a_dead_leader_is_replaced_within_the_lease_and_cannot_come_back() {
         let host = FakeHost::new();
         let (mut a, mut b) = (LeaderElection::new(1), LeaderElection::new(2));
         assert_eq!(a.poll(&host, false, TERM, at(0)), Some(1));
         assert_eq!(b.poll(&host, false, TERM, at(2_999)), None);
         assert_eq!(b.poll(&host, false, TERM, at(3_000)), Some(2));
-        assert!(!a.holds(at(3_000)), "its own clock tells the old leader");
+        assert!(!a.holds(at(3_000)), "by its own clock the old leader knows");
         assert_eq!(a.poll(&host, false, TERM, at(3_100)), None);
     }
 
@@ -209,7 +196,7 @@ mod tests {
         let (mut worker, mut main) = (LeaderElection::new(1), LeaderElection::new(2));
         assert_eq!(worker.poll(&host, true, TERM, at(0)), None);
         assert_eq!(worker.poll(&host, true, TERM, at(499)), None);
-        assert_eq!(worker.poll(&host, true, TERM, at(500)), Some(1), "nobody else wanted it");
+        assert_eq!(worker.poll(&host, true, TERM, at(500)), Some(1), "no other VM took it");
         worker.resign(&host);
         assert_eq!(main.poll(&host, false, TERM, at(501)), Some(2));
     }

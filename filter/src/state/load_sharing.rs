@@ -14,15 +14,17 @@
 //! for ever.
 
 use exchange::{ManagedPool, Timestamp};
-use pool_state::{Ejection, LoadReportHead, OwnLoadReport, PeerLoadReport};
+use pool_state::peers::take_peer_report;
+use pool_state::{LoadReportHead, OwnLoadReport, PeerLoadReport, PeerReport};
+use proto::shared_data::{RemotePeers, RingPosition};
 use proto::{placements, state};
 
-use super::placement_ring::{PlacementRingReader, PlacementRingWriter, ReadBudget, RingPosition};
+use super::placement_ring::{PlacementRingReader, PlacementRingWriter, ReadBudget};
 use super::vm_table::VmTable;
 use crate::host::{Host, WriteCondition};
 
-/// A report that was not written for this long does not count: ten ticks, at each of which a VM
-/// with anything outstanding writes. So a VM that trapped with open streams leaves nothing behind.
+/// A report that was not written for this long does not count: ten ticks. A VM with anything
+/// outstanding writes at each tick, so a VM that trapped with open streams leaves nothing behind.
 pub const ROW_EXPIRY_MS: u64 = 1_000;
 /// At a pick, reports of others are read again if the last reading is this old, ms ...
 const ROWS_MS: u64 = 2;
@@ -68,41 +70,45 @@ pub struct VmContext<'a> {
     pub vm_table: &'a VmTable,
 }
 
-/// What the report of all other proxies says in place of a ring.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct RemotePeers {
-    /// Proxies of the pool, this one included.
-    proxies: u32,
-    /// How many other proxies reported lately.
-    active: u32,
-    /// The age of their reports on arrival, µs.
-    delay_us: u32,
-}
-
 /// The state for one pool.
 #[derive(Debug)]
 pub struct LoadSharing {
     pool: Box<str>,
-    /// This VM's slot, and the key of its report.
-    own: Option<(u16, String)>,
+    own: PublishedLoad,
     /// By VM slot.
     peers: Vec<PeerVm>,
     /// The other proxies together, as the leader reports them.
     outside: PeerVm,
-    ring: PlacementRingWriter,
-    published_ring: RingPosition,
-    row: OwnLoadReport,
-    /// The count of the pool's changes that were published, and when.
-    published: Option<(u64, Timestamp)>,
     /// How many others pick.
     picking: u64,
-    rows_at: Option<Timestamp>,
-    slow_rows_at: Option<Timestamp>,
-    rings_at: Option<Timestamp>,
+    read: ReadTimes,
     /// When a loss in a ring was last noticed.
     lost_at: Option<Timestamp>,
     /// Whether the sum of the others matches the reports last read and the current pool update.
     summed: bool,
+}
+
+/// What this VM publishes.
+#[derive(Debug)]
+struct PublishedLoad {
+    /// This VM's slot, and the key of its report.
+    place: Option<(u16, String)>,
+    report: OwnLoadReport,
+    ring: PlacementRingWriter,
+    /// The count of the pool's changes that were published.
+    changes: Option<u64>,
+    ring_position: RingPosition,
+}
+
+/// When this VM last read; `None` before the first time.
+#[derive(Debug, Default)]
+struct ReadTimes {
+    /// The reports of VMs that pick.
+    reports: Option<Timestamp>,
+    /// All other reports.
+    slow_reports: Option<Timestamp>,
+    /// The rings.
+    rings: Option<Timestamp>,
 }
 
 /// Another VM.
@@ -111,12 +117,9 @@ struct PeerVm {
     key: String,
     /// The token of the last write that was read.
     token: Option<u32>,
-    row: PeerLoadReport,
-    /// The VM in the slot; 0 if none.
-    vm: u64,
+    report: PeerReport,
     /// Whether it picks, as far as known.
     serves: bool,
-    expiry_ms: u64,
     ring: PlacementRingReader,
 }
 
@@ -128,21 +131,17 @@ impl LoadSharing {
     pub fn new(pool: &str) -> Self {
         Self {
             pool: pool.into(),
-            own: None,
-            peers: Vec::new(),
-            outside: PeerVm {
-                vm: LoadReportHead::OUTSIDE,
-                expiry_ms: proto::SHARE_EXPIRY_MS,
-                ..PeerVm::new(format!("switchpoint/1/pool/{pool}/row/outside"))
+            own: PublishedLoad {
+                place: None,
+                report: OwnLoadReport::default(),
+                ring: PlacementRingWriter::new(pool),
+                changes: None,
+                ring_position: RingPosition::default(),
             },
-            ring: PlacementRingWriter::new(pool),
-            published_ring: RingPosition::default(),
-            row: OwnLoadReport::default(),
-            published: None,
+            peers: Vec::new(),
+            outside: PeerVm::new(format!("switchpoint/1/pool/{pool}/row/outside"), PeerReport::of_proxies()),
             picking: 0,
-            rows_at: None,
-            slow_rows_at: None,
-            rings_at: None,
+            read: ReadTimes::default(),
             lost_at: None,
             summed: false,
         }
@@ -157,70 +156,69 @@ impl LoadSharing {
     /// it keeps counting.
     pub fn publish<H: Host>(&mut self, host: &H, me: VmContext<'_>, pool: &mut ManagedPool, now: Timestamp, moment: SharingOccasion) {
         let changes = pool.changes();
-        let news = match self.published {
+        let is_news = match self.own.changes {
             None => changes > 0,
-            Some((told, _)) => told != changes || (moment == SharingOccasion::Tick && !self.row.is_idle()),
+            Some(published) => published != changes || (moment == SharingOccasion::Tick && !self.own.report.is_idle()),
         };
-        if !news && self.published_ring == self.ring.position() {
+        if !is_news && self.own.ring_position == self.own.ring.position() {
             return;
         }
         self.set_vm_slot(me);
+        let own = &mut self.own;
         for placement in pool.take_placements() {
-            self.ring.append(host, placement.endpoint, &placement.blocks, placement.known);
+            own.ring.append(host, placement.endpoint, &placement.blocks, placement.known);
         }
-        self.ring.flush(host);
-        if let Some((_, key)) = &self.own {
-            let head = LoadReportHead { vm: me.vm, written: now, ring: self.ring.position().to_word() };
+        own.ring.flush(host);
+        if let Some((_, key)) = &own.place {
+            let head = LoadReportHead { vm: me.vm, written: now, ring: own.ring.position().to_word() };
             // If the host refuses, the next change or tick publishes it.
-            let told = host.share(key, pool.write_load_report(&mut self.row, head), WriteCondition::Any).is_ok();
-            self.published = told.then_some((changes, now)).or(self.published);
-            self.published_ring = self.ring.position();
+            let is_published = host.share(key, pool.write_load_report(&mut own.report, head), WriteCondition::Any).is_ok();
+            own.changes = is_published.then_some(changes).or(own.changes);
+            own.ring_position = own.ring.position();
         }
     }
 
     /// Forwards the reports of the other proxies, with their age, to all VMs; [`Self::publish`]
     /// must follow. Only the leader calls it.
-    pub fn forward_peers<H: Host>(&mut self, host: &H, me: VmContext<'_>, peers: state::PeerLoad, delay_us: u32, now: Timestamp) {
-        let mut row = peers.row;
-        let outside = RemotePeers { proxies: peers.proxies, active: peers.active, delay_us };
-        // In place of a ring.
-        if (LoadReportHead { vm: LoadReportHead::OUTSIDE, written: now, ring: outside.to_word() }).receive(&mut row) {
+    pub fn forward_peers<H: Host>(&mut self, host: &H, me: VmContext<'_>, mut peers: state::PeerLoad, delay_us: u32, now: Timestamp) {
+        let in_place_of_ring = RemotePeers::of_message(&peers, delay_us).to_word();
+        if let Some(report) = take_peer_report(&mut peers, in_place_of_ring, now) {
             // If the host refuses, the report is sent again in a few ms.
-            let _ = host.share(&self.outside.key, &row, WriteCondition::Any);
+            let _ = host.share(&self.outside.key, &report, WriteCondition::Any);
         }
         self.set_vm_slot(me);
         for (endpoint, blocks) in placements::each(&peers.placements) {
             // All of it counts as known: it came from other proxies and must not go back.
-            self.ring.append(host, endpoint, &blocks, u32::MAX);
+            self.own.ring.append(host, endpoint, &blocks, u32::MAX);
         }
-        self.ring.flush(host);
+        self.own.ring.flush(host);
     }
 
     /// Whether other processes or VMs pick whose placements do not arrive here: another proxy that
-    /// has reported nothing for long while the daemon is silent too (its last message was at
-    /// `heard`), or a VM in whose ring something was lost lately.
+    /// has reported nothing for long while the daemon is silent too (its last metrics were received
+    /// at `metrics_at`), or a VM in whose ring something was lost lately.
     #[must_use]
-    pub fn are_peers_unreachable(&self, heard: Option<Timestamp>, now: Timestamp) -> bool {
+    pub fn are_peers_unreachable(&self, metrics_at: Option<Timestamp>, now: Timestamp) -> bool {
         let long_since = |at: Option<Timestamp>| at.is_none_or(|at| now.ms_since(at) >= proto::SHARE_EXPIRY_MS);
-        let told = self.outside.row.head().written;
-        (self.remote_peers().proxies > 1 && long_since(heard) && long_since(Some(told))) || !long_since(self.lost_at)
+        let reported_at = self.outside.report().head().written;
+        (self.remote_peers().proxies > 1 && long_since(metrics_at) && long_since(Some(reported_at))) || !long_since(self.lost_at)
     }
 
     /// The reports of the other VMs of this process, as last read.
-    pub fn rows(&self) -> impl Iterator<Item = &PeerLoadReport> {
-        self.peers.iter().map(|peer| &peer.row)
+    pub fn reports(&self) -> impl Iterator<Item = &PeerLoadReport> {
+        self.peers.iter().map(PeerVm::report)
     }
 
     /// The ring positions of all VMs, this one included: VM slot, VM, position.
     pub fn rings(&self) -> impl Iterator<Item = (u16, u64, RingPosition)> + '_ {
-        let ring = |(vm_slot, peer): (u16, &PeerVm)| (vm_slot, peer.vm, RingPosition::of_word(peer.row.head().ring));
-        let own = self.own.as_ref().map(|(vm_slot, _)| (*vm_slot, self.ring.vm(), self.ring.position()));
-        (0_u16..).zip(&self.peers).filter(|(_, peer)| peer.has_vm_slot()).map(ring).chain(own)
+        let ring = |(vm_slot, peer): (u16, &PeerVm)| (vm_slot, peer.report.writer(), peer.ring_position());
+        let own = self.own.place.as_ref().map(|(vm_slot, _)| (*vm_slot, self.own.ring.vm(), self.own.ring.position()));
+        (0_u16..).zip(&self.peers).filter(|(_, peer)| peer.report.is_from_writer()).map(ring).chain(own)
     }
 
     /// What is known about the other proxies.
     fn remote_peers(&self) -> RemotePeers {
-        RemotePeers::of_word(self.outside.row.head().ring)
+        RemotePeers::of_word(self.outside.report().head().ring)
     }
 
     /// Reads what the others published, as far as it is due. Returns how much of their rings was
@@ -237,14 +235,14 @@ impl LoadSharing {
         let spread_ms = self.picking / ROWS_A_MS;
         let (rows_ms, rings_ms) =
             if moment == SharingOccasion::Pick { (ROWS_MS, RINGS_AT_PICK_MS) } else { (ROWS_AT_END_MS, RINGS_AT_END_MS) };
-        let rings = due(self.rings_at, rings_ms.max(spread_ms)) && pool.prefixes().bytes() > 0;
-        if rings || due(self.rows_at, rows_ms.max(spread_ms)) {
-            self.rows_at = Some(now);
+        let rings = due(self.read.rings, rings_ms.max(spread_ms)) && pool.prefixes().bytes() > 0;
+        if rings || due(self.read.reports, rows_ms.max(spread_ms)) {
+            self.read.reports = Some(now);
             // Without other proxies, only their return has to be noticed.
             let slow_ms = if self.remote_peers().proxies > 1 { SLOW_ROWS_MS } else { RINGS_AT_PICK_MS };
-            let slow = rings || due(self.slow_rows_at, slow_ms) || !self.summed;
+            let slow = rings || due(self.read.slow_reports, slow_ms) || !self.summed;
             if slow {
-                self.slow_rows_at = Some(now);
+                self.read.slow_reports = Some(now);
             }
             self.receive_load_reports(host, me, pool, now, slow);
         }
@@ -254,7 +252,7 @@ impl LoadSharing {
     /// This VM shares nothing any more, or has no VM slot: no other VM counts here.
     #[cold]
     pub fn forget_peers(&mut self, pool: &mut ManagedPool) {
-        if self.rows_at.take().is_some() {
+        if self.read.reports.take().is_some() {
             self.summed = false;
             pool.recount_load_reports([]);
             pool.estimate_peer_picks(0, 0, Timestamp(0));
@@ -265,30 +263,32 @@ impl LoadSharing {
     /// Forgets when it last published and read, for measurements.
     #[cfg(feature = "drill")]
     pub fn reset(&mut self) {
-        (self.published, self.rows_at, self.slow_rows_at, self.rings_at) = (None, None, self.slow_rows_at, None);
+        self.own.changes = None;
+        (self.read.reports, self.read.rings) = (None, None);
     }
 
     fn set_vm_slot(&mut self, me: VmContext<'_>) {
-        if self.own.as_ref().is_none_or(|(vm_slot, _)| *vm_slot != me.vm_slot) {
-            self.own = Some((me.vm_slot, key(&self.pool, me.vm_slot)));
+        if self.own.place.as_ref().is_none_or(|(vm_slot, _)| *vm_slot != me.vm_slot) {
+            self.own.place = Some((me.vm_slot, key(&self.pool, me.vm_slot)));
         }
-        self.ring.sit(me.vm, me.vm_slot);
+        self.own.ring.set_vm_slot(me.vm, me.vm_slot);
     }
 
     /// Reads the reports of VMs that pick, and those of all others when that is due.
     fn receive_load_reports<H: Host>(&mut self, host: &H, me: VmContext<'_>, pool: &mut ManagedPool, now: Timestamp, slow: bool) {
         for peer in &mut self.peers {
-            peer.vm = 0;
+            peer.report.set_writer(0);
         }
         self.picking = 0;
         for (vm_slot, row) in me.vm_table.alive(now).filter(|(_, row)| row.vm != me.vm) {
             while self.peers.len() <= usize::from(vm_slot) {
                 let vm_slot = u16::try_from(self.peers.len()).unwrap_or(u16::MAX);
-                self.peers.push(PeerVm::new(key(&self.pool, vm_slot)));
+                self.peers.push(PeerVm::new(key(&self.pool, vm_slot), PeerReport::of_vm(ROW_EXPIRY_MS)));
             }
             self.picking = self.picking.saturating_add(u64::from(row.serves));
             if let Some(peer) = self.peers.get_mut(usize::from(vm_slot)) {
-                (peer.vm, peer.serves) = (row.vm, row.serves);
+                peer.report.set_writer(row.vm);
+                peer.serves = row.serves;
             }
         }
         let mut slos = false;
@@ -296,13 +296,13 @@ impl LoadSharing {
             slos |= peer.receive(host, pool, now, slow);
         }
         let outside = self.remote_peers();
-        let stands_for = if self.outside.counts(now) { outside.active } else { 0 };
+        let stands_for = if self.outside.report.is_current(now) { outside.active } else { 0 };
         pool.estimate_peer_picks(stands_for, u64::from(outside.delay_us), now);
-        let rows = self.peers.iter().chain([&self.outside]).map(|peer| &peer.row);
+        let reports = self.peers.iter().chain([&self.outside]).map(PeerVm::report);
         if !std::mem::replace(&mut self.summed, true) {
-            pool.recount_load_reports(rows);
+            pool.recount_load_reports(reports);
         } else if slos {
-            pool.recompute_peer_slos(rows);
+            pool.recompute_peer_slos(reports);
         }
     }
 
@@ -314,16 +314,16 @@ impl LoadSharing {
         };
         let (mut budget, mut all) = (ReadBudget { blocks, gaps: 0 }, true);
         for (vm_slot, peer) in (0_u16..).zip(&mut self.peers) {
-            if peer.has_vm_slot() {
-                let end = RingPosition::of_word(peer.row.head().ring);
-                all &= peer.ring.read(host, (&self.pool, vm_slot, peer.vm), end, &mut budget, |record| {
+            if peer.report.is_from_writer() {
+                let end = peer.ring_position();
+                all &= peer.ring.read(host, (&self.pool, vm_slot, peer.report.writer()), end, &mut budget, |record| {
                     pool.record_peer_placement(record.endpoint, record.blocks, now);
                     record.blocks.len()
                 });
             }
         }
         if all {
-            self.rings_at = Some(now);
+            self.read.rings = Some(now);
         }
         if budget.gaps > 0 {
             self.lost_at = Some(now);
@@ -337,62 +337,33 @@ fn key(pool: &str, vm_slot: u16) -> String {
     format!("switchpoint/1/pool/{pool}/row/{vm_slot}")
 }
 
-// === impl RemotePeers ===
-
-impl RemotePeers {
-    fn to_word(self) -> u64 {
-        let short = |count: u32| u64::from(count.min(0xffff));
-        short(self.proxies) | short(self.active) << 16 | u64::from(self.delay_us) << 32
-    }
-
-    fn of_word(word: u64) -> Self {
-        let [a, b, c, d, delay @ ..] = word.to_le_bytes();
-        let short = |bytes| u32::from(u16::from_le_bytes(bytes));
-        Self { proxies: short([a, b]), active: short([c, d]), delay_us: u32::from_le_bytes(delay) }
-    }
-}
-
 // === impl PeerVm ===
 
 impl PeerVm {
-    fn new(key: String) -> Self {
-        Self {
-            key,
-            token: None,
-            row: PeerLoadReport::default(),
-            vm: 0,
-            serves: false,
-            expiry_ms: ROW_EXPIRY_MS,
-            ring: PlacementRingReader::default(),
-        }
+    fn new(key: String, report: PeerReport) -> Self {
+        Self { key, token: None, report, serves: false, ring: PlacementRingReader::default() }
     }
 
-    /// Whether the report is from the VM in the slot.
-    fn has_vm_slot(&self) -> bool {
-        self.vm != 0 && self.row.head().vm == self.vm
+    fn report(&self) -> &PeerLoadReport {
+        self.report.report()
     }
 
-    fn counts(&self, now: Timestamp) -> bool {
-        self.has_vm_slot() && now.ms_since(self.row.head().written) < self.expiry_ms
+    fn ring_position(&self) -> RingPosition {
+        RingPosition::of_word(self.report().head().ring)
     }
 
     /// Reads the report if it was written since the last time; a slow one only when it is due.
     /// Returns whether SLOs must be computed again.
     fn receive<H: Host>(&mut self, host: &H, pool: &mut ManagedPool, now: Timestamp, slow: bool) -> bool {
-        let little = self.vm == LoadReportHead::OUTSIDE || (!self.serves && self.token.is_some() && self.row.is_idle());
-        let shared = if self.vm == 0 || (little && !slow) { None } else { host.shared(&self.key).ok().flatten() };
+        let writer = self.report.writer();
+        let is_slow = writer == LoadReportHead::OUTSIDE || (!self.serves && self.token.is_some() && self.report().is_idle());
+        let shared = if writer == 0 || (is_slow && !slow) { None } else { host.shared(&self.key).ok().flatten() };
         let mut slos = false;
         if let Some(shared) = shared.filter(|shared| self.token != Some(shared.token)) {
             self.token = Some(shared.token);
-            let counts = self.row.counts();
-            slos = pool.read_load_report(&mut self.row, shared.bytes, counts);
-            if self.has_vm_slot() {
-                let outside = self.vm == LoadReportHead::OUTSIDE;
-                self.row.ejections().for_each(|told| pool.learn_ejection(Ejection { outside: told.outside || outside, ..told }, now));
-            }
+            slos = self.report.read(pool, shared.bytes, now);
         }
-        let counts = self.counts(now);
-        pool.count_load_report(&mut self.row, counts) | slos
+        self.report.count(pool, now) | slos
     }
 }
 

@@ -6,21 +6,15 @@
 //! sees by the numbers what was lost and what it already has. Learning from a sample is as good as
 //! learning from everything, so no writer waits: the oldest rows are overwritten.
 
-use pool_state::OBSERVATION_BYTES;
+use proto::observation::OBSERVATION_BYTES;
+use proto::shared_data::{OBSERVATION_SEGMENT_ROWS as SEGMENT_ROWS, SegmentHead};
 use proto::state;
 
-use super::words::{self, WORD};
 use crate::host::{Host, WriteCondition};
 
-/// Rows of a segment: 3 to 4 KB, which its VM writes again at the end of each request (about 1 µs,
-/// when no request waits).
-const SEGMENT_ROWS: u64 = 32;
 /// Segments of a ring. With reads every 100 ms it has room for 5,000 requests a second in each VM
 /// and pool.
 const SEGMENTS: u64 = 16;
-/// Words at the head of a segment: its VM, and the number of its first row.
-const HEAD: usize = 2;
-
 /// A VM's own ring.
 #[derive(Debug, Default)]
 pub struct ObservationRingWriter {
@@ -61,7 +55,7 @@ impl ObservationRingWriter {
                     self.flush(host, pool);
                 }
                 self.segment.clear();
-                words::append(&mut self.segment, &[vm, self.next]);
+                SegmentHead { vm, number: self.next }.append(&mut self.segment);
             }
             self.segment.extend_from_slice(&row);
             self.next = self.next.saturating_add(1);
@@ -86,7 +80,7 @@ impl ObservationRingReader {
         if self.vm != vm {
             *self = Self { vm, next: 0 };
         }
-        let mut told = state::Observations { pool: pool.to_owned(), vm_id: vm, first: self.next, rows: Vec::new() };
+        let mut message = state::Observations { pool: pool.to_owned(), vm_id: vm, first: self.next, rows: Vec::new() };
         // Twice: once around to find the oldest, once to read.
         for _ in 0..SEGMENTS.saturating_mul(2) {
             let Some((first, rows)) = segment(host, &key(pool, vm_slot, self.next), vm) else { break };
@@ -95,22 +89,22 @@ impl ObservationRingReader {
                 let oldest = first.saturating_sub(SEGMENTS.saturating_sub(1).saturating_mul(SEGMENT_ROWS));
                 self.next = oldest.max(begun.saturating_add(SEGMENT_ROWS));
                 // Rows before the gap go alone, because numbers in a message are consecutive.
-                if !told.rows.is_empty() {
+                if !message.rows.is_empty() {
                     break;
                 }
-                told.first = self.next;
+                message.first = self.next;
                 continue;
             }
             let known = usize::try_from(self.next.saturating_sub(begun)).unwrap_or(usize::MAX).saturating_mul(OBSERVATION_BYTES);
             let new = rows.get(known..).filter(|_| first == begun).unwrap_or_default();
-            told.rows.extend_from_slice(new);
+            message.rows.extend_from_slice(new);
             let count = new.len().checked_div(OBSERVATION_BYTES).unwrap_or(0) as u64;
             self.next = self.next.saturating_add(count);
             if count == 0 || !self.next.is_multiple_of(SEGMENT_ROWS) {
                 break;
             }
         }
-        (!told.rows.is_empty()).then_some(told)
+        (!message.rows.is_empty()).then_some(message)
     }
 }
 
@@ -118,12 +112,12 @@ impl ObservationRingReader {
 /// invalid.
 fn segment<H: Host>(host: &H, key: &str, vm: u64) -> Option<(u64, Vec<u8>)> {
     let shared = host.shared(key).ok()??;
-    let ([writer, first], rows) = words::split::<HEAD>(&shared.bytes)?;
-    let sound = writer == vm
-        && first.is_multiple_of(SEGMENT_ROWS)
+    let (head, rows) = SegmentHead::split(&shared.bytes)?;
+    let is_valid = head.vm == vm
+        && head.number.is_multiple_of(SEGMENT_ROWS)
         && rows.len().is_multiple_of(OBSERVATION_BYTES)
         && (rows.len().checked_div(OBSERVATION_BYTES).unwrap_or(0) as u64) <= SEGMENT_ROWS;
-    sound.then(|| (first, shared.bytes.get(HEAD.saturating_mul(WORD)..).unwrap_or_default().to_vec()))
+    is_valid.then(|| (head.number, rows.to_vec()))
 }
 
 #[cfg(test)]
@@ -146,9 +140,9 @@ mod tests {
 
     /// The number of the first row, and the contents of all.
     fn read(host: &FakeHost, reader: &mut ObservationRingReader) -> Option<(u64, Vec<u64>)> {
-        let told = reader.read(host, AT)?;
-        let rows = told.rows.as_chunks::<OBSERVATION_BYTES>().0;
-        Some((told.first, rows.iter().map(|row| u64::from_le_bytes(row[..8].try_into().unwrap())).collect()))
+        let message = reader.read(host, AT)?;
+        let rows = message.rows.as_chunks::<OBSERVATION_BYTES>().0;
+        Some((message.first, rows.iter().map(|row| u64::from_le_bytes(row[..8].try_into().unwrap())).collect()))
     }
 
     #[test]
@@ -179,7 +173,7 @@ mod tests {
         assert_eq!(got, (room..2 * room).collect::<Vec<_>>());
         assert_eq!(host.shared.borrow().len() as u64, SEGMENTS, "a fixed set of names");
         let largest = state::Observations { rows: vec![0; got.len() * OBSERVATION_BYTES], ..state::Observations::default() };
-        assert!(largest.rows.len() <= pool_state::OBSERVATIONS_MAX * OBSERVATION_BYTES, "no message is more than the daemon takes");
+        assert!(largest.rows.len() <= proto::observation::OBSERVATIONS_MAX * OBSERVATION_BYTES, "no message is more than the daemon takes");
     }
 
     #[test]
@@ -189,7 +183,10 @@ mod tests {
         read(&host, &mut reader);
         let mut new = ObservationRingWriter::default();
         new.append(&host, ("p", 2, 8), [row(900)]);
-        assert_eq!(reader.read(&host, ("p", 2, 8)).map(|told| (told.vm_id, told.first, told.rows.len())), Some((8, 0, OBSERVATION_BYTES)));
+        assert_eq!(
+            reader.read(&host, ("p", 2, 8)).map(|message| (message.vm_id, message.first, message.rows.len())),
+            Some((8, 0, OBSERVATION_BYTES))
+        );
         assert_eq!(read(&host, &mut reader), None, "of the one that is gone");
     }
 
@@ -213,7 +210,7 @@ mod tests {
             let (host, mut reader) = (FakeHost::new(), ObservationRingReader::default());
             let head = if whole { [7, head.1 / SEGMENT_ROWS * SEGMENT_ROWS] } else { [head.0, head.1] };
             for segment in 0..SEGMENTS {
-                host.share(&key("p", 2, segment * SEGMENT_ROWS), &words::write(&head, &bytes), WriteCondition::Any).unwrap();
+                host.share(&key("p", 2, segment * SEGMENT_ROWS), &proto::words::write(&head, &bytes), WriteCondition::Any).unwrap();
             }
             for _ in 0..3 {
                 let _ = reader.read(&host, AT);

@@ -8,38 +8,21 @@
 //! uses rendezvous endpoints for cold prompts, as every VM does that lost something
 //! ([`super::load_sharing`]).
 
-use scheduler::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
+use proto::shared_data::{PlacementEntry, RECORD_BLOCKS_MAX, RingPosition, SEGMENT_HEAD_BYTES, SegmentHead};
+use scheduler::EndpointRef;
 
-use super::words::{self, WORD};
 use crate::host::{Host, WriteCondition};
 
-/// Bytes of a segment. Its VM writes it again with each placement, at 0.15 µs and little more; a reader pays 0.8 µs for it.
+/// Bytes of a segment. Its VM writes it again with each placement, which takes about 0.15 µs; a
+/// reader takes 0.8 µs for it.
 const SEGMENT_BYTES_MAX: usize = 8 << 10;
-/// Bits of a position's word for the number of bytes written in its segment.
-const BYTES_BITS: u32 = 16;
 /// Segments of a ring: 1 MB for each VM and pool that picks, 300 prompts of 400 blocks. A worker
 /// that does not pick reads at ticks of 100 ms, so one that picks may place 3,000 such prompts a
 /// second.
 pub const SEGMENTS: u64 = 128;
-/// The most blocks of a record: a longer prompt has several records. A record of this size fits
-/// into a segment.
-const RECORD_BLOCKS_MAX: usize = 1_000;
-/// Words at the head of a segment.
-const HEAD: usize = 2;
-/// Words at the head of a record.
-const RECORD_HEAD: usize = 2;
 /// What reading a segment costs of a reader's budget, in blocks: the host call, about as long as so
 /// many inserts.
 const LOOK_BLOCKS: usize = 32;
-
-/// How far a ring is written: the newest segment, and how many bytes it has.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct RingPosition {
-    /// Grows by one with each segment begun; 0 is before the first.
-    pub segment: u64,
-    /// Bytes in it.
-    pub bytes: u32,
-}
 
 /// A VM's own ring.
 #[derive(Debug)]
@@ -85,40 +68,6 @@ fn key(pool: &str, vm_slot: u16, segment: u64) -> String {
     format!("switchpoint/1/pool/{pool}/ring/{vm_slot}/{}", segment % SEGMENTS)
 }
 
-fn place(endpoint: EndpointRef) -> u64 {
-    u64::from(endpoint.slot.0) | u64::from(endpoint.generation.0) << 32
-}
-
-/// The endpoint of a word; `None` for a slot that no snapshot has.
-fn endpoint(word: u64) -> Option<EndpointRef> {
-    let (slot, generation) = halves(word);
-    let slot = u16::try_from(slot).ok().filter(|slot| usize::from(*slot) < ENDPOINTS_MAX)?;
-    Some(EndpointRef { slot: Slot(slot), generation: Generation(generation) })
-}
-
-#[expect(clippy::cast_possible_truncation, reason = "halves of a word")]
-fn halves(word: u64) -> (u32, u32) {
-    (word as u32, (word >> 32) as u32)
-}
-
-// === impl RingPosition ===
-
-impl RingPosition {
-    /// As one word: [`BYTES_BITS`] for the bytes of a segment, the rest for segments, which never
-    /// run out.
-    #[must_use]
-    pub fn to_word(self) -> u64 {
-        u64::from(self.bytes) | self.segment << BYTES_BITS
-    }
-
-    /// The position in a word; any word is one.
-    #[must_use]
-    pub fn of_word(word: u64) -> Self {
-        let segment = word >> BYTES_BITS;
-        Self { segment, bytes: halves(word & !(segment << BYTES_BITS)).0 }
-    }
-}
-
 // === impl PlacementRingWriter ===
 
 impl PlacementRingWriter {
@@ -128,8 +77,8 @@ impl PlacementRingWriter {
         Self { pool: pool.into(), vm: 0, vm_slot: 0, position: RingPosition::default(), segment: Vec::new() }
     }
 
-    /// The VM and its VM slot: where it writes from now on.
-    pub fn sit(&mut self, vm: u64, vm_slot: u16) {
+    /// Sets the VM and its VM slot: where it writes from now on.
+    pub fn set_vm_slot(&mut self, vm: u64, vm_slot: u16) {
         if (self.vm, self.vm_slot) != (vm, vm_slot) {
             (self.vm, self.vm_slot) = (vm, vm_slot);
             self.segment.clear();
@@ -155,15 +104,13 @@ impl PlacementRingWriter {
         // Other workers learn of the pick even if the prompt was not read, because the order of
         // picks counts.
         for piece in blocks.chunks(RECORD_BLOCKS_MAX).chain(blocks.is_empty().then_some(blocks)) {
-            let bytes = piece.len().saturating_add(RECORD_HEAD).saturating_mul(WORD);
-            if self.segment.is_empty() || self.segment.len().saturating_add(bytes) > SEGMENT_BYTES_MAX {
+            if self.segment.is_empty() || self.segment.len().saturating_add(PlacementEntry::bytes(piece.len())) > SEGMENT_BYTES_MAX {
                 self.flush(host);
                 self.begin();
             }
             let known_here = known.min(piece.len());
             known = known.saturating_sub(known_here);
-            words::append(&mut self.segment, &[place(endpoint), piece.len() as u64 | (known_here as u64) << 32]);
-            words::append(&mut self.segment, piece);
+            PlacementEntry::append(&mut self.segment, endpoint, piece, u32::try_from(known_here).unwrap_or(u32::MAX));
         }
     }
 
@@ -179,7 +126,7 @@ impl PlacementRingWriter {
     fn begin(&mut self) {
         self.position.segment = self.position.segment.wrapping_add(1);
         self.segment.clear();
-        words::append(&mut self.segment, &[self.vm, self.position.segment]);
+        SegmentHead { vm: self.vm, number: self.position.segment }.append(&mut self.segment);
     }
 }
 
@@ -235,25 +182,22 @@ impl PlacementRingReader {
         take: &mut impl FnMut(PlacementRecord<'_>) -> usize,
     ) -> Option<bool> {
         let shared = host.shared(key).ok()??;
-        let ([vm, number], _) = words::split::<HEAD>(&shared.bytes)?;
-        if (vm, number) != (self.vm, self.at.segment) {
+        let (head, _) = SegmentHead::split(&shared.bytes)?;
+        if head != (SegmentHead { vm: self.vm, number: self.at.segment }) {
             return None;
         }
-        let begun = (self.at.bytes as usize).max(HEAD.saturating_mul(WORD));
+        let begun = (self.at.bytes as usize).max(SEGMENT_HEAD_BYTES);
         let mut rest = shared.bytes.get(begun..)?;
         let mut blocks = Vec::new();
         while !rest.is_empty() {
             if budget.blocks == 0 {
                 return Some(false);
             }
-            let ([at, counts], tail) = words::split::<RECORD_HEAD>(rest)?;
-            let (count, known) = halves(counts);
-            let count = usize::try_from(count).ok().filter(|count| *count <= RECORD_BLOCKS_MAX)?;
-            let (body, tail) = tail.split_at_checked(count.checked_mul(WORD)?)?;
+            let (entry, tail) = PlacementEntry::split(rest)?;
             blocks.clear();
-            blocks.extend(body.as_chunks::<WORD>().0.iter().map(|word| u64::from_le_bytes(*word)));
-            let taken =
-                take(PlacementRecord { endpoint: endpoint(at)?, blocks: &blocks, new: blocks.get(known as usize..).unwrap_or_default() });
+            blocks.extend(entry.blocks.iter().map(|word| u64::from_le_bytes(*word)));
+            let new = blocks.get(entry.known as usize..).unwrap_or_default();
+            let taken = take(PlacementRecord { endpoint: entry.endpoint, blocks: &blocks, new });
             budget.blocks = budget.blocks.saturating_sub(taken.max(1));
             rest = tail;
             self.at.bytes = u32::try_from(shared.bytes.len().saturating_sub(rest.len())).ok()?;
@@ -277,7 +221,7 @@ mod tests {
 
     fn writer() -> PlacementRingWriter {
         let mut writer = PlacementRingWriter::new("p");
-        writer.sit(7, 2);
+        writer.set_vm_slot(7, 2);
         writer
     }
 
@@ -340,7 +284,8 @@ mod tests {
             assert_eq!(read(&host, &mut reader, told, PLENTY), (vec![(2, vec![i; 600])], 0, true), "{told:?}");
         }
         assert!(writer.position().segment > u64::from(u32::MAX));
-        const { assert!(SEGMENT_BYTES_MAX < 1 << BYTES_BITS) };
+        let full = RingPosition { segment: 1, bytes: u32::try_from(SEGMENT_BYTES_MAX).unwrap() };
+        assert_eq!(RingPosition::of_word(full.to_word()), full);
     }
 
     #[test]
@@ -400,7 +345,7 @@ mod tests {
         }
         read(&host, &mut reader, old.position(), PLENTY);
         let mut new = PlacementRingWriter::new("p");
-        new.sit(8, 2);
+        new.set_vm_slot(8, 2);
         new.append(&host, at(4), &[44], 0);
         new.flush(&host);
         let (mut budget, mut read) = (ReadBudget { blocks: PLENTY, gaps: 0 }, Vec::new());
@@ -415,7 +360,7 @@ mod tests {
     #[test]
     fn a_position_that_lies_costs_a_bounded_look() {
         let (host, mut reader) = (FakeHost::new(), PlacementRingReader::default());
-        for word in [u64::MAX, u64::MAX << BYTES_BITS, 1 << BYTES_BITS | 9, 5 << BYTES_BITS | 5] {
+        for word in [u64::MAX, u64::MAX << 16, 1 << 16 | 9, 5 << 16 | 5] {
             let end = RingPosition::of_word(word);
             let (got, gaps, all) = read(&host, &mut reader, end, PLENTY);
             assert_eq!((got.len(), u64::from(gaps) <= SEGMENTS, all), (0, true, true));
@@ -441,7 +386,7 @@ mod tests {
         #[test]
         fn any_bytes_in_a_segment_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..200), end: (u64, u32)) {
             let (host, mut reader) = (FakeHost::new(), PlacementRingReader::default());
-            let good = words::write(&[7, 1], &bytes);
+            let good = proto::words::write(&[7, 1], &bytes);
             for key in 0..SEGMENTS {
                 host.share(&super::key("p", 2, key), &good, WriteCondition::Any).unwrap();
             }

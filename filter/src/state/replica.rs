@@ -1,23 +1,23 @@
 //! One pool in one VM: the daemon's state as this VM has applied it, beside the VM's own state.
 //!
-//! A replica changes only in [`PoolReplica::install`] and [`PoolReplica::install_metrics`], as a
-//! whole or not at all, and never while a request is being decided (a VM that replaced a lost one
-//! does it before its first). Both take the result of [`decode`]: the leader decodes messages from
-//! the daemon, every other VM those in the snapshot store.
+//! A replica changes only in [`PoolReplica::apply`], as a whole or not at all, and never while a
+//! request is being decided (a VM that replaced a lost one applies the state before its first
+//! request). What is applied is the result of [`decode`]: the leader decodes messages from the
+//! daemon, every other VM those in the snapshot store.
 
 use std::ops::Deref;
 
 use exchange::{ManagedPool, Timestamp};
-use pool_state::{CountHistogram, DURATION_BOUNDS_MS, EncodedObservation};
-use prost::Message;
-use proto::state::{self, daemon_message};
-use scheduler::{Snapshot, Version};
+use pool_state::{Applied, AppliedVersions, CountHistogram, DURATION_BOUNDS_MS, DaemonUpdate, EncodedObservation, RejectedMessage};
+use proto::shared_data::VmEntry;
+use proto::state;
+use scheduler::Version;
 
 use super::load_sharing::LoadSharing;
-use super::observation_ring;
+use super::observation_ring::{ObservationRingReader, ObservationRingWriter};
 use super::peer_publisher::PeerPublisher;
-use super::snapshot_store::{HeadReading, SharedSnapshotStore};
-use super::vm_table::{VmEntry, VmTable};
+use super::snapshot_store::{HeadReading, PublishError, SharedSnapshotStore, StoredMessage};
+use super::vm_table::VmTable;
 use crate::host::{Host, Result};
 
 /// One pool.
@@ -25,8 +25,6 @@ use crate::host::{Host, Result};
 pub struct PoolReplica {
     /// Its name with the daemon.
     pub name: Box<str>,
-    /// Where the leader publishes the daemon's messages.
-    pub store: SharedSnapshotStore,
     /// The state for decisions.
     pub pool: ManagedPool,
     /// Time a pick took, µs.
@@ -35,53 +33,29 @@ pub struct PoolReplica {
     pub sharing: LoadSharing,
     /// What this VM publishes to other proxies while it leads.
     pub peer_publisher: PeerPublisher,
+    /// Which of the daemon's messages are in force here.
+    applied: AppliedVersions,
+    /// Where the leader publishes pool updates and metrics.
+    snapshots: FollowedStore,
     /// Where the leader publishes learned models.
-    pub model_store: SharedSnapshotStore,
-    /// Writes the observations of this VM for the leader.
-    observed: observation_ring::ObservationRingWriter,
-    /// By VM slot, how far the leader has read the observations of the other VMs.
-    observed_by: Vec<observation_ring::ObservationRingReader>,
-    learned: Version,
-    model_head: Option<HeadReading>,
-    version: Version,
-    metrics_sequence: u64,
-    metrics_at: Option<Timestamp>,
+    models: FollowedStore,
+    observations: ObservationRings,
+}
+
+/// A snapshot store, and how far this VM has read it.
+#[derive(Debug)]
+struct FollowedStore {
+    store: SharedSnapshotStore,
+    /// The last head whose messages were applied or refused.
     head: Option<HeadReading>,
 }
 
-/// A decoded message of the daemon.
-#[derive(Debug)]
-pub enum DaemonUpdate {
-    /// The daemon's greeting.
-    Welcome(state::Welcome),
-    /// A whole pool but for its metrics.
-    PoolUpdate(Box<proto::PoolUpdate>),
-    /// A pool in force with other metrics.
-    Metrics {
-        /// Its name.
-        pool: String,
-        /// The snapshot in force, with these metrics.
-        snapshot: Box<Snapshot>,
-        /// Grows with every message of a term.
-        sequence: u64,
-    },
-    /// The load and placements of the other proxies of a pool.
-    Peers(state::PeerLoad),
-    /// The learned models of a pool.
-    Learned(Box<proto::LearnedModels>),
-    /// Nothing to us: of a pool we have no pool update of, or of a newer daemon.
-    Nothing,
-}
-
-/// A message that was refused whole. The daemon is at fault; the same message will be refused again.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RejectedMessage {
-    /// The pool it is of; empty when not even that could be read.
-    pub pool: String,
-    /// The version of the pool update it is, if it is one.
-    pub version: Option<state::Version>,
-    /// What is wrong with it.
-    pub why: String,
+/// The observations of this VM and, while it leads, of the others.
+#[derive(Debug, Default)]
+struct ObservationRings {
+    own: ObservationRingWriter,
+    /// By VM slot.
+    readers: Vec<ObservationRingReader>,
 }
 
 /// The result of reading the store.
@@ -97,7 +71,26 @@ pub struct RefreshOutcome {
     pub refused: bool,
 }
 
+// === impl FollowedStore ===
+
+impl FollowedStore {
+    fn new(store: SharedSnapshotStore) -> Self {
+        Self { store, head: None }
+    }
+
+    /// The head, if it has changed since the last one whose messages were read.
+    fn changed_head<H: Host>(&self, host: &H) -> Result<Option<HeadReading>> {
+        Ok(self.store.read_head(host)?.filter(|seen| self.head != Some(*seen)))
+    }
+}
+
 // === impl PoolReplica ===
+
+impl AsRef<ManagedPool> for PoolReplica {
+    fn as_ref(&self) -> &ManagedPool {
+        &self.pool
+    }
+}
 
 impl PoolReplica {
     /// A pool without state and without a prefix index: a tick, or the first request, creates the
@@ -106,45 +99,45 @@ impl PoolReplica {
     pub fn new(name: &str, seed: u64) -> Self {
         Self {
             name: name.into(),
-            store: SharedSnapshotStore::new(name),
             pool: ManagedPool::new(seed, 0),
             pick_us: CountHistogram::default(),
             sharing: LoadSharing::new(name),
             peer_publisher: PeerPublisher::default(),
-            model_store: SharedSnapshotStore::for_models(name),
-            observed: observation_ring::ObservationRingWriter::default(),
-            observed_by: Vec::new(),
-            learned: Version::default(),
-            model_head: None,
-            version: Version::default(),
-            metrics_sequence: 0,
-            metrics_at: None,
-            head: None,
+            applied: AppliedVersions::default(),
+            snapshots: FollowedStore::new(SharedSnapshotStore::new(name)),
+            models: FollowedStore::new(SharedSnapshotStore::for_models(name)),
+            observations: ObservationRings::default(),
         }
     }
 
-    /// Is anything known of the pool?
+    /// Whether the pool has state.
     #[must_use]
     pub fn has_state(&self) -> bool {
         self.pool.snapshot().is_some()
     }
 
-    /// The version in force here.
+    /// Which of the daemon's messages are in force here.
     #[must_use]
-    pub fn version(&self) -> Version {
-        self.version
+    pub fn applied(&self) -> &AppliedVersions {
+        &self.applied
     }
 
-    /// The newest metrics in force here.
+    /// The version of the pool update in force here.
     #[must_use]
-    pub fn metrics_sequence(&self) -> u64 {
-        self.metrics_sequence
+    pub fn version(&self) -> Version {
+        self.applied.pool_update()
     }
 
     /// When the metrics in force were received; `None` before any.
     #[must_use]
     pub fn metrics_at(&self) -> Option<Timestamp> {
-        self.metrics_at
+        self.applied.metrics_at()
+    }
+
+    /// The version of the pool update in the store; `None` when there is none.
+    #[must_use]
+    pub fn stored_version<H: Host>(&self, host: &H) -> Option<Version> {
+        self.snapshots.store.read_head(host).ok().flatten().map(|seen| seen.head.version)
     }
 
     /// Notes that a pick took `us` microseconds.
@@ -153,72 +146,93 @@ impl PoolReplica {
         self.pick_us.record(us as f64, &DURATION_BOUNDS_MS);
     }
 
-    /// Applies what is new in the store. A message that cannot be decoded stays there, and the
+    /// Publishes an update to the other VMs, as the bytes that the leader received.
+    ///
+    /// # Errors
+    /// [`PublishError`] says why not.
+    pub fn publish<H: Host>(
+        &self,
+        host: &H,
+        epoch: u64,
+        (update, message): (&DaemonUpdate, &[u8]),
+        now: Timestamp,
+    ) -> Result<(), PublishError> {
+        match update {
+            DaemonUpdate::PoolUpdate(pool_update) => {
+                self.snapshots.store.publish_pool_update(host, epoch, pool_update.snapshot.version(), message, now)
+            }
+            DaemonUpdate::Metrics { snapshot, sequence, .. } => {
+                self.snapshots.store.publish_metrics(host, epoch, (snapshot.version(), *sequence), message, now)
+            }
+            DaemonUpdate::Learned(learned) => self.models.store.publish_pool_update(host, epoch, learned.version, message, now),
+            DaemonUpdate::Welcome(_) | DaemonUpdate::Peers(_) | DaemonUpdate::Nothing => Ok(()),
+        }
+    }
+
+    /// Applies an update that the leader received at `received`.
+    pub fn apply(&mut self, update: DaemonUpdate, received: Timestamp) -> Applied {
+        let applied = self.applied.apply(&mut self.pool, update, received);
+        if applied == Applied::PoolUpdate {
+            self.sharing.pool_update_changed();
+        }
+        applied
+    }
+
+    /// Applies what is new in the stores. A message that cannot be decoded stays there, and the
     /// current state stays in force.
     ///
     /// # Errors
     /// The error of the host.
     pub fn refresh<H: Host>(&mut self, host: &H) -> Result<RefreshOutcome> {
-        let mut refreshed = self.refresh_models(host)?;
-        let Some(seen) = self.store.read_head(host)?.filter(|seen| self.head != Some(*seen)) else { return Ok(refreshed) };
+        let mut refreshed = RefreshOutcome::default();
+        self.refresh_models(host, &mut refreshed)?;
+        let Some(seen) = self.snapshots.changed_head(host)? else { return Ok(refreshed) };
         // A side that is being replaced is read again later; one that cannot be decoded is not.
         let mut settled = true;
-        if seen.head.version > self.version {
-            match self.store.pool_update(host, seen.head)? {
+        if seen.head.version > self.version() {
+            match self.snapshots.store.pool_update(host, seen.head)? {
                 None => settled = false,
-                Some(notice) => match decode(notice.message(), |_| None::<&Self>) {
-                    Ok(DaemonUpdate::PoolUpdate(pool_update)) => {
-                        self.install(*pool_update);
-                        refreshed.pool_update = true;
-                    }
-                    _ => refreshed.refused = true,
-                },
+                Some(stored) => self.apply_stored(&stored, &mut refreshed),
             }
         }
-        if seen.head.version == self.version && seen.head.metrics_sequence > self.metrics_sequence {
-            match self.store.metrics(host, seen.head)? {
+        if seen.head.version == self.version() && seen.head.metrics_sequence > self.applied.metrics_sequence() {
+            match self.snapshots.store.metrics(host, seen.head)? {
                 None => settled = false,
-                Some(notice) => match decode(notice.message(), |_| Some(&*self)) {
-                    Ok(DaemonUpdate::Metrics { snapshot, sequence, .. }) => {
-                        self.install_metrics(*snapshot, sequence, notice.received);
-                        refreshed.metrics = true;
-                    }
-                    _ => refreshed.refused = true,
-                },
+                Some(stored) => self.apply_stored(&stored, &mut refreshed),
             }
         }
-        self.head = settled.then_some(seen);
+        self.snapshots.head = settled.then_some(seen);
         Ok(refreshed)
     }
 
-    fn refresh_models<H: Host>(&mut self, host: &H) -> Result<RefreshOutcome> {
-        let mut refreshed = RefreshOutcome::default();
-        let Some(seen) = self.model_store.read_head(host)?.filter(|seen| self.model_head != Some(*seen)) else { return Ok(refreshed) };
-        let notice = if seen.head.version > self.learned { self.model_store.pool_update(host, seen.head)? } else { None };
-        // As with the pool update: a message that is being replaced is read again later, one that
-        // cannot be decoded is not.
-        self.model_head = (notice.is_some() || seen.head.version <= self.learned).then_some(seen);
-        if let Some(notice) = notice {
-            match decode(notice.message(), |_| None::<&Self>) {
-                Ok(DaemonUpdate::Learned(learned)) => {
-                    self.install_models(*learned);
-                    refreshed.learned = true;
-                }
-                _ => refreshed.refused = true,
-            }
+    fn refresh_models<H: Host>(&mut self, host: &H, refreshed: &mut RefreshOutcome) -> Result<()> {
+        let Some(seen) = self.models.changed_head(host)? else { return Ok(()) };
+        let is_newer = seen.head.version > self.applied.models();
+        let stored = if is_newer { self.models.store.pool_update(host, seen.head)? } else { None };
+        self.models.head = (stored.is_some() || !is_newer).then_some(seen);
+        stored.iter().for_each(|stored| self.apply_stored(stored, refreshed));
+        Ok(())
+    }
+
+    fn apply_stored(&mut self, stored: &StoredMessage, refreshed: &mut RefreshOutcome) {
+        let applied = decode(stored.message(), |_| Some(&*self)).map(|update| self.apply(update, stored.received));
+        match applied {
+            Ok(Applied::PoolUpdate) => refreshed.pool_update = true,
+            Ok(Applied::Metrics) => refreshed.metrics = true,
+            Ok(Applied::Models) => refreshed.learned = true,
+            Ok(Applied::Nothing) | Err(_) => refreshed.refused = true,
         }
-        Ok(refreshed)
     }
 
     /// The observations of the process's VMs since the last time: one message for each VM that has
     /// any.
     pub fn read_observations<H: Host>(&mut self, host: &H, vm_table: &VmTable, now: Timestamp) -> Vec<state::Observations> {
-        let Self { name, observed_by, .. } = self;
+        let Self { name, observations: ObservationRings { readers, .. }, .. } = self;
         let read = |(vm_slot, row): (u16, VmEntry)| {
-            while observed_by.len() <= usize::from(vm_slot) {
-                observed_by.push(observation_ring::ObservationRingReader::default());
+            while readers.len() <= usize::from(vm_slot) {
+                readers.push(ObservationRingReader::default());
             }
-            observed_by.get_mut(usize::from(vm_slot))?.read(host, (name, vm_slot, row.vm))
+            readers.get_mut(usize::from(vm_slot))?.read(host, (name, vm_slot, row.vm))
         };
         vm_table.alive(now).filter_map(read).collect()
     }
@@ -226,29 +240,7 @@ impl PoolReplica {
     /// Writes the observations of this VM for the leader.
     pub fn publish_observations<H: Host>(&mut self, host: &H, vm_slot: u16, vm: u64) {
         let (_, rows) = self.pool.take_observations();
-        self.observed.append(host, (&self.name, vm_slot, vm), rows.iter().map(EncodedObservation::to_bytes));
-    }
-
-    /// Takes over what was learned.
-    pub fn install_models(&mut self, learned: proto::LearnedModels) {
-        self.learned = learned.version;
-        self.pool.install_models(learned.step, learned.latency);
-    }
-
-    /// Takes over a pool update. Endpoints that stay keep their metrics until the next come.
-    pub fn install(&mut self, pool_update: proto::PoolUpdate) {
-        let proto::PoolUpdate { snapshot, hash_secret, staleness_max_ms, .. } = pool_update;
-        self.version = snapshot.version();
-        self.metrics_sequence = 0;
-        self.pool.install(snapshot, hash_secret, staleness_max_ms);
-        self.sharing.pool_update_changed();
-    }
-
-    /// Takes over metrics that were received at `at`.
-    pub fn install_metrics(&mut self, snapshot: Snapshot, sequence: u64, at: Timestamp) {
-        self.metrics_sequence = sequence;
-        self.metrics_at = Some(at);
-        self.pool.refresh(snapshot, at);
+        self.observations.own.append(host, (&self.name, vm_slot, vm), rows.iter().map(EncodedObservation::to_bytes));
     }
 }
 
@@ -260,35 +252,9 @@ pub fn decode<R: Deref<Target = PoolReplica>>(
     message: &[u8],
     find: impl FnOnce(&str) -> Option<R>,
 ) -> Result<DaemonUpdate, RejectedMessage> {
-    use daemon_message::Message::{LearnedModels, Metrics, PeerLoad, PoolUpdate, Welcome};
     #[cfg(feature = "drill")]
     crate::drill::obey(message);
-    let unreadable = |e: prost::DecodeError| RejectedMessage { pool: String::new(), version: None, why: e.to_string() };
-    match state::DaemonMessage::decode(message).map_err(unreadable)?.message {
-        Some(Welcome(welcome)) => Ok(DaemonUpdate::Welcome(welcome)),
-        Some(PeerLoad(peers)) => Ok(DaemonUpdate::Peers(peers)),
-        Some(LearnedModels(learned)) => {
-            let pool = learned.pool.clone();
-            let refused = |why: proto::InvalidState| RejectedMessage { pool, version: None, why: why.to_string() };
-            proto::learned(learned).map(|learned| DaemonUpdate::Learned(Box::new(learned))).map_err(refused)
-        }
-        Some(PoolUpdate(pool_update)) => {
-            let (pool, version) = (pool_update.pool.clone(), pool_update.version);
-            let refused = |why: proto::InvalidState| RejectedMessage { pool, version, why: why.to_string() };
-            proto::pool_update(pool_update).map(|pool_update| DaemonUpdate::PoolUpdate(Box::new(pool_update))).map_err(refused)
-        }
-        Some(Metrics(metrics)) => {
-            let Some(replica) = find(&metrics.pool) else { return Ok(DaemonUpdate::Nothing) };
-            let Some(snapshot) = replica.pool.snapshot() else { return Ok(DaemonUpdate::Nothing) };
-            match proto::metrics(&metrics, snapshot) {
-                Ok(snapshot) => Ok(DaemonUpdate::Metrics { pool: metrics.pool, snapshot: Box::new(snapshot), sequence: metrics.sequence }),
-                // For a pool update that was refused, or has not arrived.
-                Err(proto::InvalidState::OtherPoolUpdate) => Ok(DaemonUpdate::Nothing),
-                Err(why) => Err(RejectedMessage { pool: metrics.pool, version: None, why: why.to_string() }),
-            }
-        }
-        None => Ok(DaemonUpdate::Nothing),
-    }
+    DaemonUpdate::decode_bytes(message, find)
 }
 
 #[cfg(test)]
@@ -309,16 +275,18 @@ mod tests {
 
         let v1 = Version { term: 3, sequence: 1 };
         replica
+            .snapshots
             .store
             .publish_pool_update(&host, 1, v1, &pool_update_message("default", v1, &["10.0.0.1:1", "10.0.0.2:1"]), host.now())
             .unwrap();
-        replica.store.publish_metrics(&host, 1, (v1, 2), &metrics_message("default", v1, 2, &[1.0, 2.0]), host.now()).unwrap();
+        replica.snapshots.store.publish_metrics(&host, 1, (v1, 2), &metrics_message("default", v1, 2, &[1.0, 2.0]), host.now()).unwrap();
         assert_eq!(replica.refresh(&host).unwrap(), RefreshOutcome { pool_update: true, metrics: true, ..RefreshOutcome::default() });
         assert_eq!((replica.version(), queues(&replica)), (v1, vec![Some(1.0), Some(2.0)]));
         assert_eq!(replica.refresh(&host).unwrap(), RefreshOutcome::default(), "nothing new");
 
         let v2 = Version { term: 3, sequence: 3 };
         replica
+            .snapshots
             .store
             .publish_pool_update(&host, 1, v2, &pool_update_message("default", v2, &["10.0.0.9:1", "10.0.0.2:1"]), host.now())
             .unwrap();
@@ -327,25 +295,19 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_leaves_all_as_it_was_and_is_read_once() {
+    fn an_unreadable_message_changes_nothing_and_is_read_once() {
         let host = FakeHost::new();
         let mut replica = PoolReplica::new("default", 1);
         let v1 = Version { term: 3, sequence: 1 };
-        replica.store.publish_pool_update(&host, 1, v1, &pool_update_message("default", v1, &["10.0.0.1:1"]), host.now()).unwrap();
+        replica
+            .snapshots
+            .store
+            .publish_pool_update(&host, 1, v1, &pool_update_message("default", v1, &["10.0.0.1:1"]), host.now())
+            .unwrap();
         replica.refresh(&host).unwrap();
-        replica.store.publish_pool_update(&host, 1, Version { term: 3, sequence: 2 }, b"\xff\xff", host.now()).unwrap();
+        replica.snapshots.store.publish_pool_update(&host, 1, Version { term: 3, sequence: 2 }, b"\xff\xff", host.now()).unwrap();
         assert!(replica.refresh(&host).unwrap().refused);
         assert_eq!(replica.version(), v1);
         assert_eq!(replica.refresh(&host).unwrap(), RefreshOutcome::default());
-    }
-
-    #[test]
-    fn refusals_name_the_pool_update_and_what_is_wrong() {
-        let v = Version { term: 1, sequence: 2 };
-        let refused = decode(&pool_update_message("p", v, &["localhost:1"]), |_| None::<&PoolReplica>).unwrap_err();
-        assert_eq!((refused.pool.as_str(), refused.version.map(|v| v.sequence)), ("p", Some(2)));
-        assert!(refused.why.contains("localhost:1"), "{}", refused.why);
-        assert_eq!(decode(b"\xff", |_| None::<&PoolReplica>).unwrap_err().pool, "");
-        assert!(matches!(decode(b"", |_| None::<&PoolReplica>), Ok(DaemonUpdate::Nothing)), "a message of a newer daemon");
     }
 }

@@ -4,7 +4,7 @@
 //! running VMs. Rows are cumulative, so a lost or late report loses nothing.
 
 use exchange::{ManagedPool, Timestamp};
-use pool_state::{CountHistogram, ModelCounters, PoolCounters};
+use pool_state::{CountHistogram, ModelCounters, PoolCounters, wire_version};
 use prost::Message;
 use proto::state;
 use scheduler::EndpointRef;
@@ -59,7 +59,7 @@ fn row(vm: u64, replica: &PoolReplica) -> state::VmCounters {
         pick_us: Some(histogram(&replica.pick_us)),
         prefix_entries: prefixes.entries as u64,
         prefix_evictions: prefixes.evictions,
-        version: Some(state::Version { term: version.term, sequence: version.sequence }),
+        version: Some(wire_version(version)),
         prompt_tokens: counters.prompt_tokens,
         matched_tokens: counters.matched_tokens,
         placements_dropped: pool.placements_dropped(),
@@ -100,9 +100,9 @@ fn model(m: &ModelCounters) -> state::ModelCounters {
         duration_ms: Some(histogram(&m.duration_ms)),
         ttft_ms: Some(histogram(&m.ttft_ms)),
         tpot_ms: Some(histogram(&m.tpot_ms)),
-        prompt_tokens: m.prompt_tokens,
-        completion_tokens: m.completion_tokens,
-        cached_tokens: m.cached_tokens,
+        prompt_tokens: m.tokens.prompt,
+        completion_tokens: m.tokens.completion,
+        cached_tokens: m.tokens.cached,
         request_bytes: m.request_bytes,
         response_bytes: m.response_bytes,
         running: m.running,
@@ -122,7 +122,7 @@ fn histogram(h: &CountHistogram) -> state::Histogram {
 mod tests {
     use super::*;
     use crate::fake::FakeHost;
-    use crate::state::vm_table::VmEntry;
+    use proto::shared_data::VmEntry;
 
     #[test]
     fn buckets_mean_the_same_on_both_sides_of_the_wire() {
@@ -141,7 +141,7 @@ mod tests {
         write(&host, 1, 0, &replica);
         host.share(&key("p", 1), &vec![0; REPORT_BYTES_MAX], WriteCondition::Any).unwrap();
         host.share(&key("p", 4), b"x", WriteCondition::Any).unwrap();
-        host.share(&key("p", 9), b"of nobody", WriteCondition::Any).unwrap();
+        host.share(&key("p", 9), b"of no VM", WriteCondition::Any).unwrap();
         let reports = gather(&host, "p", &vm_table, host.now());
         assert_eq!(reports.iter().map(|r| r.counters.len()).collect::<Vec<_>>(), [2, 1]);
         let first = state::VmCounters::decode(reports[0].counters[0].as_slice()).unwrap();

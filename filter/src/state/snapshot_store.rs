@@ -8,16 +8,14 @@
 //! version: a stalled leader can neither roll the store back nor spoil the current side.
 
 use exchange::Timestamp;
+use proto::shared_data::{MessageStamp, SnapshotHead};
 use scheduler::Version;
 
-use super::words;
 use crate::host::{Host, HostError, Result, SharedValue, WriteCondition};
 
 /// Attempts at a compare-and-swap: only two leaders at once conflict, and one of them is about to
 /// stop.
 const TRIES_MAX: usize = 4;
-/// Words before the message on a side.
-const STAMP: usize = 5;
 
 /// The keys of one pool.
 #[derive(Clone, Debug)]
@@ -25,19 +23,6 @@ pub struct SharedSnapshotStore {
     head: String,
     pool_update: [String; 2],
     metrics: [String; 2],
-}
-
-/// The current messages.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SnapshotHead {
-    /// Epoch of the leader that wrote it.
-    pub epoch: u64,
-    /// The version of the pool update.
-    pub version: Version,
-    /// The sequence of the metrics; 0 is none for this pool update.
-    pub metrics_sequence: u64,
-    /// The side of each: bit 0 for the pool update, bit 1 for the metrics.
-    sides: u64,
 }
 
 /// The head, and a token that shows later whether it changed.
@@ -57,7 +42,7 @@ pub struct StoredMessage {
     bytes: Vec<u8>,
 }
 
-/// Why nothing was put up.
+/// Why a message was not published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PublishError {
     /// A later leader has written: this VM does not lead any more.
@@ -66,17 +51,8 @@ pub enum PublishError {
     NotNewer,
     /// The metrics are of another pool update.
     OtherPoolUpdate,
-    /// The host would not have it, or not in time.
+    /// The host refused, or other writers were faster each time.
     Host(HostError),
-}
-
-/// The stamp of a message on a side.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct MessageStamp {
-    epoch: u64,
-    version: Version,
-    metrics_sequence: u64,
-    received: Timestamp,
 }
 
 // === impl SharedSnapshotStore ===
@@ -146,8 +122,7 @@ impl SharedSnapshotStore {
             if old.is_some_and(|old| old.version >= version) {
                 return Err(PublishError::NotNewer);
             }
-            let old = old.unwrap_or_default();
-            let head = SnapshotHead { epoch, version, metrics_sequence: 0, sides: old.sides ^ POOL_UPDATE_SIDE };
+            let head = old.unwrap_or_default().with_pool_update(epoch, version);
             let stamp = MessageStamp { epoch, version, metrics_sequence: 0, received: now };
             write_side(host, side(&self.pool_update, head.pool_update_side()), stamp, message)?;
             Ok(head)
@@ -172,7 +147,7 @@ impl SharedSnapshotStore {
             if old.metrics_sequence >= sequence {
                 return Err(PublishError::NotNewer);
             }
-            let head = SnapshotHead { epoch, metrics_sequence: sequence, sides: old.sides ^ METRICS_SIDE, ..old };
+            let head = old.with_metrics(epoch, sequence);
             let stamp = MessageStamp { epoch, version, metrics_sequence: sequence, received: now };
             write_side(host, side(&self.metrics, head.metrics_side()), stamp, message)?;
             Ok(head)
@@ -207,8 +182,7 @@ fn write_side<H: Host>(host: &H, key: &str, stamp: MessageStamp, message: &[u8])
     if shared.as_ref().and_then(|s| MessageStamp::split(&s.bytes)).is_some_and(|(old, _)| old.epoch > stamp.epoch) {
         return Err(PublishError::Superseded);
     }
-    let bytes = words::write(&[stamp.epoch, stamp.version.term, stamp.version.sequence, stamp.metrics_sequence, stamp.received.0], message);
-    Ok(host.share(key, &bytes, expect(shared.as_ref()))?)
+    Ok(host.share(key, &stamp.before(message), expect(shared.as_ref()))?)
 }
 
 fn read_message<H: Host>(host: &H, key: &str, named: impl Fn(MessageStamp) -> bool) -> Result<Option<StoredMessage>> {
@@ -227,30 +201,6 @@ fn expect(shared: Option<&SharedValue>) -> WriteCondition {
     shared.map_or(WriteCondition::Absent, |shared| WriteCondition::Token(shared.token))
 }
 
-const POOL_UPDATE_SIDE: u64 = 1;
-const METRICS_SIDE: u64 = 2;
-
-// === impl SnapshotHead ===
-
-impl SnapshotHead {
-    fn pool_update_side(self) -> bool {
-        self.sides & POOL_UPDATE_SIDE != 0
-    }
-
-    fn metrics_side(self) -> bool {
-        self.sides & METRICS_SIDE != 0
-    }
-
-    fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let [epoch, term, sequence, metrics_sequence, sides] = words::read(bytes)?;
-        Some(Self { epoch, version: Version { term, sequence }, metrics_sequence, sides })
-    }
-
-    fn to_bytes(self) -> Vec<u8> {
-        words::write(&[self.epoch, self.version.term, self.version.sequence, self.metrics_sequence, self.sides], &[])
-    }
-}
-
 // === impl StoredMessage ===
 
 impl StoredMessage {
@@ -258,15 +208,6 @@ impl StoredMessage {
     #[must_use]
     pub fn message(&self) -> &[u8] {
         MessageStamp::split(&self.bytes).map_or(&[], |(_, message)| message)
-    }
-}
-
-// === impl MessageStamp ===
-
-impl MessageStamp {
-    fn split(bytes: &[u8]) -> Option<(Self, &[u8])> {
-        let ([epoch, term, sequence, metrics_sequence, received], message) = words::split::<STAMP>(bytes)?;
-        Some((Self { epoch, version: Version { term, sequence }, metrics_sequence, received: Timestamp(received) }, message))
     }
 }
 

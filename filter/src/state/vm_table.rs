@@ -7,8 +7,8 @@
 //! is free; a VM that was stalled for that long finds another one in its row and enrols again.
 
 use exchange::Timestamp;
+use proto::shared_data::VmEntry;
 
-use super::words;
 use crate::host::{Host, Result, WriteCondition};
 
 /// VM slots of a process. Each worker thread has a VM, and so has the main thread. This is more
@@ -20,28 +20,14 @@ pub const VM_SLOTS_MAX: usize = 512;
 const ROWS_MAX: usize = 2 * VM_SLOTS_MAX;
 /// How often a VM writes its heartbeat.
 pub const HEARTBEAT_MS: u64 = 1_000;
-/// A VM silent for this long is gone: five heartbeats, so that a long blocking call on its thread does not evict it.
+/// A VM silent for this long is gone: five heartbeats, so that a long blocking call on its thread
+/// does not evict it.
 pub const EXPIRY_MS: u64 = 5_000;
 
 /// The key of the table.
 const KEY: &str = "switchpoint/1/vms";
 /// Tries at a compare-and-swap. Conflicts come from other VMs' heartbeats, one a second each.
 const TRIES_MAX: usize = 16;
-/// Words of a row.
-const ROW: usize = 4;
-
-/// A VM's row.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct VmEntry {
-    /// Random identity; 0 is none.
-    pub vm: u64,
-    /// Its last heartbeat.
-    pub heartbeat: Timestamp,
-    /// The queue that wakes it; 0 before it has one.
-    pub queue: u32,
-    /// Whether it has ever served a request.
-    pub serves: bool,
-}
 
 /// The table as last read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -59,7 +45,7 @@ impl VmTable {
         for _ in 0..TRIES_MAX {
             let (mut vm_table, expect) = Self::load(host).ok()?;
             let vm_slot = vm_table.place(row);
-            if host.share(KEY, &vm_table.to_bytes(), expect).is_ok() {
+            if host.share(KEY, &VmEntry::write_table(&vm_table.rows), expect).is_ok() {
                 return Some((vm_slot, vm_table));
             }
         }
@@ -73,13 +59,13 @@ impl VmTable {
 
     /// The running VMs with a slot, by slot.
     pub fn alive(&self, now: Timestamp) -> impl Iterator<Item = (u16, VmEntry)> + '_ {
-        (0_u16..).zip(self.rows.iter().copied()).take(VM_SLOTS_MAX).filter(move |(_, row)| row.is_alive(now))
+        (0_u16..).zip(self.rows.iter().copied()).take(VM_SLOTS_MAX).filter(move |(_, row)| is_alive(row, now))
     }
 
     /// How many running VMs have no slot.
     #[must_use]
     pub fn without_vm_slot(&self, now: Timestamp) -> usize {
-        self.rows.iter().skip(VM_SLOTS_MAX).filter(|row| row.is_alive(now)).count()
+        self.rows.iter().skip(VM_SLOTS_MAX).filter(|row| is_alive(row, now)).count()
     }
 
     /// Enrols a VM in this copy of the table.
@@ -94,15 +80,15 @@ impl VmTable {
         let (mut vm_table, _) = Self::load(host).unwrap();
         vm_table.rows.resize(vm_table.rows.len().max(usize::from(slot) + 1), VmEntry::default());
         vm_table.rows[usize::from(slot)] = row;
-        host.share(KEY, &vm_table.to_bytes(), WriteCondition::Any).unwrap();
+        host.share(KEY, &VmEntry::write_table(&vm_table.rows), WriteCondition::Any).unwrap();
     }
 
     /// Puts `row` into its VM's slot, a free slot, or else a row without a slot. Returns its slot.
     fn place(&mut self, row: VmEntry) -> Option<u16> {
         let enrolled = self.rows.iter().position(|r| r.vm == row.vm);
-        let seated = enrolled.filter(|at| *at < VM_SLOTS_MAX);
-        let free = || self.rows.iter().position(|r| !r.is_alive(row.heartbeat)).unwrap_or(self.rows.len());
-        let at = seated.unwrap_or_else(|| free().min(enrolled.unwrap_or(ROWS_MAX)));
+        let in_slot = enrolled.filter(|at| *at < VM_SLOTS_MAX);
+        let free = || self.rows.iter().position(|r| !is_alive(r, row.heartbeat)).unwrap_or(self.rows.len());
+        let at = in_slot.unwrap_or_else(|| free().min(enrolled.unwrap_or(ROWS_MAX)));
         if at >= ROWS_MAX {
             return None;
         }
@@ -119,32 +105,13 @@ impl VmTable {
     fn load<H: Host>(host: &H) -> Result<(Self, WriteCondition)> {
         Ok(match host.shared(KEY)? {
             None => (Self::default(), WriteCondition::Absent),
-            Some(shared) => (Self::from_bytes(&shared.bytes), WriteCondition::Token(shared.token)),
+            Some(shared) => (Self { rows: VmEntry::read_table(&shared.bytes, ROWS_MAX) }, WriteCondition::Token(shared.token)),
         })
-    }
-
-    fn from_bytes(bytes: &[u8]) -> Self {
-        let (mut rows, mut rest) = (Vec::new(), bytes);
-        while let Some(([vm, heartbeat, queue, serves], tail)) = words::split::<ROW>(rest) {
-            rest = tail;
-            rows.push(VmEntry { vm, heartbeat: Timestamp(heartbeat), queue: u32::try_from(queue).unwrap_or(0), serves: serves == 1 });
-        }
-        rows.truncate(ROWS_MAX);
-        Self { rows }
-    }
-
-    fn to_bytes(&self) -> Vec<u8> {
-        let words: Vec<u64> = self.rows.iter().flat_map(|r| [r.vm, r.heartbeat.0, u64::from(r.queue), u64::from(r.serves)]).collect();
-        words::write(&words, &[])
     }
 }
 
-// === impl VmEntry ===
-
-impl VmEntry {
-    fn is_alive(&self, now: Timestamp) -> bool {
-        self.vm != 0 && now.ms_since(self.heartbeat) < EXPIRY_MS
-    }
+fn is_alive(row: &VmEntry, now: Timestamp) -> bool {
+    row.vm != 0 && now.ms_since(row.heartbeat) < EXPIRY_MS
 }
 
 #[cfg(test)]

@@ -57,7 +57,7 @@ pub struct GrpcStream {
 pub enum ConnectionFailure {
     /// The proxy refuses a call that it needs.
     Refused(HostError),
-    /// The daemon takes less than it is sent.
+    /// The daemon reads too slowly.
     Full,
 }
 
@@ -163,8 +163,8 @@ impl From<HostError> for ConnectionFailure {
 impl fmt::Display for ConnectionFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Refused(error) => write!(f, "its cluster is not to be had: {error}"),
-            Self::Full => write!(f, "it does not take what it is told: more than {WAITING_BYTES_MAX} bytes wait"),
+            Self::Refused(error) => write!(f, "cannot open it: {error}"),
+            Self::Full => write!(f, "it does not read: more than {WAITING_BYTES_MAX} bytes wait"),
         }
     }
 }
@@ -216,10 +216,11 @@ impl HttpCalls {
         host.call(&config.cluster, &headers, body, config.silence_max_ms)
     }
 
-    /// Takes the answer to `call`: the messages in it, framed, and whether the next call may be made at once; or why the connection is over.
+    /// Takes the answer to `call`: the messages in it, framed, and whether the next call may be
+    /// made at once; or why the connection has ended.
     pub fn take_response(&mut self, call: u32, answer: CallResponse) -> Result<(Vec<u8>, bool), String> {
-        let told = self.send_call == Some(call);
-        let place = if told { &mut self.send_call } else { &mut self.receive_call };
+        let is_sent = self.send_call == Some(call);
+        let place = if is_sent { &mut self.send_call } else { &mut self.receive_call };
         *place = None;
         match answer.status.as_deref() {
             Some(b"200") => {}
@@ -231,12 +232,13 @@ impl HttpCalls {
         }
         self.known = true;
         // A daemon that has no message and does not wait is called again at the next tick.
-        let goes_on = told || !answer.body.is_empty();
-        Ok(if told { (Vec::new(), goes_on) } else { (answer.body, goes_on) })
+        let goes_on = is_sent || !answer.body.is_empty();
+        Ok(if is_sent { (Vec::new(), goes_on) } else { (answer.body, goes_on) })
     }
 }
 
-/// The messages of an outbox that go into the next call, and the rest: the daemon takes no larger body than a message may be.
+/// The messages of an outbox that go into the next call, and the rest: the daemon takes no body
+/// that is larger than the largest message.
 fn first_call(outbox: &[u8]) -> (&[u8], &[u8]) {
     let (mut size, mut rest) = (0, outbox);
     while let Some((_, after)) = frames::take(rest) {
@@ -250,8 +252,9 @@ fn first_call(outbox: &[u8]) -> (&[u8], &[u8]) {
     outbox.split_at_checked(size).unwrap_or((outbox, &[]))
 }
 
-/// A serialized `envoy.config.core.v3.GrpcService`. The host also takes the bare name of a cluster, but tries this first, and some names are
-/// valid messages by accident. Names have at most 48 bytes, so that every length in here is one ASCII byte.
+/// A serialized `envoy.config.core.v3.GrpcService`. The host also takes the bare name of a
+/// cluster, but tries this first, and some names are valid messages by accident. Names have at
+/// most 48 bytes, so that every length in here is one ASCII byte.
 fn service(config: &StateConfig) -> String {
     #[derive(Clone, PartialEq, Message)]
     struct GrpcService {

@@ -8,7 +8,7 @@
 
 use scheduler::EndpointRef;
 
-use crate::time::Timestamp;
+use scheduler::Timestamp;
 
 /// The most kinds of requests; beyond that the least recently accepted is dropped. A pool serves a
 /// few models, to some clients at a time.

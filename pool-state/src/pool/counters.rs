@@ -3,6 +3,8 @@
 
 use scheduler::EndpointRef;
 
+use crate::usage::TokenUsage;
+
 /// The most labels; further ones count as `other`. Model names come from clients, and every row is
 /// reported each second. A model gets its own label at its first success (2xx), so that clients
 /// cannot use up the labels with invalid names.
@@ -43,7 +45,8 @@ pub struct EndpointCounters {
 /// The label of request counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelLabel {
-    /// Name of the model as the client gave it; `other` beyond [`MODELS_MAX`]; empty for opaque requests.
+    /// Name of the model as the client gave it; `other` beyond [`MODELS_MAX`]; empty for opaque
+    /// requests.
     pub model: Box<str>,
     /// The model name that the engine got.
     pub target_model: Box<str>,
@@ -51,10 +54,21 @@ pub struct ModelLabel {
     pub priority: i32,
 }
 
+/// Tokens of requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TokenCounters {
+    /// Of prompts, as reported by engines.
+    pub prompt: u64,
+    /// Of outputs, as reported by engines; estimated where they report none.
+    pub completion: u64,
+    /// Of prompts, cached by engines, as reported by them.
+    pub cached: u64,
+}
+
 /// The counters of the requests of one label.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModelCounters {
-    /// Which.
+    /// The label.
     pub label: ModelLabel,
     /// Requests picked. A model without a label counts from its first success, or else at the end
     /// of the request.
@@ -67,17 +81,13 @@ pub struct ModelCounters {
     pub ttft_ms: CountHistogram,
     /// Time per output token after the first, ms; streamed requests with known token counts.
     pub tpot_ms: CountHistogram,
-    /// As reported by engines.
-    pub prompt_tokens: u64,
-    /// As reported by engines; estimated where they report none.
-    pub completion_tokens: u64,
-    /// As reported by engines.
-    pub cached_tokens: u64,
+    /// Tokens of their prompts and outputs.
+    pub tokens: TokenCounters,
     /// Bodies received.
     pub request_bytes: u64,
     /// Bodies returned.
     pub response_bytes: u64,
-    /// Of those, still outstanding.
+    /// How many of the requests are outstanding.
     pub running: u64,
     /// Requests with an SLO: met, missed, shed.
     pub slo: [u64; 3],
@@ -115,6 +125,17 @@ impl CountHistogram {
             *count += 1;
         }
         self.sum += value;
+    }
+}
+
+// === impl TokenCounters ===
+
+impl TokenCounters {
+    /// Adds the tokens of a request.
+    pub fn add(&mut self, usage: &TokenUsage) {
+        self.prompt += u64::from(usage.prompt_tokens.unwrap_or(0));
+        self.completion += u64::from(usage.completion_tokens.unwrap_or(0));
+        self.cached += u64::from(usage.cached_tokens.unwrap_or(0));
     }
 }
 
@@ -193,7 +214,8 @@ impl PoolCounters {
         row.request_bytes += counted.bytes;
     }
 
-    /// A request with an SLO is shed. Its name becomes no label of its own: that is for models that were sent on.
+    /// A request with an SLO is shed. Its model gets no label of its own, because no endpoint
+    /// answered for it.
     #[cold]
     pub fn count_shed(&mut self, model: &str, target_model: &str, priority: i32) {
         let known = self.models.iter().any(|row| *row.label.model == *model && *row.label.target_model == *target_model);

@@ -13,12 +13,13 @@ use std::collections::VecDeque;
 use scheduler::EndpointRef;
 
 use super::health::EndpointHealthTable;
-use crate::time::Timestamp;
+use scheduler::Timestamp;
 
 /// How long a lost connection counts against its prompt, ms.
 const REMEMBERED_MS: u64 = 60_000;
 
-/// Lost connections remembered: beyond, the oldest go. When so many are lost within a minute, engines are dying, and no prompt is to blame.
+/// Lost connections remembered; beyond it the oldest are dropped. When so many are lost within a
+/// minute, engines are dying, and no prompt is the reason.
 const LOST_MAX: usize = 64;
 
 /// Connections lost to one engine within so many ms were lost together.

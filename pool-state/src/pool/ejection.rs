@@ -22,9 +22,10 @@
 use scheduler::sort::sort_by;
 use scheduler::{EndpointRef, Readiness, Snapshot};
 
-use crate::time::Timestamp;
+use scheduler::Timestamp;
 
-/// First ejection, in ms: longer than a process takes to restart its listener, shorter than anybody would notice a third of the pool missing.
+/// First ejection, in ms: longer than a process takes to restart its listener, and so short that a
+/// third of the pool is hardly missed meanwhile.
 const BASE_MS: u64 = 1_000;
 
 /// Longest ejection, in ms: how late at most a mended endpoint is tried again.
@@ -33,20 +34,26 @@ const MAX_MS: u64 = 5_000;
 /// By which part of itself an ejection may be shorter, by chance.
 const JITTER: f32 = 0.2;
 
-/// By how much workers differ in when they send a probe, in ms: many times what a worker takes to hear of another's.
+/// The largest difference between the moments at which workers send a probe, in ms: many times the
+/// time until a worker reads of another's probe.
 const STAGGER_MS: u64 = 200;
 
-/// How long a probe keeps other requests away, in ms: a reply that takes longer than any ejection holds up the next probe no further.
+/// How long a probe keeps other requests away, in ms: a reply that takes longer does not delay the
+/// next probe further.
 const PROBE_MS: u64 = 5_000;
 
-/// How long it is remembered that an endpoint answered after it had failed, in ms: until nobody tells of the failure as news any more.
+/// How long a success after a failure is remembered, in ms: until no other process reports the
+/// failure as new any more.
 const CLEARED_MS: u64 = 60_000;
 
-/// By how much a moment told from outside may be off, in ms: several times what a message to another proxy takes.
+/// The largest error of a time from another proxy, in ms: several times what a message to another
+/// proxy takes.
 const OUTSIDE_SLACK_MS: u64 = 100;
 
-/// For how long after an answer here, or after the end of an ejection that another proxy asked for, no other proxy can eject the endpoint, in ms: long
-/// enough that requests reach it and their answers or failures tell what is true. A proxy that trusts itself here pays one failed attempt.
+/// For how long no other proxy can eject an endpoint after it answered here, or after the end of an
+/// ejection that another proxy requested, in ms: long enough that requests reach the endpoint, and
+/// their answers or failures show its state. If the other proxy is right, this costs one failed
+/// attempt.
 const OUTSIDE_REST_MS: u64 = 10_000;
 
 /// Which endpoints failed lately.
@@ -71,9 +78,10 @@ pub struct Ejection {
     pub until: Timestamp,
     /// The endpoint.
     pub endpoint: EndpointRef,
-    /// Was it another proxy that saw it?
+    /// Whether another proxy reported it.
     pub outside: bool,
-    /// Were its answers the reason, so that only a better answer clears the record? Otherwise connections were, and any answer does.
+    /// Whether its answers were the reason, so that only a better answer clears the record.
+    /// Otherwise connections were, and any answer does.
     pub by_answers: bool,
 }
 

@@ -19,7 +19,7 @@
 
 use scheduler::{ENDPOINTS_MAX, EndpointRef};
 
-use crate::time::Timestamp;
+use scheduler::Timestamp;
 
 /// Failures in a row that eject, like Envoy's `consecutive_5xx`.
 const STREAK: u32 = 5;
@@ -319,7 +319,7 @@ mod tests {
         let verdicts: Vec<bool> = (0..5).map(|n| health.record_failure(id(0), RequestFailure::Answer, at(20_001 + n))).collect();
         assert_eq!(verdicts, [false, false, false, false, true]);
         let mut alone = EndpointHealthTable::default();
-        assert!((0..20).all(|n| !alone.record_failure(id(0), RequestFailure::Answer, at(n))), "nobody shows that it could be done better");
+        assert!((0..20).all(|n| !alone.record_failure(id(0), RequestFailure::Answer, at(n))), "no other endpoint does better");
     }
 
     #[test]

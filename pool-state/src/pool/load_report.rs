@@ -1,53 +1,34 @@
 //! The load report: what one VM, or all other proxies together, have outstanding in a pool, and the
-//! failures they know, in bytes.
+//! failures they know. [`proto::load_report`] has its bytes.
 //!
-//! ```text
-//!  vm | written | ring | counts      one word each; counts = loads, SLOs, failures, 16 bits each
-//!  slot requests generation | prefill decode                     a load: 16, 16 and 32 bits, then 32 and 32
-//!         | prompts, their tokens | uncached ones, attention      and of its prefills 32 and 32, 32 and 32
-//!  slot . generation | TTFT TPOT                                 lowest SLOs in µs, 0 for none
-//!  slot . generation | known since | ejected until | failures    a failure; bit 32 of the last says that another proxy saw it, bit 33 that
-//!                                                                 answers were the reason
-//! ```
 //! A report is absolute, so the next one repairs a missed one. It names its VM and its moment, so
 //! that readers know the writer and whether it still runs. It costs time for what changed only: the
 //! writer changes its bytes in place, an endpoint keeps its place, and the reader compares the
 //! bytes with those it read last. Correctness depends on none of this, only cost does.
 
-use scheduler::in_flight::{EndpointLoad, InFlight, PeerLoads, PendingPrefills};
-use scheduler::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
+use proto::load_report::{
+    FailureEntry, LOAD_BYTES, LoadReportHead, LoadReportLayout, append_failure, append_slos, decode_failure, decode_load, decode_slos,
+    difference, encode_load,
+};
+use scheduler::in_flight::{EndpointLoad, InFlight, PeerLoads};
+use scheduler::{ENDPOINTS_MAX, EndpointRef, Timestamp};
 
 use super::ejection::Ejection;
-use crate::time::Timestamp;
-
-const WORD: usize = 8;
-const HEAD: usize = 4 * WORD;
-const LOAD: usize = 4 * WORD;
-const SLOS: usize = 2 * WORD;
-const FAILURE: usize = 4 * WORD;
 
 /// Empty loads that a report may carry before it is rebuilt: 2 KB, too little to matter.
-const NOTHING_MAX: usize = 64;
+const EMPTY_LOADS_MAX: usize = 64;
 
-/// The head of a report, before its loads.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LoadReportHead {
-    /// The VM that wrote it; 0 is none.
-    pub vm: u64,
-    /// When it was written.
-    pub written: Timestamp,
-    /// How far the writer's placements are published; the host gives it a meaning.
-    pub ring: u64,
-}
+/// Loads compared at once, as most are the same.
+const AT_ONCE: usize = 8;
 
 /// The report that a VM writes.
 #[derive(Debug, Default)]
 pub struct OwnLoadReport {
-    loads: Vec<[u8; LOAD]>,
+    loads: Vec<[u8; LOAD_BYTES]>,
     /// The place of each slot among the loads.
     places: Vec<Option<u16>>,
     /// How many of the loads are empty.
-    nothing: usize,
+    empty: usize,
     /// Loads with an SLO.
     slos: Vec<(EndpointRef, EndpointLoad)>,
     bytes: Vec<u8>,
@@ -56,30 +37,11 @@ pub struct OwnLoadReport {
 /// The report of another VM, as last read.
 #[derive(Debug, Default)]
 pub struct PeerLoadReport {
-    head: LoadReportHead,
+    layout: LoadReportLayout,
     bytes: Vec<u8>,
-    loads: usize,
-    slos: usize,
     /// Whether its load counts.
     counts: bool,
 }
-
-/// A failure that another process reports ejects for at most this long, ms: as long as an ejection
-/// for local failures can last. The other process may be hostile, or its clock wrong.
-pub const TOLD_MS_MAX: u64 = 30_000;
-
-/// The most prompts that one process can have waiting at an endpoint; requests have the same limit
-/// of 16 bits. Reports of as many processes as a daemon serves add up without overflow.
-const PROMPTS_MAX: u32 = 0xffff;
-
-/// Loads compared at once, as most are the same.
-const AT_ONCE: usize = 8;
-
-/// Marks a failure that another proxy saw, beside how many there were.
-const OUTSIDE: u64 = 1 << 32;
-
-/// Marks one that answers were the reason of.
-const BY_ANSWERS: u64 = 1 << 33;
 
 /// The sum of reports, where no picks use them: in the daemon, and in the VM that reports for its
 /// process.
@@ -91,85 +53,28 @@ pub struct LoadReportSum {
     added: Vec<(EndpointRef, EndpointLoad)>,
 }
 
-// === impl LoadReportHead ===
-
-impl LoadReportHead {
-    /// Bytes of an empty report.
-    pub const BYTES: usize = HEAD;
-
-    /// The writer that stands for all other proxies together.
-    pub const OUTSIDE: u64 = u64::MAX;
-
-    /// Puts this head before the loads of `row`. False when it is too short to be a report.
-    pub fn stamp(self, row: &mut [u8]) -> bool {
-        let Some(to) = row.as_chunks_mut::<WORD>().0.first_chunk_mut::<3>() else { return false };
-        *to = [self.vm, self.written.0, self.ring].map(u64::to_le_bytes);
-        true
-    }
-
-    /// Takes over the report of a writer with another clock: like [`Self::stamp`], and converts its
-    /// times to the local clock, as if it had been written now. This is the only place that bounds
-    /// what another process reports, in the daemon and in the proxies: no failure is from the
-    /// future, and none counts for longer than [`TOLD_MS_MAX`]. False, without effect, when it is
-    /// not a report.
-    #[must_use]
-    pub fn receive(self, row: &mut Vec<u8>) -> bool {
-        let Some(read) = PeerLoadReport::parse(std::mem::take(row)) else { return false };
-        let (begin, written) = (read.failures_at(), read.head.written.0);
-        let loads = HEAD..HEAD + read.loads * LOAD;
-        *row = read.bytes;
-        for load in row.get_mut(loads).unwrap_or_default().as_chunks_mut::<LOAD>().0 {
-            let [_, _, prompts, _] = words(load);
-            let (prompts, tokens) = unpair(prompts);
-            if prompts > PROMPTS_MAX
-                && let Some(to) = load.as_chunks_mut::<WORD>().0.get_mut(2)
-            {
-                *to = pair(PROMPTS_MAX, tokens).to_le_bytes();
-            }
-        }
-        let told_ns_max = Timestamp(0).plus_ms(TOLD_MS_MAX).0;
-        for failure in row.get_mut(begin..).unwrap_or_default().as_chunks_mut::<FAILURE>().0 {
-            let [_, since, until, _] = words(failure);
-            let since = self.written.0.saturating_sub(written.saturating_sub(since));
-            // One that answered is left out until 0 by every clock.
-            let until = if until == 0 { 0 } else { self.written.0.saturating_add(until.saturating_sub(written).min(told_ns_max)) };
-            for (to, moment) in failure.as_chunks_mut::<WORD>().0.iter_mut().skip(1).zip([since, until]) {
-                *to = moment.to_le_bytes();
-            }
-        }
-        self.stamp(row)
-    }
-}
-
 // === impl OwnLoadReport ===
 
 impl OwnLoadReport {
     /// Whether it has no load.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.loads.len() == self.nothing
+        self.loads.len() == self.empty
     }
 
     /// Applies the changes and returns the bytes of the report.
     pub(super) fn write(&mut self, head: LoadReportHead, in_flight: &mut InFlight, ejections: &[Ejection]) -> &[u8] {
         in_flight.take_changed(|endpoint, load| self.set(endpoint, load));
-        if self.nothing > NOTHING_MAX {
+        if self.empty > EMPTY_LOADS_MAX {
             *self = Self::default();
             in_flight.rows().for_each(|(endpoint, load)| self.set(endpoint, load));
         }
         let ejections = ejections.get(..ENDPOINTS_MAX).unwrap_or(ejections);
-        let counts = self.loads.len() as u64 | (self.slos.len() as u64) << 16 | (ejections.len() as u64) << 32;
         self.bytes.clear();
-        append(&mut self.bytes, &[head.vm, head.written.0, head.ring, counts]);
+        LoadReportLayout { head, loads: self.loads.len(), slos: self.slos.len(), failures: ejections.len() }.append(&mut self.bytes);
         self.bytes.extend_from_slice(self.loads.as_flattened());
-        for (endpoint, load) in &self.slos {
-            append(&mut self.bytes, &[place(*endpoint, 0), pair(load.ttft_slo_us.unwrap_or(0), load.tpot_slo_us.unwrap_or(0))]);
-        }
-        for ejection in ejections {
-            let flag = |is_set: bool, flag: u64| if is_set { flag } else { 0 };
-            let failures = u64::from(ejection.failures) | flag(ejection.outside, OUTSIDE) | flag(ejection.by_answers, BY_ANSWERS);
-            append(&mut self.bytes, &[place(ejection.endpoint, 0), ejection.at.0, ejection.until.0, failures]);
-        }
+        self.slos.iter().for_each(|(endpoint, load)| append_slos(&mut self.bytes, *endpoint, load));
+        ejections.iter().for_each(|ejection| append_failure(&mut self.bytes, &(*ejection).into()));
         &self.bytes
     }
 
@@ -178,17 +83,17 @@ impl OwnLoadReport {
         if self.places.len() <= slot {
             self.places.resize(slot + 1, None);
         }
-        let bytes = load_bytes(endpoint, load);
+        let bytes = encode_load(endpoint, &load);
         let Some(place) = self.places.get_mut(slot) else { return };
         let known = place.and_then(|place| self.loads.get_mut(usize::from(place)));
         if let Some(known) = known {
-            self.nothing -= usize::from(is_nothing(known));
+            self.empty -= usize::from(is_empty(known));
             *known = bytes;
         } else {
             *place = u16::try_from(self.loads.len()).ok();
             self.loads.push(bytes);
         }
-        self.nothing += usize::from(is_nothing(&bytes));
+        self.empty += usize::from(is_empty(&bytes));
         self.slos.retain(|(known, _)| known.slot != endpoint.slot);
         if load.ttft_slo_us.is_some() || load.tpot_slo_us.is_some() {
             self.slos.push((endpoint, load));
@@ -202,7 +107,7 @@ impl PeerLoadReport {
     /// The head of a report, before its loads.
     #[must_use]
     pub fn head(&self) -> LoadReportHead {
-        self.head
+        self.layout.head
     }
 
     /// Whether its load counts.
@@ -214,28 +119,12 @@ impl PeerLoadReport {
     /// Whether it has no load.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.loads == 0
+        self.layout.loads == 0
     }
 
     /// The failures it reports.
     pub fn ejections(&self) -> impl Iterator<Item = Ejection> + '_ {
-        let bytes = self.bytes.get(self.failures_at()..).unwrap_or(&[]);
-        bytes.as_chunks::<FAILURE>().0.iter().filter_map(|chunk| {
-            let [at, since, until, failures] = words(chunk);
-            let (outside, by_answers) = (failures & OUTSIDE != 0, failures & BY_ANSWERS != 0);
-            Some(Ejection {
-                at: Timestamp(since),
-                failures: unpair(failures).0,
-                until: Timestamp(until),
-                endpoint: endpoint(at)?.0,
-                outside,
-                by_answers,
-            })
-        })
-    }
-
-    fn failures_at(&self) -> usize {
-        HEAD + self.loads * LOAD + self.slos * SLOS
+        self.layout.failures(&self.bytes).iter().filter_map(decode_failure).map(Ejection::from)
     }
 
     /// Replaces the last read bytes by `bytes`; an invalid report counts as empty and without a
@@ -243,14 +132,14 @@ impl PeerLoadReport {
     /// computed again.
     pub(super) fn replace(&mut self, bytes: Vec<u8>, counts: bool, others: &mut PeerLoads) -> bool {
         let next = Self::parse(bytes).unwrap_or_default();
-        let slos = self.slo_bytes() != next.slo_bytes();
+        let slos = self.layout.slos(&self.bytes) != next.layout.slos(&next.bytes);
         match (self.counts, counts) {
             (true, true) => self.apply_difference(&next, others),
             (true, false) => self.each_load(|endpoint, load| others.subtract(endpoint, load)),
             (false, true) => next.each_load(|endpoint, load| others.add(endpoint, load)),
             (false, false) => {}
         }
-        let turned = self.counts != counts && next.slos > 0;
+        let turned = self.counts != counts && next.layout.slos > 0;
         *self = Self { counts, ..next };
         slos || turned
     }
@@ -262,7 +151,7 @@ impl PeerLoadReport {
             (false, true) => self.each_load(|endpoint, load| others.add(endpoint, load)),
             _ => return false,
         }
-        self.slos > 0
+        self.layout.slos > 0
     }
 
     /// Adds its loads, if they count.
@@ -275,36 +164,22 @@ impl PeerLoadReport {
 
     /// Adds its SLOs, if it counts.
     pub(super) fn add_slos_to(&self, others: &mut PeerLoads) {
-        for chunk in self.slo_bytes().as_chunks::<SLOS>().0.iter().filter(|_| self.counts) {
-            let [at, slos] = words(chunk);
-            let (ttft, tpot) = unpair(slos);
-            let some = |slo: u32| (slo > 0).then_some(slo);
-            if let Some((endpoint, _)) = endpoint(at) {
-                others.add(endpoint, EndpointLoad { ttft_slo_us: some(ttft), tpot_slo_us: some(tpot), ..EndpointLoad::default() });
-            }
+        if self.counts {
+            let slos = self.layout.slos(&self.bytes).iter().filter_map(decode_slos);
+            slos.for_each(|(endpoint, slos)| others.add(endpoint, slos));
         }
     }
 
     fn parse(bytes: Vec<u8>) -> Option<Self> {
-        let [vm, written, ring, counts] = words(bytes.first_chunk::<HEAD>()?);
-        let count = |shift: u32| usize::try_from(counts >> shift & 0xffff).ok().filter(|count| *count <= ENDPOINTS_MAX);
-        let (loads, slos, failures) = (count(0)?, count(16)?, count(32)?);
-        let whole = bytes.len() == HEAD + loads * LOAD + slos * SLOS + failures * FAILURE;
-        let head = LoadReportHead { vm, written: Timestamp(written), ring };
-        whole.then_some(Self { head, bytes, loads, slos, counts: false })
+        LoadReportLayout::parse(&bytes).map(|layout| Self { layout, bytes, counts: false })
     }
 
-    fn load_bytes(&self) -> &[[u8; LOAD]] {
-        self.bytes.get(HEAD..HEAD + self.loads * LOAD).map_or(&[], |bytes| bytes.as_chunks().0)
-    }
-
-    fn slo_bytes(&self) -> &[u8] {
-        let begin = HEAD + self.loads * LOAD;
-        self.bytes.get(begin..begin + self.slos * SLOS).unwrap_or(&[])
+    fn load_bytes(&self) -> &[[u8; LOAD_BYTES]] {
+        self.layout.loads(&self.bytes)
     }
 
     fn each_load(&self, mut each: impl FnMut(EndpointRef, EndpointLoad)) {
-        for (endpoint, load) in self.load_bytes().iter().filter_map(load) {
+        for (endpoint, load) in self.load_bytes().iter().filter_map(decode_load) {
             each(endpoint, load);
         }
     }
@@ -330,8 +205,8 @@ impl PeerLoadReport {
     }
 
     /// Replaces one entry of this report by one of its successor.
-    fn replace_entry(&self, was: Option<&[u8; LOAD]>, is: Option<&[u8; LOAD]>, others: &mut PeerLoads) {
-        let (was, is) = (was.and_then(load), is.and_then(load));
+    fn replace_entry(&self, was: Option<&[u8; LOAD_BYTES]>, is: Option<&[u8; LOAD_BYTES]>, others: &mut PeerLoads) {
+        let (was, is) = (was.and_then(decode_load), is.and_then(decode_load));
         let (endpoint, before, load) = match (was, is) {
             (Some((endpoint, was)), Some((same, is))) if endpoint == same => {
                 others.replace(endpoint, &was, &is);
@@ -344,14 +219,14 @@ impl PeerLoadReport {
                 (endpoint, EndpointLoad::default(), is)
             }
         };
-        if load.requests > before.requests && self.head.vm != LoadReportHead::OUTSIDE && others.picks_stand() {
+        if load.requests > before.requests && self.head().vm != LoadReportHead::OUTSIDE && others.picks_stand() {
             let picked = EndpointLoad {
                 requests: load.requests - before.requests,
                 prefill_tokens: load.prefill_tokens.saturating_sub(before.prefill_tokens),
                 prefills: load.prefills.without(before.prefills),
                 ..EndpointLoad::default()
             };
-            others.picked(endpoint, picked, self.head.written.us_since(Timestamp(0)));
+            others.picked(endpoint, picked, self.head().written.us_since(Timestamp(0)));
         }
     }
 }
@@ -420,90 +295,33 @@ impl LoadReportSum {
     }
 }
 
-/// 0 when they are the same. By words: the C library compares byte by byte.
-fn difference(one: &[u8; LOAD], other: &[u8; LOAD]) -> u64 {
-    let ([a, b, c, d], [e, f, g, h]): ([u64; 4], [u64; 4]) = (words(one), words(other));
-    (a ^ e) | (b ^ f) | (c ^ g) | (d ^ h)
+fn is_empty(entry: &[u8; LOAD_BYTES]) -> bool {
+    decode_load(entry).is_none_or(|(_, load)| load == EndpointLoad::default())
 }
 
-fn load_bytes(endpoint: EndpointRef, load: EndpointLoad) -> [u8; LOAD] {
-    let requests = u16::try_from(load.requests).unwrap_or(u16::MAX);
-    let PendingPrefills { prompts, prompt_tokens, uncached_tokens, attention } = load.prefills;
-    let words = [
-        place(endpoint, requests),
-        pair(narrow(load.prefill_tokens), narrow(load.decode_tokens)),
-        pair(prompts, narrow(prompt_tokens)),
-        pair(narrow(uncached_tokens), narrow(attention)),
-    ];
-    let mut bytes = [0; LOAD];
-    for (to, word) in bytes.as_chunks_mut::<WORD>().0.iter_mut().zip(words) {
-        *to = word.to_le_bytes();
+// === impl Ejection ===
+
+impl From<FailureEntry> for Ejection {
+    fn from(FailureEntry { endpoint, since, until, failures, outside, by_answers }: FailureEntry) -> Self {
+        Self { at: since, failures, until, endpoint, outside, by_answers }
     }
-    bytes
 }
 
-/// The load of an entry; nothing, of a slot that no snapshot has.
-fn load(bytes: &[u8; LOAD]) -> Option<(EndpointRef, EndpointLoad)> {
-    let [at, tokens, prompts, work] = words(bytes);
-    let (endpoint, requests) = endpoint(at)?;
-    let [(prefill, decode), (prompts, prompt), (uncached, attention)] = [tokens, prompts, work].map(unpair);
-    let prefills = PendingPrefills { prompts, prompt_tokens: prompt.into(), uncached_tokens: uncached.into(), attention: attention.into() };
-    let load = EndpointLoad {
-        requests: u32::from(requests),
-        prefill_tokens: u64::from(prefill),
-        decode_tokens: u64::from(decode),
-        prefills,
-        ..EndpointLoad::default()
-    };
-    Some((endpoint, load))
-}
-
-fn is_nothing(bytes: &[u8; LOAD]) -> bool {
-    load(bytes).is_none_or(|(_, load)| load == EndpointLoad::default())
-}
-
-fn place(endpoint: EndpointRef, low: u16) -> u64 {
-    u64::from(endpoint.slot.0) | u64::from(low) << 16 | u64::from(endpoint.generation.0) << 32
-}
-
-fn endpoint(word: u64) -> Option<(EndpointRef, u16)> {
-    let (low, generation) = unpair(word);
-    #[expect(clippy::cast_possible_truncation, reason = "halves of a half")]
-    let (slot, rest) = (low as u16, (low >> 16) as u16);
-    (usize::from(slot) < ENDPOINTS_MAX).then_some((EndpointRef { slot: Slot(slot), generation: Generation(generation) }, rest))
-}
-
-fn pair(low: u32, high: u32) -> u64 {
-    u64::from(low) | u64::from(high) << 32
-}
-
-#[expect(clippy::cast_possible_truncation, reason = "halves of a word")]
-fn unpair(word: u64) -> (u32, u32) {
-    (word as u32, (word >> 32) as u32)
-}
-
-fn narrow(count: u64) -> u32 {
-    u32::try_from(count).unwrap_or(u32::MAX)
-}
-
-fn append(bytes: &mut Vec<u8>, words: &[u64]) {
-    words.iter().for_each(|word| bytes.extend_from_slice(&word.to_le_bytes()));
-}
-
-/// The words of as many bytes.
-fn words<const BYTES: usize, const WORDS: usize>(bytes: &[u8; BYTES]) -> [u64; WORDS] {
-    let mut words = [0; WORDS];
-    for (word, bytes) in words.iter_mut().zip(bytes.as_chunks::<WORD>().0) {
-        *word = u64::from_le_bytes(*bytes);
+impl From<Ejection> for FailureEntry {
+    fn from(Ejection { at, failures, until, endpoint, outside, by_answers }: Ejection) -> Self {
+        Self { endpoint, since: at, until, failures, outside, by_answers }
     }
-    words
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use scheduler::in_flight::InFlightTicket;
+    use proto::load_report::{FAILURE_BYTES, PEER_EJECTION_MS_MAX, PROMPTS_MAX};
+    use scheduler::in_flight::{InFlightTicket, PendingPrefills};
+    use scheduler::{Generation, Slot};
+
+    const HEAD: usize = LoadReportHead::BYTES;
 
     const HEAD_OF_7: LoadReportHead = LoadReportHead { vm: 7, written: Timestamp(8), ring: 9 };
 
@@ -531,7 +349,7 @@ mod tests {
         let failed =
             Ejection { at: Timestamp(1), failures: 2, until: Timestamp(u64::MAX), endpoint: at(1023, 9), outside: true, by_answers: true };
         let bytes = own.write(HEAD_OF_7, &mut ledger, &[failed]).to_vec();
-        assert_eq!(bytes.len(), HEAD + 2 * LOAD + FAILURE);
+        assert_eq!(bytes.len(), HEAD + 2 * LOAD_BYTES + FAILURE_BYTES);
         assert!(!peer.replace(bytes, true, &mut others));
         assert_eq!((peer.head(), peer.ejections().collect::<Vec<_>>()), (HEAD_OF_7, vec![failed]));
         let prefills = PendingPrefills::of(500, 500);
@@ -592,26 +410,6 @@ mod tests {
         }
         peer.replace(OwnLoadReport::default().write(HEAD_OF_7, &mut InFlight::default(), &[]).to_vec(), true, &mut others);
         assert!(peer.is_idle());
-    }
-
-    #[test]
-    fn loads_differ_where_any_of_their_words_do() {
-        let load = [7; LOAD];
-        assert_eq!(difference(&load, &load), 0);
-        for changed in 1..16_u8 {
-            let mut other = load;
-            for word in (0..4).filter(|word| changed >> word & 1 == 1) {
-                other[word * WORD] = 8;
-            }
-            assert_ne!(difference(&load, &other), 0, "words {changed:#b}");
-        }
-    }
-
-    #[test]
-    fn a_slot_that_no_pool_has_is_nobody_s() {
-        let last = at(ENDPOINTS_MAX as u16 - 1, 1);
-        assert_eq!(endpoint(place(last, 5)), Some((last, 5)));
-        assert_eq!(endpoint(place(at(ENDPOINTS_MAX as u16, 1), 5)), None);
     }
 
     #[test]
@@ -706,9 +504,6 @@ mod tests {
         read.replace(received, true, &mut others);
         let read: Vec<_> = read.ejections().collect();
         assert_eq!((read[0], read[1].at), (answered, HEAD_OF_7.written), "nothing is of a moment to come");
-        for mut garbage in [vec![], vec![1; HEAD - 1], vec![0xff; HEAD + 5]] {
-            assert!(!HEAD_OF_7.receive(&mut garbage));
-        }
     }
 
     #[test]
@@ -732,15 +527,16 @@ mod tests {
             read.replace(row, true, &mut started());
             let told = read.ejections().next().unwrap();
             assert!(told.at <= now, "{written} {at_} {until}: {told:?}");
-            assert!(told.until <= now.plus_ms(TOLD_MS_MAX), "{written} {at_} {until}: {told:?}");
+            assert!(told.until <= now.plus_ms(PEER_EJECTION_MS_MAX), "{written} {at_} {until}: {told:?}");
         }
         // The largest values of many reports must add up without overflow: what overflows would be
         // missing when one of them leaves.
         let prefills = PendingPrefills { prompts: u32::MAX, ..PendingPrefills::default() };
         let load = EndpointLoad { requests: u32::MAX, prefills, ..EndpointLoad::default() };
         let mut row = Vec::new();
-        append(&mut row, &[7, 0, 0, 1]);
-        row.extend_from_slice(&load_bytes(at(2, 1), load));
+        LoadReportLayout { head: LoadReportHead { vm: 7, ..LoadReportHead::default() }, loads: 1, ..LoadReportLayout::default() }
+            .append(&mut row);
+        row.extend_from_slice(&encode_load(at(2, 1), &load));
         assert!(head.receive(&mut row));
         let (mut read, mut others) = (PeerLoadReport::default(), started());
         read.replace(row, true, &mut others);
@@ -752,14 +548,14 @@ mod tests {
     fn endpoints_that_are_idle_for_good_leave_the_row() {
         let (mut ledger, mut own) = (InFlight::default(), OwnLoadReport::default());
         let kept = ledger.admit(at(900, 1), 5);
-        for slot in 0..=NOTHING_MAX as u16 {
+        for slot in 0..=EMPTY_LOADS_MAX as u16 {
             let ticket = ledger.admit(at(slot, 1), 5);
             own.write(HEAD_OF_7, &mut ledger, &[]);
             ledger.release(ticket);
         }
-        assert_eq!(own.write(HEAD_OF_7, &mut ledger, &[]).len(), HEAD + LOAD);
+        assert_eq!(own.write(HEAD_OF_7, &mut ledger, &[]).len(), HEAD + LOAD_BYTES);
         ledger.release(kept);
-        assert_eq!(own.write(HEAD_OF_7, &mut ledger, &[]).len(), HEAD + LOAD);
+        assert_eq!(own.write(HEAD_OF_7, &mut ledger, &[]).len(), HEAD + LOAD_BYTES);
         assert!(own.is_idle());
     }
 

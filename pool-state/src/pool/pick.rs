@@ -14,8 +14,8 @@ use scheduler::{
 use super::request_timing::RequestTiming;
 use super::{ManagedPool, PublishedState, adapters};
 use crate::refusal::PickRefusal;
-use crate::time::Timestamp;
 use crate::usage::TokenUsage;
+use scheduler::Timestamp;
 
 /// The most bytes kept of a request's id. Operators find the request in logs by it; most proxies make UUIDs of 36 bytes.
 const REQUEST_ID_BYTES_MAX: usize = 64;

@@ -10,16 +10,18 @@ use scheduler::latency::step::{FirstToken, TokenGap};
 use scheduler::latency::{Conditions, Prediction};
 use scheduler::{EndpointRef, LocalState, Request, Route};
 
-use super::observation::EncodedObservation;
+use super::observation::uncached_tokens;
 use super::{LedgerHold, ManagedPool};
-use crate::time::Timestamp;
 use crate::usage::TokenUsage;
+use proto::observation::EncodedObservation;
+use scheduler::Timestamp;
 
 /// Tokens over which a gap is measured: long enough to average the jitter of single tokens, short
 /// enough that the batch does not change.
 const GAP_TOKENS: u32 = 4;
 
-/// The first token after which a gap is measured; the next ones after twice as many each, so that a stream of any length costs a few looks.
+/// The first token after which a gap is measured; each next one is measured after twice as many
+/// tokens, so that a stream of any length costs a few measurements.
 const GAP_FROM_TOKEN: u32 = 2;
 
 /// One request.
@@ -75,7 +77,7 @@ impl RequestTiming {
         let &(endpoint, conditions) = self.candidates.get(self.serving)?;
         let usage = ending.usage;
         let first_token = self.service_ms.map(|service_ms| FirstToken {
-            uncached_tokens: EncodedObservation::uncached_tokens(&conditions, usage),
+            uncached_tokens: uncached_tokens(&conditions, usage),
             prompt_tokens: conditions.prompt_tokens,
             service_ms,
         });

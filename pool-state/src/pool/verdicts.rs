@@ -4,8 +4,8 @@ use scheduler::EndpointRef;
 
 use super::health::{self, RequestFailure};
 use super::{LedgerHold, ManagedPool, crash_correlation};
-use crate::time::Timestamp;
 use crate::verdict::Verdict;
+use scheduler::Timestamp;
 
 /// The properties of a request that its answer is judged by.
 #[derive(Clone, Copy, Debug)]

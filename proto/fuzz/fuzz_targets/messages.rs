@@ -1,4 +1,5 @@
-//! Raw bytes as a message of either side: refused or taken, never a panic; metrics land on the last pool update that was taken.
+//! Raw bytes as a message of either side: refused or taken, never a panic; metrics land on the
+//! last pool update that was taken.
 
 #![no_main]
 

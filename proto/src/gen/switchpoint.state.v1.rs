@@ -37,21 +37,21 @@ pub mod daemon_message {
         /// First, once.
         #[prost(message, tag = "1")]
         Welcome(super::Welcome),
-        /// Whole state of a pool but for its metrics. Replaces the one before.
+        /// Whole state of a pool without its metrics. Replaces the one before.
         #[prost(message, tag = "2")]
         PoolUpdate(super::PoolUpdate),
         /// Metrics of a pool's endpoints. Replaces the ones before. Sent at least every METRICS_INTERVAL_MAX even when nothing changed: it is the heartbeat.
         #[prost(message, tag = "3")]
         Metrics(super::Metrics),
-        /// Every few ms while other proxies of the pool have something to tell, and when their number changes.
+        /// Every few ms while other proxies of the pool report changes, and when their number changes.
         #[prost(message, tag = "4")]
         PeerLoad(super::PeerLoad),
-        /// What was learned of a pool. Replaces the one before; a pool update does not touch it.
+        /// What was learned of a pool. Replaces the one before; a pool update does not change it.
         #[prost(message, tag = "40")]
         LearnedModels(super::LearnedModels),
     }
 }
-/// A newer term is a newer life of the daemon; within a term the sequence only grows.
+/// A newer term is a later start of the daemon; within a term the sequence only grows.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Version {
     #[prost(uint64, tag = "1")]
@@ -76,10 +76,10 @@ pub struct Hello {
 pub struct Welcome {
     #[prost(uint32, tag = "1")]
     pub schema: u32,
-    /// For people: the daemon's release.
+    /// For display: the daemon's release.
     #[prost(string, tag = "2")]
     pub release: ::prost::alloc::string::String,
-    /// Pools asked for that this daemon is not configured with: no pool update of them will come.
+    /// Requested pools that this daemon is not configured with: no pool update of them will come.
     #[prost(string, repeated, tag = "3")]
     pub unknown_pools: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
@@ -343,7 +343,7 @@ pub struct VmCounters {
     pub endpoints: ::prost::alloc::vec::Vec<EndpointCounters>,
     #[prost(message, repeated, tag = "4")]
     pub models: ::prost::alloc::vec::Vec<ModelCounters>,
-    /// Requests refused by us, by drop reason.
+    /// Requests that the VM refused, by drop reason.
     #[prost(message, repeated, tag = "5")]
     pub dropped: ::prost::alloc::vec::Vec<Count>,
     #[prost(message, optional, tag = "6")]
@@ -355,12 +355,12 @@ pub struct VmCounters {
     /// The version in force in this VM.
     #[prost(message, optional, tag = "9")]
     pub version: ::core::option::Option<Version>,
-    /// Estimated prompt tokens of all picks, and how many of them the picked endpoint was believed to hold.
+    /// Estimated prompt tokens of all picks, and how many of them the picked endpoint had cached, as estimated.
     #[prost(uint64, tag = "10")]
     pub prompt_tokens: u64,
     #[prost(uint64, tag = "11")]
     pub matched_tokens: u64,
-    /// Placements that nobody was told of, as too many waited to be told.
+    /// Placements that were never published, because too many waited.
     #[prost(uint64, tag = "12")]
     pub placements_dropped: u64,
     /// Requests with an SLO that run now (not cumulative), for the debug page: JSON of exchange::record::running.
@@ -389,7 +389,7 @@ pub struct EndpointCounters {
     pub prefill_tokens: u64,
     #[prost(uint64, tag = "8")]
     pub decode_tokens: u64,
-    /// Prompts whose first token is waited for.
+    /// Prompts whose first token has not come yet.
     #[prost(uint64, tag = "9")]
     pub prompts: u64,
     /// Requests with an SLO.
@@ -426,7 +426,7 @@ pub struct ModelCounters {
     /// Outstanding now (not cumulative).
     #[prost(uint64, tag = "13")]
     pub running: u64,
-    /// Counts of one model and target are told apart by it.
+    /// Counts of one model and target with different priorities are separate.
     #[prost(sint32, tag = "14")]
     pub priority: i32,
     /// Requests with an SLO: met, missed, shed.
@@ -448,27 +448,27 @@ pub struct Histogram {
     #[prost(double, tag = "2")]
     pub sum: f64,
 }
-/// What all VMs of a process together have under way in a pool, and what they placed since the last of these messages.
+/// What all VMs of a process together have outstanding in a pool, and their placements since the last of these messages.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct LoadReport {
     #[prost(string, tag = "1")]
     pub pool: ::prost::alloc::string::String,
-    /// A row as pool_state::row has it, absolute: it replaces the one before and counts for SHARE_EXPIRY_MS. Empty: the one before stands.
+    /// A load report as src/load_report.rs writes it, absolute: it replaces the one before and counts for SHARE_EXPIRY_MS. Empty: the one before stays.
     #[prost(bytes = "vec", tag = "2")]
     pub row: ::prost::alloc::vec::Vec<u8>,
-    /// Placements new since the last message, as src/placements.rs has them. Hashes keyed by the deployment's secret, never a prompt.
+    /// Placements new since the last message, as src/placements.rs writes them. Hashes keyed by the deployment's secret, never a prompt.
     #[prost(bytes = "vec", tag = "57")]
     pub placements: ::prost::alloc::vec::Vec<u8>,
-    /// The moment since which it has news, by a clock that only the sender reads: it comes back in PeerLoad. 0: no matter.
+    /// The time of the oldest change in it, by a clock that only the sender reads: it comes back in PeerLoad. 0: none.
     #[prost(fixed64, tag = "55")]
     pub stamp: u64,
 }
-/// What the other proxies of a pool have under way, all together, and what they placed. Counts for SHARE_EXPIRY_MS.
+/// What the other proxies of a pool have outstanding, all together, and their placements. Counts for SHARE_EXPIRY_MS.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PeerLoad {
     #[prost(string, tag = "1")]
     pub pool: ::prost::alloc::string::String,
-    /// Proxies of the pool that the daemon hears, this one included: with 1 there is nobody to share with.
+    /// Connected proxies of the pool, this one included: with 1 there is no proxy to share with.
     #[prost(uint32, tag = "2")]
     pub proxies: u32,
     /// As in LoadReport.
@@ -477,28 +477,28 @@ pub struct PeerLoad {
     /// As in LoadReport.
     #[prost(bytes = "vec", tag = "57")]
     pub placements: ::prost::alloc::vec::Vec<u8>,
-    /// The stamp of the newest LoadReport of this proxy that was heard: what was told then, the others know now.
+    /// The stamp of the newest LoadReport received from this proxy: the others have received that report now.
     #[prost(fixed64, tag = "55")]
     pub stamp: u64,
-    /// Other proxies that have told anything of late.
+    /// Other proxies that have reported lately.
     #[prost(uint32, tag = "56")]
     pub active: u32,
 }
-/// What ended requests told, of one VM and pool.
+/// Observations of ended requests, of one VM and pool.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Observations {
     #[prost(string, tag = "1")]
     pub pool: ::prost::alloc::string::String,
     #[prost(fixed64, tag = "2")]
     pub vm_id: u64,
-    /// The VM's number of the first row: it counts its rows from 0 on. What lies between two messages was lost; what comes again was told before.
+    /// The number of the first row: each VM counts its rows from 0. Numbers between two messages were lost; numbers that come again are repeated.
     #[prost(uint64, tag = "3")]
     pub first: u64,
-    /// Rows as pool_state::observed has them, at most OBSERVATIONS_MAX.
+    /// Observations as src/observation.rs writes them, at most OBSERVATIONS_MAX.
     #[prost(bytes = "vec", tag = "4")]
     pub rows: ::prost::alloc::vec::Vec<u8>,
 }
-/// What was learned of a pool; each number is checked before any is used. A proxy that has it tells Observations.
+/// What was learned of a pool; each number is checked before any is used. A proxy that has it sends Observations.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct LearnedModels {
     #[prost(string, tag = "1")]
@@ -506,10 +506,10 @@ pub struct LearnedModels {
     /// Of the same count as the pool updates', which it does not depend on.
     #[prost(message, optional, tag = "2")]
     pub version: ::core::option::Option<Version>,
-    /// As scheduler::latency::step::StepModel::words has it.
+    /// As scheduler::latency::step::StepModel::words writes it.
     #[prost(fixed32, repeated, tag = "3")]
     pub step: ::prost::alloc::vec::Vec<u32>,
-    /// As scheduler::latency::LatencyModel::words has it; none: nothing is predicted.
+    /// As scheduler::latency::LatencyModel::words writes it; none: nothing is predicted.
     #[prost(fixed32, repeated, tag = "4")]
     pub latency: ::prost::alloc::vec::Vec<u32>,
 }

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-/// Regenerates without `protoc` and compares. On a difference the message says how to take the new code over.
+/// Regenerates without `protoc` and compares. On a difference the message says how to take the
+/// new code over.
 #[test]
 fn the_committed_code_is_what_state_proto_generates() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

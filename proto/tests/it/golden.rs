@@ -1,17 +1,14 @@
-//! Bytes that schema 3 once wrote stay readable, and mean what they meant. They are never regenerated: a reader that fails here
-//! would fail on the messages of an older daemon.
-
-use std::path::Path;
+//! Bytes that schema 3 once wrote stay readable, and keep their meaning. They are never
+//! regenerated: a reader that fails here would fail on the messages of an older daemon.
 
 use prost::Message;
 use proto::state::{self, daemon_message};
 use scheduler::{Generation, Readiness, Slot, Version};
 
+use crate::golden_values;
+
 fn golden(name: &str) -> state::DaemonMessage {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
-    let text: String = std::fs::read_to_string(path).unwrap().split_whitespace().collect();
-    let bytes: Vec<u8> = (0..text.len()).step_by(2).map(|i| u8::from_str_radix(&text[i..i + 2], 16).unwrap()).collect();
-    state::DaemonMessage::decode(bytes.as_slice()).unwrap()
+    state::DaemonMessage::decode(golden_values::golden(name).as_slice()).unwrap()
 }
 
 #[test]

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use pool_state::{EncodedObservation, OBSERVATION_BYTES, OBSERVATIONS_MAX};
+use proto::observation::{EncodedObservation, OBSERVATION_BYTES, OBSERVATIONS_MAX};
 use proto::state;
 use scheduler::latency::learn::RequestEnd;
 

@@ -47,16 +47,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn services_are_told_by_name_namespace_and_port() {
+    fn services_differ_by_name_namespace_and_port() {
         let service = |name: &str, port| PickerService { namespace: "prod".into(), name: name.into(), port };
-        let asked = |authority| ServiceAuthority::parse(authority).unwrap();
+        let parsed = |authority| ServiceAuthority::parse(authority).unwrap();
         for authority in ["epp.prod.svc:9002", "epp.prod.svc.cluster.local:9002", "epp.prod.svc", "epp.prod.svc.example.com"] {
-            assert!(asked(authority).names_service(&service("epp", Some(9002))), "{authority}");
-            assert!(asked(authority).names_service(&service("epp", None)), "{authority}");
-            assert!(!asked(authority).names_service(&service("other", Some(9002))), "{authority}");
+            assert!(parsed(authority).names_service(&service("epp", Some(9002))), "{authority}");
+            assert!(parsed(authority).names_service(&service("epp", None)), "{authority}");
+            assert!(!parsed(authority).names_service(&service("other", Some(9002))), "{authority}");
         }
-        assert!(!asked("epp.prod.svc:9012").names_service(&service("epp", Some(9002))));
-        assert!(!asked("epp.test.svc:9002").names_service(&service("epp", Some(9002))));
+        assert!(!parsed("epp.prod.svc:9012").names_service(&service("epp", Some(9002))));
+        assert!(!parsed("epp.test.svc:9002").names_service(&service("epp", Some(9002))));
     }
 
     #[test]

@@ -36,7 +36,8 @@ impl StreamCounts {
         &self.memory
     }
 
-    /// Requests answered because there was no memory for them or no end of their bodies, since the start.
+    /// Requests answered because there was no memory for them or no end of their bodies, since
+    /// the start.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)

@@ -23,19 +23,11 @@ use envoy_types::pb::envoy::service::ext_proc::v3::{HttpBody, HttpHeaders, Proce
 use exchange::api::ApiFamily;
 use exchange::{BodyProgress, ExchangeSettings, RequestDriver, Timestamp};
 
+pub use self::host::StreamAction;
 use self::host::{ExtProcHost, ResponsePiece};
 use super::refusal::StreamRefusal;
 use super::server::{ExtProcServer, ServedPool};
 use super::wire::{self, BodyDirection, BodyMode, BodyModes};
-
-/// What a stream needs next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StreamAction {
-    /// The next message.
-    Listen,
-    /// A call of [`ExtProcStream::retry`] when the pool has state, or at this moment.
-    Wait(Timestamp),
-}
 
 /// One stream.
 #[derive(Debug)]
@@ -45,7 +37,7 @@ pub struct ExtProcStream {
     number: u64,
     /// The family of the API.
     family: ApiFamily,
-    /// Length of the request headers, some of which the driver keeps.
+    /// Length of the request headers. The driver keeps some of them.
     head_bytes: usize,
 }
 
@@ -54,9 +46,9 @@ pub struct ExtProcStream {
 impl ExtProcStream {
     /// A new stream.
     #[must_use]
-    pub fn new(front: Arc<ExtProcServer>, pool: Arc<ServedPool>, settings: Arc<ExchangeSettings>) -> Self {
-        let number = front.streams().begin();
-        let host = ExtProcHost::new(front, pool, settings);
+    pub fn new(server: Arc<ExtProcServer>, pool: Arc<ServedPool>, settings: Arc<ExchangeSettings>) -> Self {
+        let number = server.streams().begin();
+        let host = ExtProcHost::new(server, pool, settings);
         Self { driver: RequestDriver::default(), host, number, family: ApiFamily::OpenAi, head_bytes: 0 }
     }
 
@@ -97,7 +89,7 @@ impl ExtProcStream {
     /// Replies to the client instead of sending what is not sent yet, and releases what the pick
     /// and the body hold.
     pub fn refuse(&mut self, refusal: StreamRefusal) {
-        self.host.front.streams().refuse();
+        self.host.server.streams().refuse();
         self.host.out.clear();
         self.host.hint = None;
         self.driver.answer(&mut self.host, refusal.reply(self.family));
@@ -193,7 +185,7 @@ impl ExtProcStream {
 impl Drop for ExtProcStream {
     fn drop(&mut self) {
         self.driver.end(&mut self.host);
-        self.host.front.streams().end();
+        self.host.server.streams().end();
     }
 }
 

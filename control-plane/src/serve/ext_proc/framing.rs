@@ -1,7 +1,8 @@
-//! Messages of one gRPC stream, out of the bytes that come.
+//! Reads the messages of one gRPC stream from its bytes.
 //!
-//! In place of tonic's own reader, for what it holds has to be known and bounded: its buffer keeps the size of the largest message for as long as the
-//! stream lasts, and a message of a few MiB of empty headers decodes to a hundred times its size.
+//! It replaces tonic's own reader, because its memory has to be known and bounded: tonic's buffer
+//! keeps the size of the largest message for as long as the stream lasts, and a message of a few
+//! MiB of empty headers decodes to a hundred times its size.
 
 use std::ops::Range;
 
@@ -11,28 +12,30 @@ use prost::Message;
 use prost::bytes::Buf;
 use tonic::Status;
 
-/// The longest message taken, in bytes: a body of Envoy's own limit in the shipped files (32 MiB) with its headers, so that one between that and
-/// our own limit (24 MiB) is refused in the words of its API.
+/// The longest message accepted, in bytes: a body of Envoy's limit in the shipped files (32 MiB)
+/// with its headers. So a body between that and the daemon's limit (24 MiB) is refused with an
+/// error of its API.
 pub const MESSAGE_BYTES_MAX: usize = 33 << 20;
 
-/// The most bytes of a message besides those of a body: headers, trailers, metadata and attributes. Envoy takes 60 KiB of headers unless it
-/// is told otherwise.
+/// The most bytes of a message besides those of a body: headers, trailers, metadata and
+/// attributes. Envoy accepts 60 KiB of headers by default.
 pub const ENVELOPE_BYTES_MAX: usize = 256 << 10;
 
-/// A message besides its body takes at most so many times its bytes once it is decoded: an empty header is two bytes, and 72 then, in a list
-/// that is copied as it grows.
+/// A decoded message without its body takes at most this many times its bytes: an empty header is
+/// two bytes, and 72 when decoded, in a list that is copied as it grows.
 pub const EXPANSION_MAX: usize = 80;
 
-/// An empty buffer keeps at most so many bytes for the next message: those of a streamed reply are shorter.
+/// An empty buffer keeps at most this many bytes for the next message: messages of a streamed reply
+/// are shorter.
 const IDLE_BYTES_MAX: usize = 4 << 10;
 
-/// A body's bytes from so many on are moved out of the buffer that they came in, not copied.
+/// A body of at least this many bytes is moved out of the buffer, not copied.
 const MOVED_BYTES_MIN: usize = 64 << 10;
 
-/// Length of what stands before each message: a flag and the length.
+/// Bytes before each message: a flag and the length.
 const PREFIX_BYTES: usize = 5;
 
-/// What has come of a stream and is not read yet.
+/// The bytes of a stream that were received and not read yet.
 #[derive(Debug, Default)]
 pub struct MessageReader {
     buffer: Vec<u8>,
@@ -200,7 +203,7 @@ impl MessageLayout {
         let mut parts = Vec::new();
         for field in ProtoFields::of(bytes, message.clone()) {
             let field = field?;
-            // What is asked, of which there is one.
+            // The request of the message; only one is allowed.
             if (2..=7).contains(&field.tag) {
                 parts.push(field);
                 parts.truncate(2);
@@ -363,7 +366,7 @@ mod tests {
         let headers = HttpHeaders { headers: Some(headers), ..HttpHeaders::default() };
         let message = ProcessingRequest { request: Some(Part::RequestHeaders(headers)), ..ProcessingRequest::default() };
         assert_eq!(read(&framed(&message.encode_to_vec()), 1 << 20).unwrap_err().code(), Code::ResourceExhausted);
-        // A body that is said twice is none: its bytes are not told from the rest.
+        // A body that appears twice is not moved: its bytes are read with the rest.
         let twice = |bytes: usize| {
             let body = ProcessingRequest { request: Some(Part::RequestBody(body(vec![1; bytes]))), ..ProcessingRequest::default() };
             framed(&[body.encode_to_vec(), body.encode_to_vec()].concat())
@@ -387,7 +390,8 @@ mod tests {
     }
 
     proptest! {
-        /// Where this reader reads a message, it is what prost reads; where it does not, nor does prost, but for what is refused.
+        /// Where this reader reads a message, it is what prost reads; where it does not, nor does
+        /// prost, but for what is refused.
         #[test]
         fn it_reads_what_prost_reads(bytes in prop::collection::vec(any::<u8>(), 0..64), nested in prop::collection::vec(any::<u8>(), 0..32), as_body: bool) {
             let bytes = if as_body {

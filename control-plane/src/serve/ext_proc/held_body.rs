@@ -1,6 +1,7 @@
 //! A request body held until it is whole, and the pieces it is sent back in.
 //!
-//! The body is one run of bytes, so that reading it needs no copy; where its pieces ended is kept beside. A body that came in one piece is not copied.
+//! The body is one run of bytes, so that reading it needs no copy; the ends of its pieces are kept
+//! beside it. A body that came in one piece is not copied.
 
 use exchange::rewrite::BodyEdit;
 
@@ -17,7 +18,7 @@ pub struct BodyPieces {
     body: HeldBody,
     /// The next of `held.ends`.
     index: usize,
-    /// How far it has been taken.
+    /// How many of its bytes were taken.
     taken: usize,
     piece_bytes_max: usize,
     splice: Option<BodyEdit>,
@@ -28,9 +29,9 @@ pub struct BodyPieces {
 pub struct BodyPiece {
     /// Its bytes.
     pub bytes: Vec<u8>,
-    /// They are not those that came.
+    /// Whether they differ from the bytes that came.
     pub changed: bool,
-    /// None follows.
+    /// Whether it is the last.
     pub last: bool,
 }
 
@@ -49,7 +50,7 @@ impl HeldBody {
             piece.shrink_to_fit();
             self.bytes = piece;
         } else {
-            // It grows by a quarter, not by itself: what is not used yet counts as held.
+            // It grows by a quarter, not to double its size: unused bytes count as held.
             let len = self.bytes.len() + piece.len();
             if len > self.bytes.capacity() {
                 self.bytes.reserve_exact(len + len / 4 - self.bytes.len());
@@ -82,7 +83,8 @@ impl HeldBody {
         Some(BodyPiece { bytes, changed, last: true })
     }
 
-    /// Takes the body out in the pieces it came in, none longer than `piece_bytes_max` but for what `splice` adds.
+    /// Takes the body out in the pieces it came in, none longer than `piece_bytes_max` but for
+    /// what `splice` adds.
     pub fn take_pieces(&mut self, splice: Option<BodyEdit>, piece_bytes_max: usize) -> BodyPieces {
         BodyPieces { body: std::mem::take(self), index: 0, taken: 0, piece_bytes_max, splice }
     }
@@ -122,7 +124,7 @@ impl Iterator for BodyPieces {
         };
         let (from, to) = (range.start.clamp(start, end), range.end.clamp(start, end));
         let changed = from < to;
-        // The first piece that has any of what goes gets all that comes in its place.
+        // The first piece with any of the replaced bytes gets the whole replacement.
         let comes = if changed { std::mem::take(replacement) } else { Vec::new() };
         Some(BodyPiece { bytes: [part(start, from), &comes, part(to, end)].concat(), changed, last })
     }

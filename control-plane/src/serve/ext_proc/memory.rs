@@ -1,18 +1,21 @@
 //! The memory that streams may hold, all of them together.
 //!
-//! Every stream has an [`MemoryAccount`] that says how many bytes it holds: what has come of an unfinished message, the body that waits for its last byte,
-//! answers that the proxy has not taken. The sum over all streams stays within [`HELD_BYTES_MAX`], and a stream may hold at most a quarter of what the
-//! others leave. So a few large bodies do not shut out the rest: the more is held, the less a single stream may add, and a small request
-//! still finds room.
+//! Every stream has a [`MemoryAccount`] of the bytes it holds: an unfinished message, a body that
+//! waits for its last byte, answers that the proxy has not taken. The sum over all streams stays
+//! within [`HELD_BYTES_MAX`], and a stream may hold at most a quarter of what the others leave.
+//! So a few large bodies do not shut out the rest: the more is held, the less a single stream may
+//! add, and a small request still finds room.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The most bytes that all streams hold together: 16 bodies of the longest kind (24 MiB). The shipped Kubernetes manifest gives the daemon 1 GiB, of which
-/// its pools, scraping, EDS and the state streams need up to a quarter, and the streams themselves with their HTTP/2 buffers another.
+/// The most bytes that all streams hold together: 16 bodies of the longest kind (24 MiB). The
+/// shipped Kubernetes manifest gives the daemon 1 GiB. Pools, scraping, EDS and the state streams
+/// need up to a quarter of it, and ext_proc streams with their HTTP/2 buffers another quarter.
 pub const HELD_BYTES_MAX: usize = 384 << 20;
 
-/// A stream holds at most one part in so many of what the others leave. A first body of 24 MiB needs less than that of all there is.
+/// A stream holds at most one part in this many of the bytes that the others leave. A first body of
+/// 24 MiB needs less than that part of the whole.
 const SHARE: usize = 4;
 
 /// How many bytes all streams hold.
@@ -21,7 +24,7 @@ pub struct StreamMemory {
     used: AtomicUsize,
 }
 
-/// How many bytes one stream holds. They are given back when it is dropped.
+/// How many bytes one stream holds. Dropping it releases them.
 #[derive(Debug)]
 pub struct MemoryAccount {
     memory: Arc<StreamMemory>,

@@ -1,4 +1,5 @@
-//! What a request is refused for that only this front knows: its own memory, and how long a body may take. All other refusals are the exchange's.
+//! The refusals of the ext_proc server itself: it has no memory for a body, or a body takes too
+//! long. All other refusals come from the exchange.
 
 use exchange::api::ApiFamily;
 use exchange::json::write::JsonWriter;
@@ -6,15 +7,16 @@ use exchange::{LocalReply, headers};
 
 use super::memory::HELD_BYTES_MAX;
 
-/// How long a client is asked to wait when memory is short, in seconds: a body that is complete is gone in a fraction of it.
+/// The `retry-after` when memory is short, in seconds: a complete body is forwarded in a fraction
+/// of it.
 const RETRY_AFTER_S: u32 = 1;
 
-/// Why.
+/// Why a request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamRefusal {
-    /// Bodies under way take all the memory that there is for them.
+    /// The bodies that are held take all the memory for bodies.
     Memory,
-    /// The body did not come to its end in time.
+    /// The body was not complete in time.
     Slow,
 }
 

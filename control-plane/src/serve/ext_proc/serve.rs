@@ -1,4 +1,4 @@
-//! The front's listeners and tasks.
+//! The listener and the tasks of the ext_proc server.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::serve::monitoring::{ended, open, server};
 use crate::shutdown::Shutdown;
 use crate::state::shared::DaemonState;
 
-/// The front, listening.
+/// The listener.
 #[derive(Debug)]
 pub struct ExtProcListener {
     ext_proc: IncomingConnections,
@@ -40,21 +40,21 @@ impl ExtProcListener {
         Ok(Some(Self { ext_proc, settings, destination_namespace }))
     }
 
-    /// Where gateways ask.
+    /// The address for gateways.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.ext_proc.address()
     }
 
-    /// Serves until `shutdown`, and tells `health` whether requests can be decided.
+    /// Serves until `shutdown`, and reports to `health` whether requests can be decided.
     pub fn spawn(self, tasks: &mut JoinSet<&'static str>, shared: &Arc<DaemonState>, health: HealthChecks, shutdown: &Shutdown) {
         let Self { ext_proc, settings, destination_namespace } = self;
-        let front = ExtProcServer::with_namespace(&shared.pool_names, destination_namespace);
+        let ext_proc_server = ExtProcServer::with_namespace(&shared.pool_names, destination_namespace);
         if let Some(components) = shared.discovery.components.get() {
-            front.follow(components);
+            ext_proc_server.follow(components);
         }
-        let _ = shared.ext_proc.streams.set(Arc::clone(front.streams())); // there is one front
-        let service = ExtProcService::new(Arc::clone(&front), &settings, shutdown.clone());
+        let _ = shared.ext_proc.streams.set(Arc::clone(ext_proc_server.streams())); // there is one ext_proc server
+        let service = ExtProcService::new(Arc::clone(&ext_proc_server), &settings, shutdown.clone());
         let router = server()
             .max_concurrent_streams(STREAMS_PER_CONNECTION_MAX)
             .http2_max_header_list_size(METADATA_BYTES_MAX)
@@ -69,8 +69,8 @@ impl ExtProcListener {
         });
         let (shared, stop) = (Arc::clone(shared), shutdown.clone());
         tasks.spawn(async move {
-            front.follow_state(shared, stop, health).await;
-            "the ext_proc front"
+            ext_proc_server.follow_state(shared, stop, health).await;
+            "the ext_proc server"
         });
     }
 }
@@ -84,7 +84,7 @@ fn tls(args: ExtProcArgs) -> ServerTls {
     }
 }
 
-/// Those of all exchanges, but for what the command line says.
+/// The settings of all exchanges, changed by the command line.
 fn settings(args: &ExtProcArgs) -> ExchangeSettings {
     let (given, shipped) = (args.exchanges.clone(), ExchangeSettings::default());
     let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);

@@ -1,27 +1,32 @@
-//! What the front knows: one [`exchange::ManagedPool`] for each pool, as each worker of a proxy has one.
+//! The state of the ext_proc server: one [`ManagedPool`] for each pool, as each worker of a proxy
+//! has one.
 //!
-//! The front is a proxy of the daemon's own. It is told what proxies are told, by the same [`StateSession`], refuses what they would refuse, acknowledges
-//! as they do (so no slot is lent anew while it is still in use here), and counts as they count. Since no Envoy's EDS stream is known to be
-//! the one that asks, it hears of a new endpoint after the delay that stands in for an acknowledgement.
+//! The ext_proc server is a proxy of the daemon itself. It receives the messages that proxies
+//! receive, from a [`StateSession`] like theirs, refuses what they would refuse, acknowledges as
+//! they do (so that no slot is given away while it is still in use here), and counts as they
+//! count. No EDS stream is known to belong to its gateways, so it receives a new endpoint after
+//! the delay that replaces an acknowledgement.
 //!
-//! A pool is behind a lock that is held for one step of one exchange, some tens of µs, and never while anything is waited for.
+//! A pool is behind a lock that is held for one step of one exchange, some tens of µs, and never
+//! while anything is waited for.
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use discovery::BackendStatus;
-use exchange::Timestamp;
-use pool_state::{CountHistogram, DURATION_BOUNDS_MS, EncodedObservation};
-use proto::state::{self, daemon_message};
+use exchange::{ManagedPool, Timestamp};
+use pool_state::{
+    Applied, AppliedVersions, CountHistogram, DURATION_BOUNDS_MS, DaemonUpdate, EncodedObservation, LocalPeer, RejectedMessage,
+};
+use proto::state;
 use scheduler::prefix::ENTRIES_DEFAULT;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::authority::ServiceAuthority;
 use super::counts::StreamCounts;
-use super::peers::LocalPeer;
-use super::session::StreamSession;
+use super::open_streams::OpenStreams;
 use super::wire;
 use crate::pool::watched::WatchedComponents;
 use crate::serve::health::HealthChecks;
@@ -32,13 +37,14 @@ use crate::state::peer::{Origin, ProxyProcess};
 use crate::state::peer_relay::SHARE_INTERVAL;
 use crate::state::shared::DaemonState;
 
-/// The most requests that wait for a pool's first state at once, each with its body; beyond it they are answered at once.
+/// The most requests that wait for a pool's first state at once, each with its body; beyond it they
+/// are answered at once.
 const PARKED_MAX: usize = 1_024;
 
-/// How often a pool is tidied: its prefix index in slices, its ejections.
+/// How often a pool does its housekeeping: its prefix index in slices, its ejections.
 const TICK: Duration = Duration::from_millis(100);
 
-/// How often what was counted is told: as the filters do.
+/// How often counters are reported: as often as filters do.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A moment beyond anything that happens here.
@@ -46,36 +52,36 @@ fn far() -> Instant {
     Instant::now() + Duration::from_secs(3600)
 }
 
-/// What the front goes by among the proxies; no Envoy has this node id.
+/// The node id of the ext_proc server; no Envoy has it.
 const NODE: &str = "switchpointd/ext_proc";
 
-/// The front, shared by its streams.
+/// The ext_proc server, shared by its streams.
 #[derive(Debug)]
 pub struct ExtProcServer {
     pools: BTreeMap<Arc<str>, Arc<ServedPool>>,
     destination_namespace: String,
-    /// By pool: what its source asks of gateways, where it is discovered.
+    /// For each pool that is discovered, the requirements of its source, with the picker's Service.
     sources: OnceLock<Vec<(Arc<ServedPool>, watch::Receiver<BackendStatus>)>>,
     began: Instant,
-    /// Places to wait in.
+    /// Places for requests that wait for state.
     parking: Arc<Semaphore>,
     streams: Arc<StreamCounts>,
-    /// Open streams, each by its number.
-    talks: Mutex<HashMap<u64, Weak<StreamSession>>>,
+    open_streams: OpenStreams,
 }
 
-/// One pool of it.
+/// One pool.
 #[derive(Debug)]
 pub struct ServedPool {
     inner: Mutex<ServedPoolState>,
     has_state: watch::Sender<bool>,
 }
 
-/// What is behind the lock.
+/// The part of a pool behind the lock.
 #[derive(Debug)]
 pub struct ServedPoolState {
-    /// What requests are decided with.
-    pub pool: exchange::ManagedPool,
+    /// The state for decisions.
+    pub pool: ManagedPool,
+    applied: AppliedVersions,
     /// Time a pick took, in µs.
     pick_us: CountHistogram,
     peers: LocalPeer,
@@ -85,13 +91,13 @@ pub struct ServedPoolState {
 // === impl ExtProcServer ===
 
 impl ExtProcServer {
-    /// Nothing is known yet of these pools.
+    /// A server of these pools, without state yet.
     #[must_use]
     pub fn new(pools: &[Arc<str>]) -> Arc<Self> {
         Self::with_namespace(pools, None)
     }
 
-    /// A front that tells destinations in this metadata namespace, where one is given.
+    /// A server that sets destinations in this metadata namespace, if one is given.
     #[must_use]
     pub fn with_namespace(pools: &[Arc<str>], destination_namespace: Option<String>) -> Arc<Self> {
         let pools = pools.iter().map(|name| (Arc::clone(name), Arc::new(ServedPool::new()))).collect();
@@ -102,7 +108,7 @@ impl ExtProcServer {
             began: Instant::now(),
             parking: Arc::new(Semaphore::new(PARKED_MAX)),
             streams: Arc::default(),
-            talks: Mutex::default(),
+            open_streams: OpenStreams::default(),
         })
     }
 
@@ -134,26 +140,26 @@ impl ExtProcServer {
     /// The pool whose picker is the Service of this authority, if that is one pool's alone.
     #[must_use]
     pub fn pool_of_service(&self, authority: &str) -> Option<&Arc<ServedPool>> {
-        let asked = ServiceAuthority::parse(authority)?;
-        let is_asked = |status: &watch::Receiver<BackendStatus>| {
+        let service = ServiceAuthority::parse(authority)?;
+        let is_picker = |status: &watch::Receiver<BackendStatus>| {
             status
                 .borrow()
                 .requirements
                 .as_ref()
                 .and_then(|of_pool| of_pool.picker.as_ref())
-                .is_some_and(|service| asked.names_service(service))
+                .is_some_and(|picker| service.names_service(picker))
         };
-        let mut pools = self.sources.get()?.iter().filter(|(_, status)| is_asked(status)).map(|(pool, _)| pool);
+        let mut pools = self.sources.get()?.iter().filter(|(_, status)| is_picker(status)).map(|(pool, _)| pool);
         pools.next().filter(|_| pools.next().is_none())
     }
 
-    /// Is anything known of every pool?
+    /// Whether every pool has state.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.pools.values().all(|pool| pool.has_state())
     }
 
-    /// This moment, as exchanges know time.
+    /// The current time, as exchanges have it.
     #[must_use]
     pub fn now(&self) -> Timestamp {
         Timestamp(u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX))
@@ -176,30 +182,20 @@ impl ExtProcServer {
         &self.streams
     }
 
-    /// Has `talk` looked after by [`Self::expire`], under this number.
-    pub(super) fn register(&self, number: u64, talk: Weak<StreamSession>) {
-        self.sessions().insert(number, talk);
+    /// Its open streams.
+    pub(super) fn open_streams(&self) -> &OpenStreams {
+        &self.open_streams
     }
 
-    /// It is over.
-    pub(super) fn forget(&self, number: u64) {
-        self.sessions().remove(&number);
-    }
-
-    /// Ends the streams whose time is up.
+    /// Ends the streams that have waited for their proxy too long.
     pub fn expire(&self) {
-        let now = self.now();
-        let talks: Vec<Arc<StreamSession>> = self.sessions().values().filter_map(Weak::upgrade).collect();
-        talks.iter().for_each(|talk| talk.expire(now));
+        self.open_streams.expire(self.now());
     }
 
-    fn sessions(&self) -> MutexGuard<'_, HashMap<u64, Weak<StreamSession>>> {
-        self.talks.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Follows the daemon's state until `shutdown`, and tells `health` whether every pool has some.
+    /// Follows the daemon's state until `shutdown`, and reports to `health` whether every pool has
+    /// state.
     pub async fn follow_state(self: Arc<Self>, shared: Arc<DaemonState>, mut shutdown: Shutdown, health: HealthChecks) {
-        // 0 is nobody among processes.
+        // 0 means no process.
         let process_id = rand::random::<u64>().max(1);
         let mut session =
             StateSession::new(ProxyProcess::front(NODE, process_id), self.pools.keys().map(ToString::to_string), Instant::now());
@@ -209,7 +205,7 @@ impl ExtProcServer {
         let (mut reported, mut ready) = (Instant::now(), false);
         loop {
             let views = pools.borrow_and_update().clone();
-            // Only when it may be passed on: what came too soon wakes us then.
+            // Only when it may be forwarded: a change that came too soon wakes this task then.
             if session.relay_at(Instant::now()) <= Instant::now() {
                 relayed.borrow_and_update();
             }
@@ -227,12 +223,13 @@ impl ExtProcServer {
             let share_at = if self.publish(&shared, process_id) { Instant::now() + SHARE_INTERVAL } else { far() };
             tokio::select! {
                 changed = pools.changed() => if changed.is_err() { return },
-                // Others tell hundreds of times a second: no look at any of it before it may be passed on.
+                // Others report hundreds of times a second: nothing is read before it may be
+                // forwarded.
                 changed = async { tokio::time::sleep_until(relay_at).await; relayed.changed().await } => if changed.is_err() { return },
                 () = tokio::time::sleep_until(share_at) => {}
                 () = tokio::time::sleep_until(session.wake_at(&views, Instant::now())) => {}
                 _ = tick.tick() => {
-                    self.tidy(&shared, process_id);
+                    self.tick(&shared, process_id);
                     if reported.elapsed() >= REPORT_INTERVAL {
                         reported = Instant::now();
                         self.report(&shared);
@@ -244,61 +241,35 @@ impl ExtProcServer {
         }
     }
 
-    /// Takes over a message as a proxy does: whole, or not at all. The answer to it, if it wants one.
+    /// Applies a message as a proxy does: as a whole, or not at all. Returns its acknowledgement.
     pub fn apply(&self, message: state::DaemonMessage) -> Option<state::Ack> {
-        match message.message? {
-            daemon_message::Message::PoolUpdate(pool_update) => {
-                let (name, version) = (pool_update.pool.clone(), pool_update.version);
-                let refused = match (self.pools.get(name.as_str()), proto::pool_update(pool_update)) {
-                    (Some(pool), Ok(pool_update)) => {
-                        let ServedPoolState { pool: inner, peers, .. } = &mut *pool.lock();
-                        inner.install(pool_update.snapshot, pool_update.hash_secret, pool_update.staleness_max_ms);
-                        peers.recount(inner);
-                        pool.has_state.send_replace(true);
-                        String::new()
-                    }
-                    (None, _) => "no such pool here".to_owned(),
-                    (_, Err(why)) => why.to_string(),
-                };
-                if !refused.is_empty() {
-                    tracing::error!(pool = name, why = refused, "the ext_proc front cannot use a pool update; it keeps the one it had");
+        let update = match DaemonUpdate::decode(message, |name| self.pools.get(name).map(|pool| pool.lock())) {
+            Ok(update) => update,
+            Err(rejected) => return refuse(rejected),
+        };
+        let Some(served) = self.pools.get(update.pool()?) else { return update.refuse("no such pool here").and_then(refuse) };
+        let ack = update.ack();
+        let ServedPoolState { pool, applied, peers, .. } = &mut *served.lock();
+        match update {
+            DaemonUpdate::Peers(message) => peers.receive(pool, message, self.now()),
+            update => {
+                if applied.apply(pool, update, self.now()) == Applied::PoolUpdate {
+                    peers.recount(pool);
+                    served.has_state.send_replace(true);
                 }
-                Some(state::Ack { pool: name, version, refused, held: None })
             }
-            daemon_message::Message::Metrics(metrics) => {
-                let mut pool = self.pools.get(metrics.pool.as_str())?.lock();
-                let measured = proto::metrics(&metrics, pool.pool.snapshot()?);
-                match measured {
-                    Ok(snapshot) => pool.pool.refresh(snapshot, self.now()),
-                    Err(why) => tracing::error!(pool = metrics.pool, %why, "the ext_proc front cannot use metrics"),
-                }
-                None
-            }
-            daemon_message::Message::PeerLoad(told) => {
-                let ServedPoolState { pool, peers, .. } = &mut *self.pools.get(told.pool.as_str())?.lock();
-                peers.receive(pool, told, self.now());
-                None
-            }
-            daemon_message::Message::LearnedModels(learned) => {
-                let mut pool = self.pools.get(learned.pool.as_str())?.lock();
-                match proto::learned(learned) {
-                    Ok(learned) => pool.pool.install_models(learned.step, learned.latency),
-                    Err(why) => tracing::error!(%why, "the ext_proc front cannot use what was learned; it keeps what it had"),
-                }
-                None
-            }
-            daemon_message::Message::Welcome(_) => None,
         }
+        ack
     }
 
-    fn tidy(&self, shared: &DaemonState, process_id: u64) {
+    fn tick(&self, shared: &DaemonState, process_id: u64) {
         let now = self.now();
         for (name, pool) in &self.pools {
             let ServedPoolState { pool, peers, used, .. } = &mut *pool.lock();
             pool.tick(now);
             peers.expire(pool, now);
-            observed(name, pool).into_iter().for_each(|observations| shared.observed(process_id, observations));
-            // Proxies share only with those who pick: not with a front that nobody asks.
+            observations(name, pool).into_iter().for_each(|observations| shared.observed(process_id, observations));
+            // Proxies share only with those that pick: not with a server that no gateway uses.
             if *used && peers.join() {
                 shared.relay().join(name, (process_id, &Origin::default()), Instant::now());
                 shared.peers.relayed.send_replace(());
@@ -306,13 +277,13 @@ impl ExtProcServer {
         }
     }
 
-    /// Tells the proxies of each pool what changed here. Says whether any of them hears.
+    /// Reports to the other proxies of each pool what changed here. Returns whether there are any.
     fn publish(&self, shared: &DaemonState, process_id: u64) -> bool {
-        let mut heard = false;
+        let mut has_peers = false;
         for (name, pool) in &self.pools {
             let share = {
                 let ServedPoolState { pool, peers, .. } = &mut *pool.lock();
-                heard |= peers.has_peers();
+                has_peers |= peers.has_peers();
                 peers.next_report(name, pool, self.now())
             };
             if let Some(share) = share {
@@ -320,7 +291,7 @@ impl ExtProcServer {
                 shared.peers.relayed.send_replace(());
             }
         }
-        heard
+        has_peers
     }
 
     fn report(&self, shared: &DaemonState) {
@@ -336,8 +307,16 @@ impl ExtProcServer {
     }
 }
 
-/// What ended requests of the front saw since the last time. It counts as one VM of its process.
-fn observed(name: &str, pool: &mut exchange::ManagedPool) -> Option<state::Observations> {
+/// Logs why a message was refused. Returns the refusal for the daemon.
+fn refuse(rejected: RejectedMessage) -> Option<state::Ack> {
+    let RejectedMessage { pool, why, .. } = &rejected;
+    tracing::error!(pool, why, "the ext_proc server refuses a message of the daemon; the current state stays in force");
+    rejected.ack()
+}
+
+/// The observations of requests that ended since the last time. The ext_proc server counts as one
+/// VM of its process.
+fn observations(name: &str, pool: &mut ManagedPool) -> Option<state::Observations> {
     let (first, rows) = pool.take_observations();
     let rows: Vec<u8> = rows.iter().flat_map(EncodedObservation::to_bytes).collect();
     (!rows.is_empty()).then(|| state::Observations { pool: name.to_owned(), vm_id: 0, first, rows })
@@ -347,32 +326,45 @@ fn observed(name: &str, pool: &mut exchange::ManagedPool) -> Option<state::Obser
 
 impl ServedPool {
     fn new() -> Self {
-        let pool = exchange::ManagedPool::new(rand::random(), 0);
-        let inner = Mutex::new(ServedPoolState { pool, pick_us: CountHistogram::default(), peers: LocalPeer::default(), used: false });
+        let inner = Mutex::new(ServedPoolState {
+            pool: ManagedPool::new(rand::random(), 0),
+            applied: AppliedVersions::default(),
+            pick_us: CountHistogram::default(),
+            peers: LocalPeer::default(),
+            used: false,
+        });
         Self { inner, has_state: watch::Sender::new(false) }
     }
 
-    /// For one step.
+    /// Locks the pool, for one step of an exchange.
     pub fn lock(&self) -> MutexGuard<'_, ServedPoolState> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Is anything known of it?
+    /// Whether the pool has state.
     #[must_use]
     pub fn has_state(&self) -> bool {
         *self.has_state.borrow()
     }
 
-    /// Waits until something is.
+    /// Waits until the pool has state.
     pub async fn state(&self) {
-        let _ = self.has_state.subscribe().wait_for(|has| *has).await; // we hold the sender, so it cannot be gone
+        // The sender is in `self`, so it cannot be gone.
+        let _ = self.has_state.subscribe().wait_for(|has| *has).await;
     }
 }
 
 // === impl ServedPoolState ===
 
+impl AsRef<ManagedPool> for ServedPoolState {
+    fn as_ref(&self) -> &ManagedPool {
+        &self.pool
+    }
+}
+
 impl ServedPoolState {
-    /// Before the first exchange that is decided here: the index of a pool that is never used costs nothing.
+    /// Creates the prefix index before the first exchange that is decided here, so that a pool
+    /// that is never used has none.
     pub(super) fn prepare_index(&mut self) {
         self.used = true;
         self.pool.reserve_prefixes(ENTRIES_DEFAULT);

@@ -1,7 +1,10 @@
-//! One ext_proc stream, from its bytes to its bytes: messages are read, the conversation answers, and what all of it holds is accounted.
+//! One ext_proc stream, from its bytes to its bytes: it reads messages, has an [`ExtProcStream`]
+//! answer them, and accounts for the memory that all of it holds.
 //!
-//! No sockets and no waiting here, as in [`ExtProcStream`]. A stream that waits for its proxy holds memory, a place and perhaps a pick, so its waiting
-//! has an end ([`StreamSession::expire`]). That is found out from outside: HTTP/2 does not ask a stream for more while the proxy takes nothing.
+//! No sockets and no waiting here, as in [`ExtProcStream`]. A stream that waits for its proxy holds
+//! memory, a place and perhaps a pick, so its waiting has an end ([`ExpiringStream::expire`]). The
+//! server checks that from outside, because HTTP/2 does not poll a stream while the proxy takes no
+//! data.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -14,20 +17,23 @@ use tonic::Status;
 use super::ext_proc_stream::{ExtProcStream, StreamAction};
 use super::framing::{EXPANSION_MAX, MessageReader};
 use super::memory::MemoryAccount;
+use super::open_streams::ExpiringStream;
 use super::refusal::StreamRefusal;
 use super::server::{ExtProcServer, ServedPool};
 
-/// How long a proxy may be silent while it owes us the rest of a body or of a message, or takes nothing of what it asked for, in ms. A client that
-/// is slower than that is gone.
+/// How long a proxy may be silent while the rest of a body or of a message is missing, or may
+/// take no data of its answer, in ms. A client that is slower than that is gone.
 pub const SILENCE_MS_MAX: u64 = 30_000;
 
-/// How long a request's body may take altogether, in ms: as long as the shipped Envoy configuration gives a request (`request_timeout`).
+/// How long a request's body may take altogether, in ms: as long as the shipped Envoy configuration
+/// gives a request (`request_timeout`).
 pub const BODY_MS_MAX: u64 = 300_000;
 
-/// Answers are put together up to this length, in bytes: one HTTP/2 frame.
+/// Answers are sent together up to this length, in bytes: one HTTP/2 frame.
 const BATCH_BYTES: usize = 16 << 10;
 
-/// A message with no more than this besides a body is not accounted while it is decoded: there are as many of those as worker threads, no more.
+/// A message with no more than this besides a body is not accounted while it is decoded: there
+/// are at most as many of those as worker threads.
 const SMALL_ENVELOPE_BYTES: usize = 4 << 10;
 
 /// A stream.
@@ -35,16 +41,16 @@ const SMALL_ENVELOPE_BYTES: usize = 4 << 10;
 pub struct StreamSession {
     state: Mutex<SessionState>,
     woken: Notify,
-    front: Arc<ExtProcServer>,
+    server: Arc<ExtProcServer>,
     number: u64,
 }
 
-/// What is to be done.
+/// What to do next.
 #[derive(Debug)]
 pub enum SessionAction {
-    /// Send these bytes; then ask again.
+    /// Send these bytes; then call [`StreamSession::next`] again.
     Send(Bytes),
-    /// Bring the next bytes by [`StreamSession::receive`].
+    /// Pass the next bytes to [`StreamSession::receive`].
     Listen,
     /// Call [`StreamSession::retry`] when the pool has state, or at this moment.
     Wait(Timestamp),
@@ -56,46 +62,47 @@ pub enum SessionAction {
 struct SessionState {
     framing: MessageReader,
     /// `None` once it is over.
-    conversation: Option<ExtProcStream>,
+    stream: Option<ExtProcStream>,
     account: MemoryAccount,
-    /// Bytes that were given to be sent, and are not known to be.
+    /// Bytes that were returned for sending, and may not be sent yet.
     unsent: usize,
-    /// The proxy has said something.
+    /// Whether the proxy has sent a message.
     begun: bool,
     /// When the proxy last sent or took something.
     moved: Timestamp,
-    /// Since when it owes us something.
+    /// Since when the proxy has to send or take something.
     owed: Option<Timestamp>,
-    /// Why it is over.
+    /// Why the stream is over.
     over: Option<Status>,
 }
 
 // === impl StreamSession ===
 
 impl StreamSession {
-    /// A stream that has only just begun.
+    /// A new stream.
     #[must_use]
-    pub fn new(front: &Arc<ExtProcServer>, pool: &Arc<ServedPool>, settings: &Arc<ExchangeSettings>) -> Arc<Self> {
-        let conversation = ExtProcStream::new(Arc::clone(front), Arc::clone(pool), Arc::clone(settings));
-        let (number, now) = (conversation.number(), front.now());
+    pub fn new(server: &Arc<ExtProcServer>, pool: &Arc<ServedPool>, settings: &Arc<ExchangeSettings>) -> Arc<Self> {
+        let stream = ExtProcStream::new(Arc::clone(server), Arc::clone(pool), Arc::clone(settings));
+        let (number, now) = (stream.number(), server.now());
         let state = SessionState {
             framing: MessageReader::default(),
-            conversation: Some(conversation),
-            account: front.streams().memory().account(),
+            stream: Some(stream),
+            account: server.streams().memory().account(),
             unsent: 0,
             begun: false,
             moved: now,
             owed: Some(now),
             over: None,
         };
-        let talk = Arc::new(Self { state: Mutex::new(state), woken: Notify::new(), front: Arc::clone(front), number });
-        front.register(number, Arc::downgrade(&talk));
-        talk
+        let session = Arc::new(Self { state: Mutex::new(state), woken: Notify::new(), server: Arc::clone(server), number });
+        let weak = Arc::downgrade(&session);
+        server.open_streams().insert(number, weak);
+        session
     }
 
-    /// The proxy has taken what it was sent. What is next?
+    /// The proxy has taken the bytes that were sent. Returns what to do next.
     pub fn next(&self) -> SessionAction {
-        let now = self.front.now();
+        let now = self.server.now();
         let mut state = self.lock();
         if std::mem::take(&mut state.unsent) > 0 {
             state.moved = now;
@@ -112,10 +119,10 @@ impl StreamSession {
 
     /// The proxy sent these bytes.
     pub fn receive(&self, bytes: &[u8]) {
-        let now = self.front.now();
+        let now = self.server.now();
         let mut state = self.lock();
         state.moved = now;
-        if state.conversation.is_some() {
+        if state.stream.is_some() {
             state.framing.push(bytes);
             if state.hold(0).is_err() {
                 state.refuse(StreamRefusal::Memory);
@@ -124,51 +131,34 @@ impl StreamSession {
         state.settle(now);
     }
 
-    /// The pool has state, or this is the moment it should have had some.
+    /// The pool has state, or `now` is the deadline for it.
     pub fn retry(&self, now: Timestamp) -> StreamAction {
         let mut state = self.lock();
-        let next = state.conversation.as_mut().map_or(StreamAction::Listen, |conversation| conversation.retry(now));
+        let next = state.stream.as_mut().map_or(StreamAction::Listen, |stream| stream.retry(now));
         state.settle(now);
         next
     }
 
-    /// The proxy says nothing more: what the stream holds is released.
+    /// The proxy sends nothing more: releases what the stream holds.
     pub fn close(&self) {
         self.lock().end(Status::ok(""));
     }
 
-    /// May the proxy go on without us?
+    /// Whether the proxy can go on without the daemon.
     #[must_use]
     pub fn is_dispensable(&self) -> bool {
-        self.lock().conversation.as_ref().is_some_and(ExtProcStream::is_dispensable)
+        self.lock().stream.as_ref().is_some_and(ExtProcStream::is_dispensable)
     }
 
-    /// How much memory it takes for what the proxy sent and has not taken, in bytes.
+    /// Memory for the bytes that the proxy sent and has not taken, in bytes.
     #[must_use]
     pub fn memory(&self) -> usize {
         self.lock().memory()
     }
 
-    /// Resolves when [`Self::next`] is to be asked though nothing came.
+    /// Resolves when [`Self::next`] must be called although no bytes arrived.
     pub async fn wait_for_wake(&self) {
         self.woken.notified().await;
-    }
-
-    /// Ends what has waited for its proxy too long.
-    pub fn expire(&self, now: Timestamp) {
-        let mut state = self.lock();
-        if !state.is_overdue(now) {
-            return;
-        }
-        let awaits_body = state.conversation.as_ref().is_some_and(ExtProcStream::awaits_body);
-        if awaits_body && state.unsent == 0 {
-            state.refuse(StreamRefusal::Slow);
-        } else {
-            state.end(Status::deadline_exceeded("the proxy owed the rest of a message, or did not take its answer"));
-        }
-        state.settle(now);
-        drop(state);
-        self.woken.notify_one();
     }
 
     fn lock(&self) -> MutexGuard<'_, SessionState> {
@@ -176,9 +166,27 @@ impl StreamSession {
     }
 }
 
+impl ExpiringStream for StreamSession {
+    fn expire(&self, now: Timestamp) {
+        let mut state = self.lock();
+        if !state.is_overdue(now) {
+            return;
+        }
+        let awaits_body = state.stream.as_ref().is_some_and(ExtProcStream::awaits_body);
+        if awaits_body && state.unsent == 0 {
+            state.refuse(StreamRefusal::Slow);
+        } else {
+            state.end(Status::deadline_exceeded("the proxy did not send the rest of a message, or did not take its answer"));
+        }
+        state.settle(now);
+        drop(state);
+        self.woken.notify_one();
+    }
+}
+
 impl Drop for StreamSession {
     fn drop(&mut self) {
-        self.front.forget(self.number);
+        self.server.open_streams().remove(self.number);
     }
 }
 
@@ -187,13 +195,13 @@ impl Drop for StreamSession {
 impl SessionState {
     fn act(&mut self) -> SessionAction {
         loop {
-            let Some(conversation) = &mut self.conversation else {
+            let Some(stream) = &mut self.stream else {
                 return SessionAction::End(self.over.take().unwrap_or_else(|| Status::ok("")));
             };
-            if let Some(bytes) = batch(conversation) {
+            if let Some(bytes) = batch(stream) {
                 return SessionAction::Send(bytes);
             }
-            if conversation.is_over() {
+            if stream.is_over() {
                 self.end(Status::ok(""));
                 continue;
             }
@@ -206,7 +214,7 @@ impl SessionState {
         }
     }
 
-    /// Reads one message; `None` if none is whole.
+    /// Reads one message; `None` if none is complete.
     fn read(&mut self) -> Result<Option<StreamAction>, Status> {
         let Some(layout) = self.framing.next()? else { return Ok(None) };
         let envelope = layout.envelope_bytes();
@@ -216,7 +224,7 @@ impl SessionState {
         }
         let message = self.framing.take(layout)?;
         self.begun = true;
-        let next = self.conversation.as_mut().map_or(StreamAction::Listen, |conversation| conversation.receive(message));
+        let next = self.stream.as_mut().map_or(StreamAction::Listen, |stream| stream.receive(message));
         if self.hold(0).is_err() {
             self.refuse(StreamRefusal::Memory);
             return Ok(Some(StreamAction::Listen));
@@ -224,50 +232,50 @@ impl SessionState {
         Ok(Some(next))
     }
 
-    /// Accounts for what it holds, and `more`.
+    /// Accounts for the memory that it holds, and `more`.
     fn hold(&mut self, more: usize) -> Result<(), super::memory::MemoryExceeded> {
         self.account.hold(self.memory() + more)
     }
 
     fn memory(&self) -> usize {
-        self.framing.memory() + self.conversation.as_ref().map_or(0, ExtProcStream::memory) + self.unsent
+        self.framing.memory() + self.stream.as_ref().map_or(0, ExtProcStream::memory) + self.unsent
     }
 
     fn refuse(&mut self, refusal: StreamRefusal) {
         self.framing.clear();
-        if let Some(conversation) = &mut self.conversation {
-            conversation.refuse(refusal);
+        if let Some(stream) = &mut self.stream {
+            stream.refuse(refusal);
         }
     }
 
     fn end(&mut self, status: Status) {
         self.framing.clear();
-        self.conversation = None;
+        self.stream = None;
         self.over = Some(status);
         self.account.record(self.unsent);
     }
 
-    /// After every step: the account says what is held, and the clock what is owed.
+    /// Brings the account and the clocks up to date, after every step.
     fn settle(&mut self, now: Timestamp) {
         self.account.record(self.memory());
         let owes = self.unsent > 0
             || !self.begun
             || self.framing.is_within_a_message()
-            || self.conversation.as_ref().is_some_and(|conversation| conversation.awaits_body());
+            || self.stream.as_ref().is_some_and(|stream| stream.awaits_body());
         self.owed = if owes { self.owed.or(Some(now)) } else { None };
     }
 
     fn is_overdue(&self, now: Timestamp) -> bool {
         let Some(owed) = self.owed else { return false };
-        self.conversation.is_some() && (now >= self.moved.plus_ms(SILENCE_MS_MAX) || now >= owed.plus_ms(BODY_MS_MAX))
+        self.stream.is_some() && (now >= self.moved.plus_ms(SILENCE_MS_MAX) || now >= owed.plus_ms(BODY_MS_MAX))
     }
 }
 
-/// The next answers, as they are sent.
-fn batch(conversation: &mut ExtProcStream) -> Option<Bytes> {
+/// The next answers, as bytes.
+fn batch(stream: &mut ExtProcStream) -> Option<Bytes> {
     let mut bytes = BytesMut::new();
     while bytes.len() < BATCH_BYTES {
-        let Some(answer) = conversation.next_answer() else { break };
+        let Some(answer) = stream.next_answer() else { break };
         let len = answer.encoded_len();
         bytes.reserve(5 + len);
         bytes.put_u8(0); // not compressed

@@ -1,4 +1,5 @@
-//! Envoy's messages, read and written: what a header map, an attribute or a metadata value says, and the answers in their order of parts.
+//! Reads and writes Envoy's messages: header maps, attributes and metadata values, and the answers
+//! to each part of an exchange.
 
 use std::collections::HashMap;
 
@@ -18,7 +19,8 @@ use envoy_types::pb::google::protobuf::{Struct, Value};
 use exchange::LocalReply;
 use exchange::api::{ApiFamily, RequestApi};
 
-/// Where the protocol puts the destination, and the proxy the endpoint that served, unless the operator names another.
+/// Where the protocol puts the destination, and the proxy the endpoint that served, unless the
+/// operator names another.
 pub const DESTINATION_NAMESPACE: &str = "envoy.lb";
 
 /// How the proxy sends the bodies of one direction.
@@ -26,8 +28,9 @@ pub const DESTINATION_NAMESPACE: &str = "envoy.lb";
 pub enum BodyMode {
     /// Not at all.
     None,
-    /// Piece by piece, each answered; the next may come before. The headers have gone on before the first, unless `early`: then the pieces come
-    /// without waiting for the headers' answer, which waits for the last of them.
+    /// Piece by piece, each answered; the next may come before. The headers have gone on before
+    /// the first, unless `early`: then the pieces come without waiting for the headers' answer,
+    /// which waits for the last of them.
     Streamed {
         /// `send_body_without_waiting_for_header_response`.
         early: bool,
@@ -70,8 +73,9 @@ pub enum BodyDirection {
 // === impl BodyModes ===
 
 impl BodyModes {
-    /// As the stream's first message says. One that says nothing is of a proxy that knows full duplex only: that is what the protocol demands
-    /// of gateways, and Envoy says it since it has more than one way to send bodies at all.
+    /// As the stream's first message says. One that says nothing is of a proxy that knows full
+    /// duplex only: that is what the protocol demands of gateways, and Envoy says it since it has
+    /// more than one way to send bodies at all.
     #[must_use]
     pub fn of(config: Option<&ProtocolConfiguration>) -> Self {
         let Some(config) = config else { return Self { request: BodyMode::FullDuplex, response: BodyMode::FullDuplex } };
@@ -123,7 +127,8 @@ pub fn text(value: &Value) -> Option<&str> {
     }
 }
 
-/// A subset hint as the exchange takes it: a list's items or a string. What is neither allows nobody, never more than was meant.
+/// A subset hint as the exchange takes it: a list's items or a string. Any other value allows
+/// no endpoint, so that a wrong hint never allows too much.
 pub fn subset_hint(value: &Value) -> Vec<u8> {
     match &value.kind {
         Some(Kind::ListValue(list)) => list.values.iter().filter_map(text).collect::<Vec<_>>().join(",").into_bytes(),
@@ -132,7 +137,7 @@ pub fn subset_hint(value: &Value) -> Vec<u8> {
     }
 }
 
-/// An attribute that the proxy was told to send along, whichever filter of it sends it.
+/// An attribute that the proxy sends, from any of its filters.
 pub fn attribute<'m>(attributes: &'m HashMap<String, Struct>, name: &str) -> Option<&'m Value> {
     attributes.values().find_map(|attributes| attributes.fields.get(name))
 }
@@ -175,8 +180,9 @@ pub fn headers_answer(direction: BodyDirection, changes: HeaderChanges) -> Proce
     })
 }
 
-/// Has the proxy keep the request's body to itself, if it lets us say so; where it does not, pieces of it are still answered. `None` where its way of
-/// sending it cannot be changed. (A response's body is never declined, read or not: its end tells when the exchange is over.)
+/// Asks the proxy not to send the request's body, if it allows a mode override; if it does not,
+/// pieces of the body are still answered. `None` where its body mode cannot be changed. (A
+/// response's body is never declined, read or not: its end is the end of the exchange.)
 pub fn decline_request_body(modes: BodyModes) -> Option<ProcessingMode> {
     let response = match modes.response {
         BodyMode::None => BodySendMode::None,
@@ -194,7 +200,8 @@ pub fn decline_request_body(modes: BodyModes) -> Option<ProcessingMode> {
     declinable.then_some(mode)
 }
 
-/// Answers a piece of a body, with another in its place if there is one, and changes to headers that have waited for it.
+/// Answers a piece of a body, with another in its place if there is one, and changes to headers
+/// that have waited for it.
 pub fn body_answer(direction: BodyDirection, replacement: Option<Vec<u8>>, changes: HeaderChanges) -> ProcessingResponse {
     let body_mutation = replacement.map(|body| BodyMutation { mutation: Some(Mutation::Body(body)) });
     body_response(direction, CommonResponse { header_mutation: Some(changes.into()), body_mutation, ..CommonResponse::default() })
@@ -224,7 +231,8 @@ pub fn trailers_answer(direction: BodyDirection) -> ProcessingResponse {
     })
 }
 
-/// Answers the client in place of a model server. Without `details`: the shipped Envoy files tell the picker's replies from Envoy's own by that.
+/// Answers the client in place of a model server. It has no `details`: by that the shipped Envoy
+/// files distinguish the picker's replies from Envoy's own.
 pub fn immediate(reply: LocalReply) -> ProcessingResponse {
     let set = reply.headers.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
     respond(Response::ImmediateResponse(ImmediateResponse {

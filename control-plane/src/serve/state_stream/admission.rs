@@ -7,8 +7,8 @@
 
 use std::sync::Arc;
 
-use pool_state::{OBSERVATION_BYTES, OBSERVATIONS_MAX};
 use prost::Message as _;
+use proto::observation::{OBSERVATION_BYTES, OBSERVATIONS_MAX};
 use proto::state::{self, proxy_message};
 use proto::{PLACEMENTS_BYTES_MAX, PROXY_MESSAGE_BYTES_MAX};
 use tonic::Status;

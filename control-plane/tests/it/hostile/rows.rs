@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use exchange::Timestamp;
-use pool_state::{Ejection, LoadReportSum, PeerLoadReport, TOLD_MS_MAX};
+use pool_state::{Ejection, LoadReportSum, PeerLoadReport};
+use proto::load_report::PEER_EJECTION_MS_MAX;
 use proto::state;
 use scheduler::in_flight::EndpointLoad;
 use scheduler::{EndpointRef, Generation, Slot};
@@ -60,7 +61,7 @@ async fn a_failure_told_by_a_hostile_peer_ejects_for_half_a_minute_at_most() {
         let (now, heard) = heard.await.unwrap();
         for told in heard {
             let ms = told.until.ms_since(now);
-            assert!(told.at <= now && ms <= TOLD_MS_MAX, "ejected for {ms} ms more");
+            assert!(told.at <= now && ms <= PEER_EJECTION_MS_MAX, "ejected for {ms} ms more");
         }
     }
 }

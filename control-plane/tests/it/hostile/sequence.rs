@@ -14,8 +14,9 @@ use control_plane::state::peer::{Origin, RemoteAddress};
 use control_plane::state::peer_relay::ACTIVE_PER_ORIGIN_MAX;
 use control_plane::state::shared::{DaemonState, EdsAck, EdsStream, ScraperHandle};
 use discovery::Instance;
-use pool_state::{LoadReportSum, PeerLoadReport, TOLD_MS_MAX};
+use pool_state::{LoadReportSum, PeerLoadReport};
 use prost::Message as _;
+use proto::load_report::PEER_EJECTION_MS_MAX;
 use proto::state::{self, daemon_message, proxy_message};
 use tokio::time::Instant;
 
@@ -162,7 +163,7 @@ impl ReceivedState {
                 LoadReportSum::default().read(&mut row, peers.row);
                 let written = row.head().written;
                 for told in row.ejections() {
-                    assert!(told.at <= written && told.until.ms_since(written) <= TOLD_MS_MAX, "{told:?} at {written:?}");
+                    assert!(told.at <= written && told.until.ms_since(written) <= PEER_EJECTION_MS_MAX, "{told:?} at {written:?}");
                 }
                 None
             }

@@ -215,7 +215,7 @@ fn a_vm_that_trapped_leaves_no_ghosts_and_its_vm_slot_no_row() {
     let _ghosts: Vec<_> = (0..10).map(|i| world.request(2, &format!("{i}"))).collect();
     world.host.pass_ms(ROWS_MS);
     assert_eq!(world.look(1).requests, 10);
-    // Its memory is gone, and its streams get no callback any more. Another takes its place at once.
+    // Its memory is gone, and its streams get no more callbacks. Another takes its place at once.
     world.workers[2] = world.worker();
     let _alive = world.request(2, "mine");
     world.host.pass_ms(ROW_EXPIRY_MS);
@@ -385,7 +385,7 @@ proptest! {
             prop_assert_eq!(world.look(worker), EndpointLoad::default());
             let replica = world.workers[worker].borrow().replica("default").unwrap();
             prop_assert_eq!(replica.borrow().pool.in_flight().rows().count(), 0);
-            prop_assert!(replica.borrow().sharing.row.is_idle());
+            prop_assert!(replica.borrow().sharing.own.report.is_idle());
         }
     }
 }

@@ -15,7 +15,6 @@ use super::super::answers::{self, AnswerQueue};
 use super::super::held_body::{BodyPieces, HeldBody};
 use super::super::server::{ExtProcServer, ServedPool};
 use super::super::wire::{self, BodyDirection, BodyMode, BodyModes, HeaderChanges};
-use super::StreamAction;
 
 /// Longest piece of a body in one full-duplex message, in bytes: Envoy takes at most 64 KiB.
 pub(super) const PIECE_BYTES_MAX: usize = 60 << 10;
@@ -23,10 +22,19 @@ pub(super) const PIECE_BYTES_MAX: usize = 60 << 10;
 /// The key of the served endpoint, under the destination's namespace.
 const SERVED: &str = "x-gateway-destination-endpoint-served";
 
+/// What a stream needs next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StreamAction {
+    /// The next message.
+    Listen,
+    /// A call of [`super::ExtProcStream::retry`] when the pool has state, or at this moment.
+    Wait(Timestamp),
+}
+
 /// The host.
 #[derive(Debug)]
 pub struct ExtProcHost {
-    pub(super) front: Arc<ExtProcServer>,
+    pub(super) server: Arc<ExtProcServer>,
     pool: Arc<ServedPool>,
     settings: Arc<ExchangeSettings>,
     pub(super) modes: Option<BodyModes>,
@@ -71,7 +79,7 @@ impl RequestHost for ExtProcHost {
     const IS_FILTER: bool = false;
 
     fn now(&self) -> Timestamp {
-        self.front.now()
+        self.server.now()
     }
 
     fn settings(&self) -> &ExchangeSettings {
@@ -79,7 +87,7 @@ impl RequestHost for ExtProcHost {
     }
 
     fn ready_reply(&self) -> LocalReply {
-        ready_reply(self.front.is_ready())
+        ready_reply(self.server.is_ready())
     }
 
     fn find_pool(&mut self) -> Option<Arc<ServedPool>> {
@@ -127,7 +135,7 @@ impl RequestHost for ExtProcHost {
         let destinations = set.iter().filter(|(name, _)| known.contains(&name)).cloned();
         // The metadata that `header_to_metadata` sets behind the filter is set here directly.
         let metadata = destinations.chain(open.into_iter().map(|(_, value)| ("open".to_owned(), value)));
-        let metadata = wire::destination_metadata(self.front.destination_namespace(), metadata);
+        let metadata = wire::destination_metadata(self.server.destination_namespace(), metadata);
         let mut remove = std::mem::take(&mut self.stripped);
         remove.retain(|name| !set.iter().any(|(set, _)| set == name));
         let changes = HeaderChanges { remove, set };
@@ -151,7 +159,7 @@ impl RequestHost for ExtProcHost {
     }
 
     fn park(&mut self, _: &Arc<ServedPool>, deadline: Timestamp) -> bool {
-        self.parking = self.front.parking_place().map(|place| (deadline, place));
+        self.parking = self.server.parking_place().map(|place| (deadline, place));
         self.parking.is_some()
     }
 
@@ -204,9 +212,9 @@ impl RequestHost for ExtProcHost {
 }
 
 impl ExtProcHost {
-    pub(super) fn new(front: Arc<ExtProcServer>, pool: Arc<ServedPool>, settings: Arc<ExchangeSettings>) -> Self {
+    pub(super) fn new(server: Arc<ExtProcServer>, pool: Arc<ServedPool>, settings: Arc<ExchangeSettings>) -> Self {
         Self {
-            front,
+            server,
             pool,
             settings,
             modes: None,
@@ -316,7 +324,7 @@ impl ExtProcHost {
     /// else from the metadata of the protocol.
     pub(super) fn response_head<'m>(&self, message: &'m ProcessingRequest, given: &'m HttpHeaders) -> ResponseHead<'m> {
         let mut head = ResponseHead::read(wire::pairs(given.headers.as_ref()));
-        let served = wire::metadata(message.metadata_context.as_ref(), self.front.destination_namespace(), SERVED).and_then(wire::text);
+        let served = wire::metadata(message.metadata_context.as_ref(), self.server.destination_namespace(), SERVED).and_then(wire::text);
         match wire::text_attribute(message, "response.code_details") {
             Some(details) => {
                 head.origin = ResponseOrigin::of_details(details.as_bytes());

@@ -1,4 +1,4 @@
-//! Conversations as transcripts (`transcripts.txt`): what the proxy says, and what it is answered.
+//! Streams as transcripts (`transcripts.txt`): the messages of the proxy, and the answers.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -12,7 +12,7 @@ use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{ListValue, Struct, Value};
 use exchange::{DestinationFormat, ObjectiveHeader};
 use proto::state;
-use proto::state::daemon_message::Message as Told;
+use proto::state::daemon_message::Message as DaemonContent;
 use scheduler::Version;
 
 use super::host::PIECE_BYTES_MAX;
@@ -28,14 +28,14 @@ const POOL: &str = "default";
 pub(in crate::serve::ext_proc) const SERVER: &str = "10.0.0.1:8000";
 const OTHER: &str = "10.0.0.2:8000";
 
-/// A front that knows these endpoints, and serves the model `alias` as `served`.
-pub(in crate::serve::ext_proc) fn front(addresses: &[&str]) -> Arc<ExtProcServer> {
-    let front = ExtProcServer::new(&[POOL.into()]);
-    tell(&front, 1, addresses);
-    front
+/// A server with these endpoints, which serves the model `alias` as `served`.
+pub(in crate::serve::ext_proc) fn server(addresses: &[&str]) -> Arc<ExtProcServer> {
+    let server = ExtProcServer::new(&[POOL.into()]);
+    apply_state(&server, 1, addresses);
+    server
 }
 
-fn tell(front: &ExtProcServer, sequence: u64, addresses: &[&str]) {
+fn apply_state(server: &ExtProcServer, sequence: u64, addresses: &[&str]) {
     let endpoint = |(slot, address): (u32, &&str)| state::Endpoint {
         slot,
         generation: 1,
@@ -68,25 +68,25 @@ fn tell(front: &ExtProcServer, sequence: u64, addresses: &[&str]) {
         staleness_max_ms: 2_000,
         ..state::PoolUpdate::default()
     };
-    let ack = front.apply(state::DaemonMessage { message: Some(Told::PoolUpdate(pool_update)) }).unwrap();
+    let ack = server.apply(state::DaemonMessage { message: Some(DaemonContent::PoolUpdate(pool_update)) }).unwrap();
     assert_eq!(ack.refused, "");
     // The first is the emptier.
     let metrics: Vec<_> = (0..).zip(addresses).map(|(i, _): (u16, _)| queue(f32::from(i) * 9.0)).collect();
     let metrics = proto::encode_metrics(POOL, Version { term: 1, sequence }, sequence, &metrics);
-    assert!(front.apply(state::DaemonMessage { message: Some(Told::Metrics(metrics)) }).is_none());
+    assert!(server.apply(state::DaemonMessage { message: Some(DaemonContent::Metrics(metrics)) }).is_none());
 }
 
 fn queue(depth: f32) -> scheduler::EndpointMetrics {
     scheduler::EndpointMetrics { queue_depth: Some(depth), ..scheduler::EndpointMetrics::default() }
 }
 
-fn conversation(front: &Arc<ExtProcServer>, settings: ExchangeSettings) -> ExtProcStream {
-    ExtProcStream::new(Arc::clone(front), Arc::clone(front.pool(None).unwrap()), Arc::new(settings))
+fn stream(server: &Arc<ExtProcServer>, settings: ExchangeSettings) -> ExtProcStream {
+    ExtProcStream::new(Arc::clone(server), Arc::clone(server.pool(None).unwrap()), Arc::new(settings))
 }
 
 /// Requests under way at the first endpoint, as the ledger has it.
-pub(in crate::serve::ext_proc) fn under_way(front: &ExtProcServer) -> u32 {
-    let inner = front.pool(None).unwrap().lock();
+pub(in crate::serve::ext_proc) fn under_way(server: &ExtProcServer) -> u32 {
+    let inner = server.pool(None).unwrap().lock();
     inner.pool.in_flight().rows().map(|(_, load)| load.requests).sum()
 }
 
@@ -209,11 +209,11 @@ fn shown(answer: &ProcessingResponse) -> String {
         assert_eq!(mode.request_body_mode, i32::from(BodySendMode::None));
         line.push_str(" (without the body)");
     }
-    for (namespace, told) in answer.dynamic_metadata.iter().flat_map(|told| &told.fields) {
-        let Some(Kind::StructValue(told)) = &told.kind else { panic!("not a namespace") };
-        let mut told: Vec<_> = told.fields.iter().map(|(key, value)| format!("{key}={}", wire::text(value).unwrap())).collect();
-        told.sort();
-        let _ = write!(line, " | {namespace} {}", told.join(" "));
+    for (namespace, value) in answer.dynamic_metadata.iter().flat_map(|metadata| &metadata.fields) {
+        let Some(Kind::StructValue(entries)) = &value.kind else { panic!("not a namespace") };
+        let mut entries: Vec<_> = entries.fields.iter().map(|(key, value)| format!("{key}={}", wire::text(value).unwrap())).collect();
+        entries.sort();
+        let _ = write!(line, " | {namespace} {}", entries.join(" "));
     }
     line
 }
@@ -244,8 +244,8 @@ fn mutation(changes: &HeaderMutation) -> String {
 /// Plays the proxy's lines and writes the answers behind each.
 fn play(transcript: &str) -> String {
     let (mut script, mut played) = (StreamScript::default(), String::new());
-    let front = front(&[SERVER, OTHER]);
-    let mut conversation = None;
+    let server = server(&[SERVER, OTHER]);
+    let mut stream = None;
     for line in transcript.lines() {
         if line.starts_with("< ") {
             continue;
@@ -258,14 +258,14 @@ fn play(transcript: &str) -> String {
         let Some(message) = line.strip_prefix("> ").and_then(|line| script.says(line)) else { continue };
         let format = if script.list { DestinationFormat::List } else { DestinationFormat::Single };
         let settings = || ExchangeSettings { body_limit_bytes: 200, ..with_format(format) };
-        let conversation = conversation.get_or_insert_with(|| self::conversation(&front, settings()));
-        assert_eq!(conversation.receive(message), StreamAction::Listen, "there is state");
-        for answer in conversation.answers() {
+        let stream = stream.get_or_insert_with(|| self::stream(&server, settings()));
+        assert_eq!(stream.receive(message), StreamAction::Listen, "there is state");
+        for answer in stream.answers() {
             let _ = writeln!(played, "< {}", shown(&answer));
         }
     }
-    drop(conversation);
-    assert_eq!(under_way(&front), 0, "what was picked is released:\n{played}");
+    drop(stream);
+    assert_eq!(under_way(&server), 0, "what was picked is released:\n{played}");
     played
 }
 
@@ -276,20 +276,20 @@ fn transcripts_play_as_written() {
     let played = transcripts.split("\n\n").map(|transcript| play(transcript.trim_end())).collect::<Vec<_>>().join("\n");
     let played = format!("{comment}\n\n{played}");
     if std::env::var_os("UPDATE_GOLDENS").is_some() {
-        std::fs::write(concat!(env!("CARGO_MANIFEST_DIR"), "/src/serve/ext_proc/conversation/transcripts.txt"), &played).unwrap();
+        std::fs::write(concat!(env!("CARGO_MANIFEST_DIR"), "/src/serve/ext_proc/ext_proc_stream/transcripts.txt"), &played).unwrap();
     }
     assert_eq!(played, file);
 }
 
 // === what no transcript can show ===
 
-fn say(conversation: &mut ExtProcStream, lines: &[&str]) -> Vec<String> {
+fn say(stream: &mut ExtProcStream, lines: &[&str]) -> Vec<String> {
     let mut script = StreamScript::default();
     let mut answers = Vec::new();
     for line in lines {
         if let Some(message) = script.says(line) {
-            let _ = conversation.receive(message);
-            answers.extend(conversation.answers().map(|answer| shown(&answer)));
+            let _ = stream.receive(message);
+            answers.extend(stream.answers().map(|answer| shown(&answer)));
         }
     }
     answers
@@ -301,37 +301,37 @@ const CHAT: &str = r#"last {"model":"m","messages":[]}"#;
 fn whenever_a_client_leaves_its_pick_is_released_once() {
     let phases = ["POST /v1/chat/completions", CHAT, "reply 200 content-type=text/event-stream", "reply-body data: {}", "reply-last "];
     for phase in 0..=phases.len() {
-        let front = front(&[SERVER]);
-        let mut left = conversation(&front, ExchangeSettings::default());
-        let mut stays = conversation(&front, ExchangeSettings::default());
+        let server = server(&[SERVER]);
+        let mut left = stream(&server, ExchangeSettings::default());
+        let mut stays = stream(&server, ExchangeSettings::default());
         say(&mut stays, &phases[..2]);
         say(&mut left, &phases[..phase]);
-        assert_eq!(under_way(&front), if phase < 2 { 1 } else { 2 }, "phase {phase}");
+        assert_eq!(under_way(&server), if phase < 2 { 1 } else { 2 }, "phase {phase}");
         drop(left);
-        assert_eq!(under_way(&front), 1, "phase {phase}: only its own");
-        assert_eq!((front.streams().begun(), front.streams().open()), (2, 1));
+        assert_eq!(under_way(&server), 1, "phase {phase}: only its own");
+        assert_eq!((server.streams().begun(), server.streams().open()), (2, 1));
     }
 }
 
 #[test]
 fn headers_twice_release_the_first_pick() {
-    let front = front(&[SERVER]);
-    let mut conversation = conversation(&front, ExchangeSettings::default());
-    say(&mut conversation, &["GET /v1/models", "GET /v1/models"]);
-    assert_eq!(under_way(&front), 1);
+    let server = server(&[SERVER]);
+    let mut stream = stream(&server, ExchangeSettings::default());
+    say(&mut stream, &["GET /v1/models", "GET /v1/models"]);
+    assert_eq!(under_way(&server), 1);
 }
 
 #[test]
 fn without_state_a_request_waits_whole_and_then_goes() {
-    let front = ExtProcServer::new(&[POOL.into()]);
-    let mut conversation = conversation(&front, ExchangeSettings::default());
-    assert!(say(&mut conversation, &["POST /v1/chat/completions", r#"body {"model":"m","#]).is_empty());
+    let server = ExtProcServer::new(&[POOL.into()]);
+    let mut stream = stream(&server, ExchangeSettings::default());
+    assert!(say(&mut stream, &["POST /v1/chat/completions", r#"body {"model":"m","#]).is_empty());
     let mut script = StreamScript::default();
-    let StreamAction::Wait(deadline) = conversation.receive(script.says(r#"last "messages":[]}"#).unwrap()) else { panic!("not parked") };
-    assert!(deadline > front.now());
-    tell(&front, 1, &[SERVER]);
-    assert_eq!(conversation.retry(front.now()), StreamAction::Listen);
-    let answers: Vec<_> = conversation.answers().map(|answer| shown(&answer)).collect();
+    let StreamAction::Wait(deadline) = stream.receive(script.says(r#"last "messages":[]}"#).unwrap()) else { panic!("not parked") };
+    assert!(deadline > server.now());
+    apply_state(&server, 1, &[SERVER]);
+    assert_eq!(stream.retry(server.now()), StreamAction::Listen);
+    let answers: Vec<_> = stream.answers().map(|answer| shown(&answer)).collect();
     assert_eq!(answers.len(), 3, "{answers:?}");
     assert!(answers[0].contains(SERVER), "{answers:?}");
     assert_eq!(answers[2], r#"body last = "messages":[]}"#);
@@ -339,36 +339,36 @@ fn without_state_a_request_waits_whole_and_then_goes() {
 
 #[test]
 fn without_state_in_time_it_is_refused() {
-    let front = ExtProcServer::new(&[POOL.into()]);
-    let mut conversation = conversation(&front, ExchangeSettings::default());
+    let server = ExtProcServer::new(&[POOL.into()]);
+    let mut stream = stream(&server, ExchangeSettings::default());
     let mut script = StreamScript::default();
-    let StreamAction::Wait(deadline) = conversation.receive(script.says("GET /v1/models").unwrap()) else { panic!("not parked") };
-    assert_eq!(conversation.retry(deadline), StreamAction::Listen);
-    assert!(conversation.answers().map(|answer| shown(&answer)).next().unwrap().starts_with("answer 503 "));
+    let StreamAction::Wait(deadline) = stream.receive(script.says("GET /v1/models").unwrap()) else { panic!("not parked") };
+    assert_eq!(stream.retry(deadline), StreamAction::Listen);
+    assert!(stream.answers().map(|answer| shown(&answer)).next().unwrap().starts_with("answer 503 "));
 }
 
 #[test]
-fn one_that_looks_on_is_not_answered_and_picks_nothing() {
-    let front = front(&[SERVER]);
-    let mut conversation = conversation(&front, ExchangeSettings::default());
+fn in_observability_mode_nothing_is_answered_or_picked() {
+    let server = server(&[SERVER]);
+    let mut stream = stream(&server, ExchangeSettings::default());
     let mut script = StreamScript::default();
     for line in ["POST /v1/chat/completions", CHAT, "reply 200", "reply-last x"] {
         let message = ProcessingRequest { observability_mode: true, ..script.says(line).unwrap() };
-        assert_eq!(conversation.receive(message), StreamAction::Listen);
+        assert_eq!(stream.receive(message), StreamAction::Listen);
     }
-    assert_eq!((conversation.answers().count(), under_way(&front)), (0, 0));
+    assert_eq!((stream.answers().count(), under_way(&server)), (0, 0));
 }
 
 #[test]
-fn a_large_piece_goes_back_in_pieces_that_envoy_asks_for() {
-    let front = front(&[SERVER]);
-    let mut conversation = conversation(&front, ExchangeSettings::default());
+fn a_large_piece_goes_back_in_pieces_that_envoy_takes() {
+    let server = server(&[SERVER]);
+    let mut stream = stream(&server, ExchangeSettings::default());
     let body = format!(r#"{{"model":"m","messages":[],"x":"{}"}}"#, "y".repeat(200_000));
-    say(&mut conversation, &["POST /v1/chat/completions"]);
+    say(&mut stream, &["POST /v1/chat/completions"]);
     let mut script = StreamScript::default();
-    let _ = conversation.receive(script.says(&format!("last {body}")).unwrap());
+    let _ = stream.receive(script.says(&format!("last {body}")).unwrap());
     let (mut whole, mut ends) = (Vec::new(), 0);
-    for answer in conversation.answers().skip(1) {
+    for answer in stream.answers().skip(1) {
         let Some(Response::RequestBody(answer)) = answer.response else { panic!("not a body") };
         let Some(Mutation::StreamedResponse(piece)) = answer.response.unwrap().body_mutation.unwrap().mutation else { panic!("no piece") };
         assert!(piece.body.len() <= PIECE_BYTES_MAX);
@@ -388,60 +388,61 @@ fn a_stop_may_cut_off_only_what_the_proxy_finishes_alone() {
         (streamed, &["POST /v1/chat/completions", r#"last {"model":"alias","messages":[]}"#, "reply 200"], false),
         ("modes request=duplex response=duplex", &["POST /v1/chat/completions", CHAT, "reply 200"], false),
     ] {
-        let front = front(&[SERVER]);
-        let mut conversation = conversation(&front, ExchangeSettings::default());
+        let server = server(&[SERVER]);
+        let mut stream = stream(&server, ExchangeSettings::default());
         let mut script = StreamScript::default();
         script.modes(modes.strip_prefix("modes ").unwrap());
         for line in lines {
-            let _ = conversation.receive(script.says(line).unwrap());
+            let _ = stream.receive(script.says(line).unwrap());
         }
-        assert_eq!(conversation.is_dispensable(), dispensable, "{modes} {lines:?}");
+        assert_eq!(stream.is_dispensable(), dispensable, "{modes} {lines:?}");
     }
 }
 
 #[test]
-fn who_serves_is_learned_from_the_protocols_word_alone() {
-    let front = front(&[SERVER, OTHER]);
+fn the_served_endpoint_is_read_from_the_protocols_metadata_alone() {
+    let server = server(&[SERVER, OTHER]);
     let settings = ExchangeSettings { objective_header: ObjectiveHeader::Trust, ..with_format(DestinationFormat::List) };
-    let mut conversation = conversation(&front, settings);
+    let mut stream = stream(&server, settings);
     let served = format!("metadata envoy.lb x-gateway-destination-endpoint-served={OTHER}");
-    say(&mut conversation, &["GET /v1/models", &served, "reply 200"]);
+    say(&mut stream, &["GET /v1/models", &served, "reply 200"]);
     let loads = || -> Vec<u32> {
-        let inner = front.pool(None).unwrap().lock();
+        let inner = server.pool(None).unwrap().lock();
         let snapshot = inner.pool.snapshot().unwrap();
         snapshot.endpoints().iter().map(|e| inner.pool.in_flight().own(e.id).requests).collect()
     };
     assert_eq!(loads(), [0, 1], "accounting moved to who served");
     // Another pool's endpoint served: nothing here is credited with it.
-    let mut elsewhere = self::conversation(&front, ExchangeSettings::default());
+    let mut elsewhere = self::stream(&server, ExchangeSettings::default());
     say(&mut elsewhere, &["GET /v1/models", "metadata envoy.lb x-gateway-destination-endpoint-served=10.9.9.9:1", "reply 200"]);
-    let served: Vec<u64> = front.pool(None).unwrap().lock().pool.counters().endpoints().iter().map(|e| e.served).collect();
+    let served: Vec<u64> = server.pool(None).unwrap().lock().pool.counters().endpoints().iter().map(|e| e.served).collect();
     assert_eq!(served, [0, 1]);
 }
 
 #[test]
-fn the_destination_and_who_served_are_told_in_the_namespace_that_the_operator_names() {
-    let front = ExtProcServer::with_namespace(&[POOL.into()], Some("gateway.lb".to_owned()));
-    tell(&front, 1, &[SERVER, OTHER]);
+fn the_destination_and_the_served_endpoint_are_in_the_namespace_that_the_operator_names() {
+    let server = ExtProcServer::with_namespace(&[POOL.into()], Some("gateway.lb".to_owned()));
+    apply_state(&server, 1, &[SERVER, OTHER]);
     let settings = with_format(DestinationFormat::List);
-    let mut conversation = conversation(&front, settings);
-    let sent = say(&mut conversation, &["GET /v1/models"]);
+    let mut stream = stream(&server, settings);
+    let sent = say(&mut stream, &["GET /v1/models"]);
     assert!(sent.iter().any(|answer| answer.contains("gateway.lb")) && !sent.iter().any(|answer| answer.contains("envoy.lb")), "{sent:?}");
     let elsewhere = format!("metadata envoy.lb x-gateway-destination-endpoint-served={SERVER}");
     let served = format!("metadata gateway.lb x-gateway-destination-endpoint-served={OTHER}");
-    say(&mut conversation, &[&elsewhere, &served, "reply 200"]);
-    let served: Vec<u64> = front.pool(None).unwrap().lock().pool.counters().endpoints().iter().map(|e| e.served).collect();
+    say(&mut stream, &[&elsewhere, &served, "reply 200"]);
+    let served: Vec<u64> = server.pool(None).unwrap().lock().pool.counters().endpoints().iter().map(|e| e.served).collect();
     assert_eq!(served, [0, 1]);
 }
 
-/// P6 and P9, as a gateway plays them to the pickers of two pools: that of the pool it goes on to is asked anew, names its own endpoints, and is
-/// the one that hears who served.
+/// P6 and P9, with one gateway and the pickers of two pools: after a failover the gateway opens a
+/// new stream to the second picker, which names its own endpoints and receives the served
+/// endpoint.
 #[test]
-fn after_a_failover_the_pool_that_answered_learns_who_served() {
-    let (first, second) = (front(&[SERVER]), front(&[OTHER]));
+fn after_a_failover_the_pool_that_answered_counts_the_served_endpoint() {
+    let (first, second) = (server(&[SERVER]), server(&[OTHER]));
     let settings = || with_format(DestinationFormat::List);
-    let mut given_up = conversation(&first, settings());
-    let mut goes_on = conversation(&second, settings());
+    let mut given_up = stream(&first, settings());
+    let mut goes_on = stream(&second, settings());
     let to_first = say(&mut given_up, &["POST /v1/chat/completions", CHAT]);
     assert!(to_first.iter().any(|answer| answer.contains(SERVER)), "{to_first:?}");
     let before = format!("metadata envoy.lb x-gateway-destination-endpoint-served={SERVER}");
@@ -454,8 +455,8 @@ fn after_a_failover_the_pool_that_answered_learns_who_served() {
     let served = format!("metadata envoy.lb x-gateway-destination-endpoint-served={OTHER}");
     say(&mut goes_on, &[&served, "reply 200", "reply-last {}"]);
     drop(goes_on);
-    let counted = |front: &ExtProcServer| -> Vec<(u64, u64)> {
-        front.pool(None).unwrap().lock().pool.counters().endpoints().iter().map(|e| (e.picked, e.served)).collect()
+    let counted = |server: &ExtProcServer| -> Vec<(u64, u64)> {
+        server.pool(None).unwrap().lock().pool.counters().endpoints().iter().map(|e| (e.picked, e.served)).collect()
     };
     assert_eq!((counted(&first), counted(&second)), (vec![(1, 0)], vec![(1, 1)]));
     assert_eq!((under_way(&first), under_way(&second)), (0, 0));
@@ -474,17 +475,17 @@ proptest::proptest! {
             "request=duplex response=duplex", "request=streamed response=streamed", "request=streamed response=streamed early",
             "request=buffered response=buffered", "request=partial response=none",
         ];
-        let front = front(&[SERVER, OTHER]);
-        let mut conversation = conversation(&front, ExchangeSettings::default());
+        let server = server(&[SERVER, OTHER]);
+        let mut stream = stream(&server, ExchangeSettings::default());
         let mut said = StreamScript::default();
         said.modes(MODES[modes]);
         for line in script {
             if let Some(message) = said.says(LINES[line]) {
-                let _ = conversation.receive(message);
-                let _ = conversation.answers().count();
+                let _ = stream.receive(message);
+                let _ = stream.answers().count();
             }
         }
-        drop(conversation);
-        proptest::prop_assert_eq!(under_way(&front), 0);
+        drop(stream);
+        proptest::prop_assert_eq!(under_way(&server), 0);
     }
 }

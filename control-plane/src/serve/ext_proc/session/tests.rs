@@ -9,17 +9,17 @@ use envoy_types::pb::envoy::service::ext_proc::v3::{
 use proptest::prelude::*;
 use tonic::Code;
 
-use super::super::ext_proc_stream::tests::{SERVER, front, under_way};
+use super::super::ext_proc_stream::tests::{SERVER, server, under_way};
 use super::super::memory::HELD_BYTES_MAX;
 use super::*;
 
 const DUPLEX: i32 = 4;
 const BUFFERED: i32 = 2;
 
-fn talk(front: &Arc<ExtProcServer>) -> Arc<StreamSession> {
+fn session(server: &Arc<ExtProcServer>) -> Arc<StreamSession> {
     StreamSession::new(
-        front,
-        front.pool(None).unwrap(),
+        server,
+        server.pool(None).unwrap(),
         &Arc::new(ExchangeSettings { body_limit_bytes: 1 << 20, ..ExchangeSettings::default() }),
     )
 }
@@ -53,10 +53,10 @@ fn prompt() -> ProcessingRequest {
 }
 
 /// What is sent until the stream listens or ends; the status where it ends.
-fn play(talk: &StreamSession) -> (Vec<ProcessingResponse>, Option<Status>) {
+fn play(session: &StreamSession) -> (Vec<ProcessingResponse>, Option<Status>) {
     let mut answers = Vec::new();
     loop {
-        match talk.next() {
+        match session.next() {
             SessionAction::Send(bytes) => {
                 let mut rest = &bytes[..];
                 while let [0, a, b, c, d, more @ ..] = rest {
@@ -85,43 +85,43 @@ async fn pass(ms: u64) {
 
 #[tokio::test(start_paused = true)]
 async fn a_body_without_progress_is_given_up_in_the_words_of_its_api() {
-    let front = front(&[SERVER]);
+    let server = server(&[SERVER]);
     for (mode, messages) in [(DUPLEX, framed(&body(&[b' '; 1000], false))), (BUFFERED, framed(&body(&[b' '; 1000], true))[..900].to_vec())]
     {
-        let talk = talk(&front);
-        talk.receive(&framed(&chat(mode)));
-        assert!(play(&talk).1.is_none());
-        talk.receive(&messages);
-        assert!(play(&talk).1.is_none());
-        assert!(front.streams().memory().used() >= 900);
+        let session = session(&server);
+        session.receive(&framed(&chat(mode)));
+        assert!(play(&session).1.is_none());
+        session.receive(&messages);
+        assert!(play(&session).1.is_none());
+        assert!(server.streams().memory().used() >= 900);
         pass(SILENCE_MS_MAX - 1).await;
-        front.expire();
-        assert_eq!(play(&talk).0, []);
+        server.expire();
+        assert_eq!(play(&session).0, []);
         pass(1).await;
-        front.expire();
-        tokio::time::timeout(Duration::from_millis(1), talk.wait_for_wake()).await.expect("it is woken");
-        let (answers, status) = play(&talk);
+        server.expire();
+        tokio::time::timeout(Duration::from_millis(1), session.wait_for_wake()).await.expect("it is woken");
+        let (answers, status) = play(&session);
         assert_eq!((status_of(&answers), status.unwrap().code()), (Some(408), Code::Ok));
-        assert_eq!(front.streams().memory().used(), 0);
+        assert_eq!(server.streams().memory().used(), 0);
     }
-    assert_eq!(front.streams().refused(), 2);
+    assert_eq!(server.streams().refused(), 2);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_body_that_trickles_is_given_up_too() {
-    let front = front(&[SERVER]);
-    let talk = talk(&front);
-    talk.receive(&framed(&chat(DUPLEX)));
+    let server = server(&[SERVER]);
+    let session = session(&server);
+    session.receive(&framed(&chat(DUPLEX)));
     let mut ms = 0;
     let answers = loop {
-        let (answers, status) = play(&talk);
+        let (answers, status) = play(&session);
         if status.is_some() {
             break answers;
         }
-        talk.receive(&framed(&body(b" ", false)));
+        session.receive(&framed(&body(b" ", false)));
         pass(SILENCE_MS_MAX / 2).await;
         ms += SILENCE_MS_MAX / 2;
-        front.expire();
+        server.expire();
         assert!(ms <= BODY_MS_MAX);
     };
     assert_eq!((status_of(&answers), ms), (Some(408), BODY_MS_MAX));
@@ -129,42 +129,42 @@ async fn a_body_that_trickles_is_given_up_too() {
 
 #[tokio::test(start_paused = true)]
 async fn a_request_that_was_sent_on_may_take_as_long_as_it_takes() {
-    let front = front(&[SERVER]);
-    let talk = talk(&front);
-    talk.receive(&[framed(&chat(DUPLEX)), framed(&prompt())].concat());
-    assert!(play(&talk).1.is_none());
+    let server = server(&[SERVER]);
+    let session = session(&server);
+    session.receive(&[framed(&chat(DUPLEX)), framed(&prompt())].concat());
+    assert!(play(&session).1.is_none());
     pass(10 * BODY_MS_MAX).await;
-    front.expire();
-    assert!(play(&talk).1.is_none());
-    assert_eq!(under_way(&front), 1);
+    server.expire();
+    assert!(play(&session).1.is_none());
+    assert_eq!(under_way(&server), 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_is_not_taken_is_given_up_and_so_is_what_never_begins() {
-    let front = front(&[SERVER]);
-    let (unread, silent) = (talk(&front), talk(&front));
+    let server = server(&[SERVER]);
+    let (unread, silent) = (session(&server), session(&server));
     unread.receive(&[framed(&chat(DUPLEX)), framed(&body(&[b' '; 300_000], false)), framed(&prompt())].concat());
     let SessionAction::Send(first) = unread.next() else { panic!("no answer") };
     assert!(matches!(silent.next(), SessionAction::Listen));
-    assert_eq!(under_way(&front), 1);
-    assert!(front.streams().memory().used() >= 300_000);
+    assert_eq!(under_way(&server), 1);
+    assert!(server.streams().memory().used() >= 300_000);
     pass(SILENCE_MS_MAX).await;
-    front.expire();
-    assert_eq!(under_way(&front), 0);
-    assert_eq!(front.streams().open(), 0);
-    assert_eq!(front.streams().memory().used(), first.len(), "what HTTP/2 has is held until the stream is gone");
-    for talk in [unread, silent] {
-        assert_eq!(play(&talk).1.unwrap().code(), Code::DeadlineExceeded);
+    server.expire();
+    assert_eq!(under_way(&server), 0);
+    assert_eq!(server.streams().open(), 0);
+    assert_eq!(server.streams().memory().used(), first.len(), "what HTTP/2 has is held until the stream is gone");
+    for session in [unread, silent] {
+        assert_eq!(play(&session).1.unwrap().code(), Code::DeadlineExceeded);
     }
-    assert_eq!(front.streams().memory().used(), 0);
+    assert_eq!(server.streams().memory().used(), 0);
 }
 
 #[tokio::test]
 async fn without_memory_a_request_is_refused_at_once_and_holds_nothing() {
-    let front = front(&[SERVER]);
-    let mut others = front.streams().memory().account();
+    let server = server(&[SERVER]);
+    let mut others = server.streams().memory().account();
     others.record(HELD_BYTES_MAX - (64 << 10));
-    let (small, large, envelope) = (talk(&front), talk(&front), talk(&front));
+    let (small, large, envelope) = (session(&server), session(&server), session(&server));
     small.receive(&[framed(&chat(DUPLEX)), framed(&prompt())].concat());
     let (answers, status) = play(&small);
     assert_eq!((status_of(&answers), status.map(|status| status.code())), (None, None), "a small one is served: {answers:?}");
@@ -176,18 +176,18 @@ async fn without_memory_a_request_is_refused_at_once_and_holds_nothing() {
     envelope.receive(&framed(&said(Part::RequestHeaders(headers(&[(":path", "/"), ("x-long", &long)], true)))));
     assert_eq!(status_of(&play(&envelope).0), Some(503), "what takes much to decode is accounted before it is");
     drop((large, envelope));
-    assert_eq!(front.streams().memory().used(), HELD_BYTES_MAX - (64 << 10));
+    assert_eq!(server.streams().memory().used(), HELD_BYTES_MAX - (64 << 10));
 }
 
 #[test]
 fn headers_twice_release_the_first_body() {
-    let front = front(&[SERVER]);
-    let talk = talk(&front);
+    let server = server(&[SERVER]);
+    let session = session(&server);
     for _ in 0..10 {
-        talk.receive(&[framed(&chat(DUPLEX)), framed(&body(&[b' '; 100_000], false))].concat());
-        play(&talk);
+        session.receive(&[framed(&chat(DUPLEX)), framed(&body(&[b' '; 100_000], false))].concat());
+        play(&session);
     }
-    assert!(front.streams().memory().used() < 200_000);
+    assert!(server.streams().memory().used() < 200_000);
 }
 
 /// Something that happens to one of several streams.
@@ -247,50 +247,51 @@ fn event() -> impl Strategy<Value = SessionEvent> {
 }
 
 proptest! {
-    /// Several streams at once, whatever happens on them in whatever order: no panic, the books are right all the while, and nothing is left behind.
+    /// Several streams at once, whatever happens on them in whatever order: no panic, the books
+    /// are right all the while, and nothing is left behind.
     #[test]
     fn interleaved_streams_leave_nothing_behind(events in prop::collection::vec((0_usize..4, event()), 0..60)) {
-        let front = front(&[SERVER]);
-        let memory = Arc::clone(front.streams().memory());
+        let server = server(&[SERVER]);
+        let memory = Arc::clone(server.streams().memory());
         let mut others = memory.account();
         let (messages, mut ahead) = (messages(), 0);
-        let mut talks: Vec<Option<Arc<StreamSession>>> = (0..4).map(|_| Some(talk(&front))).collect();
+        let mut sessions: Vec<Option<Arc<StreamSession>>> = (0..4).map(|_| Some(session(&server))).collect();
         let mut short = 0;
         for (index, event) in events {
-            let talk = talks[index].get_or_insert_with(|| self::talk(&front));
+            let session = sessions[index].get_or_insert_with(|| self::session(&server));
             match event {
-                SessionEvent::Says(what) => talk.receive(&framed(&messages[what])),
+                SessionEvent::Says(what) => session.receive(&framed(&messages[what])),
                 SessionEvent::SaysInFrames(what, frame) => {
                     for frame in framed(&messages[what]).chunks(frame) {
-                        talk.receive(frame);
-                        let _ = play(talk);
+                        session.receive(frame);
+                        let _ = play(session);
                     }
                 }
-                SessionEvent::Bytes(bytes) => talk.receive(&bytes),
+                SessionEvent::Bytes(bytes) => session.receive(&bytes),
                 SessionEvent::Takes(times) => {
                     for _ in 0..times {
-                        if matches!(talk.next(), SessionAction::Listen | SessionAction::End(_)) {
+                        if matches!(session.next(), SessionAction::Listen | SessionAction::End(_)) {
                             break;
                         }
                     }
                 }
                 SessionEvent::Waits(seconds) => {
                     ahead += seconds * 1000;
-                    talk.expire(front.now().plus_ms(ahead));
+                    session.expire(server.now().plus_ms(ahead));
                 }
                 SessionEvent::Short(left) => {
                     let ours = memory.used() - short;
                     short = HELD_BYTES_MAX.saturating_sub(ours + left);
                     others.record(short);
                 }
-                SessionEvent::Leaves => talks[index] = None,
+                SessionEvent::Leaves => sessions[index] = None,
             }
-            let held: usize = talks.iter().flatten().map(|talk| talk.memory()).sum();
+            let held: usize = sessions.iter().flatten().map(|session| session.memory()).sum();
             prop_assert_eq!(memory.used(), held + short);
         }
-        talks.clear();
+        sessions.clear();
         drop(others);
-        prop_assert_eq!(under_way(&front), 0);
-        prop_assert_eq!((memory.used(), front.streams().open()), (0, 0));
+        prop_assert_eq!(under_way(&server), 0);
+        prop_assert_eq!((memory.used(), server.streams().open()), (0, 0));
     }
 }

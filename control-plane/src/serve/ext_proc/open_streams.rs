@@ -1,0 +1,41 @@
+//! The open streams of the ext_proc server, so that it can end those that wait too long.
+
+use std::collections::HashMap;
+use std::fmt::Debug;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use exchange::Timestamp;
+
+/// A stream whose waiting has an end.
+pub trait ExpiringStream: Debug + Send + Sync {
+    /// Ends the stream if it has waited for its proxy too long.
+    fn expire(&self, now: Timestamp);
+}
+
+/// Open streams, each by its number.
+#[derive(Debug, Default)]
+pub struct OpenStreams(Mutex<HashMap<u64, Weak<dyn ExpiringStream>>>);
+
+// === impl OpenStreams ===
+
+impl OpenStreams {
+    /// From now on [`Self::expire`] looks at the stream with this number.
+    pub fn insert(&self, number: u64, stream: Weak<dyn ExpiringStream>) {
+        self.lock().insert(number, stream);
+    }
+
+    /// The stream is over.
+    pub fn remove(&self, number: u64) {
+        self.lock().remove(&number);
+    }
+
+    /// Ends the streams that have waited too long.
+    pub fn expire(&self, now: Timestamp) {
+        let streams: Vec<Arc<dyn ExpiringStream>> = self.lock().values().filter_map(Weak::upgrade).collect();
+        streams.iter().for_each(|stream| stream.expire(now));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Weak<dyn ExpiringStream>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,326 @@
+//! The daemon's messages, decoded and applied to a pool. All hosts do it with this module.
+//!
+//! ```text
+//!  message ── DaemonUpdate::decode ──► update ── AppliedVersions::apply ──► pool, Applied
+//!                     └─► RejectedMessage ──► log line, refusal
+//! ```
+//! A message applies as a whole or not at all. A host decides when to decode and where updates
+//! come from, sends the acknowledgement, and maps an outcome to its log lines and statistics. The
+//! load of other proxies goes to [`crate::peers`].
+
+use std::ops::Deref;
+
+use proto::InvalidState;
+use proto::state::{self, daemon_message};
+use scheduler::{Snapshot, Timestamp, Version};
+
+use crate::pool::ManagedPool;
+
+/// A decoded message of the daemon.
+#[derive(Debug)]
+pub enum DaemonUpdate {
+    /// The daemon's greeting.
+    Welcome(state::Welcome),
+    /// A whole pool without its metrics.
+    PoolUpdate(Box<proto::PoolUpdate>),
+    /// A pool in force with other metrics.
+    Metrics {
+        /// Its name.
+        pool: String,
+        /// The snapshot in force, with these metrics.
+        snapshot: Box<Snapshot>,
+        /// Grows with every message of a term.
+        sequence: u64,
+    },
+    /// The load and placements of the other proxies of a pool.
+    Peers(state::PeerLoad),
+    /// The learned models of a pool.
+    Learned(Box<proto::LearnedModels>),
+    /// Nothing to apply: of a pool without a pool update here, or of a newer daemon.
+    Nothing,
+}
+
+/// A message that was refused as a whole. The daemon is at fault; the same message will be refused
+/// again.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RejectedMessage {
+    /// The name of its pool; empty when not even that could be read.
+    pub pool: String,
+    /// The version of the pool update that it is, if it is one.
+    pub version: Option<state::Version>,
+    /// What is wrong with it.
+    pub why: String,
+}
+
+/// Which of the daemon's messages are in force in a pool.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AppliedVersions {
+    pool_update: Version,
+    metrics_sequence: u64,
+    metrics_at: Option<Timestamp>,
+    models: Version,
+}
+
+/// What an update changed in a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Applied {
+    /// Its endpoints, pipeline and objects. [`ManagedPool::recount_load_reports`] must follow.
+    PoolUpdate,
+    /// Its metrics.
+    Metrics,
+    /// Its learned models.
+    Models,
+    /// Nothing.
+    Nothing,
+}
+
+// === impl DaemonUpdate ===
+
+impl DaemonUpdate {
+    /// Decodes a message; `find` gives the pool of that name in its present state.
+    ///
+    /// # Errors
+    /// [`RejectedMessage`] says why no part of it may be used.
+    pub fn decode<R>(message: state::DaemonMessage, find: impl FnOnce(&str) -> Option<R>) -> Result<Self, RejectedMessage>
+    where
+        R: Deref,
+        R::Target: AsRef<ManagedPool>,
+    {
+        use daemon_message::Message::{LearnedModels, Metrics, PeerLoad, PoolUpdate, Welcome};
+        match message.message {
+            Some(Welcome(welcome)) => Ok(Self::Welcome(welcome)),
+            Some(PeerLoad(peers)) => Ok(Self::Peers(peers)),
+            Some(LearnedModels(learned)) => {
+                let rejected = RejectedMessage::of(&learned.pool, None);
+                proto::learned(learned).map(|learned| Self::Learned(Box::new(learned))).map_err(rejected)
+            }
+            Some(PoolUpdate(pool_update)) => {
+                let rejected = RejectedMessage::of(&pool_update.pool, pool_update.version);
+                proto::pool_update(pool_update).map(|pool_update| Self::PoolUpdate(Box::new(pool_update))).map_err(rejected)
+            }
+            Some(Metrics(metrics)) => {
+                let Some(found) = find(&metrics.pool) else { return Ok(Self::Nothing) };
+                let Some(snapshot) = found.as_ref().snapshot() else { return Ok(Self::Nothing) };
+                match proto::metrics(&metrics, snapshot) {
+                    Ok(snapshot) => Ok(Self::Metrics { pool: metrics.pool, snapshot: Box::new(snapshot), sequence: metrics.sequence }),
+                    // For a pool update that was refused, or has not arrived.
+                    Err(InvalidState::OtherPoolUpdate) => Ok(Self::Nothing),
+                    Err(why) => Err(RejectedMessage::of(&metrics.pool, None)(why)),
+                }
+            }
+            None => Ok(Self::Nothing),
+        }
+    }
+
+    /// Decodes the bytes of a message, like [`Self::decode`].
+    ///
+    /// # Errors
+    /// [`RejectedMessage`] says why no part of it may be used.
+    pub fn decode_bytes<R>(message: &[u8], find: impl FnOnce(&str) -> Option<R>) -> Result<Self, RejectedMessage>
+    where
+        R: Deref,
+        R::Target: AsRef<ManagedPool>,
+    {
+        Self::decode(proto::daemon_message(message).map_err(RejectedMessage::of("", None))?, find)
+    }
+
+    /// The pool that it changes; `None` when it changes none.
+    #[must_use]
+    pub fn pool(&self) -> Option<&str> {
+        match self {
+            Self::PoolUpdate(pool_update) => Some(&pool_update.pool),
+            Self::Metrics { pool, .. } => Some(pool),
+            Self::Peers(peers) => Some(&peers.pool),
+            Self::Learned(learned) => Some(&learned.pool),
+            Self::Welcome(_) | Self::Nothing => None,
+        }
+    }
+
+    /// Its acknowledgement; `None` for a message that is not acknowledged.
+    #[must_use]
+    pub fn ack(&self) -> Option<state::Ack> {
+        let Self::PoolUpdate(pool_update) = self else { return None };
+        let version = Some(wire_version(pool_update.snapshot.version()));
+        Some(state::Ack { pool: pool_update.pool.clone(), version, ..state::Ack::default() })
+    }
+
+    /// Refuses a pool update that could be decoded; `None` for a message that is not acknowledged.
+    #[must_use]
+    pub fn refuse(&self, why: &str) -> Option<RejectedMessage> {
+        self.ack().map(|ack| RejectedMessage { pool: ack.pool, version: ack.version, why: why.to_owned() })
+    }
+}
+
+// === impl RejectedMessage ===
+
+impl RejectedMessage {
+    fn of(pool: &str, version: Option<state::Version>) -> impl FnOnce(InvalidState) -> Self + use<> {
+        let pool = pool.to_owned();
+        move |why| Self { pool, version, why: why.to_string() }
+    }
+
+    /// Whether an operator must act: a wrong pool update stays wrong. Metrics arrive many times a
+    /// second, and the next may be good.
+    #[must_use]
+    pub fn needs_operator(&self) -> bool {
+        self.version.is_some() || self.pool.is_empty()
+    }
+
+    /// The refusal for the daemon; `None` for a message that is not acknowledged.
+    #[must_use]
+    pub fn ack(self) -> Option<state::Ack> {
+        let Self { pool, version, why } = self;
+        version.is_some().then_some(state::Ack { pool, version, refused: why, held: None })
+    }
+}
+
+// === impl AppliedVersions ===
+
+impl AppliedVersions {
+    /// The version of the pool update in force.
+    #[must_use]
+    pub fn pool_update(&self) -> Version {
+        self.pool_update
+    }
+
+    /// The sequence of the metrics in force; 0 for none since the last pool update.
+    #[must_use]
+    pub fn metrics_sequence(&self) -> u64 {
+        self.metrics_sequence
+    }
+
+    /// When the metrics in force were received; `None` before any.
+    #[must_use]
+    pub fn metrics_at(&self) -> Option<Timestamp> {
+        self.metrics_at
+    }
+
+    /// The version of the learned models in force.
+    #[must_use]
+    pub fn models(&self) -> Version {
+        self.models
+    }
+
+    /// Applies an update that was received at `received` to its pool. Endpoints that stay keep
+    /// their metrics until the next arrive.
+    pub fn apply(&mut self, pool: &mut ManagedPool, update: DaemonUpdate, received: Timestamp) -> Applied {
+        match update {
+            DaemonUpdate::PoolUpdate(pool_update) => {
+                let proto::PoolUpdate { snapshot, hash_secret, staleness_max_ms, .. } = *pool_update;
+                (self.pool_update, self.metrics_sequence) = (snapshot.version(), 0);
+                pool.install(snapshot, hash_secret, staleness_max_ms);
+                Applied::PoolUpdate
+            }
+            DaemonUpdate::Metrics { snapshot, sequence, .. } => {
+                (self.metrics_sequence, self.metrics_at) = (sequence, Some(received));
+                pool.refresh(*snapshot, received);
+                Applied::Metrics
+            }
+            DaemonUpdate::Learned(learned) => {
+                let proto::LearnedModels { version, step, latency, .. } = *learned;
+                self.models = version;
+                pool.install_models(step, latency);
+                Applied::Models
+            }
+            DaemonUpdate::Welcome(_) | DaemonUpdate::Peers(_) | DaemonUpdate::Nothing => Applied::Nothing,
+        }
+    }
+}
+
+/// A version, as messages have it.
+#[must_use]
+pub fn wire_version(version: Version) -> state::Version {
+    state::Version { term: version.term, sequence: version.sequence }
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::{PoolState, encode_metrics, encode_pool_update};
+    use scheduler::objects::ObjectsSpec;
+    use scheduler::{Endpoint, EndpointMetrics, EndpointRef, Generation, PipelineSpec, ProfileSpec, Readiness, Slot};
+
+    use super::*;
+
+    fn pool_update(sequence: u64, addresses: &[&str]) -> state::DaemonMessage {
+        let endpoint = |(slot, address): (u16, &&str)| Endpoint {
+            id: EndpointRef { slot: Slot(slot), generation: Generation(1) },
+            name: format!("engine-{slot}").into(),
+            address: (*address).into(),
+            readiness: Readiness::Ready,
+            labels: Box::default(),
+            models: std::sync::Arc::default(),
+            age_ms: 0,
+        };
+        let endpoints: Vec<Endpoint> = (0_u16..).zip(addresses).map(endpoint).collect();
+        let pipeline = PipelineSpec {
+            profiles: vec![ProfileSpec { name: "default".to_owned(), plugins: Vec::new() }],
+            ranked_max: 1,
+            ..PipelineSpec::default()
+        };
+        let update = encode_pool_update(PoolState {
+            pool: "p",
+            version: Version { term: 1, sequence },
+            endpoints: &endpoints,
+            pipeline: &pipeline,
+            objects: &ObjectsSpec::default(),
+            hash_secret: 5,
+            staleness_max_ms: 1_000,
+        });
+        message(daemon_message::Message::PoolUpdate(update))
+    }
+
+    fn metrics(sequence: u64, queue: f32) -> state::DaemonMessage {
+        let row = EndpointMetrics { queue_depth: Some(queue), ..EndpointMetrics::default() };
+        message(daemon_message::Message::Metrics(encode_metrics("p", Version { term: 1, sequence: 1 }, sequence, &[row])))
+    }
+
+    fn message(message: daemon_message::Message) -> state::DaemonMessage {
+        state::DaemonMessage { message: Some(message) }
+    }
+
+    /// A pool without anything else.
+    struct BarePool(ManagedPool);
+
+    impl AsRef<ManagedPool> for BarePool {
+        fn as_ref(&self) -> &ManagedPool {
+            &self.0
+        }
+    }
+
+    #[test]
+    fn messages_apply_in_order_and_metrics_only_to_their_pool_update() {
+        let (mut pool, mut applied) = (BarePool(ManagedPool::new(1, 0)), AppliedVersions::default());
+        let now = Timestamp(7);
+        assert!(matches!(DaemonUpdate::decode(metrics(2, 3.0), |_| Some(&pool)), Ok(DaemonUpdate::Nothing)), "no pool update yet");
+        let update = DaemonUpdate::decode(pool_update(1, &["10.0.0.1:1"]), |_| Some(&pool)).unwrap();
+        let ack = update.ack().unwrap();
+        assert_eq!((update.pool(), ack.pool.as_str(), ack.version.map(|v| v.sequence)), (Some("p"), "p", Some(1)));
+        assert_eq!(applied.apply(&mut pool.0, update, now), Applied::PoolUpdate);
+        assert_eq!((applied.pool_update().sequence, applied.metrics_at()), (1, None));
+        let update = DaemonUpdate::decode(metrics(2, 3.0), |_| Some(&pool)).unwrap();
+        assert_eq!(update.ack(), None);
+        assert_eq!(applied.apply(&mut pool.0, update, now), Applied::Metrics);
+        assert_eq!((applied.metrics_sequence(), applied.metrics_at()), (2, Some(now)));
+        assert_eq!(pool.0.snapshot().unwrap().metrics()[0].queue_depth, Some(3.0));
+        let update = DaemonUpdate::decode(pool_update(2, &["10.0.0.1:1"]), |_| Some(&pool)).unwrap();
+        assert_eq!(applied.apply(&mut pool.0, update, now), Applied::PoolUpdate);
+        assert_eq!(applied.metrics_sequence(), 0);
+        assert!(matches!(DaemonUpdate::decode(metrics(3, 4.0), |_| Some(&pool)), Ok(DaemonUpdate::Nothing)), "of another pool update");
+    }
+
+    #[test]
+    fn refusals_name_the_pool_update_and_the_reason() {
+        let none = |_: &str| None::<&BarePool>;
+        let refused = DaemonUpdate::decode(pool_update(2, &["localhost:1"]), none).unwrap_err();
+        assert!(refused.needs_operator() && refused.why.contains("localhost:1"), "{}", refused.why);
+        let ack = refused.ack().unwrap();
+        assert_eq!((ack.pool.as_str(), ack.version.map(|v| v.sequence), ack.refused.is_empty()), ("p", Some(2), false));
+        let unreadable = DaemonUpdate::decode_bytes(b"\xff", none).unwrap_err();
+        assert!(unreadable.pool.is_empty() && unreadable.needs_operator());
+        assert_eq!(unreadable.ack(), None);
+        assert!(matches!(DaemonUpdate::decode_bytes(b"", none), Ok(DaemonUpdate::Nothing)), "a message of a newer daemon");
+        let update = DaemonUpdate::decode(pool_update(2, &["10.0.0.1:1"]), none).unwrap();
+        assert_eq!(update.refuse("no such pool").and_then(RejectedMessage::ack).map(|ack| ack.refused), Some("no such pool".to_owned()));
+        assert_eq!(DaemonUpdate::Nothing.refuse("no such pool"), None);
+    }
+}

@@ -1,0 +1,271 @@
+//! Sharing a pool's load and placements with the other proxies, by way of the daemon.
+//!
+//! ```text
+//!  own load, new placements ── ProxyPeers ──► LoadReport ──► daemon
+//!  pool ◄── PeerReport ◄── PeerLoad ◄── daemon
+//! ```
+//! A process with one VM uses [`LocalPeer`]. The filter uses the parts: its VMs also read the
+//! reports of one another, and one of them reports for all.
+
+use proto::load_report::LoadReportHead;
+use proto::{SHARE_EXPIRY_MS, placements, state};
+use scheduler::{EndpointRef, Timestamp};
+
+use crate::pool::{Ejection, ManagedPool, OwnLoadReport, PeerLoadReport, Placement};
+
+/// A report without changes is repeated after this long, ms: four times before it would expire.
+const REPEAT_MS: u64 = SHARE_EXPIRY_MS / 4;
+
+/// The load report of one other VM, or of all other proxies together, as read into a pool.
+#[derive(Debug)]
+pub struct PeerReport {
+    report: PeerLoadReport,
+    /// The VM whose report counts; 0 for none.
+    writer: u64,
+    expiry_ms: u64,
+}
+
+/// What a process knows of the other proxies of a pool, and when it reports to them.
+#[derive(Debug, Default)]
+pub struct ProxyPeers {
+    /// Proxies of the pool, this one included; 0 before the daemon has reported it.
+    proxies: u32,
+    sent_at: Timestamp,
+}
+
+/// A process with one VM among the proxies of a pool.
+#[derive(Debug)]
+pub struct LocalPeer {
+    joined: bool,
+    peers: ProxyPeers,
+    own: OwnLoadReport,
+    /// The count of the pool's changes that were published.
+    published: u64,
+    others: PeerReport,
+}
+
+/// Takes the load report of all other proxies out of a message, by the local clock and with `ring`
+/// in its head; `None` when it is not a valid report.
+#[must_use]
+pub fn take_peer_report(message: &mut state::PeerLoad, ring: u64, now: Timestamp) -> Option<Vec<u8>> {
+    let mut report = std::mem::take(&mut message.row);
+    LoadReportHead { vm: LoadReportHead::OUTSIDE, written: now, ring }.receive(&mut report).then_some(report)
+}
+
+/// Appends a placement to those of a report, unless the endpoint had all its blocks cached: `new`
+/// are the blocks that it had not.
+pub fn append_placement(report: &mut Vec<u8>, endpoint: EndpointRef, new: &[u64]) {
+    if !new.is_empty() {
+        placements::push(report, endpoint, new);
+    }
+}
+
+// === impl PeerReport ===
+
+impl PeerReport {
+    /// The report of a VM of this process, which expires after `expiry_ms`; of none at first.
+    #[must_use]
+    pub fn of_vm(expiry_ms: u64) -> Self {
+        Self { report: PeerLoadReport::default(), writer: 0, expiry_ms }
+    }
+
+    /// The report of all other proxies together.
+    #[must_use]
+    pub fn of_proxies() -> Self {
+        Self { report: PeerLoadReport::default(), writer: LoadReportHead::OUTSIDE, expiry_ms: SHARE_EXPIRY_MS }
+    }
+
+    /// The report, as last read.
+    #[must_use]
+    pub fn report(&self) -> &PeerLoadReport {
+        &self.report
+    }
+
+    /// The VM whose report counts; 0 for none.
+    #[must_use]
+    pub fn writer(&self) -> u64 {
+        self.writer
+    }
+
+    /// Sets the VM whose report counts.
+    pub fn set_writer(&mut self, vm: u64) {
+        self.writer = vm;
+    }
+
+    /// Whether the report is from that VM.
+    #[must_use]
+    pub fn is_from_writer(&self) -> bool {
+        self.writer != 0 && self.report.head().vm == self.writer
+    }
+
+    /// Whether the report is from that VM, and young enough to count.
+    #[must_use]
+    pub fn is_current(&self, now: Timestamp) -> bool {
+        self.is_from_writer() && now.ms_since(self.report.head().written) < self.expiry_ms
+    }
+
+    /// Reads newer bytes of the report, and learns its failures; [`Self::count`] must follow.
+    /// Returns whether [`ManagedPool::recompute_peer_slos`] must follow.
+    pub fn read(&mut self, pool: &mut ManagedPool, bytes: Vec<u8>, now: Timestamp) -> bool {
+        let counts = self.report.counts();
+        let slos = pool.read_load_report(&mut self.report, bytes, counts);
+        if self.is_from_writer() {
+            let outside = self.writer == LoadReportHead::OUTSIDE;
+            let failures = self.report.ejections().map(|failure| Ejection { outside: failure.outside || outside, ..failure });
+            failures.for_each(|failure| pool.learn_ejection(failure, now));
+        }
+        slos
+    }
+
+    /// Counts the load of the report while it is current. Returns whether
+    /// [`ManagedPool::recompute_peer_slos`] must follow.
+    pub fn count(&mut self, pool: &mut ManagedPool, now: Timestamp) -> bool {
+        let counts = self.is_current(now);
+        pool.count_load_report(&mut self.report, counts)
+    }
+}
+
+// === impl ProxyPeers ===
+
+impl ProxyPeers {
+    /// Takes the number of proxies from a message.
+    pub fn receive(&mut self, message: &state::PeerLoad) {
+        self.proxies = message.proxies;
+    }
+
+    /// Whether there is another proxy.
+    #[must_use]
+    pub fn has_peers(&self) -> bool {
+        self.proxies > 1
+    }
+
+    /// Whether a report is due: at once if it changed, else again after [`REPEAT_MS`], unless it
+    /// has no load.
+    #[must_use]
+    pub fn is_due(&self, is_changed: bool, is_idle: bool, now: Timestamp) -> bool {
+        self.has_peers() && (is_changed || (!is_idle && now.ms_since(self.sent_at) >= REPEAT_MS))
+    }
+
+    /// The message with a load report and placements; `stamp` comes back in [`state::PeerLoad`],
+    /// 0 for none.
+    pub fn report(&mut self, pool: &str, mut row: Vec<u8>, placements: Vec<u8>, stamp: u64, now: Timestamp) -> state::LoadReport {
+        self.sent_at = now;
+        LoadReportHead { written: now, ..LoadReportHead::default() }.stamp(&mut row);
+        state::LoadReport { pool: pool.to_owned(), row, placements, stamp }
+    }
+}
+
+// === impl LocalPeer ===
+
+impl Default for LocalPeer {
+    fn default() -> Self {
+        Self { joined: false, peers: ProxyPeers::default(), own: OwnLoadReport::default(), published: 0, others: PeerReport::of_proxies() }
+    }
+}
+
+impl LocalPeer {
+    /// From now on the process is one of the proxies. False when it already was.
+    pub fn join(&mut self) -> bool {
+        !std::mem::replace(&mut self.joined, true)
+    }
+
+    /// Whether there is another proxy to report to.
+    #[must_use]
+    pub fn has_peers(&self) -> bool {
+        self.joined && self.peers.has_peers()
+    }
+
+    /// Receives the load of all other proxies, and their placements.
+    pub fn receive(&mut self, pool: &mut ManagedPool, mut message: state::PeerLoad, now: Timestamp) {
+        self.peers.receive(&message);
+        pool.set_placement_publishing(self.has_peers());
+        if let Some(report) = take_peer_report(&mut message, 0, now) {
+            let slos = self.others.read(pool, report, now);
+            if self.others.count(pool, now) | slos {
+                pool.recompute_peer_slos([self.others.report()]);
+            }
+        }
+        placements::each(&message.placements).for_each(|(endpoint, blocks)| pool.record_peer_placement(endpoint, &blocks, now));
+    }
+
+    /// Counts the load of the others again: after another pool update.
+    pub fn recount(&self, pool: &mut ManagedPool) {
+        pool.recount_load_reports([self.others.report()]);
+    }
+
+    /// Stops counting the load of the others after they have been silent for too long.
+    pub fn expire(&mut self, pool: &mut ManagedPool, now: Timestamp) {
+        if self.others.count(pool, now) {
+            pool.recompute_peer_slos([self.others.report()]);
+        }
+    }
+
+    /// The report that is due now, if any.
+    pub fn next_report(&mut self, name: &str, pool: &mut ManagedPool, now: Timestamp) -> Option<state::LoadReport> {
+        let changes = pool.changes();
+        if !self.joined || !self.peers.is_due(self.published != changes, self.own.is_idle(), now) {
+            return None;
+        }
+        self.published = changes;
+        let row = pool.write_load_report(&mut self.own, LoadReportHead::default()).to_vec();
+        let mut placements = Vec::new();
+        for Placement { endpoint, blocks, known } in pool.take_placements() {
+            let new = usize::try_from(known).ok().and_then(|known| blocks.get(known..)).unwrap_or_default();
+            append_placement(&mut placements, endpoint, new);
+        }
+        Some(self.peers.report(name, row, placements, 0, now))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(proxies: u32, row: Vec<u8>) -> state::PeerLoad {
+        state::PeerLoad { pool: "p".to_owned(), proxies, row, ..state::PeerLoad::default() }
+    }
+
+    #[test]
+    fn a_report_is_due_on_change_and_repeated_while_it_has_load() {
+        let mut peers = ProxyPeers::default();
+        let at = |ms| Timestamp(0).plus_ms(1_000_000 + ms);
+        assert!(!peers.is_due(true, false, at(0)), "no other proxy");
+        peers.receive(&message(2, Vec::new()));
+        assert!(peers.is_due(true, true, at(0)) && !peers.is_due(false, true, at(0)));
+        let report = peers.report("p", vec![0; LoadReportHead::BYTES], Vec::new(), 9, at(0));
+        assert_eq!((report.stamp, report.row[8..16].to_vec()), (9, at(0).0.to_le_bytes().to_vec()));
+        assert!(!peers.is_due(false, false, at(REPEAT_MS - 1)));
+        assert!(peers.is_due(false, false, at(REPEAT_MS)) && !peers.is_due(false, true, at(REPEAT_MS)));
+    }
+
+    #[test]
+    fn the_report_of_the_others_counts_until_it_expires_and_garbage_changes_nothing() {
+        let (mut pool, mut peer) = (ManagedPool::new(1, 0), LocalPeer::default());
+        let at = |ms| Timestamp(0).plus_ms(1_000_000 + ms);
+        let empty = || vec![0; LoadReportHead::BYTES];
+        peer.receive(&mut pool, message(2, empty()), at(0));
+        assert!(!peer.has_peers() && peer.join() && peer.has_peers() && !peer.join());
+        assert!(peer.others.report().counts());
+        peer.receive(&mut pool, message(3, vec![1, 2, 3]), at(5));
+        assert_eq!(peer.others.report().head().written, at(0));
+        peer.expire(&mut pool, at(SHARE_EXPIRY_MS - 1));
+        assert!(peer.others.report().counts());
+        peer.expire(&mut pool, at(SHARE_EXPIRY_MS));
+        assert!(!peer.others.report().counts());
+        peer.receive(&mut pool, message(3, empty()), at(SHARE_EXPIRY_MS + 1));
+        assert!(peer.others.report().counts(), "it is there again");
+    }
+
+    #[test]
+    fn a_process_of_one_vm_reports_each_change_once() {
+        let (mut pool, mut peer) = (ManagedPool::new(1, 0), LocalPeer::default());
+        let now = Timestamp(0).plus_ms(1_000_000);
+        peer.receive(&mut pool, message(2, vec![0; LoadReportHead::BYTES]), now);
+        peer.join();
+        assert_eq!(peer.next_report("p", &mut pool, now), None, "nothing has changed");
+        peer.published = 1;
+        let report = peer.next_report("p", &mut pool, now).unwrap();
+        assert_eq!((report.pool.as_str(), report.row.len(), report.stamp), ("p", LoadReportHead::BYTES, 0));
+        assert_eq!(peer.next_report("p", &mut pool, now), None);
+    }
+}

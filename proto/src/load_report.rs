@@ -1,0 +1,295 @@
+//! The bytes of a load report: what one VM, one process, or all other proxies together have
+//! outstanding in a pool, and the failures they know.
+//!
+//! ```text
+//!  head     vm | written | ring | counts      one word each; counts = loads, SLOs, failures: 16 bits each
+//!  load     slot requests generation          16, 16 and 32 bits
+//!           prefill tokens | decode tokens    32 bits each, as all below
+//!           prompts | their tokens            of the pending prefills
+//!           uncached tokens | attention       of the pending prefills
+//!  SLOs     slot . generation | TTFT TPOT     the lowest SLOs in µs, 0 for none
+//!  failure  slot . generation | known since | ejected until | failures
+//!                                             bit 32 of the last word: another proxy reported it,
+//!                                             bit 33: answers were the reason
+//! ```
+//! Loads follow the head, then SLOs, then failures. How a report changes in place is the business
+//! of its writer and its readers in `pool-state`.
+
+use scheduler::in_flight::{EndpointLoad, PendingPrefills};
+use scheduler::{ENDPOINTS_MAX, EndpointRef, Timestamp};
+
+use crate::words::{self, WORD, pair, unpair};
+
+/// Bytes of the head.
+const HEAD_BYTES: usize = 4 * WORD;
+/// Bytes of the load of one endpoint.
+pub const LOAD_BYTES: usize = 4 * WORD;
+/// Bytes of the SLOs of one endpoint.
+pub const SLOS_BYTES: usize = 2 * WORD;
+/// Bytes of a failure.
+pub const FAILURE_BYTES: usize = 4 * WORD;
+
+/// A failure that another process reports ejects for at most this long, ms: as long as an ejection
+/// for local failures can last. The other process may be hostile, or its clock wrong.
+pub const PEER_EJECTION_MS_MAX: u64 = 30_000;
+
+/// The most prompts that one process can have waiting at an endpoint; requests have the same limit
+/// of 16 bits. Reports of as many processes as a daemon serves add up without overflow.
+pub const PROMPTS_MAX: u32 = 0xffff;
+
+/// Marks a failure that another proxy reported, beside the number of failures.
+const OUTSIDE_FLAG: u64 = 1 << 32;
+
+/// Marks a failure that answers were the reason of.
+const BY_ANSWERS_FLAG: u64 = 1 << 33;
+
+/// The head of a report, before its loads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LoadReportHead {
+    /// The VM that wrote it; 0 is none.
+    pub vm: u64,
+    /// When it was written.
+    pub written: Timestamp,
+    /// How far the writer's placements are published; the host gives it a meaning.
+    pub ring: u64,
+}
+
+/// The head of a report and how many entries of each kind follow it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LoadReportLayout {
+    /// The head.
+    pub head: LoadReportHead,
+    /// How many loads.
+    pub loads: usize,
+    /// How many SLOs.
+    pub slos: usize,
+    /// How many failures.
+    pub failures: usize,
+}
+
+/// A failure in a report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FailureEntry {
+    /// The endpoint.
+    pub endpoint: EndpointRef,
+    /// When the failure became known.
+    pub since: Timestamp,
+    /// The end of the ejection; 0 when the endpoint answered again.
+    pub until: Timestamp,
+    /// Ejections without a success in between; 0 when it answered again.
+    pub failures: u32,
+    /// Whether another proxy reported it.
+    pub outside: bool,
+    /// Whether the endpoint's answers were the reason.
+    pub by_answers: bool,
+}
+
+// === impl LoadReportHead ===
+
+impl LoadReportHead {
+    /// Bytes of an empty report.
+    pub const BYTES: usize = HEAD_BYTES;
+
+    /// The writer that stands for all other proxies together.
+    pub const OUTSIDE: u64 = u64::MAX;
+
+    /// Puts this head before the loads of `report`. False when it is too short to be a report.
+    pub fn stamp(self, report: &mut [u8]) -> bool {
+        let Some(to) = report.as_chunks_mut::<WORD>().0.first_chunk_mut::<3>() else { return false };
+        *to = [self.vm, self.written.0, self.ring].map(u64::to_le_bytes);
+        true
+    }
+
+    /// Receives the report of a writer with another clock: like [`Self::stamp`], and converts its
+    /// times to the local clock, as if it had been written now. This is the only place that
+    /// bounds what another process reports, in the daemon and in the proxies: no failure is from
+    /// the future, and none counts for longer than [`PEER_EJECTION_MS_MAX`]. False, without
+    /// effect, when it is not a report.
+    #[must_use]
+    pub fn receive(self, report: &mut [u8]) -> bool {
+        let Some(layout) = LoadReportLayout::parse(report) else { return false };
+        let written = layout.head.written.0;
+        for load in layout.loads_mut(report) {
+            let [at, tokens, prompts, work] = words::of_bytes(load);
+            let (prompts, prompt_tokens) = unpair(prompts);
+            if prompts > PROMPTS_MAX {
+                *load = words::to_bytes([at, tokens, pair(PROMPTS_MAX, prompt_tokens), work]);
+            }
+        }
+        let ejection_ns_max = Timestamp(0).plus_ms(PEER_EJECTION_MS_MAX).0;
+        for failure in layout.failures_mut(report) {
+            let [at, since, until, failures] = words::of_bytes(failure);
+            let since = self.written.0.saturating_sub(written.saturating_sub(since));
+            // 0 means that the endpoint answered again, by every clock.
+            let until = if until == 0 { 0 } else { self.written.0.saturating_add(until.saturating_sub(written).min(ejection_ns_max)) };
+            *failure = words::to_bytes([at, since, until, failures]);
+        }
+        self.stamp(report)
+    }
+}
+
+// === impl LoadReportLayout ===
+
+impl LoadReportLayout {
+    /// Reads the head; `None` when the bytes are no report, or not whole.
+    #[must_use]
+    pub fn parse(report: &[u8]) -> Option<Self> {
+        let ([vm, written, ring, counts], entries) = words::split(report)?;
+        let count = |shift: u32| usize::try_from(counts >> shift & 0xffff).ok().filter(|count| *count <= ENDPOINTS_MAX);
+        let (loads, slos, failures) = (count(0)?, count(16)?, count(32)?);
+        let is_whole = entries.len() == loads * LOAD_BYTES + slos * SLOS_BYTES + failures * FAILURE_BYTES;
+        is_whole.then_some(Self { head: LoadReportHead { vm, written: Timestamp(written), ring }, loads, slos, failures })
+    }
+
+    /// Appends the head of a report with so many entries.
+    pub fn append(&self, report: &mut Vec<u8>) {
+        let LoadReportHead { vm, written, ring } = self.head;
+        let counts = self.loads as u64 | (self.slos as u64) << 16 | (self.failures as u64) << 32;
+        words::append(report, &[vm, written.0, ring, counts]);
+    }
+
+    /// The loads in the bytes that this layout was read from.
+    #[must_use]
+    pub fn loads<'r>(&self, report: &'r [u8]) -> &'r [[u8; LOAD_BYTES]] {
+        report.get(HEAD_BYTES..self.slos_at()).map_or(&[], |bytes| bytes.as_chunks().0)
+    }
+
+    /// The SLOs.
+    #[must_use]
+    pub fn slos<'r>(&self, report: &'r [u8]) -> &'r [[u8; SLOS_BYTES]] {
+        report.get(self.slos_at()..self.failures_at()).map_or(&[], |bytes| bytes.as_chunks().0)
+    }
+
+    /// The failures.
+    #[must_use]
+    pub fn failures<'r>(&self, report: &'r [u8]) -> &'r [[u8; FAILURE_BYTES]] {
+        report.get(self.failures_at()..).map_or(&[], |bytes| bytes.as_chunks().0)
+    }
+
+    fn loads_mut<'r>(&self, report: &'r mut [u8]) -> &'r mut [[u8; LOAD_BYTES]] {
+        report.get_mut(HEAD_BYTES..self.slos_at()).unwrap_or_default().as_chunks_mut().0
+    }
+
+    fn failures_mut<'r>(&self, report: &'r mut [u8]) -> &'r mut [[u8; FAILURE_BYTES]] {
+        report.get_mut(self.failures_at()..).unwrap_or_default().as_chunks_mut().0
+    }
+
+    fn slos_at(&self) -> usize {
+        HEAD_BYTES + self.loads * LOAD_BYTES
+    }
+
+    fn failures_at(&self) -> usize {
+        self.slos_at() + self.slos * SLOS_BYTES
+    }
+}
+
+// === entries ===
+
+/// The bytes of the load of an endpoint, without its SLOs. Numbers beyond their bits count as the
+/// largest.
+#[must_use]
+#[inline]
+pub fn encode_load(endpoint: EndpointRef, load: &EndpointLoad) -> [u8; LOAD_BYTES] {
+    let requests = u16::try_from(load.requests).unwrap_or(u16::MAX);
+    let PendingPrefills { prompts, prompt_tokens, uncached_tokens, attention } = load.prefills;
+    words::to_bytes([
+        words::of_endpoint(endpoint, requests),
+        pair(narrow(load.prefill_tokens), narrow(load.decode_tokens)),
+        pair(prompts, narrow(prompt_tokens)),
+        pair(narrow(uncached_tokens), narrow(attention)),
+    ])
+}
+
+/// The load of an endpoint; `None` for a slot that no snapshot has.
+#[must_use]
+#[inline]
+pub fn decode_load(entry: &[u8; LOAD_BYTES]) -> Option<(EndpointRef, EndpointLoad)> {
+    let [at, tokens, prompts, work] = words::of_bytes(entry);
+    let (endpoint, requests) = words::endpoint(at)?;
+    let [(prefill, decode), (prompts, prompt), (uncached, attention)] = [tokens, prompts, work].map(unpair);
+    let prefills = PendingPrefills { prompts, prompt_tokens: prompt.into(), uncached_tokens: uncached.into(), attention: attention.into() };
+    let load = EndpointLoad {
+        requests: u32::from(requests),
+        prefill_tokens: u64::from(prefill),
+        decode_tokens: u64::from(decode),
+        prefills,
+        ..EndpointLoad::default()
+    };
+    Some((endpoint, load))
+}
+
+/// Appends the SLOs of an endpoint.
+pub fn append_slos(report: &mut Vec<u8>, endpoint: EndpointRef, load: &EndpointLoad) {
+    words::append(report, &[words::of_endpoint(endpoint, 0), pair(load.ttft_slo_us.unwrap_or(0), load.tpot_slo_us.unwrap_or(0))]);
+}
+
+/// The SLOs of an endpoint, as a load of nothing else; `None` for a slot that no snapshot has.
+#[must_use]
+pub fn decode_slos(entry: &[u8; SLOS_BYTES]) -> Option<(EndpointRef, EndpointLoad)> {
+    let [at, slos] = words::of_bytes(entry);
+    let (ttft, tpot) = unpair(slos);
+    let some = |slo: u32| (slo > 0).then_some(slo);
+    let slos = EndpointLoad { ttft_slo_us: some(ttft), tpot_slo_us: some(tpot), ..EndpointLoad::default() };
+    words::endpoint(at).map(|(endpoint, _)| (endpoint, slos))
+}
+
+/// Appends a failure.
+pub fn append_failure(report: &mut Vec<u8>, failure: &FailureEntry) {
+    let flag = |is_set: bool, flag: u64| if is_set { flag } else { 0 };
+    let failures = u64::from(failure.failures) | flag(failure.outside, OUTSIDE_FLAG) | flag(failure.by_answers, BY_ANSWERS_FLAG);
+    words::append(report, &[words::of_endpoint(failure.endpoint, 0), failure.since.0, failure.until.0, failures]);
+}
+
+/// The failure of an entry; `None` for a slot that no snapshot has.
+#[must_use]
+pub fn decode_failure(entry: &[u8; FAILURE_BYTES]) -> Option<FailureEntry> {
+    let [at, since, until, failures] = words::of_bytes(entry);
+    Some(FailureEntry {
+        endpoint: words::endpoint(at)?.0,
+        since: Timestamp(since),
+        until: Timestamp(until),
+        failures: unpair(failures).0,
+        outside: failures & OUTSIDE_FLAG != 0,
+        by_answers: failures & BY_ANSWERS_FLAG != 0,
+    })
+}
+
+/// 0 when the loads are the same. Compares words: the C library compares byte by byte.
+#[must_use]
+#[inline]
+pub fn difference(one: &[u8; LOAD_BYTES], other: &[u8; LOAD_BYTES]) -> u64 {
+    let ([a, b, c, d], [e, f, g, h]): ([u64; 4], [u64; 4]) = (words::of_bytes(one), words::of_bytes(other));
+    (a ^ e) | (b ^ f) | (c ^ g) | (d ^ h)
+}
+
+fn narrow(count: u64) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loads_differ_where_any_of_their_words_do() {
+        let load = [7; LOAD_BYTES];
+        assert_eq!(difference(&load, &load), 0);
+        for changed in 1..16_u8 {
+            let mut other = load;
+            for word in (0..4).filter(|word| changed >> word & 1 == 1) {
+                other[word * WORD] = 8;
+            }
+            assert_ne!(difference(&load, &other), 0, "words {changed:#b}");
+        }
+    }
+
+    #[test]
+    fn bytes_that_are_no_report_are_not_received() {
+        let head = LoadReportHead { vm: 7, written: Timestamp(8), ring: 9 };
+        for mut garbage in [vec![], vec![1; HEAD_BYTES - 1], vec![0xff; HEAD_BYTES + 5]] {
+            let before = garbage.clone();
+            assert!(!head.receive(&mut garbage));
+            assert_eq!(garbage, before);
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! The bytes of an observation: what a finished request says about its endpoint.
+//!
+//! ```text
+//!  0  slot | generation | end of the request, and bit 8: output tokens are estimated
+//!  3  queued | running | requests | prefill tokens | context tokens | KV utilization | prompt tokens | uncached tokens
+//! 11  TTFT ms | TPOT ms | output tokens | prompt tokens and cached tokens by the engine's `usage`
+//! 16  first token: uncached tokens | prompt tokens | service ms
+//! 19  gap between tokens: batch | context tokens | ms
+//! 22  prediction: TTFT ms | TPOT ms | TTFT p90 ms | TPOT p90 ms
+//! ```
+//! Words of 32 bits, least significant byte first. From word 3 on each is an `f32`, and NaN means
+//! unknown.
+
+use scheduler::latency::learn::{Observation, RequestEnd};
+use scheduler::latency::step::{FirstToken, TokenGap};
+use scheduler::latency::{Conditions, Prediction};
+use scheduler::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
+
+/// The most observations in a message, and the most that a VM keeps until its host takes them: a
+/// tenth of a second at 5,000 requests a second.
+pub const OBSERVATIONS_MAX: usize = 512;
+
+/// 32-bit words of an observation.
+const WORDS: usize = 26;
+
+/// Bytes of an observation.
+pub const OBSERVATION_BYTES: usize = 4 * WORDS;
+
+/// The longest time that is learned from, ms: an hour. A request that takes longer hangs.
+const MS_MAX: f32 = 3_600_000.0;
+
+/// The most tokens or requests that a number may be; a larger number is an error. Fits an `f32`
+/// exactly.
+const COUNT_MAX: f32 = 16_777_216.0;
+
+/// One finished request, in the form that the daemon receives.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EncodedObservation {
+    /// The observation.
+    pub observation: Observation,
+    /// The prediction at the pick; `None` when the model abstained, or there was none.
+    pub predicted: Option<Prediction>,
+    /// Tokens of the prompt by the engine's `usage`.
+    pub prompt_tokens: Option<u32>,
+    /// Those of them that the engine had cached, by its `usage`.
+    pub cached_tokens: Option<u32>,
+    /// Whether output tokens were counted by events, because the engine reported none.
+    pub estimated: bool,
+}
+
+// === impl EncodedObservation ===
+
+impl EncodedObservation {
+    /// As little-endian words at fixed places.
+    #[must_use]
+    pub fn to_bytes(&self) -> [u8; OBSERVATION_BYTES] {
+        let Self { observation, predicted, prompt_tokens, cached_tokens, estimated } = self;
+        let Observation { endpoint, conditions, ended, ttft_ms, tpot_ms, output_tokens, first_token, gap } = observation;
+        let unknown = f32::NAN;
+        let count = |tokens: Option<u32>| tokens.map_or(unknown, narrow);
+        let ended = match ended {
+            RequestEnd::Done => 0,
+            RequestEnd::Aborted => 1,
+            RequestEnd::Failed => 2,
+        };
+        let place = [u32::from(endpoint.slot.0), endpoint.generation.0, ended | u32::from(*estimated) << 8];
+        let c = conditions;
+        let numbers = [
+            c.queued.unwrap_or(unknown),
+            c.running.unwrap_or(unknown),
+            c.requests,
+            c.prefill_tokens,
+            c.context_tokens,
+            c.kv_utilization.unwrap_or(unknown),
+            c.prompt_tokens,
+            c.uncached_tokens,
+            ttft_ms.unwrap_or(unknown),
+            tpot_ms.unwrap_or(unknown),
+            count(*output_tokens),
+            count(*prompt_tokens),
+            count(*cached_tokens),
+        ];
+        let first_token = first_token.map_or([unknown; 3], |t| [t.uncached_tokens, t.prompt_tokens, t.service_ms]);
+        let gap = gap.map_or([unknown; 3], |g| [g.batch, g.context_tokens, g.gap_ms]);
+        let predicted = predicted.map_or([unknown; 4], |p| [p.ttft_ms, p.tpot_ms, p.ttft_p90_ms, p.tpot_p90_ms]);
+        let numbers = numbers.into_iter().chain(first_token).chain(gap).chain(predicted).map(f32::to_bits);
+        let mut bytes = [0; OBSERVATION_BYTES];
+        for (to, word) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(place.into_iter().chain(numbers)) {
+            *to = word.to_le_bytes();
+        }
+        bytes
+    }
+
+    /// The observation in these bytes, each number checked; `None` when one is invalid, and none
+    /// may be used then.
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8; OBSERVATION_BYTES]) -> Option<Self> {
+        let mut words = bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
+        let mut word = || words.next().unwrap_or(0);
+        let slot = u16::try_from(word()).ok().filter(|slot| usize::from(*slot) < ENDPOINTS_MAX)?;
+        let endpoint = EndpointRef { slot: Slot(slot), generation: Generation(word()) };
+        let (ended, estimated) = match word() {
+            0 => (RequestEnd::Done, false),
+            1 => (RequestEnd::Aborted, false),
+            2 => (RequestEnd::Failed, false),
+            0x100 => (RequestEnd::Done, true),
+            0x101 => (RequestEnd::Aborted, true),
+            0x102 => (RequestEnd::Failed, true),
+            _ => return None,
+        };
+        let mut number = || f32::from_bits(word());
+        let mut known = |number: f32| Some(number).filter(|number| !number.is_nan());
+        let conditions = Conditions {
+            queued: known(number()),
+            running: known(number()),
+            requests: number(),
+            prefill_tokens: number(),
+            context_tokens: number(),
+            kv_utilization: known(number()),
+            prompt_tokens: number(),
+            uncached_tokens: number(),
+        };
+        let (ttft_ms, tpot_ms) = (known(number()), known(number()));
+        let [output_tokens, prompt_tokens, cached_tokens] = [number(), number(), number()].map(&mut known);
+        let (first_token, gap) = ([number(), number(), number()], [number(), number(), number()]);
+        let predicted = [number(), number(), number(), number()];
+        let [output_tokens, prompt_tokens, cached_tokens] = [whole(output_tokens)?, whole(prompt_tokens)?, whole(cached_tokens)?];
+        let observation = Observation {
+            endpoint,
+            conditions: conditions.checked()?,
+            ended,
+            ttft_ms: within_ms(ttft_ms)?,
+            tpot_ms: within_ms(tpot_ms)?,
+            output_tokens,
+            first_token: part(first_token, first_token_of)?,
+            gap: part(gap, gap_of)?,
+        };
+        let predicted = part(predicted, prediction_of)?;
+        Some(Self { observation, predicted, prompt_tokens, cached_tokens, estimated })
+    }
+}
+
+/// A part of an observation: `Some(None)` when none of its numbers is known, `None` when only some
+/// are, or one is invalid.
+fn part<const N: usize, T>(numbers: [f32; N], of: impl Fn([f32; N]) -> Option<T>) -> Option<Option<T>> {
+    match numbers.iter().filter(|number| number.is_nan()).count() {
+        0 => of(numbers).map(Some),
+        unknown => (unknown == N).then_some(None),
+    }
+}
+
+fn first_token_of([uncached_tokens, prompt_tokens, service_ms]: [f32; 3]) -> Option<FirstToken> {
+    let sane = (0.0..=COUNT_MAX).contains(&prompt_tokens) && (0.0..=prompt_tokens).contains(&uncached_tokens) && is_ms(service_ms);
+    sane.then_some(FirstToken { uncached_tokens, prompt_tokens, service_ms })
+}
+
+fn gap_of([batch, context_tokens, gap_ms]: [f32; 3]) -> Option<TokenGap> {
+    let sane = [batch, context_tokens].iter().all(|count| (0.0..=COUNT_MAX).contains(count)) && is_ms(gap_ms);
+    sane.then_some(TokenGap { batch, context_tokens, gap_ms })
+}
+
+fn prediction_of([ttft_ms, tpot_ms, ttft_p90_ms, tpot_p90_ms]: [f32; 4]) -> Option<Prediction> {
+    let sane = [ttft_ms, tpot_ms, ttft_p90_ms, tpot_p90_ms].into_iter().all(is_ms);
+    sane.then_some(Prediction { ttft_ms, tpot_ms, ttft_p90_ms, tpot_p90_ms })
+}
+
+fn is_ms(ms: f32) -> bool {
+    (0.0..=MS_MAX).contains(&ms)
+}
+
+fn within_ms(ms: Option<f32>) -> Option<Option<f32>> {
+    ms.is_none_or(is_ms).then_some(ms)
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked just before")]
+fn whole(count: Option<f32>) -> Option<Option<u32>> {
+    count.is_none_or(|count| (0.0..=COUNT_MAX).contains(&count)).then(|| count.map(|count| count as u32))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "at most 2^24")]
+fn narrow(count: u32) -> f32 {
+    const MAX: u32 = 1 << f32::MANTISSA_DIGITS;
+    count.min(MAX) as f32
+}

@@ -1,0 +1,18 @@
+//! The values that the VMs of one proxy process exchange through Envoy's shared data.
+//!
+//! Each value is a row of [`crate::words`], except two: a side of the snapshot store has a
+//! message of the daemon behind its stamp, and the counters of a VM are a serialized
+//! [`crate::state::VmCounters`]. The keys, and what is done with the values, belong to the
+//! filter. A reader takes a value that it cannot parse for one that was never written.
+
+mod leader;
+pub use leader::{CRASH_DIGESTS_MAX, CrashRecord, DecodingMark, LeaseValue};
+
+mod rings;
+pub use rings::{OBSERVATION_SEGMENT_ROWS, PlacementEntry, RECORD_BLOCKS_MAX, RingPosition, SEGMENT_HEAD_BYTES, SegmentHead};
+
+mod snapshot_head;
+pub use snapshot_head::{MessageStamp, SnapshotHead};
+
+mod vms;
+pub use vms::{RemotePeers, VmEntry};

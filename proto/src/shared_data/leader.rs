@@ -1,0 +1,91 @@
+//! The lease of the leader, and what leaders record about messages that crash a VM.
+
+use scheduler::Timestamp;
+
+use crate::words::{self, WORD};
+
+/// How many digests a [`CrashRecord`] has: each stands for a lost VM, and a daemon that sends so
+/// many different messages of that kind has another problem.
+pub const CRASH_DIGESTS_MAX: usize = 8;
+
+/// The lease: epoch, holder, expiry.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LeaseValue {
+    /// Grows by one with each change of the holder.
+    pub epoch: u64,
+    /// The VM that leads; 0 before the first.
+    pub holder: u64,
+    /// When the lease expires without renewal.
+    pub until: Timestamp,
+}
+
+/// The mark of the message that a leader decodes: VM, digest of the message. Empty while no leader
+/// decodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DecodingMark {
+    /// The VM that decodes.
+    pub vm: u64,
+    /// The digest of the message.
+    pub digest: u64,
+}
+
+/// The messages that crashed a VM: time of the last loss, then digests, newest first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CrashRecord {
+    /// When the last VM was lost.
+    pub lost_at: Timestamp,
+    /// The digests of the messages, newest first, at most [`CRASH_DIGESTS_MAX`].
+    pub digests: Vec<u64>,
+}
+
+// === impl LeaseValue ===
+
+impl LeaseValue {
+    /// The lease in these bytes; `None` when they are none.
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        words::read(bytes).map(|[epoch, holder, until]| Self { epoch, holder, until: Timestamp(until) })
+    }
+
+    /// Its bytes.
+    #[must_use]
+    pub fn to_bytes(self) -> Vec<u8> {
+        words::write(&[self.epoch, self.holder, self.until.0], &[])
+    }
+}
+
+// === impl DecodingMark ===
+
+impl DecodingMark {
+    /// The mark in these bytes; `None` when they are none.
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        words::read(bytes).map(|[vm, digest]| Self { vm, digest })
+    }
+
+    /// Its bytes.
+    #[must_use]
+    pub fn to_bytes(self) -> Vec<u8> {
+        words::write(&[self.vm, self.digest], &[])
+    }
+}
+
+// === impl CrashRecord ===
+
+impl CrashRecord {
+    /// The record in these bytes; one without losses where there is none. Digests beyond
+    /// [`CRASH_DIGESTS_MAX`] are ignored.
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8]) -> Self {
+        let mut words = bytes.as_chunks::<WORD>().0.iter().map(|word| u64::from_le_bytes(*word));
+        let Some(lost_at) = words.next() else { return Self::default() };
+        Self { lost_at: Timestamp(lost_at), digests: words.take(CRASH_DIGESTS_MAX).collect() }
+    }
+
+    /// Its bytes.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let words: Vec<u64> = std::iter::once(self.lost_at.0).chain(self.digests.iter().copied()).collect();
+        words::write(&words, &[])
+    }
+}

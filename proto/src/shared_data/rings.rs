@@ -1,0 +1,129 @@
+//! The segments of the two rings that each VM writes: placements, and observations.
+//!
+//! ```text
+//!  segment      VM | number, then entries
+//!  placement    slot . generation | blocks, known blocks: 32 bits each | block hashes, one word each
+//!  observation  as in `observation`
+//! ```
+
+use scheduler::EndpointRef;
+
+use crate::words::{self, WORD, pair, unpair};
+
+/// Bytes of the head of a segment.
+pub const SEGMENT_HEAD_BYTES: usize = 2 * WORD;
+
+/// The most blocks of a placement in a ring: a longer prompt has several.
+pub const RECORD_BLOCKS_MAX: usize = 1_000;
+
+/// Observations in a segment: 3 to 4 KB, which its VM writes again at the end of each request
+/// (about 1 µs, when no request waits).
+pub const OBSERVATION_SEGMENT_ROWS: u64 = 32;
+
+/// Bits of a [`RingPosition`] for the number of bytes written in its segment.
+const BYTES_BITS: u32 = 16;
+
+/// The head of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SegmentHead {
+    /// The VM that wrote it.
+    pub vm: u64,
+    /// Which segment it is: in the ring of placements the segment's own number, in the ring of
+    /// observations the number of its first observation.
+    pub number: u64,
+}
+
+/// How far a ring of placements is written: the newest segment, and how many bytes it has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct RingPosition {
+    /// Grows by one with each segment begun; 0 is before the first.
+    pub segment: u64,
+    /// Bytes in it.
+    pub bytes: u32,
+}
+
+/// A placement in a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlacementEntry<'s> {
+    /// The endpoint that got the blocks.
+    pub endpoint: EndpointRef,
+    /// Its block hashes, as words.
+    pub blocks: &'s [[u8; WORD]],
+    /// How many of them, from the first, the endpoint had cached before, as estimated.
+    pub known: u32,
+}
+
+// === impl SegmentHead ===
+
+impl SegmentHead {
+    /// Begins a segment.
+    pub fn append(self, segment: &mut Vec<u8>) {
+        words::append(segment, &[self.vm, self.number]);
+    }
+
+    /// The head, and the entries behind it.
+    #[must_use]
+    pub fn split(segment: &[u8]) -> Option<(Self, &[u8])> {
+        let ([vm, number], entries) = words::split(segment)?;
+        Some((Self { vm, number }, entries))
+    }
+}
+
+// === impl RingPosition ===
+
+impl RingPosition {
+    /// As one word: 16 bits for the bytes of a segment, the rest for segments, which never run out.
+    #[must_use]
+    pub fn to_word(self) -> u64 {
+        u64::from(self.bytes) | self.segment << BYTES_BITS
+    }
+
+    /// The position in a word; any word is one.
+    #[must_use]
+    pub fn of_word(word: u64) -> Self {
+        let segment = word >> BYTES_BITS;
+        Self { segment, bytes: unpair(word & !(segment << BYTES_BITS)).0 }
+    }
+}
+
+// === impl PlacementEntry ===
+
+impl<'s> PlacementEntry<'s> {
+    /// Bytes of a placement of so many blocks.
+    #[must_use]
+    pub fn bytes(blocks: usize) -> usize {
+        blocks.saturating_add(2).saturating_mul(WORD)
+    }
+
+    /// Appends a placement of at most [`RECORD_BLOCKS_MAX`] blocks.
+    pub fn append(segment: &mut Vec<u8>, endpoint: EndpointRef, blocks: &[u64], known: u32) {
+        let count = u32::try_from(blocks.len()).unwrap_or(u32::MAX);
+        words::append(segment, &[words::of_endpoint(endpoint, 0), pair(count, known)]);
+        words::append(segment, blocks);
+    }
+
+    /// The first placement, and the entries behind it; `None` when there is no whole and valid one.
+    #[must_use]
+    pub fn split(entries: &'s [u8]) -> Option<(Self, &'s [u8])> {
+        let ([at, counts], rest) = words::split(entries)?;
+        let (count, known) = unpair(counts);
+        let count = usize::try_from(count).ok().filter(|count| *count <= RECORD_BLOCKS_MAX)?;
+        let (blocks, rest) = rest.split_at_checked(count.checked_mul(WORD)?)?;
+        let (endpoint, _) = words::endpoint(at).filter(|(_, number)| *number == 0)?;
+        Some((Self { endpoint, blocks: blocks.as_chunks().0, known }, rest))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_come_back_from_their_words() {
+        for position in
+            [RingPosition::default(), RingPosition { segment: 3, bytes: 8_192 }, RingPosition { segment: 1 << 47, bytes: 0xffff }]
+        {
+            assert_eq!(RingPosition::of_word(position.to_word()), position);
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! The head of the snapshot store, and the stamp before a message on one of its sides.
+
+use scheduler::{Timestamp, Version};
+
+use crate::words;
+
+/// Words of a stamp.
+const STAMP_WORDS: usize = 5;
+/// The bit of [`SnapshotHead`] that names the side of the pool update.
+const POOL_UPDATE_SIDE: u64 = 1;
+/// The bit that names the side of the metrics.
+const METRICS_SIDE: u64 = 2;
+
+/// The current messages: epoch, term and sequence of the version, sequence of the metrics, sides.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SnapshotHead {
+    /// Epoch of the leader that wrote it.
+    pub epoch: u64,
+    /// The version of the pool update.
+    pub version: Version,
+    /// The sequence of the metrics; 0 is none for this pool update.
+    pub metrics_sequence: u64,
+    /// The side of each: bit 0 for the pool update, bit 1 for the metrics.
+    sides: u64,
+}
+
+/// The stamp of a message on a side: epoch, term and sequence of the version, sequence of the
+/// metrics, time of receipt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MessageStamp {
+    /// Epoch of the leader that wrote it.
+    pub epoch: u64,
+    /// The version of the pool update that it is, or that its metrics belong to.
+    pub version: Version,
+    /// The sequence of its metrics; 0 for a pool update.
+    pub metrics_sequence: u64,
+    /// When the leader received it.
+    pub received: Timestamp,
+}
+
+// === impl SnapshotHead ===
+
+impl SnapshotHead {
+    /// The head after a pool update on the other side. It has no metrics yet.
+    #[must_use]
+    pub fn with_pool_update(self, epoch: u64, version: Version) -> Self {
+        Self { epoch, version, metrics_sequence: 0, sides: self.sides ^ POOL_UPDATE_SIDE }
+    }
+
+    /// The head after metrics on the other side.
+    #[must_use]
+    pub fn with_metrics(self, epoch: u64, metrics_sequence: u64) -> Self {
+        Self { epoch, metrics_sequence, sides: self.sides ^ METRICS_SIDE, ..self }
+    }
+
+    /// Whether the pool update is on the second side.
+    #[must_use]
+    pub fn pool_update_side(self) -> bool {
+        self.sides & POOL_UPDATE_SIDE != 0
+    }
+
+    /// Whether the metrics are on the second side.
+    #[must_use]
+    pub fn metrics_side(self) -> bool {
+        self.sides & METRICS_SIDE != 0
+    }
+
+    /// The head in these bytes; `None` when they are none.
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let [epoch, term, sequence, metrics_sequence, sides] = words::read(bytes)?;
+        Some(Self { epoch, version: Version { term, sequence }, metrics_sequence, sides })
+    }
+
+    /// Its bytes.
+    #[must_use]
+    pub fn to_bytes(self) -> Vec<u8> {
+        words::write(&[self.epoch, self.version.term, self.version.sequence, self.metrics_sequence, self.sides], &[])
+    }
+}
+
+// === impl MessageStamp ===
+
+impl MessageStamp {
+    /// The stamp, and the message behind it.
+    #[must_use]
+    pub fn split(side: &[u8]) -> Option<(Self, &[u8])> {
+        let ([epoch, term, sequence, metrics_sequence, received], message) = words::split::<STAMP_WORDS>(side)?;
+        Some((Self { epoch, version: Version { term, sequence }, metrics_sequence, received: Timestamp(received) }, message))
+    }
+
+    /// The bytes of a side with this message.
+    #[must_use]
+    pub fn before(self, message: &[u8]) -> Vec<u8> {
+        words::write(&[self.epoch, self.version.term, self.version.sequence, self.metrics_sequence, self.received.0], message)
+    }
+}

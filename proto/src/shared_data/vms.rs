@@ -1,0 +1,82 @@
+//! The rows of the VM table, and what the leader publishes about other proxies.
+
+use scheduler::Timestamp;
+
+use crate::state;
+use crate::words;
+
+/// Words of a row.
+const ROW_WORDS: usize = 4;
+
+/// The row of a VM in the VM table: VM, last heartbeat, queue, 1 if it serves requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VmEntry {
+    /// Random identity; 0 is none.
+    pub vm: u64,
+    /// Its last heartbeat.
+    pub heartbeat: Timestamp,
+    /// The queue that wakes it; 0 before it has one.
+    pub queue: u32,
+    /// Whether it has ever served a request.
+    pub serves: bool,
+}
+
+/// What the leader knows about the other proxies of a pool. It is the word `ring` in the head of
+/// their load report: 16 bits for `proxies`, 16 bits for `active`, 32 bits for `delay_us`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RemotePeers {
+    /// Proxies of the pool, this one included.
+    pub proxies: u32,
+    /// How many other proxies reported lately.
+    pub active: u32,
+    /// The age of their reports on arrival, µs.
+    pub delay_us: u32,
+}
+
+// === impl VmEntry ===
+
+impl VmEntry {
+    /// The rows of a table, at most `rows_max`.
+    #[must_use]
+    pub fn read_table(table: &[u8], rows_max: usize) -> Vec<Self> {
+        let mut rest = table;
+        let row = || {
+            let ([vm, heartbeat, queue, serves], tail) = words::split::<ROW_WORDS>(rest)?;
+            rest = tail;
+            Some(Self { vm, heartbeat: Timestamp(heartbeat), queue: u32::try_from(queue).unwrap_or(0), serves: serves == 1 })
+        };
+        std::iter::from_fn(row).take(rows_max).collect()
+    }
+
+    /// The bytes of a table with these rows.
+    #[must_use]
+    pub fn write_table(rows: &[Self]) -> Vec<u8> {
+        let words: Vec<u64> = rows.iter().flat_map(|row| [row.vm, row.heartbeat.0, u64::from(row.queue), u64::from(row.serves)]).collect();
+        words::write(&words, &[])
+    }
+}
+
+// === impl RemotePeers ===
+
+impl RemotePeers {
+    /// What a message of the daemon says, with the age of its reports.
+    #[must_use]
+    pub fn of_message(message: &state::PeerLoad, delay_us: u32) -> Self {
+        Self { proxies: message.proxies, active: message.active, delay_us }
+    }
+
+    /// As a word.
+    #[must_use]
+    pub fn to_word(self) -> u64 {
+        let short = |count: u32| u64::from(count.min(0xffff));
+        short(self.proxies) | short(self.active) << 16 | u64::from(self.delay_us) << 32
+    }
+
+    /// From a word; any word is valid.
+    #[must_use]
+    pub fn of_word(word: u64) -> Self {
+        let [a, b, c, d, delay @ ..] = word.to_le_bytes();
+        let short = |bytes| u32::from(u16::from_le_bytes(bytes));
+        Self { proxies: short([a, b]), active: short([c, d]), delay_us: u32::from_le_bytes(delay) }
+    }
+}
