@@ -51,6 +51,14 @@ pub(crate) fn adapter_name(adapter: u16) -> String {
     if adapter == 0 { "m".to_owned() } else { format!("adapter-{adapter}") }
 }
 
+/// The decision for the endpoint at this position, by a policy that picks without the scheduler.
+pub(crate) fn decision(snapshot: &Snapshot, at: Option<usize>) -> Decision {
+    match at.and_then(|at| snapshot.indices().nth(at)) {
+        Some(index) => Decision::Route(Route { ranked: RankedList::one(index), prefill: None, encode: Vec::new(), data_parallel: None }),
+        None => Decision::Unavailable(UnavailableReason::NoReadyEndpoint),
+    }
+}
+
 /// Each pool owns its snapshot.
 fn copy(snapshot: &Snapshot) -> Option<Snapshot> {
     snapshot.with_metrics(snapshot.version(), snapshot.metrics().to_vec()).ok()
@@ -117,18 +125,7 @@ impl PolicyRouter {
                 self.turn += 1;
                 let turn = self.turn;
                 self.pool.pick_with(&request, &model, time, |snapshot, _, local, rng| {
-                    let at = rival.pick(&PolicyView { snapshot, local, job, engines, now, turn }, rng);
-                    at.and_then(|at| snapshot.indices().nth(at)).map_or(
-                        Decision::Unavailable(UnavailableReason::NoReadyEndpoint),
-                        |index| {
-                            Decision::Route(Route {
-                                ranked: RankedList::one(index),
-                                prefill: None,
-                                encode: Vec::new(),
-                                data_parallel: None,
-                            })
-                        },
-                    )
+                    decision(snapshot, rival.pick(&PolicyView { snapshot, local, job, engines, now, turn }, rng))
                 })
             }
         };
