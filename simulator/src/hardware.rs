@@ -1,5 +1,6 @@
-//! Engines that were measured: fits over kernel tables of AIConfigurator (vLLM 0.19, bf16, one GPU), with 1 ms of overhead a step and 7 ms
-//! a request from real servers.
+//! Engines with measured step times: fits to kernel tables of AIConfigurator (vLLM 0.19, bf16, one
+//! GPU), with an overhead of 1 ms for each step and 7 ms for each request as measured on real
+//! servers.
 
 use crate::engine::{BLOCK_TOKENS, SimulatedEngineSpec, StepTimeModel};
 

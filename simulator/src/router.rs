@@ -120,7 +120,7 @@ impl PolicyRouter {
         };
         let time = virtual_time(now);
         let picked = match policy {
-            RoutingPolicy::Config(_) | RoutingPolicy::Published(_) => self.pool.pick(&request, &model, time, &mut ()),
+            RoutingPolicy::Config(_) | RoutingPolicy::Exact(_) => self.pool.pick(&request, &model, time, &mut ()),
             RoutingPolicy::Rival(rival) => {
                 self.turn += 1;
                 let turn = self.turn;

@@ -403,7 +403,7 @@ impl<'w> Simulation<'w> {
             }
         });
         let step = Arc::new(match self.policy {
-            RoutingPolicy::Published(_) => {
+            RoutingPolicy::Exact(_) => {
                 let endpoints = self.snapshot.endpoints().iter().map(|endpoint| endpoint.id);
                 self.learning.exact_model(endpoints.zip(self.engines.iter().map(|engine| engine.spec().times)))
             }
