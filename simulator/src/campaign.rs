@@ -18,7 +18,8 @@ const LOADS: [f64; 3] = [0.5, 0.7, 0.9];
 /// The policies of the other tables.
 const FEW: [&str; 7] = [OURS, "2/2/3", "2/2/3/2", "2/2/3+active", "affinity+token-load", "lmetric", "least-request"];
 
-/// The policies of settings whose engines differ or change. [`EXACT`] is ours with known step times.
+/// The policies of settings whose engines differ or change. [`EXACT`] is ours with known step
+/// times.
 const CHANGING: [&str; 8] = [OURS, EXACT, "2/2/3", "2/2/3/2", "2/2/3+active", "affinity+token-load", "lmetric", "least-request"];
 
 /// The policies of pools with LoRA adapters, and of pools that are split into prefill and decode,

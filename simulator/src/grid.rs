@@ -79,8 +79,8 @@ impl ExperimentGrid {
         Ok(RecoverySeries::of(&records, &reference, self.setting.change_at(records.len()).unwrap_or(records.len())))
     }
 
-    /// The highest rate at which `good` still holds, requests a second, by bisection between 5 % and
-    /// 130 % of capacity.
+    /// The highest rate at which `good` still holds, requests a second, by bisection between 5 %
+    /// and 130 % of capacity.
     pub(crate) fn highest_rate(
         &self,
         (kind, workload): (WorkloadKind, &Workload),

@@ -79,8 +79,8 @@ impl SimulatedLearner {
         self.learner.model()
     }
 
-    /// The model with the engines' own step times instead of learned ones. Only the output length is
-    /// learned.
+    /// The model with the engines' own step times instead of learned ones. Only the output length
+    /// is learned.
     pub(crate) fn exact_model(&self, engines: impl Iterator<Item = (EndpointRef, StepTimeModel)> + Clone) -> StepModel {
         let slowdowns = || engines.clone().map(|(_, times)| times.slowdown);
         let average = slowdowns().sum::<f64>() / slowdowns().count().max(1) as f64;

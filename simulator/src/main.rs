@@ -85,8 +85,8 @@ enum SimulatorTask {
         #[arg(long, default_value = QUALITY)]
         file: PathBuf,
     },
-    /// Writes docs/reference/routing-quality.md from the results in FILE. Replays runs of real engines
-    /// for it.
+    /// Writes docs/reference/routing-quality.md from the results in FILE. Replays runs of real
+    /// engines for it.
     Report {
         /// The file of results.
         #[arg(long, default_value = QUALITY)]
@@ -95,11 +95,11 @@ enum SimulatorTask {
         #[arg(long, default_value = "docs/reference")]
         docs: PathBuf,
     },
-    /// Runs requests of three SLO classes on a pool of two speeds. Prints the share of each class that
-    /// meets its SLO, and adds it to FILE.
+    /// Runs requests of three SLO classes on a pool of two speeds. Prints the share of each class
+    /// that meets its SLO, and adds it to FILE.
     Slo {
-        /// The policies: slo, newer, default, weighed, turns; separated by semicolons, the first two
-        /// with parameters.
+        /// The policies: slo, newer, default, weighed, turns; separated by semicolons, the first
+        /// two with parameters.
         #[arg(long, value_delimiter = ';', default_values_t = ["slo", "slo:headroomSelectionStrategy=most", "default", "weighed", "turns"].map(str::to_owned))]
         by: Vec<String>,
         /// The load, as a share of the pool's capacity.
@@ -135,8 +135,8 @@ enum SimulatorTask {
     },
 }
 
-/// Guesses of a fit to a real engine's run, for each budget and number of sequences. They take a few
-/// seconds.
+/// Guesses of a fit to a real engine's run, for each budget and number of sequences. They take a
+/// few seconds.
 const VALIDATION_TRIES: usize = 150;
 
 /// Relative to the root of the repository, where `make` runs.

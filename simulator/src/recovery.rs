@@ -4,8 +4,8 @@
 use crate::measure::sorted;
 use crate::world::RequestOutcome;
 
-/// The window of the mean TTFT, and how long the mean has to stay near the reference before a policy
-/// has recovered, s.
+/// The window of the mean TTFT, and how long the mean has to stay near the reference before a
+/// policy has recovered, s.
 const WINDOW_S: usize = 20;
 const HOLD_S: usize = 30;
 
@@ -24,8 +24,8 @@ pub(crate) struct RecoverySeries(Vec<[f64; 2]>);
 /// How far a policy was from the reference, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Recovery {
-    /// From the change until the mean TTFT of a window is near the reference and stays so; `None` if
-    /// that does not happen within the run.
+    /// From the change until the mean TTFT of a window is near the reference and stays so; `None`
+    /// if that does not happen within the run.
     pub(crate) seconds: Option<u64>,
     /// The ratio of the worst window.
     pub(crate) worst: f64,
@@ -39,7 +39,8 @@ pub(crate) struct RecoveryResult {
     pub(crate) policy: String,
     pub(crate) all: Recovery,
     pub(crate) by_seed: Vec<Recovery>,
-    /// The ratio of all seeds together, for the windows that begin 0, [`CURVE_S`], … seconds after the change.
+    /// The ratio of all seeds together, for the windows that begin 0, [`CURVE_S`], … seconds after
+    /// the change.
     pub(crate) curve: Vec<f64>,
 }
 

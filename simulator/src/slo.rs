@@ -1,6 +1,6 @@
-//! Requests of several SLO classes on a pool of two speeds, in virtual time: the share of each class
-//! that meets its SLO, by policy. It is the experiment of the long end-to-end test with the real
-//! scheduler, pool state and latency learner, independent of the machine that it runs on.
+//! Requests of several SLO classes on a pool of two speeds, in virtual time: the share of each
+//! class that meets its SLO, by policy. It is the experiment of the long end-to-end test with the
+//! real scheduler, pool state and latency learner, independent of the machine that it runs on.
 
 mod policy;
 pub(crate) use policy::SloPolicy;
@@ -436,18 +436,18 @@ mod tests {
     }
 
     #[test]
-    fn critical_requests_are_in_time_where_without_slos_they_are_late_and_only_others_are_shed() {
+    fn slo_policies_keep_critical_requests_in_time_and_shed_only_others() {
         for by in ["slo", "slo:headroomSelectionStrategy=most"] {
             let ours = of(by, 1)["critical"];
             assert!(ours.attainment() >= 0.95 && ours.shed == 0, "{by}: {ours:?}");
         }
         for by in ["default", "weighed", "turns"] {
-            assert!(of(by, 1)["critical"].attainment() < 0.95, "{by}: where it is not late, this shows nothing");
+            assert!(of(by, 1)["critical"].attainment() < 0.95, "{by}: the test needs a policy that is late");
         }
     }
 
     #[test]
-    fn a_seed_is_a_run_and_another_is_another() {
+    fn a_seed_gives_one_run_and_another_seed_another() {
         assert_eq!(of("slo", 2), of("slo", 2));
         assert_ne!(of("default", 2), of("default", 3));
         assert!(SloPolicy::named("best").is_err() && SloPolicy::named("slo:least").is_err() && SloPolicy::named("slo:nothing=1").is_err());

@@ -64,8 +64,8 @@ pub(crate) fn azure(which: &str) -> Result<Vec<TraceRequest>, String> {
 /// A client of ServeGen: the distributions from which its requests are drawn.
 #[derive(Clone, Debug)]
 pub(crate) struct ServeGenClient {
-    /// Requests a second and the coefficient of variation of the gaps between them, one pair for each
-    /// ten minutes.
+    /// Requests a second and the coefficient of variation of the gaps between them, one pair for
+    /// each ten minutes.
     pub(crate) windows: Vec<[f64; 2]>,
     /// Evenly spaced quantiles.
     pub(crate) prompt: Vec<u32>,

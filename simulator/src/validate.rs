@@ -164,7 +164,8 @@ pub(crate) fn play(workload: &Workload, spec: SimulatedEngineSpec) -> Result<Vec
 mod tests {
     use super::*;
 
-    /// With a part of the search that made the page's figures, means agree to 15 % and tails to 25 %.
+    /// With a part of the search that made the page's figures, means agree to 15 % and tails to 25
+    /// %.
     #[test]
     fn a_real_engine_is_matched_on_requests_that_were_not_fitted() {
         for row in all(60).unwrap() {

@@ -56,7 +56,7 @@ pub(crate) enum WorkloadKind {
     Agents,
     /// The clients of ServeGen, each with its own bursts and lengths; nothing shared.
     Clients,
-    /// 64 LoRA adapters, of which a few get most requests, each with a system prompt of 512 tokens.
+    /// 64 LoRA adapters, each with a system prompt of 512 tokens; a few of them get most requests.
     Adapters,
     /// Four assistants, each with a system prompt of 1,024 tokens: conversations of eight turns, a
     /// second or two apart, with short replies.
@@ -249,8 +249,8 @@ impl Workload {
     }
 }
 
-/// Appends the hashes that a proxy computes for a prompt whose blocks have this content. A block has
-/// the smallest number of bytes that a block may have.
+/// Appends the hashes that a proxy computes for a prompt whose blocks have this content. A block
+/// has the smallest number of bytes that a block may have.
 fn hash(prompt: usize, content: impl Fn(usize) -> u64, hashes: &mut Vec<u64>) {
     let mut hasher = BlockHasher::new(0, b"", b"", b"", BLOCK_BYTES_MIN);
     for block in 0..prompt.div_ceil(BLOCK_TOKENS) {
@@ -286,8 +286,8 @@ fn copies(lines: &[TraceRequest], count: usize, dice: &mut Sampler) -> Vec<Trace
     in_order((0..count).flat_map(|_| rotated(lines.to_vec(), dice)).collect())
 }
 
-/// Shared system prompts of 11 ids, questions of 1,568 tokens, about 1,000 tokens of output, Poisson
-/// arrivals. `questions` is the number of different questions of a tenant.
+/// Shared system prompts of 11 ids, questions of 1,568 tokens, about 1,000 tokens of output,
+/// Poisson arrivals. `questions` is the number of different questions of a tenant.
 fn tenants(questions: Option<usize>, zipf: f64, dice: &mut Sampler) -> Vec<TraceRequest> {
     const TENANTS: usize = 150;
     const REQUESTS: u64 = 12_000;
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ids_share_blocks_share() {
+    fn blocks_share_what_ids_share() {
         let line = |ids: &[u64]| TraceRequest { prompt: 1_000, output: 1, ids: ids.to_vec(), ..TraceRequest::default() };
         let workload = Workload::of(&[line(&[1, 2]), line(&[1, 3]), line(&[]), line(&[])]);
         let blocks = |request| workload.job(request).unwrap().blocks.to_vec();
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn who_repeats_all_of_an_earlier_prompt_goes_on_with_its_session() {
+    fn a_prompt_that_repeats_all_of_an_earlier_one_continues_its_session() {
         let of = |prompt, ids: &[u64]| TraceRequest { prompt, output: 1, ids: ids.to_vec(), ..TraceRequest::default() };
         let lines = [
             of(1_600, &[1, 2, 3, 4]),
@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn a_proxy_knows_a_prompt_by_its_chain_and_of_a_long_one_every_fourth_block() {
+    fn a_long_prompt_has_a_hash_for_every_fourth_block() {
         let of = |ids: &[u64]| TraceRequest { prompt: 10_000, output: 1, ids: ids.to_vec(), ..TraceRequest::default() };
         let mut other: Vec<u64> = (0..20).collect();
         other[18] = 99;
@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn gamma_draws_have_mean_one_and_the_spread_asked_for() {
+    fn gamma_draws_have_mean_one_and_the_requested_spread() {
         for spread in [0.3, 1.0, 2.0] {
             let dice = &mut Sampler::seeded(3);
             let drawn: Vec<f64> = (0..40_000).map(|_| dice.gamma(1.0 / (spread * spread))).collect();

@@ -101,7 +101,8 @@ struct Simulation<'w> {
     events: EventQueue<WorldEvent>,
 }
 
-/// Steps of an engine between two updates of the ledgers with its output: about a tenth of a second.
+/// Steps of an engine between two updates of the ledgers with its output: about a tenth of a
+/// second.
 const PROGRESS_STEPS: u64 = 16;
 
 /// The time to transfer a prompt's KV to another engine, ms, and for each token of it: 128 KiB at
@@ -215,7 +216,8 @@ impl<'w> Simulation<'w> {
         Ok(())
     }
 
-    /// The part of the request that this engine computes: only the prompt where another one decodes.
+    /// The part of the request that this engine computes: only the prompt where another one
+    /// decodes.
     fn job_at(&self, request: u32, engine: usize) -> Option<EngineJob<'w>> {
         let job = self.workload.job(request)?;
         let flight = self.in_flight.get(request as usize)?.as_ref()?;
@@ -238,7 +240,8 @@ impl<'w> Simulation<'w> {
         let SimulatedPick { at, prefill, hold, session: new } = router.pick(self.policy, (&job, header), &self.engines, now)?;
         session.into_iter().for_each(|session| *session = new.clone());
         self.records.push(RequestOutcome { at: now, prompt: job.prompt, output: job.output, ..RequestOutcome::default() });
-        // As in a proxy: the times of a request that two engines work on belong to no single engine.
+        // As in a proxy: the times of a request that two engines work on belong to no single
+        // engine.
         if prefill.is_none() {
             let uncached = u32::try_from(hold.load().prefills.uncached_tokens).unwrap_or(job.prompt);
             self.learning.picked(at, request, now, (uncached, job.prompt));
@@ -374,8 +377,8 @@ impl<'w> Simulation<'w> {
         });
     }
 
-    /// Learns from the next gap between tokens of an engine's streams, with the engine's load as the
-    /// proxy that has most requests there knows it.
+    /// Learns from the next gap between tokens of an engine's streams, with the engine's load as
+    /// the proxy that has most requests there knows it.
     fn gap(&mut self, at: usize, now: f64) {
         let (Some(engine), Some(endpoint)) = (self.engines.get(at), self.endpoint(at)) else { return };
         let Some(ends) = engine.busy_until() else { return };

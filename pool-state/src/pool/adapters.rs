@@ -1,10 +1,10 @@
 //! Which LoRA adapters each endpoint has in GPU memory, estimated from the models of its past
 //! requests.
 //!
-//! An engine reports the adapters in use, not those that it keeps loaded. Like an engine, a row here
-//! holds the most recently used models, and an adapter that no longer fits counts as evicted.
-//! Requests for the base model take a place in the row too. They are so frequent that the base model
-//! has a place at every endpoint, which favours none.
+//! An engine reports the adapters in use, not those that it keeps loaded. Like an engine, a row
+//! here holds the most recently used models, and an adapter that no longer fits counts as evicted.
+//! Requests for the base model take a place in the row too. They are so frequent that the base
+//! model has a place at every endpoint, which favours none.
 //!
 //! Other workers and proxies learn the model of a request from a placement whose only block is a
 //! *model mark*: the constant [`MODEL_MARK`] in the upper 32 bits and 32 bits of the model name's
@@ -31,8 +31,8 @@ pub(super) struct AdapterTable {
     rooms: Vec<AdapterRoom>,
 }
 
-/// The models of an endpoint's requests, least recently used first: the mark of each, and the number
-/// of its last request.
+/// The models of an endpoint's requests, least recently used first: the mark of each, and the
+/// number of its last request.
 #[derive(Debug, Default)]
 struct EndpointAdapters(Vec<(u64, u64)>);
 

@@ -320,8 +320,8 @@ impl ManagedPool {
         self.place(endpoint, hashes, known.first().copied().unwrap_or_default())
     }
 
-    /// Records that `endpoint` gets a prompt of these hashes and has `known` of them cached. Returns
-    /// the estimate before.
+    /// Records that `endpoint` gets a prompt of these hashes and has `known` of them cached.
+    /// Returns the estimate before.
     fn place(&mut self, endpoint: EndpointRef, hashes: &[u64], known: MatchLength) -> CacheEstimate {
         self.sharing.placements.push(endpoint, hashes, known.cached);
         self.prefixes.place(endpoint, hashes, known)

@@ -1,7 +1,8 @@
-//! The greedy oracle. It knows the true caches (with the prompts that are still queued), the true step
-//! times and the true output lengths. For each replica it simulates the requests there to their end,
-//! with the new request and without, and picks the replica where all together end soonest. It does
-//! not know later arrivals, so it is no bound: a policy that leaves room for them can beat it.
+//! The greedy oracle. It knows the true caches (with the prompts that are still queued), the true
+//! step times and the true output lengths. For each replica it simulates the requests there to
+//! their end, with the new request and without, and picks the replica where all together end
+//! soonest. It does not know later arrivals, so it is no bound: a policy that leaves room for them
+//! can beat it.
 
 use super::PolicyView;
 use crate::engine::{EngineInternals, EngineSimulator};

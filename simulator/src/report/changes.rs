@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_that_is_never_back_is_the_longest() {
+    fn a_seed_that_never_recovers_counts_as_the_longest() {
         let of = |seconds| Recovery { seconds, worst: 1.5 };
         let row = |by_seed| RecoveryResult {
             setting: String::new(),

@@ -13,8 +13,8 @@ use crate::workload::WorkloadKind;
 
 const SIZE: (u32, u32) = (900, 380);
 
-/// Colours that colour-blind readers can distinguish (Okabe and Ito), and shades of grey for policies
-/// that are far off.
+/// Colours that colour-blind readers can distinguish (Okabe and Ito), and shades of grey for
+/// policies that are far off.
 const COLOURS: [RGBColor; 6] = [
     RGBColor(0, 114, 178),
     RGBColor(230, 159, 0),
@@ -24,7 +24,8 @@ const COLOURS: [RGBColor; 6] = [
     RGBColor(86, 180, 233),
 ];
 
-/// The policies shown: those of llm-d, LMetric's, those that proxies have themselves, and the oracle.
+/// The policies shown: those of llm-d, LMetric's, those that proxies have themselves, and the
+/// oracle.
 const SHOWN: [&str; 6] = ["2/2/3/2", "affinity+token-load", "lmetric", "least-request", "round-robin", "oracle"];
 
 /// Draws the ratio of each policy to ours, as the geometric mean over loads and seeds.

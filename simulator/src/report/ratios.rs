@@ -124,8 +124,8 @@ impl<'s> SettingRuns<'s> {
         Some(ratio(&(0..seeds).map(of_seed).collect::<Vec<_>>()))
     }
 
-    /// Requests in SLO of `ours` minus those of the best of `rivals`, percentage points, as the mean
-    /// over loads and seeds.
+    /// Requests in SLO of `ours` minus those of the best of `rivals`, percentage points, as the
+    /// mean over loads and seeds.
     pub(super) fn slo_points(&self, kind: &str, ours: &str, rivals: &[&str]) -> Option<f64> {
         let slo = |policy: &str| self.mean(kind, ("SLO", |m| m.slo), policy);
         Some((slo(ours)? - rivals.iter().filter_map(|rival| slo(rival)).reduce(f64::max)?) * 100.0)

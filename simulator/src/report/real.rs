@@ -61,7 +61,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_ranking_that_does_not_hold_is_said_not_to() {
+    fn the_page_says_that_a_ranking_does_not_hold() {
         let (store, row) = (
             ResultStore::default(),
             |policy: &str, ms: f64| json!({"policy": policy, "requests": 9, "failed": 0, "ttft_mean_ms": ms, "ttft_p50_ms": 1.0, "ttft_p99_ms": 2.0, "e2e_mean_ms": 3.0, "hits": 0.5}),

@@ -12,8 +12,8 @@ pub(crate) enum BaselinePredictor {
     Constant,
     /// Ridge regression on logarithms of the features; the p90 is that of its residuals.
     Ridge,
-    /// 200 trees of depth 6 with learning rate 0.05, as in the reference's predictor; separate trees
-    /// for the p90.
+    /// 200 trees of depth 6 with learning rate 0.05, as in the reference's predictor; separate
+    /// trees for the p90.
     Boosted,
 }
 

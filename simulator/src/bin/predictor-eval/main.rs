@@ -2,15 +2,15 @@
 //!
 //! Every file is replayed in the order of time, with all predictors side by side, in three views:
 //!
-//! - *As served*: a prediction uses only the outcomes that were known when the request was picked. A
-//!   request that waited for minutes is predicted from outcomes that are minutes old.
+//! - *As served*: a prediction uses only the outcomes that were known when the request was picked.
+//!   A request that waited for minutes is predicted from outcomes that are minutes old.
 //! - *In order*: one row after the other, each predicted from all rows before it.
 //! - *Frozen*: predictors are fitted to the first 70 % and learn nothing after.
 //!
-//! In the first two views all predictors go on learning: ours after each row, the others by a fit to
-//! all known rows after every hundred, as the reference's trainer does. The figures of all views are
-//! of the last 30 %. With `--tune` the last 30 % are left out: the constants were chosen on the rest
-//! alone.
+//! In the first two views all predictors go on learning: ours after each row, the others by a fit
+//! to all known rows after every hundred, as the reference's trainer does. The figures of all views
+//! are of the last 30 %. With `--tune` the last 30 % are left out: the constants were chosen on the
+//! rest alone.
 #![deny(clippy::indexing_slicing)]
 
 mod baselines;
@@ -100,8 +100,8 @@ impl EvaluationView {
         }
     }
 
-    /// The learner's clock, ms. In the view in order, a request arrives seconds after the one before
-    /// it has ended and its outcome is known.
+    /// The learner's clock, ms. In the view in order, a request arrives seconds after the one
+    /// before it has ended and its outcome is known.
     fn clock(self, known_ms: u64) -> u64 {
         if self == Self::InOrder { known_ms * IN_ORDER_SLOWER } else { known_ms }
     }

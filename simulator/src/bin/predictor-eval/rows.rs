@@ -30,7 +30,8 @@ pub(crate) struct EvaluationRow {
     pub(crate) conditions: Conditions,
     pub(crate) ttft_ms: Option<f32>,
     pub(crate) tpot_ms: Option<f32>,
-    /// When it was picked, and when its outcome was known, ms, on a clock that ticks with every row.
+    /// When it was picked, and when its outcome was known, ms, on a clock that ticks with every
+    /// row.
     pub(crate) picked_ms: u64,
     pub(crate) known_ms: u64,
 }
@@ -81,7 +82,8 @@ fn h200(name: &str) -> Result<EvaluationTrace, String> {
             context_tokens: 0.0,
             kv_utilization: Some(narrow(number("kv_cache_percentage")?)),
             prompt_tokens: prompt,
-            // The engines of these files ran without a prefix cache, so they compute the whole prompt.
+            // The engines of these files ran without a prefix cache, so they compute the whole
+            // prompt.
             uncached_tokens: prompt,
         };
         let known_ms = TICK_MS * (at as u64 + 1);
@@ -110,10 +112,10 @@ struct RecordedRun {
     last: f64,
 }
 
-/// Reads a run that has the times when each request arrived, was scheduled, and had its first and last
-/// token. The requests in flight at any time follow from them. Nearly all requests arrived before the
-/// first few had ended, so no outcome of use was known at any pick: only the frozen figures, of
-/// requests in the order of arrival, mean something.
+/// Reads a run that has the times when each request arrived, was scheduled, and had its first and
+/// last token. The requests in flight at any time follow from them. Nearly all requests arrived
+/// before the first few had ended, so no outcome of use was known at any pick: only the frozen
+/// figures, of requests in the order of arrival, mean something.
 fn serving_sim(name: &str) -> Result<EvaluationTrace, String> {
     let lines = lines(&format!("llmservingsim_vllm_{name}_requests.jsonl.gz"))?;
     let run = |line: &Value| {
@@ -206,8 +208,8 @@ impl EvaluationTrace {
         narrow((row.known_ms - row.picked_ms) as f64 / TICK_MS as f64)
     }
 
-    /// All picks and outcomes, by time. A pick does not see the outcomes that become known at the same
-    /// time.
+    /// All picks and outcomes, by time. A pick does not see the outcomes that become known at the
+    /// same time.
     pub(crate) fn events(&self) -> Vec<EvaluationEvent> {
         let events = |(at, row): (usize, &EvaluationRow)| {
             [(row.picked_ms, 0, at, EvaluationEvent::Picked(at)), (row.known_ms, 1, at, EvaluationEvent::Known(at))]
