@@ -128,7 +128,7 @@ impl Sampler {
         }
     }
 
-    /// A position, drawn with these shares as probabilities.
+    /// A position, drawn with probabilities in proportion to these shares.
     fn among(&mut self, shares: &[f64]) -> usize {
         let mut left = self.unit() * shares.iter().sum::<f64>();
         let drawn = shares.iter().position(|share| {
@@ -310,7 +310,7 @@ fn tenants(questions: Option<usize>, zipf: f64, dice: &mut Sampler) -> Vec<Trace
     (0..REQUESTS).map(line).collect()
 }
 
-/// The share of each of `count`, in falling order; equal shares if `zipf` is 0.
+/// The weight of each of `count`, in falling order; equal weights if `zipf` is 0.
 fn zipf_shares(count: usize, zipf: f64) -> Vec<f64> {
     (1..=count).map(|rank| (rank as f64).powf(-zipf)).collect()
 }
