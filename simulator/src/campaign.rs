@@ -1,14 +1,15 @@
-//! What is run for docs/reference/routing-quality.md, by name. Parameters were tuned on seeds from 101 on; these are other seeds.
+//! The campaigns whose results are in docs/reference/routing-quality.md, by name. Parameters were
+//! tuned on seeds from 101 on; the campaigns use other seeds.
 
 use crate::grid::{ExperimentGrid, parallel};
 use crate::hardware::{LLAMA_8B_H100, QWEN_32B_H200};
-use crate::policy::{MAIN, OURS, TOLD};
+use crate::policy::{EXACT, MAIN, OURS};
 use crate::recovery::{RecoveryResult, RecoverySeries};
 use crate::store::HighestRate;
 use crate::workload::WorkloadKind;
 use crate::world::{EngineModel, PoolChange, PoolSetting, SharingMode};
 
-/// Seeds of the main table, and of the others.
+/// The seeds of all tables.
 const SEEDS: [u64; 5] = [1, 2, 3, 4, 5];
 
 /// Loads of the main table.
@@ -17,14 +18,16 @@ const LOADS: [f64; 3] = [0.5, 0.7, 0.9];
 /// The policies of the other tables.
 const FEW: [&str; 7] = [OURS, "2/2/3", "2/2/3/2", "2/2/3+active", "affinity+token-load", "lmetric", "least-request"];
 
-/// The same where engines are not alike or do not stay as they are, and what ours would do were it told.
-const CHANGING: [&str; 8] = [OURS, TOLD, "2/2/3", "2/2/3/2", "2/2/3+active", "affinity+token-load", "lmetric", "least-request"];
+/// The policies of settings whose engines differ or change. [`EXACT`] is ours with known step
+/// times.
+const CHANGING: [&str; 8] = [OURS, EXACT, "2/2/3", "2/2/3/2", "2/2/3+active", "affinity+token-load", "lmetric", "least-request"];
 
-/// Those of pools with LoRA adapters, and of pools split into prefill and decode, where a policy has to pick twice.
+/// The policies of pools with LoRA adapters, and of pools that are split into prefill and decode,
+/// where a policy picks two engines.
 const LORA: [&str; 6] = [OURS, "2/2/3", "2/2/3+lora", "affinity+token-load", "lmetric", "least-request"];
 const SPLIT: [&str; 5] = [OURS, "2/2/3", "2/2/3/2", "affinity+token-load", "random"];
 
-/// Those whose ranking is looked at on another engine model.
+/// The policies whose ranking is compared on another engine model.
 const RANKED: [&str; 6] = [OURS, "affinity+token-load", "lmetric", "2/2/3", "least-request", "round-robin"];
 
 /// The campaign whose results are the main table.
@@ -62,7 +65,8 @@ pub(crate) fn all() -> Vec<ExperimentGrid> {
         ExperimentGrid { kinds: vec![WorkloadKind::Assistants], ..grid("light-load", &plain, &[0.1, 0.25], &FEW) },
         grid("budget-2048", &small_budget, &[0.5, 0.7], &FEW),
         ExperimentGrid { capacity: 0.75, ..grid("mixed-speeds", &mixed, &[0.5, 0.7], &CHANGING) },
-        // What the two GPUs do with these prompts differs by as much on every workload but code, where it is two times more.
+        // The two GPUs differ by this factor on every workload except code, where it is twice as
+        // much.
         ExperimentGrid { capacity: 0.35, ..grid("qwen3-32b-h200", &PoolSetting::plain(QWEN_32B_H200), &[0.5], &FEW) },
         grid("4-proxies-private", &four(SharingMode::Private), &[0.7], &shared),
         grid("4-proxies-10ms", &four(SharingMode::After(10.0)), &[0.7], &shared),
@@ -79,7 +83,7 @@ pub(crate) fn all() -> Vec<ExperimentGrid> {
     ]
 }
 
-/// How long each policy takes to be back where a campaign changes the pool.
+/// The recovery of each policy in the campaigns that change the pool.
 pub(crate) fn recoveries(policies: &[String], threads: usize) -> Result<Vec<RecoveryResult>, String> {
     let grids: Vec<ExperimentGrid> = all().into_iter().filter(|grid| grid.setting.change.is_some()).collect();
     let wanted = |policy: &&String| policies.is_empty() || policies.contains(policy);
@@ -108,7 +112,7 @@ pub(crate) fn recoveries(policies: &[String], threads: usize) -> Result<Vec<Reco
     Ok(recovered)
 }
 
-/// The highest rates with nine of ten requests in SLO.
+/// The highest rates at which 90 % of the requests meet their SLO.
 pub(crate) fn highest_rates(policies: &[String], threads: usize) -> Result<Vec<HighestRate>, String> {
     let names: Vec<String> = if policies.is_empty() { MAIN.iter().map(|&name| name.to_owned()).collect() } else { policies.to_vec() };
     let grid = ExperimentGrid {
@@ -138,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_once_and_seeds_are_five_at_least() {
+    fn names_are_unique_and_there_are_at_least_five_seeds() {
         let all = all();
         assert!(all.iter().all(|grid| grid.seeds.len() >= 5 && grid.seeds.iter().all(|&seed| seed < 100)));
         assert!(all.iter().all(|grid| all.iter().filter(|other| other.name == grid.name).count() == 1));

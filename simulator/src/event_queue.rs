@@ -1,7 +1,10 @@
-//! What is to happen, in the order of virtual time, and at one time in the order it was planned in.
+//! The events to come, in the order of virtual time; events of the same time in the order in which
+//! they were planned.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
+
+use pool_state::Timestamp;
 
 #[derive(Debug)]
 pub(crate) struct EventQueue<T> {
@@ -9,9 +12,14 @@ pub(crate) struct EventQueue<T> {
     planned: u64,
 }
 
-/// When in ms, as what number it was planned, and what.
+/// Its time in ms, its number in the order of planning, and the event.
 #[derive(Debug)]
 struct QueuedEvent<T>(f64, u64, T);
+
+/// A moment of virtual time, in ms, on the clock of the pool state.
+pub(crate) fn virtual_time(ms: f64) -> Timestamp {
+    Timestamp((ms * 1e6) as u64)
+}
 
 // === impl QueuedEvent ===
 
@@ -30,7 +38,7 @@ impl<T> PartialOrd for QueuedEvent<T> {
 }
 
 impl<T> Ord for QueuedEvent<T> {
-    /// The heap gives the greatest first: here the soonest.
+    /// The heap yields the greatest item first, so the soonest event is the greatest.
     fn cmp(&self, other: &Self) -> Ordering {
         other.0.total_cmp(&self.0).then(other.1.cmp(&self.1))
     }
@@ -50,12 +58,12 @@ impl<T> EventQueue<T> {
         self.items.push(QueuedEvent(at, self.planned, what));
     }
 
-    /// When the next happens; never, if nothing is planned.
+    /// The time of the next event, ms; infinite if none is planned.
     pub(crate) fn next_at(&self) -> f64 {
         self.items.peek().map_or(f64::INFINITY, |item| item.0)
     }
 
-    /// What happens next, and when.
+    /// Removes the next event; returns its time, ms, and the event.
     ///
     /// # Errors
     /// When nothing is planned, though a run still waits for something.

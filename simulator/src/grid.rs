@@ -1,4 +1,4 @@
-//! Many runs at once: every combination of workloads, loads, policies and seeds, on as many threads as asked.
+//! Many runs: every combination of workloads, loads, policies and seeds, on several threads.
 
 use std::sync::Mutex;
 
@@ -8,7 +8,7 @@ use crate::recovery::RecoverySeries;
 use crate::workload::{Workload, WorkloadKind};
 use crate::world::{self, PoolSetting};
 
-/// One run, by its names.
+/// One run: its names and its measures.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct GridCell {
     pub(crate) setting: String,
@@ -20,12 +20,12 @@ pub(crate) struct GridCell {
     pub(crate) measures: RunMeasures,
 }
 
-/// What to run.
+/// The runs of a campaign.
 #[derive(Clone, Debug)]
 pub(crate) struct ExperimentGrid {
     pub(crate) name: String,
     pub(crate) setting: PoolSetting,
-    /// Of the main setting's capacity, how much this one has.
+    /// The capacity of the setting, as a share of the main setting's.
     pub(crate) capacity: f64,
     pub(crate) kinds: Vec<WorkloadKind>,
     pub(crate) loads: Vec<f64>,
@@ -34,7 +34,8 @@ pub(crate) struct ExperimentGrid {
 }
 
 impl ExperimentGrid {
-    /// Runs all of it but what is `known`; each workload is loaded once a seed, and `each` is given what its runs gave.
+    /// Runs everything that is not `known`. Each workload is loaded once for each seed; then `each`
+    /// gets the results of its runs.
     pub(crate) fn run(
         &self,
         threads: usize,
@@ -64,7 +65,7 @@ impl ExperimentGrid {
         Ok(GridCell { setting: self.name.clone(), workload: kind.name().to_owned(), load, policy: policy.to_owned(), seed, measures })
     }
 
-    /// How the mean TTFT under a policy goes from the setting's change on, at the first load.
+    /// The mean TTFT under a policy from the setting's change on, at the first load.
     pub(crate) fn after_change(
         &self,
         (kind, workload): (WorkloadKind, &Workload),
@@ -78,7 +79,8 @@ impl ExperimentGrid {
         Ok(RecoverySeries::of(&records, &reference, self.setting.change_at(records.len()).unwrap_or(records.len())))
     }
 
-    /// The highest rate at which `good` still holds, requests a second, by bisection between 5 % and 130 % of capacity.
+    /// The highest rate at which `good` still holds, requests a second, by bisection between 5 %
+    /// and 130 % of capacity.
     pub(crate) fn highest_rate(
         &self,
         (kind, workload): (WorkloadKind, &Workload),
@@ -96,7 +98,7 @@ impl ExperimentGrid {
     }
 }
 
-/// Does every job, on so many threads; results in the order of the jobs.
+/// Does every job on this many threads. The results are in the order of the jobs.
 pub(crate) fn parallel<J: Sync, T: Send>(
     threads: usize,
     jobs: &[J],

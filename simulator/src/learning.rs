@@ -1,4 +1,5 @@
-//! The daemon's part in a run: it hears of picks, first tokens and ends, and learns the step model from them with the real learner.
+//! The daemon's part in a run: the real learner, which learns the step model from picks, first
+//! tokens and ends of requests.
 
 use std::collections::VecDeque;
 
@@ -14,7 +15,7 @@ pub(crate) struct SimulatedLearner {
     places: Vec<EndpointHistory>,
 }
 
-/// What is known of one endpoint.
+/// What is known about one endpoint.
 #[derive(Clone, Debug, Default)]
 struct EndpointHistory {
     waiting: VecDeque<WaitingRequest>,
@@ -43,7 +44,7 @@ impl SimulatedLearner {
         }
     }
 
-    /// A first token is out. It says how long a prefill takes when its request was the one that waited longest.
+    /// Records a first token. Its time is the time of a prefill only if no request waited longer.
     pub(crate) fn first_token(&mut self, at: usize, endpoint: Option<EndpointRef>, request: u32, now: f64) {
         let Some(place) = self.places.get_mut(at) else { return };
         let Some(turn) = place.waiting.iter().position(|waiting| waiting.request == request) else { return };
@@ -60,7 +61,8 @@ impl SimulatedLearner {
         }
     }
 
-    /// A gap between two tokens of a stream, at an endpoint believed to have this load: of use where no prefill is believed to run.
+    /// Records a gap between two tokens of a stream, at an endpoint with this load as far as its
+    /// proxies know. It counts where no prefill is known to run.
     pub(crate) fn gap(&mut self, at: usize, endpoint: EndpointRef, load: EndpointLoad, gap_ms: f64) {
         let waits = self.places.get(at).is_none_or(|place| !place.waiting.is_empty());
         if !waits && load.requests > 0 {
@@ -77,8 +79,9 @@ impl SimulatedLearner {
         self.learner.model()
     }
 
-    /// What would be published were the engines' own times known. How much requests put out is learned all the same.
-    pub(crate) fn published<'r>(&self, engines: impl Iterator<Item = (&'r EndpointRef, StepTimeModel)> + Clone) -> StepModel {
+    /// The model with the engines' own step times instead of learned ones. Only the output length
+    /// is learned.
+    pub(crate) fn exact_model(&self, engines: impl Iterator<Item = (EndpointRef, StepTimeModel)> + Clone) -> StepModel {
         let slowdowns = || engines.clone().map(|(_, times)| times.slowdown);
         let average = slowdowns().sum::<f64>() / slowdowns().count().max(1) as f64;
         let Some((_, StepTimeModel { prefill: [p0, p1, p2], decode: [d0, d1, d2], overhead, .. })) = engines.clone().next() else {
@@ -87,7 +90,7 @@ impl SimulatedLearner {
         let [prefill, decode] = [[p0 + overhead, p1, p2], [d0 + overhead, d1, d2]].map(|times| times.map(|ms| (ms * average) as f32));
         engines.fold(StepModel::of(prefill, decode, self.publish().output_tokens()), |model, (endpoint, times)| {
             let speed = (times.slowdown / average) as f32;
-            model.with_speed(*endpoint, speed, speed)
+            model.with_speed(endpoint, speed, speed)
         })
     }
 }
@@ -99,18 +102,18 @@ mod tests {
     use scheduler::{Generation, Slot};
 
     #[test]
-    fn what_is_told_is_what_steps_take_at_each_engine() {
+    fn the_exact_model_has_the_step_times_of_each_engine() {
         let refs = [0, 1, 2].map(|slot| EndpointRef { slot: Slot(slot), generation: Generation(4) });
         let times = [1.0, 4.0, 1.0].map(|slowdown| StepTimeModel { slowdown, ..LLAMA_8B_H100.times });
-        let model = SimulatedLearner::new(3).published(refs.iter().zip(times));
-        for (endpoint, times) in refs.iter().zip(times) {
-            let (prefill, decode) = model.speed(*endpoint);
-            let told = f64::from(prefill * model.prefill_ms(1_000.0, 3_000.0));
+        let model = SimulatedLearner::new(3).exact_model(refs.into_iter().zip(times));
+        for (endpoint, times) in refs.into_iter().zip(times) {
+            let (prefill, decode) = model.speed(endpoint);
+            let expected = f64::from(prefill * model.prefill_ms(1_000.0, 3_000.0));
             let taken = times.mixed_ms((0.0, 0.0), 1_000.0, 2_000.0);
-            assert!((told / taken - 1.0).abs() < 1e-4, "{told} {taken}");
-            let told = f64::from(decode * model.decode_ms(8.0, 9_000.0));
+            assert!((expected / taken - 1.0).abs() < 1e-4, "{expected} {taken}");
+            let expected = f64::from(decode * model.decode_ms(8.0, 9_000.0));
             let taken = times.mixed_ms((8.0, 9_000.0), 0.0, 0.0);
-            assert!((told / taken - 1.0).abs() < 1e-4, "{told} {taken}");
+            assert!((expected / taken - 1.0).abs() < 1e-4, "{expected} {taken}");
         }
         let mean: f64 = refs.iter().map(|endpoint| f64::from(model.speed(*endpoint).0)).sum::<f64>() / 3.0;
         assert!((mean - 1.0).abs() < 1e-6, "speeds are against the average engine");

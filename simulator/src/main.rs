@@ -1,6 +1,8 @@
-//! Routing policies compared in virtual time: `make sim`. See docs/reference/routing-quality.md for what was found.
+//! Compares routing policies in virtual time: `make sim`. The results are in
+//! docs/reference/routing-quality.md.
 //!
-//! Engines are simulated; the scheduler, its plugins, the ledger, the prefix index and the step learner are the real ones.
+//! Engines are simulated; the scheduler, its plugins, the pool state and the step learner are the
+//! real ones.
 #![deny(clippy::indexing_slicing)]
 
 mod campaign;
@@ -34,85 +36,88 @@ use crate::store::ResultStore;
 use crate::workload::WorkloadKind;
 
 #[derive(Parser)]
-#[command(about = "Routing policies compared in virtual time", version)]
+#[command(about = "Compares routing policies in virtual time", version)]
 struct Args {
     #[command(subcommand)]
     task: SimulatorTask,
-    /// Runs at once; each is one thread.
+    /// Number of runs at a time; each is one thread.
     #[arg(long, global = true, default_value_t = 2)]
     threads: usize,
 }
 
 #[derive(Subcommand)]
 enum SimulatorTask {
-    /// Runs campaigns by name, the main one when none is named, and adds what they give to FILE.
+    /// Runs campaigns by name, the main one when none is named, and adds the results to FILE.
     Run {
-        /// Their names; `all` is all that this binary has engines for.
+        /// Their names; `all` is every campaign that this binary has engines for.
         names: Vec<String>,
-        /// Only these policies, separated by semicolons.
+        /// Run only these policies, separated by semicolons.
         #[arg(long, value_delimiter = ';')]
         policies: Vec<String>,
-        /// Where results are kept.
+        /// The file of results.
         #[arg(long, default_value = QUALITY)]
         file: PathBuf,
-        /// Only these shares of capacity.
+        /// Run only these shares of capacity.
         #[arg(long, value_delimiter = ',')]
         loads: Vec<f64>,
-        /// Only these seeds.
+        /// Run only these seeds.
         #[arg(long, value_delimiter = ',')]
         seeds: Vec<u64>,
-        /// Make no run again that FILE holds: after an interruption, never after a change of code.
+        /// Skip the runs that FILE has. Use it after an interruption, never after a change of code.
         #[arg(long)]
         resume: bool,
     },
-    /// Finds the highest rates with nine of ten requests in SLO, and adds them to FILE.
+    /// Finds the highest rates at which 90 % of the requests meet their SLO, and adds them to FILE.
     Rates {
-        /// Only these policies, separated by semicolons.
+        /// Run only these policies, separated by semicolons.
         #[arg(long, value_delimiter = ';')]
         policies: Vec<String>,
-        /// Where results are kept.
+        /// The file of results.
         #[arg(long, default_value = QUALITY)]
         file: PathBuf,
     },
-    /// Measures how long policies take to be back after a pool has changed, and adds that to FILE.
+    /// Measures how long policies take to recover after a pool has changed, and adds that to FILE.
     Recover {
-        /// Only these policies, separated by semicolons.
+        /// Run only these policies, separated by semicolons.
         #[arg(long, value_delimiter = ';')]
         policies: Vec<String>,
-        /// Where results are kept.
+        /// The file of results.
         #[arg(long, default_value = QUALITY)]
         file: PathBuf,
     },
-    /// Prints docs/reference/routing-quality.md of what FILE holds, and plays real engines' runs for it.
+    /// Writes docs/reference/routing-quality.md from the results in FILE. Replays runs of real
+    /// engines for it.
     Report {
-        /// Where results are kept.
+        /// The file of results.
         #[arg(long, default_value = QUALITY)]
         file: PathBuf,
         /// The folder of the page.
         #[arg(long, default_value = "docs/reference")]
         docs: PathBuf,
     },
-    /// Requests of three SLO classes at a share of the capacity of a pool of two speeds: prints how many of each class are in time, adds that to FILE.
+    /// Runs requests of three SLO classes on a pool of two speeds. Prints the share of each class
+    /// that meets its SLO, and adds it to FILE.
     Slo {
-        /// Who picks: slo, newer, default, weighed, turns; separated by semicolons, the first two with parameters.
+        /// The policies: slo, newer, default, weighed, turns; separated by semicolons, the first
+        /// two with parameters.
         #[arg(long, value_delimiter = ';', default_values_t = ["slo", "slo:headroomSelectionStrategy=most", "default", "weighed", "turns"].map(str::to_owned))]
         by: Vec<String>,
-        /// Share of capacity.
+        /// The load, as a share of the pool's capacity.
         #[arg(long, default_value_t = 0.9)]
         load: f64,
-        /// What critical requests ask for, ms a token; results of another than the default are not kept.
+        /// The TPOT SLO of critical requests, ms. Only results of the default are added to FILE.
         #[arg(long, default_value_t = slo::CRITICAL_TPOT_MS)]
         critical_tpot_ms: f64,
         /// Seeds.
         #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 3, 4, 5])]
         seeds: Vec<u64>,
-        /// Where results are kept.
+        /// The file of results.
         #[arg(long, default_value = QUALITY)]
         file: PathBuf,
     },
     /// Runs policies over workloads and prints a line of figures for each.
     Try {
-        /// Workloads, by name; the campaign's when left out.
+        /// Workloads, by name; by default those of the campaign.
         #[arg(long, value_delimiter = ',')]
         workloads: Vec<String>,
         /// Shares of capacity.
@@ -121,22 +126,23 @@ enum SimulatorTask {
         /// Policies, by name, separated by semicolons.
         #[arg(long, value_delimiter = ';')]
         policies: Vec<String>,
-        /// Seeds. Those of the published tables are 1 to 5: tune on others.
+        /// Seeds. Those of the published tables are 1 to 5; tune on others.
         #[arg(long, value_delimiter = ',', default_values_t = [101])]
         seeds: Vec<u64>,
-        /// The campaign whose pool it is.
+        /// The campaign that has the pool.
         #[arg(long, default_value = campaign::MAIN_TABLE)]
         setting: String,
     },
 }
 
-/// Guesses a fit to a real engine's run takes for each budget and number of sequences: a few seconds' worth.
+/// Guesses of a fit to a real engine's run, for each budget and number of sequences. They take a
+/// few seconds.
 const VALIDATION_TRIES: usize = 150;
 
-/// From the root of the tree, where `make` runs.
+/// Relative to the root of the repository, where `make` runs.
 const QUALITY: &str = "target/bench/quality.json";
 
-/// Beside it, what `make bench` part `quality` found.
+/// The results of part `quality` of `make bench`, in the same folder.
 const QUALITY_REAL: &str = "quality-real.json";
 
 fn main() -> ExitCode {
@@ -191,7 +197,7 @@ fn run(args: Args) -> Result<(), String> {
     }
 }
 
-/// Adds what was run to the file.
+/// Adds results to the file.
 fn keep(file: &Path, new: ResultStore) -> Result<(), String> {
     let mut store = ResultStore::read(file)?;
     store.put(new);
@@ -235,7 +241,7 @@ fn campaigns(
     Ok(())
 }
 
-/// Prints how many of each class are in time, over all seeds and of the worst.
+/// Prints the share of each class that meets its SLO, over all seeds and of the worst seed.
 fn attainment(by: &[String], (load, critical_tpot_ms): (f64, f64), seeds: &[u64], threads: usize) -> Result<Vec<SloAttainment>, String> {
     let rate = load * slo::capacity()?;
     let (mut out, mut all) = (std::io::stdout().lock(), Vec::new());

@@ -1,4 +1,4 @@
-//! What a run is judged by, over all requests but the first tenth that arrived.
+//! The measures of a run, over all requests but the first tenth that arrived.
 
 use crate::engine::SimulatedEngineSpec;
 use crate::world::RequestOutcome;
@@ -16,14 +16,14 @@ pub(crate) struct RunMeasures {
     pub(crate) slo: f64,
     /// Share of prompt tokens that were cached.
     pub(crate) hits: f64,
-    /// Median TTFT of the last 30 % of arrivals: whether the rate was sustained.
+    /// Median TTFT of the last 30 % of arrivals. It shows whether the pool sustained the rate.
     pub(crate) late_ttft: f64,
 }
 
-/// A measure by name: what tables and aims are over.
+/// A measure and its name in tables and goals.
 pub(crate) type Measure = (&'static str, fn(&RunMeasures) -> f64);
 
-/// Those of which less is better.
+/// The measures for which less is better.
 pub(crate) const LESS_IS_BETTER: [Measure; 6] = [
     ("TTFT mean", |m| m.ttft_mean),
     ("TTFT p50", |m| m.ttft_p50),
@@ -33,7 +33,8 @@ pub(crate) const LESS_IS_BETTER: [Measure; 6] = [
     ("TPOT p99", |m| m.tpot_p99),
 ];
 
-/// TTFT that is in SLO whatever the prompt, ms; a longer prompt has three times its cold prefill on an idle engine.
+/// The TTFT SLO of a short prompt, ms. The TTFT SLO of a longer one is three times its cold prefill
+/// on an idle engine.
 const TTFT_SLO_MS: f64 = 2_000.0;
 const TTFT_SLO_TIMES: f64 = 3.0;
 
@@ -42,7 +43,8 @@ impl RunMeasures {
         let counted = records.get(records.len() / 10..).unwrap_or(records);
         let late = records.get(records.len() * 7 / 10..).unwrap_or(records);
         let tpot = |record: &RequestOutcome| (record.e2e - record.ttft) / f64::from(record.output.saturating_sub(1).max(1));
-        // 50 ms a token is what a fast reader wants of an 8B model; a step of the 32B one alone takes 19 ms.
+        // A fast reader wants a token of an 8B model every 50 ms; a step of the 32B model takes
+        // 19 ms with a single request.
         let tpot_slo = if engine.times.decode[0] > 15.0 { 100.0 } else { 50.0 };
         let in_slo = |record: &&RequestOutcome| {
             let cold = engine.api_ms + engine.times.cold_ms(record.prompt, engine.budget);
@@ -71,15 +73,16 @@ pub(crate) fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
     values
 }
 
-/// The nearest of sorted values; 0 where there is none.
+/// The value of sorted ones that is nearest to the quantile; 0 if there is none.
 pub(crate) fn quantile(sorted: &[f64], share: f64) -> f64 {
     let at = (sorted.len().saturating_sub(1) as f64 * share).round() as usize;
     sorted.get(at).copied().unwrap_or(0.0)
 }
 
-/// Mean, and half the width of its 95 % confidence interval by Student's t.
+/// The mean, and half the width of its 95 % confidence interval by Student's t.
 pub(crate) fn mean_ci(values: &[f64]) -> (f64, f64) {
-    /// Two-sided 95 % quantiles for 1 to 9 degrees of freedom; beyond, the normal one is near enough.
+    /// Two-sided 95 % quantiles for 1 to 9 degrees of freedom; beyond, the normal one is close
+    /// enough.
     const STUDENT: [f64; 9] = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262];
     let count = values.len();
     let mean = values.iter().sum::<f64>() / count.max(1) as f64;

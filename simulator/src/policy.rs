@@ -1,4 +1,5 @@
-//! The policies compared: configurations of our own plugins, and small rivals for which no plugin exists.
+//! The compared policies: configurations of our own plugins, and small rivals for which no plugin
+//! exists.
 
 mod baseline;
 mod oracle;
@@ -9,23 +10,23 @@ use scheduler::{PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec};
 
 use crate::hardware::LLAMA_8B_H100;
 
-/// How a proxy picks.
+/// How a proxy picks an endpoint.
 #[derive(Clone, Debug)]
 pub(crate) enum RoutingPolicy {
-    /// By these plugins.
+    /// With these plugins.
     Config(PipelineSpec),
-    /// By these plugins, told what steps cost at each engine.
-    Published(PipelineSpec),
-    /// By a policy of its own.
+    /// With these plugins and the exact step times of each engine instead of learned ones.
+    Exact(PipelineSpec),
+    /// With a policy that is no plugin.
     Rival(BaselinePolicy),
 }
 
-/// Our policy and its setting for goodput.
+/// Our policy, and our policy with parameters for goodput.
 pub(crate) const OURS: &str = "ours";
 pub(crate) const GOODPUT: &str = "ours-goodput";
 
-/// Ours where nothing has to be learned of the engines: what learning costs.
-pub(crate) const TOLD: &str = "ours-told";
+/// Our policy with exact step times: the difference to [`OURS`] is the cost of learning them.
+pub(crate) const EXACT: &str = "ours-told";
 
 /// The policies of the main table, ours first.
 pub(crate) const MAIN: [&str; 15] = [
@@ -46,17 +47,20 @@ pub(crate) const MAIN: [&str; 15] = [
     "oracle",
 ];
 
-/// What llm-d ships or recommends, by configuration.
+/// The configurations that llm-d ships or recommends.
 pub(crate) const LLM_D: [&str; 3] = ["2/2/3", "2/2/3/2", "affinity+token-load"];
 pub(crate) const LMETRIC: [&str; 2] = ["lmetric", "lmetric-new"];
 
 // === impl RoutingPolicy ===
 
 impl RoutingPolicy {
-    /// The policy of this name; `ours` may be followed by parameters: `ours:externality=3,decodeWeight=0`.
+    /// The policy of this name. `ours` takes parameters: `ours:externality=3,decodeWeight=0`.
+    ///
+    /// # Errors
+    /// When there is no such policy.
     pub(crate) fn named(name: &str) -> Result<Self, String> {
-        let (name, given) = name.split_once(':').unwrap_or((name, ""));
-        let numbers = given.split(',').filter(|pair| !pair.is_empty()).map(|pair| {
+        let (name, parameters) = name.split_once(':').unwrap_or((name, ""));
+        let numbers = parameters.split(',').filter(|pair| !pair.is_empty()).map(|pair| {
             let (key, number) = pair.split_once('=').ok_or_else(|| format!("`{pair}` is no key=number"))?;
             Ok((key.to_owned(), ParameterValue::Number(number.parse().map_err(|_| format!("`{number}` is no number"))?)))
         });
@@ -67,9 +71,9 @@ impl RoutingPolicy {
             profile(base.iter().chain(more).map(|&(plugin_type, weight)| scorer(plugin_type, weight)).collect())
         };
         Ok(match name {
-            TOLD => {
+            EXACT => {
                 let plugin = PluginSpec { parameters: numbers, ..PluginSpec::of_type("marginal-cost-scorer") };
-                Self::Published(of_one_profile(vec![(plugin, 1.0)]))
+                Self::Exact(of_one_profile(vec![(plugin, 1.0)]))
             }
             OURS | GOODPUT => {
                 if name == GOODPUT {
@@ -106,20 +110,24 @@ impl RoutingPolicy {
         })
     }
 
-    /// What the snapshots of a pool under it are made with; `split`: of prefill and of decode engines.
+    /// The pipeline of the pool's snapshots. A `split` pool has prefill and decode engines.
+    ///
+    /// # Errors
+    /// When the policy cannot pick two engines for a request.
     pub(crate) fn pipeline(&self, split: bool) -> Result<PipelineSpec, String> {
         match self {
-            Self::Config(spec) | Self::Published(spec) if split => Ok(disaggregated(spec)),
-            Self::Config(spec) | Self::Published(spec) => Ok(spec.clone()),
+            Self::Config(spec) | Self::Exact(spec) if split => Ok(disaggregated(spec)),
+            Self::Config(spec) | Self::Exact(spec) => Ok(spec.clone()),
             Self::Rival(rival) if split => Err(format!("{rival:?} picks one engine for a request, not two")),
             Self::Rival(_) => Ok(PipelineSpec::default()),
         }
     }
 }
 
-/// The same profile for decode and, where the decode engine lacks much of a prompt, for a prefill before.
+/// The same profile for decode and for prefill. A separate prefill happens if the decode engine has
+/// too little of the prompt cached.
 fn disaggregated(spec: &PipelineSpec) -> PipelineSpec {
-    /// Tokens to work through that are worth a transfer.
+    /// Uncached tokens from which on a transfer is worth it.
     const UNCACHED_TOKENS: f64 = 256.0;
     let decider =
         PluginSpec { parameters: vec![number("nonCachedTokens", UNCACHED_TOKENS)], ..PluginSpec::of_type("prefix-based-pd-decider") };

@@ -1,33 +1,37 @@
-//! How long a policy takes to do as well in a changed pool as it does in one that was like that from the start.
+//! How long a policy takes in a changed pool until it does as well as in a pool that was like that
+//! from the start.
 
 use crate::measure::sorted;
 use crate::world::RequestOutcome;
 
-/// Seconds that the mean TTFT is taken over, and how long it has to stay near before a policy is back.
+/// The window of the mean TTFT, and how long the mean has to stay near the reference before a
+/// policy has recovered, s.
 const WINDOW_S: usize = 20;
 const HOLD_S: usize = 30;
 
-/// How near, as a ratio.
+/// The largest ratio to the reference that counts as near.
 const NEAR: f64 = 1.1;
 
 /// Seconds between the points of a curve, and its length.
 pub(crate) const CURVE_S: usize = 5;
 const CURVE_LENGTH_S: usize = 120;
 
-/// TTFT of the requests that came in each second from the change on, summed, and that of the same requests where the pool was so from the start.
+/// For each second from the change on: the sum of the TTFT of the requests that arrived in it, and
+/// the same sum in a pool that was like that from the start.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct RecoverySeries(Vec<[f64; 2]>);
 
-/// How far a policy was off, and for how long.
+/// How far a policy was from the reference, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Recovery {
-    /// From the change until the mean TTFT of what comes in a window is near, and stays so; `None`: not within the run.
+    /// From the change until the mean TTFT of a window is near the reference and stays so; `None`
+    /// if that does not happen within the run.
     pub(crate) seconds: Option<u64>,
-    /// The worst window's ratio.
+    /// The ratio of the worst window.
     pub(crate) worst: f64,
 }
 
-/// The recovery of a policy in a setting on a workload: of all seeds together, and of each.
+/// The recovery of a policy in a setting on a workload: of all seeds together, and of each seed.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct RecoveryResult {
     pub(crate) setting: String,
@@ -35,7 +39,8 @@ pub(crate) struct RecoveryResult {
     pub(crate) policy: String,
     pub(crate) all: Recovery,
     pub(crate) by_seed: Vec<Recovery>,
-    /// The ratio of all seeds together, for the windows that begin 0, [`CURVE_S`], … seconds after the change.
+    /// The ratio of all seeds together, for the windows that begin 0, [`CURVE_S`], … seconds after
+    /// the change.
     pub(crate) curve: Vec<f64>,
 }
 
@@ -57,7 +62,7 @@ impl RecoverySeries {
         Self(seconds)
     }
 
-    /// Those of several seeds, as far as all go.
+    /// The sum of several seeds, up to the end of the shortest.
     pub(crate) fn together(seeds: &[&Self]) -> Self {
         let seconds = seeds.iter().map(|series| series.0.len()).min().unwrap_or(0);
         Self((0..seconds).map(|second| sum(seeds.iter().filter_map(|series| series.0.get(second)))).collect())
@@ -69,7 +74,7 @@ impl RecoverySeries {
         sums.map(|[ttft, without]| if without > 0.0 { ttft / without } else { 1.0 }).collect()
     }
 
-    /// The ratio every few seconds, for as long as a plot shows.
+    /// The ratio every few seconds, for the length of a plot.
     pub(crate) fn curve(&self) -> Vec<f64> {
         self.ratios().into_iter().take(CURVE_LENGTH_S + 1).step_by(CURVE_S).collect()
     }
@@ -102,31 +107,31 @@ mod tests {
     }
 
     #[test]
-    fn who_was_never_off_is_back_at_once_whatever_was_before_the_change() {
+    fn a_policy_that_was_never_off_recovers_at_once_whatever_was_before_the_change() {
         assert_eq!(recovery(|_| 100.0), Recovery { seconds: Some(0), worst: 1.0 });
         assert_eq!(recovery(|_| 50.0), Recovery { seconds: Some(0), worst: 0.5 });
     }
 
     #[test]
-    fn a_policy_is_back_when_the_window_to_come_is_near() {
+    fn a_policy_has_recovered_when_the_next_window_is_near() {
         // Twice as much for 30 s: of the window from second 28 on, two of twenty count double.
         assert_eq!(recovery(|second| if second < 30 { 200.0 } else { 100.0 }), Recovery { seconds: Some(28), worst: 2.0 });
         let curve = RecoverySeries::of(&records(|second| if second < 10 { 200.0 } else { 100.0 }), &records(|_| 100.0), 10).curve();
         assert_eq!(curve.iter().take(4).copied().collect::<Vec<_>>(), [1.5, 1.25, 1.0, 1.0], "ten of twenty, then five");
-        assert_eq!(recovery(|_| 111.0).seconds, None, "near it is not");
-        assert_eq!(recovery(|_| 109.0).seconds, Some(0), "near it is");
+        assert_eq!(recovery(|_| 111.0).seconds, None, "not near");
+        assert_eq!(recovery(|_| 109.0).seconds, Some(0), "near");
     }
 
     #[test]
-    fn a_moment_of_being_near_is_no_recovery() {
+    fn a_moment_near_the_reference_is_no_recovery() {
         // Off, near for the windows from second 18 to 28, off again.
         let back = recovery(|second| if second < 20 || (48..52).contains(&second) { 200.0 } else { 100.0 });
         assert_eq!(back.seconds, Some(50));
-        assert_eq!(recovery(|second| if second == 99 { 1e9 } else { 100.0 }).seconds, Some(0), "what comes later is another matter");
+        assert_eq!(recovery(|second| if second == 99 { 1e9 } else { 100.0 }).seconds, Some(0), "the recovery was before that");
     }
 
     #[test]
-    fn seeds_are_taken_together_by_their_sums_as_far_as_all_go() {
+    fn seeds_add_up_to_the_end_of_the_shortest() {
         let of = |ttft: f64, length: usize| {
             let end = |records: Vec<RequestOutcome>| records.into_iter().take(10 + length).collect::<Vec<_>>();
             RecoverySeries::of(&end(records(|_| ttft)), &end(records(|_| 100.0)), 10)
@@ -135,6 +140,6 @@ mod tests {
         assert_eq!((off.recovery().seconds, back.recovery().seconds), (None, Some(0)));
         let both = RecoverySeries::together(&[&off, &back]);
         assert_eq!((both.0.len(), both.recovery().seconds), (60, Some(0)));
-        assert_eq!(of(100.0, WINDOW_S + HOLD_S - 2).recovery().seconds, None, "too short to tell");
+        assert_eq!(of(100.0, WINDOW_S + HOLD_S - 2).recovery().seconds, None, "too short to decide");
     }
 }

@@ -1,4 +1,4 @@
-//! `docs/reference/routing-quality.md` and its figures, made of what was run and nothing else.
+//! Writes `docs/reference/routing-quality.md` and its figures, from the results of runs alone.
 
 mod changes;
 mod figures;
@@ -13,17 +13,17 @@ use std::path::Path;
 use crate::campaign::{MAIN_TABLE, SECOND_ENGINE};
 use crate::grid::ExperimentGrid;
 use crate::measure::{LESS_IS_BETTER, Measure, mean_ci};
-use crate::policy::{GOODPUT, LLM_D, LMETRIC, MAIN, OURS, TOLD};
+use crate::policy::{EXACT, GOODPUT, LLM_D, LMETRIC, MAIN, OURS};
 use crate::slo::{CLASSES, ClassOutcome, SloAttainment, share};
 use crate::store::ResultStore;
 use crate::validate::ValidationRow;
 use crate::workload::WorkloadKind;
 use ratios::{RatioInterval, SettingRuns};
 
-/// The figures of the page, beside it.
+/// The folder of the page's figures, beside the page.
 const FIGURES: &str = "routing-quality";
 
-/// Writes the page into `docs`; `real` is what was found in real time, if it is there.
+/// Writes the page into `docs`. `real` is the file with the results in real time, if it exists.
 pub(crate) fn write(store: &ResultStore, validation: &[ValidationRow], real: &Path, docs: &Path) -> Result<(), String> {
     let folder = docs.join(FIGURES);
     std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
@@ -65,7 +65,7 @@ fn page(store: &ResultStore, validation: &[ValidationRow], real: &Path) -> Strin
     page
 }
 
-/// Every policy that others are measured against: all but ours and who sees everything.
+/// The policies that ours is compared with: all except ours and the oracle.
 fn rivals() -> Vec<&'static str> {
     MAIN.into_iter().filter(|name| ![OURS, GOODPUT, "oracle", "2/2/3+active"].contains(name)).collect()
 }
@@ -91,7 +91,7 @@ fn aims(store: &ResultStore, main: &SettingRuns<'_>) -> String {
         let ratios = ["2/2/3/2", "affinity+token-load", "lmetric"]
             .into_iter()
             .filter_map(|rival| ours.against_elsewhere((kind, mean_ttft), OURS, (&theirs, rival)));
-        // The greatest ratio is against the best.
+        // The greatest ratio is the one to the best rival.
         if let Some(ratio) = ratios.max_by(|a, b| a.mean.total_cmp(&b.mean)) {
             let _ = writeln!(
                 out,
@@ -116,7 +116,7 @@ fn aims(store: &ResultStore, main: &SettingRuns<'_>) -> String {
     out
 }
 
-/// Where ours is worse than the best of these by more than 3 %, the worst first.
+/// The cells where ours is worse than the best of these by more than 3 %, the worst first.
 fn losses(runs: &SettingRuns<'_>, kinds: &[WorkloadKind], measures: &[Measure], rivals: &[&str]) -> String {
     let each = kinds.iter().flat_map(|kind| measures.iter().map(move |&measure| (kind.name(), measure)));
     let mut over: Vec<(f64, String)> = each
@@ -129,9 +129,9 @@ fn losses(runs: &SettingRuns<'_>, kinds: &[WorkloadKind], measures: &[Measure], 
     over.into_iter().map(|(_, what)| what).collect::<Vec<_>>().join("; ")
 }
 
-fn against(runs: &SettingRuns<'_>, whom: &str, rivals: &[&str]) -> String {
+fn against(runs: &SettingRuns<'_>, rivals_name: &str, rivals: &[&str]) -> String {
     let rivals: Vec<&str> = rivals.iter().copied().filter(|name| !runs.loads(name).is_empty()).collect();
-    let mut out = format!("\nOurs relative to {whom} ({}), the best of each cell:\n\n", rivals.join(", "));
+    let mut out = format!("\nOurs relative to {rivals_name} ({}), the best of each cell:\n\n", rivals.join(", "));
     let heads: Vec<&str> = LESS_IS_BETTER.iter().map(|(name, _)| *name).collect();
     let _ = writeln!(out, "| workload | {} | in SLO |\n|---|{}---|", heads.join(" | "), "---|".repeat(heads.len()));
     for kind in WorkloadKind::MAIN {
@@ -151,7 +151,7 @@ fn shown(ratio: Option<RatioInterval>) -> String {
     ratio.map_or("-".to_owned(), |ratio| if ratio.mean > 1.03 { format!("**{ratio}**") } else { ratio.to_string() })
 }
 
-/// Against each other policy, over all workloads.
+/// Ours relative to each other policy, over all workloads.
 fn singles(runs: &SettingRuns<'_>) -> String {
     let heads: Vec<&str> = LESS_IS_BETTER.iter().map(|(name, _)| *name).collect();
     let mut out = format!(
@@ -213,7 +213,7 @@ fn rate_values(store: &ResultStore, kind: WorkloadKind, policy: &str) -> Option<
     (!values.is_empty()).then_some(values)
 }
 
-/// Each further setting.
+/// The tables of each further setting.
 fn settings(store: &ResultStore) -> String {
     let mut out = text::SETTINGS.to_owned();
     for grid in crate::campaign::all().iter().filter(|grid| grid.name != MAIN_TABLE) {
@@ -241,14 +241,14 @@ fn further(grid: &ExperimentGrid, runs: &SettingRuns<'_>) -> String {
         };
         let _ = writeln!(out, "| {policy} | {} |", kinds.iter().map(cell).collect::<Vec<_>>().join(" | "));
     }
-    let rivals: Vec<&str> = run.into_iter().filter(|name| ![OURS, TOLD].contains(name)).collect();
+    let rivals: Vec<&str> = run.into_iter().filter(|name| ![OURS, EXACT].contains(name)).collect();
     let over = losses(runs, &grid.kinds, &[ttft, p99, e2e], &rivals);
     let over = if over.is_empty() { "none".to_owned() } else { over };
     let _ = writeln!(out, "\nLosses above 3 % (relative to the best): {over}.");
     out
 }
 
-/// What share of each SLO class is in time, and is shed.
+/// The share of each SLO class that meets its SLO, and the share that is shed.
 fn classes(store: &ResultStore) -> String {
     let mut out = text::CLASSES.to_owned();
     if store.slo.is_empty() {
@@ -271,7 +271,7 @@ fn classes(store: &ResultStore) -> String {
     out
 }
 
-/// How far two engine models agree on who is better.
+/// How often two engine models agree which policy is better.
 fn agreement(own: &SettingRuns<'_>, second: &SettingRuns<'_>) -> String {
     let policies: Vec<&str> = MAIN.into_iter().filter(|policy| !second.loads(policy).is_empty()).collect();
     let (mut same, mut all) = (0, 0);

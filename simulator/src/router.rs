@@ -1,238 +1,183 @@
-//! One proxy: the real ledger and prefix index around the real `schedule()`, kept as `exchange`'s pool keeps them. Both change at the pick.
+//! One simulated proxy: the real [`ManagedPool`], and the policy that picks from it.
 
-use scheduler::in_flight::{EndpointLoad, InFlight, InFlightTicket};
-use scheduler::prefix::{CacheEstimate, ENTRIES_DEFAULT, MatchLength, PrefixIndex, blocks_of};
-use scheduler::{AdapterRoom, Decision, EndpointIndex, EndpointRef, LocalState, Request, Rng, Snapshot, schedule};
+use std::collections::VecDeque;
+
+use pool_state::{LedgerHold, LoadReportHead, ManagedPool, OwnLoadReport, PeerLoadReport, Placement, TokenUsage};
+use scheduler::in_flight::EndpointLoad;
+use scheduler::prefix::{ENTRIES_DEFAULT, blocks_of};
+use scheduler::{Decision, EndpointRef, RankedList, Request, Route, Snapshot, UnavailableReason};
 
 use crate::engine::{BLOCK_TOKENS, EngineJob, EngineSimulator};
+use crate::event_queue::virtual_time;
 use crate::policy::{PolicyView, RoutingPolicy};
-
-/// Where a client sends back the token of its session, by default.
-const SESSION_HEADER: &str = "x-session-token";
 
 #[derive(Debug)]
 pub(crate) struct PolicyRouter {
-    ledger: InFlight,
-    prefixes: PrefixIndex,
-    rng: Rng,
-    /// How many hashes of the prompt each endpoint is believed to hold, and blocks that those stand for.
-    known: Vec<MatchLength>,
-    matched: Vec<u32>,
-    prefix_idle: f32,
-    prefix_ages: Vec<f32>,
-    cold_picks: Vec<u64>,
-    cold_picks_made: u64,
-    /// Adapters given to each endpoint and when, by the count of picks, the last given last.
-    given: Vec<Vec<(u16, u64)>>,
-    rooms: Vec<AdapterRoom>,
-    /// What each other proxy told of each endpoint last.
-    published: Vec<Vec<Option<(EndpointRef, EndpointLoad)>>>,
+    /// Its number among the writers of load reports; 0 would be none.
+    vm: u64,
+    pool: ManagedPool,
+    report: OwnLoadReport,
+    /// The last load report of each proxy; of this one it stays empty.
+    peers: Vec<PeerLoadReport>,
+    /// Grows with every pick of a rival policy. Proxies start at different numbers.
     turn: usize,
 }
 
-/// What a pick made of a request.
+/// A request's pick, recorded in the pool.
 #[derive(Debug)]
 pub(crate) struct SimulatedPick {
+    /// The position of the engine that decodes.
     pub(crate) at: usize,
-    pub(crate) ticket: InFlightTicket,
-    /// What it was believed to hold of the prompt; `None` where another works through that.
-    pub(crate) cache_estimate: Option<CacheEstimate>,
-    /// Tokens of its prompt that were believed to be there.
-    pub(crate) matched_tokens: u32,
-    /// Who works through its prompt before, if that is another.
-    pub(crate) prefill: Option<(usize, InFlightTicket)>,
+    /// The position of the engine that computes the prompt before, if it is another one.
+    pub(crate) prefill: Option<usize>,
+    pub(crate) hold: LedgerHold,
+    /// The session header that the client gets, if the policy has one.
+    pub(crate) session: Option<SessionHeader>,
 }
 
-/// What a LoRA adapter is called, and the base model.
+/// A header that a client sends back with its session's next request: name and value.
+#[derive(Clone, Debug)]
+pub(crate) struct SessionHeader(Box<str>, String);
+
+/// What a proxy publishes to the others after a change.
+#[derive(Debug)]
+pub(crate) struct ProxyUpdate {
+    report: Vec<u8>,
+    placements: VecDeque<Placement>,
+}
+
+/// The model name of a LoRA adapter; 0 is the base model.
 pub(crate) fn adapter_name(adapter: u16) -> String {
     if adapter == 0 { "m".to_owned() } else { format!("adapter-{adapter}") }
+}
+
+/// The decision for the endpoint at this position, by a policy that picks without the scheduler.
+pub(crate) fn decision(snapshot: &Snapshot, at: Option<usize>) -> Decision {
+    match at.and_then(|at| snapshot.indices().nth(at)) {
+        Some(index) => Decision::Route(Route { ranked: RankedList::one(index), prefill: None, encode: Vec::new(), data_parallel: None }),
+        None => Decision::Unavailable(UnavailableReason::NoReadyEndpoint),
+    }
+}
+
+/// Each pool owns its snapshot.
+fn copy(snapshot: &Snapshot) -> Option<Snapshot> {
+    snapshot.with_metrics(snapshot.version(), snapshot.metrics().to_vec()).ok()
 }
 
 // === impl PolicyRouter ===
 
 impl PolicyRouter {
-    pub(crate) fn new(seed: u64, number: usize, of: usize) -> Self {
-        Self {
-            ledger: InFlight::default(),
-            prefixes: PrefixIndex::with_capacity(ENTRIES_DEFAULT),
-            rng: Rng::seeded(seed),
-            known: Vec::new(),
-            matched: Vec::new(),
-            prefix_idle: 0.0,
-            prefix_ages: Vec::new(),
-            cold_picks: Vec::new(),
-            cold_picks_made: 0,
-            given: Vec::new(),
-            rooms: Vec::new(),
-            published: vec![Vec::new(); of],
-            turn: number * 3,
+    /// Proxy `number` of `proxies`, which publishes its picks if it `shares`.
+    pub(crate) fn new(seed: u64, number: usize, proxies: usize, shares: bool) -> Self {
+        let mut pool = ManagedPool::new(seed, ENTRIES_DEFAULT);
+        pool.set_placement_publishing(shares);
+        let peers = (0..proxies).map(|_| PeerLoadReport::default()).collect();
+        Self { vm: number as u64 + 1, pool, report: OwnLoadReport::default(), peers, turn: number * 3 }
+    }
+
+    /// Takes over a pool update.
+    pub(crate) fn install(&mut self, snapshot: &Snapshot) {
+        /// The hashes of a workload's prompts have no key.
+        const HASH_SECRET: u128 = 0;
+        // Metrics never count as stale: their age is part of what is compared.
+        if let Some(snapshot) = copy(snapshot) {
+            self.pool.install(snapshot, HASH_SECRET, u32::MAX);
+            self.pool.recount_load_reports(&self.peers);
         }
     }
 
-    /// Takes over a pool update: whom it knows, and how much each can hold.
-    pub(crate) fn install(&mut self, refs: &[EndpointRef], gone: &[EndpointRef], kv_blocks: usize) {
-        gone.iter().for_each(|endpoint| self.prefixes.forget(*endpoint));
-        for endpoint in refs {
-            self.prefixes.set_capacity(*endpoint, u32::try_from(kv_blocks).unwrap_or(u32::MAX));
-        }
-        self.cold_picks.resize(refs.len(), 0);
-        self.given.resize(refs.len(), Vec::new());
-        self.ledger.others_mut().start(refs);
-        for rows in &mut self.published {
-            rows.clear();
-            rows.resize(refs.len(), None);
+    /// Takes over newer metrics and a newer step model.
+    pub(crate) fn refresh(&mut self, snapshot: &Snapshot, now: f64) {
+        if let Some(snapshot) = copy(snapshot) {
+            self.pool.refresh(snapshot, virtual_time(now));
         }
     }
 
     pub(crate) fn load(&self, endpoint: EndpointRef) -> EndpointLoad {
-        self.ledger.load(endpoint)
+        self.pool.in_flight().load(endpoint)
     }
 
-    /// New metrics came in.
-    pub(crate) fn scraped(&mut self, refs: &[EndpointRef]) {
-        self.ledger.scraped(refs);
-    }
-
-    /// Picks by the policy and records it, for a client that holds this session token; `None` when the scheduler has nobody to name.
+    /// Picks by the policy and records the pick, for a client that sends this session header.
+    ///
+    /// # Errors
+    /// When the policy picks no endpoint.
     pub(crate) fn pick<'w>(
         &mut self,
         policy: &RoutingPolicy,
-        snapshot: &Snapshot,
-        (job, token): (&EngineJob<'w>, Option<&str>),
+        (job, session): (&EngineJob<'w>, Option<&SessionHeader>),
         engines: &[Box<dyn EngineSimulator<'w> + 'w>],
         now: f64,
-    ) -> Option<SimulatedPick> {
-        let refs: Vec<EndpointRef> = snapshot.endpoints().iter().map(|endpoint| endpoint.id).collect();
-        self.prefixes.matched(job.hashes, &refs, &mut self.known);
-        self.prefix_idle = self.prefixes.idle(job.hashes, &refs, &self.known);
-        self.prefixes.ages(job.hashes, &refs, &self.known, &mut self.prefix_ages);
-        self.matched.clear();
-        self.matched.extend(self.known.iter().map(|known| known.blocks(job.hashes)));
-        let (at, prefill) = match policy {
-            RoutingPolicy::Config(_) | RoutingPolicy::Published(_) => self.scheduled(snapshot, job, token)?,
-            RoutingPolicy::Rival(rival) => {
-                self.turn += 1;
-                let loads: Vec<EndpointLoad> = refs.iter().map(|endpoint| self.ledger.load(*endpoint)).collect();
-                let view = PolicyView { snapshot, loads: &loads, matched: &self.matched, job, engines, now, turn: self.turn };
-                (rival.pick(&view, &mut self.rng)?, None)
-            }
-        };
-        let endpoint = *refs.get(at)?;
-        if self.matched.iter().all(|&blocks| blocks == 0)
-            && let Some(last) = self.cold_picks.get_mut(at)
-        {
-            self.cold_picks_made += 1;
-            *last = self.cold_picks_made;
-        }
-        let first = prefill.unwrap_or(at);
-        let matched = self.matched.get(first).copied().unwrap_or(0);
-        let matched_tokens = matched.saturating_mul(BLOCK_TOKENS as u32).min(job.prompt);
-        let uncached = job.prompt - matched_tokens;
-        self.given(at, job);
-        let cache_estimate = self.place(at, endpoint, job);
-        let ticket = self.ledger.admit_prompt(endpoint, job.prompt, if first == at { uncached } else { 0 });
-        let prefill = match refs.get(first).filter(|_| first != at) {
-            Some(&endpoint) => {
-                self.given(first, job);
-                self.place(first, endpoint, job);
-                Some((first, self.ledger.admit_prompt(endpoint, job.prompt, uncached)))
-            }
-            None => None,
-        };
-        let cache_estimate = prefill.is_none().then_some(cache_estimate);
-        Some(SimulatedPick { at, ticket, cache_estimate, matched_tokens, prefill })
-    }
-
-    fn place(&mut self, at: usize, endpoint: EndpointRef, job: &EngineJob<'_>) -> CacheEstimate {
-        self.prefixes.place(endpoint, job.hashes, self.known.get(at).copied().unwrap_or_default())
-    }
-
-    /// The endpoint was given a request: its adapter is there from now on.
-    fn given(&mut self, at: usize, job: &EngineJob<'_>) {
-        let Some(row) = self.given.get_mut(at).filter(|_| job.adapter > 0) else { return };
-        row.retain(|(adapter, _)| *adapter != job.adapter);
-        row.push((job.adapter, u64::from(job.request) + 1));
-    }
-
-    /// Who has room for the job's adapter.
-    fn look(&mut self, snapshot: &Snapshot, job: &EngineJob<'_>) {
-        self.rooms.clear();
-        let places = snapshot.metrics().iter().map(|metrics| metrics.lora.as_ref().map_or(0, |lora| lora.max as usize));
-        for (row, places) in self.given.iter().zip(places).filter(|_| job.adapter > 0) {
-            let kept = row.get(row.len().saturating_sub(places)..).unwrap_or(&[]);
-            self.rooms.push(match kept.first() {
-                _ if places == 0 => AdapterRoom::Unknown,
-                _ if kept.iter().any(|(adapter, _)| *adapter == job.adapter) => AdapterRoom::Loaded,
-                Some(&(_, displaced_used)) if kept.len() >= places => AdapterRoom::Full { displaced_used },
-                _ => AdapterRoom::Free,
-            });
-        }
-    }
-
-    /// Who decodes, and who works through the prompt before.
-    fn scheduled(&mut self, snapshot: &Snapshot, job: &EngineJob<'_>, token: Option<&str>) -> Option<(usize, Option<usize>)> {
-        self.look(snapshot, job);
+    ) -> Result<SimulatedPick, String> {
         let model = adapter_name(job.adapter);
-        let headers: Vec<(&str, &str)> = token.iter().map(|token| (SESSION_HEADER, *token)).collect();
+        let header = session.map(|SessionHeader(name, value)| (&**name, value.as_str()));
         let request = Request {
             model: &model,
-            headers: &headers,
+            headers: header.as_slice(),
             prompt_tokens: job.prompt,
             prefix_blocks: job.hashes,
             prefix_block_tokens: BLOCK_TOKENS as u32,
             ..Request::default()
         };
-        let local = LocalState {
-            matched_blocks: &self.matched,
-            prefix_idle: self.prefix_idle,
-            prefix_ages: &self.prefix_ages,
-            last_cold_picks: &self.cold_picks,
-            adapter_rooms: &self.rooms,
-            ..LocalState::new(&self.ledger)
+        let time = virtual_time(now);
+        let picked = match policy {
+            RoutingPolicy::Config(_) | RoutingPolicy::Exact(_) => self.pool.pick(&request, &model, time, &mut ()),
+            RoutingPolicy::Rival(rival) => {
+                self.turn += 1;
+                let turn = self.turn;
+                self.pool.pick_with(&request, &model, time, |snapshot, _, local, rng| {
+                    decision(snapshot, rival.pick(&PolicyView { snapshot, local, job, engines, now, turn }, rng))
+                })
+            }
         };
-        match schedule(snapshot, &request, local, &mut self.rng, None) {
-            Decision::Route(route) => Some((route.ranked.first().get(), route.prefill.map(EndpointIndex::get))),
-            _ => None,
-        }
+        let picked = picked.map_err(|refusal| format!("no endpoint was picked: {refusal:?}"))?;
+        let (endpoint, _) = picked.ranked.first().ok_or("an empty ranked list")?;
+        let at = usize::from(endpoint.slot.0);
+        let endpoints = self.pool.snapshot().map_or(&[][..], |snapshot| snapshot.endpoints());
+        let prefill = picked.prefill.and_then(|address| endpoints.iter().position(|endpoint| endpoint.address == address));
+        let session = picked.tokens.into_iter().next();
+        let session = session.and_then(|token| Some(SessionHeader(token.header, token.values.into_iter().next()?)));
+        Ok(SimulatedPick { at, prefill, hold: picked.hold, session })
+    }
+
+    /// The prompt was computed by another engine than the one that decodes.
+    pub(crate) fn prefill_done(&mut self, hold: &mut LedgerHold) {
+        self.pool.finish_earlier_stages(hold);
     }
 
     /// The first token is out.
-    pub(crate) fn first_token(&mut self, ticket: &mut InFlightTicket, prompt: u32) {
-        self.ledger.first_token(ticket, prompt);
+    pub(crate) fn first_token(&mut self, hold: &mut LedgerHold, prompt: u32, now: f64) {
+        self.pool.record_first_token(hold, prompt, virtual_time(now));
     }
 
-    /// The output grew.
-    pub(crate) fn decoded(&mut self, ticket: &mut InFlightTicket, tokens: u32) {
-        self.ledger.decoded(ticket, tokens);
+    /// The output grew by this many tokens.
+    pub(crate) fn output(&mut self, hold: &mut LedgerHold, tokens: u32, now: f64) {
+        self.pool.record_output(hold, tokens, virtual_time(now));
     }
 
-    /// The reply told how much of the prompt was cached.
-    pub(crate) fn hit(&mut self, cache_estimate: &CacheEstimate, job: &EngineJob<'_>, cached: u32) {
-        self.prefixes.correct(cache_estimate, blocks_of(job.hashes, job.hashes.len()), cached, job.prompt);
+    /// The request has ended; its engine had `cached` tokens of the prompt cached.
+    pub(crate) fn done(&mut self, hold: LedgerHold, job: &EngineJob<'_>, cached: u32, now: f64) {
+        let usage = TokenUsage { prompt_tokens: Some(job.prompt), cached_tokens: Some(cached), ..TokenUsage::default() };
+        // A prompt here has no text, so it says nothing of tokens per byte.
+        self.pool.record_cache_hit(&hold, &usage, 0, Some(blocks_of(job.hashes, job.hashes.len())));
+        self.pool.release(hold, virtual_time(now));
     }
 
-    /// The request has ended.
-    pub(crate) fn release(&mut self, ticket: InFlightTicket) {
-        self.ledger.release(ticket);
+    /// What the other proxies have to know now: this proxy's load and the placements since the last
+    /// call.
+    pub(crate) fn publish(&mut self, now: f64) -> ProxyUpdate {
+        let head = LoadReportHead { vm: self.vm, written: virtual_time(now), ring: 0 };
+        let report = self.pool.write_load_report(&mut self.report, head).to_vec();
+        ProxyUpdate { report, placements: self.pool.take_placements() }
     }
 
-    /// Calls `each` with every row that changed since the last call.
-    pub(crate) fn changed(&mut self, each: impl FnMut(EndpointRef, EndpointLoad)) {
-        self.ledger.take_changed(each);
-    }
-
-    /// Another proxy has this outstanding there, in place of what it told before.
-    pub(crate) fn told(&mut self, from: usize, endpoint: EndpointRef, load: EndpointLoad) {
-        let Some(row) = self.published.get_mut(from).and_then(|rows| rows.get_mut(usize::from(endpoint.slot.0))) else { return };
-        let others = self.ledger.others_mut();
-        if let Some((endpoint, before)) = row.replace((endpoint, load)) {
-            others.subtract(endpoint, before);
+    /// Takes over what proxy `from` published.
+    pub(crate) fn receive(&mut self, from: usize, update: &ProxyUpdate, now: f64) {
+        let Some(peer) = self.peers.get_mut(from) else { return };
+        if self.pool.read_load_report(peer, update.report.clone(), true) {
+            self.pool.recompute_peer_slos(&self.peers);
         }
-        others.add(endpoint, load);
-    }
-
-    /// Another proxy gave `endpoint` this prompt.
-    pub(crate) fn placed(&mut self, endpoint: EndpointRef, hashes: &[u64]) {
-        self.prefixes.record(endpoint, hashes);
+        for Placement { endpoint, blocks, .. } in &update.placements {
+            self.pool.record_peer_placement(*endpoint, blocks, virtual_time(now));
+        }
     }
 }

@@ -1,24 +1,22 @@
-//! Requests of several SLO classes on a pool of two speeds, in virtual time: what share of each class is in time, by who picks. The experiment of the
-//! long end-to-end test, with the real scheduler, ledger and latency learner between, and nothing of the machine that it runs on.
+//! Requests of several SLO classes on a pool of two speeds, in virtual time: the share of each
+//! class that meets its SLO, by policy. It is the experiment of the long end-to-end test with the
+//! real scheduler, pool state and latency learner, independent of the machine that it runs on.
 
 mod policy;
 pub(crate) use policy::SloPolicy;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use scheduler::in_flight::{EndpointLoad, InFlight, InFlightTicket};
-use scheduler::latency::learn::{LatencyLearner, Observation, RequestEnd};
-use scheduler::latency::step::{FirstToken, TokenGap};
-use scheduler::latency::{Conditions, Prediction};
-use scheduler::{
-    Decision, Endpoint, EndpointMetrics, EndpointRef, Generation, LocalState, Pipeline, Readiness, Request, Rng, Slo, Slot, Snapshot,
-    Version, schedule, tracked_slo,
-};
+use pool_state::{LedgerHold, ManagedPool, RequestEnding, TokenUsage};
+use scheduler::latency::LatencyModel;
+use scheduler::latency::learn::{LatencyLearner, RequestEnd};
+use scheduler::{Endpoint, EndpointMetrics, EndpointRef, Generation, Pipeline, Readiness, Request, Slo, Slot, Snapshot, Version};
 
 use crate::engine::{EngineJob, EngineSimulator, SimulatedEngine, SimulatedEngineSpec, StepEvent};
-use crate::event_queue::EventQueue;
+use crate::event_queue::{EventQueue, virtual_time};
 use crate::hardware::LLAMA_8B_H100;
+use crate::router::decision;
 use crate::workload::Sampler;
 
 /// A class of requests.
@@ -27,25 +25,26 @@ pub(crate) struct SloClass {
     pub(crate) name: &'static str,
     /// 1 is critical.
     priority: i32,
-    /// How many of ten requests are of it.
+    /// How many of ten requests belong to it.
     tenths: usize,
     ttft_ms: f64,
     tpot_ms: f64,
 }
 
-/// What critical requests ask for, for each further token, ms: what slow engines just miss, or just meet.
+/// The TPOT SLO of critical requests, ms: slow engines just miss it, or just meet it.
 pub(crate) const CRITICAL_TPOT_MS: f64 = 45.0;
 
-/// Those of the end-to-end test, where critical requests ask for less.
+/// The classes of the end-to-end test, where critical requests have a shorter TPOT SLO.
 pub(crate) const CLASSES: [SloClass; 3] = [
     SloClass { name: "critical", priority: 1, tenths: 3, ttft_ms: 1_500.0, tpot_ms: CRITICAL_TPOT_MS },
     SloClass { name: "standard", priority: 0, tenths: 4, ttft_ms: 5_000.0, tpot_ms: 150.0 },
     SloClass { name: "batch", priority: -1, tenths: 3, ttft_ms: 5_000.0, tpot_ms: 150.0 },
 ];
 
-/// What became of a class in one run.
+/// The outcome of a class in one run.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SloAttainment {
+    /// The policy.
     pub(crate) by: String,
     /// Share of the pool's capacity.
     pub(crate) load: f64,
@@ -54,7 +53,7 @@ pub(crate) struct SloAttainment {
     pub(crate) outcome: ClassOutcome,
 }
 
-/// What became of the requests of a class.
+/// The outcome of the requests of a class, as counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct ClassOutcome {
     pub(crate) sent: u32,
@@ -62,16 +61,18 @@ pub(crate) struct ClassOutcome {
     pub(crate) shed: u32,
 }
 
-/// Of the pool: two fast engines, and two that take three times as long.
+/// Of the engines of the pool: two fast ones, and two that take three times as long.
 const SLOWDOWNS: [f64; 4] = [2.0, 2.0, 6.0, 6.0];
 
 const ENGINE: SimulatedEngineSpec = SimulatedEngineSpec { sequences_max: 4, ..LLAMA_8B_H100 };
 
-/// Tokens of every answer, and of prompts.
+/// Tokens of every answer.
 const OUTPUT: u32 = 16;
+
+/// The fewest and the most tokens of a prompt.
 const PROMPTS: [usize; 2] = [110, 510];
 
-/// How long is learned before anything counts, and how long requests count, ms.
+/// How long the learner learns before requests count, and how long they count, ms.
 const WARM_UP_MS: f64 = 60_000.0;
 const MEASURED_MS: f64 = 120_000.0;
 
@@ -87,41 +88,37 @@ enum SloEvent {
     Publish,
 }
 
-/// One request, and what became of it.
+/// One request and its outcome. Times in ms.
 struct SloRequest {
     class: SloClass,
     at: f64,
     prompt: u32,
+    /// The position of its engine.
     endpoint: usize,
-    conditions: Conditions,
-    predicted: Option<Prediction>,
-    ticket: Option<InFlightTicket>,
+    /// Its place in the pool state, while it is in flight.
+    hold: Option<LedgerHold>,
     first: f64,
     end: f64,
     shed: bool,
 }
 
 struct SloSimulation<'w> {
-    by: &'w SloPolicy,
+    policy: &'w SloPolicy,
     engines: Vec<SimulatedEngine<'w>>,
-    snapshot: Snapshot,
-    refs: Vec<EndpointRef>,
-    ledger: InFlight,
-    rng: Rng,
+    pool: ManagedPool,
     learner: LatencyLearner,
-    flights: Vec<SloRequest>,
-    agenda: EventQueue<SloEvent>,
-    /// By endpoint: who waits for a first token, when the last one came out, a gap that is not told yet.
-    waiting: Vec<VecDeque<usize>>,
-    last_first: Vec<f64>,
-    gaps: Vec<Option<TokenGap>>,
+    /// The latency model that the learner published last.
+    model: Option<LatencyModel>,
+    requests: Vec<SloRequest>,
+    events: EventQueue<SloEvent>,
     turn: usize,
 }
 
-/// Requests a second that the pool can do, each engine asked for twice what it runs at once.
+/// Requests a second that the pool can serve, with twice as many requests at each engine as it runs
+/// at once.
 ///
 /// # Errors
-/// What an engine cannot do.
+/// When an engine cannot do a request.
 pub(crate) fn capacity() -> Result<f64, String> {
     const LASTING_MS: f64 = 60_000.0;
     let of_engine = |slowdown: f64| -> Result<f64, String> {
@@ -154,15 +151,22 @@ pub(crate) fn capacity() -> Result<f64, String> {
     SLOWDOWNS.iter().map(|slowdown| of_engine(*slowdown)).sum()
 }
 
-/// Of all that were sent in these runs, the share that is counted.
+/// The share that `count` counts of all requests sent in these runs.
 pub(crate) fn share(runs: &[ClassOutcome], count: fn(&ClassOutcome) -> u32) -> f64 {
     let sum = |count: fn(&ClassOutcome) -> u32| f64::from(runs.iter().map(count).sum::<u32>());
     sum(count) / sum(|outcome| outcome.sent).max(1.0)
 }
 
-/// What becomes of each class at `rate` requests a second, where critical ones ask for so much, ms a token.
-pub(crate) fn run(by: &SloPolicy, (rate, critical_tpot_ms): (f64, f64), seed: u64) -> Result<BTreeMap<&'static str, ClassOutcome>, String> {
-    let mut world = SloSimulation::new(by, seed)?;
+/// The outcome of each class at `rate` requests a second, with this TPOT SLO of critical requests.
+///
+/// # Errors
+/// When the pipeline is invalid or an engine cannot do a request.
+pub(crate) fn run(
+    policy: &SloPolicy,
+    (rate, critical_tpot_ms): (f64, f64),
+    seed: u64,
+) -> Result<BTreeMap<&'static str, ClassOutcome>, String> {
+    let mut world = SloSimulation::new(policy, seed)?;
     let mut dice = Sampler::seeded(seed);
     let mut at = 0.0;
     while at < WARM_UP_MS + MEASURED_MS {
@@ -173,9 +177,9 @@ pub(crate) fn run(by: &SloPolicy, (rate, critical_tpot_ms): (f64, f64), seed: u6
     }
     world.play()?;
     let mut outcomes: BTreeMap<&'static str, ClassOutcome> = BTreeMap::new();
-    for flight in world.flights.iter().filter(|flight| flight.at >= WARM_UP_MS) {
-        let all = outcomes.entry(flight.class.name).or_default();
-        let (in_time, shed) = (u32::from(flight.is_in_time()), u32::from(flight.shed));
+    for request in world.requests.iter().filter(|request| request.at >= WARM_UP_MS) {
+        let all = outcomes.entry(request.class.name).or_default();
+        let (in_time, shed) = (u32::from(request.is_in_time()), u32::from(request.shed));
         *all = ClassOutcome { sent: all.sent + 1, in_time: all.in_time + in_time, shed: all.shed + shed };
     }
     Ok(outcomes)
@@ -184,7 +188,7 @@ pub(crate) fn run(by: &SloPolicy, (rate, critical_tpot_ms): (f64, f64), seed: u6
 fn spec(slowdown: f64) -> SimulatedEngineSpec {
     let mut spec = ENGINE;
     spec.times.slowdown = slowdown;
-    // Half as fast as the engine they are of, its front end included.
+    // Half as fast as the engine that is modelled, its API server included.
     spec.api_ms *= 2.0;
     spec
 }
@@ -234,107 +238,90 @@ impl SloRequest {
 // === impl SloSimulation ===
 
 impl<'w> SloSimulation<'w> {
-    fn new(by: &'w SloPolicy, seed: u64) -> Result<Self, String> {
-        let pipeline = Pipeline::build(&by.pipeline()).map_err(|error| error.to_string())?;
-        let count = SLOWDOWNS.len();
-        let endpoints: Vec<Endpoint> = (0..count).map(endpoint).collect();
-        let refs = endpoints.iter().map(|endpoint| endpoint.id).collect();
-        let metrics = vec![EndpointMetrics::default(); count];
+    fn new(policy: &'w SloPolicy, seed: u64) -> Result<Self, String> {
+        let pipeline = Pipeline::build(&policy.pipeline()).map_err(|error| error.to_string())?;
+        let endpoints: Vec<Endpoint> = (0..SLOWDOWNS.len()).map(endpoint).collect();
+        let metrics = vec![EndpointMetrics::default(); SLOWDOWNS.len()];
+        let snapshot = Snapshot::try_new(Version::default(), endpoints, metrics, pipeline).map_err(|error| error.to_string())?;
+        // Prompts share no prefix here. Metrics never count as stale.
+        let mut pool = ManagedPool::new(seed ^ 0x5eed, 0);
+        pool.install(snapshot, 0, u32::MAX);
         Ok(Self {
-            by,
+            policy,
             engines: SLOWDOWNS.iter().map(|slowdown| SimulatedEngine::new(spec(*slowdown))).collect(),
-            snapshot: Snapshot::try_new(Version::default(), endpoints, metrics, pipeline).map_err(|error| error.to_string())?,
-            refs,
-            ledger: InFlight::default(),
-            rng: Rng::seeded(seed ^ 0x5eed),
+            pool,
             learner: LatencyLearner::default(),
-            flights: Vec::new(),
-            agenda: EventQueue::default(),
-            waiting: vec![VecDeque::new(); count],
-            last_first: vec![0.0; count],
-            gaps: vec![None; count],
+            model: None,
+            requests: Vec::new(),
+            events: EventQueue::default(),
             turn: 0,
         })
     }
 
     fn expect(&mut self, at: f64, class: SloClass, prompt: u32) {
-        self.agenda.plan(at, SloEvent::Arrives(self.flights.len()));
-        let (conditions, predicted, ticket) = (Conditions::default(), None, None);
+        self.events.plan(at, SloEvent::Arrives(self.requests.len()));
         let (first, end) = (f64::INFINITY, f64::INFINITY);
-        self.flights.push(SloRequest { class, at, prompt, endpoint: 0, conditions, predicted, ticket, first, end, shed: false });
+        self.requests.push(SloRequest { class, at, prompt, endpoint: 0, hold: None, first, end, shed: false });
     }
 
     fn play(&mut self) -> Result<(), String> {
-        let (mut left, mut events) = (self.flights.len(), Vec::new());
-        self.agenda.plan(0.0, SloEvent::Scrape);
-        self.agenda.plan(0.0, SloEvent::Publish);
+        let (mut left, mut steps) = (self.requests.len(), Vec::new());
+        self.scrape(0.0);
+        self.events.plan(SCRAPE_MS, SloEvent::Scrape);
+        self.events.plan(0.0, SloEvent::Publish);
         while left > 0 {
-            let (now, what) = self.agenda.next()?;
-            match what {
+            let (now, event) = self.events.next()?;
+            match event {
                 SloEvent::Arrives(at) => left -= usize::from(!self.arrives(at, now)),
                 SloEvent::Submits(at) => self.submits(at, now)?,
-                SloEvent::StepEnds(at) => left -= self.step_ends(at, now, &mut events)?,
+                SloEvent::StepEnds(at) => left -= self.step_ends(at, now, &mut steps)?,
                 SloEvent::Scrape => {
-                    self.scrape();
-                    self.agenda.plan(now + SCRAPE_MS, SloEvent::Scrape);
+                    self.scrape(now);
+                    self.events.plan(now + SCRAPE_MS, SloEvent::Scrape);
                 }
                 SloEvent::Publish => {
                     self.publish(now);
-                    self.agenda.plan(now + PUBLISH_MS, SloEvent::Publish);
+                    self.events.plan(now + PUBLISH_MS, SloEvent::Publish);
                 }
             }
         }
         Ok(())
     }
 
-    /// Is it sent to anybody?
+    /// Picks for a request. Returns whether it is sent to an endpoint.
     fn arrives(&mut self, at: usize, now: f64) -> bool {
-        let Some(flight) = self.flights.get_mut(at) else { return false };
+        let Some(arrived) = self.requests.get_mut(at) else { return false };
         let request = Request {
             model: "m",
-            priority: flight.class.priority,
-            prompt_tokens: flight.prompt,
+            priority: arrived.class.priority,
+            prompt_tokens: arrived.prompt,
             max_tokens: Some(OUTPUT),
-            slo: flight.slo(),
+            slo: arrived.slo(),
             prediction_based: true,
             ..Request::default()
         };
-        let unmatched = [0; SLOWDOWNS.len()];
-        let local = LocalState { matched_blocks: &unmatched, ..LocalState::new(&self.ledger) };
-        let picked = match self.by {
+        let picked = match self.policy {
             SloPolicy::Turns => {
                 self.turn += 1;
-                self.snapshot.indices().nth(self.turn % SLOWDOWNS.len())
+                let next = self.turn % SLOWDOWNS.len();
+                self.pool.pick_with(&request, "m", virtual_time(now), |snapshot, _, _, _| decision(snapshot, Some(next)))
             }
-            SloPolicy::Slo(_) | SloPolicy::Scored(_) => match schedule(&self.snapshot, &request, local, &mut self.rng, None) {
-                Decision::Route(route) => Some(route.ranked.first()),
-                _ => None,
-            },
+            SloPolicy::Slo(_) | SloPolicy::Scored(_) => self.pool.pick(&request, "m", virtual_time(now), &mut ()),
         };
-        let Some((index, endpoint)) = picked.and_then(|index| Some((index, *self.refs.get(index.get())?))) else {
-            flight.shed = true;
+        let Some((EndpointRef { slot, .. }, hold)) = picked.ok().and_then(|picked| Some((picked.ranked.first()?.0, picked.hold))) else {
+            arrived.shed = true;
             return false;
         };
-        flight.conditions = Conditions::at_pick(&self.snapshot, &local, &request, index);
-        flight.predicted = self.snapshot.latency().and_then(|model| model.predict(endpoint, &flight.conditions).ok());
-        flight.endpoint = index.get();
-        let promised = tracked_slo(&self.snapshot, &request, local, index);
-        let mut ticket = self.ledger.admit_prompt(endpoint, flight.prompt, flight.prompt);
-        self.ledger.track(&mut ticket, promised, "");
-        flight.ticket = Some(ticket);
-        if let Some(waiting) = self.waiting.get_mut(index.get()) {
-            waiting.push_back(at);
-        }
-        let api_ms = self.engines.get(index.get()).map_or(0.0, |engine| engine.spec().api_ms);
-        self.agenda.plan(now + api_ms, SloEvent::Submits(at));
+        arrived.endpoint = usize::from(slot.0);
+        arrived.hold = Some(hold);
+        let api_ms = self.engines.get(arrived.endpoint).map_or(0.0, |engine| engine.spec().api_ms);
+        self.events.plan(now + api_ms, SloEvent::Submits(at));
         true
     }
 
     fn submits(&mut self, at: usize, now: f64) -> Result<(), String> {
-        let Some(flight) = self.flights.get(at) else { return Ok(()) };
-        let endpoint = flight.endpoint;
-        let job =
-            EngineJob { request: at as u32, prompt: flight.prompt, output: OUTPUT, blocks: &[], hashes: &[], adapter: 0, prefilled: false };
+        let Some(&SloRequest { endpoint, prompt, .. }) = self.requests.get(at) else { return Ok(()) };
+        let job = EngineJob { request: at as u32, prompt, output: OUTPUT, blocks: &[], hashes: &[], adapter: 0, prefilled: false };
         if let Some(engine) = self.engines.get_mut(endpoint) {
             engine.submit(job, now)?;
         }
@@ -343,31 +330,27 @@ impl<'w> SloSimulation<'w> {
 
     fn start_step(&mut self, at: usize, now: f64) -> Result<(), String> {
         let Some(engine) = self.engines.get_mut(at).filter(|engine| engine.busy_until().is_none()) else { return Ok(()) };
-        let Some(ends) = engine.start(now, &mut |_, _| {})? else { return Ok(()) };
-        self.agenda.plan(ends, SloEvent::StepEnds(at));
-        let waits = self.waiting.get(at).is_none_or(|waiting| !waiting.is_empty());
-        if let (Some(endpoint), Some(gap)) = (self.refs.get(at).filter(|_| !waits), self.gaps.get_mut(at)) {
-            let EndpointLoad { requests, decode_tokens, .. } = self.ledger.load(*endpoint);
-            *gap = Some(TokenGap { batch: requests as f32, context_tokens: decode_tokens as f32, gap_ms: (ends - now) as f32 });
+        if let Some(ends) = engine.start(now, &mut |_, _| {})? {
+            self.events.plan(ends, SloEvent::StepEnds(at));
         }
         Ok(())
     }
 
-    /// How many requests ended.
-    fn step_ends(&mut self, at: usize, now: f64, events: &mut Vec<StepEvent>) -> Result<usize, String> {
+    /// Ends an engine's step. Returns how many requests ended with it.
+    fn step_ends(&mut self, at: usize, now: f64, steps: &mut Vec<StepEvent>) -> Result<usize, String> {
         let Some(engine) = self.engines.get_mut(at) else { return Ok(0) };
-        engine.end(events)?;
-        let (ledger, flights) = (&mut self.ledger, &mut self.flights);
+        engine.end(steps)?;
+        let (pool, requests) = (&mut self.pool, &mut self.requests);
         engine.progress(&mut |request, _| {
-            let ticket = flights.get_mut(request as usize).filter(|flight| flight.first < now).and_then(|flight| flight.ticket.as_mut());
-            ticket.into_iter().for_each(|ticket| ledger.decoded(ticket, 1));
+            let hold = requests.get_mut(request as usize).filter(|request| request.first < now).and_then(|request| request.hold.as_mut());
+            hold.into_iter().for_each(|hold| pool.record_output(hold, 1, virtual_time(now)));
         });
         let mut ended = 0;
-        for event in events.drain(..) {
+        for event in steps.drain(..) {
             match event {
-                StepEvent::First(request) => self.first_token(at, request as usize, now),
+                StepEvent::First(request) => self.first_token(request as usize, now),
                 StepEvent::Done(request) => {
-                    self.done(at, request as usize, now);
+                    self.done(request as usize, now);
                     ended += 1;
                 }
             }
@@ -376,37 +359,41 @@ impl<'w> SloSimulation<'w> {
         Ok(ended)
     }
 
-    fn first_token(&mut self, at: usize, request: usize, now: f64) {
-        let Some(flight) = self.flights.get_mut(request) else { return };
-        flight.first = now;
-        if let Some(ticket) = &mut flight.ticket {
-            self.ledger.first_token(ticket, flight.prompt);
+    fn first_token(&mut self, request: usize, now: f64) {
+        let Some(request) = self.requests.get_mut(request) else { return };
+        request.first = now;
+        if let Some(hold) = &mut request.hold {
+            self.pool.record_first_token(hold, request.prompt, virtual_time(now));
+            self.pool.record_ttft(hold, (now - request.at) as f32);
         }
-        let (Some(waiting), Some(last)) = (self.waiting.get_mut(at), self.last_first.get_mut(at)) else { return };
-        let first_in_line = waiting.front() == Some(&request);
-        waiting.retain(|other| *other != request);
-        let service_ms = (now - flight.at.max(*last)) as f32;
-        *last = now;
-        let Some(endpoint) = self.refs.get(at).filter(|_| first_in_line) else { return };
-        let first_token = FirstToken { uncached_tokens: flight.prompt as f32, prompt_tokens: flight.prompt as f32, service_ms };
-        self.learner.observe(&Observation { first_token: Some(first_token), ..bare(*endpoint, flight.conditions) }, None);
     }
 
-    fn done(&mut self, at: usize, request: usize, now: f64) {
-        let (Some(flight), Some(endpoint)) = (self.flights.get_mut(request), self.refs.get(at)) else { return };
-        flight.end = now;
-        flight.ticket.take().into_iter().for_each(|ticket| self.ledger.release(ticket));
-        let observation = Observation {
-            ttft_ms: Some((flight.first - flight.at) as f32),
-            tpot_ms: Some(flight.tpot_ms() as f32),
-            output_tokens: Some(OUTPUT),
-            gap: self.gaps.get_mut(at).and_then(Option::take),
-            ..bare(*endpoint, flight.conditions)
+    /// The request has ended: the learner observes what the pool measured of it.
+    fn done(&mut self, request: usize, now: f64) {
+        let Some(request) = self.requests.get_mut(request) else { return };
+        request.end = now;
+        let Some(hold) = request.hold.take() else { return };
+        let usage = TokenUsage {
+            prompt_tokens: Some(request.prompt),
+            completion_tokens: Some(OUTPUT),
+            cached_tokens: Some(0),
+            ..TokenUsage::default()
         };
-        self.learner.observe(&observation, flight.predicted.as_ref());
+        let ending = RequestEnding {
+            ended: RequestEnd::Done,
+            ttft_ms: Some((request.first - request.at) as f32),
+            tpot_ms: Some(request.tpot_ms() as f32),
+            usage: &usage,
+        };
+        self.pool.observe_end(&hold, &ending);
+        self.pool.release(hold, virtual_time(now));
+        let (_, observations) = self.pool.take_observations();
+        for row in observations {
+            self.learner.observe(&row.observation, row.predicted.as_ref());
+        }
     }
 
-    fn scrape(&mut self) {
+    fn scrape(&mut self, now: f64) {
         let metrics = self.engines.iter().map(|engine| {
             let (waiting, running) = engine.counts();
             EndpointMetrics {
@@ -416,26 +403,15 @@ impl<'w> SloSimulation<'w> {
                 ..EndpointMetrics::default()
             }
         });
-        if let Ok(snapshot) = self.snapshot.with_metrics(Version::default(), metrics.collect()) {
-            self.snapshot = snapshot;
-        }
-        self.ledger.scraped(&self.refs);
+        let metrics: Vec<EndpointMetrics> = metrics.collect();
+        let newer = self.pool.snapshot().and_then(|snapshot| snapshot.with_metrics(Version::default(), metrics).ok());
+        newer.into_iter().for_each(|snapshot| self.pool.refresh(snapshot, virtual_time(now)));
     }
 
     fn publish(&mut self, now: f64) {
-        let metrics = self.snapshot.metrics().to_vec();
-        let Ok(snapshot) = self.snapshot.with_metrics(Version::default(), metrics) else { return };
-        let snapshot = snapshot.with_step(Arc::new(self.learner.step()));
-        self.snapshot = match self.learner.publish(now as u64) {
-            Some(model) => snapshot.with_latency(Some(Arc::new(model))),
-            None => snapshot,
-        };
+        self.model = self.learner.publish(now as u64).or(self.model.take());
+        self.pool.install_models(self.learner.step(), self.model.clone());
     }
-}
-
-fn bare(endpoint: EndpointRef, conditions: Conditions) -> Observation {
-    let (ttft_ms, tpot_ms, output_tokens, first_token, gap) = (None, None, None, None, None);
-    Observation { endpoint, conditions, ended: RequestEnd::Done, ttft_ms, tpot_ms, output_tokens, first_token, gap }
 }
 
 fn endpoint(at: usize) -> Endpoint {
@@ -454,24 +430,24 @@ fn endpoint(at: usize) -> Endpoint {
 mod tests {
     use super::*;
 
-    /// As in the end-to-end test: critical requests ask for what only the fast engines can do.
+    /// As in the end-to-end test: only the fast engines meet the SLO of critical requests.
     fn of(name: &str, seed: u64) -> BTreeMap<&'static str, ClassOutcome> {
         run(&SloPolicy::named(name).unwrap(), (0.9 * capacity().unwrap(), 30.0), seed).unwrap()
     }
 
     #[test]
-    fn critical_requests_are_in_time_where_without_slos_they_are_late_and_only_others_are_shed() {
+    fn slo_policies_keep_critical_requests_in_time_and_shed_only_others() {
         for by in ["slo", "slo:headroomSelectionStrategy=most"] {
             let ours = of(by, 1)["critical"];
             assert!(ours.attainment() >= 0.95 && ours.shed == 0, "{by}: {ours:?}");
         }
         for by in ["default", "weighed", "turns"] {
-            assert!(of(by, 1)["critical"].attainment() < 0.95, "{by}: where it is not late, this shows nothing");
+            assert!(of(by, 1)["critical"].attainment() < 0.95, "{by}: the test needs a policy that is late");
         }
     }
 
     #[test]
-    fn a_seed_is_a_run_and_another_is_another() {
+    fn a_seed_gives_one_run_and_another_seed_another() {
         assert_eq!(of("slo", 2), of("slo", 2));
         assert_ne!(of("default", 2), of("default", 3));
         assert!(SloPolicy::named("best").is_err() && SloPolicy::named("slo:least").is_err() && SloPolicy::named("slo:nothing=1").is_err());

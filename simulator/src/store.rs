@@ -1,4 +1,5 @@
-//! `quality.json`: every run ever made, by its names. A run made again takes the place of the old one, so a campaign can be made in pieces.
+//! `quality.json`: the results of all runs, by name. A repeated run replaces its old result, so a
+//! campaign can be run in parts.
 
 use std::path::Path;
 
@@ -9,7 +10,7 @@ use crate::measure::RunMeasures;
 use crate::recovery::{Recovery, RecoveryResult};
 use crate::slo::{ClassOutcome, SloAttainment};
 
-/// The highest rate with nine of ten requests in their SLO.
+/// The highest rate at which 90 % of the requests meet their SLO.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct HighestRate {
     pub(crate) workload: String,
@@ -29,12 +30,15 @@ pub(crate) struct ResultStore {
 // === impl ResultStore ===
 
 impl ResultStore {
-    /// What the file holds; nothing where there is none.
+    /// Reads the file; a missing file is an empty store.
+    ///
+    /// # Errors
+    /// When the file is not valid JSON or a row of it is invalid.
     pub(crate) fn read(path: &Path) -> Result<Self, String> {
         let Ok(text) = std::fs::read_to_string(path) else { return Ok(Self::default()) };
         let value: Value = serde_json::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?;
         let rows = |name: &str| value.get(name).and_then(Value::as_array).cloned().unwrap_or_default();
-        let wrong = || format!("{}: a row is not what it should be", path.display());
+        let wrong = || format!("{}: invalid row", path.display());
         Ok(Self {
             cells: rows("rows").iter().map(cell).collect::<Option<_>>().ok_or_else(wrong)?,
             rates: rows("highest_rates").iter().map(rate).collect::<Option<_>>().ok_or_else(wrong)?,
@@ -43,7 +47,7 @@ impl ResultStore {
         })
     }
 
-    /// Takes in what was run.
+    /// Adds results. They replace older ones of the same names.
     pub(crate) fn put(&mut self, new: Self) {
         let Self { cells, rates, recoveries, slo } = new;
         let run = |cell: &GridCell| (cell.setting.clone(), cell.workload.clone(), cell.load.to_bits(), cell.policy.clone(), cell.seed);
@@ -129,7 +133,7 @@ fn recovered(value: &Value) -> Option<RecoveryResult> {
     Some(RecoveryResult { setting, workload, policy, all: recovery(value.get("all")?)?, by_seed, curve })
 }
 
-/// `null` seconds: not within the run.
+/// Seconds are `null` for a policy that did not recover within the run.
 fn recovery_json(Recovery { seconds, worst }: &Recovery) -> Value {
     json!({"seconds": seconds, "worst": worst})
 }
@@ -156,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_and_a_run_made_again_replaces_the_old() {
+    fn a_store_is_read_as_written_and_a_repeated_run_replaces_the_old_one() {
         let measures = RunMeasures { ttft_mean: 1.5, slo: 0.25, ..RunMeasures::default() };
         let of = |load, ttft_mean| GridCell {
             setting: "main".into(),

@@ -10,17 +10,17 @@ use serde_json::Value;
 /// One line of a trace.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct TraceRequest {
-    /// Since the trace began, ms.
+    /// Time since the trace began, ms.
     pub(crate) at: f64,
     pub(crate) prompt: u32,
     pub(crate) output: u32,
-    /// One for each 512 tokens of the prompt; none: the prompt is like no other.
+    /// One id for each 512 tokens of the prompt; empty if the prompt shares nothing with others.
     pub(crate) ids: Vec<u64>,
-    /// The LoRA adapter it is for; 0: none.
+    /// The LoRA adapter of the request; 0 is none.
     pub(crate) adapter: u16,
 }
 
-/// What a real server did with a request, ms.
+/// The times of a request at a real server, ms.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MeasuredTimes {
     pub(crate) ttft: f64,
@@ -44,7 +44,7 @@ pub(crate) fn mooncake(which: &str) -> Result<Vec<TraceRequest>, String> {
     json_lines(&format!("mooncake_{which}_trace.jsonl.gz"), line)
 }
 
-/// An Azure trace of 2023: `TIMESTAMP,ContextTokens,GeneratedTokens`, all of one day.
+/// An Azure trace of 2023, of one day, with the columns `TIMESTAMP,ContextTokens,GeneratedTokens`.
 pub(crate) fn azure(which: &str) -> Result<Vec<TraceRequest>, String> {
     let file = format!("azure2023_{which}.csv.gz");
     let mut lines = Vec::new();
@@ -61,17 +61,18 @@ pub(crate) fn azure(which: &str) -> Result<Vec<TraceRequest>, String> {
     Ok(lines)
 }
 
-/// A client of ServeGen's, in the place of whom requests are drawn.
+/// A client of ServeGen: the distributions from which its requests are drawn.
 #[derive(Clone, Debug)]
 pub(crate) struct ServeGenClient {
-    /// Requests a second and the coefficient of variation of what is between them, one pair for each ten minutes.
+    /// Requests a second and the coefficient of variation of the gaps between them, one pair for
+    /// each ten minutes.
     pub(crate) windows: Vec<[f64; 2]>,
-    /// Quantiles, evenly spaced.
+    /// Evenly spaced quantiles.
     pub(crate) prompt: Vec<u32>,
     pub(crate) output: Vec<u32>,
 }
 
-/// ServeGen's clients of one model.
+/// The clients of one model in ServeGen.
 pub(crate) fn servegen() -> Result<Vec<ServeGenClient>, String> {
     let counts = |value: &Value| value.as_array()?.iter().map(tokens).collect::<Option<Vec<u32>>>();
     let pair = |value: &Value| Some([value.get(0)?.as_f64()?, value.get(1)?.as_f64()?]);
@@ -82,7 +83,7 @@ pub(crate) fn servegen() -> Result<Vec<ServeGenClient>, String> {
     json_lines("servegen_m-small_clients.jsonl.gz", line)
 }
 
-/// A run of a real vLLM server, and what it did.
+/// A recorded run of a real vLLM server.
 pub(crate) fn vllm(which: &str) -> Result<(Vec<TraceRequest>, Vec<MeasuredTimes>), String> {
     let line = |value: &Value| {
         let second = |name: &str| value.get(name)?.as_f64();
@@ -111,7 +112,7 @@ fn json_lines<T>(file: &str, line: impl Fn(&Value) -> Option<T>) -> Result<Vec<T
 }
 
 fn read(file: &str) -> Result<Vec<String>, String> {
-    /// From the package; simulator/aisimulate lies within it.
+    /// Relative to the package. The package of simulator/aisimulate lies within this one.
     const DATA: &str = if cfg!(feature = "aisimulate") { "../data" } else { "data" };
     let path: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join(DATA).join(file);
     let open = File::open(&path).map_err(|error| format!("{}: {error}", path.display()))?;

@@ -1,7 +1,8 @@
-//! The simulated engine against runs of real ones.
+//! Compares the simulated engine with runs of real ones.
 //!
-//! A real run says when each request was queued, got its first token and its last. The engine is given the same arrivals; its step times, its KV
-//! memory and its budget are searched for (from a guess by the GPU's bandwidth) until the even requests agree, and judged by the odd ones.
+//! A real run has the times when each request was queued and got its first and its last token. The
+//! engine gets the same arrivals. A search, which starts from a guess by the GPU's bandwidth, fits
+//! its step times, its KV memory and its budget to the even requests; the odd ones judge the fit.
 
 use crate::engine::{BLOCK_TOKENS, EngineSimulator, SimulatedEngine, SimulatedEngineSpec, StepEvent, StepTimeModel};
 use crate::hardware::LLAMA_8B_H100;
@@ -18,21 +19,22 @@ pub(crate) struct ValidationRow {
     pub(crate) simulated: f64,
 }
 
-/// Runs there are, with a guess of decode and prefill constants and of KV tokens.
+/// The recorded runs, each with a guess of the decode and prefill constants and of the KV tokens.
 const RUNS: [(&str, [f64; 3], [f64; 3], usize); 3] = [
     ("llama31-8b_rtxpro6000", [9.0, 0.01, 7.3e-5], [3.0, 0.066, 1e-6], 500_000),
     ("llama31-8b_rtx4090", [16.0, 0.02, 1.3e-4], [3.0, 0.12, 2e-6], 50_000),
     ("qwen3-32b_tp2_rtxpro6000", [19.0, 0.03, 7.3e-5], [5.0, 0.16, 1e-6], 400_000),
 ];
 
-/// Which requests count.
+/// Which half of the requests counts.
 #[derive(Clone, Copy)]
 enum RequestHalf {
     Even,
     Odd,
 }
 
-/// Fits and judges every run; `tries` is how many guesses a fit may take for each budget and number of sequences.
+/// Fits and judges every run. A fit makes at most `tries` guesses for each budget and number of
+/// sequences.
 pub(crate) fn all(tries: usize) -> Result<Vec<ValidationRow>, String> {
     let mut rows = Vec::new();
     for (run, decode, prefill, kv_tokens) in RUNS {
@@ -110,7 +112,7 @@ fn fit(workload: &Workload, real: &[MeasuredTimes], guess: SimulatedEngineSpec, 
     Ok(best.1)
 }
 
-/// How far the even requests are off: logarithms of ratios of quantiles, summed up.
+/// The error over the even requests: the sum of the logarithms of ratios of quantiles.
 fn loss(workload: &Workload, real: &[MeasuredTimes], spec: SimulatedEngineSpec) -> Result<f64, String> {
     let simulated = play(workload, spec)?;
     let mut loss = 0.0;
@@ -127,7 +129,7 @@ fn half(rows: &[MeasuredTimes], of: fn(&MeasuredTimes) -> f64, half: RequestHalf
     sorted(rows.iter().skip(usize::from(matches!(half, RequestHalf::Odd))).step_by(2).map(of))
 }
 
-/// What one engine does with these arrivals.
+/// The times of these requests at one engine.
 pub(crate) fn play(workload: &Workload, spec: SimulatedEngineSpec) -> Result<Vec<MeasuredTimes>, String> {
     let mut engine = SimulatedEngine::new(spec);
     let mut served = vec![MeasuredTimes { ttft: 0.0, tpot: 0.0 }; workload.requests().len()];
@@ -162,7 +164,8 @@ pub(crate) fn play(workload: &Workload, spec: SimulatedEngineSpec) -> Result<Vec
 mod tests {
     use super::*;
 
-    /// A part of the search that the page's figures had: enough to hold means to 15 % and tails to 25 %.
+    /// With a part of the search that made the page's figures, means agree to 15 % and tails to 25
+    /// %.
     #[test]
     fn a_real_engine_is_matched_on_requests_that_were_not_fitted() {
         for row in all(60).unwrap() {

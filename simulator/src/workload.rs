@@ -1,4 +1,5 @@
-//! Workloads: real traces, rotated and jittered by the seed, and synthetic ones. Times are at the trace's own rate; a run compresses them.
+//! Workloads: real traces, rotated and jittered by the seed, and synthetic ones. Times are at the
+//! trace's own rate; a run compresses them.
 
 use std::collections::BTreeMap;
 
@@ -28,12 +29,12 @@ pub(crate) struct WorkloadRequest {
     pub(crate) adapter: u16,
     /// The first request of its session.
     pub(crate) session: u32,
-    /// Where its blocks and its hashes begin, and how many there are.
+    /// The place of its blocks and of its hashes: the first of them, and how many there are.
     blocks: (usize, usize),
     hashes: (usize, usize),
 }
 
-/// Which workload.
+/// The workloads, by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WorkloadKind {
     /// Mooncake's conversations: long prompts, a third of them seen before.
@@ -46,34 +47,37 @@ pub(crate) enum WorkloadKind {
     Chat,
     /// 150 tenants, each with a system prompt of 5,632 tokens; every question is new.
     Tenants,
-    /// The same with five questions a tenant, asked again and again.
+    /// The same with five questions for each tenant, which repeat.
     TenantsRepeated,
     /// The same with a few large tenants and many small ones.
     TenantsZipf,
-    /// Agents: 3 to 30 turns, each with all before it and a tool's answer, a second or so apart.
+    /// Agents: 3 to 30 turns, about a second apart. Each prompt has all earlier turns and a tool's
+    /// answer.
     Agents,
-    /// ServeGen's clients, each with its own bursts and lengths; nothing shared.
+    /// The clients of ServeGen, each with its own bursts and lengths; nothing shared.
     Clients,
-    /// 64 LoRA adapters, few of them much used, each with a system prompt of 512 tokens.
+    /// 64 LoRA adapters, each with a system prompt of 512 tokens; a few of them get most requests.
     Adapters,
-    /// Four assistants, each with a system prompt of 1,024 tokens: conversations of eight turns, a second or two apart, with short replies.
+    /// Four assistants, each with a system prompt of 1,024 tokens: conversations of eight turns, a
+    /// second or two apart, with short replies.
     Assistants,
 }
 
-/// Who goes on with what. Traces do not say; a prompt that begins with all of an earlier one (but its last, broken id) is of the same session.
+/// Finds the sessions of a trace. Traces do not have them: a prompt that begins with all of an
+/// earlier one (except its last, incomplete id) belongs to the same session.
 #[derive(Default)]
 struct SessionCounts(BTreeMap<u64, u32>);
 
-/// Draws from a generator of the scheduler's.
+/// Draws random numbers with the scheduler's generator.
 pub(crate) struct Sampler(Rng);
 
 // === impl SessionCounts ===
 
 impl SessionCounts {
-    /// Ids that are more than a system prompt.
+    /// More ids than a system prompt has.
     const IDS_MIN: usize = 2;
 
-    /// The session of the next line; its own number where it goes on with nothing.
+    /// The session of the next line: the line's own number if it continues none.
     fn of(&mut self, line: &TraceRequest, number: u32) -> u32 {
         let whole = line.ids.get(..line.prompt as usize / ID_TOKENS).unwrap_or(&line.ids);
         let longest = whole.iter().skip(Self::IDS_MIN - 1).rev().find_map(|id| self.0.get(id));
@@ -124,7 +128,7 @@ impl Sampler {
         }
     }
 
-    /// The position drawn where each has such a share.
+    /// A position, drawn with probabilities in proportion to these shares.
     fn among(&mut self, shares: &[f64]) -> usize {
         let mut left = self.unit() * shares.iter().sum::<f64>();
         let drawn = shares.iter().position(|share| {
@@ -134,7 +138,7 @@ impl Sampler {
         drawn.unwrap_or(shares.len().saturating_sub(1))
     }
 
-    /// Log-normal with this mean and spread, within bounds, whole.
+    /// A whole number, log-normal with this mean and spread, within the bounds.
     fn tokens(&mut self, mean: f64, spread: f64, bounds: (f64, f64)) -> u32 {
         (mean * (spread * self.normal() - spread * spread / 2.0).exp()).clamp(bounds.0, bounds.1) as u32
     }
@@ -166,8 +170,9 @@ impl WorkloadKind {
         }
     }
 
-    /// The highest rate that eight Llama 8B engines on H100 sustain under any policy, requests a second: loads are shares of it. Sustained: the
-    /// median TTFT of the last 30 % of arrivals stays under 5 s.
+    /// The highest rate that eight Llama 8B engines on H100 sustain under any policy, requests a
+    /// second. Loads are shares of it. A rate is sustained if the median TTFT of the last 30 % of
+    /// arrivals stays under 5 s.
     pub(crate) fn capacity(self) -> f64 {
         match self {
             Self::Conversation => 12.6,
@@ -182,7 +187,7 @@ impl WorkloadKind {
         }
     }
 
-    /// The workload as this seed has it.
+    /// The workload of this seed.
     pub(crate) fn load(self, seed: u64) -> Result<Workload, String> {
         let dice = &mut Sampler::seeded(mix(seed, self as u64 + 1));
         let lines = match self {
@@ -244,7 +249,8 @@ impl Workload {
     }
 }
 
-/// Appends what a proxy hashes a prompt to, whose blocks have this content. A block has as many bytes here as it must have at least.
+/// Appends the hashes that a proxy computes for a prompt whose blocks have this content. A block
+/// has the smallest number of bytes that a block may have.
 fn hash(prompt: usize, content: impl Fn(usize) -> u64, hashes: &mut Vec<u64>) {
     let mut hasher = BlockHasher::new(0, b"", b"", b"", BLOCK_BYTES_MIN);
     for block in 0..prompt.div_ceil(BLOCK_TOKENS) {
@@ -266,7 +272,7 @@ fn in_order(mut lines: Vec<TraceRequest>) -> Vec<TraceRequest> {
     lines
 }
 
-/// The trace begun at a random place; what came before it follows its end.
+/// The trace from a random place on; the part before that place follows its end.
 fn rotated(mut lines: Vec<TraceRequest>, dice: &mut Sampler) -> Vec<TraceRequest> {
     let (first, last) = lines.iter().fold((f64::INFINITY, 0.0_f64), |(first, last), line| (first.min(line.at), last.max(line.at)));
     let span = last - first + 1_000.0;
@@ -275,12 +281,13 @@ fn rotated(mut lines: Vec<TraceRequest>, dice: &mut Sampler) -> Vec<TraceRequest
     in_order(lines)
 }
 
-/// Several copies of a trace, each begun elsewhere. They share no prompt.
+/// Several copies of a trace, each from another place on. They share no prompt.
 fn copies(lines: &[TraceRequest], count: usize, dice: &mut Sampler) -> Vec<TraceRequest> {
     in_order((0..count).flat_map(|_| rotated(lines.to_vec(), dice)).collect())
 }
 
-/// Shared system prompts of 11 ids, questions of 1,568 tokens, about 1,000 tokens of output; Poisson. `questions`: different ones a tenant has.
+/// Shared system prompts of 11 ids, questions of 1,568 tokens, about 1,000 tokens of output,
+/// Poisson arrivals. `questions` is the number of different questions of a tenant.
 fn tenants(questions: Option<usize>, zipf: f64, dice: &mut Sampler) -> Vec<TraceRequest> {
     const TENANTS: usize = 150;
     const REQUESTS: u64 = 12_000;
@@ -303,12 +310,13 @@ fn tenants(questions: Option<usize>, zipf: f64, dice: &mut Sampler) -> Vec<Trace
     (0..REQUESTS).map(line).collect()
 }
 
-/// How much each of so many has, the first the most; all alike where `zipf` is 0.
+/// The weight of each of `count`, in falling order; equal weights if `zipf` is 0.
 fn zipf_shares(count: usize, zipf: f64) -> Vec<f64> {
     (1..=count).map(|rank| (rank as f64).powf(-zipf)).collect()
 }
 
-/// Poisson; the adapter of each by Zipf's law. Prompts of about 1,500 tokens, a third of them the adapter's own.
+/// Poisson arrivals; the adapter of each by Zipf's law. Prompts of about 1,500 tokens; a third of
+/// them are the adapter's system prompt.
 fn adapters(dice: &mut Sampler) -> Vec<TraceRequest> {
     const REQUESTS: u64 = 12_000;
     let shares = zipf_shares(64, 1.0);
@@ -324,7 +332,8 @@ fn adapters(dice: &mut Sampler) -> Vec<TraceRequest> {
     (0..REQUESTS).map(line).collect()
 }
 
-/// Every client by itself: in each window as many as its rate asks for, Gamma apart. Thinned to about 60,000 in all.
+/// The requests of every client: in each window as many as its rate says, with Gamma-distributed
+/// gaps. They are thinned to about 60,000 in all.
 fn clients(clients: &[ServeGenClient], dice: &mut Sampler) -> Vec<TraceRequest> {
     const REQUESTS: f64 = 60_000.0;
     const WINDOW_MS: f64 = 600_000.0;
@@ -332,7 +341,7 @@ fn clients(clients: &[ServeGenClient], dice: &mut Sampler) -> Vec<TraceRequest> 
     let mut lines = Vec::new();
     for client in clients {
         let drawn = |quantiles: &[u32], dice: &mut Sampler| quantiles.get(dice.below(quantiles.len())).copied().unwrap_or(1).max(1);
-        // In units of the mean gap: how far the next request is beyond the window's beginning.
+        // The time from the window's beginning to the next request, in units of the mean gap.
         let mut ahead = dice.unit();
         for (number, &[rate, spread]) in client.windows.iter().enumerate() {
             let count = rate * WINDOW_MS / 1e3 / all * REQUESTS;
@@ -348,7 +357,8 @@ fn clients(clients: &[ServeGenClient], dice: &mut Sampler) -> Vec<TraceRequest> 
     in_order(lines)
 }
 
-/// Sessions that arrive by chance. A turn carries all before it; the next comes once a tool has run.
+/// Sessions with random arrivals. The prompt of a turn has all earlier turns; the next turn comes
+/// when a tool has run.
 fn agents(dice: &mut Sampler) -> Vec<TraceRequest> {
     const SESSIONS: u64 = 1_200;
     let (mut lines, mut begins) = (Vec::new(), 0.0);
@@ -366,7 +376,8 @@ fn agents(dice: &mut Sampler) -> Vec<TraceRequest> {
     in_order(lines)
 }
 
-/// Each turn's prompt is all before it and 512 tokens more. Conversations begin so often that 120 go on at a time.
+/// The prompt of each turn has all earlier turns and 512 tokens more. Conversations begin so often
+/// that 120 are in progress at a time.
 fn assistants(dice: &mut Sampler) -> Vec<TraceRequest> {
     const CONVERSATIONS: u64 = 2_000;
     const TURNS: u64 = 8;
@@ -401,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ids_share_blocks_share() {
+    fn blocks_share_what_ids_share() {
         let line = |ids: &[u64]| TraceRequest { prompt: 1_000, output: 1, ids: ids.to_vec(), ..TraceRequest::default() };
         let workload = Workload::of(&[line(&[1, 2]), line(&[1, 3]), line(&[]), line(&[])]);
         let blocks = |request| workload.job(request).unwrap().blocks.to_vec();
@@ -410,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn who_repeats_all_of_an_earlier_prompt_goes_on_with_its_session() {
+    fn a_prompt_that_repeats_all_of_an_earlier_one_continues_its_session() {
         let of = |prompt, ids: &[u64]| TraceRequest { prompt, output: 1, ids: ids.to_vec(), ..TraceRequest::default() };
         let lines = [
             of(1_600, &[1, 2, 3, 4]),
@@ -425,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn a_proxy_knows_a_prompt_by_its_chain_and_of_a_long_one_every_fourth_block() {
+    fn a_long_prompt_has_a_hash_for_every_fourth_block() {
         let of = |ids: &[u64]| TraceRequest { prompt: 10_000, output: 1, ids: ids.to_vec(), ..TraceRequest::default() };
         let mut other: Vec<u64> = (0..20).collect();
         other[18] = 99;
@@ -438,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn gamma_draws_have_mean_one_and_the_spread_asked_for() {
+    fn gamma_draws_have_mean_one_and_the_requested_spread() {
         for spread in [0.3, 1.0, 2.0] {
             let dice = &mut Sampler::seeded(3);
             let drawn: Vec<f64> = (0..40_000).map(|_| dice.gamma(1.0 / (spread * spread))).collect();

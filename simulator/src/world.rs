@@ -1,9 +1,10 @@
-//! One run in virtual time: proxies, engines, and the daemon's part (metrics, the learned step model) between them.
+//! One run in virtual time: proxies, engines, and between them what the daemon does (metrics, the
+//! learned step model).
 //!
 //! ```text
 //!  arrival ─► a proxy picks ─(api)─► engine steps ─► first token, end ─► that proxy's ledger
 //!                  │                                                        │
-//!                  └──── rows and placements, `sharing` ms later ───────────┴─► the other proxies
+//!                  └──── load reports and placements, `sharing` ms later ───┴─► the other proxies
 //!  every `scrape` ms: metrics of all engines, and the step model learned so far, to all proxies
 //! ```
 
@@ -14,63 +15,73 @@ pub(crate) use setting::{EngineModel, PoolChange, PoolSetting, SharingMode};
 
 use std::sync::Arc;
 
-use scheduler::in_flight::{EndpointLoad, InFlightTicket};
-use scheduler::prefix::CacheEstimate;
+use pool_state::LedgerHold;
 use scheduler::{
     Endpoint, EndpointMetrics, EndpointRef, Generation, LoraMetrics, Pipeline, ROLE_LABEL, Readiness, Slot, Snapshot, Version,
-    session_token,
 };
 
 use crate::engine::{BLOCK_TOKENS, EngineJob, EngineSimulator, StepEvent};
 use crate::event_queue::EventQueue;
 use crate::learning::SimulatedLearner;
 use crate::policy::RoutingPolicy;
-use crate::router::{PolicyRouter, SimulatedPick, adapter_name};
+use crate::router::{PolicyRouter, ProxyUpdate, SessionHeader, SimulatedPick, adapter_name};
 use crate::workload::{Sampler, Workload};
 
-/// What became of a request. Times in ms.
+/// The outcome of a request. Times in ms, counts in tokens.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RequestOutcome {
+    /// When it arrived.
     pub(crate) at: f64,
     pub(crate) ttft: f64,
+    /// From its arrival to its last token.
     pub(crate) e2e: f64,
     pub(crate) prompt: u32,
     pub(crate) output: u32,
+    /// Tokens of the prompt that the engine had cached.
     pub(crate) cached: u32,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 enum WorldEvent {
-    Arrives { request: u32, engine: usize },
-    StepEnds { engine: usize },
+    Arrives {
+        request: u32,
+        engine: usize,
+    },
+    StepEnds {
+        engine: usize,
+    },
     Scrape,
-    Row { from: usize, to: usize, endpoint: EndpointRef, load: EndpointLoad },
-    Placed { to: usize, endpoint: EndpointRef, request: u32 },
+    /// What a proxy published reaches the others.
+    Published {
+        from: usize,
+        update: ProxyUpdate,
+    },
+    /// The pool's change: see [`PoolChange`].
     Changes,
+    /// The restarted engine is back.
     Returns,
 }
 
-/// A request under way.
+/// A request in flight.
 struct SimulatedRequest {
-    ticket: InFlightTicket,
-    /// What its engine was believed to hold of its prompt; `None` where another works through that.
-    cache_estimate: Option<CacheEstimate>,
+    /// Its place in the pool state of its proxy.
+    hold: LedgerHold,
     proxy: usize,
-    /// Where it is decoded.
+    /// The engine that decodes.
     at: usize,
-    /// Output told to the ledger so far.
+    /// Output tokens that the ledger has.
     published: u32,
     prompt: PrefillLocation,
 }
 
-/// Where a prompt is worked through.
+/// Where a prompt is computed.
 enum PrefillLocation {
-    /// Where it is decoded.
-    There,
+    /// At the engine that decodes.
+    Decoder,
     /// At this other engine.
-    At(usize, InFlightTicket),
-    /// It was, elsewhere.
-    Brought,
+    At(usize),
+    /// It was computed at another engine, and its KV was transferred.
+    Transferred,
 }
 
 struct Simulation<'w> {
@@ -81,27 +92,33 @@ struct Simulation<'w> {
     steps_made: Vec<u64>,
     routers: Vec<PolicyRouter>,
     snapshot: Snapshot,
-    refs: Vec<EndpointRef>,
     learning: SimulatedLearner,
     records: Vec<RequestOutcome>,
-    /// Who served each session last, by the session's first request.
-    sessions: Vec<Option<usize>>,
-    /// Those under way.
-    flights: Vec<Option<SimulatedRequest>>,
-    agenda: EventQueue<WorldEvent>,
+    /// The session header that each session's client has, by the session's first request.
+    sessions: Vec<Option<SessionHeader>>,
+    /// The requests in flight, by number.
+    in_flight: Vec<Option<SimulatedRequest>>,
+    events: EventQueue<WorldEvent>,
 }
 
-/// Steps of an engine between two looks at how far its streams are: about a tenth of a second.
+/// Steps of an engine between two updates of the ledgers with its output: about a tenth of a
+/// second.
 const PROGRESS_STEPS: u64 = 16;
 
-/// What it takes to bring a prompt's KV to another engine, ms, and each token of it: 128 KiB at 50 GB/s.
+/// The time to transfer a prompt's KV to another engine, ms, and for each token of it: 128 KiB at
+/// 50 GB/s.
 const TRANSFER_MS: f64 = 1.0;
 const TRANSFER_TOKEN_MS: f64 = 0.0026;
 
 /// How long a restarted engine is away, ms.
 const RESTART_MS: f64 = 30_000.0;
 
-/// Runs a workload at `rate` requests a second to its end: what became of each request, in order of arrival.
+/// Runs a workload at `rate` requests a second to its end. Returns the outcome of each request, in
+/// order of arrival.
+///
+/// # Errors
+/// When the pipeline is invalid, the policy picks no endpoint, or an engine cannot do what the
+/// setting requires.
 pub(crate) fn run(
     workload: &Workload,
     rate: f64,
@@ -127,47 +144,48 @@ impl<'w> Simulation<'w> {
     ) -> Result<Self, String> {
         let count = setting.replicas;
         let endpoints: Vec<Endpoint> = (0..count).map(|at| endpoint(at, setting)).collect();
-        let refs: Vec<EndpointRef> = endpoints.iter().map(|endpoint| endpoint.id).collect();
         let metrics = vec![EndpointMetrics::default(); count];
         let snapshot = Snapshot::try_new(Version::default(), endpoints, metrics, pipeline).map_err(|error| error.to_string())?;
-        let mut routers: Vec<PolicyRouter> =
-            (0..setting.proxies).map(|number| PolicyRouter::new(seed * 1_000 + number as u64, number, setting.proxies)).collect();
-        routers.iter_mut().for_each(|router| router.install(&refs, &[], setting.engine.kv_blocks));
+        let shares = matches!(setting.sharing, SharingMode::After(_));
+        let router = |number| PolicyRouter::new(seed * 1_000 + number as u64, number, setting.proxies, shares);
         let requests = workload.requests().len();
-        Ok(Self {
+        let mut world = Self {
             setting,
             workload,
             policy,
             engines: setting.specs().map(|spec| setting.model.engine(spec)).collect::<Result<_, _>>()?,
             steps_made: vec![0; count],
-            routers,
+            routers: (0..setting.proxies).map(router).collect(),
             snapshot,
-            refs,
             learning: SimulatedLearner::new(count),
             records: Vec::with_capacity(requests),
             sessions: vec![None; requests],
-            flights: (0..requests).map(|_| None).collect(),
-            agenda: EventQueue::default(),
-        })
+            in_flight: (0..requests).map(|_| None).collect(),
+            events: EventQueue::default(),
+        };
+        world.install();
+        // The first request may arrive before the first scrape.
+        world.scrape(0.0);
+        Ok(world)
     }
 
     fn play(&mut self, stretch: f64, dice: &mut Sampler) -> Result<(), String> {
         let arrivals: Vec<f64> = self.workload.requests().iter().map(|request| request.at * stretch).collect();
         if self.setting.scrape_ms > 0.0 {
-            self.agenda.plan(0.0, WorldEvent::Scrape);
+            self.events.plan(0.0, WorldEvent::Scrape);
         }
         if let Some(at) = self.setting.change_at(arrivals.len()).and_then(|at| arrivals.get(at)) {
-            self.agenda.plan(*at, WorldEvent::Changes);
+            self.events.plan(*at, WorldEvent::Changes);
         }
         let (mut next, mut left, mut events) = (0, arrivals.len(), Vec::new());
         while left > 0 {
-            if let Some(&at) = arrivals.get(next).filter(|at| **at <= self.agenda.next_at()) {
+            if let Some(&at) = arrivals.get(next).filter(|at| **at <= self.events.next_at()) {
                 let proxy = if self.setting.proxies > 1 { dice.below(self.setting.proxies) } else { 0 };
                 self.pick(u32::try_from(next).unwrap_or(u32::MAX), proxy, at)?;
                 next += 1;
                 continue;
             }
-            match self.agenda.next()? {
+            match self.events.next()? {
                 (now, WorldEvent::StepEnds { engine }) => left -= self.step_ends(engine, now, &mut events)?,
                 (now, other) => self.happens(other, now)?,
             }
@@ -185,18 +203,12 @@ impl<'w> Simulation<'w> {
             }
             WorldEvent::StepEnds { .. } => {}
             WorldEvent::Scrape => {
-                self.scrape();
-                self.agenda.plan(now + self.setting.scrape_ms, WorldEvent::Scrape);
+                self.scrape(now);
+                self.events.plan(now + self.setting.scrape_ms, WorldEvent::Scrape);
             }
-            WorldEvent::Row { from, to, endpoint, load } => {
-                if let Some(router) = self.routers.get_mut(to) {
-                    router.told(from, endpoint, load);
-                }
-            }
-            WorldEvent::Placed { to, endpoint, request } => {
-                if let (Some(router), Some(job)) = (self.routers.get_mut(to), self.workload.job(request)) {
-                    router.placed(endpoint, job.hashes);
-                }
+            WorldEvent::Published { from, update } => {
+                let others = self.routers.iter_mut().enumerate().filter(|(to, _)| *to != from);
+                others.for_each(|(_, router)| router.receive(from, &update, now));
             }
             WorldEvent::Changes => self.changes(now),
             WorldEvent::Returns => self.returns(),
@@ -204,47 +216,42 @@ impl<'w> Simulation<'w> {
         Ok(())
     }
 
-    /// What the request is at this engine: its prompt alone where another decodes.
+    /// The part of the request that this engine computes: only the prompt where another one
+    /// decodes.
     fn job_at(&self, request: u32, engine: usize) -> Option<EngineJob<'w>> {
         let job = self.workload.job(request)?;
-        let flight = self.flights.get(request as usize)?.as_ref()?;
+        let flight = self.in_flight.get(request as usize)?.as_ref()?;
         Some(match flight.prompt {
-            PrefillLocation::At(at, _) if at == engine => EngineJob { output: 1, ..job },
-            PrefillLocation::Brought => EngineJob { prefilled: true, ..job },
+            PrefillLocation::At(at) if at == engine => EngineJob { output: 1, ..job },
+            PrefillLocation::Transferred => EngineJob { prefilled: true, ..job },
             _ => job,
         })
     }
 
     fn pick(&mut self, request: u32, proxy: usize, now: f64) -> Result<(), String> {
         if self.setting.scrape_ms <= 0.0 {
-            self.scrape();
+            self.scrape(now);
         }
         let (Some(job), Some(router)) = (self.workload.job(request), self.routers.get_mut(proxy)) else {
             return Err(format!("no request {request} or no proxy {proxy}"));
         };
         let session = self.workload.requests().get(request as usize).and_then(|of| self.sessions.get_mut(of.session as usize));
-        let token = session.as_ref().and_then(|at| self.snapshot.endpoints().get((**at)?)).map(|endpoint| session_token(&endpoint.name));
-        let asked = (&job, token.as_deref());
-        let picked = router.pick(self.policy, &self.snapshot, asked, &self.engines, now).ok_or("nobody was picked")?;
-        let SimulatedPick { at, ticket, cache_estimate, matched_tokens, prefill } = picked;
-        session.into_iter().for_each(|session| *session = Some(at));
+        let header = session.as_deref().and_then(Option::as_ref);
+        let SimulatedPick { at, prefill, hold, session: new } = router.pick(self.policy, (&job, header), &self.engines, now)?;
+        session.into_iter().for_each(|session| *session = new.clone());
         self.records.push(RequestOutcome { at: now, prompt: job.prompt, output: job.output, ..RequestOutcome::default() });
-        let first = prefill.as_ref().map_or(at, |(first, _)| *first);
-        // As in a proxy: the times of a request that two engines work on are nobody's alone.
-        if first == at {
-            self.learning.picked(at, request, now, (job.prompt - matched_tokens, job.prompt));
+        // As in a proxy: the times of a request that two engines work on belong to no single
+        // engine.
+        if prefill.is_none() {
+            let uncached = u32::try_from(hold.load().prefills.uncached_tokens).unwrap_or(job.prompt);
+            self.learning.picked(at, request, now, (uncached, job.prompt));
         }
-        let prompt = prefill.map_or(PrefillLocation::There, |(first, ticket)| PrefillLocation::At(first, ticket));
-        if let Some(flight) = self.flights.get_mut(request as usize) {
-            *flight = Some(SimulatedRequest { ticket, cache_estimate, proxy, at, published: 0, prompt });
+        let prompt = prefill.map_or(PrefillLocation::Decoder, PrefillLocation::At);
+        if let Some(place) = self.in_flight.get_mut(request as usize) {
+            *place = Some(SimulatedRequest { hold, proxy, at, published: 0, prompt });
         }
-        self.send(job, first, now)?;
-        self.tell(proxy, now);
-        for at in [first, at] {
-            if let Some(&endpoint) = self.refs.get(at) {
-                self.tell_placement(proxy, endpoint, request, now);
-            }
-        }
+        self.send(job, prefill.unwrap_or(at), now)?;
+        self.publish(proxy, now);
         Ok(())
     }
 
@@ -252,28 +259,15 @@ impl<'w> Simulation<'w> {
         let engine = self.engines.get_mut(to).ok_or("an engine that is not there was picked")?;
         engine.announce(job);
         let arrives = now + engine.spec().api_ms;
-        self.agenda.plan(arrives, WorldEvent::Arrives { request: job.request, engine: to });
+        self.events.plan(arrives, WorldEvent::Arrives { request: job.request, engine: to });
         Ok(())
     }
 
-    /// The other proxies hear of what changed at `proxy`.
-    fn tell(&mut self, proxy: usize, now: f64) {
-        let Some(router) = self.routers.get_mut(proxy) else { return };
-        let mut rows = Vec::new();
-        router.changed(|endpoint, load| rows.push((endpoint, load)));
-        let SharingMode::After(delay) = self.setting.sharing else { return };
-        for to in (0..self.setting.proxies).filter(|&to| to != proxy) {
-            for &(endpoint, load) in &rows {
-                self.agenda.plan(now + delay, WorldEvent::Row { from: proxy, to, endpoint, load });
-            }
-        }
-    }
-
-    fn tell_placement(&mut self, proxy: usize, endpoint: EndpointRef, request: u32, now: f64) {
-        let SharingMode::After(delay) = self.setting.sharing else { return };
-        for to in (0..self.setting.proxies).filter(|&to| to != proxy) {
-            self.agenda.plan(now + delay, WorldEvent::Placed { to, endpoint, request });
-        }
+    /// Publishes to the other proxies what changed at `proxy`.
+    fn publish(&mut self, proxy: usize, now: f64) {
+        let (SharingMode::After(delay), Some(router)) = (self.setting.sharing, self.routers.get_mut(proxy)) else { return };
+        let update = router.publish(now);
+        self.events.plan(now + delay, WorldEvent::Published { from: proxy, update });
     }
 
     fn start_step(&mut self, at: usize, now: f64) -> Result<(), String> {
@@ -285,12 +279,12 @@ impl<'w> Simulation<'w> {
             }
         })?;
         if let Some(ends) = ends {
-            self.agenda.plan(ends, WorldEvent::StepEnds { engine: at });
+            self.events.plan(ends, WorldEvent::StepEnds { engine: at });
         }
         Ok(())
     }
 
-    /// How many requests ended with the step.
+    /// Ends an engine's step. Returns how many requests ended with it.
     fn step_ends(&mut self, at: usize, now: f64, events: &mut Vec<StepEvent>) -> Result<usize, String> {
         let Some(engine) = self.engines.get_mut(at) else { return Ok(0) };
         engine.end(events)?;
@@ -311,7 +305,7 @@ impl<'w> Simulation<'w> {
             *steps
         });
         if steps.is_multiple_of(PROGRESS_STEPS) {
-            self.progress(at);
+            self.progress(at, now);
         }
         self.start_step(at, now)?;
         if steps.is_multiple_of(PROGRESS_STEPS) {
@@ -320,38 +314,37 @@ impl<'w> Simulation<'w> {
         Ok(ended)
     }
 
-    /// Is this engine there for the request's prompt alone?
+    /// Whether this engine computes only the request's prompt.
     fn prefills(&self, request: u32, engine: usize) -> bool {
-        let flight = self.flights.get(request as usize).and_then(Option::as_ref);
-        flight.is_some_and(|flight| matches!(flight.prompt, PrefillLocation::At(at, _) if at == engine))
+        let flight = self.in_flight.get(request as usize).and_then(Option::as_ref);
+        flight.is_some_and(|flight| matches!(flight.prompt, PrefillLocation::At(at) if at == engine))
     }
 
-    /// The prompt is worked through elsewhere, and its KV goes where it is decoded.
+    /// The prompt was computed by another engine; its KV goes to the engine that decodes.
     fn prefilled(&mut self, request: u32, now: f64) {
-        let (Some(job), Some(Some(flight))) = (self.workload.job(request), self.flights.get_mut(request as usize)) else { return };
+        let (Some(job), Some(Some(flight))) = (self.workload.job(request), self.in_flight.get_mut(request as usize)) else { return };
         let (proxy, at) = (flight.proxy, flight.at);
-        if let PrefillLocation::At(_, ticket) = std::mem::replace(&mut flight.prompt, PrefillLocation::Brought)
-            && let Some(router) = self.routers.get_mut(proxy)
-        {
-            router.release(ticket);
+        flight.prompt = PrefillLocation::Transferred;
+        if let Some(router) = self.routers.get_mut(proxy) {
+            router.prefill_done(&mut flight.hold);
         }
         let arrives = now + TRANSFER_MS + TRANSFER_TOKEN_MS * f64::from(job.prompt);
-        self.agenda.plan(arrives, WorldEvent::Arrives { request, engine: at });
-        self.tell(proxy, now);
+        self.events.plan(arrives, WorldEvent::Arrives { request, engine: at });
+        self.publish(proxy, now);
     }
 
     fn first_token(&mut self, at: usize, request: u32, now: f64) {
         let Some(record) = self.records.get_mut(request as usize) else { return };
         record.ttft = now - record.at;
         let prompt = record.prompt;
-        self.learning.first_token(at, self.refs.get(at).copied(), request, now);
-        let Some(Some(flight)) = self.flights.get_mut(request as usize) else { return };
+        self.learning.first_token(at, self.endpoint(at), request, now);
+        let Some(Some(flight)) = self.in_flight.get_mut(request as usize) else { return };
         flight.published = 1;
         let proxy = flight.proxy;
         if let Some(router) = self.routers.get_mut(proxy) {
-            router.first_token(&mut flight.ticket, prompt);
+            router.first_token(&mut flight.hold, prompt, now);
         }
-        self.tell(proxy, now);
+        self.publish(proxy, now);
     }
 
     fn done(&mut self, request: u32, now: f64) {
@@ -359,39 +352,35 @@ impl<'w> Simulation<'w> {
             record.e2e = now - record.at;
             self.learning.output(record.output);
         }
-        let Some(SimulatedRequest { ticket, proxy, cache_estimate, .. }) = self.flights.get_mut(request as usize).and_then(Option::take)
-        else {
-            return;
-        };
+        let Some(SimulatedRequest { hold, proxy, .. }) = self.in_flight.get_mut(request as usize).and_then(Option::take) else { return };
         let (job, record) = (self.workload.job(request), self.records.get(request as usize));
-        if let Some(router) = self.routers.get_mut(proxy) {
-            if let (Some(cache_estimate), Some(job), Some(record)) = (cache_estimate, job, record) {
-                router.hit(&cache_estimate, &job, record.cached);
-            }
-            router.release(ticket);
+        if let (Some(router), Some(job), Some(record)) = (self.routers.get_mut(proxy), job, record) {
+            router.done(hold, &job, record.cached, now);
         }
-        self.tell(proxy, now);
+        self.publish(proxy, now);
     }
 
-    /// The ledgers hear how far the streams of an engine are. (Of a proxy they hear with every token; others hear with the next row.)
-    fn progress(&mut self, at: usize) {
+    /// Updates the ledgers with the output of an engine's streams. (A proxy counts every token at
+    /// once; others learn of them with the next load report.)
+    fn progress(&mut self, at: usize, now: f64) {
         let Some(engine) = self.engines.get(at) else { return };
-        let (flights, routers) = (&mut self.flights, &mut self.routers);
+        let (in_flight, routers) = (&mut self.in_flight, &mut self.routers);
         engine.progress(&mut |request, generated| {
-            if let Some(Some(flight)) = flights.get_mut(request as usize)
+            if let Some(Some(flight)) = in_flight.get_mut(request as usize)
                 && let Some(router) = routers.get_mut(flight.proxy)
                 && flight.at == at
                 && generated > flight.published
             {
-                router.decoded(&mut flight.ticket, generated - flight.published);
+                router.output(&mut flight.hold, generated - flight.published, now);
                 flight.published = generated;
             }
         });
     }
 
-    /// The next gap of the streams of an engine, as the proxy with most to do there believes it comes about.
+    /// Learns from the next gap between tokens of an engine's streams, with the engine's load as
+    /// the proxy that has most requests there knows it.
     fn gap(&mut self, at: usize, now: f64) {
-        let (Some(engine), Some(&endpoint)) = (self.engines.get(at), self.refs.get(at)) else { return };
+        let (Some(engine), Some(endpoint)) = (self.engines.get(at), self.endpoint(at)) else { return };
         let Some(ends) = engine.busy_until() else { return };
         let loads = self.routers.iter().map(|router| router.load(endpoint));
         if let Some(load) = loads.max_by_key(|load| load.requests) {
@@ -399,7 +388,11 @@ impl<'w> Simulation<'w> {
         }
     }
 
-    fn scrape(&mut self) {
+    fn endpoint(&self, at: usize) -> Option<EndpointRef> {
+        self.snapshot.endpoints().get(at).map(|endpoint| endpoint.id)
+    }
+
+    fn scrape(&mut self, now: f64) {
         let metrics = self.engines.iter().map(|engine| {
             let (waiting, running) = engine.counts();
             EndpointMetrics {
@@ -413,57 +406,60 @@ impl<'w> Simulation<'w> {
             }
         });
         let step = Arc::new(match self.policy {
-            RoutingPolicy::Published(_) => {
-                self.learning.published(self.refs.iter().zip(self.engines.iter().map(|engine| engine.spec().times)))
+            RoutingPolicy::Exact(_) => {
+                let endpoints = self.snapshot.endpoints().iter().map(|endpoint| endpoint.id);
+                self.learning.exact_model(endpoints.zip(self.engines.iter().map(|engine| engine.spec().times)))
             }
             _ => self.learning.publish(),
         });
         if let Ok(snapshot) = self.snapshot.with_metrics(Version::default(), metrics.collect()) {
             self.snapshot = snapshot.with_step(step);
         }
-        self.routers.iter_mut().for_each(|router| router.scraped(&self.refs));
+        self.routers.iter_mut().for_each(|router| router.refresh(&self.snapshot, now));
     }
 
     fn changes(&mut self, now: f64) {
         match self.setting.change {
             Some(PoolChange::Degrades(times)) => self.engines.iter_mut().take(1).for_each(|engine| engine.slow_down(times)),
             Some(PoolChange::Restarts) => {
-                self.set_readiness(|at, readiness| if at == 0 { Readiness::NotReady } else { readiness });
-                self.agenda.plan(now + RESTART_MS, WorldEvent::Returns);
+                self.change_endpoints(|at, endpoint| {
+                    if at == 0 {
+                        endpoint.readiness = Readiness::NotReady;
+                    }
+                });
+                self.events.plan(now + RESTART_MS, WorldEvent::Returns);
             }
-            Some(PoolChange::Grows) => self.set_readiness(|_, _| Readiness::Ready),
+            Some(PoolChange::Grows) => self.change_endpoints(|_, endpoint| endpoint.readiness = Readiness::Ready),
             None => {}
         }
     }
 
-    /// The restarted engine is back as another life of itself.
+    /// The restarted engine is back with a new generation.
     fn returns(&mut self) {
         self.engines.iter_mut().take(1).for_each(|engine| engine.forget());
-        let gone = self.refs.first().copied();
-        if let Some(first) = self.refs.first_mut() {
-            first.generation.0 += 1;
-        }
-        self.set_readiness(|_, _| Readiness::Ready);
-        let gone: Vec<EndpointRef> = gone.into_iter().collect();
-        for router in &mut self.routers {
-            router.install(&self.refs, &gone, self.setting.engine.kv_blocks);
-        }
+        self.change_endpoints(|at, endpoint| {
+            endpoint.readiness = Readiness::Ready;
+            endpoint.id.generation.0 += u32::from(at == 0);
+        });
     }
 
-    fn set_readiness(&mut self, readiness: impl Fn(usize, Readiness) -> Readiness) {
-        let endpoints = self.snapshot.endpoints().iter().zip(&self.refs).enumerate().map(|(at, (endpoint, id))| Endpoint {
-            id: *id,
-            readiness: readiness(at, endpoint.readiness),
-            ..endpoint.clone()
-        });
+    /// Changes the endpoints, by position, and sends the proxies a pool update.
+    fn change_endpoints(&mut self, change: impl Fn(usize, &mut Endpoint)) {
+        let mut endpoints = self.snapshot.endpoints().to_vec();
+        endpoints.iter_mut().enumerate().for_each(|(at, endpoint)| change(at, endpoint));
         let metrics = self.snapshot.metrics().to_vec();
-        if let Ok(snapshot) = self.snapshot.with_endpoints(Version::default(), endpoints.collect(), metrics) {
+        if let Ok(snapshot) = self.snapshot.with_endpoints(Version::default(), endpoints, metrics) {
             self.snapshot = snapshot;
         }
+        self.install();
+    }
+
+    fn install(&mut self) {
+        self.routers.iter_mut().for_each(|router| router.install(&self.snapshot));
     }
 }
 
-/// What an engine with places for LoRA adapters reports of them.
+/// The LoRA metrics of an engine with places for adapters.
 fn lora(engine: &dyn EngineSimulator<'_>) -> Option<LoraMetrics> {
     let max = u32::try_from(engine.spec().adapter_places).ok().filter(|&places| places > 0)?;
     let names = |adapters: Vec<u16>| adapters.into_iter().map(|adapter| adapter_name(adapter).into()).collect();

@@ -1,74 +1,81 @@
-//! Which adapters each endpoint has in GPU memory, estimated from the models of its past requests.
+//! Which LoRA adapters each endpoint has in GPU memory, estimated from the models of its past
+//! requests.
 //!
-//! An engine reports the adapters in use, not those it keeps. Like an engine, a row here holds the
-//! most recent models, and an adapter that no longer fits counts as evicted. Requests for the base
-//! model take a place in the row too; they are so frequent that they have one at every endpoint,
-//! which favours none.
+//! An engine reports the adapters in use, not those that it keeps loaded. Like an engine, a row
+//! here holds the most recently used models, and an adapter that no longer fits counts as evicted.
+//! Requests for the base model take a place in the row too. They are so frequent that the base
+//! model has a place at every endpoint, which favours none.
 //!
-//! Other workers receive this as placements of one block. A mark in the upper half of the block
-//! tells it from the hash of a prompt. (One prompt of a single block in four thousand million is
-//! taken for an adapter, and costs one place in a row.)
+//! Other workers and proxies learn the model of a request from a placement whose only block is a
+//! *model mark*: the constant [`MODEL_MARK`] in the upper 32 bits and 32 bits of the model name's
+//! hash below. So models travel the same way as prompts and need no message of their own. The
+//! constant tells a mark from the hash of a prompt block: one hash in 4 billion has the same upper
+//! half. A prompt of a single block with such a hash is taken for a model; then that block is not
+//! remembered and one place of a row is used in vain.
 
 use scheduler::{AdapterRoom, EndpointMetrics, name_hash};
 
 /// The most adapters remembered for an endpoint. Engines have far fewer places.
 const ADAPTERS_MAX: usize = 64;
 
-/// The upper half of a mark; hashes of blocks have another.
-const MARK: u64 = 0x4c6f_5241_0000_0000;
+/// The upper half of a model mark: "LoRA" in ASCII.
+const MODEL_MARK: u64 = 0x4c6f_5241_0000_0000;
 const MARK_MASK: u64 = 0xffff_ffff_0000_0000;
 
-/// By position of the endpoint in the snapshot.
+/// The models of past requests, by position of the endpoint in the snapshot.
 #[derive(Debug, Default)]
 pub(super) struct AdapterTable {
     rows: Vec<EndpointAdapters>,
-    given: u64,
+    /// Requests recorded so far, at all endpoints.
+    requests: u64,
     rooms: Vec<AdapterRoom>,
 }
 
-/// Marks of the models given, least recently given first, and when that was.
+/// The models of an endpoint's requests, least recently used first: the mark of each, and the
+/// number of its last request.
 #[derive(Debug, Default)]
 struct EndpointAdapters(Vec<(u64, u64)>);
 
 /// The mark of a model.
-pub(super) fn mark(model: &str) -> u64 {
-    MARK | (name_hash(model) & !MARK_MASK)
+pub(super) fn model_mark(model: &str) -> u64 {
+    MODEL_MARK | (name_hash(model) & !MARK_MASK)
 }
 
-/// Whether it is the mark of a model, not the hash of a block.
-pub(super) fn is_mark(block: u64) -> bool {
-    block & MARK_MASK == MARK
+/// Whether a block of a placement is the mark of a model, not the hash of a prompt block.
+pub(super) fn is_model_mark(block: u64) -> bool {
+    block & MARK_MASK == MODEL_MARK
 }
 
 // === impl AdapterTable ===
 
 impl AdapterTable {
-    /// The endpoints of the new snapshot, with the position each had in the one before.
+    /// Moves the rows to the endpoints of a new snapshot. `from` has the position of each endpoint
+    /// in the snapshot before.
     pub(super) fn remap(&mut self, from: &[Option<usize>]) {
         let mut before = std::mem::take(&mut self.rows);
         self.rows = from.iter().map(|at| at.and_then(|at| before.get_mut(at)).map(std::mem::take).unwrap_or_default()).collect();
         self.rooms.clear();
     }
 
-    /// The endpoint at `at` was given a request.
+    /// Records a request for the model of this mark at the endpoint at position `at`.
     pub(super) fn record_model(&mut self, at: usize, mark: u64) {
         let Some(EndpointAdapters(row)) = self.rows.get_mut(at) else { return };
-        self.given += 1;
+        self.requests += 1;
         match row.iter().position(|(other, _)| *other == mark) {
             Some(place) => drop(row.remove(place)),
             None if row.len() >= ADAPTERS_MAX => drop(row.remove(0)),
             None => {}
         }
-        row.push((mark, self.given));
+        row.push((mark, self.requests));
     }
 
-    /// Finds the endpoints that have room for the adapter; [`Self::rooms`] returns them.
+    /// Finds which endpoints have room for the adapter; [`Self::rooms`] returns the result.
     pub(super) fn find_rooms(&mut self, metrics: &[EndpointMetrics], model: &str) {
         self.rooms.clear();
         if model.is_empty() || !metrics.iter().any(|metrics| metrics.lora.is_some()) {
             return;
         }
-        let mark = mark(model);
+        let mark = model_mark(model);
         let places = |metrics: &EndpointMetrics| metrics.lora.as_ref().and_then(|lora| usize::try_from(lora.max).ok()).unwrap_or(0);
         self.rooms.extend(self.rows.iter().zip(metrics).map(|(row, metrics)| row.room(mark, places(metrics))));
     }
@@ -81,7 +88,8 @@ impl AdapterTable {
 // === impl EndpointAdapters ===
 
 impl EndpointAdapters {
-    /// `places`: how many adapters fit; 0 is unknown.
+    /// Whether the endpoint has room for the model of this mark. `places` is the number of adapters
+    /// that fit into its memory; 0 is unknown.
     fn room(&self, mark: u64, places: usize) -> AdapterRoom {
         if places == 0 {
             return AdapterRoom::Unknown;
@@ -101,7 +109,7 @@ mod tests {
     use super::*;
     use scheduler::LoraMetrics;
 
-    /// Endpoints that so many adapters fit at, 0 for one that serves none.
+    /// A pool with room for so many adapters at each endpoint, 0 for one that serves none.
     fn pool(places: &[u32]) -> (AdapterTable, Vec<EndpointMetrics>) {
         let lora = |max: u32| (max > 0).then(|| LoraMetrics { max, ..LoraMetrics::default() });
         let metrics = places.iter().map(|&max| EndpointMetrics { lora: lora(max), ..EndpointMetrics::default() }).collect();
@@ -111,28 +119,28 @@ mod tests {
     }
 
     #[test]
-    fn the_least_recently_given_makes_room() {
+    fn the_least_recently_used_makes_room() {
         let (mut adapters, metrics) = pool(&[2]);
-        let mut room = |given: &[&str], model: &str| {
-            given.iter().for_each(|given| adapters.record_model(0, mark(given)));
+        let mut room = |used: &[&str], model: &str| {
+            used.iter().for_each(|used| adapters.record_model(0, model_mark(used)));
             adapters.find_rooms(&metrics, model);
             adapters.rooms().to_vec()
         };
         assert_eq!(room(&[], "a"), [AdapterRoom::Free]);
         assert_eq!(room(&["a"], "a"), [AdapterRoom::Loaded]);
         assert_eq!(room(&[], "b"), [AdapterRoom::Free]);
-        assert_eq!(room(&["b", "a"], "c"), [AdapterRoom::Full { displaced_used: 2 }], "b would go, which was given second");
+        assert_eq!(room(&["b", "a"], "c"), [AdapterRoom::Full { displaced_used: 2 }], "b would go: its last request was the second");
         assert_eq!(room(&["c"], "b"), [AdapterRoom::Full { displaced_used: 3 }], "b went, and a would be next");
         assert_eq!(room(&[], "a"), [AdapterRoom::Loaded]);
     }
 
     #[test]
-    fn who_serves_no_adapters_is_unknown_and_a_pool_of_such_says_nothing() {
+    fn an_endpoint_without_adapters_is_unknown_and_a_pool_of_such_has_no_rooms() {
         let (mut adapters, metrics) = pool(&[0, 1]);
         adapters.find_rooms(&metrics, "a");
         assert_eq!(adapters.rooms(), [AdapterRoom::Unknown, AdapterRoom::Free]);
         adapters.find_rooms(&metrics, "");
-        assert!(adapters.rooms().is_empty(), "a request of no model is for no adapter");
+        assert!(adapters.rooms().is_empty(), "a request without a model needs no adapter");
         let (mut adapters, metrics) = pool(&[0, 0]);
         adapters.find_rooms(&metrics, "a");
         assert!(adapters.rooms().is_empty());
@@ -141,13 +149,13 @@ mod tests {
     #[test]
     fn rows_follow_their_endpoints() {
         let (mut adapters, metrics) = pool(&[1, 1]);
-        adapters.record_model(1, mark("a"));
+        adapters.record_model(1, model_mark("a"));
         adapters.remap(&[Some(1), None]);
         adapters.find_rooms(&metrics, "a");
         assert_eq!(adapters.rooms(), [AdapterRoom::Loaded, AdapterRoom::Free]);
-        adapters.record_model(7, mark("a"));
+        adapters.record_model(7, model_mark("a"));
         adapters.remap(&[]);
-        adapters.record_model(0, mark("a"));
+        adapters.record_model(0, model_mark("a"));
         adapters.find_rooms(&metrics, "a");
         assert!(adapters.rooms().is_empty());
     }
@@ -155,12 +163,12 @@ mod tests {
     #[test]
     fn a_row_is_bounded_and_marks_are_known() {
         let (mut adapters, metrics) = pool(&[200]);
-        (0..200).for_each(|n| adapters.record_model(0, mark(&n.to_string())));
+        (0..200).for_each(|n| adapters.record_model(0, model_mark(&n.to_string())));
         assert_eq!(adapters.rows[0].0.len(), ADAPTERS_MAX);
         adapters.find_rooms(&metrics, "199");
         assert_eq!(adapters.rooms(), [AdapterRoom::Loaded]);
         adapters.find_rooms(&metrics, "0");
         assert_eq!(adapters.rooms(), [AdapterRoom::Free]);
-        assert!(is_mark(mark("a")) && !is_mark(0) && !is_mark(name_hash("a")));
+        assert!(is_model_mark(model_mark("a")) && !is_model_mark(0) && !is_model_mark(name_hash("a")));
     }
 }

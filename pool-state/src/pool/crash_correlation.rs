@@ -148,6 +148,6 @@ mod tests {
         let mut crashing = CrashCorrelator::default();
         (0..1_000).for_each(|n| crashing.record(mark(n), id(0), at(n)));
         assert_eq!(crashing.lost.len(), LOST_MAX);
-        assert!(is_mark(mark(u64::MAX)) && !is_mark(POISON) && !super::super::adapters::is_mark(mark(POISON)));
+        assert!(is_mark(mark(u64::MAX)) && !is_mark(POISON) && !super::super::adapters::is_model_mark(mark(POISON)));
     }
 }

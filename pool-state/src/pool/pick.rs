@@ -4,7 +4,7 @@
 //! of earlier stages (encode, prefill) hold theirs until the served endpoint answers, because by
 //! then its sidecar has their results.
 
-use scheduler::in_flight::InFlightTicket;
+use scheduler::in_flight::{EndpointLoad, InFlightTicket};
 use scheduler::prefix::{CacheEstimate, MatchLength};
 use scheduler::{
     Decision, EndpointIndex, EndpointRef, Explanation, LocalState, REQUEST_ID, Request, Rng, Route, Slo, Snapshot, TrackedSlo,
@@ -12,12 +12,13 @@ use scheduler::{
 };
 
 use super::request_timing::RequestTiming;
-use super::{ManagedPool, PublishedState, adapters};
+use super::{EndpointFailures, EndpointLookups, ManagedPool, PublishedState, adapters};
 use crate::refusal::PickRefusal;
 use crate::usage::TokenUsage;
 use scheduler::Timestamp;
 
-/// The most bytes kept of a request's id. Operators find the request in logs by it; most proxies make UUIDs of 36 bytes.
+/// The most bytes kept of a request's id. Operators find the request in logs by it; most proxies
+/// make UUIDs of 36 bytes.
 const REQUEST_ID_BYTES_MAX: usize = 64;
 
 /// A pick that was made and recorded.
@@ -62,7 +63,7 @@ pub struct LedgerHold {
 pub struct SessionTokenHeader {
     /// The header.
     pub header: Box<str>,
-    /// Its value for each entry of the list, should that serve.
+    /// Its value for each entry of the ranked list, should that endpoint serve.
     pub values: Vec<String>,
 }
 
@@ -95,12 +96,18 @@ impl LedgerHold {
     pub fn slo(&self) -> Slo {
         self.serving.slo()
     }
+
+    /// The part of the serving endpoint's load that is the request's.
+    pub fn load(&self) -> EndpointLoad {
+        self.serving.load()
+    }
 }
 
 // === impl ManagedPool ===
 
 impl ManagedPool {
-    /// Picks and records: ledger and index change here. `model` is what the client calls it.
+    /// Picks with the scheduler and records the pick: ledger and index change here. `model` is the
+    /// model's name in the client's request.
     pub fn pick(
         &mut self,
         request: &Request<'_>,
@@ -108,35 +115,52 @@ impl ManagedPool {
         now: Timestamp,
         observer: &mut impl DecisionObserver,
     ) -> Result<RecordedPick, PickRefusal> {
+        self.pick_with(request, model, now, |snapshot, request, local, rng| {
+            observer.before(snapshot, request, local, rng);
+            let mut explanation = observer.explains().then(Explanation::default);
+            let decision = scheduler::schedule(snapshot, request, local, rng, explanation.as_mut());
+            observer.after(snapshot, &decision, explanation.as_ref());
+            decision
+        })
+    }
+
+    /// Like [`Self::pick`], with a decision that `choose` makes instead of the scheduler. The
+    /// simulator compares other policies by this on the same state.
+    pub fn pick_with(
+        &mut self,
+        request: &Request<'_>,
+        model: &str,
+        now: Timestamp,
+        choose: impl FnOnce(&Snapshot, &Request<'_>, LocalState<'_>, &mut Rng) -> Decision,
+    ) -> Result<RecordedPick, PickRefusal> {
         let Some(state) = &self.state else { return Err(PickRefusal::NoState) };
-        if request.prefix_blocks.last().is_some_and(|&prompt| self.crashing.is_crashing(prompt, &self.health, now)) {
+        let EndpointFailures { ejections, health, crashing, .. } = &self.failures;
+        if request.prefix_blocks.last().is_some_and(|&prompt| crashing.is_crashing(prompt, health, now)) {
             return Err(PickRefusal::CrashingPrompt);
         }
-        self.health.excess_failures(&state.refs, now, &mut self.failing);
-        self.ejections.waive_expired(&state.refs, now, &mut self.failing);
-        self.prefixes.matched(request.prefix_blocks, &state.refs, &mut self.known);
-        self.matched.clear();
-        self.matched.extend(self.known.iter().map(|known| known.blocks(request.prefix_blocks)));
-        self.prefixes.ages(request.prefix_blocks, &state.refs, &self.known, &mut self.prefix_ages);
-        self.ejections.mark_ejected(&state.snapshot, now, &mut self.ejected);
+        let EndpointLookups { known, matched, prefix_ages, ejected, failing } = &mut self.lookups;
+        health.excess_failures(&state.refs, now, failing);
+        ejections.waive_expired(&state.refs, now, failing);
+        self.prefixes.matched(request.prefix_blocks, &state.refs, known);
+        matched.clear();
+        matched.extend(known.iter().map(|known| known.blocks(request.prefix_blocks)));
+        self.prefixes.ages(request.prefix_blocks, &state.refs, known, prefix_ages);
+        ejections.mark_ejected(&state.snapshot, now, ejected);
         self.adapters.find_rooms(state.snapshot.metrics(), request.model);
         let local = LocalState {
             in_flight: &self.in_flight,
-            matched_blocks: &self.matched,
-            prefix_idle: self.prefixes.idle(request.prefix_blocks, &state.refs, &self.known),
-            prefix_ages: &self.prefix_ages,
-            ejected: &self.ejected,
-            failing: &self.failing,
-            last_answers: self.health.last_answers(),
-            last_cold_picks: &self.cold_picks,
+            matched_blocks: matched,
+            prefix_idle: self.prefixes.idle(request.prefix_blocks, &state.refs, known),
+            prefix_ages,
+            ejected,
+            failing,
+            last_answers: health.last_answers(),
+            last_cold_picks: self.cold_picks.last(),
             adapter_rooms: self.adapters.rooms(),
-            peers_unreachable: self.peers_unreachable,
+            peers_unreachable: self.sharing.peers_unreachable,
             metrics_stale: state.metrics_stale(now),
         };
-        observer.before(&state.snapshot, request, local, &self.rng);
-        let mut explanation = observer.explains().then(Explanation::default);
-        let decision = scheduler::schedule(&state.snapshot, request, local, &mut self.rng, explanation.as_mut());
-        observer.after(&state.snapshot, &decision, explanation.as_ref());
+        let decision = choose(&state.snapshot, request, local, &mut self.rng);
         let Decision::Route(route) = decision else {
             if matches!(decision, Decision::Shed(_)) && request.slo.any() {
                 self.counters.count_shed(model, request.model, request.priority);
@@ -166,8 +190,8 @@ impl ManagedPool {
         let output = request.max_tokens.map_or(step.output_tokens(), narrow);
         let expected_ms =
             step.expected_ms(serving_ref, &self.in_flight.load(serving_ref), narrow(uncached_here), narrow(request.prompt_tokens), output);
-        let probe = self.ejections.is_probe(serving_ref, now).then_some((serving_ref, now));
-        let second_answered = picked.get(1).is_some_and(|(second, _)| self.health.answered_at(*second).is_some());
+        let probe = self.failures.ejections.is_probe(serving_ref, now).then_some((serving_ref, now));
+        let second_answered = picked.get(1).is_some_and(|(second, _)| self.failures.health.answered_at(*second).is_some());
         let serving_ticket = self.in_flight.admit_prompt(serving_ref, request.prompt_tokens, uncached_here);
         let mut held = LedgerHold { serving: serving_ticket, stages: Vec::new(), cache_estimate: None, watch, probe };
         self.in_flight.expect_output(&mut held.serving, output_tokens);
@@ -179,14 +203,14 @@ impl ManagedPool {
         held.stages.extend(stages.into_iter().map(|endpoint| self.in_flight.admit(endpoint, 0)));
         if prompting != serving {
             held.stages.push(self.in_flight.admit_prompt(prompting_ref, request.prompt_tokens, uncached));
-            self.place(prompting_ref, request.prefix_blocks, self.matched_by(prompting));
-            self.note_model(prompting, request.model);
+            self.place(prompting_ref, request.prefix_blocks, self.lookups.known(prompting));
+            self.record_model(prompting, request.model);
         }
-        let cache_estimate = self.place(serving_ref, request.prefix_blocks, self.matched_by(serving));
+        let cache_estimate = self.place(serving_ref, request.prefix_blocks, self.lookups.known(serving));
         held.cache_estimate = (prompting == serving).then_some(cache_estimate);
-        self.note_model(serving, request.model);
+        self.record_model(serving, request.model);
         self.counters.count_pick(serving_ref, request.prompt_tokens, matched);
-        self.changes += 1;
+        self.sharing.changes += 1;
         // The data-parallel rank behind the address is charged and judged.
         if let (Some(_), Some((charged, _))) = (route.data_parallel, picked.first_mut()) {
             *charged = serving_ref;
@@ -204,20 +228,21 @@ impl ManagedPool {
         })
     }
 
-    /// Another endpoint of the list served: accounting and placement move to it.
+    /// Another endpoint of the ranked list served: load and placement move to it.
     pub fn move_pick(&mut self, held: &mut LedgerHold, to: EndpointRef, blocks: &[u64]) {
         self.in_flight.transfer(&mut held.serving, to);
         held.watch = held.watch.take().and_then(|mut watch| watch.move_to(to).then_some(watch));
-        self.changes += 1;
+        self.sharing.changes += 1;
         // An endpoint that is gone, or has a new generation, needs no placement. Where another
         // endpoint computes the prompt, the reply is about that endpoint's cache, whichever
         // endpoint serves.
-        let told = held.cache_estimate.is_some();
+        let had_estimate = held.cache_estimate.is_some();
         self.undo_placement(held, blocks);
-        held.cache_estimate = self.knows(to).then(|| self.place_unmatched(to, blocks)).filter(|_| told);
+        held.cache_estimate = self.knows(to).then(|| self.place_unmatched(to, blocks)).filter(|_| had_estimate);
     }
 
-    /// The endpoint that was given the prompt of these hashes never worked on it.
+    /// The endpoint that was sent the prompt of these hashes never worked on it: forgets its
+    /// placement.
     pub fn undo_placement(&mut self, held: &mut LedgerHold, hashes: &[u64]) {
         if let Some(cache_estimate) = held.cache_estimate.take() {
             self.prefixes.undo(&cache_estimate, hashes);
@@ -229,8 +254,8 @@ impl ManagedPool {
     /// them, else `None`.
     pub fn record_cache_hit(&mut self, held: &LedgerHold, usage: &TokenUsage, text_bytes: u32, blocks: Option<u32>) {
         self.token_rate.learn(text_bytes, usage);
-        let told = usage.cached_tokens.zip(usage.prompt_tokens);
-        if let (Some(cache_estimate), Some(blocks), Some((cached, prompt))) = (&held.cache_estimate, blocks, told) {
+        let reported = usage.cached_tokens.zip(usage.prompt_tokens);
+        if let (Some(cache_estimate), Some(blocks), Some((cached, prompt))) = (&held.cache_estimate, blocks, reported) {
             self.prefixes.correct(cache_estimate, blocks, cached, prompt);
         }
     }
@@ -239,7 +264,7 @@ impl ManagedPool {
     pub fn finish_earlier_stages(&mut self, held: &mut LedgerHold) {
         for ticket in held.stages.drain(..) {
             self.in_flight.release(ticket);
-            self.changes += 1;
+            self.sharing.changes += 1;
         }
     }
 
@@ -247,7 +272,7 @@ impl ManagedPool {
     pub fn record_first_token(&mut self, held: &mut LedgerHold, prompt_tokens: u32, now: Timestamp) {
         self.observe_first_token(held, now);
         self.in_flight.first_token(&mut held.serving, prompt_tokens);
-        self.changes += 1;
+        self.sharing.changes += 1;
     }
 
     /// Adds output tokens. They are not published one by one: the next load report has them.
@@ -256,12 +281,12 @@ impl ManagedPool {
         self.observe_tokens(held, tokens, now);
     }
 
-    /// The first token took this long.
+    /// Records the time to the first token, ms.
     pub fn record_ttft(&mut self, held: &LedgerHold, ms: f32) {
         self.in_flight.first_token_took(&held.serving, ms);
     }
 
-    /// Further tokens took this long each.
+    /// Records the time for each further token, ms.
     pub fn record_tpot(&mut self, held: &LedgerHold, ms: f32) {
         self.in_flight.tokens_took(&held.serving, ms);
     }
@@ -270,57 +295,54 @@ impl ManagedPool {
     pub fn release(&mut self, mut held: LedgerHold, now: Timestamp) {
         self.finish_earlier_stages(&mut held);
         if let Some((probe, sent)) = held.probe {
-            self.ejections.probe_again(probe, sent, now);
+            self.failures.ejections.probe_again(probe, sent, now);
         }
         self.in_flight.release(held.serving);
-        self.changes += 1;
+        self.sharing.changes += 1;
     }
 
-    /// The SLOs of the request that count where it goes, before it counts there; none for a request
-    /// without an SLO.
+    /// The SLOs that count for the request at its serving endpoint, computed before the request
+    /// itself counts there; none for a request without an SLO.
     fn tracked_slo(&self, request: &Request<'_>, route: &Route, now: Timestamp) -> TrackedSlo {
         let Some(state) = self.state.as_ref().filter(|_| request.slo.any()) else { return TrackedSlo::default() };
-        let local =
-            LocalState { matched_blocks: &self.matched, metrics_stale: state.metrics_stale(now), ..LocalState::new(&self.in_flight) };
+        let local = LocalState {
+            matched_blocks: &self.lookups.matched,
+            metrics_stale: state.metrics_stale(now),
+            ..LocalState::new(&self.in_flight)
+        };
         scheduler::tracked_slo(&state.snapshot, request, local, route.data_parallel.unwrap_or(route.ranked.first()))
     }
 
-    /// The same for an endpoint that was not looked up at this pick.
+    /// Like [`Self::place`], for an endpoint that was not looked up at this pick.
     fn place_unmatched(&mut self, endpoint: EndpointRef, hashes: &[u64]) -> CacheEstimate {
         let mut known = Vec::new();
         self.prefixes.matched(hashes, &[endpoint], &mut known);
         self.place(endpoint, hashes, known.first().copied().unwrap_or_default())
     }
 
-    /// Records that `endpoint` gets a prompt of these hashes, of which it has `known` cached.
+    /// Records that `endpoint` gets a prompt of these hashes and has `known` of them cached.
     /// Returns the estimate before.
     fn place(&mut self, endpoint: EndpointRef, hashes: &[u64], known: MatchLength) -> CacheEstimate {
-        self.placements.push(endpoint, hashes, known.cached);
+        self.sharing.placements.push(endpoint, hashes, known.cached);
         self.prefixes.place(endpoint, hashes, known)
     }
 
-    fn matched_by(&self, endpoint: EndpointIndex) -> MatchLength {
-        self.known.get(endpoint.get()).copied().unwrap_or_default()
-    }
-
     fn matched_tokens(&self, request: &Request<'_>, endpoint: EndpointIndex) -> u32 {
-        let blocks = self.matched.get(endpoint.get()).copied().unwrap_or(0);
+        let blocks = self.lookups.matched(endpoint);
         blocks.saturating_mul(request.prefix_block_tokens).min(request.prompt_tokens)
     }
 
-    /// Remembers what the endpoint was given besides the prompt.
-    fn note_model(&mut self, endpoint: EndpointIndex, model: &str) {
+    /// Records the model of the request at an endpoint that serves adapters, and the pick of a
+    /// prompt that is cached nowhere.
+    fn record_model(&mut self, endpoint: EndpointIndex, model: &str) {
         let Some(state) = &self.state else { return };
-        if let Some((at, _)) = state.endpoint(endpoint).filter(|_| state.serves_adapters(endpoint)) {
-            let mark = adapters::mark(model);
+        if let Some((endpoint_ref, _)) = state.endpoint(endpoint).filter(|_| state.serves_adapters(endpoint)) {
+            let mark = adapters::model_mark(model);
             self.adapters.record_model(endpoint.get(), mark);
-            self.placements.push(at, &[mark], 0);
+            self.sharing.placements.push(endpoint_ref, &[mark], 0);
         }
-        if self.matched.iter().all(|&blocks| blocks == 0)
-            && let Some(at) = self.cold_picks.get_mut(endpoint.get())
-        {
-            self.cold_picks_made += 1;
-            *at = self.cold_picks_made;
+        if self.lookups.is_cold() {
+            self.cold_picks.record(endpoint);
         }
     }
 }
@@ -359,7 +381,7 @@ impl PublishedState {
     }
 }
 
-/// A count as an f32: times are no better known than to seven digits.
+/// A count as an f32, which has seven digits: times are not known any better.
 #[expect(clippy::cast_precision_loss, reason = "said above")]
 fn narrow(count: u32) -> f32 {
     count as f32

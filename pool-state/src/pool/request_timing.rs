@@ -108,12 +108,15 @@ impl ManagedPool {
     /// Starts to measure a request, before it counts anywhere. A request of several stages is not
     /// measured, because its times belong to no single endpoint.
     pub(super) fn start_timing(&self, request: &Request<'_>, route: &Route, now: Timestamp) -> Option<Box<RequestTiming>> {
-        let state = self.state.as_ref().filter(|_| self.learned.is_some() && request.prompt_tokens > 0)?;
+        let state = self.state.as_ref().filter(|_| self.learning.models.is_some() && request.prompt_tokens > 0)?;
         if route.prefill.is_some() || !route.encode.is_empty() || route.data_parallel.is_some() {
             return None;
         }
-        let local =
-            LocalState { matched_blocks: &self.matched, metrics_stale: state.metrics_stale(now), ..LocalState::new(&self.in_flight) };
+        let local = LocalState {
+            matched_blocks: &self.lookups.matched,
+            metrics_stale: state.metrics_stale(now),
+            ..LocalState::new(&self.in_flight)
+        };
         let conditions = |index| Some((state.snapshot.endpoint(index)?.id, Conditions::at_pick(&state.snapshot, &local, request, index)));
         let candidates: Vec<_> = route.ranked.iter().filter_map(conditions).collect();
         let first = candidates.first();
@@ -137,10 +140,10 @@ impl ManagedPool {
         let Some(watch) = &mut held.watch else { return };
         let Some(endpoint) = watch.endpoint() else { return };
         let slot = usize::from(endpoint.slot.0);
-        if self.first_tokens.len() <= slot {
-            self.first_tokens.resize(slot + 1, Timestamp(0));
+        if self.learning.first_tokens.len() <= slot {
+            self.learning.first_tokens.resize(slot + 1, Timestamp(0));
         }
-        let Some(last) = self.first_tokens.get_mut(slot) else { return };
+        let Some(last) = self.learning.first_tokens.get_mut(slot) else { return };
         let before = std::mem::replace(last, now);
         let ours_alone = self.in_flight.load(endpoint).prefills.prompts == self.in_flight.own(endpoint).prefills.prompts;
         if ours_alone && !watch.retried() {
@@ -174,7 +177,7 @@ impl ManagedPool {
     pub fn observe_end(&mut self, held: &LedgerHold, ending: &RequestEnding<'_>) {
         let tells = ending.ended != RequestEnd::Done || ending.ttft_ms.is_some() || ending.usage.completion_tokens.is_some();
         if let Some(observed) = held.watch.as_ref().filter(|_| tells).and_then(|watch| watch.observation(ending)) {
-            self.observations.push(observed);
+            self.learning.observations.push(observed);
         }
     }
 }

@@ -54,22 +54,22 @@ impl ManagedPool {
     pub fn record_lost_connection(&mut self, endpoint: EndpointRef, prompt: u64, now: Timestamp) {
         if prompt != 0 && self.knows(endpoint) {
             let mark = crash_correlation::mark(prompt);
-            self.crashing.record(mark, endpoint, now);
-            self.placements.push(endpoint, &[mark], 0);
+            self.failures.crashing.record(mark, endpoint, now);
+            self.sharing.placements.push(endpoint, &[mark], 0);
         }
     }
 
     /// Did the endpoint answer anything within the last second?
     pub fn is_alive(&self, endpoint: EndpointRef, now: Timestamp) -> bool {
-        self.health.answered_at(endpoint).is_some_and(|at| now.ms_since(at) <= health::FRESH_MS)
+        self.failures.health.answered_at(endpoint).is_some_and(|at| now.ms_since(at) <= health::FRESH_MS)
     }
 
     /// An endpoint answered a request that was sent to it at `sent`. The answer is judged later.
     pub fn record_answer(&mut self, endpoint: EndpointRef, sent: Timestamp, now: Timestamp) {
         if self.knows(endpoint) {
-            self.health.record_answer(endpoint, now);
+            self.failures.health.record_answer(endpoint, now);
         }
-        self.changes += u64::from(self.ejections.record_answer(endpoint, false, sent, now));
+        self.sharing.changes += u64::from(self.failures.ejections.record_answer(endpoint, false, sent, now));
         self.counters.count_served(endpoint);
     }
 
@@ -80,14 +80,14 @@ impl ManagedPool {
         }
         match verdict {
             Verdict::Success => {
-                self.accepted.record(sent.kind, endpoint, now);
-                self.accepted.record(sent.client(), endpoint, now);
-                self.crashing.forget(sent.prompt);
+                self.failures.accepted.record(sent.kind, endpoint, now);
+                self.failures.accepted.record(sent.client(), endpoint, now);
+                self.failures.crashing.forget(sent.prompt);
                 self.record_success(endpoint, sent.at, held, now);
-                self.health.record_success(endpoint, sent.prompt, now);
+                self.failures.health.record_success(endpoint, sent.prompt, now);
             }
             Verdict::Ill | Verdict::Overloaded => self.record_failure(endpoint, held, RequestFailure::Answer, now),
-            Verdict::Misdirected | Verdict::Strange if self.accepted.accepted_elsewhere(sent.refused(), endpoint, now) => {
+            Verdict::Misdirected | Verdict::Strange if self.failures.accepted.accepted_elsewhere(sent.refused(), endpoint, now) => {
                 self.record_failure(endpoint, held, RequestFailure::Answer, now);
             }
             Verdict::Misdirected | Verdict::Strange | Verdict::ClientFault | Verdict::Unknown => {}
@@ -96,9 +96,9 @@ impl ManagedPool {
 
     /// The endpoint serves a request that was sent at `sent` well.
     pub fn record_success(&mut self, endpoint: EndpointRef, sent: Timestamp, held: &mut LedgerHold, now: Timestamp) {
-        if self.ejections.record_answer(endpoint, true, sent, now) {
-            self.health.reset(endpoint);
-            self.changes += 1;
+        if self.failures.ejections.record_answer(endpoint, true, sent, now) {
+            self.failures.health.reset(endpoint);
+            self.sharing.changes += 1;
         }
         held.probe = held.probe.filter(|(probe, _)| *probe != endpoint);
     }
@@ -109,14 +109,14 @@ impl ManagedPool {
     }
 
     fn record_failure(&mut self, endpoint: EndpointRef, held: &mut LedgerHold, failure: RequestFailure, now: Timestamp) {
-        let (is_reason, by_answers) = (self.health.record_failure(endpoint, failure, now), failure == RequestFailure::Answer);
+        let (is_reason, by_answers) = (self.failures.health.record_failure(endpoint, failure, now), failure == RequestFailure::Answer);
         if held.probe.is_some_and(|(probe, _)| probe == endpoint) {
             held.probe = None;
-            self.ejections.probe_failed(endpoint, by_answers, self.rng.open01(), now);
-            self.changes += 1;
+            self.failures.ejections.probe_failed(endpoint, by_answers, self.rng.open01(), now);
+            self.sharing.changes += 1;
         } else if is_reason {
             let chance = self.rng.open01();
-            self.changes += u64::from(self.ejections.eject(endpoint, by_answers, chance, now));
+            self.sharing.changes += u64::from(self.failures.ejections.eject(endpoint, by_answers, chance, now));
         }
     }
 }

@@ -1,40 +1,44 @@
-//! Policies that no plugin stands for. Each is told what ours is told: the same ledger, the same prefix index, of the same age.
+//! Policies for which no plugin exists. Each reads what ours reads: the same ledger and the same
+//! prefix index, of the same age.
 
 use scheduler::in_flight::EndpointLoad;
-use scheduler::{Readiness, Rng, Snapshot};
+use scheduler::{LocalState, Readiness, Rng, Snapshot};
 
 use super::oracle;
 use crate::engine::{BLOCK_TOKENS, EngineJob, EngineSimulator};
 use crate::workload::mix;
 
-/// A policy of its own.
+/// A policy that picks without the scheduler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BaselinePolicy {
     RoundRobin,
     /// The fewest requests in flight.
     LeastRequest,
-    /// The one with fewer requests in flight of two at random.
+    /// Of two random endpoints the one with fewer requests in flight.
     TwoChoices,
-    /// (Uncached tokens waiting + new ones) x (requests in flight + 1): OSDI'26.
+    /// (Uncached tokens waiting + those of the request) x (requests in flight + 1): OSDI'26.
     LMetric,
-    /// New ones alone x (requests in flight + 1): the same paper's first form.
+    /// Uncached tokens of the request x (requests in flight + 1): the same paper's first form.
     LMetricNew,
     /// Blocks to prefill + blocks in use: NVIDIA Dynamo's KV router at temperature 0.
     Dynamo,
-    /// Consistent hashing with bounded loads (factor 1.25, 128 places a replica) on the first 1,024 tokens.
+    /// Consistent hashing with bounded loads (factor 1.25, 128 places a replica) on the first 1,024
+    /// tokens.
     Chwbl,
-    /// Sees the engines and the future of what is there, and takes the place where all who are there end soonest.
+    /// Sees the engines and the output lengths of their requests, and picks the engine where all
+    /// requests together end soonest: see [`oracle`].
     Oracle,
 }
 
 /// What a policy sees.
 pub(crate) struct PolicyView<'a, 'w> {
     pub(crate) snapshot: &'a Snapshot,
-    pub(crate) loads: &'a [EndpointLoad],
-    pub(crate) matched: &'a [u32],
+    pub(crate) local: LocalState<'a>,
     pub(crate) job: &'a EngineJob<'w>,
     pub(crate) engines: &'a [Box<dyn EngineSimulator<'w> + 'w>],
+    /// Virtual time, ms.
     pub(crate) now: f64,
+    /// The number of the pick.
     pub(crate) turn: usize,
 }
 
@@ -59,7 +63,7 @@ impl BaselinePolicy {
         })
     }
 
-    /// The position picked, among those that are ready.
+    /// The position of the picked endpoint, which is ready; `None` if none is.
     pub(crate) fn pick(self, view: &PolicyView<'_, '_>, rng: &mut Rng) -> Option<usize> {
         let ready: Vec<usize> = view.ready();
         let lowest = |cost: &dyn Fn(usize) -> f64, rng: &mut Rng| {
@@ -93,7 +97,8 @@ impl PolicyView<'_, '_> {
     }
 
     fn load(&self, at: usize) -> EndpointLoad {
-        self.loads.get(at).copied().unwrap_or_default()
+        let endpoint = self.snapshot.endpoints().get(at);
+        endpoint.map(|endpoint| self.local.in_flight.load(endpoint.id)).unwrap_or_default()
     }
 
     pub(super) fn requests(&self, at: usize) -> f64 {
@@ -105,20 +110,21 @@ impl PolicyView<'_, '_> {
         self.load(at).prefill_tokens as f64
     }
 
-    /// Tokens of all in flight.
+    /// Tokens of all requests in flight.
     fn context(&self, at: usize) -> f64 {
         (self.load(at).decode_tokens + self.load(at).prefills.prompt_tokens) as f64
     }
 
-    /// Tokens of the prompt that are not believed to be there.
+    /// Tokens of the prompt that are not cached there, as estimated.
     fn uncached(&self, at: usize) -> f64 {
-        let matched = self.matched.get(at).copied().unwrap_or(0) as usize * BLOCK_TOKENS;
+        let matched = self.local.matched_blocks.get(at).copied().unwrap_or(0) as usize * BLOCK_TOKENS;
         // The last token of a prompt is always computed.
         (f64::from(self.job.prompt) - matched as f64).max(1.0)
     }
 }
 
-/// Walks a ring of places clockwise from the hash of the prompt's head, to the first replica below its bound.
+/// Walks a ring of places clockwise from the hash of the prompt's head to the first replica whose
+/// load is below the bound.
 fn chwbl(view: &PolicyView<'_, '_>, ready: &[usize]) -> Option<usize> {
     let hashes = view.job.hashes;
     let head = hashes.get(CHWBL_HEAD_BLOCKS.min(hashes.len()).saturating_sub(1)).copied();

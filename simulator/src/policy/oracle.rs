@@ -1,18 +1,21 @@
-//! The greedy oracle: true caches (also of prompts still queued), true step times, true output lengths. For each replica it plays what is
-//! there to its end, with the request and without, and takes the place where all together end soonest. It knows nothing of arrivals to
-//! come, so it is no bound: a policy that leaves room for them can beat it.
+//! The greedy oracle. It knows the true caches (with the prompts that are still queued), the true
+//! step times and the true output lengths. For each replica it simulates the requests there to
+//! their end, with the new request and without, and picks the replica where all together end
+//! soonest. It does not know later arrivals, so it is no bound: a policy that leaves room for them
+//! can beat it.
 
 use super::PolicyView;
 use crate::engine::{EngineInternals, EngineSimulator};
 
-/// What a request's end is worth against its first token and those of others: they count alike.
+/// The times of first tokens and of ends, which count alike, in ms: those of the request and those
+/// of the others.
 #[derive(Clone, Copy, Debug, Default)]
 struct RolloutCost {
     own: f64,
     others: f64,
 }
 
-/// A prompt in the queue.
+/// A prompt that waits for its prefill or is in it.
 #[derive(Clone, Copy)]
 struct QueuedPrompt {
     left: f64,
@@ -21,7 +24,7 @@ struct QueuedPrompt {
     own: bool,
 }
 
-/// A sequence that decodes: at which step it ends, and its context less the steps made.
+/// A sequence that decodes: the step at which it ends, and its context minus the steps made.
 #[derive(Clone, Copy)]
 struct DecodingSequence {
     ends_at: f64,
@@ -33,16 +36,16 @@ struct Rollout<'e, 'w> {
     engine: &'e dyn EngineSimulator<'w>,
     now: f64,
     step: f64,
-    /// Soonest to end last.
+    /// In falling order of the end.
     decoding: Vec<DecodingSequence>,
     context: f64,
     out: RolloutCost,
 }
 
-/// What half a millisecond of service costs each request there.
+/// The weight of the request's service time for each request at the engine.
 const BATCH_WEIGHT: f64 = 0.5;
 
-/// Greedy cost of the replica at this position.
+/// The greedy cost of the replica at this position.
 pub(super) fn cost(view: &PolicyView<'_, '_>, at: usize) -> f64 {
     let Some(engine) = view.engines.get(at).map(AsRef::as_ref) else { return f64::INFINITY };
     let found = f64::from(engine.would_find(view.job));
@@ -82,7 +85,8 @@ impl<'e, 'w> Rollout<'e, 'w> {
         }
     }
 
-    /// One step: as much of the queue as the budget takes, and a token for each that decodes.
+    /// One step: as much of the queue as fits into the budget, and a token for each sequence that
+    /// decodes.
     fn prefill_step(&mut self, queue: &mut Vec<QueuedPrompt>) {
         let batch = self.decoding.len() as f64;
         let mut budget = (self.engine.spec().budget as f64 - batch).max(1.0);
@@ -98,7 +102,7 @@ impl<'e, 'w> Rollout<'e, 'w> {
                 ended.extend(queue.pop());
             }
         }
-        // The pairs of a prompt that begins nothing: what all chunks together cost.
+        // The cost of all chunks together, as of one prompt without cached tokens.
         let [p0, p1, p2] = times.prefill;
         self.now += alone + times.slowdown * (p0 + p1 * tokens + p2 * pairs - times.decode[0]).max(0.0);
         self.step += 1.0;

@@ -1,22 +1,23 @@
-//! Pools whose engines are not alike or do not stay as they are: what it costs to learn that, and how long policies take.
+//! Pools whose engines differ or change: what it costs to learn their speeds, and how long policies
+//! take to recover.
 
 use std::fmt::Write;
 
 use super::ratios::SettingRuns;
 use super::{shown, text};
 use crate::measure::{LESS_IS_BETTER, Measure};
-use crate::policy::{OURS, TOLD};
+use crate::policy::{EXACT, OURS};
 use crate::recovery::{Recovery, RecoveryResult};
 use crate::store::ResultStore;
 use crate::workload::WorkloadKind;
 
-/// The settings that both are told of.
+/// The settings that have runs of both policies.
 const SETTINGS: [&str; 4] = ["mixed-speeds", "one-slows-3x", "one-restarts", "two-join"];
 
 /// Mean TTFT, p99 TTFT, mean E2E.
 const MEASURES: [Measure; 3] = [LESS_IS_BETTER[0], LESS_IS_BETTER[3], LESS_IS_BETTER[4]];
 
-/// What is drawn of each, and what it is called there.
+/// The figures of recoveries: setting and title.
 pub(super) const FIGURES: [(&str, &str); 3] = [
     ("one-slows-3x", "One engine of eight becomes three times as slow"),
     ("one-restarts", "One engine of eight leaves for 30 s and comes back with an empty cache"),
@@ -30,9 +31,9 @@ pub(super) fn section(store: &ResultStore) -> String {
     for setting in SETTINGS {
         let runs = SettingRuns::of(store, setting);
         for measure in MEASURES {
-            let of = |kind: &&str| shown(runs.against_best(kind, measure, OURS, &[TOLD]).map(|(ratio, _)| ratio));
+            let of = |kind: &&str| shown(runs.against_best(kind, measure, OURS, &[EXACT]).map(|(ratio, _)| ratio));
             let cells: Vec<String> = kinds.iter().map(of).collect();
-            let all = shown(runs.all_workloads(measure, OURS, &[TOLD]));
+            let all = shown(runs.all_workloads(measure, OURS, &[EXACT]));
             let _ = writeln!(out, "| {setting} | {} | {} | {all} |", measure.0, cells.join(" | "));
         }
     }
@@ -48,12 +49,12 @@ pub(super) fn section(store: &ResultStore) -> String {
     out
 }
 
-/// What is aimed at of them, as rows of the table of aims.
+/// The goals for these settings, as rows of the table of goals.
 pub(super) fn aims(store: &ResultStore) -> String {
     let mut out = String::new();
     for setting in ["mixed-speeds", "one-slows-3x"] {
         let runs = SettingRuns::of(store, setting);
-        let [ttft, _, e2e] = MEASURES.map(|measure| runs.all_workloads(measure, OURS, &[TOLD]));
+        let [ttft, _, e2e] = MEASURES.map(|measure| runs.all_workloads(measure, OURS, &[EXACT]));
         if let (Some(ttft), Some(e2e)) = (ttft, e2e) {
             let _ = writeln!(out, "| {setting}: relative to known speeds, mean TTFT and mean E2E, all workloads | {ttft}, {e2e} |");
         }
@@ -78,7 +79,8 @@ fn seconds(recovery: &Recovery) -> String {
     recovery.seconds.map_or("never".to_owned(), |seconds| seconds.to_string())
 }
 
-/// The time of all seeds together, the shortest and the longest of one, and the worst window.
+/// The recovery time of all seeds together, the shortest and the longest of a seed, and the worst
+/// window.
 fn cell(row: &RecoveryResult) -> String {
     let never = |recovery: &&Recovery| recovery.seconds.unwrap_or(u64::MAX);
     let range = [row.by_seed.iter().min_by_key(never), row.by_seed.iter().max_by_key(never)].map(|one| one.map_or(String::new(), seconds));
@@ -90,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_that_is_never_back_is_the_longest() {
+    fn a_seed_that_never_recovers_counts_as_the_longest() {
         let of = |seconds| Recovery { seconds, worst: 1.5 };
         let row = |by_seed| RecoveryResult {
             setting: String::new(),

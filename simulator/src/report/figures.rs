@@ -1,4 +1,4 @@
-//! Figures people can read at a glance: a row for each workload, a dot for each policy, better to the left.
+//! The figures of the page: a row for each workload, a dot for each policy, better to the left.
 
 use std::path::Path;
 
@@ -13,7 +13,8 @@ use crate::workload::WorkloadKind;
 
 const SIZE: (u32, u32) = (900, 380);
 
-/// Colours that people who see few of them tell apart (Okabe and Ito), and shades of grey for those that are far off.
+/// Colours that colour-blind readers can distinguish (Okabe and Ito), and shades of grey for
+/// policies that are far off.
 const COLOURS: [RGBColor; 6] = [
     RGBColor(0, 114, 178),
     RGBColor(230, 159, 0),
@@ -23,10 +24,11 @@ const COLOURS: [RGBColor; 6] = [
     RGBColor(86, 180, 233),
 ];
 
-/// The policies shown: llm-d's, LMetric's, what proxies do by themselves, and who sees everything.
+/// The policies shown: those of llm-d, LMetric's, those that proxies have themselves, and the
+/// oracle.
 const SHOWN: [&str; 6] = ["2/2/3/2", "affinity+token-load", "lmetric", "least-request", "round-robin", "oracle"];
 
-/// How many times ours each policy has, geometric mean over loads and seeds.
+/// Draws the ratio of each policy to ours, as the geometric mean over loads and seeds.
 pub(super) fn ratios(runs: &SettingRuns<'_>, path: &Path, title: &str, measure: Measure) -> Result<(), String> {
     draw(runs, path, title, measure).map_err(|error| format!("{}: {error}", path.display()))
 }
@@ -70,10 +72,11 @@ fn draw(runs: &SettingRuns<'_>, path: &Path, title: &str, measure: Measure) -> R
     Ok(())
 }
 
-/// The policies whose way back is shown.
+/// The policies whose recovery is shown.
 const BACK: [&str; 6] = [OURS, "2/2/3/2", "2/2/3+active", "affinity+token-load", "lmetric", "least-request"];
 
-/// How far off each policy is from the moment a pool changes, geometric mean over workloads.
+/// Draws each policy's ratio over time from the change of the pool on, as the geometric mean over
+/// workloads.
 pub(super) fn recovery(rows: &[RecoveryResult], setting: &str, path: &Path, title: &str) -> Result<(), String> {
     let of = |policy: &str| {
         let rows = rows.iter().filter(|row| row.setting == setting && row.policy == policy);

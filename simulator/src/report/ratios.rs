@@ -1,4 +1,4 @@
-//! Ratios between policies, with what seeds say of their spread.
+//! Ratios between policies, with their spread over seeds.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -37,7 +37,7 @@ impl<'s> SettingRuns<'s> {
         self.cells.is_empty()
     }
 
-    /// The loads that this policy was run at.
+    /// The loads that have runs of this policy.
     pub(super) fn loads(&self, policy: &str) -> Vec<f64> {
         let mut loads: Vec<f64> = self.cells.iter().filter(|cell| cell.policy == policy).map(|cell| cell.load).collect();
         loads.sort_by(f64::total_cmp);
@@ -45,12 +45,12 @@ impl<'s> SettingRuns<'s> {
         loads
     }
 
-    /// The seeds that there are runs of.
+    /// The seeds that have runs.
     pub(super) fn seeds(&self) -> Vec<u64> {
         self.cells.iter().map(|cell| cell.seed).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    /// A measure of a policy on a workload at a load, one for each seed.
+    /// A measure of a policy on a workload at a load, for each seed.
     pub(super) fn values(&self, kind: &str, load: f64, of: fn(&RunMeasures) -> f64, policy: &str) -> Vec<f64> {
         let there = |cell: &&&GridCell| cell.workload == kind && cell.policy == policy && (cell.load - load).abs() < 1e-9;
         self.cells.iter().filter(there).map(|cell| of(&cell.measures)).collect()
@@ -73,7 +73,7 @@ impl<'s> SettingRuns<'s> {
         (!means.is_empty()).then(|| mean_ci(&means))
     }
 
-    /// A policy here over another in another setting, by the seeds that both were run on.
+    /// A policy in this setting over another policy in another setting, by the seeds of both.
     pub(super) fn against_elsewhere(
         &self,
         (kind, measure): (&str, Measure),
@@ -95,7 +95,8 @@ impl<'s> SettingRuns<'s> {
         by_seed.into_iter().map(|(seed, values)| (seed, mean_ci(&values).0)).collect()
     }
 
-    /// `ours` over the best of `rivals` on a workload, and who that is: the one with the lowest geometric mean over loads and seeds.
+    /// `ours` over the best of `rivals` on a workload, and the name of that rival: the one with the
+    /// lowest geometric mean over loads and seeds.
     pub(super) fn against_best<'r>(
         &self,
         kind: &str,
@@ -104,12 +105,12 @@ impl<'s> SettingRuns<'s> {
         rivals: &[&'r str],
     ) -> Option<(RatioInterval, &'r str)> {
         let of = rivals.iter().filter_map(|&rival| Some((self.log_ratios(kind, measure, ours, rival)?, rival)));
-        // The greatest ratio is against the best.
+        // The greatest ratio is the one to the best rival.
         let mean = |logs: &[f64]| logs.iter().sum::<f64>() / logs.len().max(1) as f64;
         of.max_by(|a, b| mean(&a.0).total_cmp(&mean(&b.0))).map(|(logs, rival)| (ratio(&logs), rival))
     }
 
-    /// The same over all workloads together, the best rival of each taken.
+    /// The same over all workloads together, with the best rival of each workload.
     pub(super) fn all_workloads(&self, measure: Measure, ours: &str, rivals: &[&str]) -> Option<RatioInterval> {
         let kinds: Vec<Vec<f64>> = WorkloadKind::MAIN
             .iter()
@@ -123,13 +124,14 @@ impl<'s> SettingRuns<'s> {
         Some(ratio(&(0..seeds).map(of_seed).collect::<Vec<_>>()))
     }
 
-    /// Points of requests in SLO that `ours` is above the best of `rivals`, mean over loads and seeds.
+    /// Requests in SLO of `ours` minus those of the best of `rivals`, percentage points, as the
+    /// mean over loads and seeds.
     pub(super) fn slo_points(&self, kind: &str, ours: &str, rivals: &[&str]) -> Option<f64> {
         let slo = |policy: &str| self.mean(kind, ("SLO", |m| m.slo), policy);
         Some((slo(ours)? - rivals.iter().filter_map(|rival| slo(rival)).reduce(f64::max)?) * 100.0)
     }
 
-    /// For each seed the logarithm of `ours` over `rival`, mean over loads.
+    /// The logarithm of `ours` over `rival` for each seed, as the mean over loads.
     fn log_ratios(&self, kind: &str, (_, of): Measure, ours: &str, rival: &str) -> Option<Vec<f64>> {
         let find = |policy: &str, load: f64, seed: u64| {
             let there =

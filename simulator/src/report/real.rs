@@ -1,4 +1,5 @@
-//! What the short run in real time found: `make bench` part `quality` leaves it beside the results of the simulator.
+//! The results of the short run in real time. Part `quality` of `make bench` writes them beside the
+//! results of the simulator.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -10,10 +11,10 @@ use super::text;
 use crate::measure::LESS_IS_BETTER;
 use crate::workload::WorkloadKind;
 
-/// Its policies, the best by the simulator first, and what they are called here.
+/// Its policies, the best by the simulator first, and their names on the page.
 const POLICIES: [(&str, &str); 3] = [("ours", "ours"), ("2/2/3", "2/2/3"), ("round robin", "round-robin")];
 
-/// The section; that there is none where the file is not there or not what it should be.
+/// The section of the page; without results if the file is missing or invalid.
 pub(super) fn section(main: &SettingRuns<'_>, file: &Path) -> String {
     let found = std::fs::read_to_string(file).ok().and_then(|text| serde_json::from_str::<Value>(&text).ok());
     let table = found.as_ref().and_then(|found| table(main, found));
@@ -60,7 +61,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_ranking_that_does_not_hold_is_said_not_to() {
+    fn the_page_says_that_a_ranking_does_not_hold() {
         let (store, row) = (
             ResultStore::default(),
             |policy: &str, ms: f64| json!({"policy": policy, "requests": 9, "failed": 0, "ttft_mean_ms": ms, "ttft_p50_ms": 1.0, "ttft_p99_ms": 2.0, "e2e_mean_ms": 3.0, "hits": 0.5}),

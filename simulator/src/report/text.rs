@@ -1,4 +1,4 @@
-//! The words of the page.
+//! The text of the page.
 
 pub(super) const HEAD: &str = "\
 # Routing quality
@@ -55,7 +55,7 @@ plugins:
   workloads and of `light-load`; exceptions are stated.
 ";
 
-/// Of no simulated run.
+/// The text that depends on no simulated run.
 pub(super) const SCORER: &str = "\
 | cost of the scorer at 100 endpoints in wasm: at most 5 µs | 3.2 µs (`scheduler/benches/both.py`) |
 ";
@@ -67,7 +67,7 @@ these weights; `2/2/3/2` adds its no-hit-lru scorer; `affinity+token-load` is wh
 earlier prompt belongs to the same session. `2/2/3+active` is our former default.
 ";
 
-/// What looking at single requests and tuning found.
+/// The findings from single requests and from tuning.
 pub(super) const LOSSES: &str = "
 ### Where it loses, and why
 
@@ -158,13 +158,13 @@ since traces do not say which. Prompt tokens are known exactly; first tokens are
 has the step times of the first.
 ";
 
-/// How far the engine models agree.
+/// How often the engine models agree.
 pub(super) const AGREEMENT: &str = "
 Of ALL pairs of these policies that differ by more than 3 % on our engines (mean TTFT, p99 TTFT and mean E2E of each
 workload at load 0.7), SAME have the same order on these engines.
 ";
 
-/// What a setting is, in a sentence.
+/// The description of a setting, in a sentence.
 pub(super) fn setting(name: &str) -> &'static str {
     match name {
         "further-workloads" => {

@@ -1,64 +1,67 @@
-//! What a run is, beside its workload and policy.
+//! The setting of a run: everything but its workload and its policy.
 
 use crate::engine::{EngineSimulator, SimulatedEngine, SimulatedEngineSpec};
 
-/// A pool and the proxies before it.
+/// A pool and the proxies in front of it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct PoolSetting {
     pub(crate) engine: SimulatedEngineSpec,
     pub(crate) model: EngineModel,
     pub(crate) replicas: usize,
-    /// So many of them, the first, work through prompts for the others, which decode; 0: all do both.
+    /// The first engines, this many, compute prompts for the others, which decode. With 0 every
+    /// engine does both.
     pub(crate) prefillers: usize,
-    /// Every other engine takes so many times as long.
+    /// Every other engine takes this many times as long.
     pub(crate) odd_slowdown: f64,
     pub(crate) proxies: usize,
     pub(crate) sharing: SharingMode,
-    /// Metrics are this old at most, ms; 0: never old.
+    /// The time between two scrapes, ms; with 0 every pick has new metrics.
     pub(crate) scrape_ms: f64,
     pub(crate) change: Option<PoolChange>,
-    /// Share of the requests that come before the change.
+    /// The share of the requests that arrive before the change.
     pub(crate) change_after: f64,
 }
 
-/// Whose simulation of an engine.
+/// A model of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EngineModel {
+    /// The one of this crate.
     Own,
-    /// NVIDIA's: in the binary of `simulator/aisimulate` alone.
+    /// NVIDIA's. Only the binary of `simulator/aisimulate` has it.
     Aisimulate,
 }
 
-/// What proxies know of one another.
+/// What proxies know of each other.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum SharingMode {
     /// Nothing.
     Private,
-    /// Everything, so many ms later.
+    /// Everything, this many ms later.
     After(f64),
 }
 
-/// What happens to the pool.
+/// A change of the pool during a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum PoolChange {
-    /// The first engine becomes so many times as slow.
+    /// The steps of the first engine take this many times as long.
     Degrades(f64),
-    /// The first engine takes no more requests, and comes back half a minute later with an empty cache.
+    /// The first engine gets no more requests, and comes back half a minute later with an empty
+    /// cache.
     Restarts,
-    /// The last two engines join; before, they were not there.
+    /// The last two engines become ready; before, they were not.
     Grows,
 }
 
 // === impl EngineModel ===
 
 impl EngineModel {
-    /// Is it part of this binary?
+    /// Whether this binary has it.
     pub(crate) fn is_there(self) -> bool {
         self == Self::Own || cfg!(feature = "aisimulate")
     }
 
     /// # Errors
-    /// When it is no part of this binary, or refuses what is asked of it.
+    /// When this binary does not have it, or it does not support the spec.
     pub(super) fn engine<'w>(self, spec: SimulatedEngineSpec) -> Result<Box<dyn EngineSimulator<'w> + 'w>, String> {
         match self {
             Self::Own => Ok(Box::new(SimulatedEngine::new(spec))),
@@ -73,7 +76,7 @@ impl EngineModel {
 // === impl PoolSetting ===
 
 impl PoolSetting {
-    /// Eight engines alike behind one proxy, metrics 50 ms old at most.
+    /// Eight equal engines behind one proxy, with metrics at most 50 ms old.
     pub(crate) fn plain(engine: SimulatedEngineSpec) -> Self {
         Self {
             engine,
@@ -89,13 +92,13 @@ impl PoolSetting {
         }
     }
 
-    /// The pool as the change leaves it, from the start.
+    /// The setting with the changed pool from the start.
     pub(crate) fn changed(&self) -> Self {
         let change = self.change.filter(|change| *change != PoolChange::Restarts);
         Self { change, change_after: 0.0, ..*self }
     }
 
-    /// Which of so many requests comes with the change.
+    /// The request, of so many, at whose arrival the pool changes.
     pub(crate) fn change_at(&self, requests: usize) -> Option<usize> {
         self.change.map(|_| (requests as f64 * self.change_after) as usize)
     }

@@ -2,7 +2,7 @@ use super::*;
 use crate::hardware::LLAMA_8B_H100;
 use crate::trace::TraceRequest;
 
-/// Prompts of three families, faster than one engine can serve them.
+/// Prompts of three families, at a higher rate than one engine can serve.
 fn workload() -> Workload {
     let dice = &mut Sampler::seeded(4);
     let line = |number: u32| TraceRequest {
@@ -24,7 +24,7 @@ fn play(policy: &str, setting: &PoolSetting) -> Vec<RequestOutcome> {
 }
 
 #[test]
-fn the_same_seed_is_the_same_run_under_every_policy() {
+fn a_seed_gives_the_same_run_under_every_policy() {
     for policy in crate::policy::MAIN {
         let ends = || play(policy, &PoolSetting::plain(LLAMA_8B_H100)).iter().map(|record| record.e2e.to_bits()).collect::<Vec<_>>();
         assert_eq!(ends(), ends(), "{policy}");
@@ -32,7 +32,7 @@ fn the_same_seed_is_the_same_run_under_every_policy() {
 }
 
 #[test]
-fn all_are_served_whatever_happens_to_the_pool() {
+fn all_requests_are_served_through_every_change_of_the_pool() {
     let plain = PoolSetting::plain(LLAMA_8B_H100);
     for change in [PoolChange::Degrades(3.0), PoolChange::Restarts, PoolChange::Grows] {
         for sharing in [SharingMode::Private, SharingMode::After(0.0), SharingMode::After(100.0)] {
@@ -45,17 +45,17 @@ fn all_are_served_whatever_happens_to_the_pool() {
 }
 
 #[test]
-fn all_are_served_by_split_pools_and_with_adapters_too() {
+fn all_requests_are_served_by_split_pools_and_with_adapters() {
     let mut setting = PoolSetting { prefillers: 3, ..PoolSetting::plain(LLAMA_8B_H100) };
     setting.engine.adapter_places = 2;
     setting.engine.adapter_load_ms = 200.0;
     for policy in ["ours", "2/2/3", "2/2/3+lora", "random"] {
         let records = play(policy, &setting);
-        // A first token is worth a transfer at least.
+        // A first token takes at least as long as a transfer.
         assert!(records.len() == 600 && records.iter().all(|record| record.ttft > 8.0 && record.e2e >= record.ttft), "{policy}");
     }
     let workload = workload();
-    assert!(run(&workload, 1.0, &RoutingPolicy::named("lmetric").unwrap(), &setting, 7).is_err(), "it picks one, and says so");
+    assert!(run(&workload, 1.0, &RoutingPolicy::named("lmetric").unwrap(), &setting, 7).is_err(), "it picks only one engine");
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn a_session_goes_where_it_was() {
 }
 
 #[test]
-fn proxies_that_hear_of_each_other_at_once_are_as_one() {
+fn proxies_that_share_without_delay_do_as_well_as_one() {
     let of = |sharing| PoolSetting { proxies: 4, sharing, ..PoolSetting::plain(LLAMA_8B_H100) };
     let mean = |records: &[RequestOutcome]| records.iter().map(|record| record.ttft).sum::<f64>() / records.len() as f64;
     let [one, shared, private] = [PoolSetting::plain(LLAMA_8B_H100), of(SharingMode::After(0.0)), of(SharingMode::Private)]
@@ -93,17 +93,17 @@ fn proxies_that_hear_of_each_other_at_once_are_as_one() {
 }
 
 #[test]
-fn a_pool_as_its_change_leaves_it_is_so_from_the_first_request() {
+fn a_changed_pool_has_its_change_from_the_first_request() {
     let of = |change| PoolSetting { change: Some(change), ..PoolSetting::plain(LLAMA_8B_H100) };
     assert_eq!(of(PoolChange::Grows).changed().change_at(600), Some(0));
     assert_eq!(
         of(PoolChange::Restarts).changed(),
         PoolSetting { change_after: 0.0, ..PoolSetting::plain(LLAMA_8B_H100) },
-        "a cold cache is no state to stay in"
+        "a restart does not last"
     );
     let slow = of(PoolChange::Degrades(3.0));
     let (middle, start) = (play("round-robin", &slow), play("round-robin", &slow.changed()));
     let mean = |records: &[RequestOutcome]| records.iter().map(|record| record.e2e).sum::<f64>() / records.len() as f64;
     assert_eq!(slow.change_at(600), Some(200));
-    assert!(mean(&start[..100]) > 1.1 * mean(&middle[..100]), "the first hundred come before the change");
+    assert!(mean(&start[..100]) > 1.1 * mean(&middle[..100]), "the first hundred arrive before the change");
 }

@@ -1,44 +1,45 @@
-//! What predictions are compared with.
+//! The predictors that ours is compared with.
 
 use scheduler::latency::Conditions;
 
 use crate::gbdt::{BoostedTrees, TreeObjective};
 use crate::rows::EvaluationRow;
 
-/// One way of predicting, each of logarithms of ms.
+/// A predictor. Each predicts logarithms of ms.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum BaselinePredictor {
-    /// The median and the ninth decile of what was seen.
+    /// The median and the p90 of the known times.
     Constant,
-    /// Ridge regression on logarithms of the features; the ninth decile of what it leaves.
+    /// Ridge regression on logarithms of the features; the p90 is that of its residuals.
     Ridge,
-    /// 200 trees of depth 6, learning rate 0.05, as the reference's predictor has; trees of their own for the ninth decile.
+    /// 200 trees of depth 6 with learning rate 0.05, as in the reference's predictor; separate
+    /// trees for the p90.
     Boosted,
 }
 
 pub(crate) const ALL: [BaselinePredictor; 3] = [BaselinePredictor::Constant, BaselinePredictor::Ridge, BaselinePredictor::Boosted];
 
-/// What is said of a request.
+/// The prediction for a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BaselinePrediction {
     pub(crate) middle_ms: f32,
     pub(crate) p90_ms: f32,
 }
 
-/// A rival, fitted.
+/// A fitted predictor.
 pub(crate) enum FittedBaseline {
     Constant(BaselinePrediction),
     Ridge(RidgeModel),
     Boosted(Box<[BoostedTrees; 2]>),
 }
 
-/// Linear in standardised inputs.
+/// A model that is linear in standardised inputs.
 pub(crate) struct RidgeModel {
     means: Vec<f64>,
     deviations: Vec<f64>,
     weights: Vec<f64>,
     bias: f64,
-    ninth: f64,
+    p90: f64,
 }
 
 const PENALTY: f64 = 1.0;
@@ -71,17 +72,17 @@ impl BaselinePredictor {
         }
     }
 
-    pub(crate) fn say(self, fitted: &FittedBaseline, row: &EvaluationRow) -> BaselinePrediction {
+    pub(crate) fn predict(self, fitted: &FittedBaseline, row: &EvaluationRow) -> BaselinePrediction {
         match fitted {
-            FittedBaseline::Constant(said) => *said,
+            FittedBaseline::Constant(constant) => *constant,
             FittedBaseline::Ridge(ridge) => {
                 let log = ridge.log(&logarithms(row));
-                BaselinePrediction { middle_ms: exp(log), p90_ms: exp(log + ridge.ninth) }
+                BaselinePrediction { middle_ms: exp(log), p90_ms: exp(log + ridge.p90) }
             }
             FittedBaseline::Boosted(both) => {
-                let [middle, ninth] = &**both;
+                let [middle, p90] = &**both;
                 let (x, middle_of) = (plain(row), |model: &BoostedTrees, x: &[f64]| exp(model.log(x)));
-                BaselinePrediction { middle_ms: middle_of(middle, &x), p90_ms: middle_of(ninth, &x) }
+                BaselinePrediction { middle_ms: middle_of(middle, &x), p90_ms: middle_of(p90, &x) }
             }
         }
     }
@@ -107,7 +108,7 @@ fn plain(row: &EvaluationRow) -> Vec<f64> {
     numbers.iter().map(|number| f64::from(*number)).collect()
 }
 
-/// The same as logarithms, beside themselves.
+/// The same features and their logarithms.
 fn logarithms(row: &EvaluationRow) -> Vec<f64> {
     let plain = plain(row);
     plain.iter().map(|number| number.ln_1p()).chain(plain.iter().copied()).collect()
@@ -125,7 +126,7 @@ impl RidgeModel {
         let deviation = |(at, mean): (usize, &f64)| mean_of(&mut column(at).map(|x| (x - mean).powi(2))).sqrt() + 1e-9;
         let deviations: Vec<f64> = means.iter().enumerate().map(deviation).collect();
         let bias = mean_of(&mut logs.iter().copied());
-        let mut ridge = Self { means, deviations, weights: vec![0.0; width], bias, ninth: 0.0 };
+        let mut ridge = Self { means, deviations, weights: vec![0.0; width], bias, p90: 0.0 };
         let standard: Vec<Vec<f64>> = rows.iter().map(|row| ridge.standard(row)).collect();
         let mut left: Vec<f64> = logs.iter().map(|log| log - bias).collect();
         for _ in 0..300 {
@@ -143,7 +144,7 @@ impl RidgeModel {
                 *weight = better;
             }
         }
-        ridge.ninth = quantile(&left, 0.9);
+        ridge.p90 = quantile(&left, 0.9);
         ridge
     }
 
@@ -156,7 +157,7 @@ impl RidgeModel {
     }
 }
 
-/// By linear interpolation.
+/// A quantile, by linear interpolation.
 #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "positions of some thousands")]
 pub(crate) fn quantile(values: &[f64], share: f64) -> f64 {
     let mut sorted = values.to_vec();

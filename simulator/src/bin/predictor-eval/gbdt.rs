@@ -1,8 +1,8 @@
-//! Gradient-boosted trees, as a rival: by histograms, level by level, of a mean or of a quantile.
+//! Gradient-boosted trees for a mean or a quantile: by histograms, level by level.
 
 use crate::baselines::quantile;
 
-/// What the trees follow.
+/// The statistic that the trees predict.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum TreeObjective {
     Mean,
@@ -15,7 +15,7 @@ pub(crate) struct BoostedTrees {
     trees: Vec<Vec<TreeNode>>,
 }
 
-/// Of a complete binary tree in an array: children of `i` are `2i + 1` and `2i + 2`.
+/// A node of a complete binary tree in an array: the children of `i` are `2i + 1` and `2i + 2`.
 #[derive(Clone, Copy, Debug, Default)]
 struct TreeNode {
     feature: usize,
@@ -103,7 +103,7 @@ fn cuts(rows: &[Vec<f64>]) -> Vec<Vec<f64>> {
     (0..width).map(of).collect()
 }
 
-/// A tree, and the leaf of each row.
+/// Fits a tree. Returns it, and the leaf of each row.
 fn grow(bins: &[Vec<usize>], pull: &[f64], cuts: &[Vec<f64>]) -> (Vec<TreeNode>, Vec<usize>) {
     let mut tree = vec![TreeNode { is_leaf: true, ..TreeNode::default() }; (1 << (DEPTH + 1)) - 1];
     let mut leaves = vec![0_usize; bins.len()];
@@ -124,7 +124,7 @@ fn grow(bins: &[Vec<usize>], pull: &[f64], cuts: &[Vec<f64>]) -> (Vec<TreeNode>,
     (tree, leaves)
 }
 
-/// The best split of each node of a level, if any is worth it.
+/// The best split of each node of a level; `None` where no split is worth it.
 fn splits(
     bins: &[Vec<usize>],
     pull: &[f64],

@@ -1,10 +1,16 @@
-//! How good latency predictions are on measurements of real engines: `make predictor-eval`.
+//! Evaluates latency predictors on measurements of real engines: `make predictor-eval`.
 //!
-//! Every file is replayed in the order of time, each way of predicting side by side. *As served*: what is predicted of a request uses only what was known
-//! when it was picked, so a request that waited for minutes is predicted by what was known minutes before. *In order*: one row after the other, each
-//! predicted by all before it. In both all ways learn on, ours after each row, the others by a fit to all there is after every hundred, as the
-//! reference's trainer does. *Frozen*: fitted to the first 70 %, nothing learned after. Figures are of the last 30 % in all. With `--tune` the last
-//! 30 % do not exist: constants were chosen by that view alone.
+//! Every file is replayed in the order of time, with all predictors side by side, in three views:
+//!
+//! - *As served*: a prediction uses only the outcomes that were known when the request was picked.
+//!   A request that waited for minutes is predicted from outcomes that are minutes old.
+//! - *In order*: one row after the other, each predicted from all rows before it.
+//! - *Frozen*: predictors are fitted to the first 70 % and learn nothing after.
+//!
+//! In the first two views all predictors go on learning: ours after each row, the others by a fit
+//! to all known rows after every hundred, as the reference's trainer does. The figures of all views
+//! are of the last 30 %. With `--tune` the last 30 % are left out: the constants were chosen on the
+//! rest alone.
 #![deny(clippy::indexing_slicing)]
 
 mod baselines;
@@ -26,38 +32,39 @@ use crate::baselines::{BaselinePrediction, BaselinePredictor, FittedBaseline};
 use crate::rows::{EvaluatedTarget, EvaluationRow, EvaluationTrace};
 
 #[derive(Parser)]
-#[command(about = "Latency predictors on measurements of real engines", version)]
+#[command(about = "Evaluates latency predictors on measurements of real engines", version)]
 struct Args {
-    /// Leave out the last 30 % of each file: what may be looked at while choosing constants.
+    /// Leave out the last 30 % of each file. Use it to choose constants.
     #[arg(long)]
     tune: bool,
-    /// Only files whose name contains this.
+    /// Use only files whose name contains this.
     #[arg(long, default_value = "")]
     only: String,
-    /// Ours alone.
+    /// Evaluate only our predictor.
     #[arg(long)]
     ours: bool,
-    /// Where the figures go.
+    /// The file for the figures.
     #[arg(long, default_value = "target/bench/predictor.json")]
     out: String,
 }
 
-/// The part of a file that is learned from first.
+/// The part of a file that predictors learn from before figures count.
 const FIRST: f64 = 0.7;
 
-/// How many times as long as a row is between rows in order: a second, after which all that was learned has been published.
+/// In the view in order, this many times the usual time is between rows: a second, after which
+/// everything that was learned has been published.
 const IN_ORDER_SLOWER: u64 = 10;
 
-/// Rows after which rivals are fitted again.
+/// The rows between two fits of the other predictors.
 const REFIT_ROWS: usize = 100;
 
-/// The files do not say which pod served; so it is one.
+/// The files do not name the pod that served, so all rows have the same one.
 const POD: EndpointRef = EndpointRef { slot: Slot(0), generation: Generation(1) };
 
-/// What a row is predicted by.
+/// The rows that a prediction may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum EvaluationView {
-    /// What was known when it was picked.
+    /// The rows whose outcomes were known when the request was picked.
     Served,
     /// All rows before it.
     InOrder,
@@ -79,7 +86,7 @@ struct EvaluationLine {
 
 const OURS: &str = "switchpoint";
 
-/// What the coverage of every file must be, in order.
+/// The required coverage of every file in the view in order.
 const COVERAGE: RangeInclusive<f64> = 0.88..=0.92;
 
 // === impl EvaluationView ===
@@ -93,7 +100,8 @@ impl EvaluationView {
         }
     }
 
-    /// When something is known, ms: in order, a request comes after the one before it has ended, seconds later, and has been told of.
+    /// The learner's clock, ms. In the view in order, a request arrives seconds after the one
+    /// before it has ended and its outcome is known.
     fn clock(self, known_ms: u64) -> u64 {
         if self == Self::InOrder { known_ms * IN_ORDER_SLOWER } else { known_ms }
     }
@@ -133,7 +141,7 @@ fn run(args: &Args) -> Result<(), String> {
     Ok(())
 }
 
-/// Ours, in every view.
+/// Evaluates our predictor, in every view.
 fn ours(trace: &EvaluationTrace, lines: &mut Vec<EvaluationLine>) {
     let split = trace.split(FIRST);
     for view in trace.views() {
@@ -153,14 +161,14 @@ fn ours(trace: &EvaluationTrace, lines: &mut Vec<EvaluationLine>) {
                 rows::EvaluationEvent::Known(at) => {
                     let Some(row) = trace.rows.get(at) else { continue };
                     let now = || model.as_ref().and_then(|model| model.predict(POD, &row.conditions).ok());
-                    // What is learned first is learned as served in any view but the one in order.
+                    // In any view but the one in order, the first part is learned as served.
                     let at_pick = view == EvaluationView::Served || (view == EvaluationView::Frozen && at < split);
                     let predicted = if at_pick { said.get(at).copied().flatten() } else { now() };
                     if at >= split {
                         count(&mut results, row, predicted);
                     }
                     if at < split || view != EvaluationView::Frozen {
-                        // In order, each request ended before the next came.
+                        // In order, each request ended before the next arrived.
                         let delay = if at_pick { trace.delay(row) } else { 0.0 };
                         learner.observe_after(&observation(row), predicted.as_ref(), delay);
                         model = learner.publish(view.clock(row.known_ms)).or(model);
@@ -205,7 +213,7 @@ fn observation(row: &EvaluationRow) -> Observation {
     Observation { endpoint: POD, conditions, ended: RequestEnd::Done, ttft_ms, tpot_ms, output_tokens, first_token, gap }
 }
 
-/// One rival for one target, in every view.
+/// Evaluates another predictor for one target, in every view.
 fn theirs(trace: &EvaluationTrace, target: EvaluatedTarget, rival: BaselinePredictor, lines: &mut Vec<EvaluationLine>) {
     let split = trace.split(FIRST);
     let known = |upto: usize| -> Vec<(&EvaluationRow, f32)> {
@@ -220,14 +228,14 @@ fn theirs(trace: &EvaluationTrace, target: EvaluatedTarget, rival: BaselinePredi
         match event {
             rows::EvaluationEvent::Picked(at) => {
                 if let (Some(fitted), Some(row), Some(place)) = (&fitted, trace.rows.get(at), said.get_mut(at)) {
-                    *place = Some(rival.say(fitted, row));
+                    *place = Some(rival.predict(fitted, row));
                 }
             }
             rows::EvaluationEvent::Known(at) => {
                 let Some((row, actual)) = trace.rows.get(at).and_then(|row| Some((row, row.actual(target)?))) else { continue };
                 if at >= split {
-                    let say = |fitted: &FittedBaseline| rival.say(fitted, row);
-                    let all = [said.get(at).copied().flatten(), fitted.as_ref().map(say), Some(say(&frozen))];
+                    let predict = |fitted: &FittedBaseline| rival.predict(fitted, row);
+                    let all = [said.get(at).copied().flatten(), fitted.as_ref().map(predict), Some(predict(&frozen))];
                     for ((calibration, abstained), said) in results.iter_mut().zip(all) {
                         match said {
                             Some(said) => calibration.add(said.middle_ms, said.p90_ms, actual),
@@ -277,7 +285,8 @@ fn print(lines: &[EvaluationLine]) {
     }
 }
 
-/// What is required of every file and time, in order, and whether it is reached.
+/// Prints the requirements for every file and target in the view in order, and whether ours meets
+/// them.
 fn print_required(lines: &[EvaluationLine]) {
     let mut out = std::io::stdout().lock();
     let _ = writeln!(out, "\nrequired in order: pinball loss below the constant's and the ridge's, coverage 88 to 92 %");
@@ -294,7 +303,8 @@ fn print_required(lines: &[EvaluationLine]) {
     }
 }
 
-/// Between which shares the true coverage lies, at 95 %, were outcomes independent (Wilson's interval); they are less so than that, so it is rather wider.
+/// The 95 % confidence interval of the true coverage if outcomes were independent (Wilson's
+/// interval). They are not quite, so the true interval is wider.
 fn interval95(calibration: &Calibration) -> Option<[f64; 2]> {
     const Z: f64 = 1.96;
     let (share, count) = (calibration.coverage90()?, calibration.count() as f64);
@@ -303,7 +313,7 @@ fn interval95(calibration: &Calibration) -> Option<[f64; 2]> {
     Some([(middle - half) / weight, (middle + half) / weight])
 }
 
-/// Is a line of ours, by its pinball loss or by its MAPE, worse than another's?
+/// Whether a line of ours is worse than another predictor's, by its pinball loss or by its MAPE.
 fn is_worse(line: &EvaluationLine, lines: &[EvaluationLine]) -> bool {
     let above = |a: Option<f64>, b: Option<f64>| a.zip(b).is_some_and(|(a, b)| a > b);
     let c = &line.calibration;
@@ -312,7 +322,7 @@ fn is_worse(line: &EvaluationLine, lines: &[EvaluationLine]) -> bool {
     line.model == OURS && others(line, lines).any(better)
 }
 
-/// The lines of what this one is of.
+/// The lines of the same file, target and view as this one.
 fn others<'l>(line: &'l EvaluationLine, lines: &'l [EvaluationLine]) -> impl Iterator<Item = &'l EvaluationLine> {
     lines.iter().filter(|other| (&other.trace, other.target, other.view) == (&line.trace, line.target, line.view))
 }

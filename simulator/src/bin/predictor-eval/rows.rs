@@ -1,9 +1,11 @@
-//! Measurements of real engines as rows: what was true when a request was picked, and what it saw.
+//! Measurements of real engines as rows: the conditions when a request was picked, and its times.
 //!
-//! Rows of the H200 files stand in the order in which their outcomes were known; when a request was picked, they do not say. But what was under way then is
-//! in the row, and queues are served in turn: so about as many outcomes became known between its pick and its own as there were requests before it.
-//! They come from two pods, each request gives up to two rows, and the files hold about half of all: twice as many rows as requests. So what
-//! is predicted of a row may use what stands that far above it, and nothing below.
+//! The rows of the H200 files are in the order in which their outcomes were known. They do not have
+//! the time of the pick, but the number of requests in flight at the pick, and queues are served in
+//! order. So between a request's pick and its outcome, about as many outcomes became known as
+//! requests were in flight. The files are of two pods, each request has up to two rows, and about
+//! half of the rows are missing, which makes twice as many rows as requests. A prediction of a row
+//! may use the rows that far above it, and none below.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -15,20 +17,21 @@ use serde_json::Value;
 
 use crate::{EvaluationView, VIEWS};
 
-/// Which of the two times.
+/// The time that is predicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EvaluatedTarget {
     Ttft,
     Tpot,
 }
 
-/// One request; of some files, only one of its times.
+/// One request. In some files it has only one of the two times.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EvaluationRow {
     pub(crate) conditions: Conditions,
     pub(crate) ttft_ms: Option<f32>,
     pub(crate) tpot_ms: Option<f32>,
-    /// When it was picked, and when what it saw was known, ms, on a clock that ticks with every row.
+    /// When it was picked, and when its outcome was known, ms, on a clock that ticks with every
+    /// row.
     pub(crate) picked_ms: u64,
     pub(crate) known_ms: u64,
 }
@@ -36,13 +39,14 @@ pub(crate) struct EvaluationRow {
 /// One file.
 pub(crate) struct EvaluationTrace {
     pub(crate) name: String,
-    /// In the order in which outcomes were known; where that is not `served`, in which they came.
+    /// In the order in which outcomes were known if the file is `served`; else in the order of
+    /// arrival.
     pub(crate) rows: Vec<EvaluationRow>,
-    /// Was anything known at picks?
+    /// Whether outcomes were known at picks.
     pub(crate) served: bool,
 }
 
-/// What happens to a row, by its position.
+/// An event of the row at this position.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum EvaluationEvent {
     Picked(usize),
@@ -52,10 +56,10 @@ pub(crate) enum EvaluationEvent {
 const H200: [&str; 3] = ["sharegpt", "bimodal", "chatbot-synthetic"];
 const SERVING_SIM: [&str; 3] = ["llama31-8b_rtx4090", "llama31-8b_rtxpro6000", "qwen3-32b_tp2_rtxpro6000"];
 
-/// Milliseconds a row, where a file has no clock.
+/// Milliseconds for each row, as the files have no clock.
 const TICK_MS: u64 = 100;
 
-/// Rows between pick and outcome for each request that was under way.
+/// Rows between pick and outcome for each request that was in flight.
 const ROWS_A_REQUEST: f64 = 2.0;
 
 /// All files.
@@ -78,7 +82,8 @@ fn h200(name: &str) -> Result<EvaluationTrace, String> {
             context_tokens: 0.0,
             kv_utilization: Some(narrow(number("kv_cache_percentage")?)),
             prompt_tokens: prompt,
-            // The engines of these files ran without a prefix cache, so all of it is worked through.
+            // The engines of these files ran without a prefix cache, so they compute the whole
+            // prompt.
             uncached_tokens: prompt,
         };
         let known_ms = TICK_MS * (at as u64 + 1);
@@ -97,7 +102,7 @@ fn h200(name: &str) -> Result<EvaluationTrace, String> {
     Ok(EvaluationTrace { name: format!("h200-{name}"), rows, served: true })
 }
 
-/// One request of a run.
+/// One request of a recorded run. Times in seconds.
 struct RecordedRun {
     input: f64,
     output: f64,
@@ -107,9 +112,10 @@ struct RecordedRun {
     last: f64,
 }
 
-/// The runs tell when each request came, was scheduled, and had its first and last token; from that follows what was under way at any time. Nearly
-/// all of them came before the first few had ended, so nothing of use was known at any pick: only the frozen figures say something, of requests in
-/// the order they came.
+/// Reads a run that has the times when each request arrived, was scheduled, and had its first and
+/// last token. The requests in flight at any time follow from them. Nearly all requests arrived
+/// before the first few had ended, so no outcome of use was known at any pick: only the frozen
+/// figures, of requests in the order of arrival, mean something.
 fn serving_sim(name: &str) -> Result<EvaluationTrace, String> {
     let lines = lines(&format!("llmservingsim_vllm_{name}_requests.jsonl.gz"))?;
     let run = |line: &Value| {
@@ -180,29 +186,30 @@ impl EvaluationRow {
 // === impl EvaluationTrace ===
 
 impl EvaluationTrace {
-    /// How many rows are in the first part.
+    /// The number of rows in the first part.
     #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "some thousands of rows")]
     pub(crate) fn split(&self, part: f64) -> usize {
         (self.rows.len() as f64 * part) as usize
     }
 
-    /// What can be said of this file.
+    /// The views that this file supports.
     pub(crate) fn views(&self) -> impl Iterator<Item = EvaluationView> {
         let served = self.served;
         VIEWS.into_iter().filter(move |view| served || *view != EvaluationView::Served)
     }
 
-    /// Forgets the rest.
+    /// Drops all rows but the first part.
     pub(crate) fn keep_first(&mut self, part: f64) {
         self.rows.truncate(self.split(part));
     }
 
-    /// Rows between the pick of one and its outcome.
+    /// The number of rows between the row's pick and its outcome.
     pub(crate) fn delay(&self, row: &EvaluationRow) -> f32 {
         narrow((row.known_ms - row.picked_ms) as f64 / TICK_MS as f64)
     }
 
-    /// All picks and outcomes, by time; what becomes known at the moment of a pick, the pick does not see.
+    /// All picks and outcomes, by time. A pick does not see the outcomes that become known at the
+    /// same time.
     pub(crate) fn events(&self) -> Vec<EvaluationEvent> {
         let events = |(at, row): (usize, &EvaluationRow)| {
             [(row.picked_ms, 0, at, EvaluationEvent::Picked(at)), (row.known_ms, 1, at, EvaluationEvent::Known(at))]

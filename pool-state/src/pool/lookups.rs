@@ -1,0 +1,70 @@
+//! What a pick finds about every endpoint, and which of them got prompts that were cached nowhere.
+
+use scheduler::EndpointIndex;
+use scheduler::prefix::MatchLength;
+
+/// What the last pick found, parallel to the snapshot's endpoints. The columns keep their memory
+/// from pick to pick.
+#[derive(Debug, Default)]
+pub(super) struct EndpointLookups {
+    /// How many hashes of the prompt the endpoint has cached, and how many blocks they cover.
+    pub(super) known: Vec<MatchLength>,
+    pub(super) matched: Vec<u32>,
+    /// Where several endpoints have the longest cached prefix: how close each is to evicting it.
+    pub(super) prefix_ages: Vec<f32>,
+    pub(super) ejected: Vec<bool>,
+    /// The failure rate of the endpoint minus that of the others; empty when no endpoint fails more
+    /// often.
+    pub(super) failing: Vec<f32>,
+}
+
+/// When each endpoint last got a prompt that was cached nowhere, as a count of such picks, parallel
+/// to the snapshot's endpoints; 0 is never. Each worker has its own counts: to spread such prompts
+/// over the endpoints it is enough that each worker spreads its own.
+#[derive(Debug, Default)]
+pub(super) struct ColdPicks {
+    last: Vec<u64>,
+    made: u64,
+}
+
+// === impl EndpointLookups ===
+
+impl EndpointLookups {
+    /// What this endpoint has cached of the prompt.
+    pub(super) fn known(&self, endpoint: EndpointIndex) -> MatchLength {
+        self.known.get(endpoint.get()).copied().unwrap_or_default()
+    }
+
+    /// The blocks of the prompt that this endpoint has cached.
+    pub(super) fn matched(&self, endpoint: EndpointIndex) -> u32 {
+        self.matched.get(endpoint.get()).copied().unwrap_or(0)
+    }
+
+    /// Whether no endpoint has a block of the prompt cached.
+    pub(super) fn is_cold(&self) -> bool {
+        self.matched.iter().all(|&blocks| blocks == 0)
+    }
+}
+
+// === impl ColdPicks ===
+
+impl ColdPicks {
+    /// The last such pick of each endpoint.
+    pub(super) fn last(&self) -> &[u64] {
+        &self.last
+    }
+
+    /// Records that the endpoint gets a prompt that is cached nowhere.
+    pub(super) fn record(&mut self, endpoint: EndpointIndex) {
+        if let Some(last) = self.last.get_mut(endpoint.get()) {
+            self.made += 1;
+            *last = self.made;
+        }
+    }
+
+    /// Moves the counts to the endpoints of a new snapshot. `from` has the position of each
+    /// endpoint in the snapshot before.
+    pub(super) fn remap(&mut self, from: &[Option<usize>]) {
+        self.last = from.iter().map(|from| from.and_then(|at| self.last.get(at)).copied().unwrap_or(0)).collect();
+    }
+}
