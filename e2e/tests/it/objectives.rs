@@ -96,7 +96,7 @@ fn assert_shed(reply: &ClientReply, path: &str) -> Result<()> {
     assert_eq!(body["error"]["type"], "rate_limit_error", "{body}");
     match path {
         "/v1/messages" => {
-            assert_eq!((&body["type"], &body["error"]["code"]), (&json!("error"), &Value::Null), "Anthropic's format: {body}")
+            assert_eq!((&body["type"], &body["error"]["code"]), (&json!("error"), &Value::Null), "Anthropic's format: {body}");
         }
         _ => assert_eq!((&body["type"], &body["error"]["code"]), (&Value::Null, &json!("saturated")), "OpenAI's format: {body}"),
     }
