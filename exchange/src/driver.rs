@@ -86,7 +86,7 @@ use crate::{Exchange, ExchangeStep, HeadersStep, LocalReply, RequestChanges, Res
 #[derive(Debug)]
 pub struct RequestDriver<H: RequestHost> {
     exchange: Exchange,
-    /// The pool of its route, until the end.
+    /// The pool of the request's route, until the end.
     pool: Option<H::Pool>,
     /// Length of the request body so far.
     body_bytes: usize,
@@ -98,14 +98,15 @@ pub struct RequestDriver<H: RequestHost> {
     response_bytes: usize,
 }
 
-/// How the pieces of a request body reach a filter ([`RequestHost::IS_FILTER`]). When a filter held
-/// a piece and the proxy resumed the request before the last one, Envoy up to 1.39 drops the next
-/// piece, unless the filter holds it too and lets it go with another one, or later.
+/// How the pieces of a request body reach a filter ([`RequestHost::IS_FILTER`]). If a filter held a
+/// piece and the proxy resumed the request before the last piece, Envoy up to 1.39 drops the next
+/// piece. The filter avoids that by holding the next piece too; it goes on with the piece after it,
+/// or later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BodyDelivery {
     /// No piece came.
     None,
-    /// Each piece was held, or went on, as its event said.
+    /// Each piece was held or went on, by the flow that its event returned.
     InStep,
     /// Pieces went on by [`RequestDriver::resume`]: the next one is held.
     Ahead,
@@ -318,7 +319,8 @@ impl<H: RequestHost> RequestDriver<H> {
         matches!(self.response, ResponseBody::Restore | ResponseBody::Hold)
     }
 
-    /// Only a request that is decided, or needs no decision, goes on.
+    /// Returns the flow of the current phase. Only a request that is decided, or needs no decision,
+    /// goes on.
     fn flow(&self) -> RequestFlow {
         match self.exchange.phase {
             ExchangePhase::Started | ExchangePhase::Routed(_) | ExchangePhase::Passed | ExchangePhase::Ended => RequestFlow::Go,
@@ -346,7 +348,7 @@ impl<H: RequestHost> RequestDriver<H> {
         }
     }
 
-    /// A body that is not whole is not read.
+    /// Takes the body from the host, if it is whole.
     fn body(&self, host: &mut H) -> Option<H::RequestBody> {
         self.is_whole.then(|| host.take_body(self.body_bytes))
     }
@@ -388,8 +390,8 @@ impl<H: RequestHost> RequestDriver<H> {
 
     fn forward(&mut self, host: &mut H, mut forward: RequestChanges, body: Option<H::RequestBody>, since: Timestamp) -> RequestFlow {
         // For a retry, Envoy's router keeps the body in the same buffer as the part that is held
-        // for a filter. Resumed in the middle of its body, a request would get that part twice
-        // (Envoy 1.40). So it has one attempt.
+        // for a filter. A retry of a request that was resumed in the middle of its body would send
+        // that part twice (Envoy 1.40). So such a request has one attempt.
         if H::IS_FILTER && self.pieces != BodyDelivery::None && !self.is_whole {
             forward.set.retain(|(name, _)| name != headers::RETRY_ON);
         }

@@ -1,8 +1,8 @@
 //! One HTTP exchange as a state machine without I/O: headers and bytes in, actions out.
 //!
 //! [`Exchange`] holds the rules of the protocol and the phase of the request. A host does not call
-//! it: [`RequestDriver`](crate::RequestDriver) does, in the right order for every host. Code without
-//! a stream (an explanation, a replay, a benchmark) may call it alone.
+//! it: [`RequestDriver`](crate::RequestDriver) does, in the right order for every host. Code
+//! without a stream (an explanation, a replay, a benchmark) may call it alone.
 //!
 //! [`Exchange::end`] releases what the pick holds, exactly once, in every case: the hold is taken
 //! by value.
@@ -38,8 +38,8 @@ pub use routed_request::{ExchangeOutcome, HELD_BYTES_MAX, ResponseBody, Response
 
 use routed_request::{RoutedRequest, SentPrompt};
 
-/// The most bytes of request headers kept for plugins, names and values together: a session and a
-/// few labels take a fraction of it.
+/// The most bytes of request headers kept for plugins, names and values together. A session and a
+/// few labels take a fraction of this.
 const CAPTURED_BYTES_MAX: usize = 16_384;
 
 /// One exchange.
@@ -50,17 +50,17 @@ pub struct Exchange {
     family: crate::api::ApiFamily,
     started: Timestamp,
     why: DecisionReason,
-    /// The host cannot show the body.
+    /// Whether the host cannot show the body.
     unseen: bool,
     asked: HeaderFacts,
 }
 
-/// What the request headers say, owned: the request may be held.
+/// The content of the request headers, owned, because the request may be held.
 #[derive(Debug)]
 struct HeaderFacts {
-    /// The length of its body, where the client declared it.
+    /// The length of the body, where the client declared it.
     declared_bytes: Option<usize>,
-    /// The model named by a header, which counts where the body is not seen.
+    /// The model that a header names; it counts where the body is not seen.
     model: Option<Box<str>>,
     objective: Option<Box<str>>,
     rewrite: Option<Box<str>>,
@@ -78,18 +78,18 @@ pub enum HeadersStep {
     Buffer,
     /// Decide now, with an empty body; a body that exists passes unread.
     Decide,
-    /// Answer by [`crate::ready_reply`].
+    /// Answer with [`crate::ready_reply`].
     Ready,
-    /// Answer this.
+    /// Answer with this reply.
     Reply(LocalReply),
 }
 
 /// What the host must do after a decision.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ExchangeStep {
-    /// Set these headers and let the request go.
+    /// Apply these changes and let the request go on.
     Forward(RequestChanges),
-    /// Answer this.
+    /// Answer with this reply.
     Reply(LocalReply),
     /// Hold the request until the pool has state, at most until `deadline`; then decide again.
     Park {
@@ -143,21 +143,22 @@ impl Exchange {
         }
     }
 
-    /// The same, with an explanation of every endpoint, whatever the client requests and the
-    /// settings allow.
+    /// Makes the exchange explain every endpoint, whatever the client requests and the settings
+    /// allow.
     #[must_use]
     pub fn with_explanation(mut self) -> Self {
         self.why.endpoints_max = usize::MAX;
         self
     }
 
-    /// The reasons of the decision, as JSON ([`crate::explain::reasons`]), while they have not gone to the client.
+    /// The reasons of the decision, as JSON ([`crate::explain::reasons`]); `None` after they were
+    /// put into the response headers.
     #[must_use]
     pub fn reasons(&self) -> Option<&str> {
         self.why.reasons.as_deref()
     }
 
-    /// The decision record, once, if this decision is recorded.
+    /// Takes the decision record, if this decision is recorded.
     pub fn take_record(&mut self) -> Option<String> {
         self.why.record.take()
     }
@@ -189,8 +190,9 @@ impl Exchange {
         if self.api.is_grpc() && !head.grpc {
             self.api = RequestApi::Other { family: self.family };
         }
-        // The gRPC methods that are read have bodies with an end. A body without end on the path of
-        // an API is refused as invalid JSON instead of passing unread.
+        // The known gRPC methods have one message, so their bodies end. Any other endless request
+        // on the path of an API is decided without a body: it is refused as invalid JSON instead of
+        // passing unread.
         let endless = head.unbuffered || head.grpc && !self.api.is_grpc();
         if settings.decide_at == DecideAt::Headers {
             self.set_body_unavailable();
@@ -206,7 +208,7 @@ impl Exchange {
     }
 
     /// Keeps the request headers that the plugins of `pool` read; before the first state, all that
-    /// fit. It also says that the body is not read where no parser is for its API.
+    /// fit. If the pool has no parser for the API, the body is not read.
     pub fn capture_headers<'h>(&mut self, pool: &ManagedPool, pairs: impl IntoIterator<Item = (&'h [u8], &'h [u8])>) {
         let pipeline = pool.snapshot().map(Snapshot::pipeline);
         if pipeline.zip(self.api.parser()).is_some_and(|(pipeline, parser)| !pipeline.reads(parser)) {
@@ -225,13 +227,14 @@ impl Exchange {
         }
     }
 
-    /// The host cannot show the body, or not all of it, before the decision: the decision uses
+    /// Records that the host cannot show the whole body before the decision. The decision then uses
     /// load, session and subset, and the body passes unchanged.
     pub fn set_body_unavailable(&mut self) {
         self.unseen = true;
     }
 
-    /// The buffered body is `bytes` long now, or will be. A reply when that is too long.
+    /// Checks the length of a body that is, or will be, `bytes` long. Returns a reply if the body
+    /// is too long.
     pub fn check_body_size(&mut self, settings: &ExchangeSettings, bytes: usize) -> Option<LocalReply> {
         let undecided = matches!(self.phase, ExchangePhase::Started | ExchangePhase::Buffering);
         (undecided && bytes > settings.body_limit_bytes).then(|| {
@@ -241,7 +244,8 @@ impl Exchange {
         })
     }
 
-    /// Decides where the request goes. `hint` is the raw subset hint, `None` when absent; `body` is the whole body on an inference path.
+    /// Decides where the request goes. `hint` is the raw subset hint, `None` when absent; `body` is
+    /// the whole body on an inference path.
     pub fn decide(
         &mut self,
         settings: &ExchangeSettings,
@@ -357,7 +361,7 @@ impl Exchange {
         }
     }
 
-    /// Is this the address of the endpoint that is tried first?
+    /// Whether `address` is that of the endpoint that is tried first.
     #[must_use]
     pub fn is_first_endpoint(&self, address: &[u8]) -> bool {
         matches!(&self.phase, ExchangePhase::Routed(flight) if flight.is_first_endpoint(address))
@@ -382,23 +386,23 @@ impl Exchange {
         flight.restore_chunk(bytes, last)
     }
 
-    /// Whether the reply to an inference request has begun and not ended. Then a host that is about
-    /// to [`end`](Self::end) the exchange calls [`record_cut_off`](Self::record_cut_off) if the
-    /// engine broke it off.
+    /// Whether the reply to an inference request has begun and not ended. In this case, call
+    /// [`record_cut_off`](Self::record_cut_off) before [`end`](Self::end) if the engine broke off
+    /// the reply.
     #[must_use]
     pub fn is_open(&self) -> bool {
         matches!(&self.phase, ExchangePhase::Routed(flight) if flight.is_open())
     }
 
-    /// The engine broke off its reply.
+    /// Records that the engine broke off its reply.
     pub fn record_cut_off(&mut self) {
         if let ExchangePhase::Routed(flight) = &mut self.phase {
             flight.record_cut_off();
         }
     }
 
-    /// Ends the exchange. Releases what the pick holds; `None` when it held nothing, or was
-    /// released before.
+    /// Ends the exchange and releases what the pick holds. `None` when the pick holds nothing, or
+    /// was released before.
     pub fn end(&mut self, pool: &mut ManagedPool, now: Timestamp) -> Option<ExchangeOutcome> {
         match std::mem::replace(&mut self.phase, ExchangePhase::Ended) {
             ExchangePhase::Routed(flight) => Some(flight.end(pool, now)),
@@ -411,15 +415,16 @@ impl Exchange {
         }
     }
 
-    /// The host could not apply the [`RequestChanges`]: releases what the pick holds. Send this
-    /// reply.
+    /// Ends an exchange whose [`RequestChanges`] the host could not apply: releases what the pick
+    /// holds, and returns the reply for the client.
     pub fn abandon(&mut self, pool: &mut ManagedPool, now: Timestamp) -> LocalReply {
         let _ = self.end(pool, now);
         self.phase = ExchangePhase::Answered { uncounted: None };
         Refusal::Unsent.reply(self.family)
     }
 
-    /// Hashes of what decides whether endpoints accept a request: API and model, and credentials.
+    /// Returns two hashes, of API and model and of credentials. They decide whether endpoints
+    /// accept the request.
     fn kind(&self, model: &str) -> (u64, u64) {
         let parser = self.api.parser().map_or(0, scheduler::name_hash);
         (scheduler::name_hash(model) ^ parser.rotate_left(2), self.asked.credentials)
@@ -432,8 +437,8 @@ impl Exchange {
         body::parse(self.api, body).map(Some).map_err(Refusal::Body)
     }
 
-    /// The SLOs of the request; none where the pool does not predict latency, or for other paths
-    /// than inference.
+    /// Returns the SLOs of the request; none if the pool does not predict latency, or if the path
+    /// is no inference path.
     fn requested_slo(&self, pool: &ManagedPool) -> Result<slo::RequestedSlo, Refusal> {
         let predicting = pool.snapshot().map(Snapshot::pipeline).filter(|pipeline| pipeline.predicts() && self.api.is_inference());
         let Some(pipeline) = predicting else { return Ok(slo::RequestedSlo::default()) };
@@ -475,8 +480,8 @@ impl<'h> RequestHead<'h> {
                 b":method" => head.method = value,
                 b":path" => head.path = value,
                 b"content-length" => head.content_length = std::str::from_utf8(value).ok().and_then(|v| v.parse().ok()),
-                // Headers of upgrades and of gRPC streams have no end of stream, and no body
-                // follows: holding them would hang the request.
+                // Headers of upgrades and of gRPC streams do not end the stream, but no body
+                // follows. Holding them would hang the request.
                 b"upgrade" => head.unbuffered = true,
                 b"authorization" | b"x-api-key" => head.credentials = Some(value),
                 b"content-type" => head.grpc |= value.starts_with(b"application/grpc"),
@@ -511,8 +516,8 @@ impl<'h> HeaderPair<'h> {
         }
     }
 
-    /// The value under the current name, else under the older one; an empty value, or one that is
-    /// not text, counts as absent.
+    /// Returns the value under the current name, else under the older name. An empty value, or a
+    /// value that is not text, counts as absent.
     fn get(&self) -> Option<&'h str> {
         self.0.iter().flatten().filter_map(|value| std::str::from_utf8(value).ok()).find(|value| !value.is_empty())
     }
