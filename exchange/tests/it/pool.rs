@@ -1,4 +1,4 @@
-//! What a pool keeps, and what it lets go, when the daemon speaks again.
+//! What a pool keeps, and what it drops, when the daemon sends a new pool update.
 
 use exchange::{Exchange, ExchangeSettings, ExchangeStep, ManagedPool, Timestamp};
 use scheduler::{EndpointMetrics, LoraMetrics, Pipeline, PipelineSpec, PluginSpec, Snapshot, Version};
@@ -22,7 +22,7 @@ fn picked_of(pool: &mut ManagedPool, model: &str, prompt: &str) -> String {
     first
 }
 
-/// A pool of four that goes by this scorer alone, whose engines have room for two adapters each.
+/// Returns a pool of four endpoints with this scorer alone. Each engine has room for two adapters.
 fn pool_of_scorer(scorer: &str, seed: u64) -> ManagedPool {
     let spec = PipelineSpec::of_one_profile("test", vec![(PluginSpec::of_type(scorer), 1.0)], 1);
     let lora = LoraMetrics { max: 2, ..LoraMetrics::default() };
@@ -88,7 +88,7 @@ fn who_was_given_what_is_remembered_when_endpoints_change_places() {
     assert_eq!(again, order, "who was used longest ago comes first, wherever it stands");
 }
 
-/// The same endpoints at a newer version.
+/// Returns the same endpoints at a newer version.
 fn again(snapshot: &Snapshot, sequence: u64) -> Snapshot {
     let metrics = vec![EndpointMetrics::default(); snapshot.endpoints().len()];
     snapshot.with_metrics(Version { term: 1, sequence }, metrics).unwrap()

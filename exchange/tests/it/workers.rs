@@ -1,4 +1,5 @@
-//! Workers beside each other: what one holds and knows, another picks by, as rows and placements say it.
+//! Several workers of a proxy: a worker picks by the load and the prefixes of the others, which it
+//! receives as load reports and placements.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -11,7 +12,7 @@ use scheduler::{Decision, EndpointMetrics, EndpointRef, Generation, Pipeline, Pi
 use crate::record::recording;
 use crate::release::{pool_update, split_pool_update};
 
-/// A pool of so many endpoints that goes by this scorer alone and names the best one.
+/// Returns a pool of this many endpoints with this scorer alone, which picks the best endpoint.
 fn pool_by(scorer: &str, endpoints: u8, seed: u64) -> ManagedPool {
     let mut pool = ManagedPool::new(seed, 1 << 14);
     pool.install(by(scorer, endpoints, &[]), 7, 1_000);
@@ -19,7 +20,8 @@ fn pool_by(scorer: &str, endpoints: u8, seed: u64) -> ManagedPool {
     pool
 }
 
-/// The queues are those of the first endpoints; of the others nothing is known.
+/// Returns a snapshot with this scorer alone. `queues` are those of the first endpoints; the queues
+/// of the others are unknown.
 fn by(scorer: &str, endpoints: u8, queues: &[f32]) -> Snapshot {
     let spec = PipelineSpec::of_one_profile("test", vec![(PluginSpec::of_type(scorer), 1.0)], 1);
     let endpoints = pool_update(endpoints, 1).endpoints().to_vec();
@@ -38,7 +40,7 @@ fn ms(ms: u64) -> Timestamp {
     Timestamp(0).plus_ms(ms)
 }
 
-/// Sends a request that goes on until it is ended, and says where.
+/// Sends a request, and returns it with the endpoint that it goes to. It runs until it is ended.
 fn send(pool: &mut ManagedPool, prompt: &str, now: Timestamp) -> (Exchange, String) {
     let (settings, mut exchange) = (ExchangeSettings::default(), Exchange::new(now));
     let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", b"/v1/completions")];
@@ -49,7 +51,7 @@ fn send(pool: &mut ManagedPool, prompt: &str, now: Timestamp) -> (Exchange, Stri
     (exchange, forward.set[0].1.split(',').next().unwrap().to_owned())
 }
 
-/// Where so many requests go, one after another.
+/// Sends this many requests one after another, and counts them by endpoint.
 fn tally(pool: &mut ManagedPool, requests: usize, now: Timestamp) -> BTreeMap<String, usize> {
     let mut tally = BTreeMap::new();
     for _ in 0..requests {
@@ -125,7 +127,7 @@ fn the_lowest_slo_of_others_is_found_anew_when_one_leaves() {
     assert_eq!(slos(&pool), (Some(900_000), Some(50_000)));
 }
 
-/// A reply of the first of the list after so many attempts, and the end.
+/// The endpoint `by` replies after this many attempts, and the request ends.
 fn answered(pool: &mut ManagedPool, mut exchange: Exchange, by: &str, attempts: u32, now: Timestamp) {
     let head = ResponseHead {
         origin: ResponseOrigin::Upstream,
@@ -189,7 +191,7 @@ fn what_is_news_to_others_is_counted() {
     assert_eq!(two.changes() - before, 1, "known by now; and who is not in the pool cannot fail");
     assert!(!tally(&mut two, 40, ms(7)).contains_key(&first), "nobody is sent where another worker failed");
 
-    // It answers again: that is news, once.
+    // The endpoint answers again. Only the first answer is a change.
     let forget = |pool: &mut ManagedPool, now| {
         let body = br#"{"model":"m","prompt":"hi"}"#;
         let mut exchange = Exchange::new(now);
@@ -283,7 +285,8 @@ fn placements_are_kept_for_telling_up_to_a_bound_and_only_where_wanted() {
     );
     assert!(pool.take_placements().is_empty(), "taken");
 
-    // More than is kept: the oldest are lost and counted, what was kept stays whole, and what is taken makes room.
+    // With more placements than fit, the oldest are dropped and counted. The kept ones stay whole,
+    // and taking them makes room.
     let sent = |pool: &mut ManagedPool| {
         for n in 0..SENT {
             let (mut exchange, _) = send(pool, &format!("{} once upon a time ", n % 3).repeat(8_000), ms(1));
@@ -306,7 +309,7 @@ fn placements_are_kept_for_telling_up_to_a_bound_and_only_where_wanted() {
     assert!(sent(&mut pool).is_empty());
 }
 
-/// Prompts of some 250 hashes each: far more than is kept.
+/// Number of prompts with some 250 hashes each: far more than is kept.
 const SENT: usize = 300;
 
 fn at_address(address: &str) -> EndpointRef {
