@@ -1,4 +1,4 @@
-//! A client's requests against a proxy in memory.
+//! Requests of a client to a proxy in memory.
 
 mod parked;
 mod refusing;
@@ -29,7 +29,7 @@ impl HttpWorld {
         Self { host, vm, config, streams: std::cell::Cell::new(10) }
     }
 
-    /// With one pool of two endpoints.
+    /// Makes a proxy with one pool of two endpoints.
     fn ready() -> Self {
         let world = Self::new(r#"{"pools": [{"name": "default"}], "explain": true}"#);
         world.state("default");
@@ -51,7 +51,7 @@ impl HttpWorld {
         HttpStreamContext::new(self.streams.get(), self.host.clone(), Rc::clone(&self.vm), Rc::clone(&self.config))
     }
 
-    /// Request headers of a stream that has just begun.
+    /// Begins a stream with these request headers.
     fn headers(&self, headers: &[(&str, &str)], end: bool) -> (HttpStreamContext<FakeHost>, Action) {
         *self.host.http.request.borrow_mut() = headers.iter().map(|(n, v)| ((*n).into(), (*v).into())).collect();
         let mut stream = self.stream();
@@ -63,7 +63,7 @@ impl HttpWorld {
         self.headers(&[(":method", "POST"), (":path", path), ("content-type", "application/json")], false)
     }
 
-    /// The whole body, then the callback that ends it, as HTTP/1 brings them.
+    /// Delivers the whole body, then the callback that ends it, as with HTTP/1.
     fn body(&self, stream: &mut HttpStreamContext<FakeHost>, body: &str) -> Action {
         self.host.http.buffers.borrow_mut().insert(BodyBuffer::RequestBody as u32, body.into());
         assert_eq!(stream.on_http_request_body(body.len(), false), Action::Pause);
@@ -80,12 +80,12 @@ impl HttpWorld {
         stream.on_http_response_headers(headers.len(), false)
     }
 
-    /// The content of a buffer.
+    /// Returns the content of a buffer.
     fn buffer(&self, buffer: BodyBuffer) -> String {
         String::from_utf8(self.host.http.buffers.borrow()[&(buffer as u32)].clone()).unwrap()
     }
 
-    /// A piece of the response body; what goes on in its place.
+    /// Delivers a piece of the response body. Returns the bytes that go on in its place.
     fn piece(&self, stream: &mut HttpStreamContext<FakeHost>, piece: &str, last: bool) -> (String, Action) {
         self.host.http.buffers.borrow_mut().insert(BodyBuffer::ResponseBody as u32, piece.into());
         let action = stream.on_http_response_body(piece.len(), last);
@@ -139,7 +139,7 @@ fn a_chat_request_is_held_picked_and_released() {
 
 const ALIAS: &str = r#"{"model":"alias","messages":[{"role":"user","content":"alias"}]}"#;
 
-/// A stream that was sent on under another model's name.
+/// Returns a stream that was sent with another model name.
 fn renamed(world: &HttpWorld) -> HttpStreamContext<FakeHost> {
     let length = ALIAS.len().to_string();
     let (mut stream, _) = world.headers(
@@ -339,12 +339,13 @@ fn the_ready_path_tells_of_all_pools() {
     assert!(ask().starts_with("reply 503"));
     world.state("b");
     assert_eq!(ask(), r#"reply 200 {"ready":true}"#);
-    // More workers than VM slots: it serves all the same, and reports it.
+    // With more workers than VM slots, the VM serves requests too, and the ready reply has the
+    // number.
     for vm_slot in 0..crate::state::vm_table::VM_SLOTS_MAX as u64 + 2 {
         let row = proto::shared_data::VmEntry { vm: 1_000 + vm_slot, heartbeat: world.host.now(), queue: 0, serves: true };
         crate::state::vm_table::VmTable::write_heartbeat(&world.host, row).unwrap();
     }
-    // A VM that serves leaves a free lease to the others for a while.
+    // A VM that serves requests leaves a free lease to the other VMs for a while.
     for _ in 0..2 {
         world.host.pass_ms(600);
         world.vm.borrow_mut().tick(1);
@@ -355,8 +356,8 @@ fn the_ready_path_tells_of_all_pools() {
     assert_eq!(world.host.metric_value("switchpoint_refused_unavailable_total"), 0);
 }
 
-/// A retried request: a property names the endpoint that failed, and no property is read where the
-/// headers and the address say everything.
+/// In a retried request, a property names the endpoint that failed. No property is read if the
+/// headers and the address are enough.
 #[test]
 fn who_failed_is_known_whichever_way_the_proxy_says_where_a_reply_is_from() {
     const FROM_UPSTREAM: (&str, &str) = ("x-envoy-upstream-service-time", "3");

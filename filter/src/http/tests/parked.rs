@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Does what is due at the next tick, like the root context.
+/// Runs the next tick, like the root context.
 fn tick(world: &HttpWorld) {
     world.host.pass_ms(100);
     let due = world.vm.borrow_mut().tick(1);
@@ -73,7 +73,8 @@ fn a_vm_that_replaces_a_lost_one_has_its_state_before_its_first_tick() {
     assert_eq!(healed.host.metric_value("switchpoint_parked_total"), 0);
 }
 
-/// Requests that are decided at their headers, so that their bodies are not waited for: some have no end.
+/// Requests that are decided at their headers, without waiting for their bodies. Some bodies have
+/// no end.
 const UNREAD: [&[(&str, &str)]; 3] = [
     &[(":method", "POST"), (":path", "/pictures")],
     &[(":method", "POST"), (":path", "/some.Service/Talk"), ("content-type", "application/grpc"), ("te", "trailers")],

@@ -1,10 +1,10 @@
-//! Two processes that share through a daemon.
+//! Tests with two processes that share through a daemon.
 
 use super::*;
 use prost::Message as _;
 use proto::state::{daemon_message, proxy_message};
 
-/// Shares sent to the daemon since the last look.
+/// Returns the load reports sent to the daemon since the last check.
 fn told(world: &SharingWorld) -> Vec<state::LoadReport> {
     let sent = std::mem::take(&mut *world.host.grpc.sent.borrow_mut());
     let share = |(_, bytes): (u32, Vec<u8>)| match state::ProxyMessage::decode(bytes.as_slice()).unwrap().message {
@@ -58,7 +58,7 @@ fn what_one_process_has_under_way_counts_at_every_worker_of_the_other() {
     }
     assert!(long.len() > 5);
     assert_eq!(two.matched(1, &long), long.len() as u32);
-    // It does not publish what it received, but it publishes its own.
+    // A proxy does not publish the load that it received, only its own load.
     two.tick();
     assert!(told(&two).iter().all(|share| share.row.len() == LoadReportHead::BYTES && share.placements.is_empty()), "{:?}", told(&two));
 
@@ -103,7 +103,7 @@ fn the_one_that_leaders_ticks_faster_while_there_is_something_to_tell() {
 #[test]
 fn a_failure_at_one_process_is_known_to_every_worker_of_the_other_and_not_told_back() {
     let (one, two) = (SharingWorld::new(3, ""), SharingWorld::new(3, ""));
-    // Its clock is another.
+    // The second process has another clock.
     (0..10).for_each(|_| two.tick());
     say(&one, others(2));
     say(&two, others(2));
@@ -148,7 +148,7 @@ fn own_picks_weigh_once_for_each_active_proxy_while_the_others_cannot_know_of_th
     world.host.pass_ms(ROWS_MS);
     world.tick();
     let stamp = told(&world).pop().unwrap().stamp;
-    // Received after some time in both directions.
+    // The report arrives after a delay in both directions.
     let peers = state::PeerLoad { row: vec![0; LoadReportHead::BYTES], stamp, active: 3, ..others(4) };
     say(&world, peers.clone());
     first.on_done();
@@ -204,7 +204,7 @@ fn proxies_that_cannot_hear_each_other_agree_on_cold_prompts() {
         heartbeat(world, 2);
         say(world, state::PeerLoad { row: vec![0; LoadReportHead::BYTES], ..others(2) });
     }
-    // So that the random numbers of the two differ.
+    // Make the random numbers of the two processes differ.
     for i in 0..7 {
         worlds[1].request(1, &format!("{i}")).0.on_done();
     }
