@@ -2,11 +2,12 @@
 //!
 //! ```text
 //! cargo run --release -p exchange --example parse_bench
-//! cargo build --release -p exchange --example parse_bench --target wasm32-wasip1    # then run the .wasm with node or wasmtime
+//! cargo build --release -p exchange --example parse_bench --target wasm32-wasip1
 //! ```
 //!
-//! The module is built with fat LTO and one codegen unit; set
-//! `CARGO_PROFILE_RELEASE_LTO=fat CARGO_PROFILE_RELEASE_CODEGEN_UNITS=1` to see its figures.
+//! Run the built `.wasm` file with node or wasmtime. The filter's module is built with fat LTO and
+//! one codegen unit; set `CARGO_PROFILE_RELEASE_LTO=fat CARGO_PROFILE_RELEASE_CODEGEN_UNITS=1` to
+//! see its figures.
 //!
 //! Bodies are chats of 12 messages: `plain` without escapes, `escaped` with a backslash every 50 to
 //! 60 bytes, as in code and quotes, `chinese` in UTF-8 with three bytes for each character. Each

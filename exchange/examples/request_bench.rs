@@ -3,8 +3,10 @@
 //!
 //! ```text
 //! cargo run --release -p exchange --example request_bench
-//! cargo build --release -p exchange --example request_bench --target wasm32-wasip1    # then run the .wasm with node or wasmtime
+//! cargo build --release -p exchange --example request_bench --target wasm32-wasip1
 //! ```
+//!
+//! Run the built `.wasm` file with node or wasmtime.
 //!
 //! `cold` prompts were sent to no endpoint before; `next turn` repeats them with 1 KB more. Each
 //! figure is the median of single exchanges. The prefix index is as large as in a proxy and filled,
