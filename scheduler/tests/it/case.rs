@@ -4,7 +4,7 @@
 //! ```text
 //! # What the case shows, in a sentence.
 //!
-//! plugins                        not of a profile: handler, deciders, detector, admitters, producers
+//! plugins                        of no profile: handler, deciders, detector, admitters, producers
 //!   disagg-profile-handler deciders.prefill=always-disagg-pd-decider
 //!
 //! profile                        the default pipeline if left out; has a name if there are several
