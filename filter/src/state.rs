@@ -573,8 +573,8 @@ mod tests {
         assert_eq!(said(&host), ["1: hello proxy-1 [\"default\"]", "1: ack 1 "]);
         let mut other = vm(&host, 1);
         other.tick(1);
-        assert_eq!(in_force(&other), 1, "a VM that comes later finds the board as it is");
-        assert_eq!(host.grpc.streams.borrow().len(), 1, "one stream a process");
+        assert_eq!(in_force(&other), 1, "a later VM reads the current snapshot store");
+        assert_eq!(host.grpc.streams.borrow().len(), 1, "one stream for each process");
 
         host.pass_ms(1_000);
         leader.tick(1);
@@ -630,7 +630,7 @@ mod tests {
         host.http.buffers.borrow_mut().insert(BodyBuffer::StreamMessage as u32, late.clone());
         stalled.on_stream_message(1, 1, late.len());
         assert_eq!(said(&host), [""; 0]);
-        assert!(!host.grpc.streams.borrow()[0], "it closed its stream");
+        assert!(!host.grpc.streams.borrow()[0], "the stalled leader closed its stream");
         stalled.tick(1);
         assert_eq!(in_force(&stalled), 5);
     }
@@ -750,7 +750,7 @@ mod tests {
             }
         };
         ticks(&mut next, 31);
-        assert_eq!((next.epoch, host.grpc.streams.borrow().len()), (Some(2), 1), "it leads, and leaves the daemon alone for a while");
+        assert_eq!((next.epoch, host.grpc.streams.borrow().len()), (Some(2), 1), "it leads, and does not contact the daemon for a while");
         ticks(&mut next, 100);
         assert_eq!(host.grpc.streams.borrow().len(), 2);
         said(&host);
@@ -809,7 +809,7 @@ mod tests {
         leader.configure(2, config(r#"{"pools": [{"name": "default"}, {"name": "more"}]}"#));
         host.take_log();
         leader.tick(1);
-        assert_eq!(host.take_log(), [""; 0], "the old one's ticks do nothing any more");
+        assert_eq!(host.take_log(), [""; 0], "ticks of the old root context have no effect");
         leader.tick(2);
         // Only a stream's own root context can end it.
         assert_eq!(host.take_log(), ["focus 1", "focus 2"]);
@@ -1086,12 +1086,12 @@ mod tests {
         assert!(park(&mut leader, 500, &waiters[0]) && park(&mut leader, 2_000, &waiters[1]));
         assert!(leader.park(host.now().plus_ms(2_000), Rc::clone(&replica), gone));
         host.pass_ms(100);
-        assert_eq!(leader.tick(1).len(), 0, "one whose client left is dropped");
+        assert_eq!(leader.tick(1).len(), 0, "a request whose client left is dropped");
         assert_eq!(leader.parked.len(), 2);
         host.pass_ms(400);
         let due = leader.tick(1);
         assert_eq!(due.len(), 1, "the first is due");
-        assert_eq!(leader.tick(1).len(), 1, "and is until it is decided");
+        assert_eq!(leader.tick(1).len(), 1, "it stays due until it is decided");
         due[0].retry();
         assert_eq!(leader.tick(1).len(), 0);
         assert_eq!(send(&host, &mut leader, pool_update_message("default", version(1), &["10.0.0.1:1"])), 1, "there is state");

@@ -362,7 +362,7 @@ fn a_prompt_that_crashes_two_engines_is_refused_and_others_are_not() {
     assert_eq!(body.as_bytes(), Refusal::CrashingPrompt.reply(ApiFamily::OpenAi).body);
     assert_eq!(pool.counters().dropped(), [("rejected-crashing-prompt", 1)]);
     well(&mut pool, 2_100, 99);
-    assert!(request(&mut pool, &"poison".repeat(50), false, at(62_000)).1.is_ok(), "a minute later it may try again");
+    assert!(request(&mut pool, &"poison".repeat(50), false, at(62_000)).1.is_ok(), "a minute later the prompt may be tried again");
 }
 
 #[test]
@@ -380,7 +380,7 @@ fn a_lost_connection_is_tried_once_more_where_the_second_answered() {
     let (chat, other) = ("/v1/chat/completions", "/v1/load_lora_adapter");
     let asking = |more: &str| format!(r#"{{"model":"m",{more}"messages":[{{"role":"user","content":"hi"}}]}}"#);
     let all = "connect-failure,reset,retriable-status-codes";
-    assert_eq!(retries(&mut pool, chat, &asking(""), 100), format!("2 {all}"), "nothing is known of any endpoint yet");
+    assert_eq!(retries(&mut pool, chat, &asking(""), 100), format!("2 {all}"), "no endpoint has answered yet");
     for slot in 0..u64::from(ENGINES) * 4 {
         let (mut exchange, to) = request(&mut pool, &format!("prompt {slot}").repeat(50), false, at(200 + slot));
         let to = to.unwrap().split(',').next().unwrap().to_owned();
@@ -398,5 +398,5 @@ fn a_lost_connection_is_tried_once_more_where_the_second_answered() {
         format!("1 {all}"),
         "a stream loses its beginning"
     );
-    assert_eq!(retries(&mut pool, other, "{}", 300), "2 connect-failure", "what it does may not be done twice");
+    assert_eq!(retries(&mut pool, other, "{}", 300), "2 connect-failure", "its effects must not be repeated");
 }

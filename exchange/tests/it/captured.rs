@@ -59,7 +59,7 @@ fn sized(name: &str, bytes: usize) -> (String, usize) {
 fn headers_are_kept_that_a_plugin_reads_and_no_others() {
     let given = [("x-session-id", "anna"), ("cookie", "secret"), ("x-session-i", "no"), ("x-session-id2", "no")];
     assert_eq!(seen(false, &given), [sized("x-session-id", 4)]);
-    assert_eq!(seen(true, &given).len(), 4, "while nobody knows which they will be, all of them");
+    assert_eq!(seen(true, &given).len(), 4, "before the first state, all headers are kept");
 }
 
 /// Returns the log of a decision about a request with these headers. `early`: the headers were
@@ -109,13 +109,13 @@ fn there_is_room_for_16_kib_of_names_and_values() {
     assert_eq!(seen(false, &[("x-session-id", &most)]), [sized("x-session-id", 16_372)]);
     assert!(seen(false, &[("x-session-id", &more)]).is_empty(), "one too many");
     let (half, rest) = (value(8_000), value(16_384 - 8_003 - 3));
-    assert_eq!(seen(true, &[("x-a", &half), ("x-b", &rest)]).len(), 2, "together they fill it");
+    assert_eq!(seen(true, &[("x-a", &half), ("x-b", &rest)]).len(), 2, "together they fill the limit");
     let rest = value(16_384 - 8_003 - 2);
     assert_eq!(seen(true, &[("x-a", &half), ("x-b", &rest)]), [sized("x-a", 8_000)]);
     assert_eq!(
         seen(true, &[("x-a", &value(16_384)), ("x-b", "small")]),
         [sized("x-b", 5)],
-        "what does not fit is left out, and the next looked at"
+        "a header that does not fit is left out, and the next is tried"
     );
 }
 

@@ -119,7 +119,7 @@ fn a_stream_tells_its_times_by_tokens_and_its_conditions_as_at_the_pick() {
     assert_eq!(
         (first_token.uncached_tokens, first_token.prompt_tokens, first_token.service_ms),
         (75.0, 100.0, 40.0),
-        "by what was cached in truth"
+        "by the cached tokens that the engine reported"
     );
     assert_eq!(observed.predicted, None);
     other.end(&mut pool, at_ms(90));

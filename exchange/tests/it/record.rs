@@ -138,10 +138,10 @@ fn how_little_a_prefix_is_asked_for_is_in_the_record() {
         let record: serde_json::Value = serde_json::from_str(&decide(&mut pool, &body, None).1.unwrap()).unwrap();
         record["prefix_idle"].as_f64().unwrap()
     };
-    assert_eq!(idle(0), 0.0, "nobody holds any of it");
+    assert_eq!(idle(0), 0.0, "no endpoint has any of it cached");
     let others: Vec<f64> = (1..=10).map(&mut idle).collect();
     assert!(others.iter().all(|&idle| idle == 0.0), "{others:?}");
-    assert!((5.0..6.0).contains(&idle(0)), "ten others, to two endpoints");
+    assert!((5.0..6.0).contains(&idle(0)), "ten other prompts, to two endpoints");
 }
 
 #[test]
@@ -155,7 +155,7 @@ fn how_near_a_copy_is_to_its_end_is_in_the_record() {
         record["endpoints"].as_array().unwrap().iter().map(|endpoint| endpoint["prefix_age"].as_f64().unwrap()).collect()
     };
     let [one, other] = ["10.0.0.0:8000", "10.0.0.1:8000"].map(Some);
-    assert_eq!(ages(0, one), [0.0, 0.0], "nobody holds any of it");
+    assert_eq!(ages(0, one), [0.0, 0.0], "no endpoint has any of it cached");
     for prompt in 1..=6 {
         assert_eq!(ages(prompt, one), [0.0, 0.0]);
     }
@@ -176,7 +176,7 @@ fn without_the_picked_endpoint_another_is_picked() {
     let [again] = again[..] else { panic!("there is one left") };
     assert_eq!(*again.address, picked[1]);
     assert_eq!(replay.snapshot.version(), Version { term: 3, sequence: 9 });
-    assert_eq!(again.label("number"), again.address.get(7..8), "the labels are those of now");
+    assert_eq!(again.label("number"), again.address.get(7..8), "the labels are the current ones");
 }
 
 #[test]

@@ -191,7 +191,7 @@ fn what_the_stream_ends_in_is_an_event_too() {
     for whole in [String::new(), format!("{stream}\n\n"), format!("{stream}\n\n{stream}\n\n")] {
         let (whole, more) =
             (read(RequestApi::Completions, true, [whole.as_bytes()]), read(RequestApi::Completions, true, [(whole + stream).as_bytes()]));
-        assert_eq!(more.events, whole.events, "seen at its end only");
+        assert_eq!(more.events, whole.events, "the last event is seen only at the end");
         assert_eq!(more.usage.completion_tokens, Some(whole.events + 1));
     }
 }

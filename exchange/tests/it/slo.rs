@@ -219,7 +219,7 @@ fn an_slo_counts_from_the_pick_to_the_end_whatever_the_header_says() {
     let (mut exchange, to) = sent(&mut pool, &[("x-slo-tpot-ms", "30")]);
     let slot = if to.unwrap() == "10.0.0.0:8000" { 0 } else { 1 };
     let expected = if slot == 0 { tpot(30_000) } else { Slo::default() };
-    assert_eq!(lowest(&pool, slot), expected, "by the default profile, tracked all the same; where it cannot be met it binds nobody");
+    assert_eq!(lowest(&pool, slot), expected, "the default profile tracks it too; an SLO that cannot be met does not limit other requests");
     assert_eq!(pool.in_flight().running(at(slot))[0].slo, tpot(30_000));
     exchange.end(&mut pool, Timestamp(0));
     assert_eq!((lowest(&pool, slot), pool.in_flight().running(at(slot)).len()), (Slo::default(), 0), "a client that left");
@@ -235,7 +235,7 @@ fn the_lowest_slo_there_makes_others_yield_unless_nobody_could_meet_it() {
     pool.install_models(StepModel::default(), Some(slow));
     let (_, to) = sent(&mut pool, &ASKED);
     let reply = to.unwrap_err();
-    assert_eq!(reply.status, 429, "40 ms would do for it, but not for those who are there");
+    assert_eq!(reply.status, 429, "40 ms would meet its SLO, but not those of the running requests");
     assert!(String::from_utf8(reply.body).unwrap().contains("slo_unattainable"));
     for mut exchange in held {
         exchange.end(&mut pool, Timestamp(0));
@@ -295,18 +295,18 @@ fn the_lowest_slo_of_an_endpoint_is_the_lowest_of_all_proxies() {
         }
     };
     tell(&mut one, &mut two, &mut row, &mut peer);
-    assert_eq!([lowest(&two, 0), lowest(&two, 1)], [tpot(41_000); 2], "of the other proxy");
+    assert_eq!([lowest(&two, 0), lowest(&two, 1)], [tpot(41_000); 2], "the SLO of the other proxy");
     let own = sent(&mut two, &[("x-slo-tpot-ms", "50")]).0;
     assert_eq!([lowest(&two, 0), lowest(&two, 1)], [tpot(41_000); 2], "the lower of both");
     let slower = LatencyModel::constant(100.0, 60.0);
     two.install_models(StepModel::default(), Some(slower));
-    assert_eq!(sent(&mut two, &ASKED).1.unwrap_err().status, 429, "what was promised elsewhere binds here");
+    assert_eq!(sent(&mut two, &ASKED).1.unwrap_err().status, 429, "an SLO at another proxy limits requests here");
     for mut exchange in held {
         exchange.end(&mut one, Timestamp(0));
     }
     tell(&mut one, &mut two, &mut row, &mut peer);
     let slots: Vec<Slo> = [0, 1].map(|slot| lowest(&two, slot)).into_iter().filter(|slo| slo.any()).collect();
-    assert_eq!(slots, [tpot(50_000)], "kept or void there, it binds nobody here");
+    assert_eq!(slots, [tpot(50_000)], "when it has ended there, it does not limit requests here");
     let mut own = own;
     own.end(&mut two, Timestamp(0));
 }
@@ -377,7 +377,7 @@ fn reasons_say_what_is_predicted_and_who_is_late_and_a_record_decides_the_same_a
     let again = record.replay(pool.snapshot().unwrap(), &[]).unwrap();
     let Decision::Route(route) = again.decision else { panic!("{:?}", again.decision) };
     let addresses: Vec<&str> = route.ranked.iter().map(|index| &*again.snapshot.endpoint(index).unwrap().address).collect();
-    assert_eq!(addresses, record.was_picked(), "by what was predicted then, not now");
+    assert_eq!(addresses, record.was_picked(), "by the recorded predictions, not the current ones");
     exchange.end(&mut pool, Timestamp(0));
     for mut exchange in held {
         exchange.end(&mut pool, Timestamp(0));

@@ -190,7 +190,7 @@ fn a_short_unstreamed_reply_is_held_to_get_its_right_length() {
     let mut stream = renamed(&world);
     let long = [(":status", "200"), ("content-type", "application/json"), ("content-length", "100000")];
     assert_eq!(world.respond(&mut stream, "via_upstream", "10.0.0.1:8000", &long), Action::Continue);
-    assert_eq!(world.response_header("content-length"), None, "too long to be held: it goes on as it comes");
+    assert_eq!(world.response_header("content-length"), None, "the reply is too long to be held, so it goes on as it comes");
     stream.on_done();
     assert_eq!(world.host.metric_value("switchpoint_host_errors_total"), 0);
 }
@@ -281,7 +281,7 @@ fn a_body_beyond_the_limit_is_refused_as_soon_as_it_is_known() {
     let (mut stream, action) = world.headers(&declared, false);
     assert_eq!(action, Action::Pause);
     assert!(world.host.take_log()[0].starts_with("reply 413 "));
-    assert_eq!(stream.on_http_request_body(1, true), Action::Pause, "it is answered: nothing of it goes on");
+    assert_eq!(stream.on_http_request_body(1, true), Action::Pause, "it is answered, so nothing goes on");
     let (mut stream, _) = world.post("/v1/completions");
     assert_eq!(stream.on_http_request_body(1024, false), Action::Pause);
     assert_eq!(world.host.take_log(), [""; 0]);
@@ -303,7 +303,7 @@ fn a_hint_that_allows_nobody_is_a_503() {
     assert_eq!(world.request_header(DESTINATION).as_deref(), Some("10.0.0.2:8000"));
     world.host.faults.unreadable.borrow_mut().push(hint.into());
     world.headers(&[(":method", "GET"), (":path", "/")], true);
-    assert!(world.host.take_log()[0].starts_with("reply 503 "), "what cannot be read allows nobody");
+    assert!(world.host.take_log()[0].starts_with("reply 503 "), "a hint that cannot be read allows no endpoint");
     assert_eq!(world.host.metric_value("switchpoint_host_errors_total"), 1);
 }
 

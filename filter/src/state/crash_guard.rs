@@ -161,13 +161,13 @@ mod tests {
         assert_eq!(
             second.decode_guarded(&host, 2, &pool_update(3, "10.6.6.6:1"), || 1),
             None,
-            "the daemon sends it again as another version"
+            "the daemon sends the content again as another version"
         );
         assert_eq!(second.decode_guarded(&host, 2, &pool_update(4, "10.0.0.1:1"), || 1), Some(1));
 
         let (third, lost) = CrashGuard::load(&host, 3, NOW);
         assert!(!lost, "one loss is counted once");
-        assert_eq!(third.decode_guarded(&host, 3, &pool_update(5, "10.6.6.6:1"), || 1), None, "and remembered");
+        assert_eq!(third.decode_guarded(&host, 3, &pool_update(5, "10.6.6.6:1"), || 1), None, "the content stays refused");
     }
 
     #[test]

@@ -175,7 +175,7 @@ mod tests {
         assert_eq!(a.poll(&host, false, TERM, at(0)), Some(1));
         assert_eq!(b.poll(&host, false, TERM, at(2_999)), None);
         assert_eq!(b.poll(&host, false, TERM, at(3_000)), Some(2));
-        assert!(!a.holds(at(3_000)), "by its own clock the old leader knows");
+        assert!(!a.holds(at(3_000)), "the old leader sees it by its own clock");
         assert_eq!(a.poll(&host, false, TERM, at(3_100)), None);
     }
 

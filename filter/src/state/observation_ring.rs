@@ -188,7 +188,7 @@ mod tests {
             reader.read(&host, ("p", 2, 8)).map(|message| (message.vm_id, message.first, message.rows.len())),
             Some((8, 0, OBSERVATION_BYTES))
         );
-        assert_eq!(read(&host, &mut reader), None, "of the one that is gone");
+        assert_eq!(read(&host, &mut reader), None, "nothing of the VM that is gone");
     }
 
     proptest! {

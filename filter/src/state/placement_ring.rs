@@ -294,7 +294,7 @@ mod tests {
             tell(&host, &mut writer, 2, &vec![i; 600]);
         }
         let (_, gaps, all) = read(&host, &mut reader, writer.position(), 600);
-        assert_eq!((gaps, all), (0, false), "it has met the ring and read a little of it");
+        assert_eq!((gaps, all), (0, false), "it has read a part of the ring for the first time");
         for i in 0..SEGMENTS {
             tell(&host, &mut writer, 2, &vec![i; 600]);
         }

@@ -181,7 +181,7 @@ mod tests {
             assert!(slot(&host, row(vm, 0)).is_some());
         }
         assert_eq!([901, 902].map(|vm| slot(&host, row(vm, 0))), [None, None]);
-        assert_eq!(slot(&host, row(5, 10)), Some(4), "who sits goes on to");
+        assert_eq!(slot(&host, row(5, 10)), Some(4), "a VM keeps its slot");
         let vm_table = VmTable::read(&host).unwrap();
         assert_eq!((vm_table.alive(at(10)).count(), vm_table.without_vm_slot(at(10))), (VM_SLOTS_MAX, 2));
         // VM 7 stops; the other VMs go on.

@@ -268,7 +268,7 @@ proptest! {
         // pause to pass.
         world.heals(60);
         for (vm, _) in &world.vms {
-            prop_assert_eq!(vm.borrow().parked_count(), 0, "nothing waits for what has come");
+            prop_assert_eq!(vm.borrow().parked_count(), 0, "no request waits, because state has come");
         }
         world.streams.drain(..).for_each(|mut stream| _ = stream.on_done());
         world.heals(1);

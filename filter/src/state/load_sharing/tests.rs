@@ -321,7 +321,7 @@ fn workers_that_lost_each_others_rings_agree_by_a_hash_for_as_long_as_news_count
         })
     };
     let agree = |[one, two]: [Vec<String>; 2]| one == two;
-    assert!(!agree(homes(false, 0)), "where nothing is lost each spreads cold prompts as it likes");
+    assert!(!agree(homes(false, 0)), "if nothing was lost, each worker spreads cold prompts by itself");
     assert!(agree(homes(true, 0)));
     assert!(agree(homes(true, proto::SHARE_EXPIRY_MS - 1)));
     assert!(!agree(homes(true, proto::SHARE_EXPIRY_MS)));

@@ -63,7 +63,7 @@ fn what_one_process_has_under_way_counts_at_every_worker_of_the_other() {
     assert!(told(&two).iter().all(|share| share.row.len() == LoadReportHead::BYTES && share.placements.is_empty()), "{:?}", told(&two));
 
     two.host.pass_ms(proto::SHARE_EXPIRY_MS);
-    assert_eq!(two.look(1).requests, 0, "nobody told it again");
+    assert_eq!(two.look(1).requests, 0, "the report was not sent again");
     say(&two, peers);
     two.host.pass_ms(SLOW_ROWS_MS);
     assert_eq!(two.look(1).requests, 2);
@@ -113,7 +113,7 @@ fn a_failure_at_one_process_is_known_to_every_worker_of_the_other_and_not_told_b
     one.host.pass_ms(ROWS_MS);
     one.tick();
     let share = told(&one).pop().unwrap();
-    assert!(share.row.len() > LoadReportHead::BYTES, "it is told");
+    assert!(share.row.len() > LoadReportHead::BYTES, "the ejection is published");
     say(&two, state::PeerLoad { row: share.row, ..others(2) });
     two.host.pass_ms(RINGS_AT_PICK_MS);
     for worker in 0..3 {
@@ -123,9 +123,9 @@ fn a_failure_at_one_process_is_known_to_every_worker_of_the_other_and_not_told_b
     }
     two.tick();
     two.tick();
-    assert!(told(&two).iter().all(|share| share.row.len() == LoadReportHead::BYTES), "it goes in no circles");
+    assert!(told(&two).iter().all(|share| share.row.len() == LoadReportHead::BYTES), "a received report is not published again");
     two.host.pass_ms(1_000);
-    assert!(two.request(1, "z").1.contains(&list[0]), "for as long as it counts where it was seen, and no longer");
+    assert!(two.request(1, "z").1.contains(&list[0]), "it counts as long as at its own proxy, and no longer");
 }
 
 #[test]
@@ -157,11 +157,11 @@ fn own_picks_weigh_once_for_each_active_proxy_while_the_others_cannot_know_of_th
     world.host.pass_ms(SLOW_ROWS_MS);
     (1..3).for_each(|worker| assert_eq!(world.look(worker).requests, 0));
     let _pick = world.request(1, "y");
-    assert_eq!(world.known(1).requests, 4, "one of ours, and one of each of three others");
+    assert_eq!(world.known(1).requests, 4, "one own request, and one for each of three other proxies");
     world.host.pass_ms(ROWS_MS);
-    assert_eq!(world.look(2).requests, 4, "another worker's is ours too");
+    assert_eq!(world.look(2).requests, 4, "a request of another worker counts as an own request too");
     world.host.pass_ms(proto::SHARE_EXPIRY_MS);
-    (1..3).for_each(|worker| assert!(world.look(worker).requests <= 1, "the others have been heard since"));
+    (1..3).for_each(|worker| assert!(world.look(worker).requests <= 1, "newer reports of the other proxies have come"));
 }
 
 #[test]
@@ -217,7 +217,7 @@ fn proxies_that_cannot_hear_each_other_agree_on_cold_prompts() {
         };
         (0..20).filter(|i| home(&worlds[0], *i) == home(&worlds[1], *i)).count()
     };
-    assert!(homes(0) < 18, "while they hear each other chance decides between equals");
+    assert!(homes(0) < 18, "while reports arrive, chance decides between equal endpoints");
     worlds.iter().for_each(|world| world.host.pass_ms(proto::SHARE_EXPIRY_MS));
     assert_eq!(homes(1), 20);
     for world in &worlds {
@@ -225,5 +225,5 @@ fn proxies_that_cannot_hear_each_other_agree_on_cold_prompts() {
         say(world, state::PeerLoad { row: vec![0; LoadReportHead::BYTES], ..others(1) });
         world.host.pass_ms(proto::SHARE_EXPIRY_MS);
     }
-    assert!(homes(2) < 18, "the other is gone: there is nobody to agree with");
+    assert!(homes(2) < 18, "the other proxy is gone, so there is no need to agree");
 }
