@@ -1,7 +1,7 @@
 //! The driver of one request, below every host. It receives the events of a stream, and calls the
 //! host for what must be done.
 //!
-//! A host stands between a proxy and this crate: the wasm filter, the ext_proc server, a native
+//! A host connects a proxy with this crate: the wasm filter, the ext_proc server, a native
 //! Envoy module. A host translates calls. The driver owns the rest: the phases, parking, whether
 //! headers and bytes are held, when a body is read, whether a request may be retried, the release
 //! of what a pick holds, the served endpoint, and what is counted.
@@ -45,7 +45,7 @@
 //! | response headers | [`RequestDriver::response_headers`] | follow |
 //! | piece of the response body | [`RequestDriver::response_body`] | follow |
 //! | response trailers | [`RequestDriver::response_trailers`] | let them go on |
-//! | end of the stream, however it came | [`RequestDriver::end`] | |
+//! | end of the stream, for any reason | [`RequestDriver::end`] | |
 //!
 //! A host removes the request headers that a client must not set
 //! ([`crate::ExchangeSettings::removes`]) before the request goes on.

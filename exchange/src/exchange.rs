@@ -143,8 +143,8 @@ impl Exchange {
         }
     }
 
-    /// Makes the exchange explain every endpoint, whatever the client requests and the settings
-    /// allow.
+    /// Makes the exchange explain every endpoint, regardless of the client's headers and the
+    /// settings.
     #[must_use]
     pub fn with_explanation(mut self) -> Self {
         self.why.endpoints_max = usize::MAX;

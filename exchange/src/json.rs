@@ -161,7 +161,7 @@ impl<'b> JsonReader<'b> {
         self.peek()?;
         let start = self.at;
         let depth = self.depth;
-        let mut objects: u128 = 0; // one bit for each container opened here, the innermost lowest: whether it is an object
+        let mut objects: u128 = 0; // one bit for each container opened here, the innermost lowest: 1 for an object
         loop {
             match self.peek()? {
                 JsonKind::Object => {

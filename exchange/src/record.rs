@@ -1,5 +1,5 @@
 //! Records one decision with all its inputs, so that it can be examined and repeated
-//! ([`ParsedRecord::replay`]) later and elsewhere.
+//! ([`ParsedRecord::replay`]) later and in another process.
 //!
 //! A record has the inputs of [`scheduler::schedule`]: the facts of the request, every endpoint
 //! with its metrics, load and matched blocks, and the state of the random generator. It has no

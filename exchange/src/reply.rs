@@ -26,8 +26,8 @@ pub struct LocalReply {
     pub body: Vec<u8>,
 }
 
-/// Why a request is refused. It says who has to change something, the client (4xx) or the operator
-/// of the pool (5xx), and the status says whether to try again.
+/// Why a request is refused. The status says who has to change something, the client (4xx) or the
+/// operator of the pool (5xx), and whether to try again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// The body breaks a rule of its API.

@@ -244,7 +244,7 @@ impl ModelNameScanner {
         }
         self.text = if ends { None } else { Some(if fits { text } else { StringState::Plain }) };
         match text {
-            StringState::Key => self.field = self.field_named(), // none, until all of the literal is in
+            StringState::Key => self.field = self.field_named(), // no known field until the whole literal has come
             StringState::Model if ends && fits => {
                 let restored: &[u8] = if names.is_sent(&self.literal) { &names.requested } else { &self.literal };
                 out.extend_from_slice(restored);

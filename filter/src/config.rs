@@ -276,7 +276,8 @@ const FIELDS: &[ConfigField] = &[
 
 // === impl FilterConfig ===
 
-/// The defaults beside [`ExchangeSettings::default`]; `pools` has none.
+/// The defaults of the filter; those of `settings` are in [`ExchangeSettings::default`]. `pools`
+/// has no default.
 impl Default for FilterConfig {
     fn default() -> Self {
         Self {

@@ -1,12 +1,12 @@
 //! The proxy for the rest of the crate: one narrow trait, and the only file that calls the
 //! proxy-wasm ABI.
 //!
-//! The bindings are our own, not the SDK's. The SDK returns a status as a Rust enum, which is
-//! undefined behaviour for statuses it does not list; it panics on most of those it lists, and on
-//! every header that is not UTF-8; and a panic here fails all streams of a worker. Here a status is
-//! a number, a value is bytes, and every answer of the host is a `Result`. The exceptions are
-//! opening a stream and making a call, because the SDK's dispatcher delivers only to those it made
-//! itself: see [`wasm::ProxyWasm`].
+//! The bindings are the filter's own, not the SDK's. The SDK returns a status as a Rust enum, which
+//! is undefined behaviour for statuses it does not list. It panics on most statuses that it lists,
+//! and on every header that is not UTF-8, and a panic fails all streams of a worker. Here a status
+//! is a number, a value is bytes, and every answer of the host is a `Result`. Only streams are
+//! opened and calls are made by the SDK, because its dispatcher knows only the streams and calls
+//! that it made itself: see [`wasm::ProxyWasm`].
 
 use std::fmt;
 
@@ -277,8 +277,7 @@ mod wasm {
     }
 
     fn write_log(level: log::Level, text: &str) {
-        // The levels of `log` go from Error = 1 to Trace = 5, the host's from trace = 0 to error =
-        // 4.
+        // `log` has levels from Error = 1 to Trace = 5, the host has trace = 0 to error = 4.
         let level = 5_u32.saturating_sub(level as u32);
         // SAFETY: the pointer and size are those of `text`. A line that the host refuses is lost.
         let _ = unsafe { proxy_log(level, text.as_ptr(), text.len()) };

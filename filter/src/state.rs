@@ -34,10 +34,10 @@ use snapshot_store::PublishError;
 use vm_table::{EXPIRY_MS, HEARTBEAT_MS, VM_SLOTS_MAX, VmTable};
 
 /// Tick period. It is the longest delay until a lost wake-up is noticed, a parked request is
-/// answered, or a free lease is taken. A tick costs a few µs.
+/// answered, or a free lease is taken. A tick takes a few µs.
 pub const TICK_MS: u32 = 100;
 /// The most requests parked in one VM; more requests are answered at once. Holding more would not
-/// help a worker that got so many in two seconds without state.
+/// help a worker that got this many in two seconds without state.
 const PARKED_MAX: usize = 1_024;
 /// The most wake-ups taken from the queue at once; the next tick takes the rest.
 const WAKES_MAX: usize = 1_024;

@@ -1,8 +1,8 @@
 //! The prompt of a body, as pieces to hash.
 //!
 //! Every API nests the same things in a different way: text, media, and objects (messages, parts,
-//! items, tool calls) that contain more of them. So one walk reads all: a string is text, an array
-//! is walked, the fields of an object are handled by their names ([`FieldContent`]).
+//! items, tool calls) that contain more of these. So one walk reads all APIs: a string is text, an
+//! array is walked, the fields of an object are handled by their names ([`FieldContent`]).
 
 use crate::json::{JsonError, JsonKind, JsonReader};
 use std::ops::Range;
@@ -26,7 +26,7 @@ pub enum PromptPiece<'b> {
     Media(&'b [u8]),
 }
 
-/// The parts of a prompt in the order of templates, whatever the order of fields in the body.
+/// The parts of a prompt in the order of templates, for any order of fields in the body.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum PromptSection {
     Tools,

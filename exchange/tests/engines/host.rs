@@ -1,11 +1,11 @@
-//! A proxy of several workers in virtual time, in front of engines: the real exchange, the real
+//! A proxy with several workers and engines in virtual time, with the real exchange, the real
 //! scheduler, and the daemon's learner.
 //!
 //! ```text
 //!  clients ─► a worker picks ─► engine ─► first token, others, end ─► that worker
-//!                │   rows and placements, SHARED_AFTER later            │ observations
+//!                │   reports and placements, after SHARED_AFTER         │ observations
 //!                ▼                                                      ▼
-//!          other workers ◄── what was learned, every LEARN_EVERY ── learner
+//!          other workers ◄── learned models, every LEARN_EVERY ──── learner
 //! ```
 
 use std::cmp::Reverse;

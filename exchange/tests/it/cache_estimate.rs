@@ -34,10 +34,10 @@ fn ask_served_by(pool: &mut ManagedPool, number: usize, cached_percent: u32, ser
     ask_prompt(pool, &format!("{number:07} is so ").repeat(850), (5_000 * cached_percent / 100, 5_000), server);
 }
 
-/// Sends a prompt. `told` is what the engine reports: cached tokens and all prompt tokens, by its
-/// own count.
-fn ask_prompt(pool: &mut ManagedPool, prompt: &str, told: (u32, u32), server: &[u8]) {
-    ask_body(pool, b"/v1/completions", &format!(r#"{{"model":"m","prompt":"{prompt}"}}"#), told, server);
+/// Sends a prompt. `reported` is what the engine reports: cached tokens and all prompt tokens, by
+/// its own count.
+fn ask_prompt(pool: &mut ManagedPool, prompt: &str, reported: (u32, u32), server: &[u8]) {
+    ask_body(pool, b"/v1/completions", &format!(r#"{{"model":"m","prompt":"{prompt}"}}"#), reported, server);
 }
 
 fn ask_body(pool: &mut ManagedPool, path: &[u8], body: &str, (cached, tokens): (u32, u32), server: &[u8]) {

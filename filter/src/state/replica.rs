@@ -1,4 +1,4 @@
-//! One pool in one VM: the daemon's state as this VM has applied it, beside the VM's own state.
+//! One pool in one VM: the daemon's state that this VM has applied, and the VM's own state.
 //!
 //! A replica changes only in [`PoolReplica::apply`], as a whole or not at all, and never while a
 //! request is being decided (a VM that replaced a lost one applies the state before its first
@@ -149,7 +149,7 @@ impl PoolReplica {
     /// Publishes an update to the other VMs, as the bytes that the leader received.
     ///
     /// # Errors
-    /// [`PublishError`] says why not.
+    /// [`PublishError`] says why the update was not published.
     pub fn publish<H: Host>(
         &self,
         host: &H,

@@ -6,8 +6,9 @@
 //! with at most one open call:
 //!
 //! ```text
-//! tell: the messages that wait, as soon as the call before is answered ──▶ 200
-//! hear: no message ──▶ held by the daemon until it has messages ──▶ 200 and messages; then the next
+//! /switchpoint/state/tell   body: the waiting messages             ──▶ 200; then the next call
+//! /switchpoint/state/hear   no body; held by the daemon until it
+//!                           has messages                           ──▶ 200 and messages; then the next call
 //! ```
 //! A call cannot be cancelled. The response to a call of a closed connection is ignored.
 
