@@ -52,7 +52,7 @@ pub struct Exchange {
     why: DecisionReason,
     /// Whether the host cannot show the body.
     unseen: bool,
-    asked: HeaderFacts,
+    facts: HeaderFacts,
 }
 
 /// The content of the request headers, owned, because the request may be held.
@@ -131,7 +131,7 @@ impl Exchange {
             started: now,
             why: DecisionReason::default(),
             unseen: false,
-            asked: HeaderFacts {
+            facts: HeaderFacts {
                 declared_bytes: None,
                 model: None,
                 objective: None,
@@ -177,12 +177,12 @@ impl Exchange {
         if head.explain && settings.explain {
             self.why.endpoints_max = self.why.endpoints_max.max(HEADER_ENDPOINTS_MAX);
         }
-        self.asked.objective = head.objective.get().filter(|_| settings.objective_header == ObjectiveHeader::Trust).map(Into::into);
-        self.asked.rewrite = head.rewrite.get().map(Into::into);
-        self.asked.latency = head.slo.read();
-        self.asked.credentials = head.credentials.and_then(|value| std::str::from_utf8(value).ok()).map_or(0, scheduler::name_hash);
-        self.asked.declared_bytes = head.content_length;
-        self.asked.model = head.model.and_then(|name| std::str::from_utf8(name).ok()).map(Into::into);
+        self.facts.objective = head.objective.get().filter(|_| settings.objective_header == ObjectiveHeader::Trust).map(Into::into);
+        self.facts.rewrite = head.rewrite.get().map(Into::into);
+        self.facts.latency = head.slo.read();
+        self.facts.credentials = head.credentials.and_then(|value| std::str::from_utf8(value).ok()).map_or(0, scheduler::name_hash);
+        self.facts.declared_bytes = head.content_length;
+        self.facts.model = head.model.and_then(|name| std::str::from_utf8(name).ok()).map(Into::into);
         if head.path_is(settings.ready_path.as_bytes()) {
             self.phase = ExchangePhase::Answered { uncounted: None };
             return HeadersStep::Ready;
@@ -222,7 +222,7 @@ impl Exchange {
             }
             if let (Ok(name), Ok(value)) = (std::str::from_utf8(name), std::str::from_utf8(value)) {
                 room -= name.len() + value.len();
-                self.asked.captured.push((name.into(), value.into()));
+                self.facts.captured.push((name.into(), value.into()));
             }
         }
     }
@@ -256,7 +256,7 @@ impl Exchange {
     ) -> ExchangeStep {
         let read = self.read(body);
         match self.resolve(settings, pool, read, now) {
-            Ok(asking) => self.pick(settings, pool, hint, asking.with_hashes(), now),
+            Ok(pending) => self.pick(settings, pool, hint, pending.with_hashes(), now),
             Err(step) => step,
         }
     }
@@ -286,14 +286,15 @@ impl Exchange {
         };
         let latency = self.requested_slo(pool).map_err(|refusal| self.refuse(pool, &refusal))?;
         let unseen = self.unseen && self.api.is_inference();
-        let named = self.asked.model.as_deref().filter(|_| unseen).map(|name| Cow::Owned(name.to_owned()));
+        let named = self.facts.model.as_deref().filter(|_| unseen).map(|name| Cow::Owned(name.to_owned()));
         let model = parsed.as_mut().map(|p| std::mem::take(&mut p.model)).or(named).unwrap_or_default();
-        let asked = ModelRequest { model: &model, objective: self.asked.objective.as_deref(), rewrite: self.asked.rewrite.as_deref() };
-        let resolved = pool.resolve(asked).map_err(|refusal| self.refuse(pool, &refusal.into()))?;
+        let requested_model =
+            ModelRequest { model: &model, objective: self.facts.objective.as_deref(), rewrite: self.facts.rewrite.as_deref() };
+        let resolved = pool.resolve(requested_model).map_err(|refusal| self.refuse(pool, &refusal.into()))?;
         let target = resolved.target_model;
         let (splice, names) = parsed.as_ref().zip(target.as_deref()).and_then(|(p, target)| rewrite::model(body, p, target)).unzip();
         // A client may declare any length.
-        let unseen_bytes = self.asked.declared_bytes.filter(|_| unseen).unwrap_or(0).min(settings.body_limit_bytes);
+        let unseen_bytes = self.facts.declared_bytes.filter(|_| unseen).unwrap_or(0).min(settings.body_limit_bytes);
         Ok(PendingRequest {
             prompt_tokens: pending_request::tokens(parsed.as_ref(), unseen_bytes, token, pool),
             parsed,
@@ -316,46 +317,48 @@ impl Exchange {
         settings: &ExchangeSettings,
         pool: &mut ManagedPool,
         hint: Option<&[u8]>,
-        asking: PendingRequest<'_>,
+        pending: PendingRequest<'_>,
         now: Timestamp,
     ) -> ExchangeStep {
         let hint = hint.map(hint::parse);
-        let headers: Vec<(&str, &str)> = self.asked.captured.iter().map(|(name, value)| (&**name, &**value)).collect();
-        let parsed = asking.parsed.as_ref();
+        let headers: Vec<(&str, &str)> = self.facts.captured.iter().map(|(name, value)| (&**name, &**value)).collect();
+        let parsed = pending.parsed.as_ref();
         let request = Request {
-            model: asking.target_model(),
+            model: pending.target_model(),
             subset: hint.as_ref(),
-            priority: asking.priority,
-            prompt_tokens: asking.prompt_tokens,
-            prefix_blocks: &asking.blocks,
-            prefix_block_tokens: pool.block_tokens(asking.prefix),
+            priority: pending.priority,
+            prompt_tokens: pending.prompt_tokens,
+            prefix_blocks: &pending.blocks,
+            prefix_block_tokens: pool.block_tokens(pending.prefix),
             max_tokens: parsed.and_then(|p| p.max_tokens),
             media_items: parsed.map_or(0, |p| p.media_items),
             headers: &headers,
-            slo: asking.latency.slo,
-            prediction_based: asking.latency.prediction_based,
+            slo: pending.latency.slo,
+            prediction_based: pending.latency.prediction_based,
         };
         let kind = self.kind(request.model);
         self.why.recorded = pool.sample_one_in(settings.decision_log.one_in).then(|| settings.decision_log.headers.as_str().into());
-        match pool.pick(&request, &asking.model, now, &mut self.why).map_err(Refusal::from) {
-            Err(Refusal::Unavailable(UnavailableReason::ModelNotServed)) if asking.target.is_none() && !pool.knows_model(&asking.model) => {
-                self.refuse(pool, &Refusal::UnknownModel(asking.model.as_ref().into()))
+        match pool.pick(&request, &pending.model, now, &mut self.why).map_err(Refusal::from) {
+            Err(Refusal::Unavailable(UnavailableReason::ModelNotServed))
+                if pending.target.is_none() && !pool.knows_model(&pending.model) =>
+            {
+                self.refuse(pool, &Refusal::UnknownModel(pending.model.as_ref().into()))
             }
             Err(refusal) => self.refuse(pool, &refusal),
             Ok(picked) => {
                 let mut forward = RequestChanges::to(settings, &picked, self.api.is_inference(), parsed.is_some_and(|p| p.stream));
-                let counted = pool.counters_mut().count_sent(&asking.model, request.model, request.priority, asking.body_bytes);
-                if let Some(splice) = asking.splice {
-                    forward.rewrite(splice, self.asked.declared_bytes.map(|_| asking.body_bytes));
+                let counted = pool.counters_mut().count_sent(&pending.model, request.model, request.priority, pending.body_bytes);
+                if let Some(splice) = pending.splice {
+                    forward.rewrite(splice, self.facts.declared_bytes.map(|_| pending.body_bytes));
                 }
                 let prompt = SentPrompt {
                     text_bytes: parsed.map_or(0, prompt::text_bytes),
-                    blocks: parsed.and_then(|parsed| prompt::even_blocks(parsed, &asking.blocks, asking.prefix)),
-                    hashes: asking.blocks,
-                    tokens: asking.prompt_tokens,
+                    blocks: parsed.and_then(|parsed| prompt::even_blocks(parsed, &pending.blocks, pending.prefix)),
+                    hashes: pending.blocks,
+                    tokens: pending.prompt_tokens,
                 };
-                let flight = RoutedRequest::new(self.api, counted, picked, prompt, kind, now);
-                self.phase = ExchangePhase::Routed(Box::new(flight.with_model_names(asking.names)));
+                let routed = RoutedRequest::new(self.api, counted, picked, prompt, kind, now);
+                self.phase = ExchangePhase::Routed(Box::new(routed.with_model_names(pending.names)));
                 ExchangeStep::Forward(forward)
             }
         }
@@ -364,14 +367,14 @@ impl Exchange {
     /// Whether `address` is that of the endpoint that is tried first.
     #[must_use]
     pub fn is_first_endpoint(&self, address: &[u8]) -> bool {
-        matches!(&self.phase, ExchangePhase::Routed(flight) if flight.is_first_endpoint(address))
+        matches!(&self.phase, ExchangePhase::Routed(routed) if routed.is_first_endpoint(address))
     }
 
     /// Reads the response headers, from the upstream or from the proxy.
     pub fn response_headers(&mut self, pool: &mut ManagedPool, head: &ResponseHead<'_>, now: Timestamp) -> ResponseStep {
         match &mut self.phase {
-            ExchangePhase::Routed(flight) => {
-                let mut step = flight.response_headers(pool, head, now);
+            ExchangePhase::Routed(routed) => {
+                let mut step = routed.response_headers(pool, head, now);
                 step.set.extend(self.why.reasons.take().map(|reasons| (headers::DECISION.into(), reasons)));
                 step
             }
@@ -381,9 +384,9 @@ impl Exchange {
 
     /// Reads a piece of the response body. Returns the bytes that replace it, if it changes.
     pub fn response_chunk(&mut self, pool: &mut ManagedPool, bytes: &[u8], last: bool, now: Timestamp) -> Option<&[u8]> {
-        let ExchangePhase::Routed(flight) = &mut self.phase else { return None };
-        flight.response_chunk(pool, bytes, last, now);
-        flight.restore_chunk(bytes, last)
+        let ExchangePhase::Routed(routed) = &mut self.phase else { return None };
+        routed.response_chunk(pool, bytes, last, now);
+        routed.restore_chunk(bytes, last)
     }
 
     /// Whether the reply to an inference request has begun and not ended. In this case, call
@@ -391,13 +394,13 @@ impl Exchange {
     /// the reply.
     #[must_use]
     pub fn is_open(&self) -> bool {
-        matches!(&self.phase, ExchangePhase::Routed(flight) if flight.is_open())
+        matches!(&self.phase, ExchangePhase::Routed(routed) if routed.is_open())
     }
 
     /// Records that the engine broke off its reply.
     pub fn record_cut_off(&mut self) {
-        if let ExchangePhase::Routed(flight) = &mut self.phase {
-            flight.record_cut_off();
+        if let ExchangePhase::Routed(routed) = &mut self.phase {
+            routed.record_cut_off();
         }
     }
 
@@ -405,7 +408,7 @@ impl Exchange {
     /// was released before.
     pub fn end(&mut self, pool: &mut ManagedPool, now: Timestamp) -> Option<ExchangeOutcome> {
         match std::mem::replace(&mut self.phase, ExchangePhase::Ended) {
-            ExchangePhase::Routed(flight) => Some(flight.end(pool, now)),
+            ExchangePhase::Routed(routed) => Some(routed.end(pool, now)),
             ExchangePhase::Answered { uncounted } => {
                 self.phase = ExchangePhase::Answered { uncounted: None };
                 uncounted.into_iter().for_each(|reason| pool.counters_mut().count_dropped(reason));
@@ -427,7 +430,7 @@ impl Exchange {
     /// accept the request.
     fn kind(&self, model: &str) -> (u64, u64) {
         let parser = self.api.parser().map_or(0, scheduler::name_hash);
-        (scheduler::name_hash(model) ^ parser.rotate_left(2), self.asked.credentials)
+        (scheduler::name_hash(model) ^ parser.rotate_left(2), self.facts.credentials)
     }
 
     fn parse<'b>(&self, body: &'b [u8]) -> Result<Option<body::ParsedRequest<'b>>, Refusal> {
@@ -442,8 +445,8 @@ impl Exchange {
     fn requested_slo(&self, pool: &ManagedPool) -> Result<slo::RequestedSlo, Refusal> {
         let predicting = pool.snapshot().map(Snapshot::pipeline).filter(|pipeline| pipeline.predicts() && self.api.is_inference());
         let Some(pipeline) = predicting else { return Ok(slo::RequestedSlo::default()) };
-        let asked = self.asked.latency?;
-        if pipeline.demands_slo() && !asked.slo.any() { Err(Refusal::SloMissing) } else { Ok(asked) }
+        let requested = self.facts.latency?;
+        if pipeline.demands_slo() && !requested.slo.any() { Err(Refusal::SloMissing) } else { Ok(requested) }
     }
 
     fn refuse(&mut self, pool: &mut ManagedPool, refusal: &Refusal) -> ExchangeStep {

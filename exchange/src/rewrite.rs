@@ -22,8 +22,8 @@ pub struct BodyEdit {
 /// for the change back in the reply. `None` if the model in the body cannot be replaced.
 pub(crate) fn model(body: &[u8], parsed: &ParsedRequest<'_>, target: &str) -> Option<(BodyEdit, ModelNames)> {
     let range = parsed.model_span.clone()?;
-    let asked = body.get(range.clone())?.into();
-    Some((BodyEdit::string(range, target), ModelNames { sent: target.into(), requested: asked }))
+    let requested = body.get(range.clone())?.into();
+    Some((BodyEdit::string(range, target), ModelNames { sent: target.into(), requested }))
 }
 
 // === impl BodyEdit ===

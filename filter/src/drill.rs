@@ -57,8 +57,8 @@ pub fn obey(bytes: &[u8]) {
 
 /// Stalls in a busy loop if the bytes contain [`STALL`]. A wasm thread cannot sleep.
 pub fn stall<H: Host>(host: &H, bytes: &[u8]) {
-    let told = bytes.windows(STALL.len()).any(|word| word == STALL);
-    if told && host.share("switchpoint/1/drill/stalled", b"1", WriteCondition::Absent).is_ok() {
+    let requested = bytes.windows(STALL.len()).any(|word| word == STALL);
+    if requested && host.share("switchpoint/1/drill/stalled", b"1", WriteCondition::Absent).is_ok() {
         log::error!("standing still, as told by a drill");
         let until = host.now().plus_ms(STALL_MS);
         while host.now() < until {}

@@ -90,11 +90,11 @@ fn live() -> String {
 /// `None` when the header is absent.
 pub fn cost<H: Host>(host: &H, headers: &[u8]) -> Option<String> {
     let mut pairs = crate::pairs::HeaderPairs::new(headers);
-    let (_, asked) = pairs.find(|(name, _)| *name == COST)?;
-    if asked == LIVE {
+    let (_, value) = pairs.find(|(name, _)| *name == COST)?;
+    if value == LIVE {
         return Some(live());
     }
-    let (peers, count) = std::str::from_utf8(asked).ok()?.split_once('/')?;
+    let (peers, count) = std::str::from_utf8(value).ok()?.split_once('/')?;
     let (peers, count) = (peers.parse::<u16>().ok()?, count.parse::<usize>().ok()?);
     let addresses = endpoints(count);
     let version = Version { term: 1, sequence: 1 };

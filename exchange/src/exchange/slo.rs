@@ -97,7 +97,7 @@ mod tests {
     }
 
     fn ttft(pairs: &[(&'static str, &str)]) -> Result<Option<u32>, &'static str> {
-        read(pairs).map(|asked| asked.slo.ttft_us).map_err(|unreadable| unreadable.header)
+        read(pairs).map(|requested| requested.slo.ttft_us).map_err(|unreadable| unreadable.header)
     }
 
     #[test]
@@ -117,14 +117,14 @@ mod tests {
         assert_eq!(ttft(&[(older, "1"), (current, "2")]), Ok(Some(2_000)));
         assert_eq!(ttft(&[(current, "2"), (older, "1")]), Ok(Some(2_000)));
         assert_eq!(ttft(&[(older, "1"), (older, "3")]), Ok(Some(1_000)));
-        assert_eq!(ttft(&[(older, "1"), (current, "x")]), Err(current), "the one that counts is the one to be right");
+        assert_eq!(ttft(&[(older, "1"), (current, "x")]), Err(current), "only the header that counts must be valid");
         assert_eq!(ttft(&[(older, "x"), (current, "2")]), Ok(Some(2_000)));
         assert_eq!(ttft(&[("x-slo-tpot-ms", "1")]), Ok(None));
     }
 
     #[test]
     fn prediction_based_routing_is_true_or_false() {
-        let based = |name: &'static str, value: &str| read(&[(name, value)]).map(|asked| asked.prediction_based);
+        let based = |name: &'static str, value: &str| read(&[(name, value)]).map(|requested| requested.prediction_based);
         for name in ["predictionbasedrouting", "x-prediction-based-scheduling"] {
             assert_eq!(["true", "True", "1", "t"].map(|value| based(name, value)), [Ok(true); 4]);
             assert_eq!(["false", "False", "0", " F "].map(|value| based(name, value)), [Ok(false); 4]);
@@ -141,7 +141,7 @@ mod tests {
             let mut slo = SloHeaders::default();
             slo.offer(b"x-slo-tpot-ms", &value);
             match slo.read() {
-                Ok(asked) => prop_assert!(asked.slo.tpot_us.is_some_and(|us| (1..=3_600_000_000).contains(&us))),
+                Ok(requested) => prop_assert!(requested.slo.tpot_us.is_some_and(|us| (1..=3_600_000_000).contains(&us))),
                 Err(unreadable) => prop_assert_eq!(unreadable.header, "x-slo-tpot-ms"),
             }
         }

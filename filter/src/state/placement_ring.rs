@@ -278,9 +278,9 @@ mod tests {
         writer.position.segment = u64::from(u32::MAX) - 3;
         for i in 0..9 {
             tell(&host, &mut writer, 2, &vec![i; 600]);
-            let told = RingPosition::of_word(writer.position().to_word());
-            assert_eq!(told, writer.position());
-            assert_eq!(read(&host, &mut reader, told, PLENTY), (vec![(2, vec![i; 600])], 0, true), "{told:?}");
+            let position = RingPosition::of_word(writer.position().to_word());
+            assert_eq!(position, writer.position());
+            assert_eq!(read(&host, &mut reader, position, PLENTY), (vec![(2, vec![i; 600])], 0, true), "{position:?}");
         }
         assert!(writer.position().segment > u64::from(u32::MAX));
         let full = RingPosition { segment: 1, bytes: u32::try_from(SEGMENT_BYTES_MAX).unwrap() };
@@ -371,15 +371,15 @@ mod tests {
         #[test]
         fn what_is_placed_is_read(chains in prop::collection::vec((0..1024_u16, prop::collection::vec(any::<u64>(), 1..3000)), 0..20)) {
             let (host, mut writer, mut reader) = (FakeHost::new(), writer(), PlacementRingReader::default());
-            let (mut told, mut heard) = (Vec::new(), Vec::new());
+            let (mut written, mut received) = (Vec::new(), Vec::new());
             for (slot, blocks) in chains {
                 tell(&host, &mut writer, slot, &blocks);
-                told.extend(blocks.into_iter().map(|block| (slot, block)));
+                written.extend(blocks.into_iter().map(|block| (slot, block)));
                 let (read, gaps, all) = read(&host, &mut reader, writer.position(), PLENTY);
                 prop_assert!(gaps == 0 && all);
-                heard.extend(read.into_iter().flat_map(|(slot, blocks)| blocks.into_iter().map(move |block| (slot, block))));
+                received.extend(read.into_iter().flat_map(|(slot, blocks)| blocks.into_iter().map(move |block| (slot, block))));
             }
-            prop_assert_eq!(told, heard);
+            prop_assert_eq!(written, received);
         }
 
         #[test]
