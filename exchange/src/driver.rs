@@ -131,7 +131,7 @@ impl<H: RequestHost> Default for RequestDriver<H> {
 }
 
 impl<H: RequestHost> RequestDriver<H> {
-    /// The request headers have come. Names are lower-case.
+    /// Handles the request headers. Names are lower-case.
     pub fn request_headers<'h>(
         &mut self,
         host: &mut H,
@@ -164,7 +164,7 @@ impl<H: RequestHost> RequestDriver<H> {
         }
     }
 
-    /// A piece of the request body has come. `size` is the length of the body so far.
+    /// Handles a piece of the request body. `size` is the length of the body so far.
     pub fn request_body(&mut self, host: &mut H, size: usize, progress: BodyProgress) -> RequestFlow {
         self.body_bytes = size;
         if self.pieces == BodyDelivery::None {
@@ -186,7 +186,7 @@ impl<H: RequestHost> RequestDriver<H> {
         if flow == RequestFlow::Go { self.piece_goes_on(host) } else { flow }
     }
 
-    /// The request ends with trailers. The held part of its body goes on before them.
+    /// Handles the request trailers. The held part of the body goes on before them.
     pub fn request_trailers(&mut self, host: &mut H) -> RequestFlow {
         if self.pieces == BodyDelivery::HoldNext {
             self.pieces = BodyDelivery::InStep;
@@ -194,8 +194,9 @@ impl<H: RequestHost> RequestDriver<H> {
         self.request_complete(host)
     }
 
-    /// The pool has state, or the time of [`RequestHost::park`] or [`RequestHost::resume_after`]
-    /// has come. On [`RequestFlow::Go`] the request goes on with the held part of its body.
+    /// Decides again, because the pool has state, or the time of [`RequestHost::park`] or
+    /// [`RequestHost::resume_after`] has come. On [`RequestFlow::Go`], the request goes on with the
+    /// held part of its body.
     pub fn resume(&mut self, host: &mut H, now: Timestamp) -> RequestFlow {
         if matches!(self.exchange.phase, ExchangePhase::Parked) {
             let body = self.body(host);
@@ -209,7 +210,7 @@ impl<H: RequestHost> RequestDriver<H> {
         RequestFlow::Go
     }
 
-    /// The response headers have come, from an endpoint or from the proxy.
+    /// Handles the response headers, from an endpoint or from the proxy.
     pub fn response_headers(&mut self, host: &mut H, head: &ResponseHead<'_>) -> RequestFlow {
         let Some(pool) = self.pool.as_ref().filter(|_| self.is_routed()) else {
             host.send_response_headers(ResponseStep::default());
@@ -222,8 +223,8 @@ impl<H: RequestHost> RequestDriver<H> {
         if self.response == ResponseBody::Hold && !head.end_of_stream { RequestFlow::Hold } else { RequestFlow::Go }
     }
 
-    /// A piece of the response body has come. `size` is its length; if the body is held, the length
-    /// of all of it so far.
+    /// Handles a piece of the response body. `size` is its length; if the body is held, the length
+    /// of the whole body so far.
     pub fn response_body(&mut self, host: &mut H, size: usize, last: bool) -> RequestFlow {
         match self.response {
             ResponseBody::Hold if !last => {
@@ -237,7 +238,7 @@ impl<H: RequestHost> RequestDriver<H> {
         RequestFlow::Go
     }
 
-    /// The response ends with trailers.
+    /// Handles the response trailers.
     pub fn response_trailers(&mut self, host: &mut H) {
         match self.response {
             ResponseBody::Ignore => {}
@@ -254,7 +255,7 @@ impl<H: RequestHost> RequestDriver<H> {
         }
     }
 
-    /// The stream has ended. Releases what the pick holds, once.
+    /// Handles the end of the stream. Releases what the pick holds, once.
     pub fn end(&mut self, host: &mut H) {
         self.pieces = BodyDelivery::None;
         let Some(pool) = self.pool.take() else { return };
@@ -328,7 +329,7 @@ impl<H: RequestHost> RequestDriver<H> {
         }
     }
 
-    /// The last byte of the request has come.
+    /// Handles the last byte of the request.
     fn request_complete(&mut self, host: &mut H) -> RequestFlow {
         self.is_whole = true;
         if self.awaits_body() { self.decide(host) } else { self.flow() }

@@ -73,16 +73,16 @@ pub enum WriteCondition {
 pub struct SharedValue {
     /// The value.
     pub bytes: Vec<u8>,
-    /// Changes with every write.
+    /// The token, which changes with every write.
     pub token: u32,
 }
 
 /// The proxy. Calls about requests act on the context of the current callback, or on the context
 /// that [`Host::focus`] selected last.
 ///
-/// No call calls back: the proxy delivers what a call causes at once (a reply, the end of a call
-/// that cannot be made) in a callback after the current one. So a cell may be borrowed during a
-/// host call. It must not be borrowed during a call of our own that borrows it again.
+/// No host call runs a callback. If a call has an immediate effect (a reply, the end of a call that
+/// cannot be made), the proxy delivers it in a callback after the current one. So a cell may be
+/// borrowed during a host call.
 pub trait Host: Clone + 'static {
     /// Monotonic time, the same clock for all VMs of a process.
     fn now(&self) -> Timestamp;

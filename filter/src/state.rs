@@ -877,7 +877,7 @@ mod tests {
         assert!(entries(&worker) >= FilterConfig::default().prefix_entries);
     }
 
-    // === by calls ===
+    // === HTTP calls ===
 
     /// Answers a call with these messages.
     fn answer(vm: &mut VmState<FakeHost>, call: usize, status: &[u8], messages: &[Vec<u8>]) {
@@ -999,7 +999,7 @@ mod tests {
         assert_eq!((in_force(&leader), called(&host, &mut seen).len(), leader.epoch), (0, 0, None));
     }
 
-    // === a proxy that refuses ===
+    // === a proxy that refuses calls ===
 
     /// Ends requests at some VM slots of the process, more than the daemon takes at once.
     fn requests_end(host: &FakeHost, writers: &mut [observation_ring::ObservationRingWriter]) {

@@ -77,7 +77,7 @@ impl<H: Host> HttpStream<H> {
         })
     }
 
-    /// The request headers have come.
+    /// Handles the request headers.
     pub fn request_headers(&self, end_of_stream: bool) -> RequestFlow {
         let StreamParts { driver, host } = &mut *self.0.borrow_mut();
         host.vm.borrow_mut().mark_serving();
@@ -92,19 +92,19 @@ impl<H: Host> HttpStream<H> {
         driver.request_headers(host, HeaderPairs::new(&bytes), end_of_stream)
     }
 
-    /// The request body is `size` bytes long so far.
+    /// Handles a piece of the request body, which is `size` bytes long so far.
     pub fn request_body(&self, size: usize, end_of_stream: bool) -> RequestFlow {
         let StreamParts { driver, host } = &mut *self.0.borrow_mut();
         driver.request_body(host, size, if end_of_stream { BodyProgress::Whole } else { BodyProgress::Partial })
     }
 
-    /// The request ends with trailers.
+    /// Handles the request trailers.
     pub fn request_trailers(&self) -> RequestFlow {
         let StreamParts { driver, host } = &mut *self.0.borrow_mut();
         driver.request_trailers(host)
     }
 
-    /// The response headers have come, from an endpoint or from the proxy.
+    /// Handles the response headers, from an endpoint or from the proxy.
     pub fn response_headers(&self, end_of_stream: bool) -> RequestFlow {
         let StreamParts { driver, host } = &mut *self.0.borrow_mut();
         if !driver.is_routed() {
@@ -130,19 +130,20 @@ impl<H: Host> HttpStream<H> {
         driver.response_headers(host, &head)
     }
 
-    /// A piece of the response body has come; of a held body, `size` is all of it so far.
+    /// Handles a piece of the response body. `size` is its length; if the body is held, the length
+    /// of the whole body so far.
     pub fn response_body(&self, size: usize, last: bool) -> RequestFlow {
         let StreamParts { driver, host } = &mut *self.0.borrow_mut();
         driver.response_body(host, size, last)
     }
 
-    /// The response ends with trailers.
+    /// Handles the response trailers.
     pub fn response_trailers(&self) {
         let StreamParts { driver, host } = &mut *self.0.borrow_mut();
         driver.response_trailers(host);
     }
 
-    /// The stream has ended.
+    /// Handles the end of the stream.
     pub fn end(&self) {
         let StreamParts { driver, host } = &mut *self.0.borrow_mut();
         driver.end(host);
@@ -337,7 +338,7 @@ impl<H: Host> FilterHost<H> {
                 #[cfg(feature = "drill")]
                 watch.into_iter().for_each(|watch| watch.paused(&self.proxy).done());
             }
-            // Most pieces bring a token, which is not published.
+            // Most pieces bring only a further token, which is not published.
             PoolUse::ReadResponse if !changed => {}
             PoolUse::Respond | PoolUse::ReadResponse | PoolUse::Release => {
                 vm.publish_load(replica, now, SharingOccasion::End);

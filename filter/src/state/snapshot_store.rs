@@ -31,7 +31,7 @@ pub struct SharedSnapshotStore {
 pub struct HeadReading {
     /// The head.
     pub head: SnapshotHead,
-    /// Changes with every write.
+    /// The token, which changes with every write.
     pub token: u32,
 }
 
