@@ -82,7 +82,8 @@ pub struct SharedValue {
 ///
 /// No host call runs a callback. If a call has an immediate effect (a reply, the end of a call that
 /// cannot be made), the proxy delivers it in a callback after the current one. So a cell may be
-/// borrowed during a host call.
+/// borrowed during a host call, but not during a call of the filter's own code that borrows the
+/// cell again.
 pub trait Host: Clone + 'static {
     /// Monotonic time, the same clock for all VMs of a process.
     fn now(&self) -> Timestamp;
