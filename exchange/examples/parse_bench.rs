@@ -1,15 +1,18 @@
-//! What reading a request body and a response event costs, natively and in wasm.
+//! Measures the cost of reading a request body and a response event, natively and in wasm.
 //!
 //! ```text
 //! cargo run --release -p exchange --example parse_bench
-//! cargo build --release -p exchange --example parse_bench --target wasm32-wasip1    # then run the .wasm with node or wasmtime
+//! cargo build --release -p exchange --example parse_bench --target wasm32-wasip1
 //! ```
 //!
-//! The module is built with fat LTO and one codegen unit; set `CARGO_PROFILE_RELEASE_LTO=fat CARGO_PROFILE_RELEASE_CODEGEN_UNITS=1` to see its figures.
+//! Run the built `.wasm` file with node or wasmtime. The filter's module is built with fat LTO and
+//! one codegen unit; set `CARGO_PROFILE_RELEASE_LTO=fat CARGO_PROFILE_RELEASE_CODEGEN_UNITS=1` to
+//! see its figures.
 //!
-//! Bodies are chats of 12 messages: `plain` without escapes, `escaped` with a backslash every 50 to 60 bytes as code and quotes have, `chinese` in
-//! UTF-8 of three bytes a character. Each figure is the best of 15 batches, since neighbours on the machine only
-//! ever add. Absolute figures depend on the machine and are not tested anywhere.
+//! Bodies are chats of 12 messages: `plain` without escapes, `escaped` with a backslash every 50 to
+//! 60 bytes, as in code and quotes, `chinese` in UTF-8 with three bytes for each character. Each
+//! figure is the best of 15 batches, because other processes only add time. Absolute figures depend
+//! on the machine and are not tested anywhere.
 #![allow(clippy::print_stdout, clippy::disallowed_methods)] // it is a program that measures time and prints it
 
 use std::hint::black_box;
@@ -36,7 +39,7 @@ fn main() {
             println!("{:>8} {name:>8} {parse_us:>10.2} {skip_us:>10.2} {:>6.1}", body.len(), body.len() as f64 / parse_us / 1000.0);
         }
     }
-    // What stalls a worker longest: a body of the filter's limit that is all names.
+    // The body that stalls a worker longest: as long as the filter allows, and full of names.
     for (name, member) in [("plain", r#""a":0,"#), ("escaped", r#""\n":0,"#)] {
         let body = format!(r#"{{"model":"m",{}"messages":[]}}"#, member.repeat((24 << 20) / member.len() - 8));
         let us = measure(|| body::parse(RequestApi::ChatCompletions, black_box(body.as_bytes())));
@@ -74,7 +77,7 @@ fn chat(size: usize, word: &str) -> Vec<u8> {
     format!(r#"{{"model":"meta-llama/Llama-3.1-8B-Instruct","stream":true,"max_tokens":256,"messages":[{messages}]}}"#).into_bytes()
 }
 
-/// Least time of one call, in microseconds.
+/// Returns the least time of one call, in microseconds.
 fn measure<T>(mut call: impl FnMut() -> T) -> f64 {
     let mut calls = 1_u32;
     let mut batch = |calls: u32| {

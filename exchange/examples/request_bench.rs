@@ -1,12 +1,17 @@
-//! What a whole exchange costs, without a proxy: from the request's headers to the end of its reply, natively and in wasm.
+//! Measures the cost of a whole exchange without a proxy, from the request's headers to the end of
+//! the reply, natively and in wasm.
 //!
 //! ```text
 //! cargo run --release -p exchange --example request_bench
-//! cargo build --release -p exchange --example request_bench --target wasm32-wasip1    # then run the .wasm with node or wasmtime
+//! cargo build --release -p exchange --example request_bench --target wasm32-wasip1
 //! ```
 //!
-//! `cold` are prompts that nobody was given before; `next turn` are those again with 1 KB more. Each figure is the median of single exchanges, the prefix
-//! index as large as in a proxy and filled, so that most of it is in no cache. Absolute figures depend on the machine and are not tested anywhere.
+//! Run the built `.wasm` file with node or wasmtime.
+//!
+//! `cold` prompts were sent to no endpoint before; `next turn` repeats them with 1 KB more. Each
+//! figure is the median of single exchanges. The prefix index is as large as in a proxy and filled,
+//! so that most of it is in no CPU cache. Absolute figures depend on the machine and are not tested
+//! anywhere.
 #![allow(clippy::print_stdout, clippy::disallowed_methods)] // it is a program that measures time and prints it
 
 use std::fmt::Write as _;
@@ -152,7 +157,7 @@ fn body(prompt: &str, stream: bool) -> String {
     format!(r#"{{"model":"m","stream":{stream},"messages":[{{"role":"user","content":"{prompt}"}}]}}"#)
 }
 
-/// A text that begins like no other.
+/// Returns a text with a beginning that no other text has.
 fn text(rng: &mut Rng, bytes: usize, at: usize) -> String {
     let mut text = format!("{at} ");
     while text.len() < bytes {

@@ -56,7 +56,7 @@ pub enum ApiFamily {
     Anthropic,
 }
 
-/// One path we know.
+/// A known path.
 struct ApiRow {
     /// The end of the path.
     suffix: &'static str,
@@ -95,7 +95,7 @@ const fn row(suffix: &'static str, api: RequestApi, whose: &'static str, prompt:
 const ANTHROPIC_PATH: &[u8] = b"/v1/messages";
 
 impl RequestApi {
-    /// The API of `method` and `path` (`:path`, with or without a query).
+    /// Returns the API of `method` and `path` (`:path`, with or without a query).
     #[must_use]
     pub fn of(method: &[u8], path: &[u8]) -> Self {
         let path = path.split(|&byte| byte == b'?').next().unwrap_or_default();
@@ -107,13 +107,13 @@ impl RequestApi {
         longest.map_or_else(|| Self::Other { family: ApiFamily::of_path(path) }, |row| row.api)
     }
 
-    /// Is the body read, so that it must be valid?
+    /// Whether the body is read, and so must be valid.
     #[must_use]
     pub fn is_inference(self) -> bool {
         !matches!(self, Self::Other { .. })
     }
 
-    /// Whether it generates tokens, so that a stream has tokens and ends with a mark.
+    /// Whether the API generates tokens, so that a stream has tokens and ends with a mark.
     #[must_use]
     pub fn generates(self) -> bool {
         matches!(
@@ -128,20 +128,20 @@ impl RequestApi {
         )
     }
 
-    /// Whether the body must name a model. Where it need not, the engine has only one, or the model
-    /// is elsewhere.
+    /// Whether the body must name a model. The other APIs have one model for each engine, or name
+    /// the model elsewhere.
     #[must_use]
     pub fn needs_model(self) -> bool {
         self.is_inference() && !self.is_grpc() && !matches!(self, Self::CountTokens | Self::SglangGenerate | Self::Invocations)
     }
 
-    /// Is the body a gRPC message?
+    /// Whether the body is a gRPC message.
     #[must_use]
     pub fn is_grpc(self) -> bool {
         matches!(self, Self::VertexChat | Self::VertexPredict)
     }
 
-    /// The type of the parser plugin for its requests; `None` for [`Self::Other`].
+    /// The type of the parser plugin for requests of this API; `None` for [`Self::Other`].
     #[must_use]
     pub fn parser(self) -> Option<&'static str> {
         Some(match self {

@@ -5,7 +5,7 @@
 //! model where the API needs one ([`RequestApi::needs_model`]). Any other field of an unexpected
 //! type counts as absent; unknown fields are skipped.
 //!
-//! **As engines read it.** Of duplicate top-level keys the last counts, and names may have escapes
+//! **Like engines.** The last of duplicate top-level keys counts, and names may have escapes
 //! (`"mod\u0065l"`).
 //!
 //! **The prompt** becomes [`PromptPiece`]s in the order of the engine's template: tools, system,
@@ -52,14 +52,15 @@ pub struct ParsedRequest<'b> {
     pieces: PromptPieces<'b>,
 }
 
-/// Why a body is refused. The client caused each of these; sending the same again does not help.
+/// Why a body is refused. The client caused each of these errors; sending the same body again does
+/// not help.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BodyError {
     /// Not a gRPC message with JSON in it.
     NotGrpc,
-    /// Not JSON, first seen at this byte.
+    /// Not JSON.
     InvalidJson {
-        /// Bytes from the start of the body.
+        /// The first invalid byte, in bytes from the start of the body.
         offset: usize,
     },
     /// JSON, but no object.
@@ -70,9 +71,9 @@ pub enum BodyError {
     ModelNotAString,
     /// `model` is the empty string.
     EmptyModel,
-    /// Nested deeper than we read.
+    /// Nested deeper than the reader accepts.
     TooDeep {
-        /// The deepest we read.
+        /// The greatest depth that is read.
         max: u32,
     },
 }
@@ -133,7 +134,8 @@ enum ModelField<'b> {
 // === impl ParsedRequest ===
 
 impl<'b> ParsedRequest<'b> {
-    /// The prompt, in the order the engine sees it. A boundary belongs behind each piece (`["ab","c"]` is not `["a","bc"]`).
+    /// The prompt, in the order the engine sees it. Hash a boundary after each piece, because
+    /// `["ab","c"]` is not `["a","bc"]`.
     pub fn prompt(&self) -> impl Iterator<Item = PromptPiece<'b>> + '_ {
         self.pieces.iter()
     }
@@ -218,8 +220,8 @@ impl<'b> BodyFields<'b> {
             | (b"items", RequestApi::Conversations)
             | (b"token_ids", RequestApi::VllmGenerate)
             | (b"text" | b"input_ids", RequestApi::SglangGenerate) => self.pieces.content(PromptSection::Turns, reader),
-            // The tokens mark their places in the prompt, with the same marks for all media: so the
-            // media come first.
+            // The prompt's tokens mark the places of media, with the same mark for all media. So
+            // the media are hashed first.
             (b"features", RequestApi::VllmGenerate) | (b"image_data" | b"video_data" | b"audio_data", RequestApi::SglangGenerate) => {
                 self.pieces.media(PromptSection::System, reader)
             }
@@ -260,7 +262,8 @@ mod tests {
     use super::*;
     use crate::json::steps;
 
-    /// Bodies that make a careless reader quadratic, each at a size and at four times that size.
+    /// Reads bodies that make a careless reader quadratic, each at a size and at four times that
+    /// size.
     #[test]
     fn work_grows_with_the_body_and_no_faster() {
         for (before, repeated, after) in [

@@ -1,7 +1,7 @@
 //! The driver of one request, below every host. It receives the events of a stream, and calls the
 //! host for what must be done.
 //!
-//! A host stands between a proxy and this crate: the wasm filter, the ext_proc server, a native
+//! A host connects a proxy with this crate: the wasm filter, the ext_proc server, a native
 //! Envoy module. A host translates calls. The driver owns the rest: the phases, parking, whether
 //! headers and bytes are held, when a body is read, whether a request may be retried, the release
 //! of what a pick holds, the served endpoint, and what is counted.
@@ -45,7 +45,7 @@
 //! | response headers | [`RequestDriver::response_headers`] | follow |
 //! | piece of the response body | [`RequestDriver::response_body`] | follow |
 //! | response trailers | [`RequestDriver::response_trailers`] | let them go on |
-//! | end of the stream, however it came | [`RequestDriver::end`] | |
+//! | end of the stream, for any reason | [`RequestDriver::end`] | |
 //!
 //! A host removes the request headers that a client must not set
 //! ([`crate::ExchangeSettings::removes`]) before the request goes on.
@@ -86,7 +86,7 @@ use crate::{Exchange, ExchangeStep, HeadersStep, LocalReply, RequestChanges, Res
 #[derive(Debug)]
 pub struct RequestDriver<H: RequestHost> {
     exchange: Exchange,
-    /// The pool of its route, until the end.
+    /// The pool of the request's route, until the end.
     pool: Option<H::Pool>,
     /// Length of the request body so far.
     body_bytes: usize,
@@ -98,14 +98,15 @@ pub struct RequestDriver<H: RequestHost> {
     response_bytes: usize,
 }
 
-/// How the pieces of a request body reach a filter ([`RequestHost::IS_FILTER`]). When a filter held
-/// a piece and the proxy resumed the request before the last one, Envoy up to 1.39 drops the next
-/// piece, unless the filter holds it too and lets it go with another one, or later.
+/// How the pieces of a request body reach a filter ([`RequestHost::IS_FILTER`]). If a filter held a
+/// piece and the proxy resumed the request before the last piece, Envoy up to 1.39 drops the next
+/// piece. The filter avoids that by holding the next piece too; it goes on with the piece after it,
+/// or later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BodyDelivery {
     /// No piece came.
     None,
-    /// Each piece was held, or went on, as its event said.
+    /// Each piece was held or went on, by the flow that its event returned.
     InStep,
     /// Pieces went on by [`RequestDriver::resume`]: the next one is held.
     Ahead,
@@ -130,7 +131,7 @@ impl<H: RequestHost> Default for RequestDriver<H> {
 }
 
 impl<H: RequestHost> RequestDriver<H> {
-    /// The request headers have come. Names are lower-case.
+    /// Handles the request headers. Names are lower-case.
     pub fn request_headers<'h>(
         &mut self,
         host: &mut H,
@@ -163,7 +164,7 @@ impl<H: RequestHost> RequestDriver<H> {
         }
     }
 
-    /// A piece of the request body has come. `size` is the length of the body so far.
+    /// Handles a piece of the request body. `size` is the length of the body so far.
     pub fn request_body(&mut self, host: &mut H, size: usize, progress: BodyProgress) -> RequestFlow {
         self.body_bytes = size;
         if self.pieces == BodyDelivery::None {
@@ -185,7 +186,7 @@ impl<H: RequestHost> RequestDriver<H> {
         if flow == RequestFlow::Go { self.piece_goes_on(host) } else { flow }
     }
 
-    /// The request ends with trailers. The held part of its body goes on before them.
+    /// Handles the request trailers. The held part of the body goes on before them.
     pub fn request_trailers(&mut self, host: &mut H) -> RequestFlow {
         if self.pieces == BodyDelivery::HoldNext {
             self.pieces = BodyDelivery::InStep;
@@ -193,8 +194,9 @@ impl<H: RequestHost> RequestDriver<H> {
         self.request_complete(host)
     }
 
-    /// The pool has state, or the time of [`RequestHost::park`] or [`RequestHost::resume_after`]
-    /// has come. On [`RequestFlow::Go`] the request goes on with the held part of its body.
+    /// Decides again, because the pool has state, or the time of [`RequestHost::park`] or
+    /// [`RequestHost::resume_after`] has come. On [`RequestFlow::Go`], the request goes on with the
+    /// held part of its body.
     pub fn resume(&mut self, host: &mut H, now: Timestamp) -> RequestFlow {
         if matches!(self.exchange.phase, ExchangePhase::Parked) {
             let body = self.body(host);
@@ -208,7 +210,7 @@ impl<H: RequestHost> RequestDriver<H> {
         RequestFlow::Go
     }
 
-    /// The response headers have come, from an endpoint or from the proxy.
+    /// Handles the response headers, from an endpoint or from the proxy.
     pub fn response_headers(&mut self, host: &mut H, head: &ResponseHead<'_>) -> RequestFlow {
         let Some(pool) = self.pool.as_ref().filter(|_| self.is_routed()) else {
             host.send_response_headers(ResponseStep::default());
@@ -221,8 +223,8 @@ impl<H: RequestHost> RequestDriver<H> {
         if self.response == ResponseBody::Hold && !head.end_of_stream { RequestFlow::Hold } else { RequestFlow::Go }
     }
 
-    /// A piece of the response body has come. `size` is its length; if the body is held, the length
-    /// of all of it so far.
+    /// Handles a piece of the response body. `size` is its length; if the body is held, the length
+    /// of the whole body so far.
     pub fn response_body(&mut self, host: &mut H, size: usize, last: bool) -> RequestFlow {
         match self.response {
             ResponseBody::Hold if !last => {
@@ -236,7 +238,7 @@ impl<H: RequestHost> RequestDriver<H> {
         RequestFlow::Go
     }
 
-    /// The response ends with trailers.
+    /// Handles the response trailers.
     pub fn response_trailers(&mut self, host: &mut H) {
         match self.response {
             ResponseBody::Ignore => {}
@@ -253,7 +255,7 @@ impl<H: RequestHost> RequestDriver<H> {
         }
     }
 
-    /// The stream has ended. Releases what the pick holds, once.
+    /// Handles the end of the stream. Releases what the pick holds, once.
     pub fn end(&mut self, host: &mut H) {
         self.pieces = BodyDelivery::None;
         let Some(pool) = self.pool.take() else { return };
@@ -318,7 +320,8 @@ impl<H: RequestHost> RequestDriver<H> {
         matches!(self.response, ResponseBody::Restore | ResponseBody::Hold)
     }
 
-    /// Only a request that is decided, or needs no decision, goes on.
+    /// Returns the flow of the current phase. Only a request that is decided, or needs no decision,
+    /// goes on.
     fn flow(&self) -> RequestFlow {
         match self.exchange.phase {
             ExchangePhase::Started | ExchangePhase::Routed(_) | ExchangePhase::Passed | ExchangePhase::Ended => RequestFlow::Go,
@@ -326,7 +329,7 @@ impl<H: RequestHost> RequestDriver<H> {
         }
     }
 
-    /// The last byte of the request has come.
+    /// Handles the last byte of the request.
     fn request_complete(&mut self, host: &mut H) -> RequestFlow {
         self.is_whole = true;
         if self.awaits_body() { self.decide(host) } else { self.flow() }
@@ -346,7 +349,7 @@ impl<H: RequestHost> RequestDriver<H> {
         }
     }
 
-    /// A body that is not whole is not read.
+    /// Takes the body from the host, if it is whole.
     fn body(&self, host: &mut H) -> Option<H::RequestBody> {
         self.is_whole.then(|| host.take_body(self.body_bytes))
     }
@@ -388,8 +391,8 @@ impl<H: RequestHost> RequestDriver<H> {
 
     fn forward(&mut self, host: &mut H, mut forward: RequestChanges, body: Option<H::RequestBody>, since: Timestamp) -> RequestFlow {
         // For a retry, Envoy's router keeps the body in the same buffer as the part that is held
-        // for a filter. Resumed in the middle of its body, a request would get that part twice
-        // (Envoy 1.40). So it has one attempt.
+        // for a filter. A retry of a request that was resumed in the middle of its body would send
+        // that part twice (Envoy 1.40). So such a request has one attempt.
         if H::IS_FILTER && self.pieces != BodyDelivery::None && !self.is_whole {
             forward.set.retain(|(name, _)| name != headers::RETRY_ON);
         }

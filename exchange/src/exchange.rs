@@ -1,8 +1,8 @@
 //! One HTTP exchange as a state machine without I/O: headers and bytes in, actions out.
 //!
 //! [`Exchange`] holds the rules of the protocol and the phase of the request. A host does not call
-//! it: [`RequestDriver`](crate::RequestDriver) does, in the right order for every host. Code without
-//! a stream (an explanation, a replay, a benchmark) may call it alone.
+//! it: [`RequestDriver`](crate::RequestDriver) does, in the right order for every host. Code
+//! without a stream (an explanation, a replay, a benchmark) may call it alone.
 //!
 //! [`Exchange::end`] releases what the pick holds, exactly once, in every case: the hold is taken
 //! by value.
@@ -38,8 +38,8 @@ pub use routed_request::{ExchangeOutcome, HELD_BYTES_MAX, ResponseBody, Response
 
 use routed_request::{RoutedRequest, SentPrompt};
 
-/// The most bytes of request headers kept for plugins, names and values together: a session and a
-/// few labels take a fraction of it.
+/// The most bytes of request headers kept for plugins, names and values together. A session and a
+/// few labels take a fraction of this.
 const CAPTURED_BYTES_MAX: usize = 16_384;
 
 /// One exchange.
@@ -50,17 +50,17 @@ pub struct Exchange {
     family: crate::api::ApiFamily,
     started: Timestamp,
     why: DecisionReason,
-    /// The host cannot show the body.
+    /// Whether the host cannot show the body.
     unseen: bool,
-    asked: HeaderFacts,
+    facts: HeaderFacts,
 }
 
-/// What the request headers say, owned: the request may be held.
+/// The content of the request headers, owned, because the request may be held.
 #[derive(Debug)]
 struct HeaderFacts {
-    /// The length of its body, where the client declared it.
+    /// The length of the body, where the client declared it.
     declared_bytes: Option<usize>,
-    /// The model named by a header, which counts where the body is not seen.
+    /// The model that a header names; it counts where the body is not seen.
     model: Option<Box<str>>,
     objective: Option<Box<str>>,
     rewrite: Option<Box<str>>,
@@ -78,18 +78,18 @@ pub enum HeadersStep {
     Buffer,
     /// Decide now, with an empty body; a body that exists passes unread.
     Decide,
-    /// Answer by [`crate::ready_reply`].
+    /// Answer with [`crate::ready_reply`].
     Ready,
-    /// Answer this.
+    /// Answer with this reply.
     Reply(LocalReply),
 }
 
 /// What the host must do after a decision.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ExchangeStep {
-    /// Set these headers and let the request go.
+    /// Apply these changes and let the request go on.
     Forward(RequestChanges),
-    /// Answer this.
+    /// Answer with this reply.
     Reply(LocalReply),
     /// Hold the request until the pool has state, at most until `deadline`; then decide again.
     Park {
@@ -131,7 +131,7 @@ impl Exchange {
             started: now,
             why: DecisionReason::default(),
             unseen: false,
-            asked: HeaderFacts {
+            facts: HeaderFacts {
                 declared_bytes: None,
                 model: None,
                 objective: None,
@@ -143,21 +143,22 @@ impl Exchange {
         }
     }
 
-    /// The same, with an explanation of every endpoint, whatever the client requests and the
-    /// settings allow.
+    /// Makes the exchange explain every endpoint, regardless of the client's headers and the
+    /// settings.
     #[must_use]
     pub fn with_explanation(mut self) -> Self {
         self.why.endpoints_max = usize::MAX;
         self
     }
 
-    /// The reasons of the decision, as JSON ([`crate::explain::reasons`]), while they have not gone to the client.
+    /// The reasons of the decision, as JSON ([`crate::explain::reasons`]); `None` after they were
+    /// put into the response headers.
     #[must_use]
     pub fn reasons(&self) -> Option<&str> {
         self.why.reasons.as_deref()
     }
 
-    /// The decision record, once, if this decision is recorded.
+    /// Takes the decision record, if this decision is recorded.
     pub fn take_record(&mut self) -> Option<String> {
         self.why.record.take()
     }
@@ -176,12 +177,12 @@ impl Exchange {
         if head.explain && settings.explain {
             self.why.endpoints_max = self.why.endpoints_max.max(HEADER_ENDPOINTS_MAX);
         }
-        self.asked.objective = head.objective.get().filter(|_| settings.objective_header == ObjectiveHeader::Trust).map(Into::into);
-        self.asked.rewrite = head.rewrite.get().map(Into::into);
-        self.asked.latency = head.slo.read();
-        self.asked.credentials = head.credentials.and_then(|value| std::str::from_utf8(value).ok()).map_or(0, scheduler::name_hash);
-        self.asked.declared_bytes = head.content_length;
-        self.asked.model = head.model.and_then(|name| std::str::from_utf8(name).ok()).map(Into::into);
+        self.facts.objective = head.objective.get().filter(|_| settings.objective_header == ObjectiveHeader::Trust).map(Into::into);
+        self.facts.rewrite = head.rewrite.get().map(Into::into);
+        self.facts.latency = head.slo.read();
+        self.facts.credentials = head.credentials.and_then(|value| std::str::from_utf8(value).ok()).map_or(0, scheduler::name_hash);
+        self.facts.declared_bytes = head.content_length;
+        self.facts.model = head.model.and_then(|name| std::str::from_utf8(name).ok()).map(Into::into);
         if head.path_is(settings.ready_path.as_bytes()) {
             self.phase = ExchangePhase::Answered { uncounted: None };
             return HeadersStep::Ready;
@@ -189,8 +190,9 @@ impl Exchange {
         if self.api.is_grpc() && !head.grpc {
             self.api = RequestApi::Other { family: self.family };
         }
-        // The gRPC methods that are read have bodies with an end. A body without end on the path of
-        // an API is refused as invalid JSON instead of passing unread.
+        // The known gRPC methods have one message, so their bodies end. Any other endless request
+        // on the path of an API is decided without a body: it is refused as invalid JSON instead of
+        // passing unread.
         let endless = head.unbuffered || head.grpc && !self.api.is_grpc();
         if settings.decide_at == DecideAt::Headers {
             self.set_body_unavailable();
@@ -206,7 +208,7 @@ impl Exchange {
     }
 
     /// Keeps the request headers that the plugins of `pool` read; before the first state, all that
-    /// fit. It also says that the body is not read where no parser is for its API.
+    /// fit. If the pool has no parser for the API, the body is not read.
     pub fn capture_headers<'h>(&mut self, pool: &ManagedPool, pairs: impl IntoIterator<Item = (&'h [u8], &'h [u8])>) {
         let pipeline = pool.snapshot().map(Snapshot::pipeline);
         if pipeline.zip(self.api.parser()).is_some_and(|(pipeline, parser)| !pipeline.reads(parser)) {
@@ -220,18 +222,19 @@ impl Exchange {
             }
             if let (Ok(name), Ok(value)) = (std::str::from_utf8(name), std::str::from_utf8(value)) {
                 room -= name.len() + value.len();
-                self.asked.captured.push((name.into(), value.into()));
+                self.facts.captured.push((name.into(), value.into()));
             }
         }
     }
 
-    /// The host cannot show the body, or not all of it, before the decision: the decision uses
+    /// Records that the host cannot show the whole body before the decision. The decision then uses
     /// load, session and subset, and the body passes unchanged.
     pub fn set_body_unavailable(&mut self) {
         self.unseen = true;
     }
 
-    /// The buffered body is `bytes` long now, or will be. A reply when that is too long.
+    /// Checks the length of a body that is, or will be, `bytes` long. Returns a reply if the body
+    /// is too long.
     pub fn check_body_size(&mut self, settings: &ExchangeSettings, bytes: usize) -> Option<LocalReply> {
         let undecided = matches!(self.phase, ExchangePhase::Started | ExchangePhase::Buffering);
         (undecided && bytes > settings.body_limit_bytes).then(|| {
@@ -241,7 +244,8 @@ impl Exchange {
         })
     }
 
-    /// Decides where the request goes. `hint` is the raw subset hint, `None` when absent; `body` is the whole body on an inference path.
+    /// Decides where the request goes. `hint` is the raw subset hint, `None` when absent; `body` is
+    /// the whole body on an inference path.
     pub fn decide(
         &mut self,
         settings: &ExchangeSettings,
@@ -252,7 +256,7 @@ impl Exchange {
     ) -> ExchangeStep {
         let read = self.read(body);
         match self.resolve(settings, pool, read, now) {
-            Ok(asking) => self.pick(settings, pool, hint, asking.with_hashes(), now),
+            Ok(pending) => self.pick(settings, pool, hint, pending.with_hashes(), now),
             Err(step) => step,
         }
     }
@@ -282,14 +286,15 @@ impl Exchange {
         };
         let latency = self.requested_slo(pool).map_err(|refusal| self.refuse(pool, &refusal))?;
         let unseen = self.unseen && self.api.is_inference();
-        let named = self.asked.model.as_deref().filter(|_| unseen).map(|name| Cow::Owned(name.to_owned()));
+        let named = self.facts.model.as_deref().filter(|_| unseen).map(|name| Cow::Owned(name.to_owned()));
         let model = parsed.as_mut().map(|p| std::mem::take(&mut p.model)).or(named).unwrap_or_default();
-        let asked = ModelRequest { model: &model, objective: self.asked.objective.as_deref(), rewrite: self.asked.rewrite.as_deref() };
-        let resolved = pool.resolve(asked).map_err(|refusal| self.refuse(pool, &refusal.into()))?;
+        let requested_model =
+            ModelRequest { model: &model, objective: self.facts.objective.as_deref(), rewrite: self.facts.rewrite.as_deref() };
+        let resolved = pool.resolve(requested_model).map_err(|refusal| self.refuse(pool, &refusal.into()))?;
         let target = resolved.target_model;
         let (splice, names) = parsed.as_ref().zip(target.as_deref()).and_then(|(p, target)| rewrite::model(body, p, target)).unzip();
         // A client may declare any length.
-        let unseen_bytes = self.asked.declared_bytes.filter(|_| unseen).unwrap_or(0).min(settings.body_limit_bytes);
+        let unseen_bytes = self.facts.declared_bytes.filter(|_| unseen).unwrap_or(0).min(settings.body_limit_bytes);
         Ok(PendingRequest {
             prompt_tokens: pending_request::tokens(parsed.as_ref(), unseen_bytes, token, pool),
             parsed,
@@ -312,62 +317,64 @@ impl Exchange {
         settings: &ExchangeSettings,
         pool: &mut ManagedPool,
         hint: Option<&[u8]>,
-        asking: PendingRequest<'_>,
+        pending: PendingRequest<'_>,
         now: Timestamp,
     ) -> ExchangeStep {
         let hint = hint.map(hint::parse);
-        let headers: Vec<(&str, &str)> = self.asked.captured.iter().map(|(name, value)| (&**name, &**value)).collect();
-        let parsed = asking.parsed.as_ref();
+        let headers: Vec<(&str, &str)> = self.facts.captured.iter().map(|(name, value)| (&**name, &**value)).collect();
+        let parsed = pending.parsed.as_ref();
         let request = Request {
-            model: asking.target_model(),
+            model: pending.target_model(),
             subset: hint.as_ref(),
-            priority: asking.priority,
-            prompt_tokens: asking.prompt_tokens,
-            prefix_blocks: &asking.blocks,
-            prefix_block_tokens: pool.block_tokens(asking.prefix),
+            priority: pending.priority,
+            prompt_tokens: pending.prompt_tokens,
+            prefix_blocks: &pending.blocks,
+            prefix_block_tokens: pool.block_tokens(pending.prefix),
             max_tokens: parsed.and_then(|p| p.max_tokens),
             media_items: parsed.map_or(0, |p| p.media_items),
             headers: &headers,
-            slo: asking.latency.slo,
-            prediction_based: asking.latency.prediction_based,
+            slo: pending.latency.slo,
+            prediction_based: pending.latency.prediction_based,
         };
         let kind = self.kind(request.model);
         self.why.recorded = pool.sample_one_in(settings.decision_log.one_in).then(|| settings.decision_log.headers.as_str().into());
-        match pool.pick(&request, &asking.model, now, &mut self.why).map_err(Refusal::from) {
-            Err(Refusal::Unavailable(UnavailableReason::ModelNotServed)) if asking.target.is_none() && !pool.knows_model(&asking.model) => {
-                self.refuse(pool, &Refusal::UnknownModel(asking.model.as_ref().into()))
+        match pool.pick(&request, &pending.model, now, &mut self.why).map_err(Refusal::from) {
+            Err(Refusal::Unavailable(UnavailableReason::ModelNotServed))
+                if pending.target.is_none() && !pool.knows_model(&pending.model) =>
+            {
+                self.refuse(pool, &Refusal::UnknownModel(pending.model.as_ref().into()))
             }
             Err(refusal) => self.refuse(pool, &refusal),
             Ok(picked) => {
                 let mut forward = RequestChanges::to(settings, &picked, self.api.is_inference(), parsed.is_some_and(|p| p.stream));
-                let counted = pool.counters_mut().count_sent(&asking.model, request.model, request.priority, asking.body_bytes);
-                if let Some(splice) = asking.splice {
-                    forward.rewrite(splice, self.asked.declared_bytes.map(|_| asking.body_bytes));
+                let counted = pool.counters_mut().count_sent(&pending.model, request.model, request.priority, pending.body_bytes);
+                if let Some(splice) = pending.splice {
+                    forward.rewrite(splice, self.facts.declared_bytes.map(|_| pending.body_bytes));
                 }
                 let prompt = SentPrompt {
                     text_bytes: parsed.map_or(0, prompt::text_bytes),
-                    blocks: parsed.and_then(|parsed| prompt::even_blocks(parsed, &asking.blocks, asking.prefix)),
-                    hashes: asking.blocks,
-                    tokens: asking.prompt_tokens,
+                    blocks: parsed.and_then(|parsed| prompt::even_blocks(parsed, &pending.blocks, pending.prefix)),
+                    hashes: pending.blocks,
+                    tokens: pending.prompt_tokens,
                 };
-                let flight = RoutedRequest::new(self.api, counted, picked, prompt, kind, now);
-                self.phase = ExchangePhase::Routed(Box::new(flight.with_model_names(asking.names)));
+                let routed = RoutedRequest::new(self.api, counted, picked, prompt, kind, now);
+                self.phase = ExchangePhase::Routed(Box::new(routed.with_model_names(pending.names)));
                 ExchangeStep::Forward(forward)
             }
         }
     }
 
-    /// Is this the address of the endpoint that is tried first?
+    /// Whether `address` is that of the endpoint that is tried first.
     #[must_use]
     pub fn is_first_endpoint(&self, address: &[u8]) -> bool {
-        matches!(&self.phase, ExchangePhase::Routed(flight) if flight.is_first_endpoint(address))
+        matches!(&self.phase, ExchangePhase::Routed(routed) if routed.is_first_endpoint(address))
     }
 
     /// Reads the response headers, from the upstream or from the proxy.
     pub fn response_headers(&mut self, pool: &mut ManagedPool, head: &ResponseHead<'_>, now: Timestamp) -> ResponseStep {
         match &mut self.phase {
-            ExchangePhase::Routed(flight) => {
-                let mut step = flight.response_headers(pool, head, now);
+            ExchangePhase::Routed(routed) => {
+                let mut step = routed.response_headers(pool, head, now);
                 step.set.extend(self.why.reasons.take().map(|reasons| (headers::DECISION.into(), reasons)));
                 step
             }
@@ -377,31 +384,31 @@ impl Exchange {
 
     /// Reads a piece of the response body. Returns the bytes that replace it, if it changes.
     pub fn response_chunk(&mut self, pool: &mut ManagedPool, bytes: &[u8], last: bool, now: Timestamp) -> Option<&[u8]> {
-        let ExchangePhase::Routed(flight) = &mut self.phase else { return None };
-        flight.response_chunk(pool, bytes, last, now);
-        flight.restore_chunk(bytes, last)
+        let ExchangePhase::Routed(routed) = &mut self.phase else { return None };
+        routed.response_chunk(pool, bytes, last, now);
+        routed.restore_chunk(bytes, last)
     }
 
-    /// Whether the reply to an inference request has begun and not ended. Then a host that is about
-    /// to [`end`](Self::end) the exchange calls [`record_cut_off`](Self::record_cut_off) if the
-    /// engine broke it off.
+    /// Whether the reply to an inference request has begun and not ended. In this case, call
+    /// [`record_cut_off`](Self::record_cut_off) before [`end`](Self::end) if the engine broke off
+    /// the reply.
     #[must_use]
     pub fn is_open(&self) -> bool {
-        matches!(&self.phase, ExchangePhase::Routed(flight) if flight.is_open())
+        matches!(&self.phase, ExchangePhase::Routed(routed) if routed.is_open())
     }
 
-    /// The engine broke off its reply.
+    /// Records that the engine broke off its reply.
     pub fn record_cut_off(&mut self) {
-        if let ExchangePhase::Routed(flight) = &mut self.phase {
-            flight.record_cut_off();
+        if let ExchangePhase::Routed(routed) = &mut self.phase {
+            routed.record_cut_off();
         }
     }
 
-    /// Ends the exchange. Releases what the pick holds; `None` when it held nothing, or was
-    /// released before.
+    /// Ends the exchange and releases what the pick holds. `None` when the pick holds nothing, or
+    /// was released before.
     pub fn end(&mut self, pool: &mut ManagedPool, now: Timestamp) -> Option<ExchangeOutcome> {
         match std::mem::replace(&mut self.phase, ExchangePhase::Ended) {
-            ExchangePhase::Routed(flight) => Some(flight.end(pool, now)),
+            ExchangePhase::Routed(routed) => Some(routed.end(pool, now)),
             ExchangePhase::Answered { uncounted } => {
                 self.phase = ExchangePhase::Answered { uncounted: None };
                 uncounted.into_iter().for_each(|reason| pool.counters_mut().count_dropped(reason));
@@ -411,18 +418,19 @@ impl Exchange {
         }
     }
 
-    /// The host could not apply the [`RequestChanges`]: releases what the pick holds. Send this
-    /// reply.
+    /// Ends an exchange whose [`RequestChanges`] the host could not apply: releases what the pick
+    /// holds, and returns the reply for the client.
     pub fn abandon(&mut self, pool: &mut ManagedPool, now: Timestamp) -> LocalReply {
         let _ = self.end(pool, now);
         self.phase = ExchangePhase::Answered { uncounted: None };
         Refusal::Unsent.reply(self.family)
     }
 
-    /// Hashes of what decides whether endpoints accept a request: API and model, and credentials.
+    /// Returns two hashes, of API and model and of credentials. They decide whether endpoints
+    /// accept the request.
     fn kind(&self, model: &str) -> (u64, u64) {
         let parser = self.api.parser().map_or(0, scheduler::name_hash);
-        (scheduler::name_hash(model) ^ parser.rotate_left(2), self.asked.credentials)
+        (scheduler::name_hash(model) ^ parser.rotate_left(2), self.facts.credentials)
     }
 
     fn parse<'b>(&self, body: &'b [u8]) -> Result<Option<body::ParsedRequest<'b>>, Refusal> {
@@ -432,13 +440,13 @@ impl Exchange {
         body::parse(self.api, body).map(Some).map_err(Refusal::Body)
     }
 
-    /// The SLOs of the request; none where the pool does not predict latency, or for other paths
-    /// than inference.
+    /// Returns the SLOs of the request; none if the pool does not predict latency, or if the path
+    /// is no inference path.
     fn requested_slo(&self, pool: &ManagedPool) -> Result<slo::RequestedSlo, Refusal> {
         let predicting = pool.snapshot().map(Snapshot::pipeline).filter(|pipeline| pipeline.predicts() && self.api.is_inference());
         let Some(pipeline) = predicting else { return Ok(slo::RequestedSlo::default()) };
-        let asked = self.asked.latency?;
-        if pipeline.demands_slo() && !asked.slo.any() { Err(Refusal::SloMissing) } else { Ok(asked) }
+        let requested = self.facts.latency?;
+        if pipeline.demands_slo() && !requested.slo.any() { Err(Refusal::SloMissing) } else { Ok(requested) }
     }
 
     fn refuse(&mut self, pool: &mut ManagedPool, refusal: &Refusal) -> ExchangeStep {
@@ -475,8 +483,8 @@ impl<'h> RequestHead<'h> {
                 b":method" => head.method = value,
                 b":path" => head.path = value,
                 b"content-length" => head.content_length = std::str::from_utf8(value).ok().and_then(|v| v.parse().ok()),
-                // Headers of upgrades and of gRPC streams have no end of stream, and no body
-                // follows: holding them would hang the request.
+                // Headers of upgrades and of gRPC streams do not end the stream, but no body
+                // follows. Holding them would hang the request.
                 b"upgrade" => head.unbuffered = true,
                 b"authorization" | b"x-api-key" => head.credentials = Some(value),
                 b"content-type" => head.grpc |= value.starts_with(b"application/grpc"),
@@ -511,8 +519,8 @@ impl<'h> HeaderPair<'h> {
         }
     }
 
-    /// The value under the current name, else under the older one; an empty value, or one that is
-    /// not text, counts as absent.
+    /// Returns the value under the current name, else under the older name. An empty value, or a
+    /// value that is not text, counts as absent.
     fn get(&self) -> Option<&'h str> {
         self.0.iter().flatten().filter_map(|value| std::str::from_utf8(value).ok()).find(|value| !value.is_empty())
     }

@@ -1,4 +1,5 @@
-//! The reasons of a decision as JSON: one compact header, the daemon's answer, or a record to make it again by.
+//! The reasons of a decision as JSON: for the compact response header, for the daemon's answer, and
+//! as a record that can be replayed.
 
 use pool_state::DecisionObserver;
 use scheduler::latency::NoPrediction;
@@ -12,7 +13,7 @@ use crate::reply::Refusal;
 /// shows all.
 pub(crate) const HEADER_ENDPOINTS_MAX: usize = 32;
 
-/// What to report of a decision, and the reports.
+/// What to report about a decision, and the reports.
 #[derive(Debug, Default)]
 pub(crate) struct DecisionReason {
     /// The most endpoints in the reasons; 0: no reasons are wanted.
@@ -140,7 +141,7 @@ fn candidates(w: &mut JsonWriter, snapshot: &Snapshot, explanation: &Explanation
     });
 }
 
-/// The terms of the cost that a scorer compared, in ms.
+/// Writes the terms of the cost that a scorer compared, in ms.
 fn cost(w: &mut JsonWriter, terms: &[(&'static str, f32)]) {
     w.name("cost").object(|w| {
         for (name, ms) in terms {
@@ -149,7 +150,7 @@ fn cost(w: &mut JsonWriter, terms: &[(&'static str, f32)]) {
     });
 }
 
-/// The prediction, and for a request with an SLO the headroom and why it would be late.
+/// Writes the prediction, and for a request with an SLO the headroom and which times would be late.
 fn prospect_members(w: &mut JsonWriter, prospect: &Result<EndpointPrediction, NoPrediction>, asks: Slo) {
     let prospect = match prospect {
         Ok(prospect) => prospect,

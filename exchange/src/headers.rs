@@ -12,7 +12,7 @@ pub const SUBSET_NAMESPACE: &str = "envoy.lb.subset_hint";
 pub const OPEN: &str = "x-switchpoint-open";
 /// Requests the reasons of the decision.
 pub const EXPLAIN: &str = "x-switchpoint-explain";
-/// Carries them back.
+/// Returns the reasons of the decision.
 pub const DECISION: &str = "x-switchpoint-decision";
 /// The prefill endpoint, for the sidecar of the decode endpoint.
 pub const PREFILLER: &str = "x-prefiller-host-port";
@@ -20,7 +20,7 @@ pub const PREFILLER: &str = "x-prefiller-host-port";
 pub const ENCODERS: &str = "x-encoder-hosts-ports";
 /// The data-parallel rank to serve a request, for the sidecar in front of all ranks.
 pub const DATA_PARALLEL: &str = "x-data-parallel-host-port";
-/// The model of a request, as gateways that read bodies have it.
+/// The model of a request, as set by gateways that read bodies.
 pub const MODEL: &str = "x-gateway-model-name";
 /// Why a request was refused.
 pub const DROPPED_REASON: &str = "x-llm-d-request-dropped-reason";
@@ -34,12 +34,13 @@ pub const RETRY_ON: &str = "x-envoy-retry-on";
 pub const MAX_RETRIES: &str = "x-envoy-max-retries";
 /// Envoy's retry policy by request header: which statuses count as failures.
 pub const RETRIABLE_STATUS_CODES: &str = "x-envoy-retriable-status-codes";
-/// Envoy's retry policy by request header: how long one attempt may take to its response headers.
+/// Envoy's retry policy by request header: how long one attempt may take until its response
+/// headers.
 pub const PER_TRY_TIMEOUT_MS: &str = "x-envoy-upstream-rq-per-try-timeout-ms";
 
-/// HTTP's: the body's length, where its sender knew it beforehand.
+/// HTTP's length of the body, if the sender knew it beforehand.
 pub const CONTENT_LENGTH: &str = "content-length";
-/// HTTP's: how the reply may be compressed.
+/// HTTP's list of the compressions that the client accepts.
 pub const ACCEPT_ENCODING: &str = "accept-encoding";
 
 /// Names the objective of a request: the current name, then the older one that is still read.
@@ -49,9 +50,9 @@ pub const MODEL_REWRITE: [&str; 2] = ["x-llm-d-model-name-rewrite", "x-gateway-m
 
 /// The TTFT SLO, ms: the current name, then the older one that is still read.
 pub const SLO_TTFT: [&str; 2] = ["x-llm-d-slo-ttft-ms", "x-slo-ttft-ms"];
-/// The TPOT SLO, ms: the same.
+/// The TPOT SLO, ms: the current name, then the older one that is still read.
 pub const SLO_TPOT: [&str; 2] = ["x-llm-d-slo-tpot-ms", "x-slo-tpot-ms"];
-/// Requests scheduling by SLO: the name, then that of later versions.
+/// Requests scheduling by SLO: the name, then the name in later versions.
 pub const PREDICTION_BASED: [&str; 2] = ["predictionbasedrouting", "x-prediction-based-scheduling"];
 
 /// Headers that a client must not set, because they steer the proxy or the engine. Every value of
@@ -70,7 +71,8 @@ pub const CONTROL: [&str; 11] = [
     LOAD_FORMAT,
 ];
 
-/// Envoy's retry and time-out orders: ours to give. A client's 1 ms time-out would look like a failing endpoint.
+/// Envoy's retry and time-out headers, which only Switchpoint may set. A client's 1 ms time-out
+/// would look like a failing endpoint.
 pub const PROXY_ORDERS: [&str; 7] = [
     RETRY_ON,
     MAX_RETRIES,
@@ -81,7 +83,8 @@ pub const PROXY_ORDERS: [&str; 7] = [
     "x-envoy-hedge-on-per-try-timeout",
 ];
 
-/// Is this a header that a client must not set? `name` is lower-case, as HTTP/2 and Envoy have it.
+/// Whether `name` is a header that a client must not set. `name` is lower-case, as in HTTP/2 and
+/// Envoy.
 #[must_use]
 pub fn is_control(name: &[u8]) -> bool {
     let ours = name.strip_prefix(b"x-switchpoint-").is_some_and(|rest| rest != b"explain");

@@ -1,18 +1,19 @@
-//! Reads the subset hint from the bytes of the proxy.
+//! Reads the subset hint from the bytes that the proxy passes.
 
 use scheduler::SubsetHint;
 
-/// The most items of a list that are read. A pool has at most this many endpoints; more cannot add one.
+/// The most items of a list that are read. A pool has at most this many endpoints, so more items
+/// cannot name more of them.
 const ITEMS_MAX: usize = scheduler::ENDPOINTS_MAX;
 
-/// Reads a hint that is present. Text is split at commas. Nothing readable allows nothing.
+/// Reads a hint that is present. Text is split at commas. An unreadable hint allows no endpoint.
 #[must_use]
 pub fn parse(bytes: &[u8]) -> SubsetHint {
     let items = list(bytes).unwrap_or_else(|| bytes.split(|&b| b == b',').collect());
     SubsetHint::parse(items.into_iter().filter_map(|item| std::str::from_utf8(item).ok()))
 }
 
-/// The items, when `bytes` are exactly one serialised list.
+/// Returns the items if `bytes` are exactly one serialised list.
 fn list(bytes: &[u8]) -> Option<Vec<&[u8]>> {
     let (count, mut sizes) = read_u32(bytes)?;
     let (mut items, table_bytes) = (Vec::new(), count.checked_mul(8)?);

@@ -17,16 +17,19 @@ use std::ops::Range;
 pub mod scan;
 pub mod write;
 
-/// Containers that may be open at once. Real bodies (tool schemas are the deepest part) stay below 30; `serde_json` and pydantic stop between
-/// 128 and 200, so a body refused here would hardly be served; and it is what fits the bits of a `u128`.
+/// The most containers that may be open at once, as many as a `u128` has bits. Real bodies (tool
+/// schemas are the deepest part) stay below 30. `serde_json` and pydantic stop between 128 and 200,
+/// so engines would hardly accept a body that is refused here.
 pub const DEPTH_MAX: u32 = u128::BITS;
 
-/// Why the bytes are not JSON we read. The sender caused it; sending the same again does not help.
+/// Why the bytes are not accepted as JSON. The sender caused the error; sending the same bytes
+/// again does not help.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JsonError {
-    /// Not JSON, first seen at this byte (the length of the input: it ended too early).
+    /// Not JSON.
     Invalid {
-        /// Bytes from the start of the input.
+        /// The first invalid byte, in bytes from the start of the input; the length of the input if
+        /// it ended too early.
         offset: usize,
     },
     /// More than [`DEPTH_MAX`] containers inside each other.
@@ -91,7 +94,8 @@ impl<'b> JsonReader<'b> {
         }
     }
 
-    /// Walks an object: `member` is given each key and must consume its value. Anything but an object is skipped.
+    /// Walks an object: calls `member` with each key, and `member` must consume the value. Skips a
+    /// value that is no object.
     pub fn members(&mut self, mut member: impl FnMut(&mut Self, JsonStr<'b>) -> Result<()>) -> Result<()> {
         if self.peek()? != JsonKind::Object {
             return self.skip().map(drop);
@@ -106,7 +110,8 @@ impl<'b> JsonReader<'b> {
         Ok(())
     }
 
-    /// From behind a member of an object: passes the members that are left and the closing brace. For input that starts inside an object.
+    /// Passes the remaining members of an object and the closing brace, from behind a member. For
+    /// input that starts inside an object.
     pub fn rest_of_object(&mut self) -> Result<()> {
         while self.more(b'}')? {
             self.key()?;
@@ -115,7 +120,7 @@ impl<'b> JsonReader<'b> {
         Ok(())
     }
 
-    /// Walks an array: `element` must consume one value each time. Anything but an array is skipped.
+    /// Walks an array: `element` must consume one value each time. Skips a value that is no array.
     pub fn elements(&mut self, mut element: impl FnMut(&mut Self) -> Result<()>) -> Result<()> {
         if self.peek()? != JsonKind::Array {
             return self.skip().map(drop);
@@ -141,7 +146,8 @@ impl<'b> JsonReader<'b> {
         Ok((kind == JsonKind::Boolean).then(|| self.bytes.get(span) == Some(b"true")))
     }
 
-    /// Reads a number of things: its whole part, clamped to `u32`. `None` if the value was no number, or negative.
+    /// Reads a count: the integer part of a number, clamped to `u32`. `None` if the value is no
+    /// number, or negative.
     pub fn count(&mut self) -> Result<Option<u32>> {
         let kind = self.peek()?;
         let span = self.skip()?;
@@ -155,7 +161,7 @@ impl<'b> JsonReader<'b> {
         self.peek()?;
         let start = self.at;
         let depth = self.depth;
-        let mut objects: u128 = 0; // one bit for each container opened here, the innermost lowest: whether it is an object
+        let mut objects: u128 = 0; // one bit for each container opened here, the innermost lowest: 1 for an object
         loop {
             match self.peek()? {
                 JsonKind::Object => {
@@ -177,7 +183,7 @@ impl<'b> JsonReader<'b> {
                 JsonKind::Number => self.number()?,
                 JsonKind::Boolean | JsonKind::Null => self.literal()?,
             }
-            // One value has ended, and with it all containers that close right behind it.
+            // A value has ended; close all containers that end right behind it.
             loop {
                 if self.depth <= depth {
                     return Ok(start..self.at);
@@ -194,12 +200,12 @@ impl<'b> JsonReader<'b> {
         }
     }
 
-    /// Nothing but white space may follow.
+    /// Checks that only white space follows.
     pub fn end(&mut self) -> Result<()> {
         if self.next_byte().is_none() { Ok(()) } else { self.invalid() }
     }
 
-    /// The byte the cursor is at.
+    /// The offset of the cursor, in bytes.
     #[must_use]
     pub fn offset(&self) -> usize {
         self.at
@@ -227,7 +233,7 @@ impl<'b> JsonReader<'b> {
         Ok(key)
     }
 
-    /// The cursor is on the opening quote.
+    /// Reads a string. The cursor is on the opening quote.
     fn read_string(&mut self) -> Result<JsonStr<'b>> {
         let start = self.at + 1;
         let found = scan::string(self.bytes, start).map_err(|offset| JsonError::Invalid { offset })?;
@@ -290,7 +296,7 @@ impl<'b> JsonReader<'b> {
         }
     }
 
-    /// Behind an opening bracket: closes the container if it is empty.
+    /// Closes the container if it is empty. The cursor is behind the opening bracket.
     fn close(&mut self, bracket: u8) -> bool {
         let closes = self.next_byte() == Some(bracket);
         self.at += usize::from(closes);
@@ -298,7 +304,8 @@ impl<'b> JsonReader<'b> {
         closes
     }
 
-    /// Behind a value in a container: passes the comma (true) or the closing bracket (false).
+    /// Passes the comma (true) or the closing bracket (false). The cursor is behind a value in a
+    /// container.
     fn more(&mut self, bracket: u8) -> Result<bool> {
         let comma = match self.next_byte() {
             Some(b',') => true,
@@ -337,14 +344,15 @@ impl<'b> JsonStr<'b> {
         if self.escaped { String::from_utf8_lossy(&unescape(self.raw)).into_owned().into() } else { String::from_utf8_lossy(self.raw) }
     }
 
-    /// The bytes of the unescaped text, to compare names: borrowed unless a field name has escapes.
+    /// The bytes of the unescaped text, to compare names. They are borrowed unless there are
+    /// escapes.
     #[must_use]
     pub fn name(&self) -> Cow<'b, [u8]> {
         if self.escaped { Cow::Owned(unescape(self.raw)) } else { Cow::Borrowed(self.raw) }
     }
 }
 
-/// `raw` has passed the reader, so every escape in it is well formed.
+/// Resolves the escapes in `raw`. The reader has accepted `raw`, so every escape is well formed.
 fn unescape(raw: &[u8]) -> Vec<u8> {
     let mut text = Vec::with_capacity(raw.len());
     let mut rest = raw;
@@ -386,7 +394,8 @@ fn code_unit(bytes: &[u8], at: usize) -> u32 {
     digits.and_then(|digits| u32::from_str_radix(digits, 16).ok()).unwrap_or(0)
 }
 
-/// Steps taken by this thread: bytes of the frame and blocks of strings looked at. Tests show by them, not by time, that reading is linear.
+/// Counts the steps of this thread: examined bytes of the frame and blocks of strings. Tests use
+/// these counts instead of times to show that reading is linear.
 #[cfg(test)]
 pub(crate) mod steps {
     use std::cell::Cell;

@@ -1,12 +1,12 @@
-//! From a parsed body to the chained hashes of its prompt.
+//! Computes the chained hashes of the prompt of a parsed body.
 
 use scheduler::prefix::{BlockHasher, DENSE_BLOCKS, STRIDE, blocks_of};
 use scheduler::{PrefixSettings, TokenSettings};
 
 use crate::body::{ParsedRequest, PromptPiece};
 
-/// Hashes of the prompt's blocks, first block first, each chained over all before it and over the `model` that is to read it, keyed by the
-/// deployment's secret.
+/// Returns the hashes of the prompt's blocks, first block first. Each hash covers all blocks before
+/// it and the `model`, and is keyed by the deployment's secret.
 pub(crate) fn blocks(parsed: &ParsedRequest<'_>, model: &str, secret: u128, settings: PrefixSettings) -> Vec<u64> {
     let block_bytes = settings.block_bytes();
     let expected = (parsed.prompt_bytes / block_bytes.max(1)).min(settings.blocks_max);
@@ -23,21 +23,22 @@ pub(crate) fn blocks(parsed: &ParsedRequest<'_>, model: &str, secret: u128, sett
     hashes
 }
 
-/// Bytes of a prompt of text alone, as far as they can be counted; else 0.
+/// Returns the bytes of a prompt that has only text; 0 for other prompts.
 pub(crate) fn text_bytes(parsed: &ParsedRequest<'_>) -> u32 {
     let mixed = parsed.prompt_token_ids > 0 || parsed.media_items > 0;
     u32::try_from(parsed.prompt_bytes).ok().filter(|_| !mixed).unwrap_or(0)
 }
 
-/// Blocks of the prompt with these hashes, where tokens are spread evenly over them.
+/// Returns the number of blocks with these hashes, if the prompt's tokens are spread evenly over
+/// them.
 pub(crate) fn even_blocks(parsed: &ParsedRequest<'_>, hashes: &[u64], settings: PrefixSettings) -> Option<u32> {
     let blocks = blocks_of(hashes, hashes.len());
     let whole = usize::try_from(blocks).is_ok_and(|blocks| blocks < settings.blocks_max);
     (whole && parsed.media_items == 0).then_some(blocks)
 }
 
-/// Estimated tokens of the prompt: its text by `text`, its ids if the client sent ids, and a fixed
-/// count for images.
+/// Estimates the tokens of the prompt: `text` estimates its text; token ids count if the client
+/// sent them; images have a fixed count.
 pub(crate) fn tokens(parsed: &ParsedRequest<'_>, settings: TokenSettings, text: impl Fn(usize) -> u32) -> u32 {
     text(parsed.prompt_bytes)
         .saturating_add(parsed.prompt_token_ids)

@@ -1,5 +1,5 @@
 //! Records one decision with all its inputs, so that it can be examined and repeated
-//! ([`ParsedRecord::replay`]) later and elsewhere.
+//! ([`ParsedRecord::replay`]) later and in another process.
 //!
 //! A record has the inputs of [`scheduler::schedule`]: the facts of the request, every endpoint
 //! with its metrics, load and matched blocks, and the state of the random generator. It has no
@@ -19,35 +19,37 @@ use scheduler::{AdapterRoom, Endpoint, EndpointMetrics, LocalState, Readiness, R
 use crate::json::write::JsonWriter;
 use pool_state::{EndpointCounters, ManagedPool};
 
-/// The most endpoints of a pool whose decisions are recorded: a record is a line in a log, some 200
-/// bytes for each endpoint.
+/// The most endpoints of a pool whose decisions are recorded. A record is a line in a log, with
+/// some 200 bytes for each endpoint.
 pub const RECORDED_ENDPOINTS_MAX: usize = 256;
 
-/// The most bytes of a model's name in a record; names of models are paths at worst, and clients may send any.
+/// The most bytes of a model's name in a record. Real names are at most as long as a path, but
+/// clients may send any name.
 const MODEL_BYTES_MAX: usize = 256;
 
-/// Running requests recorded for each endpoint: the strictest, which are those that count.
+/// The most running requests recorded for each endpoint: the strictest, because only they count.
 const RUNNING_MAX: usize = 4;
 
-/// Running requests of a pool that [`running`] returns: some 10 KB, once a second.
-const RUNNING_TOLD_MAX: usize = 64;
+/// The most running requests of a pool that [`running`] returns: some 10 KB, once a second.
+const RUNNING_SHOWN_MAX: usize = 64;
 
-/// The running requests with an SLO of each endpoint that has any, as JSON for the debug page; the strictest SLO of an endpoint comes first.
+/// Returns the running requests with an SLO, by endpoint, as JSON for the debug page. The strictest
+/// SLO of an endpoint comes first.
 #[must_use]
 pub fn running(pool: &ManagedPool) -> String {
-    let (mut w, mut room) = (JsonWriter::default(), RUNNING_TOLD_MAX);
+    let (mut w, mut room) = (JsonWriter::default(), RUNNING_SHOWN_MAX);
     w.array(|w| {
         for EndpointCounters { endpoint, .. } in pool.counters().endpoints() {
             let queue = pool.in_flight().running(*endpoint);
-            let told = queue.get(..queue.len().min(room)).unwrap_or_default();
-            if told.is_empty() {
+            let shown = queue.get(..queue.len().min(room)).unwrap_or_default();
+            if shown.is_empty() {
                 continue;
             }
-            room -= told.len();
+            room -= shown.len();
             w.object(|w| {
                 w.name("slot").plain(endpoint.slot.0);
                 w.name("generation").plain(endpoint.generation.0);
-                w.name("running").array(|w| told.iter().for_each(|running| running_members(w, running)));
+                w.name("running").array(|w| shown.iter().for_each(|running| running_members(w, running)));
             });
         }
     });
@@ -61,8 +63,8 @@ pub struct DecisionRecord(String);
 // === impl DecisionRecord ===
 
 impl DecisionRecord {
-    /// The inputs of `schedule`, with the request headers whose names are in `headers`,
-    /// comma-separated; `None` where the pool is too large.
+    /// Records the inputs of `schedule` and the request headers that `headers` lists,
+    /// comma-separated. `None` if the pool is too large.
     #[must_use]
     pub fn of(snapshot: &Snapshot, request: &Request<'_>, local: LocalState<'_>, rng: &Rng, headers: &str) -> Option<Self> {
         if snapshot.endpoints().len() > RECORDED_ENDPOINTS_MAX {
@@ -113,7 +115,7 @@ impl DecisionRecord {
         Some(Self(w.finish()))
     }
 
-    /// The record with the picked endpoints, as one line.
+    /// Returns the record with the picked endpoints, as one line.
     #[must_use]
     pub fn to_json<'a>(self, picked: impl IntoIterator<Item = &'a str>) -> String {
         let mut list = JsonWriter::default();
@@ -123,13 +125,13 @@ impl DecisionRecord {
     }
 }
 
-/// As `[ttft_ms, tpot_ms, ttft_p90_ms, tpot_p90_ms]`.
+/// Writes the prediction as `[ttft_ms, tpot_ms, ttft_p90_ms, tpot_p90_ms]`.
 fn prediction(w: &mut JsonWriter, prediction: &Prediction) {
     let Prediction { ttft_ms, tpot_ms, ttft_p90_ms, tpot_p90_ms } = *prediction;
     w.array(|w| [ttft_ms, tpot_ms, ttft_p90_ms, tpot_p90_ms].into_iter().for_each(|ms| w.float(ms)));
 }
 
-/// A request of this proxy with an SLO.
+/// Writes the members of a running request with an SLO.
 #[inline(never)] // it is written in two places
 fn running_members(w: &mut JsonWriter, running: &RunningRequest) {
     w.object(|w| {
@@ -207,7 +209,7 @@ fn metrics_members(w: &mut JsonWriter, metrics: &EndpointMetrics) {
     });
 }
 
-/// JSON has no infinite numbers; every plugin takes them as unknown anyway.
+/// Drops infinite numbers, which JSON does not have. Every plugin treats them as unknown.
 fn finite(number: Option<f32>) -> Option<f32> {
     number.filter(|number| number.is_finite())
 }

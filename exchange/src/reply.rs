@@ -1,4 +1,4 @@
-//! Replies we make ourselves, in the error shape of the API that was called.
+//! Replies that Switchpoint makes itself, in the error shape of the API that was called.
 
 use pool_state::PickRefusal;
 use scheduler::{Decision, ShedReason, UnavailableReason};
@@ -26,8 +26,8 @@ pub struct LocalReply {
     pub body: Vec<u8>,
 }
 
-/// Why a request is refused. It says who has to change something, the client (4xx) or the operator
-/// of the pool (5xx), and the status says whether to try again.
+/// Why a request is refused. The status says who has to change something, the client (4xx) or the
+/// operator of the pool (5xx), and whether to try again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// The body breaks a rule of its API.
@@ -51,11 +51,12 @@ pub enum Refusal {
     },
     /// The pool requires an SLO from every request, and this one has none.
     SloMissing,
-    /// The prompt cost two engines their connection within a minute, while other prompts did well there.
+    /// Two engines lost their connection over this prompt within a minute, while they served other
+    /// prompts well.
     CrashingPrompt,
-    /// This proxy has never had state.
+    /// This proxy never received state.
     NoState,
-    /// The proxy refused to change the request as it must be.
+    /// The proxy refused the change that the request needs.
     Unsent,
 }
 
@@ -81,7 +82,7 @@ impl From<PickRefusal> for Refusal {
 }
 
 impl Refusal {
-    /// Why `decision` does not route its request; `None` when it does.
+    /// Returns why `decision` does not route its request; `None` if it does.
     pub(crate) fn of(decision: &Decision) -> Option<Self> {
         match decision {
             Decision::Route(_) => None,
@@ -91,13 +92,13 @@ impl Refusal {
         }
     }
 
-    /// The drop reason in the dropped-reason header, logs and metrics.
+    /// The drop reason for the dropped-reason header, logs and metrics.
     #[must_use]
     pub fn reason(&self) -> &'static str {
         self.row().reason
     }
 
-    /// The reply in the error shape of `family`.
+    /// Returns the reply in the error shape of `family`.
     #[must_use]
     pub fn reply(&self, family: ApiFamily) -> LocalReply {
         let row = self.row();
@@ -164,13 +165,13 @@ impl Refusal {
     }
 }
 
-/// As much of a client's text as an error message repeats.
+/// Shortens a client's text to what an error message repeats.
 fn shortened(words: &str) -> &str {
     let end = (0..=words.len().min(QUOTED_BYTES_MAX)).rev().find(|&end| words.is_char_boundary(end)).unwrap_or(0);
     words.get(..end).unwrap_or_default()
 }
 
-/// An error code for programs, beside the message.
+/// Returns the machine-readable error code for the reply.
 fn code(error: &BodyError) -> &'static str {
     match error {
         BodyError::NotGrpc => "invalid_grpc",
@@ -213,7 +214,7 @@ fn body(family: ApiFamily, row: &RefusalRow) -> Vec<u8> {
     w.finish().into_bytes()
 }
 
-/// The answer of the ready path.
+/// Returns the reply on the ready path.
 #[must_use]
 pub fn ready(ready: bool) -> LocalReply {
     let (status, body) = if ready { (200, r#"{"ready":true}"#) } else { (503, r#"{"ready":false}"#) };

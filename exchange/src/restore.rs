@@ -2,20 +2,21 @@
 //!
 //! It replaces the value of `model` in the outermost object of an unstreamed reply or of an event's
 //! data, and in the one object that wraps it in events of some APIs (`response.model`,
-//! `message.model`); and only where the value is the name that was sent, in any spelling. Text that
-//! contains the name stays. All other bytes pass unchanged, also those that are not JSON.
+//! `message.model`). It does so only if the value is the name that was sent, in any JSON spelling.
+//! Text that contains the name stays. All other bytes pass unchanged, also if they are not JSON.
 //!
-//! **It holds back nothing but that value**, and only while it can still become that name. An event
-//! passes as it comes, and it does not matter where the bytes are cut.
+//! **It holds back only that value**, and only while the value can still become that name. Events
+//! pass as they come, and it does not matter where the bytes are cut.
 
 use crate::api::RequestApi;
 use crate::json::JsonReader;
 use crate::sse::{LineSplitter, StreamPiece};
 
-/// Longest spelling of a field's name that is looked at: each letter of `response` as `\u0072`, and quotes.
+/// The longest spelling of a field name that is examined: each letter of `response` as `\u0072`,
+/// and quotes.
 const KEY_BYTES_MAX: usize = "response".len() * ESCAPED_BYTES_MAX + 2;
 
-/// Bytes that JSON may take to spell one.
+/// The most bytes that JSON takes to spell one byte.
 const ESCAPED_BYTES_MAX: usize = "\\u0000".len();
 
 /// The two names of a model in one exchange.
@@ -27,7 +28,7 @@ pub struct ModelNames {
     pub requested: Box<[u8]>,
 }
 
-/// Restores one response.
+/// Restores the model name in one response.
 #[derive(Clone, Debug)]
 pub struct ModelNameRestorer {
     names: ModelNames,
@@ -39,19 +40,19 @@ pub struct ModelNameRestorer {
 /// The position in a JSON text, byte by byte, as far as needed to find a model's name.
 #[derive(Clone, Debug, Default)]
 struct ModelNameScanner {
-    /// The field whose object counts like the outermost; empty if there is none.
+    /// The field whose object counts like the outermost object; empty if there is none.
     wrapper: &'static [u8],
-    /// Containers open.
+    /// Open containers.
     depth: u32,
-    /// Of these, the objects whose fields count: none, the outermost, or also the wrapper in it.
+    /// Open objects whose fields count: 0, the outermost (1), or also the wrapper in it (2).
     counted: u32,
-    /// In the innermost counted object: whether a field's name is next, not its value.
+    /// Whether the next string of the innermost counted object is a field name, not a value.
     before_key: bool,
     field: ModelNameField,
     text: Option<StringState>,
-    /// In a string, after a backslash.
+    /// Whether the position is in a string, after a backslash.
     escaped: bool,
-    /// The string so far, opening quote included; not of [`StringState::Plain`].
+    /// The string so far, with the opening quote; empty in [`StringState::Plain`].
     literal: Vec<u8>,
 }
 
@@ -64,7 +65,7 @@ enum ModelNameField {
     Other,
 }
 
-/// The string we are in.
+/// The kind of the current string.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StringState {
     /// The name of a field.
@@ -78,7 +79,8 @@ enum StringState {
 // === impl ModelNameRestorer ===
 
 impl ModelNameRestorer {
-    /// For a response of `api`; `streamed` if its content type is `text/event-stream`.
+    /// Makes a restorer for a response of `api`; `streamed` if its content type is
+    /// `text/event-stream`.
     #[must_use]
     pub fn new(names: ModelNames, api: RequestApi, streamed: bool) -> Self {
         let wrapper: &[u8] = match api {
@@ -123,7 +125,7 @@ impl ModelNames {
         text.is_some_and(|text| text.text() == *self.sent)
     }
 
-    /// Longer than this no spelling of the name is.
+    /// The length of the longest spelling of the name.
     fn literal_max(&self) -> usize {
         self.sent.len() * ESCAPED_BYTES_MAX + 2
     }
@@ -153,7 +155,8 @@ impl ModelNameScanner {
         }
     }
 
-    /// A data line or the response has ended. A string that is still open was none, and what follows in the event is no JSON.
+    /// Handles the end of a data line or of the response. If a string is still open, the rest of
+    /// the event is not JSON.
     fn end_of_line(&mut self, out: &mut Vec<u8>) {
         if let Some(text) = self.text.take() {
             if text == StringState::Model {
@@ -165,14 +168,14 @@ impl ModelNameScanner {
         }
     }
 
-    /// Another event begins.
+    /// Begins the next event.
     fn restart(&mut self) {
         self.depth = 0;
         self.counted = 0;
         self.field = ModelNameField::Other;
     }
 
-    /// A byte outside of strings; true if it opens one.
+    /// Takes a byte outside of strings. True if it opens a string.
     fn structure(&mut self, byte: u8) -> bool {
         let counts = self.depth == self.counted;
         match byte {
@@ -190,7 +193,7 @@ impl ModelNameScanner {
                 self.depth = self.depth.saturating_sub(1);
                 self.counted = self.counted.min(self.depth);
             }
-            // Deeper than what counts no string is looked at, so these may change there.
+            // Strings in deeper containers are not examined, so these fields may change there.
             b',' => (self.before_key, self.field) = (true, ModelNameField::Other),
             b':' => self.before_key = false,
             _ => {}
@@ -213,7 +216,7 @@ impl ModelNameScanner {
         }
     }
 
-    /// Behind the quote that closes the string we are in, if that is in `bytes`.
+    /// Returns the position behind the quote that closes the current string, if it is in `bytes`.
     fn end_of_string(&mut self, bytes: &[u8]) -> Option<usize> {
         let mut at = usize::from(std::mem::take(&mut self.escaped));
         loop {
@@ -227,7 +230,7 @@ impl ModelNameScanner {
         }
     }
 
-    /// Continues the current string; `ends` says that this is its end.
+    /// Continues the current string with `part`; `ends` if the string ends there.
     fn string(&mut self, text: StringState, part: &[u8], ends: bool, names: &ModelNames, out: &mut Vec<u8>) {
         let max = if text == StringState::Model { names.literal_max() } else { KEY_BYTES_MAX };
         let fits = text != StringState::Plain && self.literal.len() + part.len() <= max;
@@ -241,7 +244,7 @@ impl ModelNameScanner {
         }
         self.text = if ends { None } else { Some(if fits { text } else { StringState::Plain }) };
         match text {
-            StringState::Key => self.field = self.field_named(), // none, until all of the literal is in
+            StringState::Key => self.field = self.field_named(), // no known field until the whole literal has come
             StringState::Model if ends && fits => {
                 let restored: &[u8] = if names.is_sent(&self.literal) { &names.requested } else { &self.literal };
                 out.extend_from_slice(restored);
@@ -250,7 +253,7 @@ impl ModelNameScanner {
         }
     }
 
-    /// Which field the key just read names.
+    /// Returns the field that the current key names.
     fn field_named(&self) -> ModelNameField {
         let key = JsonReader::new(&self.literal).string().ok().flatten();
         match key.map(|key| key.name()).as_deref() {

@@ -1,6 +1,7 @@
-//! The model's name in a request, replaced on its way to the engine; [`crate::restore`] undoes it on the way back.
+//! Replaces the model's name in a request on its way to the engine; [`crate::restore`] undoes the
+//! change in the reply.
 //!
-//! Of duplicate fields engines read the last: that one's value is replaced, and not a byte besides.
+//! Engines read the last of duplicate fields, so only the value of the last one is replaced.
 
 use std::ops::Range;
 
@@ -11,24 +12,24 @@ use crate::restore::ModelNames;
 /// A change to a body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BodyEdit {
-    /// Bytes that go.
+    /// The bytes that are replaced.
     pub range: Range<usize>,
     /// The bytes that replace them.
     pub replacement: Vec<u8>,
 }
 
-/// The change to `body`, which was read as `parsed`, so that it names `target`; and the change back
-/// in the reply. `None` if its model cannot be replaced.
+/// Returns the change that makes `body`, which was read as `parsed`, name `target`, and the names
+/// for the change back in the reply. `None` if the model in the body cannot be replaced.
 pub(crate) fn model(body: &[u8], parsed: &ParsedRequest<'_>, target: &str) -> Option<(BodyEdit, ModelNames)> {
     let range = parsed.model_span.clone()?;
-    let asked = body.get(range.clone())?.into();
-    Some((BodyEdit::string(range, target), ModelNames { sent: target.into(), requested: asked }))
+    let requested = body.get(range.clone())?.into();
+    Some((BodyEdit::string(range, target), ModelNames { sent: target.into(), requested }))
 }
 
 // === impl BodyEdit ===
 
 impl BodyEdit {
-    /// Replaces the JSON string at `range` by the text as a JSON string.
+    /// Makes an edit that replaces the JSON string at `range` by `text` as a JSON string.
     #[must_use]
     pub fn string(range: Range<usize>, text: &str) -> Self {
         let mut literal = JsonWriter::default();
@@ -36,14 +37,14 @@ impl BodyEdit {
         Self { range, replacement: literal.finish().into_bytes() }
     }
 
-    /// The new length of a body of `bytes` bytes.
+    /// Returns the new length of a body of `bytes` bytes.
     #[must_use]
     pub fn length(&self, bytes: usize) -> usize {
         bytes.saturating_sub(self.range.len()).saturating_add(self.replacement.len())
     }
 
-    /// The bytes that replace the first `range.end` bytes of a body. Proxies can replace only the
-    /// beginning of a body; what follows the name stays in place and is not copied.
+    /// Returns the bytes that replace the first `range.end` bytes of a body. Proxies can replace
+    /// only the beginning of a body; the bytes after the name stay in place and are not copied.
     #[must_use]
     pub fn beginning(&self, mut body: Vec<u8>) -> Vec<u8> {
         body.truncate(self.range.start);

@@ -1,9 +1,9 @@
-//! Settings of exchanges, with the one place of each default.
+//! Settings of exchanges, and the only place of their defaults.
 
 use crate::headers;
 
-/// Headers in a record unless others are listed: those for sessions, without which a decision
-/// cannot be repeated. Neither is secret.
+/// Headers in a record by default: the session headers, without which a decision cannot be
+/// repeated. Neither is secret.
 pub const RECORDED_HEADERS_DEFAULT: &str = "x-session-id,x-session-token";
 
 /// The format of the ranked list for the proxy.
@@ -11,7 +11,8 @@ pub const RECORDED_HEADERS_DEFAULT: &str = "x-session-id,x-session-token";
 pub enum DestinationFormat {
     /// The whole list, comma-separated, for `override_host`.
     List,
-    /// The first, with the second under the fallback header: for `ORIGINAL_DST` clusters and readers of the older protocol text.
+    /// The first endpoint, and the second in the fallback header: for `ORIGINAL_DST` clusters and
+    /// readers of the older protocol text.
     Single,
 }
 
@@ -40,7 +41,7 @@ pub enum ObjectiveHeader {
     /// Clients, which may not choose their priority: the header is removed, and the model's
     /// priority counts.
     Ignore,
-    /// A proxy or gateway in front that sets it and removes the client's own.
+    /// A proxy or gateway in front, which sets the header and removes the client's own.
     Trust,
 }
 
@@ -80,8 +81,8 @@ pub struct DecisionLogSettings {
 pub struct RetrySettings {
     /// Whether failed attempts are retried on the rest of the ranked list.
     pub enabled: bool,
-    /// Time one attempt of a streamed request may take to its response headers, in ms; 0 is no
-    /// limit. Unstreamed replies send their headers at the end, so it never applies to them.
+    /// Time that one attempt of a streamed request may take until its response headers, in ms; 0 is
+    /// no limit. It never applies to unstreamed replies, whose headers come at the end.
     pub per_try_timeout_ms: u64,
 }
 
@@ -101,7 +102,7 @@ pub struct ExchangeSettings {
     /// prompt is about 5 MB. Envoy's own limit (32 MiB in the shipped files) is higher, so that the
     /// error comes from here.
     pub body_limit_bytes: usize,
-    /// What happens without any state.
+    /// What happens to a request if the proxy never received state.
     pub failure_mode: FailureMode,
     /// How long a request may wait for the first state, ms.
     pub cold_start_wait_ms: u64,
@@ -120,7 +121,7 @@ pub struct ExchangeSettings {
 // === impl ExchangeSettings ===
 
 impl ExchangeSettings {
-    /// Whether this is a header that a client must not set. `name` is lower-case.
+    /// Whether `name` is a header that a client must not set. `name` is lower-case.
     #[must_use]
     pub fn removes(&self, name: &[u8]) -> bool {
         let ours = [&self.destination.header, &self.destination.fallback_header];

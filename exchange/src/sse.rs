@@ -1,11 +1,11 @@
 //! Reads a response as it passes: when the first token came, how many events had content, and the
-//! usage that the engine reports. The response itself is neither held back nor changed.
+//! usage that the engine reports. The response is neither held back nor changed.
 //!
 //! A stream is cut into events ([`EventSplitter`]) and each event is read on its own ([`event`]).
 //! An unstreamed body is read at its end. Between chunks only [`HeldEvent`] is kept, which is
-//! bounded: of a longer body (embeddings, log probabilities) or event only the end is kept, where
-//! every engine writes `usage`. A body with more than [`HELD_BYTES_MIN`] after its `usage` counts
-//! as one without.
+//! bounded: if a body (embeddings, log probabilities) or event is longer, only its end is kept,
+//! where every engine writes `usage`. A body with more than [`HELD_BYTES_MIN`] after its `usage`
+//! counts as a body without `usage`.
 
 use crate::api::RequestApi;
 use crate::json::{JsonError, JsonKind, JsonReader};
@@ -25,8 +25,8 @@ pub(crate) use lines::{LineSplitter, StreamPiece};
 /// What one chunk contained.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChunkProgress {
-    /// Whether it has the first token of the response. Never for an unstreamed response, whose
-    /// first token cannot be seen.
+    /// Whether the chunk has the first token of the response. Always false for an unstreamed
+    /// response, whose first token cannot be seen.
     pub first_token: bool,
     /// Events in this chunk that carry generated content.
     pub events: u32,
@@ -41,17 +41,17 @@ pub struct ResponseReader {
     events: u32,
 }
 
-/// What was read so far, besides content.
+/// The facts read so far, besides content.
 #[derive(Clone, Copy, Debug, Default)]
 struct ResponseFacts {
     usage: TokenUsage,
-    /// An event, or a byte of an unstreamed body.
+    /// Whether there was an event, or a byte of an unstreamed body.
     any: bool,
-    /// The mark that its API ends streams with.
+    /// Whether the mark came that ends streams of the API.
     finished: bool,
-    /// Why nothing more was generated, or what a reply of its API has.
+    /// Whether there was a finish reason, or a member that replies of the API have.
     explained: bool,
-    /// An error object, with the HTTP status it names, if it names one.
+    /// The error object, if there was one, with the HTTP status that it names, if any.
     error: Option<Option<u16>>,
 }
 
@@ -64,7 +64,8 @@ enum ResponseFormat {
 // === impl ResponseReader ===
 
 impl ResponseReader {
-    /// A reader for a response of `api`; `streamed` if its content type is `text/event-stream`. It reads no compressed responses.
+    /// Makes a reader for a response of `api`; `streamed` if its content type is
+    /// `text/event-stream`. It cannot read compressed responses.
     #[must_use]
     pub fn new(api: RequestApi, streamed: bool) -> Self {
         let source =
@@ -87,7 +88,7 @@ impl ResponseReader {
         ChunkProgress { first_token: before == 0 && self.events > 0, events: self.events - before }
     }
 
-    /// The usage of the whole response; also valid for a response that was cut off.
+    /// Returns the usage of the whole response; also valid for a response that was cut off.
     pub fn finish(&mut self) -> TokenUsage {
         match &mut self.source {
             ResponseFormat::Stream(events) => {
@@ -103,11 +104,11 @@ impl ResponseReader {
         *usage
     }
 
-    /// What the body of the whole response is; after [`Self::finish`].
+    /// Classifies the body of the whole response. Call it after [`Self::finish`].
     #[must_use]
     pub fn says(&self) -> ErrorBody {
         let streamed = matches!(self.source, ResponseFormat::Stream(_));
-        // Some engines end with their usage and no mark.
+        // Some engines end a stream with the usage and send no mark.
         let has_usage = self.facts.usage.completion_tokens.is_some() && !self.facts.usage.estimated;
         match self.facts {
             ResponseFacts { error: Some(status), .. } => ErrorBody::Error(status),
@@ -123,7 +124,7 @@ impl ResponseReader {
 
 fn read_body(api: RequestApi, held: &HeldEvent, seen: &mut ResponseFacts) {
     if held.is_cut() {
-        seen.explained = true; // too long to be read, and so to count as strange
+        seen.explained = true; // the body is too long to be read, so it must not count as strange
         held.read_usage_at_end(1, &mut seen.usage);
         return;
     }
@@ -155,7 +156,7 @@ fn read_top_level(api: RequestApi, body: &[u8], seen: &mut ResponseFacts) -> Res
     reader.members(|reader, key| match (key.name().as_ref(), api) {
         (b"usage", _) | (b"meta_info", RequestApi::SglangGenerate) => usage::read(&mut seen.usage, reader),
         (b"error", _) => read_error(reader, &mut seen.error),
-        // Engines before the present shape, and SGLang: {"object": "error", "message": ..., "code": 400}.
+        // Older engines, and SGLang: `{"object": "error", "message": ..., "code": 400}`.
         (b"object", _) => {
             is_error |= reader.string()?.is_some_and(|kind| kind.raw() == b"error");
             Ok(())
@@ -174,7 +175,7 @@ fn read_top_level(api: RequestApi, body: &[u8], seen: &mut ResponseFacts) -> Res
     reader.end()
 }
 
-/// The value of `error`: an object or a text; `null` is none.
+/// Reads the value of `error`: an object or a text; `null` is no error.
 fn read_error(reader: &mut JsonReader<'_>, error: &mut Option<Option<u16>>) -> Result<(), JsonError> {
     if reader.peek()? == JsonKind::Null {
         return reader.skip().map(drop);
@@ -188,7 +189,7 @@ fn read_error(reader: &mut JsonReader<'_>, error: &mut Option<Option<u16>>) -> R
     Ok(())
 }
 
-/// A number that may be an HTTP status; codes in words are none.
+/// Reads a number that may be an HTTP status. Codes in words are ignored.
 fn status(reader: &mut JsonReader<'_>, code: &mut Option<u16>) -> Result<(), JsonError> {
     let number = reader.count()?;
     *code = number.and_then(|number| u16::try_from(number).ok()).or(*code);

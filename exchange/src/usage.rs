@@ -4,7 +4,7 @@ pub use pool_state::TokenUsage;
 
 use crate::json::{JsonError, JsonReader};
 
-/// Reads a `usage` object. Members that it has replace known values, others stay.
+/// Reads a `usage` object. Its members replace known values; other values stay.
 ///
 /// OpenAI counts cached tokens within `prompt_tokens` (`input_tokens` in Responses); Anthropic
 /// counts them beside `input_tokens`.

@@ -1,11 +1,12 @@
-//! A filter that decides nothing, in four depths: what any picker in wasm pays before it has picked. `bench steps` puts it beside ours.
+//! A filter that decides nothing, in four depths. It shows what any picker in wasm costs before it
+//! picks. `bench steps` compares it with Switchpoint's filter.
 //!
-//! Its configuration is the depth, a space, and the endpoint that it sends everything to:
+//! Its configuration is the depth, a space, and the endpoint for all requests:
 //!
 //! | depth | what it does |
 //! |---|---|
 //! | `passes` | is called |
-//! | `reads` | holds the request until its body is in, and copies it out |
+//! | `reads` | holds the request until its body is complete, and copies the body out |
 //! | `speaks` | reads the headers and the body, sets destination and retries, reads the reply's headers and three properties, as the protocol asks |
 //! | `follows` | copies out each piece of the reply, where tokens and usage are |
 

@@ -15,12 +15,13 @@ use scheduler::plugin::readable;
 use scheduler::prefix::{ENTRIES_DEFAULT, ENTRIES_MAX};
 use value::{ConfigFields, ConfigValue};
 
-/// The most pools one proxy routes to: each costs every worker a prefix index.
+/// The most pools of one proxy. Each costs every worker a prefix index.
 pub const POOLS_MAX: usize = 64;
-/// The most clusters of one pool: each request compares them one by one.
+/// The most clusters of one pool. Each request compares them one by one.
 pub const CLUSTERS_MAX: usize = 64;
-/// The longest name, in bytes, of a pool or cluster. With this, the description of the daemon's stream stays below 128 bytes a message,
-/// which keeps every length in it one ASCII byte: see `stream::service`.
+/// The longest name, in bytes, of a pool or cluster. With this limit, each message in the
+/// description of the daemon's stream stays below 128 bytes, so that every length in it is one
+/// ASCII byte: see `state_link/connection.rs`.
 pub const NAME_BYTES_MAX: usize = 48;
 
 /// A checked configuration.
@@ -43,7 +44,7 @@ pub struct FilterConfig {
 /// How to reach the daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateConfig {
-    /// Name of its cluster.
+    /// Name of the daemon's cluster.
     pub cluster: String,
     /// `:authority` of the stream; empty for the cluster's name.
     pub authority: String,
@@ -51,7 +52,7 @@ pub struct StateConfig {
     pub transport: StateTransport,
     /// A stream that is silent for this long is opened again, ms.
     pub silence_max_ms: u64,
-    /// The longest pause between attempts to reach it, in ms.
+    /// The longest pause between attempts to reach the daemon, in ms.
     pub backoff_max_ms: u64,
 }
 
@@ -64,12 +65,12 @@ pub enum StateTransport {
     Http,
 }
 
-/// A pool and the routes it is behind.
+/// A pool and the routes that lead to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolConfig {
-    /// Its name with the daemon.
+    /// The daemon's name of the pool.
     pub name: String,
-    /// Route clusters that mean this pool.
+    /// The route clusters that stand for this pool.
     pub clusters: Vec<String>,
 }
 
@@ -83,7 +84,7 @@ pub struct InvalidConfig {
     pub must: String,
 }
 
-/// One plain field: `path` has a dot for a nested one.
+/// One plain field. The `path` of a nested field has a dot.
 struct ConfigField {
     path: &'static str,
     kind: FieldKind,
@@ -93,7 +94,7 @@ struct ConfigField {
 type FieldGetter<T> = fn(&FilterConfig) -> T;
 type FieldSetter<T> = fn(&mut FilterConfig, T);
 
-/// The type of a field, with its reading and writing.
+/// The type of a field, with the functions that read and write it.
 enum FieldKind {
     Number { min: u64, max: u64, get: FieldGetter<u64>, set: FieldSetter<u64> },
     Text { shape: ConfigShape, get: FieldGetter<String>, set: FieldSetter<String> },
@@ -140,7 +141,7 @@ const DESTINATION_FORMATS: &[&str] = &["list", "single"];
 const TRANSPORTS: &[&str] = &["grpc", "http"];
 const OBJECTIVE_HEADERS: &[&str] = &["ignore", "trust"];
 
-/// Every plain field. The defaults are those of [`FilterConfig::default`].
+/// All plain fields. Their defaults are those of [`FilterConfig::default`].
 const FIELDS: &[ConfigField] = &[
     ConfigField { path: "state.cluster", kind: text!(Name, state.cluster), about: readable("Envoy cluster of the daemon's state port") },
     ConfigField {
@@ -155,12 +156,12 @@ const FIELDS: &[ConfigField] = &[
             get: |c| if c.state.transport == StateTransport::Http { "http" } else { "grpc" },
             set: |c, v| c.state.transport = if v == "http" { StateTransport::Http } else { StateTransport::Grpc },
         },
-        about: readable("one gRPC stream, or HTTP calls (long polls) where a proxy allows its filters nothing else"),
+        about: readable("one gRPC stream, or HTTP calls (long polls) for proxies that allow no streams to their filters"),
     },
     ConfigField {
         path: "state.silence_max_ms",
         kind: number!(1_000, 600_000, state.silence_max_ms: u64),
-        about: readable("a stream silent for this long is opened anew (the daemon speaks at least every 500 ms)"),
+        about: readable("a stream that is silent for this long is opened again (the daemon sends at least every 500 ms)"),
     },
     ConfigField {
         path: "state.backoff_max_ms",
@@ -174,7 +175,7 @@ const FIELDS: &[ConfigField] = &[
             get: |c| if c.settings.failure_mode == FailureMode::Open { "open" } else { "close" },
             set: |c, v| c.settings.failure_mode = if v == "open" { FailureMode::Open } else { FailureMode::Close },
         },
-        about: readable("what happens to a request while there has never been state: 503, or any endpoint"),
+        about: readable("what happens to a request before the first state: 503, or any endpoint"),
     },
     ConfigField {
         path: "cold_start_wait_ms",
@@ -188,12 +189,12 @@ const FIELDS: &[ConfigField] = &[
             get: |c| if c.settings.decide_at == DecideAt::Headers { "headers" } else { "body" },
             set: |c, v| c.settings.decide_at = if v == "headers" { DecideAt::Headers } else { DecideAt::Body },
         },
-        about: readable("a request is decided at its last byte, or at its headers, its body unread: where the proxy cannot hold a body"),
+        about: readable("decide a request at its last byte, or at its headers without its body, for proxies that cannot hold a body"),
     },
     ConfigField {
         path: "model_header",
         kind: text!(Header, settings.model_header),
-        about: readable("header that names the model where the body is not read"),
+        about: readable("header that names the model if the body is not read"),
     },
     ConfigField {
         path: "body_limit_bytes",
@@ -209,7 +210,7 @@ const FIELDS: &[ConfigField] = &[
                 c.settings.destination.format = if v == "single" { DestinationFormat::Single } else { DestinationFormat::List };
             },
         },
-        about: readable("all ranked endpoints in one header, or the first there and the second in the fallback header"),
+        about: readable("all ranked endpoints in one header, or the first in that header and the second in the fallback header"),
     },
     ConfigField {
         path: "destination_header",
@@ -222,18 +223,18 @@ const FIELDS: &[ConfigField] = &[
         about: readable("header of the second choice"),
     },
     ConfigField { path: "subset_namespace", kind: text!(Key, settings.subset.namespace), about: readable("namespace of the subset hint") },
-    ConfigField { path: "subset_key", kind: text!(Key, settings.subset.key), about: readable("key of the subset hint in it") },
+    ConfigField { path: "subset_key", kind: text!(Key, settings.subset.key), about: readable("key of the subset hint in that namespace") },
     ConfigField { path: "ready_path", kind: text!(Path, settings.ready_path), about: readable("answers 200 once every pool has state") },
-    ConfigField { path: "explain", kind: flag!(settings.explain), about: readable("clients may ask for the reasons of a decision") },
+    ConfigField { path: "explain", kind: flag!(settings.explain), about: readable("clients may request the reasons of a decision") },
     ConfigField {
         path: "decision_log_one_in",
         kind: number!(0, 1_000_000_000, settings.decision_log.one_in: u32),
-        about: readable("one of so many decisions is written whole to the access log, for `switchpointd explain`; 0: none"),
+        about: readable("one in this many decisions is recorded completely in the access log, for `switchpointd explain`; 0: none"),
     },
     ConfigField {
         path: "decision_log_headers",
         kind: text!(Key, settings.decision_log.headers),
-        about: readable("request headers shown in it, comma-separated; no other header's value is logged"),
+        about: readable("request headers shown in a record, comma-separated; no other header's value is logged"),
     },
     ConfigField {
         path: "objective_header",
@@ -244,17 +245,17 @@ const FIELDS: &[ConfigField] = &[
                 c.settings.objective_header = if v == "trust" { ObjectiveHeader::Trust } else { ObjectiveHeader::Ignore };
             },
         },
-        about: readable("does x-llm-d-inference-objective give a request its priority; trust it only where clients cannot set it"),
+        about: readable("whether x-llm-d-inference-objective sets a request's priority; trust it only if clients cannot set it"),
     },
     ConfigField {
         path: "retry",
         kind: flag!(settings.retry.enabled),
-        about: readable("failed attempts go on to the next ranked endpoint"),
+        about: readable("retry failed attempts on the next ranked endpoint"),
     },
     ConfigField {
         path: "per_try_timeout_ms",
         kind: number!(0, 3_600_000, settings.retry.per_try_timeout_ms: u64),
-        about: readable("time one attempt of a streamed request may take to its response headers; 0: no limit"),
+        about: readable("time that one attempt of a streamed request may take until its response headers; 0: no limit"),
     },
     ConfigField {
         path: "prefix_entries",
@@ -264,18 +265,19 @@ const FIELDS: &[ConfigField] = &[
     ConfigField {
         path: "lease_ms",
         kind: number!(500, 60_000, lease_ms: u64),
-        about: readable("how long a VM leads without a sign of life"),
+        about: readable("how long a VM leads without renewing its lease"),
     },
     ConfigField {
         path: "sharing",
         kind: flag!(sharing),
-        about: readable("workers and proxies tell each other what they picked and who failed; off only to measure what that brings"),
+        about: readable("workers and proxies share their picks and the endpoints that failed; off only to measure the benefit"),
     },
 ];
 
 // === impl FilterConfig ===
 
-/// The defaults beside [`ExchangeSettings::default`]; `pools` has none.
+/// The defaults of the filter; those of `settings` are in [`ExchangeSettings::default`]. `pools`
+/// has no default.
 impl Default for FilterConfig {
     fn default() -> Self {
         Self {
@@ -319,32 +321,33 @@ impl FilterConfig {
         Ok(config)
     }
 
-    /// The only pool, where a request's pool is known without its route.
+    /// Returns the pool, if there is only one and it needs no route.
     #[must_use]
     pub fn only_pool(&self) -> Option<usize> {
         matches!(self.pools.as_slice(), [only] if only.clusters.is_empty()).then_some(0)
     }
 
-    /// Does any pool go by the cluster of a route?
+    /// Whether any pool is found by the cluster of a route.
     #[must_use]
     pub fn knows_clusters(&self) -> bool {
         self.pools.iter().any(|pool| !pool.clusters.is_empty())
     }
 
-    /// The pool behind a cluster.
+    /// Returns the pool of a cluster.
     #[must_use]
     pub fn pool_of_cluster(&self, cluster: &[u8]) -> Option<usize> {
         self.pools.iter().position(|pool| pool.clusters.iter().any(|c| c.as_bytes() == cluster))
     }
 
-    /// The pool of a name.
+    /// Returns the pool with a name.
     #[must_use]
     pub fn pool_named(&self, name: &[u8]) -> Option<usize> {
         self.pools.iter().position(|pool| pool.name.as_bytes() == name)
     }
 }
 
-/// The reference of the configuration: a line for each field, with its default and allowed values.
+/// Returns the reference of the configuration: a line for each field, with its default and allowed
+/// values.
 #[must_use]
 pub fn reference() -> String {
     let defaults = FilterConfig::default();
@@ -367,7 +370,7 @@ impl ConfigField {
 // === impl FieldKind ===
 
 impl FieldKind {
-    /// `None` when the value is not allowed.
+    /// Sets the field. `None` if the value is not allowed.
     fn set(&self, config: &mut FilterConfig, value: ConfigValue) -> Option<()> {
         match self {
             Self::Number { min, max, set, .. } => {
@@ -526,7 +529,7 @@ mod tests {
         FilterConfig::parse(json.as_bytes()).unwrap_err().to_string()
     }
 
-    /// A configuration with one pool and `rest`.
+    /// Returns a configuration with one pool and `rest`.
     fn with(rest: &str) -> String {
         format!(r#"{{"pools": [{{"name": "default"}}], {rest}}}"#)
     }
@@ -635,7 +638,7 @@ mod tests {
         let text = reference();
         assert_eq!(text.lines().count(), FIELDS.len() + 1);
         assert!(
-            text.contains("\nlease_ms (3000): a whole number from 500 to 60000: how long a VM leads without a sign of life\n"),
+            text.contains("\nlease_ms (3000): a whole number from 500 to 60000: how long a VM leads without renewing its lease\n"),
             "{text}"
         );
         assert!(text.contains("\nfailure_mode (\"close\"): \"close\" or \"open\": "), "{text}");

@@ -1,9 +1,9 @@
 //! Faults for drills, in test builds only (feature `drill`).
 //!
-//! - A VM traps when it reads [`TRAP`], as if it had a bug: in a request header the VM that serves the
-//!   request, in a message of the daemon the leader, while it decodes.
-//! - The first leader of a process that receives [`STALL`] from the daemon stands still for longer than
-//!   a lease lasts.
+//! - A VM traps when it reads [`TRAP`], as if it had a bug. In a request header, the VM that serves
+//!   the request traps; in a message of the daemon, the leader traps while it decodes.
+//! - The first leader of a process that receives [`STALL`] from the daemon stalls for longer than a
+//!   lease lasts.
 //! - [`KEYS`] counts the keys of shared data, which the host never frees.
 //!
 //! The shipped module has none of this: an end-to-end test searches it for the word.
@@ -15,13 +15,13 @@ use crate::host::{Host, MetricKind, WriteCondition};
 /// A VM that reads this traps.
 pub const TRAP: &[u8] = b"x-drill-trap";
 
-/// The leader that reads this stands still, once in a process.
+/// A leader that reads this stalls, once in a process.
 pub const STALL: &[u8] = b"x-drill-stall";
 
-/// For how long, ms: a few leases of a drill.
+/// Duration of the stall, in ms: a few leases of a drill.
 const STALL_MS: u64 = 4_000;
 
-/// Gauge of the keys of shared data that each VM of the process has written, all together.
+/// Gauge: the number of keys of shared data that each VM has written, summed over the VMs.
 const KEYS: &str = "switchpoint_drill_keys";
 
 thread_local! {
@@ -29,7 +29,7 @@ thread_local! {
     static WRITTEN: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
 }
 
-/// This VM writes a key of shared data.
+/// Counts a key of shared data that this VM writes.
 pub fn wrote<H: Host>(host: &H, key: &str) {
     let hash = key.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));
     let is_new = WRITTEN.with_borrow_mut(|written| match written.binary_search(&hash) {
@@ -44,7 +44,7 @@ pub fn wrote<H: Host>(host: &H, key: &str) {
     }
 }
 
-/// Traps if the bytes contain the word.
+/// Traps if the bytes contain [`TRAP`].
 pub fn obey(bytes: &[u8]) {
     if bytes.windows(TRAP.len()).any(|word| word == TRAP) {
         log::error!("trap, as told by a drill");
@@ -55,10 +55,10 @@ pub fn obey(bytes: &[u8]) {
     }
 }
 
-/// Stands still if the bytes contain the word, in a busy loop: a thread cannot sleep here.
+/// Stalls in a busy loop if the bytes contain [`STALL`]. A wasm thread cannot sleep.
 pub fn stall<H: Host>(host: &H, bytes: &[u8]) {
-    let told = bytes.windows(STALL.len()).any(|word| word == STALL);
-    if told && host.share("switchpoint/1/drill/stalled", b"1", WriteCondition::Absent).is_ok() {
+    let requested = bytes.windows(STALL.len()).any(|word| word == STALL);
+    if requested && host.share("switchpoint/1/drill/stalled", b"1", WriteCondition::Absent).is_ok() {
         log::error!("standing still, as told by a drill");
         let until = host.now().plus_ms(STALL_MS);
         while host.now() < until {}

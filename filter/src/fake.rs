@@ -1,5 +1,5 @@
-//! A proxy process for tests: shared data, queues and streams like the real host's, and a record of
-//! the calls. Clones are the same process.
+//! A proxy process in memory for tests: shared data, queues and streams like the real host's, and a
+//! record of the calls. Clones are the same process.
 
 #![allow(
     missing_docs,
@@ -20,7 +20,7 @@ use crate::pairs;
 
 type FakeHook = Box<dyn FnOnce()>;
 
-/// A call to the host that may fail, so that a test can make it.
+/// A kind of host call that a test can make fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FakeCall {
     Shared,
@@ -72,7 +72,7 @@ pub struct FakeProcess {
 /// Streams and calls to the daemon.
 #[derive(Default)]
 pub struct FakeGrpc {
-    /// For each stream opened, whether it is still open.
+    /// For each stream that was opened, whether it is still open.
     pub streams: RefCell<Vec<bool>>,
     /// Messages sent, by stream.
     pub sent: RefCell<Vec<(u32, Vec<u8>)>>,
@@ -98,11 +98,11 @@ pub struct FakeHttp {
 #[derive(Default)]
 struct FakeMetrics {
     values: RefCell<BTreeMap<String, u64>>,
-    /// By number.
+    /// The names, by number.
     names: RefCell<Vec<String>>,
 }
 
-/// What fails, and what another thread does in between.
+/// The calls that fail, and the actions of another thread between two calls.
 #[derive(Default)]
 pub struct FakeFaults {
     /// Properties that cannot be read.
@@ -128,17 +128,18 @@ impl FakeHost {
         host
     }
 
-    /// Runs `hook` just before the next write to shared data: another thread gets in between a read and its write.
+    /// Runs `hook` just before the next write to shared data, like another thread that writes
+    /// between a read and its write.
     pub fn before_next_share(&self, hook: impl FnOnce() + 'static) {
         *self.faults.hook.borrow_mut() = Some(Box::new(hook));
     }
 
-    /// From now on every call of these kinds fails, and no other.
+    /// Makes every call of these kinds fail from now on, and no other call.
     pub fn fail(&self, kinds: &[FakeCall]) {
         *self.faults.failing.borrow_mut() = kinds.iter().copied().collect();
     }
 
-    /// From now on the call after `count` others fails, whatever its kind.
+    /// Makes the call after `count` other calls fail, whatever its kind.
     pub fn fail_after(&self, count: u32) {
         self.faults.fails_after.set(Some(count));
     }
@@ -375,13 +376,14 @@ fn slot(address: &str) -> u32 {
     address.bytes().fold(7_u32, |h, b| (h * 31 + u32::from(b)) % 1009)
 }
 
-/// This many addresses with different slots.
+/// Returns this many addresses with different slots.
 pub fn endpoints(count: usize) -> Vec<String> {
     let mut slots = std::collections::BTreeSet::new();
     (1..u16::MAX).map(|port| format!("10.0.0.1:{port}")).filter(|address| slots.insert(slot(address))).take(count).collect()
 }
 
-/// A pool update of ready endpoints at these addresses; an address always has the same identity. The model `alias` is sent as `served`.
+/// Returns a pool update with ready endpoints at these addresses. An address always has the same
+/// identity. The model `alias` is sent as `served`.
 pub fn pool_update_message(pool: &str, version: scheduler::Version, addresses: &[&str]) -> Vec<u8> {
     use proto::state::{self, daemon_message::Message::PoolUpdate};
     let endpoint = |address: &&str| state::Endpoint {
@@ -418,7 +420,7 @@ pub fn pool_update_message(pool: &str, version: scheduler::Version, addresses: &
     encode(PoolUpdate(pool_update))
 }
 
-/// Metrics with these queue depths.
+/// Returns a metrics message with these queue depths.
 pub fn metrics_message(pool: &str, version: scheduler::Version, sequence: u64, queues: &[f32]) -> Vec<u8> {
     use proto::state::daemon_message::Message::Metrics;
     let metrics = |queue: &f32| scheduler::EndpointMetrics {

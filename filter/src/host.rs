@@ -1,25 +1,26 @@
 //! The proxy for the rest of the crate: one narrow trait, and the only file that calls the
 //! proxy-wasm ABI.
 //!
-//! The bindings are our own, not the SDK's. The SDK returns a status as a Rust enum, which is
-//! undefined behaviour for statuses it does not list; it panics on most of those it lists, and on
-//! every header that is not UTF-8; and a panic here fails all streams of a worker. Here a status is
-//! a number, a value is bytes, and every answer of the host is a `Result`. The exceptions are
-//! opening a stream and making a call, because the SDK's dispatcher delivers only to those it made
-//! itself: see [`wasm::ProxyWasm`].
+//! The bindings are the filter's own, not the SDK's. The SDK returns a status as a Rust enum, which
+//! is undefined behaviour for statuses it does not list. It panics on most statuses that it lists,
+//! and on every header that is not UTF-8, and a panic fails all streams of a worker. Here a status
+//! is a number, a value is bytes, and every answer of the host is a `Result`. Only streams are
+//! opened and calls are made by the SDK, because its dispatcher knows only the streams and calls
+//! that it made itself: see [`wasm::ProxyWasm`].
 
 use std::fmt;
 
 use exchange::Timestamp;
 
-/// A status of the host other than success. The host's or our fault, never a client's; the same call will fare the same in this phase.
+/// A status of the host other than success. It is the host's or the filter's fault, never a
+/// client's. The same call gives the same result in this phase.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct HostError(u32);
 
 /// The result of a host call.
 pub type Result<T, E = HostError> = core::result::Result<T, E>;
 
-/// Which headers.
+/// Selects a header map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeaderMap {
     /// Request headers.
@@ -30,7 +31,7 @@ pub enum HeaderMap {
     Answer = 6,
 }
 
-/// Which bytes.
+/// Selects a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BodyBuffer {
     /// The request body as far as it is buffered.
@@ -45,25 +46,25 @@ pub enum BodyBuffer {
     Configuration = 7,
 }
 
-/// Which kind of statistic.
+/// The kind of a statistic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetricKind {
-    /// Only grows.
+    /// A value that only grows.
     Counter = 0,
-    /// Is set.
+    /// A value that is set.
     Gauge = 1,
-    /// Is a distribution.
+    /// A distribution.
     Histogram = 2,
 }
 
 /// The condition for a write to shared data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteCondition {
-    /// Anything.
+    /// Always write.
     Any,
-    /// Not there.
+    /// Write only if there is no value.
     Absent,
-    /// Unchanged since the read that gave this token.
+    /// Write only if the value is unchanged since the read that returned this token.
     Token(u32),
 }
 
@@ -72,16 +73,17 @@ pub enum WriteCondition {
 pub struct SharedValue {
     /// The value.
     pub bytes: Vec<u8>,
-    /// Changes with every write.
+    /// The token, which changes with every write.
     pub token: u32,
 }
 
-/// The proxy. Calls about requests act on the context of the current callback, or on the one last
-/// [`Host::focus`]ed in it.
+/// The proxy. Calls about requests act on the context of the current callback, or on the context
+/// that [`Host::focus`] selected last.
 ///
-/// No call calls back: the proxy delivers what a call causes at once (a reply, the end of a call
-/// that cannot be made) in a callback after the current one. So a cell may be borrowed during a
-/// host call. It must not be borrowed during a call of our own that borrows it again.
+/// No host call runs a callback. If a call has an immediate effect (a reply, the end of a call that
+/// cannot be made), the proxy delivers it in a callback after the current one. So a cell may be
+/// borrowed during a host call, but not during a call of the filter's own code that borrows the
+/// cell again.
 pub trait Host: Clone + 'static {
     /// Monotonic time, the same clock for all VMs of a process.
     fn now(&self) -> Timestamp;
@@ -90,9 +92,9 @@ pub trait Host: Clone + 'static {
     /// Reads shared data. An empty value counts as removed: both are `None`, but only a key that
     /// was ever written has a token.
     fn shared(&self, key: &str) -> Result<Option<SharedValue>>;
-    /// Writes shared data; [`HostError::CONFLICT`] when it is not as expected.
+    /// Writes shared data; [`HostError::CONFLICT`] if the condition does not hold.
     fn share(&self, key: &str, value: &[u8], expect: WriteCondition) -> Result<()>;
-    /// Makes the current root context the one consumer of a queue; returns its number.
+    /// Makes the current root context the only consumer of a queue; returns the queue's number.
     fn queue_register(&self, name: &str) -> Result<u32>;
     /// Appends to a queue, and wakes its consumer.
     fn queue_push(&self, queue: u32, item: &[u8]) -> Result<()>;
@@ -104,8 +106,8 @@ pub trait Host: Clone + 'static {
     fn stream_send(&self, stream: u32, message: &[u8]) -> Result<()>;
     /// Ends a stream of the current root context; no callback follows.
     fn stream_cancel(&self, stream: u32) -> Result<()>;
-    /// Sends an HTTP request to a cluster, as a call of the current root context; a callback has
-    /// the response, or that there is none.
+    /// Sends an HTTP request to a cluster, as a call of the current root context. A callback
+    /// reports the response, or that there is none.
     fn call(&self, cluster: &str, headers: &[(&str, &str)], body: &[u8], timeout_ms: u64) -> Result<u32>;
     /// The message with which the other side ended the stream of the current callback.
     fn stream_status(&self) -> String;
@@ -122,17 +124,18 @@ pub trait Host: Clone + 'static {
     fn header_remove(&self, map: HeaderMap, name: &str) -> Result<()>;
     /// Reads at most `size` bytes of a buffer.
     fn buffer(&self, buffer: BodyBuffer, size: usize) -> Result<Vec<u8>>;
-    /// Replaces the first `size` bytes of a body that can be read now. The host replaces nothing but a beginning.
+    /// Replaces the first `size` bytes of a body that can be read now. The host can replace only
+    /// the beginning of a body.
     fn buffer_replace(&self, buffer: BodyBuffer, size: usize, bytes: &[u8]) -> Result<()>;
     /// Answers the request; `headers` are serialized pairs. Takes effect when the callback returns.
     fn reply(&self, status: u16, headers: &[u8], body: &[u8]) -> Result<()>;
     /// Lets a held request go on. Its headers cannot be changed after that.
     fn resume_request(&self) -> Result<()>;
-    /// Makes another context of this VM the one that calls act on; an error when it is gone.
+    /// Makes calls act on another context of this VM; an error if the context no longer exists.
     fn focus(&self, context: u32) -> Result<()>;
     /// Sets the tick period of the current root context.
     fn tick_period(&self, period_ms: u32) -> Result<()>;
-    /// Finds or makes a statistic.
+    /// Finds or creates a statistic.
     fn metric(&self, kind: MetricKind, name: &str) -> Result<u32>;
     /// Adds to a counter (more than 0) or gauge.
     fn metric_add(&self, metric: u32, amount: i64) -> Result<()>;
@@ -178,7 +181,7 @@ impl fmt::Display for HostError {
 
 impl std::error::Error for HostError {}
 
-/// Readable text of a gRPC message: `%20` is a space.
+/// Decodes the percent-escapes of a gRPC message: `%20` is a space.
 #[must_use]
 pub fn percent_decoded(text: &[u8]) -> String {
     let (mut plain, mut rest) = (Vec::with_capacity(text.len()), text);
@@ -204,8 +207,8 @@ mod wasm {
 
     use super::{BodyBuffer, HeaderMap, Host, HostError, MetricKind, Result, SharedValue, Timestamp, WriteCondition};
 
-    /// A token that no write of the host ever has, because its counter would have to wrap. Writing
-    /// with it succeeds only where no value is.
+    /// A token that the host never gives to a write, because its counter would have to wrap.
+    /// Writing with it succeeds only if there is no value.
     const ABSENT: u32 = u32::MAX;
     /// WASI's monotonic clock.
     const MONOTONIC: u32 = 1;
@@ -269,13 +272,13 @@ mod wasm {
         std::panic::set_hook(Box::new(|info| write_log(log::Level::Error, &format!("panic: {info}"))));
         // A second call in one VM finds the logger in place already.
         let _ = log::set_logger(&Logger);
-        // The host's own level cannot be read yet: it traps all but a few calls while a module
-        // starts.
+        // The host's log level cannot be read yet: while a module starts, the host traps all but a
+        // few calls.
         log::set_max_level(log::LevelFilter::Info);
     }
 
     fn write_log(level: log::Level, text: &str) {
-        // Ours fall from Error = 1 to Trace = 5, the host's rise from trace = 0 to error = 4.
+        // `log` has levels from Error = 1 to Trace = 5, the host has trace = 0 to error = 4.
         let level = 5_u32.saturating_sub(level as u32);
         // SAFETY: the pointer and size are those of `text`. A line that the host refuses is lost.
         let _ = unsafe { proxy_log(level, text.as_ptr(), text.len()) };
@@ -290,15 +293,15 @@ mod wasm {
         check(call(&raw mut number)).map(|()| number)
     }
 
-    /// A call that returns bytes, which the host has written to memory it took from our allocator.
+    /// Makes a call that returns bytes. The host writes them to memory from the module's allocator.
     fn bytes(call: impl FnOnce(*mut *mut u8, *mut usize) -> u32) -> Result<Vec<u8>> {
         let (mut data, mut size) = (null_mut(), 0);
         check(call(&raw mut data, &raw mut size))?;
         if data.is_null() {
             return Ok(Vec::new());
         }
-        // SAFETY: the host got `data` from `proxy_on_memory_allocate(size)`, which is a `Vec` of capacity and length `size`, filled it, and
-        // keeps no pointer to it.
+        // SAFETY: the host got `data` from `proxy_on_memory_allocate(size)`, which is a `Vec` of
+        // capacity and length `size`, filled it, and keeps no pointer to it.
         Ok(unsafe { Vec::from_raw_parts(data, size, size) })
     }
 
@@ -355,8 +358,9 @@ mod wasm {
             }
         }
 
-        // Through the SDK, which registers the stream for its dispatcher. Its wrapper panics on a bad argument, which the host returns only
-        // for a `GrpcService` it cannot use: `stream::service` builds one that it can.
+        // Call the SDK, which registers the stream for its dispatcher. The SDK panics on the status
+        // for a bad argument. The host returns that status only for a `GrpcService` that it cannot
+        // use, and `state_link/connection.rs` builds only usable ones.
         fn stream_open(&self, upstream: &str, service: &str, method: &str) -> Result<u32> {
             proxy_wasm::hostcalls::open_grpc_stream(upstream, service, method, Vec::new()).map_err(|status| HostError(status as u32))
         }
@@ -369,7 +373,8 @@ mod wasm {
             check(unsafe { proxy_grpc_cancel(stream) })
         }
 
-        // Through the SDK, as above. What its wrapper panics on are statuses that the host has no use for in this call.
+        // Call the SDK, as above. It panics only on statuses that the host never returns for this
+        // call.
         fn call(&self, cluster: &str, headers: &[(&str, &str)], body: &[u8], timeout_ms: u64) -> Result<u32> {
             let timeout = std::time::Duration::from_millis(timeout_ms);
             let call = proxy_wasm::hostcalls::dispatch_http_call(cluster, headers.to_vec(), Some(body), Vec::new(), timeout);
@@ -409,7 +414,7 @@ mod wasm {
 
         fn buffer(&self, buffer: BodyBuffer, size: usize) -> Result<Vec<u8>> {
             match bytes(|data, read| unsafe { proxy_get_buffer_bytes(buffer as u32, 0, size, data, read) }) {
-                // The host's status for a body without bytes.
+                // The host returns this status for a body without bytes.
                 Err(HostError::NOT_FOUND) => Ok(Vec::new()),
                 read => read,
             }

@@ -15,13 +15,13 @@ use crate::config::FilterConfig;
 use crate::host::Host;
 use crate::state::VmState;
 
-/// The context that the proxy knows. The VM also holds its content while the request is parked.
+/// The context of the proxy. While the request is parked, the VM also holds the stream in it.
 pub struct HttpStreamContext<H: Host>(Rc<HttpStream<H>>);
 
 // === impl HttpStreamContext ===
 
 impl<H: Host> HttpStreamContext<H> {
-    /// A stream that has only just begun.
+    /// Makes the context of a stream that has just begun.
     pub fn new(id: u32, host: H, vm: Rc<RefCell<VmState<H>>>, config: Rc<FilterConfig>) -> Self {
         Self(HttpStream::new(id, host, vm, config))
     }

@@ -1,7 +1,8 @@
-//! The proxy-wasm filter: [`exchange`] on a real host, and a replica of what the daemon knows.
+//! The proxy-wasm filter: [`exchange`] on a real host, and a replica of the daemon's state.
 //!
-//! `http` hands each callback of a stream to the exchange and each step back to the proxy; `root` hands ticks, wake-ups and the daemon's stream
-//! to `state`, which belongs to the VM; `host` alone calls the proxy. Nothing here picks an endpoint.
+//! `http` passes each callback of a stream to the exchange, and each step back to the proxy. `root`
+//! passes ticks, wake-ups and the daemon's messages to `state`, which belongs to the VM. Only
+//! `host` calls the proxy. Endpoints are picked in `scheduler`, not here.
 #![deny(clippy::indexing_slicing, clippy::string_slice, clippy::arithmetic_side_effects)]
 #![cfg_attr(
     test,
@@ -33,7 +34,7 @@ mod entry {
     use crate::state::VmState;
 
     thread_local! {
-        /// The VM is one thread: all its root contexts share this.
+        /// The state of the VM. A VM has one thread, and all its root contexts share this state.
         static VM: Rc<RefCell<VmState<ProxyWasm>>> = Rc::new(RefCell::new(VmState::new(ProxyWasm)));
     }
 

@@ -17,7 +17,7 @@ pub struct DefinedMetric {
 
 macro_rules! metrics {
     ($($id:ident: $kind:ident $name:literal, $about:literal;)+) => {
-        /// Which statistic.
+        /// The name of a statistic in the code.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(usize)]
         pub enum Stat { $(#[doc = $about] $id,)+ }
@@ -29,36 +29,36 @@ macro_rules! metrics {
 
 metrics! {
     Picked: Counter "switchpoint_picked_total", "Requests sent to a picked endpoint.";
-    FailedOpen: Counter "switchpoint_failed_open_total", "Requests sent to any endpoint, as there was no state.";
-    Passed: Counter "switchpoint_passed_total", "Requests on routes of no pool.";
+    FailedOpen: Counter "switchpoint_failed_open_total", "Requests sent to any endpoint, because there was no state.";
+    Passed: Counter "switchpoint_passed_total", "Requests on routes without a pool.";
     Parked: Counter "switchpoint_parked_total", "Requests held until there was state.";
-    Invalid: Counter "switchpoint_refused_invalid_total", "Requests refused for what they are (4xx).";
+    Invalid: Counter "switchpoint_refused_invalid_total", "Requests refused because they are invalid (4xx).";
     Shed: Counter "switchpoint_refused_shed_total", "Requests refused by policy (429).";
-    Unavailable: Counter "switchpoint_refused_unavailable_total", "Requests refused for want of an endpoint (503).";
+    Unavailable: Counter "switchpoint_refused_unavailable_total", "Requests refused because no endpoint can serve them (503).";
     FailedAttempts: Counter "switchpoint_failed_attempts_total", "Attempts at an endpoint that failed before a response.";
     PickUs: Histogram "switchpoint_pick_us", "Time from the last byte of a request to its decision, in µs.";
     TtftMs: Histogram "switchpoint_ttft_ms", "Time from pick to first token of streamed responses, in ms.";
-    PromptTokens: Counter "switchpoint_prompt_tokens_total", "Prompt tokens, as engines reported.";
-    CachedTokens: Counter "switchpoint_cached_tokens_total", "Prompt tokens that engines had cached, as they reported.";
-    CompletionTokens: Counter "switchpoint_completion_tokens_total", "Output tokens, as engines reported.";
-    EstimatedTokens: Counter "switchpoint_estimated_completion_tokens_total", "Output tokens where engines reported none: counted by events.";
+    PromptTokens: Counter "switchpoint_prompt_tokens_total", "Prompt tokens that engines reported.";
+    CachedTokens: Counter "switchpoint_cached_tokens_total", "Prompt tokens that engines reported as cached.";
+    CompletionTokens: Counter "switchpoint_completion_tokens_total", "Output tokens that engines reported.";
+    EstimatedTokens: Counter "switchpoint_estimated_completion_tokens_total", "Output tokens counted by events, because engines reported none.";
     PlacementsLost: Counter "switchpoint_placements_lost_total", "Ring segments of other workers that were overwritten before they were read.";
-    ShareDelayUs: Histogram "switchpoint_share_delay_us", "Time from what is told to other proxies until they hear of it, in µs, as measured there and back.";
-    PoolUpdatesApplied: Counter "switchpoint_state_pool_updates_total", "Pool updates taken over from the daemon.";
-    MetricsApplied: Counter "switchpoint_state_metrics_total", "Metrics taken over from the daemon.";
-    LearnedApplied: Counter "switchpoint_state_learned_total", "Models taken over from the daemon.";
-    Refused: Counter "switchpoint_state_refused_total", "Messages of the daemon refused whole.";
-    CrashGuarded: Counter "switchpoint_state_crash_guarded_total", "Messages refused because a VM was lost decoding them.";
+    ShareDelayUs: Histogram "switchpoint_share_delay_us", "Delay until other proxies receive a change, in µs, estimated from the round trip.";
+    PoolUpdatesApplied: Counter "switchpoint_state_pool_updates_total", "Pool updates of the daemon that were applied.";
+    MetricsApplied: Counter "switchpoint_state_metrics_total", "Metrics of the daemon that were applied.";
+    LearnedApplied: Counter "switchpoint_state_learned_total", "Learned models of the daemon that were applied.";
+    Refused: Counter "switchpoint_state_refused_total", "Messages of the daemon that were refused.";
+    CrashGuarded: Counter "switchpoint_state_crash_guarded_total", "Messages refused because a VM was lost while it decoded them.";
     StreamsOpened: Counter "switchpoint_state_streams_total", "Streams opened to the daemon.";
     LeadersElected: Counter "switchpoint_state_leaders_total", "Times a VM became leader.";
-    Connected: Gauge "switchpoint_state_connected", "Whether the daemon is heard: 1 or 0.";
-    AgeMs: Gauge "switchpoint_state_age_ms", "Time since the daemon was last heard, in ms.";
+    Connected: Gauge "switchpoint_state_connected", "Whether the daemon is connected: 1 or 0.";
+    AgeMs: Gauge "switchpoint_state_age_ms", "Time since the last message of the daemon, in ms.";
     Endpoints: Gauge "switchpoint_state_endpoints", "Endpoints in all pools.";
-    WithoutVmSlot: Gauge "switchpoint_vms_without_vm_slot", "Worker VMs that pick by what they know themselves, because all VM slots are taken.";
-    HostErrors: Counter "switchpoint_host_errors_total", "Calls the proxy refused that it should not have.";
+    WithoutVmSlot: Gauge "switchpoint_vms_without_vm_slot", "Worker VMs that pick by their own state only, because all VM slots are taken.";
+    HostErrors: Counter "switchpoint_host_errors_total", "Calls that the proxy refused although it should not.";
 }
 
-/// The statistics, as far as the proxy gave them out.
+/// The statistics. Those that the proxy refused to create have no number.
 #[derive(Clone, Debug)]
 pub struct FilterMetrics<H> {
     host: H,
@@ -68,7 +68,7 @@ pub struct FilterMetrics<H> {
 // === impl FilterMetrics ===
 
 impl<H: Host> FilterMetrics<H> {
-    /// Finds or makes every statistic.
+    /// Finds or creates every statistic.
     pub fn new(host: H) -> Self {
         let numbers = METRICS.iter().map(|metric| host.metric(metric.kind, metric.name).ok()).collect();
         Self { host, numbers }
@@ -98,7 +98,7 @@ impl<H: Host> FilterMetrics<H> {
     }
 }
 
-/// The reference of the statistics: a line for each.
+/// Returns the reference of the statistics, a line for each.
 #[must_use]
 pub fn reference() -> String {
     METRICS.iter().map(|DefinedMetric { name, kind, about }| format!("{name} ({kind:?}): {about}\n")).collect()

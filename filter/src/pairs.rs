@@ -1,6 +1,7 @@
-//! The proxy-wasm "pairs" layout of header maps: a count, a pair of lengths for each, then each name and value with a NUL after it.
+//! The proxy-wasm "pairs" layout of header maps: the number of headers, a pair of lengths for each,
+//! then each name and value, each with a NUL after it.
 
-/// The headers of a serialized map, in order. Where the bytes break off, so does the iteration.
+/// The headers of a serialized map, in order. The iteration ends where the bytes break off.
 #[derive(Clone, Debug)]
 pub struct HeaderPairs<'b> {
     left: usize,
@@ -53,7 +54,7 @@ impl<'b> Iterator for HeaderPairs<'b> {
 /// Serializes a map.
 #[must_use]
 pub fn serialize(pairs: &[(&str, &str)]) -> Vec<u8> {
-    // A header map is far below 4 GiB: it was parsed from one request, or is ours.
+    // A header map is far below 4 GiB: it was parsed from one request, or the filter made it.
     let size = |n: usize| u32::try_from(n).unwrap_or(u32::MAX).to_le_bytes();
     let mut bytes = Vec::from(size(pairs.len()));
     for (name, value) in pairs {

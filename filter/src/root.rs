@@ -1,4 +1,5 @@
-//! The root context: configuration, ticks, wake-ups and the daemon's stream, each handed to the VM they are the VM's business.
+//! The root context. It reads the configuration, and passes ticks, wake-ups and the daemon's
+//! messages to the VM.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -23,12 +24,12 @@ pub struct FilterRoot<H: Host> {
 // === impl FilterRoot ===
 
 impl<H: Host> FilterRoot<H> {
-    /// A root context before its configuration, which makes every request pass.
+    /// Makes a root context without a configuration. It lets every request pass.
     pub fn new(id: u32, host: H, vm: Rc<RefCell<VmState<H>>>) -> Self {
         Self { id, host, vm, config: Rc::default() }
     }
 
-    /// Reads a configuration; the error is text for the log.
+    /// Reads a configuration. The error is text for the log.
     fn configure(&mut self, size: usize) -> Result<(), String> {
         self.host.follow_log_level();
         let bytes = self.host.buffer(BodyBuffer::Configuration, size).map_err(|e| format!("the configuration could not be read: {e}"))?;

@@ -1,4 +1,5 @@
-//! Measures what sharing costs a pick, in test builds only (feature `drill`): in a worker's VM, on the real host's shared data.
+//! Measures the cost of sharing for a pick, in test builds only (feature `drill`). It runs in a
+//! worker's VM, with the real host's shared data.
 
 use std::cell::RefCell;
 
@@ -12,22 +13,22 @@ use crate::state::load_sharing::{SharingOccasion, VmContext};
 use crate::state::replica::{DaemonUpdate, PoolReplica, decode};
 use crate::state::vm_table::{self, VmTable};
 
-/// The request header that requests the cost of sharing in place of a normal reply; its value is
+/// The request header that requests the cost of sharing in place of a normal reply. Its value is
 /// `peers/endpoints`.
 pub const COST: &[u8] = b"x-drill-cost";
 
-/// The value for the cost of sharing in the last picks of real requests.
+/// The header value that requests the cost of sharing in the last picks of real requests.
 const LIVE: &[u8] = b"live";
-/// How many of them are kept.
+/// The number of picks that are kept.
 const PICKS_MAX: usize = 4_096;
 
-/// How often each operation is measured.
+/// The number of measurements of each operation.
 const ROUNDS: u64 = 2_000;
-/// Loads of a report that change between two readings.
+/// The number of loads in a report that change between two readings.
 const CHANGES: usize = 6;
 
 thread_local! {
-    /// ns that sharing cost each of the last picks.
+    /// Cost of sharing for each of the last picks, in ns.
     static PICKS: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -40,13 +41,13 @@ pub struct DrillTimer {
 }
 
 impl DrillTimer {
-    /// Starts.
+    /// Starts the measurement.
     pub fn of<H: Host>(host: &H) -> Self {
         let (before, since) = (host.now(), host.now());
         Self { since, spent_ns: 0, reading_ns: since.0.saturating_sub(before.0) }
     }
 
-    /// Stops the measurement.
+    /// Pauses the measurement.
     pub fn paused<H: Host>(self, host: &H) -> Self {
         let spent_ns = host.now().0.saturating_sub(self.since.0).saturating_sub(self.reading_ns);
         Self { spent_ns: self.spent_ns.saturating_add(spent_ns), ..self }
@@ -57,7 +58,7 @@ impl DrillTimer {
         Self { since: host.now(), ..self }
     }
 
-    /// The pick is made.
+    /// Ends the measurement and keeps it.
     pub fn done(self) {
         PICKS.with_borrow_mut(|picks| {
             if picks.len() >= PICKS_MAX {
@@ -68,8 +69,8 @@ impl DrillTimer {
     }
 }
 
-/// The last picks: their number, and the cost of sharing in µs: mean, mean without the slowest
-/// hundredth, median, p99.
+/// Returns the number of the last picks, and the cost of sharing for them in µs: mean, mean without
+/// the slowest hundredth, median, p99.
 #[expect(clippy::cast_precision_loss, reason = "nanoseconds of a call")]
 fn live() -> String {
     let mut picks = PICKS.take();
@@ -77,23 +78,23 @@ fn live() -> String {
     let us = |ns: u64| ns as f64 / 1_000.0;
     let at = |percent: usize| us(picks.get(picks.len().saturating_mul(percent) / 100).copied().unwrap_or(0));
     let mean = |picks: &[u64]| us(picks.iter().sum()) / picks.len().max(1) as f64;
-    // The kernel interrupted the slowest ones: there are more threads than cores.
+    // The kernel interrupted the slowest picks, because there are more threads than cores.
     let calm = mean(picks.get(..picks.len().saturating_mul(99) / 100).unwrap_or_default());
     let mean = mean(&picks);
     format!(r#"{{"picks":{},"mean_us":{mean:.2},"calm_us":{calm:.2},"p50_us":{:.2},"p99_us":{:.2}}}"#, picks.len(), at(50), at(99))
 }
 
-/// The cost of sharing of a pick in this VM with this many peers, each with load at this many
-/// endpoints; as JSON, median µs of a call.
+/// Returns the cost of sharing for a pick in this VM with this many peers, each with load at this
+/// many endpoints: JSON with the median time of each call in µs.
 ///
 /// `None` when the header is absent.
 pub fn cost<H: Host>(host: &H, headers: &[u8]) -> Option<String> {
     let mut pairs = crate::pairs::HeaderPairs::new(headers);
-    let (_, asked) = pairs.find(|(name, _)| *name == COST)?;
-    if asked == LIVE {
+    let (_, value) = pairs.find(|(name, _)| *name == COST)?;
+    if value == LIVE {
         return Some(live());
     }
-    let (peers, count) = std::str::from_utf8(asked).ok()?.split_once('/')?;
+    let (peers, count) = std::str::from_utf8(value).ok()?.split_once('/')?;
     let (peers, count) = (peers.parse::<u16>().ok()?, count.parse::<usize>().ok()?);
     let addresses = endpoints(count);
     let version = Version { term: 1, sequence: 1 };
@@ -133,7 +134,7 @@ pub fn cost<H: Host>(host: &H, headers: &[u8]) -> Option<String> {
         timed(&mut clock, &mut || {});
         exchanges.iter_mut().for_each(|exchange| _ = exchange.end(pool, at));
     }
-    // The median: a mean would mostly measure the moments when another process had the core.
+    // Use the median: a mean would mostly measure the moments when another process had the core.
     let median = |times: &mut Vec<u64>| {
         times.sort_unstable();
         times.get(times.len() / 2).copied().unwrap_or(0)
@@ -150,12 +151,12 @@ pub fn cost<H: Host>(host: &H, headers: &[u8]) -> Option<String> {
     ))
 }
 
-/// Changes a few loads of a load report, like a few picks and ends since the last look.
+/// Changes a few loads of a load report, like a few picks and ends since the last reading.
 fn change_loads(report: &mut [u8], rows: usize, round: usize) {
     let size = report.len().saturating_sub(LoadReportHead::BYTES).checked_div(rows).unwrap_or(0);
     for place in 0..CHANGES {
         let entry = place.wrapping_mul(7).wrapping_add(round).checked_rem(rows).unwrap_or(0);
-        // The low byte of the prefill tokens: the second word of a load.
+        // The low byte of the prefill tokens, which are the second word of a load.
         if let Some(byte) = report.get_mut(entry.saturating_mul(size).saturating_add(LoadReportHead::BYTES).saturating_add(8)) {
             *byte = byte.wrapping_add(1);
         }

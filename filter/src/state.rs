@@ -1,11 +1,10 @@
-//! The state of one VM, shared by all its root contexts. After a configuration update the old root
-//! context lives beside the new one until its last stream has ended: both are one VM with one set
-//! of pools, one VM slot and at most one lease. The same holds for several listeners with one
-//! `vm_id`: the VM has the pools of all of them, and the newest configuration says where the daemon
-//! is.
+//! The state of one VM, shared by all its root contexts. After a configuration update, the old root
+//! context lives beside the new one until its last stream has ended. Both belong to one VM with one
+//! set of pools, one VM slot and at most one lease. The same holds for several listeners with one
+//! `vm_id`: the VM has the pools of all of them, and the newest configuration names the daemon.
 //!
-//! Background work happens in the ticks of the newest root context, from the first one on: a
-//! temporary VM that never ticks also reads each configuration, and its work would be lost.
+//! Background work happens only in the ticks of the newest root context. A temporary VM, which
+//! never ticks, also reads each configuration, and its work would be lost.
 
 pub mod crash_guard;
 pub mod lease;
@@ -34,13 +33,13 @@ use replica::PoolReplica;
 use snapshot_store::PublishError;
 use vm_table::{EXPIRY_MS, HEARTBEAT_MS, VM_SLOTS_MAX, VmTable};
 
-/// Tick period. It bounds how late a lost wake-up is noticed, a parked request answered, a free
-/// lease taken. A tick costs a few µs.
+/// Tick period. It is the longest delay until a lost wake-up is noticed, a parked request is
+/// answered, or a free lease is taken. A tick takes a few µs.
 pub const TICK_MS: u32 = 100;
-/// The most requests parked in one VM; beyond it they are answered at once. Holding more would not
-/// help a worker that got so many in two seconds without state.
+/// The most requests parked in one VM; more requests are answered at once. Holding more would not
+/// help a worker that got this many in two seconds without state.
 const PARKED_MAX: usize = 1_024;
-/// Wake-ups taken from the queue at once; the next tick takes the rest.
+/// The most wake-ups taken from the queue at once; the next tick takes the rest.
 const WAKES_MAX: usize = 1_024;
 
 /// One VM.
@@ -63,9 +62,9 @@ pub struct VmState<H: Host> {
 /// When the VM ticks.
 #[derive(Debug, Default)]
 struct TickTimer {
-    /// The last at which all was done that is due.
+    /// The last tick that did all due work.
     complete: Option<Timestamp>,
-    /// The root context whose period is shortened, and the period.
+    /// The root context whose period is shortened, and that period.
     short: Option<(u32, u32)>,
 }
 
@@ -80,7 +79,7 @@ struct RootConfig {
 struct VmSlot {
     slot: Option<u16>,
     queue: u32,
-    /// The root context that the queue wakes.
+    /// The root context that the VM's queue wakes.
     root: u32,
     heartbeat: Option<Timestamp>,
     vm_table: VmTable,
@@ -88,9 +87,9 @@ struct VmSlot {
 
 /// A request that waits for the first state of its pool.
 pub trait ParkedRequest {
-    /// Whether it still waits for a tick.
+    /// Whether the request still waits.
     fn waits(&self) -> bool;
-    /// State arrived, or the deadline passed: decide again, or release the held piece.
+    /// Decides again, or releases the held piece, because state arrived or the deadline passed.
     fn retry(&self);
 }
 
@@ -103,7 +102,7 @@ struct ParkingEntry {
 // === impl VmState ===
 
 impl<H: Host> VmState<H> {
-    /// A VM without any configuration.
+    /// Makes a VM without a configuration.
     pub fn new(host: H) -> Self {
         // 0 means no VM in the VM table.
         let id = host.entropy().max(1);
@@ -129,7 +128,7 @@ impl<H: Host> VmState<H> {
         Rc::clone(&self.metrics)
     }
 
-    /// A root context took a configuration. Touches nothing outside the VM.
+    /// Records the configuration of a root context. It changes nothing outside the VM.
     pub fn configure(&mut self, root: u32, config: Rc<FilterConfig>) {
         self.roots.retain(|r| r.id != root);
         self.roots.push(RootConfig { id: root, config });
@@ -148,7 +147,7 @@ impl<H: Host> VmState<H> {
         self.match_pools();
     }
 
-    /// The replica of a pool of a configuration in force.
+    /// Returns the replica of a pool, if a configuration in force names it.
     pub fn replica(&self, pool: &str) -> Option<Rc<RefCell<PoolReplica>>> {
         self.replicas.iter().find(|r| *r.borrow().name == *pool).cloned()
     }
@@ -158,11 +157,11 @@ impl<H: Host> VmState<H> {
         config.pools.iter().all(|pool| self.replica(&pool.name).is_some_and(|r| r.borrow().has_state()))
     }
 
-    /// This VM serves requests, so it is not the main thread's. A VM that replaced a lost one gets
-    /// requests before its first tick, and finds the state in the snapshot store.
+    /// Records that this VM serves requests, so it is not the main thread's VM. A VM that replaced
+    /// a lost one gets requests before its first tick, and finds the state in the snapshot store.
     pub fn mark_serving(&mut self) {
         if !std::mem::replace(&mut self.serves, true) {
-            // From now on the others read its load report at each pick.
+            // From now on, the other VMs read its load report at each pick.
             self.write_heartbeat(self.host.now());
             self.refresh();
         }
@@ -193,14 +192,14 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// This VM among the others; `None` when it has no VM slot, or sharing is off.
+    /// This VM's identity, slot and VM table; `None` if it has no VM slot, or sharing is off.
     fn vm_context(&self) -> Option<VmContext<'_>> {
         let shares = self.roots.last().is_some_and(|root| root.config.sharing);
         let vm_slot = self.vm_slot.slot.filter(|_| shares)?;
         Some(VmContext { vm: self.id, vm_slot, vm_table: &self.vm_slot.vm_table })
     }
 
-    /// Parks a request; false when too many are parked.
+    /// Parks a request. False if too many requests are parked.
     pub fn park(&mut self, deadline: Timestamp, replica: Rc<RefCell<PoolReplica>>, request: Weak<dyn ParkedRequest>) -> bool {
         if self.parked.len() >= PARKED_MAX {
             return false;
@@ -210,19 +209,19 @@ impl<H: Host> VmState<H> {
         true
     }
 
-    /// Lets a request that was parked try again at the first tick after `at`. There are never more
-    /// of these than were parked.
+    /// Retries a request that was parked before, at the first tick after `at`. There are never more
+    /// such requests than were parked.
     pub fn retry_after(&mut self, at: Timestamp, replica: Rc<RefCell<PoolReplica>>, request: Weak<dyn ParkedRequest>) {
         self.parked.push(ParkingEntry { deadline: at, replica, request });
     }
 
-    /// How many requests are parked.
+    /// The number of parked requests.
     #[cfg(test)]
     pub fn parked_count(&self) -> usize {
         self.parked.len()
     }
 
-    /// Does what is due and returns the requests to decide again.
+    /// Does the due work and returns the requests to decide again.
     pub fn tick(&mut self, root: u32) -> Vec<Rc<dyn ParkedRequest>> {
         let now = self.host.now();
         let Some(newest) = self.roots.last().filter(|r| r.id == root) else { return Vec::new() };
@@ -242,7 +241,7 @@ impl<H: Host> VmState<H> {
         self.take_due(now)
     }
 
-    /// Publishes to other proxies, if this VM leads, and ticks as often as that needs.
+    /// Publishes changes to other proxies, if this VM leads, and sets the tick period for that.
     fn share_with_peers(&mut self, root: u32, now: Timestamp) {
         if self.epoch.is_some() {
             for replica in &self.replicas {
@@ -257,7 +256,7 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// The snapshot store has changed.
+    /// Handles a wake-up: reads the snapshot store, which has changed.
     pub fn on_wake(&mut self, queue: u32) -> Vec<Rc<dyn ParkedRequest>> {
         for _ in 0..WAKES_MAX {
             match self.host.queue_pop(queue) {
@@ -269,7 +268,7 @@ impl<H: Host> VmState<H> {
         self.take_due(self.host.now())
     }
 
-    /// A message came on a stream.
+    /// Handles a message on a stream.
     pub fn on_stream_message(&mut self, root: u32, stream: u32, size: usize) -> Vec<Rc<dyn ParkedRequest>> {
         let now = self.host.now();
         if !self.link.is(stream) {
@@ -289,7 +288,7 @@ impl<H: Host> VmState<H> {
         self.take_due(now)
     }
 
-    /// The other side closed a stream.
+    /// Handles a stream that the other side closed.
     pub fn on_stream_closed(&mut self, root: u32, stream: u32, why: &str) {
         let now = self.host.now();
         if !self.link.is(stream) {
@@ -299,7 +298,8 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// A call was answered, perhaps one to the daemon; `status` is `None` when there was no answer.
+    /// Handles the answer to a call, perhaps to the daemon. Its `status` is `None` if there was no
+    /// answer.
     pub fn on_call_response(&mut self, root: u32, call: u32, answer: CallResponse) -> Vec<Rc<dyn ParkedRequest>> {
         let now = self.host.now();
         let outcome = self.with_leader(root, now, |link, leader| link.on_response(leader, call, answer));
@@ -309,7 +309,7 @@ impl<H: Host> VmState<H> {
         self.take_due(now)
     }
 
-    /// One replica for each pool of any configuration in force.
+    /// Makes one replica for each pool of any configuration in force, and drops the other replicas.
     fn match_pools(&mut self) {
         let named = |name: &str| self.roots.iter().any(|root| root.config.pools.iter().any(|p| p.name == *name));
         self.replicas.retain(|r| named(&r.borrow().name));
@@ -320,7 +320,7 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// Shows that this VM is alive, and has the root context of this tick woken from now on.
+    /// Writes the heartbeat of this VM, and makes its queue wake the root context of this tick.
     fn keep_vm_slot(&mut self, root: u32, now: Timestamp) {
         let due = self.vm_slot.heartbeat.is_none_or(|heartbeat| now.ms_since(heartbeat) >= HEARTBEAT_MS);
         if due {
@@ -328,7 +328,7 @@ impl<H: Host> VmState<H> {
             self.write_heartbeat(now);
             self.write_counters();
         } else if let Ok(vm_table) = VmTable::read(&self.host) {
-            // A VM that has just begun counts from now on, not from the next heartbeat.
+            // So a new VM counts from now on, not from the next heartbeat.
             self.vm_slot.vm_table = vm_table;
         }
         if let (Some(slot), true) = (self.vm_slot.slot, self.vm_slot.root != root) {
@@ -353,23 +353,23 @@ impl<H: Host> VmState<H> {
                 if slot.is_none() && (before.is_some() || !known) {
                     let vm_slots = VM_SLOTS_MAX;
                     log::warn!(
-                        "all {vm_slots} VM slots for workers are taken: VM {:016x} picks by what it knows itself, until one is free",
+                        "all {vm_slots} VM slots for workers are taken: VM {:016x} picks by its own state only, until a slot is free",
                         self.id
                     );
                 }
             }
-            // Tried again at the next tick. No other VM takes the slot until the last heartbeat has
+            // The next tick tries again. No other VM takes the slot until the last heartbeat has
             // expired.
             None if self.vm_slot.heartbeat.is_some_and(|heartbeat| now.ms_since(heartbeat) < EXPIRY_MS) => {}
             None => self.vm_slot.slot = None,
         }
         if self.vm_slot.slot != before {
-            // Another slot has another queue.
+            // A new slot has a new queue.
             (self.vm_slot.queue, self.vm_slot.root) = (0, 0);
         }
     }
 
-    /// How many VMs of the process have no VM slot, as far as this one knows.
+    /// The number of VMs of the process without a VM slot, by the VM table that was last read.
     #[must_use]
     pub fn without_vm_slot(&self) -> usize {
         self.vm_slot.vm_table.without_vm_slot(self.host.now())
@@ -383,9 +383,10 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// Prepares what no request should wait for. Creating a prefix index takes milliseconds. A VM
-    /// that does not lead serves requests and will need it; with several pools it may never serve
-    /// some of them, so those wait for their first request.
+    /// Prepares the pools at a tick, so that no request waits for it. Creating a prefix index takes
+    /// milliseconds. A VM that does not lead serves requests and needs the index. With several
+    /// pools, the VM may never serve some of them, so it creates their indexes at their first
+    /// request.
     fn prepare(&self, config: &FilterConfig, now: Timestamp) {
         for replica in &self.replicas {
             let replica = &mut *replica.borrow_mut();
@@ -420,7 +421,8 @@ impl<H: Host> VmState<H> {
         self.with_leader(root, now, |link, leader| link.drive(leader));
     }
 
-    /// The VM that a leader which serves requests hands over to: one that does not.
+    /// Returns the VM that this leader should hand over to. A leader that serves requests hands
+    /// over to a VM that does not.
     fn successor(&self, now: Timestamp) -> Option<VmEntry> {
         if !self.serves || !self.lease.can_hand_over(now) {
             return None;
@@ -433,7 +435,7 @@ impl<H: Host> VmState<H> {
         self.link.close(&self.host, root);
     }
 
-    /// Does something as the leader; `None` when this VM is not.
+    /// Calls `act` as the leader; `None` if this VM does not lead.
     fn with_leader<R>(&mut self, root: u32, now: Timestamp, act: impl FnOnce(&mut StateLink, &mut LeaderContext<'_, H>) -> R) -> Option<R> {
         let (Some(epoch), Some(newest)) = (self.epoch.filter(|_| self.lease.holds(now)), self.roots.last()) else { return None };
         let me = self.vm_slot.slot.filter(|_| newest.config.sharing).map(|vm_slot| VmContext {
@@ -471,8 +473,8 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// The requests to decide now. They stay parked until they are decided, because the proxy may
-    /// refuse a call that this needs.
+    /// Returns the requests to decide now. They stay parked until they are decided, because the
+    /// proxy may refuse a call that a decision needs.
     fn take_due(&mut self, now: Timestamp) -> Vec<Rc<dyn ParkedRequest>> {
         self.parked.retain(|parked| parked.request.upgrade().is_some_and(|request| request.waits()));
         let is_due = |p: &&ParkingEntry| p.deadline <= now || p.replica.borrow().has_state();
@@ -527,7 +529,7 @@ mod tests {
         vm.on_stream_message(root, stream, size).len()
     }
 
-    /// What was sent to the daemon since the last call, as text.
+    /// Returns the messages sent to the daemon since the last call, as text.
     fn said(host: &FakeHost) -> Vec<String> {
         let sent = std::mem::take(&mut *host.grpc.sent.borrow_mut());
         let text = |(stream, bytes): (u32, Vec<u8>)| match state::ProxyMessage::decode(bytes.as_slice()).unwrap().message.unwrap() {
@@ -547,7 +549,7 @@ mod tests {
         vm.replica("default").unwrap().borrow().version().sequence
     }
 
-    /// A process whose VM 1 leads and has a pool update with sequence 1.
+    /// Returns a process whose VM 1 leads and has a pool update with sequence 1.
     fn led() -> (FakeHost, VmState<FakeHost>) {
         let host = FakeHost::new();
         host.properties.borrow_mut().insert("xds.node.id".into(), b"proxy-1".to_vec());
@@ -571,8 +573,8 @@ mod tests {
         assert_eq!(said(&host), ["1: hello proxy-1 [\"default\"]", "1: ack 1 "]);
         let mut other = vm(&host, 1);
         other.tick(1);
-        assert_eq!(in_force(&other), 1, "a VM that comes later finds the board as it is");
-        assert_eq!(host.grpc.streams.borrow().len(), 1, "one stream a process");
+        assert_eq!(in_force(&other), 1, "a later VM reads the current snapshot store");
+        assert_eq!(host.grpc.streams.borrow().len(), 1, "one stream for each process");
 
         host.pass_ms(1_000);
         leader.tick(1);
@@ -608,7 +610,7 @@ mod tests {
         }
         assert_eq!(host.grpc.streams.borrow().len(), 2, "within the lease");
         said(&host);
-        // The daemon sends its state again; that it is already in force is no reason to refuse it.
+        // The daemon sends its state again. A pool update that is already in force is not refused.
         send(&host, &mut other, pool_update_message("default", version(1), &["10.0.0.1:1"]));
         assert_eq!(said(&host), ["2: ack 1 "]);
         assert_eq!(host.metric_value("switchpoint_state_refused_total"), 0);
@@ -628,7 +630,7 @@ mod tests {
         host.http.buffers.borrow_mut().insert(BodyBuffer::StreamMessage as u32, late.clone());
         stalled.on_stream_message(1, 1, late.len());
         assert_eq!(said(&host), [""; 0]);
-        assert!(!host.grpc.streams.borrow()[0], "it closed its stream");
+        assert!(!host.grpc.streams.borrow()[0], "the stalled leader closed its stream");
         stalled.tick(1);
         assert_eq!(in_force(&stalled), 5);
     }
@@ -645,12 +647,13 @@ mod tests {
         assert!(said[0].starts_with("1: ack 2 ") && said[0].contains("claimed by two endpoints"), "{said:?}");
         assert_eq!(said[1..], ["1: ack 99 older than 40.1, which is in force; holds 40.1"]);
         assert_eq!((in_force(&leader), host.metric_value("switchpoint_state_refused_total")), (1, 4));
-        // And it goes on.
+        // The new leader goes on.
         send(&host, &mut leader, pool_update_message("default", Version { term: TERM + 1, sequence: 1 }, &["10.0.0.7:1"]));
         assert_eq!(leader.replica("default").unwrap().borrow().version().term, TERM + 1);
     }
 
-    /// A daemon that raises its term after a refusal: the clock of the daemon before it was ahead.
+    /// The clock of the previous daemon was ahead, so the new daemon's term is too low. It raises
+    /// its term after a refusal.
     #[test]
     fn a_daemon_whose_term_is_behind_is_told_what_is_held_and_heard_once_it_is_ahead() {
         const AHEAD: u64 = TERM + 1_000_000;
@@ -713,7 +716,7 @@ mod tests {
         said(&host);
         let ahead = Version { term: TERM + 5, sequence: 2 };
         snapshot_store::SharedSnapshotStore::new("default").publish_pool_update(&host, 9, ahead, b"\xff\xff", host.now()).unwrap();
-        // A later leader has written. This one still has the lease, and learns of the other one
+        // A later leader has written. This leader still has the lease, and notices the later leader
         // when it publishes.
         host.share(
             "switchpoint/1/leader",
@@ -747,7 +750,7 @@ mod tests {
             }
         };
         ticks(&mut next, 31);
-        assert_eq!((next.epoch, host.grpc.streams.borrow().len()), (Some(2), 1), "it leads, and leaves the daemon alone for a while");
+        assert_eq!((next.epoch, host.grpc.streams.borrow().len()), (Some(2), 1), "it leads, and does not contact the daemon for a while");
         ticks(&mut next, 100);
         assert_eq!(host.grpc.streams.borrow().len(), 2);
         said(&host);
@@ -768,7 +771,7 @@ mod tests {
         host.pass_ms(100);
         leader.tick(1);
         assert_eq!(host.grpc.streams.borrow().len(), 2);
-        // The pauses grow up to a bound.
+        // The pauses grow up to a limit.
         let mut waits = Vec::new();
         for _ in 0..12 {
             let open = u32::try_from(host.grpc.streams.borrow().len()).unwrap();
@@ -806,16 +809,16 @@ mod tests {
         leader.configure(2, config(r#"{"pools": [{"name": "default"}, {"name": "more"}]}"#));
         host.take_log();
         leader.tick(1);
-        assert_eq!(host.take_log(), [""; 0], "the old one's ticks do nothing any more");
+        assert_eq!(host.take_log(), [""; 0], "ticks of the old root context have no effect");
         leader.tick(2);
-        // A stream is its own root context's to end.
+        // Only a stream's own root context can end it.
         assert_eq!(host.take_log(), ["focus 1", "focus 2"]);
         assert_eq!(*host.grpc.streams.borrow(), [false, true]);
         assert_eq!(said(&host).last().unwrap(), "2: hello proxy-1 [\"default\", \"more\"]");
         assert_eq!(leader.vm_slot.root, 2);
         leader.remove_root(1);
         assert_eq!(*host.grpc.streams.borrow(), [false, true]);
-        // A pool that no configuration names is gone; one that stays keeps its state.
+        // A pool that no configuration names is dropped; a pool that stays keeps its state.
         leader.configure(3, config(r#"{"pools": [{"name": "default"}]}"#));
         leader.remove_root(2);
         assert_eq!(*host.grpc.streams.borrow(), [false, false]);
@@ -874,7 +877,7 @@ mod tests {
         assert!(entries(&worker) >= FilterConfig::default().prefix_entries);
     }
 
-    // === by calls ===
+    // === HTTP calls ===
 
     /// Answers a call with these messages.
     fn answer(vm: &mut VmState<FakeHost>, call: usize, status: &[u8], messages: &[Vec<u8>]) {
@@ -884,7 +887,7 @@ mod tests {
         vm.on_call_response(1, u32::try_from(call).unwrap(), answer);
     }
 
-    /// The calls made since the last look, as text, numbered.
+    /// Returns the calls made since the last check, as numbered text.
     fn called(host: &FakeHost, seen: &mut usize) -> Vec<String> {
         let calls = host.grpc.calls.borrow();
         let text = |(path, session, body): &(String, String, Vec<u8>)| {
@@ -903,7 +906,7 @@ mod tests {
         calls.iter().skip(std::mem::replace(seen, calls.len())).map(text).collect()
     }
 
-    /// A process whose VM 1 leads by calls and has sent its hello: call 1.
+    /// Returns a process whose VM 1 leads over HTTP calls and has sent its hello in call 1.
     fn calling() -> (FakeHost, VmState<FakeHost>, usize) {
         let host = FakeHost::new();
         let mut leader = VmState::new(host.clone());
@@ -996,9 +999,9 @@ mod tests {
         assert_eq!((in_force(&leader), called(&host, &mut seen).len(), leader.epoch), (0, 0, None));
     }
 
-    // === a proxy that refuses ===
+    // === a proxy that refuses calls ===
 
-    /// Requests end at some VM slots of the process, more than the daemon takes at once.
+    /// Ends requests at some VM slots of the process, more than the daemon takes at once.
     fn requests_end(host: &FakeHost, writers: &mut [observation_ring::ObservationRingWriter]) {
         for (vm_slot, writer) in (10_u16..).zip(writers) {
             let vm = 1_000 + u64::from(vm_slot);
@@ -1047,7 +1050,7 @@ mod tests {
                 sessions.len() + host.grpc.streams.borrow().len()
             };
             let mut writers: Vec<_> = (0..8).map(|_| observation_ring::ObservationRingWriter::default()).collect();
-            // The daemon takes nothing, for less long than would count as silence.
+            // The daemon takes no messages, for a time that is too short to count as silence.
             for _ in 0..48 {
                 requests_end(&host, &mut writers);
                 host.pass_ms(100);
@@ -1083,12 +1086,12 @@ mod tests {
         assert!(park(&mut leader, 500, &waiters[0]) && park(&mut leader, 2_000, &waiters[1]));
         assert!(leader.park(host.now().plus_ms(2_000), Rc::clone(&replica), gone));
         host.pass_ms(100);
-        assert_eq!(leader.tick(1).len(), 0, "one whose client left is dropped");
+        assert_eq!(leader.tick(1).len(), 0, "a request whose client left is dropped");
         assert_eq!(leader.parked.len(), 2);
         host.pass_ms(400);
         let due = leader.tick(1);
         assert_eq!(due.len(), 1, "the first is due");
-        assert_eq!(leader.tick(1).len(), 1, "and is until it is decided");
+        assert_eq!(leader.tick(1).len(), 1, "it stays due until it is decided");
         due[0].retry();
         assert_eq!(leader.tick(1).len(), 0);
         assert_eq!(send(&host, &mut leader, pool_update_message("default", version(1), &["10.0.0.1:1"])), 1, "there is state");

@@ -1,5 +1,5 @@
-//! The link to the daemon: the leader opens it and applies its messages. [`connection`] has the two
-//! kinds of connection.
+//! The link to the daemon. The leader opens it and applies the daemon's messages. [`connection`]
+//! has the two kinds of connection.
 //!
 //! ```text
 //! Closed ── its time has come ──► Open ── silence, a changed configuration, the end of the lease ──► Closed
@@ -33,15 +33,15 @@ use connection::{ConnectionFailure, StateConnection};
 
 pub use connection::CallResponse;
 
-/// The first pause after a failure, in ms; it doubles with each further one.
+/// The first pause after a failure, in ms; it doubles with each further failure.
 const BACKOFF_MS: u64 = 100;
-/// The longest pause, ms, while a pool has no state: requests may be waiting for it, two seconds at
-/// most.
+/// The longest pause, in ms, while a pool has no state. Requests may wait for the state, two
+/// seconds at most.
 const COLD_BACKOFF_MS: u64 = 250;
 /// How often the counters of all VMs are sent, ms.
 const REPORT_MS: u64 = 1_000;
-/// Random identity of the process, which all its VMs share; a hot restart runs two processes with
-/// one node id.
+/// The key of the random identity of the process, which all its VMs share. A hot restart runs two
+/// processes with one node id.
 const PROCESS_KEY: &str = "switchpoint/1/process";
 
 /// The connection, or the wait for one.
@@ -62,15 +62,15 @@ enum LinkPhase {
 #[derive(Debug)]
 struct OpenLink {
     wire: StateConnection,
-    /// The root context it belongs to.
+    /// The root context that the connection belongs to.
     root: u32,
     received_at: Timestamp,
-    /// The configuration it was opened with.
+    /// The configuration with which the connection was opened.
     state: StateConfig,
     pools: Vec<String>,
 }
 
-/// What a leader works with.
+/// What a leader works with during one callback.
 #[derive(Debug)]
 pub struct LeaderContext<'a, H> {
     /// The proxy.
@@ -81,14 +81,14 @@ pub struct LeaderContext<'a, H> {
     pub root: u32,
     /// Epoch of the lease.
     pub epoch: u64,
-    /// The moment.
+    /// The current time.
     pub now: Timestamp,
     /// The configuration in force.
     pub config: &'a FilterConfig,
-    /// The pools, for as long as this callback lasts: functions called from here use these
-    /// references and borrow no cell.
+    /// The pools, borrowed for this callback. Functions called from here use these references and
+    /// borrow no cell.
     pub replicas: Vec<&'a mut PoolReplica>,
-    /// This VM among the others, if they share.
+    /// This VM's identity, if the VMs share.
     pub me: Option<VmContext<'a>>,
     /// The VMs.
     pub vm_table: &'a VmTable,
@@ -110,7 +110,7 @@ impl Default for StateLink {
 }
 
 impl StateLink {
-    /// This VM leads from now on.
+    /// Begins to lead.
     pub fn begin<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>) {
         let (crash_guard, lost) = CrashGuard::load(leader.host, leader.vm, leader.now);
         if lost {
@@ -121,7 +121,7 @@ impl StateLink {
         *self = Self { phase, crash_guard, ..Self::default() };
     }
 
-    /// Does what is due at a tick: opening, reporting, closing the link to a silent daemon.
+    /// Does the due work of a tick: opens the link, reports, or closes the link to a silent daemon.
     pub fn drive<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>) {
         match &self.phase {
             LinkPhase::Closed { retry_at } if *retry_at <= leader.now => self.open(leader),
@@ -162,14 +162,14 @@ impl StateLink {
         self.send_all(leader, shares);
     }
 
-    /// Is `stream` the open one?
+    /// Whether `stream` is the open stream.
     #[must_use]
     pub fn is(&self, stream: u32) -> bool {
         matches!(&self.phase, LinkPhase::Open(open) if open.wire.is_stream(stream))
     }
 
     /// Ends the connection, if one is open. `root` is the root context of the current callback;
-    /// only a stream's own root context can end it.
+    /// only a stream's own root context can end the stream.
     pub fn close<H: Host>(&mut self, host: &H, root: u32) {
         if let LinkPhase::Open(open) = std::mem::replace(&mut self.phase, LinkPhase::Closed { retry_at: Timestamp(0) }) {
             let elsewhere = open.root != root;
@@ -183,22 +183,22 @@ impl StateLink {
         }
     }
 
-    /// Ends the connection if it belongs to a root context that goes.
+    /// Ends the connection if it belongs to the removed root context.
     pub fn remove_root<H: Host>(&mut self, host: &H, root: u32) {
         if matches!(&self.phase, LinkPhase::Open(open) if open.root == root) {
             self.close(host, root);
         }
     }
 
-    /// The daemon or the network ended the connection. A stream's handle must be released here:
-    /// later it could belong to another stream.
+    /// Handles a connection that the daemon or the network ended. A stream's handle must be
+    /// released here; later it could belong to another stream.
     pub fn on_closed<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>, why: &str) {
         self.close(leader.host, leader.root);
         self.schedule_retry(leader, why);
     }
 
-    /// A call was answered, perhaps one of this connection's. The error says that a later leader
-    /// has written.
+    /// Handles the answer to a call, which may belong to this connection. The error says that a
+    /// later leader has written.
     pub fn on_response<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>, call: u32, answer: CallResponse) -> Result<(), PublishError> {
         let LinkPhase::Open(open) = &mut self.phase else { return Ok(()) };
         let Some(calls) = open.wire.calls_with(call) else { return Ok(()) };
@@ -224,7 +224,7 @@ impl StateLink {
         Ok(())
     }
 
-    /// A message arrived. The error says that a later leader has written.
+    /// Handles a message of the daemon. The error says that a later leader has written.
     pub fn on_message<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>, bytes: &[u8]) -> Result<(), PublishError> {
         let LinkPhase::Open(open) = &mut self.phase else { return Ok(()) };
         open.received_at = leader.now;
@@ -234,7 +234,7 @@ impl StateLink {
         let Some(decoded) = self.crash_guard.decode_guarded(leader.host, leader.vm, bytes, || decode(bytes, |pool| leader.replica(pool)))
         else {
             leader.metrics.count(Stat::Refused);
-            log::warn!("a message of the daemon is refused: a VM was lost decoding it");
+            log::warn!("a message of the daemon is refused: a VM was lost while it decoded the message");
             return Ok(());
         };
         let ack = match decoded {
@@ -266,7 +266,7 @@ impl StateLink {
             Err(error) => self.schedule_retry(leader, &ConnectionFailure::from(error).to_string()),
             Ok(wire) => {
                 leader.metrics.count(Stat::StreamsOpened);
-                // It may be another daemon, which knows nothing of what the last one received.
+                // It may be another daemon, which does not know what the last daemon received.
                 leader.replicas.iter_mut().for_each(|replica| replica.peer_publisher = PeerPublisher::default());
                 let (root, state) = (leader.root, leader.config.state.clone());
                 self.phase = LinkPhase::Open(OpenLink { wire, root, received_at: leader.now, state, pools: pools.clone() });
@@ -283,12 +283,12 @@ impl StateLink {
         self.act(leader, |host, wire, state| wire.send(host, state, &bytes));
     }
 
-    /// Sends messages, until the connection ends.
+    /// Sends messages, unless the connection ends.
     fn send_all<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>, messages: Vec<proxy_message::Message>) {
         messages.into_iter().for_each(|message| self.send(leader, message));
     }
 
-    /// Makes new calls as they are answered.
+    /// Makes the next call after one was answered.
     fn renew_calls<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>) {
         self.act(leader, |host, wire, state| wire.drive(host, state));
     }
@@ -318,21 +318,21 @@ impl StateLink {
         }
     }
 
-    /// State arrived. A greeting alone is no sign of health: a daemon without room for this proxy
-    /// sends that too.
+    /// Records that state arrived. A welcome alone does not show that the daemon works: a daemon
+    /// without room for this proxy sends a welcome too.
     fn record_received(&mut self) {
         if std::mem::take(&mut self.failures) > 0 {
             log::info!("the daemon is back");
         }
     }
 
-    /// Waits before the next attempt: half of the pause always, the other half at random, so that
+    /// Waits before the next attempt. Half of the pause is fixed and half is random, so that
     /// proxies do not come back at the same time.
     fn schedule_retry<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>, why: &str) {
         leader.metrics.record(Stat::Connected, 0);
         self.failures = self.failures.saturating_add(1);
-        // The first failure of a row, then fewer and fewer: an outage of a day is some twenty
-        // lines.
+        // Log the first failure in a row, then fewer and fewer: an outage of a day makes some
+        // twenty lines.
         if self.failures.is_power_of_two() {
             log::warn!("no daemon (attempt {}): {why}; picking goes on with the state there is", self.failures);
         }
@@ -404,15 +404,17 @@ impl<'a, H: Host> LeaderContext<'a, H> {
         Ok(ack)
     }
 
-    /// An update could not be published. Returns the refusal of a pool update that is not in force.
+    /// Handles an update that could not be published. Returns a refusal if it is a pool update that
+    /// is not in force.
     fn not_published(&mut self, update: &DaemonUpdate, why: PublishError) -> Option<state::Ack> {
         let replica = self.replicas.iter_mut().find(|replica| update.pool() == Some(&replica.name))?;
         if why == PublishError::NotNewer && !matches!(update, DaemonUpdate::Metrics { .. }) {
-            // Sent again, or older than what a former leader received: the store is right.
+            // The update was sent again, or is older than one that a former leader received. The
+            // store is right.
             let _ = replica.refresh(self.host);
         }
         let DaemonUpdate::PoolUpdate(pool_update) = update else {
-            // The next metrics or models come soon.
+            // Newer metrics or models come soon.
             return None;
         };
         let refusal = if let PublishError::Host(error) = why {
@@ -420,7 +422,7 @@ impl<'a, H: Host> LeaderContext<'a, H> {
         } else if replica.version() == pool_update.snapshot.version() {
             return None;
         } else {
-            // By the store's head: its version counts, even where it cannot be read here.
+            // The version in the store's head counts, even if its message cannot be read here.
             let held = replica.stored_version(self.host).unwrap_or_default().max(replica.version());
             (format!("older than {}.{}, which is in force", held.term, held.sequence), Some(wire_version(held)))
         };
@@ -471,7 +473,7 @@ fn node_id<H: Host>(host: &H) -> String {
 
 fn process_id<H: Host>(host: &H) -> u64 {
     let fresh = host.entropy();
-    // The first VM's value stays: writing where a value exists fails.
+    // The first VM's value stays, because this write fails if a value exists.
     let _ = host.share(PROCESS_KEY, &fresh.to_le_bytes(), WriteCondition::Absent);
     let shared = host.shared(PROCESS_KEY).ok().flatten();
     shared.and_then(|s| <[u8; 8]>::try_from(s.bytes).ok()).map_or(fresh, u64::from_le_bytes)

@@ -1,4 +1,5 @@
-//! Any body to any API: what is read stands in the body, and model and stream are what `serde_json` reads. The first byte chooses the API.
+//! Reads any body as a request to any API. All pieces must lie in the body, and model and stream
+//! must equal what `serde_json` reads. The first byte chooses the API.
 #![no_main]
 
 use exchange::api::RequestApi;

@@ -1,4 +1,5 @@
-//! Any bytes: the reader accepts what `serde_json` accepts, but for what is nested too deep; walking and skipping agree; and the values are the same.
+//! Reads any bytes. The reader must accept what `serde_json` accepts, except for too deep nesting;
+//! walking and skipping must agree, and the values must be the same.
 #![no_main]
 
 use exchange::json::{JsonError, JsonKind, JsonReader};
@@ -6,7 +7,8 @@ use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 
 fuzz_target!(|bytes: &[u8]| {
-    // `IgnoredAny` checks the grammar and builds nothing: it takes lone surrogates and huge numbers, and does not look at UTF-8.
+    // `IgnoredAny` checks the grammar and builds nothing: it accepts lone surrogates and huge
+    // numbers, and does not check UTF-8.
     let oracle = std::str::from_utf8(bytes).is_ok() && serde_json::from_slice::<serde::de::IgnoredAny>(bytes).is_ok();
     let mut reader = JsonReader::new(bytes);
     let skipped = reader.skip().and_then(|_| reader.end());

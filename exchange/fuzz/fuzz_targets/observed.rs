@@ -1,5 +1,6 @@
-//! Raw bytes as what an ended request told, and a model and a learner fed with what is taken of it: refused, or every number is one that may be and
-//! comes out as it went in; whatever is learned from it can be told and predicts numbers that may be.
+//! Decodes raw bytes as observations and feeds the accepted ones to a learner. An accepted
+//! observation must survive encoding and decoding. The learned models must survive it too, and
+//! predict finite numbers.
 
 #![no_main]
 

@@ -1,5 +1,6 @@
-//! Any response whose model is given back its name, cut anywhere: what the client gets does not depend on the cuts, and is the same JSON but for that
-//! name. The first byte chooses API and kind, the second the seed of the cuts.
+//! Restores the model name in any response, cut anywhere. What the client gets must not depend on
+//! the cuts, and must be the same JSON except for the name. The first byte chooses API and kind of
+//! response, the second byte is the seed of the cuts.
 #![no_main]
 
 use exchange::api::RequestApi;

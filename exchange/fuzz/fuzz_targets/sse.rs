@@ -1,4 +1,5 @@
-//! Any response, cut anywhere: what is read does not depend on the cuts. The first byte chooses API and kind, the second the seed of the cuts.
+//! Reads any response, cut anywhere. What is read must not depend on the cuts. The first byte
+//! chooses API and kind of response, the second byte is the seed of the cuts.
 #![no_main]
 
 use exchange::api::{ApiFamily, RequestApi};

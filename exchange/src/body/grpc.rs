@@ -1,11 +1,12 @@
-//! The JSON inside of Vertex AI's gRPC requests: one frame, in it `{endpoint = 1, http_body = 2}`, in that `{content_type = 1, data = 2}`.
+//! Finds the JSON inside of Vertex AI's gRPC requests: one frame holds
+//! `{endpoint = 1, http_body = 2}`, and `http_body` holds `{content_type = 1, data = 2}`.
 
-/// The field of the request that is the body, and the field of the body that is its bytes.
+/// The number of the field `http_body` in the request, and of the field `data` in the body.
 const HTTP_BODY: u64 = 2;
 const DATA: u64 = 2;
 
-/// The data of the request's HTTP body; `None` if the frame is compressed, incomplete, or has no
-/// such message.
+/// Returns the data of the request's HTTP body; `None` if the frame is compressed, incomplete, or
+/// has no such message.
 pub(super) fn json(body: &[u8]) -> Option<&[u8]> {
     let (&[compressed, length @ ..], message) = body.split_first_chunk::<5>()?;
     let length = usize::try_from(u32::from_be_bytes(length)).ok()?;
@@ -15,7 +16,7 @@ pub(super) fn json(body: &[u8]) -> Option<&[u8]> {
     bytes_field(bytes_field(message, HTTP_BODY)?, DATA)
 }
 
-/// The bytes of the last field with this number.
+/// Returns the bytes of the last field with this number.
 fn bytes_field(mut message: &[u8], number: u64) -> Option<&[u8]> {
     let mut found = None;
     while !message.is_empty() {
@@ -38,7 +39,8 @@ fn bytes_field(mut message: &[u8], number: u64) -> Option<&[u8]> {
     found
 }
 
-/// Seven bits a byte, the lowest first.
+/// Reads a varint (seven bits in each byte, the lowest first), and returns it with the bytes after
+/// it.
 fn varint(bytes: &[u8]) -> Option<(u64, &[u8])> {
     let mut value = 0;
     for (index, byte) in bytes.iter().enumerate().take(10) {

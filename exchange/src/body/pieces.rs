@@ -1,14 +1,15 @@
 //! The prompt of a body, as pieces to hash.
 //!
 //! Every API nests the same things in a different way: text, media, and objects (messages, parts,
-//! items, tool calls) that contain more of them. So one walk reads all: a string is text, an array
-//! is walked, the fields of an object are handled by their names ([`FieldContent`]).
+//! items, tool calls) that contain more of these. So one walk reads all APIs: a string is text, an
+//! array is walked, the fields of an object are handled by their names ([`FieldContent`]).
 
 use crate::json::{JsonError, JsonKind, JsonReader};
 use std::ops::Range;
 
-/// Pieces kept of each section. Agents send thousands of messages at most; this bounds the memory for one request to about 1.6 MB. Beyond it the
-/// last piece is stretched over everything that follows, so that nothing of the prompt goes unhashed.
+/// The most pieces kept of each section. Agents send thousands of messages at most; this limit
+/// bounds the memory for one request to about 1.6 MB. Beyond it, the last piece extends over
+/// everything that follows, so that the whole prompt is hashed.
 pub const PIECES_MAX: usize = 65_536;
 
 /// Levels of nested objects (message, part, tool result, its part) that are distinguished; anything
@@ -25,7 +26,7 @@ pub enum PromptPiece<'b> {
     Media(&'b [u8]),
 }
 
-/// The parts of a prompt in the order of templates, whatever the order of fields in the body.
+/// The parts of a prompt in the order of templates, for any order of fields in the body.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum PromptSection {
     Tools,
@@ -78,12 +79,12 @@ impl<'b> PromptPieces<'b> {
         Self { body, tools: SectionPieces::default(), system: SectionPieces::default(), turns: SectionPieces::default() }
     }
 
-    /// Takes the next value whole, in place of all that the section had.
+    /// Replaces the section by the next value, as one piece.
     pub(super) fn raw(&mut self, section: PromptSection, reader: &mut JsonReader<'b>) -> Result<()> {
         self.restart(section).text(reader)
     }
 
-    /// Walks the next value, in place of all that the section had.
+    /// Replaces the section by the pieces of the next value.
     pub(super) fn content(&mut self, section: PromptSection, reader: &mut JsonReader<'b>) -> Result<()> {
         self.restart(section).content(reader, 0)
     }
@@ -136,8 +137,8 @@ impl<'b> PromptPieces<'b> {
 // === impl SectionPieces ===
 
 impl SectionPieces {
-    /// A string, or an array of strings, objects and token ids in any mix; any other value is no
-    /// prompt.
+    /// Reads a string, or an array of strings, objects and token ids in any mix. Any other value is
+    /// no prompt.
     fn content(&mut self, reader: &mut JsonReader<'_>, level: u32) -> Result<()> {
         if level >= LEVELS_MAX {
             return self.text(reader);
@@ -172,7 +173,8 @@ impl SectionPieces {
         Ok(())
     }
 
-    /// One prompt of several, or a list in a place where no API has one: a level of its own, so that brackets alone nest no deeper than objects.
+    /// Reads an array inside an array: one prompt of several, or a list where no API has one. It
+    /// counts as a level, so that brackets alone nest no deeper than objects.
     fn array_inside(&mut self, reader: &mut JsonReader<'_>, level: u32) -> Result<()> {
         self.content(reader, level + 1)
     }
@@ -211,8 +213,8 @@ impl SectionPieces {
     }
 }
 
-/// The position of the next value; of a string, that of its contents. `null` counts as no value:
-/// clients write it for fields they leave out.
+/// Returns the position of the next value, without the quotes of a string. `null` counts as no
+/// value: clients write it for fields they leave out.
 fn value(reader: &mut JsonReader<'_>) -> Result<Option<Range<usize>>> {
     let kind = reader.peek()?;
     let range = reader.skip()?;
@@ -226,7 +228,8 @@ fn value(reader: &mut JsonReader<'_>) -> Result<Option<Range<usize>>> {
 // === impl FieldContent ===
 
 impl FieldContent {
-    /// The fields of messages, parts and items of all APIs. Left out on purpose: ids, `type`, `status`, `cache_control`, `signature`, `detail`.
+    /// Returns the content of a field of a message, part or item of any API. Left out on purpose:
+    /// ids, `type`, `status`, `cache_control`, `signature`, `detail`.
     fn of(name: &[u8]) -> Self {
         match name {
             b"content" | b"output" | b"summary" => Self::Content,

@@ -22,7 +22,7 @@ pub enum BodyProgress {
     Partial,
     /// All of it.
     Whole,
-    /// Part of it, and the host cannot show more before the decision.
+    /// Part of the body; the host cannot show more before the decision.
     CutOff,
 }
 
@@ -31,14 +31,14 @@ pub enum BodyProgress {
 pub enum PoolUse {
     /// To see which request headers its plugins read.
     Capture,
-    /// To resolve the model: a decision begins. A host that shares load with others first receives
-    /// theirs.
+    /// To resolve the model: a decision begins. A host that shares load with other hosts first
+    /// reads their load reports.
     Resolve,
-    /// To pick. A host that shares load with others publishes its own afterwards.
+    /// To pick. A host that shares load with other hosts publishes its load report afterwards.
     Pick,
     /// To record the response headers.
     Respond,
-    /// To record a piece of the response. Most pieces change nothing that others need.
+    /// To record a piece of the response. Most pieces change nothing that other hosts need.
     ReadResponse,
     /// To release what the pick holds.
     Release,
@@ -49,7 +49,7 @@ pub enum PoolUse {
 pub enum RequestCount {
     /// The request goes to a picked endpoint.
     Picked {
-        /// Time from its last byte to the decision, in µs.
+        /// Time from the request's last byte to the decision, in µs.
         us: u64,
     },
     /// The request goes to any endpoint, because the pool has no state.
@@ -68,7 +68,7 @@ pub enum RequestCount {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RewriteError;
 
-/// What a driver needs from its host. All calls are about one stream.
+/// The calls that a driver makes to its host. All calls are about one stream.
 pub trait RequestHost {
     /// A handle of a pool.
     type Pool;
@@ -78,8 +78,8 @@ pub trait RequestHost {
     type ResponseBody: AsRef<[u8]>;
 
     /// Whether the host is a filter: the proxy holds the request itself while the host decides.
-    /// A request that such a proxy resumes in the middle of its body gets one attempt, and its next
-    /// piece goes on only with the one after it, or later (see [`super`]).
+    /// A request that such a proxy resumes in the middle of its body gets one attempt, and the next
+    /// piece goes on only with the piece after it, or later (see [`super`]).
     const IS_FILTER: bool;
 
     /// The monotonic time.
@@ -106,10 +106,11 @@ pub trait RequestHost {
         true
     }
 
-    /// Hands over the request body of `size` bytes. A body that cannot be read is empty.
+    /// Returns the request body of `size` bytes. A body that cannot be read is empty.
     fn take_body(&mut self, size: usize) -> Self::RequestBody;
 
-    /// Takes a body back, because the request waits. A host whose proxy has the body drops it.
+    /// Gives a body back to the host, because the request waits. A host whose proxy has the body
+    /// drops it.
     fn keep_body(&mut self, body: Self::RequestBody) {
         drop(body);
     }
@@ -135,14 +136,14 @@ pub trait RequestHost {
     /// Puts a decision record into the access log.
     fn log_decision(&mut self, record: &str);
 
-    /// Counts.
+    /// Counts a request, for its pool if that is known.
     fn count(&mut self, pool: Option<&Self::Pool>, count: RequestCount);
 
     /// Changes the response headers. They go on, unless the body is held
     /// ([`crate::ResponseBody::Hold`]).
     fn send_response_headers(&mut self, step: ResponseStep);
 
-    /// Hands over `size` bytes of the response body.
+    /// Returns the next `size` bytes of the response body.
     fn take_response_body(&mut self, size: usize) -> Self::ResponseBody;
 
     /// Lets a piece of the response body go on, or `restored` instead. With `held`, the headers go

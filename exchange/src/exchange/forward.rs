@@ -6,20 +6,23 @@ use crate::settings::{DestinationFormat, ExchangeSettings};
 use pool_state::RecordedPick;
 use pool_state::verdict::RETRIED_STATUS;
 
-/// Failures before a request is sent: no engine has seen it.
+/// Retry reasons before a request is sent: no engine has seen it.
 const UNSENT: &str = "connect-failure";
 
-/// Also an engine that reports overload ([`RETRIED_STATUS`]): it has not started the request.
+/// Like [`UNSENT`], and an engine that reports overload ([`RETRIED_STATUS`]): it has not started
+/// the request.
 const REFUSED: &str = "connect-failure,retriable-status-codes";
 
-/// Besides, a connection lost before the reply began, or a per-try time-out: the engine may have done all of the work.
+/// Like [`REFUSED`], and a connection that was lost before the reply began, or a per-try time-out:
+/// the engine may have done all of the work.
 const LOST: &str = "connect-failure,reset,retriable-status-codes";
 
-/// Retries where lost connections are among the reasons. The proxy has one count for all reasons,
-/// and a request that crashes engines must not go from each to the next.
+/// The most retries if lost connections are among the reasons. The proxy has one count for all
+/// reasons, and a request that crashes engines must not crash one after another.
 const LOST_RETRIES_MAX: usize = 1;
 
-/// Work that is expected to take longer than this is not done twice over a lost connection, in ms.
+/// A request that is expected to take longer than this, in ms, is not repeated after a lost
+/// connection.
 const REPEATED_MS_MAX: f32 = 10_000.0;
 
 /// The changes to a request.
@@ -27,7 +30,7 @@ const REPEATED_MS_MAX: f32 = 10_000.0;
 pub struct RequestChanges {
     /// Headers to set, which replace existing ones: names and values.
     pub set: Vec<(String, String)>,
-    /// The change of its body, if any.
+    /// The change to the body, if any.
     pub body: Option<BodyEdit>,
 }
 
@@ -81,14 +84,15 @@ impl RequestChanges {
         self.body = Some(splice);
     }
 
-    /// Any host will do: the proxy has no state and may fail open.
+    /// Lets the fallback load balancer choose any host: the proxy has no state and may fail open.
     pub(super) fn open() -> Self {
         let mut forward = Self::default();
         forward.set(headers::OPEN, "1");
         forward
     }
 
-    /// More attempts than list entries would end at the fallback balancer and hide the engine's own 503 behind the proxy's.
+    /// Sets Envoy's retry headers. More attempts than entries in the ranked list would end at the
+    /// fallback balancer, and the client would get the proxy's 503 instead of the engine's.
     fn retries(&mut self, settings: &ExchangeSettings, retries: &RetryPolicy, streamed: bool) {
         self.set(headers::MAX_RETRIES, retries.count.to_string());
         if retries.count > 0 {
@@ -116,11 +120,11 @@ struct RetryPolicy {
 // === impl RetryPolicy ===
 
 impl RetryPolicy {
-    /// For at most `count` further endpoints. Before one of them has answered a request, nothing is
-    /// known about them and each is worth a try.
+    /// Returns the policy for at most `count` further endpoints. Before the second endpoint of the
+    /// list has answered a request, nothing is known about it, and all further endpoints are tried.
     fn of(count: usize, picked: &RecordedPick, inference: bool, streamed: bool) -> Self {
         let (first_token_ms, end_ms) = picked.expected_ms;
-        // The time that is lost with the connection: a streamed reply begins with its first token.
+        // The work that a lost connection costs: a streamed reply begins with its first token.
         let lost_ms = if streamed { first_token_ms } else { end_ms };
         match (inference, lost_ms <= REPEATED_MS_MAX) {
             (false, _) => Self { count, reasons: UNSENT },

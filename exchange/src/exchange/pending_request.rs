@@ -46,7 +46,7 @@ pub struct PendingRequest<'b> {
 // === impl PendingRequest ===
 
 impl PendingRequest<'_> {
-    /// The same with the hashes of its prompt blocks.
+    /// Adds the hashes of the prompt blocks.
     #[must_use]
     pub fn with_hashes(mut self) -> Self {
         if let Some(parsed) = &self.parsed {
@@ -61,7 +61,8 @@ impl PendingRequest<'_> {
     }
 }
 
-/// Tokens of a prompt; where it is not seen, as many as a body of `unseen_bytes` may have.
+/// Returns the tokens of a prompt. For a prompt that was not seen, returns the most tokens that a
+/// body of `unseen_bytes` can have.
 pub(super) fn tokens(parsed: Option<&ParsedRequest<'_>>, unseen_bytes: usize, settings: TokenSettings, pool: &ManagedPool) -> u32 {
     let text = |bytes| pool.text_tokens(bytes);
     parsed.map_or_else(|| text(unseen_bytes), |parsed| prompt::tokens(parsed, settings, text))

@@ -13,7 +13,7 @@ pub enum ResponseOrigin {
     Lost,
     /// The proxy, after the last tried endpoint did not answer in time.
     TimedOut,
-    /// We did, or the proxy for a reason that is no server's fault.
+    /// Switchpoint, or the proxy for a reason that is no server's fault.
     #[default]
     Ours,
 }
@@ -21,7 +21,7 @@ pub enum ResponseOrigin {
 /// The response headers that matter here.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ResponseHead<'h> {
-    /// Its origin.
+    /// The origin of the response.
     pub origin: ResponseOrigin,
     /// HTTP status.
     pub status: u16,
@@ -31,13 +31,13 @@ pub struct ResponseHead<'h> {
     pub attempts: u32,
     /// `content-type`.
     pub content_type: Option<&'h [u8]>,
-    /// Is there a `content-encoding`? Compressed bodies are not read.
+    /// Whether there is a `content-encoding`. Compressed bodies are not read.
     pub encoded: bool,
     /// `content-length`.
     pub content_length: Option<usize>,
     /// `endpoint-load-metrics`, when the engine sent it.
     pub load: Option<&'h [u8]>,
-    /// Whether it has no body.
+    /// Whether the response has no body.
     pub end_of_stream: bool,
 }
 
@@ -45,8 +45,8 @@ pub struct ResponseHead<'h> {
 
 impl ResponseOrigin {
     /// Reads Envoy's `response.code_details`. Only details that name the upstream count against the
-    /// endpoint: the proxy also replies for a client's broken chunk or stalled upload after it
-    /// chose a host.
+    /// endpoint: after it chose a host, the proxy also replies to a client's broken chunk or
+    /// stalled upload.
     #[must_use]
     pub fn of_details(details: &[u8]) -> Self {
         const UNANSWERED: [&[u8]; 2] = [b"upstream_per_try_timeout", b"upstream_response_timeout"];

@@ -1,4 +1,5 @@
-//! A request that was sent: the served endpoint, its cost there, and its reply.
+//! A request that was sent to an endpoint: the served endpoint, the request's cost there, and the
+//! reply.
 
 use std::borrow::Cow;
 
@@ -22,7 +23,7 @@ use pool_state::{
 /// How the host handles a response body.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ResponseBody {
-    /// It passes unseen.
+    /// The body passes unseen.
     #[default]
     Ignore,
     /// Each piece goes to [`crate::Exchange::response_chunk`] and passes unchanged.
@@ -57,35 +58,35 @@ pub struct ResponseStep {
 pub struct ExchangeOutcome {
     /// HTTP status; 0 when the exchange ended before any response.
     pub status: u16,
-    /// The meaning of the answer.
+    /// What the answer says about the endpoint.
     pub verdict: Verdict,
-    /// Did a model server answer?
+    /// Whether a model server answered.
     pub served: bool,
-    /// Attempts that failed before it.
+    /// Attempts that failed before the answer.
     pub failed_attempts: u32,
     /// Pick to first token, ms; only of streamed responses.
     pub ttft_ms: Option<u64>,
     /// Pick to end, ms.
     pub duration_ms: u64,
-    /// Tokens.
+    /// Token counts.
     pub usage: TokenUsage,
 }
 
-/// Tokens whose mean pace is published at once: often enough to see a stream slow down, rarely
-/// enough to cost nothing.
+/// The number of tokens after which their mean pace is published: often enough to see a stream slow
+/// down, rarely enough to cost nothing.
 const PACE_TOKENS: u32 = 16;
 
 /// The properties of the prompt that are needed after it was sent.
 #[derive(Debug)]
 pub(super) struct SentPrompt {
-    /// Hashes of its blocks.
+    /// Hashes of the prompt's blocks.
     pub(super) hashes: Vec<u64>,
     /// Estimated tokens.
     pub(super) tokens: u32,
-    /// Bytes of its text; 0 where it has other parts.
+    /// Bytes of the text; 0 if the prompt has other parts.
     pub(super) text_bytes: u32,
-    /// Its blocks, where tokens are spread evenly over them: not where it has images, whose tokens
-    /// their bytes do not say, nor where only its start was hashed.
+    /// Number of blocks, if tokens are spread evenly over them. `None` with images, whose bytes do
+    /// not say how many tokens they become, and if only the prompt's start was hashed.
     pub(super) blocks: Option<u32>,
 }
 
@@ -99,12 +100,12 @@ pub(crate) struct RoutedRequest {
     prompt: SentPrompt,
     pick: SentPick,
     reply: ReplyState,
-    /// The model was sent under another name, which the client must not see.
+    /// Names of the model, if it was sent under another name, which the client must not see.
     names: Option<ModelNames>,
     restorer: Option<ModelNameRestorer>,
 }
 
-/// What was picked for a request.
+/// The pick for a request.
 #[derive(Debug)]
 struct SentPick {
     at: Timestamp,
@@ -126,24 +127,24 @@ struct ReplyState {
     cut_off: bool,
     failed_attempts: u32,
     streamed: bool,
-    /// Whether its last byte is in.
+    /// Whether the last byte of the reply has come.
     complete: bool,
     bytes: u64,
     reader: Option<ResponseReader>,
     first_token_at: Option<Timestamp>,
     last_token_at: Option<Timestamp>,
-    /// Tokens since a moment whose pace was not published yet.
+    /// A moment, and the tokens since then whose pace was not published yet.
     unpublished_tokens: (Timestamp, u32),
 }
 
-/// Whether the body of a reply is read. Errors are, to tell the client's fault from the engine's;
-/// not where the status says it all.
+/// Whether the body of a reply with this status is read. Errors are read to distinguish the
+/// client's fault from the engine's, except where the status alone decides.
 fn is_read(status: u16) -> bool {
     status == 200 || (matches!(status, 400..=499) && Verdict::of(status, ErrorBody::Error(None)) == Verdict::ClientFault)
 }
 
-/// Whether the request missed its SLO; `None` where no time was measured, the client broke it off,
-/// or the failure is the client's fault.
+/// Whether the request missed its SLO; `None` if no time was measured, the client broke off the
+/// request, or the failure is the client's fault.
 #[expect(clippy::cast_precision_loss, reason = "the last digits of minutes in microseconds do not count")]
 fn missed(slo: Slo, verdict: Verdict, ending: &RequestEnding<'_>) -> Option<bool> {
     let late = |slo: Option<u32>, took_ms: Option<f32>| slo.zip(took_ms).map(|(us, ms)| ms * 1_000.0 > us as f32);
@@ -194,7 +195,7 @@ impl RoutedRequest {
         Self { api, kind, counted, prompt, pick, reply: ReplyState::new(now), names: None, restorer: None }
     }
 
-    /// The model was sent under another name, which the client must not see.
+    /// Sets the names of a model that was sent under another name, which the client must not see.
     pub(super) fn with_model_names(mut self, names: Option<ModelNames>) -> Self {
         self.names = names;
         self
@@ -242,7 +243,7 @@ impl RoutedRequest {
         }
     }
 
-    /// The bytes that replace these, if they change.
+    /// Returns the bytes that replace `bytes`, if they change.
     pub(super) fn restore_chunk(&mut self, bytes: &[u8], last: bool) -> Option<&[u8]> {
         let restored = self.restorer.as_mut()?.chunk(bytes, last);
         (restored != bytes).then_some(restored)
@@ -271,9 +272,9 @@ impl RoutedRequest {
     /// Publishes the mean pace of a few tokens to the queue of running requests.
     #[expect(clippy::cast_precision_loss, reason = "a few tokens")]
     fn publish_pace(&mut self, pool: &mut ManagedPool, tokens: u32, now: Timestamp) {
-        let (since, untold) = self.reply.unpublished_tokens;
-        // The first token is counted with the tokens that came with it, but took its own time.
-        self.reply.unpublished_tokens = (since, if since == now { 0 } else { untold.saturating_add(tokens) });
+        let (since, unpublished) = self.reply.unpublished_tokens;
+        // Tokens that came with the first token do not count: their time is the TTFT.
+        self.reply.unpublished_tokens = (since, if since == now { 0 } else { unpublished.saturating_add(tokens) });
         if self.reply.unpublished_tokens.1 >= PACE_TOKENS && self.reply.streamed {
             pool.record_tpot(&self.pick.hold, ms_between(since, now) / self.reply.unpublished_tokens.1 as f32);
             self.reply.unpublished_tokens = (now, 0);
@@ -284,13 +285,13 @@ impl RoutedRequest {
         }
     }
 
-    /// Whether the reply has begun and its end was not seen: the host may know which side broke it
+    /// Whether the reply has begun and its end was not seen. The host may know which side broke it
     /// off.
     pub(super) fn is_open(&self) -> bool {
         self.reply.served && !self.reply.complete && self.api.is_inference()
     }
 
-    /// The engine broke off its reply.
+    /// Records that the engine broke off its reply.
     pub(super) fn record_cut_off(&mut self) {
         self.reply.cut_off = true;
     }
@@ -322,12 +323,12 @@ impl RoutedRequest {
     }
 
     fn prompt_hash(&self) -> u64 {
-        // Where only the start of the prompt was hashed, or it has images, the last hash does not
-        // cover all of it.
+        // If only the start of the prompt was hashed, or the prompt has images, the last hash does
+        // not cover all of it.
         self.prompt.hashes.last().copied().filter(|_| self.prompt.blocks.is_some()).unwrap_or(0)
     }
 
-    /// The verdict on the answer, and its effects on the endpoint.
+    /// Judges the answer, and applies the verdict to the endpoint.
     fn judge(&mut self, pool: &mut ManagedPool, now: Timestamp) -> Verdict {
         let prompt = self.prompt_hash();
         let verdict = match &self.reply.reader {
@@ -352,7 +353,8 @@ impl RoutedRequest {
         verdict
     }
 
-    /// A reply that the client broke off measures nothing.
+    /// Returns how the request ended, for the measurement. A reply that the client broke off
+    /// measures nothing.
     fn request_end(&self, verdict: Verdict) -> RequestEnd {
         match (verdict, self.reply.served, self.reply.status) {
             (Verdict::Success | Verdict::Strange, ..) => RequestEnd::Done,
@@ -363,7 +365,8 @@ impl RoutedRequest {
         }
     }
 
-    /// Time for each token after the first, by tokens rather than by pieces, ms; of streamed responses with at least two.
+    /// Mean time for each token after the first, in ms, by tokens rather than by pieces. `None`
+    /// unless the response was streamed and has at least two tokens.
     #[expect(clippy::cast_precision_loss, reason = "token counts stay far below 2^24")]
     fn tpot_ms(&self, usage: &TokenUsage) -> Option<f32> {
         let (first, last) = self.reply.first_token_at.filter(|_| self.reply.streamed).zip(self.reply.last_token_at)?;
@@ -371,7 +374,8 @@ impl RoutedRequest {
         Some(ms_between(first, last) / further as f32)
     }
 
-    /// The entries of the list before the last attempted host failed; all that were attempted, when no endpoint answered.
+    /// Records the failed attempts: the entries of the ranked list before the last attempted host,
+    /// or all attempted entries if no endpoint answered.
     fn attempts(&mut self, pool: &mut ManagedPool, head: &ResponseHead<'_>, now: Timestamp) {
         let attempted = usize::try_from(head.attempts).unwrap_or(usize::MAX);
         let failed = match head.origin {
@@ -384,12 +388,12 @@ impl RoutedRequest {
         self.reply.failed_attempts = u32::try_from(failed).unwrap_or(u32::MAX);
         let prompt = self.prompt_hash();
         for (at, (endpoint, _)) in (1..).zip(self.pick.ranked.iter().take(failed)) {
-            // Why an earlier attempt failed is not known: at an endpoint that works, it was lost
-            // like the last one.
+            // Envoy does not report why an earlier attempt failed. If the endpoint works, assume a
+            // lost connection, as for the last attempt.
             if head.origin == ResponseOrigin::Lost && (at == failed || pool.is_alive(*endpoint, now)) {
                 pool.record_lost_connection(*endpoint, prompt, now);
             }
-            // A request that is no inference is retried only where there was no connection.
+            // A request that is no inference is retried only if there was no connection.
             let is_refused = !self.api.is_inference() || (head.origin == ResponseOrigin::Proxy && at == failed);
             let failure = if is_refused { RequestFailure::Refused } else { RequestFailure::Lost(prompt) };
             pool.record_unanswered(*endpoint, &mut self.pick.hold, failure, now);

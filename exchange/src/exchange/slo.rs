@@ -1,5 +1,5 @@
-//! The SLO headers of a request. They count only where the pool predicts latency; there an invalid
-//! one is refused (400).
+//! The SLO headers of a request. They count only if the pool predicts latency; then a request with
+//! an invalid one is refused (400).
 
 use crate::number;
 use scheduler::Slo;
@@ -7,7 +7,8 @@ use scheduler::Slo;
 use crate::headers;
 use crate::reply::Refusal;
 
-/// The longest SLO, ms: an hour, which no request outlives. It fits into the ledger's microseconds.
+/// The longest SLO, in ms: one hour, which no request outlives. It fits into the ledger's
+/// microseconds.
 const SLO_MS_MAX: f64 = 3_600_000.0;
 
 /// The values of the headers, as they came.
@@ -18,7 +19,8 @@ pub(super) struct SloHeaders<'h> {
     prediction_based: SloHeaderValue<'h>,
 }
 
-/// The value of a header that has two names, the current name's before the older one's, and the name it came under.
+/// A header that has two names: the rank of the name it came under (the current name first), that
+/// name, and the value.
 type SloHeaderValue<'h> = Option<(usize, &'static str, &'h [u8])>;
 
 /// The SLOs in the headers.
@@ -28,7 +30,7 @@ pub(super) struct RequestedSlo {
     pub(super) prediction_based: bool,
 }
 
-/// An invalid header, and what it must be.
+/// The name of an invalid header, and a description of valid values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct InvalidSloHeader {
     header: &'static str,
@@ -38,7 +40,7 @@ pub(super) struct InvalidSloHeader {
 // === impl SloHeaders ===
 
 impl<'h> SloHeaders<'h> {
-    /// Takes the header if it is one of these. Of several with one name the first counts.
+    /// Keeps the header if it is an SLO header. If a name occurs several times, the first counts.
     pub(super) fn offer(&mut self, name: &[u8], value: &'h [u8]) {
         for (names, slot) in [
             (headers::SLO_TTFT, &mut self.ttft),
@@ -66,7 +68,7 @@ fn micros((_, header, value): (usize, &'static str, &[u8])) -> Result<u32, Inval
     us.ok_or(InvalidSloHeader { header, must_be: "a number of milliseconds above 0 and up to 3600000" })
 }
 
-/// A boolean in Go's syntax.
+/// Reads a boolean in Go's syntax.
 fn flag((_, header, value): (usize, &'static str, &[u8])) -> Result<bool, InvalidSloHeader> {
     match value.trim_ascii() {
         b"1" | b"t" | b"T" | b"true" | b"True" | b"TRUE" => Ok(true),
@@ -95,7 +97,7 @@ mod tests {
     }
 
     fn ttft(pairs: &[(&'static str, &str)]) -> Result<Option<u32>, &'static str> {
-        read(pairs).map(|asked| asked.slo.ttft_us).map_err(|unreadable| unreadable.header)
+        read(pairs).map(|requested| requested.slo.ttft_us).map_err(|unreadable| unreadable.header)
     }
 
     #[test]
@@ -115,14 +117,14 @@ mod tests {
         assert_eq!(ttft(&[(older, "1"), (current, "2")]), Ok(Some(2_000)));
         assert_eq!(ttft(&[(current, "2"), (older, "1")]), Ok(Some(2_000)));
         assert_eq!(ttft(&[(older, "1"), (older, "3")]), Ok(Some(1_000)));
-        assert_eq!(ttft(&[(older, "1"), (current, "x")]), Err(current), "the one that counts is the one to be right");
+        assert_eq!(ttft(&[(older, "1"), (current, "x")]), Err(current), "only the header that counts must be valid");
         assert_eq!(ttft(&[(older, "x"), (current, "2")]), Ok(Some(2_000)));
         assert_eq!(ttft(&[("x-slo-tpot-ms", "1")]), Ok(None));
     }
 
     #[test]
     fn prediction_based_routing_is_true_or_false() {
-        let based = |name: &'static str, value: &str| read(&[(name, value)]).map(|asked| asked.prediction_based);
+        let based = |name: &'static str, value: &str| read(&[(name, value)]).map(|requested| requested.prediction_based);
         for name in ["predictionbasedrouting", "x-prediction-based-scheduling"] {
             assert_eq!(["true", "True", "1", "t"].map(|value| based(name, value)), [Ok(true); 4]);
             assert_eq!(["false", "False", "0", " F "].map(|value| based(name, value)), [Ok(false); 4]);
@@ -139,7 +141,7 @@ mod tests {
             let mut slo = SloHeaders::default();
             slo.offer(b"x-slo-tpot-ms", &value);
             match slo.read() {
-                Ok(asked) => prop_assert!(asked.slo.tpot_us.is_some_and(|us| (1..=3_600_000_000).contains(&us))),
+                Ok(requested) => prop_assert!(requested.slo.tpot_us.is_some_and(|us| (1..=3_600_000_000).contains(&us))),
                 Err(unreadable) => prop_assert_eq!(unreadable.header, "x-slo-tpot-ms"),
             }
         }

@@ -9,18 +9,18 @@ mod simd128;
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 use simd128::masks;
 
-/// A string that was found whole.
+/// A complete string.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScannedString {
     /// Offset of the closing quote.
     pub end: usize,
-    /// It has at least one escape.
+    /// Whether the string has an escape.
     pub escaped: bool,
-    /// False if some byte may be beyond ASCII (also a byte shortly after the string).
+    /// Whether all bytes are ASCII. Also false if a byte shortly after the string is not.
     pub ascii: bool,
 }
 
-/// Bytes looked at together. One mask register; SSE2 and wasm take it as four vectors.
+/// Bytes that are examined together. They fit one mask register, and four vectors of SSE2 or wasm.
 const BLOCK_BYTES: usize = 64;
 
 /// Finds the end of the string whose first byte (after the opening quote) is at `start`.
@@ -68,8 +68,8 @@ pub fn string(bytes: &[u8], start: usize) -> Result<ScannedString, usize> {
     }
 }
 
-/// The end of the input, filled up with quotes: they end the search, and their offset tells them
-/// from a real quote.
+/// Returns the end of the input, padded with quotes. A padding quote ends the search, and its
+/// offset distinguishes it from a real quote.
 #[cold]
 fn last_block(rest: &[u8]) -> [u8; BLOCK_BYTES] {
     let mut block = [b'"'; BLOCK_BYTES];
@@ -77,7 +77,7 @@ fn last_block(rest: &[u8]) -> [u8; BLOCK_BYTES] {
     block
 }
 
-/// The length of the escape whose backslash is at `at`.
+/// Returns the length of the escape whose backslash is at `at`.
 fn escape_len(bytes: &[u8], at: usize) -> Result<usize, usize> {
     match bytes.get(at + 1) {
         Some(b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't') => Ok(2),
@@ -90,9 +90,9 @@ fn escape_len(bytes: &[u8], at: usize) -> Result<usize, usize> {
     }
 }
 
-/// One bit for each quote, backslash and control character, and whether all bytes are ASCII;
-/// without vector intrinsics, which would need `unsafe`. The compiler vectorises the check of whole
-/// blocks; only blocks that contain such a byte are read eight bytes at a time.
+/// Returns one bit for each quote, backslash and control character, and whether all bytes are
+/// ASCII. It avoids vector intrinsics, which would need `unsafe`. The compiler vectorises the check
+/// of whole blocks; only blocks that contain such a byte are read eight bytes at a time.
 #[cfg(not(all(target_arch = "wasm32", target_feature = "simd128")))]
 #[inline(always)] // alone it halves the speed of long strings: a call for every block, its result through memory
 fn masks(block: &[u8; BLOCK_BYTES]) -> (u64, bool) {
@@ -107,7 +107,8 @@ fn masks(block: &[u8; BLOCK_BYTES]) -> (u64, bool) {
     (if special { words.rev().fold(0, |mask, bits| mask << 8 | bits) } else { 0 }, bits.is_ascii())
 }
 
-/// One bit for each of the eight bytes, the lowest first. Each byte is compared by arithmetic that does not carry into the next.
+/// Returns one bit for each of the eight bytes, the lowest first. The arithmetic that compares a
+/// byte does not carry into the next.
 #[cfg(not(all(target_arch = "wasm32", target_feature = "simd128")))]
 fn special_bits(word: u64) -> u64 {
     const ONES: u64 = 0x0101_0101_0101_0101;

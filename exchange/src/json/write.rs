@@ -1,15 +1,17 @@
-//! A writer of JSON: text that only grows. `serde_json` would bring a tree, maps and their sorting into the module for the few lines we write.
+//! A JSON writer that appends to text. For the few lines that are written here, `serde_json` would
+//! add a tree, maps and their sorting to the wasm module.
 
 use std::fmt::{Display, Write as _};
 
 use crate::number;
 
-/// JSON being written. Values follow each other as in the text; commas come by themselves.
+/// JSON text that is being written. Write values in the order of the text; the writer adds the
+/// commas.
 #[derive(Debug, Default)]
 pub struct JsonWriter(String);
 
-/// A value whose `Display` is valid JSON. Floats are not: the standard library's printing of floats
-/// is 14 KB of the module.
+/// A value whose `Display` is valid JSON. Floats are left out, because the standard library's
+/// printing of floats adds 14 KB to the module.
 pub trait JsonScalar: Copy + Display {}
 
 // === impl bool ===
@@ -25,12 +27,12 @@ impl JsonScalar for i32 {}
 // === impl JsonWriter ===
 
 impl JsonWriter {
-    /// An object of what `members` writes.
+    /// Writes an object with the members that `members` writes.
     pub fn object(&mut self, members: impl FnOnce(&mut Self)) {
         self.container('{', members, '}');
     }
 
-    /// An array of what `elements` writes.
+    /// Writes an array with the elements that `elements` writes.
     pub fn array(&mut self, elements: impl FnOnce(&mut Self)) {
         self.container('[', elements, ']');
     }
@@ -43,8 +45,8 @@ impl JsonWriter {
         self
     }
 
-    /// A string.
-    #[inline(never)] // like the two below: inlined, a record alone was 13 KB of code
+    /// Writes a string.
+    #[inline(never)] // as for the two below: with inlining, a record alone was 13 KB of code
     pub fn string(&mut self, text: &str) {
         self.comma();
         self.0.push('"');
@@ -60,14 +62,14 @@ impl JsonWriter {
         self.0.push('"');
     }
 
-    /// A float, which must be finite, so that it is read as the same again.
+    /// Writes a float, which must be finite, with enough digits to be read as the same value.
     #[inline(never)]
     pub fn float(&mut self, value: f32) {
         self.comma();
         number::write(&mut self.0, value);
     }
 
-    /// A float, which must be finite, to four decimal places.
+    /// Writes a float, which must be finite, to four decimal places.
     #[inline(never)]
     pub fn rounded(&mut self, value: f32) {
         self.comma();
@@ -79,12 +81,12 @@ impl JsonWriter {
         self.display(&value);
     }
 
-    /// `null`.
+    /// Writes `null`.
     pub fn null(&mut self) {
         self.display(&"null");
     }
 
-    /// `null`, or what `some` writes of the value.
+    /// Writes `null`, or calls `some` to write the value.
     pub fn option<T>(&mut self, value: Option<T>, some: impl FnOnce(&mut Self, T)) {
         match value {
             Some(value) => some(self, value),
@@ -92,12 +94,12 @@ impl JsonWriter {
         }
     }
 
-    /// An array of strings.
+    /// Writes an array of strings.
     pub fn strings<'s>(&mut self, texts: impl IntoIterator<Item = &'s str>) {
         self.array(|w| texts.into_iter().for_each(|text| w.string(text)));
     }
 
-    /// The written text.
+    /// Returns the written text.
     #[must_use]
     pub fn finish(self) -> String {
         self.0

@@ -9,7 +9,8 @@ use scheduler::{
 };
 use serde_json::Value;
 
-/// The most bytes of a record that is read: [`super::RECORDED_ENDPOINTS_MAX`] endpoints with all their adapters' names.
+/// The most bytes of a record that is read: enough for [`super::RECORDED_ENDPOINTS_MAX`] endpoints
+/// with all their adapters' names.
 pub const RECORD_BYTES_MAX: usize = 4 << 20;
 
 /// A record that was read.
@@ -18,7 +19,7 @@ pub struct ParsedRecord {
     value: Value,
 }
 
-/// Why a text is not a record, or cannot be replayed. Its author has to change it.
+/// Why a text is not a record, or cannot be replayed. The caller has to correct the text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InvalidRecord {
     /// Longer than [`RECORD_BYTES_MAX`].
@@ -27,18 +28,18 @@ pub enum InvalidRecord {
     NotJson(String),
     /// A field is missing, or of another type.
     Field(&'static str),
-    /// The endpoints in it make no pool.
+    /// The endpoints in the record do not form a valid pool.
     Endpoints(String),
 }
 
-/// A decision made again.
+/// A decision that was repeated.
 #[derive(Debug)]
 pub struct ReplayedDecision {
     /// The pool as it was.
     pub snapshot: Snapshot,
     /// The decision.
     pub decision: Decision,
-    /// Why.
+    /// The reasons.
     pub explanation: Explanation,
 }
 
@@ -48,7 +49,7 @@ impl ParsedRecord {
     /// Reads the text of [`super::DecisionRecord::to_json`].
     ///
     /// # Errors
-    /// [`InvalidRecord`] when it is not one. Fields are checked when it is replayed.
+    /// [`InvalidRecord`] if the text is not a record. Fields are checked by [`Self::replay`].
     pub fn from_json(text: &str) -> Result<Self, InvalidRecord> {
         if text.len() > RECORD_BYTES_MAX {
             return Err(InvalidRecord::TooLong(text.len()));
@@ -60,13 +61,14 @@ impl ParsedRecord {
         Ok(Self { value })
     }
 
-    /// The endpoints that the decision named, if they were recorded.
+    /// Returns the endpoints that the recorded decision picked, if the record has them.
     #[must_use]
     pub fn was_picked(&self) -> Vec<&str> {
         self.value.get("picked").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).collect()
     }
 
-    /// Makes the decision again, with the pipeline, objects and labels of `live`; endpoints that `without` names are not there.
+    /// Repeats the decision with the pipeline, objects and labels of `live`, and without the
+    /// endpoints that `without` names.
     ///
     /// # Errors
     /// [`InvalidRecord`] names the field that is missing or wrong.
@@ -91,8 +93,8 @@ impl ParsedRecord {
             adapter_rooms: &pool.adapter_rooms,
             prefix_idle: real(self.value.get("prefix_idle")).unwrap_or(0.0),
             metrics_stale: flag(&self.value, "metrics_stale")?,
-            // Not `out_of_touch`: the home of a prompt that no endpoint has cached follows from its
-            // hash, and records leave hashes out.
+            // `peers_unreachable` stays false: it matters only for the rendezvous endpoint, which
+            // follows from prompt hashes, and records leave hashes out.
             ..LocalState::new(&in_flight)
         };
         let mut rng = Rng::seeded(number(&self.value, "rng")?);
@@ -181,7 +183,7 @@ impl RecordedPool {
     fn push(&mut self, address: &str, row: &Value, live: &Snapshot) -> Result<(), InvalidRecord> {
         let known = live.endpoints().iter().find(|e| &*e.address == address);
         let ready = if flag(row, "ready")? { Readiness::Ready } else { Readiness::NotReady };
-        // Older records have none; any identity that distinguishes their endpoints works.
+        // Older records have no slots; any identity that distinguishes the endpoints works.
         let position = u16::try_from(self.endpoints.len()).unwrap_or(u16::MAX);
         self.endpoints.push(Endpoint {
             id: scheduler::EndpointRef {
@@ -210,14 +212,14 @@ impl RecordedPool {
         self.failing.push(real(row.get("failing")).unwrap_or(0.0));
         self.answered_last(row);
         self.cold_picks.push(number(row, "cold_pick")?);
-        // Older records have none; equal costs are then decided at random.
+        // Older records have no last picks; equal costs are then decided at random.
         self.last_picks.push(number(row, "last_pick").unwrap_or(0));
         self.adapter_rooms.push(row.get("adapter_room").map(read_adapter_room).unwrap_or_default());
         self.predicted.push(prediction(row));
         Ok(())
     }
 
-    /// By slot, for the endpoint that was added last; older records have none.
+    /// Reads the last answer of the endpoint that was added last. Older records have none.
     fn answered_last(&mut self, row: &Value) {
         let Some(slot) = self.endpoints.last().map(|endpoint| usize::from(endpoint.id.slot.0)).filter(|slot| *slot < ENDPOINTS_MAX) else {
             return;
@@ -251,7 +253,7 @@ fn read_adapter_room(value: &Value) -> AdapterRoom {
     }
 }
 
-/// Nothing of what an older release did not record.
+/// Reads the pending prefills; 0 for values that an older release did not record.
 fn prefills(row: &Value) -> PendingPrefills {
     let sum = |name: &str| row.get(name).and_then(Value::as_u64).unwrap_or(0);
     PendingPrefills {

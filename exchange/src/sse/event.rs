@@ -31,9 +31,9 @@ const LAST: [&[u8]; 3] = [b"message_stop", b"response.completed", b"response.inc
 /// Type of the event that reports a failed engine instead.
 const FAILED: &[u8] = b"response.failed";
 
-/// Reads `data`; true if it has content. Of an event too long to be held only the usage is read:
-/// the one event that grows so long is the closing one of the Responses API, which repeats the
-/// whole response.
+/// Reads `data`; true if it has content. If the event is too long to be held, only the usage is
+/// read. Only the closing event of the Responses API grows so long, because it repeats the whole
+/// response.
 pub(super) fn read(api: RequestApi, data: &HeldEvent, seen: &mut ResponseFacts) -> bool {
     seen.any = true;
     if data.is_cut() {
@@ -83,7 +83,7 @@ fn read_json(api: RequestApi, data: &[u8], seen: &mut ResponseFacts) -> Result<b
         (b"response", RequestApi::Responses) => nested_usage(reader, usage),
         (b"delta" | b"content_block", RequestApi::Messages) => object_with_content(reader, &mut content),
         (b"message", RequestApi::Messages) => {
-            // The count of generated tokens in it is of the moment the stream opened.
+            // Its count of generated tokens is from the moment when the stream opened.
             let completion_tokens = usage.completion_tokens;
             nested_usage(reader, usage)?;
             usage.completion_tokens = completion_tokens;
@@ -132,7 +132,7 @@ fn string_with_content(reader: &mut JsonReader<'_>, content: &mut bool) -> Resul
     Ok(())
 }
 
-/// A string, array or object that is not empty.
+/// Sets `content` if the next value is a string, array or object that is not empty.
 fn value_with_content(reader: &mut JsonReader<'_>, content: &mut bool) -> Result<(), JsonError> {
     match reader.peek()? {
         JsonKind::String => string_with_content(reader, content),

@@ -1,7 +1,7 @@
 //! Server-sent events: the data of each event of a stream that arrives cut anywhere.
 //!
 //! Several data lines of one event are one text with line feeds in between. An event ends with an
-//! empty line, or (leniently) with the stream.
+//! empty line, or (which the standard does not allow) with the stream.
 
 use super::held_event::HeldEvent;
 use super::lines::{LineSplitter, StreamPiece};
@@ -16,7 +16,7 @@ pub(super) struct EventSplitter {
 // === impl EventSplitter ===
 
 impl EventSplitter {
-    /// Takes the next bytes; `event` is given the data of each event that ends in them.
+    /// Takes the next bytes, and calls `event` with the data of each event that ends in them.
     pub(super) fn feed(&mut self, bytes: &[u8], mut event: impl FnMut(&HeldEvent)) {
         let data = &mut self.data;
         self.lines.feed(bytes, |part| match part {
@@ -27,7 +27,7 @@ impl EventSplitter {
         });
     }
 
-    /// The stream has ended.
+    /// Handles the end of the stream.
     pub(super) fn finish(&mut self, mut event: impl FnMut(&HeldEvent)) {
         end_of_event(&mut self.data, &mut event);
     }

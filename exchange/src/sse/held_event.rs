@@ -7,11 +7,12 @@ use crate::usage::{self, TokenUsage};
 /// shorter and are read whole.
 pub const HELD_BYTES_MAX: usize = 65_536;
 
-/// Bytes that remain when they became more than [`HELD_BYTES_MAX`]: `usage` takes 300, and what engines write behind it is mostly short.
+/// Bytes that are kept after more than [`HELD_BYTES_MAX`] came. `usage` takes 300 bytes, and
+/// engines write little after it.
 pub const HELD_BYTES_MIN: usize = 16_384;
 
-/// The most occurrences of a `usage` key that are tried, from the end. More than a few are not from
-/// an engine.
+/// The most occurrences of a `usage` key that are tried, from the end. No engine writes more than a
+/// few.
 const CANDIDATES_MAX: usize = 8;
 
 const KEY: &[u8] = b"\"usage\"";
@@ -44,18 +45,18 @@ impl HeldEvent {
         &self.bytes
     }
 
-    /// Is the beginning gone?
+    /// Whether the beginning was dropped.
     pub(super) fn is_cut(&self) -> bool {
         self.cut
     }
 
-    /// Finds the `usage` object `levels` deep in a JSON object whose beginning is missing, in the
-    /// last [`HELD_BYTES_MIN`] bytes: how many more there are depends on how the response was cut
-    /// into chunks, and the result must not.
+    /// Finds the `usage` object `levels` deep in a JSON object whose beginning is missing. It
+    /// searches only the last [`HELD_BYTES_MIN`] bytes: how many more are held depends on how the
+    /// response was cut into chunks, and the result must not depend on that.
     ///
-    /// No string can look like that key: in a string each quote has a backslash before it. A
-    /// `usage` that is deeper is recognised by what follows: after the right one, exactly `levels`
-    /// objects close up to the end.
+    /// No string can look like that key, because a quote in a string has a backslash before it.
+    /// After the right `usage`, exactly `levels` objects close before the end; that excludes a
+    /// deeper one.
     pub(super) fn read_usage_at_end(&self, levels: u32, usage: &mut TokenUsage) {
         let end = self.bytes.last_chunk::<HELD_BYTES_MIN>().map_or(self.bytes(), |end| end);
         for at in memchr::memmem::rfind_iter(end, KEY).take(CANDIDATES_MAX) {
@@ -68,7 +69,8 @@ impl HeldEvent {
     }
 }
 
-/// `bytes` start at the key, and end with the object that is `levels` out from it.
+/// Reads a `usage` object. `bytes` start at its key, and end with the object that is `levels`
+/// further out.
 fn read_usage(bytes: &[u8], levels: u32, usage: &mut TokenUsage) -> Result<(), JsonError> {
     let mut reader = JsonReader::new(bytes);
     reader.key()?;

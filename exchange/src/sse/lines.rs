@@ -1,5 +1,5 @@
-//! The lines of a stream of server-sent events, as they pass: which bytes are data, and where an
-//! event ends.
+//! Splits a stream of server-sent events into lines as they pass: which bytes are data, and where
+//! an event ends.
 //!
 //! Only `data` matters here: its JSON names its own type. Lines end with LF, CR or CRLF; comments
 //! (`: ping`) and other fields are not data. An event ends with an empty line.
@@ -11,7 +11,8 @@ pub(crate) enum StreamPiece<'b> {
     Data(&'b [u8]),
     /// Any other bytes: field names, comments, line ends.
     Other(&'b [u8]),
-    /// A data line ends here; if more follow in its event, they and a line feed between belong to the same text.
+    /// A data line ends here. If another data line follows in the event, a line feed between them
+    /// belongs to the text.
     EndOfLine,
     /// An event ends here, whether it had data or not.
     EndOfEvent,
@@ -21,18 +22,18 @@ pub(crate) enum StreamPiece<'b> {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LineSplitter {
     line: LineState,
-    /// The last byte was a CR, so a LF that follows belongs to it.
+    /// Whether the last byte was a CR, so that a following LF belongs to it.
     after_cr: bool,
 }
 
 /// The state of the line that is being read.
 #[derive(Clone, Copy, Debug)]
 enum LineState {
-    /// So far it equals this many bytes of [`FIELD`].
+    /// The line so far equals this many bytes of [`FIELD`].
     Matching(usize),
-    /// It is a data line.
+    /// The line is a data line.
     Data,
-    /// It is another field.
+    /// The line is another field.
     Other,
 }
 

@@ -1,17 +1,17 @@
-//! Engines as a proxy sees them: when the first token of a request comes, and when the others.
+//! Engines as a proxy sees them: when the first token of a request comes, and when the later ones.
 
 use scheduler::Rng;
 
-/// Nanoseconds of a millisecond.
+/// Nanoseconds in a millisecond.
 pub(crate) const MS: u64 = 1_000_000;
 
-/// The longest that a hop between proxy and engine takes beyond the shortest: a tenth of what a busy machine adds.
+/// The range of the random delay between proxy and engine: a tenth of what a busy machine adds.
 const JITTER: u64 = MS;
 
 /// How an engine behaves.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EngineBehaviour {
-    /// Its row in the table.
+    /// Name of the engine's row in the printed table.
     pub(crate) name: &'static str,
     pub(crate) time: ServiceTime,
     pub(crate) metrics: ReportedMetrics,
@@ -22,21 +22,21 @@ pub(crate) struct EngineBehaviour {
 /// How long a request takes, in ms.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ServiceTime {
-    /// All of the reply after so long.
+    /// Time until the whole reply.
     Constant(f64),
-    /// To the first token, and from each to the next.
+    /// Time to the first token, and from each token to the next.
     PerToken { first: f64, next: f64 },
-    /// So long for each token of the prompt, however many requests run.
+    /// Time for each token of the prompt, however many requests run.
     PerPromptToken(f64),
-    /// So many requests at once, each for so long; the others wait.
+    /// `slots` requests run at once, each for `each` ms; the other requests wait.
     Slots { slots: usize, each: f64 },
 }
 
-/// What its `/metrics` says.
+/// What the engine's `/metrics` reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReportedMetrics {
     Live,
-    /// The same for ever, and not the same at each server.
+    /// Values that never change, and that differ between servers.
     Frozen,
     Missing,
 }
@@ -57,7 +57,7 @@ const PLAIN: EngineBehaviour = EngineBehaviour {
     api: EngineApi::Chat,
 };
 
-/// The matrix.
+/// The engines under test.
 pub(crate) const ENGINES: [EngineBehaviour; 10] = [
     EngineBehaviour { name: "answers at once", time: ServiceTime::Constant(0.2), ..PLAIN },
     EngineBehaviour { name: "constant 0.3 s", time: ServiceTime::Constant(300.0), ..PLAIN },
@@ -71,14 +71,15 @@ pub(crate) const ENGINES: [EngineBehaviour; 10] = [
     EngineBehaviour { name: "four at once", time: ServiceTime::Slots { slots: 4, each: 200.0 }, ..PLAIN },
 ];
 
-/// One server of a kind: when its slots are free.
+/// One server of an engine: the times at which its slots become free.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct EngineServer {
     free: Vec<u64>,
 }
 
 impl EngineBehaviour {
-    /// When the first token of a request of so many prompt tokens comes, and how long after that each next one.
+    /// Returns when the first token comes for a request with `prompt_tokens`, and the time from
+    /// each token to the next, both in ns.
     pub(crate) fn answers(&self, server: &mut EngineServer, now: u64, prompt_tokens: usize, rng: &mut Rng) -> (u64, u64) {
         let ns = |ms: f64| (ms * MS as f64) as u64;
         let now = now + JITTER / 10 + rng.below(JITTER as usize) as u64;

@@ -1,10 +1,11 @@
-//! A proxy of several workers in virtual time, in front of engines: the real exchange, the real scheduler, and the daemon's learner.
+//! A proxy with several workers and engines in virtual time, with the real exchange, the real
+//! scheduler, and the daemon's learner.
 //!
 //! ```text
 //!  clients ─► a worker picks ─► engine ─► first token, others, end ─► that worker
-//!                │   rows and placements, SHARED_AFTER later            │ observations
+//!                │   reports and placements, after SHARED_AFTER         │ observations
 //!                ▼                                                      ▼
-//!          other workers ◄── what was learned, every LEARN_EVERY ── learner
+//!          other workers ◄── learned models, every LEARN_EVERY ──── learner
 //! ```
 
 use std::cmp::Reverse;
@@ -17,9 +18,9 @@ use scheduler::{Endpoint, EndpointMetrics, EndpointRef, Generation, Pipeline, Pi
 
 use crate::engine::{EngineApi, EngineBehaviour, EngineServer, MS, ReportedMetrics};
 
-/// What a worker knows, the others know so much later.
+/// The delay after which the other workers receive a worker's state.
 const SHARED_AFTER: u64 = MS / 2;
-/// How often the daemon publishes what it learned, and scrapes.
+/// The interval at which the daemon publishes what it learned.
 const LEARN_EVERY: u64 = 1_000 * MS;
 const SCRAPE_EVERY: u64 = 200 * MS;
 /// Tokens of a reply.
@@ -30,14 +31,14 @@ const TOKEN_BYTES: usize = 4;
 /// Requests of one client, one after another.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ScriptClient {
-    /// When its first begins, ns from now.
+    /// When the first request begins, ns from now.
     pub(crate) begins: u64,
-    /// From the end of one to the begin of the next, ns.
+    /// Time from the end of a request to the begin of the next, ns.
     pub(crate) pause: u64,
     pub(crate) prompts: VecDeque<String>,
 }
 
-/// A request that was picked for.
+/// The pick for a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HostPick {
     pub(crate) server: usize,
@@ -56,7 +57,7 @@ enum HostEvent {
 struct HostWorker {
     pool: ManagedPool,
     row: OwnLoadReport,
-    /// Of each other worker.
+    /// Load reports of the other workers.
     peers: Vec<PeerLoadReport>,
     changes: u64,
     telling: bool,
@@ -73,7 +74,7 @@ struct HostRequest {
     tokens: usize,
 }
 
-/// Events to come, in order of time, then of planning.
+/// Future events, in order of time, then in the order in which they were planned.
 #[derive(Default)]
 struct HostAgenda {
     events: BinaryHeap<Reverse<(u64, u64, HostEvent)>>,
@@ -136,7 +137,7 @@ impl EnginesHost {
         host
     }
 
-    /// The pool has so many servers from now on.
+    /// Grows the pool to `servers` servers.
     pub(crate) fn grow(&mut self, servers: usize) {
         let before = self.servers.len();
         self.servers.resize(servers, EngineServer::default());
@@ -151,7 +152,7 @@ impl EnginesHost {
         self.scrape();
     }
 
-    /// Plays the clients to their end: what was picked for whom, in order.
+    /// Runs the clients to their end, and returns the picks in order.
     pub(crate) fn play(&mut self, clients: Vec<ScriptClient>) -> Vec<HostPick> {
         self.agenda.events.clear();
         for (client, at) in clients.iter().map(|client| client.begins).enumerate().filter(|(at, _)| !clients[*at].prompts.is_empty()) {
@@ -178,7 +179,7 @@ impl EnginesHost {
                 }
             }
         }
-        // What is still to be told is told, and a quiet second passes.
+        // Publish the remaining changes, and let a second without requests pass.
         (0..self.workers.len()).for_each(|worker| self.tell(worker));
         self.now += LEARN_EVERY;
         self.learn();
@@ -212,7 +213,7 @@ impl EnginesHost {
         self.changed(worker);
     }
 
-    /// A token of a request is there; says whether it was the last.
+    /// Handles a token of a request. Returns whether it was the last.
     fn token(&mut self, at: usize) -> bool {
         let Some(mut flight) = self.flights[at].take() else { return false };
         let (pool, now) = (&mut self.workers[flight.worker].pool, Timestamp(self.now));
@@ -271,7 +272,7 @@ impl EnginesHost {
         true
     }
 
-    /// If there is news at the worker, the others hear of it soon.
+    /// If the worker's state has changed, plans the event that sends it to the other workers.
     fn changed(&mut self, at: usize) {
         let worker = &mut self.workers[at];
         worker.placements.extend(worker.pool.take_placements());
@@ -304,7 +305,7 @@ impl EnginesHost {
         let metrics = |at: usize| match self.engine.metrics {
             ReportedMetrics::Missing => EndpointMetrics::default(),
             ReportedMetrics::Live => says(self.running[at] as f32, 0.1),
-            // One stopped telling when it was full, the others at some other moment.
+            // The first server's metrics froze when it was full, the others' at other moments.
             ReportedMetrics::Frozen => says(at as f32, if at == 0 { 1.0 } else { 0.1 * (at % 8) as f32 }),
         };
         let metrics: Vec<EndpointMetrics> = (0..self.servers.len()).map(metrics).collect();

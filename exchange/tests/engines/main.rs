@@ -1,8 +1,10 @@
-//! Engines that are nothing like the simulated ones, under the default configuration: load is spread, and prompts find their servers again.
+//! Engines that behave unlike the simulator's, under the default configuration: load is spread, and
+//! prompts return to their servers.
 //!
-//! In virtual time, 20 seeds of each engine; `e2e/tests` has the same on a real Envoy.
+//! Runs in virtual time, with 20 seeds for each engine; `e2e/tests` has the same test on a real
+//! Envoy.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "a test fails by panicking")]
-#![allow(clippy::print_stdout, reason = "the table, for whoever asks with --nocapture")]
+#![allow(clippy::print_stdout, reason = "prints the table under --nocapture")]
 #![allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small numbers")]
 
 mod engine;
@@ -14,31 +16,31 @@ use engine::{ENGINES, EngineApi, EngineBehaviour, MS};
 use host::{EnginesHost, HostPick, ScriptClient};
 
 const SEEDS: u64 = 20;
-/// Of one worker, which is the simpler case.
+/// Seeds for one worker, which is the simpler case.
 const SEEDS_OF_ONE_WORKER: u64 = 5;
 
-/// A burst of distinct long prompts over idle servers; 4 each would be even.
+/// Requests in a burst of distinct long prompts to idle servers; 4 for each server would be even.
 const BURST: usize = 64;
 const BURST_SERVERS: usize = 16;
 const BURST_TIME: u64 = 200 * MS;
 const BURST_MAX: usize = 5;
 
-/// Conversations, one after another.
+/// Number of conversations.
 const PREFIXES: usize = 16;
 const TURNS: usize = 6;
 const SERVERS: usize = 8;
 const RETURNED_MIN: f64 = 0.97;
 const SERVERS_USED_MIN: usize = 6;
 
-/// A steady load of distinct prompts.
+/// Requests in a steady load of distinct prompts.
 const REQUESTS: usize = 1_000;
 const CONCURRENCY: usize = 32;
 const BUSIEST_MAX: f64 = 1.3;
 
-/// By when a new endpoint is picked under that load.
+/// The latest time until a new endpoint is picked under that load.
 const NEW_WITHIN: u64 = 1_000 * MS;
 
-/// What an engine made of one seed, or the worst of several.
+/// The results of an engine with one seed, or the worst results of several seeds.
 #[derive(Clone, Copy, Debug)]
 struct EngineFigures {
     worst_burst: usize,
@@ -85,7 +87,8 @@ fn most(picked: &[HostPick]) -> usize {
     by_server(picked).into_values().max().unwrap_or(0)
 }
 
-/// The most of a burst at one server: of a burst at first sight of the engine, and of two when it is known.
+/// Returns the most requests of a burst at one server, over three bursts: one when the engine is
+/// unknown, and two when it is known.
 fn worst_burst(engine: EngineBehaviour, workers: usize, seed: u64) -> usize {
     let mut host = EnginesHost::new(engine, workers, BURST_SERVERS, seed);
     let burst = |round: usize| {
@@ -99,10 +102,11 @@ fn worst_burst(engine: EngineBehaviour, workers: usize, seed: u64) -> usize {
     (0..3).map(|round| most(&host.play(burst(round)))).max().unwrap()
 }
 
-/// Which part of the turns returned to the server of the first turn, and how many servers have one.
+/// Returns the share of the later turns that returned to the server of the first turn, and the
+/// number of servers that had a first turn.
 fn returned(host: &mut EnginesHost, seed: u64) -> (f64, usize) {
     let turn = |prefix: usize, turn: usize| prompt(1_000_000 + prefix, 1_500 + 60 * turn);
-    // All turns of one after all of another, or turn by turn.
+    // Either one conversation after another, or turn by turn.
     let order: Vec<(usize, usize)> = if seed.is_multiple_of(2) {
         (0..PREFIXES).flat_map(|prefix| (0..TURNS).map(move |turn| (prefix, turn))).collect()
     } else {
@@ -131,7 +135,8 @@ fn found(engine: EngineBehaviour, workers: usize, seed: u64) -> EngineFigures {
     let mut host = EnginesHost::new(engine, workers, SERVERS, seed);
     let picked = load(&mut host, 0, REQUESTS);
     let busiest_over_mean = most(&picked) as f64 / (REQUESTS as f64 / SERVERS as f64);
-    // The engine is known by now. A prompt that is not read cannot return.
+    // The engine is known by now. The prompts of rerank requests are not read, so they cannot
+    // return.
     let (returned, servers_used) = if engine.api == EngineApi::Rerank { (1.0, SERVERS) } else { returned(&mut host, seed) };
     host.grow(SERVERS + 1);
     let picked = load(&mut host, REQUESTS, REQUESTS / 4);

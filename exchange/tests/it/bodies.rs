@@ -1,4 +1,4 @@
-//! Request bodies: what is read of them (goldens), and what no body may do.
+//! Request bodies: what the reader finds in them (goldens), and properties that hold for any body.
 
 use exchange::api::RequestApi;
 use exchange::body::{self, BodyError, PIECES_MAX, ParsedRequest, PromptPiece};
@@ -94,7 +94,7 @@ fn invalid_utf_8_is_refused_wherever_it_stands() {
     }
 }
 
-/// `{endpoint = 1, http_body = 2: {content_type = 1, data = 2: json}}` in a gRPC frame.
+/// Returns a gRPC frame with `{endpoint = 1, http_body = 2: {content_type = 1, data = 2: json}}`.
 fn vertex(json: &str) -> Vec<u8> {
     let field = |number: u8, bytes: &[u8]| [&[number << 3 | 2, u8::try_from(bytes.len()).unwrap()], bytes].concat();
     let message = [field(1, b"endpoints/1"), field(2, &[field(1, b"application/json"), field(2, json.as_bytes())].concat())].concat();
@@ -173,7 +173,7 @@ fn wrong_types_in_fields_we_can_do_without_read_as_absent() {
     }
 }
 
-/// Values as clients might nest them where the APIs put text, parts and media.
+/// Generates values as clients might nest them where the APIs put text, parts and media.
 fn json() -> impl Strategy<Value = String> {
     let scalar = prop_oneof![
         Just("null".to_owned()),
@@ -283,7 +283,7 @@ proptest! {
         let short = body(&messages);
         let long = body(&[messages, vec![more]].concat());
         let (short, long) = (chat(&short).unwrap(), chat(&long).unwrap());
-        // A list of bare token ids is one piece, so it does change when it grows.
+        // A list of bare token ids is one piece, so a longer list changes the piece.
         if long.prompt_token_ids == 0 {
             prop_assert!(long.prompt().take(short.prompt().count()).eq(short.prompt()));
         }

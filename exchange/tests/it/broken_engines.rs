@@ -1,5 +1,6 @@
-//! One of four engines is broken and answers at once, while the others take their time: it gets next to no traffic, and traffic again once it is
-//! mended. In virtual time, with four workers that tell each other as those of one proxy do.
+//! One of four engines is broken and answers at once, while the others take time to reply. The
+//! broken engine must get almost no traffic, and traffic again when it is repaired. Runs in virtual
+//! time, with four workers that share state like the workers of one proxy.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -16,13 +17,13 @@ const ENGINES: u8 = 4;
 const WORKERS: usize = 4;
 const CLIENTS: usize = 32;
 const SEEDS: u64 = 20;
-/// What a reply of an engine that works takes, ms.
+/// Duration of a reply of a healthy engine, ms.
 const REPLY_MS: u64 = 500;
-/// How often workers tell each other, ms.
+/// The interval at which workers publish load reports, ms.
 const TELL_MS: u64 = 2;
 const BROKEN: &str = "10.0.0.0:8000";
 
-/// What a broken engine does, at once.
+/// What a broken engine does at once.
 #[derive(Clone, Copy, Debug)]
 enum EngineFault {
     Status(u16),
@@ -59,7 +60,7 @@ struct BrokenEnginesWorker {
     peers: Vec<PeerLoadReport>,
 }
 
-/// What is under way.
+/// A request in flight.
 struct BrokenEnginesRequest {
     worker: usize,
     client: usize,
@@ -67,7 +68,7 @@ struct BrokenEnginesRequest {
     to: String,
 }
 
-/// The pool, its workers and clients, at a moment.
+/// The pool, its workers and its clients at one moment.
 struct BrokenEnginesWorld {
     workers: Vec<BrokenEnginesWorker>,
     now_ms: u64,
@@ -75,7 +76,7 @@ struct BrokenEnginesWorld {
     flights: Vec<Option<BrokenEnginesRequest>>,
     fault: Option<EngineFault>,
     sent: usize,
-    /// When each request was sent, and whether to the broken engine.
+    /// When each request was sent, in ms, and whether it went to the broken engine.
     log: Vec<(u64, bool)>,
 }
 
@@ -123,7 +124,8 @@ impl BrokenEnginesWorld {
         self.now_ms = end_ms;
     }
 
-    /// Half of the prompts are distinct; the others are one of four that come again and again.
+    /// Sends a client's next request. Half of the prompts are distinct; the others are one of four
+    /// that repeat.
     fn send(&mut self, client: usize) {
         self.sent += 1;
         let prompt = if self.sent.is_multiple_of(2) { format!("prompt {}", self.sent) } else { format!("prompt of four: {}", client % 4) };
@@ -165,14 +167,15 @@ impl BrokenEnginesWorld {
         self.workers.iter_mut().for_each(|worker| worker.pool.tick(now));
     }
 
-    /// The broken engine's share of the requests that were sent from then on.
+    /// Returns the broken engine's share of the requests that were sent since `ms`.
     fn share_since(&self, ms: u64) -> f64 {
         let since: Vec<bool> = self.log.iter().filter(|(sent, _)| *sent >= ms).map(|(_, broken)| *broken).collect();
         since.iter().filter(|broken| **broken).count() as f64 / since.len().max(1) as f64
     }
 }
 
-/// Where it goes, or the status and drop reason that it is refused with.
+/// Sends a request. Returns the endpoint that it goes to, or the status and drop reason of the
+/// refusal.
 fn request(pool: &mut ManagedPool, prompt: &str, streamed: bool, now: Timestamp) -> (Exchange, Result<String, (u16, String)>) {
     request_of("m", pool, prompt, streamed, now)
 }
@@ -279,7 +282,8 @@ fn a_wrong_model_name_ejects_no_endpoint() {
     assert!(pool.ejections().is_empty(), "{:?}", pool.ejections());
 }
 
-/// A pool of nothing but echo servers, or of engines that leave out the end mark of their streams, is used as any other: prompts return.
+/// If all servers of a pool echo, or leave out the end mark of their streams, the pool is used like
+/// any other, and prompts return.
 #[test]
 fn where_all_answers_are_strange_none_is_ejected_and_prompts_return() {
     for (content_type, body) in [(None, b"you said: hello".as_slice()), (Some(b"text/event-stream".as_slice()), TOKEN)] {
@@ -298,7 +302,7 @@ fn where_all_answers_are_strange_none_is_ejected_and_prompts_return() {
     }
 }
 
-/// Every engine echoes one model and serves the other.
+/// Every engine echoes requests for one model and serves the other model.
 #[test]
 fn where_all_answers_of_one_model_are_strange_none_is_ejected_and_its_prompts_return() {
     let mut pool = BrokenEnginesWorld::new(1, EngineFault::Reset).workers.remove(0).pool;
@@ -358,7 +362,7 @@ fn a_prompt_that_crashes_two_engines_is_refused_and_others_are_not() {
     assert_eq!(body.as_bytes(), Refusal::CrashingPrompt.reply(ApiFamily::OpenAi).body);
     assert_eq!(pool.counters().dropped(), [("rejected-crashing-prompt", 1)]);
     well(&mut pool, 2_100, 99);
-    assert!(request(&mut pool, &"poison".repeat(50), false, at(62_000)).1.is_ok(), "a minute later it may try again");
+    assert!(request(&mut pool, &"poison".repeat(50), false, at(62_000)).1.is_ok(), "a minute later the prompt may be tried again");
 }
 
 #[test]
@@ -376,7 +380,7 @@ fn a_lost_connection_is_tried_once_more_where_the_second_answered() {
     let (chat, other) = ("/v1/chat/completions", "/v1/load_lora_adapter");
     let asking = |more: &str| format!(r#"{{"model":"m",{more}"messages":[{{"role":"user","content":"hi"}}]}}"#);
     let all = "connect-failure,reset,retriable-status-codes";
-    assert_eq!(retries(&mut pool, chat, &asking(""), 100), format!("2 {all}"), "nothing is known of any endpoint yet");
+    assert_eq!(retries(&mut pool, chat, &asking(""), 100), format!("2 {all}"), "no endpoint has answered yet");
     for slot in 0..u64::from(ENGINES) * 4 {
         let (mut exchange, to) = request(&mut pool, &format!("prompt {slot}").repeat(50), false, at(200 + slot));
         let to = to.unwrap().split(',').next().unwrap().to_owned();
@@ -394,5 +398,5 @@ fn a_lost_connection_is_tried_once_more_where_the_second_answered() {
         format!("1 {all}"),
         "a stream loses its beginning"
     );
-    assert_eq!(retries(&mut pool, other, "{}", 300), "2 connect-failure", "what it does may not be done twice");
+    assert_eq!(retries(&mut pool, other, "{}", 300), "2 connect-failure", "its effects must not be repeated");
 }

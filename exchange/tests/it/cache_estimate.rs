@@ -1,4 +1,4 @@
-//! What an engine says of its cache corrects what is believed of it.
+//! The cached tokens that an engine reports correct the estimate of its cache.
 
 use exchange::{Exchange, ExchangeSettings, ExchangeStep, ManagedPool, ResponseHead, ResponseOrigin, Timestamp};
 use scheduler::{EndpointMetrics, EndpointRef, Snapshot, Version};
@@ -7,12 +7,12 @@ use crate::release::{pool_update, split_pool_update};
 
 const BLOCKS: u32 = 1_000;
 
-/// One endpoint that says it has room for a thousand blocks.
+/// Returns a pool with one endpoint that reports a cache of a thousand blocks, and the endpoint.
 fn pool() -> (ManagedPool, EndpointRef) {
     pool_of(pool_update(1, 1))
 }
 
-/// Endpoints that all say so; the first of them.
+/// Returns a pool whose endpoints all report that cache, and the first endpoint.
 fn pool_of(pool_update: Snapshot) -> (ManagedPool, EndpointRef) {
     let mut pool = ManagedPool::new(7, 16_384);
     let endpoint = pool_update.endpoints()[0].id;
@@ -24,7 +24,8 @@ fn pool_of(pool_update: Snapshot) -> (ManagedPool, EndpointRef) {
     (pool, endpoint)
 }
 
-/// A request with a prompt of some fifty blocks that is answered at once; the engine says which part of it was cached.
+/// Sends a request with a prompt of some fifty blocks. The engine answers at once and reports the
+/// part of the prompt that was cached.
 fn ask(pool: &mut ManagedPool, number: usize, cached_percent: u32) {
     ask_served_by(pool, number, cached_percent, b"10.0.0.0:8000");
 }
@@ -33,9 +34,10 @@ fn ask_served_by(pool: &mut ManagedPool, number: usize, cached_percent: u32, ser
     ask_prompt(pool, &format!("{number:07} is so ").repeat(850), (5_000 * cached_percent / 100, 5_000), server);
 }
 
-/// The engine says how many of the prompt's tokens, by its own count, were cached.
-fn ask_prompt(pool: &mut ManagedPool, prompt: &str, told: (u32, u32), server: &[u8]) {
-    ask_body(pool, b"/v1/completions", &format!(r#"{{"model":"m","prompt":"{prompt}"}}"#), told, server);
+/// Sends a prompt. `reported` is what the engine reports: cached tokens and all prompt tokens, by
+/// its own count.
+fn ask_prompt(pool: &mut ManagedPool, prompt: &str, reported: (u32, u32), server: &[u8]) {
+    ask_body(pool, b"/v1/completions", &format!(r#"{{"model":"m","prompt":"{prompt}"}}"#), reported, server);
 }
 
 fn ask_body(pool: &mut ManagedPool, path: &[u8], body: &str, (cached, tokens): (u32, u32), server: &[u8]) {
@@ -116,7 +118,7 @@ fn the_same_prompt_again_before_it_is_computed_proves_nothing() {
 #[test]
 fn of_a_prompt_that_another_works_through_the_reply_proves_nothing_whoever_serves() {
     for server in [b"10.0.0.0:8000", b"10.0.0.3:8000"] {
-        let split = split_pool_update(6, 1); // of those, these two decode
+        let split = split_pool_update(6, 1); // two of these endpoints decode
         let decoding = [split.endpoints()[0].id, split.endpoints()[3].id];
         let (mut pool, _) = pool_of(split);
         for number in 0..6 {
@@ -126,7 +128,8 @@ fn of_a_prompt_that_another_works_through_the_reply_proves_nothing_whoever_serve
     }
 }
 
-/// As many bytes as so many blocks have. What begins a prompt takes some too, so a prompt of these has one block more.
+/// Returns as many bytes as `count` blocks have. The start of a prompt takes some bytes too, so a
+/// prompt of this text has one more block.
 fn blocks(letter: &str, count: usize) -> String {
     letter.repeat(count * 256)
 }
@@ -140,7 +143,7 @@ fn a_sixteenth_and_a_block_are_between_what_was_believed_and_what_proves_it_wron
         ask_prompt(&mut pool, &blocks("a", believed), (0, 48), server);
         (8..20).for_each(|number| ask(&mut pool, number, 0));
         assert_eq!(capacity(&pool, endpoint), BLOCKS);
-        // One token of the engine's is one block here.
+        // One token of the engine's count is one block here.
         ask_prompt(&mut pool, &(blocks("a", believed) + &blocks("b", 48 - believed)), (cached, 49), server);
         capacity(&pool, endpoint).cmp(&BLOCKS)
     };
@@ -158,7 +161,7 @@ fn an_engine_that_counts_other_tokens_is_believed_too() {
         ask(pool, number, 0);
         pool.counters().prompt_tokens - std::mem::replace(&mut counted, pool.counters().prompt_tokens)
     };
-    // 850 times 14 bytes, of which the engine says that they are 5,000 tokens.
+    // The prompt is 850 times 14 bytes; the engine reports 5,000 tokens for it.
     assert_eq!(estimate(&mut pool, 0), 11_900 / 4);
     let last = (1..80).map(|number| estimate(&mut pool, number)).last().unwrap();
     assert!((4_950..=5_000).contains(&last), "{last}");

@@ -1,4 +1,5 @@
-//! What a decision may know of a request: the headers its plugins read, within bounds; no body where the host shows none; and what it tells of itself.
+//! What a decision knows of a request: the headers that its plugins read, within bounds, and no
+//! body if the host shows none. And what the decision log shows.
 
 use exchange::{DecisionLogSettings, Exchange, ExchangeSettings, ExchangeStep, HeadersStep, ManagedPool, Timestamp};
 use scheduler::plugin::ParameterValue;
@@ -10,7 +11,7 @@ use crate::release::pool_update;
 const PAIRS: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", b"/v1/completions")];
 const BODY: &[u8] = br#"{"model":"m","prompt":"hi"}"#;
 
-/// Its one plugin reads the header `x-session-id`.
+/// Returns a pool whose only plugin reads the header `x-session-id`.
 fn pool() -> ManagedPool {
     let session = PluginSpec {
         parameters: vec![("strategy".to_owned(), ParameterValue::Text("session_id".to_owned()))],
@@ -33,7 +34,7 @@ fn showing(headers: &str) -> ExchangeSettings {
     ExchangeSettings { decision_log, ..ExchangeSettings::default() }
 }
 
-/// The headers of the request as the decision saw them: the members of that name in its record.
+/// Returns the request headers that the decision saw, from the member `headers` of its record.
 fn seen(before_state: bool, headers: &[(&str, &str)]) -> Vec<(String, usize)> {
     let shown = showing("x-session-id,cookie,x-session-i,x-session-id2,x-a,x-b");
     let (settings, mut exchange, mut pool) = (shown, Exchange::new(Timestamp(0)), pool());
@@ -58,10 +59,11 @@ fn sized(name: &str, bytes: usize) -> (String, usize) {
 fn headers_are_kept_that_a_plugin_reads_and_no_others() {
     let given = [("x-session-id", "anna"), ("cookie", "secret"), ("x-session-i", "no"), ("x-session-id2", "no")];
     assert_eq!(seen(false, &given), [sized("x-session-id", 4)]);
-    assert_eq!(seen(true, &given).len(), 4, "while nobody knows which they will be, all of them");
+    assert_eq!(seen(true, &given).len(), 4, "before the first state, all headers are kept");
 }
 
-/// The whole log of a decision about a request with these headers, captured before there was state, or with it.
+/// Returns the log of a decision about a request with these headers. `early`: the headers were
+/// captured before there was state.
 fn logged(early: bool, headers: &[(&str, &str)], settings: &ExchangeSettings) -> String {
     let (mut pool, mut exchange) = (pool(), Exchange::new(Timestamp(0)));
     exchange.request_headers(settings, PAIRS, false);
@@ -107,13 +109,13 @@ fn there_is_room_for_16_kib_of_names_and_values() {
     assert_eq!(seen(false, &[("x-session-id", &most)]), [sized("x-session-id", 16_372)]);
     assert!(seen(false, &[("x-session-id", &more)]).is_empty(), "one too many");
     let (half, rest) = (value(8_000), value(16_384 - 8_003 - 3));
-    assert_eq!(seen(true, &[("x-a", &half), ("x-b", &rest)]).len(), 2, "together they fill it");
+    assert_eq!(seen(true, &[("x-a", &half), ("x-b", &rest)]).len(), 2, "together they fill the limit");
     let rest = value(16_384 - 8_003 - 2);
     assert_eq!(seen(true, &[("x-a", &half), ("x-b", &rest)]), [sized("x-a", 8_000)]);
     assert_eq!(
         seen(true, &[("x-a", &value(16_384)), ("x-b", "small")]),
         [sized("x-b", 5)],
-        "what does not fit is left out, and the next looked at"
+        "a header that does not fit is left out, and the next is tried"
     );
 }
 

@@ -1,4 +1,4 @@
-//! What the documentation says of paths is what the table says.
+//! The documentation of paths equals the table in the code.
 
 use std::path::Path;
 

@@ -1,11 +1,12 @@
-//! Text files of cases: what is given, and below it, in lines that start with `=> `, what came of it.
+//! Text files of cases: the input, and below it, in lines that start with `=> `, the outcome.
 //!
-//! `UPDATE_GOLDENS=1` writes what came out into the files; read the diff before committing it.
+//! `UPDATE_GOLDENS=1` writes the outcomes into the files; read the diff before committing it.
 
 use std::path::{Path, PathBuf};
 
-/// Compares the outcome of every case in `tests/golden/<folder>` with what stands there. A case is a head line (which starts with `/`), the given
-/// lines, and the outcome; lines that start with `#` stand between cases.
+/// Compares the outcome of every case in `tests/golden/<folder>` with the file. A case is a head
+/// line (which starts with `/`), the input lines, and the outcome. Lines that start with `#` stand
+/// between cases.
 pub(crate) fn check(folder: &str, mut outcome: impl FnMut(&str, &[u8]) -> String) {
     let mut wrong = Vec::new();
     for (file, text) in files(folder) {
@@ -16,10 +17,10 @@ pub(crate) fn check(folder: &str, mut outcome: impl FnMut(&str, &[u8]) -> String
             wrong.push(format!("{}:\n{now}", file.display()));
         }
     }
-    assert!(wrong.is_empty(), "these went otherwise:\n{}", wrong.join("\n"));
+    assert!(wrong.is_empty(), "these cases have other outcomes:\n{}", wrong.join("\n"));
 }
 
-/// Calls `case` with the head and what is given of each.
+/// Calls `case` with the head and the input of each case.
 pub(crate) fn for_each_case(folder: &str, mut case: impl FnMut(&str, &[u8])) {
     for (_, text) in files(folder) {
         rerun(&text, &mut |head, given| {
@@ -33,7 +34,7 @@ fn files(folder: &str) -> Vec<(PathBuf, String)> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(folder);
     let mut files: Vec<_> = std::fs::read_dir(&dir).unwrap().map(|f| f.unwrap().path()).collect();
     files.sort();
-    assert!(!files.is_empty(), "the goldens are gone from {}", dir.display());
+    assert!(!files.is_empty(), "no goldens in {}", dir.display());
     files.into_iter().map(|file| (file.clone(), std::fs::read_to_string(file).unwrap())).collect()
 }
 

@@ -1,4 +1,4 @@
-//! What hosts hand over of a response: its headers, and what Envoy says of where it is from.
+//! What hosts pass of a response: its headers, and its origin by Envoy's response details.
 
 use exchange::{ResponseHead, ResponseOrigin};
 

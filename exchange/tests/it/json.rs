@@ -1,5 +1,6 @@
-//! The JSON reader against `serde_json`, which is the oracle: both accept the same bytes and read the same from them. `serde_json` builds
-//! strings and numbers, so it refuses three things that we pass over: lone surrogates, numbers beyond `f64`, and its own depth limit.
+//! Compares the JSON reader with `serde_json`: both accept the same bytes and read the same values.
+//! `serde_json` builds strings and numbers, so it refuses three things that the reader accepts:
+//! lone surrogates, numbers beyond `f64`, and more depth than its own limit.
 
 use exchange::json::{DEPTH_MAX, JsonError, JsonKind, JsonReader};
 use proptest::prelude::*;
@@ -11,7 +12,7 @@ fn skip(bytes: &[u8]) -> Result<(), JsonError> {
     reader.end()
 }
 
-/// The value, built through the walking half of the reader.
+/// Builds the value with the reader's walking functions.
 fn build(bytes: &[u8]) -> Result<Value, JsonError> {
     let mut reader = JsonReader::new(bytes);
     let value = build_next(&mut reader, bytes)?;
@@ -55,7 +56,7 @@ fn agrees(bytes: &[u8]) {
             let reason = error.to_string();
             let passed_over =
                 ["surrogate", "unexpected end of hex escape", "number out of range", "recursion limit"].iter().any(|r| reason.contains(r));
-            // Where it gave up early, the rest may be anything.
+            // After an early error of `serde_json`, the rest may be anything.
             assert!(ours.is_err() || passed_over, "{shown}: {reason}");
             if let Err(JsonError::Invalid { offset }) = ours {
                 assert!(offset <= bytes.len());
@@ -65,7 +66,7 @@ fn agrees(bytes: &[u8]) {
     assert_eq!(ours, build(bytes).map(drop), "walking and skipping must agree: {shown}");
 }
 
-#[rustfmt::skip] // one to a line says no more
+#[rustfmt::skip] // one text on each line would not be clearer
 const GOOD: &[&str] = &[
     "0", "-0", "12", "1.5", "1e5", "1E+5", "-1.25e-7", "true", "false", "null", r#""""#, "[]", "{}", " [ 1 , 2 ] ", "\t{\"a\"\r:\n1}",
     r#"{"":{}}"#, r#""\"\\\/\b\f\n\r\t\u00e9\uD83D\uDE00""#, "\"é一😀\"", "\"\u{7f}\"", "[[],{},[[]]]", r#"{"a":1,"a":2}"#,
@@ -178,7 +179,7 @@ fn depth_has_a_limit_for_walking_and_skipping_alike() {
     assert_eq!(skip(wide.as_bytes()), Ok(()), "breadth is no depth");
 }
 
-/// Fragments that make texts which are nearly JSON.
+/// Generates texts that are nearly JSON, from fragments.
 fn soup() -> impl Strategy<Value = Vec<u8>> {
     let fragment = proptest::sample::select(vec![
         &b"{"[..],

@@ -17,7 +17,7 @@ const CHAT: &[u8] = br#"{"model":"m","messages":[{"role":"user","content":"hello
 const REPLY: &[u8] = br#"{"choices":[{"message":{"content":"hi"}}],"usage":{"prompt_tokens":3,"completion_tokens":1}}"#;
 const HEADERS: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", b"/v1/chat/completions")];
 
-/// One stream of the host. The pool outlives it.
+/// One stream of the host. The pool outlives the stream.
 struct MemoryHost {
     pool: Rc<RefCell<ManagedPool>>,
     settings: ExchangeSettings,
@@ -149,7 +149,7 @@ impl RequestHost for MemoryHost {
     }
 }
 
-/// A pool of two endpoints, or without state.
+/// Returns a pool with two endpoints, or a pool without state.
 fn pool(with_state: bool) -> Rc<RefCell<ManagedPool>> {
     let mut pool = ManagedPool::new(7, 1024);
     if with_state {
@@ -174,7 +174,7 @@ fn a_request_is_routed_and_released() {
     let first = forwarded.rsplit(' ').next().and_then(|list| list.split(',').next()).unwrap();
     assert!(forwarded.starts_with("forward 60 bytes to 10.0.0."), "{forwarded}");
     host.answer(&mut driver, first);
-    driver.end(&mut host); // does no harm
+    driver.end(&mut host); // a second end does no harm
     assert_eq!(host.log[1..], ["Picked { us: 0 }", "92 bytes to the client", "Success, Some(1) tokens"]);
     assert_eq!(in_flight(&pool), [0, 0]);
 }

@@ -1,4 +1,5 @@
-//! What ended requests tell of their endpoints: conditions as at the pick, times as they came, of who served.
+//! Observations of ended requests: the conditions at the pick and the measured times, for the
+//! served endpoint.
 
 use exchange::{Exchange, ExchangeSettings, ExchangeStep, ManagedPool, ResponseHead, ResponseOrigin, Timestamp};
 use pool_state::{EncodedObservation, OBSERVATIONS_MAX};
@@ -17,7 +18,7 @@ fn at_ms(ms: u64) -> Timestamp {
     Timestamp(0).plus_ms(1_000 + ms)
 }
 
-/// So many endpoints, `10.0.0.0:8000` and so on, and somebody who learns.
+/// Returns a pool with this many endpoints, `10.0.0.0:8000` and so on, and a step model.
 fn pool(endpoints: u8) -> ManagedPool {
     let mut pool = ManagedPool::new(1, 1024);
     pool.install(pool_update(endpoints, 1), 7, 10_000);
@@ -51,7 +52,8 @@ fn answered(exchange: &mut Exchange, pool: &mut ManagedPool, (server, attempts):
     exchange.response_headers(pool, &head, at);
 }
 
-/// A stream of these events, each at its time in ms after the pick; whole, or cut off.
+/// Sends a request whose reply is a stream of these events, each at its time in ms after the pick.
+/// The stream is whole, or cut off. Returns the observation.
 fn streamed(pool: &mut ManagedPool, events: &[(u64, &str)], whole: bool) -> EncodedObservation {
     let mut exchange = sent(pool, at_ms(0));
     let server = pool.snapshot().unwrap().endpoints()[0].address.to_string();
@@ -90,7 +92,7 @@ fn a_stream_tells_its_times_by_tokens_and_its_conditions_as_at_the_pick() {
     let said = EndpointMetrics { queue_depth: Some(3.0), running_requests: Some(2.0), ..EndpointMetrics::default() };
     let measured = pool.snapshot().unwrap().with_metrics(Version { term: 1, sequence: 2 }, vec![said]).unwrap();
     pool.refresh(measured, at_ms(0));
-    // Another is under way there, past its first token.
+    // Another request runs there, past its first token.
     let mut other = sent(&mut pool, at_ms(0));
     answered(&mut other, &mut pool, ("10.0.0.0:8000", 1), 200, at_ms(0));
     other.response_chunk(&mut pool, TOKEN.as_bytes(), false, at_ms(0));
@@ -103,7 +105,7 @@ fn a_stream_tells_its_times_by_tokens_and_its_conditions_as_at_the_pick() {
         requests: 6.0,
         context_tokens: 101.0,
         prompt_tokens: 100.0,
-        // The other one was given the same prompt: it is believed to be there.
+        // The other request has the same prompt, so the prompt is estimated to be cached.
         uncached_tokens: 0.0,
         ..Conditions::default()
     };
@@ -117,7 +119,7 @@ fn a_stream_tells_its_times_by_tokens_and_its_conditions_as_at_the_pick() {
     assert_eq!(
         (first_token.uncached_tokens, first_token.prompt_tokens, first_token.service_ms),
         (75.0, 100.0, 40.0),
-        "by what was cached in truth"
+        "by the cached tokens that the engine reported"
     );
     assert_eq!(observed.predicted, None);
     other.end(&mut pool, at_ms(90));
@@ -136,7 +138,7 @@ fn what_was_predicted_at_the_pick_is_told_with_what_came() {
     pool.install_models(StepModel::default(), Some(LatencyModel::constant(55.0, 9.0)));
     let observed = streamed(&mut pool, &[(40, TOKEN)], true);
     assert!((observed.predicted.unwrap().ttft_ms - 55.0).abs() < 0.1, "{:?}", observed.predicted);
-    // A pool update does not lose it.
+    // A pool update keeps the latency model.
     pool.install(pool_update(1, 1), 7, 10_000);
     assert!(pool.snapshot().unwrap().latency().is_some());
 }
@@ -159,7 +161,7 @@ fn after_a_retry_who_served_is_told_of_with_its_own_conditions_and_no_time_that_
     let mut pool = pool(3);
     let mut exchange = sent(&mut pool, at_ms(0));
     let picked = pool.in_flight().rows().next().unwrap().0;
-    // Whoever of the others is second: asked for by address, as Envoy tells.
+    // Another endpoint answers at the second attempt. Envoy reports its address.
     let second = pool.snapshot().unwrap().endpoints().iter().find(|e| e.id != picked).unwrap().clone();
     answered(&mut exchange, &mut pool, (&second.address, 2), 200, at_ms(30));
     exchange.response_chunk(&mut pool, TOKEN.as_bytes(), false, at_ms(40));
@@ -243,10 +245,10 @@ fn a_gap_is_measured_while_nobody_waits_for_a_first_token() {
     let gap = streamed(&mut pool, &events, true).observation.gap.unwrap();
     assert_eq!((gap.batch, gap.gap_ms), (1.0, 12.0));
     assert!((100.0..=120.0).contains(&gap.context_tokens), "{gap:?}");
-    // Over four tokens from the second on.
+    // The gap is measured over four tokens, from the second on.
     let uneven = [100, 150, 162, 174, 186, 198, 400, 600, 800].map(|ms| (ms, TOKEN));
     assert_eq!(streamed(&mut pool, &uneven, true).observation.gap.unwrap().gap_ms, 12.0);
-    // One that waits there all the time.
+    // Another request waits for its first token there all the time.
     let mut waiting = sent_prompt(&mut pool, "y", at_ms(0));
     assert_eq!(streamed(&mut pool, &events, true).observation.gap, None);
     waiting.end(&mut pool, at_ms(900));

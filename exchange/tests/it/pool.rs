@@ -1,4 +1,4 @@
-//! What a pool keeps, and what it lets go, when the daemon speaks again.
+//! What a pool keeps, and what it drops, when the daemon sends a new pool update.
 
 use exchange::{Exchange, ExchangeSettings, ExchangeStep, ManagedPool, Timestamp};
 use scheduler::{EndpointMetrics, LoraMetrics, Pipeline, PipelineSpec, PluginSpec, Snapshot, Version};
@@ -22,7 +22,7 @@ fn picked_of(pool: &mut ManagedPool, model: &str, prompt: &str) -> String {
     first
 }
 
-/// A pool of four that goes by this scorer alone, whose engines have room for two adapters each.
+/// Returns a pool of four endpoints with this scorer alone. Each engine has room for two adapters.
 fn pool_of_scorer(scorer: &str, seed: u64) -> ManagedPool {
     let spec = PipelineSpec::of_one_profile("test", vec![(PluginSpec::of_type(scorer), 1.0)], 1);
     let lora = LoraMetrics { max: 2, ..LoraMetrics::default() };
@@ -58,7 +58,7 @@ fn more_adapters_than_fit_displace_the_one_not_used_for_longest() {
     assert!(counts.into_iter().all(|count| count == 2), "eight adapters in eight places: {homes:?}");
     assert_eq!(picked_of(&mut pool, "ninth", "hi"), homes[0], "the first was used longest ago");
     let kept = names.iter().zip(&homes).skip(1);
-    assert!(kept.into_iter().all(|(name, home)| picked_of(&mut pool, name, "hi") == *home), "and all the others stay");
+    assert!(kept.into_iter().all(|(name, home)| picked_of(&mut pool, name, "hi") == *home), "all other adapters stay");
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn prompts_that_nobody_holds_go_round() {
         homes.dedup();
         homes
     };
-    assert_eq!((round(1).len(), round(2).len(), round(3).len()), (4, 4, 4), "each once before any twice");
+    assert_eq!((round(1).len(), round(2).len(), round(3).len()), (4, 4, 4), "each endpoint once before any twice");
 }
 
 #[test]
@@ -85,10 +85,10 @@ fn who_was_given_what_is_remembered_when_endpoints_change_places() {
         Pipeline::build(&PipelineSpec::of_one_profile("test", vec![(PluginSpec::of_type("no-hit-lru-scorer"), 1.0)], 1)).unwrap();
     pool.install(Snapshot::try_new(Version { term: 1, sequence: 2 }, endpoints, metrics, pipeline).unwrap(), 7, 1000);
     let again: Vec<String> = (4..8).map(|n| picked(&mut pool, &prompt(n))).collect();
-    assert_eq!(again, order, "who was used longest ago comes first, wherever it stands");
+    assert_eq!(again, order, "the endpoint used longest ago comes first, at any position");
 }
 
-/// The same endpoints at a newer version.
+/// Returns the same endpoints at a newer version.
 fn again(snapshot: &Snapshot, sequence: u64) -> Snapshot {
     let metrics = vec![EndpointMetrics::default(); snapshot.endpoints().len()];
     snapshot.with_metrics(Version { term: 1, sequence }, metrics).unwrap()
@@ -103,10 +103,10 @@ fn who_stays_is_remembered_over_a_new_pool_update_and_who_is_new_is_not() {
     let prompt = "once upon a time ".repeat(100);
     let home = picked(&mut pool, &prompt);
     pool.install(same, 7, 1000);
-    assert!((0..20).all(|_| picked(&mut pool, &prompt) == home), "its prefix is still known to be there");
+    assert!((0..20).all(|_| picked(&mut pool, &prompt) == home), "its prefix is still estimated to be cached there");
     assert!(pool.prefixes().stats().entries > 0);
     pool.install(pool_update(4, 2), 7, 1000);
-    assert_eq!(pool.prefixes().stats().entries, 0, "other lives at the same slots hold nothing");
+    assert_eq!(pool.prefixes().stats().entries, 0, "other generations at the same slots have nothing cached");
 }
 
 #[test]
@@ -121,5 +121,5 @@ fn an_index_is_made_once_and_only_where_it_is_asked_for() {
     picked(&mut pool, &"once upon a time ".repeat(100));
     let entries = pool.prefixes().stats().entries;
     pool.reserve_prefixes(4096);
-    assert_eq!((pool.prefixes().bytes(), pool.prefixes().stats().entries > 0, entries > 0), (bytes, true, true), "kept, not made anew");
+    assert_eq!((pool.prefixes().bytes(), pool.prefixes().stats().entries > 0, entries > 0), (bytes, true, true), "kept, not replaced");
 }

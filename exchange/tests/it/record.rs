@@ -1,4 +1,4 @@
-//! A decision that was recorded can be made again, in another process, and comes out the same.
+//! A recorded decision can be repeated in another process, with the same result.
 
 use exchange::record::{InvalidRecord, ParsedRecord, RECORD_BYTES_MAX, RECORDED_ENDPOINTS_MAX};
 use exchange::{DecisionLogSettings, Exchange, ExchangeSettings, ExchangeStep, ManagedPool, Timestamp};
@@ -9,13 +9,13 @@ use scheduler::{
     Snapshot, Version,
 };
 
-/// Settings by which every decision is recorded.
+/// Returns settings that record every decision.
 pub(crate) fn recording() -> ExchangeSettings {
     let shipped = ExchangeSettings::default();
     ExchangeSettings { decision_log: DecisionLogSettings { one_in: 1, ..shipped.decision_log }, ..shipped }
 }
 
-/// Plugins that look at everything there is, and a picker that draws.
+/// Returns a pipeline whose plugins read every input, and whose picker is random.
 fn pipeline() -> Pipeline {
     let plugin = |plugin_type: &str| (PluginSpec::of_type(plugin_type), 1.0);
     let session = PluginSpec {
@@ -52,7 +52,7 @@ fn snapshot(queues: &[Option<u8>]) -> Snapshot {
         queue_depth: queue.map(f32::from),
         running_requests: queue.map(|q| f32::from(q) / 3.0),
         kv_cache_utilization: queue.map(|q| f32::from(q) / 64.0),
-        // So few that a dozen prompts fill them.
+        // Few enough that a dozen prompts fill them.
         kv_blocks: queue.map(|_| 24),
         kv_block_tokens: Some(64),
         lora: queue.map(|q| LoraMetrics { running: [format!("m{}", q % 3).into()].into(), waiting: Box::new([]), max: 2 }),
@@ -62,7 +62,7 @@ fn snapshot(queues: &[Option<u8>]) -> Snapshot {
     Snapshot::try_new(Version { term: 3, sequence: 9 }, endpoints, queues.iter().map(metrics).collect(), pipeline()).unwrap()
 }
 
-/// Sends a request, and returns what was picked, by address, and the record.
+/// Sends a request, and returns the addresses of the picked endpoints, and the record.
 fn decide(pool: &mut ManagedPool, body: &str, hint: Option<&str>) -> (Vec<String>, Option<String>) {
     let settings = recording();
     let pairs: [(&[u8], &[u8]); 3] = [(b":method", b"POST"), (b":path", b"/v1/completions"), (b"x-session-id", b"anna")];
@@ -74,7 +74,7 @@ fn decide(pool: &mut ManagedPool, body: &str, hint: Option<&str>) -> (Vec<String
         ExchangeStep::Forward(forward) => forward.set[0].1.split(',').map(str::to_owned).collect(),
         _ => Vec::new(),
     };
-    // Nothing ends: what is outstanding is part of what the next decision sees.
+    // The request does not end, so the next decision sees it in flight.
     (picked, exchange.take_record())
 }
 
@@ -106,7 +106,7 @@ proptest! {
         }
     }
 
-    /// Whatever is in a file, reading and replaying it ends in an answer or an error.
+    /// Reading and replaying any text ends with an answer or an error.
     #[test]
     fn any_text_is_a_record_or_is_not(
         text in r#"\{("rng":(1|-1|"x"|9e99),?)?("version":(\[1,2\]|3),?)?("request":(\{("blocks":(1|99999999999))?\}|4),?)?("endpoints":(\[\]|\[\{\}\]|\[\{"endpoint":"a"\}\]),?)?("metrics_stale":true)?\}"#
@@ -117,7 +117,8 @@ proptest! {
     }
 }
 
-/// A reader of the log who can guess every prompt, and has the secret even, finds no hash of one in it.
+/// Even a reader of the log who guesses every prompt and knows the secret finds no prompt's hash in
+/// the log.
 #[test]
 fn no_hash_of_a_prompt_is_in_the_record() {
     let mut pool = ManagedPool::new(7, 4096);
@@ -137,10 +138,10 @@ fn how_little_a_prefix_is_asked_for_is_in_the_record() {
         let record: serde_json::Value = serde_json::from_str(&decide(&mut pool, &body, None).1.unwrap()).unwrap();
         record["prefix_idle"].as_f64().unwrap()
     };
-    assert_eq!(idle(0), 0.0, "nobody holds any of it");
+    assert_eq!(idle(0), 0.0, "no endpoint has any of it cached");
     let others: Vec<f64> = (1..=10).map(&mut idle).collect();
     assert!(others.iter().all(|&idle| idle == 0.0), "{others:?}");
-    assert!((5.0..6.0).contains(&idle(0)), "ten others, to two endpoints");
+    assert!((5.0..6.0).contains(&idle(0)), "ten other prompts, to two endpoints");
 }
 
 #[test]
@@ -154,7 +155,7 @@ fn how_near_a_copy_is_to_its_end_is_in_the_record() {
         record["endpoints"].as_array().unwrap().iter().map(|endpoint| endpoint["prefix_age"].as_f64().unwrap()).collect()
     };
     let [one, other] = ["10.0.0.0:8000", "10.0.0.1:8000"].map(Some);
-    assert_eq!(ages(0, one), [0.0, 0.0], "nobody holds any of it");
+    assert_eq!(ages(0, one), [0.0, 0.0], "no endpoint has any of it cached");
     for prompt in 1..=6 {
         assert_eq!(ages(prompt, one), [0.0, 0.0]);
     }
@@ -175,7 +176,7 @@ fn without_the_picked_endpoint_another_is_picked() {
     let [again] = again[..] else { panic!("there is one left") };
     assert_eq!(*again.address, picked[1]);
     assert_eq!(replay.snapshot.version(), Version { term: 3, sequence: 9 });
-    assert_eq!(again.label("number"), again.address.get(7..8), "the labels are those of now");
+    assert_eq!(again.label("number"), again.address.get(7..8), "the labels are the current ones");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Whatever the host does, in whatever order: what a pick holds is released exactly once, and nothing panics.
+//! For any order of host calls, what a pick holds is released exactly once, and nothing panics.
 
 use exchange::{Exchange, ExchangeSettings, ExchangeStep, HeadersStep, ManagedPool, ResponseHead, ResponseOrigin, Timestamp};
 use proptest::prelude::*;
@@ -55,12 +55,13 @@ pub(crate) fn pool_update(n: u8, generation: u32) -> Snapshot {
     pool_update_of(n, generation, &PipelineSpec::default(), |_| "")
 }
 
-/// Two in three endpoints are there for earlier stages, which every request has.
+/// Returns a pool update in which two of three endpoints serve earlier stages, and every request
+/// has these stages.
 pub(crate) fn split_pool_update(n: u8, generation: u32) -> Snapshot {
     pool_update_of_stages(n, generation, &["prefill", "encode"])
 }
 
-/// The same, but that every request has these of the earlier stages only.
+/// Returns the same pool update, except that requests have only these of the earlier stages.
 pub(crate) fn pool_update_of_stages(n: u8, generation: u32, earlier: &[&str]) -> Snapshot {
     let decider = "always-disagg-pd-decider";
     let deciders = earlier.iter().map(|stage| ((*stage).to_owned(), ParameterValue::Text(decider.to_owned())));

@@ -1,4 +1,5 @@
-//! Responses as they pass: goldens, and the law that it does not matter where the bytes are cut.
+//! Responses as they pass: goldens, and the property that it does not matter where the bytes are
+//! cut.
 
 use std::fmt::Write as _;
 
@@ -8,11 +9,11 @@ use proptest::prelude::*;
 
 use crate::golden;
 
-/// What a reader saw, whatever the cuts.
+/// What a reader saw; the same for all cuts.
 #[derive(Debug, PartialEq)]
 struct ResponseReading {
     events: u32,
-    /// Bytes of the response when the first token was reported, of those up to the end of its chunk.
+    /// Bytes of the response up to the end of the chunk with the first token.
     first_token_after: Option<usize>,
     usage: TokenUsage,
 }
@@ -40,7 +41,7 @@ fn parse_head(head: &str) -> (RequestApi, bool) {
     (RequestApi::of(b"POST", path.as_bytes()), how == "streamed")
 }
 
-/// The response in a golden, as it goes over the wire.
+/// Returns the bytes on the wire of a response in a golden.
 fn wire(streamed: bool, body: &[u8]) -> Vec<u8> {
     if streamed { [body, b"\n\n"].concat() } else { body.to_vec() }
 }
@@ -88,7 +89,8 @@ fn cuts_and_line_ends_change_nothing() {
     });
 }
 
-/// A body longer than what is held between chunks: `usage` is found if it stands near the end, at its own depth, and nothing poses as it.
+/// In a body that is longer than what is held between chunks, `usage` is found if it is near the
+/// end and at its own depth. No other text is taken for it.
 #[test]
 fn the_end_of_a_long_response_is_enough() {
     let filler = |bytes: usize| r#"{"usage":{"prompt_tokens":666}},"#.repeat(bytes / 32);
@@ -189,12 +191,12 @@ fn what_the_stream_ends_in_is_an_event_too() {
     for whole in [String::new(), format!("{stream}\n\n"), format!("{stream}\n\n{stream}\n\n")] {
         let (whole, more) =
             (read(RequestApi::Completions, true, [whole.as_bytes()]), read(RequestApi::Completions, true, [(whole + stream).as_bytes()]));
-        assert_eq!(more.events, whole.events, "seen at its end only");
+        assert_eq!(more.events, whole.events, "the last event is seen only at the end");
         assert_eq!(more.usage.completion_tokens, Some(whole.events + 1));
     }
 }
 
-/// Some engines tell neither usage nor why they finish: the mark at the end is all there is.
+/// Some engines report neither usage nor a finish reason, only the mark at the end.
 #[test]
 fn a_stream_that_ends_with_the_mark_alone_is_whole() {
     let says = |stream: &str| {

@@ -1,4 +1,5 @@
-//! Responses whose model is given back its name: goldens, and the law that it does not matter where the bytes are cut.
+//! Responses whose model name is restored: goldens, and the property that it does not matter where
+//! the bytes are cut.
 
 use exchange::api::RequestApi;
 use exchange::restore::{ModelNameRestorer, ModelNames};
@@ -10,7 +11,7 @@ fn names(sent: &str, asked: &str) -> ModelNames {
     ModelNames { sent: sent.into(), requested: asked.as_bytes().into() }
 }
 
-/// What the client gets.
+/// Returns what the client gets.
 fn restore<'b>(api: RequestApi, streamed: bool, names: &ModelNames, chunks: impl IntoIterator<Item = &'b [u8]>) -> Vec<u8> {
     let mut restorer = ModelNameRestorer::new(names.clone(), api, streamed);
     let mut out = Vec::new();
@@ -21,7 +22,7 @@ fn restore<'b>(api: RequestApi, streamed: bool, names: &ModelNames, chunks: impl
     out
 }
 
-/// `/v1/completions streamed, "asked" was sent as name`
+/// Reads a head such as `/v1/completions streamed, "asked" was sent as name`.
 fn parse_head(head: &str) -> (RequestApi, bool, ModelNames) {
     let (path, rest) = head.split_once(' ').unwrap();
     let (how, rest) = rest.split_once(", ").unwrap();
@@ -56,7 +57,8 @@ fn cuts_and_line_ends_change_nothing() {
     });
 }
 
-/// A client waits for events, so none may be held; only the name itself, while it may still become the one that was sent.
+/// A client waits for events, so none may be held. Only a name may be held, while it may still
+/// become the name that was sent.
 #[test]
 fn no_more_than_the_name_is_ever_held_back() {
     let names = names("llama", "\"gpt\"");
@@ -74,7 +76,7 @@ fn no_more_than_the_name_is_ever_held_back() {
     }
 }
 
-/// What `serde_json` says the restored reply is.
+/// Returns the restored reply, made with `serde_json`.
 fn expected(mut reply: serde_json::Value, names: &ModelNames) -> serde_json::Value {
     if reply.get("model").is_some_and(|model| *model == *names.sent) {
         reply["model"] = serde_json::from_slice(&names.requested).unwrap();

@@ -1,6 +1,7 @@
-//! Exchanges as readable scripts: each line says what happens, the `=>` lines below it what the exchange asks of its host.
+//! Exchanges as readable scripts: each line is an event, and the `=>` lines below it are what the
+//! exchange requires from its host.
 //!
-//! `UPDATE_GOLDENS=1` writes what came out into the files; read the diff before committing it.
+//! `UPDATE_GOLDENS=1` writes the outcomes into the files; read the diff before committing it.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -120,7 +121,7 @@ impl ExchangeScript {
         }
     }
 
-    /// `endpoint 10.0.0.1:8000 queue=3 kv=0.5 not-ready`
+    /// Reads `endpoint 10.0.0.1:8000 queue=3 kv=0.5 not-ready`.
     fn endpoint(&mut self, rest: &str) {
         let mut words = rest.split(' ');
         let address = words.next().unwrap();
@@ -148,7 +149,8 @@ impl ExchangeScript {
         self.endpoints.push((endpoint, metrics));
     }
 
-    /// `plugin disagg-profile-handler deciders prefill=always-disagg-pd-decider`, a parameter that is a map or, without its name, one that is not
+    /// Reads `plugin disagg-profile-handler deciders prefill=always-disagg-pd-decider`. With a name
+    /// (`deciders`), the parameter is a map; without, it is a plain value.
     fn plugin(&mut self, rest: &str) {
         let mut words = rest.split(' ');
         let mut plugin = PluginSpec::of_type(words.next().unwrap());
@@ -170,7 +172,7 @@ impl ExchangeScript {
         self.pipeline.plugins.push(plugin);
     }
 
-    /// `profile decode decode-filter queue-scorer`
+    /// Reads `profile decode decode-filter queue-scorer`.
     fn profile(&mut self, rest: &str) {
         let mut words = rest.split(' ');
         let name = words.next().unwrap().to_owned();
@@ -179,7 +181,7 @@ impl ExchangeScript {
         self.pipeline.profiles.push(ProfileSpec { name, plugins });
     }
 
-    /// `model gpt is served as llama`, `model gpt is sheddable`
+    /// Reads `model gpt is served as llama` or `model gpt is sheddable`.
     fn model(&mut self, rest: &str) {
         let (name, priority, targets) = match rest.split_once(" is served as ") {
             Some((name, target)) => (name, 0, vec![TargetSpec { model: target.into(), weight: None }]),
@@ -188,7 +190,7 @@ impl ExchangeScript {
         self.objects.models.push(ModelSpec { name: name.into(), priority, targets });
     }
 
-    /// `objective batch -1`
+    /// Reads `objective batch -1`.
     fn objective(&mut self, rest: &str) {
         let (name, priority) = rest.split_once(' ').unwrap();
         self.objects.objectives.push(ObjectiveSpec { name: name.into(), priority: priority.parse().unwrap() });
@@ -261,7 +263,7 @@ impl ExchangeScript {
         self.say(&format!("  {}", String::from_utf8_lossy(&reply.body)));
     }
 
-    /// `response upstream 200 10.0.0.1:8000 attempts=2 type=text/event-stream load=TEXT…`
+    /// Reads `response upstream 200 10.0.0.1:8000 attempts=2 type=text/event-stream load=TEXT…`.
     fn response(&mut self, rest: &str) {
         let mut words = rest.split(' ');
         let origin = match words.next().unwrap() {
@@ -374,13 +376,13 @@ impl ExchangeScript {
     }
 }
 
-/// The pipeline of scripts that say nothing of theirs.
+/// Returns the pipeline of scripts that define none.
 fn pipeline() -> PipelineSpec {
     let plugins = [("queue-scorer", 1.0), ("prefix-cache-scorer", 10.0), ("max-score-picker", 1.0)];
     PipelineSpec::of_one_profile("default", plugins.map(|(name, weight)| (PluginSpec::of_type(name), weight)).into(), 3)
 }
 
-/// The model, and what of the rest is out of the ordinary.
+/// Returns the model, and those of the other labels that differ from the usual ones.
 fn label(label: &ModelLabel) -> String {
     let target = if label.target_model == label.model { String::new() } else { format!(" as {:?}", label.target_model) };
     let priority = if label.priority == 0 { String::new() } else { format!(" at {}", label.priority) };

@@ -1,4 +1,5 @@
-//! SLOs over whole exchanges: what headers may say, what is promised, and that a promise binds everybody until it is kept or void.
+//! SLOs over whole exchanges: which headers are valid, which SLOs are tracked, and that a tracked
+//! SLO limits all requests at its endpoint until its request ends.
 
 use exchange::record::ParsedRecord;
 use exchange::{Exchange, ExchangeSettings, ExchangeStep, LocalReply, ManagedPool, ResponseHead, ResponseOrigin, Timestamp};
@@ -13,7 +14,7 @@ use crate::release::pool_update;
 
 const ASKED: [(&str, &str); 2] = [("predictionbasedrouting", "true"), ("x-slo-tpot-ms", "80")];
 
-/// The proposal's example, as the daemon compiles it.
+/// Returns the pipeline of the proposal's example, as the daemon compiles it.
 fn pipeline(prediction: bool, slo_missing: &str, priority: u32) -> PipelineSpec {
     let with = |plugin_type: &str, name: &str, value: ParameterValue| PluginSpec {
         parameters: vec![(name.to_owned(), value)],
@@ -44,7 +45,8 @@ fn pipeline(prediction: bool, slo_missing: &str, priority: u32) -> PipelineSpec 
     }
 }
 
-/// Two endpoints under this pipeline, that take these times for each token, and a tenth of a second to the first.
+/// Returns a pool of two endpoints with this pipeline. They take these times for each token, and
+/// 0.1 s to the first token.
 fn pool_of(pipeline: &PipelineSpec, tpots_ms: [f32; 2]) -> ManagedPool {
     let two = pool_update(2, 1);
     let snapshot =
@@ -78,7 +80,7 @@ fn ask(pool: &mut ManagedPool, path: &str, headers: &[(&str, &str)], settings: &
     (exchange, step)
 }
 
-/// Where a request goes, or how it is answered.
+/// Sends a request. Returns the endpoint that it goes to, or the reply.
 fn sent(pool: &mut ManagedPool, headers: &[(&str, &str)]) -> (Exchange, Result<String, LocalReply>) {
     let (exchange, step) = ask(pool, "/v1/completions", headers, &ExchangeSettings::default());
     let to = match step {
@@ -96,7 +98,8 @@ fn refused(headers: &[(&str, &str)], pipeline: &PipelineSpec) -> Option<(u16, St
     to.err().map(|reply| (reply.status, String::from_utf8(reply.body).unwrap()))
 }
 
-/// The profile that ran, or the status of the refusal; and how many requests are tracked meanwhile.
+/// Sends a request. Returns the profile that ran, or the status of the refusal, and the number of
+/// tracked requests before it ends.
 fn cell(prediction: bool, slo: Option<&str>, header: Option<&str>) -> (String, usize) {
     let mut pool = pool_of(&pipeline(prediction, "refuse", 1), [20.0, 20.0]);
     let told = [("x-slo-tpot-ms", slo), ("predictionbasedrouting", header), ("x-switchpoint-explain", Some("1"))];
@@ -216,7 +219,7 @@ fn an_slo_counts_from_the_pick_to_the_end_whatever_the_header_says() {
     let (mut exchange, to) = sent(&mut pool, &[("x-slo-tpot-ms", "30")]);
     let slot = if to.unwrap() == "10.0.0.0:8000" { 0 } else { 1 };
     let expected = if slot == 0 { tpot(30_000) } else { Slo::default() };
-    assert_eq!(lowest(&pool, slot), expected, "by the default profile, tracked all the same; where it cannot be met it binds nobody");
+    assert_eq!(lowest(&pool, slot), expected, "the default profile tracks it too; an SLO that cannot be met does not limit other requests");
     assert_eq!(pool.in_flight().running(at(slot))[0].slo, tpot(30_000));
     exchange.end(&mut pool, Timestamp(0));
     assert_eq!((lowest(&pool, slot), pool.in_flight().running(at(slot)).len()), (Slo::default(), 0), "a client that left");
@@ -232,12 +235,13 @@ fn the_lowest_slo_there_makes_others_yield_unless_nobody_could_meet_it() {
     pool.install_models(StepModel::default(), Some(slow));
     let (_, to) = sent(&mut pool, &ASKED);
     let reply = to.unwrap_err();
-    assert_eq!(reply.status, 429, "40 ms would do for it, but not for those who are there");
+    assert_eq!(reply.status, 429, "40 ms would meet its SLO, but not those of the running requests");
     assert!(String::from_utf8(reply.body).unwrap().contains("slo_unattainable"));
     for mut exchange in held {
         exchange.end(&mut pool, Timestamp(0));
     }
-    // Somebody asks for what no endpoint could do even if it were idle: that is shown, and binds nobody.
+    // These requests have an SLO that no endpoint could meet even if it were idle. Such an SLO does
+    // not limit other requests.
     let greedy: Vec<Exchange> = (0..2).map(|_| sent(&mut pool, &[("x-slo-tpot-ms", "1")]).0).collect();
     assert_eq!([lowest(&pool, 0), lowest(&pool, 1)], [Slo::default(); 2]);
     let (mut exchange, to) = sent(&mut pool, &ASKED);
@@ -291,18 +295,18 @@ fn the_lowest_slo_of_an_endpoint_is_the_lowest_of_all_proxies() {
         }
     };
     tell(&mut one, &mut two, &mut row, &mut peer);
-    assert_eq!([lowest(&two, 0), lowest(&two, 1)], [tpot(41_000); 2], "of the other proxy");
+    assert_eq!([lowest(&two, 0), lowest(&two, 1)], [tpot(41_000); 2], "the SLO of the other proxy");
     let own = sent(&mut two, &[("x-slo-tpot-ms", "50")]).0;
     assert_eq!([lowest(&two, 0), lowest(&two, 1)], [tpot(41_000); 2], "the lower of both");
     let slower = LatencyModel::constant(100.0, 60.0);
     two.install_models(StepModel::default(), Some(slower));
-    assert_eq!(sent(&mut two, &ASKED).1.unwrap_err().status, 429, "what was promised elsewhere binds here");
+    assert_eq!(sent(&mut two, &ASKED).1.unwrap_err().status, 429, "an SLO at another proxy limits requests here");
     for mut exchange in held {
         exchange.end(&mut one, Timestamp(0));
     }
     tell(&mut one, &mut two, &mut row, &mut peer);
     let slots: Vec<Slo> = [0, 1].map(|slot| lowest(&two, slot)).into_iter().filter(|slo| slo.any()).collect();
-    assert_eq!(slots, [tpot(50_000)], "kept or void there, it binds nobody here");
+    assert_eq!(slots, [tpot(50_000)], "when it has ended there, it does not limit requests here");
     let mut own = own;
     own.end(&mut two, Timestamp(0));
 }
@@ -348,7 +352,7 @@ fn reasons_say_what_is_predicted_and_who_is_late_and_a_record_decides_the_same_a
     let strict = [("predictionbasedrouting", "true"), ("x-slo-tpot-ms", "62")];
     let mut held = vec![sent(&mut pool, &strict).0];
     while pool.in_flight().rows().count() < 2 {
-        held.push(sent(&mut pool, &[("x-slo-tpot-ms", "500")]).0); // by the default profile, until nobody is idle
+        held.push(sent(&mut pool, &[("x-slo-tpot-ms", "500")]).0); // by the default profile, until no endpoint is idle
     }
     let settings = ExchangeSettings { explain: true, ..recording() };
     let headers = [ASKED.as_slice(), &[("x-switchpoint-explain", "1")]].concat();
@@ -373,7 +377,7 @@ fn reasons_say_what_is_predicted_and_who_is_late_and_a_record_decides_the_same_a
     let again = record.replay(pool.snapshot().unwrap(), &[]).unwrap();
     let Decision::Route(route) = again.decision else { panic!("{:?}", again.decision) };
     let addresses: Vec<&str> = route.ranked.iter().map(|index| &*again.snapshot.endpoint(index).unwrap().address).collect();
-    assert_eq!(addresses, record.was_picked(), "by what was predicted then, not now");
+    assert_eq!(addresses, record.was_picked(), "by the recorded predictions, not the current ones");
     exchange.end(&mut pool, Timestamp(0));
     for mut exchange in held {
         exchange.end(&mut pool, Timestamp(0));
@@ -397,9 +401,9 @@ fn requests_that_met_missed_or_were_refused_their_slo_are_counted_by_model() {
     play(&mut pool, &asked, good, 150, true);
     play(&mut pool, &asked, good, 250, true);
     play(&mut pool, &asked, (500, b"{}"), 10, true);
-    play(&mut pool, &asked, (200, &WHOLE[..35]), 250, false); // its client left
-    play(&mut pool, &asked, (400, REFUSED), 250, true); // its client's fault
-    play(&mut pool, &[("x-slo-tpot-ms", "200")], good, 150, true); // one token, of which no time for further ones is known
+    play(&mut pool, &asked, (200, &WHOLE[..35]), 250, false); // the client left
+    play(&mut pool, &asked, (400, REFUSED), 250, true); // the client's fault
+    play(&mut pool, &[("x-slo-tpot-ms", "200")], good, 150, true); // with one token, no time between tokens is known
     let counted = |pool: &ManagedPool| -> Vec<[u64; 3]> { pool.counters().models().iter().map(|row| row.slo).collect() };
     assert_eq!(counted(&pool), [[1, 2, 0]], "met, missed, shed");
 

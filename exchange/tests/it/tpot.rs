@@ -1,4 +1,5 @@
-//! Time per output token: from the first token to the last, over the tokens after the first. What carries no token is no part of it.
+//! Time per output token: from the first token to the last, divided by the tokens after the first.
+//! Events without a token do not count.
 
 use exchange::{Exchange, ExchangeSettings, ExchangeStep, ManagedPool, ResponseHead, ResponseOrigin, Timestamp};
 use pool_state::{CountHistogram, DURATION_BOUNDS_MS};
@@ -12,7 +13,8 @@ const USAGE: &str = r#"data: {"choices":[],"usage":{"prompt_tokens":7,"completio
 const COMMENT: &str = ": still there";
 const DONE: &str = "data: [DONE]";
 
-/// The histogram after one streamed reply of these events, each at its time in ms after the request.
+/// Returns the histogram after one streamed reply with these events, each at its time in ms after
+/// the request.
 fn tpot_ms(events: &[(u64, &str)]) -> CountHistogram {
     let (settings, mut pool, mut exchange) = (ExchangeSettings::default(), ManagedPool::new(1, 1024), Exchange::new(Timestamp(0)));
     pool.install(pool_update(1, 1), 7, 1000);

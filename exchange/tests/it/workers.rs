@@ -1,4 +1,5 @@
-//! Workers beside each other: what one holds and knows, another picks by, as rows and placements say it.
+//! Several workers of a proxy: a worker picks by the load and the prefixes of the others, which it
+//! receives as load reports and placements.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -11,7 +12,7 @@ use scheduler::{Decision, EndpointMetrics, EndpointRef, Generation, Pipeline, Pi
 use crate::record::recording;
 use crate::release::{pool_update, split_pool_update};
 
-/// A pool of so many endpoints that goes by this scorer alone and names the best one.
+/// Returns a pool of this many endpoints with this scorer alone, which picks the best endpoint.
 fn pool_by(scorer: &str, endpoints: u8, seed: u64) -> ManagedPool {
     let mut pool = ManagedPool::new(seed, 1 << 14);
     pool.install(by(scorer, endpoints, &[]), 7, 1_000);
@@ -19,7 +20,8 @@ fn pool_by(scorer: &str, endpoints: u8, seed: u64) -> ManagedPool {
     pool
 }
 
-/// The queues are those of the first endpoints; of the others nothing is known.
+/// Returns a snapshot with this scorer alone. `queues` are those of the first endpoints; the queues
+/// of the others are unknown.
 fn by(scorer: &str, endpoints: u8, queues: &[f32]) -> Snapshot {
     let spec = PipelineSpec::of_one_profile("test", vec![(PluginSpec::of_type(scorer), 1.0)], 1);
     let endpoints = pool_update(endpoints, 1).endpoints().to_vec();
@@ -38,7 +40,7 @@ fn ms(ms: u64) -> Timestamp {
     Timestamp(0).plus_ms(ms)
 }
 
-/// Sends a request that goes on until it is ended, and says where.
+/// Sends a request, and returns it with the endpoint that it goes to. It runs until it is ended.
 fn send(pool: &mut ManagedPool, prompt: &str, now: Timestamp) -> (Exchange, String) {
     let (settings, mut exchange) = (ExchangeSettings::default(), Exchange::new(now));
     let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", b"/v1/completions")];
@@ -49,7 +51,7 @@ fn send(pool: &mut ManagedPool, prompt: &str, now: Timestamp) -> (Exchange, Stri
     (exchange, forward.set[0].1.split(',').next().unwrap().to_owned())
 }
 
-/// Where so many requests go, one after another.
+/// Sends this many requests one after another, and counts them by endpoint.
 fn tally(pool: &mut ManagedPool, requests: usize, now: Timestamp) -> BTreeMap<String, usize> {
     let mut tally = BTreeMap::new();
     for _ in 0..requests {
@@ -79,21 +81,25 @@ fn a_row_brings_the_load_of_one_worker_to_another_and_takes_it_back() {
     assert_eq!((requests(&two), peer.head()), (3, head));
     let idle: Vec<&str> =
         (0..4).filter(|slot| two.in_flight().load(at(*slot)).requests == 0).map(|slot| ADDRESS[usize::from(slot)]).collect();
-    assert_eq!(tally(&mut two, 10, ms(4)), BTreeMap::from([(idle[0].to_owned(), 10)]), "it picks whom the other left idle");
+    assert_eq!(
+        tally(&mut two, 10, ms(4)),
+        BTreeMap::from([(idle[0].to_owned(), 10)]),
+        "it picks the endpoint that the other worker left idle"
+    );
 
     assert!(!two.count_load_report(&mut peer, false));
-    assert_eq!(requests(&two), 0, "the other is thought lost");
+    assert_eq!(requests(&two), 0, "the other worker counts as lost");
     assert!(!two.count_load_report(&mut peer, true));
-    assert_eq!(requests(&two), 3, "and lives");
+    assert_eq!(requests(&two), 3, "the other worker counts again");
     two.install(by("active-request-scorer", 4, &[]), 7, 1_000);
     two.recount_load_reports([&peer]);
     two.recount_load_reports([&peer]);
-    assert_eq!(requests(&two), 3, "however often it is counted anew");
+    assert_eq!(requests(&two), 3, "however often it is recounted");
     two.set_peer_loads([
         (at(1), EndpointLoad { requests: 5, ..EndpointLoad::default() }),
         (at(1), EndpointLoad { requests: 1, ..EndpointLoad::default() }),
     ]);
-    assert_eq!((requests(&two), two.in_flight().load(at(1)).requests), (6, 6), "what a host sums up itself takes the place of rows");
+    assert_eq!((requests(&two), two.in_flight().load(at(1)).requests), (6, 6), "loads that a host sums itself replace the reports");
 
     for exchange in &mut under_way {
         exchange.end(&mut one, ms(5));
@@ -125,7 +131,7 @@ fn the_lowest_slo_of_others_is_found_anew_when_one_leaves() {
     assert_eq!(slos(&pool), (Some(900_000), Some(50_000)));
 }
 
-/// A reply of the first of the list after so many attempts, and the end.
+/// The endpoint `by` replies after this many attempts, and the request ends.
 fn answered(pool: &mut ManagedPool, mut exchange: Exchange, by: &str, attempts: u32, now: Timestamp) {
     let head = ResponseHead {
         origin: ResponseOrigin::Upstream,
@@ -155,7 +161,7 @@ fn what_is_news_to_others_is_counted() {
     let failed = at(ADDRESS.iter().position(|address| *address == first).unwrap().try_into().unwrap());
     answered(&mut pool, exchange, other, 2, ms(4));
     assert_eq!(pool.counters().endpoints().iter().map(|row| row.failed).sum::<u64>(), 1);
-    assert_eq!(grew(&pool), 3, "a failure, who serves instead, and an end");
+    assert_eq!(grew(&pool), 3, "a failure, the move to the served endpoint, and an end");
     assert_eq!(pool.ejections().iter().map(|row| (row.endpoint, row.failures)).collect::<Vec<_>>(), [(failed, 1)]);
 
     let (mut exchange, first_of_stream) = send(&mut pool, "hi", ms(4));
@@ -172,7 +178,7 @@ fn what_is_news_to_others_is_counted() {
     exchange.response_chunk(&mut pool, b"data: {\"choices\":[{\"text\":\"a\"}]}\n\n", false, ms(4));
     assert_eq!(grew(&pool), 1, "a first token");
     exchange.response_chunk(&mut pool, b"data: {\"choices\":[{\"text\":\"a\"}]}\n\n", true, ms(4));
-    assert_eq!(grew(&pool), 0, "further ones are not");
+    assert_eq!(grew(&pool), 0, "a further token is no change");
     exchange.end(&mut pool, ms(4));
 
     let (mut row, mut peer, mut two) = (OwnLoadReport::default(), PeerLoadReport::default(), ManagedPool::new(4, 1024));
@@ -186,10 +192,10 @@ fn what_is_news_to_others_is_counted() {
     assert_eq!(two.changes() - before, 1, "news");
     two.learn_ejection(told[0], ms(6));
     two.learn_ejection(pool_state::Ejection { endpoint: at(9), ..told[0] }, ms(6));
-    assert_eq!(two.changes() - before, 1, "known by now; and who is not in the pool cannot fail");
-    assert!(!tally(&mut two, 40, ms(7)).contains_key(&first), "nobody is sent where another worker failed");
+    assert_eq!(two.changes() - before, 1, "known by now; an endpoint outside the pool cannot fail");
+    assert!(!tally(&mut two, 40, ms(7)).contains_key(&first), "no request goes to the endpoint that failed for another worker");
 
-    // It answers again: that is news, once.
+    // The endpoint answers again. Only the first answer is a change.
     let forget = |pool: &mut ManagedPool, now| {
         let body = br#"{"model":"m","prompt":"hi"}"#;
         let mut exchange = Exchange::new(now);
@@ -203,9 +209,9 @@ fn what_is_news_to_others_is_counted() {
     let (cleared, again) = (forget(&mut two, ms(2_000)), forget(&mut two, ms(2_001)));
     assert_eq!(cleared, again + 1);
     two.tick(ms(2_100));
-    assert_eq!(failures_told(&mut two), 1, "that it answered is told for a while");
+    assert_eq!(failures_told(&mut two), 1, "the answer is published for a while");
     two.tick(ms(120_000));
-    assert_eq!(failures_told(&mut two), 0, "and then forgotten");
+    assert_eq!(failures_told(&mut two), 0, "then it is forgotten");
 }
 
 #[test]
@@ -236,7 +242,7 @@ fn a_pick_stands_for_those_of_other_proxies_until_theirs_can_be_heard() {
     let mut pool = pool_by("active-request-scorer", 4, 1);
     pool.estimate_peer_picks(3, 10_000, ms(1));
     let (mut exchange, _) = send(&mut pool, "hi", ms(1));
-    assert_eq!(requests(&pool), 4, "here, and at each of the three");
+    assert_eq!(requests(&pool), 4, "one here, and one for each of the three other proxies");
     pool.estimate_peer_picks(3, 10_000, ms(11));
     assert_eq!(requests(&pool), 1);
     exchange.end(&mut pool, ms(12));
@@ -245,7 +251,7 @@ fn a_pick_stands_for_those_of_other_proxies_until_theirs_can_be_heard() {
 #[test]
 fn who_is_asked_first_is_known_from_the_pick_on() {
     let mut pool = pool_by("queue-scorer", 4, 1);
-    assert!(!Exchange::new(ms(1)).is_first_endpoint(ADDRESS[0].as_bytes()), "nobody was picked");
+    assert!(!Exchange::new(ms(1)).is_first_endpoint(ADDRESS[0].as_bytes()), "no endpoint was picked");
     let (exchange, to) = send(&mut pool, "hi", ms(1));
     assert!(ADDRESS.iter().all(|address| exchange.is_first_endpoint(address.as_bytes()) == (*address == to)));
 }
@@ -263,7 +269,7 @@ fn placements_are_kept_for_telling_up_to_a_bound_and_only_where_wanted() {
     let mut pool = pool_by("prefix-cache-scorer", 4, 1);
     let (mut exchange, _) = send(&mut pool, &prompt(0), ms(1));
     exchange.end(&mut pool, ms(1));
-    assert!(pool.take_placements().is_empty(), "nobody to tell");
+    assert!(pool.take_placements().is_empty(), "publishing is off");
 
     pool.set_placement_publishing(true);
     let mut exchange = Exchange::new(ms(1));
@@ -272,18 +278,19 @@ fn placements_are_kept_for_telling_up_to_a_bound_and_only_where_wanted() {
     assert!(matches!(exchange.decide(&ExchangeSettings::default(), &mut pool, None, b"", ms(1)), ExchangeStep::Forward(_)));
     exchange.end(&mut pool, ms(1));
     let told: Vec<usize> = pool.take_placements().iter().map(|placement| placement.blocks.len()).collect();
-    assert_eq!(told, [0], "of a request without a prompt, that it was given: others give theirs elsewhere");
+    assert_eq!(told, [0], "a request without a prompt is published as a pick without blocks");
     let (mut exchange, to) = send(&mut pool, &prompt(0), ms(1));
     exchange.end(&mut pool, ms(1));
     let placement = pool.take_placements().pop_front().unwrap();
     assert_eq!(
         (placement.endpoint, placement.known as usize),
         (at_address(&to), placement.blocks.len()),
-        "all of it was known to be there"
+        "all blocks were known to be cached there"
     );
     assert!(pool.take_placements().is_empty(), "taken");
 
-    // More than is kept: the oldest are lost and counted, what was kept stays whole, and what is taken makes room.
+    // With more placements than fit, the oldest are dropped and counted. The kept ones stay whole,
+    // and taking them makes room.
     let sent = |pool: &mut ManagedPool| {
         for n in 0..SENT {
             let (mut exchange, _) = send(pool, &format!("{} once upon a time ", n % 3).repeat(8_000), ms(1));
@@ -299,14 +306,14 @@ fn placements_are_kept_for_telling_up_to_a_bound_and_only_where_wanted() {
     assert_eq!(pool.placements_dropped() - dropped, (SENT - first.len()) as u64);
     assert!(
         first.iter().all(|placement| placement.known as usize == placement.blocks.len()),
-        "the first three, which were news, went first"
+        "the first three, with new blocks, were dropped first"
     );
     assert_eq!(blocks(&sent(&mut pool)), blocks(&first));
     pool.set_placement_publishing(false);
     assert!(sent(&mut pool).is_empty());
 }
 
-/// Prompts of some 250 hashes each: far more than is kept.
+/// Number of prompts with some 250 hashes each: far more than is kept.
 const SENT: usize = 300;
 
 fn at_address(address: &str) -> EndpointRef {
@@ -334,7 +341,7 @@ fn metrics_count_until_they_are_older_than_is_allowed() {
     assert_eq!(tally(&mut pool, 60, ms(10)).len(), 2, "nothing is known yet");
     pool.refresh(by("queue-scorer", 2, &[50.0, 0.0]), ms(10));
     assert_eq!(tally(&mut pool, 60, ms(1_010)), BTreeMap::from([(ADDRESS[1].to_owned(), 60)]), "a second old, as is allowed");
-    assert_eq!(tally(&mut pool, 60, ms(1_011)).len(), 2, "a millisecond older: no reason to prefer anybody");
+    assert_eq!(tally(&mut pool, 60, ms(1_011)).len(), 2, "a millisecond older: no reason to prefer an endpoint");
 }
 
 #[test]
@@ -346,7 +353,7 @@ fn metrics_of_those_who_stay_outlive_a_new_pool_update() {
     assert_eq!(queues, [Some(50.0), Some(3.0), None]);
     pool.install(pool_update(3, 2), 7, 1_000);
     let queues: Vec<Option<f32>> = pool.snapshot().unwrap().metrics().iter().map(|metrics| metrics.queue_depth).collect();
-    assert_eq!(queues, [None, None, None], "another life at the same slot is another endpoint");
+    assert_eq!(queues, [None, None, None], "another generation at the same slot is another endpoint");
 }
 
 #[test]
@@ -373,17 +380,17 @@ fn out_of_touch_a_prompt_is_drawn_to_one_home_and_believed_to_be_nowhere() {
         assert!(matches!(exchange.decide(&settings, &mut pool, None, body.as_bytes(), ms(1)), ExchangeStep::Forward(_)));
         let record: serde_json::Value = serde_json::from_str(&exchange.take_record().unwrap()).unwrap();
         let endpoints = record["endpoints"].as_array().unwrap();
-        assert!(endpoints.iter().all(|endpoint| endpoint["matched_blocks"] == 0), "it is not believed to be anywhere");
+        assert!(endpoints.iter().all(|endpoint| endpoint["matched_blocks"] == 0), "it is estimated to be cached nowhere");
         let replayed = ParsedRecord::from_json(&record.to_string()).unwrap().replay(pool.snapshot().unwrap(), &[]).unwrap();
         assert!(
             matches!(replayed.decision, Decision::Route(_)),
-            "made again it has no home, as no hash of it is in the record: {replayed:?}"
+            "the replay has no rendezvous endpoint, because the record has no hash: {replayed:?}"
         );
         let home = record["picked"][0].as_str().unwrap().to_owned();
         *homes.entry(home).or_insert(0) += 1;
     }
     assert_eq!(homes.len(), 4, "{homes:?}");
-    assert_eq!(pool.counters().matched_tokens, 0, "taken for, not believed");
+    assert_eq!(pool.counters().matched_tokens, 0, "favoured, but not estimated as cached");
 }
 
 #[test]
@@ -434,7 +441,7 @@ fn an_endpoint_that_holds_all_it_may_forgets_in_slices() {
     let before = pool.prefixes().stats().entries;
     pool.install(pool_update(2, 1), 7, 1_000);
     let after = pool.prefixes().stats().entries;
-    assert!(after > 0 && after < before, "those of the two that left do not count: {after} of {before}");
+    assert!(after > 0 && after < before, "entries of the two removed endpoints do not count: {after} of {before}");
     for _ in 0..100 {
         pool.tick(ms(2));
     }

@@ -1,5 +1,5 @@
-//! The readers and the state machine once more, built for wasm with the vector instructions the module is built with, and run: every test of
-//! `tests/it`, on the same golden files.
+//! Runs every test of `tests/it` again, built for wasm with the vector instructions of the module,
+//! on the same golden files.
 #![cfg(test)]
 
 use std::path::{Path, PathBuf};
@@ -9,7 +9,8 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
 }
 
-/// Builds `tests/it` for wasm, in a target folder of its own: the build that runs this test holds the lock of the usual one.
+/// Builds `tests/it` for wasm, in a target folder of its own, because the build that runs this test
+/// holds the lock of the usual folder.
 fn build() -> PathBuf {
     let output = Command::new(env!("CARGO"))
         .args([
@@ -26,7 +27,7 @@ fn build() -> PathBuf {
         ])
         .current_dir(root())
         .env("CARGO_TARGET_DIR", root().join("target/wasm-golden"))
-        // What the outer cargo says of its own build must not leak into this one.
+        // The settings of the outer cargo's build must not leak into this build.
         .env_remove("RUSTFLAGS")
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
         .output()

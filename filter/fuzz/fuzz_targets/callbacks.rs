@@ -1,5 +1,5 @@
-//! The proxy's callbacks of some streams in any order, before and after there is state: nobody panics, and when all streams are over nothing is
-//! in flight.
+//! Calls the callbacks of some streams in any order, before and after there is state. Nothing may
+//! panic, and when all streams have ended, nothing may be in flight.
 #![no_main]
 
 use std::cell::RefCell;

@@ -1,5 +1,5 @@
-//! Any bytes as the filter's configuration: what is taken is usable, what is not names a field. The same bytes as a header map: no pair is more than
-//! the bytes hold.
+//! Reads any bytes as the filter's configuration: an accepted one must be usable, and an error must
+//! name a field. Reads the same bytes as a header map: no pair may be longer than the bytes.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -17,7 +17,7 @@ fuzz_target!(|bytes: &[u8]| {
             }
             assert!(config.settings.ready_path.starts_with('/') && config.lease_ms >= 500);
         }
-        // A field may have an empty name; no such one is known.
+        // The name of an unknown field may be empty.
         Err(invalid) => assert!(!invalid.must.is_empty() && (!invalid.field.is_empty() || invalid.must.starts_with("left out"))),
     }
     let held: usize = HeaderPairs::new(bytes).map(|(name, value)| name.len() + value.len() + 10).sum();

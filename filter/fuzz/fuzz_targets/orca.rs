@@ -1,4 +1,5 @@
-//! Any load report in an engine's reply: what it says of the endpoint are numbers, and the client does not see it.
+//! Puts any load report into an engine's reply. The metrics that are read from it must be numbers,
+//! and the client must not see the report.
 #![no_main]
 
 use std::cell::RefCell;

@@ -1,4 +1,5 @@
-//! Any bytes where a proxy hands over a header map, or a subset hint: what is read is what was written, and a hint names nobody outside the pool.
+//! Reads any bytes as a header map, or as a subset hint. The map must be read as it was written,
+//! and no endpoint outside the hint may be picked.
 #![no_main]
 
 use std::cell::RefCell;
@@ -43,7 +44,7 @@ fuzz_target!(|bytes: &[u8]| {
     for (_, destination) in request.iter().filter(|(name, _)| name == "x-gateway-destination-endpoint") {
         for endpoint in destination.split(',') {
             assert!(ADDRESSES.contains(&endpoint));
-            // Nobody whom the hint does not name, by address or by ip.
+            // The hint must name the endpoint, by address or by IP.
             let ip = endpoint.split(':').next().unwrap();
             assert!(bytes.windows(ip.len()).any(|word| word == ip.as_bytes()), "{endpoint}");
         }

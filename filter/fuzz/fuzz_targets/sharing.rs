@@ -1,5 +1,6 @@
-//! Two workers of a process that pick, beside anything where their rows and rings are in shared data, and anything that a daemon says of other
-//! proxies: nobody panics, and when all requests are over nobody has anything of its own under way.
+//! Two workers of a process pick, while their load reports and rings in shared data are replaced by
+//! any bytes, and the daemon sends any load of other proxies. Nothing may panic, and when all
+//! requests have ended, no worker may have own requests in flight.
 #![no_main]
 
 use std::cell::RefCell;
@@ -42,7 +43,7 @@ enum SharingEvent {
         endpoints: u8,
         sequence: u8,
     },
-    /// Anything at a key of ours; `like` keeps what is there and changes one byte.
+    /// Writes any bytes to one of the filter's keys. [`Self::Changed`] changes only one byte.
     Garbage {
         key: u8,
         bytes: Vec<u8>,
@@ -160,7 +161,7 @@ fuzz_target!(|events: Vec<SharingEvent>| {
                 let endpoint = EndpointRef { slot: Slot(slot), generation: Generation(1) };
                 let mut placements = Vec::new();
                 placements::push(&mut placements, endpoint, &blocks);
-                // And then what may be none.
+                // Then add bytes that may be no placement.
                 placements.extend_from_slice(&row);
                 let peers = PeerLoad { pool: "default".into(), proxies: u32::from(proxies), row, placements, ..PeerLoad::default() };
                 let bytes = encode(daemon_message::Message::PeerLoad(peers));
@@ -169,7 +170,7 @@ fuzz_target!(|events: Vec<SharingEvent>| {
                 drop(world.vms[0].borrow_mut().on_stream_message(1, stream, size));
             }
             SharingEvent::Replace { vm: which } => {
-                // Its streams get no callback any more.
+                // The VM's streams get no more callbacks.
                 let which = usize::from(which);
                 world.streams.retain(|(vm, _)| *vm != which);
                 world.vms[which] = vm(&world.host, &world.config);

@@ -1,5 +1,6 @@
-//! Any messages from the daemon, and anything another plugin may have written where our shared data is, while two VMs live beside each other, die
-//! and are replaced: nobody panics, and no VM goes back to an older version while the board is ours alone.
+//! Two VMs receive any messages from the daemon, die and are replaced, while another plugin may
+//! write any bytes to the filter's keys in shared data. Nothing may panic, and no VM may go back to
+//! an older version while only the filter writes its keys.
 #![no_main]
 
 use std::rc::Rc;
@@ -40,7 +41,7 @@ enum StateEvent {
     Closed {
         vm: bool,
     },
-    /// A call is answered: with anything, or with these messages.
+    /// A call is answered, with any bytes or with these messages.
     Answered {
         vm: bool,
         back: u8,
@@ -77,7 +78,7 @@ const KEYS: [&str; 12] = [
 ];
 const ADDRESSES: [&str; 4] = ["10.0.0.1:1", "10.0.0.2:1", "10.0.0.2:1", "not an address"];
 
-/// One VM is connected by a stream, the other by calls.
+/// Makes a VM that is connected by HTTP calls or by a stream.
 fn vm(host: &FakeHost, calls: bool) -> VmState<FakeHost> {
     let config: &[u8] =
         if calls { br#"{"pools": [{"name": "default"}], "state": {"transport": "http"}}"# } else { br#"{"pools": [{"name": "default"}]}"# };

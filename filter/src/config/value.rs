@@ -1,8 +1,9 @@
-//! A configuration as a tree, read by the same reader as request bodies: `serde_json` and its maps would be a tenth of the module.
+//! Reads a configuration into a tree, with the reader of request bodies. `serde_json` and its maps
+//! would be a tenth of the wasm module.
 
 use exchange::json::{JsonError, JsonKind, JsonReader};
 
-/// Containers inside each other; the configuration has three.
+/// The most nested containers; the configuration has three.
 const DEPTH_MAX: u32 = 8;
 
 /// One value.
@@ -22,7 +23,7 @@ pub enum ConfigValue {
     Other,
 }
 
-/// Members of an object, by name; of equal names the last counts.
+/// Members of an object, by name. The last of equal names counts.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ConfigFields(Vec<(String, ConfigValue)>);
 
@@ -63,13 +64,13 @@ fn read(reader: &mut JsonReader<'_>, json: &[u8], depth: u32) -> Result<ConfigVa
 // === impl ConfigFields ===
 
 impl ConfigFields {
-    /// Takes a member out.
+    /// Removes and returns a member.
     pub fn remove(&mut self, name: &str) -> Option<ConfigValue> {
         let position = self.0.iter().position(|(known, _)| known == name)?;
         Some(self.0.swap_remove(position).1)
     }
 
-    /// The name of any member that is left.
+    /// Returns the name of any remaining member.
     #[must_use]
     pub fn left(&self) -> Option<&str> {
         self.0.iter().map(|(name, _)| name.as_str()).min()

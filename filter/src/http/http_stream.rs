@@ -1,8 +1,8 @@
 //! One HTTP stream of the proxy: a [`RequestDriver`] and its host.
 //!
-//! The driver decides what is done, and when (see [`exchange::driver`]). Here each of its calls
-//! becomes calls of the proxy ([`Host`]) and of the VM. A call that the proxy refuses is counted,
-//! and the request goes on without it.
+//! The driver decides what is done, and when (see [`exchange::driver`]). The host translates each
+//! call of the driver into calls to the proxy ([`Host`]) and the VM. A call that the proxy refuses
+//! is counted, and the request goes on without it.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -26,7 +26,7 @@ use crate::state::{ParkedRequest, VmState};
 /// `%FILTER_STATE(wasm.switchpoint_decision:PLAIN)%`.
 const RECORD: &str = "switchpoint_decision";
 
-/// Envoy sets it on responses from upstream only, not on its own or those of a filter.
+/// A header that Envoy sets only on responses from upstream, not on its own or those of a filter.
 const UPSTREAM_TIME: &[u8] = b"x-envoy-upstream-service-time";
 
 /// Where a route may name its pool, for routes that share a cluster.
@@ -35,7 +35,7 @@ const ROUTE_POOL: [&str; 5] = ["xds", "route_metadata", "filter_metadata", "swit
 /// One stream.
 pub struct HttpStream<H: Host>(RefCell<StreamParts<H>>);
 
-/// What a callback needs. No method of the host calls the driver, so one cell is enough for both.
+/// The driver and its host. No method of the host calls the driver, so one cell is enough for both.
 struct StreamParts<H: Host> {
     driver: RequestDriver<FilterHost<H>>,
     host: FilterHost<H>,
@@ -58,7 +58,7 @@ struct FilterHost<H: Host> {
 // === impl HttpStream ===
 
 impl<H: Host> HttpStream<H> {
-    /// A new stream, on the proxy's context `id`.
+    /// Makes a stream for the proxy's context `id`.
     pub fn new(id: u32, proxy: H, vm: Rc<RefCell<VmState<H>>>, config: Rc<FilterConfig>) -> Rc<Self> {
         let metrics = vm.borrow().metrics();
         Rc::new_cyclic(|stream: &Weak<Self>| {
@@ -77,7 +77,7 @@ impl<H: Host> HttpStream<H> {
         })
     }
 
-    /// The request headers have come.
+    /// Handles the request headers.
     pub fn request_headers(&self, end_of_stream: bool) -> RequestFlow {
         let StreamParts { driver, host } = &mut *self.0.borrow_mut();
         host.vm.borrow_mut().mark_serving();
@@ -92,28 +92,29 @@ impl<H: Host> HttpStream<H> {
         driver.request_headers(host, HeaderPairs::new(&bytes), end_of_stream)
     }
 
-    /// The request body is `size` bytes long so far.
+    /// Handles a piece of the request body, which is `size` bytes long so far.
     pub fn request_body(&self, size: usize, end_of_stream: bool) -> RequestFlow {
         let StreamParts { driver, host } = &mut *self.0.borrow_mut();
         driver.request_body(host, size, if end_of_stream { BodyProgress::Whole } else { BodyProgress::Partial })
     }
 
-    /// The request ends with trailers.
+    /// Handles the request trailers.
     pub fn request_trailers(&self) -> RequestFlow {
         let StreamParts { driver, host } = &mut *self.0.borrow_mut();
         driver.request_trailers(host)
     }
 
-    /// The response headers have come, from an endpoint or from the proxy.
+    /// Handles the response headers, from an endpoint or from the proxy.
     pub fn response_headers(&self, end_of_stream: bool) -> RequestFlow {
         let StreamParts { driver, host } = &mut *self.0.borrow_mut();
         if !driver.is_routed() {
             return RequestFlow::Go;
         }
         let bytes = host.proxy.headers(HeaderMap::Response).unwrap_or_else(|e| host.failed("response headers", e));
-        // A property costs as much as all headers, so properties without news are not read. Only
-        // responses from upstream have this header (if Envoy is configured to leave it out, the
-        // property is read), and before the first endpoint of the list no other failed.
+        // Reading a property costs as much as reading all headers, so a property is read only if it
+        // can have new information. Only responses from upstream have this header (if Envoy is
+        // configured to leave it out, the property is read). And if the first endpoint of the list
+        // answered, no other endpoint failed before it.
         let from_upstream = HeaderPairs::new(&bytes).any(|(name, _)| name == UPSTREAM_TIME);
         let origin =
             if from_upstream { ResponseOrigin::Upstream } else { ResponseOrigin::of_details(&host.text(&["response", "code_details"])) };
@@ -129,19 +130,20 @@ impl<H: Host> HttpStream<H> {
         driver.response_headers(host, &head)
     }
 
-    /// A piece of the response body has come; of a held body, `size` is all of it so far.
+    /// Handles a piece of the response body. `size` is its length; if the body is held, the length
+    /// of the whole body so far.
     pub fn response_body(&self, size: usize, last: bool) -> RequestFlow {
         let StreamParts { driver, host } = &mut *self.0.borrow_mut();
         driver.response_body(host, size, last)
     }
 
-    /// The response ends with trailers.
+    /// Handles the response trailers.
     pub fn response_trailers(&self) {
         let StreamParts { driver, host } = &mut *self.0.borrow_mut();
         driver.response_trailers(host);
     }
 
-    /// The stream has ended.
+    /// Handles the end of the stream.
     pub fn end(&self) {
         let StreamParts { driver, host } = &mut *self.0.borrow_mut();
         driver.end(host);
@@ -155,7 +157,7 @@ impl<H: Host> ParkedRequest for HttpStream<H> {
 
     fn retry(&self) {
         let StreamParts { driver, host } = &mut *self.0.borrow_mut();
-        // When the client has left, the proxy no longer has the stream.
+        // After the client left, the proxy no longer has the stream.
         if !driver.waits() || host.proxy.focus(host.id).is_err() {
             return;
         }
@@ -183,7 +185,8 @@ impl<H: Host> RequestHost for FilterHost<H> {
         &self.config.settings
     }
 
-    /// A process with workers that share nothing is ready too, and says how many there are.
+    /// Builds the reply on the ready path. A process is ready even if some workers share nothing;
+    /// the reply has their number.
     fn ready_reply(&self) -> LocalReply {
         let vm = self.vm.borrow();
         let ready = vm.is_ready(&self.config);
@@ -310,7 +313,7 @@ impl<H: Host> RequestHost for FilterHost<H> {
 }
 
 impl<H: Host> FilterHost<H> {
-    /// Before a pick, the VM receives the load of the other VMs.
+    /// Reads the load of the other VMs before a pick.
     fn before(&self, replica: &mut PoolReplica, usage: PoolUse, now: Timestamp) {
         if usage == PoolUse::Resolve {
             replica.pool.reserve_prefixes(self.config.prefix_entries);
@@ -322,8 +325,8 @@ impl<H: Host> FilterHost<H> {
         }
     }
 
-    /// The VM publishes its load after a pick. After a response it also receives the others' load,
-    /// because no request waits for it then.
+    /// Publishes the VM's load after a pick. After a response, also reads the load of the other
+    /// VMs, because no request waits then.
     fn after(&self, replica: &mut PoolReplica, usage: PoolUse, changed: bool, now: Timestamp) {
         let vm = self.vm.borrow();
         match usage {
@@ -335,7 +338,7 @@ impl<H: Host> FilterHost<H> {
                 #[cfg(feature = "drill")]
                 watch.into_iter().for_each(|watch| watch.paused(&self.proxy).done());
             }
-            // Most pieces bring a token, which is not published.
+            // Most pieces bring only a further token, which is not published.
             PoolUse::ReadResponse if !changed => {}
             PoolUse::Respond | PoolUse::ReadResponse | PoolUse::Release => {
                 vm.publish_load(replica, now, SharingOccasion::End);
@@ -370,18 +373,18 @@ impl<H: Host> FilterHost<H> {
         }
     }
 
-    /// How many attempts the proxy made.
+    /// The number of attempts that the proxy made.
     fn attempt_count(&self) -> u32 {
         let attempts = self.text(&["upstream", "request_attempt_count"]).first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
         u32::try_from(attempts).unwrap_or(u32::MAX)
     }
 
-    /// A property; empty if it does not exist.
+    /// Returns a property; empty if it does not exist.
     fn text(&self, path: &[&str]) -> Vec<u8> {
         self.proxy.property(path).unwrap_or_else(|e| self.failed("a property", e)).unwrap_or_default()
     }
 
-    /// Counts a call that the proxy refused, and goes on with the default.
+    /// Counts a call that the proxy refused, and returns the default value.
     fn failed<T: Default>(&self, what: &str, error: HostError) -> T {
         self.metrics.count(Stat::HostErrors);
         log::debug!("the proxy refused {what}: {error}");

@@ -1,4 +1,4 @@
-//! A client's requests against a proxy in memory.
+//! Requests of a client to a proxy in memory.
 
 mod parked;
 mod refusing;
@@ -29,7 +29,7 @@ impl HttpWorld {
         Self { host, vm, config, streams: std::cell::Cell::new(10) }
     }
 
-    /// With one pool of two endpoints.
+    /// Makes a proxy with one pool of two endpoints.
     fn ready() -> Self {
         let world = Self::new(r#"{"pools": [{"name": "default"}], "explain": true}"#);
         world.state("default");
@@ -51,7 +51,7 @@ impl HttpWorld {
         HttpStreamContext::new(self.streams.get(), self.host.clone(), Rc::clone(&self.vm), Rc::clone(&self.config))
     }
 
-    /// Request headers of a stream that has just begun.
+    /// Begins a stream with these request headers.
     fn headers(&self, headers: &[(&str, &str)], end: bool) -> (HttpStreamContext<FakeHost>, Action) {
         *self.host.http.request.borrow_mut() = headers.iter().map(|(n, v)| ((*n).into(), (*v).into())).collect();
         let mut stream = self.stream();
@@ -63,7 +63,7 @@ impl HttpWorld {
         self.headers(&[(":method", "POST"), (":path", path), ("content-type", "application/json")], false)
     }
 
-    /// The whole body, then the callback that ends it, as HTTP/1 brings them.
+    /// Delivers the whole body, then the callback that ends it, as with HTTP/1.
     fn body(&self, stream: &mut HttpStreamContext<FakeHost>, body: &str) -> Action {
         self.host.http.buffers.borrow_mut().insert(BodyBuffer::RequestBody as u32, body.into());
         assert_eq!(stream.on_http_request_body(body.len(), false), Action::Pause);
@@ -80,12 +80,12 @@ impl HttpWorld {
         stream.on_http_response_headers(headers.len(), false)
     }
 
-    /// The content of a buffer.
+    /// Returns the content of a buffer.
     fn buffer(&self, buffer: BodyBuffer) -> String {
         String::from_utf8(self.host.http.buffers.borrow()[&(buffer as u32)].clone()).unwrap()
     }
 
-    /// A piece of the response body; what goes on in its place.
+    /// Delivers a piece of the response body. Returns the bytes that go on in its place.
     fn piece(&self, stream: &mut HttpStreamContext<FakeHost>, piece: &str, last: bool) -> (String, Action) {
         self.host.http.buffers.borrow_mut().insert(BodyBuffer::ResponseBody as u32, piece.into());
         let action = stream.on_http_response_body(piece.len(), last);
@@ -139,7 +139,7 @@ fn a_chat_request_is_held_picked_and_released() {
 
 const ALIAS: &str = r#"{"model":"alias","messages":[{"role":"user","content":"alias"}]}"#;
 
-/// A stream that was sent on under another model's name.
+/// Returns a stream that was sent with another model name.
 fn renamed(world: &HttpWorld) -> HttpStreamContext<FakeHost> {
     let length = ALIAS.len().to_string();
     let (mut stream, _) = world.headers(
@@ -190,7 +190,7 @@ fn a_short_unstreamed_reply_is_held_to_get_its_right_length() {
     let mut stream = renamed(&world);
     let long = [(":status", "200"), ("content-type", "application/json"), ("content-length", "100000")];
     assert_eq!(world.respond(&mut stream, "via_upstream", "10.0.0.1:8000", &long), Action::Continue);
-    assert_eq!(world.response_header("content-length"), None, "too long to be held: it goes on as it comes");
+    assert_eq!(world.response_header("content-length"), None, "the reply is too long to be held, so it goes on as it comes");
     stream.on_done();
     assert_eq!(world.host.metric_value("switchpoint_host_errors_total"), 0);
 }
@@ -281,7 +281,7 @@ fn a_body_beyond_the_limit_is_refused_as_soon_as_it_is_known() {
     let (mut stream, action) = world.headers(&declared, false);
     assert_eq!(action, Action::Pause);
     assert!(world.host.take_log()[0].starts_with("reply 413 "));
-    assert_eq!(stream.on_http_request_body(1, true), Action::Pause, "it is answered: nothing of it goes on");
+    assert_eq!(stream.on_http_request_body(1, true), Action::Pause, "it is answered, so nothing goes on");
     let (mut stream, _) = world.post("/v1/completions");
     assert_eq!(stream.on_http_request_body(1024, false), Action::Pause);
     assert_eq!(world.host.take_log(), [""; 0]);
@@ -303,7 +303,7 @@ fn a_hint_that_allows_nobody_is_a_503() {
     assert_eq!(world.request_header(DESTINATION).as_deref(), Some("10.0.0.2:8000"));
     world.host.faults.unreadable.borrow_mut().push(hint.into());
     world.headers(&[(":method", "GET"), (":path", "/")], true);
-    assert!(world.host.take_log()[0].starts_with("reply 503 "), "what cannot be read allows nobody");
+    assert!(world.host.take_log()[0].starts_with("reply 503 "), "a hint that cannot be read allows no endpoint");
     assert_eq!(world.host.metric_value("switchpoint_host_errors_total"), 1);
 }
 
@@ -339,12 +339,13 @@ fn the_ready_path_tells_of_all_pools() {
     assert!(ask().starts_with("reply 503"));
     world.state("b");
     assert_eq!(ask(), r#"reply 200 {"ready":true}"#);
-    // More workers than VM slots: it serves all the same, and reports it.
+    // With more workers than VM slots, the VM serves requests too, and the ready reply has the
+    // number.
     for vm_slot in 0..crate::state::vm_table::VM_SLOTS_MAX as u64 + 2 {
         let row = proto::shared_data::VmEntry { vm: 1_000 + vm_slot, heartbeat: world.host.now(), queue: 0, serves: true };
         crate::state::vm_table::VmTable::write_heartbeat(&world.host, row).unwrap();
     }
-    // A VM that serves leaves a free lease to the others for a while.
+    // A VM that serves requests leaves a free lease to the other VMs for a while.
     for _ in 0..2 {
         world.host.pass_ms(600);
         world.vm.borrow_mut().tick(1);
@@ -355,8 +356,8 @@ fn the_ready_path_tells_of_all_pools() {
     assert_eq!(world.host.metric_value("switchpoint_refused_unavailable_total"), 0);
 }
 
-/// A retried request: a property names the endpoint that failed, and no property is read where the
-/// headers and the address say everything.
+/// In a retried request, a property names the endpoint that failed. No property is read if the
+/// headers and the address are enough.
 #[test]
 fn who_failed_is_known_whichever_way_the_proxy_says_where_a_reply_is_from() {
     const FROM_UPSTREAM: (&str, &str) = ("x-envoy-upstream-service-time", "3");

@@ -1,10 +1,10 @@
 //! Messages that must not be decoded again, because a VM was lost while decoding them.
 //!
 //! The leader decodes each message before the other VMs, under a mark in shared data. A leader that
-//! traps leaves its mark; the next one finds it and from then on refuses messages with that
-//! content. Losing a VM fails all streams of a worker, so after each loss the leader also stays
-//! away from the daemon for a while, longer each time: content that keeps changing can kill only so
-//! often.
+//! traps leaves its mark; the next leader finds it, and from then on refuses messages with that
+//! content. Losing a VM fails all streams of a worker. So after each loss the leader also stays
+//! away from the daemon for a while, longer each time. This limits how often changing content can
+//! kill a VM.
 
 use exchange::Timestamp;
 use proto::shared_data::{CRASH_DIGESTS_MAX, CrashRecord, DecodingMark};
@@ -15,14 +15,14 @@ use crate::host::{Host, WriteCondition};
 const MARK: &str = "switchpoint/1/decoding";
 /// The key of the [`CrashRecord`].
 const KEY: &str = "switchpoint/1/crash_guard";
-/// The pause after the first loss, in ms; it doubles with each further one.
+/// The pause after the first loss, in ms; it doubles with each further loss.
 const PAUSE_MS: u64 = 10_000;
 
 /// Fields that differ each time the same content is sent, each as the path of field numbers from
 /// [`proto::state::DaemonMessage`]: versions, sequences and ages.
 const VOLATILE: &[&[u32]] = &[&[2, 2], &[2, 3, 7], &[3, 2], &[3, 3]];
 
-/// Which messages crashed a VM that decoded them, as far as a leader knows.
+/// The messages that are known to have crashed a VM while it decoded them.
 #[derive(Debug, Default)]
 pub struct CrashGuard {
     record: CrashRecord,
@@ -31,8 +31,8 @@ pub struct CrashGuard {
 // === impl CrashGuard ===
 
 impl CrashGuard {
-    /// Reads what former leaders recorded, when a VM becomes leader. The second value says whether
-    /// the last of them was lost to a message.
+    /// Reads the record of former leaders when a VM becomes leader. The second value says whether
+    /// the last leader was lost while it decoded a message.
     #[must_use]
     pub fn load<H: Host>(host: &H, vm: u64, now: Timestamp) -> (Self, bool) {
         let mut crash_guard = Self { record: CrashRecord::from_bytes(&read(host, KEY)) };
@@ -44,7 +44,7 @@ impl CrashGuard {
         (crash_guard, mark.is_some())
     }
 
-    /// When the daemon may be contacted again.
+    /// The time from which the daemon may be contacted again.
     #[must_use]
     pub fn pause_ends(&self) -> Timestamp {
         match u32::try_from(self.record.digests.len()) {
@@ -53,7 +53,7 @@ impl CrashGuard {
         }
     }
 
-    /// Decodes under the mark; `None` when the message crashed a VM before.
+    /// Decodes a message under the mark; `None` if the message crashed a VM before.
     pub fn decode_guarded<H: Host, T>(&self, host: &H, vm: u64, message: &[u8], decode: impl FnOnce() -> T) -> Option<T> {
         let digest = content(message);
         if self.record.digests.contains(&digest) {
@@ -78,9 +78,8 @@ fn read<H: Host>(host: &H, key: &str) -> Vec<u8> {
     host.shared(key).ok().flatten().map(|shared| shared.bytes).unwrap_or_default()
 }
 
-/// A digest of a message without what differs each time it is sent; for bytes that are no message,
-/// a digest of the bytes. It only knows how to skip a field, so nothing in it can fail the way
-/// decoding did.
+/// Returns a digest of a message without its [`VOLATILE`] fields. If the bytes are no message,
+/// returns a digest of the bytes. The function only skips fields, so it cannot fail like decoding.
 fn content(message: &[u8]) -> u64 {
     let mut lasting = Vec::with_capacity(message.len());
     match collect(message, &mut Vec::new(), &mut lasting) {
@@ -89,7 +88,7 @@ fn content(message: &[u8]) -> u64 {
     }
 }
 
-/// Appends the lasting fields of the message at `path`; `None` where the bytes are no fields.
+/// Appends the other fields of the message at `path`; `None` if the bytes are not fields.
 fn collect(mut bytes: &[u8], path: &mut Vec<u32>, lasting: &mut Vec<u8>) -> Option<()> {
     while !bytes.is_empty() {
         let (tag, rest) = varint(bytes)?;
@@ -122,8 +121,8 @@ fn varint(bytes: &[u8]) -> Option<(u64, &[u8])> {
     Some((digits.iter().rev().fold(0, |value, digit| (value << 7) | u64::from(digit & 0x7f)), rest))
 }
 
-/// A digest that distinguishes messages, not a cryptographic one: FNV-1a over words (the last one
-/// filled up with zeros) and the length.
+/// Returns a digest that distinguishes messages: FNV-1a over words (the last word padded with
+/// zeros) and the length. It is not cryptographic.
 fn digest(bytes: &[u8]) -> u64 {
     const PRIME: u64 = 0x0000_0100_0000_01b3;
     const BASIS: u64 = 0xcbf2_9ce4_8422_2325;
@@ -162,13 +161,13 @@ mod tests {
         assert_eq!(
             second.decode_guarded(&host, 2, &pool_update(3, "10.6.6.6:1"), || 1),
             None,
-            "the daemon sends it again as another version"
+            "the daemon sends the content again as another version"
         );
         assert_eq!(second.decode_guarded(&host, 2, &pool_update(4, "10.0.0.1:1"), || 1), Some(1));
 
         let (third, lost) = CrashGuard::load(&host, 3, NOW);
         assert!(!lost, "one loss is counted once");
-        assert_eq!(third.decode_guarded(&host, 3, &pool_update(5, "10.6.6.6:1"), || 1), None, "and remembered");
+        assert_eq!(third.decode_guarded(&host, 3, &pool_update(5, "10.6.6.6:1"), || 1), None, "the content stays refused");
     }
 
     #[test]

@@ -6,9 +6,9 @@
 //! writes carries its epoch: a leader that was stalled longer than its lease cannot roll anything
 //! back.
 //!
-//! No call says which VM is the main thread's. It is the one that never gets a request, so a VM
-//! that has served a request leaves the lease to those that have not, and a leader that serves
-//! hands over to one that does not.
+//! No host call reports which VM is the main thread's. That VM never gets a request. So a VM that
+//! has served a request leaves the lease to VMs that have not, and a leader that serves requests
+//! hands over to a VM that does not.
 
 use exchange::Timestamp;
 use proto::shared_data::LeaseValue;
@@ -17,17 +17,16 @@ use crate::host::{Host, Result, WriteCondition};
 
 /// The key of the lease.
 const KEY: &str = "switchpoint/1/leader";
-/// How long a VM that serves requests leaves a free lease to those that do not: a few of their
-/// ticks.
+/// How long a VM that serves requests leaves a free lease to the VMs that do not: a few ticks.
 const DEFER_MS: u64 = 500;
-/// How long a leader leads before it hands over, so that the lease does not change hands often
-/// during a busy start.
+/// How long a leader leads before it hands over, so that the lease does not move often during a
+/// busy start.
 const DWELL_MS: u64 = 10_000;
-/// Attempts at a compare-and-swap: each failure means that another VM succeeded, and there is one
-/// lease.
+/// The most attempts at a compare-and-swap. A failure means that another VM succeeded, and there is
+/// only one lease.
 const TRIES_MAX: usize = 4;
 
-/// The part of a VM in the lease.
+/// A VM's part in the election of the leader.
 #[derive(Debug)]
 pub struct LeaderElection {
     vm: u64,
@@ -46,7 +45,7 @@ struct HeldLease {
 // === impl LeaderElection ===
 
 impl LeaderElection {
-    /// The part of the VM `vm`.
+    /// Makes the part of the VM `vm`.
     #[must_use]
     pub fn new(vm: u64) -> Self {
         Self { vm, held_lease: None, free_since: None }
@@ -56,7 +55,8 @@ impl LeaderElection {
     /// this VM has ever had a request. Returns the epoch while this VM leads.
     pub fn poll<H: Host>(&mut self, host: &H, serves: bool, term_ms: u64, now: Timestamp) -> Option<u64> {
         match self.held_lease {
-            // Two thirds of it are left: nothing to do, and no other VM may take it.
+            // More than two thirds of the term are left: nothing to do, and no other VM may take
+            // it.
             Some(held) if held.until.ms_since(now) > term_ms.saturating_mul(2) / 3 => Some(held.epoch),
             _ => self.contend(host, serves, term_ms, now),
         }
@@ -68,13 +68,13 @@ impl LeaderElection {
         self.held_lease.is_some_and(|held| held.until > now)
     }
 
-    /// Has it led for long enough to hand over?
+    /// Whether this VM has led for long enough to hand over.
     #[must_use]
     pub fn can_hand_over(&self, now: Timestamp) -> bool {
         self.held_lease.is_some_and(|held| now.ms_since(held.since) >= DWELL_MS)
     }
 
-    /// Makes `successor` the leader, if this VM is.
+    /// Makes `successor` the leader, if this VM leads.
     pub fn hand_over<H: Host>(&mut self, host: &H, successor: u64, term_ms: u64, now: Timestamp) {
         let until = now.plus_ms(term_ms);
         self.give_up(host, |record| LeaseValue { epoch: record.epoch.saturating_add(1), holder: successor, until });
@@ -122,7 +122,7 @@ impl LeaderElection {
         self.held_lease.filter(|held| held.until > now).map(|held| held.epoch)
     }
 
-    /// May a lease that is not ours be taken now?
+    /// Whether this VM may take the lease `record` now.
     fn can_take(&mut self, record: LeaseValue, serves: bool, now: Timestamp) -> bool {
         if record.until > now {
             self.free_since = None;
@@ -175,7 +175,7 @@ mod tests {
         assert_eq!(a.poll(&host, false, TERM, at(0)), Some(1));
         assert_eq!(b.poll(&host, false, TERM, at(2_999)), None);
         assert_eq!(b.poll(&host, false, TERM, at(3_000)), Some(2));
-        assert!(!a.holds(at(3_000)), "by its own clock the old leader knows");
+        assert!(!a.holds(at(3_000)), "the old leader sees it by its own clock");
         assert_eq!(a.poll(&host, false, TERM, at(3_100)), None);
     }
 

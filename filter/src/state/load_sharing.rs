@@ -1,17 +1,18 @@
-//! What this VM publishes to the other VMs of a process about a pool, and reads from them, so that
-//! all of them pick with the same state.
+//! The load of a pool that this VM publishes to the other VMs of its process and reads from them,
+//! so that all VMs pick with the same state.
 //!
 //! ```text
 //!  pick, first token, end, failure ──► own load report (and ring), at once
 //!  pick ◄── reports of the others, at most every 2 ms ── rings of the others, at most every 10 ms
 //! ```
-//! Responses with news (a first token, an end) read too, and sooner, because no request waits for
-//! them: under traffic a pick mostly finds both read a moment ago.
+//! A response that changes the load (a first token, an end) also triggers a reading, at shorter
+//! intervals, because no request waits for it. So under traffic a pick mostly finds that both were
+//! read a moment ago.
 //!
-//! No VM is woken on the request path: that costs up to 35 µs a thread, while reading costs 0.7 µs
-//! a VM. Reports are better than gauges, which are atomics of the process: a hundred endpoints with
-//! two numbers each cost 15 µs to read as gauges, and a VM that traps would leave its share in them
-//! for ever.
+//! No VM is woken on the request path: a wake-up costs up to 35 µs for each thread, a reading 0.7
+//! µs for each VM. Reports are better than gauges, which are atomics of the process: reading a
+//! hundred endpoints with two numbers each costs 15 µs as gauges, and a VM that traps would leave
+//! its share in the gauges for ever.
 
 use exchange::{ManagedPool, Timestamp};
 use pool_state::peers::take_peer_report;
@@ -23,79 +24,80 @@ use super::placement_ring::{PlacementRingReader, PlacementRingWriter, ReadBudget
 use super::vm_table::VmTable;
 use crate::host::{Host, WriteCondition};
 
-/// A report that was not written for this long does not count: ten ticks. A VM with anything
-/// outstanding writes at each tick, so a VM that trapped with open streams leaves nothing behind.
+/// A report that was not written for this long (ten ticks), in ms, does not count. A VM with load
+/// writes at each tick. So the load of a VM that trapped with open streams disappears.
 pub const ROW_EXPIRY_MS: u64 = 1_000;
-/// At a pick, reports of others are read again if the last reading is this old, ms ...
+/// At a pick, reports of other VMs are read again if the last reading is this old, in ms ...
 const ROWS_MS: u64 = 2;
-/// ... and sooner when no request waits for it.
+/// ... and at the end of a request, when no request waits, if the last reading is this old ...
 const ROWS_AT_END_MS: u64 = 1;
-/// ... but no more than this many per millisecond, in a process of more than 64 workers: a report
-/// costs 1 to 2 µs, so reading never takes more than a twentieth of a worker. With 192 workers the
-/// last reading is 6 ms old, with 511 it is 15.
+/// ... but no more than this many reports per millisecond, which matters with more than 64 workers.
+/// A report costs 1 to 2 µs, so reading takes at most a twentieth of a worker's time. With 192
+/// workers the last reading is up to 6 ms old, with 511 up to 15 ms.
 const ROWS_A_MS: u64 = 32;
 /// Reports of VMs that do not pick, and of all other proxies together, are read no more often than
 /// the daemon sends them.
 const SLOW_ROWS_MS: u64 = 5;
-/// At a pick rings are read when the last look is so long ago, in ms ...
+/// At a pick, rings are read again if the last reading is this old, in ms ...
 const RINGS_AT_PICK_MS: u64 = 10;
-/// ... and sooner at the end of a request, when no request waits for it.
+/// ... and at the end of a request, when no request waits, if the last reading is this old.
 const RINGS_AT_END_MS: u64 = 5;
-/// Blocks read at a pick: up to 50 µs. The next reading takes the rest.
+/// The most blocks read at a pick, which takes up to 50 µs. The next reading takes the rest.
 const BLOCKS_AT_PICK: usize = 2_048;
-/// Blocks taken in at the end of a request: up to 0.2 ms.
+/// The most blocks read at the end of a request, which takes up to 0.2 ms.
 const BLOCKS_AT_END: usize = 8_192;
-/// Blocks read at a tick: up to 2 ms, when a VM has just started and reads the rings of all others.
+/// The most blocks read at a tick. It takes up to 2 ms in a VM that has just started and reads the
+/// rings of all other VMs.
 const BLOCKS_AT_TICK: usize = 65_536;
 
-/// When something is shared.
+/// The occasion of sharing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SharingOccasion {
     /// A request waits for its decision.
     Pick,
-    /// A response passes or has ended: no decision waits.
+    /// A response passes or has ended; no decision waits.
     End,
     /// No request waits.
     Tick,
 }
 
-/// This VM among the others.
+/// This VM's identity in the process.
 #[derive(Clone, Copy, Debug)]
 pub struct VmContext<'a> {
-    /// Its identity.
+    /// The VM's random number.
     pub vm: u64,
-    /// Its VM slot.
+    /// The VM's slot.
     pub vm_slot: u16,
     /// All VMs.
     pub vm_table: &'a VmTable,
 }
 
-/// The state for one pool.
+/// The state of sharing for one pool.
 #[derive(Debug)]
 pub struct LoadSharing {
     pool: Box<str>,
     own: PublishedLoad,
-    /// By VM slot.
+    /// The other VMs, by VM slot.
     peers: Vec<PeerVm>,
     /// The other proxies together, as the leader reports them.
     outside: PeerVm,
-    /// How many others pick.
+    /// The number of other VMs that pick.
     picking: u64,
     read: ReadTimes,
     /// When a loss in a ring was last noticed.
     lost_at: Option<Timestamp>,
-    /// Whether the sum of the others matches the reports last read and the current pool update.
+    /// Whether the sum of the reports is current, for the reports last read and the pool update.
     summed: bool,
 }
 
-/// What this VM publishes.
+/// The load that this VM publishes.
 #[derive(Debug)]
 struct PublishedLoad {
     /// This VM's slot, and the key of its report.
     place: Option<(u16, String)>,
     report: OwnLoadReport,
     ring: PlacementRingWriter,
-    /// The count of the pool's changes that were published.
+    /// The count of the pool's changes at the last publication.
     changes: Option<u64>,
     ring_position: RingPosition,
 }
@@ -118,7 +120,7 @@ struct PeerVm {
     /// The token of the last write that was read.
     token: Option<u32>,
     report: PeerReport,
-    /// Whether it picks, as far as known.
+    /// Whether the VM is known to pick.
     serves: bool,
     ring: PlacementRingReader,
 }
@@ -126,7 +128,8 @@ struct PeerVm {
 // === impl LoadSharing ===
 
 impl LoadSharing {
-    /// For `pool`, a name from the filter's configuration, so that keys are a fixed set.
+    /// Makes the state for `pool`, a name from the filter's configuration, so that keys are a fixed
+    /// set.
     #[must_use]
     pub fn new(pool: &str) -> Self {
         Self {
@@ -147,13 +150,13 @@ impl LoadSharing {
         }
     }
 
-    /// Another pool update is in force: other generations of endpoints count.
+    /// Records that another pool update is in force, so other generations of endpoints count.
     pub fn pool_update_changed(&mut self) {
         self.summed = false;
     }
 
-    /// Publishes what changed here since the last time; at a tick also what did not change, so that
-    /// it keeps counting.
+    /// Publishes this VM's changes since the last time. At a tick, it also publishes an unchanged
+    /// load, so that the load does not expire.
     pub fn publish<H: Host>(&mut self, host: &H, me: VmContext<'_>, pool: &mut ManagedPool, now: Timestamp, moment: SharingOccasion) {
         let changes = pool.changes();
         let is_news = match self.own.changes {
@@ -188,15 +191,15 @@ impl LoadSharing {
         }
         self.set_vm_slot(me);
         for (endpoint, blocks) in placements::each(&peers.placements) {
-            // All of it counts as known: it came from other proxies and must not go back.
+            // All blocks count as known, because they came from other proxies and must not go back.
             self.own.ring.append(host, endpoint, &blocks, u32::MAX);
         }
         self.own.ring.flush(host);
     }
 
-    /// Whether other processes or VMs pick whose placements do not arrive here: another proxy that
-    /// has reported nothing for long while the daemon is silent too (its last metrics were received
-    /// at `metrics_at`), or a VM in whose ring something was lost lately.
+    /// Whether placements of others do not arrive here: another proxy has reported nothing for long
+    /// and the daemon is silent too (its last metrics were received at `metrics_at`), or segments
+    /// of a VM's ring were lost recently.
     #[must_use]
     pub fn are_peers_unreachable(&self, metrics_at: Option<Timestamp>, now: Timestamp) -> bool {
         let long_since = |at: Option<Timestamp>| at.is_none_or(|at| now.ms_since(at) >= proto::SHARE_EXPIRY_MS);
@@ -221,8 +224,8 @@ impl LoadSharing {
         RemotePeers::of_word(self.outside.report().head().ring)
     }
 
-    /// Reads what the others published, as far as it is due. Returns how much of their rings was
-    /// lost.
+    /// Reads the reports and rings of the other VMs that are due. Returns the number of ring
+    /// segments that were lost.
     pub fn receive<H: Host>(
         &mut self,
         host: &H,
@@ -238,7 +241,7 @@ impl LoadSharing {
         let rings = due(self.read.rings, rings_ms.max(spread_ms)) && pool.prefixes().bytes() > 0;
         if rings || due(self.read.reports, rows_ms.max(spread_ms)) {
             self.read.reports = Some(now);
-            // Without other proxies, only their return has to be noticed.
+            // Without other proxies, this only has to notice when one appears.
             let slow_ms = if self.remote_peers().proxies > 1 { SLOW_ROWS_MS } else { RINGS_AT_PICK_MS };
             let slow = rings || due(self.read.slow_reports, slow_ms) || !self.summed;
             if slow {
@@ -249,7 +252,7 @@ impl LoadSharing {
         if rings { self.receive_placements(host, pool, now, moment) } else { 0 }
     }
 
-    /// This VM shares nothing any more, or has no VM slot: no other VM counts here.
+    /// Drops the load of the other VMs, because this VM no longer shares, or has no VM slot.
     #[cold]
     pub fn forget_peers(&mut self, pool: &mut ManagedPool) {
         if self.read.reports.take().is_some() {
@@ -260,7 +263,7 @@ impl LoadSharing {
         }
     }
 
-    /// Forgets when it last published and read, for measurements.
+    /// Resets the times of the last publication and reading, for measurements.
     #[cfg(feature = "drill")]
     pub fn reset(&mut self) {
         self.own.changes = None;
@@ -274,7 +277,7 @@ impl LoadSharing {
         self.own.ring.set_vm_slot(me.vm, me.vm_slot);
     }
 
-    /// Reads the reports of VMs that pick, and those of all others when that is due.
+    /// Reads the reports of VMs that pick and, if `slow`, all other reports.
     fn receive_load_reports<H: Host>(&mut self, host: &H, me: VmContext<'_>, pool: &mut ManagedPool, now: Timestamp, slow: bool) {
         for peer in &mut self.peers {
             peer.report.set_writer(0);
@@ -332,7 +335,7 @@ impl LoadSharing {
     }
 }
 
-/// The key of the report of the VM in `vm_slot`.
+/// Returns the key of the report of the VM in `vm_slot`.
 fn key(pool: &str, vm_slot: u16) -> String {
     format!("switchpoint/1/pool/{pool}/row/{vm_slot}")
 }
@@ -352,8 +355,8 @@ impl PeerVm {
         RingPosition::of_word(self.report().head().ring)
     }
 
-    /// Reads the report if it was written since the last time; a slow one only when it is due.
-    /// Returns whether SLOs must be computed again.
+    /// Reads the report if it was written since the last time. The report of a VM that does not
+    /// pick is read only if `slow`. Returns whether SLOs must be computed again.
     fn receive<H: Host>(&mut self, host: &H, pool: &mut ManagedPool, now: Timestamp, slow: bool) -> bool {
         let writer = self.report.writer();
         let is_slow = writer == LoadReportHead::OUTSIDE || (!self.serves && self.token.is_some() && self.report().is_idle());

@@ -1,10 +1,10 @@
 //! Observations on their way from each VM to the daemon's learner: a ring of segments in shared
 //! data, of fixed size.
 //!
-//! Rows are numbered from 0 for as long as their VM lives, and a segment has the number of its
-//! first row. So a slow reader, or a new leader, finds the oldest row that exists, and the daemon
-//! sees by the numbers what was lost and what it already has. Learning from a sample is as good as
-//! learning from everything, so no writer waits: the oldest rows are overwritten.
+//! Rows are numbered from 0 for the lifetime of their VM, and a segment has the number of its first
+//! row. So a slow reader, or a new leader, finds the oldest row that exists, and the daemon sees by
+//! the numbers which rows were lost and which it already has. Learning from a sample is as good as
+//! learning from all rows, so no writer waits: the oldest rows are overwritten.
 
 use proto::observation::OBSERVATION_BYTES;
 use proto::shared_data::{OBSERVATION_SEGMENT_ROWS as SEGMENT_ROWS, SegmentHead};
@@ -12,8 +12,8 @@ use proto::state;
 
 use crate::host::{Host, WriteCondition};
 
-/// Segments of a ring. With reads every 100 ms it has room for 5,000 requests a second in each VM
-/// and pool.
+/// Segments of a ring. With reads every 100 ms, it has room for 5,000 requests per second in each
+/// VM and pool.
 const SEGMENTS: u64 = 16;
 /// A VM's own ring.
 #[derive(Debug, Default)]
@@ -24,7 +24,7 @@ pub struct ObservationRingWriter {
     segment: Vec<u8>,
 }
 
-/// How far another VM's ring was read.
+/// Reads another VM's ring, and keeps the position.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ObservationRingReader {
     vm: u64,
@@ -74,21 +74,22 @@ impl ObservationRingWriter {
 // === impl ObservationRingReader ===
 
 impl ObservationRingReader {
-    /// What the VM `vm` in `vm_slot` wrote since the last time: at most the whole ring; `None` when
-    /// that is nothing.
+    /// Returns the observations that the VM `vm` in `vm_slot` wrote since the last time, at most
+    /// the whole ring; `None` if there are none.
     pub fn read<H: Host>(&mut self, host: &H, (pool, vm_slot, vm): (&str, u16, u64)) -> Option<state::Observations> {
         if self.vm != vm {
             *self = Self { vm, next: 0 };
         }
         let mut message = state::Observations { pool: pool.to_owned(), vm_id: vm, first: self.next, rows: Vec::new() };
-        // Twice: once around to find the oldest, once to read.
+        // Twice around the ring: once to find the oldest segment, once to read.
         for _ in 0..SEGMENTS.saturating_mul(2) {
             let Some((first, rows)) = segment(host, &key(pool, vm_slot, self.next), vm) else { break };
             let begun = self.next.saturating_sub(self.next % SEGMENT_ROWS);
             if first > begun {
                 let oldest = first.saturating_sub(SEGMENTS.saturating_sub(1).saturating_mul(SEGMENT_ROWS));
                 self.next = oldest.max(begun.saturating_add(SEGMENT_ROWS));
-                // Rows before the gap go alone, because numbers in a message are consecutive.
+                // Rows before the gap go into their own message, because the numbers in a message
+                // are consecutive.
                 if !message.rows.is_empty() {
                     break;
                 }
@@ -108,8 +109,8 @@ impl ObservationRingReader {
     }
 }
 
-/// The number of the first row of a segment, and its rows; `None` when it is another VM's or
-/// invalid.
+/// Returns the number of a segment's first row, and its rows; `None` if the segment is another VM's
+/// or invalid.
 fn segment<H: Host>(host: &H, key: &str, vm: u64) -> Option<(u64, Vec<u8>)> {
     let shared = host.shared(key).ok()??;
     let (head, rows) = SegmentHead::split(&shared.bytes)?;
@@ -138,7 +139,7 @@ mod tests {
         writer.append(host, AT, numbers.map(row));
     }
 
-    /// The number of the first row, and the contents of all.
+    /// Returns the number of the first row, and the contents of all rows.
     fn read(host: &FakeHost, reader: &mut ObservationRingReader) -> Option<(u64, Vec<u64>)> {
         let message = reader.read(host, AT)?;
         let rows = message.rows.as_chunks::<OBSERVATION_BYTES>().0;
@@ -187,7 +188,7 @@ mod tests {
             reader.read(&host, ("p", 2, 8)).map(|message| (message.vm_id, message.first, message.rows.len())),
             Some((8, 0, OBSERVATION_BYTES))
         );
-        assert_eq!(read(&host, &mut reader), None, "of the one that is gone");
+        assert_eq!(read(&host, &mut reader), None, "nothing of the VM that is gone");
     }
 
     proptest! {

@@ -1,7 +1,8 @@
-//! What the leader publishes to the other proxies of a pool for all VMs of its process: the sum of
-//! their load reports, and their placements.
+//! Publishes the load of all VMs of this process to the other proxies of a pool: the sum of their
+//! load reports, and their placements. The leader does this.
 //!
-//! Only when the daemon has reported other proxies; then every few ms while anything changes.
+//! It publishes only if the daemon has reported other proxies; then every few ms while anything
+//! changes.
 
 use exchange::{ManagedPool, Timestamp};
 use pool_state::peers::append_placement;
@@ -12,27 +13,28 @@ use super::load_sharing::LoadSharing;
 use super::placement_ring::{PlacementRingReader, ReadBudget};
 use crate::host::Host;
 
-/// Blocks of placements in one message, and one record more: 1.6 to 3 MB a second at most. With
-/// more traffic, segments of rings are overwritten before they are read, which is counted.
+/// The most blocks of placements in one message, apart from the last record: 1.6 to 3 MB per second
+/// at most. With more traffic, ring segments are overwritten before they are read, which is
+/// counted.
 const BLOCKS_MAX: usize = 1_024;
-/// After this long without a change, ms, there is no traffic.
+/// After this long without a change, in ms, traffic counts as stopped.
 const QUIET_MS: u64 = 1_000;
-/// Tick period under traffic. Picks with load that is 10 ms old are nearly as good as with current
-/// load; at 100 ms all proxies run to the same endpoint.
+/// Tick period under traffic, in ms. Picks with load that is 10 ms old are nearly as good as with
+/// current load; at 100 ms, all proxies pick the same endpoint.
 const BUSY_TICK_MS: u32 = 5;
-/// Tick period without traffic: how late the first request of a burst is published.
+/// Tick period without traffic, in ms: the delay until the first request of a burst is published.
 const QUIET_TICK_MS: u32 = 10;
-/// A stamp that comes back later than this, ms, is ignored: the daemon was away meanwhile.
+/// A stamp that comes back later than this, in ms, is ignored: the daemon was away meanwhile.
 const DELAY_MAX_MS: u64 = proto::SHARE_EXPIRY_MS;
-/// One more measured delay has a weight of one in this many.
+/// A new measured delay has the weight of one in this many.
 const DELAYS: u32 = 8;
 
-/// The state for one pool.
+/// The state of publishing for one pool.
 #[derive(Debug, Default)]
 pub struct PeerPublisher {
     peers: ProxyPeers,
     sum: LoadReportSum,
-    /// How far the ring in each VM slot was published.
+    /// The position up to which the ring in each VM slot was published.
     published: Vec<PlacementRingReader>,
     /// The report that was last sent, without its time.
     row: Vec<u8>,
@@ -41,7 +43,8 @@ pub struct PeerPublisher {
     delay: ReportDelay,
 }
 
-/// The age of others' reports on arrival here, and of ours on arrival there.
+/// The age of other proxies' reports on arrival here, and of this proxy's reports on arrival there.
+/// Both are assumed to be equal.
 #[derive(Debug, Default)]
 struct ReportDelay {
     /// The stamp that came back last.
@@ -53,8 +56,9 @@ struct ReportDelay {
 // === impl ReportDelay ===
 
 impl ReportDelay {
-    /// A stamp came back. Returns the age of our oldest report by now, µs, when the stamp says that
-    /// more was forwarded: it takes as long to the others as back to us.
+    /// Handles a stamp that came back. If it is a new one, a report of this process was forwarded:
+    /// returns the delay of the oldest change in that report, µs. A report takes as long to the
+    /// other proxies as its stamp takes back.
     fn receive(&mut self, stamp: u64, now: Timestamp) -> Option<u32> {
         let before = std::mem::replace(&mut self.stamp, stamp);
         let delay = now.us_since(Timestamp(stamp));
@@ -71,14 +75,14 @@ impl ReportDelay {
 // === impl PeerPublisher ===
 
 impl PeerPublisher {
-    /// The daemon sent a message. Returns the age of our oldest report by now, µs, when the message
-    /// says that more was forwarded.
+    /// Handles a message of the daemon. If the message shows that a report of this process was
+    /// forwarded, returns the delay of the oldest change in that report, µs.
     pub fn receive_peers(&mut self, message: &state::PeerLoad, now: Timestamp) -> Option<u32> {
         self.peers.receive(message);
         self.delay.receive(message.stamp, now)
     }
 
-    /// The age of others' reports on arrival, µs; 0 while none was measured.
+    /// The mean age of other proxies' reports on arrival, µs; 0 before the first measurement.
     #[must_use]
     pub fn delay_us(&self) -> u32 {
         self.delay.mean_us
@@ -97,7 +101,7 @@ impl PeerPublisher {
         self.peers.has_peers()
     }
 
-    /// The next report, if one is due; and how many segments of rings were lost since the last.
+    /// Returns the next report, if one is due, and the number of ring segments lost since the last.
     pub fn next_report<H: Host>(
         &mut self,
         host: &H,
@@ -121,8 +125,8 @@ impl PeerPublisher {
             return (None, lost);
         }
         self.row.clone_from(&row);
-        // The oldest change is from right after the last reading; a report that is only repeated
-        // has none.
+        // The oldest change may be from right after the last reading. A repeated report has no
+        // change, so it has no stamp.
         let stamp = if is_changed { read_at.0 } else { 0 };
         (Some(self.peers.report(name, row, placements, stamp, now)), lost)
     }

@@ -1,27 +1,26 @@
-//! Which prompts were given to which endpoints, as each VM publishes it to the others: a ring of
-//! segments in shared data, of fixed size.
+//! The placements that each VM publishes to the other VMs: a ring of segments in shared data, of
+//! fixed size.
 //!
-//! A segment names its VM and its number, which grows; its place in the ring is the number modulo
-//! [`SEGMENTS`]. The VM's load report says how far its ring is written, so a reader reads nothing
-//! that does not exist. A segment with another number than expected was overwritten before it was
-//! read: a gap, which is counted and skipped. Its placements are missing here: for a while this VM
-//! uses rendezvous endpoints for cold prompts, as every VM does that lost something
-//! ([`super::load_sharing`]).
+//! A segment has its VM and a number that grows; its place in the ring is the number modulo
+//! [`SEGMENTS`]. The VM's load report has the write position of its ring, so a reader never reads
+//! beyond it. A segment with another number than expected was overwritten before it was read. Such
+//! a gap is counted and skipped. Because its placements are missing here, this VM uses rendezvous
+//! endpoints for cold prompts for a while ([`super::load_sharing`]).
 
 use proto::shared_data::{PlacementEntry, RECORD_BLOCKS_MAX, RingPosition, SEGMENT_HEAD_BYTES, SegmentHead};
 use scheduler::EndpointRef;
 
 use crate::host::{Host, WriteCondition};
 
-/// Bytes of a segment. Its VM writes it again with each placement, which takes about 0.15 µs; a
-/// reader takes 0.8 µs for it.
+/// The most bytes of a segment. Its VM writes the segment again with each placement, which takes
+/// about 0.15 µs; a reader takes 0.8 µs for it.
 const SEGMENT_BYTES_MAX: usize = 8 << 10;
-/// Segments of a ring: 1 MB for each VM and pool that picks, 300 prompts of 400 blocks. A worker
-/// that does not pick reads at ticks of 100 ms, so one that picks may place 3,000 such prompts a
-/// second.
+/// Segments of a ring: 1 MB for each VM and pool that picks, enough for 300 prompts of 400 blocks.
+/// A worker that does not pick reads every 100 ms, so a worker that picks may place 3,000 such
+/// prompts per second.
 pub const SEGMENTS: u64 = 128;
-/// What reading a segment costs of a reader's budget, in blocks: the host call, about as long as so
-/// many inserts.
+/// The cost of reading a segment in a reader's budget, in blocks: the host call takes about as long
+/// as this many inserts.
 const LOOK_BLOCKS: usize = 32;
 
 /// A VM's own ring.
@@ -34,13 +33,13 @@ pub struct PlacementRingWriter {
     segment: Vec<u8>,
 }
 
-/// How far another VM's ring was read.
+/// Reads another VM's ring, and keeps the position.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PlacementRingReader {
     vm: u64,
     at: RingPosition,
-    /// The newest segment when the reader met that VM. Older ones that are overwritten are not
-    /// counted as lost.
+    /// The newest segment when the reader first read that VM's ring. Older segments that are
+    /// overwritten do not count as lost.
     met: u64,
 }
 
@@ -49,18 +48,18 @@ pub struct PlacementRingReader {
 pub struct PlacementRecord<'r> {
     /// The endpoint that got the blocks.
     pub endpoint: EndpointRef,
-    /// All of them.
+    /// All blocks of the placement.
     pub blocks: &'r [u64],
-    /// The blocks that it did not have cached, as estimated.
+    /// The blocks that the endpoint did not have cached, as estimated.
     pub new: &'r [u64],
 }
 
-/// What a reader may spend, and what it found.
+/// The budget of a reading, and the gaps that it found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadBudget {
-    /// Blocks it may still take in; the record that goes beyond is the last.
+    /// Blocks that may still be read; the record that exceeds this is the last.
     pub blocks: usize,
-    /// Segments that were gone before they were read.
+    /// Segments that were overwritten before they were read.
     pub gaps: u32,
 }
 
@@ -71,13 +70,13 @@ fn key(pool: &str, vm_slot: u16, segment: u64) -> String {
 // === impl PlacementRingWriter ===
 
 impl PlacementRingWriter {
-    /// A ring of `pool` in which nothing is written.
+    /// Makes an empty ring for `pool`.
     #[must_use]
     pub fn new(pool: &str) -> Self {
         Self { pool: pool.into(), vm: 0, vm_slot: 0, position: RingPosition::default(), segment: Vec::new() }
     }
 
-    /// Sets the VM and its VM slot: where it writes from now on.
+    /// Sets the VM and its VM slot, which name the keys for writing.
     pub fn set_vm_slot(&mut self, vm: u64, vm_slot: u16) {
         if (self.vm, self.vm_slot) != (vm, vm_slot) {
             (self.vm, self.vm_slot) = (vm, vm_slot);
@@ -85,24 +84,24 @@ impl PlacementRingWriter {
         }
     }
 
-    /// The VM it belongs to.
+    /// The VM that the ring belongs to.
     #[must_use]
     pub fn vm(&self) -> u64 {
         self.vm
     }
 
-    /// How far it is written.
+    /// The position up to which the ring is written.
     #[must_use]
     pub fn position(&self) -> RingPosition {
         self.position
     }
 
-    /// Appends a placement: `endpoint` got these blocks and had the first `known` of them cached,
-    /// as estimated. [`Self::flush`] writes it, or a full segment does so earlier.
+    /// Appends a placement: `endpoint` got these blocks, and had the first `known` of them cached,
+    /// as estimated. The placement is written by [`Self::flush`], or earlier if the segment is
+    /// full.
     pub fn append<H: Host>(&mut self, host: &H, endpoint: EndpointRef, blocks: &[u64], known: u32) {
         let mut known = known as usize;
-        // Other workers learn of the pick even if the prompt was not read, because the order of
-        // picks counts.
+        // The pick is published even if the prompt was not read, because the order of picks counts.
         for piece in blocks.chunks(RECORD_BLOCKS_MAX).chain(blocks.is_empty().then_some(blocks)) {
             if self.segment.is_empty() || self.segment.len().saturating_add(PlacementEntry::bytes(piece.len())) > SEGMENT_BYTES_MAX {
                 self.flush(host);
@@ -118,7 +117,7 @@ impl PlacementRingWriter {
     pub fn flush<H: Host>(&mut self, host: &H) {
         if !self.segment.is_empty() {
             self.position.bytes = u32::try_from(self.segment.len()).unwrap_or(u32::MAX);
-            // One that the host does not take is a gap to the readers.
+            // If the host refuses, the segment is a gap for the readers.
             let _ = host.share(&key(&self.pool, self.vm_slot, self.position.segment), &self.segment, WriteCondition::Any);
         }
     }
@@ -133,9 +132,9 @@ impl PlacementRingWriter {
 // === impl PlacementRingReader ===
 
 impl PlacementRingReader {
-    /// Reads what the VM `vm` in `vm_slot` wrote since the last time, up to `end` and within the
-    /// budget; for a new VM, from its oldest segment on. `take` returns how many blocks it cost.
-    /// True when nothing was left.
+    /// Reads the placements that the VM `vm` in `vm_slot` wrote since the last time, up to `end`
+    /// and within the budget; for a new VM, from its oldest segment on. `take` returns the cost of
+    /// a record in blocks. True if nothing was left.
     pub fn read<H: Host>(
         &mut self,
         host: &H,
@@ -172,8 +171,8 @@ impl PlacementRingReader {
         true
     }
 
-    /// Reads what is new in a segment. False when the budget ended before it; `None` when it is not
-    /// the expected one.
+    /// Reads the new records of a segment. False if the budget ended before the segment; `None` if
+    /// the segment is not the expected one.
     fn segment<H: Host>(
         &mut self,
         host: &H,
@@ -230,7 +229,7 @@ mod tests {
         writer.flush(host);
     }
 
-    /// All that is new, with the gaps.
+    /// Returns all new records and the number of gaps.
     fn read(host: &FakeHost, reader: &mut PlacementRingReader, end: RingPosition, blocks: usize) -> (Vec<(u16, Vec<u64>)>, u32, bool) {
         let (mut budget, mut read) = (ReadBudget { blocks, gaps: 0 }, Vec::new());
         let all = reader.read(host, ("p", 2, 7), end, &mut budget, |record| {
@@ -260,7 +259,7 @@ mod tests {
         let (host, mut writer, mut reader) = (FakeHost::new(), writer(), PlacementRingReader::default());
         tell(&host, &mut writer, 1, &[1]);
         read(&host, &mut reader, writer.position(), PLENTY);
-        // Each fills more than half of a segment.
+        // Each placement fills more than half of a segment.
         for i in 0..SEGMENTS + 9 {
             tell(&host, &mut writer, 2, &vec![i; 600]);
         }
@@ -272,16 +271,16 @@ mod tests {
         assert!(host.shared.borrow().values().all(|(bytes, _)| bytes.len() <= SEGMENT_BYTES_MAX));
     }
 
-    /// A busy ring begins 2^32 segments within weeks.
+    /// A busy ring reaches 2^32 segments within weeks.
     #[test]
     fn a_ring_is_read_on_beyond_any_number_that_32_bits_hold() {
         let (host, mut writer, mut reader) = (FakeHost::new(), writer(), PlacementRingReader::default());
         writer.position.segment = u64::from(u32::MAX) - 3;
         for i in 0..9 {
             tell(&host, &mut writer, 2, &vec![i; 600]);
-            let told = RingPosition::of_word(writer.position().to_word());
-            assert_eq!(told, writer.position());
-            assert_eq!(read(&host, &mut reader, told, PLENTY), (vec![(2, vec![i; 600])], 0, true), "{told:?}");
+            let position = RingPosition::of_word(writer.position().to_word());
+            assert_eq!(position, writer.position());
+            assert_eq!(read(&host, &mut reader, position, PLENTY), (vec![(2, vec![i; 600])], 0, true), "{position:?}");
         }
         assert!(writer.position().segment > u64::from(u32::MAX));
         let full = RingPosition { segment: 1, bytes: u32::try_from(SEGMENT_BYTES_MAX).unwrap() };
@@ -295,7 +294,7 @@ mod tests {
             tell(&host, &mut writer, 2, &vec![i; 600]);
         }
         let (_, gaps, all) = read(&host, &mut reader, writer.position(), 600);
-        assert_eq!((gaps, all), (0, false), "it has met the ring and read a little of it");
+        assert_eq!((gaps, all), (0, false), "it has read a part of the ring for the first time");
         for i in 0..SEGMENTS {
             tell(&host, &mut writer, 2, &vec![i; 600]);
         }
@@ -368,19 +367,19 @@ mod tests {
     }
 
     proptest! {
-        /// With enough room nothing is lost, cut or doubled, whatever the lengths.
+        /// With enough room, nothing is lost, cut or doubled, for any lengths.
         #[test]
         fn what_is_placed_is_read(chains in prop::collection::vec((0..1024_u16, prop::collection::vec(any::<u64>(), 1..3000)), 0..20)) {
             let (host, mut writer, mut reader) = (FakeHost::new(), writer(), PlacementRingReader::default());
-            let (mut told, mut heard) = (Vec::new(), Vec::new());
+            let (mut written, mut received) = (Vec::new(), Vec::new());
             for (slot, blocks) in chains {
                 tell(&host, &mut writer, slot, &blocks);
-                told.extend(blocks.into_iter().map(|block| (slot, block)));
+                written.extend(blocks.into_iter().map(|block| (slot, block)));
                 let (read, gaps, all) = read(&host, &mut reader, writer.position(), PLENTY);
                 prop_assert!(gaps == 0 && all);
-                heard.extend(read.into_iter().flat_map(|(slot, blocks)| blocks.into_iter().map(move |block| (slot, block))));
+                received.extend(read.into_iter().flat_map(|(slot, blocks)| blocks.into_iter().map(move |block| (slot, block))));
             }
-            prop_assert_eq!(told, heard);
+            prop_assert_eq!(written, received);
         }
 
         #[test]

@@ -1,9 +1,9 @@
-//! One pool in one VM: the daemon's state as this VM has applied it, beside the VM's own state.
+//! One pool in one VM: the daemon's state that this VM has applied, and the VM's own state.
 //!
 //! A replica changes only in [`PoolReplica::apply`], as a whole or not at all, and never while a
 //! request is being decided (a VM that replaced a lost one applies the state before its first
-//! request). What is applied is the result of [`decode`]: the leader decodes messages from the
-//! daemon, every other VM those in the snapshot store.
+//! request). [`PoolReplica::apply`] takes a result of [`decode`]: the leader decodes messages from
+//! the daemon, every other VM decodes those in the snapshot store.
 
 use std::ops::Deref;
 
@@ -23,17 +23,17 @@ use crate::host::{Host, Result};
 /// One pool.
 #[derive(Debug)]
 pub struct PoolReplica {
-    /// Its name with the daemon.
+    /// The daemon's name of the pool.
     pub name: Box<str>,
     /// The state for decisions.
     pub pool: ManagedPool,
-    /// Time a pick took, µs.
+    /// Times that picks took, µs.
     pub pick_us: CountHistogram,
-    /// Sharing between this VM and the others.
+    /// Sharing between this VM and the other VMs.
     pub sharing: LoadSharing,
-    /// What this VM publishes to other proxies while it leads.
+    /// Publishes to other proxies while this VM leads.
     pub peer_publisher: PeerPublisher,
-    /// Which of the daemon's messages are in force here.
+    /// The versions of the daemon's messages that are in force here.
     applied: AppliedVersions,
     /// Where the leader publishes pool updates and metrics.
     snapshots: FollowedStore,
@@ -42,7 +42,7 @@ pub struct PoolReplica {
     observations: ObservationRings,
 }
 
-/// A snapshot store, and how far this VM has read it.
+/// A snapshot store, and this VM's position in it.
 #[derive(Debug)]
 struct FollowedStore {
     store: SharedSnapshotStore,
@@ -50,20 +50,20 @@ struct FollowedStore {
     head: Option<HeadReading>,
 }
 
-/// The observations of this VM and, while it leads, of the others.
+/// The observation rings: this VM's own and, while it leads, readers of the others.
 #[derive(Debug, Default)]
 struct ObservationRings {
     own: ObservationRingWriter,
-    /// By VM slot.
+    /// The readers, by VM slot.
     readers: Vec<ObservationRingReader>,
 }
 
 /// The result of reading the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RefreshOutcome {
-    /// A pool update was taken over.
+    /// Whether a pool update was applied.
     pub pool_update: bool,
-    /// Metrics were taken over.
+    /// Whether metrics were applied.
     pub metrics: bool,
     /// Whether learned models were applied.
     pub learned: bool,
@@ -78,7 +78,7 @@ impl FollowedStore {
         Self { store, head: None }
     }
 
-    /// The head, if it has changed since the last one whose messages were read.
+    /// Returns the head, if it has changed since its messages were last read.
     fn changed_head<H: Host>(&self, host: &H) -> Result<Option<HeadReading>> {
         Ok(self.store.read_head(host)?.filter(|seen| self.head != Some(*seen)))
     }
@@ -93,8 +93,8 @@ impl AsRef<ManagedPool> for PoolReplica {
 }
 
 impl PoolReplica {
-    /// A pool without state and without a prefix index: a tick, or the first request, creates the
-    /// index.
+    /// Makes a pool without state and without a prefix index. A tick, or the first request, creates
+    /// the index.
     #[must_use]
     pub fn new(name: &str, seed: u64) -> Self {
         Self {
@@ -116,7 +116,7 @@ impl PoolReplica {
         self.pool.snapshot().is_some()
     }
 
-    /// Which of the daemon's messages are in force here.
+    /// The versions of the daemon's messages that are in force here.
     #[must_use]
     pub fn applied(&self) -> &AppliedVersions {
         &self.applied
@@ -134,13 +134,13 @@ impl PoolReplica {
         self.applied.metrics_at()
     }
 
-    /// The version of the pool update in the store; `None` when there is none.
+    /// Returns the version of the pool update in the store; `None` if there is none.
     #[must_use]
     pub fn stored_version<H: Host>(&self, host: &H) -> Option<Version> {
         self.snapshots.store.read_head(host).ok().flatten().map(|seen| seen.head.version)
     }
 
-    /// Notes that a pick took `us` microseconds.
+    /// Records that a pick took `us` microseconds.
     #[expect(clippy::cast_precision_loss, reason = "a pick is far below 2^52 µs")]
     pub fn record_pick_time(&mut self, us: u64) {
         self.pick_us.record(us as f64, &DURATION_BOUNDS_MS);
@@ -149,7 +149,7 @@ impl PoolReplica {
     /// Publishes an update to the other VMs, as the bytes that the leader received.
     ///
     /// # Errors
-    /// [`PublishError`] says why not.
+    /// [`PublishError`] says why the update was not published.
     pub fn publish<H: Host>(
         &self,
         host: &H,
@@ -187,7 +187,7 @@ impl PoolReplica {
         let mut refreshed = RefreshOutcome::default();
         self.refresh_models(host, &mut refreshed)?;
         let Some(seen) = self.snapshots.changed_head(host)? else { return Ok(refreshed) };
-        // A side that is being replaced is read again later; one that cannot be decoded is not.
+        // A side that is being replaced is read again later. A side that cannot be decoded is not.
         let mut settled = true;
         if seen.head.version > self.version() {
             match self.snapshots.store.pool_update(host, seen.head)? {
@@ -224,8 +224,8 @@ impl PoolReplica {
         }
     }
 
-    /// The observations of the process's VMs since the last time: one message for each VM that has
-    /// any.
+    /// Reads the observations of the process's VMs since the last time. Returns one message for
+    /// each VM that has any.
     pub fn read_observations<H: Host>(&mut self, host: &H, vm_table: &VmTable, now: Timestamp) -> Vec<state::Observations> {
         let Self { name, observations: ObservationRings { readers, .. }, .. } = self;
         let read = |(vm_slot, row): (u16, VmEntry)| {
@@ -244,7 +244,7 @@ impl PoolReplica {
     }
 }
 
-/// Decodes a message of the daemon; `find` gives the replica of a pool.
+/// Decodes a message of the daemon; `find` returns the replica of a pool.
 ///
 /// # Errors
 /// [`RejectedMessage`] says why no part of it may be used.

@@ -1,4 +1,4 @@
-//! What a VM counted, in the form for the daemon.
+//! Reports the counters of the VMs to the daemon.
 //!
 //! Each VM writes a cumulative row for each pool into shared data; the leader sends the rows of all
 //! running VMs. Rows are cumulative, so a lost or late report loses nothing.
@@ -14,22 +14,22 @@ use super::replica::PoolReplica;
 use super::vm_table::VmTable;
 use crate::host::{Host, WriteCondition};
 
-/// The most bytes of rows in one report: half of the wire's limit, so that one more row always
+/// The most bytes of rows in one report: half of the protocol's limit, so that one more row always
 /// fits.
 const REPORT_BYTES_MAX: usize = proto::PROXY_MESSAGE_BYTES_MAX / 2;
 
-/// The key of the row of a pool from the VM in `slot`.
+/// Returns the key of a pool's row from the VM in `slot`.
 fn key(pool: &str, slot: u16) -> String {
     format!("switchpoint/1/pool/{pool}/counters/{slot}")
 }
 
 /// Writes this VM's row of a pool.
 pub fn write<H: Host>(host: &H, vm: u64, slot: u16, replica: &PoolReplica) {
-    // A row that is not written now is written a second later.
+    // If the host refuses, the row is written a second later.
     let _ = host.share(&key(&replica.name, slot), &row(vm, replica).encode_to_vec(), WriteCondition::Any);
 }
 
-/// The rows of one pool from all running VMs, in as many reports as their size needs.
+/// Returns the rows of one pool from all running VMs, in as many reports as their size needs.
 pub fn gather<H: Host>(host: &H, pool: &str, vm_table: &VmTable, now: Timestamp) -> Vec<state::Report> {
     let (mut reports, mut open, mut bytes) = (Vec::new(), state::Report::default(), 0_usize);
     for (slot, _) in vm_table.alive(now) {
@@ -84,7 +84,7 @@ fn endpoints(pool: &ManagedPool, counters: &PoolCounters) -> Vec<state::Endpoint
         failed: c.failed,
         ..row(c.endpoint, pool.in_flight().own(c.endpoint))
     });
-    // For endpoints that are gone, what is still in flight there.
+    // Endpoints that are gone, with the requests that are still in flight there.
     let is_gone = |at: &EndpointRef| counters.endpoints().iter().all(|c| c.endpoint != *at);
     let gone = pool.in_flight().rows().filter(|(at, _)| is_gone(at)).map(|(at, load)| row(at, load));
     counted.chain(gone).collect()

@@ -1,11 +1,12 @@
 //! The snapshot store of one pool: the daemon's messages, as the leader received them, in shared
 //! data for all VMs.
 //!
-//! A small head names the current version and which of two sides has it; the messages are on the
-//! sides, as received. A writer fills the other side and then switches the head, so a reader finds
-//! a complete message or, during a race, one that the head does not name, and reads again at the
-//! next wake-up. All writes are compare-and-swap and yield to a later leader's epoch and to a newer
-//! version: a stalled leader can neither roll the store back nor spoil the current side.
+//! A small head has the current version, and names one of two sides, which has the message as
+//! received. A writer fills the other side and then switches the head. So a reader finds a complete
+//! message or, during a race, a message that the head does not name; then it reads again at the
+//! next wake-up. All writes are compare-and-swap, and fail if a later leader's epoch or a newer
+//! version was written. So a stalled leader can neither roll the store back nor damage the current
+//! side.
 
 use exchange::Timestamp;
 use proto::shared_data::{MessageStamp, SnapshotHead};
@@ -13,8 +14,8 @@ use scheduler::Version;
 
 use crate::host::{Host, HostError, Result, SharedValue, WriteCondition};
 
-/// Attempts at a compare-and-swap: only two leaders at once conflict, and one of them is about to
-/// stop.
+/// The most attempts at a compare-and-swap. Only two leaders at the same time conflict, and one of
+/// them is about to stop.
 const TRIES_MAX: usize = 4;
 
 /// The keys of one pool.
@@ -25,12 +26,12 @@ pub struct SharedSnapshotStore {
     metrics: [String; 2],
 }
 
-/// The head, and a token that shows later whether it changed.
+/// The head, and a token that later shows whether the head changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeadReading {
     /// The head.
     pub head: SnapshotHead,
-    /// Changes with every write.
+    /// The token, which changes with every write.
     pub token: u32,
 }
 
@@ -45,11 +46,11 @@ pub struct StoredMessage {
 /// Why a message was not published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PublishError {
-    /// A later leader has written: this VM does not lead any more.
+    /// A later leader has written; this VM no longer leads.
     Superseded,
     /// The stored message is as new, or newer.
     NotNewer,
-    /// The metrics are of another pool update.
+    /// The metrics belong to another pool update.
     OtherPoolUpdate,
     /// The host refused, or other writers were faster each time.
     Host(HostError),
@@ -58,7 +59,8 @@ pub enum PublishError {
 // === impl SharedSnapshotStore ===
 
 impl SharedSnapshotStore {
-    /// The store of `pool`, a name from the filter's configuration, so that keys are a fixed set.
+    /// Makes the store of `pool`, a name from the filter's configuration, so that keys are a fixed
+    /// set.
     #[must_use]
     pub fn new(pool: &str) -> Self {
         Self::with_prefix(&format!("switchpoint/1/pool/{pool}"))
@@ -69,14 +71,14 @@ impl SharedSnapshotStore {
         Self { head: key("head"), pool_update: [key("pool_update/a"), key("pool_update/b")], metrics: [key("metrics/a"), key("metrics/b")] }
     }
 
-    /// The store of the learned models of `pool`. They have a version of their own and are stored
+    /// Makes the store of the learned models of `pool`. They have their own version and are stored
     /// in the place of pool updates.
     #[must_use]
     pub fn for_models(pool: &str) -> Self {
         Self::with_prefix(&format!("switchpoint/1/learned/{pool}"))
     }
 
-    /// The current head; `None` when none was ever written.
+    /// Returns the current head; `None` if none was ever written.
     ///
     /// # Errors
     /// The error of the host.
@@ -86,7 +88,7 @@ impl SharedSnapshotStore {
             .and_then(|shared| SnapshotHead::from_bytes(&shared.bytes).map(|head| HeadReading { head, token: shared.token })))
     }
 
-    /// The pool update that `head` names; `None` while it is being replaced.
+    /// Returns the pool update that `head` names; `None` while it is being replaced.
     ///
     /// # Errors
     /// The error of the host.
@@ -94,7 +96,8 @@ impl SharedSnapshotStore {
         read_message(host, side(&self.pool_update, head.pool_update_side()), |s| s.version == head.version && s.metrics_sequence == 0)
     }
 
-    /// The metrics that `head` names; `None` when it names none, or while they are being replaced.
+    /// Returns the metrics that `head` names; `None` if it names none, or while they are being
+    /// replaced.
     ///
     /// # Errors
     /// The error of the host.
@@ -109,7 +112,7 @@ impl SharedSnapshotStore {
     /// Publishes a pool update.
     ///
     /// # Errors
-    /// [`PublishError`] says why not; the current one stays.
+    /// [`PublishError`]; the current pool update stays.
     pub fn publish_pool_update<H: Host>(
         &self,
         host: &H,
@@ -132,7 +135,7 @@ impl SharedSnapshotStore {
     /// Publishes metrics of the current pool update.
     ///
     /// # Errors
-    /// [`PublishError`] says why not; the current ones stay.
+    /// [`PublishError`]; the current metrics stay.
     pub fn publish_metrics<H: Host>(
         &self,
         host: &H,
@@ -176,7 +179,7 @@ impl SharedSnapshotStore {
     }
 }
 
-/// Fills a side, unless a later leader has.
+/// Fills a side, unless a later leader has filled it.
 fn write_side<H: Host>(host: &H, key: &str, stamp: MessageStamp, message: &[u8]) -> Result<(), PublishError> {
     let shared = host.shared(key)?;
     if shared.as_ref().and_then(|s| MessageStamp::split(&s.bytes)).is_some_and(|(old, _)| old.epoch > stamp.epoch) {
@@ -274,8 +277,8 @@ mod tests {
         assert_eq!(in_force(&store, &host), (v(5, 2), b"two".to_vec(), None));
     }
 
-    /// The old leader resumes between any two of its calls, after the new one has written: the
-    /// store has the new leader's pool update at the end.
+    /// The old leader resumes between any two of its calls, after the new leader has written. At
+    /// the end, the store has the new leader's pool update.
     #[test]
     fn leaders_that_overlap_at_any_point_leave_a_whole_store() {
         for steps in 1..3 {

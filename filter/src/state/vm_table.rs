@@ -1,35 +1,37 @@
 //! The table of this process's VMs: one shared table with a row for each, kept by heartbeats.
 //!
-//! The first [`VM_SLOTS_MAX`] rows are VM slots. A VM slot numbers what its VM shares (queue,
-//! counters, load report, ring), so that the names are a fixed set: shared data frees no key.
-//! Further VMs have rows without a slot: they pick with their own state, share nothing, are woken
-//! by their ticks only, and take the first free slot. A row without a heartbeat for [`EXPIRY_MS`]
-//! is free; a VM that was stalled for that long finds another one in its row and enrols again.
+//! The first [`VM_SLOTS_MAX`] rows are VM slots. The number of the slot is in the names of the data
+//! that a VM shares (queue, counters, load report, ring), so that the names are a fixed set: the
+//! host never frees a key of shared data. Further VMs have rows without a slot: they pick with
+//! their own state, share nothing, are woken by their ticks only, and take the first free slot. A
+//! row without a heartbeat for [`EXPIRY_MS`] is free. A VM that was stalled for that long finds
+//! another VM in its row and enrols again.
 
 use exchange::Timestamp;
 use proto::shared_data::VmEntry;
 
 use crate::host::{Host, Result, WriteCondition};
 
-/// VM slots of a process. Each worker thread has a VM, and so has the main thread. This is more
-/// than twice those of 192 cores, because all VMs may be replaced at once, and slots of lost VMs
-/// are free only after [`EXPIRY_MS`]. The table has 32 bytes a row, and each VM reads it every 100
-/// ms.
+/// VM slots of a process. Each worker thread and the main thread have a VM. This is more than twice
+/// the number of VMs on 192 cores, because all VMs may be replaced at once, and slots of lost VMs
+/// are free only after [`EXPIRY_MS`]. The table has 32 bytes for each row, and each VM reads it
+/// every 100 ms.
 pub const VM_SLOTS_MAX: usize = 512;
-/// Rows of the table, including those without a slot. VMs beyond that are not known at all.
+/// Rows of the table, including those without a slot. Further VMs are not in the table.
 const ROWS_MAX: usize = 2 * VM_SLOTS_MAX;
 /// How often a VM writes its heartbeat.
 pub const HEARTBEAT_MS: u64 = 1_000;
-/// A VM silent for this long is gone: five heartbeats, so that a long blocking call on its thread
-/// does not evict it.
+/// A VM without a heartbeat for this long counts as gone: five heartbeats, so that a long blocking
+/// call on its thread does not evict it.
 pub const EXPIRY_MS: u64 = 5_000;
 
 /// The key of the table.
 const KEY: &str = "switchpoint/1/vms";
-/// Tries at a compare-and-swap. Conflicts come from other VMs' heartbeats, one a second each.
+/// The most attempts at a compare-and-swap. Conflicts come from the heartbeats of other VMs, one
+/// per second each.
 const TRIES_MAX: usize = 16;
 
-/// The table as last read.
+/// A copy of the table, as last read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VmTable {
     rows: Vec<VmEntry>,
@@ -38,8 +40,8 @@ pub struct VmTable {
 // === impl VM table ===
 
 impl VmTable {
-    /// Writes `row` where its VM is enrolled, or enrols it in the first free row. Returns its slot,
-    /// if it has one, and the table after that; `None` when nothing was written, because others
+    /// Writes `row` where its VM is enrolled, or enrols the VM in the first free row. Returns the
+    /// slot, if the VM has one, and the new table. `None` if nothing was written, because other VMs
     /// wrote each time or the proxy refused.
     pub fn write_heartbeat<H: Host>(host: &H, row: VmEntry) -> Option<(Option<u16>, Self)> {
         for _ in 0..TRIES_MAX {
@@ -52,17 +54,17 @@ impl VmTable {
         None
     }
 
-    /// The current table.
+    /// Reads the current table.
     pub fn read<H: Host>(host: &H) -> Result<Self> {
         Self::load(host).map(|(vm_table, _)| vm_table)
     }
 
-    /// The running VMs with a slot, by slot.
+    /// Returns the running VMs with a slot, by slot.
     pub fn alive(&self, now: Timestamp) -> impl Iterator<Item = (u16, VmEntry)> + '_ {
         (0_u16..).zip(self.rows.iter().copied()).take(VM_SLOTS_MAX).filter(move |(_, row)| is_alive(row, now))
     }
 
-    /// How many running VMs have no slot.
+    /// The number of running VMs without a slot.
     #[must_use]
     pub fn without_vm_slot(&self, now: Timestamp) -> usize {
         self.rows.iter().skip(VM_SLOTS_MAX).filter(|row| is_alive(row, now)).count()
@@ -74,7 +76,7 @@ impl VmTable {
         let _ = self.place(row);
     }
 
-    /// Puts a VM into a slot of the shared table, in place of any other.
+    /// Puts a VM into a slot of the shared table, in place of any other VM.
     #[cfg(test)]
     pub fn vm_slot(host: &crate::fake::FakeHost, slot: u16, row: VmEntry) {
         let (mut vm_table, _) = Self::load(host).unwrap();
@@ -167,7 +169,7 @@ mod tests {
         }
         let vm_table = VmTable::read(&host).unwrap();
         assert_eq!((vm_table.alive(at(0)).count(), vm_table.without_vm_slot(at(0))), (2 * 193, 0));
-        // Dead VMs are forgotten, and new ones take their slots.
+        // VMs that are gone lose their slots, and new VMs take these.
         assert_eq!(slot(&host, row(1_000, EXPIRY_MS)), Some(0));
     }
 
@@ -179,10 +181,10 @@ mod tests {
             assert!(slot(&host, row(vm, 0)).is_some());
         }
         assert_eq!([901, 902].map(|vm| slot(&host, row(vm, 0))), [None, None]);
-        assert_eq!(slot(&host, row(5, 10)), Some(4), "who sits goes on to");
+        assert_eq!(slot(&host, row(5, 10)), Some(4), "a VM keeps its slot");
         let vm_table = VmTable::read(&host).unwrap();
         assert_eq!((vm_table.alive(at(10)).count(), vm_table.without_vm_slot(at(10))), (VM_SLOTS_MAX, 2));
-        // VM 7 stops; the others go on.
+        // VM 7 stops; the other VMs go on.
         for vm in (1..=last).filter(|vm| *vm != 7) {
             slot(&host, row(vm, 4_000));
         }

@@ -1,13 +1,14 @@
-//! The connection to the daemon: a gRPC stream, or, where a proxy does not allow that to its
-//! filters, HTTP calls.
+//! The connection to the daemon: a gRPC stream or, if the proxy allows its filters no streams, HTTP
+//! calls.
 //!
 //! Both carry the same messages in the same order, and both end as a whole: any failed call ends
-//! the connection, and the next one begins with a Hello. There are two kinds of calls, each with at
-//! most one open:
+//! the connection, and the next connection begins with a Hello. There are two kinds of calls, each
+//! with at most one open call:
 //!
 //! ```text
-//! tell: the messages that wait, as soon as the call before is answered ──▶ 200
-//! hear: no message ──▶ held by the daemon until it has messages ──▶ 200 and messages; then the next
+//! /switchpoint/state/tell   body: the waiting messages             ──▶ 200; then the next call
+//! /switchpoint/state/hear   no body; held by the daemon until it
+//!                           has messages                           ──▶ 200 and messages; then the next call
 //! ```
 //! A call cannot be cancelled. The response to a call of a closed connection is ignored.
 
@@ -20,18 +21,18 @@ use crate::config::{StateConfig, StateTransport};
 use crate::host::{BodyBuffer, HeaderMap, Host, HostError, Result};
 use crate::pairs::HeaderPairs;
 
-/// The most the proxy takes off the stream, in bytes: the wire's limit and a little. The little
-/// makes each byte of the number's encoding part of valid UTF-8 (E1 80 80 02), which the SDK
+/// The longest message that the proxy receives on the stream, in bytes: slightly more than the
+/// protocol's limit. With this number, its encoding (E1 80 80 02) is valid UTF-8, which the SDK
 /// requires of a serialized message.
 const RECEIVE_BYTES_MAX: u32 = 4_194_304 + 97;
 
-/// The most bytes that wait for the daemon: those it has not taken, or, on a stream, those sent
-/// since its last message. A daemon sends every second, and 200 VMs send at most about 10 MiB in
-/// one. The link to a daemon that is so far behind is closed, because what waits is memory of the
-/// proxy.
+/// The most bytes that wait for the daemon: those that it has not taken or, on a stream, those sent
+/// since its last message. A daemon sends a message every second, and 200 VMs send at most about 10
+/// MiB in a second. If the daemon is further behind, the link is closed, because waiting bytes use
+/// the proxy's memory.
 const WAITING_BYTES_MAX: usize = 4 * MESSAGE_BYTES_MAX;
 
-/// Names the connection in each of its calls.
+/// The header that names the connection in each of its calls.
 const SESSION: &str = "x-switchpoint-session";
 
 /// An open connection.
@@ -47,15 +48,15 @@ pub enum StateConnection {
 #[derive(Debug)]
 pub struct GrpcStream {
     number: u32,
-    /// Bytes sent since the daemon's last message. The proxy keeps those that the daemon does not
-    /// take, and does not say how many.
+    /// Bytes sent since the daemon's last message. The proxy buffers the bytes that the daemon does
+    /// not take, and does not report how many.
     unacknowledged_bytes: usize,
 }
 
-/// Why a connection cannot be used any more.
+/// Why a connection can no longer be used.
 #[derive(Debug)]
 pub enum ConnectionFailure {
-    /// The proxy refuses a call that it needs.
+    /// The proxy refused a call that the connection needs.
     Refused(HostError),
     /// The daemon reads too slowly.
     Full,
@@ -69,23 +70,23 @@ pub struct HttpCalls {
     outbox: Vec<u8>,
     send_call: Option<u32>,
     receive_call: Option<u32>,
-    /// The daemon knows of the connection.
+    /// Whether the daemon knows the connection.
     known: bool,
 }
 
-/// The answer to a call; none by default.
+/// The answer to a call; by default, no answer.
 #[derive(Debug, Default)]
 pub struct CallResponse {
-    /// `:status`; nothing when there was no answer.
+    /// `:status`; `None` if there was no answer.
     pub status: Option<Vec<u8>>,
-    /// Its body.
+    /// The body of the answer.
     pub body: Vec<u8>,
 }
 
 // === impl StateConnection ===
 
 impl StateConnection {
-    /// Opens a connection. Over calls, the first messages go out with the first call.
+    /// Opens a connection. With HTTP calls, the first messages go out with the first call.
     pub fn open<H: Host>(host: &H, config: &StateConfig) -> Result<Self> {
         match config.transport {
             StateTransport::Grpc => host
@@ -95,7 +96,7 @@ impl StateConnection {
         }
     }
 
-    /// Sends a message; after an error the connection cannot be used any more.
+    /// Sends a message. After an error, the connection can no longer be used.
     pub fn send<H: Host>(&mut self, host: &H, config: &StateConfig, message: &[u8]) -> Result<(), ConnectionFailure> {
         match self {
             Self::Stream(stream) => stream.send(host, message),
@@ -103,7 +104,7 @@ impl StateConnection {
         }
     }
 
-    /// A message came.
+    /// Records that a message of the daemon came.
     pub fn record_received(&mut self) {
         if let Self::Stream(stream) = self {
             stream.unacknowledged_bytes = 0;
@@ -118,19 +119,19 @@ impl StateConnection {
         }
     }
 
-    /// Ends it; for a stream, in a callback of its own root context.
+    /// Ends the connection. A stream must be ended in a callback of its own root context.
     pub fn close<H: Host>(&self, host: &H) {
         if let Self::Stream(stream) = self {
             let _ = host.stream_cancel(stream.number);
         }
     }
 
-    /// Whether it is this stream.
+    /// Whether the connection is the stream `number`.
     pub fn is_stream(&self, number: u32) -> bool {
         matches!(self, Self::Stream(stream) if stream.number == number)
     }
 
-    /// The calls, if one of them is `call`.
+    /// Returns the calls of the connection, if `call` is one of them.
     pub fn calls_with(&mut self, call: u32) -> Option<&mut HttpCalls> {
         match self {
             Self::Calls(calls) if calls.send_call == Some(call) || calls.receive_call == Some(call) => Some(calls),
@@ -147,7 +148,7 @@ impl GrpcStream {
         if self.unacknowledged_bytes > WAITING_BYTES_MAX {
             return Err(ConnectionFailure::Full);
         }
-        // A closed stream is reported in a callback of its own.
+        // If the stream is closed, its own callback reports that.
         host.stream_send(self.number, message).or(Ok(()))
     }
 }
@@ -216,8 +217,8 @@ impl HttpCalls {
         host.call(&config.cluster, &headers, body, config.silence_max_ms)
     }
 
-    /// Takes the answer to `call`: the messages in it, framed, and whether the next call may be
-    /// made at once; or why the connection has ended.
+    /// Takes the answer to `call`. Returns the framed messages in it, and whether the next call may
+    /// be made at once; or the reason why the connection has ended.
     pub fn take_response(&mut self, call: u32, answer: CallResponse) -> Result<(Vec<u8>, bool), String> {
         let is_sent = self.send_call == Some(call);
         let place = if is_sent { &mut self.send_call } else { &mut self.receive_call };
@@ -231,19 +232,19 @@ impl HttpCalls {
             }
         }
         self.known = true;
-        // A daemon that has no message and does not wait is called again at the next tick.
+        // If the daemon answers without a message, it is called again at the next tick.
         let goes_on = is_sent || !answer.body.is_empty();
         Ok(if is_sent { (Vec::new(), goes_on) } else { (answer.body, goes_on) })
     }
 }
 
-/// The messages of an outbox that go into the next call, and the rest: the daemon takes no body
+/// Splits an outbox into the messages for the next call and the rest. The daemon accepts no body
 /// that is larger than the largest message.
 fn first_call(outbox: &[u8]) -> (&[u8], &[u8]) {
     let (mut size, mut rest) = (0, outbox);
     while let Some((_, after)) = frames::take(rest) {
         let grown = outbox.len().saturating_sub(after.len());
-        // A message that is too large by itself goes alone, and is refused.
+        // A message that is too large by itself is sent alone, and refused.
         if size > 0 && grown > MESSAGE_BYTES_MAX {
             break;
         }
@@ -252,9 +253,9 @@ fn first_call(outbox: &[u8]) -> (&[u8], &[u8]) {
     outbox.split_at_checked(size).unwrap_or((outbox, &[]))
 }
 
-/// A serialized `envoy.config.core.v3.GrpcService`. The host also takes the bare name of a
-/// cluster, but tries this first, and some names are valid messages by accident. Names have at
-/// most 48 bytes, so that every length in here is one ASCII byte.
+/// Returns a serialized `envoy.config.core.v3.GrpcService`. The host also accepts the bare name of
+/// a cluster, but tries the message first, and some names are valid messages by accident. Names
+/// have at most 48 bytes, so that every length in the message is one ASCII byte.
 fn service(config: &StateConfig) -> String {
     #[derive(Clone, PartialEq, Message)]
     struct GrpcService {

@@ -1,5 +1,5 @@
-//! Any pipeline, pool and request: scheduling never panics, never leaves the subset hint, and never
-//! names an endpoint that is not ready.
+//! Schedules any request with any pipeline and pool. Scheduling must never panic, never leave the
+//! subset hint, and never name an endpoint that is not ready.
 #![no_main]
 
 use arbitrary::Arbitrary;
@@ -24,7 +24,7 @@ struct Input {
     seed: u64,
     slo: (Option<u32>, Option<u32>),
     prediction_based: bool,
-    /// Times that are predicted, and the factors of each endpoint; none: prediction is off.
+    /// Predicted times, and the factors of each endpoint; `None`: prediction is off.
     predicted: Option<(f32, f32, Vec<(f32, f32)>)>,
 }
 
@@ -52,7 +52,7 @@ struct AnyRequest {
 
 #[derive(Arbitrary, Debug)]
 struct AnyLocalState {
-    /// May be shorter or longer than the pool, as the other lists.
+    /// May be shorter or longer than the pool, like the other lists.
     matched_blocks: Vec<u32>,
     prefix_idle: f32,
     prefix_ages: Vec<f32>,
@@ -67,7 +67,7 @@ struct AnyLocalState {
 
 #[derive(Arbitrary, Debug)]
 struct AnyPlugin {
-    /// One of the table, or else a name of its own.
+    /// A plugin type of the table; `None`: `unknown` is the type.
     known: Option<u8>,
     unknown: String,
     parameters: Vec<(Option<u8>, String, AnyValue)>,
@@ -84,7 +84,7 @@ enum AnyValue {
     Map(Vec<(AnyName, AnyValue)>),
 }
 
-/// A name that something goes by, or any other.
+/// A name that has a meaning, or any other name.
 #[derive(Arbitrary, Debug)]
 enum AnyName {
     Known(u8),
@@ -229,7 +229,8 @@ fn decide(input: &Input, snapshot: &Snapshot) {
     }
 }
 
-/// Does an entry name the address? By meaning, not by spelling; written apart from the code it checks.
+/// Whether an entry names the address, by meaning and not by spelling. It does not share code with
+/// the function that it checks.
 fn named(entries: &[String], address: &str) -> bool {
     let socket: std::net::SocketAddr = address.parse().expect("a hint names well-formed addresses only");
     entries
@@ -238,7 +239,7 @@ fn named(entries: &[String], address: &str) -> bool {
         .any(|entry| entry.parse() == Ok(socket) || entry.trim_start_matches('[').trim_end_matches(']').parse() == Ok(socket.ip()))
 }
 
-/// Plugins go by their position, so that one can refer to another.
+/// Returns the name of the plugin at a position, so that one plugin can refer to another.
 fn plugin_name(at: usize) -> String {
     format!("plugin {at}")
 }
@@ -325,7 +326,8 @@ impl AnyEndpoint {
         labels.into()
     }
 
-    /// Every second role serves one model only, which may be the requested one.
+    /// Returns the served models. Every second role serves only one model, which may be the
+    /// requested one.
     fn models(&self) -> std::sync::Arc<[Box<str>]> {
         self.role.filter(|at| at % 2 == 1).map(|at| format!("m{}", at % 4).into()).into_iter().collect()
     }

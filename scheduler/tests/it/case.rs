@@ -1,16 +1,17 @@
-//! A golden case: a pool, a request and a profile as readable text, and what the scheduler decides, as text again.
+//! A golden case: a pool, a request and a profile as readable text, and the scheduler's decision as
+//! text.
 //!
 //! ```text
-//! # What it shows, in a sentence.
+//! # What the case shows, in a sentence.
 //!
-//! plugins                        those of no profile: handler, deciders, detector, admitters, producers
+//! plugins                        of no profile: handler, deciders, detector, admitters, producers
 //!   disagg-profile-handler deciders.prefill=always-disagg-pd-decider
 //!
-//! profile                        the default pipeline when left out; with a name where there are several
+//! profile                        the default pipeline if left out; has a name if there are several
 //!   queue-scorer 2               type, weight, parameter=value ...
 //!   ranked_max 3
 //!
-//! pool                           a table; unknown metrics are `-`, columns left out have their default
+//! pool                           a table; `-` is unknown, missing columns have their default
 //!   name  ready  queue  kv
 //!   a     yes    3      0.2
 //!
@@ -38,8 +39,8 @@ use scheduler::{
 #[path = "case/render.rs"]
 mod render;
 
-/// One endpoint with all that is known about it. Its fields are the columns of the table `pool` in
-/// a golden case, apart from those of the endpoint and of its metrics.
+/// One endpoint with all its state. Its fields are the columns of the table `pool` in a golden
+/// case, except for the columns of the endpoint and of its metrics.
 #[derive(Clone, Debug)]
 pub struct EndpointCase {
     pub endpoint: Endpoint,
@@ -47,23 +48,23 @@ pub struct EndpointCase {
     pub in_flight: u32,
     pub prefill_tokens: u32,
     pub matched_blocks: u32,
-    /// How near it is to losing those, where others hold them as well.
+    /// How close the matched blocks are to eviction, as in [`LocalState::prefix_ages`].
     pub prefix_age: f32,
     pub ejected: bool,
-    /// By how much requests fail there more often than elsewhere, 0 to 1.
+    /// How much more often requests fail there than elsewhere, 0 to 1.
     pub failing: f32,
-    /// When it last answered.
+    /// When the endpoint last answered.
     pub last_answer: u64,
     pub last_cold_pick: u64,
     pub last_pick: u64,
     pub adapter_room: AdapterRoom,
     /// TTFT and TPOT that the model predicts there, ms.
     pub predicted: Option<(f32, f32)>,
-    /// What the first of the requests in flight there asks for.
+    /// SLO of the first request in flight there.
     pub slo: Slo,
 }
 
-/// All that goes into one decision, and the text of the expected outcome.
+/// All inputs of one decision, and the text of the expected outcome.
 #[derive(Clone, Debug)]
 pub struct DecisionCase {
     pub pipeline: PipelineSpec,
@@ -109,7 +110,7 @@ impl Default for RequestCase {
     }
 }
 
-/// What came out, with the names it is told by.
+/// A decision, with the names of the endpoints.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CaseDecision {
     pub names: Vec<String>,
@@ -117,19 +118,19 @@ pub struct CaseDecision {
     pub explanation: Explanation,
 }
 
-/// How many digits of a score are shown.
+/// The number of digits of a score in text.
 #[derive(Clone, Copy, Debug)]
 pub enum Digits {
-    /// Three, for people.
+    /// Three digits, for display.
     Few,
-    /// As many as tell any two scores apart.
+    /// Enough digits to distinguish any two scores.
     All,
 }
 
 // === impl EndpointCase ===
 
 impl EndpointCase {
-    /// A ready endpoint, the `at`th of its pool, settled, of which nothing else is known.
+    /// Makes the endpoint at position `at` of its pool: ready, settled, and without further state.
     pub fn new(at: usize, name: &str) -> Self {
         let endpoint = Endpoint {
             id: EndpointRef { slot: Slot(u16::try_from(at).unwrap_or(u16::MAX)), generation: Generation(1) },
@@ -204,7 +205,7 @@ impl EndpointCase {
 // === impl DecisionCase ===
 
 impl DecisionCase {
-    /// A request without a prompt, for this pool.
+    /// Makes a case for this pool, with a request without a prompt.
     pub fn new(pipeline: PipelineSpec, pool: Vec<EndpointCase>) -> Self {
         Self { pipeline, pool, request: RequestCase::default(), prefix_idle: 0.0, metrics_stale: false, seed: 1, expected: String::new() }
     }
@@ -245,7 +246,7 @@ impl DecisionCase {
         Ok(case)
     }
 
-    /// The first section about plugins replaces the default pipeline.
+    /// Removes the default pipeline, before the first section about plugins.
     fn forget_default(&mut self) {
         if self.pipeline == PipelineSpec::default() {
             self.pipeline.plugins.clear();
@@ -253,7 +254,7 @@ impl DecisionCase {
         }
     }
 
-    /// Declares a plugin, unless the very same is declared already; its name.
+    /// Declares a plugin, unless an identical one is declared already. Returns its name.
     fn plugin(&mut self, words: &[&str]) -> Result<String, String> {
         let (&plugin_type, rest) = words.split_first().ok_or("no plugin")?;
         let parameters = parameters(rest);
@@ -322,7 +323,7 @@ impl DecisionCase {
         Ok(())
     }
 
-    /// The pool as a snapshot.
+    /// Returns the pool as a snapshot.
     pub fn snapshot(&self) -> Result<Snapshot, String> {
         let pipeline = Pipeline::build(&self.pipeline).map_err(|e| e.to_string())?;
         let endpoints = self.pool.iter().map(|row| row.endpoint.clone()).collect();
@@ -330,30 +331,30 @@ impl DecisionCase {
         let snapshot = Snapshot::try_new(Version { term: 1, sequence: 1 }, endpoints, metrics, pipeline).map_err(|e| e.to_string())?;
         let predicted = self.pool.iter().filter_map(|row| Some((row.endpoint.id, row.predicted?)));
         let model = predicted.fold(LatencyModel::constant(100.0, 20.0), |model, (id, (ttft, tpot))| {
-            model.with_endpoint(id, ttft / 100.0, tpot / 20.0) // one model for all, and what each endpoint differs by
+            model.with_endpoint(id, ttft / 100.0, tpot / 20.0) // one model for all, and a factor for each endpoint
         });
         let any = self.pool.iter().any(|row| row.predicted.is_some());
         Ok(snapshot.with_latency(any.then(|| std::sync::Arc::new(model))))
     }
 
-    /// The ledger as the rows say it.
+    /// Returns the in-flight ledger of the rows.
     pub fn in_flight(&self) -> InFlight {
         let mut in_flight = InFlight::default();
         for row in &self.pool {
             for request in 0..row.in_flight {
-                // Never released: the case ends before its requests do.
+                // The ticket is never released, because the case ends before its requests.
                 let mut ticket = in_flight.admit(row.endpoint.id, if request == 0 { row.prefill_tokens } else { 0 });
                 if request == 0 {
                     in_flight.track(&mut ticket, TrackedSlo { slo: row.slo, counts: row.slo, predicted: None }, "");
                 }
             }
         }
-        // Those admissions are of no order.
+        // The order of these admissions means nothing, so set the last picks from the rows.
         self.pool.iter().for_each(|row| in_flight.picked_at(row.endpoint.id, row.last_pick));
         in_flight
     }
 
-    /// Schedules it.
+    /// Schedules the request.
     pub fn decide(&self) -> Result<CaseDecision, String> {
         let (snapshot, in_flight) = (self.snapshot()?, self.in_flight());
         let mut explanation = Explanation::default();
@@ -362,7 +363,7 @@ impl DecisionCase {
         Ok(CaseDecision { names, decision, explanation })
     }
 
-    /// Schedules it on a snapshot and a ledger made before.
+    /// Schedules the request on a snapshot and a ledger that were made before.
     pub fn decide_with(&self, snapshot: &Snapshot, in_flight: &InFlight, explanation: Option<&mut Explanation>) -> Decision {
         let hint = self.request.subset.as_ref().map(|entries| SubsetHint::parse(entries.iter().map(String::as_str)));
         let matched_blocks: Vec<u32> = self.pool.iter().map(|row| row.matched_blocks).collect();
@@ -403,7 +404,7 @@ impl DecisionCase {
     }
 }
 
-/// Milliseconds as µs; `-` is none.
+/// Reads milliseconds as µs; `-` is none.
 fn micros(text: &str) -> Result<Option<u32>, String> {
     let us = |ms: u32| ms.checked_mul(1_000).ok_or_else(|| format!("`{text}` is too long"));
     if text == "-" { Ok(None) } else { number(text).and_then(us).map(Some) }
@@ -413,7 +414,7 @@ fn number<T: std::str::FromStr>(text: &str) -> Result<T, String> {
     text.parse().map_err(|_| format!("`{text}` is no such number"))
 }
 
-/// The parameters among these words.
+/// Returns the parameters among these words.
 pub fn parameters(words: &[&str]) -> Vec<(String, ParameterValue)> {
     let mut parameters = Vec::new();
     for (name, value) in words.iter().filter_map(|word| word.split_once('=')) {
@@ -422,7 +423,8 @@ pub fn parameters(words: &[&str]) -> Vec<(String, ParameterValue)> {
     parameters
 }
 
-/// A value as configuration writes it in one line: `5`, `true`, `text`, `[a,b]`, `{key:value,other:[{key:value}]}`, without spaces.
+/// Reads a value in the one-line form of the configuration: `5`, `true`, `text`, `[a,b]`,
+/// `{key:value,other:[{key:value}]}`, without spaces.
 fn parsed(text: &str) -> ParameterValue {
     let inside = |open, close| text.strip_prefix(open).and_then(|rest: &str| rest.strip_suffix(close)).map(items);
     if let Some(items) = inside('[', ']') {
@@ -438,7 +440,7 @@ fn parsed(text: &str) -> ParameterValue {
     }
 }
 
-/// What lies between the commas that are in no bracket.
+/// Splits the text at the commas that are outside of brackets.
 fn items(text: &str) -> Vec<&str> {
     let mut depth = 0;
     let outside = move |c: char| {
@@ -448,7 +450,7 @@ fn items(text: &str) -> Vec<&str> {
     text.split(outside).filter(|item| !item.is_empty()).collect()
 }
 
-/// Adds to a list that is sorted by key.
+/// Adds an entry to a list that is sorted by key.
 fn put<T: Clone>(list: &mut Box<[(Box<str>, T)]>, key: &str, value: T) {
     let mut grown = list.to_vec();
     grown.insert(grown.partition_point(|(other, _)| **other < *key), (key.into(), value));
@@ -469,7 +471,7 @@ fn set(into: &mut Vec<(String, ParameterValue)>, path: &str, value: ParameterVal
     }
 }
 
-/// The metric of a column; three have a short name too.
+/// Returns the metric of a column. Three metrics have a short name too.
 fn metric(column: &str) -> Option<&'static MetricDefinition> {
     MetricDefinition::named(match column {
         "queue" => "queue_depth",
@@ -483,7 +485,8 @@ fn known<T: std::str::FromStr>(cell: &str) -> Result<Option<T>, String> {
     if cell == "-" { Ok(None) } else { number(cell).map(Some) }
 }
 
-/// `loaded`, `free`, `-`, or `full:N`, where what would be displaced was last used at N.
+/// Reads `loaded`, `free`, `-`, or `full:N`: the adapter that would be displaced was last used at
+/// N.
 fn room(cell: &str) -> Result<AdapterRoom, String> {
     match (cell, cell.strip_prefix("full:")) {
         ("-", _) => Ok(AdapterRoom::Unknown),

@@ -1,14 +1,16 @@
-//! The masks of a block by wasm vector instructions, which the module is built with. Tested by
-//! `tests/wasm`.
+//! Computes the masks of a block with wasm vector instructions, which the module is built with.
+//! `tests/wasm` tests this file.
 
 use std::arch::wasm32::{u8x16_bitmask, u8x16_eq, u8x16_le, u8x16_splat, u64x2, v128, v128_any_true, v128_or, v128_xor};
 
 use super::BLOCK_BYTES;
 
-/// One bit for each byte that is a quote, a backslash or a control character; and whether all bytes are ASCII.
+/// Returns one bit for each byte that is a quote, a backslash or a control character, and whether
+/// all bytes are ASCII.
 #[inline(always)] // alone it halves the speed of long strings: a call for every block, its result through memory
 pub(super) fn masks(block: &[u8; BLOCK_BYTES]) -> (u64, bool) {
-    // Flipping bit 1 brings the quote next to the control characters and leaves these among themselves: one comparison for both.
+    // Flipping bit 1 moves the quote next to the control characters, which stay control characters.
+    // So one comparison finds both.
     let special = |bytes: v128| {
         let quote_or_control = u8x16_le(v128_xor(bytes, u8x16_splat(b'"' ^ b' ')), u8x16_splat(b' '));
         v128_or(quote_or_control, u8x16_eq(bytes, u8x16_splat(b'\\')))
@@ -25,7 +27,7 @@ pub(super) fn masks(block: &[u8; BLOCK_BYTES]) -> (u64, bool) {
     (bits(a) | bits(b) << 16 | bits(c) << 32 | bits(d) << 48, ascii)
 }
 
-/// Compiles to one load; the intrinsic for that takes a pointer, so it would be unsafe.
+/// Loads 16 bytes. It compiles to one load; the intrinsic for a load takes a pointer and is unsafe.
 fn vector(bytes: &[u8; 16]) -> v128 {
     let (words, _) = bytes.as_chunks();
     let word = |word: Option<&[u8; 8]>| word.map_or(0, |word| u64::from_le_bytes(*word));

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Does what is due at the next tick, like the root context.
+/// Runs the next tick, like the root context.
 fn tick(world: &HttpWorld) {
     world.host.pass_ms(100);
     let due = world.vm.borrow_mut().tick(1);
@@ -73,7 +73,8 @@ fn a_vm_that_replaces_a_lost_one_has_its_state_before_its_first_tick() {
     assert_eq!(healed.host.metric_value("switchpoint_parked_total"), 0);
 }
 
-/// Requests that are decided at their headers, so that their bodies are not waited for: some have no end.
+/// Requests that are decided at their headers, without waiting for their bodies. Some bodies have
+/// no end.
 const UNREAD: [&[(&str, &str)]; 3] = [
     &[(":method", "POST"), (":path", "/pictures")],
     &[(":method", "POST"), (":path", "/some.Service/Talk"), ("content-type", "application/grpc"), ("te", "trailers")],
@@ -93,14 +94,14 @@ fn a_parked_request_is_decided_when_state_comes_however_much_of_its_body_is_in()
             world.state("default");
             world.host.take_log();
             tick(&world);
-            assert_eq!(world.host.take_log(), ["focus 11", "resume"], "{headers:?}: {pieces} pieces of its body are in");
+            assert_eq!(world.host.take_log(), ["focus 11", "resume"], "{headers:?}: {pieces} pieces of the body have come");
             assert!(world.request_header(DESTINATION).is_some());
-            assert_eq!(world.request_header("x-envoy-retry-on").is_some(), pieces == 0, "what is in is not sent twice");
+            assert_eq!(world.request_header("x-envoy-retry-on").is_some(), pieces == 0, "no byte is sent twice");
             assert_eq!(world.in_flight(), 1);
             // After held pieces, Envoy up to 1.39 drops the next piece if it passes alone.
             let next = if pieces == 0 { Action::Continue } else { Action::Pause };
             assert_eq!(stream.on_http_request_body(9, false), next);
-            assert_eq!(stream.on_http_request_body(9, false), Action::Continue, "from here on they go by");
+            assert_eq!(stream.on_http_request_body(9, false), Action::Continue, "further pieces pass");
             assert_eq!(stream.on_http_request_body(9, false), Action::Continue);
             tick(&world);
             assert_eq!(world.host.take_log(), [""; 0]);
@@ -133,7 +134,7 @@ fn a_client_that_waits_for_answers_has_each_of_its_pieces_sent_at_a_tick() {
             assert_eq!(world.host.take_log(), ["focus 11", "resume"]);
         } else {
             assert_eq!(stream.on_http_request_body(5, false), Action::Pause);
-            assert_eq!(stream.on_http_request_trailers(1), Action::Continue, "what is held goes with them");
+            assert_eq!(stream.on_http_request_trailers(1), Action::Continue, "the held piece goes on with the trailers");
         }
         world.host.http.removed.borrow_mut().push(11);
         stream.on_done();

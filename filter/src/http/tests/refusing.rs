@@ -1,5 +1,5 @@
-//! A proxy that refuses any call at any time: two VMs, their requests and their daemon, in any
-//! order. Nothing panics, and when the proxy works again, everything else does.
+//! A proxy that may refuse any call at any time, with two VMs, their requests and their daemon, in
+//! any order. Nothing panics, and when the proxy works again, everything else works again.
 
 use proptest::prelude::*;
 use proto::state::{self, daemon_message};
@@ -141,7 +141,7 @@ impl RefusalProcess {
         u32::try_from(calls.iter().rposition(|(path, _, _)| path.ends_with(kind)).map_or(0, |at| at + 1)).unwrap()
     }
 
-    /// Delivers the response to a call; one for an unknown call has no effect.
+    /// Delivers the response to a call. A response to an unknown call has no effect.
     fn answer(&self, call: u32, answer: &CallResponse) {
         for (vm, root) in &self.vms {
             let answer = CallResponse { status: answer.status.clone(), body: answer.body.clone() };
@@ -150,7 +150,7 @@ impl RefusalProcess {
         }
     }
 
-    /// The daemon sends a message on the current stream or call.
+    /// Delivers a message of the daemon on the current stream or call.
     fn says(&self, message: Vec<u8>) {
         let stream = u32::try_from(self.host.grpc.streams.borrow().len()).unwrap();
         let size = message.len();
@@ -238,7 +238,7 @@ impl RefusalProcess {
         }
     }
 
-    /// From now on the proxy does every call, and the daemon answers, for this many ticks.
+    /// Runs this many ticks in which the proxy accepts every call, and the daemon answers.
     fn heals(&mut self, ticks: usize) {
         self.host.fail(&[]);
         self.host.fail_after(u32::MAX);
@@ -264,10 +264,11 @@ proptest! {
     fn a_proxy_that_refuses_anything_at_any_time_stops_nothing_for_good(http: bool, steps in prop::collection::vec(step(), 0..80)) {
         let mut world = RefusalProcess::new(if http { "http" } else { "grpc" });
         steps.into_iter().for_each(|step| world.act(step));
-        // A lease runs out, a silence is noticed, the longest pause passes: six seconds at most.
+        // Six seconds are enough for a lease to expire, a silence to be noticed, and the longest
+        // pause to pass.
         world.heals(60);
         for (vm, _) in &world.vms {
-            prop_assert_eq!(vm.borrow().parked_count(), 0, "nothing waits for what has come");
+            prop_assert_eq!(vm.borrow().parked_count(), 0, "no request waits, because state has come");
         }
         world.streams.drain(..).for_each(|mut stream| _ = stream.on_done());
         world.heals(1);

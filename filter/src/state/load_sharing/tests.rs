@@ -1,4 +1,4 @@
-//! Several VMs of one process in memory, each with its own streams.
+//! Tests with several VMs of one process in memory, each with its own streams.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -36,7 +36,7 @@ impl SharingWorld {
         let store = super::super::snapshot_store::SharedSnapshotStore::new("default");
         store.publish_pool_update(&world.host, 1, version, &pool_update_message("default", version, &ADDRESSES), world.host.now()).unwrap();
         world.workers = (0..workers).map(|_| world.worker()).collect();
-        // The first leads; all know each other by the second tick.
+        // The first VM leads; all VMs know each other after the second tick.
         world.tick();
         world.tick();
         world
@@ -55,7 +55,7 @@ impl SharingWorld {
         self.host.pass_ms(u64::from(TICK_MS));
     }
 
-    /// A request at a worker, and its ranked list.
+    /// Sends a request to a worker. Returns the stream and the ranked list.
     fn request(&self, worker: usize, prompt: &str) -> (HttpStreamContext<FakeHost>, Vec<String>) {
         self.streams.set(self.streams.get() + 1);
         let vm = Rc::clone(&self.workers[worker]);
@@ -80,7 +80,7 @@ impl SharingWorld {
         let _ = stream.on_http_response_headers(1, false);
     }
 
-    /// The load that a worker knows, over all endpoints.
+    /// Returns the load that a worker knows, summed over all endpoints.
     fn known(&self, worker: usize) -> EndpointLoad {
         let replica = self.workers[worker].borrow().replica("default").unwrap();
         let replica = replica.borrow();
@@ -88,7 +88,7 @@ impl SharingWorld {
         endpoints.iter().fold(EndpointLoad::default(), |sum, e| sum.with(replica.pool.in_flight().load(e.id)))
     }
 
-    /// Has a worker look, as it does before each pick.
+    /// Makes a worker read the other VMs' load, as before each pick, and returns the load it knows.
     fn look(&self, worker: usize) -> EndpointLoad {
         let vm = self.workers[worker].borrow();
         let replica = vm.replica("default").unwrap();
@@ -97,7 +97,7 @@ impl SharingWorld {
         self.known(worker)
     }
 
-    /// How many blocks of a prompt the best endpoint has cached, as a worker estimates.
+    /// Returns a worker's estimate of the cached blocks of a prompt at the best endpoint.
     fn matched(&self, worker: usize, blocks: &[u64]) -> u32 {
         let replica = self.workers[worker].borrow().replica("default").unwrap();
         let (replica, mut out) = (replica.borrow(), Vec::new());
@@ -166,7 +166,8 @@ fn looks_are_no_closer_than_two_ms() {
     assert_eq!(world.look(1).requests, 1);
 }
 
-/// All 192 workers of the largest hosts share; and what their looks cost is bounded, not squared.
+/// All 192 workers of the largest hosts share, and the cost of their readings is bounded, not
+/// quadratic.
 #[test]
 fn of_many_workers_all_are_heard_and_none_looks_at_more_than_so_many_rows_a_millisecond() {
     let world = SharingWorld::new(193, "");
@@ -215,7 +216,8 @@ fn a_vm_that_trapped_leaves_no_ghosts_and_its_vm_slot_no_row() {
     let _ghosts: Vec<_> = (0..10).map(|i| world.request(2, &format!("{i}"))).collect();
     world.host.pass_ms(ROWS_MS);
     assert_eq!(world.look(1).requests, 10);
-    // Its memory is gone, and its streams get no more callbacks. Another takes its place at once.
+    // The VM's memory is gone, and its streams get no more callbacks. Another VM replaces it at
+    // once.
     world.workers[2] = world.worker();
     let _alive = world.request(2, "mine");
     world.host.pass_ms(ROW_EXPIRY_MS);
@@ -280,7 +282,7 @@ fn a_placement_is_known_to_the_others_within_ten_ms_and_the_leader_keeps_none() 
     world.host.pass_ms(RINGS_AT_PICK_MS);
     world.look(2);
     assert_eq!(world.matched(2, &blocks), blocks.len() as u32);
-    // The leader makes no index.
+    // The leader creates no index.
     world.tick();
     let leader = world.workers[0].borrow().replica("default").unwrap();
     assert_eq!(leader.borrow().pool.prefixes().bytes(), 0);
@@ -295,7 +297,7 @@ fn workers_that_lost_each_others_rings_agree_by_a_hash_for_as_long_as_news_count
     let homes = |rings_lost: bool, later_ms: u64| {
         let world = SharingWorld::new(3, "");
         let prompt = |number: usize| format!("{number} once upon a time ").repeat(200);
-        // The second reads the first's ring at its first pick, so there must be more in it.
+        // Worker 2 reads worker 1's ring at its first pick, so worker 1 must write again after it.
         for (number, worker) in [1, 2, 1].into_iter().enumerate() {
             world.request(worker, &prompt(number)).0.on_done();
         }
@@ -308,7 +310,7 @@ fn workers_that_lost_each_others_rings_agree_by_a_hash_for_as_long_as_news_count
                 world.look(worker);
             }
         }
-        // Time stands still from here on, so neither learns about the other's picks.
+        // Time stands still from here on, so neither worker sees the other's picks.
         [1, 2].map(|worker| {
             let home = |number: usize| {
                 let (mut stream, list) = world.request(worker, &prompt(number));
@@ -319,7 +321,7 @@ fn workers_that_lost_each_others_rings_agree_by_a_hash_for_as_long_as_news_count
         })
     };
     let agree = |[one, two]: [Vec<String>; 2]| one == two;
-    assert!(!agree(homes(false, 0)), "where nothing is lost each spreads cold prompts as it likes");
+    assert!(!agree(homes(false, 0)), "if nothing was lost, each worker spreads cold prompts by itself");
     assert!(agree(homes(true, 0)));
     assert!(agree(homes(true, proto::SHARE_EXPIRY_MS - 1)));
     assert!(!agree(homes(true, proto::SHARE_EXPIRY_MS)));
@@ -355,7 +357,7 @@ fn keys_are_a_fixed_set() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
-    /// Whatever begins and ends, wherever and in whatever order: all agree on the sum of open
+    /// For any order of begins and ends at any worker, all workers agree on the sum of open
     /// requests, and in the end every report is empty.
     #[test]
     fn all_agree_and_in_the_end_nothing_is_left(steps in prop::collection::vec((0..3_usize, any::<bool>(), 0..2_u8, 0..300_u64), 1..60)) {

@@ -1,10 +1,10 @@
-//! Two processes that share through a daemon.
+//! Tests with two processes that share through a daemon.
 
 use super::*;
 use prost::Message as _;
 use proto::state::{daemon_message, proxy_message};
 
-/// Shares sent to the daemon since the last look.
+/// Returns the load reports sent to the daemon since the last check.
 fn told(world: &SharingWorld) -> Vec<state::LoadReport> {
     let sent = std::mem::take(&mut *world.host.grpc.sent.borrow_mut());
     let share = |(_, bytes): (u32, Vec<u8>)| match state::ProxyMessage::decode(bytes.as_slice()).unwrap().message {
@@ -58,12 +58,12 @@ fn what_one_process_has_under_way_counts_at_every_worker_of_the_other() {
     }
     assert!(long.len() > 5);
     assert_eq!(two.matched(1, &long), long.len() as u32);
-    // It does not publish what it received, but it publishes its own.
+    // A proxy does not publish the load that it received, only its own load.
     two.tick();
     assert!(told(&two).iter().all(|share| share.row.len() == LoadReportHead::BYTES && share.placements.is_empty()), "{:?}", told(&two));
 
     two.host.pass_ms(proto::SHARE_EXPIRY_MS);
-    assert_eq!(two.look(1).requests, 0, "nobody told it again");
+    assert_eq!(two.look(1).requests, 0, "the report was not sent again");
     say(&two, peers);
     two.host.pass_ms(SLOW_ROWS_MS);
     assert_eq!(two.look(1).requests, 2);
@@ -103,7 +103,7 @@ fn the_one_that_leaders_ticks_faster_while_there_is_something_to_tell() {
 #[test]
 fn a_failure_at_one_process_is_known_to_every_worker_of_the_other_and_not_told_back() {
     let (one, two) = (SharingWorld::new(3, ""), SharingWorld::new(3, ""));
-    // Its clock is another.
+    // The second process has another clock.
     (0..10).for_each(|_| two.tick());
     say(&one, others(2));
     say(&two, others(2));
@@ -113,7 +113,7 @@ fn a_failure_at_one_process_is_known_to_every_worker_of_the_other_and_not_told_b
     one.host.pass_ms(ROWS_MS);
     one.tick();
     let share = told(&one).pop().unwrap();
-    assert!(share.row.len() > LoadReportHead::BYTES, "it is told");
+    assert!(share.row.len() > LoadReportHead::BYTES, "the ejection is published");
     say(&two, state::PeerLoad { row: share.row, ..others(2) });
     two.host.pass_ms(RINGS_AT_PICK_MS);
     for worker in 0..3 {
@@ -123,9 +123,9 @@ fn a_failure_at_one_process_is_known_to_every_worker_of_the_other_and_not_told_b
     }
     two.tick();
     two.tick();
-    assert!(told(&two).iter().all(|share| share.row.len() == LoadReportHead::BYTES), "it goes in no circles");
+    assert!(told(&two).iter().all(|share| share.row.len() == LoadReportHead::BYTES), "a received report is not published again");
     two.host.pass_ms(1_000);
-    assert!(two.request(1, "z").1.contains(&list[0]), "for as long as it counts where it was seen, and no longer");
+    assert!(two.request(1, "z").1.contains(&list[0]), "it counts as long as at its own proxy, and no longer");
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn own_picks_weigh_once_for_each_active_proxy_while_the_others_cannot_know_of_th
     world.host.pass_ms(ROWS_MS);
     world.tick();
     let stamp = told(&world).pop().unwrap().stamp;
-    // Received after some time in both directions.
+    // The report arrives after a delay in both directions.
     let peers = state::PeerLoad { row: vec![0; LoadReportHead::BYTES], stamp, active: 3, ..others(4) };
     say(&world, peers.clone());
     first.on_done();
@@ -157,11 +157,11 @@ fn own_picks_weigh_once_for_each_active_proxy_while_the_others_cannot_know_of_th
     world.host.pass_ms(SLOW_ROWS_MS);
     (1..3).for_each(|worker| assert_eq!(world.look(worker).requests, 0));
     let _pick = world.request(1, "y");
-    assert_eq!(world.known(1).requests, 4, "one of ours, and one of each of three others");
+    assert_eq!(world.known(1).requests, 4, "one own request, and one for each of three other proxies");
     world.host.pass_ms(ROWS_MS);
-    assert_eq!(world.look(2).requests, 4, "another worker's is ours too");
+    assert_eq!(world.look(2).requests, 4, "a request of another worker counts as an own request too");
     world.host.pass_ms(proto::SHARE_EXPIRY_MS);
-    (1..3).for_each(|worker| assert!(world.look(worker).requests <= 1, "the others have been heard since"));
+    (1..3).for_each(|worker| assert!(world.look(worker).requests <= 1, "newer reports of the other proxies have come"));
 }
 
 #[test]
@@ -204,7 +204,7 @@ fn proxies_that_cannot_hear_each_other_agree_on_cold_prompts() {
         heartbeat(world, 2);
         say(world, state::PeerLoad { row: vec![0; LoadReportHead::BYTES], ..others(2) });
     }
-    // So that the random numbers of the two differ.
+    // Make the random numbers of the two processes differ.
     for i in 0..7 {
         worlds[1].request(1, &format!("{i}")).0.on_done();
     }
@@ -217,7 +217,7 @@ fn proxies_that_cannot_hear_each_other_agree_on_cold_prompts() {
         };
         (0..20).filter(|i| home(&worlds[0], *i) == home(&worlds[1], *i)).count()
     };
-    assert!(homes(0) < 18, "while they hear each other chance decides between equals");
+    assert!(homes(0) < 18, "while reports arrive, chance decides between equal endpoints");
     worlds.iter().for_each(|world| world.host.pass_ms(proto::SHARE_EXPIRY_MS));
     assert_eq!(homes(1), 20);
     for world in &worlds {
@@ -225,5 +225,5 @@ fn proxies_that_cannot_hear_each_other_agree_on_cold_prompts() {
         say(world, state::PeerLoad { row: vec![0; LoadReportHead::BYTES], ..others(1) });
         world.host.pass_ms(proto::SHARE_EXPIRY_MS);
     }
-    assert!(homes(2) < 18, "the other is gone: there is nobody to agree with");
+    assert!(homes(2) < 18, "the other proxy is gone, so there is no need to agree");
 }
