@@ -175,7 +175,7 @@ impl fmt::Display for RemoteAddress {
 impl ProxyProcess {
     /// The daemon's own ext_proc server, which has no connection.
     #[must_use]
-    pub fn front(node_id: &str, process_id: u64) -> Self {
+    pub fn ext_proc_server(node_id: &str, process_id: u64) -> Self {
         Self { node_id: node_id.to_owned(), process_id, id: process_id, remote: RemoteAddress::default() }
     }
 }

@@ -263,16 +263,16 @@ impl DaemonState {
         }
     }
 
-    /// Records the counts of this process's own ext_proc server for a pool.
-    pub fn front_counted(&self, pool: &str, totals: CounterTotals, now: Instant) {
+    /// Records the counters of a pool that this process's own ext_proc server counted.
+    pub fn record_ext_proc_counters(&self, pool: &str, totals: CounterTotals, now: Instant) {
         let picked = self.counters().report_local(pool, totals, now);
         if let Some(scraper) = self.scrapers.get(pool) {
             picked.into_iter().for_each(|id| scraper.busy.hint(id));
         }
     }
 
-    /// Sets what this process's own ext_proc server has of the pools.
-    pub fn front_has(&self, pools: BTreeMap<String, ProxyPool>) {
+    /// Replaces the state that this process's own ext_proc server has of each pool.
+    pub fn set_ext_proc_pools(&self, pools: BTreeMap<String, ProxyPool>) {
         *self.ext_proc.pools.lock().unwrap_or_else(PoisonError::into_inner) = pools;
     }
 
@@ -293,8 +293,8 @@ impl DaemonState {
     /// pool update of `revision` or newer.
     #[must_use]
     pub fn acknowledged(&self, pool: &str, revision: u64) -> bool {
-        let (proxies, front) = (self.proxies.borrow(), self.ext_proc.pools.lock().unwrap_or_else(PoisonError::into_inner));
-        let mut rows = proxies.values().map(|proxy| &proxy.pools).chain([&*front]).filter_map(|pools| pools.get(pool));
+        let (proxies, own) = (self.proxies.borrow(), self.ext_proc.pools.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut rows = proxies.values().map(|proxy| &proxy.pools).chain([&*own]).filter_map(|pools| pools.get(pool));
         rows.all(|row| row.acked.is_some_and(|(_, acked)| acked >= revision))
     }
 }

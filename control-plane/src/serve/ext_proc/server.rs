@@ -198,7 +198,7 @@ impl ExtProcServer {
         // 0 means no process.
         let process_id = rand::random::<u64>().max(1);
         let mut session =
-            StateSession::new(ProxyProcess::front(NODE, process_id), self.pools.keys().map(ToString::to_string), Instant::now());
+            StateSession::new(ProxyProcess::ext_proc_server(NODE, process_id), self.pools.keys().map(ToString::to_string), Instant::now());
         let (mut pools, mut relayed) = (shared.pools.subscribe(), shared.peers.relayed.subscribe());
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -213,7 +213,7 @@ impl ExtProcServer {
                 if let Some(ack) = self.apply(message) {
                     session.ack(ack);
                 }
-                shared.front_has(session.status());
+                shared.set_ext_proc_pools(session.status());
             }
             if self.is_ready() != ready {
                 ready = !ready;
@@ -301,7 +301,7 @@ impl ExtProcServer {
                 inner.used.then(|| CounterTotals::from_pool(&inner.pool, &inner.pick_us))
             };
             if let Some(totals) = totals {
-                shared.front_counted(name, totals, Instant::now());
+                shared.record_ext_proc_counters(name, totals, Instant::now());
             }
         }
     }
