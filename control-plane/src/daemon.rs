@@ -231,7 +231,7 @@ impl Daemon {
     }
 }
 
-/// What distinguishes this start of the daemon from others.
+/// The values that distinguish this start of the daemon from others.
 struct DaemonTerm {
     term: u64,
     hash_secret: u128,

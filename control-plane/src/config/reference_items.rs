@@ -9,10 +9,10 @@ use scheduler::registry::{self, PluginKind};
 pub enum ItemSupport {
     /// Implemented here by something that is not a plugin.
     Implemented(&'static str),
-    /// It has no effect here, for this reason.
+    /// The item has no effect here; the text is the reason.
     NoEffect(&'static str),
-    /// It would change decisions and is not available. The first text is the reason, the second
-    /// what to use instead.
+    /// The item would change decisions and is not available. The first text is the reason, the
+    /// second names what to use instead.
     Refused(&'static str, &'static str),
 }
 use ItemSupport::{Implemented, NoEffect, Refused};
@@ -45,9 +45,9 @@ pub enum PluginRole {
 /// A plugin type of llm-d that is not in [`registry::PLUGINS`].
 #[derive(Clone, Copy, Debug)]
 pub struct ReferencePlugin {
-    /// Its `type`.
+    /// The `type` of the plugin.
     pub name: &'static str,
-    /// Its role.
+    /// The role of the plugin.
     pub role: PluginRole,
     /// The answer.
     pub support: ItemSupport,
@@ -159,7 +159,7 @@ pub const REFERENCES: &[(&str, &[&str], ParameterReference)] = &[
     ("endpoint-attribute-filter", &["producer"], ParameterReference::Plugin(PluginRole::Extractor)),
 ];
 
-/// What a parameter names.
+/// The kind of item that a parameter names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ParameterReference {
     /// A declared plugin.

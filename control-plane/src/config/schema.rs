@@ -30,7 +30,7 @@ pub const KIND: &str = "EndpointPickerConfig";
 /// A field that a map may have.
 #[derive(Clone, Copy, Debug)]
 pub struct SchemaField {
-    /// Its key.
+    /// The key of the field.
     pub name: &'static str,
     /// The value.
     pub shape: SchemaShape,

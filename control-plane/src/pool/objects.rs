@@ -47,15 +47,15 @@ pub struct ObjectsSource {
 /// An object that was read from YAML.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolObject {
-    /// Its name.
+    /// The name of the object.
     pub name: String,
-    /// Its namespace; empty when not given.
+    /// The namespace of the object; empty when not given.
     pub namespace: String,
     /// The pool it is for.
     pub pool: String,
-    /// Its creation time in the format of Kubernetes; `None` when not given.
+    /// The creation time of the object in the format of Kubernetes; `None` when not given.
     pub created: Option<String>,
-    /// Its content.
+    /// The content of the object.
     pub body: ObjectBody,
 }
 
@@ -64,7 +64,7 @@ pub struct PoolObject {
 pub enum ObjectBody {
     /// `InferenceObjective`
     Objective {
-        /// Its priority.
+        /// The priority of the objective.
         priority: i32,
     },
     /// `InferenceModel`

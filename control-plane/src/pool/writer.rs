@@ -63,7 +63,7 @@ pub struct EdsSet {
 /// `staleness_max`.
 #[derive(Clone, Debug)]
 pub struct PoolView {
-    /// Its name.
+    /// The name of the pool.
     pub name: Arc<str>,
     /// Grows with each change of members, pipeline or objects; never 0.
     pub revision: u64,
@@ -135,7 +135,7 @@ struct DepartingHost {
 /// The initial settings of a pool.
 #[derive(Clone, Debug)]
 pub struct PoolSettings {
-    /// Its name.
+    /// The name of the pool.
     pub name: Arc<str>,
     /// The pipeline until another one is configured.
     pub pipeline: PipelineSpec,

@@ -36,7 +36,7 @@ pub const RATIO_BOUNDS: [f64; 10] = [0.25, 0.5, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2
 #[derive(Debug, Default)]
 pub struct PredictionScores {
     rows: BTreeMap<(EndpointRef, PredictedTarget), EndpointOutcomes>,
-    /// In the order of [`PredictedTarget::ALL`].
+    /// One comparison for each target, in the order of [`PredictedTarget::ALL`].
     compared: [PredictionComparison; 2],
 }
 

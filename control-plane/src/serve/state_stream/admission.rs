@@ -40,7 +40,7 @@ pub enum AdmittedMessage {
     Ack(state::Ack),
     /// Counters of its VMs.
     Report(Vec<state::VmCounters>),
-    /// Its load and placements.
+    /// The proxy's load and placements.
     Share(state::LoadReport),
     /// Measured times of finished requests.
     Observations(state::Observations),

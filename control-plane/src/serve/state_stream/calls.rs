@@ -190,7 +190,7 @@ impl CallConnections {
                 () = ours.wait_for_silence() => Ok(()),
             };
             if let Err(status) = ended {
-                // For the call that waits, or for the next one.
+                // The error goes to the call that waits, or to the next one.
                 let _ = tokio::time::timeout(SILENCE_MAX, outbound.send(Err(status))).await;
                 let _ = tokio::time::timeout(SILENCE_MAX, outbound.reserve()).await;
             }

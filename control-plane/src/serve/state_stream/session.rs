@@ -46,7 +46,7 @@ const UNACKED_MAX: usize = 64;
 /// later term. A correct proxy needs one; each costs a whole pool update.
 pub const RAISES_MAX: u32 = 3;
 
-/// What one proxy has been sent.
+/// The messages that one proxy has been sent.
 #[derive(Debug)]
 pub struct StateSession {
     peer: ProxyProcess,
@@ -54,7 +54,7 @@ pub struct StateSession {
     pools: BTreeMap<String, PoolSession>,
 }
 
-/// What a proxy has been sent of one pool.
+/// The messages of one pool that a proxy has been sent.
 #[derive(Debug, Default)]
 struct PoolSession {
     pool_update: Option<SentPoolUpdate>,
@@ -88,9 +88,9 @@ struct SentMetrics {
 /// Which members may be sent to a proxy now.
 #[derive(Clone, Copy, Debug)]
 enum MemberGate {
-    /// Those in this EDS revision, which its Envoy acknowledged.
+    /// The members of this EDS revision, which the proxy's Envoy acknowledged.
     Eds(u64),
-    /// Those that joined before this moment: its Envoy gets its hosts from elsewhere.
+    /// The members that joined before this moment: the proxy's Envoy gets its hosts from elsewhere.
     JoinedBefore(Instant),
     /// None: its Envoy may still open an EDS stream.
     Undecided,
@@ -105,7 +105,8 @@ impl StateSession {
         Self { peer, begun: now, pools: pools.into_iter().map(|name| (name, PoolSession::default())).collect() }
     }
 
-    /// What the proxy has of each pool, for display and for waits for its acknowledgement.
+    /// The state that the proxy has of each pool, for display and for waits for its
+    /// acknowledgement.
     #[must_use]
     pub fn status(&self) -> BTreeMap<String, ProxyPool> {
         self.pools.iter().map(|(name, pool)| (name.clone(), pool.status.clone())).collect()
