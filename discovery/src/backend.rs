@@ -59,7 +59,7 @@ pub enum MetadataSource {
     At(SocketAddr),
 }
 
-/// What the gateway does with a request that gets no pick.
+/// The gateway's treatment of a request that gets no pick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PickerFailureMode {
     /// Refuses the request.
@@ -81,7 +81,7 @@ pub enum AppProtocol {
 /// The settings that an `InferencePool` has for gateways.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolRequirements {
-    /// What the gateway does without a pick.
+    /// The gateway's treatment of requests without a pick.
     pub failure_mode: PickerFailureMode,
     /// The protocol towards instances.
     pub protocol: AppProtocol,
@@ -92,11 +92,11 @@ pub struct PoolRequirements {
 /// The Service of an endpoint picker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PickerService {
-    /// Its namespace.
+    /// The namespace of the Service.
     pub namespace: Arc<str>,
-    /// Its name.
+    /// The name of the Service.
     pub name: Arc<str>,
-    /// Its port, if the reference names one.
+    /// The port of the Service, if the reference names one.
     pub port: Option<u16>,
 }
 

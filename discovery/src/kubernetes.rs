@@ -170,7 +170,7 @@ struct KubernetesFollower {
     labels: PodLabels,
     /// Whether the labels of the pods are known, or known to be unreadable.
     labelled: bool,
-    /// Until when the first set waits for the labels: readers would take a set without them for
+    /// Until when the first set waits for the labels: readers would treat a set without labels as
     /// complete.
     withheld: Option<Instant>,
     relist: Arc<Notify>,

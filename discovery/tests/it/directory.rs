@@ -114,8 +114,8 @@ async fn a_registration_comes_back_when_its_file_is_lost_and_the_later_of_two_ha
     assert_eq!(next(&mut events).await, "+w@10.0.0.1:1", "within one heartbeat");
     let second = register(root.path(), "w", 2).await;
     second.set_ready(InstanceStatus::Ready);
-    // It is not ready at first, so it disappears for a moment, unless that passes before the next
-    // poll.
+    // The instance is not ready at first, so it disappears until it is ready, unless it is ready
+    // before the next poll.
     while next(&mut events).await != "+w@10.0.0.1:2" {}
     drop(first);
     silence(&mut events, POLL_INTERVAL * 2).await;

@@ -308,7 +308,7 @@ async fn the_shipped_rights_are_enough_and_needed() {
     assert_eq!((renewed.version == first.version, renewed.transitions, lease.read().await), (false, 0, Ok(Some(renewed.clone()))));
     assert_eq!(lease.write("b", Some(&first)).await, Ok(None), "it has changed since");
     assert_eq!(lease.write("b", Some(&renewed)).await.unwrap().unwrap().transitions, 1);
-    // They give no right to other Leases.
+    // These rights do not cover other Leases.
     let theirs = KubernetesLease::new(place.client.clone(), place.name, "theirs").write("them", None).await.unwrap().unwrap();
     let other = KubernetesLease::new(cluster.client("limited").await, place.name, "theirs");
     let read = other.read().await.unwrap_err();
