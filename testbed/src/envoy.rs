@@ -237,7 +237,7 @@ impl EnvoyProcess {
         self.listener
     }
 
-    /// Its admin port.
+    /// The address of Envoy's admin port.
     pub fn admin(&self) -> SocketAddr {
         self.admin
     }
