@@ -56,7 +56,7 @@ pub(crate) struct Args {
     seconds: u64,
 }
 
-/// What all proxies together sent and received, and the ages on arrival.
+/// The counts of what all proxies together sent and received, with the ages on arrival.
 #[derive(Debug, Default)]
 struct RelayCounts {
     reports_sent: u64,
@@ -72,7 +72,7 @@ struct AgeHistogram {
     counts: Vec<u64>,
 }
 
-/// What the simulated proxies share.
+/// The state that the simulated proxies share.
 #[derive(Debug)]
 struct RelayBench {
     args: Args,

@@ -73,7 +73,7 @@ struct SharingRow {
     pick_cost_us: f64,
 }
 
-/// What sharing costs a pick, µs.
+/// The cost of sharing for each pick, µs.
 #[derive(Clone, Copy, Debug)]
 struct SharingCost {
     /// Reading the load reports of the other workers when all of them have changed.

@@ -27,7 +27,7 @@ pub struct ExplainedDecision {
 /// One endpoint of the snapshot.
 #[derive(Clone, Debug, Deserialize)]
 pub struct ExplainedCandidate {
-    /// Its address.
+    /// The address of the endpoint.
     pub endpoint: String,
     /// The scheduling filter that removed the endpoint, if one did.
     pub dropped_by: Option<String>,

@@ -84,7 +84,7 @@ pub async fn nothing_left(stack: &Stack) -> Result<()> {
     }
 }
 
-/// What the daemon reports of the ledgers.
+/// The ledger metrics that the daemon reports.
 struct LedgerMetrics {
     reports: f64,
     /// Proxies connected to the daemon.

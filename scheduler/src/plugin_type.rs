@@ -36,7 +36,7 @@ pub enum Plugin {
     WithHeaders(ClientHeaders, Box<Plugin>),
 }
 
-/// What a plugin exchanges with clients by headers.
+/// The headers that a plugin exchanges with clients.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClientHeaders {
     /// Names of the request headers it reads.
@@ -79,7 +79,7 @@ pub struct PluginType {
     pub doc: &'static str,
     /// Where the formula comes from.
     pub source: &'static str,
-    /// Its parameters.
+    /// The parameters of the plugin.
     pub parameters: &'static [Parameter],
     /// The state it looks at; of one whose parameters choose, all that it may.
     pub needs: &'static [RequiredState],

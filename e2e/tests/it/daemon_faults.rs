@@ -90,7 +90,7 @@ async fn a_paused_daemon_is_given_up_and_heard_again() -> Result<()> {
     let before = term(&stack).await?;
     let load = LoadGenerator::start(stack.address(), 4);
     stack.daemon()?.process().signal(Signal::STOP)?;
-    // Its connections stay open, so only its silence shows that it stopped.
+    // The connections of the daemon stay open, so only its silence shows that it stopped.
     stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 0, LIMIT).await?;
     let streams = stack.envoy.picker_stat("switchpoint_state_streams_total").await?;
     stack.envoy.picker_stat_until("switchpoint_state_streams_total", |opened| opened > streams, LIMIT).await?;

@@ -73,8 +73,8 @@ fn write_pools(folder: &Path, default: &[ModelServer], qwen: &[ModelServer]) -> 
     Ok(pools.display().to_string())
 }
 
-/// What an operator writes for a second pool: a cluster like the first with another service name,
-/// and routes.
+/// The configuration that an operator writes for a second pool: a cluster like the first with
+/// another service name, and routes.
 fn routes(config: &mut Value) {
     let clusters = config.pointer_mut("/static_resources/clusters").and_then(Value::as_array_mut).expect("clusters");
     for (name, pool) in [("qwen-pool", "qwen"), ("twin-of-qwen-pool", "qwen"), ("unknown-pool", "unknown")] {

@@ -235,7 +235,7 @@ impl EndpointHealthTable {
         Some(row)
     }
 
-    /// It left the pool.
+    /// Removes the row of an endpoint that left the pool.
     pub(super) fn forget(&mut self, endpoint: EndpointRef) {
         let slot = usize::from(endpoint.slot.0);
         if let Some(row) = self.rows.get_mut(slot).filter(|row| row.endpoint == Some(endpoint)) {

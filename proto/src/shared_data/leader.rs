@@ -47,7 +47,7 @@ impl LeaseValue {
         words::read(bytes).map(|[epoch, holder, until]| Self { epoch, holder, until: Timestamp(until) })
     }
 
-    /// Its bytes.
+    /// Encodes the lease.
     #[must_use]
     pub fn to_bytes(self) -> Vec<u8> {
         words::write(&[self.epoch, self.holder, self.until.0], &[])
@@ -63,7 +63,7 @@ impl DecodingMark {
         words::read(bytes).map(|[vm, digest]| Self { vm, digest })
     }
 
-    /// Its bytes.
+    /// Encodes the mark.
     #[must_use]
     pub fn to_bytes(self) -> Vec<u8> {
         words::write(&[self.vm, self.digest], &[])
@@ -82,7 +82,7 @@ impl CrashRecord {
         Self { lost_at: Timestamp(lost_at), digests: words.take(CRASH_DIGESTS_MAX).collect() }
     }
 
-    /// Its bytes.
+    /// Encodes the record.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         let words: Vec<u64> = std::iter::once(self.lost_at.0).chain(self.digests.iter().copied()).collect();

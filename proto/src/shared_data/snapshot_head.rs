@@ -72,7 +72,7 @@ impl SnapshotHead {
         Some(Self { epoch, version: Version { term, sequence }, metrics_sequence, sides })
     }
 
-    /// Its bytes.
+    /// Encodes the head.
     #[must_use]
     pub fn to_bytes(self) -> Vec<u8> {
         words::write(&[self.epoch, self.version.term, self.version.sequence, self.metrics_sequence, self.sides], &[])

@@ -109,7 +109,7 @@ fn any_objects() -> impl Strategy<Value = ObjectsSpec> {
 }
 
 fn any_pipeline() -> impl Strategy<Value = PipelineSpec> {
-    // Of those that need no parameter.
+    // Only plugin types that need no parameter.
     let of_kind = |kinds: &[PluginKind]| {
         let simple = PLUGINS.iter().filter(|p| kinds.contains(&p.kind) && p.build(&[]).is_ok());
         simple.map(|p| p.name).collect::<Vec<_>>()

@@ -30,7 +30,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     build,
 };
 
-/// The same under its name that llm-d deprecates.
+/// The same filter under the name that llm-d deprecates.
 pub(crate) const BY_LABEL_SELECTOR: PluginType =
     PluginType { name: "by-label-selector", doc: readable("Deprecated name of label-selector-filter."), ..PLUGIN };
 

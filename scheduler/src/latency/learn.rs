@@ -90,7 +90,7 @@ impl Observation {
     }
 }
 
-/// What the learner did with an observation.
+/// The learner's use of an observation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ObservationVerdict {
     /// Learned from.
@@ -141,7 +141,7 @@ pub struct LatencyLearner {
     changed: bool,
 }
 
-/// What is learned about one of the two times, TTFT or TPOT.
+/// The learned state of one of the two times, TTFT or TPOT.
 #[derive(Clone, Debug, Default)]
 struct TargetModel {
     /// The shape in force.

@@ -39,9 +39,9 @@ pub const VALUES_MAX: usize = 256;
 /// One parameter of a plugin, for validation and for the printed reference.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Parameter {
-    /// Its name, as in llm-d's configuration files.
+    /// The name of the parameter, as in llm-d's configuration files.
     pub name: &'static str,
-    /// Its value when not given.
+    /// The value when the parameter is not given.
     pub default: ParameterDefault,
     /// Meaning, unit and range, in one line.
     pub doc: &'static str,
@@ -74,9 +74,9 @@ pub enum InvalidParameter {
         /// The parameters that the plugin has.
         known: &'static [Parameter],
     },
-    /// It is given more than once.
+    /// The parameter is given more than once.
     Duplicate(String),
-    /// It has no default and is not given.
+    /// The parameter has no default and is not given.
     Missing(String),
     /// Lists and maps deeper than [`VALUE_DEPTH_MAX`] or with more values than [`VALUES_MAX`].
     TooLarge(String),

@@ -62,7 +62,7 @@ pub struct ReuseDistance {
 
 /// All owners.
 pub(super) struct OwnerTable {
-    /// By id.
+    /// Owners by id.
     rows: Vec<Owner>,
     /// The current generation of each slot, and its id: [`NO_OWNER`] if it has none.
     by_slot: Vec<(Generation, u16)>,
@@ -76,7 +76,7 @@ struct Owner {
     state: OwnerState,
     /// Capacity of the endpoint's cache, blocks, as reported.
     nominal: u32,
-    /// The same, corrected by reported hits.
+    /// The same estimate, corrected by reported hits.
     capacity: u32,
     /// Entries touched in this epoch or later count as cached.
     oldest: u64,

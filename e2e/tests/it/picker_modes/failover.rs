@@ -25,7 +25,8 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// The pool of the shipped routes, and a second one.
 const POOLS: [&str; 2] = ["default", "second"];
 
-/// What an operator writes for a second pool: a cluster, and a route by the request's authority.
+/// The configuration that an operator writes for a second pool: a cluster, and a route by the
+/// request's authority.
 fn second_route(config: &mut Value, front: PickerMode) {
     let clusters = config.pointer_mut("/static_resources/clusters").and_then(Value::as_array_mut).expect("clusters");
     let mut cluster = clusters[0].clone();

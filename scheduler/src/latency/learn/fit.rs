@@ -10,7 +10,7 @@ use super::super::shape::{DEPTH, DecisionTree, LatencyShape, MS_MIN};
 pub(super) struct FitRow {
     pub(super) x: Features,
     pub(super) terms: [f32; TERMS],
-    /// What an average endpoint would have taken, as a logarithm of ms.
+    /// The time that an average endpoint would have taken, as a logarithm of ms.
     pub(super) log: f32,
     /// Weight of this row.
     pub(super) weight: f32,

@@ -52,7 +52,7 @@ pub struct StepLearner {
     prefill: LeastSquaresFit,
     decode: LeastSquaresFit,
     output_tokens: f64,
-    /// By slot.
+    /// Speed ratios by slot.
     endpoints: Vec<SpeedRatios>,
 }
 

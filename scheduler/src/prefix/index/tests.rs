@@ -691,8 +691,8 @@ proptest! {
         prop_assert_eq!(index.stats().evictions, 0);
     }
 
-    /// Whatever its size and the order of operations, it never claims more than the truth, and its
-    /// counts and its memory are consistent.
+    /// With any size and any order of operations, the index never reports more than is cached, and
+    /// its counts and its memory are consistent.
     #[test]
     fn it_never_claims_too_much(entries in 0..3000_usize, ops in prop::collection::vec(op(), 0..120)) {
         let (mut index, mut twin) = (PrefixIndex::with_capacity(entries), NaiveIndex::new());
