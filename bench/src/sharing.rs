@@ -35,8 +35,8 @@ const ENDPOINTS: u32 = 100;
 /// Also measured: 15 peers (a proxy of sixteen workers) and 500 endpoints.
 const LARGE: [u32; 2] = [15, 500];
 /// The cost under load is measured in a proxy with this many workers and connections. Then requests
-/// on new connections read the result; there are so many that each worker almost surely answers
-/// some of them.
+/// on new connections read the result; there are enough that each worker almost surely answers some
+/// of them.
 const LIVE_WORKERS: u32 = 4;
 const LIVE_CONNECTIONS: usize = 16;
 const LIVE_SECONDS: u32 = 6;

@@ -29,11 +29,11 @@ pub struct Component {
 pub struct InstanceRecord {
     /// The instance, without metadata.
     pub instance: Instance,
-    /// Whether it may get traffic.
+    /// Whether the instance may get traffic.
     pub readiness: InstanceReadiness,
-    /// Where its metadata is.
+    /// The source of the instance's metadata.
     pub metadata: MetadataSource,
-    /// If two records have the same address, the one with the greater value wins: an IP address may
+    /// Of two records with the same address, the one with the greater value wins: an IP address may
     /// be given to a new pod while the old pod still exists. Each backend uses its own number,
     /// which grows with time.
     pub freshness: u64,
@@ -55,7 +55,7 @@ pub enum MetadataSource {
     None,
     /// The metadata came with the record.
     Given(Arc<Metadata>),
-    /// The instance serves it itself, by `GET /metadata` at this address.
+    /// The instance serves its metadata itself, by `GET /metadata` at this address.
     At(SocketAddr),
 }
 

@@ -45,7 +45,7 @@ pub struct ClientHeaders {
     pub session_token: Option<SessionToken>,
 }
 
-/// Which phase a plugin works in.
+/// The phase in which a plugin works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PluginKind {
     /// [`Filter`].
@@ -102,7 +102,7 @@ impl PluginType {
 // === impl Plugin ===
 
 impl Plugin {
-    /// The same plugin, reading these request headers.
+    /// Returns the plugin with the request headers that it reads.
     #[must_use]
     pub fn with_headers(self, headers: ClientHeaders) -> Self {
         Self::WithHeaders(headers, Box::new(self))

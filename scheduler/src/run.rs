@@ -213,7 +213,7 @@ impl<'r> SchedulingRun<'r> {
     }
 }
 
-/// Runs one filter and notes the endpoints it dropped.
+/// Runs one filter and records the endpoints that it dropped.
 pub(crate) fn narrow(
     context: &Context<'_>,
     (name, filter): (&str, &dyn Filter),

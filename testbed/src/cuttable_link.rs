@@ -68,7 +68,7 @@ impl CuttableLink {
         self.connected.send_replace(false);
     }
 
-    /// Mends the link: the bytes held back pass, and all later ones.
+    /// Reconnects the link: the bytes that were held back pass, and all later ones.
     pub fn mend(&self) {
         self.connected.send_replace(true);
     }

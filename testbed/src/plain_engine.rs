@@ -3,7 +3,7 @@
 //! break.
 //!
 //! [`PlainBehaviour`] sets what it does and can be changed while it runs, so that a broken engine
-//! can be mended. Every reply has `x-served-by`.
+//! can be repaired. Every reply has `x-served-by`.
 
 mod reply;
 

@@ -17,7 +17,7 @@ pub enum ItemSupport {
 }
 use ItemSupport::{Implemented, NoEffect, Refused};
 
-/// The role of a plugin: what may refer to it.
+/// The role of a plugin, which decides which items may refer to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PluginRole {
     /// A scheduling plugin.
@@ -38,7 +38,7 @@ pub enum PluginRole {
     Ordering,
     /// `flowControl.usageLimitPolicyPluginRef`.
     UsageLimit,
-    /// Nothing refers to it: llm-d runs it when it is declared.
+    /// No item refers to the plugin: llm-d runs it when it is declared.
     Unreferred,
 }
 
@@ -142,7 +142,7 @@ pub const NO_EFFECT: &str = "no effect: ";
 
 /// Parameters that name something else in the file: type (empty: any), path of the parameter, and
 /// what it names. All of them lead from a handler to its deciders and profiles, or from a scorer to
-/// its producer, and none leads back, so a cycle is always a reference of the wrong kind.
+/// its producer. No reference leads back, so a cycle always contains a reference of the wrong kind.
 pub const REFERENCES: &[(&str, &[&str], ParameterReference)] = &[
     ("disagg-profile-handler", &["deciders", "prefill"], DECIDER),
     ("disagg-profile-handler", &["deciders", "encode"], DECIDER),

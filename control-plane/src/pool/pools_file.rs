@@ -89,9 +89,10 @@ struct PoolEntry {
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum ObjectsKubernetes {
-    /// `true`: from the namespace of the endpoints. `false`: not from Kubernetes.
+    /// `true`: objects come from the namespace of the endpoints. `false`: they do not come from
+    /// Kubernetes.
     There(bool),
-    /// From this namespace.
+    /// Objects come from this namespace.
     Namespace(String),
 }
 

@@ -79,7 +79,7 @@ impl ScrapePace {
         self.failures
     }
 
-    /// Notes that the endpoint was just picked, or has work.
+    /// Records that the endpoint was just picked, or has work.
     pub(super) fn busy(&mut self, now: Instant) {
         self.busy_until = Some(now + BUSY_HOLD);
     }

@@ -1,4 +1,4 @@
-//! The daemon fails, or never ran: picking goes on with the last state, and the proxy reports it.
+//! The daemon fails, or never ran: picks continue with the last state, and the proxy reports it.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;

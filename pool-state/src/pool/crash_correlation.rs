@@ -22,7 +22,7 @@ const REMEMBERED_MS: u64 = 60_000;
 /// minute, engines are dying, and no prompt is the reason.
 const LOST_MAX: usize = 64;
 
-/// Connections lost to one engine within so many ms were lost together.
+/// Connections that one engine lost within this many ms were lost together.
 const TOGETHER_MS: u64 = 100;
 
 /// Engines that a prompt must have cost their connection.

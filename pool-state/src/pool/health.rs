@@ -28,7 +28,7 @@ const STREAK: u32 = 5;
 /// be caused by its request.
 const LOST_STREAK: u32 = 2;
 
-/// An answer within so many ms shows that the endpoint is alive.
+/// An answer within this many ms shows that the endpoint is alive.
 pub(super) const FRESH_MS: u64 = 1_000;
 
 /// The window of an endpoint's failure rate, ms: long enough for some answers at one request a

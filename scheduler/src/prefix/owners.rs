@@ -227,7 +227,7 @@ impl OwnerTable {
         self.row(id).map(|row| row.capacity)
     }
 
-    /// How much `id` was given since an entry last touched in `epoch`.
+    /// The blocks that `id` was given since an entry last touched in `epoch`.
     pub(super) fn reuse(&self, id: u16, epoch: u64) -> Option<ReuseDistance> {
         let live = self.row(id)?.live();
         let own = live.iter().rposition(|age_band| age_band.start <= epoch).unwrap_or(0);

@@ -47,7 +47,7 @@ pub(crate) trait EngineSimulator<'w> {
         0
     }
 
-    /// All work under way. Only the oracle policy uses it.
+    /// All work of the engine. Only the oracle policy uses it.
     fn inside(&self) -> EngineInternals {
         EngineInternals::default()
     }

@@ -98,7 +98,7 @@ impl PoolSetting {
         Self { change, change_after: 0.0, ..*self }
     }
 
-    /// The request, of so many, at whose arrival the pool changes.
+    /// The request at whose arrival the pool changes, in a run of this many requests.
     pub(crate) fn change_at(&self, requests: usize) -> Option<usize> {
         self.change.map(|_| (requests as f64 * self.change_after) as usize)
     }

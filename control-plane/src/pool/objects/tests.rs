@@ -55,7 +55,7 @@ fn objective(name: &str, pool: &str, priority: i32, created: &str) -> String {
     )
 }
 
-/// All errors of one file, as printed.
+/// Returns all errors of one file, as printed.
 fn complaints(text: &str) -> String {
     of_pool(&files(&[text]), &ObjectSelection::of("llama")).expect_err("taken")
 }

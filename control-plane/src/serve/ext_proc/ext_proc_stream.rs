@@ -96,7 +96,7 @@ impl ExtProcStream {
         self.driver.answer(&mut self.host, refusal.reply(self.family));
     }
 
-    /// Whether the proxy can go on without the daemon. Then a daemon that stops breaks no reply.
+    /// Whether the proxy can continue without the daemon. Then a daemon that stops breaks no reply.
     #[must_use]
     pub fn is_dispensable(&self) -> bool {
         let duplex = self.host.modes().response == BodyMode::FullDuplex;

@@ -144,7 +144,7 @@ impl StreamSession {
         self.lock().end(Status::ok(""));
     }
 
-    /// Whether the proxy can go on without the daemon.
+    /// Whether the proxy can continue without the daemon.
     #[must_use]
     pub fn is_dispensable(&self) -> bool {
         self.lock().stream.as_ref().is_some_and(ExtProcStream::is_dispensable)

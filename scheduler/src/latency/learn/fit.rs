@@ -64,7 +64,7 @@ pub(super) fn base(rows: &[FitRow], near: Option<&LatencyShape>) -> LatencyShape
     shape
 }
 
-/// The same time for all requests: the weighted median.
+/// A shape with the same time for all requests: the weighted median.
 pub(super) fn constant(rows: &[FitRow]) -> LatencyShape {
     let mut sorted: Vec<(f32, f32)> = rows.iter().map(|row| (row.log, row.weight)).collect();
     crate::sort::sort_by(&mut sorted, |a, b| a.0 < b.0);
