@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_outage_of_the_store_leaves_nobody_leading_and_its_end_one() {
+    async fn during_an_outage_of_the_store_no_candidate_leads_and_after_it_one() {
         let shelf = FakeLeaseStore::default();
         let all = ["a", "b", "c"].map(|me| candidate(&shelf, me));
         let all: Vec<&LeaseCandidate> = all.iter().collect();

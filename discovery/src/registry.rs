@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_nothing_wakes_nobody() {
+    fn an_unchanged_announcement_wakes_no_reader() {
         let handle = handle();
         let mut follow = handle.follow();
         let map = || json!({"model": "m"}).as_object().cloned().unwrap();

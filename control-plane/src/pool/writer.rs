@@ -543,7 +543,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_changes_nothing_wakes_nobody() {
+    fn a_call_that_changes_nothing_publishes_no_view() {
         let origin = Instant::now();
         let mut pool = pool();
         pool.replace_instances(vec![instance(0), instance(1)], at(origin, 0));

@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_work_is_told_though_it_was_picked_for_an_earlier_stage() {
+    fn endpoints_of_earlier_stages_with_work_are_reported() {
         let mut all = CounterStore::default();
         let mut told = |rows: &[(u64, u64)]| {
             let found = all.report(&peer(1, 1), vec![counters(1, rows)], Instant::now());

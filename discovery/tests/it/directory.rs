@@ -151,7 +151,7 @@ async fn a_lost_process_is_gone_within_the_bound_and_a_left_over_file_never_coun
 }
 
 #[tokio::test]
-async fn the_daemon_is_told_whole_sets_and_nothing_when_nothing_changed() {
+async fn the_daemon_gets_whole_sets_and_nothing_without_a_change() {
     let root = tempfile::tempdir().unwrap();
     let discovery = DirectoryBackend::new(root.path()).discovery();
     let mut changes = discovery.changes("dynamo", "decode").unwrap();

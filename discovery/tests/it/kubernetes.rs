@@ -171,7 +171,7 @@ async fn a_pod_enters_and_leaves_by_its_probe_through_the_real_controller() {
 /// With `publishNotReadyAddresses` the controller reports `ready: true` for every pod; only
 /// `serving` and `terminating` show which pods can serve.
 #[tokio::test]
-async fn a_service_that_publishes_who_is_not_ready_does_not_get_them_traffic() {
+async fn a_service_that_publishes_unready_pods_does_not_get_them_traffic() {
     let Some(cluster) = cluster::shared().await else { return };
     let place = TestNamespace::new(&cluster, "published").await;
     create(&Api::<Node>::all(place.client.clone()), json!({ "metadata": { "name": "node-1" } })).await;
@@ -396,7 +396,7 @@ async fn labels_of_a_pod_are_read_and_go_before_those_of_its_service() {
 /// The API server is killed and comes back; then etcd is restored from an old copy, so that
 /// resource versions go backwards.
 #[tokio::test]
-async fn no_outage_empties_the_set_and_none_keeps_who_is_gone() {
+async fn no_outage_empties_the_set_or_keeps_departed_instances() {
     let Some(cluster) = TestCluster::start().await else { return };
     let place = TestNamespace::new(&cluster, "outage").await;
     place.service("svc", "decode").await;

@@ -246,8 +246,8 @@ const ASKED: [GatewayPool; 4] = [
 ];
 
 #[tokio::test]
-async fn pools_behind_one_port_are_told_apart_by_the_service_that_a_gateway_asks() -> Result<()> {
-    if let Some(done) = outside("inference_pools::pools_behind_one_port_are_told_apart_by_the_service_that_a_gateway_asks") {
+async fn pools_behind_one_port_are_distinguished_by_the_service_that_a_gateway_calls() -> Result<()> {
+    if let Some(done) = outside("inference_pools::pools_behind_one_port_are_distinguished_by_the_service_that_a_gateway_calls") {
         return done;
     }
     let Some(place) = start().await? else { return Ok(()) };

@@ -331,14 +331,14 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_told_apart_by_their_status() {
+    fn errors_are_counted_by_status() {
         let mut counters = ModelCounters::default();
         [503, 400, 503].into_iter().for_each(|status| counters.error(status));
         assert_eq!(counters.errors, [(503, 2), (400, 1)]);
     }
 
     #[test]
-    fn targets_and_priorities_are_told_apart() {
+    fn targets_and_priorities_are_counted_separately() {
         let mut counters = PoolCounters::default();
         for (target, priority) in [("a", 0), ("b", 0), ("a", -1), ("a", 0)] {
             let mut counted = counters.count_sent("m", target, priority, 1);

@@ -437,7 +437,7 @@ mod tests {
 
     /// A hostile peer repeats its record, for half of the pool and for the longest time that fits.
     #[test]
-    fn another_proxys_word_ejects_for_seconds_and_not_at_once_again() {
+    fn another_proxys_record_ejects_for_seconds_and_not_again_at_once() {
         let (mut ejections, pool) = (Ejections::default(), pool(4));
         let lie = |slot, ms: u64| Ejection {
             at: at(ms),
@@ -496,7 +496,7 @@ mod tests {
         /// Three workers record any failures and exchange records in any order. After a complete
         /// exchange they agree.
         #[test]
-        fn workers_that_told_each_other_agree(events in prop::collection::vec((0..3_usize, 0..4_u16, 0..4_u8, 0..3_usize), 0..60)) {
+        fn workers_that_exchanged_records_agree(events in prop::collection::vec((0..3_usize, 0..4_u16, 0..4_u8, 0..3_usize), 0..60)) {
             let mut workers = [Ejections::default(), Ejections::default(), Ejections::default()];
             let mut ms = 0;
             for (worker, slot, what, listener) in events {

@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wave_of_bad_prompts_ejects_nobody() {
+    fn a_wave_of_bad_prompts_ejects_no_endpoint() {
         let mut health = fine(4);
         for n in 0..400 {
             assert!(!health.record_failure(id(n % 4), RequestFailure::Answer, at(20_000 + u64::from(n))), "{n}");

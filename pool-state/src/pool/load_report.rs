@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_says_what_is_outstanding_and_who_failed() {
+    fn a_report_has_outstanding_load_and_failures() {
         let (mut ledger, mut own, mut peer, mut others) =
             (InFlight::default(), OwnLoadReport::default(), PeerLoadReport::default(), started());
         let mut ticket = ledger.admit(at(3, 1), 500);
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lowest_slos_of_those_that_count_are_told() {
+    fn the_lowest_slos_of_counted_reports_are_reported() {
         let (mut others, mut one, mut two) = (started(), PeerLoadReport::default(), PeerLoadReport::default());
         let row = |ttft, tpot| {
             let mut own = OwnLoadReport::default();
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn slos_are_put_together_anew_when_they_change_or_the_row_begins_or_ceases_to_count() {
+    fn slos_are_computed_again_when_they_change_or_the_report_starts_or_stops_to_count() {
         let (mut others, mut peer) = (started(), PeerLoadReport::default());
         let row = |requests, ttft_slo_us, failures: &[Ejection]| {
             let mut own = OwnLoadReport::default();

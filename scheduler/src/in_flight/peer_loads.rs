@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_young_pick_stands_for_one_of_each_other_proxy_until_theirs_are_heard() {
+    fn a_young_pick_stands_for_one_of_each_other_proxy_until_their_reports_arrive() {
         let (a, b, mut others) = (endpoint(3, 1), endpoint(4, 1), PeerLoads::default());
         others.start(&[a, b]);
         others.picked(a, load(1, 50), 1_000);

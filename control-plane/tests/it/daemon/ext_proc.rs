@@ -164,7 +164,7 @@ async fn an_endpoint_that_leaves_keeps_its_slot_until_the_ext_proc_server_acknow
 }
 
 #[tokio::test]
-async fn in_clear_it_speaks_only_when_told_to() {
+async fn plaintext_is_served_only_if_configured() {
     let daemon = daemon(&["--endpoint", "127.0.0.1:1"]).await;
     let address = daemon.ext_proc_address.unwrap();
     let clear = Channel::from_shared(format!("http://{address}")).unwrap().connect().await;

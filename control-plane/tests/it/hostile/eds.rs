@@ -31,7 +31,7 @@ async fn pool_update_of(filter: &mut FilterStream, expected: &[&str]) -> state::
 }
 
 #[tokio::test]
-async fn an_eds_stream_from_elsewhere_that_never_acknowledges_holds_back_nobody() {
+async fn an_eds_stream_from_elsewhere_that_never_acknowledges_delays_no_proxy() {
     let rig = rig().await;
     let home = channel(rig.address, HOME).await;
     let mut silent = EnvoyStream::over(channel(rig.address, ELSEWHERE).await, NODE).await;

@@ -91,7 +91,7 @@ async fn counted(stack: &Stack, servers: &[ModelServer]) -> Option<Vec<(u64, u64
     servers.iter().map(of).collect()
 }
 
-async fn who_answers_is_told(front: PickerMode) -> Result<()> {
+async fn the_served_endpoint_is_reported(front: PickerMode) -> Result<()> {
     let server = || ModelServer::start(model_server::ModelServerOptions { models: vec!["demo".into()], speed: 0.0, ..Default::default() });
     let servers = [server()?, server()?];
     let folder = tempfile::tempdir()?;
@@ -141,11 +141,11 @@ async fn who_answers_is_told(front: PickerMode) -> Result<()> {
 }
 
 #[tokio::test]
-async fn after_a_failover_the_filter_of_the_pool_that_answered_hears_who_served() -> Result<()> {
-    who_answers_is_told(PickerMode::Filter).await
+async fn after_a_failover_the_filter_of_the_pool_that_answered_gets_the_served_endpoint() -> Result<()> {
+    the_served_endpoint_is_reported(PickerMode::Filter).await
 }
 
 #[tokio::test]
-async fn after_a_failover_ext_proc_of_the_pool_that_answered_hears_who_served() -> Result<()> {
-    who_answers_is_told(PickerMode::ExtProc).await
+async fn after_a_failover_ext_proc_of_the_pool_that_answered_gets_the_served_endpoint() -> Result<()> {
+    the_served_endpoint_is_reported(PickerMode::ExtProc).await
 }

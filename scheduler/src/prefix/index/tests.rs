@@ -547,7 +547,7 @@ fn few_are_lost_at_the_load_it_is_made_for() {
 /// The other extreme: eight entries of a block lie together, so pairs of buckets overflow sooner.
 /// The lost entries are holes.
 #[test]
-fn little_is_lost_where_everybody_holds_the_same() {
+fn little_is_lost_where_all_endpoints_hold_the_same() {
     let mut index = PrefixIndex::with_capacity(ENTRIES_DEFAULT);
     let (blocks, all) = (chain(1, 6600), (0..100).map(endpoint).collect::<Vec<_>>());
     for &endpoint in &all {
