@@ -1,7 +1,7 @@
-//! What many proxies cost one daemon. The bench simulates the proxies at the protocol level: each
-//! sends a load report of all endpoints every few milliseconds, in which much changes, and
-//! placements, as a proxy with that many picks per second does. It measures the daemon's CPU, and
-//! how old load reports and placements are on arrival.
+//! Measures the cost of many proxies for one daemon. The bench simulates the proxies at the
+//! protocol level: each sends a load report of all endpoints every few milliseconds, in which much
+//! changes, and placements, as a proxy with that many picks per second does. It measures the
+//! daemon's CPU, and how old load reports and placements are on arrival.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,4 @@
-//! What shared state between workers and proxies gains, and what it costs a pick.
+//! Measures the gain of state that workers and proxies share, and its cost for each pick.
 //!
 //! The same conversations and the same bursts ([`testbed::fleet`]) go through one worker, through
 //! four workers of one proxy and through two proxies of two workers, each with sharing on and off.

@@ -38,7 +38,7 @@ pub struct ExplainedCandidate {
 // === impl ExplainedDecision ===
 
 impl ExplainedDecision {
-    /// Sends a chat request through `proxy` and reads how it was decided. The request is streaming,
+    /// Sends a chat request through `proxy` and reads the decision. The request is streaming,
     /// because an engine reports its load with other responses, and that would change the next
     /// decision.
     ///

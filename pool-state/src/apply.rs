@@ -53,7 +53,7 @@ pub struct RejectedMessage {
     pub why: String,
 }
 
-/// Which of the daemon's messages are in force in a pool.
+/// The versions of the daemon's messages that are in force in a pool.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AppliedVersions {
     pool_update: Version,
@@ -62,7 +62,7 @@ pub struct AppliedVersions {
     models: Version,
 }
 
-/// What an update changed in a pool.
+/// The part of a pool that an update changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Applied {
     /// The endpoints, the pipeline and the objects. [`ManagedPool::recount_load_reports`] must

@@ -33,7 +33,7 @@ pub struct EndpointRef {
 pub struct EndpointIndex(pub(crate) u16);
 
 impl EndpointIndex {
-    /// As an index into the columns parallel to
+    /// Returns the index into the columns parallel to
     /// [`EndpointTable::endpoints`](crate::EndpointTable::endpoints).
     #[must_use]
     pub fn get(self) -> usize {

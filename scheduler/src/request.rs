@@ -66,9 +66,8 @@ enum SubsetEntry {
 const SUBSET_ENTRIES_MAX: usize = crate::endpoint::ENDPOINTS_MAX;
 
 impl SubsetHint {
-    /// Parses `ip:port`, `[ipv6]:port`, or an address alone, which allows every port of it. An
-    /// entry that is none of these allows nothing, so a hint of only such entries is empty, not
-    /// absent.
+    /// Parses `ip:port`, `[ipv6]:port`, or an address alone, which allows every port of it. Any
+    /// other entry allows nothing, so a hint of only such entries is empty, not absent.
     pub fn parse<'a>(entries: impl IntoIterator<Item = &'a str>) -> Self {
         let mut entries: Vec<SubsetEntry> = entries.into_iter().take(SUBSET_ENTRIES_MAX).filter_map(SubsetEntry::parse).collect();
         sort_by(&mut entries, |a, b| a < b);

@@ -1,4 +1,4 @@
-//! Which endpoints lately accepted a kind of request: a model, or a model with these client
+//! Records which endpoints lately accepted a kind of request: a model, or a model with these client
 //! credentials.
 //!
 //! A 404 or a 401 says that request and engine do not fit, but not which of them is wrong. It

@@ -1,4 +1,4 @@
-//! Which LoRA adapters each endpoint has in GPU memory, estimated from the models of its past
+//! Estimates which LoRA adapters each endpoint has in GPU memory, from the models of its past
 //! requests.
 //!
 //! An engine reports the adapters in use, not those that it keeps loaded. Like an engine, a row

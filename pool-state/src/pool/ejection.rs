@@ -405,7 +405,7 @@ mod tests {
         assert!(ejected(&two, &pool, at(7 + 1_000)).is_empty(), "for the shortest time: it had done well");
         assert!(two.is_probe(id(1), at(7 + 1_000)));
         assert_eq!(tell(&two, &mut one, at(7 + 1_000)), 1);
-        assert!(!one.is_probe(id(1), at(7 + 1_001)), "another worker's probe is under way");
+        assert!(!one.is_probe(id(1), at(7 + 1_001)), "another worker's probe is in flight");
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! What a pool shares with the other workers and proxies that pick from it: load reports, failures
-//! and placements. The host transports them.
+//! The state that a pool shares with the other workers and proxies that pick from it: load reports,
+//! failures and placements. The host transports them.
 
 use std::collections::VecDeque;
 
@@ -44,7 +44,7 @@ pub(super) struct PlacementQueue {
     enabled: bool,
     placements: VecDeque<Placement>,
     blocks: usize,
-    /// How many were dropped for newer ones.
+    /// The number of placements that were dropped for newer ones.
     dropped: u64,
 }
 
@@ -75,8 +75,8 @@ impl ManagedPool {
         row.count(counts, self.in_flight.others_mut())
     }
 
-    /// From now on a pick of this process stands for one pick of each of `proxies` other proxies
-    /// until it is `delay_us` old: see [`scheduler::in_flight::PeerLoads`].
+    /// Makes each pick of this process stand for one pick of each of `proxies` other proxies until
+    /// it is `delay_us` old: see [`scheduler::in_flight::PeerLoads`].
     pub fn estimate_peer_picks(&mut self, proxies: u32, delay_us: u64, now: Timestamp) {
         self.in_flight.others_mut().stand_for(proxies, delay_us, now.us_since(Timestamp(0)));
     }

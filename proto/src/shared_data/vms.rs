@@ -21,8 +21,8 @@ pub struct VmEntry {
     pub serves: bool,
 }
 
-/// What the leader knows about the other proxies of a pool. It is the word `ring` in the head of
-/// their load report: 16 bits for `proxies`, 16 bits for `active`, 32 bits for `delay_us`.
+/// The leader's counts of the other proxies of a pool. They are the word `ring` in the head of
+/// those proxies' load report: 16 bits for `proxies`, 16 bits for `active`, 32 bits for `delay_us`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemotePeers {
     /// Proxies of the pool, this one included.

@@ -53,7 +53,8 @@ pub(crate) struct LabelSelectorFilter(Vec<LabelRequirement>);
 struct LabelRequirement {
     key: Box<str>,
     values: Box<[Box<str>]>,
-    /// Whether it holds for a label with a listed value, with another value, and without the label.
+    /// Whether the condition holds for a label with a listed value, with another value, and without
+    /// the label.
     holds: LabelOperator,
 }
 

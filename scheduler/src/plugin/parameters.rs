@@ -94,7 +94,7 @@ pub enum InvalidParameter {
         /// The type it takes.
         expected: &'static str,
     },
-    /// Not finite, or outside its range.
+    /// The value is not finite, or outside its range.
     OutOfRange {
         /// The parameter.
         name: String,
@@ -121,7 +121,7 @@ enum ParameterSource<'a> {
 // === impl ParameterValue ===
 
 impl ParameterValue {
-    /// Whether it is within [`VALUE_DEPTH_MAX`] and [`VALUES_MAX`].
+    /// Whether the value is within [`VALUE_DEPTH_MAX`] and [`VALUES_MAX`].
     #[must_use]
     pub fn within_bounds(&self) -> bool {
         let mut left = VALUES_MAX;
@@ -430,7 +430,7 @@ impl fmt::Display for InvalidParameter {
 
 impl std::error::Error for InvalidParameter {}
 
-/// After an unknown name: writes the most likely one and all known names.
+/// Writes the most likely name and all known names, after an unknown name.
 pub(crate) fn write_known(f: &mut fmt::Formatter<'_>, name: &str, known: impl Iterator<Item = &'static str> + Clone) -> fmt::Result {
     if let Some(near) = closest(name, known.clone()) {
         write!(f, "; did you mean `{near}`?")?;

@@ -90,7 +90,7 @@ mod tests {
         let capacity = |cached| capacity(26, MatchLength { cached: 100, maybe_cached: 100 }, cached);
         assert!(capacity(0) < 1_000, "it was gone");
         assert_eq!(capacity(6_400), 1_000, "it was there");
-        assert_eq!(capacity(6_000), 1_000, "but for a sixteenth, which is templates and block ends");
+        assert_eq!(capacity(6_000), 1_000, "except for a sixteenth, which is templates and block ends");
     }
 
     #[test]

@@ -34,9 +34,9 @@ pub(crate) enum EngineModel {
 /// How proxies share state.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum SharingMode {
-    /// They share nothing.
+    /// Proxies share nothing.
     Private,
-    /// They share everything, this many ms later.
+    /// Proxies share everything, this many ms later.
     After(f64),
 }
 

@@ -1,4 +1,5 @@
-//! What one EDS stream sends next. Pure, and the same for both variants of the protocol.
+//! Decides the next response of one EDS stream. Pure, and the same for both variants of the
+//! protocol.
 //!
 //! At most one response is unanswered. The next response, after Envoy's acknowledgement or refusal,
 //! has the newest set. A refused set is not sent again: Envoy keeps its last good one until the set

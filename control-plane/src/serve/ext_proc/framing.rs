@@ -227,7 +227,7 @@ impl MessageLayout {
 
 impl BodyField {
     /// `Some(None)` for a body without bytes, or with bytes in several places.
-    #[expect(clippy::option_option, reason = "the outer is of a message that is none")]
+    #[expect(clippy::option_option, reason = "the outer `None` means an invalid message")]
     fn of(bytes: &[u8], of_request: bool, whole: &Range<usize>, value: &Range<usize>) -> Option<Option<Self>> {
         let mut contents = Vec::new();
         for field in ProtoFields::of(bytes, value.clone()) {

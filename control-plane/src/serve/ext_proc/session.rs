@@ -45,7 +45,7 @@ pub struct StreamSession {
     number: u64,
 }
 
-/// What to do next.
+/// The next action of the caller.
 #[derive(Debug)]
 pub enum SessionAction {
     /// Send these bytes; then call [`StreamSession::next`] again.

@@ -28,9 +28,9 @@ pub const DESTINATION_NAMESPACE: &str = "envoy.lb";
 pub enum BodyMode {
     /// The proxy does not send the body.
     None,
-    /// The proxy sends pieces, each of which is answered; the next may come before the answer. The
-    /// headers were forwarded before the first piece, unless `early`: then the pieces come before
-    /// the answer to the headers, which is sent after the last piece.
+    /// The proxy sends pieces, and the server answers each; the next piece may come before the
+    /// answer. The headers were forwarded before the first piece, unless `early`: then the pieces
+    /// come before the answer to the headers, which is sent after the last piece.
     Streamed {
         /// `send_body_without_waiting_for_header_response`.
         early: bool,

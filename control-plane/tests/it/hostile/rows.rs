@@ -1,4 +1,4 @@
-//! What one proxy reports about endpoints, as another proxy receives it.
+//! Reports of one proxy about endpoints, as another proxy receives them.
 
 use std::time::Duration;
 

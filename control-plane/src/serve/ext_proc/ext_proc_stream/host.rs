@@ -22,7 +22,7 @@ pub(super) const PIECE_BYTES_MAX: usize = 60 << 10;
 /// The metadata key of the served endpoint, in the destination's namespace.
 const SERVED: &str = "x-gateway-destination-endpoint-served";
 
-/// What a stream needs next.
+/// The next thing that a stream needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamAction {
     /// The next message.
@@ -248,7 +248,7 @@ impl ExtProcHost {
         self.hint.as_ref().map_or(0, Vec::capacity) + self.held.memory() + self.out.memory()
     }
 
-    /// What the stream needs next.
+    /// The next thing that the stream needs.
     pub(super) fn action(&self) -> StreamAction {
         self.parking.as_ref().map_or(StreamAction::Listen, |(deadline, _)| StreamAction::Wait(*deadline))
     }
