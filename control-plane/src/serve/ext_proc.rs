@@ -123,8 +123,8 @@ impl ExtProcService {
         let why = || match name {
             Some(name) => format!("there is no pool {name:?} here"),
             None => format!(
-                "which pool? There are several, and not one of them alone has an InferencePool whose picker is {authority:?}: give each a \
-                 Service or a port of its own, or name the pool in the gRPC metadata {POOL}"
+                "which pool? There are several, and {authority:?} is not the picker of exactly one InferencePool: give each pool its own \
+                 Service or port, or name the pool in the gRPC metadata {POOL}"
             ),
         };
         let pool = self.server.pool(name).or_else(|| if name.is_none() { self.server.pool_of_service(authority) } else { None });

@@ -81,7 +81,7 @@ pub struct Ejection {
     /// Whether another proxy reported it.
     pub outside: bool,
     /// Whether the endpoint's answers were the reason, so that only a good answer clears the
-    /// record. Otherwise lost connections were the reason, and any answer clears it.
+    /// record. Otherwise lost or refused connections were the reason, and any answer clears it.
     pub by_answers: bool,
 }
 
@@ -132,7 +132,7 @@ impl Ejections {
     }
 
     /// Records that a probe, sent at `sent`, ended without a verdict: the next request may be a
-    /// probe. A record later than `sent` stays as it is.
+    /// probe. Does nothing if the record has changed since `sent`.
     pub fn probe_again(&mut self, endpoint: EndpointRef, sent: Timestamp, now: Timestamp) {
         if let Some(row) = self.row(endpoint).filter(|row| row.failures > 0 && row.at == sent) {
             self.put(Ejection { at: now, until: now, outside: false, ..row });

@@ -231,7 +231,7 @@ impl ExtProcHost {
         }
     }
 
-    /// Takes the body modes, the control headers and the attributes from a request's first message.
+    /// Begins a request: takes the control headers and the subset hint from its first message.
     pub(super) fn begin<'m>(&mut self, message: &ProcessingRequest, pairs: impl Iterator<Item = (&'m [u8], &'m [u8])>) {
         self.held = HeldBody::default();
         self.end = RequestEndedBy::Headers;
