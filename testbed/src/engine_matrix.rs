@@ -348,7 +348,7 @@ impl MatrixBench<'_> {
         Ok((back as f64 / (PREFIXES * (TURNS - 1)) as f64, homes.len()))
     }
 
-    /// Adds a server to the pool under load. Returns after how long it is picked.
+    /// Adds a server to the pool under load. Returns the time until it is picked.
     async fn grow(&self) -> Result<Option<Duration>> {
         let _machine = self.enough().await?;
         let (over, next) = (AtomicBool::new(false), AtomicU64::new(REQUESTS));

@@ -128,7 +128,7 @@ pub struct ScraperHandle {
 pub struct ConnectedProxy {
     /// The process of the proxy.
     pub peer: ProxyProcess,
-    /// Since when.
+    /// When the stream was opened.
     pub since: SystemTime,
     /// The state that the proxy has, by requested pool.
     pub pools: BTreeMap<String, ProxyPool>,
@@ -175,7 +175,7 @@ pub struct EdsStream {
     pub node_id: String,
     /// The address that the Envoy connects from.
     pub remote: RemoteAddress,
-    /// Since when.
+    /// When the stream was opened.
     pub since: SystemTime,
     /// The state that the Envoy has, by subscribed pool.
     pub pools: BTreeMap<String, EdsAck>,

@@ -30,7 +30,7 @@ pub struct RequestTiming {
     picked_at: Timestamp,
     /// The ranked list.
     candidates: Vec<(EndpointRef, Conditions)>,
-    /// The prediction for the first of them.
+    /// The prediction for the first endpoint of the ranked list.
     predicted: Option<Prediction>,
     /// The position of the endpoint that serves; the first until a retry is known.
     serving: usize,

@@ -150,7 +150,8 @@ impl StreamSession {
         self.lock().stream.as_ref().is_some_and(ExtProcStream::is_dispensable)
     }
 
-    /// Memory for the bytes that the proxy sent and has not taken, in bytes.
+    /// The memory of the data that the proxy sent, and of the answers that it has not taken, in
+    /// bytes.
     #[must_use]
     pub fn memory(&self) -> usize {
         self.lock().memory()
