@@ -54,6 +54,23 @@ PHRASES = {
     r"\bis heard\b|\bare heard\b|\bheard of\b": "received",
     r"\bis not to be had\b|\bto be had\b": "unavailable",
     r"\bmoreover\b|\bhence\b|\blest\b": "and, so",
+    r"\b(thereof|therein|whereupon|whence)\b": "of it, in it",
+    r"\bin vain\b": "without effect",
+    r"\bbut for\b": "except",
+    r"\bdo(es)? well\b": "succeeds, is good",
+    r"\bput(s|ting)? out\b": "generates",
+    r"\bunder way\b": "in flight, running",
+    r"\bgoes by\b": "is named, follows",
+    r"\bthat (is|are) none\b": "invalid",
+}
+
+# Beginnings of docstrings that leave the reader without a subject, and what to write instead.
+BEGINNINGS = {
+    r"(It|Its|They|Their|Them|Those)\b": "the noun",
+    r"(Did|Do|Does|Is|Are|Has|Have|Was|Were|Can)\b[^.]*\?": "Whether ...",
+    r"What (it|he|this|that|a|an|the|one|each|every|some)\b": "the noun, or a verb: Measures ...",
+    r"Of (which|what|whom|whose|a|the|those|these)\b": "a sentence",
+    r"Who(se|m)?\b": "Finds the endpoints ...",
 }
 
 # What `check` allows. Each number may fall and never rise; most of them shall become 0.
@@ -334,7 +351,18 @@ def phrases(tree: Tree) -> tuple[dict[str, int], list[str]]:
                 if found:
                     counts[pattern] += found
                     places.append(f"{name}:{line}: {piece.strip()[:110]}")
+        for line, text in docstrings(comments) if name.endswith(".rs") else []:
+            for pattern in BEGINNINGS:
+                if re.match(pattern, text):
+                    counts[pattern] += 1
+                    places.append(f"{name}:{line}: {text[:110]}")
     return dict(counts), places
+
+
+def docstrings(comments: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    """The first line of each docstring, without its slashes."""
+    lines = {line for line, text in comments if re.match(r"//[/!]", text)}
+    return [(line, text[3:].strip()) for line, text in comments if line in lines and line - 1 not in lines and re.match(r"//[/!]", text)]
 
 
 FUNCTION = re.compile(r"(?m)^([ \t]*)(?:pub(?:\([a-z: ]+\))? )?(?:const )?(?:async )?(?:unsafe )?(?:extern \"C\" )?fn (\w+)")

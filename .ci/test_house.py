@@ -59,6 +59,11 @@ class Counts(unittest.TestCase):
         self.assertEqual(len(house.wide_structs(FakeTree(a="struct S {\n" + fields + "\n}"))), 1)
         self.assertEqual(house.wide_structs(FakeTree(a="/// One row: its fields are the columns. All 13 fields are read.\nstruct S {\n" + fields + "\n}")), [])
 
+    def test_docstrings_need_a_subject_where_they_begin(self):
+        counts, places = house.phrases(FakeTree(a="/// Its name.\nfn f() {}\n/// The name of a pool.\n/// It is unique.\nfn g() {}\n// It is late.\n"))
+        self.assertEqual((sum(counts.values()), places), (1, ["a.rs:1: Its name."]))
+        self.assertEqual(len(house.phrases(FakeTree(a="/// Has it state?\nfn f() {}\n//! What a pool has.\n"))[1]), 2)
+
     def test_phrases_are_found_in_comments_and_not_in_code(self):
         counts, _ = house.phrases(FakeTree(a="fn nobody() {} // nobody is told\n"))
         self.assertEqual(sum(counts.values()), 2)

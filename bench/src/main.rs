@@ -86,10 +86,10 @@ enum BenchPart {
     Standing(Args),
     /// Where a request's CPU goes: listeners that each do one thing more than the one before
     Steps(Args),
-    /// What shared state gains: one worker against several, of one proxy and of two ->
+    /// Gain of shared state: one worker against several, of one proxy and of two ->
     /// target/bench/sharing.json
     Sharing(sharing::Args),
-    /// What 32 proxies cost one daemon: its CPU, and the age of load and placements on arrival ->
+    /// Cost of 32 proxies for one daemon: its CPU, and the age of load and placements on arrival ->
     /// target/bench/relay.json
     Relay(relay::Args),
     /// Engines of every kind and broken ones: bursts, load, conversations, share of the broken one

@@ -1,5 +1,5 @@
-//! What a picker adds to a request: plain Envoy, the filter and ext_proc, one right after the other
-//! in every round.
+//! Measures the cost that a picker adds to a request: plain Envoy, the filter and ext_proc, one
+//! right after the other in every round.
 //!
 //! The order of the variants rotates from round to round, so that none is always first after the
 //! pause. The result is the median over the rounds of the difference to plain Envoy in the same
@@ -38,7 +38,7 @@ pub(crate) struct OverheadRow {
     pub(crate) front: String,
     pub(crate) body_bytes: usize,
     pub(crate) escapes: bool,
-    /// Picked by predicted latency, else by the default profile.
+    /// Whether picks use predicted latency; otherwise the default profile.
     pub(crate) predicting: bool,
     pub(crate) endpoints: usize,
     pub(crate) connections: usize,
@@ -58,7 +58,7 @@ pub(crate) struct OverheadRow {
     /// Spread of the added p99, and of the added CPU.
     pub(crate) iqr_p99_us: f64,
     pub(crate) iqr_cpu_us: f64,
-    /// Requests/s that came whatever became of those before (open loop), else null.
+    /// Requests/s that are sent independently of earlier answers (open loop), else null.
     pub(crate) rate_rps: Option<u32>,
     pub(crate) p999_us: f64,
 }

@@ -1,6 +1,6 @@
-//! Does the simulator's ranking of policies hold where everything but the GPUs is real? Replays a
-//! recorded trace in real time through Envoy, the filter and the daemon, with our policy, with
-//! llm-d's weights and with Envoy's round robin.
+//! Checks that the simulator's ranking of policies holds where everything but the GPUs is real.
+//! Replays a recorded trace in real time through Envoy, the filter and the daemon, with our policy,
+//! with llm-d's weights and with Envoy's round robin.
 //!
 //! The policies take turns within a round, each on servers with empty caches. Each round places the
 //! arrivals differently within the trace's time steps.

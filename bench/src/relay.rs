@@ -1,7 +1,7 @@
-//! What many proxies cost one daemon. The bench simulates the proxies at the protocol level: each
-//! sends a load report of all endpoints every few milliseconds, in which much changes, and
-//! placements, as a proxy with so many picks per second does. It measures the daemon's CPU, and how
-//! old load reports and placements are on arrival.
+//! Measures the cost of many proxies for one daemon. The bench simulates the proxies at the
+//! protocol level: each sends a load report of all endpoints every few milliseconds, in which much
+//! changes, and placements, as a proxy with that many picks per second does. It measures the
+//! daemon's CPU, and how old load reports and placements are on arrival.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -56,7 +56,7 @@ pub(crate) struct Args {
     seconds: u64,
 }
 
-/// What all proxies together sent and received, and the ages on arrival.
+/// The counts of what all proxies together sent and received, with the ages on arrival.
 #[derive(Debug, Default)]
 struct RelayCounts {
     reports_sent: u64,
@@ -72,7 +72,7 @@ struct AgeHistogram {
     counts: Vec<u64>,
 }
 
-/// What the simulated proxies share.
+/// The state that the simulated proxies share.
 #[derive(Debug)]
 struct RelayBench {
     args: Args,

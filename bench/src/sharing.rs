@@ -1,4 +1,4 @@
-//! What shared state between workers and proxies gains, and what it costs a pick.
+//! Measures the gain of state that workers and proxies share, and its cost for each pick.
 //!
 //! The same conversations and the same bursts ([`testbed::fleet`]) go through one worker, through
 //! four workers of one proxy and through two proxies of two workers, each with sharing on and off.
@@ -35,8 +35,8 @@ const ENDPOINTS: u32 = 100;
 /// Also measured: 15 peers (a proxy of sixteen workers) and 500 endpoints.
 const LARGE: [u32; 2] = [15, 500];
 /// The cost under load is measured in a proxy with this many workers and connections. Then requests
-/// on new connections read the result; there are so many that each worker almost surely answers
-/// some of them.
+/// on new connections read the result; there are enough that each worker almost surely answers some
+/// of them.
 const LIVE_WORKERS: u32 = 4;
 const LIVE_CONNECTIONS: usize = 16;
 const LIVE_SECONDS: u32 = 6;
@@ -73,7 +73,7 @@ struct SharingRow {
     pick_cost_us: f64,
 }
 
-/// What sharing costs a pick, µs.
+/// The cost of sharing for each pick, µs.
 #[derive(Clone, Copy, Debug)]
 struct SharingCost {
     /// Reading the load reports of the other workers when all of them have changed.

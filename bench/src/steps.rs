@@ -34,7 +34,7 @@ const CONNECTIONS: [usize; 2] = [1, 16];
 
 const BODIES: [usize; 2] = [10_000, 220_000];
 
-/// What a listener does.
+/// The work of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FilterStep {
     Plain,

@@ -1,5 +1,5 @@
-//! What a streamed chunk costs: many slow streams at once, the same through each variant; CPU per
-//! chunk.
+//! Measures the cost of a streamed chunk: many slow streams at once, the same through each variant;
+//! CPU per chunk.
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_yaml_is_told_in_words_for_who_wrote_it() {
+    fn errors_of_invalid_yaml_are_readable_for_its_author() {
         for rest in ["plugins: []\nplugins: []\n", ": 1\n", "plugins:\n\t- type: queue-scorer\n", "plugins: [*x]\n"] {
             let said = complaints(rest);
             assert!(said.starts_with("f:"), "{said}");

@@ -1,4 +1,4 @@
-//! The wiring of the daemon: which task feeds which, and the order of shutdown.
+//! Connects the tasks of the daemon, and defines the order of shutdown.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -99,7 +99,7 @@ pub struct Daemon {
     pub ext_proc_address: Option<SocketAddr>,
     /// The address of the health service, if there is one.
     pub health_address: Option<SocketAddr>,
-    /// The state that its tasks share.
+    /// The state that the daemon's tasks share.
     pub shared: Arc<DaemonState>,
     tasks: JoinSet<&'static str>,
     trigger: shutdown::ShutdownTrigger,
@@ -212,7 +212,8 @@ impl Daemon {
         Ok(Self { state_address, admin_address, metrics_address, ext_proc_address, health_address, shared, tasks, trigger })
     }
 
-    /// Waits until a task ends, which none should, and returns the name of the task.
+    /// Waits until a task ends and returns the name of the task. No task should end before
+    /// shutdown.
     pub async fn task_ended(&mut self) -> &'static str {
         match self.tasks.join_next().await {
             Some(Ok(name)) => name,
@@ -231,7 +232,7 @@ impl Daemon {
     }
 }
 
-/// What distinguishes this start of the daemon from others.
+/// The values that distinguish this start of the daemon from others.
 struct DaemonTerm {
     term: u64,
     hash_secret: u128,

@@ -1,4 +1,4 @@
-//! What the daemon learns from finished requests.
+//! Models that the daemon learns from finished requests.
 
 pub mod directory;
 pub mod latency;

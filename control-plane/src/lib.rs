@@ -11,7 +11,7 @@
 //! The EDS order matters: a pool update names an endpoint to a filter only after the filter's Envoy
 //! has acknowledged that endpoint by EDS.
 //!
-//! [`daemon`] is the wiring; [`cli::args`] is the only place with defaults.
+//! [`daemon`] connects the parts; only [`cli::args`] has defaults.
 #![forbid(unsafe_code)]
 
 pub mod cli;

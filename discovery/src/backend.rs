@@ -29,11 +29,11 @@ pub struct Component {
 pub struct InstanceRecord {
     /// The instance, without metadata.
     pub instance: Instance,
-    /// Whether it may get traffic.
+    /// Whether the instance may get traffic.
     pub readiness: InstanceReadiness,
-    /// Where its metadata is.
+    /// The source of the instance's metadata.
     pub metadata: MetadataSource,
-    /// If two records have the same address, the one with the greater value wins: an IP address may
+    /// Of two records with the same address, the one with the greater value wins: an IP address may
     /// be given to a new pod while the old pod still exists. Each backend uses its own number,
     /// which grows with time.
     pub freshness: u64,
@@ -55,11 +55,11 @@ pub enum MetadataSource {
     None,
     /// The metadata came with the record.
     Given(Arc<Metadata>),
-    /// The instance serves it itself, by `GET /metadata` at this address.
+    /// The instance serves its metadata itself, by `GET /metadata` at this address.
     At(SocketAddr),
 }
 
-/// What the gateway does with a request that gets no pick.
+/// The gateway's treatment of a request that gets no pick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PickerFailureMode {
     /// Refuses the request.
@@ -81,7 +81,7 @@ pub enum AppProtocol {
 /// The settings that an `InferencePool` has for gateways.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolRequirements {
-    /// What the gateway does without a pick.
+    /// The gateway's treatment of requests without a pick.
     pub failure_mode: PickerFailureMode,
     /// The protocol towards instances.
     pub protocol: AppProtocol,
@@ -92,11 +92,11 @@ pub struct PoolRequirements {
 /// The Service of an endpoint picker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PickerService {
-    /// Its namespace.
+    /// The namespace of the Service.
     pub namespace: Arc<str>,
-    /// Its name.
+    /// The name of the Service.
     pub name: Arc<str>,
-    /// Its port, if the reference names one.
+    /// The port of the Service, if the reference names one.
     pub port: Option<u16>,
 }
 

@@ -71,7 +71,7 @@ pub struct DirectoryRegistry {
 #[derive(Debug)]
 struct DirectoryScanner {
     folder: PathBuf,
-    /// By file: its last content, and when its time stamp was last seen to change.
+    /// For each file its last content, and when its time stamp last changed.
     files: HashMap<PathBuf, ScannedFile>,
     published: BTreeMap<Arc<str>, Arc<InstanceRecord>>,
     synced: bool,

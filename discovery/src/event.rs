@@ -43,13 +43,13 @@ pub enum MetadataPolicy {
 /// A recently seen instance, for display.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InstanceSummary {
-    /// Its id.
+    /// The id of the instance.
     pub id: Arc<str>,
-    /// Its generation.
+    /// The generation of the instance.
     pub generation: String,
-    /// Its current or last address.
+    /// The current or last address of the instance.
     pub address: SocketAddr,
-    /// Its state.
+    /// The state of the instance.
     pub state: InstanceState,
     /// When the variant of `state` last changed.
     pub since: SystemTime,
@@ -58,20 +58,20 @@ pub struct InstanceSummary {
 /// The state of an instance, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InstanceState {
-    /// It is published.
+    /// The instance is published.
     Ready,
-    /// It is published, although its metadata could not be fetched last time: the last good
-    /// metadata is used.
+    /// The instance is published with its last good metadata, because the last fetch failed.
     Stale(String),
-    /// It is published, although the backend's first list after an outage does not have it.
+    /// The instance is published, although the backend's first list after an outage does not have
+    /// it.
     RemovalHeld,
-    /// Its backend reports that it is not ready.
+    /// The backend reports that the instance is not ready.
     NotReady(String),
-    /// It is ready, but its metadata is not known.
+    /// The instance is ready, but its metadata is not known.
     Pending(String),
-    /// It is invalid, or another instance has its address.
+    /// The instance is invalid, or another instance has its address.
     Refused(String),
-    /// Its backend does not have it any more.
+    /// The backend does not have the instance any more.
     Removed,
 }
 

@@ -79,8 +79,7 @@ fn entity_tag(headers: &HeaderMap) -> Option<String> {
     headers.get(ETAG)?.to_str().ok().filter(|tag| tag.len() <= ETAG_BYTES_MAX).map(str::to_owned)
 }
 
-/// The innermost cause: "client error (Connect)" says little, "Connection refused" says what
-/// happened.
+/// The innermost cause, for example "Connection refused" instead of "client error (Connect)".
 fn innermost(error: &(dyn std::error::Error + 'static)) -> String {
     let mut error = error;
     while let Some(source) = error.source() {

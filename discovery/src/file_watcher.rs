@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn content_counts_not_time_stamps_and_a_missing_file_is_told_once() {
+    async fn content_counts_not_time_stamps_and_a_missing_file_is_reported_once() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("f");
         let mut file = FileWatcher::new(&path);

@@ -23,7 +23,7 @@ pub struct Instance {
     pub labels: Vec<(String, String)>,
     /// The location of its metrics, where it differs from the settings of the pool.
     pub metrics: InstanceMetricsLocation,
-    /// Its metadata, if it has any; [`Self::metadata`] reads it.
+    /// The metadata of the instance, if it has any; [`Self::metadata`] reads it.
     pub metadata: Option<Arc<Metadata>>,
 }
 

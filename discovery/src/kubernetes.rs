@@ -170,7 +170,7 @@ struct KubernetesFollower {
     labels: PodLabels,
     /// Whether the labels of the pods are known, or known to be unreadable.
     labelled: bool,
-    /// Until when the first set waits for the labels: readers would take a set without them for
+    /// Until when the first set waits for the labels: readers would treat a set without labels as
     /// complete.
     withheld: Option<Instant>,
     relist: Arc<Notify>,
@@ -266,7 +266,8 @@ impl KubernetesFollower {
             ObjectWatchEvent::All(pods) => {
                 let changed = self.labels.reset(&pods);
                 let mut events = vec![BackendEvent::Warns(None)];
-                // Not as a reset, which would mean that the slices have been read.
+                // The events are no reset, because a reset would mean that the slices have been
+                // read.
                 events.extend(changed.iter().filter_map(|pod| self.relabelled(pod)));
                 events.extend(self.labelled());
                 events
@@ -302,7 +303,7 @@ impl KubernetesFollower {
     }
 }
 
-/// Whether the Service selects the pods of that component and no others.
+/// Whether the Service selects exactly the pods of that component.
 fn selects(service: &Service, component: &Component) -> bool {
     let selector = service.spec.as_ref().and_then(|s| s.selector.as_ref());
     selector.is_some_and(|selector| has_labels(selector, component))
@@ -322,9 +323,9 @@ impl KubernetesRegistry {
         Self { client, kube_namespace: kube_namespace.into(), pod: pod.into() }
     }
 
-    /// Checks what other processes need to find the pod: its labels, and a Service that selects it
-    /// by them. After that, the registration lasts as long as the pod, and its readiness is what
-    /// the readiness probe reads from [`crate::serve`].
+    /// Checks that other processes can find the pod: its labels, and a Service that selects it by
+    /// them. After that, the registration lasts as long as the pod, and the readiness probe reads
+    /// the readiness from [`crate::serve`].
     async fn register(&self, namespace: &str, component: &str) -> Result<InstanceHandle, RegisterError> {
         let component = Component::try_new(namespace, component)?;
         let unavailable = |what: &str, e: &kube::Error| match e {

@@ -9,9 +9,9 @@
 //! ```
 //! No clocks are compared. A candidate measures on its own monotonic clock how long the record has
 //! not changed. A leader gives up after [`RENEW_DEADLINE`] without a confirmed renewal, before any
-//! candidate may take the lease. Writes are compare-and-swap, so of two that try at once one
-//! succeeds. A leader that stops in good order releases the lease, and another process leads within
-//! [`RETRY_PERIOD`].
+//! candidate may take the lease. Writes are compare-and-swap, so only one of two candidates that
+//! try at once succeeds. A leader that stops gracefully releases the lease, and another process
+//! leads within [`RETRY_PERIOD`].
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ use tokio::time::Instant;
 /// How long other processes respect a lease that is not renewed.
 pub const LEASE_DURATION: Duration = Duration::from_secs(15);
 
-/// How long the leader keeps leading without a confirmed renewal.
+/// How long the leader continues to lead without a confirmed renewal.
 pub const RENEW_DEADLINE: Duration = Duration::from_secs(10);
 
 /// How often the lease is renewed or read.
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_outage_of_the_store_leaves_nobody_leading_and_its_end_one() {
+    async fn during_an_outage_of_the_store_no_candidate_leads_and_after_it_one() {
         let shelf = FakeLeaseStore::default();
         let all = ["a", "b", "c"].map(|me| candidate(&shelf, me));
         let all: Vec<&LeaseCandidate> = all.iter().collect();

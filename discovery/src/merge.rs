@@ -1,8 +1,8 @@
 //! Merges several sources into one pool, for example the components of prefill and of decode
 //! workers.
 //!
-//! The first set is sent when every source has sent its own, because readers would take decoders
-//! without prefillers for the complete pool. After that each source changes independently, and a
+//! The first set is sent when every source has sent its own, because readers would treat decoders
+//! without prefillers as the complete pool. After that each source changes independently, and a
 //! source that fails keeps its last set. If two sources have an instance of the same name or
 //! address, the earlier source wins.
 

@@ -63,9 +63,9 @@ pub enum RegisterError {
 /// The current state of an instance.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Announcement {
-    /// Its generation.
+    /// The generation of the instance.
     pub generation: Arc<str>,
-    /// Its metadata.
+    /// The metadata of the instance.
     pub metadata: Arc<Metadata>,
     /// Grows with each change of `metadata`.
     pub revision: u64,
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_nothing_wakes_nobody() {
+    fn an_unchanged_announcement_wakes_no_reader() {
         let handle = handle();
         let mut follow = handle.follow();
         let map = || json!({"model": "m"}).as_object().cloned().unwrap();

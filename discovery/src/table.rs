@@ -13,8 +13,8 @@
 //!
 //! **Mass disappearance.** If the first list after an outage lacks more than half of the published
 //! instances, it is more likely that the backend lost its state than that the servers are gone.
-//! Those rows then stay as they were for [`HOLD`]; the backend is asked to list again, and rows
-//! that are still missing at the end are removed.
+//! Those rows then stay as they were for [`HOLD`]; the backend gets a request to list again, and
+//! rows that are still missing at the end are removed.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -66,7 +66,7 @@ pub(crate) enum MetadataResponse {
     Unchanged,
     /// The instance has no metadata.
     Absent,
-    /// It could not be fetched, for this reason.
+    /// The metadata could not be fetched, for this reason.
     Failed(String),
 }
 
@@ -115,7 +115,7 @@ struct KnownMetadata {
 #[derive(Debug)]
 struct RemovalHold {
     until: Instant,
-    /// What happens to each row when the hold ends: it gets this record, or is removed.
+    /// The rows that change when the hold ends: a row gets its record, or is removed.
     doomed: BTreeMap<Arc<str>, Option<Arc<InstanceRecord>>>,
 }
 

@@ -27,7 +27,7 @@ pub struct ExplainedDecision {
 /// One endpoint of the snapshot.
 #[derive(Clone, Debug, Deserialize)]
 pub struct ExplainedCandidate {
-    /// Its address.
+    /// The address of the endpoint.
     pub endpoint: String,
     /// The scheduling filter that removed the endpoint, if one did.
     pub dropped_by: Option<String>,
@@ -38,7 +38,7 @@ pub struct ExplainedCandidate {
 // === impl ExplainedDecision ===
 
 impl ExplainedDecision {
-    /// Sends a chat request through `proxy` and reads how it was decided. The request is streaming,
+    /// Sends a chat request through `proxy` and reads the decision. The request is streaming,
     /// because an engine reports its load with other responses, and that would change the next
     /// decision.
     ///

@@ -16,7 +16,7 @@ use testbed::{Result, wait_for};
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Reports that each proxy must have sent since the end of the traffic. Two, because a report that
-/// is under way may have begun before the end.
+/// is in flight may have begun before the end.
 const REPORTS: f64 = 2.0;
 
 /// Fields of a ledger entry.
@@ -65,7 +65,7 @@ pub async fn agree(stack: &Stack, expected: usize, lost: impl Fn(&Value) -> bool
         .map_err(|error| format!("{error}: {} and not {expected}", count()).into())
 }
 
-/// Waits until the proxy has no request under way and its VMs have reported empty ledgers since
+/// Waits until the proxy has no request in flight and its VMs have reported empty ledgers since
 /// then.
 ///
 /// # Errors
@@ -84,7 +84,7 @@ pub async fn nothing_left(stack: &Stack) -> Result<()> {
     }
 }
 
-/// What the daemon reports of the ledgers.
+/// The ledger metrics that the daemon reports.
 struct LedgerMetrics {
     reports: f64,
     /// Proxies connected to the daemon.

@@ -80,7 +80,7 @@ pub struct PlacedFragment {
     pub meant: Value,
     /// The substitutions made in it.
     pub substituted: Vec<Substitution>,
-    /// Its place in the configuration.
+    /// The place of the fragment in the configuration.
     pub at: FragmentPlace,
 }
 

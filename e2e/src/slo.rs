@@ -46,7 +46,8 @@ pub struct ExperimentClass {
 /// The policy that picks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExperimentPolicy {
-    /// The SLO-aware profiles of the llm-d proposal; every request asks for prediction.
+    /// The SLO-aware profiles of the llm-d proposal; every request sets the header that requests
+    /// prediction.
     Slo,
     /// The picker without a configuration.
     Default,

@@ -6,8 +6,8 @@
 
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// The KV blocks of one engine. A block comes into being when it is first handed out: an engine
-/// with little to do stays small, and blocks never used are the first of the free list anyway.
+/// The KV blocks of one engine. A block is created when it is first used: an engine with little to
+/// do takes little memory, and blocks that were never used come first in the free list anyway.
 #[derive(Debug)]
 pub(crate) struct BlockCache {
     total: usize,

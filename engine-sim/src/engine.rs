@@ -35,32 +35,32 @@ pub struct SimulatedEngineSpec {
     pub api_ms: f64,
     /// LoRA adapters that fit at once; 0 if adapters cost nothing.
     pub adapter_places: usize,
-    /// What loading one adapter adds to a step, ms.
+    /// The time that loading one adapter adds to a step, ms.
     pub adapter_load_ms: f64,
 }
 
 /// A step in flight.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EngineStep {
-    /// When it ends, ms.
+    /// When the step ends, ms.
     pub ends_ms: f64,
-    /// Tokens that it computes.
+    /// Tokens that the step computes.
     pub tokens: u32,
 }
 
-/// What the end of a step means for a sequence.
+/// The progress of a sequence at the end of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SequenceProgress {
-    /// It put out a token, the `number`th; the first is 1.
+    /// The sequence generated its `number`th token; the first is 1.
     Token {
         /// Counts from 1.
         number: u32,
     },
-    /// It has all its output, and leaves the engine.
+    /// The sequence has all its output and leaves the engine.
     Ended,
 }
 
-/// One engine. `R` is the request, with whatever the caller wants to keep beside it.
+/// One engine. `R` is the request, with any data that the caller keeps with it.
 #[derive(Debug)]
 pub struct BatchingEngine<R> {
     spec: SimulatedEngineSpec,
@@ -74,7 +74,7 @@ pub struct BatchingEngine<R> {
     adapter_loads: u64,
 }
 
-/// The step that is being put together.
+/// The step that is being planned.
 struct StepPlan {
     /// Tokens left.
     budget: usize,
@@ -108,7 +108,7 @@ impl<R: EngineRequest> BatchingEngine<R> {
         self.spec.times.slowdown = slowdown;
     }
 
-    /// Empties the prefix cache. Running sequences go on.
+    /// Empties the prefix cache. Running sequences continue.
     pub fn clear_cache(&mut self) {
         self.blocks.clear_cache();
     }
@@ -119,7 +119,8 @@ impl<R: EngineRequest> BatchingEngine<R> {
         self.waiting.push_back(EngineSequence::new(request));
     }
 
-    /// Removes the first sequence that matches, and returns its request and the tokens it put out.
+    /// Removes the first sequence that matches. Returns its request and the number of tokens that
+    /// it generated.
     pub fn abort(&mut self, is_aborted: impl Fn(&R) -> bool) -> Option<(R, u32)> {
         let matches = |sequence: &EngineSequence<R>| is_aborted(&sequence.request);
         let sequence = match self.running.iter().position(matches) {

@@ -3,7 +3,7 @@
 use crate::blocks::BlockCache;
 use crate::step_time::StepBatch;
 
-/// What the engine needs to know of a request.
+/// The data of a request that the engine needs.
 pub trait EngineRequest {
     /// Tokens of the prompt, at least 1.
     fn prompt_tokens(&self) -> u32;
@@ -55,7 +55,7 @@ impl<R: EngineRequest> EngineSequence<R> {
         &self.request
     }
 
-    /// Tokens put out.
+    /// Tokens generated so far.
     pub fn generated(&self) -> u32 {
         self.generated
     }

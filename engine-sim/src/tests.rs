@@ -39,7 +39,7 @@ impl EngineRequest for TestRequest {
     }
 }
 
-/// What became of a request. Times since its arrival, ms.
+/// The outcome of a request. Times since its arrival, ms.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct TestOutcome {
     first_ms: f64,
@@ -77,7 +77,7 @@ impl TestRun {
         run
     }
 
-    /// Makes one step; when it ends.
+    /// Makes one step. Returns when it ends.
     fn step(&mut self, now: f64, requests: &[(f64, TestRequest)]) -> Option<f64> {
         let (engine, outcomes) = (&mut self.engine, &mut self.outcomes);
         let step = engine.start(now, |request, cached| outcomes[request.number].cached.push(cached))?;

@@ -21,13 +21,13 @@ use crate::pool::ManagedPool;
 pub enum DaemonUpdate {
     /// The daemon's greeting.
     Welcome(state::Welcome),
-    /// A whole pool without its metrics.
+    /// A complete pool, except its metrics.
     PoolUpdate(Box<proto::PoolUpdate>),
-    /// A pool in force with other metrics.
+    /// New metrics for a pool that has a snapshot.
     Metrics {
-        /// Its name.
+        /// The name of the pool.
         pool: String,
-        /// The snapshot in force, with these metrics.
+        /// The current snapshot with the new metrics.
         snapshot: Box<Snapshot>,
         /// Grows with every message of a term.
         sequence: u64,
@@ -36,7 +36,8 @@ pub enum DaemonUpdate {
     Peers(state::PeerLoad),
     /// The learned models of a pool.
     Learned(Box<proto::LearnedModels>),
-    /// Nothing to apply: of a pool without a pool update here, or of a newer daemon.
+    /// Nothing to apply: the pool has no pool update here yet, or a newer daemon sent a message of
+    /// an unknown kind.
     Nothing,
 }
 
@@ -44,15 +45,15 @@ pub enum DaemonUpdate {
 /// again.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RejectedMessage {
-    /// The name of its pool; empty when not even that could be read.
+    /// The name of the message's pool; empty when the name cannot be read.
     pub pool: String,
-    /// The version of the pool update that it is, if it is one.
+    /// The version of the message, if it is a pool update.
     pub version: Option<state::Version>,
-    /// What is wrong with it.
+    /// The reason of the refusal.
     pub why: String,
 }
 
-/// Which of the daemon's messages are in force in a pool.
+/// The versions of the daemon's messages that are in force in a pool.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AppliedVersions {
     pool_update: Version,
@@ -61,14 +62,15 @@ pub struct AppliedVersions {
     models: Version,
 }
 
-/// What an update changed in a pool.
+/// The part of a pool that an update changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Applied {
-    /// Its endpoints, pipeline and objects. [`ManagedPool::recount_load_reports`] must follow.
+    /// The endpoints, the pipeline and the objects. [`ManagedPool::recount_load_reports`] must
+    /// follow.
     PoolUpdate,
-    /// Its metrics.
+    /// The metrics.
     Metrics,
-    /// Its learned models.
+    /// The learned models.
     Models,
     /// Nothing.
     Nothing,
@@ -77,7 +79,7 @@ pub enum Applied {
 // === impl DaemonUpdate ===
 
 impl DaemonUpdate {
-    /// Decodes a message; `find` gives the pool of that name in its present state.
+    /// Decodes a message; `find` returns the current state of a pool by name.
     ///
     /// # Errors
     /// [`RejectedMessage`] says why no part of it may be used.
@@ -103,7 +105,7 @@ impl DaemonUpdate {
                 let Some(snapshot) = found.as_ref().snapshot() else { return Ok(Self::Nothing) };
                 match proto::metrics(&metrics, snapshot) {
                     Ok(snapshot) => Ok(Self::Metrics { pool: metrics.pool, snapshot: Box::new(snapshot), sequence: metrics.sequence }),
-                    // For a pool update that was refused, or has not arrived.
+                    // The metrics belong to a pool update that was refused or has not arrived.
                     Err(InvalidState::OtherPoolUpdate) => Ok(Self::Nothing),
                     Err(why) => Err(RejectedMessage::of(&metrics.pool, None)(why)),
                 }
@@ -124,7 +126,7 @@ impl DaemonUpdate {
         Self::decode(proto::daemon_message(message).map_err(RejectedMessage::of("", None))?, find)
     }
 
-    /// The pool that it changes; `None` when it changes none.
+    /// The pool that the update changes; `None` when it changes none.
     #[must_use]
     pub fn pool(&self) -> Option<&str> {
         match self {
@@ -136,7 +138,7 @@ impl DaemonUpdate {
         }
     }
 
-    /// Its acknowledgement; `None` for a message that is not acknowledged.
+    /// The acknowledgement of the update; `None` for a message that is not acknowledged.
     #[must_use]
     pub fn ack(&self) -> Option<state::Ack> {
         let Self::PoolUpdate(pool_update) = self else { return None };
@@ -227,7 +229,7 @@ impl AppliedVersions {
     }
 }
 
-/// A version, as messages have it.
+/// Converts a version to the type that messages use.
 #[must_use]
 pub fn wire_version(version: Version) -> state::Version {
     state::Version { term: version.term, sequence: version.sequence }
@@ -278,7 +280,7 @@ mod tests {
         state::DaemonMessage { message: Some(message) }
     }
 
-    /// A pool without anything else.
+    /// A host that has only a pool.
     struct BarePool(ManagedPool);
 
     impl AsRef<ManagedPool> for BarePool {

@@ -25,7 +25,7 @@ pub struct PeerReport {
     expiry_ms: u64,
 }
 
-/// What a process knows of the other proxies of a pool, and when it reports to them.
+/// The number of proxies of a pool, and the time of this process's last report to them.
 #[derive(Debug, Default)]
 pub struct ProxyPeers {
     /// Proxies of the pool, this one included; 0 before the daemon has reported it.
@@ -44,16 +44,16 @@ pub struct LocalPeer {
     others: PeerReport,
 }
 
-/// Takes the load report of all other proxies out of a message, by the local clock and with `ring`
-/// in its head; `None` when it is not a valid report.
+/// Takes the load report of all other proxies out of a message, converts its times to the local
+/// clock and writes `ring` into its head; `None` when the report is invalid.
 #[must_use]
 pub fn take_peer_report(message: &mut state::PeerLoad, ring: u64, now: Timestamp) -> Option<Vec<u8>> {
     let mut report = std::mem::take(&mut message.row);
     LoadReportHead { vm: LoadReportHead::OUTSIDE, written: now, ring }.receive(&mut report).then_some(report)
 }
 
-/// Appends a placement to those of a report, unless the endpoint had all its blocks cached: `new`
-/// are the blocks that it had not.
+/// Appends a placement to those of a report, unless the endpoint had all its blocks cached. `new`
+/// are the blocks that it did not have.
 pub fn append_placement(report: &mut Vec<u8>, endpoint: EndpointRef, new: &[u64]) {
     if !new.is_empty() {
         placements::push(report, endpoint, new);
@@ -63,7 +63,7 @@ pub fn append_placement(report: &mut Vec<u8>, endpoint: EndpointRef, new: &[u64]
 // === impl PeerReport ===
 
 impl PeerReport {
-    /// The report of a VM of this process, which expires after `expiry_ms`; of none at first.
+    /// The report of a VM of this process, which expires after `expiry_ms`. No VM is set at first.
     #[must_use]
     pub fn of_vm(expiry_ms: u64) -> Self {
         Self { report: PeerLoadReport::default(), writer: 0, expiry_ms }
@@ -92,19 +92,19 @@ impl PeerReport {
         self.writer = vm;
     }
 
-    /// Whether the report is from that VM.
+    /// Whether [`Self::writer`] wrote the report.
     #[must_use]
     pub fn is_from_writer(&self) -> bool {
         self.writer != 0 && self.report.head().vm == self.writer
     }
 
-    /// Whether the report is from that VM, and young enough to count.
+    /// Whether [`Self::writer`] wrote the report, and it is young enough to count.
     #[must_use]
     pub fn is_current(&self, now: Timestamp) -> bool {
         self.is_from_writer() && now.ms_since(self.report.head().written) < self.expiry_ms
     }
 
-    /// Reads newer bytes of the report, and learns its failures; [`Self::count`] must follow.
+    /// Reads newer bytes of the report and applies its failures; [`Self::count`] must follow.
     /// Returns whether [`ManagedPool::recompute_peer_slos`] must follow.
     pub fn read(&mut self, pool: &mut ManagedPool, bytes: Vec<u8>, now: Timestamp) -> bool {
         let counts = self.report.counts();
@@ -164,7 +164,7 @@ impl Default for LocalPeer {
 }
 
 impl LocalPeer {
-    /// From now on the process is one of the proxies. False when it already was.
+    /// Makes the process one of the proxies that share. False when it already is one.
     pub fn join(&mut self) -> bool {
         !std::mem::replace(&mut self.joined, true)
     }
@@ -188,12 +188,12 @@ impl LocalPeer {
         placements::each(&message.placements).for_each(|(endpoint, blocks)| pool.record_peer_placement(endpoint, &blocks, now));
     }
 
-    /// Counts the load of the others again: after another pool update.
+    /// Counts the load of the other proxies again, after a pool update.
     pub fn recount(&self, pool: &mut ManagedPool) {
         pool.recount_load_reports([self.others.report()]);
     }
 
-    /// Stops counting the load of the others after they have been silent for too long.
+    /// Stops counting the load of the other proxies when they have been silent for too long.
     pub fn expire(&mut self, pool: &mut ManagedPool, now: Timestamp) {
         if self.others.count(pool, now) {
             pool.recompute_peer_slos([self.others.report()]);

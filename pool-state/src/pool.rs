@@ -82,7 +82,7 @@ pub struct ManagedPool {
     learning: LatencyLearning,
 }
 
-/// How the endpoints fail, and which of them get no requests because of that.
+/// The failures of endpoints, and the ejections that follow from them.
 #[derive(Debug, Default)]
 struct EndpointFailures {
     ejections: Ejections,
@@ -91,13 +91,13 @@ struct EndpointFailures {
     crashing: CrashCorrelator,
 }
 
-/// What the daemon learned of latency, and the observations that it learns from.
+/// The latency models of the daemon, and the observations that it learns from.
 #[derive(Debug, Default)]
 struct LatencyLearning {
-    /// The models of the daemon; `None` until they arrive. Nothing is observed before.
+    /// The models of the daemon; `None` until they arrive. Until then no request is observed.
     models: Option<LatencyModels>,
     observations: ObservationQueue,
-    /// When each slot's last first token came.
+    /// When the last first token of each slot arrived.
     first_tokens: Vec<Timestamp>,
 }
 
@@ -150,8 +150,8 @@ impl ManagedPool {
         }
     }
 
-    /// Replaces the daemon's state, except the metrics of endpoints that stay: newer metrics
-    /// follow. Endpoints that are gone, or have a new generation, are forgotten at once.
+    /// Replaces the daemon's state. Endpoints that stay keep their metrics until newer ones arrive.
+    /// The data of endpoints that are gone, or have a new generation, is removed at once.
     pub fn install(&mut self, snapshot: Snapshot, hash_secret: u128, staleness_max_ms: u32) {
         let refs: Vec<EndpointRef> = snapshot.endpoints().iter().map(|e| e.id).collect();
         if let Some(old) = &self.state {
@@ -175,7 +175,7 @@ impl ManagedPool {
         }
     }
 
-    /// Moves what is kept by position to the new positions of the endpoints.
+    /// Moves the rows that are kept by position to the new positions of the endpoints.
     fn remap_endpoints(&mut self, refs: &[EndpointRef]) {
         let before = self.state.as_ref().map_or(&[][..], |state| &state.refs);
         let moved: Vec<Option<usize>> = refs.iter().map(|id| before.iter().position(|other| other == id)).collect();
@@ -183,7 +183,7 @@ impl ManagedPool {
         self.adapters.remap(&moved);
     }
 
-    /// Takes over what the daemon learned. From now on requests are observed.
+    /// Installs the models that the daemon learned. From now on requests are observed.
     pub fn install_models(&mut self, step: StepModel, latency: Option<LatencyModel>) {
         let models = LatencyModels { step: Arc::new(step), latency: latency.map(Arc::new) };
         self.state = self.state.take().map(|state| PublishedState { snapshot: models.applied_to(state.snapshot), ..state });
@@ -214,7 +214,7 @@ impl ManagedPool {
         }
     }
 
-    /// Limits what the index remembers of an endpoint to what its KV cache can hold.
+    /// Limits the index entries of each endpoint to the blocks that fit into its KV cache.
     fn size_prefixes(&mut self) {
         let Some(state) = &self.state else { return };
         for (endpoint, blocks) in state.refs.iter().zip(pick::index_blocks(&state.snapshot)) {
@@ -246,7 +246,7 @@ impl ManagedPool {
         &self.prefixes
     }
 
-    /// Housekeeping in a bounded slice; call it now and then, never in a request.
+    /// Does a bounded slice of housekeeping. Hosts call it at every tick, never in a request.
     pub fn tick(&mut self, now: Timestamp) {
         let _ = self.prefixes.sweep(SWEEP_BUCKETS);
         self.failures.ejections.forget_expired(now);
@@ -269,12 +269,12 @@ impl ManagedPool {
         &mut self.counters
     }
 
-    /// Tokens of this many bytes of prompt text, by the usage that engines reported before.
+    /// Estimates the tokens of this many bytes of prompt text from the usage that engines reported.
     pub fn text_tokens(&self, bytes: usize) -> u32 {
         self.token_rate.tokens(bytes)
     }
 
-    /// Tokens of a full block of a prompt, by the same estimate.
+    /// Estimates the tokens of a full block of a prompt, like [`Self::text_tokens`].
     pub fn block_tokens(&self, settings: PrefixSettings) -> u32 {
         self.token_rate.block_tokens(settings.block_tokens)
     }
@@ -291,7 +291,7 @@ impl ManagedPool {
         self.state.as_ref().map_or(0, |s| s.hash_secret)
     }
 
-    /// Which model to request from the engine, and how important the request is.
+    /// Finds the model to request from the engine, and the priority of the request.
     pub fn resolve(&mut self, requested: ModelRequest<'_>) -> Result<PoolResolution, PickRefusal> {
         let Some(objects) = self.state.as_ref().map(|state| state.snapshot.objects()) else { return Ok(PoolResolution::default()) };
         let resolved = objects.resolve(requested, &mut self.rng).map_err(|UnknownModel(model)| PickRefusal::UnknownModel(model.into()))?;

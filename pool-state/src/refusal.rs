@@ -7,11 +7,11 @@ use scheduler::Decision;
 pub enum PickRefusal {
     /// The pool has no state yet.
     NoState,
-    /// The prompt cost two engines their connection within a minute, while other prompts did well
+    /// The prompt cost two engines their connection within a minute, while other prompts succeeded
     /// there.
     CrashingPrompt,
     /// No object of the pool names this model.
     UnknownModel(Box<str>),
-    /// The scheduler made this decision, which is not to route the request.
+    /// The scheduler decided not to route the request.
     Decision(Decision),
 }

@@ -1,6 +1,6 @@
 //! Token counts of one exchange, as the engine reports them.
 
-/// The token counts of one exchange. Absent is not zero.
+/// The token counts of one exchange. `None` means unknown, not zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TokenUsage {
     /// Tokens of the prompt, cached ones included.

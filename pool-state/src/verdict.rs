@@ -1,5 +1,5 @@
-//! What an engine's answer means. One table decides; failure accrual, ejection, cost, learning,
-//! retries and placement all read the verdict.
+//! The verdict on an engine's answer. One table defines it; failure accrual, ejection, cost,
+//! learning, retries and placement all depend on it.
 //!
 //! | verdict | the engine answered | counts as a failure | learned from | the prompt's placement |
 //! |---|---|---|---|---|
@@ -16,10 +16,9 @@
 pub enum Verdict {
     /// The engine served the request.
     Success,
-    /// The request was wrong, and the engine said so in the error shape of its API.
+    /// The request was wrong, and the engine's reply has the error shape of its API.
     ClientFault,
-    /// The request is not for this engine: it does not have the model, or does not let this
-    /// client in.
+    /// The request is not for this engine: it does not have the model, or refuses this client.
     Misdirected,
     /// The engine has more to do than it can take.
     Overloaded,
@@ -29,7 +28,7 @@ pub enum Verdict {
     /// like that, engines that leave out the end mark of streams, and proxies in front of a dead
     /// engine.
     Strange,
-    /// The answer says nothing about the engine.
+    /// The answer gives no information about the engine.
     #[default]
     Unknown,
 }
@@ -37,16 +36,16 @@ pub enum Verdict {
 /// The content of an answer's body.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ErrorBody {
-    /// Not read, or nothing that matters.
+    /// The body was not read, or has nothing that affects the verdict.
     #[default]
     Nothing,
-    /// A reply, whole.
+    /// A complete reply.
     Reply,
-    /// An error object, with the HTTP status it names, if it names one.
+    /// An error object, with the HTTP status in it, if there is one.
     Error(Option<u16>),
-    /// No byte, or a stream without any event.
+    /// An empty body, or a stream without any event.
     Empty,
-    /// A stream that ended without the mark that its API ends streams with.
+    /// A stream that ended without the end mark of its API.
     Unfinished,
     /// Not a reply of the API: no JSON object with any of its members, or a stream that generated
     /// nothing and gives no reason.
@@ -57,7 +56,7 @@ pub enum ErrorBody {
 pub const RETRIED_STATUS: &str = "503";
 
 impl Verdict {
-    /// The verdict on an answer to an inference request, whole as far as the proxy can tell.
+    /// The verdict on an answer to an inference request that is complete as far as the proxy knows.
     #[must_use]
     pub fn of(status: u16, body: ErrorBody) -> Self {
         match (status, body) {
@@ -76,7 +75,7 @@ impl Verdict {
         }
     }
 
-    /// Did the engine work on the prompt, so that it may have it cached now?
+    /// Whether the engine worked on the prompt and may have it cached now.
     #[must_use]
     pub fn keeps_placement(self) -> bool {
         matches!(self, Self::Success | Self::Strange | Self::Unknown)

@@ -22,9 +22,9 @@ use crate::{objects, state};
 pub enum InvalidState {
     /// A required field is missing.
     Missing(&'static str),
-    /// A number that does not fit its meaning.
+    /// A number is outside its range.
     OutOfRange(&'static str),
-    /// An address that is not `ip:port`.
+    /// An address is not `ip:port`.
     Address(String),
     /// A metrics column does not run parallel to the endpoints.
     ColumnLength(&'static str),
@@ -36,9 +36,9 @@ pub enum InvalidState {
     Pipeline(InvalidPipeline),
     /// The objects break a rule.
     Objects(InvalidObjects),
-    /// Words that are no model.
+    /// The words of a model are invalid.
     Model(InvalidModel),
-    /// The bytes are no message.
+    /// The bytes are not a valid message.
     Bytes(prost::DecodeError),
 }
 
@@ -47,11 +47,11 @@ pub enum InvalidState {
 pub struct PoolUpdate {
     /// The name of its pool.
     pub pool: String,
-    /// The pool, metrics unknown.
+    /// The snapshot; its metrics are unknown.
     pub snapshot: Snapshot,
     /// Keys the hashes of prompt blocks.
     pub hash_secret: u128,
-    /// Metrics not refreshed for this long count as unknown.
+    /// Metrics that were not refreshed for this long, ms, count as unknown.
     pub staleness_max_ms: u32,
 }
 
@@ -66,7 +66,7 @@ pub fn daemon_message(bytes: &[u8]) -> Result<state::DaemonMessage, InvalidState
 /// Decodes a pool update.
 ///
 /// # Errors
-/// [`InvalidState`] names what is wrong; no part of the message may be used.
+/// [`InvalidState`] names the broken rule; no part of the message may be used.
 pub fn pool_update(message: state::PoolUpdate) -> Result<PoolUpdate, InvalidState> {
     let version = version(message.version.as_ref(), "version")?;
     let spec = pipeline(message.pipeline.ok_or(InvalidState::Missing("pipeline"))?)?;
@@ -80,11 +80,11 @@ pub fn pool_update(message: state::PoolUpdate) -> Result<PoolUpdate, InvalidStat
     Ok(PoolUpdate { pool: message.pool, snapshot, hash_secret, staleness_max_ms: message.staleness_max_ms })
 }
 
-/// Decodes metrics onto the snapshot that they are parallel to.
+/// Decodes metrics and returns `onto`, whose endpoints they are parallel to, with these metrics.
 ///
 /// # Errors
-/// [`InvalidState::OtherPoolUpdate`] when they belong to another; otherwise what is wrong with
-/// them.
+/// [`InvalidState::OtherPoolUpdate`] when the metrics belong to another pool update; otherwise the
+/// broken rule.
 pub fn metrics(message: &state::Metrics, onto: &Snapshot) -> Result<Snapshot, InvalidState> {
     let pool_update = version(message.pool_update.as_ref(), "pool_update")?;
     if pool_update != onto.version() {
@@ -203,8 +203,8 @@ fn plugin(message: state::Plugin) -> Result<PluginSpec, InvalidState> {
     Ok(PluginSpec { plugin_type: message.r#type, name: message.name, parameters })
 }
 
-/// The scheduler checks the number of values when it builds the plugin; their depth is checked
-/// here, where it recurses.
+/// The scheduler checks the number of values when it builds the plugin; this recursion checks their
+/// depth.
 fn parameter(message: state::Parameter, depth_left: usize) -> Result<(String, ParameterValue), InvalidState> {
     use state::parameter::Value as Wire;
     const FIELD: &str = "pipeline.plugins.parameters.value";

@@ -8,22 +8,22 @@ use scheduler::{ATTRIBUTES_MAX, Endpoint, EndpointMetrics, PipelineSpec, PluginS
 
 use crate::{objects, state};
 
-/// Everything the daemon knows of a pool, by reference.
+/// The state of a pool in the daemon, by reference.
 #[derive(Clone, Copy, Debug)]
 pub struct PoolState<'a> {
     /// The pool's name.
     pub pool: &'a str,
     /// Version of the pool update.
     pub version: Version,
-    /// Its endpoints.
+    /// The endpoints of the pool.
     pub endpoints: &'a [Endpoint],
     /// The pipeline for its requests.
     pub pipeline: &'a PipelineSpec,
-    /// Its objects.
+    /// The objects of the pool.
     pub objects: &'a ObjectsSpec,
     /// Keys the hashes of prompt blocks.
     pub hash_secret: u128,
-    /// Metrics not refreshed for this long count as unknown.
+    /// Metrics that were not refreshed for this long, ms, count as unknown.
     pub staleness_max_ms: u32,
 }
 
@@ -71,7 +71,7 @@ fn version(version: Version) -> state::Version {
     state::Version { term: version.term, sequence: version.sequence }
 }
 
-/// `sets` in order, so that an endpoint's is found by bisection.
+/// Converts an endpoint. `sets` is sorted, so that bisection finds the endpoint's set of models.
 fn endpoint(endpoint: &Endpoint, sets: &[&[Box<str>]]) -> state::Endpoint {
     state::Endpoint {
         slot: u32::from(endpoint.id.slot.0),

@@ -1,4 +1,5 @@
-//! Several messages in one HTTP body: before each its length, four bytes, least significant first.
+//! Several messages in one HTTP body. Before each message is its length: four bytes, least
+//! significant first.
 
 /// Appends a message.
 pub fn push(frames: &mut Vec<u8>, message: &[u8]) {

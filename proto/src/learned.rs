@@ -12,24 +12,24 @@ use crate::{InvalidState, state};
 /// seconds while there is something to learn.
 pub const LEARNED_BYTES_MAX: usize = 64 << 10;
 
-/// The part of a message besides models: names, versions, lengths.
+/// The bytes of a message without its models: names, versions, lengths.
 const ENVELOPE_BYTES: usize = 2_048;
 
 /// The learned models of a pool.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LearnedModels {
-    /// The pool it is of.
+    /// The pool of the models.
     pub pool: String,
-    /// Its version, in the same order as those of pool updates.
+    /// The version of the models, in the same order as the versions of pool updates.
     pub version: Version,
-    /// The step model of its engines.
+    /// The step model of the pool's engines.
     pub step: StepModel,
-    /// Predicts latencies, where that is wanted and enough is known.
+    /// The latency model, if it is configured and enough is known.
     pub latency: Option<LatencyModel>,
 }
 
-/// Its message; `None` when it would be larger than [`LEARNED_BYTES_MAX`], which every reader
-/// refuses.
+/// The message with these models; `None` when it would be larger than [`LEARNED_BYTES_MAX`], which
+/// every reader refuses.
 #[must_use]
 pub fn encode_learned(learned: &LearnedModels) -> Option<state::LearnedModels> {
     let LearnedModels { pool, version, step, latency } = learned;
@@ -45,7 +45,7 @@ pub fn encode_learned(learned: &LearnedModels) -> Option<state::LearnedModels> {
 /// Decodes learned models.
 ///
 /// # Errors
-/// [`InvalidState`] says what is wrong; no part of the message may be used.
+/// [`InvalidState`] names the broken rule; no part of the message may be used.
 pub fn learned(message: state::LearnedModels) -> Result<LearnedModels, InvalidState> {
     let version = version(message.version.as_ref(), "version")?;
     if !fits(&message) {

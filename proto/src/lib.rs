@@ -2,10 +2,10 @@
 //! limits, and conversions from and to the scheduler's types; load reports and observations; and
 //! the values that the VMs of one process share.
 //!
-//! Wire types are not domain types: only this crate builds a snapshot from bytes, and it refuses a
-//! message that breaks a rule as a whole, by the name of the field. The tonic service is behind
-//! feature `grpc`, so that the filter does not contain it. `tests/golden` has bytes of each format,
-//! which must stay readable.
+//! Wire types are not domain types: only this crate builds a snapshot from bytes. It refuses a
+//! message that breaks a rule as a whole and names the field. The tonic service is behind feature
+//! `grpc`, so that the filter does not contain it. `tests/golden` has bytes of each format; later
+//! versions must be able to read them.
 
 /// Generated from `state.proto` and committed; a test regenerates and compares.
 #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, reason = "generated code")]
@@ -39,16 +39,16 @@ pub use encode::{PoolState, encode_metrics, encode_pool_update};
 /// The wire schema. Daemon and filter with different schemas refuse each other by its number.
 pub const SCHEMA: u32 = 3;
 
-/// The largest message either side accepts, in bytes: 1,024 endpoints with 1 KiB of labels each,
-/// four times over.
+/// The largest message that either side accepts, in bytes: four times 1,024 endpoints with 1 KiB of
+/// labels each.
 pub const MESSAGE_BYTES_MAX: usize = 4 << 20;
 
-/// The largest message a proxy sends, in bytes. The daemon reads hundreds of streams at once, and
-/// each may hold this much of a message that never ends.
+/// The largest message a proxy sends, in bytes. The daemon reads hundreds of streams at once, and a
+/// message that never ends can occupy this much memory for each.
 pub const PROXY_MESSAGE_BYTES_MAX: usize = 512 << 10;
 
-/// A daemon sends metrics at least this often, changed or not: by their absence a filter learns
-/// that the daemon is gone.
+/// A daemon sends metrics at least this often, changed or not. A filter that gets none knows that
+/// the daemon is gone.
 pub const METRICS_INTERVAL_MAX_MS: u64 = 500;
 
 /// Upper bounds of the buckets of every latency histogram in milliseconds (of `pick_us`:
@@ -59,10 +59,10 @@ pub const HISTOGRAM_BOUNDS: [f64; 20] = [
 ];
 
 /// A load report of another proxy counts for this long, ms, unless it is repeated: after two
-/// seconds of silence the proxy, or the way to it, is gone.
+/// seconds of silence the proxy, or the connection to it, is gone.
 pub const SHARE_EXPIRY_MS: u64 = 2_000;
 
-/// The most placements in one message to a proxy, in bytes: 3,000 blocks. More wait for the next
-/// message, 5 ms later. At that pace the ring of the leader, 1 MB, lasts 200 ms, and workers that
-/// serve no requests read it every 100 ms.
+/// The most placements in one message to a proxy, in bytes: 3,000 blocks. Further placements wait
+/// for the next message, 5 ms later. At that rate the ring of the leader, 1 MB, lasts 200 ms, and
+/// workers that serve no requests read it every 100 ms.
 pub const PLACEMENTS_BYTES_MAX: usize = 24 << 10;

@@ -12,8 +12,8 @@
 //!                                             bit 32 of the last word: another proxy reported it,
 //!                                             bit 33: answers were the reason
 //! ```
-//! Loads follow the head, then SLOs, then failures. How a report changes in place is the business
-//! of its writer and its readers in `pool-state`.
+//! Loads follow the head, then SLOs, then failures. The writer and the readers in `pool-state`
+//! define how a report changes in place.
 
 use scheduler::in_flight::{EndpointLoad, PendingPrefills};
 use scheduler::{ENDPOINTS_MAX, EndpointRef, Timestamp};
@@ -34,13 +34,13 @@ pub const FAILURE_BYTES: usize = 4 * WORD;
 pub const PEER_EJECTION_MS_MAX: u64 = 30_000;
 
 /// The most prompts that one process can have waiting at an endpoint; requests have the same limit
-/// of 16 bits. Reports of as many processes as a daemon serves add up without overflow.
+/// of 16 bits. The reports of all processes that a daemon serves add up without overflow.
 pub const PROMPTS_MAX: u32 = 0xffff;
 
 /// Marks a failure that another proxy reported, beside the number of failures.
 const OUTSIDE_FLAG: u64 = 1 << 32;
 
-/// Marks a failure that answers were the reason of.
+/// Marks a failure whose reason was the endpoint's answers.
 const BY_ANSWERS_FLAG: u64 = 1 << 33;
 
 /// The head of a report, before its loads.
@@ -50,7 +50,7 @@ pub struct LoadReportHead {
     pub vm: u64,
     /// When it was written.
     pub written: Timestamp,
-    /// How far the writer's placements are published; the host gives it a meaning.
+    /// The position up to which the writer's placements are published; the host defines its format.
     pub ring: u64,
 }
 
@@ -59,11 +59,11 @@ pub struct LoadReportHead {
 pub struct LoadReportLayout {
     /// The head.
     pub head: LoadReportHead,
-    /// How many loads.
+    /// The number of loads.
     pub loads: usize,
-    /// How many SLOs.
+    /// The number of SLOs.
     pub slos: usize,
-    /// How many failures.
+    /// The number of failures.
     pub failures: usize,
 }
 
@@ -74,9 +74,9 @@ pub struct FailureEntry {
     pub endpoint: EndpointRef,
     /// When the failure became known.
     pub since: Timestamp,
-    /// The end of the ejection; 0 when the endpoint answered again.
+    /// The end of the ejection; 0 after the endpoint answered again.
     pub until: Timestamp,
-    /// Ejections without a success in between; 0 when it answered again.
+    /// Ejections without a success in between; 0 after the endpoint answered again.
     pub failures: u32,
     /// Whether another proxy reported it.
     pub outside: bool,
@@ -93,18 +93,18 @@ impl LoadReportHead {
     /// The writer that stands for all other proxies together.
     pub const OUTSIDE: u64 = u64::MAX;
 
-    /// Puts this head before the loads of `report`. False when it is too short to be a report.
+    /// Puts this head before the loads of `report`. False when `report` is too short.
     pub fn stamp(self, report: &mut [u8]) -> bool {
         let Some(to) = report.as_chunks_mut::<WORD>().0.first_chunk_mut::<3>() else { return false };
         *to = [self.vm, self.written.0, self.ring].map(u64::to_le_bytes);
         true
     }
 
-    /// Receives the report of a writer with another clock: like [`Self::stamp`], and converts its
-    /// times to the local clock, as if it had been written now. This is the only place that
-    /// bounds what another process reports, in the daemon and in the proxies: no failure is from
-    /// the future, and none counts for longer than [`PEER_EJECTION_MS_MAX`]. False, without
-    /// effect, when it is not a report.
+    /// Receives the report of a writer with another clock. Like [`Self::stamp`], and converts the
+    /// times in the report to the local clock, as if it had been written now. Only this function
+    /// limits the times that another process reports, in the daemon and in the proxies: no failure
+    /// is from the future, and none counts for longer than [`PEER_EJECTION_MS_MAX`]. Returns false,
+    /// without effect, when the bytes are not a report.
     #[must_use]
     pub fn receive(self, report: &mut [u8]) -> bool {
         let Some(layout) = LoadReportLayout::parse(report) else { return false };
@@ -120,7 +120,7 @@ impl LoadReportHead {
         for failure in layout.failures_mut(report) {
             let [at, since, until, failures] = words::of_bytes(failure);
             let since = self.written.0.saturating_sub(written.saturating_sub(since));
-            // 0 means that the endpoint answered again, by every clock.
+            // 0 means that the endpoint answered again; it is not a time.
             let until = if until == 0 { 0 } else { self.written.0.saturating_add(until.saturating_sub(written).min(ejection_ns_max)) };
             *failure = words::to_bytes([at, since, until, failures]);
         }
@@ -131,7 +131,7 @@ impl LoadReportHead {
 // === impl LoadReportLayout ===
 
 impl LoadReportLayout {
-    /// Reads the head; `None` when the bytes are no report, or not whole.
+    /// Reads the head; `None` when the bytes are not a complete report.
     #[must_use]
     pub fn parse(report: &[u8]) -> Option<Self> {
         let ([vm, written, ring, counts], entries) = words::split(report)?;
@@ -141,7 +141,7 @@ impl LoadReportLayout {
         is_whole.then_some(Self { head: LoadReportHead { vm, written: Timestamp(written), ring }, loads, slos, failures })
     }
 
-    /// Appends the head of a report with so many entries.
+    /// Appends the head of a report with these numbers of entries.
     pub fn append(&self, report: &mut Vec<u8>) {
         let LoadReportHead { vm, written, ring } = self.head;
         let counts = self.loads as u64 | (self.slos as u64) << 16 | (self.failures as u64) << 32;
@@ -185,8 +185,8 @@ impl LoadReportLayout {
 
 // === entries ===
 
-/// The bytes of the load of an endpoint, without its SLOs. Numbers beyond their bits count as the
-/// largest.
+/// The bytes of the load of an endpoint, without its SLOs. A number that is too large for its bits
+/// becomes the largest that fits.
 #[must_use]
 #[inline]
 pub fn encode_load(endpoint: EndpointRef, load: &EndpointLoad) -> [u8; LOAD_BYTES] {
@@ -223,7 +223,8 @@ pub fn append_slos(report: &mut Vec<u8>, endpoint: EndpointRef, load: &EndpointL
     words::append(report, &[words::of_endpoint(endpoint, 0), pair(load.ttft_slo_us.unwrap_or(0), load.tpot_slo_us.unwrap_or(0))]);
 }
 
-/// The SLOs of an endpoint, as a load of nothing else; `None` for a slot that no snapshot has.
+/// The SLOs of an endpoint, as a load with all other fields 0; `None` for a slot that no snapshot
+/// has.
 #[must_use]
 pub fn decode_slos(entry: &[u8; SLOS_BYTES]) -> Option<(EndpointRef, EndpointLoad)> {
     let [at, slos] = words::of_bytes(entry);

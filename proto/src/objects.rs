@@ -1,5 +1,5 @@
-//! A pool's objects, in both directions. [`scheduler::objects::Objects::build`] checks their
-//! limits.
+//! Converts a pool's objects from and to messages. [`scheduler::objects::Objects::build`] checks
+//! their limits.
 
 use scheduler::objects::{ModelSpec, ObjectiveSpec, ObjectsSpec, RewriteSpec, TargetSpec};
 

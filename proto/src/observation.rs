@@ -1,4 +1,4 @@
-//! The bytes of an observation: what a finished request says about its endpoint.
+//! The bytes of an observation: the conditions, measurements and predictions of a finished request.
 //!
 //! ```text
 //!  0  slot | generation | end of the request, and bit 8: output tokens are estimated
@@ -26,11 +26,10 @@ const WORDS: usize = 26;
 /// Bytes of an observation.
 pub const OBSERVATION_BYTES: usize = 4 * WORDS;
 
-/// The longest time that is learned from, ms: an hour. A request that takes longer hangs.
+/// The longest time that may be learned, ms: an hour. A request that takes longer hangs.
 const MS_MAX: f32 = 3_600_000.0;
 
-/// The most tokens or requests that a number may be; a larger number is an error. Fits an `f32`
-/// exactly.
+/// The largest valid count of tokens or requests. An `f32` represents it exactly.
 const COUNT_MAX: f32 = 16_777_216.0;
 
 /// One finished request, in the form that the daemon receives.
@@ -42,7 +41,7 @@ pub struct EncodedObservation {
     pub predicted: Option<Prediction>,
     /// Tokens of the prompt by the engine's `usage`.
     pub prompt_tokens: Option<u32>,
-    /// Those of them that the engine had cached, by its `usage`.
+    /// Prompt tokens that the engine had cached, by its `usage`.
     pub cached_tokens: Option<u32>,
     /// Whether output tokens were counted by events, because the engine reported none.
     pub estimated: bool,
@@ -51,7 +50,7 @@ pub struct EncodedObservation {
 // === impl EncodedObservation ===
 
 impl EncodedObservation {
-    /// As little-endian words at fixed places.
+    /// Encodes the observation as little-endian words at fixed places.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; OBSERVATION_BYTES] {
         let Self { observation, predicted, prompt_tokens, cached_tokens, estimated } = self;
@@ -91,8 +90,7 @@ impl EncodedObservation {
         bytes
     }
 
-    /// The observation in these bytes, each number checked; `None` when one is invalid, and none
-    /// may be used then.
+    /// Decodes an observation and checks each number; `None` when one is invalid.
     #[must_use]
     pub fn from_bytes(bytes: &[u8; OBSERVATION_BYTES]) -> Option<Self> {
         let mut words = bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
@@ -140,8 +138,8 @@ impl EncodedObservation {
     }
 }
 
-/// A part of an observation: `Some(None)` when none of its numbers is known, `None` when only some
-/// are, or one is invalid.
+/// Decodes an optional part of an observation: `Some(None)` when all its numbers are unknown,
+/// `None` when only some are known or one is invalid.
 fn part<const N: usize, T>(numbers: [f32; N], of: impl Fn([f32; N]) -> Option<T>) -> Option<Option<T>> {
     match numbers.iter().filter(|number| number.is_nan()).count() {
         0 => of(numbers).map(Some),

@@ -1,11 +1,11 @@
-//! Placements in a `LoadReport` and in a `PeerLoad`: an endpoint was given a prompt of these
-//! blocks, first block first. Blocks that the endpoint was known to have cached may be left out.
+//! Placements in a `LoadReport` and in a `PeerLoad`: an endpoint got a prompt of these blocks,
+//! first block first. Blocks that the endpoint had cached already may be left out.
 //!
 //! ```text
 //!  slot . generation | count | blocks      16, 16 and 32 bits, then words of 64 bits
 //! ```
-//! One follows another, so that the daemon forwards them as it received them: the placements of one
-//! proxy go to all the others some hundred times a second.
+//! Placements follow each other without a frame, so that the daemon can forward the bytes
+//! unchanged: the placements of one proxy go to all the others some hundred times a second.
 
 use scheduler::EndpointRef;
 
@@ -20,8 +20,8 @@ pub fn push(placements: &mut Vec<u8>, endpoint: EndpointRef, blocks: &[u64]) {
     words::append(placements, blocks);
 }
 
-/// The endpoint and the blocks of the first placement, and the bytes behind it; `None` where
-/// there is no whole one.
+/// The endpoint and the blocks of the first placement, and the bytes behind it; `None` if it is
+/// incomplete.
 #[must_use]
 pub fn take(placements: &[u8]) -> Option<PlacementHead<'_>> {
     let ([at, count], rest) = words::split(placements)?;
@@ -40,8 +40,8 @@ pub fn each(mut placements: &[u8]) -> impl Iterator<Item = (EndpointRef, Vec<u64
     })
 }
 
-/// The same bytes in pieces of whole placements, none longer than `bytes_max`, each with its
-/// number of placements. A placement that is longer is left out, and so is everything behind an
+/// Splits the bytes into pieces of complete placements, none longer than `bytes_max`, each with its
+/// number of placements. A placement that is longer is left out, and so are all bytes behind an
 /// invalid one.
 pub fn pieces(mut placements: &[u8], bytes_max: usize) -> impl Iterator<Item = (&[u8], u64)> {
     std::iter::from_fn(move || {

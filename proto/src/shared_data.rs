@@ -1,9 +1,9 @@
 //! The values that the VMs of one proxy process exchange through Envoy's shared data.
 //!
-//! Each value is a row of [`crate::words`], except two: a side of the snapshot store has a
-//! message of the daemon behind its stamp, and the counters of a VM are a serialized
-//! [`crate::state::VmCounters`]. The keys, and what is done with the values, belong to the
-//! filter. A reader takes a value that it cannot parse for one that was never written.
+//! Each value is a row of [`crate::words`], except two: a side of the snapshot store has a message
+//! of the daemon behind its stamp, and the counters of a VM are a serialized
+//! [`crate::state::VmCounters`]. The filter defines the keys and uses the values. A reader treats a
+//! value that it cannot parse as missing.
 
 mod leader;
 pub use leader::{CRASH_DIGESTS_MAX, CrashRecord, DecodingMark, LeaseValue};

@@ -27,7 +27,7 @@ pub fn read<const N: usize>(bytes: &[u8]) -> Option<[u64; N]> {
     split(bytes).and_then(|(words, rest)| rest.is_empty().then_some(words))
 }
 
-/// The words of exactly as many bytes.
+/// Reads exactly `BYTES` bytes as words.
 #[must_use]
 #[inline]
 pub fn of_bytes<const BYTES: usize, const WORDS: usize>(bytes: &[u8; BYTES]) -> [u64; WORDS] {
@@ -39,7 +39,7 @@ pub fn of_bytes<const BYTES: usize, const WORDS: usize>(bytes: &[u8; BYTES]) -> 
     words
 }
 
-/// The bytes of exactly as many words.
+/// Writes exactly `WORDS` words as bytes.
 #[must_use]
 #[inline]
 pub fn to_bytes<const WORDS: usize, const BYTES: usize>(words: [u64; WORDS]) -> [u8; BYTES] {

@@ -21,7 +21,7 @@ pub struct RankedList {
 pub enum Decision {
     /// Send it to an endpoint.
     Route(Route),
-    /// Refuse it for now (429): the pool could serve it, but policy says no.
+    /// Refuse it for now (429): the pool could serve it, but a policy forbids that.
     Shed(ShedReason),
     /// No endpoint can serve it (503).
     Unavailable(UnavailableReason),
@@ -39,7 +39,7 @@ pub struct Route {
     /// The endpoints that encode images, videos and audio first; empty when the prefill endpoint
     /// does that.
     pub encode: Vec<EndpointIndex>,
-    /// The data-parallel rank that serves it behind the only endpoint of the list.
+    /// The data-parallel rank that serves the request behind the only endpoint of the list.
     pub data_parallel: Option<EndpointIndex>,
 }
 
@@ -83,7 +83,7 @@ pub struct Explanation {
     pub prompt_tokens: u32,
     /// Prompt tokens that are not cached, as estimated, parallel to the snapshot's endpoints.
     pub uncached_tokens: Vec<u32>,
-    /// Its SLOs.
+    /// The SLOs of the request.
     pub asks: Slo,
     /// The predicted latency at each endpoint, or why there is none, parallel to the snapshot's
     /// endpoints; empty without predictions.
@@ -97,9 +97,9 @@ pub struct Explanation {
 /// The result of one profile.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ProfileExplanation {
-    /// Its name.
+    /// The name of the profile.
     pub name: Box<str>,
-    /// Endpoints it dropped, in order.
+    /// Endpoints that the profile dropped, in order.
     pub dropped: Vec<DroppedEndpoint>,
     /// One column for each scorer.
     pub scores: Vec<ScoreColumn>,
@@ -112,7 +112,7 @@ pub struct ProfileExplanation {
 pub struct ScoreColumn {
     /// Name of the scorer in the profile.
     pub scorer: Box<str>,
-    /// Its weight.
+    /// The weight of the scorer.
     pub weight: f32,
     /// Unweighted score by endpoint, 0 to 1.
     pub scores: Vec<(EndpointIndex, f32)>,
@@ -132,7 +132,7 @@ impl Route {
         Self { ranked, prefill: None, encode: Vec::new(), data_parallel: None }
     }
 
-    /// All endpoints it names, the list first.
+    /// All endpoints that the route names, the list first.
     pub fn endpoints(&self) -> impl Iterator<Item = EndpointIndex> + '_ {
         self.ranked.iter().chain(self.prefill).chain(self.encode.iter().copied()).chain(self.data_parallel)
     }
@@ -170,7 +170,7 @@ impl RankedList {
         self.first
     }
 
-    /// All of them, best first.
+    /// All endpoints of the list, best first.
     pub fn iter(&self) -> impl Iterator<Item = EndpointIndex> + '_ {
         std::iter::once(self.first).chain(self.rest.iter().copied())
     }

@@ -33,7 +33,7 @@ pub struct EndpointRef {
 pub struct EndpointIndex(pub(crate) u16);
 
 impl EndpointIndex {
-    /// As an index into the columns parallel to
+    /// Returns the index into the columns parallel to
     /// [`EndpointTable::endpoints`](crate::EndpointTable::endpoints).
     #[must_use]
     pub fn get(self) -> usize {
@@ -44,18 +44,18 @@ impl EndpointIndex {
 /// Whether an endpoint may be picked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Readiness {
-    /// It may be picked.
+    /// The endpoint may be picked.
     Ready,
-    /// It is known but must not be picked (starting, failing its probe, draining).
+    /// The endpoint is known but must not be picked (starting, failing its probe, draining).
     NotReady,
 }
 
 /// A model server address with its metadata.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Endpoint {
-    /// Its identity, valid beyond the snapshot.
+    /// The identity of the endpoint, valid beyond the snapshot.
     pub id: EndpointRef,
-    /// Its name in logs and pages: the pod name, or the name in the endpoints file.
+    /// The name of the endpoint in logs and pages: the pod name, or the name in the endpoints file.
     pub name: Box<str>,
     /// `ip:port`, IPv6 in brackets: the bytes that Envoy gets.
     pub address: Box<str>,

@@ -20,14 +20,15 @@ pub struct EndpointTable {
     metrics: Box<[EndpointMetrics]>,
     /// Identities of the endpoints in one array, because every pick reads all of them.
     ids: Arc<[EndpointRef]>,
-    /// Whether all of them are ready.
+    /// Whether all endpoints are ready.
     all_ready: bool,
-    /// Whether any of them names the models it serves.
+    /// Whether any endpoint names the models that it serves.
     names_models: bool,
     /// The addresses, parsed once instead of by every request with a subset hint; `None` where one
     /// is not `ip:port`.
     sockets: Arc<[Option<SocketAddr>]>,
-    /// Hashes of the names, for session affinity, computed once for the same reason.
+    /// Hashes of the endpoints' names, for session affinity, computed once instead of by every
+    /// request.
     name_hashes: Arc<[u64]>,
     pub(crate) objects: Arc<Objects>,
     pub(crate) step: Arc<StepModel>,
@@ -79,7 +80,7 @@ impl EndpointTable {
         Ok(Self { endpoints, metrics, ids, all_ready, names_models, sockets, name_hashes, objects, step, latency: None })
     }
 
-    /// The same endpoints with newer metrics; only the metrics are copied.
+    /// A table with the same endpoints and newer metrics; only the metrics are copied.
     pub(crate) fn with_metrics(&self, metrics: Vec<EndpointMetrics>) -> Result<Self, InvalidSnapshot> {
         if metrics.len() != self.endpoints.len() {
             return Err(InvalidSnapshot::MetricsLength(metrics.len()));
@@ -125,7 +126,7 @@ impl EndpointTable {
         &self.objects
     }
 
-    /// The step model of its engines.
+    /// The step model of the pool's engines.
     #[must_use]
     pub fn step(&self) -> &StepModel {
         &self.step
@@ -179,8 +180,8 @@ impl EndpointTable {
         self.all_ready
     }
 
-    /// Whether every endpoint may serve this model: so it is for an empty name (an opaque body),
-    /// and for the target of an `InferenceModel` that no metadata names.
+    /// Whether every endpoint may serve this model. True for an empty name (an opaque body), and
+    /// for the target of an `InferenceModel` that no metadata names.
     #[must_use]
     #[inline(never)]
     pub fn serves_anywhere(&self, model: &str) -> bool {

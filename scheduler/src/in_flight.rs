@@ -3,8 +3,8 @@
 //! It is fresher than any scrape: a row changes at the pick, not when the engine confirms. Every
 //! counted request has an [`InFlightTicket`]. A ticket cannot be copied and [`InFlight::release`]
 //! consumes it, so no request is released twice. A ticket that is dropped without a release stays
-//! counted for as long as the ledger lives: callers release in the one place where the state of a
-//! request ends, and a VM that traps loses its ledger too.
+//! counted as long as the ledger exists. So callers release tickets in the one function that ends
+//! the state of a request; a VM that traps loses its ledger too.
 //!
 //! A row belongs to one generation of one endpoint. The first admission for another generation
 //! resets the row; tickets of the old generation then count nowhere.
@@ -12,8 +12,8 @@
 //! Requests with an SLO are also in the queue of their endpoint ([`RunningRequest`]), whose lowest
 //! SLOs are part of its load.
 //!
-//! The load of other workers and proxies is kept beside it ([`PeerLoads`]) and read together with
-//! it.
+//! The load of other workers and proxies is kept separately ([`PeerLoads`]) and added when a load
+//! is read.
 
 mod last_picks;
 use last_picks::LastPicks;
@@ -56,14 +56,14 @@ pub struct EndpointLoad {
 /// computes their time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PendingPrefills {
-    /// How many have uncached tokens.
+    /// The number of prompts that have uncached tokens.
     pub prompts: u32,
-    /// Their tokens, cached or not.
+    /// The tokens of all these prompts, cached or not.
     pub prompt_tokens: u64,
-    /// Their uncached tokens, as estimated.
+    /// The uncached tokens of these prompts, as estimated.
     pub uncached_tokens: u64,
-    /// Their attention: for a prompt of n tokens, u of them uncached, n^2 - (n - u)^2, in units of
-    /// [`ATTENTION_UNIT`].
+    /// The attention of these prompts: for a prompt of n tokens, u of them uncached, n^2 - (n -
+    /// u)^2, in units of [`ATTENTION_UNIT`].
     pub attention: u64,
 }
 
@@ -75,7 +75,7 @@ pub const ATTENTION_UNIT: u64 = 65_536;
 /// The ledger. One writer; reads are array look-ups.
 #[derive(Debug, Default)]
 pub struct InFlight {
-    /// By slot; grows to the highest slot seen, at most [`ENDPOINTS_MAX`].
+    /// Rows by slot, up to the highest slot so far, at most [`ENDPOINTS_MAX`].
     rows: Vec<LedgerRow>,
     epochs_started: u64,
     /// Slots whose rows changed since the last [`Self::take_changed`], each once.
@@ -91,22 +91,23 @@ pub struct InFlight {
 #[must_use = "a ticket that is never released stays counted"]
 pub struct InFlightTicket {
     endpoint: EndpointRef,
-    /// The start of the row that counts it; [`NOWHERE`] if none does.
+    /// The epoch of the row that counts the request; [`NOWHERE`] if none does.
     row_epoch: u64,
-    /// Its share of that row.
+    /// The load that the request adds to that row.
     load: EndpointLoad,
     past_first_token: bool,
-    /// Its expected output, counted in [`EndpointLoad::prefill_tokens`] until it ends.
+    /// The expected output of the request, counted in [`EndpointLoad::prefill_tokens`] until the
+    /// request ends.
     output_tokens: u32,
-    /// Its place in a queue, if it has an SLO.
+    /// The place of the request in a queue, if it has an SLO.
     entry: Option<RunningKey>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct LedgerRow {
     generation: Generation,
-    /// A number for each start of a row, unique in the ledger: a generation that comes back does
-    /// not get its old tickets back.
+    /// A number for each start of a row, unique in the ledger. When a generation returns, its old
+    /// tickets do not count.
     epoch: u64,
     load: EndpointLoad,
     /// Whether the slot is in `changed`.
@@ -318,7 +319,7 @@ impl InFlight {
         self.own(endpoint).with(self.others.load(endpoint))
     }
 
-    /// Only the requests of [`Self::load`].
+    /// The number of requests in [`Self::load`].
     #[must_use]
     pub fn requests(&self, endpoint: EndpointRef) -> u32 {
         let own = self.row(endpoint.slot).filter(|row| row.is_of(endpoint)).map_or(0, |row| row.load.requests);
@@ -331,12 +332,12 @@ impl InFlight {
         self.row(endpoint.slot).filter(|row| row.is_of(endpoint)).map_or(EMPTY.load, |row| row.load)
     }
 
-    /// Notes a pick of `endpoint`, by this worker or another one.
+    /// Records a pick of `endpoint`, by this worker or another one.
     pub fn picked(&mut self, endpoint: EndpointRef) {
         self.last_picks.note(endpoint);
     }
 
-    /// Notes that the last pick of `endpoint` had this number; see [`Self::last_pick`].
+    /// Records that the last pick of `endpoint` had this number; see [`Self::last_pick`].
     pub fn picked_at(&mut self, endpoint: EndpointRef, pick: u64) {
         self.last_picks.set(endpoint, pick);
     }
@@ -463,13 +464,13 @@ impl InFlight {
 // === impl InFlightTicket ===
 
 impl InFlightTicket {
-    /// Its share of the load.
+    /// The load that the request adds.
     #[must_use]
     pub fn load(&self) -> EndpointLoad {
         self.load
     }
 
-    /// Its SLO, if it is in a queue.
+    /// The SLO of the request, if it is in a queue.
     #[must_use]
     pub fn slo(&self) -> Slo {
         self.entry.map_or(Slo::default(), |entry| entry.promise.slo)

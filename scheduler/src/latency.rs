@@ -5,8 +5,8 @@
 //! statistical and uses the first: TTFT and TPOT in log space from [`features()`], with a residual
 //! for each endpoint (a slow pod is learned without labels) and quantiles of the remaining error.
 //!
-//! The inputs at a pick are [`Conditions`], and [`features()`] is the only way from them to
-//! numbers: the proxy that predicts and the daemon that learns ([`learn::Learner`]) call the same
+//! The inputs at a pick are [`Conditions`], and only [`features()`] converts them to numbers. The
+//! proxy that predicts and the daemon that learns ([`learn::LatencyLearner`]) call the same
 //! function, so there is no training/serving skew.
 //!
 //! A model does not guess: with too little data, or outside the range it has seen,

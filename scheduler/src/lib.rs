@@ -2,8 +2,8 @@
 //!
 //! A [`Snapshot`] of the pool, a [`Request`] and the proxy's own [`LocalState`] go in; a
 //! [`Decision`] comes out. Nothing here reads a clock, entropy, a file, a socket or the
-//! environment: time and randomness are arguments. So this crate does no I/O that could fail, and
-//! it decides the same natively and in wasm.
+//! environment: time and randomness are arguments. So this crate does no I/O, and its decisions are
+//! the same natively and in wasm.
 //!
 //! [`schedule()`] has all the control flow: a profile handler runs profiles; in each, filters
 //! narrow the candidates, weighted scorers rank them, and a picker draws a ranked list. Each plugin

@@ -33,10 +33,10 @@ pub struct LocalState<'a> {
     /// Whether each endpoint has the request's adapter in GPU memory, as estimated, parallel to the
     /// snapshot's endpoints; empty when that is unknown.
     pub adapter_rooms: &'a [AdapterRoom],
-    /// Other proxies pick too and their placements do not arrive here: a prompt that is cached
-    /// nowhere goes to its rendezvous endpoint ([`crate::prefix::rendezvous_endpoint`]).
+    /// Whether other proxies pick too and their placements do not arrive here: a prompt that is
+    /// cached nowhere goes to its rendezvous endpoint ([`crate::prefix::rendezvous_endpoint`]).
     pub peers_unreachable: bool,
-    /// Scraped metrics are too old and count as unknown.
+    /// Whether scraped metrics are too old and count as unknown.
     pub metrics_stale: bool,
 }
 
@@ -50,9 +50,9 @@ pub enum AdapterRoom {
     /// The adapter is loaded: a request used it, and since then fewer other adapters were used than
     /// fit.
     Loaded,
-    /// It is not loaded and there is room for it.
+    /// The adapter is not loaded, and there is room for it.
     Free,
-    /// It is not loaded, and loading it evicts another.
+    /// The adapter is not loaded, and loading it evicts another.
     Full {
         /// When the evicted adapter was last used, in numbers that grow with every pick.
         displaced_used: u64,
@@ -86,7 +86,7 @@ impl<'a> LocalState<'a> {
     }
 
     /// How close this endpoint is to evicting a prefix that other endpoints have too, 0 to 1; 0 if
-    /// it does not have it.
+    /// this endpoint does not have it.
     #[must_use]
     pub fn prefix_age(&self, index: EndpointIndex) -> f32 {
         self.prefix_ages.get(index.get()).filter(|age| age.is_finite()).map_or(0.0, |age| age.clamp(0.0, 1.0))

@@ -29,15 +29,15 @@ pub struct EndpointMetrics {
 
 /// A number that engines report about themselves: a row of [`METRICS`].
 ///
-/// It is a fact about the field, so that code which carries, prints or reads all numbers needs no
-/// line per number.
+/// Code that transports, prints or reads all numbers iterates over this table and needs no line for
+/// each number.
 #[derive(Debug)]
 pub struct MetricDefinition {
     /// The name in messages, records and pages.
     pub name: &'static str,
-    /// What it counts, in a few words.
+    /// A short description.
     pub help: &'static str,
-    /// Which values are valid.
+    /// The unit, which defines the valid values.
     pub unit: MetricUnit,
     /// How the series of several schedulers behind one address become one number.
     pub fold: MetricFold,
@@ -61,11 +61,11 @@ pub enum MetricUnit {
 /// How several series of a number become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetricFold {
-    /// Their sum.
+    /// The sum of the series.
     Sum,
-    /// Their mean. For caches of equal size it is the share of the whole.
+    /// The mean of the series. For caches of equal size this is the share of the total.
     Mean,
-    /// The smallest.
+    /// The smallest of the series.
     Min,
 }
 
@@ -136,7 +136,7 @@ pub struct LoraMetrics {
 // === impl EndpointMetrics ===
 
 impl EndpointMetrics {
-    /// The attribute of that key.
+    /// The attribute with this key.
     #[must_use]
     pub fn attribute(&self, key: &str) -> Option<f32> {
         let at = self.attributes.binary_search_by(|(attribute, _)| (**attribute).cmp(key)).ok()?;
@@ -147,7 +147,7 @@ impl EndpointMetrics {
 // === impl MetricDefinition ===
 
 impl MetricDefinition {
-    /// The definition of that name.
+    /// The definition with this name.
     #[must_use]
     pub fn named(name: &str) -> Option<&'static Self> {
         METRICS.into_iter().find(|metric| metric.name == name)
@@ -165,7 +165,7 @@ impl Eq for MetricDefinition {}
 // === impl MetricUnit ===
 
 impl MetricUnit {
-    /// The value as this unit has it, or none if it is not valid.
+    /// Converts the value to this unit; `None` if it is not valid.
     #[must_use]
     pub fn valid(self, value: f32) -> Option<f32> {
         let value = Some(value).filter(|value| value.is_finite() && *value >= 0.0)?;

@@ -3,7 +3,7 @@
 //! Three small tables, compiled once and read by every request: from an objective's name to its
 //! priority, from a model's name to its targets, from a rewrite's match to its targets. They come
 //! from `InferenceObjective`, `InferenceModel` and `InferenceModelRewrite` objects. The code that
-//! reads these sorts them oldest first, because of two objects with the same claim the older wins.
+//! reads these objects sorts them oldest first, because the older of two conflicting objects wins.
 //!
 //! Rules do not chain: a target is the model that the engine gets, whatever other objects say about
 //! that name.
@@ -46,7 +46,7 @@ pub struct ObjectsSpec {
 /// An `InferenceObjective`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectiveSpec {
-    /// Its name.
+    /// The name of the objective.
     pub name: String,
     /// Higher is more important; below 0 may be shed.
     pub priority: i32,
@@ -77,8 +77,8 @@ pub struct RewriteSpec {
 pub struct TargetSpec {
     /// The model name at the engine.
     pub model: String,
-    /// Its share, 0 to [`TARGET_WEIGHT_MAX`]. Without any weight all targets have the same share;
-    /// beside weighted ones an unweighted one has none.
+    /// The weight, 0 to [`TARGET_WEIGHT_MAX`]. If no target has a weight, all have the same share;
+    /// otherwise targets without a weight get no requests.
     pub weight: Option<u32>,
 }
 
@@ -123,9 +123,10 @@ struct WeightedTargets(Box<[(Box<str>, u32)]>);
 /// The model and the objective of a request.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ModelRequest<'a> {
-    /// The model in its body; empty when the body is opaque: then no rule for models applies.
+    /// The model in the request's body; empty when the body is opaque: then no rule for models
+    /// applies.
     pub model: &'a str,
-    /// Name of its objective.
+    /// The name of the request's objective.
     pub objective: Option<&'a str>,
     /// Another target model, used unless an object says otherwise.
     pub rewrite: Option<&'a str>,
@@ -165,7 +166,7 @@ pub enum InvalidObjects {
     Name {
         /// The kind of object.
         what: &'static str,
-        /// Its length in bytes.
+        /// The length of the name, in bytes.
         bytes: usize,
     },
     /// All names together are longer than [`NAMES_BYTES_MAX`].

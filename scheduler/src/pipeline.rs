@@ -88,7 +88,8 @@ impl Pipeline {
         }
     }
 
-    /// Whether requests of this parser's API are read. All are where no parser is declared.
+    /// Whether requests of this parser's API are read. Without a declared parser, all APIs are
+    /// read.
     #[must_use]
     pub fn reads(&self, parser: &str) -> bool {
         self.parsers.is_empty() || self.parsers.contains(&parser)

@@ -57,7 +57,7 @@ pub trait Picker: PluginDebug + Send + Sync {
     /// The best `max` of the candidates, best first; `None` only when there are none.
     fn pick(&self, candidates: &Candidates, max: usize, rng: &mut Rng) -> Option<RankedList>;
 
-    /// Whether it draws by weight, so that a small weight sometimes comes first.
+    /// Whether the picker draws by weight, so that a small weight sometimes comes first.
     fn draws(&self) -> bool {
         false
     }
@@ -65,7 +65,7 @@ pub trait Picker: PluginDebug + Send + Sync {
 
 /// Decides whether a stage (prefill, encode) of a request runs on another endpoint.
 pub trait Decider: PluginDebug + Send + Sync {
-    /// Whether it does, when `decode` serves the rest.
+    /// Whether the stage runs on another endpoint, if `decode` serves the rest.
     fn disaggregates(&self, context: &Context<'_>, decode: EndpointIndex) -> bool;
 }
 
@@ -79,7 +79,7 @@ pub trait Detector: Filter {
 
 /// May refuse a request that could be served.
 pub trait Admitter: PluginDebug + Send + Sync {
-    /// Whether it admits the request, when `endpoints` could serve it.
+    /// Whether the admitter admits the request, if `endpoints` could serve it.
     fn admits(&self, context: &Context<'_>, endpoints: &[EndpointIndex], rng: &mut Rng) -> bool;
 }
 

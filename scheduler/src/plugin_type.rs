@@ -36,7 +36,7 @@ pub enum Plugin {
     WithHeaders(ClientHeaders, Box<Plugin>),
 }
 
-/// What a plugin exchanges with clients by headers.
+/// The headers that a plugin exchanges with clients.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClientHeaders {
     /// Names of the request headers it reads.
@@ -45,7 +45,7 @@ pub struct ClientHeaders {
     pub session_token: Option<SessionToken>,
 }
 
-/// Which phase a plugin works in.
+/// The phase in which a plugin works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PluginKind {
     /// [`Filter`].
@@ -79,7 +79,7 @@ pub struct PluginType {
     pub doc: &'static str,
     /// Where the formula comes from.
     pub source: &'static str,
-    /// Its parameters.
+    /// The parameters of the plugin.
     pub parameters: &'static [Parameter],
     /// The state it looks at; of one whose parameters choose, all that it may.
     pub needs: &'static [RequiredState],
@@ -102,7 +102,7 @@ impl PluginType {
 // === impl Plugin ===
 
 impl Plugin {
-    /// The same plugin, reading these request headers.
+    /// Returns the plugin with the request headers that it reads.
     #[must_use]
     pub fn with_headers(self, headers: ClientHeaders) -> Self {
         Self::WithHeaders(headers, Box::new(self))

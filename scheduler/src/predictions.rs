@@ -1,4 +1,4 @@
-//! The predicted latency of one request at each endpoint, and what it leaves of the SLOs that count
+//! The predicted latency of one request at each endpoint, and the headroom to the SLOs that count
 //! there: the request's own, and the lowest of the requests already there.
 //!
 //! It is computed when the first plugin of a decision needs it, for all endpoints in one pass, and
@@ -116,7 +116,7 @@ impl Predictions {
         Self { recorded: Some(predicted), ..Self::new(settings) }
     }
 
-    /// Parallel to the table's endpoints; empty where prediction is off.
+    /// The predictions, parallel to the table's endpoints; empty where prediction is off.
     pub(crate) fn get(
         &self,
         table: &EndpointTable,
@@ -126,7 +126,7 @@ impl Predictions {
         self.column.get_or_init(|| self.predict(table, request, local))
     }
 
-    /// The same, not kept.
+    /// Computes the predictions without keeping them.
     pub(crate) fn predict(
         &self,
         table: &EndpointTable,
@@ -172,8 +172,9 @@ pub(crate) fn tracked_slo(
         tpot_us: slo.tpot_us.filter(|us| tpot_ms <= ms(*us) * settings.slo_buffer_factor),
     };
     if meets(ttft_ms, tpot_ms) != slo {
-        // As it is now; if that breaks the SLO, as if the endpoint were idle, by the latency model
-        // or, where that has not seen it idle, by the step model.
+        // Predicts for the endpoint as it is now. If that breaks the SLO, predicts as if the
+        // endpoint were idle, with the latency model or, where the model has no data of an idle
+        // endpoint, with the step model.
         let Conditions { prompt_tokens, uncached_tokens, .. } = conditions;
         let idle = Conditions { prompt_tokens, uncached_tokens, ..Conditions::default() };
         let (prefill_speed, decode_speed) = table.step().speed(at.id);

@@ -1,4 +1,4 @@
-//! A request as the scheduler sees it: facts, not bytes of HTTP.
+//! The request in the form that the scheduler uses: facts, not bytes of HTTP.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -14,7 +14,7 @@ pub struct Request<'a> {
     pub model: &'a str,
     /// The endpoints that the proxy allows; `None` allows the whole pool.
     pub subset: Option<&'a SubsetHint>,
-    /// Priority of its objective; below 0 may be shed.
+    /// The priority of the request's objective; below 0 may be shed.
     pub priority: i32,
     /// Estimated prompt tokens (bytes / bytes per token).
     pub prompt_tokens: u32,
@@ -23,20 +23,20 @@ pub struct Request<'a> {
     pub prefix_blocks: &'a [u64],
     /// Tokens in one of those blocks.
     pub prefix_block_tokens: u32,
-    /// The most output tokens the client allows, if it says so.
+    /// The most output tokens that the client allows, if it sets a limit.
     pub max_tokens: Option<u32>,
     /// Images, videos and audio clips in the prompt.
     pub media_items: u32,
     /// Name and value of the request headers named by [`crate::Pipeline::headers`].
     pub headers: &'a [(&'a str, &'a str)],
-    /// Its SLOs.
+    /// The SLOs of the request.
     pub slo: Slo,
     /// Whether the client wants to be scheduled by predictions.
     pub prediction_based: bool,
 }
 
 impl<'a> Request<'a> {
-    /// The number of blocks that its hashes cover.
+    /// The number of blocks that the request's hashes cover.
     #[must_use]
     pub fn blocks(&self) -> u32 {
         blocks_of(self.prefix_blocks, self.prefix_blocks.len())
@@ -66,9 +66,8 @@ enum SubsetEntry {
 const SUBSET_ENTRIES_MAX: usize = crate::endpoint::ENDPOINTS_MAX;
 
 impl SubsetHint {
-    /// Parses `ip:port`, `[ipv6]:port`, or an address alone, which allows every port of it. An
-    /// entry that is none of these allows nothing, so a hint of only such entries is empty, not
-    /// absent.
+    /// Parses `ip:port`, `[ipv6]:port`, or an address alone, which allows every port of it. Any
+    /// other entry allows nothing, so a hint of only such entries is empty, not absent.
     pub fn parse<'a>(entries: impl IntoIterator<Item = &'a str>) -> Self {
         let mut entries: Vec<SubsetEntry> = entries.into_iter().take(SUBSET_ENTRIES_MAX).filter_map(SubsetEntry::parse).collect();
         sort_by(&mut entries, |a, b| a < b);
@@ -89,14 +88,14 @@ impl SubsetHint {
             || self.entries.binary_search(&SubsetEntry::Ip(socket.ip())).is_ok()
     }
 
-    /// True when it allows no endpoint at all.
+    /// Whether the hint allows no endpoint.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 }
 
-/// In the form that is parsed: its entries, comma-separated.
+/// Formats the hint as it is parsed: the entries, comma-separated.
 impl fmt::Display for SubsetHint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.entries.iter().enumerate().try_for_each(|(at, entry)| {

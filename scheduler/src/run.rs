@@ -20,13 +20,13 @@ pub const SETTLED_MS: u64 = 5_000;
 /// The result of a profile that leaves no endpoint.
 const NOBODY: Decision = Decision::Unavailable(UnavailableReason::Filtered);
 
-/// Chooses the profiles for a request and makes one decision of their picks.
+/// Chooses the profiles for a request and combines their picks into one decision.
 pub trait ProfileHandler: PluginDebug + Send + Sync {
-    /// The names it refers to; checked when the pipeline is built.
+    /// The names that the handler refers to; checked when the pipeline is built.
     fn references(&self) -> Vec<Reference<'_>>;
 
-    /// Whether it may split a request among endpoints of several roles. Then endpoints that never
-    /// decode are no destination for the proxy.
+    /// Whether the handler may split a request among endpoints of several roles. Then endpoints
+    /// that never decode are no destination for the proxy.
     fn disaggregates(&self) -> bool {
         false
     }
@@ -122,7 +122,7 @@ impl<'r> SchedulingRun<'r> {
     /// Runs the only profile.
     ///
     /// # Errors
-    /// The decision if it leaves no endpoint or sheds the request.
+    /// The decision if the profile leaves no endpoint or sheds the request.
     pub fn only_profile(&mut self) -> Result<RankedList, Decision> {
         self.profiles.only().ok_or(NOBODY).and_then(|profile| self.run(profile, profile.ranked_max, None))
     }
@@ -183,7 +183,8 @@ impl<'r> SchedulingRun<'r> {
         Ok(second_answers(&context, ranked, profile.puts_late_last()))
     }
 
-    /// The candidates that a profile leaves: without ejected endpoints, unless no other is left.
+    /// The candidates after the profile's filters, without ejected endpoints unless no other
+    /// endpoint is left.
     fn filtered(
         &mut self,
         profile: &Profile,
@@ -212,7 +213,7 @@ impl<'r> SchedulingRun<'r> {
     }
 }
 
-/// Runs one filter and notes the endpoints it dropped.
+/// Runs one filter and records the endpoints that it dropped.
 pub(crate) fn narrow(
     context: &Context<'_>,
     (name, filter): (&str, &dyn Filter),
@@ -247,8 +248,8 @@ fn score(context: &Context<'_>, profile: &Profile, candidates: &mut Candidates, 
     }
 }
 
-/// The list of the profile's picker. Where a scorer ranks late endpoints last, only the first of a
-/// draw may be late, so that the model learns about it.
+/// Draws the list with the profile's picker. Where a scorer ranks late endpoints last, only the
+/// first endpoint of a draw may be late, so that the model still learns about late endpoints.
 fn pick(context: &Context<'_>, profile: &Profile, candidates: &Candidates, max: usize, rng: &mut Rng) -> Option<RankedList> {
     if !profile.puts_late_last() || !candidates.indices().iter().any(|&index| is_late(context, index)) {
         return profile.picker.pick(candidates, max, rng);
@@ -283,7 +284,7 @@ fn is_late(context: &Context<'_>, index: EndpointIndex) -> bool {
 /// place.
 fn end_settled(table: &EndpointTable, candidates: &Candidates, ranked: RankedList, max: usize, rng: &mut Rng) -> RankedList {
     let settled = |index: EndpointIndex| table.endpoint(index).is_some_and(|e| e.age_ms >= SETTLED_MS);
-    // The first is the pick: a new endpoint has to get requests too.
+    // The first place is not changed, because a new endpoint has to get requests too.
     if max < 2 || ranked.iter().any(settled) {
         return ranked;
     }
@@ -296,15 +297,17 @@ fn end_settled(table: &EndpointTable, candidates: &Candidates, ranked: RankedLis
     RankedList::new(ranked.iter().take(kept).chain(last.iter())).unwrap_or(ranked)
 }
 
-/// Makes the endpoint that answered last the second of the list: a retry must not meet another dead
-/// endpoint. Where late endpoints are ranked last, it is one that is not late, while there are any.
+/// Makes the endpoint that answered last the second of the list, because a retry must not meet
+/// another dead endpoint. Where late endpoints are ranked last, only endpoints that are not late
+/// are considered, if there are any.
 fn second_answers(context: &Context<'_>, ranked: RankedList, late_last: bool) -> RankedList {
     let last_answer = |index: &EndpointIndex| context.table.id(*index).map_or(0, |id| context.local.last_answer(id.slot));
     let Some(first) = ranked.iter().next() else { return ranked };
     let mut rest: Vec<EndpointIndex> = ranked.iter().skip(1).collect();
     let in_time = if late_last { rest.iter().take_while(|&&index| !is_late(context, index)).count() } else { 0 };
     let considered = if in_time > 0 { in_time } else { rest.len() };
-    // The first of the greatest, so that the ranking decides where nothing is known.
+    // Of equal answers the first in the list wins, so that the ranking decides where nothing is
+    // known.
     let Some(best) = (0..considered).rev().max_by_key(|&at| rest.get(at).map_or(0, last_answer)) else { return ranked };
     if best == 0 {
         return ranked;

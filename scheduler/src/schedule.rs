@@ -23,8 +23,8 @@ const STRUCTURAL: [(&str, &dyn Filter, UnavailableReason); 3] = [
     ("model", &ServesModelFilter, UnavailableReason::ModelNotServed),
 ];
 
-/// The share of a prompt that its rendezvous endpoint is assumed to have cached. With 60 %,
-/// simulation showed half of the loss of private state.
+/// The share of a prompt that its rendezvous endpoint is assumed to have cached. In simulation 60 %
+/// halved the loss from state that is not shared.
 const HOME_PERCENT: u32 = 60;
 
 /// Decides on `request` by the snapshot's pipeline. Changes nothing but `rng`: the caller records

@@ -69,7 +69,7 @@ pub struct TokenSettings {
 /// Which headers identify the sessions of an agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IdentitySettings {
-    /// In order; lower-case.
+    /// The names of the headers in order of preference, lower-case.
     pub headers: Box<[Box<str>]>,
 }
 

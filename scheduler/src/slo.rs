@@ -17,8 +17,8 @@ pub struct Slo {
 pub struct TrackedSlo {
     /// The SLOs of the request.
     pub slo: Slo,
-    /// Its SLOs that the endpoint could meet if it were idle. An SLO that it never could meet would
-    /// keep other requests away for nothing.
+    /// The request's SLOs that the endpoint could meet if it were idle. An SLO that the endpoint
+    /// could never meet would keep other requests away without a benefit.
     pub counts: Slo,
     /// The prediction, if there was one.
     pub predicted: Option<Prediction>,

@@ -63,29 +63,29 @@ impl Snapshot {
         Ok(Self { version, table, pipeline: Arc::clone(&self.pipeline) })
     }
 
-    /// The same with the objects of its pool; without objects every request passes as it is.
+    /// Sets the objects of the pool; without objects every request passes unchanged.
     #[must_use]
     pub fn with_objects(mut self, objects: Objects) -> Self {
         self.table.objects = Arc::new(objects);
         self
     }
 
-    /// The same with this step model instead of [`StepModel::default`].
+    /// Sets this step model instead of [`StepModel::default`].
     #[must_use]
     pub fn with_step(mut self, step: Arc<StepModel>) -> Self {
         self.table.step = step;
         self
     }
 
-    /// The same with a latency model, or without any.
+    /// Sets the latency model, or removes it.
     #[must_use]
     pub fn with_latency(mut self, latency: Option<Arc<LatencyModel>>) -> Self {
         self.table.latency = latency;
         self
     }
 
-    /// The same endpoints, pipeline and objects with newer metrics, at a newer version; only the
-    /// metrics are copied.
+    /// A snapshot with the same endpoints, pipeline and objects, newer metrics and a newer version;
+    /// only the metrics are copied.
     ///
     /// # Errors
     /// [`InvalidSnapshot::MetricsLength`] when the column is not parallel to the endpoints.
@@ -93,7 +93,7 @@ impl Snapshot {
         Ok(Self { version, table: self.table.with_metrics(metrics)?, pipeline: Arc::clone(&self.pipeline) })
     }
 
-    /// Its version.
+    /// The version of the snapshot.
     #[must_use]
     pub fn version(&self) -> Version {
         self.version
@@ -105,7 +105,7 @@ impl Snapshot {
         &self.pipeline
     }
 
-    /// Its endpoints and everything that plugins read about them.
+    /// The endpoints of the pool, with everything that plugins read about them.
     #[must_use]
     pub fn table(&self) -> &EndpointTable {
         &self.table

@@ -35,12 +35,12 @@ pub(crate) struct EngineJob<'w> {
     pub(crate) prefilled: bool,
 }
 
-/// What happened to a request at the end of a step.
+/// The progress of a request at the end of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StepEvent {
-    /// Its first token came out.
+    /// The first token of the request was generated.
     First(u32),
-    /// It has all its output.
+    /// The request has all its output.
     Done(u32),
 }
 

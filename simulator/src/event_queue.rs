@@ -12,7 +12,7 @@ pub(crate) struct EventQueue<T> {
     planned: u64,
 }
 
-/// Its time in ms, its number in the order of planning, and the event.
+/// The time of the event in ms, its number in the order of planning, and the event.
 #[derive(Debug)]
 struct QueuedEvent<T>(f64, u64, T);
 

@@ -15,7 +15,7 @@ pub(crate) struct SimulatedLearner {
     places: Vec<EndpointHistory>,
 }
 
-/// What is known about one endpoint.
+/// The learner's history of one endpoint.
 #[derive(Clone, Debug, Default)]
 struct EndpointHistory {
     waiting: VecDeque<WaitingRequest>,

@@ -49,7 +49,7 @@ struct Args {
 enum SimulatorTask {
     /// Runs campaigns by name, the main one when none is named, and adds the results to FILE.
     Run {
-        /// Their names; `all` is every campaign that this binary has engines for.
+        /// Names of the campaigns; `all` is every campaign that this binary has engines for.
         names: Vec<String>,
         /// Run only these policies, separated by semicolons.
         #[arg(long, value_delimiter = ';')]

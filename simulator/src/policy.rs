@@ -13,11 +13,12 @@ use crate::hardware::LLAMA_8B_H100;
 /// How a proxy picks an endpoint.
 #[derive(Clone, Debug)]
 pub(crate) enum RoutingPolicy {
-    /// With these plugins.
+    /// The scheduler with these plugins.
     Config(PipelineSpec),
-    /// With these plugins and the exact step times of each engine instead of learned ones.
+    /// The scheduler with these plugins, and the exact step times of each engine instead of learned
+    /// ones.
     Exact(PipelineSpec),
-    /// With a policy that is no plugin.
+    /// A policy that is no plugin.
     Rival(BaselinePolicy),
 }
 

@@ -1,5 +1,5 @@
-//! How long a policy takes in a changed pool until it does as well as in a pool that was like that
-//! from the start.
+//! The time that a policy needs in a changed pool until it is as good as in a pool that had the
+//! changed state from the start.
 
 use crate::measure::sorted;
 use crate::world::RequestOutcome;
@@ -47,7 +47,8 @@ pub(crate) struct RecoveryResult {
 // === impl RecoverySeries ===
 
 impl RecoverySeries {
-    /// Of two runs of the same arrivals; the request at `change` came with it.
+    /// The series of two runs of the same arrivals; the pool changed at the arrival of request
+    /// `change`.
     pub(crate) fn of(records: &[RequestOutcome], reference: &[RequestOutcome], change: usize) -> Self {
         let start = records.get(change).map_or(0.0, |record| record.at);
         let mut seconds: Vec<[f64; 2]> = Vec::new();

@@ -13,7 +13,7 @@ use crate::policy::{PolicyView, RoutingPolicy};
 
 #[derive(Debug)]
 pub(crate) struct PolicyRouter {
-    /// Its number among the writers of load reports; 0 would be none.
+    /// The proxy's number among the writers of load reports; 0 would be none.
     vm: u64,
     pool: ManagedPool,
     report: OwnLoadReport,
@@ -39,7 +39,7 @@ pub(crate) struct SimulatedPick {
 #[derive(Clone, Debug)]
 pub(crate) struct SessionHeader(Box<str>, String);
 
-/// What a proxy publishes to the others after a change.
+/// The data that a proxy publishes to the others after a change.
 #[derive(Debug)]
 pub(crate) struct ProxyUpdate {
     report: Vec<u8>,
@@ -139,31 +139,30 @@ impl PolicyRouter {
         Ok(SimulatedPick { at, prefill, hold: picked.hold, session })
     }
 
-    /// The prompt was computed by another engine than the one that decodes.
+    /// Records that another engine than the one that decodes computed the prompt.
     pub(crate) fn prefill_done(&mut self, hold: &mut LedgerHold) {
         self.pool.finish_earlier_stages(hold);
     }
 
-    /// The first token is out.
+    /// Records the first token.
     pub(crate) fn first_token(&mut self, hold: &mut LedgerHold, prompt: u32, now: f64) {
         self.pool.record_first_token(hold, prompt, virtual_time(now));
     }
 
-    /// The output grew by this many tokens.
+    /// Records that the output grew by this many tokens.
     pub(crate) fn output(&mut self, hold: &mut LedgerHold, tokens: u32, now: f64) {
         self.pool.record_output(hold, tokens, virtual_time(now));
     }
 
-    /// The request has ended; its engine had `cached` tokens of the prompt cached.
+    /// Ends the request; its engine had `cached` tokens of the prompt cached.
     pub(crate) fn done(&mut self, hold: LedgerHold, job: &EngineJob<'_>, cached: u32, now: f64) {
         let usage = TokenUsage { prompt_tokens: Some(job.prompt), cached_tokens: Some(cached), ..TokenUsage::default() };
-        // A prompt here has no text, so it says nothing of tokens per byte.
+        // A prompt here has no text, so it does not change the estimate of tokens per byte.
         self.pool.record_cache_hit(&hold, &usage, 0, Some(blocks_of(job.hashes, job.hashes.len())));
         self.pool.release(hold, virtual_time(now));
     }
 
-    /// What the other proxies have to know now: this proxy's load and the placements since the last
-    /// call.
+    /// The update for the other proxies: this proxy's load and the placements since the last call.
     pub(crate) fn publish(&mut self, now: f64) -> ProxyUpdate {
         let head = LoadReportHead { vm: self.vm, written: virtual_time(now), ring: 0 };
         let report = self.pool.write_load_report(&mut self.report, head).to_vec();

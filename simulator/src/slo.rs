@@ -25,7 +25,7 @@ pub(crate) struct SloClass {
     pub(crate) name: &'static str,
     /// 1 is critical.
     priority: i32,
-    /// How many of ten requests belong to it.
+    /// How many of ten requests belong to the class.
     tenths: usize,
     ttft_ms: f64,
     tpot_ms: f64,
@@ -61,7 +61,7 @@ pub(crate) struct ClassOutcome {
     pub(crate) shed: u32,
 }
 
-/// Of the engines of the pool: two fast ones, and two that take three times as long.
+/// The slowdowns of the pool's engines: two fast ones, and two that take three times as long.
 const SLOWDOWNS: [f64; 4] = [2.0, 2.0, 6.0, 6.0];
 
 const ENGINE: SimulatedEngineSpec = SimulatedEngineSpec { sequences_max: 4, ..LLAMA_8B_H100 };
@@ -95,7 +95,7 @@ struct SloRequest {
     prompt: u32,
     /// The position of its engine.
     endpoint: usize,
-    /// Its place in the pool state, while it is in flight.
+    /// The ledger entries of the request, while it is in flight.
     hold: Option<LedgerHold>,
     first: f64,
     end: f64,
@@ -151,7 +151,7 @@ pub(crate) fn capacity() -> Result<f64, String> {
     SLOWDOWNS.iter().map(|slowdown| of_engine(*slowdown)).sum()
 }
 
-/// The share that `count` counts of all requests sent in these runs.
+/// The share of the requests that `count` selects among all requests sent in these runs.
 pub(crate) fn share(runs: &[ClassOutcome], count: fn(&ClassOutcome) -> u32) -> f64 {
     let sum = |count: fn(&ClassOutcome) -> u32| f64::from(runs.iter().map(count).sum::<u32>());
     sum(count) / sum(|outcome| outcome.sent).max(1.0)
@@ -368,7 +368,7 @@ impl<'w> SloSimulation<'w> {
         }
     }
 
-    /// The request has ended: the learner observes what the pool measured of it.
+    /// Ends a request: the learner gets the measurements of the pool.
     fn done(&mut self, request: usize, now: f64) {
         let Some(request) = self.requests.get_mut(request) else { return };
         request.end = now;

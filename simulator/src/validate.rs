@@ -26,7 +26,7 @@ const RUNS: [(&str, [f64; 3], [f64; 3], usize); 3] = [
     ("qwen3-32b_tp2_rtxpro6000", [19.0, 0.03, 7.3e-5], [5.0, 0.16, 1e-6], 400_000),
 ];
 
-/// Which half of the requests counts.
+/// The half of the requests that counts.
 #[derive(Clone, Copy)]
 enum RequestHalf {
     Even,

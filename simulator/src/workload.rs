@@ -47,9 +47,9 @@ pub(crate) enum WorkloadKind {
     Chat,
     /// 150 tenants, each with a system prompt of 5,632 tokens; every question is new.
     Tenants,
-    /// The same with five questions for each tenant, which repeat.
+    /// Like `Tenants`, with five questions for each tenant, which repeat.
     TenantsRepeated,
-    /// The same with a few large tenants and many small ones.
+    /// Like `Tenants`, with a few large tenants and many small ones.
     TenantsZipf,
     /// Agents: 3 to 30 turns, about a second apart. Each prompt has all earlier turns and a tool's
     /// answer.

@@ -30,10 +30,10 @@ use crate::workload::{Sampler, Workload};
 /// The outcome of a request. Times in ms, counts in tokens.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RequestOutcome {
-    /// When it arrived.
+    /// When the request arrived.
     pub(crate) at: f64,
     pub(crate) ttft: f64,
-    /// From its arrival to its last token.
+    /// The time from its arrival to its last token.
     pub(crate) e2e: f64,
     pub(crate) prompt: u32,
     pub(crate) output: u32,
@@ -51,20 +51,20 @@ enum WorldEvent {
         engine: usize,
     },
     Scrape,
-    /// What a proxy published reaches the others.
+    /// The update of a proxy reaches the others.
     Published {
         from: usize,
         update: ProxyUpdate,
     },
     /// The pool's change: see [`PoolChange`].
     Changes,
-    /// The restarted engine is back.
+    /// The restarted engine returns.
     Returns,
 }
 
 /// A request in flight.
 struct SimulatedRequest {
-    /// Its place in the pool state of its proxy.
+    /// The ledger entries of the request in its proxy's pool state.
     hold: LedgerHold,
     proxy: usize,
     /// The engine that decodes.
@@ -80,7 +80,7 @@ enum PrefillLocation {
     Decoder,
     /// At this other engine.
     At(usize),
-    /// It was computed at another engine, and its KV was transferred.
+    /// At another engine before; its KV was transferred.
     Transferred,
 }
 
@@ -263,7 +263,7 @@ impl<'w> Simulation<'w> {
         Ok(())
     }
 
-    /// Publishes to the other proxies what changed at `proxy`.
+    /// Publishes the changes of `proxy` to the other proxies.
     fn publish(&mut self, proxy: usize, now: f64) {
         let (SharingMode::After(delay), Some(router)) = (self.setting.sharing, self.routers.get_mut(proxy)) else { return };
         let update = router.publish(now);

@@ -30,8 +30,8 @@ const MEASURED: Duration = Duration::from_secs(6);
 /// Time limit for the first replies of working engines.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Requests after which a mended engine counts as serving again: probes alone would be one in five
-/// seconds.
+/// Requests after which a repaired engine counts as serving again: probes alone would be one in
+/// five seconds.
 const SERVED: u64 = 10;
 
 /// Most requests of one client, for a caller that forgets to stop.
@@ -125,7 +125,7 @@ impl BrokenPools {
         self.world.pools.iter().zip(&before).map(sent).collect()
     }
 
-    /// Mends every broken engine. Returns after how long each of them served requests again.
+    /// Repairs every broken engine. Returns the time until each of them served requests again.
     ///
     /// # Errors
     /// If an engine does not within `limit`.

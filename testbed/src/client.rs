@@ -65,9 +65,9 @@ pub struct EventStream {
 pub struct ServerEvent {
     /// When its last byte arrived.
     pub at: Instant,
-    /// Its `event:` field; empty if it has none.
+    /// The `event:` field; empty if the event has none.
     pub name: String,
-    /// Its `data:` lines, joined by line feeds.
+    /// The `data:` lines, joined by line feeds.
     pub data: String,
 }
 

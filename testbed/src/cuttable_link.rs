@@ -1,5 +1,5 @@
-//! A TCP link that tests can cut and tap. While it is cut, bytes stay under way and connections
-//! stay open, as when packets are lost.
+//! A TCP link that tests can cut and tap. While it is cut, bytes are held back and connections stay
+//! open, as when packets are lost.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -68,7 +68,7 @@ impl CuttableLink {
         self.connected.send_replace(false);
     }
 
-    /// Mends the link: the bytes held back pass, and all later ones.
+    /// Reconnects the link: the bytes that were held back pass, and all later ones.
     pub fn mend(&self) {
         self.connected.send_replace(true);
     }

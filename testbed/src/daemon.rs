@@ -117,7 +117,7 @@ impl DaemonProcess {
         Ok(Self { process, settings })
     }
 
-    /// Starts it again with the same ports and files, after it was stopped or killed.
+    /// Starts the daemon again with the same ports and files, after it was stopped or killed.
     ///
     /// # Errors
     /// If the binary cannot be run.
@@ -126,7 +126,7 @@ impl DaemonProcess {
         Ok(())
     }
 
-    /// Its settings.
+    /// The settings of the daemon.
     pub fn settings(&self) -> &DaemonSettings {
         &self.settings
     }

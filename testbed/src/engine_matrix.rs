@@ -62,7 +62,7 @@ const SHARES: u32 = 6;
 /// The behaviour of an engine, and the API of its requests.
 #[derive(Clone, Debug)]
 pub struct MatrixEngine {
-    /// Its name in tables, also the name of its pool.
+    /// The name of the engine in tables, also the name of its pool.
     pub name: &'static str,
     behaviour: PlainBehaviour,
     api: MatrixApi,
@@ -269,7 +269,7 @@ impl MatrixBench<'_> {
         Ok(MatrixResult { engine: self.engine.name, worst_burst, servers_used, returned, busiest_over_mean, new_after })
     }
 
-    /// Waits until it has the machine alone.
+    /// Waits until this bench has the machine alone.
     async fn alone(&self) -> Result<SemaphorePermit<'_>> {
         Ok(self.matrix.shares.acquire_many(SHARES).await?)
     }
@@ -348,7 +348,7 @@ impl MatrixBench<'_> {
         Ok((back as f64 / (PREFIXES * (TURNS - 1)) as f64, homes.len()))
     }
 
-    /// Adds a server to the pool under load. Returns after how long it is picked.
+    /// Adds a server to the pool under load. Returns the time until it is picked.
     async fn grow(&self) -> Result<Option<Duration>> {
         let _machine = self.enough().await?;
         let (over, next) = (AtomicBool::new(false), AtomicU64::new(REQUESTS));

@@ -75,10 +75,10 @@ impl EnvoyConfig {
         &mut self.0
     }
 
-    /// Replaces a port number wherever it occurs.
+    /// Replaces every occurrence of a port number.
     ///
     /// # Errors
-    /// If it does not occur: then the file and the tests disagree about ports.
+    /// If the port does not occur: then the file and the tests disagree about ports.
     pub fn replace_port(&mut self, from: u16, to: u16) -> Result<()> {
         let replaced = replace_port(&mut self.0, from, to);
         if replaced == 0 { Err(format!("the config has no port_value {from}").into()) } else { Ok(()) }
@@ -237,7 +237,7 @@ impl EnvoyProcess {
         self.listener
     }
 
-    /// Its admin port.
+    /// The address of Envoy's admin port.
     pub fn admin(&self) -> SocketAddr {
         self.admin
     }

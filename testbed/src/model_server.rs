@@ -5,9 +5,9 @@
 //!  can close   faults,   prompts,    engine: batching, KV     SSE or
 //!  and reset   echo      limits      blocks, step times       JSON
 //! ```
-//! All that tests depend on is real: sockets close and reset, streams break in the middle, queues
-//! build up because steps take as long as measured ones, prefixes are cached because their blocks
-//! are there. Only the text is not: it is seeded filler, and a token is four bytes.
+//! Everything that tests depend on is real: sockets close and reset, streams break in the middle,
+//! queues build up because steps take as long as measured ones, prefixes are cached because their
+//! blocks are there. Only the text is not real: it is seeded filler, and a token is four bytes.
 //!
 //! The engine ([`engine`]) is a pure state machine owned by one task ([`driver`]). All other parts
 //! read what that task publishes.

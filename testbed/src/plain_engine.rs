@@ -3,7 +3,7 @@
 //! break.
 //!
 //! [`PlainBehaviour`] sets what it does and can be changed while it runs, so that a broken engine
-//! can be mended. Every reply has `x-served-by`.
+//! can be repaired. Every reply has `x-served-by`.
 
 mod reply;
 
@@ -66,10 +66,10 @@ pub enum PlainAnswer {
 /// How long a reply takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AnswerDelay {
-    /// None.
+    /// No delay.
     #[default]
     AtOnce,
-    /// The same for every request; then the whole reply at once.
+    /// The same delay for every request; then the complete reply at once.
     Constant(Duration),
     /// A time to the first token, and a time between tokens.
     PerToken {
@@ -95,7 +95,7 @@ pub enum PlainMetrics {
     /// Current gauges with vLLM's names.
     #[default]
     Live,
-    /// The same page each time: that of an idle engine.
+    /// Always the page of an idle engine.
     Frozen,
     /// Status 404.
     Missing,
@@ -104,10 +104,10 @@ pub enum PlainMetrics {
 /// Whether replies report token counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UsageReporting {
-    /// They report them.
+    /// Replies report token counts.
     #[default]
     Reported,
-    /// They do not report them.
+    /// Replies report no token counts.
     Untold,
 }
 

@@ -20,9 +20,9 @@ pub const POOL_HEADER: &str = "x-pool";
 /// One pool of plain engines.
 #[derive(Debug)]
 pub struct PlainPool {
-    /// Its name, the value of `x-pool`.
+    /// The name of the pool, the value of `x-pool`.
     pub name: String,
-    /// Its engines.
+    /// The engines of the pool.
     pub engines: Vec<PlainEngine>,
     /// The number of engines, from the first on, that are endpoints of the pool at the start.
     pub listed: usize,

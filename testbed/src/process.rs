@@ -43,20 +43,20 @@ impl ChildProcess {
         Ok(Self { name, child, stdout, stderr })
     }
 
-    /// Its name in messages.
+    /// The name of the process in messages.
     pub fn name(&self) -> &'static str {
         self.name
     }
 
-    /// Its process id.
+    /// The process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Checks that it runs.
+    /// Checks that the process runs.
     ///
     /// # Errors
-    /// If it has ended; the error has its status and the end of its log.
+    /// If the process has ended; the error has its status and the end of its log.
     pub fn check_running(&mut self) -> Result<()> {
         match self.child.try_wait()? {
             None => Ok(()),
@@ -83,7 +83,7 @@ impl ChildProcess {
         self.wait(limit).await
     }
 
-    /// Waits until it ends by itself. Kills the process after `limit`.
+    /// Waits until the process ends by itself. Kills it after `limit`.
     ///
     /// # Errors
     /// If it had to be killed, or waiting for it fails.
@@ -99,7 +99,7 @@ impl ChildProcess {
         Err(format!("{} did not end within {limit:?}", self.name).into())
     }
 
-    /// Kills it at once, like a crash.
+    /// Kills the process at once, like a crash.
     ///
     /// # Errors
     /// If waiting for it fails.
@@ -108,12 +108,12 @@ impl ChildProcess {
         Ok(self.child.wait()?)
     }
 
-    /// Its standard output so far.
+    /// The standard output of the process so far.
     pub fn stdout(&self) -> String {
         std::fs::read_to_string(&self.stdout).unwrap_or_default()
     }
 
-    /// Its standard error so far.
+    /// The standard error of the process so far.
     pub fn stderr(&self) -> String {
         std::fs::read_to_string(&self.stderr).unwrap_or_default()
     }

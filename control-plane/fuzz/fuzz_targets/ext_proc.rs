@@ -52,11 +52,11 @@ enum Said {
     ReplyTrailers,
 }
 
-/// What happens on a stream.
+/// An event on a stream.
 #[derive(Arbitrary, Debug)]
 enum Event {
     Says(Said),
-    /// The same, in frames of this many bytes.
+    /// The same messages, in frames of this many bytes.
     SaysInFrames(Said, u8),
     /// Bytes that need not be a message.
     Bytes(Vec<u8>),

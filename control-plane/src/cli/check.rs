@@ -39,7 +39,7 @@ pub enum CheckVerdict {
 struct MetricCheck {
     meaning: &'static str,
     status: &'static str,
-    /// The series it is read from.
+    /// The series from which the metric is read.
     name: Option<String>,
     value: Option<String>,
     /// The features that do not work without it.
@@ -87,7 +87,7 @@ fn needed_metrics() -> Vec<NeededMetric> {
     METRICS.into_iter().map(number).chain(others).collect()
 }
 
-/// Whether picks depend on this number, and what does not work without it.
+/// Returns whether picks depend on this number, and the features that do not work without it.
 fn without(metric: &MetricDefinition) -> (bool, &'static str) {
     match metric.name {
         "queue_depth" => (true, "queue-scorer ranks this server like any other"),

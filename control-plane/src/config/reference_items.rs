@@ -9,15 +9,15 @@ use scheduler::registry::{self, PluginKind};
 pub enum ItemSupport {
     /// Implemented here by something that is not a plugin.
     Implemented(&'static str),
-    /// It has no effect here, for this reason.
+    /// The item has no effect here; the text is the reason.
     NoEffect(&'static str),
-    /// It would change decisions and is not available. The first text is the reason, the second
-    /// what to use instead.
+    /// The item would change decisions and is not available. The first text is the reason, the
+    /// second names what to use instead.
     Refused(&'static str, &'static str),
 }
 use ItemSupport::{Implemented, NoEffect, Refused};
 
-/// The role of a plugin: what may refer to it.
+/// The role of a plugin, which decides which items may refer to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PluginRole {
     /// A scheduling plugin.
@@ -38,16 +38,16 @@ pub enum PluginRole {
     Ordering,
     /// `flowControl.usageLimitPolicyPluginRef`.
     UsageLimit,
-    /// Nothing refers to it: llm-d runs it when it is declared.
+    /// No item refers to the plugin: llm-d runs it when it is declared.
     Unreferred,
 }
 
 /// A plugin type of llm-d that is not in [`registry::PLUGINS`].
 #[derive(Clone, Copy, Debug)]
 pub struct ReferencePlugin {
-    /// Its `type`.
+    /// The `type` of the plugin.
     pub name: &'static str,
-    /// Its role.
+    /// The role of the plugin.
     pub role: PluginRole,
     /// The answer.
     pub support: ItemSupport,
@@ -142,7 +142,7 @@ pub const NO_EFFECT: &str = "no effect: ";
 
 /// Parameters that name something else in the file: type (empty: any), path of the parameter, and
 /// what it names. All of them lead from a handler to its deciders and profiles, or from a scorer to
-/// its producer, and none leads back, so a cycle is always a reference of the wrong kind.
+/// its producer. No reference leads back, so a cycle always contains a reference of the wrong kind.
 pub const REFERENCES: &[(&str, &[&str], ParameterReference)] = &[
     ("disagg-profile-handler", &["deciders", "prefill"], DECIDER),
     ("disagg-profile-handler", &["deciders", "encode"], DECIDER),
@@ -159,7 +159,7 @@ pub const REFERENCES: &[(&str, &[&str], ParameterReference)] = &[
     ("endpoint-attribute-filter", &["producer"], ParameterReference::Plugin(PluginRole::Extractor)),
 ];
 
-/// What a parameter names.
+/// The kind of item that a parameter names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ParameterReference {
     /// A declared plugin.

@@ -26,9 +26,9 @@ pub struct ResolvedConfig {
 /// A profile.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct ResolvedProfile {
-    /// Its name.
+    /// The name of the profile.
     pub name: String,
-    /// Its plugins: filters in their order, scorers, the picker.
+    /// The plugins of the profile: filters in their order, scorers, the picker.
     pub plugins: Vec<ResolvedProfilePlugin>,
 }
 
@@ -37,21 +37,21 @@ pub struct ResolvedProfile {
 pub struct ResolvedProfilePlugin {
     /// Name of the plugin.
     pub name: String,
-    /// Its kind.
+    /// The kind of the plugin.
     pub kind: &'static str,
-    /// Its weight, if it is a scorer.
+    /// The weight of the plugin, if it is a scorer.
     pub weight: Option<f64>,
 }
 
 /// A plugin with all its parameters.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct ResolvedPlugin {
-    /// Its name.
+    /// The name of the plugin.
     pub name: String,
-    /// Its type.
+    /// The type of the plugin.
     #[serde(rename = "type")]
     pub plugin_type: String,
-    /// Its kind.
+    /// The kind of the plugin.
     pub kind: &'static str,
     /// Whether the plugin is implicit.
     pub auto_created: bool,
@@ -64,7 +64,7 @@ pub struct ResolvedPlugin {
 /// A parameter with the value in force.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct ResolvedParameter {
-    /// Its name.
+    /// The name of the parameter.
     pub name: &'static str,
     /// The value from the file, else the default; null if there is neither.
     pub value: serde_json::Value,

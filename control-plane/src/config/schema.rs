@@ -30,7 +30,7 @@ pub const KIND: &str = "EndpointPickerConfig";
 /// A field that a map may have.
 #[derive(Clone, Copy, Debug)]
 pub struct SchemaField {
-    /// Its key.
+    /// The key of the field.
     pub name: &'static str,
     /// The value.
     pub shape: SchemaShape,
@@ -214,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantities_and_times_are_told_from_other_text() {
+    fn quantities_and_times_are_distinguished_from_other_text() {
         for good in ["0", "5000", "1k", "10Gi", "1.5M", "250m"] {
             assert!(SchemaShape::is_quantity(good), "{good}");
         }

@@ -39,7 +39,7 @@ impl ConfigStatus {
         Self { file, since: now, taken_at: now, taken: 1, refused: 0, error: None }
     }
 
-    /// Notes that content was applied. `changed` says whether the configuration in force changed.
+    /// Records that content was applied. `changed` says whether the configuration in force changed.
     pub fn take(&mut self, changed: bool, now: SystemTime) {
         self.taken += 1;
         self.taken_at = now;
@@ -49,7 +49,7 @@ impl ConfigStatus {
         }
     }
 
-    /// Notes that content cannot be used; the configuration in force stays.
+    /// Records that content cannot be used; the configuration in force stays.
     pub fn refuse(&mut self, why: String, now: SystemTime) {
         self.refused += 1;
         self.error = Some(ConfigError { why, at: now });

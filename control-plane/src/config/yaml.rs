@@ -65,8 +65,8 @@ pub fn parse_all(text: &str) -> Result<Vec<YamlNode>, (u64, String)> {
     Ok(spanned.into_iter().map(node).filter(|node| node.value != YamlValue::Null).collect())
 }
 
-/// Lets numbers that are not finite through: the reader of each value refuses them, and refusing
-/// them here would hide all other errors.
+/// Allows numbers that are not finite: the reader of each value refuses them, and refusing them
+/// here would hide all other errors.
 fn options() -> serde_saphyr::Options {
     serde_saphyr::options! { non_finite_float_policy: NonFiniteFloatPolicy::PassThrough }
 }
@@ -122,7 +122,7 @@ impl YamlNode {
 // === impl YamlValue ===
 
 impl YamlValue {
-    /// The name of its type, for messages.
+    /// The name of the value's type, for messages.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {

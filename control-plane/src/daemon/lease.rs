@@ -6,8 +6,8 @@
 //! When it gets the lease it starts like any daemon: its term is newer than all earlier ones, so
 //! proxies accept its state, and its generations are new (with a snapshot file on a shared volume
 //! it keeps the old generations and the hash secret). Until its state listener is open, proxies
-//! work as they do without a daemon. A daemon that loses the lease exits, as Kubernetes'
-//! controllers do, and is started again.
+//! pick as without a daemon. A daemon that loses the lease exits, as Kubernetes controllers do, and
+//! its supervisor starts it again.
 
 use clap::Args;
 use discovery::etcd::EtcdLease;
@@ -102,7 +102,7 @@ impl LeaderLease {
 
     /// Waits for the lease to be lost.
     pub async fn lost(&mut self) {
-        let _ = self.leads.wait_for(|leads| !*leads).await; // an ended campaign renews nothing: lost too
+        let _ = self.leads.wait_for(|leads| !*leads).await; // an ended campaign does not renew the lease, so it counts as lost
     }
 
     /// Releases the lease, so that another daemon need not wait for it to expire.

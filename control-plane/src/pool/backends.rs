@@ -291,7 +291,7 @@ pub fn failure_mode(mode: PickerFailureMode) -> &'static str {
     }
 }
 
-/// The state as one word, and the reason for it.
+/// Returns the state as one word, and the reason for it.
 #[must_use]
 pub fn said(state: &InstanceState) -> (&'static str, &str) {
     match state {

@@ -51,17 +51,17 @@ pub struct Absentee {
     pub instance: Arc<Instance>,
     /// Why it is not in the pool update.
     pub absence: Absence,
-    /// Since when it has been absent.
+    /// Since when the endpoint has been absent.
     pub since: SystemTime,
 }
 
 /// Why an endpoint is not in the pool update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Absence {
-    /// It left discovery or the pool update; its slot stays reserved until the proxies have
-    /// acknowledged that.
+    /// The endpoint left discovery or the pool update; its slot stays reserved until the proxies
+    /// have acknowledged the removal.
     Departing(EndpointRef),
-    /// All slots are taken; it joins when a slot becomes free.
+    /// All slots are taken; the endpoint joins when a slot becomes free.
     NoFreeSlot,
     /// The names of its models exceed the limit of the pool.
     TooManyModels,

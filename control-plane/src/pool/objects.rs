@@ -47,15 +47,15 @@ pub struct ObjectsSource {
 /// An object that was read from YAML.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolObject {
-    /// Its name.
+    /// The name of the object.
     pub name: String,
-    /// Its namespace; empty when not given.
+    /// The namespace of the object; empty when not given.
     pub namespace: String,
-    /// The pool it is for.
+    /// The pool that the object names.
     pub pool: String,
-    /// Its creation time in the format of Kubernetes; `None` when not given.
+    /// The creation time of the object in the format of Kubernetes; `None` when not given.
     pub created: Option<String>,
-    /// Its content.
+    /// The content of the object.
     pub body: ObjectBody,
 }
 
@@ -64,7 +64,7 @@ pub struct PoolObject {
 pub enum ObjectBody {
     /// `InferenceObjective`
     Objective {
-        /// Its priority.
+        /// The priority of the objective.
         priority: i32,
     },
     /// `InferenceModel`
@@ -82,7 +82,7 @@ pub struct PoolName {
     pub namespace: Option<Arc<str>>,
 }
 
-/// Which objects a pool takes.
+/// Selects the objects of a pool.
 #[derive(Clone, Debug)]
 pub struct ObjectSelection {
     /// The name of the pool.
@@ -100,7 +100,7 @@ pub struct PoolObjects {
     pub spec: ObjectsSpec,
     /// Objects of other pools of this daemon, counted by pool.
     pub elsewhere: BTreeMap<String, usize>,
-    /// Objects that name no pool of this daemon, counted by the name they give.
+    /// Objects whose pool this daemon does not serve, counted by the name of that pool.
     pub without_pool: BTreeMap<String, usize>,
     /// Objectives and models that have no effect because of an older one of the same name.
     pub shadowed: Vec<String>,
@@ -116,7 +116,7 @@ pub struct ObjectsFile {
     last_objects: Option<PoolObjects>,
 }
 
-/// Where the objects come from.
+/// The origin of the objects.
 enum ObjectOrigin {
     Files(FileSetWatcher),
     /// Custom objects of this namespace.
@@ -184,8 +184,8 @@ impl ObjectsFile {
         }
     }
 
-    /// Waits for new objects; the first call returns the current ones. An error says why none of
-    /// them can be used. Cancel-safe.
+    /// Waits for new objects; the first call returns the current ones. An error says why no object
+    /// can be used. Cancel-safe.
     pub async fn changed(&mut self) -> Result<PoolObjects, String> {
         loop {
             let found = self.next().await;

@@ -27,13 +27,13 @@ pub const POOLS_MAX: usize = 64;
 /// A pool and its sources.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolSource {
-    /// Its name.
+    /// The name of the pool.
     pub name: String,
-    /// Its endpoints.
+    /// The source of the pool's endpoints.
     pub endpoints: EndpointsSource,
-    /// Its configuration file, if any.
+    /// The configuration file of the pool, if any.
     pub config: Option<PathBuf>,
-    /// Its objects.
+    /// The source of the pool's objects.
     pub objects: ObjectsSource,
 }
 
@@ -89,9 +89,10 @@ struct PoolEntry {
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum ObjectsKubernetes {
-    /// `true`: from the namespace of the endpoints. `false`: not from Kubernetes.
+    /// `true`: objects come from the namespace of the endpoints. `false`: they do not come from
+    /// Kubernetes.
     There(bool),
-    /// From this namespace.
+    /// Objects come from this namespace.
     Namespace(String),
 }
 

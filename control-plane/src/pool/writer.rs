@@ -63,7 +63,7 @@ pub struct EdsSet {
 /// `staleness_max`.
 #[derive(Clone, Debug)]
 pub struct PoolView {
-    /// Its name.
+    /// The name of the pool.
     pub name: Arc<str>,
     /// Grows with each change of members, pipeline or objects; never 0.
     pub revision: u64,
@@ -85,7 +85,7 @@ pub struct PoolView {
     pub absent: Arc<[Absentee]>,
     /// The next generation. A later start of the daemon must begin at it or above.
     pub generation_next: u32,
-    /// State of what feeds the pool.
+    /// The status of the pool's sources.
     pub sources: SourceStatus,
 }
 
@@ -93,7 +93,7 @@ pub struct PoolView {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceStatus {
     /// Whether the pool has had a complete set of endpoints, from discovery or from the snapshot
-    /// file. Until then it is not served, because proxies would take it for an empty pool.
+    /// file. Until then it is not served, because proxies would treat it as an empty pool.
     pub complete: bool,
     /// Whether discovery has sent a complete set since the start.
     pub synced: bool,
@@ -103,7 +103,7 @@ pub struct SourceStatus {
     pub config: ConfigStatus,
     /// The status of the objects.
     pub objects: ConfigStatus,
-    /// How many objects name no pool of this daemon, by the name they give.
+    /// The number of objects whose pool this daemon does not serve, by the name of that pool.
     pub objects_without_pool: Arc<BTreeMap<String, usize>>,
     /// How often an error of discovery, configuration or objects occurred.
     pub errors: u64,
@@ -114,7 +114,7 @@ pub struct SourceStatus {
 pub struct Pool {
     /// The last view. Its members, metrics and absentees are filled in by [`Pool::take_view`].
     view: PoolView,
-    /// Sorted by slot.
+    /// The members, sorted by slot.
     members: Vec<PoolMember>,
     metrics: Vec<EndpointMetrics>,
     departing: Vec<DepartingHost>,
@@ -135,7 +135,7 @@ struct DepartingHost {
 /// The initial settings of a pool.
 #[derive(Clone, Debug)]
 pub struct PoolSettings {
-    /// Its name.
+    /// The name of the pool.
     pub name: Arc<str>,
     /// The pipeline until another one is configured.
     pub pipeline: PipelineSpec,
@@ -254,7 +254,7 @@ impl Pool {
         }
     }
 
-    /// Notes that discovery cannot read its source; the current set stays.
+    /// Records that discovery cannot read its source; the current set stays.
     pub fn set_discovery_error(&mut self, why: String) {
         if self.view.sources.discovery_error.as_ref() != Some(&why) {
             self.view.sources.discovery_error = Some(why);
@@ -263,7 +263,7 @@ impl Pool {
         }
     }
 
-    /// Applies a new configuration, or notes why the newest cannot be used.
+    /// Applies a new configuration, or records why the newest cannot be used.
     pub fn configure(&mut self, config: Result<PipelineSpec, String>, now: WallAndMonotonic) {
         self.touched = true;
         match config {
@@ -284,7 +284,7 @@ impl Pool {
         }
     }
 
-    /// Applies new objects, or notes why the newest cannot be used.
+    /// Applies new objects, or records why the newest cannot be used.
     pub fn set_objects(&mut self, objects: Result<PoolObjects, String>, now: WallAndMonotonic) {
         self.touched = true;
         match objects {
@@ -543,7 +543,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_changes_nothing_wakes_nobody() {
+    fn a_call_that_changes_nothing_publishes_no_view() {
         let origin = Instant::now();
         let mut pool = pool();
         pool.replace_instances(vec![instance(0), instance(1)], at(origin, 0));

@@ -27,7 +27,7 @@ pub const LINE_BYTES_MAX: usize = 64 * 1024;
 /// quadratic search for duplicates.
 pub const LABELS_MAX: usize = 256;
 
-/// What a visitor wants from the sample whose name was just read.
+/// A visitor's decision about a sample, after its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LineInterest {
     /// Parse the sample and pass it to the visitor.

@@ -39,9 +39,9 @@ const FIRST_SPREAD: Duration = Duration::from_millis(5);
 /// How often to scrape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScrapeIntervals {
-    /// For an endpoint without work.
+    /// The interval for an endpoint without work.
     pub idle: Duration,
-    /// For an endpoint with work.
+    /// The interval for an endpoint with work.
     pub busy: Duration,
 }
 
@@ -79,7 +79,7 @@ impl ScrapePace {
         self.failures
     }
 
-    /// Notes that the endpoint was just picked, or has work.
+    /// Records that the endpoint was just picked, or has work.
     pub(super) fn busy(&mut self, now: Instant) {
         self.busy_until = Some(now + BUSY_HOLD);
     }

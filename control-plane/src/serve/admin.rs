@@ -73,8 +73,8 @@ fn debug_router(admin: AdminServer) -> Router {
         .with_state(admin)
 }
 
-/// Ready once every pool has a complete set of endpoints: proxies would take an earlier set for a
-/// smaller pool.
+/// Ready once every pool has a complete set of endpoints, because proxies would treat an incomplete
+/// set as a smaller pool.
 async fn readyz(State(AdminServer { shared, .. }): State<AdminServer>) -> Response {
     let pools = shared.pools.borrow().clone();
     let waiting: Vec<String> = shared

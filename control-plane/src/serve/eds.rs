@@ -354,7 +354,7 @@ impl Drop for EdsStreamGuard {
     }
 }
 
-/// The reason why Envoy refused a response, truncated to [`REASON_BYTES_MAX`].
+/// Returns the reason why Envoy refused a response, truncated to [`REASON_BYTES_MAX`].
 fn reason(error: rpc::Status) -> String {
     let rpc::Status { mut message, .. } = error;
     message.truncate(message.floor_char_boundary(REASON_BYTES_MAX));

@@ -12,11 +12,11 @@ use std::net::SocketAddr;
 use crate::cli::args::ServeArgs;
 use crate::serve::listen::ListenerName;
 
-/// How one listener can be reached.
+/// The exposure of one listener.
 struct ListenerExposure {
     listener: ListenerName,
     address: SocketAddr,
-    /// Whether it authenticates clients or, where that is enough, encrypts.
+    /// Whether the listener authenticates clients or, where that is enough, encrypts.
     guarded: bool,
     /// Whether an `--insecure-...` flag lifts the rule.
     lifted: bool,

@@ -61,23 +61,23 @@ pub const POOL: &str = "x-switchpoint-pool";
 pub const DESTINATION_FORMAT: &str = "x-switchpoint-destination-format";
 
 /// The most streams at once, of all connections: one for each exchange of all gateways. Each takes
-/// some KiB besides what it is charged for.
+/// some KiB besides its accounted memory.
 pub const STREAMS_MAX: u64 = 16_384;
 
-/// The most streams of one connection, so that one does not take all. An Envoy with more opens
-/// another connection.
+/// The most streams of one connection, so that one connection does not take all streams. An Envoy
+/// with more opens another connection.
 pub const STREAMS_PER_CONNECTION_MAX: u32 = 4_096;
 
-/// Read-ahead of one stream, in bytes: some pieces of a body. A stream is read as soon as data
-/// arrives, unless its proxy takes no answers.
+/// Read-ahead of one stream, in bytes: some pieces of a body. The server reads a stream as soon as
+/// data arrives, unless the proxy takes no answers.
 pub const STREAM_WINDOW_BYTES: u32 = 256 << 10;
 
-/// Read-ahead of a connection, in bytes: a gigabyte a second where a round trip takes a
-/// millisecond. A connection can take this much memory that is not accounted for.
+/// Read-ahead of a connection, in bytes: enough for a gigabyte a second if a round trip takes a
+/// millisecond. Each connection can take this much memory that is not accounted for.
 pub const CONNECTION_WINDOW_BYTES: u32 = 1 << 20;
 
-/// The longest header list of a gRPC request, in bytes: its metadata is two short names. Each open
-/// stream may send that much.
+/// The longest header list of a gRPC request, in bytes; its metadata is two short names. Each open
+/// stream may send this much.
 pub const METADATA_BYTES_MAX: u32 = 16 << 10;
 
 /// The only method.
@@ -106,7 +106,7 @@ struct StreamTransport {
 // === impl ExtProcService ===
 
 impl ExtProcService {
-    /// Decides with the state of `server`.
+    /// Creates the service; decisions use the state of `server`.
     #[must_use]
     pub fn new(server: Arc<ExtProcServer>, settings: &ExchangeSettings, shutdown: Shutdown) -> Self {
         let with = |format| {
@@ -123,8 +123,8 @@ impl ExtProcService {
         let why = || match name {
             Some(name) => format!("there is no pool {name:?} here"),
             None => format!(
-                "which pool? There are several, and not one of them alone has an InferencePool whose picker is {authority:?}: give each a \
-                 Service or a port of its own, or name the pool in the gRPC metadata {POOL}"
+                "which pool? There are several, and {authority:?} is not the picker of exactly one InferencePool: give each pool its own \
+                 Service or port, or name the pool in the gRPC metadata {POOL}"
             ),
         };
         let pool = self.server.pool(name).or_else(|| if name.is_none() { self.server.pool_of_service(authority) } else { None });
@@ -196,8 +196,8 @@ impl Service<http::Request<Body>> for ExtProcService {
 // === impl StreamTransport ===
 
 impl StreamTransport {
-    /// The next frame, and the rest of the stream. It has no task and no queue of its own, so
-    /// dropping it ends it.
+    /// The next frame, and the rest of the stream. The transport has no task or queue, so dropping
+    /// it ends the stream.
     async fn next(mut self) -> Option<(Result<Frame<Bytes>, Status>, Self)> {
         if self.ended {
             return None;
@@ -224,11 +224,11 @@ impl StreamTransport {
         tokio::select! {
             frame = self.inbound.frame() => match frame.and_then(Result::ok) {
                 Some(frame) => if let Some(bytes) = frame.data_ref() { self.session.receive(bytes) },
-                // An error is an end too: the proxy has left.
+                // An error also ends the stream, because the proxy has left.
                 None => self.session.close(),
             },
             () = self.session.wait_for_wake() => {}
-            // A clean end of the stream lets the proxy go on without the picker.
+            // If the stream ends without an error, the proxy continues without the picker.
             () = self.shutdown.begun(), if self.session.is_dispensable() => self.session.close(),
         }
     }
@@ -243,7 +243,7 @@ impl StreamTransport {
 fn trailers(status: &Status) -> HeaderMap {
     let mut trailers = HeaderMap::new();
     if status.add_header(&mut trailers).is_err() {
-        trailers.insert("grpc-status", HeaderValue::from_static("13")); // its text does not fit a header
+        trailers.insert("grpc-status", HeaderValue::from_static("13")); // the status message does not fit into a header
     }
     trailers
 }

@@ -36,8 +36,8 @@ pub use tls::{ServerTls, TlsFiles};
 use connection::ConnectionIo;
 use connection_limits::{ClosedConnections, ConnectionLimits};
 
-/// Connections whose handshake is done and that wait for the server; more of them wait in their own
-/// tasks.
+/// The most connections with a finished handshake that wait for the server; further ones wait in
+/// their own tasks.
 const READY_MAX: usize = 64;
 
 /// The pause after the system refused to accept a connection, mostly because no file descriptor is
@@ -54,8 +54,8 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 /// cause and a flood does not fill the disk.
 const FAILURES_SHOWN_MAX: u64 = 10;
 
-/// A peer that disappeared is noticed after idle time + interval * probes, on connections without
-/// HTTP/2 pings.
+/// On connections without HTTP/2 pings, a peer that disappeared is noticed after idle time +
+/// interval * probes.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE_PROBES: u32 = 3;
@@ -207,7 +207,7 @@ fn lock(rooms: &Mutex<ConnectionLimits>) -> MutexGuard<'_, ConnectionLimits> {
 // === impl ConnectionPermit ===
 
 impl ConnectionPermit {
-    /// Notes that the connection made a request.
+    /// Records that the connection made a request.
     fn mark_requested(&self) {
         if !self.requested.swap(true, Ordering::Relaxed) {
             lock(&self.rooms).mark_requested(self.address, self.number);

@@ -3,7 +3,7 @@
 //! `Hello` -> `Welcome`, then a `PoolUpdate` for each requested pool, then `Metrics`; the proxy
 //! sends `Ack` and `Report`. [`admission`] limits what comes in, [`StateSession`] decides what to
 //! send, [`StateStream`] joins both, and this module connects them to the sockets. A newer stream
-//! of a process replaces the older one, whose connection may be long dead.
+//! of a process replaces the older one, whose connection may be dead.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -94,10 +94,11 @@ impl StateServer {
         // Requests above the origin's rate stay unread, so that flow control slows the sender down.
         let mut read_at = Instant::now();
         loop {
-            // Marked as seen before it is read, so that a change meanwhile wakes the loop again.
+            // The value is marked as seen before it is read, so that a change meanwhile wakes the
+            // loop again.
             eds.borrow_and_update();
-            // Marked as seen only when it may be sent; until then a change stays pending and wakes
-            // the loop later.
+            // A change is marked as seen only when it may be sent; until then it stays pending and
+            // wakes the loop later.
             let relay_at = conversation.relay_at(Instant::now());
             if relay_at <= Instant::now() {
                 relayed.borrow_and_update();

@@ -30,7 +30,7 @@ const VMS_PER_ORIGIN_MAX: usize = VMS_MAX / 8;
 /// endpoints.
 pub const BYTES_MAX: usize = 128 << 20;
 
-/// The most of that memory for the VMs of one origin.
+/// The most memory of the VMs of one origin, in bytes.
 const BYTES_PER_ORIGIN_MAX: usize = BYTES_MAX / 8;
 
 /// When a limit is exceeded, VMs are retired until this many eighths of it are used, so that
@@ -105,9 +105,9 @@ struct VmTotals {
 // === impl CounterStore ===
 
 impl CounterStore {
-    /// Records the counts of a process's VMs, of pools that are served. Returns the endpoints that
-    /// got work since the last report or have some now. Endpoints of earlier stages have requests
-    /// in flight without being counted as picked.
+    /// Records the counts of a process's VMs for the pools that are served. Returns the endpoints
+    /// that got work since the last report or have some now. Endpoints of earlier stages have
+    /// requests in flight but do not count as picked.
     pub fn report(&mut self, peer: &ProxyProcess, report: Vec<VmReport>, now: Instant) -> Vec<(String, EndpointRef)> {
         self.reports += 1;
         let mut picked = Vec::new();
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_work_is_told_though_it_was_picked_for_an_earlier_stage() {
+    fn endpoints_of_earlier_stages_with_work_are_reported() {
         let mut all = CounterStore::default();
         let mut told = |rows: &[(u64, u64)]| {
             let found = all.report(&peer(1, 1), vec![counters(1, rows)], Instant::now());
@@ -251,8 +251,8 @@ mod tests {
             all.report(&peer(2 + vm % 50, 2), vec![counters(vm, &[(1, 0)])], later);
             assert!(all.vms.len() <= VMS_PER_ORIGIN_MAX + 1);
         }
-        // Large reports with many more models than allowed: cut to the limit, and counted by their
-        // size.
+        // Large reports with many more models than allowed are cut to the limit and counted by
+        // their size.
         let models = |vm: u64| {
             let error = |i: u64| state::Count { key: format!("{i}-{}", "x".repeat(300)), count: 1 };
             let model =

@@ -1,4 +1,4 @@
-//! The peers of the daemon on the state port, and the share of the daemon that each may use.
+//! The peers of the daemon on the state port, and the share of its resources that each may use.
 //!
 //! | type | meaning | use |
 //! |---|---|---|
@@ -6,8 +6,8 @@
 //! | [`RemoteAddress`] | origin and port: one connection | matching an Envoy's EDS streams with its state stream |
 //! | [`ProxyProcess`] | one proxy process: certificate name (without one, the address), node id and random process id | rows, counters and placements |
 //!
-//! A peer chooses its node id and process id itself. They distinguish peers but give no extra
-//! share: a thousand peers of one origin together get what one gets.
+//! A peer chooses its node id and process id itself. These ids distinguish peers but give no extra
+//! share: a thousand peers of one origin together get the share of one.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -39,8 +39,8 @@ pub const UPLOADS_PER_ORIGIN_MAX: usize = 16;
 /// The most bodies of calls read at once, 256 MiB in all.
 const UPLOADS_MAX: usize = 64;
 
-/// The most that one origin may cost in a second, in bytes read: ten times the rate of the busiest
-/// proxy. Faster messages stay unread, so that flow control slows the sender down.
+/// The most bytes that one origin may cost in a second: ten times the rate of the busiest proxy.
+/// Faster messages stay unread, so that flow control slows the sender down.
 const COST_PER_SECOND: u32 = 64 << 20;
 
 /// How far an origin may exceed that rate for a moment: enough for many proxies of one host that
@@ -57,7 +57,7 @@ pub const EDS_REQUEST_COST: usize = 64 << 10;
 /// The cost of starting a stream, in bytes: it gets whole pools and wakes every other stream.
 const STREAM_COST: usize = 1 << 20;
 
-/// What a connection proves about its client.
+/// The identity that a connection proves of its client.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Origin {
     /// The name in the client certificate, if there is one.
@@ -119,7 +119,7 @@ struct QuotaTable {
 #[derive(Debug)]
 struct OriginUsage {
     taken: [usize; KINDS],
-    /// Until when the origin's rate is used up; a past time means that it may send at once.
+    /// Until when the origin's rate is used up; with a past time the origin may send at once.
     paid_at: Instant,
 }
 
@@ -175,7 +175,7 @@ impl fmt::Display for RemoteAddress {
 impl ProxyProcess {
     /// The daemon's own ext_proc server, which has no connection.
     #[must_use]
-    pub fn front(node_id: &str, process_id: u64) -> Self {
+    pub fn ext_proc_server(node_id: &str, process_id: u64) -> Self {
         Self { node_id: node_id.to_owned(), process_id, id: process_id, remote: RemoteAddress::default() }
     }
 }
@@ -186,7 +186,7 @@ impl StreamQuota {
     /// All resources.
     pub const ALL: [Self; KINDS] = [Self::StateStream, Self::EdsStream, Self::Upload];
 
-    /// The most in all, and of one origin.
+    /// The most permits in total, and of one origin.
     const fn max(self) -> (usize, usize) {
         match self {
             Self::StateStream | Self::EdsStream => (STREAMS_MAX, STREAMS_PER_ORIGIN_MAX),

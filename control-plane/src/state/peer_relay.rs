@@ -25,8 +25,8 @@ use crate::state::peer::Origin;
 /// as good as with the current load, and each message costs CPU on both sides.
 pub const SHARE_INTERVAL: Duration = Duration::from_millis(5);
 
-/// The most bytes of placements kept of a pool for proxies that have not got them yet: 300 prompts
-/// of 400 blocks, twice.
+/// The most bytes of placements of a pool that are kept for proxies that have not got them yet:
+/// twice 300 prompts of 400 blocks.
 const BYTES_KEPT_MAX: usize = 2 << 20;
 
 /// The longest row accepted, in bytes: the most endpoints, each with its SLOs.
@@ -37,8 +37,9 @@ pub const ROW_BYTES_MAX: usize = 80 * ENDPOINTS_MAX + 64;
 /// host that claims hundreds must not make every pick weigh hundreds.
 pub const ACTIVE_PER_ORIGIN_MAX: u32 = 16;
 
-/// The most bytes of placements kept of one origin. Beyond that its own oldest are dropped, so that
-/// one host does not displace those of all others. A proxy gets placements within 120 ms.
+/// The most bytes of placements kept of one origin. Beyond that the oldest of this origin are
+/// dropped, so that one host does not displace the placements of all others. A proxy gets
+/// placements within 120 ms.
 const BYTES_PER_ORIGIN_MAX: usize = BYTES_KEPT_MAX / 4;
 
 /// How long placements are kept: as long as a report of a proxy counts. A proxy that has not read
@@ -56,11 +57,11 @@ pub struct PeerRelay {
     pools: BTreeMap<String, PoolRelay>,
 }
 
-/// What a proxy has been sent of a pool.
+/// The placements and load of a pool that a proxy has been sent.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RelayCursor {
     version: u64,
-    /// The number of the first placement that it has not been sent.
+    /// The number of the first placement that the proxy has not been sent.
     placement: u64,
     sent_at: Option<Instant>,
     /// Whether more was due than fits one message.
@@ -98,7 +99,8 @@ struct OriginTotals {
     processes: u32,
     /// Processes whose row counts.
     active: u32,
-    /// Bytes of its kept placements; `pieces` has the first number of each batch, oldest first.
+    /// Bytes of the origin's kept placements; `pieces` has the first number of each batch, oldest
+    /// first.
     bytes: usize,
     pieces: VecDeque<u64>,
 }
@@ -245,7 +247,8 @@ impl PoolRelay {
         self.origins.entry(origin.clone()).or_default().processes += 1;
     }
 
-    /// Updates the active processes of `origin` when the row of one begins or ceases to count.
+    /// Updates the number of active processes of `origin` when the row of one begins or ceases to
+    /// count.
     fn set_active(&mut self, origin: &Origin, was: bool, is: bool) {
         if let Some(of) = self.origins.get_mut(origin) {
             of.active = of.active + u32::from(is) - u32::from(was);
@@ -402,7 +405,7 @@ mod tests {
         relay.join("p", (4, &of(4)), now);
         let mut cursor = RelayCursor { sent_at: Some(now), ..RelayCursor::default() };
         placed(&mut relay, 4, 1_000, 3);
-        // Each of these fills a message.
+        // Each of these batches fills a message.
         let kept = (BYTES_PER_ORIGIN_MAX / PLACEMENTS_BYTES_MAX) as u64;
         for block in 0..kept + 500 {
             placed(&mut relay, 1, block, PLACEMENTS_BYTES_MAX / 8 - 2);

@@ -108,7 +108,7 @@ pub struct DiscoverySetup {
 /// The daemon's own ext_proc server; empty where it does not run.
 #[derive(Debug, Default)]
 pub struct ExtProcState {
-    /// The state that the server has of each pool, as a proxy has it.
+    /// The state that the server has of each pool, in the same form as that of a proxy.
     pools: Mutex<BTreeMap<String, ProxyPool>>,
     /// The counts of its streams; unset without an ext_proc server.
     pub streams: OnceLock<Arc<StreamCounts>>,
@@ -126,24 +126,25 @@ pub struct ScraperHandle {
 /// The status of a proxy's state stream.
 #[derive(Clone, Debug)]
 pub struct ConnectedProxy {
-    /// The process.
+    /// The process of the proxy.
     pub peer: ProxyProcess,
-    /// Since when.
+    /// When the stream was opened.
     pub since: SystemTime,
-    /// What it has, by requested pool.
+    /// The state that the proxy has, by requested pool.
     pub pools: BTreeMap<String, ProxyPool>,
 }
 
-/// What a proxy has of a pool.
+/// The state of a pool that a proxy has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProxyPool {
     /// The pool update sent last, and the pool revision that it was made from.
     pub sent: Option<(Version, u64)>,
-    /// The newest pool update that the proxy acknowledged, likewise.
+    /// The newest pool update that the proxy acknowledged, and the pool revision that it was made
+    /// from.
     pub acked: Option<(Version, u64)>,
-    /// Endpoints withheld until its Envoy has them.
+    /// Endpoints withheld until the proxy's Envoy has them.
     pub withheld: usize,
-    /// Why it refused the last pool update; `None` if it did not.
+    /// Why the proxy refused the last pool update; `None` if it did not.
     pub refused: Option<String>,
 }
 
@@ -172,27 +173,27 @@ struct ClosedEdsStream {
 pub struct EdsStream {
     /// Envoy's node id.
     pub node_id: String,
-    /// The address that it connects from.
+    /// The address that the Envoy connects from.
     pub remote: RemoteAddress,
-    /// Since when.
+    /// When the stream was opened.
     pub since: SystemTime,
-    /// What it has, by subscribed pool.
+    /// The state that the Envoy has, by subscribed pool.
     pub pools: BTreeMap<String, EdsAck>,
 }
 
-/// What an Envoy has of a pool.
+/// The EDS state of a pool that an Envoy has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EdsAck {
-    /// The newest EDS revision that it acknowledged; 0 means none.
+    /// The newest EDS revision that the Envoy acknowledged; 0 means none.
     pub acked: u64,
-    /// Why it refused the last response; `None` if it did not.
+    /// Why the Envoy refused the last response; `None` if it did not.
     pub refused: Option<String>,
-    /// Whether it has not applied the newest response for longer than
+    /// Whether the Envoy has not applied the newest response for longer than
     /// [`crate::serve::eds::EDS_ACK_WAIT_MAX`].
     pub late: bool,
 }
 
-/// What the EDS streams of a proxy's Envoy have of a pool.
+/// The EDS state of a pool that the streams of a proxy's Envoy have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProxyEds {
     /// No stream subscribes to the pool, or none answers: Envoy gets its hosts from elsewhere, or
@@ -263,16 +264,16 @@ impl DaemonState {
         }
     }
 
-    /// Records the counts of this process's own ext_proc server for a pool.
-    pub fn front_counted(&self, pool: &str, totals: CounterTotals, now: Instant) {
+    /// Records the counters of a pool that this process's own ext_proc server counted.
+    pub fn record_ext_proc_counters(&self, pool: &str, totals: CounterTotals, now: Instant) {
         let picked = self.counters().report_local(pool, totals, now);
         if let Some(scraper) = self.scrapers.get(pool) {
             picked.into_iter().for_each(|id| scraper.busy.hint(id));
         }
     }
 
-    /// Sets what this process's own ext_proc server has of the pools.
-    pub fn front_has(&self, pools: BTreeMap<String, ProxyPool>) {
+    /// Replaces the state that this process's own ext_proc server has of each pool.
+    pub fn set_ext_proc_pools(&self, pools: BTreeMap<String, ProxyPool>) {
         *self.ext_proc.pools.lock().unwrap_or_else(PoisonError::into_inner) = pools;
     }
 
@@ -289,12 +290,12 @@ impl DaemonState {
         });
     }
 
-    /// Whether every proxy that requested `pool`, and the own ext_proc server, has acknowledged a
-    /// pool update of `revision` or newer.
+    /// Whether every proxy that requested `pool`, and this process's own ext_proc server, has
+    /// acknowledged a pool update of `revision` or newer.
     #[must_use]
     pub fn acknowledged(&self, pool: &str, revision: u64) -> bool {
-        let (proxies, front) = (self.proxies.borrow(), self.ext_proc.pools.lock().unwrap_or_else(PoisonError::into_inner));
-        let mut rows = proxies.values().map(|proxy| &proxy.pools).chain([&*front]).filter_map(|pools| pools.get(pool));
+        let (proxies, own) = (self.proxies.borrow(), self.ext_proc.pools.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut rows = proxies.values().map(|proxy| &proxy.pools).chain([&*own]).filter_map(|pools| pools.get(pool));
         rows.all(|row| row.acked.is_some_and(|(_, acked)| acked >= revision))
     }
 }
@@ -317,8 +318,8 @@ impl PoolViews {
 // === impl EdsStreams ===
 
 impl EdsStreams {
-    /// What the streams of `peer`'s Envoy have of `pool`. Streams closed less than [`EDS_LINGER`]
-    /// ago count as they were.
+    /// The state of `pool` that the streams of `peer`'s Envoy have. Streams closed less than
+    /// [`EDS_LINGER`] ago count with their last state.
     #[must_use]
     pub fn of(&self, peer: &ProxyProcess, pool: &str, now: Instant) -> ProxyEds {
         let ProxyProcess { node_id, remote, .. } = peer;
@@ -328,7 +329,7 @@ impl EdsStreams {
         let [mut own, mut any] = [EdsAckSummary::default(); 2];
         for (is_own, ack) in acks {
             if is_own {
-                // A set that its Envoy refused is not applied there, however long ago that was.
+                // An Envoy that refused a set has not applied it, however long ago that was.
                 own.add(ack, ack.late && ack.refused.is_none());
             } else {
                 any.add(ack, ack.late);
@@ -394,7 +395,7 @@ impl EdsStream {
         (self.remote.origin.clone(), self.node_id.clone())
     }
 
-    /// Whether the stream is on the same connection.
+    /// Whether the stream is on the connection `remote`.
     fn is_of(&self, remote: &RemoteAddress) -> bool {
         self.remote.socket.is_some() && self.remote.socket == remote.socket
     }

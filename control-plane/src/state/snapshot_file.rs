@@ -165,8 +165,8 @@ impl SavedEndpoint {
 
     fn instance(&self) -> Instance {
         let scheme = |https| if https { MetricsScheme::Https } else { MetricsScheme::Http };
-        // It was valid when it was saved. If a later release is stricter, discovery reads it again
-        // from the source.
+        // The metadata was valid when it was saved. If a later release is stricter, discovery reads
+        // it again from the source.
         let metadata = Some(&self.metadata).filter(|m| !m.is_empty()).and_then(|m| Metadata::try_new(m.clone()).ok());
         Instance {
             namespace: self.namespace.clone(),

@@ -236,7 +236,7 @@ async fn garbage_around_the_metrics_is_skipped_and_counted() {
 }
 
 #[tokio::test]
-async fn a_hanging_endpoint_holds_up_nobody() {
+async fn a_hanging_endpoint_delays_no_other() {
     let hanging = MetricsServer::start(ServerAnswer::Silent).await;
     let good = MetricsServer::start(ServerAnswer::Page(page(1, 0, 0.0))).await;
     let targets = vec![target(id(1, 1), &hanging.address, "vllm"), target(id(2, 1), &good.address, "vllm")];
@@ -305,7 +305,7 @@ async fn ends_with_either_side() {
 }
 
 #[tokio::test]
-async fn a_hundred_endpoints_are_all_heard() {
+async fn all_of_a_hundred_endpoints_are_scraped() {
     let server = MetricsServer::start(ServerAnswer::HonoursFilter(page(1, 1, 0.1))).await;
     let targets: Vec<ScrapeTarget> = (0..100).map(|slot| target(id(slot, 1), &server.address, "vllm")).collect();
     let mut rig = ScraperHarness::start(&config(), targets);

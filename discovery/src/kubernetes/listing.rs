@@ -29,8 +29,8 @@ const LIST_DEADLINE: Duration = Duration::from_secs(30);
 /// The first wait after an error. It doubles up to [`RETRY_MAX`].
 const RETRY_FIRST: Duration = Duration::from_millis(250);
 
-/// The longest wait after an error. It is how long after the API server's recovery an outage may
-/// last here.
+/// The longest wait after an error. An outage may last this long after the API server has
+/// recovered.
 const RETRY_MAX: Duration = Duration::from_secs(10);
 
 /// The objects of one kind that a label selector matches.

@@ -28,7 +28,7 @@ pub struct CustomKind {
 
 struct ObjectFollower {
     events: SelectAll<BoxStream<'static, (usize, ObjectWatchEvent<DynamicObject>)>>,
-    /// By kind and name; `None` until the kind was listed.
+    /// Objects by kind and name; `None` until the kind was listed.
     sets: Vec<Option<BTreeMap<String, Value>>>,
 }
 

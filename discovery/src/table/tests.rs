@@ -81,14 +81,14 @@ impl TableHarness {
         self.table.seen().into_iter().find(|seen| *seen.id == *id).unwrap().state
     }
 
-    fn told_model(&self, id: &str) -> Option<String> {
+    fn model_of_added(&self, id: &str) -> Option<String> {
         let (_, instance) = self.table.published_instances().find(|(told, _)| ***told == *id)?;
         instance.metadata().models().first().map(|m| m.name.clone())
     }
 }
 
 #[test]
-fn an_event_is_an_upsert_of_the_whole_value_and_nothing_is_told_twice() {
+fn an_event_is_an_upsert_of_the_whole_value_and_no_event_is_sent_twice() {
     let mut rig = TableHarness::new(MetadataPolicy::Preferred);
     assert_eq!(rig.apply(record("a", AT)), "+a@8000");
     assert_eq!(rig.apply(record("a", AT)), "");
@@ -136,7 +136,7 @@ fn the_last_good_metadata_counts_while_it_is_the_same_life() {
     let fetch = rig.table.next_fetch(rig.now().instant).unwrap();
     assert_eq!(fetch.etag.as_deref(), Some("\"1\""), "a conditional request");
     assert_eq!(rig.run(|t, now, events| t.fetched(&fetch, MetadataResponse::Failed("reset".to_owned()), now, events)), "");
-    assert_eq!((rig.told_model("a"), rig.state("a")), (Some("m".to_owned()), InstanceState::Stale("reset".to_owned())));
+    assert_eq!((rig.model_of_added("a"), rig.state("a")), (Some("m".to_owned()), InstanceState::Stale("reset".to_owned())));
     assert_eq!(rig.apply(served("a", AT, "2")), "-a", "the new generation has no metadata yet");
     assert_eq!(
         rig.run(|t, now, events| t.fetched(&fetch, MetadataResponse::Is(model("old"), None), now, events)),
@@ -144,11 +144,11 @@ fn the_last_good_metadata_counts_while_it_is_the_same_life() {
         "the answer of the old generation"
     );
     assert_eq!(rig.answer(MetadataResponse::Is(model("new"), None)), "+a@8000");
-    assert_eq!(rig.told_model("a").as_deref(), Some("new"));
+    assert_eq!(rig.model_of_added("a").as_deref(), Some("new"));
 }
 
 #[test]
-fn changed_metadata_is_told_and_a_change_while_it_is_asked_for_is_asked_about_again() {
+fn changed_metadata_is_published_and_a_change_during_a_fetch_causes_another_fetch() {
     let mut rig = TableHarness::new(MetadataPolicy::Preferred);
     rig.apply(served("a", AT, "1"));
     let fetch = rig.table.next_fetch(rig.now().instant).unwrap();
@@ -160,7 +160,7 @@ fn changed_metadata_is_told_and_a_change_while_it_is_asked_for_is_asked_about_ag
     assert_eq!(rig.answer(MetadataResponse::Is(model("n"), None)), "+a@8000");
     rig.wait(METADATA_POLL_INTERVAL * 2);
     assert_eq!(rig.answer(MetadataResponse::Unchanged), "");
-    assert_eq!(rig.told_model("a").as_deref(), Some("n"));
+    assert_eq!(rig.model_of_added("a").as_deref(), Some("n"));
 }
 
 #[test]
@@ -175,7 +175,7 @@ fn traffic_goes_where_the_metadata_says_if_that_is_the_instance_itself() {
 }
 
 #[test]
-fn one_address_is_told_once_and_the_newer_has_it() {
+fn one_address_is_published_once_for_the_newer_instance() {
     let mut rig = TableHarness::new(MetadataPolicy::Preferred);
     let aged = |name: &str, freshness| InstanceRecord { freshness, ..record(name, AT) };
     assert_eq!(rig.apply(aged("old", 1)), "+old@8000");
@@ -216,7 +216,7 @@ fn a_mass_disappearance_after_an_outage_is_held_and_then_believed() {
 }
 
 #[test]
-fn without_an_outage_everybody_may_go_at_once() {
+fn without_an_outage_all_instances_may_leave_at_once() {
     let all: Vec<InstanceRecord> = (0..8).map(|i| record(&format!("e{i}"), &format!("10.0.0.1:{}", i + 1))).collect();
     let mut rig = TableHarness::new(MetadataPolicy::Preferred);
     rig.reset(all, false);

@@ -66,7 +66,7 @@ fn set(names: &[&str]) -> Vec<String> {
 const GATHER_MS: u128 = GATHER.as_millis();
 
 #[tokio::test(start_paused = true)]
-async fn additions_are_gathered_removals_told_at_once_and_what_is_no_change_is_not_told() {
+async fn additions_are_gathered_removals_sent_at_once_and_unchanged_sets_not_sent() {
     let mut rig = WatchHarness::new();
     rig.shared.apply(BackendEvent::Reset(vec![record("a", 1, false)]));
     assert_eq!(rig.next().await, (set(&["a"]), 0), "no metadata to wait for");

@@ -114,8 +114,8 @@ async fn a_registration_comes_back_when_its_file_is_lost_and_the_later_of_two_ha
     assert_eq!(next(&mut events).await, "+w@10.0.0.1:1", "within one heartbeat");
     let second = register(root.path(), "w", 2).await;
     second.set_ready(InstanceStatus::Ready);
-    // It is not ready at first, so it disappears for a moment, unless that passes before the next
-    // poll.
+    // The instance is not ready at first, so it disappears until it is ready, unless it is ready
+    // before the next poll.
     while next(&mut events).await != "+w@10.0.0.1:2" {}
     drop(first);
     silence(&mut events, POLL_INTERVAL * 2).await;
@@ -151,7 +151,7 @@ async fn a_lost_process_is_gone_within_the_bound_and_a_left_over_file_never_coun
 }
 
 #[tokio::test]
-async fn the_daemon_is_told_whole_sets_and_nothing_when_nothing_changed() {
+async fn the_daemon_gets_whole_sets_and_nothing_without_a_change() {
     let root = tempfile::tempdir().unwrap();
     let discovery = DirectoryBackend::new(root.path()).discovery();
     let mut changes = discovery.changes("dynamo", "decode").unwrap();

@@ -118,7 +118,7 @@ async fn an_etcd_that_is_paused_beyond_the_lease_is_survived() {
 }
 
 #[tokio::test]
-async fn a_wrong_password_is_said_and_nobody_is_there() {
+async fn a_wrong_password_is_reported_and_the_set_stays_empty() {
     let Some(rig) = rig() else { return };
     let config = EtcdConfig { user: Some(("root".to_owned(), "wrong".to_owned())), ..rig.config.clone() };
     let discovery = Etcd::new(config).unwrap().discovery();
@@ -145,7 +145,7 @@ async fn administer(rig: &EtcdHarness, path: &str, message: Value) -> Option<Val
 }
 
 #[tokio::test]
-async fn a_user_with_a_password_registers_and_reads_and_nobody_else_does() {
+async fn only_a_user_with_the_password_registers_and_reads() {
     let Some(rig) = rig() else { return };
     let steps = [
         ("/v3/auth/user/add", json!({ "name": "root", "password": "right" })),
@@ -171,7 +171,7 @@ async fn a_user_with_a_password_registers_and_reads_and_nobody_else_does() {
 }
 
 #[tokio::test]
-async fn only_who_shows_a_certificate_is_let_in_and_only_the_right_etcd_is_believed() {
+async fn etcd_accepts_only_clients_with_a_certificate_and_clients_trust_only_the_right_etcd() {
     let Some(binary) = cluster::tool("etcd") else { return };
     let (folder, port) = (tempfile::tempdir().unwrap(), cluster::free_port());
     let signed = |ca: &rcgen::Issuer<'_, rcgen::KeyPair>| {
@@ -253,7 +253,7 @@ async fn a_history_that_was_compacted_away_is_not_missed() {
 /// etcd is restored from an older copy: revisions go backwards, the key of a dead instance is back,
 /// and the key of a running one is missing.
 #[tokio::test]
-async fn an_etcd_put_back_to_an_older_state_ends_as_the_truth() {
+async fn an_etcd_restored_to_an_older_state_ends_with_the_correct_set() {
     let Some(mut rig) = rig() else { return };
     let discovery = rig.discovery();
     let dies = rig.registry("dies", 2).register_instance("dynamo", "decode").await.unwrap();

@@ -105,12 +105,12 @@ impl FakeApi {
     }
 
     pub(crate) fn put(&self, plural: &str, object: Value) {
-        self.put_if_told(plural, object, true);
+        self.put_with_event_if(plural, object, true);
     }
 
     /// Adds an object without an event for open watches, as if the event was lost.
     pub(crate) fn put_untold(&self, plural: &str, object: Value) {
-        self.put_if_told(plural, object, false);
+        self.put_with_event_if(plural, object, false);
     }
 
     pub(crate) fn delete(&self, plural: &str, name: &str) {
@@ -126,7 +126,7 @@ impl FakeApi {
         self.world().log.clone()
     }
 
-    fn put_if_told(&self, plural: &str, mut object: Value, told: bool) {
+    fn put_with_event_if(&self, plural: &str, mut object: Value, told: bool) {
         let mut world = self.world();
         world.version += 1;
         object["metadata"]["resourceVersion"] = world.version.to_string().into();

@@ -171,7 +171,7 @@ async fn a_pod_enters_and_leaves_by_its_probe_through_the_real_controller() {
 /// With `publishNotReadyAddresses` the controller reports `ready: true` for every pod; only
 /// `serving` and `terminating` show which pods can serve.
 #[tokio::test]
-async fn a_service_that_publishes_who_is_not_ready_does_not_get_them_traffic() {
+async fn a_service_that_publishes_unready_pods_does_not_get_them_traffic() {
     let Some(cluster) = cluster::shared().await else { return };
     let place = TestNamespace::new(&cluster, "published").await;
     create(&Api::<Node>::all(place.client.clone()), json!({ "metadata": { "name": "node-1" } })).await;
@@ -308,7 +308,7 @@ async fn the_shipped_rights_are_enough_and_needed() {
     assert_eq!((renewed.version == first.version, renewed.transitions, lease.read().await), (false, 0, Ok(Some(renewed.clone()))));
     assert_eq!(lease.write("b", Some(&first)).await, Ok(None), "it has changed since");
     assert_eq!(lease.write("b", Some(&renewed)).await.unwrap().unwrap().transitions, 1);
-    // They give no right to other Leases.
+    // These rights do not cover other Leases.
     let theirs = KubernetesLease::new(place.client.clone(), place.name, "theirs").write("them", None).await.unwrap().unwrap();
     let other = KubernetesLease::new(cluster.client("limited").await, place.name, "theirs");
     let read = other.read().await.unwrap_err();
@@ -396,7 +396,7 @@ async fn labels_of_a_pod_are_read_and_go_before_those_of_its_service() {
 /// The API server is killed and comes back; then etcd is restored from an old copy, so that
 /// resource versions go backwards.
 #[tokio::test]
-async fn no_outage_empties_the_set_and_none_keeps_who_is_gone() {
+async fn no_outage_empties_the_set_or_keeps_departed_instances() {
     let Some(cluster) = TestCluster::start().await else { return };
     let place = TestNamespace::new(&cluster, "outage").await;
     place.service("svc", "decode").await;

@@ -283,7 +283,7 @@ async fn an_inference_pool_says_what_its_gateway_does_without_a_pick() {
 
 /// Metadata is fetched from the address in the record, whatever else the slice contains.
 #[tokio::test]
-async fn metadata_is_asked_of_the_instance_and_a_dead_one_is_pending() {
+async fn metadata_is_fetched_from_the_instance_and_a_dead_one_is_pending() {
     let (fake, discovery) = rig(MetadataPolicy::Preferred).await;
     let closed: SocketAddr = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     fake.put("endpointslices", slice("s", "svc", closed.port(), &[endpoint("a", "127.0.0.1", true)]));
@@ -341,7 +341,7 @@ async fn a_stalled_watch_costs_no_more_than_its_time() {
 
 /// etcd is restored to its state of an hour ago: versions go backwards, without any notice.
 #[tokio::test]
-async fn a_version_that_goes_backwards_is_no_reason_to_disbelieve() {
+async fn a_version_that_goes_backwards_is_accepted() {
     let (fake, discovery) = rig(MetadataPolicy::Ignored).await;
     let mut events = discovery.watch("dynamo", "decode").unwrap();
     assert_eq!((next(&mut events).await.as_str(), next(&mut events).await.as_str()), ("+a@10.0.0.1:80", "+b@10.0.0.2:80"));

@@ -174,7 +174,7 @@ async fn no_answer_of_an_instance_does_harm() {
 
 /// A pool of a hundred instances that join at once is not fetched all at once.
 #[tokio::test]
-async fn so_many_are_asked_at_one_time_and_no_more() {
+async fn the_number_of_concurrent_fetches_is_limited() {
     const ALL: usize = 100;
     let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let (asked, peak) = (Arc::clone(&now), Arc::clone(&most));

@@ -193,7 +193,8 @@ fn set(made: &mut AssembledConfig, at: &str, operation: &Value) -> Result<()> {
     Ok(())
 }
 
-/// What Envoy Gateway makes of a Gateway and an HTTPRoute, as far as it matters here.
+/// The configuration that Envoy Gateway makes of a Gateway and an HTTPRoute, without the parts that
+/// do not matter here.
 fn bare(local: &LocalPorts) -> Value {
     let address = |port: u16| json!({"socket_address": {"address": "127.0.0.1", "port_value": port}});
     let connection_manager = json!({

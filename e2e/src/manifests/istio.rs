@@ -164,7 +164,8 @@ fn routes(http: &Value) -> Result<(Vec<Value>, String)> {
     Ok((routes, cluster))
 }
 
-/// What an Istio gateway runs without patches, as far as it matters here.
+/// The configuration that an Istio gateway runs without patches, without the parts that do not
+/// matter here.
 fn bare(local: &LocalPorts, routes: &[Value], cluster: &str) -> Value {
     let address = |port: u16| json!({"socket_address": {"address": "127.0.0.1", "port_value": port}});
     let connection_manager = json!({

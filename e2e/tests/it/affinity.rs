@@ -75,7 +75,7 @@ async fn a_session_token_brings_its_bearer_back() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_session_whose_endpoint_left_goes_on_elsewhere() -> Result<()> {
+async fn a_session_whose_endpoint_left_continues_elsewhere() -> Result<()> {
     let config = config("- type: session-affinity-filter\n- type: random-picker\n")?;
     let mut stack = builder(&config)?.servers(3).start().await?;
     let headers = [("x-session-token", token_of(1))];
@@ -140,7 +140,7 @@ async fn a_header_finds_the_label_it_asks_for() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_selector_keeps_whom_it_selects() -> Result<()> {
+async fn a_selector_keeps_the_selected_endpoints() -> Result<()> {
     let selector = "{matchLabels: {tier: silver}, matchExpressions: [{key: zone, operator: NotIn, values: [b]}]}";
     let config = config(&format!("- type: label-selector-filter\n  parameters: {selector}\n- type: random-picker\n"))?;
     let stack = start_labelled(&config).await?;

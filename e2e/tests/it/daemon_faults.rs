@@ -1,4 +1,4 @@
-//! The daemon fails, or never ran: picking goes on with the last state, and the proxy reports it.
+//! The daemon fails, or never ran: picks continue with the last state, and the proxy reports it.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -38,7 +38,7 @@ async fn term(stack: &Stack) -> Result<u64> {
 }
 
 #[tokio::test]
-async fn a_killed_daemon_is_not_missed_and_its_successor_is_heard() -> Result<()> {
+async fn picks_continue_without_a_killed_daemon_and_its_successor_is_used() -> Result<()> {
     let arguments = ["--staleness-max", "1s"];
     // One worker, because each worker has its own prefix index.
     let builder = Stack::builder().servers(4).scored_by(&[("queue-scorer", 1), ("prefix-cache-scorer", 1)]);
@@ -83,14 +83,14 @@ fn long_prompt() -> String {
 }
 
 #[tokio::test]
-async fn a_paused_daemon_is_given_up_and_heard_again() -> Result<()> {
+async fn a_paused_daemon_counts_as_gone_and_is_used_again() -> Result<()> {
     let mut stack = Stack::builder().servers(4).picker(attentive()).start().await?;
     stack.set_pool(&[0, 1, 2])?;
     pool_is(&stack, &[0, 1, 2]).await?;
     let before = term(&stack).await?;
     let load = LoadGenerator::start(stack.address(), 4);
     stack.daemon()?.process().signal(Signal::STOP)?;
-    // Its connections stay open, so only its silence shows that it stopped.
+    // The connections of the daemon stay open, so only its silence shows that it stopped.
     stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 0, LIMIT).await?;
     let streams = stack.envoy.picker_stat("switchpoint_state_streams_total").await?;
     stack.envoy.picker_stat_until("switchpoint_state_streams_total", |opened| opened > streams, LIMIT).await?;
@@ -107,7 +107,7 @@ async fn a_paused_daemon_is_given_up_and_heard_again() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_daemon_that_comes_and_goes_harms_nobody() -> Result<()> {
+async fn a_daemon_that_comes_and_goes_fails_no_request() -> Result<()> {
     let mut stack = Stack::builder().servers(3).concurrency(2).picker(attentive()).start().await?;
     let load = LoadGenerator::start(stack.address(), 4);
     for round in 1_usize..=4 {

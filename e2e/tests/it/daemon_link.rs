@@ -117,7 +117,7 @@ fn replace_folder(value: &mut Value, folder: &Path) {
 }
 
 #[tokio::test]
-async fn proxy_and_daemon_prove_to_each_other_who_they_are() -> Result<()> {
+async fn proxy_and_daemon_authenticate_each_other() -> Result<()> {
     tokio::try_join!(prove_who_they_are("grpc"), prove_who_they_are("http")).map(drop)
 }
 
@@ -147,7 +147,7 @@ async fn learns_nothing(stack: &Stack, what: &str) -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_proxy_that_cannot_prove_who_it_is_is_told_nothing() -> Result<()> {
+async fn a_proxy_without_a_valid_certificate_gets_no_state() -> Result<()> {
     tokio::try_join!(is_told_nothing("grpc"), is_told_nothing("http")).map(drop)
 }
 
@@ -180,7 +180,7 @@ async fn is_told_nothing(transport: &str) -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_daemon_that_cannot_prove_who_it_is_is_not_listened_to() -> Result<()> {
+async fn a_daemon_without_a_valid_certificate_is_not_used() -> Result<()> {
     tokio::try_join!(is_not_listened_to("grpc"), is_not_listened_to("http")).map(drop)
 }
 

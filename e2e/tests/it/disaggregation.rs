@@ -185,7 +185,7 @@ async fn without_a_prefill_server_decode_does_all_of_it() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_prefill_server_is_no_host_of_the_proxys_and_serves_nobody_alone() -> Result<()> {
+async fn a_prefill_server_is_no_host_of_the_proxy_and_serves_no_whole_request() -> Result<()> {
     let mut split =
         DisaggregatedStack::start("{prefill: always-disagg-pd-decider, encode: always-disagg-multimodal-decider}", &TWO_AND_TWO).await?;
     let hosts = split.stack.envoy.admin_page("/clusters").await?;

@@ -140,7 +140,7 @@ async fn an_endpoint_that_leaves_finishes_what_it_streams() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_pool_of_nobody_says_so_and_recovers() -> Result<()> {
+async fn an_empty_pool_is_reported_and_recovers() -> Result<()> {
     let mut stack = explained(2, 1).start().await?;
     stack.set_pool(&[])?;
     let refused = || async {

@@ -147,7 +147,7 @@ async fn an_upgrade_is_no_way_around_reading_a_body() -> Result<()> {
     Ok(())
 }
 
-/// The same, with a gateway that lets every route upgrade.
+/// The same test with a gateway that allows upgrades on every route.
 #[tokio::test]
 async fn the_picker_refuses_an_upgrade_of_what_it_reads() -> Result<()> {
     for front in PickerMode::ALL {

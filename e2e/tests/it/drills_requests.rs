@@ -98,7 +98,7 @@ async fn clients_that_leave_while_parked_leave_nothing_behind() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_engine_that_fails_before_it_answers_fails_nobody() -> Result<()> {
+async fn an_engine_that_fails_before_it_answers_fails_no_request() -> Result<()> {
     let stack = Stack::builder().servers(3).concurrency(2).picker(json!({"per_try_timeout_ms": 300})).start().await?;
     // Streams, because the per-try timeout applies only to streaming requests.
     let load = LoadGenerator::of_streams(stack.address(), 6);
@@ -179,7 +179,7 @@ async fn an_endpoint_removed_while_it_serves_ends_its_streams_itself() -> Result
 }
 
 #[tokio::test]
-async fn an_endpoint_replaced_at_its_address_begins_anew() -> Result<()> {
+async fn an_endpoint_replaced_at_its_address_starts_with_an_empty_record() -> Result<()> {
     const STREAMS: usize = 24;
     const CLIENTS: usize = 4;
     let builder =

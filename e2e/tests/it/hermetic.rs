@@ -103,7 +103,7 @@ struct HermeticExpectation {
     model: Option<String>,
     /// The model name in each event of a streamed reply.
     events_of: Option<String>,
-    /// By how much the daemon's count of output tokens must grow.
+    /// The increase of the daemon's count of output tokens.
     completion_tokens: Option<u64>,
     status: Option<u16>,
     code: Option<String>,

@@ -208,7 +208,7 @@ struct GatewayPool {
 }
 
 const ASKED: [GatewayPool; 4] = [
-    // As Envoy AI Gateway and kgateway do: one Service, with one port for each pool.
+    // Like Envoy AI Gateway and kgateway: one Service, with one port for each pool.
     GatewayPool {
         pool: "llama",
         app: "llama",
@@ -225,7 +225,7 @@ const ASKED: [GatewayPool; 4] = [
         cluster: "endpointpicker_qwen_inference_ext_proc",
         authority: Some("switchpointd.inference.svc:9012"),
     },
-    // As written by hand: the full name of a separate Service.
+    // Written by hand: the full name of a separate Service.
     GatewayPool {
         pool: "mixtral",
         app: "mixtral",
@@ -234,7 +234,7 @@ const ASKED: [GatewayPool; 4] = [
         cluster: "mixtral-picker",
         authority: Some("mixtral-picker.inference.svc.cluster.local:9002"),
     },
-    // As Istio does; `inference-pool-istio.yaml` patches the cluster.
+    // Like Istio; `inference-pool-istio.yaml` patches the cluster.
     GatewayPool {
         pool: "gemma",
         app: "llama",
@@ -246,8 +246,8 @@ const ASKED: [GatewayPool; 4] = [
 ];
 
 #[tokio::test]
-async fn pools_behind_one_port_are_told_apart_by_the_service_that_a_gateway_asks() -> Result<()> {
-    if let Some(done) = outside("inference_pools::pools_behind_one_port_are_told_apart_by_the_service_that_a_gateway_asks") {
+async fn pools_behind_one_port_are_distinguished_by_the_service_that_a_gateway_calls() -> Result<()> {
+    if let Some(done) = outside("inference_pools::pools_behind_one_port_are_distinguished_by_the_service_that_a_gateway_calls") {
         return done;
     }
     let Some(place) = start().await? else { return Ok(()) };

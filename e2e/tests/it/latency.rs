@@ -79,7 +79,7 @@ fn body(n: u64, tokens: u32) -> Value {
     })
 }
 
-/// What the daemon reports of its only pool's learner.
+/// The daemon's report on the learner of its only pool.
 async fn page(stack: &Stack) -> Result<Value> {
     let daemon = stack.daemon.as_ref().ok_or("a daemon")?;
     Ok(daemon.admin("/debug/model").await?.json()?["pools"][0].clone())
@@ -288,7 +288,7 @@ async fn absurd_observations_are_refused_counted_and_harmless() -> Result<()> {
     let after = page_that(&stack, "refusals", |page| count(page, "/observations/refused") >= 13).await?;
     let unchanged = |page: &Value| (page["step"].clone(), page["latency"]["endpoints"].clone(), count(page, "/observations/learned"));
     assert_eq!(unchanged(&after), unchanged(&before));
-    // Learning goes on.
+    // Learning continues.
     let _traffic = BackgroundTraffic::start(&stack, 6);
     more(&stack, "server-0", 20).await?;
     Ok(())

@@ -1,5 +1,5 @@
-//! What a client can make Envoy hold: windows, connections, memory. The tests exceed each limit of
-//! the shipped configuration and check that Envoy recovers.
+//! The resources that a client can make Envoy hold: windows, connections, memory. The tests exceed
+//! each limit of the shipped configuration and check that Envoy recovers.
 
 use std::io::Write as _;
 use std::process::Command;

@@ -168,7 +168,7 @@ async fn a_client_does_not_choose_its_priority_unless_it_is_trusted() -> Result<
 
 /// The filter that `docs/how-to/envoy.md` puts before the picker to give all clients the same
 /// objective.
-fn everybody_is(objective: &str) -> Value {
+fn objective_for_all(objective: &str) -> Value {
     json!({
         "name": "envoy.filters.http.header_mutation",
         "typed_config": {
@@ -184,7 +184,7 @@ fn everybody_is(objective: &str) -> Value {
 #[tokio::test]
 async fn what_stands_before_the_picker_chooses_for_clients() -> Result<()> {
     let folder = ObjectsFolder::with(&objectives())?;
-    let builder = Stack::builder().servers(2).picker(json!({"objective_header": "trust"})).filter_before_picker(everybody_is("batch"));
+    let builder = Stack::builder().servers(2).picker(json!({"objective_header": "trust"})).filter_before_picker(objective_for_all("batch"));
     let stack = folder.follow(builder).start().await?;
     let first = saturate(&stack, async || chat_as(&stack, PATHS[0], &[], "demo").await).await?;
     assert_shed(&first, PATHS[0])?;

@@ -31,7 +31,7 @@ type PlayedMessages = mpsc::UnboundedSender<Result<state::DaemonMessage, Status>
 pub(crate) struct PlayedDaemon {
     stage: Arc<PlayedState>,
     address: SocketAddr,
-    /// Its port, if no other process leased it.
+    /// The port of the server, if no other process leased it.
     port: Option<ReservedPort>,
     task: JoinHandle<()>,
 }

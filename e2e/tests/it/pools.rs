@@ -73,8 +73,8 @@ fn write_pools(folder: &Path, default: &[ModelServer], qwen: &[ModelServer]) -> 
     Ok(pools.display().to_string())
 }
 
-/// What an operator writes for a second pool: a cluster like the first with another service name,
-/// and routes.
+/// The configuration that an operator writes for a second pool: a cluster like the first with
+/// another service name, and routes.
 fn routes(config: &mut Value) {
     let clusters = config.pointer_mut("/static_resources/clusters").and_then(Value::as_array_mut).expect("clusters");
     for (name, pool) in [("qwen-pool", "qwen"), ("twin-of-qwen-pool", "qwen"), ("unknown-pool", "unknown")] {
@@ -152,7 +152,7 @@ async fn a_pool_follows_its_own_file_alone() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_route_of_a_pool_that_the_filter_does_not_have_reaches_nobody() -> Result<()> {
+async fn a_route_of_a_pool_that_the_filter_does_not_have_reaches_no_endpoint() -> Result<()> {
     let two = TwoPools::start(|builder| builder).await?;
     let reply = two.to("unknown", "hello?").await?;
     assert_eq!(reply.status, 503, "{}", reply.text());
@@ -162,7 +162,7 @@ async fn a_route_of_a_pool_that_the_filter_does_not_have_reaches_nobody() -> Res
 }
 
 #[tokio::test]
-async fn a_pool_that_the_daemon_does_not_have_is_told_and_harms_no_other() -> Result<()> {
+async fn a_pool_that_the_daemon_does_not_have_is_reported_and_harms_no_other() -> Result<()> {
     let pools = json!({"pools": [{"name": "default", "clusters": ["inference-pool"]}, {"name": "unknown", "clusters": ["unknown-pool"]}]});
     let mut two = TwoPools::start(|builder| builder.picker(pools).without_waiting()).await?;
     let served = || async { (two.to("default", "hello?").await.ok()?.status == 200).then_some(()) };
@@ -217,6 +217,6 @@ async fn two_proxies_hear_the_same_daemon() -> Result<()> {
 /// Two proxies with the same node id, as when none is set: at worst they learn of endpoints later;
 /// they never get wrong state.
 #[tokio::test]
-async fn two_proxies_of_one_name_hear_the_same_daemon() -> Result<()> {
+async fn two_proxies_of_one_name_share_one_daemon() -> Result<()> {
     two_proxies("switchpoint-standalone", 4).await
 }

@@ -169,7 +169,7 @@ async fn upgrades_and_connect_do_not_hang() -> Result<()> {
 }
 
 #[tokio::test]
-async fn reasons_are_told_only_with_leave() -> Result<()> {
+async fn reasons_are_given_only_if_allowed() -> Result<()> {
     let ask = || echo::get("/v1/models", &[("x-switchpoint-explain", "1")]);
     let stack = Stack::start(2).await?;
     assert_eq!(stack.send(ask()?).await?.header("x-switchpoint-decision"), "", "not by default");

@@ -85,7 +85,7 @@ async fn picked_first_after(stack: &Stack, index: usize) -> Result<String> {
 }
 
 #[tokio::test]
-async fn the_engines_own_503_comes_through_when_nobody_is_left() -> Result<()> {
+async fn the_engines_own_503_reaches_the_client_when_no_endpoint_is_left() -> Result<()> {
     let stack = Stack::start(2).await?;
     for server in &stack.servers {
         let fault = ServerFault { body: Some(r#"{"mine":true}"#.into()), retry_after: Some(7), ..ServerFault::new(FaultMode::Status) };

@@ -195,7 +195,7 @@ async fn what_one_proxy_placed_another_finds() -> Result<()> {
 }
 
 #[tokio::test]
-async fn load_told_from_outside_counts_once_and_expires_when_its_proxy_falls_silent() -> Result<()> {
+async fn load_of_another_proxy_counts_once_and_expires_when_the_proxy_is_silent() -> Result<()> {
     let config = tempfile::NamedTempFile::new()?;
     let mut stack = asked(&config)?.servers(2).concurrency(2).start().await?;
     let outsider = SimulatedPeer::join(&mut stack).await?;

@@ -248,7 +248,7 @@ async fn a_daemon_of_another_schema_is_not_listened_to() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_broken_stream_is_opened_anew_by_the_same_process() -> Result<()> {
+async fn a_broken_stream_is_opened_again_by_the_same_process() -> Result<()> {
     let scene = StateScene::open(2).await?;
     let load = LoadGenerator::start(scene.stack.address(), 2);
     for life in 8..12 {

@@ -108,7 +108,7 @@ async fn released_when_the_engine_breaks_off() -> Result<()> {
 }
 
 #[tokio::test]
-async fn released_when_nobody_answers() -> Result<()> {
+async fn released_when_no_endpoint_answers() -> Result<()> {
     let stack = Stack::start(2).await?;
     for server in &stack.servers {
         server.fault(ServerFault::new(FaultMode::Refuse)).await;

@@ -30,7 +30,7 @@ const T95: f64 = 1.761;
 const SLOPE_MB_PER_HOUR_MAX: f64 = 1.0;
 const CLIENTS: usize = 6;
 
-/// What the clients did and received.
+/// The requests and replies of the clients.
 #[derive(Debug, Default)]
 struct SoakCounts {
     /// Requests that can be picked for and that the client waits for.

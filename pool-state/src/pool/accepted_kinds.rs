@@ -1,10 +1,10 @@
-//! Which endpoints lately accepted a kind of request: a model, or a model with these client
+//! Records which endpoints lately accepted a kind of request: a model, or a model with these client
 //! credentials.
 //!
 //! A 404 or a 401 says that request and engine do not fit, but not which of them is wrong. It
 //! counts against an endpoint only where another one accepted the same kind a short while ago. So a
-//! client with a wrong model name or key ejects no endpoint. The same holds for a body that is not
-//! a reply of the API.
+//! client with a wrong model name or key ejects no endpoint. The same rule applies to a body that
+//! is not a reply of the API.
 
 use scheduler::EndpointRef;
 
@@ -33,7 +33,7 @@ struct AcceptedKind {
 // === impl AcceptedKinds ===
 
 impl AcceptedKinds {
-    /// The endpoint accepted a request of this kind.
+    /// Records that the endpoint accepted a request of this kind.
     pub(super) fn record(&mut self, kind: u64, endpoint: EndpointRef, now: Timestamp) {
         if let Some(row) = self.rows.iter_mut().find(|row| row.kind == kind) {
             if row.last.0 != endpoint {
@@ -50,7 +50,7 @@ impl AcceptedKinds {
         }
     }
 
-    /// Did an endpoint other than this one accept the kind lately?
+    /// Whether another endpoint accepted the kind lately.
     pub(super) fn accepted_elsewhere(&self, kind: u64, endpoint: EndpointRef, now: Timestamp) -> bool {
         let row = self.rows.iter().find(|row| row.kind == kind);
         let accepted = row.map(|row| [Some(row.last), row.before]).unwrap_or_default();

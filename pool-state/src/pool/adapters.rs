@@ -1,17 +1,17 @@
-//! Which LoRA adapters each endpoint has in GPU memory, estimated from the models of its past
+//! Estimates which LoRA adapters each endpoint has in GPU memory, from the models of its past
 //! requests.
 //!
 //! An engine reports the adapters in use, not those that it keeps loaded. Like an engine, a row
-//! here holds the most recently used models, and an adapter that no longer fits counts as evicted.
+//! keeps the most recently used models, and an adapter that no longer fits counts as evicted.
 //! Requests for the base model take a place in the row too. They are so frequent that the base
 //! model has a place at every endpoint, which favours none.
 //!
 //! Other workers and proxies learn the model of a request from a placement whose only block is a
 //! *model mark*: the constant [`MODEL_MARK`] in the upper 32 bits and 32 bits of the model name's
 //! hash below. So models travel the same way as prompts and need no message of their own. The
-//! constant tells a mark from the hash of a prompt block: one hash in 4 billion has the same upper
-//! half. A prompt of a single block with such a hash is taken for a model; then that block is not
-//! remembered and one place of a row is used in vain.
+//! constant distinguishes a mark from the hash of a prompt block: one hash in 4 billion has the
+//! same upper half. A prompt of a single block with such a hash counts as a model; then the prefix
+//! index does not get that block, and the row has one useless entry.
 
 use scheduler::{AdapterRoom, EndpointMetrics, name_hash};
 
@@ -109,7 +109,8 @@ mod tests {
     use super::*;
     use scheduler::LoraMetrics;
 
-    /// A pool with room for so many adapters at each endpoint, 0 for one that serves none.
+    /// A pool. `places` has the number of adapters that fit at each endpoint, 0 where none are
+    /// served.
     fn pool(places: &[u32]) -> (AdapterTable, Vec<EndpointMetrics>) {
         let lora = |max: u32| (max > 0).then(|| LoraMetrics { max, ..LoraMetrics::default() });
         let metrics = places.iter().map(|&max| EndpointMetrics { lora: lora(max), ..EndpointMetrics::default() }).collect();

@@ -10,7 +10,7 @@ use crate::usage::TokenUsage;
 /// cannot use up the labels with invalid names.
 pub const MODELS_MAX: usize = 100;
 
-/// The longest model name counted by name, in bytes; names of models are paths at worst.
+/// The longest model name that is counted separately, in bytes: enough for a file path.
 const MODEL_NAME_BYTES_MAX: usize = 256;
 
 /// The label of models without a label of their own.
@@ -34,18 +34,18 @@ pub struct CountHistogram {
 pub struct EndpointCounters {
     /// The endpoint.
     pub endpoint: EndpointRef,
-    /// Named first in a ranked list.
+    /// Decisions with this endpoint first in the ranked list.
     pub picked: u64,
-    /// Answered.
+    /// Requests that the endpoint answered.
     pub served: u64,
-    /// Refused or reset before a response.
+    /// Attempts that were refused or reset before a response.
     pub failed: u64,
 }
 
 /// The label of request counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelLabel {
-    /// Name of the model as the client gave it; `other` beyond [`MODELS_MAX`]; empty for opaque
+    /// The model name in the client's request; `other` beyond [`MODELS_MAX`]; empty for opaque
     /// requests.
     pub model: Box<str>,
     /// The model name that the engine got.
@@ -57,11 +57,11 @@ pub struct ModelLabel {
 /// Tokens of requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TokenCounters {
-    /// Of prompts, as reported by engines.
+    /// Prompt tokens, as reported by engines.
     pub prompt: u64,
-    /// Of outputs, as reported by engines; estimated where they report none.
+    /// Output tokens, as reported by engines; estimated where they report none.
     pub completion: u64,
-    /// Of prompts, cached by engines, as reported by them.
+    /// Prompt tokens that engines had cached, as reported by them.
     pub cached: u64,
 }
 
@@ -81,11 +81,11 @@ pub struct ModelCounters {
     pub ttft_ms: CountHistogram,
     /// Time per output token after the first, ms; streamed requests with known token counts.
     pub tpot_ms: CountHistogram,
-    /// Tokens of their prompts and outputs.
+    /// Tokens of the requests' prompts and outputs.
     pub tokens: TokenCounters,
-    /// Bodies received.
+    /// Bytes of request bodies.
     pub request_bytes: u64,
-    /// Bodies returned.
+    /// Bytes of response bodies.
     pub response_bytes: u64,
     /// How many of the requests are outstanding.
     pub running: u64,
@@ -93,12 +93,12 @@ pub struct ModelCounters {
     pub slo: [u64; 3],
 }
 
-/// A request that was sent on, and where it is counted.
+/// A forwarded request, and the row that counts it.
 #[derive(Debug)]
 pub struct CountedRequest {
     label: ModelLabel,
     bytes: u64,
-    /// Whether its label has a row. If not, it counts from its success on, or at its end as
+    /// Whether the label has a row. If not, the request is counted at its success, or at its end as
     /// `other`.
     named: bool,
 }
@@ -111,7 +111,7 @@ pub struct PoolCounters {
     dropped: Vec<(&'static str, u64)>,
     /// Estimated prompt tokens of all picks.
     pub prompt_tokens: u64,
-    /// How many of them the picked endpoint had cached, as estimated.
+    /// How many of `prompt_tokens` the picked endpoint had cached, as estimated.
     pub matched_tokens: u64,
 }
 
@@ -150,19 +150,19 @@ impl CountedRequest {
 // === impl PoolCounters ===
 
 impl PoolCounters {
-    /// By endpoint of the current snapshot.
+    /// The counters of each endpoint of the current snapshot.
     #[must_use]
     pub fn endpoints(&self) -> &[EndpointCounters] {
         &self.endpoints
     }
 
-    /// By model.
+    /// The counters of each label.
     #[must_use]
     pub fn models(&self) -> &[ModelCounters] {
         &self.models
     }
 
-    /// Requests we refused, by drop reason.
+    /// Requests that this proxy refused, by drop reason.
     #[must_use]
     pub fn dropped(&self) -> &[(&'static str, u64)] {
         &self.dropped
@@ -176,10 +176,10 @@ impl PoolCounters {
         }
     }
 
-    /// Counts a request for `model` that was sent to be served by `target_model`.
+    /// Counts a request for `model` that was forwarded with the name `target_model`.
     pub fn count_sent(&mut self, model: &str, target_model: &str, priority: i32, bytes: usize) -> CountedRequest {
         let label = ModelLabel { model: shortened(model), target_model: shortened(target_model), priority };
-        // Requests that name no model bring no name.
+        // A request without a model name needs no label of its own.
         let named = model.is_empty() || self.models.iter().any(|m| m.label == label);
         let counted = CountedRequest { label, bytes: bytes as u64, named };
         if named {
@@ -188,7 +188,7 @@ impl PoolCounters {
         counted
     }
 
-    /// It is answered with a success.
+    /// Counts the success (2xx) of a request.
     pub fn count_success(&mut self, counted: &mut CountedRequest) {
         if !counted.named {
             counted.named = true;
@@ -196,7 +196,7 @@ impl PoolCounters {
         }
     }
 
-    /// Counts its end. Returns the row for further counts.
+    /// Counts the end of a request. Returns the row for further counts.
     pub fn count_ended(&mut self, counted: &CountedRequest) -> &mut ModelCounters {
         if !counted.named {
             self.begin(counted);
@@ -214,8 +214,8 @@ impl PoolCounters {
         row.request_bytes += counted.bytes;
     }
 
-    /// A request with an SLO is shed. Its model gets no label of its own, because no endpoint
-    /// answered for it.
+    /// Counts a request with an SLO that was shed. Its model gets no label of its own, because no
+    /// endpoint confirmed that the model exists.
     #[cold]
     pub fn count_shed(&mut self, model: &str, target_model: &str, priority: i32) {
         let known = self.models.iter().any(|row| *row.label.model == *model && *row.label.target_model == *target_model);
@@ -257,7 +257,7 @@ impl PoolCounters {
     }
 
     /// The row of the label, if it exists or there is room for it; else the row of `other`.
-    #[inline(never)] // called from many places, and the module must be small
+    #[inline(never)] // called from many places; inlining would enlarge the wasm module
     fn row(&mut self, label: Option<&ModelLabel>) -> &mut ModelCounters {
         let known = self.models.iter().position(|m| Some(&m.label) == label);
         let position = known.unwrap_or_else(|| {
@@ -331,14 +331,14 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_told_apart_by_their_status() {
+    fn errors_are_counted_by_status() {
         let mut counters = ModelCounters::default();
         [503, 400, 503].into_iter().for_each(|status| counters.error(status));
         assert_eq!(counters.errors, [(503, 2), (400, 1)]);
     }
 
     #[test]
-    fn targets_and_priorities_are_told_apart() {
+    fn targets_and_priorities_are_counted_separately() {
         let mut counters = PoolCounters::default();
         for (target, priority) in [("a", 0), ("b", 0), ("a", -1), ("a", 0)] {
             let mut counted = counters.count_sent("m", target, priority, 1);

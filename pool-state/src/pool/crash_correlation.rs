@@ -22,7 +22,7 @@ const REMEMBERED_MS: u64 = 60_000;
 /// minute, engines are dying, and no prompt is the reason.
 const LOST_MAX: usize = 64;
 
-/// Connections lost to one engine within so many ms were lost together.
+/// Connections that one engine lost within this many ms were lost together.
 const TOGETHER_MS: u64 = 100;
 
 /// Engines that a prompt must have cost their connection.
@@ -50,7 +50,8 @@ pub(super) fn mark(prompt: u64) -> u64 {
     MARK | (prompt & !MARK_MASK)
 }
 
-/// Whether it is the mark of a prompt that cost an engine its connection, not the hash of a block.
+/// Whether a block of a placement is the mark of a prompt that cost an engine its connection, not
+/// the hash of a block.
 pub(super) fn is_mark(block: u64) -> bool {
     block & MARK_MASK == MARK
 }
@@ -58,7 +59,8 @@ pub(super) fn is_mark(block: u64) -> bool {
 // === impl CrashCorrelator ===
 
 impl CrashCorrelator {
-    /// The connection to `endpoint` was lost over the prompt of this mark.
+    /// Records that the connection to `endpoint` was lost during a request with the prompt of this
+    /// mark.
     pub(super) fn record(&mut self, mark: u64, endpoint: EndpointRef, now: Timestamp) {
         if self.lost.len() >= LOST_MAX {
             self.lost.pop_front();
@@ -66,14 +68,15 @@ impl CrashCorrelator {
         self.lost.push_back(LostConnection { mark, endpoint, at: now });
     }
 
-    /// The prompt of this hash was served: it crashes no engine.
+    /// Forgets the lost connections of a prompt that was served: it crashes no engine.
     pub(super) fn forget(&mut self, prompt: u64) {
         if !self.lost.is_empty() {
             self.lost.retain(|lost| lost.mark != mark(prompt));
         }
     }
 
-    /// Did the prompt of this hash cost engines their connection that other prompts do well with?
+    /// Whether the prompt of this hash cost the connection of enough engines that serve other
+    /// prompts successfully.
     pub(super) fn is_crashing(&self, prompt: u64, health: &EndpointHealthTable, now: Timestamp) -> bool {
         if self.lost.is_empty() {
             return false;

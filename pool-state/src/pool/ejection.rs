@@ -2,40 +2,40 @@
 //! for the same failure.
 //!
 //! [`super::health`] decides when. The first ejection lasts [`BASE_MS`], each further one without a
-//! success in between twice as long, up to [`MAX_MS`]; each is shortened at random by up to
+//! success in between lasts twice as long, up to [`MAX_MS`]. Each is shortened at random by up to
 //! [`JITTER`], so that proxies do not all come back at once. After that, one request at a time is a
-//! probe: while it runs, at most [`PROBE_MS`], other requests avoid the endpoint. A success ends
+//! probe: while it runs, at most [`PROBE_MS`], other requests avoid the endpoint. A success clears
 //! the record. At most half of the ready endpoints are ejected, the worst first: when more fail,
-//! failing is no longer a reason to prefer the others.
+//! the others are no better choice.
 //!
-//! A record carries the moment it is from, and the later of two records wins. So the workers of a
-//! process can exchange records in any order and as often as they like, and agree. A success is
-//! sent as a record without failures.
+//! A record has a timestamp, and the later of two records wins. So the workers of a process can
+//! exchange records in any order and any number of times, and agree. A success is sent as a record
+//! without failures.
 //!
-//! Records of other proxies come over two clocks and a network: such a record is later than a local
-//! one only by at least [`OUTSIDE_SLACK_MS`]. It is marked, and the VM that reports for a process
-//! leaves it out, so that nothing goes in circles. Other proxies may be hostile: their record
-//! ejects for at most [`MAX_MS`], and then for [`OUTSIDE_REST_MS`] only local failures eject; it
-//! ends no ejection for a local failure; and of the half that may be ejected, local ones come
-//! first.
+//! Records of other proxies have another clock and cross a network: such a record counts as later
+//! than a local one only if it is later by at least [`OUTSIDE_SLACK_MS`]. It is marked, and the VM
+//! that reports for a process leaves it out, so that no record circulates. Other proxies may be
+//! hostile. Their record ejects for at most [`MAX_MS`], and for [`OUTSIDE_REST_MS`] after that only
+//! local failures eject. Their record does not end an ejection for a local failure. When more than
+//! half would be ejected, local ejections come first.
 
 use scheduler::sort::sort_by;
 use scheduler::{EndpointRef, Readiness, Snapshot};
 
 use scheduler::Timestamp;
 
-/// First ejection, in ms: longer than a process takes to restart its listener, and so short that a
-/// third of the pool is hardly missed meanwhile.
+/// First ejection, in ms: longer than a process takes to restart its listener, and short enough
+/// that the rest of the pool carries the load if a third of it is ejected.
 const BASE_MS: u64 = 1_000;
 
-/// Longest ejection, in ms: how late at most a mended endpoint is tried again.
+/// Longest ejection, in ms: the longest time until a recovered endpoint is tried again.
 const MAX_MS: u64 = 5_000;
 
-/// By which part of itself an ejection may be shorter, by chance.
+/// The largest random reduction of an ejection, as a fraction of its length.
 const JITTER: f32 = 0.2;
 
 /// The largest difference between the moments at which workers send a probe, in ms: many times the
-/// time until a worker reads of another's probe.
+/// time until a worker reads about another worker's probe.
 const STAGGER_MS: u64 = 200;
 
 /// How long a probe keeps other requests away, in ms: a reply that takes longer does not delay the
@@ -56,7 +56,7 @@ const OUTSIDE_SLACK_MS: u64 = 100;
 /// attempt.
 const OUTSIDE_REST_MS: u64 = 10_000;
 
-/// Which endpoints failed lately.
+/// The endpoints that failed lately.
 #[derive(Debug, Default)]
 pub struct Ejections {
     /// Only endpoints that failed, and those that answered again a moment ago: at most one row for
@@ -72,16 +72,16 @@ pub struct Ejections {
 pub struct Ejection {
     /// When this became known.
     pub at: Timestamp,
-    /// Ejections without a success in between; 0 when it succeeded.
+    /// Ejections without a success in between; 0 after a success.
     pub failures: u32,
-    /// Until when it is left out.
+    /// When the ejection ends.
     pub until: Timestamp,
     /// The endpoint.
     pub endpoint: EndpointRef,
     /// Whether another proxy reported it.
     pub outside: bool,
-    /// Whether its answers were the reason, so that only a better answer clears the record.
-    /// Otherwise connections were, and any answer does.
+    /// Whether the endpoint's answers were the reason, so that only a good answer clears the
+    /// record. Otherwise lost or refused connections were the reason, and any answer clears it.
     pub by_answers: bool,
 }
 
@@ -103,7 +103,8 @@ impl Ejections {
     /// Ejects an endpoint because of its answers, or of its connections. `chance` is from 0 to 1.
     /// Returns whether that is news.
     pub fn eject(&mut self, endpoint: EndpointRef, by_answers: bool, chance: f32, now: Timestamp) -> bool {
-        // Failures of requests that were already in flight are not news while it is ejected.
+        // While the endpoint is ejected, failures of requests that were already in flight are not
+        // news.
         if self.row(endpoint).is_some_and(|row| row.until > now) {
             return false;
         }
@@ -122,24 +123,24 @@ impl Ejections {
         self.put(Ejection { at: now, failures, until, endpoint, outside: false, by_answers });
     }
 
-    /// A request is about to go there. Returns whether it is a probe: the endpoint was ejected and
-    /// its time is over. Other requests avoid the endpoint until the probe ends.
+    /// Records that a request goes to the endpoint. Returns whether it is a probe: the endpoint was
+    /// ejected and the ejection has ended. Other requests avoid the endpoint until the probe ends.
     pub fn is_probe(&mut self, endpoint: EndpointRef, now: Timestamp) -> bool {
         let Some(row) = self.row(endpoint).filter(|row| row.failures > 0 && self.end(row) <= now) else { return false };
         self.put(Ejection { at: now, until: now.plus_ms(PROBE_MS), outside: false, ..row });
         true
     }
 
-    /// A probe ended without a verdict: the next request may be a probe. `sent` is when it was
-    /// sent: later knowledge of the endpoint stays.
+    /// Records that a probe, sent at `sent`, ended without a verdict: the next request may be a
+    /// probe. Does nothing if the record has changed since `sent`.
     pub fn probe_again(&mut self, endpoint: EndpointRef, sent: Timestamp, now: Timestamp) {
         if let Some(row) = self.row(endpoint).filter(|row| row.failures > 0 && row.at == sent) {
             self.put(Ejection { at: now, until: now, outside: false, ..row });
         }
     }
 
-    /// A request that was sent there at `sent` got an answer, or succeeded. Returns whether that is
-    /// news: a request from before the ejection proves nothing.
+    /// Records that a request sent at `sent` got an answer, and with `well` that it succeeded.
+    /// Returns whether that is news: a request from before the ejection proves nothing.
     pub fn record_answer(&mut self, endpoint: EndpointRef, well: bool, sent: Timestamp, now: Timestamp) -> bool {
         let clears = |row: &Ejection| row.failures > 0 && (well || !row.by_answers) && sent >= row.at;
         if !self.row(endpoint).as_ref().is_some_and(clears) {
@@ -182,7 +183,7 @@ impl Ejections {
             Some(known) if told.outside && known.outweighs(told, now) => return false,
             Some(known) if *known >= told || (told.outside && told.at <= known.at.plus_ms(OUTSIDE_SLACK_MS)) => return false,
             Some(known) => *known = told,
-            // Nothing was known against it, or its success was published long ago.
+            // No failure is known, or the success was published long ago.
             None if told.is_over(now) => return false,
             None => self.rows.push(told),
         }
@@ -195,7 +196,7 @@ impl Ejections {
         &self.rows
     }
 
-    /// It left the pool.
+    /// Removes the record of an endpoint that left the pool.
     pub fn forget(&mut self, endpoint: EndpointRef) {
         self.rows.retain(|r| r.endpoint != endpoint);
     }
@@ -223,7 +224,7 @@ impl Ejections {
 // === impl Ejection ===
 
 impl Ejection {
-    /// The record of another proxy, limited to what a proxy can have seen.
+    /// Limits the record of another proxy to possible values.
     fn bounded(self, now: Timestamp) -> Self {
         Self { at: self.at.min(now), until: self.until.min(now.plus_ms(MAX_MS)), ..self }
     }
@@ -231,7 +232,7 @@ impl Ejection {
     /// Whether this record wins against any record of another proxy.
     fn outweighs(&self, told: Self, now: Timestamp) -> bool {
         match (self.failures > 0, told.failures > 0) {
-            // An ejection for what was seen here is ended by an answer here, or by time.
+            // Only a local answer, or time, ends an ejection for a local failure.
             (true, false) => !self.outside && self.until > now,
             (true, true) => self.outside && now < self.until.plus_ms(OUTSIDE_REST_MS),
             (false, true) => !self.outside && now.ms_since(self.at) < OUTSIDE_REST_MS,
@@ -382,7 +383,7 @@ mod tests {
         assert!(ejected(&ejections, &pool(1), at(10_001)).is_empty(), "never the last one");
     }
 
-    /// As two workers of one process do.
+    /// Exchanges records as two workers of one process do.
     fn tell(from: &Ejections, to: &mut Ejections, now: Timestamp) -> usize {
         from.rows().iter().filter(|row| to.learn(**row, now)).count()
     }
@@ -404,7 +405,7 @@ mod tests {
         assert!(ejected(&two, &pool, at(7 + 1_000)).is_empty(), "for the shortest time: it had done well");
         assert!(two.is_probe(id(1), at(7 + 1_000)));
         assert_eq!(tell(&two, &mut one, at(7 + 1_000)), 1);
-        assert!(!one.is_probe(id(1), at(7 + 1_001)), "another worker's probe is under way");
+        assert!(!one.is_probe(id(1), at(7 + 1_001)), "another worker's probe is in flight");
     }
 
     #[test]
@@ -436,7 +437,7 @@ mod tests {
 
     /// A hostile peer repeats its record, for half of the pool and for the longest time that fits.
     #[test]
-    fn another_proxys_word_ejects_for_seconds_and_not_at_once_again() {
+    fn another_proxys_record_ejects_for_seconds_and_not_again_at_once() {
         let (mut ejections, pool) = (Ejections::default(), pool(4));
         let lie = |slot, ms: u64| Ejection {
             at: at(ms),
@@ -456,7 +457,7 @@ mod tests {
                 let spell = &mut out[usize::from(slot)];
                 *spell = if ejected.contains(&slot) { *spell + 100 } else { 0 };
                 longest = longest.max(*spell);
-                // An endpoint that is not ejected gets requests, and serves them.
+                // Without an ejection the endpoint gets requests and serves them.
                 if *spell == 0 {
                     succeed(&mut ejections, slot, ms);
                 }
@@ -492,10 +493,10 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever each of three workers sees and in whatever order they exchange records: once
-        /// all have sent all, they agree.
+        /// Three workers record any failures and exchange records in any order. After a complete
+        /// exchange they agree.
         #[test]
-        fn workers_that_told_each_other_agree(events in prop::collection::vec((0..3_usize, 0..4_u16, 0..4_u8, 0..3_usize), 0..60)) {
+        fn workers_that_exchanged_records_agree(events in prop::collection::vec((0..3_usize, 0..4_u16, 0..4_u8, 0..3_usize), 0..60)) {
             let mut workers = [Ejections::default(), Ejections::default(), Ejections::default()];
             let mut ms = 0;
             for (worker, slot, what, listener) in events {

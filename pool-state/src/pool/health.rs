@@ -15,7 +15,7 @@
 //! still cost: [`EndpointHealthTable::excess_failures`] is the excess failure rate that the
 //! scheduler charges.
 //!
-//! Each VM counts what it sees itself; ejections are shared ([`super::ejection`]).
+//! Each VM counts the answers that it gets itself; ejections are shared ([`super::ejection`]).
 
 use scheduler::{ENDPOINTS_MAX, EndpointRef};
 
@@ -28,7 +28,7 @@ const STREAK: u32 = 5;
 /// be caused by its request.
 const LOST_STREAK: u32 = 2;
 
-/// An answer within so many ms shows that the endpoint is alive.
+/// An answer within this many ms shows that the endpoint is alive.
 pub(super) const FRESH_MS: u64 = 1_000;
 
 /// The window of an endpoint's failure rate, ms: long enough for some answers at one request a
@@ -41,10 +41,10 @@ const RATE_FAILURES: f32 = 5.0;
 /// Successes added to the answers of an endpoint, so that one or two failures make no rate.
 const PRIOR_ANSWERS: f32 = 10.0;
 
-/// What one VM saw of every endpoint.
+/// The answers of every endpoint to one VM.
 #[derive(Debug, Default)]
 pub(super) struct EndpointHealthTable {
-    /// By slot.
+    /// Rows by slot.
     rows: Vec<EndpointHealth>,
     /// When the last failure was seen. Without one in the window, rates need not be compared.
     failed_at: Option<Timestamp>,
@@ -55,12 +55,12 @@ pub(super) struct EndpointHealthTable {
 /// How a request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestFailure {
-    /// No connection, or no answer in time.
+    /// The connection failed, or no answer came in time.
     Refused,
     /// The connection was lost, or the proxy tried the next endpoint for an unknown reason. The
-    /// prompt's hash.
+    /// value is the hash of the prompt.
     Lost(u64),
-    /// An answer that counts against the endpoint.
+    /// The answer counts against the endpoint.
     Answer,
 }
 
@@ -69,15 +69,15 @@ struct EndpointHealth {
     endpoint: Option<EndpointRef>,
     /// Failures since the last success.
     streak: u32,
-    /// Lost connections since the last answer of any kind, each of another prompt.
+    /// Lost connections since the last answer of any kind, each with a different prompt.
     lost: u32,
     lost_prompt: u64,
-    /// When a prompt last succeeded, and the last one before it of another hash.
+    /// The last two successes of prompts with different hashes, with their times.
     succeeded: [Option<(u64, Timestamp)>; 2],
     window: AnswerWindow,
 }
 
-/// Answers of the present half of the window and of the one before.
+/// Answers of the current half of the window and of the one before.
 #[derive(Clone, Copy, Debug, Default)]
 struct AnswerWindow {
     half: u64,
@@ -145,18 +145,18 @@ impl EndpointHealthTable {
         }
     }
 
-    /// When it last answered; `None` when it never did here.
+    /// When the endpoint last answered this VM; `None` for never.
     pub(super) fn answered_at(&self, endpoint: EndpointRef) -> Option<Timestamp> {
         self.known(endpoint)?;
         self.answered.get(usize::from(endpoint.slot.0)).filter(|at| **at > 0).map(|at| Timestamp(*at))
     }
 
-    /// When each endpoint last answered, in numbers that grow, by slot; 0: never.
+    /// When each endpoint last answered, in ns, by slot; 0: never.
     pub(super) fn last_answers(&self) -> &[u64] {
         &self.answered
     }
 
-    /// Whether it succeeded with another prompt since that moment.
+    /// Whether the endpoint succeeded with another prompt after `since`.
     pub(super) fn succeeded_with_another(&self, endpoint: EndpointRef, prompt: u64, since: Timestamp) -> bool {
         let succeeded = self.known(endpoint).map_or([None; 2], |row| row.succeeded);
         succeeded.iter().flatten().any(|&(other, at)| other != prompt && at >= since)
@@ -183,13 +183,13 @@ impl EndpointHealthTable {
         own.bad >= RATE_FAILURES && own.failure_rate() >= 0.5 && self.others_succeed(endpoint, now)
     }
 
-    /// Do requests succeed at other endpoints, and fail there at most half as often?
+    /// Whether requests succeed at other endpoints and fail there at most half as often.
     fn others_succeed(&self, endpoint: EndpointRef, now: Timestamp) -> bool {
         let (own, rest) = (self.answers(endpoint, now), self.others_answers(endpoint, now));
         rest.good > 0.0 && rest.failure_rate() <= own.failure_rate() / 2.0
     }
 
-    /// Do most of the other endpoints that answered lately fail as well?
+    /// Whether most of the other endpoints that answered lately fail as well.
     fn most_others_fail(&self, endpoint: EndpointRef, now: Timestamp) -> bool {
         let others = self.rows.iter().filter(|row| row.endpoint.is_some_and(|other| other != endpoint));
         let (mut seen, mut failing) = (0, 0);
@@ -215,7 +215,7 @@ impl EndpointHealthTable {
         self.rows.get(usize::from(endpoint.slot.0)).filter(|row| row.endpoint == Some(endpoint))
     }
 
-    /// Its row; a new one where another endpoint, or another generation of this one, had it.
+    /// The row of an endpoint. If another generation had the slot, the row starts empty.
     fn row(&mut self, endpoint: EndpointRef) -> Option<&mut EndpointHealth> {
         let slot = usize::from(endpoint.slot.0);
         if slot >= ENDPOINTS_MAX {
@@ -235,7 +235,7 @@ impl EndpointHealthTable {
         Some(row)
     }
 
-    /// It left the pool.
+    /// Removes the row of an endpoint that left the pool.
     pub(super) fn forget(&mut self, endpoint: EndpointRef) {
         let slot = usize::from(endpoint.slot.0);
         if let Some(row) = self.rows.get_mut(slot).filter(|row| row.endpoint == Some(endpoint)) {
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wave_of_bad_prompts_ejects_nobody() {
+    fn a_wave_of_bad_prompts_ejects_no_endpoint() {
         let mut health = fine(4);
         for n in 0..400 {
             assert!(!health.record_failure(id(n % 4), RequestFailure::Answer, at(20_000 + u64::from(n))), "{n}");

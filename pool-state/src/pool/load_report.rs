@@ -1,10 +1,10 @@
 //! The load report: what one VM, or all other proxies together, have outstanding in a pool, and the
 //! failures they know. [`proto::load_report`] has its bytes.
 //!
-//! A report is absolute, so the next one repairs a missed one. It names its VM and its moment, so
-//! that readers know the writer and whether it still runs. It costs time for what changed only: the
-//! writer changes its bytes in place, an endpoint keeps its place, and the reader compares the
-//! bytes with those it read last. Correctness depends on none of this, only cost does.
+//! A report is absolute, so the next one repairs a missed one. It has the id of its VM and a
+//! timestamp, so that readers know the writer and whether it still runs. Its cost depends only on
+//! the changes: the writer changes the bytes in place, an endpoint keeps its place, and the reader
+//! compares the bytes with those of its last reading. Correctness does not depend on this.
 
 use proto::load_report::{
     FailureEntry, LOAD_BYTES, LoadReportHead, LoadReportLayout, append_failure, append_slos, decode_failure, decode_load, decode_slos,
@@ -18,7 +18,7 @@ use super::ejection::Ejection;
 /// Empty loads that a report may carry before it is rebuilt: 2 KB, too little to matter.
 const EMPTY_LOADS_MAX: usize = 64;
 
-/// Loads compared at once, as most are the same.
+/// Loads compared in one step, because most are unchanged.
 const AT_ONCE: usize = 8;
 
 /// The report that a VM writes.
@@ -154,7 +154,7 @@ impl PeerLoadReport {
         self.layout.slos > 0
     }
 
-    /// Adds its loads, if they count.
+    /// Adds the loads of the report to `others`, if they count.
     pub(super) fn add_to(&self, others: &mut PeerLoads) {
         if self.counts {
             self.each_load(|endpoint, load| others.add(endpoint, load));
@@ -162,7 +162,7 @@ impl PeerLoadReport {
         }
     }
 
-    /// Adds its SLOs, if it counts.
+    /// Adds the SLOs of the report to `others`, if its load counts.
     pub(super) fn add_slos_to(&self, others: &mut PeerLoads) {
         if self.counts {
             let slos = self.layout.slos(&self.bytes).iter().filter_map(decode_slos);
@@ -184,12 +184,11 @@ impl PeerLoadReport {
         }
     }
 
-    /// Subtracts what is not in `next` and adds what was not in this one.
+    /// Subtracts the loads that are not in `next` and adds those that are only in `next`.
     fn apply_difference(&self, next: &Self, others: &mut PeerLoads) {
         let (old, new) = (self.load_bytes(), next.load_bytes());
         let common = old.len().min(new.len());
-        // Most of the time of reading other reports is spent here, and most entries have not
-        // changed.
+        // Reading reports takes most of its time here, and most entries have not changed.
         for (was, is) in old.chunks(AT_ONCE).zip(new.chunks(AT_ONCE)) {
             if was.iter().zip(is).fold(0, |all, (was, is)| all | difference(was, is)) == 0 {
                 continue;
@@ -340,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_says_what_is_outstanding_and_who_failed() {
+    fn a_report_has_outstanding_load_and_failures() {
         let (mut ledger, mut own, mut peer, mut others) =
             (InFlight::default(), OwnLoadReport::default(), PeerLoadReport::default(), started());
         let mut ticket = ledger.admit(at(3, 1), 500);
@@ -365,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lowest_slos_of_those_that_count_are_told() {
+    fn the_lowest_slos_of_counted_reports_are_reported() {
         let (mut others, mut one, mut two) = (started(), PeerLoadReport::default(), PeerLoadReport::default());
         let row = |ttft, tpot| {
             let mut own = OwnLoadReport::default();
@@ -385,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn slos_are_put_together_anew_when_they_change_or_the_row_begins_or_ceases_to_count() {
+    fn slos_are_computed_again_when_they_change_or_the_report_starts_or_stops_to_count() {
         let (mut others, mut peer) = (started(), PeerLoadReport::default());
         let row = |requests, ttft_slo_us, failures: &[Ejection]| {
             let mut own = OwnLoadReport::default();
@@ -559,7 +558,7 @@ mod tests {
         assert!(own.is_idle());
     }
 
-    /// One VM as another sees it.
+    /// A VM's report, and the copy that another VM reads.
     #[derive(Default)]
     struct ReportVm {
         ledger: InFlight,
@@ -591,8 +590,8 @@ mod tests {
     }
 
     proptest! {
-        /// However reports change, are missed or garbled: the counts are exactly those of the last
-        /// read reports, as if read for the first time.
+        /// Reports change, get lost or are garbled in any order. The counts are always exactly
+        /// those of the last read reports, as if read for the first time.
         #[test]
         fn differences_add_up_to_the_row(steps in prop::collection::vec((0..2_usize, step()), 0..80)) {
             let mut others = started();

@@ -1,10 +1,11 @@
-//! What a pick finds about every endpoint, and which of them got prompts that were cached nowhere.
+//! The data that a pick looks up for every endpoint, and the endpoints that got prompts cached
+//! nowhere.
 
 use scheduler::EndpointIndex;
 use scheduler::prefix::MatchLength;
 
-/// What the last pick found, parallel to the snapshot's endpoints. The columns keep their memory
-/// from pick to pick.
+/// The results of the last pick's lookups, parallel to the snapshot's endpoints. The columns keep
+/// their memory from pick to pick.
 #[derive(Debug, Default)]
 pub(super) struct EndpointLookups {
     /// How many hashes of the prompt the endpoint has cached, and how many blocks they cover.
@@ -19,8 +20,8 @@ pub(super) struct EndpointLookups {
 }
 
 /// When each endpoint last got a prompt that was cached nowhere, as a count of such picks, parallel
-/// to the snapshot's endpoints; 0 is never. Each worker has its own counts: to spread such prompts
-/// over the endpoints it is enough that each worker spreads its own.
+/// to the snapshot's endpoints; 0 is never. Each worker has its own counts: if each worker spreads
+/// its own such prompts over the endpoints, all are spread.
 #[derive(Debug, Default)]
 pub(super) struct ColdPicks {
     last: Vec<u64>,
@@ -30,7 +31,7 @@ pub(super) struct ColdPicks {
 // === impl EndpointLookups ===
 
 impl EndpointLookups {
-    /// What this endpoint has cached of the prompt.
+    /// The part of the prompt that this endpoint has cached.
     pub(super) fn known(&self, endpoint: EndpointIndex) -> MatchLength {
         self.known.get(endpoint.get()).copied().unwrap_or_default()
     }
@@ -49,7 +50,7 @@ impl EndpointLookups {
 // === impl ColdPicks ===
 
 impl ColdPicks {
-    /// The last such pick of each endpoint.
+    /// The last pick of each endpoint for a prompt that was cached nowhere.
     pub(super) fn last(&self) -> &[u64] {
         &self.last
     }

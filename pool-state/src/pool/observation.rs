@@ -1,11 +1,11 @@
-//! What a finished request says about its endpoint: the conditions at the pick, the prediction, and
-//! the measured times.
+//! Observations of finished requests: the conditions at the pick, the prediction, and the measured
+//! times.
 //!
 //! ```text
 //!  pick: a RequestWatch, with the conditions of the ranked list ── served endpoint ── first token
 //!    ── gaps ── end: an EncodedObservation
 //! ```
-//! A VM keeps the newest of them until its host takes them
+//! A VM keeps the newest observations until its host takes them
 //! ([`super::ManagedPool::take_observations`]); their bytes ([`proto::observation`]) go to the
 //! daemon, which learns from them. Nothing is observed until the daemon has sent its first models.
 
@@ -24,8 +24,7 @@ pub(super) struct ObservationQueue {
     before: u64,
 }
 
-/// Uncached prompt tokens by the engine's report, where it reports how many were cached: the
-/// estimated prompt minus the share that was cached.
+/// Uncached prompt tokens: the estimated prompt minus the share that the engine reports as cached.
 #[must_use]
 pub(super) fn uncached_tokens(conditions: &Conditions, usage: &TokenUsage) -> f32 {
     match (usage.cached_tokens, usage.prompt_tokens) {
@@ -51,7 +50,7 @@ impl ObservationQueue {
         self.rows.push_back(observed);
     }
 
-    /// All of them, and the number of the first; numbers start at 0.
+    /// Takes all observations, and the number of the first; numbers start at 0.
     pub(super) fn take(&mut self) -> (u64, VecDeque<EncodedObservation>) {
         let first = self.before;
         self.before += self.rows.len() as u64;

@@ -1,8 +1,8 @@
-//! Picks and records the pick; and what the pick holds in the ledger until the exchange ends.
+//! Picks and records the pick, and tracks its ledger entries until the exchange ends.
 //!
-//! Several endpoints may work on one request. The served endpoint holds a ticket to the end. Those
-//! of earlier stages (encode, prefill) hold theirs until the served endpoint answers, because by
-//! then its sidecar has their results.
+//! Several endpoints may work on one request. The served endpoint has a ticket in the ledger until
+//! the end. Endpoints of earlier stages (encode, prefill) have theirs until the served endpoint
+//! answers, because by then its sidecar has their results.
 
 use scheduler::in_flight::{EndpointLoad, InFlightTicket};
 use scheduler::prefix::{CacheEstimate, MatchLength};
@@ -27,7 +27,7 @@ pub struct RecordedPick {
     /// The endpoints to try with their addresses, best first. Another endpoint may serve behind an
     /// address (a data-parallel rank): the named endpoint is charged.
     pub ranked: Vec<(EndpointRef, Box<str>)>,
-    /// Its entries in the ledger.
+    /// The entries of the pick in the ledger.
     pub hold: LedgerHold,
     /// Address of the prefill endpoint.
     pub prefill: Option<Box<str>>,
@@ -39,7 +39,7 @@ pub struct RecordedPick {
     pub tokens: Vec<SessionTokenHeader>,
     /// Expected time of the first endpoint to the first token and to the end, ms.
     pub expected_ms: (f32, f32),
-    /// Whether the second endpoint ever answered here.
+    /// Whether the second endpoint of the list ever answered this VM.
     pub second_answered: bool,
 }
 
@@ -48,8 +48,8 @@ pub struct RecordedPick {
 pub struct LedgerHold {
     serving: InFlightTicket,
     stages: Vec<InFlightTicket>,
-    /// What the prefill endpoint had cached of the prompt, as estimated; `None` where the reply
-    /// says nothing about that endpoint.
+    /// The estimate of the prompt's blocks that the prefill endpoint had cached; `None` where the
+    /// reply has no information about that endpoint.
     cache_estimate: Option<CacheEstimate>,
     /// The measurement of the request; `None` when it is not measured.
     pub(super) watch: Option<Box<RequestTiming>>,
@@ -63,11 +63,11 @@ pub struct LedgerHold {
 pub struct SessionTokenHeader {
     /// The header.
     pub header: Box<str>,
-    /// Its value for each entry of the ranked list, should that endpoint serve.
+    /// The value for each entry of the ranked list, used if that endpoint serves.
     pub values: Vec<String>,
 }
 
-/// Sees each decision of [`ManagedPool::pick`]: to record it, or to explain it. `()` does neither.
+/// Receives each decision of [`ManagedPool::pick`], to record or to explain it. `()` does neither.
 pub trait DecisionObserver {
     /// Called before the decision, with its inputs.
     fn before(&mut self, snapshot: &Snapshot, request: &Request<'_>, local: LocalState<'_>, rng: &Rng);
@@ -228,7 +228,7 @@ impl ManagedPool {
         })
     }
 
-    /// Another endpoint of the ranked list served: load and placement move to it.
+    /// Moves load and placement to `to`, another endpoint of the ranked list, which served.
     pub fn move_pick(&mut self, held: &mut LedgerHold, to: EndpointRef, blocks: &[u64]) {
         self.in_flight.transfer(&mut held.serving, to);
         held.watch = held.watch.take().and_then(|mut watch| watch.move_to(to).then_some(watch));
@@ -241,8 +241,7 @@ impl ManagedPool {
         held.cache_estimate = self.knows(to).then(|| self.place_unmatched(to, blocks)).filter(|_| had_estimate);
     }
 
-    /// The endpoint that was sent the prompt of these hashes never worked on it: forgets its
-    /// placement.
+    /// Removes the placement of a prompt that its endpoint never worked on.
     pub fn undo_placement(&mut self, held: &mut LedgerHold, hashes: &[u64]) {
         if let Some(cache_estimate) = held.cache_estimate.take() {
             self.prefixes.undo(&cache_estimate, hashes);
@@ -260,7 +259,7 @@ impl ManagedPool {
         }
     }
 
-    /// The serving endpoint answered: earlier stages are done.
+    /// Releases the tickets of earlier stages, because the serving endpoint answered.
     pub fn finish_earlier_stages(&mut self, held: &mut LedgerHold) {
         for ticket in held.stages.drain(..) {
             self.in_flight.release(ticket);
@@ -268,7 +267,7 @@ impl ManagedPool {
         }
     }
 
-    /// The first token is out.
+    /// Records the first token.
     pub fn record_first_token(&mut self, held: &mut LedgerHold, prompt_tokens: u32, now: Timestamp) {
         self.observe_first_token(held, now);
         self.in_flight.first_token(&mut held.serving, prompt_tokens);
@@ -291,7 +290,7 @@ impl ManagedPool {
         self.in_flight.tokens_took(&held.serving, ms);
     }
 
-    /// The request has ended.
+    /// Releases the ledger entries of a request that has ended.
     pub fn release(&mut self, mut held: LedgerHold, now: Timestamp) {
         self.finish_earlier_stages(&mut held);
         if let Some((probe, sent)) = held.probe {
@@ -301,8 +300,8 @@ impl ManagedPool {
         self.sharing.changes += 1;
     }
 
-    /// The SLOs that count for the request at its serving endpoint, computed before the request
-    /// itself counts there; none for a request without an SLO.
+    /// The SLOs that count for the request at its serving endpoint, computed before the load of the
+    /// request counts there; none for a request without an SLO.
     fn tracked_slo(&self, request: &Request<'_>, route: &Route, now: Timestamp) -> TrackedSlo {
         let Some(state) = self.state.as_ref().filter(|_| request.slo.any()) else { return TrackedSlo::default() };
         let local = LocalState {
@@ -381,7 +380,7 @@ impl PublishedState {
     }
 }
 
-/// A count as an f32, which has seven digits: times are not known any better.
+/// Converts a count to f32, whose seven digits are enough for estimated times.
 #[expect(clippy::cast_precision_loss, reason = "said above")]
 fn narrow(count: u32) -> f32 {
     count as f32

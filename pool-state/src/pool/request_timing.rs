@@ -30,9 +30,9 @@ pub struct RequestTiming {
     picked_at: Timestamp,
     /// The ranked list.
     candidates: Vec<(EndpointRef, Conditions)>,
-    /// The prediction for the first of them.
+    /// The prediction for the first endpoint of the ranked list.
     predicted: Option<Prediction>,
-    /// The position of the endpoint that serves, as far as is known.
+    /// The position of the endpoint that serves; the first until a retry is known.
     serving: usize,
     service_ms: Option<f32>,
     tokens: u32,
@@ -44,20 +44,20 @@ pub struct RequestTiming {
 /// How a request ended.
 #[derive(Debug)]
 pub struct RequestEnding<'u> {
-    /// In what way.
+    /// How the request ended.
     pub ended: RequestEnd,
     /// Pick to first token, ms.
     pub ttft_ms: Option<f32>,
     /// Time for each token after the first, ms.
     pub tpot_ms: Option<f32>,
-    /// Its token counts.
+    /// The token counts of the request.
     pub usage: &'u TokenUsage,
 }
 
 // === impl RequestTiming ===
 
 impl RequestTiming {
-    /// `to` serves, not the first of the list.
+    /// Records that `to` serves, not the first endpoint of the list.
     pub(super) fn move_to(&mut self, to: EndpointRef) -> bool {
         let position = self.candidates.iter().position(|(endpoint, _)| *endpoint == to);
         self.serving = position.unwrap_or(0);
@@ -134,8 +134,8 @@ impl ManagedPool {
         }))
     }
 
-    /// The first token arrived. Measures its prefill, if the endpoint had no prompts of other VMs
-    /// meanwhile, whose first tokens are not seen here.
+    /// Records the first token. Measures the prefill, unless the endpoint had prompts of other VMs
+    /// meanwhile, whose first tokens this VM does not see.
     pub(super) fn observe_first_token(&mut self, held: &mut LedgerHold, now: Timestamp) {
         let Some(watch) = &mut held.watch else { return };
         let Some(endpoint) = watch.endpoint() else { return };
@@ -151,8 +151,8 @@ impl ManagedPool {
         }
     }
 
-    /// The output grew. Measures a gap now and then, while no request at the endpoint waits for its
-    /// first token.
+    /// Records that the output grew. Measures some of the gaps, while no request at the endpoint
+    /// waits for its first token.
     pub(super) fn observe_tokens(&self, held: &mut LedgerHold, tokens: u32, now: Timestamp) {
         let Some(watch) = &mut held.watch else { return };
         watch.tokens = watch.tokens.saturating_add(tokens);

@@ -1,5 +1,5 @@
-//! What a pool shares with the other workers and proxies that pick from it: load reports, failures
-//! and placements. The host transports them.
+//! The state that a pool shares with the other workers and proxies that pick from it: load reports,
+//! failures and placements. The host transports them.
 
 use std::collections::VecDeque;
 
@@ -9,21 +9,21 @@ use scheduler::in_flight::EndpointLoad;
 use super::{Ejection, LoadReportHead, ManagedPool, OwnLoadReport, PeerLoadReport, adapters, crash_correlation};
 use scheduler::Timestamp;
 
-/// The most hashes in placements that wait to be published. A host takes them after each pick; one
-/// that does not loses the oldest, which is counted.
+/// The most hashes in placements that wait to be published. A host takes them after each pick;
+/// otherwise the oldest are dropped and counted.
 const QUEUED_BLOCKS_MAX: usize = 4 * scheduler::prefix::BLOCKS_MAX;
 
-/// What this VM has to publish, and whether it misses what others publish.
+/// The changes that this VM has to publish, and whether placements of other proxies are missing.
 #[derive(Debug, Default)]
 pub(super) struct PeerSharing {
     /// See [`ManagedPool::changes`].
     pub(super) changes: u64,
     pub(super) placements: PlacementQueue,
-    /// Other proxies pick too, and their placements do not arrive here.
+    /// Whether other proxies pick too and their placements do not arrive here.
     pub(super) peers_unreachable: bool,
 }
 
-/// An endpoint was sent a prompt of these blocks, or something else that others remember of it.
+/// A prompt that an endpoint was sent, or a mark that other VMs keep for the endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
     /// The endpoint.
@@ -33,7 +33,7 @@ pub struct Placement {
     /// the endpoint its connection (`pool/crash_correlation.rs`). The upper half of a mark is a
     /// constant that says which of them it is.
     pub blocks: Box<[u64]>,
-    /// How many of them, from the first, the endpoint had cached before, as estimated.
+    /// How many of the blocks, from the first, the endpoint had cached before, as estimated.
     pub known: u32,
 }
 
@@ -44,7 +44,7 @@ pub(super) struct PlacementQueue {
     enabled: bool,
     placements: VecDeque<Placement>,
     blocks: usize,
-    /// How many were dropped for newer ones.
+    /// The number of placements that were dropped for newer ones.
     dropped: u64,
 }
 
@@ -75,8 +75,8 @@ impl ManagedPool {
         row.count(counts, self.in_flight.others_mut())
     }
 
-    /// From now on a pick of this process stands for one pick of each of `proxies` other proxies
-    /// until it is `delay_us` old: see [`scheduler::in_flight::PeerLoads`].
+    /// Makes each pick of this process stand for one pick of each of `proxies` other proxies until
+    /// it is `delay_us` old: see [`scheduler::in_flight::PeerLoads`].
     pub fn estimate_peer_picks(&mut self, proxies: u32, delay_us: u64, now: Timestamp) {
         self.in_flight.others_mut().stand_for(proxies, delay_us, now.us_since(Timestamp(0)));
     }
@@ -103,7 +103,7 @@ impl ManagedPool {
         loads.into_iter().for_each(|(endpoint, load)| others.add(endpoint, load));
     }
 
-    /// Takes over what another worker knows about the failures of an endpoint.
+    /// Applies another worker's record of an endpoint's failures.
     pub fn learn_ejection(&mut self, ejection: Ejection, now: Timestamp) {
         if self.knows(ejection.endpoint) && self.failures.ejections.learn(ejection, now) {
             self.sharing.changes += 1;

@@ -1,4 +1,4 @@
-//! How many tokens a byte of prompt text has, learned from the usage that engines report.
+//! The number of tokens for each byte of prompt text, learned from the usage that engines report.
 //!
 //! There is no tokenizer here. One estimate serves a pool, because its models are mostly variants
 //! of one; models with another tokenizer in the same pool are estimated as inexactly as before.
@@ -36,15 +36,15 @@ impl Default for TokenRate {
 }
 
 impl TokenRate {
-    /// A prompt of this many bytes, all of them text, had the tokens in `usage`. 0 bytes: it had
-    /// other parts, which teach nothing.
+    /// Learns from a prompt of this many bytes of text that had the tokens in `usage`. 0 bytes
+    /// means that the prompt had other parts; then nothing is learned.
     pub(super) fn learn(&mut self, bytes: u32, usage: &TokenUsage) {
         let Some(tokens @ 1..) = usage.prompt_tokens.filter(|_| bytes >= LEARNED_BYTES_MIN) else { return };
         let said = (f64::from(tokens) / f64::from(bytes)).clamp(self.0 / OUTLIER, self.0 * OUTLIER);
         self.0 = (self.0 + STEP * (said - self.0)).clamp(SLOWEST, FASTEST);
     }
 
-    /// Tokens of so many bytes.
+    /// The tokens of this many bytes.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -55,7 +55,7 @@ impl TokenRate {
         (bytes as f64 * self.0) as u32
     }
 
-    /// Tokens of a block that by the first estimate has so many: at least 1.
+    /// The tokens of a block that has `block_tokens` by the first estimate: at least 1.
     pub(super) fn block_tokens(self, block_tokens: u32) -> u32 {
         let bytes = usize::try_from(block_tokens).unwrap_or(usize::MAX).saturating_mul(BYTES_PER_TOKEN);
         self.tokens(bytes).max(1)

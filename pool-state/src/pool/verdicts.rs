@@ -1,4 +1,4 @@
-//! What an answer, or a missing answer, means for the endpoint that got the request.
+//! Applies the verdict on an answer, or on a missing answer, to the endpoint that got the request.
 
 use scheduler::EndpointRef;
 
@@ -7,7 +7,7 @@ use super::{LedgerHold, ManagedPool, crash_correlation};
 use crate::verdict::Verdict;
 use scheduler::Timestamp;
 
-/// The properties of a request that its answer is judged by.
+/// The properties of a request that the verdict on its answer depends on.
 #[derive(Clone, Copy, Debug)]
 pub struct SentRequest {
     /// API and model of the request, as a hash: every endpoint that has the model serves requests
@@ -26,12 +26,12 @@ pub struct SentRequest {
 // === impl SentRequest ===
 
 impl SentRequest {
-    /// The kind, of this client alone.
+    /// The kind of this client's requests.
     fn client(&self) -> u64 {
         self.kind ^ self.credentials.rotate_left(1)
     }
 
-    /// What was refused: this client, or the model for any client.
+    /// The kind that was refused: the requests of this client, or the model for all clients.
     fn refused(&self) -> u64 {
         if matches!(self.status, 401 | 403) { self.client() } else { self.kind }
     }
@@ -40,7 +40,7 @@ impl SentRequest {
 // === impl ManagedPool ===
 
 impl ManagedPool {
-    /// An attempt got no answer.
+    /// Records an attempt without an answer.
     pub fn record_unanswered(&mut self, endpoint: EndpointRef, held: &mut LedgerHold, failure: RequestFailure, now: Timestamp) {
         // Requests in flight outlive their endpoint; a row for an endpoint that is gone would never
         // be removed.
@@ -50,7 +50,7 @@ impl ManagedPool {
         }
     }
 
-    /// The connection was lost over the prompt of this hash after it was sent.
+    /// Records that the connection was lost after the prompt of this hash was sent.
     pub fn record_lost_connection(&mut self, endpoint: EndpointRef, prompt: u64, now: Timestamp) {
         if prompt != 0 && self.knows(endpoint) {
             let mark = crash_correlation::mark(prompt);
@@ -59,12 +59,13 @@ impl ManagedPool {
         }
     }
 
-    /// Did the endpoint answer anything within the last second?
+    /// Whether the endpoint answered anything within the last second.
     pub fn is_alive(&self, endpoint: EndpointRef, now: Timestamp) -> bool {
         self.failures.health.answered_at(endpoint).is_some_and(|at| now.ms_since(at) <= health::FRESH_MS)
     }
 
-    /// An endpoint answered a request that was sent to it at `sent`. The answer is judged later.
+    /// Records that an endpoint answered a request that was sent to it at `sent`. The verdict
+    /// follows later.
     pub fn record_answer(&mut self, endpoint: EndpointRef, sent: Timestamp, now: Timestamp) {
         if self.knows(endpoint) {
             self.failures.health.record_answer(endpoint, now);
@@ -73,7 +74,7 @@ impl ManagedPool {
         self.counters.count_served(endpoint);
     }
 
-    /// The answer of an endpoint means this, by the table of [`crate::verdict`].
+    /// Applies the verdict on an endpoint's answer, by the table of [`crate::verdict`].
     pub fn apply_verdict(&mut self, endpoint: EndpointRef, verdict: Verdict, sent: &SentRequest, held: &mut LedgerHold, now: Timestamp) {
         if !self.knows(endpoint) {
             return;
@@ -94,7 +95,7 @@ impl ManagedPool {
         }
     }
 
-    /// The endpoint serves a request that was sent at `sent` well.
+    /// Records that the endpoint serves a request sent at `sent` successfully.
     pub fn record_success(&mut self, endpoint: EndpointRef, sent: Timestamp, held: &mut LedgerHold, now: Timestamp) {
         if self.failures.ejections.record_answer(endpoint, true, sent, now) {
             self.failures.health.reset(endpoint);
@@ -103,7 +104,7 @@ impl ManagedPool {
         held.probe = held.probe.filter(|(probe, _)| *probe != endpoint);
     }
 
-    /// Is the request a probe of an endpoint that was ejected?
+    /// Whether the request is a probe of an endpoint that was ejected.
     pub fn is_probe(held: &LedgerHold) -> bool {
         held.probe.is_some()
     }

@@ -8,13 +8,13 @@ pub struct ProxyMessage {
 pub mod proxy_message {
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
     pub enum Message {
-        /// First, once.
+        /// The first message, sent once.
         #[prost(message, tag = "1")]
         Hello(super::Hello),
-        /// After each Pool update.
+        /// After each pool update.
         #[prost(message, tag = "2")]
         Ack(super::Ack),
-        /// Every second or so.
+        /// About once a second.
         #[prost(message, tag = "3")]
         Report(super::Report),
         /// Every few ms while there is traffic and the daemon said that there are other proxies.
@@ -34,19 +34,20 @@ pub struct DaemonMessage {
 pub mod daemon_message {
     #[derive(Clone, PartialEq, ::prost::Oneof)]
     pub enum Message {
-        /// First, once.
+        /// The first message, sent once.
         #[prost(message, tag = "1")]
         Welcome(super::Welcome),
-        /// Whole state of a pool without its metrics. Replaces the one before.
+        /// The complete state of a pool without its metrics. Replaces the previous one.
         #[prost(message, tag = "2")]
         PoolUpdate(super::PoolUpdate),
-        /// Metrics of a pool's endpoints. Replaces the ones before. Sent at least every METRICS_INTERVAL_MAX even when nothing changed: it is the heartbeat.
+        /// Metrics of a pool's endpoints. Replaces the previous ones. Sent at least every
+        /// METRICS_INTERVAL_MAX_MS even without a change, as the heartbeat.
         #[prost(message, tag = "3")]
         Metrics(super::Metrics),
         /// Every few ms while other proxies of the pool report changes, and when their number changes.
         #[prost(message, tag = "4")]
         PeerLoad(super::PeerLoad),
-        /// What was learned of a pool. Replaces the one before; a pool update does not change it.
+        /// The learned models of a pool. Replaces the previous ones; a pool update does not change them.
         #[prost(message, tag = "40")]
         LearnedModels(super::LearnedModels),
     }
@@ -66,7 +67,7 @@ pub struct Hello {
     /// Envoy's node id: the same for its EDS streams.
     #[prost(string, tag = "2")]
     pub node_id: ::prost::alloc::string::String,
-    /// Random, once for each Envoy process: a hot restart runs two with one node id.
+    /// Random for each Envoy process, because a hot restart runs two processes with one node id.
     #[prost(fixed64, tag = "3")]
     pub process_id: u64,
     #[prost(string, repeated, tag = "4")]
@@ -79,7 +80,8 @@ pub struct Welcome {
     /// For display: the daemon's release.
     #[prost(string, tag = "2")]
     pub release: ::prost::alloc::string::String,
-    /// Requested pools that this daemon is not configured with: no pool update of them will come.
+    /// Requested pools that this daemon is not configured with: the proxy gets no pool update for
+    /// them.
     #[prost(string, repeated, tag = "3")]
     pub unknown_pools: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
@@ -89,10 +91,11 @@ pub struct Ack {
     pub pool: ::prost::alloc::string::String,
     #[prost(message, optional, tag = "2")]
     pub version: ::core::option::Option<Version>,
-    /// Why it was refused whole; empty when it is in force.
+    /// Why the pool update was refused; empty when it is in force.
     #[prost(string, tag = "3")]
     pub refused: ::prost::alloc::string::String,
-    /// Set when it was refused because this newer version is in force there: the daemon then numbers this proxy's pool updates above it.
+    /// Set when the pool update was refused because the proxy has this newer version: the daemon then
+    /// numbers this proxy's pool updates above it.
     #[prost(message, optional, tag = "4")]
     pub held: ::core::option::Option<Version>,
 }
@@ -115,10 +118,10 @@ pub struct PoolUpdate {
     /// Metrics not refreshed for this long count as unknown.
     #[prost(uint32, tag = "6")]
     pub staleness_max_ms: u32,
-    /// What is configured about requests; absent: nothing.
+    /// Objectives, models and rewrites; absent if there are none.
     #[prost(message, optional, tag = "8")]
     pub objects: ::core::option::Option<Objects>,
-    /// Which models endpoints say they serve, each set once.
+    /// The sets of models that endpoints name, each set once.
     #[prost(message, repeated, tag = "65")]
     pub model_sets: ::prost::alloc::vec::Vec<ModelSet>,
 }
@@ -139,7 +142,8 @@ pub struct Endpoint {
     pub labels: ::prost::alloc::vec::Vec<Label>,
     #[prost(uint64, tag = "7")]
     pub age_ms: u64,
-    /// 1 for the first of the pool update's model sets; 0: it says nothing, and may be asked for any.
+    /// The number of the endpoint's set in model_sets, from 1; 0 if the endpoint names no models and
+    /// may serve any.
     #[prost(uint32, tag = "65")]
     pub model_set: u32,
 }
@@ -163,14 +167,14 @@ pub struct Pipeline {
     pub plugins: ::prost::alloc::vec::Vec<Plugin>,
     #[prost(message, repeated, tag = "2")]
     pub profiles: ::prost::alloc::vec::Vec<Profile>,
-    /// Names of plugins; empty where the default serves.
+    /// Names of plugins; empty for the default.
     #[prost(string, tag = "3")]
     pub profile_handler: ::prost::alloc::string::String,
     #[prost(string, tag = "4")]
     pub saturation_detector: ::prost::alloc::string::String,
     #[prost(uint32, tag = "5")]
     pub ranked_max: u32,
-    /// Latency is predicted: SLOs count.
+    /// Whether latency is predicted, so that SLOs count.
     #[prost(bool, tag = "50")]
     pub latency_prediction: bool,
 }
@@ -233,18 +237,18 @@ pub struct ParameterMap {
     #[prost(message, repeated, tag = "1")]
     pub entries: ::prost::alloc::vec::Vec<Parameter>,
 }
-/// Oldest first: of two that claim the same the first counts.
+/// Oldest first: the first of two conflicting objects counts.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Objects {
     #[prost(message, repeated, tag = "1")]
     pub objectives: ::prost::alloc::vec::Vec<Objective>,
-    /// With any of them, a model that is none of them is unknown.
+    /// If there are any, every other model is unknown.
     #[prost(message, repeated, tag = "2")]
     pub models: ::prost::alloc::vec::Vec<Model>,
     /// Rules of all rewrites, in order.
     #[prost(message, repeated, tag = "3")]
     pub rewrites: ::prost::alloc::vec::Vec<Rewrite>,
-    /// A model that no object names is unknown.
+    /// Whether a model that no object names is unknown.
     #[prost(bool, tag = "4")]
     pub strict_models: bool,
 }
@@ -266,7 +270,7 @@ pub struct Model {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Rewrite {
-    /// The models it is for; empty: all.
+    /// The models that the rule matches; empty matches all.
     #[prost(string, repeated, tag = "1")]
     pub models: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(message, repeated, tag = "2")]
@@ -288,16 +292,18 @@ pub struct Metrics {
     /// Grows with every message of a term.
     #[prost(uint64, tag = "3")]
     pub sequence: u64,
-    /// One for each number that engines report: METRICS in scheduler/src/metrics.rs has their names. A reader ignores names it does not know.
+    /// One for each number that engines report: METRICS in scheduler/src/metrics.rs has their names. A
+    /// reader ignores names that it does not know.
     #[prost(message, repeated, tag = "11")]
     pub columns: ::prost::alloc::vec::Vec<MetricColumn>,
     #[prost(message, repeated, tag = "9")]
     pub lora: ::prost::alloc::vec::Vec<Lora>,
-    /// One column for each number that configuration has read besides, keys sorted and each once.
+    /// One column for each number that the configuration adds, sorted by key, each key once.
     #[prost(message, repeated, tag = "10")]
     pub attributes: ::prost::alloc::vec::Vec<Attribute>,
 }
-/// A number of every endpoint, parallel to the endpoints of `pool_update`; NaN is unknown. Whole numbers are exact up to 2^24.
+/// A number of every endpoint, parallel to the endpoints of `pool_update`; NaN is unknown. Whole
+/// numbers are exact up to 2^24.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct MetricColumn {
     #[prost(string, tag = "1")]
@@ -305,7 +311,7 @@ pub struct MetricColumn {
     #[prost(float, repeated, tag = "2")]
     pub values: ::prost::alloc::vec::Vec<f32>,
 }
-/// A number of every endpoint by a key of the configuration's; NaN is unknown.
+/// A number of every endpoint, by a key of the configuration; NaN is unknown.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Attribute {
     #[prost(string, tag = "1")]
@@ -313,7 +319,7 @@ pub struct Attribute {
     #[prost(float, repeated, tag = "2")]
     pub values: ::prost::alloc::vec::Vec<f32>,
 }
-/// Adapters of the endpoint at `index`; endpoints without are left out.
+/// Adapters of the endpoint at `index`; endpoints without adapters are left out.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Lora {
     #[prost(uint32, tag = "1")]
@@ -325,10 +331,12 @@ pub struct Lora {
     #[prost(uint32, tag = "4")]
     pub max: u32,
 }
-/// What the VMs of a process counted. Everything is cumulative since the VM started, so a lost report loses nothing.
+/// The counters of a process's VMs. All values are cumulative since the VM started, so a lost
+/// report loses nothing.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Report {
-    /// One serialized VmCounters for each VM and pool; the leader passes on what the others wrote.
+    /// One serialized VmCounters for each VM and pool; the leader forwards the bytes that the other
+    /// VMs wrote.
     #[prost(bytes = "vec", repeated, tag = "1")]
     pub counters: ::prost::alloc::vec::Vec<::prost::alloc::vec::Vec<u8>>,
 }
@@ -336,7 +344,7 @@ pub struct Report {
 pub struct VmCounters {
     #[prost(string, tag = "1")]
     pub pool: ::prost::alloc::string::String,
-    /// Random, once for each VM.
+    /// Random for each VM.
     #[prost(fixed64, tag = "2")]
     pub vm_id: u64,
     #[prost(message, repeated, tag = "3")]
@@ -355,7 +363,8 @@ pub struct VmCounters {
     /// The version in force in this VM.
     #[prost(message, optional, tag = "9")]
     pub version: ::core::option::Option<Version>,
-    /// Estimated prompt tokens of all picks, and how many of them the picked endpoint had cached, as estimated.
+    /// Estimated prompt tokens of all picks, and how many of them the picked endpoint had cached, as
+    /// estimated.
     #[prost(uint64, tag = "10")]
     pub prompt_tokens: u64,
     #[prost(uint64, tag = "11")]
@@ -363,7 +372,8 @@ pub struct VmCounters {
     /// Placements that were never published, because too many waited.
     #[prost(uint64, tag = "12")]
     pub placements_dropped: u64,
-    /// Requests with an SLO that run now (not cumulative), for the debug page: JSON of exchange::record::running.
+    /// Requests with an SLO that run now (not cumulative), for the debug page: JSON of
+    /// exchange::record::running.
     #[prost(string, tag = "13")]
     pub running: ::prost::alloc::string::String,
 }
@@ -373,13 +383,13 @@ pub struct EndpointCounters {
     pub slot: u32,
     #[prost(uint32, tag = "2")]
     pub generation: u32,
-    /// Named first in a ranked list.
+    /// Decisions with this endpoint first in the ranked list.
     #[prost(uint64, tag = "3")]
     pub picked: u64,
-    /// Answered.
+    /// Requests that the endpoint answered.
     #[prost(uint64, tag = "4")]
     pub served: u64,
-    /// Refused or reset before a response.
+    /// Attempts that were refused or reset before a response.
     #[prost(uint64, tag = "5")]
     pub failed: u64,
     /// Outstanding now (not cumulative).
@@ -389,10 +399,10 @@ pub struct EndpointCounters {
     pub prefill_tokens: u64,
     #[prost(uint64, tag = "8")]
     pub decode_tokens: u64,
-    /// Prompts whose first token has not come yet.
+    /// Prompts without a first token yet.
     #[prost(uint64, tag = "9")]
     pub prompts: u64,
-    /// Requests with an SLO.
+    /// Requests with an SLO that are outstanding now.
     #[prost(uint64, tag = "10")]
     pub tracked: u64,
 }
@@ -404,7 +414,7 @@ pub struct ModelCounters {
     pub target_model: ::prost::alloc::string::String,
     #[prost(uint64, tag = "3")]
     pub requests: u64,
-    /// By HTTP status of the reply.
+    /// Error replies, by HTTP status.
     #[prost(message, repeated, tag = "4")]
     pub errors: ::prost::alloc::vec::Vec<Count>,
     #[prost(message, optional, tag = "5")]
@@ -448,22 +458,27 @@ pub struct Histogram {
     #[prost(double, tag = "2")]
     pub sum: f64,
 }
-/// What all VMs of a process together have outstanding in a pool, and their placements since the last of these messages.
+/// The outstanding load of all VMs of a process in a pool, and their placements since the previous
+/// message of this kind.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct LoadReport {
     #[prost(string, tag = "1")]
     pub pool: ::prost::alloc::string::String,
-    /// A load report as src/load_report.rs writes it, absolute: it replaces the one before and counts for SHARE_EXPIRY_MS. Empty: the one before stays.
+    /// A load report as src/load_report.rs writes it. It is absolute: it replaces the previous one and
+    /// counts for SHARE_EXPIRY_MS. Empty if the previous one stays in force.
     #[prost(bytes = "vec", tag = "2")]
     pub row: ::prost::alloc::vec::Vec<u8>,
-    /// Placements new since the last message, as src/placements.rs writes them. Hashes keyed by the deployment's secret, never a prompt.
+    /// Placements since the previous message, as src/placements.rs writes them: hashes keyed by the
+    /// deployment's secret, never a prompt.
     #[prost(bytes = "vec", tag = "57")]
     pub placements: ::prost::alloc::vec::Vec<u8>,
-    /// The time of the oldest change in it, by a clock that only the sender reads: it comes back in PeerLoad. 0: none.
+    /// The time of the oldest change in the report, by a clock that only the sender reads; PeerLoad
+    /// returns it. 0 for none.
     #[prost(fixed64, tag = "55")]
     pub stamp: u64,
 }
-/// What the other proxies of a pool have outstanding, all together, and their placements. Counts for SHARE_EXPIRY_MS.
+/// The outstanding load of all other proxies of a pool together, and their placements. Counts for
+/// SHARE_EXPIRY_MS.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PeerLoad {
     #[prost(string, tag = "1")]
@@ -477,7 +492,8 @@ pub struct PeerLoad {
     /// As in LoadReport.
     #[prost(bytes = "vec", tag = "57")]
     pub placements: ::prost::alloc::vec::Vec<u8>,
-    /// The stamp of the newest LoadReport received from this proxy: the others have received that report now.
+    /// The stamp of the newest LoadReport received from this proxy: the other proxies have received
+    /// that report now.
     #[prost(fixed64, tag = "55")]
     pub stamp: u64,
     /// Other proxies that have reported lately.
@@ -491,25 +507,28 @@ pub struct Observations {
     pub pool: ::prost::alloc::string::String,
     #[prost(fixed64, tag = "2")]
     pub vm_id: u64,
-    /// The number of the first row: each VM counts its rows from 0. Numbers between two messages were lost; numbers that come again are repeated.
+    /// The number of the first row; each VM counts its rows from 0. Missing numbers between two
+    /// messages are lost rows; a number that was received before is a repetition.
     #[prost(uint64, tag = "3")]
     pub first: u64,
     /// Observations as src/observation.rs writes them, at most OBSERVATIONS_MAX.
     #[prost(bytes = "vec", tag = "4")]
     pub rows: ::prost::alloc::vec::Vec<u8>,
 }
-/// What was learned of a pool; each number is checked before any is used. A proxy that has it sends Observations.
+/// The learned models of a pool. The receiver checks each number before it uses any. A proxy that
+/// has models sends Observations.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct LearnedModels {
     #[prost(string, tag = "1")]
     pub pool: ::prost::alloc::string::String,
-    /// Of the same count as the pool updates', which it does not depend on.
+    /// The version of the models, from the same sequence as those of pool updates but independent of
+    /// them.
     #[prost(message, optional, tag = "2")]
     pub version: ::core::option::Option<Version>,
     /// As scheduler::latency::step::StepModel::words writes it.
     #[prost(fixed32, repeated, tag = "3")]
     pub step: ::prost::alloc::vec::Vec<u32>,
-    /// As scheduler::latency::LatencyModel::words writes it; none: nothing is predicted.
+    /// As scheduler::latency::LatencyModel::words writes it; empty if nothing is predicted.
     #[prost(fixed32, repeated, tag = "4")]
     pub latency: ::prost::alloc::vec::Vec<u32>,
 }

@@ -4,8 +4,8 @@ use scheduler::Timestamp;
 
 use crate::words::{self, WORD};
 
-/// How many digests a [`CrashRecord`] has: each stands for a lost VM, and a daemon that sends so
-/// many different messages of that kind has another problem.
+/// The most digests of a [`CrashRecord`]. Each stands for a lost VM; more are not expected, because
+/// a daemon rarely sends many different messages that crash VMs.
 pub const CRASH_DIGESTS_MAX: usize = 8;
 
 /// The lease: epoch, holder, expiry.
@@ -41,13 +41,13 @@ pub struct CrashRecord {
 // === impl LeaseValue ===
 
 impl LeaseValue {
-    /// The lease in these bytes; `None` when they are none.
+    /// Decodes a lease; `None` when the bytes are invalid.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         words::read(bytes).map(|[epoch, holder, until]| Self { epoch, holder, until: Timestamp(until) })
     }
 
-    /// Its bytes.
+    /// Encodes the lease.
     #[must_use]
     pub fn to_bytes(self) -> Vec<u8> {
         words::write(&[self.epoch, self.holder, self.until.0], &[])
@@ -57,13 +57,13 @@ impl LeaseValue {
 // === impl DecodingMark ===
 
 impl DecodingMark {
-    /// The mark in these bytes; `None` when they are none.
+    /// Decodes a mark; `None` when the bytes are invalid or empty.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         words::read(bytes).map(|[vm, digest]| Self { vm, digest })
     }
 
-    /// Its bytes.
+    /// Encodes the mark.
     #[must_use]
     pub fn to_bytes(self) -> Vec<u8> {
         words::write(&[self.vm, self.digest], &[])
@@ -73,7 +73,7 @@ impl DecodingMark {
 // === impl CrashRecord ===
 
 impl CrashRecord {
-    /// The record in these bytes; one without losses where there is none. Digests beyond
+    /// Decodes a record; invalid bytes give one without losses. Digests beyond
     /// [`CRASH_DIGESTS_MAX`] are ignored.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Self {
@@ -82,7 +82,7 @@ impl CrashRecord {
         Self { lost_at: Timestamp(lost_at), digests: words.take(CRASH_DIGESTS_MAX).collect() }
     }
 
-    /// Its bytes.
+    /// Encodes the record.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         let words: Vec<u64> = std::iter::once(self.lost_at.0).chain(self.digests.iter().copied()).collect();

@@ -13,11 +13,11 @@ use crate::words::{self, WORD, pair, unpair};
 /// Bytes of the head of a segment.
 pub const SEGMENT_HEAD_BYTES: usize = 2 * WORD;
 
-/// The most blocks of a placement in a ring: a longer prompt has several.
+/// The most blocks of a placement in a ring; a longer prompt has several placements.
 pub const RECORD_BLOCKS_MAX: usize = 1_000;
 
-/// Observations in a segment: 3 to 4 KB, which its VM writes again at the end of each request
-/// (about 1 µs, when no request waits).
+/// Observations in a segment: 3 to 4 KB. Its VM rewrites the segment at the end of each request,
+/// which takes about 1 µs and delays no request.
 pub const OBSERVATION_SEGMENT_ROWS: u64 = 32;
 
 /// Bits of a [`RingPosition`] for the number of bytes written in its segment.
@@ -26,19 +26,19 @@ const BYTES_BITS: u32 = 16;
 /// The head of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentHead {
-    /// The VM that wrote it.
+    /// The VM that wrote the segment.
     pub vm: u64,
-    /// Which segment it is: in the ring of placements the segment's own number, in the ring of
-    /// observations the number of its first observation.
+    /// The number of the segment in the ring of placements; the number of the first observation in
+    /// the ring of observations.
     pub number: u64,
 }
 
-/// How far a ring of placements is written: the newest segment, and how many bytes it has.
+/// The end of a ring of placements: the newest segment, and how many bytes it has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RingPosition {
     /// Grows by one with each segment begun; 0 is before the first.
     pub segment: u64,
-    /// Bytes in it.
+    /// Bytes in the segment.
     pub bytes: u32,
 }
 
@@ -47,9 +47,9 @@ pub struct RingPosition {
 pub struct PlacementEntry<'s> {
     /// The endpoint that got the blocks.
     pub endpoint: EndpointRef,
-    /// Its block hashes, as words.
+    /// The block hashes of the prompt, as words.
     pub blocks: &'s [[u8; WORD]],
-    /// How many of them, from the first, the endpoint had cached before, as estimated.
+    /// How many of the blocks, from the first, the endpoint had cached before, as estimated.
     pub known: u32,
 }
 
@@ -72,13 +72,14 @@ impl SegmentHead {
 // === impl RingPosition ===
 
 impl RingPosition {
-    /// As one word: 16 bits for the bytes of a segment, the rest for segments, which never run out.
+    /// Encodes the position as one word: 16 bits for the bytes of a segment, the rest for the
+    /// segment's number, which never overflows.
     #[must_use]
     pub fn to_word(self) -> u64 {
         u64::from(self.bytes) | self.segment << BYTES_BITS
     }
 
-    /// The position in a word; any word is one.
+    /// Decodes a position; every word is valid.
     #[must_use]
     pub fn of_word(word: u64) -> Self {
         let segment = word >> BYTES_BITS;
@@ -89,7 +90,7 @@ impl RingPosition {
 // === impl PlacementEntry ===
 
 impl<'s> PlacementEntry<'s> {
-    /// Bytes of a placement of so many blocks.
+    /// Bytes of a placement with this many blocks.
     #[must_use]
     pub fn bytes(blocks: usize) -> usize {
         blocks.saturating_add(2).saturating_mul(WORD)
@@ -102,7 +103,7 @@ impl<'s> PlacementEntry<'s> {
         words::append(segment, blocks);
     }
 
-    /// The first placement, and the entries behind it; `None` when there is no whole and valid one.
+    /// The first placement, and the entries behind it; `None` when it is incomplete or invalid.
     #[must_use]
     pub fn split(entries: &'s [u8]) -> Option<(Self, &'s [u8])> {
         let ([at, counts], rest) = words::split(entries)?;

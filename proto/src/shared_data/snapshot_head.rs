@@ -18,9 +18,9 @@ pub struct SnapshotHead {
     pub epoch: u64,
     /// The version of the pool update.
     pub version: Version,
-    /// The sequence of the metrics; 0 is none for this pool update.
+    /// The sequence of the metrics; 0 means no metrics for this pool update.
     pub metrics_sequence: u64,
-    /// The side of each: bit 0 for the pool update, bit 1 for the metrics.
+    /// The current side of the pool update (bit 0) and of the metrics (bit 1).
     sides: u64,
 }
 
@@ -30,24 +30,24 @@ pub struct SnapshotHead {
 pub struct MessageStamp {
     /// Epoch of the leader that wrote it.
     pub epoch: u64,
-    /// The version of the pool update that it is, or that its metrics belong to.
+    /// The version of the pool update, or of the pool update that the metrics belong to.
     pub version: Version,
-    /// The sequence of its metrics; 0 for a pool update.
+    /// The sequence of the metrics; 0 for a pool update.
     pub metrics_sequence: u64,
-    /// When the leader received it.
+    /// When the leader received the message.
     pub received: Timestamp,
 }
 
 // === impl SnapshotHead ===
 
 impl SnapshotHead {
-    /// The head after a pool update on the other side. It has no metrics yet.
+    /// The next head, with a new pool update on the other side and no metrics yet.
     #[must_use]
     pub fn with_pool_update(self, epoch: u64, version: Version) -> Self {
         Self { epoch, version, metrics_sequence: 0, sides: self.sides ^ POOL_UPDATE_SIDE }
     }
 
-    /// The head after metrics on the other side.
+    /// The next head, with new metrics on the other side.
     #[must_use]
     pub fn with_metrics(self, epoch: u64, metrics_sequence: u64) -> Self {
         Self { epoch, metrics_sequence, sides: self.sides ^ METRICS_SIDE, ..self }
@@ -65,14 +65,14 @@ impl SnapshotHead {
         self.sides & METRICS_SIDE != 0
     }
 
-    /// The head in these bytes; `None` when they are none.
+    /// Decodes a head; `None` when the bytes are invalid.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let [epoch, term, sequence, metrics_sequence, sides] = words::read(bytes)?;
         Some(Self { epoch, version: Version { term, sequence }, metrics_sequence, sides })
     }
 
-    /// Its bytes.
+    /// Encodes the head.
     #[must_use]
     pub fn to_bytes(self) -> Vec<u8> {
         words::write(&[self.epoch, self.version.term, self.version.sequence, self.metrics_sequence, self.sides], &[])
@@ -82,7 +82,7 @@ impl SnapshotHead {
 // === impl MessageStamp ===
 
 impl MessageStamp {
-    /// The stamp, and the message behind it.
+    /// Splits a side into the stamp and the message behind it.
     #[must_use]
     pub fn split(side: &[u8]) -> Option<(Self, &[u8])> {
         let ([epoch, term, sequence, metrics_sequence, received], message) = words::split::<STAMP_WORDS>(side)?;

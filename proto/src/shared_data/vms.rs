@@ -8,28 +8,28 @@ use crate::words;
 /// Words of a row.
 const ROW_WORDS: usize = 4;
 
-/// The row of a VM in the VM table: VM, last heartbeat, queue, 1 if it serves requests.
+/// The row of a VM in the VM table. In bytes: VM, last heartbeat, queue, 1 if it serves requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VmEntry {
     /// Random identity; 0 is none.
     pub vm: u64,
-    /// Its last heartbeat.
+    /// The last heartbeat of the VM.
     pub heartbeat: Timestamp,
-    /// The queue that wakes it; 0 before it has one.
+    /// The queue that wakes the VM; 0 before it has one.
     pub queue: u32,
-    /// Whether it has ever served a request.
+    /// Whether the VM has ever served a request.
     pub serves: bool,
 }
 
-/// What the leader knows about the other proxies of a pool. It is the word `ring` in the head of
-/// their load report: 16 bits for `proxies`, 16 bits for `active`, 32 bits for `delay_us`.
+/// The leader's counts of the other proxies of a pool. They are the word `ring` in the head of
+/// those proxies' load report: 16 bits for `proxies`, 16 bits for `active`, 32 bits for `delay_us`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemotePeers {
     /// Proxies of the pool, this one included.
     pub proxies: u32,
     /// How many other proxies reported lately.
     pub active: u32,
-    /// The age of their reports on arrival, µs.
+    /// The age of the other proxies' reports on arrival, µs.
     pub delay_us: u32,
 }
 
@@ -59,20 +59,20 @@ impl VmEntry {
 // === impl RemotePeers ===
 
 impl RemotePeers {
-    /// What a message of the daemon says, with the age of its reports.
+    /// Takes the numbers from a message of the daemon, with the age of its reports.
     #[must_use]
     pub fn of_message(message: &state::PeerLoad, delay_us: u32) -> Self {
         Self { proxies: message.proxies, active: message.active, delay_us }
     }
 
-    /// As a word.
+    /// Encodes the numbers as a word.
     #[must_use]
     pub fn to_word(self) -> u64 {
         let short = |count: u32| u64::from(count.min(0xffff));
         short(self.proxies) | short(self.active) << 16 | u64::from(self.delay_us) << 32
     }
 
-    /// From a word; any word is valid.
+    /// Decodes a word; every word is valid.
     #[must_use]
     pub fn of_word(word: u64) -> Self {
         let [a, b, c, d, delay @ ..] = word.to_le_bytes();

@@ -1,4 +1,4 @@
-//! Bytes from anywhere: refused or taken, never a panic.
+//! Arbitrary bytes are refused or accepted, and never cause a panic.
 
 use proptest::prelude::*;
 use prost::Message;

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-/// Regenerates without `protoc` and compares. On a difference the message says how to take the
-/// new code over.
+/// Generates the code without `protoc` and compares. If they differ, the message says how to update
+/// the committed code.
 #[test]
 fn the_committed_code_is_what_state_proto_generates() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -1,6 +1,6 @@
-//! Values outside protobuf: each is written as its golden bytes, and read back from them. A
-//! change of these bytes is a change of the format: the VMs of a process may be of two releases
-//! for a while, and so may proxies and daemon.
+//! Values outside protobuf: each is written as its golden bytes and read back from them. A change
+//! of these bytes is a change of the format: during an upgrade the VMs of a process, or the proxies
+//! and the daemon, may be of two releases.
 
 use std::fmt::Debug;
 use std::path::Path;
@@ -30,7 +30,8 @@ pub(crate) fn golden(name: &str) -> Vec<u8> {
     (0..digits.len()).step_by(2).map(|at| u8::from_str_radix(&digits[at..at + 2], 16).unwrap()).collect()
 }
 
-/// The bytes of the file are exactly what is written for `value`, and `read` gives `value` back.
+/// Checks that `write` gives exactly the bytes of the file, and that `read` returns `value` from
+/// them.
 fn holds<T: Debug + PartialEq>(name: &str, value: &T, write: impl Fn(&T) -> Vec<u8>, read: impl Fn(&[u8]) -> Option<T>) {
     let golden = golden(&format!("{name}.hex"));
     assert_eq!(write(value), golden, "{name} is written otherwise");

@@ -1,7 +1,7 @@
-//! The wire: the generated code is that of state.proto, nothing is lost on the way, and no bytes
-//! can hurt.
+//! The wire formats: the generated code is that of state.proto, encoding and decoding lose nothing,
+//! and no bytes cause a panic.
 
-#![cfg(test)] // so that the lints know helpers outside #[test] functions for tests too
+#![cfg(test)] // so that lints treat helpers outside #[test] functions as test code
 
 mod any_bytes;
 mod generated;

@@ -1,4 +1,4 @@
-//! Observations: what is written is read back, and each number is checked.
+//! Observations are read back as they were written, and each number is checked.
 
 use proptest::prelude::*;
 use proto::observation::{EncodedObservation, OBSERVATION_BYTES};
@@ -50,7 +50,7 @@ proptest! {
         prop_assert_eq!(EncodedObservation::from_bytes(&observed.to_bytes()), Some(observed));
     }
 
-    /// Each number must be within its range, or unknown together with its whole part.
+    /// Each number must be within its range, or all numbers of its part must be unknown.
     #[test]
     fn one_number_out_of_range_makes_the_bytes_invalid(
         observed in observation(),

@@ -1,4 +1,4 @@
-//! What the daemon encodes, a filter decodes to the same.
+//! A filter decodes a message to the state that the daemon encoded.
 
 use proptest::prelude::*;
 use prost::Message;

@@ -1,4 +1,4 @@
-//! Any valid state.
+//! Strategies for any valid state.
 
 use std::net::SocketAddr;
 
@@ -12,7 +12,7 @@ use scheduler::{
     Endpoint, EndpointMetrics, EndpointRef, Generation, LoraMetrics, PipelineSpec, PluginSpec, RANKED_MAX, Readiness, Slot, Version,
 };
 
-/// A pool's state as the daemon has it.
+/// The state of a pool in the daemon.
 #[derive(Clone, Debug)]
 pub(crate) struct PoolCase {
     pub(crate) version: Version,
@@ -30,7 +30,7 @@ pub(crate) fn any_pool() -> impl Strategy<Value = PoolCase> {
     (any_version(), rows, any_pipeline(), any_objects(), numbers).prop_map(|(version, rows, pipeline, objects, numbers)| {
         let (hash_secret, staleness_max_ms) = numbers;
         let (mut endpoints, metrics): (Vec<_>, Vec<_>) = rows.into_iter().unzip();
-        // Slots and addresses are each lent once.
+        // Each slot and each address is used once.
         for (i, endpoint) in (0u16..).zip(&mut endpoints) {
             endpoint.id.slot = Slot(i * 7 % 1024);
             let mut address: SocketAddr = endpoint.address.parse().unwrap();
@@ -47,7 +47,7 @@ pub(crate) fn any_version() -> impl Strategy<Value = Version> {
 
 fn any_endpoint() -> impl Strategy<Value = Endpoint> {
     let labels = proptest::collection::btree_map("[a-z./-]{1,12}", ".{0,12}", 0..4);
-    // Few names, so that endpoints say the same and different things.
+    // Only a few names, so that endpoints have equal and different sets of models.
     let models = proptest::collection::btree_set("[ab]{1,2}", 0..3);
     (any::<u32>(), ".{0,20}", any::<SocketAddr>(), any::<bool>(), labels, models, any::<u64>()).prop_map(
         |(generation, name, mut address, ready, labels, models, age_ms)| {
@@ -90,7 +90,7 @@ fn any_metrics() -> impl Strategy<Value = EndpointMetrics> {
     })
 }
 
-/// The smallest pipeline there can be.
+/// The smallest possible pipeline.
 pub(crate) fn one_profile() -> state::Pipeline {
     state::Pipeline { profiles: vec![state::Profile::default()], ranked_max: 3, ..Default::default() }
 }
@@ -109,7 +109,7 @@ fn any_objects() -> impl Strategy<Value = ObjectsSpec> {
 }
 
 fn any_pipeline() -> impl Strategy<Value = PipelineSpec> {
-    // Of those that need no parameter.
+    // Only plugin types that need no parameter.
     let of_kind = |kinds: &[PluginKind]| {
         let simple = PLUGINS.iter().filter(|p| kinds.contains(&p.kind) && p.build(&[]).is_ok());
         simple.map(|p| p.name).collect::<Vec<_>>()

@@ -67,9 +67,9 @@ struct PrefixCacheAffinityFilter {
 /// How far the best endpoint with the prompt cached may be behind the best of the others.
 #[derive(Clone, Copy, Debug)]
 enum AffinityPenalty {
-    /// In prompt tokens in flight.
+    /// A difference in prompt tokens in flight.
     Tokens(f64),
-    /// In predicted TTFT.
+    /// A difference in predicted TTFT, ms.
     Ms(f64),
 }
 

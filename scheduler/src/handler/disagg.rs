@@ -1,10 +1,10 @@
-//! `disagg-profile-handler`: decodes on one model server and, if a decider says so, prefills on a
-//! second and encodes on others before that.
+//! `disagg-profile-handler`: decodes on one model server and, if a decider decides so, prefills on
+//! a second and encodes on others before that.
 //!
 //! Decode is picked first: the proxy sends the request there, and its sidecar calls the other
-//! servers, which headers name. A stage runs at the next stage's endpoint if its decider says no,
-//! if its profile leaves no endpoint, or if it picks that endpoint anyway. So a request never fails
-//! for lack of a prefill server.
+//! servers, which headers name. A stage runs at the next stage's endpoint if its decider decides
+//! against it, if its profile leaves no endpoint, or if its profile picks that endpoint. So a
+//! request never fails for lack of a prefill server.
 
 use crate::decision::{Decision, Route};
 use crate::endpoint::EndpointIndex;

@@ -3,7 +3,7 @@
 
 use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation};
 
-/// By slot, up to the highest slot picked.
+/// The last picks by slot, up to the highest slot picked.
 #[derive(Debug, Default)]
 pub(super) struct LastPicks {
     rows: Vec<(Generation, u64)>,
@@ -30,7 +30,7 @@ impl LastPicks {
         }
     }
 
-    /// 0 if this generation was never picked.
+    /// The number of the endpoint's last pick; 0 if this generation was never picked.
     pub(super) fn of(&self, endpoint: EndpointRef) -> u64 {
         match self.rows.get(usize::from(endpoint.slot.0)) {
             Some(&(generation, pick)) if generation == endpoint.generation => pick,

@@ -23,7 +23,7 @@ const YOUNG_MAX: usize = 1_024;
 /// The load of others, by endpoint. One writer; reads are array look-ups.
 #[derive(Debug, Default)]
 pub struct PeerLoads {
-    /// By slot, up to the highest current one.
+    /// Loads by slot, up to the highest current one.
     rows: Vec<Option<(Generation, EndpointLoad)>>,
     /// The number of other proxies that a pick made here counts for, and for how long, µs.
     stands_for: u32,
@@ -62,7 +62,7 @@ impl PeerLoads {
         }
     }
 
-    /// Subtracts what [`Self::add`] added; the SLOs stay.
+    /// Subtracts a load that [`Self::add`] added; the SLOs stay.
     pub fn subtract(&mut self, endpoint: EndpointRef, load: EndpointLoad) {
         if let Some(Some((generation, sum))) = self.rows.get_mut(usize::from(endpoint.slot.0))
             && *generation == endpoint.generation
@@ -74,8 +74,8 @@ impl PeerLoads {
         }
     }
 
-    /// [`Self::subtract`] of `was` and [`Self::add`] of `is` in one look-up, except for SLOs. This
-    /// is most of the work when other workers' rows are read.
+    /// Does [`Self::subtract`] of `was` and [`Self::add`] of `is` in one look-up, except for SLOs.
+    /// Reading other workers' rows spends most of its time here.
     pub fn replace(&mut self, endpoint: EndpointRef, was: &EndpointLoad, is: &EndpointLoad) {
         if let Some(Some((generation, sum))) = self.rows.get_mut(usize::from(endpoint.slot.0))
             && *generation == endpoint.generation
@@ -100,7 +100,7 @@ impl PeerLoads {
         }
     }
 
-    /// From now on a pick made here counts once for each of `proxies` other proxies, until it is
+    /// Makes each pick made here count once for each of `proxies` other proxies, until it is
     /// `delay_us` old. Stops counting picks that are older at `now_us`, on the clock of
     /// [`Self::picked`].
     pub fn stand_for(&mut self, proxies: u32, delay_us: u64, now_us: u64) {
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_young_pick_stands_for_one_of_each_other_proxy_until_theirs_are_heard() {
+    fn a_young_pick_stands_for_one_of_each_other_proxy_until_their_reports_arrive() {
         let (a, b, mut others) = (endpoint(3, 1), endpoint(4, 1), PeerLoads::default());
         others.start(&[a, b]);
         others.picked(a, load(1, 50), 1_000);

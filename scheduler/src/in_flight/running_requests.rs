@@ -1,9 +1,9 @@
 //! The running requests of each endpoint that have an SLO, the strictest first, each with its
 //! prediction and its measured latency.
 //!
-//! A request is in the queue of its endpoint from its pick to its end, however it ends. The queue
-//! exists for its lowest SLOs: they are part of the endpoint's
-//! [`EndpointLoad`](super::EndpointLoad), which is reported to all workers and proxies.
+//! A request is in the queue of its endpoint from its pick to its end. The lowest SLOs of the queue
+//! are part of the endpoint's [`EndpointLoad`](super::EndpointLoad), which is reported to all
+//! workers and proxies.
 
 use crate::latency::Prediction;
 use crate::slo::{Slo, TrackedSlo};
@@ -14,11 +14,11 @@ pub const MEASURED_MAX: usize = 8;
 /// One running request with an SLO.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RunningRequest {
-    /// Its number in this ledger.
+    /// The number of the request in this ledger.
     pub id: u64,
     /// The request id that operators know; empty if there is none.
     pub request_id: Box<str>,
-    /// Its SLOs.
+    /// The SLOs of the request.
     pub slo: Slo,
     /// The prediction when it was sent.
     pub predicted: Option<Prediction>,
@@ -26,7 +26,7 @@ pub struct RunningRequest {
     pub ttft_ms: Option<f32>,
     /// Measured times per token after the first, ms, oldest first, at most [`MEASURED_MAX`].
     pub tpots_ms: Vec<f32>,
-    /// Those of its SLOs that later picks have to respect.
+    /// The SLOs of the request that later picks have to respect.
     counts: Slo,
     waits: bool,
 }

@@ -13,7 +13,7 @@ use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation};
 /// The ledger's request counts when the last scrape arrived.
 #[derive(Debug, Default)]
 pub(super) struct ScrapeBaseline {
-    /// By slot.
+    /// The counts by slot.
     rows: Vec<Option<(Generation, u32)>>,
 }
 

@@ -1,5 +1,5 @@
-//! From conditions to the numbers that a model sees: the table of features, and the function that
-//! fills it.
+//! Converts conditions to the inputs of a model: the table of features, and the function that fills
+//! it.
 //!
 //! Features are plain counts and times, without logarithms: latency is linear in them (queued work
 //! takes its time, whatever the amount), and the trees that correct the rest only compare. So the
@@ -18,9 +18,9 @@ pub type Features = [f32; FEATURES_COUNT];
 /// One number that a model sees.
 #[derive(Clone, Copy, Debug)]
 pub struct Feature {
-    /// Its name.
+    /// The name of the feature.
     pub name: &'static str,
-    /// Its meaning, as printed in the documentation.
+    /// The meaning of the feature, as printed in the documentation.
     pub doc: &'static str,
     /// Values up to this are within range even if none was seen yet.
     pub usual: f32,

@@ -90,7 +90,7 @@ impl Observation {
     }
 }
 
-/// What the learner did with an observation.
+/// The learner's use of an observation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ObservationVerdict {
     /// Learned from.
@@ -141,7 +141,7 @@ pub struct LatencyLearner {
     changed: bool,
 }
 
-/// What is learned about one of the two times, TTFT or TPOT.
+/// The learned state of one of the two times, TTFT or TPOT.
 #[derive(Clone, Debug, Default)]
 struct TargetModel {
     /// The shape in force.
@@ -211,7 +211,7 @@ impl LatencyLearner {
     /// was one.
     pub fn observe(&mut self, observation: &Observation, predicted: Option<&Prediction>) -> ObservationVerdict {
         // Little's law: while a request is in service, as many others end as were there when it
-        // came.
+        // arrived.
         self.observe_after(observation, predicted, observation.conditions.requests)
     }
 
@@ -345,10 +345,9 @@ impl LatencyLearner {
 
 /// A shape that may replace the one in force.
 struct ShapeCandidate {
-    /// Fitted to all samples; `None` if there were too few.
+    /// The shape, fitted to all samples; `None` if there were too few.
     shape: Option<LatencyShape>,
-    /// How much smaller its loss on the newest samples is, when fitted without them; a relative
-    /// error.
+    /// The reduction of the loss on the newest samples, for a fit without them; a relative error.
     gain: f32,
     /// For each sample, the prediction of a fit without that sample's fold, and its error, both as
     /// logarithms.

@@ -26,7 +26,7 @@ pub struct LatencyModel {
     pub(super) tpot: TargetPredictor,
     /// The largest value of each feature that it predicts for.
     pub(super) limits: Features,
-    /// By slot.
+    /// Offsets by slot.
     pub(super) offsets: Box<[EndpointOffset]>,
 }
 
@@ -52,9 +52,9 @@ pub(super) struct EndpointOffset {
 pub struct EndpointFactor {
     /// The endpoint.
     pub endpoint: EndpointRef,
-    /// Its TTFT as a multiple of the other endpoints'.
+    /// The endpoint's TTFT as a multiple of the other endpoints' TTFT.
     pub ttft: f32,
-    /// Its TPOT as a multiple of the other endpoints'.
+    /// The endpoint's TPOT as a multiple of the other endpoints' TPOT.
     pub tpot: f32,
 }
 
@@ -203,7 +203,7 @@ impl LatencyModel {
         words
     }
 
-    /// Its encoded size, bytes.
+    /// The encoded size of the model, in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         4 * self.words().len()

@@ -1,4 +1,4 @@
-//! How one time follows from the features: a sum of terms, corrected by small trees.
+//! Computes one time from the features: a sum of terms, corrected by small trees.
 //!
 //! The terms are physics. Their weights are not negative, so more work never takes less time, and
 //! they extrapolate: a queue twice as long as any seen takes twice as long. The trees are
@@ -26,10 +26,10 @@ pub(super) const TREES_MAX: usize = 8;
 /// Number of bins, by length of the median, with a p90 factor of their own.
 pub(super) const BINS: usize = 8;
 
-/// The least prediction, ms: nothing takes no time.
+/// The least prediction, ms.
 pub(super) const MS_MIN: f32 = 0.01;
 
-/// How one time follows from features.
+/// The function from features to one time.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct LatencyShape {
     pub(super) weights: [f32; TERMS],
@@ -39,7 +39,7 @@ pub(super) struct LatencyShape {
 /// Three questions, and a correction of the logarithm for each of their eight answers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct DecisionTree {
-    /// The feature that each question asks about.
+    /// The feature of each question.
     pub(super) features: [u8; DEPTH],
     /// The answer is yes if the feature is above this.
     pub(super) thresholds: [f32; DEPTH],
@@ -141,7 +141,7 @@ impl DecisionTree {
 // === impl P90Spread ===
 
 impl P90Spread {
-    /// The same factor for all bins.
+    /// A spread with the same factor for all bins.
     pub(super) fn of(factor: f32) -> Self {
         Self { ends: [f32::MAX; BINS - 1], factors: [factor; BINS], level: 0.0 }
     }

@@ -25,7 +25,7 @@ pub struct StepModel {
     decode: [f32; 3],
     /// Mean output tokens of a request.
     output_tokens: f32,
-    /// By slot.
+    /// Speeds by slot.
     speeds: Box<[EndpointSpeed]>,
 }
 

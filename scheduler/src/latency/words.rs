@@ -1,5 +1,5 @@
 //! Models as 32-bit words, as sent to proxies and written to files. One reader checks every number,
-//! so that no impossible number gets in.
+//! so that no impossible number is accepted.
 
 use std::fmt;
 use std::ops::RangeInclusive;

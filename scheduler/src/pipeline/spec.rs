@@ -11,7 +11,7 @@ use crate::registry::{PLUGINS, Plugin, lookup};
 pub struct PipelineSpec {
     /// Every plugin declared. Names are unique.
     pub plugins: Vec<PluginSpec>,
-    /// Its profiles; at least one, names unique.
+    /// The profiles of the pipeline; at least one, names unique.
     pub profiles: Vec<ProfileSpec>,
     /// Name of the profile handler; empty means single-profile-handler.
     pub profile_handler: String,
@@ -27,7 +27,7 @@ pub struct PipelineSpec {
 /// One declared plugin.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PluginSpec {
-    /// Its `type`: a row of [`crate::registry::PLUGINS`].
+    /// The `type` of the plugin: a row of [`crate::registry::PLUGINS`].
     pub plugin_type: String,
     /// The name that profiles and `explain` use; empty means the type.
     pub name: String,
@@ -38,10 +38,10 @@ pub struct PluginSpec {
 /// Filters, weighted scorers and a picker, run one after another.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ProfileSpec {
-    /// Its name.
+    /// The name of the profile.
     pub name: String,
-    /// Its plugins: filters run in this order, scores are added up, at most one picker (default:
-    /// max-score-picker).
+    /// The plugins of the profile: filters run in this order, scores are added up, at most one
+    /// picker (default: max-score-picker).
     pub plugins: Vec<ProfilePlugin>,
 }
 
@@ -63,7 +63,7 @@ pub enum InvalidPipeline {
     Parameter {
         /// The plugin's name.
         plugin: String,
-        /// What is wrong with it.
+        /// The error of the parameter.
         error: InvalidParameter,
     },
     /// A weight that is negative, not finite or above [`WEIGHT_MAX`].
@@ -144,7 +144,7 @@ impl PluginSpec {
         Self { plugin_type: plugin_type.to_owned(), name: plugin_type.to_owned(), parameters: Vec::new() }
     }
 
-    /// The name that it is referred to by.
+    /// The name by which profiles refer to the plugin.
     #[must_use]
     pub fn name(&self) -> &str {
         if self.name.is_empty() { &self.plugin_type } else { &self.name }

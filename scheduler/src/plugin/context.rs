@@ -39,7 +39,7 @@ impl<'a> Context<'a> {
         if self.local.metrics_stale { None } else { self.table.metrics_of(endpoint) }
     }
 
-    /// One number of that report; `None` if unknown, stale, negative or not finite.
+    /// One number of the engine's last report; `None` if unknown, stale, negative or not finite.
     #[must_use]
     pub fn metric(&self, endpoint: EndpointIndex, read: impl Fn(&EndpointMetrics) -> Option<f32>) -> Option<f32> {
         self.metrics(endpoint).and_then(read).filter(|value| value.is_finite() && *value >= 0.0)

@@ -39,9 +39,9 @@ pub const VALUES_MAX: usize = 256;
 /// One parameter of a plugin, for validation and for the printed reference.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Parameter {
-    /// Its name, as in llm-d's configuration files.
+    /// The name of the parameter, as in llm-d's configuration files.
     pub name: &'static str,
-    /// Its value when not given.
+    /// The value when the parameter is not given.
     pub default: ParameterDefault,
     /// Meaning, unit and range, in one line.
     pub doc: &'static str,
@@ -74,9 +74,9 @@ pub enum InvalidParameter {
         /// The parameters that the plugin has.
         known: &'static [Parameter],
     },
-    /// It is given more than once.
+    /// The parameter is given more than once.
     Duplicate(String),
-    /// It has no default and is not given.
+    /// The parameter has no default and is not given.
     Missing(String),
     /// Lists and maps deeper than [`VALUE_DEPTH_MAX`] or with more values than [`VALUES_MAX`].
     TooLarge(String),
@@ -94,7 +94,7 @@ pub enum InvalidParameter {
         /// The type it takes.
         expected: &'static str,
     },
-    /// Not finite, or outside its range.
+    /// The value is not finite, or outside its range.
     OutOfRange {
         /// The parameter.
         name: String,
@@ -121,7 +121,7 @@ enum ParameterSource<'a> {
 // === impl ParameterValue ===
 
 impl ParameterValue {
-    /// Whether it is within [`VALUE_DEPTH_MAX`] and [`VALUES_MAX`].
+    /// Whether the value is within [`VALUE_DEPTH_MAX`] and [`VALUES_MAX`].
     #[must_use]
     pub fn within_bounds(&self) -> bool {
         let mut left = VALUES_MAX;
@@ -430,7 +430,7 @@ impl fmt::Display for InvalidParameter {
 
 impl std::error::Error for InvalidParameter {}
 
-/// After an unknown name: writes the most likely one and all known names.
+/// Writes the most likely name and all known names, after an unknown name.
 pub(crate) fn write_known(f: &mut fmt::Formatter<'_>, name: &str, known: impl Iterator<Item = &'static str> + Clone) -> fmt::Result {
     if let Some(near) = closest(name, known.clone()) {
         write!(f, "; did you mean `{near}`?")?;

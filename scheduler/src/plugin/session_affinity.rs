@@ -131,12 +131,12 @@ impl SessionAffinity {
         }
     }
 
-    /// Names of the request headers it reads.
+    /// Names of the request headers that the plugin reads.
     pub(crate) fn headers(&self) -> &[Box<str>] {
         &self.headers
     }
 
-    /// The response header that its clients send back, if it has one.
+    /// The response header that clients send back, if the strategy has one.
     pub(crate) fn token(&self) -> Option<&SessionToken> {
         if let SessionStrategy::Token(token) = &self.strategy { Some(token) } else { None }
     }

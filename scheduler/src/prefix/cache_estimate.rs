@@ -6,7 +6,7 @@ use super::lookup::MatchLength;
 use super::owners::ReuseDistance;
 use crate::endpoint::EndpointRef;
 
-/// How much of a prompt an endpoint was estimated to have cached.
+/// The part of a prompt that an endpoint was estimated to have cached.
 #[derive(Clone, Copy, Debug)]
 pub struct CacheEstimate {
     endpoint: EndpointRef,
@@ -44,9 +44,9 @@ impl PrefixIndex {
     }
 
     /// Corrects the estimated capacity by a reply: the engine reported `cached` of `prompt` tokens
-    /// for a prompt of `blocks` blocks. Its tokens are not ours, but the cached share of the prompt
-    /// is the same; a sixteenth is left as slack for chat templates and block ends. A miss in the
-    /// maybe-cached part is expected and teaches nothing.
+    /// for a prompt of `blocks` blocks. The engine counts other tokens than the estimate, but the
+    /// cached share of the prompt is the same; a sixteenth is left as slack for chat templates and
+    /// block ends. A miss in the maybe-cached part is expected and changes nothing.
     pub fn correct(&mut self, belief: &CacheEstimate, blocks: u32, cached: u32, prompt: u32) {
         let Some(held) = (u64::from(cached) * u64::from(blocks)).checked_div(u64::from(prompt)) else { return };
         let slack = |part: CachedPart| 1 + u64::from(part.blocks / 16);
@@ -90,7 +90,7 @@ mod tests {
         let capacity = |cached| capacity(26, MatchLength { cached: 100, maybe_cached: 100 }, cached);
         assert!(capacity(0) < 1_000, "it was gone");
         assert_eq!(capacity(6_400), 1_000, "it was there");
-        assert_eq!(capacity(6_000), 1_000, "but for a sixteenth, which is templates and block ends");
+        assert_eq!(capacity(6_000), 1_000, "except for a sixteenth, which is templates and block ends");
     }
 
     #[test]

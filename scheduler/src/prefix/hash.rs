@@ -25,8 +25,8 @@
 //! whose hash stands for itself and the blocks since the previous hash. Positions are counted from
 //! the start, so prompts that extend each other agree on them. The shared part of a long prompt is
 //! therefore found too short by less than [`STRIDE`] blocks, at most 2 % of it; in return, storing,
-//! looking up and sending hashes costs a third. The lowest bit of a hash says for how many blocks
-//! it stands ([`blocks_of`]), wherever it goes.
+//! looking up and sending hashes costs a third. The lowest bit of a hash says how many blocks it
+//! stands for ([`blocks_of`]), in every message and table.
 //!
 //! A trailing partial block counts, as in llm-d's approximate prefix producer. An engine caches
 //! only full blocks, but its blocks are smaller (16 tokens against our 64), so most of such a tail
@@ -141,7 +141,7 @@ impl BlockHasher {
     }
 
     /// Hashes a piece whose token count does not follow from its bytes (an image, by its data URI).
-    /// Whatever its length, it counts as the 8 bytes of its own hash.
+    /// A piece of any length counts as the 8 bytes of its hash.
     pub fn opaque(&mut self, bytes: &[u8], hashes: &mut Vec<u64>) {
         let mut hash = Xxh64::new(0);
         hash.write(bytes);
@@ -314,8 +314,8 @@ mod tests {
             hasher.separator(&mut sent);
             hasher.finish(&mut sent);
         }
-        // What the attacker can try without the secret: seeds computed back from the known hash,
-        // with both values of the lowest bit, and weak secrets.
+        // The attempts that are possible without the secret: seeds computed back from the known
+        // hash, with both values of the lowest bit, and weak secrets.
         let mut seeds: Vec<u64> = [sent[0], sent[0] | 1].map(|hash| seed_of(hash, b"hi\xFF")).into();
         seeds.extend(0..4);
         for text in &dictionary {

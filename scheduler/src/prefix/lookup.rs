@@ -32,13 +32,12 @@ pub(super) struct IndexLookup<'a> {
     pub(super) region: u16,
 }
 
-/// How much of a chain an endpoint has cached, in hashes from the first.
+/// The part of a chain that an endpoint has cached, in hashes from the first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MatchLength {
     /// Hashes that are estimated to be cached.
     pub cached: u32,
-    /// The same including hashes given so long ago that about half of them are still cached; at
-    /// least `cached`.
+    /// `cached`, and the hashes given so long ago that about half of them are still cached.
     pub maybe_cached: u32,
 }
 
@@ -47,7 +46,7 @@ pub(super) type MatchLengths = [MatchLength; REGION_OWNERS];
 
 /// The lengths during a bisection.
 struct MatchBounds {
-    /// Whether it searches for cached blocks, or for those that may be cached.
+    /// Whether the bisection searches for cached blocks, or for those that may be cached.
     cached: bool,
     lengths: [u32; REGION_OWNERS],
     /// Owners whose deepest block seen so far is only maybe cached.
@@ -172,7 +171,7 @@ impl MatchBounds {
         if self.cached { seen.cached } else { seen.maybe_cached }
     }
 
-    /// Notes that these owners have this block, the deepest seen of them so far.
+    /// Records that these owners have this block, the deepest found for them so far.
     fn note(&mut self, seen: OwnerBits, owners: u8) {
         self.stale = self.stale & !owners | owners & !seen.cached;
     }

@@ -62,7 +62,7 @@ pub struct ReuseDistance {
 
 /// All owners.
 pub(super) struct OwnerTable {
-    /// By id.
+    /// Owners by id.
     rows: Vec<Owner>,
     /// The current generation of each slot, and its id: [`NO_OWNER`] if it has none.
     by_slot: Vec<(Generation, u16)>,
@@ -76,7 +76,7 @@ struct Owner {
     state: OwnerState,
     /// Capacity of the endpoint's cache, blocks, as reported.
     nominal: u32,
-    /// The same, corrected by reported hits.
+    /// The same estimate, corrected by reported hits.
     capacity: u32,
     /// Entries touched in this epoch or later count as cached.
     oldest: u64,
@@ -227,7 +227,7 @@ impl OwnerTable {
         self.row(id).map(|row| row.capacity)
     }
 
-    /// How much `id` was given since an entry last touched in `epoch`.
+    /// The blocks that `id` was given since an entry last touched in `epoch`.
     pub(super) fn reuse(&self, id: u16, epoch: u64) -> Option<ReuseDistance> {
         let live = self.row(id)?.live();
         let own = live.iter().rposition(|age_band| age_band.start <= epoch).unwrap_or(0);

@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_that_everybody_sends_overflows_in_order() {
+    fn a_head_of_all_prompts_overflows_in_order() {
         let all = endpoints(0..8);
         let mut requests = [0_u32; 8];
         for _ in 0..80 {

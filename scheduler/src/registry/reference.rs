@@ -85,7 +85,7 @@ fn write_plugin(page: &mut String, plugin: &PluginType, earlier: &[&PluginType])
     }
 }
 
-/// What holds for many plugins, once.
+/// Facts that apply to many plugins.
 fn introduction() -> String {
     let mut names: Vec<&str> = Vec::new();
     for parameter in PLUGINS.iter().flat_map(|plugin| plugin.parameters).filter(|parameter| parameter.doc == PRODUCER_NAME.doc) {

@@ -2,8 +2,8 @@
 
 use crate::plugin::{Decider, Filter, Picker, Scorer, Shedder};
 
-/// A profile, built. Each use of a plugin has its own instance: plugins keep nothing between
-/// requests.
+/// A profile that is ready to run. Each use of a plugin has its own instance; plugins keep nothing
+/// between requests.
 #[derive(Debug)]
 pub(crate) struct Profile {
     pub(crate) name: Box<str>,
@@ -13,7 +13,7 @@ pub(crate) struct Profile {
     pub(crate) picker: Box<dyn Picker>,
     /// The length of the list, if the picker's parameters set it.
     pub(crate) listed: Option<usize>,
-    /// Maximum endpoints in its ranked list.
+    /// The most endpoints in the profile's ranked list.
     pub(crate) ranked_max: usize,
 }
 
@@ -27,7 +27,7 @@ pub(crate) struct Profiles {
 // === impl Profile ===
 
 impl Profile {
-    /// Whether it ranks endpoints that would be late behind all others.
+    /// Whether the profile ranks endpoints that would be late behind all others.
     pub(crate) fn puts_late_last(&self) -> bool {
         !self.shedders.is_empty()
     }

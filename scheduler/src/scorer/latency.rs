@@ -128,7 +128,7 @@ const NEEDS: &[RequiredState] = &[
     RequiredState::Metric(&KV_CACHE_UTILIZATION),
 ];
 
-/// Which headroom is better where SLOs are met.
+/// The headroom that is better where SLOs are met.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HeadroomStrategy {
     Least,
@@ -326,7 +326,7 @@ fn size(headroom: Headroom) -> f64 {
     f64::from(headroom.left_ms()).abs()
 }
 
-/// In hundredths, at least one.
+/// Rounds a preference to hundredths, at least one.
 #[expect(clippy::cast_possible_truncation, reason = "1 to 101")]
 fn graded(preference: f64) -> f32 {
     ((libm::floor(preference * 100.0) + 1.0) / 100.0) as f32

@@ -1,15 +1,15 @@
-//! What a run needs of an engine. Times are ms of virtual time.
+//! The interface of an engine in a run. Times are ms of virtual time.
 
 use super::{EngineInternals, EngineJob, SimulatedEngineSpec, StepEvent};
 
-/// An engine whose steps the run starts and ends. The tokens of a step come out at its end.
+/// An engine whose steps the run starts and ends. The tokens of a step are generated at its end.
 pub(crate) trait EngineSimulator<'w> {
     fn spec(&self) -> &SimulatedEngineSpec;
 
     /// Makes the following steps take `times` as long as now.
     fn slow_down(&mut self, times: f64);
 
-    /// Empties the prefix cache. Running requests go on.
+    /// Empties the prefix cache. Running requests continue.
     fn forget(&mut self);
 
     /// Records that the request was sent here. It arrives after the API overhead.
@@ -34,8 +34,8 @@ pub(crate) trait EngineSimulator<'w> {
     /// Calls `each` with every running request and the number of its tokens so far.
     fn progress(&self, each: &mut dyn FnMut(u32, u32));
 
-    /// Starts the next step at `now`, if there is anything to do, and returns when it ends. Calls
-    /// `admitted` with each request that is admitted for the first time and its cached tokens.
+    /// Starts the next step at `now`, if there is work, and returns when it ends. Calls `admitted`
+    /// with each request that is admitted for the first time and its cached tokens.
     fn start(&mut self, now: f64, admitted: &mut dyn FnMut(u32, u32)) -> Result<Option<f64>, String>;
 
     /// Ends the step in flight.
@@ -47,7 +47,7 @@ pub(crate) trait EngineSimulator<'w> {
         0
     }
 
-    /// All work under way. Only the oracle policy uses it.
+    /// All work of the engine. Only the oracle policy uses it.
     fn inside(&self) -> EngineInternals {
         EngineInternals::default()
     }

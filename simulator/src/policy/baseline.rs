@@ -14,7 +14,7 @@ pub(crate) enum BaselinePolicy {
     RoundRobin,
     /// The fewest requests in flight.
     LeastRequest,
-    /// Of two random endpoints the one with fewer requests in flight.
+    /// The endpoint with fewer requests in flight of two random ones.
     TwoChoices,
     /// (Uncached tokens waiting + those of the request) x (requests in flight + 1): OSDI'26.
     LMetric,
@@ -30,7 +30,7 @@ pub(crate) enum BaselinePolicy {
     Oracle,
 }
 
-/// What a policy sees.
+/// The inputs of a policy.
 pub(crate) struct PolicyView<'a, 'w> {
     pub(crate) snapshot: &'a Snapshot,
     pub(crate) local: LocalState<'a>,

@@ -56,7 +56,7 @@ impl<'s> SettingRuns<'s> {
         self.cells.iter().filter(there).map(|cell| of(&cell.measures)).collect()
     }
 
-    /// Its mean over seeds at one load.
+    /// The mean of a measure over seeds at one load.
     pub(super) fn at_load(&self, kind: &str, load: f64, of: fn(&RunMeasures) -> f64, policy: &str) -> Option<f64> {
         let values = self.values(kind, load, of, policy);
         (!values.is_empty()).then(|| mean_ci(&values).0)
@@ -67,7 +67,7 @@ impl<'s> SettingRuns<'s> {
         self.mean_ci(kind, measure, policy).map(|(mean, _)| mean)
     }
 
-    /// The same, and half the width of its confidence interval over seeds.
+    /// The mean over loads and seeds, and half the width of its confidence interval over seeds.
     pub(super) fn mean_ci(&self, kind: &str, measure: Measure, policy: &str) -> Option<(f64, f64)> {
         let means: Vec<f64> = self.by_seed(kind, measure, policy).into_values().collect();
         (!means.is_empty()).then(|| mean_ci(&means))
@@ -110,7 +110,7 @@ impl<'s> SettingRuns<'s> {
         of.max_by(|a, b| mean(&a.0).total_cmp(&mean(&b.0))).map(|(logs, rival)| (ratio(&logs), rival))
     }
 
-    /// The same over all workloads together, with the best rival of each workload.
+    /// `ours` over the best rival of each workload, over all workloads together.
     pub(super) fn all_workloads(&self, measure: Measure, ours: &str, rivals: &[&str]) -> Option<RatioInterval> {
         let kinds: Vec<Vec<f64>> = WorkloadKind::MAIN
             .iter()

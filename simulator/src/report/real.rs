@@ -11,7 +11,7 @@ use super::text;
 use crate::measure::LESS_IS_BETTER;
 use crate::workload::WorkloadKind;
 
-/// Its policies, the best by the simulator first, and their names on the page.
+/// The policies of the run, the best by the simulator first, and their names on the page.
 const POLICIES: [(&str, &str); 3] = [("ours", "ours"), ("2/2/3", "2/2/3"), ("round robin", "round-robin")];
 
 /// The section of the page; without results if the file is missing or invalid.

@@ -31,12 +31,12 @@ pub(crate) enum EngineModel {
     Aisimulate,
 }
 
-/// What proxies know of each other.
+/// How proxies share state.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum SharingMode {
-    /// Nothing.
+    /// Proxies share nothing.
     Private,
-    /// Everything, this many ms later.
+    /// Proxies share everything, this many ms later.
     After(f64),
 }
 
@@ -48,14 +48,14 @@ pub(crate) enum PoolChange {
     /// The first engine gets no more requests, and comes back half a minute later with an empty
     /// cache.
     Restarts,
-    /// The last two engines become ready; before, they were not.
+    /// The last two engines, which were not ready before, become ready.
     Grows,
 }
 
 // === impl EngineModel ===
 
 impl EngineModel {
-    /// Whether this binary has it.
+    /// Whether this binary has the model.
     pub(crate) fn is_there(self) -> bool {
         self == Self::Own || cfg!(feature = "aisimulate")
     }
@@ -98,7 +98,7 @@ impl PoolSetting {
         Self { change, change_after: 0.0, ..*self }
     }
 
-    /// The request, of so many, at whose arrival the pool changes.
+    /// The request at whose arrival the pool changes, in a run of this many requests.
     pub(crate) fn change_at(&self, requests: usize) -> Option<usize> {
         self.change.map(|_| (requests as f64 * self.change_after) as usize)
     }

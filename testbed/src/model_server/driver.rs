@@ -26,7 +26,7 @@ const LORA_SERIES_MAX: usize = 8;
 const SPEED_MIN: f64 = 1e-3;
 const SPEED_MAX: f64 = 1e6;
 
-/// What the engine reports to a request about its `index`th sequence.
+/// The engine's report to a request about its `index`th sequence.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct SequenceOutput {
     pub index: usize,

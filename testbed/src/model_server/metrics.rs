@@ -14,7 +14,7 @@ use super::stats::{HISTOGRAMS, StatsHistogram};
 /// value.
 pub type MetricOverrides = BTreeMap<String, String>;
 
-/// The one entry that is not a value: the adapters in use, as the text of the label.
+/// The only entry that is not a number: the adapters in use, as the text of the label.
 const RUNNING_ADAPTERS: &str = "running_lora_adapters";
 
 /// The engine whose metric names to use.
@@ -31,7 +31,7 @@ pub enum EngineNames {
     Triton,
 }
 
-/// What a page needs besides the report of the engine.
+/// The data of a page besides the report of the engine.
 #[derive(Clone, Debug)]
 pub(super) struct PageOptions {
     pub names: EngineNames,

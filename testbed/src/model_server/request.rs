@@ -80,7 +80,7 @@ impl ApiError {
     }
 }
 
-/// What a server serves.
+/// The models that a server serves.
 #[derive(Clone, Debug)]
 pub(super) struct ServedModels {
     pub models: Vec<String>,

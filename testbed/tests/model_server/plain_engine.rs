@@ -47,7 +47,7 @@ async fn each_api_is_answered_in_its_shape_and_names_its_engine() {
 }
 
 #[tokio::test]
-async fn a_stream_has_its_tokens_then_usage_if_told_and_an_end() {
+async fn a_stream_has_its_tokens_then_usage_if_reported_and_an_end() {
     let engine = start(PlainBehaviour::default()).await;
     let told = events(&post(&engine, CHAT, &chat(true, 3)).await.unwrap());
     assert_eq!((told.len(), told.last().map(String::as_str)), (5, Some("[DONE]")));
@@ -112,7 +112,7 @@ async fn metrics_are_live_frozen_or_missing() {
 }
 
 #[tokio::test]
-async fn a_broken_engine_answers_what_it_was_told_until_it_is_mended() {
+async fn a_broken_engine_gives_the_configured_answer_until_it_is_repaired() {
     let engine = start(PlainBehaviour::with_status(500, r#"{"error":{"message":"no"}}"#)).await;
     for (status, body) in [(500, r#"{"error":{"message":"no"}}"#), (200, ""), (200, r#"{"error":{"code":500}}"#)] {
         engine.behave(PlainBehaviour::with_status(status, body));

@@ -192,7 +192,7 @@ impl ConfigReader {
         }
     }
 
-    /// Checks that everything that parameters refer to exists and has the right kind.
+    /// Checks that every item to which parameters refer exists and has the right kind.
     pub(super) fn parameter_references(&mut self, profiles: &[&str]) {
         let plugins = std::mem::take(&mut self.plugins);
         let wanted =
@@ -216,8 +216,8 @@ impl ConfigReader {
         }
     }
 
-    /// Reports plugins without effect: of kinds that work only when referred to, and not referred
-    /// to.
+    /// Reports plugins without effect: those that work only when another item refers to them, and
+    /// that no item refers to.
     pub(super) fn unused(&mut self) {
         use registry::PluginKind::{Decider, Detector, Filter, Parser, Picker, Scorer};
         let unused = self.plugins.iter().filter(|p| {

@@ -1,7 +1,7 @@
 //! Measures how good predictions were: compares the prediction at the pick with the measurement.
 //!
 //! The newest outcomes of each endpoint are kept, so that the figures are current and show a drift.
-//! MAPE alone proves little (where times vary little, a constant does well), so there are also the
+//! MAPE alone proves little (a constant is good where times vary little), so there are also the
 //! pinball loss at 0.9, which the fit of a p90 minimises, and the coverage: the share of outcomes
 //! at or below the p90, which should be 0.9.
 
@@ -36,7 +36,7 @@ pub const RATIO_BOUNDS: [f64; 10] = [0.25, 0.5, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2
 #[derive(Debug, Default)]
 pub struct PredictionScores {
     rows: BTreeMap<(EndpointRef, PredictedTarget), EndpointOutcomes>,
-    /// In the order of [`PredictedTarget::ALL`].
+    /// One comparison for each target, in the order of [`PredictedTarget::ALL`].
     compared: [PredictionComparison; 2],
 }
 

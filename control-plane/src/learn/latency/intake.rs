@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn each_row_is_taken_once_whoever_tells_it_and_what_is_missing_is_counted() {
+    fn each_row_is_taken_once_from_any_sender_and_missing_rows_are_counted() {
         let rows: Vec<_> = (0..10_u8).map(|at| observed(1, f32::from(at)).to_bytes()).collect();
         let mut intake = ObservationIntake::default();
         let mut taken = |first: u64, until: u64| {

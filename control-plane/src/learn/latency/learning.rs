@@ -62,7 +62,7 @@ pub struct LearningTask {
     counts: LearningCounts,
 }
 
-/// What a learner counts for its report.
+/// The counts of a learner for its report.
 #[derive(Debug, Default)]
 struct LearningCounts {
     /// Messages that did not fit into the inbox, at the last look.

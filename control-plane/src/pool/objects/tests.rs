@@ -55,7 +55,7 @@ fn objective(name: &str, pool: &str, priority: i32, created: &str) -> String {
     )
 }
 
-/// All errors of one file, as printed.
+/// Returns all errors of one file, as printed.
 fn complaints(text: &str) -> String {
     of_pool(&files(&[text]), &ObjectSelection::of("llama")).expect_err("taken")
 }
@@ -211,7 +211,7 @@ fn limits_of_a_pool_are_those_of_the_scheduler() {
 }
 
 #[test]
-fn each_object_is_told_in_a_line() {
+fn each_object_is_described_in_one_line() {
     let items = report(&ALL.replace(", weight: 2", "")).items;
     let said: Vec<String> = items.iter().map(|item| format!("{} {}", item.path, item.reason)).collect();
     assert_eq!(
@@ -226,7 +226,7 @@ fn each_object_is_told_in_a_line() {
 }
 
 #[test]
-fn a_file_of_objects_is_told_from_a_configuration() {
+fn a_file_of_objects_is_distinguished_from_a_configuration() {
     for (text, objects) in [
         (ALL, true),
         ("kind: List\n", true),

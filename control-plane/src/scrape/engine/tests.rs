@@ -109,7 +109,7 @@ fn refusals_name_engine_and_field() {
 }
 
 #[test]
-fn the_fields_told_to_people_are_those_that_are_read() {
+fn the_documented_fields_are_those_that_are_read() {
     for (known, refusal) in [
         (&EngineConfig::FIELDS[..], serde_json::from_str::<EngineConfig>(r#"{"?": 1}"#).unwrap_err()),
         (&CustomMetric::FIELDS[..], serde_json::from_str::<CustomMetric>(r#"{"?": 1}"#).unwrap_err()),

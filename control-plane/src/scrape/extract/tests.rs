@@ -190,7 +190,7 @@ fn thousands_of_series_are_refused_not_summed() {
 }
 
 #[test]
-fn reads_no_further_than_the_families_it_is_told_of() {
+fn reading_ends_after_the_last_wanted_family() {
     let engine = built_in("vllm");
     let page = "vllm:num_requests_running 1\nvllm:num_requests_waiting{engine=\"0\"} 2\nvllm:num_requests_waiting{engine=\"1\"} 3\nhistogram_bucket 1\nrest 1\n";
     let present = read(&engine, page).present;

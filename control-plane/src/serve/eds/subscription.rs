@@ -1,9 +1,10 @@
-//! What one EDS stream sends next. Pure, and the same for both variants of the protocol.
+//! Decides the next response of one EDS stream. Pure, and the same for both variants of the
+//! protocol.
 //!
 //! At most one response is unanswered. The next response, after Envoy's acknowledgement or refusal,
 //! has the newest set. A refused set is not sent again: Envoy keeps its last good one until the set
-//! changes. Envoys answer at once; one that has not applied a response for [`EDS_ACK_WAIT_MAX`] is
-//! late until it does.
+//! changes. Envoys answer at once. An Envoy that has not applied a response for
+//! [`EDS_ACK_WAIT_MAX`] is late until it applies one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,7 +24,7 @@ pub struct EdsSubscription {
     nonce: u64,
     /// Whether unknown names of this stream were logged.
     unknown: bool,
-    /// Since when a response has not been applied.
+    /// When the oldest response that is not applied was sent.
     waits: Option<Instant>,
 }
 
@@ -36,7 +37,7 @@ struct PendingResponse {
 /// A response to send.
 #[derive(Debug, PartialEq, Eq)]
 pub struct DueResponse {
-    /// Envoy returns it with its answer.
+    /// The nonce that Envoy returns with its answer.
     pub nonce: String,
     /// The pools that changed.
     pub changed: Vec<String>,

@@ -1,4 +1,4 @@
-//! The answers of a stream, in order. A body is cut into messages only as they are taken.
+//! The answers of a stream, in order. A body is cut into messages only when they are taken.
 
 use std::collections::VecDeque;
 
@@ -13,7 +13,7 @@ pub struct AnswerQueue(VecDeque<ExtProcAnswer>);
 
 #[derive(Debug)]
 enum ExtProcAnswer {
-    /// A message, and how long the body in it is.
+    /// A message, and the length of the body in it.
     Message(Box<ProcessingResponse>, usize),
     Body(AnswerBody),
 }
@@ -25,21 +25,22 @@ pub struct AnswerBody {
     pub pieces: BodyPieces,
     /// Request or response.
     pub direction: BodyDirection,
-    /// The pieces are all that goes on; otherwise each answers one that came.
+    /// Whether the mode is full duplex: Envoy forwards only these pieces. Otherwise each piece
+    /// answers one that Envoy sent.
     pub duplex: bool,
-    /// The body's end comes with the last.
+    /// Whether the last piece ends the body.
     pub ends: bool,
 }
 
 // === impl AnswerQueue ===
 
 impl AnswerQueue {
-    /// A message with a body of so many bytes in it.
+    /// Appends a message that has a body of `body_bytes` bytes.
     pub fn push(&mut self, message: ProcessingResponse, body_bytes: usize) {
         self.0.push_back(ExtProcAnswer::Message(Box::new(message), body_bytes));
     }
 
-    /// A body.
+    /// Appends a body.
     pub fn push_body(&mut self, body: AnswerBody) {
         self.0.push_back(ExtProcAnswer::Body(body));
     }
@@ -61,7 +62,7 @@ impl AnswerQueue {
         }
     }
 
-    /// How much memory they take, in bytes.
+    /// The memory of the queued answers, in bytes.
     #[must_use]
     pub fn memory(&self) -> usize {
         let each = self.0.iter().map(|answer| match answer {
@@ -71,13 +72,13 @@ impl AnswerQueue {
         each.sum()
     }
 
-    /// Is nothing left to send?
+    /// Whether nothing is left to send.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Drops all of them.
+    /// Drops all answers.
     pub fn clear(&mut self) {
         self.0.clear();
     }

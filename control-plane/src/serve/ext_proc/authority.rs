@@ -1,8 +1,9 @@
 //! The Service that a gateway calls, by the `:authority` of its gRPC stream.
 //!
 //! An InferencePool names the Service of its picker. A gateway that reads it opens a cluster for
-//! that Service, and Envoy sends as authority what the gateway set or else the name of the cluster.
-//! So pools that share a daemon need no metadata if each names its own Service or port.
+//! that Service, and Envoy sends as authority the value that the gateway set, or else the name of
+//! the cluster. So pools that share a daemon need no metadata if each names its own Service or
+//! port.
 //!
 //! | gateway | authority |
 //! |---|---|
@@ -22,7 +23,7 @@ pub struct ServiceAuthority<'a> {
 // === impl ServiceAuthority ===
 
 impl<'a> ServiceAuthority<'a> {
-    /// `None` if it is not that of a Service.
+    /// Parses an authority; `None` if it does not name a Service.
     #[must_use]
     pub fn parse(authority: &'a str) -> Option<Self> {
         let (host, port) = match authority.rsplit_once(':') {
@@ -34,7 +35,7 @@ impl<'a> ServiceAuthority<'a> {
         (kind == "svc" && !name.is_empty() && !namespace.is_empty()).then_some(Self { name, namespace, port })
     }
 
-    /// Whether it is that Service. A missing port matches any.
+    /// Whether the authority names `service`. A missing port matches any.
     #[must_use]
     pub fn names_service(&self, service: &PickerService) -> bool {
         let port = self.port.is_none() || service.port.is_none() || self.port == service.port;

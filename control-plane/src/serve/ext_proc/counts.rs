@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::memory::StreamMemory;
 
-/// How many streams there are, and the memory they hold.
+/// The number of streams, and the memory that they hold.
 #[derive(Debug, Default)]
 pub struct StreamCounts {
     begun: AtomicU64,
@@ -30,7 +30,7 @@ impl StreamCounts {
         self.refused.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The memory they hold.
+    /// The memory that the streams hold.
     #[must_use]
     pub fn memory(&self) -> &Arc<StreamMemory> {
         &self.memory

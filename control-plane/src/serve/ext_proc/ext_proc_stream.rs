@@ -4,15 +4,16 @@
 //! The driver decides what is done, and when (see [`exchange::driver`]). The mode in which the
 //! proxy sends bodies decides which answer has the destination:
 //!
-//! - Full duplex, streamed early: decided at the last byte. The answer to the headers, sent only
-//!   then; the held pieces follow as they came, changed at the model's name.
-//! - Buffered, buffered partial: decided at the one piece. The answer to that piece, for which the
-//!   headers wait; the piece is replaced if it changed.
-//! - Streamed, none: decided at the headers, which do not wait. The answer to the headers; the body
-//!   goes on unread.
+//! - Full duplex, streamed early: the driver decides at the last byte. The answer to the headers,
+//!   which is sent only then, has the destination. The held pieces follow as they came, with the
+//!   model's name replaced.
+//! - Buffered, buffered partial: the driver decides at the only piece. The answer to that piece has
+//!   the destination, because the headers wait for it; the piece is replaced if it changed.
+//! - Streamed, none: the driver decides at the headers, which do not wait for the body. The answer
+//!   to the headers has the destination; the body passes unread.
 //!
-//! A stream ends when the proxy has nothing more to send, or its client left. Either way what the
-//! pick holds is released, once, when the stream is dropped.
+//! A stream ends when the proxy has nothing more to send, or its client left. In both cases
+//! dropping the stream releases the ledger entries of the pick, once.
 
 mod host;
 
@@ -35,9 +36,9 @@ pub struct ExtProcStream {
     driver: RequestDriver<ExtProcHost>,
     host: ExtProcHost,
     number: u64,
-    /// The family of the API.
+    /// The family of the request's API.
     family: ApiFamily,
-    /// Length of the request headers. The driver keeps some of them.
+    /// Length of the request headers, in bytes. The driver keeps some of them.
     head_bytes: usize,
 }
 
@@ -52,7 +53,7 @@ impl ExtProcStream {
         Self { driver: RequestDriver::default(), host, number, family: ApiFamily::OpenAi, head_bytes: 0 }
     }
 
-    /// Its number among all streams since the start.
+    /// The number of the stream, counted since the start.
     #[must_use]
     pub fn number(&self) -> u64 {
         self.number
@@ -68,13 +69,13 @@ impl ExtProcStream {
         std::iter::from_fn(|| self.host.out.next())
     }
 
-    /// Memory for what the proxy sent, in bytes.
+    /// The memory of the data that the proxy sent, in bytes.
     #[must_use]
     pub fn memory(&self) -> usize {
         self.head_bytes + self.host.memory()
     }
 
-    /// Whether the body of the request is still coming, and nothing can be done before its end.
+    /// Whether the stream waits for the end of the request's body.
     #[must_use]
     pub fn awaits_body(&self) -> bool {
         self.driver.awaits_body()
@@ -86,8 +87,8 @@ impl ExtProcStream {
         self.driver.is_answered() && self.host.out.is_empty()
     }
 
-    /// Replies to the client instead of sending what is not sent yet, and releases what the pick
-    /// and the body hold.
+    /// Replies to the client, drops the answers that are not sent yet, and releases the pick and
+    /// the body.
     pub fn refuse(&mut self, refusal: StreamRefusal) {
         self.host.server.streams().refuse();
         self.host.out.clear();
@@ -95,14 +96,14 @@ impl ExtProcStream {
         self.driver.answer(&mut self.host, refusal.reply(self.family));
     }
 
-    /// Whether the proxy can go on without the daemon. Then a daemon that stops breaks no reply.
+    /// Whether the proxy can continue without the daemon. Then a daemon that stops breaks no reply.
     #[must_use]
     pub fn is_dispensable(&self) -> bool {
         let duplex = self.host.modes().response == BodyMode::FullDuplex;
         self.driver.is_routed() && !self.driver.restores_response() && !duplex
     }
 
-    /// A message of the proxy.
+    /// Handles a message of the proxy. Returns what the stream needs next.
     pub fn receive(&mut self, mut message: ProcessingRequest) -> StreamAction {
         // In observability mode Envoy ignores answers, so no pick is counted.
         if message.observability_mode {
@@ -124,12 +125,12 @@ impl ExtProcStream {
                 self.driver.response_trailers(&mut self.host);
                 self.host.answer(wire::trailers_answer(BodyDirection::Response));
             }
-            None => {} // a newer proxy's flow control, which is never turned on
+            None => {} // flow control of newer proxies, which this server never enables
         }
         self.host.action()
     }
 
-    /// The pool has state, or `now` is the deadline.
+    /// Continues a parked request: the pool has state, or `now` is the deadline.
     pub fn retry(&mut self, now: Timestamp) -> StreamAction {
         self.host.parking = None;
         self.driver.resume(&mut self.host, now);
@@ -175,7 +176,7 @@ impl ExtProcStream {
         let size = body.len();
         self.host.piece = Some(ResponsePiece { bytes: body, ends: end_of_stream });
         self.driver.response_body(&mut self.host, size, end_of_stream || one_piece);
-        // The driver leaves a piece that it does not read.
+        // The driver does not take a piece that it does not read.
         if let Some(ResponsePiece { bytes, ends }) = self.host.piece.take() {
             self.host.forward_body(BodyDirection::Response, bytes, ends);
         }

@@ -1,8 +1,8 @@
 //! Reads the messages of one gRPC stream from its bytes.
 //!
-//! It replaces tonic's own reader, because its memory has to be known and bounded: tonic's buffer
-//! keeps the size of the largest message for as long as the stream lasts, and a message of a few
-//! MiB of empty headers decodes to a hundred times its size.
+//! It replaces tonic's reader, whose memory is not bounded: tonic's buffer keeps the size of the
+//! largest message as long as the stream lasts, and a message of a few MiB of empty headers decodes
+//! to a hundred times its size.
 
 use std::ops::Range;
 
@@ -35,7 +35,7 @@ const MOVED_BYTES_MIN: usize = 64 << 10;
 /// Bytes before each message: a flag and the length.
 const PREFIX_BYTES: usize = 5;
 
-/// The bytes of a stream that were received and not read yet.
+/// The bytes of a stream that were received but not read yet.
 #[derive(Debug, Default)]
 pub struct MessageReader {
     buffer: Vec<u8>,
@@ -43,7 +43,7 @@ pub struct MessageReader {
     start: usize,
 }
 
-/// Where the parts of a whole message are in the buffer.
+/// The positions of a complete message's parts in the buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MessageLayout {
     message: Range<usize>,
@@ -58,9 +58,9 @@ struct BodyField {
     field: Range<usize>,
     /// The value, a message.
     value: Range<usize>,
-    /// The field of that which is the body's bytes.
+    /// The field of `value` that has the body's bytes.
     content_field: Range<usize>,
-    /// Those bytes.
+    /// The bytes of the body.
     content: Range<usize>,
 }
 
@@ -68,7 +68,7 @@ struct BodyField {
 struct ProtoField {
     tag: u64,
     bytes: Range<usize>,
-    /// The value, where it is of the kind that says its length.
+    /// The value, if the field is length-delimited.
     value: Option<Range<usize>>,
 }
 
@@ -82,25 +82,25 @@ struct ProtoFields<'m> {
 // === impl MessageReader ===
 
 impl MessageReader {
-    /// How much memory it takes, in bytes.
+    /// The memory of the buffer, in bytes.
     #[must_use]
     pub fn memory(&self) -> usize {
         self.buffer.capacity()
     }
 
-    /// Has a part of a message come?
+    /// Whether a part of a message has arrived.
     #[must_use]
     pub fn is_within_a_message(&self) -> bool {
         self.start < self.buffer.len()
     }
 
-    /// The next bytes of the stream. There is no whole message before them.
+    /// Appends the next bytes of the stream. Before the call the buffer has no complete message.
     pub fn push(&mut self, bytes: &[u8]) {
         self.buffer.drain(..self.start);
         self.start = 0;
         let len = self.buffer.len() + bytes.len();
         if len > self.buffer.capacity() {
-            // It doubles, but not beyond the message that is on its way.
+            // The buffer doubles, but not beyond the length of the next message.
             let whole = self.announced().map_or(0, |len| PREFIX_BYTES + len.min(MESSAGE_BYTES_MAX));
             let capacity = len.max(whole.min(self.buffer.capacity() * 2));
             self.buffer.reserve_exact(capacity - self.buffer.len());
@@ -108,10 +108,10 @@ impl MessageReader {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The next message, if all of it is here.
+    /// Finds the next message, if it has arrived completely.
     ///
     /// # Errors
-    /// The status that ends the stream, of a message that is none or is too long.
+    /// The status that ends the stream, if the message is invalid or too long.
     pub fn next(&self) -> Result<Option<MessageLayout>, Status> {
         let Some(len) = self.announced() else { return Ok(None) };
         if self.buffer.get(self.start).is_some_and(|&flag| flag != 0) {
@@ -136,7 +136,7 @@ impl MessageReader {
     /// Takes out the message that [`Self::next`] found.
     ///
     /// # Errors
-    /// The status that ends the stream, of a message that is none.
+    /// The status that ends the stream, if the message is invalid.
     pub fn take(&mut self, layout: MessageLayout) -> Result<ProcessingRequest, Status> {
         let MessageLayout { message, body } = layout;
         let part = |range: Range<usize>| self.buffer.get(range).unwrap_or_default();
@@ -153,12 +153,12 @@ impl MessageReader {
         Ok(decoded)
     }
 
-    /// Forgets what has come.
+    /// Drops all bytes.
     pub fn clear(&mut self) {
         *self = Self::default();
     }
 
-    /// The length of the next message, once its prefix is here.
+    /// The length of the next message, once its prefix has arrived.
     fn announced(&self) -> Option<usize> {
         let length = self.buffer.get(self.start + 1..self.start + PREFIX_BYTES)?;
         Some(u32::from_be_bytes(length.try_into().ok()?) as usize)
@@ -170,7 +170,7 @@ impl MessageReader {
             self.consume(end);
             return copy;
         }
-        // What is behind it is a part of the frame that its end came in.
+        // The bytes behind the message are a part of the frame that ended it.
         let behind = self.buffer.get(end..).unwrap_or_default().to_vec();
         let mut bytes = std::mem::replace(&mut self.buffer, behind);
         self.start = 0;
@@ -198,7 +198,7 @@ fn malformed() -> Status {
 // === impl MessageLayout ===
 
 impl MessageLayout {
-    /// Finds the parts of the message at `message` of `bytes`; `None` if it is none.
+    /// Finds the parts of the message at `message` in `bytes`; `None` if it is invalid.
     fn of(bytes: &[u8], message: Range<usize>) -> Option<Self> {
         let mut parts = Vec::new();
         for field in ProtoFields::of(bytes, message.clone()) {
@@ -216,7 +216,7 @@ impl MessageLayout {
         Some(Self { message, body })
     }
 
-    /// How long the message is without the bytes of a body.
+    /// The length of the message without the bytes of a body.
     #[must_use]
     pub fn envelope_bytes(&self) -> usize {
         self.message.len() - self.body.as_ref().map_or(0, |body| body.content.len())
@@ -227,7 +227,7 @@ impl MessageLayout {
 
 impl BodyField {
     /// `Some(None)` for a body without bytes, or with bytes in several places.
-    #[expect(clippy::option_option, reason = "the outer is of a message that is none")]
+    #[expect(clippy::option_option, reason = "the outer `None` means an invalid message")]
     fn of(bytes: &[u8], of_request: bool, whole: &Range<usize>, value: &Range<usize>) -> Option<Option<Self>> {
         let mut contents = Vec::new();
         for field in ProtoFields::of(bytes, value.clone()) {
@@ -277,7 +277,7 @@ impl<'m> ProtoFields<'m> {
                 Some(begins..self.at)
             }
             5 => self.skip(4).map(|()| None)?,
-            _ => return None, // groups: no message of Envoy has had any
+            _ => return None, // groups: no message of Envoy has any
         };
         Some(ProtoField { tag: key >> 3, bytes: start..self.at, value })
     }
@@ -316,7 +316,7 @@ mod tests {
         HttpBody { body, end_of_stream: true, ..HttpBody::default() }
     }
 
-    /// All messages of these bytes, which come in pieces.
+    /// Reads all messages from these bytes, which arrive in pieces.
     fn read(bytes: &[u8], piece: usize) -> Result<Vec<ProcessingRequest>, Status> {
         let (mut framing, mut messages) = (MessageReader::default(), Vec::new());
         for piece in bytes.chunks(piece) {
@@ -383,15 +383,15 @@ mod tests {
 
     #[test]
     fn nothing_expands_more_than_it_is_said_to() {
-        // Each at the two bytes of an empty element, the list copied once more while it grows.
+        // An empty element takes two bytes, and the list is copied once more while it grows.
         for size in [size_of::<HeaderValue>(), size_of::<Value>()] {
             assert!(size / 2 * 2 <= EXPANSION_MAX, "{size}");
         }
     }
 
     proptest! {
-        /// Where this reader reads a message, it is what prost reads; where it does not, nor does
-        /// prost, but for what is refused.
+        /// This reader decodes a message to the same value as prost, and fails where prost fails,
+        /// except for messages that it refuses.
         #[test]
         fn it_reads_what_prost_reads(bytes in prop::collection::vec(any::<u8>(), 0..64), nested in prop::collection::vec(any::<u8>(), 0..32), as_body: bool) {
             let bytes = if as_body {

@@ -1,11 +1,11 @@
-//! A request body held until it is whole, and the pieces it is sent back in.
+//! A request body that is held until it is complete, and the pieces in which it is sent back.
 //!
-//! The body is one run of bytes, so that reading it needs no copy; the ends of its pieces are kept
-//! beside it. A body that came in one piece is not copied.
+//! The body is contiguous, so that reading it needs no copy; the ends of its pieces are kept
+//! separately. A body that came in one piece is not copied.
 
 use exchange::rewrite::BodyEdit;
 
-/// A body, and where its pieces end.
+/// A body, and the ends of its pieces.
 #[derive(Debug, Default)]
 pub struct HeldBody {
     bytes: Vec<u8>,
@@ -18,7 +18,7 @@ pub struct BodyPieces {
     body: HeldBody,
     /// The next of `held.ends`.
     index: usize,
-    /// How many of its bytes were taken.
+    /// How many bytes of the body were taken.
     taken: usize,
     piece_bytes_max: usize,
     splice: Option<BodyEdit>,
@@ -27,11 +27,11 @@ pub struct BodyPieces {
 /// A piece of a body.
 #[derive(Debug, PartialEq, Eq)]
 pub struct BodyPiece {
-    /// Its bytes.
+    /// The bytes of the piece.
     pub bytes: Vec<u8>,
-    /// Whether they differ from the bytes that came.
+    /// Whether the bytes differ from those that came.
     pub changed: bool,
-    /// Whether it is the last.
+    /// Whether the piece is the last.
     pub last: bool,
 }
 
@@ -44,13 +44,14 @@ impl AsRef<[u8]> for HeldBody {
 }
 
 impl HeldBody {
-    /// The next piece.
+    /// Appends the next piece.
     pub fn push(&mut self, mut piece: Vec<u8>) {
         if self.bytes.is_empty() {
             piece.shrink_to_fit();
             self.bytes = piece;
         } else {
-            // It grows by a quarter, not to double its size: unused bytes count as held.
+            // The buffer grows by a quarter and does not double, because unused bytes count as
+            // held.
             let len = self.bytes.len() + piece.len();
             if len > self.bytes.capacity() {
                 self.bytes.reserve_exact(len + len / 4 - self.bytes.len());
@@ -60,19 +61,19 @@ impl HeldBody {
         self.ends.push(self.bytes.len());
     }
 
-    /// How long the body is so far.
+    /// The length of the body so far.
     #[must_use]
     pub fn len(&self) -> usize {
         self.bytes.len()
     }
 
-    /// How much memory it takes, in bytes.
+    /// The memory of the body, in bytes.
     #[must_use]
     pub fn memory(&self) -> usize {
         self.bytes.capacity() + self.ends.capacity() * size_of::<usize>()
     }
 
-    /// Takes the body out, changed by `splice`; `None` if nothing of a body has come.
+    /// Takes the body out, changed by `splice`; `None` if no part of a body has arrived.
     pub fn take(&mut self, splice: Option<BodyEdit>) -> Option<BodyPiece> {
         let Self { mut bytes, ends } = std::mem::take(self);
         ends.last()?;
@@ -83,8 +84,8 @@ impl HeldBody {
         Some(BodyPiece { bytes, changed, last: true })
     }
 
-    /// Takes the body out in the pieces it came in, none longer than `piece_bytes_max` but for
-    /// what `splice` adds.
+    /// Takes the body out in the pieces in which it came. No piece is longer than
+    /// `piece_bytes_max`, except by the bytes that `splice` adds.
     pub fn take_pieces(&mut self, splice: Option<BodyEdit>, piece_bytes_max: usize) -> BodyPieces {
         BodyPieces { body: std::mem::take(self), index: 0, taken: 0, piece_bytes_max, splice }
     }
@@ -101,7 +102,7 @@ impl BodyPieces {
         held.take_pieces(None, piece_bytes_max)
     }
 
-    /// How much memory they take, in bytes.
+    /// The memory of the pieces, in bytes.
     #[must_use]
     pub fn memory(&self) -> usize {
         self.body.memory()

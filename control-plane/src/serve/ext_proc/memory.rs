@@ -1,10 +1,10 @@
-//! The memory that streams may hold, all of them together.
+//! Limits the memory that all streams together may hold.
 //!
 //! Every stream has a [`MemoryAccount`] of the bytes it holds: an unfinished message, a body that
 //! waits for its last byte, answers that the proxy has not taken. The sum over all streams stays
-//! within [`HELD_BYTES_MAX`], and a stream may hold at most a quarter of what the others leave.
-//! So a few large bodies do not shut out the rest: the more is held, the less a single stream may
-//! add, and a small request still finds room.
+//! within [`HELD_BYTES_MAX`], and a stream may hold at most a quarter of what the others leave. So
+//! a few large bodies do not block all other requests: the more is held, the less a single stream
+//! may add, and a small request still gets memory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,37 +14,37 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// need up to a quarter of it, and ext_proc streams with their HTTP/2 buffers another quarter.
 pub const HELD_BYTES_MAX: usize = 384 << 20;
 
-/// A stream holds at most one part in this many of the bytes that the others leave. A first body of
-/// 24 MiB needs less than that part of the whole.
+/// A stream holds at most one part in this many of the bytes that the others leave. With no other
+/// stream, a body of 24 MiB fits into its share.
 const SHARE: usize = 4;
 
-/// How many bytes all streams hold.
+/// The number of bytes that all streams hold.
 #[derive(Debug, Default)]
 pub struct StreamMemory {
     used: AtomicUsize,
 }
 
-/// How many bytes one stream holds. Dropping it releases them.
+/// The number of bytes that one stream holds. Dropping the account releases them.
 #[derive(Debug)]
 pub struct MemoryAccount {
     memory: Arc<StreamMemory>,
     bytes: usize,
 }
 
-/// A stream would hold more than its share.
+/// The error of a stream that would hold more than its share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryExceeded;
 
 // === impl StreamMemory ===
 
 impl StreamMemory {
-    /// How many bytes are held now.
+    /// The number of bytes that are held now.
     #[must_use]
     pub fn used(&self) -> usize {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// An account that holds nothing.
+    /// Opens an account that holds nothing.
     #[must_use]
     pub fn account(self: &Arc<Self>) -> MemoryAccount {
         MemoryAccount { memory: Arc::clone(self), bytes: 0 }
@@ -54,10 +54,10 @@ impl StreamMemory {
 // === impl MemoryAccount ===
 
 impl MemoryAccount {
-    /// The stream holds `bytes` from now on, in place of what it held.
+    /// Sets the number of bytes that the stream holds.
     ///
     /// # Errors
-    /// It wants more than it had, and more than its share. It holds what it held.
+    /// The number is larger than before and larger than the share. The account is unchanged then.
     pub fn hold(&mut self, bytes: usize) -> Result<(), MemoryExceeded> {
         if bytes <= self.bytes {
             self.record(bytes);
@@ -73,7 +73,7 @@ impl MemoryAccount {
         Ok(())
     }
 
-    /// The stream holds `bytes` from now on, whether it may or not.
+    /// Sets the number of bytes that the stream holds, even beyond its share.
     pub fn record(&mut self, bytes: usize) {
         match bytes.checked_sub(self.bytes) {
             Some(0) => {}

@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use exchange::Timestamp;
 
-/// A stream whose waiting has an end.
+/// A stream that may wait only for a limited time.
 pub trait ExpiringStream: Debug + Send + Sync {
-    /// Ends the stream if it has waited for its proxy too long.
+    /// Ends the stream if it has waited too long for its proxy.
     fn expire(&self, now: Timestamp);
 }
 
@@ -19,12 +19,12 @@ pub struct OpenStreams(Mutex<HashMap<u64, Weak<dyn ExpiringStream>>>);
 // === impl OpenStreams ===
 
 impl OpenStreams {
-    /// From now on [`Self::expire`] looks at the stream with this number.
+    /// Adds a stream, so that [`Self::expire`] checks it.
     pub fn insert(&self, number: u64, stream: Weak<dyn ExpiringStream>) {
         self.lock().insert(number, stream);
     }
 
-    /// The stream is over.
+    /// Removes a stream that has ended.
     pub fn remove(&self, number: u64) {
         self.lock().remove(&number);
     }

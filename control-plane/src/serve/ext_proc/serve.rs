@@ -29,7 +29,7 @@ pub struct ExtProcListener {
 // === impl ExtProcListener ===
 
 impl ExtProcListener {
-    /// Opens the listener; `None` where none is wanted.
+    /// Opens the listener; `None` if none is configured.
     ///
     /// # Errors
     /// [`FatalError::Listen`] says why it cannot be opened.

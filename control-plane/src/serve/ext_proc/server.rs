@@ -2,13 +2,13 @@
 //! has one.
 //!
 //! The ext_proc server is a proxy of the daemon itself. It receives the messages that proxies
-//! receive, from a [`StateSession`] like theirs, refuses what they would refuse, acknowledges as
-//! they do (so that no slot is given away while it is still in use here), and counts as they
-//! count. No EDS stream is known to belong to its gateways, so it receives a new endpoint after
-//! the delay that replaces an acknowledgement.
+//! receive, from a [`StateSession`] like theirs. It refuses and acknowledges messages as a proxy
+//! does, so that the daemon reuses no slot that is still in use here, and it reports the same
+//! counters. The daemon does not know the EDS streams of its gateways, so the server receives a new
+//! endpoint after the delay that replaces an acknowledgement.
 //!
 //! A pool is behind a lock that is held for one step of one exchange, some tens of µs, and never
-//! while anything is waited for.
+//! across a wait.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -37,17 +37,17 @@ use crate::state::peer::{Origin, ProxyProcess};
 use crate::state::peer_relay::SHARE_INTERVAL;
 use crate::state::shared::DaemonState;
 
-/// The most requests that wait for a pool's first state at once, each with its body; beyond it they
-/// are answered at once.
+/// The most requests that wait for a pool's first state at once, each with its body; further
+/// requests are answered at once.
 const PARKED_MAX: usize = 1_024;
 
-/// How often a pool does its housekeeping: its prefix index in slices, its ejections.
+/// The interval of a pool's housekeeping: a slice of the prefix index, and the ejections.
 const TICK: Duration = Duration::from_millis(100);
 
 /// How often counters are reported: as often as filters do.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A moment beyond anything that happens here.
+/// A moment in the far future, for timers that must not fire.
 fn far() -> Instant {
     Instant::now() + Duration::from_secs(3600)
 }
@@ -76,13 +76,13 @@ pub struct ServedPool {
     has_state: watch::Sender<bool>,
 }
 
-/// The part of a pool behind the lock.
+/// The part of a pool that the lock protects.
 #[derive(Debug)]
 pub struct ServedPoolState {
     /// The state for decisions.
     pub pool: ManagedPool,
     applied: AppliedVersions,
-    /// Time a pick took, in µs.
+    /// Times of picks, in µs.
     pick_us: CountHistogram,
     peers: LocalPeer,
     used: bool,
@@ -97,7 +97,8 @@ impl ExtProcServer {
         Self::with_namespace(pools, None)
     }
 
-    /// A server that sets destinations in this metadata namespace, if one is given.
+    /// A server that sets destinations in this metadata namespace, or in the default one for
+    /// `None`.
     #[must_use]
     pub fn with_namespace(pools: &[Arc<str>], destination_namespace: Option<String>) -> Arc<Self> {
         let pools = pools.iter().map(|name| (Arc::clone(name), Arc::new(ServedPool::new()))).collect();
@@ -112,7 +113,7 @@ impl ExtProcServer {
         })
     }
 
-    /// The metadata namespace of destinations, and of the endpoint that served.
+    /// The metadata namespace of destinations and of the served endpoint.
     #[must_use]
     pub fn destination_namespace(&self) -> &str {
         &self.destination_namespace
@@ -128,16 +129,16 @@ impl ExtProcServer {
         }
     }
 
-    /// From now on a pool is also found by the Service that its InferencePool names.
+    /// Makes [`Self::pool_of_service`] find pools by the Services that their InferencePools name.
     pub fn follow(&self, components: &BTreeMap<Arc<str>, WatchedComponents>) {
         let of_pool = |(name, pool): (&Arc<str>, &Arc<ServedPool>)| {
             let components = components.get(name).into_iter().flatten();
             components.map(|(_, followed)| (Arc::clone(pool), followed.status())).collect::<Vec<_>>()
         };
-        let _ = self.sources.set(self.pools.iter().flat_map(of_pool).collect()); // there is one daemon
+        let _ = self.sources.set(self.pools.iter().flat_map(of_pool).collect()); // it is set only once, because a process has one daemon
     }
 
-    /// The pool whose picker is the Service of this authority, if that is one pool's alone.
+    /// The pool whose picker is the Service of this authority, if exactly one pool names it.
     #[must_use]
     pub fn pool_of_service(&self, authority: &str) -> Option<&Arc<ServedPool>> {
         let service = ServiceAuthority::parse(authority)?;
@@ -159,7 +160,7 @@ impl ExtProcServer {
         self.pools.values().all(|pool| pool.has_state())
     }
 
-    /// The current time, as exchanges have it.
+    /// The current time on the clock of exchanges.
     #[must_use]
     pub fn now(&self) -> Timestamp {
         Timestamp(u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX))
@@ -171,18 +172,18 @@ impl ExtProcServer {
         self.began + Duration::from_nanos(time.0)
     }
 
-    /// A place for one more request that waits for state, if there is one.
+    /// Takes a permit for one more parked request; `None` if none is left.
     pub(super) fn parking_place(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.parking).try_acquire_owned().ok()
     }
 
-    /// Its streams, counted.
+    /// The counts of the server's streams.
     #[must_use]
     pub fn streams(&self) -> &Arc<StreamCounts> {
         &self.streams
     }
 
-    /// Its open streams.
+    /// The open streams of the server.
     pub(super) fn open_streams(&self) -> &OpenStreams {
         &self.open_streams
     }
@@ -198,14 +199,15 @@ impl ExtProcServer {
         // 0 means no process.
         let process_id = rand::random::<u64>().max(1);
         let mut session =
-            StateSession::new(ProxyProcess::front(NODE, process_id), self.pools.keys().map(ToString::to_string), Instant::now());
+            StateSession::new(ProxyProcess::ext_proc_server(NODE, process_id), self.pools.keys().map(ToString::to_string), Instant::now());
         let (mut pools, mut relayed) = (shared.pools.subscribe(), shared.peers.relayed.subscribe());
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (mut reported, mut ready) = (Instant::now(), false);
         loop {
             let views = pools.borrow_and_update().clone();
-            // Only when it may be forwarded: a change that came too soon wakes this task then.
+            // A change is marked as seen only when it may be forwarded. An earlier change wakes
+            // this task later.
             if session.relay_at(Instant::now()) <= Instant::now() {
                 relayed.borrow_and_update();
             }
@@ -213,7 +215,7 @@ impl ExtProcServer {
                 if let Some(ack) = self.apply(message) {
                     session.ack(ack);
                 }
-                shared.front_has(session.status());
+                shared.set_ext_proc_pools(session.status());
             }
             if self.is_ready() != ready {
                 ready = !ready;
@@ -223,8 +225,8 @@ impl ExtProcServer {
             let share_at = if self.publish(&shared, process_id) { Instant::now() + SHARE_INTERVAL } else { far() };
             tokio::select! {
                 changed = pools.changed() => if changed.is_err() { return },
-                // Others report hundreds of times a second: nothing is read before it may be
-                // forwarded.
+                // Other proxies report hundreds of times a second, so this task does not wake
+                // before a report may be forwarded.
                 changed = async { tokio::time::sleep_until(relay_at).await; relayed.changed().await } => if changed.is_err() { return },
                 () = tokio::time::sleep_until(share_at) => {}
                 () = tokio::time::sleep_until(session.wake_at(&views, Instant::now())) => {}
@@ -241,7 +243,7 @@ impl ExtProcServer {
         }
     }
 
-    /// Applies a message as a proxy does: as a whole, or not at all. Returns its acknowledgement.
+    /// Applies a message completely or not at all, as a proxy does. Returns the acknowledgement.
     pub fn apply(&self, message: state::DaemonMessage) -> Option<state::Ack> {
         let update = match DaemonUpdate::decode(message, |name| self.pools.get(name).map(|pool| pool.lock())) {
             Ok(update) => update,
@@ -269,7 +271,8 @@ impl ExtProcServer {
             pool.tick(now);
             peers.expire(pool, now);
             observations(name, pool).into_iter().for_each(|observations| shared.observed(process_id, observations));
-            // Proxies share only with those that pick: not with a server that no gateway uses.
+            // Proxies share only with proxies that pick. A server that no gateway uses does not
+            // join.
             if *used && peers.join() {
                 shared.relay().join(name, (process_id, &Origin::default()), Instant::now());
                 shared.peers.relayed.send_replace(());
@@ -277,7 +280,8 @@ impl ExtProcServer {
         }
     }
 
-    /// Reports to the other proxies of each pool what changed here. Returns whether there are any.
+    /// Reports the changes of each pool to the other proxies. Returns whether there are other
+    /// proxies.
     fn publish(&self, shared: &DaemonState, process_id: u64) -> bool {
         let mut has_peers = false;
         for (name, pool) in &self.pools {
@@ -301,7 +305,7 @@ impl ExtProcServer {
                 inner.used.then(|| CounterTotals::from_pool(&inner.pool, &inner.pick_us))
             };
             if let Some(totals) = totals {
-                shared.front_counted(name, totals, Instant::now());
+                shared.record_ext_proc_counters(name, totals, Instant::now());
             }
         }
     }
@@ -314,8 +318,8 @@ fn refuse(rejected: RejectedMessage) -> Option<state::Ack> {
     rejected.ack()
 }
 
-/// The observations of requests that ended since the last time. The ext_proc server counts as one
-/// VM of its process.
+/// Takes the observations of requests that ended since the last call. The ext_proc server counts as
+/// one VM of its process.
 fn observations(name: &str, pool: &mut ManagedPool) -> Option<state::Observations> {
     let (first, rows) = pool.take_observations();
     let rows: Vec<u8> = rows.iter().flat_map(EncodedObservation::to_bytes).collect();
@@ -349,7 +353,7 @@ impl ServedPool {
 
     /// Waits until the pool has state.
     pub async fn state(&self) {
-        // The sender is in `self`, so it cannot be gone.
+        // The sender is in `self`, so the channel cannot be closed.
         let _ = self.has_state.subscribe().wait_for(|has| *has).await;
     }
 }
@@ -363,14 +367,14 @@ impl AsRef<ManagedPool> for ServedPoolState {
 }
 
 impl ServedPoolState {
-    /// Creates the prefix index before the first exchange that is decided here, so that a pool
-    /// that is never used has none.
+    /// Creates the prefix index before the first decision, so that a pool that is never used has
+    /// none.
     pub(super) fn prepare_index(&mut self) {
         self.used = true;
         self.pool.reserve_prefixes(ENTRIES_DEFAULT);
     }
 
-    /// Notes that a pick took `us` microseconds.
+    /// Records that a pick took `us` microseconds.
     #[expect(clippy::cast_precision_loss, reason = "a pick is far below 2^52 µs")]
     pub(super) fn record_pick_time(&mut self, us: u64) {
         self.pick_us.record(us as f64, &DURATION_BOUNDS_MS);

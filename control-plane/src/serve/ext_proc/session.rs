@@ -1,10 +1,10 @@
-//! One ext_proc stream, from its bytes to its bytes: it reads messages, has an [`ExtProcStream`]
-//! answer them, and accounts for the memory that all of it holds.
+//! One ext_proc stream, from received bytes to sent bytes. It reads messages, passes them to an
+//! [`ExtProcStream`], writes the answers, and accounts for the memory of all parts.
 //!
-//! No sockets and no waiting here, as in [`ExtProcStream`]. A stream that waits for its proxy holds
-//! memory, a place and perhaps a pick, so its waiting has an end ([`ExpiringStream::expire`]). The
-//! server checks that from outside, because HTTP/2 does not poll a stream while the proxy takes no
-//! data.
+//! Like [`ExtProcStream`], it uses no sockets and does not wait. A stream that waits for its proxy
+//! holds memory, a permit and perhaps a pick, so the wait is limited ([`ExpiringStream::expire`]).
+//! A separate task of the server enforces the limit, because HTTP/2 does not poll a stream while
+//! the proxy takes no data.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -21,19 +21,19 @@ use super::open_streams::ExpiringStream;
 use super::refusal::StreamRefusal;
 use super::server::{ExtProcServer, ServedPool};
 
-/// How long a proxy may be silent while the rest of a body or of a message is missing, or may
-/// take no data of its answer, in ms. A client that is slower than that is gone.
+/// How long a proxy may be silent while the rest of a body or of a message is missing, or may take
+/// no data of its answer, in ms. A client that is slower counts as gone.
 pub const SILENCE_MS_MAX: u64 = 30_000;
 
-/// How long a request's body may take altogether, in ms: as long as the shipped Envoy configuration
-/// gives a request (`request_timeout`).
+/// How long a request's body may take in total, in ms: the `request_timeout` of the shipped Envoy
+/// configuration.
 pub const BODY_MS_MAX: u64 = 300_000;
 
 /// Answers are sent together up to this length, in bytes: one HTTP/2 frame.
 const BATCH_BYTES: usize = 16 << 10;
 
-/// A message with no more than this besides a body is not accounted while it is decoded: there
-/// are at most as many of those as worker threads.
+/// A message with at most this many bytes besides a body is not accounted while it is decoded,
+/// because the number of worker threads limits how many are decoded at once.
 const SMALL_ENVELOPE_BYTES: usize = 4 << 10;
 
 /// A stream.
@@ -45,14 +45,14 @@ pub struct StreamSession {
     number: u64,
 }
 
-/// What to do next.
+/// The next action of the caller.
 #[derive(Debug)]
 pub enum SessionAction {
     /// Send these bytes; then call [`StreamSession::next`] again.
     Send(Bytes),
     /// Pass the next bytes to [`StreamSession::receive`].
     Listen,
-    /// Call [`StreamSession::retry`] when the pool has state, or at this moment.
+    /// Call [`StreamSession::retry`] when the pool has state, at this moment at the latest.
     Wait(Timestamp),
     /// End the stream.
     End(Status),
@@ -61,18 +61,18 @@ pub enum SessionAction {
 #[derive(Debug)]
 struct SessionState {
     framing: MessageReader,
-    /// `None` once it is over.
+    /// The stream; `None` after its end.
     stream: Option<ExtProcStream>,
     account: MemoryAccount,
-    /// Bytes that were returned for sending, and may not be sent yet.
+    /// Bytes that were returned for sending and are perhaps not sent yet.
     unsent: usize,
     /// Whether the proxy has sent a message.
     begun: bool,
-    /// When the proxy last sent or took something.
+    /// When the proxy last sent or took data.
     moved: Timestamp,
-    /// Since when the proxy has to send or take something.
+    /// Since when the session waits for the proxy to send or take data.
     owed: Option<Timestamp>,
-    /// Why the stream is over.
+    /// Why the stream has ended.
     over: Option<Status>,
 }
 
@@ -100,7 +100,7 @@ impl StreamSession {
         session
     }
 
-    /// The proxy has taken the bytes that were sent. Returns what to do next.
+    /// Returns what to do next. Call it after the proxy has taken the bytes that were sent.
     pub fn next(&self) -> SessionAction {
         let now = self.server.now();
         let mut state = self.lock();
@@ -117,7 +117,7 @@ impl StreamSession {
         act
     }
 
-    /// The proxy sent these bytes.
+    /// Receives bytes of the proxy.
     pub fn receive(&self, bytes: &[u8]) {
         let now = self.server.now();
         let mut state = self.lock();
@@ -131,7 +131,7 @@ impl StreamSession {
         state.settle(now);
     }
 
-    /// The pool has state, or `now` is the deadline for it.
+    /// Continues a parked request: the pool has state, or `now` is the deadline.
     pub fn retry(&self, now: Timestamp) -> StreamAction {
         let mut state = self.lock();
         let next = state.stream.as_mut().map_or(StreamAction::Listen, |stream| stream.retry(now));
@@ -139,18 +139,19 @@ impl StreamSession {
         next
     }
 
-    /// The proxy sends nothing more: releases what the stream holds.
+    /// Releases the memory and the pick of the stream, because the proxy sends nothing more.
     pub fn close(&self) {
         self.lock().end(Status::ok(""));
     }
 
-    /// Whether the proxy can go on without the daemon.
+    /// Whether the proxy can continue without the daemon.
     #[must_use]
     pub fn is_dispensable(&self) -> bool {
         self.lock().stream.as_ref().is_some_and(ExtProcStream::is_dispensable)
     }
 
-    /// Memory for the bytes that the proxy sent and has not taken, in bytes.
+    /// The memory of the data that the proxy sent, and of the answers that it has not taken, in
+    /// bytes.
     #[must_use]
     pub fn memory(&self) -> usize {
         self.lock().memory()
@@ -232,7 +233,7 @@ impl SessionState {
         Ok(Some(next))
     }
 
-    /// Accounts for the memory that it holds, and `more`.
+    /// Accounts for the memory that the session holds, and for `more` bytes.
     fn hold(&mut self, more: usize) -> Result<(), super::memory::MemoryExceeded> {
         self.account.hold(self.memory() + more)
     }
@@ -278,8 +279,8 @@ fn batch(stream: &mut ExtProcStream) -> Option<Bytes> {
         let Some(answer) = stream.next_answer() else { break };
         let len = answer.encoded_len();
         bytes.reserve(5 + len);
-        bytes.put_u8(0); // not compressed
-        bytes.put_u32(u32::try_from(len).unwrap_or(u32::MAX)); // no answer is longer than what came
+        bytes.put_u8(0); // flag: not compressed
+        bytes.put_u32(u32::try_from(len).unwrap_or(u32::MAX)); // no answer is longer than the received message
         answer.encode_raw(&mut bytes);
     }
     (!bytes.is_empty()).then(|| bytes.freeze())

@@ -19,49 +19,49 @@ use envoy_types::pb::google::protobuf::{Struct, Value};
 use exchange::LocalReply;
 use exchange::api::{ApiFamily, RequestApi};
 
-/// Where the protocol puts the destination, and the proxy the endpoint that served, unless the
-/// operator names another.
+/// The metadata namespace of the destination and of the served endpoint, unless the operator
+/// configures another.
 pub const DESTINATION_NAMESPACE: &str = "envoy.lb";
 
 /// How the proxy sends the bodies of one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BodyMode {
-    /// Not at all.
+    /// The proxy does not send the body.
     None,
-    /// Piece by piece, each answered; the next may come before. The headers have gone on before
-    /// the first, unless `early`: then the pieces come without waiting for the headers' answer,
-    /// which waits for the last of them.
+    /// The proxy sends pieces, and the server answers each; the next piece may come before the
+    /// answer. The headers were forwarded before the first piece, unless `early`: then the pieces
+    /// come before the answer to the headers, which is sent after the last piece.
     Streamed {
         /// `send_body_without_waiting_for_header_response`.
         early: bool,
     },
-    /// As one piece, the headers waiting for its answer.
+    /// The proxy sends one piece, and the headers wait for its answer.
     Buffered,
-    /// The same, but cut off at the proxy's limit: what is beyond passes unseen.
+    /// Like `Buffered`, but cut off at the proxy's limit; the rest passes unread.
     BufferedPartial,
-    /// Piece by piece, and all that goes on is what we send back.
+    /// The proxy sends pieces and forwards only the pieces that this server sends back.
     FullDuplex,
 }
 
 /// How the proxy sends both bodies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BodyModes {
-    /// Of requests.
+    /// The mode of request bodies.
     pub request: BodyMode,
-    /// Of responses.
+    /// The mode of response bodies.
     pub response: BodyMode,
 }
 
 /// Changes to headers.
 #[derive(Debug, Default)]
 pub struct HeaderChanges {
-    /// Names that go, all values of each.
+    /// Names of headers to remove, with all their values.
     pub remove: Vec<String>,
-    /// What is set in place of all there is of that name.
+    /// Headers to set; each replaces all values of its name.
     pub set: Vec<(String, String)>,
 }
 
-/// Which message is answered.
+/// The direction of the message that is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BodyDirection {
     /// Towards the model server.
@@ -73,9 +73,8 @@ pub enum BodyDirection {
 // === impl BodyModes ===
 
 impl BodyModes {
-    /// As the stream's first message says. One that says nothing is of a proxy that knows full
-    /// duplex only: that is what the protocol demands of gateways, and Envoy says it since it has
-    /// more than one way to send bodies at all.
+    /// Reads the modes from the stream's first message. Without them the mode is full duplex, which
+    /// the protocol requires of gateways; every Envoy that has other modes sends them.
     #[must_use]
     pub fn of(config: Option<&ProtocolConfiguration>) -> Self {
         let Some(config) = config else { return Self { request: BodyMode::FullDuplex, response: BodyMode::FullDuplex } };
@@ -101,7 +100,7 @@ pub fn pairs(map: Option<&HeaderMap>) -> impl Iterator<Item = (&[u8], &[u8])> + 
         .map(|HeaderValue { key, value, raw_value, .. }| (key.as_bytes(), if raw_value.is_empty() { value.as_bytes() } else { raw_value }))
 }
 
-/// In whose shape errors of a request with these headers are.
+/// The API family whose error shape a request with these headers gets.
 pub fn family<'m>(pairs: impl Iterator<Item = (&'m [u8], &'m [u8])>) -> ApiFamily {
     let (mut method, mut path) = (&b""[..], &b""[..]);
     for (name, value) in pairs {
@@ -119,7 +118,7 @@ pub fn metadata<'m>(context: Option<&'m Metadata>, namespace: &str, key: &str) -
     context?.filter_metadata.get(namespace)?.fields.get(key)
 }
 
-/// Text, as far as a value is text.
+/// The value as text, if it is text.
 pub fn text(value: &Value) -> Option<&str> {
     match &value.kind {
         Some(Kind::StringValue(text)) => Some(text),
@@ -127,8 +126,8 @@ pub fn text(value: &Value) -> Option<&str> {
     }
 }
 
-/// A subset hint as the exchange takes it: a list's items or a string. Any other value allows
-/// no endpoint, so that a wrong hint never allows too much.
+/// Converts a subset hint to the form that the exchange reads: the items of a list, or a string.
+/// Any other value allows no endpoint, so that a wrong hint never allows too much.
 pub fn subset_hint(value: &Value) -> Vec<u8> {
     match &value.kind {
         Some(Kind::ListValue(list)) => list.values.iter().filter_map(text).collect::<Vec<_>>().join(",").into_bytes(),
@@ -142,12 +141,12 @@ pub fn attribute<'m>(attributes: &'m HashMap<String, Struct>, name: &str) -> Opt
     attributes.values().find_map(|attributes| attributes.fields.get(name))
 }
 
-/// The same, where it is text.
+/// Like [`attribute`], if the value is text.
 pub fn text_attribute<'m>(message: &'m ProcessingRequest, name: &str) -> Option<&'m str> {
     attribute(&message.attributes, name).and_then(text)
 }
 
-/// The same, where it is a count.
+/// Like [`attribute`], if the value is a count.
 pub fn count_attribute(message: &ProcessingRequest, name: &str) -> Option<u32> {
     match attribute(&message.attributes, name)?.kind {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "in range; a fraction of a count is none")]
@@ -180,9 +179,10 @@ pub fn headers_answer(direction: BodyDirection, changes: HeaderChanges) -> Proce
     })
 }
 
-/// Asks the proxy not to send the request's body, if it allows a mode override; if it does not,
-/// pieces of the body are still answered. `None` where its body mode cannot be changed. (A
-/// response's body is never declined, read or not: its end is the end of the exchange.)
+/// A mode override with which the proxy does not send the request's body. A proxy that does not
+/// allow overrides sends the pieces, and they are still answered. `None` if the body mode cannot be
+/// changed. (Response bodies are never declined, because the end of the body is the end of the
+/// exchange.)
 pub fn decline_request_body(modes: BodyModes) -> Option<ProcessingMode> {
     let response = match modes.response {
         BodyMode::None => BodySendMode::None,
@@ -194,20 +194,20 @@ pub fn decline_request_body(modes: BodyModes) -> Option<ProcessingMode> {
     let mode = ProcessingMode {
         request_body_mode: BodySendMode::None.into(),
         response_body_mode: response.into(),
-        ..ProcessingMode::default() // headers and trailers as they were
+        ..ProcessingMode::default() // headers and trailers stay as they are
     };
     let declinable = matches!(modes.request, BodyMode::Streamed { early: false } | BodyMode::Buffered | BodyMode::BufferedPartial);
     declinable.then_some(mode)
 }
 
-/// Answers a piece of a body, with another in its place if there is one, and changes to headers
-/// that have waited for it.
+/// Answers a piece of a body. `replacement` replaces the piece, and `changes` apply to the headers
+/// that waited for it.
 pub fn body_answer(direction: BodyDirection, replacement: Option<Vec<u8>>, changes: HeaderChanges) -> ProcessingResponse {
     let body_mutation = replacement.map(|body| BodyMutation { mutation: Some(Mutation::Body(body)) });
     body_response(direction, CommonResponse { header_mutation: Some(changes.into()), body_mutation, ..CommonResponse::default() })
 }
 
-/// A piece of a body that goes on, in full duplex.
+/// A piece of a body to forward, in full duplex.
 pub fn streamed_body(direction: BodyDirection, body: Vec<u8>, end_of_stream: bool) -> ProcessingResponse {
     let streamed = StreamedBodyResponse { body, end_of_stream, ..StreamedBodyResponse::default() };
     let body_mutation = Some(BodyMutation { mutation: Some(Mutation::StreamedResponse(streamed)) });
@@ -231,8 +231,8 @@ pub fn trailers_answer(direction: BodyDirection) -> ProcessingResponse {
     })
 }
 
-/// Answers the client in place of a model server. It has no `details`: by that the shipped Envoy
-/// files distinguish the picker's replies from Envoy's own.
+/// Answers the client in place of a model server. The reply has no `details`, so that the shipped
+/// Envoy files can distinguish the picker's replies from Envoy's own.
 pub fn immediate(reply: LocalReply) -> ProcessingResponse {
     let set = reply.headers.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
     respond(Response::ImmediateResponse(ImmediateResponse {
@@ -243,7 +243,7 @@ pub fn immediate(reply: LocalReply) -> ProcessingResponse {
     }))
 }
 
-/// Values of this namespace, as dynamic metadata.
+/// Dynamic metadata with these values in this namespace.
 pub fn destination_metadata(namespace: &str, values: impl IntoIterator<Item = (String, String)>) -> Option<Struct> {
     let value = |kind| Value { kind: Some(kind) };
     let fields: HashMap<_, _> = values.into_iter().map(|(key, text)| (key, value(Kind::StringValue(text)))).collect();

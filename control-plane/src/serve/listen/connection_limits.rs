@@ -1,4 +1,4 @@
-//! Which connections of a listener stay open when there are too many.
+//! Decides which connections of a listener stay open when there are too many.
 //!
 //! A connection is in the waiting group until its first request, and in the served group after it.
 //! Both groups have a maximum. When a group is full, the client address with the most connections
@@ -57,7 +57,7 @@ struct OpenConnection {
     _open: oneshot::Sender<()>,
 }
 
-/// Which connection of the address leaves a full group.
+/// The connection of an address that leaves a full group.
 #[derive(Clone, Copy, Debug)]
 enum EvictionOrder {
     Oldest,
@@ -94,7 +94,7 @@ impl ConnectionLimits {
         Some((number, closed))
     }
 
-    /// Notes that a connection made its first request.
+    /// Records that a connection made its first request.
     pub(super) fn mark_requested(&mut self, address: IpAddr, number: u64) {
         if let Some(held) = self.waiting.remove(address, number) {
             self.closed.crowded += self.served.insert(address, number, held, EvictionOrder::Newest);

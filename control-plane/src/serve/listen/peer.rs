@@ -18,8 +18,8 @@ use super::ConnectionPermit;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PeerName(pub Option<Arc<str>>);
 
-/// What the handshakes of a connection say about the peer. Each request gets it as the extensions
-/// [`TcpConnectInfo`] and [`PeerName`].
+/// The identity of the peer from the handshakes of a connection. Each request gets it as the
+/// extensions [`TcpConnectInfo`] and [`PeerName`].
 #[derive(Clone, Debug)]
 pub struct PeerInfo {
     pub(super) tcp: TcpConnectInfo,

@@ -20,7 +20,7 @@ use crate::shutdown::Shutdown;
 pub struct TlsFiles {
     /// The server's certificate with its chain, PEM.
     pub cert: PathBuf,
-    /// Its key, PEM.
+    /// The server's key, PEM.
     pub key: PathBuf,
     /// The CA of client certificates, PEM. If set, every client must present a certificate.
     pub client_ca: Option<PathBuf>,

@@ -1,5 +1,5 @@
-//! Checks the messages of proxies: size and scope here, time where rows are read
-//! ([`pool_state::RowHead::receive`]).
+//! Checks size and scope of the messages of proxies. The times in them are checked where load
+//! reports are read ([`proto::load_report::LoadReportHead::receive`]).
 //!
 //! A proxy may report only for itself, and only about pools that it requested and that this daemon
 //! serves. Parts outside these limits are dropped and counted, and the rest of the message is used:
@@ -24,7 +24,7 @@ pub const NAME_BYTES_MAX: usize = 1024;
 /// The longest reason for a refusal that is kept, in bytes, for the log.
 pub const REASON_BYTES_MAX: usize = 1024;
 
-/// The most placements in one message from a proxy, in bytes: twice what a filter puts into one.
+/// The most placements in one message from a proxy, in bytes: twice the maximum of a filter.
 const SHARE_PLACEMENTS_BYTES_MAX: usize = 2 * PLACEMENTS_BYTES_MAX;
 
 /// The pools that a proxy may report about.
@@ -38,9 +38,9 @@ pub struct ProxyScope {
 pub enum AdmittedMessage {
     /// The proxy applied or refused a pool update.
     Ack(state::Ack),
-    /// Counters of its VMs.
+    /// Counters of the proxy's VMs.
     Report(Vec<state::VmCounters>),
-    /// Its load and placements.
+    /// The proxy's load and placements.
     Share(state::LoadReport),
     /// Measured times of finished requests.
     Observations(state::Observations),
@@ -49,7 +49,7 @@ pub enum AdmittedMessage {
 /// The result of checking a message.
 #[derive(Debug)]
 pub struct Admission {
-    /// The accepted message; `None` if nothing of it is accepted.
+    /// The accepted message; `None` if no part of it is accepted.
     pub message: Option<AdmittedMessage>,
     /// The number of parts that were dropped.
     pub refused: u64,

@@ -41,8 +41,8 @@ use crate::state::peer::{Origin, RemoteAddress, StreamQuota};
 /// matters only for a proxy without known pools.
 const HOLD_MAX: Duration = Duration::from_secs(1);
 
-/// How long a connection lives without a call: far longer than the pause between two calls, and the
-/// time after which a proxy gives the daemon up.
+/// How long a connection stays open without a call: far longer than the pause between two calls.
+/// After the same time a proxy counts the daemon as gone.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
 
 /// Messages of one connection that were received but not processed yet; a call with more waits.
@@ -92,8 +92,8 @@ async fn receive_call(
     body: Body,
 ) -> Result<(), CallRefusal> {
     let session = session(&headers)?;
-    // Acquired before the body is read and held until all of it is processed: a body takes as much
-    // memory as a message may.
+    // The permit is acquired before the body is read and held until the whole body is processed,
+    // because a body takes as much memory as a message may.
     let _permit = calls.server.shared.origins.acquire(StreamQuota::Upload, &remote.origin, Instant::now()).map_err(refusal)?;
     let body = tokio::time::timeout(UPLOAD_MAX, to_bytes(body, MESSAGE_BYTES_MAX)).await;
     let body = body.map_err(|_| Status::deadline_exceeded("the body took too long"))?;
@@ -177,7 +177,7 @@ impl CallConnections {
             Arc::new(CallConnection { origin, from_proxy: told, to_proxy: AsyncMutex::new(heard), called: Mutex::new(Instant::now()) });
         match self.table.lock().unwrap_or_else(PoisonError::into_inner).entry(session) {
             Entry::Vacant(entry) => drop(entry.insert(Arc::clone(&connection))),
-            Entry::Occupied(_) => return Err(over()), // of another origin, or just begun by another call
+            Entry::Occupied(_) => return Err(over()), // it belongs to another origin, or another call has just begun it
         }
         let (calls, ours) = (self.clone(), Arc::clone(&connection));
         tokio::spawn(async move {
@@ -190,7 +190,7 @@ impl CallConnections {
                 () = ours.wait_for_silence() => Ok(()),
             };
             if let Err(status) = ended {
-                // For the call that waits, or for the next one.
+                // The error goes to the call that waits, or to the next one.
                 let _ = tokio::time::timeout(SILENCE_MAX, outbound.send(Err(status))).await;
                 let _ = tokio::time::timeout(SILENCE_MAX, outbound.reserve()).await;
             }

@@ -1,4 +1,4 @@
-//! What one proxy gets next. Pure, with time as an argument.
+//! Decides the next message for one proxy. Pure, with time as an argument.
 //!
 //! A session has no queue. Whenever the stream can take a message, [`StateSession::next`] makes the
 //! newest one that is due, so a slow reader skips outdated messages.
@@ -46,7 +46,7 @@ const UNACKED_MAX: usize = 64;
 /// later term. A correct proxy needs one; each costs a whole pool update.
 pub const RAISES_MAX: u32 = 3;
 
-/// What one proxy has been sent.
+/// The messages that one proxy has been sent.
 #[derive(Debug)]
 pub struct StateSession {
     peer: ProxyProcess,
@@ -54,15 +54,15 @@ pub struct StateSession {
     pools: BTreeMap<String, PoolSession>,
 }
 
-/// What a proxy has been sent of one pool.
+/// The messages of one pool that a proxy has been sent.
 #[derive(Debug, Default)]
 struct PoolSession {
     pool_update: Option<SentPoolUpdate>,
     metrics: Option<SentMetrics>,
     unacked: VecDeque<(Version, u64)>,
-    /// The least term of its pool updates: above the term of the state that the proxy held when it
-    /// refused one. The daemon's own term does not change, so a false report of one proxy does not
-    /// affect others.
+    /// The least term of the proxy's pool updates: above the term of the state that the proxy held
+    /// when it refused one. The daemon's own term does not change, so a false report of one proxy
+    /// does not affect others.
     term_min: u64,
     raises: u32,
     relayed: RelayCursor,
@@ -85,14 +85,14 @@ struct SentMetrics {
     revision: u64,
 }
 
-/// Which members may be sent to a proxy now.
+/// The members that may be sent to a proxy now.
 #[derive(Clone, Copy, Debug)]
 enum MemberGate {
-    /// Those in this EDS revision, which its Envoy acknowledged.
+    /// The members of this EDS revision, which the proxy's Envoy acknowledged.
     Eds(u64),
-    /// Those that joined before this moment: its Envoy gets its hosts from elsewhere.
+    /// The members that joined before this moment: the proxy's Envoy gets its hosts from elsewhere.
     JoinedBefore(Instant),
-    /// None: its Envoy may still open an EDS stream.
+    /// No members: the proxy's Envoy may still open an EDS stream.
     Undecided,
 }
 
@@ -105,7 +105,8 @@ impl StateSession {
         Self { peer, begun: now, pools: pools.into_iter().map(|name| (name, PoolSession::default())).collect() }
     }
 
-    /// What the proxy has of each pool, for display and for waits for its acknowledgement.
+    /// The state that the proxy has of each pool, for display and for waits for its
+    /// acknowledgement.
     #[must_use]
     pub fn status(&self) -> BTreeMap<String, ProxyPool> {
         self.pools.iter().map(|(name, pool)| (name.clone(), pool.status.clone())).collect()
@@ -200,9 +201,10 @@ impl StateSession {
 // === impl PoolSession ===
 
 impl PoolSession {
-    /// Raises the term above `held`, the state that the proxy has from another daemon or from a
-    /// start of this one with a clock ahead: the proxy refuses anything older. If the term is at
-    /// the end of its range, the proxy keeps its state until it is restarted.
+    /// Raises the term above `held`, the version of the state that the proxy has from another
+    /// daemon, or from a start of this daemon whose clock was ahead. The proxy refuses anything
+    /// older. If the term is at the end of its range, the proxy keeps its state until it is
+    /// restarted.
     fn raise_above(&mut self, held: Version) {
         if let Some(above) = held.term.checked_add(1)
             && self.raises < RAISES_MAX
@@ -235,7 +237,8 @@ impl PoolSession {
             None => withheld == 0 && !matches!(gate, MemberGate::Undecided) || now >= begun + FIRST_POOL_UPDATE_WAIT,
             Some(sent) => sent.revision != view.revision || sent.rows != rows,
         };
-        // If all members are withheld, send nothing: the proxy would take the pool for empty.
+        // If all members are withheld, send nothing, because the proxy would treat the pool as
+        // empty.
         if !due || (rows.is_empty() && withheld > 0) {
             return None;
         }

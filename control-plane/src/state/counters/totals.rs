@@ -1,5 +1,5 @@
 //! Counts of a pool, and their addition. Clients choose some of the names, so each kind of name has
-//! a limit; all names beyond it are counted as one.
+//! a limit; all names beyond the limit are counted as one.
 
 use std::collections::BTreeMap;
 
@@ -188,7 +188,7 @@ impl CounterTotals {
         }
     }
 
-    /// The memory that it takes, in bytes, approximately.
+    /// The approximate memory of the totals, in bytes.
     pub(super) fn bytes(&self) -> usize {
         // Memory of a tree for each entry, beside the entry.
         const NODE: usize = 16;
@@ -201,7 +201,7 @@ impl CounterTotals {
         endpoints + self.models.iter().map(model).sum::<usize>() + counts(&self.dropped) + running
     }
 
-    /// Adds the counts of `other`. What it has outstanding counts only if it is `fresh`.
+    /// Adds the counts of `other`. Its outstanding requests count only if `fresh`.
     pub(super) fn add(&mut self, other: &Self, fresh: bool) {
         if fresh {
             self.vms += other.vms;

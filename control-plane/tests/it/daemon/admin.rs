@@ -133,7 +133,7 @@ async fn every_endpoint_is_shown_with_state_and_reason() {
 }
 
 #[tokio::test]
-async fn the_state_shows_who_is_connected_and_what_they_have() {
+async fn the_state_page_shows_connected_peers_and_their_state() {
     let daemon = daemon(&["--endpoint", "127.0.0.1:1"]).await;
     let (mut filter, _) = FilterStream::connect(daemon.state_address, "node-7", 0xabc, &["default"]).await;
     filter.pool_update().await;
@@ -147,7 +147,7 @@ async fn the_state_shows_who_is_connected_and_what_they_have() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_explained_is_told_and_not_passed_over() {
+async fn a_question_that_cannot_be_explained_gets_an_error() {
     let daemon = daemon(&["--endpoint", "127.0.0.1:1", "--endpoint", "127.0.0.1:2"]).await;
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("body.json");

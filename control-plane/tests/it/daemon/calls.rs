@@ -91,7 +91,7 @@ fn hello(schema: u32, process_id: u64) -> proxy_message::Message {
 }
 
 #[tokio::test]
-async fn a_hello_is_answered_by_all_that_a_stream_is_told() {
+async fn a_hello_gets_the_same_messages_as_on_a_stream() {
     let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
     let caller = CallClient::hello(rig.address, 1, 1).await;
     let welcome = caller.next(|message| if let Message::Welcome(welcome) = message { Some(welcome) } else { None }).await;

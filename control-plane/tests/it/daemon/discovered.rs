@@ -123,7 +123,7 @@ async fn processes_that_register_are_in_the_pool_while_they_are_well() {
 /// A standby that becomes the leader knows the endpoints that it followed. Its source is gone by
 /// then, so it could not read them again.
 #[tokio::test]
-async fn whoever_stands_by_leads_with_whom_it_followed() {
+async fn a_standby_leads_with_the_endpoints_that_it_followed() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("instances");
     let pools = root.path().join("pools.yaml");
@@ -170,7 +170,7 @@ impl DaemonLog {
 /// The daemon cannot configure the gateway of an InferencePool, so it reports what the pool wants
 /// in the log and on the admin pages.
 #[tokio::test]
-async fn what_an_inference_pool_asks_of_its_gateway_is_said() {
+async fn the_gateway_settings_of_an_inference_pool_are_reported() {
     let (root, fake) = (tempfile::tempdir().unwrap(), FakeApi::start().await);
     let ask = |failure_mode: &str| {
         let spec = json!({"selector": {"matchLabels": {"app": "vllm"}}, "targetPorts": [{"number": 8000}], "appProtocol": "kubernetes.io/h2c",

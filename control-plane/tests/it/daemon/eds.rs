@@ -27,7 +27,7 @@ async fn the_set_is_named_after_the_pool_and_can_be_failed_open() {
 }
 
 #[tokio::test]
-async fn a_name_asked_for_anew_is_answered_anew() {
+async fn a_name_that_is_requested_again_is_answered_again() {
     let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
     let mut envoy = EnvoyStream::connect(rig.address, "n").await;
     let first = envoy.next().await.unwrap();
@@ -54,7 +54,7 @@ async fn another_type_is_refused_by_name() {
 }
 
 #[tokio::test]
-async fn the_incremental_variant_tells_the_same() {
+async fn the_incremental_variant_sends_the_same_set() {
     let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
     let channel = tonic::transport::Channel::from_shared(format!("http://{}", rig.address)).unwrap().connect().await.unwrap();
     let (outbound, messages) = mpsc::channel(4);

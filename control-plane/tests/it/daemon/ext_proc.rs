@@ -79,9 +79,9 @@ async fn health_is_that_of_the_protocol() {
     write(&file, "endpoints: [");
     let daemon = daemon(&["--endpoints-file", file.to_str().unwrap(), "--ext-proc-plaintext"]).await;
     let health = plain(daemon.health_address.unwrap()).await;
-    let front = plain(daemon.ext_proc_address.unwrap()).await;
+    let ext_proc = plain(daemon.ext_proc_address.unwrap()).await;
     let [liveness, readiness, service] = [LIVENESS, READINESS, EXT_PROC];
-    for channel in [&health, &front] {
+    for channel in [&health, &ext_proc] {
         for alive in ["", liveness, INFERENCE_EXTENSION] {
             assert_eq!(serving(channel, alive).await, Ok(true), "{alive:?}: it is alive");
         }
@@ -89,7 +89,7 @@ async fn health_is_that_of_the_protocol() {
         assert_eq!(serving(channel, "another").await, Err(Code::NotFound));
     }
     write(&file, &endpoints(&[1]));
-    until("it is ready", || async { serving(&health, readiness).await == Ok(true) && serving(&front, service).await == Ok(true) }).await;
+    until("it is ready", || async { serving(&health, readiness).await == Ok(true) && serving(&ext_proc, service).await == Ok(true) }).await;
     daemon.stop().await;
 }
 
@@ -143,7 +143,7 @@ async fn what_it_does_is_counted_and_what_it_holds_is_released() {
 }
 
 #[tokio::test]
-async fn an_endpoint_that_leaves_keeps_its_slot_until_the_front_has_heard() {
+async fn an_endpoint_that_leaves_keeps_its_slot_until_the_ext_proc_server_acknowledges() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("endpoints.yaml");
     write(&file, &endpoints(&[1, 2]));
@@ -164,7 +164,7 @@ async fn an_endpoint_that_leaves_keeps_its_slot_until_the_front_has_heard() {
 }
 
 #[tokio::test]
-async fn in_clear_it_speaks_only_when_told_to() {
+async fn plaintext_is_served_only_if_configured() {
     let daemon = daemon(&["--endpoint", "127.0.0.1:1"]).await;
     let address = daemon.ext_proc_address.unwrap();
     let clear = Channel::from_shared(format!("http://{address}")).unwrap().connect().await;

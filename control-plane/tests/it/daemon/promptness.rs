@@ -29,7 +29,7 @@ fn median(mut times: Vec<Duration>) -> Duration {
 }
 
 #[tokio::test]
-async fn a_proxy_is_told_of_who_comes_and_goes_in_time_and_of_nothing_else() {
+async fn a_proxy_gets_additions_and_removals_in_time_and_nothing_else() {
     let fake = FakeApi::start().await;
     let selector = json!({"nvidia.com/dynamo-namespace": "dynamo", "nvidia.com/dynamo-component": "decode"});
     fake.put("services", json!({"metadata": {"name": "svc"}, "spec": {"selector": selector}}));

@@ -278,7 +278,7 @@ async fn reports_add_up_over_vms_and_survive_nonsense() {
 }
 
 #[tokio::test]
-async fn an_empty_pool_is_told_as_empty() {
+async fn an_empty_pool_is_sent_as_empty() {
     let rig = DaemonHarness::start(vec![]).await;
     let (mut filter, _) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
     assert!(filter.pool_update().await.endpoints.is_empty());

@@ -31,7 +31,7 @@ async fn pool_update_of(filter: &mut FilterStream, expected: &[&str]) -> state::
 }
 
 #[tokio::test]
-async fn an_eds_stream_from_elsewhere_that_never_acknowledges_holds_back_nobody() {
+async fn an_eds_stream_from_elsewhere_that_never_acknowledges_delays_no_proxy() {
     let rig = rig().await;
     let home = channel(rig.address, HOME).await;
     let mut silent = EnvoyStream::over(channel(rig.address, ELSEWHERE).await, NODE).await;
@@ -68,7 +68,7 @@ async fn a_pool_update_waits_for_a_silent_eds_stream_so_long_and_no_longer_and_t
     assert_eq!(names(&good.pool_update_within(PATIENCE).await.expect("no pool update")), ["a"]);
     assert!(begun.elapsed() > EDS_ACK_WAIT_MAX / 2, "it did not wait");
     assert!(rig.shared.counters().eds_unanswered > 0);
-    // It answers in the end, and counts again.
+    // The late Envoy answers in the end and counts again.
     rig.reset(vec![instance("a", 1), instance("b", 2)]).await;
     pool_update_of(&mut good, &["a", "b"]).await;
 }

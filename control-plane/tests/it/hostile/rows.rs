@@ -1,4 +1,4 @@
-//! What one proxy reports about endpoints, as another proxy receives it.
+//! Reports of one proxy about endpoints, as another proxy receives them.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ fn load(peers: state::PeerLoad, at: EndpointRef) -> EndpointLoad {
 }
 
 #[tokio::test]
-async fn a_failure_told_by_a_hostile_peer_ejects_for_half_a_minute_at_most() {
+async fn a_failure_that_a_hostile_peer_reports_ejects_for_half_a_minute_at_most() {
     let (rig, mut good, bad) = rig().await;
     for (written, at, until) in [(0, 0, u64::MAX), (5, u64::MAX, u64::MAX), (u64::MAX, u64::MAX, u64::MAX), (u64::MAX - 1, 0, u64::MAX)] {
         let lie = |endpoint| Ejection {

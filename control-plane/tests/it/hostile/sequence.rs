@@ -36,7 +36,7 @@ struct SequenceDaemon {
     bad: Vec<Option<(StateStream, ReceivedState)>>,
 }
 
-/// What a peer has received.
+/// The messages that a peer has received.
 #[derive(Default)]
 struct ReceivedState {
     version: Option<(u64, u64)>,

@@ -132,7 +132,7 @@ async fn half_open_handshakes_leave_room_for_others() {
 /// Peers that send whole bodies and do not read what comes back. The daemon holds it, and that is
 /// limited too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn answers_that_are_not_taken_are_bounded_too() {
+async fn answers_that_are_not_read_are_bounded_too() {
     let program = DaemonProgram::start().await;
     let neighbour = SteadyClient::of(&program).await;
     let piece = framed(&body(vec![b' '; 64 << 10], false));
@@ -167,7 +167,7 @@ async fn answers_that_are_not_taken_are_bounded_too() {
 /// A body in one long piece is split into pieces that Envoy accepts, in a time that is linear in
 /// its length.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_long_piece_takes_a_time_like_its_length() {
+async fn a_long_piece_takes_time_in_proportion_to_its_length() {
     let program = DaemonProgram::start().await;
     let channel = program.channel().await;
     let spent = async |bytes: usize| {

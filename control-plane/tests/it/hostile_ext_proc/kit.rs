@@ -101,7 +101,7 @@ impl DaemonProgram {
         self.status("VmHWM:") * 1024
     }
 
-    /// Its memory now, in bytes.
+    /// The memory of the process now, in bytes.
     pub(crate) fn rss(&self) -> u64 {
         self.status("VmRSS:") * 1024
     }

@@ -74,7 +74,7 @@ async fn heard(address: &str, tls: EndpointTls) -> ScrapeEvent {
 }
 
 #[tokio::test]
-async fn the_authority_decides_whom_to_believe() {
+async fn the_authority_decides_which_servers_are_trusted() {
     let (pki, stranger) = (pki(false), pki(false));
     let address = pki.serve();
     let trusting = |authority: &TlsFixture| EndpointTls { ca_file: Some(authority.path("ca.pem")), ..EndpointTls::default() };
@@ -86,7 +86,7 @@ async fn the_authority_decides_whom_to_believe() {
 }
 
 #[tokio::test]
-async fn endpoints_may_ask_who_we_are() {
+async fn endpoints_may_require_a_client_certificate() {
     let pki = pki(true);
     let address = pki.serve();
     let ca_file = Some(pki.path("ca.pem"));

@@ -25,7 +25,8 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// The pool of the shipped routes, and a second one.
 const POOLS: [&str; 2] = ["default", "second"];
 
-/// What an operator writes for a second pool: a cluster, and a route by the request's authority.
+/// The configuration that an operator writes for a second pool: a cluster, and a route by the
+/// request's authority.
 fn second_route(config: &mut Value, front: PickerMode) {
     let clusters = config.pointer_mut("/static_resources/clusters").and_then(Value::as_array_mut).expect("clusters");
     let mut cluster = clusters[0].clone();
@@ -90,7 +91,7 @@ async fn counted(stack: &Stack, servers: &[ModelServer]) -> Option<Vec<(u64, u64
     servers.iter().map(of).collect()
 }
 
-async fn who_answers_is_told(front: PickerMode) -> Result<()> {
+async fn the_served_endpoint_is_reported(front: PickerMode) -> Result<()> {
     let server = || ModelServer::start(model_server::ModelServerOptions { models: vec!["demo".into()], speed: 0.0, ..Default::default() });
     let servers = [server()?, server()?];
     let folder = tempfile::tempdir()?;
@@ -140,11 +141,11 @@ async fn who_answers_is_told(front: PickerMode) -> Result<()> {
 }
 
 #[tokio::test]
-async fn after_a_failover_the_filter_of_the_pool_that_answered_hears_who_served() -> Result<()> {
-    who_answers_is_told(PickerMode::Filter).await
+async fn after_a_failover_the_filter_of_the_pool_that_answered_gets_the_served_endpoint() -> Result<()> {
+    the_served_endpoint_is_reported(PickerMode::Filter).await
 }
 
 #[tokio::test]
-async fn after_a_failover_ext_proc_of_the_pool_that_answered_hears_who_served() -> Result<()> {
-    who_answers_is_told(PickerMode::ExtProc).await
+async fn after_a_failover_ext_proc_of_the_pool_that_answered_gets_the_served_endpoint() -> Result<()> {
+    the_served_endpoint_is_reported(PickerMode::ExtProc).await
 }

@@ -12,7 +12,7 @@ const TREES: [usize; 3] = [0, TREES_MAX / 2, TREES_MAX];
 /// Folds in time for cross-validation: each fold is predicted by a fit to the others.
 const PARTS: usize = 3;
 
-/// What the linear part consists of: all terms, or one constant.
+/// The linear part: all terms, or one constant.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum LinearBase {
     Terms,

@@ -10,7 +10,7 @@ use super::super::shape::{DEPTH, DecisionTree, LatencyShape, MS_MIN};
 pub(super) struct FitRow {
     pub(super) x: Features,
     pub(super) terms: [f32; TERMS],
-    /// What an average endpoint would have taken, as a logarithm of ms.
+    /// The time that an average endpoint would have taken, as a logarithm of ms.
     pub(super) log: f32,
     /// Weight of this row.
     pub(super) weight: f32,
@@ -64,7 +64,7 @@ pub(super) fn base(rows: &[FitRow], near: Option<&LatencyShape>) -> LatencyShape
     shape
 }
 
-/// The same time for all requests: the weighted median.
+/// A shape with the same time for all requests: the weighted median.
 pub(super) fn constant(rows: &[FitRow]) -> LatencyShape {
     let mut sorted: Vec<(f32, f32)> = rows.iter().map(|row| (row.log, row.weight)).collect();
     crate::sort::sort_by(&mut sorted, |a, b| a.0 < b.0);

@@ -1,6 +1,5 @@
-//! What is learned from fixed streams of outcomes, number by number: `tests/latency/learned.txt`.
-//! Other tests check that it is right within the noise; this one checks that no step on the way
-//! changes unnoticed.
+//! The numbers that are learned from fixed streams of outcomes: `tests/latency/learned.txt`. Other
+//! tests check that they are right within the noise; this one detects every change of them.
 //!
 //! `UPDATE_GOLDENS=1` writes the present result into the file; read the diff before committing it.
 //! All mathematics is from the crate `libm`, so builds with and without optimisation agree to the
@@ -29,7 +28,7 @@ struct GoldenPool {
     learner: LatencyLearner,
     model: Option<LatencyModel>,
     now_ms: u64,
-    /// By slot: the time as a multiple of the other endpoints', and the generation.
+    /// For each slot the time as a multiple of the other endpoints' time, and the generation.
     factors: [f32; SLOTS as usize],
     generations: [u32; SLOTS as usize],
     /// Accuracy of the predictions of TTFT and TPOT.
@@ -126,7 +125,7 @@ impl GoldenPool {
         self.model = self.learner.publish(self.now_ms).or(self.model.take());
     }
 
-    /// Learns from so many outcomes, each changed by `change`, and describes the result.
+    /// Learns from this many outcomes, each changed by `change`, and describes the result.
     fn run(&mut self, what: &str, outcomes: usize, truth: TrueTimes, change: fn(usize, &mut Observation)) {
         for at in 0..outcomes {
             let mut observation = self.outcome(truth);
@@ -193,7 +192,7 @@ impl GoldenPool {
                     }
                     Err(why) => {
                         let _ = writeln!(text, "{name:<7}  any       abstains: {why:?}");
-                        break; // The same for every endpoint.
+                        break; // the same for every endpoint
                     }
                 }
             }

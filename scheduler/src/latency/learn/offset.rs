@@ -7,8 +7,9 @@
 //!
 //! If no outcome comes between a pick and its own, a third average, of the newest two errors, leads
 //! the slow one: the next outcome deviates like the newest ones, as far as that has proved true.
-//! Engines that admit in waves jump; between the jumps the median would still stay on one side of
-//! outcomes for long. So each outcome also moves it a little, until half of outcomes are above it.
+//! Engines that admit in waves jump; between the jumps the median would stay on one side of the
+//! outcomes for a long time. So each outcome also moves it a little, until half of outcomes are
+//! above it.
 
 use super::super::model::OFFSETS;
 use super::p90::{GAIN, HALF, QuantileTracker, SCALE_OUTCOMES_FAST};

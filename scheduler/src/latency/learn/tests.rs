@@ -22,7 +22,7 @@ struct LearnerWorld {
     learner: LatencyLearner,
     model: Option<LatencyModel>,
     now_ms: u64,
-    /// By slot.
+    /// Factors by slot.
     factors: [f32; ENDPOINTS as usize],
     generations: [u32; ENDPOINTS as usize],
 }
@@ -354,7 +354,7 @@ fn outcomes_that_arrive_at_once_are_followed_at_once_and_late_ones_slowly() {
     assert!(after_a_change(50.0) < 0.08, "{}", after_a_change(50.0));
 }
 
-/// The published offset of an endpoint, mean included, after so many outcomes with `delay` others
+/// The published offset of an endpoint, mean included, after this many outcomes with `delay` others
 /// before each.
 fn published_after(outcomes: usize, delay: f32, error: impl Fn(usize) -> f32) -> f32 {
     let mut offsets = EndpointOffsets::default();

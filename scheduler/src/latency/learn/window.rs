@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use super::super::Conditions;
 use crate::endpoint::EndpointRef;
 
-/// Which of the two times is meant.
+/// One of the two learned times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LatencyTarget {
     Ttft,

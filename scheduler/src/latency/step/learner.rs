@@ -52,7 +52,7 @@ pub struct StepLearner {
     prefill: LeastSquaresFit,
     decode: LeastSquaresFit,
     output_tokens: f64,
-    /// By slot.
+    /// Speed ratios by slot.
     endpoints: Vec<SpeedRatios>,
 }
 
@@ -79,7 +79,7 @@ struct LeastSquaresFit {
 }
 
 /// Sums over samples with similar inputs: the time of an average endpoint, and the prior's terms.
-/// Those times the current weights give the time that the fit expects.
+/// The terms times the current weights give the time that the fit expects.
 #[derive(Clone, Copy, Debug, Default)]
 struct SimilarSamples {
     average_ms: f64,
@@ -137,8 +137,8 @@ const CLIP_TIMES: f64 = 4.0;
 const CLIP_MORE_MS: f64 = 20.0;
 
 /// Least cost of each term of a step: in ms, and relative to the first term. It is a tenth of what
-/// the fastest accelerators take. Without it, an engine whose time does not grow with the prompt or
-/// the batch would teach that load and lost prefixes are free.
+/// the fastest accelerators take. Without it, the model of an engine whose time does not grow with
+/// the prompt or the batch would say that load and lost prefixes cost nothing.
 const PREFILL_FLOORS: WeightFloors = WeightFloors { least_ms: [0.0, 0.001, 0.0], of_first: [0.0, 1e-4, 0.0] };
 const DECODE_FLOORS: WeightFloors = WeightFloors { least_ms: [0.0, 5e-4, 1e-6], of_first: [0.0, 2e-4, 1e-6] };
 

@@ -547,7 +547,7 @@ fn few_are_lost_at_the_load_it_is_made_for() {
 /// The other extreme: eight entries of a block lie together, so pairs of buckets overflow sooner.
 /// The lost entries are holes.
 #[test]
-fn little_is_lost_where_everybody_holds_the_same() {
+fn little_is_lost_where_all_endpoints_hold_the_same() {
     let mut index = PrefixIndex::with_capacity(ENTRIES_DEFAULT);
     let (blocks, all) = (chain(1, 6600), (0..100).map(endpoint).collect::<Vec<_>>());
     for &endpoint in &all {
@@ -691,8 +691,8 @@ proptest! {
         prop_assert_eq!(index.stats().evictions, 0);
     }
 
-    /// Whatever its size and the order of operations, it never claims more than the truth, and its
-    /// counts and its memory are consistent.
+    /// With any size and any order of operations, the index never reports more than is cached, and
+    /// its counts and its memory are consistent.
     #[test]
     fn it_never_claims_too_much(entries in 0..3000_usize, ops in prop::collection::vec(op(), 0..120)) {
         let (mut index, mut twin) = (PrefixIndex::with_capacity(entries), NaiveIndex::new());

@@ -85,8 +85,8 @@ pub(super) struct EndpointInputs {
     pub(super) memory: Option<KvMemory>,
     /// Failure rate here minus the rate at the other endpoints, 0 to 1.
     pub(super) excess_failure_rate: f32,
-    /// What was cached here since the prefix was last used, as a share of what fits; 0 if no other
-    /// endpoint has the prefix.
+    /// The blocks cached here since the prefix was last used, as a share of the cache's capacity; 0
+    /// if no other endpoint has the prefix.
     pub(super) prefix_age: f32,
 }
 
@@ -165,26 +165,28 @@ impl Cost {
     }
 }
 
-/// The prompts ahead have to finish first, and a long queue here becomes a large batch here.
+/// The prompts ahead have to finish first, and a long queue becomes a large batch.
 fn queue(weights: &CostWeights, request: &RequestInputs<'_>, times: &CostTimes) -> f32 {
     times.waiting_ms * (1.0 + weights.queue_externality * (times.batch + request.mean_batch) / 2.0)
 }
 
-/// Its own prefill, and the requests that arrive while it waits: B of them in each lifetime T.
+/// The request's own prefill, and the requests that arrive while it waits: B of them in each
+/// lifetime T.
 fn prefill(weights: &CostWeights, times: &CostTimes) -> f32 {
     let lifetime_ms = (times.decode_ms + times.waiting_ms + times.service_ms).max(f32::MIN_POSITIVE);
     let arrivals = times.batch * (times.waiting_ms / lifetime_ms);
     times.service_ms * (1.0 + weights.arrival_externality * arrivals)
 }
 
-/// Its prefill delays running requests: those here, and, as later requests choose other endpoints,
-/// those of the whole pool. An average endpoint would do that work in Smean.
+/// The request's prefill delays running requests: those here, and, as later requests choose other
+/// endpoints, those of the whole pool. An average endpoint would do that work in Smean.
 fn interference(weights: &CostWeights, request: &RequestInputs<'_>, times: &CostTimes) -> f32 {
     let (own, others) = delayed_requests(weights, request, times);
     weights.externality * (own * times.service_ms + others * (times.service_ms + times.mean_service_ms) / 2.0)
 }
 
-/// A new copy of this prefix evicts other prefixes. A prefix that is used often (small r) earns it.
+/// A new copy of this prefix evicts other prefixes. For a prefix that is used often (small r) the
+/// copy pays off.
 fn displacement(weights: &CostWeights, request: &RequestInputs<'_>, endpoint: &EndpointInputs) -> f32 {
     let [_, c1, _] = request.step.prefill();
     let r = request.reuse_interval;
@@ -192,15 +194,16 @@ fn displacement(weights: &CostWeights, request: &RequestInputs<'_>, endpoint: &E
     rarity * weights.displacement * c1 * endpoint.uncached_tokens
 }
 
-/// Its own decode steps, and what it adds to the steps of the requests beside it.
+/// The request's own decode steps, and the time that it adds to the steps of the requests beside
+/// it.
 fn decode(weights: &CostWeights, request: &RequestInputs<'_>, endpoint: &EndpointInputs, times: &CostTimes) -> f32 {
     let ([_, e1, e2], (_, w)) = (request.step.decode(), endpoint.speed);
     let others_ms = request.output_tokens * w * times.batch * (e1 + e2 * request.prompt_tokens) / 2.0;
     weights.decode_weight * (times.decode_ms + others_ms)
 }
 
-/// Where several endpoints have the prefix, using the oldest copy keeps it from being evicted. That
-/// is worth what computing it again would cost, where memory is free.
+/// Where several endpoints have the prefix, using the oldest copy keeps it from being evicted. Its
+/// value is the cost of computing the prefix again, in proportion to the free memory.
 fn refresh(weights: &CostWeights, request: &RequestInputs<'_>, endpoint: &EndpointInputs, times: &CostTimes) -> f32 {
     let (v, _) = endpoint.speed;
     let full_prefill_ms = request.step.prefill_ms(request.prompt_tokens, request.prompt_tokens);

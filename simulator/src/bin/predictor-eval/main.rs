@@ -7,10 +7,10 @@
 //! - *In order*: one row after the other, each predicted from all rows before it.
 //! - *Frozen*: predictors are fitted to the first 70 % and learn nothing after.
 //!
-//! In the first two views all predictors go on learning: ours after each row, the others by a fit
-//! to all known rows after every hundred, as the reference's trainer does. The figures of all views
-//! are of the last 30 %. With `--tune` the last 30 % are left out: the constants were chosen on the
-//! rest alone.
+//! In the first two views all predictors continue to learn: ours after each row, the others by a
+//! fit to all known rows after every hundred, as the reference's trainer does. The figures of all
+//! views are of the last 30 %. With `--tune` the last 30 % are left out: the constants were chosen
+//! on the rest alone.
 #![deny(clippy::indexing_slicing)]
 
 mod baselines;

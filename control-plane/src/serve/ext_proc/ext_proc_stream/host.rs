@@ -19,15 +19,16 @@ use super::super::wire::{self, BodyDirection, BodyMode, BodyModes, HeaderChanges
 /// Longest piece of a body in one full-duplex message, in bytes: Envoy takes at most 64 KiB.
 pub(super) const PIECE_BYTES_MAX: usize = 60 << 10;
 
-/// The key of the served endpoint, under the destination's namespace.
+/// The metadata key of the served endpoint, in the destination's namespace.
 const SERVED: &str = "x-gateway-destination-endpoint-served";
 
-/// What a stream needs next.
+/// The next thing that a stream needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamAction {
     /// The next message.
     Listen,
-    /// A call of [`super::ExtProcStream::retry`] when the pool has state, or at this moment.
+    /// A call of [`super::ExtProcStream::retry`] when the pool has state, at this moment at the
+    /// latest.
     Wait(Timestamp),
 }
 
@@ -45,7 +46,7 @@ pub struct ExtProcHost {
     end: RequestEndedBy,
     /// Whether the request headers were answered before the decision.
     headers_answered: bool,
-    /// The deadline of a parked request, and its place among those that wait.
+    /// The deadline of a parked request, and its permit among the parked requests.
     pub(super) parking: Option<(Timestamp, OwnedSemaphorePermit)>,
     /// The piece of the response body that the driver may take.
     pub(super) piece: Option<ResponsePiece>,
@@ -55,13 +56,13 @@ pub struct ExtProcHost {
 /// A piece of a response body.
 #[derive(Debug, Default)]
 pub struct ResponsePiece {
-    /// Its bytes.
+    /// The bytes of the piece.
     pub(super) bytes: Vec<u8>,
-    /// Whether it is the last.
+    /// Whether the piece is the last.
     pub(super) ends: bool,
 }
 
-/// What the last byte of the request came with.
+/// The message that ended the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RequestEndedBy {
     Headers,
@@ -94,7 +95,8 @@ impl RequestHost for ExtProcHost {
         Some(Arc::clone(&self.pool))
     }
 
-    /// The lock is held for one step: other streams do not wait while a body is read and hashed.
+    /// The lock is held for one step, so that other streams do not wait while this one reads and
+    /// hashes a body.
     fn with_pool<R>(&self, pool: &Arc<ServedPool>, usage: PoolUse, _: Timestamp, act: impl FnOnce(&mut ManagedPool) -> R) -> R {
         let mut inner = pool.lock();
         if usage == PoolUse::Resolve {
@@ -167,7 +169,7 @@ impl RequestHost for ExtProcHost {
 
     fn log_decision(&mut self, _: &str) {}
 
-    /// The pool itself counts all but the time of a pick.
+    /// The pool itself counts everything except the time of a pick.
     fn count(&mut self, pool: Option<&Arc<ServedPool>>, count: RequestCount) {
         if let (Some(pool), RequestCount::Picked { us }) = (pool, count) {
             pool.lock().record_pick_time(us);
@@ -203,7 +205,7 @@ impl RequestHost for ExtProcHost {
         }
     }
 
-    /// The proxy does not say.
+    /// The proxy does not report who closed the connection.
     fn endpoint_broke_off(&mut self) -> bool {
         false
     }
@@ -229,7 +231,7 @@ impl ExtProcHost {
         }
     }
 
-    /// Takes what a request's first message says besides its headers' meaning.
+    /// Begins a request: takes the control headers and the subset hint from its first message.
     pub(super) fn begin<'m>(&mut self, message: &ProcessingRequest, pairs: impl Iterator<Item = (&'m [u8], &'m [u8])>) {
         self.held = HeldBody::default();
         self.end = RequestEndedBy::Headers;
@@ -246,7 +248,7 @@ impl ExtProcHost {
         self.hint.as_ref().map_or(0, Vec::capacity) + self.held.memory() + self.out.memory()
     }
 
-    /// What the stream needs next.
+    /// The next thing that the stream needs.
     pub(super) fn action(&self) -> StreamAction {
         self.parking.as_ref().map_or(StreamAction::Listen, |(deadline, _)| StreamAction::Wait(*deadline))
     }
@@ -294,7 +296,7 @@ impl ExtProcHost {
         }
     }
 
-    /// Lets a piece of a body go on unread.
+    /// Forwards a piece of a body unread.
     pub(super) fn forward_body(&mut self, direction: BodyDirection, body: Vec<u8>, end_of_stream: bool) {
         let modes = self.modes();
         let mode = if direction == BodyDirection::Request { modes.request } else { modes.response };
@@ -340,9 +342,10 @@ impl ExtProcHost {
         }
         head.end_of_stream = given.end_of_stream;
         match self.modes().response {
-            // Only here the headers wait for the body, so that they can have its new length.
+            // The headers wait for the body only in this mode, so that they can have the new
+            // length.
             BodyMode::Buffered => {}
-            // A body that is not shown is like one in an unknown encoding.
+            // A body that Envoy does not send is like one in an unknown encoding.
             BodyMode::None => head.encoded = true,
             BodyMode::Streamed { .. } | BodyMode::BufferedPartial | BodyMode::FullDuplex => {
                 head.content_length = head.content_length.map(|_| usize::MAX);

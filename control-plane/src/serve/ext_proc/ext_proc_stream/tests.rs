@@ -70,7 +70,7 @@ fn apply_state(server: &ExtProcServer, sequence: u64, addresses: &[&str]) {
     };
     let ack = server.apply(state::DaemonMessage { message: Some(DaemonContent::PoolUpdate(pool_update)) }).unwrap();
     assert_eq!(ack.refused, "");
-    // The first is the emptier.
+    // The first endpoint has the shorter queue.
     let metrics: Vec<_> = (0..).zip(addresses).map(|(i, _): (u16, _)| queue(f32::from(i) * 9.0)).collect();
     let metrics = proto::encode_metrics(POOL, Version { term: 1, sequence }, sequence, &metrics);
     assert!(server.apply(state::DaemonMessage { message: Some(DaemonContent::Metrics(metrics)) }).is_none());
@@ -84,7 +84,7 @@ fn stream(server: &Arc<ExtProcServer>, settings: ExchangeSettings) -> ExtProcStr
     ExtProcStream::new(Arc::clone(server), Arc::clone(server.pool(None).unwrap()), Arc::new(settings))
 }
 
-/// Requests under way at the first endpoint, as the ledger has it.
+/// Requests in flight at the first endpoint, by the ledger.
 pub(in crate::serve::ext_proc) fn under_way(server: &ExtProcServer) -> u32 {
     let inner = server.pool(None).unwrap().lock();
     inner.pool.in_flight().rows().map(|(_, load)| load.requests).sum()
@@ -135,7 +135,7 @@ impl StreamScript {
         self.mode = Some(config);
     }
 
-    /// A line of the proxy. Metadata and attributes stand before the message they come with.
+    /// Parses a line of the proxy. Metadata and attributes stand on lines before their message.
     fn says(&mut self, line: &str) -> Option<ProcessingRequest> {
         let (what, rest) = line.split_once(' ').unwrap_or((line, ""));
         match what {
@@ -231,7 +231,7 @@ fn common(response: &CommonResponse) -> String {
     response.header_mutation.as_ref().map_or_else(String::new, mutation) + &body
 }
 
-/// Names that go, and what is set, but for what every routed request carries.
+/// Writes removed names and set headers, except those of every routed request.
 fn mutation(changes: &HeaderMutation) -> String {
     const USUAL: [&str; 5] =
         ["endpoint-load-metrics-format", "x-envoy-max-retries", "x-envoy-retry-on", "x-envoy-retriable-status-codes", "content-type"];
@@ -412,7 +412,7 @@ fn the_served_endpoint_is_read_from_the_protocols_metadata_alone() {
         snapshot.endpoints().iter().map(|e| inner.pool.in_flight().own(e.id).requests).collect()
     };
     assert_eq!(loads(), [0, 1], "accounting moved to who served");
-    // Another pool's endpoint served: nothing here is credited with it.
+    // Another pool's endpoint served, so no endpoint here counts it.
     let mut elsewhere = self::stream(&server, ExchangeSettings::default());
     say(&mut elsewhere, &["GET /v1/models", "metadata envoy.lb x-gateway-destination-endpoint-served=10.9.9.9:1", "reply 200"]);
     let served: Vec<u64> = server.pool(None).unwrap().lock().pool.counters().endpoints().iter().map(|e| e.served).collect();
@@ -463,7 +463,7 @@ fn after_a_failover_the_pool_that_answered_counts_the_served_endpoint() {
 }
 
 proptest::proptest! {
-    /// Any messages in any order: no panic, and nothing left behind.
+    /// Any messages in any order cause no panic and leave no ledger entry.
     #[test]
     fn any_order_of_messages_is_survived(script in proptest::collection::vec(0_usize..12, 0..24), modes in 0_usize..5) {
         const LINES: [&str; 12] = [

@@ -52,7 +52,7 @@ fn prompt() -> ProcessingRequest {
     body(br#"{"model":"m","messages":[]}"#, true)
 }
 
-/// What is sent until the stream listens or ends; the status where it ends.
+/// Returns the messages that are sent until the stream listens or ends, and the status if it ends.
 fn play(session: &StreamSession) -> (Vec<ProcessingResponse>, Option<Status>) {
     let mut answers = Vec::new();
     loop {
@@ -194,14 +194,14 @@ fn headers_twice_release_the_first_body() {
 #[derive(Clone, Debug)]
 enum SessionEvent {
     Says(usize),
-    /// The same, in frames of so many bytes.
+    /// The same message, in frames of this many bytes.
     SaysInFrames(usize, usize),
     Bytes(Vec<u8>),
-    /// What is to be sent is sent, or a part of it.
+    /// The proxy takes the next bytes, or a part of them.
     Takes(usize),
-    /// The clock goes on, by so many seconds.
+    /// The clock advances by this many seconds.
     Waits(u64),
-    /// The rest of the daemon's streams hold all but so much.
+    /// The other streams of the daemon hold all memory except this many bytes.
     Short(usize),
     Leaves,
 }
@@ -247,8 +247,8 @@ fn event() -> impl Strategy<Value = SessionEvent> {
 }
 
 proptest! {
-    /// Several streams at once, whatever happens on them in whatever order: no panic, the books
-    /// are right all the while, and nothing is left behind.
+    /// Several streams with any events in any order: no panic, the accounts are always right, and
+    /// nothing is held at the end.
     #[test]
     fn interleaved_streams_leave_nothing_behind(events in prop::collection::vec((0_usize..4, event()), 0..60)) {
         let server = server(&[SERVER]);
