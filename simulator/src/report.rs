@@ -5,6 +5,7 @@ mod figures;
 mod ratios;
 mod real;
 mod text;
+mod wrap;
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -35,7 +36,7 @@ pub(crate) fn write(store: &ResultStore, validation: &[ValidationRow], real: &Pa
         figures::recovery(&store.recoveries, setting, &folder.join(format!("{setting}.svg")), title)?;
     }
     let path = docs.join("routing-quality.md");
-    std::fs::write(&path, page(store, validation, real)).map_err(|error| format!("{}: {error}", path.display()))
+    std::fs::write(&path, wrap::wrap(&page(store, validation, real))).map_err(|error| format!("{}: {error}", path.display()))
 }
 
 // Writing to a String cannot fail.

@@ -61,8 +61,9 @@ pub(super) const SCORER: &str = "\
 ";
 
 pub(super) const MAIN: &str = "\
-Llama-3.1-8B on H100, loads LOADS. Below 1 ours is better. `2/2/3` are llm-d's queue, KV-cache and prefix scorers with
-these weights; `2/2/3/2` adds its no-hit-lru scorer; `affinity+token-load` is what llm-d recommends since August 2026.
+Llama-3.1-8B on H100, loads LOADS. Below 1 ours is better. `2/2/3` are llm-d's queue, KV-cache and prefix
+scorers with these weights; `2/2/3/2` adds its no-hit-lru scorer; `affinity+token-load` is what llm-d recommends since
+August 2026.
 `session-affinity` is llm-d's scorer with weight 3 instead of the prefix scorer; a prompt that begins with all of an
 earlier prompt belongs to the same session. `2/2/3+active` is our former default.
 ";
