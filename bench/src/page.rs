@@ -338,7 +338,7 @@ fn standing(measured: &BenchResults) -> Result<String> {
 
 fn steps(measured: &BenchResults) -> Result<String> {
     let mut text = String::from(
-        "| body | connections | what this listener adds to the previous one | CPU per request µs | added (spread) | p50 µs | added (spread) |\n\
+        "| body | connections | step | CPU per request µs | added (spread) | p50 µs | added (spread) |\n\
          |---|---|---|---|---|---|---|\n",
     );
     for row in &measured.steps {
@@ -353,7 +353,7 @@ fn steps(measured: &BenchResults) -> Result<String> {
 
 fn chunk_steps(measured: &BenchResults) -> Result<String> {
     let mut text = String::from(
-        "| what this listener adds to the previous one | workers, µs per chunk | added (spread) | rest of Envoy | daemon |\n\
+        "| step | workers, µs per chunk | added (spread) | rest of Envoy | daemon |\n\
          |---|---|---|---|---|\n",
     );
     for steps::ChunkRow { step, cpu_us: [workers, rest, daemon], added_us, iqr_us } in &measured.chunk_steps {
