@@ -10,9 +10,8 @@ use crate::engine_matrix::{BOUNDS, BUSIEST_MAX, MatrixBounds, MatrixResult};
 /// The text above the tables, before the bounds.
 const HEAD: &str = "# Engines of every kind
 
-The tests print this page from `docs/data/engines.json`; do not edit it. `target/release/bench engines` (part of `make
-bench`) measures and writes `target/bench/engines.json`. Copy that to `docs/data/` and print this page by
-`UPDATE_DOCS=1 cargo test -p testbed --lib engine_page`.
+The tests print this page; do not edit it. `target/release/bench engines` (part of `make bench`) writes
+`target/bench/engines.json`; copy that to `docs/data/` and run `UPDATE_DOCS=1 cargo test -p testbed --lib engine_page`.
 
 How the default configuration spreads requests over unusual engines and pools with a broken engine, behind one real
 Envoy:

@@ -6,9 +6,7 @@ pub(super) const HEAD: &str = "\
 The simulator prints this page; do not edit it. `make sim` runs the main table, `make sim-full` everything. No figure
 comes from a real cluster. In bold: Switchpoint's default is worse by more than 3 %.
 
-`ours` is the default policy: one scorer, `marginal-cost-scorer`
-([formula](plugins.md#the-cost-of-marginal-cost-scorer)). It applies without a configuration file, and this says the
-same:
+`ours` is the default policy ([formula](plugins.md#the-cost-of-marginal-cost-scorer)), as without a configuration file:
 
 ```yaml
 apiVersion: llm-d.ai/v1alpha1
@@ -17,7 +15,7 @@ plugins:
 - type: marginal-cost-scorer
 ```
 
-`ours-goodput` aims at the most requests within their SLOs instead of the lowest latency:
+`ours-goodput` aims at the most requests within their SLOs:
 
 ```yaml
 plugins:
@@ -39,8 +37,7 @@ plugins:
   max(0, prefill(n | context) - weights). Constants fit measured kernels: Llama-3.1-8B on H100 6.07 + 0.00745 B +
   4.31e-5 K and 2.6 + 0.0168 n + 5.46e-7 n^2 ms, 421,008 KV tokens; Qwen3-32B on H200 18.17 + 0.0248 B + 5.81e-5 K and
   3.5 + 0.0807 n + 4.22e-7 n^2 ms. A request takes 7 ms to reach the engine.
-- Proxies know prompt lengths, not output lengths. Blocks have 64 tokens. The step model starts from priors that are two
-  to three times off.
+- Proxies do not know output lengths. The step model starts from priors that are two to three times off.
 - Workloads: Mooncake's conversation trace (its 3 s clock jittered) and synthetic trace, Azure's code (6 copies) and
   conversation (2 copies) traces of 2023, and 150 tenants with long system prompts. A seed rotates the trace, jitters
   and breaks ties. Loads are shares of the highest rate that any policy sustains. The first tenth of the arrivals does
@@ -71,8 +68,7 @@ pub(super) const LOSSES: &str = "
 Each remedy that was tried costs more elsewhere ([history](../history/routing-quality.md)).
 
 - **Tenants, TTFT p99.** A question takes 60 ms if its system prompt is cached, otherwise 170 ms, so p99 depends on
-  whether one in a hundred misses. Misses go to engines with fewer requests in flight, which pays off: replies have
-  1,000 tokens.
+  whether one in a hundred misses. Misses go to engines with fewer requests in flight, which pays off.
 - **Chat, TPOT p99.** At load 0.9 bursts exceed the 256 sequences that an engine runs at once. Engines do not report
   that limit.
 - **Prefix-heavy at load 0.9** exceeds what most policies sustain.
