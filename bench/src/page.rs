@@ -292,7 +292,7 @@ fn targets(measured: &BenchResults) -> Result<String> {
 
 fn requests(measured: &BenchResults) -> Result<String> {
     let mut text = String::from(
-        "| way | body | endpoints | connections | plain p50 µs | added p50 | added p99 | added CPU | req/s relative to plain | errors |\n\
+        "| way | body, KB | endpoints | connections | plain p50 µs | added p50 | added p99 | added CPU | req/s relative to plain | errors |\n\
          |---|---|---|---|---|---|---|---|---|---|\n",
     );
     let spread = |value: f64, iqr: f64| {
@@ -303,7 +303,7 @@ fn requests(measured: &BenchResults) -> Result<String> {
         let load = row.rate_rps.map_or_else(|| row.connections.to_string(), |rate| format!("open, {rate}/s"));
         writeln!(
             text,
-            "| {}{} | {} KB | {} | {load} | {:.0} | {} | {} | {} | {:.0} % | {} |",
+            "| {}{} | {} | {} | {load} | {:.0} | {} | {} | {} | {:.0} % | {} |",
             row.front,
             if row.predicting { ", predicting" } else { "" },
             row.body_bytes / 1000,
@@ -338,7 +338,7 @@ fn standing(measured: &BenchResults) -> Result<String> {
 
 fn steps(measured: &BenchResults) -> Result<String> {
     let mut text = String::from(
-        "| body | connections | what this listener adds to the previous one | CPU per request µs | added (spread) | p50 µs | added (spread) |\n\
+        "| body, KB | connections | step | CPU per request µs | added (spread) | p50 µs | added (spread) |\n\
          |---|---|---|---|---|---|---|\n",
     );
     for row in &measured.steps {
@@ -346,14 +346,14 @@ fn steps(measured: &BenchResults) -> Result<String> {
         let kb = body_bytes / 1000;
         let (cpu, p50) =
             (format!("{cpu_us:.0} | {added_cpu_us:.1} ({iqr_us:.1})"), format!("{p50_us:.0} | {added_p50_us:.1} ({iqr_p50_us:.1})"));
-        writeln!(text, "| {kb} KB | {connections} | {step} | {cpu} | {p50} |")?;
+        writeln!(text, "| {kb} | {connections} | {step} | {cpu} | {p50} |")?;
     }
     Ok(text)
 }
 
 fn chunk_steps(measured: &BenchResults) -> Result<String> {
     let mut text = String::from(
-        "| what this listener adds to the previous one | workers, µs per chunk | added (spread) | rest of Envoy | daemon |\n\
+        "| step | workers, µs per chunk | added (spread) | rest of Envoy | daemon |\n\
          |---|---|---|---|---|\n",
     );
     for steps::ChunkRow { step, cpu_us: [workers, rest, daemon], added_us, iqr_us } in &measured.chunk_steps {

@@ -50,29 +50,26 @@ enum FilterStep {
 /// Steps, each with its description; each does one thing more than the one before it.
 type StepLadder = &'static [(FilterStep, &'static str)];
 
-const PLAIN: (FilterStep, &str) = (FilterStep::Plain, "plain Envoy, round robin");
+const PLAIN: (FilterStep, &str) = (FilterStep::Plain, "plain Envoy");
 
 const FILTER: StepLadder = &[
     PLAIN,
-    (FilterStep::Published, "the endpoint in a header, copied to metadata, used by `override_host`"),
-    (FilterStep::Retries, "retries enabled by headers: Envoy keeps the request until the response"),
-    (FilterStep::Wasm("passes"), "a wasm filter that does nothing"),
-    (FilterStep::Wasm("reads"), "the filter waits for the body and copies it out"),
-    (FilterStep::Wasm("speaks"), "the filter reads all headers, sets three, and reads three properties"),
-    (FilterStep::Filter, "the picker: parse, hash, look up, score, count, publish load, read the reply"),
+    (FilterStep::Published, "endpoint in a header, used by `override_host`"),
+    (FilterStep::Retries, "retries: Envoy keeps the request"),
+    (FilterStep::Wasm("passes"), "empty wasm filter"),
+    (FilterStep::Wasm("reads"), "body awaited and copied out"),
+    (FilterStep::Wasm("speaks"), "all headers read, three set; three properties read"),
+    (FilterStep::Filter, "the picker"),
 ];
 
-const EXT_PROC: StepLadder = &[
-    PLAIN,
-    (FilterStep::GoesOn, "ext_proc to a server that reads nothing and always answers the same endpoint"),
-    (FilterStep::ExtProc, "the picker: parse, hash, look up, score, count, read the reply"),
-];
+const EXT_PROC: StepLadder =
+    &[PLAIN, (FilterStep::GoesOn, "ext_proc server that always answers the same"), (FilterStep::ExtProc, "the picker")];
 
 const CHUNKS: StepLadder = &[
     PLAIN,
-    (FilterStep::Wasm("passes"), "a wasm filter that does nothing"),
-    (FilterStep::Wasm("follows"), "the filter copies out each piece of the reply"),
-    (FilterStep::Filter, "the picker: find the events, recognise tokens and usage, count and time them"),
+    (FilterStep::Wasm("passes"), "empty wasm filter"),
+    (FilterStep::Wasm("follows"), "pieces copied out"),
+    (FilterStep::Filter, "the picker"),
 ];
 
 /// One row of `steps.json`.

@@ -10,12 +10,11 @@ use crate::engine_matrix::{BOUNDS, BUSIEST_MAX, MatrixBounds, MatrixResult};
 /// The text above the tables, before the bounds.
 const HEAD: &str = "# Engines of every kind
 
-The tests print this page from `docs/data/engines.json`; do not edit it. `target/release/bench engines` (part of `make
-bench`) measures and writes `target/bench/engines.json`. Copy that to `docs/data/` and print this page by
-`UPDATE_DOCS=1 cargo test -p testbed --lib engine_page`.
+The tests print this page; do not edit it. `target/release/bench engines` (part of `make bench`) writes
+`target/bench/engines.json`; copy that to `docs/data/` and run `UPDATE_DOCS=1 cargo test -p testbed --lib engine_page`.
 
-How the default configuration spreads requests over unusual engines, and over pools with a broken engine. All engines
-are HTTP servers with an OpenAI API behind one real Envoy:
+How the default configuration spreads requests over unusual engines and pools with a broken engine, behind one real
+Envoy:
 
 | engine | behaviour |
 |---|---|
@@ -33,9 +32,8 @@ are HTTP servers with an OpenAI API behind one real Envoy:
 
 /// The text between the two tables.
 const BROKEN: &str = "
-One of four engines is broken: it answers at once as its name says, and its metrics look healthy. The other three take
-0.5 s. 32 clients, counted for 6 s, starting 2 s after the first request. Bound: at most 2 % of requests at the broken
-engine.
+One of four engines is broken: it answers at once as its name says, with healthy metrics; the others take 0.5 s. 32
+clients, counted for 6 s from 2 s after the first request. Bound: at most 2 % of requests at the broken engine.
 
 ";
 

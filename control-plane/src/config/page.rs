@@ -4,25 +4,23 @@ use std::fmt::Write;
 
 use scheduler::registry::reference_markdown;
 
-use super::reference_items::{FEATURE_GATES, FOREIGN, ItemSupport};
+use super::reference_items::{FEATURE_GATES, FOREIGN, ItemSupport, ReferencePlugin};
 
 const HEAD: &str = "\
 # Plugins and configuration
 
 The tests print this page from the code; do not edit it: `UPDATE_DOCS=1 cargo test -p control-plane --test it docs`.
-`switchpointd check FILE` shows what a configuration file does. [differences.md](differences.md) lists what differs from
-llm-d on purpose.
+`switchpointd check FILE` shows what a configuration file does. See also [differences from llm-d](differences.md).
 
-Scores are between 0 and 1. The total of an endpoint is the sum of its scores, each multiplied by its weight (default
-1). Plugins, parameters and defaults are those of llm-d-router unless the text says otherwise.
+An endpoint's total is the sum of its scores (0 to 1), each multiplied by its weight (default 1). Plugins, parameters
+and defaults are llm-d-router's unless the text says otherwise.
 ";
 
 /// The formula of the default scorer, once.
 const COST: &str = "\
 ## The cost of `marginal-cost-scorer`
 
-All costs are in milliseconds. The score of an endpoint is the lowest cost among the candidates divided by its own cost.
-`switchpointd explain` prints the terms of each endpoint.
+Costs are in milliseconds. `switchpointd explain` prints the terms of each endpoint.
 
 ```
 cost = max(queue + prefill + interference + displacement + decode - refresh, W + S) + failure
@@ -43,22 +41,22 @@ T = o w D + W + S
 
 | term | why it counts |
 |---|---|
-| queue | the prompts ahead come first, and a long queue becomes a large batch |
-| prefill | the prefill of this prompt, which also delays requests that arrive while it waits |
-| interference | prefill delays running requests: here and, as load moves, at other endpoints |
-| displacement | a new copy evicts other prefixes; this counts less if the prefix is used often |
-| decode | the request's own decode steps, and the delay of other requests' steps |
-| refresh | use an old copy before it is evicted, if several endpoints have one |
-| failure | requests fail more often here than at other endpoints |
+| queue | prompts ahead come first; a long queue becomes a large batch |
+| prefill | this prompt's prefill; requests that arrive while it waits are delayed too |
+| interference | prefill delays running requests, here and, as load moves, elsewhere |
+| displacement | a new copy evicts other prefixes; counts less if the prefix is used often |
+| decode | its own decode steps, and the delay of others |
+| refresh | use one of several copies before it is evicted |
+| failure | requests fail more often here than elsewhere |
 
 | symbol | meaning |
 |---|---|
-| u, n | prompt tokens that are not cached here; all prompt tokens |
-| W, S, Smean | wait for prefill and for KV memory; prefill time of this prompt; the same at an average endpoint (v = 1) |
-| Sn, Su | prefill time of all n tokens, and of the u uncached tokens, without A |
+| u, n | prompt tokens not cached here; all prompt tokens |
+| W, S, Smean | wait for prefill and KV memory; prefill time of this prompt; the same where v = 1 |
+| Sn, Su | prefill time of n and of u tokens, without A |
 | D, T | one decode step with this request; lifetime of the request |
 | P, Pu, Pq | prompts that wait here; their uncached tokens; their pairs of tokens |
-| B, Bmean, K | requests in flight here; mean over the candidates; context tokens of those here |
+| B, Bmean, K | requests in flight here; their mean over the candidates; context tokens of those here |
 | o | expected output tokens; 0 before the decode stage |
 | v, w | prefill and decode time of this endpoint relative to the average |
 | c0 c1 c2, e0 e1 e2 | learned coefficients of a prefill step and of a decode step |
@@ -68,8 +66,8 @@ T = o w D + W + S
 | r | prompts per endpoint since the longest cached prefix was last used |
 | f | failure rate here minus the rate at other endpoints |
 
-The defaults aim at low latency. For the most requests within their SLOs use: externality 2, ownBatchShare 1,
-queueExternality 0, arrivalExternality 0, decodeWeight 1.3. [routing-quality.md](routing-quality.md) compares both.
+The defaults aim at low latency. For the most requests within their SLOs: externality 2, ownBatchShare 1,
+queueExternality 0, arrivalExternality 0, decodeWeight 1.3 ([comparison](routing-quality.md)).
 
 ";
 
@@ -88,11 +86,18 @@ pub fn reference_page() -> String {
     let no_effect =
         FOREIGN.iter().filter_map(|row| if let ItemSupport::NoEffect(why) = row.support { Some((row.name, why.to_owned())) } else { None });
     page.push_str(&rows_by_reason(no_effect));
-    let _ = writeln!(page, "\n## Types of llm-d-router that are refused\n\n| types | why | instead |\n|---|---|---|");
-    let refused = FOREIGN.iter().filter_map(|row| {
-        if let ItemSupport::Refused(why, instead) = row.support { Some((row.name, format!("{why} | {instead}"))) } else { None }
-    });
-    page.push_str(&rows_by_reason(refused));
+    let _ = writeln!(page, "\n## Types of llm-d-router that are refused");
+    let refusal = |row: &ReferencePlugin| if let ItemSupport::Refused(why, instead) = row.support { Some((why, instead)) } else { None };
+    let mut reasons: Vec<&str> = FOREIGN.iter().filter_map(|row| refusal(row).map(|(why, _)| why)).collect();
+    reasons.dedup(); // `FOREIGN` keeps the types with one reason together
+    for reason in reasons {
+        let _ = writeln!(page, "\nReason: {reason}.\n\n| types | instead |\n|---|---|");
+        let types = FOREIGN.iter().filter_map(|row| {
+            let (why, instead) = refusal(row)?;
+            (why == reason).then(|| (row.name, instead.to_owned()))
+        });
+        page.push_str(&rows_by_reason(types));
+    }
     let _ = writeln!(page, "\n## Feature gates, when on\n\n| gate | result |\n|---|---|");
     for (name, fate) in FEATURE_GATES {
         let _ = match fate {

@@ -64,7 +64,7 @@ rules! {
         "control-plane/src/cli/args.rs" => "pub endpoint: Vec<String>,",
     ];
     documented_drills_exist: [
-        "docs/reference/failure-drills.md" => "| killed | `daemon_faults::nobody_wrote_this` | 1, 0 |\n",
+        "docs/reference/failure-drills.md" => "| killed | `missing_module` | 1, 0 |\n",
         "e2e/tests/it/daemon_faults.rs" => "async fn something_else() {",
     ];
     documented_ports_exist: [

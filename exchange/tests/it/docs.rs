@@ -4,27 +4,27 @@ use std::path::Path;
 
 const HEAD: &str = "# Inference APIs
 
-The picker reads the bodies of the requests below to learn the model and to find cached prompts. It compares the end of
-the path of a `POST`; the longest ending wins. A prefix, a query, a trailing slash and percent-escapes do not matter.
-Requests to other paths go unread to a good endpoint, if a [route](../how-to/envoy.md#which-paths-are-served) allows them.
+The picker reads the bodies of these requests for model and prompt. It compares the end of the path of a `POST`; the
+longest ending wins. A prefix, a query, a trailing slash and percent-escapes do not matter. Other paths go unread to a
+good endpoint, if a [route](../how-to/envoy.md#which-paths-are-served) allows them.
 
 A body that is not JSON, or that lacks a required `model`, is answered 400 in the error shape of the API.
 
 ";
 
 const TAIL: &str = "
-If a field occurs twice, the last one counts, as in engines. Field names may contain escapes.
+If a field occurs twice, the last one counts, as in engines.
 
 ## Renamed models
 
-An `InferenceModel`, an `InferenceModelRewrite` or a header can rename the model. Then only the value of `model` changes
-in the request, with `content-length`. In a successful reply the picker restores the name: in the outermost object of a
-JSON reply or of each event's data, in `response.model` of events of OpenAI responses, and in `message.model` of
-Anthropic's `message_start`. It replaces only the name that the engine was sent, and does not delay events.
+An `InferenceModel`, an `InferenceModelRewrite` or a header can rename the model. Then `model` and `content-length`
+change in the request, nothing else. In a successful reply the picker restores the name: in the outermost object of a
+JSON reply or of each event's data, in `response.model` of OpenAI responses, and in `message.model` of Anthropic's
+`message_start`. It replaces only the name that the engine was sent, and does not delay events.
 
-- An unstreamed reply of at most 32,768 bytes waits until it is complete and keeps a correct `content-length`. A longer
-  one is chunked.
-- The request asks for an uncompressed reply (`accept-encoding: identity`). A compressed reply passes unchanged.
+- An unstreamed reply of at most 32,768 bytes is held until complete and has a correct `content-length`; a longer one is
+  chunked.
+- The request asks for an uncompressed reply (`accept-encoding: identity`); a compressed one passes unchanged.
 - Without renaming, request and reply pass unchanged.
 - Models in Vertex AI's gRPC messages are never renamed.
 ";
