@@ -10,8 +10,8 @@ use scheduler::Version;
 use crate::fake::{endpoints, pool_update_message};
 use crate::host::{Host, WriteCondition};
 use crate::state::load_sharing::{SharingOccasion, VmContext};
-use crate::state::replica::{DaemonUpdate, PoolReplica, decode};
-use crate::state::vm_table::{self, VmTable};
+use crate::state::replica::{PoolReplica, decode};
+use crate::state::vm_table::VmTable;
 
 /// The request header that requests the cost of sharing in place of a normal reply. Its value is
 /// `peers/endpoints`.

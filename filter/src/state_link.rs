@@ -334,7 +334,7 @@ impl StateLink {
         // Log the first failure in a row, then fewer and fewer: an outage of a day makes some
         // twenty lines.
         if self.failures.is_power_of_two() {
-            log::warn!("no daemon (attempt {}): {why}; picking goes on with the state there is", self.failures);
+            log::warn!("no daemon (attempt {}): {why}; picks continue with the last state", self.failures);
         }
         let doublings = self.failures.saturating_sub(1).min(20);
         let cold = leader.replicas.iter().any(|replica| !replica.has_state());

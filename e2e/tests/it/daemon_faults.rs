@@ -70,7 +70,7 @@ async fn picks_continue_without_a_killed_daemon_and_its_successor_is_used() -> R
     assert!(term(&stack).await? > before, "a restarted daemon has a newer term");
     let log = stack.envoy.process().stderr();
     assert!(
-        log.contains("picking goes on with the state there is") && log.contains("the daemon is there again"),
+        log.contains("picks continue with the last state") && log.contains("the daemon is back"),
         "the log reports the loss and the return"
     );
     assert!(stack.envoy.picker_stat("switchpoint_state_pool_updates_total").await? > heard, "the restarted daemon sends everything again");

@@ -160,7 +160,7 @@ fn pool(with_state: bool) -> Rc<RefCell<ManagedPool>> {
 
 fn in_flight(pool: &RefCell<ManagedPool>) -> Vec<u32> {
     let pool = pool.borrow();
-    let endpoints = pool.snapshot().expect("state").endpoints();
+    let endpoints = pool.snapshot().map(|snapshot| snapshot.endpoints()).unwrap_or_default();
     endpoints.iter().map(|endpoint| pool.in_flight().own(endpoint.id).requests).collect()
 }
 
