@@ -31,7 +31,7 @@ use tonic::transport::Channel;
 use tonic::{Status, Streaming};
 
 /// Longer than any step takes on a busy machine; only a failure reaches it.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// One pool named `default`, fed by the test, behind a real gRPC listener.
 pub(crate) struct DaemonHarness {
