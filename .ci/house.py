@@ -73,15 +73,15 @@ BEGINNINGS = {
     r"Who(se|m)?\b": "Finds the endpoints ...",
 }
 
-# What `check` allows. Each number may fall and never rise; most of them shall become 0.
+# The limits of `check`.
 LIMITS = {
-    "import cycles of more than 3 files": 1,
+    "import cycles of more than 3 files": 0,
     "type names defined more than once": 0,
-    "phrases": 599,
+    "phrases": 0,
     "functions over 70 lines": 0,
-    "comment lines over 100 columns": 1640,
-    "Markdown lines over 120 columns": 57,
-    "structs over 12 fields without a reason": 7,
+    "comment lines over 100 columns": 0,
+    "Markdown lines over 120 columns": 0,
+    "structs over 12 fields without a reason": 0,
     "files over 500 lines before tests": 0,
     "names in documents for contributors that do not exist": 0,
     "commit subjects": 0,

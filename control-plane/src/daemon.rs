@@ -240,8 +240,8 @@ struct DaemonTerm {
 }
 
 impl DaemonTerm {
-    /// Creates the values of this start. The term is larger than the one in the snapshot file and, in
-    /// case the file is lost or old, not smaller than the clock.
+    /// Creates the values of this start. The term is larger than the one in the snapshot file and,
+    /// in case the file is lost or old, not smaller than the clock.
     fn after(before: Option<&SavedState>) -> Self {
         let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let unix_ms = u64::try_from(unix.as_millis()).unwrap_or(u64::MAX);

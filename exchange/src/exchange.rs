@@ -71,7 +71,7 @@ struct HeaderFacts {
     captured: Vec<(Box<str>, Box<str>)>,
 }
 
-/// What the host must do after the request headers.
+/// The next step of the host after the request headers.
 #[derive(Debug, PartialEq, Eq)]
 pub enum HeadersStep {
     /// Hold the headers, buffer the body, then decide.
@@ -84,7 +84,7 @@ pub enum HeadersStep {
     Reply(LocalReply),
 }
 
-/// What the host must do after a decision.
+/// The next step of the host after a decision.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ExchangeStep {
     /// Apply these changes and let the request go on.

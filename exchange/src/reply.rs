@@ -44,9 +44,9 @@ pub enum Refusal {
     UnknownModel(Box<str>),
     /// A header has an invalid value.
     Header {
-        /// Its name.
+        /// The name of the header.
         name: &'static str,
-        /// What the value must be.
+        /// The required form of the value, as in "must be a number".
         must_be: &'static str,
     },
     /// The pool requires an SLO from every request, and this one has none.

@@ -29,13 +29,13 @@ pub enum DecideAt {
 /// What happens to a request when the proxy has never had state and the wait for it is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailureMode {
-    /// It is refused (503).
+    /// The filter refuses the request (503).
     Close,
     /// The fallback load balancer picks any host.
     Open,
 }
 
-/// Who sets the objective header.
+/// The party that sets the objective header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ObjectiveHeader {
     /// Clients, which may not choose their priority: the header is removed, and the model's

@@ -22,7 +22,7 @@ use held_event::HeldEvent;
 pub use held_event::{HELD_BYTES_MAX, HELD_BYTES_MIN};
 pub(crate) use lines::{LineSplitter, StreamPiece};
 
-/// What one chunk contained.
+/// The tokens and events of one chunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChunkProgress {
     /// Whether the chunk has the first token of the response. Always false for an unstreamed

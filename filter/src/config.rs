@@ -80,7 +80,7 @@ pub struct PoolConfig {
 pub struct InvalidConfig {
     /// Path of the field.
     pub field: String,
-    /// What the value must be.
+    /// The required form of the value, as in "must be a number".
     pub must: String,
 }
 

@@ -87,7 +87,7 @@ pub struct FakeHttp {
     pub response: RefCell<Vec<(String, String)>>,
     /// Headers of the daemon's answer to a call.
     pub answer: RefCell<Vec<(String, String)>>,
-    /// What the next read of a buffer returns.
+    /// The contents that the next read of a buffer returns.
     pub buffers: RefCell<BTreeMap<u32, Vec<u8>>>,
     /// Whether writes to buffers fail.
     pub read_only: Cell<bool>,

@@ -70,7 +70,7 @@ struct OpenLink {
     pools: Vec<String>,
 }
 
-/// What a leader works with during one callback.
+/// The parts of the VM that a leader uses during one callback.
 #[derive(Debug)]
 pub struct LeaderContext<'a, H> {
     /// The proxy.

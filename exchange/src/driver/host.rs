@@ -1,4 +1,4 @@
-//! What a driver needs from its host.
+//! The interface between a driver and its host.
 
 use std::borrow::Cow;
 
@@ -9,9 +9,9 @@ use crate::{ExchangeOutcome, ExchangeSettings, LocalReply, RequestChanges, Respo
 /// Whether the headers or bytes of an event go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestFlow {
-    /// They go on.
+    /// The host lets the headers or bytes go on.
     Go,
-    /// The host holds them.
+    /// The host holds the headers or bytes.
     Hold,
 }
 
@@ -44,7 +44,7 @@ pub enum PoolUse {
     Release,
 }
 
-/// What a host counts.
+/// The events that a host counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestCount {
     /// The request goes to a picked endpoint.

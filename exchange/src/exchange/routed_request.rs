@@ -42,7 +42,7 @@ pub enum ResponseBody {
 /// `content-length` and passes as it comes.
 pub const HELD_BYTES_MAX: usize = 32_768;
 
-/// What the host must do after the response headers.
+/// The changes that the host must make to the response headers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ResponseStep {
     /// Headers to remove.
@@ -58,7 +58,7 @@ pub struct ResponseStep {
 pub struct ExchangeOutcome {
     /// HTTP status; 0 when the exchange ended before any response.
     pub status: u16,
-    /// What the answer says about the endpoint.
+    /// The judgement of the endpoint by this answer.
     pub verdict: Verdict,
     /// Whether a model server answered.
     pub served: bool,
@@ -114,7 +114,7 @@ struct SentPick {
     tokens: Vec<SessionTokenHeader>,
 }
 
-/// What the reply to a request has shown so far.
+/// The facts that the reply to a request has shown so far.
 #[derive(Debug)]
 struct ReplyState {
     /// 0 before any reply.

@@ -32,7 +32,7 @@ pub(crate) enum ServiceTime {
     Slots { slots: usize, each: f64 },
 }
 
-/// What the engine's `/metrics` reports.
+/// The values that the engine's `/metrics` reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReportedMetrics {
     Live,

@@ -23,7 +23,7 @@ const REPLY_MS: u64 = 500;
 const TELL_MS: u64 = 2;
 const BROKEN: &str = "10.0.0.0:8000";
 
-/// What a broken engine does at once.
+/// The answer that a broken engine gives at once.
 #[derive(Clone, Copy, Debug)]
 enum EngineFault {
     Status(u16),

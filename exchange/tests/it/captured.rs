@@ -1,5 +1,5 @@
-//! What a decision knows of a request: the headers that its plugins read, within bounds, and no
-//! body if the host shows none. And what the decision log shows.
+//! The part of a request that a decision can use: the headers that its plugins read, within
+//! bounds, and no body if the host shows none. And the contents of the decision log.
 
 use exchange::{DecisionLogSettings, Exchange, ExchangeSettings, ExchangeStep, HeadersStep, ManagedPool, Timestamp};
 use scheduler::plugin::ParameterValue;

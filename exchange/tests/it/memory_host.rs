@@ -24,7 +24,7 @@ struct MemoryHost {
     now: Timestamp,
     request: Vec<u8>,
     response: Vec<u8>,
-    /// What the host did, in order.
+    /// The actions of the host, in order.
     log: Vec<String>,
 }
 

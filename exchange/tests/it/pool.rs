@@ -1,4 +1,4 @@
-//! What a pool keeps, and what it drops, when the daemon sends a new pool update.
+//! The state that a pool keeps and drops when the daemon sends a new pool update.
 
 use exchange::{Exchange, ExchangeSettings, ExchangeStep, ManagedPool, Timestamp};
 use scheduler::{EndpointMetrics, LoraMetrics, Pipeline, PipelineSpec, PluginSpec, Snapshot, Version};

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use crate::golden;
 
-/// What a reader saw; the same for all cuts.
+/// The result of reading a response; the same for all cuts.
 #[derive(Debug, PartialEq)]
 struct ResponseReading {
     events: u32,

@@ -121,7 +121,7 @@ mod oracle {
         own.or_else(|| rule.map(|rule| rule.targets.as_slice()))
     }
 
-    /// Those of the targets that may be drawn.
+    /// The targets that may be drawn.
     pub(super) fn eligible(targets: &[TargetSpec]) -> Vec<&str> {
         let weighted = targets.iter().any(|t| t.weight.is_some());
         targets.iter().filter(|t| t.weight.unwrap_or(u32::from(!weighted)) > 0).map(|t| t.model.as_str()).collect()
