@@ -86,7 +86,6 @@ impl World {
     fn pool_update(&self, endpoints: u8, sequence: u8) {
         let version = scheduler::Version { term: 1, sequence: u64::from(sequence) };
         let pool_update = pool_update_message("default", version, &ADDRESSES[..usize::from(endpoints) % 4]);
-        let replica = self.vms[0].borrow().replica("default").unwrap();
         let _ = SharedSnapshotStore::new("default").publish_pool_update(&self.host, 1, version, &pool_update, self.host.now());
         for vm in &self.vms {
             let replica = vm.borrow().replica("default").unwrap();
