@@ -1,5 +1,8 @@
 //! Models as 32-bit words, as sent to proxies and written to files. One reader checks every number,
 //! so that no impossible number is accepted.
+//!
+//! This layout is here and not in `proto`, because reading a model is the check of its private
+//! fields. `proto` has golden words of both models.
 
 use std::fmt;
 use std::ops::RangeInclusive;
