@@ -184,7 +184,7 @@ impl PeerLoadReport {
         }
     }
 
-    /// Subtracts the loads that are not in `next` and adds those that are only in `next`.
+    /// Subtracts each load that `next` lacks, and adds each load that only `next` has.
     fn apply_difference(&self, next: &Self, others: &mut PeerLoads) {
         let (old, new) = (self.load_bytes(), next.load_bytes());
         let common = old.len().min(new.len());
