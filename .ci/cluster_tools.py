@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Builds a real etcd, a real Kubernetes control plane and Envoy Gateway's translator into .tools/bin, and fetches published
-schemas into .tools/schemas, for tests that need the real programs and schemas.
+"""Builds a real etcd, a real Kubernetes, the tools for images and charts, and Envoy Gateway's translator into .tools/bin, and fetches
+published schemas into .tools/schemas, for tests that need the real programs and schemas.
 
     .ci/cluster_tools.py etcd kubernetes schemas envoy-gateway
+    .ci/cluster_tools.py node containerd cni helm crane
 
 It uses published Go modules and plain `go build`: no prebuilt binary, no container, no root. It skips a tool whose stamp file has
 the right version. If Go or a module is unavailable, it prints so and exits with 3; the tests that need the tool are then skipped
@@ -30,6 +31,7 @@ KUBERNETES_VERSION_PARTS = {
     for package in ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
     for part, value in zip(("Version", "Major", "Minor"), (KUBERNETES_VERSION, *KUBERNETES_VERSION.removeprefix("v").split(".")))
 }
+CNI_PLUGINS = "github.com/containernetworking/plugins"
 ENVOY_GATEWAY = "github.com/envoyproxy/gateway"
 ENVOY_GATEWAY_VERSION = "v1.9.1"
 
@@ -58,6 +60,28 @@ TABLE = {
         replaced=True,
         told=KUBERNETES_VERSION_PARTS,
     ),
+    # The node of `make e2e-cluster`.
+    "node": Tool(
+        KUBERNETES,
+        KUBERNETES_VERSION,
+        {name: f"{KUBERNETES}/cmd/{name}" for name in ("kubectl", "kube-scheduler", "kubelet", "kube-proxy")},
+        replaced=True,
+        told=KUBERNETES_VERSION_PARTS,
+    ),
+    "containerd": Tool(
+        "github.com/containerd/containerd/v2",
+        "v2.4.2",
+        {name: f"github.com/containerd/containerd/v2/cmd/{name}" for name in ("containerd", "containerd-shim-runc-v2", "ctr")},
+    ),
+    "cni": Tool(
+        CNI_PLUGINS,
+        "v1.9.1",
+        {path.rpartition("/")[2]: f"{CNI_PLUGINS}/plugins/{path}" for path in ("main/ptp", "main/loopback", "ipam/host-local", "meta/portmap")},
+    ),
+    # Renders, checks and installs the chart.
+    "helm": Tool("helm.sh/helm/v4", "v4.3.1", {"helm": "helm.sh/helm/v4/cmd/helm"}),
+    # Builds images without a container engine, and is a registry.
+    "crane": Tool("github.com/google/go-containerregistry", "v0.22.1", {"crane": "github.com/google/go-containerregistry/cmd/crane"}),
     # Its command `translate` turns manifests into Envoy's configuration, offline.
     "envoy-gateway": Tool(ENVOY_GATEWAY, ENVOY_GATEWAY_VERSION, {"egctl": f"{ENVOY_GATEWAY}/cmd/egctl"}),
 }
