@@ -17,7 +17,7 @@ use crate::echo;
 mod dictionary;
 mod outsider;
 mod secrecy;
-use outsider::{SimulatedPeer, tells_apart};
+use outsider::{SimulatedPeer, report_until_seen, tells_apart};
 
 const WORKERS: u32 = 4;
 
@@ -200,16 +200,14 @@ async fn load_of_another_proxy_counts_once_and_expires_when_the_proxy_is_silent(
     let mut stack = asked(&config)?.servers(2).concurrency(2).start().await?;
     let outsider = SimulatedPeer::join(&mut stack).await?;
     tells_apart(&stack, "active-request-scorer", false).await?;
-    outsider.tell(0, 50).await?;
-    tells_apart(&stack, "active-request-scorer", true).await?;
-    let address = stack.servers[0].addr().to_string();
-    let scores = ExplainedDecision::ask(stack.address(), "who is busy?").await?.scores("active-request-scorer");
+    let (decision, reported) = report_until_seen(&stack, &outsider, 0, "active-request-scorer").await?;
+    let (address, scores) = (stack.servers[0].addr().to_string(), decision.scores("active-request-scorer"));
     assert!(scores.iter().all(|(endpoint, score)| (*endpoint == address) == (*score < 0.5)), "{scores:?}");
     // The simulated proxy stays connected and sends nothing more.
-    let silent = tells_apart(&stack, "active-request-scorer", false).await?;
+    tells_apart(&stack, "active-request-scorer", false).await?;
+    let silent = reported.elapsed();
     assert!(silent > Duration::from_millis(1_000), "the load of a silent proxy counts for two seconds: {silent:?}");
-    outsider.tell(1, 50).await?;
-    tells_apart(&stack, "active-request-scorer", true).await?;
+    report_until_seen(&stack, &outsider, 1, "active-request-scorer").await?;
     outsider.tell(1, 0).await?;
     tells_apart(&stack, "active-request-scorer", false).await?;
     Ok(())

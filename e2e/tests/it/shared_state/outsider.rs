@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use e2e::explain::ExplainedDecision;
 use exchange::Timestamp;
 use pool_state::{LoadReportHead, LoadReportSum, PeerLoadReport};
 use prost::Message;
@@ -112,12 +113,31 @@ impl SimulatedPeer {
     }
 }
 
+/// Reports 50 requests of the simulated proxy at a server until the stack's scorer sees a
+/// difference. A report expires after two seconds, and a busy machine may take longer to decide.
+/// Returns the decision, and a time before the last report was sent.
+pub(super) async fn report_until_seen(
+    stack: &Stack,
+    outsider: &SimulatedPeer,
+    server: usize,
+    scorer: &str,
+) -> Result<(ExplainedDecision, Instant)> {
+    let look = || async {
+        let before = Instant::now();
+        outsider.tell(server, 50).await.ok()?;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let decision = ExplainedDecision::ask(stack.address(), "a question of its own").await.ok()?;
+        decision.distinguishes(scorer).then_some((decision, before))
+    };
+    wait_for(LIMIT, &format!("{scorer} to distinguish endpoints"), look).await
+}
+
 /// Waits until a scorer gives the servers of a stack different scores, or equal ones if `expected`
 /// is false.
 pub(super) async fn tells_apart(stack: &Stack, scorer: &str, expected: bool) -> Result<Duration> {
     let began = Instant::now();
     let look = || async {
-        let decision = e2e::explain::ExplainedDecision::ask(stack.address(), "a question of its own").await.ok()?;
+        let decision = ExplainedDecision::ask(stack.address(), "a question of its own").await.ok()?;
         (decision.distinguishes(scorer) == expected).then(|| began.elapsed())
     };
     wait_for(LIMIT, &format!("{scorer} to distinguish endpoints: {expected}"), look).await
