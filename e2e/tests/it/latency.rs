@@ -247,7 +247,8 @@ async fn clients_that_leave_are_censored_and_the_ext_proc_front_learns_too() -> 
     }
     let page =
         page_that(&stack, "both", |page| count(page, "/observations/learned") >= 50 && count(page, "/observations/censored") > 0).await?;
-    assert_eq!(count(&page, "/observations/refused"), 0, "{page:#}");
+    // A stalled proxy may see all tokens of a reply at once. A time per token of zero is refused.
+    assert!(count(&page, "/observations/refused") < 5, "{page:#}");
     Ok(())
 }
 
