@@ -108,11 +108,16 @@ SCHEMAS = [
 ]
 
 
+# The tools that this run has built.
+BUILT: list[str] = []
+
+
 class Unavailable(Exception):
     """Go or a module is unavailable."""
 
 
 def build(name: str) -> None:
+    """Builds a tool unless its stamp file exists."""
     tool = TABLE[name]
     stamp = TOOLS / f".{name}-{tool.version}"
     if stamp.exists() and all((TOOLS / "bin" / binary).exists() for binary in tool.packages):
@@ -134,6 +139,7 @@ def build(name: str) -> None:
         flags = " ".join(["-s -w", *(f"-X {variable}={value}" for variable, value in tool.told.items())])
         go(folder, "build", "-trimpath", f"-ldflags={flags}", "-o", str(TOOLS / "bin" / binary), package)
     stamp.touch()
+    BUILT.append(name)
     print(f"setup: {name} took {time.monotonic() - began:.0f} s", flush=True)
 
 
@@ -154,6 +160,7 @@ def fetch_schemas() -> None:
         for file in files:
             shutil.copy(file, TOOLS / "schemas" / f"{schemas.module.replace('/', '-')}-{file.name}")
     stamp.touch()
+    BUILT.append("schemas")
 
 
 def replace_staging(folder: pathlib.Path, tool: Tool) -> None:
@@ -187,8 +194,10 @@ def main(names: list[str]) -> int:
         except Unavailable as why:
             print(f"setup: {name} cannot be built here, and tests that need it will be SKIPPED: {why}", file=sys.stderr)
             return UNAVAILABLE
-    # Remove the module and build caches: gigabytes that are useless after the build.
-    shutil.rmtree(TOOLS / "go", ignore_errors=True)
+    # Remove the module and build caches: gigabytes that are useless after the build. A run that builds nothing leaves them, because
+    # another run may be using them.
+    if BUILT:
+        shutil.rmtree(TOOLS / "go", ignore_errors=True)
     return 0
 
 

@@ -120,9 +120,9 @@ const BUSY_BOUNDS: MatrixBounds = MatrixBounds { burst_max: 7, servers_used_min:
 /// The most requests of the steady load at the busiest server, divided by the mean.
 pub const BUSIEST_MAX: f64 = 1.3;
 
-/// Engines with wider bounds in tests. On a quiet machine (docs/reference/engines.md) all conversations are
-/// spread. An engine that answers at once is a known fault: it is never seen busy, so only the
-/// order of past picks distinguishes its servers.
+/// Engines with wider bounds in tests. On a quiet machine (docs/reference/engines.md) all
+/// conversations are spread. An engine that answers at once is a known fault: it is never seen
+/// busy, so only the order of past picks distinguishes its servers.
 const OPEN: [(&str, MatrixBounds); 5] = [
     ("constant-per-token", MatrixBounds { servers_used_min: 2, ..BUSY_BOUNDS }),
     ("no-metrics", MatrixBounds { servers_used_min: 2, ..BUSY_BOUNDS }),
