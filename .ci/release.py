@@ -2,27 +2,33 @@
 """The steps of `.github/workflows/release.yaml`.
 
     .ci/release.py check TAG              TAG, Cargo.toml, the chart and CHANGELOG.md have one version
-    .ci/release.py collect FOLDER         copies what is published into FOLDER, with SHA256SUMS
+    .ci/release.py collect FOLDER HOST/PATH
+                                          copies what is published there into FOLDER, with SHA256SUMS
     .ci/release.py publish FOLDER HOST/PATH
                                           pushes images and chart, and signs them; needs cosign in PATH
     .ci/release.py notes TAG              prints the section of CHANGELOG.md
 
-`collect` comes after `make images`. `publish` never replaces a tag: a version has one content. Standard library only.
+`collect` comes after `make images`. `publish` never replaces a tag by other content. Standard library only.
 """
 
 import hashlib
 import json
+import os
 import pathlib
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "target" / "images"
 CHART = ROOT / "charts" / "switchpoint"
 CRANE = ROOT / ".tools" / "bin" / "crane"
 HELM = ROOT / ".tools" / "bin" / "helm"
+# For a registry without TLS, in tests.
+HELM_OPTIONS = shlex.split(os.environ.get("HELM_PUSH_OPTIONS", ""))
 
 
 class Mistake(Exception):
@@ -67,24 +73,37 @@ def check(tag: str, cargo: str, chart: str, changelog: str) -> None:
     section(changelog, tag.removeprefix("v"))
 
 
-def layouts(folder: pathlib.Path) -> list[pathlib.Path]:
-    """The folders with an OCI image layout."""
-    return sorted(path.parent for path in folder.glob("*/oci-layout"))
+def with_registry(values: str, registry: str) -> str:
+    """The values of the chart with the registry of the release as their default."""
+    placeholder = "  registry: registry.example.com\n"
+    if values.count(placeholder) != 1:
+        raise Mistake(f"values.yaml has not one line {placeholder.strip()!r}")
+    return values.replace(placeholder, f"  registry: {registry}\n")
 
 
-def collect(folder: pathlib.Path) -> None:
+def package_chart(folder: pathlib.Path, registry: str) -> None:
+    with tempfile.TemporaryDirectory() as temporary:
+        chart = pathlib.Path(shutil.copytree(CHART, pathlib.Path(temporary) / CHART.name))
+        values = chart / "values.yaml"
+        values.write_text(with_registry(values.read_text(), registry))
+        run(HELM, "package", chart, "--destination", folder)
+
+
+def collect(folder: pathlib.Path, registry: str) -> None:
+    """Copies the layouts of images and SBOMs into `images`, and what users download beside it."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    found = layouts(IMAGES)
-    if not found:
-        raise Mistake(f"{IMAGES} has no OCI image layouts: run make images first")
-    for layout in found:
-        shutil.copytree(layout, folder / "images" / layout.name)
-    for sbom in sorted(IMAGES.glob("*.json")):
-        shutil.copy(sbom, folder)
+    listed = IMAGES / "images.json"
+    if not listed.exists():
+        raise Mistake(f"{listed} is missing: run make images first")
+    for image in json.loads(listed.read_text()):
+        for layout in (image["name"], f"{image['name']}.sbom"):
+            shutil.copytree(IMAGES / layout, folder / "images" / layout)
+        shutil.copy(IMAGES / f"{image['name']}.spdx.json", folder)
+    shutil.copy(listed, folder)
     shutil.copy(ROOT / "target/wasm32-wasip1/release/switchpoint.wasm", folder / f"switchpoint-{version()}.wasm")
     shutil.copy(ROOT / "target/release/switchpointd", folder / f"switchpointd-{version()}-linux-amd64")
-    run(HELM, "package", CHART, "--destination", folder)
+    package_chart(folder, registry)
     files = sorted(path for path in folder.iterdir() if path.is_file())
     sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files]
     (folder / "SHA256SUMS").write_text("".join(sums))
@@ -92,25 +111,33 @@ def collect(folder: pathlib.Path) -> None:
 
 
 def publish(folder: pathlib.Path, registry: str) -> None:
-    for layout in layouts(folder / "images"):
-        name, tag = layout.name, version()
-        if name.endswith("-artifact"):
-            name, tag = name.removesuffix("-artifact"), f"{tag}-artifact"
+    for image in json.loads((folder / "images.json").read_text()):
+        name, tag, digest = image["repository"], image["tag"], image["digest"]
         reference = f"{registry}/{name}"
-        if subprocess.run([CRANE, "digest", f"{reference}:{tag}"], capture_output=True, check=False).returncode == 0:
-            raise Mistake(f"{reference}:{tag} is published already")
-        run(CRANE, "push", layout, f"{reference}:{tag}")
-        signed = f"{reference}@{run(CRANE, 'digest', f'{reference}:{tag}')}"
-        run("cosign", "sign", "--yes", signed)
-        for sbom in folder.glob(f"{layout.name}.*.json"):
-            kind = "cyclonedx" if "bomFormat" in json.loads(sbom.read_text()) else "spdxjson"
-            run("cosign", "attest", "--yes", "--type", kind, "--predicate", sbom, signed)
-        print(f"published {reference}:{tag} {signed}")
-    run(HELM, "push", folder / f"switchpoint-{version()}.tgz", f"oci://{registry}/charts")
+        unpublished(f"{reference}:{tag}", digest)
+        run(CRANE, "push", folder / "images" / image["name"], f"{reference}:{tag}")
+        # Registries list an SBOM, which has no tag, as a referrer of its image.
+        sbom = folder / "images" / f"{image['name']}.sbom"
+        run(CRANE, "push", sbom, f"{reference}@{json.loads((sbom / 'index.json').read_text())['manifests'][0]['digest']}")
+        sign(f"{reference}@{digest}")
+        run("cosign", "attest", "--yes", "--type", "spdxjson", "--predicate", folder / f"{image['name']}.spdx.json", f"{reference}@{digest}")
+        print(f"published {reference}:{tag}@{digest}")
     chart = f"{registry}/charts/switchpoint"
-    signed = f"{chart}@{run(CRANE, 'digest', f'{chart}:{version()}')}"
-    run("cosign", "sign", "--yes", signed)
-    print(f"published {chart}:{version()} {signed}")
+    run(HELM, "push", folder / f"switchpoint-{version()}.tgz", f"oci://{registry}/charts", *HELM_OPTIONS)
+    digest = run(CRANE, "digest", f"{chart}:{version()}")
+    sign(f"{chart}@{digest}")
+    print(f"published {chart}:{version()}@{digest}")
+
+
+def unpublished(reference: str, digest: str) -> None:
+    """Raises `Mistake` if the tag has other content. A release that broke off may run again."""
+    found = subprocess.run([CRANE, "digest", reference], text=True, capture_output=True, check=False)
+    if found.returncode == 0 and found.stdout.strip() != digest:
+        raise Mistake(f"{reference} is published already, as {found.stdout.strip()} and not {digest}")
+
+
+def sign(reference: str) -> None:
+    run("cosign", "sign", "--yes", reference)
 
 
 def main(arguments: list[str]) -> int:
@@ -118,8 +145,8 @@ def main(arguments: list[str]) -> int:
         match arguments:
             case ["check", tag]:
                 check(tag, version(), (CHART / "Chart.yaml").read_text(), (ROOT / "CHANGELOG.md").read_text())
-            case ["collect", folder]:
-                collect(pathlib.Path(folder).absolute())
+            case ["collect", folder, registry]:
+                collect(pathlib.Path(folder).absolute(), registry)
             case ["publish", folder, registry]:
                 publish(pathlib.Path(folder).absolute(), registry)
             case ["notes", tag]:

@@ -26,6 +26,11 @@ class Versions(unittest.TestCase):
     def test_notes_are_the_section_of_the_version(self):
         self.assertEqual(release.section(CHANGELOG, "0.2.0"), "### Added\n- Two.")
 
+    def test_the_published_chart_names_its_registry(self):
+        self.assertEqual(release.with_registry("image:\n  registry: registry.example.com\n", "a/b"), "image:\n  registry: a/b\n")
+        with self.assertRaises(release.Mistake):
+            release.with_registry("image:\n  registry: other\n", "a/b")
+
 
 class Workflows(unittest.TestCase):
     """What GitHub does not check: actions fixed by digest, rights and a time limit for each job, existing targets of make."""
