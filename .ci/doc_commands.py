@@ -173,13 +173,22 @@ def renderings(page: str, text: str) -> list[tuple[int, list[str], dict[str, str
         if file_name(block):
             files[file_name(block)] = block.text
         for words in commands(block.text) if block.language == "sh" else []:
-            if words[:2] in (["helm", "install"], ["helm", "upgrade"]):
-                # `template` knows no option of waiting, and reads nothing from a cluster.
-                rest = [word for word in words[2:] if word not in ("--install", "--create-namespace", "--wait", "--reuse-values", "--reset-then-reuse-values")]
-                rest = [word for word in rest if not word.startswith(("--timeout", "--version"))]
-                if any(word.startswith("charts/") for word in rest):
-                    found.append((block.line, ["template", *rest], dict(files)))
+            if words[:2] in (["helm", "install"], ["helm", "upgrade"]) and any(word.startswith("charts/") for word in words):
+                found.append((block.line, ["template", *without_waiting(words[2:])], dict(files)))
     return found
+
+
+def without_waiting(words: list[str]) -> list[str]:
+    """The words without the options of a running release, which `helm template` does not know."""
+    out, skip = [], False
+    for word in words:
+        if skip:
+            skip = False
+        elif word in ("--timeout", "--version"):
+            skip = True
+        elif word not in ("--install", "--create-namespace", "--wait", "--reuse-values", "--reset-then-reuse-values"):
+            out.append(word)
+    return out
 
 
 def render() -> int:

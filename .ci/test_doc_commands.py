@@ -14,7 +14,7 @@ mode: gateway
 
 ```sh
 make images   # all of them
-CHART=x helm upgrade --install --wait a charts/switchpoint -n switchpoint \\
+CHART=x helm upgrade --install --wait --timeout 5m a charts/switchpoint -n switchpoint \\
   -f values.yaml && kubectl -n x get pods | head
 ```
 
