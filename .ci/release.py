@@ -24,6 +24,8 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "target" / "images"
+# Images for tests.
+NOT_PUBLISHED = ("switchpoint-model-server",)
 CHART = ROOT / "charts" / "switchpoint"
 CRANE = ROOT / ".tools" / "bin" / "crane"
 HELM = ROOT / ".tools" / "bin" / "helm"
@@ -96,11 +98,12 @@ def collect(folder: pathlib.Path, registry: str) -> None:
     listed = IMAGES / "images.json"
     if not listed.exists():
         raise Mistake(f"{listed} is missing: run make images first")
-    for image in json.loads(listed.read_text()):
+    images = [image for image in json.loads(listed.read_text()) if image["name"] not in NOT_PUBLISHED]
+    for image in images:
         for layout in (image["name"], f"{image['name']}.sbom"):
             shutil.copytree(IMAGES / layout, folder / "images" / layout)
         shutil.copy(IMAGES / f"{image['name']}.spdx.json", folder)
-    shutil.copy(listed, folder)
+    (folder / "images.json").write_text(json.dumps(images, indent=1) + "\n")
     shutil.copy(ROOT / "target/wasm32-wasip1/release/switchpoint.wasm", folder / f"switchpoint-{version()}.wasm")
     shutil.copy(ROOT / "target/release/switchpointd", folder / f"switchpointd-{version()}-linux-amd64")
     package_chart(folder, registry)
