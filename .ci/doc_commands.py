@@ -6,8 +6,8 @@
     .ci/doc_commands.py show PAGE   prints the commands of PAGE by heading
 
 `PAGES` lists the checked pages. In a page, a block ```sh holds commands, and a block ```yaml whose first line is `# NAME.yaml` is the
-file NAME.yaml of the commands after it. `section` returns the files and commands under a heading, so that a test on a cluster runs
-what the page says. Standard library only.
+file NAME.yaml of the commands after it. `lay_out` writes the files and commands under a heading into a folder, so that a test on a
+cluster runs what the page says. Standard library only.
 """
 
 import pathlib
@@ -32,6 +32,8 @@ HELM = ROOT / ".tools" / "bin" / "helm"
 UNAVAILABLE = 3
 # Folders of the repository that a command may name.
 FOLDERS = ("charts/", "envoy-config/", "images/", "e2e/")
+# What commands of a page find in the folder where they run.
+LINKED = ("Makefile", "charts", "envoy-config", "images", "target")
 HELM_COMMANDS = {"install", "upgrade", "template", "rollback", "uninstall", "history", "test", "status", "show", "get", "list", "pull"}
 KUBECTL_COMMANDS = {
     "apply", "annotate", "auth", "create", "delete", "describe", "diff", "exec", "get", "label", "logs", "patch", "port-forward", "rollout", "run",
@@ -78,10 +80,24 @@ def file_name(block: Block) -> str | None:
 
 
 def section(page: str, heading: str) -> Section:
-    """What a test runs for the heading of a page: it writes the files into its folder, then runs the script."""
     found = [block for block in blocks((ROOT / page).read_text()) if block.heading == heading]
     files = {file_name(block): block.text for block in found if file_name(block)}
     return Section(files, "".join(block.text for block in found if block.language == "sh"))
+
+
+def lay_out(page: str, heading: str, folder: pathlib.Path) -> pathlib.Path:
+    """Writes the files and the script of a section into a folder that looks like the repository, and returns the script. It stops at
+    the first command that fails, and ends what it started in the background."""
+    part = section(page, heading)
+    if not part.script:
+        raise ValueError(f"{page} has no commands under the heading {heading!r}")
+    for name in LINKED:
+        (folder / name).symlink_to(ROOT / name)
+    for name, content in part.files.items():
+        (folder / name).write_text(content)
+    script = folder / "commands.sh"
+    script.write_text(f"set -euo pipefail\ncd {shlex.quote(str(folder))}\ntrap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n{part.script}")
+    return script
 
 
 def commands(script: str) -> list[list[str]]:

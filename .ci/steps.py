@@ -267,6 +267,7 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
     "tests": lambda: [
         # The first run takes minutes (etcd 1, Kubernetes 4 on two idle cores); later runs take no time.
         Step("tests: a real etcd and Kubernetes, published schemas", "python3 .ci/cluster_tools.py etcd kubernetes schemas", buildable),
+        Step("tests: installations in documents", "python3 .ci/doc_commands.py charts", buildable),
         Step("tests: build", "cargo build --locked --workspace --bins --tests", one),
         Step("tests: run", "cargo test --locked --workspace --no-fail-fast", cargo_test),
     ],

@@ -1,6 +1,10 @@
 """Tests of `.ci/doc_commands.py`. Standard library only."""
 
+import pathlib
+import subprocess
+import tempfile
 import unittest
+from unittest import mock
 
 import doc_commands
 
@@ -43,6 +47,17 @@ class Pages(unittest.TestCase):
         [(line, words, files)] = doc_commands.renderings("page.md", PAGE)
         self.assertEqual(words, ["template", "a", "charts/switchpoint", "-n", "switchpoint", "-f", "values.yaml"])
         self.assertEqual((line, list(files)), (10, ["values.yaml"]))
+
+    def test_a_section_runs_in_a_folder_with_its_files(self):
+        part = doc_commands.Section({"values.yaml": "a: b\n"}, "sleep 60 &\ngrep a values.yaml\nfalse\necho not reached\n")
+        with tempfile.TemporaryDirectory() as folder, mock.patch.object(doc_commands, "section", return_value=part):
+            script = doc_commands.lay_out("page.md", "Own gateway", pathlib.Path(folder))
+            done = subprocess.run(["bash", script], text=True, capture_output=True, timeout=10, check=False)
+        self.assertEqual((done.returncode, done.stdout), (1, "a: b\n"))
+
+    def test_a_section_without_commands_is_a_mistake(self):
+        with self.assertRaises(ValueError):
+            doc_commands.lay_out("README.md", "Nothing", pathlib.Path("/nonexistent"))
 
 
 class Complaints(unittest.TestCase):
