@@ -24,7 +24,7 @@ PAGES = ["README.md", "docs/how-to/install.md", "docs/how-to/upgrade.md"]
 # The page whose tables quote texts of the programs, in the first column.
 QUOTING = "docs/how-to/troubleshooting.md"
 # A quotation of another program has its name in brackets after it.
-FOREIGN = re.compile(r"`[^`]+` \((?:Envoy|Istio|kubelet)\)")
+FOREIGN = re.compile(r"`[^`]+` \((?:Envoy|Istio|Helm)\)")
 # Shorter quotations, such as a code or a part of a page, are words and not texts.
 QUOTED_CHARACTERS_MIN = 6
 HELM = ROOT / ".tools" / "bin" / "helm"
