@@ -38,9 +38,9 @@ class Mistake(Exception):
 
 
 def run(*command: object) -> str:
-    done = subprocess.run([str(word) for word in command], cwd=ROOT, text=True, stdout=subprocess.PIPE, check=False)
+    done = subprocess.run([str(word) for word in command], cwd=ROOT, text=True, capture_output=True, check=False)
     if done.returncode:
-        raise Mistake(f"{' '.join(map(str, command))} failed")
+        raise Mistake(f"{' '.join(map(str, command))}: {done.stderr.strip()[-2000:]}")
     return done.stdout.strip()
 
 
