@@ -252,6 +252,7 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
         Step("lint: unsteady tests are listed for at most 14 days", "python3 .ci/unsteady.py", one),
         Step("lint: names, sentences, cycles, lengths", "python3 .ci/house.py check", one),
         Step("lint: links of documents", "python3 .ci/links.py", one),
+        Step("lint: commands and quotations in documents", "python3 .ci/test_doc_commands.py && python3 .ci/doc_commands.py", one),
         Step("lint: documents as a site", ".tools/bin/mdbook build docs", one),
         Step("lint: rustfmt", "cargo fmt --all --check", one),
         Step("lint: clippy", "cargo clippy --locked --workspace --all-targets -- -D warnings", one),
@@ -267,6 +268,8 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
     "tests": lambda: [
         # The first run takes minutes (etcd 1, Kubernetes 4 on two idle cores); later runs take no time.
         Step("tests: a real etcd and Kubernetes, published schemas", "python3 .ci/cluster_tools.py etcd kubernetes schemas", buildable),
+        Step("tests: installations in documents", "python3 .ci/doc_commands.py charts", buildable),
+        Step("tests: release", "python3 .ci/test_release.py", buildable),
         Step("tests: build", "cargo build --locked --workspace --bins --tests", one),
         Step("tests: run", "cargo test --locked --workspace --no-fail-fast", cargo_test),
     ],

@@ -1,0 +1,167 @@
+#!/usr/bin/env python3
+"""The steps of `.github/workflows/release.yaml`.
+
+    .ci/release.py check TAG              TAG, Cargo.toml, the chart and CHANGELOG.md have one version
+    .ci/release.py collect FOLDER HOST/PATH
+                                          copies what is published there into FOLDER, with SHA256SUMS
+    .ci/release.py publish FOLDER HOST/PATH
+                                          pushes images and chart, and signs them; needs cosign in PATH
+    .ci/release.py notes TAG              prints the section of CHANGELOG.md
+
+`collect` comes after `make images`. `publish` never replaces a tag by other content. Standard library only.
+"""
+
+import hashlib
+import json
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+IMAGES = ROOT / "target" / "images"
+# Images for tests.
+NOT_PUBLISHED = ("switchpoint-model-server",)
+CHART = ROOT / "charts" / "switchpoint"
+CRANE = ROOT / ".tools" / "bin" / "crane"
+HELM = ROOT / ".tools" / "bin" / "helm"
+# For a registry without TLS, in tests.
+HELM_OPTIONS = shlex.split(os.environ.get("HELM_PUSH_OPTIONS", ""))
+
+
+class Mistake(Exception):
+    """A release that must not go on."""
+
+
+def run(*command: object) -> str:
+    done = subprocess.run([str(word) for word in command], cwd=ROOT, text=True, capture_output=True, check=False)
+    if done.returncode:
+        raise Mistake(f"{' '.join(map(str, command))}: {done.stderr.strip()[-2000:]}")
+    return done.stdout.strip()
+
+
+def version() -> str:
+    return extract(r'(?m)^version = "([^"]+)"', (ROOT / "Cargo.toml").read_text(), "Cargo.toml has no version")
+
+
+def extract(pattern: str, text: str, otherwise: str) -> str:
+    found = re.search(pattern, text)
+    if not found:
+        raise Mistake(otherwise)
+    return found[1]
+
+
+def section(changelog: str, wanted: str) -> str:
+    """The text below the heading of a version, which must have a date."""
+    pattern = rf"(?ms)^## \[{re.escape(wanted)}\] - \d{{4}}-\d\d-\d\d\n(.*?)(?=^## |\Z)"
+    return extract(pattern, changelog, f"CHANGELOG.md has no heading '## [{wanted}] - YEAR-MONTH-DAY'").strip()
+
+
+def check(tag: str, cargo: str, chart: str, changelog: str) -> None:
+    """Compares the versions.
+
+    Raises `Mistake` at the first difference."""
+    for name, found in [
+        ("Cargo.toml", cargo),
+        ("version of Chart.yaml", extract(r'(?m)^version: "?([^"\s]+)', chart, "Chart.yaml has no version")),
+        ("appVersion of Chart.yaml", extract(r'(?m)^appVersion: "?([^"\s]+)', chart, "Chart.yaml has no appVersion")),
+    ]:
+        if tag != f"v{found}":
+            raise Mistake(f"the tag is {tag}, but {name} is {found}")
+    section(changelog, tag.removeprefix("v"))
+
+
+def with_registry(values: str, registry: str) -> str:
+    """The values of the chart with the registry of the release as their default."""
+    placeholder = "  registry: registry.example.com\n"
+    if values.count(placeholder) != 1:
+        raise Mistake(f"values.yaml has not one line {placeholder.strip()!r}")
+    return values.replace(placeholder, f"  registry: {registry}\n")
+
+
+def package_chart(folder: pathlib.Path, registry: str) -> None:
+    with tempfile.TemporaryDirectory() as temporary:
+        chart = pathlib.Path(shutil.copytree(CHART, pathlib.Path(temporary) / CHART.name))
+        values = chart / "values.yaml"
+        values.write_text(with_registry(values.read_text(), registry))
+        run(HELM, "package", chart, "--destination", folder)
+
+
+def collect(folder: pathlib.Path, registry: str) -> None:
+    """Copies the layouts of images and SBOMs into `images`, and what users download beside it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    listed = IMAGES / "images.json"
+    if not listed.exists():
+        raise Mistake(f"{listed} is missing: run make images first")
+    images = [image for image in json.loads(listed.read_text()) if image["name"] not in NOT_PUBLISHED]
+    for image in images:
+        for layout in (image["name"], f"{image['name']}.sbom"):
+            shutil.copytree(IMAGES / layout, folder / "images" / layout)
+        shutil.copy(IMAGES / f"{image['name']}.spdx.json", folder)
+    (folder / "images.json").write_text(json.dumps(images, indent=1) + "\n")
+    shutil.copy(ROOT / "target/wasm32-wasip1/release/switchpoint.wasm", folder / f"switchpoint-{version()}.wasm")
+    shutil.copy(ROOT / "target/release/switchpointd", folder / f"switchpointd-{version()}-linux-amd64")
+    package_chart(folder, registry)
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files]
+    (folder / "SHA256SUMS").write_text("".join(sums))
+    print("".join(sums), end="")
+
+
+def publish(folder: pathlib.Path, registry: str) -> None:
+    for image in json.loads((folder / "images.json").read_text()):
+        name, tag, digest = image["repository"], image["tag"], image["digest"]
+        reference = f"{registry}/{name}"
+        unpublished(f"{reference}:{tag}", digest)
+        run(CRANE, "push", folder / "images" / image["name"], f"{reference}:{tag}")
+        # Registries list an SBOM, which has no tag, as a referrer of its image.
+        sbom = folder / "images" / f"{image['name']}.sbom"
+        run(CRANE, "push", sbom, f"{reference}@{json.loads((sbom / 'index.json').read_text())['manifests'][0]['digest']}")
+        sign(f"{reference}@{digest}")
+        run("cosign", "attest", "--yes", "--type", "spdxjson", "--predicate", folder / f"{image['name']}.spdx.json", f"{reference}@{digest}")
+        print(f"published {reference}:{tag}@{digest}")
+    chart = f"{registry}/charts/switchpoint"
+    run(HELM, "push", folder / f"switchpoint-{version()}.tgz", f"oci://{registry}/charts", *HELM_OPTIONS)
+    digest = run(CRANE, "digest", f"{chart}:{version()}")
+    sign(f"{chart}@{digest}")
+    print(f"published {chart}:{version()}@{digest}")
+
+
+def unpublished(reference: str, digest: str) -> None:
+    """Raises `Mistake` if the tag has other content. A release that broke off may run again."""
+    found = subprocess.run([CRANE, "digest", reference], text=True, capture_output=True, check=False)
+    if found.returncode == 0 and found.stdout.strip() != digest:
+        raise Mistake(f"{reference} is published already, as {found.stdout.strip()} and not {digest}")
+
+
+def sign(reference: str) -> None:
+    run("cosign", "sign", "--yes", reference)
+
+
+def main(arguments: list[str]) -> int:
+    try:
+        match arguments:
+            case ["check", tag]:
+                check(tag, version(), (CHART / "Chart.yaml").read_text(), (ROOT / "CHANGELOG.md").read_text())
+            case ["collect", folder, registry]:
+                collect(pathlib.Path(folder).absolute(), registry)
+            case ["publish", folder, registry]:
+                publish(pathlib.Path(folder).absolute(), registry)
+            case ["notes", tag]:
+                print(section((ROOT / "CHANGELOG.md").read_text(), tag.removeprefix("v")))
+            case _:
+                print(__doc__, file=sys.stderr)
+                return 2
+    except Mistake as why:
+        print(f"release: {why}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

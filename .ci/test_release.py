@@ -1,0 +1,165 @@
+"""Tests of `.ci/release.py` and of the workflows. Standard library only."""
+
+import contextlib
+import hashlib
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from collections.abc import Iterator
+from unittest import mock
+
+import release
+
+CHANGELOG = "# Changelog\n\n## [Unreleased]\n\n## [0.2.0] - 2026-12-01\n\n### Added\n- Two.\n\n## [0.1.0] - unreleased\n- One.\n"
+
+
+class Versions(unittest.TestCase):
+    def check(self, tag: str, chart: str = 'version: 0.2.0\nappVersion: "0.2.0"\n', cargo: str = "0.2.0") -> None:
+        release.check(tag, cargo, chart, CHANGELOG)
+
+    def test_one_version_everywhere(self):
+        self.check("v0.2.0")
+
+    def test_any_difference_ends_the_release(self):
+        for case in [
+            {"tag": "v0.2.1"}, {"tag": "0.2.0"}, {"tag": "v0.2.0", "cargo": "0.3.0"}, {"tag": "v0.2.0", "chart": "version: 0.2.0\n"},
+            {"tag": "v0.2.0", "chart": "version: 0.2.0\nappVersion: 0.1.0\n"}, {"tag": "v0.1.0", "cargo": "0.1.0", "chart": "version: 0.1.0\nappVersion: 0.1.0\n"},
+        ]:
+            with self.assertRaises(release.Mistake, msg=str(case)):
+                self.check(**case)
+
+    def test_notes_are_the_section_of_the_version(self):
+        self.assertEqual(release.section(CHANGELOG, "0.2.0"), "### Added\n- Two.")
+
+    def test_the_published_chart_names_its_registry(self):
+        self.assertEqual(release.with_registry("image:\n  registry: registry.example.com\n", "a/b"), "image:\n  registry: a/b\n")
+        with self.assertRaises(release.Mistake):
+            release.with_registry("image:\n  registry: other\n", "a/b")
+
+
+def write_layout(folder: pathlib.Path, content: bytes) -> str:
+    """Writes an OCI image layout with one manifest, and returns the manifest's digest."""
+    blobs = folder / "blobs" / "sha256"
+    blobs.mkdir(parents=True)
+
+    def add(data: bytes, kind: str) -> dict:
+        digest = hashlib.sha256(data).hexdigest()
+        (blobs / digest).write_bytes(data)
+        return {"mediaType": f"application/vnd.oci.{kind}", "digest": f"sha256:{digest}", "size": len(data)}
+
+    kind = "image.manifest.v1+json"
+    config, layer = add(b"{}", "empty.v1+json"), add(content, "image.layer.v1.tar")
+    manifest = {"schemaVersion": 2, "mediaType": f"application/vnd.oci.{kind}", "config": config, "layers": [layer]}
+    found = add(json.dumps(manifest).encode(), kind)
+    (folder / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
+    (folder / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [found]}))
+    return found["digest"]
+
+
+@contextlib.contextmanager
+def registry(folder: pathlib.Path) -> Iterator[str]:
+    log = folder / "registry.log"
+    with log.open("w") as file, subprocess.Popen([release.CRANE, "registry", "serve", "--address", "127.0.0.1:0"], stdout=file, stderr=file) as process:
+        try:
+            end = time.monotonic() + 30
+            while not (found := re.search(r"serving on port (\d+)", log.read_text())):
+                if time.monotonic() > end:
+                    raise RuntimeError(log.read_text())
+                time.sleep(0.02)
+            yield f"127.0.0.1:{found[1]}/owner"
+        finally:
+            process.terminate()
+
+
+class Publishing(unittest.TestCase):
+    """Publishes to a real registry. Signatures need GitHub's identity, so `cosign` is a script that writes its arguments down."""
+
+    def setUp(self):
+        if not (release.CRANE.exists() and release.HELM.exists()):
+            print("SKIPPED release: .tools/bin/crane or helm is missing")
+            self.skipTest("no crane or helm")
+        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        (self.folder / "bin").mkdir()
+        (self.folder / "bin" / "cosign").write_text(f'#!/bin/sh\necho "$@" >> {self.folder}/signed\n')
+        (self.folder / "bin" / "cosign").chmod(0o755)
+        environment = {"PATH": f"{self.folder}/bin:{os.environ['PATH']}", "DOCKER_CONFIG": str(self.folder)}
+        self.enterContext(mock.patch.dict(os.environ, environment))
+        self.enterContext(mock.patch.object(release, "HELM_OPTIONS", ["--plain-http"]))
+        chart = self.folder / "chart"
+        chart.mkdir()
+        (chart / "Chart.yaml").write_text(f"apiVersion: v2\nname: switchpoint\nversion: {release.version()}\n")
+        subprocess.run([release.HELM, "package", chart, "--destination", self.folder], check=True, capture_output=True)
+
+    def image(self, content: bytes) -> str:
+        for name in ("switchpointd", "switchpointd.sbom"):
+            path = self.folder / "images" / name
+            subprocess.run(["rm", "-rf", path], check=True)
+            digest = write_layout(path, content + name.encode())
+            if name == "switchpointd":
+                image = digest
+        (self.folder / "switchpointd.spdx.json").write_text("{}")
+        listed = {"name": "switchpointd", "repository": "switchpointd", "tag": "0.1.0", "digest": image}
+        (self.folder / "images.json").write_text(json.dumps([listed]))
+        return image
+
+    def test_images_and_chart_are_pushed_and_signed_and_never_replaced(self):
+        digest = self.image(b"one")
+        with registry(self.folder) as address, contextlib.redirect_stdout(None):
+            release.publish(self.folder, address)
+            release.publish(self.folder, address)  # a release that broke off runs again
+            self.assertEqual(release.run(release.CRANE, "digest", f"{address}/switchpointd:0.1.0"), digest)
+            chart = release.run(release.CRANE, "digest", f"{address}/charts/switchpoint:{release.version()}")
+            self.image(b"two")
+            with self.assertRaises(release.Mistake):
+                release.publish(self.folder, address)
+        image = f"{address}/switchpointd@{digest}"
+        expected = [
+            f"sign --yes {image}",
+            f"attest --yes --type spdxjson --predicate {self.folder}/switchpointd.spdx.json {image}",
+            f"sign --yes {address}/charts/switchpoint@{chart}",
+        ]
+        self.assertEqual((self.folder / "signed").read_text().splitlines(), expected * 2)
+
+
+class Workflows(unittest.TestCase):
+    """What GitHub does not check: actions fixed by digest, rights and a time limit for each job, existing targets of make."""
+
+    def setUp(self):
+        self.texts = {path.name: path.read_text() for path in (release.ROOT / ".github" / "workflows").glob("*.yaml")}
+        self.assertTrue(self.texts)
+
+    def test_actions_are_fixed_by_digest(self):
+        for name, text in self.texts.items():
+            for used in re.findall(r"uses: (.*)", text):
+                self.assertRegex(used, r"^[\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$", name)
+
+    def test_each_job_has_rights_and_a_time_limit(self):
+        for name, text in self.texts.items():
+            self.assertIn("\npermissions: {}\n", text, name)
+            for job in re.split(r"(?m)^  (?=[\w-]+:\n)", text.split("\njobs:\n")[1])[1:]:
+                for key in ("    permissions:", "    timeout-minutes:"):
+                    self.assertIn(key, job, f"{name}: {job.splitlines()[0]}")
+
+    def test_programs_exist(self):
+        makefile = (release.ROOT / "Makefile").read_text()
+        for name, text in self.texts.items():
+            for target in re.findall(r"run: make ([\w-]+)", text):
+                self.assertTrue(re.search(rf"(?m)^{target}:", makefile), f"{name}: make {target}")
+            for script in re.findall(r"python3 (\.ci/\w+\.py)", text):
+                self.assertTrue((release.ROOT / script).exists(), f"{name}: {script}")
+
+    def test_no_registry_is_named(self):
+        for name, text in self.texts.items():
+            self.assertEqual(re.findall(r"\b(?:ghcr|quay|docker|gcr|pkg)\.(?:io|dev|com)\b", text), [], name)
+
+
+if __name__ == "__main__":
+    outcome = unittest.main(exit=False).result
+    # 3: a test could not run here, so the step counts as skipped.
+    sys.exit(1 if not outcome.wasSuccessful() else 3 if outcome.skipped else 0)
