@@ -40,7 +40,7 @@ def missing() -> str | None:
 
 def skipped(name: str, why: str) -> None:
     """Prints the line that .ci/steps.py counts as a skipped test."""
-    print(f"SKIPPED {name}: {why}", flush=True)
+    print(f"SKIPPED {name.replace('.', '::')}: {why}", flush=True)
 
 
 def helm(*arguments: str, environment: dict[str, str] | None = None) -> str:
