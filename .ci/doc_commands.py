@@ -85,9 +85,9 @@ def section(page: str, heading: str) -> Section:
     return Section(files, "".join(block.text for block in found if block.language == "sh"))
 
 
-def lay_out(page: str, heading: str, folder: pathlib.Path) -> pathlib.Path:
+def lay_out(page: str, heading: str, folder: pathlib.Path, pause_seconds_max: int = 3600) -> pathlib.Path:
     """Writes the files and the script of a section into a folder that looks like the repository, and returns the script. It stops at
-    the first command that fails, and ends what it started in the background."""
+    the first command that fails, shortens `sleep`, and ends what it started in the background."""
     part = section(page, heading)
     if not part.script:
         raise ValueError(f"{page} has no commands under the heading {heading!r}")
@@ -96,7 +96,10 @@ def lay_out(page: str, heading: str, folder: pathlib.Path) -> pathlib.Path:
     for name, content in part.files.items():
         (folder / name).write_text(content)
     script = folder / "commands.sh"
-    script.write_text(f"set -euo pipefail\ncd {shlex.quote(str(folder))}\ntrap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n{part.script}")
+    script.write_text(
+        f"set -euo pipefail\ncd {shlex.quote(str(folder))}\ntrap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n"
+        f"sleep() {{ command sleep $(($1 < {pause_seconds_max} ? $1 : {pause_seconds_max})); }}\n{part.script}"
+    )
     return script
 
 

@@ -49,9 +49,9 @@ class Pages(unittest.TestCase):
         self.assertEqual((line, list(files)), (10, ["values.yaml"]))
 
     def test_a_section_runs_in_a_folder_with_its_files(self):
-        part = doc_commands.Section({"values.yaml": "a: b\n"}, "sleep 60 &\ngrep a values.yaml\nfalse\necho not reached\n")
+        part = doc_commands.Section({"values.yaml": "a: b\n"}, "tail -f /dev/null &\nsleep 60\ngrep a values.yaml\nfalse\necho not reached\n")
         with tempfile.TemporaryDirectory() as folder, mock.patch.object(doc_commands, "section", return_value=part):
-            script = doc_commands.lay_out("page.md", "Own gateway", pathlib.Path(folder))
+            script = doc_commands.lay_out("page.md", "Own gateway", pathlib.Path(folder), pause_seconds_max=0)
             done = subprocess.run(["bash", script], text=True, capture_output=True, timeout=10, check=False)
         self.assertEqual((done.returncode, done.stdout), (1, "a: b\n"))
 

@@ -1,0 +1,71 @@
+"""Runs the commands of `docs/how-to/install.md` and `upgrade.md` on the node, as they are written there."""
+
+import json
+import pathlib
+import re
+import sys
+import tempfile
+import time
+
+import engines
+import kube
+import node
+import release
+from paths import ROOT
+
+sys.path.append(str(ROOT / ".ci"))
+import doc_commands  # noqa: E402
+
+INSTALL, UPGRADE = "docs/how-to/install.md", "docs/how-to/upgrade.md"
+# The namespace of the model servers on the pages.
+NAMESPACE = "inference"
+# The sections to run, in order. Istio and Envoy Gateway are not on the node.
+SECTIONS = [
+    (INSTALL, "Own gateway"),
+    (UPGRADE, "Upgrade"),
+    (UPGRADE, "Check"),
+    (UPGRADE, "Certificates"),
+    (UPGRADE, "Roll back"),
+    (INSTALL, "An Envoy of your own"),
+]
+ALONE = [(INSTALL, "ext_proc for an InferencePool")]
+# Pauses on the pages are for Secrets to reach pods that serve; nothing serves here.
+PAUSE_SECONDS_MAX = 5
+SECTION_SECONDS_MAX = 400
+
+
+def model_servers() -> None:
+    """The pods that the pages expect. The chart makes their InferencePool."""
+    items = json.loads(engines.manifests())["items"]
+    kube.apply(json.dumps({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}))
+    kube.apply(json.dumps(next(item for item in items if item["kind"] == "Deployment")), NAMESPACE)
+    kube.rolled_out(engines.NAME, NAMESPACE)
+
+
+def fitted(values: str) -> str:
+    """The values with the small requests of this node."""
+    added = [f"{part}: {json.dumps(release.VALUES[part])}\n" for part in ("daemon", "gateway") if not re.search(rf"(?m)^{part}:", values)]
+    return values + "".join(added)
+
+
+def run_section(page: str, heading: str) -> str:
+    """Runs a section's commands; returns its heading and the seconds. Raises NodeError at the first command that fails."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        script = doc_commands.lay_out(page, heading, folder, PAUSE_SECONDS_MAX)
+        for file in folder.glob("*.yaml"):
+            file.write_text(fitted(file.read_text()))
+        node.run("bash", str(script), timeout=SECTION_SECONDS_MAX)
+    return f"{heading} {time.monotonic() - began:.0f} s"
+
+
+def run() -> str:
+    """Runs all sections, and removes what they installed."""
+    model_servers()
+    done = [run_section(*section) for section in SECTIONS]
+    kube.helm("uninstall", release.NAME, "-n", release.NAMESPACE, "--wait")
+    done += [run_section(*section) for section in ALONE]
+    kube.helm("uninstall", release.NAME, "-n", NAMESPACE, "--wait")
+    kube.kubectl("delete", "namespace", release.NAMESPACE, NAMESPACE, "--timeout=150s")
+    return "; ".join(done)
