@@ -68,6 +68,7 @@ See what the daemon knows about your servers, and the filter's metrics:
   curl -s http://127.0.0.1:{daemon}/debug/endpoints
   curl -s http://127.0.0.1:{envoy}/stats/prometheus | grep ^switchpoint
 
+These programs are compiled for a quick start. For production and measurements, see `make build`.
 Ctrl-C stops both."#
     )
 }
