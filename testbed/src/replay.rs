@@ -38,8 +38,8 @@ pub struct ReplayPlan {
 /// The result of one request.
 #[derive(Clone, Debug, Default)]
 pub struct ReplayResult {
-    /// How long after its time the request was sent. Much more than a few milliseconds means that
-    /// this machine is too slow for the rate.
+    /// Delay of sending behind the arrival time. More than a few milliseconds means that this
+    /// machine is too slow for the rate.
     pub late: Duration,
     /// HTTP status; 0 if there was no reply.
     pub status: u16,

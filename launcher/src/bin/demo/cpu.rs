@@ -1,18 +1,20 @@
-//! Whether this machine, not the simulated engines, limited the comparison.
+//! Measures the load of this machine, which must not limit the comparison.
 
 use std::time::{Duration, Instant};
 
 use crate::policy::DemoPolicy;
 
-/// CPU time of the kernel's counters, in ticks of 10 ms on all common systems.
+/// Ticks per second of the kernel's CPU counters (`USER_HZ`): 100 on all common systems.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// Above these, the figures are partly those of this machine.
+/// Highest busy share of the machine that does not add to the measured times, 0 to 1.
 const BUSY_MAX: f64 = 0.9;
+
+/// Longest delay of a request behind its arrival time that does not matter.
 const LATE_MAX: Duration = Duration::from_millis(100);
 
-/// Measures from its start how busy the machine is, and how much of that is the demo itself. Needs
-/// Linux; elsewhere it reports nothing.
+/// Measures how busy the machine is, and how much CPU the demo's own processes use. Needs Linux; on
+/// other systems it reports nothing.
 pub(crate) struct CpuMeter {
     start: Instant,
     processes: Vec<u32>,
@@ -53,7 +55,7 @@ impl CpuMeter {
         } else {
             ""
         };
-        format!("{cpu}The latest request was sent {} ms after its time.{warning}", late.as_millis())
+        format!("{cpu}Requests were sent at most {} ms late.{warning}", late.as_millis())
     }
 }
 

@@ -71,7 +71,7 @@ struct Args {
 /// SIGINT and SIGTERM, which both end the demo.
 struct StopSignals(Signal, Signal);
 
-/// All that runs: both Envoys, the daemon, and the model servers of each policy.
+/// The running parts: both Envoys, the daemon, and the model servers of each policy.
 struct Demo {
     picker: DaemonAndEnvoy,
     round_robin: RoundRobinEnvoy,

@@ -37,7 +37,7 @@ pub(crate) struct PolicyFigures {
     pub(crate) ttft_mean: Duration,
     /// Median time to the end of the reply.
     pub(crate) reply_p50: Duration,
-    /// How long after its time the latest request was sent.
+    /// Longest delay of a request behind its arrival time.
     pub(crate) late_max: Duration,
 }
 
