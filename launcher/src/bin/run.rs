@@ -14,7 +14,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// Run switchpointd and Envoy with the picker in front of model servers. Ctrl-C stops both.
 #[derive(Debug, Parser)]
-#[command(about, long_about = None)]
+#[command(long_about = None)]
 struct Args {
     /// The model servers, separated by commas
     #[arg(long, value_name = "HOST:PORT", value_delimiter = ',', required = true)]

@@ -44,7 +44,7 @@ const SHOW_EVERY: (Duration, Duration) = (Duration::from_millis(500), Duration::
 /// Compare Envoy's round robin with the picker on simulated GPUs: the same requests, at the same
 /// time, side by side.
 #[derive(Debug, Parser)]
-#[command(about, long_about = None)]
+#[command(long_about = None)]
 struct Args {
     /// Minutes of requests to send
     #[arg(long, default_value_t = 1.75)]
