@@ -84,8 +84,9 @@ $(BOOK_READY): ; $(call cargo_tool,mdbook,$(MDBOOK_VERSION),--debug --no-default
 $(TOOLS)/.oha-$(OHA_VERSION): ; $(call cargo_tool,oha,$(OHA_VERSION),)
 
 # Makes a virtual environment: $1 folder, $2 requirements. Some distributions ship venv without ensurepip; then the system's pip
-# installs into the folder.
+# installs into the folder. `--clear` also empties the folder that a link points to, which may be another's.
 define venv
+[ ! -L $1 ] || { echo "setup: $1 is a link, so it is not installed again; remove the link, or run 'touch $1/.ready'" >&2; exit 1; }
 python3 -m venv --clear $1 2>/dev/null && $1/bin/python -m pip --version >/dev/null 2>&1 \
   || python3 -m venv --clear --without-pip $1 \
   || { echo "setup: 'python3 -m venv' does not work here" >&2; exit 1; }
@@ -106,11 +107,23 @@ build: wasm ## build switchpointd and switchpoint.wasm for production
 	@cargo build --locked --release -p control-plane
 	ls -l target/release/switchpointd | awk '{print "target/release/switchpointd: " $$5 " bytes"}'
 
-# The daemon and the programs of `make demo`, `make run` and `make bench`. One command builds all, so that dependencies compile once.
+# The daemon and the programs of `make bench`, at full optimisation. One command builds all, so that dependencies compile once.
 .PHONY: release
 release: wasm
-	@echo "building switchpointd and its tools (the first time takes some minutes)"
-	cargo build --locked --release -p control-plane -p testbed -p bench -p launcher --bins
+	@echo "building switchpointd and the benchmarks (the first time takes some minutes)"
+	cargo build --locked --release -p control-plane -p testbed -p bench --bins
+
+# What `make demo` and `make run` need. The profile `demo` compiles in a third of the time of `release`, and the module is not
+# optimised further, which saves a download. Envoy is downloaded while the compiler runs. Prints the seconds of each step.
+.PHONY: quick
+quick:
+	@step() { local name=$$1 start=$$SECONDS; shift; "$$@" && echo "== $$name: $$((SECONDS - start)) s"; }
+	step "Rust toolchain" $(MAKE) -s $(RUST_READY)
+	step "Envoy and Python tools, beside the next steps" $(MAKE) -s $(VENV_READY) & envoy=$$!
+	step "switchpoint.wasm" cargo build --locked --profile demo -p filter --lib --target wasm32-wasip1
+	step "switchpointd, demo and run" cargo build --locked --profile demo -p control-plane -p launcher --bins
+	wait $$envoy
+	echo "== ready to start, after $$SECONDS s"
 
 # Builds the module as cdylib only: together with the rlib that tests link, cargo silently leaves out link-time optimisation.
 # Then wasm-opt makes it an eighth smaller and no slower. (`--low-memory-unused` is safe: only the end of the stack is below
@@ -176,12 +189,13 @@ docs: $(BOOK_READY) ## build the documents as a website with search -> target/bo
 
 # --- Demonstrations and simulations.
 
-demo: release $(VENV_READY) ## compare the picker with round robin on four simulated model servers (about 4 minutes), then try requests
-	@target/release/demo
+demo: quick ## compare the picker with round robin side by side on simulated model servers (2 minutes), then try requests
+	@target/demo/demo
 
-run: release $(VENV_READY) ## run Envoy and the daemon in front of your servers: make run ENDPOINTS=host:port,host:port
+run: ## run Envoy and the daemon in front of your servers: make run ENDPOINTS=host:port,host:port
 	@[ -n "$(ENDPOINTS)" ] || { echo "usage: make run ENDPOINTS=host:port,host:port" >&2; exit 2; }
-	target/release/run --endpoints "$(ENDPOINTS)"
+	$(MAKE) -s quick
+	target/demo/run --endpoints "$(ENDPOINTS)"
 
 SIMULATOR := cargo run --quiet --locked --release -p simulator --bin simulator --
 

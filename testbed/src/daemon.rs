@@ -154,7 +154,8 @@ impl DaemonProcess {
     }
 }
 
-/// The binary built with the tests: `target/debug/switchpointd` for `target/debug/deps/e2e-…`.
+/// The binary built with this program: `target/debug/switchpointd` for `target/debug/deps/e2e-…`,
+/// `target/demo/switchpointd` for `target/demo/run`.
 ///
 /// # Errors
 /// If it was not built.
@@ -164,5 +165,7 @@ pub fn binary() -> Result<PathBuf> {
     }
     let us = std::env::current_exe()?;
     let folder = us.ancestors().skip(1).find(|folder| folder.join("switchpointd").is_file());
-    Ok(folder.ok_or("switchpointd is not built: run `make e2e`, or `cargo build --workspace --bins` first")?.join("switchpointd"))
+    Ok(folder
+        .ok_or("switchpointd is not built: run this program by `make`, or `cargo build --workspace --bins` first")?
+        .join("switchpointd"))
 }

@@ -23,6 +23,9 @@ const BINARY: (&str, &str) = ("SWITCHPOINT_ENVOY", ".venv/bin/envoy");
 /// The name of the picker in `http_filters`.
 const PICKER: &str = "switchpoint";
 
+/// The routes of the listener.
+const ROUTES: &str = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/route_config/virtual_hosts/0/routes";
+
 /// A shipped config to edit and run.
 #[derive(Clone, Debug)]
 pub struct EnvoyConfig(Value);
@@ -126,6 +129,38 @@ impl EnvoyConfig {
         Ok(filters.find(|filter| filter["name"] == PICKER).ok_or("no picker among the filters")?)
     }
 
+    /// Sets the file of the picker's module.
+    ///
+    /// # Errors
+    /// If the picker is not at its usual place.
+    pub fn set_module(&mut self, file: &Path) -> Result<()> {
+        let code = self.picker()?.pointer_mut("/typed_config/config/vm_config/code").ok_or("the picker has no module")?;
+        *code = json!({"local": {"filename": file}});
+        Ok(())
+    }
+
+    /// Removes the picker and Envoy's admin port, and makes Envoy spread the requests over
+    /// `servers` (`ADDRESS:PORT` each) by round robin.
+    ///
+    /// # Errors
+    /// If the config does not have the structure of the shipped ones.
+    pub fn make_round_robin(&mut self, servers: &[String]) -> Result<()> {
+        let hosts = servers.iter().map(|server| host(server)).collect::<Result<Vec<Value>>>()?;
+        self.filters()?.retain(|filter| filter["name"] != PICKER && filter["name"] != "header_to_metadata");
+        let routes = self.0.pointer_mut(ROUTES).and_then(Value::as_array_mut).ok_or("the config has no routes")?;
+        routes.iter_mut().filter_map(Value::as_object_mut).for_each(|route| drop(route.remove("typed_per_filter_config")));
+        let clusters =
+            self.0.pointer_mut("/static_resources/clusters").and_then(Value::as_array_mut).ok_or("the config has no clusters")?;
+        clusters.truncate(1); // the pool; the others are for the picker
+        let pool = clusters.first_mut().and_then(Value::as_object_mut).ok_or("the config has no cluster")?;
+        pool.retain(|key, _| !["type", "eds_cluster_config", "load_balancing_policy"].contains(&key.as_str()));
+        pool.insert("type".into(), "STATIC".into());
+        pool.insert("lb_policy".into(), "ROUND_ROBIN".into());
+        pool.insert("load_assignment".into(), json!({"cluster_name": "pool", "endpoints": [{"lb_endpoints": hosts}]}));
+        self.0.as_object_mut().ok_or("the config is no object")?.remove("admin");
+        Ok(())
+    }
+
     /// Inserts a filter right before the picker, where a gateway would write the subset hint.
     ///
     /// # Errors
@@ -142,6 +177,15 @@ impl EnvoyConfig {
         let path = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/http_filters";
         Ok(self.0.pointer_mut(path).and_then(Value::as_array_mut).ok_or("the config has no HTTP filters")?)
     }
+}
+
+/// An endpoint of a static cluster, from `ADDRESS:PORT`.
+///
+/// # Errors
+/// If `server` has another form.
+pub(crate) fn host(server: &str) -> Result<Value> {
+    let (address, port) = server.rsplit_once(':').ok_or("a server is ADDRESS:PORT")?;
+    Ok(json!({"endpoint": {"address": {"socket_address": {"address": address, "port_value": port.parse::<u16>()?}}}}))
 }
 
 fn replace_port(value: &mut Value, from: u16, to: u16) -> usize {
@@ -356,5 +400,27 @@ mod tests {
         let names = names.collect::<Vec<_>>();
         let at = names.iter().position(|name| name == "test-subset-hint").expect("inserted");
         assert_eq!(names.get(at + 1).map(String::as_str), Some(PICKER));
+    }
+
+    #[test]
+    fn round_robin_needs_neither_the_picker_nor_the_daemon() {
+        let mut config = EnvoyConfig::shipped("standalone.yaml").expect("the shipped file");
+        config.make_round_robin(&["127.0.0.1:1".into(), "127.0.0.1:2".into()]).expect("a shipped structure");
+        let clusters = config.0.pointer("/static_resources/clusters").and_then(Value::as_array).cloned().expect("clusters");
+        assert_eq!((clusters.len(), &clusters[0]["lb_policy"]), (1, &json!("ROUND_ROBIN")));
+        assert_eq!(clusters[0]["load_assignment"]["endpoints"][0]["lb_endpoints"].as_array().map(Vec::len), Some(2));
+        let text = config.0.to_string();
+        let left =
+            ["envoy.filters.http.wasm", "override_host", "switchpoint-state", "eds_config"].into_iter().find(|part| text.contains(part));
+        assert_eq!(left, None, "in {text}");
+        assert!(config.make_round_robin(&["no port".into()]).is_err());
+    }
+
+    #[test]
+    fn a_module_replaces_the_shipped_one() {
+        let mut config = EnvoyConfig::shipped("standalone.yaml").expect("the shipped file");
+        config.set_module(Path::new("/a/module.wasm")).expect("the picker");
+        assert!(config.0.to_string().contains("/a/module.wasm"));
+        assert!(!config.0.to_string().contains("release/switchpoint.wasm"));
     }
 }

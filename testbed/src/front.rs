@@ -1,16 +1,17 @@
-//! The daemon and Envoy from the release build, on their documented ports, started and stopped
-//! together: what a user runs.
+//! The daemon and Envoy on their documented ports, started and stopped together: what a user runs.
+//! The daemon and the module are those built with the calling program, by the same profile.
 
 use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::envoy::{EnvoyConfig, EnvoyProcess};
+use crate::envoy::{EnvoyConfig, EnvoyProcess, host};
 use crate::process::ChildProcess;
-use crate::{Result, client, root, wait_for};
+use crate::{Result, client, daemon, root, wait_for};
 
 /// The port to which clients connect.
 pub const LISTENER: u16 = 8080;
@@ -61,22 +62,22 @@ impl DaemonAndEnvoy {
     /// the last lines of the logs.
     pub async fn start(endpoints: &[String], more: ExtraArgs<'_>, edit: impl FnOnce(&mut EnvoyConfig) -> Result<()>) -> Result<Self> {
         for port in [LISTENER, ENVOY_ADMIN, DAEMON_ADMIN, STATE].into_iter().chain(EXT_PROC) {
-            TcpListener::bind(("127.0.0.1", port)).map_err(|error| format!("port {port} is needed and not free: {error}"))?;
+            check_free(port)?;
         }
         let folder = tempfile::Builder::new().prefix("switchpoint-").tempdir()?;
         let mut config = EnvoyConfig::shipped("standalone.yaml")?;
+        config.set_module(&module()?)?;
         edit(&mut config)?;
         let config_file = folder.path().join("envoy.json");
         std::fs::write(&config_file, config.value().to_string())?;
 
-        let mut command = Command::new(root().join("target/release/switchpointd"));
+        let mut command = Command::new(daemon::binary()?);
         command.arg("serve").args(endpoints.iter().flat_map(|e| ["--endpoint", e])).args(more.daemon);
         command.arg("--snapshot-file").arg(folder.path().join("snapshot.json"));
         let daemon = ChildProcess::spawn("switchpointd", &mut command, folder.path())?;
 
-        let mut command = Command::new(EnvoyProcess::binary());
-        command.current_dir(root()).arg("-c").arg(&config_file).args(["--disable-hot-restart", "--log-level", "warn"]);
-        command.args(more.envoy);
+        let mut command = envoy_command();
+        command.arg("-c").arg(&config_file).args(more.envoy);
         let envoy = ChildProcess::spawn("envoy", &mut command, folder.path())?;
 
         let mut front = Self { daemon, envoy, _folder: folder };
@@ -141,17 +142,97 @@ impl DaemonAndEnvoy {
     }
 }
 
+/// An Envoy without the picker, for comparison: the shipped config, but Envoy itself spreads the
+/// requests over the servers by round robin.
+#[derive(Debug)]
+pub struct RoundRobinEnvoy {
+    envoy: ChildProcess,
+    port: u16,
+    _folder: TempDir,
+}
+
+// === impl RoundRobinEnvoy ===
+
+impl RoundRobinEnvoy {
+    /// Starts it on `port`, in front of `servers` (`ADDRESS:PORT` each).
+    ///
+    /// # Errors
+    /// If the port is taken, Envoy is missing, or it does not serve in time.
+    pub async fn start(port: u16, servers: &[String]) -> Result<Self> {
+        check_free(port)?;
+        let folder = tempfile::Builder::new().prefix("switchpoint-").tempdir()?;
+        let mut config = EnvoyConfig::shipped("standalone.yaml")?;
+        config.replace_port(LISTENER, port)?;
+        config.make_round_robin(servers)?;
+        let config_file = folder.path().join("envoy.json");
+        std::fs::write(&config_file, config.value().to_string())?;
+        let mut command = envoy_command();
+        command.arg("-c").arg(&config_file);
+        let mut this = Self { envoy: ChildProcess::spawn("envoy", &mut command, folder.path())?, port, _folder: folder };
+        let address = this.address();
+        let serves = || {
+            let running = this.envoy.check_running();
+            async move {
+                let answers = || async { client::get(address, "/health").await.is_ok_and(|reply| reply.status == 200) };
+                if running.is_err() || answers().await { Some(running) } else { None }
+            }
+        };
+        wait_for(START_LIMIT, "Envoy without the picker", serves).await??;
+        Ok(this)
+    }
+
+    /// The address to which clients connect.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        SocketAddr::from(([127, 0, 0, 1], self.port))
+    }
+
+    /// The process.
+    pub fn process(&mut self) -> &mut ChildProcess {
+        &mut self.envoy
+    }
+
+    /// Stops it.
+    ///
+    /// # Errors
+    /// If it does not stop in time; it is then killed.
+    pub async fn stop(mut self) -> Result<()> {
+        self.envoy.stop(STOP_LIMIT).await.map(drop)
+    }
+}
+
+fn check_free(port: u16) -> Result<()> {
+    TcpListener::bind(("127.0.0.1", port)).map_err(|error| format!("port {port} is needed and not free: {error}"))?;
+    Ok(())
+}
+
+/// Envoy, run from the root of the repository, to which the paths of the config are relative.
+fn envoy_command() -> Command {
+    let mut command = Command::new(EnvoyProcess::binary());
+    command.current_dir(root()).args(["--disable-hot-restart", "--log-level", "warn"]);
+    command
+}
+
+/// The module that was built with the calling program: for `target/demo/run`, that is
+/// `target/wasm32-wasip1/demo/switchpoint.wasm`.
+///
+/// # Errors
+/// If it was not built.
+fn module() -> Result<PathBuf> {
+    let us = std::env::current_exe()?;
+    let (profile, target) =
+        us.parent().and_then(|folder| Some((folder.file_name()?, folder.parent()?))).ok_or("this program has no folder")?;
+    let module = target.join("wasm32-wasip1").join(profile).join("switchpoint.wasm");
+    if module.is_file() { Ok(module) } else { Err(format!("{} is not built: run this program by `make`", module.display()).into()) }
+}
+
 /// Adds a route for comparison: Envoy itself spreads requests whose `header` is `round-robin` over
 /// these servers. The picker leaves their cluster as it is.
 ///
 /// # Errors
 /// If the config does not have the structure of the shipped ones.
 pub fn add_round_robin(config: &mut EnvoyConfig, servers: &[String], header: &str) -> Result<()> {
-    let host = |server: &String| {
-        let (address, port) = server.rsplit_once(':').ok_or("a server is ADDRESS:PORT")?;
-        Ok(json!({"endpoint": {"address": {"socket_address": {"address": address, "port_value": port.parse::<u16>()?}}}}))
-    };
-    let hosts = servers.iter().map(host).collect::<Result<Vec<Value>>>()?;
+    let hosts = servers.iter().map(|server| host(server)).collect::<Result<Vec<Value>>>()?;
     let value = config.value();
     let routes = value
         .pointer_mut("/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/route_config/virtual_hosts/0/routes")

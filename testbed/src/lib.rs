@@ -24,6 +24,7 @@ pub mod process;
 pub mod replay;
 pub mod scorers;
 pub mod second_envoy;
+pub mod sessions;
 pub mod stack;
 pub mod trace;
 

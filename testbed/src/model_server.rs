@@ -32,7 +32,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use engine_sim::{EngineProfile, SimulatedEngineSpec};
+use engine_sim::SimulatedEngineSpec;
 use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
@@ -42,6 +42,7 @@ use faults::FaultTable;
 use metrics::PageOptions;
 use request::{ModelApi, ServedModels};
 
+pub use engine_sim::EngineProfile;
 pub use faults::{FaultMode, FaultPaths, ServerFault};
 pub use metrics::{EngineNames, MetricOverrides};
 pub use roles::ServerRole;

@@ -2,7 +2,7 @@
 //! whether or not earlier ones have ended.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use http::Request;
@@ -38,6 +38,9 @@ pub struct ReplayPlan {
 /// The result of one request.
 #[derive(Clone, Debug, Default)]
 pub struct ReplayResult {
+    /// Delay of sending behind the arrival time. More than a few milliseconds means that this
+    /// machine is too slow for the rate.
+    pub late: Duration,
     /// HTTP status; 0 if there was no reply.
     pub status: u16,
     /// From sending to the first token.
@@ -50,14 +53,34 @@ pub struct ReplayResult {
     pub cached_tokens: u64,
 }
 
+/// The results of a replay so far, which another task may read while the replay runs.
+#[derive(Clone, Debug, Default)]
+pub struct ReplayProgress(Arc<Mutex<ProgressState>>);
+
+#[derive(Debug, Default)]
+struct ProgressState {
+    sent: usize,
+    results: Vec<ReplayResult>,
+}
+
 /// Replays `arrivals` as streamed chat requests. Returns one result per request, in no particular
 /// order.
 ///
 /// # Errors
 /// If a header of the plan is invalid.
 pub async fn run(plan: &ReplayPlan, arrivals: &[Arrival]) -> Result<Vec<ReplayResult>> {
+    let progress = ReplayProgress::default();
+    run_observed(plan, arrivals, Instant::now(), &progress).await?;
+    Ok(progress.results())
+}
+
+/// Like [`run`], with arrival times counted from `start`. Adds each result to `progress` when its
+/// request ends.
+///
+/// # Errors
+/// If a header of the plan is invalid.
+pub async fn run_observed(plan: &ReplayPlan, arrivals: &[Arrival], start: Instant, progress: &ReplayProgress) -> Result<()> {
     let permits = Arc::new(Semaphore::new(CONCURRENCY_MAX));
-    let start = Instant::now();
     let mut running = JoinSet::new();
     for arrival in arrivals {
         let mut request = Request::post("/v1/chat/completions").header("content-type", "application/json");
@@ -65,18 +88,43 @@ pub async fn run(plan: &ReplayPlan, arrivals: &[Arrival]) -> Result<Vec<ReplayRe
             request = request.header(name, value);
         }
         let (target, request) = (plan.target, request.body(client::full(arrival.chat_body(&plan.model)))?);
-        tokio::time::sleep_until((start + arrival.at.div_f64(plan.rate)).into()).await;
+        let due = start + arrival.at.div_f64(plan.rate);
+        tokio::time::sleep_until(due.into()).await;
         let permit = Arc::clone(&permits).acquire_owned().await?;
+        progress.state().sent += 1;
+        let progress = progress.clone();
         running.spawn(async move {
             let _permit = permit;
-            let (sent, mut seen) = (Instant::now(), ReplayResult::default());
+            let sent = Instant::now();
+            let mut seen = ReplayResult { late: sent.saturating_duration_since(due), ..ReplayResult::default() };
             // A failure shows in the fields that stay unset.
             let _ = timeout(REQUEST_TIMEOUT, seen.watch(target, request, sent)).await;
             seen.duration = sent.elapsed();
-            seen
+            progress.state().results.push(seen);
         });
     }
-    Ok(running.join_all().await)
+    running.join_all().await;
+    Ok(())
+}
+
+// === impl ReplayProgress ===
+
+impl ReplayProgress {
+    /// Number of requests sent.
+    #[must_use]
+    pub fn sent(&self) -> usize {
+        self.state().sent
+    }
+
+    /// The results of the requests that have ended.
+    #[must_use]
+    pub fn results(&self) -> Vec<ReplayResult> {
+        self.state().results.clone()
+    }
+
+    fn state(&self) -> MutexGuard<'_, ProgressState> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 // === impl ReplayResult ===

@@ -14,7 +14,7 @@ use rand::{Rng, SeedableRng};
 use serde::Deserialize;
 
 /// Tokens per block id of the trace.
-const BLOCK_TOKENS: usize = 512;
+pub(crate) const BLOCK_TOKENS: usize = 512;
 
 /// Bytes per token of the simulated servers.
 const BYTES_PER_TOKEN: usize = 4;

@@ -14,7 +14,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// Run switchpointd and Envoy with the picker in front of model servers. Ctrl-C stops both.
 #[derive(Debug, Parser)]
-#[command(about, long_about = None)]
+#[command(long_about = None)]
 struct Args {
     /// The model servers, separated by commas
     #[arg(long, value_name = "HOST:PORT", value_delimiter = ',', required = true)]
@@ -68,6 +68,7 @@ See what the daemon knows about your servers, and the filter's metrics:
   curl -s http://127.0.0.1:{daemon}/debug/endpoints
   curl -s http://127.0.0.1:{envoy}/stats/prometheus | grep ^switchpoint
 
+These programs are compiled for a quick start. For production and measurements, see `make build`.
 Ctrl-C stops both."#
     )
 }
