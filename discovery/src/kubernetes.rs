@@ -8,7 +8,8 @@
 //! |---|---|
 //! | endpoint added with `ready: true` (nil is true) | Added |
 //! | its condition becomes true | Added |
-//! | its condition becomes false, or it is terminating or no longer serving | Removed |
+//! | its condition becomes false because its node is lost | Added, unconfirmed |
+//! | its condition becomes false otherwise, or it is terminating or no longer serving | Removed |
 //! | endpoint gone from its last slice, slice deleted, or absent from a new list | Removed |
 //!
 //! A Service is found by its *selector* on the labels [`NAMESPACE_LABEL`] and [`COMPONENT_LABEL`],

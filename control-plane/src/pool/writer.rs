@@ -26,9 +26,12 @@ use tokio::time::Instant;
 
 use super::capabilities::ModelNameBudget;
 pub use super::capabilities::{InstanceMetadata, MODEL_NAMES_BYTES_MAX};
+pub use super::clock::WallAndMonotonic;
 use super::eds_hosts::{self, HostSelection};
 use super::member::member;
 pub use super::member::{Absence, Absentee, MetricsStatus, PoolMember};
+pub use super::unconfirmed::UNCONFIRMED_MAX;
+use super::unconfirmed::{self, UnconfirmedEndpoints};
 use crate::config::ConfigStatus;
 use crate::pool::objects::PoolObjects;
 use crate::scrape::ScrapeEvent;
@@ -40,15 +43,6 @@ pub const EDS_REMOVAL_GRACE: Duration = Duration::from_secs(2);
 /// How long to wait for the acknowledgement of a removal. A proxy that is silent for this long has
 /// lost its stream or will get the whole state again.
 pub const ACK_WAIT_MAX: Duration = Duration::from_secs(30);
-
-/// One moment on both clocks: durations use the monotonic clock, reports the wall clock.
-#[derive(Clone, Copy, Debug)]
-pub struct WallAndMonotonic {
-    /// The monotonic clock.
-    pub instant: Instant,
-    /// The wall clock, for reports and files.
-    pub wall: SystemTime,
-}
 
 /// The set of hosts that Envoy may connect to: members and departing endpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -119,6 +113,9 @@ pub struct Pool {
     metrics: Vec<EndpointMetrics>,
     departing: Vec<DepartingHost>,
     waiting: Vec<Absentee>,
+    unconfirmed: UnconfirmedEndpoints,
+    /// The unconfirmed endpoints that are not in the pool.
+    dropped: Vec<Absentee>,
     hosts: HostSelection,
     touched: bool,
 }
@@ -145,16 +142,6 @@ pub struct PoolSettings {
     pub staleness_max: Duration,
     /// The first generation to use.
     pub generation_first: u32,
-}
-
-// === impl WallAndMonotonic ===
-
-impl WallAndMonotonic {
-    /// Reads both clocks.
-    #[must_use]
-    pub fn read() -> Self {
-        Self { instant: Instant::now(), wall: SystemTime::now() }
-    }
 }
 
 // === impl Pool ===
@@ -188,7 +175,17 @@ impl Pool {
             },
         };
         let hosts = HostSelection::of(&view.pipeline);
-        Self { view, members: Vec::new(), metrics: Vec::new(), departing: Vec::new(), waiting: Vec::new(), hosts, touched: true }
+        Self {
+            view,
+            members: Vec::new(),
+            metrics: Vec::new(),
+            departing: Vec::new(),
+            waiting: Vec::new(),
+            unconfirmed: UnconfirmedEndpoints::default(),
+            dropped: Vec::new(),
+            hosts,
+            touched: true,
+        }
     }
 
     /// The name of the pool.
@@ -223,13 +220,15 @@ impl Pool {
             self.view.sources.discovery_error = None;
             self.touched = true;
         }
+        let (instances, dropped) = self.unconfirmed.select(instances, &self.members, now);
+        self.touched |= self.dropped != dropped;
+        self.dropped = dropped;
         // A new process at the same address is a new generation and gets its own slot.
-        let life = |i: &Instance| (i.namespace.clone(), i.name.clone(), i.generation.clone(), i.address);
-        let mut wanted: BTreeMap<_, Instance> = instances.into_iter().map(|i| (life(&i), i)).collect();
+        let mut wanted: BTreeMap<_, Instance> = instances.into_iter().map(|i| (unconfirmed::key(&i), i)).collect();
         let mut members = Vec::with_capacity(wanted.len());
         let mut changed = false;
         for old in &self.members {
-            match wanted.remove(&life(&old.instance)) {
+            match wanted.remove(&unconfirmed::key(&old.instance)) {
                 Some(new) if new == *old.instance => members.push(old.clone()),
                 Some(new) => {
                     changed = true;
@@ -342,7 +341,8 @@ impl Pool {
         }
     }
 
-    /// Clears metrics that are older than `staleness_max`.
+    /// Clears metrics that are older than `staleness_max`, and removes unconfirmed endpoints that
+    /// do not answer or have been unconfirmed for [`UNCONFIRMED_MAX`].
     pub fn expire(&mut self, now: WallAndMonotonic) {
         let staleness_max = self.view.staleness_max;
         for (member, metrics) in self.members.iter_mut().zip(&mut self.metrics) {
@@ -359,6 +359,9 @@ impl Pool {
             *metrics = EndpointMetrics::default();
             self.view.metrics_revision += 1;
             self.touched = true;
+        }
+        if let Some(set) = self.unconfirmed.overdue(&self.members, now.instant) {
+            self.replace_instances(set, now);
         }
     }
 
@@ -401,7 +404,7 @@ impl Pool {
             absence: Absence::Departing(d.id),
             since: d.at.wall,
         });
-        self.view.absent = departing.chain(self.waiting.iter().cloned()).collect();
+        self.view.absent = departing.chain(self.waiting.iter().chain(&self.dropped).cloned()).collect();
         if *self.view.members != *self.members {
             self.view.members = self.members.as_slice().into();
         }

@@ -181,6 +181,12 @@ impl MetricsCollector {
         }
         let ready = self.pools.iter().map(|pool| (name_label(pool), count(pool.view.members.len())));
         page.gauge("llm_d_epp_ready_endpoints", "Endpoints that may be picked.", ready)?;
+        let unconfirmed = |pool: &PoolCounts| pool.view.members.iter().filter(|m| m.instance.unconfirmed.is_some()).count();
+        page.gauge(
+            "switchpoint_endpoints_unconfirmed",
+            "Endpoints that discovery reports as not ready, kept because they answer their scrapes.",
+            self.pools.iter().map(|pool| (pool_label(pool), count(unconfirmed(pool)))),
+        )?;
         let queues = self.pools.iter().flat_map(|pool| {
             pool.view.members.iter().zip(pool.view.metrics.iter()).filter_map(|(member, metrics)| {
                 let labels = with(&name_label(pool), "model_server_endpoint", &member.instance.name);

@@ -19,3 +19,4 @@ mod outsiders;
 mod promptness;
 mod state_stream;
 mod tls;
+mod unconfirmed;
