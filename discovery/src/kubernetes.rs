@@ -290,7 +290,7 @@ impl KubernetesFollower {
     /// The new record of a pod in the slices, with its current labels.
     fn relabelled(&self, pod: &str) -> Option<BackendEvent> {
         let record = self.index.get(pod).filter(|_| self.withheld.is_none())?;
-        Some(BackendEvent::Apply(self.labels.join(record)))
+        Some(BackendEvent::Apply(self.labels.join(&record)))
     }
 
     /// Ends the wait for labels; returns the set that waited, if any.
@@ -300,7 +300,7 @@ impl KubernetesFollower {
     }
 
     fn all(&self) -> BackendEvent {
-        BackendEvent::Reset(self.index.all().into_iter().map(|record| self.labels.join(record)).collect())
+        BackendEvent::Reset(self.index.all().into_iter().map(|record| self.labels.join(&record)).collect())
     }
 }
 

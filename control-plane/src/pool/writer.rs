@@ -22,7 +22,6 @@ use std::time::{Duration, SystemTime};
 use discovery::Instance;
 use scheduler::objects::ObjectsSpec;
 use scheduler::{ENDPOINTS_MAX, EndpointMetrics, EndpointRef, Generation, PipelineSpec, Slot};
-use tokio::time::Instant;
 
 use super::capabilities::ModelNameBudget;
 pub use super::capabilities::{InstanceMetadata, MODEL_NAMES_BYTES_MAX};
@@ -500,6 +499,7 @@ mod tests {
 
     use proptest::prelude::*;
     use scheduler::{PluginSpec, ROLE_LABEL};
+    use tokio::time::Instant;
 
     use super::*;
     use crate::scrape::{FailReason, ScrapedMetrics};

@@ -16,6 +16,7 @@ use scheduler::{EndpointMetrics, Generation, Slot, Version};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
+use crate::cli::build::COMMIT;
 use crate::cli::explain::{self, ExplainRequest, QUESTION_BYTES_MAX};
 use crate::config::{ConfigStatus, ResolvedConfig};
 use crate::learn::directory::LearnerDirectory;
@@ -244,6 +245,7 @@ async fn state(State(AdminServer { shared, snapshot, .. }): State<AdminServer>) 
     let written = snapshot.as_ref().map(|s| s.written_unix_ms()).filter(|&ms| ms > 0);
     Json(json!({
         "release": env!("CARGO_PKG_VERSION"),
+        "commit": COMMIT,
         "schema": proto::SCHEMA,
         "term": shared.life.term,
         "snapshot_written": written.map(|ms| rfc3339(SystemTime::UNIX_EPOCH + std::time::Duration::from_millis(ms))),

@@ -13,6 +13,7 @@ mod ext_proc;
 #[path = "../../../discovery/tests/it/fake_api.rs"]
 mod fake_api;
 mod files;
+mod handover;
 pub(crate) mod harness;
 mod ordering;
 mod outsiders;

@@ -55,7 +55,7 @@ impl PodLabels {
     }
 
     /// Returns the record with the labels and the readiness of its pod, if they are known.
-    pub(super) fn join(&self, record: Arc<InstanceRecord>) -> Arc<InstanceRecord> {
+    pub(super) fn join(&self, record: &InstanceRecord) -> Arc<InstanceRecord> {
         let of_pod = self.0.get(record.name()).filter(|pod| pod.uid == record.instance.generation);
         let readiness = match &record.readiness {
             InstanceReadiness::Unconfirmed(_) if of_pod.is_some_and(|pod| pod.node_lost) => {
@@ -64,18 +64,18 @@ impl PodLabels {
             InstanceReadiness::Unconfirmed(why) => InstanceReadiness::NotReady(why.clone()),
             other => other.clone(),
         };
-        let Some(LabelSet { labels, .. }) = of_pod else { return Arc::new(InstanceRecord { readiness, ..(*record).clone() }) };
+        let Some(LabelSet { labels, .. }) = of_pod else { return Arc::new(InstanceRecord { readiness, ..record.clone() }) };
         let mut all = labels.clone();
         all.extend(record.instance.labels.iter().filter(|(key, _)| labels.iter().all(|(known, _)| known != key)).cloned());
         all.sort_unstable();
         let instance = Instance { labels: all, ..record.instance.clone() };
-        Arc::new(InstanceRecord { instance, readiness, ..(*record).clone() })
+        Arc::new(InstanceRecord { instance, readiness, ..record.clone() })
     }
 
     /// Like [`Self::join`], for an event from a slice.
     pub(super) fn join_event(&self, event: BackendEvent) -> BackendEvent {
         match event {
-            BackendEvent::Apply(record) => BackendEvent::Apply(self.join(record)),
+            BackendEvent::Apply(record) => BackendEvent::Apply(self.join(&record)),
             other => other,
         }
     }
@@ -115,7 +115,7 @@ mod tests {
     }
 
     fn joined(labels: &PodLabels, uid: &str) -> String {
-        let all = labels.join(record(uid)).instance.labels.clone();
+        let all = labels.join(&record(uid)).instance.labels.clone();
         all.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(" ")
     }
 
@@ -146,16 +146,16 @@ mod tests {
         let is = |kind: &str, status: &str| json!({ "type": kind, "status": status });
         let mut labels = PodLabels::default();
         let not_ready = InstanceReadiness::NotReady("slice".to_owned());
-        assert_eq!(labels.join(doubted()).readiness, not_ready, "the pod is not known");
+        assert_eq!(labels.join(&doubted()).readiness, not_ready, "the pod is not known");
         assert!(labels.apply(&with(json!([is("Ready", "False"), is("ContainersReady", "True")]))));
-        assert_eq!(labels.join(doubted()).readiness, InstanceReadiness::Unconfirmed(pods::NODE_NOT_READY.to_owned()));
-        assert_eq!(labels.join(record("1")).readiness, InstanceReadiness::Ready, "the slice decides first");
+        assert_eq!(labels.join(&doubted()).readiness, InstanceReadiness::Unconfirmed(pods::NODE_NOT_READY.to_owned()));
+        assert_eq!(labels.join(&record("1")).readiness, InstanceReadiness::Ready, "the slice decides first");
         let ready = with(json!([is("Ready", "True"), is("ContainersReady", "True")]));
         assert!(!labels.apply(&ready) && labels.reset(std::slice::from_ref(&ready)).is_empty());
-        assert!(matches!(labels.join(doubted()).readiness, InstanceReadiness::Unconfirmed(_)), "the slice follows the pod");
+        assert!(matches!(labels.join(&doubted()).readiness, InstanceReadiness::Unconfirmed(_)), "the slice follows the pod");
         assert!(labels.apply(&with(json!([is("Ready", "False"), is("ContainersReady", "False")]))));
-        assert_eq!(labels.join(doubted()).readiness, not_ready);
+        assert_eq!(labels.join(&doubted()).readiness, not_ready);
         labels.apply(&ready);
-        assert_eq!(labels.join(doubted()).readiness, not_ready, "a pod that becomes ready");
+        assert_eq!(labels.join(&doubted()).readiness, not_ready, "a pod that becomes ready");
     }
 }
