@@ -49,20 +49,22 @@ pub(super) struct UnconfirmedEndpoints {
     set: Vec<Instance>,
 }
 
+/// Since when an endpoint is unconfirmed, on both clocks, and its place.
 #[derive(Clone, Debug)]
 struct Doubt {
     since: Instant,
     wall: SystemTime,
-    verdict: Verdict,
+    standing: Standing,
 }
 
+/// The place of an unconfirmed endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
-    /// It is in the pool.
+enum Standing {
+    /// The endpoint is in the pool.
     Stays,
-    /// It never was in the pool.
+    /// The endpoint has not joined the pool.
     Outside,
-    /// It left the pool.
+    /// The endpoint left the pool.
     Left,
 }
 
@@ -93,16 +95,16 @@ impl UnconfirmedEndpoints {
             }
             let key = key(&instance);
             let status = statuses.get(&key).copied();
-            let first = if status.is_some() { Verdict::Stays } else { Verdict::Outside };
-            let doubt = before.remove(&key).unwrap_or(Doubt { since: now.instant, wall: now.wall, verdict: first });
-            let verdict = doubt.judge(status, nearly_all, now.instant);
-            match verdict {
-                Verdict::Stays => kept.push(instance),
-                Verdict::Outside | Verdict::Left => {
+            let first = if status.is_some() { Standing::Stays } else { Standing::Outside };
+            let doubt = before.remove(&key).unwrap_or(Doubt { since: now.instant, wall: now.wall, standing: first });
+            let standing = doubt.judge(status, nearly_all, now.instant);
+            match standing {
+                Standing::Stays => kept.push(instance),
+                Standing::Outside | Standing::Left => {
                     absent.push(Absentee { instance: Arc::new(instance), absence: Absence::Unconfirmed, since: doubt.wall });
                 }
             }
-            self.known.insert(key, Doubt { verdict, ..doubt });
+            self.known.insert(key, Doubt { standing, ..doubt });
         }
         (kept, absent)
     }
@@ -111,7 +113,7 @@ impl UnconfirmedEndpoints {
     pub(super) fn overdue(&self, members: &[PoolMember], now: Instant) -> Option<Vec<Instance>> {
         let leaves = |member: &PoolMember| {
             let doubt = self.known.get(&key(&member.instance));
-            doubt.is_some_and(|doubt| doubt.judge(Some(&member.metrics), true, now) == Verdict::Left)
+            doubt.is_some_and(|doubt| doubt.judge(Some(&member.metrics), true, now) == Standing::Left)
         };
         let any = members.iter().filter(|member| member.instance.unconfirmed.is_some()).any(leaves);
         any.then(|| self.set.clone())
@@ -121,13 +123,13 @@ impl UnconfirmedEndpoints {
 // === impl Doubt ===
 
 impl Doubt {
-    fn judge(&self, status: Option<&MetricsStatus>, nearly_all: bool, now: Instant) -> Verdict {
+    fn judge(&self, status: Option<&MetricsStatus>, nearly_all: bool, now: Instant) -> Standing {
         let expired = now.saturating_duration_since(self.since) >= UNCONFIRMED_MAX;
         let silent = matches!(status, Some(MetricsStatus::Unknown(_)));
-        match self.verdict {
-            Verdict::Left => Verdict::Left,
-            _ if expired || silent => Verdict::Left,
-            Verdict::Outside if nearly_all => Verdict::Stays,
+        match self.standing {
+            Standing::Left => Standing::Left,
+            _ if expired || silent => Standing::Left,
+            Standing::Outside if nearly_all => Standing::Stays,
             other => other,
         }
     }

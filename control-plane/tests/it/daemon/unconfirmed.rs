@@ -35,9 +35,9 @@ struct LostNodeDrill {
 #[derive(Clone, Copy)]
 enum PodState {
     Ready,
-    /// Its node is not ready.
+    /// The node of the pod is not ready.
     NodeLost,
-    /// Its own probe fails.
+    /// The readiness probe of the pod fails.
     ProbeFails,
     Terminating,
 }
