@@ -219,6 +219,10 @@ impl Pool {
             self.view.sources.discovery_error = None;
             self.touched = true;
         }
+        self.apply_set(instances, now);
+    }
+
+    fn apply_set(&mut self, instances: Vec<Instance>, now: WallAndMonotonic) {
         let (instances, dropped) = self.unconfirmed.select(instances, &self.members, now);
         self.touched |= self.dropped != dropped;
         self.dropped = dropped;
@@ -360,7 +364,7 @@ impl Pool {
             self.touched = true;
         }
         if let Some(set) = self.unconfirmed.overdue(&self.members, now.instant) {
-            self.replace_instances(set, now);
+            self.apply_set(set, now);
         }
     }
 
@@ -593,6 +597,34 @@ mod tests {
         pool.settle(|_| true, at(origin, 10_000));
         let view = pool.take_view().unwrap();
         assert_eq!((view.members.len(), view.absent.len()), (ENDPOINTS_MAX, 0));
+    }
+
+    #[test]
+    fn an_unconfirmed_endpoint_stays_while_it_answers_and_leaves_at_the_limit() {
+        let origin = Instant::now();
+        let mut pool = pool();
+        let unconfirmed = |name: u16| Instance { unconfirmed: Some("node".into()), ..instance(name) };
+        pool.replace_instances(vec![instance(0), instance(1)], at(origin, 0));
+        let ids: Vec<EndpointRef> = pool.take_view().unwrap().members.iter().map(|m| m.id).collect();
+        ids.iter().for_each(|&id| pool.observe(ScrapeEvent::Metrics(id, observed(1.0, origin)), at(origin, 10)));
+        pool.replace_instances(vec![unconfirmed(0), unconfirmed(1)], at(origin, 100));
+        let view = pool.take_view().unwrap();
+        assert_eq!(view.members.iter().map(|m| m.id).collect::<Vec<_>>(), ids, "the same slots and generations");
+        pool.set_discovery_error("away".to_owned());
+        pool.observe(ScrapeEvent::Failed(ids[0], FailReason::Timeout, 1), at(origin, 1000));
+        let later = at(origin, 5_500);
+        pool.observe(ScrapeEvent::Metrics(ids[1], observed(1.0, later.instant)), later);
+        pool.expire(later);
+        let view = pool.take_view().unwrap();
+        assert_eq!((view.members.len(), view.members[0].id), (1, ids[1]), "the silent one leaves");
+        assert_eq!(view.absent.iter().map(|a| a.absence).collect::<Vec<_>>(), [Absence::Departing(ids[0]), Absence::Unconfirmed]);
+        assert!(view.sources.discovery_error.is_some(), "discovery is still away");
+        let limit = at(origin, 100 + u64::try_from(UNCONFIRMED_MAX.as_millis()).unwrap());
+        pool.observe(ScrapeEvent::Metrics(ids[1], observed(1.0, limit.instant)), limit);
+        pool.expire(limit);
+        assert!(pool.take_view().unwrap().members.is_empty());
+        pool.replace_instances(vec![instance(0), instance(1)], limit);
+        assert_eq!(pool.take_view().unwrap().members.len(), 2, "confirmed again");
     }
 
     #[test]

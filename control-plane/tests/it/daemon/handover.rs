@@ -27,7 +27,7 @@ const STANDS_BY: &str = "standing by until this daemon gets the lease";
 struct HandoverDrill {
     kubeconfig: String,
     arguments: Vec<String>,
-    /// An engine that accepts connections and never answers, so that the daemon stops during a scrape.
+    /// An engine that accepts connections and never answers: the daemon stops during a scrape.
     _silent: TcpListener,
 }
 
