@@ -1,6 +1,7 @@
 //! The command line and the commands beside `serve`.
 
 pub mod args;
+pub mod build;
 pub mod check;
 pub mod etcd_access;
 pub mod explain;

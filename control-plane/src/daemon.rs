@@ -13,6 +13,7 @@ use tokio::task::JoinSet;
 use tonic::service::Routes;
 
 use crate::cli::args::{EndpointTlsArgs, ObjectsArgs, ScrapeArgs, ServeArgs, StateTls};
+use crate::cli::build::VERSION;
 use crate::config::LatencyOptions;
 use crate::error::FatalError;
 use crate::learn::latency;
@@ -48,6 +49,7 @@ const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(5);
 /// [`FatalError`] says why it could not start, or had to stop.
 pub async fn serve(args: ServeArgs) -> Result<(), FatalError> {
     let mut signals = SignalWatch::listen().map_err(FatalError::Signals)?;
+    tracing::info!(version = VERSION, "starting");
     raise_descriptors();
     let wanted = args.lease.clone();
     let following = StandbyDaemon::begin(args).await?;

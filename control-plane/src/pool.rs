@@ -3,6 +3,7 @@
 
 pub mod backends;
 mod capabilities;
+mod clock;
 mod eds_hosts;
 pub mod endpoint_source;
 pub mod event_loop;
@@ -10,5 +11,6 @@ mod member;
 pub mod objects;
 pub mod pools_file;
 pub mod startup;
+mod unconfirmed;
 pub mod watched;
 pub mod writer;

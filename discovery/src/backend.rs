@@ -44,6 +44,10 @@ pub struct InstanceRecord {
 pub enum InstanceReadiness {
     /// The instance may get traffic.
     Ready,
+    /// The registry reports the instance as not ready, but not because of the instance's own
+    /// report: for example its node has lost contact with the API server. It may get traffic as
+    /// long as it answers.
+    Unconfirmed(String),
     /// The instance may not get traffic, for this reason.
     NotReady(String),
 }
@@ -179,6 +183,16 @@ pub fn checked_name(name: &str) -> Result<&str, InvalidName> {
     let allowed = name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
     let begins = name.as_bytes().first().is_some_and(u8::is_ascii_alphanumeric);
     if allowed && begins && name.len() <= NAME_BYTES_MAX { Ok(name) } else { Err(InvalidName(name.to_owned())) }
+}
+
+// === impl InstanceReadiness ===
+
+impl InstanceReadiness {
+    /// Whether the instance may get traffic.
+    #[must_use]
+    pub fn may_serve(&self) -> bool {
+        !matches!(self, Self::NotReady(_))
+    }
 }
 
 // === impl InstanceRecord ===

@@ -22,7 +22,8 @@ pub struct ClockReading {
 /// new value of an instance, known or not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InstanceEvent {
-    /// This instance may get traffic.
+    /// This instance may get traffic; an unconfirmed one only while it answers
+    /// ([`Instance::unconfirmed`]).
     Added(Arc<Instance>),
     /// The instance with this id may no longer get traffic.
     Removed(Arc<str>),
@@ -65,6 +66,9 @@ pub enum InstanceState {
     /// The instance is published, although the backend's first list after an outage does not have
     /// it.
     RemovalHeld,
+    /// The instance is published as unconfirmed: the backend reports that it is not ready, but not
+    /// because of the instance's own report.
+    Unconfirmed(String),
     /// The backend reports that the instance is not ready.
     NotReady(String),
     /// The instance is ready, but its metadata is not known.

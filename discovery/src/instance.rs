@@ -25,6 +25,10 @@ pub struct Instance {
     pub metrics: InstanceMetricsLocation,
     /// The metadata of the instance, if it has any; [`Self::metadata`] reads it.
     pub metadata: Option<Arc<Metadata>>,
+    /// Why the registry cannot confirm that the instance is ready, although the instance itself has
+    /// not reported that it is not ready. Such an instance may get traffic only while it answers.
+    /// `None`: it is ready.
+    pub unconfirmed: Option<Arc<str>>,
 }
 
 /// The location of an instance's metrics; `None` uses the setting of the pool.
@@ -77,6 +81,7 @@ impl Instance {
             labels: Vec::new(),
             metrics: InstanceMetricsLocation::default(),
             metadata: None,
+            unconfirmed: None,
         }
     }
 
@@ -132,7 +137,7 @@ pub fn validate(instances: &[Instance]) -> Result<(), String> {
 /// # Errors
 /// Says what is invalid.
 pub fn validate_instance(instance: &Instance) -> Result<(), String> {
-    let Instance { name, namespace, generation, address, labels, metrics, metadata: _ } = instance;
+    let Instance { name, namespace, generation, address, labels, metrics, metadata: _, unconfirmed: _ } = instance;
     for (what, text) in [("name", name), ("namespace", namespace)] {
         if text.is_empty() || text.len() > NAME_BYTES_MAX || text.chars().any(|c| c.is_control() || c.is_whitespace()) {
             return Err(format!("{what} {text:?} of the endpoint at {address}: 1 to {NAME_BYTES_MAX} bytes without blanks are allowed"));

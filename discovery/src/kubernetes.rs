@@ -8,7 +8,8 @@
 //! |---|---|
 //! | endpoint added with `ready: true` (nil is true) | Added |
 //! | its condition becomes true | Added |
-//! | its condition becomes false, or it is terminating or no longer serving | Removed |
+//! | its condition becomes false because its node is lost | Added, unconfirmed |
+//! | its condition becomes false otherwise, or it is terminating or no longer serving | Removed |
 //! | endpoint gone from its last slice, slice deleted, or absent from a new list | Removed |
 //!
 //! A Service is found by its *selector* on the labels [`NAMESPACE_LABEL`] and [`COMPONENT_LABEL`],
@@ -289,7 +290,7 @@ impl KubernetesFollower {
     /// The new record of a pod in the slices, with its current labels.
     fn relabelled(&self, pod: &str) -> Option<BackendEvent> {
         let record = self.index.get(pod).filter(|_| self.withheld.is_none())?;
-        Some(BackendEvent::Apply(self.labels.join(record)))
+        Some(BackendEvent::Apply(self.labels.join(&record)))
     }
 
     /// Ends the wait for labels; returns the set that waited, if any.
@@ -299,7 +300,7 @@ impl KubernetesFollower {
     }
 
     fn all(&self) -> BackendEvent {
-        BackendEvent::Reset(self.index.all().into_iter().map(|record| self.labels.join(record)).collect())
+        BackendEvent::Reset(self.index.all().into_iter().map(|record| self.labels.join(&record)).collect())
     }
 }
 

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!            free, mine, or unchanged for LEASE_DURATION as seen from here
-//!  standby ──────────────────────────────────────────────────────────────▶ leads ── renewed every RETRY_PERIOD
+//!  standby ──────────────────────────────────────────────────────────────▶ leads ── renewed every RENEW_PERIOD
 //!     ▲                                                                      │
 //!     └── another holds it, or no renewal was confirmed for RENEW_DEADLINE ──┘
 //! ```
@@ -11,7 +11,8 @@
 //! not changed. A leader gives up after [`RENEW_DEADLINE`] without a confirmed renewal, before any
 //! candidate may take the lease. Writes are compare-and-swap, so only one of two candidates that
 //! try at once succeeds. A leader that stops gracefully releases the lease, and another process
-//! leads within [`RETRY_PERIOD`].
+//! leads within [`STANDBY_PERIOD`]. After a leader that is killed, another process leads within
+//! [`LEASE_DURATION`] and one [`STANDBY_PERIOD`], both lengthened by the jitter.
 
 use std::time::Duration;
 
@@ -25,8 +26,12 @@ pub const LEASE_DURATION: Duration = Duration::from_secs(15);
 /// How long the leader continues to lead without a confirmed renewal.
 pub const RENEW_DEADLINE: Duration = Duration::from_secs(10);
 
-/// How often the lease is renewed or read.
-pub const RETRY_PERIOD: Duration = Duration::from_secs(2);
+/// How often the leader renews the lease.
+pub const RENEW_PERIOD: Duration = Duration::from_secs(2);
+
+/// How often a standby reads the lease. It is the longest part of a handover, and a read costs
+/// little.
+pub const STANDBY_PERIOD: Duration = Duration::from_secs(1);
 
 /// How long one read and write may take together; two of them fit into [`RENEW_DEADLINE`].
 const ATTEMPT_DEADLINE: Duration = Duration::from_secs(4);
@@ -94,6 +99,17 @@ impl Election {
         }
     }
 
+    /// When to read the lease again, at the latest: at the next period with its jitter, and just
+    /// when a lease that is not renewed lapses.
+    fn next_attempt(&self, began: Instant, jitter: f64) -> Instant {
+        if self.renewed.is_some() {
+            return began + RENEW_PERIOD.mul_f64(1.0 + jitter);
+        }
+        let next = began + STANDBY_PERIOD.mul_f64(1.0 + jitter);
+        let lapses = self.lease.as_ref().map(|(_, since)| *since + LEASE_DURATION);
+        lapses.filter(|at| *at > began).map_or(next, |at| at.min(next))
+    }
+
     /// Until when this process leads without another renewal.
     fn leads_until(&self) -> Option<Instant> {
         self.renewed.map(|at| at + RENEW_DEADLINE)
@@ -126,7 +142,7 @@ pub async fn campaign(
         if let Err(why) = done.unwrap_or_else(|_| Err("no answer in time".to_owned())) {
             failed(why);
         }
-        let next = began + RETRY_PERIOD.mul_f64(1.0 + crate::registry::chance() / 5.0);
+        let next = election.next_attempt(began, crate::registry::chance() / 5.0);
         let over = election.leads_until().filter(|until| *until < next).unwrap_or(next);
         for at in [Instant::now(), over] {
             tokio::select! {
@@ -197,6 +213,7 @@ mod tests {
         leads: watch::Receiver<bool>,
         down: Arc<Mutex<bool>>,
         stop: Option<tokio::sync::oneshot::Sender<()>>,
+        task: tokio::task::JoinHandle<()>,
     }
 
     fn candidate(shelf: &FakeLeaseStore, me: &str) -> LeaseCandidate {
@@ -204,8 +221,8 @@ mod tests {
         let (leads, follow) = watch::channel(false);
         let (stop, stopped) = tokio::sync::oneshot::channel();
         let (me, down) = (me.to_owned(), Arc::clone(&shelf.down));
-        tokio::spawn(async move { campaign(&shelf, me, &leads, async { drop(stopped.await) }, |_| {}).await });
-        LeaseCandidate { leads: follow, down, stop: Some(stop) }
+        let task = tokio::spawn(async move { campaign(&shelf, me, &leads, async { drop(stopped.await) }, |_| {}).await });
+        LeaseCandidate { leads: follow, down, stop: Some(stop), task }
     }
 
     async fn after(elapsed: Duration, all: &[&LeaseCandidate]) -> Vec<bool> {
@@ -221,13 +238,13 @@ mod tests {
     async fn one_leads_and_another_when_it_is_cut_off_never_both() {
         let shelf = FakeLeaseStore::default();
         let a = candidate(&shelf, "a");
-        assert_eq!(after(RETRY_PERIOD, &[&a]).await, [true]);
+        assert_eq!(after(RENEW_PERIOD, &[&a]).await, [true]);
         let b = candidate(&shelf, "b");
         assert_eq!(after(LEASE_DURATION * 4, &[&a, &b]).await, [true, false]);
         *a.down.lock().unwrap() = true;
-        assert_eq!(after(RENEW_DEADLINE - RETRY_PERIOD * 2, &[&a, &b]).await, [true, false], "the leader leads on until its deadline");
-        assert_eq!(after(RETRY_PERIOD * 2, &[&a, &b]).await, [false, false], "then it gives up by itself");
-        assert_eq!(after(LEASE_DURATION - RENEW_DEADLINE + RETRY_PERIOD * 2, &[&a, &b]).await, [false, true]);
+        assert_eq!(after(RENEW_DEADLINE - RENEW_PERIOD * 2, &[&a, &b]).await, [true, false], "the leader leads on until its deadline");
+        assert_eq!(after(RENEW_PERIOD * 2, &[&a, &b]).await, [false, false], "then it gives up by itself");
+        assert_eq!(after(LEASE_DURATION - RENEW_DEADLINE + RENEW_PERIOD * 2, &[&a, &b]).await, [false, true]);
         *a.down.lock().unwrap() = false;
         assert_eq!(after(LEASE_DURATION * 2, &[&a, &b]).await, [false, true], "when it is back, it stands by");
     }
@@ -236,11 +253,29 @@ mod tests {
     async fn stopped_in_good_order_it_is_given_back() {
         let shelf = FakeLeaseStore::default();
         let mut a = candidate(&shelf, "a");
-        after(RETRY_PERIOD, &[&a]).await;
+        after(RENEW_PERIOD, &[&a]).await;
         let b = candidate(&shelf, "b");
-        after(RETRY_PERIOD, &[&a, &b]).await;
+        after(RENEW_PERIOD, &[&a, &b]).await;
         a.stop.take().unwrap().send(()).unwrap();
-        assert_eq!(after(RETRY_PERIOD * 2, &[&a, &b]).await, [false, true]);
+        assert_eq!(after(STANDBY_PERIOD.mul_f64(1.25), &[&a, &b]).await, [false, true]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn after_a_kill_another_leads_within_the_duration_and_one_period() {
+        for round in 0..20 {
+            let shelf = FakeLeaseStore::default();
+            let a = candidate(&shelf, "a");
+            after(RENEW_PERIOD, &[&a]).await;
+            let b = candidate(&shelf, "b");
+            after(RENEW_PERIOD + Duration::from_millis(97 * round), &[&a, &b]).await;
+            a.task.abort();
+            let began = Instant::now();
+            while !*b.leads.borrow() {
+                after(Duration::from_millis(20), &[&b]).await;
+            }
+            let elapsed = began.elapsed();
+            assert!(elapsed <= LEASE_DURATION + STANDBY_PERIOD.mul_f64(1.25), "round {round}: {elapsed:?}");
+        }
     }
 
     #[tokio::test(start_paused = true)]
@@ -248,7 +283,7 @@ mod tests {
         let shelf = FakeLeaseStore::default();
         let all = ["a", "b", "c"].map(|me| candidate(&shelf, me));
         let all: Vec<&LeaseCandidate> = all.iter().collect();
-        after(RETRY_PERIOD * 2, &all).await;
+        after(RENEW_PERIOD * 2, &all).await;
         all.iter().for_each(|c| *c.down.lock().unwrap() = true);
         assert_eq!(after(LEASE_DURATION * 2, &all).await, [false; 3]);
         all.iter().for_each(|c| *c.down.lock().unwrap() = false);

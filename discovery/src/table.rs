@@ -4,7 +4,7 @@
 //! ```text
 //!           Apply, Reset                    metadata                 owns its address
 //!  record ───────────────▶ ready? ──yes──▶ known or none? ──yes──▶ and is valid? ──yes──▶ Ready: published (Added)
-//!                            │ no             │ no                     │ no
+//!                            │ no             │ no                     │ no                  (unconfirmed: published as such)
 //!                            ▼                ▼                        ▼
 //!                         NotReady         Pending                  Refused               not published (Removed if it was)
 //! ```
@@ -141,7 +141,7 @@ impl InstanceTable {
             new.insert(record.name().into(), record);
         }
         let told = self.rows.iter().filter(|(_, row)| row.published.is_some()).map(|(id, _)| id);
-        let lost: Vec<Arc<str>> = told.filter(|id| new.get(*id).is_none_or(|r| r.readiness != InstanceReadiness::Ready)).cloned().collect();
+        let lost: Vec<Arc<str>> = told.filter(|id| new.get(*id).is_none_or(|r| !r.readiness.may_serve())).cloned().collect();
         let suspicious =
             self.published_count >= HOLD_INSTANCES_MIN && lost.len() * 2 > self.published_count && (after_outage || self.hold.is_some());
         let held = self.hold.take();
@@ -198,7 +198,7 @@ impl InstanceTable {
             let Some(row) = self.rows.get_mut(&id) else { continue };
             row.metadata.due = None;
             let MetadataSource::At(address) = row.record.metadata else { continue };
-            if row.record.readiness != InstanceReadiness::Ready {
+            if !row.record.readiness.may_serve() {
                 continue; // fetched when it becomes ready
             }
             if std::mem::replace(&mut row.metadata.fetching, true) {
@@ -285,9 +285,8 @@ impl InstanceTable {
     }
 
     fn put(&mut self, id: &Arc<str>, record: Arc<InstanceRecord>, now: ClockReading, events: &mut Vec<InstanceEvent>) {
-        let wants_fetch = record.readiness == InstanceReadiness::Ready
-            && matches!(record.metadata, MetadataSource::At(_))
-            && self.policy != MetadataPolicy::Ignored;
+        let wants_fetch =
+            record.readiness.may_serve() && matches!(record.metadata, MetadataSource::At(_)) && self.policy != MetadataPolicy::Ignored;
         let mut changed = true;
         match self.rows.get_mut(id) {
             Some(row) => {
@@ -389,7 +388,7 @@ impl InstanceTable {
             Ok(_) if owner != Some(id) => {
                 (None, InstanceState::Refused(format!("a newer instance has its address: {:?}", owner.map_or("", |o| &**o))))
             }
-            Ok(candidate) => (Some(Arc::clone(candidate)), row.metadata.failure.clone().map_or(InstanceState::Ready, InstanceState::Stale)),
+            Ok(candidate) => (Some(Arc::clone(candidate)), row.published_state(candidate)),
         };
         row.set_state(if held { InstanceState::RemovalHeld } else { state }, now);
         if row.published == tell {
@@ -430,6 +429,9 @@ impl InstanceRow {
             return Err(InstanceState::Pending("it has no metadata, but metadata is required".to_owned()));
         }
         let mut instance = self.record.instance.clone();
+        if let InstanceReadiness::Unconfirmed(why) = &self.record.readiness {
+            instance.unconfirmed = Some(why.as_str().into());
+        }
         if let Some(metadata) = &metadata {
             let transport = metadata.transport(instance.address).map_err(|e| InstanceState::Refused(e.to_string()))?;
             instance.address = transport.unwrap_or(instance.address);
@@ -437,6 +439,15 @@ impl InstanceRow {
         validate_instance(&instance).map_err(InstanceState::Refused)?;
         let instance = instance.with_metadata(metadata);
         Ok(self.published.as_ref().filter(|told| ***told == instance).map_or_else(|| Arc::new(instance), Arc::clone))
+    }
+
+    /// The state of the row while `candidate` is published.
+    fn published_state(&self, candidate: &Instance) -> InstanceState {
+        match (&candidate.unconfirmed, &self.metadata.failure) {
+            (Some(why), _) => InstanceState::Unconfirmed(why.to_string()),
+            (None, Some(why)) => InstanceState::Stale(why.clone()),
+            (None, None) => InstanceState::Ready,
+        }
     }
 
     /// Sets the state; [`Self::since`] changes only with the variant.

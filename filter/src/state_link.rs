@@ -305,11 +305,12 @@ impl StateLink {
     }
 
     fn welcome<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>, welcome: &state::Welcome) {
-        if welcome.schema != proto::SCHEMA {
-            self.on_closed(
-                leader,
-                &format!("it has state schema {}, this filter {}: run both of one release", welcome.schema, proto::SCHEMA),
-            );
+        let (oldest, newest) = (proto::SCHEMA_MIN, proto::SCHEMA);
+        if !(oldest..=newest).contains(&welcome.schema) {
+            let theirs = welcome.schema;
+            let why =
+                format!("it speaks state schema {theirs}, this filter {oldest} to {newest}: run both of one release or of two in a row");
+            self.on_closed(leader, &why);
             return;
         }
         leader.metrics.record(Stat::Connected, 1);

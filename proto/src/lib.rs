@@ -36,8 +36,21 @@ mod objects;
 mod encode;
 pub use encode::{PoolState, encode_metrics, encode_pool_update};
 
-/// The wire schema. Daemon and filter with different schemas refuse each other by its number.
+/// The newest wire schema that this release speaks. A change that an older reader would
+/// misunderstand raises it.
 pub const SCHEMA: u32 = 3;
+
+/// The oldest wire schema that this release speaks: not newer than [`SCHEMA`] of the release
+/// before, so that a daemon and a filter of neighbouring releases understand each other.
+pub const SCHEMA_MIN: u32 = 3;
+
+/// The schema that this release speaks with a peer whose newest schema is `peer`: the older of the
+/// two. `None` if this release does not speak it any more.
+#[must_use]
+pub fn common_schema(peer: u32) -> Option<u32> {
+    let common = peer.min(SCHEMA);
+    (common >= SCHEMA_MIN).then_some(common)
+}
 
 /// The largest message that either side accepts, in bytes: four times 1,024 endpoints with 1 KiB of
 /// labels each.

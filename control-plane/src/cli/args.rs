@@ -11,6 +11,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use self::values::{duration, header_name, listen};
+use crate::cli::build::VERSION;
 use crate::cli::logging::LogArgs;
 use crate::cli::register::{InstancesArgs, RegisterArgs};
 use crate::config::STRATEGY_VARIABLE;
@@ -49,7 +50,7 @@ Examples:
 /// Discovers model servers, scrapes them, and sends their state to the Switchpoint filters in
 /// Envoy.
 #[derive(Debug, Parser)]
-#[command(name = "switchpointd", version, after_help = EXAMPLES, disable_help_subcommand = true)]
+#[command(name = "switchpointd", version = VERSION, after_help = EXAMPLES, disable_help_subcommand = true)]
 pub struct Cli {
     /// The command.
     #[command(subcommand)]

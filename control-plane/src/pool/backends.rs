@@ -298,6 +298,7 @@ pub fn said(state: &InstanceState) -> (&'static str, &str) {
         InstanceState::Ready => ("ready", ""),
         InstanceState::Stale(why) => ("ready", why),
         InstanceState::RemovalHeld => ("held", "missing from its source after an outage; kept for a while"),
+        InstanceState::Unconfirmed(why) => ("unconfirmed", why),
         InstanceState::NotReady(why) => ("not_ready", why),
         InstanceState::Pending(why) => ("pending", why),
         InstanceState::Refused(why) => ("refused", why),

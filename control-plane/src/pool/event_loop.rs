@@ -11,7 +11,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::config::{CompiledConfig, ConfigFile};
 use crate::pool::objects::{ObjectsFile, PoolObjects};
-use crate::pool::writer::{Pool, PoolMember, PoolView, WallAndMonotonic};
+use crate::pool::writer::{Pool, PoolMember, PoolView, UNCONFIRMED_MAX, WallAndMonotonic};
 use crate::scrape::{MetricsDiscovery, MetricsLocation, ScrapeEvent, ScrapeTarget};
 use crate::shutdown::Shutdown;
 use crate::state::shared::DaemonState;
@@ -137,6 +137,7 @@ impl PoolFeed {
         published.metrics_after = Instant::now() + METRICS_PUBLISH_INTERVAL;
         if view.revision != published.revision {
             published.revision = view.revision;
+            published.log_unconfirmed(&view);
             self.targets.send_replace(targets(&view, &self.scraping));
         }
         self.shared.publish(view);
@@ -148,17 +149,39 @@ impl PoolFeed {
 struct LastPublished {
     revision: u64,
     metrics_after: Instant,
+    /// The number of unconfirmed endpoints in the pool.
+    unconfirmed: usize,
 }
 
 impl Default for LastPublished {
     fn default() -> Self {
-        Self { revision: 0, metrics_after: Instant::now() }
+        Self { revision: 0, metrics_after: Instant::now(), unconfirmed: 0 }
     }
 }
 
 impl LastPublished {
     fn metrics_due(&self) -> bool {
         Instant::now() >= self.metrics_after
+    }
+
+    /// Logs when the number of unconfirmed endpoints in the pool changes.
+    fn log_unconfirmed(&mut self, view: &PoolView) {
+        let unconfirmed = view.members.iter().filter_map(|member| member.instance.unconfirmed.as_deref());
+        let (why, count) = (unconfirmed.clone().next(), unconfirmed.count());
+        let before = std::mem::replace(&mut self.unconfirmed, count);
+        let (pool, endpoints) = (&*view.name, view.members.len());
+        match why {
+            Some(why) if count != before => tracing::warn!(
+                pool,
+                unconfirmed = count,
+                endpoints,
+                why,
+                "discovery reports endpoints as not ready; they stay while they answer, for at most {} s",
+                UNCONFIRMED_MAX.as_secs()
+            ),
+            None if before > 0 => tracing::info!(pool, endpoints, "no endpoint is unconfirmed any more"),
+            _ => {}
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use scheduler::{Endpoint, EndpointRef, Readiness};
 use tokio::time::Instant;
 
 use super::capabilities::InstanceMetadata;
-use super::writer::WallAndMonotonic;
+use super::clock::WallAndMonotonic;
 
 /// An endpoint in the pool.
 #[derive(Clone, Debug, PartialEq)]
@@ -65,6 +65,9 @@ pub enum Absence {
     NoFreeSlot,
     /// The names of its models exceed the limit of the pool.
     TooManyModels,
+    /// Discovery does not confirm that it is ready, and it does not answer its scrapes or has been
+    /// unconfirmed for too long.
+    Unconfirmed,
 }
 
 // === impl PoolMember ===

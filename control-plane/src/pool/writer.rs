@@ -22,13 +22,15 @@ use std::time::{Duration, SystemTime};
 use discovery::Instance;
 use scheduler::objects::ObjectsSpec;
 use scheduler::{ENDPOINTS_MAX, EndpointMetrics, EndpointRef, Generation, PipelineSpec, Slot};
-use tokio::time::Instant;
 
 use super::capabilities::ModelNameBudget;
 pub use super::capabilities::{InstanceMetadata, MODEL_NAMES_BYTES_MAX};
+pub use super::clock::WallAndMonotonic;
 use super::eds_hosts::{self, HostSelection};
 use super::member::member;
 pub use super::member::{Absence, Absentee, MetricsStatus, PoolMember};
+pub use super::unconfirmed::UNCONFIRMED_MAX;
+use super::unconfirmed::{self, UnconfirmedEndpoints};
 use crate::config::ConfigStatus;
 use crate::pool::objects::PoolObjects;
 use crate::scrape::ScrapeEvent;
@@ -40,15 +42,6 @@ pub const EDS_REMOVAL_GRACE: Duration = Duration::from_secs(2);
 /// How long to wait for the acknowledgement of a removal. A proxy that is silent for this long has
 /// lost its stream or will get the whole state again.
 pub const ACK_WAIT_MAX: Duration = Duration::from_secs(30);
-
-/// One moment on both clocks: durations use the monotonic clock, reports the wall clock.
-#[derive(Clone, Copy, Debug)]
-pub struct WallAndMonotonic {
-    /// The monotonic clock.
-    pub instant: Instant,
-    /// The wall clock, for reports and files.
-    pub wall: SystemTime,
-}
 
 /// The set of hosts that Envoy may connect to: members and departing endpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -119,6 +112,9 @@ pub struct Pool {
     metrics: Vec<EndpointMetrics>,
     departing: Vec<DepartingHost>,
     waiting: Vec<Absentee>,
+    unconfirmed: UnconfirmedEndpoints,
+    /// The unconfirmed endpoints that are not in the pool.
+    dropped: Vec<Absentee>,
     hosts: HostSelection,
     touched: bool,
 }
@@ -145,16 +141,6 @@ pub struct PoolSettings {
     pub staleness_max: Duration,
     /// The first generation to use.
     pub generation_first: u32,
-}
-
-// === impl WallAndMonotonic ===
-
-impl WallAndMonotonic {
-    /// Reads both clocks.
-    #[must_use]
-    pub fn read() -> Self {
-        Self { instant: Instant::now(), wall: SystemTime::now() }
-    }
 }
 
 // === impl Pool ===
@@ -188,7 +174,17 @@ impl Pool {
             },
         };
         let hosts = HostSelection::of(&view.pipeline);
-        Self { view, members: Vec::new(), metrics: Vec::new(), departing: Vec::new(), waiting: Vec::new(), hosts, touched: true }
+        Self {
+            view,
+            members: Vec::new(),
+            metrics: Vec::new(),
+            departing: Vec::new(),
+            waiting: Vec::new(),
+            unconfirmed: UnconfirmedEndpoints::default(),
+            dropped: Vec::new(),
+            hosts,
+            touched: true,
+        }
     }
 
     /// The name of the pool.
@@ -223,13 +219,19 @@ impl Pool {
             self.view.sources.discovery_error = None;
             self.touched = true;
         }
+        self.apply_set(instances, now);
+    }
+
+    fn apply_set(&mut self, instances: Vec<Instance>, now: WallAndMonotonic) {
+        let (instances, dropped) = self.unconfirmed.select(instances, &self.members, now);
+        self.touched |= self.dropped != dropped;
+        self.dropped = dropped;
         // A new process at the same address is a new generation and gets its own slot.
-        let life = |i: &Instance| (i.namespace.clone(), i.name.clone(), i.generation.clone(), i.address);
-        let mut wanted: BTreeMap<_, Instance> = instances.into_iter().map(|i| (life(&i), i)).collect();
+        let mut wanted: BTreeMap<_, Instance> = instances.into_iter().map(|i| (unconfirmed::key(&i), i)).collect();
         let mut members = Vec::with_capacity(wanted.len());
         let mut changed = false;
         for old in &self.members {
-            match wanted.remove(&life(&old.instance)) {
+            match wanted.remove(&unconfirmed::key(&old.instance)) {
                 Some(new) if new == *old.instance => members.push(old.clone()),
                 Some(new) => {
                     changed = true;
@@ -342,7 +344,8 @@ impl Pool {
         }
     }
 
-    /// Clears metrics that are older than `staleness_max`.
+    /// Clears metrics that are older than `staleness_max`, and removes unconfirmed endpoints that
+    /// do not answer or have been unconfirmed for [`UNCONFIRMED_MAX`].
     pub fn expire(&mut self, now: WallAndMonotonic) {
         let staleness_max = self.view.staleness_max;
         for (member, metrics) in self.members.iter_mut().zip(&mut self.metrics) {
@@ -359,6 +362,9 @@ impl Pool {
             *metrics = EndpointMetrics::default();
             self.view.metrics_revision += 1;
             self.touched = true;
+        }
+        if let Some(set) = self.unconfirmed.overdue(&self.members, now.instant) {
+            self.apply_set(set, now);
         }
     }
 
@@ -401,7 +407,7 @@ impl Pool {
             absence: Absence::Departing(d.id),
             since: d.at.wall,
         });
-        self.view.absent = departing.chain(self.waiting.iter().cloned()).collect();
+        self.view.absent = departing.chain(self.waiting.iter().chain(&self.dropped).cloned()).collect();
         if *self.view.members != *self.members {
             self.view.members = self.members.as_slice().into();
         }
@@ -497,6 +503,7 @@ mod tests {
 
     use proptest::prelude::*;
     use scheduler::{PluginSpec, ROLE_LABEL};
+    use tokio::time::Instant;
 
     use super::*;
     use crate::scrape::{FailReason, ScrapedMetrics};
@@ -590,6 +597,34 @@ mod tests {
         pool.settle(|_| true, at(origin, 10_000));
         let view = pool.take_view().unwrap();
         assert_eq!((view.members.len(), view.absent.len()), (ENDPOINTS_MAX, 0));
+    }
+
+    #[test]
+    fn an_unconfirmed_endpoint_stays_while_it_answers_and_leaves_at_the_limit() {
+        let origin = Instant::now();
+        let mut pool = pool();
+        let unconfirmed = |name: u16| Instance { unconfirmed: Some("node".into()), ..instance(name) };
+        pool.replace_instances(vec![instance(0), instance(1)], at(origin, 0));
+        let ids: Vec<EndpointRef> = pool.take_view().unwrap().members.iter().map(|m| m.id).collect();
+        ids.iter().for_each(|&id| pool.observe(ScrapeEvent::Metrics(id, observed(1.0, origin)), at(origin, 10)));
+        pool.replace_instances(vec![unconfirmed(0), unconfirmed(1)], at(origin, 100));
+        let view = pool.take_view().unwrap();
+        assert_eq!(view.members.iter().map(|m| m.id).collect::<Vec<_>>(), ids, "the same slots and generations");
+        pool.set_discovery_error("away".to_owned());
+        pool.observe(ScrapeEvent::Failed(ids[0], FailReason::Timeout, 1), at(origin, 1000));
+        let later = at(origin, 5_500);
+        pool.observe(ScrapeEvent::Metrics(ids[1], observed(1.0, later.instant)), later);
+        pool.expire(later);
+        let view = pool.take_view().unwrap();
+        assert_eq!((view.members.len(), view.members[0].id), (1, ids[1]), "the silent one leaves");
+        assert_eq!(view.absent.iter().map(|a| a.absence).collect::<Vec<_>>(), [Absence::Departing(ids[0]), Absence::Unconfirmed]);
+        assert!(view.sources.discovery_error.is_some(), "discovery is still away");
+        let limit = at(origin, 100 + u64::try_from(UNCONFIRMED_MAX.as_millis()).unwrap());
+        pool.observe(ScrapeEvent::Metrics(ids[1], observed(1.0, limit.instant)), limit);
+        pool.expire(limit);
+        assert!(pool.take_view().unwrap().members.is_empty());
+        pool.replace_instances(vec![instance(0), instance(1)], limit);
+        assert_eq!(pool.take_view().unwrap().members.len(), 2, "confirmed again");
     }
 
     #[test]

@@ -16,12 +16,13 @@ use scheduler::{EndpointMetrics, Generation, Slot, Version};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
+use crate::cli::build::COMMIT;
 use crate::cli::explain::{self, ExplainRequest, QUESTION_BYTES_MAX};
 use crate::config::{ConfigStatus, ResolvedConfig};
 use crate::learn::directory::LearnerDirectory;
 use crate::pool::backends;
 use crate::pool::watched::WatchedComponents;
-use crate::pool::writer::{Absence, Absentee, MetricsStatus, PoolMember, PoolView};
+use crate::pool::writer::{Absence, Absentee, MetricsStatus, PoolMember, PoolView, UNCONFIRMED_MAX};
 use crate::serve::metrics;
 use crate::state::counters::CounterTotals;
 use crate::state::shared::{ConnectedProxy, DaemonState, EdsStream, ProxyPool};
@@ -159,21 +160,28 @@ async fn instances(State(AdminServer { components, .. }): State<AdminServer>) ->
     Json(json!({ "instances": rows.collect::<Vec<_>>(), "sources": sources.collect::<Vec<_>>() }))
 }
 
-fn member_row(view: &PoolView, member: &PoolMember, metrics: &EndpointMetrics, totals: &CounterTotals) -> Value {
-    let reason = match &member.metrics {
+/// Why a member is not simply ready: what discovery doubts, and what its scrapes show.
+fn member_reason(member: &PoolMember) -> String {
+    let scraped = match &member.metrics {
         MetricsStatus::Fresh => String::new(),
         MetricsStatus::Awaited => "metrics not known yet".to_owned(),
         MetricsStatus::Failing(why) => format!("last scrape failed: {why}"),
         MetricsStatus::Unknown(why) => format!("metrics unknown: {why}"),
     };
+    let Some(why) = &member.instance.unconfirmed else { return scraped };
+    let kept = format!("kept for at most {} s while it answers its scrapes: {why}", UNCONFIRMED_MAX.as_secs());
+    if scraped.is_empty() { kept } else { format!("{kept}; {scraped}") }
+}
+
+fn member_row(view: &PoolView, member: &PoolMember, metrics: &EndpointMetrics, totals: &CounterTotals) -> Value {
     let counts = totals.endpoints.get(&(member.id.generation, member.id.slot)).copied().unwrap_or_default();
     json!({
         "name": member.instance.name,
         "namespace": member.instance.namespace,
         "address": member.instance.address.to_string(),
         "pool": &*view.name,
-        "state": "ready",
-        "reason": reason,
+        "state": if member.instance.unconfirmed.is_some() { "unconfirmed" } else { "ready" },
+        "reason": member_reason(member),
         "since": rfc3339(member.since),
         "generation": member.id.generation.0,
         "slot": member.id.slot.0,
@@ -206,6 +214,9 @@ fn absentee_row(view: &PoolView, absentee: &Absentee, totals: &CounterTotals) ->
     let (state, reason, id) = match absentee.absence {
         Absence::Departing(id) => ("departing", "left discovery; waiting for the proxies to acknowledge that", Some(id)),
         Absence::NoFreeSlot => ("waiting", "all slots of the pool are taken", None),
+        Absence::Unconfirmed => {
+            ("unconfirmed", "discovery reports it as not ready; it does not answer, or has been unconfirmed for too long", None)
+        }
         Absence::TooManyModels => ("waiting", "the model names of the pool would exceed the limit of a message to proxies", None),
     };
     let counts = id.and_then(|id| totals.endpoints.get(&(id.generation, id.slot))).copied().unwrap_or_default();
@@ -234,6 +245,7 @@ async fn state(State(AdminServer { shared, snapshot, .. }): State<AdminServer>) 
     let written = snapshot.as_ref().map(|s| s.written_unix_ms()).filter(|&ms| ms > 0);
     Json(json!({
         "release": env!("CARGO_PKG_VERSION"),
+        "commit": COMMIT,
         "schema": proto::SCHEMA,
         "term": shared.life.term,
         "snapshot_written": written.map(|ms| rfc3339(SystemTime::UNIX_EPOCH + std::time::Duration::from_millis(ms))),

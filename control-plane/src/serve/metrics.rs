@@ -19,6 +19,7 @@ use scheduler::EndpointMetrics;
 use tokio::time::Instant;
 
 use self::page::{HistogramBuckets, MetricLabels, MetricsPage};
+use crate::cli::build::COMMIT;
 use crate::learn::directory::LearnerReport as Learner;
 use crate::learn::latency::{PredictedTarget, PredictionScore, RATIO_BOUNDS};
 use crate::pool::writer::PoolView;
@@ -181,6 +182,12 @@ impl MetricsCollector {
         }
         let ready = self.pools.iter().map(|pool| (name_label(pool), count(pool.view.members.len())));
         page.gauge("llm_d_epp_ready_endpoints", "Endpoints that may be picked.", ready)?;
+        let unconfirmed = |pool: &PoolCounts| pool.view.members.iter().filter(|m| m.instance.unconfirmed.is_some()).count();
+        page.gauge(
+            "switchpoint_endpoints_unconfirmed",
+            "Endpoints that discovery reports as not ready, kept because they answer their scrapes.",
+            self.pools.iter().map(|pool| (pool_label(pool), count(unconfirmed(pool)))),
+        )?;
         let queues = self.pools.iter().flat_map(|pool| {
             pool.view.members.iter().zip(pool.view.metrics.iter()).filter_map(|(member, metrics)| {
                 let labels = with(&name_label(pool), "model_server_endpoint", &member.instance.name);
@@ -396,8 +403,11 @@ impl MetricsCollector {
     }
 
     fn daemon(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
-        let release = vec![("commit", String::new()), ("build_ref", env!("CARGO_PKG_VERSION").to_owned())];
+        let (version, commit) = (env!("CARGO_PKG_VERSION").to_owned(), COMMIT.to_owned());
+        let release = vec![("commit", commit.clone()), ("build_ref", version.clone())];
         page.gauge("llm_d_epp_info", "The build.", [(release, 1.0)])?;
+        let build = vec![("version", version), ("commit", commit)];
+        page.gauge("switchpoint_build_info", "The version and the commit of the daemon.", [(build, 1.0)])?;
         page.gauge("switchpoint_term", "Term of this start of the daemon.", [(MetricLabels::new(), float(self.shared.life.term))])?;
         let streams = self.shared.ext_proc.streams.get();
         let now = |of: fn(&crate::serve::ext_proc::StreamCounts) -> f64| streams.map(|s| (MetricLabels::new(), of(s)));

@@ -147,7 +147,8 @@ impl SavedPool {
 
 impl SavedEndpoint {
     fn of(id: EndpointRef, instance: &Instance) -> Self {
-        let Instance { name, namespace, generation: instance_generation, address, labels, metrics, metadata } = instance.clone();
+        let Instance { name, namespace, generation: instance_generation, address, labels, metrics, metadata, unconfirmed: _ } =
+            instance.clone();
         Self {
             slot: id.slot.0,
             generation: id.generation.0,

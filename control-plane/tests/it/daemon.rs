@@ -13,9 +13,11 @@ mod ext_proc;
 #[path = "../../../discovery/tests/it/fake_api.rs"]
 mod fake_api;
 mod files;
+mod handover;
 pub(crate) mod harness;
 mod ordering;
 mod outsiders;
 mod promptness;
 mod state_stream;
 mod tls;
+mod unconfirmed;

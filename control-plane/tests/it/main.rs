@@ -3,6 +3,7 @@
 
 #![cfg(test)] // so that lints treat helpers outside #[test] functions as test code
 
+mod commit;
 mod configs;
 mod daemon;
 mod docs;

@@ -13,6 +13,9 @@ use kube::ResourceExt;
 use crate::backend::{BackendEvent, InstanceReadiness, InstanceRecord, MetadataSource};
 use crate::instance::{Instance, NAMESPACE_DEFAULT};
 
+/// Why a pod with ready containers is not ready.
+pub(super) const NODE_NOT_READY: &str = "its node is not ready; its containers were ready last";
+
 /// The label with the data-parallel rank of an instance.
 pub(super) const RANK_LABEL: &str = "llm-d.ai/data-parallel-rank";
 
@@ -83,7 +86,15 @@ fn records(pod: &Pod, ports: &[u16]) -> Vec<Arc<InstanceRecord>> {
     ports.iter().enumerate().map(record).collect()
 }
 
-fn readiness(pod: &Pod) -> InstanceReadiness {
+/// Reads the readiness of a pod from its conditions.
+///
+/// When a node is not ready (its kubelet has not renewed its lease for the grace period, 50 s by
+/// default), the node lifecycle controller sets `Ready` of its pods to `False` and leaves
+/// `ContainersReady` and the reason as they are. A kubelet that sees a probe fail sets
+/// `ContainersReady` to `False` too, and one that waits for a readiness gate gives a reason. So a
+/// pod that is not ready, without a reason and with ready containers, is only unconfirmed. After an
+/// outage of the API server that is longer than the grace period, every pod is.
+pub(super) fn readiness(pod: &Pod) -> InstanceReadiness {
     if pod.metadata.deletion_timestamp.is_some() {
         return InstanceReadiness::NotReady("it is terminating".to_owned());
     }
@@ -91,10 +102,53 @@ fn readiness(pod: &Pod) -> InstanceReadiness {
     if let Some(phase @ ("Failed" | "Succeeded")) = status.and_then(|s| s.phase.as_deref()) {
         return InstanceReadiness::NotReady(format!("its phase is {phase}"));
     }
-    let ready = status.and_then(|s| s.conditions.as_ref()).and_then(|c| c.iter().find(|c| c.type_ == "Ready"));
-    match ready {
+    let conditions = status.and_then(|s| s.conditions.as_ref());
+    let condition = |name: &str| conditions.and_then(|all| all.iter().find(|c| c.type_ == name));
+    let containers_ready = condition("ContainersReady").is_some_and(|c| c.status == "True");
+    match condition("Ready") {
         Some(condition) if condition.status == "True" => InstanceReadiness::Ready,
+        Some(condition) if containers_ready && condition.reason.as_ref().is_none_or(String::is_empty) => {
+            InstanceReadiness::Unconfirmed(NODE_NOT_READY.to_owned())
+        }
         Some(condition) => InstanceReadiness::NotReady(condition.reason.clone().unwrap_or_else(|| "its readiness probe fails".to_owned())),
         None => InstanceReadiness::NotReady("its readiness is not known yet".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn of(conditions: &Value) -> String {
+        let pod = serde_json::from_value(json!({ "metadata": { "name": "p" }, "status": { "conditions": conditions } })).unwrap();
+        match readiness(&pod) {
+            InstanceReadiness::Ready => "ready".to_owned(),
+            InstanceReadiness::Unconfirmed(_) => "unconfirmed".to_owned(),
+            InstanceReadiness::NotReady(why) => why,
+        }
+    }
+
+    #[test]
+    fn conditions_show_whether_the_pod_or_its_node_is_not_ready() {
+        let both = |ready: &str, containers: &str, reason: &str| {
+            of(&json!([{ "type": "Ready", "status": ready, "reason": reason }, { "type": "ContainersReady", "status": containers }]))
+        };
+        assert_eq!(both("True", "True", ""), "ready");
+        assert_eq!(both("False", "True", ""), "unconfirmed", "as the node lifecycle controller writes it");
+        assert_eq!(both("False", "False", "ContainersNotReady"), "ContainersNotReady", "as a kubelet writes a failed probe");
+        assert_eq!(both("False", "True", "ReadinessGatesNotReady"), "ReadinessGatesNotReady");
+        assert_eq!(both("False", "False", ""), "");
+        assert_eq!(of(&json!([{ "type": "Ready", "status": "False" }])), "its readiness probe fails");
+        assert_eq!(of(&json!([])), "its readiness is not known yet");
+    }
+
+    #[test]
+    fn a_terminating_pod_is_never_unconfirmed() {
+        let conditions = json!([{ "type": "Ready", "status": "False" }, { "type": "ContainersReady", "status": "True" }]);
+        let metadata = json!({ "name": "p", "deletionTimestamp": "2026-11-25T00:00:00Z" });
+        let pod = serde_json::from_value(json!({ "metadata": metadata, "status": { "conditions": conditions } })).unwrap();
+        assert_eq!(readiness(&pod), InstanceReadiness::NotReady("it is terminating".to_owned()));
     }
 }

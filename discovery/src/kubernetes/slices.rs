@@ -193,16 +193,16 @@ fn records(slice: &EndpointSlice, rule: &PortRule) -> Vec<Arc<InstanceRecord>> {
 }
 
 /// Reads the readiness. `ready` alone is not enough: with `publishNotReadyAddresses` it is always
-/// true, also for a server that does not serve.
+/// true, also for a server that does not serve. A slice does not show whether the server or its
+/// node is not ready; the pod does ([`super::labels`]).
 fn readiness(conditions: Option<&EndpointConditions>) -> InstanceReadiness {
     let Some(EndpointConditions { ready, serving, terminating }) = conditions else { return InstanceReadiness::Ready };
-    let not_ready = |why: &str| InstanceReadiness::NotReady(why.to_owned());
     if terminating.unwrap_or(false) {
-        not_ready("it is terminating")
+        InstanceReadiness::NotReady("it is terminating".to_owned())
     } else if !ready.unwrap_or(true) {
-        not_ready("its readiness probe fails")
+        InstanceReadiness::Unconfirmed("its readiness probe fails".to_owned())
     } else if !serving.unwrap_or(true) {
-        not_ready("it is not serving, though published as ready")
+        InstanceReadiness::Unconfirmed("it is not serving, though published as ready".to_owned())
     } else {
         InstanceReadiness::Ready
     }

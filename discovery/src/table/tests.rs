@@ -223,6 +223,26 @@ fn without_an_outage_all_instances_may_leave_at_once() {
     assert_eq!(rig.reset(vec![], false), "-e0 -e1 -e2 -e3 -e4 -e5 -e6 -e7");
 }
 
+#[test]
+fn an_unconfirmed_instance_is_published_as_such_and_leaves_when_it_is_not_ready() {
+    let unconfirmed = |record| InstanceRecord { readiness: InstanceReadiness::Unconfirmed("node".to_owned()), ..record };
+    let mut rig = TableHarness::new(MetadataPolicy::Preferred);
+    let published = |rig: &TableHarness| {
+        rig.table.published_instances().map(|(_, instance)| instance.unconfirmed.as_deref().map(str::to_owned)).collect::<Vec<_>>()
+    };
+    assert_eq!(rig.apply(record("a", AT)), "+a@8000");
+    assert_eq!(rig.apply(unconfirmed(record("a", AT))), "+a@8000");
+    assert_eq!((published(&rig), rig.state("a")), (vec![Some("node".to_owned())], InstanceState::Unconfirmed("node".to_owned())));
+    assert_eq!(rig.apply(unconfirmed(record("a", AT))), "", "published once");
+    assert_eq!(rig.apply(record("a", AT)), "+a@8000");
+    assert_eq!((published(&rig), rig.state("a")), (vec![None], InstanceState::Ready));
+    assert_eq!(rig.apply(unconfirmed(record("a", AT))), "+a@8000");
+    assert_eq!(rig.apply(not_ready(record("a", AT))), "-a");
+    // After a restart of the daemon it is first seen as unconfirmed; its metadata must be known.
+    assert_eq!(rig.apply(unconfirmed(served("b", "10.0.0.1:8001", "1"))), "");
+    assert_eq!(rig.answer(MetadataResponse::Absent), "+b@8001");
+}
+
 #[derive(Clone, Debug)]
 enum TableStep {
     Apply(u8, u8, bool, u64),

@@ -10,11 +10,14 @@ use futures::StreamExt;
 /// The most time that any step takes, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The next event as text: `+id@address` or `-id`.
+/// The next event as text: `+id@address`, with `?` if unconfirmed, or `-id`.
 pub(crate) async fn next(events: &mut InstanceEvents) -> String {
     let event = tokio::time::timeout(PATIENCE, events.next()).await.expect("an event in time").expect("the stream continues");
     match event {
-        InstanceEvent::Added(instance) => format!("+{}@{}", instance.name, instance.address),
+        InstanceEvent::Added(instance) => {
+            let mark = if instance.unconfirmed.is_some() { "?" } else { "" };
+            format!("+{}@{}{mark}", instance.name, instance.address)
+        }
         InstanceEvent::Removed(id) => format!("-{id}"),
     }
 }

@@ -68,8 +68,19 @@ impl TestNamespace {
 
     /// Sets the readiness as a kubelet does after a probe.
     async fn probe(&self, pod: &str, ip: &str, ready: bool) {
-        let condition = json!({ "type": "Ready", "status": if ready { "True" } else { "False" } });
-        let status = json!({ "status": { "podIP": ip, "podIPs": [{ "ip": ip }], "phase": "Running", "conditions": [condition] } });
+        let (status, reason) = if ready { ("True", None) } else { ("False", Some("ContainersNotReady")) };
+        let condition = |name: &str| json!({ "type": name, "status": status, "reason": reason });
+        self.conditions(pod, ip, json!([condition("Ready"), condition("ContainersReady")])).await;
+    }
+
+    /// Sets the readiness as the node lifecycle controller does when the pod's node is not ready.
+    async fn lose_node(&self, pod: &str, ip: &str) {
+        let condition = |name: &str, status: &str| json!({ "type": name, "status": status });
+        self.conditions(pod, ip, json!([condition("Ready", "False"), condition("ContainersReady", "True")])).await;
+    }
+
+    async fn conditions(&self, pod: &str, ip: &str, conditions: Value) {
+        let status = json!({ "status": { "podIP": ip, "podIPs": [{ "ip": ip }], "phase": "Running", "conditions": conditions } });
         self.api::<Pod>().patch_status(pod, &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
     }
 
@@ -166,6 +177,38 @@ async fn a_pod_enters_and_leaves_by_its_probe_through_the_real_controller() {
     assert_eq!(next(&mut events).await, "+decode-0@10.1.0.1:8080");
     let [reborn] = discovery.list_instances("dynamo", "decode").await.unwrap().try_into().unwrap();
     assert_ne!(reborn.generation, instance.generation, "the same name and address, another generation");
+}
+
+/// The conditions of the pod show who says that it is not ready: its own probe, or its node.
+#[tokio::test]
+async fn a_pod_whose_node_is_lost_is_unconfirmed_until_its_own_probe_fails_or_it_ends() {
+    let Some(cluster) = cluster::shared().await else { return };
+    let place = TestNamespace::new(&cluster, "nodes").await;
+    create(&Api::<Node>::all(place.client.clone()), json!({ "metadata": { "name": "node-1" } })).await;
+    place.service("svc", "decode").await;
+    let discovery = place.discovery();
+    let mut events = discovery.watch("dynamo", "decode").unwrap();
+    let followed = discovery.follow("dynamo", "decode").unwrap();
+    place.pod("decode-0", "decode").await;
+    place.probe("decode-0", "10.7.0.1", true).await;
+    assert_eq!(next(&mut events).await, "+decode-0@10.7.0.1:8080");
+    place.lose_node("decode-0", "10.7.0.1").await;
+    assert_eq!(next(&mut events).await, "+decode-0@10.7.0.1:8080?");
+    let state = followed.seen().into_iter().find(|seen| &*seen.id == "decode-0").map(|seen| seen.state);
+    assert!(matches!(&state, Some(InstanceState::Unconfirmed(why)) if why.contains("node")), "{state:?}");
+    place.probe("decode-0", "10.7.0.1", true).await;
+    assert_eq!(next(&mut events).await, "+decode-0@10.7.0.1:8080", "its kubelet is back");
+    place.lose_node("decode-0", "10.7.0.1").await;
+    assert_eq!(next(&mut events).await, "+decode-0@10.7.0.1:8080?");
+    place.probe("decode-0", "10.7.0.1", false).await;
+    assert_eq!(next(&mut events).await, "-decode-0", "its own probe fails");
+    place.probe("decode-0", "10.7.0.1", true).await;
+    assert_eq!(next(&mut events).await, "+decode-0@10.7.0.1:8080");
+    place.lose_node("decode-0", "10.7.0.1").await;
+    assert_eq!(next(&mut events).await, "+decode-0@10.7.0.1:8080?");
+    // No kubelet ends the pod here: it stays terminating.
+    place.api::<Pod>().delete("decode-0", &DeleteParams::default().grace_period(60)).await.unwrap();
+    assert_eq!(next(&mut events).await, "-decode-0");
 }
 
 /// With `publishNotReadyAddresses` the controller reports `ready: true` for every pod; only
@@ -280,8 +323,10 @@ async fn an_inference_pool_is_followed_through_its_edits() {
         .await;
     let picker = followed.status().borrow().requirements.as_ref().and_then(|asked| asked.picker.clone()).expect("a picker");
     assert_eq!((&*picker.namespace, &*picker.name, picker.port), ("pools", "epp", Some(9002)));
+    place.lose_node("p0", "10.3.0.1").await;
+    assert_eq!(next(&mut events).await, "+p0@10.3.0.1:8000?", "the edit lost no pod, but its node is lost");
     place.probe("p0", "10.3.0.1", false).await;
-    assert_eq!(next(&mut events).await, "-p0", "and the edit lost no pod");
+    assert_eq!(next(&mut events).await, "-p0");
 }
 
 /// The rights in `rbac.yaml` are enough; without them the error names the missing right.

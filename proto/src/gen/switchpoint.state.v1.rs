@@ -62,6 +62,7 @@ pub struct Version {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Hello {
+    /// The newest schema that the filter speaks.
     #[prost(uint32, tag = "1")]
     pub schema: u32,
     /// Envoy's node id: the same for its EDS streams.
@@ -75,6 +76,7 @@ pub struct Hello {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Welcome {
+    /// The schema of this stream: the older one of the daemon's and the filter's.
     #[prost(uint32, tag = "1")]
     pub schema: u32,
     /// For display: the daemon's release.

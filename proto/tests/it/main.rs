@@ -4,6 +4,7 @@
 #![cfg(test)] // so that lints treat helpers outside #[test] functions as test code
 
 mod any_bytes;
+mod compatibility;
 mod generated;
 mod golden;
 mod golden_values;

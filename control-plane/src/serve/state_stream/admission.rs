@@ -56,19 +56,19 @@ pub struct Admission {
 }
 
 /// Checks the first message of a stream. Keeps the requested pools that are served here, and
-/// returns the others separately.
+/// returns the others separately. The schema becomes that of the stream.
 ///
 /// # Errors
 /// Says which rule of the protocol the Hello breaks.
 pub fn hello(mut hello: state::Hello, served: &[Arc<str>]) -> Result<(state::Hello, Vec<String>), Status> {
-    if hello.schema != proto::SCHEMA {
-        return Err(Status::failed_precondition(format!(
-            "the filter speaks state schema {}, this daemon (switchpointd {}) schema {}: run filter and daemon of one release",
-            hello.schema,
-            env!("CARGO_PKG_VERSION"),
-            proto::SCHEMA
-        )));
-    }
+    let (version, oldest, newest) = (env!("CARGO_PKG_VERSION"), proto::SCHEMA_MIN, proto::SCHEMA);
+    hello.schema = proto::common_schema(hello.schema).ok_or_else(|| {
+        Status::failed_precondition(format!(
+            "the filter speaks state schema {}, this daemon (switchpointd {version}) schemas {oldest} to {newest}: run filter and daemon \
+             of one release or of two in a row",
+            hello.schema
+        ))
+    })?;
     if hello.pools.len() > POOLS_ASKED_MAX {
         return Err(Status::invalid_argument(format!("{} pools requested, at most {POOLS_ASKED_MAX} are allowed", hello.pools.len())));
     }

@@ -57,7 +57,7 @@ impl StateStream {
             shared.relay().join(pool, (peer.id, &peer.remote.origin), now);
         }
         shared.peers.relayed.send_replace(());
-        let welcome = state::Welcome { schema: proto::SCHEMA, release: env!("CARGO_PKG_VERSION").to_owned(), unknown_pools };
+        let welcome = state::Welcome { schema: hello.schema, release: env!("CARGO_PKG_VERSION").to_owned(), unknown_pools };
         let welcome = state::DaemonMessage { message: Some(daemon_message::Message::Welcome(welcome)) };
         let scope = ProxyScope::new(hello.pools);
         Ok((Self { shared: Arc::clone(shared), peer, scope, session, stream_id, refusals: 0 }, welcome))

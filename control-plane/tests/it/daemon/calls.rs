@@ -156,9 +156,9 @@ async fn what_breaks_the_protocol_is_refused_with_the_reason() {
     assert_eq!(rig.shared.proxies.borrow().len(), 0);
 
     let other_schema = CallClient::new(rig.address, 6);
-    assert_eq!(other_schema.tell(vec![hello(proto::SCHEMA + 1, 1)]).await.0, 200, "the call is accepted before its messages are read");
+    assert_eq!(other_schema.tell(vec![hello(proto::SCHEMA_MIN - 1, 1)]).await.0, 200, "the call is accepted before its messages are read");
     let (status, why) = other_schema.end().await;
-    assert!(status == 400 && why.contains(&format!("schema {}", proto::SCHEMA + 1)), "{status} {why}");
+    assert!(status == 400 && why.contains(&format!("schema {}", proto::SCHEMA_MIN - 1)), "{status} {why}");
     let twice = CallClient::hello(rig.address, 7, 1).await;
     twice.pool_update().await;
     twice.tell(vec![hello(proto::SCHEMA, 1)]).await;

@@ -3,6 +3,7 @@
 use std::process::{Command, Output};
 use std::time::Duration;
 
+use control_plane::cli::build::{COMMIT, VERSION};
 use tempfile::TempDir;
 
 use super::harness::write;
@@ -28,7 +29,7 @@ fn check(args: &[&str], code: i32, expected: &[&str]) {
 fn help_teaches() {
     check(&["--help"], 0, &["Examples:", "serve --endpoint 127.0.0.1:8000", "switchpointd check config.yaml"]);
     check(&["serve", "--help"], 0, &["--endpoints-file", "SWITCHPOINT_ENDPOINTS_FILE", "default: 127.0.0.1:9004", "endpoints:"]);
-    check(&["--version"], 0, &[env!("CARGO_PKG_VERSION")]);
+    check(&["--version"], 0, &[&format!("switchpointd {VERSION}"), env!("CARGO_PKG_VERSION"), COMMIT]);
 }
 
 #[test]

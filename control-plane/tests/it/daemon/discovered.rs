@@ -1,7 +1,7 @@
 //! A pool whose endpoints register themselves, from the command line to the pool update.
 
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -32,7 +32,7 @@ impl Drop for SidecarProcess {
     }
 }
 
-fn switchpointd(arguments: &[&str]) -> Command {
+pub(super) fn switchpointd(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_switchpointd"));
     command.args(arguments).stdin(Stdio::null());
     command
@@ -145,10 +145,10 @@ async fn a_standby_leads_with_the_endpoints_that_it_followed() {
 }
 
 /// The log of a daemon, line by line.
-struct DaemonLog(Arc<Mutex<Vec<Value>>>);
+pub(super) struct DaemonLog(Arc<Mutex<Vec<Value>>>);
 
 impl DaemonLog {
-    fn read(stderr: tokio::process::ChildStderr) -> Self {
+    pub(super) fn read(stderr: tokio::process::ChildStderr) -> Self {
         let all = Self(Arc::default());
         let (said, mut lines) = (Arc::clone(&all.0), BufReader::new(stderr).lines());
         tokio::spawn(async move {
@@ -160,11 +160,22 @@ impl DaemonLog {
     }
 
     /// Waits for a line with this text and returns the first.
-    async fn line(&self, part: &str) -> Value {
+    pub(super) async fn line(&self, part: &str) -> Value {
         let found = || self.0.lock().unwrap().iter().find(|line| line.to_string().contains(part)).cloned();
         until(part, || async { found().is_some() }).await;
         found().unwrap()
     }
+}
+
+/// Writes the kubeconfig of this API server into the folder.
+pub(super) fn kubeconfig(folder: &Path, fake: &FakeApi) -> PathBuf {
+    let path = folder.join("kubeconfig");
+    let clusters = json!([{"name": "c", "cluster": {"server": fake.url}}]);
+    let contexts = json!([{"name": "x", "context": {"cluster": "c", "user": "u"}}]);
+    let config = json!({"apiVersion": "v1", "kind": "Config", "clusters": clusters, "users": [{"name": "u", "user": {}}], "contexts": contexts,
+        "current-context": "x"});
+    std::fs::write(&path, config.to_string()).unwrap();
+    path
 }
 
 /// The daemon cannot configure the gateway of an InferencePool, so it reports what the pool wants
@@ -178,12 +189,7 @@ async fn the_gateway_settings_of_an_inference_pool_are_reported() {
         fake.put("inferencepools", json!({"apiVersion": "x", "kind": "InferencePool", "metadata": {"name": "llama"}, "spec": spec}));
     };
     ask("FailOpen");
-    let kubeconfig = root.path().join("kubeconfig");
-    let clusters = json!([{"name": "c", "cluster": {"server": fake.url}}]);
-    let contexts = json!([{"name": "x", "context": {"cluster": "c", "user": "u"}}]);
-    let config = json!({"apiVersion": "v1", "kind": "Config", "clusters": clusters, "users": [{"name": "u", "user": {}}], "contexts": contexts,
-        "current-context": "x"});
-    std::fs::write(&kubeconfig, config.to_string()).unwrap();
+    let kubeconfig = kubeconfig(root.path(), &fake);
     let pools = root.path().join("pools.json");
     std::fs::write(&pools, json!({"pools": [{"name": "p", "inferencePool": {"name": "llama"}}]}).to_string()).unwrap();
     let any = "127.0.0.1:0";

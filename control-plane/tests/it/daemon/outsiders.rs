@@ -29,19 +29,25 @@ const AT_ONCE: Duration = Duration::from_secs(5);
 const SILENCE_ENDS: Duration = Duration::from_secs(60);
 
 /// The program and the addresses of its listeners, from its log.
-struct LoggedDaemon {
-    child: Child,
+pub(super) struct LoggedDaemon {
+    pub(super) child: Child,
     listens: HashMap<String, SocketAddr>,
 }
 
 impl LoggedDaemon {
     /// Starts the program with this limit of open files; returns when the log has the message.
     async fn start(descriptors: u32, args: &[&str], message: &str) -> Self {
+        Self::start_in(descriptors, args, message, &[]).await
+    }
+
+    /// Like [`Self::start`], with these environment variables.
+    pub(super) async fn start_in(descriptors: u32, args: &[&str], message: &str, environment: &[(&str, &str)]) -> Self {
         let any = "127.0.0.1:0";
         let mut child = Command::new("sh")
             .args(["-c", &format!("ulimit -n {descriptors}; exec \"$@\""), "sh", env!("CARGO_BIN_EXE_switchpointd"), "serve"])
             .args(["--listen-state", any, "--listen-admin", any, "--listen-health", any, "--listen-metrics", any, "--log-format", "json"])
             .args(args)
+            .envs(environment.iter().copied())
             .stdin(Stdio::null())
             .stderr(Stdio::piped())
             .kill_on_drop(true)
@@ -62,7 +68,7 @@ impl LoggedDaemon {
         Self { child, listens }
     }
 
-    fn at(&self, listener: &str) -> SocketAddr {
+    pub(super) fn at(&self, listener: &str) -> SocketAddr {
         *self.listens.get(listener).unwrap_or_else(|| panic!("no {listener} in {:?}", self.listens))
     }
 
@@ -70,7 +76,7 @@ impl LoggedDaemon {
         std::fs::read_dir(format!("/proc/{}/fd", self.child.id().unwrap())).unwrap().count()
     }
 
-    async fn health(&self) -> [bool; 4] {
+    pub(super) async fn health(&self) -> [bool; 4] {
         let channel = plain(self.at("health")).await;
         let mut answers = [false; 4];
         for (answer, service) in answers.iter_mut().zip([LIVENESS, LEADING, READINESS, EXT_PROC]) {

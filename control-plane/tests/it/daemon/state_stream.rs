@@ -101,11 +101,24 @@ async fn a_restarted_engine_is_another_life_in_the_same_slot() {
 }
 
 #[tokio::test]
-async fn another_schema_is_refused_by_name() {
+async fn a_schema_that_is_too_old_is_refused_by_name() {
     let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
-    let status = refused(&rig, hello(proto::SCHEMA + 1, vec![])).await;
+    let status = refused(&rig, hello(proto::SCHEMA_MIN - 1, vec![])).await;
     assert_eq!(status.code(), Code::FailedPrecondition);
-    assert!(status.message().contains(&format!("schema {}", proto::SCHEMA + 1)), "{}", status.message());
+    assert!(status.message().contains(&format!("schema {}", proto::SCHEMA_MIN - 1)), "{}", status.message());
+}
+
+/// A module of the next release knows by the Welcome that it must speak this release's schema.
+#[tokio::test]
+async fn a_newer_filter_is_served_in_the_schema_of_the_daemon() {
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
+    for (theirs, common) in [(proto::SCHEMA_MIN, proto::SCHEMA_MIN), (proto::SCHEMA + 1, proto::SCHEMA)] {
+        let mut filter = FilterStream::silent(rig.address).await;
+        filter.hello(theirs, "n", u64::from(theirs), &["default"]).await;
+        let Ok(Message::Welcome(welcome)) = filter.next().await else { panic!("no welcome") };
+        assert_eq!(welcome.schema, common);
+        assert_eq!(names(&filter.pool_update().await), ["a"]);
+    }
 }
 
 #[tokio::test]

@@ -1,0 +1,24 @@
+//! One moment on both clocks.
+
+use std::time::SystemTime;
+
+use tokio::time::Instant;
+
+/// One moment on both clocks: durations use the monotonic clock, reports the wall clock.
+#[derive(Clone, Copy, Debug)]
+pub struct WallAndMonotonic {
+    /// The monotonic clock.
+    pub instant: Instant,
+    /// The wall clock, for reports and files.
+    pub wall: SystemTime,
+}
+
+// === impl WallAndMonotonic ===
+
+impl WallAndMonotonic {
+    /// Reads both clocks.
+    #[must_use]
+    pub fn read() -> Self {
+        Self { instant: Instant::now(), wall: SystemTime::now() }
+    }
+}
