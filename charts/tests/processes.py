@@ -24,6 +24,7 @@ MODULE = TARGET / "wasm32-wasip1" / "release" / "switchpoint.wasm"
 # As in the end-to-end tests, the variable names another Envoy.
 ENVOY = pathlib.Path(os.environ.get("SWITCHPOINT_ENVOY", helm.ROOT / ".venv" / "bin" / "envoy"))
 SECONDS_MAX = 60
+STOP_SECONDS_MAX = 20
 
 
 def missing() -> str | None:
@@ -171,6 +172,16 @@ class Machine:
             (config / file).write_text(text)
         return config / "envoy.yaml"
 
+    def gateway_command(self, objects: dict[tuple[str, str, str], helm.Object], name: str = "sp-gateway") -> tuple[list[Any], dict[str, str]]:
+        """The command and the environment of the gateway's container, for this machine. Stopping drains for no time."""
+        config = self.envoy_config(objects, name)
+        container = objects["Deployment", helm.NAMESPACE, name]["spec"]["template"]["spec"]["containers"][0]
+        replaced = {"/etc/switchpoint/envoy.yaml": str(config), "$(POD_NAME)": "pod-1"}
+        arguments = [replaced.get(argument, argument) for argument in container["args"]]
+        environment = {row["name"]: row.get("value", "") for row in container["env"]}
+        environment |= {"ENVOY": str(ENVOY), "ENVOY_ADMIN": f"127.0.0.1:{self.admin_port}", "DRAIN_SECONDS": "0"}
+        return [helm.ROOT / "envoy-config" / "start.sh", *arguments, "--disable-hot-restart"], environment
+
     def daemon_certificate(self) -> bytes:
         """The certificate that the daemon shows to a proxy with the present Secret."""
         context = ssl.create_default_context(cafile=str(self.proxy_tls.folder / "ca.crt"))
@@ -184,5 +195,10 @@ class Machine:
 
     def close(self) -> None:
         for process in reversed(self._running):
-            cluster.stop(process)
+            # start.sh ends Envoy when it is terminated, and leaves it running when it is killed.
+            process.terminate()
+            try:
+                process.wait(STOP_SECONDS_MAX)
+            except subprocess.TimeoutExpired:
+                cluster.stop(process)
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -192,13 +192,23 @@ class RealEnvoy(ChartTest):
         self.secrets(found)
         arguments = [argument for argument in machine.daemon_arguments(found) if not argument.startswith("--lease-kubernetes")]
         daemon = machine.start("daemon", [processes.DAEMON, *arguments])
-        command = [processes.ENVOY, "-c", machine.envoy_config(found), "--service-node", "proxy", "--concurrency", "1", "--disable-hot-restart"]
-        envoy = machine.start("envoy", command)
+        gateway = machine.start("envoy", *machine.gateway_command(found))
         try:
             self.run_and_renew(daemon, [processes.DAEMON, *arguments], settings)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{machine.log('daemon')}\n{machine.log('envoy')}") from error
-        self.assertIsNone(envoy.poll(), "Envoy has not restarted")
+        self.assertEqual(self.helm_test(found), "/switchpoint/ready: HTTP/1.1 200 OK\n/v1/models: HTTP/1.1 200 OK\n")
+        self.assertIsNone(gateway.poll(), "Envoy has not restarted")
+        gateway.terminate()
+        self.assertEqual(gateway.wait(processes.SECONDS_MAX), 0, machine.log("envoy"))
+
+    def helm_test(self, found: dict[tuple[str, str, str], helm.Object]) -> str:
+        """The output of the pod of `helm test`, run on this machine."""
+        [container] = found["Pod", helm.NAMESPACE, "sp-test"]["spec"]["containers"]
+        service = "/dev/tcp/sp-gateway.switchpoint.svc.cluster.local/80"
+        [script] = [text.replace(service, f"/dev/tcp/127.0.0.1/{self.machine.envoy_port}") for text in container["args"]]
+        done = subprocess.run([*container["command"], script], capture_output=True, text=True, timeout=processes.SECONDS_MAX, check=False)
+        return done.stdout if done.returncode == 0 else f"{done.stdout}{done.stderr}"
 
     def run_and_renew(self, daemon: subprocess.Popen, again: list[Any], settings: list[str]) -> None:
         machine = self.machine
