@@ -155,22 +155,27 @@ class Machine:
         shutil.rmtree(config, ignore_errors=True)
         config.mkdir()
         for file, text in objects["ConfigMap", helm.NAMESPACE, name]["data"].items():
-            text = json.dumps(helm.read_yaml(text)[0])
-            replaced = {
-                '"/etc/switchpoint-tls': f'"{self.proxy_tls.folder}',
-                '"/etc/switchpoint/': f'"{config}/',
-                '"/switchpoint.wasm"': f'"{MODULE}"',
-                '"address": "0.0.0.0"': '"address": "127.0.0.1"',
-                '"address": "sp-daemon.switchpoint.svc.cluster.local"': '"address": "127.0.0.1"',
-                '"port_value": 8080': f'"port_value": {self.envoy_port}',
-                '"port_value": 9901': f'"port_value": {self.admin_port}',
-                '"port_value": 9902': f'"port_value": {self.metrics_port}',
-                '"port_value": 9004': f'"port_value": {self.state_port}',
-            }
-            for old, new in replaced.items():
-                text = text.replace(old, new)
+            text = self.localised(json.dumps(helm.read_yaml(text)[0]))
             (config / file).write_text(text)
         return config / "envoy.yaml"
+
+    def localised(self, text: str) -> str:
+        """Envoy's configuration (JSON or YAML) with the ports and folders of this machine."""
+        replaced = {
+            "/etc/switchpoint-tls": str(self.proxy_tls.folder),
+            "/etc/switchpoint-module/switchpoint.wasm": str(MODULE),
+            "/etc/switchpoint/": f"{self.folder / 'switchpoint'}/",
+            '"/switchpoint.wasm"': f'"{MODULE}"',
+            '"address": "0.0.0.0"': '"address": "127.0.0.1"',
+            '"address": "sp-daemon.switchpoint.svc.cluster.local"': '"address": "127.0.0.1"',
+            '"port_value": 8080': f'"port_value": {self.envoy_port}',
+            '"port_value": 9901': f'"port_value": {self.admin_port}',
+            '"port_value": 9902': f'"port_value": {self.metrics_port}',
+            '"port_value": 9004': f'"port_value": {self.state_port}',
+        }
+        for old, new in replaced.items():
+            text = text.replace(old, new)
+        return text
 
     def gateway_command(self, objects: dict[tuple[str, str, str], helm.Object], name: str = "sp-gateway") -> tuple[list[Any], dict[str, str]]:
         """The command and the environment of the gateway's container, for this machine. Stopping drains for no time."""
