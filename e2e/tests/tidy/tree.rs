@@ -73,7 +73,7 @@ pub(crate) fn root() -> PathBuf {
 
 fn read(root: &Path, folder: &Path, files: &mut Vec<SourceFile>) {
     for entry in fs::read_dir(folder).expect("a readable folder").flatten() {
-        // A link into the repository is not a second file: the chart links the files of envoy-config.
+        // A link into the repository is not a second file: the chart links files of envoy-config.
         if entry.file_type().is_ok_and(|kind| kind.is_symlink()) {
             continue;
         }
