@@ -5,4 +5,5 @@ pub mod check;
 pub mod etcd_access;
 pub mod explain;
 pub mod logging;
+pub mod migrate;
 pub mod register;
