@@ -11,4 +11,5 @@ mod hostile;
 #[cfg(target_os = "linux")] // it reads /proc
 mod hostile_ext_proc;
 mod manifests;
+mod migrate;
 mod scrape;

@@ -5,7 +5,7 @@ use super::items::{GivenItems, plain};
 use super::picker::MigratedConfig;
 use super::printer::short;
 use super::report::ReportEntry;
-use super::table::Verdict;
+use super::table::MigrationVerdict;
 use super::tree::{list, map};
 use crate::config::yaml::{YamlKey, YamlNode, YamlValue};
 
@@ -38,17 +38,30 @@ enum ValueShape {
     Text,
 }
 
+/// The values of our chart.
+#[derive(Debug)]
+pub struct ChartValues {
+    /// The values.
+    pub values: YamlValue,
+    /// Answers for what the chart cannot take as it is.
+    pub notes: Vec<ReportEntry>,
+    /// Paths of items that the notes are about.
+    pub unusable: Vec<String>,
+}
+
 /// Collects values of our chart from items of llm-d's.
 struct ValuesWriter<'p> {
     pickers: &'p [LlmdPicker],
     /// Answers for what the chart cannot take as it is.
     notes: Vec<ReportEntry>,
+    /// Paths of items that cannot be used.
+    unusable: Vec<String>,
 }
 
 /// The values for these pickers, and answers for what the chart cannot take as it is.
 #[must_use]
-pub fn values(pickers: &[LlmdPicker], configs: &[MigratedConfig]) -> (YamlValue, Vec<ReportEntry>) {
-    let mut writer = ValuesWriter { pickers, notes: Vec::new() };
+pub fn values(pickers: &[LlmdPicker], configs: &[MigratedConfig]) -> ChartValues {
+    let mut writer = ValuesWriter { pickers, notes: Vec::new(), unusable: Vec::new() };
     let own_gateway = pickers.iter().any(|picker| picker.standalone);
     let ext_proc = pickers.iter().any(|picker| !picker.standalone);
     let pools = pickers.iter().zip(configs).map(|(picker, config)| writer.pool(picker, config, own_gateway && pickers.len() > 1)).collect();
@@ -69,7 +82,7 @@ pub fn values(pickers: &[LlmdPicker], configs: &[MigratedConfig]) -> (YamlValue,
     if !monitor.is_empty() {
         fields.push(("monitoring", map(vec![("podMonitor", map(monitor))])));
     }
-    (map(fields), writer.notes)
+    ChartValues { values: map(fields), notes: writer.notes, unusable: writer.unusable }
 }
 
 /// Whether requests of a proxy go to any endpoint while the proxy has no state.
@@ -85,7 +98,7 @@ impl ValuesWriter<'_> {
         let mut pool = vec![("name", text(&name))];
         if name != picker.name {
             self.note(
-                Verdict::Changed,
+                MigrationVerdict::Changed,
                 "the name of the pool",
                 Some(&text(&picker.name)),
                 "pools[].name",
@@ -95,18 +108,18 @@ impl ValuesWriter<'_> {
         match &picker.namespace {
             Some(namespace) if is_name(namespace, NAMESPACE_CHARACTERS_MAX) => pool.push(("namespace", text(namespace))),
             Some(namespace) => {
-                self.note(Verdict::Unknown, "the namespace of the pool", Some(&text(namespace)), "", "is no name of a namespace")
+                self.note(MigrationVerdict::Unknown, "the namespace of the pool", Some(&text(namespace)), "", "is no name of a namespace");
             }
             None => {}
         }
         if shared {
             pool.push(("hosts", list(vec![text(&name)])));
             self.note(
-                Verdict::Changed,
+                MigrationVerdict::Changed,
                 "the Service of each picker",
                 None,
                 "pools[].hosts",
-                "several pools behind one gateway are told apart by host: write the hosts that clients use",
+                "several pools behind one gateway differ by host: write the hosts that clients use",
             );
         }
         pool.push(if makes_pool(&picker.items) {
@@ -114,6 +127,9 @@ impl ValuesWriter<'_> {
         } else {
             ("inferencePool", self.reference(picker))
         });
+        if picker.items.text("router.modelServers.protocol").is_some_and(|protocol| ["grpc", "h2c"].contains(&protocol.as_str())) {
+            pool.push(("appProtocol", text("kubernetes.io/h2c")));
+        }
         if let Some(tree) = &config.tree {
             pool.push(("config", tree.value.clone()));
         }
@@ -124,7 +140,7 @@ impl ValuesWriter<'_> {
     fn reference(&mut self, picker: &LlmdPicker) -> YamlValue {
         if !is_name(&picker.name, POOL_CHARACTERS_MAX) {
             self.note(
-                Verdict::Unknown,
+                MigrationVerdict::Unknown,
                 "the name of the InferencePool",
                 Some(&text(&picker.name)),
                 "",
@@ -149,7 +165,7 @@ impl ValuesWriter<'_> {
         };
         let labels = labels.unwrap_or_else(|| {
             let reason = "must be a map, or equalities such as app=vllm: replace the label CHANGE-ME";
-            self.note(Verdict::Unknown, "the labels of the model servers", selector, "pools[].modelServers.matchLabels", reason);
+            self.note(MigrationVerdict::Unknown, "the labels of the model servers", selector, "pools[].modelServers.matchLabels", reason);
             map(vec![("CHANGE-ME", text(""))])
         });
         let given = ["--endpoint-target-ports", "router.modelServers.targetPorts", "router.modelServers.targetPortNumber"];
@@ -160,15 +176,12 @@ impl ValuesWriter<'_> {
             servers.push(("targetPorts", list(ports.into_iter().map(|port| map(vec![("number", YamlValue::Number(port))])).collect())));
         } else {
             self.note(
-                Verdict::Unknown,
+                MigrationVerdict::Unknown,
                 "the ports of the model servers",
                 given,
                 "pools[].modelServers.targetPorts",
                 "must be 1 to 8 numbers from 1 to 65535",
             );
-        }
-        if items.text("router.modelServers.protocol").as_deref() == Some("grpc") {
-            servers.push(("appProtocol", text("kubernetes.io/h2c")));
         }
         map(servers)
     }
@@ -236,7 +249,7 @@ impl ValuesWriter<'_> {
         namespaces.dedup();
         if namespaces.len() > 1 {
             let reason = "an InferencePool can only name a picker in its own namespace: migrate and install one namespace after the other (--namespace)";
-            self.note(Verdict::Unknown, "pools in several namespaces", None, "extProc.enabled", reason);
+            self.note(MigrationVerdict::Unknown, "pools in several namespaces", None, "extProc.enabled", reason);
         }
         ext_proc
     }
@@ -259,11 +272,16 @@ impl ValuesWriter<'_> {
             Some(YamlValue::Map(entries)) if entries.is_empty() => {}
             Some(YamlValue::List(items)) if items.is_empty() => {}
             Some(value) => fields.push((ours, value)),
-            None => self.note(Verdict::Unknown, path, Some(value), "", &format!("not copied: it must be {}", shape.label())),
+            None => {
+                let items = pickers.iter().map(|picker| &picker.items).find(|items| items.get(path).is_some());
+                let shown = items.map_or(path, |items| items.shown(path)).to_owned();
+                self.unusable.push(path.to_owned());
+                self.note(MigrationVerdict::Unknown, &shown, Some(value), "", &format!("not copied: it must be {}", shape.label()));
+            }
         }
     }
 
-    fn note(&mut self, verdict: Verdict, item: &str, value: Option<&YamlValue>, ours: &str, reason: &str) {
+    fn note(&mut self, verdict: MigrationVerdict, item: &str, value: Option<&YamlValue>, ours: &str, reason: &str) {
         let given = value.map(short).unwrap_or_default();
         let entry = ReportEntry { verdict, item: item.to_owned(), given, ours: ours.to_owned(), reason: reason.to_owned() };
         if !self.notes.contains(&entry) {

@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 
-use super::chart;
+use super::chart::{self, ChartValues};
 use super::defaults;
 use super::items::GivenItems;
 use super::objects::{self, FoundPickers};
-use super::picker::{self, MigratedConfig, PluginParameters};
+use super::picker::{self, MigratedConfig};
 use super::report::{self, PoolReport, ReportEntry};
-use super::table::Verdict;
+use super::table::MigrationVerdict;
 use super::{LlmdPicker, printer, tree, values};
 use crate::config::yaml::YamlValue;
 use discovery::kubernetes;
@@ -218,15 +218,12 @@ pub fn of_values(items: GivenItems, pool: &str, namespace: Option<&str>, chart: 
 pub fn migrate(found: FoundPickers) -> Migrated {
     let FoundPickers { mut pickers, others } = found;
     let mut configs = Vec::with_capacity(pickers.len());
-    let mut reports = Vec::with_capacity(pickers.len());
+    let mut answers = Vec::with_capacity(pickers.len());
     for picker in &mut pickers {
-        let mut entries = vec![mode(picker)];
-        entries.extend(picker.items.report());
-        entries.extend(choose(picker));
+        let mut entries: Vec<ReportEntry> = choose(picker).into_iter().collect();
         let config = match &picker.config {
             Some((source, text)) => {
-                let added = parameters(picker);
-                let mut migrated = picker::migrate(&with_parsers(picker, text), &added);
+                let mut migrated = picker::migrate(&with_parsers(picker, text), &defaults::parameters(picker));
                 let named = |entry: ReportEntry| ReportEntry { item: format!("{source}: {}", entry.item), ..entry };
                 entries.extend(std::mem::take(&mut migrated.entries).into_iter().map(named));
                 migrated
@@ -234,13 +231,15 @@ pub fn migrate(found: FoundPickers) -> Migrated {
             None => MigratedConfig::default(),
         };
         configs.push(config);
-        reports.push(PoolReport { pool: picker.name.clone(), entries });
+        answers.push(entries);
     }
-    let (values, notes) = chart::values(&pickers, &configs);
-    if let Some(first) = reports.first_mut() {
-        first.entries.extend(notes);
+    let ChartValues { values, mut notes, unusable } = chart::values(&pickers, &configs);
+    let mut reports = Vec::with_capacity(pickers.len());
+    for (picker, of_config) in pickers.iter().zip(answers) {
+        let entries = std::iter::once(mode(picker)).chain(picker.items.report(&unusable)).chain(notes.drain(..)).chain(of_config);
+        reports.push(PoolReport { pool: picker.name.clone(), entries: entries.collect() });
     }
-    let loss = report::count(&reports, Verdict::NoEquivalent) + report::count(&reports, Verdict::Unknown) > 0;
+    let loss = report::count(&reports, MigrationVerdict::NoEquivalent) + report::count(&reports, MigrationVerdict::Unknown) > 0;
     let named = pickers.iter().zip(configs).filter_map(|(picker, config)| Some((picker.name.clone(), config.text?)));
     Migrated {
         values: format!("{HEAD}{}", printer::print(&values, 0)),
@@ -257,7 +256,13 @@ fn mode(picker: &LlmdPicker) -> ReportEntry {
     } else {
         ("the gateway that calls the picker", "extProc.enabled", "it calls the daemon; point the InferencePool's endpointPickerRef to it")
     };
-    ReportEntry { verdict: Verdict::Kept, item: item.to_owned(), given: String::new(), ours: ours.to_owned(), reason: reason.to_owned() }
+    ReportEntry {
+        verdict: MigrationVerdict::Kept,
+        item: item.to_owned(),
+        given: String::new(),
+        ours: ours.to_owned(),
+        reason: reason.to_owned(),
+    }
 }
 
 /// Chooses the configuration where the input has values instead of a file.
@@ -269,15 +274,11 @@ fn choose(picker: &mut LlmdPicker) -> Option<ReportEntry> {
     if running {
         let reason = "was not among the objects: the pool has the default configuration until you write one".to_owned();
         let item = "EndpointPickerConfig".to_owned();
-        return Some(ReportEntry { verdict: Verdict::Unknown, item, given: String::new(), ours: String::new(), reason });
+        return Some(ReportEntry { verdict: MigrationVerdict::Unknown, item, given: String::new(), ours: String::new(), reason });
     }
     let (config, answer) = defaults::chosen(&picker.items);
     picker.config = config;
     answer
-}
-
-fn parameters(picker: &LlmdPicker) -> PluginParameters {
-    defaults::parameters(picker)
 }
 
 /// The default configuration with the parsers that the values name.

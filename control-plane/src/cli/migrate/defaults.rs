@@ -5,7 +5,7 @@
 use super::items::{GivenItems, plain};
 use super::picker::PluginParameters;
 use super::report::ReportEntry;
-use super::table::Verdict;
+use super::table::MigrationVerdict;
 use super::{LlmdPicker, tree};
 use crate::config::yaml::YamlValue;
 
@@ -101,7 +101,7 @@ pub fn chosen(items: &GivenItems) -> (Option<(String, String)>, Option<ReportEnt
         Some(text) => (Some((file, text)), None),
         None => {
             let reason = "is not among pluginsCustomConfig: the pool has the default configuration until you write one".to_owned();
-            let entry = ReportEntry { verdict: Verdict::Unknown, item: file, given: String::new(), ours: String::new(), reason };
+            let entry = ReportEntry { verdict: MigrationVerdict::Unknown, item: file, given: String::new(), ours: String::new(), reason };
             (None, Some(entry))
         }
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use super::printer::short;
 use super::report::ReportEntry;
-use super::table::{MigrationRow, Verdict, row_of, rows};
+use super::table::{MigrationRow, MigrationVerdict, row_of, rows};
 use crate::config::unknown;
 use crate::config::yaml::YamlValue;
 
@@ -81,18 +81,24 @@ impl GivenItems {
         self.items.iter().any(|item| item.path.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('.')))
     }
 
-    /// The report on all items.
+    /// The path of an item as its author wrote it.
     #[must_use]
-    pub fn report(&self) -> Vec<ReportEntry> {
-        self.items.iter().map(|item| self.entry(item)).collect()
+    pub fn shown<'p>(&'p self, path: &'p str) -> &'p str {
+        self.items.iter().rev().find(|item| item.path == path).map_or(path, |item| &item.shown)
+    }
+
+    /// The report on all items except those at these paths.
+    #[must_use]
+    pub fn report(&self, except: &[String]) -> Vec<ReportEntry> {
+        self.items.iter().filter(|item| !except.contains(&item.path)).map(|item| self.entry(item)).collect()
     }
 
     fn entry(&self, item: &GivenItem) -> ReportEntry {
-        let given = if matches!(item.path.as_str(), "router.epp.pluginsCustomConfig" | "--config-text") {
-            String::new() // its items are reported one by one
-        } else {
-            short(&item.value)
-        };
+        // The items of a configuration are reported one by one; of an object only the presence
+        // counts.
+        let config = matches!(item.path.as_str(), "router.epp.pluginsCustomConfig" | "--config-text");
+        let present = item.value == YamlValue::Null || (item.value == YamlValue::Flag(true) && item.shown.contains(' '));
+        let given = if config || present { String::new() } else { short(&item.value) };
         let entry = |verdict, ours: &str, reason: String| ReportEntry {
             verdict,
             item: item.shown.clone(),
@@ -104,17 +110,17 @@ impl GivenItems {
             let known: BTreeSet<&str> = rows().flat_map(|row| std::iter::once(row.path).chain(row.older.iter().copied())).collect();
             let near = unknown("item", &item.path, known.iter().copied());
             let near = near.split_once("; did you mean").map(|(_, near)| format!("; did you mean{near}")).unwrap_or_default();
-            return entry(Verdict::Unknown, "", format!("not in llm-d's charts as they are known here{near}"));
+            return entry(MigrationVerdict::Unknown, "", format!("not in llm-d's charts as they are known here{near}"));
         };
         if let Some(reason) = self.harmless(row, &newest, item) {
-            return entry(Verdict::Kept, "", reason);
+            return entry(MigrationVerdict::Kept, "", reason);
         }
         entry(row.verdict, row.ours, row.reason.to_owned())
     }
 
     /// The reason why nothing is lost although the row has no equivalent.
     fn harmless(&self, row: &MigrationRow, newest: &str, item: &GivenItem) -> Option<String> {
-        if row.verdict != Verdict::NoEquivalent {
+        if row.verdict != MigrationVerdict::NoEquivalent {
             return None;
         }
         let empty = match &item.value {

@@ -8,8 +8,8 @@ use crate::config::yaml::{self, YamlNode, YamlValue};
 
 /// The most objects read, so that the search among them stays short.
 const OBJECTS_MAX: usize = 10_000;
-/// The most endpoint pickers of one run: as many as a daemon has pools.
-const PICKERS_MAX: usize = crate::pool::pools_file::POOLS_MAX;
+/// The most endpoint pickers of one run: as many as our chart, and a daemon, may have pools.
+const PICKERS_MAX: usize = 64;
 
 /// Containers beside the endpoint picker: how their names or images begin, and the value that makes
 /// llm-d's chart add them.
@@ -95,14 +95,27 @@ fn listed<'n>(file: &str, node: &'n YamlNode, objects: &mut Vec<FoundObject<'n>>
     if kind.ends_with("List")
         && let Some(YamlNode { value: YamlValue::List(items), .. }) = node.get("items")
     {
-        return items.iter().try_for_each(|item| listed(file, item, objects));
+        // An API server leaves out the kind of a list's items.
+        let of_list = kind.strip_suffix("List").filter(|kind| !kind.is_empty());
+        return items.iter().try_for_each(|item| match of_list {
+            Some(kind) if item.get("kind").is_none() && item.get("metadata").is_some() => {
+                objects.push(found(kind, item));
+                bounded(file, objects)
+            }
+            _ => listed(file, item, objects),
+        });
     }
+    objects.push(found(kind, node));
+    bounded(file, objects)
+}
+
+fn found<'n>(kind: &'n str, node: &'n YamlNode) -> FoundObject<'n> {
     let of = |name: &str| node.at(&["metadata", name]).and_then(text_of).unwrap_or_default();
-    objects.push(FoundObject { kind, name: of("name"), namespace: of("namespace"), node });
-    if objects.len() > OBJECTS_MAX {
-        return Err(format!("{file}: more than {OBJECTS_MAX} objects"));
-    }
-    Ok(())
+    FoundObject { kind, name: of("name"), namespace: of("namespace"), node }
+}
+
+fn bounded(file: &str, objects: &[FoundObject<'_>]) -> Result<(), String> {
+    if objects.len() > OBJECTS_MAX { Err(format!("{file}: more than {OBJECTS_MAX} objects")) } else { Ok(()) }
 }
 
 fn pickers(objects: &[FoundObject<'_>], wanted: &dyn Fn(&str, &str) -> bool) -> FoundPickers {
@@ -110,7 +123,7 @@ fn pickers(objects: &[FoundObject<'_>], wanted: &dyn Fn(&str, &str) -> bool) -> 
     let mut used: Vec<&YamlNode> = Vec::new();
     for object in objects.iter().filter(|object| ["Deployment", "StatefulSet"].contains(&object.kind)) {
         let containers = containers(object.node);
-        let Some(container) = containers.iter().find(|container| is_picker(container)) else { continue };
+        let Some(container) = containers.iter().find(is_picker) else { continue };
         let mut items = GivenItems::default();
         deployment(&mut items, object, container, &containers);
         let name = items.text("--pool-name").unwrap_or_else(|| object.name.strip_suffix("-epp").unwrap_or(object.name).to_owned());
@@ -253,12 +266,7 @@ fn flags(items: &mut GivenItems, title: &str, arguments: &[String]) {
         };
         let (name, value) = match flag.split_once('=') {
             Some((name, value)) => (name, value.trim_matches('"').to_owned()),
-            None => (
-                flag,
-                rest.next_if(|next| !next.starts_with("--") && !(next.starts_with('-') && next.len() > 1))
-                    .cloned()
-                    .unwrap_or_else(|| "true".to_owned()),
-            ),
+            None => (flag, rest.next_if(|next| !next.starts_with('-') || next.len() == 1).cloned().unwrap_or_else(|| "true".to_owned())),
         };
         items.push(GivenItem { path: format!("--{name}"), shown: format!("{title}, --{name}"), value: YamlValue::Text(value) });
     }
@@ -322,10 +330,10 @@ fn inference_pool(items: &mut GivenItems, pool: &FoundObject<'_>) {
     copy("router.inferencePool.failureMode", "failureMode", spec(&["endpointPickerRef", "failureMode"]));
     copy("router.epp.extProcPort", "port of endpointPickerRef", spec(&["endpointPickerRef", "port", "number"]));
     if spec(&["appProtocol"]).and_then(text_of) == Some("kubernetes.io/h2c") {
-        items.add("router.modelServers.protocol", format!("{title}, appProtocol"), YamlValue::Text("grpc".to_owned()));
+        items.add("router.modelServers.protocol", format!("{title}, appProtocol"), YamlValue::Text("h2c".to_owned()));
     }
     if let Some(group) = pool.node.get("apiVersion").filter(|node| text_of(node) != Some("inference.networking.k8s.io/v1")) {
         items.add("inferencePool.apiVersion", format!("{title}, apiVersion"), group.value.clone());
     }
-    items.add("router.inferencePool.create", title, YamlValue::Flag(true));
+    items.add("router.inferencePool.create", title, YamlValue::Null);
 }

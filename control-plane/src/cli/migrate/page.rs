@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::table::flags::{ENVIRONMENT, FLAGS};
 use super::table::values::VALUES;
-use super::table::{MigrationRow, Verdict};
+use super::table::{MigrationRow, MigrationVerdict};
 
 /// The tables, Markdown.
 #[must_use]
@@ -29,7 +29,7 @@ pub fn table_markdown() -> String {
     page
 }
 
-fn answer(row: &MigrationRow) -> (Verdict, &'static str, &'static str, &'static str, &'static [&'static str]) {
+fn answer(row: &MigrationRow) -> (MigrationVerdict, &'static str, &'static str, &'static str, &'static [&'static str]) {
     (row.verdict, row.ours, row.reason, row.switch, row.harmless)
 }
 

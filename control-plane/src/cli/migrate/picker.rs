@@ -10,9 +10,9 @@ use scheduler::registry;
 
 use super::printer;
 use super::report::ReportEntry;
-use super::table::Verdict;
+use super::table::MigrationVerdict;
 use super::text_of;
-use super::tree::{self, Step};
+use super::tree::{self, PathStep};
 use crate::config::yaml::{self, YamlNode, YamlValue};
 use crate::config::{self, ConfigItem, ConfigProblem, ItemStatus};
 
@@ -106,7 +106,7 @@ pub fn migrate(text: &str, extra: &PluginParameters) -> MigratedConfig {
             editor.keep(&report.items);
         }
         if config.is_some() {
-            let unchanged = config::read(text).1.is_some() && editor.entries.iter().all(|entry| entry.verdict == Verdict::Kept);
+            let unchanged = config::read(text).1.is_some() && editor.entries.iter().all(|entry| entry.verdict == MigrationVerdict::Kept);
             let text = if unchanged { text.to_owned() } else { printed };
             return MigratedConfig { tree: Some(editor.tree), text: Some(text), entries: editor.entries };
         }
@@ -123,41 +123,51 @@ pub fn migrate(text: &str, extra: &PluginParameters) -> MigratedConfig {
 
 fn unreadable(why: &str) -> MigratedConfig {
     let reason = format!("cannot be used ({why}): the pool has the default configuration until you write one");
-    MigratedConfig { tree: None, text: None, entries: vec![entry(Verdict::Unknown, "EndpointPickerConfig".to_owned(), "", reason)] }
+    MigratedConfig {
+        tree: None,
+        text: None,
+        entries: vec![entry(MigrationVerdict::Unknown, "EndpointPickerConfig".to_owned(), "", reason)],
+    }
 }
 
-fn entry(verdict: Verdict, item: String, ours: &str, reason: impl Into<String>) -> ReportEntry {
+fn entry(verdict: MigrationVerdict, item: String, ours: &str, reason: impl Into<String>) -> ReportEntry {
     ReportEntry { verdict, item, given: String::new(), ours: ours.to_owned(), reason: reason.into() }
 }
 
 // === impl ConfigEditor ===
 
 impl ConfigEditor {
-    /// Reports the items that stay, without the parameters: a plugin stays with its parameters.
+    /// Reports the items that stay: a plugin stays with its parameters, a profile with its plugins.
     fn keep(&mut self, items: &[ConfigItem]) {
-        for item in items.iter().filter(|item| item.status != ItemStatus::Refused && !item.path.ends_with(".weight")) {
-            let depth = item.path.matches('.').count();
-            let (title, reason) = (self.title(&item.path), &item.reason);
-            match item.status {
-                ItemStatus::NoEffect => self.entries.push(entry(Verdict::Kept, title, "", format!("no effect here: {reason}"))),
-                _ if item.path.starts_with("plugins[") && depth == 0 => {
-                    self.entries.push(entry(Verdict::Kept, title, "", "the same plugin, with its parameters"));
-                }
-                _ if item.path.starts_with("plugins[") => {}
-                _ => self.entries.push(entry(Verdict::Kept, title, "", reason.clone())),
+        let gated = items.iter().any(|item| item.status == ItemStatus::Refused && item.path.starts_with("featureGates"));
+        for item in items.iter().filter(|item| item.status != ItemStatus::Refused) {
+            if gated && item.path.starts_with("flowControl.") && item.path != "flowControl.saturationDetector" {
+                continue; // goes with the gate
             }
+            let whole = !item.path.contains('.');
+            let (title, reason) = (self.title(&item.path), &item.reason);
+            let reason = match item.status {
+                ItemStatus::NoEffect => format!("no effect here: {reason}"),
+                _ if item.path.starts_with("plugins[") && whole => "the same plugin, with its parameters".to_owned(),
+                _ if item.path.starts_with("schedulingProfiles[") && whole => {
+                    "the same profile, with the plugins and weights that are kept".to_owned()
+                }
+                _ if item.path.starts_with("plugins[") || item.path.starts_with("schedulingProfiles[") => continue,
+                _ => reason.clone(),
+            };
+            self.entries.push(entry(MigrationVerdict::Kept, title, "", reason));
         }
     }
 
     /// Changes what is refused or wrong.
     fn change(&mut self, items: &[ConfigItem], errors: &[ConfigProblem]) -> Result<(), String> {
-        let mut out: BTreeSet<Vec<Step>> = BTreeSet::new();
+        let mut out: BTreeSet<Vec<PathStep>> = BTreeSet::new();
         let refused: Vec<&ConfigItem> = items.iter().filter(|item| item.status == ItemStatus::Refused).collect();
         self.queues |= refused.iter().any(|item| item.path.starts_with("featureGates"));
         for item in &refused {
             let steps = tree::steps(&item.path);
             match steps.as_slice() {
-                [Step::Key(plugins), Step::Index(at)] if plugins == "plugins" => {
+                [PathStep::Key(plugins), PathStep::Index(at)] if plugins == "plugins" => {
                     if self.replace(*at, item) {
                         continue;
                     }
@@ -174,33 +184,53 @@ impl ConfigEditor {
                 return Err(format!("{path}{}", error.message));
             }
             let title = self.title(&error.path);
-            self.entries.push(entry(Verdict::Unknown, title, "", format!("left out: {}", error.message)));
+            self.entries.push(entry(MigrationVerdict::Unknown, title, "", format!("left out: {}", error.message)));
             out.insert(steps);
         }
-        if self.queues
-            && let Some(section) = self.tree.get("flowControl")
-        {
-            let fields = section.entries().iter().filter(|(key, _)| key.name != "saturationDetector");
-            out.extend(fields.map(|(key, _)| vec![Step::Key("flowControl".to_owned()), Step::Key(key.name.clone())]));
+        if self.queues {
+            let section = self.tree.get("flowControl").map(YamlNode::entries).unwrap_or_default();
+            for (key, _) in section.iter().filter(|(key, _)| key.name != "saturationDetector") {
+                let reason = "left out: it counts only with the feature gate flowControl";
+                self.entries.push(entry(MigrationVerdict::NoEquivalent, format!("flowControl.{}", key.name), "", reason));
+                out.insert(vec![PathStep::Key("flowControl".to_owned()), PathStep::Key(key.name.clone())]);
+            }
         }
         if out.is_empty() && refused.is_empty() {
             return Err("it is invalid".to_owned());
         }
-        let plugin = |steps: &Vec<Step>| match steps.as_slice() {
-            [Step::Key(section), Step::Index(at)] if section == "plugins" => self.plugin(*at).map(|(name, _)| name),
+        let plugin = |steps: &Vec<PathStep>| match steps.as_slice() {
+            [PathStep::Key(section), PathStep::Index(at)] if section == "plugins" => self.plugin(*at).map(|(name, _)| name),
             _ => None,
         };
         let gone: Vec<String> = out.iter().filter_map(plugin).collect();
         // From the end, so that the places of items before an item stay.
         out.iter().rev().for_each(|steps| tree::remove(&mut self.tree, steps));
         gone.iter().for_each(|name| tree::remove_references(&mut self.tree, name));
+        self.tidy();
         Ok(())
+    }
+
+    /// Removes what is empty now.
+    fn tidy(&mut self) {
+        let empty = |node: &YamlNode| {
+            matches!(&node.value, YamlValue::Map(entries) if entries.is_empty())
+                || matches!(&node.value, YamlValue::List(list) if list.is_empty())
+        };
+        if self.tree.get("featureGates").is_some_and(empty) {
+            tree::remove(&mut self.tree, &[PathStep::Key("featureGates".to_owned())]);
+        }
+        for at in 0..self.names().len() {
+            let way = [PathStep::Key("plugins".to_owned()), PathStep::Index(at), PathStep::Key("parameters".to_owned())];
+            if tree::at(&self.tree, &way).is_some_and(empty) {
+                tree::remove(&mut self.tree, &way);
+            }
+        }
     }
 
     /// The item to take out for an error at this path: without its type or reference an item means
     /// nothing.
-    fn removable(mut steps: Vec<Step>) -> Vec<Step> {
-        if steps.len() > 1 && matches!(steps.last(), Some(Step::Key(key)) if ["type", "name", "pluginRef"].contains(&key.as_str())) {
+    fn removable(mut steps: Vec<PathStep>) -> Vec<PathStep> {
+        if steps.len() > 1 && matches!(steps.last(), Some(PathStep::Key(key)) if ["type", "name", "pluginRef"].contains(&key.as_str())) {
             steps.pop();
         }
         steps
@@ -211,7 +241,7 @@ impl ConfigEditor {
         let title = self.title(&item.path);
         let instead = item.substitute.as_deref().map(|instead| format!("; instead: {instead}")).unwrap_or_default();
         let parameter = item.path.starts_with("plugins[");
-        let verdict = if parameter { Verdict::Changed } else { Verdict::NoEquivalent };
+        let verdict = if parameter { MigrationVerdict::Changed } else { MigrationVerdict::NoEquivalent };
         self.entries.push(entry(verdict, title, "", format!("left out: {}{instead}", item.reason)));
     }
 
@@ -229,9 +259,14 @@ impl ConfigEditor {
             Replacement::Queues => {
                 let title = format!("plugin {name}");
                 self.entries.push(if self.queues {
-                    entry(Verdict::NoEquivalent, title, "", format!("left out: {}", item.reason))
+                    entry(MigrationVerdict::NoEquivalent, title, "", format!("left out: {}", item.reason))
                 } else {
-                    entry(Verdict::Changed, title, "", "left out: without the feature gate flowControl it has no effect in llm-d either")
+                    entry(
+                        MigrationVerdict::Changed,
+                        title,
+                        "",
+                        "left out: without the feature gate flowControl it has no effect in llm-d either",
+                    )
                 });
                 return false;
             }
@@ -247,14 +282,18 @@ impl ConfigEditor {
         if !parameters.is_empty() {
             fields.push(("parameters", YamlValue::Map(parameters)));
         }
-        if let Some(node) = tree::at_mut(&mut self.tree, &[Step::Key("plugins".to_owned()), Step::Index(at)]) {
+        if let Some(node) = tree::at_mut(&mut self.tree, &[PathStep::Key("plugins".to_owned()), PathStep::Index(at)]) {
             node.value = tree::map(fields);
         }
         if new_name != name {
             tree::rename_references(&mut self.tree, &name, &new_name);
         }
+        // What it read from the data layer, the new type does not read.
+        if let Some(data_layer) = tree::at_mut(&mut self.tree, &[PathStep::Key("dataLayer".to_owned())]) {
+            tree::remove_references(data_layer, &new_name);
+        }
         self.entries.push(entry(
-            Verdict::Changed,
+            MigrationVerdict::Changed,
             format!("plugin {name}"),
             &format!("plugin {new_name} ({new})"),
             format!("replaced: {}", item.reason),
@@ -264,12 +303,17 @@ impl ConfigEditor {
 
     fn lost_plugin(&mut self, name: &str, item: &ConfigItem) {
         let instead = item.substitute.as_deref().map(|instead| format!("; instead: {instead}")).unwrap_or_default();
-        self.entries.push(entry(Verdict::NoEquivalent, format!("plugin {name}"), "", format!("left out: {}{instead}", item.reason)));
+        self.entries.push(entry(
+            MigrationVerdict::NoEquivalent,
+            format!("plugin {name}"),
+            "",
+            format!("left out: {}{instead}", item.reason),
+        ));
     }
 
     /// The parameters of a replaced plugin.
     fn parameters(&self, at: usize, new: &str, replacement: Replacement) -> Vec<(yaml::YamlKey, YamlNode)> {
-        let old = tree::at(&self.tree, &[Step::Key("plugins".to_owned()), Step::Index(at), Step::Key("parameters".to_owned())]);
+        let old = tree::at(&self.tree, &[PathStep::Key("plugins".to_owned()), PathStep::Index(at), PathStep::Key("parameters".to_owned())]);
         if replacement == Replacement::ProfileHandler {
             let of = |name: &str| old.and_then(|old| old.get(name)).and_then(text_of).map(|text| YamlValue::Text(text.to_owned()));
             let profiles = [("decode", of("decodeProfile")), ("prefill", of("prefillProfile"))];
@@ -296,7 +340,7 @@ impl ConfigEditor {
             }
             let declared = self.types().iter().position(|declared| declared == plugin_type);
             let Some(at) = declared.or_else(|| self.declare(plugin_type)) else { continue };
-            let Some(plugin) = tree::at_mut(&mut self.tree, &[Step::Key("plugins".to_owned()), Step::Index(at)]) else { continue };
+            let Some(plugin) = tree::at_mut(&mut self.tree, &[PathStep::Key("plugins".to_owned()), PathStep::Index(at)]) else { continue };
             let mut all = plugin.get("parameters").map(YamlNode::entries).unwrap_or_default().to_vec();
             for (name, value) in parameters {
                 if all.iter().all(|(key, _)| key.name != *name) {
@@ -311,7 +355,7 @@ impl ConfigEditor {
         if self.tree.get("plugins").is_none() {
             tree::set(&mut self.tree, "plugins", YamlValue::List(Vec::new()));
         }
-        let plugins = tree::at_mut(&mut self.tree, &[Step::Key("plugins".to_owned())])?;
+        let plugins = tree::at_mut(&mut self.tree, &[PathStep::Key("plugins".to_owned())])?;
         let YamlValue::List(list) = &mut plugins.value else { return None };
         list.push(YamlNode { line: 0, value: tree::map(vec![("type", YamlValue::Text(plugin_type.to_owned()))]) });
         Some(list.len() - 1)
@@ -319,7 +363,7 @@ impl ConfigEditor {
 
     /// The name and type of a plugin.
     fn plugin(&self, at: usize) -> Option<(String, String)> {
-        let node = tree::at(&self.tree, &[Step::Key("plugins".to_owned()), Step::Index(at)])?;
+        let node = tree::at(&self.tree, &[PathStep::Key("plugins".to_owned()), PathStep::Index(at)])?;
         let plugin_type = node.get("type").and_then(text_of)?;
         let name = node.get("name").and_then(text_of).filter(|name| !name.is_empty()).unwrap_or(plugin_type);
         Some((name.to_owned(), plugin_type.to_owned()))
@@ -345,16 +389,26 @@ impl ConfigEditor {
     fn title(&self, path: &str) -> String {
         let steps = tree::steps(path);
         let (title, rest) = match steps.as_slice() {
-            [Step::Key(section), Step::Index(at), rest @ ..] if section == "plugins" => match self.plugin(*at) {
+            [PathStep::Key(section), PathStep::Index(at), rest @ ..] if section == "plugins" => match self.plugin(*at) {
                 Some((name, _)) => (format!("plugin {name}"), rest),
                 None => return path.to_owned(),
             },
-            [Step::Key(section), Step::Index(at), rest @ ..] if section == "schedulingProfiles" => {
-                let profile = tree::at(&self.tree, &[Step::Key(section.clone()), Step::Index(*at), Step::Key("name".to_owned())]);
+            [PathStep::Key(section), PathStep::Index(_)] if section == "featureGates" => {
+                let gate = tree::at(&self.tree, &steps).and_then(text_of).unwrap_or(path);
+                return format!("feature gate {gate}");
+            }
+            [PathStep::Key(section), PathStep::Index(at), rest @ ..] if section == "schedulingProfiles" => {
+                let profile =
+                    tree::at(&self.tree, &[PathStep::Key(section.clone()), PathStep::Index(*at), PathStep::Key("name".to_owned())]);
                 let title = format!("profile {}", profile.and_then(text_of).unwrap_or("without a name"));
                 match rest {
-                    [Step::Key(_), Step::Index(plugin), rest @ ..] => {
-                        let way = [Step::Key(section.clone()), Step::Index(*at), Step::Key("plugins".to_owned()), Step::Index(*plugin)];
+                    [PathStep::Key(_), PathStep::Index(plugin), rest @ ..] => {
+                        let way = [
+                            PathStep::Key(section.clone()),
+                            PathStep::Index(*at),
+                            PathStep::Key("plugins".to_owned()),
+                            PathStep::Index(*plugin),
+                        ];
                         let reference = tree::at(&self.tree, &way).and_then(|node| node.get("pluginRef")).and_then(text_of);
                         (format!("{title}, {}", reference.unwrap_or("a plugin without a name")), rest)
                     }
@@ -375,7 +429,7 @@ mod tests {
 
     #[test]
     fn every_refused_type_leaves_a_file_that_loads() {
-        for row in foreign_plugins() {
+        for row in foreign_plugins {
             let ItemSupport::Refused(..) = row.support else { continue };
             let text = format!(
                 "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n- type: queue-scorer\n- type: {}\n",
@@ -383,11 +437,11 @@ mod tests {
             );
             let migrated = migrate(&text, &PluginParameters::default());
             assert!(migrated.text.as_deref().is_some_and(|text| config::read(text).1.is_some()), "{}: {:?}", row.name, migrated.entries);
-            let mentions = |entry: &&ReportEntry| entry.verdict < Verdict::Kept && entry.item.contains(row.name);
+            let mentions = |entry: &&ReportEntry| entry.verdict < MigrationVerdict::Kept && entry.item.contains(row.name);
             assert_eq!(migrated.entries.iter().filter(mentions).count(), 1, "{}: {:?}", row.name, migrated.entries);
         }
         for (name, _) in REPLACEMENTS {
-            assert!(foreign_plugins().iter().any(|row| row.name == *name && matches!(row.support, ItemSupport::Refused(..))), "{name}");
+            assert!(foreign_plugins.iter().any(|row| row.name == *name && matches!(row.support, ItemSupport::Refused(..))), "{name}");
         }
     }
 

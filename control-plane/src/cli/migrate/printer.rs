@@ -88,11 +88,20 @@ fn number(number: f64) -> String {
     }
 }
 
+/// Whether the text is a quantity or a time such as `8Gi` or `10s`, which no reader takes for a
+/// number.
+fn is_quantity(text: &str) -> bool {
+    let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    number.starts_with(|c: char| c.is_ascii_digit())
+        && number.chars().all(|c| c.is_ascii_digit())
+        && ["Ki", "Mi", "Gi", "Ti", "ms", "s", "m", "h"].contains(&&text[number.len()..])
+}
+
 /// Text as a plain word where every reader takes it for text, otherwise in double quotes.
 fn text(text: &str) -> String {
     let inside = |c: char| c.is_ascii_alphanumeric() || "_-./@%+=".contains(c);
     let starts = text.starts_with(|c: char| c.is_ascii_alphabetic() || "_/".contains(c));
-    if starts && text.chars().all(inside) && !WORDS.contains(&text.to_ascii_lowercase().as_str()) {
+    if is_quantity(text) || starts && text.chars().all(inside) && !WORDS.contains(&text.to_ascii_lowercase().as_str()) {
         return text.to_owned();
     }
     let mut quoted = String::from("\"");
@@ -163,8 +172,15 @@ mod tests {
 
     #[test]
     fn words_that_helm_would_read_as_flags_are_quoted() {
-        for (given, printed) in [("on", "\"on\""), ("Yes", "\"Yes\""), ("8", "\"8\""), ("0x1f", "\"0x1f\""), ("llm-d.ai/v1", "llm-d.ai/v1")]
-        {
+        for (given, printed) in [
+            ("on", "\"on\""),
+            ("Yes", "\"Yes\""),
+            ("8", "\"8\""),
+            ("0x1f", "\"0x1f\""),
+            ("llm-d.ai/v1", "llm-d.ai/v1"),
+            ("8Gi", "8Gi"),
+            ("1e3", "\"1e3\""),
+        ] {
             assert_eq!(text(given), printed);
         }
         assert_eq!((number(8000.0), number(0.8), number(1e20)), ("8000".to_owned(), "0.8".to_owned(), "1.0e20".to_owned()));

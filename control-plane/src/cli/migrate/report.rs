@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::table::Verdict;
+use super::table::MigrationVerdict;
 
 /// The longest value printed in a report; longer ones are cut.
 const GIVEN_CHARACTERS_MAX: usize = 60;
@@ -13,12 +13,12 @@ const OTHERS_MAX: usize = 20;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReportEntry {
     /// What becomes of the item.
-    pub verdict: Verdict,
+    pub verdict: MigrationVerdict,
     /// The item.
     pub item: String,
-    /// Its value; empty if it says nothing.
+    /// The value of the item; empty if it adds nothing.
     pub given: String,
-    /// The name here; empty if there is none.
+    /// The name of its counterpart here; empty without one.
     pub ours: String,
     /// The reason.
     pub reason: String,
@@ -35,7 +35,7 @@ pub struct PoolReport {
 
 /// The number of answers with this verdict.
 #[must_use]
-pub fn count(reports: &[PoolReport], verdict: Verdict) -> usize {
+pub fn count(reports: &[PoolReport], verdict: MigrationVerdict) -> usize {
     reports.iter().flat_map(|report| &report.entries).filter(|entry| entry.verdict == verdict).count()
 }
 
@@ -43,13 +43,13 @@ pub fn count(reports: &[PoolReport], verdict: Verdict) -> usize {
 #[must_use]
 pub fn print(reports: &[PoolReport], others: &[String]) -> String {
     let mut text = String::from("# From llm-d's picker to Switchpoint\n\n"); // writing to a String cannot fail
-    let counts = Verdict::ALL.map(|verdict| format!("{} {}", count(reports, verdict), verdict.label()));
+    let counts = MigrationVerdict::ALL.map(|verdict| format!("{} {}", count(reports, verdict), verdict.label()));
     let _ = writeln!(text, "{}.", counts.join(", "));
     for report in reports {
         if reports.len() > 1 {
             let _ = writeln!(text, "\n# Pool {}", report.pool);
         }
-        for verdict in Verdict::ALL {
+        for verdict in MigrationVerdict::ALL {
             let mut of = report.entries.iter().filter(|entry| entry.verdict == verdict).peekable();
             if of.peek().is_none() {
                 continue;
@@ -64,23 +64,24 @@ pub fn print(reports: &[PoolReport], others: &[String]) -> String {
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
         let _ = writeln!(text, "\nObjects that belong to no endpoint picker, not read: {listed}{more}.");
     }
+    let _ = writeln!(text, "\nThe next steps: docs/how-to/migrate.md.");
     text
 }
 
-fn heading(verdict: Verdict) -> &'static str {
+fn heading(verdict: MigrationVerdict) -> &'static str {
     match verdict {
-        Verdict::NoEquivalent => "No equivalent: something is lost, decide whether you need it",
-        Verdict::Unknown => "Unknown: check by hand",
-        Verdict::Changed => "Changed: replaced, or not needed",
-        Verdict::Kept => "Kept",
+        MigrationVerdict::NoEquivalent => "No equivalent: something is lost, decide whether you need it",
+        MigrationVerdict::Unknown => "Unknown: check by hand",
+        MigrationVerdict::Changed => "Changed: replaced, or not needed",
+        MigrationVerdict::Kept => "Kept",
     }
 }
 
 fn line(text: &mut String, entry: &ReportEntry) {
     let ReportEntry { item, given, ours, reason, .. } = entry;
-    let _ = write!(text, "- `{}`", one_line(item, 4 * GIVEN_CHARACTERS_MAX));
+    let _ = write!(text, "- {}", code(item, 4 * GIVEN_CHARACTERS_MAX));
     if !given.is_empty() {
-        let _ = write!(text, " = `{}`", one_line(given, GIVEN_CHARACTERS_MAX));
+        let _ = write!(text, " = {}", code(given, GIVEN_CHARACTERS_MAX));
     }
     if !ours.is_empty() {
         let _ = write!(text, " -> `{ours}`");
@@ -88,7 +89,7 @@ fn line(text: &mut String, entry: &ReportEntry) {
     let _ = writeln!(text, ": {}", one_line(reason, 8 * GIVEN_CHARACTERS_MAX));
 }
 
-/// Text that cannot break a line or a code span, cut to a length.
+/// Text that cannot break a line, cut to a length.
 fn one_line(text: &str, characters_max: usize) -> String {
     let safe = text.chars().map(|c| {
         if c.is_control() {
@@ -104,4 +105,9 @@ fn one_line(text: &str, characters_max: usize) -> String {
         cut.push('…');
     }
     cut
+}
+
+/// Text as a code span.
+fn code(text: &str, characters_max: usize) -> String {
+    format!("`{}`", one_line(text, characters_max).replace('`', "'"))
 }

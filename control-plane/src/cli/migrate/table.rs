@@ -11,7 +11,7 @@ use self::values::VALUES;
 
 /// What becomes of an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Verdict {
+pub enum MigrationVerdict {
     /// The item has no counterpart, and something that it did is lost.
     NoEquivalent,
     /// The item is not in the table.
@@ -31,12 +31,12 @@ pub struct MigrationRow {
     /// Paths of the same value in older charts.
     pub older: &'static [&'static str],
     /// The verdict.
-    pub verdict: Verdict,
+    pub verdict: MigrationVerdict,
     /// The name here; empty if there is none.
     pub ours: &'static str,
     /// The reason.
     pub reason: &'static str,
-    /// Values with which nothing is lost although the verdict is [`Verdict::NoEquivalent`].
+    /// Values with which nothing is lost, of a row without an equivalent.
     pub harmless: &'static [&'static str],
     /// The value that must be true for the item to count; empty if it always counts.
     pub switch: &'static str,
@@ -44,20 +44,20 @@ pub struct MigrationRow {
 
 /// A row whose item means the same here.
 const fn kept(path: &'static str, ours: &'static str, reason: &'static str) -> MigrationRow {
-    row(path, Verdict::Kept, ours, reason)
+    row(path, MigrationVerdict::Kept, ours, reason)
 }
 
 /// A row whose item is replaced or not needed.
 const fn changed(path: &'static str, ours: &'static str, reason: &'static str) -> MigrationRow {
-    row(path, Verdict::Changed, ours, reason)
+    row(path, MigrationVerdict::Changed, ours, reason)
 }
 
 /// A row whose item has no counterpart.
 const fn none(path: &'static str, reason: &'static str) -> MigrationRow {
-    row(path, Verdict::NoEquivalent, "", reason)
+    row(path, MigrationVerdict::NoEquivalent, "", reason)
 }
 
-const fn row(path: &'static str, verdict: Verdict, ours: &'static str, reason: &'static str) -> MigrationRow {
+const fn row(path: &'static str, verdict: MigrationVerdict, ours: &'static str, reason: &'static str) -> MigrationRow {
     MigrationRow { path, older: &[], verdict, ours, reason, harmless: &[], switch: "" }
 }
 
@@ -88,9 +88,9 @@ fn below<'p>(path: &'p str, start: &str) -> Option<&'p str> {
     path.strip_prefix(start).filter(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
-// === impl Verdict ===
+// === impl MigrationVerdict ===
 
-impl Verdict {
+impl MigrationVerdict {
     /// All verdicts, in the order of a report.
     pub const ALL: [Self; 4] = [Self::NoEquivalent, Self::Unknown, Self::Changed, Self::Kept];
 
@@ -137,8 +137,8 @@ mod tests {
                 assert!(!path.ends_with('.') && !path.contains('*'), "{path}");
             }
             assert!(!row.reason.is_empty() && !row.reason.ends_with('.'), "{}: {:?}", row.path, row.reason);
-            assert!(row.verdict == Verdict::NoEquivalent || (row.harmless.is_empty() && row.switch.is_empty()), "{}", row.path);
-            assert!(row.verdict != Verdict::Kept || !row.ours.is_empty(), "{} is kept under no name", row.path);
+            assert!(row.verdict == MigrationVerdict::NoEquivalent || (row.harmless.is_empty() && row.switch.is_empty()), "{}", row.path);
+            assert!(row.verdict != MigrationVerdict::Kept || !row.ours.is_empty(), "{} is kept under no name", row.path);
             assert!(row.switch.is_empty() || rows().any(|other| other.path == row.switch), "{}", row.switch);
         }
     }

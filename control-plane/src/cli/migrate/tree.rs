@@ -6,7 +6,7 @@ use crate::config::yaml::{YamlKey, YamlNode, YamlValue};
 
 /// A step of a path such as `plugins[2].type`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Step {
+pub enum PathStep {
     /// A place in a list.
     Index(usize),
     /// A key of a map.
@@ -15,24 +15,24 @@ pub enum Step {
 
 /// The steps of a path as the configuration reader writes it.
 #[must_use]
-pub fn steps(path: &str) -> Vec<Step> {
+pub fn steps(path: &str) -> Vec<PathStep> {
     let parts = path.split(['.', '[']).filter(|part| !part.is_empty());
     let step = |part: &str| match part.strip_suffix(']').and_then(|number| number.parse().ok()) {
-        Some(index) => Step::Index(index),
-        None => Step::Key(part.to_owned()),
+        Some(index) => PathStep::Index(index),
+        None => PathStep::Key(part.to_owned()),
     };
     parts.map(step).collect()
 }
 
 /// The path of these steps.
 #[must_use]
-pub fn path(steps: &[Step]) -> String {
+pub fn path(steps: &[PathStep]) -> String {
     let mut path = String::new(); // writing to a String cannot fail
     for step in steps {
         let _ = match step {
-            Step::Index(index) => write!(path, "[{index}]"),
-            Step::Key(key) if path.is_empty() => write!(path, "{key}"),
-            Step::Key(key) => write!(path, ".{key}"),
+            PathStep::Index(index) => write!(path, "[{index}]"),
+            PathStep::Key(key) if path.is_empty() => write!(path, "{key}"),
+            PathStep::Key(key) => write!(path, ".{key}"),
         };
     }
     path
@@ -40,36 +40,36 @@ pub fn path(steps: &[Step]) -> String {
 
 /// The node at the end of a path.
 #[must_use]
-pub fn at<'n>(root: &'n YamlNode, steps: &[Step]) -> Option<&'n YamlNode> {
+pub fn at<'n>(root: &'n YamlNode, steps: &[PathStep]) -> Option<&'n YamlNode> {
     steps.iter().try_fold(root, |node, step| match (step, &node.value) {
-        (Step::Index(index), YamlValue::List(list)) => list.get(*index),
-        (Step::Key(name), YamlValue::Map(entries)) => entries.iter().find(|(key, _)| key.name == *name).map(|(_, node)| node),
+        (PathStep::Index(index), YamlValue::List(list)) => list.get(*index),
+        (PathStep::Key(name), YamlValue::Map(entries)) => entries.iter().find(|(key, _)| key.name == *name).map(|(_, node)| node),
         _ => None,
     })
 }
 
 /// The node at the end of a path, to change it.
 #[must_use]
-pub fn at_mut<'n>(root: &'n mut YamlNode, steps: &[Step]) -> Option<&'n mut YamlNode> {
+pub fn at_mut<'n>(root: &'n mut YamlNode, steps: &[PathStep]) -> Option<&'n mut YamlNode> {
     steps.iter().try_fold(root, |node, step| match (step, &mut node.value) {
-        (Step::Index(index), YamlValue::List(list)) => list.get_mut(*index),
-        (Step::Key(name), YamlValue::Map(entries)) => entries.iter_mut().find(|(key, _)| key.name == *name).map(|(_, node)| node),
+        (PathStep::Index(index), YamlValue::List(list)) => list.get_mut(*index),
+        (PathStep::Key(name), YamlValue::Map(entries)) => entries.iter_mut().find(|(key, _)| key.name == *name).map(|(_, node)| node),
         _ => None,
     })
 }
 
 /// Whether the path leads to a node.
 #[must_use]
-pub fn exists(root: &YamlNode, steps: &[Step]) -> bool {
+pub fn exists(root: &YamlNode, steps: &[PathStep]) -> bool {
     at(root, steps).is_some()
 }
 
 /// Removes the node at the end of a path.
-pub fn remove(root: &mut YamlNode, steps: &[Step]) {
+pub fn remove(root: &mut YamlNode, steps: &[PathStep]) {
     let Some((last, before)) = steps.split_last() else { return };
     match (last, at_mut(root, before).map(|node| &mut node.value)) {
-        (Step::Index(index), Some(YamlValue::List(list))) if *index < list.len() => drop(list.remove(*index)),
-        (Step::Key(name), Some(YamlValue::Map(entries))) => entries.retain(|(key, _)| key.name != *name),
+        (PathStep::Index(index), Some(YamlValue::List(list))) if *index < list.len() => drop(list.remove(*index)),
+        (PathStep::Key(name), Some(YamlValue::Map(entries))) => entries.retain(|(key, _)| key.name != *name),
         _ => {}
     }
 }

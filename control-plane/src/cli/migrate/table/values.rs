@@ -17,7 +17,7 @@ const FIXED_PORT: &str = "the chart's Services have fixed ports";
 /// The values of the charts.
 #[rustfmt::skip] // a table
 pub const VALUES: &[MigrationRow] = &[
-    changed("router.epp.replicas", "daemon.replicas", "two daemons, one of which leads; every proxy picks, so more daemons do not pick faster")
+    changed("router.epp.replicas", "daemon.replicas", "two daemons: one leads, one stands by; every proxy picks, so more daemons do not pick faster")
         .older(&["inferenceExtension.replicas"]),
     changed("router.epp.enableLeaderElection", "daemon.replicas", "daemons always elect a leader by a Lease")
         .older(&["inferenceExtension.enableLeaderElection"]),
@@ -55,8 +55,8 @@ pub const VALUES: &[MigrationRow] = &[
         .older(&["inferencePool.targetPortNumber"]),
     kept("router.modelServers.type", "pools[].config", "defaultEngine of core-metrics-extractor")
         .older(&["inferencePool.modelServerType", "inferenceExtension.endpointsServer.modelServerType"]),
-    none("router.modelServers.protocol", "requests are read as HTTP and JSON; gRPC bodies are not parsed")
-        .older(&["inferencePool.modelServerProtocol", "inferenceExtension.endpointsServer.modelServerProtocol"]).harmless(&["http"]),
+    none("router.modelServers.protocol", "HTTP/2 to model servers is pools[].appProtocol, but bodies are read as JSON: gRPC requests are not parsed")
+        .older(&["inferencePool.modelServerProtocol", "inferenceExtension.endpointsServer.modelServerProtocol"]).harmless(&["http", "h2c"]),
     kept("router.inferencePool.create", "pools[].inferencePool", "the InferencePool that exists is used; without one the chart makes it (pools[].modelServers)")
         .older(&["inferenceExtension.endpointsServer.createInferencePool"]),
     kept("router.inferencePool.failureMode", "extProc.failureMode", "stays in the InferencePool that exists; the value is for one that the chart makes")
