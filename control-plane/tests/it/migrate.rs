@@ -1,6 +1,6 @@
 //! `switchpointd migrate` with installations in the shape of llm-d's guides: `tests/migrate/*.yaml`.
 //! The first line of each file has its arguments. Beside each file are the values (`.values`) and
-//! the report (`.md`) that the command prints.
+//! the report (`.report`, Markdown) that the command prints.
 //!
 //! `UPDATE_GOLDENS=1` writes the current output into the files; read the diff before you commit it.
 
@@ -55,7 +55,7 @@ async fn each_installation_becomes_what_its_golden_says() {
         let lossless = report.contains("\n0 no equivalent, 0 unknown, ");
         assert_eq!(code, if lossless { 0 } else { 3 }, "{}: {report}", file.display());
         golden(&file, "values", &values);
-        golden(&file, "md", &report);
+        golden(&file, "report", &report);
     }
 }
 

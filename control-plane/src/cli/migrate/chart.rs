@@ -15,6 +15,9 @@ const LATENCY_PREDICTION: &str = "--latency-prediction";
 /// The verbosity of llm-d's log that corresponds to `debug`.
 const DEBUG_VERBOSITY: f64 = 4.0;
 
+/// Annotations of pods that are about the picker's ports or one rollout.
+const ANNOTATIONS_LEFT: [&str; 2] = ["prometheus.io/", "kubectl.kubernetes.io/"];
+
 /// The longest name of a pool in our chart.
 const POOL_NAME_CHARACTERS_MAX: usize = 40;
 /// The longest name of an InferencePool in our chart.
@@ -207,6 +210,15 @@ impl ValuesWriter<'_> {
         ] {
             self.copy(&mut daemon, path, ours, shape);
         }
+        if let Some((_, YamlValue::Map(annotations))) = daemon.iter_mut().find(|(name, _)| *name == "podAnnotations") {
+            let before = annotations.len();
+            annotations.retain(|(key, _)| ANNOTATIONS_LEFT.iter().all(|start| !key.name.starts_with(start)));
+            if annotations.len() < before {
+                let reason = "annotations of Prometheus and kubectl are not copied: metrics are on port 9091";
+                self.note(MigrationVerdict::Changed, "annotations of the picker's pods", None, "monitoring.podMonitor.enabled", reason);
+            }
+        }
+        daemon.retain(|(_, value)| !matches!(value, YamlValue::Map(entries) if entries.is_empty()));
         daemon
     }
 

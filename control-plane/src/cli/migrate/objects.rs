@@ -140,11 +140,7 @@ fn pickers(objects: &[FoundObject<'_>], wanted: &dyn Fn(&str, &str) -> bool) -> 
         if used.iter().any(|node| std::ptr::eq(*node, object.node)) || !wanted(object.name, object.namespace) {
             continue;
         }
-        let config = objects.iter().filter(|other| other.kind == "ConfigMap" && other.namespace == object.namespace).find_map(|map| {
-            let config = likely_config(map)?;
-            used.push(map.node);
-            Some(config)
-        });
+        let config = config_near(object, objects, &mut used);
         found.pickers.push(with_pool(object.name, object.namespace, GivenItems::default(), config, objects, &mut used));
     }
     let unused = objects.iter().filter(|object| !used.iter().any(|node| std::ptr::eq(*node, object.node)));
@@ -165,8 +161,7 @@ fn with_pool<'n>(
     if let Some(pool) = objects.iter().filter(here).find(|object| object.kind == "InferencePool" && object.name == name) {
         used.push(pool.node);
         inference_pool(&mut items, pool);
-        let service = pool.node.at(&["spec", "endpointPickerRef", "name"]).or_else(|| pool.node.at(&["spec", "extensionRef", "name"]));
-        let service = service.and_then(text_of).unwrap_or_default();
+        let service = service_of(pool);
         if let Some(object) = objects.iter().filter(here).find(|object| object.kind == "Service" && object.name == service) {
             used.push(object.node);
         }
@@ -299,6 +294,26 @@ fn config_of<'n>(
     used.push(found.node);
     let text = found.node.at(&["data", file]).and_then(text_of)?;
     Some((format!("ConfigMap {map}, {file}"), text.to_owned()))
+}
+
+/// The configuration of a pool without a Deployment: that of the ConfigMap named like the Service
+/// of its picker, or the only one of its namespace that no other picker uses.
+fn config_near<'n>(pool: &FoundObject<'_>, objects: &[FoundObject<'n>], used: &mut Vec<&'n YamlNode>) -> Option<(String, String)> {
+    let free = |map: &&FoundObject<'n>| {
+        map.kind == "ConfigMap" && map.namespace == pool.namespace && !used.iter().any(|node| std::ptr::eq(*node, map.node))
+    };
+    let maps: Vec<_> = objects.iter().filter(free).filter_map(|map| Some((map, likely_config(map)?))).collect();
+    let service = service_of(pool);
+    let named = maps.iter().find(|(map, _)| map.name == service);
+    let (map, config) = named.or_else(|| maps.first().filter(|_| maps.len() == 1))?;
+    used.push(map.node);
+    Some(config.clone())
+}
+
+/// The name of the Service that an InferencePool names as its picker.
+fn service_of<'n>(pool: &FoundObject<'n>) -> &'n str {
+    let reference = pool.node.at(&["spec", "endpointPickerRef", "name"]).or_else(|| pool.node.at(&["spec", "extensionRef", "name"]));
+    reference.and_then(text_of).unwrap_or_default()
 }
 
 /// The file in a ConfigMap that is a configuration: the only one beside the chart's own files, or

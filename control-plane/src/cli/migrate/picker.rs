@@ -99,13 +99,11 @@ pub fn migrate(text: &str, extra: &PluginParameters) -> MigratedConfig {
     };
     let mut editor = ConfigEditor { tree, entries: Vec::new(), queues: false };
     editor.add_parameters(extra);
-    for round in 0..ROUNDS_MAX {
+    for _ in 0..ROUNDS_MAX {
         let printed = printer::print(&editor.tree.value, 0);
         let (report, config) = config::read(&printed);
-        if round == 0 {
-            editor.keep(&report.items);
-        }
         if config.is_some() {
+            editor.keep(&report.items);
             let unchanged = config::read(text).1.is_some() && editor.entries.iter().all(|entry| entry.verdict == MigrationVerdict::Kept);
             let text = if unchanged { text.to_owned() } else { printed };
             return MigratedConfig { tree: Some(editor.tree), text: Some(text), entries: editor.entries };
@@ -139,13 +137,13 @@ fn entry(verdict: MigrationVerdict, item: String, ours: &str, reason: impl Into<
 impl ConfigEditor {
     /// Reports the items that stay: a plugin stays with its parameters, a profile with its plugins.
     fn keep(&mut self, items: &[ConfigItem]) {
-        let gated = items.iter().any(|item| item.status == ItemStatus::Refused && item.path.starts_with("featureGates"));
-        for item in items.iter().filter(|item| item.status != ItemStatus::Refused) {
-            if gated && item.path.starts_with("flowControl.") && item.path != "flowControl.saturationDetector" {
-                continue; // goes with the gate
-            }
+        let replaced: Vec<String> = self.entries.iter().map(|entry| entry.ours.clone()).filter(|ours| !ours.is_empty()).collect();
+        for item in items {
             let whole = !item.path.contains('.');
             let (title, reason) = (self.title(&item.path), &item.reason);
+            if whole && replaced.iter().any(|ours| *ours == title || ours.starts_with(&format!("{title} "))) {
+                continue; // reported as replaced
+            }
             let reason = match item.status {
                 ItemStatus::NoEffect => format!("no effect here: {reason}"),
                 _ if item.path.starts_with("plugins[") && whole => "the same plugin, with its parameters".to_owned(),
@@ -285,6 +283,7 @@ impl ConfigEditor {
         if let Some(node) = tree::at_mut(&mut self.tree, &[PathStep::Key("plugins".to_owned()), PathStep::Index(at)]) {
             node.value = tree::map(fields);
         }
+        let ours = if new_name == new { format!("plugin {new}") } else { format!("plugin {new_name} ({new})") };
         if new_name != name {
             tree::rename_references(&mut self.tree, &name, &new_name);
         }
@@ -292,12 +291,7 @@ impl ConfigEditor {
         if let Some(data_layer) = tree::at_mut(&mut self.tree, &[PathStep::Key("dataLayer".to_owned())]) {
             tree::remove_references(data_layer, &new_name);
         }
-        self.entries.push(entry(
-            MigrationVerdict::Changed,
-            format!("plugin {name}"),
-            &format!("plugin {new_name} ({new})"),
-            format!("replaced: {}", item.reason),
-        ));
+        self.entries.push(entry(MigrationVerdict::Changed, format!("plugin {name}"), &ours, format!("replaced: {}", item.reason)));
         true
     }
 

@@ -77,7 +77,7 @@ pub const VALUES: &[MigrationRow] = &[
         .older(&["inferenceExtension.extraServicePorts"]),
 
     kept("router.monitoring.interval", "monitoring.podMonitor.interval", "of the PodMonitors").older(&["inferenceExtension.monitoring.interval"]),
-    none("router.monitoring.provider.gmp", "the chart has no PodMonitoring of Google Managed Prometheus: write one for port 9091").harmless(&["false", "autopilot: false"]),
+    none("router.monitoring.provider.gmp", "the chart has no PodMonitoring of Google Managed Prometheus: write one for port 9091").harmless(&["{autopilot: false}"]),
     none("router.monitoring.provider.name", "the chart has no PodMonitoring of Google Managed Prometheus: write one for port 9091")
         .harmless(&["", "prometheusoperator"]).with("router.monitoring.prometheus.enabled"),
     none("router.monitoring.gke.enabled", "the chart has no PodMonitoring of Google Managed Prometheus: write one for port 9091")
