@@ -82,7 +82,7 @@ fn number(number: f64) -> String {
     } else if number.is_infinite() {
         if number > 0.0 { ".inf".to_owned() } else { "-.inf".to_owned() }
     } else if number != 0.0 && !(1e-6..1e16).contains(&number.abs()) {
-        format!("{number:e}").replace('e', if number.fract() == 0.0 && number.abs() < 10.0 { ".0e" } else { "e" })
+        format!("{number:e}")
     } else {
         number.to_string()
     }
@@ -183,6 +183,6 @@ mod tests {
         ] {
             assert_eq!(text(given), printed);
         }
-        assert_eq!((number(8000.0), number(0.8), number(1e20)), ("8000".to_owned(), "0.8".to_owned(), "1.0e20".to_owned()));
+        assert_eq!((number(8000.0), number(0.8), number(1e20)), ("8000".to_owned(), "0.8".to_owned(), "1e20".to_owned()));
     }
 }
