@@ -6,4 +6,5 @@ pub mod check;
 pub mod etcd_access;
 pub mod explain;
 pub mod logging;
+pub mod migrate;
 pub mod register;

@@ -27,6 +27,8 @@ pub(crate) mod yaml;
 pub use latency::{LatencyOptions, STRATEGY_VARIABLE};
 pub use page::reference_page;
 pub(crate) use reader::{below, unknown};
+#[cfg(test)]
+pub(crate) use reference_items::{FOREIGN as foreign_plugins, ItemSupport};
 pub use resolved::ResolvedConfig;
 pub use status::{ConfigError, ConfigStatus};
 

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use control_plane::cli::args::{Cli, CliCommand, ExplainArgs};
 use control_plane::cli::explain::{self, ExplainCall, ExplainRequest};
-use control_plane::cli::{check, logging, register};
+use control_plane::cli::{check, logging, migrate, register};
 use control_plane::daemon;
 use control_plane::daemon::signals::SignalWatch;
 
@@ -44,6 +44,7 @@ async fn main() -> ExitCode {
             let _ = std::io::stdout().write_all(printed.as_bytes());
             ExitCode::from(verdict as u8)
         }
+        CliCommand::Migrate(args) => ExitCode::from(migrate::run(*args, &mut std::io::stdout(), &mut std::io::stderr()).await),
         CliCommand::Explain(args) => {
             let ExplainArgs { admin, admin_token_file: token, request, pool, path, headers, subset, without, config, format } = args;
             let question = ExplainRequest { pool, path, headers, subset, without, ..ExplainRequest::default() };

@@ -13,6 +13,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use self::values::{duration, header_name, listen};
 use crate::cli::build::VERSION;
 use crate::cli::logging::LogArgs;
+use crate::cli::migrate::MigrateArgs;
 use crate::cli::register::{InstancesArgs, RegisterArgs};
 use crate::config::STRATEGY_VARIABLE;
 use crate::daemon::lease::LeaseArgs;
@@ -37,6 +38,27 @@ Examples:
     switchpointd check --endpoint 10.0.0.1:8000
 
 Every option is also an environment variable: --listen-admin is SWITCHPOINT_LISTEN_ADMIN.
+";
+
+const MIGRATE_EXAMPLES: &str = "\
+Examples:
+  The values with which llm-d's release `llama` was installed:
+    helm get values llama -n prod > llama.values.yaml
+    switchpointd migrate -f llama.values.yaml --pool llama --namespace prod > values.yaml
+
+  A running picker:
+    kubectl get configmap,deployment,inferencepool,service -n prod -o yaml | switchpointd migrate -
+    switchpointd migrate --cluster --namespace prod --pool llama --output-dir switchpoint/
+
+  One configuration file:
+    switchpointd migrate picker.yaml
+
+stdout has the values of our chart, with the configuration of each pool; stderr has the report:
+
+    - `router.epp.replicas` = `3` -> `daemon.replicas`: two daemons: one leads, one stands by; ...
+    - `router.tracing.enabled` = `true`: the picker has no spans of its own; ...
+
+docs/how-to/migrate.md has the steps of a migration and a table of all items.
 ";
 
 const EXPLAIN_EXAMPLES: &str = "\
@@ -72,6 +94,15 @@ pub enum CliCommand {
     /// that is refused here.
     #[command(after_help = EXAMPLES)]
     Check(CheckArgs),
+    /// Turn the values of llm-d's charts, or a running endpoint picker, into values of our chart.
+    ///
+    /// Each item is kept, changed, or has no equivalent; the report has the reason. Nothing is
+    /// installed and no object is changed.
+    ///
+    /// Exit code: 0 all kept or changed, 1 the input cannot be read, 2 an invalid command line, 3
+    /// something has no equivalent or is unknown.
+    #[command(after_help = MIGRATE_EXAMPLES)]
+    Migrate(Box<MigrateArgs>),
     /// Register a process of any language; the registration ends with this process.
     Register(Box<RegisterArgs>),
     /// List the instances that may get traffic, or watch them come and go.

@@ -12,4 +12,5 @@ mod hostile;
 #[cfg(target_os = "linux")] // it reads /proc
 mod hostile_ext_proc;
 mod manifests;
+mod migrate;
 mod scrape;

@@ -1,0 +1,50 @@
+//! `switchpointd migrate`: reads the values of llm-d's charts, or the objects of a running endpoint
+//! picker, and prints the values of our chart with a report on each item.
+//!
+//! ```text
+//!  values.yaml ─▶ values ──┐                    ┌─▶ chart ─▶ values.yaml
+//!                          ├─▶ items, by table ─┼─▶ picker ─▶ EndpointPickerConfig
+//!  objects ─▶ objects ─────┘                    └─▶ report
+//! ```
+
+mod chart;
+mod command;
+mod defaults;
+mod items;
+mod objects;
+mod page;
+mod picker;
+mod printer;
+mod report;
+mod table;
+mod tree;
+mod values;
+
+pub use command::{MigrateArgs, Migrated, run};
+pub use page::table_markdown;
+
+use crate::config::yaml::{YamlNode, YamlValue};
+use items::GivenItems;
+
+/// One endpoint picker of llm-d.
+#[derive(Debug)]
+pub struct LlmdPicker {
+    /// The name of its pool.
+    name: String,
+    /// The namespace of its pool, if known.
+    namespace: Option<String>,
+    /// Where its configuration is, and the text.
+    config: Option<(String, String)>,
+    /// Everything that is set.
+    items: GivenItems,
+    /// Whether it has a proxy of its own, instead of a gateway that reads InferencePools.
+    standalone: bool,
+}
+
+/// The text of a node, if it is text.
+fn text_of(node: &YamlNode) -> Option<&str> {
+    match &node.value {
+        YamlValue::Text(text) => Some(text),
+        _ => None,
+    }
+}

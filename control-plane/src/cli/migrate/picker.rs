@@ -1,0 +1,447 @@
+//! The EndpointPickerConfig: kept where it means the same here, and otherwise changed until
+//! `switchpointd check` accepts it.
+//!
+//! The answers come from the table of the configuration reader. This module adds the replacement
+//! that can be made without a decision.
+
+use std::collections::BTreeSet;
+
+use scheduler::registry;
+
+use super::printer;
+use super::report::ReportEntry;
+use super::table::MigrationVerdict;
+use super::text_of;
+use super::tree::{self, PathStep};
+use crate::config::yaml::{self, YamlNode, YamlValue};
+use crate::config::{self, ConfigItem, ConfigProblem, ItemStatus};
+
+/// The most rounds of changes. Each round takes out what the reader names; a change may make
+/// another item wrong, such as a reference to a plugin that is gone.
+const ROUNDS_MAX: usize = 8;
+
+/// The fields without which a file cannot be repaired.
+const FIELDS_NEEDED: [&str; 4] = ["apiVersion", "kind", "plugins", "schedulingProfiles"];
+
+/// What replaces a plugin type that is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Replacement {
+    /// This type, with the parameters that it has too.
+    With(&'static str),
+    /// `disagg-profile-handler`, with the decider under `deciders.prefill`.
+    ProfileHandler,
+    /// Nothing; the plugin is left out.
+    Nothing,
+    /// Nothing; the plugin counts only with llm-d's flow control.
+    Queues,
+}
+
+/// The types that have a replacement other than [`Replacement::Nothing`].
+const REPLACEMENTS: &[(&str, Replacement)] = &[
+    ("tokenizer", Replacement::With("token-producer")),
+    ("pd-profile-handler", Replacement::ProfileHandler),
+    ("precise-prefix-cache-scorer", Replacement::With("prefix-cache-scorer")),
+    ("precise-prefix-cache-producer", Replacement::With("approx-prefix-cache-producer")),
+    ("burst-prefix-cache-producer", Replacement::With("approx-prefix-cache-producer")),
+    ("mm-embeddings-cache-scorer", Replacement::With("prefix-cache-scorer")),
+    ("mm-embeddings-cache-producer", Replacement::With("approx-prefix-cache-producer")),
+    ("global-strict-fairness-policy", Replacement::Queues),
+    ("round-robin-fairness-policy", Replacement::Queues),
+    ("program-aware-fairness", Replacement::Queues),
+    ("program-aware-fairness-policy", Replacement::Queues),
+    ("fcfs-ordering-policy", Replacement::Queues),
+    ("edf-ordering-policy", Replacement::Queues),
+    ("slo-deadline-ordering-policy", Replacement::Queues),
+    ("static-usage-limit-policy", Replacement::Queues),
+    ("priority-holdback-policy", Replacement::Queues),
+    ("soft-reflective-ceiling-policy", Replacement::Queues),
+    ("sheddable-eviction-filter", Replacement::Queues),
+    ("eviction-sheddable-filter", Replacement::Queues),
+    ("priority-then-time-eviction-order-policy", Replacement::Queues),
+    ("eviction-priority-then-time-ordering", Replacement::Queues),
+];
+
+/// The configuration after migration.
+#[derive(Debug, Default)]
+pub struct MigratedConfig {
+    /// The configuration as a tree; `None`: the default of the daemon.
+    pub tree: Option<YamlNode>,
+    /// The text of the configuration, with the comments of its author if nothing was changed.
+    pub text: Option<String>,
+    /// The answers for its items.
+    pub entries: Vec<ReportEntry>,
+}
+
+/// Changes that flags of llm-d's picker make to the configuration.
+#[derive(Clone, Debug, Default)]
+pub struct PluginParameters {
+    /// Parameters of `metrics-data-source`.
+    pub data_source: Vec<(String, YamlValue)>,
+    /// Parameters of `core-metrics-extractor`.
+    pub extractor: Vec<(String, YamlValue)>,
+}
+
+/// The configuration under change, and the answers so far.
+struct ConfigEditor {
+    tree: YamlNode,
+    entries: Vec<ReportEntry>,
+    /// Whether the feature gate `flowControl` was on.
+    queues: bool,
+}
+
+/// Migrates a configuration.
+#[must_use]
+pub fn migrate(text: &str, extra: &PluginParameters) -> MigratedConfig {
+    let tree = match yaml::parse(text) {
+        Ok(tree) if matches!(tree.value, YamlValue::Map(_)) => tree,
+        Ok(_) => return unreadable("it is not a map of fields"),
+        Err((line, why)) => return unreadable(&format!("line {line}: {why}")),
+    };
+    let mut editor = ConfigEditor { tree, entries: Vec::new(), queues: false };
+    editor.add_parameters(extra);
+    for _ in 0..ROUNDS_MAX {
+        let printed = printer::print(&editor.tree.value, 0);
+        let (report, config) = config::read(&printed);
+        if config.is_some() {
+            editor.keep(&report.items);
+            let unchanged = config::read(text).1.is_some() && editor.entries.iter().all(|entry| entry.verdict == MigrationVerdict::Kept);
+            let text = if unchanged { text.to_owned() } else { printed };
+            return MigratedConfig { tree: Some(editor.tree), text: Some(text), entries: editor.entries };
+        }
+        if let Err(why) = editor.change(&report.items, &report.errors) {
+            let mut failed = unreadable(&why);
+            failed.entries.splice(0..0, editor.entries);
+            return failed;
+        }
+    }
+    let mut failed = unreadable("it has too many errors");
+    failed.entries.splice(0..0, editor.entries);
+    failed
+}
+
+fn unreadable(why: &str) -> MigratedConfig {
+    let reason = format!("cannot be used ({why}): the pool has the default configuration until you write one");
+    MigratedConfig {
+        tree: None,
+        text: None,
+        entries: vec![entry(MigrationVerdict::Unknown, "EndpointPickerConfig".to_owned(), "", reason)],
+    }
+}
+
+fn entry(verdict: MigrationVerdict, item: String, ours: &str, reason: impl Into<String>) -> ReportEntry {
+    ReportEntry { verdict, item, given: String::new(), ours: ours.to_owned(), reason: reason.into() }
+}
+
+// === impl ConfigEditor ===
+
+impl ConfigEditor {
+    /// Reports the items that stay: a plugin stays with its parameters, a profile with its plugins.
+    fn keep(&mut self, items: &[ConfigItem]) {
+        let replaced: Vec<String> = self.entries.iter().map(|entry| entry.ours.clone()).filter(|ours| !ours.is_empty()).collect();
+        for item in items {
+            let whole = !item.path.contains('.');
+            let (title, reason) = (self.title(&item.path), &item.reason);
+            if whole && replaced.iter().any(|ours| *ours == title || ours.starts_with(&format!("{title} "))) {
+                continue; // reported as replaced
+            }
+            let reason = match item.status {
+                ItemStatus::NoEffect => format!("no effect here: {reason}"),
+                _ if item.path.starts_with("plugins[") && whole => "the same plugin, with its parameters".to_owned(),
+                _ if item.path.starts_with("schedulingProfiles[") && whole => {
+                    "the same profile, with the plugins and weights that are kept".to_owned()
+                }
+                _ if item.path.starts_with("plugins[") || item.path.starts_with("schedulingProfiles[") => continue,
+                _ => reason.clone(),
+            };
+            self.entries.push(entry(MigrationVerdict::Kept, title, "", reason));
+        }
+    }
+
+    /// Changes what is refused or wrong.
+    fn change(&mut self, items: &[ConfigItem], errors: &[ConfigProblem]) -> Result<(), String> {
+        let mut out: BTreeSet<Vec<PathStep>> = BTreeSet::new();
+        let refused: Vec<&ConfigItem> = items.iter().filter(|item| item.status == ItemStatus::Refused).collect();
+        self.queues |= refused.iter().any(|item| item.path.starts_with("featureGates"));
+        for item in &refused {
+            let steps = tree::steps(&item.path);
+            match steps.as_slice() {
+                [PathStep::Key(plugins), PathStep::Index(at)] if plugins == "plugins" => {
+                    if self.replace(*at, item) {
+                        continue;
+                    }
+                }
+                _ => self.lost(item),
+            }
+            out.insert(steps);
+        }
+        // What is refused goes first: an error may be about a reference to it.
+        for error in errors.iter().filter(|_| refused.is_empty()) {
+            let steps = Self::removable(tree::steps(&error.path));
+            if !tree::exists(&self.tree, &steps) || (steps.len() < 2 && FIELDS_NEEDED.iter().any(|needed| error.path.starts_with(needed))) {
+                let path = if error.path.is_empty() { String::new() } else { format!("{}: ", error.path) };
+                return Err(format!("{path}{}", error.message));
+            }
+            let title = self.title(&error.path);
+            self.entries.push(entry(MigrationVerdict::Unknown, title, "", format!("left out: {}", error.message)));
+            out.insert(steps);
+        }
+        if self.queues {
+            let section = self.tree.get("flowControl").map(YamlNode::entries).unwrap_or_default();
+            for (key, _) in section.iter().filter(|(key, _)| key.name != "saturationDetector") {
+                let reason = "left out: it counts only with the feature gate flowControl";
+                self.entries.push(entry(MigrationVerdict::NoEquivalent, format!("flowControl.{}", key.name), "", reason));
+                out.insert(vec![PathStep::Key("flowControl".to_owned()), PathStep::Key(key.name.clone())]);
+            }
+        }
+        if out.is_empty() && refused.is_empty() {
+            return Err("it is invalid".to_owned());
+        }
+        let plugin = |steps: &Vec<PathStep>| match steps.as_slice() {
+            [PathStep::Key(section), PathStep::Index(at)] if section == "plugins" => self.plugin(*at).map(|(name, _)| name),
+            _ => None,
+        };
+        let gone: Vec<String> = out.iter().filter_map(plugin).collect();
+        // From the end, so that the places of items before an item stay.
+        out.iter().rev().for_each(|steps| tree::remove(&mut self.tree, steps));
+        gone.iter().for_each(|name| tree::remove_references(&mut self.tree, name));
+        self.tidy();
+        Ok(())
+    }
+
+    /// Removes what is empty now.
+    fn tidy(&mut self) {
+        let empty = |node: &YamlNode| {
+            matches!(&node.value, YamlValue::Map(entries) if entries.is_empty())
+                || matches!(&node.value, YamlValue::List(list) if list.is_empty())
+        };
+        if self.tree.get("featureGates").is_some_and(empty) {
+            tree::remove(&mut self.tree, &[PathStep::Key("featureGates".to_owned())]);
+        }
+        for at in 0..self.names().len() {
+            let way = [PathStep::Key("plugins".to_owned()), PathStep::Index(at), PathStep::Key("parameters".to_owned())];
+            if tree::at(&self.tree, &way).is_some_and(empty) {
+                tree::remove(&mut self.tree, &way);
+            }
+        }
+    }
+
+    /// The item to take out for an error at this path: without its type or reference an item means
+    /// nothing.
+    fn removable(mut steps: Vec<PathStep>) -> Vec<PathStep> {
+        if steps.len() > 1 && matches!(steps.last(), Some(PathStep::Key(key)) if ["type", "name", "pluginRef"].contains(&key.as_str())) {
+            steps.pop();
+        }
+        steps
+    }
+
+    /// Reports an item that is left out.
+    fn lost(&mut self, item: &ConfigItem) {
+        let title = self.title(&item.path);
+        let instead = item.substitute.as_deref().map(|instead| format!("; instead: {instead}")).unwrap_or_default();
+        let parameter = item.path.starts_with("plugins[");
+        let verdict = if parameter { MigrationVerdict::Changed } else { MigrationVerdict::NoEquivalent };
+        self.entries.push(entry(verdict, title, "", format!("left out: {}{instead}", item.reason)));
+    }
+
+    /// Replaces a plugin; returns whether it stays in the file.
+    fn replace(&mut self, at: usize, item: &ConfigItem) -> bool {
+        let Some((name, plugin_type)) = self.plugin(at) else { return false };
+        let replacement = REPLACEMENTS.iter().find(|(refused, _)| *refused == plugin_type).map_or(Replacement::Nothing, |(_, with)| *with);
+        let new = match replacement {
+            Replacement::With(new) => new,
+            Replacement::ProfileHandler => "disagg-profile-handler",
+            Replacement::Nothing => {
+                self.lost_plugin(&name, item);
+                return false;
+            }
+            Replacement::Queues => {
+                let title = format!("plugin {name}");
+                self.entries.push(if self.queues {
+                    entry(MigrationVerdict::NoEquivalent, title, "", format!("left out: {}", item.reason))
+                } else {
+                    entry(
+                        MigrationVerdict::Changed,
+                        title,
+                        "",
+                        "left out: without the feature gate flowControl it has no effect in llm-d either",
+                    )
+                });
+                return false;
+            }
+        };
+        let parameters = self.parameters(at, new, replacement);
+        // Renamed only if the name was the type's: then other items mean the type.
+        let taken = self.names().iter().any(|other| other == new);
+        let new_name = if name == plugin_type && !taken { new.to_owned() } else { name.clone() };
+        let mut fields = vec![("type", YamlValue::Text(new.to_owned()))];
+        if new_name != new {
+            fields.insert(0, ("name", YamlValue::Text(new_name.clone())));
+        }
+        if !parameters.is_empty() {
+            fields.push(("parameters", YamlValue::Map(parameters)));
+        }
+        if let Some(node) = tree::at_mut(&mut self.tree, &[PathStep::Key("plugins".to_owned()), PathStep::Index(at)]) {
+            node.value = tree::map(fields);
+        }
+        let ours = if new_name == new { format!("plugin {new}") } else { format!("plugin {new_name} ({new})") };
+        if new_name != name {
+            tree::rename_references(&mut self.tree, &name, &new_name);
+        }
+        // What it read from the data layer, the new type does not read.
+        if let Some(data_layer) = tree::at_mut(&mut self.tree, &[PathStep::Key("dataLayer".to_owned())]) {
+            tree::remove_references(data_layer, &new_name);
+        }
+        self.entries.push(entry(MigrationVerdict::Changed, format!("plugin {name}"), &ours, format!("replaced: {}", item.reason)));
+        true
+    }
+
+    fn lost_plugin(&mut self, name: &str, item: &ConfigItem) {
+        let instead = item.substitute.as_deref().map(|instead| format!("; instead: {instead}")).unwrap_or_default();
+        self.entries.push(entry(
+            MigrationVerdict::NoEquivalent,
+            format!("plugin {name}"),
+            "",
+            format!("left out: {}{instead}", item.reason),
+        ));
+    }
+
+    /// The parameters of a replaced plugin.
+    fn parameters(&self, at: usize, new: &str, replacement: Replacement) -> Vec<(yaml::YamlKey, YamlNode)> {
+        let old = tree::at(&self.tree, &[PathStep::Key("plugins".to_owned()), PathStep::Index(at), PathStep::Key("parameters".to_owned())]);
+        if replacement == Replacement::ProfileHandler {
+            let of = |name: &str| old.and_then(|old| old.get(name)).and_then(text_of).map(|text| YamlValue::Text(text.to_owned()));
+            let profiles = [("decode", of("decodeProfile")), ("prefill", of("prefillProfile"))];
+            let profiles: Vec<(&str, YamlValue)> = profiles.into_iter().filter_map(|(name, value)| Some((name, value?))).collect();
+            let mut parameters = Vec::new();
+            if let Some(decider) = of("deciderPluginName") {
+                parameters.push(("deciders", tree::map(vec![("prefill", decider)])));
+            }
+            if !profiles.is_empty() {
+                parameters.push(("profiles", tree::map(profiles)));
+            }
+            return tree::entries(parameters);
+        }
+        let known = registry::lookup(new).map(|row| row.parameters).unwrap_or_default();
+        let given = old.map(YamlNode::entries).unwrap_or_default().iter();
+        given.filter(|(key, _)| known.iter().any(|parameter| parameter.name == key.name)).cloned().collect()
+    }
+
+    /// Adds parameters that llm-d takes from flags; what the file says counts more.
+    fn add_parameters(&mut self, extra: &PluginParameters) {
+        for (plugin_type, parameters) in [("metrics-data-source", &extra.data_source), ("core-metrics-extractor", &extra.extractor)] {
+            if parameters.is_empty() {
+                continue;
+            }
+            let declared = self.types().iter().position(|declared| declared == plugin_type);
+            let Some(at) = declared.or_else(|| self.declare(plugin_type)) else { continue };
+            let Some(plugin) = tree::at_mut(&mut self.tree, &[PathStep::Key("plugins".to_owned()), PathStep::Index(at)]) else { continue };
+            let mut all = plugin.get("parameters").map(YamlNode::entries).unwrap_or_default().to_vec();
+            for (name, value) in parameters {
+                if all.iter().all(|(key, _)| key.name != *name) {
+                    all.extend(tree::entries(vec![(name.as_str(), value.clone())]));
+                }
+            }
+            tree::set(plugin, "parameters", YamlValue::Map(all));
+        }
+    }
+
+    fn declare(&mut self, plugin_type: &str) -> Option<usize> {
+        if self.tree.get("plugins").is_none() {
+            tree::set(&mut self.tree, "plugins", YamlValue::List(Vec::new()));
+        }
+        let plugins = tree::at_mut(&mut self.tree, &[PathStep::Key("plugins".to_owned())])?;
+        let YamlValue::List(list) = &mut plugins.value else { return None };
+        list.push(YamlNode { line: 0, value: tree::map(vec![("type", YamlValue::Text(plugin_type.to_owned()))]) });
+        Some(list.len() - 1)
+    }
+
+    /// The name and type of a plugin.
+    fn plugin(&self, at: usize) -> Option<(String, String)> {
+        let node = tree::at(&self.tree, &[PathStep::Key("plugins".to_owned()), PathStep::Index(at)])?;
+        let plugin_type = node.get("type").and_then(text_of)?;
+        let name = node.get("name").and_then(text_of).filter(|name| !name.is_empty()).unwrap_or(plugin_type);
+        Some((name.to_owned(), plugin_type.to_owned()))
+    }
+
+    fn plugins(&self) -> impl Iterator<Item = (String, String)> {
+        let count = match self.tree.get("plugins").map(|node| &node.value) {
+            Some(YamlValue::List(list)) => list.len(),
+            _ => 0,
+        };
+        (0..count).map(|at| self.plugin(at).unwrap_or_default())
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.plugins().map(|(name, _)| name).collect()
+    }
+
+    fn types(&self) -> Vec<String> {
+        self.plugins().map(|(_, plugin_type)| plugin_type).collect()
+    }
+
+    /// The path of an item with names instead of numbers: `plugin queue-scorer, parameters.weight`.
+    fn title(&self, path: &str) -> String {
+        let steps = tree::steps(path);
+        let (title, rest) = match steps.as_slice() {
+            [PathStep::Key(section), PathStep::Index(at), rest @ ..] if section == "plugins" => match self.plugin(*at) {
+                Some((name, _)) => (format!("plugin {name}"), rest),
+                None => return path.to_owned(),
+            },
+            [PathStep::Key(section), PathStep::Index(_)] if section == "featureGates" => {
+                let gate = tree::at(&self.tree, &steps).and_then(text_of).unwrap_or(path);
+                return format!("feature gate {gate}");
+            }
+            [PathStep::Key(section), PathStep::Index(at), rest @ ..] if section == "schedulingProfiles" => {
+                let profile =
+                    tree::at(&self.tree, &[PathStep::Key(section.clone()), PathStep::Index(*at), PathStep::Key("name".to_owned())]);
+                let title = format!("profile {}", profile.and_then(text_of).unwrap_or("without a name"));
+                match rest {
+                    [PathStep::Key(_), PathStep::Index(plugin), rest @ ..] => {
+                        let way = [
+                            PathStep::Key(section.clone()),
+                            PathStep::Index(*at),
+                            PathStep::Key("plugins".to_owned()),
+                            PathStep::Index(*plugin),
+                        ];
+                        let reference = tree::at(&self.tree, &way).and_then(|node| node.get("pluginRef")).and_then(text_of);
+                        (format!("{title}, {}", reference.unwrap_or("a plugin without a name")), rest)
+                    }
+                    rest => (title, rest),
+                }
+            }
+            _ => return path.to_owned(),
+        };
+        let rest = tree::path(rest);
+        if rest.is_empty() { title } else { format!("{title}, {rest}") }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{ItemSupport, foreign_plugins};
+
+    #[test]
+    fn every_refused_type_leaves_a_file_that_loads() {
+        for row in foreign_plugins {
+            let ItemSupport::Refused(..) = row.support else { continue };
+            let text = format!(
+                "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n- type: queue-scorer\n- type: {}\n",
+                row.name
+            );
+            let migrated = migrate(&text, &PluginParameters::default());
+            assert!(migrated.text.as_deref().is_some_and(|text| config::read(text).1.is_some()), "{}: {:?}", row.name, migrated.entries);
+            let mentions = |entry: &&ReportEntry| entry.verdict < MigrationVerdict::Kept && entry.item.contains(row.name);
+            assert_eq!(migrated.entries.iter().filter(mentions).count(), 1, "{}: {:?}", row.name, migrated.entries);
+        }
+        for (name, _) in REPLACEMENTS {
+            assert!(foreign_plugins.iter().any(|row| row.name == *name && matches!(row.support, ItemSupport::Refused(..))), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_needs_no_change_keeps_its_comments() {
+        let text = "# mine\napiVersion: llm-d.ai/v1\nkind: EndpointPickerConfig\nplugins: [{type: queue-scorer}] # all\n";
+        assert_eq!(migrate(text, &PluginParameters::default()).text.as_deref(), Some(text));
+    }
+}
