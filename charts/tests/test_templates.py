@@ -66,7 +66,7 @@ class Goldens(ChartTest):
         rights = {
             namespace: {resource for rule in one["rules"] for resource in rule["resources"]}
             for (kind, namespace, name), one in found.items()
-            if kind == "Role" and name == "sp-daemon-pools"
+            if kind == "Role" and name == "sp-daemon-pools-of-switchpoint"
         }
         objects = {"inferenceobjectives", "inferencemodelrewrites", "inferencemodels"}
         self.assertEqual(rights, {"prod": {"pods", "inferencepools"} | objects, "research": {"pods", "services", "endpointslices"}})
