@@ -21,6 +21,7 @@ STREAM_SHARE = 0.1
 # The longest stream lasts 20 s.
 STREAM_SECONDS_MAX = 60
 REQUEST_SECONDS_MAX = 20
+MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 PATH = "/v1/chat/completions"
 REPLY_TOKENS = 8
 # Prompts share beginnings, as conversations do.
@@ -65,6 +66,7 @@ class Load:
         tokens = arrival.stream_tokens or REPLY_TOKENS
         return json.dumps(
             {
+                "model": MODEL,
                 "messages": [{"role": "user", "content": prompt}],
                 "max_tokens": tokens,
                 "min_tokens": tokens,
