@@ -1,0 +1,102 @@
+"""Writes OCI image layouts of artifacts: the module as Istio's raw form, and SBOMs that refer to an image.
+
+crane builds images, but it has no command for artifacts. It pushes these layouts as it does those of images.
+"""
+
+import hashlib
+import json
+import pathlib
+import shutil
+from typing import Any
+
+MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+EMPTY_CONFIG = "application/vnd.oci.empty.v1+json"
+GZIP_LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
+# The raw form of a module: https://github.com/solo-io/wasm/blob/master/spec/spec.md
+WASM_CONFIG_LAYER = "application/vnd.module.wasm.config.v1+json"
+WASM_LAYER = "application/vnd.module.wasm.content.layer.v1+wasm"
+SPDX = "application/spdx+json"
+TITLE = "org.opencontainers.image.title"
+
+Json = dict[str, Any]
+
+
+def compact(value: Json) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def digest_of(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+class Layout:
+    """An OCI image layout with one manifest."""
+
+    def __init__(self, folder: pathlib.Path):
+        shutil.rmtree(folder, ignore_errors=True)
+        (folder / "blobs/sha256").mkdir(parents=True)
+        self.folder = folder
+
+    def add(self, data: bytes, media_type: str, title: str = "") -> Json:
+        """Writes a blob and returns its descriptor."""
+        digest = digest_of(data)
+        (self.folder / "blobs" / digest.replace(":", "/")).write_bytes(data)
+        annotations = {"annotations": {TITLE: title}} if title else {}
+        return {"mediaType": media_type, "digest": digest, "size": len(data)} | annotations
+
+    def finish(self, manifest: Json) -> str:
+        """Writes the manifest and the index, and returns the manifest's digest."""
+        descriptor = self.add(compact(manifest), MANIFEST)
+        (self.folder / "oci-layout").write_text('{"imageLayoutVersion":"1.0.0"}')
+        (self.folder / "index.json").write_bytes(compact({"schemaVersion": 2, "manifests": [descriptor]}))
+        return descriptor["digest"]
+
+
+def descriptor(folder: pathlib.Path) -> Json:
+    """The descriptor of the only manifest of a layout, without annotations."""
+    manifests = json.loads((folder / "index.json").read_bytes())["manifests"]
+    if len(manifests) != 1:
+        raise ValueError(f"{folder} has {len(manifests)} manifests")
+    return {key: manifests[0][key] for key in ("mediaType", "digest", "size")}
+
+
+def blob(folder: pathlib.Path, digest: str) -> bytes:
+    return (folder / "blobs" / digest.replace(":", "/")).read_bytes()
+
+
+def manifest_of(folder: pathlib.Path) -> Json:
+    return json.loads(blob(folder, descriptor(folder)["digest"]))
+
+
+def write_module(folder: pathlib.Path, module: bytes, annotations: dict[str, str]) -> str:
+    """The module as an artifact of two layers, its runtime configuration and the raw module. Returns the digest."""
+    layout = Layout(folder)
+    runtime = {"type": "envoy_proxy", "abiVersions": ["v0.2.1"], "config": {"rootIds": []}}
+    return layout.finish(
+        {
+            "schemaVersion": 2,
+            "mediaType": MANIFEST,
+            "artifactType": WASM_LAYER,
+            "config": layout.add(b"{}", EMPTY_CONFIG),
+            "layers": [
+                layout.add(compact(runtime), WASM_CONFIG_LAYER, "runtime-config.json"),
+                layout.add(module, WASM_LAYER, "plugin.wasm"),
+            ],
+            "annotations": annotations,
+        }
+    )
+
+
+def write_sbom(folder: pathlib.Path, sbom: bytes, name: str, subject: Json) -> str:
+    """An SBOM that refers to the image `subject`: registries list it as the image's referrer. Returns the digest."""
+    layout = Layout(folder)
+    return layout.finish(
+        {
+            "schemaVersion": 2,
+            "mediaType": MANIFEST,
+            "artifactType": SPDX,
+            "config": layout.add(b"{}", EMPTY_CONFIG),
+            "layers": [layout.add(sbom, SPDX, f"{name}.spdx.json")],
+            "subject": subject,
+        }
+    )
