@@ -10,6 +10,7 @@ from paths import ROOT
 NAME = "ext-proc-gateway"
 PODS = f"{NAME}-pods"
 PORT = 8080
+CLUSTER_DOMAIN = ".cluster.local"
 
 
 def configuration(picker: str, picker_port: int, pods: str, pod_port: int) -> str:
@@ -17,8 +18,9 @@ def configuration(picker: str, picker_port: int, pods: str, pod_port: int) -> st
     text = (ROOT / "envoy-config/ext_proc.yaml").read_text()
     text = text.replace("address: 127.0.0.1, port_value: 8080", "address: 0.0.0.0, port_value: 8080")
     text = text.replace("address: 127.0.0.1, port_value: 9002", f"address: {picker}, port_value: {picker_port}")
-    # With several pools in one daemon, the authority names the pool's Service.
-    text = text.replace("authority: switchpointd}", f'authority: "{picker}:{picker_port}"}}')
+    # Gateways name the pool by the Service in the authority, and send none of our metadata.
+    text = text.replace("authority: switchpointd}", f'authority: "{picker.removesuffix(CLUSTER_DOMAIN)}:{picker_port}"}}')
+    text = text.replace("                - {key: x-switchpoint-pool, value: default}\n", "")
     address = f"{{endpoint: {{address: {{socket_address: {{address: {pods}, port_value: {pod_port}}}}}}}}}"
     found = (
         "    type: STRICT_DNS\n    dns_refresh_rate: 1s\n"
@@ -33,7 +35,7 @@ def manifests(pool: dict) -> str:
     """The gateway of an InferencePool, in the pool's namespace."""
     namespace, spec = pool["metadata"]["namespace"], pool["spec"]
     picker, port = spec["endpointPickerRef"]["name"], spec["targetPorts"][0]["number"]
-    domain = f"{namespace}.svc.cluster.local"
+    domain = f"{namespace}.svc{CLUSTER_DOMAIN}"
     text = configuration(f"{picker}.{domain}", spec["endpointPickerRef"]["port"]["number"], f"{PODS}.{domain}", port)
     container = {
         "name": "envoy",
