@@ -31,7 +31,7 @@ FUZZ_SECONDS ?= 30
 FUZZ_LONG_SECONDS ?= 180
 SOAK_SECONDS ?= 600
 
-.PHONY: help setup build wasm test lint docs fuzz e2e e2e-long bench sim demo run clean
+.PHONY: help setup build wasm images test lint docs fuzz e2e e2e-long bench sim demo run clean
 
 help: ## show this list of commands
 	@echo "Switchpoint picks LLM endpoints inside Envoy. To see it work:  make demo"
@@ -135,6 +135,13 @@ wasm: $(RUST_READY) $(OPT_READY) ## build switchpoint.wasm and check its size li
 	if (( size > $(WASM_BYTES_MAX) )); then
 	  echo "too big: every Envoy process needs about 100 bytes of memory per byte of the module" >&2; exit 1
 	fi
+
+# Builds, tests, and then pushes the images if PUSH names a registry. IMAGES has further arguments of images/build.py.
+images: release $(VENV_READY) ## build and test the container images, with SBOMs -> target/images (PUSH=registry: push them)
+	@python3 .ci/cluster_tools.py crane
+	python3 images/build.py $(IMAGES)
+	BUILD_ARGUMENTS="$(IMAGES)" python3 images/test_images.py
+	if [ -n "$(PUSH)" ]; then python3 images/build.py $(IMAGES) --built --push "$(PUSH)"; fi
 
 # --- Checks. `.ci/steps.py` runs the steps, times them and adds up the counts.
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Builds Switchpoint's images as OCI image layouts in target/images, without Docker and without root.
 
-    images/build.py                            all images, for this machine's architecture
-    images/build.py --push registry.example    builds, then pushes the images and their SBOMs
+    images/build.py                                      builds all images, for this machine's architecture
+    images/build.py --built --push registry.example.com  pushes what is built, with the SBOMs
 
 crane makes the images from layers that this program writes; the base is a few files of Debian packages. It writes for each image
 NAME a layout target/images/NAME, its SBOM target/images/NAME.spdx.json, and a layout of the SBOM as an artifact that refers to the
@@ -216,6 +216,14 @@ def build(options: argparse.Namespace) -> list[Built]:
     return done
 
 
+def last(options: argparse.Namespace) -> list[Built]:
+    """What the last run built."""
+    file = options.output / "images.json"
+    if not file.is_file():
+        raise Missing(f"{file} is missing: no images are built")
+    return [Built(**row) for row in json.loads(file.read_text())]
+
+
 def push(options: argparse.Namespace, built: list[Built]) -> None:
     """Pushes every image by its tag, then its SBOM, which the registry lists as a referrer of the image."""
     crane = Crane(options.crane)
@@ -235,13 +243,17 @@ def table(built: list[Built]) -> str:
 
 def options_of(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Builds Switchpoint's images as OCI layouts.")
-    path = pathlib.Path
+
+    def path(text: str) -> pathlib.Path:
+        return pathlib.Path(text).resolve()
+
     host = HOSTS.get(platform.machine(), platform.machine())
     parser.add_argument("--platform", default=f"linux/{host}", choices=[f"linux/{name}" for name in ARCHITECTURES])
     parser.add_argument("--output", type=path, default=ROOT / "target/images", help="folder of the layouts (target/images)")
     parser.add_argument("--tag", default="", help="tag of the images (the workspace's version)")
     parser.add_argument("--source", default="", help="address of the repository, for labels (the git remote `origin`, if https)")
     parser.add_argument("--push", default="", metavar="REGISTRY", help="push to REGISTRY, with the credentials of ~/.docker")
+    parser.add_argument("--built", action="store_true", help="build nothing: take the images of the last run")
     parser.add_argument("--insecure", action="store_true", help="push by plain HTTP")
     parser.add_argument("--test-images", action="store_true", help="also build the images that only tests need")
     parser.add_argument("--debs", type=path, help="folder with the Debian packages to use (downloaded by apt-get)")
@@ -257,7 +269,7 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
 def main(arguments: list[str]) -> int:
     options = options_of(arguments)
     try:
-        built = build(options)
+        built = last(options) if options.built else build(options)
         if options.push:
             push(options, built)
     except Unavailable as why:
