@@ -49,9 +49,13 @@ resources:
 {{- toYaml $cluster -}}
 {{- end -}}
 
-{{- /* The cluster of a pool: a list of the pool, and the cluster of a file of envoy-config. */ -}}
+{{- /* The cluster of a pool: a list of the root, the pool, and the cluster of a file of envoy-config. */ -}}
 {{- define "switchpoint.poolCluster" -}}
-{{- $pool := index . 0 -}}{{- $cluster := deepCopy (index . 1) -}}
+{{- $root := index . 0 -}}{{- $pool := index . 1 -}}{{- $cluster := deepCopy (index . 2) -}}
+{{- if eq (default "http" $pool.appProtocol) "kubernetes.io/h2c" -}}
+{{- $fragment := $root.Files.Get "files/h2c.yaml" | fromYaml -}}
+{{- $_ := set $cluster "typed_extension_protocol_options" $fragment.typed_extension_protocol_options -}}
+{{- end -}}
 {{- $_ := set $cluster "name" (printf "inference-pool-%s" $pool.name) -}}
 {{- $_ := set $cluster.eds_cluster_config "service_name" $pool.name -}}
 {{- toYaml $cluster -}}
@@ -145,7 +149,7 @@ load_assignment:
 {{- $clusters = append $clusters (include "switchpoint.stateCluster" (list $root $cluster) | fromYaml) -}}
 {{- else if eq $cluster.name "inference-pool" -}}
 {{- range $pool := $root.Values.pools -}}
-{{- $clusters = append $clusters (include "switchpoint.poolCluster" (list $pool $cluster) | fromYaml) -}}
+{{- $clusters = append $clusters (include "switchpoint.poolCluster" (list $root $pool $cluster) | fromYaml) -}}
 {{- end -}}
 {{- else -}}
 {{- fail (printf "standalone.yaml has an unknown cluster %q" $cluster.name) -}}
