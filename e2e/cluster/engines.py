@@ -47,7 +47,7 @@ def manifests() -> str:
         "spec": {
             "selector": {"matchLabels": {"app": NAME}},
             "targetPorts": [{"number": 8000}],
-            "endpointPickerRef": {"name": "switchpoint-picker-llama", "port": {"number": 9002}, "failureMode": "FailClose"},
+            "endpointPickerRef": {"name": "ext-proc-picker-llama", "port": {"number": 9002}, "failureMode": "FailClose"},
         },
     }
     return json.dumps({"apiVersion": "v1", "kind": "List", "items": [deployment, pool]})
