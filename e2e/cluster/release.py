@@ -1,5 +1,6 @@
 """The chart, installed from the project's own images: two daemons with a Lease, two gateways, mutual TLS."""
 
+import datetime
 import json
 import pathlib
 import shutil
@@ -119,9 +120,17 @@ def restart(name: str) -> None:
     kube.rolled_out(name, NAMESPACE)
 
 
+def lease() -> dict:
+    return json.loads(kube.kubectl("get", "lease", LEASE, "-n", NAMESPACE, "-o", "json"))["spec"]
+
+
 def leader() -> str:
     """The pod whose daemon holds the Lease. The holder's name is the pod's name and a random suffix."""
-    lease = json.loads(kube.kubectl("get", "lease", LEASE, "-n", NAMESPACE, "-o", "json"))
-    holder = lease["spec"].get("holderIdentity") or ""
+    holder = lease().get("holderIdentity") or ""
     names = (pod["metadata"]["name"] for pod in kube.pods(NAMESPACE, DAEMON_LABELS))
     return next((name for name in names if holder.startswith(name)), "")
+
+
+def lease_acquired() -> float:
+    """When the present leader took the Lease, in seconds since 1970."""
+    return datetime.datetime.fromisoformat(lease()["acquireTime"]).timestamp()
