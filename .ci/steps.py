@@ -3,9 +3,9 @@
 
     .ci/steps.py lint wasm tests
 
-The counts are those of the `test result:` lines for test binaries, and one per step for everything else. A step whose tool is
-unavailable (for example the advisory database) counts as skipped, with a message, and never as passed. So does a test that
-prints `SKIPPED name: why` and returns. Standard library only.
+The counts are those of the `test result:` lines for test binaries, those of unittest for the chart, and one per step for
+everything else. A step whose tool is unavailable (for example the advisory database) counts as skipped, with a message, and never
+as passed. So does a test that prints `SKIPPED name: why` and returns. Standard library only.
 """
 
 import os
@@ -73,6 +73,18 @@ def cargo_test(status: int, output: str) -> Counts:
     if sum(total) == 0:
         total += Counts(failed=1)  # a run that ran nothing shows nothing
     return total
+
+
+def unit_tests(status: int, output: str) -> Counts:
+    """Reads the last lines of Python's unittest. A test with several failed subtests counts as one failure for each."""
+    ran = re.search(r"(?m)^Ran (\d+) tests? in ", output)
+    if not ran:
+        return Counts(failed=1)
+    number = {word: int(count) for word, count in re.findall(r"(failures|errors|skipped)=(\d+)", output[ran.end() :])}
+    failed, skipped = number.get("failures", 0) + number.get("errors", 0), number.get("skipped", 0)
+    if status != 0 and failed == 0:
+        failed = 1
+    return Counts(max(0, int(ran[1]) - failed - skipped), failed, skipped)
 
 
 def advisories(status: int, output: str) -> Counts:
@@ -192,7 +204,7 @@ def run(step: Step) -> tuple[Counts, list[str]]:
         if re.match(r"target/.* bytes|\d+ mutants ", line):
             print(f"     {line}")
     print(f"   {verdict}, {time.monotonic() - began:.1f} s", flush=True)
-    skipped = skips(output) if step.judge is cargo_test else []
+    skipped = skips(output) if step.judge in (cargo_test, unit_tests) else []
     return counts, remarks(step, output, counts, alone) + skipped
 
 
@@ -265,9 +277,11 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
     "wasm": lambda: [Step("wasm: build and size", "make --no-print-directory wasm", one)],
     # All tests of all crates in one run, so that the dependencies are compiled once, with one set of features.
     "tests": lambda: [
-        # The first run takes minutes (etcd 1, Kubernetes 4 on two idle cores); later runs take no time.
-        Step("tests: a real etcd and Kubernetes, published schemas", "python3 .ci/cluster_tools.py etcd kubernetes schemas", buildable),
+        # The first run takes minutes (etcd 1, Kubernetes 4 on two idle cores, and Helm); later runs take no time.
+        Step("tests: a real etcd and Kubernetes, Helm, published schemas", "python3 .ci/cluster_tools.py etcd kubernetes schemas helm", buildable),
         Step("tests: build", "cargo build --locked --workspace --bins --tests", one),
+        # It runs the daemon, and the module of the group `wasm`.
+        Step("tests: chart", "python3 -m unittest discover charts/tests", unit_tests),
         Step("tests: run", "cargo test --locked --workspace --no-fail-fast", cargo_test),
     ],
     "e2e": lambda: [

@@ -32,6 +32,21 @@ error: 1 target failed:
 """
 
 
+class UnitTests(unittest.TestCase):
+    def test_counts_are_those_of_the_last_lines(self):
+        for last, counts in {
+            "OK": steps.Counts(passed=17),
+            "OK (skipped=2)": steps.Counts(passed=15, skipped=2),
+            "FAILED (failures=1, errors=2, skipped=3)": steps.Counts(passed=11, failed=3, skipped=3),
+        }.items():
+            status = 0 if last.startswith("OK") else 1
+            self.assertEqual(steps.unit_tests(status, f"....\nRan 17 tests in 40.1s\n\n{last}\n"), counts, last)
+
+    def test_a_run_without_a_result_has_failed(self):
+        self.assertEqual(steps.unit_tests(1, "ModuleNotFoundError: no module"), steps.Counts(failed=1))
+        self.assertEqual(steps.unit_tests(137, "Ran 17 tests in 40.1s\n\nOK\n").failed, 1)
+
+
 class Again(unittest.TestCase):
     """Runs the whole step with a `cargo` that prints the output above, and `alone` when it runs the failed test alone."""
 

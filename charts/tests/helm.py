@@ -1,11 +1,12 @@
 """Runs Helm on the chart, and reads YAML with it, because Python's standard library has no reader for YAML."""
 
+import base64
+import functools
 import json
 import os
 import pathlib
 import re
 import subprocess
-import sys
 import tempfile
 from typing import Any
 
@@ -39,7 +40,7 @@ def missing() -> str | None:
 
 def skipped(name: str, why: str) -> None:
     """Prints the line that .ci/steps.py counts as a skipped test."""
-    print(f"SKIPPED {name}: {why}", flush=True)
+    print(f"SKIPPED {name.replace('.', '::')}: {why}", flush=True)
 
 
 def helm(*arguments: str, environment: dict[str, str] | None = None) -> str:
@@ -61,6 +62,7 @@ def _home(name: str) -> str:
     return str(pathlib.Path(tempfile.gettempdir()) / f"switchpoint-helm-{os.getuid()}" / name)
 
 
+@functools.cache
 def template(*arguments: str, values: pathlib.Path | None = None) -> str:
     """The manifests of the chart for these arguments and values, without a cluster."""
     files = ["--values", str(values)] if values else []
@@ -88,6 +90,7 @@ def _reader(chart_template: str, text: str) -> Object:
     return json.loads(output[output.index("{") :])
 
 
+@functools.cache
 def objects(*arguments: str, values: pathlib.Path | None = None) -> dict[tuple[str, str, str], Object]:
     """The objects of the chart by kind, namespace and name."""
     return by_name(read_yaml(template(*arguments, values=values)))
@@ -101,6 +104,11 @@ def by_name(documents: list[Object]) -> dict[tuple[str, str, str], Object]:
             raise AssertionError(f"two objects {key}")
         found[key] = one
     return found
+
+
+def decoded(text: str) -> str:
+    """The text of a value of a Secret."""
+    return base64.b64decode(text).decode()
 
 
 # Base64 of certificates and keys, which are new in each run.
@@ -117,7 +125,3 @@ def golden(text: str) -> str:
     text = CHECKSUM.sub(r"\1(a checksum)", SECRET.sub(r"\1(base64)", text))
     text = PATCHES.sub(r"\1  # from envoy-config\n", BLOCK.sub(r"\1    # from envoy-config\n", text))
     return re.sub(r"[ \t]+\n", "\n", text)
-
-
-if __name__ == "__main__":
-    sys.exit("this is a module of the tests")

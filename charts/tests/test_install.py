@@ -1,0 +1,144 @@
+"""The chart on a real API server: every object is accepted, and certificates outlive upgrades."""
+
+import json
+import pathlib
+import unittest
+
+import cluster
+import helm
+import processes
+from test_templates import APIS, ChartTest
+
+HERE = pathlib.Path(__file__).resolve().parent
+DEFINITIONS = ("inferencepools", "gateway.networking", "gateway.envoyproxy", "istio.io-api")
+# Namespaces of the value files.
+NAMESPACES = ("switchpoint", "istio-system", "envoy-gateway-system", "prod", "research", "edge", "default")
+SECRETS = ("sp-ca", "sp-daemon-tls", "sp-proxy-tls")
+
+
+class Install(ChartTest):
+    shared: cluster.Cluster | None = None
+
+    @classmethod
+    def tearDownClass(cls) -> None:
+        if cls.shared:
+            cls.shared.close()
+            cls.shared = None
+
+    def setUp(self) -> None:
+        super().setUp()
+        if why := cluster.missing():
+            helm.skipped(self.id(), why)
+            self.skipTest(why)
+        if not Install.shared:
+            Install.shared = cluster.Cluster()
+            for namespace in NAMESPACES:
+                if namespace != "default":
+                    Install.shared.create_namespace(namespace)
+            Install.shared.define(*DEFINITIONS)
+        self.cluster = Install.shared
+
+    def install(self, namespace: str, *arguments: str, command: str = "install") -> str:
+        return self.cluster.helm(command, helm.RELEASE, str(helm.CHART), "--namespace", namespace, *arguments)
+
+    def secrets(self, namespace: str) -> dict[str, dict[str, str]]:
+        return {name: self.cluster.secret(namespace, name) for name in SECRETS}
+
+    def test_the_api_server_accepts_every_object(self) -> None:
+        for values in sorted((HERE / "values").glob("*.yaml")):
+            if "cert-manager" in values.name:
+                continue  # its CRDs are not fetched
+            off = ["--set", "monitoring.podMonitor.enabled=false"]
+            with self.subTest(values.name):
+                self.install("switchpoint", "--values", str(values), *off, "--dry-run=server")
+
+    def test_without_cert_manager_its_mode_is_refused(self) -> None:
+        with self.assertRaisesRegex(helm.HelmError, "Install cert-manager first"):
+            self.install("switchpoint", "--set", "tls.certManager.enabled=true", "--dry-run=server")
+
+    def test_upgrades_keep_certificates_and_generations_renew_them(self) -> None:
+        namespace = "certificates"
+        self.cluster.create_namespace(namespace)
+        self.install(namespace)
+        first = self.secrets(namespace)
+        ca, leaf = first["sp-ca"], first["sp-daemon-tls"]
+        self.assertEqual(leaf["ca.crt"], ca["tls.crt"])
+
+        def upgrade(*settings: str) -> dict[str, dict[str, str]]:
+            arguments = [argument for setting in settings for argument in ("--set", setting)]
+            self.install(namespace, *arguments, command="upgrade")
+            return self.secrets(namespace)
+
+        self.assertEqual(upgrade("gateway.replicas=3"), first, "an upgrade of something else")
+        # An istio-system that gets its first proxies gets the same certificate.
+        upgrade("istio.enabled=true")
+        self.assertEqual(self.cluster.secret("istio-system", "sp-proxy-tls"), first["sp-proxy-tls"])
+
+        second = upgrade("tls.generation=2")
+        self.assertEqual(second["sp-ca"], ca, "a new generation keeps the CA")
+        for name in ("sp-daemon-tls", "sp-proxy-tls"):
+            self.assertNotEqual(second[name]["tls.crt"], first[name]["tls.crt"], name)
+            self.assertEqual(second[name]["ca.crt"], first[name]["ca.crt"], name)
+
+        third = upgrade("tls.generation=2", "tls.caGeneration=2")
+        self.assertNotEqual(third["sp-ca"]["tls.crt"], ca["tls.crt"])
+        self.assertEqual(third["sp-daemon-tls"]["tls.crt"], second["sp-daemon-tls"]["tls.crt"], "the old CA's certificate stays")
+        both = helm.decoded(third["sp-daemon-tls"]["ca.crt"])
+        self.assertEqual(both, helm.decoded(third["sp-ca"]["tls.crt"]) + helm.decoded(ca["tls.crt"]), "both CAs are trusted")
+
+        fourth = upgrade("tls.generation=3", "tls.caGeneration=2")
+        self.assertNotEqual(fourth["sp-daemon-tls"]["tls.crt"], third["sp-daemon-tls"]["tls.crt"])
+        self.assertEqual(fourth["sp-daemon-tls"]["ca.crt"], third["sp-daemon-tls"]["ca.crt"])
+
+        fifth = upgrade("tls.generation=3", "tls.caGeneration=2", "tls.trustPreviousCa=false")
+        self.assertEqual(fifth["sp-daemon-tls"]["ca.crt"], fifth["sp-ca"]["tls.crt"], "only the new CA is trusted")
+        self.assertEqual(fifth["sp-daemon-tls"]["tls.crt"], fourth["sp-daemon-tls"]["tls.crt"])
+
+        # Another name needs another certificate.
+        renamed = upgrade("tls.generation=3", "tls.caGeneration=2", "tls.trustPreviousCa=false", "clusterDomain=corp.internal")
+        self.assertNotEqual(renamed["sp-daemon-tls"]["tls.crt"], fifth["sp-daemon-tls"]["tls.crt"])
+        self.assertEqual(renamed["sp-proxy-tls"], fifth["sp-proxy-tls"])
+
+    def test_a_new_installation_uses_the_certificates_that_an_old_one_left(self) -> None:
+        namespace = "again"
+        self.cluster.create_namespace(namespace)
+        self.install(namespace)
+        first = self.secrets(namespace)
+        self.cluster.helm("uninstall", helm.RELEASE, "--namespace", namespace)
+        self.assertEqual(self.secrets(namespace), first)
+        self.install(namespace)
+        self.assertEqual(self.secrets(namespace), first)
+
+    def test_the_rights_of_the_daemon_suffice(self) -> None:
+        """The daemon runs with the arguments and the ServiceAccount of the chart, leads by its Lease and watches all pools."""
+        if why := processes.missing():
+            helm.skipped(self.id(), why)
+            self.skipTest(why)
+        values = HERE / "values" / "many-pools.yaml"
+        self.install("switchpoint", "--values", str(values), "--set", "monitoring.podMonitor.enabled=false")
+        machine = processes.Machine()
+        self.addCleanup(machine.close)
+        machine.daemon_tls.write(self.cluster.secret("switchpoint", "sp-daemon-tls"))
+        arguments = machine.daemon_arguments(helm.objects(*APIS, values=values))
+        environment = {"KUBECONFIG": str(self.cluster.account("switchpoint", "sp-daemon")), "SWITCHPOINT_LEASE_IDENTITY": "pod-1"}
+        machine.start("daemon", [processes.DAEMON, *arguments], environment)
+
+        def read() -> dict[str, bool]:
+            """Whether the leading daemon has read the source of each discovered pool."""
+            status, body = processes.get(machine.debug_port, "/debug/instances")
+            # A standby has no such page.
+            return {} if status != 200 else {one["pool"]: one["synced"] and not one["error"] for one in json.loads(body)["sources"]}
+
+        try:
+            # The pool of InferencePool `qwen-32b` has no source yet: nothing made that object.
+            processes.wait("the daemon leads and has read its sources", lambda: read().get("llama") and read().get("mistral"))
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{read()}\n{machine.log('daemon')}") from error
+        lease = self.cluster.request("GET", "/apis/coordination.k8s.io/v1/namespaces/switchpoint/leases/sp-daemon")
+        self.assertIn("pod-1", lease["spec"]["holderIdentity"])
+        self.assertNotIn("forbidden", machine.log("daemon"))
+        self.assertNotIn("Forbidden", machine.log("daemon"))
+
+
+if __name__ == "__main__":
+    unittest.main()
