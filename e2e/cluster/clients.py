@@ -7,7 +7,9 @@ from typing import NamedTuple
 import h2.config
 import h2.connection
 import h2.events
+import h2.exceptions
 import h2.settings
+import hyperframe.frame
 
 CONNECT_SECONDS_MAX = 5
 # A kept connection is not used after this idle time. A gateway that stops announces it for longer, so that no request is sent on a
@@ -87,6 +89,16 @@ class Http1Client:
             reply.body += await reader.readexactly(int(reply.headers.get("content-length", "0")))
 
 
+class GracefulState(h2.connection.H2Connection):
+    """Lets the streams up to a GOAWAY's id go on. The library alone takes a GOAWAY for the end of the connection, and refuses the
+    frames that follow it."""
+
+    def _receive_goaway_frame(self, frame: hyperframe.frame.GoAwayFrame) -> tuple[list, list[h2.events.Event]]:
+        result = super()._receive_goaway_frame(frame)
+        self.state_machine.state = h2.connection.ConnectionState.CLIENT_OPEN
+        return result
+
+
 class Http2Connection:
     """One connection with prior knowledge. After a GOAWAY it takes no new streams, and lets the running ones end."""
 
@@ -94,7 +106,7 @@ class Http2Connection:
         self.reader, self.writer = reader, writer
         self.closing = False
         self.replies: dict[int, tuple[Reply, asyncio.Future[None]]] = {}
-        self.state = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True, header_encoding=None))
+        self.state = GracefulState(h2.config.H2Configuration(client_side=True, header_encoding=None))
         self.state.initiate_connection()
         self.state.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: WINDOW_BYTES, h2.settings.SettingCodes.ENABLE_PUSH: 0})
         self.state.increment_flow_control_window(WINDOW_BYTES)
@@ -122,7 +134,7 @@ class Http2Connection:
                 self.flush()
                 if self.closing and not self.replies:
                     break
-        except OSError as error:
+        except (OSError, h2.exceptions.ProtocolError) as error:
             why = f"connection broken: {error}"
         finally:
             self.closing = True
@@ -157,8 +169,6 @@ class Http2Connection:
         for stream in list(self.replies):
             if event.last_stream_id is not None and stream > event.last_stream_id:
                 self.fail(stream, "stream refused by GOAWAY")
-        # The library takes a GOAWAY for the end of the connection, but the streams up to its id go on.
-        self.state.state_machine.state = h2.connection.ConnectionState.CLIENT_OPEN
 
     def fail(self, stream: int, why: str) -> None:
         reply, done = self.replies.pop(stream)
