@@ -2,6 +2,8 @@
 
 import json
 import signal
+import subprocess
+import sys
 import time
 from typing import Callable, NamedTuple
 
@@ -16,6 +18,7 @@ import processes
 import release
 from arrivals import Report
 from loading import loading
+from paths import HERE
 
 API_AWAY_SECONDS = 60
 # After the API server's return the node controller may still declare pods away.
@@ -139,19 +142,25 @@ def secret_certificate() -> str:
 
 
 def api_server_away() -> str:
-    """The API server stays away for longer than the node's grace period of 50 s, so that it declares all pods unready on its return."""
-    node.stop_component("kube-apiserver")
-    time.sleep(API_AWAY_SECONDS)
-    node.start_component("kube-apiserver")
-    began = time.monotonic()
-    kube.wait_until("the API server is back", lambda: kube.kubectl("get", "--raw", "/readyz") == "ok")
-    fewest = engines.REPLICAS
-    while time.monotonic() - began < API_SETTLE_SECONDS:
-        fewest = min(fewest, sum(kube.is_ready(pod) for pod in engines.pods()))
-        time.sleep(1)
+    """The API server stays away for longer than the node's grace period of 50 s. On its return the node controller declares the node
+    and all its pods unready, although every engine answers."""
+    addresses = [f"{pod['status']['podIP']}:{release.GATEWAY_METRICS_PORT}" for pod in kube.pods(release.NAMESPACE, release.GATEWAY_LABELS)]
+    cluster = f"inference-pool-{engines.NAME}"
+    watched_seconds = API_AWAY_SECONDS + API_SETTLE_SECONDS
+    command = node.command(sys.executable, str(HERE / "members.py"), str(watched_seconds), cluster, *addresses)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watch:
+        node.stop_component("kube-apiserver")
+        time.sleep(API_AWAY_SECONDS)
+        node.start_component("kube-apiserver")
+        back = kube.wait_until("the API server is back", lambda: kube.kubectl("get", "--raw", "/readyz") == "ok")
+        output, _ = watch.communicate(timeout=watched_seconds + 30)
     kube.wait_until("all engines are ready", lambda: all(kube.is_ready(pod) for pod in engines.pods()))
     kube.wait_until("a daemon leads", lambda: release.leader() != "")
-    return f"away for {API_AWAY_SECONDS} s; then at least {fewest} of {engines.REPLICAS} engines were Ready by the API server"
+    seen = json.loads(output)
+    return (
+        f"away for {API_AWAY_SECONDS} s, back after {back:.0f} s; gateways had at least {seen['fewest']} of {engines.REPLICAS} endpoints, "
+        f"none for {seen['empty_seconds']:.1f} s"
+    )
 
 
 def containerd_restarted() -> str:

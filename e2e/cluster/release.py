@@ -22,6 +22,7 @@ GATEWAY = f"{NAME}-gateway"
 DAEMON_LABELS = "app.kubernetes.io/name=switchpoint-daemon"
 GATEWAY_LABELS = "app.kubernetes.io/name=switchpoint-gateway"
 LEASE = DAEMON
+GATEWAY_METRICS_PORT = 9902
 HELM_TIMEOUT = "180s"
 # The release that picks by ext_proc must share the namespace of its InferencePool.
 EXT_PROC_NAME = "ext-proc"
