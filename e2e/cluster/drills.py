@@ -26,6 +26,8 @@ API_SETTLE_SECONDS = 45
 HANDOVER_SECONDS_MAX = 3.0
 LEASE_SECONDS = 15
 TAKEOVER_SECONDS_MAX = LEASE_SECONDS + 2.0
+# The gateways' cluster of the engines.
+CLUSTER = f"inference-pool-{engines.NAME}"
 # A kubelet updates mounted Secrets within its synchronisation period.
 SECRET_SECONDS = 30
 
@@ -90,7 +92,26 @@ def engines_rolled() -> str:
 
 def daemons_rolled() -> str:
     release.restart(release.DAEMON)
-    return "2 daemons replaced"
+    return f"2 daemons replaced; {state_flows()}"
+
+
+def state_flows() -> str:
+    """Adds an engine and removes it: the gateways must learn both from the present leader, over new connections."""
+    waits = []
+    for replicas in (engines.REPLICAS + 1, engines.REPLICAS):
+        kube.kubectl("scale", f"deployment/{engines.NAME}", "-n", engines.NAMESPACE, f"--replicas={replicas}")
+        waits.append(kube.wait_until(f"the gateways have {replicas} endpoints", lambda wanted=replicas: gateway_endpoints() == {wanted}))
+    return f"gateways learned a new engine in {waits[0]:.0f} s and its end in {waits[1]:.0f} s"
+
+
+def gateway_addresses() -> list[str]:
+    return [f"{pod['status']['podIP']}:{release.GATEWAY_METRICS_PORT}" for pod in kube.pods(release.NAMESPACE, release.GATEWAY_LABELS)]
+
+
+def gateway_endpoints() -> set[int]:
+    """The different numbers of endpoints that the gateways have."""
+    seen = json.loads(node.run(sys.executable, str(HERE / "members.py"), "0", CLUSTER, *gateway_addresses()))
+    return {seen["fewest"], seen["most"]}
 
 
 def gateways_rolled() -> str:
@@ -133,7 +154,7 @@ def certificates_rotated() -> str:
     # New connections use the new certificates: the daemon that leads now has no connections yet.
     lead_again(signal.SIGTERM)
     release.restart(release.DAEMON)
-    return "new certificates, new CA, new certificates of it; no container restarted; then new daemons"
+    return f"new certificates, new CA, new certificates of it; no container restarted; then new daemons; {state_flows()}"
 
 
 def secret_certificate() -> str:
@@ -144,10 +165,8 @@ def secret_certificate() -> str:
 def api_server_away() -> str:
     """The API server stays away for longer than the node's grace period of 50 s. On its return the node controller declares the node
     and all its pods unready, although every engine answers."""
-    addresses = [f"{pod['status']['podIP']}:{release.GATEWAY_METRICS_PORT}" for pod in kube.pods(release.NAMESPACE, release.GATEWAY_LABELS)]
-    cluster = f"inference-pool-{engines.NAME}"
     watched_seconds = API_AWAY_SECONDS + API_SETTLE_SECONDS
-    command = node.command(sys.executable, str(HERE / "members.py"), str(watched_seconds), cluster, *addresses)
+    command = node.command(sys.executable, str(HERE / "members.py"), str(watched_seconds), CLUSTER, *gateway_addresses())
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watch:
         node.stop_component("kube-apiserver")
         time.sleep(API_AWAY_SECONDS)
@@ -222,8 +241,9 @@ def leader_lost(number: signal.Signals, seconds_max: float) -> str:
     after = kube.containers(kube.pods(release.NAMESPACE, release.DAEMON_LABELS))
     if any(before[name] != after.get(name) for name in before if name.startswith(new)):
         raise Failed("the standby was restarted")
+    flows = state_flows()
     release.settled()
-    return f"another daemon leads after {seconds:.1f} s (at most {seconds_max:.0f}); the standby was alive throughout"
+    return f"another daemon leads after {seconds:.1f} s (at most {seconds_max:.0f}); the standby was alive throughout; {flows}"
 
 
 def prepare() -> None:

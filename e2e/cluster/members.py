@@ -25,15 +25,16 @@ def members(address: str, cluster: str) -> int | None:
 
 
 def watch(seconds: float, cluster: str, addresses: list[str]) -> dict[str, float]:
-    """The fewest endpoints that any gateway had, and for how long one had none."""
-    began, fewest, empty = time.monotonic(), None, 0.0
-    while time.monotonic() - began < seconds:
+    """The fewest and the most endpoints that a gateway had, -1 if none answered, and for how long one had none. It looks at least
+    once."""
+    began, seen, empty = time.monotonic(), [], 0.0
+    while True:
         counts = [count for address in addresses if (count := members(address, cluster)) is not None]
-        if counts:
-            fewest = min(counts) if fewest is None else min(fewest, *counts)
-            empty += INTERVAL_SECONDS * (min(counts) == 0)
+        seen += counts
+        empty += INTERVAL_SECONDS * (0 in counts)
+        if time.monotonic() - began >= seconds:
+            return {"fewest": min(seen, default=-1), "most": max(seen, default=-1), "empty_seconds": empty}
         time.sleep(INTERVAL_SECONDS)
-    return {"fewest": -1 if fewest is None else fewest, "empty_seconds": empty}
 
 
 if __name__ == "__main__":
