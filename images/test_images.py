@@ -33,7 +33,7 @@ ROOT = build.ROOT
 BUILD_ARGUMENTS = shlex.split(os.environ.get("BUILD_ARGUMENTS", ""))
 OPTIONS = build.options_of(BUILD_ARGUMENTS)
 IMAGES = OPTIONS.output
-RUN_SECONDS_MAX = 60
+RUN_SECONDS_MAX = 180
 LABELS = ("title", "description", "version", "revision", "created", "licenses")
 # Makes $1 a root as Kubernetes does: read-only, with /proc, a few devices, and a writable folder `mounted`, in mount, network and
 # process namespaces of its own. Then it runs the script $2, in which `inside` runs `command` in that root by way of $3.
@@ -43,9 +43,12 @@ root=$1 enter=$3
 mount --bind "$root" "$root"
 mount -t proc proc "$root/proc"
 mount -t tmpfs tmpfs "$root/dev"
-mkdir "$root/dev/shm"; chmod 1777 "$root/dev/shm"
-device() { mknod -m 666 "$root/dev/$1" c 1 "$2" 2>&- || { : > "$root/dev/$1"; mount --bind "/dev/$1" "$root/dev/$1"; }; }
-device null 3; device random 8; device urandom 9
+if mknod -m 666 "$root/dev/null" c 1 3 2>&-; then
+  mknod -m 666 "$root/dev/random" c 1 8; mknod -m 666 "$root/dev/urandom" c 1 9
+  mkdir -m 1777 "$root/dev/shm"
+else  # A user namespace cannot make devices.
+  mount --rbind /dev "$root/dev"
+fi
 mount -t tmpfs -o mode=1777 tmpfs "$root/mounted"
 mount -o remount,bind,ro "$root"
 python3 -c 'import fcntl, socket, struct
@@ -53,7 +56,7 @@ with socket.socket() as any: fcntl.ioctl(any, 0x8914, struct.pack("16sh", b"lo",
 background() { exec env -i PATH=/usr/local/bin:/usr/bin:/bin "$@" $enter "$root" "${command[@]}"; }
 inside() { (background "$@"); }
 answers() { (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
-eventually() { for _ in $(seq 300); do "$@" && return; sleep 0.1; done; echo "never: $*" >&2; return 1; }
+eventually() { for _ in $(seq 600); do "$@" && return; sleep 0.1; done; echo "never: $*" >&2; return 1; }
 eval "$2"
 """
 
