@@ -24,6 +24,7 @@ MODULE = TARGET / "wasm32-wasip1" / "release" / "switchpoint.wasm"
 # As in the end-to-end tests, the variable names another Envoy.
 ENVOY = pathlib.Path(os.environ.get("SWITCHPOINT_ENVOY", helm.ROOT / ".venv" / "bin" / "envoy"))
 SECONDS_MAX = 60
+STOP_SECONDS_MAX = 20
 
 
 def missing() -> str | None:
@@ -154,22 +155,37 @@ class Machine:
         shutil.rmtree(config, ignore_errors=True)
         config.mkdir()
         for file, text in objects["ConfigMap", helm.NAMESPACE, name]["data"].items():
-            text = json.dumps(helm.read_yaml(text)[0])
-            replaced = {
-                '"/etc/switchpoint-tls': f'"{self.proxy_tls.folder}',
-                '"/etc/switchpoint/': f'"{config}/',
-                '"/switchpoint.wasm"': f'"{MODULE}"',
-                '"address": "0.0.0.0"': '"address": "127.0.0.1"',
-                '"address": "sp-daemon.switchpoint.svc.cluster.local"': '"address": "127.0.0.1"',
-                '"port_value": 8080': f'"port_value": {self.envoy_port}',
-                '"port_value": 9901': f'"port_value": {self.admin_port}',
-                '"port_value": 9902': f'"port_value": {self.metrics_port}',
-                '"port_value": 9004': f'"port_value": {self.state_port}',
-            }
-            for old, new in replaced.items():
-                text = text.replace(old, new)
+            text = self.localised(json.dumps(helm.read_yaml(text)[0]))
             (config / file).write_text(text)
         return config / "envoy.yaml"
+
+    def localised(self, text: str) -> str:
+        """Envoy's configuration (JSON or YAML) with the ports and folders of this machine."""
+        replaced = {
+            "/etc/switchpoint-tls": str(self.proxy_tls.folder),
+            "/etc/switchpoint-module/switchpoint.wasm": str(MODULE),
+            "/etc/switchpoint/": f"{self.folder / 'switchpoint'}/",
+            '"/switchpoint.wasm"': f'"{MODULE}"',
+            '"address": "0.0.0.0"': '"address": "127.0.0.1"',
+            '"address": "sp-daemon.switchpoint.svc.cluster.local"': '"address": "127.0.0.1"',
+            '"port_value": 8080': f'"port_value": {self.envoy_port}',
+            '"port_value": 9901': f'"port_value": {self.admin_port}',
+            '"port_value": 9902': f'"port_value": {self.metrics_port}',
+            '"port_value": 9004': f'"port_value": {self.state_port}',
+        }
+        for old, new in replaced.items():
+            text = text.replace(old, new)
+        return text
+
+    def gateway_command(self, objects: dict[tuple[str, str, str], helm.Object], name: str = "sp-gateway") -> tuple[list[Any], dict[str, str]]:
+        """The command and the environment of the gateway's container, for this machine. Stopping drains for no time."""
+        config = self.envoy_config(objects, name)
+        container = objects["Deployment", helm.NAMESPACE, name]["spec"]["template"]["spec"]["containers"][0]
+        replaced = {"/etc/switchpoint/envoy.yaml": str(config), "$(POD_NAME)": "pod-1"}
+        arguments = [replaced.get(argument, argument) for argument in container["args"]]
+        environment = {row["name"]: row.get("value", "") for row in container["env"]}
+        environment |= {"ENVOY": str(ENVOY), "ENVOY_ADMIN": f"127.0.0.1:{self.admin_port}", "DRAIN_SECONDS": "0"}
+        return [helm.ROOT / "envoy-config" / "start.sh", *arguments, "--disable-hot-restart"], environment
 
     def daemon_certificate(self) -> bytes:
         """The certificate that the daemon shows to a proxy with the present Secret."""
@@ -184,5 +200,10 @@ class Machine:
 
     def close(self) -> None:
         for process in reversed(self._running):
-            cluster.stop(process)
+            # start.sh ends Envoy when it is terminated, and leaves it running when it is killed.
+            process.terminate()
+            try:
+                process.wait(STOP_SECONDS_MAX)
+            except subprocess.TimeoutExpired:
+                cluster.stop(process)
         shutil.rmtree(self.folder, ignore_errors=True)

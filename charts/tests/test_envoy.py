@@ -50,6 +50,10 @@ def picker_config(one: Any) -> None:
             picker_config(value)
 
 
+def indented(text: str) -> str:
+    return "".join(f"  {line}\n" for line in text.splitlines())
+
+
 class SameAsShipped(ChartTest):
     """Except for the names of the release, the chart renders the files of envoy-config."""
 
@@ -178,10 +182,36 @@ class RealEnvoy(ChartTest):
             with self.subTest(name):
                 found = helm.objects(*APIS, values=values(name))
                 self.secrets(found)
-                command = [processes.ENVOY, "--mode", "validate", "--service-node", "test", "-c", self.machine.envoy_config(found)]
-                done = subprocess.run(command, capture_output=True, text=True, timeout=processes.SECONDS_MAX, check=False)
-                self.assertEqual(done.returncode, 0, done.stderr)
-                self.assertNotIn("deprecated", done.stderr)
+                self.accepted(self.machine.envoy_config(found))
+
+    def test_envoy_accepts_the_fragments_for_a_sidecar(self) -> None:
+        found = helm.objects(*APIS, values=values("many-pools.yaml"))
+        self.secrets(found)
+        data = found["ConfigMap", "edge", "sp-sidecar"]["data"]
+        text = self.machine.localised("".join(f"{name.removesuffix('.yaml')}:\n{indented(text)}" for name, text in data.items()))
+        [parts] = helm.read_yaml(text)
+        for name in ("certificate", "ca"):
+            (self.machine.folder / "switchpoint").mkdir(exist_ok=True)
+            (self.machine.folder / "switchpoint" / f"{name}.yaml").write_text(json.dumps(parts[name]))
+        manager = parts["connection_manager"] | {
+            "@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+            "stat_prefix": "own",
+            "http_filters": parts["http_filters"],
+            "route_config": {"virtual_hosts": parts["virtual_hosts"]},
+        }
+        listener = {
+            "address": {"socket_address": {"address": "127.0.0.1", "port_value": self.machine.envoy_port}},
+            "filter_chains": [{"filters": [{"name": "http", "typed_config": manager}]}],
+        }
+        config = self.machine.folder / "envoy.json"
+        config.write_text(json.dumps({"static_resources": {"listeners": [listener], "clusters": parts["clusters"]}}))
+        self.accepted(config)
+
+    def accepted(self, config: pathlib.Path) -> None:
+        command = [processes.ENVOY, "--mode", "validate", "--service-node", "test", "--service-cluster", "test", "-c", config]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=processes.SECONDS_MAX, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertNotIn("deprecated", done.stderr)
 
     def test_certificates_change_without_a_restart(self) -> None:
         machine = self.machine
@@ -192,13 +222,23 @@ class RealEnvoy(ChartTest):
         self.secrets(found)
         arguments = [argument for argument in machine.daemon_arguments(found) if not argument.startswith("--lease-kubernetes")]
         daemon = machine.start("daemon", [processes.DAEMON, *arguments])
-        command = [processes.ENVOY, "-c", machine.envoy_config(found), "--service-node", "proxy", "--concurrency", "1", "--disable-hot-restart"]
-        envoy = machine.start("envoy", command)
+        gateway = machine.start("envoy", *machine.gateway_command(found))
         try:
             self.run_and_renew(daemon, [processes.DAEMON, *arguments], settings)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{machine.log('daemon')}\n{machine.log('envoy')}") from error
-        self.assertIsNone(envoy.poll(), "Envoy has not restarted")
+        self.assertEqual(self.helm_test(found), "/switchpoint/ready: HTTP/1.1 200 OK\n/v1/models: HTTP/1.1 200 OK\n")
+        self.assertIsNone(gateway.poll(), "Envoy has not restarted")
+        gateway.terminate()
+        self.assertEqual(gateway.wait(processes.SECONDS_MAX), 0, machine.log("envoy"))
+
+    def helm_test(self, found: dict[tuple[str, str, str], helm.Object]) -> str:
+        """The output of the pod of `helm test`, run on this machine."""
+        [container] = found["Pod", helm.NAMESPACE, "sp-test"]["spec"]["containers"]
+        service = "/dev/tcp/sp-gateway.switchpoint.svc.cluster.local/80"
+        [script] = [text.replace(service, f"/dev/tcp/127.0.0.1/{self.machine.envoy_port}") for text in container["args"]]
+        done = subprocess.run([*container["command"], script], capture_output=True, text=True, timeout=processes.SECONDS_MAX, check=False)
+        return done.stdout if done.returncode == 0 else f"{done.stdout}{done.stderr}"
 
     def run_and_renew(self, daemon: subprocess.Popen, again: list[Any], settings: list[str]) -> None:
         machine = self.machine

@@ -56,6 +56,11 @@ class Goldens(ChartTest):
                     self.assertEqual(one["metadata"]["labels"]["app.kubernetes.io/instance"], helm.RELEASE)
                     self.assertLessEqual(len(key[2]), 63)
 
+    def test_another_label_replaces_the_default_one(self) -> None:
+        found = helm.objects("--set", "istio.enabled=true,istio.selector.istio=null,istio.selector.app=edge")
+        selector = found["EnvoyFilter", "istio-system", "sp"]["spec"]["workloadSelector"]
+        self.assertEqual(selector, {"labels": {"app": "edge"}})
+
     def test_each_namespace_of_a_pool_gets_only_the_rights_that_its_pools_need(self) -> None:
         found = helm.objects(*APIS, values=HERE / "values" / "many-pools.yaml")
         rights = {
@@ -88,6 +93,8 @@ class Refusals(ChartTest):
             "daemon.scrapeInterval=fast": "at '/daemon/scrapeInterval': 'fast' does not match pattern",
             "istio.mode=Lua": "at '/istio/mode': value must be one of 'EnvoyFilter', 'WasmPlugin'",
             "extProc.failureMode=Open": "at '/extProc/failureMode': value must be one of 'FailClose', 'FailOpen'",
+            "pools[0].name=a,pools[0].modelServers.matchLabels=null": "at '/pools/0/modelServers/matchLabels': got null, want object",
+            "istio.selector.istio=null": "at '/istio/selector': minProperties: got 0, want 1",
             "pools[0].name=Llama": "at '/pools/0/name': 'Llama' does not match pattern",
             "gateway.image.digest=abc": "at '/gateway/image/digest': 'abc' does not match pattern",
         }.items():

@@ -73,6 +73,10 @@ pub(crate) fn root() -> PathBuf {
 
 fn read(root: &Path, folder: &Path, files: &mut Vec<SourceFile>) {
     for entry in fs::read_dir(folder).expect("a readable folder").flatten() {
+        // A link into the repository is not a second file: the chart links files of envoy-config.
+        if entry.file_type().is_ok_and(|kind| kind.is_symlink()) {
+            continue;
+        }
         let full = entry.path();
         let path = full.strip_prefix(root).expect("under the root").to_string_lossy().into_owned();
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
