@@ -125,9 +125,14 @@ def lease() -> dict:
     return json.loads(kube.kubectl("get", "lease", LEASE, "-n", NAMESPACE, "-o", "json"))["spec"]
 
 
+def lease_holder() -> str:
+    """The name of the daemon that holds the Lease: its pod and a random suffix. Empty if none holds it."""
+    return lease().get("holderIdentity") or ""
+
+
 def leader() -> str:
-    """The pod whose daemon holds the Lease. The holder's name is the pod's name and a random suffix."""
-    holder = lease().get("holderIdentity") or ""
+    """The pod whose daemon holds the Lease."""
+    holder = lease_holder()
     names = (pod["metadata"]["name"] for pod in kube.pods(NAMESPACE, DAEMON_LABELS))
     return next((name for name in names if holder.startswith(name)), "")
 
