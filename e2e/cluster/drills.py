@@ -67,7 +67,9 @@ def installed() -> Outcome:
     engines.install()
     release.upgrade(release.package(release.version()))
     answered = chat.until_answered(release.address())
-    return Outcome(None, time.monotonic() - began, f"chart {release.version()}; first chat by {answered['served_by']}")
+    seconds = time.monotonic() - began
+    kube.helm("test", release.NAME, "-n", release.NAMESPACE, "--timeout", release.HELM_TIMEOUT)
+    return Outcome(None, seconds, f"chart {release.version()}; first chat by {answered['served_by']}; helm test passed")
 
 
 def ext_proc() -> Outcome:
