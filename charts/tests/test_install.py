@@ -80,6 +80,10 @@ class Install(ChartTest):
             self.assertNotEqual(second[name]["tls.crt"], first[name]["tls.crt"], name)
             self.assertEqual(second[name]["ca.crt"], first[name]["ca.crt"], name)
 
+        with self.assertRaisesRegex(helm.HelmError, "raise tls.generation some minutes later"):
+            upgrade("tls.generation=3", "tls.caGeneration=2")
+        with self.assertRaisesRegex(helm.HelmError, "tls.trustPreviousCa must be true"):
+            upgrade("tls.generation=2", "tls.caGeneration=2", "tls.trustPreviousCa=false")
         third = upgrade("tls.generation=2", "tls.caGeneration=2")
         self.assertNotEqual(third["sp-ca"]["tls.crt"], ca["tls.crt"])
         self.assertEqual(third["sp-daemon-tls"]["tls.crt"], second["sp-daemon-tls"]["tls.crt"], "the old CA's certificate stays")

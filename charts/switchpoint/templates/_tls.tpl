@@ -45,6 +45,9 @@ Secret in the cluster if it has the wanted generation and names. */ -}}
   {{- if eq (dig "metadata" "annotations" "switchpoint/certificate" "" $found) $wanted }}{{ $data = $found.data }}{{ end -}}
 {{- end -}}
 {{- if not (get $data "tls.key") -}}
+  {{- if and $found $ca.changes -}}
+    {{- fail "tls.caGeneration is new, so tls.generation and the daemon's names must stay: raise tls.generation some minutes later, when all pods trust the new CA" -}}
+  {{- end -}}
   {{- $made := genSignedCert (first $names) nil $names (int $root.Values.tls.days) $ca.signer -}}
   {{- $data = dict "tls.crt" (b64enc $made.Cert) "tls.key" (b64enc $made.Key) -}}
 {{- end -}}
