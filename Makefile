@@ -31,7 +31,7 @@ FUZZ_SECONDS ?= 30
 FUZZ_LONG_SECONDS ?= 180
 SOAK_SECONDS ?= 600
 
-.PHONY: help setup build wasm images test lint docs fuzz e2e e2e-long bench sim demo run clean
+.PHONY: help setup build wasm images test lint docs fuzz e2e e2e-long e2e-cluster bench sim demo run clean
 
 help: ## show this list of commands
 	@echo "Switchpoint picks LLM endpoints inside Envoy. To see it work:  make demo"
@@ -170,6 +170,11 @@ e2e: setup ## run only the tests on a real Envoy
 e2e-long: setup .venv-1.38/.ready $(TOOLS)/.cargo-mutants-$(CARGO_MUTANTS_VERSION) $(TOOLS)/.cargo-fuzz-$(CARGO_FUZZ_VERSION) ## run the slow tests: drills, soak (SOAK_SECONDS=600), Envoy 1.38, fuzzing, some mutation tests (MUTANTS_SHARD=all: all)
 	@rustup toolchain install nightly --profile minimal --no-self-update
 	SOAK_SECONDS=$(SOAK_SECONDS) FUZZ_SECONDS=$(FUZZ_LONG_SECONDS) python3 .ci/steps.py wasm e2e e2e-slow e2e-1.38 fuzz mutants
+
+# Needs root and Go. The node's binaries take some minutes to build, once.
+e2e-cluster: release $(VENV_READY) ## run the chart on a real Kubernetes node and drill it under load (needs root; DRILLS="name name": only these)
+	@python3 .ci/cluster_tools.py etcd kubernetes node containerd cni helm crane schemas || [ $$? = 3 ]
+	.venv/bin/python e2e/cluster run $(DRILLS)
 
 fuzz: setup $(TOOLS)/.cargo-fuzz-$(CARGO_FUZZ_VERSION) ## run every fuzz target for FUZZ_SECONDS=30 (installs a nightly toolchain)
 	@rustup toolchain install nightly --profile minimal --no-self-update

@@ -1,0 +1,286 @@
+"""The drills: each changes something in the cluster while clients send requests."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from typing import Callable, NamedTuple
+
+import chat
+import credentials
+import engines
+import ext_proc_gateway
+import kube
+import manifests
+import node
+import processes
+import release
+from arrivals import Report
+from loading import loading
+from paths import HERE
+
+API_AWAY_SECONDS = 60
+# After the API server's return the node controller may still declare pods away.
+API_SETTLE_SECONDS = 45
+HANDOVER_SECONDS_MAX = 3.0
+LEASE_SECONDS = 15
+TAKEOVER_SECONDS_MAX = LEASE_SECONDS + 2.0
+# The gateways' cluster of the engines.
+CLUSTER = f"inference-pool-{engines.NAME}"
+# A kubelet updates mounted Secrets within its synchronisation period.
+SECRET_SECONDS = 30
+
+
+class Failed(Exception):
+    """The drill did not show what it must show."""
+
+
+class Outcome(NamedTuple):
+    """`report` is None if the drill has no load. `seconds`: what the drill's work took."""
+
+    report: Report | None
+    seconds: float
+    remarks: str
+
+
+def under_load(work: Callable[[], str]) -> Outcome:
+    """Does the work under load. Every failed request fails the drill."""
+    with loading(release.address()) as load:
+        began = time.monotonic()
+        remarks = work()
+        seconds = time.monotonic() - began
+    return Outcome(load.report, seconds, remarks)
+
+
+def manifests_applied() -> Outcome:
+    began = time.monotonic()
+    remarks = manifests.run()
+    seconds = time.monotonic() - began
+    manifests.remove()
+    return Outcome(None, seconds, remarks)
+
+
+def installed() -> Outcome:
+    """Installs the model servers and the chart, and counts the time to the first answered chat."""
+    began = time.monotonic()
+    engines.install()
+    release.upgrade(release.package(release.version()))
+    answered = chat.until_answered(release.address())
+    seconds = time.monotonic() - began
+    kube.helm("test", release.NAME, "-n", release.NAMESPACE, "--timeout", release.HELM_TIMEOUT)
+    return Outcome(None, seconds, f"chart {release.version()}; first chat by {answered['served_by']}; helm test passed")
+
+
+def ext_proc() -> Outcome:
+    """A gateway without the module, the chart's second release, and an InferencePool between them."""
+    release.install_ext_proc()
+    ext_proc_gateway.install(engines.NAME, engines.NAMESPACE)
+    address = kube.service_address(ext_proc_gateway.NAME, engines.NAMESPACE)
+    chat.until_answered(address)
+    with loading(address) as load:
+        began = time.monotonic()
+        time.sleep(10)
+        seconds = time.monotonic() - began
+    kube.helm("uninstall", release.EXT_PROC_NAME, "-n", engines.NAMESPACE)
+    kube.kubectl("delete", "deployment", ext_proc_gateway.NAME, "-n", engines.NAMESPACE)
+    return Outcome(load.report, seconds, "through an InferencePool")
+
+
+def engines_rolled() -> str:
+    engines.restart()
+    return f"{engines.REPLICAS} engines replaced, each after {engines.PRE_STOP_SECONDS} s of preStop"
+
+
+def daemons_rolled() -> str:
+    release.restart(release.DAEMON)
+    return f"2 daemons replaced; {state_flows()}"
+
+
+def state_flows() -> str:
+    """Adds an engine and removes it: the gateways must learn both from the present leader, over new connections."""
+    waits = []
+    for replicas in (engines.REPLICAS + 1, engines.REPLICAS):
+        kube.kubectl("scale", f"deployment/{engines.NAME}", "-n", engines.NAMESPACE, f"--replicas={replicas}")
+        waits.append(kube.wait_until(f"the gateways have {replicas} endpoints", lambda wanted=replicas: gateway_endpoints() == {wanted}))
+    return f"gateways learned a new engine in {waits[0]:.0f} s and its end in {waits[1]:.0f} s"
+
+
+def gateway_addresses() -> list[str]:
+    return [f"{pod['status']['podIP']}:{release.GATEWAY_METRICS_PORT}" for pod in kube.pods(release.NAMESPACE, release.GATEWAY_LABELS)]
+
+
+def gateway_endpoints() -> set[int]:
+    """The different numbers of endpoints that the gateways have."""
+    seen = json.loads(node.run(sys.executable, str(HERE / "members.py"), "0", CLUSTER, *gateway_addresses()))
+    return {seen["fewest"], seen["most"]}
+
+
+def gateways_rolled() -> str:
+    release.restart(release.GATEWAY)
+    return "2 proxies replaced"
+
+
+def chart_upgraded() -> str:
+    """Upgrades to a chart and images of another version, then rolls back."""
+    before = json.loads(kube.helm("history", release.NAME, "-n", release.NAMESPACE, "-o", "json"))[-1]["revision"]
+    began = time.monotonic()
+    release.upgrade(release.package(release.NEXT_VERSION))
+    upgraded = time.monotonic() - began
+    release.rollback(before)
+    return f"{release.version()} to {release.NEXT_VERSION} in {upgraded:.0f} s, and back"
+
+
+def scaled() -> str:
+    for replicas in (8, 2):
+        engines.scale(replicas)
+    engines.scale(engines.REPLICAS)
+    return f"{engines.REPLICAS}, 8, 2, {engines.REPLICAS} engines"
+
+
+def certificates_rotated() -> str:
+    """Makes new certificates, then a new CA and certificates of it, without a restart."""
+    chart = release.package(release.version())
+    daemons, gateways = (kube.containers(kube.pods(release.NAMESPACE, labels)) for labels in (release.DAEMON_LABELS, release.GATEWAY_LABELS))
+    before = secret_certificate()
+    settings: list[str] = []
+    for name, value in (("generation", "2"), ("caGeneration", "2"), ("generation", "3")):
+        settings += ["--set", f"tls.{name}={value}"]
+        release.upgrade(chart, *settings)
+        time.sleep(SECRET_SECONDS)
+    if secret_certificate() == before:
+        raise Failed("the certificate is the same as before")
+    after = [kube.containers(kube.pods(release.NAMESPACE, labels)) for labels in (release.DAEMON_LABELS, release.GATEWAY_LABELS)]
+    if after != [daemons, gateways]:
+        raise Failed(f"containers restarted: {after} instead of {[daemons, gateways]}")
+    # New connections use the new certificates: the daemon that leads now has no connections yet.
+    lead_again(signal.SIGTERM)
+    release.restart(release.DAEMON)
+    return f"new certificates, new CA, new certificates of it; no container restarted; then new daemons; {state_flows()}"
+
+
+def secret_certificate() -> str:
+    secrets = kube.get("secrets", release.NAMESPACE, "app.kubernetes.io/part-of=switchpoint")
+    return json.dumps([secret["data"].get("tls.crt") for secret in secrets if secret["type"] == "kubernetes.io/tls"])
+
+
+def api_server_away() -> str:
+    """The API server stays away for longer than the node's grace period of 50 s. On its return the node controller declares the node
+    and all its pods unready, although every engine answers."""
+    watched_seconds = API_AWAY_SECONDS + API_SETTLE_SECONDS
+    command = node.command(sys.executable, str(HERE / "members.py"), str(watched_seconds), CLUSTER, *gateway_addresses())
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watch:
+        node.stop_component("kube-apiserver")
+        time.sleep(API_AWAY_SECONDS)
+        node.start_component("kube-apiserver")
+        back = kube.wait_until("the API server is back", lambda: kube.kubectl("get", "--raw", "/readyz") == "ok")
+        output, _ = watch.communicate(timeout=watched_seconds + 30)
+    kube.wait_until("all engines are ready", lambda: all(kube.is_ready(pod) for pod in engines.pods()))
+    kube.wait_until("a daemon leads", lambda: release.leader() != "")
+    seen = json.loads(output)
+    return (
+        f"away for {API_AWAY_SECONDS} s, back after {back:.0f} s; gateways had at least {seen['fewest']} of {engines.REPLICAS} endpoints, "
+        f"none for {seen['empty_seconds']:.1f} s"
+    )
+
+
+def containerd_restarted() -> str:
+    labelled = ((release.NAMESPACE, release.DAEMON_LABELS), (release.NAMESPACE, release.GATEWAY_LABELS), (engines.NAMESPACE, engines.SELECTOR))
+    before = [kube.containers(kube.pods(*where)) for where in labelled]
+    node.stop_component("containerd", signal.SIGTERM)
+    time.sleep(3)
+    node.start_component("containerd")
+    time.sleep(20)
+    if [kube.containers(kube.pods(*where)) for where in labelled] != before:
+        raise Failed("a container was replaced")
+    return f"{sum(map(len, before))} containers kept"
+
+
+def engine_killed(kill: Callable[[int], None], reason: str) -> Outcome:
+    """Only streams that the engine had begun may fail."""
+    victim = engines.pods()[0]
+    name, address = victim["metadata"]["name"], victim["status"]["podIP"]
+    pid = processes.container_pid(name, engines.NAMESPACE)
+    restarts = victim["status"]["containerStatuses"][0]["restartCount"]
+
+    def restarted() -> bool:
+        pod = next(pod for pod in engines.pods() if pod["metadata"]["name"] == name)
+        return pod["status"]["containerStatuses"][0]["restartCount"] > restarts and kube.is_ready(pod)
+
+    with loading(release.address()) as load:
+        time.sleep(8)
+        began = time.monotonic()
+        kill(pid)
+        kube.wait_until("the engine runs again", restarted)
+        seconds = time.monotonic() - began
+    pod = next(pod for pod in engines.pods() if pod["metadata"]["name"] == name)
+    ended = pod["status"]["containerStatuses"][0]["lastState"]["terminated"]
+    if ended["reason"] != reason:
+        raise Failed(f"the container ended as {ended}")
+    report = load.report
+    others = [failure for failure in report.failures if not failure["began"] or not failure["served_by"].startswith(address)]
+    if others:
+        raise Failed(f"{report.failed} of {report.requests} failed, and not only streams of {address}: {others[:3]}")
+    begun, report.failed, report.failures = report.failed, 0, []
+    return Outcome(report, seconds, f"{reason}: {begun} streams that it had begun broke, as expected, and nothing else")
+
+
+def lead_again(number: signal.Signals) -> tuple[float, str, str]:
+    """Signals the leading daemon. Returns the seconds until a daemon took the Lease, and the pods of the old and the new leader. They
+    may be the same pod: the kubelet starts a daemon again within a second."""
+    old, holder = release.leader(), release.lease_holder()
+    pid = processes.container_pid(old, release.NAMESPACE)
+    began = time.time()
+    processes.kill(pid, number)
+    kube.wait_until("another daemon leads", lambda: release.lease_holder() not in ("", holder), TAKEOVER_SECONDS_MAX + 10)
+    return release.lease_acquired() - began, old, release.leader()
+
+
+def leader_lost(number: signal.Signals, seconds_max: float) -> str:
+    before = kube.containers(kube.pods(release.NAMESPACE, release.DAEMON_LABELS))
+    seconds, old, new = lead_again(number)
+    if seconds > seconds_max:
+        raise Failed(f"{number.name}: another daemon led after {seconds:.1f} s, more than {seconds_max} s")
+    after = kube.containers(kube.pods(release.NAMESPACE, release.DAEMON_LABELS))
+    if any(before[name] != after.get(name) for name in before if not name.startswith(old)):
+        raise Failed("the standby was restarted")
+    flows = state_flows()
+    release.settled()
+    who = "the same pod, restarted," if new == old else "the standby"
+    return f"{who} leads after {seconds:.1f} s (at most {seconds_max:.0f}); the standby was alive throughout; {flows}"
+
+
+def prepare() -> None:
+    """What all drills need."""
+    credentials.ETC.mkdir(exist_ok=True)
+    manifests.install_schemas()
+
+
+class Drill(NamedTuple):
+    """`needs_release`: whether the chart must be installed."""
+
+    run: Callable[[], Outcome]
+    needs_release: bool = True
+
+
+def loaded(work: Callable[[], str]) -> Drill:
+    return Drill(lambda: under_load(work))
+
+
+DRILLS: dict[str, Drill] = {
+    "manifests": Drill(manifests_applied, needs_release=False),
+    "install": Drill(installed, needs_release=False),
+    "ext-proc": Drill(ext_proc),
+    "engines-rolled": loaded(engines_rolled),
+    "daemons-rolled": loaded(daemons_rolled),
+    "gateways-rolled": loaded(gateways_rolled),
+    "chart-upgraded": loaded(chart_upgraded),
+    "scaled": loaded(scaled),
+    "certificates": loaded(certificates_rotated),
+    "leader-terminated": loaded(lambda: leader_lost(signal.SIGTERM, HANDOVER_SECONDS_MAX)),
+    "leader-killed": loaded(lambda: leader_lost(signal.SIGKILL, TAKEOVER_SECONDS_MAX)),
+    "engine-killed": Drill(lambda: engine_killed(lambda pid: processes.kill(pid, signal.SIGKILL), "Error")),
+    "engine-oom": Drill(lambda: engine_killed(processes.kill_by_oom, "OOMKilled")),
+    "containerd": loaded(containerd_restarted),
+    "api-server": loaded(api_server_away),
+}

@@ -1,0 +1,52 @@
+"""Runs the load generator inside the node's network while a drill works."""
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from typing import Iterator
+
+import node
+from arrivals import Report
+from machine import die_with_parent
+from paths import HERE, RUN
+
+WARM_UP_SECONDS = 4
+# The load goes on for this time after the drill's work, so that late effects are seen.
+SETTLE_SECONDS = 4
+END_SECONDS_MAX = 90
+
+
+class Loading:
+    """A running load. `report` is filled when it has ended."""
+
+    def __init__(self, address: str, number: int):
+        self.report = Report()
+        self.file = RUN / f"load-{number}.json"
+        # Only the network is the node's: python and this folder may be hidden by the node's mounts.
+        command = ["nsenter", "-t", str(node.init_pid()), "-n", sys.executable, str(HERE / "load.py"), address, str(self.file)]
+        self.process = subprocess.Popen(command, start_new_session=True, preexec_fn=die_with_parent)
+
+    def end(self) -> None:
+        self.process.terminate()
+        self.process.wait(END_SECONDS_MAX)
+        self.report = Report(**json.loads(self.file.read_text()))
+
+
+_numbers = iter(range(1_000_000))
+
+
+@contextlib.contextmanager
+def loading(address: str) -> Iterator[Loading]:
+    """Load before, during and after the body."""
+    load = Loading(address, next(_numbers))
+    try:
+        time.sleep(WARM_UP_SECONDS)
+        yield load
+        time.sleep(SETTLE_SECONDS)
+        load.end()
+    finally:
+        if load.process.poll() is None:
+            load.process.kill()
+            load.process.wait()

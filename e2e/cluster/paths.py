@@ -1,0 +1,43 @@
+"""Folders, addresses and names that all parts of the test cluster share."""
+
+import os
+import pathlib
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+HERE = pathlib.Path(__file__).resolve().parent
+
+TOOLS = ROOT / ".tools"
+BIN = TOOLS / "bin"
+# Debian packages, unpacked: runc, nft and what test images consist of.
+DEB = TOOLS / "deb"
+DEB_LIBRARIES = DEB / "usr/lib/x86_64-linux-gnu"
+SCHEMAS = TOOLS / "schemas"
+
+# Everything that the node writes.
+STATE = ROOT / "target/cluster"
+ETC = STATE / "etc"
+RUN = STATE / "run"
+LOGS = STATE / "log"
+WRAPPERS = STATE / "bin"
+IMAGES = STATE / "images"
+
+# The folder with the release binaries; another one if they are built elsewhere.
+TARGET = pathlib.Path(os.environ.get("SWITCHPOINT_TARGET", ROOT / "target")).resolve()
+
+NODE_NAME = "node1"
+NODE_ADDRESS = "10.199.0.2"
+NODE_ROUTER = "10.199.0.1"
+REGISTRY = f"{NODE_ADDRESS}:5000"
+POD_RANGE = "10.244.0.0/16"
+NODE_POD_RANGE = "10.244.0.0/24"
+SERVICE_RANGE = "10.96.0.0/16"
+API_SERVICE_ADDRESS = "10.96.0.1"
+# Image names of the project's manifests; containerd pulls them from REGISTRY.
+IMAGE_HOSTS = ("registry.example.com", "docker.io", REGISTRY)
+# The parent of all cgroups of pods, in every hierarchy.
+CGROUP = "switchpoint-e2e"
+ADMIN_KUBECONFIG = ETC / "admin.conf"
+
+
+class Skipped(Exception):
+    """This machine cannot run the node. The message says why."""

@@ -1,0 +1,142 @@
+"""The chart, installed from the project's own images: two daemons with a Lease, two gateways, mutual TLS."""
+
+import datetime
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import engines
+import images
+import kube
+import node
+from paths import REGISTRY, ROOT, RUN, TARGET
+
+CHART = ROOT / "charts/switchpoint"
+LAYOUTS = ROOT / "target/images"
+NAME = "switchpoint"
+NAMESPACE = "switchpoint"
+DAEMON = f"{NAME}-daemon"
+GATEWAY = f"{NAME}-gateway"
+DAEMON_LABELS = "app.kubernetes.io/name=switchpoint-daemon"
+GATEWAY_LABELS = "app.kubernetes.io/name=switchpoint-gateway"
+LEASE = DAEMON
+GATEWAY_METRICS_PORT = 9902
+HELM_TIMEOUT = "180s"
+# The release that picks by ext_proc must share the namespace of its InferencePool.
+EXT_PROC_NAME = "ext-proc"
+# The version that a rolling update goes to, and comes back from. Same binaries, other chart version and image tag.
+NEXT_VERSION = "0.1.1-next"
+
+VALUES = {
+    "pools": [{"name": engines.NAME, "namespace": engines.NAMESPACE, "inferencePool": {"name": engines.NAME}}],
+    "daemon": {"resources": {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "512Mi"}}},
+    "gateway": {
+        "concurrency": 1,
+        "maxHeapBytes": 512 * 1024 * 1024,
+        "resources": {"requests": {"cpu": "10m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}},
+    },
+}
+
+
+def build_images() -> None:
+    """Builds the shipped images, if they are not there or older than the binaries."""
+    binaries = {
+        "--switchpointd": TARGET / "release/switchpointd",
+        "--module": TARGET / "wasm32-wasip1/release/switchpoint.wasm",
+        "--model-server": TARGET / "release/model-server",
+    }
+    done = LAYOUTS / "images.json"
+    if done.exists() and all(done.stat().st_mtime > file.stat().st_mtime for file in binaries.values()):
+        return
+    arguments = [text for option, file in binaries.items() for text in (option, str(file))]
+    subprocess.run([sys.executable, str(ROOT / "images/build.py"), "--output", str(LAYOUTS), *arguments], check=True, capture_output=True)
+
+
+def push_images() -> None:
+    """Pushes the shipped images to the node's registry, also with the tag of the next version."""
+    for layout in sorted(folder for folder in LAYOUTS.iterdir() if (folder / "index.json").exists()):
+        if layout.name.endswith((".sbom", "-artifact")):
+            continue
+        for tag in (version(), NEXT_VERSION):
+            images.crane("push", str(layout), f"{REGISTRY}/{layout.name}:{tag}")
+
+
+def version() -> str:
+    """The version of the chart, which is the tag of its images."""
+    rows = (CHART / "Chart.yaml").read_text().splitlines()
+    return next(row.split(":")[1].strip() for row in rows if row.startswith("appVersion:"))
+
+
+def package(chart_version: str) -> pathlib.Path:
+    """A packaged chart of this version. helm follows no links out of the chart, so the copy has the files themselves."""
+    folder = RUN / f"chart-{chart_version}"
+    shutil.copytree(CHART, folder, symlinks=False, dirs_exist_ok=True)
+    text = (folder / "Chart.yaml").read_text().replace(f"ersion: {version()}", f"ersion: {chart_version}")
+    (folder / "Chart.yaml").write_text(text)
+    return folder
+
+
+def values_file() -> pathlib.Path:
+    file = RUN / "values.json"
+    file.write_text(json.dumps(VALUES))
+    return file
+
+
+def upgrade(chart: pathlib.Path, *arguments: str) -> None:
+    """Installs or upgrades the release, and waits until it is ready."""
+    kube.helm(
+        "upgrade", "--install", NAME, str(chart), "-n", NAMESPACE, "--create-namespace", "-f", str(values_file()),
+        "--wait", "--timeout", HELM_TIMEOUT, *arguments,
+    )  # fmt: skip
+    settled()
+
+
+def settled() -> None:
+    for name in (DAEMON, GATEWAY):
+        kube.rolled_out(name, NAMESPACE)
+
+
+def rollback(revision: int) -> None:
+    kube.helm("rollback", NAME, str(revision), "-n", NAMESPACE, "--wait", "--timeout", HELM_TIMEOUT)
+    settled()
+
+
+def install_ext_proc() -> None:
+    """A second release, for gateways that cannot load the module."""
+    kube.helm(
+        "upgrade", "--install", EXT_PROC_NAME, str(package(version())), "-n", engines.NAMESPACE, "-f", str(values_file()),
+        "--set", "gateway.enabled=false", "--set", "extProc.enabled=true",
+    )  # fmt: skip
+    kube.wait_until("the ext_proc daemon leads", lambda: any(kube.is_ready(pod) for pod in kube.pods(engines.NAMESPACE, DAEMON_LABELS)))
+
+
+def address() -> str:
+    return kube.service_address(GATEWAY, NAMESPACE)
+
+
+def restart(name: str) -> None:
+    kube.kubectl("rollout", "restart", f"deployment/{name}", "-n", NAMESPACE)
+    kube.rolled_out(name, NAMESPACE)
+
+
+def lease() -> dict:
+    return json.loads(kube.kubectl("get", "lease", LEASE, "-n", NAMESPACE, "-o", "json"))["spec"]
+
+
+def lease_holder() -> str:
+    """The name of the daemon that holds the Lease: its pod and a random suffix. Empty if none holds it."""
+    return lease().get("holderIdentity") or ""
+
+
+def leader() -> str:
+    """The pod whose daemon holds the Lease."""
+    holder = lease_holder()
+    names = (pod["metadata"]["name"] for pod in kube.pods(NAMESPACE, DAEMON_LABELS))
+    return next((name for name in names if holder.startswith(name)), "")
+
+
+def lease_acquired() -> float:
+    """When the present leader took the Lease, in seconds since 1970."""
+    return datetime.datetime.fromisoformat(lease()["acquireTime"]).timestamp()

@@ -1,0 +1,116 @@
+"""Tests the pure parts of the cluster's tests. Standard library only; needs no node."""
+
+import itertools
+import json
+import pathlib
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+
+import dns
+import ext_proc_gateway
+import images
+import table
+from arrivals import STREAM_SECONDS, TOKENS_PER_SECOND, Arrival, Result, arrivals, longest_gap, summarize
+
+SERVICE = {"metadata": {"name": "a", "namespace": "n"}, "spec": {"clusterIP": "10.96.0.7"}}
+HEADLESS = {"metadata": {"name": "h", "namespace": "n"}, "spec": {"clusterIP": "None"}}
+SLICE = {
+    "metadata": {"namespace": "n", "labels": {"kubernetes.io/service-name": "h"}},
+    "endpoints": [
+        {"addresses": ["10.244.0.2"], "conditions": {"ready": True}},
+        {"addresses": ["10.244.0.3"], "conditions": {"ready": False}},
+    ],
+}
+
+
+def row(result: str, requests: int | None = None, failed: int | None = None, gap: float | None = None) -> table.Row:
+    return table.Row("drill", result, requests, failed, gap, 2.4, "why")
+
+
+class Load(unittest.TestCase):
+    def test_arrivals_have_a_fixed_rate_and_both_protocols(self) -> None:
+        plan = list(itertools.islice(arrivals(50.0, 0.1, 1), 5000))
+        self.assertEqual([arrival.at for arrival in plan[:3]], [0.0, 0.02, 0.04])
+        self.assertEqual(sum(arrival.protocol == "http/2" for arrival in plan), 2500)
+        streams = [arrival for arrival in plan if arrival.stream_tokens]
+        self.assertTrue(400 < len(streams) < 600)
+        low, high = (seconds * TOKENS_PER_SECOND for seconds in STREAM_SECONDS)
+        self.assertTrue(all(low - 3 <= arrival.stream_tokens <= high for arrival in streams))
+
+    def test_the_same_seed_gives_the_same_load(self) -> None:
+        first, second, other = (list(itertools.islice(arrivals(50.0, 0.1, seed), 200)) for seed in (1, 1, 2))
+        self.assertEqual(first, second)
+        self.assertNotEqual(first, other)
+
+    def test_the_longest_gap_includes_start_and_end(self) -> None:
+        self.assertEqual(longest_gap([1.0, 1.5, 4.0], 5.0), 2.5)
+        self.assertEqual(longest_gap([3.0], 4.0), 3.0)
+        self.assertEqual(longest_gap([1.0], 9.0), 8.0)
+        self.assertEqual(longest_gap([], 7.0), 7.0)
+        # Answers after the last arrival are not part of the load.
+        self.assertEqual(longest_gap([1.0, 2.0, 30.0], 3.0), 1.0)
+
+    def test_a_failed_stream_that_had_begun_counts_as_both(self) -> None:
+        good = Result(Arrival(0.0, "http/1.1", 0), ended=0.5, status=200, began=True, served_by="a")
+        cut = Result(Arrival(0.1, "http/2", 18), ended=1.5, status=200, began=True, served_by="b", error="cut")
+        refused = Result(Arrival(0.2, "http/2", 0), ended=0.3, error="refused")
+        report = summarize([good, cut, refused], 2.0)
+        self.assertEqual((report.requests, report.failed, report.failed_begun, report.streams), (3, 2, 1, 1))
+        self.assertEqual(report.longest_gap, 1.5)
+        self.assertEqual(report.statuses, {"200": 2, "0": 1})
+        self.assertEqual([failure["error"] for failure in report.failures], ["cut", "refused"])
+
+
+class Table(unittest.TestCase):
+    def test_rows_without_load_have_empty_cells(self) -> None:
+        text = table.markdown([row("passed", 1234, 0, 0.0871), row("passed")])
+        self.assertIn("| drill | passed | 1,234 | 0 | 87 | 2 | why |", text)
+        self.assertIn("| drill | passed |  |  |  | 2 | why |", text)
+
+    def test_the_last_line_counts(self) -> None:
+        self.assertEqual(table.last_line([row("passed"), row("failed"), row("passed")]), "2 passed, 1 failed")
+        self.assertEqual(table.last_line([row("skipped")]), "0 passed, 0 failed, 1 skipped")
+
+
+class Dns(unittest.TestCase):
+    def test_a_headless_service_has_the_addresses_of_ready_endpoints(self) -> None:
+        records = dns.records([SERVICE, HEADLESS], [SLICE])
+        self.assertEqual(records["a.n.svc.cluster.local"], ["10.96.0.7"])
+        self.assertEqual(records["h.n.svc.cluster.local"], ["10.244.0.2"])
+
+    def test_an_answer_repeats_the_question(self) -> None:
+        question = b"\x01h\x01n\x03svc\x07cluster\x05local\x00\x00\x01\x00\x01"
+        query = b"id\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00" + question
+        reply = dns.answer(query, {"h.n.svc.cluster.local": ["10.244.0.2"]})
+        self.assertTrue(reply.startswith(b"id\x85\x80\x00\x01\x00\x01"))
+        self.assertIn(question, reply)
+        self.assertTrue(reply.endswith(bytes([10, 244, 0, 2])))
+        self.assertTrue(dns.answer(query, {}).startswith(b"id\x85\x83\x00\x01\x00\x00"))
+
+
+class Configuration(unittest.TestCase):
+    def test_the_shipped_file_still_has_the_lines_that_change(self) -> None:
+        text = ext_proc_gateway.configuration("picker.n.svc.cluster.local", 9002, "pods.n.svc.cluster.local", 8000)
+        self.assertIn("address: picker.n.svc.cluster.local, port_value: 9002", text)
+        self.assertIn('authority: "picker.n.svc:9002"', text)
+        self.assertIn("address: pods.n.svc.cluster.local, port_value: 8000", text)
+        self.assertIn("address: 0.0.0.0, port_value: 8080", text)
+        self.assertNotIn("x-switchpoint-pool", text)
+
+    def test_layers_are_reproducible(self) -> None:
+        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        for name in ("first", "second"):
+            images.write_layer({"b": b"2", "a": "b", "tmp/": b""}, folder / name)
+        self.assertEqual((folder / "first").read_bytes(), (folder / "second").read_bytes())
+
+    def test_the_pool_names_the_service_of_the_second_release(self) -> None:
+        pool = {"metadata": {"name": "p", "namespace": "n"}, "spec": {"selector": {"matchLabels": {"app": "x"}}, "targetPorts": [{"number": 8000}], "endpointPickerRef": {"name": "e", "port": {"number": 9002}}}}
+        items = json.loads(ext_proc_gateway.manifests(pool))["items"]
+        self.assertEqual([item["kind"] for item in items], ["ConfigMap", "Deployment", "Service", "Service"])
+
+
+if __name__ == "__main__":
+    unittest.main()
