@@ -18,7 +18,7 @@ use prometheus_client::registry::Registry;
 use scheduler::EndpointMetrics;
 use tokio::time::Instant;
 
-use self::page::{HistogramBuckets, MetricLabels, MetricsPage};
+use self::page::{HistogramBuckets, MetricLabels, MetricsPage, count, flag, float, moments, with};
 use crate::cli::build::COMMIT;
 use crate::learn::directory::LearnerReport as Learner;
 use crate::learn::latency::{PredictedTarget, PredictionScore, RATIO_BOUNDS};
@@ -486,35 +486,4 @@ fn pool_label(pool: &PoolCounts) -> MetricLabels {
 /// llm-d names the label of its pool metrics `name`.
 fn name_label(pool: &PoolCounts) -> MetricLabels {
     vec![("name", pool.view.name.to_string())]
-}
-
-fn with(labels: &MetricLabels, key: &'static str, value: &str) -> MetricLabels {
-    let mut labels = labels.clone();
-    labels.push((key, value.to_owned()));
-    labels
-}
-
-/// Mean and standard deviation of the known values; `None` if none is known.
-fn moments(values: impl Iterator<Item = f32>) -> Option<(f64, f64)> {
-    let values: Vec<f64> = values.map(f64::from).collect();
-    let n = count(values.len());
-    if values.is_empty() {
-        return None;
-    }
-    let mean = values.iter().sum::<f64>() / n;
-    let variance = values.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n;
-    Some((mean, variance.sqrt()))
-}
-
-#[expect(clippy::cast_precision_loss, reason = "Prometheus values are floats")]
-fn float(value: u64) -> f64 {
-    value as f64
-}
-
-fn count(value: usize) -> f64 {
-    float(u64::try_from(value).unwrap_or(u64::MAX))
-}
-
-fn flag(value: bool) -> f64 {
-    f64::from(u8::from(value))
 }

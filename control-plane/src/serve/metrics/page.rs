@@ -6,7 +6,6 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder
 use prometheus_client::metrics::MetricType;
 use proto::HISTOGRAM_BOUNDS;
 
-use super::float;
 use crate::state::counters::TotalsHistogram;
 
 /// Names and values of labels.
@@ -86,4 +85,35 @@ fn labelled(
     write: impl FnOnce(&mut MetricEncoder<'_>) -> fmt::Result,
 ) -> fmt::Result {
     if labels.is_empty() { write(family) } else { write(&mut family.encode_family(labels)?) }
+}
+
+pub(super) fn with(labels: &MetricLabels, key: &'static str, value: &str) -> MetricLabels {
+    let mut labels = labels.clone();
+    labels.push((key, value.to_owned()));
+    labels
+}
+
+/// Mean and standard deviation of the known values; `None` if none is known.
+pub(super) fn moments(values: impl Iterator<Item = f32>) -> Option<(f64, f64)> {
+    let values: Vec<f64> = values.map(f64::from).collect();
+    let n = count(values.len());
+    if values.is_empty() {
+        return None;
+    }
+    let mean = values.iter().sum::<f64>() / n;
+    let variance = values.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n;
+    Some((mean, variance.sqrt()))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "Prometheus values are floats")]
+pub(super) fn float(value: u64) -> f64 {
+    value as f64
+}
+
+pub(super) fn count(value: usize) -> f64 {
+    float(u64::try_from(value).unwrap_or(u64::MAX))
+}
+
+pub(super) fn flag(value: bool) -> f64 {
+    f64::from(u8::from(value))
 }
