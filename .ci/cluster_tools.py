@@ -37,14 +37,15 @@ ENVOY_GATEWAY_VERSION = "v1.9.1"
 
 
 class Tool(NamedTuple):
-    """A tool to build, with one `go build` for each of `packages`. If `replaced`, the replacements of staging modules are read from
-    the module's go.mod. `told` are linker variables that the tool's own build scripts set."""
+    """A tool to build, with one `go build` for each of `packages`. `told` are linker variables that the tool's own build scripts set.
+    The tools of a family are built with one go.mod, and so with one version of each dependency: then a package that two of them
+    need is compiled once."""
 
     module: str
     version: str
     packages: dict[str, str]
-    replaced: bool = False
     told: dict[str, str] = {}
+    family: str = ""
 
 
 TABLE = {
@@ -57,16 +58,16 @@ TABLE = {
             "kube-apiserver": f"{KUBERNETES}/cmd/kube-apiserver",
             "kube-controller-manager": f"{KUBERNETES}/cmd/kube-controller-manager",
         },
-        replaced=True,
         told=KUBERNETES_VERSION_PARTS,
+        family=KUBERNETES,
     ),
     # The node of `make e2e-cluster`.
     "node": Tool(
         KUBERNETES,
         KUBERNETES_VERSION,
         {name: f"{KUBERNETES}/cmd/{name}" for name in ("kubectl", "kube-scheduler", "kubelet", "kube-proxy")},
-        replaced=True,
         told=KUBERNETES_VERSION_PARTS,
+        family=KUBERNETES,
     ),
     "containerd": Tool(
         "github.com/containerd/containerd/v2",
@@ -78,8 +79,8 @@ TABLE = {
         "v1.9.1",
         {path.rpartition("/")[2]: f"{CNI_PLUGINS}/plugins/{path}" for path in ("main/ptp", "main/loopback", "ipam/host-local", "meta/portmap")},
     ),
-    # Renders, checks and installs the chart.
-    "helm": Tool("helm.sh/helm/v4", "v4.3.1", {"helm": "helm.sh/helm/v4/cmd/helm"}),
+    # Renders, checks and installs the chart. Two thirds of its packages are Kubernetes' too.
+    "helm": Tool("helm.sh/helm/v4", "v4.3.1", {"helm": "helm.sh/helm/v4/cmd/helm"}, family=KUBERNETES),
     # Builds images without a container engine, and is a registry.
     "crane": Tool("github.com/google/go-containerregistry", "v0.22.1", {"crane": "github.com/google/go-containerregistry/cmd/crane"}),
     # Its command `translate` turns manifests into Envoy's configuration, offline.
@@ -127,13 +128,7 @@ def build(name: str) -> None:
     print(f"setup: {name} {tool.version} into .tools (once, takes minutes)", flush=True)
     began = time.monotonic()
     folder = TOOLS / "go" / name
-    folder.mkdir(parents=True, exist_ok=True)
-    imports = "".join(f'import _ "{package}"\n' for package in tool.packages.values())
-    (folder / "tools.go").write_text(f"//go:build tools\n\npackage tools\n\n{imports}")
-    (folder / "go.mod").write_text(f"module tools\n\ngo 1.24\n\nrequire {tool.module} {tool.version}\n")
-    if tool.replaced:
-        replace_staging(folder, tool)
-    go(folder, "mod", "tidy")
+    write_module(folder, [other for other in TABLE.values() if tool.family and other.family == tool.family] or [tool])
     (TOOLS / "bin").mkdir(exist_ok=True)
     for binary, package in tool.packages.items():
         flags = " ".join(["-s -w", *(f"-X {variable}={value}" for variable, value in tool.told.items())])
@@ -141,6 +136,18 @@ def build(name: str) -> None:
     stamp.touch()
     BUILT.append(name)
     print(f"setup: {name} took {time.monotonic() - began:.0f} s", flush=True)
+
+
+def write_module(folder: pathlib.Path, tools: list[Tool]) -> None:
+    """Writes a Go module that requires these tools."""
+    folder.mkdir(parents=True, exist_ok=True)
+    imports = "".join(f'import _ "{package}"\n' for tool in tools for package in tool.packages.values())
+    (folder / "tools.go").write_text(f"//go:build tools\n\npackage tools\n\n{imports}")
+    required = sorted({f"require {tool.module} {tool.version}\n" for tool in tools})
+    (folder / "go.mod").write_text(f"module tools\n\ngo 1.24\n\n{''.join(required)}")
+    if any(tool.module == KUBERNETES for tool in tools):
+        replace_staging(folder)
+    go(folder, "mod", "tidy")
 
 
 def fetch_schemas() -> None:
@@ -163,11 +170,11 @@ def fetch_schemas() -> None:
     BUILT.append("schemas")
 
 
-def replace_staging(folder: pathlib.Path, tool: Tool) -> None:
+def replace_staging(folder: pathlib.Path) -> None:
     """Replaces Kubernetes' staging modules, which its go.mod takes from local folders, by the published modules of version v0.X.Y."""
-    found = json.loads(go(folder, "mod", "download", "-json", f"{tool.module}@{tool.version}"))
+    found = json.loads(go(folder, "mod", "download", "-json", f"{KUBERNETES}@{KUBERNETES_VERSION}"))
     mod = json.loads(go(folder, "mod", "edit", "-json", found["GoMod"]))
-    version = "v0" + tool.version.removeprefix("v1")
+    version = "v0" + KUBERNETES_VERSION.removeprefix("v1")
     rows = [f"replace {r['Old']['Path']} => {r['Old']['Path']} {version}" for r in mod["Replace"] or [] if r["New"]["Path"].startswith("./staging")]
     with (folder / "go.mod").open("a") as file:
         file.write("\n" + "\n".join(rows) + "\n")
