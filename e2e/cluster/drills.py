@@ -8,12 +8,12 @@ import time
 from typing import Callable, NamedTuple
 
 import chat
-import credentials
 import engines
 import ext_proc_gateway
 import kube
 import manifests
 import node
+import policy
 import processes
 import release
 from arrivals import Report
@@ -55,9 +55,11 @@ def under_load(work: Callable[[], str]) -> Outcome:
 
 def manifests_applied() -> Outcome:
     began = time.monotonic()
-    remarks = manifests.run()
-    seconds = time.monotonic() - began
-    manifests.remove()
+    try:
+        remarks = manifests.run()
+        seconds = time.monotonic() - began
+    finally:
+        manifests.remove()
     return Outcome(None, seconds, remarks)
 
 
@@ -252,8 +254,8 @@ def leader_lost(number: signal.Signals, seconds_max: float) -> str:
 
 def prepare() -> None:
     """What all drills need."""
-    credentials.ETC.mkdir(exist_ok=True)
     manifests.install_schemas()
+    policy.install()
 
 
 class Drill(NamedTuple):
