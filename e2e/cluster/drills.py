@@ -224,7 +224,8 @@ def engine_killed(kill: Callable[[int], None], reason: str) -> Outcome:
     if others:
         raise Failed(f"{report.failed} of {report.requests} failed, and not only streams of {address}: {others[:3]}")
     begun, report.failed, report.failures = report.failed, 0, []
-    return Outcome(report, seconds, f"{reason}: {begun} streams that it had begun broke, as expected, and nothing else")
+    cause = "SIGKILL" if reason == "Error" else reason
+    return Outcome(report, seconds, f"{cause}: {begun} streams that it had begun broke, as expected, and nothing else")
 
 
 def lead_again(number: signal.Signals) -> tuple[float, str, str]:
