@@ -22,7 +22,8 @@ from paths import HERE
 
 API_AWAY_SECONDS = 60
 # After the API server's return the node controller may still declare pods away.
-API_SETTLE_SECONDS = 45
+API_SETTLE_SECONDS = 110
+API_DECLARED_SECONDS = 15
 HANDOVER_SECONDS_MAX = 3.0
 LEASE_SECONDS = 15
 TAKEOVER_SECONDS_MAX = LEASE_SECONDS + 2.0
@@ -176,12 +177,14 @@ def api_server_away() -> str:
         time.sleep(API_AWAY_SECONDS)
         node.start_component("kube-apiserver")
         back = kube.wait_until("the API server is back", lambda: kube.kubectl("get", "--raw", "/readyz") == "ok")
+        # The node controller needs some seconds to declare the pods unready.
+        time.sleep(API_DECLARED_SECONDS)
+        unready = API_DECLARED_SECONDS + kube.wait_until("all engines are ready", lambda: all(kube.is_ready(pod) for pod in engines.pods()))
         output, _ = watch.communicate(timeout=watched_seconds + 30)
-    kube.wait_until("all engines are ready", lambda: all(kube.is_ready(pod) for pod in engines.pods()))
     kube.wait_until("a daemon leads", lambda: release.leader() != "")
     seen = json.loads(output)
     return (
-        f"away for {API_AWAY_SECONDS} s, back after {back:.0f} s; gateways had at least {seen['fewest']} of {engines.REPLICAS} endpoints, "
+        f"away for {API_AWAY_SECONDS} s, back after {back:.0f} s; engines Ready again {unready:.0f} s later; gateways had at least {seen['fewest']} of {engines.REPLICAS} endpoints, "
         f"none for {seen['empty_seconds']:.1f} s"
     )
 
