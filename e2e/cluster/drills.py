@@ -45,9 +45,9 @@ class Outcome(NamedTuple):
     remarks: str
 
 
-def under_load(work: Callable[[], str]) -> Outcome:
-    """Does the work under load. Every failed request fails the drill."""
-    with loading(release.address()) as load:
+def under_load(work: Callable[[], str], address: str = "") -> Outcome:
+    """Does the work under load to the gateways' Service, or to an address. Every failed request fails the drill."""
+    with loading(address or release.address()) as load:
         began = time.monotonic()
         remarks = work()
         seconds = time.monotonic() - began
@@ -165,6 +165,11 @@ def certificates_rotated() -> str:
 def secret_certificate() -> str:
     secrets = kube.get("secrets", release.NAMESPACE, "app.kubernetes.io/part-of=switchpoint")
     return json.dumps([secret["data"].get("tls.crt") for secret in secrets if secret["type"] == "kubernetes.io/tls"])
+
+
+def gateway_pod() -> str:
+    """One gateway, past its Service. When the node is declared unready, the Service has no endpoints, whatever the gateways do."""
+    return f"{kube.pods(release.NAMESPACE, release.GATEWAY_LABELS)[0]['status']['podIP']}:8080"
 
 
 def api_server_away() -> str:
@@ -288,5 +293,5 @@ DRILLS: dict[str, Drill] = {
     "engine-killed": Drill(lambda: engine_killed(lambda pid: processes.kill(pid, signal.SIGKILL), "Error")),
     "engine-oom": Drill(lambda: engine_killed(processes.kill_by_oom, "OOMKilled")),
     "containerd": loaded(containerd_restarted),
-    "api-server": loaded(api_server_away),
+    "api-server": Drill(lambda: under_load(api_server_away, gateway_pod())),
 }
