@@ -18,6 +18,7 @@ envoy=${ENVOY:-$default}
 admin=${ENVOY_ADMIN:-127.0.0.1:9901}
 drain_s=${DRAIN_SECONDS:-10}
 stop_s=${STOP_SECONDS:-3600}
+idle_s=2
 
 # Sends a request to the admin port with bash alone, because images of Envoy often lack curl.
 admin() { # method path
@@ -26,10 +27,12 @@ admin() { # method path
   cat <&3; exec 3>&-
 } 2>/dev/null
 
-# The number of running requests of clients (without those of the admin port).
+# The numbers of running requests and of open connections of clients (without those of the admin
+# port).
 active() {
-  admin GET '/stats?filter=%5Ehttp%5C..*downstream_rq_active%24' |
-    awk -F': ' '/^http\.admin\./ {next} /downstream_rq_active/ {n += $2; seen = 1} END {print seen ? n : "?"}'
+  admin GET '/stats?filter=%5Ehttp%5C..*downstream_(rq|cx)_active%24' |
+    awk -F': ' '/^http\.admin\./ {next} /downstream_cx_active/ {c += $2}
+      /downstream_rq_active/ {n += $2; seen = 1} END {print seen ? n " " c + 0 : "? ?"}'
 }
 
 graceful() {
@@ -37,8 +40,15 @@ graceful() {
   echo "start.sh: draining for $drain_s s" >&2
   if admin POST '/drain_listeners?graceful' | grep -q ' 200 '; then
     sleep "$drain_s" & wait $!
-    local end=$((SECONDS + stop_s)) running
-    while running=$(active); [ "$running" != 0 ] && [ "$running" != '?' ] && ((SECONDS < end)); do sleep 0.2; done
+    # A reply that began before the drain does not ask its client to close the connection, and the
+    # client may use it once more when the reply has ended. That request's reply asks it. So Envoy
+    # stops only when there are no connections, or no requests for idle_s.
+    local end=$((SECONDS + stop_s)) quiet=$SECONDS counts running open
+    while counts=$(active); running=${counts% *} open=${counts#* }; [ "$running" != '?' ] && ((SECONDS < end)); do
+      [ "$running" = 0 ] || quiet=$SECONDS
+      [ "$running" = 0 ] && { [ "$open" = 0 ] || ((SECONDS - quiet > idle_s)); } && break
+      sleep 0.2
+    done
     [ "$running" = 0 ] || echo "start.sh: ending with ${running} requests under way" >&2
   else
     echo "start.sh: no answer from the admin port at $admin: ending at once" >&2

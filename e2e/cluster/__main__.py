@@ -90,6 +90,7 @@ def chosen(names: list[str]) -> list[str]:
 def run(names: list[str]) -> int:
     """Starts a node, runs drills and ends the node, also on a signal."""
     wanted = chosen(names)
+    machine.check()
     try:
         up(keep=False)
         return run_drills(wanted)

@@ -8,12 +8,12 @@ import time
 from typing import Callable, NamedTuple
 
 import chat
-import credentials
 import engines
 import ext_proc_gateway
 import kube
 import manifests
 import node
+import policy
 import processes
 import release
 from arrivals import Report
@@ -22,7 +22,8 @@ from paths import HERE
 
 API_AWAY_SECONDS = 60
 # After the API server's return the node controller may still declare pods away.
-API_SETTLE_SECONDS = 45
+API_SETTLE_SECONDS = 110
+API_DECLARED_SECONDS = 15
 HANDOVER_SECONDS_MAX = 3.0
 LEASE_SECONDS = 15
 TAKEOVER_SECONDS_MAX = LEASE_SECONDS + 2.0
@@ -44,9 +45,9 @@ class Outcome(NamedTuple):
     remarks: str
 
 
-def under_load(work: Callable[[], str]) -> Outcome:
-    """Does the work under load. Every failed request fails the drill."""
-    with loading(release.address()) as load:
+def under_load(work: Callable[[], str], address: str = "") -> Outcome:
+    """Does the work under load to the gateways' Service, or to an address. Every failed request fails the drill."""
+    with loading(address or release.address()) as load:
         began = time.monotonic()
         remarks = work()
         seconds = time.monotonic() - began
@@ -55,9 +56,11 @@ def under_load(work: Callable[[], str]) -> Outcome:
 
 def manifests_applied() -> Outcome:
     began = time.monotonic()
-    remarks = manifests.run()
-    seconds = time.monotonic() - began
-    manifests.remove()
+    try:
+        remarks = manifests.run()
+        seconds = time.monotonic() - began
+    finally:
+        manifests.remove()
     return Outcome(None, seconds, remarks)
 
 
@@ -164,6 +167,11 @@ def secret_certificate() -> str:
     return json.dumps([secret["data"].get("tls.crt") for secret in secrets if secret["type"] == "kubernetes.io/tls"])
 
 
+def gateway_pod() -> str:
+    """One gateway, past its Service. When the node is declared unready, the Service has no endpoints, whatever the gateways do."""
+    return f"{kube.pods(release.NAMESPACE, release.GATEWAY_LABELS)[0]['status']['podIP']}:8080"
+
+
 def api_server_away() -> str:
     """The API server stays away for longer than the node's grace period of 50 s. On its return the node controller declares the node
     and all its pods unready, although every engine answers."""
@@ -174,12 +182,14 @@ def api_server_away() -> str:
         time.sleep(API_AWAY_SECONDS)
         node.start_component("kube-apiserver")
         back = kube.wait_until("the API server is back", lambda: kube.kubectl("get", "--raw", "/readyz") == "ok")
+        # The node controller needs some seconds to declare the pods unready.
+        time.sleep(API_DECLARED_SECONDS)
+        unready = API_DECLARED_SECONDS + kube.wait_until("all engines are ready", lambda: all(kube.is_ready(pod) for pod in engines.pods()))
         output, _ = watch.communicate(timeout=watched_seconds + 30)
-    kube.wait_until("all engines are ready", lambda: all(kube.is_ready(pod) for pod in engines.pods()))
     kube.wait_until("a daemon leads", lambda: release.leader() != "")
     seen = json.loads(output)
     return (
-        f"away for {API_AWAY_SECONDS} s, back after {back:.0f} s; gateways had at least {seen['fewest']} of {engines.REPLICAS} endpoints, "
+        f"away for {API_AWAY_SECONDS} s, back after {back:.0f} s; engines Ready again {unready:.0f} s later; gateways had at least {seen['fewest']} of {engines.REPLICAS} endpoints, "
         f"none for {seen['empty_seconds']:.1f} s"
     )
 
@@ -222,7 +232,8 @@ def engine_killed(kill: Callable[[int], None], reason: str) -> Outcome:
     if others:
         raise Failed(f"{report.failed} of {report.requests} failed, and not only streams of {address}: {others[:3]}")
     begun, report.failed, report.failures = report.failed, 0, []
-    return Outcome(report, seconds, f"{reason}: {begun} streams that it had begun broke, as expected, and nothing else")
+    cause = "SIGKILL" if reason == "Error" else reason
+    return Outcome(report, seconds, f"{cause}: {begun} streams that it had begun broke, as expected, and nothing else")
 
 
 def lead_again(number: signal.Signals) -> tuple[float, str, str]:
@@ -252,8 +263,8 @@ def leader_lost(number: signal.Signals, seconds_max: float) -> str:
 
 def prepare() -> None:
     """What all drills need."""
-    credentials.ETC.mkdir(exist_ok=True)
     manifests.install_schemas()
+    policy.install()
 
 
 class Drill(NamedTuple):
@@ -282,5 +293,5 @@ DRILLS: dict[str, Drill] = {
     "engine-killed": Drill(lambda: engine_killed(lambda pid: processes.kill(pid, signal.SIGKILL), "Error")),
     "engine-oom": Drill(lambda: engine_killed(processes.kill_by_oom, "OOMKilled")),
     "containerd": loaded(containerd_restarted),
-    "api-server": loaded(api_server_away),
+    "api-server": Drill(lambda: under_load(api_server_away, gateway_pod())),
 }

@@ -11,7 +11,7 @@ import engines
 import images
 import kube
 import node
-from paths import REGISTRY, ROOT, RUN, TARGET
+from paths import REGISTRY, ROOT, RUN, TARGET, Skipped
 
 CHART = ROOT / "charts/switchpoint"
 LAYOUTS = ROOT / "target/images"
@@ -24,6 +24,8 @@ GATEWAY_LABELS = "app.kubernetes.io/name=switchpoint-gateway"
 LEASE = DAEMON
 GATEWAY_METRICS_PORT = 9902
 HELM_TIMEOUT = "180s"
+# The exit code of images/build.py if a tool is unavailable.
+IMAGES_UNAVAILABLE = 3
 # The release that picks by ext_proc must share the namespace of its InferencePool.
 EXT_PROC_NAME = "ext-proc"
 # The version that a rolling update goes to, and comes back from. Same binaries, other chart version and image tag.
@@ -41,17 +43,25 @@ VALUES = {
 
 
 def build_images() -> None:
-    """Builds the shipped images, if they are not there or older than the binaries."""
+    """Builds the shipped images, unless they were built from the same files before."""
     binaries = {
         "--switchpointd": TARGET / "release/switchpointd",
         "--module": TARGET / "wasm32-wasip1/release/switchpoint.wasm",
         "--model-server": TARGET / "release/model-server",
     }
-    done = LAYOUTS / "images.json"
-    if done.exists() and all(done.stat().st_mtime > file.stat().st_mtime for file in binaries.values()):
+    sources = [*binaries.values(), *sorted((ROOT / "images").glob("*.py")), *sorted((ROOT / "envoy-config").glob("*.*"))]
+    inputs = "\n".join(f"{file} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in sources)
+    stamp = LAYOUTS / "cluster-inputs.txt"
+    if stamp.exists() and stamp.read_text() == inputs:
         return
     arguments = [text for option, file in binaries.items() for text in (option, str(file))]
-    subprocess.run([sys.executable, str(ROOT / "images/build.py"), "--output", str(LAYOUTS), *arguments], check=True, capture_output=True)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "images/build.py"), "--output", str(LAYOUTS), *arguments], capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        kind = Skipped if done.returncode == IMAGES_UNAVAILABLE else node.NodeError
+        raise kind(f"images/build.py ended with {done.returncode}: {done.stderr.strip()[-1000:]}")
+    stamp.write_text(inputs)
 
 
 def push_images() -> None:
