@@ -64,6 +64,13 @@ def manifests_applied() -> Outcome:
     return Outcome(None, seconds, remarks)
 
 
+def pages_followed() -> Outcome:
+    """Runs the commands of the pages on installation and upgrades."""
+    began = time.monotonic()
+    remarks = pages.run()
+    return Outcome(None, time.monotonic() - began, remarks)
+
+
 def installed() -> Outcome:
     """Installs the model servers and the chart, and counts the time to the first answered chat."""
     began = time.monotonic()

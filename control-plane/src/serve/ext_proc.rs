@@ -72,9 +72,11 @@ pub const STREAMS_PER_CONNECTION_MAX: u32 = 4_096;
 /// data arrives, unless the proxy takes no answers.
 pub const STREAM_WINDOW_BYTES: u32 = 256 << 10;
 
-/// Read-ahead of a connection, in bytes: enough for a gigabyte a second if a round trip takes a
-/// millisecond. Each connection can take this much memory that is not accounted for.
-pub const CONNECTION_WINDOW_BYTES: u32 = 1 << 20;
+/// Read-ahead of a connection, in bytes. The library h2 closes a connection whose unread frames
+/// cost more than half of this, where a frame of less than 256 bytes costs the difference. A daemon
+/// that gets no CPU for a moment must not lose a connection for that: there is room for an unread
+/// frame of every stream. Each connection can take this much memory that is not accounted for.
+pub const CONNECTION_WINDOW_BYTES: u32 = 2 * 256 * STREAMS_PER_CONNECTION_MAX;
 
 /// The longest header list of a gRPC request, in bytes; its metadata is two short names. Each open
 /// stream may send this much.
