@@ -14,6 +14,7 @@ import kube
 import manifests
 import node
 import policy
+import pages
 import processes
 import release
 from arrivals import Report
@@ -287,6 +288,7 @@ def loaded(work: Callable[[], str]) -> Drill:
 
 DRILLS: dict[str, Drill] = {
     "manifests": Drill(manifests_applied, needs_release=False),
+    "pages": Drill(pages_followed, needs_release=False),
     "install": Drill(installed, needs_release=False),
     "ext-proc": Drill(ext_proc),
     "engines-rolled": loaded(engines_rolled),
