@@ -139,7 +139,7 @@ async fn engines_that_answer_stay_when_all_nodes_are_reported_lost() {
     let said = log.line("stay while they answer").await;
     assert!(said["level"] == "WARN" && said["why"].as_str().unwrap().contains("node"), "{said}");
     let row = get_json(admin, "/debug/endpoints").await["endpoints"][0].clone();
-    assert!(row["slot"].is_number() && row["reason"].as_str().unwrap().starts_with("kept for at most 60 s"), "{row}");
+    assert!(row["slot"].is_number() && row["reason"].as_str().unwrap().starts_with("kept for at most 300 s"), "{row}");
 
     // Deliberate removals, and an engine that is dead.
     drill.removed_at_once(0, None).await;
