@@ -26,9 +26,9 @@ SECTIONS = [
     (UPGRADE, "Check"),
     (UPGRADE, "Certificates"),
     (UPGRADE, "Roll back"),
-    (INSTALL, "An Envoy of your own"),
 ]
-ALONE = [(INSTALL, "ext_proc for an InferencePool")]
+# Sections that begin without a release, and the namespace that they install into.
+ALONE = [((INSTALL, "An Envoy of your own"), release.NAMESPACE), ((INSTALL, "ext_proc for an InferencePool"), NAMESPACE)]
 # Pauses on the pages are for Secrets to reach pods that serve; nothing serves here.
 PAUSE_SECONDS_MAX = 5
 SECTION_SECONDS_MAX = 400
@@ -60,12 +60,20 @@ def run_section(page: str, heading: str) -> str:
     return f"{heading} {time.monotonic() - began:.0f} s"
 
 
+def remove(namespace: str) -> None:
+    """Uninstalls the release, with the certificates that the chart keeps: those of a later generation refuse an installation with the
+    values of another page."""
+    kube.helm("uninstall", release.NAME, "-n", namespace, "--wait")
+    kube.kubectl("delete", "secrets", "-n", namespace, "-l", f"app.kubernetes.io/instance={release.NAME}")
+
+
 def run() -> str:
     """Runs all sections, and removes what they installed."""
     model_servers()
     done = [run_section(*section) for section in SECTIONS]
-    kube.helm("uninstall", release.NAME, "-n", release.NAMESPACE, "--wait")
-    done += [run_section(*section) for section in ALONE]
-    kube.helm("uninstall", release.NAME, "-n", NAMESPACE, "--wait")
+    remove(release.NAMESPACE)
+    for section, namespace in ALONE:
+        done.append(run_section(*section))
+        remove(namespace)
     kube.kubectl("delete", "namespace", release.NAMESPACE, NAMESPACE, "--timeout=150s")
     return "; ".join(done)
