@@ -33,7 +33,8 @@ async fn checked(file: &Path, format: OutputFormat) -> (String, CheckVerdict) {
     check(CheckArgs { what: CheckTarget { file: Some(file.to_owned()), endpoint: None }, engine: None, format }).await
 }
 
-fn golden(file: &Path, extension: &str, printed: &str) {
+/// Compares the output with the golden file beside the input, or writes it with `UPDATE_GOLDENS`.
+pub(crate) fn golden(file: &Path, extension: &str, printed: &str) {
     let golden = file.with_extension(extension);
     if std::env::var_os("UPDATE_GOLDENS").is_some() {
         std::fs::write(&golden, printed).unwrap();

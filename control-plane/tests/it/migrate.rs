@@ -4,6 +4,7 @@
 //!
 //! `UPDATE_GOLDENS=1` writes the current output into the files; read the diff before you commit it.
 
+use crate::configs::golden;
 use std::path::{Path, PathBuf};
 
 use clap::Parser;
@@ -37,15 +38,6 @@ async fn run_file(file: &Path) -> (u8, String, String) {
     let first = text.lines().next().unwrap().trim_start_matches("# ").replace("OBJECTS ", "");
     let arguments = first.replace("FILE", file.to_str().unwrap());
     run(&arguments.split_whitespace().collect::<Vec<_>>()).await
-}
-
-fn golden(file: &Path, extension: &str, printed: &str) {
-    let golden = file.with_extension(extension);
-    if std::env::var_os("UPDATE_GOLDENS").is_some() {
-        std::fs::write(&golden, printed).unwrap();
-    }
-    let expected = std::fs::read_to_string(&golden).unwrap_or_default();
-    assert!(expected == printed, "{} has:\n{expected}\nbut the output is:\n{printed}", golden.display());
 }
 
 #[tokio::test]
