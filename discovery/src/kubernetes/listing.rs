@@ -1,23 +1,34 @@
 //! List and watch of one kind. Every fault ends in a new list.
 //!
-//! `kube`'s watcher resumes from its resource version. That is wrong after every fault: it would
-//! retry forever at a proxy that answers HTTP 410 at the start of a watch; and after a restore of
-//! etcd from a backup the version lies in the future, where a watch is accepted and stays silent.
-//! So after an error, and at a maximum age, this code waits and lists again, and the list replaces
-//! the set. Events in between stay in force.
+//! A fault is an error, a silent watch, or a watch that ends before its time: after a restore of
+//! etcd from a backup, the last version of a watch lies in the future, where the API server accepts
+//! a watch and sends nothing. So after a fault, and at a maximum age, this code waits and lists
+//! again, and the list replaces the set. Events in between stay in force. Only a watch that lasted
+//! as long as requested continues from its last version.
 
 use std::fmt::Debug;
 use std::time::Duration;
 
 use futures::stream::{BoxStream, StreamExt};
-use kube::runtime::watcher::{self, Event};
+use kube::api::{ListParams, WatchParams};
+use kube::core::WatchEvent;
 use kube::{Api, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
-/// After this many seconds a watch ends and starts again. The client gives up on a silent
-/// connection 5 s later, so a network that drops packets is noticed after that time at most.
+/// After this many seconds a watch ends and starts again.
 const WATCH_SECONDS: u32 = 30;
+
+/// A watch that ends earlier than this was ended by a fault: the API server restarted, or a proxy
+/// closed the connection.
+const WATCH_LASTS_MIN: Duration = Duration::from_secs(25);
+
+/// A watch without an event and without an end is given up after this time, so a network that
+/// drops packets is noticed.
+const WATCH_SILENCE_MAX: Duration = Duration::from_secs(35);
+
+/// The objects in one page of a list; the default of `kubectl`.
+const PAGE_OBJECTS_MAX: u32 = 500;
 
 /// The maximum age of a set without a new list, which bounds how long a missed event can stay
 /// unnoticed.
@@ -36,15 +47,46 @@ const RETRY_MAX: Duration = Duration::from_secs(10);
 /// The objects of one kind that a label selector matches.
 pub(super) struct ObjectWatch<K> {
     api: Api<K>,
-    config: watcher::Config,
-    watch: BoxStream<'static, watcher::Result<Event<K>>>,
+    selectors: ObjectSelectors,
+    watch: BoxStream<'static, ListWatchEvent<K>>,
     state: ObjectWatchState,
     /// When `state` ends.
     until: Instant,
     /// Whether an unknown kind counts as a kind without objects instead of an error.
     optional: bool,
+    /// Faults since a watch lasted as long as requested, or since an event arrived.
     failures: u32,
-    listed: Vec<K>,
+}
+
+/// Which objects of a kind are watched.
+#[derive(Clone, Debug, Default)]
+struct ObjectSelectors {
+    labels: Option<String>,
+    fields: Option<String>,
+}
+
+/// A list, and the watches that continue from it.
+struct ListWatch<K> {
+    api: Api<K>,
+    selectors: ObjectSelectors,
+    /// The last version of the list or of the watch; `None` before the list.
+    version: Option<String>,
+    /// The open watch and its beginning.
+    open: Option<(WatchEvents<K>, Instant)>,
+}
+
+type WatchEvents<K> = BoxStream<'static, kube::Result<WatchEvent<K>>>;
+
+/// An event of a [`ListWatch`].
+enum ListWatchEvent<K> {
+    Listed(Vec<K>),
+    Applied(K),
+    Deleted(K),
+    /// A watch ended without an error before its time.
+    EndedEarly,
+    /// The API does not have this kind.
+    UnknownKind(String),
+    Failed(String),
 }
 
 /// The state of a listing.
@@ -72,44 +114,39 @@ pub(super) enum ObjectWatchEvent<K> {
 
 impl<K: Resource<DynamicType: Default> + Clone + DeserializeOwned + Debug + Send + 'static> ObjectWatch<K> {
     pub(super) fn new(api: Api<K>, selector: &str) -> Self {
-        let mut config = watcher::Config::default().timeout(WATCH_SECONDS);
-        if !selector.is_empty() {
-            config = config.labels(selector);
-        }
-        Self::with_config(api, config)
+        let labels = (!selector.is_empty()).then(|| selector.to_owned());
+        Self::with_selectors(api, ObjectSelectors { labels, fields: None })
     }
 }
 
 impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> ObjectWatch<K> {
     /// One object, selected by its name.
     pub(super) fn of_one(api: Api<K>, name: &str) -> Self {
-        Self::with_config(api, watcher::Config::default().timeout(WATCH_SECONDS).fields(&format!("metadata.name={name}")))
+        Self::with_selectors(api, ObjectSelectors { labels: None, fields: Some(format!("metadata.name={name}")) })
     }
 
     /// All objects of a kind that may not be installed.
     pub(super) fn of_kind(api: Api<K>) -> Self {
-        Self { optional: true, ..Self::with_config(api, watcher::Config::default().timeout(WATCH_SECONDS)) }
+        Self { optional: true, ..Self::with_selectors(api, ObjectSelectors::default()) }
     }
 
-    fn with_config(api: Api<K>, config: watcher::Config) -> Self {
-        let watch = start(&api, &config);
+    fn with_selectors(api: Api<K>, selectors: ObjectSelectors) -> Self {
+        let watch = start(&api, &selectors);
         Self {
             api,
-            config,
+            selectors,
             watch,
             state: ObjectWatchState::Listing,
             until: Instant::now() + LIST_DEADLINE,
             optional: false,
             failures: 0,
-            listed: Vec::new(),
         }
     }
 
     /// Lists again now.
     pub(super) fn restart(&mut self) {
-        self.watch = start(&self.api, &self.config);
+        self.watch = start(&self.api, &self.selectors);
         (self.state, self.until) = (ObjectWatchState::Listing, Instant::now() + LIST_DEADLINE);
-        self.listed.clear();
     }
 
     /// The next change. Cancel-safe.
@@ -126,62 +163,131 @@ impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> ObjectWatc
                 }
             };
             match event {
-                Some(Ok(Event::Init)) => self.listed.clear(),
-                Some(Ok(Event::InitApply(object))) => self.listed.push(object),
-                Some(Ok(Event::InitDone)) => {
-                    self.failures = 0;
+                Some(ListWatchEvent::Listed(objects)) => {
                     (self.state, self.until) = (ObjectWatchState::Watching, Instant::now() + RELIST_INTERVAL);
-                    return ObjectWatchEvent::All(std::mem::take(&mut self.listed));
+                    return ObjectWatchEvent::All(objects);
                 }
-                Some(Ok(Event::Apply(object))) => return ObjectWatchEvent::Applied(object),
-                Some(Ok(Event::Delete(object))) => return ObjectWatchEvent::Deleted(object),
-                Some(Err(error)) if self.optional && is_unknown_kind(&error) => {
+                Some(ListWatchEvent::Applied(object)) => {
+                    self.failures = 0;
+                    return ObjectWatchEvent::Applied(object);
+                }
+                Some(ListWatchEvent::Deleted(object)) => {
+                    self.failures = 0;
+                    return ObjectWatchEvent::Deleted(object);
+                }
+                // The set is right until the list says otherwise. If that fails, it is an outage.
+                Some(ListWatchEvent::EndedEarly) => self.rest_longer(),
+                Some(ListWatchEvent::UnknownKind(_)) if self.optional => {
                     self.rest(RETRY_MAX);
                     return ObjectWatchEvent::All(Vec::new());
                 }
-                Some(Err(error)) => return self.failed(innermost(&error)),
+                Some(ListWatchEvent::UnknownKind(why) | ListWatchEvent::Failed(why)) => return self.failed(why),
                 None => return self.failed("the watch ended".to_owned()),
             }
         }
     }
 
     fn failed(&mut self, why: String) -> ObjectWatchEvent<K> {
+        self.rest_longer();
+        ObjectWatchEvent::Failed(why)
+    }
+
+    fn rest_longer(&mut self) {
         let wait = RETRY_FIRST.saturating_mul(1 << self.failures.min(16)).min(RETRY_MAX);
         self.failures += 1;
         self.rest(wait);
-        ObjectWatchEvent::Failed(why)
     }
 
     fn rest(&mut self, wait: Duration) {
         // Half of the wait is random, so that not all daemons come back at once.
         (self.state, self.until) = (ObjectWatchState::Resting, Instant::now() + wait.mul_f64(0.5 + crate::registry::chance() / 2.0));
         self.watch = futures::stream::pending().boxed();
-        self.listed.clear();
     }
 }
 
 fn start<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static>(
     api: &Api<K>,
-    config: &watcher::Config,
-) -> BoxStream<'static, watcher::Result<Event<K>>> {
-    let strip = |mut object: K| {
-        object.managed_fields_mut().clear(); // often half of an object, and not needed here
-        object
-    };
-    watcher::watcher(api.clone(), config.clone())
-        .map(move |event| {
-            event.map(|event| match event {
-                Event::Apply(object) => Event::Apply(strip(object)),
-                Event::InitApply(object) => Event::InitApply(strip(object)),
-                other => other,
-            })
-        })
-        .boxed()
+    selectors: &ObjectSelectors,
+) -> BoxStream<'static, ListWatchEvent<K>> {
+    let listing = ListWatch { api: api.clone(), selectors: selectors.clone(), version: None, open: None };
+    futures::stream::unfold(listing, |mut listing| async {
+        let event = listing.next().await;
+        Some((event, listing))
+    })
+    .boxed()
 }
 
-/// Whether the API does not have this kind.
-fn is_unknown_kind(error: &watcher::Error) -> bool {
-    matches!(error, watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404)
+impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> ListWatch<K> {
+    /// Lists first, and watches from then on.
+    async fn next(&mut self) -> ListWatchEvent<K> {
+        if self.version.is_none() {
+            return match self.list().await {
+                Ok(objects) => ListWatchEvent::Listed(objects),
+                Err(kube::Error::Api(status)) if status.code == 404 => ListWatchEvent::UnknownKind(status.to_string()),
+                Err(error) => ListWatchEvent::Failed(format!("the list failed: {}", innermost(&error))),
+            };
+        }
+        match self.watch().await {
+            Ok(event) => event,
+            Err(error) => ListWatchEvent::Failed(format!("the watch failed: {}", innermost(&error))),
+        }
+    }
+
+    async fn list(&mut self) -> kube::Result<Vec<K>> {
+        let ObjectSelectors { labels, fields } = &self.selectors;
+        let mut params = ListParams::default().limit(PAGE_OBJECTS_MAX);
+        (params.label_selector, params.field_selector) = (labels.clone(), fields.clone());
+        let mut objects = Vec::new();
+        loop {
+            let page = self.api.list(&params).await?;
+            objects.extend(page.items.into_iter().map(strip));
+            params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
+            if params.continue_token.is_none() {
+                self.version = Some(page.metadata.resource_version.unwrap_or_default());
+                return Ok(objects);
+            }
+        }
+    }
+
+    /// The next event of the open watch, or of the next one.
+    async fn watch(&mut self) -> kube::Result<ListWatchEvent<K>> {
+        let ObjectSelectors { labels, fields } = &self.selectors;
+        let params = WatchParams {
+            label_selector: labels.clone(),
+            field_selector: fields.clone(),
+            timeout: Some(WATCH_SECONDS),
+            ..WatchParams::default()
+        };
+        loop {
+            let version = self.version.get_or_insert_default();
+            let (events, began) = match &mut self.open {
+                Some(open) => open,
+                None => self.open.insert((self.api.watch(&params, version).await?.boxed(), Instant::now())),
+            };
+            match tokio::time::timeout(WATCH_SILENCE_MAX, events.next()).await {
+                Ok(Some(Ok(WatchEvent::Added(object) | WatchEvent::Modified(object)))) => {
+                    *version = object.resource_version().unwrap_or_default();
+                    return Ok(ListWatchEvent::Applied(strip(object)));
+                }
+                Ok(Some(Ok(WatchEvent::Deleted(object)))) => {
+                    *version = object.resource_version().unwrap_or_default();
+                    return Ok(ListWatchEvent::Deleted(object));
+                }
+                Ok(Some(Ok(WatchEvent::Bookmark(bookmark)))) => *version = bookmark.metadata.resource_version,
+                Ok(Some(Ok(WatchEvent::Error(status)))) => return Err(kube::Error::Api(status)),
+                Ok(Some(Err(error))) => return Err(error),
+                Ok(None) if began.elapsed() < WATCH_LASTS_MIN => return Ok(ListWatchEvent::EndedEarly),
+                Ok(None) => self.open = None,
+                Err(_) => return Ok(ListWatchEvent::Failed(format!("the watch is silent for {WATCH_SILENCE_MAX:?}"))),
+            }
+        }
+    }
+}
+
+/// Removes what is not needed and is often half of an object.
+fn strip<K: Resource>(mut object: K) -> K {
+    object.managed_fields_mut().clear();
+    object
 }
 
 /// The error with its causes.
