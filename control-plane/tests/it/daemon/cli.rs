@@ -112,7 +112,8 @@ fn check_answers_for_every_item() {
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["errors"][0]["line"], 4);
     check(&["check", "/no/such/file"], 1, &["No such file"]);
-    check(&["check", "--endpoint", "127.0.0.1:1"], 1, &["Connection refused"]);
+    // `check` also tries port 8002, Triton's. An address of its own is free of other programs.
+    check(&["check", "--endpoint", "127.231.47.11:1"], 1, &["Connection refused"]);
 }
 
 #[test]
@@ -135,7 +136,7 @@ fn check_answers_for_objects_too() {
     let output = run(&["check", "--format", "json", path], &[]);
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["errors"][0]["path"], "spec.priority");
-    let serve = ["serve", "--endpoint", "127.0.0.1:1", "--objects", folder.path().to_str().unwrap()];
+    let serve = ["serve", "--endpoint", "127.0.0.1:1", "--listen-admin", "127.0.0.1:0", "--objects", folder.path().to_str().unwrap()];
     check(&serve, 1, &["objects.yaml:4: spec.priority: unknown field"]);
 }
 
