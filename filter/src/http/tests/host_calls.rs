@@ -115,7 +115,7 @@ fn one_request(world: &HttpWorld) -> Vec<PhaseCalls> {
     phases
 }
 
-/// What a call does, for a reader who does not know the proxy's interface.
+/// Describes a call in the words of the table.
 fn meaning(call: FakeCall) -> &'static str {
     match call {
         FakeCall::Clock => "read the clock",
