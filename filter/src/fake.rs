@@ -20,9 +20,10 @@ use crate::pairs;
 
 type FakeHook = Box<dyn FnOnce()>;
 
-/// A kind of host call that a test can make fail.
+/// A kind of host call. A test can make each fail, except for the clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FakeCall {
+    Clock,
     Shared,
     Share,
     QueueRegister,
@@ -48,10 +49,24 @@ pub enum FakeCall {
     MetricRecord,
 }
 
+/// One successful call, with the bytes that it passes between the module and the proxy.
+#[derive(Clone, Debug)]
+pub struct RecordedCall {
+    pub call: FakeCall,
+    /// The name of the header, property, buffer, statistic or shared value.
+    pub name: String,
+    /// Bytes of names and values to the proxy.
+    pub sent: usize,
+    /// Bytes from the proxy, which the module copies into its memory.
+    pub received: usize,
+}
+
 /// The process.
 #[derive(Clone, Default)]
 pub struct FakeHost(Rc<FakeProcess>);
 
+/// The parts of the proxy that calls read and change. Each of the fields is a cell of its own, so
+/// that a test can look at one while a call uses another.
 #[derive(Default)]
 pub struct FakeProcess {
     pub now_ms: Cell<u64>,
@@ -65,6 +80,8 @@ pub struct FakeProcess {
     /// Replies, resumptions and the like, in order, as text.
     pub log: RefCell<Vec<String>>,
     metrics: FakeMetrics,
+    /// The calls since [`FakeHost::record_calls`].
+    recorded: RefCell<Option<Vec<RecordedCall>>>,
     entropy: Cell<u64>,
     pub faults: FakeFaults,
 }
@@ -150,6 +167,22 @@ impl FakeHost {
         if left == Some(0) || self.faults.failing.borrow().contains(&call) { Err(HostError::INTERNAL) } else { Ok(()) }
     }
 
+    /// Records every call from now on.
+    pub fn record_calls(&self) {
+        *self.recorded.borrow_mut() = Some(Vec::new());
+    }
+
+    /// Returns the calls recorded since the last time.
+    pub fn take_calls(&self) -> Vec<RecordedCall> {
+        self.recorded.borrow_mut().as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    fn record(&self, call: FakeCall, name: &str, sent: usize, received: usize) {
+        if let Some(recorded) = &mut *self.recorded.borrow_mut() {
+            recorded.push(RecordedCall { call, name: name.to_owned(), sent, received });
+        }
+    }
+
     pub fn pass_ms(&self, ms: u64) {
         self.now_ms.set(self.now_ms.get() + ms);
     }
@@ -177,6 +210,7 @@ impl FakeHost {
 
 impl Host for FakeHost {
     fn now(&self) -> Timestamp {
+        self.record(FakeCall::Clock, "", 0, 0);
         Timestamp(0).plus_ms(self.now_ms.get())
     }
 
@@ -188,6 +222,8 @@ impl Host for FakeHost {
     fn shared(&self, key: &str) -> Result<Option<SharedValue>> {
         self.may_fail(FakeCall::Shared)?;
         self.reads.set(self.reads.get() + 1);
+        let size = self.shared.borrow().get(key).map_or(0, |(bytes, _)| bytes.len());
+        self.record(FakeCall::Shared, key, key.len(), size);
         Ok(self.shared.borrow().get(key).map(|(bytes, token)| SharedValue { bytes: bytes.clone(), token: *token }))
     }
 
@@ -204,12 +240,14 @@ impl Host for FakeHost {
             _ => {}
         }
         self.writes.set(self.writes.get() + 1);
+        self.record(FakeCall::Share, key, key.len() + value.len(), 0);
         self.shared.borrow_mut().insert(key.to_owned(), (value.to_vec(), self.writes.get()));
         Ok(())
     }
 
     fn queue_register(&self, name: &str) -> Result<u32> {
         self.may_fail(FakeCall::QueueRegister)?;
+        self.record(FakeCall::QueueRegister, "", 0, 0);
         let mut queues = self.queues.borrow_mut();
         let position = queues.iter().position(|(n, _)| n == name).unwrap_or_else(|| {
             queues.push((name.to_owned(), VecDeque::new()));
@@ -220,6 +258,7 @@ impl Host for FakeHost {
 
     fn queue_push(&self, queue: u32, item: &[u8]) -> Result<()> {
         self.may_fail(FakeCall::QueuePush)?;
+        self.record(FakeCall::QueuePush, "", 0, 0);
         let mut queues = self.queues.borrow_mut();
         let (_, items) = queues.get_mut(queue as usize - 1).ok_or(HostError::NOT_FOUND)?;
         items.push_back(item.to_vec());
@@ -228,6 +267,7 @@ impl Host for FakeHost {
 
     fn queue_pop(&self, queue: u32) -> Result<Option<Vec<u8>>> {
         self.may_fail(FakeCall::QueuePop)?;
+        self.record(FakeCall::QueuePop, "", 0, 0);
         let mut queues = self.queues.borrow_mut();
         let (_, items) = queues.get_mut(queue as usize - 1).ok_or(HostError::NOT_FOUND)?;
         Ok(items.pop_front())
@@ -243,6 +283,7 @@ impl Host for FakeHost {
 
     fn stream_send(&self, stream: u32, message: &[u8]) -> Result<()> {
         self.may_fail(FakeCall::StreamSend)?;
+        self.record(FakeCall::StreamSend, "", 0, 0);
         if !self.grpc.streams.borrow()[stream as usize - 1] {
             return Err(HostError::NOT_FOUND);
         }
@@ -258,6 +299,7 @@ impl Host for FakeHost {
 
     fn call(&self, cluster: &str, headers: &[(&str, &str)], body: &[u8], timeout_ms: u64) -> Result<u32> {
         self.may_fail(FakeCall::Call)?;
+        self.record(FakeCall::Call, "", 0, 0);
         assert!(cluster == "switchpoint-state" && timeout_ms > 0);
         let value = |name: &str| headers.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned()).unwrap();
         assert_eq!((value(":method").as_str(), value(":authority").as_str()), ("POST", "switchpoint-state"));
@@ -275,11 +317,14 @@ impl Host for FakeHost {
         if self.faults.unreadable.borrow().contains(&path) {
             return Err(HostError::INTERNAL);
         }
-        Ok(self.properties.borrow().get(&path).cloned())
+        let value = self.properties.borrow().get(&path).cloned();
+        self.record(FakeCall::Property, &path, path.len() + 1, value.as_ref().map_or(0, Vec::len));
+        Ok(value)
     }
 
     fn property_set(&self, name: &str, value: &[u8]) -> Result<()> {
         self.may_fail(FakeCall::PropertySet)?;
+        self.record(FakeCall::PropertySet, name, name.len() + value.len(), 0);
         self.properties.borrow_mut().insert(name.to_owned(), value.to_vec());
         Ok(())
     }
@@ -287,11 +332,14 @@ impl Host for FakeHost {
     fn headers(&self, map: HeaderMap) -> Result<Vec<u8>> {
         self.may_fail(FakeCall::Headers)?;
         let headers = self.map(map).borrow();
-        Ok(pairs::serialize(&headers.iter().map(|(n, v)| (n.as_str(), v.as_str())).collect::<Vec<_>>()))
+        let bytes = pairs::serialize(&headers.iter().map(|(n, v)| (n.as_str(), v.as_str())).collect::<Vec<_>>());
+        self.record(FakeCall::Headers, &format!("{map:?}"), 0, bytes.len());
+        Ok(bytes)
     }
 
     fn header_set(&self, map: HeaderMap, name: &str, value: &[u8]) -> Result<()> {
         self.may_fail(FakeCall::HeaderSet)?;
+        self.record(FakeCall::HeaderSet, name, name.len() + value.len(), 0);
         self.map(map).borrow_mut().retain(|(n, _)| n != name);
         self.map(map).borrow_mut().push((name.to_owned(), String::from_utf8_lossy(value).into_owned()));
         Ok(())
@@ -299,6 +347,7 @@ impl Host for FakeHost {
 
     fn header_remove(&self, map: HeaderMap, name: &str) -> Result<()> {
         self.may_fail(FakeCall::HeaderRemove)?;
+        self.record(FakeCall::HeaderRemove, name, name.len(), 0);
         self.map(map).borrow_mut().retain(|(n, _)| n != name);
         Ok(())
     }
@@ -307,11 +356,13 @@ impl Host for FakeHost {
         self.may_fail(FakeCall::Buffer)?;
         let mut bytes = self.http.buffers.borrow().get(&(buffer as u32)).cloned().unwrap_or_default();
         bytes.truncate(size);
+        self.record(FakeCall::Buffer, &format!("{buffer:?}"), 0, bytes.len());
         Ok(bytes)
     }
 
     fn buffer_replace(&self, buffer: BodyBuffer, size: usize, bytes: &[u8]) -> Result<()> {
         self.may_fail(FakeCall::BufferReplace)?;
+        self.record(FakeCall::BufferReplace, &format!("{buffer:?}"), bytes.len(), 0);
         if self.http.read_only.get() {
             return Err(HostError::INTERNAL);
         }
@@ -324,18 +375,21 @@ impl Host for FakeHost {
 
     fn reply(&self, status: u16, _headers: &[u8], body: &[u8]) -> Result<()> {
         self.may_fail(FakeCall::Reply)?;
+        self.record(FakeCall::Reply, "", 0, 0);
         self.note(format!("reply {status} {}", String::from_utf8_lossy(body)));
         Ok(())
     }
 
     fn resume_request(&self) -> Result<()> {
         self.may_fail(FakeCall::ResumeRequest)?;
+        self.record(FakeCall::ResumeRequest, "", 0, 0);
         self.note("resume");
         Ok(())
     }
 
     fn focus(&self, context: u32) -> Result<()> {
         self.may_fail(FakeCall::Focus)?;
+        self.record(FakeCall::Focus, "", 0, 0);
         if self.http.removed.borrow().contains(&context) {
             return Err(HostError::NOT_FOUND);
         }
@@ -345,12 +399,14 @@ impl Host for FakeHost {
 
     fn tick_period(&self, period_ms: u32) -> Result<()> {
         self.may_fail(FakeCall::TickPeriod)?;
+        self.record(FakeCall::TickPeriod, "", 0, 0);
         self.note(format!("tick every {period_ms} ms"));
         Ok(())
     }
 
     fn metric(&self, _kind: MetricKind, name: &str) -> Result<u32> {
         self.may_fail(FakeCall::Metric)?;
+        self.record(FakeCall::Metric, "", 0, 0);
         self.metrics.names.borrow_mut().push(name.to_owned());
         Ok(u32::try_from(self.metrics.names.borrow().len()).unwrap() - 1)
     }
@@ -358,6 +414,7 @@ impl Host for FakeHost {
     fn metric_add(&self, metric: u32, amount: i64) -> Result<()> {
         self.may_fail(FakeCall::MetricAdd)?;
         let name = self.metrics.names.borrow()[metric as usize].clone();
+        self.record(FakeCall::MetricAdd, &name, 0, 0);
         *self.metrics.values.borrow_mut().entry(name).or_default() += u64::try_from(amount).unwrap();
         Ok(())
     }
@@ -365,6 +422,7 @@ impl Host for FakeHost {
     fn metric_record(&self, metric: u32, value: u64) -> Result<()> {
         self.may_fail(FakeCall::MetricRecord)?;
         let name = self.metrics.names.borrow()[metric as usize].clone();
+        self.record(FakeCall::MetricRecord, &name, 0, 0);
         self.metrics.values.borrow_mut().insert(name, value);
         Ok(())
     }

@@ -1,7 +1,10 @@
 //! Every statistic of the filter, in one table. No name contains text of a request or an endpoint,
 //! because the proxy never frees a name.
 //!
-//! Counters and histograms are sums over all VMs of a process; the leader sets the gauges.
+//! Counters and histograms are sums over all VMs of a process; the leader sets the gauges. The
+//! counters of picks and of tokens lag by up to a tick ([`FilterMetrics::collect`]).
+
+use std::cell::Cell;
 
 use scheduler::plugin::readable;
 
@@ -59,10 +62,12 @@ metrics! {
 }
 
 /// The statistics. Those that the proxy refused to create have no number.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct FilterMetrics<H> {
     host: H,
     numbers: Vec<Option<u32>>,
+    /// What [`Self::collect`] counted since the last flush, by statistic.
+    collected: Vec<Cell<i64>>,
 }
 
 // === impl FilterMetrics ===
@@ -70,8 +75,9 @@ pub struct FilterMetrics<H> {
 impl<H: Host> FilterMetrics<H> {
     /// Finds or creates every statistic.
     pub fn new(host: H) -> Self {
-        let numbers = METRICS.iter().map(|metric| host.metric(metric.kind, metric.name).ok()).collect();
-        Self { host, numbers }
+        let numbers: Vec<_> = METRICS.iter().map(|metric| host.metric(metric.kind, metric.name).ok()).collect();
+        let collected = vec![Cell::new(0); numbers.len()];
+        Self { host, numbers, collected }
     }
 
     /// Adds one to a counter.
@@ -83,6 +89,27 @@ impl<H: Host> FilterMetrics<H> {
     pub fn add(&self, stat: Stat, amount: u32) {
         if let (Some(number), 1..) = (self.number(stat), amount) {
             let _ = self.host.metric_add(number, i64::from(amount));
+        }
+    }
+
+    /// Adds to a counter at the next [`Self::flush`]. For what is counted for every request: that
+    /// takes one host call for each tick, in place of one for each request. A VM that traps loses
+    /// what it collected.
+    pub fn collect(&self, stat: Stat, amount: u32) {
+        if let Some(sum) = self.collected.get(stat as usize) {
+            sum.set(sum.get().saturating_add(i64::from(amount)));
+        }
+    }
+
+    /// Adds what was collected to the counters of the proxy. What the proxy refuses stays for the
+    /// next time.
+    pub fn flush(&self) {
+        for (number, sum) in self.numbers.iter().zip(&self.collected) {
+            if let (Some(number), amount @ 1..) = (number, sum.get())
+                && self.host.metric_add(*number, amount).is_ok()
+            {
+                sum.set(0);
+            }
         }
     }
 
@@ -116,6 +143,29 @@ mod tests {
         names.dedup();
         assert_eq!(names.len(), METRICS.len());
         assert_eq!(reference().lines().count(), METRICS.len());
+    }
+
+    #[test]
+    fn what_is_collected_is_added_once_and_kept_if_the_proxy_refuses() {
+        use crate::fake::{FakeCall, FakeHost};
+        let host = FakeHost::new();
+        let metrics = FilterMetrics::new(host.clone());
+        let value = || host.metric_value("switchpoint_prompt_tokens_total");
+        metrics.collect(Stat::PromptTokens, 7);
+        metrics.collect(Stat::PromptTokens, u32::MAX);
+        assert_eq!(value(), 0);
+        host.fail(&[FakeCall::MetricAdd]);
+        metrics.flush();
+        host.fail(&[]);
+        assert_eq!(value(), 0);
+        metrics.flush();
+        metrics.flush();
+        assert_eq!(value(), 7 + u64::from(u32::MAX));
+        metrics.collect(Stat::PromptTokens, 1);
+        metrics.collect(Stat::CachedTokens, 0);
+        host.record_calls();
+        metrics.flush();
+        assert_eq!((value(), host.take_calls().len()), (8 + u64::from(u32::MAX), 1));
     }
 
     #[test]

@@ -137,6 +137,7 @@ impl<H: Host> VmState<H> {
 
     /// Removes a root context; with the last one, this VM gives up its lease.
     pub fn remove_root(&mut self, root: u32) {
+        self.metrics.flush();
         self.link.remove_root(&self.host, root);
         self.roots.retain(|r| r.id != root);
         if self.roots.is_empty() {
@@ -223,6 +224,7 @@ impl<H: Host> VmState<H> {
 
     /// Does the due work and returns the requests to decide again.
     pub fn tick(&mut self, root: u32) -> Vec<Rc<dyn ParkedRequest>> {
+        self.metrics.flush();
         let now = self.host.now();
         let Some(newest) = self.roots.last().filter(|r| r.id == root) else { return Vec::new() };
         let config = Rc::clone(&newest.config);
@@ -557,6 +559,14 @@ mod tests {
         leader.tick(1);
         send(&host, &mut leader, pool_update_message("default", version(1), &["10.0.0.1:1"]));
         (host, leader)
+    }
+
+    #[test]
+    fn the_last_configuration_of_a_vm_leaves_no_count_behind() {
+        let (host, mut leader) = led();
+        leader.metrics().collect(Stat::Picked, 3);
+        leader.remove_root(1);
+        assert_eq!(host.metric_value("switchpoint_picked_total"), 3);
     }
 
     #[test]

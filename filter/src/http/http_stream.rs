@@ -260,7 +260,7 @@ impl<H: Host> RequestHost for FilterHost<H> {
             RequestCount::Picked { us } => {
                 replica.into_iter().for_each(|replica| replica.borrow_mut().record_pick_time(us));
                 self.metrics.record(Stat::PickUs, us);
-                Stat::Picked
+                return self.metrics.collect(Stat::Picked, 1);
             }
             RequestCount::FailedOpen => Stat::FailedOpen,
             RequestCount::Passed => Stat::Passed,
@@ -338,8 +338,9 @@ impl<H: Host> FilterHost<H> {
                 #[cfg(feature = "drill")]
                 watch.into_iter().for_each(|watch| watch.paused(&self.proxy).done());
             }
-            // Most pieces bring only a further token, which is not published.
-            PoolUse::ReadResponse if !changed => {}
+            // Most pieces bring only a further token, which is not published, and most response
+            // headers bring nothing. The end of the request reads the load of the other VMs.
+            PoolUse::Respond | PoolUse::ReadResponse if !changed => {}
             PoolUse::Respond | PoolUse::ReadResponse | PoolUse::Release => {
                 vm.publish_load(replica, now, SharingOccasion::End);
                 vm.receive_loads(replica, now, SharingOccasion::End);
@@ -359,9 +360,9 @@ impl<H: Host> FilterHost<H> {
 
     fn count_tokens(&self, usage: TokenUsage) {
         let completion = if usage.estimated { Stat::EstimatedTokens } else { Stat::CompletionTokens };
-        self.metrics.add(Stat::PromptTokens, usage.prompt_tokens.unwrap_or(0));
-        self.metrics.add(Stat::CachedTokens, usage.cached_tokens.unwrap_or(0));
-        self.metrics.add(completion, usage.completion_tokens.unwrap_or(0));
+        self.metrics.collect(Stat::PromptTokens, usage.prompt_tokens.unwrap_or(0));
+        self.metrics.collect(Stat::CachedTokens, usage.cached_tokens.unwrap_or(0));
+        self.metrics.collect(completion, usage.completion_tokens.unwrap_or(0));
     }
 
     /// Removes the headers that a client must not set.

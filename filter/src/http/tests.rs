@@ -1,5 +1,6 @@
 //! Requests of a client to a proxy in memory.
 
+mod host_calls;
 mod parked;
 mod refusing;
 
@@ -132,7 +133,12 @@ fn a_chat_request_is_held_picked_and_released() {
     stream.on_done();
     stream.on_done();
     assert_eq!(world.in_flight(), 0);
-    assert_eq!(world.host.metric_value("switchpoint_picked_total"), 1);
+    let picked = || world.host.metric_value("switchpoint_picked_total");
+    assert_eq!(picked(), 0, "added at the next tick");
+    world.vm.borrow_mut().tick(1);
+    assert_eq!(picked(), 1);
+    world.vm.borrow_mut().tick(1);
+    assert_eq!(picked(), 1, "once");
     assert_eq!(world.host.metric_value("switchpoint_ttft_ms"), 30);
     assert_eq!(world.host.metric_value("switchpoint_host_errors_total"), 0);
 }

@@ -31,6 +31,8 @@ pub struct PlacementRingWriter {
     vm_slot: u16,
     position: RingPosition,
     segment: Vec<u8>,
+    /// Whether the segment has placements that were not written yet.
+    is_unwritten: bool,
 }
 
 /// Reads another VM's ring, and keeps the position.
@@ -73,7 +75,7 @@ impl PlacementRingWriter {
     /// Makes an empty ring for `pool`.
     #[must_use]
     pub fn new(pool: &str) -> Self {
-        Self { pool: pool.into(), vm: 0, vm_slot: 0, position: RingPosition::default(), segment: Vec::new() }
+        Self { pool: pool.into(), vm: 0, vm_slot: 0, position: RingPosition::default(), segment: Vec::new(), is_unwritten: false }
     }
 
     /// Sets the VM and its VM slot, which name the keys for writing.
@@ -81,6 +83,7 @@ impl PlacementRingWriter {
         if (self.vm, self.vm_slot) != (vm, vm_slot) {
             (self.vm, self.vm_slot) = (vm, vm_slot);
             self.segment.clear();
+            self.is_unwritten = false;
         }
     }
 
@@ -109,22 +112,26 @@ impl PlacementRingWriter {
             }
             let known_here = known.min(piece.len());
             known = known.saturating_sub(known_here);
+            self.is_unwritten = true;
             PlacementEntry::append(&mut self.segment, endpoint, piece, u32::try_from(known_here).unwrap_or(u32::MAX));
         }
     }
 
-    /// Writes the current segment.
+    /// Writes the current segment, if it has placements that were not written yet. The end of a
+    /// request brings none.
     pub fn flush<H: Host>(&mut self, host: &H) {
-        if !self.segment.is_empty() {
+        if std::mem::take(&mut self.is_unwritten) {
             self.position.bytes = u32::try_from(self.segment.len()).unwrap_or(u32::MAX);
-            // If the host refuses, the segment is a gap for the readers.
-            let _ = host.share(&key(&self.pool, self.vm_slot, self.position.segment), &self.segment, WriteCondition::Any);
+            // If the host refuses, the segment is a gap for the readers until the next flush.
+            let key = key(&self.pool, self.vm_slot, self.position.segment);
+            self.is_unwritten = host.share(&key, &self.segment, WriteCondition::Any).is_err();
         }
     }
 
     fn begin(&mut self) {
         self.position.segment = self.position.segment.wrapping_add(1);
         self.segment.clear();
+        self.is_unwritten = false;
         SegmentHead { vm: self.vm, number: self.position.segment }.append(&mut self.segment);
     }
 }
@@ -237,6 +244,24 @@ mod tests {
             record.blocks.len()
         });
         (read, budget.gaps, all)
+    }
+
+    #[test]
+    fn a_segment_is_written_again_only_with_a_new_placement_or_after_a_refusal() {
+        use crate::fake::FakeCall;
+        let (host, mut writer) = (FakeHost::new(), writer());
+        tell(&host, &mut writer, 1, &[10]);
+        writer.flush(&host);
+        assert_eq!(host.writes.get(), 1, "nothing is new");
+        tell(&host, &mut writer, 1, &[11]);
+        assert_eq!(host.writes.get(), 2);
+        host.fail(&[FakeCall::Share]);
+        tell(&host, &mut writer, 2, &[20]);
+        host.fail(&[]);
+        writer.flush(&host);
+        let read = read(&host, &mut PlacementRingReader::default(), writer.position(), PLENTY);
+        assert_eq!(read, (vec![(1, vec![10]), (1, vec![11]), (2, vec![20])], 0, true));
+        assert_eq!(host.writes.get(), 3);
     }
 
     #[test]
