@@ -133,9 +133,9 @@ CAPACITY = [
     Panel("Scrapes", "Reads of the engines' metrics per second.", "reqps", [Query(rate("switchpoint_scrapes_total", "pool"), "{{pool}}")]),
     Panel(
         "Failed scrapes",
-        "Reads of the engines' metrics that failed per second, by reason.",
+        "Reads of the engines' metrics that failed per second, by reason. No series: none fails.",
         "reqps",
-        [Query(rate("switchpoint_scrape_failures_total", "pool, reason"), "{{pool}} {{reason}}")],
+        [Query(rate("switchpoint_scrape_failures_total", "pool, reason") + " > 0", "{{pool}} {{reason}}")],
     ),
     Panel("Time of a scrape", "From the request to the end of the page.", "s", quantiles("switchpoint_scrape_duration_seconds")),
 ]
