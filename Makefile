@@ -31,7 +31,7 @@ FUZZ_SECONDS ?= 30
 FUZZ_LONG_SECONDS ?= 180
 SOAK_SECONDS ?= 600
 
-.PHONY: help setup build wasm images test lint docs fuzz e2e e2e-long e2e-cluster bench sim demo run clean
+.PHONY: help setup build wasm images test lint docs fuzz e2e e2e-long e2e-observe e2e-cluster bench sim demo run clean
 
 help: ## show this list of commands
 	@echo "Switchpoint picks LLM endpoints inside Envoy. To see it work:  make demo"
@@ -170,6 +170,10 @@ e2e: setup ## run only the tests on a real Envoy
 e2e-long: setup .venv-1.38/.ready $(TOOLS)/.cargo-mutants-$(CARGO_MUTANTS_VERSION) $(TOOLS)/.cargo-fuzz-$(CARGO_FUZZ_VERSION) ## run the slow tests: drills, soak (SOAK_SECONDS=600), Envoy 1.38, fuzzing, some mutation tests (MUTANTS_SHARD=all: all)
 	@rustup toolchain install nightly --profile minimal --no-self-update
 	SOAK_SECONDS=$(SOAK_SECONDS) FUZZ_SECONDS=$(FUZZ_LONG_SECONDS) python3 .ci/steps.py wasm e2e e2e-slow e2e-1.38 fuzz mutants
+
+# Prometheus takes 3 minutes to build on two cores, once; it needs Go. Then the run takes 4 minutes.
+e2e-observe: release $(VENV_READY) ## run a real Prometheus on a stack under load: every alert fires and clears, every panel moves
+	@python3 .ci/steps.py observe
 
 # Needs root and Go. The node's binaries take some minutes to build, once.
 e2e-cluster: release $(VENV_READY) ## run the chart on a real Kubernetes node and drill it under load (needs root; DRILLS="name name": only these)

@@ -3,7 +3,7 @@
 published schemas into .tools/schemas, for tests that need the real programs and schemas.
 
     .ci/cluster_tools.py etcd kubernetes schemas envoy-gateway
-    .ci/cluster_tools.py node containerd cni helm crane
+    .ci/cluster_tools.py node containerd cni helm crane prometheus
 
 It uses published Go modules and plain `go build`: no prebuilt binary, no container, no root. It skips a tool whose stamp file has
 the right version. If Go or a module is unavailable, it prints so and exits with 3; the tests that need the tool are then skipped
@@ -32,13 +32,14 @@ KUBERNETES_VERSION_PARTS = {
     for part, value in zip(("Version", "Major", "Minor"), (KUBERNETES_VERSION, *KUBERNETES_VERSION.removeprefix("v").split(".")))
 }
 CNI_PLUGINS = "github.com/containernetworking/plugins"
+PROMETHEUS = "github.com/prometheus/prometheus"
 ENVOY_GATEWAY = "github.com/envoyproxy/gateway"
 ENVOY_GATEWAY_VERSION = "v1.9.1"
 
 
 class Tool(NamedTuple):
     """A tool to build, with one `go build` for each of `packages`. `told` are linker variables that the tool's own build scripts set.
-    The tools of a family are built with one go.mod, and so with one version of each dependency: then a package that two of them
+    `tags` are build tags. The tools of a family are built with one go.mod, and so with one version of each dependency: then a package that two of them
     need is compiled once."""
 
     module: str
@@ -46,6 +47,7 @@ class Tool(NamedTuple):
     packages: dict[str, str]
     told: dict[str, str] = {}
     family: str = ""
+    tags: str = ""
 
 
 TABLE = {
@@ -85,6 +87,10 @@ TABLE = {
     "crane": Tool("github.com/google/go-containerregistry", "v0.22.1", {"crane": "github.com/google/go-containerregistry/cmd/crane"}),
     # Its command `translate` turns manifests into Envoy's configuration, offline.
     "envoy-gateway": Tool(ENVOY_GATEWAY, ENVOY_GATEWAY_VERSION, {"egctl": f"{ENVOY_GATEWAY}/cmd/egctl"}),
+    # Without the assets of its web page, which the tag `builtinassets` would add, and without service discovery by clouds.
+    "prometheus": Tool(
+        PROMETHEUS, "v0.313.5", {name: f"{PROMETHEUS}/cmd/{name}" for name in ("prometheus", "promtool")}, tags="remove_all_sd"
+    ),
 }
 
 
@@ -132,7 +138,7 @@ def build(name: str) -> None:
     (TOOLS / "bin").mkdir(exist_ok=True)
     for binary, package in tool.packages.items():
         flags = " ".join(["-s -w", *(f"-X {variable}={value}" for variable, value in tool.told.items())])
-        go(folder, "build", "-trimpath", f"-ldflags={flags}", "-o", str(TOOLS / "bin" / binary), package)
+        go(folder, "build", "-trimpath", f"-tags={tool.tags}", f"-ldflags={flags}", "-o", str(TOOLS / "bin" / binary), package)
     stamp.touch()
     BUILT.append(name)
     print(f"setup: {name} took {time.monotonic() - began:.0f} s", flush=True)

@@ -262,6 +262,7 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
         Step("lint: these steps' own tests", "python3 .ci/test_steps.py && python3 .ci/test_house.py", one),
         Step("lint: tests of what builds the images", "python3 images/test_units.py", one),
         Step("lint: tests of the cluster's load and tables", "python3 e2e/cluster/test_units.py", one),
+        Step("lint: dashboards are those of their generator", "python3 -m unittest discover dashboards", one),
         Step("lint: unsteady tests are listed for at most 14 days", "python3 .ci/unsteady.py", one),
         Step("lint: names, sentences, cycles, lengths", "python3 .ci/house.py check", one),
         Step("lint: links of documents", "python3 .ci/links.py", one),
@@ -295,6 +296,11 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
     "e2e-slow": lambda: [
         Step("e2e: Envoy Gateway's translator", "python3 .ci/cluster_tools.py envoy-gateway", buildable),
         Step("e2e: slow drills, Envoy 1.40", "cargo test --locked --workspace --no-fail-fast --test long", cargo_test),
+    ],
+    # Prometheus takes 3 minutes to build on two cores, once.
+    "observe": lambda: [
+        Step("observe: Prometheus", "python3 .ci/cluster_tools.py prometheus", buildable),
+        Step("observe: alerts and panels on a real Prometheus", "python3 -m unittest discover e2e/observe", unit_tests),
     ],
     "e2e-1.38": lambda: [
         Step(

@@ -117,11 +117,14 @@ CHECKSUM = re.compile(r"(?m)^( +checksum/\w+: )\S+$")
 # What stems from envoy-config: test_envoy.py compares it with these files.
 TEXTS = "envoy|clusters|http_filters|virtual_hosts|connection_manager"
 BLOCK = re.compile(rf"(?m)^(  (?:{TEXTS})\.yaml: \|\n)(?:    .*\n|\n)+")
+# The dashboards: test_templates.py compares them with their files.
+DASHBOARD = re.compile(r"(?m)^(  [\w-]+\.json: \|\n)(?:    .*\n|\n)+")
 PATCHES = re.compile(r"(?m)^(  (?:configPatches|jsonPatches|http):\n)(?:  [ -].*\n|\n)+")
 
 
 def golden(text: str) -> str:
-    """The manifests without what is new in each run, and without what stems from envoy-config."""
+    """The manifests without what is new in each run, and without what stems from envoy-config and dashboards."""
     text = CHECKSUM.sub(r"\1(a checksum)", SECRET.sub(r"\1(base64)", text))
+    text = DASHBOARD.sub(r"\1    # from dashboards\n", text)
     text = PATCHES.sub(r"\1  # from envoy-config\n", BLOCK.sub(r"\1    # from envoy-config\n", text))
     return re.sub(r"[ \t]+\n", "\n", text)

@@ -48,7 +48,7 @@ class Install(ChartTest):
         for values in sorted((HERE / "values").glob("*.yaml")):
             if "cert-manager" in values.name:
                 continue  # its CRDs are not fetched
-            off = ["--set", "monitoring.podMonitor.enabled=false"]
+            off = ["--set", "monitoring.podMonitor.enabled=false,prometheusRule.enabled=false"]
             with self.subTest(values.name):
                 self.install("switchpoint", "--values", str(values), *off, "--dry-run=server")
 
@@ -119,7 +119,7 @@ class Install(ChartTest):
             helm.skipped(self.id(), why)
             self.skipTest(why)
         values = HERE / "values" / "many-pools.yaml"
-        self.install("switchpoint", "--values", str(values), "--set", "monitoring.podMonitor.enabled=false")
+        self.install("switchpoint", "--values", str(values), "--set", "monitoring.podMonitor.enabled=false,prometheusRule.enabled=false")
         machine = processes.Machine()
         self.addCleanup(machine.close)
         machine.daemon_tls.write(self.cluster.secret("switchpoint", "sp-daemon-tls"))

@@ -4,6 +4,7 @@
     UPDATE_DOCS=1 python3 -m unittest discover charts/tests       writes docs/reference/chart.md
 """
 
+import json
 import os
 import pathlib
 import subprocess
@@ -61,6 +62,19 @@ class Goldens(ChartTest):
         selector = found["EnvoyFilter", "istio-system", "sp"]["spec"]["workloadSelector"]
         self.assertEqual(selector, {"labels": {"app": "edge"}})
 
+    def test_dashboards_and_rules_are_those_of_the_repository(self) -> None:
+        found = helm.objects(*APIS, values=HERE / "values" / "many-pools.yaml")
+        config_map = found["ConfigMap", helm.NAMESPACE, "sp-dashboards"]
+        self.assertEqual(config_map["metadata"]["labels"]["grafana_dashboard"], "1")
+        files = sorted((helm.ROOT / "dashboards").glob("*.json"))
+        self.assertEqual(
+            {name: json.loads(text) for name, text in config_map["data"].items()},
+            {f"switchpoint-{file.name}": json.loads(file.read_text()) for file in files},
+        )
+        (rules,) = helm.read_yaml((helm.ROOT / "dashboards" / "rules.yaml").read_text())
+        rule = found["PrometheusRule", helm.NAMESPACE, "sp"]
+        self.assertEqual((rule["spec"], rule["metadata"]["labels"]["release"]), (rules, "prometheus"))
+
     def test_each_namespace_of_a_pool_gets_only_the_rights_that_its_pools_need(self) -> None:
         found = helm.objects(*APIS, values=HERE / "values" / "many-pools.yaml")
         rights = {
@@ -111,6 +125,7 @@ class Refusals(ChartTest):
             "extProc.enabled=true,pools[0].name=a,pools[0].inferencePool.name=a,pools[0].namespace=prod": "an InferencePool can only name a picker in its own namespace",
             "tls.certManager.enabled=true": "Install cert-manager first",
             "monitoring.podMonitor.enabled=true": "Install the Prometheus operator first",
+            "prometheusRule.enabled=true": "Install the Prometheus operator first",
             "tls.existingSecret.daemon=x": "tls.existingSecret.proxy is not",
             "gateway.terminationGracePeriodSeconds=12": "must exceed gateway.drainSeconds (10)",
             "envoyGateway.enabled=true,envoyGateway.namespace=edge": "name a Service of that namespace",

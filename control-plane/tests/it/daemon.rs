@@ -15,6 +15,7 @@ mod fake_api;
 mod files;
 mod handover;
 pub(crate) mod harness;
+mod metric_names;
 mod ordering;
 mod outsiders;
 mod promptness;

@@ -82,7 +82,7 @@ pub const VALUES: &[MigrationRow] = &[
         .harmless(&["", "prometheusoperator"]).with("router.monitoring.prometheus.enabled"),
     none("router.monitoring.gke.enabled", "the chart has no PodMonitoring of Google Managed Prometheus: write one for port 9091")
         .older(&["inferenceExtension.monitoring.gke.enabled"]).harmless(&["false"]),
-    kept("router.monitoring.prometheus.enabled", "monitoring.podMonitor.enabled", "PodMonitors instead of a ServiceMonitor; series have other names (llm_d_epp_* are not published)")
+    kept("router.monitoring.prometheus.enabled", "monitoring.podMonitor.enabled", "PodMonitors instead of a ServiceMonitor; docs/reference/metrics.md lists the llm_d_epp_* that are published")
         .older(&["inferenceExtension.monitoring.prometheus.enabled"]),
     changed("router.monitoring.prometheus.auth", "", "port 9091 serves metrics and nothing else; the NetworkPolicy decides who may scrape")
         .older(&["inferenceExtension.monitoring.prometheus.auth", "gke.monitoringSecret"]),

@@ -1,0 +1,185 @@
+"""The dashboards and alerts on a real Prometheus that scrapes a real stack under load.
+
+    python3 .ci/cluster_tools.py prometheus
+    make release && python3 -m unittest discover e2e/observe
+
+Every alert fires in a drill and clears after it. Then every query of every dashboard must have series, and none may be constant over
+the run. Standard library only.
+"""
+
+import contextlib
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from collections.abc import Callable, Iterator
+
+from load import Load
+from stack import BIN, DASHBOARDS, MODULE, RATE_WINDOW, RELEASE, ROOT, Stack, wait
+
+FIRE_SECONDS_MAX = 60
+CLEAR_SECONDS_MAX = 120
+# The load before the first drill, so that the latency model and the mean of the hit rate exist.
+WARM_SECONDS = 40
+STEP = "1s"
+# Panels by reason: a reason that occurs once in the run has a constant rate. One of their series must move.
+BY_REASON = {"Failed scrapes", "Errors"}
+
+
+@contextlib.contextmanager
+def no_endpoint(stack: Stack, _load: Load) -> Iterator[None]:
+    stack.write_endpoints('{"endpoints": []}')
+    yield
+    stack.write_endpoints()
+
+
+@contextlib.contextmanager
+def unusable_file(stack: Stack, _load: Load) -> Iterator[None]:
+    stack.write_endpoints("endpoints: [")
+    yield
+    stack.write_endpoints()
+
+
+@contextlib.contextmanager
+def no_daemon(stack: Stack, _load: Load) -> Iterator[None]:
+    stack.end("daemon")
+    yield
+    stack.start_daemon()
+
+
+def faulty(paths: str, engines: list[int] | None) -> Callable[[Stack, Load], contextlib.AbstractContextManager[None]]:
+    @contextlib.contextmanager
+    def drill(stack: Stack, _load: Load) -> Iterator[None]:
+        stack.order("faults", {"mode": "status", "status": 503, "paths": paths}, engines)
+        yield
+        stack.order("faults", {"mode": "none"}, engines)
+
+    return drill
+
+
+def lying(name: str, value: float) -> Callable[[Stack, Load], contextlib.AbstractContextManager[None]]:
+    @contextlib.contextmanager
+    def drill(stack: Stack, _load: Load) -> Iterator[None]:
+        stack.order("lie", {name: value})
+        yield
+        stack.order("lie", {})
+
+    return drill
+
+
+@contextlib.contextmanager
+def restarts(stack: Stack, _load: Load) -> Iterator[None]:
+    stack.order("restart", {"for_ms": 500})
+    yield
+
+
+@contextlib.contextmanager
+def new_prompts(_stack: Stack, load: Load) -> Iterator[None]:
+    load.shared = False
+    yield
+    load.shared = True
+
+
+@contextlib.contextmanager
+def tight_slo(_stack: Stack, load: Load) -> Iterator[None]:
+    before, load.ttft_ms = load.ttft_ms, 1
+    yield
+    load.ttft_ms = before
+
+
+# What makes each alert fire.
+DRILLS: dict[str, Callable[[Stack, Load], contextlib.AbstractContextManager[None]]] = {
+    "SwitchpointHitRateFell": new_prompts,
+    "SwitchpointSloMissed": tight_slo,
+    "SwitchpointEnginesQueue": lying("num_requests_waiting", 50),
+    "SwitchpointKvCacheFull": lying("kv_cache_usage_perc", 0.98),
+    "SwitchpointScrapesFail": faulty("metrics", None),
+    "SwitchpointSourceUnusable": unusable_file,
+    "SwitchpointEndpointFailing": faulty("inference", [0]),
+    "SwitchpointServerErrors": faulty("inference", None),
+    "SwitchpointEnginesRestart": restarts,
+    "SwitchpointNoReadyEndpoints": no_endpoint,
+    "SwitchpointProxyWithoutDaemon": no_daemon,
+}
+
+
+def missing() -> str | None:
+    """The reason why the stack cannot run here, if there is one."""
+    for file in (BIN / "prometheus", BIN / "promtool"):
+        if not file.exists():
+            return f"there is no {file.name}; `.ci/cluster_tools.py prometheus` builds it where Go is installed"
+    for file in (RELEASE / "switchpointd", RELEASE / "model-server", MODULE):
+        if not file.exists():
+            raise FileNotFoundError(f"{file.relative_to(ROOT)} is missing: run `make release`")
+    return None
+
+
+def note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+class Observed(unittest.TestCase):
+    def setUp(self) -> None:
+        if why := missing():
+            print(f"SKIPPED {self.id().replace('.', '::')}: {why}", flush=True)
+            self.skipTest(why)
+
+    def test_promtool_accepts_rules_and_alerts(self) -> None:
+        for arguments in (["check", "rules", "rules.yaml"], ["test", "rules", "alerts_test.yaml"]):
+            done = subprocess.run([BIN / "promtool", *arguments], cwd=DASHBOARDS, capture_output=True, text=True, check=False)
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def test_every_alert_has_a_drill(self) -> None:
+        alerts = re.findall(r"- alert: (\w+)", (DASHBOARDS / "rules.yaml").read_text())
+        self.assertEqual(set(alerts), set(DRILLS))
+
+    def test_alerts_fire_and_clear_and_panels_move(self) -> None:
+        with tempfile.TemporaryDirectory(prefix="switchpoint-observe-") as folder:
+            stack = Stack(pathlib.Path(folder))
+            self.addCleanup(stack.stop)
+            stack.start()
+            load, began = Load(stack.listeners), time.time()
+            load.start()
+            self.addCleanup(load.stop)
+            time.sleep(WARM_SECONDS)
+            self.assertGreater(load.served, 100)
+            self.assertEqual(stack.firing(), set(), "alerts fire without an incident")
+            for alert, drill in DRILLS.items():
+                with self.subTest(alert):
+                    self.drill(stack, load, alert, drill)
+            self.panels(stack, began)
+            load.stop()
+            stack.stop()
+
+    def drill(self, stack: Stack, load: Load, alert: str, drill: Callable[[Stack, Load], contextlib.AbstractContextManager[None]]) -> None:
+        began = time.monotonic()
+        with drill(stack, load):
+            wait(f"{alert} fires", FIRE_SECONDS_MAX, lambda: alert in stack.firing())
+            also = stack.firing() - {alert}
+        fired = time.monotonic()
+        wait(f"{alert} clears", CLEAR_SECONDS_MAX, lambda: not stack.firing())
+        cleared = time.monotonic()
+        note(f"{alert}: fired after {fired - began:.0f} s, cleared after {cleared - fired:.0f} s; also firing: {sorted(also)}")
+
+    def panels(self, stack: Stack, began: float) -> None:
+        """Checks every query of every dashboard over the whole run."""
+        for file in sorted(DASHBOARDS.glob("*.json")):
+            for panel in json.loads(file.read_text())["panels"]:
+                for target in panel["targets"]:
+                    with self.subTest(dashboard=file.stem, panel=panel["title"], query=target["expr"]):
+                        expression = target["expr"].replace("$__rate_interval", RATE_WINDOW).replace("$pool", ".+")
+                        series = stack.query("query_range", query=expression, start=began, end=time.time(), step=STEP)["result"]
+                        self.assertTrue(series, "no series")
+                        values = [{value for _, value in one["values"] if value != "NaN"} for one in series]
+                        constant = [one["metric"] for one, found in zip(series, values) if len(found) < 2]
+                        if panel["title"] in BY_REASON and len(constant) < len(series):
+                            continue
+                        self.assertEqual(constant, [], "series are constant")
+
+
+if __name__ == "__main__":
+    unittest.main()
