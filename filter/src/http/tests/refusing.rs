@@ -251,8 +251,8 @@ impl RefusalProcess {
         }
     }
 
-    /// How long the leaders stay away from the daemon, in ms. A proxy that refuses to remove the mark
-    /// of a message looks like a VM that was lost while it decoded the message.
+    /// How long the leaders stay away from the daemon, in ms. A proxy that refuses to remove the
+    /// mark of a message looks like a VM that was lost while it decoded the message.
     fn crash_pause_ms(&self) -> u64 {
         CrashGuard::load(&self.host, 0, self.host.now()).0.pause_ends().ms_since(self.host.now())
     }
