@@ -7,6 +7,7 @@
     .ci/release.py publish FOLDER HOST/PATH
                                           pushes images and chart, and signs them; needs cosign in PATH
     .ci/release.py notes TAG              prints the section of CHANGELOG.md
+    .ci/release.py bump VERSION           writes the next version into every place that has it
 
 `collect` comes after `make images`. `publish` never replaces a tag by other content. Standard library only.
 """
@@ -21,6 +22,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+
+import versions
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "target" / "images"
@@ -154,6 +157,10 @@ def main(arguments: list[str]) -> int:
                 publish(pathlib.Path(folder).absolute(), registry)
             case ["notes", tag]:
                 print(section((ROOT / "CHANGELOG.md").read_text(), tag.removeprefix("v")))
+            case ["bump", wanted]:
+                if not re.fullmatch(versions.NUMBER, wanted):
+                    raise Mistake(f"{wanted} is not a version such as 1.2.3")
+                print(f"{versions.rewrite(ROOT, versions.tracked(ROOT), wanted)} places have version {wanted}")
             case _:
                 print(__doc__, file=sys.stderr)
                 return 2

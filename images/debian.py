@@ -77,15 +77,31 @@ def download(architecture: str, folder: pathlib.Path) -> list[pathlib.Path]:
     if shutil.which("apt-get") is None:
         raise Unavailable("apt-get is missing: build on Debian, or name a folder with the packages by --debs")
     folder.mkdir(parents=True, exist_ok=True)
-    files = fetch([*(f"{name}:{architecture}" for name in PACKAGES if name != ALL_ARCHITECTURES), ALL_ARCHITECTURES], folder)
+    settings = foreign(architecture, folder)
+    files = fetch([*(f"{name}:{architecture}" for name in PACKAGES if name != ALL_ARCHITECTURES), ALL_ARCHITECTURES], folder, settings)
     gcc = next(file for file in files if file.name.startswith("libgcc-s1_"))
-    return files + fetch([f"{licence_package(gcc)}:{architecture}"], folder)
+    return files + fetch([f"{licence_package(gcc)}:{architecture}"], folder, settings)
 
 
-def fetch(names: list[str], folder: pathlib.Path) -> list[pathlib.Path]:
+def foreign(architecture: str, folder: pathlib.Path) -> list[str]:
+    """apt-get's settings for an architecture that this machine is not configured for: indexes of its own, in `folder`. The signature
+    check and the machine's own indexes stay as they are."""
+    known = run("dpkg", "--print-architecture", folder=folder).split() + run("dpkg", "--print-foreign-architectures", folder=folder).split()
+    if architecture in known:
+        return []
+    lists, cache = folder / "apt/lists", folder / "apt/cache"
+    for name in (lists / "partial", cache / "archives/partial"):
+        name.mkdir(parents=True, exist_ok=True)
+    values = [f"Dir::State::lists={lists}", f"Dir::Cache={cache}", *(f"APT::Architectures::={name}" for name in (*known, architecture))]
+    settings = [word for value in values for word in ("-o", value)]
+    run("apt-get", "-qq", "-o", "APT::Sandbox::User=root", *settings, "update", folder=folder)
+    return settings
+
+
+def fetch(names: list[str], folder: pathlib.Path, settings: list[str]) -> list[pathlib.Path]:
     """apt-get verifies the packages by the signed index of the release."""
     # root would otherwise warn that the user `_apt` cannot write to this folder.
-    apt = ("apt-get", "-qq", "-o", "APT::Sandbox::User=root", "download")
+    apt = ("apt-get", "-qq", "-o", "APT::Sandbox::User=root", *settings, "download")
     try:
         # apt-get leaves out files that are in the current folder.
         with tempfile.TemporaryDirectory() as empty:

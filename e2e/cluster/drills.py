@@ -1,10 +1,13 @@
 """The drills: each changes something in the cluster while clients send requests."""
 
+import contextlib
 import json
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from typing import Callable, NamedTuple
 
 import chat
@@ -15,6 +18,7 @@ import manifests
 import node
 import policy
 import pages
+import previous
 import processes
 import release
 from arrivals import Report
@@ -132,14 +136,48 @@ def gateways_rolled() -> str:
     return "2 proxies replaced"
 
 
-def chart_upgraded() -> str:
-    """Upgrades to a chart and images of another version, then rolls back."""
+def chart_upgraded() -> Outcome:
+    """Upgrades from the release before to this tree, and rolls back, under load. Afterwards this tree is installed again."""
+    old, new = previous.prepare(release.version()), release.version()
+    release.upgrade(release.package(old, previous.CHART))
     before = json.loads(kube.helm("history", release.NAME, "-n", release.NAMESPACE, "-o", "json"))[-1]["revision"]
-    began = time.monotonic()
-    release.upgrade(release.package(release.NEXT_VERSION))
-    upgraded = time.monotonic() - began
-    release.rollback(before)
-    return f"{release.version()} to {release.NEXT_VERSION} in {upgraded:.0f} s, and back"
+
+    def there_and_back() -> str:
+        began = time.monotonic()
+        with watched_pairs() as pairs:
+            release.upgrade(release.package(new))
+            upgraded = time.monotonic() - began
+            release.rollback(before)
+        missing = [pair for pair in ((old, new), (new, old)) if pair not in pairs]
+        if missing:
+            raise Failed(f"no gateway was ready beside a leading daemon of the other version: {missing}, only {sorted(pairs)}")
+        return f"{old} to {new} in {upgraded:.0f} s, and back; seen: daemon {old} with module {new}, daemon {new} with module {old}"
+
+    try:
+        return under_load(there_and_back)
+    finally:
+        release.upgrade(release.package(new))
+
+
+@contextlib.contextmanager
+def watched_pairs() -> Iterator[set[tuple[str, str]]]:
+    """Collects the versions of leading daemon and ready gateways while the context lasts."""
+    pairs: set[tuple[str, str]] = set()
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.5):
+            # A pod or the Lease may go while they are read.
+            with contextlib.suppress(node.NodeError, KeyError):
+                pairs.update(release.version_pairs())
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield pairs
+    finally:
+        ended.set()
+        watcher.join()
 
 
 def scaled() -> str:
@@ -294,7 +332,7 @@ DRILLS: dict[str, Drill] = {
     "engines-rolled": loaded(engines_rolled),
     "daemons-rolled": loaded(daemons_rolled),
     "gateways-rolled": loaded(gateways_rolled),
-    "chart-upgraded": loaded(chart_upgraded),
+    "chart-upgraded": Drill(chart_upgraded),
     "scaled": loaded(scaled),
     "certificates": loaded(certificates_rotated),
     "leader-terminated": loaded(lambda: leader_lost(signal.SIGTERM, HANDOVER_SECONDS_MAX)),

@@ -17,7 +17,7 @@ ARGUMENTS = ["--listen=$(POD_IP):8000", "--speed=20", "--chunk-delay-ms=250"]
 def manifests() -> str:
     container = {
         "name": "vllm",
-        "image": "registry.example.com/model-server:0.1.0",
+        "image": "registry.example.com/model-server:0.2.0",
         "args": ARGUMENTS,
         "env": [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
         "ports": [{"containerPort": 8000}],

@@ -93,11 +93,11 @@ def all_images() -> list[Image]:
     module = {f"/{name}": WASM for name in MODULE_NAMES}
     return [
         Image("pause:1", [{"/pause": pause()}], "/pause"),
-        Image("model-server:0.1.0", [base(), {"/model-server": RELEASE / "model-server"}], "/model-server"),
+        Image("model-server:0.2.0", [base(), {"/model-server": RELEASE / "model-server"}], "/model-server"),
         Image("vllm/vllm-openai:v0.11.0", [base() | shell(), {"/model-server": RELEASE / "model-server", "/vllm": VLLM_SCRIPT.encode()}], "/vllm"),
         Image("envoyproxy/envoy:v1.40.0", [base() | shell(), {"/usr/local/bin/envoy": envoy()}], "/usr/local/bin/envoy"),
-        Image("switchpointd:0.1.0", [base(), {"/switchpointd": RELEASE / "switchpointd"}], "/switchpointd"),
-        Image("switchpoint:0.1.0", [{"/bin/busybox": DEB / "bin/busybox", "/bin/cp": "busybox"}, module]),
+        Image("switchpointd:0.2.0", [base(), {"/switchpointd": RELEASE / "switchpointd"}], "/switchpointd"),
+        Image("switchpoint:0.2.0", [{"/bin/busybox": DEB / "bin/busybox", "/bin/cp": "busybox"}, module]),
     ]
 
 

@@ -28,8 +28,6 @@ HELM_TIMEOUT = "180s"
 IMAGES_UNAVAILABLE = 3
 # The release that picks by ext_proc must share the namespace of its InferencePool.
 EXT_PROC_NAME = "ext-proc"
-# The version that a rolling update goes to, and comes back from. Same binaries, other chart version and image tag.
-NEXT_VERSION = "0.1.1-next"
 
 VALUES = {
     "pools": [{"name": engines.NAME, "namespace": engines.NAMESPACE, "inferencePool": {"name": engines.NAME}}],
@@ -65,12 +63,11 @@ def build_images() -> None:
 
 
 def push_images() -> None:
-    """Pushes the shipped images to the node's registry, also with the tag of the next version."""
+    """Pushes the shipped images to the node's registry."""
     for layout in sorted(folder for folder in LAYOUTS.iterdir() if (folder / "index.json").exists()):
         if layout.name.endswith((".sbom", "-artifact")):
             continue
-        for tag in (version(), NEXT_VERSION):
-            images.crane("push", str(layout), f"{REGISTRY}/{layout.name}:{tag}")
+        images.crane("push", str(layout), f"{REGISTRY}/{layout.name}:{version()}")
 
 
 def version() -> str:
@@ -79,12 +76,10 @@ def version() -> str:
     return next(row.split(":")[1].strip() for row in rows if row.startswith("appVersion:"))
 
 
-def package(chart_version: str) -> pathlib.Path:
-    """A packaged chart of this version. helm follows no links out of the chart, so the copy has the files themselves."""
+def package(chart_version: str, chart: pathlib.Path = CHART) -> pathlib.Path:
+    """A copy of the chart, in a folder with its version. helm follows no links out of the chart, so the copy has the files."""
     folder = RUN / f"chart-{chart_version}"
-    shutil.copytree(CHART, folder, symlinks=False, dirs_exist_ok=True)
-    text = (folder / "Chart.yaml").read_text().replace(f"ersion: {version()}", f"ersion: {chart_version}")
-    (folder / "Chart.yaml").write_text(text)
+    shutil.copytree(chart, folder, symlinks=False, dirs_exist_ok=True)
     return folder
 
 
@@ -145,6 +140,18 @@ def leader() -> str:
     holder = lease_holder()
     names = (pod["metadata"]["name"] for pod in kube.pods(NAMESPACE, DAEMON_LABELS))
     return next((name for name in names if holder.startswith(name)), "")
+
+
+def version_pairs() -> set[tuple[str, str]]:
+    """The image tags of the leading daemon and of each ready gateway: a gateway has its state from the leader."""
+    holder = leader()
+    daemons = [tag_of(pod) for pod in kube.pods(NAMESPACE, DAEMON_LABELS) if pod["metadata"]["name"] == holder]
+    gateways = {tag_of(pod) for pod in kube.pods(NAMESPACE, GATEWAY_LABELS) if kube.is_ready(pod)}
+    return {(daemon, gateway) for daemon in daemons for gateway in gateways}
+
+
+def tag_of(pod: dict) -> str:
+    return pod["spec"]["containers"][0]["image"].rpartition(":")[2]
 
 
 def lease_acquired() -> float:

@@ -12,6 +12,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import dns
 import ext_proc_gateway
 import images
+import previous
 import table
 from arrivals import STREAM_SECONDS, TOKENS_PER_SECOND, Arrival, Result, arrivals, longest_gap, summarize
 
@@ -73,6 +74,14 @@ class Table(unittest.TestCase):
     def test_the_last_line_counts(self) -> None:
         self.assertEqual(table.last_line([row("passed"), row("failed"), row("passed")]), "2 passed, 1 failed")
         self.assertEqual(table.last_line([row("skipped")]), "0 passed, 0 failed, 1 skipped")
+
+
+class Previous(unittest.TestCase):
+    def test_the_newest_release_before_this_version(self) -> None:
+        tags = ["v0.1.0", "v0.9.0", "v0.10.0", "v0.10.1-rc.1", "v1.0.0", "nightly"]
+        self.assertEqual(previous.newest(tags, "0.11.0"), "v0.10.0")
+        self.assertEqual(previous.newest(tags, "0.10.0"), "v0.9.0")
+        self.assertIsNone(previous.newest(tags, "0.1.0"))
 
 
 class Dns(unittest.TestCase):
