@@ -53,6 +53,9 @@ def run_drill(name: str) -> table.Row:
     began = time.monotonic()
     try:
         outcome = drills.DRILLS[name].run()
+    except Skipped as why:
+        say(f"   SKIPPED: {why}")
+        return table.Row(name, "skipped", None, None, None, time.monotonic() - began, str(why))
     except Exception as error:
         (RUN / f"{name}.txt").write_text(traceback.format_exc())
         say(f"   FAILED: {error}")
