@@ -22,6 +22,8 @@ REFUSED = "ApiConfigSource must have a statically defined non-EDS cluster"
 # Another name than that of the other drills' release, whose Role is in the same namespace of engines.
 CHART_RELEASE = "istio"
 POOL_GATEWAY = "inference"
+# By chance a third of the turns would stay, as there are three engines. Load moves some conversations on purpose.
+STAYED_SHARE_MIN = 0.6
 SUBSET_KEY = "x-gateway-destination-endpoint-subset"
 # A filter before the picker that writes a subset hint, as an operator's own filter does. Clients cannot set one: the shipped files
 # remove the header.
@@ -101,7 +103,7 @@ def described(found: dict) -> str:
 def routes_by_prefix(target: Target) -> str:
     found = converse(target)
     used = {turn["served_by"] for turns in found["conversations"] for turn in turns}
-    if stayed(found) < 0.9 or len(used) < 2:
+    if stayed(found) < STAYED_SHARE_MIN or len(used) < 2:
         raise Failed(f"conversations do not stay: {described(found)}; endpoints {used}")
     return described(found)
 
