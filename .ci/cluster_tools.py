@@ -35,12 +35,14 @@ CNI_PLUGINS = "github.com/containernetworking/plugins"
 PROMETHEUS = "github.com/prometheus/prometheus"
 ENVOY_GATEWAY = "github.com/envoyproxy/gateway"
 ENVOY_GATEWAY_VERSION = "v1.9.1"
+ISTIO = "istio.io/istio"
 
 
 class Tool(NamedTuple):
     """A tool to build, with one `go build` for each of `packages`. `told` are linker variables that the tool's own build scripts set.
-    `tags` are build tags. The tools of a family are built with one go.mod, and so with one version of each dependency: then a package that two of them
-    need is compiled once."""
+    `tags` are build tags. The tools of a family are built with one go.mod, and so with one version of each dependency: then a
+    package that two of them need is compiled once. `files` are files and folders of the module that tests need; `build` copies
+    them into `.tools/NAME`."""
 
     module: str
     version: str
@@ -48,6 +50,7 @@ class Tool(NamedTuple):
     told: dict[str, str] = {}
     family: str = ""
     tags: str = ""
+    files: tuple[str, ...] = ()
 
 
 TABLE = {
@@ -90,6 +93,14 @@ TABLE = {
     # Without the assets of its web page, which the tag `builtinassets` would add, and without service discovery by clouds.
     "prometheus": Tool(
         PROMETHEUS, "v0.313.5", {name: f"{PROMETHEUS}/cmd/{name}" for name in ("prometheus", "promtool")}, tags="remove_all_sd"
+    ),
+    # istiod and the agent, with the charts and the template of Envoy's bootstrap. Istio 1.31; the module proxy has no tagged version.
+    # Istio's own Envoy is not published as a module; the tests use the stock one.
+    "istio": Tool(
+        ISTIO,
+        "v0.0.0-20260827124520-eed52ebb66ad",
+        {name: f"{ISTIO}/pilot/cmd/{name}" for name in ("pilot-discovery", "pilot-agent")},
+        files=("manifests/charts", "tools/packaging/common/envoy_bootstrap.json"),
     ),
 }
 
@@ -139,9 +150,22 @@ def build(name: str) -> None:
     for binary, package in tool.packages.items():
         flags = " ".join(["-s -w", *(f"-X {variable}={value}" for variable, value in tool.told.items())])
         go(folder, "build", "-trimpath", f"-tags={tool.tags}", f"-ldflags={flags}", "-o", str(TOOLS / "bin" / binary), package)
+    copy_files(name, folder)
     stamp.touch()
     BUILT.append(name)
     print(f"setup: {name} took {time.monotonic() - began:.0f} s", flush=True)
+
+
+def copy_files(name: str, folder: pathlib.Path) -> None:
+    """Copies the `files` of a tool from its module. The module cache is removed after the build."""
+    for path in TABLE[name].files:
+        found = json.loads(go(folder, "mod", "download", "-json", f"{TABLE[name].module}@{TABLE[name].version}"))
+        source, target = pathlib.Path(found["Dir"]) / path, TOOLS / name / pathlib.Path(path).name
+        target.parent.mkdir(exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, dirs_exist_ok=True)
+        else:
+            shutil.copy(source, target)
 
 
 def write_module(folder: pathlib.Path, tools: list[Tool]) -> None:

@@ -13,6 +13,7 @@ from typing import Callable, NamedTuple
 import chat
 import engines
 import ext_proc_gateway
+import istio_drills
 import kube
 import manifests
 import node
@@ -342,3 +343,4 @@ DRILLS: dict[str, Drill] = {
     "containerd": loaded(containerd_restarted),
     "api-server": Drill(lambda: under_load(api_server_away, gateway_pod())),
 }
+DRILLS |= {name: Drill(run, needs_release=False) for name, run in istio_drills.DRILLS.items()}

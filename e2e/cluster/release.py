@@ -108,11 +108,11 @@ def rollback(revision: int) -> None:
     settled()
 
 
-def install_ext_proc() -> None:
+def install_ext_proc(*arguments: str) -> None:
     """A second release, for gateways that cannot load the module."""
     kube.helm(
         "upgrade", "--install", EXT_PROC_NAME, str(package(version())), "-n", engines.NAMESPACE, "-f", str(values_file()),
-        "--set", "gateway.enabled=false", "--set", "extProc.enabled=true",
+        "--set", "gateway.enabled=false", "--set", "extProc.enabled=true", *arguments,
     )  # fmt: skip
     kube.wait_until("the ext_proc daemon leads", lambda: any(kube.is_ready(pod) for pod in kube.pods(engines.NAMESPACE, DAEMON_LABELS)))
 

@@ -1,0 +1,88 @@
+"""Sends conversations to a gateway and prints what became of them, as JSON. It runs inside the node's network.
+
+    conversations.py HOST:PORT ENGINE,ENGINE... [HEADER: VALUE]...
+
+The share of prompt tokens that the engines had cached comes from their metrics.
+CONVERSATION in a header's value stands for the name of the conversation."""
+
+import http.client
+import json
+import random
+import sys
+import threading
+import time
+import urllib.request
+
+MODEL = "meta-llama/Llama-3.1-8B-Instruct"
+CONVERSATIONS = 12
+TURNS = 5
+FIRST_WORDS = 400
+TURN_WORDS = 60
+THREADS = 4
+SECONDS_MAX = 30
+COUNTERS = ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total")
+
+
+def words(generator: random.Random, count: int) -> str:
+    return " ".join(f"word{generator.randrange(10_000)}" for _ in range(count))
+
+
+def turn(address: str, headers: dict[str, str], messages: list[dict[str, str]]) -> dict:
+    """One streamed chat: its endpoint, and the seconds to the first chunk."""
+    body = {"model": MODEL, "messages": messages, "max_tokens": 8, "stream": True}
+    client = http.client.HTTPConnection(address, timeout=SECONDS_MAX)
+    began = time.monotonic()
+    client.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json", **headers})
+    reply = client.getresponse()
+    first = reply.readline()
+    seconds = time.monotonic() - began
+    text = first + reply.read()
+    client.close()
+    if reply.status != 200:
+        return {"status": reply.status, "text": text[:300].decode(errors="replace")}
+    return {"status": 200, "served_by": reply.getheader("x-served-by", ""), "first": seconds}
+
+
+def counted(engines: list[str], name: str) -> float:
+    """The sum of a counter over all engines."""
+    total = 0.0
+    for engine in engines:
+        with urllib.request.urlopen(f"http://{engine}/metrics", timeout=SECONDS_MAX) as reply:
+            rows = reply.read().decode().splitlines()
+        total += sum(float(row.rpartition(" ")[2]) for row in rows if row.startswith((f"{name}{{", f"{name} ")))
+    return total
+
+
+def converse(address: str, headers: dict[str, str], number: int, turns: list[list[dict]]) -> None:
+    """One conversation: each turn sends all messages before it."""
+    generator = random.Random(number)
+    messages = [{"role": "system", "content": words(generator, FIRST_WORDS)}]
+    own = {name: value.replace("CONVERSATION", f"conversation-{number}") for name, value in headers.items()}
+    for position in range(TURNS):
+        messages.append({"role": "user", "content": words(generator, TURN_WORDS)})
+        turns[number].append(turn(address, own, messages))
+        messages.append({"role": "assistant", "content": f"answer {position}"})
+        time.sleep(generator.uniform(0.05, 0.3))
+
+
+def main(address: str, engines: list[str], headers: dict[str, str]) -> dict:
+    before = [counted(engines, name) for name in COUNTERS]
+    turns: list[list[dict]] = [[] for _ in range(CONVERSATIONS)]
+    numbers = list(range(CONVERSATIONS))
+
+    def work() -> None:
+        while numbers:
+            converse(address, headers, numbers.pop(), turns)
+
+    threads = [threading.Thread(target=work) for _ in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    queries, hits = (counted(engines, name) - old for name, old in zip(COUNTERS, before))
+    return {"conversations": turns, "hit_rate": hits / queries if queries else 0.0}
+
+
+if __name__ == "__main__":
+    chosen = dict(text.split(": ", 1) for text in sys.argv[3:])
+    print(json.dumps(main(sys.argv[1], sys.argv[2].split(","), chosen)))
