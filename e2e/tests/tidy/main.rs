@@ -61,7 +61,7 @@ rules! {
     documented_verbs_exist: ["README.md" => "Type `make dinner`.", "Makefile" => "lint:\n\ttrue\n"];
     documented_flags_exist: [
         "README.md" => "    switchpointd serve --endpoint 127.0.0.1:8000 --dry-run\n",
-        "control-plane/src/cli/args.rs" => "pub endpoint: Vec<String>,",
+        "control-plane/src/cli/args/endpoints.rs" => "pub endpoint: Vec<String>,",
     ];
     documented_drills_exist: [
         "docs/reference/failure-drills.md" => "| killed | `missing_module` | 1, 0 |\n",

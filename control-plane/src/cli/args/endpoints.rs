@@ -1,0 +1,88 @@
+//! Options for the endpoints of pools: their source, how they are scraped, and the objects that
+//! apply to them.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+
+use super::values::duration;
+
+/// The source of endpoints: exactly one of these.
+#[derive(Clone, Debug, Args)]
+#[group(required = true, multiple = false)]
+pub struct EndpointsArgs {
+    /// YAML list of endpoints; read again when its content changes.
+    #[arg(long, env = "SWITCHPOINT_ENDPOINTS_FILE", value_name = "FILE")]
+    pub endpoints_file: Option<PathBuf>,
+
+    /// A model server; repeat for more. A host name is resolved once, at start.
+    #[arg(long, env = "SWITCHPOINT_ENDPOINT", value_name = "HOST:PORT", value_delimiter = ',')]
+    pub endpoint: Vec<String>,
+
+    /// YAML list of pools, each with its own endpoints and configuration. Excludes --pool and
+    /// --config.
+    #[arg(long, env = "SWITCHPOINT_POOLS", value_name = "FILE", conflicts_with_all = ["pool", "config"])]
+    pub pools: Option<PathBuf>,
+}
+
+/// Scraping.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Scraping")]
+pub struct ScrapeArgs {
+    /// How often an idle endpoint is scraped.
+    #[arg(long, env = "SWITCHPOINT_SCRAPE_INTERVAL", value_name = "DURATION", default_value = "1s", value_parser = duration)]
+    pub scrape_interval: Duration,
+
+    /// How often an endpoint with work is scraped.
+    #[arg(long, env = "SWITCHPOINT_SCRAPE_INTERVAL_BUSY", value_name = "DURATION", default_value = "100ms", value_parser = duration)]
+    pub scrape_interval_busy: Duration,
+
+    /// Metrics older than this count as unknown (which means neither idle nor full).
+    #[arg(long, env = "SWITCHPOINT_STALENESS_MAX", value_name = "DURATION", default_value = "5s", value_parser = duration)]
+    pub staleness_max: Duration,
+
+    /// TLS towards endpoints.
+    #[command(flatten)]
+    pub endpoint_tls: EndpointTlsArgs,
+}
+
+/// TLS towards endpoints that serve their metrics by https (`metrics: {scheme: https}`, or
+/// `metrics-data-source` in --config).
+#[derive(Debug, Args)]
+#[command(next_help_heading = "TLS towards endpoints")]
+pub struct EndpointTlsArgs {
+    /// Trust servers signed by this CA, PEM. If not given, the system's CAs are trusted.
+    #[arg(long, env = "SWITCHPOINT_ENDPOINT_TLS_CA", value_name = "FILE")]
+    pub endpoint_tls_ca: Option<PathBuf>,
+
+    /// Client certificate for these servers, PEM.
+    #[arg(long, env = "SWITCHPOINT_ENDPOINT_TLS_CERT", value_name = "FILE", requires = "endpoint_tls_key")]
+    pub endpoint_tls_cert: Option<PathBuf>,
+
+    /// The key of that certificate, PEM.
+    #[arg(long, env = "SWITCHPOINT_ENDPOINT_TLS_KEY", value_name = "FILE", requires = "endpoint_tls_cert")]
+    pub endpoint_tls_key: Option<PathBuf>,
+
+    /// Do not check servers' certificates.
+    #[arg(long, env = "SWITCHPOINT_ENDPOINT_TLS_INSECURE")]
+    pub endpoint_tls_insecure: bool,
+}
+
+/// Models, rewrites and objectives.
+#[derive(Clone, Debug, Args)]
+pub struct ObjectsArgs {
+    /// InferenceObjective, InferenceModel and InferenceModelRewrite objects in YAML: all files of a
+    /// folder, or one file; read again when they change. Only objects whose poolRef names the pool
+    /// apply.
+    #[arg(long, env = "SWITCHPOINT_OBJECTS", value_name = "DIR")]
+    pub objects: Option<PathBuf>,
+
+    /// The same objects from this namespace of the API server (in-cluster, or of the kubeconfig).
+    #[arg(long, env = "SWITCHPOINT_OBJECTS_KUBERNETES", value_name = "NAMESPACE", conflicts_with = "objects")]
+    pub objects_kubernetes: Option<String>,
+
+    /// Answer 404 to a model that no object names, even if there is no InferenceModel.
+    #[arg(long, env = "SWITCHPOINT_STRICT_MODELS")]
+    pub strict_models: bool,
+}

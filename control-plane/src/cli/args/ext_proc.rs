@@ -1,0 +1,145 @@
+//! Options of the ext_proc server.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+
+use super::OptionalAddress;
+use super::values::{duration, header_name, listen};
+
+/// The picker for gateways that speak the Endpoint Picker Protocol (Envoy's ext_proc).
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Endpoint Picker Protocol (ext_proc)")]
+pub struct ExtProcArgs {
+    /// The ext_proc listener, for gateways without the filter; `none`: not opened.
+    #[arg(long, env = "SWITCHPOINT_LISTEN_EXT_PROC", value_name = "IP:PORT", default_value = "127.0.0.1:9002", value_parser = listen)]
+    pub listen_ext_proc: OptionalAddress,
+
+    /// gRPC health in plaintext, also served by a standby. Services: liveness, leading, readiness,
+    /// envoy.service.ext_proc.v3.ExternalProcessor; `none`: not opened.
+    #[arg(long, env = "SWITCHPOINT_LISTEN_HEALTH", value_name = "IP:PORT", default_value = "127.0.0.1:9003", value_parser = listen)]
+    pub listen_health: OptionalAddress,
+
+    /// Certificate with its chain, PEM; read again when it changes. If not given, a self-signed one
+    /// is created at each start.
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_TLS_CERT", value_name = "FILE", requires = "ext_proc_tls_key")]
+    pub ext_proc_tls_cert: Option<PathBuf>,
+
+    /// The key of that certificate, PEM.
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_TLS_KEY", value_name = "FILE", requires = "ext_proc_tls_cert")]
+    pub ext_proc_tls_key: Option<PathBuf>,
+
+    /// Demand client certificates signed by this CA, PEM.
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_TLS_CLIENT_CA", value_name = "FILE", requires = "ext_proc_tls_cert")]
+    pub ext_proc_tls_client_ca: Option<PathBuf>,
+
+    /// No TLS. Beyond loopback this needs --insecure-ext-proc too.
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_PLAINTEXT", conflicts_with = "ext_proc_tls_cert")]
+    pub ext_proc_plaintext: bool,
+
+    /// Allow --ext-proc-plaintext beyond loopback. The risk: any machine between gateway and daemon
+    /// can read every prompt and reply, and change where requests go and what they contain.
+    #[arg(long, env = "SWITCHPOINT_INSECURE_EXT_PROC")]
+    pub insecure_ext_proc: bool,
+
+    /// The format of the destination, unless the stream's gRPC metadata
+    /// x-switchpoint-destination-format says otherwise.
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_DESTINATION_FORMAT", value_enum, default_value_t = DestinationFormatArg::Single)]
+    pub ext_proc_destination_format: DestinationFormatArg,
+
+    /// Whether the objective header of a request counts.
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_OBJECTIVE_HEADER", value_enum, default_value_t = ObjectiveHeaderArg::Ignore)]
+    pub ext_proc_objective_header: ObjectiveHeaderArg,
+
+    /// Give clients that request it (x-switchpoint-explain: 1) the reasons of a decision.
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_EXPLAIN")]
+    pub ext_proc_explain: bool,
+
+    /// Other request-handling settings; the filter's configuration has the same ones under these
+    /// names.
+    #[command(flatten)]
+    pub exchanges: ExchangeArgs,
+}
+
+/// Request-handling settings. Options that are not given keep their defaults.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Endpoint Picker Protocol (ext_proc)")]
+pub struct ExchangeArgs {
+    /// Header that names the model where a gateway does not show the body [default:
+    /// x-gateway-model-name].
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_MODEL_HEADER", value_name = "NAME", value_parser = header_name)]
+    pub ext_proc_model_header: Option<String>,
+
+    /// Header, and metadata key, of the destination [default: x-gateway-destination-endpoint].
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_DESTINATION_HEADER", value_name = "NAME", value_parser = header_name)]
+    pub ext_proc_destination_header: Option<String>,
+
+    /// Metadata namespace of the destination and of the endpoint that served [default: envoy.lb].
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_DESTINATION_NAMESPACE", value_name = "NAME")]
+    pub ext_proc_destination_namespace: Option<String>,
+
+    /// Metadata namespace of the subset hint [default: envoy.lb.subset_hint].
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_SUBSET_NAMESPACE", value_name = "NAME")]
+    pub ext_proc_subset_namespace: Option<String>,
+
+    /// Key of the subset hint in it [default: x-gateway-destination-endpoint-subset].
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_SUBSET_KEY", value_name = "NAME")]
+    pub ext_proc_subset_key: Option<String>,
+
+    /// What happens to a request before the first state has arrived: refuse it, or let any endpoint
+    /// serve it [default: close].
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_FAILURE_MODE", value_enum)]
+    pub ext_proc_failure_mode: Option<FailureModeArg>,
+
+    /// How long a request may wait for the first state. Set `message_timeout` of the gateway higher
+    /// [default: 2s].
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_COLD_START_WAIT", value_name = "DURATION", value_parser = duration)]
+    pub ext_proc_cold_start_wait: Option<Duration>,
+
+    /// Largest request body on an inference path, in bytes [default: 25165824].
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_BODY_LIMIT_BYTES", value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1_024..=BODY_LIMIT_BYTES_MAX))]
+    pub ext_proc_body_limit_bytes: Option<u32>,
+
+    /// Time from the start of one attempt of a streamed request to its response headers [default:
+    /// no limit].
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_PER_TRY_TIMEOUT", value_name = "DURATION", value_parser = duration)]
+    pub ext_proc_per_try_timeout: Option<Duration>,
+
+    /// Do not retry a failed attempt at the next ranked endpoint.
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_NO_RETRY")]
+    pub ext_proc_no_retry: bool,
+}
+
+/// A body is one ext_proc message; a message has at most 33 MiB
+/// ([`crate::serve::ext_proc::MESSAGE_BYTES_MAX`]).
+const BODY_LIMIT_BYTES_MAX: i64 = 32 << 20;
+
+/// What happens to a request before the first state has arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum FailureModeArg {
+    /// The request is refused (503).
+    Close,
+    /// Any endpoint may serve the request.
+    Open,
+}
+
+/// The format of the ranked list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DestinationFormatArg {
+    /// The best endpoint, and the second one under x-gateway-destination-endpoint-fallback, as
+    /// ORIGINAL_DST clusters expect.
+    Single,
+    /// The whole list, comma-separated, for clusters that try one endpoint after the other
+    /// (`override_host`).
+    List,
+}
+
+/// Whether the objective header of a request is trusted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ObjectiveHeaderArg {
+    /// Clients may set it but not choose their priority: the header is removed.
+    Ignore,
+    /// A proxy in front of the gateway sets it and removes the client's own.
+    Trust,
+}
