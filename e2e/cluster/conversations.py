@@ -2,6 +2,7 @@
 
     conversations.py HOST:PORT ENGINE,ENGINE... [HEADER: VALUE]...
 
+One conversation runs at a time, so its endpoints depend on the prefix caches and not on load. Each run has words of its own.
 The share of prompt tokens that the engines had cached comes from their metrics.
 CONVERSATION in a header's value stands for the name of the conversation."""
 
@@ -9,7 +10,6 @@ import http.client
 import json
 import random
 import sys
-import threading
 import time
 import urllib.request
 
@@ -18,7 +18,7 @@ CONVERSATIONS = 12
 TURNS = 5
 FIRST_WORDS = 400
 TURN_WORDS = 60
-THREADS = 4
+PAUSE_SECONDS = 0.1
 SECONDS_MAX = 30
 COUNTERS = ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total")
 
@@ -53,34 +53,26 @@ def counted(engines: list[str], name: str) -> float:
     return total
 
 
-def converse(address: str, headers: dict[str, str], number: int, turns: list[list[dict]]) -> None:
+def converse(address: str, headers: dict[str, str], name: str) -> list[dict]:
     """One conversation: each turn sends all messages before it."""
-    generator = random.Random(number)
+    generator = random.Random(name)
     messages = [{"role": "system", "content": words(generator, FIRST_WORDS)}]
-    own = {name: value.replace("CONVERSATION", f"conversation-{number}") for name, value in headers.items()}
+    own = {header: value.replace("CONVERSATION", name) for header, value in headers.items()}
+    turns = []
     for position in range(TURNS):
         messages.append({"role": "user", "content": words(generator, TURN_WORDS)})
-        turns[number].append(turn(address, own, messages))
+        turns.append(turn(address, own, messages))
         messages.append({"role": "assistant", "content": f"answer {position}"})
-        time.sleep(generator.uniform(0.05, 0.3))
+        time.sleep(PAUSE_SECONDS)
+    return turns
 
 
 def main(address: str, engines: list[str], headers: dict[str, str]) -> dict:
     before = [counted(engines, name) for name in COUNTERS]
-    turns: list[list[dict]] = [[] for _ in range(CONVERSATIONS)]
-    numbers = list(range(CONVERSATIONS))
-
-    def work() -> None:
-        while numbers:
-            converse(address, headers, numbers.pop(), turns)
-
-    threads = [threading.Thread(target=work) for _ in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run = f"{time.time_ns():x}"
+    conversations = [converse(address, headers, f"{run}-{number}") for number in range(CONVERSATIONS)]
     queries, hits = (counted(engines, name) - old for name, old in zip(COUNTERS, before))
-    return {"conversations": turns, "hit_rate": hits / queries if queries else 0.0}
+    return {"conversations": conversations, "hit_rate": hits / queries if queries else 0.0}
 
 
 if __name__ == "__main__":

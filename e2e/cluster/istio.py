@@ -10,6 +10,7 @@ import credentials
 import images
 import kube
 import manifests
+import release
 from paths import BIN, REGISTRY, ROOT, RUN, TOOLS, Skipped
 
 NAMESPACE = "istio-system"
@@ -101,10 +102,10 @@ def install_daemon() -> None:
     kube.rolled_out("switchpointd", "switchpoint")
 
 
-def shipped(name: str, image: str = "switchpoint:0.2.0") -> str:
-    """A file of `envoy-config/istio`, with the image in the node's registry."""
-    text = (CONFIG / name).read_text()
-    return text.replace(f"{SHIPPED_REGISTRY}/switchpoint:0.2.0", f"{REGISTRY}/{image}")
+def shipped(name: str, image: str = "") -> str:
+    """A file of `envoy-config/istio`, with the image in the node's registry, or with another image there."""
+    own = f"switchpoint:{release.version()}"
+    return (CONFIG / name).read_text().replace(f"{SHIPPED_REGISTRY}/{own}", f"{REGISTRY}/{image or own}")
 
 
 def gateway_pod() -> dict:

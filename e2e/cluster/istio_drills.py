@@ -9,6 +9,7 @@ from typing import Callable, NamedTuple
 
 import chat
 import engines
+import images
 import istio
 import kube
 import node
@@ -22,8 +23,10 @@ REFUSED = "ApiConfigSource must have a statically defined non-EDS cluster"
 # Another name than that of the other drills' release, whose Role is in the same namespace of engines.
 CHART_RELEASE = "istio"
 POOL_GATEWAY = "inference"
-# By chance a third of the turns would stay, as there are three engines. Load moves some conversations on purpose.
-STAYED_SHARE_MIN = 0.6
+# By chance a third of the turns would stay, as there are three engines. One conversation runs at a time, so no load moves it.
+STAYED_SHARE_MIN = 0.9
+# Another tag of the module's image.
+OTHER_TAG = "other"
 SUBSET_KEY = "x-gateway-destination-endpoint-subset"
 # A filter before the picker that writes a subset hint, as an operator's own filter does. Clients cannot set one: the shipped files
 # remove the header.
@@ -235,10 +238,11 @@ def wasmplugin() -> Outcome:
         target = shipped_target()
         kinds = kube.kubectl("api-resources", "--api-group=extensions.istio.io", "-o", "name").split()
         remarks = [f"{', '.join(kinds)} in this Istio", f"filters {', '.join(filters())}", "by load alone: " + described(converse(target))]
-        other = f"switchpoint:{release.NEXT_VERSION}"
+        own = f"switchpoint:{release.version()}"
+        images.crane("tag", f"{REGISTRY}/{own}", OTHER_TAG)
         runs = [
-            under_load(target, lambda: replace_module(f"switchpoint@{digest('switchpoint:0.2.0')}", "by digest")),
-            under_load(target, lambda: replace_module(other, "by another tag")),
+            under_load(target, lambda: replace_module(f"switchpoint@{digest(own)}", "by digest")),
+            under_load(target, lambda: replace_module(f"switchpoint:{OTHER_TAG}", "by another tag")),
             kill_engine(target),
             kill_daemon(target, "switchpoint", "app=switchpointd"),
         ]
@@ -284,7 +288,7 @@ def as_traffic_extension() -> dict:
         "decide_at": "headers",
         "model_header": "x-gateway-model-name",
     }
-    plugin = {"url": f"oci://{REGISTRY}/switchpoint:0.2.0", "pluginName": "switchpoint", "failStrategy": "FAIL_RELOAD", "pluginConfig": config}
+    plugin = {"url": f"oci://{REGISTRY}/switchpoint:{release.version()}", "pluginName": "switchpoint", "failStrategy": "FAIL_RELOAD", "pluginConfig": config}
     spec = {"selector": {"matchLabels": {"istio": "ingressgateway"}}, "wasm": plugin}
     return {"apiVersion": "extensions.istio.io/v1alpha1", "kind": "TrafficExtension", "metadata": {"name": "switchpoint"}, "spec": spec}
 
