@@ -338,9 +338,8 @@ impl<H: Host> FilterHost<H> {
                 #[cfg(feature = "drill")]
                 watch.into_iter().for_each(|watch| watch.paused(&self.proxy).done());
             }
-            // Most pieces bring only a further token, which is not published, and most response
-            // headers bring nothing. The end of the request reads the load of the other VMs.
-            PoolUse::Respond | PoolUse::ReadResponse if !changed => {}
+            // Most pieces bring only a further token, which is not published.
+            PoolUse::ReadResponse if !changed => {}
             PoolUse::Respond | PoolUse::ReadResponse | PoolUse::Release => {
                 vm.publish_load(replica, now, SharingOccasion::End);
                 vm.receive_loads(replica, now, SharingOccasion::End);
