@@ -184,8 +184,8 @@ async fn what_one_proxy_placed_another_finds() -> Result<()> {
         let prompt = format!("{round} conversations. {}", "They go on and on. ".repeat(200));
         let (first, then) = if round % 2 == 0 { (one, two) } else { (two, one) };
         let server = fleet.stack.server_of(&post(first, prompt.clone()).await?)?;
-        // Ten times the promised time.
-        tokio::time::sleep(Duration::from_secs(1)).await;
+        // Twenty times the promised time.
+        tokio::time::sleep(Duration::from_secs(2)).await;
         for turn in 0..6 {
             let reply = post(then, format!("{prompt} {turn}")).await?;
             assert_eq!(fleet.stack.server_of(&reply)?, server, "round {round}, turn {turn}");
