@@ -41,11 +41,15 @@ pub struct AdminServer {
     pub components: Arc<BTreeMap<Arc<str>, WatchedComponents>>,
 }
 
-/// The routes of a standby. Its metrics page is empty, so that Prometheus counts the target as up.
-pub fn standing_by() -> Router {
-    let waits = || async { (StatusCode::SERVICE_UNAVAILABLE, "standing by: another daemon leads\n") };
-    let metrics = || async { ([(header::CONTENT_TYPE, OPEN_METRICS)], "# EOF\n") };
-    Router::new().route("/livez", get(|| async { "ok\n" })).route("/metrics", get(metrics)).route("/readyz", get(waits)).fallback(waits)
+/// The routes of a daemon that starts.
+pub fn starting() -> Router {
+    let waits = || async { (StatusCode::SERVICE_UNAVAILABLE, "starting\n") };
+    Router::new().route("/livez", get(|| async { "ok\n" })).route("/metrics", get(no_metrics)).fallback(waits)
+}
+
+/// An empty page, so that Prometheus counts the target as up.
+async fn no_metrics() -> Response {
+    ([(header::CONTENT_TYPE, OPEN_METRICS)], "# EOF\n").into_response()
 }
 
 /// The routes of the metrics listener: metrics, liveness and readiness.
@@ -75,8 +79,11 @@ fn debug_router(admin: AdminServer) -> Router {
 }
 
 /// Ready once every pool has a complete set of endpoints, because proxies would treat an incomplete
-/// set as a smaller pool.
+/// set as a smaller pool. A standby is not, unless it answers ext_proc.
 async fn readyz(State(AdminServer { shared, .. }): State<AdminServer>) -> Response {
+    if !shared.is_active() {
+        return (StatusCode::SERVICE_UNAVAILABLE, "standing by: another daemon leads\n").into_response();
+    }
     let pools = shared.pools.borrow().clone();
     let waiting: Vec<String> = shared
         .pool_names
@@ -98,7 +105,11 @@ async fn why(State(AdminServer { shared, .. }): State<AdminServer>, Json(questio
     }
 }
 
+/// The metrics. A standby without ext_proc has none, so that sums over daemons count once.
 async fn prometheus(State(AdminServer { shared, snapshot, .. }): State<AdminServer>) -> Response {
+    if !shared.is_active() {
+        return no_metrics().await;
+    }
     match metrics::page(&shared, snapshot.as_deref()) {
         Ok(page) => ([(header::CONTENT_TYPE, OPEN_METRICS)], page).into_response(),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
@@ -247,7 +258,8 @@ async fn state(State(AdminServer { shared, snapshot, .. }): State<AdminServer>) 
         "release": env!("CARGO_PKG_VERSION"),
         "commit": COMMIT,
         "schema": proto::SCHEMA,
-        "term": shared.life.term,
+        "leads": shared.life.leads(),
+        "term": shared.life.term(),
         "snapshot_written": written.map(|ms| rfc3339(SystemTime::UNIX_EPOCH + std::time::Duration::from_millis(ms))),
         "pools": pools.iter().map(|view| pool_row(view, &shared.counters().totals(&view.name, Instant::now()))).collect::<Vec<_>>(),
         "proxies": proxies.values().map(proxy_row).collect::<Vec<_>>(),

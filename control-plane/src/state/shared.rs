@@ -43,7 +43,7 @@ pub const EDS_LINGER: Duration = Duration::from_secs(35);
 /// The state that all tasks share.
 #[derive(Debug)]
 pub struct DaemonState {
-    /// Term, keys and numbers of this start of the daemon.
+    /// Term, keys and numbers of this daemon.
     pub life: DaemonLife,
     /// The names of all configured pools, with or without a complete set of endpoints.
     pub pool_names: Vec<Arc<str>>,
@@ -67,15 +67,24 @@ pub struct DaemonState {
     scrapers: BTreeMap<Arc<str>, ScraperHandle>,
 }
 
-/// One run of the daemon, from start to stop: its term, its hash key, and the numbers it gives out.
+/// One run of the daemon, from start to stop: whether it leads, and the numbers it gives out. Only
+/// [`crate::daemon`] begins and ends terms.
 #[derive(Debug)]
 pub struct DaemonLife {
-    /// The term of this start of the daemon; grows with each start.
+    leadership: watch::Sender<Leadership>,
+    sequence: AtomicU64,
+    stream_id: AtomicU64,
+}
+
+/// Whether the daemon leads, and what a leader decides for all proxies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Leadership {
+    /// Whether the daemon leads now.
+    pub leads: bool,
+    /// The newest term that the daemon knows: its own while it leads. It never shrinks.
     pub term: u64,
     /// Keys the hashes of prompt blocks; the same for all pools and proxies.
     pub hash_secret: u128,
-    sequence: AtomicU64,
-    stream_id: AtomicU64,
 }
 
 /// Load reports and placements that proxies send to each other through the daemon.
@@ -206,11 +215,16 @@ pub enum ProxyEds {
 // === impl DaemonState ===
 
 impl DaemonState {
-    /// The state of a new daemon: no connections, and no views of the pools that `scrapers` names.
+    /// The state of a new daemon that stands by after `term`: no connections, and no views of the
+    /// pools that `scrapers` names.
     #[must_use]
     pub fn new(term: u64, hash_secret: u128, scrapers: BTreeMap<Arc<str>, ScraperHandle>) -> Arc<Self> {
         Arc::new(Self {
-            life: DaemonLife { term, hash_secret, sequence: AtomicU64::new(0), stream_id: AtomicU64::new(0) },
+            life: DaemonLife {
+                leadership: watch::Sender::new(Leadership { leads: false, term, hash_secret }),
+                sequence: AtomicU64::new(0),
+                stream_id: AtomicU64::new(0),
+            },
             pool_names: scrapers.keys().map(Arc::clone).collect(),
             pools: watch::Sender::new(PoolViews::default()),
             eds: watch::Sender::new(EdsStreams::default()),
@@ -225,9 +239,15 @@ impl DaemonState {
         })
     }
 
-    /// A version newer than all earlier ones of this term.
+    /// A version newer than all earlier ones of this daemon.
     pub fn next_version(&self) -> Version {
-        Version { term: self.life.term, sequence: self.life.sequence.fetch_add(1, Ordering::Relaxed) + 1 }
+        Version { term: self.life.term(), sequence: self.life.sequence.fetch_add(1, Ordering::Relaxed) + 1 }
+    }
+
+    /// Whether the daemon has clients: proxies because it leads, or gateways by ext_proc.
+    #[must_use]
+    pub fn is_active(&self) -> bool {
+        self.life.leads() || self.ext_proc.streams.get().is_some()
     }
 
     /// A new stream id.
@@ -297,6 +317,44 @@ impl DaemonState {
         let (proxies, own) = (self.proxies.borrow(), self.ext_proc.pools.lock().unwrap_or_else(PoisonError::into_inner));
         let mut rows = proxies.values().map(|proxy| &proxy.pools).chain([&*own]).filter_map(|pools| pools.get(pool));
         rows.all(|row| row.acked.is_some_and(|(_, acked)| acked >= revision))
+    }
+}
+
+// === impl DaemonLife ===
+
+impl DaemonLife {
+    /// Whether the daemon leads now.
+    #[must_use]
+    pub fn leads(&self) -> bool {
+        self.leadership.borrow().leads
+    }
+
+    /// The newest term that the daemon knows.
+    #[must_use]
+    pub fn term(&self) -> u64 {
+        self.leadership.borrow().term
+    }
+
+    /// The key of the hashes of prompt blocks.
+    #[must_use]
+    pub fn hash_secret(&self) -> u128 {
+        self.leadership.borrow().hash_secret
+    }
+
+    /// Wakes its holder when the daemon begins or ends to lead.
+    #[must_use]
+    pub fn subscribe(&self) -> watch::Receiver<Leadership> {
+        self.leadership.subscribe()
+    }
+
+    /// Begins a term, which must be newer than all that the daemon knows.
+    pub fn begin_term(&self, term: u64, hash_secret: u128) {
+        self.leadership.send_modify(|now| *now = Leadership { term, hash_secret, ..*now });
+    }
+
+    /// Records whether the daemon leads.
+    pub fn set_leads(&self, leads: bool) {
+        self.leadership.send_modify(|now| now.leads = leads);
     }
 }
 

@@ -77,14 +77,23 @@ struct LearningCounts {
     bytes: usize,
 }
 
+// === impl LearningSettings ===
+
+impl LearningSettings {
+    /// The models in the file, if any.
+    fn saved_model(&self) -> Option<SavedModel> {
+        let saved = self.file.as_ref()?.model(&self.pool)?;
+        Some(SavedModel { latency: saved.latency.filter(|_| self.predict), step: saved.step })
+    }
+}
+
 // === impl LearningTask ===
 
 impl LearningTask {
     /// Begins with the models in the file, if any.
     #[must_use]
     pub fn new(settings: LearningSettings, shared: Arc<DaemonState>, desk: LearnerInbox) -> Self {
-        let saved = settings.file.as_ref().and_then(|file| file.model(&settings.pool)).unwrap_or_default();
-        let model = SavedModel { latency: saved.latency.filter(|_| settings.predict), step: saved.step };
+        let model = settings.saved_model().unwrap_or_default();
         let now = Instant::now();
         Self {
             learner: LatencyLearner::starting_from(&model.step, model.latency.as_ref()),
@@ -108,9 +117,20 @@ impl LearningTask {
         self.write_page();
         let mut tick = tokio::time::interval(PUBLISH_INTERVAL);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut leadership = self.shared.life.subscribe();
+        leadership.mark_changed(); // the daemon may lead already
+        let mut led = false;
         let mut batch = Vec::new();
         loop {
             tokio::select! {
+                Ok(()) = leadership.changed() => {
+                    let leads = leadership.borrow_and_update().leads;
+                    match (std::mem::replace(&mut led, leads), leads) {
+                        (false, true) => self.begin_leading(),
+                        (true, false) => self.save(),
+                        _ => {}
+                    }
+                }
                 count = self.desk.inbox.recv_many(&mut batch, BATCH_MAX) => {
                     if count == 0 {
                         return;
@@ -131,11 +151,25 @@ impl LearningTask {
                     };
                 }
                 () = shutdown.begun() => {
-                    self.save();
+                    if led {
+                        self.save();
+                    }
                     return;
                 }
             }
         }
+    }
+
+    /// Takes the models of the leader before, unless this daemon has learned its own from the
+    /// requests of its gateways.
+    fn begin_leading(&mut self) {
+        if self.intake.counts.learned > 0 {
+            return;
+        }
+        let Some(model) = self.settings.saved_model().filter(|saved| *saved != self.model) else { return };
+        self.learner = LatencyLearner::starting_from(&model.step, model.latency.as_ref());
+        (self.kept, self.model) = (model.clone(), model);
+        self.publish();
     }
 
     fn take(&mut self, told: &ObservationReport) {
@@ -189,7 +223,7 @@ impl LearningTask {
         }
         let present: Vec<EndpointRef> = self.members().into_iter().map(|(endpoint, _)| endpoint).collect();
         self.calibration.retain(|endpoint| present.contains(&endpoint));
-        if self.kept_at.elapsed() >= KEEP_INTERVAL {
+        if self.shared.life.leads() && self.kept_at.elapsed() >= KEEP_INTERVAL {
             self.save();
         }
         self.write_page();
