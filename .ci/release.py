@@ -7,7 +7,8 @@
     .ci/release.py publish FOLDER HOST/PATH
                                           pushes images and chart, and signs them; needs cosign in PATH
     .ci/release.py notes TAG              prints the section of CHANGELOG.md
-    .ci/release.py bump VERSION           writes the next version into every place that has it
+    .ci/release.py bump VERSION           writes the next version into every place that has it, and the commit of the
+                                          release before it into .ci/releases.toml
 
 `collect` comes after `make images`. `publish` never replaces a tag by other content. Standard library only.
 """
@@ -22,6 +23,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 
 import versions
 
@@ -30,6 +32,8 @@ IMAGES = ROOT / "target" / "images"
 # Images for tests.
 NOT_PUBLISHED = ("switchpoint-model-server",)
 CHART = ROOT / "charts" / "switchpoint"
+# The commit of each release, for tests in checkouts without tags.
+RELEASES = ROOT / ".ci" / "releases.toml"
 CRANE = ROOT / ".tools" / "bin" / "crane"
 HELM = ROOT / ".tools" / "bin" / "helm"
 # For a registry without TLS, in tests.
@@ -76,6 +80,33 @@ def check(tag: str, cargo: str, chart: str, changelog: str) -> None:
         if tag != f"v{found}":
             raise Mistake(f"the tag is {tag}, but {name} is {found}")
     section(changelog, tag.removeprefix("v"))
+
+
+def is_released(changelog: str, wanted: str) -> bool:
+    """Whether the version has a date in the changelog."""
+    return re.search(rf"(?m)^## \[{re.escape(wanted)}\] - \d{{4}}-\d\d-\d\d$", changelog) is not None
+
+
+def with_release(table: str, wanted: str, commit: str) -> str:
+    """The table of releases with a line for this one. Raises `Mistake` if it names another commit."""
+    recorded = tomllib.loads(table)["releases"].get(wanted)
+    if recorded not in (None, commit):
+        raise Mistake(f"releases.toml has {recorded} for {wanted}, but the tag v{wanted} is {commit}")
+    return table if recorded else f'{table}"{wanted}" = "{commit}"\n'
+
+
+def record(wanted: str) -> None:
+    """Writes the commit of a version's tag into the table, if the version is released."""
+    if is_released((ROOT / "CHANGELOG.md").read_text(), wanted):
+        commit = run("git", "rev-parse", "--verify", f"refs/tags/v{wanted}^{{commit}}")
+        RELEASES.write_text(with_release(RELEASES.read_text(), wanted, commit))
+
+
+def bump(wanted: str) -> None:
+    if not re.fullmatch(versions.NUMBER, wanted):
+        raise Mistake(f"{wanted} is not a version such as 1.2.3")
+    record(version())
+    print(f"{versions.rewrite(ROOT, versions.tracked(ROOT), wanted)} places have version {wanted}")
 
 
 def with_registry(values: str, registry: str) -> str:
@@ -158,9 +189,7 @@ def main(arguments: list[str]) -> int:
             case ["notes", tag]:
                 print(section((ROOT / "CHANGELOG.md").read_text(), tag.removeprefix("v")))
             case ["bump", wanted]:
-                if not re.fullmatch(versions.NUMBER, wanted):
-                    raise Mistake(f"{wanted} is not a version such as 1.2.3")
-                print(f"{versions.rewrite(ROOT, versions.tracked(ROOT), wanted)} places have version {wanted}")
+                bump(wanted)
             case _:
                 print(__doc__, file=sys.stderr)
                 return 2

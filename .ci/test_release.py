@@ -9,6 +9,7 @@ import re
 import subprocess
 import tempfile
 import time
+import tomllib
 import unittest
 from collections.abc import Iterator
 from unittest import mock
@@ -40,6 +41,41 @@ class Versions(unittest.TestCase):
         self.assertEqual(release.with_registry("image:\n  registry: registry.example.com\n", "a/b"), "image:\n  registry: a/b\n")
         with self.assertRaises(release.Mistake):
             release.with_registry("image:\n  registry: other\n", "a/b")
+
+
+class Releases(unittest.TestCase):
+    """The table by which tests find a release in a checkout without tags."""
+
+    COMMIT, OTHER = "a" * 40, "b" * 40
+    TABLE = f'[releases]\n"0.1.0" = "{COMMIT}"\n'
+
+    def test_a_release_is_written_once(self):
+        table = release.with_release(self.TABLE, "0.2.0", self.OTHER)
+        self.assertEqual(tomllib.loads(table)["releases"], {"0.1.0": self.COMMIT, "0.2.0": self.OTHER})
+        self.assertEqual(release.with_release(table, "0.2.0", self.OTHER), table)
+
+    def test_a_moved_tag_is_refused(self):
+        with self.assertRaisesRegex(release.Mistake, "but the tag v0.1.0 is b"):
+            release.with_release(self.TABLE, "0.1.0", self.OTHER)
+
+    def test_a_version_without_a_date_is_no_release(self):
+        self.assertTrue(release.is_released(CHANGELOG, "0.2.0"))
+        self.assertFalse(release.is_released(CHANGELOG, "0.1.0"))
+        self.assertFalse(release.is_released(CHANGELOG, "0.3.0"))
+
+    def test_the_table_has_every_past_release_and_agrees_with_git(self):
+        table = tomllib.loads(release.RELEASES.read_text())["releases"]
+        changelog = (release.ROOT / "CHANGELOG.md").read_text()
+        dated = [found for found in re.findall(r"(?m)^## \[(\d[\d.]+)\]", changelog) if release.is_released(changelog, found)]
+        self.assertEqual(set(table), set(dated) - {release.version()})
+        for version, commit in table.items():
+            for revision in (commit, f"refs/tags/v{version}"):
+                found = subprocess.run(["git", "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}"], cwd=release.ROOT, capture_output=True, text=True, check=False)
+                # A checkout may lack the tags, and a shallow one the commits.
+                if found.returncode == 0:
+                    self.assertEqual(found.stdout.strip(), commit, revision)
+                    cargo = subprocess.run(["git", "show", f"{commit}:Cargo.toml"], cwd=release.ROOT, capture_output=True, text=True, check=True)
+                    self.assertIn(f'\nversion = "{version}"\n', cargo.stdout)
 
 
 def write_layout(folder: pathlib.Path, content: bytes) -> str:
