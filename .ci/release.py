@@ -28,6 +28,11 @@ import tomllib
 import versions
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "images"))
+
+import cross  # noqa: E402: the folder of what builds images
+from debian import ARCHITECTURES  # noqa: E402
+
 IMAGES = ROOT / "target" / "images"
 # Images for tests.
 NOT_PUBLISHED = ("switchpoint-model-server",)
@@ -134,17 +139,29 @@ def collect(folder: pathlib.Path, registry: str) -> None:
         raise Mistake(f"{listed} is missing: run make images first")
     images = [image for image in json.loads(listed.read_text()) if image["name"] not in NOT_PUBLISHED]
     for image in images:
-        for layout in (image["name"], f"{image['name']}.sbom"):
+        for layout in (image["name"], *(f"{manifest['name']}.sbom" for manifest in image["manifests"])):
             shutil.copytree(IMAGES / layout, folder / "images" / layout)
-        shutil.copy(IMAGES / f"{image['name']}.spdx.json", folder)
+        for manifest in image["manifests"]:
+            shutil.copy(IMAGES / f"{manifest['name']}.spdx.json", folder)
     (folder / "images.json").write_text(json.dumps(images, indent=1) + "\n")
     shutil.copy(ROOT / "target/wasm32-wasip1/release/switchpoint.wasm", folder / f"switchpoint-{version()}.wasm")
-    shutil.copy(ROOT / "target/release/switchpointd", folder / f"switchpointd-{version()}-linux-amd64")
+    for name, file in daemons(images).items():
+        shutil.copy(file, folder / name)
     package_chart(folder, registry)
     files = sorted(path for path in folder.iterdir() if path.is_file())
     sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files]
     (folder / "SHA256SUMS").write_text("".join(sums))
     print("".join(sums), end="")
+
+
+def daemons(images: list[dict]) -> dict[str, pathlib.Path]:
+    """The names under which users download the daemon, one for each platform of the images, and the files."""
+    found = {}
+    for platform in sorted({manifest["platform"] for image in images for manifest in image["manifests"]} - {""}):
+        name = platform.removeprefix("linux/")
+        built = "release" if name == cross.host() else f"{ARCHITECTURES[name].rust}/release"
+        found[f"switchpointd-{version()}-linux-{name}"] = ROOT / "target" / built / "switchpointd"
+    return found
 
 
 def publish(folder: pathlib.Path, registry: str) -> None:
@@ -153,11 +170,13 @@ def publish(folder: pathlib.Path, registry: str) -> None:
         reference = f"{registry}/{name}"
         unpublished(f"{reference}:{tag}", digest)
         run(CRANE, "push", folder / "images" / image["name"], f"{reference}:{tag}")
-        # Registries list an SBOM, which has no tag, as a referrer of its image.
-        sbom = folder / "images" / f"{image['name']}.sbom"
-        run(CRANE, "push", sbom, f"{reference}@{json.loads((sbom / 'index.json').read_text())['manifests'][0]['digest']}")
         sign(f"{reference}@{digest}")
-        run("cosign", "attest", "--yes", "--type", "spdxjson", "--predicate", folder / f"{image['name']}.spdx.json", f"{reference}@{digest}")
+        for manifest in image["manifests"]:
+            # Registries list an SBOM, which has no tag, as a referrer of its manifest.
+            sbom = folder / "images" / f"{manifest['name']}.sbom"
+            run(CRANE, "push", sbom, f"{reference}@{json.loads((sbom / 'index.json').read_text())['manifests'][0]['digest']}")
+            statement = folder / f"{manifest['name']}.spdx.json"
+            run("cosign", "attest", "--yes", "--type", "spdxjson", "--predicate", statement, f"{reference}@{manifest['digest']}")
         print(f"published {reference}:{tag}@{digest}")
     chart = f"{registry}/charts/switchpoint"
     run(HELM, "push", folder / f"switchpoint-{version()}.tgz", f"oci://{registry}/charts", *HELM_OPTIONS)
@@ -174,7 +193,8 @@ def unpublished(reference: str, digest: str) -> None:
 
 
 def sign(reference: str) -> None:
-    run("cosign", "sign", "--yes", reference)
+    """Signs an image, and each manifest of an index: Istio's agent pins a module by the digest of a manifest."""
+    run("cosign", "sign", "--yes", "--recursive", reference)
 
 
 def main(arguments: list[str]) -> int:

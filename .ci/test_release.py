@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import tempfile
 import time
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from unittest import mock
 
 import release
+import oci  # release.py adds its folder to the path
 
 CHANGELOG = "# Changelog\n\n## [Unreleased]\n\n## [0.2.0] - 2026-12-01\n\n### Added\n- Two.\n\n## [0.1.0] - unreleased\n- One.\n"
 
@@ -131,20 +133,27 @@ class Publishing(unittest.TestCase):
         (chart / "Chart.yaml").write_text(f"apiVersion: v2\nname: switchpoint\nversion: {release.version()}\n")
         subprocess.run([release.HELM, "package", chart, "--destination", self.folder], check=True, capture_output=True)
 
-    def image(self, content: bytes) -> str:
-        for name in ("switchpointd", "switchpointd.sbom"):
-            path = self.folder / "images" / name
-            subprocess.run(["rm", "-rf", path], check=True)
-            digest = write_layout(path, content + name.encode())
-            if name == "switchpointd":
-                image = digest
-        (self.folder / "switchpointd.spdx.json").write_text("{}")
-        listed = {"name": "switchpointd", "repository": "switchpointd", "tag": "0.1.0", "digest": image}
+    def image(self, content: bytes) -> tuple[str, list[str]]:
+        """Writes an image of two platforms with its SBOMs, as images/build.py does. Returns its digest and those of its manifests."""
+        layouts, names = {}, {}
+        for name in ("amd64", "arm64"):
+            layouts[f"linux/{name}"] = self.folder / name
+            write_layout(layouts[f"linux/{name}"], content + name.encode())
+            sbom = self.folder / "images" / f"switchpointd-{name}.sbom"
+            shutil.rmtree(sbom, ignore_errors=True)
+            write_layout(sbom, content + b"sbom" + name.encode())
+            (self.folder / f"switchpointd-{name}.spdx.json").write_text("{}")
+        folder = self.folder / "images" / "switchpointd"
+        oci.join(folder, layouts, {})
+        digests = [found["digest"] for found in oci.manifests(folder)]
+        manifests = [{"name": f"switchpointd-{name}", "platform": f"linux/{name}", "digest": digest} for name, digest in zip(("amd64", "arm64"), digests)]
+        digest = oci.descriptor(folder)["digest"]
+        listed = {"name": "switchpointd", "repository": "switchpointd", "tag": "0.1.0", "digest": digest, "manifests": manifests}
         (self.folder / "images.json").write_text(json.dumps([listed]))
-        return image
+        return digest, digests
 
     def test_images_and_chart_are_pushed_and_signed_and_never_replaced(self):
-        digest = self.image(b"one")
+        digest, manifests = self.image(b"one")
         with registry(self.folder) as address, contextlib.redirect_stdout(None):
             release.publish(self.folder, address)
             release.publish(self.folder, address)  # a release that broke off runs again
@@ -153,11 +162,12 @@ class Publishing(unittest.TestCase):
             self.image(b"two")
             with self.assertRaises(release.Mistake):
                 release.publish(self.folder, address)
-        image = f"{address}/switchpointd@{digest}"
+        image = f"{address}/switchpointd"
+        sboms = [f"{self.folder}/switchpointd-{name}.spdx.json {image}@{manifest}" for name, manifest in zip(("amd64", "arm64"), manifests)]
         expected = [
-            f"sign --yes {image}",
-            f"attest --yes --type spdxjson --predicate {self.folder}/switchpointd.spdx.json {image}",
-            f"sign --yes {address}/charts/switchpoint@{chart}",
+            f"sign --yes --recursive {image}@{digest}",
+            *(f"attest --yes --type spdxjson --predicate {sbom}" for sbom in sboms),
+            f"sign --yes --recursive {address}/charts/switchpoint@{chart}",
         ]
         self.assertEqual((self.folder / "signed").read_text().splitlines(), expected * 2)
 

@@ -1,5 +1,6 @@
 """The chart on a real API server: every object is accepted, and certificates outlive upgrades."""
 
+import copy
 import json
 import pathlib
 import unittest
@@ -11,6 +12,7 @@ from test_templates import APIS, ChartTest
 
 HERE = pathlib.Path(__file__).resolve().parent
 DEFINITIONS = ("inferencepools", "gateway.networking", "gateway.envoyproxy", "istio.io-api")
+OPERATORS = ("cert-manager", "prometheus-operator")
 # Namespaces of the value files.
 NAMESPACES = ("switchpoint", "istio-system", "envoy-gateway-system", "prod", "research", "edge", "default")
 SECRETS = ("sp-ca", "sp-daemon-tls", "sp-proxy-tls")
@@ -45,16 +47,34 @@ class Install(ChartTest):
         return {name: self.cluster.secret(namespace, name) for name in SECRETS}
 
     def test_the_api_server_accepts_every_object(self) -> None:
+        """Objects of cert-manager and the Prometheus operator are refused without their definitions, and accepted with them."""
+        for settings, why in [
+            ("tls.certManager.enabled=true", "Install cert-manager first"),
+            ("monitoring.podMonitor.enabled=true", "Install the Prometheus operator first"),
+            ("prometheusRule.enabled=true", "Install the Prometheus operator first"),
+        ]:
+            with self.subTest(settings), self.assertRaisesRegex(helm.HelmError, why):
+                self.install("switchpoint", "--set", settings, "--dry-run=server")
+        self.cluster.define(*OPERATORS)
+        kinds = set()
         for values in sorted((HERE / "values").glob("*.yaml")):
-            if "cert-manager" in values.name:
-                continue  # its CRDs are not fetched
-            off = ["--set", "monitoring.podMonitor.enabled=false,prometheusRule.enabled=false"]
-            with self.subTest(values.name):
-                self.install("switchpoint", "--values", str(values), *off, "--dry-run=server")
+            self.install("switchpoint", "--values", str(values), "--dry-run=server")
+            for key, one in helm.objects(*APIS, values=values).items():
+                with self.subTest(values=values.name, object=key):
+                    self.cluster.dry_run(one)
+                    kinds.add(one["kind"])
+        self.assertLessEqual({"Certificate", "EnvoyFilter", "Issuer", "PodMonitor", "PrometheusRule"}, kinds)
+        self.refuses_mistakes(helm.objects(*APIS, values=HERE / "values" / "many-pools.yaml"))
 
-    def test_without_cert_manager_its_mode_is_refused(self) -> None:
-        with self.assertRaisesRegex(helm.HelmError, "Install cert-manager first"):
-            self.install("switchpoint", "--set", "tls.certManager.enabled=true", "--dry-run=server")
+    def refuses_mistakes(self, found: dict[tuple[str, str, str], helm.Object]) -> None:
+        """The dry run finds an unknown field, and a value that the published schema does not allow."""
+        unknown = copy.deepcopy(found["Deployment", "switchpoint", "sp-daemon"])
+        unknown["spec"]["template"]["spec"]["unheardOf"] = 1
+        interval = copy.deepcopy(found["PodMonitor", "switchpoint", "sp-daemon"])
+        interval["spec"]["podMetricsEndpoints"][0]["interval"] = "often"
+        for one, why in ((unknown, "unheardOf"), (interval, "often")):
+            with self.assertRaisesRegex(cluster.Refused, why):
+                self.cluster.dry_run(one)
 
     def test_upgrades_keep_certificates_and_generations_renew_them(self) -> None:
         namespace = "certificates"
