@@ -128,6 +128,7 @@ SCHEMAS = [
     # What the chart makes for cert-manager and for the Prometheus operator.
     Schemas(CERT_MANAGER, "v1.21.2", "deploy/crds/cert-manager.io_certificates.yaml"),
     Schemas(CERT_MANAGER, "v1.21.2", "deploy/crds/cert-manager.io_issuers.yaml"),
+    Schemas(CERT_MANAGER, "v1.21.2", "deploy/crds/cert-manager.io_clusterissuers.yaml"),
     Schemas(PROMETHEUS_OPERATOR, "v0.85.0", "example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml"),
     Schemas(PROMETHEUS_OPERATOR, "v0.85.0", "example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml"),
 ]

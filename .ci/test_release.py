@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -172,6 +173,20 @@ class Publishing(unittest.TestCase):
         self.assertEqual((self.folder / "signed").read_text().splitlines(), expected * 2)
 
 
+def jobs(text: str) -> dict[str, str]:
+    """The jobs of a workflow, in order."""
+    parts = re.split(r"(?m)^  (?=[\w-]+:\n)", text.split("\njobs:\n")[1])[1:]
+    return {part.partition(":")[0]: part for part in parts}
+
+
+def scripts(text: str) -> list[str]:
+    """The shell scripts of the steps, in order."""
+    found = []
+    for block in re.finditer(r"(?m)^( +)(?:- )?run: (?:\|\n((?:\1 +.*\n|\n)+)|(.+)\n)", text):
+        found.append(block[3] or "".join(line[len(block[1]) + 2 :] + "\n" for line in block[2].splitlines()))
+    return found
+
+
 class Workflows(unittest.TestCase):
     """What GitHub does not check: actions fixed by digest, rights and a time limit for each job, existing targets of make."""
 
@@ -187,9 +202,9 @@ class Workflows(unittest.TestCase):
     def test_each_job_has_rights_and_a_time_limit(self):
         for name, text in self.texts.items():
             self.assertIn("\npermissions: {}\n", text, name)
-            for job in re.split(r"(?m)^  (?=[\w-]+:\n)", text.split("\njobs:\n")[1])[1:]:
+            for title, job in jobs(text).items():
                 for key in ("    permissions:", "    timeout-minutes:"):
-                    self.assertIn(key, job, f"{name}: {job.splitlines()[0]}")
+                    self.assertIn(key, job, f"{name}: {title}")
 
     def test_programs_exist(self):
         makefile = (release.ROOT / "Makefile").read_text()
@@ -198,6 +213,52 @@ class Workflows(unittest.TestCase):
                 self.assertTrue(re.search(rf"(?m)^{target}:", makefile), f"{name}: make {target}")
             for script in re.findall(r"python3 (\.ci/\w+\.py)", text):
                 self.assertTrue((release.ROOT / script).exists(), f"{name}: {script}")
+
+    def test_scripts_are_valid(self):
+        for name, text in self.texts.items():
+            found = scripts(text)
+            self.assertEqual(len(found), len(re.findall(r"(?m)^ +(?:- )?run: ", text)), name)
+            for script in found:
+                done = subprocess.run(["bash", "-n"], input=re.sub(r"\$\{\{.*?\}\}", "x", script), capture_output=True, text=True, check=False)
+                self.assertEqual((done.returncode, done.stderr), (0, ""), f"{name}: {script}")
+
+    def test_commands_of_release_py_are_known(self):
+        usage = {words[0]: len(words) for words in (line.split("release.py ")[1].split("  ")[0].split() for line in release.__doc__.splitlines() if "release.py " in line)}
+        for name, text in self.texts.items():
+            found = re.findall(r"release\.py ((?:(?!\s*[>|]).)+)", "\n".join(scripts(text)))
+            self.assertGreaterEqual(len(found), 4, name)
+            for command in found:
+                words = shlex.split(command)
+                self.assertEqual(usage.get(words[0]), len(words), f"{name}: {command}")
+
+    def test_artifacts_are_uploaded_before_they_are_downloaded(self):
+        for name, text in self.texts.items():
+            uploaded = set()
+            for job in jobs(text).values():
+                for action, artifact in re.findall(r"uses: actions/(upload|download)-artifact@.*\n\s+with:\s+\{?name: ([\w-]+)", job):
+                    if action == "upload":
+                        uploaded.add(artifact)
+                    else:
+                        self.assertIn(artifact, uploaded, name)
+            self.assertEqual(uploaded, {"release-files", "assets"}, name)
+
+    def test_each_program_of_a_step_is_there(self):
+        """A job installs or unpacks what its steps call and the runner lacks."""
+        for name, text in self.texts.items():
+            for job in jobs(text).values():
+                script = "\n".join(scripts(job))
+                if re.search(r"\bcosign |release\.py publish", script):
+                    self.assertIn("uses: sigstore/cosign-installer@", job, name)
+                if ".tools/bin/crane" in script:
+                    self.assertIn("uses: actions/download-artifact@", job, name)
+                if "cluster_tools.py" in script or re.search(r"make (?:images|test)", script):
+                    self.assertIn("uses: actions/setup-go@", job, name)
+
+    def test_settings_are_described(self):
+        for name, text in self.texts.items():
+            described = "".join(line for line in text.splitlines() if line.startswith("#"))
+            for setting in re.findall(r"\b(?:vars|secrets)\.(\w+)", text):
+                self.assertIn(setting, described, name)
 
     def test_no_registry_is_named(self):
         for name, text in self.texts.items():

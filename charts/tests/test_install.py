@@ -3,6 +3,8 @@
 import copy
 import json
 import pathlib
+import re
+import sys
 import unittest
 
 import cluster
@@ -10,12 +12,26 @@ import helm
 import processes
 from test_templates import APIS, ChartTest
 
+sys.path.append(str(helm.ROOT / ".ci"))
+import doc_commands  # noqa: E402
+
 HERE = pathlib.Path(__file__).resolve().parent
 DEFINITIONS = ("inferencepools", "gateway.networking", "gateway.envoyproxy", "istio.io-api")
 OPERATORS = ("cert-manager", "prometheus-operator")
 # Namespaces of the value files.
-NAMESPACES = ("switchpoint", "istio-system", "envoy-gateway-system", "prod", "research", "edge", "default")
+NAMESPACES = ("switchpoint", "istio-system", "envoy-gateway-system", "prod", "research", "edge", "cert-manager", "default")
 SECRETS = ("sp-ca", "sp-daemon-tls", "sp-proxy-tls")
+
+
+def documented() -> list[tuple[str, helm.Object]]:
+    """The manifests for the API server that the documents show, with their pages."""
+    found = []
+    for page in sorted((helm.ROOT / "docs").rglob("*.md")):
+        for block in doc_commands.blocks(page.read_text()):
+            if block.language == "yaml" and re.search(r"(?m)^apiVersion: (?!llm-d\.ai/)", block.text):
+                found += [(page.name, one) for one in helm.read_yaml(block.text)]
+    assert found, "the documents show no manifest"
+    return found
 
 
 class Install(ChartTest):
@@ -65,6 +81,9 @@ class Install(ChartTest):
                     kinds.add(one["kind"])
         self.assertLessEqual({"Certificate", "EnvoyFilter", "Issuer", "PodMonitor", "PrometheusRule"}, kinds)
         self.refuses_mistakes(helm.objects(*APIS, values=HERE / "values" / "many-pools.yaml"))
+        for page, one in documented():
+            with self.subTest(page=page, object=one["metadata"]["name"]):
+                self.cluster.dry_run(one)
 
     def refuses_mistakes(self, found: dict[tuple[str, str, str], helm.Object]) -> None:
         """The dry run finds an unknown field, and a value that the published schema does not allow."""
