@@ -404,11 +404,14 @@ class Programs:
                 (folder / mounted).mkdir()
         return folder
 
+    def skip(self, why: str) -> None:
+        print(f"SKIPPED {self.id().partition('.')[2]}: {why}")
+        self.skipTest(why)
+
     def run_in(self, name: str, script: str) -> str:
         """Runs a script of bash beside the image's root: `command=(...); inside` runs a command in it. Returns what both print."""
         if self.unable:
-            print(f"SKIPPED {self.id().partition('.')[2]}: {self.unable}")
-            self.skipTest(self.unable)
+            self.skip(self.unable)
         # Another user than root has only root in its namespace; then capabilities are given up, but not the user.
         chroot = shutil.which("chroot", path=f"{os.environ['PATH']}:/usr/sbin:/sbin") or "chroot"
         user = f"{chroot} --userspec={USER}:{USER} --groups=" if self.is_root else chroot
@@ -500,6 +503,10 @@ class Emulated(Programs, WithRegistry):
     """On the other platform, in an emulator."""
 
     architecture = next(name for name in build.ARCHITECTURES if name != cross.host())
+
+    def test_the_gateway_starts_and_drains(self):
+        """Envoy compiles the module with V8, which took more than 15 minutes in an emulator. `--version` of this Envoy runs."""
+        self.skip("the gateway is not started in an emulator")
 
 
 class Again(unittest.TestCase):
