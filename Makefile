@@ -149,12 +149,16 @@ wasm: $(RUST_READY) $(OPT_READY) ## build switchpoint.wasm and check its size li
 	  echo "too big: every Envoy process needs about 100 bytes of memory per byte of the module" >&2; exit 1
 	fi
 
-# Builds, tests, and then pushes the images if PUSH names a registry. IMAGES has further arguments of images/build.py.
-images: release $(VENV_READY) ## build and test the container images, with SBOMs -> target/images (PUSH=registry: push them)
+# Builds, tests, and then pushes the images if PUSH names a registry. Binaries for other platforms than this machine's are
+# cross-compiled, which takes as long as `make build` once more. IMAGES has further arguments of images/build.py.
+PLATFORMS ?= linux/amd64 linux/arm64
+BUILD_ARGUMENTS = $(PLATFORMS:%=--platform %) $(IMAGES)
+images: release $(VENV_READY) ## build and test the container images, with SBOMs -> target/images (PUSH=registry: push them; PLATFORMS=linux/amd64: only these)
 	@python3 .ci/cluster_tools.py crane
-	python3 images/build.py $(IMAGES)
-	BUILD_ARGUMENTS="$(IMAGES)" python3 images/test_images.py
-	if [ -n "$(PUSH)" ]; then python3 images/build.py $(IMAGES) --built --push "$(PUSH)"; fi
+	python3 images/cross.py $(PLATFORMS) $(filter --test-images,$(IMAGES))
+	python3 images/build.py $(BUILD_ARGUMENTS)
+	BUILD_ARGUMENTS="$(BUILD_ARGUMENTS)" python3 images/test_images.py
+	if [ -n "$(PUSH)" ]; then python3 images/build.py $(BUILD_ARGUMENTS) --built --push "$(PUSH)"; fi
 
 # --- Checks. `.ci/steps.py` runs the steps, times them and adds up the counts.
 

@@ -113,6 +113,8 @@ class Schemas(NamedTuple):
     files: str
 
 
+CERT_MANAGER = "github.com/cert-manager/cert-manager"
+PROMETHEUS_OPERATOR = "github.com/prometheus-operator/prometheus-operator"
 INFERENCE_EXTENSION = "sigs.k8s.io/gateway-api-inference-extension"
 # The Gateway API in the version that this Envoy Gateway is built with. For the Inference Extension, the last version that has each
 # kind: objectives and rewrites have since moved to llm-d, with the same fields, but llm-d's module is not published.
@@ -123,6 +125,12 @@ SCHEMAS = [
     Schemas(INFERENCE_EXTENSION, "v1.6.0", "config/crd/bases/inference.networking.k8s.io_inferencepools.yaml"),
     Schemas(INFERENCE_EXTENSION, "v1.5.0", "config/crd/bases/*_inference[mo]*s.yaml"),
     Schemas(INFERENCE_EXTENSION, "v0.5.1", "config/crd/bases/*_inferencemodels.yaml"),
+    # What the chart makes for cert-manager and for the Prometheus operator.
+    Schemas(CERT_MANAGER, "v1.21.2", "deploy/crds/cert-manager.io_certificates.yaml"),
+    Schemas(CERT_MANAGER, "v1.21.2", "deploy/crds/cert-manager.io_issuers.yaml"),
+    Schemas(CERT_MANAGER, "v1.21.2", "deploy/crds/cert-manager.io_clusterissuers.yaml"),
+    Schemas(PROMETHEUS_OPERATOR, "v0.85.0", "example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml"),
+    Schemas(PROMETHEUS_OPERATOR, "v0.85.0", "example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml"),
 ]
 
 

@@ -6,12 +6,14 @@ import pathlib
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 import dns
 import ext_proc_gateway
 import images
+import paths
 import previous
 import table
 from arrivals import STREAM_SECONDS, TOKENS_PER_SECOND, Arrival, Result, arrivals, longest_gap, summarize
@@ -82,6 +84,31 @@ class Previous(unittest.TestCase):
         self.assertEqual(previous.newest(tags, "0.11.0"), "v0.10.0")
         self.assertEqual(previous.newest(tags, "0.10.0"), "v0.9.0")
         self.assertIsNone(previous.newest(tags, "0.1.0"))
+
+    def test_a_tag_comes_before_the_table_and_the_table_before_nothing(self) -> None:
+        table = '[releases]\n"0.1.0" = "aaaa"\n"0.2.0" = "bbbb"\n'
+        known = previous.revisions(["v0.1.0", "v0.3.0"], table)
+        self.assertEqual(known, {"v0.1.0": "refs/tags/v0.1.0", "v0.2.0": "bbbb", "v0.3.0": "refs/tags/v0.3.0"})
+        self.assertEqual(previous.newest(previous.revisions([], table), "0.3.0"), "v0.2.0")
+
+    def test_the_release_before_this_version_is_found_without_tags(self) -> None:
+        def git(*command: object, **_: object) -> str:
+            self.assertEqual(command[0], "git")
+            return "" if command[1] == "tag" else str(command[-1]).removesuffix("^{commit}") + "\n"
+
+        with mock.patch.object(previous, "run", git):
+            self.assertEqual(previous.find("0.2.0"), ("v0.1.0", "003a6c41288e2d644d5b404610a8076562912f3a"))
+            with self.assertRaisesRegex(paths.Skipped, "no release before 0.1.0"):
+                previous.find("0.1.0")
+
+    def test_a_clone_without_the_commit_skips(self) -> None:
+        def git(*command: object, **_: object) -> str:
+            if command[1] == "tag":
+                return ""
+            raise previous.node.NodeError("ended with 128")
+
+        with mock.patch.object(previous, "run", git), self.assertRaisesRegex(paths.Skipped, "git fetch --unshallow"):
+            previous.find("0.2.0")
 
 
 class Dns(unittest.TestCase):
