@@ -1,13 +1,14 @@
 """The drills of Envoy Gateway. Each installs what it needs, so each runs alone; none needs the chart's own gateway."""
 
+import hashlib
 import json
 import time
 from typing import Callable
 
 import chat
 import envoy_gateway
+import images
 import kube
-import node
 import release
 from arrivals import Report
 from istio_drills import OTHER_TAG, REFUSED, SUBSET_KEY, Failed, Outcome, Target, converse, described, kill_daemon, kill_engine, outcome, routes_by_prefix, served_by, under_load
@@ -216,9 +217,9 @@ def with_sha256(text: str, sha256: str) -> str:
 
 
 def refuses_wrong_digest(name: str) -> str:
-    """The module's own SHA-256 is not the digest of its image's manifest. Afterwards the shipped file is back, with the right digest."""
+    """The module's SHA-256 is not the digest of its image's manifest. Afterwards the file names the right digest."""
     text = envoy_gateway.shipped(name)
-    envoy_gateway.apply(with_sha256(text, "0" * 64))
+    envoy_gateway.apply(with_sha256(text, hashlib.sha256(images.WASM.read_bytes()).hexdigest()))
     kube.wait_until("the controller refuses the digest", lambda: envoy_gateway.condition("envoyextensionpolicy", "switchpoint", "Accepted").get("status") == "False", 60)
     message = envoy_gateway.condition("envoyextensionpolicy", "switchpoint", "Accepted")["message"]
     right = envoy_gateway.digest(f"switchpoint:{release.version()}").removeprefix("sha256:")
@@ -227,7 +228,7 @@ def refuses_wrong_digest(name: str) -> str:
     chat.until_answered(envoy_gateway.address())
     if "does not match" not in message:
         raise Failed(f"another reason than the digest: {message}")
-    return "a wrong sha256 is refused, the manifest's is accepted"
+    return "the module's sha256 is refused, the manifest's is accepted"
 
 
 def replace_module(name: str, image: str, how: str, changes: bool) -> str:
