@@ -86,6 +86,10 @@ def apply(text: str) -> None:
 def remove(text: str) -> None:
     """Deletes the objects, and waits until the proxies are gone."""
     kube.kubectl("delete", "--ignore-not-found", "--wait=false", "-f", "-", stdin=text)
+    ended()
+
+
+def ended() -> None:
     kube.wait_until("the proxies end", lambda: not kube.get("deployments", NAMESPACE, PROXY_LABELS) and not proxies())
 
 

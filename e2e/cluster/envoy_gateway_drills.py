@@ -6,6 +6,7 @@ import time
 from typing import Callable
 
 import chat
+import engines
 import envoy_gateway
 import images
 import kube
@@ -15,6 +16,8 @@ from istio_drills import OTHER_TAG, REFUSED, SUBSET_KEY, Failed, Outcome, Target
 
 # Time for a change of a policy to reach Envoy and for its listener to change.
 UPDATE_SECONDS = 10
+# Another name than that of the other drills' release, whose Role is in the same namespace of engines.
+CHART_RELEASE = "eg-picker"
 DAEMON_NAMESPACE, DAEMON_LABELS = "switchpoint", "app=switchpointd"
 LISTENER = f"{envoy_gateway.GATEWAY_NAMESPACE}/{envoy_gateway.GATEWAY}/http"
 SUBSET_HEADER = "x-drill-subset"
@@ -110,7 +113,6 @@ def obeys_subset(found: Target) -> str:
 
 
 def roll_gateway() -> str:
-    # The controller owns the Deployment, so a change of the pods by kubectl would be undone.
     kube.kubectl("rollout", "restart", f"deployment/{envoy_gateway.proxy_name()}", "-n", envoy_gateway.NAMESPACE)
     envoy_gateway.ready()
     return "gateway replaced"
@@ -201,8 +203,8 @@ def extension_policy() -> Outcome:
         remarks = [f"filters {', '.join(filters())}", "by load alone: " + described(converse(found)), obeys_subset(found), refuses_wrong_digest(name)]
         envoy_gateway.push_other_module(OTHER_TAG)
         runs = [
-            under_load(found, lambda: replace_module(name, f"switchpoint@{envoy_gateway.digest(own)}", "by digest", changes=False)),
-            under_load(found, lambda: replace_module(name, f"switchpoint:{OTHER_TAG}", "by another tag", changes=True)),
+            under_load(found, lambda: replace_module(name, f"switchpoint@{envoy_gateway.digest(own)}", "by digest", other=False)),
+            under_load(found, lambda: replace_module(name, f"switchpoint:{OTHER_TAG}", "by another tag", other=True)),
             kill_engine(found),
             kill_daemons(found),
             under_load(found, roll_gateway),
@@ -231,15 +233,14 @@ def refuses_wrong_digest(name: str) -> str:
     return "the module's sha256 is refused, the manifest's is accepted"
 
 
-def replace_module(name: str, image: str, how: str, changes: bool) -> str:
-    """Changes the module's address. An equal module changes nothing in Envoy."""
+def replace_module(name: str, image: str, how: str, other: bool) -> str:
+    """Changes the module's address, which changes the listener in Envoy, also if the bytes of the module are the same."""
     before = module()
     envoy_gateway.apply(envoy_gateway.shipped(name, image))
-    if changes:
-        kube.wait_until("Envoy has the other module", lambda: module() != before, 60)
+    kube.wait_until("Envoy has the module by its other address", lambda: module() != before, 60)
     time.sleep(UPDATE_SECONDS)
-    if changes != (module() != before):
-        raise Failed(f"{image}: the module {'is the same' if changes else 'changed'}: {module()}")
+    if other != (module()["remote"]["sha256"] != before["remote"]["sha256"]):
+        raise Failed(f"{image}: {module()} after {before}")
     return f"module replaced {how}"
 
 
@@ -269,9 +270,33 @@ def restart_daemon() -> str:
     return "daemon replaced"
 
 
+def chart() -> Outcome:
+    """The chart's Envoy Gateway mode in place of the files, by the commands of docs/how-to/install.md."""
+    began = time.monotonic()
+    envoy_gateway.install()
+    engines.install()
+    namespace = envoy_gateway.GATEWAY_NAMESPACE
+    kube.helm(
+        "upgrade", "--install", CHART_RELEASE, str(release.package(release.version())), "-n", namespace, "-f", str(release.values_file()),
+        "--set", "gateway.enabled=false", "--set", "envoyGateway.enabled=true", "--set", f"image.registry={envoy_gateway.REGISTRY}",
+        "--wait", "--timeout", release.HELM_TIMEOUT,
+    )  # fmt: skip
+    try:
+        envoy_gateway.ready()
+        found = Target(envoy_gateway.address(), engines.NAMESPACE)
+        chat.until_answered(found.address)
+        remarks = [f"filters {', '.join(filters())}", routes_by_prefix(found), obeys_subset(found)]
+        runs = [kill_engine(found), kill_daemon(found, namespace, release.DAEMON_LABELS), under_load(found, roll_gateway)]
+    finally:
+        kube.helm("uninstall", CHART_RELEASE, "-n", namespace, "--wait")
+        envoy_gateway.ended()
+    return outcome(began, runs, *remarks)
+
+
 DRILLS: dict[str, Callable[[], Outcome]] = {
     "eg-refused": old_form_refused,
     "eg-patch-policy": patch_policy,
     "eg-extension-policy": extension_policy,
     "eg-ext-proc": ext_proc,
+    "eg-chart": chart,
 }
