@@ -75,25 +75,33 @@ def install(name: str) -> Target:
     return found
 
 
+def listeners() -> dict:
+    return json.loads(envoy_gateway.admin("config_dump?resource=dynamic_listeners"))
+
+
 def filters() -> list[str]:
     """The names of the HTTP filters in the gateway's listener, in order."""
-    return [found["name"] for found in connection_manager()["http_filters"]]
+    return [found["name"] for found in filters_of(listeners())]
 
 
-def connection_manager() -> dict:
-    dump = json.loads(envoy_gateway.admin("config_dump?resource=dynamic_listeners"))
+def filters_of(dump: dict) -> list[dict]:
+    """The HTTP filters of the gateway's listener in Envoy's dump. The controller makes other listeners too, for probes and metrics."""
     for entry in dump["configs"]:
         listener = entry.get("active_state", {}).get("listener", {})
-        for chain in [listener.get("default_filter_chain", {}), *listener.get("filter_chains", [])]:
-            for one in chain.get("filters", []):
+        if entry["name"] == LISTENER:
+            for one in listener["default_filter_chain"]["filters"]:
                 if "http_filters" in one.get("typed_config", {}):
-                    return one["typed_config"]
+                    return one["typed_config"]["http_filters"]
     raise Failed(f"no HTTP filters in the gateway: {str(dump)[:300]}")
 
 
 def module() -> dict:
+    return module_of(listeners())
+
+
+def module_of(dump: dict) -> dict:
     """Where Envoy has the module from."""
-    for one in connection_manager()["http_filters"]:
+    for one in filters_of(dump):
         config = one.get("typed_config", {}).get("config", {})
         if "vm_config" in config:
             return config["vm_config"]["code"]
