@@ -49,6 +49,7 @@ LOAD_WARM_UP_SECONDS = 10
 # Requests per second. Fewer than in a cluster, because the programs may be debug builds.
 LOAD_RATE = 10
 API = "gateway.envoyproxy.io/v1alpha1"
+HOST_PROVIDER = {"type": "Host", "host": {"envoyVersion": ENVOY_VERSION}}
 CONTROLLER_CONFIG = {
     "apiVersion": API,
     "kind": "EnvoyGateway",
@@ -61,8 +62,7 @@ CONTROLLER_CONFIG = {
         },
     },
     "extensionApis": {"enableBackend": True, "enableEnvoyPatchPolicy": True},
-    # The platform's default, which the shipped EnvoyProxies keep.
-    "envoyProxy": {"provider": {"type": "Host", "host": {"envoyVersion": ENVOY_VERSION}}},
+    "envoyProxy": {"provider": HOST_PROVIDER},
 }
 
 
@@ -131,7 +131,7 @@ class Stand:
             self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, env=environment, preexec_fn=die_with_parent)
 
     def engine(self, number: int) -> None:
-        self.start(f"engine-{number}", str(programs() / "model-server"), f"--listen={ENGINES[number]}", "--speed=20", "--chunk-delay-ms=250")
+        self.start(f"engine-{number}", str(programs() / "model-server"), f"--listen={ENGINES[number]}", "--speed=20", "--chunk-delay-ms=50")
 
     def daemon(self) -> None:
         self.start(
@@ -166,7 +166,7 @@ class Stand:
         text = text.replace("{name: model-servers, port: 8000}", "{group: gateway.envoyproxy.io, kind: Backend, name: model-servers}")
         text = text.replace("{name: switchpointd, namespace: switchpoint, port: 9002}", "{group: gateway.envoyproxy.io, kind: Backend, name: switchpointd, namespace: switchpoint}")
         text = text.replace('{group: "", kind: Service, name: switchpointd', "{group: gateway.envoyproxy.io, kind: Backend, name: switchpointd").replace(", sectionName: grpc-ext-proc", "")
-        text = re.sub(r"  provider:\n    type: Kubernetes\n(?:    .*\n)+", "", text)
+        text = re.sub(r"  provider:\n    type: Kubernetes\n(?:    .*\n)+", f"  provider: {json.dumps(HOST_PROVIDER)}\n", text)
         text = text.replace("/etc/switchpoint-tls", str(CERTIFICATES)).replace("/etc/switchpoint/switchpoint.wasm", str(MODULE))
         text = text.replace("address: switchpointd.switchpoint.svc.cluster.local, port_value: 9004", "address: 127.0.0.1, port_value: 9004")
         text = re.sub(r"image: \{url: \S+\}", f"image: {{{image}}}", text)
