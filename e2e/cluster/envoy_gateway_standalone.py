@@ -35,6 +35,8 @@ STATE = ROOT / "target/envoy-gateway"
 OBJECTS = STATE / "objects"
 CERTIFICATES = STATE / "certificates"
 MODULE = STATE / "switchpoint.wasm"
+# Envoy finds its certificates for the controller's module server here, in a cluster and outside.
+MOUNTED = pathlib.Path("/certs")
 INSIDE = "SWITCHPOINT_STANDALONE"
 ADDRESS = "127.0.0.1:80"
 ENGINES = [f"127.7.0.{number}:8000" for number in (1, 2, 3)]
@@ -97,6 +99,7 @@ def prepare() -> None:
     subprocess.run(["mount", "--bind", str(STATE / "hosts"), "/etc/hosts"], check=True)
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     subprocess.run([str(BIN / "envoy-gateway"), "certgen", "--local", "--config-home", str(STATE)], check=True, capture_output=True)
+    subprocess.run(["mount", "--bind", str(STATE / "certs/envoy"), str(MOUNTED)], check=True)
 
 
 def backend(name: str, namespace: str, endpoints: list[tuple[str, int]]) -> dict:
@@ -378,7 +381,13 @@ def main(names: list[str]) -> int:
         return UNAVAILABLE
     if INSIDE not in os.environ:
         apart = ["unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, *sys.argv]
-        return subprocess.run(apart, env=os.environ | {INSIDE: "1"}, check=False).returncode
+        there = MOUNTED.exists()
+        MOUNTED.mkdir(exist_ok=True)
+        try:
+            return subprocess.run(apart, env=os.environ | {INSIDE: "1"}, check=False).returncode
+        finally:
+            if not there:
+                MOUNTED.rmdir()
     prepare()
     found = rows(names or list(CHECKS))
     print("\n" + table.markdown(found) + "\n\n" + table.last_line(found))
