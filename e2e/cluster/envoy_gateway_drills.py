@@ -10,6 +10,7 @@ import engines
 import envoy_gateway
 import images
 import kube
+import node
 import release
 from arrivals import Report
 from istio_drills import OTHER_TAG, REFUSED, SUBSET_KEY, Failed, Outcome, Target, converse, described, kill_daemon, kill_engine, outcome, routes_by_prefix, served_by, under_load
@@ -89,10 +90,11 @@ def filters_of(dump: dict) -> list[dict]:
     for entry in dump["configs"]:
         listener = entry.get("active_state", {}).get("listener", {})
         if entry["name"] == LISTENER:
-            for one in listener["default_filter_chain"]["filters"]:
+            for one in listener.get("default_filter_chain", {}).get("filters", []):
                 if "http_filters" in one.get("typed_config", {}):
                     return one["typed_config"]["http_filters"]
-    raise Failed(f"no HTTP filters in the gateway: {str(dump)[:300]}")
+    # A listener that still waits for its module is not active.
+    raise node.NodeError(f"no HTTP filters in the gateway: {str(dump)[:300]}")
 
 
 def module() -> dict:
