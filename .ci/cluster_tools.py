@@ -89,7 +89,15 @@ TABLE = {
     # Builds images without a container engine, and is a registry.
     "crane": Tool("github.com/google/go-containerregistry", "v0.22.1", {"crane": "github.com/google/go-containerregistry/cmd/crane"}),
     # Its command `translate` turns manifests into Envoy's configuration, offline.
-    "envoy-gateway": Tool(ENVOY_GATEWAY, ENVOY_GATEWAY_VERSION, {"egctl": f"{ENVOY_GATEWAY}/cmd/egctl"}),
+    "envoy-gateway": Tool(ENVOY_GATEWAY, ENVOY_GATEWAY_VERSION, {"egctl": f"{ENVOY_GATEWAY}/cmd/egctl"}, family=ENVOY_GATEWAY),
+    # The controller, with its chart.
+    "envoy-gateway-controller": Tool(
+        ENVOY_GATEWAY,
+        ENVOY_GATEWAY_VERSION,
+        {"envoy-gateway": f"{ENVOY_GATEWAY}/cmd/envoy-gateway"},
+        family=ENVOY_GATEWAY,
+        files=("charts/gateway-helm",),
+    ),
     # Without the assets of its web page, which the tag `builtinassets` would add, and without service discovery by clouds.
     "prometheus": Tool(
         PROMETHEUS, "v0.313.5", {name: f"{PROMETHEUS}/cmd/{name}" for name in ("prometheus", "promtool")}, tags="remove_all_sd"

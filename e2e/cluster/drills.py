@@ -12,6 +12,7 @@ from typing import Callable, NamedTuple
 
 import chat
 import engines
+import envoy_gateway_drills
 import ext_proc_gateway
 import istio_drills
 import kube
@@ -380,4 +381,6 @@ DRILLS: dict[str, Drill] = {
     "containerd": loaded(containerd_restarted),
     "api-server": Drill(lambda: under_load(api_server_away, gateway_pod())),
 }
-DRILLS |= {name: Drill(run, needs_release=False) for name, run in istio_drills.DRILLS.items()}
+# These run only when named, because they need tools that take minutes to build.
+NAMED_ONLY = istio_drills.DRILLS | envoy_gateway_drills.DRILLS
+DRILLS |= {name: Drill(run, needs_release=False) for name, run in NAMED_ONLY.items()}

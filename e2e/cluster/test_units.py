@@ -3,6 +3,7 @@
 import itertools
 import json
 import pathlib
+import re
 import sys
 import tempfile
 import unittest
@@ -11,6 +12,8 @@ from unittest import mock
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 import dns
+import envoy_gateway
+import envoy_gateway_drills
 import ext_proc_gateway
 import images
 import paths
@@ -146,6 +149,30 @@ class Configuration(unittest.TestCase):
         pool = {"metadata": {"name": "p", "namespace": "n"}, "spec": {"selector": {"matchLabels": {"app": "x"}}, "targetPorts": [{"number": 8000}], "endpointPickerRef": {"name": "e", "port": {"number": 9002}}}}
         items = json.loads(ext_proc_gateway.manifests(pool))["items"]
         self.assertEqual([item["kind"] for item in items], ["ConfigMap", "Deployment", "Service", "Service"])
+
+
+class EnvoyGateway(unittest.TestCase):
+    def test_the_old_form_has_the_daemons_cluster_in_the_patches(self) -> None:
+        old = envoy_gateway_drills.without_bootstrap(envoy_gateway.shipped("gateway.yaml"))
+        self.assertNotIn("  bootstrap:\n", old)
+        policy = old[old.index("kind: EnvoyPatchPolicy") :]
+        self.assertIn('    name: switchpoint-state\n    operation:\n      op: add\n      path: ""\n      value:\n        name: switchpoint-state\n', policy)
+        self.assertIn("provider:", old)
+
+    def test_the_digest_goes_beside_the_address_of_the_module(self) -> None:
+        text = envoy_gateway_drills.with_sha256(envoy_gateway.shipped("extension-policy.yaml"), "ab")
+        self.assertEqual(text.count("image: {sha256: ab, url: 10.199.0.2:5000/switchpoint:"), 1)
+
+    def test_all_files_remove_the_same_headers_and_serve_the_same_paths(self) -> None:
+        files = [(envoy_gateway.CONFIG / name).read_text() for name in ("gateway.yaml", "extension-policy.yaml", "ext-proc.yaml")]
+        removed = [sorted(re.findall(r"^      - (x-\S+)$", text, re.MULTILINE)) for text in files]
+        self.assertTrue(len(removed[0]) > 10)
+        self.assertEqual(removed[1:], [removed[0]] * 2)
+        patched = {path.rstrip("/") for path in re.findall(r"match: \{(?:path|path_separated_prefix|prefix): (/[^}]+)\}", files[0])}
+        routed = [set(re.findall(r"type: (?:Exact|PathPrefix), value: (/[^}]+)\}", text)) for text in files[1:]]
+        # Only the module answers for the picker; upgrades need no route of their own here.
+        self.assertEqual(patched - {"/v1/realtime"}, routed[0])
+        self.assertEqual(routed[0] - {"/switchpoint/ready"}, routed[1])
 
 
 if __name__ == "__main__":
