@@ -89,7 +89,10 @@ impl<H: Host> HttpStream<H> {
             return driver.answer(host, LocalReply { status: 200, headers: Vec::new(), body: cost.into_bytes() });
         }
         host.strip_headers(&bytes);
-        driver.request_headers(host, HeaderPairs::new(&bytes), end_of_stream)
+        let flow = driver.request_headers(host, HeaderPairs::new(&bytes), end_of_stream);
+        // The buffer filter after this one holds the headers until this one has decided, so that
+        // the router sees the destination.
+        if driver.awaits_body() && !host.config.hold_headers { RequestFlow::Go } else { flow }
     }
 
     /// Handles a piece of the request body, which is `size` bytes long so far.

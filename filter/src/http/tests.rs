@@ -143,6 +143,25 @@ fn a_chat_request_is_held_picked_and_released() {
     assert_eq!(world.host.metric_value("switchpoint_host_errors_total"), 0);
 }
 
+#[test]
+fn headers_that_the_proxy_does_not_let_the_filter_hold_go_on_to_a_buffer_filter() {
+    let world = HttpWorld::new(r#"{"pools": [{"name": "default"}], "hold_headers": false}"#);
+    world.state("default");
+    let (mut stream, action) = world.post("/v1/chat/completions");
+    assert_eq!((action, world.request_header(DESTINATION)), (Action::Continue, None));
+    assert_eq!(world.body(&mut stream, CHAT), Action::Continue);
+    assert_eq!(world.request_header(DESTINATION).unwrap().split(',').count(), 2);
+    assert!(world.request_header("x-envoy-max-retries").is_some());
+    stream.on_done();
+
+    let (mut stream, _) = world.post("/v1/chat/completions");
+    assert_eq!(world.body(&mut stream, "{"), Action::Pause, "refused");
+    stream.on_done();
+    let declared = [(":method", "POST"), (":path", "/v1/completions"), ("content-length", "999999999")];
+    let (_, action) = world.headers(&declared, false);
+    assert_eq!(action, Action::Pause, "answered at the headers");
+}
+
 const ALIAS: &str = r#"{"model":"alias","messages":[{"role":"user","content":"alias"}]}"#;
 
 /// Returns a stream that was sent with another model name.
