@@ -82,9 +82,9 @@ def shipped_target() -> Target:
 # === Conversations ===
 
 
-def converse(target: Target, *headers: str) -> dict:
+def converse(target: Target, *arguments: str) -> dict:
     """Runs the conversations, and raises Failed if a chat was not answered."""
-    found = json.loads(node.run(sys.executable, str(HERE / "conversations.py"), target.address, target.engines(), *headers))
+    found = json.loads(node.run(sys.executable, str(HERE / "conversations.py"), target.address, target.engines(), *arguments))
     refused = [turn for turns in found["conversations"] for turn in turns if turn["status"] != 200]
     if refused:
         raise Failed(f"{len(refused)} chats were refused: {refused[:2]}")
@@ -118,7 +118,7 @@ def obeys_subset(target: Target) -> str:
     wanted = f"{target.pods()[-1]['status']['podIP']}:8000"
     header = f"x-drill-subset: {wanted}"
     try:
-        kube.wait_until("the subset is obeyed", lambda: used(converse(target, header)) == {wanted}, 60)
+        kube.wait_until("the subset is obeyed", lambda: used(converse(target, header, "2")) == {wanted}, 60)
     finally:
         kube.kubectl("delete", "envoyfilter", "subset", "-n", istio.NAMESPACE)
     return "a subset of one endpoint is obeyed"

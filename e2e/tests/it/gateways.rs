@@ -225,6 +225,7 @@ fn the_pods_of_an_istio_gateway_have_what_its_files_need() -> Result<()> {
     assert_eq!(values["volumes"][0]["secret"]["secretName"], "switchpoint-proxy-tls");
     assert_eq!(values["volumeMounts"][0]["mountPath"], manifests::MOUNTED);
     assert_eq!(values["readinessProbe"]["httpGet"]["path"], "/switchpoint/ready");
+    assert_eq!(values["env"]["EXIT_ON_ZERO_ACTIVE_CONNECTIONS"], "true");
     Ok(())
 }
 
