@@ -52,18 +52,28 @@ def restart_gateway() -> None:
     kube.kubectl("rollout", "restart", f"deployment/{istio.GATEWAY}", "-n", istio.NAMESPACE)
 
 
-def newest_pod() -> dict:
-    return max(kube.pods(istio.NAMESPACE, istio.GATEWAY_LABELS), key=lambda pod: pod["metadata"]["creationTimestamp"])
+def gateway_pods() -> dict[str, dict]:
+    return {pod["metadata"]["name"]: pod for pod in kube.pods(istio.NAMESPACE, istio.GATEWAY_LABELS)}
 
 
-def expect_unready(what: str, reason: str) -> None:
-    """Expects a new pod that gives the reason in its log and does not become ready."""
-    name = newest_pod()["metadata"]["name"]
-    kube.wait_until(f"{what}: a reason", lambda: reason in kube.kubectl("logs", "-n", istio.NAMESPACE, name, "--tail=-1"), 60)
+def new_pod(change: Callable[[], None]) -> str:
+    """Makes a change that replaces the gateway's pods. Returns the name of the new pod."""
+    before = gateway_pods()
+    change()
+    kube.wait_until("a new pod", lambda: bool(gateway_pods().keys() - before.keys()))
+    return next(iter(gateway_pods().keys() - before.keys()))
+
+
+def expect_reason(pod: str, reason: str) -> None:
+    kube.wait_until(f"a log with `{reason}`", lambda: reason in kube.kubectl("logs", "-n", istio.NAMESPACE, pod, "--tail=-1"), 60)
+
+
+def expect_unready(pod: str, reason: str) -> None:
+    """Expects that a pod gives the reason in its log and does not become ready."""
+    expect_reason(pod, reason)
     time.sleep(UNREADY_SECONDS)
-    pod = next(pod for pod in kube.pods(istio.NAMESPACE, istio.GATEWAY_LABELS) if pod["metadata"]["name"] == name)
-    if kube.is_ready(pod):
-        raise Failed(f"{what}: the pod is ready")
+    if kube.is_ready(gateway_pods()[pod]):
+        raise Failed(f"{pod} is ready, although its log says `{reason}`")
 
 
 def old_state_cluster() -> str:
@@ -81,10 +91,10 @@ def cluster_from_istiod() -> str:
     kube.rolled_out(istio.GATEWAY, istio.NAMESPACE)
     kube.apply(old_state_cluster(), istio.NAMESPACE)
     istio.apply_shipped(FILE)
-    kube.wait_until("Envoy refuses the cluster", lambda: REFUSED_CLUSTER in istio.logs(), 60)
+    [running] = gateway_pods()
+    expect_reason(running, REFUSED_CLUSTER)
     kube.wait_until("a running gateway answers 503", lambda: status() == 503, 60)
-    restart_gateway()
-    expect_unready("the daemon's cluster by istiod", REFUSED_CLUSTER)
+    expect_unready(new_pod(restart_gateway), REFUSED_CLUSTER)
     kube.kubectl("delete", "envoyfilter", "old-state", "-n", istio.NAMESPACE)
     istio.remove_gateway()
     return "1 was: the daemon's cluster by istiod is refused, a running gateway answers 503, a new pod is not ready"
@@ -95,18 +105,16 @@ def module_and_probe() -> list[str]:
     kube.kubectl("apply", "-n", istio.NAMESPACE, "-f", str(istio.CONFIG / "bootstrap.yaml"))
     unnamed = istio.push_module("unnamed", ("switchpoint.wasm",), images.WASM.read_bytes())
     istio.apply_shipped(FILE, unnamed)
-    istio.install_gateway("-f", str(istio.write_values("without-probe", WITHOUT_PROBE)))
-    kube.wait_until("the image is refused", lambda: REFUSED_IMAGE in istio.logs(), 60)
-    kube.wait_until("without our probe the pod is ready", lambda: kube.is_ready(newest_pod()), 60)
+    without_probe = new_pod(lambda: istio.install_gateway("-f", str(istio.write_values("without-probe", WITHOUT_PROBE))))
+    expect_reason(without_probe, REFUSED_IMAGE)
+    kube.wait_until("without our probe the pod is ready", lambda: kube.is_ready(gateway_pods()[without_probe]), 60)
     if status() != 500:
         raise Failed(f"a gateway without a module answers {status()} instead of 500")
     remarks = ["2 was: an image without plugin.wasm is refused", "4 was: the pod is then ready and answers 500"]
-    istio.install_gateway()
-    expect_unready("the probe of the shipped values", REFUSED_IMAGE)
+    expect_unready(new_pod(istio.install_gateway), REFUSED_IMAGE)
     remarks.append("4 is: with the probe it is not ready")
     apply_checksum(istio.module_checksum())
-    restart_gateway()
-    expect_unready("the module's checksum", REFUSED_CHECKSUM)
+    expect_unready(new_pod(restart_gateway), REFUSED_CHECKSUM)
     own = istio.shipped_image()
     apply_checksum(istio.digest(own).removeprefix("sha256:"))
     restart_gateway()
