@@ -39,8 +39,8 @@ pub struct FilterConfig {
     pub lease_ms: u64,
     /// Whether workers and proxies share their load and placements.
     pub sharing: bool,
-    /// Whether the filter holds the headers of a request until its body has arrived. If not, a
-    /// buffer filter after it must hold them.
+    /// Whether the filter holds the headers of a request until the decision. If not, a buffer
+    /// filter after it must hold them, and another one set the headers of the decision.
     pub hold_headers: bool,
 }
 
@@ -278,9 +278,7 @@ const FIELDS: &[ConfigField] = &[
     ConfigField {
         path: "hold_headers",
         kind: flag!(hold_headers),
-        about: readable(
-            "hold headers until the body has arrived; off where the proxy forbids it and a buffer filter after this one holds them",
-        ),
+        about: readable("hold headers until the decision; off where the proxy forbids it and filters after this one hold and set them"),
     },
 ];
 

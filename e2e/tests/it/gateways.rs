@@ -151,7 +151,7 @@ async fn an_istio_gateway_with_the_envoyfilter() -> Result<()> {
 
 #[tokio::test]
 async fn an_istio_gateway_with_the_wasmplugin() -> Result<()> {
-    let (builder, _folder) = istio_gateway("istio/wasmplugin.yaml", 10)?;
+    let (builder, _folder) = istio_gateway("istio/wasmplugin.yaml", 11)?;
     let stack = builder.start().await?;
     serves(&stack).await?;
     metadata(&stack).await
@@ -169,7 +169,7 @@ async fn a_request_that_the_picker_cannot_hold_waits_for_the_first_state_with_it
     // As a WasmPlugin with the buffer filter, and as one that decides at the headers.
     let at_the_headers = Stack::builder().servers(3).picker(json!({"decide_at": "headers"})).envoy_config(forbid_to_hold_headers);
     waits_for_the_first_state(at_the_headers).await?;
-    let (builder, _folder) = istio_gateway("istio/wasmplugin.yaml", 10)?;
+    let (builder, _folder) = istio_gateway("istio/wasmplugin.yaml", 11)?;
     waits_for_the_first_state(builder).await
 }
 
@@ -201,7 +201,7 @@ async fn waits_for_the_first_state(builder: StackBuilder) -> Result<()> {
 async fn a_bomb_does_not_fill_the_memory_of_a_gateway() -> Result<()> {
     let bomb = limits::gzip(limits::GIB)?;
     let gateways =
-        [istio_gateway("istio/envoyfilter.yaml", 9)?, istio_gateway("istio/wasmplugin.yaml", 10)?, stack(8, envoy_gateway::patched)?];
+        [istio_gateway("istio/envoyfilter.yaml", 9)?, istio_gateway("istio/wasmplugin.yaml", 11)?, stack(8, envoy_gateway::patched)?];
     for (builder, _folder) in gateways {
         let mut stack = builder.start().await?;
         let before = limits::memory_kib(&mut stack, "VmRSS")?;
@@ -237,10 +237,11 @@ fn both_files_for_istio_say_the_same_where_they_can() -> Result<()> {
     };
     let (whole, rest) = (patches("istio/envoyfilter.yaml")?, patches("istio/wasmplugin.yaml")?);
     // What both files say. The EnvoyFilter has the module, its filter and a decompressor before the
-    // router; the other file has a decompressor before the WasmPlugin and the filter that holds.
+    // router; the other file has a decompressor before the WasmPlugin and two filters after it.
     let same = |patches: Vec<Value>| -> Vec<Value> {
-        let others =
-            patches.into_iter().filter(|patch| !["switchpoint", "hold"].iter().any(|name| patch["patch"]["value"]["name"] == *name));
+        let others = patches
+            .into_iter()
+            .filter(|patch| !["switchpoint", "hold", "picked_headers"].iter().any(|name| patch["patch"]["value"]["name"] == *name));
         let value = |patch: Value| {
             let mut value = patch["patch"]["value"].clone();
             value.as_object_mut().and_then(|value| value.remove("typed_per_filter_config"));
@@ -248,7 +249,7 @@ fn both_files_for_istio_say_the_same_where_they_can() -> Result<()> {
         };
         others.map(value).map(|(to, value)| json!({"applyTo": to, "value": value})).collect()
     };
-    assert_eq!((whole.len(), rest.len()), (9, 8));
+    assert_eq!((whole.len(), rest.len()), (9, 9));
     let not_held = |patches: &[Value]| patches.iter().filter(|patch| !patch["patch"]["value"]["typed_per_filter_config"].is_null()).count();
     assert_eq!((not_held(&whole), not_held(&rest)), (0, 1));
     assert_eq!(same(whole), same(rest));

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use e2e::manifests;
 use http::Request;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -174,15 +175,19 @@ pub fn forbid_to_hold_headers(config: &mut Value) {
     }
 }
 
-/// Inserts Envoy's buffer filter after the picker.
+/// Inserts the filters of `istio/wasmplugin.yaml` that hold requests and set their headers after the
+/// picker.
 fn hold_after_the_picker(config: &mut Value) {
     forbid_to_hold_headers(config);
-    let kind = "type.googleapis.com/envoy.extensions.filters.http.buffer.v3.Buffer";
-    let hold = json!({"name": "hold", "typed_config": {"@type": kind, "max_request_bytes": 32 << 20}});
-    if let Some(filters) = config.pointer_mut(FILTERS).and_then(Value::as_array_mut)
-        && let Some(picker) = filters.iter().position(|filter| filter["name"] == "switchpoint")
-    {
-        filters.insert(picker + 1, hold);
+    let objects = manifests::read("istio/wasmplugin.yaml").expect("the shipped file");
+    let patches = &manifests::only(&objects, "EnvoyFilter").expect("an EnvoyFilter")["spec"]["configPatches"];
+    let filters = config.pointer_mut(FILTERS).and_then(Value::as_array_mut).expect("filters");
+    let mut at = filters.iter().position(|filter| filter["name"] == "switchpoint").expect("the picker");
+    for filter in patches.as_array().into_iter().flatten().map(|patch| &patch["patch"]["value"]) {
+        if ["hold", "picked_headers"].iter().any(|name| filter["name"] == *name) {
+            at += 1;
+            filters.insert(at, filter.clone());
+        }
     }
 }
 
