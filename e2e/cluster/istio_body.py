@@ -44,6 +44,18 @@ def real_engines() -> Iterator[None]:
         engines.ARGUMENTS = before
 
 
+HEAD = ("the decision uses", "prompt tokens cached", "turns that stayed", "first token of later turns: median", "p90")
+
+
+def table(rows: list[dict]) -> str:
+    """The table of docs/how-to/istio.md, from rows as in docs/data/istio-body.json."""
+    lines = [HEAD, tuple("---" for _ in HEAD)]
+    for row in rows:
+        first = row["first_ms"]
+        lines.append((row["decision"], f"{row['hit_rate']:.0%}", f"{row['stayed']:.0%}", f"{first['p50']:.0f} ms", f"{first['p90']:.0f} ms"))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def measured() -> str:
     rows: dict[str, dict] = {}
     with real_engines():
@@ -66,7 +78,8 @@ def measured() -> str:
             rows["InferencePool"] = trace(istio_pool.install())
         finally:
             istio_pool.remove()
-    (RUN / "istio-body-rows.json").write_text(json.dumps(rows, indent=1))
+    written = {"place": "Istio on the node", "rows": [{"decision": name, **row} for name, row in rows.items()]}
+    (RUN / "istio-body-rows.json").write_text(json.dumps(written, indent=1))
     return "; ".join(f"{name}: {described(row)}" for name, row in rows.items())
 
 

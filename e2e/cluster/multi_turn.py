@@ -18,9 +18,9 @@ from conversations import COUNTERS, counted, turn, words
 CONVERSATIONS = 24
 AT_ONCE = 6
 TURNS = 5
-# A word is about two tokens.
+# A word is about two tokens, so a first prompt has about 17,000.
 SYSTEM_WORDS = 500
-DOCUMENT_WORDS = 2_000
+DOCUMENT_WORDS = 8_000
 TURN_WORDS = 100
 # Pauses of a reader, so that turns of different conversations alternate.
 PAUSE_SECONDS = 0.3

@@ -175,7 +175,7 @@ pub fn forbid_to_hold_headers(config: &mut Value) {
     }
 }
 
-/// Inserts the filters of `istio/wasmplugin.yaml` that hold requests and set their headers after the
+/// Inserts the filters of `istio/wasmplugin.yaml` that hold requests and set their headers, after the
 /// picker.
 fn hold_after_the_picker(config: &mut Value) {
     forbid_to_hold_headers(config);
