@@ -175,8 +175,7 @@ pub fn forbid_to_hold_headers(config: &mut Value) {
     }
 }
 
-/// Inserts the filters of `istio/wasmplugin.yaml` that hold requests and set their headers, after the
-/// picker.
+/// Inserts the filters of `istio/wasmplugin.yaml` that hold requests and set their headers.
 fn hold_after_the_picker(config: &mut Value) {
     forbid_to_hold_headers(config);
     let objects = manifests::read("istio/wasmplugin.yaml").expect("the shipped file");
