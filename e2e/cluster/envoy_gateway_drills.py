@@ -9,11 +9,14 @@ import chat
 import engines
 import envoy_gateway
 import images
+import istio_steps
 import kube
 import node
 import release
 from arrivals import Report
-from istio_drills import OTHER_TAG, REFUSED, SUBSET_KEY, Failed, Outcome, Target, converse, described, kill_daemon, kill_engine, outcome, routes_by_prefix, served_by, under_load
+from istio import OTHER_TAG
+from istio_faults import REFUSED_CLUSTER
+from istio_steps import SUBSET_KEY, Failed, Outcome, Target, converse, described, kill_engine, outcome, routes_by_prefix, under_load, used
 
 # Time for a change of a policy to reach Envoy and for its listener to change.
 UPDATE_SECONDS = 10
@@ -116,7 +119,7 @@ def obeys_subset(found: Target) -> str:
     try:
         kube.wait_until("the filter of the subset is there", lambda: filters()[0] == "subset", 30)
         # The old listener may still take connections for a moment.
-        kube.wait_until("the subset is obeyed", lambda: served_by(found, f"{SUBSET_HEADER}: {wanted}") == {wanted}, 30)
+        kube.wait_until("the subset is obeyed", lambda: used(converse(found, f"{SUBSET_HEADER}: {wanted}", "2")) == {wanted}, 30)
     finally:
         kube.kubectl("delete", "envoypatchpolicy", "subset", "-n", envoy_gateway.GATEWAY_NAMESPACE)
     return f"a subset of one endpoint is obeyed ({wanted})"
@@ -129,7 +132,7 @@ def roll_gateway() -> str:
 
 
 def kill_daemons(found: Target) -> tuple[Report, str]:
-    return kill_daemon(found, DAEMON_NAMESPACE, DAEMON_LABELS)
+    return istio_steps.kill_daemons(found, DAEMON_NAMESPACE, DAEMON_LABELS)
 
 
 def without_bootstrap(text: str) -> str:
@@ -151,7 +154,7 @@ def old_form_refused() -> Outcome:
     try:
         address = envoy_gateway.address()
         kube.wait_until("a proxy starts", lambda: bool(envoy_gateway.proxies()), 60)
-        kube.wait_until("Envoy refuses the cluster", lambda: REFUSED in envoy_gateway.logs(), 90)
+        kube.wait_until("Envoy refuses the cluster", lambda: REFUSED_CLUSTER in envoy_gateway.logs(), 90)
         time.sleep(UPDATE_SECONDS)
         refused = refusal(address)
         programmed = envoy_gateway.condition("envoypatchpolicy", "switchpoint", "Programmed").get("status")
@@ -160,7 +163,7 @@ def old_form_refused() -> Outcome:
         answered = chat.until_answered(address)
     finally:
         envoy_gateway.remove(text)
-    old = f"the daemon's cluster by a patch: {REFUSED}; {refused}, though the policy says Programmed={programmed}"
+    old = f"the daemon's cluster by a patch: {REFUSED_CLUSTER}; {refused}, though the policy says Programmed={programmed}"
     return Outcome((None, time.monotonic() - began, f"{old}; in the bootstrap: a chat is answered by {answered['served_by']}"))
 
 
@@ -296,7 +299,7 @@ def chart() -> Outcome:
         found = Target(envoy_gateway.address(), engines.NAMESPACE)
         chat.until_answered(found.address)
         remarks = [f"filters {', '.join(filters())}", routes_by_prefix(found), obeys_subset(found)]
-        runs = [kill_engine(found), kill_daemon(found, namespace, release.DAEMON_LABELS), under_load(found, roll_gateway)]
+        runs = [kill_engine(found), istio_steps.kill_daemons(found, namespace, release.DAEMON_LABELS), under_load(found, roll_gateway)]
     finally:
         kube.helm("uninstall", CHART_RELEASE, "-n", namespace, "--wait")
         envoy_gateway.ended()

@@ -26,7 +26,9 @@ import envoy_gateway
 import envoy_gateway_drills
 import images
 import table
-from istio_drills import OTHER_TAG, REFUSED, STAYED_SHARE_MIN, SUBSET_KEY
+from istio import OTHER_TAG
+from istio_faults import REFUSED_CLUSTER
+from istio_steps import STAYED_SHARE_MIN, SUBSET_KEY
 from machine import die_with_parent
 from paths import BIN, ETC, HERE, ROOT, TARGET
 
@@ -322,12 +324,12 @@ def module_replaced(stand: Stand) -> tuple[str, arrivals.Report]:
 
 def old_form_refused(stand: Stand) -> str:
     """The form of an earlier release, in a controller of its own: the daemon's cluster comes by a patch."""
-    wait_until("Envoy refuses the cluster", lambda: REFUSED in stand.log())
+    wait_until("Envoy refuses the cluster", lambda: REFUSED_CLUSTER in stand.log())
     time.sleep(UPDATE_SECONDS)
     reply = chat.main(ADDRESS)
     if reply["status"] == 200:
         raise Failed(f"a chat is answered: {reply}")
-    return f"{REFUSED}; a chat gets {reply['status']}"
+    return f"{REFUSED_CLUSTER}; a chat gets {reply['status']}"
 
 
 Check = Callable[[Stand], "str | tuple[str, arrivals.Report]"]

@@ -16,10 +16,14 @@ import envoy_gateway
 import envoy_gateway_drills
 import ext_proc_gateway
 import images
+import istio_body
+import istio_faults
+import istio_steps
 import paths
 import previous
 import table
-from arrivals import STREAM_SECONDS, TOKENS_PER_SECOND, Arrival, Result, arrivals, longest_gap, summarize
+from arrivals import STREAM_SECONDS, TOKENS_PER_SECOND, Arrival, Report, Result, arrivals, longest_gap, summarize
+from paths import ROOT
 
 SERVICE = {"metadata": {"name": "a", "namespace": "n"}, "spec": {"clusterIP": "10.96.0.7"}}
 HEADLESS = {"metadata": {"name": "h", "namespace": "n"}, "spec": {"clusterIP": "None"}}
@@ -173,6 +177,26 @@ class EnvoyGateway(unittest.TestCase):
         # Only the module answers for the picker; upgrades need no route of their own here.
         self.assertEqual(patched - {"/v1/realtime"}, routed[0])
         self.assertEqual(routed[0] - {"/switchpoint/ready"}, routed[1])
+
+
+class Istio(unittest.TestCase):
+    def test_the_page_shows_the_measured_rows(self) -> None:
+        rows = json.loads((ROOT / "docs/data/istio-body.json").read_text())["rows"]
+        self.assertIn(istio_body.table(rows), (ROOT / "docs/how-to/istio.md").read_text())
+
+    def test_an_old_cluster_is_a_patch(self) -> None:
+        text = istio_faults.old_state_cluster()
+        self.assertIn("\n          name: switchpoint-state\n", text)
+        self.assertNotIn("- name: switchpoint-state", text)
+
+    def test_a_report_of_several_loads_adds_them(self) -> None:
+        runs = [(Report(requests=10, failed=1, longest_gap=0.2), "a"), (Report(requests=5, longest_gap=0.1), "b")]
+        report, remarks = istio_steps.added(runs)
+        self.assertEqual((report.requests, report.failed, report.longest_gap, remarks), (15, 1, 0.2, "a; b"))
+
+    def test_a_turn_that_moved_has_not_stayed(self) -> None:
+        turns = [{"served_by": engine} for engine in ("a", "a", "b")]
+        self.assertEqual(istio_steps.stayed({"conversations": [turns]}), 0.5)
 
 
 if __name__ == "__main__":
