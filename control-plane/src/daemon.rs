@@ -34,6 +34,7 @@ use crate::serve::state_stream::{self, StateServer};
 use crate::shutdown::{self, Shutdown};
 use crate::state::shared::{DaemonState, ScraperHandle};
 use crate::state::snapshot_file::{SavedState, SnapshotFile};
+use crate::state::traffic;
 
 pub mod lease;
 pub mod signals;
@@ -196,6 +197,7 @@ impl Daemon {
             pool.spawn(&mut tasks, &shared, &shutdown);
         }
         latency::spawn(&mut tasks, &shared, learning, &shutdown);
+        traffic::spawn(&mut tasks, &shared, shutdown.clone());
         let health = monitoring.health.clone();
         if let Some(listener) = ext_proc {
             listener.spawn(&mut tasks, &shared, health, &shutdown);

@@ -69,7 +69,7 @@ export function Decisions({ pool, nowMs }: { pool: Pool; nowMs: number }) {
       <Ask pool={pool} ask={(question) => void ask("The pasted request", question)} />
       <p class="note">
         A sampled decision has its inputs: the endpoints with their load, metrics and cached blocks at that moment. It has no prompt and no hash of
-        one. Configuration, labels and objects are those in force now.
+        one. Configuration, labels, objects and learned models are those in force now.
       </p>
     </>
   );

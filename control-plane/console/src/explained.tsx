@@ -112,6 +112,7 @@ function Candidates({ profile, candidates, picked, names, leaveOut }: Candidates
           <thead>
             <tr>
               <th scope="col">Endpoint</th>
+              <th scope="col">What if</th>
               {terms.length > 0 && <th scope="col">Cost by term</th>}
               <th scope="col">Score</th>
               {scorers.map((scorer) => (
@@ -120,7 +121,6 @@ function Candidates({ profile, candidates, picked, names, leaveOut }: Candidates
                 </th>
               ))}
               <th scope="col">Cached tokens</th>
-              <th scope="col">What if</th>
             </tr>
           </thead>
           <tbody>
@@ -134,17 +134,17 @@ function Candidates({ profile, candidates, picked, names, leaveOut }: Candidates
                     {rank >= 0 && <span class="minor"> choice {rank + 1}</span>}
                     {dropped_by !== null && <span class="reason">removed by {dropped_by}</span>}
                   </th>
+                  <td>
+                    <button type="button" aria-label={`Leave out ${endpoint}`} onClick={() => leaveOut(endpoint)}>
+                      leave out
+                    </button>
+                  </td>
                   {terms.length > 0 && <td>{cost !== undefined && <Cost cost={cost} terms={terms} largest={largest} />}</td>}
                   <td>{figure(total)}</td>
                   {scorers.map((scorer) => (
                     <td key={scorer}>{figure(scores[scorer])}</td>
                   ))}
                   <td>{figure(cached(candidate))}</td>
-                  <td>
-                    <button type="button" aria-label={`Leave out ${endpoint}`} onClick={() => leaveOut(endpoint)}>
-                      leave out
-                    </button>
-                  </td>
                 </tr>
               );
             })}

@@ -7,11 +7,16 @@ import { duration, figure, percent } from "./format";
 
 const HISTORY_MS = 5000;
 
-/** The samples of a pool, and the length of a full history. */
+// A new daemon has few samples; a shorter axis shows them better than a full hour.
+const SPAN_MS_MIN = 600_000;
+
+/** The samples of a pool, and the length of the time axis. */
 export function useSamples(pool: string): { samples: Sample[]; spanMs: number; loading: boolean } {
   const { data } = usePolled<History>("history", HISTORY_MS);
   const samples = data?.pools.find(({ name }) => name === pool)?.samples ?? [];
-  const spanMs = (data?.interval_seconds ?? 1) * (data?.samples_max ?? 1) * 1000;
+  const full = (data?.interval_seconds ?? 1) * (data?.samples_max ?? 1) * 1000;
+  const known = (samples[samples.length - 1]?.at_ms ?? 0) - (samples[0]?.at_ms ?? 0);
+  const spanMs = Math.min(full, Math.max(SPAN_MS_MIN, known));
   return { samples, spanMs, loading: data === undefined };
 }
 
