@@ -28,6 +28,7 @@ use crate::serve::listen::{ServerTls, TlsFiles};
 use crate::serve::monitoring::MonitoringServer;
 use crate::state::shared::{DaemonState, ScraperHandle};
 use crate::state::snapshot_file::{SavedState, SnapshotFile};
+use crate::state::traffic;
 
 use super::LeadingDaemon;
 use super::signals::SignalWatch;
@@ -89,6 +90,7 @@ impl StandbyDaemon {
         }
         let models = latency.latency_model_file.map(|path| Arc::new(ModelFile::open(path)));
         latency::spawn(&mut group.tasks, &shared, (latency.latency_prediction, models.clone()), &group.shutdown);
+        traffic::spawn(&mut group.tasks, &shared, group.shutdown.clone());
         let health = monitoring.health.clone();
         if let Some(listener) = listener {
             listener.spawn(&mut group.tasks, &shared, health, &group.shutdown);

@@ -12,7 +12,7 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use scheduler::metrics::{METRICS, MetricDefinition, MetricUnit};
 use scheduler::objects::{ObjectsSpec, TargetSpec};
-use scheduler::{EndpointMetrics, Generation, Slot, Version};
+use scheduler::{EndpointMetrics, EndpointRef, Generation, Slot, Version};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -23,7 +23,7 @@ use crate::learn::directory::LearnerDirectory;
 use crate::pool::backends;
 use crate::pool::watched::WatchedComponents;
 use crate::pool::writer::{Absence, Absentee, MetricsStatus, PoolMember, PoolView, UNCONFIRMED_MAX};
-use crate::serve::metrics;
+use crate::serve::{console, metrics};
 use crate::state::counters::CounterTotals;
 use crate::state::shared::{ConnectedProxy, DaemonState, EdsStream, ProxyPool};
 use crate::state::snapshot_file::SnapshotFile;
@@ -63,7 +63,7 @@ pub fn metrics_router(admin: AdminServer) -> Router {
 
 /// The routes of the admin listener.
 pub fn router(admin: AdminServer) -> Router {
-    metrics_router(admin.clone()).merge(debug_router(admin))
+    metrics_router(admin.clone()).merge(console::router(admin.clone())).merge(debug_router(admin))
 }
 
 fn debug_router(admin: AdminServer) -> Router {
@@ -172,7 +172,7 @@ async fn instances(State(AdminServer { components, .. }): State<AdminServer>) ->
 }
 
 /// Why a member is not simply ready: what discovery doubts, and what its scrapes show.
-fn member_reason(member: &PoolMember) -> String {
+pub(super) fn member_reason(member: &PoolMember) -> String {
     let scraped = match &member.metrics {
         MetricsStatus::Fresh => String::new(),
         MetricsStatus::Awaited => "metrics not known yet".to_owned(),
@@ -221,15 +221,20 @@ fn metrics_object(metrics: &EndpointMetrics) -> Value {
     Value::Object(object)
 }
 
-fn absentee_row(view: &PoolView, absentee: &Absentee, totals: &CounterTotals) -> Value {
-    let (state, reason, id) = match absentee.absence {
+/// The state of an endpoint that must not be picked, the reason, and its slot if it has one.
+pub(super) fn absence(absentee: &Absentee) -> (&'static str, &'static str, Option<EndpointRef>) {
+    match absentee.absence {
         Absence::Departing(id) => ("departing", "left discovery; waiting for the proxies to acknowledge that", Some(id)),
         Absence::NoFreeSlot => ("waiting", "all slots of the pool are taken", None),
         Absence::Unconfirmed => {
             ("unconfirmed", "discovery reports it as not ready; it does not answer, or has been unconfirmed for too long", None)
         }
         Absence::TooManyModels => ("waiting", "the model names of the pool would exceed the limit of a message to proxies", None),
-    };
+    }
+}
+
+fn absentee_row(view: &PoolView, absentee: &Absentee, totals: &CounterTotals) -> Value {
+    let (state, reason, id) = absence(absentee);
     let counts = id.and_then(|id| totals.endpoints.get(&(id.generation, id.slot))).copied().unwrap_or_default();
     json!({
         "name": absentee.instance.name,

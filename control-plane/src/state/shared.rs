@@ -26,8 +26,10 @@ use crate::pool::writer::PoolView;
 use crate::scrape::{BusyHint, ScrapeStats};
 use crate::serve::ext_proc::StreamCounts;
 use crate::state::counters::{CounterStore, CounterTotals, VmReport};
+use crate::state::decision_log::DecisionLog;
 use crate::state::peer::{Origin, OriginQuotas, ProxyProcess, RemoteAddress, STREAMS_MAX};
 use crate::state::peer_relay::PeerRelay;
+use crate::state::traffic::TrafficHistory;
 
 /// The newest view of each pool, by name.
 #[derive(Clone, Debug, Default)]
@@ -40,7 +42,7 @@ pub type Proxies = BTreeMap<u64, ConnectedProxy>;
 /// to 30 s before it reconnects, and until then it keeps its hosts.
 pub const EDS_LINGER: Duration = Duration::from_secs(35);
 
-/// The state that all tasks share.
+/// The state that all tasks share. It has many fields because each is a table with another writer.
 #[derive(Debug)]
 pub struct DaemonState {
     /// Term, keys and numbers of this daemon.
@@ -64,6 +66,7 @@ pub struct DaemonState {
     /// The daemon's own ext_proc server.
     pub ext_proc: ExtProcState,
     counters: Mutex<CounterStore>,
+    console: ConsoleState,
     scrapers: BTreeMap<Arc<str>, ScraperHandle>,
 }
 
@@ -102,6 +105,13 @@ pub struct LearnedPools {
     pub models: watch::Sender<BTreeMap<Arc<str>, Arc<state::LearnedModels>>>,
     /// The learners; unset until they are started.
     pub learners: OnceLock<LearnerDirectory>,
+}
+
+/// The data that only the console shows.
+#[derive(Debug, Default)]
+struct ConsoleState {
+    traffic: Mutex<TrafficHistory>,
+    decisions: Mutex<DecisionLog>,
 }
 
 /// How the operator set up discovery.
@@ -234,7 +244,8 @@ impl DaemonState {
             learning: LearnedPools { models: watch::Sender::new(BTreeMap::new()), learners: OnceLock::new() },
             discovery: DiscoverySetup::default(),
             ext_proc: ExtProcState::default(),
-            counters: Mutex::new(CounterStore::default()),
+            counters: Mutex::default(),
+            console: ConsoleState::default(),
             scrapers,
         })
     }
@@ -260,13 +271,37 @@ impl DaemonState {
         self.counters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Locks the traffic of the last hour.
+    pub fn traffic(&self) -> MutexGuard<'_, TrafficHistory> {
+        self.console.traffic.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Locks the sampled decisions.
+    pub fn decisions(&self) -> MutexGuard<'_, DecisionLog> {
+        self.console.decisions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a sample of every pool to the traffic of the last hour.
+    pub fn sample_traffic(&self, now: Instant) {
+        for pool in &self.pool_names {
+            let (totals, earlier) = {
+                let counters = self.counters();
+                (counters.totals(pool, now), counters.first_reports(pool))
+            };
+            self.traffic().record(pool, &totals, &earlier, now);
+        }
+    }
+
     /// Locks the relay between proxies.
     pub fn relay(&self) -> MutexGuard<'_, PeerRelay> {
         self.peers.relay.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Records the report of a process, and scrapes the picked endpoints more often.
-    pub fn report(&self, peer: &ProxyProcess, report: Vec<state::VmCounters>, now: Instant) {
+    pub fn report(&self, peer: &ProxyProcess, mut report: Vec<state::VmCounters>, now: Instant) {
+        for vm in &mut report {
+            self.keep_decision(&vm.pool, &peer.node_id, &std::mem::take(&mut vm.decision), now);
+        }
         // Parse before the lock is taken, so that other tasks do not wait.
         let totals: Vec<_> = report.into_iter().map(VmReport::from_vm).collect();
         let picked = self.counters().report(peer, totals, now);
@@ -274,6 +309,13 @@ impl DaemonState {
             if let Some(scraper) = self.scrapers.get(&*pool) {
                 scraper.busy.hint(id);
             }
+        }
+    }
+
+    /// Keeps a sampled decision of a pool that is served; an empty record is none.
+    pub fn keep_decision(&self, pool: &str, source: &str, record: &str, now: Instant) {
+        if let Some(pool) = self.pool_names.iter().find(|name| ***name == *pool).filter(|_| !record.is_empty()) {
+            self.decisions().keep(pool, source, record, now);
         }
     }
 

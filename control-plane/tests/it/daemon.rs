@@ -6,6 +6,7 @@ mod calls;
 mod cli;
 #[path = "../../../discovery/tests/it/cluster.rs"]
 mod cluster;
+mod console;
 mod discovered;
 mod eds;
 mod ext_proc;

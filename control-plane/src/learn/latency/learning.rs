@@ -16,7 +16,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use super::calibration::{PredictedTarget, PredictionScores};
 use super::file::{ModelFile, SavedModel};
 use super::intake::ObservationIntake;
-use crate::learn::directory::{LearnerInbox, LearnerReport, ObservationReport};
+use crate::learn::directory::{LearnedEndpoint, LearnerInbox, LearnerReport, ObservationReport};
 use crate::shutdown::Shutdown;
 use crate::state::shared::DaemonState;
 
@@ -60,6 +60,9 @@ pub struct LearningTask {
     kept_at: Instant,
     kept: SavedModel,
     counts: LearningCounts,
+    /// Prompt tokens of finished requests by endpoint, and how many of them were cached; only of
+    /// requests whose usage says it.
+    cached: BTreeMap<EndpointRef, [u64; 2]>,
 }
 
 /// The counts of a learner for its report.
@@ -107,6 +110,7 @@ impl LearningTask {
             began: now,
             kept_at: now,
             counts: LearningCounts::default(),
+            cached: BTreeMap::new(),
         }
     }
 
@@ -195,6 +199,11 @@ impl LearningTask {
             return;
         }
         self.calibration.record(observed);
+        if let (Some(prompt), Some(cached)) = (observed.prompt_tokens, observed.cached_tokens) {
+            let [prompts, hits] = self.cached.entry(observation.endpoint).or_default();
+            *prompts += u64::from(prompt);
+            *hits += u64::from(cached);
+        }
         if observed.predicted.is_none() && self.settings.predict {
             let why = match &self.model.latency {
                 None => TOO_LITTLE.reason(),
@@ -223,6 +232,7 @@ impl LearningTask {
         }
         let present: Vec<EndpointRef> = self.members().into_iter().map(|(endpoint, _)| endpoint).collect();
         self.calibration.retain(|endpoint| present.contains(&endpoint));
+        self.cached.retain(|endpoint, _| present.contains(endpoint));
         if self.shared.life.leads() && self.kept_at.elapsed() >= KEEP_INTERVAL {
             self.save();
         }
@@ -269,6 +279,7 @@ impl LearningTask {
             pool: PredictedTarget::ALL.map(|target| self.calibration.of_pool(target)),
             compared: self.calibration.comparisons(),
             endpoints: members.iter().map(|(endpoint, name)| (name.clone(), of(*endpoint))).collect(),
+            learned: members.iter().map(|(endpoint, _)| (*endpoint, self.learned(*endpoint))).collect(),
             published: self.counts.published,
             oversized: self.counts.oversized,
             bytes: self.counts.bytes,
@@ -276,6 +287,12 @@ impl LearningTask {
             shown: self.to_json(&members),
         };
         *self.desk.page.lock().unwrap_or_else(PoisonError::into_inner) = page;
+    }
+
+    fn learned(&self, endpoint: EndpointRef) -> LearnedEndpoint {
+        let [prompt_tokens, cached_tokens] = self.cached.get(&endpoint).copied().unwrap_or_default();
+        let (prefill_time, decode_time) = self.model.step.learned_speed(endpoint).unzip();
+        LearnedEndpoint { prefill_time, decode_time, prompt_tokens, cached_tokens }
     }
 
     /// The models as JSON.

@@ -305,12 +305,13 @@ impl ExtProcServer {
 
     fn report(&self, shared: &DaemonState) {
         for (name, pool) in &self.pools {
-            let totals = {
-                let inner = pool.lock();
-                inner.used.then(|| CounterTotals::from_pool(&inner.pool, &inner.pick_us))
+            let told = {
+                let inner = &mut *pool.lock();
+                inner.used.then(|| (CounterTotals::from_pool(&inner.pool, &inner.pick_us), inner.pool.take_sample()))
             };
-            if let Some(totals) = totals {
+            if let Some((totals, decision)) = told {
                 shared.record_ext_proc_counters(name, totals, Instant::now());
+                shared.keep_decision(name, "ext_proc", &decision, Instant::now());
             }
         }
     }
