@@ -139,8 +139,8 @@ mod tests {
             let row = VmEntry { vm, heartbeat: host.now(), queue: 0, serves: false };
             vm_table = VmTable::write_heartbeat(&host, row).unwrap().1;
         }
-        let replica = PoolReplica::new("p", 1);
-        write(&host, 1, 0, &replica);
+        let mut replica = PoolReplica::new("p", 1);
+        write(&host, 1, 0, &mut replica);
         host.share(&key("p", 1), &vec![0; REPORT_BYTES_MAX], WriteCondition::Any).unwrap();
         host.share(&key("p", 4), b"x", WriteCondition::Any).unwrap();
         host.share(&key("p", 9), b"of no VM", WriteCondition::Any).unwrap();

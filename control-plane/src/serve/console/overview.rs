@@ -34,7 +34,7 @@ pub(super) async fn answer(State(AdminServer { shared, snapshot, .. }): State<Ad
         "now_ms": unix_ms(SystemTime::now()),
         "release": env!("CARGO_PKG_VERSION"),
         "commit": COMMIT,
-        "term": shared.life.term,
+        "term": shared.life.term(),
         "snapshot_written_ms": snapshot.as_ref().map(|s| s.written_unix_ms()).filter(|&ms| ms > 0),
         "pools": pools.collect::<Vec<_>>(),
         "proxies": proxies.values().map(|proxy| proxy_row(proxy, &views)).collect::<Vec<_>>(),

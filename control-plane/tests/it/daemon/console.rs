@@ -2,13 +2,12 @@
 
 use std::path::Path;
 
-use control_plane::daemon::Daemon;
 use prost::Message;
 use proto::state::{self, proxy_message};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::harness::{FilterStream, daemon, get, get_json, until, write};
+use super::harness::{Daemon, FilterStream, daemon, get, get_json, until, write};
 use crate::json_schema::JsonSchema;
 
 const SECRET: &str = "heliotrope-armadillo";
