@@ -322,6 +322,8 @@ def engine_killed(kill: Callable[[int], None], reason: str) -> Outcome:
 def lead_again(number: signal.Signals, daemons: release.Daemons = release.DAEMONS) -> tuple[float, str, str]:
     """Signals the leading daemon. Returns the seconds until a daemon took the Lease, and the pods of the old and the new leader. They
     may be the same pod: the kubelet starts a daemon again within a second."""
+    # A Lease that was left behind has a holder that no longer exists, until it expires.
+    kube.wait_until("a daemon leads", lambda: daemons.leader() != "")
     old, holder = daemons.leader(), daemons.lease_holder()
     pid = processes.container_pid(old, daemons.namespace)
     began = time.time()
