@@ -167,14 +167,16 @@ class Install(ChartTest):
         machine.start("daemon", [processes.DAEMON, *arguments], environment)
 
         def read() -> dict[str, bool]:
-            """Whether the leading daemon has read the source of each discovered pool."""
+            """Whether the daemon leads, and has read the source of each discovered pool."""
             status, body = processes.get(machine.debug_port, "/debug/instances")
-            # A standby has no such page.
-            return {} if status != 200 else {one["pool"]: one["synced"] and not one["error"] for one in json.loads(body)["sources"]}
+            if status != 200:
+                return {}
+            read = {one["pool"]: one["synced"] and not one["error"] for one in json.loads(body)["sources"]}
+            return read | {"leads": json.loads(processes.get(machine.debug_port, "/debug/state")[1])["leads"]}
 
         try:
             # The pool of InferencePool `qwen-32b` has no source yet: nothing made that object.
-            processes.wait("the daemon leads and has read its sources", lambda: read().get("llama") and read().get("mistral"))
+            processes.wait("the daemon leads and has read its sources", lambda: all(map(read().get, ("leads", "llama", "mistral"))))
         except AssertionError as error:
             raise AssertionError(f"{error}\n{read()}\n{machine.log('daemon')}") from error
         lease = self.cluster.request("GET", "/apis/coordination.k8s.io/v1/namespaces/switchpoint/leases/sp-daemon")
