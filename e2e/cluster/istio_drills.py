@@ -22,13 +22,16 @@ CHART_RELEASE = "istio"
 PICKER = "switchpoint"
 # The order that the shipped files promise. A name stands for each filter whose name ends in it.
 WHOLE_ORDER = ("fault", "cors", "gunzip", PICKER, "header_to_metadata", "router")
+# Istio 1.31 makes a TrafficExtension of a WasmPlugin, and adds this to the filter's name.
+TRANSLATED = "~istio-translated-wasmplugin"
 PLUGIN_ORDER = ("gunzip", PICKER, "fault", "cors", "hold", "header_to_metadata", "router")
 
 
 def in_order(wanted: tuple[str, ...]) -> str:
     """Raises Failed if the gateway's filters are not in this order."""
     found = istio.filters()
-    places = [next((place for place, name in enumerate(found) if name.endswith(end)), None) for end in wanted]
+    names = [name.removesuffix(TRANSLATED) for name in found]
+    places = [next((place for place, name in enumerate(names) if name.endswith(end)), None) for end in wanted]
     if None in places or places != sorted(places, key=lambda place: place or 0):
         raise Failed(f"the filters are {found}, and should be in the order {wanted}")
     return f"filters {', '.join(found)}"
