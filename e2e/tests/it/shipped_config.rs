@@ -111,6 +111,32 @@ async fn a_client_cannot_order_retries() -> Result<()> {
     Ok(())
 }
 
+/// The line that samples the access log, which the shipped files have as a comment.
+fn commented_sampling(file: &str) -> Result<Value> {
+    let text = std::fs::read_to_string(root().join("envoy-config").join(file))?;
+    let mut lines = text.lines().filter_map(|line| line.trim().strip_prefix("# filter: "));
+    Ok(serde_saphyr::from_str(lines.next().ok_or("no line that samples the access log")?)?)
+}
+
+#[tokio::test]
+async fn a_sampled_access_log_still_has_every_failure() -> Result<()> {
+    let mut sampling = commented_sampling("standalone.yaml")?;
+    assert_eq!(sampling, commented_sampling("ext_proc.yaml")?);
+    *sampling.pointer_mut("/or_filter/filters/0/runtime_filter/percent_sampled/numerator").ok_or("no percentage")? = json!(0);
+    let sampled = move |config: &mut Value| {
+        let log = config.pointer_mut("/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/access_log/0");
+        log.expect("the access log")["filter"] = sampling.clone();
+    };
+    let stack = Stack::builder().servers(1).envoy_config(sampled).start().await?;
+    for (path, id, status) in [("/v1/models", "fine", 200), ("/unknown", "failed", 404)] {
+        let request = Request::get(path).header("x-request-id", id);
+        assert_eq!(stack.send(request.body(client::empty())?).await?.status, status, "{path}");
+    }
+    stack.envoy.access_log_of("failed", Duration::from_secs(10)).await?;
+    assert_eq!(stack.envoy.access_log().iter().filter(|line| line["request_id"] == "fine").count(), 0, "at 0 % no success is logged");
+    Ok(())
+}
+
 #[tokio::test]
 async fn replies_of_envoy_speak_the_language_of_the_api() -> Result<()> {
     let stack = Stack::start(1).await?;
