@@ -63,7 +63,7 @@ async fn http2_windows_carry_a_long_prompt_and_no_more_than_may_be_held() -> Res
 /// Size of the reply that an engine sends to a client that does not read, in MiB.
 const OFFERED_MIB: usize = 1_024;
 
-/// Most of it that Envoy may read: its own buffers (32 KiB downstream, 1 MiB upstream) and the
+/// Most of it that Envoy may read: its own buffers (64 KiB downstream, 1 MiB upstream) and the
 /// socket buffers (up to 4 MiB in Linux on each side when a client does not read).
 const HELD_BYTES_MAX: i64 = 16 << 20;
 
@@ -222,7 +222,7 @@ async fn connections_beyond_the_limit_are_closed_and_the_admin_page_is_not() -> 
 
 // === Bombs ===
 
-/// Most memory that any compressed bomb may add to Envoy, KiB. One read of 32 KiB inflates to 32
+/// Most memory that any compressed bomb may add to Envoy, KiB. One read of 64 KiB inflates to 44
 /// MiB at most, which Envoy's decompressor holds twice while it copies its output. The rest is the
 /// allocator's slack and the first request's own memory. The size of the bomb does not matter.
 pub(crate) const GROWTH_KIB_MAX: u64 = 100 << 10;

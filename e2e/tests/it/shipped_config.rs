@@ -250,8 +250,8 @@ fn overwrite_destination(config: &mut Value) {
 async fn compressed_requests_arrive_in_the_clear() -> Result<()> {
     use std::io::Write as _;
     let stack = Stack::start(1).await?;
-    // Very regular: a ratio of 1000:1, where Envoy's default limit is 100:1.
-    let text = json!({"model": "demo", "messages": [{"role": "user", "content": "a".repeat(2_000_000)}]}).to_string();
+    // Very regular: a ratio of 670:1, where Envoy's default limit is 100:1.
+    let text = json!({"model": "demo", "messages": [{"role": "user", "content": "words ".repeat(333_333)}]}).to_string();
     let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
     encoder.write_all(text.as_bytes())?;
     let gzip = encoder.finish()?;
@@ -263,5 +263,13 @@ async fn compressed_requests_arrive_in_the_clear() -> Result<()> {
     let names = echo["headers"].as_array().into_iter().flatten().filter_map(|pair| pair[0].as_str()).collect::<Vec<_>>();
     assert!(!names.contains(&"content-encoding"), "{names:?}");
     assert!(names.contains(&"x-gateway-destination-endpoint"), "picked: {names:?}");
+
+    // Envoy cuts off what inflates more; the rest is invalid JSON, which reaches no engine.
+    let text = json!({"model": "demo", "messages": [{"role": "user", "content": "a".repeat(2_000_000)}]}).to_string();
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+    encoder.write_all(text.as_bytes())?;
+    let request = Request::post("/v1/chat/completions").header("content-encoding", "gzip").header("x-echo", "1");
+    let reply = stack.send(request.body(client::full(encoder.finish()?))?).await?;
+    assert_eq!(reply.status, 400, "{}", reply.text());
     Ok(())
 }
