@@ -21,7 +21,11 @@ pub(crate) struct LoadRun {
     /// Open loop: requests/s that are sent whether or not earlier ones have been answered. `None`
     /// is a closed loop: each connection sends its next request when it has its answer.
     pub(crate) rate: Option<u32>,
-    /// Processes whose CPU time is counted.
+    /// HTTP/2 without TLS, in place of HTTP/1.1.
+    pub(crate) http2: bool,
+    /// The query of the path, with its `?`; the servers answer as it says.
+    pub(crate) query: &'static str,
+    /// Processes whose CPU time is counted: Envoy and the daemon.
     pub(crate) processes: [u32; 2],
     /// Additional headers, `name: value`.
     pub(crate) headers: &'static [&'static str],
@@ -36,13 +40,20 @@ pub(crate) struct LoadFigures {
     pub(crate) p99_us: f64,
     pub(crate) p999_us: f64,
     pub(crate) rps: f64,
-    /// CPU time of the processes per request.
+    /// CPU time of Envoy per request.
     pub(crate) cpu_us: f64,
+    /// CPU time of the daemon per request.
+    pub(crate) daemon_us: f64,
 }
 
 // === impl LoadRun ===
 
 impl LoadRun {
+    /// Each of `connections` sends its next request by HTTP/1.1 when it has its answer.
+    pub(crate) fn closed_loop(target: SocketAddr, bodies: PathBuf, connections: usize, seconds: u32, processes: [u32; 2]) -> Self {
+        Self { target, bodies, connections, seconds, rate: None, http2: false, query: "", processes, headers: &[] }
+    }
+
     /// Runs `oha`. With one connection, `oha` and the processes are pinned to one core: without
     /// that, wake-ups across cores move the median by more than the differences the bench looks
     /// for.
@@ -55,7 +66,7 @@ impl LoadRun {
             pin(process, &cores).await?;
         }
         let file = folder.join("oha.json");
-        let before = self.cpu_ns()?;
+        let before = self.cpu()?;
         let mut command = Command::new("taskset");
         command.args(["-c", &cores]).arg(root().join(".tools/bin/oha"));
         command.args(["--no-tui", "--output-format", "json", "-m", "POST", "-T", "application/json", "-o"]).arg(&file);
@@ -64,24 +75,32 @@ impl LoadRun {
         if let Some(rate) = self.rate {
             command.args(["-q", &rate.to_string(), "--latency-correction"]);
         }
-        let output = command.arg(format!("http://{}/v1/chat/completions", self.target)).output().await?;
-        let after = self.cpu_ns()?;
+        if self.http2 {
+            command.arg("--http2");
+        }
+        let output = command.arg(format!("http://{}/v1/chat/completions{}", self.target, self.query)).output().await?;
+        let after = self.cpu()?;
         if !output.status.success() {
             return Err(format!("oha failed: {}", String::from_utf8_lossy(&output.stderr)).into());
         }
-        LoadFigures::read(&std::fs::read(&file)?, after.saturating_sub(before))
+        LoadFigures::read(&std::fs::read(&file)?, [0, 1].map(|process| after[process].saturating_sub(before[process])))
     }
 
-    fn cpu_ns(&self) -> Result<u64> {
-        self.processes.iter().map(|process| cpu_ns(*process)).sum()
+    fn cpu(&self) -> Result<[u64; 2]> {
+        Ok([cpu_ns(self.processes[0])?, cpu_ns(self.processes[1])?])
     }
 }
 
 // === impl LoadFigures ===
 
 impl LoadFigures {
+    /// CPU time of Envoy and of the daemon per request.
+    pub(crate) fn sum_us(&self) -> f64 {
+        self.cpu_us + self.daemon_us
+    }
+
     #[expect(clippy::cast_precision_loss, reason = "counts of one run")]
-    fn read(report: &[u8], cpu_ns: u64) -> Result<Self> {
+    fn read(report: &[u8], [envoy_ns, daemon_ns]: [u64; 2]) -> Result<Self> {
         let report: Value = serde_json::from_slice(report)?;
         let number = |pointer: &str| report.pointer(pointer).and_then(Value::as_f64).ok_or(format!("oha's report has no {pointer}"));
         let count = |pointer: &str| {
@@ -100,7 +119,8 @@ impl LoadFigures {
             p99_us: 1e6 * number("/latencyPercentiles/p99")?,
             p999_us: 1e6 * number("/latencyPercentiles/p99.9")?,
             rps: number("/summary/requestsPerSec")?,
-            cpu_us: cpu_ns as f64 / 1e3 / ok as f64,
+            cpu_us: envoy_ns as f64 / 1e3 / ok as f64,
+            daemon_us: daemon_ns as f64 / 1e3 / ok as f64,
         })
     }
 }

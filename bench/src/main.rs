@@ -3,7 +3,8 @@
 //!
 //! | part | measures | file in `target/bench` |
 //! |---|---|---|
-//! | `overhead` | a request through plain Envoy, the filter and ext_proc; tail latency under open-loop load | `overhead.json` |
+//! | `overhead` | a request through the filter and ext_proc, beside a minimal Envoy and the shipped one without a picker | `overhead.json` |
+//! | `options` | what each filter and option of the shipped files costs by itself | `options.json` |
 //! | `streams` | a streamed chunk | `streams.json` |
 //! | `standing` | scraping, memory, time to start, time until a change takes effect | `standing.json` |
 //! | `steps` | where the CPU of a request and of a streamed chunk goes, from plain Envoy to the filter and to ext_proc | `steps.json`, `chunk-steps.json` |
@@ -11,9 +12,9 @@
 //! | `relay` | what many proxies cost one daemon | `relay.json` |
 //! | `engines` | how traffic spreads over engines of every kind, and over pools with broken engines | `engines.json` |
 //! | `quality` | routing in real time: our policy, llm-d's weights 2/2/3 and round robin | `quality-real.json` |
-//! | `page` | writes `docs/reference/performance.md`, with plots, from the results of the first four | |
+//! | `page` | copies the results of the first five to `docs/data` and prints `docs/reference/performance.md` from there | |
 //!
-//! Without a part, `bench` runs the first four and writes the page. CPU is the kernel scheduler's
+//! Without a part, `bench` runs the first five and writes the page. CPU is the kernel scheduler's
 //! clock of the processes, in nanoseconds. The model servers answer at once, so that only the proxy
 //! is measured.
 #![allow(clippy::print_stdout, reason = "this program talks to a person")]
@@ -29,6 +30,8 @@ use testbed::{Result, root};
 mod engines;
 mod go_on;
 mod load;
+mod minimal;
+mod options;
 mod overhead;
 mod page;
 mod predicting;
@@ -56,15 +59,9 @@ struct BenchArgs {
 /// How much to measure.
 #[derive(Debug, clap::Args)]
 struct Args {
-    /// Body sizes, bytes
-    #[arg(long, value_delimiter = ',', default_values_t = [1_000, 10_000, 100_000, 220_000, 400_000, 1_000_000])]
-    bodies: Vec<usize>,
-    /// Endpoints in the pool
-    #[arg(long, value_delimiter = ',', default_values_t = [10, 100, 1_000])]
-    endpoints: Vec<usize>,
-    /// Connections
-    #[arg(long, value_delimiter = ',', default_values_t = [1, 16, 64])]
-    connections: Vec<usize>,
+    /// Measure only the cases of the targets in `overhead`, and one load in `options`
+    #[arg(long)]
+    quick: bool,
     /// Rounds; each measures every variant once
     #[arg(long, default_value_t = 5)]
     rounds: usize,
@@ -78,8 +75,10 @@ struct Args {
 
 #[derive(Debug, Subcommand)]
 enum BenchPart {
-    /// A request: latency, CPU, requests/s, tails
+    /// A request: latency, CPU, requests/s, tails, beside two bases (18 minutes; --quick: 6)
     Overhead(Args),
+    /// Each filter and option of the shipped files: its cost by itself (14 minutes; --quick: 7)
+    Options(Args),
     /// A streamed chunk
     Streams(Args),
     /// Scraping, memory, start, changes
@@ -98,7 +97,7 @@ enum BenchPart {
     /// Our policy, 2/2/3 and round robin on simulated servers in real time: does the simulator's
     /// ranking hold? -> target/bench/quality-real.json
     Quality(quality::Args),
-    /// Write docs/reference/performance.md from the last results
+    /// Copy the last results to docs/data and print docs/reference/performance.md from there
     Page,
     /// Run the ext_proc server that decides nothing (the bench starts it)
     #[command(hide = true)]
@@ -124,6 +123,7 @@ async fn main() -> ExitCode {
     let BenchArgs { part, args } = BenchArgs::parse();
     let outcome = match &part {
         Some(BenchPart::Overhead(args)) => overhead::bench(args).await,
+        Some(BenchPart::Options(args)) => options::bench(args).await,
         Some(BenchPart::Streams(args)) => streams::bench(args).await,
         Some(BenchPart::Standing(args)) => standing::bench(args).await,
         Some(BenchPart::Steps(args)) => steps::bench(args).await,
@@ -147,6 +147,7 @@ async fn main() -> ExitCode {
 
 async fn all(args: &Args) -> Result<()> {
     overhead::bench(args).await?;
+    options::bench(args).await?;
     streams::bench(args).await?;
     standing::bench(args).await?;
     steps::bench(args).await?;
@@ -162,8 +163,9 @@ fn write_result(part: &str, rows: &[impl Serialize]) -> Result<()> {
     let version = String::from_utf8_lossy(&version.stdout);
     let envoy = version.split_once("version: ").and_then(|(_, rest)| rest.split('/').nth(1)).unwrap_or("unknown").to_owned();
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let date = std::process::Command::new("date").args(["-u", "+%F"]).output()?;
     let result = json!({
-        "host": std::env::consts::ARCH, "cores": cores, "envoy": envoy, "rows": rows,
+        "date": String::from_utf8_lossy(&date.stdout).trim(), "host": std::env::consts::ARCH, "cores": cores, "envoy": envoy, "rows": rows,
         // Over the last minute, the bench's own load included. A value far above the number of
         // cores means that other processes used the machine.
         "load_average": load.split(' ').next().and_then(|load| load.parse::<f64>().ok()),

@@ -1,10 +1,12 @@
-//! Measures the cost that a picker adds to a request: plain Envoy, the filter and ext_proc, one
-//! right after the other in every round.
+//! Measures what a picker costs beside two bases: a minimal Envoy, which is what users pay in all,
+//! and the shipped configuration without a picker, which is what the picker itself adds. All run
+//! one right after the other in every round.
 //!
-//! The order of the variants rotates from round to round, so that none is always first after the
-//! pause. The result is the median over the rounds of the difference to plain Envoy in the same
-//! round. The machine may be shared and noisy: the spread of the differences (interquartile range)
-//! says how much to trust them.
+//! The cases change one factor at a time around 10 KB and 100 KB: body, connections, HTTP version,
+//! workers, endpoints, pace of the engines. The order of the paths rotates from round to round, so
+//! that none is always first after the pause. The result is the median over the rounds of the
+//! difference to the base in the same round. The machine may be shared and noisy: the spread of the
+//! differences (interquartile range) says how much to trust them.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use testbed::Result;
 
 use crate::load::{LoadFigures, LoadRun};
-use crate::stats::{PairedDifference, median, quantile};
+use crate::stats::{PairedDifference, iqr, median};
 use crate::world::{BenchStack, RequestPath};
 use crate::{Args, predicting, write_result};
 
@@ -22,187 +24,268 @@ const ESCAPE_EVERY: usize = 55;
 /// Bodies that differ in their first bytes, so that most requests of a run share no prefix.
 const BODIES: usize = 64;
 
-/// Load of the tail measurement, relative to the requests/s that the slowest variant sustains.
+/// Load of the tail measurement, relative to the requests/s that the slowest path sustains.
 const TAIL_LOAD: f64 = 0.5;
 
-/// Number of endpoints for which everything is measured. Other numbers are measured with two body
-/// sizes only.
-pub(crate) const ENDPOINTS: usize = 100;
+/// Body sizes around which one factor at a time changes.
+pub(crate) const CENTRES: [usize; 2] = [10_000, 100_000];
 
-/// Body sizes measured with every number of endpoints and every number of connections.
-pub(crate) const BODIES_EVERYWHERE: [usize; 2] = [10_000, 220_000];
+/// All body sizes, and those of `--quick`.
+const SIZES: [usize; 6] = [1_000, 10_000, 100_000, 220_000, 400_000, 1_000_000];
+const QUICK_SIZES: [usize; 3] = [10_000, 100_000, 400_000];
+
+/// Endpoints and connections where these factors do not change.
+pub(crate) const ENDPOINTS: usize = 100;
+pub(crate) const CONNECTIONS: usize = 16;
+
+/// Connections where the number of workers changes, so that each worker has several.
+pub(crate) const MANY: usize = 64;
+pub(crate) const WORKERS: u32 = 4;
+
+/// The pace of a real engine: 20 events, each 10 ms after the one before it.
+const PACE: &str = "?chunks=20&every_ms=10";
 
 /// One row of the result file. Its fields are the columns of the published JSON table.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct OverheadRow {
     pub(crate) front: String,
+    /// The base of the differences and ratios in this row.
+    pub(crate) base: String,
+    #[serde(flatten)]
+    pub(crate) case: OverheadCase,
+    pub(crate) requests: u64,
+    pub(crate) errors: u64,
+    pub(crate) p50_us: f64,
+    pub(crate) p99_us: f64,
+    pub(crate) p999_us: f64,
+    /// CPU of Envoy; of Envoy and the daemon where the daemon picks (`ext_proc`).
+    pub(crate) cpu_us: f64,
+    /// CPU of the daemon. It scrapes all endpoints the whole time, so that few requests pay more
+    /// each.
+    pub(crate) daemon_us: f64,
+    pub(crate) rps: f64,
+    pub(crate) added_p50_us: f64,
+    pub(crate) added_p99_us: f64,
+    pub(crate) added_cpu_us: f64,
+    /// Spread of the added p50, p99 and CPU.
+    pub(crate) iqr_us: f64,
+    pub(crate) iqr_p99_us: f64,
+    pub(crate) iqr_cpu_us: f64,
+    pub(crate) p50_ratio: f64,
+    pub(crate) iqr_p50_ratio: f64,
+    pub(crate) cpu_ratio: f64,
+    pub(crate) iqr_cpu_ratio: f64,
+    pub(crate) rps_ratio: f64,
+    pub(crate) iqr_rps_ratio: f64,
+}
+
+/// One case to measure.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+pub(crate) struct OverheadCase {
     pub(crate) body_bytes: usize,
     pub(crate) escapes: bool,
     /// Whether picks use predicted latency; otherwise the default profile.
     pub(crate) predicting: bool,
     pub(crate) endpoints: usize,
     pub(crate) connections: usize,
-    pub(crate) requests: u64,
-    pub(crate) errors: u64,
-    pub(crate) p50_us: f64,
-    pub(crate) p99_us: f64,
-    pub(crate) cpu_us: f64,
-    pub(crate) rps: f64,
-    pub(crate) added_p50_us: f64,
-    pub(crate) added_p99_us: f64,
-    pub(crate) added_cpu_us: f64,
-    pub(crate) rps_ratio: f64,
-    pub(crate) iqr_rps_ratio: f64,
-    /// Spread of the added p50.
-    pub(crate) iqr_us: f64,
-    /// Spread of the added p99, and of the added CPU.
-    pub(crate) iqr_p99_us: f64,
-    pub(crate) iqr_cpu_us: f64,
+    /// Workers of Envoy.
+    pub(crate) workers: u32,
+    /// HTTP/2 from the client.
+    pub(crate) http2: bool,
+    /// The engines answer at the pace of a real one, otherwise at once.
+    pub(crate) paced: bool,
     /// Requests/s that are sent independently of earlier answers (open loop), else null.
     pub(crate) rate_rps: Option<u32>,
-    pub(crate) p999_us: f64,
-}
-
-/// One case to measure.
-#[derive(Clone, Copy, Debug)]
-struct OverheadCase {
-    endpoints: usize,
-    body_bytes: usize,
-    escapes: bool,
-    predicting: bool,
-    connections: usize,
-    rate: Option<u32>,
 }
 
 pub(crate) async fn bench(args: &Args) -> Result<()> {
     let mut rows = Vec::new();
-    for &endpoints in &args.endpoints {
-        let mut world = BenchStack::start(endpoints, 1, &args.daemon_argument).await?;
-        for case in cases(args, endpoints) {
-            let measured = measure(args, case, &mut world).await?;
-            let slowest = measured.iter().map(|row| row.rps).fold(f64::MAX, f64::min);
-            rows.extend(measured);
-            if tails(case) {
-                #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "some thousands")]
-                let rate = Some((slowest * TAIL_LOAD) as u32);
-                rows.extend(measure(args, OverheadCase { rate, connections: 64, ..case }, &mut world).await?);
-            }
-        }
-        world.stop().await?;
+    let cases = if args.quick { quick_cases() } else { cases() };
+    let mut left = cases.as_slice();
+    while let Some(first) = left.first() {
+        let stack = |case: &OverheadCase| (case.endpoints, case.workers, case.predicting);
+        let (same, rest) = left.split_at(left.iter().take_while(|case| stack(case) == stack(first)).count());
+        rows.extend(stack_rows(args, *first, same).await?);
+        left = rest;
     }
-    rows.extend(predicting(args).await?);
     write_result("overhead", &rows)
 }
 
-/// Measures with latency prediction on, in the pool where everything is measured.
-async fn predicting(args: &Args) -> Result<Vec<OverheadRow>> {
+/// Measures the cases of one stack, which is that of `first`.
+async fn stack_rows(args: &Args, first: OverheadCase, cases: &[OverheadCase]) -> Result<Vec<OverheadRow>> {
     let folder = tempfile::tempdir()?;
-    let mut world = predicting::world(ENDPOINTS, &args.daemon_argument, folder.path()).await?;
+    let mut world = if first.predicting {
+        predicting::world(first.endpoints, &args.daemon_argument, folder.path()).await?
+    } else {
+        BenchStack::start(first.endpoints, first.workers, &args.daemon_argument).await?
+    };
     let mut rows = Vec::new();
-    for body_bytes in BODIES_EVERYWHERE {
-        for connections in [1, 16] {
-            let case = OverheadCase { endpoints: ENDPOINTS, body_bytes, escapes: false, predicting: true, connections, rate: None };
-            rows.extend(measure(args, case, &mut world).await?);
+    for case in cases {
+        let measured = measure(args, *case, &mut world).await?;
+        let slowest = measured.iter().map(|row| row.rps).fold(f64::MAX, f64::min);
+        rows.extend(measured);
+        if !args.quick && OverheadCase::around(case.body_bytes) == *case && CENTRES.contains(&case.body_bytes) {
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "some thousands")]
+            let rate_rps = Some((slowest * TAIL_LOAD) as u32);
+            rows.extend(measure(args, OverheadCase { rate_rps, connections: MANY, ..*case }, &mut world).await?);
         }
     }
     world.stop().await?;
     Ok(rows)
 }
 
-/// The cases of one pool size: all body sizes at [`ENDPOINTS`], otherwise [`BODIES_EVERYWHERE`].
-/// Many connections and bodies with escapes are measured at [`ENDPOINTS`] only.
-fn cases(args: &Args, endpoints: usize) -> Vec<OverheadCase> {
-    let everything = endpoints == ENDPOINTS || args.endpoints.len() == 1;
-    let mut cases = Vec::new();
-    for &body_bytes in args.bodies.iter().filter(|bytes| everything || BODIES_EVERYWHERE.contains(bytes)) {
-        for escapes in [false, true].into_iter().filter(|escapes| everything || !escapes) {
-            for &connections in &args.connections {
-                let many = connections > 16;
-                if !many || (everything && !escapes && BODIES_EVERYWHERE.contains(&body_bytes)) {
-                    cases.push(OverheadCase { endpoints, body_bytes, escapes, predicting: false, connections, rate: None });
-                }
-            }
-        }
+/// The cases of a full run, those of one stack together.
+fn cases() -> Vec<OverheadCase> {
+    let centres = || CENTRES.into_iter().map(OverheadCase::around);
+    let one_or_many = |case: OverheadCase| [1, CONNECTIONS].map(|connections| OverheadCase { connections, ..case });
+    let mut cases: Vec<OverheadCase> = SIZES.into_iter().map(OverheadCase::around).flat_map(one_or_many).collect();
+    cases.extend(centres().map(|case| OverheadCase { connections: MANY, ..case }));
+    cases.extend(centres().map(|case| OverheadCase { http2: true, ..case }));
+    cases.extend(centres().map(|case| OverheadCase { connections: MANY, paced: true, ..case }));
+    cases.extend([400_000, 1_000_000].map(|bytes| OverheadCase { escapes: true, ..OverheadCase::around(bytes) }));
+    cases.extend(centres().map(|case| OverheadCase { workers: WORKERS, connections: MANY, ..case }));
+    for endpoints in [10, 1_000] {
+        cases.extend(one_or_many(OverheadCase { endpoints, ..OverheadCase::around(CENTRES[0]) }));
+        cases.push(OverheadCase { endpoints, ..OverheadCase::around(CENTRES[1]) });
     }
+    cases.extend(centres().map(|case| OverheadCase { predicting: true, ..case }).flat_map(one_or_many));
     cases
 }
 
-fn tails(case: OverheadCase) -> bool {
-    case.connections == 16 && case.endpoints == ENDPOINTS && !case.escapes && BODIES_EVERYWHERE.contains(&case.body_bytes)
+/// The cases of the page's targets, those of one stack together.
+fn quick_cases() -> Vec<OverheadCase> {
+    let one_or_many = |case: OverheadCase| [1, CONNECTIONS].map(|connections| OverheadCase { connections, ..case });
+    let mut cases: Vec<OverheadCase> = QUICK_SIZES.into_iter().map(OverheadCase::around).flat_map(one_or_many).collect();
+    let small = OverheadCase::around(CENTRES[0]);
+    cases.extend([1, WORKERS].map(|workers| OverheadCase { workers, connections: MANY, ..small }));
+    cases.extend([10, 1_000].map(|endpoints| OverheadCase { endpoints, connections: 1, ..small }));
+    cases
 }
 
 async fn measure(args: &Args, case: OverheadCase, world: &mut BenchStack) -> Result<Vec<OverheadRow>> {
     let bodies = write_bodies(case.body_bytes, case.escapes, world.folder.path())?;
-    let mut runs: [Vec<LoadFigures>; 3] = Default::default();
+    let mut runs: [Vec<LoadFigures>; RequestPath::ALL.len()] = Default::default();
     for round in 0..args.rounds {
         for turn in 0..RequestPath::ALL.len() {
             let at = (round + turn) % RequestPath::ALL.len();
-            let (target, processes) = (world.address(RequestPath::ALL[at]), world.processes(RequestPath::ALL[at]));
-            let (connections, seconds, rate) = (case.connections, args.seconds, case.rate);
-            let headers = if case.predicting { predicting::HEADERS } else { &[] };
-            let load = LoadRun { target, bodies: bodies.clone(), connections, seconds, rate, processes, headers };
-            runs[at].push(load.run(world.folder.path()).await?);
+            let path = RequestPath::ALL[at];
+            let closed = LoadRun::closed_loop(world.address(path), bodies.clone(), case.connections, args.seconds, world.processes(path));
+            let load = LoadRun {
+                rate: case.rate_rps,
+                http2: case.http2,
+                query: if case.paced { PACE } else { "" },
+                headers: if case.predicting { predicting::HEADERS } else { &[] },
+                ..closed
+            };
+            let mut figures = load.run(world.folder.path()).await?;
+            if path == RequestPath::ExtProc {
+                figures.cpu_us += figures.daemon_us;
+            }
+            runs[at].push(figures);
         }
     }
-    let rows: Vec<OverheadRow> = RequestPath::ALL.iter().zip(&runs).map(|(way, ours)| row(*way, case, ours, &runs[0])).collect();
-    for row in &rows[1..] {
-        println!("{}", said(row, &rows[0]));
+    let of = |path: RequestPath| -> &[LoadFigures] {
+        RequestPath::ALL.iter().zip(&runs).find(|(known, _)| **known == path).map_or(&[], |(_, runs)| runs.as_slice())
+    };
+    let mut rows = Vec::new();
+    for base in RequestPath::BASES {
+        for path in [base].into_iter().chain(RequestPath::PICKERS) {
+            rows.push(row(path, base, case, of(path), of(base)));
+        }
     }
+    rows.iter().filter(|row| row.front != RequestPath::Minimal.name()).for_each(|row| println!("{}", said(row)));
     Ok(rows)
 }
 
-fn row(way: RequestPath, case: OverheadCase, ours: &[LoadFigures], plain: &[LoadFigures]) -> OverheadRow {
-    let of = |figure: fn(&LoadFigures) -> f64, runs: &[LoadFigures]| runs.iter().map(figure).collect::<Vec<f64>>();
-    let added = |figure| PairedDifference::of(&of(figure, ours), &of(figure, plain));
+fn row(path: RequestPath, base: RequestPath, case: OverheadCase, ours: &[LoadFigures], plain: &[LoadFigures]) -> OverheadRow {
+    type Figure = fn(&LoadFigures) -> f64;
+    let of = |figure: Figure, runs: &[LoadFigures]| runs.iter().map(figure).collect::<Vec<f64>>();
+    let added = |figure: Figure| PairedDifference::of(&of(figure, ours), &of(figure, plain));
+    let ratios = |figure: Figure| ours.iter().zip(plain).map(|(ours, plain)| figure(ours) / figure(plain)).collect::<Vec<f64>>();
     let (p50, p99, cpu) = (added(|m| m.p50_us), added(|m| m.p99_us), added(|m| m.cpu_us));
-    let ratios: Vec<f64> = ours.iter().zip(plain).map(|(ours, plain)| ours.rps / plain.rps).collect();
+    let (p50_ratios, cpu_ratios, rps_ratios) = (ratios(|m| m.p50_us), ratios(|m| m.cpu_us), ratios(|m| m.rps));
     OverheadRow {
-        front: way.name().to_owned(),
-        body_bytes: case.body_bytes,
-        escapes: case.escapes,
-        predicting: case.predicting,
-        endpoints: case.endpoints,
-        connections: case.connections,
+        front: path.name().to_owned(),
+        base: base.base_name().to_owned(),
+        case,
         requests: ours.iter().map(|m| m.requests).sum(),
         errors: ours.iter().map(|m| m.errors).sum(),
         p50_us: median(&of(|m| m.p50_us, ours)),
         p99_us: median(&of(|m| m.p99_us, ours)),
         p999_us: median(&of(|m| m.p999_us, ours)),
         cpu_us: median(&of(|m| m.cpu_us, ours)),
+        daemon_us: median(&of(|m| m.daemon_us, ours)),
         rps: median(&of(|m| m.rps, ours)),
         added_p50_us: p50.median,
         added_p99_us: p99.median,
         added_cpu_us: cpu.median,
-        rps_ratio: median(&ratios),
-        iqr_rps_ratio: quantile(&ratios, 0.75) - quantile(&ratios, 0.25),
         iqr_us: p50.iqr,
         iqr_p99_us: p99.iqr,
         iqr_cpu_us: cpu.iqr,
-        rate_rps: case.rate,
+        p50_ratio: median(&p50_ratios),
+        iqr_p50_ratio: iqr(&p50_ratios),
+        cpu_ratio: median(&cpu_ratios),
+        iqr_cpu_ratio: iqr(&cpu_ratios),
+        rps_ratio: median(&rps_ratios),
+        iqr_rps_ratio: iqr(&rps_ratios),
     }
 }
 
-fn said(row: &OverheadRow, plain: &OverheadRow) -> String {
+fn said(row: &OverheadRow) -> String {
     format!(
-        "{:>8}{} {:>4} endpoints {:>7} B escapes {:<5} c={:<2} {:<11} p50 {:>7.1} + {:.1} ({:.1}) us  p99 + {:.0} ({:.0})  cpu {:>6.1} + {:.1} ({:.1})  req/s {:.0} %  errors {}",
+        "{:>8} / {:<7} {}: p50 {:>7.1} + {:.1} ({:.1}) us, {:.2} x  p99 + {:.0} ({:.0})  cpu {:>6.1} + {:.1} ({:.1}) us, {:.2} x  daemon {:.1}  req/s {:.0} %  errors {}",
         row.front,
-        if row.predicting { " predicting" } else { "" },
-        row.endpoints,
-        row.body_bytes,
-        row.escapes,
-        row.connections,
-        row.rate_rps.map_or_else(|| "closed loop".to_owned(), |rate| format!("{rate}/s")),
-        plain.p50_us,
+        row.base,
+        row.case.said(),
+        row.p50_us,
         row.added_p50_us,
         row.iqr_us,
+        row.p50_ratio,
         row.added_p99_us,
         row.iqr_p99_us,
-        plain.cpu_us,
+        row.cpu_us,
         row.added_cpu_us,
         row.iqr_cpu_us,
+        row.cpu_ratio,
+        row.daemon_us,
         100.0 * row.rps_ratio,
         row.errors,
     )
+}
+
+// === impl OverheadCase ===
+
+impl OverheadCase {
+    /// The case in which only the body differs from the centre.
+    pub(crate) fn around(body_bytes: usize) -> Self {
+        Self {
+            body_bytes,
+            escapes: false,
+            predicting: false,
+            endpoints: ENDPOINTS,
+            connections: CONNECTIONS,
+            workers: 1,
+            http2: false,
+            paced: false,
+            rate_rps: None,
+        }
+    }
+
+    /// How the case differs from the centre of its body size, in words; its connections always.
+    pub(crate) fn said(&self) -> String {
+        let load = self.rate_rps.map_or_else(|| format!("{} connections", self.connections), |rate| format!("open loop, {rate}/s"));
+        let differences = [
+            (self.http2, "HTTP/2".to_owned()),
+            (self.paced, "engines at pace".to_owned()),
+            (self.escapes, "escapes".to_owned()),
+            (self.predicting, "predicting".to_owned()),
+            (self.workers != 1, format!("{} workers", self.workers)),
+            (self.endpoints != ENDPOINTS, format!("{} endpoints", self.endpoints)),
+        ];
+        let differences = differences.into_iter().filter_map(|(differs, what)| differs.then_some(what));
+        let parts: Vec<String> = [format!("{} KB", self.body_bytes / 1_000), load].into_iter().chain(differences).collect();
+        parts.join(", ")
+    }
 }
 
 /// Writes chat requests of about `body_bytes` bytes to a file, one per line.
@@ -220,4 +303,58 @@ pub(crate) fn write_bodies(body_bytes: usize, escapes: bool, folder: &Path) -> R
         .collect();
     std::fs::write(&file, lines.join("\n"))?;
     Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_factor_changes_at_a_time() {
+        let factors = |case: OverheadCase| {
+            let centre = OverheadCase::around(case.body_bytes);
+            let several = case.workers != 1 || case.paced;
+            [
+                case.endpoints != centre.endpoints,
+                case.workers != centre.workers,
+                case.http2,
+                case.paced,
+                case.escapes,
+                case.predicting,
+                // One connection shows the latency of a lone request; paced engines and several
+                // workers need many.
+                case.connections != centre.connections && case.connections != 1 && !several,
+            ]
+            .into_iter()
+            .filter(|changed| *changed)
+            .count()
+        };
+        let cases = cases();
+        assert!(cases.iter().all(|case| factors(*case) <= 1), "{cases:#?}");
+        assert!(quick_cases().iter().all(|case| cases.contains(case)), "a quick run measures cases of the full one");
+        assert!(cases.iter().enumerate().all(|(at, case)| !cases[..at].contains(case)), "no case is measured twice");
+        for centre in CENTRES.map(OverheadCase::around) {
+            assert!(cases.contains(&centre) && quick_cases().contains(&centre));
+            for changed in [
+                OverheadCase { http2: true, ..centre },
+                OverheadCase { connections: 1, ..centre },
+                OverheadCase { connections: MANY, ..centre },
+                OverheadCase { connections: MANY, workers: WORKERS, ..centre },
+                OverheadCase { connections: MANY, paced: true, ..centre },
+            ] {
+                assert!(cases.contains(&changed), "{changed:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_compares_with_its_base_round_by_round() {
+        let figures = |cpu_us, rps| LoadFigures { requests: 1, p50_us: cpu_us, cpu_us, rps, ..LoadFigures::default() };
+        let (ours, plain) = ([figures(30.0, 5.0), figures(60.0, 2.0)], [figures(10.0, 10.0), figures(20.0, 4.0)]);
+        let found = row(RequestPath::Filter, RequestPath::Minimal, OverheadCase::around(1_000), &ours, &plain);
+        assert_eq!((found.front.as_str(), found.base.as_str()), ("filter", "minimal"));
+        assert!((found.cpu_ratio - 3.0).abs() < 1e-9 && (found.rps_ratio - 0.5).abs() < 1e-9, "{found:?}");
+        let text = serde_json::to_value(&found).unwrap();
+        assert_eq!((&text["body_bytes"], &text["workers"], &text["base"]), (&1_000.into(), &1.into(), &"minimal".into()));
+    }
 }

@@ -172,8 +172,7 @@ async fn live() -> Result<String> {
     let mut stack = builder.start().await?;
     let processes = [stack.envoy.process().id(), stack.daemon()?.process().id()];
     let bodies = overhead::write_bodies(LIVE_BODY_BYTES, false, folder.path())?;
-    let (connections, seconds) = (LIVE_CONNECTIONS, LIVE_SECONDS);
-    let load = LoadRun { target: stack.address(), bodies, connections, seconds, rate: None, processes, headers: &[] };
+    let load = LoadRun::closed_loop(stack.address(), bodies, LIVE_CONNECTIONS, LIVE_SECONDS, processes);
     let measured = load.run(folder.path()).await?;
     let (mut picks, mut sum_us, mut calm_us) = (0.0, 0.0, 0.0);
     for _ in 0..LIVE_ASKED {

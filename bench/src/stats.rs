@@ -17,7 +17,7 @@ impl PairedDifference {
     /// The differences `ours` - `theirs`, round by round.
     pub(crate) fn of(ours: &[f64], theirs: &[f64]) -> Self {
         let differences: Vec<f64> = ours.iter().zip(theirs).map(|(ours, theirs)| ours - theirs).collect();
-        Self { median: quantile(&differences, 0.5), iqr: quantile(&differences, 0.75) - quantile(&differences, 0.25) }
+        Self { median: quantile(&differences, 0.5), iqr: iqr(&differences) }
     }
 }
 
@@ -28,6 +28,11 @@ pub(crate) fn quantile(values: &[f64], share: f64) -> f64 {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "an index into the values")]
     let index = (values.len().saturating_sub(1) as f64 * share).round() as usize;
     values.get(index).copied().unwrap_or(f64::NAN)
+}
+
+/// The distance between the first and the third quartile.
+pub(crate) fn iqr(values: &[f64]) -> f64 {
+    quantile(values, 0.75) - quantile(values, 0.25)
 }
 
 pub(crate) fn median(values: &[f64]) -> f64 {

@@ -20,7 +20,7 @@ use crate::load::{LoadFigures, LoadRun};
 use crate::overhead::write_bodies;
 use crate::stats::{PairedDifference, median};
 use crate::streams::{self, StreamRunFigures};
-use crate::world::{ExtProcDaemon, add_ext_proc, add_plain, addresses, listeners, wait_until_asked};
+use crate::world::{ExtProcDaemon, add_ext_proc, add_shipped, addresses, listeners, wait_until_asked};
 use crate::{Args, go_on, sink, write_result};
 
 /// Compiled by `make bench` from `filter/examples/steps.rs`.
@@ -142,8 +142,7 @@ async fn requests(steps: &mut StepListeners, args: &Args, ladder: StepLadder, ca
         for turn in 0..ladder.len() {
             let at = (round + turn) % ladder.len();
             let (target, processes) = (steps.address(ladder[at].0), steps.processes(ladder[at].0));
-            let (bodies, seconds) = (bodies.clone(), args.seconds);
-            let load = LoadRun { target, bodies, connections, seconds, rate: None, processes, headers: &[] };
+            let load = LoadRun::closed_loop(target, bodies.clone(), connections, args.seconds, processes);
             runs[at].push(load.run(folder).await?);
         }
     }
@@ -154,12 +153,12 @@ fn compare(ladder: StepLadder, (body_bytes, connections): (usize, usize), runs: 
     let of = |figure: fn(&LoadFigures) -> f64, at: usize| runs[at].iter().map(figure).collect::<Vec<f64>>();
     let row = |at: usize| {
         let added = |figure| PairedDifference::of(&of(figure, at), &of(figure, at.saturating_sub(1)));
-        let (cpu, p50) = (added(|run| run.cpu_us), added(|run| run.p50_us));
+        let (cpu, p50) = (added(LoadFigures::sum_us), added(|run| run.p50_us));
         StepRow {
             step: ladder[at].1.to_owned(),
             body_bytes,
             connections,
-            cpu_us: median(&of(|run| run.cpu_us, at)),
+            cpu_us: median(&of(LoadFigures::sum_us, at)),
             added_cpu_us: cpu.median,
             iqr_us: cpu.iqr,
             p50_us: median(&of(|run| run.p50_us, at)),
@@ -210,7 +209,7 @@ impl StepListeners {
         let more = ExtraArgs { daemon: &args.daemon_argument, envoy: &["--concurrency", "1"] };
         let front = DaemonAndEnvoy::start(&endpoints, more, |config| {
             places.iter().try_for_each(|(step, port)| match step {
-                FilterStep::Plain => add_plain(config, port.address(), &endpoints),
+                FilterStep::Plain => add_shipped(config, port.address(), &endpoints, false),
                 FilterStep::GoesOn => add_ext_proc(config, "goes_on", port.address(), silent.number()),
                 FilterStep::ExtProc => add_ext_proc(config, "ext_proc", port.address(), asked.port()),
                 step => add(config, *step, port, &endpoints),

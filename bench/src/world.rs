@@ -1,9 +1,10 @@
-//! Three ways to the same servers through one Envoy: plain, with the filter, and with ext_proc.
+//! Four ways to the same servers: through a minimal Envoy, and through one Envoy with the shipped
+//! configuration without a picker, with the filter, and with ext_proc.
 //!
-//! All three are in one Envoy process, so that only the way differs. The listeners are the shipped
-//! ones, except that the plain one has no picker and balances by round robin. The ext_proc listener
-//! uses a daemon of its own: a proxy has the filter or ext_proc, not both, and the proxies of one
-//! daemon share state.
+//! The last three are in one Envoy process, so that only the way differs. The listeners are the
+//! shipped ones, except that the one without a picker balances by round robin, and Envoy's own
+//! `buffer` filter holds the body, as a picker does. The ext_proc listener uses a daemon of its
+//! own: a proxy has the filter or ext_proc, not both, and the proxies of one daemon share state.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -18,15 +19,22 @@ use testbed::ports::ReservedPort;
 use testbed::process::ChildProcess;
 use testbed::{Result, client, root, wait_for};
 
+use crate::minimal::MinimalEnvoy;
 use crate::sink;
 
 /// Longest time for a daemon to have state, and to end.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// The way a request takes through Envoy.
+/// Largest body that the listener without a picker holds: the body limit of the shipped file.
+const HELD_BYTES_MAX: u32 = 32 << 20;
+
+/// The way a request takes to the servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum RequestPath {
-    Plain,
+    /// An Envoy with one route, no access log and default buffers.
+    Minimal,
+    /// The shipped configuration, with Envoy's `buffer` filter in place of the picker.
+    Shipped,
     Filter,
     ExtProc,
 }
@@ -37,7 +45,8 @@ pub(crate) struct BenchStack {
     pub(crate) front: DaemonAndEnvoy,
     pub(crate) folder: TempDir,
     ext_proc_daemon: ExtProcDaemon,
-    plain: ReservedPort,
+    minimal: MinimalEnvoy,
+    shipped: ReservedPort,
     ext_proc: ReservedPort,
     _servers: ReservedPort,
     _sink: ChildProcess,
@@ -53,11 +62,22 @@ pub(crate) struct ExtProcDaemon {
 // === impl RequestPath ===
 
 impl RequestPath {
-    pub(crate) const ALL: [Self; 3] = [Self::Plain, Self::Filter, Self::ExtProc];
+    pub(crate) const ALL: [Self; 4] = [Self::Minimal, Self::Shipped, Self::Filter, Self::ExtProc];
+    /// The paths through the shipped configuration, first the one without a picker.
+    pub(crate) const SHIPPED: [Self; 3] = [Self::Shipped, Self::Filter, Self::ExtProc];
+    /// The bases of comparison for the pickers.
+    pub(crate) const BASES: [Self; 2] = [Self::Minimal, Self::Shipped];
+    pub(crate) const PICKERS: [Self; 2] = [Self::Filter, Self::ExtProc];
 
+    /// The `base` of the result files.
+    pub(crate) fn base_name(self) -> &'static str {
+        if self == Self::Minimal { "minimal" } else { "shipped" }
+    }
+
+    /// The `front` of the result files.
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Self::Plain => "plain",
+            Self::Minimal | Self::Shipped => "plain",
             Self::Filter => "filter",
             Self::ExtProc => "ext_proc",
         }
@@ -90,7 +110,7 @@ impl BenchStack {
         workers: u32,
         daemon: &[String],
     ) -> Result<Self> {
-        let (plain, ext_proc) = (ReservedPort::lease()?, ReservedPort::lease()?);
+        let (shipped, ext_proc) = (ReservedPort::lease()?, ReservedPort::lease()?);
         let folder = tempfile::tempdir()?;
         // One socket serves all endpoints: every address of 127.0.0.0/8 is this machine.
         let sink = sink::start(&[format!("0.0.0.0:{}", servers.number())], folder.path())?;
@@ -100,16 +120,18 @@ impl BenchStack {
         let more = ExtraArgs { daemon, envoy: &["--concurrency", &concurrency] };
         let front = DaemonAndEnvoy::start(told, more, |config| {
             add_ext_proc(config, "ext_proc", ext_proc.address(), asked.port())?;
-            add_plain(config, plain.address(), &addresses)
+            add_shipped(config, shipped.address(), &addresses, true)
         });
         let front = front.await?;
         wait_until_asked(ext_proc.address()).await?;
-        Ok(Self { front, folder, ext_proc_daemon: asked, plain, ext_proc, _servers: servers, _sink: sink })
+        let minimal = MinimalEnvoy::start(&addresses, workers, folder.path()).await?;
+        Ok(Self { front, folder, ext_proc_daemon: asked, minimal, shipped, ext_proc, _servers: servers, _sink: sink })
     }
 
     pub(crate) fn address(&self, way: RequestPath) -> SocketAddr {
         match way {
-            RequestPath::Plain => self.plain.address(),
+            RequestPath::Minimal => self.minimal.address(),
+            RequestPath::Shipped => self.shipped.address(),
             RequestPath::Filter => DaemonAndEnvoy::address(),
             RequestPath::ExtProc => self.ext_proc.address(),
         }
@@ -125,14 +147,16 @@ impl BenchStack {
     /// The processes whose CPU a request costs: Envoy, and the daemon of ext_proc or of the filter.
     pub(crate) fn processes(&mut self, way: RequestPath) -> [u32; 2] {
         let daemon = if way == RequestPath::ExtProc { self.ext_proc_daemon.id() } else { self.front.daemon().id() };
-        [self.front.envoy().id(), daemon]
+        let envoy = if way == RequestPath::Minimal { self.minimal.id() } else { self.front.envoy().id() };
+        [envoy, daemon]
     }
 
-    /// Ends Envoy and both daemons.
+    /// Ends both Envoys and both daemons.
     ///
     /// # Errors
     /// If a process does not end when signalled.
     pub(crate) async fn stop(self) -> Result<()> {
+        self.minimal.stop().await?;
         self.front.stop().await?;
         self.ext_proc_daemon.stop().await
     }
@@ -226,16 +250,19 @@ pub(crate) fn add_ext_proc(config: &mut EnvoyConfig, name: &str, address: Socket
     Ok(())
 }
 
+/// The endpoints of a static cluster.
+pub(crate) fn hosts(endpoints: &[String]) -> Vec<Value> {
+    let host = |endpoint: &String| {
+        let (host, port) = endpoint.split_once(':')?;
+        Some(json!({"endpoint": {"address": {"socket_address": {"address": host, "port_value": port.parse::<u16>().ok()?}}}}))
+    };
+    endpoints.iter().filter_map(host).collect()
+}
+
 /// Adds a listener as shipped but without the picker, which spreads requests over the same
-/// endpoints by round robin.
-pub(crate) fn add_plain(config: &mut EnvoyConfig, address: SocketAddr, endpoints: &[String]) -> Result<()> {
-    let hosts: Vec<Value> = endpoints
-        .iter()
-        .filter_map(|endpoint| {
-            let (host, port) = endpoint.split_once(':')?;
-            Some(json!({"endpoint": {"address": {"socket_address": {"address": host, "port_value": port.parse::<u16>().ok()?}}}}))
-        })
-        .collect();
+/// endpoints by round robin. If `held`, Envoy awaits the whole body, as a picker does.
+pub(crate) fn add_shipped(config: &mut EnvoyConfig, address: SocketAddr, endpoints: &[String], held: bool) -> Result<()> {
+    let hosts = hosts(endpoints);
     let clusters = clusters(config)?;
     let mut cluster = clusters.first().cloned().ok_or("the config has no cluster")?;
     let fields = cluster.as_object_mut().ok_or("a cluster is an object")?;
@@ -254,6 +281,13 @@ pub(crate) fn add_plain(config: &mut EnvoyConfig, address: SocketAddr, endpoints
     routes.iter_mut().for_each(|route| route["route"]["cluster"] = "plain".into());
     let filters = hcm["http_filters"].as_array_mut().ok_or("no HTTP filters")?;
     filters.retain(|filter| filter["name"] != "switchpoint" && filter["name"] != "header_to_metadata");
+    if held {
+        let buffer = json!({"name": "buffer", "typed_config": {
+            "@type": "type.googleapis.com/envoy.extensions.filters.http.buffer.v3.Buffer",
+            "max_request_bytes": HELD_BYTES_MAX,
+        }});
+        filters.insert(filters.len().saturating_sub(1), buffer);
+    }
     listeners(config)?.push(listener);
     Ok(())
 }

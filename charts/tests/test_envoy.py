@@ -99,6 +99,14 @@ class SameAsShipped(ChartTest):
         self.assertEqual(tls, mtls["transport_socket"])
         self.same(rendered, expected)
 
+    def test_sampled_access_log(self) -> None:
+        found = helm.objects("--set", "gateway.accessLogPercent=10", values=values("defaults.yaml"))
+        [config] = helm.read_yaml(found["ConfigMap", helm.NAMESPACE, "sp-gateway"]["data"]["envoy.yaml"])
+        manager = config["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+        commented = next(line for line in (CONFIG / "standalone.yaml").read_text().splitlines() if line.strip().startswith("# filter:"))
+        [expected] = helm.read_yaml(commented.strip().removeprefix("# "))
+        self.assertEqual(manager["access_log"][0]["filter"], expected["filter"])
+
     def test_istio(self) -> None:
         pairs = [
             ("inference-pool-default", "inference-pool"), ('"inference-default"', '"inference"'), ("inference-realtime-default", "inference-realtime"),

@@ -158,6 +158,17 @@ load_assignment:
 {{- toYaml $clusters -}}
 {{- end -}}
 
+{{- /* The filter of an access log that has all failures and some of the other requests, as in a comment of standalone.yaml. */ -}}
+{{- define "switchpoint.sampledLog" -}}
+or_filter:
+  filters:
+  - runtime_filter:
+      runtime_key: switchpoint.access_log_percent
+      percent_sampled: {numerator: {{ .Values.gateway.accessLogPercent }}}
+  - status_code_filter:
+      comparison: {op: GE, value: {default_value: 400, runtime_key: switchpoint.access_log_status}}
+{{- end -}}
+
 {{- /* The whole configuration of the gateway. */ -}}
 {{- define "switchpoint.gatewayConfig" -}}
 {{- include "switchpoint.checkPools" . -}}
@@ -168,6 +179,9 @@ load_assignment:
 {{- $manager := (first (first $listener.filter_chains).filters).typed_config -}}
 {{- $_ := set $manager "http_filters" (include "switchpoint.httpFilters" (list . $manager.http_filters "/switchpoint.wasm") | fromYamlArray) -}}
 {{- $_ := set $manager.route_config "virtual_hosts" (include "switchpoint.virtualHosts" (list . (first $manager.route_config.virtual_hosts)) | fromYamlArray) -}}
+{{- if lt (int .Values.gateway.accessLogPercent) 100 -}}
+{{- $_ := set (first $manager.access_log) "filter" (include "switchpoint.sampledLog" . | fromYaml) -}}
+{{- end -}}
 {{- /* `hosts` of pools have no ports. */ -}}
 {{- $_ := set $manager.route_config "ignore_port_in_host_matching" true -}}
 {{- $_ := set $config.static_resources "listeners" (list $listener (include "switchpoint.metricsListener" . | fromYaml)) -}}

@@ -234,7 +234,7 @@ fn bare(local: &LocalPorts) -> Value {
         "listeners": [{
             "name": "default/inference/http",
             "address": address(local.listener),
-            "per_connection_buffer_limit_bytes": 32_768,
+            "per_connection_buffer_limit_bytes": 65_536,
             "default_filter_chain": {"filters": [{
                 "name": "envoy.filters.network.http_connection_manager",
                 "typed_config": connection_manager,

@@ -40,7 +40,7 @@ async fn every_early_failure_goes_to_the_next_of_the_list() -> Result<()> {
         assert_eq!(seen["status"], 200, "{mode:?}: {seen}");
         assert_eq!(seen["line"]["attempts"], 2, "{mode:?}: {seen}");
         assert_eq!(seen["by"], list[1], "{mode:?}: the second of the list serves: {seen}");
-        assert_eq!(seen["line"]["served"], list[1], "{mode:?}");
+        assert_eq!(seen["line"]["endpoint"], list[1], "{mode:?}");
     }
     Ok(())
 }

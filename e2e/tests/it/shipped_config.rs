@@ -111,6 +111,32 @@ async fn a_client_cannot_order_retries() -> Result<()> {
     Ok(())
 }
 
+/// The line that samples the access log, which the shipped files have as a comment.
+fn commented_sampling(file: &str) -> Result<Value> {
+    let text = std::fs::read_to_string(root().join("envoy-config").join(file))?;
+    let mut lines = text.lines().filter_map(|line| line.trim().strip_prefix("# filter: "));
+    Ok(serde_saphyr::from_str(lines.next().ok_or("no line that samples the access log")?)?)
+}
+
+#[tokio::test]
+async fn a_sampled_access_log_still_has_every_failure() -> Result<()> {
+    let mut sampling = commented_sampling("standalone.yaml")?;
+    assert_eq!(sampling, commented_sampling("ext_proc.yaml")?);
+    *sampling.pointer_mut("/or_filter/filters/0/runtime_filter/percent_sampled/numerator").ok_or("no percentage")? = json!(0);
+    let sampled = move |config: &mut Value| {
+        let log = config.pointer_mut("/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/access_log/0");
+        log.expect("the access log")["filter"] = sampling.clone();
+    };
+    let stack = Stack::builder().servers(1).envoy_config(sampled).start().await?;
+    for (path, id, status) in [("/v1/models", "fine", 200), ("/unknown", "failed", 404)] {
+        let request = Request::get(path).header("x-request-id", id);
+        assert_eq!(stack.send(request.body(client::empty())?).await?.status, status, "{path}");
+    }
+    stack.envoy.access_log_of("failed", Duration::from_secs(10)).await?;
+    assert_eq!(stack.envoy.access_log().iter().filter(|line| line["request_id"] == "fine").count(), 0, "at 0 % no success is logged");
+    Ok(())
+}
+
 #[tokio::test]
 async fn replies_of_envoy_speak_the_language_of_the_api() -> Result<()> {
     let stack = Stack::start(1).await?;
@@ -224,8 +250,8 @@ fn overwrite_destination(config: &mut Value) {
 async fn compressed_requests_arrive_in_the_clear() -> Result<()> {
     use std::io::Write as _;
     let stack = Stack::start(1).await?;
-    // Very regular: a ratio of 1000:1, where Envoy's default limit is 100:1.
-    let text = json!({"model": "demo", "messages": [{"role": "user", "content": "a".repeat(2_000_000)}]}).to_string();
+    // Very regular: a ratio of 670:1, where Envoy's default limit is 100:1.
+    let text = json!({"model": "demo", "messages": [{"role": "user", "content": "words ".repeat(333_333)}]}).to_string();
     let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
     encoder.write_all(text.as_bytes())?;
     let gzip = encoder.finish()?;
@@ -237,5 +263,13 @@ async fn compressed_requests_arrive_in_the_clear() -> Result<()> {
     let names = echo["headers"].as_array().into_iter().flatten().filter_map(|pair| pair[0].as_str()).collect::<Vec<_>>();
     assert!(!names.contains(&"content-encoding"), "{names:?}");
     assert!(names.contains(&"x-gateway-destination-endpoint"), "picked: {names:?}");
+
+    // Envoy cuts off what inflates more; the rest is invalid JSON, which reaches no engine.
+    let text = json!({"model": "demo", "messages": [{"role": "user", "content": "a".repeat(2_000_000)}]}).to_string();
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+    encoder.write_all(text.as_bytes())?;
+    let request = Request::post("/v1/chat/completions").header("content-encoding", "gzip").header("x-echo", "1");
+    let reply = stack.send(request.body(client::full(encoder.finish()?))?).await?;
+    assert_eq!(reply.status, 400, "{}", reply.text());
     Ok(())
 }

@@ -46,7 +46,7 @@ async fn a_request_is_picked_and_served() -> Result<()> {
 
     let line = stack.envoy.access_log_of("spine-1", EFFECT_LIMIT).await?;
     assert_eq!(line["destination"], destination[0]);
-    assert_eq!((&line["served"], &line["attempts"]), (&json!(by), &json!(1)));
+    assert_eq!((&line["endpoint"], &line["attempts"]), (&json!(by), &json!(1)));
     assert_eq!((&line["pool"], &line["status"]), (&json!("default"), &json!(200)));
     assert_eq!(line["drop_reason"], Value::Null);
     Ok(())

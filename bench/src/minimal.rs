@@ -1,0 +1,89 @@
+//! The least that an Envoy needs to pass requests on: one listener, one route, one cluster. It has
+//! no access log, Envoy's default buffers and limits, and no other filter than the router.
+//!
+//! It runs in a process of its own, so that no other part of our configuration affects it.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use testbed::envoy::EnvoyProcess;
+use testbed::ports::ReservedPort;
+use testbed::process::ChildProcess;
+use testbed::{Result, client, wait_for};
+
+use crate::world::hosts;
+
+/// Longest time to start, and to stop.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// The running process.
+#[derive(Debug)]
+pub(crate) struct MinimalEnvoy {
+    process: ChildProcess,
+    port: ReservedPort,
+}
+
+// === impl MinimalEnvoy ===
+
+impl MinimalEnvoy {
+    /// Starts it with this many workers, in front of `endpoints` by round robin.
+    ///
+    /// # Errors
+    /// If it does not start.
+    pub(crate) async fn start(endpoints: &[String], workers: u32, folder: &Path) -> Result<Self> {
+        let (port, file) = (ReservedPort::lease()?, folder.join("minimal-envoy.json"));
+        std::fs::write(&file, config(port.number(), endpoints).to_string())?;
+        let mut command = Command::new(EnvoyProcess::binary());
+        command.args(["--disable-hot-restart", "--log-level", "warn", "--concurrency", &workers.to_string(), "-c"]).arg(&file);
+        let process = ChildProcess::spawn("minimal-envoy", &mut command, folder)?;
+        let answers = || async { (client::get(port.address(), "/health").await.ok()?.status == 200).then_some(()) };
+        wait_for(LIMIT, "the minimal Envoy", answers).await?;
+        Ok(Self { process, port })
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.port.address()
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Ends it.
+    ///
+    /// # Errors
+    /// If it does not end when signalled.
+    pub(crate) async fn stop(mut self) -> Result<()> {
+        self.process.stop(LIMIT).await.map(drop)
+    }
+}
+
+fn config(port: u16, endpoints: &[String]) -> Value {
+    let connection_manager = json!({
+        "@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        "stat_prefix": "ingress",
+        "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [
+            {"match": {"prefix": "/"}, "route": {"cluster": "servers"}},
+        ]}]},
+        "http_filters": [{
+            "name": "envoy.filters.http.router",
+            "typed_config": {"@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"},
+        }],
+    });
+    json!({"static_resources": {
+        "listeners": [{
+            "name": "ingress",
+            "address": {"socket_address": {"address": "127.0.0.1", "port_value": port}},
+            "filter_chains": [{"filters": [
+                {"name": "envoy.filters.network.http_connection_manager", "typed_config": connection_manager},
+            ]}],
+        }],
+        "clusters": [{
+            "name": "servers", "type": "STATIC", "lb_policy": "ROUND_ROBIN",
+            "load_assignment": {"cluster_name": "servers", "endpoints": [{"lb_endpoints": hosts(endpoints)}]},
+        }],
+    }})
+}

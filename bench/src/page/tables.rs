@@ -1,0 +1,144 @@
+//! The tables of the page.
+
+use std::fmt::Write as _;
+
+use testbed::Result;
+
+use super::BenchResults;
+use crate::overhead::{CONNECTIONS, OverheadCase, OverheadRow};
+use crate::world::RequestPath;
+use crate::{options, steps};
+
+/// Body sizes of the table that has both bases side by side.
+const SIZES: [usize; 6] = [1_000, 10_000, 100_000, 220_000, 400_000, 1_000_000];
+
+/// A difference with its spread.
+fn spread(value: f64, iqr: f64) -> String {
+    let note = if value.abs() <= iqr { ", noise" } else { "" };
+    format!("{value:.0} ({iqr:.0}{note})")
+}
+
+/// CPU per request of the minimal Envoy, of the shipped one without a picker, and of both pickers.
+pub(super) fn bases(measured: &BenchResults) -> Result<String> {
+    let mut text = String::from(
+        "| body, KB | connections | minimal Envoy | shipped, no picker | filter | ext_proc | filter over shipped | filter / minimal | p50: filter / minimal |\n\
+         |---|---|---|---|---|---|---|---|---|\n",
+    );
+    for body_bytes in SIZES {
+        for connections in [1, CONNECTIONS] {
+            let case = OverheadCase { connections, ..OverheadCase::around(body_bytes) };
+            let of = |path, base| measured.request(path, base, case);
+            let (Some(minimal), Some(shipped), Some(filter), Some(ext_proc), Some(over)) = (
+                of(RequestPath::Minimal, RequestPath::Minimal),
+                of(RequestPath::Shipped, RequestPath::Shipped),
+                of(RequestPath::Filter, RequestPath::Minimal),
+                of(RequestPath::ExtProc, RequestPath::Minimal),
+                of(RequestPath::Filter, RequestPath::Shipped),
+            ) else {
+                continue;
+            };
+            let cpu = [minimal, shipped, filter, ext_proc].map(|row| format!("{:.0}", row.cpu_us)).join(" | ");
+            let ratios =
+                format!("{:.2} ({:.2}) | {:.2} ({:.2})", filter.cpu_ratio, filter.iqr_cpu_ratio, filter.p50_ratio, filter.iqr_p50_ratio);
+            let added = spread(over.added_cpu_us, over.iqr_cpu_us);
+            writeln!(text, "| {} | {connections} | {cpu} | {added} | {ratios} |", body_bytes / 1_000)?;
+        }
+    }
+    Ok(text)
+}
+
+/// All cases, compared with one base.
+pub(super) fn requests(measured: &BenchResults, base: RequestPath) -> Result<String> {
+    let mut text = String::from(
+        "| way | case | p50 of the base, µs | added p50 | added p99 | CPU of the base, µs | added CPU | daemon | req/s of the base | errors |\n\
+         |---|---|---|---|---|---|---|---|---|---|\n",
+    );
+    let rows = || measured.overhead.rows.iter().filter(|row| row.base == base.base_name());
+    for row in rows().filter(|row| row.front != base.name()) {
+        let OverheadRow { front, case, daemon_us, errors, .. } = row;
+        let plain = measured.request(base, base, *case);
+        writeln!(
+            text,
+            "| {front} | {} | {:.0} | {} | {} | {:.0} | {} | {daemon_us:.0} | {:.0} % | {errors} |",
+            case.said(),
+            plain.map_or(f64::NAN, |plain| plain.p50_us),
+            spread(row.added_p50_us, row.iqr_us),
+            spread(row.added_p99_us, row.iqr_p99_us),
+            plain.map_or(f64::NAN, |plain| plain.cpu_us),
+            spread(row.added_cpu_us, row.iqr_cpu_us),
+            100.0 * row.rps_ratio,
+        )?;
+    }
+    Ok(text)
+}
+
+/// Each option of the shipped files, one line for each value that it is compared with.
+pub(super) fn options(measured: &BenchResults) -> Result<String> {
+    let rows = &measured.options.rows;
+    let mut cases: Vec<(usize, usize)> = Vec::new();
+    for row in rows {
+        if !cases.contains(&(row.body_bytes, row.connections)) {
+            cases.push((row.body_bytes, row.connections));
+        }
+    }
+    let head = |(bytes, connections): &(usize, usize)| format!(" {} KB, c={connections} |", bytes / 1_000);
+    let mut text = format!("| option | instead |{}\n", cases.iter().map(head).collect::<String>());
+    writeln!(text, "|---|---|{}", "---|".repeat(cases.len()))?;
+    let mut printed: Vec<(&str, &str)> = Vec::new();
+    for options::OptionRow { option, instead, .. } in rows {
+        if printed.contains(&(option.as_str(), instead.as_str())) {
+            continue;
+        }
+        printed.push((option, instead));
+        let same = |row: &&options::OptionRow| row.option == *option && row.instead == *instead;
+        let cell = |case: &(usize, usize)| {
+            let row = rows.iter().filter(same).find(|row| (row.body_bytes, row.connections) == *case);
+            format!(" {} |", row.map_or_else(|| "-".to_owned(), |row| spread(row.cost_cpu_us, row.iqr_cpu_us)))
+        };
+        writeln!(text, "| {option} | {instead} |{}", cases.iter().map(cell).collect::<String>())?;
+    }
+    Ok(text)
+}
+
+pub(super) fn chunks(measured: &BenchResults) -> Result<String> {
+    let mut text = String::from("| way | chunks/s | CPU per chunk µs | added (spread) |\n|---|---|---|---|\n");
+    for row in &measured.streams.rows {
+        writeln!(text, "| {} | {:.0} | {:.2} | {:.2} ({:.2}) |", row.front, row.chunks_per_s, row.cpu_us, row.added_cpu_us, row.iqr_us)?;
+    }
+    Ok(text)
+}
+
+pub(super) fn standing(measured: &BenchResults) -> Result<String> {
+    let mut text = String::from("| what | median | worst |\n|---|---|---|\n");
+    for row in &measured.standing.rows {
+        let worst = row.worst.map(|worst| format!("{worst:.3} {}", row.unit)).unwrap_or_default();
+        writeln!(text, "| {} | {:.3} {} | {worst} |", row.what, row.value, row.unit)?;
+    }
+    Ok(text)
+}
+
+pub(super) fn steps(measured: &BenchResults) -> Result<String> {
+    let mut text = String::from(
+        "| body, KB | connections | step | CPU per request µs | added (spread) | p50 µs | added (spread) |\n\
+         |---|---|---|---|---|---|---|\n",
+    );
+    for row in &measured.steps.rows {
+        let steps::StepRow { step, body_bytes, connections, cpu_us, added_cpu_us, iqr_us, p50_us, added_p50_us, iqr_p50_us } = row;
+        let kb = body_bytes / 1000;
+        let (cpu, p50) =
+            (format!("{cpu_us:.0} | {added_cpu_us:.1} ({iqr_us:.1})"), format!("{p50_us:.0} | {added_p50_us:.1} ({iqr_p50_us:.1})"));
+        writeln!(text, "| {kb} | {connections} | {step} | {cpu} | {p50} |")?;
+    }
+    Ok(text)
+}
+
+pub(super) fn chunk_steps(measured: &BenchResults) -> Result<String> {
+    let mut text = String::from(
+        "| step | workers, µs per chunk | added (spread) | rest of Envoy | daemon |\n\
+         |---|---|---|---|---|\n",
+    );
+    for steps::ChunkRow { step, cpu_us: [workers, rest, daemon], added_us, iqr_us } in &measured.chunk_steps.rows {
+        writeln!(text, "| {step} | {workers:.1} | {added_us:.1} ({iqr_us:.1}) | {rest:.1} | {daemon:.1} |")?;
+    }
+    Ok(text)
+}
