@@ -23,6 +23,7 @@ use crate::pool::objects::{ObjectsSource, PoolName};
 use crate::pool::pools_file::PoolSource;
 use crate::pool::startup::{PoolTask, ScrapeSettings};
 use crate::pool::watched::{EndpointSource, WatchedComponents};
+use crate::scaling;
 use crate::scrape::{EndpointTls, ScrapeIntervals};
 use crate::serve::admin::AdminServer;
 use crate::serve::eds::{self, EdsServer};
@@ -30,6 +31,7 @@ use crate::serve::exposure;
 use crate::serve::ext_proc;
 use crate::serve::listen::{IncomingConnections, ListenerName, TlsFiles, identify, raise_descriptors};
 use crate::serve::monitoring::{MonitoringServer, ended, open, server};
+use crate::serve::scaler::ScalerListener;
 use crate::serve::state_stream::{self, StateServer};
 use crate::shutdown::{self, Shutdown};
 use crate::state::shared::{DaemonState, ScraperHandle};
@@ -101,6 +103,8 @@ pub struct Daemon {
     pub ext_proc_address: Option<SocketAddr>,
     /// The address of the health service, if there is one.
     pub health_address: Option<SocketAddr>,
+    /// The address of the scaler, if there is one.
+    pub scaler_address: Option<SocketAddr>,
     /// The state that the daemon's tasks share.
     pub shared: Arc<DaemonState>,
     tasks: JoinSet<&'static str>,
@@ -159,7 +163,7 @@ impl Daemon {
 
     async fn of(following: StandbyDaemon) -> Result<Self, FatalError> {
         let StandbyDaemon { args, pools: followed, monitoring, mut tasks, trigger, shutdown } = following;
-        let ServeArgs { snapshot_file, listen_state, ext_proc, scrape, latency, state_tls, model_servers_speak, .. } = args;
+        let ServeArgs { snapshot_file, listen_state, ext_proc, scrape, latency, state_tls, model_servers_speak, scaling, .. } = args;
         let snapshot = snapshot_file.map(|path| Arc::new(SnapshotFile::new(path)));
         let before = snapshot.as_ref().and_then(|file| file.load());
         let life = DaemonTerm::after(before.as_ref());
@@ -181,7 +185,9 @@ impl Daemon {
 
         let state = open(ListenerName::State, listen_state, state_files(state_tls), &shutdown).await?;
         let ext_proc = ext_proc::ExtProcListener::open(ext_proc, &shutdown).await?;
+        let scaler = ScalerListener::open(scaling.listen_scaler, &shutdown).await?;
         let state_address = state.address();
+        let scaler_address = scaler.as_ref().map(ScalerListener::address);
         let ext_proc_address = ext_proc.as_ref().map(ext_proc::ExtProcListener::address);
         if let Some(file) = &snapshot {
             let first = SavedState::of(&shared, &shared.pools.borrow(), &before.map(|saved| saved.pools).unwrap_or_default());
@@ -196,6 +202,10 @@ impl Daemon {
             pool.spawn(&mut tasks, &shared, &shutdown);
         }
         latency::spawn(&mut tasks, &shared, learning, &shutdown);
+        let signals = scaling::spawn(&mut tasks, &shared, scaling.goal(), &shutdown);
+        if let Some(scaler) = scaler {
+            scaler.spawn(&mut tasks, &shared, signals, &shutdown);
+        }
         let health = monitoring.health.clone();
         if let Some(listener) = ext_proc {
             listener.spawn(&mut tasks, &shared, health, &shutdown);
@@ -211,7 +221,7 @@ impl Daemon {
         let MonitoringServer { admin_address, metrics_address, health_address, .. } = monitoring;
         let shown = ext_proc_address.map(tracing::field::display);
         tracing::info!(state = %state_address, admin = %admin_address, ext_proc = shown, term = shared.life.term, pools = ?shared.pool_names, "serving");
-        Ok(Self { state_address, admin_address, metrics_address, ext_proc_address, health_address, shared, tasks, trigger })
+        Ok(Self { state_address, admin_address, metrics_address, ext_proc_address, health_address, scaler_address, shared, tasks, trigger })
     }
 
     /// Waits until a task ends and returns the name of the task. No task should end before

@@ -49,6 +49,7 @@ mod local_state;
 pub use local_state::{AdapterRoom, LocalState};
 mod predictions;
 pub use predictions::{EndpointPrediction, Headroom};
+pub mod scaling;
 mod candidates;
 pub use candidates::Candidates;
 mod decision;

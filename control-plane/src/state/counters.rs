@@ -15,6 +15,9 @@ use tokio::time::Instant;
 
 use crate::state::peer::{Origin, ProxyProcess};
 
+mod arrivals;
+pub use arrivals::{EndedRequests, PoolArrivals};
+
 mod totals;
 pub use totals::{CounterTotals, EndpointTotals, MODELS_MAX, ModelTotals, OTHER, TotalsHistogram, TotalsLabel};
 
@@ -64,6 +67,8 @@ pub struct CounterStore {
     all: VmUsage,
     /// Merged totals of retired VMs, by pool.
     retired: BTreeMap<String, CounterTotals>,
+    /// What arrived since the last [`CounterStore::take_arrivals`], by pool.
+    arrivals: BTreeMap<String, PoolArrivals>,
 }
 
 /// Number and memory of VMs.
@@ -126,7 +131,11 @@ impl CounterStore {
     }
 
     fn take(&mut self, key: VmKey, origin: &Origin, totals: CounterTotals, now: Instant) -> Vec<EndpointRef> {
-        let before = self.remove(&key).unwrap_or_default();
+        let before = self.remove(&key);
+        if let Some(before) = &before {
+            self.arrivals.entry(key.pool.clone()).or_default().add(before, &totals);
+        }
+        let before = before.unwrap_or_default();
         let more = |id: &(Generation, Slot), now: &EndpointTotals| {
             now.requests > 0 || now.picked > before.endpoints.get(id).map_or(0, |b| b.picked)
         };
@@ -154,6 +163,11 @@ impl CounterStore {
             totals.add(&vm.totals, now.saturating_duration_since(vm.updated_at) < OUTSTANDING_FRESH);
         }
         totals
+    }
+
+    /// What arrived in a pool since the last call. There is one caller for each pool.
+    pub fn take_arrivals(&mut self, pool: &str) -> PoolArrivals {
+        self.arrivals.remove(pool).unwrap_or_default()
     }
 
     fn remove(&mut self, key: &VmKey) -> Option<CounterTotals> {
@@ -240,6 +254,21 @@ mod tests {
         assert_eq!(told(&[(1, 0), (0, 1), (0, 0)]), [0, 1], "picked; at work; neither");
         assert_eq!(told(&[(1, 0), (0, 0), (0, 0)]), [0; 0], "nothing is outstanding");
         assert_eq!(told(&[(2, 0), (0, 0), (0, 0)]), [0]);
+    }
+
+    #[test]
+    fn arrivals_are_what_known_vms_count_beyond_their_last_report() {
+        let (mut all, now) = (CounterStore::default(), Instant::now());
+        let slot = |slot| (Generation(1), Slot(slot));
+        let taken = |all: &mut CounterStore| all.take_arrivals("p").picked;
+        all.report(&peer(1, 1), vec![counters(1, &[(1_000_000, 0)])], now);
+        assert!(taken(&mut all).is_empty(), "the first report of a VM counts since its own start");
+        all.report(&peer(1, 1), vec![counters(1, &[(1_000_004, 0)]), counters(2, &[(9, 0)])], now);
+        all.report(&peer(1, 1), vec![counters(1, &[(1_000_005, 0), (3, 0)])], now);
+        assert_eq!(taken(&mut all), BTreeMap::from([(slot(0), 5), (slot(1), 3)]));
+        assert!(taken(&mut all).is_empty());
+        all.report(&peer(1, 1), vec![counters(1, &[(0, 0)])], now);
+        assert!(taken(&mut all).is_empty(), "a count that falls is no arrival");
     }
 
     #[test]

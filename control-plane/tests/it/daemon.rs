@@ -19,6 +19,7 @@ mod metric_names;
 mod ordering;
 mod outsiders;
 mod promptness;
+mod scaler;
 mod state_stream;
 mod tls;
 mod unconfirmed;
