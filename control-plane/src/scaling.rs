@@ -76,6 +76,7 @@ pub struct PoolGroup {
     pub endpoints: Vec<OutstandingWork>,
     /// Replicas that start.
     pub starting: u32,
+    measured: bool,
     step: Arc<StepModel>,
     seats: EngineSeats,
 }
@@ -148,10 +149,11 @@ impl ScalingSignals {
         let traffic = traffic.get(pool);
         let group = |(key, members): (GroupKey, Vec<(&PoolMember, &EndpointMetrics)>)| {
             let endpoints: Vec<OutstandingWork> = members.iter().map(|(member, metrics)| work(member, metrics, &totals, &step)).collect();
-            let of = traffic.and_then(|traffic| traffic.groups.get(&key));
-            let mix = of.map(|of| of.window.mix(f64::from(step.output_tokens()))).unwrap_or_default();
+            let window = traffic.and_then(|traffic| traffic.groups.get(&key)).map(|of| &of.window);
+            let mix = window.map(|window| window.mix(f64::from(step.output_tokens()))).unwrap_or_default();
+            let measured = window.is_some_and(TrafficWindow::is_measured);
             let seats = EngineSeats::of(members.iter().map(|(_, metrics)| *metrics));
-            PoolGroup { key, mix: with_prompts(mix, &endpoints), endpoints, starting, step: Arc::clone(&step), seats }
+            PoolGroup { key, mix: with_prompts(mix, &endpoints), endpoints, starting, measured, step: Arc::clone(&step), seats }
         };
         members.into_iter().map(group).collect()
     }
@@ -164,6 +166,11 @@ impl ScalingSignals {
     }
 
     fn record(&self, shared: &DaemonState, now: Instant) {
+        if !shared.life.leads() {
+            // Proxies report to the leader only: a new leader begins with a new window.
+            self.lock().clear();
+            return;
+        }
         let views: Vec<PoolView> = shared.pools.borrow().iter().cloned().collect();
         let at_s = now.saturating_duration_since(self.began).as_secs_f64();
         for view in views {
@@ -253,8 +260,9 @@ impl PoolGroup {
     /// The signal for `goal`.
     #[must_use]
     pub fn signal(&self, goal: &ScalingGoal) -> ScalingSignal {
-        let Self { key: (role, _), mix, endpoints, starting, step, seats } = self;
-        signal(&ScalingGroup { role: *role, step, mix: *mix, seats: *seats, endpoints, starting: *starting }, goal)
+        let Self { key: (role, _), mix, endpoints, starting, measured, step, seats } = self;
+        let (role, mix, measured, seats, starting) = (*role, *mix, *measured, *seats, *starting);
+        signal(&ScalingGroup { role, step, mix, measured, seats, endpoints, starting }, goal)
     }
 
     /// The models of the group for labels and pages, separated by commas.

@@ -337,8 +337,13 @@ impl Exchange {
             prediction_based: pending.latency.prediction_based,
         };
         let kind = self.kind(request.model);
-        self.why.recorded = pool.sample_one_in(settings.decision_log.one_in).then(|| settings.decision_log.headers.as_str().into());
-        match pool.pick(&request, &pending.model, now, &mut self.why).map_err(Refusal::from) {
+        let (logged, sampled) = (pool.sample_one_in(settings.decision_log.one_in), pool.is_sample_due(now));
+        self.why.recorded = (logged || sampled).then(|| settings.decision_log.headers.as_str().into());
+        let outcome = pool.pick(&request, &pending.model, now, &mut self.why).map_err(Refusal::from);
+        if sampled {
+            pool.keep_sample(if logged { self.why.record.clone() } else { self.why.record.take() });
+        }
+        match outcome {
             Err(Refusal::Unavailable(UnavailableReason::ModelNotServed))
                 if pending.target.is_none() && !pool.knows_model(&pending.model) =>
             {

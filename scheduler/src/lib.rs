@@ -49,8 +49,8 @@ mod local_state;
 pub use local_state::{AdapterRoom, LocalState};
 mod predictions;
 pub use predictions::{EndpointPrediction, Headroom};
-pub mod scaling;
 mod candidates;
+pub mod scaling;
 pub use candidates::Candidates;
 mod decision;
 pub use decision::{

@@ -130,6 +130,8 @@ pub struct ScalingGroup<'g> {
     pub step: &'g StepModel,
     /// The requests that arrive.
     pub mix: RequestMix,
+    /// Whether they were counted for long enough: see [`TrafficWindow::is_measured`].
+    pub measured: bool,
     /// The room of an engine.
     pub seats: EngineSeats,
     /// Its endpoints.
@@ -177,8 +179,8 @@ pub fn signal(group: &ScalingGroup<'_>, goal: &ScalingGoal) -> ScalingSignal {
     let utilization = utilization(wait_s, cost.request_s());
     let later_s = (work.unwrap_or(0.0) + (busy - ready) * known(goal.startup_s)).max(0.0);
     let drained = (later_s + busy * known(goal.drain_s)) / (known(goal.drain_s) + wait_s).max(f64::MIN_POSITIVE);
-    // Engines of which nothing is known are not idle: the group keeps its size.
-    let held = if work.is_none() { group.endpoints.len() as f64 + f64::from(group.starting) } else { 0.0 };
+    // A group of which nothing is known is not idle: it keeps its size.
+    let held = if work.is_none() || !group.measured { group.endpoints.len() as f64 + f64::from(group.starting) } else { 0.0 };
     ScalingSignal {
         backlog_s: work.filter(|_| capacity > 0.0).map(|work| work / capacity),
         busy,

@@ -1,4 +1,5 @@
-//! `/debug/scaling`: the signals to scale by, and the numbers that they are made of.
+//! `/debug/scaling`: the signals to scale by, and the numbers that they are made of. Those of a
+//! standby lack the requests of proxies.
 
 use axum::Json;
 use axum::extract::State;
@@ -19,7 +20,7 @@ pub async fn scaling(State(AdminServer { shared, .. }): State<AdminServer>) -> J
     });
     let ScalingGoal { ttft_s, drain_s, startup_s, replicas: (least, most) } = signals.goal;
     let goal = json!({ "ttft_s": ttft_s, "drain_s": drain_s, "startup_s": startup_s, "replicas_min": least, "replicas_max": most });
-    Json(json!({ "goal": goal, "groups": rows.collect::<Vec<_>>() }))
+    Json(json!({ "leads": shared.life.leads(), "goal": goal, "groups": rows.collect::<Vec<_>>() }))
 }
 
 fn group_row(pool: &str, group: &PoolGroup, goal: &ScalingGoal) -> Value {

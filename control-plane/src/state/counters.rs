@@ -69,6 +69,8 @@ pub struct CounterStore {
     retired: BTreeMap<String, CounterTotals>,
     /// What arrived since the last [`CounterStore::take_arrivals`], by pool.
     arrivals: BTreeMap<String, PoolArrivals>,
+    /// Merged first reports of VMs, by pool: what VMs counted before this daemon knew them.
+    first_reports: BTreeMap<String, CounterTotals>,
 }
 
 /// Number and memory of VMs.
@@ -118,6 +120,9 @@ impl CounterStore {
         let mut picked = Vec::new();
         for VmReport { pool, vm_id, totals } in report {
             let key = VmKey { peer: peer.id, vm_id, pool };
+            if !self.vms.contains_key(&key) {
+                self.first_reports.entry(key.pool.clone()).or_default().add(&totals, false);
+            }
             let ids = self.take(key.clone(), &peer.remote.origin, totals, now);
             picked.extend(ids.into_iter().map(|id| (key.pool.clone(), id)));
         }
@@ -168,6 +173,12 @@ impl CounterStore {
     /// What arrived in a pool since the last call. There is one caller for each pool.
     pub fn take_arrivals(&mut self, pool: &str) -> PoolArrivals {
         self.arrivals.remove(pool).unwrap_or_default()
+    }
+
+    /// The part of [`Self::totals`] that VMs counted before this daemon knew them.
+    #[must_use]
+    pub fn first_reports(&self, pool: &str) -> CounterTotals {
+        self.first_reports.get(pool).cloned().unwrap_or_default()
     }
 
     fn remove(&mut self, key: &VmKey) -> Option<CounterTotals> {

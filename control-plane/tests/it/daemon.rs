@@ -6,6 +6,7 @@ mod calls;
 mod cli;
 #[path = "../../../discovery/tests/it/cluster.rs"]
 mod cluster;
+mod console;
 mod discovered;
 mod eds;
 mod ext_proc;
@@ -20,6 +21,7 @@ mod ordering;
 mod outsiders;
 mod promptness;
 mod scaler;
+mod standby;
 mod state_stream;
 mod tls;
 mod unconfirmed;

@@ -378,6 +378,10 @@ pub struct VmCounters {
     /// exchange::record::running.
     #[prost(string, tag = "13")]
     pub running: ::prost::alloc::string::String,
+    /// A decision since the last report, for the console: a record of exchange::record. Empty if there
+    /// was none. It has no prompt and no hash of one.
+    #[prost(string, tag = "14")]
+    pub decision: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct EndpointCounters {

@@ -16,7 +16,10 @@ const UNKNOWN: OutstandingWork = OutstandingWork { reported: None, ..IDLE };
 
 fn of(mix: RequestMix, endpoints: &[OutstandingWork], goal: &ScalingGoal) -> ScalingSignal {
     let step = StepModel::of(STEP.0, STEP.1, 100.0);
-    signal(&ScalingGroup { role: ScalingRole::Both, step: &step, mix, seats: EngineSeats::default(), endpoints, starting: 0 }, goal)
+    signal(
+        &ScalingGroup { role: ScalingRole::Both, step: &step, mix, measured: true, seats: EngineSeats::default(), endpoints, starting: 0 },
+        goal,
+    )
 }
 
 /// Compares to a millionth.
@@ -51,6 +54,10 @@ fn no_work_needs_the_minimum() {
 fn engines_of_which_nothing_is_known_are_not_idle() {
     let found = of(MIX, &[UNKNOWN; 5], &GOAL);
     assert_eq!((found.backlog_s, found.desired), (None, 5.0), "the group keeps its size");
+    let step = StepModel::of(STEP.0, STEP.1, 100.0);
+    let seats = EngineSeats::default();
+    let new = ScalingGroup { role: ScalingRole::Both, step: &step, mix: MIX, measured: false, seats, endpoints: &[IDLE; 5], starting: 2 };
+    assert_eq!(signal(&new, &GOAL).desired, 7.0, "a new leader does not know yet what arrives");
     let loaded = OutstandingWork { requests: 400.0, prompts: 400.0, uncached_tokens: 4e5, ..IDLE };
     let with = |other| of(MIX, &[loaded, other], &GOAL).backlog_s.unwrap();
     assert_near(with(UNKNOWN), 2.0 * with(IDLE));
@@ -62,7 +69,18 @@ fn a_starting_replica_is_capacity_that_comes() {
     let loaded = OutstandingWork { requests: 400.0, prompts: 400.0, uncached_tokens: 4e5, ..IDLE };
     let found = |starting| {
         let endpoints = &[loaded];
-        signal(&ScalingGroup { role: ScalingRole::Both, step: &step, mix: MIX, seats: EngineSeats::default(), endpoints, starting }, &GOAL)
+        signal(
+            &ScalingGroup {
+                role: ScalingRole::Both,
+                step: &step,
+                mix: MIX,
+                measured: true,
+                seats: EngineSeats::default(),
+                endpoints,
+                starting,
+            },
+            &GOAL,
+        )
     };
     assert_near(found(3).backlog_s.unwrap() * 4.0, found(0).backlog_s.unwrap());
     assert_eq!(found(3).desired, found(0).desired, "the desired number includes those that start");
@@ -75,7 +93,8 @@ fn a_slow_endpoint_is_less_capacity_and_other_roles_have_other_costs() {
     assert_near(of(MIX, &[slow], &GOAL).backlog_s.unwrap(), 2.0 * of(MIX, &[loaded], &GOAL).backlog_s.unwrap());
     let step = StepModel::of(STEP.0, STEP.1, 100.0);
     let found = [ScalingRole::Prefill, ScalingRole::Decode].map(|role| {
-        let group = ScalingGroup { role, step: &step, mix: MIX, seats: EngineSeats::default(), endpoints: &[loaded], starting: 0 };
+        let group =
+            ScalingGroup { role, step: &step, mix: MIX, measured: true, seats: EngineSeats::default(), endpoints: &[loaded], starting: 0 };
         signal(&group, &GOAL).backlog_s.unwrap()
     });
     assert_near(found[0], 400.0 * 0.063);

@@ -73,6 +73,12 @@ impl TrafficWindow {
         }
     }
 
+    /// Whether the samples are of long enough to notice what arrives.
+    #[must_use]
+    pub fn is_measured(&self) -> bool {
+        self.samples.front().zip(self.samples.back()).is_some_and(|((first, _), (last, _))| last - first >= Self::SHORT_S)
+    }
+
     /// Requests picked a second, over the samples of the last `seconds`.
     fn rate(&self, seconds: f64) -> f64 {
         let Some((now, newest)) = self.samples.back() else { return 0.0 };
@@ -104,11 +110,13 @@ mod tests {
         assert_eq!(window.mix(200.0), RequestMix { output_tokens: 200.0, ..RequestMix::default() });
         window.record(0.0, TrafficTotals::default());
         assert_eq!(window.mix(200.0), RequestMix { output_tokens: 200.0, ..RequestMix::default() });
+        assert!(!window.is_measured());
         let mut requests = 0.0;
         for second in 1..=300 {
             requests += if second > 280 { 50.0 } else { 10.0 };
             window.record(f64::from(second), totals(requests));
         }
+        assert!(window.is_measured());
         let found = window.mix(200.0);
         assert_eq!(found, RequestMix { per_second: 50.0, prompt_tokens: 1_000.0, uncached_tokens: 750.0, output_tokens: 80.0 });
         (301..=341).for_each(|second| window.record(f64::from(second), totals(requests)));

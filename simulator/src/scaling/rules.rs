@@ -184,6 +184,7 @@ impl Autoscaler {
             role: ScalingRole::Both,
             step: pool.step,
             mix: self.window.mix(f64::from(pool.step.output_tokens())),
+            measured: self.window.is_measured(),
             seats: seats(),
             endpoints: &endpoints,
             starting: pool.starting as u32,

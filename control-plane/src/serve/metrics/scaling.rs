@@ -1,4 +1,4 @@
-//! The signals to scale by.
+//! The signals to scale by. Only the leader knows them: proxies report to no other daemon.
 
 use std::fmt;
 
@@ -21,7 +21,8 @@ const GAUGES: [SignalGauge; 3] = [
 
 impl MetricsCollector {
     pub(super) fn scaling(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
-        let (now, signals) = (Instant::now(), self.shared.learning.scaling.get());
+        let signals = self.shared.learning.scaling.get().filter(|_| self.shared.life.leads());
+        let now = Instant::now();
         let of_pool = |pool: &str| signals.map(|signals| signals.groups(&self.shared, pool, now)).unwrap_or_default();
         let mut rows: Vec<(MetricLabels, ScalingSignal)> = Vec::new();
         for pool in &self.pools {

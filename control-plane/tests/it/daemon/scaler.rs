@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use control_plane::daemon::Daemon;
+use control_plane::daemon::StandbyDaemon;
 use proto::external_scaler::external_scaler_client::ExternalScalerClient;
 use proto::external_scaler::{GetMetricsRequest, IsActiveResponse, MetricSpec, ScaledObjectRef};
 use proto::state::{self, proxy_message};
+use tokio::net::TcpStream;
 use tonic::Code;
 use tonic::transport::Channel;
 
@@ -114,6 +115,24 @@ async fn a_group_that_is_gone_leaves_no_series_and_an_empty_pool_is_not_active()
     assert_eq!(next, Some(IsActiveResponse { result: false }));
     assert_eq!(desired(&mut scaler, &[]).await, 0.0);
     daemon.stop().await;
+}
+
+#[tokio::test]
+async fn only_the_leader_answers() {
+    let standby = StandbyDaemon::start(serve(&["--endpoint", "127.0.0.1:1", "--listen-scaler", "127.0.0.1:0"])).await.unwrap();
+    let published = async || !gauges(&get(standby.admin_address, "/metrics").await.1, "switchpoint_desired_replicas").is_empty();
+    for _ in 0..2 {
+        assert!(!published().await, "a standby publishes no series");
+        let leading = standby.lead().await.unwrap();
+        let address = leading.scaler_address.unwrap();
+        let mut scaler = ExternalScalerClient::connect(format!("http://{address}")).await.unwrap();
+        assert_eq!(desired(&mut scaler, &[]).await, 1.0);
+        assert!(published().await);
+        leading.lose().await;
+        assert!(scaler.get_metrics(question(&[])).await.is_err(), "KEDA connects again, and reaches the leader");
+        assert!(TcpStream::connect(address).await.is_err());
+    }
+    standby.stop().await;
 }
 
 #[tokio::test]
