@@ -45,7 +45,7 @@ pub struct ScalingSignals {
     /// The goal of the operator.
     pub goal: ScalingGoal,
     began: Instant,
-    pools: Mutex<BTreeMap<Arc<str>, PoolTraffic>>,
+    pools: Mutex<BTreeMap<Arc<str>, RecordedTraffic>>,
 }
 
 /// A role, and the models that its endpoints serve; an empty list means any.
@@ -53,7 +53,7 @@ pub type GroupKey = (ScalingRole, Arc<[Box<str>]>);
 
 /// The traffic of a pool.
 #[derive(Debug, Default)]
-struct PoolTraffic {
+struct RecordedTraffic {
     groups: BTreeMap<GroupKey, GroupTraffic>,
     /// When requests were last refused, so that a pool without endpoints has a demand.
     refused_at: Option<Instant>,
@@ -67,7 +67,7 @@ struct GroupTraffic {
 
 /// The endpoints of a group, and what is known about their work.
 #[derive(Clone, Debug)]
-pub struct PoolGroup {
+pub struct EndpointGroup {
     /// The role and the models.
     pub key: GroupKey,
     /// The requests that arrive.
@@ -133,7 +133,7 @@ fn float(count: u64) -> f64 {
 impl ScalingSignals {
     /// The groups of a pool now. Empty if the pool has no complete set of endpoints.
     #[must_use]
-    pub fn groups(&self, shared: &DaemonState, pool: &str, now: Instant) -> Vec<PoolGroup> {
+    pub fn groups(&self, shared: &DaemonState, pool: &str, now: Instant) -> Vec<EndpointGroup> {
         let Some(view) = shared.pools.borrow().get(pool).cloned() else { return Vec::new() };
         let totals = shared.counters().totals(pool, now);
         let step = shared.learning.step_model(pool);
@@ -153,7 +153,7 @@ impl ScalingSignals {
             let mix = window.map(|window| window.mix(f64::from(step.output_tokens()))).unwrap_or_default();
             let measured = window.is_some_and(TrafficWindow::is_measured);
             let seats = EngineSeats::of(members.iter().map(|(_, metrics)| *metrics));
-            PoolGroup { key, mix: with_prompts(mix, &endpoints), endpoints, starting, measured, step: Arc::clone(&step), seats }
+            EndpointGroup { key, mix: with_prompts(mix, &endpoints), endpoints, starting, measured, step: Arc::clone(&step), seats }
         };
         members.into_iter().map(group).collect()
     }
@@ -184,7 +184,7 @@ impl ScalingSignals {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Arc<str>, PoolTraffic>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Arc<str>, RecordedTraffic>> {
         self.pools.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -208,9 +208,9 @@ fn with_prompts(mix: RequestMix, endpoints: &[OutstandingWork]) -> RequestMix {
     RequestMix { prompt_tokens: mean, uncached_tokens: mean, ..mix }
 }
 
-// === impl PoolTraffic ===
+// === impl RecordedTraffic ===
 
-impl PoolTraffic {
+impl RecordedTraffic {
     /// Adds what arrived since the last time to the groups of `view`. Groups that are gone are
     /// forgotten.
     fn add(&mut self, view: &PoolView, arrivals: &PoolArrivals, at_s: f64) {
@@ -246,17 +246,17 @@ fn arrived(picked: &BTreeMap<GroupKey, u64>, (role, models): &GroupKey) -> u64 {
     if same.is_empty() { decodes().map(|(_, picks)| *picks).sum() } else { same.into_iter().sum() }
 }
 
-/// The requests that ended and were for one of these models; all if the list is empty, or names none
-/// of those that ended.
+/// The requests that ended and were for one of these models; all if the list is empty, or names
+/// none of those that ended.
 fn ended(arrivals: &PoolArrivals, models: &[Box<str>]) -> EndedRequests {
     let sum = |rows: &mut dyn Iterator<Item = &EndedRequests>| rows.fold(EndedRequests::default(), |sum, row| sum.with(*row));
     let named = sum(&mut models.iter().filter_map(|model| arrivals.ended.get(&**model)));
     if named.requests > 0 { named } else { sum(&mut arrivals.ended.values()) }
 }
 
-// === impl PoolGroup ===
+// === impl EndpointGroup ===
 
-impl PoolGroup {
+impl EndpointGroup {
     /// The signal for `goal`.
     #[must_use]
     pub fn signal(&self, goal: &ScalingGoal) -> ScalingSignal {

@@ -1,5 +1,5 @@
-//! The signal to scale by: seconds of backlog and desired replicas of a group of endpoints, from the
-//! learned step model and the work that is outstanding.
+//! The signal to scale by: seconds of backlog and desired replicas of a group of endpoints, from
+//! the learned step model and the work that is outstanding.
 //!
 //! Work is measured in seconds of an average replica. Three quantities decide how many are needed:
 //!
@@ -17,8 +17,8 @@
 //! (conservation of work). `W'` is the backlog when a replica ordered now starts to serve, `S`
 //! seconds from now.
 //!
-//! A batch of `B` sequences shares the constant part `e0` of a decode step, so a token costs `e0/B +
-//! e1 + e2 context`. Capacity counts with the largest batch that fits ([`EngineSeats`]).
+//! A batch of `B` sequences shares the constant part `e0` of a decode step, so a token costs
+//! `e0/B + e1 + e2 context`. Capacity counts with the largest batch that fits ([`EngineSeats`]).
 //!
 //! Bounds are applied here. Hysteresis is left to the autoscaler (the HPA's tolerance and
 //! stabilization window), so the number of replicas is not rounded.
@@ -62,7 +62,7 @@ pub enum ScalingRole {
     Both,
 }
 
-/// What the operator wants.
+/// The goal of the operator.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ScalingGoal {
     /// The TTFT to hold, seconds.
@@ -104,7 +104,7 @@ pub struct OutstandingWork {
     pub speed: (f32, f32),
     /// Requests that proxies have outstanding there.
     pub requests: f64,
-    /// Those of them without a first token.
+    /// The requests of these without a first token.
     pub prompts: f64,
     /// The uncached tokens of these prompts.
     pub uncached_tokens: f64,
@@ -134,7 +134,7 @@ pub struct ScalingGroup<'g> {
     pub measured: bool,
     /// The room of an engine.
     pub seats: EngineSeats,
-    /// Its endpoints.
+    /// The endpoints.
     pub endpoints: &'g [OutstandingWork],
     /// Replicas that start and do not serve yet.
     pub starting: u32,
@@ -179,7 +179,7 @@ pub fn signal(group: &ScalingGroup<'_>, goal: &ScalingGoal) -> ScalingSignal {
     let utilization = utilization(wait_s, cost.request_s());
     let later_s = (work.unwrap_or(0.0) + (busy - ready) * known(goal.startup_s)).max(0.0);
     let drained = (later_s + busy * known(goal.drain_s)) / (known(goal.drain_s) + wait_s).max(f64::MIN_POSITIVE);
-    // A group of which nothing is known is not idle: it keeps its size.
+    // An unknown group is not idle: it keeps its size.
     let held = if work.is_none() || !group.measured { group.endpoints.len() as f64 + f64::from(group.starting) } else { 0.0 };
     ScalingSignal {
         backlog_s: work.filter(|_| capacity > 0.0).map(|work| work / capacity),
@@ -294,9 +294,9 @@ impl RequestCost {
         self.prefill_s + self.decode_s
     }
 
-    /// The work outstanding at all endpoints, seconds. An endpoint with unknown metrics has at least
-    /// the mean of those with known ones. `None` if no proxy has a request there and no engine's
-    /// metrics are known.
+    /// The work outstanding at all endpoints, seconds. An endpoint with unknown metrics has at
+    /// least the mean of those with known ones. `None` if no proxy has a request there and no
+    /// engine's metrics are known.
     #[expect(clippy::cast_precision_loss, reason = "at most 1,024 endpoints")]
     fn outstanding(&self, endpoints: &[OutstandingWork]) -> Option<f64> {
         let of = |endpoints: &mut dyn Iterator<Item = &OutstandingWork>| {
@@ -312,8 +312,8 @@ impl RequestCost {
         Some(of_reporting + silent().map(|endpoint| self.at(endpoint).max(mean)).sum::<f64>())
     }
 
-    /// The work outstanding at an endpoint, seconds: that of the proxies' ledgers, and mean requests
-    /// for those that the engine reports beyond them.
+    /// The work outstanding at an endpoint, seconds: that of the proxies' ledgers, and mean
+    /// requests for those that the engine reports beyond them.
     fn at(&self, endpoint: &OutstandingWork) -> f64 {
         let OutstandingWork { requests, prompts, uncached_tokens, reported, .. } = *endpoint;
         let (requests, prompts) = (known(requests).max(known(prompts)), known(prompts));

@@ -306,7 +306,7 @@ fn named(name: &str) -> Result<ExperimentGrid, String> {
     found.ok_or_else(|| format!("no campaign is called `{name}`; there are {}", known()))
 }
 
-/// Those of `all` with these names; all of them if there is no name.
+/// The members of `all` with these names; all members if there is no name.
 fn selected<T: Copy>(all: &[T], names: &[String], name: fn(T) -> &'static str) -> Result<Vec<T>, String> {
     if names.is_empty() {
         return Ok(all.to_vec());

@@ -1,6 +1,8 @@
 //! The campaign `scaling`: SLO attainment against GPU-hours, by signal to scale by, with replicas
 //! that take 30 s to 5 min to start. Its results are in docs/how-to/scale.md.
 
+mod figure;
+mod limits;
 mod page;
 mod planner;
 mod rules;
@@ -16,15 +18,6 @@ pub(crate) use self::rules::ScalingRule;
 pub(crate) use self::traffic::TrafficShape;
 use self::world::ScalingOutcome;
 use crate::grid::parallel;
-
-/// The SLOs of every request, seconds.
-pub(crate) const TTFT_SLO_S: f64 = 2.0;
-pub(crate) const TPOT_SLO_S: f64 = 0.1;
-
-/// The fewest and the most replicas, and those at the start.
-const REPLICAS_MIN: usize = 1;
-const REPLICAS_MAX: usize = 24;
-const REPLICAS_FIRST: usize = 3;
 
 /// The start-up delays, seconds.
 pub(crate) const STARTUPS_S: [f64; 3] = [30.0, 60.0, 300.0];
@@ -74,7 +67,7 @@ pub(crate) fn campaign(
     })
 }
 
-/// Writes the results to `data`, and prints them into the page `docs`.
+/// Writes the results to `data`, prints them into the page `docs`, and draws the figure beside it.
 ///
 /// # Errors
 /// When a file cannot be read or written.
@@ -83,7 +76,9 @@ pub(crate) fn publish(results: &[ScalingResult], data: &Path, docs: &Path) -> Re
     let rows: Vec<String> = results.iter().map(|result| result.to_json().to_string()).collect();
     std::fs::write(data, format!("{{\"rows\":[\n{}\n]}}\n", rows.join(",\n"))).map_err(|error| failed(data, error))?;
     let page = std::fs::read_to_string(docs).map_err(|error| failed(docs, error))?;
-    std::fs::write(docs, page::with_results(&page, results)?).map_err(|error| failed(docs, error))
+    std::fs::write(docs, page::with_results(&page, results)?).map_err(|error| failed(docs, error))?;
+    let figure = docs.with_extension("svg");
+    std::fs::write(&figure, figure::svg(results)?).map_err(|error| failed(&figure, error))
 }
 
 // === impl ScalingResult ===

@@ -1,5 +1,5 @@
-//! What only the leader does: it sends state and EDS to proxies, answers KEDA, because proxies report
-//! only to it, and writes the files that the next leader reads.
+//! What only the leader does: it sends state and EDS to proxies, answers KEDA, because proxies
+//! report only to it, and writes the files that the next leader reads.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,11 +1,11 @@
-//! What a trigger of KEDA wants: a group of a pool, and its goal.
+//! The metadata of a trigger of KEDA: a group of a pool, and its goal.
 
 use std::collections::BTreeMap;
 
 use scheduler::ENDPOINTS_MAX;
 use scheduler::scaling::ScalingGoal;
 
-use super::PoolGroup;
+use super::EndpointGroup;
 use crate::cli::args::duration;
 
 /// The keys of a trigger's metadata; KEDA adds its own to those of the operator.
@@ -69,8 +69,8 @@ impl ScalingRequest {
     ///
     /// # Errors
     /// Says that several groups, or none, are meant.
-    pub fn group<'g>(&self, groups: &'g [PoolGroup]) -> Result<Option<&'g PoolGroup>, String> {
-        let serves = |group: &&PoolGroup, model: &str| group.key.1.is_empty() || group.key.1.iter().any(|name| **name == *model);
+    pub fn group<'g>(&self, groups: &'g [EndpointGroup]) -> Result<Option<&'g EndpointGroup>, String> {
+        let serves = |group: &&EndpointGroup, model: &str| group.key.1.is_empty() || group.key.1.iter().any(|name| **name == *model);
         let mut meant = groups
             .iter()
             .filter(|group| self.role.as_deref().is_none_or(|role| group.key.0.name() == role))

@@ -2,9 +2,9 @@
 //!
 //! The metric is the number of desired replicas and its target is 1, so the HPA that KEDA makes
 //! orders that number. The metadata of a trigger names the pool, the group and the goal
-//! ([`ScalingRequest`]). A trigger that cannot be read is an `INVALID_ARGUMENT`, which KEDA shows as
-//! an event of the ScaledObject; a pool that is not known completely is `UNAVAILABLE`, so KEDA tries
-//! again and keeps the number of replicas.
+//! ([`ScalingRequest`]). A trigger that cannot be read is an `INVALID_ARGUMENT`, which KEDA shows
+//! as an event of the ScaledObject; a pool that is not known completely is `UNAVAILABLE`, so KEDA
+//! tries again and keeps the number of replicas.
 
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -23,7 +23,7 @@ use tonic::{Request, Response, Status};
 
 use crate::cli::args::OptionalAddress;
 use crate::error::FatalError;
-use crate::scaling::{PoolGroup, SAMPLE_INTERVAL, ScalingRequest, ScalingSignals};
+use crate::scaling::{EndpointGroup, SAMPLE_INTERVAL, ScalingRequest, ScalingSignals};
 use crate::serve::listen::{IncomingConnections, ListenerName, ServerTls, identify};
 use crate::serve::monitoring::{ended, open, server};
 use crate::shutdown::Shutdown;
@@ -52,7 +52,7 @@ pub struct ScalerServer {
     shutdown: Shutdown,
 }
 
-/// What a trigger gets.
+/// The answer to a trigger.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct ScalerAnswer {
     active: bool,
@@ -185,7 +185,7 @@ async fn push(
 // === impl ScalerAnswer ===
 
 impl ScalerAnswer {
-    fn of(group: &PoolGroup, wanted: &ScalingRequest) -> Self {
+    fn of(group: &EndpointGroup, wanted: &ScalingRequest) -> Self {
         let signal = group.signal(&wanted.goal);
         let works = signal.busy > 0.0 || signal.backlog_s != Some(0.0);
         Self { active: works || wanted.goal.replicas.0 > 0, desired: signal.desired }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::admin::AdminServer;
-use crate::scaling::PoolGroup;
+use crate::scaling::EndpointGroup;
 
 /// All groups, by pool.
 pub async fn scaling(State(AdminServer { shared, .. }): State<AdminServer>) -> Json<Value> {
@@ -23,7 +23,7 @@ pub async fn scaling(State(AdminServer { shared, .. }): State<AdminServer>) -> J
     Json(json!({ "leads": shared.life.leads(), "goal": goal, "groups": rows.collect::<Vec<_>>() }))
 }
 
-fn group_row(pool: &str, group: &PoolGroup, goal: &ScalingGoal) -> Value {
+fn group_row(pool: &str, group: &EndpointGroup, goal: &ScalingGoal) -> Value {
     let signal = group.signal(goal);
     let sum = |of: fn(&scheduler::scaling::OutstandingWork) -> f64| group.endpoints.iter().map(of).sum::<f64>();
     json!({

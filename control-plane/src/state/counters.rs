@@ -65,12 +65,18 @@ pub struct CounterStore {
     /// The usage by the VMs of each origin.
     origins: BTreeMap<Origin, VmUsage>,
     all: VmUsage,
-    /// Merged totals of retired VMs, by pool.
-    retired: BTreeMap<String, CounterTotals>,
-    /// What arrived since the last [`CounterStore::take_arrivals`], by pool.
-    arrivals: BTreeMap<String, PoolArrivals>,
-    /// Merged first reports of VMs, by pool: what VMs counted before this daemon knew them.
-    first_reports: BTreeMap<String, CounterTotals>,
+    pools: BTreeMap<String, MergedCounts>,
+}
+
+/// What is kept of the VMs of a pool together.
+#[derive(Debug, Default)]
+struct MergedCounts {
+    /// Merged totals of retired VMs.
+    retired: CounterTotals,
+    /// Merged first reports: what VMs counted before this daemon knew them.
+    first_reports: CounterTotals,
+    /// What arrived since the last [`CounterStore::take_arrivals`].
+    arrivals: PoolArrivals,
 }
 
 /// Number and memory of VMs.
@@ -121,7 +127,7 @@ impl CounterStore {
         for VmReport { pool, vm_id, totals } in report {
             let key = VmKey { peer: peer.id, vm_id, pool };
             if !self.vms.contains_key(&key) {
-                self.first_reports.entry(key.pool.clone()).or_default().add(&totals, false);
+                self.pools.entry(key.pool.clone()).or_default().first_reports.add(&totals, false);
             }
             let ids = self.take(key.clone(), &peer.remote.origin, totals, now);
             picked.extend(ids.into_iter().map(|id| (key.pool.clone(), id)));
@@ -138,7 +144,7 @@ impl CounterStore {
     fn take(&mut self, key: VmKey, origin: &Origin, totals: CounterTotals, now: Instant) -> Vec<EndpointRef> {
         let before = self.remove(&key);
         if let Some(before) = &before {
-            self.arrivals.entry(key.pool.clone()).or_default().add(before, &totals);
+            self.pools.entry(key.pool.clone()).or_default().arrivals.add(before, &totals);
         }
         let before = before.unwrap_or_default();
         let more = |id: &(Generation, Slot), now: &EndpointTotals| {
@@ -163,7 +169,7 @@ impl CounterStore {
     /// The totals of a pool.
     #[must_use]
     pub fn totals(&self, pool: &str, now: Instant) -> CounterTotals {
-        let mut totals = self.retired.get(pool).cloned().unwrap_or_default();
+        let mut totals = self.pools.get(pool).map(|pool| pool.retired.clone()).unwrap_or_default();
         for (_, vm) in self.vms.iter().filter(|(key, _)| key.pool == pool) {
             totals.add(&vm.totals, now.saturating_duration_since(vm.updated_at) < OUTSTANDING_FRESH);
         }
@@ -172,13 +178,13 @@ impl CounterStore {
 
     /// What arrived in a pool since the last call. There is one caller for each pool.
     pub fn take_arrivals(&mut self, pool: &str) -> PoolArrivals {
-        self.arrivals.remove(pool).unwrap_or_default()
+        self.pools.get_mut(pool).map(|pool| std::mem::take(&mut pool.arrivals)).unwrap_or_default()
     }
 
     /// The part of [`Self::totals`] that VMs counted before this daemon knew them.
     #[must_use]
     pub fn first_reports(&self, pool: &str) -> CounterTotals {
-        self.first_reports.get(pool).cloned().unwrap_or_default()
+        self.pools.get(pool).map(|pool| pool.first_reports.clone()).unwrap_or_default()
     }
 
     fn remove(&mut self, key: &VmKey) -> Option<CounterTotals> {
@@ -205,7 +211,7 @@ impl CounterStore {
                 return;
             }
             if let Some(totals) = self.remove(&key) {
-                self.retired.entry(key.pool).or_default().add(&totals, false);
+                self.pools.entry(key.pool).or_default().retired.add(&totals, false);
             }
         }
     }

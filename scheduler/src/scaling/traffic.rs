@@ -54,8 +54,8 @@ impl TrafficWindow {
         }
     }
 
-    /// The mean of the requests in the window. The rate is the higher one of the whole window and of
-    /// its newest part. `output_tokens` is the mean output where no request ended yet.
+    /// The mean of the requests in the window. The rate is the higher one of the whole window and
+    /// of its newest part. `output_tokens` is the mean output where no request ended yet.
     #[must_use]
     pub fn mix(&self, output_tokens: f64) -> RequestMix {
         let Some((_, newest)) = self.samples.back() else { return RequestMix { output_tokens, ..RequestMix::default() } };

@@ -11,7 +11,7 @@ const BEGIN: &str = "<!-- scaling: begin -->\n";
 const END: &str = "<!-- scaling: end -->\n";
 
 /// A point of a curve: GPU-hours and the share in time, means over the seeds.
-type CurvePoint = (f64, f64);
+pub(super) type CurvePoint = (f64, f64);
 
 /// The page with the tables of these results between its marks.
 ///
@@ -65,7 +65,7 @@ fn tables(results: &[ScalingResult]) -> String {
 }
 
 /// The curve of a signal: its points by cost, without those that cost more and serve no better.
-fn curve(results: &[ScalingResult], shape: TrafficShape, startup_s: f64, rule: ScalingRule) -> Vec<CurvePoint> {
+pub(super) fn curve(results: &[ScalingResult], shape: TrafficShape, startup_s: f64, rule: ScalingRule) -> Vec<CurvePoint> {
     let mut points = points(results, shape, startup_s, rule);
     points.sort_by(|a, b| a.0.total_cmp(&b.0));
     let mut best = f64::NEG_INFINITY;
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_has_the_tables_of_the_data() {
+    fn the_page_has_the_tables_and_the_figure_of_the_data() {
         let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let data = std::fs::read_to_string(root.join("docs/data/scaling.json")).unwrap();
         let data: serde_json::Value = serde_json::from_str(&data).unwrap();
@@ -153,9 +153,12 @@ mod tests {
         let page = root.join("docs/how-to/scale.md");
         let written = std::fs::read_to_string(&page).unwrap();
         let fresh = with_results(&written, &results).unwrap();
+        let (figure, drawn) = (root.join("docs/how-to/scale.svg"), crate::scaling::figure::svg(&results).unwrap());
         if std::env::var_os("UPDATE_DOCS").is_some() {
             std::fs::write(&page, fresh).unwrap();
+            std::fs::write(figure, drawn).unwrap();
         } else {
+            assert!(drawn == std::fs::read_to_string(figure).unwrap(), "docs/how-to/scale.svg is stale");
             assert!(fresh == written, "docs/how-to/scale.md is stale: UPDATE_DOCS=1 cargo test -p simulator scaling");
         }
     }

@@ -4,9 +4,9 @@
 
 use scheduler::scaling::{RequestMix, TrafficWindow};
 
+use super::limits::{TPOT_SLO_S, TTFT_SLO_S};
 use super::rules::{Autoscaler, EngineSample, PoolSample};
 use super::traffic::seats;
-use super::{TPOT_SLO_S, TTFT_SLO_S};
 use crate::hardware::QWEN_32B_H200;
 
 /// The planner's default interval of the throughput loop, s.

@@ -9,9 +9,9 @@ use scheduler::in_flight::EndpointLoad;
 use scheduler::latency::step::StepModel;
 use scheduler::scaling::{OutstandingWork, ReportedRequests, ScalingGoal, ScalingGroup, ScalingRole, TrafficTotals, TrafficWindow, signal};
 
+use super::limits::{REPLICAS_MAX, REPLICAS_MIN, TTFT_SLO_S};
 use super::planner::ThroughputPlanner;
 use super::traffic::{ArrivingRequest, LASTING_S, seats, seconds};
-use super::{REPLICAS_MAX, REPLICAS_MIN, TTFT_SLO_S};
 use crate::hardware::QWEN_32B_H200;
 
 /// A signal to scale by.

@@ -9,9 +9,9 @@ use pool_state::{LedgerHold, ManagedPool};
 use scheduler::scaling::TrafficTotals;
 use scheduler::{Endpoint, EndpointMetrics, EndpointRef, Generation, Pipeline, PipelineSpec, Readiness, Request, Slot, Snapshot, Version};
 
+use super::limits::{REPLICAS_FIRST, REPLICAS_MAX, TPOT_SLO_S, TTFT_SLO_S};
 use super::rules::{Autoscaler, EngineSample, PoolSample, ScalingRule};
 use super::traffic::{ArrivingRequest, LASTING_S, TrafficShape};
-use super::{REPLICAS_FIRST, REPLICAS_MAX, TPOT_SLO_S, TTFT_SLO_S};
 use crate::engine::{BLOCK_TOKENS, EngineJob, EngineSimulator, SimulatedEngine, StepEvent};
 use crate::event_queue::{EventQueue, virtual_time};
 use crate::hardware::QWEN_32B_H200;
@@ -61,7 +61,7 @@ struct Replica<'w> {
 }
 
 /// A request in flight.
-struct PendingRequest {
+struct AwaitedRequest {
     hold: LedgerHold,
     first: f64,
     published: u32,
@@ -74,7 +74,7 @@ struct ScalingWorld<'w> {
     learner: SimulatedLearner,
     autoscaler: Autoscaler,
     startup_ms: f64,
-    pending: Vec<Option<PendingRequest>>,
+    pending: Vec<Option<AwaitedRequest>>,
     events: EventQueue<ScalingEvent>,
     totals: TrafficTotals,
     ticks: u64,
@@ -169,7 +169,7 @@ impl<'w> ScalingWorld<'w> {
         self.totals.picked += 1.0;
         self.learner.picked(at, number, now, (prompt, prompt));
         if let Some(pending) = self.pending.get_mut(number as usize) {
-            *pending = Some(PendingRequest { hold: picked.hold, first: f64::INFINITY, published: 0 });
+            *pending = Some(AwaitedRequest { hold: picked.hold, first: f64::INFINITY, published: 0 });
         }
         self.replicas.get_mut(at).ok_or("no such replica")?.in_flight += 1;
         self.events.plan(now + QWEN_32B_H200.api_ms, ScalingEvent::Submits { request: number, at });
