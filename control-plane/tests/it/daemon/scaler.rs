@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use control_plane::daemon::StandbyDaemon;
+use prost::Message;
 use proto::external_scaler::external_scaler_client::ExternalScalerClient;
 use proto::external_scaler::{GetMetricsRequest, IsActiveResponse, MetricSpec, ScaledObjectRef};
 use proto::state::{self, proxy_message};
@@ -47,7 +48,7 @@ async fn report(filter: &FilterStream, (slot, generation): (u32, u32), prompts: 
         ..state::EndpointCounters::default()
     };
     let vm = state::VmCounters { pool: "default".to_owned(), vm_id: 1, endpoints: vec![endpoint], ..state::VmCounters::default() };
-    filter.say(proxy_message::Message::Report(state::Report { vms: vec![vm], ..state::Report::default() })).await;
+    filter.say(proxy_message::Message::Report(state::Report { counters: vec![vm.encode_to_vec()] })).await;
 }
 
 /// The value of a gauge of the daemon, by its labels.
