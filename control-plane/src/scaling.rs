@@ -152,7 +152,7 @@ impl ScalingSignals {
             let window = traffic.and_then(|traffic| traffic.groups.get(&key)).map(|of| &of.window);
             let mix = window.map(|window| window.mix(f64::from(step.output_tokens()))).unwrap_or_default();
             let measured = window.is_some_and(TrafficWindow::is_measured);
-            let seats = EngineSeats::of(members.iter().map(|(_, metrics)| *metrics));
+            let seats = EngineSeats::of(&members.iter().map(|(_, metrics)| *metrics));
             EndpointGroup { key, mix: with_prompts(mix, &endpoints), endpoints, starting, measured, step: Arc::clone(&step), seats }
         };
         members.into_iter().map(group).collect()

@@ -248,7 +248,7 @@ impl ScalingRole {
 impl EngineSeats {
     /// The smallest room of these engines. What none of them reports is unknown.
     #[must_use]
-    pub fn of<'m>(metrics: impl Iterator<Item = &'m EndpointMetrics> + Clone) -> Self {
+    pub fn of<'m>(metrics: &(impl Iterator<Item = &'m EndpointMetrics> + Clone)) -> Self {
         let least = |of: fn(&EndpointMetrics) -> Option<f64>| metrics.clone().filter_map(of).filter(|room| *room > 0.0).reduce(f64::min);
         Self {
             sequences_max: least(|m| m.attribute(SEQUENCES_MAX_ATTRIBUTE).map(f64::from)),
@@ -297,10 +297,9 @@ impl RequestCost {
     /// The work outstanding at all endpoints, seconds. An endpoint with unknown metrics has at
     /// least the mean of those with known ones. `None` if no proxy has a request there and no
     /// engine's metrics are known.
-    #[expect(clippy::cast_precision_loss, reason = "at most 1,024 endpoints")]
     fn outstanding(&self, endpoints: &[OutstandingWork]) -> Option<f64> {
         let of = |endpoints: &mut dyn Iterator<Item = &OutstandingWork>| {
-            endpoints.fold((0, 0.0), |(count, sum), endpoint| (count + 1, sum + self.at(endpoint)))
+            endpoints.fold((0_u32, 0.0), |(count, sum), endpoint| (count + 1, sum + self.at(endpoint)))
         };
         let (reporting, of_reporting) = of(&mut endpoints.iter().filter(|endpoint| endpoint.reported.is_some()));
         let silent = || endpoints.iter().filter(|endpoint| endpoint.reported.is_none());
@@ -308,7 +307,7 @@ impl RequestCost {
             let (count, of_silent) = of(&mut silent());
             return (count == 0 || of_silent > 0.0).then_some(of_silent);
         }
-        let mean = of_reporting / reporting as f64;
+        let mean = of_reporting / f64::from(reporting);
         Some(of_reporting + silent().map(|endpoint| self.at(endpoint).max(mean)).sum::<f64>())
     }
 

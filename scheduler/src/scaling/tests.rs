@@ -118,7 +118,7 @@ fn requests_that_only_the_engine_knows_count_too() {
 fn a_small_kv_cache_makes_tokens_expensive() {
     let metrics = |blocks| EndpointMetrics { kv_blocks: Some(blocks), kv_block_tokens: Some(16), ..EndpointMetrics::default() };
     let rooms = [metrics(2_000), metrics(1_000), EndpointMetrics::default()];
-    assert_eq!(EngineSeats::of(rooms.iter()), EngineSeats { sequences_max: None, kv_tokens: Some(16_000.0) });
+    assert_eq!(EngineSeats::of(&rooms.iter()), EngineSeats { sequences_max: None, kv_tokens: Some(16_000.0) });
     assert_eq!(EngineSeats { sequences_max: Some(64.0), kv_tokens: Some(16_000.0) }.batch(2_000.0), 7.6);
     assert_eq!(EngineSeats { sequences_max: Some(4.0), kv_tokens: Some(16_000.0) }.batch(0.0), 4.0);
     assert_eq!(EngineSeats { sequences_max: Some(f64::NAN), kv_tokens: None }.batch(0.0), 1.0);
