@@ -13,6 +13,15 @@ const END: &str = "<!-- scaling: end -->\n";
 /// A point of a curve: GPU-hours and the share in time, means over the seeds.
 pub(super) type CurvePoint = (f64, f64);
 
+/// A point of another signal above our curve, and our share in time at its cost.
+struct BetterPoint {
+    shape: TrafficShape,
+    startup_s: f64,
+    rule: ScalingRule,
+    point: CurvePoint,
+    ours: f64,
+}
+
 /// The page with the tables of these results between its marks.
 ///
 /// # Errors
@@ -55,7 +64,7 @@ fn tables(results: &[ScalingResult]) -> String {
             text,
             "\n| traffic | start-up | signal | GPU-hours | in time, % | ours at the same cost, % |\n|---|---|---|---|---|---|"
         );
-        for (shape, startup_s, rule, (hours, share), ours) in lost.1 {
+        for BetterPoint { shape, startup_s, rule, point: (hours, share), ours } in lost.1 {
             let (shape, rule, share, ours) = (shape.name(), rule.name(), share * 100.0, ours * 100.0);
             let _ = writeln!(text, "| {shape} | {startup_s} s | {rule} | {hours:.1} | {share:.1} | {ours:.1} |");
         }
@@ -110,7 +119,7 @@ fn share_at(curve: &[CurvePoint], hours: f64) -> f64 {
 
 /// The number of points of other signals, and those above our curve, with our share at their cost.
 /// The oracle is no signal, and points cheaper than our cheapest are on no part of our curve.
-fn losses(results: &[ScalingResult]) -> (usize, Vec<(TrafficShape, f64, ScalingRule, CurvePoint, f64)>) {
+fn losses(results: &[ScalingResult]) -> (usize, Vec<BetterPoint>) {
     /// Half a percentage point: what two seeds differ by.
     const EQUAL: f64 = 0.005;
     let (mut count, mut above) = (0, Vec::new());
@@ -122,7 +131,7 @@ fn losses(results: &[ScalingResult]) -> (usize, Vec<(TrafficShape, f64, ScalingR
                     count += 1;
                     let share = share_at(&ours, point.0);
                     if point.1 > share + EQUAL {
-                        above.push((shape, startup_s, rule, point, share));
+                        above.push(BetterPoint { shape, startup_s, rule, point, ours: share });
                     }
                 }
             }
