@@ -20,6 +20,7 @@ pub mod daemon;
 pub mod error;
 pub mod learn;
 pub mod pool;
+pub mod scaling;
 pub mod scrape;
 pub mod serve;
 pub mod shutdown;

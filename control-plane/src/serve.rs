@@ -1,5 +1,5 @@
-//! The listeners: state and EDS for proxies, ext_proc for gateways, admin pages, metrics and
-//! health.
+//! The listeners: state and EDS for proxies, ext_proc for gateways, admin pages, metrics, health,
+//! and the scaler for KEDA.
 
 pub mod admin;
 pub mod admin_token;
@@ -11,4 +11,6 @@ pub mod health;
 pub mod listen;
 pub mod metrics;
 pub mod monitoring;
+pub mod scaler;
+pub mod scaling_page;
 pub mod state_stream;

@@ -13,6 +13,13 @@ pub mod state {
     include!("gen/switchpoint.state.v1.rs");
 }
 
+/// Generated from `externalscaler.proto` and committed; a test regenerates and compares.
+#[cfg(feature = "grpc")]
+#[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, reason = "generated code")]
+pub mod external_scaler {
+    include!("gen/externalscaler.rs");
+}
+
 mod decode;
 pub use decode::{InvalidState, PoolUpdate, daemon_message, metrics, pool_update};
 

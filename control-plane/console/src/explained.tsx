@@ -19,7 +19,10 @@ export function Explained({ answer, original, question, vary, pool }: ExplainedP
   const without = question.without ?? [];
   const leaveOut = (endpoint: string) => vary({ ...question, without: [...without, endpoint] });
   const takeBack = (endpoint: string) => vary({ ...question, without: without.filter((one) => one !== endpoint) });
-  const profiles = [{ name: answer.profile ?? "default", candidates: answer.candidates }, ...(answer.profiles ?? [])];
+  // A request that is answered before a decision has no candidates.
+  const profiles = [{ name: answer.profile ?? "default", candidates: answer.candidates }, ...(answer.profiles ?? [])].filter(
+    ({ candidates }) => candidates.length > 0,
+  );
   const names = new Map(pool.endpoints.map(({ name, address }) => [address, name]));
   return (
     <>

@@ -5,11 +5,14 @@ mod examples;
 mod ext_proc;
 mod ports;
 mod queries;
+mod scaling;
 mod values;
 pub use endpoints::{EndpointTlsArgs, EndpointsArgs, ObjectsArgs, ScrapeArgs};
 pub use ext_proc::{DestinationFormatArg, ExchangeArgs, ExtProcArgs, FailureModeArg, ObjectiveHeaderArg};
 pub use ports::{AdminTls, StateTls};
 pub use queries::{CheckArgs, CheckTarget, ExplainArgs, OutputFormat};
+pub use scaling::ScalingArgs;
+pub(crate) use values::duration;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -108,7 +111,7 @@ pub struct ServeArgs {
     pub listen_state: SocketAddr,
 
     /// The admin listener: /livez /readyz /metrics /debug/endpoints /debug/running /debug/state
-    /// /debug/config /debug/model.
+    /// /debug/config /debug/model /debug/scaling.
     #[arg(long, env = "SWITCHPOINT_LISTEN_ADMIN", value_name = "IP:PORT", default_value = "127.0.0.1:9090")]
     pub listen_admin: SocketAddr,
 
@@ -133,6 +136,10 @@ pub struct ServeArgs {
     /// Latency prediction.
     #[command(flatten)]
     pub latency: LatencyArgs,
+
+    /// The signal to scale by.
+    #[command(flatten)]
+    pub scaling: ScalingArgs,
 
     /// TLS of the state listener.
     #[command(flatten)]

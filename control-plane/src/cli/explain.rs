@@ -163,7 +163,7 @@ fn fresh(
     }
     exchange.capture_headers(&pool, pairs());
     let step = exchange.decide(&settings, &mut pool, question.subset.as_deref().map(str::as_bytes), question.request.as_bytes(), now);
-    let mut answer = exchange.reasons().map(members).unwrap_or_default();
+    let mut answer = exchange.reasons().map_or_else(undecided, members);
     if let ExchangeStep::Reply(reply) = step {
         let body = serde_json::from_slice(&reply.body).unwrap_or(Value::Null);
         answer.insert("reply".to_owned(), json!({"status": reply.status, "body": body}));
@@ -173,6 +173,11 @@ fn fresh(
         "the daemon does not have the proxies' prefix index: explained as if no endpoint had cached a prefix of this prompt".into(),
     );
     Ok(answer)
+}
+
+/// The reasons of a request that is answered before any endpoint is compared.
+fn undecided() -> Map<String, Value> {
+    ["picked", "candidates"].map(|list| (list.to_owned(), json!([]))).into_iter().collect()
 }
 
 fn members(json: &str) -> Map<String, Value> {

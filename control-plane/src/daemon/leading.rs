@@ -1,5 +1,5 @@
-//! What only the leader does: it sends state and EDS to proxies, and writes the files that the next
-//! leader reads.
+//! What only the leader does: it sends state and EDS to proxies, answers KEDA, because proxies
+//! report only to it, and writes the files that the next leader reads.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,6 +18,7 @@ use crate::serve::eds::{self, EdsServer};
 use crate::serve::health::HealthChecks;
 use crate::serve::listen::{IncomingConnections, ListenerName, identify};
 use crate::serve::monitoring::{ended, open, server};
+use crate::serve::scaler::ScalerListener;
 use crate::serve::state_stream::{self, StateServer};
 use crate::shutdown::Shutdown;
 use crate::state::shared::DaemonState;
@@ -28,6 +29,8 @@ use crate::state::snapshot_file::SavedState;
 pub struct LeadingDaemon {
     /// The address of the state listener (state and EDS).
     pub state_address: SocketAddr,
+    /// The address of the scaler, if there is one.
+    pub scaler_address: Option<SocketAddr>,
     shared: Arc<DaemonState>,
     health: HealthChecks,
     snapshot: Option<AbortHandle>,
@@ -54,7 +57,8 @@ impl LeadingDaemon {
 
         let mut group = TaskGroup::new();
         let state = open(ListenerName::State, standby.listen_state.0, standby.listen_state.1.clone(), &group.shutdown).await?;
-        let state_address = state.address();
+        let scaler = ScalerListener::open(standby.scaler.0, &group.shutdown).await?;
+        let (state_address, scaler_address) = (state.address(), scaler.as_ref().map(ScalerListener::address));
         let mut snapshot = None;
         if let Some(file) = &standby.snapshot {
             let first = SavedState::of(&shared, &shared.pools.borrow(), &found.map(|found| found.pools).unwrap_or_default());
@@ -64,10 +68,13 @@ impl LeadingDaemon {
         }
         let served = serve_state(state, Arc::clone(&shared), group.shutdown.clone());
         group.tasks.spawn(served);
+        if let Some(scaler) = scaler {
+            scaler.spawn(&mut group.tasks, &shared, Arc::clone(&standby.scaler.1), &group.shutdown);
+        }
         shared.life.set_leads(true);
         health.leads(true).await;
         tracing::info!(state = %state_address, admin = %standby.admin_address, ext_proc = standby.ext_proc_address.map(tracing::field::display), term, pools = ?shared.pool_names, "serving");
-        Ok(Self { state_address, shared, health, snapshot, group })
+        Ok(Self { state_address, scaler_address, shared, health, snapshot, group })
     }
 
     /// Waits until a task ends and returns its name. No task should end before [`Self::end`].

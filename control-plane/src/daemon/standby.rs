@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::cli::args::{EndpointTlsArgs, ObjectsArgs, ScrapeArgs, ServeArgs, StateTls};
+use crate::cli::args::{EndpointTlsArgs, ObjectsArgs, OptionalAddress, ScrapeArgs, ServeArgs, StateTls};
 use crate::config::LatencyOptions;
 use crate::error::FatalError;
 use crate::learn::latency::{self, ModelFile};
@@ -20,6 +20,7 @@ use crate::pool::objects::{ObjectsSource, PoolName};
 use crate::pool::pools_file::PoolSource;
 use crate::pool::startup::{PoolTask, ScrapeSettings};
 use crate::pool::watched::{EndpointSource, WatchedComponents};
+use crate::scaling::{self, ScalingSignals};
 use crate::scrape::{EndpointTls, ScrapeIntervals};
 use crate::serve::admin::AdminServer;
 use crate::serve::exposure;
@@ -47,6 +48,8 @@ pub struct StandbyDaemon {
     pub shared: Arc<DaemonState>,
     /// Where the leader serves state, and how that is protected.
     pub(super) listen_state: (SocketAddr, ServerTls),
+    /// Where the leader serves the scaler, and what it answers.
+    pub(super) scaler: (OptionalAddress, Arc<ScalingSignals>),
     pub(super) snapshot: Option<Arc<SnapshotFile>>,
     pub(super) models: Option<Arc<ModelFile>>,
     adoptions: BTreeMap<Arc<str>, AdoptionSender>,
@@ -69,7 +72,7 @@ impl StandbyDaemon {
         let mut group = TaskGroup::new();
         // Probes are answered while the pools are read, which may take seconds each.
         let monitoring = MonitoringServer::open(&args, &mut group.tasks, &group.shutdown).await?;
-        let ServeArgs { snapshot_file, listen_state, ext_proc, scrape, latency, state_tls, model_servers_speak, .. } = args;
+        let ServeArgs { snapshot_file, listen_state, ext_proc, scrape, latency, state_tls, model_servers_speak, scaling, .. } = args;
         let snapshot = snapshot_file.map(|path| Arc::new(SnapshotFile::new(path)));
         let saved = snapshot.as_ref().and_then(|file| file.load().inspect(|saved| file.remember(saved)));
         let options = LatencyOptions::new(latency.latency_prediction, latency.headroom_selection_strategy).map_err(FatalError::Usage)?;
@@ -91,6 +94,7 @@ impl StandbyDaemon {
         let models = latency.latency_model_file.map(|path| Arc::new(ModelFile::open(path)));
         latency::spawn(&mut group.tasks, &shared, (latency.latency_prediction, models.clone()), &group.shutdown);
         traffic::spawn(&mut group.tasks, &shared, group.shutdown.clone());
+        let signals = scaling::spawn(&mut group.tasks, &shared, scaling.goal(), &group.shutdown);
         let health = monitoring.health.clone();
         if let Some(listener) = listener {
             listener.spawn(&mut group.tasks, &shared, health, &group.shutdown);
@@ -99,8 +103,9 @@ impl StandbyDaemon {
         }
         monitoring.shows(AdminServer { shared: Arc::clone(&shared), snapshot: snapshot.clone(), components });
         let (admin_address, listen_state) = (monitoring.admin_address, (listen_state, state_files(state_tls).into()));
+        let scaler = (scaling.listen_scaler, signals);
         tracing::info!(ext_proc = ext_proc_address.map(tracing::field::display), pools = ?shared.pool_names, "started");
-        Ok(Self { admin_address, ext_proc_address, monitoring, shared, listen_state, snapshot, models, adoptions, group })
+        Ok(Self { admin_address, ext_proc_address, monitoring, shared, listen_state, scaler, snapshot, models, adoptions, group })
     }
 
     /// Begins to lead, and serves state before it returns.

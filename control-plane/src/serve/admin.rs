@@ -23,6 +23,7 @@ use crate::learn::directory::LearnerDirectory;
 use crate::pool::backends;
 use crate::pool::watched::WatchedComponents;
 use crate::pool::writer::{Absence, Absentee, MetricsStatus, PoolMember, PoolView, UNCONFIRMED_MAX};
+use crate::serve::scaling_page::scaling;
 use crate::serve::{console, metrics};
 use crate::state::counters::CounterTotals;
 use crate::state::shared::{ConnectedProxy, DaemonState, EdsStream, ProxyPool};
@@ -73,6 +74,7 @@ fn debug_router(admin: AdminServer) -> Router {
         .route("/debug/state", get(state))
         .route("/debug/config", get(config))
         .route("/debug/model", get(model))
+        .route("/debug/scaling", get(scaling))
         .route("/debug/running", get(running))
         .route("/debug/explain", post(why).layer(DefaultBodyLimit::max(QUESTION_BYTES_MAX)))
         .with_state(admin)

@@ -5,7 +5,7 @@
 //! | state and EDS | mutual TLS | `--insecure-state` |
 //! | ext_proc | TLS (it has it unless `--ext-proc-plaintext`) | `--insecure-ext-proc` |
 //! | admin and debug | mutual TLS, or a bearer token | `--insecure-admin` |
-//! | metrics, health | nothing: they show counts and whether the daemon works | |
+//! | metrics, scaler, health | nothing: they show counts and whether the daemon works | |
 
 use std::net::SocketAddr;
 
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn metrics_and_health_are_open() {
-        warned("--listen-metrics 0.0.0.0:9091 --listen-health 0.0.0.0:9003", &[]);
+    fn metrics_scaler_and_health_are_open() {
+        warned("--listen-metrics 0.0.0.0:9091 --listen-scaler 0.0.0.0:9005 --listen-health 0.0.0.0:9003", &[]);
     }
 }

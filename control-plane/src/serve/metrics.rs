@@ -6,6 +6,7 @@
 //! unbounded bucket: proxies report sums, which is enough for rates and means.
 
 mod page;
+mod scaling;
 
 use std::fmt;
 use std::sync::Arc;
@@ -84,6 +85,7 @@ impl Collector for MetricsCollector {
         self.endpoints(&mut page)?;
         self.scrapes(&mut page)?;
         self.latency(&mut page)?;
+        self.scaling(&mut page)?;
         self.relayed(&mut page)?;
         self.daemon(&mut page)
     }

@@ -15,6 +15,9 @@ use tokio::time::Instant;
 
 use crate::state::peer::{Origin, ProxyProcess};
 
+mod arrivals;
+pub use arrivals::{EndedRequests, PoolArrivals};
+
 mod totals;
 pub use totals::{CounterTotals, EndpointTotals, MODELS_MAX, ModelTotals, OTHER, TotalsHistogram, TotalsLabel};
 
@@ -62,10 +65,18 @@ pub struct CounterStore {
     /// The usage by the VMs of each origin.
     origins: BTreeMap<Origin, VmUsage>,
     all: VmUsage,
-    /// Merged totals of retired VMs, by pool.
-    retired: BTreeMap<String, CounterTotals>,
-    /// Merged first reports of VMs, by pool: what VMs counted before this daemon knew them.
-    first_reports: BTreeMap<String, CounterTotals>,
+    pools: BTreeMap<String, MergedCounts>,
+}
+
+/// What is kept of the VMs of a pool together.
+#[derive(Debug, Default)]
+struct MergedCounts {
+    /// Merged totals of retired VMs.
+    retired: CounterTotals,
+    /// Merged first reports: what VMs counted before this daemon knew them.
+    first_reports: CounterTotals,
+    /// What arrived since the last [`CounterStore::take_arrivals`].
+    arrivals: PoolArrivals,
 }
 
 /// Number and memory of VMs.
@@ -116,7 +127,7 @@ impl CounterStore {
         for VmReport { pool, vm_id, totals } in report {
             let key = VmKey { peer: peer.id, vm_id, pool };
             if !self.vms.contains_key(&key) {
-                self.first_reports.entry(key.pool.clone()).or_default().add(&totals, false);
+                self.pools.entry(key.pool.clone()).or_default().first_reports.add(&totals, false);
             }
             let ids = self.take(key.clone(), &peer.remote.origin, totals, now);
             picked.extend(ids.into_iter().map(|id| (key.pool.clone(), id)));
@@ -131,7 +142,11 @@ impl CounterStore {
     }
 
     fn take(&mut self, key: VmKey, origin: &Origin, totals: CounterTotals, now: Instant) -> Vec<EndpointRef> {
-        let before = self.remove(&key).unwrap_or_default();
+        let before = self.remove(&key);
+        if let Some(before) = &before {
+            self.pools.entry(key.pool.clone()).or_default().arrivals.add(before, &totals);
+        }
+        let before = before.unwrap_or_default();
         let more = |id: &(Generation, Slot), now: &EndpointTotals| {
             now.requests > 0 || now.picked > before.endpoints.get(id).map_or(0, |b| b.picked)
         };
@@ -154,17 +169,22 @@ impl CounterStore {
     /// The totals of a pool.
     #[must_use]
     pub fn totals(&self, pool: &str, now: Instant) -> CounterTotals {
-        let mut totals = self.retired.get(pool).cloned().unwrap_or_default();
+        let mut totals = self.pools.get(pool).map(|pool| pool.retired.clone()).unwrap_or_default();
         for (_, vm) in self.vms.iter().filter(|(key, _)| key.pool == pool) {
             totals.add(&vm.totals, now.saturating_duration_since(vm.updated_at) < OUTSTANDING_FRESH);
         }
         totals
     }
 
+    /// What arrived in a pool since the last call. There is one caller for each pool.
+    pub fn take_arrivals(&mut self, pool: &str) -> PoolArrivals {
+        self.pools.get_mut(pool).map(|pool| std::mem::take(&mut pool.arrivals)).unwrap_or_default()
+    }
+
     /// The part of [`Self::totals`] that VMs counted before this daemon knew them.
     #[must_use]
     pub fn first_reports(&self, pool: &str) -> CounterTotals {
-        self.first_reports.get(pool).cloned().unwrap_or_default()
+        self.pools.get(pool).map(|pool| pool.first_reports.clone()).unwrap_or_default()
     }
 
     fn remove(&mut self, key: &VmKey) -> Option<CounterTotals> {
@@ -191,7 +211,7 @@ impl CounterStore {
                 return;
             }
             if let Some(totals) = self.remove(&key) {
-                self.retired.entry(key.pool).or_default().add(&totals, false);
+                self.pools.entry(key.pool).or_default().retired.add(&totals, false);
             }
         }
     }
@@ -251,6 +271,21 @@ mod tests {
         assert_eq!(told(&[(1, 0), (0, 1), (0, 0)]), [0, 1], "picked; at work; neither");
         assert_eq!(told(&[(1, 0), (0, 0), (0, 0)]), [0; 0], "nothing is outstanding");
         assert_eq!(told(&[(2, 0), (0, 0), (0, 0)]), [0]);
+    }
+
+    #[test]
+    fn arrivals_are_what_known_vms_count_beyond_their_last_report() {
+        let (mut all, now) = (CounterStore::default(), Instant::now());
+        let slot = |slot| (Generation(1), Slot(slot));
+        let taken = |all: &mut CounterStore| all.take_arrivals("p").picked;
+        all.report(&peer(1, 1), vec![counters(1, &[(1_000_000, 0)])], now);
+        assert!(taken(&mut all).is_empty(), "the first report of a VM counts since its own start");
+        all.report(&peer(1, 1), vec![counters(1, &[(1_000_004, 0)]), counters(2, &[(9, 0)])], now);
+        all.report(&peer(1, 1), vec![counters(1, &[(1_000_005, 0), (3, 0)])], now);
+        assert_eq!(taken(&mut all), BTreeMap::from([(slot(0), 5), (slot(1), 3)]));
+        assert!(taken(&mut all).is_empty());
+        all.report(&peer(1, 1), vec![counters(1, &[(0, 0)])], now);
+        assert!(taken(&mut all).is_empty(), "a count that falls is no arrival");
     }
 
     #[test]

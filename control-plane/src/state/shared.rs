@@ -17,12 +17,14 @@ use std::time::{Duration, SystemTime};
 use discovery::backend::AppProtocol;
 use proto::state;
 use scheduler::Version;
+use scheduler::latency::step::StepModel;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::learn::directory::LearnerDirectory;
 use crate::pool::watched::WatchedComponents;
 use crate::pool::writer::PoolView;
+use crate::scaling::ScalingSignals;
 use crate::scrape::{BusyHint, ScrapeStats};
 use crate::serve::ext_proc::StreamCounts;
 use crate::state::counters::{CounterStore, CounterTotals, VmReport};
@@ -98,13 +100,15 @@ pub struct PeerReports {
     pub relayed: watch::Sender<()>,
 }
 
-/// The learned models of each pool.
-#[derive(Debug)]
+/// The learned models of each pool, and what is computed from them.
+#[derive(Debug, Default)]
 pub struct LearnedPools {
     /// The models of each pool; the learning task of the pool writes them.
     pub models: watch::Sender<BTreeMap<Arc<str>, Arc<state::LearnedModels>>>,
     /// The learners; unset until they are started.
     pub learners: OnceLock<LearnerDirectory>,
+    /// The signals to scale by; unset until their traffic is recorded.
+    pub scaling: OnceLock<Arc<ScalingSignals>>,
 }
 
 /// The data that only the console shows.
@@ -241,7 +245,7 @@ impl DaemonState {
             proxies: watch::Sender::new(Proxies::new()),
             origins: Arc::default(),
             peers: PeerReports { relay: Mutex::new(PeerRelay::default()), relayed: watch::Sender::new(()) },
-            learning: LearnedPools { models: watch::Sender::new(BTreeMap::new()), learners: OnceLock::new() },
+            learning: LearnedPools::default(),
             discovery: DiscoverySetup::default(),
             ext_proc: ExtProcState::default(),
             counters: Mutex::default(),
@@ -359,6 +363,17 @@ impl DaemonState {
         let (proxies, own) = (self.proxies.borrow(), self.ext_proc.pools.lock().unwrap_or_else(PoisonError::into_inner));
         let mut rows = proxies.values().map(|proxy| &proxy.pools).chain([&*own]).filter_map(|pools| pools.get(pool));
         rows.all(|row| row.acked.is_some_and(|(_, acked)| acked >= revision))
+    }
+}
+
+// === impl LearnedPools ===
+
+impl LearnedPools {
+    /// The step model of a pool; the default one until it is learned.
+    #[must_use]
+    pub fn step_model(&self, pool: &str) -> Arc<StepModel> {
+        let words = self.models.borrow().get(pool).map(|models| StepModel::from_words(&models.step));
+        Arc::new(words.and_then(Result::ok).unwrap_or_default())
     }
 }
 

@@ -20,6 +20,7 @@ mod metric_names;
 mod ordering;
 mod outsiders;
 mod promptness;
+mod scaler;
 mod standby;
 mod state_stream;
 mod tls;

@@ -17,7 +17,7 @@ pub(super) fn header_name(text: &str) -> Result<String, String> {
 }
 
 /// Reads a duration greater than zero: `250ms`, `2s`, `1.5s`, `1m`.
-pub(super) fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
     let scale = match unit {

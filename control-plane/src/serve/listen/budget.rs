@@ -15,6 +15,8 @@ pub enum ListenerName {
     Admin,
     /// Prometheus.
     Metrics,
+    /// KEDA.
+    Scaler,
 }
 
 /// The most connections of one listener.
@@ -63,6 +65,7 @@ impl ListenerName {
             Self::Health => "health",
             Self::Admin => "admin",
             Self::Metrics => "metrics",
+            Self::Scaler => "scaler",
         }
     }
 
@@ -73,7 +76,7 @@ impl ListenerName {
     }
 
     /// At most `connections_max` connections, and at most `part` 32nds of all descriptors. The
-    /// parts add up to 15 of 32, and to 19 while connections close
+    /// parts add up to 16 of 32, and to 20 while connections close
     /// ([`ConnectionBudget::open_max`]). The rest is for scraping, discovery and files; clients
     /// cannot use it up.
     fn budget_of(self, descriptors: u64) -> ConnectionBudget {
@@ -83,7 +86,7 @@ impl ListenerName {
             // One connection for each worker of each gateway.
             Self::ExtProc => (8_192, 4),
             // Probes, scrapers and operators: a few at a time.
-            Self::Health | Self::Admin | Self::Metrics => (256, 1),
+            Self::Health | Self::Admin | Self::Metrics | Self::Scaler => (256, 1),
         };
         let of_descriptors = usize::try_from(descriptors.saturating_mul(part) / 32).unwrap_or(usize::MAX);
         ConnectionBudget { connections_max: of_descriptors.clamp(CONNECTIONS_MIN, connections_max) }
@@ -114,14 +117,20 @@ impl ConnectionBudget {
 mod tests {
     use super::*;
 
-    const ALL: [ListenerName; 5] =
-        [ListenerName::State, ListenerName::ExtProc, ListenerName::Health, ListenerName::Admin, ListenerName::Metrics];
+    const ALL: [ListenerName; 6] = [
+        ListenerName::State,
+        ListenerName::ExtProc,
+        ListenerName::Health,
+        ListenerName::Admin,
+        ListenerName::Metrics,
+        ListenerName::Scaler,
+    ];
 
     #[test]
     fn clients_cannot_take_the_descriptors_that_scraping_needs() {
         for descriptors in [256, 1_024, 65_536, DESCRIPTORS_MAX] {
             let taken: usize = ALL.iter().map(|listener| listener.budget_of(descriptors).open_max()).sum();
-            assert!(u64::try_from(taken).unwrap() <= descriptors * 19 / 32, "{taken} of {descriptors}");
+            assert!(u64::try_from(taken).unwrap() <= descriptors * 20 / 32, "{taken} of {descriptors}");
         }
     }
 

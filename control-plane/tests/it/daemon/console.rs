@@ -155,6 +155,9 @@ async fn a_pasted_request_is_explained_and_its_text_is_nowhere() {
         assert!(!explained.to_string().contains(SECRET));
     }
     assert_ne!(one["picked"][0], both["picked"][0]);
+    let (_, invalid) = post(&daemon, &json!({"request": "{"})).await;
+    schema.check("Explanation", &invalid);
+    assert_eq!((&invalid["reply"]["status"], &invalid["picked"]), (&json!(400), &json!([])));
     for path in ["/api/v1/overview", "/api/v1/history", "/api/v1/decisions", "/debug/state", "/metrics"] {
         assert!(!get(daemon.admin_address, path).await.1.contains(SECRET), "{path}");
     }

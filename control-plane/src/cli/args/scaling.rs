@@ -1,0 +1,64 @@
+//! The signal to scale by, and the external scaler for KEDA.
+
+use std::time::Duration;
+
+use clap::Args;
+use scheduler::ENDPOINTS_MAX;
+use scheduler::scaling::ScalingGoal;
+
+use super::OptionalAddress;
+use super::values::{duration, listen};
+
+/// The goal that desired replicas are computed for. A trigger of KEDA may set its own.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "The signal to scale by")]
+pub struct ScalingArgs {
+    /// The TTFT that the desired replicas hold.
+    #[arg(long, env = "SWITCHPOINT_SCALE_TTFT", value_name = "DURATION", default_value = "2s", value_parser = duration)]
+    pub scale_ttft: Duration,
+
+    /// The time within which the desired replicas work off a backlog.
+    #[arg(long, env = "SWITCHPOINT_SCALE_DRAIN", value_name = "DURATION", default_value = "1m", value_parser = duration)]
+    pub scale_drain: Duration,
+
+    /// The time from the order of a replica to its first request: scheduling, pulling the image,
+    /// loading the model. Replicas for the backlog of that time are ordered at once.
+    #[arg(long, env = "SWITCHPOINT_SCALE_STARTUP", value_name = "DURATION", default_value = "1m", value_parser = duration)]
+    pub scale_startup: Duration,
+
+    /// The fewest desired replicas.
+    #[arg(long, env = "SWITCHPOINT_SCALE_MIN", value_name = "COUNT", default_value_t = 1, value_parser = replicas())]
+    pub scale_min: u32,
+
+    /// The most desired replicas.
+    #[arg(long, env = "SWITCHPOINT_SCALE_MAX", value_name = "COUNT", default_value_t = REPLICAS_MAX, value_parser = replicas())]
+    pub scale_max: u32,
+
+    /// The gRPC listener of the external scaler for KEDA, without TLS. It shows what the metrics
+    /// listener shows. Usually 0.0.0.0:9005; `none`: not opened.
+    #[arg(long, env = "SWITCHPOINT_LISTEN_SCALER", value_name = "IP:PORT", default_value = "none", value_parser = listen)]
+    pub listen_scaler: OptionalAddress,
+}
+
+/// A pool has no more endpoints.
+#[expect(clippy::cast_possible_truncation, reason = "1,024")]
+const REPLICAS_MAX: u32 = ENDPOINTS_MAX as u32;
+
+fn replicas() -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(0..=i64::from(REPLICAS_MAX))
+}
+
+// === impl ScalingArgs ===
+
+impl ScalingArgs {
+    /// The goal.
+    #[must_use]
+    pub fn goal(&self) -> ScalingGoal {
+        ScalingGoal {
+            ttft_s: self.scale_ttft.as_secs_f64(),
+            drain_s: self.scale_drain.as_secs_f64(),
+            startup_s: self.scale_startup.as_secs_f64(),
+            replicas: (self.scale_min, self.scale_max),
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! The signal to scale by, of each group of endpoints: those of one pool, role and list of models.
+//!
+//! ```text
+//!  counters of all proxies and of ext_proc ── every 5 s ──▶ traffic of each group ─┐
+//!  counters, metrics and step model now ───────────────────────────────────────────┴─▶ scheduler::scaling ──▶ /metrics, /debug/scaling, KEDA
+//! ```
+//! Only the traffic is kept. Groups are made from the current view of a pool when they are read, so
+//! a group that is gone leaves no series behind.
+
+mod goal;
+pub use goal::ScalingRequest;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use discovery::InstanceState;
+use scheduler::latency::step::StepModel;
+use scheduler::scaling::{
+    EngineSeats, OutstandingWork, ReportedRequests, RequestMix, ScalingGoal, ScalingGroup, ScalingRole, ScalingSignal, TrafficTotals,
+    TrafficWindow, signal,
+};
+use scheduler::{EndpointMetrics, ROLE_LABEL};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, MissedTickBehavior};
+
+use crate::pool::writer::{PoolMember, PoolView};
+use crate::shutdown::Shutdown;
+use crate::state::counters::{CounterTotals, EndedRequests, EndpointTotals, PoolArrivals};
+use crate::state::shared::DaemonState;
+
+/// How often traffic is recorded: often enough to notice a burst within an autoscaler's interval of
+/// 15 s. Proxies report once a second.
+pub const SAMPLE_INTERVAL: Duration = Duration::from_secs(5);
+
+/// For how long an endpoint that is not ready counts as starting. One that takes longer is broken.
+const STARTING_MAX: Duration = Duration::from_mins(15);
+
+/// The longest label with the models of a group, in bytes.
+const MODELS_LABEL_BYTES_MAX: usize = 256;
+
+/// The signals of all pools.
+#[derive(Debug)]
+pub struct ScalingSignals {
+    /// The goal of the operator.
+    pub goal: ScalingGoal,
+    began: Instant,
+    pools: Mutex<BTreeMap<Arc<str>, RecordedTraffic>>,
+}
+
+/// A role, and the models that its endpoints serve; an empty list means any.
+pub type GroupKey = (ScalingRole, Arc<[Box<str>]>);
+
+/// The traffic of a pool.
+#[derive(Debug, Default)]
+struct RecordedTraffic {
+    groups: BTreeMap<GroupKey, GroupTraffic>,
+    /// When requests were last refused, so that a pool without endpoints has a demand.
+    refused_at: Option<Instant>,
+}
+
+#[derive(Debug, Default)]
+struct GroupTraffic {
+    totals: TrafficTotals,
+    window: TrafficWindow,
+}
+
+/// The endpoints of a group, and what is known about their work.
+#[derive(Clone, Debug)]
+pub struct EndpointGroup {
+    /// The role and the models.
+    pub key: GroupKey,
+    /// The requests that arrive.
+    pub mix: RequestMix,
+    /// The endpoints.
+    pub endpoints: Vec<OutstandingWork>,
+    /// Replicas that start.
+    pub starting: u32,
+    measured: bool,
+    step: Arc<StepModel>,
+    seats: EngineSeats,
+}
+
+/// Starts to record the traffic of all pools.
+pub fn spawn(tasks: &mut JoinSet<&'static str>, shared: &Arc<DaemonState>, goal: ScalingGoal, shutdown: &Shutdown) -> Arc<ScalingSignals> {
+    let signals = Arc::new(ScalingSignals { goal, began: Instant::now(), pools: Mutex::default() });
+    let _ = shared.learning.scaling.set(Arc::clone(&signals)); // a daemon is started once
+    let (recorded, shared, mut shutdown) = (Arc::clone(&signals), Arc::clone(shared), shutdown.clone());
+    tasks.spawn(async move {
+        let mut tick = tokio::time::interval(SAMPLE_INTERVAL);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                now = tick.tick() => recorded.record(&shared, now),
+                () = shutdown.begun() => return "traffic of groups",
+            }
+        }
+    });
+    signals
+}
+
+/// The role and the models of an endpoint; `None` if it serves no stage with a step model.
+fn key(member: &PoolMember) -> Option<GroupKey> {
+    let role = member.instance.labels.iter().find(|(label, _)| label == ROLE_LABEL).map(|(_, role)| role.as_str());
+    Some((ScalingRole::of(role)?, Arc::clone(&member.metadata.models)))
+}
+
+/// The work outstanding at an endpoint.
+fn work(member: &PoolMember, metrics: &EndpointMetrics, totals: &CounterTotals, step: &StepModel) -> OutstandingWork {
+    let row = totals.endpoints.get(&(member.id.generation, member.id.slot)).copied().unwrap_or_default();
+    let EndpointTotals { requests, prefill_tokens, prompts, .. } = row;
+    let reported = || {
+        let (waiting, running) = (metrics.queue_depth?, metrics.running_requests?);
+        Some(ReportedRequests { waiting: waiting.into(), running: running.into() })
+    };
+    OutstandingWork {
+        speed: step.speed(member.id),
+        requests: float(requests),
+        prompts: float(prompts),
+        // Tokens of requests that decode count here too, if a configuration estimates outputs.
+        uncached_tokens: if prompts > 0 { float(prefill_tokens) } else { 0.0 },
+        reported: reported(),
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts of requests and tokens")]
+fn float(count: u64) -> f64 {
+    count as f64
+}
+
+// === impl ScalingSignals ===
+
+impl ScalingSignals {
+    /// The groups of a pool now. Empty if the pool has no complete set of endpoints.
+    #[must_use]
+    pub fn groups(&self, shared: &DaemonState, pool: &str, now: Instant) -> Vec<EndpointGroup> {
+        let Some(view) = shared.pools.borrow().get(pool).cloned() else { return Vec::new() };
+        let totals = shared.counters().totals(pool, now);
+        let step = shared.learning.step_model(pool);
+        let mut members: BTreeMap<GroupKey, Vec<(&PoolMember, &EndpointMetrics)>> = BTreeMap::new();
+        for (member, metrics) in view.members.iter().zip(view.metrics.iter()) {
+            if let Some(key) = key(member) {
+                members.entry(key).or_default().push((member, metrics));
+            }
+        }
+        // Discovery does not know role and models of an endpoint that is not ready.
+        let starting = if members.len() == 1 { starting(shared, pool) } else { 0 };
+        let traffic = self.lock();
+        let traffic = traffic.get(pool);
+        let group = |(key, members): (GroupKey, Vec<(&PoolMember, &EndpointMetrics)>)| {
+            let endpoints: Vec<OutstandingWork> = members.iter().map(|(member, metrics)| work(member, metrics, &totals, &step)).collect();
+            let window = traffic.and_then(|traffic| traffic.groups.get(&key)).map(|of| &of.window);
+            let mix = window.map(|window| window.mix(f64::from(step.output_tokens()))).unwrap_or_default();
+            let measured = window.is_some_and(TrafficWindow::is_measured);
+            let seats = EngineSeats::of(&members.iter().map(|(_, metrics)| *metrics));
+            EndpointGroup { key, mix: with_prompts(mix, &endpoints), endpoints, starting, measured, step: Arc::clone(&step), seats }
+        };
+        members.into_iter().map(group).collect()
+    }
+
+    /// Whether requests of a pool were refused within the last minute.
+    #[must_use]
+    pub fn refuses(&self, pool: &str, now: Instant) -> bool {
+        let refused_at = self.lock().get(pool).and_then(|traffic| traffic.refused_at);
+        refused_at.is_some_and(|at| now.saturating_duration_since(at).as_secs_f64() < TrafficWindow::LONG_S)
+    }
+
+    fn record(&self, shared: &DaemonState, now: Instant) {
+        if !shared.life.leads() {
+            // Proxies report to the leader only: a new leader begins with a new window.
+            self.lock().clear();
+            return;
+        }
+        let views: Vec<PoolView> = shared.pools.borrow().iter().cloned().collect();
+        let at_s = now.saturating_duration_since(self.began).as_secs_f64();
+        for view in views {
+            let arrivals = shared.counters().take_arrivals(&view.name);
+            let mut pools = self.lock();
+            let pool = pools.entry(Arc::clone(&view.name)).or_default();
+            if arrivals.refused > 0 {
+                pool.refused_at = Some(now);
+            }
+            pool.add(&view, &arrivals, at_s);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Arc<str>, RecordedTraffic>> {
+        self.pools.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Replicas that discovery knows and that are not ready yet.
+fn starting(shared: &DaemonState, pool: &str) -> u32 {
+    let Some(components) = shared.discovery.components.get().and_then(|pools| pools.get(pool)) else { return 0 };
+    let recent = |since: SystemTime| since.elapsed().is_ok_and(|time| time < STARTING_MAX);
+    let seen = components.iter().flat_map(|(_, followed)| followed.seen());
+    let starts = seen.filter(|seen| matches!(seen.state, InstanceState::NotReady(_) | InstanceState::Pending(_)) && recent(seen.since));
+    u32::try_from(starts.count()).unwrap_or(u32::MAX)
+}
+
+/// The mix with the prompts that are outstanding, where engines report no usage.
+fn with_prompts(mix: RequestMix, endpoints: &[OutstandingWork]) -> RequestMix {
+    if mix.prompt_tokens > 0.0 {
+        return mix;
+    }
+    let (prompts, tokens) = endpoints.iter().fold((0.0, 0.0), |(p, t), e| (p + e.prompts, t + e.uncached_tokens));
+    let mean = if prompts > 0.0 { tokens / prompts } else { 0.0 };
+    RequestMix { prompt_tokens: mean, uncached_tokens: mean, ..mix }
+}
+
+// === impl RecordedTraffic ===
+
+impl RecordedTraffic {
+    /// Adds what arrived since the last time to the groups of `view`. Groups that are gone are
+    /// forgotten.
+    fn add(&mut self, view: &PoolView, arrivals: &PoolArrivals, at_s: f64) {
+        let mut picked: BTreeMap<GroupKey, u64> = BTreeMap::new();
+        for member in view.members.iter() {
+            let picks = arrivals.picked.get(&(member.id.generation, member.id.slot)).copied().unwrap_or(0);
+            if let Some(key) = key(member) {
+                *picked.entry(key).or_default() += picks;
+            }
+        }
+        self.groups.retain(|key, _| picked.contains_key(key));
+        for key in picked.keys() {
+            let GroupTraffic { totals, window } = self.groups.entry(key.clone()).or_default();
+            let ended = ended(arrivals, &key.1);
+            totals.picked += float(arrived(&picked, key));
+            totals.ended += float(ended.requests);
+            totals.prompt_tokens += float(ended.prompt_tokens);
+            totals.cached_tokens += float(ended.cached_tokens);
+            totals.output_tokens += float(ended.output_tokens);
+            window.record(at_s, *totals);
+        }
+    }
+}
+
+/// The requests that arrived at a group. Picks name the endpoint that decodes, so those of prefill
+/// endpoints are the picks of endpoints with the same models, or else of all.
+fn arrived(picked: &BTreeMap<GroupKey, u64>, (role, models): &GroupKey) -> u64 {
+    if *role != ScalingRole::Prefill {
+        return picked.get(&(*role, Arc::clone(models))).copied().unwrap_or(0);
+    }
+    let decodes = || picked.iter().filter(|((role, _), _)| *role != ScalingRole::Prefill);
+    let same: Vec<u64> = decodes().filter(|((_, of), _)| of == models).map(|(_, picks)| *picks).collect();
+    if same.is_empty() { decodes().map(|(_, picks)| *picks).sum() } else { same.into_iter().sum() }
+}
+
+/// The requests that ended and were for one of these models; all if the list is empty, or names
+/// none of those that ended.
+fn ended(arrivals: &PoolArrivals, models: &[Box<str>]) -> EndedRequests {
+    let sum = |rows: &mut dyn Iterator<Item = &EndedRequests>| rows.fold(EndedRequests::default(), |sum, row| sum.with(*row));
+    let named = sum(&mut models.iter().filter_map(|model| arrivals.ended.get(&**model)));
+    if named.requests > 0 { named } else { sum(&mut arrivals.ended.values()) }
+}
+
+// === impl EndpointGroup ===
+
+impl EndpointGroup {
+    /// The signal for `goal`.
+    #[must_use]
+    pub fn signal(&self, goal: &ScalingGoal) -> ScalingSignal {
+        let Self { key: (role, _), mix, endpoints, starting, measured, step, seats } = self;
+        let (role, mix, measured, seats, starting) = (*role, *mix, *measured, *seats, *starting);
+        signal(&ScalingGroup { role, step, mix, measured, seats, endpoints, starting }, goal)
+    }
+
+    /// The models of the group for labels and pages, separated by commas.
+    #[must_use]
+    pub fn models(&self) -> String {
+        let mut models = self.key.1.join(",");
+        if models.len() > MODELS_LABEL_BYTES_MAX {
+            models.truncate(models.floor_char_boundary(MODELS_LABEL_BYTES_MAX));
+        }
+        models
+    }
+}

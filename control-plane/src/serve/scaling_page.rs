@@ -1,0 +1,50 @@
+//! `/debug/scaling`: the signals to scale by, and the numbers that they are made of. Those of a
+//! standby lack the requests of proxies.
+
+use axum::Json;
+use axum::extract::State;
+use scheduler::scaling::ScalingGoal;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::admin::AdminServer;
+use crate::scaling::EndpointGroup;
+
+/// All groups, by pool.
+pub async fn scaling(State(AdminServer { shared, .. }): State<AdminServer>) -> Json<Value> {
+    let Some(signals) = shared.learning.scaling.get() else { return Json(json!({ "groups": [] })) };
+    let now = Instant::now();
+    let rows = shared.pool_names.iter().flat_map(|pool| {
+        let groups = signals.groups(&shared, pool, now);
+        groups.iter().map(|group| group_row(pool, group, &signals.goal)).collect::<Vec<_>>()
+    });
+    let ScalingGoal { ttft_s, drain_s, startup_s, replicas: (least, most) } = signals.goal;
+    let goal = json!({ "ttft_s": ttft_s, "drain_s": drain_s, "startup_s": startup_s, "replicas_min": least, "replicas_max": most });
+    Json(json!({ "leads": shared.life.leads(), "goal": goal, "groups": rows.collect::<Vec<_>>() }))
+}
+
+fn group_row(pool: &str, group: &EndpointGroup, goal: &ScalingGoal) -> Value {
+    let signal = group.signal(goal);
+    let sum = |of: fn(&scheduler::scaling::OutstandingWork) -> f64| group.endpoints.iter().map(of).sum::<f64>();
+    json!({
+        "pool": pool,
+        "role": group.key.0.name(),
+        "models": group.models(),
+        "endpoints": group.endpoints.len(),
+        "endpoints_unknown": group.endpoints.iter().filter(|endpoint| endpoint.reported.is_none()).count(),
+        "starting": group.starting,
+        "requests": sum(|endpoint| endpoint.requests),
+        "prompts": sum(|endpoint| endpoint.prompts),
+        "uncached_tokens": sum(|endpoint| endpoint.uncached_tokens),
+        "arriving": {
+            "per_second": group.mix.per_second,
+            "prompt_tokens": group.mix.prompt_tokens,
+            "uncached_tokens": group.mix.uncached_tokens,
+            "output_tokens": group.mix.output_tokens,
+        },
+        "backlog_seconds": signal.backlog_s,
+        "busy_replicas": signal.busy,
+        "utilization": signal.utilization,
+        "desired_replicas": signal.desired,
+    })
+}

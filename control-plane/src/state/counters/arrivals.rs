@@ -1,0 +1,94 @@
+//! What arrived in a pool since the last look: the growth of the counts of each VM.
+//!
+//! A total of cumulative counts would jump when a proxy connects to a restarted daemon, because its
+//! VMs count since their own start. So the first report of a VM only sets its baseline.
+
+use std::collections::BTreeMap;
+
+use scheduler::{Generation, Slot};
+
+use super::{CounterTotals, MODELS_MAX, ModelTotals, OTHER};
+
+/// Requests of a pool, picked or ended in some time.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PoolArrivals {
+    /// Requests picked, by endpoint.
+    pub picked: BTreeMap<(Generation, Slot), u64>,
+    /// Requests ended, by the name of the model in the request to the endpoint.
+    pub ended: BTreeMap<String, EndedRequests>,
+    /// Requests refused by the proxies.
+    pub refused: u64,
+}
+
+/// Requests that ended without an error, and their tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EndedRequests {
+    /// Requests.
+    pub requests: u64,
+    /// Tokens of their prompts.
+    pub prompt_tokens: u64,
+    /// Tokens of their prompts that the engine had cached.
+    pub cached_tokens: u64,
+    /// Tokens of their outputs.
+    pub output_tokens: u64,
+}
+
+// === impl PoolArrivals ===
+
+impl PoolArrivals {
+    /// Adds what a VM counted between two reports.
+    pub(super) fn add(&mut self, before: &CounterTotals, now: &CounterTotals) {
+        for (id, row) in &now.endpoints {
+            let more = row.picked.saturating_sub(before.endpoints.get(id).map_or(0, |row| row.picked));
+            if more > 0 {
+                let picked = self.picked.entry(*id).or_default();
+                *picked = picked.saturating_add(more);
+            }
+        }
+        let refused = |totals: &CounterTotals| totals.dropped.values().fold(0_u64, |sum, count| sum.saturating_add(*count));
+        self.refused = self.refused.saturating_add(refused(now).saturating_sub(refused(before)));
+        for (label, row) in &now.models {
+            let more = EndedRequests::of(row).without(before.models.get(label).map(EndedRequests::of).unwrap_or_default());
+            if more == EndedRequests::default() {
+                continue;
+            }
+            let room = self.ended.len() < MODELS_MAX || self.ended.contains_key(&label.target);
+            let target = if room { label.target.as_str() } else { OTHER };
+            let ended = self.ended.entry(target.to_owned()).or_default();
+            *ended = ended.with(more);
+        }
+    }
+}
+
+// === impl EndedRequests ===
+
+impl EndedRequests {
+    fn of(row: &ModelTotals) -> Self {
+        let errors = row.errors.values().fold(0_u64, |sum, count| sum.saturating_add(*count));
+        Self {
+            requests: row.duration_ms.count().saturating_sub(errors),
+            prompt_tokens: row.prompt_tokens,
+            cached_tokens: row.cached_tokens,
+            output_tokens: row.completion_tokens,
+        }
+    }
+
+    /// The sum of both.
+    #[must_use]
+    pub fn with(self, other: Self) -> Self {
+        self.each(other, u64::saturating_add)
+    }
+
+    fn without(self, other: Self) -> Self {
+        self.each(other, u64::saturating_sub)
+    }
+
+    fn each(self, other: Self, of: fn(u64, u64) -> u64) -> Self {
+        Self {
+            requests: of(self.requests, other.requests),
+            prompt_tokens: of(self.prompt_tokens, other.prompt_tokens),
+            cached_tokens: of(self.cached_tokens, other.cached_tokens),
+            output_tokens: of(self.output_tokens, other.output_tokens),
+        }
+    }
+}

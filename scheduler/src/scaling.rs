@@ -1,0 +1,334 @@
+//! The signal to scale by: seconds of backlog and desired replicas of a group of endpoints, from
+//! the learned step model and the work that is outstanding.
+//!
+//! Work is measured in seconds of an average replica. Three quantities decide how many are needed:
+//!
+//! - **Demand** `d`: replicas kept busy by the requests that arrive, `requests/s × seconds each`.
+//! - **Backlog** `W`: seconds of work that is outstanding now.
+//! - **Utilization** `u`: how busy a replica may be, so that requests still begin within the wait
+//!   `w` of the SLO ([`utilization`]).
+//!
+//! ```text
+//! desired = max(d / u, (W' + d D) / (D + w))        W' = max(0, W + (d - ready) S)
+//! ```
+//!
+//! The first term keeps up with arrivals. The second works off the backlog within the drain time
+//! `D`: after it at most the allowed wait `w` is left on each replica, so `N (D + w) = W' + d D`
+//! (conservation of work). `W'` is the backlog when a replica ordered now starts to serve, `S`
+//! seconds from now.
+//!
+//! A batch of `B` sequences shares the constant part `e0` of a decode step, so a token costs
+//! `e0/B + e1 + e2 context`. Capacity counts with the largest batch that fits ([`EngineSeats`]).
+//!
+//! Bounds are applied here. Hysteresis is left to the autoscaler (the HPA's tolerance and
+//! stabilization window), so the number of replicas is not rounded.
+
+#[cfg(test)]
+mod tests;
+mod traffic;
+pub use traffic::{TrafficTotals, TrafficWindow};
+
+use crate::latency::step::StepModel;
+use crate::metrics::{EndpointMetrics, SEQUENCES_MAX_ATTRIBUTE};
+
+/// The sequences that an engine runs at once if it does not report a limit: vLLM's default.
+const SEQUENCES_DEFAULT: f64 = 256.0;
+
+/// The share of the KV cache that can be in use before engines preempt. Source: the simulations of
+/// flow control.
+const KV_SHARE_MAX: f64 = 0.95;
+
+/// The share of requests that may wait longer than the SLO's wait.
+const LATE_SHARE: f64 = 0.05;
+
+/// The range of the utilization: one replica must be of use, and a full one has no room for bursts.
+const UTILIZATION: (f64, f64) = (0.2, 0.95);
+
+/// The least part of the TTFT SLO that counts as allowed wait, also where the prefill alone takes
+/// longer than the SLO.
+const WAIT_SHARE_MIN: f64 = 0.1;
+
+/// The largest number that counts: products of two stay finite.
+const NUMBER_MAX: f64 = 1e15;
+
+/// The stages of a request that a group of endpoints serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ScalingRole {
+    /// Only prompts.
+    Prefill,
+    /// Only output.
+    Decode,
+    /// Whole requests.
+    Both,
+}
+
+/// The goal of the operator.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ScalingGoal {
+    /// The TTFT to hold, seconds.
+    pub ttft_s: f64,
+    /// The time within which a backlog is worked off, seconds.
+    pub drain_s: f64,
+    /// The time from the order of a replica to its first request, seconds.
+    pub startup_s: f64,
+    /// The fewest and the most replicas.
+    pub replicas: (u32, u32),
+}
+
+/// The mean of the requests that arrive at a group.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct RequestMix {
+    /// Requests a second.
+    pub per_second: f64,
+    /// Tokens of a prompt.
+    pub prompt_tokens: f64,
+    /// Tokens of a prompt that are not cached.
+    pub uncached_tokens: f64,
+    /// Tokens of an output.
+    pub output_tokens: f64,
+}
+
+/// The room of an engine, as far as it is known.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct EngineSeats {
+    /// The most sequences at once.
+    pub sequences_max: Option<f64>,
+    /// Tokens that fit the KV cache.
+    pub kv_tokens: Option<f64>,
+}
+
+/// What is outstanding at one endpoint.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct OutstandingWork {
+    /// Relative times of a prefill and of a decode step: see [`StepModel::speed`].
+    pub speed: (f32, f32),
+    /// Requests that proxies have outstanding there.
+    pub requests: f64,
+    /// The requests of these without a first token.
+    pub prompts: f64,
+    /// The uncached tokens of these prompts.
+    pub uncached_tokens: f64,
+    /// The requests that the engine reports; `None` if its metrics are unknown.
+    pub reported: Option<ReportedRequests>,
+}
+
+/// The requests that an engine reports.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ReportedRequests {
+    /// Requests that wait.
+    pub waiting: f64,
+    /// Requests that run.
+    pub running: f64,
+}
+
+/// A group of endpoints that scales together: those of one role and one set of models.
+#[derive(Clone, Copy, Debug)]
+pub struct ScalingGroup<'g> {
+    /// The stages that it serves.
+    pub role: ScalingRole,
+    /// The cost of its engines' steps.
+    pub step: &'g StepModel,
+    /// The requests that arrive.
+    pub mix: RequestMix,
+    /// Whether they were counted for long enough: see [`TrafficWindow::is_measured`].
+    pub measured: bool,
+    /// The room of an engine.
+    pub seats: EngineSeats,
+    /// The endpoints.
+    pub endpoints: &'g [OutstandingWork],
+    /// Replicas that start and do not serve yet.
+    pub starting: u32,
+}
+
+/// The signal of a group.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ScalingSignal {
+    /// The time that the group, starting replicas included, needs for everything outstanding,
+    /// seconds. `None` if nothing is known about its engines, or it has none.
+    pub backlog_s: Option<f64>,
+    /// Replicas that the arriving requests keep busy.
+    pub busy: f64,
+    /// How busy a replica may be.
+    pub utilization: f64,
+    /// The replicas that the goal needs, within its bounds and not rounded.
+    pub desired: f64,
+}
+
+/// The cost of a mean request, seconds of an average replica.
+#[derive(Clone, Copy, Debug)]
+struct RequestCost {
+    prefill_s: f64,
+    decode_s: f64,
+    /// The share of one prompt, and of each uncached token, in the cost of a prefill.
+    prompt_s: f64,
+    uncached_token_s: f64,
+}
+
+/// The signal of `group` for `goal`. Numbers that are negative or not finite count as 0.
+#[must_use]
+#[expect(clippy::cast_precision_loss, reason = "at most 1,024 endpoints")]
+pub fn signal(group: &ScalingGroup<'_>, goal: &ScalingGoal) -> ScalingSignal {
+    let cost = RequestCost::of(group);
+    let [least, most] = [goal.replicas.0, goal.replicas.1.max(goal.replicas.0)].map(f64::from);
+    let work = cost.outstanding(group.endpoints);
+    let ready: f64 = group.endpoints.iter().map(|endpoint| cost.capacity(endpoint.speed)).sum();
+    let capacity = ready + f64::from(group.starting);
+    let busy = known(group.mix.per_second) * cost.request_s();
+
+    let wait_s = (known(goal.ttft_s) - cost.prefill_s).max(known(goal.ttft_s) * WAIT_SHARE_MIN);
+    let utilization = utilization(wait_s, cost.request_s());
+    let later_s = (work.unwrap_or(0.0) + (busy - ready) * known(goal.startup_s)).max(0.0);
+    let drained = (later_s + busy * known(goal.drain_s)) / (known(goal.drain_s) + wait_s).max(f64::MIN_POSITIVE);
+    // An unknown group is not idle: it keeps its size.
+    let held = if work.is_none() || !group.measured { group.endpoints.len() as f64 + f64::from(group.starting) } else { 0.0 };
+    ScalingSignal {
+        backlog_s: work.filter(|_| capacity > 0.0).map(|work| work / capacity),
+        busy,
+        utilization,
+        desired: (busy / utilization).max(drained).max(held).clamp(least, most),
+    }
+}
+
+/// How busy a replica may be, so that at most [`LATE_SHARE`] of the requests wait longer than
+/// `wait_s`, if one keeps a replica busy for `request_s`.
+///
+/// This is the wait of the M/M/1 queue, `P(wait > w) = u exp(-(1 - u) w / s)`, solved for `u`
+/// (Kleinrock, "Queueing Systems", volume 1, section 3.2). Replicas that share a picker wait less,
+/// bursts more.
+#[must_use]
+pub fn utilization(wait_s: f64, request_s: f64) -> f64 {
+    /// Bisections of the range: more than the digits of any measurement.
+    const BISECTIONS: usize = 30;
+    let (mut low, mut high) = UTILIZATION;
+    if known(request_s) <= 0.0 {
+        return high;
+    }
+    let waits = known(wait_s) / request_s;
+    for _ in 0..BISECTIONS {
+        let middle = f64::midpoint(low, high);
+        let late = middle * libm::exp(-(1.0 - middle) * waits);
+        (low, high) = if late > LATE_SHARE { (low, middle) } else { (middle, high) };
+    }
+    low
+}
+
+/// The number if it is finite and not negative; else 0. At most [`NUMBER_MAX`].
+fn known(number: f64) -> f64 {
+    if number.is_finite() { number.clamp(0.0, NUMBER_MAX) } else { 0.0 }
+}
+
+// === impl ScalingRole ===
+
+impl ScalingRole {
+    /// The role of endpoints with this value of [`ROLE_LABEL`](crate::ROLE_LABEL). `None`: they
+    /// serve no stage that has a step model.
+    #[must_use]
+    pub fn of(label: Option<&str>) -> Option<Self> {
+        match label {
+            Some("encode") => None,
+            Some("prefill" | "encode-prefill") => Some(Self::Prefill),
+            Some("decode") => Some(Self::Decode),
+            _ => Some(Self::Both),
+        }
+    }
+
+    /// The role in labels and pages.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+            Self::Both => "both",
+        }
+    }
+}
+
+// === impl EngineSeats ===
+
+impl EngineSeats {
+    /// The smallest room of these engines. What none of them reports is unknown.
+    #[must_use]
+    pub fn of<'m>(metrics: &(impl Iterator<Item = &'m EndpointMetrics> + Clone)) -> Self {
+        let least = |of: fn(&EndpointMetrics) -> Option<f64>| metrics.clone().filter_map(of).filter(|room| *room > 0.0).reduce(f64::min);
+        Self {
+            sequences_max: least(|m| m.attribute(SEQUENCES_MAX_ATTRIBUTE).map(f64::from)),
+            kv_tokens: least(|m| Some(f64::from(m.kv_blocks?) * f64::from(m.kv_block_tokens?))),
+        }
+    }
+
+    /// The most sequences with `context` tokens each; at least 1.
+    fn batch(&self, context: f64) -> f64 {
+        let sequences = self.sequences_max.map_or(SEQUENCES_DEFAULT, known);
+        let of_kv = self.kv_tokens.map_or(f64::INFINITY, |tokens| known(tokens) * KV_SHARE_MAX / context.max(1.0));
+        sequences.min(of_kv).max(1.0)
+    }
+}
+
+// === impl RequestCost ===
+
+impl RequestCost {
+    fn of(group: &ScalingGroup<'_>) -> Self {
+        let ScalingGroup { role, step, mix, seats, .. } = group;
+        let output = known(mix.output_tokens).max(1.0);
+        let (prompt, uncached) = (known(mix.prompt_tokens), known(mix.uncached_tokens).min(known(mix.prompt_tokens)));
+        let ([c0, c1, c2], [e0, e1, e2]) = (step.prefill().map(f64::from), step.decode().map(f64::from));
+        let context = prompt + output / 2.0;
+        // The model is quadratic in one prompt. Outstanding tokens count with the attention of the
+        // mean prompt, so that work is proportional to its tokens.
+        let mut cost = Self {
+            prompt_s: c0 / 1e3,
+            uncached_token_s: (c1 + c2 * (2.0 * prompt - uncached)) / 1e3,
+            prefill_s: 0.0,
+            decode_s: output * (e0 / seats.batch(context) + e1 + e2 * context) / 1e3,
+        };
+        cost.prefill_s = cost.prompt_s + uncached * cost.uncached_token_s;
+        match role {
+            ScalingRole::Prefill => cost.decode_s = 0.0,
+            ScalingRole::Decode => (cost.prefill_s, cost.prompt_s, cost.uncached_token_s) = (0.0, 0.0, 0.0),
+            ScalingRole::Both => {}
+        }
+        cost
+    }
+
+    fn request_s(&self) -> f64 {
+        self.prefill_s + self.decode_s
+    }
+
+    /// The work outstanding at all endpoints, seconds. An endpoint with unknown metrics has at
+    /// least the mean of those with known ones. `None` if no proxy has a request there and no
+    /// engine's metrics are known.
+    fn outstanding(&self, endpoints: &[OutstandingWork]) -> Option<f64> {
+        let of = |endpoints: &mut dyn Iterator<Item = &OutstandingWork>| {
+            endpoints.fold((0_u32, 0.0), |(count, sum), endpoint| (count + 1, sum + self.at(endpoint)))
+        };
+        let (reporting, of_reporting) = of(&mut endpoints.iter().filter(|endpoint| endpoint.reported.is_some()));
+        let silent = || endpoints.iter().filter(|endpoint| endpoint.reported.is_none());
+        if reporting == 0 {
+            let (count, of_silent) = of(&mut silent());
+            return (count == 0 || of_silent > 0.0).then_some(of_silent);
+        }
+        let mean = of_reporting / f64::from(reporting);
+        Some(of_reporting + silent().map(|endpoint| self.at(endpoint).max(mean)).sum::<f64>())
+    }
+
+    /// The work outstanding at an endpoint, seconds: that of the proxies' ledgers, and mean
+    /// requests for those that the engine reports beyond them.
+    fn at(&self, endpoint: &OutstandingWork) -> f64 {
+        let OutstandingWork { requests, prompts, uncached_tokens, reported, .. } = *endpoint;
+        let (requests, prompts) = (known(requests).max(known(prompts)), known(prompts));
+        // The output that is left of a request that decodes is, on average, a whole mean output if
+        // lengths are exponential (residual life, Kleinrock, section 5.2). They nearly are.
+        let own = prompts * self.prompt_s + known(uncached_tokens) * self.uncached_token_s + requests * self.decode_s;
+        let Some(ReportedRequests { waiting, running }) = reported else { return own };
+        let others = (known(waiting) + known(running) - requests).max(0.0);
+        let others_waiting = (known(waiting) - prompts).clamp(0.0, others);
+        own + others * self.decode_s + others_waiting * self.prefill_s
+    }
+
+    /// The capacity of an endpoint with these relative times, in average replicas.
+    fn capacity(&self, (prefill, decode): (f32, f32)) -> f64 {
+        let [prefill, decode] = [prefill, decode].map(|times| f64::from(times).max(f64::from(f32::EPSILON)));
+        let request_s = self.request_s();
+        if request_s > 0.0 { request_s / (self.prefill_s * prefill + self.decode_s * decode) } else { 1.0 }
+    }
+}

@@ -1,0 +1,211 @@
+use proptest::prelude::*;
+
+use super::*;
+
+const STEP: ([f32; 3], [f32; 3]) = ([10.0, 0.05, 1e-6], [10.0, 0.02, 1e-4]);
+const GOAL: ScalingGoal = ScalingGoal { ttft_s: 2.0, drain_s: 60.0, startup_s: 0.0, replicas: (1, 1_000) };
+const MIX: RequestMix = RequestMix { per_second: 0.0, prompt_tokens: 2_000.0, uncached_tokens: 1_000.0, output_tokens: 100.0 };
+const IDLE: OutstandingWork = OutstandingWork {
+    speed: (1.0, 1.0),
+    requests: 0.0,
+    prompts: 0.0,
+    uncached_tokens: 0.0,
+    reported: Some(ReportedRequests { waiting: 0.0, running: 0.0 }),
+};
+const UNKNOWN: OutstandingWork = OutstandingWork { reported: None, ..IDLE };
+
+fn of(mix: RequestMix, endpoints: &[OutstandingWork], goal: &ScalingGoal) -> ScalingSignal {
+    let step = StepModel::of(STEP.0, STEP.1, 100.0);
+    signal(
+        &ScalingGroup { role: ScalingRole::Both, step: &step, mix, measured: true, seats: EngineSeats::default(), endpoints, starting: 0 },
+        goal,
+    )
+}
+
+/// Compares to a millionth.
+#[track_caller]
+fn assert_near(found: f64, expected: f64) {
+    assert!((found - expected).abs() <= 1e-6 * expected.abs().max(1e-9), "{found}, not {expected}");
+}
+
+#[test]
+fn the_figures_of_an_example() {
+    // A prefill takes 10 + 1,000 × (0.05 + 1e-6 × 3,000) = 63 ms; a token 10/256 + 0.02 + 1e-4 ×
+    // 2,050 = 0.2640625 ms, 100 of them 26.40625 ms.
+    let loaded = OutstandingWork { requests: 30.0, prompts: 20.0, uncached_tokens: 20_000.0, reported: None, ..IDLE };
+    let found = of(RequestMix { per_second: 20.0, ..MIX }, &[loaded, IDLE], &GOAL);
+    assert_near(found.busy, 20.0 * 0.089_406_25);
+    // Beside 20 prompts of 63 ms and 30 outputs, the idle endpoint counts as capacity.
+    assert_near(found.backlog_s.unwrap(), (20.0 * 0.063 + 30.0 * 0.026_406_25) / 2.0);
+    assert_near(found.desired, found.busy / found.utilization);
+    let burst = OutstandingWork { requests: 5_000.0, prompts: 5_000.0, uncached_tokens: 5e6, ..IDLE };
+    let found = of(MIX, &[burst], &GOAL);
+    assert_near(found.desired, 5_000.0 * 0.089_406_25 / (60.0 + 2.0 - 0.063));
+}
+
+#[test]
+fn no_work_needs_the_minimum() {
+    let found = of(MIX, &[IDLE; 4], &ScalingGoal { replicas: (2, 9), ..GOAL });
+    assert_eq!((found.backlog_s, found.busy, found.desired), (Some(0.0), 0.0, 2.0));
+    assert_eq!(of(MIX, &[], &ScalingGoal { replicas: (0, 9), ..GOAL }), ScalingSignal { backlog_s: None, desired: 0.0, ..found });
+}
+
+#[test]
+fn engines_of_which_nothing_is_known_are_not_idle() {
+    let found = of(MIX, &[UNKNOWN; 5], &GOAL);
+    assert_eq!((found.backlog_s, found.desired), (None, 5.0), "the group keeps its size");
+    let step = StepModel::of(STEP.0, STEP.1, 100.0);
+    let seats = EngineSeats::default();
+    let new = ScalingGroup { role: ScalingRole::Both, step: &step, mix: MIX, measured: false, seats, endpoints: &[IDLE; 5], starting: 2 };
+    assert_eq!(signal(&new, &GOAL).desired, 7.0, "a new leader does not know yet what arrives");
+    let loaded = OutstandingWork { requests: 400.0, prompts: 400.0, uncached_tokens: 4e5, ..IDLE };
+    let with = |other| of(MIX, &[loaded, other], &GOAL).backlog_s.unwrap();
+    assert_near(with(UNKNOWN), 2.0 * with(IDLE));
+}
+
+#[test]
+fn a_starting_replica_is_capacity_that_comes() {
+    let step = StepModel::of(STEP.0, STEP.1, 100.0);
+    let loaded = OutstandingWork { requests: 400.0, prompts: 400.0, uncached_tokens: 4e5, ..IDLE };
+    let found = |starting| {
+        let endpoints = &[loaded];
+        signal(
+            &ScalingGroup {
+                role: ScalingRole::Both,
+                step: &step,
+                mix: MIX,
+                measured: true,
+                seats: EngineSeats::default(),
+                endpoints,
+                starting,
+            },
+            &GOAL,
+        )
+    };
+    assert_near(found(3).backlog_s.unwrap() * 4.0, found(0).backlog_s.unwrap());
+    assert_eq!(found(3).desired, found(0).desired, "the desired number includes those that start");
+}
+
+#[test]
+fn a_slow_endpoint_is_less_capacity_and_other_roles_have_other_costs() {
+    let loaded = OutstandingWork { requests: 400.0, prompts: 400.0, uncached_tokens: 4e5, ..IDLE };
+    let slow = OutstandingWork { speed: (2.0, 2.0), ..loaded };
+    assert_near(of(MIX, &[slow], &GOAL).backlog_s.unwrap(), 2.0 * of(MIX, &[loaded], &GOAL).backlog_s.unwrap());
+    let step = StepModel::of(STEP.0, STEP.1, 100.0);
+    let found = [ScalingRole::Prefill, ScalingRole::Decode].map(|role| {
+        let group =
+            ScalingGroup { role, step: &step, mix: MIX, measured: true, seats: EngineSeats::default(), endpoints: &[loaded], starting: 0 };
+        signal(&group, &GOAL).backlog_s.unwrap()
+    });
+    assert_near(found[0], 400.0 * 0.063);
+    assert_near(found[1], 400.0 * 0.026_406_25);
+    assert_eq!(
+        [None, Some("decode"), Some("encode"), Some("prefill")].map(ScalingRole::of).map(|role| role.map(ScalingRole::name)),
+        [Some("both"), Some("decode"), None, Some("prefill")]
+    );
+}
+
+#[test]
+fn requests_that_only_the_engine_knows_count_too() {
+    let reports = |waiting, running| OutstandingWork { reported: Some(ReportedRequests { waiting, running }), ..IDLE };
+    assert_near(of(MIX, &[reports(10.0, 0.0)], &GOAL).backlog_s.unwrap(), 10.0 * 0.089_406_25);
+    assert_near(of(MIX, &[reports(0.0, 10.0)], &GOAL).backlog_s.unwrap(), 10.0 * 0.026_406_25);
+    let ours = OutstandingWork { requests: 10.0, prompts: 10.0, uncached_tokens: 10_000.0, ..reports(10.0, 0.0) };
+    assert_near(of(MIX, &[ours], &GOAL).backlog_s.unwrap(), 10.0 * 0.089_406_25);
+}
+
+#[test]
+fn a_small_kv_cache_makes_tokens_expensive() {
+    let metrics = |blocks| EndpointMetrics { kv_blocks: Some(blocks), kv_block_tokens: Some(16), ..EndpointMetrics::default() };
+    let rooms = [metrics(2_000), metrics(1_000), EndpointMetrics::default()];
+    assert_eq!(EngineSeats::of(&rooms.iter()), EngineSeats { sequences_max: None, kv_tokens: Some(16_000.0) });
+    assert_eq!(EngineSeats { sequences_max: Some(64.0), kv_tokens: Some(16_000.0) }.batch(2_000.0), 7.6);
+    assert_eq!(EngineSeats { sequences_max: Some(4.0), kv_tokens: Some(16_000.0) }.batch(0.0), 4.0);
+    assert_eq!(EngineSeats { sequences_max: Some(f64::NAN), kv_tokens: None }.batch(0.0), 1.0);
+}
+
+#[test]
+fn replicas_may_be_busier_where_the_slo_allows_a_longer_wait() {
+    let found = [0.0, 1.0, 4.0, 20.0, 1e9, f64::NAN].map(|wait_s| utilization(wait_s, 0.5));
+    assert!(found[..5].is_sorted(), "{found:?}");
+    assert_near(found[5], found[0]);
+    assert_near(found[0], 0.2);
+    assert_near(found[4], 0.95);
+    // u exp(-(1 - u) 8) = 0.05 at 0.6747.
+    assert!((found[2] - 0.6747).abs() < 1e-4, "{found:?}");
+    assert_near(utilization(1.0, 0.0), 0.95);
+}
+
+#[test]
+fn the_time_to_start_orders_ahead_of_a_backlog_that_grows() {
+    let busy = RequestMix { per_second: 100.0, ..MIX };
+    let found = [0.0, 300.0].map(|startup_s| of(busy, &[IDLE; 4], &ScalingGoal { startup_s, ..GOAL }).desired);
+    assert!(found[1] > 1.5 * found[0], "{found:?}");
+    let found = [0.0, 300.0].map(|startup_s| of(busy, &[IDLE; 40], &ScalingGoal { startup_s, ..GOAL }).desired);
+    assert_eq!(found[0], found[1], "enough replicas are there");
+}
+
+fn any_work() -> impl Strategy<Value = OutstandingWork> {
+    let reported = prop::option::of((0.0..500.0, 0.0..500.0).prop_map(|(waiting, running)| ReportedRequests { waiting, running }));
+    (0.0..500.0, 0.0..500.0, 0.0..1e6, reported).prop_map(|(requests, prompts, uncached_tokens, reported)| OutstandingWork {
+        speed: (1.0, 1.0),
+        requests,
+        prompts,
+        uncached_tokens,
+        reported,
+    })
+}
+
+proptest! {
+    #[test]
+    fn more_work_never_needs_fewer_replicas(
+        endpoints in prop::collection::vec(any_work(), 1..6),
+        (at, more) in (any::<prop::sample::Index>(), 1.0_f64..5.0),
+        (per_second, faster, startup_s) in (0.0..500.0, 0.0..100.0, 0.0..600.0),
+    ) {
+        let goal = ScalingGoal { startup_s, ..GOAL };
+        let mut grown = endpoints.clone();
+        let work = &mut grown[at.index(endpoints.len())];
+        work.requests *= more;
+        work.prompts *= more;
+        work.uncached_tokens *= more;
+        if let Some(reported) = &mut work.reported {
+            reported.waiting *= more;
+            reported.running *= more;
+        }
+        let before = of(RequestMix { per_second, ..MIX }, &endpoints, &goal);
+        let after = of(RequestMix { per_second: per_second + faster, ..MIX }, &grown, &goal);
+        prop_assert!(after.desired >= before.desired * (1.0 - 1e-9), "{before:?} {after:?}");
+        prop_assert!(after.backlog_s >= before.backlog_s.map(|seconds| seconds * (1.0 - 1e-9)), "{before:?} {after:?}");
+    }
+
+    #[test]
+    fn a_pool_of_twice_the_size_needs_twice_the_replicas(endpoints in prop::collection::vec(any_work(), 1..6), per_second in 0.0..500.0) {
+        let goal = ScalingGoal { replicas: (0, 1_000_000), startup_s: 60.0, ..GOAL };
+        let (one, two) = (of(RequestMix { per_second, ..MIX }, &endpoints, &goal), {
+            let twice = [&endpoints[..], &endpoints].concat();
+            of(RequestMix { per_second: 2.0 * per_second, ..MIX }, &twice, &goal)
+        });
+        prop_assert!((two.desired - 2.0 * one.desired).abs() <= 1e-6 * two.desired.max(1e-9), "{one:?} {two:?}");
+        prop_assert!((two.backlog_s.unwrap_or(0.0) - one.backlog_s.unwrap_or(0.0)).abs() <= 1e-6, "{one:?} {two:?}");
+    }
+
+    #[test]
+    fn any_numbers_give_a_number_within_the_bounds(
+        numbers in prop::array::uniform8(any::<f64>()),
+        goal in prop::array::uniform3(any::<f64>()),
+        replicas in any::<(u32, u32)>(),
+        speed in any::<(f32, f32)>(),
+        reports in any::<bool>(),
+    ) {
+        let [requests, prompts, uncached_tokens, waiting, running, per_second, prompt_tokens, output_tokens] = numbers;
+        let reported = reports.then_some(ReportedRequests { waiting, running });
+        let endpoint = OutstandingWork { speed, requests, prompts, uncached_tokens, reported };
+        let goal = ScalingGoal { ttft_s: goal[0], drain_s: goal[1], startup_s: goal[2], replicas };
+        let mix = RequestMix { per_second, prompt_tokens, uncached_tokens, output_tokens };
+        let found = of(mix, &[endpoint], &goal);
+        let (least, most) = (f64::from(replicas.0), f64::from(replicas.1.max(replicas.0)));
+        prop_assert!((least..=most).contains(&found.desired), "{found:?}");
+        prop_assert!(found.backlog_s.is_none_or(|seconds| seconds >= 0.0), "{found:?}");
+    }
+}
