@@ -191,8 +191,8 @@ class Istio(unittest.TestCase):
 
     def test_a_report_of_several_loads_adds_them(self) -> None:
         runs = [(Report(requests=10, failed=1, longest_gap=0.2), "a"), (Report(requests=5, longest_gap=0.1), "b")]
-        report, remarks = istio_steps.added(runs)
-        self.assertEqual((report.requests, report.failed, report.longest_gap, remarks), (15, 1, 0.2, "a; b"))
+        report, _, remarks = istio_steps.outcome(0.0, runs, "first")
+        self.assertEqual((report.requests, report.failed, report.longest_gap, remarks), (15, 1, 0.2, "first; a; b"))
 
     def test_a_turn_that_moved_has_not_stayed(self) -> None:
         turns = [{"served_by": engine} for engine in ("a", "a", "b")]
