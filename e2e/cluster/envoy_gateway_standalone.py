@@ -22,6 +22,7 @@ import arrivals
 import chat
 import conversations
 import credentials
+import engines
 import envoy_gateway
 import envoy_gateway_drills
 import images
@@ -143,7 +144,7 @@ class Stand:
             self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, env=environment, preexec_fn=die_with_parent)
 
     def engine(self, number: int) -> None:
-        self.start(f"engine-{number}", str(programs() / "model-server"), f"--listen={ENGINES[number]}", "--speed=20", "--chunk-delay-ms=50")
+        self.start(f"engine-{number}", str(programs() / "model-server"), f"--listen={ENGINES[number]}", *engines.ARGUMENTS[1:])
 
     def daemon(self) -> None:
         self.start(
@@ -185,8 +186,8 @@ class Stand:
         text = text.replace("address: switchpointd.switchpoint.svc.cluster.local, port_value: 9004", "address: 127.0.0.1, port_value: 9004")
         text = re.sub(r"image: \{url: \S+\}", f"image: {{{image}}}", text)
         namespaces = [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in ("default", envoy_gateway.NAMESPACE)]
-        engines = [(engine.partition(":")[0], 8000) for engine in ENGINES]
-        more = [*namespaces, backend("model-servers", "default", engines), backend("switchpointd", "default", [("127.0.0.1", 9002)]), *secrets()]
+        servers = [(engine.partition(":")[0], 8000) for engine in ENGINES]
+        more = [*namespaces, backend("model-servers", "default", servers), backend("switchpointd", "default", [("127.0.0.1", 9002)]), *secrets()]
         return text + "".join(f"\n---\n{json.dumps(one)}" for one in more)
 
     def apply(self, image: str = f"url: {REGISTRY}/switchpoint:{TAG}", *more: dict) -> None:
