@@ -1,9 +1,13 @@
-"""Tests the pure parts of the cluster's tests. Standard library only; needs no node."""
+"""Tests the pure parts of the cluster's tests, and translates the files of Envoy Gateway where its translator is built. Standard
+library only; needs no node."""
 
+import base64
 import itertools
 import json
 import pathlib
 import re
+import shutil
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -23,8 +27,9 @@ import paths
 import previous
 import table
 from arrivals import STREAM_SECONDS, TOKENS_PER_SECOND, Arrival, Report, Result, arrivals, longest_gap, summarize
-from paths import ROOT
+from paths import BIN, ROOT
 
+EGCTL = BIN / "egctl"
 SERVICE = {"metadata": {"name": "a", "namespace": "n"}, "spec": {"clusterIP": "10.96.0.7"}}
 HEADLESS = {"metadata": {"name": "h", "namespace": "n"}, "spec": {"clusterIP": "None"}}
 SLICE = {
@@ -177,6 +182,58 @@ class EnvoyGateway(unittest.TestCase):
         # Only the module answers for the picker; upgrades need no route of their own here.
         self.assertEqual(patched - {"/v1/realtime"}, routed[0])
         self.assertEqual(routed[0] - {"/switchpoint/ready"}, routed[1])
+
+
+def translated(file: str, folder: pathlib.Path) -> dict:
+    """What Envoy Gateway's translator makes of a shipped file, beside the daemon's Service and certificate."""
+    pem = folder / "ca.pem"
+    subject = ["-subj", "/CN=switchpoint", "-keyout", str(folder / "ca.key"), "-out", str(pem)]
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", *subject], check=True, capture_output=True)
+    port = {"name": "grpc-ext-proc", "port": 9002, "targetPort": 9002, "protocol": "TCP"}
+    place = {"namespace": "switchpoint"}
+    more = [
+        {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "switchpointd"} | place, "spec": {"clusterIP": "10.96.0.9", "ports": [port]}},
+        {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "switchpointd-tls"} | place, "data": {"ca.crt": base64.b64encode(pem.read_bytes()).decode()}},
+    ]
+    manifest = folder / "manifest.yaml"
+    manifest.write_text((envoy_gateway.CONFIG / file).read_text() + "".join(f"\n---\n{json.dumps(one)}" for one in more))
+    words = ["experimental", "translate", "--from=gateway-api", "--to=gateway-api,xds", "--type=all", "--add-missing-resources", "-o=json", f"-f={manifest}"]
+    return json.loads(subprocess.run([str(EGCTL), *words], check=True, capture_output=True, text=True).stdout)
+
+
+def refusals(translation: dict) -> list[str]:
+    """The messages of all conditions of policies that are not true."""
+    policies = [policy for kind, found in translation.items() if kind.endswith("Policies") for policy in found]
+    conditions = [one for policy in policies for ancestor in policy["status"]["ancestors"] or [] for one in ancestor["conditions"]]
+    return [one["message"] for one in conditions if one["status"] != "True"]
+
+
+@unittest.skipUnless(EGCTL.exists() and shutil.which("openssl"), "no .tools/bin/egctl (.ci/cluster_tools.py envoy-gateway) or no openssl")
+class Translated(unittest.TestCase):
+    """The files without patches. The patches of `gateway.yaml` run on a real Envoy in the test `translated` of `make e2e-long`."""
+
+    def test_the_daemon_decides_by_ext_proc(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            made = translated("ext-proc.yaml", pathlib.Path(folder))
+        self.assertEqual(refusals(made), [])
+        configs = made["xds"]["default/inference"]["configs"]
+        listeners = [entry["activeState"]["listener"] for config in configs for entry in config.get("dynamicListeners", [])]
+        [chain] = [listener["defaultFilterChain"] for listener in listeners if listener["name"] == envoy_gateway_drills.LISTENER]
+        processor, router = chain["filters"][0]["typedConfig"]["httpFilters"]
+        self.assertEqual(router["name"], "envoy.filters.http.router")
+        settings = processor["typedConfig"]
+        # The daemon finds the pool of a Service by this name.
+        self.assertEqual(settings["grpcService"]["envoyGrpc"]["authority"], "switchpointd.switchpoint:9002")
+        self.assertEqual((settings["failureModeAllow"], settings["processingMode"]["requestBodyMode"]), (True, "BUFFERED"))
+        clusters = {entry["cluster"]["name"]: entry["cluster"] for config in configs for entry in config.get("dynamicActiveClusters", [])}
+        policy = clusters["httproute/default/inference/rule/0"]["loadBalancingPolicy"]["policies"][0]["typedExtensionConfig"]["typedConfig"]
+        self.assertEqual(policy["overrideHostSources"], [{"header": "x-gateway-destination-endpoint"}])
+
+    def test_only_the_module_is_missing(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            made = translated("extension-policy.yaml", pathlib.Path(folder))
+        # The translator fetches no module; the controller of the drills does.
+        self.assertEqual(refusals(made), ["Wasm: wasm cache is not initialized."])
 
 
 class Istio(unittest.TestCase):
