@@ -6,7 +6,6 @@ import json
 import shutil
 import string
 
-import engines
 import images
 import istio
 import kube
@@ -67,11 +66,9 @@ def install() -> None:
 
 
 def install_daemon() -> None:
-    """The shipped daemon, the model servers in `default`, and the Secret of the proxies. A second call keeps the certificates, and
-    replaces the engines: the picker has learned how fast each one was in an earlier drill."""
+    """The shipped daemon, the model servers in `default`, and the Secret of the proxies. A second call keeps the certificates."""
     if kube.get("deployments", "switchpoint", "app=switchpointd"):
-        kube.kubectl("delete", "pods", "-n", "default", "-l", engines.SELECTOR, "--grace-period=1")
-        kube.rolled_out("model-servers", "default")
+        istio.replace_engines()
     else:
         istio.install_daemon()
     kube.apply(manifests.tls_secret("switchpoint-proxy-tls", "proxy", "state-ca"), NAMESPACE)

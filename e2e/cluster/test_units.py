@@ -20,6 +20,7 @@ import envoy_gateway
 import envoy_gateway_drills
 import ext_proc_gateway
 import images
+import istio
 import istio_body
 import istio_faults
 import istio_steps
@@ -240,6 +241,9 @@ class Istio(unittest.TestCase):
     def test_the_page_shows_the_measured_rows(self) -> None:
         rows = json.loads((ROOT / "docs/data/istio-body.json").read_text())["rows"]
         self.assertIn(istio_body.table(rows), (ROOT / "docs/how-to/istio.md").read_text())
+
+    def test_kubectl_prints_one_document_after_another(self) -> None:
+        self.assertEqual(istio.several('{"kind": "A"}\n{\n"kind": "B"\n}\n'), [{"kind": "A"}, {"kind": "B"}])
 
     def test_an_old_cluster_is_a_patch(self) -> None:
         text = istio_faults.old_state_cluster()
