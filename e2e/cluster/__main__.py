@@ -17,8 +17,10 @@ import sys
 import time
 import traceback
 
+import arrivals
 import drills
 import images
+import loading
 import machine
 import node
 import release
@@ -51,6 +53,7 @@ def run_drill(name: str) -> table.Row:
     """Runs one drill. A failed request or any exception fails it."""
     say(f"-- {name}")
     began = time.monotonic()
+    loading.REPORTS.clear()
     try:
         outcome = drills.DRILLS[name].run()
     except Skipped as why:
@@ -59,7 +62,7 @@ def run_drill(name: str) -> table.Row:
     except Exception as error:
         (RUN / f"{name}.txt").write_text(traceback.format_exc())
         say(f"   FAILED: {error}")
-        return table.Row(name, "failed", None, None, None, time.monotonic() - began, str(error).splitlines()[0][:300] if str(error) else type(error).__name__)
+        return broken_off(name, time.monotonic() - began, str(error).splitlines()[0][:300] if str(error) else type(error).__name__)
     report = outcome.report
     if report is None:
         say(f"   ok, {outcome.seconds:.0f} s: {outcome.remarks}")
@@ -70,6 +73,18 @@ def run_drill(name: str) -> table.Row:
     for failure in report.failures[:FAILURES_SHOWN_MAX]:
         say(f"   | {failure}")
     return table.Row(name, result, report.requests, report.failed, report.longest_gap, outcome.seconds, outcome.remarks)
+
+
+def broken_off(name: str, seconds: float, why: str) -> table.Row:
+    """The row of a drill that ended by an exception, with what its loads had counted."""
+    if not loading.REPORTS:
+        return table.Row(name, "failed", None, None, None, seconds, why)
+    report = arrivals.added(loading.REPORTS)
+    (RUN / f"{name}.json").write_text(json.dumps(report.__dict__, indent=1))
+    say(f"   {report.failed} of {report.requests} requests failed, {report.streams} streams, in {len(loading.REPORTS)} loads")
+    for failure in report.failures[:FAILURES_SHOWN_MAX]:
+        say(f"   | {failure}")
+    return table.Row(name, "failed", report.requests, report.failed, report.longest_gap, seconds, why)
 
 
 def run_drills(names: list[str]) -> int:

@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import random
-from typing import Iterator, NamedTuple
+from typing import Iterable, Iterator, NamedTuple
 
 # Streams last this long.
 STREAM_SECONDS = (5.0, 20.0)
@@ -88,3 +88,14 @@ def summarize(results: list[Result], seconds: float) -> Report:
         served_by=dict(collections.Counter(result.served_by for result in results if result.served_by)),
         failures=[dataclasses.asdict(result) for result in failed[:FAILURES_LISTED_MAX]],
     )
+
+
+def added(reports: Iterable[Report]) -> Report:
+    """One report of several loads."""
+    total = Report()
+    for report in reports:
+        for field in ("requests", "failed", "failed_begun", "streams"):
+            setattr(total, field, getattr(total, field) + getattr(report, field))
+        total.failures = [*total.failures, *report.failures]
+        total.longest_gap = max(total.longest_gap, report.longest_gap)
+    return total

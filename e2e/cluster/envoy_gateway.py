@@ -67,7 +67,9 @@ def install() -> None:
 
 def install_daemon() -> None:
     """The shipped daemon, the model servers in `default`, and the Secret of the proxies. A second call keeps the certificates."""
-    if not kube.get("deployments", "switchpoint", "app=switchpointd"):
+    if kube.get("deployments", "switchpoint", "app=switchpointd"):
+        istio.replace_engines()
+    else:
         istio.install_daemon()
     kube.apply(manifests.tls_secret("switchpoint-proxy-tls", "proxy", "state-ca"), NAMESPACE)
 

@@ -22,6 +22,7 @@ import arrivals
 import chat
 import conversations
 import credentials
+import engines
 import envoy_gateway
 import envoy_gateway_drills
 import images
@@ -109,10 +110,17 @@ def backend(name: str, namespace: str, endpoints: list[tuple[str, int]]) -> dict
     return {"apiVersion": API, "kind": "Backend", "metadata": {"name": name, "namespace": namespace}, "spec": {"endpoints": rows}}
 
 
-def secret() -> dict:
-    data = {"tls.crt": "daemon.pem", "tls.key": "daemon.key", "ca.crt": "state-ca.pem"}
-    encoded = {name: base64.b64encode((ETC / file).read_bytes()).decode() for name, file in data.items()}
-    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "switchpointd-tls", "namespace": "switchpoint"}, "data": encoded}
+def secret(name: str, namespace: str, files: dict[str, pathlib.Path]) -> dict:
+    data = {key: base64.b64encode(file.read_bytes()).decode() for key, file in files.items()}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": namespace}, "data": data}
+
+
+def secrets() -> list[dict]:
+    """The daemon's certificate, and the proxies' certificate for the controller. Without Kubernetes the controller invents a proxy
+    certificate that its own module server refuses."""
+    daemon = {"tls.crt": ETC / "daemon.pem", "tls.key": ETC / "daemon.key", "ca.crt": ETC / "state-ca.pem"}
+    proxy = {name: MOUNTED / name for name in daemon}
+    return [secret("switchpointd-tls", "default", daemon), secret("envoy", envoy_gateway.NAMESPACE, proxy)]
 
 
 class Stand:
@@ -136,7 +144,7 @@ class Stand:
             self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, env=environment, preexec_fn=die_with_parent)
 
     def engine(self, number: int) -> None:
-        self.start(f"engine-{number}", str(programs() / "model-server"), f"--listen={ENGINES[number]}", "--speed=20", "--chunk-delay-ms=50")
+        self.start(f"engine-{number}", str(programs() / "model-server"), f"--listen={ENGINES[number]}", *engines.ARGUMENTS[1:])
 
     def daemon(self) -> None:
         self.start(
@@ -169,15 +177,17 @@ class Stand:
         text = self.change((envoy_gateway.CONFIG / self.name).read_text())
         # The standalone mode has no Services: Backends take their place. It starts a process in place of a Deployment.
         text = text.replace("{name: model-servers, port: 8000}", "{group: gateway.envoyproxy.io, kind: Backend, name: model-servers}")
-        text = text.replace("{name: switchpointd, namespace: switchpoint, port: 9002}", "{group: gateway.envoyproxy.io, kind: Backend, name: switchpointd, namespace: switchpoint}")
+        # One namespace: the translator refuses a Backend of another one, whatever a ReferenceGrant says.
+        text = re.sub(r"namespace: switchpoint\b", "namespace: default", text)
+        text = text.replace("{name: switchpointd, namespace: default, port: 9002}", "{group: gateway.envoyproxy.io, kind: Backend, name: switchpointd}")
         text = text.replace('{group: "", kind: Service, name: switchpointd', "{group: gateway.envoyproxy.io, kind: Backend, name: switchpointd").replace(", sectionName: grpc-ext-proc", "")
         text = re.sub(r"  provider:\n    type: Kubernetes\n(?:    .*\n)+", f"  provider: {json.dumps(HOST_PROVIDER)}\n", text)
         text = text.replace("/etc/switchpoint-tls", str(CERTIFICATES)).replace("/etc/switchpoint/switchpoint.wasm", str(MODULE))
         text = text.replace("address: switchpointd.switchpoint.svc.cluster.local, port_value: 9004", "address: 127.0.0.1, port_value: 9004")
         text = re.sub(r"image: \{url: \S+\}", f"image: {{{image}}}", text)
-        namespaces = [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in ("default", "switchpoint")]
-        engines = [(engine.partition(":")[0], 8000) for engine in ENGINES]
-        more = [*namespaces, backend("model-servers", "default", engines), backend("switchpointd", "switchpoint", [("127.0.0.1", 9002)]), secret()]
+        namespaces = [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in ("default", envoy_gateway.NAMESPACE)]
+        servers = [(engine.partition(":")[0], 8000) for engine in ENGINES]
+        more = [*namespaces, backend("model-servers", "default", servers), backend("switchpointd", "default", [("127.0.0.1", 9002)]), *secrets()]
         return text + "".join(f"\n---\n{json.dumps(one)}" for one in more)
 
     def apply(self, image: str = f"url: {REGISTRY}/switchpoint:{TAG}", *more: dict) -> None:
@@ -197,15 +207,16 @@ class Stand:
         """Envoy's listeners."""
         if not self.admin_address:
             self.admin_address = admin_address()
-        return json.loads(fetch(self.admin_address, "/config_dump?resource=dynamic_listeners"))
+        return json.loads(get(self.admin_address, "/config_dump?resource=dynamic_listeners")[1])
 
 
-def fetch(address: str, path: str) -> str:
+def get(address: str, path: str) -> tuple[int, str]:
     client = conversations.http.client.HTTPConnection(address, timeout=10)
     client.request("GET", path)
-    text = client.getresponse().read().decode()
+    reply = client.getresponse()
+    text = reply.read().decode()
     client.close()
-    return text
+    return reply.status, text
 
 
 def admin_address() -> str:
@@ -225,6 +236,14 @@ def wait_until(what: str, condition: Callable[[], bool], seconds_max: float = FI
 
 def answered() -> bool:
     return chat.main(ADDRESS)["status"] == 200
+
+
+def module_answers() -> bool:
+    """Whether a module answers its own path, and chats. Envoy answers chats also without the filter, until it has the module."""
+    try:
+        return get(ADDRESS, "/switchpoint/ready")[0] == 200 and answered()
+    except OSError:
+        return False
 
 
 def converse(*headers: str) -> list[list[dict]]:
@@ -303,7 +322,7 @@ def wrong_digest(stand: Stand) -> str:
     stand.apply(f"url: {REGISTRY}/switchpoint:{TAG}, sha256: {hashlib.sha256(MODULE.read_bytes()).hexdigest()}")
     wait_until("the controller refuses the module's SHA-256", lambda: "does not match" in stand.log())
     stand.apply(f"url: {REGISTRY}/switchpoint:{TAG}, sha256: {stand.digests[TAG].removeprefix('sha256:')}")
-    wait_until("a chat is answered with the manifest's digest", answered)
+    wait_until("the module answers with the manifest's digest", module_answers)
     return "the module's SHA-256 is refused, the manifest's digest is accepted"
 
 
@@ -341,8 +360,11 @@ CHECKS: dict[str, tuple[Check, ...]] = {
 
 
 def first_chat(stand: Stand) -> str:
-    seconds = wait_until("the first chat is answered", answered)
+    seconds = wait_until("the first chat is answered", answered if stand.name == "ext-proc.yaml" else module_answers)
     names = [one["name"] for one in envoy_gateway_drills.filters_of(stand.dump())]
+    # Envoy answers chats without the policy too.
+    if len(names) < 2:
+        raise Failed(f"the gateway has no picker: {names}")
     return f"after {seconds:.0f} s; filters {', '.join(names)}"
 
 

@@ -11,6 +11,7 @@ import subprocess
 
 import chat
 import credentials
+import engines
 import images
 import kube
 import manifests
@@ -113,6 +114,7 @@ def remove_gateway() -> None:
 
 def install_daemon() -> None:
     """The shipped daemon with its certificates, the model servers in `default`, and the Service that the VirtualService names."""
+    replace_engines()
     manifests.prepare()
     credentials.certificate("proxy", "state-ca", "DNS:proxy", "clientAuth")
     kube.apply(manifests.tls_secret("switchpoint-proxy-tls", "proxy", "state-ca"), NAMESPACE)
@@ -122,6 +124,13 @@ def install_daemon() -> None:
     kube.kubectl("apply", "-n", "default", "-f", str(ROOT / "envoy-config/kubernetes/rbac.yaml"))
     kube.rolled_out("model-servers", "default")
     kube.rolled_out("switchpointd", "switchpoint")
+
+
+def replace_engines() -> None:
+    """Replaces the engines of an earlier drill, because the picker has learned how fast each one was."""
+    if kube.get("deployments", "switchpoint", "app=switchpointd"):
+        kube.kubectl("delete", "pods", "-n", "default", "-l", engines.SELECTOR, "--grace-period=1")
+        kube.rolled_out("model-servers", "default")
 
 
 def apply_daemon() -> None:
@@ -164,7 +173,17 @@ def remove_shipped(name: str) -> None:
 
 def objects(name: str) -> list[dict]:
     """The objects of a shipped file."""
-    return json.loads(kube.kubectl("create", "--dry-run=client", "-o", "json", "-n", NAMESPACE, "-f", "-", stdin=shipped(name)))["items"]
+    return several(kube.kubectl("create", "--dry-run=client", "-o", "json", "-n", NAMESPACE, "-f", "-", stdin=shipped(name)))
+
+
+def several(text: str) -> list[dict]:
+    """The JSON documents of a text, one after another, as `kubectl create` prints them."""
+    found, rest = [], text.strip()
+    while rest:
+        document, end = json.JSONDecoder().raw_decode(rest)
+        found.append(document)
+        rest = rest[end:].lstrip()
+    return found
 
 
 # === The module's images ===

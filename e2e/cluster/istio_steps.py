@@ -12,7 +12,7 @@ import istio
 import kube
 import node
 import processes
-from arrivals import Report
+from arrivals import Report, added
 from loading import loading
 from paths import HERE
 
@@ -202,18 +202,6 @@ def replace_gateway(target: Target) -> Run:
 # === The outcome of a drill ===
 
 
-def added(runs: Iterable[Run]) -> Run:
-    """One report of several loads."""
-    total, told = Report(), []
-    for report, remarks in runs:
-        for field in ("requests", "failed", "failed_begun", "streams"):
-            setattr(total, field, getattr(total, field) + getattr(report, field))
-        total.failures = [*total.failures, *report.failures]
-        total.longest_gap = max(total.longest_gap, report.longest_gap)
-        told.append(remarks)
-    return total, "; ".join(told)
-
-
 def outcome(began: float, runs: Iterable[Run], *remarks: str) -> Outcome:
-    report, told = added(runs)
-    return Outcome((report, time.monotonic() - began, "; ".join([*remarks, told])))
+    reports, told = zip(*runs)
+    return Outcome((added(reports), time.monotonic() - began, "; ".join([*remarks, *told])))

@@ -16,6 +16,8 @@ WARM_UP_SECONDS = 4
 # The load goes on for this time after the drill's work, so that late effects are seen.
 SETTLE_SECONDS = 4
 END_SECONDS_MAX = 90
+# The reports of the running drill's loads, in the order of their ends, for a drill that ends by an exception.
+REPORTS: list[Report] = []
 
 
 class Loading:
@@ -32,6 +34,7 @@ class Loading:
         self.process.terminate()
         self.process.wait(END_SECONDS_MAX)
         self.report = Report(**json.loads(self.file.read_text()))
+        REPORTS.append(self.report)
 
 
 _numbers = iter(range(1_000_000))
@@ -46,6 +49,11 @@ def loading(address: str) -> Iterator[Loading]:
         yield load
         time.sleep(SETTLE_SECONDS)
         load.end()
+    except Exception:
+        if load.process.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired, OSError, ValueError):
+                load.end()
+        raise
     finally:
         if load.process.poll() is None:
             load.process.kill()

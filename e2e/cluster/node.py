@@ -15,6 +15,9 @@ from paths import ADMIN_KUBECONFIG, CGROUP, HERE, LOGS, RUN, STATE
 
 START_SECONDS_MAX = 180
 END_SECONDS_MAX = 10
+# All pods together weigh as much as 16 processes outside the node. With the weight of one, a build on the same machine takes
+# the CPUs from them, so that probes get no answer within 1 s.
+CPU_SHARES = 16 * 1024
 INIT_PID = RUN / "init.pid"
 UNSHARE_PID = RUN / "unshare.pid"
 
@@ -58,6 +61,8 @@ def make_cgroup(root: pathlib.Path) -> None:
     for name in ("cpuset.cpus", "cpuset.mems"):
         if (root / name).exists() and (group / name).exists():
             (group / name).write_text((root / name).read_text())
+    if (group / "cpu.shares").exists():
+        (group / "cpu.shares").write_text(str(CPU_SHARES))
 
 
 def first_child(process: subprocess.Popen) -> int:

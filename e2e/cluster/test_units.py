@@ -1,9 +1,13 @@
-"""Tests the pure parts of the cluster's tests. Standard library only; needs no node."""
+"""Tests the pure parts of the cluster's tests, and translates the files of Envoy Gateway where its translator is built. Standard
+library only; needs no node."""
 
+import base64
 import itertools
 import json
 import pathlib
 import re
+import shutil
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -16,6 +20,7 @@ import envoy_gateway
 import envoy_gateway_drills
 import ext_proc_gateway
 import images
+import istio
 import istio_body
 import istio_faults
 import istio_steps
@@ -23,8 +28,9 @@ import paths
 import previous
 import table
 from arrivals import STREAM_SECONDS, TOKENS_PER_SECOND, Arrival, Report, Result, arrivals, longest_gap, summarize
-from paths import ROOT
+from paths import BIN, ROOT
 
+EGCTL = BIN / "egctl"
 SERVICE = {"metadata": {"name": "a", "namespace": "n"}, "spec": {"clusterIP": "10.96.0.7"}}
 HEADLESS = {"metadata": {"name": "h", "namespace": "n"}, "spec": {"clusterIP": "None"}}
 SLICE = {
@@ -179,10 +185,65 @@ class EnvoyGateway(unittest.TestCase):
         self.assertEqual(routed[0] - {"/switchpoint/ready"}, routed[1])
 
 
+def translated(file: str, folder: pathlib.Path) -> dict:
+    """What Envoy Gateway's translator makes of a shipped file, beside the daemon's Service and certificate."""
+    pem = folder / "ca.pem"
+    subject = ["-subj", "/CN=switchpoint", "-keyout", str(folder / "ca.key"), "-out", str(pem)]
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", *subject], check=True, capture_output=True)
+    port = {"name": "grpc-ext-proc", "port": 9002, "targetPort": 9002, "protocol": "TCP"}
+    place = {"namespace": "switchpoint"}
+    more = [
+        {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "switchpointd"} | place, "spec": {"clusterIP": "10.96.0.9", "ports": [port]}},
+        {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "switchpointd-tls"} | place, "data": {"ca.crt": base64.b64encode(pem.read_bytes()).decode()}},
+    ]
+    manifest = folder / "manifest.yaml"
+    manifest.write_text((envoy_gateway.CONFIG / file).read_text() + "".join(f"\n---\n{json.dumps(one)}" for one in more))
+    words = ["experimental", "translate", "--from=gateway-api", "--to=gateway-api,xds", "--type=all", "--add-missing-resources", "-o=json", f"-f={manifest}"]
+    return json.loads(subprocess.run([str(EGCTL), *words], check=True, capture_output=True, text=True).stdout)
+
+
+def refusals(translation: dict) -> list[str]:
+    """The messages of all conditions of policies that are not true."""
+    policies = [policy for kind, found in translation.items() if kind.endswith("Policies") for policy in found]
+    conditions = [one for policy in policies for ancestor in policy["status"]["ancestors"] or [] for one in ancestor["conditions"]]
+    return [one["message"] for one in conditions if one["status"] != "True"]
+
+
+@unittest.skipUnless(EGCTL.exists() and shutil.which("openssl"), "no .tools/bin/egctl (.ci/cluster_tools.py envoy-gateway) or no openssl")
+class Translated(unittest.TestCase):
+    """The files without patches. The patches of `gateway.yaml` run on a real Envoy in the test `translated` of `make e2e-long`."""
+
+    def test_the_daemon_decides_by_ext_proc(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            made = translated("ext-proc.yaml", pathlib.Path(folder))
+        self.assertEqual(refusals(made), [])
+        configs = made["xds"]["default/inference"]["configs"]
+        listeners = [entry["activeState"]["listener"] for config in configs for entry in config.get("dynamicListeners", [])]
+        [chain] = [listener["defaultFilterChain"] for listener in listeners if listener["name"] == envoy_gateway_drills.LISTENER]
+        processor, router = chain["filters"][0]["typedConfig"]["httpFilters"]
+        self.assertEqual(router["name"], "envoy.filters.http.router")
+        settings = processor["typedConfig"]
+        # The daemon finds the pool of a Service by this name.
+        self.assertEqual(settings["grpcService"]["envoyGrpc"]["authority"], "switchpointd.switchpoint:9002")
+        self.assertEqual((settings["failureModeAllow"], settings["processingMode"]["requestBodyMode"]), (True, "BUFFERED"))
+        clusters = {entry["cluster"]["name"]: entry["cluster"] for config in configs for entry in config.get("dynamicActiveClusters", [])}
+        policy = clusters["httproute/default/inference/rule/0"]["loadBalancingPolicy"]["policies"][0]["typedExtensionConfig"]["typedConfig"]
+        self.assertEqual(policy["overrideHostSources"], [{"header": "x-gateway-destination-endpoint"}])
+
+    def test_only_the_module_is_missing(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            made = translated("extension-policy.yaml", pathlib.Path(folder))
+        # The translator fetches no module; the controller of the drills does.
+        self.assertEqual(refusals(made), ["Wasm: wasm cache is not initialized."])
+
+
 class Istio(unittest.TestCase):
     def test_the_page_shows_the_measured_rows(self) -> None:
         rows = json.loads((ROOT / "docs/data/istio-body.json").read_text())["rows"]
         self.assertIn(istio_body.table(rows), (ROOT / "docs/how-to/istio.md").read_text())
+
+    def test_kubectl_prints_one_document_after_another(self) -> None:
+        self.assertEqual(istio.several('{"kind": "A"}\n{\n"kind": "B"\n}\n'), [{"kind": "A"}, {"kind": "B"}])
 
     def test_an_old_cluster_is_a_patch(self) -> None:
         text = istio_faults.old_state_cluster()
@@ -191,8 +252,8 @@ class Istio(unittest.TestCase):
 
     def test_a_report_of_several_loads_adds_them(self) -> None:
         runs = [(Report(requests=10, failed=1, longest_gap=0.2), "a"), (Report(requests=5, longest_gap=0.1), "b")]
-        report, remarks = istio_steps.added(runs)
-        self.assertEqual((report.requests, report.failed, report.longest_gap, remarks), (15, 1, 0.2, "a; b"))
+        report, _, remarks = istio_steps.outcome(0.0, runs, "first")
+        self.assertEqual((report.requests, report.failed, report.longest_gap, remarks), (15, 1, 0.2, "first; a; b"))
 
     def test_a_turn_that_moved_has_not_stayed(self) -> None:
         turns = [{"served_by": engine} for engine in ("a", "a", "b")]

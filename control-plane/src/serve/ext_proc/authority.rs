@@ -8,6 +8,7 @@
 //! | gateway | authority |
 //! |---|---|
 //! | Envoy AI Gateway, kgateway | `switchpointd.prod.svc:9002` |
+//! | Envoy Gateway | `switchpointd.prod:9002` |
 //! | a cluster or an authority written by hand | `switchpointd.prod.svc.cluster.local:9002` |
 
 use discovery::backend::PickerService;
@@ -31,8 +32,9 @@ impl<'a> ServiceAuthority<'a> {
             None => (authority, None),
         };
         let mut labels = host.split('.');
-        let (name, namespace, kind) = (labels.next()?, labels.next()?, labels.next()?);
-        (kind == "svc" && !name.is_empty() && !namespace.is_empty()).then_some(Self { name, namespace, port })
+        let (name, namespace) = (labels.next()?, labels.next()?);
+        let service = labels.next().is_none_or(|kind| kind == "svc");
+        (service && !name.is_empty() && !namespace.is_empty()).then_some(Self { name, namespace, port })
     }
 
     /// Whether the authority names `service`. A missing port matches any.
@@ -51,7 +53,7 @@ mod tests {
     fn services_differ_by_name_namespace_and_port() {
         let service = |name: &str, port| PickerService { namespace: "prod".into(), name: name.into(), port };
         let parsed = |authority| ServiceAuthority::parse(authority).unwrap();
-        for authority in ["epp.prod.svc:9002", "epp.prod.svc.cluster.local:9002", "epp.prod.svc", "epp.prod.svc.example.com"] {
+        for authority in ["epp.prod.svc:9002", "epp.prod.svc.cluster.local:9002", "epp.prod.svc", "epp.prod.svc.example.com", "epp.prod:9002"] {
             assert!(parsed(authority).names_service(&service("epp", Some(9002))), "{authority}");
             assert!(parsed(authority).names_service(&service("epp", None)), "{authority}");
             assert!(!parsed(authority).names_service(&service("other", Some(9002))), "{authority}");
@@ -63,7 +65,7 @@ mod tests {
     #[test]
     fn what_is_no_service_names_none() {
         for authority in
-            ["", "switchpoint-ext-proc", "10.0.0.1:9002", "[::1]:9002", "epp.prod", "epp.prod.com:1", ".prod.svc", "epp.prod.svc:x"]
+            ["", "switchpoint-ext-proc", "10.0.0.1:9002", "[::1]:9002", "epp:9002", "epp.prod.com:1", ".prod.svc", ".prod", "epp.prod.svc:x"]
         {
             assert_eq!(ServiceAuthority::parse(authority), None, "{authority:?}");
         }
