@@ -123,6 +123,7 @@ class Schemas(NamedTuple):
 
 CERT_MANAGER = "github.com/cert-manager/cert-manager"
 PROMETHEUS_OPERATOR = "github.com/prometheus-operator/prometheus-operator"
+KEDA = "github.com/kedacore/keda/v2"
 INFERENCE_EXTENSION = "sigs.k8s.io/gateway-api-inference-extension"
 # The Gateway API in the version that this Envoy Gateway is built with. For the Inference Extension, the last version that has each
 # kind: objectives and rewrites have since moved to llm-d, with the same fields, but llm-d's module is not published.
@@ -139,6 +140,8 @@ SCHEMAS = [
     Schemas(CERT_MANAGER, "v1.21.2", "deploy/crds/cert-manager.io_clusterissuers.yaml"),
     Schemas(PROMETHEUS_OPERATOR, "v0.85.0", "example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml"),
     Schemas(PROMETHEUS_OPERATOR, "v0.85.0", "example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml"),
+    # The object of docs/how-to/scale.md.
+    Schemas(KEDA, "v2.21.0", "config/crd/bases/keda.sh_scaledobjects.yaml"),
 ]
 
 

@@ -155,7 +155,8 @@ class Cluster:
         found = [kind for kind in self.request("GET", base)["resources"] if kind["kind"] == one["kind"] and "/" not in kind["name"]]
         if not found:
             raise Refused(f"{base} has no {one['kind']}")
-        folder = f"namespaces/{one['metadata']['namespace']}/{found[0]['name']}" if found[0]["namespaced"] else found[0]["name"]
+        namespace = one["metadata"].get("namespace", "default")
+        folder = f"namespaces/{namespace}/{found[0]['name']}" if found[0]["namespaced"] else found[0]["name"]
         path = f"{base}/{folder}/{one['metadata']['name']}?fieldManager=test&dryRun=All&fieldValidation=Strict"
         try:
             self.request("PATCH", path, one)

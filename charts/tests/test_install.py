@@ -17,7 +17,7 @@ import doc_commands  # noqa: E402
 
 HERE = pathlib.Path(__file__).resolve().parent
 DEFINITIONS = ("inferencepools", "gateway.networking", "gateway.envoyproxy", "istio.io-api")
-OPERATORS = ("cert-manager", "prometheus-operator")
+OPERATORS = ("cert-manager", "prometheus-operator", "kedacore")
 # Namespaces of the value files and of the documents.
 NAMESPACES = ("switchpoint", "istio-system", "envoy-gateway-system", "prod", "research", "edge", "cert-manager", "default")
 SECRETS = ("sp-ca", "sp-daemon-tls", "sp-proxy-tls")
