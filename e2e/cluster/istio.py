@@ -169,6 +169,8 @@ def install_shipped(name: str) -> None:
 def remove_shipped(name: str) -> None:
     kube.kubectl("delete", "--ignore-not-found", "-n", NAMESPACE, "-f", "-", stdin=shipped(name))
     remove_gateway()
+    # The chart, in another drill, makes an object of the same name.
+    kube.kubectl("delete", "--ignore-not-found", "-n", NAMESPACE, "-f", str(CONFIG / "bootstrap.yaml"))
 
 
 def objects(name: str) -> list[dict]:

@@ -32,10 +32,11 @@ def gateway_api() -> str:
 
 
 def install() -> Target:
-    """The chart's ext_proc release as the picker of the InferencePool, and a Gateway in front of it."""
+    """The chart's ext_proc release as the picker of the InferencePool, and a Gateway in front of it. One daemon, because Istio spreads
+    streams over the pods of a Service, and daemons do not tell each other what they picked."""
     istio.install()
     engines.install()
-    release.install_ext_proc("--set", "extProc.istio.enabled=true")
+    release.install_ext_proc("--set", "extProc.istio.enabled=true,daemon.replicas=1")
     kube.apply(gateway_api(), engines.NAMESPACE)
     name = f"{NAME}-istio"
     kube.wait_until("istiod makes the gateway", lambda: any(d["metadata"]["name"] == name for d in kube.get("deployments", engines.NAMESPACE)))

@@ -53,7 +53,9 @@ mod tests {
     fn services_differ_by_name_namespace_and_port() {
         let service = |name: &str, port| PickerService { namespace: "prod".into(), name: name.into(), port };
         let parsed = |authority| ServiceAuthority::parse(authority).unwrap();
-        for authority in ["epp.prod.svc:9002", "epp.prod.svc.cluster.local:9002", "epp.prod.svc", "epp.prod.svc.example.com", "epp.prod:9002"] {
+        for authority in
+            ["epp.prod.svc:9002", "epp.prod.svc.cluster.local:9002", "epp.prod.svc", "epp.prod.svc.example.com", "epp.prod:9002"]
+        {
             assert!(parsed(authority).names_service(&service("epp", Some(9002))), "{authority}");
             assert!(parsed(authority).names_service(&service("epp", None)), "{authority}");
             assert!(!parsed(authority).names_service(&service("other", Some(9002))), "{authority}");
@@ -64,9 +66,17 @@ mod tests {
 
     #[test]
     fn what_is_no_service_names_none() {
-        for authority in
-            ["", "switchpoint-ext-proc", "10.0.0.1:9002", "[::1]:9002", "epp:9002", "epp.prod.com:1", ".prod.svc", ".prod", "epp.prod.svc:x"]
-        {
+        for authority in [
+            "",
+            "switchpoint-ext-proc",
+            "10.0.0.1:9002",
+            "[::1]:9002",
+            "epp:9002",
+            "epp.prod.com:1",
+            ".prod.svc",
+            ".prod",
+            "epp.prod.svc:x",
+        ] {
             assert_eq!(ServiceAuthority::parse(authority), None, "{authority:?}");
         }
     }
