@@ -105,10 +105,10 @@ async fn serves_listed_paths_only(stack: &Stack) -> Result<()> {
     Ok(())
 }
 
-/// Checks that a compressed request reaches the engine decompressed, also one with an extreme
+/// Checks that a compressed request reaches the engine decompressed, also one with a high
 /// ratio.
 async fn inflates(stack: &Stack) -> Result<()> {
-    let text = echo::chat(&"a".repeat(2_000_000)).to_string();
+    let text = echo::chat(&"words ".repeat(333_333)).to_string();
     let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
     encoder.write_all(text.as_bytes())?;
     let reply = stack.send(echo::post("/v1/chat/completions", &[("content-encoding", "gzip")], encoder.finish()?)?).await?;
