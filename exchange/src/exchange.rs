@@ -10,6 +10,7 @@
 mod forward;
 mod pending_request;
 mod phase;
+mod queued_request;
 mod response_head;
 mod routed_request;
 mod slo;
@@ -17,18 +18,17 @@ mod slo;
 use std::borrow::Cow;
 
 use scheduler::objects::ModelRequest;
-use scheduler::{Request, Snapshot, UnavailableReason};
+use scheduler::{FAIRNESS_ID, Snapshot, UnavailableReason};
 
 use crate::api::{ApiFamily, RequestApi};
 use crate::body;
 use crate::explain::{DecisionReason, HEADER_ENDPOINTS_MAX};
 use crate::hint;
-use crate::prompt;
 use crate::reply::{LocalReply, Refusal};
-use crate::settings::{DecideAt, ExchangeSettings, FailureMode, ObjectiveHeader};
+use crate::settings::{DecideAt, ExchangeSettings, FailureMode, FairnessHeader, ObjectiveHeader};
 use crate::{headers, rewrite};
-use pool_state::ManagedPool;
-use pool_state::Timestamp;
+use pool_state::queues::FlowArrival;
+use pool_state::{Admission, ManagedPool, PickRefusal, RecordedPick, Timestamp};
 
 pub use forward::RequestChanges;
 pub use pending_request::{ParsedBody, PendingRequest};
@@ -36,6 +36,8 @@ pub(crate) use phase::ExchangePhase;
 pub use response_head::{ResponseHead, ResponseOrigin};
 pub use routed_request::{ExchangeOutcome, HELD_BYTES_MAX, ResponseBody, ResponseStep};
 
+use pending_request::PromptFacts;
+use queued_request::QueuedRequest;
 use routed_request::{RoutedRequest, SentPrompt};
 
 /// The most bytes of request headers kept for plugins, names and values together. A session and a
@@ -69,6 +71,8 @@ struct HeaderFacts {
     credentials: u64,
     /// Headers that plugins read: names and values.
     captured: Vec<(Box<str>, Box<str>)>,
+    /// The fairness id that the proxy set.
+    flow: Option<Box<str>>,
 }
 
 /// The next step of the host after the request headers.
@@ -91,6 +95,12 @@ pub enum ExchangeStep {
     Forward(RequestChanges),
     /// Answer with this reply.
     Reply(LocalReply),
+    /// Hold the request until the pool names this number ([`ManagedPool::next_due`]); then call
+    /// [`Exchange::pick_held`].
+    Hold {
+        /// The number of the request among those held.
+        number: u64,
+    },
     /// Hold the request until the pool has state, at most until `deadline`; then decide again.
     Park {
         /// When to stop waiting.
@@ -139,6 +149,7 @@ impl Exchange {
                 latency: Ok(slo::RequestedSlo::default()),
                 credentials: 0,
                 captured: Vec::new(),
+                flow: None,
             },
         }
     }
@@ -227,6 +238,12 @@ impl Exchange {
         }
     }
 
+    /// Sets the fairness id of the request, which the proxy has checked. Text that is no UTF-8 counts
+    /// as none.
+    pub fn set_flow(&mut self, id: Option<&[u8]>) {
+        self.facts.flow = id.and_then(|id| std::str::from_utf8(id).ok()).filter(|id| !id.is_empty()).map(Into::into);
+    }
+
     /// Records that the host cannot show the whole body before the decision. The decision then uses
     /// load, session and subset, and the body passes unchanged.
     pub fn set_body_unavailable(&mut self) {
@@ -308,6 +325,7 @@ impl Exchange {
             prefix,
             secret: pool.hash_secret(),
             blocks: Vec::new(),
+            facts: PromptFacts::default(),
         })
     }
 
@@ -320,48 +338,90 @@ impl Exchange {
         pending: PendingRequest<'_>,
         now: Timestamp,
     ) -> ExchangeStep {
-        let hint = hint.map(hint::parse);
+        let subset = hint.map(hint::parse);
         let headers: Vec<(&str, &str)> = self.facts.captured.iter().map(|(name, value)| (&**name, &**value)).collect();
-        let parsed = pending.parsed.as_ref();
-        let request = Request {
-            model: pending.target_model(),
-            subset: hint.as_ref(),
-            priority: pending.priority,
-            prompt_tokens: pending.prompt_tokens,
-            prefix_blocks: &pending.blocks,
-            prefix_block_tokens: pool.block_tokens(pending.prefix),
-            max_tokens: parsed.and_then(|p| p.max_tokens),
-            media_items: parsed.map_or(0, |p| p.media_items),
-            headers: &headers,
-            slo: pending.latency.slo,
-            prediction_based: pending.latency.prediction_based,
-        };
-        let kind = self.kind(request.model);
-        self.why.recorded = pool.sample_one_in(settings.decision_log.one_in).then(|| settings.decision_log.headers.as_str().into());
-        match pool.pick(&request, &pending.model, now, &mut self.why).map_err(Refusal::from) {
-            Err(Refusal::Unavailable(UnavailableReason::ModelNotServed))
-                if pending.target.is_none() && !pool.knows_model(&pending.model) =>
-            {
+        let request = pending.request(subset.as_ref(), &headers, pool);
+        let is_recorded = pool.sample_one_in(settings.decision_log.one_in);
+        self.why.recorded = is_recorded.then(|| settings.decision_log.headers.as_str().into());
+        let arrival = FlowArrival { flow: self.facts.flow_id(settings), bytes: pending.body_bytes as u64, arrived: self.started };
+        match pool.pick_or_hold(&request, &pending.model, &arrival, now, &mut self.why) {
+            Ok(Admission::Picked(picked)) => self.send(settings, pool, pending, picked, now),
+            Ok(Admission::Held(ticket)) => {
+                let number = ticket.number;
+                let request = QueuedRequest { ticket, pending: pending.into_owned(), subset, is_recorded, since: now };
+                self.queue(Box::new(request));
+                ExchangeStep::Hold { number }
+            }
+            Err(refusal) => self.pick_refused(pool, &pending, refusal),
+        }
+    }
+
+    /// Picks for the request that [`ExchangeStep::Hold`] holds. Returns that step again if it stays
+    /// held, and `None` if no request is held.
+    pub fn pick_held(&mut self, settings: &ExchangeSettings, pool: &mut ManagedPool, now: Timestamp) -> Option<ExchangeStep> {
+        let ExchangePhase::Queued(held) = std::mem::replace(&mut self.phase, ExchangePhase::Ended) else { return None };
+        let headers: Vec<(&str, &str)> = self.facts.captured.iter().map(|(name, value)| (&**name, &**value)).collect();
+        let request = held.pending.request(held.subset.as_ref(), &headers, pool);
+        self.why.recorded = held.is_recorded.then(|| settings.decision_log.headers.as_str().into());
+        Some(match pool.pick_held(&held.ticket, &request, &held.pending.model, now, &mut self.why) {
+            Ok(Some(picked)) => self.send(settings, pool, held.pending, picked, now),
+            Ok(None) => {
+                let number = held.ticket.number;
+                self.queue(held);
+                ExchangeStep::Hold { number }
+            }
+            Err(refusal) => self.pick_refused(pool, &held.pending, refusal),
+        })
+    }
+
+    /// Since when the request is held by flow control, and its priority.
+    pub(crate) fn held(&self) -> Option<(Timestamp, i32)> {
+        match &self.phase {
+            ExchangePhase::Queued(held) => Some((held.since, held.pending.priority)),
+            _ => None,
+        }
+    }
+
+    /// Holds the request. A pick without room is neither explained nor recorded.
+    fn queue(&mut self, request: Box<QueuedRequest>) {
+        self.phase = ExchangePhase::Queued(request);
+        (self.why.reasons, self.why.record) = (None, None);
+    }
+
+    fn pick_refused(&mut self, pool: &mut ManagedPool, pending: &PendingRequest<'_>, refusal: PickRefusal) -> ExchangeStep {
+        match Refusal::from(refusal) {
+            Refusal::Unavailable(UnavailableReason::ModelNotServed) if pending.target.is_none() && !pool.knows_model(&pending.model) => {
                 self.refuse(pool, &Refusal::UnknownModel(pending.model.as_ref().into()))
             }
-            Err(refusal) => self.refuse(pool, &refusal),
-            Ok(picked) => {
-                let mut forward = RequestChanges::to(settings, &picked, self.api.is_inference(), parsed.is_some_and(|p| p.stream));
-                let counted = pool.counters_mut().count_sent(&pending.model, request.model, request.priority, pending.body_bytes);
-                if let Some(splice) = pending.splice {
-                    forward.rewrite(splice, self.facts.declared_bytes.map(|_| pending.body_bytes));
-                }
-                let prompt = SentPrompt {
-                    text_bytes: parsed.map_or(0, prompt::text_bytes),
-                    blocks: parsed.and_then(|parsed| prompt::even_blocks(parsed, &pending.blocks, pending.prefix)),
-                    hashes: pending.blocks,
-                    tokens: pending.prompt_tokens,
-                };
-                let routed = RoutedRequest::new(self.api, counted, picked, prompt, kind, now);
-                self.phase = ExchangePhase::Routed(Box::new(routed.with_model_names(pending.names)));
-                ExchangeStep::Forward(forward)
-            }
+            refusal => self.refuse(pool, &refusal),
         }
+    }
+
+    /// Records a pick. Returns the changes with which the request goes on.
+    fn send(
+        &mut self,
+        settings: &ExchangeSettings,
+        pool: &mut ManagedPool,
+        pending: PendingRequest<'_>,
+        picked: RecordedPick,
+        now: Timestamp,
+    ) -> ExchangeStep {
+        let kind = self.kind(pending.target_model());
+        let mut forward = RequestChanges::to(settings, &picked, self.api.is_inference(), pending.facts.stream);
+        let counted =
+            pool.counters_mut().count_sent(&pending.model, pending.target_model(), pending.priority, pending.body_bytes);
+        if let Some(splice) = pending.splice {
+            forward.rewrite(splice, self.facts.declared_bytes.map(|_| pending.body_bytes));
+        }
+        let prompt = SentPrompt {
+            text_bytes: pending.facts.text_bytes,
+            blocks: pending.facts.even_blocks,
+            hashes: pending.blocks,
+            tokens: pending.prompt_tokens,
+        };
+        let routed = RoutedRequest::new(self.api, counted, picked, prompt, kind, now);
+        self.phase = ExchangePhase::Routed(Box::new(routed.with_model_names(pending.names)));
+        ExchangeStep::Forward(forward)
     }
 
     /// Whether `address` is that of the endpoint that is tried first.
@@ -384,9 +444,20 @@ impl Exchange {
 
     /// Reads a piece of the response body. Returns the bytes that replace it, if it changes.
     pub fn response_chunk(&mut self, pool: &mut ManagedPool, bytes: &[u8], last: bool, now: Timestamp) -> Option<&[u8]> {
-        let ExchangePhase::Routed(routed) = &mut self.phase else { return None };
-        routed.response_chunk(pool, bytes, last, now);
-        routed.restore_chunk(bytes, last)
+        self.read_chunk(pool, bytes, last, now);
+        self.restore_chunk(bytes, last)
+    }
+
+    /// The first step of [`Self::response_chunk`]: reads the piece.
+    pub(crate) fn read_chunk(&mut self, pool: &mut ManagedPool, bytes: &[u8], last: bool, now: Timestamp) {
+        if let ExchangePhase::Routed(routed) = &mut self.phase {
+            routed.response_chunk(pool, bytes, last, now);
+        }
+    }
+
+    /// The second step of [`Self::response_chunk`].
+    pub(crate) fn restore_chunk(&mut self, bytes: &[u8], last: bool) -> Option<&[u8]> {
+        if let ExchangePhase::Routed(routed) = &mut self.phase { routed.restore_chunk(bytes, last) } else { None }
     }
 
     /// Whether the reply to an inference request has begun and not ended. In this case, call
@@ -412,6 +483,10 @@ impl Exchange {
             ExchangePhase::Answered { uncounted } => {
                 self.phase = ExchangePhase::Answered { uncounted: None };
                 uncounted.into_iter().for_each(|reason| pool.counters_mut().count_dropped(reason));
+                None
+            }
+            ExchangePhase::Queued(held) => {
+                pool.drop_held(held.ticket, now);
                 None
             }
             _ => None,
@@ -470,6 +545,18 @@ impl Exchange {
                 ExchangeStep::Forward(RequestChanges::open())
             }
         }
+    }
+}
+
+// === impl HeaderFacts ===
+
+impl HeaderFacts {
+    /// The fairness id: that of the proxy's metadata, else of the header, where it is trusted; empty
+    /// if there is none.
+    fn flow_id(&self, settings: &ExchangeSettings) -> &str {
+        let header = |name: &&str| self.captured.iter().find(|(known, _)| **known == **name).map(|(_, value)| &**value);
+        let trusted = || FAIRNESS_ID.iter().filter(|_| settings.flow.header == FairnessHeader::Trust).find_map(header);
+        self.flow.as_deref().or_else(trusted).unwrap_or_default()
     }
 }
 

@@ -62,6 +62,7 @@ pub mod plugin;
 mod run;
 pub use run::{ProfileHandler, Reference, SETTLED_MS, SchedulingRun, Stage};
 mod plugin_type;
+pub mod flow;
 
 // Plugins, one folder for each kind.
 mod admitter;
@@ -78,9 +79,9 @@ mod scorer;
 mod pipeline;
 pub mod registry;
 pub use pipeline::{
-    InvalidPipeline, PLUGINS_MAX, PROFILES_MAX, Pipeline, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec, REQUEST_ID, WEIGHT_MAX,
+    FAIRNESS_ID, InvalidPipeline, PLUGINS_MAX, PROFILES_MAX, Pipeline, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec, REQUEST_ID, WEIGHT_MAX,
 };
 mod snapshot;
 pub use snapshot::{Snapshot, Version};
 mod schedule;
-pub use schedule::{predict, schedule, schedule_again, tracked_slo};
+pub use schedule::{has_room, predict, saturation, schedule, schedule_again, tracked_slo};

@@ -7,13 +7,16 @@ use crate::plugin::{PRODUCER_NAME, Parameter};
 use crate::plugin_type::{PluginKind, PluginType};
 
 /// The sections of the page, in order.
-const TITLES: [(&str, PluginKind); 9] = [
+const TITLES: [(&str, PluginKind); 12] = [
     ("Filters", PluginKind::Filter),
     ("Scorers", PluginKind::Scorer),
     ("Pickers", PluginKind::Picker),
     ("Profile handlers", PluginKind::ProfileHandler),
     ("Deciders", PluginKind::Decider),
     ("Saturation detectors", PluginKind::Detector),
+    ("Fairness policies", PluginKind::Fairness),
+    ("Ordering policies", PluginKind::Ordering),
+    ("Usage limit policies", PluginKind::UsageLimit),
     ("Admitters", PluginKind::Admitter),
     ("Producers", PluginKind::Producer),
     ("Parsers", PluginKind::Parser),
