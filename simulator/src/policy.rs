@@ -111,6 +111,14 @@ impl RoutingPolicy {
         })
     }
 
+    /// Our policy with flow control; with exact step times where `exact`.
+    pub(crate) fn with_flow_control(exact: bool) -> Result<Self, String> {
+        let Self::Config(mut spec) = Self::named(OURS)? else { return Err("ours is no configuration".to_owned()) };
+        let control = PluginSpec { parameters: vec![number("ttlMs", 0.0)], ..PluginSpec::of_type(scheduler::flow::FLOW_CONTROL) };
+        spec.plugins.push(control);
+        Ok(if exact { Self::Exact(spec) } else { Self::Config(spec) })
+    }
+
     /// The pipeline of the pool's snapshots. A `split` pool has prefill and decode engines.
     ///
     /// # Errors

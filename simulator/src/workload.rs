@@ -17,6 +17,8 @@ pub(crate) struct Workload {
     hashes: Vec<u64>,
     /// Requests a second at its own rate.
     pub(crate) rate: f64,
+    /// The priority of each request; empty if all have 0.
+    priorities: Vec<i32>,
 }
 
 /// One request.
@@ -139,7 +141,7 @@ impl Sampler {
     }
 
     /// A whole number, log-normal with this mean and spread, within the bounds.
-    fn tokens(&mut self, mean: f64, spread: f64, bounds: (f64, f64)) -> u32 {
+    pub(crate) fn tokens(&mut self, mean: f64, spread: f64, bounds: (f64, f64)) -> u32 {
         (mean * (spread * self.normal() - spread * spread / 2.0).exp()).clamp(bounds.0, bounds.1) as u32
     }
 }
@@ -234,7 +236,21 @@ impl Workload {
         }
         let span_s = requests.last().map_or(1.0, |last| last.at / 1e3).max(1e-3);
         let rate = requests.len().saturating_sub(1) as f64 / span_s;
-        Self { requests, blocks, hashes, rate }
+        Self { requests, blocks, hashes, rate, priorities: Vec::new() }
+    }
+
+    /// A workload of several classes: the lines of each, in order of arrival, with its priority.
+    pub(crate) fn of_classes(classes: Vec<(Vec<TraceRequest>, i32)>) -> Self {
+        let lines = classes.into_iter().flat_map(|(lines, priority)| lines.into_iter().map(move |line| (line, priority)));
+        let mut lines: Vec<(TraceRequest, i32)> = lines.collect();
+        lines.sort_by(|(a, _), (b, _)| a.at.total_cmp(&b.at));
+        let (lines, priorities): (Vec<_>, Vec<_>) = lines.into_iter().unzip();
+        Self { priorities, ..Self::of(&lines) }
+    }
+
+    /// The priority of a request.
+    pub(crate) fn priority(&self, request: u32) -> i32 {
+        self.priorities.get(request as usize).copied().unwrap_or(0)
     }
 
     pub(crate) fn requests(&self) -> &[WorkloadRequest] {

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use pool_state::LedgerHold;
 use scheduler::{
-    Endpoint, EndpointMetrics, EndpointRef, Generation, LoraMetrics, Pipeline, ROLE_LABEL, Readiness, Slot, Snapshot, Version,
+    Endpoint, EndpointMetrics, EndpointRef, Generation, LoraMetrics, Pipeline, ROLE_LABEL, Readiness, SEQUENCES_MAX_ATTRIBUTE, Slot, Snapshot, Version,
 };
 
 use crate::engine::{BLOCK_TOKENS, EngineJob, EngineSimulator, StepEvent};
@@ -186,8 +186,14 @@ impl<'w> Simulation<'w> {
                 continue;
             }
             match self.events.next()? {
-                (now, WorldEvent::StepEnds { engine }) => left -= self.step_ends(engine, now, &mut events)?,
-                (now, other) => self.happens(other, now)?,
+                (now, WorldEvent::StepEnds { engine }) => {
+                    left -= self.step_ends(engine, now, &mut events)?;
+                    self.release(now)?;
+                }
+                (now, other) => {
+                    self.happens(other, now)?;
+                    self.release(now)?;
+                }
             }
         }
         Ok(())
@@ -235,11 +241,31 @@ impl<'w> Simulation<'w> {
         let (Some(job), Some(router)) = (self.workload.job(request), self.routers.get_mut(proxy)) else {
             return Err(format!("no request {request} or no proxy {proxy}"));
         };
-        let session = self.workload.requests().get(request as usize).and_then(|of| self.sessions.get_mut(of.session as usize));
-        let header = session.as_deref().and_then(Option::as_ref);
-        let SimulatedPick { at, prefill, hold, session: new } = router.pick(self.policy, (&job, header), &self.engines, now)?;
-        session.into_iter().for_each(|session| *session = new.clone());
+        let session = self.workload.requests().get(request as usize).and_then(|of| self.sessions.get(of.session as usize));
+        let header = session.and_then(Option::as_ref);
+        let picked = router.pick(self.policy, (&job, header, self.workload.priority(request)), &self.engines, now)?;
         self.records.push(RequestOutcome { at: now, prompt: job.prompt, output: job.output, ..RequestOutcome::default() });
+        picked.map_or(Ok(()), |picked| self.goes(job, proxy, picked, now))
+    }
+
+    /// Sends the requests that flow control held and that have room now.
+    fn release(&mut self, now: f64) -> Result<(), String> {
+        for proxy in 0..self.routers.len() {
+            while let Some(request) = self.routers.get_mut(proxy).and_then(|router| router.next_held(now)) {
+                let (Some(job), priority) = (self.workload.job(request), self.workload.priority(request)) else { continue };
+                let picked = self.routers.get_mut(proxy).map_or(Ok(None), |router| router.pick_held(&job, priority, now))?;
+                picked.map_or(Ok(()), |picked| self.goes(job, proxy, picked, now))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends a request to the engine that was picked.
+    fn goes(&mut self, job: EngineJob<'w>, proxy: usize, picked: SimulatedPick, now: f64) -> Result<(), String> {
+        let SimulatedPick { at, prefill, hold, session: new } = picked;
+        let request = job.request;
+        let session = self.workload.requests().get(request as usize).and_then(|of| self.sessions.get_mut(of.session as usize));
+        session.into_iter().for_each(|session| *session = new.clone());
         // As in a proxy: the times of a request that two engines work on belong to no single
         // engine.
         if prefill.is_none() {
@@ -402,6 +428,7 @@ impl<'w> Simulation<'w> {
                 kv_blocks: u32::try_from(engine.spec().kv_blocks).ok(),
                 kv_block_tokens: u32::try_from(BLOCK_TOKENS).ok(),
                 lora: lora(engine.as_ref()),
+                attributes: Box::new([(SEQUENCES_MAX_ATTRIBUTE.into(), engine.spec().sequences_max as f32)]),
                 ..EndpointMetrics::default()
             }
         });

@@ -115,7 +115,10 @@ impl RequestHost for MemoryHost {
     }
 
     fn reply(&mut self, reply: LocalReply) {
-        self.log.push(format!("reply {}", reply.status));
+        let header = |name: &str| reply.headers.iter().find(|(known, _)| *known == name).map(|(_, value)| value.as_str());
+        let reason = header("x-llm-d-request-dropped-reason").filter(|_| reply.status != 400);
+        let after = header("retry-after").map(|after| format!(", retry after {after}")).unwrap_or_default();
+        self.log.push(format!("reply {}{}{after}", reply.status, reason.map(|reason| format!(" {reason}")).unwrap_or_default()));
     }
 
     fn park(&mut self, _pool: &Self::Pool, _deadline: Timestamp) -> bool {

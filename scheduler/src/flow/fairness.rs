@@ -241,7 +241,7 @@ mod tests {
         let (mut flow, mut band) = (FlowAccount::default(), BandAccount::default());
         policy.charge(&mut flow, &mut band, FlowCost { prompt: 1_000.0, output: 500.0 }, Timestamp::default());
         let rank = |waited_ms, s: u64| policy.rank(&flow, &band, waited_ms, Timestamp::default().plus_ms(s * 1_000));
-        assert_eq!([rank(0.0, 0), rank(0.0, 60), rank(0.0, 120), rank(1_000.0, 0)], [1.6, 0.8, 0.4, 1.4]);
+        assert_eq!([rank(0.0, 0), rank(0.0, 60), rank(0.0, 120), rank(1_000.0, 0)], [1.6, 0.8, 0.4, 1.6 - 0.2]);
     }
 
     proptest! {
