@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use crate::state::peer::{Origin, ProxyProcess};
 
 mod totals;
-pub use totals::{CounterTotals, EndpointTotals, MODELS_MAX, ModelTotals, OTHER, TotalsHistogram, TotalsLabel};
+pub use totals::{BandTotals, CounterTotals, EndpointTotals, MODELS_MAX, ModelTotals, OTHER, TotalsHistogram, TotalsLabel};
 
 /// The most VMs counted one by one: the workers of a few hundred proxies. Typically a VM takes
 /// about 10 KB.
