@@ -228,8 +228,7 @@ impl<H: RequestHost> RequestDriver<H> {
             return RequestFlow::Go;
         };
         let (exchange, now) = (&mut self.exchange, host.now());
-        let (step, due) =
-            host.with_pool(pool, PoolUse::Respond, now, |pool| (exchange.response_headers(pool, head, now), pool.has_due()));
+        let (step, due) = host.with_pool(pool, PoolUse::Respond, now, |pool| (exchange.response_headers(pool, head, now), pool.has_due()));
         if due {
             host.release_held(pool);
         }
@@ -343,7 +342,9 @@ impl<H: RequestHost> RequestDriver<H> {
     fn flow(&self) -> RequestFlow {
         match self.exchange.phase {
             ExchangePhase::Started | ExchangePhase::Routed(_) | ExchangePhase::Passed | ExchangePhase::Ended => RequestFlow::Go,
-            ExchangePhase::Buffering | ExchangePhase::Parked | ExchangePhase::Queued(_) | ExchangePhase::Answered { .. } => RequestFlow::Hold,
+            ExchangePhase::Buffering | ExchangePhase::Parked | ExchangePhase::Queued(_) | ExchangePhase::Answered { .. } => {
+                RequestFlow::Hold
+            }
         }
     }
 
@@ -423,8 +424,7 @@ impl<H: RequestHost> RequestDriver<H> {
         let Some(pool) = &self.pool else { return RequestFlow::Go };
         let (exchange, settings) = (&mut self.exchange, host.settings());
         let held = exchange.held();
-        let (step, due) =
-            host.with_pool(pool, PoolUse::Pick, now, |pool| (exchange.pick_held(settings, pool, now), pool.has_due()));
+        let (step, due) = host.with_pool(pool, PoolUse::Pick, now, |pool| (exchange.pick_held(settings, pool, now), pool.has_due()));
         if due {
             host.release_held(pool);
         }

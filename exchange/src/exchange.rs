@@ -28,7 +28,7 @@ use crate::reply::{LocalReply, Refusal};
 use crate::settings::{DecideAt, ExchangeSettings, FailureMode, FairnessHeader, ObjectiveHeader};
 use crate::{headers, rewrite};
 use pool_state::queues::FlowArrival;
-use pool_state::{Admission, ManagedPool, PickRefusal, RecordedPick, Timestamp};
+use pool_state::{FlowAdmission, ManagedPool, PickRefusal, RecordedPick, Timestamp};
 
 pub use forward::RequestChanges;
 pub use pending_request::{ParsedBody, PendingRequest};
@@ -238,8 +238,8 @@ impl Exchange {
         }
     }
 
-    /// Sets the fairness id of the request, which the proxy has checked. Text that is no UTF-8 counts
-    /// as none.
+    /// Sets the fairness id of the request, which the proxy has checked. Text that is no UTF-8
+    /// counts as none.
     pub fn set_flow(&mut self, id: Option<&[u8]>) {
         self.facts.flow = id.and_then(|id| std::str::from_utf8(id).ok()).filter(|id| !id.is_empty()).map(Into::into);
     }
@@ -345,8 +345,8 @@ impl Exchange {
         self.why.recorded = is_recorded.then(|| settings.decision_log.headers.as_str().into());
         let arrival = FlowArrival { flow: self.facts.flow_id(settings), bytes: pending.body_bytes as u64, arrived: self.started };
         match pool.pick_or_hold(&request, &pending.model, &arrival, now, &mut self.why) {
-            Ok(Admission::Picked(picked)) => self.send(settings, pool, pending, picked, now),
-            Ok(Admission::Held(ticket)) => {
+            Ok(FlowAdmission::Picked(picked)) => self.send(settings, pool, pending, picked, now),
+            Ok(FlowAdmission::Held(ticket)) => {
                 let number = ticket.number;
                 let request = QueuedRequest { ticket, pending: pending.into_owned(), subset, is_recorded, since: now };
                 self.queue(Box::new(request));
@@ -408,8 +408,7 @@ impl Exchange {
     ) -> ExchangeStep {
         let kind = self.kind(pending.target_model());
         let mut forward = RequestChanges::to(settings, &picked, self.api.is_inference(), pending.facts.stream);
-        let counted =
-            pool.counters_mut().count_sent(&pending.model, pending.target_model(), pending.priority, pending.body_bytes);
+        let counted = pool.counters_mut().count_sent(&pending.model, pending.target_model(), pending.priority, pending.body_bytes);
         if let Some(splice) = pending.splice {
             forward.rewrite(splice, self.facts.declared_bytes.map(|_| pending.body_bytes));
         }
@@ -551,8 +550,8 @@ impl Exchange {
 // === impl HeaderFacts ===
 
 impl HeaderFacts {
-    /// The fairness id: that of the proxy's metadata, else of the header, where it is trusted; empty
-    /// if there is none.
+    /// The fairness id: that of the proxy's metadata, else of the header, where it is trusted;
+    /// empty if there is none.
     fn flow_id(&self, settings: &ExchangeSettings) -> &str {
         let header = |name: &&str| self.captured.iter().find(|(known, _)| **known == **name).map(|(_, value)| &**value);
         let trusted = || FAIRNESS_ID.iter().filter(|_| settings.flow.header == FairnessHeader::Trust).find_map(header);

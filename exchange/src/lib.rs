@@ -18,8 +18,7 @@ pub use driver::{BodyProgress, PoolUse, RequestCount, RequestDriver, RequestFlow
 mod settings;
 pub use settings::{
     DecideAt, DecisionLogSettings, DestinationFormat, DestinationSettings, ExchangeSettings, FailureMode, FairnessHeader, FlowIdSettings,
-    ObjectiveHeader, RetrySettings,
-    SubsetSettings,
+    ObjectiveHeader, RetrySettings, SubsetSettings,
 };
 
 pub use pool_state::{ManagedPool, Timestamp};

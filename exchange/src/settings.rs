@@ -106,7 +106,8 @@ pub struct RetrySettings {
     pub per_try_timeout_ms: u64,
 }
 
-/// The settings of all exchanges of one filter configuration.
+/// The settings of all exchanges of one filter configuration. Its fields are those of the
+/// configuration.
 #[derive(Clone, Debug)]
 pub struct ExchangeSettings {
     /// Where the ranked list goes.

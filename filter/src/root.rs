@@ -10,7 +10,8 @@ use proxy_wasm::types::ContextType;
 use crate::config::FilterConfig;
 use crate::host::{BodyBuffer, Host};
 use crate::http::HttpStreamContext;
-use crate::state::{ParkedRequest, TICK_MS, VmState};
+use crate::state::parked_request::ParkedRequest;
+use crate::state::{TICK_MS, VmState};
 use crate::state_link::CallResponse;
 
 /// A root context: one plugin configuration in one VM.

@@ -10,6 +10,7 @@ pub mod crash_guard;
 pub mod lease;
 pub mod load_sharing;
 pub mod observation_ring;
+pub mod parked_request;
 pub mod peer_publisher;
 pub mod placement_ring;
 pub mod replica;
@@ -29,6 +30,7 @@ use crate::metrics::{FilterMetrics, Stat};
 use crate::state_link::{CallResponse, LeaderContext, StateLink};
 use lease::LeaderElection;
 use load_sharing::{SharingOccasion, VmContext};
+use parked_request::ParkedRequest;
 use replica::PoolReplica;
 use snapshot_store::PublishError;
 use vm_table::{EXPIRY_MS, HEARTBEAT_MS, VM_SLOTS_MAX, VmTable};
@@ -41,11 +43,11 @@ pub const TICK_MS: u32 = 100;
 const PARKED_MAX: usize = 1_024;
 /// The most wake-ups taken from the queue at once; the next tick takes the rest.
 const WAKES_MAX: usize = 1_024;
-/// Tick period while requests are held, in ms: the longest delay of a lost wake-up, and of room that
-/// another worker made.
+/// Tick period while requests are held, in ms: the longest delay of a lost wake-up, and of room
+/// that another worker made.
 const HOLDING_TICK_MS: u32 = 10;
 
-/// One VM.
+/// One VM. Its fields are the parts that change independently of each other.
 #[derive(Debug)]
 pub struct VmState<H: Host> {
     host: H,
@@ -63,8 +65,8 @@ pub struct VmState<H: Host> {
     ticks: TickTimer,
 }
 
-/// When held requests are resumed. Only a root context may: a call of the proxy about another stream
-/// than the one whose callback runs would change the result of that callback.
+/// When held requests are resumed. Only a root context may: a call of the proxy about another
+/// stream than the one whose callback runs would change the result of that callback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HeldRelease {
     /// Nothing is due.
@@ -99,14 +101,6 @@ struct VmSlot {
     root: u32,
     heartbeat: Option<Timestamp>,
     vm_table: VmTable,
-}
-
-/// A request that waits for the first state of its pool.
-pub trait ParkedRequest {
-    /// Whether the request still waits.
-    fn waits(&self) -> bool;
-    /// Decides again, or releases the held piece, because state arrived or the deadline passed.
-    fn retry(&self);
 }
 
 struct ParkingEntry {
@@ -233,8 +227,8 @@ impl<H: Host> VmState<H> {
         self.parked.push(ParkingEntry { deadline: at, replica, request });
     }
 
-    /// Wakes this VM, so that a root context resumes held requests. Without a VM slot, the next tick
-    /// does.
+    /// Wakes this VM, so that a root context resumes held requests. Without a VM slot, the next
+    /// tick does.
     pub fn release_soon(&mut self) {
         if self.releasing == HeldRelease::Idle && self.vm_slot.slot.is_some() && self.vm_slot.queue != 0 {
             match self.host.queue_push(self.vm_slot.queue, b"held") {

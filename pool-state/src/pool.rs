@@ -32,7 +32,7 @@ pub use counters::{
     CountHistogram, DURATION_BOUNDS_MS, EndpointCounters, MODELS_MAX, ModelCounters, ModelLabel, PoolCounters, TokenCounters,
 };
 pub use ejection::{Ejection, Ejections};
-pub use flow::Admission;
+pub use flow::FlowAdmission;
 pub use load_report::{LoadReportSum, OwnLoadReport, PeerLoadReport};
 pub use pick::{DecisionObserver, LedgerHold, RecordedPick, SessionTokenHeader};
 pub use request_timing::{RequestEnding, ms_between};
@@ -68,7 +68,7 @@ use scheduler::Timestamp;
 /// endpoint stalls no request.
 const SWEEP_BUCKETS: usize = 16_384;
 
-/// One pool in one VM.
+/// One pool in one VM. Its fields are the parts that change independently of each other.
 #[derive(Debug)]
 pub struct ManagedPool {
     state: Option<PublishedState>,

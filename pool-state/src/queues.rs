@@ -54,7 +54,7 @@ pub struct FlowQueues {
     pass: ReleasePass,
     /// Requests to refuse, until their hosts take the refusal.
     leaving: Vec<(u64, HeldRefusal)>,
-    /// The numbers in `leaving` that no host was told yet.
+    /// The numbers in `leaving` that no host has received yet.
     untold: VecDeque<u64>,
     /// Requests sent, decayed until `sent_at`.
     sent: f64,
@@ -173,8 +173,8 @@ impl FlowQueues {
         band.held == 0
     }
 
-    /// Holds a request. Returns its ticket, and whether it is near enough to the head of its band to
-    /// be tried at once.
+    /// Holds a request. Returns its ticket, and whether it is near enough to the head of its band
+    /// to be tried at once.
     ///
     /// # Errors
     /// The request itself is the one that the limits leave out.
@@ -252,8 +252,8 @@ impl FlowQueues {
         Some(self.leaving.swap_remove(at).1)
     }
 
-    /// Removes a request that is sent, or that its client or the pool gave up. Does nothing if it was
-    /// removed before.
+    /// Removes a request that is sent, or that its client or the pool gave up. Does nothing if it
+    /// was removed before.
     pub(crate) fn remove(&mut self, ticket: &HeldTicket, outcome: FlowOutcome, now: Timestamp) {
         if self.take_refusal(ticket.number).is_some() {
             return;
@@ -349,8 +349,8 @@ impl FlowQueues {
         self.band_mut(priority).counters.count(FlowOutcome::Dispatched, 0);
     }
 
-    /// Corrects the charge of a request that has ended with `context_tokens` of prompt and output; 0
-    /// if it had no first token.
+    /// Corrects the charge of a request that has ended with `context_tokens` of prompt and output;
+    /// 0 if it had no first token.
     pub(crate) fn settle(&mut self, control: &FlowControl, charge: FlowCharge, context_tokens: u64) {
         let output = context_tokens.saturating_sub(u64::from(charge.prompt_tokens));
         if context_tokens == 0 {
@@ -367,11 +367,13 @@ impl FlowQueues {
     pub(crate) fn expire(&mut self, is_empty: bool, now: Timestamp) {
         let outcome = if is_empty { FlowOutcome::EvictedNoEndpoints } else { FlowOutcome::EvictedTtl };
         for at in 0..self.bands.len() {
-            while let Some((priority, entry)) = self.bands.get_mut(at).and_then(|band| Some((band.priority, band.take_expired(is_empty, now)?))) {
+            while let Some((priority, entry)) =
+                self.bands.get_mut(at).and_then(|band| Some((band.priority, band.take_expired(is_empty, now)?)))
+            {
                 self.leaves(priority, &entry, outcome, now);
             }
         }
-        // A host that was told before it knew the stream is told again.
+        // A host that did not have the stream yet gets the number again.
         self.untold = self.leaving.iter().map(|(number, _)| *number).collect();
     }
 

@@ -4,8 +4,11 @@
 //! A *band* holds the requests of one priority, a *flow* those of one fairness id within a band.
 
 mod control;
-pub use control::{BandRules, FLOW_CONTROL, FlowControl, FlowSettings};
+pub use control::{BandRules, FLOW_CONTROL, FlowControl};
 pub(crate) use control::{PLUGIN, Policies};
+
+mod settings;
+pub use settings::FlowSettings;
 
 pub(crate) mod fairness;
 pub(crate) mod ordering;
@@ -23,7 +26,7 @@ pub struct FlowCost {
     pub output: f64,
 }
 
-/// What a flow has received so far.
+/// The service of a flow so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct FlowAccount {
     /// The virtual time at which the next request of the flow starts, in tokens.
@@ -36,7 +39,7 @@ pub struct FlowAccount {
     pub attained_at: Timestamp,
 }
 
-/// What a band has served so far.
+/// The service of a band so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct BandAccount {
     /// The start of the request that was served last, in tokens.
@@ -52,7 +55,7 @@ pub struct HeldFacts {
     pub arrived: Timestamp,
     /// When it is given up.
     pub expires: Timestamp,
-    /// Its TTFT SLO, in µs, if it has one.
+    /// The TTFT SLO of the request, in µs, if it has one.
     pub ttft_slo_us: Option<u32>,
 }
 

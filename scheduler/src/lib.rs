@@ -61,8 +61,8 @@ pub use decision::{
 pub mod plugin;
 mod run;
 pub use run::{ProfileHandler, Reference, SETTLED_MS, SchedulingRun, Stage};
-mod plugin_type;
 pub mod flow;
+mod plugin_type;
 
 // Plugins, one folder for each kind.
 mod admitter;
@@ -79,7 +79,8 @@ mod scorer;
 mod pipeline;
 pub mod registry;
 pub use pipeline::{
-    FAIRNESS_ID, InvalidPipeline, PLUGINS_MAX, PROFILES_MAX, Pipeline, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec, REQUEST_ID, WEIGHT_MAX,
+    FAIRNESS_ID, InvalidPipeline, PLUGINS_MAX, PROFILES_MAX, Pipeline, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec, REQUEST_ID,
+    WEIGHT_MAX,
 };
 mod snapshot;
 pub use snapshot::{Snapshot, Version};

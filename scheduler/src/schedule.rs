@@ -73,8 +73,8 @@ pub fn tracked_slo(snapshot: &Snapshot, request: &Request<'_>, local: LocalState
     predictions::tracked_slo(snapshot.table(), snapshot.pipeline().latency_settings(), request, &local, endpoint)
 }
 
-/// Whether `request` may go to the endpoints of `route` now, as far as the limits of its band allow;
-/// always, without flow control.
+/// Whether `request` may go to the endpoints of `route` now, as far as the limits of its band
+/// allow; always, without flow control.
 #[must_use]
 pub fn has_room(snapshot: &Snapshot, request: &Request<'_>, local: LocalState<'_>, route: &Route, limits: RoomLimits) -> bool {
     let (table, pipeline) = (snapshot.table(), snapshot.pipeline());

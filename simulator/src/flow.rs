@@ -50,7 +50,11 @@ pub(crate) fn campaign(
         .collect();
     let rows = parallel(threads, &jobs, |&(load, seed, policy)| run(load, seed, policy, seconds))?;
     let mut out = std::io::stdout().lock();
-    let _ = writeln!(out, "{:>5} {:<8}{:>5} {:<9}{:>12}{:>12}{:>10}{:>12}", "load", "policy", "seed", "class", "TTFT p50", "p99", "TPOT", "tokens/s");
+    let _ = writeln!(
+        out,
+        "{:>5} {:<8}{:>5} {:<9}{:>12}{:>12}{:>10}{:>12}",
+        "load", "policy", "seed", "class", "TTFT p50", "p99", "TPOT", "tokens/s"
+    );
     for row in rows.iter().flatten() {
         let number = |name: &str| row.get(name).and_then(Value::as_f64).unwrap_or(f64::NAN);
         let text = |name: &str| row.get(name).and_then(Value::as_str).unwrap_or_default();

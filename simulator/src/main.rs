@@ -116,8 +116,8 @@ enum SimulatorTask {
         #[arg(long, default_value = QUALITY)]
         file: PathBuf,
     },
-    /// Runs chat with waves of batch requests, with and without flow control. Prints a line of figures
-    /// for each class, and writes them to FILE.
+    /// Runs chat with waves of batch requests, with and without flow control. Prints a line of
+    /// figures for each class, and writes them to FILE.
     Flow {
         /// The policies: none, ours, oracle; separated by semicolons.
         #[arg(long, value_delimiter = ';', default_values_t = ["none", "ours", "oracle"].map(str::to_owned))]

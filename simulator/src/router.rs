@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use pool_state::queues::{FlowArrival, HeldTicket};
 use pool_state::{
-    Admission, LedgerHold, LoadReportHead, ManagedPool, OwnLoadReport, PeerLoadReport, Placement, RecordedPick, TokenUsage,
+    FlowAdmission, LedgerHold, LoadReportHead, ManagedPool, OwnLoadReport, PeerLoadReport, Placement, RecordedPick, TokenUsage,
 };
 use scheduler::in_flight::EndpointLoad;
 use scheduler::prefix::{ENTRIES_DEFAULT, blocks_of};
@@ -102,8 +102,8 @@ impl PolicyRouter {
         self.pool.in_flight().load(endpoint)
     }
 
-    /// Picks by the policy and records the pick, for a client that sends this session header; `None`
-    /// if flow control holds the request.
+    /// Picks by the policy and records the pick, for a client that sends this session header;
+    /// `None` if flow control holds the request.
     ///
     /// # Errors
     /// When the policy picks no endpoint.
@@ -130,11 +130,11 @@ impl PolicyRouter {
             RoutingPolicy::Config(_) | RoutingPolicy::Exact(_) => {
                 let arrival = FlowArrival { flow: "", bytes: 0, arrived: time };
                 match self.pool.pick_or_hold(&request, &model, &arrival, time, &mut ()) {
-                    Ok(Admission::Held(ticket)) => {
+                    Ok(FlowAdmission::Held(ticket)) => {
                         self.held.push((job.request, ticket));
                         return Ok(None);
                     }
-                    Ok(Admission::Picked(picked)) => Ok(picked),
+                    Ok(FlowAdmission::Picked(picked)) => Ok(picked),
                     Err(refusal) => Err(refusal),
                 }
             }

@@ -17,7 +17,8 @@ use std::sync::Arc;
 
 use pool_state::LedgerHold;
 use scheduler::{
-    Endpoint, EndpointMetrics, EndpointRef, Generation, LoraMetrics, Pipeline, ROLE_LABEL, Readiness, SEQUENCES_MAX_ATTRIBUTE, Slot, Snapshot, Version,
+    Endpoint, EndpointMetrics, EndpointRef, Generation, LoraMetrics, Pipeline, ROLE_LABEL, Readiness, SEQUENCES_MAX_ATTRIBUTE, Slot,
+    Snapshot, Version,
 };
 
 use crate::engine::{BLOCK_TOKENS, EngineJob, EngineSimulator, StepEvent};

@@ -215,8 +215,7 @@ impl SchemaShape {
     /// The milliseconds of a duration: numbers, each with its unit, or a bare 0.
     #[must_use]
     pub fn duration_ms(text: &str) -> Option<f64> {
-        const UNITS: [(&str, f64); 7] =
-            [("ns", 1e-6), ("us", 1e-3), ("µs", 1e-3), ("ms", 1.0), ("s", 1e3), ("m", 60e3), ("h", 3_600e3)];
+        const UNITS: [(&str, f64); 7] = [("ns", 1e-6), ("us", 1e-3), ("µs", 1e-3), ("ms", 1.0), ("s", 1e3), ("m", 60e3), ("h", 3_600e3)];
         if text == "0" {
             return Some(0.0);
         }

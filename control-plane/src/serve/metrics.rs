@@ -12,10 +12,10 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use discovery::BackendStatus;
+use pool_state::queues::FLOW_OUTCOMES;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::registry::Registry;
-use pool_state::queues::FLOW_OUTCOMES;
 use scheduler::EndpointMetrics;
 use tokio::time::Instant;
 
@@ -253,9 +253,8 @@ impl MetricsCollector {
             counted.map(|(outcome, count)| (with(&labels, "outcome", outcome), count)).collect::<Vec<_>>()
         });
         page.counter("llm_d_epp_flow_control_requests", "Requests that left flow control, by outcome.", outcomes)?;
-        let times = bands().map(|(labels, band)| {
-            (with(&labels, "outcome", FLOW_OUTCOMES[0]), HistogramBuckets::scaled(&band.queue_ms, 1e-3))
-        });
+        let times =
+            bands().map(|(labels, band)| (with(&labels, "outcome", FLOW_OUTCOMES[0]), HistogramBuckets::scaled(&band.queue_ms, 1e-3)));
         page.histogram("llm_d_epp_flow_control_request_queue_duration_seconds", "Time that requests were held.", times)
     }
 

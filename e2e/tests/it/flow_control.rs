@@ -1,5 +1,5 @@
-//! Flow control on a real Envoy: requests wait in the proxy, the higher band goes first, and none is
-//! lost when the daemon is killed or a client leaves.
+//! Flow control on a real Envoy: requests wait in the proxy, the higher band goes first, and none
+//! is lost when the daemon is killed or a client leaves.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,7 +11,6 @@ use testbed::model_server::ModelServerOptions;
 use testbed::stack::{PickerMode, Stack};
 use testbed::{Result, wait_for};
 use tokio::task::JoinHandle;
-
 
 /// Longest wait for changes without a promised time.
 const LIMIT: Duration = Duration::from_secs(60);

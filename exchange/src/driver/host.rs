@@ -138,16 +138,17 @@ pub trait RequestHost {
     fn hold(&mut self, pool: &Self::Pool, number: u64);
 
     /// Soon, and outside of this call, asks [`ManagedPool::next_due`] for numbers, and calls
-    /// [`resume`](super::RequestDriver::resume) of each request held under one, until there is none.
-    /// A host also does so after a tick of the pool and after new state. A number that the host does
-    /// not hold is passed over.
+    /// [`resume`](super::RequestDriver::resume) of each request held under one, until there is
+    /// none. A host also does so after a tick of the pool and after new state. A number that the
+    /// host does not hold is passed over.
     fn release_held(&mut self, pool: &Self::Pool);
 
     /// Calls [`resume`](super::RequestDriver::resume) soon after `at`. Only for a filter
     /// ([`Self::IS_FILTER`]).
     fn resume_after(&mut self, pool: &Self::Pool, at: Timestamp);
 
-    /// Puts the time for which a request was held, and the priority of its band, into the access log.
+    /// Puts the time for which a request was held, and the priority of its band, into the access
+    /// log.
     fn log_hold(&mut self, _ms: u64, _priority: i32) {}
 
     /// Puts a decision record into the access log.

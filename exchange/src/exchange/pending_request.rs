@@ -24,7 +24,7 @@ pub struct ParsedBody<'b> {
     pub(super) body: &'b [u8],
 }
 
-/// A request with the pool's objects applied.
+/// A request with the pool's objects applied. Its fields are the facts that the pick reads.
 #[derive(Debug)]
 pub struct PendingRequest<'b> {
     pub(super) parsed: Option<ParsedRequest<'b>>,

@@ -28,21 +28,19 @@ fn pool(section: &[(&str, f64)]) -> Rc<RefCell<ManagedPool>> {
 }
 
 /// One client: its driver and host.
-struct Client {
+struct HeldClient {
     host: MemoryHost,
     driver: RequestDriver<MemoryHost>,
     flow: RequestFlow,
 }
 
-impl Client {
+impl HeldClient {
     fn sends(pool: &Rc<RefCell<ManagedPool>>, objective: &str) -> Self {
         let mut host = MemoryHost::new(pool, CHAT);
         host.settings.objective_header = ObjectiveHeader::Trust;
         host.settings.flow.header = FairnessHeader::Trust;
-        let (driver, flow) = host.send_with(&[
-            (b"x-llm-d-inference-objective", objective.as_bytes()),
-            (b"x-llm-d-inference-fairness-id", b"tenant-1"),
-        ]);
+        let (driver, flow) =
+            host.send_with(&[(b"x-llm-d-inference-objective", objective.as_bytes()), (b"x-llm-d-inference-fairness-id", b"tenant-1")]);
         Self { host, driver, flow }
     }
 
@@ -51,8 +49,8 @@ impl Client {
     }
 }
 
-/// What a host does when held requests may have room: resumes those that the pool names.
-fn release(pool: &Rc<RefCell<ManagedPool>>, clients: &mut [Client], now: Timestamp) {
+/// Resumes the held requests that the pool names, as a host does.
+fn release(pool: &Rc<RefCell<ManagedPool>>, clients: &mut [HeldClient], now: Timestamp) {
     loop {
         let Some(number) = pool.borrow_mut().next_due(now) else { return };
         let client = clients.iter_mut().find(|client| client.is_held() && client.host.held == Some(number));
@@ -66,16 +64,14 @@ fn release(pool: &Rc<RefCell<ManagedPool>>, clients: &mut [Client], now: Timesta
 #[test]
 fn chat_is_released_before_a_batch_that_came_earlier() {
     let pool = pool(&[]);
-    let mut clients: Vec<Client> = ["batch", "batch", "batch", "chat"].map(|objective| Client::sends(&pool, objective)).into();
-    assert_eq!(clients.iter().map(|client| client.flow).collect::<Vec<_>>(), [
-        RequestFlow::Go,
-        RequestFlow::Hold,
-        RequestFlow::Hold,
-        RequestFlow::Hold
-    ]);
+    let mut clients: Vec<HeldClient> = ["batch", "batch", "batch", "chat"].map(|objective| HeldClient::sends(&pool, objective)).into();
+    assert_eq!(
+        clients.iter().map(|client| client.flow).collect::<Vec<_>>(),
+        [RequestFlow::Go, RequestFlow::Hold, RequestFlow::Hold, RequestFlow::Hold]
+    );
     assert_eq!(clients[3].host.log, ["hold"]);
     for (ends, goes) in [(0, 3), (3, 1), (1, 2)] {
-        let Client { host, driver, .. } = &mut clients[ends];
+        let HeldClient { host, driver, .. } = &mut clients[ends];
         host.answer(driver, "10.0.0.0:8000");
         let now = Timestamp(0).plus_ms(100);
         release(&pool, &mut clients, now);
@@ -83,7 +79,7 @@ fn chat_is_released_before_a_batch_that_came_earlier() {
         let log = &clients[goes].host.log;
         assert!(log[1].starts_with("held for 99 ms in band") && log[2].starts_with("forward"), "{log:?}");
     }
-    let Client { host, driver, .. } = &mut clients[2];
+    let HeldClient { host, driver, .. } = &mut clients[2];
     host.answer(driver, "10.0.0.0:8000");
     let pool = pool.borrow();
     assert!(pool.queues().is_empty() && pool.in_flight().rows().next().is_none());
@@ -92,11 +88,11 @@ fn chat_is_released_before_a_batch_that_came_earlier() {
 #[test]
 fn a_client_that_leaves_while_held_costs_nothing_more() {
     let pool = pool(&[]);
-    let mut clients: Vec<Client> = ["batch", "batch"].map(|objective| Client::sends(&pool, objective)).into();
-    let Client { host, driver, .. } = &mut clients[1];
+    let mut clients: Vec<HeldClient> = ["batch", "batch"].map(|objective| HeldClient::sends(&pool, objective)).into();
+    let HeldClient { host, driver, .. } = &mut clients[1];
     driver.end(host);
     assert_eq!((pool.borrow().queues().held(), host.log.as_slice()), (0, &["hold".to_owned()][..]));
-    let Client { host, driver, .. } = &mut clients[0];
+    let HeldClient { host, driver, .. } = &mut clients[0];
     host.answer(driver, "10.0.0.0:8000");
     release(&pool, &mut clients, Timestamp(0).plus_ms(9));
     assert_eq!(clients[1].host.log, ["hold"], "it is never sent");
@@ -105,8 +101,8 @@ fn a_client_that_leaves_while_held_costs_nothing_more() {
 #[test]
 fn a_request_that_waits_too_long_or_over_the_limit_is_refused_with_its_reason() {
     let pool = pool(&[("ttlMs", 50.0), ("maxRequests", 1.0)]);
-    let mut clients: Vec<Client> = ["batch", "batch", "batch", "chat"].map(|objective| Client::sends(&pool, objective)).into();
-    let refused = |client: &Client| client.host.log.last().cloned().unwrap_or_default();
+    let mut clients: Vec<HeldClient> = ["batch", "batch", "batch", "chat"].map(|objective| HeldClient::sends(&pool, objective)).into();
+    let refused = |client: &HeldClient| client.host.log.last().cloned().unwrap_or_default();
     assert!(refused(&clients[2]).starts_with("reply 429 rejected-saturated, retry after "), "{:?}", clients[2].host.log);
     release(&pool, &mut clients, Timestamp(0).plus_ms(9));
     assert!(refused(&clients[1]).starts_with("reply 429 rejected-saturated"), "chat took its place: {:?}", clients[1].host.log);
@@ -114,7 +110,7 @@ fn a_request_that_waits_too_long_or_over_the_limit_is_refused_with_its_reason() 
     pool.borrow_mut().tick(now);
     release(&pool, &mut clients, now);
     assert!(refused(&clients[3]).starts_with("reply 429 rejected-ttl-expired"), "{:?}", clients[3].host.log);
-    clients.iter_mut().for_each(|Client { host, driver, .. }| driver.end(host));
+    clients.iter_mut().for_each(|HeldClient { host, driver, .. }| driver.end(host));
     let pool = pool.borrow();
     assert!(pool.queues().is_empty() && pool.in_flight().rows().next().is_none());
 }

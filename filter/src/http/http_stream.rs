@@ -18,16 +18,17 @@ use crate::config::FilterConfig;
 use crate::host::{BodyBuffer, HeaderMap, Host, HostError};
 use crate::metrics::{FilterMetrics, Stat};
 use crate::pairs::{self, HeaderPairs};
+use crate::state::VmState;
 use crate::state::load_sharing::SharingOccasion;
+use crate::state::parked_request::ParkedRequest;
 use crate::state::replica::PoolReplica;
-use crate::state::{ParkedRequest, VmState};
 
 /// The property of a recorded decision. The access log shows it as
 /// `%FILTER_STATE(wasm.switchpoint_decision:PLAIN)%`.
 const RECORD: &str = "switchpoint_decision";
 
-/// The properties of a request that was held: for how long, and the priority of its band. The access
-/// log shows them like [`RECORD`].
+/// The properties of a request that was held: for how long, and the priority of its band. The
+/// access log shows them like [`RECORD`].
 const HELD_MS: &str = "switchpoint_held_ms";
 const BAND: &str = "switchpoint_band";
 

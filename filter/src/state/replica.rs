@@ -16,10 +16,10 @@ use scheduler::Version;
 
 use super::load_sharing::LoadSharing;
 use super::observation_ring::{ObservationRingReader, ObservationRingWriter};
+use super::parked_request::ParkedRequest;
 use super::peer_publisher::PeerPublisher;
 use super::snapshot_store::{HeadReading, PublishError, SharedSnapshotStore, StoredMessage};
 use super::vm_table::VmTable;
-use super::ParkedRequest;
 use crate::host::{Host, Result};
 
 /// One pool.

@@ -10,18 +10,18 @@ use crate::refusal::PickRefusal;
 /// The result for a request that arrives.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "without flow control every request is picked, and a box would be an allocation for each")]
-pub enum Admission {
+pub enum FlowAdmission {
     /// An endpoint was picked.
     Picked(RecordedPick),
     /// The request is held.
     Held(HeldTicket),
 }
 
-/// What a request may use, and whether it was held before.
+/// The limits for a request, and its number if it is held.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RoomCheck {
     pub(super) limits: RoomLimits,
-    /// Its number, if it is held.
+    /// The number of the request, if it is held.
     pub(super) number: Option<u64>,
 }
 
@@ -71,9 +71,9 @@ impl ManagedPool {
         arrival: &FlowArrival<'_>,
         now: Timestamp,
         observer: &mut impl DecisionObserver,
-    ) -> Result<Admission, PickRefusal> {
+    ) -> Result<FlowAdmission, PickRefusal> {
         if self.flow_control().is_none() {
-            return self.pick(request, model, now, observer).map(Admission::Picked);
+            return self.pick(request, model, now, observer).map(FlowAdmission::Picked);
         }
         if self.queues.may_pass(request.priority, now) {
             match self.pick_with_room(request, model, None, now, observer) {
@@ -81,7 +81,7 @@ impl ManagedPool {
                 picked => {
                     let picked = self.charged(picked?, request, arrival.flow_id(), now);
                     self.queues.count_passed(request.priority);
-                    return Ok(Admission::Picked(picked));
+                    return Ok(FlowAdmission::Picked(picked));
                 }
             }
         }
@@ -93,10 +93,10 @@ impl ManagedPool {
         let (ticket, is_near) = held.map_err(PickRefusal::Held)?;
         // The first of its band was tried just now.
         if !is_near || ticket.is_first {
-            return Ok(Admission::Held(ticket));
+            return Ok(FlowAdmission::Held(ticket));
         }
         let picked = self.pick_held(&ticket, request, model, now, observer)?;
-        Ok(picked.map_or(Admission::Held(ticket), Admission::Picked))
+        Ok(picked.map_or(FlowAdmission::Held(ticket), FlowAdmission::Picked))
     }
 
     /// Picks for a held request; `None` if it stays held.

@@ -11,8 +11,8 @@ use scheduler::{
     session_token,
 };
 
-use super::request_timing::RequestTiming;
 use super::flow::RoomCheck;
+use super::request_timing::RequestTiming;
 use super::{EndpointFailures, EndpointLookups, ManagedPool, PublishedState, adapters};
 use crate::queues::FlowCharge;
 use crate::refusal::PickRefusal;
@@ -55,7 +55,7 @@ pub struct LedgerHold {
     cache_estimate: Option<CacheEstimate>,
     /// The measurement of the request; `None` when it is not measured.
     pub(super) watch: Option<Box<RequestTiming>>,
-    /// What the request's flow was charged; `None` without flow control.
+    /// The charge of the request's flow; `None` without flow control.
     pub(super) charge: Option<FlowCharge>,
     /// The endpoint that this request probes: it was ejected, and no other request goes there
     /// meanwhile.

@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use scheduler::flow::{BandAccount, FairnessPolicy, FlowAccount, FlowCost};
 use scheduler::{EndpointRef, Timestamp};
 
-use super::counters::BandCounters;
 use super::FlowRef;
+use super::counters::BandCounters;
 
 /// The most flows of a band with an account of their own. Fairness ids may come from many tenants;
 /// further flows share the accounts.
@@ -74,8 +74,8 @@ impl BandQueue {
         &self.flows
     }
 
-    /// Finds the account of a flow, or makes one. If there are too many, an account without requests
-    /// is replaced, the oldest first; if there is none, flows share one.
+    /// Finds the account of a flow, or makes one. If there are too many, an account without
+    /// requests is replaced, the oldest first; if there is none, flows share one.
     pub(super) fn flow_ref(&mut self, id: u64) -> FlowRef {
         let at = self.flows.iter().position(|flow| flow.id == id).unwrap_or_else(|| {
             let fresh = FlowQueue { id, ..FlowQueue::default() };
@@ -133,7 +133,8 @@ impl BandQueue {
 
     /// Takes the request out that arrived last.
     pub(super) fn take_newest(&mut self) -> Option<HeldEntry> {
-        let all = self.flows.iter().enumerate().flat_map(|(flow, queue)| queue.held.iter().map(move |entry| (entry.number, (flow, entry.key))));
+        let all =
+            self.flows.iter().enumerate().flat_map(|(flow, queue)| queue.held.iter().map(move |entry| (entry.number, (flow, entry.key))));
         let (number, (flow, key)) = all.max()?;
         self.take(flow, key, number)
     }

@@ -8,7 +8,7 @@ use scheduler::{
 };
 
 use super::{FLOW_OUTCOMES, FlowArrival, FlowOutcome, HeldTicket};
-use crate::pool::{Admission, LedgerHold, ManagedPool};
+use crate::pool::{FlowAdmission, LedgerHold, ManagedPool};
 use crate::refusal::PickRefusal;
 
 fn number(name: &str, number: f64) -> (String, ParameterValue) {
@@ -40,7 +40,7 @@ fn snapshot(endpoints: u16, spec: &PipelineSpec) -> Snapshot {
 
 /// A client of the pool: what it sent, and what became of it.
 #[derive(Debug)]
-enum Client {
+enum QueueClient {
     Held(HeldTicket),
     Running(LedgerHold),
     Gone,
@@ -49,7 +49,7 @@ enum Client {
 /// A pool and its clients.
 struct Drill {
     pool: ManagedPool,
-    clients: Vec<(i32, u32, Client)>,
+    clients: Vec<(i32, u32, QueueClient)>,
     now: Timestamp,
     sent: u64,
     refused: u64,
@@ -73,37 +73,37 @@ impl Drill {
         let arrival = FlowArrival { flow, bytes: u64::from(tokens), arrived: self.now };
         let request = Self::request(priority, tokens);
         let client = match self.pool.pick_or_hold(&request, "", &arrival, self.now, &mut ()) {
-            Ok(Admission::Picked(picked)) => self.goes(self.clients.len(), picked.hold),
-            Ok(Admission::Held(ticket)) => Client::Held(ticket),
+            Ok(FlowAdmission::Picked(picked)) => self.goes(self.clients.len(), picked.hold),
+            Ok(FlowAdmission::Held(ticket)) => QueueClient::Held(ticket),
             Err(_) => {
                 self.refused += 1;
-                Client::Gone
+                QueueClient::Gone
             }
         };
         self.clients.push((priority, tokens, client));
         self.release();
     }
 
-    fn goes(&mut self, client: usize, hold: LedgerHold) -> Client {
+    fn goes(&mut self, client: usize, hold: LedgerHold) -> QueueClient {
         self.sent += 1;
         self.order.push(client);
-        Client::Running(hold)
+        QueueClient::Running(hold)
     }
 
-    /// What a host does when the pool has due requests.
+    /// Resumes the due requests, as a host does.
     fn release(&mut self) {
         while let Some(number) = self.pool.next_due(self.now) {
-            let is = |(_, _, client): &(i32, u32, Client)| matches!(client, Client::Held(ticket) if ticket.number == number);
+            let is = |(_, _, client): &(i32, u32, QueueClient)| matches!(client, QueueClient::Held(ticket) if ticket.number == number);
             let Some(at) = self.clients.iter().position(is) else { panic!("number {number} is nobody's") };
             let (priority, tokens, client) = &mut self.clients[at];
             let request = Self::request(*priority, *tokens);
-            let Client::Held(ticket) = std::mem::replace(client, Client::Gone) else { unreachable!() };
+            let QueueClient::Held(ticket) = std::mem::replace(client, QueueClient::Gone) else { unreachable!() };
             let after = match self.pool.pick_held(&ticket, &request, "", self.now, &mut ()) {
                 Ok(Some(picked)) => self.goes(at, picked.hold),
-                Ok(None) => Client::Held(ticket),
+                Ok(None) => QueueClient::Held(ticket),
                 Err(_) => {
                     self.refused += 1;
-                    Client::Gone
+                    QueueClient::Gone
                 }
             };
             self.clients[at].2 = after;
@@ -113,13 +113,13 @@ impl Drill {
     /// The client leaves, or its reply ends.
     fn ends(&mut self, at: usize) {
         let Some((.., client)) = self.clients.get_mut(at) else { return };
-        match std::mem::replace(client, Client::Gone) {
-            Client::Held(ticket) => {
+        match std::mem::replace(client, QueueClient::Gone) {
+            QueueClient::Held(ticket) => {
                 self.left += 1;
                 self.pool.drop_held(ticket, self.now);
             }
-            Client::Running(hold) => self.pool.release(hold, self.now),
-            Client::Gone => {}
+            QueueClient::Running(hold) => self.pool.release(hold, self.now),
+            QueueClient::Gone => {}
         }
         self.release();
     }
@@ -131,7 +131,7 @@ impl Drill {
     }
 
     fn held(&self) -> usize {
-        self.clients.iter().filter(|(.., client)| matches!(client, Client::Held(_))).count()
+        self.clients.iter().filter(|(.., client)| matches!(client, QueueClient::Held(_))).count()
     }
 
     fn outcomes(&self) -> [u64; 8] {
@@ -178,9 +178,9 @@ fn the_newest_of_the_lowest_band_is_left_out_first() {
     }
     assert_eq!((drill.held(), drill.refused), (2, 0));
     drill.arrives(3, "", 1);
-    assert!(matches!(drill.clients[2].2, Client::Gone), "the newest of band -1");
+    assert!(matches!(drill.clients[2].2, QueueClient::Gone), "the newest of band -1");
     drill.arrives(-1, "", 1);
-    assert!(matches!(drill.clients[4].2, Client::Gone), "it is the newest of the lowest band itself");
+    assert!(matches!(drill.clients[4].2, QueueClient::Gone), "it is the newest of the lowest band itself");
     assert_eq!((drill.held(), drill.refused), (2, 2));
     assert_eq!(drill.outcomes()[FlowOutcome::RejectedCapacity as usize], 2);
 }
@@ -244,7 +244,7 @@ fn retry_after_follows_the_rate_of_releases() {
 }
 
 #[derive(Clone, Debug)]
-enum Event {
+enum QueueEvent {
     Arrives { priority: i32, flow: u8, tokens: u32 },
     Ends(usize),
     Passes(u64),
@@ -252,13 +252,13 @@ enum Event {
     Toggles,
 }
 
-fn event() -> impl Strategy<Value = Event> {
+fn event() -> impl Strategy<Value = QueueEvent> {
     prop_oneof![
-        6 => (-2..3_i32, 0..4_u8, 1..3_000_u32).prop_map(|(priority, flow, tokens)| Event::Arrives { priority, flow, tokens }),
-        4 => (0..80_usize).prop_map(Event::Ends),
-        2 => (0..900_u64).prop_map(Event::Passes),
-        1 => (0..3_u16).prop_map(Event::Endpoints),
-        1 => Just(Event::Toggles),
+        6 => (-2..3_i32, 0..4_u8, 1..3_000_u32).prop_map(|(priority, flow, tokens)| QueueEvent::Arrives { priority, flow, tokens }),
+        4 => (0..80_usize).prop_map(QueueEvent::Ends),
+        2 => (0..900_u64).prop_map(QueueEvent::Passes),
+        1 => (0..3_u16).prop_map(QueueEvent::Endpoints),
+        1 => Just(QueueEvent::Toggles),
     ]
 }
 
@@ -270,13 +270,13 @@ proptest! {
         let mut drill = Drill::new(endpoints, &on);
         for event in &events {
             match *event {
-                Event::Arrives { priority, flow, tokens } => drill.arrives(priority, ["", "a", "b", "c"][usize::from(flow)], tokens),
-                Event::Ends(at) => drill.ends(at),
-                Event::Passes(ms) => drill.passes(ms),
-                Event::Endpoints(count) => endpoints = count,
-                Event::Toggles => is_on = !is_on,
+                QueueEvent::Arrives { priority, flow, tokens } => drill.arrives(priority, ["", "a", "b", "c"][usize::from(flow)], tokens),
+                QueueEvent::Ends(at) => drill.ends(at),
+                QueueEvent::Passes(ms) => drill.passes(ms),
+                QueueEvent::Endpoints(count) => endpoints = count,
+                QueueEvent::Toggles => is_on = !is_on,
             }
-            if matches!(event, Event::Endpoints(_) | Event::Toggles) {
+            if matches!(event, QueueEvent::Endpoints(_) | QueueEvent::Toggles) {
                 let spec = if is_on { on.clone() } else { PipelineSpec::default() };
                 drill.pool.install(snapshot(endpoints, &spec), 0, u32::MAX);
                 drill.release();

@@ -152,8 +152,6 @@ impl Detector for BacklogDetector {
 
 impl Filter for BacklogDetector {
     fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, _: &mut Rng) {
-        keep(candidates, true, |index| {
-            self.computes_soon(context, index, RoomLimits::ALL) && self.holds(context, index, RoomLimits::ALL)
-        });
+        keep(candidates, true, |index| self.computes_soon(context, index, RoomLimits::ALL) && self.holds(context, index, RoomLimits::ALL));
     }
 }

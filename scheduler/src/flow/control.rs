@@ -1,85 +1,23 @@
 //! The settings of flow control: the section `flowControl` of a configuration, as a plugin that
 //! the reader of the file makes of it.
 
+use super::settings::{FlowSettings, SECTION};
 use super::{FairnessPolicy, OrderingPolicy, UsageLimitPolicy, fairness, ordering, usage_limit};
-use crate::plugin::{InvalidParameter, Parameter, ParameterDefault, Parameters, readable};
+use crate::plugin::{InvalidParameter, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 
 /// The name of the plugin. Files do not declare it.
 pub const FLOW_CONTROL: &str = "flow-control";
-
-/// The most bands of a configuration. Every release goes through them.
-const BANDS_MAX: usize = 32;
-
-/// Requests and bytes that a band holds at most, where the file sets no limit: llm-d's defaults.
-const BAND_REQUESTS: f64 = 5_000.0;
-const BAND_BYTES: f64 = 1e9;
-
-/// The longest TTL, in ms: one day, which no proxy waits for.
-const TTL_MS_MAX: f64 = 86_400_000.0;
-
-/// How long a request waits by default, in ms: llm-d's default.
-const TTL_MS: f64 = 60_000.0;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: FLOW_CONTROL,
     kind: PluginKind::FlowControl,
     doc: readable("The section flowControl: requests wait in the proxy until an endpoint has room for them."),
     source: readable("llm-d-router, flowcontrol"),
-    parameters: &[
-        Parameter { name: "maxRequests", default: ParameterDefault::Number(0.0), doc: readable("requests held in all; 0: no limit") },
-        Parameter { name: "maxBytes", default: ParameterDefault::Number(0.0), doc: readable("bytes of bodies held in all; 0: no limit") },
-        Parameter { name: "ttlMs", default: ParameterDefault::Number(TTL_MS), doc: readable("longest wait, ms; 0: no limit") },
-        Parameter {
-            name: "noEndpointTtlMs",
-            default: ParameterDefault::Number(TTL_MS),
-            doc: readable("longest wait while no endpoint is ready, ms; 0: no limit"),
-        },
-        Parameter { name: "usageLimit", default: ParameterDefault::Text(usage_limit::STATIC.name), doc: readable("usage limit policy") },
-        Parameter { name: "defaultBand", default: ParameterDefault::Structured("{maxRequests, ...}"), doc: readable("other bands") },
-        Parameter {
-            name: "defaultNegativeBand",
-            default: ParameterDefault::Structured("{maxRequests, ...}"),
-            doc: readable("other bands of negative priority"),
-        },
-        Parameter { name: "bands", default: ParameterDefault::Structured("[{priority, ...}]"), doc: readable("the bands by priority") },
-    ],
+    parameters: SECTION,
     needs: &[],
     build: |parameters| Ok(Plugin::FlowControl(Box::new(FlowSettings::read(parameters)?))),
 };
-
-const BAND: &[Parameter] = &[
-    Parameter { name: "priority", default: ParameterDefault::Number(0.0), doc: readable("whole number") },
-    Parameter { name: "maxRequests", default: ParameterDefault::Number(0.0), doc: readable("requests held; 0: the default") },
-    Parameter { name: "maxBytes", default: ParameterDefault::Number(0.0), doc: readable("bytes held; 0: the default") },
-    Parameter { name: "ttlMs", default: ParameterDefault::Number(-1.0), doc: readable("longest wait, ms; 0: no limit; -1: as above") },
-    Parameter { name: "fairness", default: ParameterDefault::Text(fairness::TOKENS.name), doc: readable("fairness policy") },
-    Parameter { name: "ordering", default: ParameterDefault::Text(ordering::FCFS.name), doc: readable("ordering policy") },
-];
-
-/// The section as given; policies by name.
-#[derive(Debug)]
-pub struct FlowSettings {
-    max_requests: u64,
-    max_bytes: u64,
-    ttl_ms: u64,
-    no_endpoint_ttl_ms: u64,
-    usage_limit: Box<str>,
-    /// The templates of bands that are not listed: from priority 0, and below.
-    templates: [BandSettings; 2],
-    bands: Vec<BandSettings>,
-}
-
-#[derive(Clone, Debug)]
-struct BandSettings {
-    priority: i32,
-    max_requests: u64,
-    max_bytes: u64,
-    /// `None`: that of the section.
-    ttl_ms: Option<u64>,
-    fairness: Box<str>,
-    ordering: Box<str>,
-}
 
 /// The policies of a pipeline, by name.
 #[derive(Debug, Default)]
@@ -111,83 +49,13 @@ pub struct BandRules<'f> {
     pub ordering: &'f (dyn OrderingPolicy + 'static),
 }
 
-/// Reads a limit; 0 is `zero`.
-fn limit(parameters: &Parameters<'_>, name: &str, zero: f64) -> Result<u64, InvalidParameter> {
-    let given = parameters.number(name, 0.0..=1e18)?;
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "within 0 and 1e18, or saturating")]
-    let whole = (if given > 0.0 { given } else { zero }) as u64;
-    Ok(whole)
-}
-
-/// Reads a TTL; 0 is none.
-fn ttl(parameters: &Parameters<'_>, name: &str) -> Result<u64, InvalidParameter> {
-    parameters.number(name, 0.0..=TTL_MS_MAX)?;
-    limit(parameters, name, f64::INFINITY)
-}
-
-// === impl FlowSettings ===
-
-impl FlowSettings {
-    fn read(parameters: &Parameters<'_>) -> Result<Self, InvalidParameter> {
-        let template = |name: &str| Ok(parameters.nested(name, BAND, BandSettings::read)?.map_or_else(BandSettings::by_default, Ok)?);
-        let default = template("defaultBand")?;
-        let negative = match parameters.structured("defaultNegativeBand")? {
-            Some(_) => template("defaultNegativeBand")?,
-            None => default.clone(),
-        };
-        let bands = parameters.each("bands", BAND, BandSettings::read)?;
-        let twice = bands.iter().enumerate().any(|(at, band)| bands.iter().skip(at + 1).any(|other| other.priority == band.priority));
-        if twice || bands.len() > BANDS_MAX {
-            return Err(parameters.out_of_range("bands"));
-        }
-        Ok(Self {
-            max_requests: limit(parameters, "maxRequests", f64::INFINITY)?,
-            max_bytes: limit(parameters, "maxBytes", f64::INFINITY)?,
-            ttl_ms: ttl(parameters, "ttlMs")?,
-            no_endpoint_ttl_ms: ttl(parameters, "noEndpointTtlMs")?,
-            usage_limit: parameters.text("usageLimit")?.into(),
-            templates: [default, negative],
-            bands,
-        })
-    }
-
-    fn all_bands(&self) -> impl Iterator<Item = &BandSettings> {
-        self.bands.iter().chain(&self.templates)
-    }
-}
-
-// === impl BandSettings ===
-
-impl BandSettings {
-    fn read(parameters: &Parameters<'_>) -> Result<Self, InvalidParameter> {
-        let priority = parameters.number("priority", f64::from(i32::MIN)..=f64::from(i32::MAX))?;
-        if priority.fract() != 0.0 {
-            return Err(parameters.out_of_range("priority"));
-        }
-        let ttl_ms = if parameters.number("ttlMs", -1.0..=TTL_MS_MAX)? < 0.0 { None } else { Some(ttl(parameters, "ttlMs")?) };
-        #[expect(clippy::cast_possible_truncation, reason = "whole, and within the range of i32")]
-        let priority = priority as i32;
-        Ok(Self {
-            priority,
-            max_requests: limit(parameters, "maxRequests", BAND_REQUESTS)?,
-            max_bytes: limit(parameters, "maxBytes", BAND_BYTES)?,
-            ttl_ms,
-            fairness: parameters.text("fairness")?.into(),
-            ordering: parameters.text("ordering")?.into(),
-        })
-    }
-
-    fn by_default() -> Result<Self, InvalidParameter> {
-        Self::read(&Parameters::check(BAND, &[])?)
-    }
-}
-
 // === impl Policies ===
 
 impl Policies {
     /// Adds the policies that apply without being declared.
     fn add_defaults(&mut self) -> Result<(), InvalidParameter> {
-        for plugin in [&fairness::TOKENS, &fairness::STRICT, &fairness::ROUND_ROBIN, &fairness::LEAST_SERVICE, &fairness::LEAST_SERVICE_POLICY]
+        for plugin in
+            [&fairness::TOKENS, &fairness::STRICT, &fairness::ROUND_ROBIN, &fairness::LEAST_SERVICE, &fairness::LEAST_SERVICE_POLICY]
         {
             if let Plugin::Fairness(policy) = plugin.build(&[])? {
                 self.fairness.push((plugin.name.into(), policy));

@@ -1,5 +1,6 @@
 //! Fairness policies: which flow of a band goes next.
 
+use super::settings::FAIRNESS_DEFAULT;
 use super::{BandAccount, FairnessPolicy, FlowAccount, FlowCost};
 use crate::plugin::{InvalidParameter, Parameter, ParameterDefault, Parameters, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
@@ -43,7 +44,7 @@ pub(crate) const LEAST_SERVICE: PluginType = PluginType {
 pub(crate) const LEAST_SERVICE_POLICY: PluginType = PluginType { name: "program-aware-fairness-policy", ..LEAST_SERVICE };
 
 pub(crate) const TOKENS: PluginType = PluginType {
-    name: "token-fairness-policy",
+    name: FAIRNESS_DEFAULT,
     kind: PluginKind::Fairness,
     doc: readable(
         "Start-time fair queueing in tokens: the flow goes next that has received the fewest \

@@ -1,11 +1,12 @@
 //! Ordering policies: which request of a flow goes next.
 
+use super::settings::ORDERING_DEFAULT;
 use super::{HeldFacts, OrderingPolicy};
 use crate::plugin::readable;
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 
 pub(crate) const FCFS: PluginType = PluginType {
-    name: "fcfs-ordering-policy",
+    name: ORDERING_DEFAULT,
     kind: PluginKind::Ordering,
     doc: readable("First come, first served. The default."),
     source: readable("llm-d-router, flowcontrol/ordering"),

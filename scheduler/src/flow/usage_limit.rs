@@ -1,11 +1,12 @@
 //! Usage limit policies: how much of the pool a band may fill.
 
+use super::settings::USAGE_LIMIT_DEFAULT;
 use super::{BandRank, UsageLimitPolicy};
 use crate::plugin::{InvalidParameter, Parameter, ParameterDefault, Parameters, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 
 pub(crate) const STATIC: PluginType = PluginType {
-    name: "static-usage-limit-policy",
+    name: USAGE_LIMIT_DEFAULT,
     kind: PluginKind::UsageLimit,
     doc: readable("All bands may fill the pool up to the threshold. The default."),
     source: readable("llm-d-router, flowcontrol/usagelimits"),

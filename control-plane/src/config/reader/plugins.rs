@@ -223,9 +223,7 @@ impl ConfigReader {
         let unused = self.plugins.iter().filter(|p| {
             let referred = matches!(
                 PluginRole::of(&p.plugin_type),
-                Some(PluginRole::Scheduling(
-                    Filter | Scorer | Picker | Decider | Detector | Parser | Fairness | Ordering | UsageLimit
-                ))
+                Some(PluginRole::Scheduling(Filter | Scorer | Picker | Decider | Detector | Parser | Fairness | Ordering | UsageLimit))
             );
             referred && registry::lookup(&p.plugin_type).is_some() && !self.referred.contains(&p.name)
         });

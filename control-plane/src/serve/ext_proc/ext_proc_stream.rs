@@ -130,8 +130,8 @@ impl ExtProcStream {
         self.host.action()
     }
 
-    /// Continues a parked or held request: the pool has state, `now` is the deadline, or the pool named
-    /// the request.
+    /// Continues a parked or held request: the pool has state, `now` is the deadline, or the pool
+    /// named the request.
     pub fn retry(&mut self, now: Timestamp) -> StreamAction {
         self.host.parking = None;
         self.driver.resume(&mut self.host, now);

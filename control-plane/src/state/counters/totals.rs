@@ -144,7 +144,16 @@ pub struct TotalsHistogram {
 impl CounterTotals {
     pub(super) fn from_vm(counters: state::VmCounters) -> Self {
         let state::VmCounters {
-            endpoints, models, dropped, pick_us, prefix_entries, prefix_evictions, placements_dropped, running, bands, ..
+            endpoints,
+            models,
+            dropped,
+            pick_us,
+            prefix_entries,
+            prefix_evictions,
+            placements_dropped,
+            running,
+            bands,
+            ..
         } = counters;
         let pick_us = TotalsHistogram::of(pick_us);
         let mut totals = Self { vms: 1, pick_us, prefix_entries, prefix_evictions, placements_dropped, ..Self::default() };

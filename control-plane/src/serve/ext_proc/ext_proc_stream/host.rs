@@ -34,7 +34,7 @@ pub enum StreamAction {
     Hold(Arc<Notify>),
 }
 
-/// The host.
+/// The host. Most of its fields are facts about the one request of the stream.
 #[derive(Debug)]
 pub struct ExtProcHost {
     pub(super) server: Arc<ExtProcServer>,
