@@ -295,10 +295,16 @@ impl<H: RequestHost> RequestDriver<H> {
         RequestFlow::Hold
     }
 
-    /// Whether [`Self::resume`] must still be called.
+    /// Whether [`Self::resume`] must still be called, at the time that the driver gave.
     #[must_use]
     pub fn waits(&self) -> bool {
-        matches!(self.exchange.phase, ExchangePhase::Parked | ExchangePhase::Queued(_)) || self.pieces == BodyDelivery::HoldNext
+        matches!(self.exchange.phase, ExchangePhase::Parked) || self.pieces == BodyDelivery::HoldNext
+    }
+
+    /// Whether flow control holds the request.
+    #[must_use]
+    pub fn is_queued(&self) -> bool {
+        matches!(self.exchange.phase, ExchangePhase::Queued(_))
     }
 
     /// Whether the request is held until its last body byte.

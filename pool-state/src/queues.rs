@@ -166,11 +166,13 @@ impl FlowQueues {
         }
     }
 
-    /// Whether a request of this priority may be tried at once: nothing of its band waits.
+    /// Whether a request of this priority may be tried at once: nothing of its band waits, and the
+    /// next pass has nothing of a higher band to try.
     pub(crate) fn may_pass(&mut self, priority: i32, now: Timestamp) -> bool {
+        let higher_first = self.pass.is_due() && self.bands.iter().any(|band| band.priority > priority && band.held > 0);
         let band = self.band_mut(priority);
         band.seen = now;
-        band.held == 0
+        band.held == 0 && !higher_first
     }
 
     /// Holds a request. Returns its ticket, and whether it is near enough to the head of its band
@@ -214,11 +216,13 @@ impl FlowQueues {
         };
         let key = entry.key;
         (self.held, self.bytes) = (self.held + 1, self.bytes.saturating_add(arrival.bytes));
+        // While a pass is due, the requests before this one are tried first.
+        let is_due = self.pass.is_due();
         let band = self.band_mut(own);
         let is_first = band.held == 0;
         let flow = band.flow_ref(arrival.flow_id());
         band.push(flow.at, entry);
-        Ok((HeldTicket { number, flow, key, is_first }, band.held <= pass::LOOK_AHEAD))
+        Ok((HeldTicket { number, flow, key, is_first }, !is_due && band.held <= pass::LOOK_AHEAD))
     }
 
     /// Removes the newest request of the lowest band below `priority`. False if there is none.

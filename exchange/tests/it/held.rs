@@ -45,7 +45,7 @@ impl HeldClient {
     }
 
     fn is_held(&self) -> bool {
-        self.driver.waits()
+        self.driver.is_queued()
     }
 }
 

@@ -164,7 +164,7 @@ impl<H: Host> ParkedRequest for HttpStream<H> {
     fn retry(&self) {
         let StreamParts { driver, host } = &mut *self.0.borrow_mut();
         // After the client left, the proxy no longer has the stream.
-        if !driver.waits() || host.proxy.focus(host.id).is_err() {
+        if !(driver.waits() || driver.is_queued()) || host.proxy.focus(host.id).is_err() {
             return;
         }
         let now = host.proxy.now();

@@ -4,7 +4,7 @@
 pub trait ParkedRequest {
     /// Whether the request still waits.
     fn waits(&self) -> bool;
-    /// Decides again, or releases the held piece, because state arrived, the deadline passed, or the
-    /// pool named the request.
+    /// Decides again, or releases the held piece, because state arrived, the deadline passed, or
+    /// the pool named the request.
     fn retry(&self);
 }

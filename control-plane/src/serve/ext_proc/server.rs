@@ -47,6 +47,10 @@ const TICK: Duration = Duration::from_millis(100);
 /// How often counters are reported: as often as filters do.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
+/// How many more streams of held requests are kept than twice those that are held: a stream that
+/// was sent stays until then.
+const ENDED_STREAMS_MAX: usize = 64;
+
 /// A moment in the far future, for timers that must not fire.
 fn far() -> Instant {
     Instant::now() + Duration::from_secs(3600)
@@ -383,7 +387,9 @@ impl ServedPoolState {
 
     /// Records what wakes the stream of a held request.
     pub(super) fn hold(&mut self, number: u64, wakes: &Arc<Notify>) {
-        self.held.retain(|_, wakes| wakes.strong_count() > 0);
+        if self.held.len() > 2 * self.pool.queues().held() + ENDED_STREAMS_MAX {
+            self.held.retain(|_, wakes| wakes.strong_count() > 0);
+        }
         self.held.insert(number, Arc::downgrade(wakes));
     }
 
