@@ -149,12 +149,16 @@ wasm: $(RUST_READY) $(OPT_READY) ## build switchpoint.wasm and check its size li
 	  echo "too big: every Envoy process needs about 100 bytes of memory per byte of the module" >&2; exit 1
 	fi
 
-# Builds, tests, and then pushes the images if PUSH names a registry. IMAGES has further arguments of images/build.py.
-images: release $(VENV_READY) ## build and test the container images, with SBOMs -> target/images (PUSH=registry: push them)
+# Builds, tests, and then pushes the images if PUSH names a registry. Binaries for other platforms than this machine's are
+# cross-compiled, which takes as long as `make build` once more. IMAGES has further arguments of images/build.py.
+PLATFORMS ?= linux/amd64 linux/arm64
+BUILD_ARGUMENTS = $(PLATFORMS:%=--platform %) $(IMAGES)
+images: release $(VENV_READY) ## build and test the container images, with SBOMs -> target/images (PUSH=registry: push them; PLATFORMS=linux/amd64: only these)
 	@python3 .ci/cluster_tools.py crane
-	python3 images/build.py $(IMAGES)
-	BUILD_ARGUMENTS="$(IMAGES)" python3 images/test_images.py
-	if [ -n "$(PUSH)" ]; then python3 images/build.py $(IMAGES) --built --push "$(PUSH)"; fi
+	python3 images/cross.py $(PLATFORMS) $(filter --test-images,$(IMAGES))
+	python3 images/build.py $(BUILD_ARGUMENTS)
+	BUILD_ARGUMENTS="$(BUILD_ARGUMENTS)" python3 images/test_images.py
+	if [ -n "$(PUSH)" ]; then python3 images/build.py $(BUILD_ARGUMENTS) --built --push "$(PUSH)"; fi
 
 # --- Checks. `.ci/steps.py` runs the steps, times them and adds up the counts.
 
@@ -171,8 +175,9 @@ e2e-long: setup .venv-1.38/.ready $(TOOLS)/.cargo-mutants-$(CARGO_MUTANTS_VERSIO
 	@rustup toolchain install nightly --profile minimal --no-self-update
 	SOAK_SECONDS=$(SOAK_SECONDS) FUZZ_SECONDS=$(FUZZ_LONG_SECONDS) python3 .ci/steps.py wasm e2e e2e-slow e2e-1.38 fuzz mutants
 
-# Prometheus takes 3 minutes to build on two cores, once; it needs Go. Then the run takes 4 minutes.
-e2e-observe: release $(VENV_READY) ## run a real Prometheus on a stack under load: every alert fires and clears, every panel moves
+# Prometheus takes 3 minutes to build on two cores, once; it needs Go. Then the run takes 6 minutes. The console's part needs Node
+# and Chromium.
+e2e-observe: release $(VENV_READY) ## run a real Prometheus and a real Chromium on a stack under load: alerts, panels, the console
 	@python3 .ci/steps.py observe
 
 # Needs root and Go. The node's binaries take some minutes to build, once.

@@ -89,7 +89,15 @@ TABLE = {
     # Builds images without a container engine, and is a registry.
     "crane": Tool("github.com/google/go-containerregistry", "v0.22.1", {"crane": "github.com/google/go-containerregistry/cmd/crane"}),
     # Its command `translate` turns manifests into Envoy's configuration, offline.
-    "envoy-gateway": Tool(ENVOY_GATEWAY, ENVOY_GATEWAY_VERSION, {"egctl": f"{ENVOY_GATEWAY}/cmd/egctl"}),
+    "envoy-gateway": Tool(ENVOY_GATEWAY, ENVOY_GATEWAY_VERSION, {"egctl": f"{ENVOY_GATEWAY}/cmd/egctl"}, family=ENVOY_GATEWAY),
+    # The controller, with its chart.
+    "envoy-gateway-controller": Tool(
+        ENVOY_GATEWAY,
+        ENVOY_GATEWAY_VERSION,
+        {"envoy-gateway": f"{ENVOY_GATEWAY}/cmd/envoy-gateway"},
+        family=ENVOY_GATEWAY,
+        files=("charts/gateway-helm",),
+    ),
     # Without the assets of its web page, which the tag `builtinassets` would add, and without service discovery by clouds.
     "prometheus": Tool(
         PROMETHEUS, "v0.313.5", {name: f"{PROMETHEUS}/cmd/{name}" for name in ("prometheus", "promtool")}, tags="remove_all_sd"
@@ -113,6 +121,8 @@ class Schemas(NamedTuple):
     files: str
 
 
+CERT_MANAGER = "github.com/cert-manager/cert-manager"
+PROMETHEUS_OPERATOR = "github.com/prometheus-operator/prometheus-operator"
 INFERENCE_EXTENSION = "sigs.k8s.io/gateway-api-inference-extension"
 # The Gateway API in the version that this Envoy Gateway is built with. For the Inference Extension, the last version that has each
 # kind: objectives and rewrites have since moved to llm-d, with the same fields, but llm-d's module is not published.
@@ -123,6 +133,12 @@ SCHEMAS = [
     Schemas(INFERENCE_EXTENSION, "v1.6.0", "config/crd/bases/inference.networking.k8s.io_inferencepools.yaml"),
     Schemas(INFERENCE_EXTENSION, "v1.5.0", "config/crd/bases/*_inference[mo]*s.yaml"),
     Schemas(INFERENCE_EXTENSION, "v0.5.1", "config/crd/bases/*_inferencemodels.yaml"),
+    # What the chart makes for cert-manager and for the Prometheus operator.
+    Schemas(CERT_MANAGER, "v1.21.2", "deploy/crds/cert-manager.io_certificates.yaml"),
+    Schemas(CERT_MANAGER, "v1.21.2", "deploy/crds/cert-manager.io_issuers.yaml"),
+    Schemas(CERT_MANAGER, "v1.21.2", "deploy/crds/cert-manager.io_clusterissuers.yaml"),
+    Schemas(PROMETHEUS_OPERATOR, "v0.85.0", "example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml"),
+    Schemas(PROMETHEUS_OPERATOR, "v0.85.0", "example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml"),
 ]
 
 

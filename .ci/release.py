@@ -7,7 +7,8 @@
     .ci/release.py publish FOLDER HOST/PATH
                                           pushes images and chart, and signs them; needs cosign in PATH
     .ci/release.py notes TAG              prints the section of CHANGELOG.md
-    .ci/release.py bump VERSION           writes the next version into every place that has it
+    .ci/release.py bump VERSION           writes the next version into every place that has it, and the commit of the
+                                          release before it into .ci/releases.toml
 
 `collect` comes after `make images`. `publish` never replaces a tag by other content. Standard library only.
 """
@@ -22,14 +23,22 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 
 import versions
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "images"))
+
+import cross  # noqa: E402: the folder of what builds images
+from debian import ARCHITECTURES  # noqa: E402
+
 IMAGES = ROOT / "target" / "images"
 # Images for tests.
 NOT_PUBLISHED = ("switchpoint-model-server",)
 CHART = ROOT / "charts" / "switchpoint"
+# The commit of each release, for tests in checkouts without tags.
+RELEASES = ROOT / ".ci" / "releases.toml"
 CRANE = ROOT / ".tools" / "bin" / "crane"
 HELM = ROOT / ".tools" / "bin" / "helm"
 # For a registry without TLS, in tests.
@@ -78,6 +87,33 @@ def check(tag: str, cargo: str, chart: str, changelog: str) -> None:
     section(changelog, tag.removeprefix("v"))
 
 
+def is_released(changelog: str, wanted: str) -> bool:
+    """Whether the version has a date in the changelog."""
+    return re.search(rf"(?m)^## \[{re.escape(wanted)}\] - \d{{4}}-\d\d-\d\d$", changelog) is not None
+
+
+def with_release(table: str, wanted: str, commit: str) -> str:
+    """The table of releases with a line for this one. Raises `Mistake` if it names another commit."""
+    recorded = tomllib.loads(table)["releases"].get(wanted)
+    if recorded not in (None, commit):
+        raise Mistake(f"releases.toml has {recorded} for {wanted}, but the tag v{wanted} is {commit}")
+    return table if recorded else f'{table}"{wanted}" = "{commit}"\n'
+
+
+def record(wanted: str) -> None:
+    """Writes the commit of a version's tag into the table, if the version is released."""
+    if is_released((ROOT / "CHANGELOG.md").read_text(), wanted):
+        commit = run("git", "rev-parse", "--verify", f"refs/tags/v{wanted}^{{commit}}")
+        RELEASES.write_text(with_release(RELEASES.read_text(), wanted, commit))
+
+
+def bump(wanted: str) -> None:
+    if not re.fullmatch(versions.NUMBER, wanted):
+        raise Mistake(f"{wanted} is not a version such as 1.2.3")
+    record(version())
+    print(f"{versions.rewrite(ROOT, versions.tracked(ROOT), wanted)} places have version {wanted}")
+
+
 def with_registry(values: str, registry: str) -> str:
     """The values of the chart with the registry of the release as their default."""
     placeholder = "  registry: registry.example.com\n"
@@ -103,17 +139,29 @@ def collect(folder: pathlib.Path, registry: str) -> None:
         raise Mistake(f"{listed} is missing: run make images first")
     images = [image for image in json.loads(listed.read_text()) if image["name"] not in NOT_PUBLISHED]
     for image in images:
-        for layout in (image["name"], f"{image['name']}.sbom"):
+        for layout in (image["name"], *(f"{manifest['name']}.sbom" for manifest in image["manifests"])):
             shutil.copytree(IMAGES / layout, folder / "images" / layout)
-        shutil.copy(IMAGES / f"{image['name']}.spdx.json", folder)
+        for manifest in image["manifests"]:
+            shutil.copy(IMAGES / f"{manifest['name']}.spdx.json", folder)
     (folder / "images.json").write_text(json.dumps(images, indent=1) + "\n")
     shutil.copy(ROOT / "target/wasm32-wasip1/release/switchpoint.wasm", folder / f"switchpoint-{version()}.wasm")
-    shutil.copy(ROOT / "target/release/switchpointd", folder / f"switchpointd-{version()}-linux-amd64")
+    for name, file in daemons(images).items():
+        shutil.copy(file, folder / name)
     package_chart(folder, registry)
     files = sorted(path for path in folder.iterdir() if path.is_file())
     sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files]
     (folder / "SHA256SUMS").write_text("".join(sums))
     print("".join(sums), end="")
+
+
+def daemons(images: list[dict]) -> dict[str, pathlib.Path]:
+    """The names under which users download the daemon, one for each platform of the images, and the files."""
+    found = {}
+    for platform in sorted({manifest["platform"] for image in images for manifest in image["manifests"]} - {""}):
+        name = platform.removeprefix("linux/")
+        built = "release" if name == cross.host() else f"{ARCHITECTURES[name].rust}/release"
+        found[f"switchpointd-{version()}-linux-{name}"] = ROOT / "target" / built / "switchpointd"
+    return found
 
 
 def publish(folder: pathlib.Path, registry: str) -> None:
@@ -122,11 +170,13 @@ def publish(folder: pathlib.Path, registry: str) -> None:
         reference = f"{registry}/{name}"
         unpublished(f"{reference}:{tag}", digest)
         run(CRANE, "push", folder / "images" / image["name"], f"{reference}:{tag}")
-        # Registries list an SBOM, which has no tag, as a referrer of its image.
-        sbom = folder / "images" / f"{image['name']}.sbom"
-        run(CRANE, "push", sbom, f"{reference}@{json.loads((sbom / 'index.json').read_text())['manifests'][0]['digest']}")
         sign(f"{reference}@{digest}")
-        run("cosign", "attest", "--yes", "--type", "spdxjson", "--predicate", folder / f"{image['name']}.spdx.json", f"{reference}@{digest}")
+        for manifest in image["manifests"]:
+            # Registries list an SBOM, which has no tag, as a referrer of its manifest.
+            sbom = folder / "images" / f"{manifest['name']}.sbom"
+            run(CRANE, "push", sbom, f"{reference}@{json.loads((sbom / 'index.json').read_text())['manifests'][0]['digest']}")
+            statement = folder / f"{manifest['name']}.spdx.json"
+            run("cosign", "attest", "--yes", "--type", "spdxjson", "--predicate", statement, f"{reference}@{manifest['digest']}")
         print(f"published {reference}:{tag}@{digest}")
     chart = f"{registry}/charts/switchpoint"
     run(HELM, "push", folder / f"switchpoint-{version()}.tgz", f"oci://{registry}/charts", *HELM_OPTIONS)
@@ -143,7 +193,8 @@ def unpublished(reference: str, digest: str) -> None:
 
 
 def sign(reference: str) -> None:
-    run("cosign", "sign", "--yes", reference)
+    """Signs an image, and each manifest of an index: Istio's agent pins a module by the digest of a manifest."""
+    run("cosign", "sign", "--yes", "--recursive", reference)
 
 
 def main(arguments: list[str]) -> int:
@@ -158,9 +209,7 @@ def main(arguments: list[str]) -> int:
             case ["notes", tag]:
                 print(section((ROOT / "CHANGELOG.md").read_text(), tag.removeprefix("v")))
             case ["bump", wanted]:
-                if not re.fullmatch(versions.NUMBER, wanted):
-                    raise Mistake(f"{wanted} is not a version such as 1.2.3")
-                print(f"{versions.rewrite(ROOT, versions.tracked(ROOT), wanted)} places have version {wanted}")
+                bump(wanted)
             case _:
                 print(__doc__, file=sys.stderr)
                 return 2

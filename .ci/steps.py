@@ -283,6 +283,8 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
         # The first run takes minutes (etcd 1, Kubernetes 4 on two idle cores, and Helm); later runs take no time.
         Step("tests: a real etcd and Kubernetes, Helm, crane, published schemas", "python3 .ci/cluster_tools.py etcd kubernetes schemas helm crane", buildable),
         Step("tests: installations in documents", "python3 .ci/doc_commands.py charts", buildable),
+        # It needs Node with npm; without them, or without the registry, it is skipped.
+        Step("tests: the console's script is built from its source", "python3 -m unittest discover control-plane/console", unit_tests),
         Step("tests: release", "python3 .ci/test_release.py", unit_tests),
         Step("tests: build", "cargo build --locked --workspace --bins --tests", one),
         # It runs the daemon, and the module of the group `wasm`.
@@ -300,7 +302,9 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
     # Prometheus takes 3 minutes to build on two cores, once.
     "observe": lambda: [
         Step("observe: Prometheus", "python3 .ci/cluster_tools.py prometheus", buildable),
-        Step("observe: alerts and panels on a real Prometheus", "python3 -m unittest discover e2e/observe", unit_tests),
+        Step("observe: alerts and panels on a real Prometheus", "python3 -m unittest discover e2e/observe -p test_observe.py", unit_tests),
+        # It needs Chromium, of the system.
+        Step("observe: console in a real Chromium", "python3 -m unittest discover e2e/observe -p test_console.py", unit_tests),
     ],
     "e2e-1.38": lambda: [
         Step(

@@ -6,14 +6,18 @@ import json
 import os
 import pathlib
 import re
+import shlex
+import shutil
 import subprocess
 import tempfile
 import time
+import tomllib
 import unittest
 from collections.abc import Iterator
 from unittest import mock
 
 import release
+import oci  # release.py adds its folder to the path
 
 CHANGELOG = "# Changelog\n\n## [Unreleased]\n\n## [0.2.0] - 2026-12-01\n\n### Added\n- Two.\n\n## [0.1.0] - unreleased\n- One.\n"
 
@@ -40,6 +44,41 @@ class Versions(unittest.TestCase):
         self.assertEqual(release.with_registry("image:\n  registry: registry.example.com\n", "a/b"), "image:\n  registry: a/b\n")
         with self.assertRaises(release.Mistake):
             release.with_registry("image:\n  registry: other\n", "a/b")
+
+
+class Releases(unittest.TestCase):
+    """The table by which tests find a release in a checkout without tags."""
+
+    COMMIT, OTHER = "a" * 40, "b" * 40
+    TABLE = f'[releases]\n"0.1.0" = "{COMMIT}"\n'
+
+    def test_a_release_is_written_once(self):
+        table = release.with_release(self.TABLE, "0.2.0", self.OTHER)
+        self.assertEqual(tomllib.loads(table)["releases"], {"0.1.0": self.COMMIT, "0.2.0": self.OTHER})
+        self.assertEqual(release.with_release(table, "0.2.0", self.OTHER), table)
+
+    def test_a_moved_tag_is_refused(self):
+        with self.assertRaisesRegex(release.Mistake, "but the tag v0.1.0 is b"):
+            release.with_release(self.TABLE, "0.1.0", self.OTHER)
+
+    def test_a_version_without_a_date_is_no_release(self):
+        self.assertTrue(release.is_released(CHANGELOG, "0.2.0"))
+        self.assertFalse(release.is_released(CHANGELOG, "0.1.0"))
+        self.assertFalse(release.is_released(CHANGELOG, "0.3.0"))
+
+    def test_the_table_has_every_past_release_and_agrees_with_git(self):
+        table = tomllib.loads(release.RELEASES.read_text())["releases"]
+        changelog = (release.ROOT / "CHANGELOG.md").read_text()
+        dated = [found for found in re.findall(r"(?m)^## \[(\d[\d.]+)\]", changelog) if release.is_released(changelog, found)]
+        self.assertEqual(set(table), set(dated) - {release.version()})
+        for version, commit in table.items():
+            for revision in (commit, f"refs/tags/v{version}"):
+                found = subprocess.run(["git", "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}"], cwd=release.ROOT, capture_output=True, text=True, check=False)
+                # A checkout may lack the tags, and a shallow one the commits.
+                if found.returncode == 0:
+                    self.assertEqual(found.stdout.strip(), commit, revision)
+                    cargo = subprocess.run(["git", "show", f"{commit}:Cargo.toml"], cwd=release.ROOT, capture_output=True, text=True, check=True)
+                    self.assertIn(f'\nversion = "{version}"\n', cargo.stdout)
 
 
 def write_layout(folder: pathlib.Path, content: bytes) -> str:
@@ -95,20 +134,27 @@ class Publishing(unittest.TestCase):
         (chart / "Chart.yaml").write_text(f"apiVersion: v2\nname: switchpoint\nversion: {release.version()}\n")
         subprocess.run([release.HELM, "package", chart, "--destination", self.folder], check=True, capture_output=True)
 
-    def image(self, content: bytes) -> str:
-        for name in ("switchpointd", "switchpointd.sbom"):
-            path = self.folder / "images" / name
-            subprocess.run(["rm", "-rf", path], check=True)
-            digest = write_layout(path, content + name.encode())
-            if name == "switchpointd":
-                image = digest
-        (self.folder / "switchpointd.spdx.json").write_text("{}")
-        listed = {"name": "switchpointd", "repository": "switchpointd", "tag": "0.1.0", "digest": image}
+    def image(self, content: bytes) -> tuple[str, list[str]]:
+        """Writes an image of two platforms with its SBOMs, as images/build.py does. Returns its digest and those of its manifests."""
+        layouts, names = {}, {}
+        for name in ("amd64", "arm64"):
+            layouts[f"linux/{name}"] = self.folder / name
+            write_layout(layouts[f"linux/{name}"], content + name.encode())
+            sbom = self.folder / "images" / f"switchpointd-{name}.sbom"
+            shutil.rmtree(sbom, ignore_errors=True)
+            write_layout(sbom, content + b"sbom" + name.encode())
+            (self.folder / f"switchpointd-{name}.spdx.json").write_text("{}")
+        folder = self.folder / "images" / "switchpointd"
+        oci.join(folder, layouts, {})
+        digests = [found["digest"] for found in oci.manifests(folder)]
+        manifests = [{"name": f"switchpointd-{name}", "platform": f"linux/{name}", "digest": digest} for name, digest in zip(("amd64", "arm64"), digests)]
+        digest = oci.descriptor(folder)["digest"]
+        listed = {"name": "switchpointd", "repository": "switchpointd", "tag": "0.1.0", "digest": digest, "manifests": manifests}
         (self.folder / "images.json").write_text(json.dumps([listed]))
-        return image
+        return digest, digests
 
     def test_images_and_chart_are_pushed_and_signed_and_never_replaced(self):
-        digest = self.image(b"one")
+        digest, manifests = self.image(b"one")
         with registry(self.folder) as address, contextlib.redirect_stdout(None):
             release.publish(self.folder, address)
             release.publish(self.folder, address)  # a release that broke off runs again
@@ -117,13 +163,28 @@ class Publishing(unittest.TestCase):
             self.image(b"two")
             with self.assertRaises(release.Mistake):
                 release.publish(self.folder, address)
-        image = f"{address}/switchpointd@{digest}"
+        image = f"{address}/switchpointd"
+        sboms = [f"{self.folder}/switchpointd-{name}.spdx.json {image}@{manifest}" for name, manifest in zip(("amd64", "arm64"), manifests)]
         expected = [
-            f"sign --yes {image}",
-            f"attest --yes --type spdxjson --predicate {self.folder}/switchpointd.spdx.json {image}",
-            f"sign --yes {address}/charts/switchpoint@{chart}",
+            f"sign --yes --recursive {image}@{digest}",
+            *(f"attest --yes --type spdxjson --predicate {sbom}" for sbom in sboms),
+            f"sign --yes --recursive {address}/charts/switchpoint@{chart}",
         ]
         self.assertEqual((self.folder / "signed").read_text().splitlines(), expected * 2)
+
+
+def jobs(text: str) -> dict[str, str]:
+    """The jobs of a workflow, in order."""
+    parts = re.split(r"(?m)^  (?=[\w-]+:\n)", text.split("\njobs:\n")[1])[1:]
+    return {part.partition(":")[0]: part for part in parts}
+
+
+def scripts(text: str) -> list[str]:
+    """The shell scripts of the steps, in order."""
+    found = []
+    for block in re.finditer(r"(?m)^( +)(?:- )?run: (?:\|\n((?:\1 +.*\n|\n)+)|(.+)\n)", text):
+        found.append(block[3] or "".join(line[len(block[1]) + 2 :] + "\n" for line in block[2].splitlines()))
+    return found
 
 
 class Workflows(unittest.TestCase):
@@ -141,9 +202,9 @@ class Workflows(unittest.TestCase):
     def test_each_job_has_rights_and_a_time_limit(self):
         for name, text in self.texts.items():
             self.assertIn("\npermissions: {}\n", text, name)
-            for job in re.split(r"(?m)^  (?=[\w-]+:\n)", text.split("\njobs:\n")[1])[1:]:
+            for title, job in jobs(text).items():
                 for key in ("    permissions:", "    timeout-minutes:"):
-                    self.assertIn(key, job, f"{name}: {job.splitlines()[0]}")
+                    self.assertIn(key, job, f"{name}: {title}")
 
     def test_programs_exist(self):
         makefile = (release.ROOT / "Makefile").read_text()
@@ -152,6 +213,52 @@ class Workflows(unittest.TestCase):
                 self.assertTrue(re.search(rf"(?m)^{target}:", makefile), f"{name}: make {target}")
             for script in re.findall(r"python3 (\.ci/\w+\.py)", text):
                 self.assertTrue((release.ROOT / script).exists(), f"{name}: {script}")
+
+    def test_scripts_are_valid(self):
+        for name, text in self.texts.items():
+            found = scripts(text)
+            self.assertEqual(len(found), len(re.findall(r"(?m)^ +(?:- )?run: ", text)), name)
+            for script in found:
+                done = subprocess.run(["bash", "-n"], input=re.sub(r"\$\{\{.*?\}\}", "x", script), capture_output=True, text=True, check=False)
+                self.assertEqual((done.returncode, done.stderr), (0, ""), f"{name}: {script}")
+
+    def test_commands_of_release_py_are_known(self):
+        usage = {words[0]: len(words) for words in (line.split("release.py ")[1].split("  ")[0].split() for line in release.__doc__.splitlines() if "release.py " in line)}
+        for name, text in self.texts.items():
+            found = re.findall(r"release\.py ((?:(?!\s*[>|]).)+)", "\n".join(scripts(text)))
+            self.assertGreaterEqual(len(found), 4, name)
+            for command in found:
+                words = shlex.split(command)
+                self.assertEqual(usage.get(words[0]), len(words), f"{name}: {command}")
+
+    def test_artifacts_are_uploaded_before_they_are_downloaded(self):
+        for name, text in self.texts.items():
+            uploaded = set()
+            for job in jobs(text).values():
+                for action, artifact in re.findall(r"uses: actions/(upload|download)-artifact@.*\n\s+with:\s+\{?name: ([\w-]+)", job):
+                    if action == "upload":
+                        uploaded.add(artifact)
+                    else:
+                        self.assertIn(artifact, uploaded, name)
+            self.assertEqual(uploaded, {"release-files", "assets"}, name)
+
+    def test_each_program_of_a_step_is_there(self):
+        """A job installs or unpacks what its steps call and the runner lacks."""
+        for name, text in self.texts.items():
+            for job in jobs(text).values():
+                script = "\n".join(scripts(job))
+                if re.search(r"\bcosign |release\.py publish", script):
+                    self.assertIn("uses: sigstore/cosign-installer@", job, name)
+                if ".tools/bin/crane" in script:
+                    self.assertIn("uses: actions/download-artifact@", job, name)
+                if "cluster_tools.py" in script or re.search(r"make (?:images|test)", script):
+                    self.assertIn("uses: actions/setup-go@", job, name)
+
+    def test_settings_are_described(self):
+        for name, text in self.texts.items():
+            described = "".join(line for line in text.splitlines() if line.startswith("#"))
+            for setting in re.findall(r"\b(?:vars|secrets)\.(\w+)", text):
+                self.assertIn(setting, described, name)
 
     def test_no_registry_is_named(self):
         for name, text in self.texts.items():

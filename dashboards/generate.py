@@ -129,7 +129,7 @@ CAPACITY = [
         [Query(f"sum by (pool, endpoint_name) (llm_d_epp_inflight_tokens{POOL})", ENDPOINT)],
     ),
     Panel("Served by endpoint", "Requests per second that an endpoint answered.", "reqps", [Query(rate("switchpoint_endpoint_served_total", "pool, endpoint_name"), ENDPOINT)]),
-    Panel("Restarts of engines", "Restarts per second that the daemon noticed.", "short", [Query(rate("switchpoint_endpoint_restarts_total", "pool"), "{{pool}}")]),
+    Panel("Restarts of engines", "Restarts per second that the daemon noticed.", "short", [Query(f"max by (pool) (rate(switchpoint_endpoint_restarts_total{POOL}{RATE}))", "{{pool}}")]),
     Panel("Scrapes", "Reads of the engines' metrics per second.", "reqps", [Query(rate("switchpoint_scrapes_total", "pool"), "{{pool}}")]),
     Panel(
         "Failed scrapes",
@@ -164,7 +164,7 @@ CACHE = [
         "Restarts of engines",
         "Restarts per second. An engine starts with an empty cache.",
         "short",
-        [Query(rate("switchpoint_endpoint_restarts_total", "pool"), "{{pool}}")],
+        [Query(f"max by (pool) (rate(switchpoint_endpoint_restarts_total{POOL}{RATE}))", "{{pool}}")],
     ),
 ]
 

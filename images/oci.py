@@ -10,6 +10,7 @@ import shutil
 from typing import Any
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+INDEX = "application/vnd.oci.image.index.v1+json"
 EMPTY_CONFIG = "application/vnd.oci.empty.v1+json"
 GZIP_LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
 # The raw form of a module: https://github.com/solo-io/wasm/blob/master/spec/spec.md
@@ -30,7 +31,7 @@ def digest_of(data: bytes) -> str:
 
 
 class Layout:
-    """An OCI image layout with one manifest."""
+    """An OCI image layout with one manifest, or with one index of manifests."""
 
     def __init__(self, folder: pathlib.Path):
         shutil.rmtree(folder, ignore_errors=True)
@@ -45,8 +46,8 @@ class Layout:
         return {"mediaType": media_type, "digest": digest, "size": len(data)} | annotations
 
     def finish(self, manifest: Json) -> str:
-        """Writes the manifest and the index, and returns the manifest's digest."""
-        descriptor = self.add(compact(manifest), MANIFEST)
+        """Writes the manifest, or the index of manifests, as the layout's only one. Returns its digest."""
+        descriptor = self.add(compact(manifest), manifest["mediaType"])
         (self.folder / "oci-layout").write_text('{"imageLayoutVersion":"1.0.0"}')
         (self.folder / "index.json").write_bytes(compact({"schemaVersion": 2, "manifests": [descriptor]}))
         return descriptor["digest"]
@@ -64,8 +65,32 @@ def blob(folder: pathlib.Path, digest: str) -> bytes:
     return (folder / "blobs" / digest.replace(":", "/")).read_bytes()
 
 
-def manifest_of(folder: pathlib.Path) -> Json:
-    return json.loads(blob(folder, descriptor(folder)["digest"]))
+def manifest_of(folder: pathlib.Path, digest: str = "") -> Json:
+    """The manifest with this digest, or the only one of the layout."""
+    return json.loads(blob(folder, digest or descriptor(folder)["digest"]))
+
+
+def manifests(folder: pathlib.Path) -> list[Json]:
+    """The descriptors of a layout's manifests: those that its index of platforms lists, or the only one."""
+    only = descriptor(folder)
+    return manifest_of(folder)["manifests"] if only["mediaType"] == INDEX else [only]
+
+
+def join(folder: pathlib.Path, layouts: dict[str, pathlib.Path], annotations: dict[str, str]) -> None:
+    """Makes one image of the layouts of several platforms, such as `linux/arm64`, and removes them. Nodes choose by the index; layers
+    that platforms share are stored once. The layout of a single platform stays as it is."""
+    if len(layouts) == 1:
+        shutil.rmtree(folder, ignore_errors=True)
+        next(iter(layouts.values())).rename(folder)
+        return
+    joined, listed = Layout(folder), []
+    for platform, layout in layouts.items():
+        system, architecture = platform.split("/")
+        listed.append(descriptor(layout) | {"platform": {"os": system, "architecture": architecture}})
+        for file in (layout / "blobs/sha256").iterdir():
+            file.rename(folder / "blobs/sha256" / file.name)
+        shutil.rmtree(layout)
+    joined.finish({"schemaVersion": 2, "mediaType": INDEX, "manifests": listed, "annotations": annotations})
 
 
 def write_module(folder: pathlib.Path, module: bytes, annotations: dict[str, str]) -> str:

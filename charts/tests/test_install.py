@@ -1,7 +1,10 @@
 """The chart on a real API server: every object is accepted, and certificates outlive upgrades."""
 
+import copy
 import json
 import pathlib
+import re
+import sys
 import unittest
 
 import cluster
@@ -9,11 +12,26 @@ import helm
 import processes
 from test_templates import APIS, ChartTest
 
+sys.path.append(str(helm.ROOT / ".ci"))
+import doc_commands  # noqa: E402
+
 HERE = pathlib.Path(__file__).resolve().parent
 DEFINITIONS = ("inferencepools", "gateway.networking", "gateway.envoyproxy", "istio.io-api")
-# Namespaces of the value files.
-NAMESPACES = ("switchpoint", "istio-system", "envoy-gateway-system", "prod", "research", "edge", "default")
+OPERATORS = ("cert-manager", "prometheus-operator")
+# Namespaces of the value files and of the documents.
+NAMESPACES = ("switchpoint", "istio-system", "envoy-gateway-system", "prod", "research", "edge", "cert-manager", "default")
 SECRETS = ("sp-ca", "sp-daemon-tls", "sp-proxy-tls")
+
+
+def documented() -> list[tuple[str, helm.Object]]:
+    """The manifests for the API server that the documents show, with their pages."""
+    found = []
+    for page in sorted((helm.ROOT / "docs").rglob("*.md")):
+        for block in doc_commands.blocks(page.read_text()):
+            if block.language == "yaml" and re.search(r"(?m)^apiVersion: (?!llm-d\.ai/)", block.text):
+                found += [(page.name, one) for one in helm.read_yaml(block.text)]
+    assert found, "the documents show no manifest"
+    return found
 
 
 class Install(ChartTest):
@@ -45,16 +63,37 @@ class Install(ChartTest):
         return {name: self.cluster.secret(namespace, name) for name in SECRETS}
 
     def test_the_api_server_accepts_every_object(self) -> None:
+        """Objects of cert-manager and the Prometheus operator are refused without their definitions, and accepted with them."""
+        for settings, why in [
+            ("tls.certManager.enabled=true", "Install cert-manager first"),
+            ("monitoring.podMonitor.enabled=true", "Install the Prometheus operator first"),
+            ("prometheusRule.enabled=true", "Install the Prometheus operator first"),
+        ]:
+            with self.subTest(settings), self.assertRaisesRegex(helm.HelmError, why):
+                self.install("switchpoint", "--set", settings, "--dry-run=server")
+        self.cluster.define(*OPERATORS)
+        kinds = set()
         for values in sorted((HERE / "values").glob("*.yaml")):
-            if "cert-manager" in values.name:
-                continue  # its CRDs are not fetched
-            off = ["--set", "monitoring.podMonitor.enabled=false,prometheusRule.enabled=false"]
-            with self.subTest(values.name):
-                self.install("switchpoint", "--values", str(values), *off, "--dry-run=server")
+            self.install("switchpoint", "--values", str(values), "--dry-run=server")
+            for key, one in helm.objects(*APIS, values=values).items():
+                with self.subTest(values=values.name, object=key):
+                    self.cluster.dry_run(one)
+                    kinds.add(one["kind"])
+        self.assertLessEqual({"Certificate", "EnvoyFilter", "Issuer", "PodMonitor", "PrometheusRule"}, kinds)
+        self.refuses_mistakes(helm.objects(*APIS, values=HERE / "values" / "many-pools.yaml"))
+        for page, one in documented():
+            with self.subTest(page=page, object=one["metadata"]["name"]):
+                self.cluster.dry_run(one)
 
-    def test_without_cert_manager_its_mode_is_refused(self) -> None:
-        with self.assertRaisesRegex(helm.HelmError, "Install cert-manager first"):
-            self.install("switchpoint", "--set", "tls.certManager.enabled=true", "--dry-run=server")
+    def refuses_mistakes(self, found: dict[tuple[str, str, str], helm.Object]) -> None:
+        """The dry run finds an unknown field, and a value that the published schema does not allow."""
+        unknown = copy.deepcopy(found["Deployment", "switchpoint", "sp-daemon"])
+        unknown["spec"]["template"]["spec"]["unheardOf"] = 1
+        interval = copy.deepcopy(found["PodMonitor", "switchpoint", "sp-daemon"])
+        interval["spec"]["podMetricsEndpoints"][0]["interval"] = "often"
+        for one, why in ((unknown, "unheardOf"), (interval, "often")):
+            with self.assertRaisesRegex(cluster.Refused, why):
+                self.cluster.dry_run(one)
 
     def test_upgrades_keep_certificates_and_generations_renew_them(self) -> None:
         namespace = "certificates"
@@ -128,14 +167,16 @@ class Install(ChartTest):
         machine.start("daemon", [processes.DAEMON, *arguments], environment)
 
         def read() -> dict[str, bool]:
-            """Whether the leading daemon has read the source of each discovered pool."""
+            """Whether the daemon leads, and has read the source of each discovered pool."""
             status, body = processes.get(machine.debug_port, "/debug/instances")
-            # A standby has no such page.
-            return {} if status != 200 else {one["pool"]: one["synced"] and not one["error"] for one in json.loads(body)["sources"]}
+            if status != 200:
+                return {}
+            read = {one["pool"]: one["synced"] and not one["error"] for one in json.loads(body)["sources"]}
+            return read | {"leads": json.loads(processes.get(machine.debug_port, "/debug/state")[1])["leads"]}
 
         try:
             # The pool of InferencePool `qwen-32b` has no source yet: nothing made that object.
-            processes.wait("the daemon leads and has read its sources", lambda: read().get("llama") and read().get("mistral"))
+            processes.wait("the daemon leads and has read its sources", lambda: all(map(read().get, ("leads", "llama", "mistral"))))
         except AssertionError as error:
             raise AssertionError(f"{error}\n{read()}\n{machine.log('daemon')}") from error
         lease = self.cluster.request("GET", "/apis/coordination.k8s.io/v1/namespaces/switchpoint/leases/sp-daemon")

@@ -25,9 +25,9 @@ pub enum FatalError {
     /// Signal handlers cannot be installed.
     #[error("cannot listen for signals: {0}")]
     Signals(io::Error),
-    /// The lease is lost; another daemon may lead now.
-    #[error("the lease is lost")]
-    LeaseLost,
+    /// The campaign for the lease ended, so this daemon could never lead again.
+    #[error("the campaign for the lease ended unexpectedly")]
+    CampaignEnded,
     /// A task ended that should run until shutdown.
     #[error("{0} ended unexpectedly")]
     TaskEnded(&'static str),

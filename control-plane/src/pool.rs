@@ -1,6 +1,7 @@
 //! One pool: the source of its endpoints, its state, and the event loop that keeps the state
 //! current.
 
+mod adoption;
 pub mod backends;
 mod capabilities;
 mod clock;
@@ -12,5 +13,6 @@ pub mod objects;
 pub mod pools_file;
 pub mod startup;
 mod unconfirmed;
+mod view;
 pub mod watched;
 pub mod writer;

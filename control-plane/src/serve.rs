@@ -3,6 +3,7 @@
 
 pub mod admin;
 pub mod admin_token;
+mod console;
 pub mod eds;
 pub mod exposure;
 pub mod ext_proc;

@@ -1,7 +1,9 @@
 //! The state that the daemon's tasks share, and the part of it that survives a restart.
 
 pub mod counters;
+pub mod decision_log;
 pub mod peer;
 pub mod peer_relay;
 pub mod shared;
 pub mod snapshot_file;
+pub mod traffic;

@@ -82,12 +82,12 @@ def run_drills(names: list[str]) -> int:
 
 
 def chosen(names: list[str]) -> list[str]:
-    """The drills to run: those named, with the installation if they need it; or all but those of Istio."""
+    """The drills to run: those named, with the installation if they need it; or all that need no name."""
     unknown = [name for name in names if name not in drills.DRILLS]
     if unknown:
         raise SystemExit(f"unknown drills {' '.join(unknown)}; there are {' '.join(drills.DRILLS)}")
     needs = any(drills.DRILLS[name].needs_release for name in names) and "install" not in names
-    return (["install", *names] if needs else names) or [name for name in drills.DRILLS if name not in drills.istio_drills.DRILLS]
+    return (["install", *names] if needs else names) or [name for name in drills.DRILLS if name not in drills.NAMED_ONLY]
 
 
 def run(names: list[str]) -> int:

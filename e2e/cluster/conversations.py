@@ -1,6 +1,6 @@
 """Sends conversations to a gateway and prints what became of them, as JSON. It runs inside the node's network.
 
-    conversations.py HOST:PORT ENGINE,ENGINE... [HEADER: VALUE]...
+    conversations.py HOST:PORT ENGINE,ENGINE... [HEADER: VALUE]... [CONVERSATIONS]
 
 One conversation runs at a time, so its endpoints depend on the prefix caches and not on load. Each run has words of its own.
 The share of prompt tokens that the engines had cached comes from their metrics.
@@ -14,12 +14,14 @@ import time
 import urllib.request
 
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
-CONVERSATIONS = 12
+CONVERSATIONS = 8
 TURNS = 5
 FIRST_WORDS = 400
 TURN_WORDS = 60
 PAUSE_SECONDS = 0.1
 SECONDS_MAX = 30
+# The engines of the drills pause 250 ms before each write of a stream.
+REPLY_TOKENS = 1
 COUNTERS = ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total")
 
 
@@ -29,7 +31,7 @@ def words(generator: random.Random, count: int) -> str:
 
 def turn(address: str, headers: dict[str, str], messages: list[dict[str, str]]) -> dict:
     """One streamed chat: its endpoint, and the seconds to the first chunk."""
-    body = {"model": MODEL, "messages": messages, "max_tokens": 8, "stream": True}
+    body = {"model": MODEL, "messages": messages, "max_tokens": REPLY_TOKENS, "stream": True}
     client = http.client.HTTPConnection(address, timeout=SECONDS_MAX)
     began = time.monotonic()
     client.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json", **headers})
@@ -67,14 +69,15 @@ def converse(address: str, headers: dict[str, str], name: str) -> list[dict]:
     return turns
 
 
-def main(address: str, engines: list[str], headers: dict[str, str]) -> dict:
+def main(address: str, engines: list[str], headers: dict[str, str], conversations: int = CONVERSATIONS) -> dict:
     before = [counted(engines, name) for name in COUNTERS]
     run = f"{time.time_ns():x}"
-    conversations = [converse(address, headers, f"{run}-{number}") for number in range(CONVERSATIONS)]
+    held = [converse(address, headers, f"{run}-{number}") for number in range(conversations)]
     queries, hits = (counted(engines, name) - old for name, old in zip(COUNTERS, before))
-    return {"conversations": conversations, "hit_rate": hits / queries if queries else 0.0}
+    return {"conversations": held, "hit_rate": hits / queries if queries else 0.0}
 
 
 if __name__ == "__main__":
-    chosen = dict(text.split(": ", 1) for text in sys.argv[3:])
-    print(json.dumps(main(sys.argv[1], sys.argv[2].split(","), chosen)))
+    chosen = dict(text.split(": ", 1) for text in sys.argv[3:] if not text.isdecimal())
+    number = next((int(text) for text in sys.argv[3:] if text.isdecimal()), CONVERSATIONS)
+    print(json.dumps(main(sys.argv[1], sys.argv[2].split(","), chosen, number)))

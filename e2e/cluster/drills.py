@@ -12,6 +12,7 @@ from typing import Callable, NamedTuple
 
 import chat
 import engines
+import envoy_gateway_drills
 import ext_proc_gateway
 import istio_drills
 import kube
@@ -30,6 +31,8 @@ API_AWAY_SECONDS = 60
 # After the API server's return the node controller may still declare pods away.
 API_SETTLE_SECONDS = 110
 API_DECLARED_SECONDS = 15
+# Longer than a leader leads without the API server, shorter than the node's grace period.
+EXT_PROC_API_AWAY_SECONDS = 30
 HANDOVER_SECONDS_MAX = 3.0
 LEASE_SECONDS = 15
 TAKEOVER_SECONDS_MAX = LEASE_SECONDS + 2.0
@@ -88,19 +91,52 @@ def installed() -> Outcome:
     return Outcome(None, seconds, f"chart {release.version()}; first chat by {answered['served_by']}; helm test passed")
 
 
-def ext_proc() -> Outcome:
-    """A gateway without the module, the chart's second release, and an InferencePool between them."""
+def by_ext_proc(work: Callable[[], str]) -> Outcome:
+    """Does the work under load to a gateway without the module. The chart's second release picks for it, and an InferencePool is
+    between them."""
     release.install_ext_proc()
     ext_proc_gateway.install(engines.NAME, engines.NAMESPACE)
-    address = kube.service_address(ext_proc_gateway.NAME, engines.NAMESPACE)
+    # The pod, past the Service of the gateway: the API server may be away.
+    address = f"{kube.pods(engines.NAMESPACE, f'app={ext_proc_gateway.NAME}')[0]['status']['podIP']}:{ext_proc_gateway.PORT}"
     chat.until_answered(address)
-    with loading(address) as load:
-        began = time.monotonic()
-        time.sleep(10)
-        seconds = time.monotonic() - began
-    kube.helm("uninstall", release.EXT_PROC_NAME, "-n", engines.NAMESPACE)
-    kube.kubectl("delete", "deployment", ext_proc_gateway.NAME, "-n", engines.NAMESPACE)
-    return Outcome(load.report, seconds, "through an InferencePool")
+    try:
+        return under_load(work, address)
+    finally:
+        kube.helm("uninstall", release.EXT_PROC_NAME, "-n", engines.NAMESPACE, "--wait")
+        kube.kubectl("delete", "deployment", ext_proc_gateway.NAME, "-n", engines.NAMESPACE)
+
+
+def ext_proc() -> str:
+    time.sleep(10)
+    return "through an InferencePool"
+
+
+def ext_proc_rolled() -> str:
+    kube.kubectl("rollout", "restart", f"deployment/{release.EXT_PROC_DAEMONS.name}", "-n", engines.NAMESPACE)
+    kube.rolled_out(release.EXT_PROC_DAEMONS.name, engines.NAMESPACE)
+    return "2 daemons replaced"
+
+
+def ext_proc_leader() -> str:
+    """The leader stops, is killed, and cannot reach the API server. A gateway notices none of it: every daemon picks."""
+    daemons, told = release.EXT_PROC_DAEMONS, []
+    for number, seconds_max in ((signal.SIGTERM, HANDOVER_SECONDS_MAX), (signal.SIGKILL, TAKEOVER_SECONDS_MAX)):
+        before = kube.containers(daemons.pods())
+        seconds, _, _ = lead_again(number, daemons)
+        if seconds > seconds_max:
+            raise Failed(f"{number.name}: another daemon led after {seconds:.1f} s, more than {seconds_max} s")
+        told.append(f"{number.name}: another daemon leads after {seconds:.1f} s")
+        kube.wait_until("the old leader runs again", lambda old=before: kube.containers(daemons.pods()) != old and all(map(kube.is_ready, daemons.pods())))
+    before, holder = kube.containers(daemons.pods()), daemons.lease_holder()
+    node.stop_component("kube-apiserver")
+    time.sleep(EXT_PROC_API_AWAY_SECONDS)
+    node.start_component("kube-apiserver")
+    kube.wait_until("a daemon holds the Lease since then", lambda: daemons.lease_holder() != "")
+    if kube.containers(daemons.pods()) != before:
+        raise Failed("a daemon was restarted while the API server was away")
+    again = "the same daemon" if daemons.lease_holder() == holder else "the other daemon"
+    told.append(f"API server away for {EXT_PROC_API_AWAY_SECONDS} s: no daemon restarted, then {again} leads")
+    return "; ".join(told)
 
 
 def engines_rolled() -> str:
@@ -233,7 +269,7 @@ def api_server_away() -> str:
         time.sleep(API_DECLARED_SECONDS)
         unready = API_DECLARED_SECONDS + kube.wait_until("all engines are ready", lambda: all(kube.is_ready(pod) for pod in engines.pods()))
         output, _ = watch.communicate(timeout=watched_seconds + 30)
-    kube.wait_until("a daemon leads", lambda: release.leader() != "")
+    kube.wait_until("a daemon leads", lambda: release.DAEMONS.leader() != "")
     seen = json.loads(output)
     return (
         f"away for {API_AWAY_SECONDS} s, back after {back:.0f} s; engines Ready again {unready:.0f} s later; gateways had at least {seen['fewest']} of {engines.REPLICAS} endpoints, "
@@ -283,15 +319,17 @@ def engine_killed(kill: Callable[[int], None], reason: str) -> Outcome:
     return Outcome(report, seconds, f"{cause}: {begun} streams that it had begun broke, as expected, and nothing else")
 
 
-def lead_again(number: signal.Signals) -> tuple[float, str, str]:
+def lead_again(number: signal.Signals, daemons: release.Daemons = release.DAEMONS) -> tuple[float, str, str]:
     """Signals the leading daemon. Returns the seconds until a daemon took the Lease, and the pods of the old and the new leader. They
     may be the same pod: the kubelet starts a daemon again within a second."""
-    old, holder = release.leader(), release.lease_holder()
-    pid = processes.container_pid(old, release.NAMESPACE)
+    # A Lease that was left behind has a holder that no longer exists, until it expires.
+    kube.wait_until("a daemon leads", lambda: daemons.leader() != "")
+    old, holder = daemons.leader(), daemons.lease_holder()
+    pid = processes.container_pid(old, daemons.namespace)
     began = time.time()
     processes.kill(pid, number)
-    kube.wait_until("another daemon leads", lambda: release.lease_holder() not in ("", holder), TAKEOVER_SECONDS_MAX + 10)
-    return release.lease_acquired() - began, old, release.leader()
+    kube.wait_until("another daemon leads", lambda: daemons.lease_holder() not in ("", holder), TAKEOVER_SECONDS_MAX + 10)
+    return daemons.lease_acquired() - began, old, daemons.leader()
 
 
 def leader_lost(number: signal.Signals, seconds_max: float) -> str:
@@ -329,7 +367,9 @@ DRILLS: dict[str, Drill] = {
     "manifests": Drill(manifests_applied, needs_release=False),
     "pages": Drill(pages_followed, needs_release=False),
     "install": Drill(installed, needs_release=False),
-    "ext-proc": Drill(ext_proc),
+    "ext-proc": Drill(lambda: by_ext_proc(ext_proc)),
+    "ext-proc-rolled": Drill(lambda: by_ext_proc(ext_proc_rolled)),
+    "ext-proc-leader": Drill(lambda: by_ext_proc(ext_proc_leader)),
     "engines-rolled": loaded(engines_rolled),
     "daemons-rolled": loaded(daemons_rolled),
     "gateways-rolled": loaded(gateways_rolled),
@@ -343,4 +383,6 @@ DRILLS: dict[str, Drill] = {
     "containerd": loaded(containerd_restarted),
     "api-server": Drill(lambda: under_load(api_server_away, gateway_pod())),
 }
-DRILLS |= {name: Drill(run, needs_release=False) for name, run in istio_drills.DRILLS.items()}
+# These run only when named, because they need tools that take minutes to build.
+NAMED_ONLY = istio_drills.DRILLS | envoy_gateway_drills.DRILLS
+DRILLS |= {name: Drill(run, needs_release=False) for name, run in NAMED_ONLY.items()}

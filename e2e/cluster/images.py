@@ -13,6 +13,8 @@ import node
 from paths import DEB, DEB_LIBRARIES, HERE, IMAGES, REGISTRY, ROOT, TARGET
 
 USER = "65532"
+# That of published images: Envoy Gateway starts its programs by name.
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 RELEASE = TARGET / "release"
 WASM = TARGET / "wasm32-wasip1/release/switchpoint.wasm"
 MODULE_NAMES = ("switchpoint.wasm", "plugin.wasm")
@@ -115,7 +117,7 @@ def push(image: Image) -> None:
     crane("append", "--oci-empty-base", *(f"--new_layer={file}" for file in files), f"--new_tag={reference}")
     entrypoint = [f"--entrypoint={image.entrypoint}"] if image.entrypoint else []
     # Without a platform containerd finds no match.
-    crane("mutate", "--set-platform=linux/amd64", f"--user={USER}", *entrypoint, f"--tag={reference}", reference)
+    crane("mutate", "--set-platform=linux/amd64", f"--user={USER}", f"--env=PATH={PATH}", *entrypoint, f"--tag={reference}", reference)
     for file in files:
         os.remove(file)
 

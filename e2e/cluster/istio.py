@@ -3,15 +3,20 @@
 The proxy is the stock Envoy, because Istio's own build is not published for package registries. What only Istio's build has (its
 metrics, the exchange of metadata and the ALPN filter) is switched off in VALUES."""
 
+import hashlib
 import json
 import pathlib
+import re
+import subprocess
 
+import chat
 import credentials
 import images
 import kube
 import manifests
+import node
 import release
-from paths import BIN, REGISTRY, ROOT, RUN, TOOLS, Skipped
+from paths import BIN, DEB, DEB_LIBRARIES, REGISTRY, ROOT, RUN, TOOLS, Skipped
 
 NAMESPACE = "istio-system"
 GATEWAY = "istio-ingressgateway"
@@ -22,8 +27,14 @@ CONFIG = ROOT / "envoy-config/istio"
 TAG = "1.31"
 # The image name of the shipped files, and the one in the node's registry. The agent uses plain HTTP for a private address only.
 SHIPPED_REGISTRY = "registry.example.com"
+# A tag of the module's image with other bytes.
+OTHER_TAG = "other"
+# The file that the agent makes of a module.
+MODULE_FILE = re.compile(r"/var/lib/istio/data/[^\"\s]+\.wasm")
 VALUES = {
     "global": {
+        # The node has no iptables.
+        "nativeNftables": True,
         "hub": f"{REGISTRY}/istio",
         "tag": TAG,
         "proxy": {"resources": {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"cpu": "2", "memory": "1Gi"}}, "readinessPeriodSeconds": 2},
@@ -61,7 +72,17 @@ def push_images() -> None:
         "/usr/local/bin/pilot-agent": BIN / "pilot-agent",
         "/var/lib/istio/envoy/envoy_bootstrap_tmpl.json": FILES / "envoy_bootstrap.json",
     }
-    images.push(images.Image(f"istio/proxyv2:{TAG}", [images.base(), {"/usr/local/bin/envoy": images.envoy()}, agent], "/usr/local/bin/pilot-agent"))
+    layers = [nft() | images.base(), {"/usr/local/bin/envoy": images.envoy()}, agent]
+    images.push(images.Image(f"istio/proxyv2:{TAG}", layers, "/usr/local/bin/pilot-agent"))
+
+
+def nft() -> images.Layer:
+    """Debian's nft with its libraries. By it istio-init sends the traffic of a pod to the pod's sidecar."""
+    program = DEB / "usr/sbin/nft"
+    search = {"LD_LIBRARY_PATH": f"{DEB_LIBRARIES}:{DEB / 'lib/x86_64-linux-gnu'}"}
+    found = subprocess.run(["ldd", str(program)], env=search, capture_output=True, text=True, check=True).stdout
+    libraries = dict(re.findall(r"(\S+\.so\S*) => (\S+)", found))
+    return {"usr/sbin/nft": program} | {f"lib/x86_64-linux-gnu/{name}": pathlib.Path(path) for name, path in libraries.items()}
 
 
 def install() -> None:
@@ -76,10 +97,11 @@ def install() -> None:
     )  # fmt: skip
 
 
-def install_gateway(*arguments: str) -> None:
-    """Installs or upgrades the gateway with the shipped values. It does not wait: a pod is ready when the picker has state."""
+def install_gateway(*arguments: str, values: pathlib.Path | None = CONFIG / "gateway-values.yaml") -> None:
+    """Installs or upgrades the gateway, by default with the shipped values. It does not wait: a pod is ready when the picker has
+    state."""
     kube.helm(
-        "upgrade", "--install", GATEWAY, str(CHARTS / "gateway"), "-n", NAMESPACE, "-f", str(CONFIG / "gateway-values.yaml"),
+        "upgrade", "--install", GATEWAY, str(CHARTS / "gateway"), "-n", NAMESPACE, *(["-f", str(values)] if values else []),
         "-f", str(write_values("gateway", GATEWAY_VALUES)), *arguments,
     )  # fmt: skip
     kube.apply(json.dumps(GATEWAY_OBJECT), NAMESPACE)
@@ -96,16 +118,81 @@ def install_daemon() -> None:
     kube.apply(manifests.tls_secret("switchpoint-proxy-tls", "proxy", "state-ca"), NAMESPACE)
     service = {"selector": {"app": "llama"}, "ports": [{"name": "http", "port": 8000}]}
     kube.apply(json.dumps({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "model-servers"}, "spec": service}))
-    kube.kubectl("apply", "-f", str(ROOT / "envoy-config/kubernetes/daemon.yaml"))
+    apply_daemon()
     kube.kubectl("apply", "-n", "default", "-f", str(ROOT / "envoy-config/kubernetes/rbac.yaml"))
     kube.rolled_out("model-servers", "default")
     kube.rolled_out("switchpointd", "switchpoint")
 
 
+def apply_daemon() -> None:
+    kube.kubectl("apply", "-f", str(ROOT / "envoy-config/kubernetes/daemon.yaml"))
+
+
+def restart_daemon() -> None:
+    kube.kubectl("rollout", "restart", "deployment/switchpointd", "-n", "switchpoint")
+    kube.rolled_out("switchpointd", "switchpoint")
+
+
+def shipped_image() -> str:
+    return f"switchpoint:{release.version()}"
+
+
 def shipped(name: str, image: str = "") -> str:
     """A file of `envoy-config/istio`, with the image in the node's registry, or with another image there."""
-    own = f"switchpoint:{release.version()}"
-    return (CONFIG / name).read_text().replace(f"{SHIPPED_REGISTRY}/{own}", f"{REGISTRY}/{image or own}")
+    return (CONFIG / name).read_text().replace(f"{SHIPPED_REGISTRY}/{shipped_image()}", f"{REGISTRY}/{image or shipped_image()}")
+
+
+def apply_shipped(name: str, image: str = "") -> None:
+    kube.kubectl("apply", "-n", NAMESPACE, "-f", "-", stdin=shipped(name, image))
+
+
+def install_shipped(name: str) -> None:
+    """The commands of docs/how-to/istio.md, with one of the two files."""
+    install()
+    install_daemon()
+    kube.kubectl("apply", "-n", NAMESPACE, "-f", str(CONFIG / "bootstrap.yaml"))
+    install_gateway()
+    apply_shipped(name)
+    kube.rolled_out(GATEWAY, NAMESPACE)
+    chat.until_answered(address())
+
+
+def remove_shipped(name: str) -> None:
+    kube.kubectl("delete", "--ignore-not-found", "-n", NAMESPACE, "-f", "-", stdin=shipped(name))
+    remove_gateway()
+
+
+def objects(name: str) -> list[dict]:
+    """The objects of a shipped file."""
+    return json.loads(kube.kubectl("create", "--dry-run=client", "-o", "json", "-n", NAMESPACE, "-f", "-", stdin=shipped(name)))["items"]
+
+
+# === The module's images ===
+
+
+def push_module(tag: str, files: tuple[str, ...], content: bytes) -> str:
+    """Pushes an image with the module's bytes under these names. Returns its name."""
+    image = images.Image(f"switchpoint:{tag}", [{"/bin/busybox": DEB / "bin/busybox"}, {f"/{file}": content for file in files}])
+    images.push(image)
+    return image.name
+
+
+def push_other_module() -> str:
+    """An image with the module and a custom section, so that its bytes differ."""
+    section = b"\x05drill"
+    return push_module(OTHER_TAG, images.MODULE_NAMES, images.WASM.read_bytes() + b"\x00" + bytes([len(section)]) + section)
+
+
+def digest(image: str) -> str:
+    """The digest of an image's manifest in the node's registry."""
+    return node.run("crane", "digest", "--insecure", f"{REGISTRY}/{image}").strip()
+
+
+def module_checksum() -> str:
+    return hashlib.sha256(images.WASM.read_bytes()).hexdigest()
+
+
+# === The gateway ===
 
 
 def gateway_pod() -> dict:
@@ -117,7 +204,32 @@ def gateway_request(path: str) -> str:
     return kube.kubectl("exec", "-n", NAMESPACE, gateway_pod()["metadata"]["name"], "--", "pilot-agent", "request", "GET", path)
 
 
+def filters() -> list[str]:
+    """The names of the HTTP filters in the gateway's listener, in order."""
+    dump = json.loads(gateway_request("config_dump?resource=dynamic_listeners"))
+    for entry in dump["configs"]:
+        listener = entry.get("active_state", {}).get("listener", {})
+        for chain in listener.get("filter_chains", []):
+            for one in chain["filters"]:
+                if "http_filters" in one.get("typed_config", {}):
+                    return [found["name"] for found in one["typed_config"]["http_filters"]]
+    raise node.NodeError(f"no HTTP filters in the gateway: {str(dump)[:300]}")
+
+
+def modules() -> set[str]:
+    """The files of the modules that the gateway's Envoy runs."""
+    return set(MODULE_FILE.findall(gateway_request("config_dump")))
+
+
+def logs() -> str:
+    return kube.kubectl("logs", "-n", NAMESPACE, gateway_pod()["metadata"]["name"], "--tail=-1")
+
+
 def address() -> str:
-    """The gateway's Service has the status port first."""
-    service = json.loads(kube.kubectl("get", "service", GATEWAY, "-n", NAMESPACE, "-o", "json"))
+    return service_address(GATEWAY, NAMESPACE)
+
+
+def service_address(name: str, namespace: str) -> str:
+    """The Service of a gateway has the status port first."""
+    service = json.loads(kube.kubectl("get", "service", name, "-n", namespace, "-o", "json"))
     return f"{service['spec']['clusterIP']}:80"

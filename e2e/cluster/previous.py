@@ -1,10 +1,13 @@
-"""The release before this tree: its source by its tag, its binaries and images, built once into target/previous."""
+"""The release before this tree: its source by its tag or by `.ci/releases.toml`, its binaries and images, built once into
+target/previous."""
 
 import os
 import pathlib
 import re
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterable
 
 import images
 import node
@@ -14,11 +17,19 @@ FOLDER = ROOT / "target/previous"
 SOURCE = FOLDER / "source"
 LAYOUTS = FOLDER / "images"
 CHART = SOURCE / "charts/switchpoint"
+# The commit of each release, for checkouts without tags.
+RELEASES = ROOT / ".ci/releases.toml"
 TAG = re.compile(r"^v(\d+)\.(\d+)\.(\d+)$")
 BUILD_SECONDS_MAX = 3600
 
 
-def newest(tags: list[str], version: str) -> str | None:
+def revisions(tags: list[str], table: str) -> dict[str, str]:
+    """The revision of each release by its tag's name: the tag, or the commit of the table where the tag is absent."""
+    recorded = tomllib.loads(table)["releases"]
+    return {f"v{version}": commit for version, commit in recorded.items()} | {tag: f"refs/tags/{tag}" for tag in tags}
+
+
+def newest(tags: Iterable[str], version: str) -> str | None:
     """The newest tag of a release that is older than `version`."""
     released = {tuple(map(int, found.groups())): tag for tag in tags if (found := TAG.match(tag))}
     present = TAG.match(f"v{version}")
@@ -36,21 +47,26 @@ def run(*command: object, folder: pathlib.Path = ROOT) -> str:
     return done.stdout
 
 
-def tag(version: str) -> str:
-    """Raises Skipped if there is none, as in a shallow clone."""
-    found = newest(run("git", "tag", "--list", "v*").split(), version)
+def find(version: str) -> tuple[str, str]:
+    """The tag's name and the commit of the release before `version`. Raises Skipped if there is none, or if a shallow clone lacks
+    it."""
+    known = revisions(run("git", "tag", "--list", "v*").split(), RELEASES.read_text())
+    found = newest(known, version)
     if found is None:
-        raise Skipped(f"no tag of a release before {version} (`git fetch --tags`)")
-    return found
+        raise Skipped(f"no release before {version}: neither a tag nor a line in {RELEASES.relative_to(ROOT)}")
+    try:
+        return found, run("git", "rev-parse", "--verify", "--quiet", f"{known[found]}^{{commit}}").strip()
+    except node.NodeError as error:
+        raise Skipped(f"this clone lacks the commit of {found} (`git fetch --unshallow`)") from error
 
 
-def check_out(wanted: str) -> None:
-    """Makes SOURCE the work tree of the tag."""
+def check_out(commit: str) -> None:
+    """Makes SOURCE the work tree of the commit."""
     run("git", "worktree", "prune")
     if not SOURCE.exists():
-        run("git", "worktree", "add", "--detach", SOURCE, wanted)
-    elif run("git", "rev-parse", "HEAD", folder=SOURCE) != run("git", "rev-parse", f"{wanted}^{{commit}}"):
-        run("git", "checkout", "--detach", wanted, folder=SOURCE)
+        run("git", "worktree", "add", "--detach", SOURCE, commit)
+    elif run("git", "rev-parse", "HEAD", folder=SOURCE).strip() != commit:
+        run("git", "checkout", "--detach", commit, folder=SOURCE)
     for name in (".tools", ".venv"):
         if not (SOURCE / name).exists():
             (SOURCE / name).symlink_to(ROOT / name)
@@ -58,8 +74,8 @@ def check_out(wanted: str) -> None:
 
 def prepare(version: str) -> str:
     """Builds what is missing, pushes the images to the node's registry with the release's version as tag, and returns that version."""
-    wanted = tag(version)
-    check_out(wanted)
+    wanted, commit = find(version)
+    check_out(commit)
     stamp = FOLDER / f"{wanted}.ready"
     if not stamp.exists():
         run("make", "build", folder=SOURCE)

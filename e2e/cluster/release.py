@@ -6,6 +6,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+from typing import NamedTuple
 
 import engines
 import images
@@ -21,13 +22,44 @@ DAEMON = f"{NAME}-daemon"
 GATEWAY = f"{NAME}-gateway"
 DAEMON_LABELS = "app.kubernetes.io/name=switchpoint-daemon"
 GATEWAY_LABELS = "app.kubernetes.io/name=switchpoint-gateway"
-LEASE = DAEMON
 GATEWAY_METRICS_PORT = 9902
 HELM_TIMEOUT = "180s"
 # The exit code of images/build.py if a tool is unavailable.
 IMAGES_UNAVAILABLE = 3
 # The release that picks by ext_proc must share the namespace of its InferencePool.
 EXT_PROC_NAME = "ext-proc"
+
+
+
+class Daemons(NamedTuple):
+    """The daemons of a release: the name of their Deployment and of their Lease, and its namespace."""
+
+    name: str
+    namespace: str
+
+    def pods(self) -> list[dict]:
+        return kube.pods(self.namespace, DAEMON_LABELS)
+
+    def lease(self) -> dict:
+        return json.loads(kube.kubectl("get", "lease", self.name, "-n", self.namespace, "-o", "json"))["spec"]
+
+    def lease_holder(self) -> str:
+        """The name of the daemon that holds the Lease: its pod and a random suffix. Empty if none holds it."""
+        return self.lease().get("holderIdentity") or ""
+
+    def leader(self) -> str:
+        """The pod whose daemon holds the Lease."""
+        holder = self.lease_holder()
+        names = (pod["metadata"]["name"] for pod in self.pods())
+        return next((name for name in names if holder.startswith(name)), "")
+
+    def lease_acquired(self) -> float:
+        """When the present leader took the Lease, in seconds since 1970."""
+        return datetime.datetime.fromisoformat(self.lease()["acquireTime"]).timestamp()
+
+
+DAEMONS = Daemons(DAEMON, NAMESPACE)
+EXT_PROC_DAEMONS = Daemons(f"{EXT_PROC_NAME}-daemon", engines.NAMESPACE)
 
 VALUES = {
     "pools": [{"name": engines.NAME, "namespace": engines.NAMESPACE, "inferencePool": {"name": engines.NAME}}],
@@ -109,12 +141,12 @@ def rollback(revision: int) -> None:
 
 
 def install_ext_proc(*arguments: str) -> None:
-    """A second release, for gateways that cannot load the module."""
+    """A second release, for gateways that cannot load the module. Returns when both daemons can pick and one leads."""
     kube.helm(
         "upgrade", "--install", EXT_PROC_NAME, str(package(version())), "-n", engines.NAMESPACE, "-f", str(values_file()),
-        "--set", "gateway.enabled=false", "--set", "extProc.enabled=true", *arguments,
+        "--set", "gateway.enabled=false", "--set", "extProc.enabled=true", "--wait", "--timeout", HELM_TIMEOUT, *arguments,
     )  # fmt: skip
-    kube.wait_until("the ext_proc daemon leads", lambda: any(kube.is_ready(pod) for pod in kube.pods(engines.NAMESPACE, DAEMON_LABELS)))
+    kube.wait_until("an ext_proc daemon leads", lambda: EXT_PROC_DAEMONS.leader() != "")
 
 
 def address() -> str:
@@ -126,26 +158,10 @@ def restart(name: str) -> None:
     kube.rolled_out(name, NAMESPACE)
 
 
-def lease() -> dict:
-    return json.loads(kube.kubectl("get", "lease", LEASE, "-n", NAMESPACE, "-o", "json"))["spec"]
-
-
-def lease_holder() -> str:
-    """The name of the daemon that holds the Lease: its pod and a random suffix. Empty if none holds it."""
-    return lease().get("holderIdentity") or ""
-
-
-def leader() -> str:
-    """The pod whose daemon holds the Lease."""
-    holder = lease_holder()
-    names = (pod["metadata"]["name"] for pod in kube.pods(NAMESPACE, DAEMON_LABELS))
-    return next((name for name in names if holder.startswith(name)), "")
-
-
 def version_pairs() -> set[tuple[str, str]]:
     """The image tags of the leading daemon and of each ready gateway: a gateway has its state from the leader."""
-    holder = leader()
-    daemons = [tag_of(pod) for pod in kube.pods(NAMESPACE, DAEMON_LABELS) if pod["metadata"]["name"] == holder]
+    holder = DAEMONS.leader()
+    daemons = [tag_of(pod) for pod in DAEMONS.pods() if pod["metadata"]["name"] == holder]
     gateways = {tag_of(pod) for pod in kube.pods(NAMESPACE, GATEWAY_LABELS) if kube.is_ready(pod)}
     return {(daemon, gateway) for daemon in daemons for gateway in gateways}
 
@@ -153,7 +169,3 @@ def version_pairs() -> set[tuple[str, str]]:
 def tag_of(pod: dict) -> str:
     return pod["spec"]["containers"][0]["image"].rpartition(":")[2]
 
-
-def lease_acquired() -> float:
-    """When the present leader took the Lease, in seconds since 1970."""
-    return datetime.datetime.fromisoformat(lease()["acquireTime"]).timestamp()

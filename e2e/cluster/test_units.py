@@ -3,18 +3,27 @@
 import itertools
 import json
 import pathlib
+import re
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 import dns
+import envoy_gateway
+import envoy_gateway_drills
 import ext_proc_gateway
 import images
+import istio_body
+import istio_faults
+import istio_steps
+import paths
 import previous
 import table
-from arrivals import STREAM_SECONDS, TOKENS_PER_SECOND, Arrival, Result, arrivals, longest_gap, summarize
+from arrivals import STREAM_SECONDS, TOKENS_PER_SECOND, Arrival, Report, Result, arrivals, longest_gap, summarize
+from paths import ROOT
 
 SERVICE = {"metadata": {"name": "a", "namespace": "n"}, "spec": {"clusterIP": "10.96.0.7"}}
 HEADLESS = {"metadata": {"name": "h", "namespace": "n"}, "spec": {"clusterIP": "None"}}
@@ -83,6 +92,31 @@ class Previous(unittest.TestCase):
         self.assertEqual(previous.newest(tags, "0.10.0"), "v0.9.0")
         self.assertIsNone(previous.newest(tags, "0.1.0"))
 
+    def test_a_tag_comes_before_the_table_and_the_table_before_nothing(self) -> None:
+        table = '[releases]\n"0.1.0" = "aaaa"\n"0.2.0" = "bbbb"\n'
+        known = previous.revisions(["v0.1.0", "v0.3.0"], table)
+        self.assertEqual(known, {"v0.1.0": "refs/tags/v0.1.0", "v0.2.0": "bbbb", "v0.3.0": "refs/tags/v0.3.0"})
+        self.assertEqual(previous.newest(previous.revisions([], table), "0.3.0"), "v0.2.0")
+
+    def test_the_release_before_this_version_is_found_without_tags(self) -> None:
+        def git(*command: object, **_: object) -> str:
+            self.assertEqual(command[0], "git")
+            return "" if command[1] == "tag" else str(command[-1]).removesuffix("^{commit}") + "\n"
+
+        with mock.patch.object(previous, "run", git):
+            self.assertEqual(previous.find("0.2.0"), ("v0.1.0", "003a6c41288e2d644d5b404610a8076562912f3a"))
+            with self.assertRaisesRegex(paths.Skipped, "no release before 0.1.0"):
+                previous.find("0.1.0")
+
+    def test_a_clone_without_the_commit_skips(self) -> None:
+        def git(*command: object, **_: object) -> str:
+            if command[1] == "tag":
+                return ""
+            raise previous.node.NodeError("ended with 128")
+
+        with mock.patch.object(previous, "run", git), self.assertRaisesRegex(paths.Skipped, "git fetch --unshallow"):
+            previous.find("0.2.0")
+
 
 class Dns(unittest.TestCase):
     def test_a_headless_service_has_the_addresses_of_ready_endpoints(self) -> None:
@@ -119,6 +153,50 @@ class Configuration(unittest.TestCase):
         pool = {"metadata": {"name": "p", "namespace": "n"}, "spec": {"selector": {"matchLabels": {"app": "x"}}, "targetPorts": [{"number": 8000}], "endpointPickerRef": {"name": "e", "port": {"number": 9002}}}}
         items = json.loads(ext_proc_gateway.manifests(pool))["items"]
         self.assertEqual([item["kind"] for item in items], ["ConfigMap", "Deployment", "Service", "Service"])
+
+
+class EnvoyGateway(unittest.TestCase):
+    def test_the_old_form_has_the_daemons_cluster_in_the_patches(self) -> None:
+        old = envoy_gateway_drills.without_bootstrap(envoy_gateway.shipped("gateway.yaml"))
+        self.assertNotIn("  bootstrap:\n", old)
+        policy = old[old.index("kind: EnvoyPatchPolicy") :]
+        self.assertIn('    name: switchpoint-state\n    operation:\n      op: add\n      path: ""\n      value:\n        name: switchpoint-state\n', policy)
+        self.assertIn("provider:", old)
+
+    def test_the_digest_goes_beside_the_address_of_the_module(self) -> None:
+        text = envoy_gateway_drills.with_sha256(envoy_gateway.shipped("extension-policy.yaml"), "ab")
+        self.assertEqual(text.count("image: {sha256: ab, url: 10.199.0.2:5000/switchpoint:"), 1)
+
+    def test_all_files_remove_the_same_headers_and_serve_the_same_paths(self) -> None:
+        files = [(envoy_gateway.CONFIG / name).read_text() for name in ("gateway.yaml", "extension-policy.yaml", "ext-proc.yaml")]
+        removed = [sorted(re.findall(r"^      - (x-\S+)$", text, re.MULTILINE)) for text in files]
+        self.assertTrue(len(removed[0]) > 10)
+        self.assertEqual(removed[1:], [removed[0]] * 2)
+        patched = {path.rstrip("/") for path in re.findall(r"match: \{(?:path|path_separated_prefix|prefix): (/[^}]+)\}", files[0])}
+        routed = [set(re.findall(r"type: (?:Exact|PathPrefix), value: (/[^}]+)\}", text)) for text in files[1:]]
+        # Only the module answers for the picker; upgrades need no route of their own here.
+        self.assertEqual(patched - {"/v1/realtime"}, routed[0])
+        self.assertEqual(routed[0] - {"/switchpoint/ready"}, routed[1])
+
+
+class Istio(unittest.TestCase):
+    def test_the_page_shows_the_measured_rows(self) -> None:
+        rows = json.loads((ROOT / "docs/data/istio-body.json").read_text())["rows"]
+        self.assertIn(istio_body.table(rows), (ROOT / "docs/how-to/istio.md").read_text())
+
+    def test_an_old_cluster_is_a_patch(self) -> None:
+        text = istio_faults.old_state_cluster()
+        self.assertIn("\n          name: switchpoint-state\n", text)
+        self.assertNotIn("- name: switchpoint-state", text)
+
+    def test_a_report_of_several_loads_adds_them(self) -> None:
+        runs = [(Report(requests=10, failed=1, longest_gap=0.2), "a"), (Report(requests=5, longest_gap=0.1), "b")]
+        report, remarks = istio_steps.added(runs)
+        self.assertEqual((report.requests, report.failed, report.longest_gap, remarks), (15, 1, 0.2, "a; b"))
+
+    def test_a_turn_that_moved_has_not_stayed(self) -> None:
+        turns = [{"served_by": engine} for engine in ("a", "a", "b")]
+        self.assertEqual(istio_steps.stayed({"conversations": [turns]}), 0.5)
 
 
 if __name__ == "__main__":

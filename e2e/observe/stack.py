@@ -1,6 +1,7 @@
 """A running stack on loopback: simulated engines, `switchpointd`, Envoy with the filter, and a Prometheus that scrapes both."""
 
 import json
+import os
 import pathlib
 import re
 import socket
@@ -15,7 +16,8 @@ from typing import Any
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 DASHBOARDS = ROOT / "dashboards"
 BIN = ROOT / ".tools" / "bin"
-RELEASE = ROOT / "target" / "release"
+# The profile of the binaries: `debug` to try a change without an optimised build.
+RELEASE = ROOT / "target" / os.environ.get("SWITCHPOINT_PROFILE", "release")
 MODULE = ROOT / "target" / "wasm32-wasip1" / "release" / "switchpoint.wasm"
 ENGINES = 3
 # Two, so that they share state.
@@ -96,26 +98,29 @@ def scaled(rules: str) -> str:
 class Stack:
     """Its processes end with `stop`."""
 
-    def __init__(self, folder: pathlib.Path):
+    def __init__(self, folder: pathlib.Path, config: str = CONFIG):
         self.folder = folder
+        self.config = config
         self.processes: dict[str, subprocess.Popen] = {}
         self.state, self.admin, self.engine_admin, self.prometheus, ext_proc, health = free_ports(6)
         self.engines = free_ports(ENGINES)
         self.listeners, self.envoys = free_ports(PROXIES), free_ports(PROXIES)
         self.unused = [ext_proc, health]
 
-    def start(self) -> None:
+    def start(self, prometheus: bool = True) -> None:
         listen = [argument for port in self.engines for argument in ("--listen", f"127.0.0.1:{port}")]
         self.run("engines", RELEASE / "model-server", *listen, "--admin", f"127.0.0.1:{self.engine_admin}", "--model", "demo", "--speed", "2")
         self.write_endpoints()
-        (self.folder / "config.yaml").write_text(CONFIG)
+        (self.folder / "config.yaml").write_text(self.config)
         self.start_daemon()
         for number in range(PROXIES):
             self.start_envoy(number)
-        self.start_prometheus()
+        if prometheus:
+            self.start_prometheus()
         ready = lambda: all(answers(f"http://127.0.0.1:{port}/switchpoint/ready") for port in self.listeners)
         wait("pickers that have state", START_SECONDS_MAX, ready)
-        wait("Prometheus", START_SECONDS_MAX, lambda: answers(f"http://127.0.0.1:{self.prometheus}/-/ready"))
+        if prometheus:
+            wait("Prometheus", START_SECONDS_MAX, lambda: answers(f"http://127.0.0.1:{self.prometheus}/-/ready"))
 
     def run(self, name: str, *command: Any) -> None:
         log = (self.folder / f"{name}.log").open("ab")

@@ -39,6 +39,9 @@ pub struct FilterConfig {
     pub lease_ms: u64,
     /// Whether workers and proxies share their load and placements.
     pub sharing: bool,
+    /// Whether the filter holds the headers of a request until the decision. If not, a buffer
+    /// filter after it must hold them, and another one set the headers of the decision.
+    pub hold_headers: bool,
 }
 
 /// How to reach the daemon.
@@ -293,6 +296,11 @@ const FIELDS: &[ConfigField] = &[
         kind: flag!(sharing),
         about: readable("workers and proxies share their picks and the endpoints that failed; off only to measure the benefit"),
     },
+    ConfigField {
+        path: "hold_headers",
+        kind: flag!(hold_headers),
+        about: readable("hold headers until the decision; off where the proxy forbids it and filters after this one hold and set them"),
+    },
 ];
 
 // === impl FilterConfig ===
@@ -314,6 +322,7 @@ impl Default for FilterConfig {
             prefix_entries: ENTRIES_DEFAULT,
             lease_ms: 3_000,
             sharing: true,
+            hold_headers: true,
         }
     }
 }
@@ -584,7 +593,7 @@ mod tests {
                  "decide_at": "headers", "model_header": "x-m", "body_limit_bytes": 2048, "destination_format": "single", "destination_header": "x-d", "fallback_header": "x-f",
                  "subset_namespace": "ns", "subset_key": "k", "ready_path": "/r", "explain": true, "decision_log_one_in": 50, "decision_log_headers": "x-a,x-b",
                  "objective_header": "trust", "fairness_namespace": "jwt", "fairness_key": "payload/sub", "fairness_header": "trust", "retry": false,
-                 "per_try_timeout_ms": 9, "prefix_entries": 0, "lease_ms": 500, "sharing": false}"#,
+                 "per_try_timeout_ms": 9, "prefix_entries": 0, "lease_ms": 500, "sharing": false, "hold_headers": false}"#,
         )
         .unwrap();
         let settings = ExchangeSettings {
@@ -610,7 +619,7 @@ mod tests {
             backoff_max_ms: 100,
         };
         let pools = vec![PoolConfig { name: "p".into(), clusters: vec!["x".into(), "y".into()] }];
-        let expected = FilterConfig { state, pools, settings, prefix_entries: 0, lease_ms: 500, sharing: false };
+        let expected = FilterConfig { state, pools, settings, prefix_entries: 0, lease_ms: 500, sharing: false, hold_headers: false };
         assert_eq!(format!("{config:?}"), format!("{expected:?}"));
     }
 

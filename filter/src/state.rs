@@ -428,7 +428,7 @@ impl<H: Host> VmState<H> {
     fn write_counters(&self) {
         if let Some(slot) = self.vm_slot.slot {
             for replica in &self.replicas {
-                report::write(&self.host, self.id, slot, &replica.borrow());
+                report::write(&self.host, self.id, slot, &mut replica.borrow_mut());
             }
         }
     }

@@ -68,7 +68,12 @@ use scheduler::Timestamp;
 /// endpoint stalls no request.
 const SWEEP_BUCKETS: usize = 16_384;
 
-/// One pool in one VM. Its fields are the parts that change independently of each other.
+/// How often a decision is recorded for the daemon's console. A record takes 0.1 to 0.4 ms with 256
+/// endpoints and 50 KB, so one worker spends less than a ten-thousandth of its time on it.
+const SAMPLE_INTERVAL_MS: u64 = 5_000;
+
+/// One pool in one VM. It has many fields because one owner changes all state of a pool without
+/// locks.
 #[derive(Debug)]
 pub struct ManagedPool {
     state: Option<PublishedState>,
@@ -83,7 +88,16 @@ pub struct ManagedPool {
     token_rate: TokenRate,
     sharing: PeerSharing,
     learning: LatencyLearning,
+    sample: DecisionSample,
     queues: FlowQueues,
+}
+
+/// A decision record for the daemon's console.
+#[derive(Debug, Default)]
+struct DecisionSample {
+    /// From when the next decision is recorded.
+    due: Timestamp,
+    record: Option<String>,
 }
 
 /// The failures of endpoints, and the ejections that follow from them.
@@ -152,6 +166,7 @@ impl ManagedPool {
             sharing: PeerSharing::default(),
             learning: LatencyLearning::default(),
             queues: FlowQueues::default(),
+            sample: DecisionSample::default(),
         }
     }
 
@@ -270,6 +285,26 @@ impl ManagedPool {
     /// number.
     pub fn sample_one_in(&mut self, count: u32) -> bool {
         count > 0 && self.rng.below(usize::try_from(count).unwrap_or(usize::MAX)) == 0
+    }
+
+    /// Whether the next decision is recorded for the daemon's console: at most one in
+    /// [`SAMPLE_INTERVAL_MS`].
+    pub fn is_sample_due(&mut self, now: Timestamp) -> bool {
+        let is_due = now >= self.sample.due;
+        if is_due {
+            self.sample.due = now.plus_ms(SAMPLE_INTERVAL_MS);
+        }
+        is_due
+    }
+
+    /// Keeps the record of a sampled decision until the next report.
+    pub fn keep_sample(&mut self, record: Option<String>) {
+        self.sample.record = record;
+    }
+
+    /// Takes the last sampled decision; empty if there is none since the last call.
+    pub fn take_sample(&mut self) -> String {
+        self.sample.record.take().unwrap_or_default()
     }
 
     /// The counters, to count an event that the host sees.

@@ -8,10 +8,12 @@
 
 use std::fmt::Write;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use exchange::record::ParsedRecord;
 use exchange::{Exchange, ExchangeSettings, ExchangeStep, HeadersStep, ManagedPool, ObjectiveHeader, Timestamp};
+use proto::LearnedModels;
 use scheduler::in_flight::EndpointLoad;
 use scheduler::objects::Objects;
 use scheduler::{EndpointRef, Pipeline, PipelineSpec, Snapshot, Version};
@@ -67,7 +69,8 @@ pub fn answer(shared: &DaemonState, question: &ExplainRequest) -> Result<Value, 
     let known = shared.pool_names.iter().any(|known| **known == *name);
     let view =
         pools.get(name).ok_or_else(|| if known { format!("pool {name} has no endpoints yet") } else { format!("no pool {name}") })?;
-    let live = live(view, question)?;
+    let learned = shared.learning.models.borrow().get(name).and_then(|learned| proto::learned((**learned).clone()).ok());
+    let live = with_models(live(view, question)?, learned.as_ref());
     let mut answer = match ParsedRecord::from_json(&question.request) {
         Ok(record) => replay(&record, &live, question)?,
         Err(_) => {
@@ -82,7 +85,6 @@ pub fn answer(shared: &DaemonState, question: &ExplainRequest) -> Result<Value, 
                 };
                 (EndpointRef { slot, generation }, load)
             });
-            let learned = shared.learning.models.borrow().get(name).and_then(|learned| proto::learned((**learned).clone()).ok());
             fresh(live, learned, loads, question)?
         }
     };
@@ -102,6 +104,14 @@ fn live(view: &PoolView, question: &ExplainRequest) -> Result<Snapshot, String> 
     let objects = Objects::build(&view.objects).map_err(|e| e.to_string())?;
     let version = Version { term: 0, sequence: view.revision };
     Snapshot::try_new(version, endpoints, metrics, pipeline).map(|s| s.with_objects(objects)).map_err(|e| e.to_string())
+}
+
+/// The pool with the models that proxies use now.
+fn with_models(live: Snapshot, learned: Option<&LearnedModels>) -> Snapshot {
+    match learned {
+        Some(learned) => live.with_step(Arc::new(learned.step.clone())).with_latency(learned.latency.clone().map(Arc::new)),
+        None => live,
+    }
 }
 
 /// Refuses a question that leaves out an address that the pool does not have: the result would be
@@ -127,7 +137,7 @@ fn replay(record: &ParsedRecord, live: &Snapshot, question: &ExplainRequest) -> 
 /// Decides a request as if it had just arrived.
 fn fresh(
     live: Snapshot,
-    learned: Option<proto::LearnedModels>,
+    learned: Option<LearnedModels>,
     loads: impl Iterator<Item = (EndpointRef, EndpointLoad)>,
     question: &ExplainRequest,
 ) -> Result<Map<String, Value>, String> {

@@ -1,13 +1,11 @@
 //! Leader election among several daemons; the others stand by.
 //!
-//! A standby follows its endpoints and reads their metadata, so that no running endpoint is missing
-//! when it takes over. It scrapes no endpoint and serves no proxy. Its health, admin and metrics
-//! listeners are open ([`crate::serve::monitoring`]) and report that it is alive and not ready.
-//! When it gets the lease it starts like any daemon: its term is newer than all earlier ones, so
-//! proxies accept its state, and its generations are new (with a snapshot file on a shared volume
-//! it keeps the old generations and the hash secret). Until its state listener is open, proxies
-//! pick as without a daemon. A daemon that loses the lease exits, as Kubernetes controllers do, and
-//! its supervisor starts it again.
+//! A standby follows and scrapes its endpoints and answers ext_proc, so that gateways notice no
+//! change of the leader. It serves no proxy: its state listener is closed. When it gets the lease,
+//! its term is newer than all earlier ones, so proxies accept its state. Its slots, generations and
+//! hash secret are its own; with a snapshot file on a shared volume it takes those of the leader
+//! before it. Until its state listener is open, proxies pick as without a daemon. A daemon that
+//! loses the lease closes the state listener, stands by, and campaigns again.
 
 use clap::Args;
 use discovery::etcd::EtcdLease;
@@ -95,9 +93,9 @@ impl LeaderLease {
     /// Stands by until this daemon holds the lease.
     ///
     /// # Errors
-    /// [`FatalError::LeaseLost`] when the campaign ended without the lease.
+    /// [`FatalError::CampaignEnded`] when the campaign ended without the lease.
     pub async fn won(&mut self) -> Result<(), FatalError> {
-        self.leads.wait_for(|leads| *leads).await.map(drop).map_err(|_| FatalError::LeaseLost)
+        self.leads.wait_for(|leads| *leads).await.map(drop).map_err(|_| FatalError::CampaignEnded)
     }
 
     /// Waits for the lease to be lost.
@@ -109,6 +107,17 @@ impl LeaderLease {
     pub async fn give_back(mut self) {
         drop(self.stop.take());
         let _ = self.task.await;
+    }
+}
+
+/// Stands by until this daemon holds `lease`; without one it leads at once.
+///
+/// # Errors
+/// [`FatalError::CampaignEnded`] when the campaign ended without the lease.
+pub async fn won(lease: &mut Option<LeaderLease>) -> Result<(), FatalError> {
+    match lease {
+        Some(lease) => lease.won().await,
+        None => Ok(()),
     }
 }
 

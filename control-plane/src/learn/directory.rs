@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use proto::state;
+use scheduler::EndpointRef;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
@@ -58,6 +59,8 @@ pub struct LearnerReport {
     pub compared: [PredictionComparison; 2],
     /// Scores by endpoint name.
     pub endpoints: Vec<(String, [PredictionScore; 2])>,
+    /// What was learned of each endpoint.
+    pub learned: BTreeMap<EndpointRef, LearnedEndpoint>,
     /// Models published.
     pub published: u64,
     /// Models too large to publish.
@@ -68,6 +71,19 @@ pub struct LearnerReport {
     pub predicts: bool,
     /// More values for the debug page.
     pub shown: Value,
+}
+
+/// What was learned of an endpoint.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LearnedEndpoint {
+    /// The time of a prefill, as a multiple of an average endpoint's.
+    pub prefill_time: Option<f32>,
+    /// The time of a decode step, as a multiple of an average endpoint's.
+    pub decode_time: Option<f32>,
+    /// Prompt tokens of finished requests whose usage says how many were cached.
+    pub prompt_tokens: u64,
+    /// How many of these the engine had cached.
+    pub cached_tokens: u64,
 }
 
 // === impl LearnerDirectory ===

@@ -11,7 +11,6 @@
 //! rest of the daemon do not delay each other. Messages that arrive during a training wait in a
 //! bounded queue; when it is full they are dropped and counted.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::task::JoinSet;
@@ -30,12 +29,16 @@ pub use file::{ModelFile, SavedModel};
 pub use intake::ObservationCounts;
 pub use learning::{LearningSettings, LearningTask};
 
-/// Starts a learner for each pool. `predict` turns on latency prediction; `file`, if any, keeps the
-/// models.
-pub fn spawn(tasks: &mut JoinSet<&'static str>, shared: &Arc<DaemonState>, (predict, file): (bool, Option<PathBuf>), shutdown: &Shutdown) {
+/// Starts a learner for each pool. `predict` turns on latency prediction; `file`, if any, has the
+/// models of the start before, and keeps those of this daemon while it leads.
+pub fn spawn(
+    tasks: &mut JoinSet<&'static str>,
+    shared: &Arc<DaemonState>,
+    (predict, file): (bool, Option<Arc<ModelFile>>),
+    shutdown: &Shutdown,
+) {
     let (learners, desks) = LearnerDirectory::new(shared.pool_names.iter().map(Arc::clone));
     let _ = shared.learning.learners.set(learners); // a daemon is started once
-    let file = file.map(|path| Arc::new(ModelFile::open(path)));
     for (pool, desk) in desks {
         let learning = LearningTask::new(LearningSettings { pool, predict, file: file.clone() }, Arc::clone(shared), desk);
         let shutdown = shutdown.clone();

@@ -4,9 +4,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use discovery::{InstanceMetricsLocation as Located, MetricsScheme, SetChange, SetChanges};
+use discovery::{Instance, InstanceMetricsLocation as Located, MetricsScheme, SetChange, SetChanges};
 use futures::StreamExt;
-use tokio::sync::{mpsc, watch};
+use scheduler::EndpointRef;
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::config::{CompiledConfig, ConfigFile};
@@ -27,6 +28,18 @@ const METRICS_PUBLISH_INTERVAL: Duration = Duration::from_millis(25);
 /// down.
 pub const SCRAPE_EVENTS_MAX: usize = 1024;
 
+/// Tells the event loop of a pool which slots and generations the leader before gave out.
+#[derive(Clone, Debug)]
+pub struct AdoptionSender(mpsc::Sender<Adoption>);
+
+/// Endpoints with the slots and generations that another daemon gave them.
+#[derive(Debug)]
+pub struct Adoption {
+    endpoints: Vec<(EndpointRef, Instance)>,
+    /// Answered when the pool has published them.
+    done: oneshot::Sender<()>,
+}
+
 /// A pool and the sources that feed it.
 #[derive(Debug)]
 pub struct PoolFeed {
@@ -42,6 +55,28 @@ pub struct PoolFeed {
     pub config: Option<ConfigFile>,
     /// The pool's objects, if they come from files.
     pub objects: Option<ObjectsFile>,
+    /// Slots and generations of another leader.
+    pub adoptions: mpsc::Receiver<Adoption>,
+}
+
+// === impl AdoptionSender ===
+
+impl AdoptionSender {
+    /// A channel to a pool. A daemon adopts once per term, so one place is enough.
+    #[must_use]
+    pub fn channel() -> (Self, mpsc::Receiver<Adoption>) {
+        let (sender, receiver) = mpsc::channel(1);
+        (Self(sender), receiver)
+    }
+
+    /// Gives the endpoints of the pool these slots and generations; returns when the pool has
+    /// published them.
+    pub async fn adopt(&self, endpoints: Vec<(EndpointRef, Instance)>) {
+        let (done, published) = oneshot::channel();
+        if self.0.send(Adoption { endpoints, done }).await.is_ok() {
+            let _ = published.await; // a pool that has ended publishes nothing
+        }
+    }
 }
 
 // === impl PoolFeed ===
@@ -70,6 +105,11 @@ impl PoolFeed {
                 () = tokio::time::sleep_until(published.metrics_after), if !published.metrics_due() => {}
                 config = changed(self.config.as_mut()) => self.apply_config(config, &mut published),
                 objects = objects_changed(self.objects.as_mut()) => self.apply_objects(objects),
+                Some(Adoption { endpoints, done }) = self.adoptions.recv() => {
+                    self.pool.adopt(endpoints, WallAndMonotonic::read());
+                    self.publish(&mut published);
+                    let _ = done.send(()); // no receiver waits if the daemon stops meanwhile
+                }
                 Ok(()) = proxies.changed(), if !self.pool.is_settled() => self.settle(),
                 _ = ageing.tick() => {
                     self.settle();

@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 
 use crate::config::{CompiledConfig, ConfigFile, LatencyOptions};
 use crate::error::FatalError;
-use crate::pool::event_loop::{PoolFeed, SCRAPE_EVENTS_MAX};
+use crate::pool::event_loop::{Adoption, AdoptionSender, PoolFeed, SCRAPE_EVENTS_MAX};
 use crate::pool::objects::{ObjectSelection, ObjectsFile, ObjectsSource, PoolName, PoolObjects};
 use crate::pool::pools_file::PoolSource;
 use crate::pool::watched::{EndpointSource, WatchedComponents};
@@ -44,6 +44,7 @@ pub struct PoolTask {
     objects: Option<ObjectsFile>,
     scraper: Scraper,
     handle: ScraperHandle,
+    adoptions: (AdoptionSender, mpsc::Receiver<Adoption>),
 }
 
 // === impl PoolTask ===
@@ -58,7 +59,6 @@ impl PoolTask {
         saved: Option<&SavedPool>,
         (scrape, latency): (&ScrapeSettings, &LatencyOptions),
         served: &Arc<[PoolName]>,
-        generation_first: u32,
     ) -> Result<Self, FatalError> {
         let selection = ObjectSelection { pool: pool.named(), served: Arc::clone(served), strict_models: pool.objects.strict_models };
         let PoolSource { name, config, objects, .. } = pool;
@@ -70,7 +70,9 @@ impl PoolTask {
         .map_err(FatalError::Usage)?;
         let (objects, found) = first_objects(objects, &name, selection).await?;
         let config_file = config.as_ref().map(|file| file.path().display().to_string().into());
-        let generation_first = saved.map_or(0, |s| s.generation_next).max(generation_first);
+        // Random, so that no two starts, and no two daemons of one lease, give the same slot and
+        // generation to different endpoints: they give out thousands of 2^32.
+        let generation_first = rand::random();
         let settings = PoolSettings { name: name.into(), pipeline, config_file, staleness_max: scrape.staleness_max, generation_first };
         let objects_file = objects.as_ref().map(|file| file.described().into());
         let mut pool = Pool::new(settings).with_objects(objects_file, found);
@@ -81,7 +83,8 @@ impl PoolTask {
         }
         let config_of_scraper = ScrapeConfig { intervals: scrape.intervals, tls: scrape.tls.clone(), ..ScrapeConfig::default() };
         let (scraper, busy, stats) = Scraper::try_new(&config_of_scraper).map_err(|e| FatalError::Usage(e.to_string()))?;
-        Ok(Self { pool, source, scraping, config, objects, scraper, handle: ScraperHandle { busy, stats } })
+        let (handle, adoptions) = (ScraperHandle { busy, stats }, AdoptionSender::channel());
+        Ok(Self { pool, source, scraping, config, objects, scraper, handle, adoptions })
     }
 
     /// The pool's name and the handle of its scraper.
@@ -96,12 +99,18 @@ impl PoolTask {
         (Arc::clone(self.pool.name()), self.source.components.clone())
     }
 
+    /// The pool's name, and the way to give its endpoints the slots of another leader.
+    #[must_use]
+    pub fn adoptions(&self) -> (Arc<str>, AdoptionSender) {
+        (Arc::clone(self.pool.name()), self.adoptions.0.clone())
+    }
+
     /// Starts the tasks of the pool.
     pub fn spawn(self, tasks: &mut JoinSet<&'static str>, shared: &Arc<DaemonState>, shutdown: &Shutdown) {
-        let Self { pool, source, scraping, config, objects, scraper, handle: _ } = self;
+        let Self { pool, source, scraping, config, objects, scraper, handle: _, adoptions: (_, adoptions) } = self;
         let (targets, targets_seen) = watch::channel(Arc::from([]));
         let (events, scrapes) = mpsc::channel(SCRAPE_EVENTS_MAX);
-        let feed = PoolFeed { pool, shared: Arc::clone(shared), targets, scraping, config, objects };
+        let feed = PoolFeed { pool, shared: Arc::clone(shared), targets, scraping, config, objects, adoptions };
         let stop = shutdown.clone();
         tasks.spawn(async move {
             feed.run(source.changes, scrapes, stop).await;

@@ -20,9 +20,9 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use discovery::Instance;
-use scheduler::objects::ObjectsSpec;
 use scheduler::{ENDPOINTS_MAX, EndpointMetrics, EndpointRef, Generation, PipelineSpec, Slot};
 
+use super::adoption;
 use super::capabilities::ModelNameBudget;
 pub use super::capabilities::{InstanceMetadata, MODEL_NAMES_BYTES_MAX};
 pub use super::clock::WallAndMonotonic;
@@ -31,6 +31,7 @@ use super::member::member;
 pub use super::member::{Absence, Absentee, MetricsStatus, PoolMember};
 pub use super::unconfirmed::UNCONFIRMED_MAX;
 use super::unconfirmed::{self, UnconfirmedEndpoints};
+pub use super::view::{EdsSet, PoolView, SourceStatus};
 use crate::config::ConfigStatus;
 use crate::pool::objects::PoolObjects;
 use crate::scrape::ScrapeEvent;
@@ -42,65 +43,6 @@ pub const EDS_REMOVAL_GRACE: Duration = Duration::from_secs(2);
 /// How long to wait for the acknowledgement of a removal. A proxy that is silent for this long has
 /// lost its stream or will get the whole state again.
 pub const ACK_WAIT_MAX: Duration = Duration::from_secs(30);
-
-/// The set of hosts that Envoy may connect to: members and departing endpoints.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EdsSet {
-    /// Grows with each change of the set; never 0.
-    pub revision: u64,
-    /// The hosts, sorted.
-    pub addresses: Arc<[SocketAddr]>,
-}
-
-/// One version of a pool. Views with equal `revision` have equal members, pipeline, objects and
-/// `staleness_max`.
-#[derive(Clone, Debug)]
-pub struct PoolView {
-    /// The name of the pool.
-    pub name: Arc<str>,
-    /// Grows with each change of members, pipeline or objects; never 0.
-    pub revision: u64,
-    /// The endpoints that may be picked, by slot.
-    pub members: Arc<[PoolMember]>,
-    /// Metrics, parallel to `members`.
-    pub metrics: Arc<[EndpointMetrics]>,
-    /// Grows with each change of `metrics`.
-    pub metrics_revision: u64,
-    /// The scheduling pipeline.
-    pub pipeline: Arc<PipelineSpec>,
-    /// Models, rewrites and objectives.
-    pub objects: Arc<ObjectsSpec>,
-    /// Metrics older than this are unknown.
-    pub staleness_max: Duration,
-    /// The hosts for Envoy.
-    pub eds: EdsSet,
-    /// Known endpoints that must not be picked.
-    pub absent: Arc<[Absentee]>,
-    /// The next generation. A later start of the daemon must begin at it or above.
-    pub generation_next: u32,
-    /// The status of the pool's sources.
-    pub sources: SourceStatus,
-}
-
-/// The status of the sources of a pool.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SourceStatus {
-    /// Whether the pool has had a complete set of endpoints, from discovery or from the snapshot
-    /// file. Until then it is not served, because proxies would treat it as an empty pool.
-    pub complete: bool,
-    /// Whether discovery has sent a complete set since the start.
-    pub synced: bool,
-    /// Why discovery cannot read its source now; the last set stays in force. `None` if it can.
-    pub discovery_error: Option<String>,
-    /// The status of the configuration.
-    pub config: ConfigStatus,
-    /// The status of the objects.
-    pub objects: ConfigStatus,
-    /// The number of objects whose pool this daemon does not serve, by the name of that pool.
-    pub objects_without_pool: Arc<BTreeMap<String, usize>>,
-    /// How often an error of discovery, configuration or objects occurred.
-    pub errors: u64,
-}
 
 /// The writer of a pool. It is synchronous and takes the time as an argument.
 #[derive(Debug)]
@@ -208,6 +150,24 @@ impl Pool {
         let members: Vec<PoolMember> =
             saved.into_iter().map(|(id, instance)| member(id, Arc::new(instance), self.view.eds.revision, now)).collect();
         self.view.sources.complete = true;
+        self.replace_members(members);
+    }
+
+    /// Gives the endpoints the slots and generations that another daemon gave them, which the
+    /// proxies know. An endpoint that the other daemon did not know keeps its own, unless its slot
+    /// is taken now. Without a set of its own the pool takes the other daemon's.
+    pub fn adopt(&mut self, saved: Vec<(EndpointRef, Instance)>, now: WallAndMonotonic) {
+        if !self.view.sources.complete {
+            return self.restore(saved, now);
+        }
+        // The metrics follow their member: `replace_members` finds them by the new id.
+        let moved = adoption::adopt(&mut self.members, &saved, self.departing.iter().map(|d| d.id.slot));
+        let mut members = self.members.clone();
+        for position in moved.into_iter().rev() {
+            let PoolMember { instance, .. } = members.remove(position);
+            self.waiting.push(Absentee { instance, absence: Absence::NoFreeSlot, since: now.wall });
+        }
+        self.admit_waiting(&mut members, now);
         self.replace_members(members);
     }
 
@@ -628,6 +588,30 @@ mod tests {
     }
 
     #[test]
+    fn endpoints_keep_their_metrics_when_they_get_the_slots_of_another_daemon() {
+        let origin = Instant::now();
+        let mut pool = pool();
+        pool.replace_instances((0..4).map(instance).collect(), at(origin, 0));
+        let before = pool.take_view().unwrap();
+        for (member, queue) in before.members.iter().zip([10.0, 11.0, 12.0, 13.0]) {
+            pool.observe(ScrapeEvent::Metrics(member.id, observed(queue, origin)), at(origin, 10));
+        }
+        let id = |slot, generation| EndpointRef { slot: Slot(slot), generation: Generation(generation) };
+        pool.adopt(vec![(id(3, 70), instance(0)), (id(0, 71), instance(2)), (id(9, 72), instance(8))], at(origin, 20));
+        let view = pool.take_view().unwrap();
+        let of = |name: u16| {
+            let at = view.members.iter().position(|member| *member.instance == instance(name)).unwrap();
+            (view.members[at].id, view.metrics[at].queue_depth)
+        };
+        assert_eq!([of(0), of(2)], [(id(3, 70), Some(10.0)), (id(0, 71), Some(12.0))]);
+        assert_eq!(of(1), (before.members[1].id, Some(11.0)), "one that the other daemon does not know keeps its slot");
+        let (moved, metrics) = of(3);
+        assert_eq!((moved.slot, metrics), (Slot(2), None), "one whose slot is taken gets another");
+        assert!(before.members.iter().all(|member| member.id.generation != moved.generation));
+        assert!(view.revision > before.revision && view.eds == before.eds);
+    }
+
+    #[test]
     fn a_proxy_that_never_acknowledges_holds_a_slot_for_a_bounded_time() {
         let origin = Instant::now();
         let mut pool = pool();
@@ -648,6 +632,8 @@ mod tests {
         Restarted(usize),
         Wait(u64),
         Acknowledge(u64),
+        /// The endpoints at these ports have these slots, in the file of another daemon.
+        Adopt(BTreeMap<u16, u16>),
     }
 
     fn any_step() -> impl Strategy<Value = PoolStep> {
@@ -658,6 +644,7 @@ mod tests {
             (0usize..12).prop_map(PoolStep::Restarted),
             (0u64..4000).prop_map(PoolStep::Wait),
             (0u64..40).prop_map(PoolStep::Acknowledge),
+            prop::collection::btree_map(0u16..14, 0u16..12, 0..12).prop_map(PoolStep::Adopt),
         ]
     }
 
@@ -727,9 +714,11 @@ mod tests {
             let origin = Instant::now();
             let (mut pool, mut ms, mut last) = (pool(), 0, None::<PoolView>);
             let mut owner: BTreeMap<Generation, (Slot, SocketAddr)> = BTreeMap::new();
+            let mut others = 1_000_000; // the generations of other daemons
             for step in steps {
                 let id = |i: usize| last.as_ref().and_then(|v| v.members.get(i)).map(|m| m.id);
                 let now = at(origin, ms);
+                let adopts = matches!(step, PoolStep::Adopt(_));
                 match step {
                     PoolStep::Reset(names) => pool.replace_instances(names.into_iter().map(instance).collect(), now),
                     PoolStep::Metrics(i, queue) => drop(id(i).map(|id| pool.observe(ScrapeEvent::Metrics(id, observed(queue, now.instant)), now))),
@@ -740,6 +729,12 @@ mod tests {
                         pool.expire(at(origin, ms));
                     }
                     PoolStep::Acknowledge(revision) => pool.settle(|wanted| wanted <= revision, now),
+                    PoolStep::Adopt(slots) => {
+                        others += 100;
+                        let id = |slot| EndpointRef { slot: Slot(slot), generation: Generation(others + u32::from(slot)) };
+                        let slots: BTreeMap<u16, u16> = slots.into_iter().map(|(slot, name)| (name, slot)).collect();
+                        pool.adopt(slots.into_iter().map(|(name, slot)| (id(slot), instance(name))).collect(), now);
+                    }
                 }
                 let Some(view) = pool.take_view() else { continue };
                 let ids: Vec<EndpointRef> = view.members.iter().map(|m| m.id).collect();
@@ -760,7 +755,7 @@ mod tests {
                 }
                 if let Some(last) = &last {
                     let same = last.members.iter().map(|m| (m.id, &m.instance)).eq(view.members.iter().map(|m| (m.id, &m.instance)));
-                    prop_assert_eq!(same, last.revision == view.revision, "a revision is one pool update");
+                    prop_assert_eq!(same && !adopts, last.revision == view.revision, "a revision is one pool update");
                     prop_assert!(view.revision >= last.revision && view.metrics_revision >= last.metrics_revision);
                     prop_assert_eq!(last.eds.addresses == view.eds.addresses, last.eds.revision == view.eds.revision);
                 }

@@ -13,7 +13,7 @@ use axum::{Json, Router};
 use pool_state::queues::FLOW_OUTCOMES;
 use scheduler::metrics::{METRICS, MetricDefinition, MetricUnit};
 use scheduler::objects::{ObjectsSpec, TargetSpec};
-use scheduler::{EndpointMetrics, Generation, Slot, Version};
+use scheduler::{EndpointMetrics, EndpointRef, Generation, Slot, Version};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -24,7 +24,7 @@ use crate::learn::directory::LearnerDirectory;
 use crate::pool::backends;
 use crate::pool::watched::WatchedComponents;
 use crate::pool::writer::{Absence, Absentee, MetricsStatus, PoolMember, PoolView, UNCONFIRMED_MAX};
-use crate::serve::metrics;
+use crate::serve::{console, metrics};
 use crate::state::counters::{BandTotals, CounterTotals};
 use crate::state::shared::{ConnectedProxy, DaemonState, EdsStream, ProxyPool};
 use crate::state::snapshot_file::SnapshotFile;
@@ -42,11 +42,15 @@ pub struct AdminServer {
     pub components: Arc<BTreeMap<Arc<str>, WatchedComponents>>,
 }
 
-/// The routes of a standby. Its metrics page is empty, so that Prometheus counts the target as up.
-pub fn standing_by() -> Router {
-    let waits = || async { (StatusCode::SERVICE_UNAVAILABLE, "standing by: another daemon leads\n") };
-    let metrics = || async { ([(header::CONTENT_TYPE, OPEN_METRICS)], "# EOF\n") };
-    Router::new().route("/livez", get(|| async { "ok\n" })).route("/metrics", get(metrics)).route("/readyz", get(waits)).fallback(waits)
+/// The routes of a daemon that starts.
+pub fn starting() -> Router {
+    let waits = || async { (StatusCode::SERVICE_UNAVAILABLE, "starting\n") };
+    Router::new().route("/livez", get(|| async { "ok\n" })).route("/metrics", get(no_metrics)).fallback(waits)
+}
+
+/// An empty page, so that Prometheus counts the target as up.
+async fn no_metrics() -> Response {
+    ([(header::CONTENT_TYPE, OPEN_METRICS)], "# EOF\n").into_response()
 }
 
 /// The routes of the metrics listener: metrics, liveness and readiness.
@@ -60,7 +64,7 @@ pub fn metrics_router(admin: AdminServer) -> Router {
 
 /// The routes of the admin listener.
 pub fn router(admin: AdminServer) -> Router {
-    metrics_router(admin.clone()).merge(debug_router(admin))
+    metrics_router(admin.clone()).merge(console::router(admin.clone())).merge(debug_router(admin))
 }
 
 fn debug_router(admin: AdminServer) -> Router {
@@ -77,8 +81,11 @@ fn debug_router(admin: AdminServer) -> Router {
 }
 
 /// Ready once every pool has a complete set of endpoints, because proxies would treat an incomplete
-/// set as a smaller pool.
+/// set as a smaller pool. A standby is not, unless it answers ext_proc.
 async fn readyz(State(AdminServer { shared, .. }): State<AdminServer>) -> Response {
+    if !shared.is_active() {
+        return (StatusCode::SERVICE_UNAVAILABLE, "standing by: another daemon leads\n").into_response();
+    }
     let pools = shared.pools.borrow().clone();
     let waiting: Vec<String> = shared
         .pool_names
@@ -100,7 +107,11 @@ async fn why(State(AdminServer { shared, .. }): State<AdminServer>, Json(questio
     }
 }
 
+/// The metrics. A standby without ext_proc has none, so that sums over daemons count once.
 async fn prometheus(State(AdminServer { shared, snapshot, .. }): State<AdminServer>) -> Response {
+    if !shared.is_active() {
+        return no_metrics().await;
+    }
     match metrics::page(&shared, snapshot.as_deref()) {
         Ok(page) => ([(header::CONTENT_TYPE, OPEN_METRICS)], page).into_response(),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
@@ -163,7 +174,7 @@ async fn instances(State(AdminServer { components, .. }): State<AdminServer>) ->
 }
 
 /// Why a member is not simply ready: what discovery doubts, and what its scrapes show.
-fn member_reason(member: &PoolMember) -> String {
+pub(super) fn member_reason(member: &PoolMember) -> String {
     let scraped = match &member.metrics {
         MetricsStatus::Fresh => String::new(),
         MetricsStatus::Awaited => "metrics not known yet".to_owned(),
@@ -212,15 +223,20 @@ fn metrics_object(metrics: &EndpointMetrics) -> Value {
     Value::Object(object)
 }
 
-fn absentee_row(view: &PoolView, absentee: &Absentee, totals: &CounterTotals) -> Value {
-    let (state, reason, id) = match absentee.absence {
+/// The state of an endpoint that must not be picked, the reason, and its slot if it has one.
+pub(super) fn absence(absentee: &Absentee) -> (&'static str, &'static str, Option<EndpointRef>) {
+    match absentee.absence {
         Absence::Departing(id) => ("departing", "left discovery; waiting for the proxies to acknowledge that", Some(id)),
         Absence::NoFreeSlot => ("waiting", "all slots of the pool are taken", None),
         Absence::Unconfirmed => {
             ("unconfirmed", "discovery reports it as not ready; it does not answer, or has been unconfirmed for too long", None)
         }
         Absence::TooManyModels => ("waiting", "the model names of the pool would exceed the limit of a message to proxies", None),
-    };
+    }
+}
+
+fn absentee_row(view: &PoolView, absentee: &Absentee, totals: &CounterTotals) -> Value {
+    let (state, reason, id) = absence(absentee);
     let counts = id.and_then(|id| totals.endpoints.get(&(id.generation, id.slot))).copied().unwrap_or_default();
     json!({
         "name": absentee.instance.name,
@@ -249,7 +265,8 @@ async fn state(State(AdminServer { shared, snapshot, .. }): State<AdminServer>) 
         "release": env!("CARGO_PKG_VERSION"),
         "commit": COMMIT,
         "schema": proto::SCHEMA,
-        "term": shared.life.term,
+        "leads": shared.life.leads(),
+        "term": shared.life.term(),
         "snapshot_written": written.map(|ms| rfc3339(SystemTime::UNIX_EPOCH + std::time::Duration::from_millis(ms))),
         "pools": pools.iter().map(|view| pool_row(view, &shared.counters().totals(&view.name, Instant::now()))).collect::<Vec<_>>(),
         "proxies": proxies.values().map(proxy_row).collect::<Vec<_>>(),

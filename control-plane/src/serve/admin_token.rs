@@ -11,6 +11,7 @@ use discovery::file_watcher::{self, FileWatcher};
 use subtle::ConstantTimeEq;
 use tokio::sync::watch;
 
+use crate::serve::console;
 use crate::shutdown::Shutdown;
 
 /// Paths that need no token, because probes have none.
@@ -61,9 +62,11 @@ impl BearerToken {
     }
 }
 
-/// Refuses requests without the token.
+/// Refuses requests without the token, except for probes and for the files of the console, which
+/// hold no data.
 pub async fn guard(State(token): State<BearerToken>, request: Request, next: Next) -> Response {
-    if OPEN.contains(&request.uri().path()) || token.admits(request.headers()) {
+    let path = request.uri().path();
+    if OPEN.contains(&path) || console::is_asset(path) || token.admits(request.headers()) {
         return next.run(request).await;
     }
     (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, "Bearer")], "this needs the token of --admin-token-file\n").into_response()

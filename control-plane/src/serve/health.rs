@@ -1,6 +1,7 @@
 //! gRPC health, in the form that the protocol and Kubernetes' probes define.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tonic_health::ServingStatus;
 use tonic_health::pb::health_server::HealthServer;
@@ -15,7 +16,8 @@ pub const LIVENESS: &str = "liveness";
 /// This daemon leads and serves state, though perhaps not yet for every pool.
 pub const LEADING: &str = "leading";
 
-/// This daemon leads, and every pool has state, so requests can be decided.
+/// Every pool has state. With an ext_proc listener requests can be decided here, also on a standby;
+/// without one the daemon leads, too.
 pub const READINESS: &str = "readiness";
 
 /// Like [`READINESS`], for the ext_proc service. Never serving if there is no ext_proc listener.
@@ -26,19 +28,23 @@ pub const INFERENCE_EXTENSION: &str = "inference-extension";
 
 /// Reports which services of this daemon work.
 #[derive(Clone, Debug)]
-pub struct HealthChecks(HealthReporter);
+pub struct HealthChecks {
+    reporter: HealthReporter,
+    /// Set when the daemon stops: it is never ready again.
+    stopping: Arc<AtomicBool>,
+}
 
 // === impl HealthChecks ===
 
 impl HealthChecks {
     /// Creates the report of a process that is alive but does not lead.
     pub async fn new() -> Self {
-        let health = Self(health_reporter().0);
+        let health = Self { reporter: health_reporter().0, stopping: Arc::default() };
         for service in [LIVENESS, INFERENCE_EXTENSION] {
-            health.0.set_service_status(service, ServingStatus::Serving).await;
+            health.set(service, true).await;
         }
         for service in [LEADING, READINESS, EXT_PROC] {
-            health.0.set_service_status(service, ServingStatus::NotServing).await;
+            health.set(service, false).await;
         }
         health
     }
@@ -46,38 +52,47 @@ impl HealthChecks {
     /// The gRPC service that answers probes.
     #[must_use]
     pub fn service(&self) -> HealthServer<HealthService> {
-        HealthServer::new(HealthService::from_health_reporter(self.0.clone()))
+        HealthServer::new(HealthService::from_health_reporter(self.reporter.clone()))
     }
 
-    /// Reports that this daemon leads.
-    pub async fn leads(&self) {
-        self.0.set_service_status(LEADING, ServingStatus::Serving).await;
+    /// Reports whether this daemon leads.
+    pub async fn leads(&self, leads: bool) {
+        self.set(LEADING, leads).await;
     }
 
     /// Reports whether ext_proc can decide requests.
     pub async fn ready(&self, ready: bool) {
+        let ready = ready && !self.stopping.load(Ordering::Relaxed);
         self.set(READINESS, ready).await;
         self.set(EXT_PROC, ready).await;
+    }
+
+    /// Reports for good that this daemon is not ready, because it stops.
+    pub async fn stop_ready(&self) {
+        self.stopping.store(true, Ordering::Relaxed);
+        self.ready(false).await;
     }
 
     /// Reports readiness from the state of the pools until `shutdown`. Used when there is no
     /// ext_proc server, which reports readiness itself.
     pub async fn follow(self, shared: Arc<DaemonState>, mut shutdown: Shutdown) {
-        let mut pools = shared.pools.subscribe();
+        let (mut pools, mut leadership) = (shared.pools.subscribe(), shared.life.subscribe());
         loop {
-            let ready = {
+            let leads = leadership.borrow_and_update().leads;
+            let ready = leads && {
                 let views = pools.borrow_and_update();
                 shared.pool_names.iter().all(|name| views.get(name).is_some())
             };
-            self.set(READINESS, ready).await;
+            self.set(READINESS, ready && !self.stopping.load(Ordering::Relaxed)).await;
             tokio::select! {
                 changed = pools.changed() => if changed.is_err() { return },
+                changed = leadership.changed() => if changed.is_err() { return },
                 () = shutdown.begun() => return,
             }
         }
     }
 
     async fn set(&self, service: &str, serving: bool) {
-        self.0.set_service_status(service, if serving { ServingStatus::Serving } else { ServingStatus::NotServing }).await;
+        self.reporter.set_service_status(service, if serving { ServingStatus::Serving } else { ServingStatus::NotServing }).await;
     }
 }

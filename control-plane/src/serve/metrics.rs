@@ -426,13 +426,20 @@ impl MetricsCollector {
         page.counter("switchpoint_streams_refused", "Streams and calls refused because there were too many.", refused)
     }
 
+    fn leadership(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
+        let (leads, term) = (flag(self.shared.life.leads()), float(self.shared.life.term()));
+        page.gauge("switchpoint_leads", "1 while the daemon leads, 0 while it stands by.", [(MetricLabels::new(), leads)])?;
+        let help = "The newest term that the daemon knows: its own while it leads.";
+        page.gauge("switchpoint_term", help, [(MetricLabels::new(), term)])
+    }
+
     fn daemon(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
         let (version, commit) = (env!("CARGO_PKG_VERSION").to_owned(), COMMIT.to_owned());
         let release = vec![("commit", commit.clone()), ("build_ref", version.clone())];
         page.gauge("llm_d_epp_info", "The build.", [(release, 1.0)])?;
         let build = vec![("version", version), ("commit", commit)];
         page.gauge("switchpoint_build_info", "The version and the commit of the daemon.", [(build, 1.0)])?;
-        page.gauge("switchpoint_term", "Term of this start of the daemon.", [(MetricLabels::new(), float(self.shared.life.term))])?;
+        self.leadership(page)?;
         let streams = self.shared.ext_proc.streams.get();
         let now = |of: fn(&crate::serve::ext_proc::StreamCounts) -> f64| streams.map(|s| (MetricLabels::new(), of(s)));
         page.gauge("llm_d_epp_extproc_streams_inflight", "Open ext_proc streams of gateways.", now(|s| float(s.open())))?;

@@ -1,8 +1,8 @@
 //! The listeners for probes, Prometheus and operators: health, admin and metrics. They are open
-//! from the start, also on a standby.
+//! from the start, before the pools have been read.
 //!
-//! When the daemon becomes the leader they stay open and only their answers change, so a probe
-//! never finds the port closed.
+//! When the daemon has started, they stay open and only their answers change, so a probe never
+//! finds the port closed.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -54,8 +54,7 @@ pub struct MonitoringServer {
 // === impl MonitoringServer ===
 
 impl MonitoringServer {
-    /// Opens the listeners. Health reports that the daemon is alive and not ready; the other
-    /// listeners answer that another daemon leads.
+    /// Opens the listeners. They answer that the daemon is alive and not ready.
     ///
     /// # Errors
     /// [`FatalError`] says which listener cannot be opened, or that the token cannot be read.
@@ -67,8 +66,8 @@ impl MonitoringServer {
             ),
             None => None,
         };
-        let (admin, admin_pages) = watch::channel(admin::standing_by());
-        let (metrics, metrics_pages) = watch::channel(admin::standing_by());
+        let (admin, admin_pages) = watch::channel(admin::starting());
+        let (metrics, metrics_pages) = watch::channel(admin::starting());
         let health = HealthChecks::new().await;
 
         let incoming = open(ListenerName::Admin, args.listen_admin, tls, shutdown).await?;
@@ -97,11 +96,10 @@ impl MonitoringServer {
         Ok(Self { admin_address, metrics_address, health_address, health, admin, metrics })
     }
 
-    /// Switches the listeners to the state of this daemon, which leads now.
-    pub async fn leads(&self, state: AdminServer) {
-        let _standing_by = self.metrics.send_replace(admin::metrics_router(state.clone()));
-        let _standing_by = self.admin.send_replace(admin::router(state));
-        self.health.leads().await;
+    /// Switches the listeners to the state of this daemon, which has started.
+    pub fn shows(&self, state: AdminServer) {
+        let _starting = self.metrics.send_replace(admin::metrics_router(state.clone()));
+        let _starting = self.admin.send_replace(admin::router(state));
     }
 }
 

@@ -64,6 +64,8 @@ pub struct CounterStore {
     all: VmUsage,
     /// Merged totals of retired VMs, by pool.
     retired: BTreeMap<String, CounterTotals>,
+    /// Merged first reports of VMs, by pool: what VMs counted before this daemon knew them.
+    first_reports: BTreeMap<String, CounterTotals>,
 }
 
 /// Number and memory of VMs.
@@ -113,6 +115,9 @@ impl CounterStore {
         let mut picked = Vec::new();
         for VmReport { pool, vm_id, totals } in report {
             let key = VmKey { peer: peer.id, vm_id, pool };
+            if !self.vms.contains_key(&key) {
+                self.first_reports.entry(key.pool.clone()).or_default().add(&totals, false);
+            }
             let ids = self.take(key.clone(), &peer.remote.origin, totals, now);
             picked.extend(ids.into_iter().map(|id| (key.pool.clone(), id)));
         }
@@ -154,6 +159,12 @@ impl CounterStore {
             totals.add(&vm.totals, now.saturating_duration_since(vm.updated_at) < OUTSTANDING_FRESH);
         }
         totals
+    }
+
+    /// The part of [`Self::totals`] that VMs counted before this daemon knew them.
+    #[must_use]
+    pub fn first_reports(&self, pool: &str) -> CounterTotals {
+        self.first_reports.get(pool).cloned().unwrap_or_default()
     }
 
     fn remove(&mut self, key: &VmKey) -> Option<CounterTotals> {

@@ -26,8 +26,10 @@ use crate::pool::writer::PoolView;
 use crate::scrape::{BusyHint, ScrapeStats};
 use crate::serve::ext_proc::StreamCounts;
 use crate::state::counters::{CounterStore, CounterTotals, VmReport};
+use crate::state::decision_log::DecisionLog;
 use crate::state::peer::{Origin, OriginQuotas, ProxyProcess, RemoteAddress, STREAMS_MAX};
 use crate::state::peer_relay::PeerRelay;
+use crate::state::traffic::TrafficHistory;
 
 /// The newest view of each pool, by name.
 #[derive(Clone, Debug, Default)]
@@ -40,10 +42,10 @@ pub type Proxies = BTreeMap<u64, ConnectedProxy>;
 /// to 30 s before it reconnects, and until then it keeps its hosts.
 pub const EDS_LINGER: Duration = Duration::from_secs(35);
 
-/// The state that all tasks share.
+/// The state that all tasks share. It has many fields because each is a table with another writer.
 #[derive(Debug)]
 pub struct DaemonState {
-    /// Term, keys and numbers of this start of the daemon.
+    /// Term, keys and numbers of this daemon.
     pub life: DaemonLife,
     /// The names of all configured pools, with or without a complete set of endpoints.
     pub pool_names: Vec<Arc<str>>,
@@ -64,18 +66,28 @@ pub struct DaemonState {
     /// The daemon's own ext_proc server.
     pub ext_proc: ExtProcState,
     counters: Mutex<CounterStore>,
+    console: ConsoleState,
     scrapers: BTreeMap<Arc<str>, ScraperHandle>,
 }
 
-/// One run of the daemon, from start to stop: its term, its hash key, and the numbers it gives out.
+/// One run of the daemon, from start to stop: whether it leads, and the numbers it gives out. Only
+/// [`crate::daemon`] begins and ends terms.
 #[derive(Debug)]
 pub struct DaemonLife {
-    /// The term of this start of the daemon; grows with each start.
+    leadership: watch::Sender<Leadership>,
+    sequence: AtomicU64,
+    stream_id: AtomicU64,
+}
+
+/// Whether the daemon leads, and what a leader decides for all proxies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Leadership {
+    /// Whether the daemon leads now.
+    pub leads: bool,
+    /// The newest term that the daemon knows: its own while it leads. It never shrinks.
     pub term: u64,
     /// Keys the hashes of prompt blocks; the same for all pools and proxies.
     pub hash_secret: u128,
-    sequence: AtomicU64,
-    stream_id: AtomicU64,
 }
 
 /// Load reports and placements that proxies send to each other through the daemon.
@@ -93,6 +105,13 @@ pub struct LearnedPools {
     pub models: watch::Sender<BTreeMap<Arc<str>, Arc<state::LearnedModels>>>,
     /// The learners; unset until they are started.
     pub learners: OnceLock<LearnerDirectory>,
+}
+
+/// The data that only the console shows.
+#[derive(Debug, Default)]
+struct ConsoleState {
+    traffic: Mutex<TrafficHistory>,
+    decisions: Mutex<DecisionLog>,
 }
 
 /// How the operator set up discovery.
@@ -206,11 +225,16 @@ pub enum ProxyEds {
 // === impl DaemonState ===
 
 impl DaemonState {
-    /// The state of a new daemon: no connections, and no views of the pools that `scrapers` names.
+    /// The state of a new daemon that stands by after `term`: no connections, and no views of the
+    /// pools that `scrapers` names.
     #[must_use]
     pub fn new(term: u64, hash_secret: u128, scrapers: BTreeMap<Arc<str>, ScraperHandle>) -> Arc<Self> {
         Arc::new(Self {
-            life: DaemonLife { term, hash_secret, sequence: AtomicU64::new(0), stream_id: AtomicU64::new(0) },
+            life: DaemonLife {
+                leadership: watch::Sender::new(Leadership { leads: false, term, hash_secret }),
+                sequence: AtomicU64::new(0),
+                stream_id: AtomicU64::new(0),
+            },
             pool_names: scrapers.keys().map(Arc::clone).collect(),
             pools: watch::Sender::new(PoolViews::default()),
             eds: watch::Sender::new(EdsStreams::default()),
@@ -220,14 +244,21 @@ impl DaemonState {
             learning: LearnedPools { models: watch::Sender::new(BTreeMap::new()), learners: OnceLock::new() },
             discovery: DiscoverySetup::default(),
             ext_proc: ExtProcState::default(),
-            counters: Mutex::new(CounterStore::default()),
+            counters: Mutex::default(),
+            console: ConsoleState::default(),
             scrapers,
         })
     }
 
-    /// A version newer than all earlier ones of this term.
+    /// A version newer than all earlier ones of this daemon.
     pub fn next_version(&self) -> Version {
-        Version { term: self.life.term, sequence: self.life.sequence.fetch_add(1, Ordering::Relaxed) + 1 }
+        Version { term: self.life.term(), sequence: self.life.sequence.fetch_add(1, Ordering::Relaxed) + 1 }
+    }
+
+    /// Whether the daemon has clients: proxies because it leads, or gateways by ext_proc.
+    #[must_use]
+    pub fn is_active(&self) -> bool {
+        self.life.leads() || self.ext_proc.streams.get().is_some()
     }
 
     /// A new stream id.
@@ -240,13 +271,37 @@ impl DaemonState {
         self.counters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Locks the traffic of the last hour.
+    pub fn traffic(&self) -> MutexGuard<'_, TrafficHistory> {
+        self.console.traffic.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Locks the sampled decisions.
+    pub fn decisions(&self) -> MutexGuard<'_, DecisionLog> {
+        self.console.decisions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a sample of every pool to the traffic of the last hour.
+    pub fn sample_traffic(&self, now: Instant) {
+        for pool in &self.pool_names {
+            let (totals, earlier) = {
+                let counters = self.counters();
+                (counters.totals(pool, now), counters.first_reports(pool))
+            };
+            self.traffic().record(pool, &totals, &earlier, now);
+        }
+    }
+
     /// Locks the relay between proxies.
     pub fn relay(&self) -> MutexGuard<'_, PeerRelay> {
         self.peers.relay.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Records the report of a process, and scrapes the picked endpoints more often.
-    pub fn report(&self, peer: &ProxyProcess, report: Vec<state::VmCounters>, now: Instant) {
+    pub fn report(&self, peer: &ProxyProcess, mut report: Vec<state::VmCounters>, now: Instant) {
+        for vm in &mut report {
+            self.keep_decision(&vm.pool, &peer.node_id, &std::mem::take(&mut vm.decision), now);
+        }
         // Parse before the lock is taken, so that other tasks do not wait.
         let totals: Vec<_> = report.into_iter().map(VmReport::from_vm).collect();
         let picked = self.counters().report(peer, totals, now);
@@ -254,6 +309,13 @@ impl DaemonState {
             if let Some(scraper) = self.scrapers.get(&*pool) {
                 scraper.busy.hint(id);
             }
+        }
+    }
+
+    /// Keeps a sampled decision of a pool that is served; an empty record is none.
+    pub fn keep_decision(&self, pool: &str, source: &str, record: &str, now: Instant) {
+        if let Some(pool) = self.pool_names.iter().find(|name| ***name == *pool).filter(|_| !record.is_empty()) {
+            self.decisions().keep(pool, source, record, now);
         }
     }
 
@@ -297,6 +359,44 @@ impl DaemonState {
         let (proxies, own) = (self.proxies.borrow(), self.ext_proc.pools.lock().unwrap_or_else(PoisonError::into_inner));
         let mut rows = proxies.values().map(|proxy| &proxy.pools).chain([&*own]).filter_map(|pools| pools.get(pool));
         rows.all(|row| row.acked.is_some_and(|(_, acked)| acked >= revision))
+    }
+}
+
+// === impl DaemonLife ===
+
+impl DaemonLife {
+    /// Whether the daemon leads now.
+    #[must_use]
+    pub fn leads(&self) -> bool {
+        self.leadership.borrow().leads
+    }
+
+    /// The newest term that the daemon knows.
+    #[must_use]
+    pub fn term(&self) -> u64 {
+        self.leadership.borrow().term
+    }
+
+    /// The key of the hashes of prompt blocks.
+    #[must_use]
+    pub fn hash_secret(&self) -> u128 {
+        self.leadership.borrow().hash_secret
+    }
+
+    /// Wakes its holder when the daemon begins or ends to lead.
+    #[must_use]
+    pub fn subscribe(&self) -> watch::Receiver<Leadership> {
+        self.leadership.subscribe()
+    }
+
+    /// Begins a term, which must be newer than all that the daemon knows.
+    pub fn begin_term(&self, term: u64, hash_secret: u128) {
+        self.leadership.send_modify(|now| *now = Leadership { term, hash_secret, ..*now });
+    }
+
+    /// Records whether the daemon leads.
+    pub fn set_leads(&self, leads: bool) {
+        self.leadership.send_modify(|now| now.leads = leads);
     }
 }
 

@@ -11,8 +11,8 @@ use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use discovery::{Instance, InstanceMetricsLocation, Metadata, MetricsScheme};
@@ -54,7 +54,7 @@ pub struct SavedState {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SavedPool {
-    /// The next generation to use.
+    /// The next generation to use, for releases before 0.2, which continue at it.
     pub generation_next: u32,
     endpoints: Vec<SavedEndpoint>,
 }
@@ -89,6 +89,8 @@ struct SavedEndpoint {
 pub struct SnapshotFile {
     path: PathBuf,
     written_unix_ms: AtomicU64,
+    /// The content that this daemon read or wrote last.
+    known: Mutex<Option<SavedState>>,
 }
 
 // === impl SavedState ===
@@ -104,7 +106,7 @@ impl SavedState {
             let endpoints = view.members.iter().map(|m| SavedEndpoint::of(m.id, &m.instance)).collect();
             saved.insert(view.name.to_string(), SavedPool { generation_next: view.generation_next, endpoints });
         }
-        Self { schema: SCHEMA, term: shared.life.term, hash_secret: shared.life.hash_secret, pools: saved }
+        Self { schema: SCHEMA, term: shared.life.term(), hash_secret: shared.life.hash_secret(), pools: saved }
     }
 
     /// Reads the text of a snapshot file.
@@ -190,11 +192,11 @@ impl SnapshotFile {
     /// The file at `path`, which need not exist yet.
     #[must_use]
     pub fn new(path: PathBuf) -> Self {
-        Self { path, written_unix_ms: AtomicU64::new(0) }
+        Self { path, written_unix_ms: AtomicU64::new(0), known: Mutex::new(None) }
     }
 
-    /// Reads the file of an earlier start. An unreadable file is renamed to `<file>.corrupt` and
-    /// counts as none.
+    /// Reads the file of an earlier start, or of another daemon. An unreadable file is renamed to
+    /// `<file>.corrupt` and counts as none.
     #[must_use]
     pub fn load(&self) -> Option<SavedState> {
         let loaded = match read(&self.path) {
@@ -212,6 +214,18 @@ impl SnapshotFile {
             .ok()
     }
 
+    /// Whether this daemon wrote this content, or has it already. Otherwise another daemon has led
+    /// meanwhile.
+    #[must_use]
+    pub fn knows(&self, saved: &SavedState) -> bool {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner).as_ref() == Some(saved)
+    }
+
+    /// Records that the daemon's state has this content.
+    pub fn remember(&self, saved: &SavedState) {
+        *self.known.lock().unwrap_or_else(PoisonError::into_inner) = Some(saved.clone());
+    }
+
     /// Replaces the file by `saved`, atomically: a reader, or the next start after a crash, finds
     /// the old or the new file, never a part.
     ///
@@ -226,6 +240,7 @@ impl SnapshotFile {
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
         fs::rename(&temporary, &self.path)?;
+        self.remember(saved);
         let folder = self.path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         File::open(folder)?.sync_all()?;
         let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();

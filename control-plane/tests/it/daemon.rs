@@ -6,6 +6,7 @@ mod calls;
 mod cli;
 #[path = "../../../discovery/tests/it/cluster.rs"]
 mod cluster;
+mod console;
 mod discovered;
 mod eds;
 mod ext_proc;
@@ -19,6 +20,7 @@ mod metric_names;
 mod ordering;
 mod outsiders;
 mod promptness;
+mod standby;
 mod state_stream;
 mod tls;
 mod unconfirmed;

@@ -11,6 +11,7 @@ mod exposition;
 mod hostile;
 #[cfg(target_os = "linux")] // it reads /proc
 mod hostile_ext_proc;
+mod json_schema;
 mod manifests;
 mod migrate;
 mod scrape;

@@ -5,7 +5,7 @@ use std::path::Path;
 use clap::Parser;
 use control_plane::cli::args::{Cli, CliCommand, ServeArgs};
 use control_plane::serve::exposure;
-use control_plane::serve::health::{LEADING, LIVENESS};
+use control_plane::serve::health::{LIVENESS, READINESS};
 use serde_json::{Value, json};
 
 fn objects(file: &str) -> Vec<Value> {
@@ -43,12 +43,12 @@ fn no_listener_is_exposed_without_protection() {
 }
 
 #[test]
-fn a_daemon_that_stands_by_is_kept_alive_and_gets_no_proxies() {
+fn a_daemon_that_stands_by_is_kept_alive_and_gets_gateways() {
     let objects = objects("daemon.yaml");
     let health = health_port(&arguments(&objects));
     let probe = |name: &str| container(&objects)[name]["grpc"].clone();
     assert_eq!(probe("livenessProbe"), json!({"port": health, "service": LIVENESS}));
-    assert_eq!(probe("readinessProbe"), json!({"port": health, "service": LEADING}));
+    assert_eq!(probe("readinessProbe"), json!({"port": health, "service": READINESS}));
     assert_eq!(of_kind(&objects, "Service")["spec"].get("publishNotReadyAddresses"), None);
 }
 

@@ -62,8 +62,9 @@ fn apply(made: &mut AssembledConfig, patch: &Value, local: &LocalPorts) -> Resul
     let chain = &patch["match"]["listener"]["filterChain"]["filter"];
     match (patch["applyTo"].as_str().unwrap_or(""), operation) {
         ("EXTENSION_CONFIG", "ADD") => extension(made, value, &local.folder),
-        ("HTTP_FILTER", "INSERT_BEFORE") => {
-            let before = chain["subFilter"]["name"].as_str();
+        ("HTTP_FILTER", "INSERT_BEFORE" | "INSERT_FIRST") => {
+            let first = made.config.pointer(FILTERS).and_then(|filters| filters[0]["name"].as_str()).map(str::to_owned);
+            let before = if operation == "INSERT_FIRST" { first.as_deref() } else { chain["subFilter"]["name"].as_str() };
             let discovered = value.pointer("/config_discovery/config_source").cloned();
             let name = value["name"].as_str().unwrap_or_default();
             let substituted = discovered

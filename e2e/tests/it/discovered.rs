@@ -253,25 +253,27 @@ pub(crate) async fn fail_over(lease: &[&str], source: &Value) -> Result<()> {
     let mut spare = spare;
     spare.arguments = arguments.iter().map(ToString::to_string).collect();
     let mut second = daemon::DaemonProcess::start(spare)?;
-    let stands_by = || async { (second.admin("/readyz").await.ok()?.status == 503).then_some(()) };
-    wait_for(LIMIT, "the second to stand by", stands_by).await?;
+    wait_for(LIMIT, "the second to stand by", || async { (!leads(&second).await?).then_some(()) }).await?;
     wait_for(LIMIT, "a request to be served", || async { (asked(&stack, "demo").await.ok()?.0 == 200).then_some(()) }).await?;
     let load = LoadGenerator::start(stack.address(), 2);
     load.goes_on(50, LIMIT).await?;
     stack.daemon()?.process().kill()?;
-    let leads = || async { (second.admin("/readyz").await.ok()?.status == 200).then_some(()) };
-    wait_for(LIMIT, "the second to lead", leads).await?;
+    wait_for(LIMIT, "the second to lead", || async { leads(&second).await?.then_some(()) }).await?;
     load.goes_on(50, LIMIT).await?;
     heard(&second).await?;
     // The first daemon restarts and stands by until the second stops.
     stack.daemon()?.start_again()?;
     load.goes_on(50, LIMIT).await?;
     second.process().stop(LIMIT).await?;
-    let leads = || async { (stack.daemon.as_ref()?.admin("/readyz").await.ok()?.status == 200).then_some(()) };
-    wait_for(LIMIT, "the first to lead again", leads).await?;
+    wait_for(LIMIT, "the first to lead again", || async { leads(stack.daemon.as_ref()?).await?.then_some(()) }).await?;
     heard(stack.daemon()?).await?;
     load.goes_on(50, LIMIT).await?;
     load.stop().await?.check_all_served()
+}
+
+/// Whether this daemon leads; `None` if it does not answer.
+async fn leads(daemon: &daemon::DaemonProcess) -> Option<bool> {
+    daemon.admin("/debug/state").await.ok()?.json().ok()?["leads"].as_bool()
 }
 
 /// Waits until a proxy has acknowledged this daemon's state.

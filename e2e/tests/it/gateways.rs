@@ -17,16 +17,10 @@ use testbed::ports::ReservedPort;
 use testbed::stack::{Stack, StackBuilder};
 use testbed::{Result, client, wait_for};
 
+use crate::picker_modes::forbid_to_hold_headers;
 use crate::{echo, limits};
 
 const LIMIT: Duration = Duration::from_secs(20);
-
-/// When the picker decides.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum DecisionPoint {
-    AtTheBody,
-    AtTheHeaders,
-}
 
 /// A stack whose Envoy runs the configuration that `make` returns. At least `fragments` fragments
 /// of a manifest are in it, unchanged. The folder has the certificates.
@@ -58,7 +52,7 @@ async fn takes_all_that_is_delivered(stack: &Stack) -> Result<()> {
 }
 
 /// Checks that every gateway must pass.
-async fn serves(stack: &Stack, decided: DecisionPoint) -> Result<()> {
+async fn serves(stack: &Stack) -> Result<()> {
     takes_all_that_is_delivered(stack).await?;
     let chat = echo::chat("hello").to_string();
     let reply = stack.send(echo::post("/v1/chat/completions", &[("x-request-id", "one")], chat.clone())?).await?;
@@ -87,17 +81,8 @@ async fn serves(stack: &Stack, decided: DecisionPoint) -> Result<()> {
     let bad = client::post(stack.address(), "/v1/chat/completions", "{").await?;
     let too_large = echo::chat(&"x".repeat(25 << 20)).to_string();
     let too_large = stack.send(echo::post("/v1/chat/completions", &[], too_large)?).await?;
-    match decided {
-        DecisionPoint::AtTheBody => {
-            assert_eq!((bad.status, &bad.json()?["error"]["code"]), (400, &json!("invalid_json")), "{}", bad.text());
-            assert_eq!((too_large.status, &too_large.json()?["error"]["code"]), (413, &json!("request_too_large")));
-        }
-        // The engine judges the body, because the filter did not hold it.
-        DecisionPoint::AtTheHeaders => {
-            assert_ne!(bad.json()?["error"]["code"], "invalid_json", "{}", bad.text());
-            assert_eq!(too_large.status, 200);
-        }
-    }
+    assert_eq!((bad.status, &bad.json()?["error"]["code"]), (400, &json!("invalid_json")), "{}", bad.text());
+    assert_eq!((too_large.status, &too_large.json()?["error"]["code"]), (413, &json!("request_too_large")));
     inflates(stack).await?;
     serves_listed_paths_only(stack).await?;
     fails_over(stack).await
@@ -160,15 +145,15 @@ async fn metadata(stack: &Stack) -> Result<()> {
 async fn an_istio_gateway_with_the_envoyfilter() -> Result<()> {
     let (builder, _folder) = istio_gateway("istio/envoyfilter.yaml", 9)?;
     let stack = builder.start().await?;
-    serves(&stack, DecisionPoint::AtTheBody).await?;
+    serves(&stack).await?;
     metadata(&stack).await
 }
 
 #[tokio::test]
 async fn an_istio_gateway_with_the_wasmplugin() -> Result<()> {
-    let (builder, _folder) = istio_gateway("istio/wasmplugin.yaml", 9)?;
+    let (builder, _folder) = istio_gateway("istio/wasmplugin.yaml", 11)?;
     let stack = builder.start().await?;
-    serves(&stack, DecisionPoint::AtTheHeaders).await?;
+    serves(&stack).await?;
     metadata(&stack).await
 }
 
@@ -176,12 +161,19 @@ async fn an_istio_gateway_with_the_wasmplugin() -> Result<()> {
 async fn an_envoy_gateway_with_the_patches() -> Result<()> {
     let (builder, _folder) = stack(8, envoy_gateway::patched)?;
     let stack = builder.start().await?;
-    serves(&stack, DecisionPoint::AtTheBody).await
+    serves(&stack).await
 }
 
 #[tokio::test]
-async fn a_request_that_cannot_be_held_waits_for_the_first_state_with_its_body() -> Result<()> {
-    let (builder, _folder) = istio_gateway("istio/wasmplugin.yaml", 9)?;
+async fn a_request_that_the_picker_cannot_hold_waits_for_the_first_state_with_its_body() -> Result<()> {
+    // As a WasmPlugin with the buffer filter, and as one that decides at the headers.
+    let at_the_headers = Stack::builder().servers(3).picker(json!({"decide_at": "headers"})).envoy_config(forbid_to_hold_headers);
+    waits_for_the_first_state(at_the_headers).await?;
+    let (builder, _folder) = istio_gateway("istio/wasmplugin.yaml", 11)?;
+    waits_for_the_first_state(builder).await
+}
+
+async fn waits_for_the_first_state(builder: StackBuilder) -> Result<()> {
     let mut stack = builder.without_daemon().start().await?;
     let address = stack.address();
     // The client sends this body in pieces: some arrive while the request waits, some after.
@@ -208,7 +200,9 @@ async fn a_request_that_cannot_be_held_waits_for_the_first_state_with_its_body()
 #[tokio::test]
 async fn a_bomb_does_not_fill_the_memory_of_a_gateway() -> Result<()> {
     let bomb = limits::gzip(limits::GIB)?;
-    for (builder, _folder) in [istio_gateway("istio/envoyfilter.yaml", 9)?, stack(8, envoy_gateway::patched)?] {
+    let gateways =
+        [istio_gateway("istio/envoyfilter.yaml", 9)?, istio_gateway("istio/wasmplugin.yaml", 11)?, stack(8, envoy_gateway::patched)?];
+    for (builder, _folder) in gateways {
         let mut stack = builder.start().await?;
         let before = limits::memory_kib(&mut stack, "VmRSS")?;
         for _ in 0..3 {
@@ -231,6 +225,7 @@ fn the_pods_of_an_istio_gateway_have_what_its_files_need() -> Result<()> {
     assert_eq!(values["volumes"][0]["secret"]["secretName"], "switchpoint-proxy-tls");
     assert_eq!(values["volumeMounts"][0]["mountPath"], manifests::MOUNTED);
     assert_eq!(values["readinessProbe"]["httpGet"]["path"], "/switchpoint/ready");
+    assert_eq!(values["env"]["EXIT_ON_ZERO_ACTIVE_CONNECTIONS"], "true");
     Ok(())
 }
 
@@ -241,11 +236,23 @@ fn both_files_for_istio_say_the_same_where_they_can() -> Result<()> {
         Ok(manifests::only(&objects, "EnvoyFilter")?["spec"]["configPatches"].as_array().ok_or("no patches")?.clone())
     };
     let (whole, rest) = (patches("istio/envoyfilter.yaml")?, patches("istio/wasmplugin.yaml")?);
-    let without_the_picker = |patches: Vec<Value>| -> Vec<Value> {
-        patches.into_iter().filter(|patch| patch["patch"]["value"]["name"] != "switchpoint").collect()
+    // What both files say. The EnvoyFilter has the module, its filter and a decompressor before the
+    // router; the other file has a decompressor before the WasmPlugin and two filters after it.
+    let same = |patches: Vec<Value>| -> Vec<Value> {
+        let others = patches
+            .into_iter()
+            .filter(|patch| !["switchpoint", "hold", "picked_headers"].iter().any(|name| patch["patch"]["value"]["name"] == *name));
+        let value = |patch: Value| {
+            let mut value = patch["patch"]["value"].clone();
+            value.as_object_mut().and_then(|value| value.remove("typed_per_filter_config"));
+            (patch["applyTo"].clone(), value)
+        };
+        others.map(value).map(|(to, value)| json!({"applyTo": to, "value": value})).collect()
     };
-    assert_eq!(whole.len(), rest.len() + 2, "the module and its HTTP filter");
-    assert_eq!(without_the_picker(whole), rest);
+    assert_eq!((whole.len(), rest.len()), (9, 9));
+    let not_held = |patches: &[Value]| patches.iter().filter(|patch| !patch["patch"]["value"]["typed_per_filter_config"].is_null()).count();
+    assert_eq!((not_held(&whole), not_held(&rest)), (0, 1));
+    assert_eq!(same(whole), same(rest));
     let route = |file: &str| -> Result<Value> { Ok(manifests::only(&manifests::read(file)?, "VirtualService")?["spec"].clone()) };
     assert_eq!(route("istio/envoyfilter.yaml")?, route("istio/wasmplugin.yaml")?);
     Ok(())

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use e2e::manifests;
 use http::Request;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -164,6 +165,52 @@ async fn the_protocol_by_the_filter_that_decides_at_the_headers() -> Result<()> 
     play(PickerMode::Filter, Stack::builder().picker(json!({"decide_at": "headers"})), &cases).await
 }
 
+const FILTERS: &str = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/http_filters";
+
+/// Takes the permission to hold headers from the filter, as Istio's WasmPlugin does.
+pub fn forbid_to_hold_headers(config: &mut Value) {
+    let filters = config.pointer_mut(FILTERS).and_then(Value::as_array_mut).into_iter().flatten();
+    for filter in filters.filter(|filter| filter["name"] == "switchpoint") {
+        filter["typed_config"]["config"]["allow_on_headers_stop_iteration"] = json!(false);
+    }
+}
+
+/// Inserts the filters of `istio/wasmplugin.yaml` that hold requests and set their headers.
+fn hold_after_the_picker(config: &mut Value) {
+    forbid_to_hold_headers(config);
+    let objects = manifests::read("istio/wasmplugin.yaml").expect("the shipped file");
+    let patches = &manifests::only(&objects, "EnvoyFilter").expect("an EnvoyFilter")["spec"]["configPatches"];
+    let filters = config.pointer_mut(FILTERS).and_then(Value::as_array_mut).expect("filters");
+    let mut at = filters.iter().position(|filter| filter["name"] == "switchpoint").expect("the picker");
+    for filter in patches.as_array().into_iter().flatten().map(|patch| &patch["patch"]["value"]) {
+        if ["hold", "picked_headers"].iter().any(|name| filter["name"] == *name) {
+            at += 1;
+            filters.insert(at, filter.clone());
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_protocol_by_the_filter_whose_requests_a_buffer_filter_holds() -> Result<()> {
+    let cases: Vec<FrontCase> = serde_saphyr::from_str(include_str!("fronts.yaml"))?;
+    let builder = Stack::builder().picker(json!({"hold_headers": false})).envoy_config(hold_after_the_picker);
+    play(PickerMode::Filter, builder, &cases).await
+}
+
+/// Why docs/how-to/istio.md proposes a field to Istio: without the permission, Envoy shows a filter
+/// that holds the headers no body, so the request ends by a timeout.
+#[tokio::test]
+async fn a_filter_that_may_not_hold_headers_gets_no_body() -> Result<()> {
+    let short = |config: &mut Value| {
+        forbid_to_hold_headers(config);
+        config["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]["stream_idle_timeout"] = json!("1s");
+    };
+    let stack = Stack::builder().servers(1).envoy_config(short).start().await?;
+    assert_eq!(stack.get("/v1/models").await?.status, 200, "nothing to hold");
+    assert_eq!(stack.post("/v1/chat/completions", &echo::chat("x")).await?.status, 504);
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_model_header_says_what_an_unread_body_cannot() -> Result<()> {
     for front in PickerMode::ALL {
@@ -278,8 +325,7 @@ fn ext_proc() -> StackBuilder {
 
 /// The ext_proc filter that calls the daemon.
 fn asking(config: &mut Value) -> Option<&mut Value> {
-    let filters = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/http_filters";
-    let filters = config.pointer_mut(filters)?.as_array_mut()?;
+    let filters = config.pointer_mut(FILTERS)?.as_array_mut()?;
     Some(&mut filters.iter_mut().find(|filter| filter["name"] == "switchpoint")?["typed_config"])
 }
 

@@ -57,6 +57,9 @@ struct FilterHost<H: Host> {
     stream: Weak<dyn ParkedRequest>,
     /// Length of the piece of the response body that the driver took last.
     response_bytes: usize,
+    /// Whether the request headers went on before the decision, to a buffer filter that holds them.
+    /// Envoy then allows no change of them.
+    headers_went_on: bool,
     #[cfg(feature = "drill")]
     watch: std::cell::Cell<Option<crate::sharing_cost::DrillTimer>>,
 }
@@ -76,6 +79,7 @@ impl<H: Host> HttpStream<H> {
                 config,
                 stream: stream.clone(),
                 response_bytes: 0,
+                headers_went_on: false,
                 #[cfg(feature = "drill")]
                 watch: std::cell::Cell::new(None),
             };
@@ -95,7 +99,8 @@ impl<H: Host> HttpStream<H> {
             return driver.answer(host, LocalReply { status: 200, headers: Vec::new(), body: cost.into_bytes() });
         }
         host.strip_headers(&bytes);
-        driver.request_headers(host, HeaderPairs::new(&bytes), end_of_stream)
+        let flow = driver.request_headers(host, HeaderPairs::new(&bytes), end_of_stream);
+        if host.config.hold_headers || !driver.awaits_body() { flow } else { host.let_headers_go() }
     }
 
     /// Handles a piece of the request body, which is `size` bytes long so far.
@@ -249,7 +254,12 @@ impl<H: Host> RequestHost for FilterHost<H> {
             return Err(RewriteError);
         }
         for (name, value) in &forward.set {
-            self.proxy.header_set(HeaderMap::Request, name, value.as_bytes()).unwrap_or_else(|e| self.failed("a request header", e));
+            let set = if self.headers_went_on {
+                self.proxy.property_set(name, value.as_bytes())
+            } else {
+                self.proxy.header_set(HeaderMap::Request, name, value.as_bytes())
+            };
+            set.unwrap_or_else(|e| self.failed("a request header", e));
         }
         Ok(())
     }
@@ -393,6 +403,15 @@ impl<H: Host> FilterHost<H> {
         self.metrics.collect(Stat::PromptTokens, usage.prompt_tokens.unwrap_or(0));
         self.metrics.collect(Stat::CachedTokens, usage.cached_tokens.unwrap_or(0));
         self.metrics.collect(completion, usage.completion_tokens.unwrap_or(0));
+    }
+
+    /// Lets the headers go on to the buffer filter after this one. That filter writes the length of
+    /// the body, which may change before. A filter behind it makes headers of the properties that
+    /// [`Self::forward`] sets.
+    fn let_headers_go(&mut self) -> RequestFlow {
+        self.headers_went_on = true;
+        self.proxy.header_remove(HeaderMap::Request, headers::CONTENT_LENGTH).unwrap_or_else(|e| self.failed("the length", e));
+        RequestFlow::Go
     }
 
     /// Removes the headers that a client must not set.

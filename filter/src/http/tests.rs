@@ -143,6 +143,31 @@ fn a_chat_request_is_held_picked_and_released() {
     assert_eq!(world.host.metric_value("switchpoint_host_errors_total"), 0);
 }
 
+#[test]
+fn headers_that_the_filter_may_not_hold_go_on_and_properties_say_what_to_set() {
+    let world = HttpWorld::new(r#"{"pools": [{"name": "default"}], "hold_headers": false}"#);
+    world.state("default");
+    let length = CHAT.len().to_string();
+    let chat = [(":method", "POST"), (":path", "/v1/chat/completions"), ("content-length", length.as_str())];
+    let (mut stream, action) = world.headers(&chat, false);
+    assert_eq!((action, world.request_header("content-length")), (Action::Continue, None));
+    assert_eq!(world.body(&mut stream, CHAT), Action::Continue);
+    assert_eq!(world.request_header(DESTINATION), None, "they went on");
+    let property = |name: &str| world.host.properties.borrow().get(name).map(|value| String::from_utf8(value.clone()).unwrap());
+    assert_eq!(property(DESTINATION).unwrap().split(',').count(), 2);
+    assert_eq!(property("x-envoy-max-retries").as_deref(), Some("1"));
+    stream.on_done();
+
+    let (mut stream, _) = world.headers(&chat, false);
+    assert_eq!(world.body(&mut stream, "{"), Action::Pause, "refused");
+    stream.on_done();
+    let (_, action) = world.headers(&[(":method", "POST"), (":path", "/v1/completions"), ("content-length", "999999999")], false);
+    assert_eq!(action, Action::Pause, "answered at the headers");
+    let (_, action) = world.headers(&[(":method", "GET"), (":path", "/v1/models")], true);
+    assert_eq!(action, Action::Continue);
+    assert!(world.request_header(DESTINATION).is_some(), "decided at the headers");
+}
+
 const ALIAS: &str = r#"{"model":"alias","messages":[{"role":"user","content":"alias"}]}"#;
 
 /// Returns a stream that was sent with another model name.

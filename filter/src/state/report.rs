@@ -25,9 +25,10 @@ fn key(pool: &str, slot: u16) -> String {
 }
 
 /// Writes this VM's row of a pool.
-pub fn write<H: Host>(host: &H, vm: u64, slot: u16, replica: &PoolReplica) {
+pub fn write<H: Host>(host: &H, vm: u64, slot: u16, replica: &mut PoolReplica) {
     // If the host refuses, the row is written a second later.
-    let _ = host.share(&key(&replica.name, slot), &row(vm, replica).encode_to_vec(), WriteCondition::Any);
+    let row = state::VmCounters { decision: replica.pool.take_sample(), ..row(vm, replica) };
+    let _ = host.share(&key(&replica.name, slot), &row.encode_to_vec(), WriteCondition::Any);
 }
 
 /// Returns the rows of one pool from all running VMs, in as many reports as their size needs.
@@ -66,6 +67,7 @@ fn row(vm: u64, replica: &PoolReplica) -> state::VmCounters {
         placements_dropped: pool.placements_dropped(),
         running: exchange::record::running(pool),
         bands: pool.queues().counters().map(band).collect(),
+        decision: String::new(),
     }
 }
 
@@ -149,8 +151,8 @@ mod tests {
             let row = VmEntry { vm, heartbeat: host.now(), queue: 0, serves: false };
             vm_table = VmTable::write_heartbeat(&host, row).unwrap().1;
         }
-        let replica = PoolReplica::new("p", 1);
-        write(&host, 1, 0, &replica);
+        let mut replica = PoolReplica::new("p", 1);
+        write(&host, 1, 0, &mut replica);
         host.share(&key("p", 1), &vec![0; REPORT_BYTES_MAX], WriteCondition::Any).unwrap();
         host.share(&key("p", 4), b"x", WriteCondition::Any).unwrap();
         host.share(&key("p", 9), b"of no VM", WriteCondition::Any).unwrap();

@@ -378,8 +378,12 @@ pub struct VmCounters {
     /// exchange::record::running.
     #[prost(string, tag = "13")]
     pub running: ::prost::alloc::string::String,
+    /// A decision since the last report, for the console: a record of exchange::record. Empty if there
+    /// was none. It has no prompt and no hash of one.
+    #[prost(string, tag = "14")]
+    pub decision: ::prost::alloc::string::String,
     /// Flow control, by band; empty without it.
-    #[prost(message, repeated, tag = "14")]
+    #[prost(message, repeated, tag = "15")]
     pub bands: ::prost::alloc::vec::Vec<BandCounters>,
 }
 /// The requests of one priority in flow control.

@@ -157,8 +157,14 @@ impl StepModel {
     /// average endpoint's time. 1 if this generation is unknown.
     #[must_use]
     pub fn speed(&self, endpoint: EndpointRef) -> (f32, f32) {
+        self.learned_speed(endpoint).unwrap_or((1.0, 1.0))
+    }
+
+    /// As [`Self::speed`]; `None` if this generation is unknown.
+    #[must_use]
+    pub fn learned_speed(&self, endpoint: EndpointRef) -> Option<(f32, f32)> {
         let speed = self.speeds.get(usize::from(endpoint.slot.0)).filter(|speed| speed.generation == endpoint.generation);
-        speed.map_or((1.0, 1.0), |speed| (speed.prefill, speed.decode))
+        speed.map(|speed| (speed.prefill, speed.decode))
     }
 
     /// The model as 32-bit words, as sent to proxies and written to files.

@@ -56,6 +56,11 @@ pub struct ExtProcArgs {
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_EXPLAIN")]
     pub ext_proc_explain: bool,
 
+    /// How long to answer ext_proc after SIGTERM, so that gateways learn that this daemon is not
+    /// ready and call another one [default: not at all].
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_DRAIN", value_name = "DURATION", value_parser = duration)]
+    pub ext_proc_drain: Option<Duration>,
+
     /// Other request-handling settings; the filter's configuration has the same ones under these
     /// names.
     #[command(flatten)]

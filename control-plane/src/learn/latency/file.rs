@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::PoisonError;
 
@@ -73,12 +73,18 @@ impl ModelFile {
     /// Reads the file. A missing or invalid file counts as empty.
     #[must_use]
     pub fn open(path: PathBuf) -> Self {
-        let pools = read(&path).and_then(|text| text.map_or(Ok(BTreeMap::new()), |text| parse(&text)));
-        let pools = pools.unwrap_or_else(|why| {
-            tracing::warn!(file = %path.display(), why, "cannot read models from the file; learning starts without them");
+        let file = Self { path, pools: Mutex::default() };
+        file.read_again();
+        file
+    }
+
+    /// Reads the file again, because another daemon may have written it.
+    pub fn read_again(&self) {
+        let pools = read(&self.path).and_then(|text| text.map_or(Ok(BTreeMap::new()), |text| parse(&text)));
+        *self.pools.lock().unwrap_or_else(PoisonError::into_inner) = pools.unwrap_or_else(|why| {
+            tracing::warn!(file = %self.path.display(), why, "cannot read models from the file; learning goes on without them");
             BTreeMap::new()
         });
-        Self { path, pools: Mutex::new(pools) }
     }
 
     /// The models of a pool.
@@ -106,7 +112,7 @@ impl ModelFile {
     }
 }
 
-fn read(path: &PathBuf) -> Result<Option<String>, String> {
+fn read(path: &Path) -> Result<Option<String>, String> {
     let file = match File::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),

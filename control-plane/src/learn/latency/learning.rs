@@ -16,7 +16,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use super::calibration::{PredictedTarget, PredictionScores};
 use super::file::{ModelFile, SavedModel};
 use super::intake::ObservationIntake;
-use crate::learn::directory::{LearnerInbox, LearnerReport, ObservationReport};
+use crate::learn::directory::{LearnedEndpoint, LearnerInbox, LearnerReport, ObservationReport};
 use crate::shutdown::Shutdown;
 use crate::state::shared::DaemonState;
 
@@ -60,6 +60,9 @@ pub struct LearningTask {
     kept_at: Instant,
     kept: SavedModel,
     counts: LearningCounts,
+    /// Prompt tokens of finished requests by endpoint, and how many of them were cached; only of
+    /// requests whose usage says it.
+    cached: BTreeMap<EndpointRef, [u64; 2]>,
 }
 
 /// The counts of a learner for its report.
@@ -77,14 +80,23 @@ struct LearningCounts {
     bytes: usize,
 }
 
+// === impl LearningSettings ===
+
+impl LearningSettings {
+    /// The models in the file, if any.
+    fn saved_model(&self) -> Option<SavedModel> {
+        let saved = self.file.as_ref()?.model(&self.pool)?;
+        Some(SavedModel { latency: saved.latency.filter(|_| self.predict), step: saved.step })
+    }
+}
+
 // === impl LearningTask ===
 
 impl LearningTask {
     /// Begins with the models in the file, if any.
     #[must_use]
     pub fn new(settings: LearningSettings, shared: Arc<DaemonState>, desk: LearnerInbox) -> Self {
-        let saved = settings.file.as_ref().and_then(|file| file.model(&settings.pool)).unwrap_or_default();
-        let model = SavedModel { latency: saved.latency.filter(|_| settings.predict), step: saved.step };
+        let model = settings.saved_model().unwrap_or_default();
         let now = Instant::now();
         Self {
             learner: LatencyLearner::starting_from(&model.step, model.latency.as_ref()),
@@ -98,6 +110,7 @@ impl LearningTask {
             began: now,
             kept_at: now,
             counts: LearningCounts::default(),
+            cached: BTreeMap::new(),
         }
     }
 
@@ -108,9 +121,20 @@ impl LearningTask {
         self.write_page();
         let mut tick = tokio::time::interval(PUBLISH_INTERVAL);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut leadership = self.shared.life.subscribe();
+        leadership.mark_changed(); // the daemon may lead already
+        let mut led = false;
         let mut batch = Vec::new();
         loop {
             tokio::select! {
+                Ok(()) = leadership.changed() => {
+                    let leads = leadership.borrow_and_update().leads;
+                    match (std::mem::replace(&mut led, leads), leads) {
+                        (false, true) => self.begin_leading(),
+                        (true, false) => self.save(),
+                        _ => {}
+                    }
+                }
                 count = self.desk.inbox.recv_many(&mut batch, BATCH_MAX) => {
                     if count == 0 {
                         return;
@@ -131,11 +155,25 @@ impl LearningTask {
                     };
                 }
                 () = shutdown.begun() => {
-                    self.save();
+                    if led {
+                        self.save();
+                    }
                     return;
                 }
             }
         }
+    }
+
+    /// Takes the models of the leader before, unless this daemon has learned its own from the
+    /// requests of its gateways.
+    fn begin_leading(&mut self) {
+        if self.intake.counts.learned > 0 {
+            return;
+        }
+        let Some(model) = self.settings.saved_model().filter(|saved| *saved != self.model) else { return };
+        self.learner = LatencyLearner::starting_from(&model.step, model.latency.as_ref());
+        (self.kept, self.model) = (model.clone(), model);
+        self.publish();
     }
 
     fn take(&mut self, told: &ObservationReport) {
@@ -161,6 +199,11 @@ impl LearningTask {
             return;
         }
         self.calibration.record(observed);
+        if let (Some(prompt), Some(cached)) = (observed.prompt_tokens, observed.cached_tokens) {
+            let [prompts, hits] = self.cached.entry(observation.endpoint).or_default();
+            *prompts += u64::from(prompt);
+            *hits += u64::from(cached);
+        }
         if observed.predicted.is_none() && self.settings.predict {
             let why = match &self.model.latency {
                 None => TOO_LITTLE.reason(),
@@ -189,7 +232,8 @@ impl LearningTask {
         }
         let present: Vec<EndpointRef> = self.members().into_iter().map(|(endpoint, _)| endpoint).collect();
         self.calibration.retain(|endpoint| present.contains(&endpoint));
-        if self.kept_at.elapsed() >= KEEP_INTERVAL {
+        self.cached.retain(|endpoint, _| present.contains(endpoint));
+        if self.shared.life.leads() && self.kept_at.elapsed() >= KEEP_INTERVAL {
             self.save();
         }
         self.write_page();
@@ -235,6 +279,7 @@ impl LearningTask {
             pool: PredictedTarget::ALL.map(|target| self.calibration.of_pool(target)),
             compared: self.calibration.comparisons(),
             endpoints: members.iter().map(|(endpoint, name)| (name.clone(), of(*endpoint))).collect(),
+            learned: members.iter().map(|(endpoint, _)| (*endpoint, self.learned(*endpoint))).collect(),
             published: self.counts.published,
             oversized: self.counts.oversized,
             bytes: self.counts.bytes,
@@ -242,6 +287,12 @@ impl LearningTask {
             shown: self.to_json(&members),
         };
         *self.desk.page.lock().unwrap_or_else(PoisonError::into_inner) = page;
+    }
+
+    fn learned(&self, endpoint: EndpointRef) -> LearnedEndpoint {
+        let [prompt_tokens, cached_tokens] = self.cached.get(&endpoint).copied().unwrap_or_default();
+        let (prefill_time, decode_time) = self.model.step.learned_speed(endpoint).unzip();
+        LearnedEndpoint { prefill_time, decode_time, prompt_tokens, cached_tokens }
     }
 
     /// The models as JSON.

@@ -44,6 +44,10 @@ const PARKED_MAX: usize = 1_024;
 /// The interval of a pool's housekeeping: a slice of the prefix index, and the ejections.
 const TICK: Duration = Duration::from_millis(100);
 
+/// After this time the server is ready as soon as one pool has state. A reachable source is read
+/// within seconds; one that cannot be read must not keep the daemon from the other pools.
+const ALL_POOLS_WAIT_MAX: Duration = Duration::from_secs(30);
+
 /// How often counters are reported: as often as filters do.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -160,10 +164,11 @@ impl ExtProcServer {
         pools.next().filter(|_| pools.next().is_none())
     }
 
-    /// Whether every pool has state.
+    /// Whether requests can be decided: every pool has state, or has had time enough and one has.
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        self.pools.values().all(|pool| pool.has_state())
+        let mut pools = self.pools.values();
+        if self.began.elapsed() < ALL_POOLS_WAIT_MAX { pools.all(|pool| pool.has_state()) } else { pools.any(|pool| pool.has_state()) }
     }
 
     /// The current time on the clock of exchanges.
@@ -310,12 +315,13 @@ impl ExtProcServer {
 
     fn report(&self, shared: &DaemonState) {
         for (name, pool) in &self.pools {
-            let totals = {
-                let inner = pool.lock();
-                inner.used.then(|| CounterTotals::from_pool(&inner.pool, &inner.pick_us))
+            let told = {
+                let inner = &mut *pool.lock();
+                inner.used.then(|| (CounterTotals::from_pool(&inner.pool, &inner.pick_us), inner.pool.take_sample()))
             };
-            if let Some(totals) = totals {
+            if let Some((totals, decision)) = told {
                 shared.record_ext_proc_counters(name, totals, Instant::now());
+                shared.keep_decision(name, "ext_proc", &decision, Instant::now());
             }
         }
     }

@@ -250,7 +250,7 @@ impl PoolSession {
             endpoints: &endpoints,
             pipeline: &view.pipeline,
             objects: &view.objects,
-            hash_secret: shared.life.hash_secret,
+            hash_secret: shared.life.hash_secret(),
             staleness_max_ms: u32::try_from(view.staleness_max.as_millis()).unwrap_or(u32::MAX),
         });
         self.pool_update = Some(SentPoolUpdate { version, revision: view.revision, rows });
@@ -288,7 +288,8 @@ impl PoolSession {
         is_new.then(|| {
             let mut learned = (*newest).clone();
             if let Some(version) = &mut learned.version {
-                version.term = version.term.max(self.term_min);
+                // The models may be older than the term. Proxies refuse those of an earlier term.
+                version.term = shared.life.term().max(self.term_min);
             }
             learned
         })

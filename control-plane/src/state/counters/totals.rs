@@ -355,7 +355,8 @@ impl ModelTotals {
         }
     }
 
-    fn add(&mut self, other: &Self, fresh: bool) {
+    /// Adds the counts of `other`. Its outstanding requests count only if `fresh`.
+    pub(crate) fn add(&mut self, other: &Self, fresh: bool) {
         add_to(&mut self.requests, other.requests);
         add_counts(&mut self.errors, other.errors.iter().map(|(key, count)| (key.clone(), *count)));
         self.duration_ms.add(&other.duration_ms);

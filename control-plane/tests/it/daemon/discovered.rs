@@ -9,15 +9,14 @@ use std::time::{Duration, Instant};
 use axum::Router;
 use axum::http::StatusCode;
 use axum::routing;
-use control_plane::daemon::{Daemon, StandbyDaemon};
-use discovery::InstanceState;
+use control_plane::daemon::StandbyDaemon;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use super::fake_api::FakeApi;
-use super::harness::{daemon, get, get_json, serve, until};
+use super::harness::{Daemon, daemon, get, get_json, serve, until};
 
 /// A lost process is noticed after three missed heartbeats of five seconds.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -132,12 +131,12 @@ async fn a_standby_leads_with_the_endpoints_that_it_followed() {
     std::fs::write(&pools, text).unwrap();
     let _worker = register(&folder, "decode", "d0", "127.0.0.1:9000", &[]);
     let arguments = serve(&["--pools", pools.to_str().unwrap()]);
-    let following = StandbyDaemon::begin(arguments).await.unwrap();
-    let sees = || following.components().flat_map(|component| component.seen()).any(|seen| seen.state == InstanceState::Ready);
-    until("that the worker is followed", || async { sees() }).await;
+    let following = StandbyDaemon::start(arguments).await.unwrap();
+    let seen = || async { get_json(following.admin_address, "/debug/instances").await["instances"][0]["state"] == "ready" };
+    until("that the worker is followed", seen).await;
     std::fs::rename(&folder, root.path().join("aside")).unwrap();
     std::fs::write(&folder, "not a folder").unwrap();
-    let daemon = following.start_leading().await.unwrap();
+    let daemon = Daemon::of(following).await;
     until("that it leads with its set", || async { get(daemon.admin_address, "/readyz").await.0 == 200 }).await;
     let page = get_json(daemon.admin_address, "/debug/endpoints").await;
     assert_eq!(page["endpoints"][0]["name"], "d0", "{page}");

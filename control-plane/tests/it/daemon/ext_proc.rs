@@ -22,7 +22,7 @@ use tonic_health::pb::health_client::HealthClient;
 use super::harness::{daemon, endpoints, get, get_json, until, write};
 
 /// The gateway's side of one stream.
-struct GatewayStream {
+pub(super) struct GatewayStream {
     outbound: mpsc::Sender<ProcessingRequest>,
     inbound: Streaming<ProcessingResponse>,
 }
@@ -32,7 +32,7 @@ pub(super) async fn plain(address: SocketAddr) -> Channel {
 }
 
 impl GatewayStream {
-    async fn ask(channel: Channel, metadata: &[(&'static str, &str)]) -> Result<Self, Status> {
+    pub(super) async fn ask(channel: Channel, metadata: &[(&'static str, &str)]) -> Result<Self, Status> {
         let (outbound, messages) = mpsc::channel(16);
         let mut request = Request::new(ReceiverStream::new(messages));
         for (key, value) in metadata {
@@ -53,7 +53,7 @@ impl GatewayStream {
     }
 
     /// The destination of a request without a body.
-    async fn destination(&mut self) -> String {
+    pub(super) async fn destination(&mut self) -> String {
         match self.say(&[(":method", "GET"), (":path", "/v1/models")], false).await {
             Answer::RequestHeaders(answer) => {
                 let set = answer.response.unwrap().header_mutation.unwrap().set_headers;

@@ -3,11 +3,10 @@
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use control_plane::daemon::Daemon;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::harness::{FilterStream, daemon, endpoints, get, get_json, names, until, write};
+use super::harness::{Daemon, FilterStream, daemon, endpoints, get, get_json, names, until, write};
 
 async fn names_of(daemon: &Daemon) -> Vec<String> {
     let endpoints = get_json(daemon.admin_address, "/debug/endpoints").await;
@@ -160,7 +159,7 @@ async fn a_restart_keeps_slots_generations_and_secret_in_a_newer_term() {
         }
     };
     let newest = with_e2.endpoints.iter().find(|e| e.name == "e2").unwrap().generation;
-    assert!(before.endpoints.iter().all(|e| e.generation < newest), "a generation is never given twice");
+    assert!(before.endpoints.iter().all(|e| e.generation != newest), "a generation is never given twice");
     second.stop().await;
 }
 

@@ -1,5 +1,5 @@
 //! How long it takes until another daemon leads, with a Lease in a real kube-apiserver. The standby
-//! is alive all the time.
+//! is alive and answers ext_proc all the time.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -12,6 +12,7 @@ use super::cluster::{self, TestCluster};
 use super::ext_proc::{plain, serving};
 use super::harness::until;
 use super::outsiders::LoggedDaemon;
+use super::standby::BusyGateway;
 
 /// The limit for a leader that releases the lease on SIGTERM.
 const RELEASED_MAX: Duration = Duration::from_secs(3);
@@ -37,8 +38,10 @@ impl HandoverDrill {
     async fn new(cluster: &TestCluster, lease: &str) -> Self {
         let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let endpoint = silent.local_addr().unwrap().to_string();
-        let arguments = ["--endpoint", &endpoint, "--listen-ext-proc", "127.0.0.1:0", "--lease-kubernetes", &format!("default/{lease}")];
-        let arguments = arguments.map(str::to_owned).to_vec();
+        let lease = format!("default/{lease}");
+        let ext_proc = ["--listen-ext-proc", "127.0.0.1:0", "--ext-proc-plaintext"];
+        let arguments = [&["--endpoint", &endpoint, "--lease-kubernetes", &lease][..], &ext_proc].concat();
+        let arguments = arguments.into_iter().map(str::to_owned).collect();
         Self { kubeconfig: cluster.kubeconfig().to_str().unwrap().to_owned(), arguments, _silent: silent }
     }
 
@@ -66,6 +69,7 @@ impl HandoverDrill {
 /// Sends the signal to the leader; returns the time until the standby leads.
 async fn hand_over(leader: &mut LoggedDaemon, standby: &LoggedDaemon, signal: &str) -> Duration {
     let probe = plain(standby.at("health")).await;
+    let gateway = BusyGateway::start(standby.at("ext_proc")).await;
     let began = Instant::now();
     let pid = leader.child.id().unwrap().to_string();
     assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
@@ -76,6 +80,8 @@ async fn hand_over(leader: &mut LoggedDaemon, standby: &LoggedDaemon, signal: &s
     }
     let elapsed = began.elapsed();
     assert_eq!(serving(&probe, LIVENESS).await, Ok(true));
+    gateway.goes_on().await;
+    gateway.stop().await;
     elapsed
 }
 

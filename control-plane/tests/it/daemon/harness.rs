@@ -8,8 +8,8 @@ use std::time::Duration;
 use clap::Parser;
 use control_plane::cli::args::{Cli, CliCommand, ServeArgs};
 use control_plane::config::CompiledConfig;
-use control_plane::daemon::{Daemon, serve_state};
-use control_plane::pool::event_loop::PoolFeed;
+use control_plane::daemon::{LeadingDaemon, StandbyDaemon, serve_state};
+use control_plane::pool::event_loop::{AdoptionSender, PoolFeed};
 use control_plane::pool::writer::{Pool, PoolSettings};
 use control_plane::scrape::{ScrapeConfig, ScrapeEvent, Scraper};
 use control_plane::serve::listen::{ListenerName, listen};
@@ -32,6 +32,18 @@ use tonic::{Status, Streaming};
 
 /// Longer than any step takes on a busy machine; only a failure reaches it.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A daemon that leads.
+pub(crate) struct Daemon {
+    pub(crate) state_address: SocketAddr,
+    pub(crate) admin_address: SocketAddr,
+    pub(crate) metrics_address: Option<SocketAddr>,
+    pub(crate) ext_proc_address: Option<SocketAddr>,
+    pub(crate) health_address: Option<SocketAddr>,
+    pub(crate) shared: Arc<DaemonState>,
+    standby: StandbyDaemon,
+    leading: LeadingDaemon,
+}
 
 /// One pool named `default`, fed by the test, behind a real gRPC listener.
 pub(crate) struct DaemonHarness {
@@ -61,7 +73,7 @@ pub(crate) fn instance(name: &str, port: u16) -> Instance {
 
 /// Starts the daemon as the command line would, on free ports.
 pub(crate) async fn daemon(args: &[&str]) -> Daemon {
-    Daemon::start(serve(args)).await.unwrap()
+    Daemon::of(StandbyDaemon::start(serve(args)).await.unwrap()).await
 }
 
 /// The command line of such a daemon.
@@ -104,6 +116,30 @@ pub(crate) async fn until<F: Future<Output = bool>>(what: &str, mut condition: i
     tokio::time::timeout(PATIENCE, patient).await.unwrap_or_else(|_| panic!("never: {what}"));
 }
 
+// === impl Daemon ===
+
+impl Daemon {
+    /// This daemon, which leads from now on.
+    pub(crate) async fn of(standby: StandbyDaemon) -> Self {
+        let leading = standby.lead().await.unwrap();
+        Self {
+            state_address: leading.state_address,
+            admin_address: standby.admin_address,
+            metrics_address: standby.monitoring.metrics_address,
+            ext_proc_address: standby.ext_proc_address,
+            health_address: standby.monitoring.health_address,
+            shared: Arc::clone(&standby.shared),
+            standby,
+            leading,
+        }
+    }
+
+    pub(crate) async fn stop(self) {
+        self.leading.end().await;
+        self.standby.stop().await;
+    }
+}
+
 // === impl DaemonHarness ===
 
 impl DaemonHarness {
@@ -134,7 +170,15 @@ impl DaemonHarness {
             generation_first: 1,
         };
         let (targets, _) = watch::channel(Arc::from([]));
-        let feed = PoolFeed { pool: Pool::new(settings), shared: Arc::clone(&shared), targets, scraping, config: None, objects: None };
+        let feed = PoolFeed {
+            pool: Pool::new(settings),
+            shared: Arc::clone(&shared),
+            targets,
+            scraping,
+            config: None,
+            objects: None,
+            adoptions: AdoptionSender::channel().1,
+        };
         tokio::spawn(feed.run(discovered, scraped, shutdown.clone()));
         let incoming = listen(ListenerName::State, ([127, 0, 0, 1], 0).into(), None, shutdown.clone()).await.unwrap();
         let address = incoming.address();

@@ -18,7 +18,7 @@ use tokio::process::{Child, Command};
 
 use super::cluster;
 use super::ext_proc::{plain, serving};
-use super::harness::{FilterStream, daemon, endpoints, get, names, until, write};
+use super::harness::{FilterStream, daemon, endpoints, get, get_json, names, until, write};
 use super::tls::{TlsAuthority, served, tls};
 
 /// A proper client is served while others hold all the connections they can, well before those time
@@ -36,7 +36,7 @@ pub(super) struct LoggedDaemon {
 
 impl LoggedDaemon {
     /// Starts the program with this limit of open files; returns when the log has the message.
-    async fn start(descriptors: u32, args: &[&str], message: &str) -> Self {
+    pub(super) async fn start(descriptors: u32, args: &[&str], message: &str) -> Self {
         Self::start_in(descriptors, args, message, &[]).await
     }
 
@@ -190,16 +190,20 @@ async fn peers_that_are_slow_or_dead_are_cut_off() {
 }
 
 #[tokio::test]
-async fn a_standby_lives_and_is_not_ready() {
-    // There is no etcd, so this daemon never leads.
-    let args = ["--endpoint", "127.0.0.1:1", "--listen-ext-proc", "127.0.0.1:0", "--lease-etcd", "http://127.0.0.1:1"];
-    let process = LoggedDaemon::start(1_024, &args, "standing by until this daemon gets the lease").await;
-    assert_eq!(process.health().await, [true, false, false, false]);
-    for listener in ["admin", "metrics"] {
-        assert_eq!(get(process.at(listener), "/livez").await.0, 200);
-        assert_eq!(get(process.at(listener), "/readyz").await, (503, "standing by: another daemon leads\n".to_owned()));
-        assert_eq!(get(process.at(listener), "/metrics").await, (200, "# EOF\n".to_owned()));
-        assert_eq!(get(process.at(listener), "/debug/endpoints").await.0, 503);
+async fn a_standby_lives_and_is_ready_only_to_answer_ext_proc() {
+    // There is no etcd, so these daemons never lead.
+    for (ext_proc, ready) in [("none", false), ("127.0.0.1:0", true)] {
+        let args = ["--endpoint", "127.0.0.1:1", "--listen-ext-proc", ext_proc, "--lease-etcd", "http://127.0.0.1:1"];
+        let process = LoggedDaemon::start(1_024, &args, "standing by until this daemon gets the lease").await;
+        until("its pools are known", || async { process.health().await == [true, false, ready, ready] }).await;
+        for listener in ["admin", "metrics"] {
+            let page = async |path| get(process.at(listener), path).await;
+            assert_eq!(page("/livez").await.0, 200);
+            let readyz = if ready { (200, "ready\n") } else { (503, "standing by: another daemon leads\n") };
+            assert_eq!(page("/readyz").await, (readyz.0, readyz.1.to_owned()));
+            assert_eq!(page("/metrics").await.1.contains("switchpoint_leads 0"), ready, "one that serves nobody counts nothing");
+        }
+        assert_eq!(get_json(process.at("admin"), "/debug/endpoints").await["endpoints"][0]["state"], "ready");
     }
 }
 

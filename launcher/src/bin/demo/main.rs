@@ -233,8 +233,10 @@ to measured kernels.
 Real: Envoy, the picker in it, switchpointd, HTTP, queues, KV blocks, prefix caches.
 {source}
 Sending {requests} requests to each policy, at the same times, for {:.0} s.
+To see the picks move, open the console: http://localhost:{}/
 "#,
-        length.as_secs_f64()
+        length.as_secs_f64(),
+        front::DAEMON_ADMIN
     )
 }
 
@@ -251,6 +253,9 @@ A chat completion, and a streamed one (port {ROUND_ROBIN_PORT} instead of {liste
 
 A request that names no model, and the error it gets:
   curl -s localhost:{listener}/v1/chat/completions -d '{{"no":"model"}}'
+
+The console, in a browser: endpoints, traffic, sampled decisions and the cost of each candidate:
+  http://localhost:{admin}/
 
 What the daemon knows about the endpoints, and the metrics of the daemon and of the filter:
   curl -s localhost:{admin}/debug/endpoints

@@ -1,0 +1,72 @@
+// Proxies and the state that they have.
+
+import type { Overview, Proxy, ProxyPool } from "./api";
+import { UNKNOWN, age, words } from "./format";
+import { counts } from "./traffic";
+
+interface Row {
+  proxy: Proxy;
+  pool: ProxyPool | undefined;
+}
+
+export function Proxies({ overview }: { overview: Overview }) {
+  const rows = overview.proxies.flatMap((proxy): Row[] =>
+    proxy.pools.length === 0 ? [{ proxy, pool: undefined }] : proxy.pools.map((pool) => ({ proxy, pool })),
+  );
+  return (
+    <>
+      <h2>Proxies</h2>
+      {rows.length === 0 && <p>No proxy has a state stream open.</p>}
+      {rows.length > 0 && (
+        <div class="scroll" role="region" aria-label="Proxies" tabIndex={0}>
+          <table>
+            <thead>
+              <tr>
+                {["Node", "Process", "Connected", "Pool", "Revision applied", "State", "Endpoints withheld", "Address", "Certificate"].map((title) => (
+                  <th key={title} scope="col">
+                    {title}
+                  </th>
+                ))}
+              </tr>
+            </thead>
+            <tbody>
+              {rows.map(({ proxy, pool }) => (
+                <tr key={`${proxy.process_id} ${proxy.peer} ${pool?.pool ?? ""}`}>
+                  <th scope="row">{proxy.node_id}</th>
+                  <td>
+                    <code>{proxy.process_id}</code>
+                  </td>
+                  <td>{age(overview.now_ms - proxy.since_ms)}</td>
+                  <td>{pool?.pool ?? UNKNOWN}</td>
+                  <td>{pool?.acknowledged ?? UNKNOWN}</td>
+                  <td class={`state ${pool?.refused === null && isCurrent(pool) ? "ready" : "doubtful"}`}>{stateOf(pool)}</td>
+                  <td>{pool?.withheld ?? UNKNOWN}</td>
+                  <td>{proxy.peer}</td>
+                  <td>{proxy.certificate ?? UNKNOWN}</td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </div>
+      )}
+      <h3>Refusals since the daemon started</h3>
+      <p>{counts(Object.fromEntries(Object.entries(overview.refusals).map(([name, count]) => [words(name), count])))}</p>
+      <p class="note">
+        A proxy does not report the release of its filter, and an acknowledgement has no time. So this page says which revision a proxy applied and
+        whether a newer one exists, not how old the state is. Metrics are sent at least every 250 ms while a stream is open.
+      </p>
+    </>
+  );
+}
+
+function isCurrent(pool: ProxyPool): boolean {
+  return pool.acknowledged !== null && pool.acknowledged === pool.revision;
+}
+
+function stateOf(pool: ProxyPool | undefined): string {
+  if (pool === undefined) return "requests no pool";
+  if (pool.refused !== null) return `refused: ${pool.refused}`;
+  if (pool.acknowledged === null) return "has no state of this pool";
+  if (isCurrent(pool)) return "current";
+  return `behind: revision ${pool.revision ?? UNKNOWN} exists`;
+}

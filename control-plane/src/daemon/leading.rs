@@ -1,0 +1,146 @@
+//! What only the leader does: it sends state and EDS to proxies, and writes the files that the next
+//! leader reads.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use envoy_types::pb::envoy::service::endpoint::v3::endpoint_discovery_service_server::EndpointDiscoveryServiceServer;
+use proto::state::state_service_server::StateServiceServer;
+use proto::{MESSAGE_BYTES_MAX, PROXY_MESSAGE_BYTES_MAX};
+use tokio::task::AbortHandle;
+use tonic::service::Routes;
+
+use super::StandbyDaemon;
+use super::tasks::TaskGroup;
+use crate::error::FatalError;
+use crate::serve::eds::{self, EdsServer};
+use crate::serve::health::HealthChecks;
+use crate::serve::listen::{IncomingConnections, ListenerName, identify};
+use crate::serve::monitoring::{ended, open, server};
+use crate::serve::state_stream::{self, StateServer};
+use crate::shutdown::Shutdown;
+use crate::state::shared::DaemonState;
+use crate::state::snapshot_file::SavedState;
+
+/// The tasks of a daemon that leads, beside those of its [`StandbyDaemon`].
+#[derive(Debug)]
+pub struct LeadingDaemon {
+    /// The address of the state listener (state and EDS).
+    pub state_address: SocketAddr,
+    shared: Arc<DaemonState>,
+    health: HealthChecks,
+    snapshot: Option<AbortHandle>,
+    group: TaskGroup,
+}
+
+// === impl LeadingDaemon ===
+
+impl LeadingDaemon {
+    /// Begins a term, and serves before it returns. The files are read now, because another daemon
+    /// may have written them since this one started.
+    pub(super) async fn begin(standby: &StandbyDaemon) -> Result<Self, FatalError> {
+        let (shared, health) = (Arc::clone(&standby.shared), standby.monitoring.health.clone());
+        let found = standby.snapshot.as_ref().and_then(|file| file.load());
+        let term = next_term(shared.life.term(), found.as_ref().map(|found| found.term), unix_ms());
+        shared.life.begin_term(term, found.as_ref().map_or(shared.life.hash_secret(), |found| found.hash_secret));
+        let other = |saved: &&SavedState| standby.snapshot.as_ref().is_some_and(|file| !file.knows(saved));
+        if let Some(saved) = found.as_ref().filter(other) {
+            standby.adopt(saved).await;
+        }
+        if let Some(models) = &standby.models {
+            models.read_again();
+        }
+
+        let mut group = TaskGroup::new();
+        let state = open(ListenerName::State, standby.listen_state.0, standby.listen_state.1.clone(), &group.shutdown).await?;
+        let state_address = state.address();
+        let mut snapshot = None;
+        if let Some(file) = &standby.snapshot {
+            let first = SavedState::of(&shared, &shared.pools.borrow(), &found.map(|found| found.pools).unwrap_or_default());
+            file.store(&first).map_err(FatalError::Snapshot)?;
+            let keep = Arc::clone(file).keep(Arc::clone(&shared), first, group.shutdown.clone());
+            snapshot = Some(group.spawn("snapshot file", keep));
+        }
+        let served = serve_state(state, Arc::clone(&shared), group.shutdown.clone());
+        group.tasks.spawn(served);
+        shared.life.set_leads(true);
+        health.leads(true).await;
+        tracing::info!(state = %state_address, admin = %standby.admin_address, ext_proc = standby.ext_proc_address.map(tracing::field::display), term, pools = ?shared.pool_names, "serving");
+        Ok(Self { state_address, shared, health, snapshot, group })
+    }
+
+    /// Waits until a task ends and returns its name. No task should end before [`Self::end`].
+    pub async fn task_ended(&mut self) -> &'static str {
+        self.group.task_ended().await
+    }
+
+    /// Ends the term in order: the streams of proxies end, and the files are written a last time.
+    pub async fn end(self) {
+        self.shared.life.set_leads(false);
+        self.health.leads(false).await;
+        self.group.stop().await;
+    }
+
+    /// Ends the term without another write of the snapshot file: if this process stood still for
+    /// long, the next leader has written it already.
+    pub async fn lose(self) {
+        if let Some(snapshot) = &self.snapshot {
+            snapshot.abort();
+        }
+        self.end().await;
+    }
+}
+
+/// The term after `known`, the last one that this daemon knows, and `saved`, that of the snapshot
+/// file. In case the file is lost or old, it is not smaller than the clock: daemons without a
+/// shared file lead one after another.
+fn next_term(known: u64, saved: Option<u64>, unix_ms: u64) -> u64 {
+    known.max(saved.unwrap_or(0)).saturating_add(1).max(unix_ms)
+}
+
+fn unix_ms() -> u64 {
+    let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(unix.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Serves state and EDS until `shutdown`.
+pub async fn serve_state(incoming: IncomingConnections, shared: Arc<DaemonState>, mut shutdown: Shutdown) -> &'static str {
+    let state = StateServer::new(Arc::clone(&shared), shutdown.clone());
+    let calls = state_stream::calls::router(state.clone());
+    let state =
+        StateServiceServer::new(state).max_decoding_message_size(PROXY_MESSAGE_BYTES_MAX).max_encoding_message_size(MESSAGE_BYTES_MAX);
+    let eds = EndpointDiscoveryServiceServer::new(EdsServer::new(shared, shutdown.clone()));
+    let eds = eds.max_decoding_message_size(eds::REQUEST_BYTES_MAX);
+    let served = server()
+        .accept_http1(true) // calls may use HTTP/1.1 or HTTP/2
+        .layer(identify())
+        .add_routes(Routes::from(calls))
+        .add_service(state)
+        .add_service(eds)
+        .serve_with_incoming_shutdown(incoming, async move { shutdown.begun().await })
+        .await;
+    ended(served, "state listener")
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn each_term_is_larger_than_all_before_it(takeovers in prop::collection::vec((0_usize..3, any::<u32>()), 1..40), shared_file: bool) {
+            // What each daemon knows, and its file. With a shared file clocks may be wrong; without
+            // one they must agree.
+            let (mut known, mut file, mut newest, mut clock) = ([0_u64; 3], None, 0_u64, 0_u64);
+            for (daemon, time) in takeovers {
+                clock = if shared_file { u64::from(time) } else { clock + 1 + u64::from(time) };
+                let term = next_term(known[daemon], file, clock);
+                prop_assert!(term > newest, "{term} after {newest}");
+                (newest, known[daemon], file) = (term, term, shared_file.then_some(term));
+            }
+        }
+    }
+}

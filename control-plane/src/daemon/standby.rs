@@ -1,0 +1,190 @@
+//! The part of the daemon that runs with and without the lease: it follows its pools, scrapes their
+//! endpoints, answers ext_proc and probes, and learns.
+//!
+//! The slots, generations and hash secret of a standby are its own. Only its ext_proc server uses
+//! them until it leads. Generations are random, so those of two daemons differ.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::cli::args::{EndpointTlsArgs, ObjectsArgs, ScrapeArgs, ServeArgs, StateTls};
+use crate::config::LatencyOptions;
+use crate::error::FatalError;
+use crate::learn::latency::{self, ModelFile};
+use crate::pool::backends;
+use crate::pool::endpoint_source;
+use crate::pool::event_loop::AdoptionSender;
+use crate::pool::objects::{ObjectsSource, PoolName};
+use crate::pool::pools_file::PoolSource;
+use crate::pool::startup::{PoolTask, ScrapeSettings};
+use crate::pool::watched::{EndpointSource, WatchedComponents};
+use crate::scrape::{EndpointTls, ScrapeIntervals};
+use crate::serve::admin::AdminServer;
+use crate::serve::exposure;
+use crate::serve::ext_proc::ExtProcListener;
+use crate::serve::listen::{ServerTls, TlsFiles};
+use crate::serve::monitoring::MonitoringServer;
+use crate::state::shared::{DaemonState, ScraperHandle};
+use crate::state::snapshot_file::{SavedState, SnapshotFile};
+use crate::state::traffic;
+
+use super::LeadingDaemon;
+use super::signals::SignalWatch;
+use super::tasks::TaskGroup;
+
+/// A running daemon that does not lead, or the part of a leader that goes on when it stops leading.
+#[derive(Debug)]
+pub struct StandbyDaemon {
+    /// The address of the admin routes.
+    pub admin_address: SocketAddr,
+    /// The address of the ext_proc server, if there is one.
+    pub ext_proc_address: Option<SocketAddr>,
+    /// The listeners for probes and operators.
+    pub monitoring: MonitoringServer,
+    /// The state that the daemon's tasks share.
+    pub shared: Arc<DaemonState>,
+    /// Where the leader serves state, and how that is protected.
+    pub(super) listen_state: (SocketAddr, ServerTls),
+    pub(super) snapshot: Option<Arc<SnapshotFile>>,
+    pub(super) models: Option<Arc<ModelFile>>,
+    adoptions: BTreeMap<Arc<str>, AdoptionSender>,
+    group: TaskGroup,
+}
+
+// === impl StandbyDaemon ===
+
+impl StandbyDaemon {
+    /// Starts everything but what only a leader does, and serves before it returns.
+    ///
+    /// # Errors
+    /// [`FatalError::Usage`] when pools, sources or files are invalid, or a listener would be exposed
+    /// without protection; [`FatalError::Listen`] when one cannot be opened.
+    pub async fn start(args: ServeArgs) -> Result<Self, FatalError> {
+        for warning in exposure::check(&args).map_err(FatalError::Usage)? {
+            tracing::warn!("{warning}");
+        }
+        let sources = follow_sources(&args).await?;
+        let mut group = TaskGroup::new();
+        // Probes are answered while the pools are read, which may take seconds each.
+        let monitoring = MonitoringServer::open(&args, &mut group.tasks, &group.shutdown).await?;
+        let ServeArgs { snapshot_file, listen_state, ext_proc, scrape, latency, state_tls, model_servers_speak, .. } = args;
+        let snapshot = snapshot_file.map(|path| Arc::new(SnapshotFile::new(path)));
+        let saved = snapshot.as_ref().and_then(|file| file.load().inspect(|saved| file.remember(saved)));
+        let options = LatencyOptions::new(latency.latency_prediction, latency.headroom_selection_strategy).map_err(FatalError::Usage)?;
+        let pools = prepare(sources, saved.as_ref(), (&scraping(scrape), &options)).await?;
+
+        let scrapers: BTreeMap<Arc<str>, ScraperHandle> = pools.iter().map(PoolTask::scraper).collect();
+        let components: Arc<BTreeMap<Arc<str>, WatchedComponents>> = Arc::new(pools.iter().map(PoolTask::components).collect());
+        let (term, secret) = saved.as_ref().map_or_else(|| (0, rand::random()), |saved| (saved.term, saved.hash_secret));
+        let shared = DaemonState::new(term, secret, scrapers);
+        let _ = shared.discovery.components.set(Arc::clone(&components)); // a daemon is started once
+        backends::compare_protocols(&shared, &components, model_servers_speak);
+
+        let listener = ExtProcListener::open(ext_proc, &group.shutdown).await?;
+        let ext_proc_address = listener.as_ref().map(ExtProcListener::address);
+        let adoptions = pools.iter().map(PoolTask::adoptions).collect();
+        for pool in pools {
+            pool.spawn(&mut group.tasks, &shared, &group.shutdown);
+        }
+        let models = latency.latency_model_file.map(|path| Arc::new(ModelFile::open(path)));
+        latency::spawn(&mut group.tasks, &shared, (latency.latency_prediction, models.clone()), &group.shutdown);
+        traffic::spawn(&mut group.tasks, &shared, group.shutdown.clone());
+        let health = monitoring.health.clone();
+        if let Some(listener) = listener {
+            listener.spawn(&mut group.tasks, &shared, health, &group.shutdown);
+        } else {
+            group.spawn("readiness", health.follow(Arc::clone(&shared), group.shutdown.clone()));
+        }
+        monitoring.shows(AdminServer { shared: Arc::clone(&shared), snapshot: snapshot.clone(), components });
+        let (admin_address, listen_state) = (monitoring.admin_address, (listen_state, state_files(state_tls).into()));
+        tracing::info!(ext_proc = ext_proc_address.map(tracing::field::display), pools = ?shared.pool_names, "started");
+        Ok(Self { admin_address, ext_proc_address, monitoring, shared, listen_state, snapshot, models, adoptions, group })
+    }
+
+    /// Begins to lead, and serves state before it returns.
+    ///
+    /// # Errors
+    /// [`FatalError`] says why the daemon cannot lead.
+    pub async fn lead(&self) -> Result<LeadingDaemon, FatalError> {
+        LeadingDaemon::begin(self).await
+    }
+
+    /// Waits until a task ends and returns its name. No task should end before [`Self::stop`].
+    pub async fn task_ended(&mut self) -> &'static str {
+        self.group.task_ended().await
+    }
+
+    /// Gives the endpoints of each pool the slots and generations that another leader gave them.
+    pub(super) async fn adopt(&self, saved: &SavedState) {
+        for (name, pool) in &saved.pools {
+            if let Some(adoptions) = self.adoptions.get(name.as_str()) {
+                adoptions.adopt(pool.endpoints()).await;
+            }
+        }
+    }
+
+    /// Reports for good that this daemon is not ready, so that gateways call another one.
+    pub async fn stop_ready(&self) {
+        self.monitoring.health.stop_ready().await;
+    }
+
+    /// Answers ext_proc for `drain`, or until another signal: a gateway calls this daemon until it
+    /// has learned that it is not ready.
+    pub async fn drain(&self, drain: Duration, signals: &mut SignalWatch) {
+        tracing::info!(?drain, "answering ext_proc until gateways call another daemon");
+        let _ = tokio::time::timeout(drain, signals.received()).await;
+    }
+
+    /// Stops all tasks.
+    pub async fn stop(self) {
+        self.group.stop().await;
+    }
+}
+
+/// The configured pools, and their sources, which are followed from now on.
+async fn follow_sources(args: &ServeArgs) -> Result<Vec<(PoolSource, EndpointSource)>, FatalError> {
+    let (endpoints, pool, config) = (args.endpoints.clone(), args.pool.clone(), args.config.clone());
+    let mut sources = Vec::new();
+    for pool in endpoint_source::pools(endpoints, pool, config, objects_of(args.objects.clone())).await? {
+        let source = endpoint_source::open(pool.endpoints.clone()).await?;
+        sources.push((pool, source));
+    }
+    Ok(sources)
+}
+
+async fn prepare(
+    sources: Vec<(PoolSource, EndpointSource)>,
+    saved: Option<&SavedState>,
+    settings: (&ScrapeSettings, &LatencyOptions),
+) -> Result<Vec<PoolTask>, FatalError> {
+    let served: Arc<[PoolName]> = sources.iter().map(|(pool, _)| pool.named()).collect();
+    let mut pools = Vec::new();
+    for source in sources {
+        let saved = saved.and_then(|saved| saved.pools.get(&source.0.name));
+        pools.push(PoolTask::prepare(source, saved, settings, &served).await?);
+    }
+    Ok(pools)
+}
+
+fn objects_of(args: ObjectsArgs) -> ObjectsSource {
+    let ObjectsArgs { objects, objects_kubernetes, strict_models } = args;
+    ObjectsSource { path: objects, kubernetes: objects_kubernetes, strict_models }
+}
+
+fn state_files(args: StateTls) -> Option<TlsFiles> {
+    let StateTls { state_tls_cert, state_tls_key, state_tls_client_ca, .. } = args;
+    Some(TlsFiles { cert: state_tls_cert?, key: state_tls_key?, client_ca: state_tls_client_ca })
+}
+
+fn scraping(args: ScrapeArgs) -> ScrapeSettings {
+    let ScrapeArgs { scrape_interval, scrape_interval_busy, staleness_max, endpoint_tls } = args;
+    let EndpointTlsArgs { endpoint_tls_ca, endpoint_tls_cert, endpoint_tls_key, endpoint_tls_insecure } = endpoint_tls;
+    let tls = EndpointTls {
+        ca_file: endpoint_tls_ca,
+        identity: endpoint_tls_cert.zip(endpoint_tls_key),
+        insecure_skip_verify: endpoint_tls_insecure,
+    };
+    ScrapeSettings { intervals: ScrapeIntervals { idle: scrape_interval, busy: scrape_interval_busy }, tls, staleness_max }
+}

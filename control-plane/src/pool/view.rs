@@ -1,0 +1,71 @@
+//! One version of a pool, as its readers see it.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use scheduler::objects::ObjectsSpec;
+use scheduler::{EndpointMetrics, PipelineSpec};
+
+use super::member::{Absentee, PoolMember};
+use crate::config::ConfigStatus;
+
+/// The set of hosts that Envoy may connect to: members and departing endpoints.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EdsSet {
+    /// Grows with each change of the set; never 0.
+    pub revision: u64,
+    /// The hosts, sorted.
+    pub addresses: Arc<[SocketAddr]>,
+}
+
+/// One version of a pool. Views with equal `revision` have equal members, pipeline, objects and
+/// `staleness_max`.
+#[derive(Clone, Debug)]
+pub struct PoolView {
+    /// The name of the pool.
+    pub name: Arc<str>,
+    /// Grows with each change of members, pipeline or objects; never 0.
+    pub revision: u64,
+    /// The endpoints that may be picked, by slot.
+    pub members: Arc<[PoolMember]>,
+    /// Metrics, parallel to `members`.
+    pub metrics: Arc<[EndpointMetrics]>,
+    /// Grows with each change of `metrics`.
+    pub metrics_revision: u64,
+    /// The scheduling pipeline.
+    pub pipeline: Arc<PipelineSpec>,
+    /// Models, rewrites and objectives.
+    pub objects: Arc<ObjectsSpec>,
+    /// Metrics older than this are unknown.
+    pub staleness_max: Duration,
+    /// The hosts for Envoy.
+    pub eds: EdsSet,
+    /// Known endpoints that must not be picked.
+    pub absent: Arc<[Absentee]>,
+    /// The next generation. A later start of the daemon must begin at it or above.
+    pub generation_next: u32,
+    /// The status of the pool's sources.
+    pub sources: SourceStatus,
+}
+
+/// The status of the sources of a pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SourceStatus {
+    /// Whether the pool has had a complete set of endpoints, from discovery or from the snapshot
+    /// file. Until then it is not served, because proxies would treat it as an empty pool.
+    pub complete: bool,
+    /// Whether discovery has sent a complete set since the start.
+    pub synced: bool,
+    /// Why discovery cannot read its source now; the last set stays in force. `None` if it can.
+    pub discovery_error: Option<String>,
+    /// The status of the configuration.
+    pub config: ConfigStatus,
+    /// The status of the objects.
+    pub objects: ConfigStatus,
+    /// The number of objects whose pool this daemon does not serve, by the name of that pool.
+    pub objects_without_pool: Arc<BTreeMap<String, usize>>,
+    /// How often an error of discovery, configuration or objects occurred.
+    pub errors: u64,
+}

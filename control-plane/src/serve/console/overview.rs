@@ -1,0 +1,177 @@
+//! The current state: pools, endpoints, models, proxies, refusals.
+
+use std::collections::BTreeMap;
+use std::time::SystemTime;
+
+use axum::Json;
+use axum::extract::State;
+use discovery::Instance;
+use scheduler::{EndpointMetrics, Generation, Slot, Version};
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use crate::cli::build::COMMIT;
+use crate::learn::directory::{LearnedEndpoint, LearnerReport};
+use crate::pool::writer::{Absentee, PoolMember, PoolView};
+use crate::serve::admin::{AdminServer, absence, member_reason};
+use crate::state::counters::{CounterTotals, EndpointTotals, ModelTotals, TotalsLabel};
+use crate::state::shared::{ConnectedProxy, DaemonState, ProxyPool};
+
+/// The most models of a pool in an answer, the busiest first: clients choose the names, and a page
+/// of hundreds helps no reader.
+const MODELS_SHOWN_MAX: usize = 100;
+
+pub(super) async fn answer(State(AdminServer { shared, snapshot, .. }): State<AdminServer>) -> Json<Value> {
+    let views: Vec<PoolView> = shared.pools.borrow().iter().cloned().collect();
+    let proxies = shared.proxies.borrow().clone();
+    let now = Instant::now();
+    let pools = views.iter().map(|view| {
+        let totals = shared.counters().totals(&view.name, now);
+        let learned = shared.learning.learners.get().and_then(|learners| learners.report(&view.name)).unwrap_or_default();
+        pool_row(view, &totals, &learned)
+    });
+    Json(json!({
+        "now_ms": unix_ms(SystemTime::now()),
+        "release": env!("CARGO_PKG_VERSION"),
+        "commit": COMMIT,
+        "term": shared.life.term(),
+        "snapshot_written_ms": snapshot.as_ref().map(|s| s.written_unix_ms()).filter(|&ms| ms > 0),
+        "pools": pools.collect::<Vec<_>>(),
+        "proxies": proxies.values().map(|proxy| proxy_row(proxy, &views)).collect::<Vec<_>>(),
+        "refusals": refusals(&shared),
+    }))
+}
+
+/// Milliseconds since 1970.
+pub(super) fn unix_ms(time: SystemTime) -> u64 {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn pool_row(view: &PoolView, totals: &CounterTotals, learned: &LearnerReport) -> Value {
+    let members = view.members.iter().zip(view.metrics.iter());
+    let absent = view.absent.iter().map(|absentee| absentee_row(absentee, totals));
+    let endpoints = members.map(|(member, metrics)| member_row(member, metrics, totals, learned)).chain(absent);
+    let mut models: Vec<(&TotalsLabel, &ModelTotals)> = totals.models.iter().collect();
+    models.sort_by_key(|(_, model)| std::cmp::Reverse(model.requests));
+    json!({
+        "name": &*view.name,
+        "complete": view.sources.complete,
+        "revision": view.revision,
+        "profiles": view.pipeline.profiles.iter().map(|profile| &*profile.name).collect::<Vec<_>>(),
+        "staleness_max_ms": u64::try_from(view.staleness_max.as_millis()).unwrap_or(u64::MAX),
+        "discovery_error": view.sources.discovery_error,
+        "config_error": view.sources.config.error.as_ref().map(|error| &error.why),
+        "objects_error": view.sources.objects.error.as_ref().map(|error| &error.why),
+        "latency_prediction": view.pipeline.latency_prediction,
+        "predicts": learned.predicts,
+        "vms": totals.vms,
+        "dropped": totals.dropped,
+        "endpoints": endpoints.collect::<Vec<_>>(),
+        "models": models.into_iter().take(MODELS_SHOWN_MAX).map(model_row).collect::<Vec<_>>(),
+    })
+}
+
+fn member_row(member: &PoolMember, metrics: &EndpointMetrics, totals: &CounterTotals, learned: &LearnerReport) -> Value {
+    let state = if member.instance.unconfirmed.is_some() { "unconfirmed" } else { "ready" };
+    let counts = counts(totals, Some((member.id.generation, member.id.slot)));
+    let mut row = endpoint_row(&member.instance, (state, &member_reason(member)), counts);
+    let known = learned.learned.get(&member.id).copied().unwrap_or_default();
+    let LearnedEndpoint { prefill_time, decode_time, prompt_tokens, cached_tokens } = known;
+    row["since_ms"] = json!(unix_ms(member.since));
+    row["queue_depth"] = json!(metrics.queue_depth);
+    row["running"] = json!(metrics.running_requests);
+    row["kv"] = json!(metrics.kv_cache_utilization);
+    row["prefill_time"] = json!(prefill_time);
+    row["decode_time"] = json!(decode_time);
+    row["prompt_tokens"] = json!(prompt_tokens);
+    row["cached_tokens"] = json!(cached_tokens);
+    row
+}
+
+fn absentee_row(absentee: &Absentee, totals: &CounterTotals) -> Value {
+    let (state, reason, id) = absence(absentee);
+    let counts = counts(totals, id.map(|id| (id.generation, id.slot)));
+    let mut row = endpoint_row(&absentee.instance, (state, reason), counts);
+    row["since_ms"] = json!(unix_ms(absentee.since));
+    for unknown in ["queue_depth", "running", "kv", "prefill_time", "decode_time"] {
+        row[unknown] = Value::Null;
+    }
+    row["prompt_tokens"] = json!(0);
+    row["cached_tokens"] = json!(0);
+    row
+}
+
+fn counts(totals: &CounterTotals, id: Option<(Generation, Slot)>) -> EndpointTotals {
+    id.and_then(|id| totals.endpoints.get(&id)).copied().unwrap_or_default()
+}
+
+fn endpoint_row(Instance { name, address, .. }: &Instance, (state, reason): (&str, &str), counts: EndpointTotals) -> Value {
+    let EndpointTotals { picked, served, failed, requests, prefill_tokens, decode_tokens, prompts, .. } = counts;
+    json!({
+        "name": name,
+        "address": address.to_string(),
+        "state": state,
+        "reason": reason,
+        "in_flight": requests,
+        "prefill_tokens": prefill_tokens,
+        "decode_tokens": decode_tokens,
+        "waiting_prompts": prompts,
+        "picked": picked,
+        "served": served,
+        "failed": failed,
+    })
+}
+
+fn model_row((label, model): (&TotalsLabel, &ModelTotals)) -> Value {
+    let [met, missed, shed] = model.slo;
+    json!({
+        "model": label.model,
+        "target": label.target,
+        "priority": label.priority,
+        "requests": model.requests,
+        "running": model.running,
+        "errors": model.errors,
+        "prompt_tokens": model.prompt_tokens,
+        "cached_tokens": model.cached_tokens,
+        "output_tokens": model.completion_tokens,
+        "slo_met": met,
+        "slo_missed": missed,
+        "slo_shed": shed,
+    })
+}
+
+fn proxy_row(proxy: &ConnectedProxy, views: &[PoolView]) -> Value {
+    let revision = |version: Option<(Version, u64)>| version.map(|(_, revision)| revision);
+    let pool = |(name, pool): (&String, &ProxyPool)| {
+        json!({
+            "pool": name,
+            "revision": views.iter().find(|view| *view.name == **name).map(|view| view.revision),
+            "sent": revision(pool.sent),
+            "acknowledged": revision(pool.acked),
+            "withheld": pool.withheld,
+            "refused": pool.refused,
+        })
+    };
+    json!({
+        "node_id": proxy.peer.node_id,
+        "process_id": format!("{:016x}", proxy.peer.process_id),
+        "peer": proxy.peer.remote.to_string(),
+        "certificate": proxy.peer.remote.origin.certificate.as_deref(),
+        "since_ms": unix_ms(proxy.since),
+        "pools": proxy.pools.iter().map(pool).collect::<Vec<_>>(),
+    })
+}
+
+/// Counts of what was refused since the daemon started.
+fn refusals(shared: &DaemonState) -> BTreeMap<&'static str, u64> {
+    let counters = shared.counters();
+    BTreeMap::from([
+        ("pool_updates", counters.pool_updates_refused),
+        ("eds_responses", counters.eds_refused),
+        ("eds_unanswered", counters.eds_unanswered),
+        ("peer_messages", counters.messages_refused),
+        ("reports_invalid", counters.reports_invalid),
+        ("streams", shared.origins.refused().map(|(_, count)| count).sum()),
+    ])
+}

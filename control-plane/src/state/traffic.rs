@@ -1,0 +1,265 @@
+//! Traffic and latency of the last hour, in memory: a ring of samples for each pool.
+//!
+//! A sample is the difference of two readings of the counters. The first report of a VM is left
+//! out, because it counts what happened before this daemon ran.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use proto::HISTOGRAM_BOUNDS;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, MissedTickBehavior};
+
+use crate::shutdown::Shutdown;
+use crate::state::counters::{CounterTotals, ModelTotals, TotalsHistogram};
+use crate::state::shared::DaemonState;
+
+/// The time between samples. Proxies report once a second, so each sample has several reports.
+pub const SAMPLE_INTERVAL: Duration = Duration::from_secs(10);
+
+/// The most samples kept of one pool: an hour. They take about 80 KB.
+pub const SAMPLES_MAX: usize = 360;
+
+/// The samples of all pools.
+#[derive(Debug, Default)]
+pub struct TrafficHistory {
+    pools: BTreeMap<Arc<str>, PoolTraffic>,
+}
+
+#[derive(Debug, Default)]
+struct PoolTraffic {
+    samples: VecDeque<TrafficSample>,
+    before: Option<(Instant, TrafficReading)>,
+}
+
+/// The cumulative numbers that a sample is computed from.
+#[derive(Clone, Debug, Default)]
+struct TrafficReading {
+    all: ModelTotals,
+    refused: u64,
+}
+
+/// The traffic of one pool within an interval. It has many fields because each is a line of a
+/// chart.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TrafficSample {
+    /// The end of the interval.
+    pub at: SystemTime,
+    /// The length of the interval.
+    pub seconds: f64,
+    /// Requests begun.
+    pub requests: u64,
+    /// Answers with status 400 to 499.
+    pub client_errors: u64,
+    /// Answers with status 500 and above.
+    pub server_errors: u64,
+    /// Requests that proxies refused.
+    pub refused: u64,
+    /// Tokens of prompts, as engines reported them.
+    pub prompt_tokens: u64,
+    /// Tokens of prompts that engines had cached.
+    pub cached_tokens: u64,
+    /// Tokens generated.
+    pub output_tokens: u64,
+    /// Requests outstanding at the end of the interval.
+    pub running: u64,
+    /// Requests with an SLO: met, missed, shed.
+    pub slo: [u64; 3],
+    /// Time to the first token.
+    pub ttft: Option<LatencyQuantiles>,
+    /// Time for each further token.
+    pub tpot: Option<LatencyQuantiles>,
+    /// Time of whole exchanges.
+    pub duration: Option<LatencyQuantiles>,
+}
+
+/// Quantiles in ms, interpolated within the buckets of a histogram as Prometheus does it. Above the
+/// last bound there is no width, so the bound itself stands for all greater values.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LatencyQuantiles {
+    /// The median.
+    pub p50: f64,
+    /// The 99th percentile.
+    pub p99: f64,
+}
+
+/// Takes a sample of every pool each [`SAMPLE_INTERVAL`] until `shutdown`.
+pub fn spawn(tasks: &mut JoinSet<&'static str>, shared: &Arc<DaemonState>, mut shutdown: Shutdown) {
+    let shared = Arc::clone(shared);
+    tasks.spawn(async move {
+        let mut tick = tokio::time::interval(SAMPLE_INTERVAL);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                now = tick.tick() => shared.sample_traffic(now),
+                () = shutdown.begun() => return "traffic history",
+            }
+        }
+    });
+}
+
+// === impl TrafficHistory ===
+
+impl TrafficHistory {
+    /// Adds a sample of `pool`: the difference between `totals` and the last call. `earlier` counts
+    /// what happened before this daemon ran. The first call only sets the beginning.
+    pub fn record(&mut self, pool: &Arc<str>, totals: &CounterTotals, earlier: &CounterTotals, now: Instant) {
+        let reading = TrafficReading::of(totals).minus(&TrafficReading::of(earlier));
+        let running = totals.models.values().map(|model| model.running).sum();
+        let traffic = self.pools.entry(Arc::clone(pool)).or_default();
+        if let Some((since, before)) = traffic.before.replace((now, reading.clone())) {
+            while traffic.samples.len() >= SAMPLES_MAX {
+                traffic.samples.pop_front();
+            }
+            let seconds = now.saturating_duration_since(since).as_secs_f64();
+            traffic.samples.push_back(reading.minus(&before).sample(seconds, running));
+        }
+    }
+
+    /// The samples of each pool, oldest first.
+    pub fn pools(&self) -> impl Iterator<Item = (&Arc<str>, impl Iterator<Item = &TrafficSample>)> {
+        self.pools.iter().map(|(pool, traffic)| (pool, traffic.samples.iter()))
+    }
+}
+
+// === impl TrafficReading ===
+
+impl TrafficReading {
+    fn of(totals: &CounterTotals) -> Self {
+        let mut all = ModelTotals::default();
+        totals.models.values().for_each(|model| all.add(model, false));
+        Self { all, refused: totals.dropped.values().sum() }
+    }
+
+    /// The growth since `before`. A count that fell counts as no growth.
+    fn minus(&self, before: &Self) -> Self {
+        let (now, old) = (&self.all, &before.all);
+        let errors =
+            now.errors.iter().map(|(status, count)| (status.clone(), count.saturating_sub(old.errors.get(status).copied().unwrap_or(0))));
+        let all = ModelTotals {
+            requests: now.requests.saturating_sub(old.requests),
+            errors: errors.collect(),
+            duration_ms: growth(&now.duration_ms, &old.duration_ms),
+            ttft_ms: growth(&now.ttft_ms, &old.ttft_ms),
+            tpot_ms: growth(&now.tpot_ms, &old.tpot_ms),
+            prompt_tokens: now.prompt_tokens.saturating_sub(old.prompt_tokens),
+            completion_tokens: now.completion_tokens.saturating_sub(old.completion_tokens),
+            cached_tokens: now.cached_tokens.saturating_sub(old.cached_tokens),
+            slo: std::array::from_fn(|at| now.slo[at].saturating_sub(old.slo[at])),
+            ..ModelTotals::default()
+        };
+        Self { all, refused: self.refused.saturating_sub(before.refused) }
+    }
+
+    fn sample(&self, seconds: f64, running: u64) -> TrafficSample {
+        let errors = |class: fn(u16) -> bool| {
+            let of_class = self.all.errors.iter().filter(|(status, _)| status.parse().is_ok_and(class));
+            of_class.map(|(_, count)| count).sum()
+        };
+        TrafficSample {
+            at: SystemTime::now(),
+            seconds,
+            requests: self.all.requests,
+            client_errors: errors(|status| (400..500).contains(&status)),
+            server_errors: errors(|status| status >= 500),
+            refused: self.refused,
+            prompt_tokens: self.all.prompt_tokens,
+            cached_tokens: self.all.cached_tokens,
+            output_tokens: self.all.completion_tokens,
+            running,
+            slo: self.all.slo,
+            ttft: LatencyQuantiles::of(&self.all.ttft_ms),
+            tpot: LatencyQuantiles::of(&self.all.tpot_ms),
+            duration: LatencyQuantiles::of(&self.all.duration_ms),
+        }
+    }
+}
+
+fn growth(now: &TotalsHistogram, before: &TotalsHistogram) -> TotalsHistogram {
+    let counts = std::array::from_fn(|at| now.counts[at].saturating_sub(before.counts[at]));
+    TotalsHistogram { counts, sum: (now.sum - before.sum).max(0.0) }
+}
+
+// === impl LatencyQuantiles ===
+
+impl LatencyQuantiles {
+    /// The quantiles of a histogram; `None` without values.
+    fn of(histogram: &TotalsHistogram) -> Option<Self> {
+        (histogram.count() > 0).then(|| Self { p50: quantile(histogram, 0.5), p99: quantile(histogram, 0.99) })
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts within one interval stay far below 2^52")]
+fn quantile(histogram: &TotalsHistogram, share: f64) -> f64 {
+    let rank = share * histogram.count() as f64;
+    let (mut below, mut lower) = (0.0, 0.0);
+    for (bound, count) in HISTOGRAM_BOUNDS.iter().zip(histogram.counts) {
+        let count = count as f64;
+        if count > 0.0 && below + count >= rank {
+            return lower + (bound - lower) * (rank - below) / count;
+        }
+        (below, lower) = (below + count, *bound);
+    }
+    lower
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::state::counters::TotalsLabel;
+
+    use super::*;
+
+    fn totals(requests: u64, ttfts_ms: &[f64]) -> CounterTotals {
+        let mut model = ModelTotals { requests, running: 3, slo: [requests, 1, 0], ..ModelTotals::default() };
+        ttfts_ms.iter().for_each(|ms| model.ttft_ms.record(*ms));
+        model.errors.insert("404".to_owned(), requests);
+        model.errors.insert("503".to_owned(), 2 * requests);
+        let mut totals = CounterTotals::default();
+        totals.models.insert(TotalsLabel { model: "m".to_owned(), target: "m".to_owned(), priority: 0 }, model);
+        totals.dropped.insert("no endpoint".to_owned(), requests);
+        totals
+    }
+
+    fn samples(history: &TrafficHistory) -> Vec<TrafficSample> {
+        history.pools().flat_map(|(_, samples)| samples.cloned()).collect()
+    }
+
+    #[test]
+    fn a_sample_is_the_growth_within_its_interval() {
+        let (mut history, pool, begin) = (TrafficHistory::default(), Arc::from("p"), Instant::now());
+        history.record(&pool, &totals(5, &[1.5]), &CounterTotals::default(), begin);
+        assert_eq!(samples(&history), [], "the first call sets the beginning");
+        history.record(&pool, &totals(9, &[1.5, 4.0, 4.0]), &CounterTotals::default(), begin + SAMPLE_INTERVAL);
+        let [sample] = samples(&history).try_into().unwrap();
+        assert_eq!((sample.requests, sample.client_errors, sample.server_errors, sample.refused), (4, 4, 8, 4));
+        assert_eq!((sample.running, sample.slo, sample.seconds), (3, [4, 0, 0], 10.0));
+        assert_eq!(sample.ttft, Some(LatencyQuantiles { p50: 3.5, p99: 4.97 }), "both are between 2 and 5 ms");
+        assert_eq!(sample.tpot, None);
+    }
+
+    #[test]
+    fn counts_from_before_this_daemon_do_not_appear_as_traffic() {
+        let (mut history, pool, begin) = (TrafficHistory::default(), Arc::from("p"), Instant::now());
+        history.record(&pool, &CounterTotals::default(), &CounterTotals::default(), begin);
+        history.record(&pool, &totals(1_000_002, &[]), &totals(1_000_000, &[]), begin + SAMPLE_INTERVAL);
+        assert_eq!(samples(&history)[0].requests, 2);
+    }
+
+    #[test]
+    fn an_hour_is_kept() {
+        let (mut history, pool, begin) = (TrafficHistory::default(), Arc::from("p"), Instant::now());
+        for at in 0..u32::try_from(SAMPLES_MAX).unwrap() + 10 {
+            history.record(&pool, &totals(u64::from(at), &[]), &CounterTotals::default(), begin + SAMPLE_INTERVAL * at);
+        }
+        assert_eq!(samples(&history).len(), SAMPLES_MAX);
+        assert_eq!(SAMPLE_INTERVAL * u32::try_from(SAMPLES_MAX).unwrap(), Duration::from_secs(3_600));
+    }
+
+    #[test]
+    fn values_above_the_last_bound_have_its_value() {
+        let mut histogram = TotalsHistogram::default();
+        histogram.record(1e9);
+        assert_eq!(LatencyQuantiles::of(&histogram), Some(LatencyQuantiles { p50: 600_000.0, p99: 600_000.0 }));
+    }
+}

@@ -1,0 +1,174 @@
+//! The console: the page, and its data as the schema describes it.
+
+use std::path::Path;
+
+use prost::Message;
+use proto::state::{self, proxy_message};
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::harness::{Daemon, FilterStream, daemon, get, get_json, until, write};
+use crate::json_schema::JsonSchema;
+
+const SECRET: &str = "heliotrope-armadillo";
+
+fn schema() -> JsonSchema {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("console/api.schema.json");
+    JsonSchema::new(serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap())
+}
+
+async fn post(daemon: &Daemon, question: &Value) -> (u16, Value) {
+    let url = format!("http://{}/api/v1/explain", daemon.admin_address);
+    let reply = reqwest::Client::new().post(url).json(question).send().await.unwrap();
+    (reply.status().as_u16(), reply.json().await.unwrap())
+}
+
+/// A record as the filter writes it, of a pool with one endpoint.
+fn record(endpoint: &state::Endpoint) -> String {
+    json!({
+        "version": [1, 1], "rng": 5, "metrics_stale": false, "out_of_touch": false, "prefix_idle": 0,
+        "request": {"model": "m", "priority": 0, "prompt_tokens": 64, "blocks": 4, "block_tokens": 16, "max_tokens": 8, "media_items": 0,
+            "headers": {}, "subset": null},
+        "endpoints": [{"endpoint": endpoint.address, "name": endpoint.name, "slot": endpoint.slot, "generation": endpoint.generation,
+            "ready": true, "age_ms": 1, "requests": 1, "prefill_tokens": 10, "decode_tokens": 5, "prefill_prompts": 0,
+            "prefill_prompt_tokens": 0, "prefill_uncached_tokens": 0, "prefill_attention": 0, "ttft_slo_us": null, "tpot_slo_us": null,
+            "matched_blocks": 2, "prefix_age": 1.0, "cold_pick": 0, "last_pick": 0, "ejected": false, "last_answer": 0, "failing": 0,
+            "adapter_room": null, "attributes": {}}],
+        "picked": [endpoint.address],
+    })
+    .to_string()
+}
+
+#[tokio::test]
+async fn the_page_is_served_with_a_strict_policy() {
+    let daemon = daemon(&["--endpoint", "127.0.0.1:1"]).await;
+    let (status, page) = get(daemon.admin_address, "/").await;
+    assert_eq!(status, 200);
+    assert!(page.contains("console.js") && !page.contains("://"), "it names no other site: {page}");
+    let client = reqwest::Client::new();
+    for (path, media_type) in
+        [("/", "text/html"), ("/console.js", "text/javascript"), ("/console.css", "text/css"), ("/icon.svg", "image/svg")]
+    {
+        let url = format!("http://{}{path}", daemon.admin_address);
+        let reply = client.get(&url).send().await.unwrap();
+        let header = |name: &str| reply.headers()[name].to_str().unwrap().to_owned();
+        assert!(header("content-type").starts_with(media_type), "{path}");
+        assert!(header("content-security-policy").starts_with("default-src 'none'; script-src 'self'; style-src 'self';"), "{path}");
+        assert_eq!(header("x-content-type-options"), "nosniff");
+        let again = client.get(&url).header("if-none-match", header("etag")).send().await.unwrap();
+        assert_eq!(again.status(), 304, "{path}");
+    }
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn with_a_token_the_data_needs_it_and_the_page_does_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("token");
+    write(&file, "0123456789abcdef0123456789abcdef\n");
+    let daemon = daemon(&["--endpoint", "127.0.0.1:1", "--admin-token-file", file.to_str().unwrap()]).await;
+    for path in ["/", "/console.js", "/console.css", "/icon.svg"] {
+        assert_eq!(get(daemon.admin_address, path).await.0, 200, "{path}");
+    }
+    for path in ["/api/v1/overview", "/api/v1/history", "/api/v1/decisions", "/debug/state", "/metrics", "/console.js/../api/v1/overview"] {
+        assert_eq!(get(daemon.admin_address, path).await.0, 401, "{path}");
+    }
+    let url = format!("http://{}/api/v1/explain", daemon.admin_address);
+    assert_eq!(reqwest::Client::new().post(url).json(&json!({})).send().await.unwrap().status(), 401);
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn every_answer_is_as_the_schema_says() {
+    let daemon = daemon(&["--endpoint", "127.0.0.1:1", "--endpoint", "127.0.0.1:2"]).await;
+    let (mut filter, _) = FilterStream::connect(daemon.state_address, "node-7", 1, &["default"]).await;
+    let endpoint = filter.pool_update().await.endpoints[0].clone();
+    let report = |requests: u64, decision: String| {
+        let mut counts = vec![0; proto::HISTOGRAM_BOUNDS.len() + 1];
+        counts[3] = requests;
+        let model = state::ModelCounters {
+            model: "m".to_owned(),
+            requests,
+            errors: vec![state::Count { key: "503".to_owned(), count: 1 }],
+            ttft_ms: Some(state::Histogram { counts, sum: 1.0 }),
+            prompt_tokens: 300,
+            cached_tokens: 100,
+            slo: vec![5, 6, 7],
+            ..Default::default()
+        };
+        let row = state::EndpointCounters { slot: endpoint.slot, generation: endpoint.generation, picked: requests, ..Default::default() };
+        let vm = state::VmCounters {
+            pool: "default".to_owned(),
+            vm_id: 1,
+            endpoints: vec![row],
+            models: vec![model],
+            dropped: vec![state::Count { key: "saturated".to_owned(), count: 2 }],
+            decision,
+            ..Default::default()
+        };
+        proxy_message::Message::Report(state::Report { counters: vec![vm.encode_to_vec()] })
+    };
+    filter.say(report(1_000_000, String::new())).await;
+    let counted = || async { !get_json(daemon.admin_address, "/api/v1/overview").await["pools"][0]["models"][0].is_null() };
+    until("the first report is counted", counted).await;
+    daemon.shared.sample_traffic(Instant::now());
+    filter.say(report(1_000_007, record(&endpoint))).await;
+    until("the decision is kept", || async { !get_json(daemon.admin_address, "/api/v1/decisions").await["decisions"][0].is_null() }).await;
+    daemon.shared.sample_traffic(Instant::now());
+
+    let schema = schema();
+    let overview = get_json(daemon.admin_address, "/api/v1/overview").await;
+    schema.check("Overview", &overview);
+    assert_eq!(overview["pools"][0]["endpoints"].as_array().unwrap().len(), 2);
+    assert_eq!(overview["proxies"][0]["pools"][0]["acknowledged"], overview["pools"][0]["revision"]);
+    let history = get_json(daemon.admin_address, "/api/v1/history").await;
+    schema.check("History", &history);
+    let last = history["pools"][0]["samples"].as_array().unwrap().last().unwrap().clone();
+    assert_eq!(last["requests"], 7, "what the proxy counted before it was known is not the traffic of now: {last}");
+    assert_eq!(last["ttft_ms"]["p50"], 7.5, "{last}");
+    let decisions = get_json(daemon.admin_address, "/api/v1/decisions").await;
+    schema.check("Decisions", &decisions);
+    let decision = &decisions["decisions"][0];
+    assert_eq!((&decision["source"], &decision["cached_tokens_max"]), (&json!("node-7"), &json!(32)));
+
+    let question = json!({"decision": decision["id"]});
+    schema.check("Question", &question);
+    let (status, explained) = post(&daemon, &question).await;
+    assert_eq!(status, 200, "{explained}");
+    schema.check("Explanation", &explained);
+    assert_eq!(explained["picked"][0], endpoint.address);
+    assert!(explained["candidates"][0]["cost"]["prefill_ms"].as_f64().unwrap() > 0.0, "{explained}");
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_pasted_request_is_explained_and_its_text_is_nowhere() {
+    let daemon = daemon(&["--endpoint", "127.0.0.1:1", "--endpoint", "127.0.0.1:2"]).await;
+    let schema = schema();
+    let request = json!({"model": "m", "messages": [{"role": "user", "content": SECRET}]}).to_string();
+    let ask = |without: Value| json!({"request": request, "path": "/v1/chat/completions", "without": without});
+    until("the endpoints are known", || async { post(&daemon, &ask(json!([]))).await.0 == 200 }).await;
+    let (_, both) = post(&daemon, &ask(json!([]))).await;
+    let (_, one) = post(&daemon, &ask(json!([both["picked"][0]]))).await;
+    for explained in [&both, &one] {
+        schema.check("Explanation", explained);
+        assert!(!explained.to_string().contains(SECRET));
+    }
+    assert_ne!(one["picked"][0], both["picked"][0]);
+    for path in ["/api/v1/overview", "/api/v1/history", "/api/v1/decisions", "/debug/state", "/metrics"] {
+        assert!(!get(daemon.admin_address, path).await.1.contains(SECRET), "{path}");
+    }
+    for (question, expected, why) in [
+        (json!({"decision": 99}), 404, "no longer kept"),
+        (json!({}), 400, "name a decision"),
+        (json!({"request": "{}", "pool": "other"}), 400, "no pool other"),
+        (json!({"request": request, "without": ["127.0.0.1:3"]}), 400, "no endpoint 127.0.0.1:3"),
+        (json!({"prompt": "x"}), 422, "unknown field"),
+    ] {
+        let (status, failure) = post(&daemon, &question).await;
+        schema.check("Failure", &failure);
+        assert_eq!(status, expected, "{question}");
+        assert!(failure["error"].as_str().unwrap().contains(why), "{failure}");
+    }
+    daemon.stop().await;
+}

@@ -1,0 +1,121 @@
+"""What each way to let the picker know the prompt is worth in Istio: hit rate and time to the first token on one trace."""
+
+import contextlib
+import json
+import sys
+import time
+from typing import Iterator
+
+import chat
+import engines
+import istio
+import istio_pool
+import istio_steps as steps
+import kube
+import node
+from istio_steps import Target
+from paths import HERE, RUN
+
+# The engines take as long as measured ones, and send the first token at once.
+REAL_ARGUMENTS = ["--listen=$(POD_IP):8000", "--speed=1"]
+# The picker's policy where the only sign of a conversation is a header.
+SESSIONS = """
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+- type: session-affinity-scorer
+  parameters: {strategy: session_id}
+- type: max-score-picker
+"""
+# istiod pushes a change within a second, and Envoy takes about as long to load the module.
+SWITCH_SECONDS = 6
+SESSION_HEADER = "x-session-id: CONVERSATION"
+FILE = "wasmplugin.yaml"
+
+
+@contextlib.contextmanager
+def real_engines() -> Iterator[None]:
+    """Engines installed meanwhile take as long as measured ones. The next drill installs the fast ones again."""
+    before = engines.ARGUMENTS
+    engines.ARGUMENTS = REAL_ARGUMENTS
+    try:
+        yield
+    finally:
+        engines.ARGUMENTS = before
+
+
+HEAD = ("the decision uses", "prompt tokens cached", "turns that stayed", "first token of later turns: median", "p90")
+
+
+def table(rows: list[dict]) -> str:
+    """The table of docs/how-to/istio.md, from rows as in docs/data/istio-body.json."""
+    lines = [HEAD, tuple("---" for _ in HEAD)]
+    for row in rows:
+        first = row["first_ms"]
+        lines.append((row["decision"], f"{row['hit_rate']:.0%}", f"{row['stayed']:.0%}", f"{first['p50']:.0f} ms", f"{first['p90']:.0f} ms"))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def measured() -> str:
+    rows: dict[str, dict] = {}
+    with real_engines():
+        istio.install_shipped("envoyfilter.yaml")
+        try:
+            target = steps.shipped_target()
+            rows["envoyfilter.yaml"] = trace(target)
+            istio.apply_shipped(FILE)
+            rows["wasmplugin.yaml"] = switched(target)
+            apply_at_the_headers()
+            rows["at the headers"] = switched(target)
+            choose_by_session()
+            rows["at the headers, a session header"] = switched(target, SESSION_HEADER)
+            rows["Istio alone"] = without_picker()
+        finally:
+            istio.remove_shipped(FILE)
+            istio.apply_daemon()
+            istio.restart_daemon()
+        try:
+            rows["InferencePool"] = trace(istio_pool.install())
+        finally:
+            istio_pool.remove()
+    written = {"place": "Istio on the node", "rows": [{"decision": name, **row} for name, row in rows.items()]}
+    (RUN / "istio-body-rows.json").write_text(json.dumps(written, indent=1))
+    return "; ".join(f"{name}: {described(row)}" for name, row in rows.items())
+
+
+def trace(target: Target, *headers: str) -> dict:
+    return json.loads(node.run(sys.executable, str(HERE / "multi_turn.py"), target.address, target.engines(), *headers))
+
+
+def described(row: dict) -> str:
+    first = row["first_ms"]
+    return f"{row['hit_rate']:.0%} cached, {row['stayed']:.0%} stayed, first token {first['mean']:.0f} ms (mean), {first['p90']:.0f} ms (p90)"
+
+
+def switched(target: Target, *headers: str) -> dict:
+    """The trace after a change of the gateway's configuration, which Envoy has when the picker answers with it."""
+    time.sleep(SWITCH_SECONDS)
+    chat.until_answered(target.address)
+    return trace(target, *headers)
+
+
+def apply_at_the_headers() -> None:
+    """The WasmPlugin of the shipped file, deciding without the body."""
+    plugin = istio.objects(FILE)[0]
+    plugin["spec"]["pluginConfig"]["decide_at"] = "headers"
+    kube.apply(json.dumps(plugin), istio.NAMESPACE)
+
+
+def choose_by_session() -> None:
+    """Gives the daemon a configuration that follows the session header."""
+    pools = "pools:\n- name: default\n  inferencePool: {namespace: default, name: inference}\n  config: /etc/switchpointd/sessions.yaml\n"
+    data = json.dumps({"data": {"pools.yaml": pools, "sessions.yaml": SESSIONS}})
+    kube.kubectl("patch", "configmap", "switchpointd", "-n", "switchpoint", "--type=merge", "-p", data)
+    istio.restart_daemon()
+
+
+def without_picker() -> dict:
+    """Istio's own load balancing over the Service. The gateway's probe asks the picker, so the trace goes to the pod."""
+    kube.kubectl("delete", "wasmplugin/switchpoint", "envoyfilter/switchpoint", "-n", istio.NAMESPACE)
+    target = Target(f"{istio.gateway_pod()['status']['podIP']}:80", "default")
+    return switched(target)

@@ -1,0 +1,219 @@
+"""What the drills of Istio ask of a gateway, in whichever way the picker was loaded into it."""
+
+import json
+import signal
+import statistics
+import sys
+import time
+from typing import Callable, Iterable, NamedTuple
+
+import engines
+import istio
+import kube
+import node
+import processes
+from arrivals import Report
+from loading import loading
+from paths import HERE
+
+# By chance a third of the turns would stay, as there are three engines. One conversation runs at a time, so no load moves it.
+STAYED_SHARE_MIN = 0.9
+# The load goes on for this time after a step, or without one.
+LOADED_SECONDS = 10
+SUBSET_KEY = "x-gateway-destination-endpoint-subset"
+# A filter before the picker that writes a subset hint, as an operator's own filter does. Clients cannot set one: the shipped files
+# remove the header.
+SUBSET_FILTER = f"""
+apiVersion: networking.istio.io/v1alpha3
+kind: EnvoyFilter
+metadata: {{name: subset}}
+spec:
+  workloadSelector: {{labels: {{istio: ingressgateway}}}}
+  configPatches:
+  - applyTo: HTTP_FILTER
+    match:
+      context: GATEWAY
+      listener: {{filterChain: {{filter: {{name: envoy.filters.network.http_connection_manager}}}}}}
+    patch:
+      operation: INSERT_FIRST
+      value:
+        name: subset
+        typed_config:
+          "@type": type.googleapis.com/envoy.extensions.filters.http.header_to_metadata.v3.Config
+          request_rules:
+          - header: x-drill-subset
+            on_header_present: {{metadata_namespace: envoy.lb.subset_hint, key: {SUBSET_KEY}, type: STRING}}
+            remove: true
+"""
+
+
+class Failed(Exception):
+    """The drill did not show what it must show."""
+
+
+class Outcome(tuple):
+    """`drills.Outcome`, which the drills of Istio cannot import: report, seconds, remarks."""
+
+    report = property(lambda self: self[0])
+    seconds = property(lambda self: self[1])
+    remarks = property(lambda self: self[2])
+
+
+class Target(NamedTuple):
+    """A gateway's address, and the namespace and the labels of the engines behind it."""
+
+    address: str
+    namespace: str
+    labels: str = engines.SELECTOR
+
+    def pods(self) -> list[dict]:
+        return kube.pods(self.namespace, self.labels)
+
+    def engines(self) -> str:
+        """The addresses of the engines, comma-separated."""
+        return ",".join(f"{pod['status']['podIP']}:8000" for pod in self.pods())
+
+
+def shipped_target() -> Target:
+    """The gateway of the shipped files, which choose among the model servers in `default`."""
+    return Target(istio.address(), "default")
+
+
+# === Conversations ===
+
+
+def converse(target: Target, *arguments: str) -> dict:
+    """Runs the conversations, and raises Failed if a chat was not answered."""
+    found = json.loads(node.run(sys.executable, str(HERE / "conversations.py"), target.address, target.engines(), *arguments))
+    refused = [turn for turns in found["conversations"] for turn in turns if turn["status"] != 200]
+    if refused:
+        raise Failed(f"{len(refused)} chats were refused: {refused[:2]}")
+    return found
+
+
+def stayed(found: dict) -> float:
+    """The share of turns that went to the endpoint of the turn before."""
+    pairs = [(a["served_by"], b["served_by"]) for turns in found["conversations"] for a, b in zip(turns, turns[1:])]
+    return sum(a == b for a, b in pairs) / len(pairs)
+
+
+def described(found: dict) -> str:
+    first = [turn["first"] * 1000 for turns in found["conversations"] for turn in turns[1:]]
+    return f"{stayed(found):.0%} of turns stayed, {found['hit_rate']:.0%} of prompt tokens cached, first token {statistics.median(first):.0f} ms (median)"
+
+
+def used(found: dict) -> set[str]:
+    return {turn["served_by"] for turns in found["conversations"] for turn in turns}
+
+
+def routes_by_prefix(target: Target) -> str:
+    found = converse(target)
+    if stayed(found) < STAYED_SHARE_MIN or len(used(found)) < 2:
+        raise Failed(f"conversations do not stay: {described(found)}; endpoints {used(found)}")
+    return described(found)
+
+
+def obeys_subset(target: Target) -> str:
+    kube.apply(SUBSET_FILTER, istio.NAMESPACE)
+    wanted = f"{target.pods()[-1]['status']['podIP']}:8000"
+    header = f"x-drill-subset: {wanted}"
+    try:
+        kube.wait_until("the subset is obeyed", lambda: used(converse(target, header, "2")) == {wanted}, 60)
+    finally:
+        kube.kubectl("delete", "envoyfilter", "subset", "-n", istio.NAMESPACE)
+    return "a subset of one endpoint is obeyed"
+
+
+# === Work under load ===
+
+Run = tuple[Report, str]
+
+
+def under_load(target: Target, work: Callable[[], str], broken_by: str = "") -> Run:
+    """Does the work under load to the gateway. Streams that the endpoint `broken_by` had begun may break, if it is killed."""
+    with loading(target.address) as load:
+        remarks = work()
+    report = load.report
+    lost = [failure for failure in report.failures if broken_by and failure["began"] and failure["served_by"].startswith(broken_by)]
+    if lost and len(lost) == report.failed:
+        remarks += f" ({report.failed} streams that it had begun broke, as expected)"
+        report.failed, report.failures = 0, []
+    elif report.failed:
+        remarks += f" ({report.failed} requests FAILED)"
+    return report, remarks
+
+
+def only_load(target: Target, remark: str) -> Run:
+    def work() -> str:
+        time.sleep(LOADED_SECONDS)
+        return f"{LOADED_SECONDS} s of load, {remark}"
+
+    return under_load(target, work)
+
+
+def kill_engine(target: Target) -> Run:
+    """An endpoint refuses connections until its container runs again. The requests go down the ranked list."""
+    victim = target.pods()[0]
+
+    def work() -> str:
+        processes.kill(processes.container_pid(victim["metadata"]["name"], target.namespace), signal.SIGKILL)
+        time.sleep(LOADED_SECONDS)
+        return "an engine killed"
+
+    run = under_load(target, work, victim["status"]["podIP"])
+    kube.wait_until("all engines are ready", lambda: all(map(kube.is_ready, target.pods())))
+    return run
+
+
+def kill_daemons(target: Target, namespace: str, labels: str) -> Run:
+    def work() -> str:
+        for pod in kube.pods(namespace, labels):
+            processes.kill(processes.container_pid(pod["metadata"]["name"], namespace), signal.SIGKILL)
+        time.sleep(LOADED_SECONDS)
+        return "all daemons killed"
+
+    run = under_load(target, work)
+    kube.wait_until("the daemons are ready", lambda: all(map(kube.is_ready, kube.pods(namespace, labels))))
+    return run
+
+
+def replace_module(target: Target, apply: Callable[[], object], how: str) -> Run:
+    """Gives the gateway another module under load, and waits until Envoy runs it."""
+    before = istio.modules()
+
+    def work() -> str:
+        apply()
+        seconds = kube.wait_until("Envoy has another module", lambda: istio.modules() not in (before, set()), 90)
+        time.sleep(LOADED_SECONDS)
+        return f"module replaced {how} in {seconds:.0f} s"
+
+    return under_load(target, work)
+
+
+def replace_gateway(target: Target) -> Run:
+    def work() -> str:
+        kube.kubectl("rollout", "restart", f"deployment/{istio.GATEWAY}", "-n", istio.NAMESPACE)
+        kube.rolled_out(istio.GATEWAY, istio.NAMESPACE)
+        return "gateway replaced"
+
+    return under_load(target, work)
+
+
+# === The outcome of a drill ===
+
+
+def added(runs: Iterable[Run]) -> Run:
+    """One report of several loads."""
+    total, told = Report(), []
+    for report, remarks in runs:
+        for field in ("requests", "failed", "failed_begun", "streams"):
+            setattr(total, field, getattr(total, field) + getattr(report, field))
+        total.failures = [*total.failures, *report.failures]
+        total.longest_gap = max(total.longest_gap, report.longest_gap)
+        told.append(remarks)
+    return total, "; ".join(told)
+
+
+def outcome(began: float, runs: Iterable[Run], *remarks: str) -> Outcome:
+    report, told = added(runs)
+    return Outcome((report, time.monotonic() - began, "; ".join([*remarks, told])))
