@@ -213,6 +213,7 @@ impl FlowQueues {
             bytes: arrival.bytes,
             cost,
             full_at: None,
+            nowhere: false,
         };
         let key = entry.key;
         (self.held, self.bytes) = (self.held + 1, self.bytes.saturating_add(arrival.bytes));
@@ -221,7 +222,7 @@ impl FlowQueues {
         let band = self.band_mut(own);
         let is_first = band.held == 0;
         let flow = band.flow_ref(arrival.flow_id());
-        band.push(flow.at, entry);
+        band.push(flow.at, rules.fairness, entry);
         Ok((HeldTicket { number, flow, key, is_first }, !is_due && band.held <= pass::LOOK_AHEAD))
     }
 
@@ -317,16 +318,17 @@ impl FlowQueues {
         let entry = self.band_mut(priority).entry_mut(ticket.flow.at, ticket.key, ticket.number);
         let waited_ms = entry.map_or(0, |entry| {
             entry.full_at = endpoint.or(entry.full_at);
+            entry.nowhere = endpoint.is_none();
             now.ms_since(entry.since)
         });
         self.pass.found_full(ticket.number, endpoint, priority, waited_ms);
     }
 
-    /// Charges the flow of a request that is sent now.
+    /// Charges the flow of a request that is sent now; `passes`: without being held.
     pub(crate) fn charge(
         &mut self,
         control: &FlowControl,
-        (flow, priority): (u64, i32),
+        (flow, priority, passes): (u64, i32, bool),
         (prompt_tokens, cost): (u32, FlowCost),
         now: Timestamp,
     ) -> Option<FlowCharge> {
@@ -344,13 +346,12 @@ impl FlowQueues {
         band.seen = now;
         band.credit = (band.credit - tokens).max(0.0);
         let flow = band.flow_ref(flow);
+        if passes {
+            band.counters.count(FlowOutcome::Dispatched, 0);
+            band.pass(flow.at, rules.fairness);
+        }
         band.charge(flow.at, rules.fairness, cost, now);
         Some(FlowCharge { flow, prompt_tokens, output: cost.output })
-    }
-
-    /// Counts a request that was sent without being held.
-    pub(crate) fn count_passed(&mut self, priority: i32) {
-        self.band_mut(priority).counters.count(FlowOutcome::Dispatched, 0);
     }
 
     /// Corrects the charge of a request that has ended with `context_tokens` of prompt and output;

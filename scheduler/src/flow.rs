@@ -42,7 +42,7 @@ pub struct FlowAccount {
 /// The service of a band so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct BandAccount {
-    /// The start of the request that was served last, in tokens.
+    /// The lowest start among the requests that waited when one was served last, in tokens.
     pub virtual_time: f64,
     /// The number of requests served.
     pub turn: u64,
@@ -84,6 +84,13 @@ pub trait FairnessPolicy: PluginDebug + Send + Sync {
     /// The rank of a flow whose first request has waited for `waited_ms`: the lowest goes first.
     /// Among equals, the ordering policy decides.
     fn rank(&self, flow: &FlowAccount, band: &BandAccount, waited_ms: f64, now: Timestamp) -> f64;
+
+    /// Called when the first request of a flow arrives, while no other request of the flow waits.
+    fn begin(&self, _flow: &mut FlowAccount, _band: &BandAccount) {}
+
+    /// A request of the band goes to an endpoint now. `lowest` is the lowest rank among the flows
+    /// that wait and its own, before it is charged.
+    fn advance(&self, _band: &mut BandAccount, _lowest: f64) {}
 
     /// Charges the flow for a request that goes to an endpoint now.
     fn charge(&self, flow: &mut FlowAccount, band: &mut BandAccount, cost: FlowCost, now: Timestamp);

@@ -79,9 +79,7 @@ impl ManagedPool {
             match self.pick_with_room(request, model, None, now, observer) {
                 Err(PickRefusal::Full(_) | PickRefusal::Decision(Decision::Unavailable(UnavailableReason::NoReadyEndpoint))) => {}
                 picked => {
-                    let picked = self.charged(picked?, request, arrival.flow_id(), now);
-                    self.queues.count_passed(request.priority);
-                    return Ok(FlowAdmission::Picked(picked));
+                    return Ok(FlowAdmission::Picked(self.charged(picked?, request, (arrival.flow_id(), true), now)));
                 }
             }
         }
@@ -117,7 +115,7 @@ impl ManagedPool {
         match self.pick_with_room(request, model, Some(ticket.number), now, observer) {
             Ok(picked) => {
                 self.queues.remove(ticket, FlowOutcome::Dispatched, now);
-                Ok(Some(self.charged(picked, request, ticket.flow_id(), now)))
+                Ok(Some(self.charged(picked, request, (ticket.flow_id(), false), now)))
             }
             Err(PickRefusal::Full(endpoint)) => {
                 self.queues.found_full(ticket, Some(endpoint), now);
@@ -163,13 +161,13 @@ impl ManagedPool {
         request.max_tokens.map_or(mean, |max| mean.min(f64::from(max)))
     }
 
-    /// Charges the flow of a request that was picked.
-    fn charged(&mut self, mut picked: RecordedPick, request: &Request<'_>, flow: u64, now: Timestamp) -> RecordedPick {
+    /// Charges the flow of a request that was picked; `passes`: without being held.
+    fn charged(&mut self, mut picked: RecordedPick, request: &Request<'_>, (flow, passes): (u64, bool), now: Timestamp) -> RecordedPick {
         let output = self.expected_output(request);
         let Some(control) = self.state.as_ref().and_then(|state| state.snapshot.pipeline().flow_control()) else { return picked };
         #[expect(clippy::cast_precision_loss, reason = "token counts stay far below 2^52")]
         let cost = FlowCost { prompt: picked.hold.load().prefills.uncached_tokens as f64, output };
-        picked.hold.charge = self.queues.charge(control, (flow, request.priority), (request.prompt_tokens, cost), now);
+        picked.hold.charge = self.queues.charge(control, (flow, request.priority, passes), (request.prompt_tokens, cost), now);
         picked
     }
 

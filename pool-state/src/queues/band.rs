@@ -51,6 +51,8 @@ pub(super) struct HeldEntry {
     pub(super) cost: FlowCost,
     /// The endpoint that was picked for it last, and had no room.
     pub(super) full_at: Option<EndpointRef>,
+    /// Whether no endpoint could serve it when it was tried last.
+    pub(super) nowhere: bool,
 }
 
 // === impl BandQueue ===
@@ -95,8 +97,11 @@ impl BandQueue {
         FlowRef { priority: self.priority, at, id }
     }
 
-    pub(super) fn push(&mut self, flow: usize, entry: HeldEntry) {
+    pub(super) fn push(&mut self, flow: usize, fairness: &dyn FairnessPolicy, entry: HeldEntry) {
         let Some(flow) = self.flows.get_mut(flow) else { return };
+        if flow.held.is_empty() {
+            fairness.begin(&mut flow.account, &self.account);
+        }
         flow.seen = entry.since;
         (self.held, self.bytes) = (self.held + 1, self.bytes.saturating_add(entry.bytes));
         let at = flow.held.partition_point(|other| (other.key, other.number) < (entry.key, entry.number));
@@ -146,6 +151,13 @@ impl BandQueue {
         found.and_then(|(flow, at)| self.take_at(flow, at))
     }
 
+    /// A request of the flow goes at once, while none of the band waits.
+    pub(super) fn pass(&mut self, flow: usize, fairness: &dyn FairnessPolicy) {
+        if let Some(flow) = self.flows.get_mut(flow) {
+            fairness.begin(&mut flow.account, &self.account);
+        }
+    }
+
     /// Whether the band is owed the cost of its next request.
     pub(super) fn is_owed(&self) -> bool {
         let head = self.flows.iter().filter_map(|flow| flow.held.front()).min_by_key(|entry| entry.number);
@@ -153,10 +165,13 @@ impl BandQueue {
     }
 
     pub(super) fn charge(&mut self, flow: usize, fairness: &dyn FairnessPolicy, cost: FlowCost, now: Timestamp) {
-        if let Some(flow) = self.flows.get_mut(flow) {
-            flow.seen = now;
-            fairness.charge(&mut flow.account, &mut self.account, cost, now);
-        }
+        let waiting = self.flows.iter().enumerate().filter(|(at, other)| *at == flow || !other.held.is_empty());
+        let ranks = waiting.map(|(_, other)| fairness.rank(&other.account, &self.account, 0.0, now));
+        let lowest = ranks.min_by(f64::total_cmp);
+        let Some(flow) = self.flows.get_mut(flow) else { return };
+        flow.seen = now;
+        lowest.into_iter().for_each(|lowest| fairness.advance(&mut self.account, lowest));
+        fairness.charge(&mut flow.account, &mut self.account, cost, now);
     }
 
     pub(super) fn settle(&mut self, flow: FlowRef, fairness: &dyn FairnessPolicy, output: f64) {

@@ -28,6 +28,8 @@ pub(super) struct ReleasePass {
     /// The numbers of the requests that were tried without success.
     tried: Vec<u64>,
     full: Vec<FullEndpoint>,
+    /// How many requests were tried again that no endpoint could serve before.
+    nowhere: usize,
 }
 
 /// An endpoint that had no room in this pass.
@@ -48,6 +50,7 @@ impl ReleasePass {
         self.due = true;
         self.tried.clear();
         self.full.clear();
+        self.nowhere = 0;
     }
 
     pub(super) fn is_due(&self) -> bool {
@@ -84,19 +87,22 @@ impl ReleasePass {
         let waiting = |owed: bool| bands.iter().filter(move |band| band.held > 0 && band.is_owed() == owed);
         let next = waiting(true).chain(waiting(false)).find_map(|band| self.next_of(band, control, now));
         self.due = next.is_some();
+        let (number, nowhere) = next?;
+        self.nowhere += usize::from(nowhere);
         // A host that lost the request must not be named it again in this pass.
-        self.tried.extend(next);
-        next
+        self.tried.push(number);
+        Some(number)
     }
 
-    /// The next request of a band. Walks through the band as if each request were sent, so that
+    /// The next request of a band, and whether no endpoint could serve it before: such a request
+    /// takes no place from others. Walks through the band as if each request were sent, so that
     /// flows alternate by their fairness.
-    fn next_of(&self, band: &BandQueue, control: &FlowControl, now: Timestamp) -> Option<u64> {
+    fn next_of(&self, band: &BandQueue, control: &FlowControl, now: Timestamp) -> Option<(u64, bool)> {
         let rules = control.band(band.priority)?;
         let mut account = band.account;
         let mut walks: Vec<FlowWalk<'_>> = band.flows().iter().filter_map(FlowWalk::of).collect();
-        let mut tries = 0;
-        for _ in 0..SCAN_MAX {
+        let (mut tries, mut scanned) = (0, 0);
+        while tries < LOOK_AHEAD && scanned < SCAN_MAX {
             let rank = |walk: &FlowWalk<'_>| {
                 let entry = walk.entry()?;
                 let waited_ms = now.ms_since(entry.since) as f64;
@@ -106,14 +112,12 @@ impl ReleasePass {
             let best = best.min_by(|((a, a_key, a_no), _), ((b, b_key, b_no), _)| a.total_cmp(b).then((a_key, a_no).cmp(&(b_key, b_no))));
             let walk = walks.get_mut(best?.1)?;
             let entry = walk.entry()?;
-            if self.tried.contains(&entry.number) {
-                tries += 1;
-            } else if !self.is_hopeless(entry, band.priority) {
-                return Some(entry.number);
+            let tried = self.tried.contains(&entry.number);
+            if !tried && !self.is_hopeless(entry, band.priority) {
+                return Some((entry.number, entry.nowhere));
             }
-            if tries >= LOOK_AHEAD {
-                return None;
-            }
+            scanned += usize::from(!entry.nowhere);
+            tries += usize::from(tried && !entry.nowhere);
             rules.fairness.charge(&mut walk.account, &mut account, entry.cost, now);
             walk.at += 1;
         }
@@ -122,6 +126,9 @@ impl ReleasePass {
 
     /// Whether enough requests found no room where this one would go.
     fn is_hopeless(&self, entry: &HeldEntry, priority: i32) -> bool {
+        if entry.nowhere {
+            return self.nowhere >= SCAN_MAX;
+        }
         let full = |full: &FullEndpoint| Some(full.endpoint) == entry.full_at && full.priority >= priority;
         self.full.iter().any(|at| full(at) && at.tries >= TRIES_AT_ENDPOINT)
     }

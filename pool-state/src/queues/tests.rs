@@ -229,6 +229,40 @@ fn without_flow_control_nothing_is_held_and_requests_held_before_are_refused() {
 }
 
 #[test]
+fn without_flow_control_picks_and_rows_are_those_of_a_pool_that_never_holds() {
+    let pools = [(); 2].map(|()| {
+        let mut pool = ManagedPool::new(7, 1_000);
+        pool.install(snapshot(5, &PipelineSpec::default()), 0, u32::MAX);
+        pool
+    });
+    let [mut plain, mut with_queues] = pools;
+    let (mut now, mut running) = (Timestamp(0).plus_ms(1_000), std::collections::VecDeque::new());
+    for number in 0..300_u32 {
+        now = now.plus_ms(u64::from(number % 7));
+        let request = Drill::request(i32::try_from(number % 3).unwrap() - 1, number * 37 % 4_000);
+        let arrival = FlowArrival { flow: "a", bytes: 100, arrived: now };
+        let picked = plain.pick(&request, "", now, &mut ());
+        let admitted = with_queues.pick_or_hold(&request, "", &arrival, now, &mut ());
+        let (picked, other) = match (picked, admitted) {
+            (Ok(picked), Ok(FlowAdmission::Picked(other))) => (picked, other),
+            (picked, admitted) => panic!("{picked:?} but {admitted:?}"),
+        };
+        assert_eq!((&picked.ranked, picked.expected_ms), (&other.ranked, other.expected_ms));
+        running.push_back((picked.hold, other.hold));
+        if running.len() > 20 {
+            let (hold, other) = running.pop_front().unwrap();
+            plain.release(hold, now);
+            with_queues.release(other, now);
+        }
+        assert!(!with_queues.has_due());
+        [&mut plain, &mut with_queues].map(|pool| pool.tick(now));
+    }
+    let rows = |pool: &ManagedPool| format!("{:?} {:?}", pool.in_flight().rows().collect::<Vec<_>>(), pool.counters());
+    assert_eq!(rows(&plain), rows(&with_queues));
+    assert_eq!(with_queues.queues().counters().count(), 0, "no row of a report has a band");
+}
+
+#[test]
 fn retry_after_follows_the_rate_of_releases() {
     let mut drill = Drill::new(1, &pipeline(1.0, vec![number("maxRequests", 40.0)]));
     (0..41).for_each(|_| drill.arrives(0, "", 1));

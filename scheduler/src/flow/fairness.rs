@@ -170,14 +170,22 @@ impl FairnessPolicy for LeastServiceFairness {
 }
 
 impl FairnessPolicy for TokenFairness {
-    fn rank(&self, flow: &FlowAccount, band: &BandAccount, _: f64, _: Timestamp) -> f64 {
-        flow.start.max(band.virtual_time)
+    fn rank(&self, flow: &FlowAccount, _: &BandAccount, _: f64, _: Timestamp) -> f64 {
+        flow.start
     }
 
-    fn charge(&self, flow: &mut FlowAccount, band: &mut BandAccount, cost: FlowCost, _: Timestamp) {
-        let start = flow.start.max(band.virtual_time);
-        band.virtual_time = start;
-        flow.start = start + cost.tokens().max(1.0);
+    /// A flow that was idle saves nothing. A flow that waits keeps what it is owed, even if others
+    /// go first because its own endpoint has no room.
+    fn begin(&self, flow: &mut FlowAccount, band: &BandAccount) {
+        flow.start = flow.start.max(band.virtual_time);
+    }
+
+    fn advance(&self, band: &mut BandAccount, lowest: f64) {
+        band.virtual_time = band.virtual_time.max(lowest);
+    }
+
+    fn charge(&self, flow: &mut FlowAccount, _: &mut BandAccount, cost: FlowCost, _: Timestamp) {
+        flow.start += cost.tokens().max(1.0);
     }
 
     fn settle(&self, flow: &mut FlowAccount, output: f64) {
@@ -208,6 +216,7 @@ mod tests {
             let now = Timestamp::default();
             let ranks: Vec<f64> = flows.iter().map(|flow| policy.rank(flow, &band, 0.0, now)).collect();
             let next = (0..ranks.len()).min_by(|a, b| ranks[*a].total_cmp(&ranks[*b])).unwrap();
+            policy.advance(&mut band, ranks[next]);
             policy.charge(&mut flows[next], &mut band, FlowCost { prompt: costs[next], output: 0.0 }, now);
             tokens[next] += costs[next];
         }
@@ -227,7 +236,11 @@ mod tests {
         let policy = policy(&TOKENS);
         let (mut busy, mut idle, mut band) = (FlowAccount::default(), FlowAccount::default(), BandAccount::default());
         let (cost, now) = (FlowCost { prompt: 100.0, output: 0.0 }, Timestamp::default());
-        (0..1_000).for_each(|_| policy.charge(&mut busy, &mut band, cost, now));
+        for _ in 0..1_000 {
+            policy.advance(&mut band, policy.rank(&busy, &BandAccount::default(), 0.0, now));
+            policy.charge(&mut busy, &mut band, cost, now);
+        }
+        policy.begin(&mut idle, &band);
         let mut turns = 0;
         while policy.rank(&idle, &band, 0.0, now) <= policy.rank(&busy, &band, 0.0, now) {
             policy.charge(&mut idle, &mut band, cost, now);
