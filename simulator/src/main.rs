@@ -31,6 +31,7 @@ use std::time::Instant;
 
 use clap::{Parser, Subcommand};
 
+use crate::flow::FlowCampaign;
 use crate::grid::ExperimentGrid;
 use crate::slo::{SloAttainment, SloPolicy};
 use crate::store::ResultStore;
@@ -119,11 +120,14 @@ enum SimulatorTask {
     /// Runs chat with waves of batch requests, with and without flow control. Prints a line of
     /// figures for each class, and writes them to FILE.
     Flow {
-        /// The policies: none, ours, oracle; separated by semicolons.
-        #[arg(long, value_delimiter = ';', default_values_t = ["none", "ours", "oracle"].map(str::to_owned))]
+        /// The scenarios: prompts, outputs, prefixes, tenants, lengths, bands.
+        #[arg(long, value_delimiter = ',', default_values_t = ["prompts", "outputs", "prefixes"].map(str::to_owned))]
+        scenarios: Vec<String>,
+        /// The policies: none, ours, oracle, llm-d-default, llm-d-tuned; separated by semicolons.
+        #[arg(long, value_delimiter = ';', default_values_t = ["none", "ours", "oracle", "llm-d-default", "llm-d-tuned"].map(str::to_owned))]
         policies: Vec<String>,
         /// Loads, as shares of capacity; chat is 0.5 of it.
-        #[arg(long, value_delimiter = ',', default_values_t = [0.7, 1.3])]
+        #[arg(long, value_delimiter = ',', default_values_t = [0.7, 1.0, 1.3, 2.0])]
         loads: Vec<f64>,
         /// Seeds.
         #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 3, 4, 5])]
@@ -131,8 +135,11 @@ enum SimulatorTask {
         /// Seconds of arrivals.
         #[arg(long, default_value_t = 300.0)]
         seconds: f64,
+        /// Proxies, which share state every 10 ms.
+        #[arg(long, default_value_t = 1)]
+        proxies: usize,
         /// The file of results.
-        #[arg(long, default_value = "target/bench/flow.json")]
+        #[arg(long, default_value = "target/bench/flow-control.json")]
         file: PathBuf,
     },
     /// Runs policies over workloads and prints a line of figures for each.
@@ -195,8 +202,8 @@ fn run(args: Args) -> Result<(), String> {
             let slo = attainment(&by, (load, critical_tpot_ms), &seeds, args.threads)?;
             if critical_tpot_ms == slo::CRITICAL_TPOT_MS { keep(&file, ResultStore { slo, ..ResultStore::default() }) } else { Ok(()) }
         }
-        SimulatorTask::Flow { policies, loads, seeds, seconds, file } => {
-            flow::campaign((&policies, &loads, &seeds), seconds, args.threads, &file)
+        SimulatorTask::Flow { scenarios, policies, loads, seeds, seconds, proxies, file } => {
+            FlowCampaign { scenarios, policies, loads, seeds, seconds, proxies }.run(args.threads, &file)
         }
         SimulatorTask::Try { workloads, loads, policies, seeds, setting } => {
             let campaign = named(&setting)?;

@@ -111,12 +111,20 @@ impl RoutingPolicy {
         })
     }
 
-    /// Our policy with flow control; with exact step times where `exact`.
-    pub(crate) fn with_flow_control(exact: bool) -> Result<Self, String> {
-        let Self::Config(mut spec) = Self::named(OURS)? else { return Err("ours is no configuration".to_owned()) };
-        let control = PluginSpec { parameters: vec![number("ttlMs", 0.0)], ..PluginSpec::of_type(scheduler::flow::FLOW_CONTROL) };
-        spec.plugins.push(control);
-        Ok(if exact { Self::Exact(spec) } else { Self::Config(spec) })
+    /// The policy of this name with flow control. Requests wait without a limit. Without a detector
+    /// of llm-d's, our own decides.
+    pub(crate) fn with_flow_control(name: &str, detector: Option<PluginSpec>) -> Result<Self, String> {
+        let named = Self::named(name)?;
+        let (Self::Config(mut spec) | Self::Exact(mut spec)) = named.clone() else { return Err(format!("`{name}` is no configuration")) };
+        let mut parameters = vec![number("ttlMs", 0.0), number("noEndpointTtlMs", 0.0)];
+        if let Some(detector) = detector {
+            let fair = |policy: &str| ("fairness".to_owned(), ParameterValue::Text(policy.to_owned()));
+            parameters.push(("defaultBand".to_owned(), ParameterValue::Map(vec![fair("global-strict-fairness-policy")])));
+            spec.saturation_detector = detector.name().to_owned();
+            spec.plugins.push(detector);
+        }
+        spec.plugins.push(PluginSpec { parameters, ..PluginSpec::of_type(scheduler::flow::FLOW_CONTROL) });
+        Ok(if matches!(named, Self::Exact(_)) { Self::Exact(spec) } else { Self::Config(spec) })
     }
 
     /// The pipeline of the pool's snapshots. A `split` pool has prefill and decode engines.

@@ -13,6 +13,7 @@ use scheduler::{Decision, EndpointRef, RankedList, Request, Route, Snapshot, Una
 use crate::engine::{BLOCK_TOKENS, EngineJob, EngineSimulator};
 use crate::event_queue::virtual_time;
 use crate::policy::{PolicyView, RoutingPolicy};
+use crate::workload::RequestClass;
 
 #[derive(Debug)]
 pub(crate) struct PolicyRouter {
@@ -110,7 +111,7 @@ impl PolicyRouter {
     pub(crate) fn pick<'w>(
         &mut self,
         policy: &RoutingPolicy,
-        (job, session, priority): (&EngineJob<'w>, Option<&SessionHeader>, i32),
+        (job, session, class): (&EngineJob<'w>, Option<&SessionHeader>, RequestClass),
         engines: &[Box<dyn EngineSimulator<'w> + 'w>],
         now: f64,
     ) -> Result<Option<SimulatedPick>, String> {
@@ -119,7 +120,7 @@ impl PolicyRouter {
         let request = Request {
             model: &model,
             headers: header.as_slice(),
-            priority,
+            priority: class.priority,
             prompt_tokens: job.prompt,
             prefix_blocks: job.hashes,
             prefix_block_tokens: BLOCK_TOKENS as u32,
@@ -128,7 +129,7 @@ impl PolicyRouter {
         let time = virtual_time(now);
         let picked = match policy {
             RoutingPolicy::Config(_) | RoutingPolicy::Exact(_) => {
-                let arrival = FlowArrival { flow: "", bytes: 0, arrived: time };
+                let arrival = FlowArrival { flow: class.flow, bytes: 0, arrived: time };
                 match self.pool.pick_or_hold(&request, &model, &arrival, time, &mut ()) {
                     Ok(FlowAdmission::Held(ticket)) => {
                         self.held.push((job.request, ticket));
@@ -160,13 +161,13 @@ impl PolicyRouter {
     ///
     /// # Errors
     /// When the pool gives it up.
-    pub(crate) fn pick_held(&mut self, job: &EngineJob<'_>, priority: i32, now: f64) -> Result<Option<SimulatedPick>, String> {
+    pub(crate) fn pick_held(&mut self, job: &EngineJob<'_>, class: RequestClass, now: f64) -> Result<Option<SimulatedPick>, String> {
         let Some(at) = self.held.iter().position(|(request, _)| *request == job.request) else { return Ok(None) };
         let (_, ticket) = self.held.swap_remove(at);
         let model = adapter_name(job.adapter);
         let request = Request {
             model: &model,
-            priority,
+            priority: class.priority,
             prompt_tokens: job.prompt,
             prefix_blocks: job.hashes,
             prefix_block_tokens: BLOCK_TOKENS as u32,

@@ -17,8 +17,16 @@ pub(crate) struct Workload {
     hashes: Vec<u64>,
     /// Requests a second at its own rate.
     pub(crate) rate: f64,
-    /// The priority of each request; empty if all have 0.
-    priorities: Vec<i32>,
+    /// The class of each request; empty if there is only the default.
+    classes: Vec<RequestClass>,
+}
+
+/// What flow control knows of a request: its priority and its fairness id.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RequestClass {
+    pub(crate) name: &'static str,
+    pub(crate) priority: i32,
+    pub(crate) flow: &'static str,
 }
 
 /// One request.
@@ -236,21 +244,21 @@ impl Workload {
         }
         let span_s = requests.last().map_or(1.0, |last| last.at / 1e3).max(1e-3);
         let rate = requests.len().saturating_sub(1) as f64 / span_s;
-        Self { requests, blocks, hashes, rate, priorities: Vec::new() }
+        Self { requests, blocks, hashes, rate, classes: Vec::new() }
     }
 
-    /// A workload of several classes: the lines of each, in order of arrival, with its priority.
-    pub(crate) fn of_classes(classes: Vec<(Vec<TraceRequest>, i32)>) -> Self {
-        let lines = classes.into_iter().flat_map(|(lines, priority)| lines.into_iter().map(move |line| (line, priority)));
-        let mut lines: Vec<(TraceRequest, i32)> = lines.collect();
+    /// A workload of several classes: the lines of each, in order of arrival.
+    pub(crate) fn of_classes(classes: Vec<(RequestClass, Vec<TraceRequest>)>) -> Self {
+        let lines = classes.into_iter().flat_map(|(class, lines)| lines.into_iter().map(move |line| (line, class)));
+        let mut lines: Vec<(TraceRequest, RequestClass)> = lines.collect();
         lines.sort_by(|(a, _), (b, _)| a.at.total_cmp(&b.at));
-        let (lines, priorities): (Vec<_>, Vec<_>) = lines.into_iter().unzip();
-        Self { priorities, ..Self::of(&lines) }
+        let (lines, classes): (Vec<_>, Vec<_>) = lines.into_iter().unzip();
+        Self { classes, ..Self::of(&lines) }
     }
 
-    /// The priority of a request.
-    pub(crate) fn priority(&self, request: u32) -> i32 {
-        self.priorities.get(request as usize).copied().unwrap_or(0)
+    /// The class of a request.
+    pub(crate) fn class(&self, request: u32) -> RequestClass {
+        self.classes.get(request as usize).copied().unwrap_or_default()
     }
 
     pub(crate) fn requests(&self) -> &[WorkloadRequest] {
