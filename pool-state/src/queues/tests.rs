@@ -255,7 +255,9 @@ fn without_flow_control_picks_and_rows_are_those_of_a_pool_that_never_holds() {
             with_queues.release(other, now);
         }
         assert!(!with_queues.has_due());
-        [&mut plain, &mut with_queues].map(|pool| pool.tick(now));
+        for pool in [&mut plain, &mut with_queues] {
+            pool.tick(now);
+        }
     }
     let rows = |pool: &ManagedPool| format!("{:?} {:?}", pool.in_flight().rows().collect::<Vec<_>>(), pool.counters());
     assert_eq!(rows(&plain), rows(&with_queues));

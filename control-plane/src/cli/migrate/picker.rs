@@ -385,7 +385,8 @@ mod tests {
         for row in foreign_plugins {
             let ItemSupport::Refused(..) = row.support else { continue };
             let text = format!(
-                "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n- type: queue-scorer\n- type: {}\n",
+                "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nfeatureGates: [flowControl]\nplugins:\n- type: queue-scorer\n\
+                 - type: {}\n",
                 row.name
             );
             let migrated = migrate(&text, &PluginParameters::default());
