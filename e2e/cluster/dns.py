@@ -3,18 +3,21 @@
     dns.py KUBECONFIG
 """
 
+import http
+import http.client
 import json
+import pathlib
 import socket
+import ssl
 import struct
-import subprocess
 import sys
 import threading
 import time
 
-from machine import environment
 from paths import IMAGE_HOSTS, NODE_ADDRESS
 
 POLL_SECONDS = 0.5
+TIMEOUT_SECONDS = 5
 TTL_SECONDS = 1
 TYPE_A = 1
 HEADER = 12
@@ -24,10 +27,27 @@ FLAGS, UNKNOWN_NAME = 0x8580, 3
 Table = dict[str, list[str]]
 
 
-def get(kubeconfig: str, kind: str) -> list[dict]:
-    command = ["kubectl", f"--kubeconfig={kubeconfig}", "get", kind, "-A", "-o", "json"]
-    done = subprocess.run(command, env=environment(), capture_output=True, timeout=5, check=True)
-    return json.loads(done.stdout)["items"]
+class ApiServer:
+    """Reads the API server over one connection. `kubectl` twice per poll would take half a core."""
+
+    def __init__(self, kubeconfig: str):
+        config = json.loads(pathlib.Path(kubeconfig).read_text())
+        cluster = config["clusters"][0]["cluster"]
+        self.headers = {"Authorization": f"Bearer {config['users'][0]['user']['token']}"}
+        tls = ssl.create_default_context(cafile=cluster["certificate-authority"])
+        self.connection = http.client.HTTPSConnection(cluster["server"].removeprefix("https://"), timeout=TIMEOUT_SECONDS, context=tls)
+
+    def get(self, path: str) -> list[dict]:
+        try:
+            self.connection.request("GET", path, headers=self.headers)
+            reply = self.connection.getresponse()
+            body = reply.read()
+        except (OSError, http.client.HTTPException):
+            self.connection.close()  # the next request connects again
+            raise
+        if reply.status != http.HTTPStatus.OK:
+            raise http.client.HTTPException(f"{path}: {reply.status}")
+        return json.loads(body)["items"]
 
 
 def records(services: list[dict], slices: list[dict]) -> Table:
@@ -74,14 +94,15 @@ class Server:
     """Answers on port 53 of the node. While the API server is away, it keeps the last addresses."""
 
     def __init__(self, kubeconfig: str):
-        self.kubeconfig = kubeconfig
+        self.api_server = ApiServer(kubeconfig)
         self.table: Table = {}
 
     def poll(self) -> None:
         while True:
             try:
-                self.table = records(get(self.kubeconfig, "services"), get(self.kubeconfig, "endpointslices"))
-            except (subprocess.SubprocessError, ValueError, KeyError) as error:
+                services = self.api_server.get("/api/v1/services")
+                self.table = records(services, self.api_server.get("/apis/discovery.k8s.io/v1/endpointslices"))
+            except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
                 print(f"no new addresses: {error}", flush=True)
             time.sleep(POLL_SECONDS)
 

@@ -1,5 +1,6 @@
 """Folders, addresses and names that all parts of the test cluster share."""
 
+import hashlib
 import os
 import pathlib
 
@@ -34,8 +35,8 @@ SERVICE_RANGE = "10.96.0.0/16"
 API_SERVICE_ADDRESS = "10.96.0.1"
 # Image names of the project's manifests; containerd pulls them from REGISTRY.
 IMAGE_HOSTS = ("registry.example.com", "docker.io", REGISTRY)
-# The parent of all cgroups of pods, in every hierarchy.
-CGROUP = "switchpoint-e2e"
+# The parent of all cgroups of pods, in every hierarchy. Each checkout has its own, so that nodes of two checkouts can run at once.
+CGROUP = f"switchpoint-e2e-{hashlib.sha256(str(STATE).encode()).hexdigest()[:8]}"
 ADMIN_KUBECONFIG = ETC / "admin.conf"
 
 

@@ -27,6 +27,8 @@ fn build() -> PathBuf {
         ])
         .current_dir(root())
         .env("CARGO_TARGET_DIR", root().join("target/wasm-golden"))
+        // The tests run in one thread, and five times as fast as without optimisation.
+        .env("CARGO_PROFILE_DEV_OPT_LEVEL", "1")
         // The settings of the outer cargo's build must not leak into this build.
         .env_remove("RUSTFLAGS")
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
