@@ -337,7 +337,8 @@ impl FlowQueues {
         let at = self.bands.partition_point(|band| band.priority > priority);
         for band in self.bands.iter_mut().skip(at).filter(|band| band.priority < priority && band.held > 0) {
             let share = control.band(band.priority).map_or(0.0, |rules| rules.fairness.minimum_share());
-            band.credit = (band.credit + share * tokens).min(CREDIT_TOKENS_MAX);
+            // A share of all tokens, its own among them.
+            band.credit = (band.credit + share / (1.0 - share) * tokens).min(CREDIT_TOKENS_MAX);
         }
         let since_ms = now.us_since(self.sent_at) as f64 / 1_000.0;
         self.sent = self.sent * (1.0 - since_ms / RATE_MS).max(0.0) + 1.0;
