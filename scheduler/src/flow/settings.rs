@@ -91,7 +91,7 @@ fn ttl(parameters: &Parameters<'_>, name: &str) -> Result<u64, InvalidParameter>
 
 impl FlowSettings {
     pub(super) fn read(parameters: &Parameters<'_>) -> Result<Self, InvalidParameter> {
-        let template = |name: &str| Ok(parameters.nested(name, BAND, BandSettings::read)?.map_or_else(BandSettings::by_default, Ok)?);
+        let template = |name: &str| parameters.nested(name, BAND, BandSettings::read)?.map_or_else(BandSettings::by_default, Ok);
         let default = template("defaultBand")?;
         let negative = match parameters.structured("defaultNegativeBand")? {
             Some(_) => template("defaultNegativeBand")?,
