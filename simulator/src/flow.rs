@@ -213,15 +213,17 @@ impl FlowRun<'_> {
     fn batch(&self, kind: BatchKind, load: f64, on_s: f64, dice: &mut Sampler) -> Vec<TraceRequest> {
         let rate = load * kind.capacity * WAVE_S / on_s;
         let (mut lines, mut busy) = (Vec::new(), 0.0);
-        while rate > 0.0 {
+        if rate <= 0.0 {
+            return lines;
+        }
+        loop {
             busy += dice.exponential() / rate;
             let at = (busy / on_s).floor() * WAVE_S + busy % on_s;
             if at >= self.seconds {
-                break;
+                return lines;
             }
             lines.push(TraceRequest { at: at * 1e3, ..kind.request(lines.len() as u64, dice) });
         }
-        lines
     }
 
     /// The figures of a class. Tokens count for requests that ended before the last arrival;

@@ -429,7 +429,6 @@ impl<'w> Simulation<'w> {
                 kv_block_tokens: u32::try_from(BLOCK_TOKENS).ok(),
                 lora: lora(engine.as_ref()),
                 attributes: Box::new([(SEQUENCES_MAX_ATTRIBUTE.into(), engine.spec().sequences_max as f32)]),
-                ..EndpointMetrics::default()
             }
         });
         let step = Arc::new(match self.policy {

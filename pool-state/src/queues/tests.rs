@@ -40,6 +40,7 @@ fn snapshot(endpoints: u16, spec: &PipelineSpec) -> Snapshot {
 
 /// A client of the pool: what it sent, and what became of it.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "a test has few clients")]
 enum QueueClient {
     Held(HeldTicket),
     Running(LedgerHold),
