@@ -25,7 +25,7 @@ import processes
 import release
 from arrivals import Report
 from loading import loading
-from paths import HERE
+from paths import HERE, NODE_NAME
 
 API_AWAY_SECONDS = 60
 # After the API server's return the node controller may still declare pods away.
@@ -257,14 +257,24 @@ def gateway_pod() -> str:
 
 
 def pods_ready_again() -> float:
-    """After an outage of the API server: waits until engines and gateways are Ready and stay so, and returns the seconds."""
+    """After an outage of the API server: waits until the kubelet reports again and engines and gateways are Ready and stay so, and
+    returns the seconds."""
+    began = time.monotonic()
+    renewed = node_lease()
+    kube.wait_until("the kubelet renews its Lease", lambda: node_lease() != renewed)
     # The node controller needs some seconds to declare the pods unready.
     time.sleep(API_DECLARED_SECONDS)
 
     def ready() -> bool:
         return all(kube.is_ready(pod) for pod in [*engines.pods(), *kube.pods(release.NAMESPACE, release.GATEWAY_LABELS)])
 
-    return API_DECLARED_SECONDS + kube.wait_until("engines and gateways are ready", ready)
+    kube.wait_until("engines and gateways are ready", ready)
+    return time.monotonic() - began
+
+
+def node_lease() -> str:
+    """When the kubelet last reported."""
+    return kube.kubectl("get", "lease", NODE_NAME, "-n", "kube-node-lease", "-o", "jsonpath={.spec.renewTime}")
 
 
 def api_server_away() -> str:
