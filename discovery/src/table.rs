@@ -361,10 +361,18 @@ impl InstanceTable {
                 claims.insert(claim);
             }
         }
-        // This order ensures that no two published instances have the same address at any time.
-        for id in loser.iter().chain([id]).chain(&heir) {
+        // An address is taken from its owner before it is given to another instance, so that no two
+        // published instances have the same address at any time.
+        let (gaining, losing): (Vec<_>, Vec<_>) = loser.iter().chain([id]).chain(&heir).partition(|id| self.owns_its_address(id));
+        for id in losing.into_iter().chain(gaining) {
             self.settle(id, now, events);
         }
+    }
+
+    /// Whether the claim of a row is the greatest on its address.
+    fn owns_its_address(&self, id: &Arc<str>) -> bool {
+        let claim = self.rows.get(id).and_then(|row| row.claim.as_ref());
+        claim.is_some_and(|(address, claim)| self.claims.get(address).and_then(BTreeSet::last) == Some(claim))
     }
 
     /// Removes a claim and returns the id that has the address now.

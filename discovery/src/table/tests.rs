@@ -186,6 +186,8 @@ fn one_address_is_published_once_for_the_newer_instance() {
     assert_eq!(rig.apply(not_ready(aged("new", 2))), "-new +old@8000", "an instance that is not ready has no claim");
     assert_eq!(rig.apply(aged("new", 2)), "-old +new@8000");
     assert_eq!(rig.delete("new"), "-new +old@8000");
+    assert_eq!(rig.apply(aged("newest", 3)), "-old +newest@8000");
+    assert_eq!(rig.apply(aged("newest", 0)), "-newest +old@8000", "also if a claim at the same address becomes the lesser one");
 }
 
 #[test]
