@@ -16,6 +16,7 @@ from unittest import mock
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 import dns
+import drills
 import envoy_gateway
 import envoy_gateway_drills
 import ext_proc_gateway
@@ -78,6 +79,24 @@ class Load(unittest.TestCase):
         self.assertEqual(report.longest_gap, 1.5)
         self.assertEqual(report.statuses, {"200": 2, "0": 1})
         self.assertEqual([failure["error"] for failure in report.failures], ["cut", "refused"])
+
+
+class Killed(unittest.TestCase):
+    """What a drill forgives when it kills the daemon of a gateway without the module."""
+
+    def outcome(self, *failures: tuple[float, int]) -> drills.Outcome:
+        failed = [Result(Arrival(at, "http/2", 0), at, status, began=True, error="refused") for at, status in failures]
+        good = Result(Arrival(1.0, "http/2", 0), ended=1.1, status=200, began=True)
+        return drills.picks_begun(drills.Outcome(summarize([good, *failed], 9.0), 9.0, "done"))
+
+    def test_picks_of_one_moment_are_forgiven_and_printed(self) -> None:
+        forgiven = self.outcome((5.0, 503), (5.02, 503))
+        self.assertEqual((forgiven.report.failed, forgiven.remarks), (0, "done; 2 picks that the killed daemon had begun failed, and nothing else"))
+        self.assertEqual(self.outcome().remarks, "done")
+
+    def test_all_else_is_a_failure(self) -> None:
+        self.assertEqual(self.outcome((5.0, 503), (5.3, 503)).report.failed, 2)
+        self.assertEqual(self.outcome((5.0, 503), (5.02, 500)).report.failed, 2)
 
 
 class Table(unittest.TestCase):

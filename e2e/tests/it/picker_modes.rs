@@ -2,6 +2,7 @@
 //! tests of ext_proc only.
 
 mod failover;
+mod retried;
 mod tls;
 mod together;
 
