@@ -3,7 +3,7 @@
 published schemas into .tools/schemas, for tests that need the real programs and schemas.
 
     .ci/cluster_tools.py etcd kubernetes schemas envoy-gateway
-    .ci/cluster_tools.py node containerd cni helm crane prometheus
+    .ci/cluster_tools.py node containerd cni helm crane cosign prometheus
 
 It uses published Go modules and plain `go build`: no prebuilt binary, no container, no root. It skips a tool whose stamp file has
 the right version. If Go or a module is unavailable, it prints so and exits with 3; the tests that need the tool are then skipped
@@ -88,6 +88,8 @@ TABLE = {
     "helm": Tool("helm.sh/helm/v4", "v4.3.1", {"helm": "helm.sh/helm/v4/cmd/helm"}, family=KUBERNETES),
     # Builds images without a container engine, and is a registry.
     "crane": Tool("github.com/google/go-containerregistry", "v0.22.1", {"crane": "github.com/google/go-containerregistry/cmd/crane"}),
+    # Signs images, in the test of the release.
+    "cosign": Tool("github.com/sigstore/cosign/v3", "v3.1.3", {"cosign": "github.com/sigstore/cosign/v3/cmd/cosign"}),
     # Its command `translate` turns manifests into Envoy's configuration, offline.
     "envoy-gateway": Tool(ENVOY_GATEWAY, ENVOY_GATEWAY_VERSION, {"egctl": f"{ENVOY_GATEWAY}/cmd/egctl"}, family=ENVOY_GATEWAY),
     # The controller, with its chart.

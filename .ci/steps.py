@@ -297,6 +297,9 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
     ],
     "e2e-slow": lambda: [
         Step("e2e: Envoy Gateway's translator", "python3 .ci/cluster_tools.py envoy-gateway", buildable),
+        # cosign takes 6 minutes to build on two cores, once.
+        Step("e2e: cosign", "python3 .ci/cluster_tools.py helm crane cosign", buildable),
+        Step("e2e: images and chart signed by a real cosign", "python3 .ci/test_release.py Signing", unit_tests),
         Step("e2e: slow drills, Envoy 1.40", "cargo test --locked --workspace --no-fail-fast --test long", cargo_test),
     ],
     # Prometheus takes 3 minutes to build on two cores, once.

@@ -100,6 +100,9 @@ def write_layout(folder: pathlib.Path, content: bytes) -> str:
     return found["digest"]
 
 
+COSIGN = release.ROOT / ".tools" / "bin" / "cosign"
+
+
 @contextlib.contextmanager
 def registry(folder: pathlib.Path) -> Iterator[str]:
     log = folder / "registry.log"
@@ -116,7 +119,10 @@ def registry(folder: pathlib.Path) -> Iterator[str]:
 
 
 class Publishing(unittest.TestCase):
-    """Publishes to a real registry. Signatures need GitHub's identity, so `cosign` is a script that writes its arguments down."""
+    """Publishes to a real registry. Signatures need GitHub's identity, so `cosign` is a script."""
+
+    # What the script `cosign` does in the test: it writes its arguments down.
+    cosign = 'echo "$@" >> {folder}/signed'
 
     def setUp(self):
         if not (release.CRANE.exists() and release.HELM.exists()):
@@ -124,9 +130,9 @@ class Publishing(unittest.TestCase):
             self.skipTest("no crane or helm")
         self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
         (self.folder / "bin").mkdir()
-        (self.folder / "bin" / "cosign").write_text(f'#!/bin/sh\necho "$@" >> {self.folder}/signed\n')
+        (self.folder / "bin" / "cosign").write_text(f"#!/bin/sh\n{self.cosign.format(folder=self.folder)}\n")
         (self.folder / "bin" / "cosign").chmod(0o755)
-        environment = {"PATH": f"{self.folder}/bin:{os.environ['PATH']}", "DOCKER_CONFIG": str(self.folder)}
+        environment = {"PATH": f"{self.folder}/bin:{os.environ['PATH']}", "DOCKER_CONFIG": str(self.folder), "COSIGN_PASSWORD": "test"}
         self.enterContext(mock.patch.dict(os.environ, environment))
         self.enterContext(mock.patch.object(release, "HELM_OPTIONS", ["--plain-http"]))
         chart = self.folder / "chart"
@@ -172,6 +178,40 @@ class Publishing(unittest.TestCase):
         ]
         self.assertEqual((self.folder / "signed").read_text().splitlines(), expected * 2)
 
+
+class Signing(Publishing):
+    """Signs with a real cosign. Only the identity is another one: a key, and no public log."""
+
+    cosign = f'exec {COSIGN} "$@" --key {{folder}}/cosign.key --signing-config {{folder}}/signing.json'
+
+    def setUp(self):
+        if not COSIGN.exists():
+            print("SKIPPED release: .tools/bin/cosign is missing; `make e2e-long` builds it")
+            self.skipTest("no cosign")
+        super().setUp()
+        self.run_cosign("generate-key-pair")
+        (self.folder / "signing.json").write_bytes(self.run_cosign("signing-config", "create").stdout)
+
+    def run_cosign(self, *arguments: str, fails: bool = False) -> subprocess.CompletedProcess:
+        done = subprocess.run([COSIGN, *arguments], cwd=self.folder, capture_output=True, check=False)
+        self.assertEqual(done.returncode != 0, fails, done.stderr.decode())
+        return done
+
+    def verify(self, reference: str, *command: str, **options: bool) -> None:
+        self.run_cosign(*(command or ("verify",)), "--key", "cosign.pub", "--insecure-ignore-tlog=true", reference, **options)
+
+    def test_images_and_chart_are_pushed_and_signed_and_never_replaced(self):
+        digest, manifests = self.image(b"one")
+        with registry(self.folder) as address, contextlib.redirect_stdout(None):
+            release.publish(self.folder, address)
+            image = f"{address}/switchpointd"
+            self.verify(f"{image}:0.1.0")
+            for manifest in manifests:
+                self.verify(f"{image}@{manifest}")
+                self.verify(f"{image}@{manifest}", "verify-attestation", "--type", "spdxjson")
+            self.verify(f"{address}/charts/switchpoint:{release.version()}")
+            unsigned = release.run(release.CRANE, "append", "-f", self.folder / "images.json", "-t", f"{address}/other:1")
+            self.verify(unsigned.splitlines()[-1], fails=True)
 
 def jobs(text: str) -> dict[str, str]:
     """The jobs of a workflow, in order."""
