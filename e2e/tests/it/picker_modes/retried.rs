@@ -21,7 +21,8 @@ use crate::echo;
 /// More requests at once than Envoy retries at once by default (3).
 const REQUESTS: usize = 40;
 
-/// How long connections are refused: much shorter than the retries of `ext_proc.yaml` take together (about 1.7 s).
+/// How long connections are refused: much shorter than all retries of `ext_proc.yaml` together take
+/// (about 2 s).
 const OUTAGE: Duration = Duration::from_millis(400);
 
 /// The daemon's port, once it is known.
