@@ -10,7 +10,7 @@ mod value;
 use std::fmt;
 
 use exchange::json::JsonError;
-use exchange::{DecideAt, DestinationFormat, ExchangeSettings, FailureMode, ObjectiveHeader};
+use exchange::{DecideAt, DestinationFormat, ExchangeSettings, FailureMode, FairnessHeader, ObjectiveHeader};
 use scheduler::plugin::readable;
 use scheduler::prefix::{ENTRIES_DEFAULT, ENTRIES_MAX};
 use value::{ConfigFields, ConfigValue};
@@ -249,6 +249,27 @@ const FIELDS: &[ConfigField] = &[
             },
         },
         about: readable("whether x-llm-d-inference-objective sets a request's priority; trust it only if clients cannot set it"),
+    },
+    ConfigField {
+        path: "fairness_namespace",
+        kind: text!(OptionalName, settings.flow.namespace),
+        about: readable("namespace of filter metadata with the fairness id of a request, for flow control; empty: none"),
+    },
+    ConfigField {
+        path: "fairness_key",
+        kind: text!(OptionalName, settings.flow.key),
+        about: readable("path of the fairness id in that namespace, keys separated by /, such as jwt_payload/sub"),
+    },
+    ConfigField {
+        path: "fairness_header",
+        kind: FieldKind::Choice {
+            allowed: OBJECTIVE_HEADERS,
+            get: |c| if c.settings.flow.header == FairnessHeader::Trust { "trust" } else { "ignore" },
+            set: |c, v| {
+                c.settings.flow.header = if v == "trust" { FairnessHeader::Trust } else { FairnessHeader::Ignore };
+            },
+        },
+        about: readable("whether x-llm-d-inference-fairness-id names a request's flow; trust it only if clients cannot set it"),
     },
     ConfigField {
         path: "retry",
@@ -530,7 +551,7 @@ impl std::error::Error for InvalidConfig {}
 
 #[cfg(test)]
 mod tests {
-    use exchange::{DecisionLogSettings, DestinationSettings, RetrySettings, SubsetSettings};
+    use exchange::{DecisionLogSettings, DestinationSettings, FlowIdSettings, RetrySettings, SubsetSettings};
 
     use super::*;
 
@@ -571,7 +592,7 @@ mod tests {
                  "pools": [{"name": "p", "clusters": ["x", "y"]}], "failure_mode": "open", "cold_start_wait_ms": 0,
                  "decide_at": "headers", "model_header": "x-m", "body_limit_bytes": 2048, "destination_format": "single", "destination_header": "x-d", "fallback_header": "x-f",
                  "subset_namespace": "ns", "subset_key": "k", "ready_path": "/r", "explain": true, "decision_log_one_in": 50, "decision_log_headers": "x-a,x-b",
-                 "objective_header": "trust", "retry": false,
+                 "objective_header": "trust", "fairness_namespace": "jwt", "fairness_key": "payload/sub", "fairness_header": "trust", "retry": false,
                  "per_try_timeout_ms": 9, "prefix_entries": 0, "lease_ms": 500, "sharing": false, "hold_headers": false}"#,
         )
         .unwrap();
@@ -586,6 +607,7 @@ mod tests {
             ready_path: "/r".into(),
             explain: true,
             objective_header: ObjectiveHeader::Trust,
+            flow: FlowIdSettings { namespace: "jwt".into(), key: "payload/sub".into(), header: FairnessHeader::Trust },
             decision_log: DecisionLogSettings { one_in: 50, headers: "x-a,x-b".into() },
             retry: RetrySettings { enabled: false, per_try_timeout_ms: 9 },
         };

@@ -201,6 +201,10 @@ fn word(kind: PluginKind) -> &'static str {
         PluginKind::Decider => "decider",
         PluginKind::Detector => "detector",
         PluginKind::Admitter => "admitter",
+        PluginKind::Fairness => "fairness policy",
+        PluginKind::Ordering => "ordering policy",
+        PluginKind::UsageLimit => "usage limit policy",
+        PluginKind::FlowControl => "flow control",
         PluginKind::Producer => "producer",
         PluginKind::Parser => "parser",
     }

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use discovery::BackendStatus;
+use pool_state::queues::FLOW_OUTCOMES;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::registry::Registry;
@@ -82,6 +83,7 @@ impl Collector for MetricsCollector {
         self.requests(&mut page)?;
         self.pools(&mut page)?;
         self.scheduler(&mut page)?;
+        self.flow_control(&mut page)?;
         self.endpoints(&mut page)?;
         self.scrapes(&mut page)?;
         self.latency(&mut page)?;
@@ -234,6 +236,28 @@ impl MetricsCollector {
             .iter()
             .flat_map(|pool| pool.totals.dropped.iter().map(move |(reason, count)| (with(&pool_label(pool), "reason", reason), *count)));
         page.counter("switchpoint_requests_dropped", "Requests refused by the filters, by reason.", dropped)
+    }
+
+    /// Flow control, under llm-d's names. Fairness ids are no labels: they may be those of users.
+    fn flow_control(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
+        let bands = || {
+            self.pools.iter().flat_map(|pool| {
+                pool.totals.bands.iter().map(move |(priority, band)| {
+                    (vec![("inference_pool", pool.view.name.to_string()), ("priority", priority.to_string())], band)
+                })
+            })
+        };
+        page.gauge("llm_d_epp_flow_control_queue_size", "Requests held.", bands().map(|(labels, band)| (labels, float(band.held))))?;
+        let bytes = bands().map(|(labels, band)| (labels, float(band.bytes)));
+        page.gauge("llm_d_epp_flow_control_queue_bytes", "Bytes of the bodies of requests held.", bytes)?;
+        let outcomes = bands().flat_map(|(labels, band)| {
+            let counted = FLOW_OUTCOMES.iter().zip(band.outcomes).filter(|(_, count)| *count > 0);
+            counted.map(|(outcome, count)| (with(&labels, "outcome", outcome), count)).collect::<Vec<_>>()
+        });
+        page.counter("llm_d_epp_flow_control_requests", "Requests that left flow control, by outcome.", outcomes)?;
+        let times =
+            bands().map(|(labels, band)| (with(&labels, "outcome", FLOW_OUTCOMES[0]), HistogramBuckets::scaled(&band.queue_ms, 1e-3)));
+        page.histogram("llm_d_epp_flow_control_request_queue_duration_seconds", "Time that requests were held.", times)
     }
 
     fn endpoints(&self, page: &mut MetricsPage<'_>) -> fmt::Result {

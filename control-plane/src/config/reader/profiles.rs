@@ -28,8 +28,9 @@ const WEIGHT_DEFAULT: f64 = 1.0;
 /// The name of the implicit profile, as in llm-d.
 const PROFILE_DEFAULT: &str = "default";
 
-/// The name of the default detector.
+/// The name of the default detector, without and with flow control.
 const DETECTOR_DEFAULT: &str = "utilization-detector";
+const FLOW_DETECTOR_DEFAULT: &str = "backlog-detector";
 
 // === impl ConfigReader ===
 
@@ -48,6 +49,8 @@ impl ConfigReader {
             named if !named.is_empty() => named,
             _ => self.declared_of(PluginKind::Detector).find(|p| p.name == DETECTOR_DEFAULT).map(|p| p.name.clone()).unwrap_or_default(),
         };
+        let saturation_detector =
+            if saturation_detector.is_empty() && self.flow_control { FLOW_DETECTOR_DEFAULT.to_owned() } else { saturation_detector };
         self.referred.insert(saturation_detector.clone());
         let profile_handler = self.profile_handler(profiles.len(), given.map_or(0, |(line, _)| line));
         let parsers = self.parsers(root);
@@ -59,6 +62,12 @@ impl ConfigReader {
         let mut plugins: Vec<PluginSpec> = self.plugins.iter().filter(in_force).map(|declared| self.spec(declared)).collect();
         let undeclared = parsers.iter().filter(|name| self.plugins.iter().all(|p| p.name != **name));
         plugins.extend(undeclared.filter(|name| registry::lookup(name).is_some()).map(|name| PluginSpec::of_type(name)));
+        if let Some(section) = self.flow_control(root) {
+            if plugins.iter().all(|plugin| plugin.name() != saturation_detector) {
+                plugins.push(PluginSpec::of_type(&saturation_detector));
+            }
+            plugins.push(section);
+        }
         let mut pipeline = PipelineSpec { plugins, profiles, profile_handler, saturation_detector, ..PipelineSpec::default() };
         if pipeline.profiles.is_empty() {
             let default = PipelineSpec::default();
