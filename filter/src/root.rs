@@ -53,7 +53,9 @@ const RELEASES_MAX: usize = 256;
 
 /// Resumes the held requests that may have room now.
 fn release_held<H: Host>(vm: &RefCell<VmState<H>>) {
-    vm.borrow_mut().begin_release();
+    if !vm.borrow_mut().begin_release() {
+        return;
+    }
     for _ in 0..RELEASES_MAX {
         let next = vm.borrow_mut().next_held();
         let Some(request) = next else { break };

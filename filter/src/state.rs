@@ -238,9 +238,15 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// Begins to resume held requests.
-    pub fn begin_release(&mut self) {
-        self.releasing = HeldRelease::Running;
+    /// Begins to resume held requests. False if none is due: then nothing is called.
+    pub fn begin_release(&mut self) -> bool {
+        let due = self.is_release_due();
+        self.releasing = if due { HeldRelease::Running } else { HeldRelease::Idle };
+        due
+    }
+
+    fn is_release_due(&self) -> bool {
+        self.replicas.iter().any(|replica| replica.borrow().pool.has_due())
     }
 
     /// Returns the next held request to resume.
@@ -252,7 +258,7 @@ impl<H: Host> VmState<H> {
     /// Ends to resume held requests. Requests that are still due wait for a wake-up.
     pub fn end_release(&mut self) {
         self.releasing = HeldRelease::Idle;
-        if self.replicas.iter().any(|replica| replica.borrow().pool.has_due()) {
+        if self.is_release_due() {
             self.release_soon();
         }
     }
