@@ -24,7 +24,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         for criticalMaxBacklogMs. Unknown is not full, and an endpoint without requests has room. \
         Saturation = mean over the endpoints of the greatest used share. The default with flow control.",
     ),
-    source: readable("ours"),
+    source: readable("Switchpoint"),
     parameters: &[
         Parameter {
             name: "maxBacklogMs",

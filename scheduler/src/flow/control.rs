@@ -3,7 +3,7 @@
 
 use super::settings::{FlowSettings, SECTION};
 use super::{FairnessPolicy, OrderingPolicy, UsageLimitPolicy, fairness, ordering, usage_limit};
-use crate::plugin::{InvalidParameter, readable};
+use crate::plugin::{InvalidParameter, ParameterValue, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 
 /// The name of the plugin. Files do not declare it.
@@ -53,10 +53,12 @@ pub struct BandRules<'f> {
 
 impl Policies {
     /// Adds the policies that apply without being declared.
-    fn add_defaults(&mut self) -> Result<(), InvalidParameter> {
-        for plugin in
-            [&fairness::TOKENS, &fairness::STRICT, &fairness::ROUND_ROBIN, &fairness::LEAST_SERVICE, &fairness::LEAST_SERVICE_POLICY]
-        {
+    fn add_defaults(&mut self, minimum_share: f64) -> Result<(), InvalidParameter> {
+        let share = [(fairness::MINIMUM_SHARE.name.to_owned(), ParameterValue::Number(minimum_share))];
+        if let Plugin::Fairness(policy) = fairness::TOKENS.build(&share)? {
+            self.fairness.push((fairness::TOKENS.name.into(), policy));
+        }
+        for plugin in [&fairness::STRICT, &fairness::ROUND_ROBIN, &fairness::LEAST_SERVICE, &fairness::LEAST_SERVICE_POLICY] {
             if let Plugin::Fairness(policy) = plugin.build(&[])? {
                 self.fairness.push((plugin.name.into(), policy));
             }
@@ -81,7 +83,7 @@ impl FlowControl {
     /// # Errors
     /// The kind and the name of a policy that does not exist.
     pub(crate) fn build(settings: FlowSettings, mut policies: Policies) -> Result<Self, (&'static str, String)> {
-        policies.add_defaults().map_err(|_| ("policy", String::new()))?;
+        policies.add_defaults(settings.minimum_share).map_err(|_| ("policy", String::new()))?;
         for band in settings.all_bands() {
             if named(&policies.fairness, &band.fairness).is_none() {
                 return Err(("fairness policy", band.fairness.to_string()));
@@ -138,7 +140,6 @@ fn named<'p, P: ?Sized>(policies: &'p [(Box<str>, Box<P>)], name: &str) -> Optio
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plugin::ParameterValue;
 
     fn settings(given: &[(&str, ParameterValue)]) -> Result<FlowSettings, InvalidParameter> {
         let given: Vec<_> = given.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
@@ -167,6 +168,13 @@ mod tests {
         assert_eq!(rules(-1), Some((3, 1_000_000_000, u64::MAX)));
         assert_eq!(control.limits(), (u64::MAX, u64::MAX));
         assert_eq!(control.band(0).unwrap().fairness.minimum_share(), 0.05);
+    }
+
+    #[test]
+    fn the_minimum_share_of_the_section_is_that_of_the_undeclared_policy() {
+        let settings = settings(&[("minimumShare", ParameterValue::Number(0.0))]).unwrap();
+        let control = FlowControl::build(settings, Policies::default()).unwrap();
+        assert_eq!(control.band(0).unwrap().fairness.minimum_share(), 0.0);
     }
 
     #[test]

@@ -51,7 +51,7 @@ pub(crate) const TOKENS: PluginType = PluginType {
         tokens since it began to wait. A flow pays for uncached prompt tokens and expected output, \
         corrected at the end of each reply; a flow without requests saves nothing. The default.",
     ),
-    source: readable("ours; Goyal, Vin and Cheng, Start-time Fair Queueing, 1996"),
+    source: readable("Switchpoint; Goyal, Vin and Cheng, Start-time Fair Queueing, 1996"),
     parameters: &[MINIMUM_SHARE],
     needs: &[],
     build: build_tokens,
@@ -84,9 +84,12 @@ const OUTPUT_WEIGHT: f64 = 2.0;
 /// Service is compared with seconds of waiting: a thousand tokens are about one second of a stream.
 const SERVICE_UNIT: f64 = 1_000.0;
 
-const MINIMUM_SHARE: Parameter = Parameter {
+/// The share of a band that waits behind higher ones, where nothing else is configured.
+pub(super) const MINIMUM_SHARE_DEFAULT: f64 = 0.05;
+
+pub(super) const MINIMUM_SHARE: Parameter = Parameter {
     name: "minimumShare",
-    default: ParameterDefault::Number(0.05),
+    default: ParameterDefault::Number(MINIMUM_SHARE_DEFAULT),
     doc: readable("share of all tokens that a band gets while it waits behind higher ones, 0 to 0.5"),
 };
 

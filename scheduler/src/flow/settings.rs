@@ -31,6 +31,11 @@ pub(super) const SECTION: &[Parameter] = &[
         doc: readable("longest wait while no endpoint is ready, ms; 0: no limit"),
     },
     Parameter { name: "usageLimit", default: ParameterDefault::Text(USAGE_LIMIT_DEFAULT), doc: readable("usage limit policy") },
+    Parameter {
+        name: "minimumShare",
+        default: ParameterDefault::Number(super::fairness::MINIMUM_SHARE_DEFAULT),
+        doc: readable("minimumShare of token-fairness-policy where it is not declared, 0 to 0.5"),
+    },
     Parameter { name: "defaultBand", default: ParameterDefault::Structured("{maxRequests, ...}"), doc: readable("other bands") },
     Parameter {
         name: "defaultNegativeBand",
@@ -57,6 +62,7 @@ pub struct FlowSettings {
     pub(super) ttl_ms: u64,
     pub(super) no_endpoint_ttl_ms: u64,
     pub(super) usage_limit: Box<str>,
+    pub(super) minimum_share: f64,
     /// The templates of bands that are not listed: from priority 0, and below.
     pub(super) templates: [BandSettings; 2],
     pub(super) bands: Vec<BandSettings>,
@@ -108,6 +114,7 @@ impl FlowSettings {
             ttl_ms: ttl(parameters, "ttlMs")?,
             no_endpoint_ttl_ms: ttl(parameters, "noEndpointTtlMs")?,
             usage_limit: parameters.text("usageLimit")?.into(),
+            minimum_share: parameters.number("minimumShare", 0.0..=0.5)?,
             templates: [default, negative],
             bands,
         })

@@ -3,6 +3,7 @@
 use scheduler::PluginSpec;
 use scheduler::flow::FLOW_CONTROL;
 use scheduler::plugin::ParameterValue;
+use scheduler::registry;
 
 use super::ConfigReader;
 use super::plugins::GivenParameters;
@@ -13,6 +14,10 @@ use crate::config::yaml::{YamlNode, YamlValue};
 
 /// Why items of the section have no effect. In llm-d they have none without the gate either.
 pub(super) const GATE_IS_OFF: &str = "it counts only with the feature gate flowControl";
+
+/// The timeout of a request as shipped, and the longest wait that leaves it some time.
+const TIMEOUT: &str = "300 s in the shipped files";
+const WAIT_MS_MAX: f64 = 290_000.0;
 
 /// The fields of the section and of a band: in the file, and as parameters.
 const SECTION: [(&str, &str); 5] = [
@@ -50,6 +55,10 @@ impl ConfigReader {
             return None;
         }
         let mut parameters = section.map(|section| given(section, &SECTION)).unwrap_or_default();
+        if self.is_foreign() {
+            parameters.push(("minimumShare".to_owned(), ParameterValue::Number(0.0)));
+        }
+        self.wait_notes(section.map_or(root.line, |section| section.line), &parameters);
         // As in llm-d, the wait for an endpoint is that of requests, unless it is given.
         let has = |name: &str| parameters.iter().any(|(known, _)| known == name);
         if !has("noEndpointTtlMs") {
@@ -70,6 +79,24 @@ impl ConfigReader {
             parameters.push(("bands".to_owned(), ParameterValue::List(bands)));
         }
         Some(PluginSpec { parameters, ..PluginSpec::of_type(FLOW_CONTROL) })
+    }
+
+    /// Whether the file declares no plugin of ours, and so means what it means in llm-d.
+    fn is_foreign(&self) -> bool {
+        let ours = |plugin_type: &str| registry::lookup(plugin_type).is_some_and(|row| row.source.starts_with("Switchpoint"));
+        !self.plugins.iter().any(|declared| ours(&declared.plugin_type))
+    }
+
+    /// Reports a longest wait that is missing, or that a proxy's timeout is likely to cut short.
+    fn wait_notes(&mut self, line: u64, parameters: &GivenParameters) {
+        let ttl = parameters.iter().find(|(name, _)| name == "ttlMs").map(|(_, value)| value);
+        let note = match ttl {
+            None => "not given: requests wait at most 60 s".to_owned(),
+            Some(ParameterValue::Number(ms)) if *ms == 0.0 => format!("no limit: a proxy's timeout ends the wait, {TIMEOUT}"),
+            Some(ParameterValue::Number(ms)) if *ms > WAIT_MS_MAX => format!("longer than a proxy's timeout may be, {TIMEOUT}"),
+            Some(_) => return,
+        };
+        self.item("flowControl.defaultRequestTTL", line, ItemStatus::Implemented, note);
     }
 }
 

@@ -28,9 +28,9 @@ const WEIGHT_DEFAULT: f64 = 1.0;
 /// The name of the implicit profile, as in llm-d.
 const PROFILE_DEFAULT: &str = "default";
 
-/// The name of the default detector, without and with flow control.
-const DETECTOR_DEFAULT: &str = "utilization-detector";
-const FLOW_DETECTOR_DEFAULT: &str = "backlog-detector";
+/// The detectors that apply although nothing refers to them, if they are declared. With flow
+/// control, the second is the default.
+const DETECTORS_DEFAULT: [&str; 2] = ["utilization-detector", "backlog-detector"];
 
 // === impl ConfigReader ===
 
@@ -47,10 +47,8 @@ impl ConfigReader {
         self.parameter_references(&names);
         let saturation_detector = match self.saturation_detector(root) {
             named if !named.is_empty() => named,
-            _ => self.declared_of(PluginKind::Detector).find(|p| p.name == DETECTOR_DEFAULT).map(|p| p.name.clone()).unwrap_or_default(),
+            _ => self.implied_detector().unwrap_or_default(),
         };
-        let saturation_detector =
-            if saturation_detector.is_empty() && self.flow_control { FLOW_DETECTOR_DEFAULT.to_owned() } else { saturation_detector };
         self.referred.insert(saturation_detector.clone());
         let profile_handler = self.profile_handler(profiles.len(), given.map_or(0, |(line, _)| line));
         let parsers = self.parsers(root);
@@ -63,7 +61,7 @@ impl ConfigReader {
         let undeclared = parsers.iter().filter(|name| self.plugins.iter().all(|p| p.name != **name));
         plugins.extend(undeclared.filter(|name| registry::lookup(name).is_some()).map(|name| PluginSpec::of_type(name)));
         if let Some(section) = self.flow_control(root) {
-            if plugins.iter().all(|plugin| plugin.name() != saturation_detector) {
+            if !saturation_detector.is_empty() && plugins.iter().all(|plugin| plugin.name() != saturation_detector) {
                 plugins.push(PluginSpec::of_type(&saturation_detector));
             }
             plugins.push(section);
@@ -76,6 +74,13 @@ impl ConfigReader {
         }
         self.check(&pipeline);
         Some(pipeline)
+    }
+
+    /// Returns the declared detector that applies without being referred to.
+    fn implied_detector(&self) -> Option<String> {
+        let names = DETECTORS_DEFAULT.iter().take(if self.flow_control { 2 } else { 1 });
+        let found = names.filter_map(|name| self.declared_of(PluginKind::Detector).find(|p| p.name == *name)).next();
+        found.map(|declared| declared.name.clone())
     }
 
     fn spec(&self, declared: &DeclaredPlugin) -> PluginSpec {
