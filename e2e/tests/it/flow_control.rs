@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Requests of a batch wave, and how many of them the only engine takes at once.
-const WAVE: usize = 12;
+const WAVE: usize = 10;
 const SEATS: u32 = 2;
 
 /// The objectives of the test, and a configuration that holds requests beyond [`SEATS`].
@@ -39,12 +39,14 @@ fn files(folder: &std::path::Path) -> Result<[String; 2]> {
 
 async fn stack(front: PickerMode, folder: &std::path::Path) -> Result<Stack> {
     let [objects, picker] = files(folder)?;
-    let engine = ModelServerOptions { speed: 4.0, ..ModelServerOptions::default() };
+    // Long enough that a busy machine sees the wave, and over before the 5 s after which Envoy
+    // gives ext_proc up.
+    let engine = ModelServerOptions { speed: 1.0, models: vec!["demo".into()], ..ModelServerOptions::default() };
     let builder = Stack::builder().front(front).servers_like(1, &engine).concurrency(1).picker(json!({"objective_header": "trust"}));
     builder.daemon_arguments(&["--objects", &objects, "--config", &picker]).start().await
 }
 
-/// A request that takes some hundred milliseconds of the engine. Returns the reply and its turn
+/// A request that takes a second or two of the engine. Returns the reply and its turn
 /// among all replies.
 fn ask(stack: &Stack, objective: &'static str, turns: &Arc<AtomicUsize>) -> Result<JoinHandle<Result<(ClientReply, usize)>>> {
     let body = json!({"model": "demo", "max_tokens": 100, "ignore_eos": true, "messages": [{"role": "user", "content": objective}]});
