@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use testbed::client::{self, ClientReply};
 use testbed::model_server::ModelServerOptions;
 use testbed::stack::{PickerMode, Stack};
@@ -39,11 +39,19 @@ fn files(folder: &std::path::Path) -> Result<[String; 2]> {
 
 async fn stack(front: PickerMode, folder: &std::path::Path) -> Result<Stack> {
     let [objects, picker] = files(folder)?;
-    // Long enough that a busy machine sees the wave, and over before the 5 s after which Envoy
-    // gives ext_proc up.
+    // Long enough that a busy machine sees the wave.
     let engine = ModelServerOptions { speed: 1.0, models: vec!["demo".into()], ..ModelServerOptions::default() };
     let builder = Stack::builder().front(front).servers_like(1, &engine).concurrency(1).picker(json!({"objective_header": "trust"}));
-    builder.daemon_arguments(&["--objects", &objects, "--config", &picker]).start().await
+    builder.envoy_config(wait_longer).daemon_arguments(&["--objects", &objects, "--config", &picker]).start().await
+}
+
+/// Lets Envoy wait for ext_proc as long as requests may be held; as shipped it gives up after 5 s.
+fn wait_longer(config: &mut Value) {
+    let filters = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/http_filters";
+    let filters = config.pointer_mut(filters).and_then(Value::as_array_mut).into_iter().flatten();
+    for filter in filters.filter(|filter| !filter["typed_config"]["message_timeout"].is_null()) {
+        filter["typed_config"]["message_timeout"] = json!("120s");
+    }
 }
 
 /// A request that takes a second or two of the engine. Returns the reply and its turn
