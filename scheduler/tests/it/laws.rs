@@ -161,15 +161,21 @@ proptest! {
         let totals = scores(&outcome);
         prop_assume!(!totals.is_empty());
         prop_assert!(totals.iter().all(|(_, score)| *score > 0.0 && *score <= 1.0) && totals.iter().any(|(_, score)| *score == 1.0));
-        // An endpoint with more of the prompt cached does not score worse. Only among endpoints of
-        // equal cost, which share the highest hundredth, may it lose: there are fewer of them if
-        // others now cost more than it, and fewer share that hundredth.
+        // An endpoint with more of the prompt cached is passed by no other. Its score falls only
+        // among endpoints of equal cost, which share the highest hundredth: if others now cost more
+        // than it, fewer share that hundredth.
         let at = at.index(case.pool.len());
         let mut holding = case;
         holding.pool[at].matched_blocks = holding.pool[at].matched_blocks.saturating_add(1);
-        let score = |outcome: &CaseDecision| scores(outcome).iter().find(|(index, _)| index.get() == at).map(|(_, score)| *score);
-        let (Some(before), Some(after)) = (score(&outcome), score(&holding.decide().unwrap())) else { return Ok(()) };
-        prop_assert!(after >= before.min(0.99), "{before} fell to {after}");
+        let after = scores(&holding.decide().unwrap());
+        let score = |totals: &[(EndpointIndex, f32)], at: usize| totals.iter().find(|(index, _)| index.get() == at).map(|(_, score)| *score);
+        let Some(own_before) = score(&totals, at) else { return Ok(()) }; // a filter has removed it
+        let own_after = score(&after, at).unwrap_or_default();
+        prop_assert!(own_after >= own_before.min(0.99), "{own_before} fell to {own_after}");
+        for (other, before) in totals.iter().filter(|(_, before)| *before < own_before) {
+            let after = score(&after, other.get()).unwrap_or_default();
+            prop_assert!(after < own_after, "{before} was below {own_before}, and {after} is not below {own_after}");
+        }
     }
 
     #[test]
