@@ -53,6 +53,8 @@ class Result:
 class Report:
     """What a load saw. `longest_gap` is in seconds, between successes."""
 
+    # The start of the load on the machine's monotonic clock, which all processes share.
+    started: float = 0.0
     requests: int = 0
     failed: int = 0
     # Failures after the head of the reply.

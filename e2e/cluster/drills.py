@@ -34,8 +34,8 @@ API_DECLARED_SECONDS = 15
 # Longer than a leader leads without the API server, shorter than the node's grace period.
 EXT_PROC_API_AWAY_SECONDS = 30
 HANDOVER_SECONDS_MAX = 3.0
-# A pick takes milliseconds; the requests arrive every 20 ms.
-PICK_SECONDS_MAX = 0.05
+# How long after SIGKILL a process may still hold its sockets.
+KILLED_SECONDS_MAX = 0.1
 LEASE_SECONDS = 15
 TAKEOVER_SECONDS_MAX = LEASE_SECONDS + 2.0
 # The gateways' cluster of the engines.
@@ -93,8 +93,8 @@ def installed() -> Outcome:
     return Outcome(None, seconds, f"chart {release.version()}; first chat by {answered['served_by']}; helm test passed")
 
 
-def by_ext_proc(work: Callable[[], str], judge: Callable[[Outcome], Outcome] = lambda outcome: outcome) -> Outcome:
-    """Does the work under load to a gateway without the module, and judges its failures. The chart's second release picks for it, and an InferencePool is
+def by_ext_proc(work: Callable[[], str]) -> Outcome:
+    """Does the work under load to a gateway without the module. The chart's second release picks for it, and an InferencePool is
     between them."""
     release.install_ext_proc()
     ext_proc_gateway.install(engines.NAME, engines.NAMESPACE)
@@ -102,7 +102,7 @@ def by_ext_proc(work: Callable[[], str], judge: Callable[[Outcome], Outcome] = l
     address = f"{kube.pods(engines.NAMESPACE, f'app={ext_proc_gateway.NAME}')[0]['status']['podIP']}:{ext_proc_gateway.PORT}"
     chat.until_answered(address)
     try:
-        return judge(under_load(work, address))
+        return under_load(work, address)
     finally:
         kube.helm("uninstall", release.EXT_PROC_NAME, "-n", engines.NAMESPACE, "--wait")
         kube.kubectl("delete", "deployment", ext_proc_gateway.NAME, "-n", engines.NAMESPACE)
@@ -119,26 +119,40 @@ def ext_proc_rolled() -> str:
     return "2 daemons replaced"
 
 
-def picks_begun(outcome: Outcome) -> Outcome:
-    """Forgives the picks that a killed daemon had begun: Envoy opens no stream again that a daemon has accepted. They arrived at one
-    moment."""
+def in_flight_at(failure: dict, seconds: float) -> bool:
+    """Whether a request that was answered 503 was in flight when a daemon was killed, `seconds` after the start of the load."""
+    return failure["status"] == 503 and failure["arrival"][0] <= seconds + KILLED_SECONDS_MAX and failure["ended"] >= seconds
+
+
+def picks_begun(outcome: Outcome, killed: float) -> Outcome:
+    """Forgives requests that were in flight when a daemon was killed, at `killed` on the monotonic clock: Envoy opens no stream again
+    that a daemon has accepted."""
     report = outcome.report
     if report is None or report.failed == 0:
         return outcome
-    arrivals = [failure["arrival"][0] for failure in report.failures]
-    if report.failed != len(arrivals) or report.statuses.get("503") != report.failed or max(arrivals) - min(arrivals) > PICK_SECONDS_MAX:
+    begun = [failure for failure in report.failures if in_flight_at(failure, killed - report.started)]
+    if len(begun) != report.failed:
         return outcome
-    begun, report.failed, report.failures = report.failed, 0, []
-    return outcome._replace(remarks=f"{outcome.remarks}; {begun} picks that the killed daemon had begun failed, and nothing else")
+    report.failed, report.failures = 0, []
+    return outcome._replace(remarks=f"{outcome.remarks}; {len(begun)} in flight at the SIGKILL were answered 503, and nothing else failed")
 
 
-def ext_proc_leader() -> str:
-    """The leader stops, is killed, and cannot reach the API server. A gateway notices none of it, except picks that the killed daemon
-    had begun: every daemon picks."""
+def ext_proc_leader() -> Outcome:
+    """A gateway notices nothing of what happens to the leader, except requests that are in flight when it is killed."""
+    killed: list[float] = []
+    outcome = by_ext_proc(lambda: leader_stopped_killed_and_cut_off(killed))
+    return picks_begun(outcome, *killed)
+
+
+def leader_stopped_killed_and_cut_off(killed: list[float]) -> str:
+    """The leader stops, is killed, and cannot reach the API server: every daemon picks. Adds the moment of SIGKILL to `killed`."""
     daemons, told = release.EXT_PROC_DAEMONS, []
     for number, seconds_max in ((signal.SIGTERM, HANDOVER_SECONDS_MAX), (signal.SIGKILL, TAKEOVER_SECONDS_MAX)):
         before = kube.containers(daemons.pods())
-        seconds, _, _ = lead_again(number, daemons)
+        takeover = lead_again(number, daemons)
+        seconds = takeover.seconds
+        if number == signal.SIGKILL:
+            killed.append(takeover.signalled)
         if seconds > seconds_max:
             raise Failed(f"{number.name}: another daemon led after {seconds:.1f} s, more than {seconds_max} s")
         told.append(f"{number.name}: another daemon leads after {seconds:.1f} s")
@@ -355,22 +369,31 @@ def engine_killed(kill: Callable[[int], None], reason: str) -> Outcome:
     return Outcome(report, seconds, f"{cause}: {begun} streams that it had begun broke, as expected, and nothing else")
 
 
-def lead_again(number: signal.Signals, daemons: release.Daemons = release.DAEMONS) -> tuple[float, str, str]:
-    """Signals the leading daemon. Returns the seconds until a daemon took the Lease, and the pods of the old and the new leader. They
-    may be the same pod: the kubelet starts a daemon again within a second."""
+class Takeover(NamedTuple):
+    """`seconds` until a daemon took the Lease. `old` and `new` are the pods of the leaders; they may be the same pod, because the
+    kubelet starts a daemon again within a second. `signalled` is the moment of the signal on the monotonic clock."""
+
+    seconds: float
+    old: str
+    new: str
+    signalled: float
+
+
+def lead_again(number: signal.Signals, daemons: release.Daemons = release.DAEMONS) -> Takeover:
+    """Signals the leading daemon and waits until a daemon has taken the Lease."""
     # A Lease that was left behind has a holder that no longer exists, until it expires.
     kube.wait_until("a daemon leads", lambda: daemons.leader() != "")
     old, holder = daemons.leader(), daemons.lease_holder()
     pid = processes.container_pid(old, daemons.namespace)
-    began = time.time()
+    began, signalled = time.time(), time.monotonic()
     processes.kill(pid, number)
     kube.wait_until("another daemon leads", lambda: daemons.lease_holder() not in ("", holder), TAKEOVER_SECONDS_MAX + 10)
-    return daemons.lease_acquired() - began, old, daemons.leader()
+    return Takeover(daemons.lease_acquired() - began, old, daemons.leader(), signalled)
 
 
 def leader_lost(number: signal.Signals, seconds_max: float) -> str:
     before = kube.containers(kube.pods(release.NAMESPACE, release.DAEMON_LABELS))
-    seconds, old, new = lead_again(number)
+    seconds, old, new, _ = lead_again(number)
     if seconds > seconds_max:
         raise Failed(f"{number.name}: another daemon led after {seconds:.1f} s, more than {seconds_max} s")
     after = kube.containers(kube.pods(release.NAMESPACE, release.DAEMON_LABELS))
@@ -405,7 +428,7 @@ DRILLS: dict[str, Drill] = {
     "install": Drill(installed, needs_release=False),
     "ext-proc": Drill(lambda: by_ext_proc(ext_proc)),
     "ext-proc-rolled": Drill(lambda: by_ext_proc(ext_proc_rolled)),
-    "ext-proc-leader": Drill(lambda: by_ext_proc(ext_proc_leader, picks_begun)),
+    "ext-proc-leader": Drill(ext_proc_leader),
     "engines-rolled": loaded(engines_rolled),
     "daemons-rolled": loaded(daemons_rolled),
     "gateways-rolled": loaded(gateways_rolled),

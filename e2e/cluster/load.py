@@ -56,7 +56,7 @@ class Load:
         seconds = self.now()
         if self.running:
             await asyncio.wait(self.running)
-        return summarize(self.results, seconds)
+        return dataclasses.replace(summarize(self.results, seconds), started=self.began)
 
     def now(self) -> float:
         return time.monotonic() - self.began
