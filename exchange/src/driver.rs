@@ -18,6 +18,7 @@
 //!          └─────────► decide ◄── state, deadline ─┐│
 //!                       │                          ││
 //!                       ├── no state yet ────► Parked
+//!                       ├── no room ─────────► Queued ── due ──► decide
 //!                       │                           │
 //!          ┌────────────┼─────────────┐             │
 //!          │ refused    │ picked      │ failed open │
@@ -41,7 +42,7 @@
 //! | request headers | [`RequestDriver::request_headers`] | follow the [`RequestFlow`] |
 //! | piece of the request body | [`RequestDriver::request_body`], the size so far | follow |
 //! | request trailers | [`RequestDriver::request_trailers`] | follow |
-//! | state arrived, or a time that the driver gave | [`RequestDriver::resume`] | on `Go`, resume |
+//! | state arrived, a time that the driver gave, or a held request is due | [`RequestDriver::resume`] | on `Go`, resume |
 //! | response headers | [`RequestDriver::response_headers`] | follow |
 //! | piece of the response body | [`RequestDriver::response_body`] | follow |
 //! | response trailers | [`RequestDriver::response_trailers`] | let them go on |
@@ -56,7 +57,7 @@
 //!    `count`.
 //! 2. Decision: `take_body` if the body is whole; `with_pool` ([`PoolUse::Resolve`]);
 //!    `subset_hint`; `with_pool` ([`PoolUse::Pick`]); `log_decision`. Then `forward` and `count`,
-//!    or `count` and `reply`, or `park` and `keep_body`.
+//!    or `count` and `reply`, or `park` or `hold`, and `keep_body`.
 //! 3. Response headers: `with_pool` ([`PoolUse::Respond`]), `send_response_headers`.
 //! 4. Response body: `take_response_body`, `with_pool` ([`PoolUse::ReadResponse`]),
 //!    `send_response_body`.
@@ -152,7 +153,13 @@ impl<H: RequestHost> RequestDriver<H> {
             return RequestFlow::Go;
         };
         let exchange = &mut self.exchange;
-        host.with_pool(pool, PoolUse::Capture, Timestamp(0), |pool| exchange.capture_headers(pool, pairs));
+        let queues = host.with_pool(pool, PoolUse::Capture, Timestamp(0), |pool| {
+            exchange.capture_headers(pool, pairs);
+            pool.flow_control().is_some()
+        });
+        if queues {
+            exchange.set_flow(host.flow_id().as_deref());
+        }
         match step {
             HeadersStep::Buffer if host.wait_for_body() => RequestFlow::Hold,
             HeadersStep::Buffer => {
@@ -198,7 +205,11 @@ impl<H: RequestHost> RequestDriver<H> {
     /// [`RequestHost::resume_after`] has come. On [`RequestFlow::Go`], the request goes on with the
     /// held part of its body.
     pub fn resume(&mut self, host: &mut H, now: Timestamp) -> RequestFlow {
-        if matches!(self.exchange.phase, ExchangePhase::Parked) {
+        if matches!(self.exchange.phase, ExchangePhase::Queued(_)) {
+            if self.decide_held(host, now) == RequestFlow::Hold {
+                return RequestFlow::Hold;
+            }
+        } else if matches!(self.exchange.phase, ExchangePhase::Parked) {
             let body = self.body(host);
             if self.decide_at(host, body, now) == RequestFlow::Hold {
                 return RequestFlow::Hold;
@@ -217,7 +228,10 @@ impl<H: RequestHost> RequestDriver<H> {
             return RequestFlow::Go;
         };
         let (exchange, now) = (&mut self.exchange, host.now());
-        let step = host.with_pool(pool, PoolUse::Respond, now, |pool| exchange.response_headers(pool, head, now));
+        let (step, due) = host.with_pool(pool, PoolUse::Respond, now, |pool| (exchange.response_headers(pool, head, now), pool.has_due()));
+        if due {
+            host.release_held(pool);
+        }
         self.response = step.body;
         host.send_response_headers(step);
         if self.response == ResponseBody::Hold && !head.end_of_stream { RequestFlow::Hold } else { RequestFlow::Go }
@@ -264,7 +278,10 @@ impl<H: RequestHost> RequestDriver<H> {
             self.exchange.record_cut_off();
         }
         let exchange = &mut self.exchange;
-        let outcome = host.with_pool(&pool, PoolUse::Release, now, |pool| exchange.end(pool, now));
+        let (outcome, due) = host.with_pool(&pool, PoolUse::Release, now, |pool| (exchange.end(pool, now), pool.has_due()));
+        if due {
+            host.release_held(&pool);
+        }
         if let Some(outcome) = outcome {
             host.ended(&outcome);
         }
@@ -278,10 +295,16 @@ impl<H: RequestHost> RequestDriver<H> {
         RequestFlow::Hold
     }
 
-    /// Whether [`Self::resume`] must still be called.
+    /// Whether [`Self::resume`] must still be called, at the time that the driver gave.
     #[must_use]
     pub fn waits(&self) -> bool {
         matches!(self.exchange.phase, ExchangePhase::Parked) || self.pieces == BodyDelivery::HoldNext
+    }
+
+    /// Whether flow control holds the request.
+    #[must_use]
+    pub fn is_queued(&self) -> bool {
+        matches!(self.exchange.phase, ExchangePhase::Queued(_))
     }
 
     /// Whether the request is held until its last body byte.
@@ -293,7 +316,7 @@ impl<H: RequestHost> RequestDriver<H> {
     /// Whether the request is held, together with the pieces of its body that come.
     #[must_use]
     pub fn is_held(&self) -> bool {
-        matches!(self.exchange.phase, ExchangePhase::Buffering | ExchangePhase::Parked)
+        matches!(self.exchange.phase, ExchangePhase::Buffering | ExchangePhase::Parked | ExchangePhase::Queued(_))
     }
 
     /// Whether the client got a local reply.
@@ -325,7 +348,9 @@ impl<H: RequestHost> RequestDriver<H> {
     fn flow(&self) -> RequestFlow {
         match self.exchange.phase {
             ExchangePhase::Started | ExchangePhase::Routed(_) | ExchangePhase::Passed | ExchangePhase::Ended => RequestFlow::Go,
-            ExchangePhase::Buffering | ExchangePhase::Parked | ExchangePhase::Answered { .. } => RequestFlow::Hold,
+            ExchangePhase::Buffering | ExchangePhase::Parked | ExchangePhase::Queued(_) | ExchangePhase::Answered { .. } => {
+                RequestFlow::Hold
+            }
         }
     }
 
@@ -370,7 +395,13 @@ impl<H: RequestHost> RequestDriver<H> {
         let step = match resolved {
             Ok(pending) => {
                 let (pending, hint) = (pending.with_hashes(), host.subset_hint());
-                host.with_pool(pool, PoolUse::Pick, now, |pool| exchange.pick(settings, pool, hint.as_deref(), pending, now))
+                let (step, due) = host.with_pool(pool, PoolUse::Pick, now, |pool| {
+                    (exchange.pick(settings, pool, hint.as_deref(), pending, now), pool.has_due())
+                });
+                if due {
+                    host.release_held(pool);
+                }
+                step
             }
             Err(step) => step,
         };
@@ -380,12 +411,42 @@ impl<H: RequestHost> RequestDriver<H> {
         match step {
             ExchangeStep::Forward(forward) => self.forward(host, forward, body, now),
             ExchangeStep::Reply(reply) => self.refuse(host, reply),
+            ExchangeStep::Hold { number } => {
+                host.hold(pool, number);
+                body.into_iter().for_each(|body| host.keep_body(body));
+                RequestFlow::Hold
+            }
             ExchangeStep::Park { deadline } if host.park(pool, deadline) => {
                 body.into_iter().for_each(|body| host.keep_body(body));
                 RequestFlow::Hold
             }
             // Too many wait already: decide as at the deadline.
             ExchangeStep::Park { deadline } => self.decide_at(host, body, deadline),
+        }
+    }
+
+    /// Decides on a held request. Its body was read before; the host needs it only to change it.
+    fn decide_held(&mut self, host: &mut H, now: Timestamp) -> RequestFlow {
+        let Some(pool) = &self.pool else { return RequestFlow::Go };
+        let (exchange, settings) = (&mut self.exchange, host.settings());
+        let held = exchange.held();
+        let (step, due) = host.with_pool(pool, PoolUse::Pick, now, |pool| (exchange.pick_held(settings, pool, now), pool.has_due()));
+        if due {
+            host.release_held(pool);
+        }
+        if let Some(record) = self.exchange.take_record() {
+            host.log_decision(&record);
+        }
+        if let (Some((since, priority)), Some(ExchangeStep::Forward(_) | ExchangeStep::Reply(_))) = (held, &step) {
+            host.log_hold(now.ms_since(since), priority);
+        }
+        match step {
+            Some(ExchangeStep::Forward(forward)) => {
+                let body = if forward.body.is_some() { self.body(host) } else { None };
+                self.forward(host, forward, body, now)
+            }
+            Some(ExchangeStep::Reply(reply)) => self.refuse(host, reply),
+            Some(ExchangeStep::Hold { .. } | ExchangeStep::Park { .. }) | None => RequestFlow::Hold,
         }
     }
 
@@ -431,7 +492,14 @@ impl<H: RequestHost> RequestDriver<H> {
         let Some(pool) = &self.pool else { return };
         let bytes = host.take_response_body(size);
         let (exchange, now) = (&mut self.exchange, host.now());
-        let restored = host.with_pool(pool, PoolUse::ReadResponse, now, |pool| exchange.response_chunk(pool, bytes.as_ref(), last, now));
+        let due = host.with_pool(pool, PoolUse::ReadResponse, now, |pool| {
+            exchange.read_chunk(pool, bytes.as_ref(), last, now);
+            pool.has_due()
+        });
+        if due {
+            host.release_held(pool);
+        }
+        let restored = self.exchange.restore_chunk(bytes.as_ref(), last);
         host.send_response_body(bytes, restored, held);
     }
 }

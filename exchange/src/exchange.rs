@@ -10,25 +10,24 @@
 mod forward;
 mod pending_request;
 mod phase;
+mod pick;
+mod queued_request;
 mod response_head;
 mod routed_request;
 mod slo;
 
 use std::borrow::Cow;
 
+use scheduler::Snapshot;
 use scheduler::objects::ModelRequest;
-use scheduler::{Request, Snapshot, UnavailableReason};
 
 use crate::api::{ApiFamily, RequestApi};
 use crate::body;
 use crate::explain::{DecisionReason, HEADER_ENDPOINTS_MAX};
-use crate::hint;
-use crate::prompt;
 use crate::reply::{LocalReply, Refusal};
 use crate::settings::{DecideAt, ExchangeSettings, FailureMode, ObjectiveHeader};
 use crate::{headers, rewrite};
-use pool_state::ManagedPool;
-use pool_state::Timestamp;
+use pool_state::{ManagedPool, Timestamp};
 
 pub use forward::RequestChanges;
 pub use pending_request::{ParsedBody, PendingRequest};
@@ -36,7 +35,7 @@ pub(crate) use phase::ExchangePhase;
 pub use response_head::{ResponseHead, ResponseOrigin};
 pub use routed_request::{ExchangeOutcome, HELD_BYTES_MAX, ResponseBody, ResponseStep};
 
-use routed_request::{RoutedRequest, SentPrompt};
+use pending_request::PromptFacts;
 
 /// The most bytes of request headers kept for plugins, names and values together. A session and a
 /// few labels take a fraction of this.
@@ -69,6 +68,8 @@ struct HeaderFacts {
     credentials: u64,
     /// Headers that plugins read: names and values.
     captured: Vec<(Box<str>, Box<str>)>,
+    /// The fairness id that the proxy set.
+    flow: Option<Box<str>>,
 }
 
 /// The next step of the host after the request headers.
@@ -91,6 +92,12 @@ pub enum ExchangeStep {
     Forward(RequestChanges),
     /// Answer with this reply.
     Reply(LocalReply),
+    /// Hold the request until the pool names this number ([`ManagedPool::next_due`]); then call
+    /// [`Exchange::pick_held`].
+    Hold {
+        /// The number of the request among those held.
+        number: u64,
+    },
     /// Hold the request until the pool has state, at most until `deadline`; then decide again.
     Park {
         /// When to stop waiting.
@@ -139,6 +146,7 @@ impl Exchange {
                 latency: Ok(slo::RequestedSlo::default()),
                 credentials: 0,
                 captured: Vec::new(),
+                flow: None,
             },
         }
     }
@@ -227,6 +235,12 @@ impl Exchange {
         }
     }
 
+    /// Sets the fairness id of the request, which the proxy has checked. Text that is no UTF-8
+    /// counts as none.
+    pub fn set_flow(&mut self, id: Option<&[u8]>) {
+        self.facts.flow = id.and_then(|id| std::str::from_utf8(id).ok()).filter(|id| !id.is_empty()).map(Into::into);
+    }
+
     /// Records that the host cannot show the whole body before the decision. The decision then uses
     /// load, session and subset, and the body passes unchanged.
     pub fn set_body_unavailable(&mut self) {
@@ -308,65 +322,8 @@ impl Exchange {
             prefix,
             secret: pool.hash_secret(),
             blocks: Vec::new(),
+            facts: PromptFacts::default(),
         })
-    }
-
-    /// The last step of [`Self::decide`]: picks an endpoint for the hashed request.
-    pub fn pick(
-        &mut self,
-        settings: &ExchangeSettings,
-        pool: &mut ManagedPool,
-        hint: Option<&[u8]>,
-        pending: PendingRequest<'_>,
-        now: Timestamp,
-    ) -> ExchangeStep {
-        let hint = hint.map(hint::parse);
-        let headers: Vec<(&str, &str)> = self.facts.captured.iter().map(|(name, value)| (&**name, &**value)).collect();
-        let parsed = pending.parsed.as_ref();
-        let request = Request {
-            model: pending.target_model(),
-            subset: hint.as_ref(),
-            priority: pending.priority,
-            prompt_tokens: pending.prompt_tokens,
-            prefix_blocks: &pending.blocks,
-            prefix_block_tokens: pool.block_tokens(pending.prefix),
-            max_tokens: parsed.and_then(|p| p.max_tokens),
-            media_items: parsed.map_or(0, |p| p.media_items),
-            headers: &headers,
-            slo: pending.latency.slo,
-            prediction_based: pending.latency.prediction_based,
-        };
-        let kind = self.kind(request.model);
-        let (logged, sampled) = (pool.sample_one_in(settings.decision_log.one_in), pool.is_sample_due(now));
-        self.why.recorded = (logged || sampled).then(|| settings.decision_log.headers.as_str().into());
-        let outcome = pool.pick(&request, &pending.model, now, &mut self.why).map_err(Refusal::from);
-        if sampled {
-            pool.keep_sample(if logged { self.why.record.clone() } else { self.why.record.take() });
-        }
-        match outcome {
-            Err(Refusal::Unavailable(UnavailableReason::ModelNotServed))
-                if pending.target.is_none() && !pool.knows_model(&pending.model) =>
-            {
-                self.refuse(pool, &Refusal::UnknownModel(pending.model.as_ref().into()))
-            }
-            Err(refusal) => self.refuse(pool, &refusal),
-            Ok(picked) => {
-                let mut forward = RequestChanges::to(settings, &picked, self.api.is_inference(), parsed.is_some_and(|p| p.stream));
-                let counted = pool.counters_mut().count_sent(&pending.model, request.model, request.priority, pending.body_bytes);
-                if let Some(splice) = pending.splice {
-                    forward.rewrite(splice, self.facts.declared_bytes.map(|_| pending.body_bytes));
-                }
-                let prompt = SentPrompt {
-                    text_bytes: parsed.map_or(0, prompt::text_bytes),
-                    blocks: parsed.and_then(|parsed| prompt::even_blocks(parsed, &pending.blocks, pending.prefix)),
-                    hashes: pending.blocks,
-                    tokens: pending.prompt_tokens,
-                };
-                let routed = RoutedRequest::new(self.api, counted, picked, prompt, kind, now);
-                self.phase = ExchangePhase::Routed(Box::new(routed.with_model_names(pending.names)));
-                ExchangeStep::Forward(forward)
-            }
-        }
     }
 
     /// Whether `address` is that of the endpoint that is tried first.
@@ -389,9 +346,20 @@ impl Exchange {
 
     /// Reads a piece of the response body. Returns the bytes that replace it, if it changes.
     pub fn response_chunk(&mut self, pool: &mut ManagedPool, bytes: &[u8], last: bool, now: Timestamp) -> Option<&[u8]> {
-        let ExchangePhase::Routed(routed) = &mut self.phase else { return None };
-        routed.response_chunk(pool, bytes, last, now);
-        routed.restore_chunk(bytes, last)
+        self.read_chunk(pool, bytes, last, now);
+        self.restore_chunk(bytes, last)
+    }
+
+    /// The first step of [`Self::response_chunk`]: reads the piece.
+    pub(crate) fn read_chunk(&mut self, pool: &mut ManagedPool, bytes: &[u8], last: bool, now: Timestamp) {
+        if let ExchangePhase::Routed(routed) = &mut self.phase {
+            routed.response_chunk(pool, bytes, last, now);
+        }
+    }
+
+    /// The second step of [`Self::response_chunk`].
+    pub(crate) fn restore_chunk(&mut self, bytes: &[u8], last: bool) -> Option<&[u8]> {
+        if let ExchangePhase::Routed(routed) = &mut self.phase { routed.restore_chunk(bytes, last) } else { None }
     }
 
     /// Whether the reply to an inference request has begun and not ended. In this case, call
@@ -419,6 +387,10 @@ impl Exchange {
                 uncounted.into_iter().for_each(|reason| pool.counters_mut().count_dropped(reason));
                 None
             }
+            ExchangePhase::Queued(held) => {
+                pool.drop_held(held.ticket, now);
+                None
+            }
             _ => None,
         }
     }
@@ -429,13 +401,6 @@ impl Exchange {
         let _ = self.end(pool, now);
         self.phase = ExchangePhase::Answered { uncounted: None };
         Refusal::Unsent.reply(self.family)
-    }
-
-    /// Returns two hashes, of API and model and of credentials. They decide whether endpoints
-    /// accept the request.
-    fn kind(&self, model: &str) -> (u64, u64) {
-        let parser = self.api.parser().map_or(0, scheduler::name_hash);
-        (scheduler::name_hash(model) ^ parser.rotate_left(2), self.facts.credentials)
     }
 
     fn parse<'b>(&self, body: &'b [u8]) -> Result<Option<body::ParsedRequest<'b>>, Refusal> {

@@ -1,6 +1,7 @@
 //! Replies that Switchpoint makes itself, in the error shape of the API that was called.
 
 use pool_state::PickRefusal;
+use pool_state::queues::{FlowOutcome, HeldRefusal};
 use scheduler::{Decision, ShedReason, UnavailableReason};
 
 use crate::api::ApiFamily;
@@ -54,6 +55,8 @@ pub enum Refusal {
     /// Two engines lost their connection over this prompt within a minute, while they served other
     /// prompts well.
     CrashingPrompt,
+    /// The request was held, or would have to be, and is given up.
+    Held(HeldRefusal),
     /// This proxy never received state.
     NoState,
     /// The proxy refused the change that the request needs.
@@ -76,6 +79,9 @@ impl From<PickRefusal> for Refusal {
             PickRefusal::NoState => Self::NoState,
             PickRefusal::CrashingPrompt => Self::CrashingPrompt,
             PickRefusal::UnknownModel(model) => Self::UnknownModel(model),
+            PickRefusal::Held(why) => Self::Held(why),
+            // A request whose endpoint is full is held, not refused.
+            PickRefusal::Full(_) => Self::Shed(ShedReason::Saturated),
             PickRefusal::Decision(decision) => Self::of(&decision).unwrap_or(Self::NoState),
         }
     }
@@ -103,8 +109,10 @@ impl Refusal {
     pub fn reply(&self, family: ApiFamily) -> LocalReply {
         let row = self.row();
         let mut headers = vec![("content-type", "application/json".to_owned()), (headers::DROPPED_REASON, row.reason.to_owned())];
-        if row.status == 429 {
-            headers.push(("retry-after", RETRY_AFTER_S.to_string()));
+        match self {
+            Self::Held(why) => headers.push(("retry-after", why.retry_after_s.to_string())),
+            _ if row.status == 429 => headers.push(("retry-after", RETRY_AFTER_S.to_string())),
+            _ => {}
         }
         LocalReply { status: row.status, headers, body: body(family, &row) }
     }
@@ -160,9 +168,23 @@ impl Refusal {
                 "this prompt made two model servers drop their connection within a minute, while other prompts did well there; change it, or try again in a minute",
             ),
             Self::Unsent => row(500, "not_rewritten", "proxy-failed", "the gateway could not send the request under its model's name"),
+            Self::Held(HeldRefusal { outcome, .. }) => held_row(*outcome),
             Self::NoState => row(503, "not_ready", "rejected-no-endpoints", "the gateway does not know its model servers yet; try again"),
         }
     }
+}
+
+/// The row of a request that flow control gave up.
+fn held_row(outcome: FlowOutcome) -> RefusalRow {
+    let (status, code, reason, message) = match outcome {
+        FlowOutcome::RejectedCapacity => (429, "saturated", "rejected-saturated", "too many requests wait; try again later"),
+        FlowOutcome::EvictedTtl => (429, "queue_timeout", "rejected-ttl-expired", "the request waited too long; try again later"),
+        FlowOutcome::RejectedNoEndpoints | FlowOutcome::EvictedNoEndpoints => {
+            (503, "no_ready_endpoint", "rejected-no-endpoints", "no model server became ready in time")
+        }
+        _ => (503, "not_queued", "rejected-shutting-down", "the gateway gave up its queue; try again"),
+    };
+    RefusalRow { status, code, reason, message: message.to_owned() }
 }
 
 /// Shortens a client's text to what an error message repeats.

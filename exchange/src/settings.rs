@@ -45,6 +45,26 @@ pub enum ObjectiveHeader {
     Trust,
 }
 
+/// The party that sets the header with the fairness id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FairnessHeader {
+    /// Clients, which may not name their flow: the header has no effect.
+    Ignore,
+    /// A proxy or gateway in front, which sets the header and removes the client's own.
+    Trust,
+}
+
+/// Where the fairness id of a request is, for flow control.
+#[derive(Clone, Debug)]
+pub struct FlowIdSettings {
+    /// Namespace in filter metadata; empty where the proxy sets none.
+    pub namespace: String,
+    /// Path of the value in that namespace; keys are separated by `/`.
+    pub key: String,
+    /// Whether the header counts.
+    pub header: FairnessHeader,
+}
+
 /// Where the ranked list goes.
 #[derive(Clone, Debug)]
 pub struct DestinationSettings {
@@ -86,7 +106,8 @@ pub struct RetrySettings {
     pub per_try_timeout_ms: u64,
 }
 
-/// The settings of all exchanges of one filter configuration.
+/// The settings of all exchanges of one filter configuration. Its fields are those of the
+/// configuration.
 #[derive(Clone, Debug)]
 pub struct ExchangeSettings {
     /// Where the ranked list goes.
@@ -112,6 +133,8 @@ pub struct ExchangeSettings {
     pub explain: bool,
     /// Whether the objective header counts.
     pub objective_header: ObjectiveHeader,
+    /// Where the fairness id is.
+    pub flow: FlowIdSettings,
     /// Which decisions are recorded.
     pub decision_log: DecisionLogSettings,
     /// What happens after a failed attempt.
@@ -148,6 +171,7 @@ impl Default for ExchangeSettings {
             ready_path: "/switchpoint/ready".to_owned(),
             explain: false,
             objective_header: ObjectiveHeader::Ignore,
+            flow: FlowIdSettings { namespace: String::new(), key: String::new(), header: FairnessHeader::Ignore },
             decision_log: DecisionLogSettings { one_in: 0, headers: RECORDED_HEADERS_DEFAULT.to_owned() },
             retry: RetrySettings { enabled: true, per_try_timeout_ms: 0 },
         }

@@ -5,14 +5,15 @@
 //! reference. Reading has no side effects, because the proxy tries every configuration in a
 //! temporary VM first.
 
+mod fields;
 mod value;
 
 use std::fmt;
 
+use exchange::ExchangeSettings;
 use exchange::json::JsonError;
-use exchange::{DecideAt, DestinationFormat, ExchangeSettings, FailureMode, ObjectiveHeader};
-use scheduler::plugin::readable;
-use scheduler::prefix::{ENTRIES_DEFAULT, ENTRIES_MAX};
+use fields::{ConfigField, ConfigShape, FIELDS};
+use scheduler::prefix::ENTRIES_DEFAULT;
 use value::{ConfigFields, ConfigValue};
 
 /// The most pools of one proxy. Each costs every worker a prefix index.
@@ -86,201 +87,6 @@ pub struct InvalidConfig {
     /// The required form of the value, as in "must be a number".
     pub must: String,
 }
-
-/// One plain field. The `path` of a nested field has a dot.
-struct ConfigField {
-    path: &'static str,
-    kind: FieldKind,
-    about: &'static str,
-}
-
-type FieldGetter<T> = fn(&FilterConfig) -> T;
-type FieldSetter<T> = fn(&mut FilterConfig, T);
-
-/// The type of a field, with the functions that read and write it.
-enum FieldKind {
-    Number { min: u64, max: u64, get: FieldGetter<u64>, set: FieldSetter<u64> },
-    Text { shape: ConfigShape, get: FieldGetter<String>, set: FieldSetter<String> },
-    Flag { get: FieldGetter<bool>, set: FieldSetter<bool> },
-    Choice { allowed: &'static [&'static str], get: FieldGetter<&'static str>, set: FieldSetter<&'static str> },
-}
-
-/// The form of a text field.
-#[derive(Clone, Copy)]
-enum ConfigShape {
-    Name,
-    OptionalName,
-    Header,
-    Key,
-    Path,
-}
-
-macro_rules! number {
-    ($min:expr, $max:expr, $($place:ident).+: $t:ty) => {
-        FieldKind::Number {
-            min: $min,
-            max: $max,
-            get: |c| u64::try_from(c.$($place).+).unwrap_or(u64::MAX),
-            set: |c, v| c.$($place).+ = <$t>::try_from(v).unwrap_or(<$t>::MAX),
-        }
-    };
-}
-
-macro_rules! text {
-    ($shape:ident, $($place:ident).+) => {
-        FieldKind::Text { shape: ConfigShape::$shape, get: |c| c.$($place).+.clone(), set: |c, v| c.$($place).+ = v }
-    };
-}
-
-macro_rules! flag {
-    ($($place:ident).+) => {
-        FieldKind::Flag { get: |c| c.$($place).+, set: |c, v| c.$($place).+ = v }
-    };
-}
-
-const DECIDE_AT: &[&str] = &["body", "headers"];
-const FAILURE_MODES: &[&str] = &["close", "open"];
-const DESTINATION_FORMATS: &[&str] = &["list", "single"];
-const TRANSPORTS: &[&str] = &["grpc", "http"];
-const OBJECTIVE_HEADERS: &[&str] = &["ignore", "trust"];
-
-/// All plain fields. Their defaults are those of [`FilterConfig::default`].
-const FIELDS: &[ConfigField] = &[
-    ConfigField { path: "state.cluster", kind: text!(Name, state.cluster), about: readable("Envoy cluster of the daemon's state port") },
-    ConfigField {
-        path: "state.authority",
-        kind: text!(OptionalName, state.authority),
-        about: readable(":authority of the stream; empty: the cluster's name"),
-    },
-    ConfigField {
-        path: "state.transport",
-        kind: FieldKind::Choice {
-            allowed: TRANSPORTS,
-            get: |c| if c.state.transport == StateTransport::Http { "http" } else { "grpc" },
-            set: |c, v| c.state.transport = if v == "http" { StateTransport::Http } else { StateTransport::Grpc },
-        },
-        about: readable("one gRPC stream, or HTTP calls (long polls) for proxies that allow no streams to their filters"),
-    },
-    ConfigField {
-        path: "state.silence_max_ms",
-        kind: number!(1_000, 600_000, state.silence_max_ms: u64),
-        about: readable("a stream that is silent for this long is opened again (the daemon sends at least every 500 ms)"),
-    },
-    ConfigField {
-        path: "state.backoff_max_ms",
-        kind: number!(100, 600_000, state.backoff_max_ms: u64),
-        about: readable("longest pause between attempts to reach the daemon"),
-    },
-    ConfigField {
-        path: "failure_mode",
-        kind: FieldKind::Choice {
-            allowed: FAILURE_MODES,
-            get: |c| if c.settings.failure_mode == FailureMode::Open { "open" } else { "close" },
-            set: |c, v| c.settings.failure_mode = if v == "open" { FailureMode::Open } else { FailureMode::Close },
-        },
-        about: readable("what happens to a request before the first state: 503, or any endpoint"),
-    },
-    ConfigField {
-        path: "cold_start_wait_ms",
-        kind: number!(0, 60_000, settings.cold_start_wait_ms: u64),
-        about: readable("how long a request may wait for the first state"),
-    },
-    ConfigField {
-        path: "decide_at",
-        kind: FieldKind::Choice {
-            allowed: DECIDE_AT,
-            get: |c| if c.settings.decide_at == DecideAt::Headers { "headers" } else { "body" },
-            set: |c, v| c.settings.decide_at = if v == "headers" { DecideAt::Headers } else { DecideAt::Body },
-        },
-        about: readable("decide a request at its last byte, or at its headers without its body, for proxies that cannot hold a body"),
-    },
-    ConfigField {
-        path: "model_header",
-        kind: text!(Header, settings.model_header),
-        about: readable("header that names the model if the body is not read"),
-    },
-    ConfigField {
-        path: "body_limit_bytes",
-        kind: number!(1_024, 1 << 30, settings.body_limit_bytes: usize),
-        about: readable("largest request body on an inference path; keep Envoy's own limit above it"),
-    },
-    ConfigField {
-        path: "destination_format",
-        kind: FieldKind::Choice {
-            allowed: DESTINATION_FORMATS,
-            get: |c| if c.settings.destination.format == DestinationFormat::Single { "single" } else { "list" },
-            set: |c, v| {
-                c.settings.destination.format = if v == "single" { DestinationFormat::Single } else { DestinationFormat::List };
-            },
-        },
-        about: readable("all ranked endpoints in one header, or the first in that header and the second in the fallback header"),
-    },
-    ConfigField {
-        path: "destination_header",
-        kind: text!(Header, settings.destination.header),
-        about: readable("header of the destination"),
-    },
-    ConfigField {
-        path: "fallback_header",
-        kind: text!(Header, settings.destination.fallback_header),
-        about: readable("header of the second choice"),
-    },
-    ConfigField { path: "subset_namespace", kind: text!(Key, settings.subset.namespace), about: readable("namespace of the subset hint") },
-    ConfigField { path: "subset_key", kind: text!(Key, settings.subset.key), about: readable("key of the subset hint in that namespace") },
-    ConfigField { path: "ready_path", kind: text!(Path, settings.ready_path), about: readable("answers 200 once every pool has state") },
-    ConfigField { path: "explain", kind: flag!(settings.explain), about: readable("clients may request the reasons of a decision") },
-    ConfigField {
-        path: "decision_log_one_in",
-        kind: number!(0, 1_000_000_000, settings.decision_log.one_in: u32),
-        about: readable("one in this many decisions is recorded completely in the access log, for `switchpointd explain`; 0: none"),
-    },
-    ConfigField {
-        path: "decision_log_headers",
-        kind: text!(Key, settings.decision_log.headers),
-        about: readable("request headers shown in a record, comma-separated; no other header's value is logged"),
-    },
-    ConfigField {
-        path: "objective_header",
-        kind: FieldKind::Choice {
-            allowed: OBJECTIVE_HEADERS,
-            get: |c| if c.settings.objective_header == ObjectiveHeader::Trust { "trust" } else { "ignore" },
-            set: |c, v| {
-                c.settings.objective_header = if v == "trust" { ObjectiveHeader::Trust } else { ObjectiveHeader::Ignore };
-            },
-        },
-        about: readable("whether x-llm-d-inference-objective sets a request's priority; trust it only if clients cannot set it"),
-    },
-    ConfigField {
-        path: "retry",
-        kind: flag!(settings.retry.enabled),
-        about: readable("retry failed attempts on the next ranked endpoint"),
-    },
-    ConfigField {
-        path: "per_try_timeout_ms",
-        kind: number!(0, 3_600_000, settings.retry.per_try_timeout_ms: u64),
-        about: readable("time that one attempt of a streamed request may take until its response headers; 0: no limit"),
-    },
-    ConfigField {
-        path: "prefix_entries",
-        kind: number!(0, ENTRIES_MAX as u64, prefix_entries: usize),
-        about: readable("entries of each pool's prefix index, in each worker; about 8 bytes each"),
-    },
-    ConfigField {
-        path: "lease_ms",
-        kind: number!(500, 60_000, lease_ms: u64),
-        about: readable("how long a VM leads without renewing its lease"),
-    },
-    ConfigField {
-        path: "sharing",
-        kind: flag!(sharing),
-        about: readable("workers and proxies share their picks and the endpoints that failed; off only to measure the benefit"),
-    },
-    ConfigField {
-        path: "hold_headers",
-        kind: flag!(hold_headers),
-        about: readable("hold headers until the decision; off where the proxy forbids it and filters after this one hold and set them"),
-    },
-];
 
 // === impl FilterConfig ===
 
@@ -368,87 +174,6 @@ pub fn reference() -> String {
     text
 }
 
-// === impl ConfigField ===
-
-impl ConfigField {
-    fn set(&self, config: &mut FilterConfig, value: ConfigValue) -> Result<(), InvalidConfig> {
-        self.kind.set(config, value).ok_or_else(|| invalid(self.path, self.kind.must()))
-    }
-}
-
-// === impl FieldKind ===
-
-impl FieldKind {
-    /// Sets the field. `None` if the value is not allowed.
-    fn set(&self, config: &mut FilterConfig, value: ConfigValue) -> Option<()> {
-        match self {
-            Self::Number { min, max, set, .. } => {
-                let ConfigValue::Number(number) = value else { return None };
-                set(config, Some(number).filter(|n| (min..=max).contains(&n))?);
-            }
-            Self::Text { shape, set, .. } => {
-                let ConfigValue::Text(text) = value else { return None };
-                set(config, shape.allows(&text).then_some(text)?);
-            }
-            Self::Flag { set, .. } => {
-                let ConfigValue::Flag(flag) = value else { return None };
-                set(config, flag);
-            }
-            Self::Choice { allowed, set, .. } => {
-                let ConfigValue::Text(text) = value else { return None };
-                set(config, allowed.iter().find(|a| **a == text)?);
-            }
-        }
-        Some(())
-    }
-
-    fn must(&self) -> String {
-        match self {
-            Self::Number { min, max, .. } => format!("a whole number from {min} to {max}"),
-            Self::Text { shape, .. } => shape.must(),
-            Self::Flag { .. } => "true or false".to_owned(),
-            Self::Choice { allowed, .. } => allowed.iter().map(|a| format!("\"{a}\"")).collect::<Vec<_>>().join(" or "),
-        }
-    }
-
-    fn default(&self, defaults: &FilterConfig) -> String {
-        match self {
-            Self::Number { get, .. } => get(defaults).to_string(),
-            Self::Text { get, .. } => format!("\"{}\"", get(defaults)),
-            Self::Flag { get, .. } => get(defaults).to_string(),
-            Self::Choice { get, .. } => format!("\"{}\"", get(defaults)),
-        }
-    }
-}
-
-// === impl ConfigShape ===
-
-impl ConfigShape {
-    fn allows(self, text: &str) -> bool {
-        let printable = text.bytes().all(|b| b.is_ascii_graphic());
-        match self {
-            Self::Name => printable && (1..=NAME_BYTES_MAX).contains(&text.len()),
-            Self::OptionalName => printable && text.len() <= NAME_BYTES_MAX,
-            // The header names that HTTP/2 allows, so that the proxy cannot refuse it later.
-            Self::Header => {
-                (1..=128).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
-            }
-            Self::Key => printable && (1..=128).contains(&text.len()),
-            Self::Path => printable && (1..=128).contains(&text.len()) && text.starts_with('/') && !text.contains('?'),
-        }
-    }
-
-    fn must(self) -> String {
-        match self {
-            Self::Name => format!("text of 1 to {NAME_BYTES_MAX} printable ASCII characters"),
-            Self::OptionalName => format!("text of at most {NAME_BYTES_MAX} printable ASCII characters"),
-            Self::Header => "a header name of 1 to 128 characters a-z, 0-9 and -".to_owned(),
-            Self::Key => "text of 1 to 128 printable ASCII characters".to_owned(),
-            Self::Path => "a path of 1 to 128 printable ASCII characters that starts with / and has no ?".to_owned(),
-        }
-    }
-}
-
 fn pools(value: Option<ConfigValue>) -> Result<Vec<PoolConfig>, InvalidConfig> {
     let must = || format!("a list of 1 to {POOLS_MAX} pools");
     let Some(ConfigValue::List(items)) = value else { return Err(invalid("pools", must())) };
@@ -530,8 +255,12 @@ impl std::error::Error for InvalidConfig {}
 
 #[cfg(test)]
 mod tests {
-    use exchange::{DecisionLogSettings, DestinationSettings, RetrySettings, SubsetSettings};
+    use exchange::{
+        DecideAt, DecisionLogSettings, DestinationFormat, DestinationSettings, FailureMode, FairnessHeader, FlowIdSettings,
+        ObjectiveHeader, RetrySettings, SubsetSettings,
+    };
 
+    use super::fields::FieldKind;
     use super::*;
 
     fn error(json: &str) -> String {
@@ -571,7 +300,7 @@ mod tests {
                  "pools": [{"name": "p", "clusters": ["x", "y"]}], "failure_mode": "open", "cold_start_wait_ms": 0,
                  "decide_at": "headers", "model_header": "x-m", "body_limit_bytes": 2048, "destination_format": "single", "destination_header": "x-d", "fallback_header": "x-f",
                  "subset_namespace": "ns", "subset_key": "k", "ready_path": "/r", "explain": true, "decision_log_one_in": 50, "decision_log_headers": "x-a,x-b",
-                 "objective_header": "trust", "retry": false,
+                 "objective_header": "trust", "fairness_namespace": "jwt", "fairness_key": "payload/sub", "fairness_header": "trust", "retry": false,
                  "per_try_timeout_ms": 9, "prefix_entries": 0, "lease_ms": 500, "sharing": false, "hold_headers": false}"#,
         )
         .unwrap();
@@ -586,6 +315,7 @@ mod tests {
             ready_path: "/r".into(),
             explain: true,
             objective_header: ObjectiveHeader::Trust,
+            flow: FlowIdSettings { namespace: "jwt".into(), key: "payload/sub".into(), header: FairnessHeader::Trust },
             decision_log: DecisionLogSettings { one_in: 50, headers: "x-a,x-b".into() },
             retry: RetrySettings { enabled: false, per_try_timeout_ms: 9 },
         };

@@ -35,6 +35,7 @@ metrics! {
     FailedOpen: Counter "switchpoint_failed_open_total", "Requests sent to any endpoint, because there was no state.";
     Passed: Counter "switchpoint_passed_total", "Requests on routes without a pool.";
     Parked: Counter "switchpoint_parked_total", "Requests held until there was state.";
+    Held: Counter "switchpoint_held_total", "Requests held by flow control until their endpoint had room.";
     Invalid: Counter "switchpoint_refused_invalid_total", "Requests refused because they are invalid (4xx).";
     Shed: Counter "switchpoint_refused_shed_total", "Requests refused by policy (429).";
     Unavailable: Counter "switchpoint_refused_unavailable_total", "Requests refused because no endpoint can serve them (503).";

@@ -10,7 +10,8 @@ use proxy_wasm::types::ContextType;
 use crate::config::FilterConfig;
 use crate::host::{BodyBuffer, Host};
 use crate::http::HttpStreamContext;
-use crate::state::{ParkedRequest, TICK_MS, VmState};
+use crate::state::parked_request::ParkedRequest;
+use crate::state::{TICK_MS, VmState};
 use crate::state_link::CallResponse;
 
 /// A root context: one plugin configuration in one VM.
@@ -47,6 +48,22 @@ fn retry(due: Vec<Rc<dyn ParkedRequest>>) {
     }
 }
 
+/// The most held requests that are tried in one callback. A wake-up of its own continues.
+const RELEASES_MAX: usize = 256;
+
+/// Resumes the held requests that may have room now.
+fn release_held<H: Host>(vm: &RefCell<VmState<H>>) {
+    if !vm.borrow_mut().begin_release() {
+        return;
+    }
+    for _ in 0..RELEASES_MAX {
+        let next = vm.borrow_mut().next_held();
+        let Some(request) = next else { break };
+        request.retry();
+    }
+    vm.borrow_mut().end_release();
+}
+
 impl<H: Host> Context for FilterRoot<H> {
     fn on_done(&mut self) -> bool {
         self.vm.borrow_mut().remove_root(self.id);
@@ -56,6 +73,7 @@ impl<H: Host> Context for FilterRoot<H> {
     fn on_grpc_stream_message(&mut self, stream: u32, size: usize) {
         let due = self.vm.borrow_mut().on_stream_message(self.id, stream, size);
         retry(due);
+        release_held(&self.vm);
     }
 
     fn on_grpc_stream_close(&mut self, stream: u32, code: u32) {
@@ -67,6 +85,7 @@ impl<H: Host> Context for FilterRoot<H> {
         let answer = if headers == 0 { CallResponse::default() } else { CallResponse::read(&self.host, size) };
         let due = self.vm.borrow_mut().on_call_response(self.id, call, answer);
         retry(due);
+        release_held(&self.vm);
     }
 }
 
@@ -82,11 +101,13 @@ impl<H: Host> RootContext for FilterRoot<H> {
     fn on_tick(&mut self) {
         let due = self.vm.borrow_mut().tick(self.id);
         retry(due);
+        release_held(&self.vm);
     }
 
     fn on_queue_ready(&mut self, queue: u32) {
         let due = self.vm.borrow_mut().on_wake(queue);
         retry(due);
+        release_held(&self.vm);
     }
 
     fn create_http_context(&self, id: u32) -> Option<Box<dyn HttpContext>> {

@@ -10,6 +10,7 @@ pub mod crash_guard;
 pub mod lease;
 pub mod load_sharing;
 pub mod observation_ring;
+pub mod parked_request;
 pub mod peer_publisher;
 pub mod placement_ring;
 pub mod replica;
@@ -29,6 +30,7 @@ use crate::metrics::{FilterMetrics, Stat};
 use crate::state_link::{CallResponse, LeaderContext, StateLink};
 use lease::LeaderElection;
 use load_sharing::{SharingOccasion, VmContext};
+use parked_request::ParkedRequest;
 use replica::PoolReplica;
 use snapshot_store::PublishError;
 use vm_table::{EXPIRY_MS, HEARTBEAT_MS, VM_SLOTS_MAX, VmTable};
@@ -41,8 +43,11 @@ pub const TICK_MS: u32 = 100;
 const PARKED_MAX: usize = 1_024;
 /// The most wake-ups taken from the queue at once; the next tick takes the rest.
 const WAKES_MAX: usize = 1_024;
+/// Tick period while requests are held, in ms: the longest delay of a lost wake-up, and of room
+/// that another worker made.
+const HOLDING_TICK_MS: u32 = 10;
 
-/// One VM.
+/// One VM. Its fields are the parts that change independently of each other.
 #[derive(Debug)]
 pub struct VmState<H: Host> {
     host: H,
@@ -55,8 +60,21 @@ pub struct VmState<H: Host> {
     epoch: Option<u64>,
     link: StateLink,
     parked: Vec<ParkingEntry>,
+    releasing: HeldRelease,
     serves: bool,
     ticks: TickTimer,
+}
+
+/// When held requests are resumed. Only a root context may: a call of the proxy about another
+/// stream than the one whose callback runs would change the result of that callback.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum HeldRelease {
+    /// Nothing is due.
+    Idle,
+    /// The VM has woken itself.
+    Woken,
+    /// A root context resumes them now.
+    Running,
 }
 
 /// When the VM ticks.
@@ -85,14 +103,6 @@ struct VmSlot {
     vm_table: VmTable,
 }
 
-/// A request that waits for the first state of its pool.
-pub trait ParkedRequest {
-    /// Whether the request still waits.
-    fn waits(&self) -> bool;
-    /// Decides again, or releases the held piece, because state arrived or the deadline passed.
-    fn retry(&self);
-}
-
 struct ParkingEntry {
     deadline: Timestamp,
     replica: Rc<RefCell<PoolReplica>>,
@@ -118,6 +128,7 @@ impl<H: Host> VmState<H> {
             epoch: None,
             link: StateLink::default(),
             parked: Vec::new(),
+            releasing: HeldRelease::Idle,
             serves: false,
             ticks: TickTimer::default(),
         }
@@ -216,6 +227,42 @@ impl<H: Host> VmState<H> {
         self.parked.push(ParkingEntry { deadline: at, replica, request });
     }
 
+    /// Wakes this VM, so that a root context resumes held requests. Without a VM slot, the next
+    /// tick does.
+    pub fn release_soon(&mut self) {
+        if self.releasing == HeldRelease::Idle && self.vm_slot.slot.is_some() && self.vm_slot.queue != 0 {
+            match self.host.queue_push(self.vm_slot.queue, b"held") {
+                Ok(()) => self.releasing = HeldRelease::Woken,
+                Err(error) => self.host_error("a wake-up", error),
+            }
+        }
+    }
+
+    /// Begins to resume held requests. False if none is due: then nothing is called.
+    pub fn begin_release(&mut self) -> bool {
+        let due = self.is_release_due();
+        self.releasing = if due { HeldRelease::Running } else { HeldRelease::Idle };
+        due
+    }
+
+    fn is_release_due(&self) -> bool {
+        self.replicas.iter().any(|replica| replica.borrow().pool.has_due())
+    }
+
+    /// Returns the next held request to resume.
+    pub fn next_held(&mut self) -> Option<Rc<dyn ParkedRequest>> {
+        let now = self.host.now();
+        self.replicas.iter().find_map(|replica| replica.borrow_mut().next_held(now))
+    }
+
+    /// Ends to resume held requests. Requests that are still due wait for a wake-up.
+    pub fn end_release(&mut self) {
+        self.releasing = HeldRelease::Idle;
+        if self.is_release_due() {
+            self.release_soon();
+        }
+    }
+
     /// The number of parked requests.
     #[cfg(test)]
     pub fn parked_count(&self) -> usize {
@@ -252,7 +299,13 @@ impl<H: Host> VmState<H> {
             self.with_leader(root, now, |link, leader| link.publish_load(leader));
         }
         let period = |replica: &Rc<RefCell<PoolReplica>>| replica.borrow().peer_publisher.tick_ms(now);
-        let short = self.epoch.and_then(|_| self.replicas.iter().filter_map(period).min()).map(|ms| (root, ms));
+        let publishing = self.epoch.and_then(|_| self.replicas.iter().filter_map(period).min());
+        let holding: Vec<_> = self.replicas.iter().filter(|replica| replica.borrow().pool.queues().held() > 0).collect();
+        for replica in holding.iter().filter(|_| self.epoch.is_none()) {
+            self.receive_loads(&mut replica.borrow_mut(), now, SharingOccasion::Pick);
+        }
+        let holding = (!holding.is_empty()).then_some(HOLDING_TICK_MS);
+        let short = publishing.into_iter().chain(holding).min().map(|ms| (root, ms));
         if short != self.ticks.short && self.host.tick_period(short.map_or(TICK_MS, |(_, ms)| ms)).is_ok() {
             self.ticks.short = short;
         }
@@ -314,7 +367,8 @@ impl<H: Host> VmState<H> {
     /// Makes one replica for each pool of any configuration in force, and drops the other replicas.
     fn match_pools(&mut self) {
         let named = |name: &str| self.roots.iter().any(|root| root.config.pools.iter().any(|p| p.name == *name));
-        self.replicas.retain(|r| named(&r.borrow().name));
+        // A pool that still holds requests stays until they are answered.
+        self.replicas.retain(|r| named(&r.borrow().name) || r.borrow().pool.queues().held() > 0);
         for pool in self.roots.iter().flat_map(|root| &root.config.pools) {
             if !self.replicas.iter().any(|r| *r.borrow().name == *pool.name) {
                 self.replicas.push(Rc::new(RefCell::new(PoolReplica::new(&pool.name, self.host.entropy()))));

@@ -18,6 +18,8 @@ pub use pool::*;
 pub use proto::load_report::LoadReportHead;
 pub use proto::observation::{EncodedObservation, OBSERVATIONS_MAX};
 
+pub mod queues;
+
 mod refusal;
 pub use refusal::PickRefusal;
 

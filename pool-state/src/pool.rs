@@ -16,6 +16,7 @@ mod adapters;
 mod counters;
 mod crash_correlation;
 mod ejection;
+mod flow;
 mod health;
 mod load_report;
 mod lookups;
@@ -31,6 +32,7 @@ pub use counters::{
     CountHistogram, DURATION_BOUNDS_MS, EndpointCounters, MODELS_MAX, ModelCounters, ModelLabel, PoolCounters, TokenCounters,
 };
 pub use ejection::{Ejection, Ejections};
+pub use flow::FlowAdmission;
 pub use load_report::{LoadReportSum, OwnLoadReport, PeerLoadReport};
 pub use pick::{DecisionObserver, LedgerHold, RecordedPick, SessionTokenHeader};
 pub use request_timing::{RequestEnding, ms_between};
@@ -58,6 +60,7 @@ use scheduler::{ENDPOINTS_MAX, EndpointMetrics, EndpointRef, PrefixSettings, Rng
 use sharing::PeerSharing;
 use token_rate::TokenRate;
 
+use crate::queues::FlowQueues;
 use crate::refusal::PickRefusal;
 use scheduler::Timestamp;
 
@@ -86,6 +89,7 @@ pub struct ManagedPool {
     sharing: PeerSharing,
     learning: LatencyLearning,
     sample: DecisionSample,
+    queues: FlowQueues,
 }
 
 /// A decision record for the daemon's console.
@@ -161,6 +165,7 @@ impl ManagedPool {
             token_rate: TokenRate::default(),
             sharing: PeerSharing::default(),
             learning: LatencyLearning::default(),
+            queues: FlowQueues::default(),
             sample: DecisionSample::default(),
         }
     }
@@ -188,6 +193,7 @@ impl ManagedPool {
         if let Some((at, measured)) = measured {
             self.refresh(measured, at);
         }
+        self.queues.room_changed();
     }
 
     /// Moves the rows that are kept by position to the new positions of the endpoints.
@@ -217,6 +223,7 @@ impl ManagedPool {
         state.snapshot = snapshot;
         state.metrics_at = Some(at);
         self.in_flight.scraped(&state.refs);
+        self.queues.room_changed();
         self.size_prefixes();
     }
 
@@ -265,6 +272,7 @@ impl ManagedPool {
     pub fn tick(&mut self, now: Timestamp) {
         let _ = self.prefixes.sweep(SWEEP_BUCKETS);
         self.failures.ejections.forget_expired(now);
+        self.tick_queues(now);
     }
 
     /// The known failures of endpoints.

@@ -1,6 +1,8 @@
 //! Why a pool gives no endpoint for a request.
 
-use scheduler::Decision;
+use scheduler::{Decision, EndpointRef};
+
+use crate::queues::HeldRefusal;
 
 /// Why [`crate::Pool`] refuses a request. The host turns it into a reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,6 +14,10 @@ pub enum PickRefusal {
     CrashingPrompt,
     /// No object of the pool names this model.
     UnknownModel(Box<str>),
+    /// The picked endpoint has no room: the request is held, or stays held.
+    Full(EndpointRef),
+    /// The request was held, or would have to be, and is given up.
+    Held(HeldRefusal),
     /// The scheduler decided not to route the request.
     Decision(Decision),
 }

@@ -3,6 +3,7 @@
 //! **Unknown is not full.** llm-d counts an endpoint with missing or old metrics as saturated, so
 //! that one late scrape stops a pool. Here it is left out of the mean and stays a candidate.
 
+pub(crate) mod backlog;
 pub(crate) mod concurrency;
 pub(crate) mod utilization;
 

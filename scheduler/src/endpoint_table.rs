@@ -174,6 +174,12 @@ impl EndpointTable {
         (0..u16::try_from(self.endpoints.len()).unwrap_or(u16::MAX)).map(EndpointIndex)
     }
 
+    /// Whether any endpoint is ready.
+    #[must_use]
+    pub fn has_ready(&self) -> bool {
+        self.endpoints.iter().any(|endpoint| endpoint.readiness == Readiness::Ready)
+    }
+
     /// Whether every endpoint is ready.
     #[must_use]
     pub fn all_ready(&self) -> bool {

@@ -62,6 +62,7 @@ pub use decision::{
 pub mod plugin;
 mod run;
 pub use run::{ProfileHandler, Reference, SETTLED_MS, SchedulingRun, Stage};
+pub mod flow;
 mod plugin_type;
 
 // Plugins, one folder for each kind.
@@ -79,9 +80,10 @@ mod scorer;
 mod pipeline;
 pub mod registry;
 pub use pipeline::{
-    InvalidPipeline, PLUGINS_MAX, PROFILES_MAX, Pipeline, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec, REQUEST_ID, WEIGHT_MAX,
+    FAIRNESS_ID, InvalidPipeline, PLUGINS_MAX, PROFILES_MAX, Pipeline, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec, REQUEST_ID,
+    WEIGHT_MAX,
 };
 mod snapshot;
 pub use snapshot::{Snapshot, Version};
 mod schedule;
-pub use schedule::{predict, schedule, schedule_again, tracked_slo};
+pub use schedule::{has_room, predict, saturation, schedule, schedule_again, tracked_slo};

@@ -6,9 +6,10 @@ mod spec;
 
 pub use spec::{InvalidPipeline, PLUGINS_MAX, PROFILES_MAX, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec, WEIGHT_MAX};
 
-use crate::decision::ShedReason;
-use crate::detector::utilization::UtilizationDetector;
+use crate::decision::{Route, ShedReason};
+use crate::detector::{backlog, utilization::UtilizationDetector};
 use crate::endpoint::EndpointIndex;
+use crate::flow::{FlowControl, FlowSettings, Policies, RoomLimits};
 use crate::handler::single;
 use crate::plugin::{Admitter, Context, Detector};
 use crate::registry::{Plugin, PluginKind, lookup};
@@ -25,6 +26,7 @@ pub struct Pipeline {
     handler: Box<dyn ProfileHandler>,
     detector: Box<dyn Detector>,
     admitters: Vec<Box<dyn Admitter>>,
+    flow_control: Option<FlowControl>,
     production: ProducerSettings,
     headers: Vec<Box<str>>,
     session_tokens: Vec<SessionToken>,
@@ -35,6 +37,10 @@ pub struct Pipeline {
 
 /// The header with the id of a request, which queues of running requests show.
 pub const REQUEST_ID: &str = "x-request-id";
+
+/// The headers with the fairness id of a request, under the current name and the older one. They
+/// count only where the operator trusts them.
+pub const FAIRNESS_ID: [&str; 2] = ["x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id"];
 
 // === impl Pipeline ===
 
@@ -51,14 +57,25 @@ impl Pipeline {
             handler: Box::new(single::SingleProfileHandler),
             detector: Box::new(UtilizationDetector::with_defaults().map_err(built_in)?),
             admitters: Vec::new(),
+            flow_control: None,
             production: ProducerSettings::with_defaults().map_err(built_in)?,
             headers: Vec::new(),
             session_tokens: Vec::new(),
             predicts: spec.latency_prediction,
             parsers: Vec::new(),
         };
+        let (mut settings, mut policies) = (None, Policies::default());
         for plugin in &spec.plugins {
-            pipeline.declare(plugin.name(), plugin.build()?.0, spec);
+            match plugin.build()?.0 {
+                Plugin::FlowControl(given) => settings = Some(*given),
+                Plugin::Fairness(policy) => policies.fairness.push((plugin.name().into(), policy)),
+                Plugin::Ordering(policy) => policies.ordering.push((plugin.name().into(), policy)),
+                Plugin::UsageLimit(policy) => policies.usage_limit.push((plugin.name().into(), policy)),
+                built => pipeline.declare(plugin.name(), built, spec),
+            }
+        }
+        if let Some(settings) = settings {
+            pipeline.hold_requests(settings, policies, spec)?;
         }
         let identity = pipeline.production.identity.headers.clone();
         pipeline.read_headers(&identity);
@@ -86,6 +103,36 @@ impl Pipeline {
             Plugin::Parser(parser) => self.parsers.push(parser),
             _ => {}
         }
+    }
+
+    /// Turns flow control on. Without a declared detector, the backlog decides.
+    fn hold_requests(&mut self, settings: FlowSettings, policies: Policies, spec: &PipelineSpec) -> Result<(), InvalidPipeline> {
+        let built = FlowControl::build(settings, policies);
+        self.flow_control = Some(built.map_err(|(kind, name)| no_such(kind, &name, "flow control"))?);
+        if spec.saturation_detector.is_empty() {
+            let built_in = |error| InvalidPipeline::Parameter { plugin: "built in".to_owned(), error };
+            if let Plugin::Detector(detector) = backlog::PLUGIN.build(&[]).map_err(built_in)? {
+                self.detector = detector;
+            }
+        }
+        self.read_headers(&FAIRNESS_ID.map(Into::into));
+        Ok(())
+    }
+
+    /// Flow control; `None` where it is off.
+    #[must_use]
+    pub fn flow_control(&self) -> Option<&FlowControl> {
+        self.flow_control.as_ref()
+    }
+
+    /// Whether the request may go to the endpoints of `route` now.
+    pub(crate) fn has_room(&self, context: &Context<'_>, route: &Route, limits: RoomLimits) -> bool {
+        self.detector.has_room(context, route, limits)
+    }
+
+    /// How full these endpoints are, by the detector.
+    pub(crate) fn saturation(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> f64 {
+        self.detector.saturation(context, endpoints)
     }
 
     /// Whether requests of this parser's API are read. Without a declared parser, all APIs are
@@ -155,7 +202,8 @@ impl Pipeline {
     /// Whether to shed the request when these candidates could serve it, and why.
     pub(crate) fn sheds(&self, context: &Context<'_>, candidates: &[EndpointIndex], rng: &mut Rng) -> Option<ShedReason> {
         let sheddable = context.request.priority < 0;
-        if sheddable && self.detector.saturation(context, candidates) >= 1.0 {
+        // With flow control, such a request waits.
+        if sheddable && self.flow_control.is_none() && self.detector.saturation(context, candidates) >= 1.0 {
             return Some(ShedReason::Saturated);
         }
         self.admitters.iter().any(|admitter| !admitter.admits(context, candidates, rng)).then_some(ShedReason::Admitter)

@@ -22,8 +22,9 @@ pub(crate) use show::{PluginDebug, debug_by_show};
 pub use state::RequiredState;
 
 use crate::candidates::Candidates;
-use crate::decision::{CostTerms, RankedList};
+use crate::decision::{CostTerms, RankedList, Route};
 use crate::endpoint::EndpointIndex;
+use crate::flow::RoomLimits;
 use crate::rng::Rng;
 
 /// Narrows the candidates.
@@ -75,6 +76,14 @@ pub trait Detector: Filter {
     /// The saturation of `endpoints`; 1 and more is full. Endpoints with unknown load do not count;
     /// 0 if the load of all is unknown.
     fn saturation(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> f64;
+
+    /// With flow control: whether the request may go to the endpoints of `route` now. By default,
+    /// whether the saturation of the pool is below the limit. A pool without requests has room,
+    /// whatever its last report says.
+    fn has_room(&self, context: &Context<'_>, _route: &Route, limits: RoomLimits) -> bool {
+        let all: Vec<EndpointIndex> = context.table.indices().collect();
+        all.iter().all(|&endpoint| context.requests(endpoint) == 0) || self.saturation(context, &all) < limits.ceiling
+    }
 }
 
 /// May refuse a request that could be served.

@@ -1,5 +1,6 @@
 //! A row of the plugin table, and what it builds.
 
+use crate::flow::{FairnessPolicy, FlowSettings, OrderingPolicy, UsageLimitPolicy};
 use crate::plugin::{
     Admitter, Decider, Detector, Filter, InvalidParameter, Parameter, ParameterValue, Parameters, Picker, RequiredState, Scorer, Shedder,
 };
@@ -28,6 +29,14 @@ pub enum Plugin {
     Detector(Box<dyn Detector>),
     /// Admits or refuses.
     Admitter(Box<dyn Admitter>),
+    /// Chooses among the flows of a band.
+    Fairness(Box<dyn FairnessPolicy>),
+    /// Orders the requests of a flow.
+    Ordering(Box<dyn OrderingPolicy>),
+    /// Says how much of the pool a band may fill.
+    UsageLimit(Box<dyn UsageLimitPolicy>),
+    /// The settings of flow control.
+    FlowControl(Box<FlowSettings>),
     /// Settings of a producer.
     Producer(ProducerSetting),
     /// Selects an API whose requests are read; its type.
@@ -62,6 +71,14 @@ pub enum PluginKind {
     Detector,
     /// [`Admitter`].
     Admitter,
+    /// [`FairnessPolicy`].
+    Fairness,
+    /// [`OrderingPolicy`].
+    Ordering,
+    /// [`UsageLimitPolicy`].
+    UsageLimit,
+    /// [`Plugin::FlowControl`]; no file declares it.
+    FlowControl,
     /// [`ProducerSetting`].
     Producer,
     /// [`Plugin::Parser`].
@@ -125,6 +142,10 @@ impl Plugin {
             Self::Decider(_) => PluginKind::Decider,
             Self::Detector(_) => PluginKind::Detector,
             Self::Admitter(_) => PluginKind::Admitter,
+            Self::Fairness(_) => PluginKind::Fairness,
+            Self::Ordering(_) => PluginKind::Ordering,
+            Self::UsageLimit(_) => PluginKind::UsageLimit,
+            Self::FlowControl(_) => PluginKind::FlowControl,
             Self::Producer(_) => PluginKind::Producer,
             Self::Parser(_) => PluginKind::Parser,
             Self::WithHeaders(_, plugin) => plugin.kind(),

@@ -9,7 +9,7 @@ mod reference;
 pub use crate::plugin_type::{ClientHeaders, Plugin, PluginKind, PluginType};
 pub use reference::reference_markdown;
 
-use crate::{admitter, decider, detector, filter, handler, parser, picker, producer, scorer};
+use crate::{admitter, decider, detector, filter, flow, handler, parser, picker, producer, scorer};
 
 /// Every plugin, in the order of the printed reference. The structural filters are not in it,
 /// because no configuration may leave them out.
@@ -52,10 +52,22 @@ pub static PLUGINS: &[PluginType] = &[
     decider::prefix_based::PLUGIN,
     decider::always::PREFILL,
     decider::always::MULTIMODAL,
+    detector::backlog::PLUGIN,
     detector::utilization::PLUGIN,
     detector::concurrency::PLUGIN,
     admitter::probabilistic::PLUGIN,
     admitter::latency_slo::PLUGIN,
+    flow::fairness::TOKENS,
+    flow::fairness::STRICT,
+    flow::fairness::ROUND_ROBIN,
+    flow::fairness::LEAST_SERVICE,
+    flow::fairness::LEAST_SERVICE_POLICY,
+    flow::ordering::FCFS,
+    flow::ordering::EDF,
+    flow::ordering::SLO_DEADLINE,
+    flow::usage_limit::STATIC,
+    flow::usage_limit::HOLDBACK,
+    flow::PLUGIN,
     producer::approx_prefix_cache::PLUGIN,
     producer::inflight_load::PLUGIN,
     producer::token::PLUGIN,

@@ -1,9 +1,10 @@
 //! Decides where a request goes: the control flow of scheduling above its profiles.
 
 use crate::candidates::Candidates;
-use crate::decision::{Decision, Explanation, UnavailableReason};
+use crate::decision::{Decision, Explanation, Route, UnavailableReason};
 use crate::endpoint::EndpointIndex;
 use crate::filter::{ReadinessFilter, ServesModelFilter, SubsetFilter};
+use crate::flow::RoomLimits;
 use crate::latency::{NoPrediction, Prediction};
 use crate::local_state::LocalState;
 use crate::plugin::{Context, Filter};
@@ -70,6 +71,44 @@ pub fn predict(snapshot: &Snapshot, request: &Request<'_>, local: LocalState<'_>
 #[must_use]
 pub fn tracked_slo(snapshot: &Snapshot, request: &Request<'_>, local: LocalState<'_>, endpoint: EndpointIndex) -> TrackedSlo {
     predictions::tracked_slo(snapshot.table(), snapshot.pipeline().latency_settings(), request, &local, endpoint)
+}
+
+/// Whether `request` may go to the endpoints of `route` now, as far as the limits of its band
+/// allow; always, without flow control.
+#[must_use]
+pub fn has_room(snapshot: &Snapshot, request: &Request<'_>, local: LocalState<'_>, route: &Route, limits: RoomLimits) -> bool {
+    let (table, pipeline) = (snapshot.table(), snapshot.pipeline());
+    let predictions = &Predictions::new(None);
+    let context = Context {
+        table,
+        request,
+        local,
+        settings: pipeline.production(),
+        predicts: pipeline.predicts(),
+        predictions,
+        affinity_blocks: local.matched_blocks,
+        early_stage: false,
+    };
+    pipeline.flow_control().is_none() || pipeline.has_room(&context, route, limits)
+}
+
+/// How full the pool is by its detector, for metrics; 1 is full.
+#[must_use]
+pub fn saturation(snapshot: &Snapshot, local: LocalState<'_>) -> f64 {
+    let (table, pipeline, request) = (snapshot.table(), snapshot.pipeline(), Request::default());
+    let predictions = &Predictions::new(None);
+    let context = Context {
+        table,
+        request: &request,
+        local,
+        settings: pipeline.production(),
+        predicts: pipeline.predicts(),
+        predictions,
+        affinity_blocks: local.matched_blocks,
+        early_stage: false,
+    };
+    let all: Vec<EndpointIndex> = table.indices().collect();
+    pipeline.saturation(&context, &all)
 }
 
 fn decide(

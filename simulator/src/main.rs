@@ -8,6 +8,7 @@
 mod campaign;
 mod engine;
 mod event_queue;
+mod flow;
 mod grid;
 mod hardware;
 mod learning;
@@ -30,6 +31,7 @@ use std::time::Instant;
 
 use clap::{Parser, Subcommand};
 
+use crate::flow::FlowCampaign;
 use crate::grid::ExperimentGrid;
 use crate::slo::{SloAttainment, SloPolicy};
 use crate::store::ResultStore;
@@ -115,6 +117,31 @@ enum SimulatorTask {
         #[arg(long, default_value = QUALITY)]
         file: PathBuf,
     },
+    /// Runs chat with waves of batch requests, with and without flow control. Prints a line of
+    /// figures for each class, and writes them to FILE.
+    Flow {
+        /// The scenarios: prompts, outputs, prefixes, tenants, lengths, bands.
+        #[arg(long, value_delimiter = ',', default_values_t = ["prompts", "outputs", "prefixes"].map(str::to_owned))]
+        scenarios: Vec<String>,
+        /// The policies: none, ours, oracle, llm-d-default, llm-d-tuned; separated by semicolons.
+        #[arg(long, value_delimiter = ';', default_values_t = ["none", "ours", "oracle", "llm-d-default", "llm-d-tuned"].map(str::to_owned))]
+        policies: Vec<String>,
+        /// Loads, as shares of capacity; chat is 0.5 of it.
+        #[arg(long, value_delimiter = ',', default_values_t = [0.7, 1.0, 1.3, 2.0])]
+        loads: Vec<f64>,
+        /// Seeds.
+        #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 3, 4, 5])]
+        seeds: Vec<u64>,
+        /// Seconds of arrivals.
+        #[arg(long, default_value_t = 300.0)]
+        seconds: f64,
+        /// Proxies, which share state every 10 ms.
+        #[arg(long, default_value_t = 1)]
+        proxies: usize,
+        /// The file of results.
+        #[arg(long, default_value = "target/bench/flow-control.json")]
+        file: PathBuf,
+    },
     /// Runs policies over workloads and prints a line of figures for each.
     Try {
         /// Workloads, by name; by default those of the campaign.
@@ -174,6 +201,9 @@ fn run(args: Args) -> Result<(), String> {
         SimulatorTask::Slo { by, load, critical_tpot_ms, seeds, file } => {
             let slo = attainment(&by, (load, critical_tpot_ms), &seeds, args.threads)?;
             if critical_tpot_ms == slo::CRITICAL_TPOT_MS { keep(&file, ResultStore { slo, ..ResultStore::default() }) } else { Ok(()) }
+        }
+        SimulatorTask::Flow { scenarios, policies, loads, seeds, seconds, proxies, file } => {
+            FlowCampaign { scenarios, policies, loads, seeds, seconds, proxies }.run(args.threads, &file)
         }
         SimulatorTask::Try { workloads, loads, policies, seeds, setting } => {
             let campaign = named(&setting)?;

@@ -111,6 +111,22 @@ impl RoutingPolicy {
         })
     }
 
+    /// The policy of this name with flow control. Requests wait without a limit. Without a detector
+    /// of llm-d's, our own decides.
+    pub(crate) fn with_flow_control(name: &str, detector: Option<PluginSpec>) -> Result<Self, String> {
+        let named = Self::named(name)?;
+        let (Self::Config(mut spec) | Self::Exact(mut spec)) = named.clone() else { return Err(format!("`{name}` is no configuration")) };
+        let mut band = vec![number("maxRequests", f64::from(u32::MAX))];
+        if let Some(detector) = detector {
+            band.push(("fairness".to_owned(), ParameterValue::Text("global-strict-fairness-policy".to_owned())));
+            spec.saturation_detector = detector.name().to_owned();
+            spec.plugins.push(detector);
+        }
+        let parameters = vec![number("ttlMs", 0.0), number("noEndpointTtlMs", 0.0), ("defaultBand".to_owned(), ParameterValue::Map(band))];
+        spec.plugins.push(PluginSpec { parameters, ..PluginSpec::of_type(scheduler::flow::FLOW_CONTROL) });
+        Ok(if matches!(named, Self::Exact(_)) { Self::Exact(spec) } else { Self::Config(spec) })
+    }
+
     /// The pipeline of the pool's snapshots. A `split` pool has prefill and decode engines.
     ///
     /// # Errors

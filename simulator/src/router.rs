@@ -2,7 +2,10 @@
 
 use std::collections::VecDeque;
 
-use pool_state::{LedgerHold, LoadReportHead, ManagedPool, OwnLoadReport, PeerLoadReport, Placement, TokenUsage};
+use pool_state::queues::{FlowArrival, HeldTicket};
+use pool_state::{
+    FlowAdmission, LedgerHold, LoadReportHead, ManagedPool, OwnLoadReport, PeerLoadReport, Placement, RecordedPick, TokenUsage,
+};
 use scheduler::in_flight::EndpointLoad;
 use scheduler::prefix::{ENTRIES_DEFAULT, blocks_of};
 use scheduler::{Decision, EndpointRef, RankedList, Request, Route, Snapshot, UnavailableReason};
@@ -10,6 +13,7 @@ use scheduler::{Decision, EndpointRef, RankedList, Request, Route, Snapshot, Una
 use crate::engine::{BLOCK_TOKENS, EngineJob, EngineSimulator};
 use crate::event_queue::virtual_time;
 use crate::policy::{PolicyView, RoutingPolicy};
+use crate::workload::RequestClass;
 
 #[derive(Debug)]
 pub(crate) struct PolicyRouter {
@@ -21,6 +25,8 @@ pub(crate) struct PolicyRouter {
     peers: Vec<PeerLoadReport>,
     /// Grows with every pick of a rival policy. Proxies start at different numbers.
     turn: usize,
+    /// The requests that flow control holds, with their tickets.
+    held: Vec<(u32, HeldTicket)>,
 }
 
 /// A request's pick, recorded in the pool.
@@ -72,7 +78,7 @@ impl PolicyRouter {
         let mut pool = ManagedPool::new(seed, ENTRIES_DEFAULT);
         pool.set_placement_publishing(shares);
         let peers = (0..proxies).map(|_| PeerLoadReport::default()).collect();
-        Self { vm: number as u64 + 1, pool, report: OwnLoadReport::default(), peers, turn: number * 3 }
+        Self { vm: number as u64 + 1, pool, report: OwnLoadReport::default(), peers, turn: number * 3, held: Vec::new() }
     }
 
     /// Takes over a pool update.
@@ -97,22 +103,24 @@ impl PolicyRouter {
         self.pool.in_flight().load(endpoint)
     }
 
-    /// Picks by the policy and records the pick, for a client that sends this session header.
+    /// Picks by the policy and records the pick, for a client that sends this session header;
+    /// `None` if flow control holds the request.
     ///
     /// # Errors
     /// When the policy picks no endpoint.
     pub(crate) fn pick<'w>(
         &mut self,
         policy: &RoutingPolicy,
-        (job, session): (&EngineJob<'w>, Option<&SessionHeader>),
+        (job, session, class): (&EngineJob<'w>, Option<&SessionHeader>, RequestClass),
         engines: &[Box<dyn EngineSimulator<'w> + 'w>],
         now: f64,
-    ) -> Result<SimulatedPick, String> {
+    ) -> Result<Option<SimulatedPick>, String> {
         let model = adapter_name(job.adapter);
         let header = session.map(|SessionHeader(name, value)| (&**name, value.as_str()));
         let request = Request {
             model: &model,
             headers: header.as_slice(),
+            priority: class.priority,
             prompt_tokens: job.prompt,
             prefix_blocks: job.hashes,
             prefix_block_tokens: BLOCK_TOKENS as u32,
@@ -120,7 +128,17 @@ impl PolicyRouter {
         };
         let time = virtual_time(now);
         let picked = match policy {
-            RoutingPolicy::Config(_) | RoutingPolicy::Exact(_) => self.pool.pick(&request, &model, time, &mut ()),
+            RoutingPolicy::Config(_) | RoutingPolicy::Exact(_) => {
+                let arrival = FlowArrival { flow: class.flow, bytes: 0, arrived: time };
+                match self.pool.pick_or_hold(&request, &model, &arrival, time, &mut ()) {
+                    Ok(FlowAdmission::Held(ticket)) => {
+                        self.held.push((job.request, ticket));
+                        return Ok(None);
+                    }
+                    Ok(FlowAdmission::Picked(picked)) => Ok(picked),
+                    Err(refusal) => Err(refusal),
+                }
+            }
             RoutingPolicy::Rival(rival) => {
                 self.turn += 1;
                 let turn = self.turn;
@@ -130,6 +148,42 @@ impl PolicyRouter {
             }
         };
         let picked = picked.map_err(|refusal| format!("no endpoint was picked: {refusal:?}"))?;
+        self.simulated(picked).map(Some)
+    }
+
+    /// The next request that flow control holds and that may have room now.
+    pub(crate) fn next_held(&mut self, now: f64) -> Option<u32> {
+        let number = self.pool.next_due(virtual_time(now))?;
+        self.held.iter().find(|(_, ticket)| ticket.number == number).map(|(request, _)| *request)
+    }
+
+    /// Picks for a held request; `None` if it stays held.
+    ///
+    /// # Errors
+    /// When the pool gives it up.
+    pub(crate) fn pick_held(&mut self, job: &EngineJob<'_>, class: RequestClass, now: f64) -> Result<Option<SimulatedPick>, String> {
+        let Some(at) = self.held.iter().position(|(request, _)| *request == job.request) else { return Ok(None) };
+        let (_, ticket) = self.held.swap_remove(at);
+        let model = adapter_name(job.adapter);
+        let request = Request {
+            model: &model,
+            priority: class.priority,
+            prompt_tokens: job.prompt,
+            prefix_blocks: job.hashes,
+            prefix_block_tokens: BLOCK_TOKENS as u32,
+            ..Request::default()
+        };
+        match self.pool.pick_held(&ticket, &request, &model, virtual_time(now), &mut ()) {
+            Ok(Some(picked)) => self.simulated(picked).map(Some),
+            Ok(None) => {
+                self.held.push((job.request, ticket));
+                Ok(None)
+            }
+            Err(refusal) => Err(format!("a held request was given up: {refusal:?}")),
+        }
+    }
+
+    fn simulated(&self, picked: RecordedPick) -> Result<SimulatedPick, String> {
         let (endpoint, _) = picked.ranked.first().ok_or("an empty ranked list")?;
         let at = usize::from(endpoint.slot.0);
         let endpoints = self.pool.snapshot().map_or(&[][..], |snapshot| snapshot.endpoints());

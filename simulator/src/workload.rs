@@ -17,6 +17,16 @@ pub(crate) struct Workload {
     hashes: Vec<u64>,
     /// Requests a second at its own rate.
     pub(crate) rate: f64,
+    /// The class of each request; empty if there is only the default.
+    classes: Vec<RequestClass>,
+}
+
+/// What flow control knows of a request: its priority and its fairness id.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RequestClass {
+    pub(crate) name: &'static str,
+    pub(crate) priority: i32,
+    pub(crate) flow: &'static str,
 }
 
 /// One request.
@@ -139,7 +149,7 @@ impl Sampler {
     }
 
     /// A whole number, log-normal with this mean and spread, within the bounds.
-    fn tokens(&mut self, mean: f64, spread: f64, bounds: (f64, f64)) -> u32 {
+    pub(crate) fn tokens(&mut self, mean: f64, spread: f64, bounds: (f64, f64)) -> u32 {
         (mean * (spread * self.normal() - spread * spread / 2.0).exp()).clamp(bounds.0, bounds.1) as u32
     }
 }
@@ -234,7 +244,21 @@ impl Workload {
         }
         let span_s = requests.last().map_or(1.0, |last| last.at / 1e3).max(1e-3);
         let rate = requests.len().saturating_sub(1) as f64 / span_s;
-        Self { requests, blocks, hashes, rate }
+        Self { requests, blocks, hashes, rate, classes: Vec::new() }
+    }
+
+    /// A workload of several classes: the lines of each, in order of arrival.
+    pub(crate) fn of_classes(classes: Vec<(RequestClass, Vec<TraceRequest>)>) -> Self {
+        let lines = classes.into_iter().flat_map(|(class, lines)| lines.into_iter().map(move |line| (line, class)));
+        let mut lines: Vec<(TraceRequest, RequestClass)> = lines.collect();
+        lines.sort_by(|(a, _), (b, _)| a.at.total_cmp(&b.at));
+        let (lines, classes): (Vec<_>, Vec<_>) = lines.into_iter().unzip();
+        Self { classes, ..Self::of(&lines) }
+    }
+
+    /// The class of a request.
+    pub(crate) fn class(&self, request: u32) -> RequestClass {
+        self.classes.get(request as usize).copied().unwrap_or_default()
     }
 
     pub(crate) fn requests(&self) -> &[WorkloadRequest] {

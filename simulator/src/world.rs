@@ -8,23 +8,23 @@
 //!  every `scrape` ms: metrics of all engines, and the step model learned so far, to all proxies
 //! ```
 
+mod endpoints;
 mod setting;
 #[cfg(test)]
 mod tests;
+use endpoints::{endpoint, lora};
 pub(crate) use setting::{EngineModel, PoolChange, PoolSetting, SharingMode};
 
 use std::sync::Arc;
 
 use pool_state::LedgerHold;
-use scheduler::{
-    Endpoint, EndpointMetrics, EndpointRef, Generation, LoraMetrics, Pipeline, ROLE_LABEL, Readiness, Slot, Snapshot, Version,
-};
+use scheduler::{Endpoint, EndpointMetrics, EndpointRef, Pipeline, Readiness, SEQUENCES_MAX_ATTRIBUTE, Snapshot, Version};
 
 use crate::engine::{BLOCK_TOKENS, EngineJob, EngineSimulator, StepEvent};
 use crate::event_queue::EventQueue;
 use crate::learning::SimulatedLearner;
 use crate::policy::RoutingPolicy;
-use crate::router::{PolicyRouter, ProxyUpdate, SessionHeader, SimulatedPick, adapter_name};
+use crate::router::{PolicyRouter, ProxyUpdate, SessionHeader, SimulatedPick};
 use crate::workload::{Sampler, Workload};
 
 /// The outcome of a request. Times in ms, counts in tokens.
@@ -186,8 +186,14 @@ impl<'w> Simulation<'w> {
                 continue;
             }
             match self.events.next()? {
-                (now, WorldEvent::StepEnds { engine }) => left -= self.step_ends(engine, now, &mut events)?,
-                (now, other) => self.happens(other, now)?,
+                (now, WorldEvent::StepEnds { engine }) => {
+                    left -= self.step_ends(engine, now, &mut events)?;
+                    self.release(now)?;
+                }
+                (now, other) => {
+                    self.happens(other, now)?;
+                    self.release(now)?;
+                }
             }
         }
         Ok(())
@@ -235,11 +241,31 @@ impl<'w> Simulation<'w> {
         let (Some(job), Some(router)) = (self.workload.job(request), self.routers.get_mut(proxy)) else {
             return Err(format!("no request {request} or no proxy {proxy}"));
         };
-        let session = self.workload.requests().get(request as usize).and_then(|of| self.sessions.get_mut(of.session as usize));
-        let header = session.as_deref().and_then(Option::as_ref);
-        let SimulatedPick { at, prefill, hold, session: new } = router.pick(self.policy, (&job, header), &self.engines, now)?;
-        session.into_iter().for_each(|session| *session = new.clone());
+        let session = self.workload.requests().get(request as usize).and_then(|of| self.sessions.get(of.session as usize));
+        let header = session.and_then(Option::as_ref);
+        let picked = router.pick(self.policy, (&job, header, self.workload.class(request)), &self.engines, now)?;
         self.records.push(RequestOutcome { at: now, prompt: job.prompt, output: job.output, ..RequestOutcome::default() });
+        picked.map_or(Ok(()), |picked| self.goes(job, proxy, picked, now))
+    }
+
+    /// Sends the requests that flow control held and that have room now.
+    fn release(&mut self, now: f64) -> Result<(), String> {
+        for proxy in 0..self.routers.len() {
+            while let Some(request) = self.routers.get_mut(proxy).and_then(|router| router.next_held(now)) {
+                let (Some(job), class) = (self.workload.job(request), self.workload.class(request)) else { continue };
+                let picked = self.routers.get_mut(proxy).map_or(Ok(None), |router| router.pick_held(&job, class, now))?;
+                picked.map_or(Ok(()), |picked| self.goes(job, proxy, picked, now))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends a request to the engine that was picked.
+    fn goes(&mut self, job: EngineJob<'w>, proxy: usize, picked: SimulatedPick, now: f64) -> Result<(), String> {
+        let SimulatedPick { at, prefill, hold, session: new } = picked;
+        let request = job.request;
+        let session = self.workload.requests().get(request as usize).and_then(|of| self.sessions.get_mut(of.session as usize));
+        session.into_iter().for_each(|session| *session = new.clone());
         // As in a proxy: the times of a request that two engines work on belong to no single
         // engine.
         if prefill.is_none() {
@@ -402,7 +428,7 @@ impl<'w> Simulation<'w> {
                 kv_blocks: u32::try_from(engine.spec().kv_blocks).ok(),
                 kv_block_tokens: u32::try_from(BLOCK_TOKENS).ok(),
                 lora: lora(engine.as_ref()),
-                ..EndpointMetrics::default()
+                attributes: Box::new([(SEQUENCES_MAX_ATTRIBUTE.into(), engine.spec().sequences_max as f32)]),
             }
         });
         let step = Arc::new(match self.policy {
@@ -456,27 +482,5 @@ impl<'w> Simulation<'w> {
 
     fn install(&mut self) {
         self.routers.iter_mut().for_each(|router| router.install(&self.snapshot));
-    }
-}
-
-/// The LoRA metrics of an engine with places for adapters.
-fn lora(engine: &dyn EngineSimulator<'_>) -> Option<LoraMetrics> {
-    let max = u32::try_from(engine.spec().adapter_places).ok().filter(|&places| places > 0)?;
-    let names = |adapters: Vec<u16>| adapters.into_iter().map(|adapter| adapter_name(adapter).into()).collect();
-    let (running, waiting) = engine.adapters();
-    Some(LoraMetrics { running: names(running), waiting: names(waiting), max })
-}
-
-fn endpoint(at: usize, setting: &PoolSetting) -> Endpoint {
-    let absent = setting.change == Some(PoolChange::Grows) && at + 2 >= setting.replicas;
-    let role = (setting.prefillers > 0).then_some(if at < setting.prefillers { "prefill" } else { "decode" });
-    Endpoint {
-        id: EndpointRef { slot: Slot(u16::try_from(at).unwrap_or(u16::MAX)), generation: Generation(1) },
-        name: format!("engine-{at}").into(),
-        address: format!("10.0.{}.{}:8000", at / 250, at % 250 + 1).into(),
-        readiness: if absent { Readiness::NotReady } else { Readiness::Ready },
-        labels: role.map(|role| (ROLE_LABEL.into(), role.into())).into_iter().collect(),
-        models: Arc::default(),
-        age_ms: 60_000,
     }
 }

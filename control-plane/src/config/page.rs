@@ -101,7 +101,8 @@ pub fn reference_page() -> String {
     let _ = writeln!(page, "\n## Feature gates, when on\n\n| gate | result |\n|---|---|");
     for (name, fate) in FEATURE_GATES {
         let _ = match fate {
-            ItemSupport::Implemented(why) | ItemSupport::NoEffect(why) => writeln!(page, "| `{name}` | no effect: {why} |"),
+            ItemSupport::Implemented(what) | ItemSupport::FlowControl(what) => writeln!(page, "| `{name}` | {what} |"),
+            ItemSupport::NoEffect(why) => writeln!(page, "| `{name}` | no effect: {why} |"),
             ItemSupport::Refused(why, instead) => writeln!(page, "| `{name}` | refused: {why}; instead: {instead} |"),
         };
     }

@@ -2,20 +2,21 @@
 //!
 //! This module has what every part of the reader needs: the report, and typed access to nodes. The
 //! parts are [`sections`] (driven by the table of the file's shape), [`plugins`] (declarations),
-//! [`profiles`], and [`scraping`] (engines' metrics).
+//! [`profiles`], [`flow_control`], and [`scraping`] (engines' metrics).
 
 use std::collections::BTreeSet;
 
 use scheduler::plugin::closest;
 
 use self::plugins::DeclaredPlugin;
-use super::reference_items::{FEATURE_GATES, ItemSupport, PluginRole, plugin_types};
+use super::reference_items::{FEATURE_GATES, FLOW_CONTROL_GATE, ItemSupport, PluginRole, plugin_types};
 use super::schema::{API_VERSIONS, ConfigDialect, FILE, KIND, SchemaShape};
 use super::yaml::{self, YamlKey, YamlNode, YamlValue};
 use super::{CompiledConfig, ConfigItem, ConfigProblem, ConfigReport, ItemStatus};
 use crate::scrape::MetricsLocation;
 use crate::scrape::engine::EngineTable;
 
+mod flow_control;
 mod plugins;
 mod profiles;
 mod scraping;
@@ -36,6 +37,8 @@ struct ConfigReader {
     plugins: Vec<DeclaredPlugin>,
     /// Names of the plugins that something refers to.
     referred: BTreeSet<String>,
+    /// Whether the feature gate `flowControl` is on.
+    flow_control: bool,
     engines: Option<EngineTable>,
     location: MetricsLocation,
 }
@@ -47,6 +50,7 @@ pub(super) fn read(text: &str) -> (ConfigReport, Option<CompiledConfig>) {
         dialect: ConfigDialect::V1Alpha1,
         plugins: Vec::new(),
         referred: BTreeSet::new(),
+        flow_control: false,
         engines: None,
         location: MetricsLocation::default(),
     };
@@ -116,7 +120,10 @@ impl ConfigReader {
             };
             match FEATURE_GATES.iter().find(|(known, _)| *known == name) {
                 Some(_) if !on => self.item(&path, gate.line, ItemStatus::NoEffect, "the gate is off"),
-                Some((_, fate)) => self.fate(&path, gate.line, *fate),
+                Some((known, fate)) => {
+                    self.flow_control |= *known == FLOW_CONTROL_GATE;
+                    self.fate(&path, gate.line, *fate);
+                }
                 None => self.problem(&path, gate.line, unknown("feature gate", name, FEATURE_GATES.iter().map(|(n, _)| *n))),
             }
         }
@@ -135,6 +142,8 @@ impl ConfigReader {
     fn fate(&mut self, path: &str, line: u64, fate: ItemSupport) {
         match fate {
             ItemSupport::Implemented(reason) => self.item(path, line, ItemStatus::Implemented, reason),
+            ItemSupport::FlowControl(reason) if self.flow_control => self.item(path, line, ItemStatus::Implemented, reason),
+            ItemSupport::FlowControl(_) => self.item(path, line, ItemStatus::NoEffect, flow_control::GATE_IS_OFF),
             ItemSupport::NoEffect(reason) => self.item(path, line, ItemStatus::NoEffect, reason),
             ItemSupport::Refused(reason, instead) => self.report.items.push(ConfigItem {
                 path: path.to_owned(),

@@ -9,6 +9,8 @@ use scheduler::registry::{self, PluginKind};
 pub enum ItemSupport {
     /// Implemented here by something that is not a plugin.
     Implemented(&'static str),
+    /// Implemented with the feature gate `flowControl`, without effect otherwise.
+    FlowControl(&'static str),
     /// The item has no effect here; the text is the reason.
     NoEffect(&'static str),
     /// The item would change decisions and is not available. The first text is the reason, the
@@ -32,12 +34,6 @@ pub enum PluginRole {
     Peers,
     /// `dataLayer.crossReplica`.
     Syncer,
-    /// `flowControl.priorityBands[].fairnessPolicyRef`.
-    Fairness,
-    /// `flowControl.priorityBands[].orderingPolicyRef`.
-    Ordering,
-    /// `flowControl.usageLimitPolicyPluginRef`.
-    UsageLimit,
     /// No item refers to the plugin: llm-d runs it when it is declared.
     Unreferred,
 }
@@ -54,12 +50,14 @@ pub struct ReferencePlugin {
 }
 
 const NOT_YET: &str = "not implemented in this version";
-const NO_QUEUE: &str = "requests are not queued in the proxy in this version";
+/// Why revocation has no effect.
+pub const NO_EVICTION: &str = "running requests are not given up for others in this version";
 const NO_EVENTS: &str = "engines' KV events are not read in this version";
 
 const SCORER: PluginRole = PluginRole::Scheduling(PluginKind::Scorer);
 const FILTER: PluginRole = PluginRole::Scheduling(PluginKind::Filter);
 const HANDLER: PluginRole = PluginRole::Scheduling(PluginKind::ProfileHandler);
+const USAGE_LIMIT: PluginRole = PluginRole::Scheduling(PluginKind::UsageLimit);
 const PRODUCER_ROLE: PluginRole = PluginRole::Scheduling(PluginKind::Producer);
 
 /// Source: llm-d-router `cmd/epp/runner/runner.go` (`registerInTreePlugins`), v0.10 and later.
@@ -106,27 +104,21 @@ pub const FOREIGN: &[ReferencePlugin] = &[
     row("models-data-extractor", PluginRole::Extractor, Refused(NOT_YET, "a pool for each model (--pools)")),
     row("dcgm-data-source", PluginRole::Source, Refused(NOT_YET, "metrics-data-source: engines report their own load")),
     row("dcgm-extractor", PluginRole::Extractor, Refused(NOT_YET, "core-metrics-extractor with customMetrics")),
-    row("global-strict-fairness-policy", PluginRole::Fairness, Refused(NO_QUEUE, "nothing; leave it out")),
-    row("round-robin-fairness-policy", PluginRole::Fairness, Refused(NO_QUEUE, "nothing; leave it out")),
-    row("program-aware-fairness", PluginRole::Fairness, Refused(NO_QUEUE, "nothing; leave it out")),
-    row("program-aware-fairness-policy", PluginRole::Fairness, Refused(NO_QUEUE, "nothing; leave it out")),
-    row("fcfs-ordering-policy", PluginRole::Ordering, Refused(NO_QUEUE, "nothing; leave it out")),
-    row("edf-ordering-policy", PluginRole::Ordering, Refused(NO_QUEUE, "nothing; leave it out")),
-    row("slo-deadline-ordering-policy", PluginRole::Ordering, Refused(NO_QUEUE, "nothing; leave it out")),
-    row("static-usage-limit-policy", PluginRole::UsageLimit, Refused(NO_QUEUE, "the thresholds of utilization-detector")),
-    row("priority-holdback-policy", PluginRole::UsageLimit, Refused(NO_QUEUE, "probabilistic-admitter")),
-    row("soft-reflective-ceiling-policy", PluginRole::UsageLimit, Refused(NO_QUEUE, "probabilistic-admitter")),
-    row("sheddable-eviction-filter", PluginRole::Unreferred, Refused(NO_QUEUE, "nothing; leave it out")),
-    row("eviction-sheddable-filter", PluginRole::Unreferred, Refused(NO_QUEUE, "nothing; leave it out")),
-    row("priority-then-time-eviction-order-policy", PluginRole::Unreferred, Refused(NO_QUEUE, "nothing; leave it out")),
-    row("eviction-priority-then-time-ordering", PluginRole::Unreferred, Refused(NO_QUEUE, "nothing; leave it out")),
+    row("soft-reflective-ceiling-policy", USAGE_LIMIT, Refused(NOT_YET, "priority-holdback-policy, or backlog-detector, whose reserve does not depend on the load")),
+    row("sheddable-eviction-filter", PluginRole::Unreferred, NoEffect(NO_EVICTION)),
+    row("eviction-sheddable-filter", PluginRole::Unreferred, NoEffect(NO_EVICTION)),
+    row("priority-then-time-eviction-order-policy", PluginRole::Unreferred, NoEffect(NO_EVICTION)),
+    row("eviction-priority-then-time-ordering", PluginRole::Unreferred, NoEffect(NO_EVICTION)),
     row("header-based-testing-filter", FILTER, Refused("only llm-d-router's tests use it", "the subset hint of the Endpoint Picker Protocol")),
     row("destination-endpoint-served-verifier", PluginRole::Unreferred, Refused("only llm-d-router's tests use it", "Envoy's access log, which names the served endpoint")),
 ];
 
+/// The feature gate of flow control.
+pub const FLOW_CONTROL_GATE: &str = "flowControl";
+
 /// The feature gates of llm-d, and the answer when a gate is on.
 pub const FEATURE_GATES: &[(&str, ItemSupport)] = &[
-    ("flowControl", Refused(NO_QUEUE, "engines' own queues, balanced by queue-scorer, and shedding by saturationDetector")),
+    (FLOW_CONTROL_GATE, Implemented("requests wait in the proxy until an endpoint has room for them")),
     ("haPopulateNonLeaderDatastore", NoEffect("standby daemons follow discovery anyway")),
 ];
 
@@ -183,7 +175,7 @@ pub fn foreign(plugin_type: &str) -> Option<&'static ReferencePlugin> {
 
 /// Every plugin type that has an answer.
 pub fn plugin_types() -> impl Iterator<Item = &'static str> + Clone {
-    registry::PLUGINS.iter().map(|row| row.name).chain(FOREIGN.iter().map(|row| row.name))
+    registry::PLUGINS.iter().filter(|row| row.kind != PluginKind::FlowControl).map(|row| row.name).chain(FOREIGN.iter().map(|row| row.name))
 }
 
 // === impl PluginRole ===
@@ -203,10 +195,10 @@ impl PluginRole {
     #[must_use]
     pub fn made_on_demand(self, plugin_type: &str) -> bool {
         match self {
-            Self::Scheduling(PluginKind::Parser | PluginKind::Producer) | Self::Fairness | Self::Ordering | Self::UsageLimit => {
-                Self::of(plugin_type) == Some(self)
-            }
-            Self::Scheduling(PluginKind::Detector) => plugin_type == "utilization-detector",
+            Self::Scheduling(
+                PluginKind::Parser | PluginKind::Producer | PluginKind::Fairness | PluginKind::Ordering | PluginKind::UsageLimit,
+            ) => Self::of(plugin_type) == Some(self),
+            Self::Scheduling(PluginKind::Detector) => matches!(plugin_type, "utilization-detector" | "backlog-detector"),
             Self::Extractor => plugin_type == "core-metrics-extractor",
             _ => false,
         }
@@ -223,6 +215,10 @@ impl fmt::Display for PluginRole {
             Self::Scheduling(PluginKind::Decider) => "a decider",
             Self::Scheduling(PluginKind::Detector) => "a saturation detector",
             Self::Scheduling(PluginKind::Admitter) => "an admitter",
+            Self::Scheduling(PluginKind::Fairness) => "a fairness policy",
+            Self::Scheduling(PluginKind::Ordering) => "an ordering policy",
+            Self::Scheduling(PluginKind::UsageLimit) => "a usage limit policy",
+            Self::Scheduling(PluginKind::FlowControl) => "the section flowControl",
             Self::Scheduling(PluginKind::Producer) => "a producer",
             Self::Scheduling(PluginKind::Parser) => "a parser",
             Self::Source => "a data source",
@@ -230,9 +226,6 @@ impl fmt::Display for PluginRole {
             Self::Discovery => "a discovery plugin",
             Self::Peers => "a peer discovery plugin",
             Self::Syncer => "a cross-replica syncer",
-            Self::Fairness => "a fairness policy",
-            Self::Ordering => "an ordering policy",
-            Self::UsageLimit => "a usage limit policy",
             Self::Unreferred => "a plugin without references",
         })
     }

@@ -3,6 +3,7 @@
 
 use std::fmt::Write;
 
+use scheduler::flow::FLOW_CONTROL;
 use scheduler::plugin::{ParameterDefault, ParameterValue, RequiredState};
 use scheduler::registry::{self, PluginKind, PluginType};
 use scheduler::{PipelineSpec, PluginSpec, ProfileSpec};
@@ -79,6 +80,9 @@ const ALWAYS: [(PluginKind, &str); 3] = [
     (PluginKind::Detector, "utilization-detector"),
 ];
 
+/// The detector with flow control if none is declared.
+const FLOW_DETECTOR: &str = "backlog-detector";
+
 /// Producers that llm-d creates for consumers: type, and the state that they produce.
 const PRODUCERS: [(&str, RequiredState); 4] = [
     ("predicted-latency-producer", RequiredState::Latency),
@@ -95,6 +99,8 @@ impl ResolvedConfig {
     pub fn of(spec: &PipelineSpec) -> Self {
         let mut plugins: Vec<ResolvedPlugin> = spec.plugins.iter().filter_map(|plugin| resolved(plugin, false)).collect();
         let [handler, picker, detector] = ALWAYS.map(|(_, plugin_type)| plugin_type);
+        let holds = spec.plugins.iter().any(|plugin| plugin.plugin_type == FLOW_CONTROL);
+        let detector = if holds { FLOW_DETECTOR } else { detector };
         let mut make = |missing: bool, plugin_type: &str| {
             let made = missing.then(|| resolved(&PluginSpec::of_type(plugin_type), true)).flatten();
             plugins.extend(made);
@@ -201,6 +207,10 @@ fn word(kind: PluginKind) -> &'static str {
         PluginKind::Decider => "decider",
         PluginKind::Detector => "detector",
         PluginKind::Admitter => "admitter",
+        PluginKind::Fairness => "fairness policy",
+        PluginKind::Ordering => "ordering policy",
+        PluginKind::UsageLimit => "usage limit policy",
+        PluginKind::FlowControl => "flow control",
         PluginKind::Producer => "producer",
         PluginKind::Parser => "parser",
     }

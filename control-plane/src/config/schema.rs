@@ -64,8 +64,6 @@ pub enum SchemaShape {
     Map(&'static [SchemaField]),
 }
 
-/// In llm-d these have no effect without the feature gate either, and the gate itself is refused.
-const QUEUES: ItemSupport = ItemSupport::NoEffect("it counts only with the feature gate flowControl, which is refused");
 const SCRAPES: ItemSupport = ItemSupport::NoEffect("the daemon scrapes every endpoint by itself");
 const SHARES: ItemSupport = ItemSupport::NoEffect("proxies share their state through the daemon");
 const DISCOVERS: ItemSupport = ItemSupport::NoEffect("endpoints come from --endpoints-file, --endpoint or --pools");
@@ -116,24 +114,32 @@ const CROSS_REPLICA: &[SchemaField] = &[
 ];
 
 const FLOW_CONTROL: &[SchemaField] = &[
-    field("maxBytes", SchemaShape::Quantity, QUEUES),
-    field("maxRequests", SchemaShape::Quantity, QUEUES),
-    field("defaultRequestTTL", SchemaShape::Duration, QUEUES),
-    field("noEndpointRequestTTL", SchemaShape::Duration, QUEUES),
-    field("defaultPriorityBand", SchemaShape::Map(BAND), QUEUES),
-    field("defaultNegativePriorityBand", SchemaShape::Map(BAND), QUEUES),
-    field("priorityBands", SchemaShape::List(&SchemaShape::Map(BAND)), QUEUES),
-    field("usageLimitPolicyPluginRef", SchemaShape::Reference(PluginRole::UsageLimit), QUEUES),
+    field("maxBytes", SchemaShape::Quantity, ItemSupport::FlowControl("the most bytes of bodies held in all, in each worker")),
+    field("maxRequests", SchemaShape::Quantity, ItemSupport::FlowControl("the most requests held in all, in each worker")),
+    field("defaultRequestTTL", SchemaShape::Duration, ItemSupport::FlowControl("the longest wait of a request, then 429")),
+    field("noEndpointRequestTTL", SchemaShape::Duration, ItemSupport::FlowControl("the longest wait while no endpoint is ready, then 503")),
+    field("defaultPriorityBand", SchemaShape::Map(BAND), ItemSupport::FlowControl("the rules of bands that are not listed")),
+    field(
+        "defaultNegativePriorityBand",
+        SchemaShape::Map(BAND),
+        ItemSupport::FlowControl("the rules of bands below 0 that are not listed"),
+    ),
+    field("priorityBands", SchemaShape::List(&SchemaShape::Map(BAND)), ItemSupport::FlowControl("the rules of each band")),
+    field(
+        "usageLimitPolicyPluginRef",
+        SchemaShape::Reference(PluginRole::Scheduling(PluginKind::UsageLimit)),
+        ItemSupport::FlowControl("how much of the pool each band may fill"),
+    ),
     answered_within("saturationDetector", DETECTOR),
-    field("enableEviction", SchemaShape::Flag, QUEUES),
+    answered_within("enableEviction", SchemaShape::Flag),
 ];
 
 const BAND: &[SchemaField] = &[
     answered_within("priority", SchemaShape::Integer),
     answered_within("maxBytes", SchemaShape::Quantity),
     answered_within("maxRequests", SchemaShape::Quantity),
-    optional("fairnessPolicyRef", PluginRole::Fairness),
-    optional("orderingPolicyRef", PluginRole::Ordering),
+    optional("fairnessPolicyRef", PluginRole::Scheduling(PluginKind::Fairness)),
+    optional("orderingPolicyRef", PluginRole::Scheduling(PluginKind::Ordering)),
     SchemaField { only: Some((ConfigDialect::V1, "")), ..answered_within("defaultRequestTTL", SchemaShape::Duration) },
 ];
 
@@ -181,31 +187,49 @@ const fn newer(name: &'static str, shape: SchemaShape, fate: ItemSupport, before
 // === impl SchemaShape ===
 
 impl SchemaShape {
-    /// Whether the text is a quantity: digits, optionally a decimal point, optionally a suffix.
+    /// The number of a quantity: digits, optionally a decimal point, optionally a suffix.
     #[must_use]
-    pub fn is_quantity(text: &str) -> bool {
-        const SUFFIXES: [&str; 14] = ["m", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei", ""];
+    pub fn quantity(text: &str) -> Option<f64> {
+        const SUFFIXES: [(&str, f64); 14] = [
+            ("m", 1e-3),
+            ("k", 1e3),
+            ("M", 1e6),
+            ("G", 1e9),
+            ("T", 1e12),
+            ("P", 1e15),
+            ("E", 1e18),
+            ("Ki", 1024.0),
+            ("Mi", 1_048_576.0),
+            ("Gi", 1_073_741_824.0),
+            ("Ti", 1_099_511_627_776.0),
+            ("Pi", 1_125_899_906_842_624.0),
+            ("Ei", 1_152_921_504_606_846_976.0),
+            ("", 1.0),
+        ];
         let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
         let (number, suffix) = text.split_at(end);
-        number.parse::<f64>().is_ok() && SUFFIXES.contains(&suffix)
+        let factor = SUFFIXES.iter().find(|(known, _)| *known == suffix).map(|(_, factor)| *factor)?;
+        number.parse::<f64>().ok().map(|number| number * factor)
     }
 
-    /// Whether the text is a duration: numbers, each with its unit, or a bare 0.
+    /// The milliseconds of a duration: numbers, each with its unit, or a bare 0.
     #[must_use]
-    pub fn is_duration(text: &str) -> bool {
-        const UNITS: [&str; 7] = ["ns", "us", "µs", "ms", "s", "m", "h"];
-        let mut rest = text;
+    pub fn duration_ms(text: &str) -> Option<f64> {
+        const UNITS: [(&str, f64); 7] = [("ns", 1e-6), ("us", 1e-3), ("µs", 1e-3), ("ms", 1.0), ("s", 1e3), ("m", 60e3), ("h", 3_600e3)];
+        if text == "0" {
+            return Some(0.0);
+        }
+        let (mut rest, mut sum) = (text, 0.0);
         while !rest.is_empty() {
             let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
             let (number, behind) = rest.split_at(end);
             let end = behind.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(behind.len());
             let (unit, next) = behind.split_at(end);
-            if number.parse::<f64>().is_err() || !UNITS.contains(&unit) {
-                return text == "0";
-            }
+            let (_, factor) = UNITS.iter().find(|(known, _)| *known == unit)?;
+            sum += number.parse::<f64>().ok()? * factor;
             rest = next;
         }
-        !text.is_empty()
+        (!text.is_empty()).then_some(sum)
     }
 }
 
@@ -215,17 +239,18 @@ mod tests {
 
     #[test]
     fn quantities_and_times_are_distinguished_from_other_text() {
-        for good in ["0", "5000", "1k", "10Gi", "1.5M", "250m"] {
-            assert!(SchemaShape::is_quantity(good), "{good}");
+        let quantities = [("0", 0.0), ("5000", 5e3), ("1k", 1e3), ("10Gi", 10_737_418_240.0), ("1.5M", 1.5e6), ("250m", 0.25)];
+        for (good, number) in quantities {
+            assert_eq!(SchemaShape::quantity(good), Some(number), "{good}");
         }
         for bad in ["", "k", "1 k", "1kb", "ten", "-1", "1.2.3"] {
-            assert!(!SchemaShape::is_quantity(bad), "{bad}");
+            assert_eq!(SchemaShape::quantity(bad), None, "{bad}");
         }
-        for good in ["0", "0s", "60s", "1m30s", "1.5h", "100ms"] {
-            assert!(SchemaShape::is_duration(good), "{good}");
+        for (good, ms) in [("0", 0.0), ("0s", 0.0), ("60s", 60e3), ("1m30s", 90e3), ("1.5h", 5_400e3), ("100ms", 100.0)] {
+            assert_eq!(SchemaShape::duration_ms(good), Some(ms), "{good}");
         }
         for bad in ["", "s", "60", "1 s", "1d", "1m30", "-1s"] {
-            assert!(!SchemaShape::is_duration(bad), "{bad}");
+            assert_eq!(SchemaShape::duration_ms(bad), None, "{bad}");
         }
     }
 }

@@ -10,6 +10,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use pool_state::queues::FLOW_OUTCOMES;
 use scheduler::metrics::{METRICS, MetricDefinition, MetricUnit};
 use scheduler::objects::{ObjectsSpec, TargetSpec};
 use scheduler::{EndpointMetrics, EndpointRef, Generation, Slot, Version};
@@ -25,7 +26,7 @@ use crate::pool::watched::WatchedComponents;
 use crate::pool::writer::{Absence, Absentee, MetricsStatus, PoolMember, PoolView, UNCONFIRMED_MAX};
 use crate::serve::scaling_page::scaling;
 use crate::serve::{console, metrics};
-use crate::state::counters::CounterTotals;
+use crate::state::counters::{BandTotals, CounterTotals};
 use crate::state::shared::{ConnectedProxy, DaemonState, EdsStream, ProxyPool};
 use crate::state::snapshot_file::SnapshotFile;
 
@@ -76,6 +77,7 @@ fn debug_router(admin: AdminServer) -> Router {
         .route("/debug/model", get(model))
         .route("/debug/scaling", get(scaling))
         .route("/debug/running", get(running))
+        .route("/debug/queues", get(queues))
         .route("/debug/explain", post(why).layer(DefaultBodyLimit::max(QUESTION_BYTES_MAX)))
         .with_state(admin)
 }
@@ -290,6 +292,23 @@ async fn running(State(AdminServer { shared, .. }): State<AdminServer>) -> Json<
         rows.map(|row| running_row(view, row)).collect::<Vec<_>>()
     });
     Json(json!({ "queues": queues.collect::<Vec<_>>() }))
+}
+
+/// The requests that flow control holds, by pool and band, and what became of the others.
+async fn queues(State(AdminServer { shared, .. }): State<AdminServer>) -> Json<Value> {
+    let pools = shared.pools.borrow().clone();
+    let now = Instant::now();
+    let bands = pools.iter().flat_map(|view| {
+        let totals = shared.counters().totals(&view.name, now).bands;
+        totals.into_iter().rev().map(|(priority, band)| band_row(&view.name, priority, &band)).collect::<Vec<_>>()
+    });
+    Json(json!({ "queues": bands.collect::<Vec<_>>() }))
+}
+
+fn band_row(pool: &str, priority: i32, band: &BandTotals) -> Value {
+    let outcomes: serde_json::Map<String, Value> =
+        FLOW_OUTCOMES.iter().zip(band.outcomes).map(|(outcome, count)| ((*outcome).to_owned(), count.into())).collect();
+    json!({ "pool": pool, "priority": priority, "held": band.held, "bytes": band.bytes, "outcomes": outcomes })
 }
 
 fn running_row(view: &PoolView, mut row: Value) -> Value {

@@ -43,6 +43,7 @@ use http::{HeaderMap, HeaderValue};
 use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
 use prost::bytes::Bytes;
+use tokio::sync::Notify;
 use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::Service;
@@ -208,12 +209,8 @@ impl StreamTransport {
             match self.session.next() {
                 SessionAction::Send(bytes) => return Some((Ok(Frame::data(bytes)), self)),
                 SessionAction::Listen => self.read_frame().await,
-                SessionAction::Wait(deadline) => {
-                    let mut next = StreamAction::Wait(deadline);
-                    while let StreamAction::Wait(deadline) = next {
-                        next = self.wait_for_state(deadline).await;
-                    }
-                }
+                SessionAction::Wait(deadline) => self.wait(StreamAction::Wait(deadline)).await,
+                SessionAction::Hold(wakes) => self.wait(StreamAction::Hold(wakes)).await,
                 SessionAction::End(status) => {
                     self.ended = true;
                     return Some((Ok(Frame::trailers(trailers(&status))), self));
@@ -232,6 +229,35 @@ impl StreamTransport {
             () = self.session.wait_for_wake() => {}
             // If the stream ends without an error, the proxy continues without the picker.
             () = self.shutdown.begun(), if self.session.is_dispensable() => self.session.close(),
+        }
+    }
+
+    /// Waits until the request is decided, or its client leaves.
+    async fn wait(&mut self, mut next: StreamAction) {
+        loop {
+            next = match next {
+                StreamAction::Wait(deadline) => self.wait_for_state(deadline).await,
+                StreamAction::Hold(wakes) => self.wait_for_room(&wakes).await,
+                StreamAction::Listen => return,
+            }
+        }
+    }
+
+    async fn wait_for_room(&mut self, wakes: &Arc<Notify>) -> StreamAction {
+        tokio::select! {
+            () = wakes.notified() => self.session.retry(self.server.now()),
+            frame = self.inbound.frame() => match frame.and_then(Result::ok) {
+                Some(frame) => {
+                    if let Some(bytes) = frame.data_ref() {
+                        self.session.receive(bytes);
+                    }
+                    StreamAction::Hold(Arc::clone(wakes))
+                }
+                None => {
+                    self.session.close();
+                    StreamAction::Listen
+                }
+            },
         }
     }
 

@@ -5,6 +5,7 @@
 //! in llm-d, `pool`, because one daemon serves several pools. Histograms of tokens have only the
 //! unbounded bucket: proxies report sums, which is enough for rates and means.
 
+mod flow_control;
 mod page;
 mod scaling;
 
@@ -82,6 +83,7 @@ impl Collector for MetricsCollector {
         self.requests(&mut page)?;
         self.pools(&mut page)?;
         self.scheduler(&mut page)?;
+        self.flow_control(&mut page)?;
         self.endpoints(&mut page)?;
         self.scrapes(&mut page)?;
         self.latency(&mut page)?;

@@ -19,7 +19,7 @@ mod arrivals;
 pub use arrivals::{EndedRequests, PoolArrivals};
 
 mod totals;
-pub use totals::{CounterTotals, EndpointTotals, MODELS_MAX, ModelTotals, OTHER, TotalsHistogram, TotalsLabel};
+pub use totals::{BandTotals, CounterTotals, EndpointTotals, MODELS_MAX, ModelTotals, OTHER, TotalsHistogram, TotalsLabel};
 
 /// The most VMs counted one by one: the workers of a few hundred proxies. Typically a VM takes
 /// about 10 KB.

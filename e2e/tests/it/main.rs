@@ -24,6 +24,7 @@ mod engine;
 mod engine_pages;
 mod engines;
 mod explain;
+mod flow_control;
 mod gateways;
 mod grpc;
 mod hermetic;

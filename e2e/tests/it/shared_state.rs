@@ -64,8 +64,8 @@ async fn without_sharing_every_worker_pays_for_the_same_failure() -> Result<()> 
     Ok(())
 }
 
-/// Held while a burst is measured. Two fleets at once on two cores delay each other's workers, which
-/// then pick by old state: of 8 runs with both tests at once 4 failed, of 8 runs alone none.
+/// Held while a burst is measured. Two fleets at once on two cores delay each other's workers,
+/// which then pick by old state: of 8 runs with both tests at once 4 failed, of 8 runs alone none.
 static ONE_FLEET: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 async fn check_spread(shape: FleetShape, seeds: std::ops::Range<usize>) -> Result<()> {

@@ -129,9 +129,27 @@ pub trait RequestHost {
     /// False when too many requests wait already.
     fn park(&mut self, pool: &Self::Pool, deadline: Timestamp) -> bool;
 
+    /// The fairness id of the request, if the proxy sets one ([`crate::FlowIdSettings`]).
+    fn flow_id(&self) -> Option<Cow<'_, [u8]>> {
+        None
+    }
+
+    /// Holds the request under this number, until [`Self::release_held`] resumes it.
+    fn hold(&mut self, pool: &Self::Pool, number: u64);
+
+    /// Soon, and outside of this call, asks [`ManagedPool::next_due`] for numbers, and calls
+    /// [`resume`](super::RequestDriver::resume) of each request held under one, until there is
+    /// none. A host also does so after a tick of the pool and after new state. A number that the
+    /// host does not hold is passed over.
+    fn release_held(&mut self, pool: &Self::Pool);
+
     /// Calls [`resume`](super::RequestDriver::resume) soon after `at`. Only for a filter
     /// ([`Self::IS_FILTER`]).
     fn resume_after(&mut self, pool: &Self::Pool, at: Timestamp);
+
+    /// Puts the time for which a request was held, and the priority of its band, into the access
+    /// log.
+    fn log_hold(&mut self, _ms: u64, _priority: i32) {}
 
     /// Puts a decision record into the access log.
     fn log_decision(&mut self, record: &str);

@@ -7,7 +7,7 @@
 
 use std::borrow::Cow;
 
-use scheduler::{PrefixSettings, TokenSettings};
+use scheduler::{PrefixSettings, Request, SubsetHint, TokenSettings};
 
 use super::slo;
 use crate::body::ParsedRequest;
@@ -24,7 +24,7 @@ pub struct ParsedBody<'b> {
     pub(super) body: &'b [u8],
 }
 
-/// A request with the pool's objects applied.
+/// A request with the pool's objects applied. Its fields are the facts that the pick reads.
 #[derive(Debug)]
 pub struct PendingRequest<'b> {
     pub(super) parsed: Option<ParsedRequest<'b>>,
@@ -41,6 +41,19 @@ pub struct PendingRequest<'b> {
     pub(super) prompt_tokens: u32,
     pub(super) secret: u128,
     pub(super) blocks: Vec<u64>,
+    pub(super) facts: PromptFacts,
+}
+
+/// What is needed of a parsed body after its prompt is hashed.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct PromptFacts {
+    pub(super) max_tokens: Option<u32>,
+    pub(super) media_items: u32,
+    pub(super) stream: bool,
+    /// Bytes of the text; 0 if the prompt has other parts.
+    pub(super) text_bytes: u32,
+    /// Number of blocks, if tokens are spread evenly over them.
+    pub(super) even_blocks: Option<u32>,
 }
 
 // === impl PendingRequest ===
@@ -51,8 +64,42 @@ impl PendingRequest<'_> {
     pub fn with_hashes(mut self) -> Self {
         if let Some(parsed) = &self.parsed {
             self.blocks = prompt::blocks(parsed, self.target_model(), self.secret, self.prefix);
+            self.facts = PromptFacts {
+                max_tokens: parsed.max_tokens,
+                media_items: parsed.media_items,
+                stream: parsed.stream,
+                text_bytes: prompt::text_bytes(parsed),
+                even_blocks: prompt::even_blocks(parsed, &self.blocks, self.prefix),
+            };
         }
         self
+    }
+
+    /// The request without its body, for a request that is held.
+    pub(super) fn into_owned(self) -> PendingRequest<'static> {
+        PendingRequest { parsed: None, model: Cow::Owned(self.model.into_owned()), ..self }
+    }
+
+    /// The request in the form that the scheduler uses.
+    pub(super) fn request<'r>(
+        &'r self,
+        subset: Option<&'r SubsetHint>,
+        headers: &'r [(&'r str, &'r str)],
+        pool: &ManagedPool,
+    ) -> Request<'r> {
+        Request {
+            model: self.target_model(),
+            subset,
+            priority: self.priority,
+            prompt_tokens: self.prompt_tokens,
+            prefix_blocks: &self.blocks,
+            prefix_block_tokens: pool.block_tokens(self.prefix),
+            max_tokens: self.facts.max_tokens,
+            media_items: self.facts.media_items,
+            headers,
+            slo: self.latency.slo,
+            prediction_based: self.latency.prediction_based,
+        }
     }
 
     /// The model that the engine gets.

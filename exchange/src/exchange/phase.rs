@@ -1,5 +1,6 @@
 //! How far a request is: the one enum of phases, below every host.
 
+use super::queued_request::QueuedRequest;
 use super::routed_request::RoutedRequest;
 
 /// How far a request is. The diagram is in [`crate::driver`].
@@ -11,6 +12,8 @@ pub(crate) enum ExchangePhase {
     Buffering,
     /// Held until the pool has its first state, or the deadline.
     Parked,
+    /// Held by flow control until its endpoint has room; the pool's queues count it until then.
+    Queued(Box<QueuedRequest>),
     /// Sent to a picked endpoint; the in-flight ledger counts it until the end.
     Routed(Box<RoutedRequest>),
     /// Goes on without a pick.

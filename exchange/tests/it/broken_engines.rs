@@ -195,7 +195,7 @@ fn request_of(
     let to = match exchange.decide(&settings, pool, None, body.as_bytes(), now) {
         ExchangeStep::Forward(forward) => Ok(destination(&forward)),
         ExchangeStep::Reply(reply) => Err((reply.status, String::from_utf8(reply.body).unwrap())),
-        ExchangeStep::Park { .. } => panic!("there is state"),
+        ExchangeStep::Park { .. } | ExchangeStep::Hold { .. } => panic!("there is state, and no flow control"),
     };
     (exchange, to)
 }

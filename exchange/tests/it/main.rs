@@ -9,6 +9,7 @@ mod captured;
 #[cfg(not(target_arch = "wasm32"))] // reads a folder that the wasm build cannot reach
 mod docs;
 mod golden;
+mod held;
 mod hosts;
 mod json;
 mod memory_host;

@@ -13,41 +13,48 @@ use exchange::{
 
 use crate::release::pool_update;
 
-const CHAT: &[u8] = br#"{"model":"m","messages":[{"role":"user","content":"hello"}]}"#;
+pub(crate) const CHAT: &[u8] = br#"{"model":"m","messages":[{"role":"user","content":"hello"}]}"#;
 const REPLY: &[u8] = br#"{"choices":[{"message":{"content":"hi"}}],"usage":{"prompt_tokens":3,"completion_tokens":1}}"#;
 const HEADERS: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", b"/v1/chat/completions")];
 
 /// One stream of the host. The pool outlives the stream.
-struct MemoryHost {
+pub(crate) struct MemoryHost {
     pool: Rc<RefCell<ManagedPool>>,
-    settings: ExchangeSettings,
-    now: Timestamp,
+    pub(crate) settings: ExchangeSettings,
+    pub(crate) now: Timestamp,
     request: Vec<u8>,
     response: Vec<u8>,
     /// The actions of the host, in order.
-    log: Vec<String>,
+    pub(crate) log: Vec<String>,
+    /// The number under which the request is held.
+    pub(crate) held: Option<u64>,
 }
 
 // === impl MemoryHost ===
 
 impl MemoryHost {
-    fn new(pool: &Rc<RefCell<ManagedPool>>, request: &[u8]) -> Self {
+    pub(crate) fn new(pool: &Rc<RefCell<ManagedPool>>, request: &[u8]) -> Self {
         let settings = ExchangeSettings::default();
         let (request, response) = (request.to_vec(), REPLY.to_vec());
-        Self { pool: Rc::clone(pool), settings, now: Timestamp(0).plus_ms(1), request, response, log: Vec::new() }
+        Self { pool: Rc::clone(pool), settings, now: Timestamp(0).plus_ms(1), request, response, log: Vec::new(), held: None }
     }
 
     /// Sends the whole request.
     fn send(&mut self) -> (RequestDriver<Self>, RequestFlow) {
+        self.send_with(&[])
+    }
+
+    /// Sends the whole request with more headers.
+    pub(crate) fn send_with(&mut self, headers: &[(&[u8], &[u8])]) -> (RequestDriver<Self>, RequestFlow) {
         let mut driver = RequestDriver::default();
-        let _ = driver.request_headers(self, HEADERS.into_iter(), false);
+        let _ = driver.request_headers(self, HEADERS.into_iter().chain(headers.iter().copied()), false);
         let size = self.request.len();
         let flow = driver.request_body(self, size, BodyProgress::Whole);
         (driver, flow)
     }
 
     /// The endpoint answers, and the stream ends.
-    fn answer(&mut self, driver: &mut RequestDriver<Self>, upstream_address: &str) {
+    pub(crate) fn answer(&mut self, driver: &mut RequestDriver<Self>, upstream_address: &str) {
         let head = ResponseHead {
             origin: ResponseOrigin::Upstream,
             status: 200,
@@ -108,12 +115,27 @@ impl RequestHost for MemoryHost {
     }
 
     fn reply(&mut self, reply: LocalReply) {
-        self.log.push(format!("reply {}", reply.status));
+        let header = |name: &str| reply.headers.iter().find(|(known, _)| *known == name).map(|(_, value)| value.as_str());
+        let reason = header("x-llm-d-request-dropped-reason").filter(|_| reply.status != 400);
+        let after = header("retry-after").map(|after| format!(", retry after {after}")).unwrap_or_default();
+        self.log.push(format!("reply {}{}{after}", reply.status, reason.map(|reason| format!(" {reason}")).unwrap_or_default()));
     }
 
     fn park(&mut self, _pool: &Self::Pool, _deadline: Timestamp) -> bool {
         self.log.push("park".to_owned());
         true
+    }
+
+    fn hold(&mut self, _pool: &Self::Pool, number: u64) {
+        self.held = Some(number);
+        self.log.push("hold".to_owned());
+    }
+
+    /// A test calls [`ManagedPool::next_due`] itself.
+    fn release_held(&mut self, _pool: &Self::Pool) {}
+
+    fn log_hold(&mut self, ms: u64, priority: i32) {
+        self.log.push(format!("held for {ms} ms in band {priority}"));
     }
 
     fn resume_after(&mut self, _pool: &Self::Pool, _at: Timestamp) {

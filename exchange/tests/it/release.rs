@@ -80,7 +80,7 @@ pub(crate) fn pool_update_of_stages(n: u8, generation: u32, earlier: &[&str]) ->
     pool_update_of(n, generation, &pipeline, |i| stages[usize::from(i) % 3])
 }
 
-fn pool_update_of(n: u8, generation: u32, pipeline: &PipelineSpec, role: impl Fn(u16) -> &'static str) -> Snapshot {
+pub(crate) fn pool_update_of(n: u8, generation: u32, pipeline: &PipelineSpec, role: impl Fn(u16) -> &'static str) -> Snapshot {
     let endpoints: Vec<Endpoint> = (0..u16::from(n))
         .map(|i| Endpoint {
             id: EndpointRef { slot: Slot(i), generation: Generation(generation) },

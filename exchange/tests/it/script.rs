@@ -251,6 +251,7 @@ impl ExchangeScript {
                 }
             }
             ExchangeStep::Reply(reply) => self.reply(&reply),
+            ExchangeStep::Hold { number } => self.say(&format!("hold as {number}")),
             ExchangeStep::Park { deadline } => self.say(&format!("park until {} ms", deadline.ms_since(Timestamp(0)))),
         }
     }

@@ -86,7 +86,7 @@ fn sent(pool: &mut ManagedPool, headers: &[(&str, &str)]) -> (Exchange, Result<S
     let to = match step {
         ExchangeStep::Forward(forward) => Ok(forward.set[0].1.split(',').next().unwrap().to_owned()),
         ExchangeStep::Reply(reply) => Err(reply),
-        ExchangeStep::Park { .. } => panic!("parked"),
+        ExchangeStep::Park { .. } | ExchangeStep::Hold { .. } => panic!("parked or held"),
     };
     (exchange, to)
 }

@@ -18,13 +18,19 @@ use crate::config::FilterConfig;
 use crate::host::{BodyBuffer, HeaderMap, Host, HostError};
 use crate::metrics::{FilterMetrics, Stat};
 use crate::pairs::{self, HeaderPairs};
+use crate::state::VmState;
 use crate::state::load_sharing::SharingOccasion;
+use crate::state::parked_request::ParkedRequest;
 use crate::state::replica::PoolReplica;
-use crate::state::{ParkedRequest, VmState};
 
 /// The property of a recorded decision. The access log shows it as
 /// `%FILTER_STATE(wasm.switchpoint_decision:PLAIN)%`.
 const RECORD: &str = "switchpoint_decision";
+
+/// The properties of a request that was held: for how long, and the priority of its band. The
+/// access log shows them like [`RECORD`].
+const HELD_MS: &str = "switchpoint_held_ms";
+const BAND: &str = "switchpoint_band";
 
 /// A header that Envoy sets only on responses from upstream, not on its own or those of a filter.
 const UPSTREAM_TIME: &[u8] = b"x-envoy-upstream-service-time";
@@ -163,7 +169,7 @@ impl<H: Host> ParkedRequest for HttpStream<H> {
     fn retry(&self) {
         let StreamParts { driver, host } = &mut *self.0.borrow_mut();
         // After the client left, the proxy no longer has the stream.
-        if !driver.waits() || host.proxy.focus(host.id).is_err() {
+        if !(driver.waits() || driver.is_queued()) || host.proxy.focus(host.id).is_err() {
             return;
         }
         let now = host.proxy.now();
@@ -226,6 +232,16 @@ impl<H: Host> RequestHost for FilterHost<H> {
         self.proxy.property(&path).unwrap_or_else(|e| Some(self.failed("the subset hint", e))).map(Cow::Owned)
     }
 
+    fn flow_id(&self) -> Option<Cow<'_, [u8]>> {
+        let settings = &self.config.settings.flow;
+        if settings.namespace.is_empty() {
+            return None;
+        }
+        let path: Vec<&str> =
+            ["metadata", "filter_metadata", settings.namespace.as_str()].into_iter().chain(settings.key.split('/')).collect();
+        self.proxy.property(&path).unwrap_or_else(|e| Some(self.failed("the fairness id", e))).map(Cow::Owned)
+    }
+
     fn take_body(&mut self, size: usize) -> Vec<u8> {
         self.bytes(BodyBuffer::RequestBody, size, "the request body")
     }
@@ -255,6 +271,21 @@ impl<H: Host> RequestHost for FilterHost<H> {
 
     fn park(&mut self, replica: &Self::Pool, deadline: Timestamp) -> bool {
         self.vm.borrow_mut().park(deadline, Rc::clone(replica), self.stream.clone())
+    }
+
+    fn hold(&mut self, replica: &Self::Pool, number: u64) {
+        self.metrics.count(Stat::Held);
+        replica.borrow_mut().hold(number, self.stream.clone());
+    }
+
+    fn release_held(&mut self, _: &Self::Pool) {
+        self.vm.borrow_mut().release_soon();
+    }
+
+    fn log_hold(&mut self, ms: u64, priority: i32) {
+        for (name, value) in [(HELD_MS, ms.to_string()), (BAND, priority.to_string())] {
+            self.proxy.property_set(name, value.as_bytes()).unwrap_or_else(|e| self.failed("the time of a hold", e));
+        }
     }
 
     fn resume_after(&mut self, replica: &Self::Pool, at: Timestamp) {

@@ -6,6 +6,7 @@
 //! the daemon, every other VM decodes those in the snapshot store.
 
 use std::ops::Deref;
+use std::rc::{Rc, Weak};
 
 use exchange::{ManagedPool, Timestamp};
 use pool_state::{Applied, AppliedVersions, CountHistogram, DURATION_BOUNDS_MS, DaemonUpdate, EncodedObservation, RejectedMessage};
@@ -15,6 +16,7 @@ use scheduler::Version;
 
 use super::load_sharing::LoadSharing;
 use super::observation_ring::{ObservationRingReader, ObservationRingWriter};
+use super::parked_request::ParkedRequest;
 use super::peer_publisher::PeerPublisher;
 use super::snapshot_store::{HeadReading, PublishError, SharedSnapshotStore, StoredMessage};
 use super::vm_table::VmTable;
@@ -40,7 +42,20 @@ pub struct PoolReplica {
     /// Where the leader publishes learned models.
     models: FollowedStore,
     observations: ObservationRings,
+    held: HeldStreams,
 }
+
+/// The streams that the pool holds, by number. A stream stays here until it ends.
+#[derive(Debug, Default)]
+struct HeldStreams {
+    /// In the order of numbers.
+    streams: Vec<(u64, Weak<dyn ParkedRequest>)>,
+    /// How many there were after the last time that ended ones were removed.
+    alive: usize,
+}
+
+/// Ended streams are removed when there are twice as many as before and this many more.
+const ENDED_STREAMS_MAX: usize = 64;
 
 /// A snapshot store, and this VM's position in it.
 #[derive(Debug)]
@@ -84,6 +99,23 @@ impl FollowedStore {
     }
 }
 
+// === impl HeldStreams ===
+
+impl HeldStreams {
+    fn push(&mut self, number: u64, stream: Weak<dyn ParkedRequest>) {
+        if self.streams.len() >= self.alive.saturating_mul(2).saturating_add(ENDED_STREAMS_MAX) {
+            self.streams.retain(|(_, stream)| stream.strong_count() > 0);
+            self.alive = self.streams.len();
+        }
+        self.streams.push((number, stream));
+    }
+
+    fn get(&self, number: u64) -> Option<Rc<dyn ParkedRequest>> {
+        let at = self.streams.binary_search_by_key(&number, |(held, _)| *held).ok()?;
+        self.streams.get(at)?.1.upgrade()
+    }
+}
+
 // === impl PoolReplica ===
 
 impl AsRef<ManagedPool> for PoolReplica {
@@ -93,6 +125,21 @@ impl AsRef<ManagedPool> for PoolReplica {
 }
 
 impl PoolReplica {
+    /// Records the stream of a held request.
+    pub fn hold(&mut self, number: u64, stream: Weak<dyn ParkedRequest>) {
+        self.held.push(number, stream);
+    }
+
+    /// Returns the next held request to resume.
+    pub fn next_held(&mut self, now: Timestamp) -> Option<Rc<dyn ParkedRequest>> {
+        while let Some(number) = self.pool.next_due(now) {
+            if let Some(stream) = self.held.get(number) {
+                return Some(stream);
+            }
+        }
+        None
+    }
+
     /// Makes a pool without state and without a prefix index. A tick, or the first request, creates
     /// the index.
     #[must_use]
@@ -107,6 +154,7 @@ impl PoolReplica {
             snapshots: FollowedStore::new(SharedSnapshotStore::new(name)),
             models: FollowedStore::new(SharedSnapshotStore::for_models(name)),
             observations: ObservationRings::default(),
+            held: HeldStreams::default(),
         }
     }
 

@@ -4,6 +4,7 @@
 //! running VMs. Rows are cumulative, so a lost or late report loses nothing.
 
 use exchange::{ManagedPool, Timestamp};
+use pool_state::queues::BandCounters;
 use pool_state::{CountHistogram, ModelCounters, PoolCounters, wire_version};
 use prost::Message;
 use proto::state;
@@ -65,6 +66,7 @@ fn row(vm: u64, replica: &PoolReplica) -> state::VmCounters {
         matched_tokens: counters.matched_tokens,
         placements_dropped: pool.placements_dropped(),
         running: exchange::record::running(pool),
+        bands: pool.queues().counters().map(band).collect(),
         decision: String::new(),
     }
 }
@@ -109,6 +111,16 @@ fn model(m: &ModelCounters) -> state::ModelCounters {
         response_bytes: m.response_bytes,
         running: m.running,
         slo: m.slo.to_vec(),
+    }
+}
+
+fn band(b: &BandCounters) -> state::BandCounters {
+    state::BandCounters {
+        priority: b.priority,
+        held: b.held,
+        bytes: b.bytes,
+        outcomes: b.outcomes.to_vec(),
+        queue_ms: Some(histogram(&b.queue_ms)),
     }
 }
 

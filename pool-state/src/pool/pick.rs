@@ -11,8 +11,10 @@ use scheduler::{
     session_token,
 };
 
+use super::flow::RoomCheck;
 use super::request_timing::RequestTiming;
 use super::{EndpointFailures, EndpointLookups, ManagedPool, PublishedState, adapters};
+use crate::queues::FlowCharge;
 use crate::refusal::PickRefusal;
 use crate::usage::TokenUsage;
 use scheduler::Timestamp;
@@ -53,6 +55,8 @@ pub struct LedgerHold {
     cache_estimate: Option<CacheEstimate>,
     /// The measurement of the request; `None` when it is not measured.
     pub(super) watch: Option<Box<RequestTiming>>,
+    /// The charge of the request's flow; `None` without flow control.
+    pub(super) charge: Option<FlowCharge>,
     /// The endpoint that this request probes: it was ejected, and no other request goes there
     /// meanwhile.
     pub(super) probe: Option<(EndpointRef, Timestamp)>,
@@ -115,7 +119,19 @@ impl ManagedPool {
         now: Timestamp,
         observer: &mut impl DecisionObserver,
     ) -> Result<RecordedPick, PickRefusal> {
-        self.pick_with(request, model, now, |snapshot, request, local, rng| {
+        self.pick_observed(request, model, None, now, observer)
+    }
+
+    /// Like [`Self::pick`]; with `room`, only if the endpoint has room.
+    pub(super) fn pick_observed(
+        &mut self,
+        request: &Request<'_>,
+        model: &str,
+        room: Option<RoomCheck>,
+        now: Timestamp,
+        observer: &mut impl DecisionObserver,
+    ) -> Result<RecordedPick, PickRefusal> {
+        self.pick_checked(request, model, room, now, |snapshot, request, local, rng| {
             observer.before(snapshot, request, local, rng);
             let mut explanation = observer.explains().then(Explanation::default);
             let decision = scheduler::schedule(snapshot, request, local, rng, explanation.as_mut());
@@ -130,6 +146,17 @@ impl ManagedPool {
         &mut self,
         request: &Request<'_>,
         model: &str,
+        now: Timestamp,
+        choose: impl FnOnce(&Snapshot, &Request<'_>, LocalState<'_>, &mut Rng) -> Decision,
+    ) -> Result<RecordedPick, PickRefusal> {
+        self.pick_checked(request, model, None, now, choose)
+    }
+
+    fn pick_checked(
+        &mut self,
+        request: &Request<'_>,
+        model: &str,
+        room: Option<RoomCheck>,
         now: Timestamp,
         choose: impl FnOnce(&Snapshot, &Request<'_>, LocalState<'_>, &mut Rng) -> Decision,
     ) -> Result<RecordedPick, PickRefusal> {
@@ -167,6 +194,14 @@ impl ManagedPool {
             }
             return Err(PickRefusal::Decision(decision));
         };
+        if let Some(check) = room {
+            let serving = route.data_parallel.unwrap_or(route.ranked.first());
+            let has_room = scheduler::has_room(&state.snapshot, request, local, &route, check.limits);
+            let endpoint = state.endpoint(serving).map(|(endpoint, _)| endpoint);
+            if let Some(full) = endpoint.filter(|endpoint| !has_room || self.is_claimed(*endpoint, request.priority, check)) {
+                return Err(PickRefusal::Full(full));
+            }
+        }
         self.record(request, &route, now).ok_or(PickRefusal::NoState)
     }
 
@@ -193,7 +228,7 @@ impl ManagedPool {
         let probe = self.failures.ejections.is_probe(serving_ref, now).then_some((serving_ref, now));
         let second_answered = picked.get(1).is_some_and(|(second, _)| self.failures.health.answered_at(*second).is_some());
         let serving_ticket = self.in_flight.admit_prompt(serving_ref, request.prompt_tokens, uncached_here);
-        let mut held = LedgerHold { serving: serving_ticket, stages: Vec::new(), cache_estimate: None, watch, probe };
+        let mut held = LedgerHold { serving: serving_ticket, stages: Vec::new(), cache_estimate: None, watch, charge: None, probe };
         self.in_flight.expect_output(&mut held.serving, output_tokens);
         let id = request.headers.iter().find(|(name, _)| *name == REQUEST_ID).map_or("", |(_, id)| id);
         let id = if id.len() > REQUEST_ID_BYTES_MAX { id.get(..REQUEST_ID_BYTES_MAX).unwrap_or_default() } else { id };
@@ -231,6 +266,7 @@ impl ManagedPool {
     /// Moves load and placement to `to`, another endpoint of the ranked list, which served.
     pub fn move_pick(&mut self, held: &mut LedgerHold, to: EndpointRef, blocks: &[u64]) {
         self.in_flight.transfer(&mut held.serving, to);
+        self.queues.room_changed();
         held.watch = held.watch.take().and_then(|mut watch| watch.move_to(to).then_some(watch));
         self.sharing.changes += 1;
         // An endpoint that is gone, or has a new generation, needs no placement. Where another
@@ -264,6 +300,7 @@ impl ManagedPool {
         for ticket in held.stages.drain(..) {
             self.in_flight.release(ticket);
             self.sharing.changes += 1;
+            self.queues.room_changed();
         }
     }
 
@@ -272,6 +309,7 @@ impl ManagedPool {
         self.observe_first_token(held, now);
         self.in_flight.first_token(&mut held.serving, prompt_tokens);
         self.sharing.changes += 1;
+        self.queues.room_changed();
     }
 
     /// Adds output tokens. They are not published one by one: the next load report has them.
@@ -296,8 +334,12 @@ impl ManagedPool {
         if let Some((probe, sent)) = held.probe {
             self.failures.ejections.probe_again(probe, sent, now);
         }
+        if let Some(charge) = held.charge {
+            self.settle_charge(charge, held.serving.load().decode_tokens);
+        }
         self.in_flight.release(held.serving);
         self.sharing.changes += 1;
+        self.queues.room_changed();
     }
 
     /// The SLOs that count for the request at its serving endpoint, computed before the load of the

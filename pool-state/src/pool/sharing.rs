@@ -66,6 +66,7 @@ impl ManagedPool {
     /// Replaces the load report of another VM by `bytes`. The caller decides whether its load
     /// `counts`. Returns whether [`Self::recompute_peer_slos`] must follow.
     pub fn read_load_report(&mut self, row: &mut PeerLoadReport, bytes: Vec<u8>, counts: bool) -> bool {
+        self.queues.room_changed();
         row.replace(bytes, counts, self.in_flight.others_mut())
     }
 
@@ -101,6 +102,7 @@ impl ManagedPool {
         self.recount_load_reports([]);
         let others = self.in_flight.others_mut();
         loads.into_iter().for_each(|(endpoint, load)| others.add(endpoint, load));
+        self.queues.room_changed();
     }
 
     /// Applies another worker's record of an endpoint's failures.

@@ -382,6 +382,26 @@ pub struct VmCounters {
     /// was none. It has no prompt and no hash of one.
     #[prost(string, tag = "14")]
     pub decision: ::prost::alloc::string::String,
+    /// Flow control, by band; empty without it.
+    #[prost(message, repeated, tag = "15")]
+    pub bands: ::prost::alloc::vec::Vec<BandCounters>,
+}
+/// The requests of one priority in flow control.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct BandCounters {
+    #[prost(sint32, tag = "1")]
+    pub priority: i32,
+    /// Held now (not cumulative): requests, and bytes of their bodies.
+    #[prost(uint64, tag = "2")]
+    pub held: u64,
+    #[prost(uint64, tag = "3")]
+    pub bytes: u64,
+    /// Requests by outcome, in the order of pool_state::queues::FLOW_OUTCOMES.
+    #[prost(uint64, repeated, tag = "4")]
+    pub outcomes: ::prost::alloc::vec::Vec<u64>,
+    /// Time in the queue of requests that were sent, ms.
+    #[prost(message, optional, tag = "5")]
+    pub queue_ms: ::core::option::Option<Histogram>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct EndpointCounters {

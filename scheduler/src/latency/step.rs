@@ -13,7 +13,7 @@ use std::ops::RangeInclusive;
 
 use super::words::{InvalidModel, WordReader, put};
 use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation};
-use crate::in_flight::EndpointLoad;
+use crate::in_flight::{ATTENTION_UNIT, EndpointLoad, PendingPrefills};
 
 /// The cost of the steps of a pool's engines, in ms. The default is deliberately rough: the learner
 /// corrects it within some tens of requests.
@@ -124,6 +124,15 @@ impl StepModel {
         let first_token = prefill_speed * (waiting + self.prefill_ms(uncached, prompt));
         let step = self.decode_ms(load.requests as f32 + 1.0, load.decode_tokens as f32 + prompt);
         (first_token, first_token + decode_speed * step * output)
+    }
+
+    /// Time to compute prompts that wait at an average endpoint, ms. Prompts are computed together
+    /// in steps, so the constant of a prefill counts once.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "times are no better known than to seven digits")]
+    pub fn backlog_ms(&self, pending: &PendingPrefills) -> f32 {
+        let [_, per_token, per_pair] = self.prefill;
+        per_token * pending.uncached_tokens as f32 + per_pair * pending.attention as f32 * ATTENTION_UNIT as f32
     }
 
     /// `c0`, `c1`, `c2`.

@@ -51,6 +51,10 @@ pub(super) fn build(profile: &ProfileSpec, pipeline: &PipelineSpec) -> Result<Pr
             Plugin::ProfileHandler(_)
             | Plugin::Decider(_)
             | Plugin::Admitter(_)
+            | Plugin::Fairness(_)
+            | Plugin::Ordering(_)
+            | Plugin::UsageLimit(_)
+            | Plugin::FlowControl(_)
             | Plugin::Producer(_)
             | Plugin::Parser(_)
             | Plugin::WithHeaders(..) => {

@@ -92,6 +92,18 @@ pub struct ExchangeArgs {
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_SUBSET_KEY", value_name = "NAME")]
     pub ext_proc_subset_key: Option<String>,
 
+    /// Metadata namespace of the fairness id, for flow control [default: none].
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_FAIRNESS_NAMESPACE", value_name = "NAME", requires = "ext_proc_fairness_key")]
+    pub ext_proc_fairness_namespace: Option<String>,
+
+    /// Path of the fairness id in it, keys separated by /, such as jwt_payload/sub.
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_FAIRNESS_KEY", value_name = "PATH")]
+    pub ext_proc_fairness_key: Option<String>,
+
+    /// Whether the fairness header of a request counts [default: ignore].
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_FAIRNESS_HEADER", value_enum)]
+    pub ext_proc_fairness_header: Option<ObjectiveHeaderArg>,
+
     /// What happens to a request before the first state has arrived: refuse it, or let any endpoint
     /// serve it [default: close].
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_FAILURE_MODE", value_enum)]
@@ -140,10 +152,10 @@ pub enum DestinationFormatArg {
     List,
 }
 
-/// Whether the objective header of a request is trusted.
+/// Whether the objective header, or the fairness header, of a request is trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ObjectiveHeaderArg {
-    /// Clients may set it but not choose their priority: the header is removed.
+    /// Clients may set it but not choose their priority or flow: the header has no effect.
     Ignore,
     /// A proxy in front of the gateway sets it and removes the client's own.
     Trust,

@@ -32,8 +32,6 @@ enum Replacement {
     ProfileHandler,
     /// Nothing; the plugin is left out.
     Nothing,
-    /// Nothing; the plugin counts only with llm-d's flow control.
-    Queues,
 }
 
 /// The types that have a replacement other than [`Replacement::Nothing`].
@@ -45,20 +43,6 @@ const REPLACEMENTS: &[(&str, Replacement)] = &[
     ("burst-prefix-cache-producer", Replacement::With("approx-prefix-cache-producer")),
     ("mm-embeddings-cache-scorer", Replacement::With("prefix-cache-scorer")),
     ("mm-embeddings-cache-producer", Replacement::With("approx-prefix-cache-producer")),
-    ("global-strict-fairness-policy", Replacement::Queues),
-    ("round-robin-fairness-policy", Replacement::Queues),
-    ("program-aware-fairness", Replacement::Queues),
-    ("program-aware-fairness-policy", Replacement::Queues),
-    ("fcfs-ordering-policy", Replacement::Queues),
-    ("edf-ordering-policy", Replacement::Queues),
-    ("slo-deadline-ordering-policy", Replacement::Queues),
-    ("static-usage-limit-policy", Replacement::Queues),
-    ("priority-holdback-policy", Replacement::Queues),
-    ("soft-reflective-ceiling-policy", Replacement::Queues),
-    ("sheddable-eviction-filter", Replacement::Queues),
-    ("eviction-sheddable-filter", Replacement::Queues),
-    ("priority-then-time-eviction-order-policy", Replacement::Queues),
-    ("eviction-priority-then-time-ordering", Replacement::Queues),
 ];
 
 /// The configuration after migration.
@@ -85,8 +69,6 @@ pub struct PluginParameters {
 struct ConfigEditor {
     tree: YamlNode,
     entries: Vec<ReportEntry>,
-    /// Whether the feature gate `flowControl` was on.
-    queues: bool,
 }
 
 /// Migrates a configuration.
@@ -97,7 +79,7 @@ pub fn migrate(text: &str, extra: &PluginParameters) -> MigratedConfig {
         Ok(_) => return unreadable("it is not a map of fields"),
         Err((line, why)) => return unreadable(&format!("line {line}: {why}")),
     };
-    let mut editor = ConfigEditor { tree, entries: Vec::new(), queues: false };
+    let mut editor = ConfigEditor { tree, entries: Vec::new() };
     editor.add_parameters(extra);
     for _ in 0..ROUNDS_MAX {
         let printed = printer::print(&editor.tree.value, 0);
@@ -161,7 +143,6 @@ impl ConfigEditor {
     fn change(&mut self, items: &[ConfigItem], errors: &[ConfigProblem]) -> Result<(), String> {
         let mut out: BTreeSet<Vec<PathStep>> = BTreeSet::new();
         let refused: Vec<&ConfigItem> = items.iter().filter(|item| item.status == ItemStatus::Refused).collect();
-        self.queues |= refused.iter().any(|item| item.path.starts_with("featureGates"));
         for item in &refused {
             let steps = tree::steps(&item.path);
             match steps.as_slice() {
@@ -184,14 +165,6 @@ impl ConfigEditor {
             let title = self.title(&error.path);
             self.entries.push(entry(MigrationVerdict::Unknown, title, "", format!("left out: {}", error.message)));
             out.insert(steps);
-        }
-        if self.queues {
-            let section = self.tree.get("flowControl").map(YamlNode::entries).unwrap_or_default();
-            for (key, _) in section.iter().filter(|(key, _)| key.name != "saturationDetector") {
-                let reason = "left out: it counts only with the feature gate flowControl";
-                self.entries.push(entry(MigrationVerdict::NoEquivalent, format!("flowControl.{}", key.name), "", reason));
-                out.insert(vec![PathStep::Key("flowControl".to_owned()), PathStep::Key(key.name.clone())]);
-            }
         }
         if out.is_empty() && refused.is_empty() {
             return Err("it is invalid".to_owned());
@@ -252,20 +225,6 @@ impl ConfigEditor {
             Replacement::ProfileHandler => "disagg-profile-handler",
             Replacement::Nothing => {
                 self.lost_plugin(&name, item);
-                return false;
-            }
-            Replacement::Queues => {
-                let title = format!("plugin {name}");
-                self.entries.push(if self.queues {
-                    entry(MigrationVerdict::NoEquivalent, title, "", format!("left out: {}", item.reason))
-                } else {
-                    entry(
-                        MigrationVerdict::Changed,
-                        title,
-                        "",
-                        "left out: without the feature gate flowControl it has no effect in llm-d either",
-                    )
-                });
                 return false;
             }
         };
@@ -426,7 +385,8 @@ mod tests {
         for row in foreign_plugins {
             let ItemSupport::Refused(..) = row.support else { continue };
             let text = format!(
-                "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n- type: queue-scorer\n- type: {}\n",
+                "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nfeatureGates: [flowControl]\nplugins:\n- type: queue-scorer\n\
+                 - type: {}\n",
                 row.name
             );
             let migrated = migrate(&text, &PluginParameters::default());

@@ -120,20 +120,20 @@ impl ConfigReader {
     fn plugin_type(&mut self, declared: &DeclaredPlugin, all: &[DeclaredPlugin]) {
         let DeclaredPlugin { plugin_type, path, line, .. } = declared;
         match (registry::lookup(plugin_type), foreign(plugin_type)) {
-            (Some(row), _) => {
+            (Some(row), _) if row.kind != registry::PluginKind::FlowControl => {
                 self.item(path, *line, ItemStatus::Implemented, row.doc);
                 self.parameters(declared, row, all);
             }
-            (None, Some(ReferencePlugin { support: fate, .. })) => {
+            (_, Some(ReferencePlugin { support: fate, .. })) => {
                 self.fate(path, *line, *fate);
                 match (plugin_type.as_str(), fate) {
                     ("core-metrics-extractor", _) => self.extractor(declared),
                     ("metrics-data-source", _) => self.data_source(declared),
                     (_, ItemSupport::NoEffect(_)) => self.ignored_parameters(declared),
-                    (_, ItemSupport::Implemented(_) | ItemSupport::Refused(..)) => {}
+                    (_, ItemSupport::Implemented(_) | ItemSupport::FlowControl(_) | ItemSupport::Refused(..)) => {}
                 }
             }
-            (None, None) => self.problem(&below(path, "type"), *line, unknown("plugin type", plugin_type, plugin_types())),
+            (_, None) => self.problem(&below(path, "type"), *line, unknown("plugin type", plugin_type, plugin_types())),
         }
     }
 
@@ -219,11 +219,11 @@ impl ConfigReader {
     /// Reports plugins without effect: those that work only when another item refers to them, and
     /// that no item refers to.
     pub(super) fn unused(&mut self) {
-        use registry::PluginKind::{Decider, Detector, Filter, Parser, Picker, Scorer};
+        use registry::PluginKind::{Decider, Detector, Fairness, Filter, Ordering, Parser, Picker, Scorer, UsageLimit};
         let unused = self.plugins.iter().filter(|p| {
             let referred = matches!(
                 PluginRole::of(&p.plugin_type),
-                Some(PluginRole::Scheduling(Filter | Scorer | Picker | Decider | Detector | Parser))
+                Some(PluginRole::Scheduling(Filter | Scorer | Picker | Decider | Detector | Parser | Fairness | Ordering | UsageLimit))
             );
             referred && registry::lookup(&p.plugin_type).is_some() && !self.referred.contains(&p.name)
         });
@@ -232,6 +232,15 @@ impl ConfigReader {
             if let Some((_, name)) = unused.iter().find(|(path, _)| *path == item.path) {
                 item.status = ItemStatus::NoEffect;
                 item.reason = format!("nothing refers to {name:?}");
+            }
+        }
+        if !self.flow_control {
+            let policy = |p: &&DeclaredPlugin| {
+                matches!(PluginRole::of(&p.plugin_type), Some(PluginRole::Scheduling(Fairness | Ordering | UsageLimit)))
+            };
+            let policies: Vec<&str> = self.plugins.iter().filter(policy).map(|p| p.path.as_str()).collect();
+            for item in self.report.items.iter_mut().filter(|item| policies.contains(&item.path.as_str())) {
+                (item.status, item.reason) = (ItemStatus::NoEffect, super::flow_control::GATE_IS_OFF.to_owned());
             }
         }
     }

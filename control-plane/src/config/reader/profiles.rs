@@ -28,8 +28,9 @@ const WEIGHT_DEFAULT: f64 = 1.0;
 /// The name of the implicit profile, as in llm-d.
 const PROFILE_DEFAULT: &str = "default";
 
-/// The name of the default detector.
-const DETECTOR_DEFAULT: &str = "utilization-detector";
+/// The detectors that apply although nothing refers to them, if they are declared. With flow
+/// control, the second is the default.
+const DETECTORS_DEFAULT: [&str; 2] = ["utilization-detector", "backlog-detector"];
 
 // === impl ConfigReader ===
 
@@ -46,7 +47,7 @@ impl ConfigReader {
         self.parameter_references(&names);
         let saturation_detector = match self.saturation_detector(root) {
             named if !named.is_empty() => named,
-            _ => self.declared_of(PluginKind::Detector).find(|p| p.name == DETECTOR_DEFAULT).map(|p| p.name.clone()).unwrap_or_default(),
+            _ => self.implied_detector().unwrap_or_default(),
         };
         self.referred.insert(saturation_detector.clone());
         let profile_handler = self.profile_handler(profiles.len(), given.map_or(0, |(line, _)| line));
@@ -59,6 +60,12 @@ impl ConfigReader {
         let mut plugins: Vec<PluginSpec> = self.plugins.iter().filter(in_force).map(|declared| self.spec(declared)).collect();
         let undeclared = parsers.iter().filter(|name| self.plugins.iter().all(|p| p.name != **name));
         plugins.extend(undeclared.filter(|name| registry::lookup(name).is_some()).map(|name| PluginSpec::of_type(name)));
+        if let Some(section) = self.flow_control(root) {
+            if !saturation_detector.is_empty() && plugins.iter().all(|plugin| plugin.name() != saturation_detector) {
+                plugins.push(PluginSpec::of_type(&saturation_detector));
+            }
+            plugins.push(section);
+        }
         let mut pipeline = PipelineSpec { plugins, profiles, profile_handler, saturation_detector, ..PipelineSpec::default() };
         if pipeline.profiles.is_empty() {
             let default = PipelineSpec::default();
@@ -67,6 +74,13 @@ impl ConfigReader {
         }
         self.check(&pipeline);
         Some(pipeline)
+    }
+
+    /// Returns the declared detector that applies without being referred to.
+    fn implied_detector(&self) -> Option<String> {
+        let names = DETECTORS_DEFAULT.iter().take(if self.flow_control { 2 } else { 1 });
+        let found = names.filter_map(|name| self.declared_of(PluginKind::Detector).find(|p| p.name == *name)).next();
+        found.map(|declared| declared.name.clone())
     }
 
     fn spec(&self, declared: &DeclaredPlugin) -> PluginSpec {

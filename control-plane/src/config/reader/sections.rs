@@ -13,8 +13,8 @@ impl ConfigReader {
             (SchemaShape::Own, _) | (_, YamlValue::Null) | (SchemaShape::Flag, YamlValue::Flag(_)) => {}
             (SchemaShape::Integer, YamlValue::Number(number)) if number.fract() == 0.0 => {}
             (SchemaShape::Quantity, YamlValue::Number(number)) if *number >= 0.0 => {}
-            (SchemaShape::Quantity, YamlValue::Text(text)) if SchemaShape::is_quantity(text) => {}
-            (SchemaShape::Duration, YamlValue::Text(text)) if SchemaShape::is_duration(text) => {}
+            (SchemaShape::Quantity, YamlValue::Text(text)) if SchemaShape::quantity(text).is_some() => {}
+            (SchemaShape::Duration, YamlValue::Text(text)) if SchemaShape::duration_ms(text).is_some() => {}
             (SchemaShape::Reference(role), YamlValue::Text(_)) => drop(self.reference(node, path, &[*role])),
             (SchemaShape::List(of), YamlValue::List(nodes)) => {
                 nodes.iter().enumerate().for_each(|(i, node)| self.shaped(node, &format!("{path}[{i}]"), of));
@@ -72,12 +72,18 @@ impl ConfigReader {
                     self.item(&path, section.line, ItemStatus::NoEffect, reason);
                 }
                 None => {
-                    self.item(&path, section.line, ItemStatus::Implemented, "decides when requests of negative priority are refused");
+                    let decides = if self.flow_control {
+                        "decides when requests wait"
+                    } else {
+                        "decides when requests of negative priority are refused"
+                    };
+                    self.item(&path, section.line, ItemStatus::Implemented, decides);
                     chosen = Some((path, name));
                 }
             }
         }
-        chosen.map(|(_, name)| name).filter(|name| self.plugins.iter().any(|p| p.name == *name)).unwrap_or_default()
+        let is_used = |name: &String| self.flow_control || self.plugins.iter().any(|p| p.name == *name);
+        chosen.map(|(_, name)| name).filter(is_used).unwrap_or_default()
     }
 }
 

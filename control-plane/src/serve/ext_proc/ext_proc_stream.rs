@@ -130,7 +130,8 @@ impl ExtProcStream {
         self.host.action()
     }
 
-    /// Continues a parked request: the pool has state, or `now` is the deadline.
+    /// Continues a parked or held request: the pool has state, `now` is the deadline, or the pool
+    /// named the request.
     pub fn retry(&mut self, now: Timestamp) -> StreamAction {
         self.host.parking = None;
         self.driver.resume(&mut self.host, now);

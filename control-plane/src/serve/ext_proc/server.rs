@@ -11,7 +11,7 @@
 //! across a wait.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use discovery::BackendStatus;
@@ -21,7 +21,7 @@ use pool_state::{
 };
 use proto::state;
 use scheduler::prefix::ENTRIES_DEFAULT;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::authority::ServiceAuthority;
@@ -50,6 +50,10 @@ const ALL_POOLS_WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// How often counters are reported: as often as filters do.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How many more streams of held requests are kept than twice those that are held: a stream that
+/// was sent stays until then.
+const ENDED_STREAMS_MAX: usize = 64;
 
 /// A moment in the far future, for timers that must not fire.
 fn far() -> Instant {
@@ -90,6 +94,8 @@ pub struct ServedPoolState {
     pick_us: CountHistogram,
     peers: LocalPeer,
     used: bool,
+    /// The streams of held requests, by number.
+    held: BTreeMap<u64, Weak<Notify>>,
 }
 
 // === impl ExtProcServer ===
@@ -256,7 +262,8 @@ impl ExtProcServer {
         };
         let Some(served) = self.pools.get(update.pool()?) else { return update.refuse("no such pool here").and_then(refuse) };
         let ack = update.ack();
-        let ServedPoolState { pool, applied, peers, .. } = &mut *served.lock();
+        let mut state = served.lock();
+        let ServedPoolState { pool, applied, peers, .. } = &mut *state;
         match update {
             DaemonUpdate::Peers(message) => peers.receive(pool, message, self.now()),
             update => {
@@ -266,14 +273,17 @@ impl ExtProcServer {
                 }
             }
         }
+        state.release_next(self.now());
         ack
     }
 
     fn tick(&self, shared: &DaemonState, process_id: u64) {
         let now = self.now();
         for (name, pool) in &self.pools {
-            let ServedPoolState { pool, peers, used, .. } = &mut *pool.lock();
-            pool.tick(now);
+            let mut state = pool.lock();
+            state.pool.tick(now);
+            state.release_next(now);
+            let ServedPoolState { pool, peers, used, .. } = &mut *state;
             peers.expire(pool, now);
             observations(name, pool).into_iter().for_each(|observations| shared.observed(process_id, observations));
             // Proxies share only with proxies that pick. A server that no gateway uses does not
@@ -342,6 +352,7 @@ impl ServedPool {
             pick_us: CountHistogram::default(),
             peers: LocalPeer::default(),
             used: false,
+            held: BTreeMap::new(),
         });
         Self { inner, has_state: watch::Sender::new(false) }
     }
@@ -378,6 +389,24 @@ impl ServedPoolState {
     pub(super) fn prepare_index(&mut self) {
         self.used = true;
         self.pool.reserve_prefixes(ENTRIES_DEFAULT);
+    }
+
+    /// Records what wakes the stream of a held request.
+    pub(super) fn hold(&mut self, number: u64, wakes: &Arc<Notify>) {
+        if self.held.len() > 2 * self.pool.queues().held() + ENDED_STREAMS_MAX {
+            self.held.retain(|_, wakes| wakes.strong_count() > 0);
+        }
+        self.held.insert(number, Arc::downgrade(wakes));
+    }
+
+    /// Wakes the stream of the next held request that may have room now. That stream wakes the next
+    /// one, so that the picks have the order of the queues.
+    pub(super) fn release_next(&mut self, now: Timestamp) {
+        while let Some(number) = self.pool.next_due(now) {
+            if let Some(wakes) = self.held.get(&number).and_then(Weak::upgrade) {
+                return wakes.notify_one();
+            }
+        }
     }
 
     /// Records that a pick took `us` microseconds.

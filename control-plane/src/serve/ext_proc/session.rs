@@ -54,6 +54,8 @@ pub enum SessionAction {
     Listen,
     /// Call [`StreamSession::retry`] when the pool has state, at this moment at the latest.
     Wait(Timestamp),
+    /// Call [`StreamSession::retry`] after each notification.
+    Hold(Arc<Notify>),
     /// End the stream.
     End(Status),
 }
@@ -209,6 +211,7 @@ impl SessionState {
             match self.read() {
                 Ok(Some(StreamAction::Listen)) => {}
                 Ok(Some(StreamAction::Wait(deadline))) => return SessionAction::Wait(deadline),
+                Ok(Some(StreamAction::Hold(wakes))) => return SessionAction::Hold(wakes),
                 Ok(None) => return SessionAction::Listen,
                 Err(status) => self.end(status),
             }

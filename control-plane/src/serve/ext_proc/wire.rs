@@ -118,6 +118,15 @@ pub fn metadata<'m>(context: Option<&'m Metadata>, namespace: &str, key: &str) -
     context?.filter_metadata.get(namespace)?.fields.get(key)
 }
 
+/// Like [`metadata`], for a value within nested structures.
+pub fn metadata_at<'m, 'k>(context: Option<&'m Metadata>, namespace: &str, mut keys: impl Iterator<Item = &'k str>) -> Option<&'m Value> {
+    let first = metadata(context, namespace, keys.next()?)?;
+    keys.try_fold(first, |value, key| match &value.kind {
+        Some(Kind::StructValue(fields)) => fields.fields.get(key),
+        _ => None,
+    })
+}
+
 /// The value as text, if it is text.
 pub fn text(value: &Value) -> Option<&str> {
     match &value.kind {

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use pool_state::queues::FLOW_OUTCOMES;
 use proto::{HISTOGRAM_BOUNDS, state};
 use scheduler::{ENDPOINTS_MAX, Generation, Slot};
 
@@ -48,7 +49,25 @@ pub struct CounterTotals {
     /// The running requests with an SLO, one text for each VM, as [`exchange::record::running`]
     /// writes it.
     pub running: Vec<Box<str>>,
+    /// Flow control, by priority.
+    pub bands: BTreeMap<i32, BandTotals>,
 }
+
+/// Counts of one band of flow control.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct BandTotals {
+    /// Requests held now.
+    pub held: u64,
+    /// Bytes of their bodies.
+    pub bytes: u64,
+    /// Requests by outcome, in the order of [`pool_state::queues::FLOW_OUTCOMES`].
+    pub outcomes: [u64; FLOW_OUTCOMES.len()],
+    /// Time in the queue of requests that were sent, in ms.
+    pub queue_ms: TotalsHistogram,
+}
+
+/// The most bands of a VM that count: as many as a VM has.
+const BANDS_MAX: usize = 64;
 
 /// The label of a count of requests.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -125,7 +144,16 @@ pub struct TotalsHistogram {
 impl CounterTotals {
     pub(super) fn from_vm(counters: state::VmCounters) -> Self {
         let state::VmCounters {
-            endpoints, models, dropped, pick_us, prefix_entries, prefix_evictions, placements_dropped, running, ..
+            endpoints,
+            models,
+            dropped,
+            pick_us,
+            prefix_entries,
+            prefix_evictions,
+            placements_dropped,
+            running,
+            bands,
+            ..
         } = counters;
         let pick_us = TotalsHistogram::of(pick_us);
         let mut totals = Self { vms: 1, pick_us, prefix_entries, prefix_evictions, placements_dropped, ..Self::default() };
@@ -149,6 +177,7 @@ impl CounterTotals {
             let row = EndpointTotals { picked, served, failed, requests, prefill_tokens, decode_tokens, prompts, tracked };
             totals.endpoints.insert((Generation(generation), Slot(slot)), row);
         }
+        totals.bands.extend(bands.into_iter().take(BANDS_MAX).map(|band| (band.priority, BandTotals::of(band))));
         for m in models {
             let label = TotalsLabel { model: shorten(&m.model), target: shorten(&m.target_model), priority: m.priority };
             totals.model_mut(label, MODELS_PER_VM_MAX).add(&ModelTotals::of(m), true);
@@ -185,6 +214,7 @@ impl CounterTotals {
             prefix_evictions: prefixes.evictions,
             placements_dropped: pool.placements_dropped(),
             running: vec![exchange::record::running(pool).into()],
+            bands: pool.queues().counters().map(|band| (band.priority, BandTotals::of_local(band))).collect(),
         }
     }
 
@@ -198,7 +228,8 @@ impl CounterTotals {
         };
         let endpoints = self.endpoints.len() * (size_of::<((Generation, Slot), EndpointTotals)>() + NODE);
         let running = self.running.iter().map(|running| running.len() + size_of::<Box<str>>()).sum::<usize>();
-        endpoints + self.models.iter().map(model).sum::<usize>() + counts(&self.dropped) + running
+        let bands = self.bands.len() * (size_of::<(i32, BandTotals)>() + NODE);
+        bands + endpoints + self.models.iter().map(model).sum::<usize>() + counts(&self.dropped) + running
     }
 
     /// Adds the counts of `other`. Its outstanding requests count only if `fresh`.
@@ -218,6 +249,11 @@ impl CounterTotals {
         for (label, row) in &other.models {
             self.model_mut(label.clone(), MODELS_MAX).add(row, fresh);
         }
+        for (priority, row) in &other.bands {
+            if self.bands.len() < 4 * BANDS_MAX || self.bands.contains_key(priority) {
+                self.bands.entry(*priority).or_default().add(row, fresh);
+            }
+        }
         add_counts(&mut self.dropped, other.dropped.iter().map(|(key, count)| (key.clone(), *count)));
         self.pick_us.add(&other.pick_us);
         add_to(&mut self.prefix_evictions, other.prefix_evictions);
@@ -228,6 +264,29 @@ impl CounterTotals {
         let room = self.models.len() < models_max || self.models.contains_key(&label);
         let other = || TotalsLabel { model: OTHER.to_owned(), target: OTHER.to_owned(), priority: 0 };
         self.models.entry(if room { label } else { other() }).or_default()
+    }
+}
+
+// === impl BandTotals ===
+
+impl BandTotals {
+    fn of(band: state::BandCounters) -> Self {
+        let mut totals = Self { held: band.held, bytes: band.bytes, queue_ms: TotalsHistogram::of(band.queue_ms), ..Self::default() };
+        band.outcomes.iter().zip(&mut totals.outcomes).for_each(|(count, total)| *total = *count);
+        totals
+    }
+
+    fn of_local(band: &pool_state::queues::BandCounters) -> Self {
+        Self { held: band.held, bytes: band.bytes, outcomes: band.outcomes, queue_ms: TotalsHistogram::of_local(&band.queue_ms) }
+    }
+
+    fn add(&mut self, other: &Self, fresh: bool) {
+        if fresh {
+            add_to(&mut self.held, other.held);
+            add_to(&mut self.bytes, other.bytes);
+        }
+        other.outcomes.iter().zip(&mut self.outcomes).for_each(|(count, total)| add_to(total, *count));
+        self.queue_ms.add(&other.queue_ms);
     }
 }
 

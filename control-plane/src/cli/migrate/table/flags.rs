@@ -111,6 +111,6 @@ pub const ENVIRONMENT: &[MigrationRow] = &[
     none("$SD_QUEUE_DEPTH_THRESHOLD", OLD_VARIABLE),
     none("$SD_KV_CACHE_UTIL_THRESHOLD", OLD_VARIABLE),
     none("$SD_METRICS_STALENESS_THRESHOLD", OLD_VARIABLE),
-    none("$ENABLE_EXPERIMENTAL_FLOW_CONTROL_LAYER", "requests are not queued in the proxy in this version").harmless(&["false"]),
+    none("$ENABLE_EXPERIMENTAL_FLOW_CONTROL_LAYER", "featureGates: [flowControl] in the configuration turns it on").harmless(&["false"]),
     changed("$ENABLE_EXPERIMENTAL_DATALAYER_V2", "", "the daemon has one data layer"),
 ];

@@ -9,7 +9,7 @@ use exchange::{
     BodyProgress, ExchangeOutcome, ExchangeSettings, LocalReply, ManagedPool, PoolUse, RequestChanges, RequestCount, RequestHost,
     ResponseHead, ResponseOrigin, ResponseStep, RewriteError, Timestamp, headers, ready_reply,
 };
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{Notify, OwnedSemaphorePermit};
 
 use super::super::answers::{self, AnswerQueue};
 use super::super::held_body::{BodyPieces, HeldBody};
@@ -23,16 +23,18 @@ pub(super) const PIECE_BYTES_MAX: usize = 60 << 10;
 const SERVED: &str = "x-gateway-destination-endpoint-served";
 
 /// The next thing that a stream needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum StreamAction {
     /// The next message.
     Listen,
     /// A call of [`super::ExtProcStream::retry`] when the pool has state, at this moment at the
     /// latest.
     Wait(Timestamp),
+    /// A call of [`super::ExtProcStream::retry`] after each notification.
+    Hold(Arc<Notify>),
 }
 
-/// The host.
+/// The host. Most of its fields are facts about the one request of the stream.
 #[derive(Debug)]
 pub struct ExtProcHost {
     pub(super) server: Arc<ExtProcServer>,
@@ -48,6 +50,10 @@ pub struct ExtProcHost {
     headers_answered: bool,
     /// The deadline of a parked request, and its permit among the parked requests.
     pub(super) parking: Option<(Timestamp, OwnedSemaphorePermit)>,
+    /// Wakes a request that flow control holds.
+    pub(super) hold: Option<Arc<Notify>>,
+    /// The fairness id that the proxy set.
+    flow_id: Option<Vec<u8>>,
     /// The piece of the response body that the driver may take.
     pub(super) piece: Option<ResponsePiece>,
     pub(super) out: AnswerQueue,
@@ -132,6 +138,7 @@ impl RequestHost for ExtProcHost {
 
     fn forward(&mut self, RequestChanges { set, body: edit }: RequestChanges, body: Option<HeldBody>) -> Result<(), RewriteError> {
         body.into_iter().for_each(|body| self.held = body);
+        self.hold = None;
         let (open, set): (Vec<_>, Vec<_>) = set.into_iter().partition(|(name, _)| name == headers::OPEN);
         let known = [&self.settings.destination.header, &self.settings.destination.fallback_header];
         let destinations = set.iter().filter(|(name, _)| known.contains(&name)).cloned();
@@ -156,13 +163,26 @@ impl RequestHost for ExtProcHost {
 
     fn reply(&mut self, reply: LocalReply) {
         self.held = HeldBody::default();
-        self.parking = None;
+        (self.parking, self.hold) = (None, None);
         self.answer(wire::immediate(reply));
     }
 
     fn park(&mut self, _: &Arc<ServedPool>, deadline: Timestamp) -> bool {
         self.parking = self.server.parking_place().map(|place| (deadline, place));
         self.parking.is_some()
+    }
+
+    fn flow_id(&self) -> Option<Cow<'_, [u8]>> {
+        self.flow_id.as_deref().map(Cow::Borrowed)
+    }
+
+    fn hold(&mut self, pool: &Arc<ServedPool>, number: u64) {
+        let wakes = self.hold.get_or_insert_default();
+        pool.lock().hold(number, wakes);
+    }
+
+    fn release_held(&mut self, pool: &Arc<ServedPool>) {
+        pool.lock().release_next(self.server.now());
     }
 
     fn resume_after(&mut self, _: &Arc<ServedPool>, _: Timestamp) {}
@@ -226,6 +246,8 @@ impl ExtProcHost {
             end: RequestEndedBy::Headers,
             headers_answered: false,
             parking: None,
+            hold: None,
+            flow_id: None,
             piece: None,
             out: AnswerQueue::default(),
         }
@@ -236,11 +258,13 @@ impl ExtProcHost {
         self.held = HeldBody::default();
         self.end = RequestEndedBy::Headers;
         self.headers_answered = false;
-        self.parking = None;
+        (self.parking, self.hold) = (None, None);
         let settings = &self.settings;
         self.stripped = pairs.filter(|(name, _)| settings.removes(name)).map(|(name, _)| lossy(name)).collect();
         let hint = wire::metadata(message.metadata_context.as_ref(), &settings.subset.namespace, &settings.subset.key);
         self.hint = hint.map(wire::subset_hint);
+        let flow_id = wire::metadata_at(message.metadata_context.as_ref(), &settings.flow.namespace, settings.flow.key.split('/'));
+        self.flow_id = flow_id.and_then(wire::text).map(|id| id.as_bytes().to_vec());
     }
 
     /// Memory for what the proxy sent, in bytes.
@@ -250,7 +274,11 @@ impl ExtProcHost {
 
     /// The next thing that the stream needs.
     pub(super) fn action(&self) -> StreamAction {
-        self.parking.as_ref().map_or(StreamAction::Listen, |(deadline, _)| StreamAction::Wait(*deadline))
+        match (&self.hold, &self.parking) {
+            (Some(wakes), _) => StreamAction::Hold(Arc::clone(wakes)),
+            (None, Some((deadline, _))) => StreamAction::Wait(*deadline),
+            (None, None) => StreamAction::Listen,
+        }
     }
 
     /// Holds a piece of the request body. Returns the length of the body so far.

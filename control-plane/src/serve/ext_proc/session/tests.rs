@@ -66,7 +66,7 @@ fn play(session: &StreamSession) -> (Vec<ProcessingResponse>, Option<Status>) {
                 }
             }
             SessionAction::Listen => return (answers, None),
-            SessionAction::Wait(_) => panic!("there is state"),
+            SessionAction::Wait(_) | SessionAction::Hold(_) => panic!("there is state"),
             SessionAction::End(status) => return (answers, Some(status)),
         }
     }

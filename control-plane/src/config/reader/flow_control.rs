@@ -1,0 +1,113 @@
+//! The section `flowControl`, in the form that the scheduler takes: a plugin of its own.
+
+use scheduler::PluginSpec;
+use scheduler::flow::FLOW_CONTROL;
+use scheduler::plugin::ParameterValue;
+use scheduler::registry;
+
+use super::ConfigReader;
+use super::plugins::GivenParameters;
+use crate::config::ItemStatus;
+use crate::config::reference_items::{ItemSupport, NO_EVICTION};
+use crate::config::schema::SchemaShape;
+use crate::config::yaml::{YamlNode, YamlValue};
+
+/// Why items of the section have no effect. In llm-d they have none without the gate either.
+pub(super) const GATE_IS_OFF: &str = "it counts only with the feature gate flowControl";
+
+/// The timeout of a request as shipped, and the longest wait that leaves it some time.
+const TIMEOUT: &str = "300 s in the shipped files";
+const WAIT_MS_MAX: f64 = 290_000.0;
+
+/// The fields of the section and of a band: in the file, and as parameters.
+const SECTION: [(&str, &str); 5] = [
+    ("maxRequests", "maxRequests"),
+    ("maxBytes", "maxBytes"),
+    ("defaultRequestTTL", "ttlMs"),
+    ("noEndpointRequestTTL", "noEndpointTtlMs"),
+    ("usageLimitPolicyPluginRef", "usageLimit"),
+];
+const BAND: [(&str, &str); 6] = [
+    ("priority", "priority"),
+    ("maxRequests", "maxRequests"),
+    ("maxBytes", "maxBytes"),
+    ("defaultRequestTTL", "ttlMs"),
+    ("fairnessPolicyRef", "fairness"),
+    ("orderingPolicyRef", "ordering"),
+];
+
+// === impl ConfigReader ===
+
+impl ConfigReader {
+    /// Returns the section as a plugin, if the feature gate is on.
+    pub(super) fn flow_control(&mut self, root: &YamlNode) -> Option<PluginSpec> {
+        let section = root.get("flowControl");
+        if let Some(eviction) = section.and_then(|section| section.get("enableEviction")) {
+            match eviction.value {
+                YamlValue::Flag(true) if self.flow_control => {
+                    self.fate("flowControl.enableEviction", eviction.line, ItemSupport::Refused(NO_EVICTION, "false"));
+                }
+                YamlValue::Flag(true) => self.item("flowControl.enableEviction", eviction.line, ItemStatus::NoEffect, GATE_IS_OFF),
+                _ => self.item("flowControl.enableEviction", eviction.line, ItemStatus::NoEffect, NO_EVICTION),
+            }
+        }
+        if !self.flow_control {
+            return None;
+        }
+        let mut parameters = section.map(|section| given(section, &SECTION)).unwrap_or_default();
+        if self.is_foreign() {
+            parameters.push(("minimumShare".to_owned(), ParameterValue::Number(0.0)));
+        }
+        self.wait_notes(section.map_or(root.line, |section| section.line), &parameters);
+        // As in llm-d, the wait for an endpoint is that of requests, unless it is given.
+        let has = |name: &str| parameters.iter().any(|(known, _)| known == name);
+        if !has("noEndpointTtlMs") {
+            let ttl = parameters.iter().find(|(name, _)| name == "ttlMs").map(|(_, value)| value.clone());
+            parameters.extend(ttl.map(|value| ("noEndpointTtlMs".to_owned(), value)));
+        }
+        let band = |name: &str, parameter: &str| {
+            let node = section?.get(name)?;
+            Some((parameter.to_owned(), ParameterValue::Map(given(node, &BAND))))
+        };
+        parameters.extend(band("defaultPriorityBand", "defaultBand"));
+        parameters.extend(band("defaultNegativePriorityBand", "defaultNegativeBand"));
+        if let Some(YamlNode { value: YamlValue::List(bands), .. }) = section.and_then(|section| section.get("priorityBands")) {
+            for (at, band) in bands.iter().enumerate().filter(|(_, band)| band.get("priority").is_none()) {
+                self.problem(&format!("flowControl.priorityBands[{at}]"), band.line, "has no priority");
+            }
+            let bands = bands.iter().map(|band| ParameterValue::Map(given(band, &BAND))).collect();
+            parameters.push(("bands".to_owned(), ParameterValue::List(bands)));
+        }
+        Some(PluginSpec { parameters, ..PluginSpec::of_type(FLOW_CONTROL) })
+    }
+
+    /// Whether the file declares no plugin of ours, and so means what it means in llm-d.
+    fn is_foreign(&self) -> bool {
+        let ours = |plugin_type: &str| registry::lookup(plugin_type).is_some_and(|row| row.source.starts_with("Switchpoint"));
+        !self.plugins.iter().any(|declared| ours(&declared.plugin_type))
+    }
+
+    /// Reports a longest wait that is missing, or that a proxy's timeout is likely to cut short.
+    fn wait_notes(&mut self, line: u64, parameters: &GivenParameters) {
+        let ttl = parameters.iter().find(|(name, _)| name == "ttlMs").map(|(_, value)| value);
+        let note = match ttl {
+            None => "not given: requests wait at most 60 s".to_owned(),
+            Some(ParameterValue::Number(ms)) if *ms == 0.0 => format!("no limit: a proxy's timeout ends the wait, {TIMEOUT}"),
+            Some(ParameterValue::Number(ms)) if *ms > WAIT_MS_MAX => format!("longer than a proxy's timeout may be, {TIMEOUT}"),
+            Some(_) => return,
+        };
+        self.item("flowControl.defaultRequestTTL", line, ItemStatus::Implemented, note);
+    }
+}
+
+/// The given fields as parameters. Values of another type were reported before.
+fn given(node: &YamlNode, fields: &[(&str, &str)]) -> GivenParameters {
+    let value = |name: &str, node: &YamlNode| match &node.value {
+        YamlValue::Number(number) => Some(ParameterValue::Number(*number)),
+        YamlValue::Text(text) if name.ends_with("TTL") => SchemaShape::duration_ms(text).map(ParameterValue::Number),
+        YamlValue::Text(text) if name.starts_with("max") => SchemaShape::quantity(text).map(ParameterValue::Number),
+        YamlValue::Text(text) if !text.is_empty() => Some(ParameterValue::Text(text.clone())),
+        _ => None,
+    };
+    fields.iter().filter_map(|(name, parameter)| Some(((*parameter).to_owned(), value(name, node.get(name)?)?))).collect()
+}

@@ -1,0 +1,155 @@
+//! The pick of an exchange: at once, or when flow control releases the request.
+
+use pool_state::queues::FlowArrival;
+use pool_state::{FlowAdmission, ManagedPool, PickRefusal, RecordedPick, Timestamp};
+use scheduler::{FAIRNESS_ID, UnavailableReason};
+
+use super::pending_request::PendingRequest;
+use super::phase::ExchangePhase;
+use super::queued_request::QueuedRequest;
+use super::routed_request::{RoutedRequest, SentPrompt};
+use super::{Exchange, ExchangeStep, HeaderFacts, RequestChanges};
+use crate::explain::DecisionReason;
+use crate::hint;
+use crate::reply::Refusal;
+use crate::settings::{ExchangeSettings, FairnessHeader};
+
+// === impl Exchange ===
+
+impl Exchange {
+    /// The last step of [`Self::decide`]: picks an endpoint for the hashed request.
+    pub fn pick(
+        &mut self,
+        settings: &ExchangeSettings,
+        pool: &mut ManagedPool,
+        hint: Option<&[u8]>,
+        pending: PendingRequest<'_>,
+        now: Timestamp,
+    ) -> ExchangeStep {
+        let subset = hint.map(hint::parse);
+        let headers: Vec<(&str, &str)> = self.facts.captured.iter().map(|(name, value)| (&**name, &**value)).collect();
+        let request = pending.request(subset.as_ref(), &headers, pool);
+        let is_recorded = pool.sample_one_in(settings.decision_log.one_in);
+        let is_sampled = self.why.record_if(is_recorded, settings, pool, now);
+        let arrival = FlowArrival { flow: self.facts.flow_id(settings), bytes: pending.body_bytes as u64, arrived: self.started };
+        let outcome = pool.pick_or_hold(&request, &pending.model, &arrival, now, &mut self.why);
+        self.why.keep_sample(is_sampled && !matches!(outcome, Ok(FlowAdmission::Held(_))), is_recorded, pool);
+        match outcome {
+            Ok(FlowAdmission::Picked(picked)) => self.send(settings, pool, pending, picked, now),
+            Ok(FlowAdmission::Held(ticket)) => {
+                let number = ticket.number;
+                let request = QueuedRequest { ticket, pending: pending.into_owned(), subset, is_recorded, since: now };
+                self.queue(Box::new(request));
+                ExchangeStep::Hold { number }
+            }
+            Err(refusal) => self.pick_refused(pool, &pending, refusal),
+        }
+    }
+
+    /// Picks for the request that [`ExchangeStep::Hold`] holds. Returns that step again if it stays
+    /// held, and `None` if no request is held.
+    pub fn pick_held(&mut self, settings: &ExchangeSettings, pool: &mut ManagedPool, now: Timestamp) -> Option<ExchangeStep> {
+        let ExchangePhase::Queued(held) = std::mem::replace(&mut self.phase, ExchangePhase::Ended) else { return None };
+        let headers: Vec<(&str, &str)> = self.facts.captured.iter().map(|(name, value)| (&**name, &**value)).collect();
+        let request = held.pending.request(held.subset.as_ref(), &headers, pool);
+        let is_sampled = self.why.record_if(held.is_recorded, settings, pool, now);
+        let outcome = pool.pick_held(&held.ticket, &request, &held.pending.model, now, &mut self.why);
+        self.why.keep_sample(is_sampled && !matches!(outcome, Ok(None)), held.is_recorded, pool);
+        Some(match outcome {
+            Ok(Some(picked)) => self.send(settings, pool, held.pending, picked, now),
+            Ok(None) => {
+                let number = held.ticket.number;
+                self.queue(held);
+                ExchangeStep::Hold { number }
+            }
+            Err(refusal) => self.pick_refused(pool, &held.pending, refusal),
+        })
+    }
+
+    /// Since when the request is held by flow control, and its priority.
+    pub(crate) fn held(&self) -> Option<(Timestamp, i32)> {
+        match &self.phase {
+            ExchangePhase::Queued(held) => Some((held.since, held.pending.priority)),
+            _ => None,
+        }
+    }
+
+    /// Holds the request. A pick without room is neither explained nor recorded.
+    fn queue(&mut self, request: Box<QueuedRequest>) {
+        self.phase = ExchangePhase::Queued(request);
+        (self.why.reasons, self.why.record) = (None, None);
+    }
+
+    fn pick_refused(&mut self, pool: &mut ManagedPool, pending: &PendingRequest<'_>, refusal: PickRefusal) -> ExchangeStep {
+        match Refusal::from(refusal) {
+            Refusal::Unavailable(UnavailableReason::ModelNotServed) if pending.target.is_none() && !pool.knows_model(&pending.model) => {
+                self.refuse(pool, &Refusal::UnknownModel(pending.model.as_ref().into()))
+            }
+            refusal => self.refuse(pool, &refusal),
+        }
+    }
+
+    /// Records a pick. Returns the changes with which the request goes on.
+    fn send(
+        &mut self,
+        settings: &ExchangeSettings,
+        pool: &mut ManagedPool,
+        pending: PendingRequest<'_>,
+        picked: RecordedPick,
+        now: Timestamp,
+    ) -> ExchangeStep {
+        let kind = self.kind(pending.target_model());
+        let mut forward = RequestChanges::to(settings, &picked, self.api.is_inference(), pending.facts.stream);
+        let counted = pool.counters_mut().count_sent(&pending.model, pending.target_model(), pending.priority, pending.body_bytes);
+        if let Some(splice) = pending.splice {
+            forward.rewrite(splice, self.facts.declared_bytes.map(|_| pending.body_bytes));
+        }
+        let prompt = SentPrompt {
+            text_bytes: pending.facts.text_bytes,
+            blocks: pending.facts.even_blocks,
+            hashes: pending.blocks,
+            tokens: pending.prompt_tokens,
+        };
+        let routed = RoutedRequest::new(self.api, counted, picked, prompt, kind, now);
+        self.phase = ExchangePhase::Routed(Box::new(routed.with_model_names(pending.names)));
+        ExchangeStep::Forward(forward)
+    }
+
+    /// Returns two hashes, of API and model and of credentials. They decide whether endpoints
+    /// accept the request.
+    fn kind(&self, model: &str) -> (u64, u64) {
+        let parser = self.api.parser().map_or(0, scheduler::name_hash);
+        (scheduler::name_hash(model) ^ parser.rotate_left(2), self.facts.credentials)
+    }
+}
+
+// === impl HeaderFacts ===
+
+impl HeaderFacts {
+    /// The fairness id: that of the proxy's metadata, else of the header, where it is trusted;
+    /// empty if there is none.
+    pub(super) fn flow_id(&self, settings: &ExchangeSettings) -> &str {
+        let header = |name: &&str| self.captured.iter().find(|(known, _)| **known == **name).map(|(_, value)| &**value);
+        let trusted = || FAIRNESS_ID.iter().filter(|_| settings.flow.header == FairnessHeader::Trust).find_map(header);
+        self.flow.as_deref().or_else(trusted).unwrap_or_default()
+    }
+}
+
+// === impl DecisionReason ===
+
+impl DecisionReason {
+    /// Has the next decision recorded if it is logged, or due for the daemon's console. Returns
+    /// whether it is due.
+    fn record_if(&mut self, logged: bool, settings: &ExchangeSettings, pool: &mut ManagedPool, now: Timestamp) -> bool {
+        let sampled = pool.is_sample_due(now);
+        self.recorded = (logged || sampled).then(|| settings.decision_log.headers.as_str().into());
+        sampled
+    }
+
+    /// Keeps the record of a sampled decision, which stays here only if it is logged, too.
+    fn keep_sample(&mut self, sampled: bool, logged: bool, pool: &mut ManagedPool) {
+        if sampled {
+            pool.keep_sample(if logged { self.record.clone() } else { self.record.take() });
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Requests that flow control holds, through the driver, with the host in memory.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use exchange::driver::{RequestDriver, RequestFlow};
+use exchange::{FairnessHeader, ManagedPool, ObjectiveHeader, Timestamp};
+use scheduler::objects::{ObjectiveSpec, Objects, ObjectsSpec};
+use scheduler::plugin::ParameterValue;
+use scheduler::{PipelineSpec, PluginSpec};
+
+use crate::memory_host::{CHAT, MemoryHost};
+use crate::release::pool_update_of;
+
+/// A pool of one endpoint that takes one request at a time.
+fn pool(section: &[(&str, f64)]) -> Rc<RefCell<ManagedPool>> {
+    let number = |(name, number): &(&str, f64)| ((*name).to_owned(), ParameterValue::Number(*number));
+    let detector = PluginSpec { parameters: vec![number(&("maxConcurrency", 1.0))], ..PluginSpec::of_type("concurrency-detector") };
+    let control = PluginSpec { parameters: section.iter().map(number).collect(), ..PluginSpec::of_type(scheduler::flow::FLOW_CONTROL) };
+    let mut spec = PipelineSpec { saturation_detector: detector.name().to_owned(), ..PipelineSpec::default() };
+    spec.plugins.extend([detector, control]);
+    let objective = |(name, priority): (&str, i32)| ObjectiveSpec { name: name.to_owned(), priority };
+    let objectives = [("chat", 10), ("batch", -10)].map(objective).into();
+    let objects = Objects::build(&ObjectsSpec { objectives, ..ObjectsSpec::default() }).unwrap();
+    let mut pool = ManagedPool::new(7, 1024);
+    pool.install(pool_update_of(1, 1, &spec, |_| "").with_objects(objects), 7, 1_000);
+    Rc::new(RefCell::new(pool))
+}
+
+/// One client: its driver and host.
+struct HeldClient {
+    host: MemoryHost,
+    driver: RequestDriver<MemoryHost>,
+    flow: RequestFlow,
+}
+
+impl HeldClient {
+    fn sends(pool: &Rc<RefCell<ManagedPool>>, objective: &str) -> Self {
+        let mut host = MemoryHost::new(pool, CHAT);
+        host.settings.objective_header = ObjectiveHeader::Trust;
+        host.settings.flow.header = FairnessHeader::Trust;
+        let (driver, flow) =
+            host.send_with(&[(b"x-llm-d-inference-objective", objective.as_bytes()), (b"x-llm-d-inference-fairness-id", b"tenant-1")]);
+        Self { host, driver, flow }
+    }
+
+    fn is_held(&self) -> bool {
+        self.driver.is_queued()
+    }
+}
+
+/// Resumes the held requests that the pool names, as a host does.
+fn release(pool: &Rc<RefCell<ManagedPool>>, clients: &mut [HeldClient], now: Timestamp) {
+    loop {
+        let Some(number) = pool.borrow_mut().next_due(now) else { return };
+        let client = clients.iter_mut().find(|client| client.is_held() && client.host.held == Some(number));
+        if let Some(client) = client {
+            client.host.now = now;
+            client.flow = client.driver.resume(&mut client.host, now);
+        }
+    }
+}
+
+#[test]
+fn chat_is_released_before_a_batch_that_came_earlier() {
+    let pool = pool(&[]);
+    let mut clients: Vec<HeldClient> = ["batch", "batch", "batch", "chat"].map(|objective| HeldClient::sends(&pool, objective)).into();
+    assert_eq!(
+        clients.iter().map(|client| client.flow).collect::<Vec<_>>(),
+        [RequestFlow::Go, RequestFlow::Hold, RequestFlow::Hold, RequestFlow::Hold]
+    );
+    assert_eq!(clients[3].host.log, ["hold"]);
+    for (ends, goes) in [(0, 3), (3, 1), (1, 2)] {
+        let HeldClient { host, driver, .. } = &mut clients[ends];
+        host.answer(driver, "10.0.0.0:8000");
+        let now = Timestamp(0).plus_ms(100);
+        release(&pool, &mut clients, now);
+        assert_eq!((clients[goes].flow, clients[goes].driver.is_routed()), (RequestFlow::Go, true), "client {goes}");
+        let log = &clients[goes].host.log;
+        assert!(log[1].starts_with("held for 99 ms in band") && log[2].starts_with("forward"), "{log:?}");
+    }
+    let HeldClient { host, driver, .. } = &mut clients[2];
+    host.answer(driver, "10.0.0.0:8000");
+    let pool = pool.borrow();
+    assert!(pool.queues().is_empty() && pool.in_flight().rows().next().is_none());
+}
+
+#[test]
+fn a_client_that_leaves_while_held_costs_nothing_more() {
+    let pool = pool(&[]);
+    let mut clients: Vec<HeldClient> = ["batch", "batch"].map(|objective| HeldClient::sends(&pool, objective)).into();
+    let HeldClient { host, driver, .. } = &mut clients[1];
+    driver.end(host);
+    assert_eq!((pool.borrow().queues().held(), host.log.as_slice()), (0, &["hold".to_owned()][..]));
+    let HeldClient { host, driver, .. } = &mut clients[0];
+    host.answer(driver, "10.0.0.0:8000");
+    release(&pool, &mut clients, Timestamp(0).plus_ms(9));
+    assert_eq!(clients[1].host.log, ["hold"], "it is never sent");
+}
+
+#[test]
+fn a_request_that_waits_too_long_or_over_the_limit_is_refused_with_its_reason() {
+    let pool = pool(&[("ttlMs", 50.0), ("maxRequests", 1.0)]);
+    let mut clients: Vec<HeldClient> = ["batch", "batch", "batch", "chat"].map(|objective| HeldClient::sends(&pool, objective)).into();
+    let refused = |client: &HeldClient| client.host.log.last().cloned().unwrap_or_default();
+    assert!(refused(&clients[2]).starts_with("reply 429 rejected-saturated, retry after "), "{:?}", clients[2].host.log);
+    release(&pool, &mut clients, Timestamp(0).plus_ms(9));
+    assert!(refused(&clients[1]).starts_with("reply 429 rejected-saturated"), "chat took its place: {:?}", clients[1].host.log);
+    let now = Timestamp(0).plus_ms(60);
+    pool.borrow_mut().tick(now);
+    release(&pool, &mut clients, now);
+    assert!(refused(&clients[3]).starts_with("reply 429 rejected-ttl-expired"), "{:?}", clients[3].host.log);
+    clients.iter_mut().for_each(|HeldClient { host, driver, .. }| driver.end(host));
+    let pool = pool.borrow();
+    assert!(pool.queues().is_empty() && pool.in_flight().rows().next().is_none());
+}

@@ -1,0 +1,191 @@
+//! Flow control of a pool: holds a request whose endpoint has no room, and sends it later.
+
+use scheduler::flow::{FlowControl, FlowCost, RoomLimits};
+use scheduler::{Decision, EndpointRef, Request, Timestamp, UnavailableReason};
+
+use super::{DecisionObserver, ManagedPool, RecordedPick};
+use crate::queues::{FlowArrival, FlowOutcome, FlowQueues, HeldTicket};
+use crate::refusal::PickRefusal;
+
+/// The result for a request that arrives.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "without flow control every request is picked, and a box would be an allocation for each")]
+pub enum FlowAdmission {
+    /// An endpoint was picked.
+    Picked(RecordedPick),
+    /// The request is held.
+    Held(HeldTicket),
+}
+
+/// The limits for a request, and its number if it is held.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RoomCheck {
+    pub(super) limits: RoomLimits,
+    /// The number of the request, if it is held.
+    pub(super) number: Option<u64>,
+}
+
+// === impl ManagedPool ===
+
+impl ManagedPool {
+    /// The rules of flow control; `None` where it is off.
+    #[must_use]
+    pub fn flow_control(&self) -> Option<&FlowControl> {
+        self.snapshot()?.pipeline().flow_control()
+    }
+
+    /// The requests held.
+    #[must_use]
+    pub fn queues(&self) -> &FlowQueues {
+        &self.queues
+    }
+
+    /// Whether a host must call [`Self::next_due`].
+    #[must_use]
+    pub fn has_due(&self) -> bool {
+        self.queues.is_due()
+    }
+
+    /// The number of the next held request that its host must resume; `None` if there is none for
+    /// now. Call it until then.
+    pub fn next_due(&mut self, now: Timestamp) -> Option<u64> {
+        let control = self.state.as_ref().and_then(|state| state.snapshot.pipeline().flow_control());
+        match control {
+            Some(control) => self.queues.next_due(control, now),
+            None => {
+                self.queues.end_all(now);
+                self.queues.next_untold()
+            }
+        }
+    }
+
+    /// Picks like [`Self::pick`], or holds the request until its endpoint has room. Without flow
+    /// control, no request is held.
+    ///
+    /// # Errors
+    /// Why the request is refused.
+    pub fn pick_or_hold(
+        &mut self,
+        request: &Request<'_>,
+        model: &str,
+        arrival: &FlowArrival<'_>,
+        now: Timestamp,
+        observer: &mut impl DecisionObserver,
+    ) -> Result<FlowAdmission, PickRefusal> {
+        if self.flow_control().is_none() {
+            return self.pick(request, model, now, observer).map(FlowAdmission::Picked);
+        }
+        if self.queues.may_pass(request.priority, now) {
+            match self.pick_with_room(request, model, None, now, observer) {
+                Err(PickRefusal::Full(_) | PickRefusal::Decision(Decision::Unavailable(UnavailableReason::NoReadyEndpoint))) => {}
+                picked => {
+                    return Ok(FlowAdmission::Picked(self.charged(picked?, request, (arrival.flow_id(), true), now)));
+                }
+            }
+        }
+        let cost = FlowCost { prompt: f64::from(request.prompt_tokens), output: self.expected_output(request) };
+        let Some(control) = self.state.as_ref().and_then(|state| state.snapshot.pipeline().flow_control()) else {
+            return Err(PickRefusal::NoState);
+        };
+        let held = self.queues.hold(control, (arrival, request.priority, request.slo.ttft_us, cost), now);
+        let (ticket, is_near) = held.map_err(PickRefusal::Held)?;
+        // The first of its band was tried just now.
+        if !is_near || ticket.is_first {
+            return Ok(FlowAdmission::Held(ticket));
+        }
+        let picked = self.pick_held(&ticket, request, model, now, observer)?;
+        Ok(picked.map_or(FlowAdmission::Held(ticket), FlowAdmission::Picked))
+    }
+
+    /// Picks for a held request; `None` if it stays held.
+    ///
+    /// # Errors
+    /// Why the request is refused. It is not held any more.
+    pub fn pick_held(
+        &mut self,
+        ticket: &HeldTicket,
+        request: &Request<'_>,
+        model: &str,
+        now: Timestamp,
+        observer: &mut impl DecisionObserver,
+    ) -> Result<Option<RecordedPick>, PickRefusal> {
+        if let Some(refusal) = self.queues.take_refusal(ticket.number) {
+            return Err(PickRefusal::Held(refusal));
+        }
+        match self.pick_with_room(request, model, Some(ticket.number), now, observer) {
+            Ok(picked) => {
+                self.queues.remove(ticket, FlowOutcome::Dispatched, now);
+                Ok(Some(self.charged(picked, request, (ticket.flow_id(), false), now)))
+            }
+            Err(PickRefusal::Full(endpoint)) => {
+                self.queues.found_full(ticket, Some(endpoint), now);
+                Ok(None)
+            }
+            Err(PickRefusal::Decision(Decision::Unavailable(_)) | PickRefusal::NoState) => {
+                self.queues.found_full(ticket, None, now);
+                Ok(None)
+            }
+            Err(refusal) => {
+                self.queues.remove(ticket, FlowOutcome::EvictedOther, now);
+                Err(refusal)
+            }
+        }
+    }
+
+    /// Forgets a held request whose client left.
+    #[expect(clippy::needless_pass_by_value, reason = "taking the ticket is what rules out a second end")]
+    pub fn drop_held(&mut self, ticket: HeldTicket, now: Timestamp) {
+        self.queues.remove(&ticket, FlowOutcome::EvictedContextCancelled, now);
+    }
+
+    fn pick_with_room(
+        &mut self,
+        request: &Request<'_>,
+        model: &str,
+        number: Option<u64>,
+        now: Timestamp,
+        observer: &mut impl DecisionObserver,
+    ) -> Result<RecordedPick, PickRefusal> {
+        let control = self.state.as_ref().and_then(|state| state.snapshot.pipeline().flow_control());
+        let limits = control.map_or(RoomLimits::ALL, |control| self.queues.limits(control, request.priority, now));
+        self.pick_observed(request, model, Some(RoomCheck { limits, number }), now, observer)
+    }
+
+    /// Whether an older request that waits has a claim on the endpoint.
+    pub(super) fn is_claimed(&self, endpoint: EndpointRef, priority: i32, check: RoomCheck) -> bool {
+        self.queues.is_claimed(endpoint, priority, check.number)
+    }
+
+    fn expected_output(&self, request: &Request<'_>) -> f64 {
+        let mean = self.snapshot().map_or(0.0, |snapshot| f64::from(snapshot.step().output_tokens()));
+        request.max_tokens.map_or(mean, |max| mean.min(f64::from(max)))
+    }
+
+    /// Charges the flow of a request that was picked; `passes`: without being held.
+    fn charged(&mut self, mut picked: RecordedPick, request: &Request<'_>, (flow, passes): (u64, bool), now: Timestamp) -> RecordedPick {
+        let output = self.expected_output(request);
+        let Some(control) = self.state.as_ref().and_then(|state| state.snapshot.pipeline().flow_control()) else { return picked };
+        #[expect(clippy::cast_precision_loss, reason = "token counts stay far below 2^52")]
+        let cost = FlowCost { prompt: picked.hold.load().prefills.uncached_tokens as f64, output };
+        picked.hold.charge = self.queues.charge(control, (flow, request.priority, passes), (request.prompt_tokens, cost), now);
+        picked
+    }
+
+    /// Settles the charge of a request that has ended.
+    pub(super) fn settle_charge(&mut self, charge: crate::queues::FlowCharge, context_tokens: u64) {
+        let control = self.state.as_ref().and_then(|state| state.snapshot.pipeline().flow_control());
+        if let Some(control) = control {
+            self.queues.settle(control, charge, context_tokens);
+        }
+    }
+
+    /// Gives up held requests whose time is over, and tries the others again: the net under lost
+    /// wake-ups.
+    pub(super) fn tick_queues(&mut self, now: Timestamp) {
+        if !self.queues.is_empty() {
+            let is_empty = self.snapshot().is_none_or(|snapshot| !snapshot.has_ready());
+            self.queues.expire(is_empty, now);
+            self.queues.room_changed();
+        }
+    }
+}

@@ -1,0 +1,420 @@
+//! The requests that one VM holds for one pool: bands by priority, flows by fairness id.
+//!
+//! The queues know numbers, not requests: the host that holds a stream finds it by its number. A
+//! request leaves exactly once: it is sent, refused, or dropped because its client left.
+//!
+//! Releases happen in *passes*. A pass begins when an endpoint may have got room
+//! ([`FlowQueues::room_changed`]). It names the requests to try, one by one, in the order of bands,
+//! flows and arrival ([`FlowQueues::next_due`]); the caller picks an endpoint for each and says
+//! whether it has room. A request that does not fit lets others pass that go elsewhere, within
+//! [`LOOK_AHEAD`].
+
+mod band;
+mod counters;
+mod pass;
+
+pub use counters::{BandCounters, FLOW_OUTCOMES, FlowOutcome};
+
+use std::collections::VecDeque;
+
+use band::{BandQueue, HeldEntry};
+use pass::ReleasePass;
+use scheduler::flow::{BandRank, FlowControl, FlowCost, HeldFacts, RoomLimits};
+use scheduler::{EndpointRef, Timestamp, name_hash};
+
+/// The most bands. Priorities come from objectives; further ones share the nearest band.
+const BANDS_MAX: usize = 64;
+
+/// How long a band counts as in use after its last request, in ms. The highest band in use may fill
+/// an endpoint completely; after a pause of this length, the next lower band may.
+const BAND_IDLE_MS: u64 = 60_000;
+
+/// The most tokens that a band behind higher bands saves up from its minimum share: a few long
+/// prompts.
+const CREDIT_TOKENS_MAX: f64 = 50_000.0;
+
+/// The time over which the rate of releases is averaged, in ms.
+const RATE_MS: f64 = 10_000.0;
+
+/// The longest `Retry-After`, in seconds. Beyond it, the rate of releases says nothing.
+const RETRY_AFTER_S_MAX: u32 = 120;
+
+/// The fairness id of requests without one, as in llm-d.
+pub const DEFAULT_FLOW: &str = "default-flow";
+
+/// The queues.
+#[derive(Debug, Default)]
+pub struct FlowQueues {
+    /// The highest priority first.
+    bands: Vec<BandQueue>,
+    held: usize,
+    bytes: u64,
+    /// The number of the last request that was held.
+    last: u64,
+    pass: ReleasePass,
+    /// Requests to refuse, until their hosts take the refusal.
+    leaving: Vec<(u64, HeldRefusal)>,
+    /// The numbers in `leaving` that no host has received yet.
+    untold: VecDeque<u64>,
+    /// Requests sent, decayed until `sent_at`.
+    sent: f64,
+    sent_at: Timestamp,
+}
+
+/// A request that arrives.
+#[derive(Clone, Copy, Debug)]
+pub struct FlowArrival<'a> {
+    /// The fairness id; empty for [`DEFAULT_FLOW`].
+    pub flow: &'a str,
+    /// The bytes of its body.
+    pub bytes: u64,
+    /// When its headers arrived.
+    pub arrived: Timestamp,
+}
+
+/// The place of a request in the queues.
+#[derive(Debug)]
+#[must_use = "a held request that is not resumed or dropped stays counted"]
+pub struct HeldTicket {
+    /// The number by which its host finds the stream.
+    pub number: u64,
+    flow: FlowRef,
+    key: u64,
+    /// Whether the band was empty before.
+    pub(crate) is_first: bool,
+}
+
+/// A flow of a band.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlowRef {
+    priority: i32,
+    at: usize,
+    id: u64,
+}
+
+/// The charge of a request that was sent, until it ends.
+#[derive(Clone, Copy, Debug)]
+pub struct FlowCharge {
+    flow: FlowRef,
+    prompt_tokens: u32,
+    output: f64,
+}
+
+/// Why a request that was held, or would have to be, is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeldRefusal {
+    /// The outcome.
+    pub outcome: FlowOutcome,
+    /// When to try again, in seconds.
+    pub retry_after_s: u32,
+}
+
+// === impl FlowArrival ===
+
+impl FlowArrival<'_> {
+    /// The hash of the fairness id.
+    pub(crate) fn flow_id(&self) -> u64 {
+        name_hash(if self.flow.is_empty() { DEFAULT_FLOW } else { self.flow })
+    }
+}
+
+// === impl HeldTicket ===
+
+impl HeldTicket {
+    /// The hash of the fairness id.
+    pub(crate) fn flow_id(&self) -> u64 {
+        self.flow.id
+    }
+}
+
+// === impl FlowQueues ===
+
+impl FlowQueues {
+    /// The number of requests held.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.held
+    }
+
+    /// Whether nothing is held or waits for its refusal.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.held == 0 && self.leaving.is_empty()
+    }
+
+    /// The bytes of the bodies held.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// What was counted, by band, the highest first.
+    pub fn counters(&self) -> impl Iterator<Item = &BandCounters> {
+        self.bands.iter().map(|band| &band.counters)
+    }
+
+    /// Whether [`Self::next_due`] may name a request.
+    #[must_use]
+    pub fn is_due(&self) -> bool {
+        !self.untold.is_empty() || (self.held > 0 && self.pass.is_due())
+    }
+
+    /// An endpoint may have got room: the next pass tries every band again.
+    pub fn room_changed(&mut self) {
+        if self.held > 0 {
+            self.pass.begin();
+        }
+    }
+
+    /// Whether a request of this priority may be tried at once: nothing of its band waits, and the
+    /// next pass has nothing of a higher band to try.
+    pub(crate) fn may_pass(&mut self, priority: i32, now: Timestamp) -> bool {
+        let higher_first = self.pass.is_due() && self.bands.iter().any(|band| band.priority > priority && band.held > 0);
+        let band = self.band_mut(priority);
+        band.seen = now;
+        band.held == 0 && !higher_first
+    }
+
+    /// Holds a request. Returns its ticket, and whether it is near enough to the head of its band
+    /// to be tried at once.
+    ///
+    /// # Errors
+    /// The request itself is the one that the limits leave out.
+    pub(crate) fn hold(
+        &mut self,
+        control: &FlowControl,
+        (arrival, priority, slo, cost): (&FlowArrival<'_>, i32, Option<u32>, FlowCost),
+        now: Timestamp,
+    ) -> Result<(HeldTicket, bool), HeldRefusal> {
+        let Some(rules) = control.band(priority) else { return Err(self.refusal(FlowOutcome::RejectedOther, priority)) };
+        let band = self.band_mut(priority);
+        band.seen = now;
+        let own = band.priority;
+        if band.held as u64 >= rules.max_requests || band.bytes.saturating_add(arrival.bytes) > rules.max_bytes {
+            band.counters.count(FlowOutcome::RejectedCapacity, 0);
+            return Err(self.refusal(FlowOutcome::RejectedCapacity, own));
+        }
+        let (max_requests, max_bytes) = control.limits();
+        while self.held as u64 >= max_requests || self.bytes.saturating_add(arrival.bytes) > max_bytes {
+            if !self.evict_below(own, now) {
+                self.band_mut(own).counters.count(FlowOutcome::RejectedCapacity, 0);
+                return Err(self.refusal(FlowOutcome::RejectedCapacity, own));
+            }
+        }
+        self.last += 1;
+        let (number, arrived) = (self.last, arrival.arrived);
+        let expires = arrived.plus_ms(rules.ttl_ms);
+        let entry = HeldEntry {
+            key: rules.ordering.key(&HeldFacts { arrived, expires, ttft_slo_us: slo }),
+            number,
+            since: now,
+            expires,
+            gives_up: arrived.plus_ms(control.no_endpoint_ttl_ms()),
+            bytes: arrival.bytes,
+            cost,
+            full_at: None,
+            nowhere: false,
+        };
+        let key = entry.key;
+        (self.held, self.bytes) = (self.held + 1, self.bytes.saturating_add(arrival.bytes));
+        // While a pass is due, the requests before this one are tried first.
+        let is_due = self.pass.is_due();
+        let band = self.band_mut(own);
+        let is_first = band.held == 0;
+        let flow = band.flow_ref(arrival.flow_id());
+        band.push(flow.at, rules.fairness, entry);
+        Ok((HeldTicket { number, flow, key, is_first }, !is_due && band.held <= pass::LOOK_AHEAD))
+    }
+
+    /// Removes the newest request of the lowest band below `priority`. False if there is none.
+    fn evict_below(&mut self, priority: i32, now: Timestamp) -> bool {
+        let Some(band) = self.bands.iter_mut().rev().find(|band| band.held > 0).filter(|band| band.priority < priority) else {
+            return false;
+        };
+        let (lowest, Some(entry)) = (band.priority, band.take_newest()) else { return false };
+        self.leaves(lowest, &entry, FlowOutcome::RejectedCapacity, now);
+        true
+    }
+
+    /// Puts a request that left its band among those to refuse.
+    fn leaves(&mut self, priority: i32, entry: &HeldEntry, outcome: FlowOutcome, now: Timestamp) {
+        let refusal = self.refusal(outcome, priority);
+        self.gone(priority, entry, outcome, now);
+        self.leaving.push((entry.number, refusal));
+        self.untold.push_back(entry.number);
+    }
+
+    /// Counts a request that left its band.
+    fn gone(&mut self, priority: i32, entry: &HeldEntry, outcome: FlowOutcome, now: Timestamp) {
+        (self.held, self.bytes) = (self.held.saturating_sub(1), self.bytes.saturating_sub(entry.bytes));
+        self.band_mut(priority).counters.count(outcome, now.ms_since(entry.since));
+    }
+
+    /// Takes the refusal of a request that the limits or its TTL ended.
+    pub(crate) fn take_refusal(&mut self, number: u64) -> Option<HeldRefusal> {
+        let at = self.leaving.iter().position(|(leaving, _)| *leaving == number)?;
+        self.untold.retain(|untold| *untold != number);
+        Some(self.leaving.swap_remove(at).1)
+    }
+
+    /// Removes a request that is sent, or that its client or the pool gave up. Does nothing if it
+    /// was removed before.
+    pub(crate) fn remove(&mut self, ticket: &HeldTicket, outcome: FlowOutcome, now: Timestamp) {
+        if self.take_refusal(ticket.number).is_some() {
+            return;
+        }
+        let priority = ticket.flow.priority;
+        if let Some(entry) = self.band_mut(priority).take(ticket.flow.at, ticket.key, ticket.number) {
+            self.gone(priority, &entry, outcome, now);
+        }
+    }
+
+    /// How long the request has been held, in ms; 0 if it is not.
+    #[must_use]
+    pub fn held_ms(&self, ticket: &HeldTicket, now: Timestamp) -> u64 {
+        let band = self.bands.iter().find(|band| band.priority == ticket.flow.priority);
+        let entry = band.and_then(|band| band.entry(ticket.flow.at, ticket.key, ticket.number));
+        entry.map_or(0, |entry| now.ms_since(entry.since))
+    }
+
+    /// The next request to resume; `None` ends the pass.
+    pub fn next_due(&mut self, control: &FlowControl, now: Timestamp) -> Option<u64> {
+        if let Some(number) = self.untold.pop_front() {
+            return Some(number);
+        }
+        self.pass.next(&self.bands, control, now)
+    }
+
+    /// The next request to refuse, where nothing is held any more.
+    pub(crate) fn next_untold(&mut self) -> Option<u64> {
+        self.untold.pop_front()
+    }
+
+    /// The limits for a request of this priority, and whether its band is tried for its minimum
+    /// share.
+    pub(crate) fn limits(&self, control: &FlowControl, priority: i32, now: Timestamp) -> RoomLimits {
+        let in_use = |band: &&BandQueue| band.held > 0 || now.ms_since(band.seen) < BAND_IDLE_MS;
+        let highest = self.bands.iter().filter(in_use).map(|band| band.priority).max().unwrap_or(priority).max(priority);
+        let lowest = self.bands.iter().filter(in_use).map(|band| band.priority).min().unwrap_or(priority).min(priority);
+        let rank = BandRank {
+            higher: self.bands.iter().filter(in_use).filter(|band| band.priority > priority).count(),
+            bands: self.bands.iter().filter(in_use).count().max(1),
+            priorities: (priority, highest, lowest),
+        };
+        let ceiling = control.usage_limit().map_or(1.0, |policy| policy.ceiling(rank));
+        let owed = self.bands.iter().any(|band| band.priority == priority && band.is_owed());
+        RoomLimits { critical: priority >= highest || owed, ceiling: if owed { 1.0 } else { ceiling } }
+    }
+
+    /// Whether an older request of at least this priority waits for room at `endpoint`.
+    pub(crate) fn is_claimed(&self, endpoint: EndpointRef, priority: i32, number: Option<u64>) -> bool {
+        self.pass.is_claimed(endpoint, priority, number)
+    }
+
+    /// The endpoint that was picked for the request has no room; `None`: no endpoint can serve it
+    /// now.
+    pub(crate) fn found_full(&mut self, ticket: &HeldTicket, endpoint: Option<EndpointRef>, now: Timestamp) {
+        let priority = ticket.flow.priority;
+        let entry = self.band_mut(priority).entry_mut(ticket.flow.at, ticket.key, ticket.number);
+        let waited_ms = entry.map_or(0, |entry| {
+            entry.full_at = endpoint.or(entry.full_at);
+            entry.nowhere = endpoint.is_none();
+            now.ms_since(entry.since)
+        });
+        self.pass.found_full(ticket.number, endpoint, priority, waited_ms);
+    }
+
+    /// Charges the flow of a request that is sent now; `passes`: without being held.
+    pub(crate) fn charge(
+        &mut self,
+        control: &FlowControl,
+        (flow, priority, passes): (u64, i32, bool),
+        (prompt_tokens, cost): (u32, FlowCost),
+        now: Timestamp,
+    ) -> Option<FlowCharge> {
+        let rules = control.band(priority)?;
+        let tokens = cost.tokens();
+        let at = self.bands.partition_point(|band| band.priority > priority);
+        for band in self.bands.iter_mut().skip(at).filter(|band| band.priority < priority && band.held > 0) {
+            let share = control.band(band.priority).map_or(0.0, |rules| rules.fairness.minimum_share());
+            // A share of all tokens, its own among them.
+            band.credit = (band.credit + share / (1.0 - share) * tokens).min(CREDIT_TOKENS_MAX);
+        }
+        let since_ms = now.us_since(self.sent_at) as f64 / 1_000.0;
+        self.sent = self.sent * (1.0 - since_ms / RATE_MS).max(0.0) + 1.0;
+        self.sent_at = now;
+        let band = self.band_mut(priority);
+        band.seen = now;
+        band.credit = (band.credit - tokens).max(0.0);
+        let flow = band.flow_ref(flow);
+        if passes {
+            band.counters.count(FlowOutcome::Dispatched, 0);
+            band.pass(flow.at, rules.fairness);
+        }
+        band.charge(flow.at, rules.fairness, cost, now);
+        Some(FlowCharge { flow, prompt_tokens, output: cost.output })
+    }
+
+    /// Corrects the charge of a request that has ended with `context_tokens` of prompt and output;
+    /// 0 if it had no first token.
+    pub(crate) fn settle(&mut self, control: &FlowControl, charge: FlowCharge, context_tokens: u64) {
+        let output = context_tokens.saturating_sub(u64::from(charge.prompt_tokens));
+        if context_tokens == 0 {
+            return;
+        }
+        let rules = control.band(charge.flow.priority);
+        let band = self.bands.iter_mut().find(|band| band.priority == charge.flow.priority);
+        if let (Some(band), Some(rules)) = (band, rules) {
+            band.settle(charge.flow, rules.fairness, output as f64 - charge.output);
+        }
+    }
+
+    /// Ends the wait of requests whose time is over. `is_empty`: no endpoint of the pool is ready.
+    pub(crate) fn expire(&mut self, is_empty: bool, now: Timestamp) {
+        let outcome = if is_empty { FlowOutcome::EvictedNoEndpoints } else { FlowOutcome::EvictedTtl };
+        for at in 0..self.bands.len() {
+            while let Some((priority, entry)) =
+                self.bands.get_mut(at).and_then(|band| Some((band.priority, band.take_expired(is_empty, now)?)))
+            {
+                self.leaves(priority, &entry, outcome, now);
+            }
+        }
+        // A host that did not have the stream yet gets the number again.
+        self.untold = self.leaving.iter().map(|(number, _)| *number).collect();
+    }
+
+    /// Refuses all requests, because the pool has no flow control any more.
+    pub(crate) fn end_all(&mut self, now: Timestamp) {
+        for at in 0..self.bands.len() {
+            while let Some((priority, entry)) = self.bands.get_mut(at).and_then(|band| Some((band.priority, band.take_newest()?))) {
+                self.leaves(priority, &entry, FlowOutcome::EvictedOther, now);
+            }
+        }
+    }
+
+    /// The refusal of a request, with the time after which those before it have been sent.
+    pub(crate) fn refusal(&self, outcome: FlowOutcome, priority: i32) -> HeldRefusal {
+        let before: usize = self.bands.iter().filter(|band| band.priority >= priority).map(|band| band.held).sum();
+        let rate = self.sent / RATE_MS * 1_000.0;
+        let seconds = (before as f64 / rate.max(f64::MIN_POSITIVE)).ceil();
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped")]
+        let retry_after_s = seconds.clamp(1.0, f64::from(RETRY_AFTER_S_MAX)) as u32;
+        HeldRefusal { outcome, retry_after_s }
+    }
+
+    fn band_mut(&mut self, priority: i32) -> &mut BandQueue {
+        let at = self.bands.partition_point(|band| band.priority > priority);
+        let exists = self.bands.get(at).is_some_and(|band| band.priority == priority);
+        let at = if exists || self.bands.len() >= BANDS_MAX {
+            at.min(self.bands.len().saturating_sub(1))
+        } else {
+            self.bands.insert(at, BandQueue::new(priority));
+            at
+        };
+        #[expect(clippy::indexing_slicing, reason = "found or inserted just above")]
+        &mut self.bands[at]
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,186 @@
+//! The requests of one priority.
+
+use std::collections::VecDeque;
+
+use scheduler::flow::{BandAccount, FairnessPolicy, FlowAccount, FlowCost};
+use scheduler::{EndpointRef, Timestamp};
+
+use super::FlowRef;
+use super::counters::BandCounters;
+
+/// The most flows of a band with an account of their own. Fairness ids may come from many tenants;
+/// further flows share the accounts.
+pub(super) const FLOWS_MAX: usize = 256;
+
+/// One band.
+#[derive(Debug)]
+pub(super) struct BandQueue {
+    pub(super) priority: i32,
+    flows: Vec<FlowQueue>,
+    pub(super) held: usize,
+    pub(super) bytes: u64,
+    pub(super) account: BandAccount,
+    /// Tokens that the band is owed for its minimum share.
+    pub(super) credit: f64,
+    /// When the band last had a request.
+    pub(super) seen: Timestamp,
+    pub(super) counters: BandCounters,
+}
+
+/// One flow.
+#[derive(Debug, Default)]
+pub(super) struct FlowQueue {
+    id: u64,
+    pub(super) account: FlowAccount,
+    /// When the flow last had a request.
+    seen: Timestamp,
+    /// By key and number.
+    pub(super) held: VecDeque<HeldEntry>,
+}
+
+/// One request.
+#[derive(Clone, Debug)]
+pub(super) struct HeldEntry {
+    pub(super) key: u64,
+    pub(super) number: u64,
+    pub(super) since: Timestamp,
+    pub(super) expires: Timestamp,
+    /// When the request is given up if no endpoint is ready.
+    pub(super) gives_up: Timestamp,
+    pub(super) bytes: u64,
+    pub(super) cost: FlowCost,
+    /// The endpoint that was picked for it last, and had no room.
+    pub(super) full_at: Option<EndpointRef>,
+    /// Whether no endpoint could serve it when it was tried last.
+    pub(super) nowhere: bool,
+}
+
+// === impl BandQueue ===
+
+impl BandQueue {
+    pub(super) fn new(priority: i32) -> Self {
+        Self {
+            priority,
+            flows: Vec::new(),
+            held: 0,
+            bytes: 0,
+            account: BandAccount::default(),
+            credit: 0.0,
+            seen: Timestamp::default(),
+            counters: BandCounters { priority, ..BandCounters::default() },
+        }
+    }
+
+    /// The flows of the band.
+    pub(super) fn flows(&self) -> &[FlowQueue] {
+        &self.flows
+    }
+
+    /// Finds the account of a flow, or makes one. If there are too many, an account without
+    /// requests is replaced, the oldest first; if there is none, flows share one.
+    pub(super) fn flow_ref(&mut self, id: u64) -> FlowRef {
+        let at = self.flows.iter().position(|flow| flow.id == id).unwrap_or_else(|| {
+            let fresh = FlowQueue { id, ..FlowQueue::default() };
+            if self.flows.len() < FLOWS_MAX {
+                self.flows.push(fresh);
+                return self.flows.len() - 1;
+            }
+            let idle = self.flows.iter().enumerate().filter(|(_, flow)| flow.held.is_empty()).min_by_key(|(_, flow)| flow.seen);
+            match idle.map(|(at, _)| at) {
+                Some(at) => {
+                    self.flows.get_mut(at).into_iter().for_each(|flow| *flow = FlowQueue { id, ..FlowQueue::default() });
+                    at
+                }
+                None => usize::try_from(id % FLOWS_MAX as u64).unwrap_or(0),
+            }
+        });
+        FlowRef { priority: self.priority, at, id }
+    }
+
+    pub(super) fn push(&mut self, flow: usize, fairness: &dyn FairnessPolicy, entry: HeldEntry) {
+        let Some(flow) = self.flows.get_mut(flow) else { return };
+        if flow.held.is_empty() {
+            fairness.begin(&mut flow.account, &self.account);
+        }
+        flow.seen = entry.since;
+        (self.held, self.bytes) = (self.held + 1, self.bytes.saturating_add(entry.bytes));
+        let at = flow.held.partition_point(|other| (other.key, other.number) < (entry.key, entry.number));
+        flow.held.insert(at, entry);
+        self.show();
+    }
+
+    fn position(&self, flow: usize, key: u64, number: u64) -> Option<usize> {
+        self.flows.get(flow)?.held.binary_search_by(|other| (other.key, other.number).cmp(&(key, number))).ok()
+    }
+
+    pub(super) fn entry(&self, flow: usize, key: u64, number: u64) -> Option<&HeldEntry> {
+        let at = self.position(flow, key, number)?;
+        self.flows.get(flow)?.held.get(at)
+    }
+
+    pub(super) fn entry_mut(&mut self, flow: usize, key: u64, number: u64) -> Option<&mut HeldEntry> {
+        let at = self.position(flow, key, number)?;
+        self.flows.get_mut(flow)?.held.get_mut(at)
+    }
+
+    /// Takes a request out.
+    pub(super) fn take(&mut self, flow: usize, key: u64, number: u64) -> Option<HeldEntry> {
+        let at = self.position(flow, key, number)?;
+        self.take_at(flow, at)
+    }
+
+    fn take_at(&mut self, flow: usize, at: usize) -> Option<HeldEntry> {
+        let entry = self.flows.get_mut(flow)?.held.remove(at)?;
+        (self.held, self.bytes) = (self.held.saturating_sub(1), self.bytes.saturating_sub(entry.bytes));
+        self.show();
+        Some(entry)
+    }
+
+    /// Takes the request out that arrived last.
+    pub(super) fn take_newest(&mut self) -> Option<HeldEntry> {
+        let all =
+            self.flows.iter().enumerate().flat_map(|(flow, queue)| queue.held.iter().map(move |entry| (entry.number, (flow, entry.key))));
+        let (number, (flow, key)) = all.max()?;
+        self.take(flow, key, number)
+    }
+
+    /// Takes a request out whose time is over.
+    pub(super) fn take_expired(&mut self, is_empty: bool, now: Timestamp) -> Option<HeldEntry> {
+        let over = |entry: &HeldEntry| entry.expires <= now || (is_empty && entry.gives_up <= now);
+        let found = self.flows.iter().enumerate().find_map(|(flow, queue)| Some((flow, queue.held.iter().position(over)?)));
+        found.and_then(|(flow, at)| self.take_at(flow, at))
+    }
+
+    /// A request of the flow goes at once, while none of the band waits.
+    pub(super) fn pass(&mut self, flow: usize, fairness: &dyn FairnessPolicy) {
+        if let Some(flow) = self.flows.get_mut(flow) {
+            fairness.begin(&mut flow.account, &self.account);
+        }
+    }
+
+    /// Whether the band is owed the cost of its next request.
+    pub(super) fn is_owed(&self) -> bool {
+        let head = self.flows.iter().filter_map(|flow| flow.held.front()).min_by_key(|entry| entry.number);
+        head.is_some_and(|entry| self.credit >= entry.cost.tokens())
+    }
+
+    pub(super) fn charge(&mut self, flow: usize, fairness: &dyn FairnessPolicy, cost: FlowCost, now: Timestamp) {
+        let waiting = self.flows.iter().enumerate().filter(|(at, other)| *at == flow || !other.held.is_empty());
+        let ranks = waiting.map(|(_, other)| fairness.rank(&other.account, &self.account, 0.0, now));
+        let lowest = ranks.min_by(f64::total_cmp);
+        let Some(flow) = self.flows.get_mut(flow) else { return };
+        flow.seen = now;
+        lowest.into_iter().for_each(|lowest| fairness.advance(&mut self.account, lowest));
+        fairness.charge(&mut flow.account, &mut self.account, cost, now);
+    }
+
+    pub(super) fn settle(&mut self, flow: FlowRef, fairness: &dyn FairnessPolicy, output: f64) {
+        if let Some(queue) = self.flows.get_mut(flow.at).filter(|queue| queue.id == flow.id) {
+            fairness.settle(&mut queue.account, output);
+        }
+    }
+
+    fn show(&mut self) {
+        (self.counters.held, self.counters.bytes) = (self.held as u64, self.bytes);
+    }
+}

@@ -1,0 +1,66 @@
+//! What was counted of the requests of a band.
+
+use crate::pool::{CountHistogram, DURATION_BOUNDS_MS};
+
+/// How a request left flow control, in llm-d's words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FlowOutcome {
+    /// Sent to an endpoint.
+    Dispatched,
+    /// Over the limit of requests or bytes.
+    RejectedCapacity,
+    /// No endpoint can serve the request.
+    RejectedNoEndpoints,
+    /// Refused for another reason.
+    RejectedOther,
+    /// Waited for too long.
+    EvictedTtl,
+    /// Waited for too long, and no endpoint is ready.
+    EvictedNoEndpoints,
+    /// The client left.
+    EvictedContextCancelled,
+    /// Given up for another reason.
+    EvictedOther,
+}
+
+/// The names of the outcomes in metrics, by [`FlowOutcome`].
+pub const FLOW_OUTCOMES: [&str; 8] = [
+    "Dispatched",
+    "RejectedCapacity",
+    "RejectedNoEndpoints",
+    "RejectedOther",
+    "EvictedTTL",
+    "EvictedNoEndpoints",
+    "EvictedContextCancelled",
+    "EvictedOther",
+];
+
+/// The counters of a band.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct BandCounters {
+    /// The priority of the band.
+    pub priority: i32,
+    /// Requests held now.
+    pub held: u64,
+    /// Bytes held now.
+    pub bytes: u64,
+    /// Requests by outcome.
+    pub outcomes: [u64; 8],
+    /// Time in the queue by outcome, in ms, of requests that were sent.
+    pub queue_ms: CountHistogram,
+}
+
+// === impl BandCounters ===
+
+impl BandCounters {
+    /// Counts a request that was held for `ms`.
+    #[expect(clippy::cast_precision_loss, reason = "milliseconds stay far below 2^52")]
+    pub(super) fn count(&mut self, outcome: FlowOutcome, ms: u64) {
+        if let Some(count) = self.outcomes.get_mut(outcome as usize) {
+            *count += 1;
+        }
+        if outcome == FlowOutcome::Dispatched {
+            self.queue_ms.record(ms as f64, &DURATION_BOUNDS_MS);
+        }
+    }
+}

@@ -1,0 +1,333 @@
+//! Each request that is held leaves exactly once, whatever happens; the counters end at zero.
+
+use proptest::prelude::*;
+use scheduler::plugin::ParameterValue;
+use scheduler::{
+    Endpoint, EndpointMetrics, EndpointRef, Generation, Pipeline, PipelineSpec, PluginSpec, Readiness, Request, Slot, Snapshot, Timestamp,
+    Version,
+};
+
+use super::{FLOW_OUTCOMES, FlowArrival, FlowOutcome, HeldTicket};
+use crate::pool::{FlowAdmission, LedgerHold, ManagedPool};
+use crate::refusal::PickRefusal;
+
+fn number(name: &str, number: f64) -> (String, ParameterValue) {
+    (name.to_owned(), ParameterValue::Number(number))
+}
+
+/// A pipeline whose endpoints take `seats` requests each; `section` is that of flow control.
+fn pipeline(seats: f64, section: Vec<(String, ParameterValue)>) -> PipelineSpec {
+    let detector = PluginSpec { parameters: vec![number("maxConcurrency", seats)], ..PluginSpec::of_type("concurrency-detector") };
+    let control = PluginSpec { parameters: section, ..PluginSpec::of_type(scheduler::flow::FLOW_CONTROL) };
+    let mut spec = PipelineSpec { saturation_detector: detector.name().to_owned(), ..PipelineSpec::default() };
+    spec.plugins.extend([detector, control]);
+    spec
+}
+
+fn snapshot(endpoints: u16, spec: &PipelineSpec) -> Snapshot {
+    let endpoint = |slot: u16| Endpoint {
+        id: EndpointRef { slot: Slot(slot), generation: Generation(1) },
+        name: format!("pod-{slot}").into(),
+        address: format!("10.0.0.{}:8000", slot + 1).into(),
+        readiness: Readiness::Ready,
+        labels: Box::new([]),
+        models: std::sync::Arc::default(),
+        age_ms: 60_000,
+    };
+    let metrics = vec![EndpointMetrics::default(); usize::from(endpoints)];
+    Snapshot::try_new(Version::default(), (0..endpoints).map(endpoint).collect(), metrics, Pipeline::build(spec).unwrap()).unwrap()
+}
+
+/// A client of the pool: what it sent, and what became of it.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "a test has few clients")]
+enum QueueClient {
+    Held(HeldTicket),
+    Running(LedgerHold),
+    Gone,
+}
+
+/// A pool and its clients.
+struct Drill {
+    pool: ManagedPool,
+    clients: Vec<(i32, u32, QueueClient)>,
+    now: Timestamp,
+    sent: u64,
+    refused: u64,
+    left: u64,
+    /// The clients in the order in which they were sent.
+    order: Vec<usize>,
+}
+
+impl Drill {
+    fn new(endpoints: u16, spec: &PipelineSpec) -> Self {
+        let mut pool = ManagedPool::new(7, 0);
+        pool.install(snapshot(endpoints, spec), 0, u32::MAX);
+        Self { pool, clients: Vec::new(), now: Timestamp(0).plus_ms(1_000), sent: 0, refused: 0, left: 0, order: Vec::new() }
+    }
+
+    fn request(priority: i32, tokens: u32) -> Request<'static> {
+        Request { priority, prompt_tokens: tokens, ..Request::default() }
+    }
+
+    fn arrives(&mut self, priority: i32, flow: &str, tokens: u32) {
+        let arrival = FlowArrival { flow, bytes: u64::from(tokens), arrived: self.now };
+        let request = Self::request(priority, tokens);
+        let client = match self.pool.pick_or_hold(&request, "", &arrival, self.now, &mut ()) {
+            Ok(FlowAdmission::Picked(picked)) => self.goes(self.clients.len(), picked.hold),
+            Ok(FlowAdmission::Held(ticket)) => QueueClient::Held(ticket),
+            Err(_) => {
+                self.refused += 1;
+                QueueClient::Gone
+            }
+        };
+        self.clients.push((priority, tokens, client));
+        self.release();
+    }
+
+    fn goes(&mut self, client: usize, hold: LedgerHold) -> QueueClient {
+        self.sent += 1;
+        self.order.push(client);
+        QueueClient::Running(hold)
+    }
+
+    /// Resumes the due requests, as a host does.
+    fn release(&mut self) {
+        while let Some(number) = self.pool.next_due(self.now) {
+            let is = |(_, _, client): &(i32, u32, QueueClient)| matches!(client, QueueClient::Held(ticket) if ticket.number == number);
+            let Some(at) = self.clients.iter().position(is) else { panic!("number {number} is nobody's") };
+            let (priority, tokens, client) = &mut self.clients[at];
+            let request = Self::request(*priority, *tokens);
+            let QueueClient::Held(ticket) = std::mem::replace(client, QueueClient::Gone) else { unreachable!() };
+            let after = match self.pool.pick_held(&ticket, &request, "", self.now, &mut ()) {
+                Ok(Some(picked)) => self.goes(at, picked.hold),
+                Ok(None) => QueueClient::Held(ticket),
+                Err(_) => {
+                    self.refused += 1;
+                    QueueClient::Gone
+                }
+            };
+            self.clients[at].2 = after;
+        }
+    }
+
+    /// The client leaves, or its reply ends.
+    fn ends(&mut self, at: usize) {
+        let Some((.., client)) = self.clients.get_mut(at) else { return };
+        match std::mem::replace(client, QueueClient::Gone) {
+            QueueClient::Held(ticket) => {
+                self.left += 1;
+                self.pool.drop_held(ticket, self.now);
+            }
+            QueueClient::Running(hold) => self.pool.release(hold, self.now),
+            QueueClient::Gone => {}
+        }
+        self.release();
+    }
+
+    fn passes(&mut self, ms: u64) {
+        self.now = self.now.plus_ms(ms);
+        self.pool.tick(self.now);
+        self.release();
+    }
+
+    fn held(&self) -> usize {
+        self.clients.iter().filter(|(.., client)| matches!(client, QueueClient::Held(_))).count()
+    }
+
+    fn outcomes(&self) -> [u64; 8] {
+        let mut sum = [0; 8];
+        for counters in self.pool.queues().counters() {
+            counters.outcomes.iter().zip(&mut sum).for_each(|(count, sum)| *sum += count);
+        }
+        sum
+    }
+}
+
+#[test]
+fn the_higher_band_goes_first_and_within_a_band_the_first_come() {
+    let mut drill = Drill::new(1, &pipeline(1.0, Vec::new()));
+    for (priority, tokens) in [(0, 10), (-1, 10), (0, 10), (5, 10), (0, 10)] {
+        drill.arrives(priority, "", tokens);
+    }
+    assert_eq!((drill.order.as_slice(), drill.held()), (&[0][..], 4));
+    for client in [0, 3, 2, 4] {
+        drill.ends(client);
+    }
+    assert_eq!(drill.order, [0, 3, 2, 4, 1]);
+}
+
+#[test]
+fn a_flow_with_long_requests_gets_as_many_tokens_as_others() {
+    let mut drill = Drill::new(1, &pipeline(1.0, Vec::new()));
+    for _ in 0..40 {
+        drill.arrives(0, "long", 4_000);
+        drill.arrives(0, "short", 200);
+    }
+    for turn in 0..30 {
+        drill.ends(drill.order[turn]);
+    }
+    let short = drill.order.iter().filter(|client| drill.clients[**client].1 == 200).count();
+    assert!((24..=29).contains(&short), "{short} of 31 requests are short ones");
+}
+
+#[test]
+fn the_newest_of_the_lowest_band_is_left_out_first() {
+    let mut drill = Drill::new(1, &pipeline(1.0, vec![number("maxRequests", 2.0)]));
+    for priority in [0, -1, -1] {
+        drill.arrives(priority, "", 1);
+    }
+    assert_eq!((drill.held(), drill.refused), (2, 0));
+    drill.arrives(3, "", 1);
+    assert!(matches!(drill.clients[2].2, QueueClient::Gone), "the newest of band -1");
+    drill.arrives(-1, "", 1);
+    assert!(matches!(drill.clients[4].2, QueueClient::Gone), "it is the newest of the lowest band itself");
+    assert_eq!((drill.held(), drill.refused), (2, 2));
+    assert_eq!(drill.outcomes()[FlowOutcome::RejectedCapacity as usize], 2);
+}
+
+#[test]
+fn time_ends_a_wait_and_says_whether_endpoints_were_there() {
+    for (endpoints, outcome) in [(1, FlowOutcome::EvictedTtl), (0, FlowOutcome::EvictedNoEndpoints)] {
+        let mut drill = Drill::new(endpoints, &pipeline(1.0, vec![number("ttlMs", 5_000.0), number("noEndpointTtlMs", 2_000.0)]));
+        drill.arrives(0, "", 1);
+        drill.arrives(0, "", 1);
+        drill.passes(1_900);
+        assert!(drill.held() > 0);
+        drill.passes(200);
+        assert_eq!(drill.held() > 0, endpoints > 0);
+        drill.passes(4_000);
+        assert_eq!((drill.held(), drill.outcomes()[outcome as usize]), (0, drill.refused), "{}", FLOW_OUTCOMES[outcome as usize]);
+    }
+}
+
+#[test]
+fn a_band_behind_others_keeps_its_share() {
+    let mut drill = Drill::new(1, &pipeline(1.0, Vec::new()));
+    for _ in 0..200 {
+        drill.arrives(1, "", 100);
+    }
+    for _ in 0..20 {
+        drill.arrives(0, "", 100);
+    }
+    for turn in 0..150 {
+        drill.ends(drill.order[turn]);
+    }
+    let low = drill.order.iter().filter(|client| drill.clients[**client].0 == 0).count();
+    assert!((5..=10).contains(&low), "{low} of 151 requests are of the lower band");
+}
+
+#[test]
+fn without_flow_control_nothing_is_held_and_requests_held_before_are_refused() {
+    let mut drill = Drill::new(1, &pipeline(1.0, Vec::new()));
+    (0..3).for_each(|_| drill.arrives(0, "", 1));
+    assert_eq!(drill.held(), 2);
+    drill.pool.install(snapshot(1, &PipelineSpec::default()), 0, u32::MAX);
+    drill.release();
+    assert_eq!((drill.held(), drill.refused), (0, 2));
+    (0..3).for_each(|_| drill.arrives(0, "", 1));
+    assert_eq!((drill.held(), drill.sent), (0, 4));
+}
+
+#[test]
+fn without_flow_control_picks_and_rows_are_those_of_a_pool_that_never_holds() {
+    let pools = [(); 2].map(|()| {
+        let mut pool = ManagedPool::new(7, 1_000);
+        pool.install(snapshot(5, &PipelineSpec::default()), 0, u32::MAX);
+        pool
+    });
+    let [mut plain, mut with_queues] = pools;
+    let (mut now, mut running) = (Timestamp(0).plus_ms(1_000), std::collections::VecDeque::new());
+    for number in 0..300_u32 {
+        now = now.plus_ms(u64::from(number % 7));
+        let request = Drill::request(i32::try_from(number % 3).unwrap() - 1, number * 37 % 4_000);
+        let arrival = FlowArrival { flow: "a", bytes: 100, arrived: now };
+        let picked = plain.pick(&request, "", now, &mut ());
+        let admitted = with_queues.pick_or_hold(&request, "", &arrival, now, &mut ());
+        let (picked, other) = match (picked, admitted) {
+            (Ok(picked), Ok(FlowAdmission::Picked(other))) => (picked, other),
+            (picked, admitted) => panic!("{picked:?} but {admitted:?}"),
+        };
+        assert_eq!((&picked.ranked, picked.expected_ms), (&other.ranked, other.expected_ms));
+        running.push_back((picked.hold, other.hold));
+        if running.len() > 20 {
+            let (hold, other) = running.pop_front().unwrap();
+            plain.release(hold, now);
+            with_queues.release(other, now);
+        }
+        assert!(!with_queues.has_due());
+        for pool in [&mut plain, &mut with_queues] {
+            pool.tick(now);
+        }
+    }
+    let rows = |pool: &ManagedPool| format!("{:?} {:?}", pool.in_flight().rows().collect::<Vec<_>>(), pool.counters());
+    assert_eq!(rows(&plain), rows(&with_queues));
+    assert_eq!(with_queues.queues().counters().count(), 0, "no row of a report has a band");
+}
+
+#[test]
+fn retry_after_follows_the_rate_of_releases() {
+    let mut drill = Drill::new(1, &pipeline(1.0, vec![number("maxRequests", 40.0)]));
+    (0..41).for_each(|_| drill.arrives(0, "", 1));
+    for turn in 0..20 {
+        drill.passes(250);
+        drill.ends(drill.order[turn]);
+        drill.arrives(0, "", 1);
+    }
+    let arrival = FlowArrival { flow: "", bytes: 1, arrived: drill.now };
+    let refused = drill.pool.pick_or_hold(&Drill::request(0, 1), "", &arrival, drill.now, &mut ()).unwrap_err();
+    let PickRefusal::Held(refusal) = refused else { panic!("{refused:?}") };
+    assert!((8..=40).contains(&refusal.retry_after_s), "40 wait, 4 are sent each second: {refusal:?}");
+}
+
+#[derive(Clone, Debug)]
+enum QueueEvent {
+    Arrives { priority: i32, flow: u8, tokens: u32 },
+    Ends(usize),
+    Passes(u64),
+    Endpoints(u16),
+    Toggles,
+}
+
+fn event() -> impl Strategy<Value = QueueEvent> {
+    prop_oneof![
+        6 => (-2..3_i32, 0..4_u8, 1..3_000_u32).prop_map(|(priority, flow, tokens)| QueueEvent::Arrives { priority, flow, tokens }),
+        4 => (0..80_usize).prop_map(QueueEvent::Ends),
+        2 => (0..900_u64).prop_map(QueueEvent::Passes),
+        1 => (0..3_u16).prop_map(QueueEvent::Endpoints),
+        1 => Just(QueueEvent::Toggles),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn every_request_leaves_once_and_the_counters_end_at_zero(events in prop::collection::vec(event(), 1..150)) {
+        let section = vec![number("maxRequests", 12.0), number("maxBytes", 20_000.0), number("ttlMs", 4_000.0)];
+        let (on, mut is_on, mut endpoints) = (pipeline(2.0, section), true, 2);
+        let mut drill = Drill::new(endpoints, &on);
+        for event in &events {
+            match *event {
+                QueueEvent::Arrives { priority, flow, tokens } => drill.arrives(priority, ["", "a", "b", "c"][usize::from(flow)], tokens),
+                QueueEvent::Ends(at) => drill.ends(at),
+                QueueEvent::Passes(ms) => drill.passes(ms),
+                QueueEvent::Endpoints(count) => endpoints = count,
+                QueueEvent::Toggles => is_on = !is_on,
+            }
+            if matches!(event, QueueEvent::Endpoints(_) | QueueEvent::Toggles) {
+                let spec = if is_on { on.clone() } else { PipelineSpec::default() };
+                drill.pool.install(snapshot(endpoints, &spec), 0, u32::MAX);
+                drill.release();
+            }
+            let held: u64 = drill.pool.queues().counters().map(|counters| counters.held).sum();
+            prop_assert_eq!((drill.pool.queues().held(), held), (drill.held(), drill.held() as u64));
+            prop_assert!(drill.held() <= 12);
+        }
+        (0..drill.clients.len()).for_each(|at| drill.ends(at));
+        (0..drill.clients.len()).for_each(|at| drill.ends(at));
+        prop_assert_eq!((drill.pool.queues().held(), drill.pool.queues().bytes(), drill.held()), (0, 0, 0));
+        prop_assert!(drill.pool.queues().is_empty());
+        prop_assert!(drill.pool.queues().counters().all(|counters| (counters.held, counters.bytes) == (0, 0)));
+        prop_assert_eq!(drill.sent + drill.refused + drill.left, drill.clients.len() as u64, "each request has one outcome");
+        prop_assert_eq!(drill.pool.in_flight().rows().count(), 0, "nothing stays in the ledger");
+    }
+}

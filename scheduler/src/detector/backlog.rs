@@ -1,0 +1,157 @@
+//! `backlog-detector`: an endpoint is full for a request if the request would wait there, by the
+//! ledger and the learned step times, corrected by the engine's reports. No limit comes from a load
+//! test.
+
+use crate::candidates::Candidates;
+use crate::decision::Route;
+use crate::endpoint::EndpointIndex;
+use crate::filter::keep;
+use crate::flow::RoomLimits;
+use crate::in_flight::EndpointLoad;
+use crate::metrics::{self, SEQUENCES_MAX_ATTRIBUTE};
+use crate::plugin::{Context, Detector, Filter, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable};
+use crate::plugin_type::{Plugin, PluginKind, PluginType};
+use crate::rng::Rng;
+
+pub(crate) const PLUGIN: PluginType = PluginType {
+    name: "backlog-detector",
+    kind: PluginKind::Detector,
+    doc: readable(
+        "With flow control, a request is held until the endpoint that the profile picks has room: \
+        the prompts before it take at most maxBacklogMs, a sequence is free (max_num_seqs), and its \
+        tokens fit into kvCacheShare of the KV cache beside those in use. Bands below the highest \
+        wait for maxBacklogMs and leave `reserve` of sequences and cache free; the highest band waits \
+        for criticalMaxBacklogMs. Unknown is not full, and an endpoint without requests has room. \
+        Saturation = mean over the endpoints of the greatest used share. The default with flow control.",
+    ),
+    source: readable("Switchpoint"),
+    parameters: &[
+        Parameter {
+            name: "maxBacklogMs",
+            default: ParameterDefault::Number(50.0),
+            doc: readable("prefill backlog at which an endpoint is full for lower bands, ms, 0 or more"),
+        },
+        Parameter {
+            name: "criticalMaxBacklogMs",
+            default: ParameterDefault::Number(250.0),
+            doc: readable("prefill backlog at which an endpoint is full for the highest band, ms, 0 or more"),
+        },
+        Parameter {
+            name: "reserve",
+            default: ParameterDefault::Number(0.1),
+            doc: readable("share of sequences and KV cache that lower bands leave free, 0 to 0.9"),
+        },
+        Parameter {
+            name: "kvCacheShare",
+            default: ParameterDefault::Number(0.95),
+            doc: readable("share of the KV cache that requests may fill, above 0 to 1"),
+        },
+    ],
+    needs: &[
+        RequiredState::InFlight,
+        RequiredState::StepModel,
+        RequiredState::PrefixIndex,
+        RequiredState::Metric(&metrics::KV_CACHE_UTILIZATION),
+        RequiredState::Metric(&metrics::KV_BLOCKS),
+    ],
+    build,
+};
+
+#[derive(Debug)]
+struct BacklogDetector {
+    max_backlog_ms: f64,
+    critical_max_backlog_ms: f64,
+    reserve: f64,
+    kv_cache_share: f64,
+}
+
+fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
+    Ok(Plugin::Detector(Box::new(BacklogDetector {
+        max_backlog_ms: parameters.number("maxBacklogMs", 0.0..=1e6)?,
+        critical_max_backlog_ms: parameters.number("criticalMaxBacklogMs", 0.0..=1e6)?,
+        reserve: parameters.number("reserve", 0.0..=0.9)?,
+        kv_cache_share: parameters.number("kvCacheShare", f64::MIN_POSITIVE..=1.0)?,
+    })))
+}
+
+/// Converts a count of tokens or requests, which stay far below 2^52.
+#[expect(clippy::cast_precision_loss, reason = "said above")]
+fn wide(count: u64) -> f64 {
+    count as f64
+}
+
+impl BacklogDetector {
+    /// The time of the prompts that wait or are computed at the endpoint, in ms.
+    fn backlog_ms(context: &Context<'_>, endpoint: EndpointIndex, load: &EndpointLoad) -> f64 {
+        let speed = context.table.id(endpoint).map_or(1.0, |id| context.table.step.speed(id).0);
+        f64::from(context.table.step.backlog_ms(&load.prefills) * speed)
+    }
+
+    /// The share of the endpoint's sequences that `requests` use; `None` if their number is
+    /// unknown.
+    fn sequences(context: &Context<'_>, endpoint: EndpointIndex, requests: u32) -> Option<f64> {
+        let max = context.table.metrics_of(endpoint)?.attribute(SEQUENCES_MAX_ATTRIBUTE).filter(|max| *max >= 1.0)?;
+        Some(f64::from(requests) / f64::from(max))
+    }
+
+    /// The share of the endpoint's KV cache in use with a prompt of `more` tokens, `uncached` of
+    /// which are not cached there; `None` if the size of the cache is unknown. The ledger counts a
+    /// prefix that requests share once for each, and the engine's report is late: the lower counts.
+    fn kv_cache(context: &Context<'_>, endpoint: EndpointIndex, load: &EndpointLoad, (more, uncached): (u32, u32)) -> Option<f64> {
+        let metrics = context.table.metrics_of(endpoint)?;
+        let capacity = f64::from(metrics.kv_blocks?) * f64::from(metrics.kv_block_tokens?);
+        if capacity <= 0.0 {
+            return None;
+        }
+        let ledger = wide(load.decode_tokens) + wide(load.prefills.prompt_tokens) + f64::from(more);
+        let reported = context.metric(endpoint, |m| m.kv_cache_utilization);
+        let reported = reported.map(|used| f64::from(used) * capacity + wide(load.prefills.uncached_tokens) + f64::from(uncached));
+        Some(reported.map_or(ledger, |reported| reported.min(ledger)) / capacity)
+    }
+
+    /// Whether the endpoint would begin with the prompt of the request soon.
+    fn computes_soon(&self, context: &Context<'_>, endpoint: EndpointIndex, limits: RoomLimits) -> bool {
+        let load = context.load(endpoint);
+        let max_ms = if limits.critical { self.critical_max_backlog_ms } else { self.max_backlog_ms };
+        load.prefills.prompts == 0 || Self::backlog_ms(context, endpoint, &load) <= max_ms
+    }
+
+    /// Whether the endpoint has a free sequence and KV cache for the request.
+    fn holds(&self, context: &Context<'_>, endpoint: EndpointIndex, limits: RoomLimits) -> bool {
+        let load = context.load(endpoint);
+        if load.requests == 0 {
+            return true;
+        }
+        let share = limits.ceiling.min(if limits.critical { 1.0 } else { 1.0 - self.reserve });
+        let prompt = (context.request.prompt_tokens, context.uncached_tokens(endpoint));
+        Self::sequences(context, endpoint, load.requests).is_none_or(|used| used < share)
+            && Self::kv_cache(context, endpoint, &load, prompt).is_none_or(|used| used <= share * self.kv_cache_share)
+    }
+
+    /// The greatest used share of the endpoint: backlog, sequences or KV cache.
+    fn used(&self, context: &Context<'_>, endpoint: EndpointIndex) -> f64 {
+        let load = context.load(endpoint);
+        let backlog = Self::backlog_ms(context, endpoint, &load) / self.critical_max_backlog_ms.max(1.0);
+        let sequences = Self::sequences(context, endpoint, load.requests).unwrap_or(0.0);
+        let kv_cache = Self::kv_cache(context, endpoint, &load, (0, 0)).unwrap_or(0.0) / self.kv_cache_share;
+        backlog.max(sequences).max(kv_cache)
+    }
+}
+
+impl Detector for BacklogDetector {
+    fn saturation(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> f64 {
+        let sum: f64 = endpoints.iter().map(|&endpoint| self.used(context, endpoint)).sum();
+        if endpoints.is_empty() { 0.0 } else { sum / wide(endpoints.len() as u64) }
+    }
+
+    fn has_room(&self, context: &Context<'_>, route: &Route, limits: RoomLimits) -> bool {
+        let serving = route.data_parallel.unwrap_or(route.ranked.first());
+        self.computes_soon(context, route.prefill.unwrap_or(serving), limits) && self.holds(context, serving, limits)
+    }
+}
+
+impl Filter for BacklogDetector {
+    fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, _: &mut Rng) {
+        keep(candidates, true, |index| self.computes_soon(context, index, RoomLimits::ALL) && self.holds(context, index, RoomLimits::ALL));
+    }
+}

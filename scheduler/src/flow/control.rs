@@ -1,0 +1,188 @@
+//! The settings of flow control: the section `flowControl` of a configuration, as a plugin that
+//! the reader of the file makes of it.
+
+use super::settings::{FlowSettings, SECTION};
+use super::{FairnessPolicy, OrderingPolicy, UsageLimitPolicy, fairness, ordering, usage_limit};
+use crate::plugin::{InvalidParameter, ParameterValue, readable};
+use crate::plugin_type::{Plugin, PluginKind, PluginType};
+
+/// The name of the plugin. Files do not declare it.
+pub const FLOW_CONTROL: &str = "flow-control";
+
+pub(crate) const PLUGIN: PluginType = PluginType {
+    name: FLOW_CONTROL,
+    kind: PluginKind::FlowControl,
+    doc: readable("The section flowControl: requests wait in the proxy until an endpoint has room for them."),
+    source: readable("llm-d-router, flowcontrol"),
+    parameters: SECTION,
+    needs: &[],
+    build: |parameters| Ok(Plugin::FlowControl(Box::new(FlowSettings::read(parameters)?))),
+};
+
+/// The policies of a pipeline, by name.
+#[derive(Debug, Default)]
+pub(crate) struct Policies {
+    pub(crate) fairness: Vec<(Box<str>, Box<dyn FairnessPolicy>)>,
+    pub(crate) ordering: Vec<(Box<str>, Box<dyn OrderingPolicy>)>,
+    pub(crate) usage_limit: Vec<(Box<str>, Box<dyn UsageLimitPolicy>)>,
+}
+
+/// Flow control of a pipeline: the settings and their policies.
+#[derive(Debug)]
+pub struct FlowControl {
+    settings: FlowSettings,
+    policies: Policies,
+}
+
+/// The rules of one band.
+#[derive(Clone, Copy, Debug)]
+pub struct BandRules<'f> {
+    /// The most requests held.
+    pub max_requests: u64,
+    /// The most bytes held.
+    pub max_bytes: u64,
+    /// The longest wait, in ms.
+    pub ttl_ms: u64,
+    /// Chooses the flow.
+    pub fairness: &'f (dyn FairnessPolicy + 'static),
+    /// Orders a flow.
+    pub ordering: &'f (dyn OrderingPolicy + 'static),
+}
+
+// === impl Policies ===
+
+impl Policies {
+    /// Adds the policies that apply without being declared.
+    fn add_defaults(&mut self, minimum_share: f64) -> Result<(), InvalidParameter> {
+        let share = [(fairness::MINIMUM_SHARE.name.to_owned(), ParameterValue::Number(minimum_share))];
+        if let Plugin::Fairness(policy) = fairness::TOKENS.build(&share)? {
+            self.fairness.push((fairness::TOKENS.name.into(), policy));
+        }
+        for plugin in [&fairness::STRICT, &fairness::ROUND_ROBIN, &fairness::LEAST_SERVICE, &fairness::LEAST_SERVICE_POLICY] {
+            if let Plugin::Fairness(policy) = plugin.build(&[])? {
+                self.fairness.push((plugin.name.into(), policy));
+            }
+        }
+        for plugin in [&ordering::FCFS, &ordering::EDF, &ordering::SLO_DEADLINE] {
+            if let Plugin::Ordering(policy) = plugin.build(&[])? {
+                self.ordering.push((plugin.name.into(), policy));
+            }
+        }
+        if let Plugin::UsageLimit(policy) = usage_limit::STATIC.build(&[])? {
+            self.usage_limit.push((usage_limit::STATIC.name.into(), policy));
+        }
+        Ok(())
+    }
+}
+
+// === impl FlowControl ===
+
+impl FlowControl {
+    /// Finds the policies of the settings among the declared ones and the defaults.
+    ///
+    /// # Errors
+    /// The kind and the name of a policy that does not exist.
+    pub(crate) fn build(settings: FlowSettings, mut policies: Policies) -> Result<Self, (&'static str, String)> {
+        policies.add_defaults(settings.minimum_share).map_err(|_| ("policy", String::new()))?;
+        for band in settings.all_bands() {
+            if named(&policies.fairness, &band.fairness).is_none() {
+                return Err(("fairness policy", band.fairness.to_string()));
+            }
+            if named(&policies.ordering, &band.ordering).is_none() {
+                return Err(("ordering policy", band.ordering.to_string()));
+            }
+        }
+        match named(&policies.usage_limit, &settings.usage_limit) {
+            None => Err(("usage limit policy", settings.usage_limit.to_string())),
+            Some(_) => Ok(Self { settings, policies }),
+        }
+    }
+
+    /// The rules of the band of this priority.
+    #[must_use]
+    pub fn band(&self, priority: i32) -> Option<BandRules<'_>> {
+        let [default, negative] = &self.settings.templates;
+        let template = if priority < 0 { negative } else { default };
+        let band = self.settings.bands.iter().find(|band| band.priority == priority).unwrap_or(template);
+        Some(BandRules {
+            max_requests: band.max_requests,
+            max_bytes: band.max_bytes,
+            ttl_ms: band.ttl_ms.unwrap_or(self.settings.ttl_ms),
+            fairness: named(&self.policies.fairness, &band.fairness)?,
+            ordering: named(&self.policies.ordering, &band.ordering)?,
+        })
+    }
+
+    /// The most requests and bytes held in all.
+    #[must_use]
+    pub fn limits(&self) -> (u64, u64) {
+        (self.settings.max_requests, self.settings.max_bytes)
+    }
+
+    /// The longest wait while no endpoint is ready, in ms.
+    #[must_use]
+    pub fn no_endpoint_ttl_ms(&self) -> u64 {
+        self.settings.no_endpoint_ttl_ms
+    }
+
+    /// Says how much of the pool a band may fill.
+    #[must_use]
+    pub fn usage_limit(&self) -> Option<&dyn UsageLimitPolicy> {
+        named(&self.policies.usage_limit, &self.settings.usage_limit)
+    }
+}
+
+/// The policy of that name; a declared one goes before a default.
+fn named<'p, P: ?Sized>(policies: &'p [(Box<str>, Box<P>)], name: &str) -> Option<&'p P> {
+    policies.iter().find(|(known, _)| **known == *name).map(|(_, policy)| &**policy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(given: &[(&str, ParameterValue)]) -> Result<FlowSettings, InvalidParameter> {
+        let given: Vec<_> = given.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
+        match PLUGIN.build(&given)? {
+            Plugin::FlowControl(settings) => Ok(*settings),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn band(priority: f64, more: &[(&str, ParameterValue)]) -> ParameterValue {
+        let mut entries = vec![("priority".to_owned(), ParameterValue::Number(priority))];
+        entries.extend(more.iter().map(|(name, value)| ((*name).to_owned(), value.clone())));
+        ParameterValue::Map(entries)
+    }
+
+    #[test]
+    fn bands_that_are_not_listed_follow_a_template() {
+        let number = ParameterValue::Number;
+        let bands = ParameterValue::List(vec![band(100.0, &[("maxRequests", number(7.0)), ("ttlMs", number(5.0))])]);
+        let negative = ParameterValue::Map(vec![("maxRequests".to_owned(), number(3.0))]);
+        let settings = settings(&[("bands", bands), ("defaultNegativeBand", negative), ("ttlMs", number(0.0))]).unwrap();
+        let control = FlowControl::build(settings, Policies::default()).unwrap();
+        let rules = |priority| control.band(priority).map(|rules| (rules.max_requests, rules.max_bytes, rules.ttl_ms));
+        assert_eq!(rules(100), Some((7, 1_000_000_000, 5)));
+        assert_eq!(rules(1), Some((5_000, 1_000_000_000, u64::MAX)), "0s is no limit");
+        assert_eq!(rules(-1), Some((3, 1_000_000_000, u64::MAX)));
+        assert_eq!(control.limits(), (u64::MAX, u64::MAX));
+        assert_eq!(control.band(0).unwrap().fairness.minimum_share(), 0.05);
+    }
+
+    #[test]
+    fn the_minimum_share_of_the_section_is_that_of_the_undeclared_policy() {
+        let settings = settings(&[("minimumShare", ParameterValue::Number(0.0))]).unwrap();
+        let control = FlowControl::build(settings, Policies::default()).unwrap();
+        assert_eq!(control.band(0).unwrap().fairness.minimum_share(), 0.0);
+    }
+
+    #[test]
+    fn a_band_twice_or_an_unknown_policy_is_refused() {
+        let twice = ParameterValue::List(vec![band(1.0, &[]), band(1.0, &[])]);
+        assert!(matches!(settings(&[("bands", twice)]), Err(InvalidParameter::OutOfRange { .. })));
+        let odd = ParameterValue::List(vec![band(1.0, &[("fairness", ParameterValue::Text("fair".into()))])]);
+        let refused = FlowControl::build(settings(&[("bands", odd)]).unwrap(), Policies::default()).unwrap_err();
+        assert_eq!(refused, ("fairness policy", "fair".to_owned()));
+    }
+}

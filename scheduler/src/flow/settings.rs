@@ -1,0 +1,152 @@
+//! The settings of flow control as given, with policies by name.
+
+use crate::plugin::{InvalidParameter, Parameter, ParameterDefault, Parameters, readable};
+
+/// The policies of bands and pools that name none.
+pub(crate) const FAIRNESS_DEFAULT: &str = "token-fairness-policy";
+pub(crate) const ORDERING_DEFAULT: &str = "fcfs-ordering-policy";
+pub(crate) const USAGE_LIMIT_DEFAULT: &str = "static-usage-limit-policy";
+
+/// The most bands of a configuration. Every release goes through them.
+const BANDS_MAX: usize = 32;
+
+/// Requests and bytes that a band holds at most, where the file sets no limit: llm-d's defaults.
+const BAND_REQUESTS: f64 = 5_000.0;
+const BAND_BYTES: f64 = 1e9;
+
+/// The longest TTL, in ms: one day, which no proxy waits for.
+const TTL_MS_MAX: f64 = 86_400_000.0;
+
+/// How long a request waits by default, in ms: llm-d's default.
+const TTL_MS: f64 = 60_000.0;
+
+/// The parameters of the section.
+pub(super) const SECTION: &[Parameter] = &[
+    Parameter { name: "maxRequests", default: ParameterDefault::Number(0.0), doc: readable("requests held in all; 0: no limit") },
+    Parameter { name: "maxBytes", default: ParameterDefault::Number(0.0), doc: readable("bytes of bodies held in all; 0: no limit") },
+    Parameter { name: "ttlMs", default: ParameterDefault::Number(TTL_MS), doc: readable("longest wait, ms; 0: no limit") },
+    Parameter {
+        name: "noEndpointTtlMs",
+        default: ParameterDefault::Number(TTL_MS),
+        doc: readable("longest wait while no endpoint is ready, ms; 0: no limit"),
+    },
+    Parameter { name: "usageLimit", default: ParameterDefault::Text(USAGE_LIMIT_DEFAULT), doc: readable("usage limit policy") },
+    Parameter {
+        name: "minimumShare",
+        default: ParameterDefault::Number(super::fairness::MINIMUM_SHARE_DEFAULT),
+        doc: readable("minimumShare of token-fairness-policy where it is not declared, 0 to 0.5"),
+    },
+    Parameter { name: "defaultBand", default: ParameterDefault::Structured("{maxRequests, ...}"), doc: readable("other bands") },
+    Parameter {
+        name: "defaultNegativeBand",
+        default: ParameterDefault::Structured("{maxRequests, ...}"),
+        doc: readable("other bands of negative priority"),
+    },
+    Parameter { name: "bands", default: ParameterDefault::Structured("[{priority, ...}]"), doc: readable("the bands by priority") },
+];
+
+const BAND: &[Parameter] = &[
+    Parameter { name: "priority", default: ParameterDefault::Number(0.0), doc: readable("whole number") },
+    Parameter { name: "maxRequests", default: ParameterDefault::Number(0.0), doc: readable("requests held; 0: the default") },
+    Parameter { name: "maxBytes", default: ParameterDefault::Number(0.0), doc: readable("bytes held; 0: the default") },
+    Parameter { name: "ttlMs", default: ParameterDefault::Number(-1.0), doc: readable("longest wait, ms; 0: no limit; -1: as above") },
+    Parameter { name: "fairness", default: ParameterDefault::Text(FAIRNESS_DEFAULT), doc: readable("fairness policy") },
+    Parameter { name: "ordering", default: ParameterDefault::Text(ORDERING_DEFAULT), doc: readable("ordering policy") },
+];
+
+/// The section as given; policies by name.
+#[derive(Debug)]
+pub struct FlowSettings {
+    pub(super) max_requests: u64,
+    pub(super) max_bytes: u64,
+    pub(super) ttl_ms: u64,
+    pub(super) no_endpoint_ttl_ms: u64,
+    pub(super) usage_limit: Box<str>,
+    pub(super) minimum_share: f64,
+    /// The templates of bands that are not listed: from priority 0, and below.
+    pub(super) templates: [BandSettings; 2],
+    pub(super) bands: Vec<BandSettings>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct BandSettings {
+    pub(super) priority: i32,
+    pub(super) max_requests: u64,
+    pub(super) max_bytes: u64,
+    /// `None`: that of the section.
+    pub(super) ttl_ms: Option<u64>,
+    pub(super) fairness: Box<str>,
+    pub(super) ordering: Box<str>,
+}
+
+/// Reads a limit; 0 is `zero`.
+fn limit(parameters: &Parameters<'_>, name: &str, zero: f64) -> Result<u64, InvalidParameter> {
+    let given = parameters.number(name, 0.0..=1e18)?;
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "within 0 and 1e18, or saturating")]
+    let whole = (if given > 0.0 { given } else { zero }) as u64;
+    Ok(whole)
+}
+
+/// Reads a TTL; 0 is none.
+fn ttl(parameters: &Parameters<'_>, name: &str) -> Result<u64, InvalidParameter> {
+    parameters.number(name, 0.0..=TTL_MS_MAX)?;
+    limit(parameters, name, f64::INFINITY)
+}
+
+// === impl FlowSettings ===
+
+impl FlowSettings {
+    pub(super) fn read(parameters: &Parameters<'_>) -> Result<Self, InvalidParameter> {
+        let template = |name: &str| parameters.nested(name, BAND, BandSettings::read)?.map_or_else(BandSettings::by_default, Ok);
+        let default = template("defaultBand")?;
+        let negative = match parameters.structured("defaultNegativeBand")? {
+            Some(_) => template("defaultNegativeBand")?,
+            None => default.clone(),
+        };
+        let bands = parameters.each("bands", BAND, BandSettings::read)?;
+        let twice = bands.iter().enumerate().any(|(at, band)| bands.iter().skip(at + 1).any(|other| other.priority == band.priority));
+        if twice || bands.len() > BANDS_MAX {
+            return Err(parameters.out_of_range("bands"));
+        }
+        Ok(Self {
+            max_requests: limit(parameters, "maxRequests", f64::INFINITY)?,
+            max_bytes: limit(parameters, "maxBytes", f64::INFINITY)?,
+            ttl_ms: ttl(parameters, "ttlMs")?,
+            no_endpoint_ttl_ms: ttl(parameters, "noEndpointTtlMs")?,
+            usage_limit: parameters.text("usageLimit")?.into(),
+            minimum_share: parameters.number("minimumShare", 0.0..=0.5)?,
+            templates: [default, negative],
+            bands,
+        })
+    }
+
+    pub(super) fn all_bands(&self) -> impl Iterator<Item = &BandSettings> {
+        self.bands.iter().chain(&self.templates)
+    }
+}
+
+// === impl BandSettings ===
+
+impl BandSettings {
+    fn read(parameters: &Parameters<'_>) -> Result<Self, InvalidParameter> {
+        let priority = parameters.number("priority", f64::from(i32::MIN)..=f64::from(i32::MAX))?;
+        if priority.fract() != 0.0 {
+            return Err(parameters.out_of_range("priority"));
+        }
+        let ttl_ms = if parameters.number("ttlMs", -1.0..=TTL_MS_MAX)? < 0.0 { None } else { Some(ttl(parameters, "ttlMs")?) };
+        #[expect(clippy::cast_possible_truncation, reason = "whole, and within the range of i32")]
+        let priority = priority as i32;
+        Ok(Self {
+            priority,
+            max_requests: limit(parameters, "maxRequests", BAND_REQUESTS)?,
+            max_bytes: limit(parameters, "maxBytes", BAND_BYTES)?,
+            ttl_ms,
+            fairness: parameters.text("fairness")?.into(),
+            ordering: parameters.text("ordering")?.into(),
+        })
+    }
+
+    fn by_default() -> Result<Self, InvalidParameter> {
+        Self::read(&Parameters::check(BAND, &[])?)
+    }
+}
