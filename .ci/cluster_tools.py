@@ -23,6 +23,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 TOOLS = ROOT / ".tools"
 # Exit code for "cannot be built on this machine", as opposed to an error in this script.
 UNAVAILABLE = 3
+# Compiles in 71 % of the CPU time (etcd's server, 63 and 88 s). The tools need not be fast.
+NO_INLINING = "-gcflags=all=-l"
 KUBERNETES = "k8s.io/kubernetes"
 KUBERNETES_VERSION = "v1.36.3"
 # Without these variables a server's version is `v0.0.0-master+$Format:%H$`, which kubectl and Helm cannot read.
@@ -168,9 +170,10 @@ def build(name: str) -> None:
     folder = TOOLS / "go" / name
     write_module(folder, [other for other in TABLE.values() if tool.family and other.family == tool.family] or [tool])
     (TOOLS / "bin").mkdir(exist_ok=True)
-    for binary, package in tool.packages.items():
-        flags = " ".join(["-s -w", *(f"-X {variable}={value}" for variable, value in tool.told.items())])
-        go(folder, "build", "-trimpath", f"-tags={tool.tags}", f"-ldflags={flags}", "-o", str(TOOLS / "bin" / binary), package)
+    flags = " ".join(["-s -w", *(f"-X {variable}={value}" for variable, value in tool.told.items())])
+    # Several packages at once are linked side by side; go then names each binary after its package.
+    output = TOOLS / "bin" / (next(iter(tool.packages)) if len(tool.packages) == 1 else "")
+    go(folder, "build", "-trimpath", NO_INLINING, f"-tags={tool.tags}", f"-ldflags={flags}", "-o", f"{output}", *tool.packages.values())
     copy_files(name, folder)
     stamp.touch()
     BUILT.append(name)

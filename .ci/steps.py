@@ -25,6 +25,8 @@ LOGS = ROOT / "target" / "ci"
 DENY = ".tools/bin/cargo-deny --locked"
 # A step that runs longer counts as hung: a cold build of the whole workspace takes a few minutes on two cores.
 STEP_SECONDS_MAX = 2_400
+# Leaves out the tests in modules `slow`, which take 20 s and more each; `make e2e-long` runs them.
+NOT_SLOW = "-- --skip slow::"
 # There are thousands of mutants, more than a night's work. Each run tests one of so many parts, another one each day.
 MUTANTS_SHARDS = 80
 MUTANTS_SECONDS_MAX = 3_600
@@ -289,17 +291,18 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
         Step("tests: build", "cargo build --locked --workspace --bins --tests", one),
         # It runs the daemon, and the module of the group `wasm`.
         Step("tests: chart", "python3 -m unittest discover charts/tests", unit_tests),
-        Step("tests: run", "cargo test --locked --workspace --no-fail-fast", cargo_test),
+        Step("tests: run", f"cargo test --locked --workspace --no-fail-fast {NOT_SLOW}", cargo_test),
     ],
     "e2e": lambda: [
         Step("e2e: build", "cargo build --locked --workspace --bins --tests", one),
-        Step("e2e: Envoy 1.40", "cargo test --locked --workspace --no-fail-fast --test e2e", cargo_test),
+        Step("e2e: Envoy 1.40", f"cargo test --locked --workspace --no-fail-fast --test e2e {NOT_SLOW}", cargo_test),
     ],
     "e2e-slow": lambda: [
         Step("e2e: Envoy Gateway's translator", "python3 .ci/cluster_tools.py envoy-gateway", buildable),
         # cosign takes 6 minutes to build on two cores, once.
         Step("e2e: cosign", "python3 .ci/cluster_tools.py helm crane cosign", buildable),
         Step("e2e: images and chart signed by a real cosign", "python3 .ci/test_release.py Signing", unit_tests),
+        Step("e2e: slow tests, Envoy 1.40", "cargo test --locked -p e2e --test e2e -- slow::", cargo_test),
         Step("e2e: slow drills, Envoy 1.40", "cargo test --locked --workspace --no-fail-fast --test long", cargo_test),
     ],
     # Prometheus takes 3 minutes to build on two cores, once.

@@ -120,27 +120,32 @@ async fn connection(stack: &Stack) -> Option<String> {
     Some(state["proxies"][0]["since"].as_str()?.to_owned())
 }
 
-#[tokio::test]
-async fn a_leader_that_stands_still_beyond_its_lease_is_followed_and_rolls_nothing_back() -> Result<()> {
-    let builder = Stack::builder().envoy_config(drill::envoy_config()?).picker(json!({"explain": true, "lease_ms": 500}));
-    let mut stack = builder.servers(3).concurrency(2).start().await?;
-    let first = connection(&stack).await.ok_or("a connection")?;
-    let load = LoadGenerator::start(stack.address(), 4);
-    load.goes_on(20, LIMIT).await?;
-    // The main thread's VM receives the message and stalls for four seconds, and Envoy's admin port
-    // with it. A worker's VM leads meanwhile.
-    let stalling = labelled(&stack, &[0, 1, 2], drill::STALL);
-    stack.daemon()?.settings().write_endpoints_file(&stalling)?;
-    let another = || async { connection(&stack).await.filter(|since| *since != first).map(drop) };
-    wait_for(LIMIT, "another VM of the process to connect", another).await?;
-    stack.set_pool(&[0, 1])?;
-    pool_is(&stack, &[0, 1]).await?;
-    stack.envoy.picker_stat_until("switchpoint_state_leaders_total", |leaders| leaders >= 2, LIMIT).await?;
-    load.goes_on(100, LIMIT).await?;
-    pool_is(&stack, &[0, 1]).await?;
-    assert!(stack.envoy.process().stderr().contains("standing still, as told by a drill"), "the VM did not stall");
-    connected(&stack, 1).await?;
-    assert_eq!(stack.post("/v1/chat/completions", &echo::chat("x")).await?.status, 200);
-    ledger_metrics::close("main-thread leader stalled 4 s beyond a lease of 0.5 s", load, &stack).await?;
-    Ok(())
+/// Run by `make e2e-long`.
+mod slow {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_leader_that_stands_still_beyond_its_lease_is_followed_and_rolls_nothing_back() -> Result<()> {
+        let builder = Stack::builder().envoy_config(drill::envoy_config()?).picker(json!({"explain": true, "lease_ms": 500}));
+        let mut stack = builder.servers(3).concurrency(2).start().await?;
+        let first = connection(&stack).await.ok_or("a connection")?;
+        let load = LoadGenerator::start(stack.address(), 4);
+        load.goes_on(20, LIMIT).await?;
+        // The main thread's VM receives the message and stalls for four seconds, and Envoy's admin port
+        // with it. A worker's VM leads meanwhile.
+        let stalling = labelled(&stack, &[0, 1, 2], drill::STALL);
+        stack.daemon()?.settings().write_endpoints_file(&stalling)?;
+        let another = || async { connection(&stack).await.filter(|since| *since != first).map(drop) };
+        wait_for(LIMIT, "another VM of the process to connect", another).await?;
+        stack.set_pool(&[0, 1])?;
+        pool_is(&stack, &[0, 1]).await?;
+        stack.envoy.picker_stat_until("switchpoint_state_leaders_total", |leaders| leaders >= 2, LIMIT).await?;
+        load.goes_on(100, LIMIT).await?;
+        pool_is(&stack, &[0, 1]).await?;
+        assert!(stack.envoy.process().stderr().contains("standing still, as told by a drill"), "the VM did not stall");
+        connected(&stack, 1).await?;
+        assert_eq!(stack.post("/v1/chat/completions", &echo::chat("x")).await?.status, 200);
+        ledger_metrics::close("main-thread leader stalled 4 s beyond a lease of 0.5 s", load, &stack).await?;
+        Ok(())
+    }
 }

@@ -42,44 +42,6 @@ async fn no_ghosts(proxy: std::net::SocketAddr) -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_vm_that_traps_among_a_hundred_streams_fails_its_own_and_no_other() -> Result<()> {
-    const STREAMS: usize = 100;
-    const CLIENTS: usize = 4;
-    let config = tempfile::NamedTempFile::new()?;
-    std::fs::write(config.path(), CONFIG)?;
-    let builder = Stack::builder().envoy_config(drill::envoy_config()?).picker(json!({"explain": true}));
-    let builder = builder.daemon_arguments(&["--config", &config.path().to_string_lossy()]);
-    let stack = builder.servers_like(4, &slow(200)).concurrency(4).start().await?;
-    // No other client connects meanwhile, so the differences are the streams of each worker.
-    let before = connections(&stack, "total").await?;
-    let running = streams::open(stack.address(), STREAMS, 200).await?;
-    let after = connections(&stack, "total").await?;
-    let held: BTreeMap<&String, i64> = after.iter().map(|(worker, total)| (worker, total - before.get(worker).unwrap_or(&0))).collect();
-    assert_eq!(held.values().sum::<i64>(), STREAMS as i64, "{held:?}");
-
-    let load = LoadGenerator::start(stack.address(), CLIENTS);
-    load.goes_on(10, LIMIT).await?;
-    let reply = stack.send(echo::post("/v1/chat/completions", &[(drill::TRAP, "1")], echo::chat("trap").to_string())?).await?;
-    assert_eq!(reply.status, 503);
-    load.goes_on(60, LIMIT).await?;
-    // All streams of the worker that trapped have ended.
-    let lost = || async {
-        let open = connections(&stack, "active").await.ok()?;
-        held.iter().find(|(worker, held)| **held > 0 && open.get(**worker).is_none_or(|open| open < *held)).map(|(_, held)| *held)
-    };
-    let lost = wait_for(LIMIT, "a worker to have lost its streams", lost).await?;
-    let (whole, broken) = streams::ends(running).await;
-    assert_eq!((whole, broken), (STREAMS - lost as usize, lost as usize), "exactly the streams of one worker broke: {held:?}");
-    let outcome = ledger_metrics::close_but("a VM traps among 100 streams", load, &stack, drill::is_of_a_trap).await?;
-    // At most the requests that each client had at that worker at that moment, or while the VM
-    // recovered. Envoy's log also has the request that trapped, and the streams.
-    assert!(outcome.failures.len() <= CLIENTS, "{:?}", outcome.failures);
-    ledger_metrics::agree(&stack, outcome.failures.len() + 1 + broken, drill::is_lost_to_a_trap).await?;
-    ledger_metrics::note("a VM traps among 100 streams", &format!("{broken} broke, all at the worker that trapped; {whole} were complete"));
-    no_ghosts(stack.address()).await
-}
-
-#[tokio::test]
 async fn one_of_two_proxies_killed_leaves_no_ghosts_at_the_other() -> Result<()> {
     const STREAMS: usize = 20;
     let config = tempfile::NamedTempFile::new()?;
@@ -109,4 +71,50 @@ async fn one_of_two_proxies_killed_leaves_no_ghosts_at_the_other() -> Result<()>
         &format!("its own {broken} streams broke; all {STREAMS} of the other were complete"),
     );
     no_ghosts(stack.address()).await
+}
+
+/// Run by `make e2e-long`.
+mod slow {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_vm_that_traps_among_a_hundred_streams_fails_its_own_and_no_other() -> Result<()> {
+        const STREAMS: usize = 100;
+        const CLIENTS: usize = 4;
+        let config = tempfile::NamedTempFile::new()?;
+        std::fs::write(config.path(), CONFIG)?;
+        let builder = Stack::builder().envoy_config(drill::envoy_config()?).picker(json!({"explain": true}));
+        let builder = builder.daemon_arguments(&["--config", &config.path().to_string_lossy()]);
+        let stack = builder.servers_like(4, &slow(200)).concurrency(4).start().await?;
+        // No other client connects meanwhile, so the differences are the streams of each worker.
+        let before = connections(&stack, "total").await?;
+        let running = streams::open(stack.address(), STREAMS, 200).await?;
+        let after = connections(&stack, "total").await?;
+        let held: BTreeMap<&String, i64> = after.iter().map(|(worker, total)| (worker, total - before.get(worker).unwrap_or(&0))).collect();
+        assert_eq!(held.values().sum::<i64>(), STREAMS as i64, "{held:?}");
+
+        let load = LoadGenerator::start(stack.address(), CLIENTS);
+        load.goes_on(10, LIMIT).await?;
+        let reply = stack.send(echo::post("/v1/chat/completions", &[(drill::TRAP, "1")], echo::chat("trap").to_string())?).await?;
+        assert_eq!(reply.status, 503);
+        load.goes_on(60, LIMIT).await?;
+        // All streams of the worker that trapped have ended.
+        let lost = || async {
+            let open = connections(&stack, "active").await.ok()?;
+            held.iter().find(|(worker, held)| **held > 0 && open.get(**worker).is_none_or(|open| open < *held)).map(|(_, held)| *held)
+        };
+        let lost = wait_for(LIMIT, "a worker to have lost its streams", lost).await?;
+        let (whole, broken) = streams::ends(running).await;
+        assert_eq!((whole, broken), (STREAMS - lost as usize, lost as usize), "exactly the streams of one worker broke: {held:?}");
+        let outcome = ledger_metrics::close_but("a VM traps among 100 streams", load, &stack, drill::is_of_a_trap).await?;
+        // At most the requests that each client had at that worker at that moment, or while the VM
+        // recovered. Envoy's log also has the request that trapped, and the streams.
+        assert!(outcome.failures.len() <= CLIENTS, "{:?}", outcome.failures);
+        ledger_metrics::agree(&stack, outcome.failures.len() + 1 + broken, drill::is_lost_to_a_trap).await?;
+        ledger_metrics::note(
+            "a VM traps among 100 streams",
+            &format!("{broken} broke, all at the worker that trapped; {whole} were complete"),
+        );
+        no_ghosts(stack.address()).await
+    }
 }

@@ -178,54 +178,61 @@ async fn an_endpoint_removed_while_it_serves_ends_its_streams_itself() -> Result
     Ok(())
 }
 
-#[tokio::test]
-async fn an_endpoint_replaced_at_its_address_starts_with_an_empty_record() -> Result<()> {
-    const STREAMS: usize = 24;
-    const CLIENTS: usize = 4;
-    let builder =
-        Stack::builder().servers_like(3, &slow(60)).concurrency(2).scored_by(&[("prefix-cache-scorer", 1), ("active-request-scorer", 1)]);
-    let stack = builder.picker(json!({"explain": true})).start().await?;
-    let load = LoadGenerator::start(stack.address(), CLIENTS);
-    let home = stack.servers[0].addr().to_string();
-    let mut known = Vec::new();
-    for i in 0..60 {
-        let prompt = format!("{i} is how this prompt begins. {}", "It goes on for long. ".repeat(100));
-        if ExplainedDecision::ask(stack.address(), &prompt).await?.picked[0] == home {
-            known.push(prompt);
+/// Run by `make e2e-long`.
+mod slow {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_endpoint_replaced_at_its_address_starts_with_an_empty_record() -> Result<()> {
+        const STREAMS: usize = 24;
+        const CLIENTS: usize = 4;
+        let builder = Stack::builder()
+            .servers_like(3, &slow(60))
+            .concurrency(2)
+            .scored_by(&[("prefix-cache-scorer", 1), ("active-request-scorer", 1)]);
+        let stack = builder.picker(json!({"explain": true})).start().await?;
+        let load = LoadGenerator::start(stack.address(), CLIENTS);
+        let home = stack.servers[0].addr().to_string();
+        let mut known = Vec::new();
+        for i in 0..60 {
+            let prompt = format!("{i} is how this prompt begins. {}", "It goes on for long. ".repeat(100));
+            if ExplainedDecision::ask(stack.address(), &prompt).await?.picked[0] == home {
+                known.push(prompt);
+            }
         }
-    }
-    let name = "server-0";
-    let before = row(&stack, name).await?["generation"].as_u64();
-    let running = streams::open(stack.address(), STREAMS, 200).await?;
-    let lost = running.iter().filter(|stream| stream.by == home).count();
-    stack.servers[0].restart(Some(Duration::from_millis(300))).await;
-    let (whole, broken) = streams::ends(running).await;
-    assert_eq!((whole, broken), (STREAMS - lost, lost), "exactly the streams of the restarted engine broke");
-    let replaced = || async { (row(&stack, name).await.ok()?["generation"].as_u64() > before).then_some(()) };
-    wait_for(LIMIT, "a new generation at the same address", replaced).await?;
-    // Ask for each prompt only once, because a pick also places the prompt. The workers learn of
-    // the new generation within milliseconds.
-    let mut believed = Vec::new();
-    for prompt in &known {
-        let score = ExplainedDecision::ask(stack.address(), prompt).await?.scores("prefix-cache-scorer").get(&home).copied();
-        believed.push(score);
-        if score.is_none_or(|score| score == 0.0) {
-            break;
+        let name = "server-0";
+        let before = row(&stack, name).await?["generation"].as_u64();
+        let running = streams::open(stack.address(), STREAMS, 200).await?;
+        let lost = running.iter().filter(|stream| stream.by == home).count();
+        stack.servers[0].restart(Some(Duration::from_millis(300))).await;
+        let (whole, broken) = streams::ends(running).await;
+        assert_eq!((whole, broken), (STREAMS - lost, lost), "exactly the streams of the restarted engine broke");
+        let replaced = || async { (row(&stack, name).await.ok()?["generation"].as_u64() > before).then_some(()) };
+        wait_for(LIMIT, "a new generation at the same address", replaced).await?;
+        // Ask for each prompt only once, because a pick also places the prompt. The workers learn of
+        // the new generation within milliseconds.
+        let mut believed = Vec::new();
+        for prompt in &known {
+            let score = ExplainedDecision::ask(stack.address(), prompt).await?.scores("prefix-cache-scorer").get(&home).copied();
+            believed.push(score);
+            if score.is_none_or(|score| score == 0.0) {
+                break;
+            }
         }
+        assert!(
+            believed.last().is_some_and(|last| last.is_none_or(|score| score == 0.0)),
+            "the prefix index still has prompts of the old generation: {believed:?}"
+        );
+        load.goes_on(60, LIMIT).await?;
+        // Responses that had started when the engine died broke; requests without a response were
+        // retried.
+        let outcome = ledger_metrics::close_but("endpoint replaced at its address", load, &stack, client::is_broken_off).await?;
+        let failed = outcome.failures.len();
+        assert!(failed <= CLIENTS, "at most one request of each client: {:?}", outcome.failures);
+        let had_begun =
+            |line: &Value| line["details"].as_str().is_some_and(|details| details.starts_with("upstream_reset_after_response_started"));
+        ledger_metrics::agree(&stack, failed + broken, had_begun).await?;
+        ledger_metrics::note("endpoint replaced at its address", &format!("{lost} of {STREAMS} streams were at this endpoint and broke"));
+        Ok(())
     }
-    assert!(
-        believed.last().is_some_and(|last| last.is_none_or(|score| score == 0.0)),
-        "the prefix index still has prompts of the old generation: {believed:?}"
-    );
-    load.goes_on(60, LIMIT).await?;
-    // Responses that had started when the engine died broke; requests without a response were
-    // retried.
-    let outcome = ledger_metrics::close_but("endpoint replaced at its address", load, &stack, client::is_broken_off).await?;
-    let failed = outcome.failures.len();
-    assert!(failed <= CLIENTS, "at most one request of each client: {:?}", outcome.failures);
-    let had_begun =
-        |line: &Value| line["details"].as_str().is_some_and(|details| details.starts_with("upstream_reset_after_response_started"));
-    ledger_metrics::agree(&stack, failed + broken, had_begun).await?;
-    ledger_metrics::note("endpoint replaced at its address", &format!("{lost} of {STREAMS} streams were at this endpoint and broke"));
-    Ok(())
 }

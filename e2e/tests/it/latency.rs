@@ -166,62 +166,6 @@ async fn without_the_flag_steps_are_learned_and_nothing_is_predicted() -> Result
 }
 
 #[tokio::test]
-async fn a_pod_that_slows_down_three_times_is_known_within_200_observations_or_a_minute() -> Result<()> {
-    let config = NamedTempFile::new()?;
-    let stack = builder(&config, &["--latency-prediction"])?.start().await?;
-    let _traffic = BackgroundTraffic::start(&stack, 6);
-    let error = |page: &Value| number(page, "/calibration/endpoints/server-0/tpot/mape");
-    let mut before = more(&stack, "server-0", RECENT).await?;
-    let mut error_before = 0.0;
-    for _ in 0..3 {
-        before = more(&stack, "server-0", RECENT).await?;
-        error_before += error(&before) / 3.0;
-    }
-
-    let slower = |page: &Value| {
-        let factor =
-            |endpoint: &str| page.pointer(&format!("/latency/endpoints/{endpoint}/tpot_factor")).and_then(Value::as_f64).unwrap_or(1.0);
-        factor("server-0") / factor("server-1")
-    };
-
-    stack.servers[0].slow_down(3.0);
-    // With this many outcomes, all that are scored come from the time after the drift must be
-    // known. Other load on this machine adds errors that come and go, so a minute is allowed, and
-    // an error that is far from that of a drift that was not learned.
-    let enough = outcomes(&before, "server-0") + DRIFT_OBSERVATIONS + RECENT;
-    let bound = (1.2 * error_before).max(BUSY_ERROR);
-    let as_before = |page: &Value| outcomes(page, "server-0") >= enough && error(page) <= bound;
-    let after = page_that(&stack, &format!("an error of at most {bound:.3} again"), as_before).await?;
-    assert!(slower(&after) > 1.6 * slower(&before), "the pod is known to be slower: {:.2}, then {:.2}", slower(&before), slower(&after));
-    Ok(())
-}
-
-#[tokio::test]
-async fn a_pod_replaced_at_its_address_starts_clean() -> Result<()> {
-    let config = NamedTempFile::new()?;
-    let stack = builder(&config, &["--latency-prediction"])?.start().await?;
-    stack.servers[1].slow_down(4.0);
-    let traffic = BackgroundTraffic::start(&stack, 6);
-    more(&stack, "server-1", RECENT).await?;
-    let is_slower = |page: &Value| number(page, "/step/speeds/server-1/decode") > number(page, "/step/speeds/server-0/decode") * 1.5;
-    page_that(&stack, "the slower pod to be recognised", is_slower).await?;
-    drop(traffic);
-
-    stack.servers[1].restart(None).await;
-    stack.servers[1].slow_down(1.0);
-    // The same name and address with another start time is a new generation.
-    let clean = page_that(&stack, "the new pod", |page| outcomes(page, "server-1") == 0).await?;
-    assert_eq!(clean["step"]["speeds"]["server-1"], json!({"prefill": 1.0, "decode": 1.0}), "{clean:#}");
-    assert_eq!(&clean["latency"]["endpoints"]["server-1"], &json!(null), "{clean:#}");
-    // The new pod's real speed is learned.
-    let _traffic = BackgroundTraffic::start(&stack, 6);
-    let learned = more(&stack, "server-1", RECENT).await?;
-    let ratio = number(&learned, "/step/speeds/server-1/decode") / number(&learned, "/step/speeds/server-0/decode");
-    assert!((0.6..1.6).contains(&ratio), "{ratio}: {learned:#}");
-    Ok(())
-}
-
-#[tokio::test]
 async fn a_restarted_daemon_begins_with_what_the_file_knows() -> Result<()> {
     let (config, folder) = (NamedTempFile::new()?, tempfile::tempdir()?);
     let file = folder.path().join("models.json");
@@ -273,34 +217,6 @@ async fn told(stack: &Stack, observations: Vec<state::Observations>) -> Result<(
 }
 
 #[tokio::test]
-async fn absurd_observations_are_refused_counted_and_harmless() -> Result<()> {
-    let config = NamedTempFile::new()?;
-    let stack = builder(&config, &["--latency-prediction"])?.start().await?;
-    let traffic = BackgroundTraffic::start(&stack, 6);
-    more(&stack, "server-0", RECENT).await?;
-    drop(traffic);
-    tokio::time::sleep(Duration::from_secs(2)).await; // running requests end
-    let before = page(&stack).await?;
-
-    let row = |word: u32| -> Vec<u8> { (0..OBSERVATION_BYTES / 4).flat_map(|_| word.to_le_bytes()).collect() };
-    let absurd = [f32::NAN.to_bits(), f32::INFINITY.to_bits(), (-1.0_f32).to_bits(), 1e30_f32.to_bits(), u32::MAX, 7];
-    let rows: Vec<u8> = absurd.into_iter().flat_map(row).collect();
-    let of = |vm_id, first, rows: &[u8]| state::Observations { pool: "default".to_owned(), vm_id, first, rows: rows.to_vec() };
-    let messages = vec![of(1, 0, &rows), of(2, u64::MAX, &rows), of(3, 0, &rows[1..]), of(4, 0, &[0; OBSERVATION_BYTES * 600])];
-    told(&stack, messages).await?;
-
-    // Six rows of each of the first two messages, and one incomplete row. The last message exceeds
-    // the size limit and is refused on receipt.
-    let after = page_that(&stack, "refusals", |page| count(page, "/observations/refused") >= 13).await?;
-    let unchanged = |page: &Value| (page["step"].clone(), page["latency"]["endpoints"].clone(), count(page, "/observations/learned"));
-    assert_eq!(unchanged(&after), unchanged(&before));
-    // Learning continues.
-    let _traffic = BackgroundTraffic::start(&stack, 6);
-    more(&stack, "server-0", 20).await?;
-    Ok(())
-}
-
-#[tokio::test]
 async fn a_model_that_is_wrong_or_too_large_is_refused_whole_and_the_next_is_taken() -> Result<()> {
     let server = ModelServer::start(engine(1.0))?;
     let hosts = [server.addr()];
@@ -346,4 +262,98 @@ async fn a_model_that_is_wrong_or_too_large_is_refused_whole_and_the_next_is_tak
     assert!((told.predicted.ok_or("a prediction")?.ttft_ms - 100.0).abs() < 1.0, "{told:?}");
     assert_eq!((told.observation.output_tokens, told.estimated), (Some(6), false));
     Ok(())
+}
+
+/// Run by `make e2e-long`.
+mod slow {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_pod_that_slows_down_three_times_is_known_within_200_observations_or_a_minute() -> Result<()> {
+        let config = NamedTempFile::new()?;
+        let stack = builder(&config, &["--latency-prediction"])?.start().await?;
+        let _traffic = BackgroundTraffic::start(&stack, 6);
+        let error = |page: &Value| number(page, "/calibration/endpoints/server-0/tpot/mape");
+        let mut before = more(&stack, "server-0", RECENT).await?;
+        let mut error_before = 0.0;
+        for _ in 0..3 {
+            before = more(&stack, "server-0", RECENT).await?;
+            error_before += error(&before) / 3.0;
+        }
+
+        let slower = |page: &Value| {
+            let factor =
+                |endpoint: &str| page.pointer(&format!("/latency/endpoints/{endpoint}/tpot_factor")).and_then(Value::as_f64).unwrap_or(1.0);
+            factor("server-0") / factor("server-1")
+        };
+
+        stack.servers[0].slow_down(3.0);
+        // With this many outcomes, all that are scored come from the time after the drift must be
+        // known. Other load on this machine adds errors that come and go, so a minute is allowed, and
+        // an error that is far from that of a drift that was not learned.
+        let enough = outcomes(&before, "server-0") + DRIFT_OBSERVATIONS + RECENT;
+        let bound = (1.2 * error_before).max(BUSY_ERROR);
+        let as_before = |page: &Value| outcomes(page, "server-0") >= enough && error(page) <= bound;
+        let after = page_that(&stack, &format!("an error of at most {bound:.3} again"), as_before).await?;
+        assert!(
+            slower(&after) > 1.6 * slower(&before),
+            "the pod is known to be slower: {:.2}, then {:.2}",
+            slower(&before),
+            slower(&after)
+        );
+        Ok(())
+    }
+
+    #[tokio::test]
+    async fn a_pod_replaced_at_its_address_starts_clean() -> Result<()> {
+        let config = NamedTempFile::new()?;
+        let stack = builder(&config, &["--latency-prediction"])?.start().await?;
+        stack.servers[1].slow_down(4.0);
+        let traffic = BackgroundTraffic::start(&stack, 6);
+        more(&stack, "server-1", RECENT).await?;
+        let is_slower = |page: &Value| number(page, "/step/speeds/server-1/decode") > number(page, "/step/speeds/server-0/decode") * 1.5;
+        page_that(&stack, "the slower pod to be recognised", is_slower).await?;
+        drop(traffic);
+
+        stack.servers[1].restart(None).await;
+        stack.servers[1].slow_down(1.0);
+        // The same name and address with another start time is a new generation.
+        let clean = page_that(&stack, "the new pod", |page| outcomes(page, "server-1") == 0).await?;
+        assert_eq!(clean["step"]["speeds"]["server-1"], json!({"prefill": 1.0, "decode": 1.0}), "{clean:#}");
+        assert_eq!(&clean["latency"]["endpoints"]["server-1"], &json!(null), "{clean:#}");
+        // The new pod's real speed is learned.
+        let _traffic = BackgroundTraffic::start(&stack, 6);
+        let learned = more(&stack, "server-1", RECENT).await?;
+        let ratio = number(&learned, "/step/speeds/server-1/decode") / number(&learned, "/step/speeds/server-0/decode");
+        assert!((0.6..1.6).contains(&ratio), "{ratio}: {learned:#}");
+        Ok(())
+    }
+
+    #[tokio::test]
+    async fn absurd_observations_are_refused_counted_and_harmless() -> Result<()> {
+        let config = NamedTempFile::new()?;
+        let stack = builder(&config, &["--latency-prediction"])?.start().await?;
+        let traffic = BackgroundTraffic::start(&stack, 6);
+        more(&stack, "server-0", RECENT).await?;
+        drop(traffic);
+        tokio::time::sleep(Duration::from_secs(2)).await; // running requests end
+        let before = page(&stack).await?;
+
+        let row = |word: u32| -> Vec<u8> { (0..OBSERVATION_BYTES / 4).flat_map(|_| word.to_le_bytes()).collect() };
+        let absurd = [f32::NAN.to_bits(), f32::INFINITY.to_bits(), (-1.0_f32).to_bits(), 1e30_f32.to_bits(), u32::MAX, 7];
+        let rows: Vec<u8> = absurd.into_iter().flat_map(row).collect();
+        let of = |vm_id, first, rows: &[u8]| state::Observations { pool: "default".to_owned(), vm_id, first, rows: rows.to_vec() };
+        let messages = vec![of(1, 0, &rows), of(2, u64::MAX, &rows), of(3, 0, &rows[1..]), of(4, 0, &[0; OBSERVATION_BYTES * 600])];
+        told(&stack, messages).await?;
+
+        // Six rows of each of the first two messages, and one incomplete row. The last message exceeds
+        // the size limit and is refused on receipt.
+        let after = page_that(&stack, "refusals", |page| count(page, "/observations/refused") >= 13).await?;
+        let unchanged = |page: &Value| (page["step"].clone(), page["latency"]["endpoints"].clone(), count(page, "/observations/learned"));
+        assert_eq!(unchanged(&after), unchanged(&before));
+        // Learning continues.
+        let _traffic = BackgroundTraffic::start(&stack, 6);
+        more(&stack, "server-0", 20).await?;
+        Ok(())
+    }
 }

@@ -294,17 +294,22 @@ async fn a_cold_restart_at_the_same_address_loses_all_affinity_at_once() -> Resu
 
 // === A short multi-turn trace ===
 
-#[tokio::test]
-async fn conversations_hit_as_often_with_many_workers_as_with_one() -> Result<()> {
-    let outcome = |shape, sharing| async move {
-        let fleet = Fleet::start(shape, sharing, 6, &ModelServerOptions::default()).await?;
-        let conversations = ConversationPlan { count: 24, turns: 4, begin_within: Duration::from_secs(3), seed: 1 };
-        fleet.converse(conversations).await
-    };
-    let (one, four) = (outcome(FleetShape::ONE, true).await?, outcome(FleetShape::FOUR_WORKERS, true).await?);
-    let (two, alone) = (outcome(FleetShape::TWO_BY_TWO, true).await?, outcome(FleetShape { proxies: 2, workers: 4 }, false).await?);
-    println!("{one:?}\n{four:?}\n{two:?}\n{alone:?}");
-    assert!(one.hit_rate - four.hit_rate < 0.05 && one.hit_rate - two.hit_rate < 0.05, "{one:?} {four:?} {two:?}");
-    assert!(one.hit_rate - alone.hit_rate > 0.05, "without sharing the hit rate must be lower: {one:?} {alone:?}");
-    Ok(())
+/// Run by `make e2e-long`.
+mod slow {
+    use super::*;
+
+    #[tokio::test]
+    async fn conversations_hit_as_often_with_many_workers_as_with_one() -> Result<()> {
+        let outcome = |shape, sharing| async move {
+            let fleet = Fleet::start(shape, sharing, 6, &ModelServerOptions::default()).await?;
+            let conversations = ConversationPlan { count: 24, turns: 4, begin_within: Duration::from_secs(3), seed: 1 };
+            fleet.converse(conversations).await
+        };
+        let (one, four) = (outcome(FleetShape::ONE, true).await?, outcome(FleetShape::FOUR_WORKERS, true).await?);
+        let (two, alone) = (outcome(FleetShape::TWO_BY_TWO, true).await?, outcome(FleetShape { proxies: 2, workers: 4 }, false).await?);
+        println!("{one:?}\n{four:?}\n{two:?}\n{alone:?}");
+        assert!(one.hit_rate - four.hit_rate < 0.05 && one.hit_rate - two.hit_rate < 0.05, "{one:?} {four:?} {two:?}");
+        assert!(one.hit_rate - alone.hit_rate > 0.05, "without sharing the hit rate must be lower: {one:?} {alone:?}");
+        Ok(())
+    }
 }
