@@ -131,8 +131,8 @@ mod slow {
         let first = connection(&stack).await.ok_or("a connection")?;
         let load = LoadGenerator::start(stack.address(), 4);
         load.goes_on(20, LIMIT).await?;
-        // The main thread's VM receives the message and stalls for four seconds, and Envoy's admin port
-        // with it. A worker's VM leads meanwhile.
+        // The main thread's VM receives the message and stalls for four seconds, and Envoy's admin
+        // port with it. A worker's VM leads meanwhile.
         let stalling = labelled(&stack, &[0, 1, 2], drill::STALL);
         stack.daemon()?.settings().write_endpoints_file(&stalling)?;
         let another = || async { connection(&stack).await.filter(|since| *since != first).map(drop) };

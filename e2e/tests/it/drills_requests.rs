@@ -209,8 +209,8 @@ mod slow {
         assert_eq!((whole, broken), (STREAMS - lost, lost), "exactly the streams of the restarted engine broke");
         let replaced = || async { (row(&stack, name).await.ok()?["generation"].as_u64() > before).then_some(()) };
         wait_for(LIMIT, "a new generation at the same address", replaced).await?;
-        // Ask for each prompt only once, because a pick also places the prompt. The workers learn of
-        // the new generation within milliseconds.
+        // Ask for each prompt only once, because a pick also places the prompt. The workers learn
+        // of the new generation within milliseconds.
         let mut believed = Vec::new();
         for prompt in &known {
             let score = ExplainedDecision::ask(stack.address(), prompt).await?.scores("prefix-cache-scorer").get(&home).copied();

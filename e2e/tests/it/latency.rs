@@ -289,8 +289,8 @@ mod slow {
 
         stack.servers[0].slow_down(3.0);
         // With this many outcomes, all that are scored come from the time after the drift must be
-        // known. Other load on this machine adds errors that come and go, so a minute is allowed, and
-        // an error that is far from that of a drift that was not learned.
+        // known. Other load on this machine adds errors that come and go, so a minute is allowed,
+        // and an error that is far from that of a drift that was not learned.
         let enough = outcomes(&before, "server-0") + DRIFT_OBSERVATIONS + RECENT;
         let bound = (1.2 * error_before).max(BUSY_ERROR);
         let as_before = |page: &Value| outcomes(page, "server-0") >= enough && error(page) <= bound;
@@ -346,8 +346,8 @@ mod slow {
         let messages = vec![of(1, 0, &rows), of(2, u64::MAX, &rows), of(3, 0, &rows[1..]), of(4, 0, &[0; OBSERVATION_BYTES * 600])];
         told(&stack, messages).await?;
 
-        // Six rows of each of the first two messages, and one incomplete row. The last message exceeds
-        // the size limit and is refused on receipt.
+        // Six rows of each of the first two messages, and one incomplete row. The last message
+        // exceeds the size limit and is refused on receipt.
         let after = page_that(&stack, "refusals", |page| count(page, "/observations/refused") >= 13).await?;
         let unchanged = |page: &Value| (page["step"].clone(), page["latency"]["endpoints"].clone(), count(page, "/observations/learned"));
         assert_eq!(unchanged(&after), unchanged(&before));
