@@ -315,8 +315,8 @@ class Conformance(unittest.TestCase):
         self.assertEqual(istio_conformance.told(found), "1 passed: A; 1 failed: B; 1 skipped: C")
 
     def test_counters_of_all_labels_add_up(self) -> None:
-        page = '# TYPE switchpoint_picked_total counter\nswitchpoint_picked_total{pool="a"} 3\nswitchpoint_picked_total{pool="b"} 4\nother 9\n'
-        self.assertEqual(istio_conformance.counters(page), {"switchpoint_picked_total": 7, "switchpoint_endpoint_served_total": 0})
+        page = '# TYPE switchpoint_endpoint_served_total counter\nswitchpoint_endpoint_served_total{pool="a"} 3\nswitchpoint_endpoint_served_total{pool="b"} 4\nother 9\n'
+        self.assertEqual(istio_conformance.counters(page), {"llm_d_epp_extproc_streams_total": 0, "switchpoint_endpoint_served_total": 7})
 
     def test_each_picker_has_a_patch_beside_the_gateway_and_a_rule_beside_its_service(self) -> None:
         texts = list(istio_conformance.istio_objects())
