@@ -13,7 +13,7 @@ import istio
 import kube
 import processes
 import release
-from istio_body import SESSION_HEADER, SESSIONS
+from istio_body import SESSION_HEADER
 from istio_steps import STAYED_SHARE_MIN, Failed, Outcome, Run, Target, converse, described, kill_engine, outcome, stayed, under_load, used
 
 SECOND = "qwen"
@@ -21,7 +21,20 @@ HOST = "second.example.com"
 SECOND_SERVERS = "second-servers"
 CHART_RELEASE = "eg-pools"
 FILE = "extension-policy.yaml"
+# The second pool's scheduling configuration, which knows sessions and no prefixes.
+SESSIONS = {
+    "apiVersion": "llm-d.ai/v1alpha1",
+    "kind": "EndpointPickerConfig",
+    "plugins": [{"type": "session-affinity-scorer", "parameters": {"strategy": "session_id"}}, {"type": "max-score-picker"}],
+}
 DAEMON_NAMESPACE, DAEMON_LABELS = "switchpoint", "app=switchpointd"
+
+
+class Survivors(Target):
+    """The same pool, of whose first engine no metrics are asked, because it was killed."""
+
+    def engines(self) -> str:
+        return ",".join(f"{pod['status']['podIP']}:8000" for pod in self.pods()[1:])
 
 
 class Pools(NamedTuple):
@@ -32,7 +45,10 @@ class Pools(NamedTuple):
 
     def converse(self, *headers: str) -> dict:
         """Conversations with the second pool. None may leave it."""
-        return within(self.second, converse(self.second, f"host: {HOST}", *headers))
+        return self.converse_with(self.second, *headers)
+
+    def converse_with(self, engines_of: Target, *headers: str) -> dict:
+        return within(self.second, converse(engines_of, f"host: {HOST}", *headers))
 
 
 def within(pool: Target, found: dict) -> dict:
@@ -62,7 +78,7 @@ def faults(pools: Pools, namespace: str, labels: str) -> list[Run]:
     def second_loses_an_engine() -> str:
         victim = pools.second.pods()[0]["metadata"]["name"]
         processes.kill(processes.container_pid(victim, pools.second.namespace), signal.SIGKILL)
-        pools.converse()
+        pools.converse_with(Survivors(*pools.second))
         kube.wait_until("its engines are ready", lambda: all(map(kube.is_ready, pools.second.pods())))
         return "an engine of the second pool killed, and its conversations went on"
 
