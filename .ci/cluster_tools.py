@@ -38,13 +38,15 @@ PROMETHEUS = "github.com/prometheus/prometheus"
 ENVOY_GATEWAY = "github.com/envoyproxy/gateway"
 ENVOY_GATEWAY_VERSION = "v1.9.1"
 ISTIO = "istio.io/istio"
+INFERENCE_EXTENSION = "sigs.k8s.io/gateway-api-inference-extension"
+INFERENCE_EXTENSION_VERSION = "v1.6.0"
 
 
 class Tool(NamedTuple):
     """A tool to build, with one `go build` for each of `packages`. `told` are linker variables that the tool's own build scripts set.
     `tags` are build tags. The tools of a family are built with one go.mod, and so with one version of each dependency: then a
     package that two of them need is compiled once. `files` are files and folders of the module that tests need; `build` copies
-    them into `.tools/NAME`."""
+    them into `.tools/NAME`. `tests` are packages whose tests `go test -c` makes a program of."""
 
     module: str
     version: str
@@ -53,6 +55,7 @@ class Tool(NamedTuple):
     family: str = ""
     tags: str = ""
     files: tuple[str, ...] = ()
+    tests: dict[str, str] = {}
 
 
 TABLE = {
@@ -114,6 +117,13 @@ TABLE = {
         {name: f"{ISTIO}/pilot/cmd/{name}" for name in ("pilot-discovery", "pilot-agent")},
         files=("manifests/charts", "tools/packaging/common/envoy_bootstrap.json"),
     ),
+    # The published conformance suite of the Inference Extension, and the server behind the gateway in it.
+    "conformance": Tool(
+        f"{INFERENCE_EXTENSION}/conformance",
+        INFERENCE_EXTENSION_VERSION,
+        {"echo-basic": "sigs.k8s.io/gateway-api/conformance/echo-basic"},
+        tests={"conformance.test": f"{INFERENCE_EXTENSION}/conformance"},
+    ),
 }
 
 
@@ -128,14 +138,13 @@ class Schemas(NamedTuple):
 CERT_MANAGER = "github.com/cert-manager/cert-manager"
 PROMETHEUS_OPERATOR = "github.com/prometheus-operator/prometheus-operator"
 KEDA = "github.com/kedacore/keda/v2"
-INFERENCE_EXTENSION = "sigs.k8s.io/gateway-api-inference-extension"
 # The Gateway API in the version that this Envoy Gateway is built with. For the Inference Extension, the last version that has each
 # kind: objectives and rewrites have since moved to llm-d, with the same fields, but llm-d's module is not published.
 SCHEMAS = [
     Schemas("istio.io/api", "v1.31.1", "kubernetes/customresourcedefinitions.gen.yaml"),
     Schemas("sigs.k8s.io/gateway-api", "v1.6.1", "config/crd/standard/gateway.networking.k8s.io_*s.yaml"),
     Schemas(ENVOY_GATEWAY, ENVOY_GATEWAY_VERSION, "charts/gateway-helm/charts/crds/crds/generated/*.yaml"),
-    Schemas(INFERENCE_EXTENSION, "v1.6.0", "config/crd/bases/inference.networking.k8s.io_inferencepools.yaml"),
+    Schemas(INFERENCE_EXTENSION, INFERENCE_EXTENSION_VERSION, "config/crd/bases/inference.networking.k8s.io_inferencepools.yaml"),
     Schemas(INFERENCE_EXTENSION, "v1.5.0", "config/crd/bases/*_inference[mo]*s.yaml"),
     Schemas(INFERENCE_EXTENSION, "v0.5.1", "config/crd/bases/*_inferencemodels.yaml"),
     # What the chart makes for cert-manager and for the Prometheus operator.
@@ -161,7 +170,7 @@ def build(name: str) -> None:
     """Builds a tool unless its stamp file exists."""
     tool = TABLE[name]
     stamp = TOOLS / f".{name}-{tool.version}"
-    if stamp.exists() and all((TOOLS / "bin" / binary).exists() for binary in tool.packages):
+    if stamp.exists() and all((TOOLS / "bin" / binary).exists() for binary in (*tool.packages, *tool.tests)):
         return
     if shutil.which("go") is None:
         raise Unavailable("Go is not installed")
@@ -174,6 +183,8 @@ def build(name: str) -> None:
     # Several packages at once are linked side by side; go then names each binary after its package.
     output = TOOLS / "bin" / (next(iter(tool.packages)) if len(tool.packages) == 1 else "")
     go(folder, "build", "-trimpath", NO_INLINING, f"-tags={tool.tags}", f"-ldflags={flags}", "-o", f"{output}", *tool.packages.values())
+    for binary, package in tool.tests.items():
+        go(folder, "test", "-c", "-trimpath", "-ldflags=-s -w", "-o", str(TOOLS / "bin" / binary), package)
     copy_files(name, folder)
     stamp.touch()
     BUILT.append(name)
@@ -195,7 +206,7 @@ def copy_files(name: str, folder: pathlib.Path) -> None:
 def write_module(folder: pathlib.Path, tools: list[Tool]) -> None:
     """Writes a Go module that requires these tools."""
     folder.mkdir(parents=True, exist_ok=True)
-    imports = "".join(f'import _ "{package}"\n' for tool in tools for package in tool.packages.values())
+    imports = "".join(f'import _ "{package}"\n' for tool in tools for package in (*tool.packages.values(), *tool.tests.values()))
     (folder / "tools.go").write_text(f"//go:build tools\n\npackage tools\n\n{imports}")
     required = sorted({f"require {tool.module} {tool.version}\n" for tool in tools})
     (folder / "go.mod").write_text(f"module tools\n\ngo 1.24\n\n{''.join(required)}")

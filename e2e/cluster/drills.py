@@ -1,6 +1,7 @@
 """The drills: each changes something in the cluster while clients send requests."""
 
 import contextlib
+import datetime
 import json
 import signal
 import subprocess
@@ -157,7 +158,7 @@ def leader_stopped_killed_and_cut_off(killed: list[float]) -> str:
             raise Failed(f"{number.name}: another daemon led after {seconds:.1f} s, more than {seconds_max} s")
         told.append(f"{number.name}: another daemon leads after {seconds:.1f} s")
         kube.wait_until("the old leader runs again", lambda old=before: kube.containers(daemons.pods()) != old and all(map(kube.is_ready, daemons.pods())))
-    before, holder = kube.containers(daemons.pods()), daemons.lease_holder()
+    before, holder, away = kube.containers(daemons.pods()), daemons.lease_holder(), time.time()
     node.stop_component("kube-apiserver")
     time.sleep(EXT_PROC_API_AWAY_SECONDS)
     node.start_component("kube-apiserver")
@@ -167,7 +168,16 @@ def leader_stopped_killed_and_cut_off(killed: list[float]) -> str:
     again = "the same daemon" if daemons.lease_holder() == holder else "the other daemon"
     told.append(f"API server away for {EXT_PROC_API_AWAY_SECONDS} s: no daemon restarted, then {again} leads")
     pods_ready_again()  # on a busy machine the API server is away for longer than the grace period; the next drill needs the Service
+    # Then Services have no endpoints, and so the gateway has none.
+    if any(became_ready(pod) > away for pod in [*engines.pods(), *daemons.pods()]):
+        told.append("it was away for longer than the node's grace period: the node controller declared pods unready")
     return "; ".join(told)
+
+
+def became_ready(pod: dict) -> float:
+    """The last change of a pod's condition Ready, in seconds since 1970."""
+    condition = next(one for one in pod["status"]["conditions"] if one["type"] == "Ready")
+    return datetime.datetime.fromisoformat(condition["lastTransitionTime"]).timestamp()
 
 
 def engines_rolled() -> str:

@@ -8,6 +8,7 @@ from typing import Callable
 import chat
 import engines
 import envoy_gateway
+import envoy_gateway_pools
 import images
 import istio_steps
 import kube
@@ -312,4 +313,4 @@ DRILLS: dict[str, Callable[[], Outcome]] = {
     "eg-extension-policy": extension_policy,
     "eg-ext-proc": ext_proc,
     "eg-chart": chart,
-}
+} | envoy_gateway_pools.DRILLS

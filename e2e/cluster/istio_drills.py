@@ -8,6 +8,7 @@ import chat
 import engines
 import istio
 import istio_body
+import istio_conformance
 import istio_faults
 import istio_mesh
 import istio_pool
@@ -158,4 +159,5 @@ DRILLS: dict[str, Callable[[], Outcome]] = {
     "istio-inference-pool": inference_pool,
     "istio-mutual-tls": istio_mesh.mutual_tls,
     "istio-body": body,
+    "istio-conformance": istio_conformance.conformance,
 }

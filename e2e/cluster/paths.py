@@ -33,8 +33,8 @@ POD_RANGE = "10.244.0.0/16"
 NODE_POD_RANGE = "10.244.0.0/24"
 SERVICE_RANGE = "10.96.0.0/16"
 API_SERVICE_ADDRESS = "10.96.0.1"
-# Image names of the project's manifests; containerd pulls them from REGISTRY.
-IMAGE_HOSTS = ("registry.example.com", "docker.io", REGISTRY)
+# Registries in the image names of the project's manifests and of the conformance suite's; containerd pulls them from REGISTRY.
+IMAGE_HOSTS = ("registry.example.com", "docker.io", "gcr.io", "registry.k8s.io", REGISTRY)
 # The parent of all cgroups of pods, in every hierarchy. Each checkout has its own, so that nodes of two checkouts can run at once.
 CGROUP = f"switchpoint-e2e-{hashlib.sha256(str(STATE).encode()).hexdigest()[:8]}"
 ADMIN_KUBECONFIG = ETC / "admin.conf"

@@ -20,10 +20,12 @@ import dns
 import drills
 import envoy_gateway
 import envoy_gateway_drills
+import envoy_gateway_pools
 import ext_proc_gateway
 import images
 import istio
 import istio_body
+import istio_conformance
 import istio_faults
 import istio_steps
 import paths
@@ -195,6 +197,20 @@ class EnvoyGateway(unittest.TestCase):
         text = envoy_gateway_drills.with_sha256(envoy_gateway.shipped("extension-policy.yaml"), "ab")
         self.assertEqual(text.count("image: {sha256: ab, url: 10.199.0.2:5000/switchpoint:"), 1)
 
+    def test_the_second_route_has_its_own_pool_and_servers(self) -> None:
+        route = {"kind": "HTTPRoute", "metadata": {"name": "inference"}, "spec": {"rules": [{"backendRefs": [{"name": "model-servers", "port": 8000}], "matches": [1]}]}}
+        self.assertEqual(envoy_gateway_pools.changed(route)["spec"], {"rules": [{"backendRefs": [{"name": "second-servers", "port": 8000}], "matches": [1]}], "hostnames": ["second.example.com"]})
+        policy = {"kind": "EnvoyExtensionPolicy", "metadata": {"name": "switchpoint"}, "spec": {"targetRefs": [{"name": "inference"}], "wasm": [{"config": {"pools": [{"name": "default"}], "decide_at": "headers"}}]}}
+        self.assertEqual(envoy_gateway_pools.changed(policy)["spec"], {"targetRefs": [{"name": "qwen"}], "wasm": [{"config": {"pools": [{"name": "qwen"}], "decide_at": "headers"}}]})
+
+    def test_an_endpoint_of_another_pool_is_a_failure(self) -> None:
+        pool = envoy_gateway_pools.Target("gateway:80", "n")
+        found = {"conversations": [[{"served_by": "10.0.0.1:8000"}, {"served_by": "10.0.0.2:8000"}]]}
+        with mock.patch.object(envoy_gateway_pools.Target, "engines", lambda _: "10.0.0.1:8000,10.0.0.2:8000"):
+            self.assertIs(envoy_gateway_pools.within(pool, found), found)
+        with mock.patch.object(envoy_gateway_pools.Target, "engines", lambda _: "10.0.0.1:8000"), self.assertRaises(istio_steps.Failed):
+            envoy_gateway_pools.within(pool, found)
+
     def test_all_files_remove_the_same_headers_and_serve_the_same_paths(self) -> None:
         files = [(envoy_gateway.CONFIG / name).read_text() for name in ("gateway.yaml", "extension-policy.yaml", "ext-proc.yaml")]
         removed = [sorted(re.findall(r"^      - (x-\S+)$", text, re.MULTILINE)) for text in files]
@@ -280,6 +296,38 @@ class Istio(unittest.TestCase):
     def test_a_turn_that_moved_has_not_stayed(self) -> None:
         turns = [{"served_by": engine} for engine in ("a", "a", "b")]
         self.assertEqual(istio_steps.stayed({"conversations": [turns]}), 0.5)
+
+
+class Conformance(unittest.TestCase):
+    OUTPUT = """
+=== RUN   TestConformance/A
+    --- PASS: TestConformance/A (1.23s)
+        --- PASS: TestConformance/A/step_one (0.20s)
+    --- FAIL: TestConformance/B (300.00s)
+        --- FAIL: TestConformance/B/step (300.00s)
+    --- SKIP: TestConformance/C (0.00s)
+--- FAIL: TestConformance (301.23s)
+"""
+
+    def test_tests_count_and_their_steps_do_not(self) -> None:
+        found = istio_conformance.results(self.OUTPUT)
+        self.assertEqual(found, {"PASS": ["A"], "FAIL": ["B"], "SKIP": ["C"]})
+        self.assertEqual(istio_conformance.told(found), "1 passed: A; 1 failed: B; 1 skipped: C")
+
+    def test_counters_of_all_labels_add_up(self) -> None:
+        page = '# TYPE switchpoint_endpoint_served_total counter\nswitchpoint_endpoint_served_total{pool="a"} 3\nswitchpoint_endpoint_served_total{pool="b"} 4\nother 9\n'
+        self.assertEqual(istio_conformance.counters(page), {"llm_d_epp_extproc_streams_total": 0, "switchpoint_endpoint_served_total": 7})
+
+    def test_each_picker_has_a_patch_beside_the_gateway_and_a_rule_beside_its_service(self) -> None:
+        texts = list(istio_conformance.istio_objects())
+        self.assertEqual(len(texts), len(istio_conformance.PICKERS))
+        rule, patch = texts[0].split("\n---\n")
+        self.assertIn("metadata: {name: primary-endpoint-picker-svc, namespace: inference-conformance-app-backend}", rule)
+        self.assertIn("metadata: {name: primary-endpoint-picker-svc, namespace: inference-conformance-infra}", patch)
+        service = "primary-endpoint-picker-svc.inference-conformance-app-backend.svc"
+        self.assertIn(f"host: {service}.cluster.local", rule)
+        self.assertIn(f"cluster: {{service: {service}.cluster.local, portNumber: 9002}}", patch)
+        self.assertIn(f'replace(":authority", "{service}:9002")', patch)
 
 
 if __name__ == "__main__":
