@@ -304,8 +304,9 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
     ],
     # Prometheus takes 3 minutes to build on two cores, once.
     "observe": lambda: [
-        Step("observe: Prometheus", "python3 .ci/cluster_tools.py prometheus", buildable),
+        Step("observe: Prometheus and an OpenTelemetry collector", "python3 .ci/cluster_tools.py prometheus otelcol", buildable),
         Step("observe: alerts and panels on a real Prometheus", "python3 -m unittest discover e2e/observe -p test_observe.py", unit_tests),
+        Step("observe: traces in a real OpenTelemetry collector", "python3 -m unittest discover e2e/observe -p test_traces.py", unit_tests),
         # It needs Chromium, of the system.
         Step("observe: console in a real Chromium", "python3 -m unittest discover e2e/observe -p test_console.py", unit_tests),
     ],

@@ -147,6 +147,7 @@ impl<H: RequestHost> RequestDriver<H> {
             return RequestFlow::Hold;
         }
         self.pool = host.find_pool();
+        self.exchange.set_traced(host.is_traced(pairs.clone()));
         let Some(pool) = &self.pool else {
             self.exchange.phase = ExchangePhase::Passed;
             host.count(None, RequestCount::Passed);
@@ -405,9 +406,7 @@ impl<H: RequestHost> RequestDriver<H> {
             }
             Err(step) => step,
         };
-        if let Some(record) = self.exchange.take_record() {
-            host.log_decision(&record);
-        }
+        self.log_decision(host);
         match step {
             ExchangeStep::Forward(forward) => self.forward(host, forward, body, now),
             ExchangeStep::Reply(reply) => self.refuse(host, reply),
@@ -434,9 +433,7 @@ impl<H: RequestHost> RequestDriver<H> {
         if due {
             host.release_held(pool);
         }
-        if let Some(record) = self.exchange.take_record() {
-            host.log_decision(&record);
-        }
+        self.log_decision(host);
         if let (Some((since, priority)), Some(ExchangeStep::Forward(_) | ExchangeStep::Reply(_))) = (held, &step) {
             host.log_hold(now.ms_since(since), priority);
         }
@@ -447,6 +444,15 @@ impl<H: RequestHost> RequestDriver<H> {
             }
             Some(ExchangeStep::Reply(reply)) => self.refuse(host, reply),
             Some(ExchangeStep::Hold { .. } | ExchangeStep::Park { .. }) | None => RequestFlow::Hold,
+        }
+    }
+
+    fn log_decision(&mut self, host: &mut H) {
+        if let Some(record) = self.exchange.take_record() {
+            host.log_decision(&record);
+        }
+        if let Some(candidates) = self.exchange.take_candidates() {
+            host.trace_decision(candidates);
         }
     }
 
@@ -492,12 +498,15 @@ impl<H: RequestHost> RequestDriver<H> {
         let Some(pool) = &self.pool else { return };
         let bytes = host.take_response_body(size);
         let (exchange, now) = (&mut self.exchange, host.now());
-        let due = host.with_pool(pool, PoolUse::ReadResponse, now, |pool| {
+        let (due, traced) = host.with_pool(pool, PoolUse::ReadResponse, now, |pool| {
             exchange.read_chunk(pool, bytes.as_ref(), last, now);
-            pool.has_due()
+            (pool.has_due(), if last { exchange.traced_outcome(pool, now) } else { None })
         });
         if due {
             host.release_held(pool);
+        }
+        if let Some(outcome) = traced {
+            host.trace_outcome(&outcome);
         }
         let restored = self.exchange.restore_chunk(bytes.as_ref(), last);
         host.send_response_body(bytes, restored, held);

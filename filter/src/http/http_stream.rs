@@ -11,7 +11,7 @@ use std::rc::{Rc, Weak};
 use exchange::usage::TokenUsage;
 use exchange::{
     BodyProgress, ExchangeOutcome, ExchangeSettings, LocalReply, ManagedPool, PoolUse, RequestChanges, RequestCount, RequestDriver,
-    RequestFlow, RequestHost, ResponseHead, ResponseOrigin, ResponseStep, RewriteError, Timestamp, headers, ready_reply,
+    RequestFlow, RequestHost, ResponseHead, ResponseOrigin, ResponseStep, RewriteError, Timestamp, headers, ready_reply, trace,
 };
 
 use crate::config::FilterConfig;
@@ -60,6 +60,8 @@ struct FilterHost<H: Host> {
     /// Whether the request headers went on before the decision, to a buffer filter that holds them.
     /// Envoy then allows no change of them.
     headers_went_on: bool,
+    /// Whether the proxy's span of the request is sampled and has our tags.
+    traced: bool,
     #[cfg(feature = "drill")]
     watch: std::cell::Cell<Option<crate::sharing_cost::DrillTimer>>,
 }
@@ -80,6 +82,7 @@ impl<H: Host> HttpStream<H> {
                 stream: stream.clone(),
                 response_bytes: 0,
                 headers_went_on: false,
+                traced: false,
                 #[cfg(feature = "drill")]
                 watch: std::cell::Cell::new(None),
             };
@@ -288,6 +291,21 @@ impl<H: Host> RequestHost for FilterHost<H> {
         }
     }
 
+    fn is_traced<'h>(&mut self, pairs: impl Iterator<Item = (&'h [u8], &'h [u8])>) -> bool {
+        self.traced = self.config.trace_tags && trace::is_sampled(pairs);
+        self.traced
+    }
+
+    fn trace_decision(&mut self, candidates: String) {
+        self.tag("candidates", &candidates);
+    }
+
+    fn trace_outcome(&mut self, outcome: &ExchangeOutcome) {
+        for (name, value) in outcome.span_attributes() {
+            self.tag(name, &value);
+        }
+    }
+
     fn resume_after(&mut self, replica: &Self::Pool, at: Timestamp) {
         self.vm.borrow_mut().retry_after(at, Rc::clone(replica), self.stream.clone());
     }
@@ -403,6 +421,12 @@ impl<H: Host> FilterHost<H> {
         self.metrics.collect(Stat::PromptTokens, usage.prompt_tokens.unwrap_or(0));
         self.metrics.collect(Stat::CachedTokens, usage.cached_tokens.unwrap_or(0));
         self.metrics.collect(completion, usage.completion_tokens.unwrap_or(0));
+    }
+
+    /// Sets a property that a tag of the proxy's span shows.
+    fn tag(&self, name: &str, value: &str) {
+        let name = ["switchpoint_", name].concat();
+        self.proxy.property_set(&name, value.as_bytes()).unwrap_or_else(|e| self.failed("a tag of a span", e));
     }
 
     /// Lets the headers go on to the buffer filter after this one. That filter writes the length of

@@ -56,6 +56,11 @@ pub struct ExtProcArgs {
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_EXPLAIN")]
     pub ext_proc_explain: bool,
 
+    /// An OpenTelemetry collector (OTLP over HTTP) for spans of requests whose trace the gateway
+    /// samples [default: no spans].
+    #[arg(long, env = "SWITCHPOINT_OTLP_ENDPOINT", value_name = "URL")]
+    pub otlp_endpoint: Option<reqwest::Url>,
+
     /// How long to answer ext_proc after SIGTERM, so that gateways learn that this daemon is not
     /// ready and call another one [default: not at all].
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_DRAIN", value_name = "DURATION", value_parser = duration)]

@@ -20,6 +20,7 @@ use super::memory::MemoryAccount;
 use super::open_streams::ExpiringStream;
 use super::refusal::StreamRefusal;
 use super::server::{ExtProcServer, ServedPool};
+use super::span::TraceContext;
 
 /// How long a proxy may be silent while the rest of a body or of a message is missing, or may take
 /// no data of its answer, in ms. A client that is slower counts as gone.
@@ -144,6 +145,13 @@ impl StreamSession {
     /// Releases the memory and the pick of the stream, because the proxy sends nothing more.
     pub fn close(&self) {
         self.lock().end(Status::ok(""));
+    }
+
+    /// Sets the caller's span, from the gRPC metadata of the stream.
+    pub fn set_parent(&self, parent: Option<TraceContext>) {
+        if let Some(stream) = &mut self.lock().stream {
+            stream.set_parent(parent);
+        }
     }
 
     /// Whether the proxy can continue without the daemon.
