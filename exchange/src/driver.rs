@@ -115,6 +115,15 @@ enum BodyDelivery {
     HoldNext,
 }
 
+fn log_decision(exchange: &mut Exchange, host: &mut impl RequestHost) {
+    if let Some(record) = exchange.take_record() {
+        host.log_decision(&record);
+    }
+    if let Some(candidates) = exchange.take_candidates() {
+        host.trace_decision(candidates);
+    }
+}
+
 // === impl RequestDriver ===
 
 impl<H: RequestHost> Default for RequestDriver<H> {
@@ -406,7 +415,7 @@ impl<H: RequestHost> RequestDriver<H> {
             }
             Err(step) => step,
         };
-        self.log_decision(host);
+        log_decision(&mut self.exchange, host);
         match step {
             ExchangeStep::Forward(forward) => self.forward(host, forward, body, now),
             ExchangeStep::Reply(reply) => self.refuse(host, reply),
@@ -433,7 +442,7 @@ impl<H: RequestHost> RequestDriver<H> {
         if due {
             host.release_held(pool);
         }
-        self.log_decision(host);
+        log_decision(&mut self.exchange, host);
         if let (Some((since, priority)), Some(ExchangeStep::Forward(_) | ExchangeStep::Reply(_))) = (held, &step) {
             host.log_hold(now.ms_since(since), priority);
         }
@@ -444,15 +453,6 @@ impl<H: RequestHost> RequestDriver<H> {
             }
             Some(ExchangeStep::Reply(reply)) => self.refuse(host, reply),
             Some(ExchangeStep::Hold { .. } | ExchangeStep::Park { .. }) | None => RequestFlow::Hold,
-        }
-    }
-
-    fn log_decision(&mut self, host: &mut H) {
-        if let Some(record) = self.exchange.take_record() {
-            host.log_decision(&record);
-        }
-        if let Some(candidates) = self.exchange.take_candidates() {
-            host.trace_decision(candidates);
         }
     }
 

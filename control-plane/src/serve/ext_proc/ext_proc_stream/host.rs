@@ -172,7 +172,7 @@ impl RequestHost for ExtProcHost {
     fn reply(&mut self, reply: LocalReply) {
         self.held = HeldBody::default();
         (self.parking, self.hold) = (None, None);
-        self.tag("refused", reply.status.to_string());
+        self.tag("refused", &reply.status.to_string());
         self.answer(wire::immediate(reply));
     }
 
@@ -199,8 +199,8 @@ impl RequestHost for ExtProcHost {
     fn log_decision(&mut self, _: &str) {}
 
     fn log_hold(&mut self, ms: u64, priority: i32) {
-        self.tag("held_ms", ms.to_string());
-        self.tag("band", priority.to_string());
+        self.tag("held_ms", &ms.to_string());
+        self.tag("band", &priority.to_string());
     }
 
     fn is_traced<'h>(&mut self, pairs: impl Iterator<Item = (&'h [u8], &'h [u8])>) -> bool {
@@ -213,7 +213,9 @@ impl RequestHost for ExtProcHost {
     }
 
     fn trace_decision(&mut self, candidates: String) {
-        self.tag("candidates", candidates);
+        if let Some(span) = &mut self.span {
+            span.tag("candidates", candidates);
+        }
     }
 
     /// The pool itself counts everything except the time of a pick.
@@ -259,9 +261,9 @@ impl RequestHost for ExtProcHost {
 
     fn ended(&mut self, outcome: &ExchangeOutcome) {
         if self.span.is_some() {
-            self.tag("status", outcome.status.to_string());
-            self.tag("failed_attempts", outcome.failed_attempts.to_string());
-            outcome.span_attributes().into_iter().for_each(|(name, value)| self.tag(name, value));
+            self.tag("status", &outcome.status.to_string());
+            self.tag("failed_attempts", &outcome.failed_attempts.to_string());
+            outcome.span_attributes().into_iter().for_each(|(name, value)| self.tag(name, &value));
         }
     }
 }
@@ -302,8 +304,8 @@ impl ExtProcHost {
         self.flow_id = flow_id.and_then(wire::text).map(|id| id.as_bytes().to_vec());
     }
 
-    fn tag(&mut self, name: &str, value: String) {
-        self.span.iter_mut().for_each(|span| span.tag(name, value.as_str()));
+    fn tag(&mut self, name: &str, value: &str) {
+        self.span.iter_mut().for_each(|span| span.tag(name, value));
     }
 
     /// Ends the span of the request, if it has one.
