@@ -18,7 +18,7 @@ fn tags(config: &str, flag: char) -> Vec<String> {
     let properties = world.host.properties.borrow();
     let tag = |name: &str| properties.get(name).map(|value| String::from_utf8_lossy(value).into_owned());
     if let Some(candidates) = tag("switchpoint_candidates") {
-        assert!(candidates.starts_with(&format!(r#"[{{"endpoint":"{first}""#)) && candidates.contains(r#""cost":{"#), "{candidates}");
+        assert!(candidates.starts_with(&format!(r#"[{{"endpoint":"{first}""#)) && candidates.contains(r#""scores":{"#), "{candidates}");
         assert_eq!((tag("switchpoint_missed_tokens"), tag("switchpoint_miss_cause")), (Some("1000".into()), Some("never_seen".into())));
     }
     properties.keys().filter(|name| name.starts_with("switchpoint_")).cloned().collect()
