@@ -28,7 +28,8 @@ pub fn is_sampled<'h>(pairs: impl Iterator<Item = (&'h [u8], &'h [u8])>) -> bool
     let (mut by_parent, mut by_id) = (None, false);
     for (name, value) in pairs {
         if name == TRACEPARENT.as_bytes() {
-            by_parent = value.get(SAMPLED_AT).and_then(|&digit| char::from(digit).to_digit(16)).map(|flags| flags & 1 == 1);
+            // Of a hexadecimal digit in ASCII; the codes of letters begin with an odd one.
+            by_parent = value.get(SAMPLED_AT).map(|digit| digit & 1 != digit >> 6 & 1);
         } else if name == REQUEST_ID && value.len() == UUID_BYTES {
             by_id = value.get(REASON_AT).is_some_and(|reason| b"9ab".contains(reason));
         }
@@ -97,6 +98,7 @@ mod tests {
     fn the_parent_decides_and_without_one_the_request_id() {
         let parent = |flags: &str| format!("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-{flags}");
         let id = |reason: char| format!("f3f2a7b0-3f2a-{reason}c1d-8f00-0123456789ab");
+        assert!(sampled(&[("traceparent", &parent("0b"))]) && !sampled(&[("traceparent", &parent("0a"))]));
         assert!(sampled(&[("traceparent", &parent("01"))]) && sampled(&[("traceparent", &parent("03"))]));
         assert!(!sampled(&[("traceparent", &parent("00")), ("x-request-id", &id('9'))]));
         assert!(['9', 'a', 'b'].into_iter().all(|reason| sampled(&[("x-request-id", &id(reason))])));

@@ -426,7 +426,7 @@ impl<H: Host> FilterHost<H> {
     /// Sets a property that a tag of the proxy's span shows.
     fn tag(&self, name: &str, value: &str) {
         let name = ["switchpoint_", name].concat();
-        self.proxy.property_set(&name, value.as_bytes()).unwrap_or_else(|e| self.failed("a tag of a span", e));
+        self.proxy.property_set(&name, value.as_bytes()).unwrap_or_else(|e| self.failed("a tag", e));
     }
 
     /// Lets the headers go on to the buffer filter after this one. That filter writes the length of
