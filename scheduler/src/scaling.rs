@@ -9,13 +9,13 @@
 //!   `w` of the SLO ([`utilization`]).
 //!
 //! ```text
-//! desired = max(d / u, (W' + d D) / (D + w))        W' = max(0, W + (d - ready) S)
+//! desired = max(d / u, (W' + d D) / (D + w))        W' = max(0, W + (d - ready) S - Σ min(a, S))
 //! ```
 //!
 //! The first term keeps up with arrivals. The second works off the backlog within the drain time
 //! `D`: after it at most the allowed wait `w` is left on each replica, so `N (D + w) = W' + d D`
 //! (conservation of work). `W'` is the backlog when a replica ordered now starts to serve, `S`
-//! seconds from now.
+//! seconds from now. Until then a replica that was ordered `a` seconds ago does `a` seconds of work.
 //!
 //! A batch of `B` sequences shares the constant part `e0` of a decode step, so a token costs
 //! `e0/B + e1 + e2 context`. Capacity counts with the largest batch that fits ([`EngineSeats`]).
@@ -136,8 +136,8 @@ pub struct ScalingGroup<'g> {
     pub seats: EngineSeats,
     /// The endpoints.
     pub endpoints: &'g [OutstandingWork],
-    /// Replicas that start and do not serve yet.
-    pub starting: u32,
+    /// Replicas that start and do not serve yet: seconds since the order of each.
+    pub starting: &'g [f64],
 }
 
 /// The signal of a group.
@@ -166,21 +166,24 @@ struct RequestCost {
 
 /// The signal of `group` for `goal`. Numbers that are negative or not finite count as 0.
 #[must_use]
-#[expect(clippy::cast_precision_loss, reason = "at most 1,024 endpoints")]
+#[expect(clippy::cast_precision_loss, reason = "thousands of endpoints at most")]
 pub fn signal(group: &ScalingGroup<'_>, goal: &ScalingGoal) -> ScalingSignal {
     let cost = RequestCost::of(group);
     let [least, most] = [goal.replicas.0, goal.replicas.1.max(goal.replicas.0)].map(f64::from);
     let work = cost.outstanding(group.endpoints);
     let ready: f64 = group.endpoints.iter().map(|endpoint| cost.capacity(endpoint.speed)).sum();
-    let capacity = ready + f64::from(group.starting);
+    let starting = group.starting.len() as f64;
+    let capacity = ready + starting;
     let busy = known(group.mix.per_second) * cost.request_s();
 
     let wait_s = (known(goal.ttft_s) - cost.prefill_s).max(known(goal.ttft_s) * WAIT_SHARE_MIN);
     let utilization = utilization(wait_s, cost.request_s());
-    let later_s = (work.unwrap_or(0.0) + (busy - ready) * known(goal.startup_s)).max(0.0);
+    let startup_s = known(goal.startup_s);
+    let of_starting: f64 = group.starting.iter().map(|age_s| known(*age_s).min(startup_s)).sum();
+    let later_s = (work.unwrap_or(0.0) + (busy - ready) * startup_s - of_starting).max(0.0);
     let drained = (later_s + busy * known(goal.drain_s)) / (known(goal.drain_s) + wait_s).max(f64::MIN_POSITIVE);
     // An unknown group is not idle: it keeps its size.
-    let held = if work.is_none() || !group.measured { group.endpoints.len() as f64 + f64::from(group.starting) } else { 0.0 };
+    let held = if work.is_none() || !group.measured { group.endpoints.len() as f64 + starting } else { 0.0 };
     ScalingSignal {
         backlog_s: work.filter(|_| capacity > 0.0).map(|work| work / capacity),
         busy,

@@ -32,7 +32,7 @@ fn group_row(pool: &str, group: &EndpointGroup, goal: &ScalingGoal) -> Value {
         "models": group.models(),
         "endpoints": group.endpoints.len(),
         "endpoints_unknown": group.endpoints.iter().filter(|endpoint| endpoint.reported.is_none()).count(),
-        "starting": group.starting,
+        "starting": group.starting.len(),
         "requests": sum(|endpoint| endpoint.requests),
         "prompts": sum(|endpoint| endpoint.prompts),
         "uncached_tokens": sum(|endpoint| endpoint.uncached_tokens),

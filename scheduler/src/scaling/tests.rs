@@ -17,7 +17,15 @@ const UNKNOWN: OutstandingWork = OutstandingWork { reported: None, ..IDLE };
 fn of(mix: RequestMix, endpoints: &[OutstandingWork], goal: &ScalingGoal) -> ScalingSignal {
     let step = StepModel::of(STEP.0, STEP.1, 100.0);
     signal(
-        &ScalingGroup { role: ScalingRole::Both, step: &step, mix, measured: true, seats: EngineSeats::default(), endpoints, starting: 0 },
+        &ScalingGroup {
+            role: ScalingRole::Both,
+            step: &step,
+            mix,
+            measured: true,
+            seats: EngineSeats::default(),
+            endpoints,
+            starting: &[],
+        },
         goal,
     )
 }
@@ -56,7 +64,8 @@ fn engines_of_which_nothing_is_known_are_not_idle() {
     assert_eq!((found.backlog_s, found.desired), (None, 5.0), "the group keeps its size");
     let step = StepModel::of(STEP.0, STEP.1, 100.0);
     let seats = EngineSeats::default();
-    let new = ScalingGroup { role: ScalingRole::Both, step: &step, mix: MIX, measured: false, seats, endpoints: &[IDLE; 5], starting: 2 };
+    let new =
+        ScalingGroup { role: ScalingRole::Both, step: &step, mix: MIX, measured: false, seats, endpoints: &[IDLE; 5], starting: &[5.0; 2] };
     assert_eq!(signal(&new, &GOAL).desired, 7.0, "a new leader does not know yet what arrives");
     let loaded = OutstandingWork { requests: 400.0, prompts: 400.0, uncached_tokens: 4e5, ..IDLE };
     let with = |other| of(MIX, &[loaded, other], &GOAL).backlog_s.unwrap();
@@ -67,7 +76,7 @@ fn engines_of_which_nothing_is_known_are_not_idle() {
 fn a_starting_replica_is_capacity_that_comes() {
     let step = StepModel::of(STEP.0, STEP.1, 100.0);
     let loaded = OutstandingWork { requests: 400.0, prompts: 400.0, uncached_tokens: 4e5, ..IDLE };
-    let found = |starting| {
+    let found = |starting: &[f64], startup_s| {
         let endpoints = &[loaded];
         signal(
             &ScalingGroup {
@@ -79,11 +88,16 @@ fn a_starting_replica_is_capacity_that_comes() {
                 endpoints,
                 starting,
             },
-            &GOAL,
+            &ScalingGoal { startup_s, ..GOAL },
         )
     };
-    assert_near(found(3).backlog_s.unwrap() * 4.0, found(0).backlog_s.unwrap());
-    assert_eq!(found(3).desired, found(0).desired, "the desired number includes those that start");
+    assert_near(found(&[9.0; 3], 0.0).backlog_s.unwrap() * 4.0, found(&[], 0.0).backlog_s.unwrap());
+    assert_eq!(found(&[9.0; 3], 0.0).desired, found(&[], 0.0).desired, "the desired number includes those that start");
+    // Of a start-up of 30 s, one of 9 s ago leaves 9 s of work by a replica that is ordered now.
+    let [fresh, old, late] = [0.0, 9.0, 1e3].map(|age| found(&[age], 30.0).desired);
+    assert_eq!(fresh, found(&[], 30.0).desired);
+    assert_near(fresh - old, 9.0 / (60.0 + 2.0 - 0.063));
+    assert_near(fresh - late, 30.0 / (60.0 + 2.0 - 0.063));
 }
 
 #[test]
@@ -93,8 +107,15 @@ fn a_slow_endpoint_is_less_capacity_and_other_roles_have_other_costs() {
     assert_near(of(MIX, &[slow], &GOAL).backlog_s.unwrap(), 2.0 * of(MIX, &[loaded], &GOAL).backlog_s.unwrap());
     let step = StepModel::of(STEP.0, STEP.1, 100.0);
     let found = [ScalingRole::Prefill, ScalingRole::Decode].map(|role| {
-        let group =
-            ScalingGroup { role, step: &step, mix: MIX, measured: true, seats: EngineSeats::default(), endpoints: &[loaded], starting: 0 };
+        let group = ScalingGroup {
+            role,
+            step: &step,
+            mix: MIX,
+            measured: true,
+            seats: EngineSeats::default(),
+            endpoints: &[loaded],
+            starting: &[],
+        };
         signal(&group, &GOAL).backlog_s.unwrap()
     });
     assert_near(found[0], 400.0 * 0.063);

@@ -41,8 +41,8 @@ impl ThroughputPlanner {
             self.planned_at = pool.now_s;
             self.floor = (per_second / self.engine_rate(&mix)).ceil() as usize;
         }
-        let ordered = pool.engines.len() + pool.starting;
-        if ordered < self.floor || pool.starting > 0 || pool.engines.is_empty() {
+        let ordered = pool.engines.len() + pool.starting.len();
+        if ordered < self.floor || !pool.starting.is_empty() || pool.engines.is_empty() {
             return ordered.max(self.floor);
         }
         let estimates: Vec<(f64, f64)> = pool.engines.iter().map(|engine| estimate(engine, &mix)).collect();

@@ -47,7 +47,8 @@ pub(super) struct EngineSample {
 pub(super) struct PoolSample<'s> {
     pub(super) now_s: f64,
     pub(super) engines: Vec<EngineSample>,
-    pub(super) starting: usize,
+    /// Seconds since the order of each replica that starts.
+    pub(super) starting: Vec<f64>,
     pub(super) totals: TrafficTotals,
     pub(super) step: &'s StepModel,
 }
@@ -135,7 +136,7 @@ impl Autoscaler {
 
     /// The replicas that should be there from now on; `tick` counts the calls.
     pub(super) fn replicas(&mut self, tick: u64, pool: &PoolSample<'_>) -> usize {
-        let ordered = pool.engines.len() + pool.starting;
+        let ordered = pool.engines.len() + pool.starting.len();
         self.window.record(pool.now_s, pool.totals);
         let wanted = match self.rule {
             ScalingRule::Planner => self.planner.replicas(&self.window, pool),
@@ -187,7 +188,7 @@ impl Autoscaler {
             measured: self.window.is_measured(),
             seats: seats(),
             endpoints: &endpoints,
-            starting: pool.starting as u32,
+            starting: &pool.starting,
         };
         let goal = ScalingGoal {
             ttft_s: TTFT_SLO_S * self.setting,

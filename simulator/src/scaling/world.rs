@@ -281,9 +281,11 @@ impl<'w> ScalingWorld<'w> {
         }
         let step = self.learner.publish();
         let engines: Vec<EngineSample> = (0..self.replicas.len()).filter_map(|at| self.sample(at)).collect();
-        let starting = self.count(ReplicaState::Starting);
+        let starts = self.replicas.iter().filter(|replica| replica.state == ReplicaState::Starting);
+        let starting: Vec<f64> = starts.map(|replica| (now - replica.ordered_at) / 1e3).collect();
+        let ordered = engines.len() + starting.len();
         let pool = PoolSample { now_s: now / 1e3, engines, starting, totals: self.totals, step: &step };
-        let (ordered, wanted) = (pool.engines.len() + starting, self.autoscaler.replicas(self.ticks, &pool));
+        let wanted = self.autoscaler.replicas(self.ticks, &pool);
         self.ticks += 1;
         for _ in ordered..wanted {
             self.order(now);
@@ -294,10 +296,6 @@ impl<'w> ScalingWorld<'w> {
         if ordered != wanted {
             self.install();
         }
-    }
-
-    fn count(&self, state: ReplicaState) -> usize {
-        self.replicas.iter().filter(|replica| replica.state == state).count()
     }
 
     fn sample(&self, at: usize) -> Option<EngineSample> {
