@@ -15,7 +15,8 @@
 //! The first term keeps up with arrivals. The second works off the backlog within the drain time
 //! `D`: after it at most the allowed wait `w` is left on each replica, so `N (D + w) = W' + d D`
 //! (conservation of work). `W'` is the backlog when a replica ordered now starts to serve, `S`
-//! seconds from now. Until then a replica that was ordered `a` seconds ago does `a` seconds of work.
+//! seconds from now. Until then a replica that was ordered `a` seconds ago does `min(a, S)` seconds
+//! of work.
 //!
 //! A batch of `B` sequences shares the constant part `e0` of a decode step, so a token costs
 //! `e0/B + e1 + e2 context`. Capacity counts with the largest batch that fits ([`EngineSeats`]).
