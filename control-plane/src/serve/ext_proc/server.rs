@@ -51,8 +51,8 @@ const ALL_POOLS_WAIT_MAX: Duration = Duration::from_secs(30);
 /// How often counters are reported: as often as filters do.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How many more streams of held requests are kept than twice those that are held: a stream that
-/// was sent stays until then.
+/// The list of streams whose requests were held is pruned once it is longer than this plus twice
+/// the number of requests held now: a stream whose request was sent leaves the list only then.
 const ENDED_STREAMS_MAX: usize = 64;
 
 /// A moment in the far future, for timers that must not fire.
