@@ -70,6 +70,8 @@ struct HeaderFacts {
     captured: Vec<(Box<str>, Box<str>)>,
     /// The fairness id that the proxy set.
     flow: Option<Box<str>>,
+    /// How long the request may be held, in ms.
+    ttl_ms: Option<u64>,
 }
 
 /// The next step of the host after the request headers.
@@ -119,6 +121,7 @@ struct RequestHead<'h> {
     slo: slo::SloHeaders<'h>,
     model: Option<&'h [u8]>,
     credentials: Option<&'h [u8]>,
+    ttl_ms: Option<u64>,
 }
 
 /// The value of a header that has two names: the first value of each.
@@ -147,6 +150,7 @@ impl Exchange {
                 credentials: 0,
                 captured: Vec::new(),
                 flow: None,
+                ttl_ms: None,
             },
         }
     }
@@ -179,7 +183,7 @@ impl Exchange {
         pairs: impl IntoIterator<Item = (&'h [u8], &'h [u8])>,
         end_of_stream: bool,
     ) -> HeadersStep {
-        let head = RequestHead::read(pairs, settings.model_header.as_bytes());
+        let head = RequestHead::read(pairs, settings);
         self.api = RequestApi::of(head.method, head.path);
         self.family = self.api.error_family();
         if head.explain && settings.explain {
@@ -190,6 +194,7 @@ impl Exchange {
         self.facts.latency = head.slo.read();
         self.facts.credentials = head.credentials.and_then(|value| std::str::from_utf8(value).ok()).map_or(0, scheduler::name_hash);
         self.facts.declared_bytes = head.content_length;
+        self.facts.ttl_ms = head.ttl_ms;
         self.facts.model = head.model.and_then(|name| std::str::from_utf8(name).ok()).map(Into::into);
         if head.path_is(settings.ready_path.as_bytes()) {
             self.phase = ExchangePhase::Answered { uncounted: None };
@@ -446,13 +451,15 @@ impl Exchange {
 // === impl RequestHead ===
 
 impl<'h> RequestHead<'h> {
-    fn read(pairs: impl IntoIterator<Item = (&'h [u8], &'h [u8])>, model_header: &[u8]) -> Self {
+    fn read(pairs: impl IntoIterator<Item = (&'h [u8], &'h [u8])>, settings: &ExchangeSettings) -> Self {
+        let (model_header, ttl_header) = (settings.model_header.as_bytes(), settings.flow.ttl_header.as_bytes());
+        let number = |value: &[u8]| std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
         let mut head = Self::default();
         for (name, value) in pairs {
             match name {
                 b":method" => head.method = value,
                 b":path" => head.path = value,
-                b"content-length" => head.content_length = std::str::from_utf8(value).ok().and_then(|v| v.parse().ok()),
+                b"content-length" => head.content_length = number(value).and_then(|bytes| usize::try_from(bytes).ok()),
                 // Headers of upgrades and of gRPC streams do not end the stream, but no body
                 // follows. Holding them would hang the request.
                 b"upgrade" => head.unbuffered = true,
@@ -465,6 +472,9 @@ impl<'h> RequestHead<'h> {
                     head.slo.offer(name, value);
                     if name == model_header && !value.is_empty() {
                         head.model = head.model.or(Some(value));
+                    }
+                    if name == ttl_header {
+                        head.ttl_ms = head.ttl_ms.or(number(value));
                     }
                 }
             }
@@ -511,9 +521,22 @@ mod tests {
             (&[(current, ""), (older, "a")], Some("a")),
             (&[(current, "\u{fe}"), ("x-other", "a")], Some("\u{fe}")),
         ] {
-            let head = RequestHead::read(given.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes())), b"");
+            let settings = ExchangeSettings::default();
+            let head = RequestHead::read(given.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes())), &settings);
             assert_eq!(head.objective.get(), read, "{given:?}");
         }
-        assert_eq!(RequestHead::read([(current.as_bytes(), &b"\xff"[..])], b"").objective.get(), None);
+        assert_eq!(RequestHead::read([(current.as_bytes(), &b"\xff"[..])], &ExchangeSettings::default()).objective.get(), None);
+    }
+
+    #[test]
+    fn the_wait_of_a_request_is_read_where_its_header_is_named() {
+        let mut settings = ExchangeSettings::default();
+        let read = |settings: &ExchangeSettings, value: &'static str| {
+            RequestHead::read([(&b"x-queue-ttl-ms"[..], value.as_bytes()), (b"x-queue-ttl-ms", b"7")], settings).ttl_ms
+        };
+        assert_eq!(read(&settings, "5"), None);
+        settings.flow.ttl_header = "x-queue-ttl-ms".to_owned();
+        let given = ["5", "0", "-1", "5s", "", "99999999999999999999"];
+        assert_eq!(given.map(|value| read(&settings, value)), [Some(5), Some(0), Some(7), Some(7), Some(7), Some(7)]);
     }
 }

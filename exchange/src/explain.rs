@@ -2,6 +2,7 @@
 //! as a record that can be replayed.
 
 use pool_state::DecisionObserver;
+use pool_state::queues::HeldReason;
 use scheduler::latency::NoPrediction;
 use scheduler::{Decision, EndpointIndex, EndpointPrediction, Explanation, LocalState, ProfileExplanation, Request, Rng, Slo, Snapshot};
 
@@ -20,6 +21,8 @@ pub(crate) struct DecisionReason {
     pub(crate) endpoints_max: usize,
     /// Names of the request headers to record, if the decision is recorded.
     pub(crate) recorded: Option<Box<str>>,
+    /// Why the request was held before, if it was.
+    pub(crate) held: Option<HeldReason>,
     /// The reasons.
     pub(crate) reasons: Option<String>,
     /// The record.
@@ -31,9 +34,17 @@ pub(crate) struct DecisionReason {
 /// `{"profile","picked":[…],"candidates":[{"endpoint","dropped_by","scores":{…},"cost":{…},"total","predicted"}]}`
 /// with at most `endpoints_max` endpoints. Candidates are those of the first profile; the others
 /// follow as `"profiles":[{"name","candidates"}]`, with their picks as `"prefill"`, `"encode"` and
-/// `"data_parallel"`. A request that was not routed has its drop reason as `"refused"`.
+/// `"data_parallel"`. A request that was not routed has its drop reason as `"refused"`. One that
+/// flow control held has `"held":{"ms","priority","full"}`: how long, and the endpoint that had no
+/// room when it was tried last.
 #[must_use]
-pub fn reasons(snapshot: &Snapshot, decision: &Decision, explanation: &Explanation, endpoints_max: usize) -> String {
+pub fn reasons(
+    snapshot: &Snapshot,
+    decision: &Decision,
+    explanation: &Explanation,
+    held: Option<&HeldReason>,
+    endpoints_max: usize,
+) -> String {
     let none = ProfileExplanation::default();
     let (first, others) = explanation.profiles.split_first().unwrap_or((&none, &[]));
     let mut w = JsonWriter::default();
@@ -42,6 +53,14 @@ pub fn reasons(snapshot: &Snapshot, decision: &Decision, explanation: &Explanati
             w.name("profile").string(&first.name);
         }
         picked(w, snapshot, decision);
+        if let Some(held) = held {
+            let full = snapshot.indices().filter_map(|index| snapshot.endpoint(index)).find(|endpoint| Some(endpoint.id) == held.full_at);
+            w.name("held").object(|w| {
+                w.name("ms").plain(held.ms);
+                w.name("priority").plain(held.priority);
+                w.name("full").option(full, |w, endpoint| w.string(&endpoint.address));
+            });
+        }
         w.name("candidates");
         candidates(w, snapshot, explanation, first, endpoints_max);
         if !others.is_empty() {
@@ -94,7 +113,7 @@ impl DecisionObserver for DecisionReason {
         if explanation.is_none() && record.is_none() {
             return;
         }
-        self.reasons = explanation.map(|e| reasons(snapshot, decision, e, self.endpoints_max));
+        self.reasons = explanation.map(|e| reasons(snapshot, decision, e, self.held.as_ref(), self.endpoints_max));
         let picked: Vec<EndpointIndex> = match decision {
             Decision::Route(route) => route.ranked.iter().collect(),
             _ => Vec::new(),

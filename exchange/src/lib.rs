@@ -17,8 +17,8 @@ pub use driver::{BodyProgress, PoolUse, RequestCount, RequestDriver, RequestFlow
 
 mod settings;
 pub use settings::{
-    DecideAt, DecisionLogSettings, DestinationFormat, DestinationSettings, ExchangeSettings, FailureMode, FairnessHeader, FlowIdSettings,
-    ObjectiveHeader, RetrySettings, SubsetSettings,
+    DecideAt, DecisionLogSettings, DestinationFormat, DestinationSettings, ExchangeSettings, FailureMode, FairnessHeader,
+    FlowRequestSettings, ObjectiveHeader, RetrySettings, SubsetSettings,
 };
 
 pub use pool_state::{ManagedPool, Timestamp};

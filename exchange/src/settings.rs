@@ -54,15 +54,18 @@ pub enum FairnessHeader {
     Trust,
 }
 
-/// Where the fairness id of a request is, for flow control.
+/// What flow control reads of a request: its fairness id, and how long it may wait.
 #[derive(Clone, Debug)]
-pub struct FlowIdSettings {
-    /// Namespace in filter metadata; empty where the proxy sets none.
+pub struct FlowRequestSettings {
+    /// Namespace of the fairness id in filter metadata; empty where the proxy sets none.
     pub namespace: String,
-    /// Path of the value in that namespace; keys are separated by `/`.
+    /// Path of the fairness id in that namespace; keys are separated by `/`.
     pub key: String,
-    /// Whether the header counts.
+    /// Whether the header with the fairness id counts.
     pub header: FairnessHeader,
+    /// The header with the longest wait of a request, in ms; empty: none. A request can shorten the
+    /// wait that its band allows, and not prolong it.
+    pub ttl_header: String,
 }
 
 /// Where the ranked list goes.
@@ -133,8 +136,8 @@ pub struct ExchangeSettings {
     pub explain: bool,
     /// Whether the objective header counts.
     pub objective_header: ObjectiveHeader,
-    /// Where the fairness id is.
-    pub flow: FlowIdSettings,
+    /// What flow control reads of a request.
+    pub flow: FlowRequestSettings,
     /// Which decisions are recorded.
     pub decision_log: DecisionLogSettings,
     /// What happens after a failed attempt.
@@ -171,7 +174,12 @@ impl Default for ExchangeSettings {
             ready_path: "/switchpoint/ready".to_owned(),
             explain: false,
             objective_header: ObjectiveHeader::Ignore,
-            flow: FlowIdSettings { namespace: String::new(), key: String::new(), header: FairnessHeader::Ignore },
+            flow: FlowRequestSettings {
+                namespace: String::new(),
+                key: String::new(),
+                header: FairnessHeader::Ignore,
+                ttl_header: String::new(),
+            },
             decision_log: DecisionLogSettings { one_in: 0, headers: RECORDED_HEADERS_DEFAULT.to_owned() },
             retry: RetrySettings { enabled: true, per_try_timeout_ms: 0 },
         }

@@ -256,7 +256,7 @@ impl std::error::Error for InvalidConfig {}
 #[cfg(test)]
 mod tests {
     use exchange::{
-        DecideAt, DecisionLogSettings, DestinationFormat, DestinationSettings, FailureMode, FairnessHeader, FlowIdSettings,
+        DecideAt, DecisionLogSettings, DestinationFormat, DestinationSettings, FailureMode, FairnessHeader, FlowRequestSettings,
         ObjectiveHeader, RetrySettings, SubsetSettings,
     };
 
@@ -300,7 +300,7 @@ mod tests {
                  "pools": [{"name": "p", "clusters": ["x", "y"]}], "failure_mode": "open", "cold_start_wait_ms": 0,
                  "decide_at": "headers", "model_header": "x-m", "body_limit_bytes": 2048, "destination_format": "single", "destination_header": "x-d", "fallback_header": "x-f",
                  "subset_namespace": "ns", "subset_key": "k", "ready_path": "/r", "explain": true, "decision_log_one_in": 50, "decision_log_headers": "x-a,x-b",
-                 "objective_header": "trust", "fairness_namespace": "jwt", "fairness_key": "payload/sub", "fairness_header": "trust", "retry": false,
+                 "objective_header": "trust", "fairness_namespace": "jwt", "fairness_key": "payload/sub", "fairness_header": "trust", "ttl_header": "x-t", "retry": false,
                  "per_try_timeout_ms": 9, "prefix_entries": 0, "lease_ms": 500, "sharing": false, "hold_headers": false}"#,
         )
         .unwrap();
@@ -315,7 +315,12 @@ mod tests {
             ready_path: "/r".into(),
             explain: true,
             objective_header: ObjectiveHeader::Trust,
-            flow: FlowIdSettings { namespace: "jwt".into(), key: "payload/sub".into(), header: FairnessHeader::Trust },
+            flow: FlowRequestSettings {
+                namespace: "jwt".into(),
+                key: "payload/sub".into(),
+                header: FairnessHeader::Trust,
+                ttl_header: "x-t".into(),
+            },
             decision_log: DecisionLogSettings { one_in: 50, headers: "x-a,x-b".into() },
             retry: RetrySettings { enabled: false, per_try_timeout_ms: 9 },
         };

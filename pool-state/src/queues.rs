@@ -13,7 +13,7 @@ mod band;
 mod counters;
 mod pass;
 
-pub use counters::{BandCounters, FLOW_OUTCOMES, FlowOutcome};
+pub use counters::{BandCounters, FLOW_OUTCOMES, FlowOutcome, HeldReason};
 
 use std::collections::VecDeque;
 
@@ -66,10 +66,12 @@ pub struct FlowQueues {
 pub struct FlowArrival<'a> {
     /// The fairness id; empty for [`DEFAULT_FLOW`].
     pub flow: &'a str,
-    /// The bytes of its body.
+    /// The bytes of its body, and the memory that the proxy keeps for it.
     pub bytes: u64,
     /// When its headers arrived.
     pub arrived: Timestamp,
+    /// How long it may wait, in ms, if that is less than its band allows.
+    pub ttl_ms: Option<u64>,
 }
 
 /// The place of a request in the queues.
@@ -142,7 +144,7 @@ impl FlowQueues {
         self.held == 0 && self.leaving.is_empty()
     }
 
-    /// The bytes of the bodies held.
+    /// The bytes of the requests held.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
@@ -175,8 +177,8 @@ impl FlowQueues {
         band.held == 0 && !higher_first
     }
 
-    /// Holds a request. Returns its ticket, and whether it is near enough to the head of its band
-    /// to be tried at once.
+    /// Holds a request, for which `full_at` had no room. Returns its ticket, and whether it is near
+    /// enough to the head of its band to be tried at once.
     ///
     /// # Errors
     /// The request itself is the one that the limits leave out.
@@ -184,6 +186,7 @@ impl FlowQueues {
         &mut self,
         control: &FlowControl,
         (arrival, priority, slo, cost): (&FlowArrival<'_>, i32, Option<u32>, FlowCost),
+        full_at: Option<EndpointRef>,
         now: Timestamp,
     ) -> Result<(HeldTicket, bool), HeldRefusal> {
         let Some(rules) = control.band(priority) else { return Err(self.refusal(FlowOutcome::RejectedOther, priority)) };
@@ -203,16 +206,17 @@ impl FlowQueues {
         }
         self.last += 1;
         let (number, arrived) = (self.last, arrival.arrived);
-        let expires = arrived.plus_ms(rules.ttl_ms);
+        let ttl_ms = |of_band: u64| arrival.ttl_ms.map_or(of_band, |ttl| ttl.min(of_band));
+        let expires = arrived.plus_ms(ttl_ms(rules.ttl_ms));
         let entry = HeldEntry {
             key: rules.ordering.key(&HeldFacts { arrived, expires, ttft_slo_us: slo }),
             number,
             since: now,
             expires,
-            gives_up: arrived.plus_ms(control.no_endpoint_ttl_ms()),
+            gives_up: arrived.plus_ms(ttl_ms(control.no_endpoint_ttl_ms())),
             bytes: arrival.bytes,
             cost,
-            full_at: None,
+            full_at,
             nowhere: false,
         };
         let key = entry.key;
@@ -269,12 +273,11 @@ impl FlowQueues {
         }
     }
 
-    /// How long the request has been held, in ms; 0 if it is not.
+    /// Why the request is held; `None` if it is not.
     #[must_use]
-    pub fn held_ms(&self, ticket: &HeldTicket, now: Timestamp) -> u64 {
-        let band = self.bands.iter().find(|band| band.priority == ticket.flow.priority);
-        let entry = band.and_then(|band| band.entry(ticket.flow.at, ticket.key, ticket.number));
-        entry.map_or(0, |entry| now.ms_since(entry.since))
+    pub fn reason(&self, ticket: &HeldTicket, now: Timestamp) -> Option<HeldReason> {
+        let band = self.bands.iter().find(|band| band.priority == ticket.flow.priority)?;
+        Some(band.entry(ticket.flow.at, ticket.key, ticket.number)?.reason(band.priority, now))
     }
 
     /// The next request to resume; `None` ends the pass.
@@ -292,7 +295,7 @@ impl FlowQueues {
 
     /// The limits for a request of this priority, and whether its band is tried for its minimum
     /// share.
-    pub(crate) fn limits(&self, control: &FlowControl, priority: i32, now: Timestamp) -> RoomLimits {
+    pub(crate) fn limits(&mut self, control: &FlowControl, priority: i32, now: Timestamp) -> RoomLimits {
         let in_use = |band: &&BandQueue| band.held > 0 || now.ms_since(band.seen) < BAND_IDLE_MS;
         let highest = self.bands.iter().filter(in_use).map(|band| band.priority).max().unwrap_or(priority).max(priority);
         let lowest = self.bands.iter().filter(in_use).map(|band| band.priority).min().unwrap_or(priority).min(priority);
@@ -301,9 +304,10 @@ impl FlowQueues {
             bands: self.bands.iter().filter(in_use).count().max(1),
             priorities: (priority, highest, lowest),
         };
-        let ceiling = control.usage_limit().map_or(1.0, |policy| policy.ceiling(rank));
-        let owed = self.bands.iter().any(|band| band.priority == priority && band.is_owed());
-        RoomLimits { critical: priority >= highest || owed, ceiling: if owed { 1.0 } else { ceiling } }
+        let band = self.bands.iter_mut().find(|band| band.priority == priority);
+        let (owed, turn) = band.map_or((false, 0), |band| (band.is_owed(), band.next_turn()));
+        let ceiling = control.usage_limit().filter(|_| !owed).map(|policy| policy.ceiling(rank, turn));
+        RoomLimits { critical: priority >= highest || owed, ceiling: ceiling.unwrap_or(RoomLimits::ALL.ceiling) }
     }
 
     /// Whether an older request of at least this priority waits for room at `endpoint`.
@@ -379,6 +383,7 @@ impl FlowQueues {
                 self.leaves(priority, &entry, outcome, now);
             }
         }
+        self.bands.iter_mut().for_each(|band| band.show_oldest(now));
         // A host that did not have the stream yet gets the number again.
         self.untold = self.leaving.iter().map(|(number, _)| *number).collect();
     }

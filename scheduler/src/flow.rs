@@ -65,7 +65,22 @@ pub struct RoomLimits {
     /// Whether the request is of the highest band in use. Lower bands leave a reserve.
     pub critical: bool,
     /// The saturation that the band may fill.
-    pub ceiling: f64,
+    pub ceiling: UsageCeiling,
+}
+
+/// The saturation from which on a band is held; 1 is full.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum UsageCeiling {
+    /// The same at every load.
+    Fixed(f64),
+    /// Falls as the load rises: 1 - `share` x saturation. Above it, requests pass in one of
+    /// saturation / (1 - saturation) turns. `turn` is the number of this one.
+    Reflective {
+        /// 0 for the highest band, 1 for the lowest, those between in equal steps.
+        share: f64,
+        /// How often a request of the band was tried before.
+        turn: u64,
+    },
 }
 
 /// The place of a band among the bands in use, the highest first.
@@ -112,8 +127,9 @@ pub trait OrderingPolicy: PluginDebug + Send + Sync {
 
 /// Says how much of the pool a band may fill.
 pub trait UsageLimitPolicy: PluginDebug + Send + Sync {
-    /// The saturation from which on the band is held; 1 is full.
-    fn ceiling(&self, band: BandRank) -> f64;
+    /// How much of the pool the band may fill. `turn` is how often a request of the band was tried
+    /// before.
+    fn ceiling(&self, band: BandRank, turn: u64) -> UsageCeiling;
 }
 
 debug_by_show!(FairnessPolicy, OrderingPolicy, UsageLimitPolicy);
@@ -128,9 +144,32 @@ impl FlowCost {
     }
 }
 
+// === impl UsageCeiling ===
+
+impl UsageCeiling {
+    /// The ceiling while the load is `saturation`.
+    pub fn at(self, saturation: impl FnOnce() -> f64) -> f64 {
+        let (share, turn) = match self {
+            Self::Fixed(ceiling) => return ceiling,
+            Self::Reflective { share, turn } => (share, turn),
+        };
+        let saturation = saturation();
+        if share <= 0.0 || saturation < 1.0 - share * saturation {
+            return 1.0;
+        }
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "positive, and a greater period is as good as the greatest"
+        )]
+        let period = libm::round(saturation / (1.0 - saturation)).max(1.0) as u64;
+        if saturation < 1.0 && turn.is_multiple_of(period) { 1.0 } else { 0.0 }
+    }
+}
+
 // === impl RoomLimits ===
 
 impl RoomLimits {
     /// The limits of a request that may fill everything.
-    pub const ALL: Self = Self { critical: true, ceiling: 1.0 };
+    pub const ALL: Self = Self { critical: true, ceiling: UsageCeiling::Fixed(1.0) };
 }

@@ -82,7 +82,8 @@ pub trait Detector: Filter {
     /// whatever its last report says.
     fn has_room(&self, context: &Context<'_>, _route: &Route, limits: RoomLimits) -> bool {
         let all: Vec<EndpointIndex> = context.table.indices().collect();
-        all.iter().all(|&endpoint| context.requests(endpoint) == 0) || self.saturation(context, &all) < limits.ceiling
+        let saturation = || self.saturation(context, &all);
+        all.iter().all(|&endpoint| context.requests(endpoint) == 0) || saturation() < limits.ceiling.at(saturation)
     }
 }
 

@@ -67,6 +67,7 @@ pub static PLUGINS: &[PluginType] = &[
     flow::ordering::SLO_DEADLINE,
     flow::usage_limit::STATIC,
     flow::usage_limit::HOLDBACK,
+    flow::usage_limit::REFLECTIVE,
     flow::PLUGIN,
     producer::approx_prefix_cache::PLUGIN,
     producer::inflight_load::PLUGIN,

@@ -164,14 +164,22 @@ impl Http2Client {
     ///
     /// # Errors
     /// If the connection fails first, or after [`REPLY_LIMIT`].
-    pub async fn start(&self, mut request: Request<Body>) -> Result<Response<Incoming>> {
+    pub async fn start(&self, request: Request<Body>) -> Result<Response<Incoming>> {
+        self.start_within(request, REPLY_LIMIT).await
+    }
+
+    /// Like [`Self::start`], with another limit.
+    ///
+    /// # Errors
+    /// If the connection fails first, or after `limit`.
+    pub async fn start_within(&self, mut request: Request<Body>, limit: Duration) -> Result<Response<Incoming>> {
         if request.uri().authority().is_none() {
             let mut parts = request.uri().clone().into_parts();
             parts.scheme = Some(http::uri::Scheme::HTTP);
             parts.authority = Some(http::uri::Authority::from_static("gateway"));
             *request.uri_mut() = Uri::from_parts(parts)?;
         }
-        Ok(timeout(REPLY_LIMIT, self.0.clone().send_request(request)).await??)
+        Ok(timeout(limit, self.0.clone().send_request(request)).await??)
     }
 }
 

@@ -53,6 +53,16 @@ impl ChildProcess {
         self.child.id()
     }
 
+    /// The resident memory of the process, in bytes.
+    ///
+    /// # Errors
+    /// If the process has ended.
+    pub fn memory_bytes(&self) -> Result<u64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.id()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).ok_or("no VmRSS")?;
+        Ok(line.trim().trim_end_matches("kB").trim().parse::<u64>()? * 1024)
+    }
+
     /// Checks that the process runs.
     ///
     /// # Errors

@@ -129,7 +129,7 @@ fn other_pipeline(text: &str) -> Result<PipelineSpec, String> {
 /// Decides a record again, with its own inputs.
 fn replay(record: &ParsedRecord, live: &Snapshot, question: &ExplainRequest) -> Result<Map<String, Value>, String> {
     let replay = record.replay(live, &question.without).map_err(|e| e.to_string())?;
-    let mut answer = members(&exchange::explain::reasons(&replay.snapshot, &replay.decision, &replay.explanation, usize::MAX));
+    let mut answer = members(&exchange::explain::reasons(&replay.snapshot, &replay.decision, &replay.explanation, None, usize::MAX));
     answer.insert("was_picked".to_owned(), record.was_picked().into());
     Ok(answer)
 }

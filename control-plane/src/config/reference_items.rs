@@ -57,7 +57,6 @@ const NO_EVENTS: &str = "engines' KV events are not read in this version";
 const SCORER: PluginRole = PluginRole::Scheduling(PluginKind::Scorer);
 const FILTER: PluginRole = PluginRole::Scheduling(PluginKind::Filter);
 const HANDLER: PluginRole = PluginRole::Scheduling(PluginKind::ProfileHandler);
-const USAGE_LIMIT: PluginRole = PluginRole::Scheduling(PluginKind::UsageLimit);
 const PRODUCER_ROLE: PluginRole = PluginRole::Scheduling(PluginKind::Producer);
 
 /// Source: llm-d-router `cmd/epp/runner/runner.go` (`registerInTreePlugins`), v0.10 and later.
@@ -104,7 +103,6 @@ pub const FOREIGN: &[ReferencePlugin] = &[
     row("models-data-extractor", PluginRole::Extractor, Refused(NOT_YET, "a pool for each model (--pools)")),
     row("dcgm-data-source", PluginRole::Source, Refused(NOT_YET, "metrics-data-source: engines report their own load")),
     row("dcgm-extractor", PluginRole::Extractor, Refused(NOT_YET, "core-metrics-extractor with customMetrics")),
-    row("soft-reflective-ceiling-policy", USAGE_LIMIT, Refused(NOT_YET, "priority-holdback-policy, or backlog-detector, whose reserve does not depend on the load")),
     row("sheddable-eviction-filter", PluginRole::Unreferred, NoEffect(NO_EVICTION)),
     row("eviction-sheddable-filter", PluginRole::Unreferred, NoEffect(NO_EVICTION)),
     row("priority-then-time-eviction-order-policy", PluginRole::Unreferred, NoEffect(NO_EVICTION)),

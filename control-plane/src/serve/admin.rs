@@ -300,21 +300,28 @@ async fn queues(State(AdminServer { shared, .. }): State<AdminServer>) -> Json<V
     let now = Instant::now();
     let bands = pools.iter().flat_map(|view| {
         let totals = shared.counters().totals(&view.name, now).bands;
-        totals.into_iter().rev().map(|(priority, band)| band_row(&view.name, priority, &band)).collect::<Vec<_>>()
+        totals.into_iter().rev().map(|(priority, band)| band_row(view, priority, &band)).collect::<Vec<_>>()
     });
     Json(json!({ "queues": bands.collect::<Vec<_>>() }))
 }
 
-fn band_row(pool: &str, priority: i32, band: &BandTotals) -> Value {
+fn band_row(view: &PoolView, priority: i32, band: &BandTotals) -> Value {
     let outcomes: serde_json::Map<String, Value> =
         FLOW_OUTCOMES.iter().zip(band.outcomes).map(|(outcome, count)| ((*outcome).to_owned(), count.into())).collect();
-    json!({ "pool": pool, "priority": priority, "held": band.held, "bytes": band.bytes, "outcomes": outcomes })
+    let oldest = (band.held > 0).then(|| json!({ "ms": band.oldest_ms, "full": band.full_at.and_then(|full| member_name(view, full)) }));
+    json!({ "pool": &*view.name, "priority": priority, "held": band.held, "bytes": band.bytes, "oldest": oldest, "outcomes": outcomes })
 }
 
 fn running_row(view: &PoolView, mut row: Value) -> Value {
-    let is_it = |m: &&PoolMember| row["slot"] == m.id.slot.0 && row["generation"] == m.id.generation.0;
-    let name = view.members.iter().find(is_it).map(|m| m.instance.name.clone());
+    let part = |name: &str| row[name].as_u64().and_then(|number| u32::try_from(number).ok());
+    let name = part("slot").zip(part("generation")).and_then(|id| member_name(view, id));
     json!({ "pool": &*view.name, "endpoint": name, "running": row.get_mut("running").map(Value::take) })
+}
+
+/// The name of the endpoint with this slot and generation.
+fn member_name(view: &PoolView, (slot, generation): (u32, u32)) -> Option<&str> {
+    let is_it = |m: &&PoolMember| u32::from(m.id.slot.0) == slot && m.id.generation.0 == generation;
+    view.members.iter().find(is_it).map(|m| m.instance.name.as_str())
 }
 
 async fn config(State(AdminServer { shared, .. }): State<AdminServer>) -> Json<Value> {

@@ -1,13 +1,12 @@
 //! Flow control on a real Envoy: requests wait in the proxy, the higher band goes first, and none
-//! is lost when the daemon is killed or a client leaves.
+//! is lost when the daemon is killed, a client leaves, or the pool changes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use e2e::held_requests::{self, SEATS};
 use testbed::client::{self, ClientReply};
-use testbed::model_server::ModelServerOptions;
 use testbed::stack::{PickerMode, Stack};
 use testbed::{Result, wait_for};
 use tokio::task::JoinHandle;
@@ -15,59 +14,31 @@ use tokio::task::JoinHandle;
 /// Longest wait for changes without a promised time.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Requests of a batch wave, and how many of them the only engine takes at once.
+/// Requests of a batch wave.
 const WAVE: usize = 10;
-const SEATS: u32 = 2;
 
-/// The objectives of the test, and a configuration that holds requests beyond [`SEATS`].
-fn files(folder: &std::path::Path) -> Result<[String; 2]> {
-    let objective = |(name, priority): (&str, i32)| {
-        json!({"apiVersion": "llm-d.ai/v1alpha2", "kind": "InferenceObjective", "metadata": {"name": name},
-               "spec": {"priority": priority, "poolRef": {"name": "default"}}})
-        .to_string()
-    };
-    let config = format!(
-        "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nfeatureGates: [flowControl]\nplugins:\n\
-         - type: queue-scorer\n- {{type: concurrency-detector, parameters: {{maxConcurrency: {SEATS}}}}}\n\
-         flowControl:\n  saturationDetector: {{pluginRef: concurrency-detector}}\n  defaultRequestTTL: 120s\n"
-    );
-    let (objects, picker) = (folder.join("objects.yaml"), folder.join("picker.yaml"));
-    std::fs::write(&objects, [("chat", 10), ("batch", -10)].map(objective).join("\n---\n"))?;
-    std::fs::write(&picker, config)?;
-    Ok([objects, picker].map(|path| path.display().to_string()))
-}
+/// The output tokens of a request, which take a second or two of the engine.
+const TOKENS: u32 = 100;
 
-async fn stack(front: PickerMode, folder: &std::path::Path) -> Result<Stack> {
-    let [objects, picker] = files(folder)?;
-    // Long enough that a busy machine sees the wave.
-    let engine = ModelServerOptions { speed: 1.0, models: vec!["demo".into()], ..ModelServerOptions::default() };
-    let builder = Stack::builder().front(front).servers_like(1, &engine).concurrency(1).picker(json!({"objective_header": "trust"}));
-    builder.envoy_config(wait_longer).daemon_arguments(&["--objects", &objects, "--config", &picker]).start().await
-}
-
-/// Lets Envoy wait for ext_proc as long as requests may be held; as shipped it gives up after 5 s.
-fn wait_longer(config: &mut Value) {
-    let filters = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/http_filters";
-    let filters = config.pointer_mut(filters).and_then(Value::as_array_mut).into_iter().flatten();
-    for filter in filters.filter(|filter| !filter["typed_config"]["message_timeout"].is_null()) {
-        filter["typed_config"]["message_timeout"] = json!("120s");
-    }
-}
-
-/// A request that takes a second or two of the engine. Returns the reply and its turn
-/// among all replies.
+/// Sends a request. Returns the reply and its turn among all replies.
 fn ask(stack: &Stack, objective: &'static str, turns: &Arc<AtomicUsize>) -> Result<JoinHandle<Result<(ClientReply, usize)>>> {
-    let body = json!({"model": "demo", "max_tokens": 100, "ignore_eos": true, "messages": [{"role": "user", "content": objective}]});
-    let request = http::Request::builder()
-        .method("POST")
-        .uri("/v1/chat/completions")
-        .header("x-llm-d-inference-objective", objective)
-        .body(client::full(body.to_string()))?;
-    let (address, turns) = (stack.address(), Arc::clone(turns));
+    let (address, turns, request) = (stack.address(), Arc::clone(turns), held_requests::request(objective, TOKENS)?);
     Ok(tokio::spawn(async move {
         let reply = client::send(address, request).await?;
         Ok((reply, turns.fetch_add(1, Ordering::Relaxed)))
     }))
+}
+
+async fn stack(front: PickerMode, folder: &std::path::Path) -> Result<Stack> {
+    held_requests::builder(front, folder, &held_requests::slow_engine())?.start().await
+}
+
+/// The output tokens of a request that is held for long enough to be seen on the daemon's page.
+const LONG: u32 = 400;
+
+async fn until_held(stack: &Stack, enough: impl Fn(u64) -> bool) -> Result<()> {
+    let held = || async { held_requests::held(stack).await.filter(|held| enough(*held)).map(|_| ()) };
+    wait_for(LIMIT, "requests to be held", held).await
 }
 
 #[tokio::test]
@@ -92,14 +63,12 @@ async fn chat_passes_a_batch_wave_and_nothing_is_lost_without_the_daemon() -> Re
     }
     assert_eq!(turns.load(Ordering::Relaxed), WAVE, "all but the client that left");
     stack.daemon()?.start_again()?;
-    let queues = || async {
-        let queues = stack.daemon.as_ref()?.admin("/debug/queues").await.ok()?.json().ok()?;
-        let rows = queues["queues"].as_array()?.clone();
-        let outcomes = |name: &str| rows.iter().map(|row| row["outcomes"][name].as_u64().unwrap_or(0)).sum::<u64>();
-        let held: u64 = rows.iter().map(|row| row["held"].as_u64().unwrap_or(u64::MAX)).sum();
-        (rows.len() == 2 && held == 0 && outcomes("Dispatched") == WAVE as u64 && outcomes("EvictedContextCancelled") == 1).then_some(())
+    let counted = || async {
+        let ended = |outcome| held_requests::ended(&stack, outcome);
+        let found = (held_requests::held(&stack).await?, ended("Dispatched").await?, ended("EvictedContextCancelled").await?);
+        (found == (0, WAVE as u64, 1)).then_some(())
     };
-    wait_for(LIMIT, "the counters of the queues to end at zero", queues).await?;
+    wait_for(LIMIT, "the counters of the queues to end at zero", counted).await?;
     let (reply, _) = ask(&stack, "batch", &turns)?.await??;
     assert_eq!((reply.status, stack.envoy.picker_stat("switchpoint_held_total").await?), (200, held + 1), "an idle pool holds nothing");
     Ok(())
@@ -111,12 +80,7 @@ async fn chat_passes_a_batch_wave_through_the_ext_proc_server() -> Result<()> {
     let stack = stack(PickerMode::ExtProc, folder.path()).await?;
     let turns = Arc::new(AtomicUsize::new(0));
     let wave = (0..WAVE).map(|_| ask(&stack, "batch", &turns)).collect::<Result<Vec<_>>>()?;
-    let held = || async {
-        let queues = stack.daemon.as_ref()?.admin("/debug/queues").await.ok()?.json().ok()?;
-        let held = queues["queues"].as_array()?.iter().map(|row| row["held"].as_u64().unwrap_or(0)).sum::<u64>();
-        (held > 2).then_some(())
-    };
-    wait_for(LIMIT, "requests to be held", held).await?;
+    until_held(&stack, |held| held > 2).await?;
     let (reply, turn) = ask(&stack, "chat", &turns)?.await??;
     assert_eq!(reply.status, 200, "{}", reply.text());
     assert!(turn < WAVE - 1, "chat was answered after {turn} requests that came earlier");
@@ -124,10 +88,39 @@ async fn chat_passes_a_batch_wave_through_the_ext_proc_server() -> Result<()> {
         let (reply, _) = request.await??;
         assert_eq!(reply.status, 200, "{}", reply.text());
     }
-    let ended = || async {
-        let queues = stack.daemon.as_ref()?.admin("/debug/queues").await.ok()?.json().ok()?;
-        let held: u64 = queues["queues"].as_array()?.iter().map(|row| row["held"].as_u64().unwrap_or(u64::MAX)).sum();
-        (held == 0).then_some(())
-    };
-    wait_for(LIMIT, "the counters of the queues to end at zero", ended).await
+    until_held(&stack, |held| held == 0).await
+}
+
+/// First the pool loses its endpoint and gets it back, then flow control is turned off.
+#[tokio::test]
+async fn held_requests_survive_an_empty_pool_and_are_answered_when_flow_control_ends() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let mut stack = stack(PickerMode::Filter, folder.path()).await?;
+    let wave = held_requests::send(&stack, 6, "batch", LONG)?;
+    until_held(&stack, |held| held == 4).await?;
+    let rows = held_requests::queues(&stack).await.ok_or("no queues")?;
+    let waits = rows.iter().any(|row| row["priority"] == -10 && row["oldest"]["full"].is_string());
+    assert!(waits, "the page says which endpoint has no room: {rows:?}");
+    stack.set_pool(&[])?;
+    let empty = || async { stack.daemon.as_ref()?.endpoints().await.ok().filter(Vec::is_empty).map(|_| ()) };
+    wait_for(LIMIT, "the daemon to have no endpoint", empty).await?;
+    let later = held_requests::send(&stack, 1, "chat", TOKENS)?;
+    until_held(&stack, |held| held > 1).await?;
+    stack.set_pool(&[0])?;
+    for request in wave.into_iter().chain(later) {
+        let reply = request.await??;
+        assert_eq!(reply.status, 200, "{}", reply.text());
+    }
+    let wave = held_requests::send(&stack, 6, "batch", LONG)?;
+    until_held(&stack, |held| held == 4).await?;
+    held_requests::replace(folder.path(), None)?;
+    let mut answers = Vec::new();
+    for request in wave {
+        let reply = request.await??;
+        answers.push((reply.status, reply.header("x-llm-d-request-dropped-reason").to_owned()));
+    }
+    answers.sort_unstable();
+    let refused = (503, "rejected-shutting-down".to_owned());
+    assert_eq!(answers, [vec![(200, String::new()); 2], vec![refused; 4]].concat());
+    Ok(())
 }

@@ -9,6 +9,7 @@ mod broken_engines;
 #[path = "../../../discovery/tests/it/cluster.rs"]
 mod cluster;
 mod engines;
+mod flow_control;
 mod hot_restart;
 mod leader_lost;
 mod partition;

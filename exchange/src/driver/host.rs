@@ -129,7 +129,7 @@ pub trait RequestHost {
     /// False when too many requests wait already.
     fn park(&mut self, pool: &Self::Pool, deadline: Timestamp) -> bool;
 
-    /// The fairness id of the request, if the proxy sets one ([`crate::FlowIdSettings`]).
+    /// The fairness id of the request, if the proxy sets one ([`crate::FlowRequestSettings`]).
     fn flow_id(&self) -> Option<Cow<'_, [u8]>> {
         None
     }

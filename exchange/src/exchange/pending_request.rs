@@ -9,7 +9,8 @@ use std::borrow::Cow;
 
 use scheduler::{PrefixSettings, Request, SubsetHint, TokenSettings};
 
-use super::slo;
+use super::queued_request::QueuedRequest;
+use super::{Exchange, slo};
 use crate::body::ParsedRequest;
 use crate::prompt;
 use crate::reply::Refusal;
@@ -73,6 +74,11 @@ impl PendingRequest<'_> {
             };
         }
         self
+    }
+
+    /// The memory of the request if it is held, without its body, in bytes.
+    pub(super) fn memory_bytes(&self) -> usize {
+        size_of::<Exchange>() + size_of::<QueuedRequest>() + size_of_val(self.blocks.as_slice()) + self.model.len()
     }
 
     /// The request without its body, for a request that is held.

@@ -31,7 +31,12 @@ impl Exchange {
         let request = pending.request(subset.as_ref(), &headers, pool);
         let is_recorded = pool.sample_one_in(settings.decision_log.one_in);
         let is_sampled = self.why.record_if(is_recorded, settings, pool, now);
-        let arrival = FlowArrival { flow: self.facts.flow_id(settings), bytes: pending.body_bytes as u64, arrived: self.started };
+        let arrival = FlowArrival {
+            flow: self.facts.flow_id(settings),
+            bytes: (pending.body_bytes + pending.memory_bytes() + self.facts.captured_bytes()) as u64,
+            arrived: self.started,
+            ttl_ms: self.facts.ttl_ms,
+        };
         let outcome = pool.pick_or_hold(&request, &pending.model, &arrival, now, &mut self.why);
         self.why.keep_sample(is_sampled && !matches!(outcome, Ok(FlowAdmission::Held(_))), is_recorded, pool);
         match outcome {
@@ -53,6 +58,7 @@ impl Exchange {
         let headers: Vec<(&str, &str)> = self.facts.captured.iter().map(|(name, value)| (&**name, &**value)).collect();
         let request = held.pending.request(held.subset.as_ref(), &headers, pool);
         let is_sampled = self.why.record_if(held.is_recorded, settings, pool, now);
+        self.why.held = pool.queues().reason(&held.ticket, now);
         let outcome = pool.pick_held(&held.ticket, &request, &held.pending.model, now, &mut self.why);
         self.why.keep_sample(is_sampled && !matches!(outcome, Ok(None)), held.is_recorded, pool);
         Some(match outcome {
@@ -126,6 +132,11 @@ impl Exchange {
 // === impl HeaderFacts ===
 
 impl HeaderFacts {
+    /// The bytes of the captured headers.
+    fn captured_bytes(&self) -> usize {
+        self.captured.iter().map(|(name, value)| name.len() + value.len()).sum()
+    }
+
     /// The fairness id: that of the proxy's metadata, else of the header, where it is trusted;
     /// empty if there is none.
     pub(super) fn flow_id(&self, settings: &ExchangeSettings) -> &str {

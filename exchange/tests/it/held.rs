@@ -36,11 +36,18 @@ struct HeldClient {
 
 impl HeldClient {
     fn sends(pool: &Rc<RefCell<ManagedPool>>, objective: &str) -> Self {
+        Self::sends_with(pool, objective, &[])
+    }
+
+    fn sends_with(pool: &Rc<RefCell<ManagedPool>>, objective: &str, more: &[(&[u8], &[u8])]) -> Self {
         let mut host = MemoryHost::new(pool, CHAT);
         host.settings.objective_header = ObjectiveHeader::Trust;
         host.settings.flow.header = FairnessHeader::Trust;
-        let (driver, flow) =
-            host.send_with(&[(b"x-llm-d-inference-objective", objective.as_bytes()), (b"x-llm-d-inference-fairness-id", b"tenant-1")]);
+        host.settings.flow.ttl_header = "x-queue-ttl-ms".to_owned();
+        host.settings.explain = true;
+        let own: [(&[u8], &[u8]); 2] =
+            [(b"x-llm-d-inference-objective", objective.as_bytes()), (b"x-llm-d-inference-fairness-id", b"tenant-1")];
+        let (driver, flow) = host.send_with(&[&own, more].concat());
         Self { host, driver, flow }
     }
 
@@ -113,4 +120,56 @@ fn a_request_that_waits_too_long_or_over_the_limit_is_refused_with_its_reason() 
     clients.iter_mut().for_each(|HeldClient { host, driver, .. }| driver.end(host));
     let pool = pool.borrow();
     assert!(pool.queues().is_empty() && pool.in_flight().rows().next().is_none());
+}
+
+#[test]
+fn a_request_may_shorten_its_wait_and_not_prolong_it() {
+    let pool = pool(&[("ttlMs", 50.0)]);
+    let ttl = |ms| HeldClient::sends_with(&pool, "batch", &[(b"x-queue-ttl-ms", ms)]);
+    let mut clients = [HeldClient::sends(&pool, "batch"), ttl(b"20"), ttl(b"5000"), ttl(b"soon")];
+    let expired = |clients: &[HeldClient]| {
+        clients
+            .iter()
+            .map(|client| client.host.log.last().is_some_and(|last| last.contains("429 rejected-ttl-expired")))
+            .collect::<Vec<_>>()
+    };
+    for (ms, expected) in [(10, [false, false, false, false]), (30, [false, true, false, false]), (60, [false, true, true, true])] {
+        let now = Timestamp(0).plus_ms(ms);
+        pool.borrow_mut().tick(now);
+        release(&pool, &mut clients, now);
+        assert_eq!(expired(&clients), expected, "after {ms} ms");
+    }
+}
+
+#[test]
+fn the_client_may_ask_why_a_request_was_held_and_how_long() {
+    let pool = pool(&[]);
+    let explained = || HeldClient::sends_with(&pool, "batch", &[(b"x-switchpoint-explain", b"1")]);
+    let mut clients = [explained(), explained()];
+    let oldest = |ms| {
+        pool.borrow_mut().tick(Timestamp(0).plus_ms(ms));
+        let pool = pool.borrow();
+        pool.queues().counters().find_map(|band| band.oldest).map(|oldest| (oldest.ms, oldest.full_at.is_some()))
+    };
+    assert_eq!(oldest(41), Some((40, true)), "the operator sees it, too");
+    let now = Timestamp(0).plus_ms(100);
+    let answer = |at: usize, clients: &mut [HeldClient]| {
+        let HeldClient { host, driver, .. } = &mut clients[at];
+        host.answer(driver, "10.0.0.0:8000");
+        release(&pool, clients, now);
+        clients[at].host.reasons.clone().unwrap()
+    };
+    assert!(!answer(0, &mut clients).contains("\"held\""), "it went at once");
+    let reasons = answer(1, &mut clients);
+    assert!(reasons.contains(r#""held":{"ms":99,"priority":-10,"full":"10.0.0.0:8000"}"#), "{reasons}");
+    assert_eq!(oldest(200), None);
+}
+
+#[test]
+fn the_limit_of_bytes_counts_the_memory_that_the_proxy_keeps() {
+    let limit = CHAT.len() as f64 + 100.0;
+    let pool = pool(&[("maxBytes", limit)]);
+    let clients = ["batch", "batch"].map(|objective| HeldClient::sends(&pool, objective));
+    let last = clients[1].host.log.last().unwrap();
+    assert!(last.starts_with("reply 429 rejected-saturated"), "a body of {} bytes is within {limit}: {last}", CHAT.len());
 }

@@ -28,6 +28,8 @@ pub(crate) struct MemoryHost {
     pub(crate) log: Vec<String>,
     /// The number under which the request is held.
     pub(crate) held: Option<u64>,
+    /// The reasons of the decision, which the client got in a header.
+    pub(crate) reasons: Option<String>,
 }
 
 // === impl MemoryHost ===
@@ -36,7 +38,16 @@ impl MemoryHost {
     pub(crate) fn new(pool: &Rc<RefCell<ManagedPool>>, request: &[u8]) -> Self {
         let settings = ExchangeSettings::default();
         let (request, response) = (request.to_vec(), REPLY.to_vec());
-        Self { pool: Rc::clone(pool), settings, now: Timestamp(0).plus_ms(1), request, response, log: Vec::new(), held: None }
+        Self {
+            pool: Rc::clone(pool),
+            settings,
+            now: Timestamp(0).plus_ms(1),
+            request,
+            response,
+            log: Vec::new(),
+            held: None,
+            reasons: None,
+        }
     }
 
     /// Sends the whole request.
@@ -150,7 +161,9 @@ impl RequestHost for MemoryHost {
         self.log.push(format!("{count:?}"));
     }
 
-    fn send_response_headers(&mut self, _step: ResponseStep) {}
+    fn send_response_headers(&mut self, step: ResponseStep) {
+        self.reasons = step.set.into_iter().find(|(name, _)| *name == "x-switchpoint-decision").map(|(_, value)| value);
+    }
 
     fn take_response_body(&mut self, _size: usize) -> Vec<u8> {
         std::mem::take(&mut self.response)

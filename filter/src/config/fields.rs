@@ -31,6 +31,7 @@ pub enum ConfigShape {
     Name,
     OptionalName,
     Header,
+    OptionalHeader,
     Key,
     Path,
 }
@@ -192,6 +193,11 @@ pub const FIELDS: &[ConfigField] = &[
         about: readable("whether x-llm-d-inference-fairness-id names a request's flow; trust it only if clients cannot set it"),
     },
     ConfigField {
+        path: "ttl_header",
+        kind: text!(OptionalHeader, settings.flow.ttl_header),
+        about: readable("header by which a request shortens the time that flow control may hold it, in ms; empty: none"),
+    },
+    ConfigField {
         path: "retry",
         kind: flag!(settings.retry.enabled),
         about: readable("retry failed attempts on the next ranked endpoint"),
@@ -288,6 +294,7 @@ impl ConfigShape {
             Self::Header => {
                 (1..=128).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
             }
+            Self::OptionalHeader => text.is_empty() || Self::Header.allows(text),
             Self::Key => printable && (1..=128).contains(&text.len()),
             Self::Path => printable && (1..=128).contains(&text.len()) && text.starts_with('/') && !text.contains('?'),
         }
@@ -298,6 +305,7 @@ impl ConfigShape {
             Self::Name => format!("text of 1 to {NAME_BYTES_MAX} printable ASCII characters"),
             Self::OptionalName => format!("text of at most {NAME_BYTES_MAX} printable ASCII characters"),
             Self::Header => "a header name of 1 to 128 characters a-z, 0-9 and -".to_owned(),
+            Self::OptionalHeader => "empty, or a header name of at most 128 characters a-z, 0-9 and -".to_owned(),
             Self::Key => "text of 1 to 128 printable ASCII characters".to_owned(),
             Self::Path => "a path of 1 to 128 printable ASCII characters that starts with / and has no ?".to_owned(),
         }

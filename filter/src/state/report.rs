@@ -121,6 +121,9 @@ fn band(b: &BandCounters) -> state::BandCounters {
         bytes: b.bytes,
         outcomes: b.outcomes.to_vec(),
         queue_ms: Some(histogram(&b.queue_ms)),
+        oldest_ms: b.oldest.map_or(0, |oldest| oldest.ms),
+        full_slot: b.oldest.and_then(|oldest| oldest.full_at).map(|endpoint| endpoint.slot.0.into()),
+        full_generation: b.oldest.and_then(|oldest| oldest.full_at).map_or(0, |endpoint| endpoint.generation.0),
     }
 }
 

@@ -75,9 +75,11 @@ impl ManagedPool {
         if self.flow_control().is_none() {
             return self.pick(request, model, now, observer).map(FlowAdmission::Picked);
         }
+        let mut full_at = None;
         if self.queues.may_pass(request.priority, now) {
             match self.pick_with_room(request, model, None, now, observer) {
-                Err(PickRefusal::Full(_) | PickRefusal::Decision(Decision::Unavailable(UnavailableReason::NoReadyEndpoint))) => {}
+                Err(PickRefusal::Full(endpoint)) => full_at = Some(endpoint),
+                Err(PickRefusal::Decision(Decision::Unavailable(UnavailableReason::NoReadyEndpoint))) => {}
                 picked => {
                     return Ok(FlowAdmission::Picked(self.charged(picked?, request, (arrival.flow_id(), true), now)));
                 }
@@ -87,7 +89,7 @@ impl ManagedPool {
         let Some(control) = self.state.as_ref().and_then(|state| state.snapshot.pipeline().flow_control()) else {
             return Err(PickRefusal::NoState);
         };
-        let held = self.queues.hold(control, (arrival, request.priority, request.slo.ttft_us, cost), now);
+        let held = self.queues.hold(control, (arrival, request.priority, request.slo.ttft_us, cost), full_at, now);
         let (ticket, is_near) = held.map_err(PickRefusal::Held)?;
         // The first of its band was tried just now.
         if !is_near || ticket.is_first {

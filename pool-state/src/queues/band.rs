@@ -6,7 +6,7 @@ use scheduler::flow::{BandAccount, FairnessPolicy, FlowAccount, FlowCost};
 use scheduler::{EndpointRef, Timestamp};
 
 use super::FlowRef;
-use super::counters::BandCounters;
+use super::counters::{BandCounters, HeldReason};
 
 /// The most flows of a band with an account of their own. Fairness ids may come from many tenants;
 /// further flows share the accounts.
@@ -22,6 +22,8 @@ pub(super) struct BandQueue {
     pub(super) account: BandAccount,
     /// Tokens that the band is owed for its minimum share.
     pub(super) credit: f64,
+    /// How often a request of the band was tried.
+    pub(super) turns: u64,
     /// When the band last had a request.
     pub(super) seen: Timestamp,
     pub(super) counters: BandCounters,
@@ -66,6 +68,7 @@ impl BandQueue {
             bytes: 0,
             account: BandAccount::default(),
             credit: 0.0,
+            turns: 0,
             seen: Timestamp::default(),
             counters: BandCounters { priority, ..BandCounters::default() },
         }
@@ -164,6 +167,12 @@ impl BandQueue {
         head.is_some_and(|entry| self.credit >= entry.cost.tokens())
     }
 
+    /// Counts an attempt to send a request. Returns how many there were before.
+    pub(super) fn next_turn(&mut self) -> u64 {
+        self.turns = self.turns.wrapping_add(1);
+        self.turns.wrapping_sub(1)
+    }
+
     pub(super) fn charge(&mut self, flow: usize, fairness: &dyn FairnessPolicy, cost: FlowCost, now: Timestamp) {
         let waiting = self.flows.iter().enumerate().filter(|(at, other)| *at == flow || !other.held.is_empty());
         let ranks = waiting.map(|(_, other)| fairness.rank(&other.account, &self.account, 0.0, now));
@@ -182,5 +191,22 @@ impl BandQueue {
 
     fn show(&mut self) {
         (self.counters.held, self.counters.bytes) = (self.held as u64, self.bytes);
+        if self.held == 0 {
+            self.counters.oldest = None;
+        }
+    }
+
+    /// Shows the request that has waited longest.
+    pub(super) fn show_oldest(&mut self, now: Timestamp) {
+        let oldest = self.flows.iter().flat_map(|flow| &flow.held).min_by_key(|entry| entry.since);
+        self.counters.oldest = oldest.map(|entry| entry.reason(self.priority, now));
+    }
+}
+
+// === impl HeldEntry ===
+
+impl HeldEntry {
+    pub(super) fn reason(&self, priority: i32, now: Timestamp) -> HeldReason {
+        HeldReason { ms: now.ms_since(self.since), priority, full_at: self.full_at.filter(|_| !self.nowhere) }
     }
 }

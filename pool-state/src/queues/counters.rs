@@ -1,5 +1,7 @@
 //! What was counted of the requests of a band.
 
+use scheduler::EndpointRef;
+
 use crate::pool::{CountHistogram, DURATION_BOUNDS_MS};
 
 /// How a request left flow control, in llm-d's words.
@@ -48,6 +50,20 @@ pub struct BandCounters {
     pub outcomes: [u64; 8],
     /// Time in the queue by outcome, in ms, of requests that were sent.
     pub queue_ms: CountHistogram,
+    /// The oldest request held, as of the last tick.
+    pub oldest: Option<HeldReason>,
+}
+
+/// How long a request has been held, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeldReason {
+    /// How long, in ms.
+    pub ms: u64,
+    /// The priority of its band.
+    pub priority: i32,
+    /// The endpoint that was picked for it and had no room; `None` if none could serve it, or if it
+    /// has not been tried.
+    pub full_at: Option<EndpointRef>,
 }
 
 // === impl BandCounters ===

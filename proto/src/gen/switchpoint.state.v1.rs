@@ -391,7 +391,7 @@ pub struct VmCounters {
 pub struct BandCounters {
     #[prost(sint32, tag = "1")]
     pub priority: i32,
-    /// Held now (not cumulative): requests, and bytes of their bodies.
+    /// Held now (not cumulative): requests, and their bytes.
     #[prost(uint64, tag = "2")]
     pub held: u64,
     #[prost(uint64, tag = "3")]
@@ -402,6 +402,14 @@ pub struct BandCounters {
     /// Time in the queue of requests that were sent, ms.
     #[prost(message, optional, tag = "5")]
     pub queue_ms: ::core::option::Option<Histogram>,
+    /// How long the oldest request held has waited, ms (not cumulative).
+    #[prost(uint64, tag = "6")]
+    pub oldest_ms: u64,
+    /// The endpoint that was picked for it and had no room, if one was picked.
+    #[prost(uint32, optional, tag = "7")]
+    pub full_slot: ::core::option::Option<u32>,
+    #[prost(uint32, tag = "8")]
+    pub full_generation: u32,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct EndpointCounters {

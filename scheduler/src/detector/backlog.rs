@@ -122,7 +122,8 @@ impl BacklogDetector {
         if load.requests == 0 {
             return true;
         }
-        let share = limits.ceiling.min(if limits.critical { 1.0 } else { 1.0 - self.reserve });
+        let ceiling = limits.ceiling.at(|| self.used(context, endpoint));
+        let share = ceiling.min(if limits.critical { 1.0 } else { 1.0 - self.reserve });
         let prompt = (context.request.prompt_tokens, context.uncached_tokens(endpoint));
         Self::sequences(context, endpoint, load.requests).is_none_or(|used| used < share)
             && Self::kv_cache(context, endpoint, &load, prompt).is_none_or(|used| used <= share * self.kv_cache_share)

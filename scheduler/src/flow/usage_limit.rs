@@ -1,7 +1,7 @@
 //! Usage limit policies: how much of the pool a band may fill.
 
 use super::settings::USAGE_LIMIT_DEFAULT;
-use super::{BandRank, UsageLimitPolicy};
+use super::{BandRank, UsageCeiling, UsageLimitPolicy};
 use crate::plugin::{InvalidParameter, Parameter, ParameterDefault, Parameters, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 
@@ -37,6 +37,21 @@ pub(crate) const HOLDBACK: PluginType = PluginType {
     build: build_holdback,
 };
 
+pub(crate) const REFLECTIVE: PluginType = PluginType {
+    name: "soft-reflective-ceiling-policy",
+    kind: PluginKind::UsageLimit,
+    doc: readable(
+        "The ceiling of a band falls as the load rises: 1 - rank / (bands - 1) x saturation, with \
+        rank 0 for the highest band. Above it the band is not stopped: requests pass in one of \
+        saturation / (1 - saturation) turns, and in none from a saturation of 1 on. A turn is an \
+        attempt to send a request of the band; in llm-d it is a cycle of the dispatcher.",
+    ),
+    source: readable("llm-d-router, flowcontrol/usagelimits"),
+    parameters: &[],
+    needs: &[],
+    build: |_| Ok(Plugin::UsageLimit(Box::new(SoftReflectiveCeiling))),
+};
+
 #[derive(Debug)]
 struct StaticLimit {
     threshold: f64,
@@ -48,6 +63,9 @@ struct PriorityHoldback {
     max: f64,
     by_rank: bool,
 }
+
+#[derive(Debug)]
+struct SoftReflectiveCeiling;
 
 fn build_static(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
     Ok(Plugin::UsageLimit(Box::new(StaticLimit { threshold: parameters.number("threshold", f64::MIN_POSITIVE..=1.0)? })))
@@ -64,23 +82,42 @@ fn build_holdback(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParamete
 }
 
 impl UsageLimitPolicy for StaticLimit {
-    fn ceiling(&self, _: BandRank) -> f64 {
-        self.threshold
+    fn ceiling(&self, _: BandRank, _: u64) -> UsageCeiling {
+        UsageCeiling::Fixed(self.threshold)
     }
 }
 
 impl UsageLimitPolicy for PriorityHoldback {
-    #[expect(clippy::cast_precision_loss, reason = "there are few bands")]
-    fn ceiling(&self, band: BandRank) -> f64 {
-        let (own, highest, lowest) = band.priorities;
-        let share = |part: f64, whole: f64| if whole > 0.0 { (part / whole).clamp(0.0, 1.0) } else { 0.0 };
-        let below = if self.by_rank {
-            share(band.higher as f64, band.bands.saturating_sub(1) as f64)
-        } else {
-            share(f64::from(highest) - f64::from(own), f64::from(highest) - f64::from(lowest))
-        };
-        self.max - below * (self.max - self.min)
+    fn ceiling(&self, band: BandRank, _: u64) -> UsageCeiling {
+        let below = if self.by_rank { band.share_by_rank() } else { band.share_by_value() };
+        UsageCeiling::Fixed(self.max - below * (self.max - self.min))
     }
+}
+
+impl UsageLimitPolicy for SoftReflectiveCeiling {
+    fn ceiling(&self, band: BandRank, turn: u64) -> UsageCeiling {
+        UsageCeiling::Reflective { share: band.share_by_rank(), turn }
+    }
+}
+
+// === impl BandRank ===
+
+impl BandRank {
+    /// 0 for the highest band, 1 for the lowest, those between in equal steps.
+    #[expect(clippy::cast_precision_loss, reason = "there are few bands")]
+    fn share_by_rank(self) -> f64 {
+        share(self.higher as f64, self.bands.saturating_sub(1) as f64)
+    }
+
+    /// 0 for the highest band, 1 for the lowest, those between in proportion to their priority.
+    fn share_by_value(self) -> f64 {
+        let (own, highest, lowest) = self.priorities;
+        share(f64::from(highest) - f64::from(own), f64::from(highest) - f64::from(lowest))
+    }
+}
+
+fn share(part: f64, whole: f64) -> f64 {
+    if whole > 0.0 { (part / whole).clamp(0.0, 1.0) } else { 0.0 }
 }
 
 #[cfg(test)]
@@ -88,12 +125,16 @@ mod tests {
     use super::*;
     use crate::plugin::ParameterValue;
 
-    fn ceilings(plugin: &PluginType, given: &[(&str, ParameterValue)], priorities: &[i32]) -> Vec<f64> {
+    fn ceilings_at(plugin: &PluginType, given: &[(&str, ParameterValue)], priorities: &[i32], (saturation, turn): (f64, u64)) -> Vec<f64> {
         let given: Vec<(String, ParameterValue)> = given.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
         let Ok(Plugin::UsageLimit(policy)) = plugin.build(&given) else { panic!("{}", plugin.name) };
         let (highest, lowest, bands) = (priorities[0], priorities[priorities.len() - 1], priorities.len());
-        let ceiling = |(higher, &own)| policy.ceiling(BandRank { higher, bands, priorities: (own, highest, lowest) });
-        priorities.iter().enumerate().map(ceiling).collect()
+        let ceiling = |(higher, &own)| policy.ceiling(BandRank { higher, bands, priorities: (own, highest, lowest) }, turn);
+        priorities.iter().enumerate().map(ceiling).map(|ceiling| ceiling.at(|| saturation)).collect()
+    }
+
+    fn ceilings(plugin: &PluginType, given: &[(&str, ParameterValue)], priorities: &[i32]) -> Vec<f64> {
+        ceilings_at(plugin, given, priorities, (0.5, 0))
     }
 
     #[test]
@@ -103,5 +144,18 @@ mod tests {
         assert_eq!(ceilings(&HOLDBACK, &[min(0.5)], &[100, 0, -10]), [1.0, 0.75, 0.5]);
         assert_eq!(ceilings(&HOLDBACK, &[min(0.5), ("domain", ParameterValue::Text("value".into()))], &[100, 50, 0]), [1.0, 0.75, 0.5]);
         assert_eq!(ceilings(&HOLDBACK, &[min(0.5)], &[7]), [1.0], "the only band is the highest");
+    }
+
+    /// At a saturation of 0.8, the middle of three bands has a ceiling of 0.6 and the lowest one of
+    /// 0.2: both pass in every fourth turn.
+    #[test]
+    fn a_soft_ceiling_lets_every_few_requests_pass() {
+        let at = |saturation, turn| ceilings_at(&REFLECTIVE, &[], &[100, 0, -10], (saturation, turn));
+        assert_eq!(at(0.4, 1), [1.0, 1.0, 1.0]);
+        assert_eq!(at(0.6, 1), [1.0, 1.0, 0.0], "0.6 is below 0.7, and not below 0.4");
+        let passes: Vec<u64> = (0..12).filter(|turn| at(0.8, *turn)[1] == 1.0).collect();
+        assert_eq!(passes, [0, 4, 8]);
+        assert_eq!([at(1.0, 0), at(7.5, 0), at(f64::NAN, 0)], [[1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]);
+        assert_eq!(ceilings_at(&REFLECTIVE, &[], &[7], (2.0, 1)), [1.0], "the only band is the highest");
     }
 }

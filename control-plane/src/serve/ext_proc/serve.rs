@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use exchange::{
-    DestinationFormat, DestinationSettings, ExchangeSettings, FailureMode, FairnessHeader, FlowIdSettings, ObjectiveHeader, RetrySettings,
-    SubsetSettings,
+    DestinationFormat, DestinationSettings, ExchangeSettings, FailureMode, FairnessHeader, FlowRequestSettings, ObjectiveHeader,
+    RetrySettings, SubsetSettings,
 };
 use tokio::task::JoinSet;
 
@@ -110,13 +110,14 @@ fn settings(args: &ExtProcArgs) -> ExchangeSettings {
             namespace: given.ext_proc_subset_namespace.unwrap_or(shipped.subset.namespace),
             key: given.ext_proc_subset_key.unwrap_or(shipped.subset.key),
         },
-        flow: FlowIdSettings {
+        flow: FlowRequestSettings {
             namespace: given.ext_proc_fairness_namespace.unwrap_or(shipped.flow.namespace),
             key: given.ext_proc_fairness_key.unwrap_or(shipped.flow.key),
             header: match given.ext_proc_fairness_header {
                 Some(args::ObjectiveHeaderArg::Trust) => FairnessHeader::Trust,
                 Some(args::ObjectiveHeaderArg::Ignore) | None => shipped.flow.header,
             },
+            ttl_header: given.ext_proc_ttl_header.unwrap_or(shipped.flow.ttl_header),
         },
         failure_mode: match given.ext_proc_failure_mode {
             Some(args::FailureModeArg::Open) => FailureMode::Open,
@@ -164,7 +165,8 @@ mod tests {
             "--ext-proc-model-header x-m --ext-proc-destination-header x-d --ext-proc-subset-namespace ns --ext-proc-subset-key k \
              --ext-proc-failure-mode open --ext-proc-cold-start-wait 1ms --ext-proc-body-limit-bytes 2048 --ext-proc-per-try-timeout 3s \
              --ext-proc-no-retry --ext-proc-explain --ext-proc-objective-header trust --ext-proc-destination-format list \
-             --ext-proc-fairness-namespace jwt --ext-proc-fairness-key payload/sub --ext-proc-fairness-header trust",
+             --ext-proc-fairness-namespace jwt --ext-proc-fairness-key payload/sub --ext-proc-fairness-header trust \
+             --ext-proc-ttl-header x-ttl",
         );
         let expected = ExchangeSettings {
             destination: DestinationSettings { header: "x-d".into(), ..ExchangeSettings::default().destination },
@@ -175,7 +177,12 @@ mod tests {
             cold_start_wait_ms: 1,
             explain: true,
             objective_header: ObjectiveHeader::Trust,
-            flow: FlowIdSettings { namespace: "jwt".into(), key: "payload/sub".into(), header: FairnessHeader::Trust },
+            flow: FlowRequestSettings {
+                namespace: "jwt".into(),
+                key: "payload/sub".into(),
+                header: FairnessHeader::Trust,
+                ttl_header: "x-ttl".into(),
+            },
             retry: RetrySettings { enabled: false, per_try_timeout_ms: 3_000 },
             ..ExchangeSettings::default()
         };

@@ -58,8 +58,12 @@ pub struct CounterTotals {
 pub struct BandTotals {
     /// Requests held now.
     pub held: u64,
-    /// Bytes of their bodies.
+    /// Bytes of their bodies and of the memory that the proxy keeps.
     pub bytes: u64,
+    /// How long the oldest of them has waited, in ms.
+    pub oldest_ms: u64,
+    /// The endpoint that was picked for it and had no room: slot and generation.
+    pub full_at: Option<(u32, u32)>,
     /// Requests by outcome, in the order of [`pool_state::queues::FLOW_OUTCOMES`].
     pub outcomes: [u64; FLOW_OUTCOMES.len()],
     /// Time in the queue of requests that were sent, in ms.
@@ -271,19 +275,37 @@ impl CounterTotals {
 
 impl BandTotals {
     fn of(band: state::BandCounters) -> Self {
-        let mut totals = Self { held: band.held, bytes: band.bytes, queue_ms: TotalsHistogram::of(band.queue_ms), ..Self::default() };
+        let mut totals = Self {
+            held: band.held,
+            bytes: band.bytes,
+            oldest_ms: band.oldest_ms,
+            full_at: band.full_slot.map(|slot| (slot, band.full_generation)),
+            queue_ms: TotalsHistogram::of(band.queue_ms),
+            ..Self::default()
+        };
         band.outcomes.iter().zip(&mut totals.outcomes).for_each(|(count, total)| *total = *count);
         totals
     }
 
     fn of_local(band: &pool_state::queues::BandCounters) -> Self {
-        Self { held: band.held, bytes: band.bytes, outcomes: band.outcomes, queue_ms: TotalsHistogram::of_local(&band.queue_ms) }
+        let full_at = band.oldest.and_then(|oldest| oldest.full_at);
+        Self {
+            held: band.held,
+            bytes: band.bytes,
+            oldest_ms: band.oldest.map_or(0, |oldest| oldest.ms),
+            full_at: full_at.map(|endpoint| (endpoint.slot.0.into(), endpoint.generation.0)),
+            outcomes: band.outcomes,
+            queue_ms: TotalsHistogram::of_local(&band.queue_ms),
+        }
     }
 
     fn add(&mut self, other: &Self, fresh: bool) {
         if fresh {
             add_to(&mut self.held, other.held);
             add_to(&mut self.bytes, other.bytes);
+            if other.oldest_ms > self.oldest_ms {
+                (self.oldest_ms, self.full_at) = (other.oldest_ms, other.full_at);
+            }
         }
         other.outcomes.iter().zip(&mut self.outcomes).for_each(|(count, total)| add_to(total, *count));
         self.queue_ms.add(&other.queue_ms);

@@ -1,0 +1,117 @@
+//! A pool behind flow control whose engine takes few requests at once, and clients that wait for it.
+
+use std::path::Path;
+
+use http::Request;
+use serde_json::{Value, json};
+use testbed::Result;
+use testbed::client::{self, Body, ClientReply};
+use testbed::model_server::ModelServerOptions;
+use testbed::stack::{PickerMode, Stack, StackBuilder};
+use tokio::task::JoinHandle;
+
+/// How many requests the engine takes at once.
+pub const SEATS: u32 = 2;
+
+/// The bands of the objectives.
+pub const BANDS: [(&str, i32); 2] = [("chat", 10), ("batch", -10)];
+
+/// A scheduling configuration that holds requests beyond `seats`; `None` holds none.
+#[must_use]
+pub fn picker(seats: Option<u32>) -> String {
+    let head = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n";
+    let Some(seats) = seats else { return format!("{head}plugins:\n- type: queue-scorer\n") };
+    format!(
+        "{head}featureGates: [flowControl]\nplugins:\n- type: queue-scorer\n\
+         - {{type: concurrency-detector, parameters: {{maxConcurrency: {seats}}}}}\n\
+         flowControl:\n  saturationDetector: {{pluginRef: concurrency-detector}}\n  defaultRequestTTL: 120s\n  \
+         defaultNegativePriorityBand: {{maxRequests: 20000}}\n"
+    )
+}
+
+/// Writes the objectives and the configuration into `folder`. Returns the daemon's arguments.
+///
+/// # Errors
+/// If a file cannot be written.
+pub fn files(folder: &Path, seats: Option<u32>) -> Result<Vec<String>> {
+    let objective = |(name, priority): (&str, i32)| {
+        json!({"apiVersion": "llm-d.ai/v1alpha2", "kind": "InferenceObjective", "metadata": {"name": name},
+               "spec": {"priority": priority, "poolRef": {"name": "default"}}})
+        .to_string()
+    };
+    let (objects, config) = (folder.join("objects.yaml"), folder.join("picker.yaml"));
+    std::fs::write(&objects, BANDS.map(objective).join("\n---\n"))?;
+    replace(folder, seats)?;
+    Ok(vec!["--objects".into(), objects.display().to_string(), "--config".into(), config.display().to_string()])
+}
+
+/// Replaces the configuration in `folder`.
+///
+/// # Errors
+/// If the file cannot be written.
+pub fn replace(folder: &Path, seats: Option<u32>) -> Result<()> {
+    let draft = folder.join("picker.draft");
+    std::fs::write(&draft, picker(seats))?;
+    Ok(std::fs::rename(draft, folder.join("picker.yaml"))?)
+}
+
+/// A stack with one engine like `engine`, and one worker.
+///
+/// # Errors
+/// If a file cannot be written.
+pub fn builder(front: PickerMode, folder: &Path, engine: &ModelServerOptions) -> Result<StackBuilder> {
+    let arguments = files(folder, Some(SEATS))?;
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let builder = Stack::builder().front(front).servers_like(1, engine).concurrency(1).picker(json!({"objective_header": "trust"}));
+    Ok(builder.envoy_config(wait_longer).daemon_arguments(&arguments))
+}
+
+/// Lets Envoy wait for ext_proc as long as requests may be held; as shipped it gives up after 5 s.
+fn wait_longer(config: &mut Value) {
+    let filters = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/http_filters";
+    let filters = config.pointer_mut(filters).and_then(Value::as_array_mut).into_iter().flatten();
+    for filter in filters.filter(|filter| !filter["typed_config"]["message_timeout"].is_null()) {
+        filter["typed_config"]["message_timeout"] = json!("120s");
+    }
+}
+
+/// An engine at its own pace: a request of 100 tokens takes a second or two.
+#[must_use]
+pub fn slow_engine() -> ModelServerOptions {
+    ModelServerOptions { speed: 1.0, models: vec!["demo".into()], ..ModelServerOptions::default() }
+}
+
+/// A request of `tokens` output tokens.
+///
+/// # Errors
+/// If the request is invalid.
+pub fn request(objective: &str, tokens: u32) -> Result<Request<Body>> {
+    let body = json!({"model": "demo", "max_tokens": tokens, "ignore_eos": true, "messages": [{"role": "user", "content": objective}]});
+    let head = Request::post("/v1/chat/completions").header("content-type", "application/json");
+    Ok(head.header("x-llm-d-inference-objective", objective).body(client::full(body.to_string()))?)
+}
+
+/// Sends `count` such requests, each on a connection of its own.
+///
+/// # Errors
+/// If a request is invalid.
+pub fn send(stack: &Stack, count: usize, objective: &str, tokens: u32) -> Result<Vec<JoinHandle<Result<ClientReply>>>> {
+    let address = stack.address();
+    (0..count).map(|_| Ok(tokio::spawn(client::send(address, request(objective, tokens)?)))).collect()
+}
+
+/// The rows of `/debug/queues`; `None` if the daemon does not answer.
+pub async fn queues(stack: &Stack) -> Option<Vec<Value>> {
+    let page = stack.daemon.as_ref()?.admin("/debug/queues").await.ok()?.json().ok()?;
+    page["queues"].as_array().cloned()
+}
+
+/// The requests held, by the daemon's page.
+pub async fn held(stack: &Stack) -> Option<u64> {
+    Some(queues(stack).await?.iter().map(|row| row["held"].as_u64().unwrap_or(0)).sum())
+}
+
+/// The requests that ended with this outcome, by the daemon's page.
+pub async fn ended(stack: &Stack, outcome: &str) -> Option<u64> {
+    Some(queues(stack).await?.iter().map(|row| row["outcomes"][outcome].as_u64().unwrap_or(0)).sum())
+}

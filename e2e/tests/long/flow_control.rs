@@ -1,0 +1,134 @@
+//! Requests that flow control holds while their proxy stops, is replaced, or loses its VM, and ten
+//! thousand of them at once.
+
+use std::time::Duration;
+
+use e2e::held_requests::{self, SEATS};
+use e2e::ledger_metrics::note;
+use http::Request;
+use rustix::process::Signal;
+use serde_json::json;
+use testbed::client::{self, ClientReply, EventStream, Http2Client};
+use testbed::envoy::{EnvoyConfig, EnvoyOptions, EnvoyProcess};
+use testbed::model_server::ModelServerOptions;
+use testbed::ports::ReservedPort;
+use testbed::stack::{PickerMode, Stack};
+use testbed::{Result, drill, wait_for};
+use tokio::task::JoinHandle;
+
+const LIMIT: Duration = Duration::from_secs(90);
+const WAVE: usize = 8;
+const TOKENS: u32 = 100;
+
+async fn until_held(stack: &Stack, wanted: u64) -> Result<()> {
+    let held = || async { held_requests::held(stack).await.filter(|held| *held == wanted).map(|_| ()) };
+    wait_for(LIMIT, &format!("{wanted} requests to be held"), held).await
+}
+
+async fn all_served(requests: Vec<JoinHandle<Result<ClientReply>>>) -> Result<()> {
+    for request in requests {
+        let reply = request.await??;
+        assert_eq!(reply.status, 200, "{}", reply.text());
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_proxy_that_drains_serves_what_it_holds() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let builder = held_requests::builder(PickerMode::Filter, folder.path(), &held_requests::slow_engine())?;
+    let mut stack = builder.start_script(30).start().await?;
+    let wave = held_requests::send(&stack, WAVE, "batch", TOKENS)?;
+    until_held(&stack, WAVE as u64 - u64::from(SEATS)).await?;
+    stack.envoy.process().signal(Signal::TERM)?;
+    all_served(wave).await?;
+    let status = stack.envoy.process().wait(LIMIT).await?;
+    assert!(status.success(), "{status}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_hot_restart_serves_what_the_old_process_holds() -> Result<()> {
+    let (folder, base) = (tempfile::tempdir()?, ReservedPort::lease()?);
+    let base_id = base.number().to_string();
+    let arguments = |epoch: &str| -> Vec<String> {
+        let times = ["--drain-time-s", "3", "--parent-shutdown-time-s", "60"];
+        ["--base-id", &base_id, "--restart-epoch", epoch].into_iter().chain(times).map(str::to_owned).collect()
+    };
+    let first = arguments("0");
+    let first: Vec<&str> = first.iter().map(String::as_str).collect();
+    let builder = held_requests::builder(PickerMode::Filter, folder.path(), &held_requests::slow_engine())?;
+    let mut stack = builder.hot_restart().envoy_arguments(&first).start().await?;
+    let wave = held_requests::send(&stack, WAVE, "batch", TOKENS)?;
+    until_held(&stack, WAVE as u64 - u64::from(SEATS)).await?;
+    let options = EnvoyOptions { concurrency: 1, arguments: arguments("1"), hot_restart: true, ..EnvoyOptions::default() };
+    let config = EnvoyConfig::read(&stack.folder().join("envoy.json"))?;
+    let second_folder = tempfile::tempdir()?;
+    let second = EnvoyProcess::start(&config, stack.envoy.listener(), stack.envoy.admin(), &options, second_folder.path())?;
+    all_served(wave).await?;
+    let first = std::mem::replace(&mut stack.envoy, second);
+    drop(first); // every request is answered, so nobody needs the old process any more
+    all_served(held_requests::send(&stack, 1, "chat", 1)?).await
+}
+
+#[tokio::test]
+async fn a_vm_that_traps_answers_what_it_holds_and_keeps_no_count() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let builder = held_requests::builder(PickerMode::Filter, folder.path(), &held_requests::slow_engine())?;
+    let stack = builder.envoy_config(drill::envoy_config()?).start().await?;
+    let wave = held_requests::send(&stack, WAVE, "batch", TOKENS)?;
+    until_held(&stack, WAVE as u64 - u64::from(SEATS)).await?;
+    let poison = Request::post("/v1/chat/completions").header(drill::TRAP, "1").body(client::full("{}"))?;
+    assert_eq!(stack.send(poison).await?.status, 503);
+    let mut lost = 0;
+    for request in wave {
+        match request.await? {
+            Ok(reply) => lost += usize::from(reply.status == 503),
+            Err(error) => lost += usize::from(client::is_broken_off(&error.to_string())),
+        }
+    }
+    assert_eq!(lost, WAVE, "all are answered at once, those that had gone to the engine too");
+    note("a VM traps while it holds requests", &format!("{lost} of {WAVE} were answered 503 or cut off at once"));
+    let served =
+        || async { stack.send(held_requests::request("chat", 1).ok()?).await.ok().filter(|reply| reply.status == 200).map(|_| ()) };
+    wait_for(LIMIT, "the next VM to serve", served).await?;
+    until_held(&stack, 0).await
+}
+
+#[tokio::test]
+async fn ten_thousand_requests_are_held_and_served() -> Result<()> {
+    const HELD: usize = 10_000;
+    const CONNECTIONS: usize = 20;
+    let folder = tempfile::tempdir()?;
+    let engine = ModelServerOptions { models: vec!["demo".into()], speed: 0.0, chunk_delay_ms: 100, ..ModelServerOptions::default() };
+    let mut stack = held_requests::builder(PickerMode::Filter, folder.path(), &engine)?.start().await?;
+    // Two streams fill the engine for longer than the test takes.
+    let chat =
+        json!({"model": "demo", "stream": true, "max_tokens": 3_000, "ignore_eos": true, "messages": [{"role": "user", "content": "x"}]});
+    let mut streams = Vec::new();
+    for _ in 0..SEATS {
+        let request = Request::post("/v1/chat/completions").body(client::full(chat.to_string()))?;
+        let mut stream = EventStream::new(client::start(stack.address(), request).await?);
+        stream.next().await?.ok_or("the stream begins")?;
+        streams.push(stream);
+    }
+    let before = stack.envoy.process().memory_bytes()?;
+    let mut requests = Vec::new();
+    for _ in 0..CONNECTIONS {
+        let client = std::sync::Arc::new(Http2Client::connect(stack.address()).await?);
+        for _ in 0..HELD / CONNECTIONS {
+            let (client, request) = (std::sync::Arc::clone(&client), held_requests::request("batch", 1)?);
+            requests.push(tokio::spawn(async move { ClientReply::read(client.start_within(request, LIMIT).await?).await }));
+        }
+    }
+    until_held(&stack, HELD as u64).await?;
+    let each = (stack.envoy.process().memory_bytes()?.saturating_sub(before)) / HELD as u64;
+    held_requests::replace(folder.path(), Some(500))?;
+    all_served(requests).await?;
+    drop(streams);
+    until_held(&stack, 0).await?;
+    let dispatched = held_requests::ended(&stack, "Dispatched").await.ok_or("no queues")?;
+    assert_eq!(dispatched, HELD as u64 + u64::from(SEATS));
+    note("10,000 requests held", &format!("all served; {each} bytes of Envoy for each while held"));
+    Ok(())
+}
