@@ -12,7 +12,7 @@ TOKENS_PER_SECOND = 4
 # Writes of a stream beside its tokens.
 EXTRA_WRITES = 2
 PROTOCOLS = ("http/1.1", "http/2")
-FAILURES_LISTED_MAX = 40
+FAILURES_LISTED_MAX = 200
 
 
 class Arrival(NamedTuple):

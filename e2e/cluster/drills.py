@@ -115,8 +115,7 @@ def ext_proc() -> str:
 
 
 def ext_proc_rolled() -> str:
-    kube.kubectl("rollout", "restart", f"deployment/{release.EXT_PROC_DAEMONS.name}", "-n", engines.NAMESPACE)
-    kube.rolled_out(release.EXT_PROC_DAEMONS.name, engines.NAMESPACE)
+    release.restart_ext_proc()
     return "2 daemons replaced"
 
 

@@ -1,6 +1,5 @@
 """The drills of Istio. Each installs what it needs, so each runs alone; none needs the chart's own gateway."""
 
-import json
 import time
 from typing import Callable
 
@@ -13,6 +12,7 @@ import istio_faults
 import istio_mesh
 import istio_pool
 import istio_steps as steps
+import istio_traffic_extension
 import kube
 import release
 from istio_steps import Failed, Outcome, Target
@@ -76,34 +76,11 @@ def wasmplugin() -> Outcome:
 
 
 def traffic_extension() -> Outcome:
-    """The plugin as a TrafficExtension, the successor of WasmPlugin."""
-    name = "wasmplugin.yaml"
-    istio.install_shipped(name)
     try:
-        kube.kubectl("delete", "wasmplugin", PICKER, "-n", istio.NAMESPACE)
-        apply_traffic_extension(istio.shipped_image())
-        chat.until_answered(istio.address())
-        return shipped_gateway(PLUGIN_ORDER, apply_traffic_extension)
+        istio_traffic_extension.install()
+        return shipped_gateway(PLUGIN_ORDER, istio_traffic_extension.apply)
     finally:
-        kube.kubectl("delete", "trafficextension", PICKER, "-n", istio.NAMESPACE, "--ignore-not-found")
-        istio.remove_shipped(name)
-
-
-def apply_traffic_extension(image: str) -> None:
-    kube.apply(json.dumps(as_traffic_extension(image)), istio.NAMESPACE)
-
-
-def as_traffic_extension(image: str) -> dict:
-    """The WasmPlugin of the shipped file in the terms of a TrafficExtension."""
-    plugin = next(item for item in istio.objects("wasmplugin.yaml") if item["kind"] == "WasmPlugin")
-    spec = plugin["spec"]
-    wasm = {field: spec[field] for field in ("pluginName", "failStrategy", "pluginConfig")} | {"url": f"oci://{REGISTRY}/{image}"}
-    return {
-        "apiVersion": "extensions.istio.io/v1alpha1",
-        "kind": "TrafficExtension",
-        "metadata": {"name": PICKER},
-        "spec": {"selector": spec["selector"], "wasm": wasm},
-    }
+        istio_traffic_extension.remove()
 
 
 def chart() -> Outcome:
@@ -137,7 +114,9 @@ def inference_pool() -> Outcome:
     try:
         target = istio_pool.install()
         remarks = steps.routes_by_prefix(target)
-        runs = [steps.only_load(target, "streams among it"), steps.kill_engine(target)]
+        runs = [steps.only_load(target, "streams among it"), steps.kill_engine(target), istio_pool.replace_daemon(target), steps.replace_gateway(target)]
+        istio_pool.fail_open()
+        runs.append(istio_pool.kill_daemon(target))
     finally:
         istio_pool.remove()
     return steps.outcome(began, runs, remarks)
@@ -157,7 +136,6 @@ DRILLS: dict[str, Callable[[], Outcome]] = {
     "istio-wasmplugin": wasmplugin,
     "istio-trafficextension": traffic_extension,
     "istio-inference-pool": inference_pool,
-    "istio-mutual-tls": istio_mesh.mutual_tls,
     "istio-body": body,
     "istio-conformance": istio_conformance.conformance,
-}
+} | {f"istio-mutual-tls-{way}": istio_mesh.drill(way) for way in istio_mesh.WAYS}

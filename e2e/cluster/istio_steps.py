@@ -60,11 +60,12 @@ class Outcome(tuple):
 
 
 class Target(NamedTuple):
-    """A gateway's address, and the namespace and the labels of the engines behind it."""
+    """A gateway's address, the namespace and the labels of the engines behind it, and the gateway's Deployment with its namespace."""
 
     address: str
     namespace: str
     labels: str = engines.SELECTOR
+    gateway: tuple[str, str] = (istio.GATEWAY, istio.NAMESPACE)
 
     def pods(self) -> list[dict]:
         return kube.pods(self.namespace, self.labels)
@@ -192,8 +193,9 @@ def replace_module(target: Target, apply: Callable[[], object], how: str) -> Run
 
 def replace_gateway(target: Target) -> Run:
     def work() -> str:
-        kube.kubectl("rollout", "restart", f"deployment/{istio.GATEWAY}", "-n", istio.NAMESPACE)
-        kube.rolled_out(istio.GATEWAY, istio.NAMESPACE)
+        name, namespace = target.gateway
+        kube.kubectl("rollout", "restart", f"deployment/{name}", "-n", namespace)
+        kube.rolled_out(name, namespace)
         return "gateway replaced"
 
     return under_load(target, work)

@@ -149,6 +149,12 @@ def install_ext_proc(*arguments: str) -> None:
     kube.wait_until("an ext_proc daemon leads", lambda: EXT_PROC_DAEMONS.leader() != "")
 
 
+def restart_ext_proc() -> None:
+    """Replaces the daemons of the ext_proc release, one after another."""
+    kube.kubectl("rollout", "restart", f"deployment/{EXT_PROC_DAEMONS.name}", "-n", EXT_PROC_DAEMONS.namespace)
+    kube.rolled_out(EXT_PROC_DAEMONS.name, EXT_PROC_DAEMONS.namespace)
+
+
 def address() -> str:
     return kube.service_address(GATEWAY, NAMESPACE)
 

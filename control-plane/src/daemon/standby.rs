@@ -35,6 +35,9 @@ use super::LeadingDaemon;
 use super::signals::SignalWatch;
 use super::tasks::TaskGroup;
 
+/// How often a daemon that stops looks whether replies still pass through it.
+const REPLY_POLL_INTERVAL: Duration = Duration::from_millis(100);
+
 /// A running daemon that does not lead, or the part of a leader that goes on when it stops leading.
 #[derive(Debug)]
 pub struct StandbyDaemon {
@@ -135,11 +138,25 @@ impl StandbyDaemon {
         self.monitoring.health.stop_ready().await;
     }
 
-    /// Answers ext_proc for `drain`, or until another signal: a gateway calls this daemon until it
-    /// has learned that it is not ready.
-    pub async fn drain(&self, drain: Duration, signals: &mut SignalWatch) {
+    /// Answers ext_proc for `drain`, because a gateway calls this daemon until it has learned that
+    /// it is not ready. Then waits at most for `replies` until no exchange is open. Another signal
+    /// ends both.
+    pub async fn drain(&self, drain: Duration, replies: Duration, signals: &mut SignalWatch) {
         tracing::info!(?drain, "answering ext_proc until gateways call another daemon");
-        let _ = tokio::time::timeout(drain, signals.received()).await;
+        if tokio::time::timeout(drain, signals.received()).await.is_ok() {
+            return;
+        }
+        let open = || self.shared.ext_proc.streams.get().map_or(0, |streams| streams.open());
+        tracing::info!(open = open(), wait = ?replies, "waiting for the replies that pass through this daemon");
+        let ended = async {
+            while open() > 0 {
+                tokio::time::sleep(REPLY_POLL_INTERVAL).await;
+            }
+        };
+        tokio::select! {
+            _ = tokio::time::timeout(replies, ended) => {}
+            _ = signals.received() => {}
+        }
     }
 
     /// Stops all tasks.

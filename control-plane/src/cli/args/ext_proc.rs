@@ -61,6 +61,11 @@ pub struct ExtProcArgs {
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_DRAIN", value_name = "DURATION", value_parser = duration)]
     pub ext_proc_drain: Option<Duration>,
 
+    /// How long to wait after that until the replies have ended that pass through this daemon. Give
+    /// the pod as much time to terminate [default: 5s].
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_REPLY_WAIT", value_name = "DURATION", value_parser = duration, requires = "ext_proc_drain")]
+    pub ext_proc_reply_wait: Option<Duration>,
+
     /// Other request-handling settings; the filter's configuration has the same ones under these
     /// names.
     #[command(flatten)]
@@ -103,6 +108,11 @@ pub struct ExchangeArgs {
     /// Whether the fairness header of a request counts [default: ignore].
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_FAIRNESS_HEADER", value_enum)]
     pub ext_proc_fairness_header: Option<ObjectiveHeaderArg>,
+
+    /// Header by which a request shortens the time that flow control may hold it, in ms [default:
+    /// none].
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_TTL_HEADER", value_name = "NAME")]
+    pub ext_proc_ttl_header: Option<String>,
 
     /// What happens to a request before the first state has arrived: refuse it, or let any endpoint
     /// serve it [default: close].
