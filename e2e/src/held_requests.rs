@@ -1,4 +1,4 @@
-//! A pool behind flow control whose engine takes few requests at once, and clients that wait for it.
+//! A pool behind flow control whose engine takes few requests at once, and clients that wait.
 
 use std::path::Path;
 
