@@ -5,6 +5,8 @@
 //! llm-d's scorers and hold by its detectors: by the engines' reports with the default thresholds,
 //! and by a number of requests at each endpoint.
 
+mod page;
+
 use std::io::Write;
 use std::path::Path;
 
@@ -19,6 +21,16 @@ use crate::policy::{EXACT, OURS, RoutingPolicy};
 use crate::trace::{self, TraceRequest};
 use crate::workload::{RequestClass, Sampler, Workload, WorkloadKind, mix};
 use crate::world::{self, PoolSetting, RequestOutcome, SharingMode};
+
+/// The policies of the published tables.
+const POLICIES: [&str; 5] = [NONE, "ours", "oracle", "llm-d-default", "llm-d-tuned"];
+
+/// Without flow control.
+const NONE: &str = "none";
+
+/// The published means, and the page with their tables.
+const DATA: &str = "docs/data/flow-control.json";
+const PAGE: &str = "docs/how-to/flow-control.md";
 
 /// A batch wave lasts for 8 of every 20 s.
 const WAVE_S: f64 = 20.0;
@@ -135,6 +147,23 @@ impl FlowCampaign {
         }
         runs
     }
+}
+
+/// Publishes the results in `files`: their means, and the tables of the page.
+///
+/// # Errors
+/// When a file cannot be read or written.
+pub(crate) fn publish(files: &[std::path::PathBuf]) -> Result<(), String> {
+    let read = |file: &Path| std::fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()));
+    let write = |file: &str, text: String| std::fs::write(file, text).map_err(|error| format!("{file}: {error}"));
+    let mut rows = Vec::new();
+    for file in files {
+        let results: Value = serde_json::from_str(&read(file)?).map_err(|error| format!("{}: {error}", file.display()))?;
+        rows.extend(results["rows"].as_array().cloned().unwrap_or_default());
+    }
+    let means = page::means(&rows);
+    write(DATA, format!("{:#}\n", json!({ "rows": means })))?;
+    write(PAGE, page::with_results(&read(Path::new(PAGE))?, &means)?)
 }
 
 fn print(rows: &[Value]) {

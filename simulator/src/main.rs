@@ -142,6 +142,13 @@ enum SimulatorTask {
         #[arg(long, default_value = "target/bench/flow-control.json")]
         file: PathBuf,
     },
+    /// Writes docs/data/flow-control.json and the tables of docs/how-to/flow-control.md from results
+    /// of `flow`.
+    FlowPage {
+        /// The files of results.
+        #[arg(long, value_delimiter = ',', default_value = "target/bench/flow-control.json")]
+        files: Vec<PathBuf>,
+    },
     /// Runs policies over workloads and prints a line of figures for each.
     Try {
         /// Workloads, by name; by default those of the campaign.
@@ -205,6 +212,7 @@ fn run(args: Args) -> Result<(), String> {
         SimulatorTask::Flow { scenarios, policies, loads, seeds, seconds, proxies, file } => {
             FlowCampaign { scenarios, policies, loads, seeds, seconds, proxies }.run(args.threads, &file)
         }
+        SimulatorTask::FlowPage { files } => flow::publish(&files),
         SimulatorTask::Try { workloads, loads, policies, seeds, setting } => {
             let campaign = named(&setting)?;
             let kinds = if workloads.is_empty() { campaign.kinds.clone() } else { kinds(&workloads)? };
