@@ -142,8 +142,8 @@ enum SimulatorTask {
         #[arg(long, default_value = "target/bench/flow-control.json")]
         file: PathBuf,
     },
-    /// Writes docs/data/flow-control.json and the tables of docs/how-to/flow-control.md from results
-    /// of `flow`.
+    /// Writes docs/data/flow-control.json and the tables of docs/how-to/flow-control.md from the
+    /// results of `flow`.
     FlowPage {
         /// The files of results.
         #[arg(long, value_delimiter = ',', default_value = "target/bench/flow-control.json")]
