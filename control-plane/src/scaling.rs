@@ -74,8 +74,8 @@ pub struct EndpointGroup {
     pub mix: RequestMix,
     /// The endpoints.
     pub endpoints: Vec<OutstandingWork>,
-    /// Replicas that start.
-    pub starting: u32,
+    /// Replicas that start: seconds since each was seen.
+    pub starting: Arc<[f64]>,
     measured: bool,
     step: Arc<StepModel>,
     seats: EngineSeats,
@@ -144,7 +144,7 @@ impl ScalingSignals {
             }
         }
         // Discovery does not know role and models of an endpoint that is not ready.
-        let starting = if members.len() == 1 { starting(shared, pool) } else { 0 };
+        let starting: Arc<[f64]> = if members.len() == 1 { starting(shared, pool) } else { Vec::new() }.into();
         let traffic = self.lock();
         let traffic = traffic.get(pool);
         let group = |(key, members): (GroupKey, Vec<(&PoolMember, &EndpointMetrics)>)| {
@@ -153,7 +153,8 @@ impl ScalingSignals {
             let mix = window.map(|window| window.mix(f64::from(step.output_tokens()))).unwrap_or_default();
             let measured = window.is_some_and(TrafficWindow::is_measured);
             let seats = EngineSeats::of(&members.iter().map(|(_, metrics)| *metrics));
-            EndpointGroup { key, mix: with_prompts(mix, &endpoints), endpoints, starting, measured, step: Arc::clone(&step), seats }
+            let (mix, starting, step) = (with_prompts(mix, &endpoints), Arc::clone(&starting), Arc::clone(&step));
+            EndpointGroup { key, mix, endpoints, starting, measured, step, seats }
         };
         members.into_iter().map(group).collect()
     }
@@ -189,13 +190,13 @@ impl ScalingSignals {
     }
 }
 
-/// Replicas that discovery knows and that are not ready yet.
-fn starting(shared: &DaemonState, pool: &str) -> u32 {
-    let Some(components) = shared.discovery.components.get().and_then(|pools| pools.get(pool)) else { return 0 };
-    let recent = |since: SystemTime| since.elapsed().is_ok_and(|time| time < STARTING_MAX);
+/// Replicas that discovery knows and that are not ready yet: seconds in which each was so.
+fn starting(shared: &DaemonState, pool: &str) -> Vec<f64> {
+    let Some(components) = shared.discovery.components.get().and_then(|pools| pools.get(pool)) else { return Vec::new() };
+    let age = |since: SystemTime| since.elapsed().ok().filter(|time| *time < STARTING_MAX).map(|time| time.as_secs_f64());
     let seen = components.iter().flat_map(|(_, followed)| followed.seen());
-    let starts = seen.filter(|seen| matches!(seen.state, InstanceState::NotReady(_) | InstanceState::Pending(_)) && recent(seen.since));
-    u32::try_from(starts.count()).unwrap_or(u32::MAX)
+    let starts = seen.filter(|seen| matches!(seen.state, InstanceState::NotReady(_) | InstanceState::Pending(_)));
+    starts.filter_map(|seen| age(seen.since)).collect()
 }
 
 /// The mix with the prompts that are outstanding, where engines report no usage.
@@ -261,7 +262,7 @@ impl EndpointGroup {
     #[must_use]
     pub fn signal(&self, goal: &ScalingGoal) -> ScalingSignal {
         let Self { key: (role, _), mix, endpoints, starting, measured, step, seats } = self;
-        let (role, mix, measured, seats, starting) = (*role, *mix, *measured, *seats, *starting);
+        let (role, mix, measured, seats) = (*role, *mix, *measured, *seats);
         signal(&ScalingGroup { role, step, mix, measured, seats, endpoints, starting }, goal)
     }
 

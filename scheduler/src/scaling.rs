@@ -5,27 +5,36 @@
 //!
 //! - **Demand** `d`: replicas kept busy by the requests that arrive, `requests/s × seconds each`.
 //! - **Backlog** `W`: seconds of work that is outstanding now.
-//! - **Utilization** `u`: how busy a replica may be, so that requests still begin within the wait
-//!   `w` of the SLO ([`utilization`]).
+//! - **Staff** `n(d)`: replicas with which requests still begin within the wait `w` of the SLO
+//!   ([`staffed`]).
 //!
 //! ```text
-//! desired = max(d / u, (W' + d D) / (D + w))        W' = max(0, W + (d - ready) S)
+//! desired = max(n(d) + spare, (W' + d D) / (D + w))
+//!      W' = max(0, W + (d - ready) S - Σ min(a, S))
 //! ```
 //!
-//! The first term keeps up with arrivals. The second works off the backlog within the drain time
-//! `D`: after it at most the allowed wait `w` is left on each replica, so `N (D + w) = W' + d D`
-//! (conservation of work). `W'` is the backlog when a replica ordered now starts to serve, `S`
-//! seconds from now.
+//! The first term keeps up with arrivals. Its `spare` replicas serve a sudden rise until others
+//! have started: no signal can order those in time. The second term works off the backlog within
+//! the drain time `D`: after it at most the allowed wait `w` is left on each replica, so
+//! `N (D + w) = W' + d D` (conservation of work). `W'` is the backlog when a replica ordered now
+//! starts to serve, `S` seconds from now. Until then a replica that was ordered `a` seconds ago
+//! does `min(a, S)` seconds of work. `D` is at least `S`: replicas that start for longer than they
+//! are needed cost more than they serve.
 //!
-//! A batch of `B` sequences shares the constant part `e0` of a decode step, so a token costs
-//! `e0/B + e1 + e2 context`. Capacity counts with the largest batch that fits ([`EngineSeats`]).
+//! Capacity counts with full steps of an engine. A batch of `B` sequences shares the constant part
+//! `e0` of a decode step, so a token costs `e0/B + e1 + e2 context`, where `B` is the largest batch
+//! that fits ([`EngineSeats`]). In the same way prompts share the constant part of a prefill, up
+//! to the tokens of a step (chunked prefill: Agrawal et al., "Taming Throughput-Latency Tradeoff
+//! in LLM Inference with Sarathi-Serve", 2024).
 //!
 //! Bounds are applied here. Hysteresis is left to the autoscaler (the HPA's tolerance and
 //! stabilization window), so the number of replicas is not rounded.
 
+mod staffing;
 #[cfg(test)]
 mod tests;
 mod traffic;
+pub use staffing::staffed;
 pub use traffic::{TrafficTotals, TrafficWindow};
 
 use crate::latency::step::StepModel;
@@ -38,11 +47,8 @@ const SEQUENCES_DEFAULT: f64 = 256.0;
 /// flow control.
 const KV_SHARE_MAX: f64 = 0.95;
 
-/// The share of requests that may wait longer than the SLO's wait.
-const LATE_SHARE: f64 = 0.05;
-
-/// The range of the utilization: one replica must be of use, and a full one has no room for bursts.
-const UTILIZATION: (f64, f64) = (0.2, 0.95);
+/// The tokens of prompts that an engine computes in one step: vLLM's default for servers.
+const STEP_TOKENS: f64 = 8_192.0;
 
 /// The least part of the TTFT SLO that counts as allowed wait, also where the prefill alone takes
 /// longer than the SLO.
@@ -71,6 +77,9 @@ pub struct ScalingGoal {
     pub drain_s: f64,
     /// The time from the order of a replica to its first request, seconds.
     pub startup_s: f64,
+    /// Replicas beyond those that a steady load needs, for a rise that is faster than a start. A
+    /// group without work needs none.
+    pub spare: f64,
     /// The fewest and the most replicas.
     pub replicas: (u32, u32),
 }
@@ -136,8 +145,8 @@ pub struct ScalingGroup<'g> {
     pub seats: EngineSeats,
     /// The endpoints.
     pub endpoints: &'g [OutstandingWork],
-    /// Replicas that start and do not serve yet.
-    pub starting: u32,
+    /// Replicas that start and do not serve yet: seconds since the order of each.
+    pub starting: &'g [f64],
 }
 
 /// The signal of a group.
@@ -148,17 +157,19 @@ pub struct ScalingSignal {
     pub backlog_s: Option<f64>,
     /// Replicas that the arriving requests keep busy.
     pub busy: f64,
-    /// How busy a replica may be.
+    /// How busy a replica may be, with those that are to spare left out.
     pub utilization: f64,
     /// The replicas that the goal needs, within its bounds and not rounded.
     pub desired: f64,
 }
 
 /// The cost of a mean request, seconds of an average replica.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct RequestCost {
     prefill_s: f64,
     decode_s: f64,
+    /// The time of the prefill in an engine with nothing else to do.
+    alone_s: f64,
     /// The share of one prompt, and of each uncached token, in the cost of a prefill.
     prompt_s: f64,
     uncached_token_s: f64,
@@ -166,50 +177,33 @@ struct RequestCost {
 
 /// The signal of `group` for `goal`. Numbers that are negative or not finite count as 0.
 #[must_use]
-#[expect(clippy::cast_precision_loss, reason = "at most 1,024 endpoints")]
+#[expect(clippy::cast_precision_loss, reason = "thousands of endpoints at most")]
 pub fn signal(group: &ScalingGroup<'_>, goal: &ScalingGoal) -> ScalingSignal {
     let cost = RequestCost::of(group);
     let [least, most] = [goal.replicas.0, goal.replicas.1.max(goal.replicas.0)].map(f64::from);
     let work = cost.outstanding(group.endpoints);
     let ready: f64 = group.endpoints.iter().map(|endpoint| cost.capacity(endpoint.speed)).sum();
-    let capacity = ready + f64::from(group.starting);
+    let starting = group.starting.len() as f64;
+    let capacity = ready + starting;
     let busy = known(group.mix.per_second) * cost.request_s();
 
-    let wait_s = (known(goal.ttft_s) - cost.prefill_s).max(known(goal.ttft_s) * WAIT_SHARE_MIN);
-    let utilization = utilization(wait_s, cost.request_s());
-    let later_s = (work.unwrap_or(0.0) + (busy - ready) * known(goal.startup_s)).max(0.0);
-    let drained = (later_s + busy * known(goal.drain_s)) / (known(goal.drain_s) + wait_s).max(f64::MIN_POSITIVE);
+    let wait_s = (known(goal.ttft_s) - cost.alone_s).max(known(goal.ttft_s) * WAIT_SHARE_MIN);
+    let staff = staffed(busy, wait_s, cost.request_s());
+    let works = busy > 0.0 || work.is_some_and(|work| work > 0.0);
+    let spare = if works { known(goal.spare) } else { 0.0 };
+    let startup_s = known(goal.startup_s);
+    let drain_s = known(goal.drain_s).max(startup_s);
+    let of_starting: f64 = group.starting.iter().map(|age_s| known(*age_s).min(startup_s)).sum();
+    let later_s = (work.unwrap_or(0.0) + (busy - ready) * startup_s - of_starting).max(0.0);
+    let drained = (later_s + busy * drain_s) / (drain_s + wait_s).max(f64::MIN_POSITIVE);
     // An unknown group is not idle: it keeps its size.
-    let held = if work.is_none() || !group.measured { group.endpoints.len() as f64 + f64::from(group.starting) } else { 0.0 };
+    let held = if work.is_none() || !group.measured { group.endpoints.len() as f64 + starting } else { 0.0 };
     ScalingSignal {
         backlog_s: work.filter(|_| capacity > 0.0).map(|work| work / capacity),
         busy,
-        utilization,
-        desired: (busy / utilization).max(drained).max(held).clamp(least, most),
+        utilization: if busy > 0.0 { busy / staff } else { staffing::UTILIZATION_MAX },
+        desired: (staff + spare).max(drained).max(held).clamp(least, most),
     }
-}
-
-/// How busy a replica may be, so that at most [`LATE_SHARE`] of the requests wait longer than
-/// `wait_s`, if one keeps a replica busy for `request_s`.
-///
-/// This is the wait of the M/M/1 queue, `P(wait > w) = u exp(-(1 - u) w / s)`, solved for `u`
-/// (Kleinrock, "Queueing Systems", volume 1, section 3.2). Replicas that share a picker wait less,
-/// bursts more.
-#[must_use]
-pub fn utilization(wait_s: f64, request_s: f64) -> f64 {
-    /// Bisections of the range: more than the digits of any measurement.
-    const BISECTIONS: usize = 30;
-    let (mut low, mut high) = UTILIZATION;
-    if known(request_s) <= 0.0 {
-        return high;
-    }
-    let waits = known(wait_s) / request_s;
-    for _ in 0..BISECTIONS {
-        let middle = f64::midpoint(low, high);
-        let late = middle * libm::exp(-(1.0 - middle) * waits);
-        (low, high) = if late > LATE_SHARE { (low, middle) } else { (middle, high) };
-    }
-    low
 }
 
 /// The number if it is finite and not negative; else 0. At most [`NUMBER_MAX`].
@@ -276,15 +270,17 @@ impl RequestCost {
         // The model is quadratic in one prompt. Outstanding tokens count with the attention of the
         // mean prompt, so that work is proportional to its tokens.
         let mut cost = Self {
-            prompt_s: c0 / 1e3,
+            prompt_s: c0 / 1e3 * (uncached / STEP_TOKENS).min(1.0),
             uncached_token_s: (c1 + c2 * (2.0 * prompt - uncached)) / 1e3,
             prefill_s: 0.0,
+            alone_s: 0.0,
             decode_s: output * (e0 / seats.batch(context) + e1 + e2 * context) / 1e3,
         };
         cost.prefill_s = cost.prompt_s + uncached * cost.uncached_token_s;
+        cost.alone_s = c0 / 1e3 + uncached * cost.uncached_token_s;
         match role {
             ScalingRole::Prefill => cost.decode_s = 0.0,
-            ScalingRole::Decode => (cost.prefill_s, cost.prompt_s, cost.uncached_token_s) = (0.0, 0.0, 0.0),
+            ScalingRole::Decode => cost = Self { decode_s: cost.decode_s, ..Self::default() },
             ScalingRole::Both => {}
         }
         cost

@@ -12,6 +12,7 @@ pub use ext_proc::{DestinationFormatArg, ExchangeArgs, ExtProcArgs, FailureModeA
 pub use ports::{AdminTls, StateTls};
 pub use queries::{CheckArgs, CheckTarget, ExplainArgs, OutputFormat};
 pub use scaling::ScalingArgs;
+pub(crate) use scaling::spare;
 pub(crate) use values::duration;
 
 use std::net::SocketAddr;

@@ -6,10 +6,10 @@ use scheduler::ENDPOINTS_MAX;
 use scheduler::scaling::ScalingGoal;
 
 use super::EndpointGroup;
-use crate::cli::args::duration;
+use crate::cli::args::{duration, spare};
 
 /// The keys of a trigger's metadata; KEDA adds its own to those of the operator.
-const KEYS: [&str; 8] = ["pool", "role", "modelName", "ttft", "drain", "startup", "minReplicas", "maxReplicas"];
+const KEYS: [&str; 9] = ["pool", "role", "modelName", "ttft", "drain", "startup", "spare", "minReplicas", "maxReplicas"];
 
 /// A read trigger.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,10 +47,12 @@ impl ScalingRequest {
             let read = |text: &str| valid(text).ok_or_else(|| format!("{key}: give a number from 0 to {ENDPOINTS_MAX}"));
             text(key).map(read).transpose().map(|given| given.unwrap_or(default))
         };
+        let spare = text("spare").map(|text| spare(text).map_err(|why| format!("spare: {why}"))).transpose()?;
         let goal = ScalingGoal {
             ttft_s: seconds("ttft", goal.ttft_s)?,
             drain_s: seconds("drain", goal.drain_s)?,
             startup_s: seconds("startup", goal.startup_s)?,
+            spare: spare.unwrap_or(goal.spare),
             replicas: (count("minReplicas", goal.replicas.0)?, count("maxReplicas", goal.replicas.1)?),
         };
         let pool = match (text("pool"), pools.len()) {
@@ -94,7 +96,7 @@ fn is_misspelt(key: &str) -> bool {
 mod tests {
     use super::*;
 
-    const GOAL: ScalingGoal = ScalingGoal { ttft_s: 2.0, drain_s: 60.0, startup_s: 30.0, replicas: (1, 10) };
+    const GOAL: ScalingGoal = ScalingGoal { ttft_s: 2.0, drain_s: 60.0, startup_s: 30.0, spare: 1.0, replicas: (1, 10) };
 
     fn read(pairs: &[(&str, &str)], pools: &[&str]) -> Result<ScalingRequest, String> {
         let metadata = pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
@@ -105,8 +107,9 @@ mod tests {
     fn a_trigger_sets_what_it_wants_and_takes_the_rest_from_the_daemon() {
         let found = read(&[("scalerAddress", "switchpointd:9005")], &["p"]).unwrap();
         assert_eq!((found.pool.as_str(), found.goal), ("p", GOAL));
-        let found = read(&[("pool", "q"), ("ttft", "500ms"), ("startup", "5m"), ("maxReplicas", "7")], &["p", "q"]).unwrap();
-        assert_eq!(found.goal, ScalingGoal { ttft_s: 0.5, startup_s: 300.0, replicas: (1, 7), ..GOAL });
+        let found =
+            read(&[("pool", "q"), ("ttft", "500ms"), ("startup", "5m"), ("spare", "2.5"), ("maxReplicas", "7")], &["p", "q"]).unwrap();
+        assert_eq!(found.goal, ScalingGoal { ttft_s: 0.5, startup_s: 300.0, spare: 2.5, replicas: (1, 7), ..GOAL });
     }
 
     #[test]
@@ -116,6 +119,7 @@ mod tests {
             (&[("pool", "r")], "pool: this daemon has no pool"),
             (&[("pool", "p"), ("ttft", "soon")], "ttft: "),
             (&[("pool", "p"), ("drain", "0s")], "drain: "),
+            (&[("pool", "p"), ("spare", "NaN")], "spare: "),
             (&[("pool", "p"), ("minReplicas", "-1")], "minReplicas: "),
             (&[("pool", "p"), ("maxReplicas", "1025")], "maxReplicas: "),
             (&[("pool", "p"), ("start-up", "1m")], "start-up: write it as one of "),

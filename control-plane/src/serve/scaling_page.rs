@@ -18,8 +18,8 @@ pub async fn scaling(State(AdminServer { shared, .. }): State<AdminServer>) -> J
         let groups = signals.groups(&shared, pool, now);
         groups.iter().map(|group| group_row(pool, group, &signals.goal)).collect::<Vec<_>>()
     });
-    let ScalingGoal { ttft_s, drain_s, startup_s, replicas: (least, most) } = signals.goal;
-    let goal = json!({ "ttft_s": ttft_s, "drain_s": drain_s, "startup_s": startup_s, "replicas_min": least, "replicas_max": most });
+    let ScalingGoal { ttft_s, drain_s, startup_s, spare, replicas: (least, most) } = signals.goal;
+    let goal = json!({ "ttft_s": ttft_s, "drain_s": drain_s, "startup_s": startup_s, "spare": spare, "replicas_min": least, "replicas_max": most });
     Json(json!({ "leads": shared.life.leads(), "goal": goal, "groups": rows.collect::<Vec<_>>() }))
 }
 
@@ -32,7 +32,7 @@ fn group_row(pool: &str, group: &EndpointGroup, goal: &ScalingGoal) -> Value {
         "models": group.models(),
         "endpoints": group.endpoints.len(),
         "endpoints_unknown": group.endpoints.iter().filter(|endpoint| endpoint.reported.is_none()).count(),
-        "starting": group.starting,
+        "starting": group.starting.len(),
         "requests": sum(|endpoint| endpoint.requests),
         "prompts": sum(|endpoint| endpoint.prompts),
         "uncached_tokens": sum(|endpoint| endpoint.uncached_tokens),

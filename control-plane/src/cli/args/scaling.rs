@@ -26,6 +26,11 @@ pub struct ScalingArgs {
     #[arg(long, env = "SWITCHPOINT_SCALE_STARTUP", value_name = "DURATION", default_value = "1m", value_parser = duration)]
     pub scale_startup: Duration,
 
+    /// Replicas beyond those that a steady load needs, for a rise that is faster than a start. A
+    /// fraction is rounded with the rest.
+    #[arg(long, env = "SWITCHPOINT_SCALE_SPARE", value_name = "REPLICAS", default_value = "1", value_parser = spare)]
+    pub scale_spare: f64,
+
     /// The fewest desired replicas.
     #[arg(long, env = "SWITCHPOINT_SCALE_MIN", value_name = "COUNT", default_value_t = 1, value_parser = replicas())]
     pub scale_min: u32,
@@ -48,6 +53,15 @@ fn replicas() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(0..=i64::from(REPLICAS_MAX))
 }
 
+/// Reads a number of replicas to spare.
+///
+/// # Errors
+/// If it is not one.
+pub fn spare(text: &str) -> Result<f64, String> {
+    let read = text.parse().ok().filter(|replicas| (0.0..=f64::from(REPLICAS_MAX)).contains(replicas));
+    read.ok_or_else(|| format!("give a number from 0 to {REPLICAS_MAX}"))
+}
+
 // === impl ScalingArgs ===
 
 impl ScalingArgs {
@@ -58,6 +72,7 @@ impl ScalingArgs {
             ttft_s: self.scale_ttft.as_secs_f64(),
             drain_s: self.scale_drain.as_secs_f64(),
             startup_s: self.scale_startup.as_secs_f64(),
+            spare: self.scale_spare,
             replicas: (self.scale_min, self.scale_max),
         }
     }

@@ -146,6 +146,7 @@ async fn hostile_requests_to_the_scaler_are_refused_and_do_no_harm() {
         (&[("ttft", "-1s")], Code::InvalidArgument),
         (&[("ttft", "1e999s")], Code::InvalidArgument),
         (&[("drain", "NaNs")], Code::InvalidArgument),
+        (&[("spare", "-1")], Code::InvalidArgument),
         (&[("maxReplicas", "99999999999999999999")], Code::InvalidArgument),
         (&[("role", "\u{0}")], Code::InvalidArgument),
         (&[("Min-Replicas", "3")], Code::InvalidArgument),
