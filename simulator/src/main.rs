@@ -17,6 +17,7 @@ mod policy;
 mod recovery;
 mod report;
 mod router;
+mod scaling;
 mod slo;
 mod store;
 mod trace;
@@ -33,6 +34,7 @@ use clap::{Parser, Subcommand};
 
 use crate::flow::FlowCampaign;
 use crate::grid::ExperimentGrid;
+use crate::scaling::{ScalingRule, TrafficShape};
 use crate::slo::{SloAttainment, SloPolicy};
 use crate::store::ResultStore;
 use crate::workload::WorkloadKind;
@@ -149,6 +151,24 @@ enum SimulatorTask {
         #[arg(long, value_delimiter = ',', default_value = "target/bench/flow-control.json")]
         files: Vec<PathBuf>,
     },
+    /// Runs the campaign `scaling`: share in time and GPU-hours of each signal to scale by.
+    Scale {
+        /// Run only these signals.
+        #[arg(long, value_delimiter = ',')]
+        signals: Vec<String>,
+        /// Run only these shapes of traffic.
+        #[arg(long, value_delimiter = ',')]
+        traffic: Vec<String>,
+        /// Run only these start-up delays, s.
+        #[arg(long, value_delimiter = ',', default_values_t = scaling::STARTUPS_S)]
+        startups: Vec<f64>,
+        /// Seeds. Those of the published tables are 1 and 2; tune on others.
+        #[arg(long, value_delimiter = ',', default_values_t = [1, 2])]
+        seeds: Vec<u64>,
+        /// Write the results to docs/data/scaling.json and docs/how-to/scale.md.
+        #[arg(long)]
+        publish: bool,
+    },
     /// Runs policies over workloads and prints a line of figures for each.
     Try {
         /// Workloads, by name; by default those of the campaign.
@@ -178,6 +198,10 @@ const QUALITY: &str = "target/bench/quality.json";
 
 /// The results of part `quality` of `make bench`, in the same folder.
 const QUALITY_REAL: &str = "quality-real.json";
+
+/// The results of the campaign `scaling`, and their page.
+const SCALING: &str = "docs/data/scaling.json";
+const SCALING_PAGE: &str = "docs/how-to/scale.md";
 
 fn main() -> ExitCode {
     match run(Args::parse()) {
@@ -213,6 +237,12 @@ fn run(args: Args) -> Result<(), String> {
             FlowCampaign { scenarios, policies, loads, seeds, seconds, proxies }.run(args.threads, &file)
         }
         SimulatorTask::FlowPage { files } => flow::publish(&files),
+        SimulatorTask::Scale { signals, traffic, startups, seeds, publish } => {
+            let rules: Vec<ScalingRule> = selected(&ScalingRule::ALL, &signals, |rule| rule.name())?;
+            let shapes: Vec<TrafficShape> = selected(&TrafficShape::ALL, &traffic, |shape| shape.name())?;
+            let results = scaling::campaign(&rules, &shapes, &startups, &seeds, args.threads)?;
+            if publish { scaling::publish(&results, Path::new(SCALING), Path::new(SCALING_PAGE)) } else { Ok(()) }
+        }
         SimulatorTask::Try { workloads, loads, policies, seeds, setting } => {
             let campaign = named(&setting)?;
             let kinds = if workloads.is_empty() { campaign.kinds.clone() } else { kinds(&workloads)? };
@@ -312,6 +342,15 @@ fn named(name: &str) -> Result<ExperimentGrid, String> {
     let known = || campaign::all().iter().map(|grid| grid.name.clone()).collect::<Vec<_>>().join(", ");
     let found = campaign::all().into_iter().find(|grid| grid.name == name);
     found.ok_or_else(|| format!("no campaign is called `{name}`; there are {}", known()))
+}
+
+/// The members of `all` with these names; all members if there is no name.
+fn selected<T: Copy>(all: &[T], names: &[String], name: fn(T) -> &'static str) -> Result<Vec<T>, String> {
+    if names.is_empty() {
+        return Ok(all.to_vec());
+    }
+    let find = |wanted: &String| all.iter().copied().find(|one| name(*one) == wanted);
+    names.iter().map(|wanted| find(wanted).ok_or_else(|| format!("there is no `{wanted}`"))).collect()
 }
 
 fn kinds(names: &[String]) -> Result<Vec<WorkloadKind>, String> {

@@ -1,0 +1,272 @@
+//! The compared signals, and the autoscaler that follows them.
+//!
+//! Ours and llm-d's signals go to a horizontal pod autoscaler with its default behaviour. Dynamo's
+//! planner and the oracle order replicas themselves.
+
+use std::collections::VecDeque;
+
+use scheduler::in_flight::EndpointLoad;
+use scheduler::latency::step::StepModel;
+use scheduler::scaling::{OutstandingWork, ReportedRequests, ScalingGoal, ScalingGroup, ScalingRole, TrafficTotals, TrafficWindow, signal};
+
+use super::limits::{REPLICAS_MAX, REPLICAS_MIN, TTFT_SLO_S};
+use super::planner::ThroughputPlanner;
+use super::traffic::{ArrivingRequest, LASTING_S, seats, seconds};
+use crate::hardware::QWEN_32B_H200;
+
+/// A signal to scale by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ScalingRule {
+    /// `switchpoint_desired_replicas`. The setting is the replicas to spare. A negative one has none,
+    /// drains for 10 min, and raises the HPA's target of 1, which orders fewer than desired.
+    Ours,
+    /// Requests waiting in the engines, for each replica.
+    QueueLength,
+    /// llm-d's `flow_control_pool_saturation` (utilization-detector).
+    Saturation,
+    /// llm-d's token backlog: seconds of prefill for each replica, and KV usage of 0.8.
+    TokenBacklog,
+    /// llm-d's `request_running`, for each replica.
+    RunningRequests,
+    /// Dynamo's planner for aggregated engines. The setting is the part of the SLOs that is planned
+    /// for.
+    Planner,
+    /// Knows all future requests. The setting is the utilization.
+    Oracle,
+}
+
+/// One ready engine, as the signals see it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct EngineSample {
+    pub(super) waiting: f64,
+    pub(super) running: f64,
+    pub(super) kv: f64,
+    pub(super) load: EndpointLoad,
+}
+
+/// The pool at one moment.
+pub(super) struct PoolSample<'s> {
+    pub(super) now_s: f64,
+    pub(super) engines: Vec<EngineSample>,
+    /// Seconds since the order of each replica that starts.
+    pub(super) starting: Vec<f64>,
+    pub(super) totals: TrafficTotals,
+    pub(super) step: &'s StepModel,
+}
+
+/// An autoscaler with its signal and the state of both.
+pub(super) struct Autoscaler {
+    rule: ScalingRule,
+    setting: f64,
+    startup_s: f64,
+    window: TrafficWindow,
+    planner: ThroughputPlanner,
+    /// For the oracle: the work of the requests that arrive in each [`Self::TICK_S`].
+    future: Vec<f64>,
+    /// The HPA's recommendations of the stabilization window: time and replicas.
+    recommended: VecDeque<(f64, usize)>,
+}
+
+/// A metric with its target, as the HPA reads them.
+#[derive(Clone, Copy, Debug)]
+enum HpaMetric {
+    /// `AverageValue`: the sum over the pool, and the target of one replica.
+    Average(f64, f64),
+    /// `Value`: a number of the whole pool, and its target.
+    Value(f64, f64),
+}
+
+// === impl ScalingRule ===
+
+impl ScalingRule {
+    pub(crate) const ALL: [Self; 7] =
+        [Self::Ours, Self::QueueLength, Self::Saturation, Self::TokenBacklog, Self::RunningRequests, Self::Planner, Self::Oracle];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Ours => "ours",
+            Self::QueueLength => "queue-length",
+            Self::Saturation => "llm-d-saturation",
+            Self::TokenBacklog => "llm-d-token-backlog",
+            Self::RunningRequests => "llm-d-running-requests",
+            Self::Planner => "dynamo-planner",
+            Self::Oracle => "oracle",
+        }
+    }
+
+    /// The settings of the curve, from cheap to safe.
+    pub(crate) fn settings(self) -> &'static [f64] {
+        match self {
+            Self::Ours => &[-1.0, -0.4, -0.2, 0.0, 0.5, 1.0, 2.0, 3.0, 4.0],
+            Self::QueueLength => &[10.0, 5.0, 1.0, 0.25],
+            Self::Saturation => &[0.8, 0.6, 0.4, 0.2],
+            Self::TokenBacklog => &[1.5, 0.75, 0.4, 0.15],
+            Self::RunningRequests => &[64.0, 48.0, 32.0, 16.0],
+            Self::Planner => &[1.0, 0.75, 0.6, 0.45],
+            Self::Oracle => &[1.1, 0.95, 0.8, 0.65],
+        }
+    }
+}
+
+// === impl Autoscaler ===
+
+impl Autoscaler {
+    /// The time between two looks at the pool: that of our daemon and of the planner's load loop.
+    pub(super) const TICK_S: f64 = 5.0;
+
+    /// The HPA looks at every third tick: its default sync period is 15 s.
+    const HPA_TICKS: u64 = 3;
+
+    /// The HPA's default tolerance and stabilization window of scaling down.
+    const TOLERANCE: f64 = 0.1;
+    const STABILIZATION_S: f64 = 300.0;
+
+    /// The time over which the oracle averages work, in ticks.
+    const AHEAD_TICKS: usize = 6;
+
+    pub(super) fn new(rule: ScalingRule, setting: f64, startup_s: f64, requests: &[ArrivingRequest]) -> Self {
+        let mut future = vec![0.0; (LASTING_S / Self::TICK_S) as usize + 1];
+        for request in requests.iter().filter(|_| rule == ScalingRule::Oracle) {
+            if let Some(bin) = future.get_mut((request.at / 1e3 / Self::TICK_S) as usize) {
+                *bin += seconds(f64::from(request.prompt), f64::from(request.output));
+            }
+        }
+        let (window, planner) = (TrafficWindow::default(), ThroughputPlanner::new(setting));
+        Self { rule, setting, startup_s, window, planner, future, recommended: VecDeque::new() }
+    }
+
+    /// The replicas that should be there from now on; `tick` counts the calls.
+    pub(super) fn replicas(&mut self, tick: u64, pool: &PoolSample<'_>) -> usize {
+        let ordered = pool.engines.len() + pool.starting.len();
+        self.window.record(pool.now_s, pool.totals);
+        let wanted = match self.rule {
+            ScalingRule::Planner => self.planner.replicas(&self.window, pool),
+            ScalingRule::Oracle => self.foreseen(pool.now_s),
+            _ if !tick.is_multiple_of(Self::HPA_TICKS) => ordered,
+            _ => {
+                let wanted = self.metrics(pool).into_iter().map(|metric| metric.replicas(pool.engines.len(), ordered)).max();
+                self.stabilized(pool.now_s, ordered, wanted.unwrap_or(ordered))
+            }
+        };
+        wanted.clamp(REPLICAS_MIN, REPLICAS_MAX)
+    }
+
+    fn metrics(&self, pool: &PoolSample<'_>) -> Vec<HpaMetric> {
+        let sum = |of: fn(&EngineSample) -> f64| pool.engines.iter().map(of).sum::<f64>();
+        match self.rule {
+            ScalingRule::Ours => vec![HpaMetric::Average(self.ours(pool), 1.0 - self.setting.min(0.0))],
+            ScalingRule::QueueLength => vec![HpaMetric::Average(sum(|e| e.waiting), self.setting)],
+            ScalingRule::Saturation => {
+                let saturation = sum(|e| (e.waiting / 5.0).max(e.kv / 0.8)) / pool.engines.len().max(1) as f64;
+                vec![HpaMetric::Value(saturation, self.setting)]
+            }
+            ScalingRule::TokenBacklog => {
+                let peak = QWEN_32B_H200.budget as f64 / QWEN_32B_H200.times.cold_ms(8192, QWEN_32B_H200.budget) * 1e3;
+                let backlog_s = sum(|e| e.load.prefills.uncached_tokens as f64) / peak;
+                vec![HpaMetric::Average(backlog_s, self.setting), HpaMetric::Average(sum(|e| e.kv), 0.8)]
+            }
+            ScalingRule::RunningRequests => vec![HpaMetric::Average(sum(|e| f64::from(e.load.requests)), self.setting)],
+            ScalingRule::Planner | ScalingRule::Oracle => Vec::new(),
+        }
+    }
+
+    fn ours(&self, pool: &PoolSample<'_>) -> f64 {
+        let endpoints: Vec<OutstandingWork> = pool
+            .engines
+            .iter()
+            .map(|engine| OutstandingWork {
+                speed: (1.0, 1.0),
+                requests: f64::from(engine.load.requests),
+                prompts: f64::from(engine.load.prefills.prompts),
+                uncached_tokens: engine.load.prefills.uncached_tokens as f64,
+                reported: Some(ReportedRequests { waiting: engine.waiting, running: engine.running }),
+            })
+            .collect();
+        let group = ScalingGroup {
+            role: ScalingRole::Both,
+            step: pool.step,
+            mix: self.window.mix(f64::from(pool.step.output_tokens())),
+            measured: self.window.is_measured(),
+            seats: seats(),
+            endpoints: &endpoints,
+            starting: &pool.starting,
+        };
+        let goal = ScalingGoal {
+            ttft_s: TTFT_SLO_S,
+            drain_s: if self.setting < 0.0 { 600.0 } else { 60.0 },
+            startup_s: self.startup_s,
+            spare: self.setting.max(0.0),
+            replicas: (REPLICAS_MIN as u32, REPLICAS_MAX as u32),
+        };
+        signal(&group, &goal).desired
+    }
+
+    /// Applies the HPA's default behaviour: at most twice as many or four more at a time, and fewer
+    /// only if all recommendations of the window are lower.
+    fn stabilized(&mut self, now_s: f64, ordered: usize, wanted: usize) -> usize {
+        self.recommended.push_back((now_s, wanted));
+        while self.recommended.pop_front_if(|(at, _)| now_s - *at > Self::STABILIZATION_S).is_some() {}
+        if wanted >= ordered {
+            return wanted.min((2 * ordered).max(ordered + 4));
+        }
+        let highest = self.recommended.iter().map(|(_, replicas)| *replicas).max();
+        highest.unwrap_or(wanted).min(ordered)
+    }
+
+    /// The most replicas that arriving requests keep busy until a replica that is ordered at the
+    /// next tick serves.
+    fn foreseen(&self, now_s: f64) -> usize {
+        let from = (now_s / Self::TICK_S) as usize;
+        let ahead = (self.startup_s / Self::TICK_S) as usize + 2;
+        let bins = self.future.get(from.min(self.future.len())..).unwrap_or_default();
+        let sums = bins.windows(Self::AHEAD_TICKS).take(ahead).map(|bins| bins.iter().sum::<f64>());
+        let busiest = sums.fold(0.0, f64::max) / (Self::AHEAD_TICKS as f64 * Self::TICK_S);
+        (busiest / self.setting).ceil() as usize
+    }
+}
+
+// === impl HpaMetric ===
+
+impl HpaMetric {
+    /// The HPA's formula: no change within the tolerance.
+    fn replicas(self, ready: usize, ordered: usize) -> usize {
+        let (ratio, wanted) = match self {
+            Self::Average(sum, target) => (sum / (target * ordered as f64), sum / target),
+            Self::Value(value, target) => (value / target, value / target * ready as f64),
+        };
+        if (ratio - 1.0).abs() <= Autoscaler::TOLERANCE { ordered } else { wanted.ceil() as usize }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_autoscaler_follows_the_formula_of_kubernetes() {
+        for (metric, ready, ordered, expected) in [
+            (HpaMetric::Average(10.0, 2.0), 3, 3, 5),
+            (HpaMetric::Average(6.5, 2.0), 3, 3, 3),
+            (HpaMetric::Average(0.0, 2.0), 3, 3, 0),
+            (HpaMetric::Value(1.5, 1.0), 4, 6, 6),
+            (HpaMetric::Value(1.05, 1.0), 4, 6, 6),
+            (HpaMetric::Value(0.5, 1.0), 4, 4, 2),
+        ] {
+            assert_eq!(metric.replicas(ready, ordered), expected, "{metric:?}");
+        }
+        let mut scaler = Autoscaler::new(ScalingRule::QueueLength, 1.0, 30.0, &[]);
+        assert_eq!(scaler.stabilized(0.0, 2, 30), 6);
+        assert_eq!(scaler.stabilized(15.0, 10, 3), 10, "the window has a higher recommendation");
+        assert_eq!(scaler.stabilized(300.0, 10, 4), 10);
+        assert_eq!(scaler.stabilized(315.0, 10, 2), 4);
+    }
+
+    #[test]
+    fn the_oracle_orders_before_the_burst() {
+        let burst = |at: f64| ArrivingRequest { at, prompt: 4_000, output: 100 };
+        let requests: Vec<ArrivingRequest> = (0..600).map(|n| burst(600_000.0 + f64::from(n) * 100.0)).collect();
+        let scaler = Autoscaler::new(ScalingRule::Oracle, 1.0, 60.0, &requests);
+        assert_eq!(scaler.foreseen(300.0), 0);
+        assert!(scaler.foreseen(545.0) >= 4 && scaler.foreseen(700.0) == 0);
+    }
+}

@@ -1,0 +1,142 @@
+//! The traffic of the scaling campaign: requests whose rate changes within minutes.
+
+use scheduler::latency::step::StepModel;
+use scheduler::scaling::{EngineSeats, OutstandingWork, RequestMix, ScalingGoal, ScalingGroup, ScalingRole, signal};
+
+use crate::hardware::QWEN_32B_H200;
+use crate::workload::Sampler;
+
+/// The time in which requests arrive, s.
+pub(super) const LASTING_S: f64 = 3_600.0;
+
+/// A shape of traffic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TrafficShape {
+    /// A day in an hour: up and down once, prompts as long as those of chats.
+    Day,
+    /// A base load, and a burst of four minutes every 20 minutes.
+    Bursts,
+    /// A step to three times the load after 15 minutes, and back 25 minutes later; long outputs.
+    Step,
+}
+
+/// A request of the campaign.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct ArrivingRequest {
+    /// ms.
+    pub(super) at: f64,
+    pub(super) prompt: u32,
+    pub(super) output: u32,
+}
+
+/// Log-normal lengths: mean and the deviation of the logarithm.
+#[derive(Clone, Copy)]
+struct Lengths {
+    mean: f64,
+    sigma: f64,
+}
+
+// === impl TrafficShape ===
+
+impl TrafficShape {
+    pub(crate) const ALL: [Self; 3] = [Self::Day, Self::Bursts, Self::Step];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Day => "day",
+            Self::Bursts => "bursts",
+            Self::Step => "step",
+        }
+    }
+
+    /// The replicas that the requests keep busy at this time.
+    fn busy(self, at_s: f64) -> f64 {
+        match self {
+            Self::Day => 1.0 + 4.0 * (std::f64::consts::PI * at_s / LASTING_S).sin().powi(2),
+            Self::Bursts => {
+                let minute = (at_s / 60.0) % 20.0;
+                if (8.0..12.0).contains(&minute) { 4.5 } else { 1.5 }
+            }
+            Self::Step if (900.0..2_400.0).contains(&at_s) => 4.5,
+            Self::Step => 1.5,
+        }
+    }
+
+    fn lengths(self) -> [Lengths; 2] {
+        let [prompt, output] = match self {
+            Self::Day => [(1_200.0, 1.0), (250.0, 0.8)],
+            Self::Bursts => [(3_000.0, 0.8), (120.0, 0.8)],
+            Self::Step => [(600.0, 0.8), (600.0, 0.7)],
+        };
+        [prompt, output].map(|(mean, sigma)| Lengths { mean, sigma })
+    }
+
+    /// The requests of a run, in order of arrival.
+    pub(super) fn requests(self, seed: u64) -> Vec<ArrivingRequest> {
+        let mut dice = Sampler::seeded(seed ^ 0x5ca1e);
+        let [prompts, outputs] = self.lengths();
+        let each_s = seconds(prompts.mean, outputs.mean);
+        let (mut at_s, mut requests) = (0.0, Vec::new());
+        loop {
+            // The rate changes slowly against the time between two requests.
+            at_s += dice.exponential() * each_s / self.busy(at_s);
+            if at_s >= LASTING_S {
+                return requests;
+            }
+            let [prompt, output] = [prompts, outputs].map(|lengths| lengths.draw(&mut dice));
+            requests.push(ArrivingRequest { at: at_s * 1e3, prompt, output });
+        }
+    }
+}
+
+// === impl Lengths ===
+
+impl Lengths {
+    /// The longest length, so that every request fits an engine.
+    const MOST: f64 = 16_000.0;
+
+    fn draw(self, dice: &mut Sampler) -> u32 {
+        let tokens = self.mean * (self.sigma * dice.normal() - self.sigma * self.sigma / 2.0).exp();
+        tokens.clamp(4.0, Self::MOST) as u32
+    }
+}
+
+/// Exact costs of the engine's steps.
+pub(super) fn exact_step() -> StepModel {
+    let times = QWEN_32B_H200.times;
+    let [prefill, decode] =
+        [[0.0, times.prefill[1], times.prefill[2]], [times.decode[0] + times.overhead, times.decode[1], times.decode[2]]];
+    StepModel::of(prefill.map(|ms| ms as f32), decode.map(|ms| ms as f32), 200.0)
+}
+
+/// The room of the engine.
+pub(super) fn seats() -> EngineSeats {
+    let spec = QWEN_32B_H200;
+    EngineSeats { sequences_max: Some(spec.sequences_max as f64), kv_tokens: Some((spec.kv_blocks * spec.block_tokens) as f64) }
+}
+
+/// The time that a request of these tokens keeps a replica busy, s, by the exact costs.
+pub(super) fn seconds(prompt_tokens: f64, output_tokens: f64) -> f64 {
+    let (step, mix) = (exact_step(), RequestMix { per_second: 1.0, prompt_tokens, uncached_tokens: prompt_tokens, output_tokens });
+    let goal = ScalingGoal { ttft_s: 1.0, drain_s: 1.0, startup_s: 0.0, spare: 0.0, replicas: (0, 1) };
+    let endpoints: &[OutstandingWork] = &[];
+    signal(&ScalingGroup { role: ScalingRole::Both, step: &step, mix, measured: true, seats: seats(), endpoints, starting: &[] }, &goal)
+        .busy
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_keep_as_many_replicas_busy_as_the_shape_says() {
+        for shape in TrafficShape::ALL {
+            let requests = shape.requests(1);
+            let wanted: f64 = (0..LASTING_S as u32).map(|at| shape.busy(f64::from(at))).sum();
+            let found: f64 = requests.iter().map(|r| seconds(f64::from(r.prompt), f64::from(r.output))).sum();
+            // The shape counts mean requests. Long ones cost more than their share of tokens.
+            assert!((found / wanted - 1.0).abs() < 0.2, "{}: {found} of {wanted}", shape.name());
+            assert!(requests.is_sorted_by(|a, b| a.at <= b.at) && requests != shape.requests(2));
+        }
+    }
+}
